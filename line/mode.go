@@ -1,0 +1,81 @@
+package line
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+)
+
+// Mode says beside whom an entry may be admitted. The zero Mode is [Exclusive]: an entry of which nothing is
+// known excludes everybody.
+type Mode struct {
+	kind  kind
+	slots int
+}
+
+type kind uint8
+
+const (
+	exclusive kind = iota
+	shared
+	slot
+)
+
+// Exclusive is the mode of an entry that is admitted alone.
+var Exclusive = Mode{kind: exclusive}
+
+// Shared is the mode of an entry that is admitted beside other shared entries.
+var Shared = Mode{kind: shared}
+
+// MaxSlots is the largest number of slots a line may have.
+const MaxSlots = 1 << 20
+
+// Slot is the mode of an entry that takes one of n slots. Entries of one line should agree on n: where they
+// don't, each keeps to its own. Slot panics unless 1 ≤ n ≤ [MaxSlots].
+func Slot(n int) Mode {
+	if n < 1 || n > MaxSlots {
+		panic(fmt.Sprintf("line: a line of %d slots: there must be between 1 and %d", n, MaxSlots))
+	}
+	return Mode{kind: slot, slots: n}
+}
+
+// Slots is the n of a slot of n, and zero for the other modes.
+func (m Mode) Slots() int { return m.slots }
+
+func (m Mode) standsBeside(other Mode) bool {
+	return m.kind != exclusive && m.kind == other.kind
+}
+
+// String returns "exclusive", "shared" or "slot/n".
+func (m Mode) String() string {
+	switch m.kind {
+	case shared:
+		return "shared"
+	case slot:
+		return "slot/" + strconv.Itoa(m.slots)
+	default:
+		return "exclusive"
+	}
+}
+
+// MarshalText returns what [Mode.String] returns. It never fails.
+func (m Mode) MarshalText() ([]byte, error) { return []byte(m.String()), nil }
+
+// UnmarshalText reads what [Mode.String] writes; the empty text is [Exclusive].
+func (m *Mode) UnmarshalText(text []byte) error {
+	switch s := string(text); {
+	case s == "" || s == "exclusive":
+		*m = Exclusive
+	case s == "shared":
+		*m = Shared
+	case strings.HasPrefix(s, "slot/"):
+		n, err := strconv.Atoi(strings.TrimPrefix(s, "slot/"))
+		if err != nil || n < 1 || n > MaxSlots {
+			return fmt.Errorf("line: mode %q: the number of slots must be between 1 and %d", s, MaxSlots)
+		}
+		*m = Slot(n)
+	default:
+		return fmt.Errorf("line: unknown mode %q: the modes are exclusive, shared and slot/n", s)
+	}
+	return nil
+}

@@ -1,0 +1,3 @@
+module github.com/stilelock/stile/tools
+
+go 1.26.0
