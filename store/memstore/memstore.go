@@ -1,0 +1,244 @@
+// Package memstore is a store in the memory of one process: complete, and made to be hurt.
+//
+// It keeps every promise of package store, measures TTLs on Go's clock, so that they elapse at once inside
+// testing/synctest, and can be told to delay, drop or forget to answer requests, to expire sessions early and to
+// evict entries. Use it to test code that takes locks:
+//
+//	st := memstore.New()
+//	client, err := stile.New(st, nil)
+//	…
+//	st.SetFaults(func(c memstore.Call) memstore.Fault {
+//		return memstore.Fault{Drop: c.Op == memstore.Confirm} // the store is out of reach for renewals
+//	})
+//
+// Everything in it is gone with the process, and its order starts at 1 again: its tokens fence nothing outside.
+package memstore
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"sort"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/stilelock/stile/line"
+	"github.com/stilelock/stile/store"
+)
+
+// Store is a [store.Store] in memory. It is safe for concurrent use. The zero value is not ready: use [New].
+type Store struct {
+	mu       sync.Mutex
+	faults   func(Call) Fault
+	sessions map[string]*session
+	lines    map[string][]*entry // in order; no empty lines
+	order    uint64
+	opened   int
+}
+
+var _ store.Store = (*Store)(nil)
+
+// New returns an empty store without faults.
+func New() *Store {
+	return &Store{
+		sessions: make(map[string]*session),
+		lines:    make(map[string][]*entry),
+	}
+}
+
+// MinTTL and MaxTTL bound the TTL of a session. The lower one keeps mistakes of units out, nothing else.
+const (
+	MinTTL = 10 * time.Millisecond
+	MaxTTL = 24 * time.Hour
+)
+
+// Capabilities implements [store.Store]: memory can do everything.
+func (s *Store) Capabilities() store.Capabilities {
+	return store.Capabilities{
+		Kind: "memory", Fair: true, SharedModes: true, Fencing: true, MinTTL: MinTTL, MaxTTL: MaxTTL,
+	}
+}
+
+// Open implements [store.Store].
+func (s *Store) Open(ctx context.Context, opts store.SessionOptions) (store.Session, error) {
+	if opts.TTL < MinTTL || opts.TTL > MaxTTL {
+		return nil, fmt.Errorf("memory store: a TTL of %v: it must be between %v and %v", opts.TTL, MinTTL, MaxTTL)
+	}
+	var se *session
+	err := s.request(ctx, Call{Op: Open}, func() error {
+		s.opened++
+		se = &session{store: s, id: fmt.Sprintf("m%d", s.opened), opts: opts}
+		s.sessions[se.id] = se
+		se.expires = time.Now().Add(opts.TTL)
+		se.timer = time.AfterFunc(opts.TTL, func() { s.expire(se) })
+		return nil
+	}, func() { s.drop(se) })
+	if err != nil {
+		return nil, err
+	}
+	return se, nil
+}
+
+// Line implements [store.Store].
+func (s *Store) Line(ctx context.Context, name string) (store.Line, error) {
+	var l store.Line
+	err := s.request(ctx, Call{Op: Read, Name: name}, func() error {
+		l = s.read(name)
+		return nil
+	}, nil)
+	return l, err
+}
+
+// Lines implements [store.Store].
+func (s *Store) Lines(ctx context.Context, prefix string) ([]store.Line, error) {
+	var lines []store.Line
+	err := s.request(ctx, Call{Op: Read, Name: prefix}, func() error {
+		for name := range s.lines {
+			if strings.HasPrefix(name, prefix) {
+				lines = append(lines, s.read(name))
+			}
+		}
+		sort.Slice(lines, func(i, j int) bool { return lines[i].Name < lines[j].Name })
+		return nil
+	}, nil)
+	return lines, err
+}
+
+// Break implements [store.Store].
+func (s *Store) Break(ctx context.Context, name string, order uint64) (store.Entry, error) {
+	var broken store.Entry
+	err := s.request(ctx, Call{Op: Break, Name: name}, func() error {
+		i := slices.IndexFunc(s.lines[name], func(e *entry) bool { return e.order == order })
+		if i < 0 {
+			return fmt.Errorf("%w: no entry with order %d stands for lock %q", store.ErrGone, order, name)
+		}
+		broken = s.read(name).Entries[i]
+		s.remove(s.lines[name][i], fmt.Errorf("%w: lock %q was broken", store.ErrGone, name))
+		return nil
+	}, nil)
+	return broken, err
+}
+
+// Expire ends a session at once, as a store does that breaks its promise: its entries go, and nobody is told
+// until the session is confirmed again or, through its standing, an entry's turn comes. It does nothing if there
+// is no such session.
+func (s *Store) Expire(id string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if se := s.sessions[id]; se != nil {
+		s.end(se)
+	}
+}
+
+// Sessions returns the ids of the living sessions, the oldest first.
+func (s *Store) Sessions() []string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	ids := make([]string, 0, len(s.sessions))
+	for id := range s.sessions {
+		ids = append(ids, id)
+	}
+	sort.Slice(ids, func(i, j int) bool {
+		return len(ids[i]) < len(ids[j]) || len(ids[i]) == len(ids[j]) && ids[i] < ids[j]
+	})
+	return ids
+}
+
+// The methods below are called with s.mu held.
+
+func (s *Store) read(name string) store.Line {
+	l := store.Line{Name: name, Entries: []store.Entry{}}
+	admitted := s.admitted(name)
+	for i, e := range s.lines[name] {
+		l.Entries = append(l.Entries, store.Entry{
+			Order:     e.order,
+			Mode:      e.req.Mode,
+			Admitted:  admitted[i],
+			Session:   e.session.id,
+			Owner:     e.owner,
+			Remaining: time.Until(e.session.expires),
+		})
+	}
+	return l
+}
+
+func (s *Store) admitted(name string) []bool {
+	entries := make([]line.Entry, 0, len(s.lines[name]))
+	for _, e := range s.lines[name] {
+		entries = append(entries, line.Entry{Order: e.order, Mode: e.req.Mode})
+	}
+	return line.Admitted(entries)
+}
+
+// remove takes an entry out and lets the others move up. The entry itself hears of it if there is a cause.
+func (s *Store) remove(e *entry, cause error) {
+	if e.gone {
+		return
+	}
+	e.gone, e.cause = true, cause
+	name := e.req.Name
+	s.lines[name] = slices.DeleteFunc(s.lines[name], func(other *entry) bool { return other == e })
+	if len(s.lines[name]) == 0 {
+		delete(s.lines, name)
+	}
+	if cause != nil {
+		s.tell(e)
+	}
+	for _, other := range s.lines[name] {
+		s.tell(other)
+	}
+}
+
+// end takes a session and its entries away.
+func (s *Store) end(se *session) {
+	delete(s.sessions, se.id)
+	se.timer.Stop()
+	for _, entries := range s.lines {
+		for _, e := range slices.Clone(entries) {
+			if e.session == se {
+				s.remove(e, fmt.Errorf("%w: %s", store.ErrSessionLost, se.id))
+			}
+		}
+	}
+}
+
+// tell lets an entry hear how it stands, now or after the delay that the faults ask for.
+func (s *Store) tell(e *entry) {
+	f := s.fault(Call{Op: Notify, Session: e.session.id, Name: e.req.Name})
+	if f.Delay <= 0 {
+		e.hear()
+		return
+	}
+	time.AfterFunc(f.Delay, func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		e.hear()
+	})
+}
+
+// The methods below take s.mu themselves.
+
+// expire is called when a session has not been confirmed for its TTL.
+func (s *Store) expire(se *session) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	// The timer may have fired just before a confirmation moved the end.
+	if left := time.Until(se.expires); left > 0 {
+		se.timer.Reset(left)
+		return
+	}
+	if s.sessions[se.id] != se {
+		return
+	}
+	s.end(se)
+	if se.opts.Lost != nil {
+		se.opts.Lost(fmt.Errorf("%w: %s was not confirmed for %v", store.ErrSessionLost, se.id, se.opts.TTL))
+	}
+}
+
+func (s *Store) drop(se *session) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.end(se)
+}

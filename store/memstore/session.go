@@ -1,0 +1,208 @@
+package memstore
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/stilelock/stile/line"
+	"github.com/stilelock/stile/store"
+)
+
+type session struct {
+	store   *Store
+	id      string
+	opts    store.SessionOptions
+	expires time.Time
+	timer   *time.Timer
+	closed  bool
+}
+
+func (se *session) ID() string { return se.id }
+
+func (se *session) Terms() store.Terms { return store.Terms{TTL: se.opts.TTL} }
+
+func (se *session) Confirm(ctx context.Context) error {
+	return se.store.request(ctx, Call{Op: Confirm, Session: se.id}, func() error {
+		if err := se.alive(); err != nil {
+			return err
+		}
+		se.extend()
+		return nil
+	}, nil)
+}
+
+func (se *session) Enqueue(ctx context.Context, req store.Request) (store.Ticket, error) {
+	s := se.store
+	var e *entry
+	err := s.request(ctx, Call{Op: Enqueue, Session: se.id, Name: req.Name}, func() error {
+		if err := se.alive(); err != nil {
+			return err
+		}
+		for _, other := range s.lines[req.Name] {
+			if other.session == se && req.Mode == line.Exclusive && other.req.Mode == line.Exclusive {
+				return fmt.Errorf("memory store: session %s stands in the line of lock %q already", se.id, req.Name)
+			}
+		}
+		s.order++
+		e = &entry{session: se, req: req, order: s.order, owner: se.opts.Owner}
+		e.owner.Since = time.Now()
+		s.lines[req.Name] = append(s.lines[req.Name], e)
+		if req.Try && e.standing().State != store.Admitted {
+			holder := s.read(req.Name).Entries[0]
+			s.remove(e, nil)
+			return &store.HeldError{Name: req.Name, Holder: &holder}
+		}
+		for _, other := range s.lines[req.Name] {
+			other.contended()
+		}
+		s.tell(e)
+		return nil
+	}, func() { _ = e.withdraw() })
+	if err != nil {
+		return nil, err
+	}
+	return e, nil
+}
+
+func (se *session) Close(ctx context.Context) error {
+	se.store.mu.Lock()
+	se.closed = true
+	se.store.mu.Unlock()
+	return se.store.request(ctx, Call{Op: Close, Session: se.id}, func() error {
+		se.store.end(se)
+		return nil
+	}, nil)
+}
+
+// alive is called with the store's mutex held.
+func (se *session) alive() error {
+	switch {
+	case se.closed:
+		return fmt.Errorf("%w: %s is closed", store.ErrSessionLost, se.id)
+	case se.store.sessions[se.id] != se:
+		return fmt.Errorf("%w: %s has ended", store.ErrSessionLost, se.id)
+	}
+	return nil
+}
+
+// extend is called with the store's mutex held.
+func (se *session) extend() {
+	se.expires = time.Now().Add(se.opts.TTL)
+	se.timer.Reset(se.opts.TTL)
+}
+
+// entry is one place in a line, and the ticket to it. Its fields are guarded by the store's mutex.
+type entry struct {
+	session *session
+	req     store.Request
+	order   uint64
+	owner   store.Owner
+
+	gone  bool
+	cause error
+
+	heard       store.Standing
+	told        bool // heard is set
+	onContended func()
+}
+
+// The methods of entry that begin in lower case are called with the store's mutex held, but for withdraw.
+
+func (e *entry) standing() store.Standing {
+	if e.gone {
+		return store.Standing{State: store.Gone, Order: e.order, Cause: e.cause}
+	}
+	var ahead []line.Mode
+	for _, other := range e.session.store.lines[e.req.Name] {
+		if other == e {
+			break
+		}
+		ahead = append(ahead, other.req.Mode)
+	}
+	if n := line.Blocking(e.req.Mode, ahead); n > 0 {
+		return store.Standing{State: store.Waiting, Ahead: n, Order: e.order}
+	}
+	return store.Standing{State: store.Admitted, Order: e.order}
+}
+
+// hear tells the entry's owner how it stands, if that has changed and anybody should know.
+func (e *entry) hear() {
+	now := e.standing()
+	withdrawn := e.gone && e.cause == nil
+	if withdrawn || e.told && now.State == e.heard.State && now.Ahead == e.heard.Ahead {
+		return
+	}
+	e.heard, e.told = now, true
+	if e.req.Notify != nil {
+		e.req.Notify(now)
+	}
+}
+
+// contended tells the entry's owner that somebody behind it waits, if so, and if the owner asked and was not told.
+func (e *entry) contended() {
+	if e.onContended == nil || e.gone {
+		return
+	}
+	entries := e.session.store.lines[e.req.Name]
+	for i, admitted := range e.session.store.admitted(e.req.Name) {
+		if entries[i].order > e.order && !admitted {
+			e.onContended()
+			e.onContended = nil
+			return
+		}
+	}
+}
+
+func (e *entry) NotifyContended(f func()) {
+	s := e.session.store
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	e.onContended = f
+	e.contended()
+}
+
+func (e *entry) Withdraw(ctx context.Context) error {
+	call := Call{Op: Withdraw, Session: e.session.id, Name: e.req.Name}
+	err := e.session.store.request(ctx, call, e.leave, nil)
+	if err != nil && !errors.Is(err, store.ErrGone) {
+		// The request did not arrive, or its reply did not. A real store would try again and again; this one
+		// needs to only once, when the faults let it.
+		go e.keepWithdrawing()
+	}
+	return err
+}
+
+func (e *entry) leave() error {
+	if e.gone {
+		return fmt.Errorf("%w: the entry for lock %q had left the line already", store.ErrGone, e.req.Name)
+	}
+	e.session.store.remove(e, nil)
+	return nil
+}
+
+// withdraw takes the entry out without asking the faults.
+func (e *entry) withdraw() error {
+	e.session.store.mu.Lock()
+	defer e.session.store.mu.Unlock()
+	return e.leave()
+}
+
+func (e *entry) keepWithdrawing() {
+	s := e.session.store
+	for {
+		s.mu.Lock()
+		over := e.gone
+		s.mu.Unlock()
+		if over {
+			return
+		}
+		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+		err := s.request(ctx, Call{Op: Withdraw, Session: e.session.id, Name: e.req.Name}, e.leave, nil)
+		if err != nil {
+			<-ctx.Done()
+		}
+		cancel()
+	}
+}
