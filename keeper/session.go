@@ -77,6 +77,9 @@ func (s *Session) Store() store.Session { return s.store }
 // Context ends when what is held under the session does. Its cause is a [*LostError].
 func (s *Session) Context() context.Context { return s.valid }
 
+// Done is closed when the session has come to its end and nothing is done for it any more.
+func (s *Session) Done() <-chan struct{} { return s.done }
+
 // Valid reports whether what is held under the session is held now. Once false it stays false. It looks at the
 // clock itself, so it tells the truth even where a timer is late: after a suspend, or a pause of the process.
 func (s *Session) Valid() bool {

@@ -46,8 +46,8 @@ func (p *Place) Entry() Entry { return p.me }
 
 // Blocking says how many entries must leave before this one is admitted; zero means that it is its turn.
 func (p *Place) Blocking() int {
-	if len(p.ahead) == 0 {
-		return 0
+	if p.me.Mode == Exclusive {
+		return len(p.ahead)
 	}
 	modes := make([]Mode, 0, len(p.ahead))
 	for _, e := range p.ahead {

@@ -120,9 +120,9 @@ func (s *Store) Break(ctx context.Context, name string, order uint64) (store.Ent
 	return broken, err
 }
 
-// Expire ends a session at once, as a store does that breaks its promise: its entries go, and nobody is told
-// until the session is confirmed again or, through its standing, an entry's turn comes. It does nothing if there
-// is no such session.
+// Expire ends a session at once, as a store does that breaks its promise. Its entries go and hear of it, like any
+// entry that is removed (a fault on [Notify] delays that); the session hears of it when it asks for something
+// next. It does nothing if there is no such session.
 func (s *Store) Expire(id string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -171,35 +171,58 @@ func (s *Store) admitted(name string) []bool {
 	return line.Admitted(entries)
 }
 
+// inTheWay returns the entry that a person should be told of who asks why e is not admitted: the first one that
+// alone would keep it waiting, or, where it takes several, the first of all.
+func (s *Store) inTheWay(e *entry) store.Entry {
+	entries := s.read(e.req.Name).Entries
+	for _, other := range entries {
+		if other.Order < e.order && !line.Admits(e.req.Mode, []line.Mode{other.Mode}) {
+			return other
+		}
+	}
+	return entries[0]
+}
+
 // remove takes an entry out and lets the others move up. The entry itself hears of it if there is a cause.
 func (s *Store) remove(e *entry, cause error) {
-	if e.gone {
-		return
-	}
-	e.gone, e.cause = true, cause
-	name := e.req.Name
-	s.lines[name] = slices.DeleteFunc(s.lines[name], func(other *entry) bool { return other == e })
-	if len(s.lines[name]) == 0 {
-		delete(s.lines, name)
-	}
-	if cause != nil {
-		s.tell(e)
-	}
-	for _, other := range s.lines[name] {
-		s.tell(other)
-	}
+	s.removeFrom(e.req.Name, cause, func(other *entry) bool { return other == e })
 }
 
 // end takes a session and its entries away.
 func (s *Store) end(se *session) {
 	delete(s.sessions, se.id)
 	se.timer.Stop()
-	for _, entries := range s.lines {
-		for _, e := range slices.Clone(entries) {
-			if e.session == se {
-				s.remove(e, fmt.Errorf("%w: %s", store.ErrSessionLost, se.id))
-			}
+	cause := fmt.Errorf("%w: %s", store.ErrSessionLost, se.id)
+	for name := range s.lines {
+		s.removeFrom(name, cause, func(e *entry) bool { return e.session == se })
+	}
+}
+
+// removeFrom takes the entries that match out of a line. Nobody hears of it before all of them are out: otherwise
+// the second entry of a dead session would be admitted for the moment between.
+func (s *Store) removeFrom(name string, cause error, match func(*entry) bool) {
+	var stay, gone []*entry
+	for _, e := range s.lines[name] {
+		if match(e) {
+			e.gone, e.cause = true, cause
+			gone = append(gone, e)
+		} else {
+			stay = append(stay, e)
 		}
+	}
+	if len(gone) == 0 {
+		return
+	}
+	if s.lines[name] = stay; len(stay) == 0 {
+		delete(s.lines, name)
+	}
+	if cause != nil {
+		for _, e := range gone {
+			s.tell(e)
+		}
+	}
+	for _, e := range stay {
+		s.tell(e)
 	}
 }
 
@@ -223,16 +246,16 @@ func (s *Store) tell(e *entry) {
 func (s *Store) expire(se *session) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if s.sessions[se.id] != se {
+		return
+	}
 	// The timer may have fired just before a confirmation moved the end.
 	if left := time.Until(se.expires); left > 0 {
 		se.timer.Reset(left)
 		return
 	}
-	if s.sessions[se.id] != se {
-		return
-	}
 	s.end(se)
-	if se.opts.Lost != nil {
+	if se.opts.Lost != nil && !se.closed {
 		se.opts.Lost(fmt.Errorf("%w: %s was not confirmed for %v", store.ErrSessionLost, se.id, se.opts.TTL))
 	}
 }

@@ -50,7 +50,7 @@ func (se *session) Enqueue(ctx context.Context, req store.Request) (store.Ticket
 		e.owner.Since = time.Now()
 		s.lines[req.Name] = append(s.lines[req.Name], e)
 		if req.Try && e.standing().State != store.Admitted {
-			holder := s.read(req.Name).Entries[0]
+			holder := s.inTheWay(e)
 			s.remove(e, nil)
 			return &store.HeldError{Name: req.Name, Holder: &holder}
 		}
@@ -67,11 +67,16 @@ func (se *session) Enqueue(ctx context.Context, req store.Request) (store.Ticket
 }
 
 func (se *session) Close(ctx context.Context) error {
-	se.store.mu.Lock()
+	s := se.store
+	s.mu.Lock()
 	se.closed = true
-	se.store.mu.Unlock()
-	return se.store.request(ctx, Call{Op: Close, Session: se.id}, func() error {
-		se.store.end(se)
+	ended := s.sessions[se.id] != se
+	s.mu.Unlock()
+	if ended {
+		return nil
+	}
+	return s.request(ctx, Call{Op: Close, Session: se.id}, func() error {
+		s.end(se)
 		return nil
 	}, nil)
 }
@@ -100,8 +105,9 @@ type entry struct {
 	order   uint64
 	owner   store.Owner
 
-	gone  bool
-	cause error
+	gone   bool
+	cause  error
+	silent bool // its owner has withdrawn it, or is about to, and wants to hear no more
 
 	heard       store.Standing
 	told        bool // heard is set
@@ -130,8 +136,7 @@ func (e *entry) standing() store.Standing {
 // hear tells the entry's owner how it stands, if that has changed and anybody should know.
 func (e *entry) hear() {
 	now := e.standing()
-	withdrawn := e.gone && e.cause == nil
-	if withdrawn || e.told && now.State == e.heard.State && now.Ahead == e.heard.Ahead {
+	if e.silent || e.told && now.State == e.heard.State && now.Ahead == e.heard.Ahead {
 		return
 	}
 	e.heard, e.told = now, true
@@ -164,11 +169,13 @@ func (e *entry) NotifyContended(f func()) {
 }
 
 func (e *entry) Withdraw(ctx context.Context) error {
-	call := Call{Op: Withdraw, Session: e.session.id, Name: e.req.Name}
-	err := e.session.store.request(ctx, call, e.leave, nil)
+	s := e.session.store
+	s.mu.Lock()
+	e.silent = true
+	s.mu.Unlock()
+
+	err := s.request(ctx, Call{Op: Withdraw, Session: e.session.id, Name: e.req.Name}, e.leave, nil)
 	if err != nil && !errors.Is(err, store.ErrGone) {
-		// The request did not arrive, or its reply did not. A real store would try again and again; this one
-		// needs to only once, when the faults let it.
 		go e.keepWithdrawing()
 	}
 	return err
@@ -186,9 +193,11 @@ func (e *entry) leave() error {
 func (e *entry) withdraw() error {
 	e.session.store.mu.Lock()
 	defer e.session.store.mu.Unlock()
+	e.silent = true
 	return e.leave()
 }
 
+// keepWithdrawing asks once a second until the faults let a request through, or the entry is gone with its session.
 func (e *entry) keepWithdrawing() {
 	s := e.session.store
 	for {

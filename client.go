@@ -1,0 +1,176 @@
+package stile
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/stilelock/stile/keeper"
+	"github.com/stilelock/stile/store"
+)
+
+// Client takes locks on one store. Make one for each store and process, and share it: all its holds are renewed with one
+// session, and goroutines that want the same lock queue in the process before they queue in the store.
+//
+// A Client is safe for concurrent use. Use [New] to make one and [Client.Close] to end it.
+type Client struct {
+	store store.Store
+	opts  Options
+
+	// life ends, with ErrClosed as its cause, when the client is closed.
+	life  context.Context
+	close context.CancelCauseFunc
+	work  sync.WaitGroup // what goes on in the background
+
+	opening chan struct{} // holds one token: the right to open a session
+
+	mu       sync.Mutex
+	current  *keeper.Session
+	sessions []*keeper.Session // current, and lost ones that may not have come to their end
+	queues   map[string]*queue // of the names that somebody here holds or waits for
+}
+
+// New returns a client on the store st. It opens no session before it is needed. A nil opts means the defaults. Everything
+// that is wrong with opts is in the error.
+func New(st store.Store, opts *Options) (*Client, error) {
+	if st == nil {
+		return nil, errors.New("stile: no store")
+	}
+	complete, err := opts.complete(st.Capabilities())
+	if err != nil {
+		return nil, fmt.Errorf("stile: bad options: %w", err)
+	}
+	c := &Client{
+		store:   st,
+		opts:    complete,
+		opening: make(chan struct{}, 1),
+		queues:  make(map[string]*queue),
+	}
+	c.life, c.close = context.WithCancelCause(context.Background())
+	c.opening <- struct{}{}
+	return c, nil
+}
+
+// Close ends the client: what is held is lost, with reason [LostClosed], who waits gets an error matching [ErrClosed], and
+// the session is ended in the store, so that the next in line need not wait for it to expire. Release holds first to end
+// them in order.
+//
+// ctx bounds the farewell to the store; if it has ended already Close takes two seconds for it, so that
+// defer client.Close(ctx) also works after a signal. On failure everything is over on this side all the same, and in the
+// store when the TTL has passed. Closing again tries the farewell again. Close does not close the store's connection.
+func (c *Client) Close(ctx context.Context) error {
+	ctx, cancel := graced(ctx)
+	defer cancel()
+	c.close(ErrClosed)
+
+	c.mu.Lock()
+	sessions := slices.Clone(c.sessions)
+	c.mu.Unlock()
+	var errs []error
+	for _, s := range sessions {
+		errs = append(errs, s.Close(ctx))
+	}
+	c.work.Wait()
+	if err := errors.Join(errs...); err != nil {
+		return fmt.Errorf("stile: close: %w", err)
+	}
+	return nil
+}
+
+// graced returns ctx or, if it has ended already, one that lasts for two seconds more.
+func graced(ctx context.Context) (context.Context, context.CancelFunc) {
+	if ctx.Err() == nil {
+		return ctx, func() {}
+	}
+	return context.WithTimeout(context.WithoutCancel(ctx), 2*time.Second)
+}
+
+// session returns the session to enqueue with, opening one if there is none that is alive.
+func (c *Client) session(ctx context.Context) (*keeper.Session, error) {
+	if s := c.live(); s != nil {
+		return s, nil
+	}
+	select {
+	case <-c.opening:
+		defer func() { c.opening <- struct{}{} }()
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+	if s := c.live(); s != nil {
+		return s, nil // somebody else has opened it meanwhile
+	}
+	s, err := keeper.Open(ctx, c.store, store.SessionOptions{TTL: c.opts.TTL, Owner: c.opts.Owner}, c.watcher())
+	if err != nil {
+		return nil, err
+	}
+	c.mu.Lock()
+	c.current = s
+	c.sessions = append(slices.DeleteFunc(c.sessions, over), s)
+	closed := c.life.Err() != nil
+	c.mu.Unlock()
+	if closed {
+		// Close may have looked at the sessions before this one was among them.
+		return nil, errors.Join(context.Cause(c.life), s.Close(ctx))
+	}
+	c.log(slog.LevelDebug, "session opened", slog.String("session", s.Store().ID()))
+	return s, nil
+}
+
+func (c *Client) live() *keeper.Session {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.current == nil || !c.current.Valid() {
+		return nil
+	}
+	return c.current
+}
+
+func over(s *keeper.Session) bool {
+	select {
+	case <-s.Done():
+		return true
+	default:
+		return false
+	}
+}
+
+// watcher passes on what happens to a session.
+func (c *Client) watcher() keeper.Watcher {
+	renewed, atRisk := c.opts.Hooks.Renewed, c.opts.Hooks.AtRisk
+	return keeper.Watcher{
+		Confirmed: func(roundTrip time.Duration) {
+			if renewed != nil {
+				renewed(Renewed{RoundTrip: roundTrip})
+			}
+		},
+		Unconfirmed: func(err error) {
+			c.log(slog.LevelDebug, "renewal not confirmed", slog.Any("error", err))
+			if renewed != nil {
+				renewed(Renewed{Err: err})
+			}
+		},
+		AtRisk: func(err error, left time.Duration) {
+			c.log(slog.LevelWarn, "renewal overdue", slog.Duration("left", left), slog.Any("error", err))
+			if atRisk != nil {
+				atRisk(left)
+			}
+		},
+		Recovered: func() {
+			c.log(slog.LevelDebug, "session confirmed again")
+			if atRisk != nil {
+				atRisk(0)
+			}
+		},
+		Lost: func(err *keeper.LostError) {
+			c.log(slog.LevelWarn, "session lost", slog.Any("error", err))
+		},
+	}
+}
+
+func (c *Client) log(level slog.Level, msg string, attrs ...slog.Attr) {
+	c.opts.Logger.LogAttrs(context.Background(), level, msg, attrs...)
+}

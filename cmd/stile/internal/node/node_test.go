@@ -1,0 +1,400 @@
+package node_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"testing"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.etcd.io/etcd/client/v3/concurrency"
+
+	"github.com/stilelock/stile/cmd/stile/internal/node"
+)
+
+// start starts a server on a free port, which ends with the test.
+func start(t *testing.T, dir string) *node.Node {
+	t.Helper()
+	n, err := node.Start(t.Context(), node.Config{Dir: dir, Listen: "127.0.0.1:0", Logger: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(n.Close)
+	return n
+}
+
+// client connects to the server at url, as Stile's URLs name it.
+func client(t *testing.T, url string) *clientv3.Client {
+	t.Helper()
+	endpoint := strings.TrimPrefix(strings.TrimPrefix(url, "etcd://"), "etcd+")
+	cli, err := clientv3.New(clientv3.Config{Endpoints: []string{endpoint}, DialTimeout: 5 * time.Second})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { cli.Close() })
+	return cli
+}
+
+func TestTheStockMutexWorks(t *testing.T) {
+	t.Parallel()
+	n := start(t, t.TempDir())
+	mutex := func() *concurrency.Mutex {
+		s, err := concurrency.NewSession(client(t, n.URL()), concurrency.WithTTL(5))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return concurrency.NewMutex(s, "demo")
+	}
+	first, second := mutex(), mutex()
+	if err := first.Lock(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if err := second.TryLock(t.Context()); !errors.Is(err, concurrency.ErrLocked) {
+		t.Fatalf("second TryLock: %v, want ErrLocked", err)
+	}
+	if err := first.Unlock(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if err := second.Lock(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestTheLockServiceWorksOverJSON(t *testing.T) {
+	t.Parallel()
+	n := start(t, t.TempDir())
+	post := func(path, body string) string {
+		t.Helper()
+		resp, err := http.Post("http://"+strings.TrimPrefix(n.URL(), "etcd://")+path, "application/json", strings.NewReader(body))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer resp.Body.Close()
+		answer, err := io.ReadAll(resp.Body)
+		if err != nil || resp.StatusCode != http.StatusOK {
+			t.Fatalf("%s: %s %s %v", path, resp.Status, answer, err)
+		}
+		return string(answer)
+	}
+	answer := post("/v3/lock/lock", `{"name":"ZGVtbw=="}`) // demo
+	_, rest, ok := strings.Cut(answer, `"key":"`)
+	key, _, _ := strings.Cut(rest, `"`)
+	if !ok || key == "" {
+		t.Fatalf("no key in the answer %s", answer)
+	}
+	keys, err := client(t, n.URL()).Get(t.Context(), "demo/", clientv3.WithPrefix())
+	if err != nil || keys.Count != 1 {
+		t.Fatalf("%d keys, %v, while the lock is held, want 1", keys.Count, err)
+	}
+	post("/v3/lock/unlock", `{"key":"`+key+`"}`)
+}
+
+func TestTheGatewayRefusesOtherSites(t *testing.T) {
+	t.Parallel()
+	n := start(t, t.TempDir())
+	req, err := http.NewRequestWithContext(t.Context(), http.MethodPost,
+		"http://"+strings.TrimPrefix(n.URL(), "etcd://")+"/v3/kv/range", strings.NewReader(`{"key":"YQ=="}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	req.Host = "evil.example"
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode != http.StatusMisdirectedRequest {
+		t.Errorf("a request for another host was answered with %s", resp.Status)
+	}
+}
+
+func TestATTLOfOneSecondIsGranted(t *testing.T) {
+	t.Parallel()
+	lease, err := client(t, start(t, t.TempDir()).URL()).Grant(t.Context(), 1)
+	if err != nil || lease.TTL != 1 {
+		t.Errorf("asked for 1 s: got %+v, %v", lease, err)
+	}
+}
+
+func TestCloseIsQuickWithClientsConnected(t *testing.T) {
+	t.Parallel()
+	n := start(t, t.TempDir())
+	for i := range 3 {
+		cli := client(t, n.URL())
+		s, err := concurrency.NewSession(cli)
+		if err != nil {
+			t.Fatal(err)
+		}
+		watch := cli.Watch(t.Context(), "demo", clientv3.WithPrefix(), clientv3.WithCreatedNotify())
+		if <-watch; i > 0 {
+			continue
+		}
+		if err := concurrency.NewMutex(s, "demo").Lock(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	// And one that stands in line through the gateway.
+	waiting := make(chan struct{})
+	go func() {
+		defer close(waiting)
+		resp, err := http.Post("http://"+strings.TrimPrefix(n.URL(), "etcd://")+"/v3/lock/lock",
+			"application/json", strings.NewReader(`{"name":"ZGVtbw=="}`))
+		if err == nil {
+			resp.Body.Close()
+		}
+	}()
+	for cli := client(t, n.URL()); ; {
+		keys, err := cli.Get(t.Context(), "demo/", clientv3.WithPrefix())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if keys.Count == 2 {
+			break
+		}
+		time.Sleep(5 * time.Millisecond)
+	}
+
+	began := time.Now()
+	n.Close()
+	took := time.Since(began)
+	t.Logf("closing took %v", took)
+	if took > time.Second {
+		t.Errorf("closing took %v", took)
+	}
+	<-waiting
+	select {
+	case <-n.Stopped():
+	default:
+		t.Error("not stopped after Close")
+	}
+}
+
+func TestDataSurvivesARestart(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	first := start(t, dir)
+	if _, err := client(t, first.URL()).Put(t.Context(), "k", "v"); err != nil {
+		t.Fatal(err)
+	}
+	first.Close()
+	got, err := client(t, start(t, dir).URL()).Get(t.Context(), "k")
+	if err != nil || got.Count != 1 {
+		t.Errorf("after the restart: %v, %v", got, err)
+	}
+}
+
+func TestOnASocketNothingListensOnTCP(t *testing.T) {
+	// Not parallel: it looks at all sockets of this process.
+	if runtime.GOOS != "linux" {
+		t.Skip("SKIPPED: listening sockets are counted in /proc, which only Linux has")
+	}
+	dir, err := os.MkdirTemp("", "node") // t.TempDir may be too long for a socket
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	before := listening(t)
+	n, err := node.Start(t.Context(), node.Config{
+		Dir: dir, Socket: filepath.Join(dir, "s"), Logger: slog.New(slog.DiscardHandler),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer n.Close()
+	if want := "etcd+unix://" + dir + "/s"; n.URL() != want {
+		t.Errorf("URL %s, want %s", n.URL(), want)
+	}
+	if _, err := client(t, n.URL()).Put(t.Context(), "k", "v"); err != nil {
+		t.Error(err)
+	}
+	for inode := range listening(t) {
+		if !before[inode] {
+			t.Errorf("the process listens on TCP: socket %s", inode)
+		}
+	}
+}
+
+// listening returns the TCP sockets of this process that listen.
+func listening(t *testing.T) map[string]bool {
+	t.Helper()
+	ours := map[string]bool{}
+	fds, err := filepath.Glob("/proc/self/fd/*")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, fd := range fds {
+		target, _ := os.Readlink(fd) // an error means it has been closed since
+		ours[target] = true
+	}
+	found := map[string]bool{}
+	for _, table := range []string{"/proc/net/tcp", "/proc/net/tcp6"} {
+		data, err := os.ReadFile(table)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for line := range strings.Lines(string(data)) {
+			const state, inode, listen = 3, 9, "0A"
+			f := strings.Fields(line)
+			if len(f) > inode && f[state] == listen && ours["socket:["+f[inode]+"]"] {
+				found[f[inode]] = true
+			}
+		}
+	}
+	return found
+}
+
+func TestRefusals(t *testing.T) {
+	t.Parallel()
+	taken, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { taken.Close() })
+	used := t.TempDir()
+	start(t, used)
+	file := filepath.Join(t.TempDir(), "file")
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	damaged := t.TempDir()
+	start(t, damaged).Close()
+	dbs, err := filepath.Glob(filepath.Join(damaged, "etcd", "member", "snap", "db"))
+	if err != nil || len(dbs) != 1 {
+		t.Fatalf("found databases %v, %v", dbs, err)
+	}
+	if err := os.WriteFile(dbs[0], bytes.Repeat([]byte("x"), 1<<16), 0o600); err != nil {
+		t.Fatal(err)
+	}
+
+	const any4, loopback = "0.0.0.0:0", "127.0.0.1:0"
+	for name, c := range map[string]struct {
+		dir, listen string
+		want        []string
+	}{
+		"every interface":        {"", any4, []string{any4, "not a loopback address", "TLS", "127.0.0.1"}},
+		"every interface, short": {"", ":2379", []string{"not a loopback address"}},
+		"another address":        {"", "192.0.2.1:2379", []string{"not a loopback address"}},
+		"a host name":            {"", "example.com:2379", []string{"not a loopback address"}},
+		"no port":                {"", "127.0.0.1", []string{"host:port"}},
+		"a port by name":         {"", "127.0.0.1:http", []string{"port must be a number"}},
+		"a port in use":          {"", taken.Addr().String(), []string{taken.Addr().String(), "in use", "--listen"}},
+		"a directory in use":     {used, loopback, []string{used, "in use", "another stile serve", "--data"}},
+		"a file for a directory": {file, loopback, []string{file, "--data"}},
+		"damaged data":           {damaged, loopback, []string{damaged, "damaged"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			dir := c.dir
+			if dir == "" {
+				dir = t.TempDir()
+			}
+			n, err := node.Start(t.Context(), node.Config{Dir: dir, Listen: c.listen, Logger: slog.New(slog.DiscardHandler)})
+			if err == nil {
+				n.Close()
+				t.Fatal("started")
+			}
+			t.Log(err)
+			for _, part := range c.want {
+				if !strings.Contains(err.Error(), part) {
+					t.Errorf("the error does not say %q: %v", part, err)
+				}
+			}
+			if strings.Contains(err.Error(), "\n") {
+				t.Errorf("the error has more than one line: %v", err)
+			}
+		})
+	}
+}
+
+func TestADirectoryIsFreeAfterARefusal(t *testing.T) {
+	t.Parallel()
+	taken, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { taken.Close() })
+	dir := t.TempDir()
+	cfg := node.Config{Dir: dir, Listen: taken.Addr().String(), Logger: slog.New(slog.DiscardHandler)}
+	if _, err := node.Start(t.Context(), cfg); err == nil {
+		t.Fatal("started on a port in use")
+	}
+	start(t, dir)
+}
+
+func TestPatienceWaitsForTheDirectory(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	first := start(t, dir)
+	type result struct {
+		n   *node.Node
+		err error
+	}
+	second := make(chan result)
+	go func() {
+		n, err := node.Start(t.Context(), node.Config{
+			Dir: dir, Listen: "127.0.0.1:0", Patience: time.Minute, Logger: slog.New(slog.DiscardHandler),
+		})
+		second <- result{n, err}
+	}()
+	first.Close()
+	if r := <-second; r.err != nil {
+		t.Error(r.err)
+	} else {
+		r.n.Close()
+	}
+}
+
+func TestIdleFor(t *testing.T) {
+	t.Parallel()
+	n := start(t, t.TempDir())
+	const long = 50 * time.Millisecond
+	becomesIdle := func() error {
+		for deadline := time.Now().Add(30 * time.Second); time.Now().Before(deadline); time.Sleep(time.Millisecond) {
+			if n.IdleFor() > long {
+				return nil
+			}
+		}
+		return fmt.Errorf("never idle for %v", long)
+	}
+	staysBusy := func() error {
+		for end := time.Now().Add(3 * long); time.Now().Before(end); time.Sleep(time.Millisecond) {
+			if idle := n.IdleFor(); idle > 0 {
+				return fmt.Errorf("idle for %v", idle)
+			}
+		}
+		return nil
+	}
+	if err := becomesIdle(); err != nil {
+		t.Fatalf("nobody there: %v", err)
+	}
+	cli := client(t, n.URL())
+	lease, err := cli.Grant(t.Context(), 600)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cli.Close()
+	if err := staysBusy(); err != nil {
+		t.Errorf("with a lease alive: %v", err)
+	}
+	cli = client(t, n.URL())
+	if _, err := cli.Revoke(context.Background(), lease.ID); err != nil {
+		t.Fatal(err)
+	}
+	if err := staysBusy(); err != nil {
+		t.Errorf("with a client connected: %v", err)
+	}
+	cli.Close()
+	if err := becomesIdle(); err != nil {
+		t.Errorf("after everybody has left: %v", err)
+	}
+}

@@ -1,0 +1,89 @@
+package stile
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/stilelock/stile/keeper"
+	"github.com/stilelock/stile/store"
+)
+
+// The errors to tell apart with [errors.Is]. Whatever the error, the lock is not held.
+var (
+	// ErrHeld: trying for the lock found it held. See [HeldError].
+	ErrHeld = errors.New("lock is held")
+	// ErrLost: a hold ended before it was released. See [LostError].
+	ErrLost = keeper.ErrLost
+	// ErrClosed: the client is closed.
+	ErrClosed = errors.New("client is closed")
+	// ErrReleased is the cause with which the context of a released hold ended.
+	ErrReleased = errors.New("lock released")
+	// ErrLeft: the place was given up with [Place.Leave].
+	ErrLeft = errors.New("left the line")
+	// ErrGone: there is no entry with that token to break.
+	ErrGone = store.ErrGone
+	// ErrUnsupported: the store cannot do it, ever.
+	ErrUnsupported = store.ErrUnsupported
+	// ErrBadName: a lock cannot have that name.
+	ErrBadName = store.ErrBadName
+)
+
+// HeldError is what [Mutex.TryLock] returns when somebody else has the lock, or stands in line for it. It matches
+// [ErrHeld].
+type HeldError struct {
+	// Name is the lock's name.
+	Name string
+	// Holder is who is in the way; nil if the store could not tell.
+	Holder *Entry
+
+	inner error
+}
+
+// Error says who holds the lock, as far as that is known.
+func (e *HeldError) Error() string { return "stile: " + e.inner.Error() }
+
+// Is reports whether target is [ErrHeld].
+func (e *HeldError) Is(target error) bool { return target == ErrHeld }
+
+// Reason is why a hold was lost.
+type Reason = keeper.Reason
+
+// The reasons.
+const (
+	// LostDeadline: the session was not confirmed in time, so nobody here can know whether the store still has it.
+	LostDeadline = keeper.Deadline
+	// LostExpired: the store said that the session has ended.
+	LostExpired = keeper.Expired
+	// LostEvicted: somebody took the entry out of the store.
+	LostEvicted = keeper.Evicted
+	// LostClosed: the client was closed.
+	LostClosed = keeper.Closed
+)
+
+// LostError is the cause with which the context of a lost hold ended. It matches [ErrLost] and what Err matches.
+type LostError struct {
+	// Name is the lock's name, Token the lost hold's token.
+	Name  string
+	Token uint64
+	// Reason is why.
+	Reason Reason
+	// Err is what was last heard from the store; nil if that says no more than Reason.
+	Err error
+}
+
+// Error says which lock was lost, and why.
+func (e *LostError) Error() string {
+	s := fmt.Sprintf("stile: lock %q (token %d) lost: %v", e.Name, e.Token, e.Reason)
+	if e.Err != nil {
+		s += ": " + e.Err.Error()
+	}
+	return s
+}
+
+// Unwrap returns ErrLost and Err.
+func (e *LostError) Unwrap() []error {
+	if e.Err == nil {
+		return []error{ErrLost}
+	}
+	return []error{ErrLost, e.Err}
+}

@@ -1,0 +1,201 @@
+package stile
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/stilelock/stile/internal/bootclock"
+	"github.com/stilelock/stile/keeper"
+	"github.com/stilelock/stile/store"
+)
+
+// Hold is a lock being held. It is safe for concurrent use, and may be released by any goroutine.
+//
+// It ends once, in one of two ways: it is released, or it is lost.
+type Hold struct {
+	place    *Place
+	session  *keeper.Session
+	ticket   store.Ticket
+	token    uint64
+	acquired bootclock.Instant
+
+	ctx  context.Context
+	end  context.CancelCauseFunc
+	stop func() bool // no longer follow the session
+	lost chan struct{}
+
+	contended func() <-chan struct{}
+
+	mu       sync.Mutex
+	over     bool
+	err      error // why it was lost
+	released bool
+}
+
+// turnBits is how many bits of a token count the hand-overs within one process since the store admitted it.
+const turnBits = 8
+
+// tokenOf makes the token of the first turn after an admission.
+func tokenOf(order uint64) uint64 { return order << turnBits }
+
+// orderOf returns the order that a token was made of.
+func orderOf(token uint64) uint64 { return token >> turnBits }
+
+func newHold(p *Place, s *keeper.Session, t store.Ticket, e *entry, began bootclock.Instant) *Hold {
+	h := &Hold{
+		place:    p,
+		session:  s,
+		ticket:   t,
+		token:    tokenOf(e.order),
+		acquired: bootclock.Now(),
+		lost:     make(chan struct{}),
+	}
+	h.ctx, h.end = context.WithCancelCause(p.values)
+	h.contended = sync.OnceValue(h.watchContention)
+	p.client.log(slog.LevelDebug, "lock acquired", slog.String("lock", p.name), slog.Uint64("token", h.token))
+	if f := p.client.opts.Hooks.Acquired; f != nil {
+		f(Acquired{Name: p.name, Token: h.token, Waited: h.acquired.Sub(began)})
+	}
+	// Both may call lose at once, or while this goes on; nothing of it happens before the lines above.
+	h.stop = context.AfterFunc(s.Context(), h.sessionLost)
+	e.whenGone(func(cause error) {
+		h.stop()
+		h.lose(keeper.Evicted, cause)
+	})
+	return h
+}
+
+// Name returns the lock's name.
+func (h *Hold) Name() string { return h.place.name }
+
+// Owner returns who the holder is, as others see it.
+func (h *Hold) Owner() Owner { return h.place.client.opts.Owner }
+
+// Token returns the fencing token: positive, below 2^63, and larger than that of every earlier conflicting hold of the
+// name, for as long as the store keeps its data. A resource that remembers the largest token it has seen, and refuses
+// smaller ones, is safe from holders that do not know yet that they have lost. It is zero on stores that cannot fence.
+func (h *Hold) Token() uint64 { return h.token }
+
+// Context ends when the hold does: when it is lost the cause is a [*LostError], when it is released the cause is
+// [ErrReleased]. It has the values of the context that the lock was taken with.
+func (h *Hold) Context() context.Context { return h.ctx }
+
+// Lost is closed when the hold is lost. It stays open when the hold is released.
+func (h *Hold) Lost() <-chan struct{} { return h.lost }
+
+// Err returns the [*LostError] that tells why the hold was lost; nil if it was not.
+func (h *Hold) Err() error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.err
+}
+
+// Valid reports whether the lock is held now, by the clock and by all that was heard. Once false it stays false. It is
+// cheap, asks nobody, and is more exact than Context, which depends on timers: after a suspend it knows at once.
+//
+// True does not mean that the lock will be held a moment later; for that there is the token.
+func (h *Hold) Valid() bool {
+	h.mu.Lock()
+	over := h.over
+	h.mu.Unlock()
+	return !over && h.session.Valid()
+}
+
+// Deadline returns until when the hold is valid if the session is not confirmed again, as a time of the wall clock. It
+// moves on with each renewal; after the end of the hold it means nothing.
+func (h *Hold) Deadline() time.Time { return h.session.Deadline().Time() }
+
+// Contended returns a channel that is closed when somebody waits for the lock: a hint to finish early, if that is
+// possible. Looking for others begins with the first call. The channel may stay open for ever.
+func (h *Hold) Contended() <-chan struct{} { return h.contended() }
+
+func (h *Hold) watchContention() <-chan struct{} {
+	ch := make(chan struct{})
+	signal := sync.OnceFunc(func() { close(ch) })
+	h.place.client.whenContended(h.place, signal)
+	h.ticket.NotifyContended(signal)
+	return ch
+}
+
+// Release gives the lock up. From the call on the hold is not valid and its context has ended, whatever the outcome.
+//
+// On success the store has confirmed that the lock is free for the next in line. If the lock had been lost before, known or
+// not, the error is a [*LostError]. Any other error means that the store has not confirmed; the release goes on in the
+// background and is done at the latest when the session ends. If that is because ctx ended, the error matches ctx.Err().
+//
+// A ctx that has ended already counts as one that lasts two seconds more, so that defer hold.Release(ctx) works after a
+// signal. Releasing again returns nil.
+func (h *Hold) Release(ctx context.Context) error {
+	valid := h.session.Valid()
+	h.mu.Lock()
+	switch {
+	case h.released:
+		h.mu.Unlock()
+		return nil
+	case h.over:
+		h.released = true
+		defer h.mu.Unlock()
+		return h.err
+	}
+	h.over, h.released = true, true
+	h.mu.Unlock()
+
+	h.stop()
+	h.end(ErrReleased)
+	ctx, cancel := graced(ctx)
+	defer cancel()
+	err := h.ticket.Withdraw(ctx)
+	h.place.client.leave(h.place)
+	switch {
+	case !valid:
+		err = h.lostError(keeper.Deadline, err)
+	case errors.Is(err, store.ErrSessionLost):
+		err = h.lostError(keeper.Expired, err)
+	case errors.Is(err, store.ErrGone):
+		err = h.lostError(keeper.Evicted, err)
+	case err != nil:
+		err = fmt.Errorf("stile: release of lock %q (token %d) not confirmed, going on in the background: %w",
+			h.place.name, h.token, err)
+	}
+	h.place.client.log(slog.LevelDebug, "lock released", slog.String("lock", h.place.name), slog.Uint64("token", h.token))
+	if f := h.place.client.opts.Hooks.Released; f != nil {
+		f(Released{Name: h.place.name, Token: h.token, Held: bootclock.Now().Sub(h.acquired), Err: err})
+	}
+	return err
+}
+
+// sessionLost ends the hold because its session has.
+func (h *Hold) sessionLost() {
+	var lost *keeper.LostError
+	errors.As(context.Cause(h.session.Context()), &lost)
+	h.lose(lost.Reason, lost.Err)
+}
+
+// lose ends the hold, unless it has ended. It does not block: the store may be calling.
+func (h *Hold) lose(reason keeper.Reason, cause error) {
+	h.mu.Lock()
+	if h.over {
+		h.mu.Unlock()
+		return
+	}
+	lost := h.lostError(reason, cause)
+	h.over, h.err = true, lost
+	h.mu.Unlock()
+
+	h.end(lost)
+	close(h.lost)
+	c := h.place.client
+	c.log(slog.LevelWarn, "lock lost", slog.String("lock", h.place.name), slog.Any("error", lost))
+	if f := c.opts.Hooks.Lost; f != nil {
+		f(lost)
+	}
+	c.leave(h.place)
+}
+
+func (h *Hold) lostError(reason keeper.Reason, cause error) *LostError {
+	return &LostError{Name: h.place.name, Token: h.token, Reason: reason, Err: cause}
+}

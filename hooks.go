@@ -1,0 +1,47 @@
+package stile
+
+import "time"
+
+// Hooks are functions that a client calls as things happen; any may be nil. They are called synchronously, some of them
+// from the goroutine that hands a lock over or renews the session: they must not block, and must not call the client.
+type Hooks struct {
+	// Acquired is called when a lock has been acquired.
+	Acquired func(Acquired)
+	// Released is called when a hold has been released by its holder.
+	Released func(Released)
+	// Lost is called when a hold has been lost, after its context has ended.
+	Lost func(*LostError)
+	// Renewed is called after each attempt at renewing the session.
+	Renewed func(Renewed)
+	// AtRisk is called when renewal becomes overdue, with the time left until everything held is lost, and with zero when
+	// the session has been confirmed again.
+	AtRisk func(left time.Duration)
+
+	_ struct{}
+}
+
+// Acquired tells of a lock acquired.
+type Acquired struct {
+	Name  string
+	Token uint64
+	// Waited is the time from the call to the hold.
+	Waited time.Duration
+}
+
+// Released tells of a lock released.
+type Released struct {
+	Name  string
+	Token uint64
+	// Held is the time from acquiring to releasing.
+	Held time.Duration
+	// Err is nil if the store has confirmed the release.
+	Err error
+}
+
+// Renewed tells of an attempt at renewing the session.
+type Renewed struct {
+	// RoundTrip is the time from request to reply; zero if there was none.
+	RoundTrip time.Duration
+	// Err is nil if the session was confirmed.
+	Err error
+}

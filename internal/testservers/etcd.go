@@ -1,0 +1,286 @@
+package testservers
+
+import (
+	"errors"
+	"fmt"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.uber.org/zap"
+)
+
+// Etcd is an etcd server, the only one or a member of an [EtcdCluster], in a process of its own.
+//
+// It does not sync its data to disk: a killed process loses nothing by that, and tests do not wait for the disk.
+type Etcd struct {
+	t      testing.TB
+	name   string
+	binary string
+	dir    string // data, log and socket
+	flags  []string
+
+	client, peer, health string // addresses
+	secure               bool   // clients speak TLS
+
+	process *process // the last one started
+}
+
+// StartEtcd starts an etcd of one member, waits until it answers and stops it when the test ends.
+//
+// It beats every 10 ms with elections after 100 ms, so the smallest TTL it grants is one second. flags are
+// further flags of the program, which win over those given here. With --cert-file among them clients speak TLS.
+func StartEtcd(t testing.TB, flags ...string) *Etcd {
+	t.Helper()
+	flags = append([]string{"--heartbeat-interval=10", "--election-timeout=100"}, flags...)
+	return startMembers(t, 1, flags)[0]
+}
+
+// startMembers starts n members that know each other and waits until all of them answer.
+func startMembers(t testing.TB, n int, flags []string) []*Etcd {
+	t.Helper()
+	binary := Binary(t, "etcd")
+	// The path of a unix socket has little room, less than the name of a test may take in t.TempDir.
+	dir, err := os.MkdirTemp("", "etcd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+
+	// Another process may take a port between our looking and etcd's listening: then begin again.
+	for attempt := 1; ; attempt++ {
+		members, err := newMembers(t, n, binary, filepath.Join(dir, fmt.Sprint(attempt)), flags)
+		if err == nil {
+			err = launch(members)
+		}
+		if err == nil {
+			t.Cleanup(func() { cleanUp(members) })
+			return members
+		}
+		for _, m := range members {
+			if m.process.running() {
+				_ = m.process.kill()
+			}
+		}
+		if attempt == 5 || !errors.Is(err, errPortTaken) {
+			for _, m := range members {
+				m.showLog()
+			}
+			t.Fatalf("testservers: %v", err)
+		}
+	}
+}
+
+func newMembers(t testing.TB, n int, binary, dir string, flags []string) ([]*Etcd, error) {
+	members := make([]*Etcd, n)
+	var initial []string
+	for i := range members {
+		e := &Etcd{t: t, name: fmt.Sprintf("m%d", i+1), binary: binary}
+		e.dir = filepath.Join(dir, e.name)
+		if err := os.MkdirAll(e.dir, 0o700); err != nil {
+			return nil, err
+		}
+		for _, f := range flags {
+			e.secure = e.secure || strings.HasPrefix(strings.TrimLeft(f, "-"), "cert-file")
+		}
+		for _, addr := range []*string{&e.client, &e.peer, &e.health} {
+			var err error
+			if *addr, err = freePort(); err != nil {
+				return nil, err
+			}
+		}
+		members[i] = e
+		initial = append(initial, e.name+"=http://"+e.peer)
+	}
+	for _, e := range members {
+		e.flags = append(e.baseFlags(strings.Join(initial, ",")), flags...)
+	}
+	return members, nil
+}
+
+func (e *Etcd) baseFlags(initialCluster string) []string {
+	client, listen := "http://"+e.client, "http://"+e.client+",unix://"+e.Socket()
+	if e.secure {
+		client, listen = "https://"+e.client, "https://"+e.client
+	}
+	return []string{
+		"--name=" + e.name,
+		"--data-dir=" + filepath.Join(e.dir, "data"),
+		"--listen-client-urls=" + listen,
+		"--advertise-client-urls=" + client,
+		"--listen-peer-urls=http://" + e.peer,
+		"--initial-advertise-peer-urls=http://" + e.peer,
+		"--listen-metrics-urls=http://" + e.health, // so that we need neither certificate nor user to look
+		"--initial-cluster=" + initialCluster,
+		"--initial-cluster-token=" + filepath.Dir(e.dir), // the same for all members, another for every cluster
+		"--log-format=console",
+		"--unsafe-no-fsync",
+	}
+}
+
+// launch starts the members and waits until all of them answer.
+func launch(members []*Etcd) error {
+	for _, e := range members {
+		if err := e.start(); err != nil {
+			return err
+		}
+	}
+	for _, e := range members {
+		if err := e.awaitReady(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// cleanUp shows the logs if the test failed, and ends the processes. Nothing is asked of them politely: they may be
+// paused or without a leader, and nobody needs their data any more.
+func cleanUp(members []*Etcd) {
+	for _, e := range members {
+		if e.process.running() {
+			if err := e.process.kill(); err != nil {
+				e.t.Errorf("testservers: %v", err)
+			}
+		}
+	}
+	for _, e := range members {
+		if e.t.Failed() {
+			e.showLog()
+		}
+	}
+}
+
+// Endpoint returns the address that clients connect to, as host:port. It never changes.
+func (e *Etcd) Endpoint() string { return e.client }
+
+// Socket returns the path of the unix socket on which it listens too, unless clients speak TLS.
+func (e *Etcd) Socket() string { return filepath.Join(e.dir, "sock") }
+
+// Name returns the member's name: "m1", "m2" and so on.
+func (e *Etcd) Name() string { return e.name }
+
+// Client returns a client of this server, which is closed when t ends. It speaks neither TLS nor for a user.
+func (e *Etcd) Client(t testing.TB) *clientv3.Client {
+	t.Helper()
+	return newClient(t, e.Endpoint())
+}
+
+// Pause stops the process where it is (SIGSTOP) until [Etcd.Resume]. Its connections stay open.
+func (e *Etcd) Pause() {
+	e.t.Helper()
+	e.must("pause", e.process.pause())
+}
+
+// Resume lets a paused process go on.
+func (e *Etcd) Resume() {
+	e.t.Helper()
+	e.must("resume", e.process.resume())
+}
+
+// Kill ends the process with SIGKILL, paused or not, and returns when it is gone. Its data stay.
+func (e *Etcd) Kill() {
+	e.t.Helper()
+	e.must("kill", e.process.kill())
+}
+
+// Stop makes the process shut down in order and returns when it is gone. With clients still connected that takes up
+// to seven seconds. Its data stay.
+func (e *Etcd) Stop() {
+	e.t.Helper()
+	e.must("stop", e.process.terminate())
+}
+
+// Start starts the process again after Kill or Stop, with the same data and addresses, and returns without waiting
+// until it answers: what a member alone cannot do while the others are down. See [Etcd.AwaitReady].
+func (e *Etcd) Start() {
+	e.t.Helper()
+	if e.process.running() {
+		e.t.Fatalf("testservers: etcd %s is running already", e.name)
+	}
+	e.must("start", e.start())
+}
+
+// AwaitReady returns when the server answers a linearizable read, which needs a leader and a majority. After twenty
+// seconds without an answer the test fails.
+func (e *Etcd) AwaitReady() {
+	e.t.Helper()
+	e.must("wait for", e.awaitReady())
+}
+
+// Restart kills the process if it runs, starts it again with the same data and addresses and waits until it answers
+// a linearizable read.
+func (e *Etcd) Restart() {
+	e.t.Helper()
+	if e.process.running() {
+		e.Kill()
+	}
+	e.Start()
+	e.AwaitReady()
+}
+
+func (e *Etcd) must(what string, err error) {
+	e.t.Helper()
+	if err != nil {
+		e.t.Fatalf("testservers: cannot %s etcd %s: %v", what, e.name, err)
+	}
+}
+
+func (e *Etcd) start() (err error) {
+	e.process, err = startProcess(e.binary, e.flags, e.log())
+	return err
+}
+
+func (e *Etcd) log() string { return filepath.Join(e.dir, "log") }
+
+func (e *Etcd) showLog() {
+	e.t.Helper()
+	if e.process != nil {
+		e.t.Logf("etcd %s at %s said last:\n%s", e.name, e.client, tail(e.log(), 6<<10))
+	}
+}
+
+var errPortTaken = errors.New("a port has been taken by somebody else")
+
+// awaitReady polls, because etcd has no event for "able to serve".
+func (e *Etcd) awaitReady() error {
+	const most = 20 * time.Second
+	client := http.Client{Timeout: 2 * time.Second, Transport: &http.Transport{DisableKeepAlives: true}}
+	// A full disk or a corrupt member is what a test may be about.
+	url := "http://" + e.health + "/health?exclude=NOSPACE&exclude=CORRUPT"
+	var last error
+	for end := time.Now().Add(most); time.Now().Before(end); {
+		res, err := client.Get(url)
+		switch {
+		case err != nil:
+			last = err
+		case res.Body.Close() == nil && res.StatusCode == http.StatusOK:
+			return nil
+		default:
+			last = errors.New(res.Status)
+		}
+		select {
+		case <-e.process.done:
+			if strings.Contains(tail(e.log(), 16<<10), "address already in use") {
+				return fmt.Errorf("etcd %s: %w", e.name, errPortTaken)
+			}
+			return fmt.Errorf("etcd %s ended: %v", e.name, e.process.err)
+		case <-time.After(5 * time.Millisecond):
+		}
+	}
+	return fmt.Errorf("etcd %s is not ready after %v: %w", e.name, most, last)
+}
+
+// newClient returns a silent client of the endpoints, which is closed when t ends.
+func newClient(t testing.TB, endpoints ...string) *clientv3.Client {
+	t.Helper()
+	cli, err := clientv3.New(clientv3.Config{Endpoints: endpoints, Logger: zap.NewNop()})
+	if err != nil {
+		t.Fatalf("testservers: client of etcd at %s: %v", strings.Join(endpoints, ","), err)
+	}
+	t.Cleanup(func() { _ = cli.Close() })
+	return cli
+}

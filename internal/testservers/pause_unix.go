@@ -1,0 +1,8 @@
+//go:build unix
+
+package testservers
+
+import "syscall"
+
+func (p *process) pause() error  { return p.proc.Signal(syscall.SIGSTOP) }
+func (p *process) resume() error { return p.proc.Signal(syscall.SIGCONT) }

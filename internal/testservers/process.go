@@ -1,0 +1,129 @@
+package testservers
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"runtime"
+	"strings"
+	"syscall"
+	"time"
+)
+
+// A process is one run of a server's program.
+type process struct {
+	pid  int
+	proc *os.Process
+	done chan struct{} // closed when the process has ended
+	err  error         // how it ended; read it after done
+}
+
+// startProcess starts the program with its output appended to the file at log.
+func startProcess(path string, args []string, log string) (*process, error) {
+	out, err := os.OpenFile(log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	defer out.Close()
+	cmd := exec.Command(path, args...)
+	cmd.Stdout, cmd.Stderr = out, out
+	cmd.SysProcAttr = sysProcAttr()
+	cmd.Env = environ()
+
+	p := &process{done: make(chan struct{})}
+	started := make(chan error)
+	go func() {
+		// On Linux the child is to die with us, and "us" is the thread that starts it: that thread must live
+		// as long as the child.
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
+		err := cmd.Start()
+		if err == nil {
+			p.proc, p.pid = cmd.Process, cmd.Process.Pid
+		}
+		started <- err
+		if err == nil {
+			p.err = cmd.Wait()
+			close(p.done)
+		}
+	}()
+	if err := <-started; err != nil {
+		return nil, err
+	}
+	return p, nil
+}
+
+// environ is this process's environment without what would configure an etcd.
+func environ() []string {
+	var env []string
+	for _, e := range os.Environ() {
+		if !strings.HasPrefix(e, "ETCD_") && !strings.HasPrefix(e, "ETCDCTL_") {
+			env = append(env, e)
+		}
+	}
+	return env
+}
+
+// running reports whether the process has not ended.
+func (p *process) running() bool {
+	if p == nil {
+		return false
+	}
+	select {
+	case <-p.done:
+		return false
+	default:
+		return true
+	}
+}
+
+// kill ends the process with SIGKILL and waits until it is gone. A process that ended before is no error.
+func (p *process) kill() error {
+	if err := p.proc.Kill(); err != nil && !errors.Is(err, os.ErrProcessDone) {
+		return err
+	}
+	return p.wait(10 * time.Second)
+}
+
+// terminate asks the process to end, and waits until it has.
+func (p *process) terminate() error {
+	if err := p.proc.Signal(syscall.SIGTERM); err != nil && !errors.Is(err, os.ErrProcessDone) {
+		return err
+	}
+	return p.wait(20 * time.Second)
+}
+
+func (p *process) wait(most time.Duration) error {
+	select {
+	case <-p.done:
+		return nil
+	case <-time.After(most):
+		return fmt.Errorf("process %d has not ended within %v", p.pid, most)
+	}
+}
+
+// tail returns about the last n bytes of the file at path, beginning with a whole line.
+func tail(path string, n int64) string {
+	f, err := os.Open(path)
+	if err != nil {
+		return err.Error()
+	}
+	defer f.Close()
+	cut := false
+	if info, err := f.Stat(); err == nil && info.Size() > n {
+		_, err := f.Seek(-n, io.SeekEnd)
+		cut = err == nil
+	}
+	b, err := io.ReadAll(f)
+	if err != nil {
+		return err.Error()
+	}
+	text := string(b)
+	if cut {
+		_, text, _ = strings.Cut(text, "\n")
+		text = "…\n" + text
+	}
+	return text
+}

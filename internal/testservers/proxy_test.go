@@ -1,0 +1,261 @@
+package testservers
+
+import (
+	"errors"
+	"io"
+	"net"
+	"os"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// soon is how long nothing must come before we say that nothing comes.
+const soon = 50 * time.Millisecond
+
+// startEcho starts a server that sends back what it gets.
+func startEcho(t *testing.T) (addr string) {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = l.Close() })
+	go func() {
+		for {
+			conn, err := l.Accept()
+			if err != nil {
+				return
+			}
+			go func() {
+				_, _ = io.Copy(conn, conn)
+				_ = conn.Close()
+			}()
+		}
+	}()
+	return l.Addr().String()
+}
+
+func dial(t *testing.T, addr string) *net.TCPConn {
+	t.Helper()
+	conn, err := net.Dial("tcp", addr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = conn.Close() })
+	return conn.(*net.TCPConn)
+}
+
+func send(t *testing.T, conn net.Conn, text string) {
+	t.Helper()
+	if _, err := io.WriteString(conn, text); err != nil {
+		t.Fatalf("sending: %v", err)
+	}
+}
+
+func expect(t *testing.T, conn net.Conn, text string) {
+	t.Helper()
+	buf := make([]byte, len(text))
+	_ = conn.SetReadDeadline(time.Now().Add(5 * time.Second))
+	if _, err := io.ReadFull(conn, buf); err != nil || string(buf) != text {
+		t.Fatalf("received %q, %v; want %q", buf, err, text)
+	}
+}
+
+func expectNothing(t *testing.T, conn net.Conn) {
+	t.Helper()
+	_ = conn.SetReadDeadline(time.Now().Add(soon))
+	buf := make([]byte, 100)
+	if n, err := conn.Read(buf); !errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Fatalf("received %q, %v; want nothing", buf[:n], err)
+	}
+}
+
+func TestProxyPassesEverythingInOrder(t *testing.T) {
+	p := NewProxy(t, startEcho(t))
+	conn := dial(t, p.Addr())
+	const size = 3 << 20 // more than all the buffers on the way
+	sent := make([]byte, size)
+	for i := range sent {
+		sent[i] = byte(i * i / 7)
+	}
+	go func() {
+		_, _ = conn.Write(sent)
+		_ = conn.CloseWrite()
+	}()
+	got, err := io.ReadAll(conn) // ends only because closing passes too
+	if err != nil || string(got) != string(sent) {
+		t.Errorf("%d of %d bytes came back as sent, error %v", len(got), size, err)
+	}
+}
+
+func TestProxyDelaysOneDirection(t *testing.T) {
+	const delay = 250 * time.Millisecond
+	for _, c := range []struct {
+		name       string
+		directions []Direction
+		want       time.Duration
+	}{
+		{"up", []Direction{Up}, delay},
+		{"down", []Direction{Down}, delay},
+		{"both", nil, 2 * delay},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			p := NewProxy(t, startEcho(t))
+			conn := dial(t, p.Addr())
+			send(t, conn, "a")
+			expect(t, conn, "a")
+
+			p.Delay(delay, c.directions...)
+			start := time.Now()
+			send(t, conn, "b")
+			expect(t, conn, "b")
+			if took := time.Since(start); took < c.want || took > c.want+delay {
+				t.Errorf("took %v, want %v", took, c.want)
+			}
+
+			p.Delay(time.Hour)
+			send(t, conn, "c")
+			expectNothing(t, conn)
+			p.Delay(0)
+			expect(t, conn, "c")
+		})
+	}
+}
+
+func TestProxyHoldsAndReleases(t *testing.T) {
+	p := NewProxy(t, startEcho(t))
+	conn := dial(t, p.Addr())
+	send(t, conn, "a")
+	expect(t, conn, "a")
+
+	p.Hold()
+	send(t, conn, "b")
+	expectNothing(t, conn)
+	late := dial(t, p.Addr())
+	send(t, late, "x")
+	expectNothing(t, late)
+
+	p.Release(Up)
+	expectNothing(t, conn)
+	p.Release(Down)
+	expect(t, conn, "b")
+	expect(t, late, "x")
+}
+
+func TestProxyKeepsAClosingToItselfWhileHeld(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	p := NewProxy(t, l.Addr().String())
+	client := dial(t, p.Addr())
+	server, err := l.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+
+	p.Hold(Down)
+	_ = server.Close()
+	expectNothing(t, client)
+	p.Release(Down)
+	_ = client.SetReadDeadline(time.Now().Add(5 * time.Second))
+	if n, err := client.Read(make([]byte, 1)); err == nil || errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("read %d, %v; want to be told that the server closed", n, err)
+	}
+}
+
+func TestProxyCutsReplies(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	p := NewProxy(t, l.Addr().String())
+	client := dial(t, p.Addr())
+	server, err := l.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer server.Close()
+
+	p.CutReplies()
+	send(t, client, "request")
+	expect(t, server, "request")
+	send(t, server, "reply")
+	expectNothing(t, client)
+
+	p.Reset()
+	p.Release()
+	_ = client.SetReadDeadline(time.Now().Add(5 * time.Second))
+	buf := make([]byte, 10)
+	if n, err := client.Read(buf); n != 0 || !isReset(err) {
+		t.Errorf("received %q, %v; want the reply lost and the connection reset", buf[:n], err)
+	}
+}
+
+func TestProxyResets(t *testing.T) {
+	p := NewProxy(t, startEcho(t))
+	conn := dial(t, p.Addr())
+	send(t, conn, "a")
+	expect(t, conn, "a")
+	if n := p.Connections(); n != 1 {
+		t.Errorf("%d connections, want 1", n)
+	}
+
+	p.Reset()
+	if n := p.Connections(); n != 0 {
+		t.Errorf("%d connections after Reset, want none", n)
+	}
+	_ = conn.SetReadDeadline(time.Now().Add(5 * time.Second))
+	if _, err := conn.Read(make([]byte, 1)); !isReset(err) {
+		t.Errorf("reading after Reset: %v, want a reset", err)
+	}
+
+	again := dial(t, p.Addr())
+	send(t, again, "b")
+	expect(t, again, "b")
+}
+
+func TestProxyRefusesAndAccepts(t *testing.T) {
+	p := NewProxy(t, startEcho(t))
+	old := dial(t, p.Addr())
+	send(t, old, "a")
+	expect(t, old, "a")
+
+	p.Refuse()
+	p.Refuse() // twice is once
+	if conn, err := net.Dial("tcp", p.Addr()); !errors.Is(err, syscall.ECONNREFUSED) {
+		t.Errorf("dialling: %v, %v; want to be refused", conn, err)
+	}
+	send(t, old, "b")
+	expect(t, old, "b")
+
+	p.Accept()
+	p.Accept()
+	conn := dial(t, p.Addr())
+	send(t, conn, "c")
+	expect(t, conn, "c")
+}
+
+func TestProxyResetsClientsOfADeadServer(t *testing.T) {
+	addr, err := freePort()
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := NewProxy(t, addr)
+	conn, err := net.Dial("tcp", p.Addr())
+	if err == nil { // else the reset came while we dialled
+		defer conn.Close()
+		_ = conn.SetReadDeadline(time.Now().Add(5 * time.Second))
+		_, err = conn.Read(make([]byte, 1))
+	}
+	if !isReset(err) {
+		t.Errorf("dialling and reading: %v, want a reset", err)
+	}
+}
+
+func isReset(err error) bool {
+	return errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE)
+}

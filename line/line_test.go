@@ -1,0 +1,280 @@
+package line
+
+import (
+	"fmt"
+	"math/bits"
+	"math/rand/v2"
+	"slices"
+	"testing"
+)
+
+func modes(m ...Mode) []Mode { return m }
+
+// The three rules, one example after the other.
+func TestRules(t *testing.T) {
+	var (
+		ex = Exclusive
+		sh = Shared
+		s1 = Slot(1)
+		s2 = Slot(2)
+		s3 = Slot(3)
+	)
+	tests := []struct {
+		name     string
+		mode     Mode
+		ahead    []Mode
+		blocking int // 0 means admitted
+	}{
+		{"exclusive, first", ex, nil, 0},
+		{"exclusive behind exclusive", ex, modes(ex), 1},
+		{"exclusive behind shared", ex, modes(sh), 1},
+		{"exclusive behind a slot", ex, modes(s3), 1},
+		{"exclusive waits for everybody", ex, modes(sh, sh, ex, s2), 4},
+
+		{"shared, first", sh, nil, 0},
+		{"shared beside shared", sh, modes(sh, sh, sh), 0},
+		{"shared behind exclusive", sh, modes(ex), 1},
+		{"shared does not overtake a waiting exclusive entry", sh, modes(sh, ex), 1},
+		{"shared waits for what is not shared, only", sh, modes(sh, ex, sh, ex, sh), 2},
+		{"shared behind a slot", sh, modes(s3), 1},
+
+		{"slot, first", s3, nil, 0},
+		{"slot beside fewer than n", s3, modes(s3, s3), 0},
+		{"slot behind n", s3, modes(s3, s3, s3), 1},
+		{"slot behind more than n", s3, modes(s3, s3, s3, s3), 2},
+		{"slot behind exclusive", s3, modes(ex), 1},
+		{"slot behind shared", s3, modes(sh, sh), 2},
+		{"slot waits for others and for a free slot", s3, modes(s3, ex, s3, s3), 2},
+		{"slot of one is alone", s1, modes(s1), 1},
+
+		{"where n differs, each keeps to its own: the smaller waits", s2, modes(s3, s3), 1},
+		{"where n differs, each keeps to its own: the larger does not", s3, modes(s2, s2), 0},
+
+		{"the zero mode is exclusive", Mode{}, modes(sh), 1},
+		{"nobody stands beside the zero mode", sh, modes(Mode{}), 1},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			if got := Blocking(tt.mode, tt.ahead); got != tt.blocking {
+				t.Errorf("%d entries must leave, want %d", got, tt.blocking)
+			}
+			if got, want := Admits(tt.mode, tt.ahead), tt.blocking == 0; got != want {
+				t.Errorf("admitted: %v, want %v", got, want)
+			}
+		})
+	}
+}
+
+func TestConflict(t *testing.T) {
+	tests := []struct {
+		a, b Mode
+		want bool
+	}{
+		{Exclusive, Exclusive, true},
+		{Exclusive, Shared, true},
+		{Exclusive, Slot(3), true},
+		{Shared, Shared, false},
+		{Shared, Slot(3), true},
+		{Slot(3), Slot(3), false}, // three of them may be valid together: two always may
+		{Slot(1), Slot(1), true},
+	}
+	for _, tt := range tests {
+		t.Run(fmt.Sprint(tt.a, "-", tt.b), func(t *testing.T) {
+			if got := Conflict(tt.a, tt.b); got != tt.want {
+				t.Errorf("Conflict(%v, %v) = %v, want %v", tt.a, tt.b, got, tt.want)
+			}
+			if got := Conflict(tt.b, tt.a); got != tt.want {
+				t.Errorf("Conflict(%v, %v) = %v, want %v", tt.b, tt.a, got, tt.want)
+			}
+		})
+	}
+}
+
+func TestBeforeIsTheOrderAndThenTheID(t *testing.T) {
+	inOrder := []Entry{{ID: "b", Order: 1}, {ID: "a", Order: 2}, {ID: "c", Order: 2}, {ID: "a", Order: 3}}
+	for i, e := range inOrder {
+		for j, other := range inOrder {
+			if got := e.Before(other); got != (i < j) {
+				t.Errorf("%v before %v: %v, want %v", e, other, got, i < j)
+			}
+		}
+	}
+}
+
+// randomLine returns a line of up to eight entries. All its slots are of the same n, as they should be.
+func randomLine(r *rand.Rand) []Entry {
+	n := 1 + r.IntN(4)
+	entries := make([]Entry, r.IntN(9))
+	order := uint64(0)
+	for i := range entries {
+		if i == 0 || r.IntN(10) > 0 { // else a tie, broken by the id
+			order += 1 + r.Uint64N(3)
+		}
+		entries[i] = Entry{ID: string(rune('a' + i)), Order: order, Mode: randomMode(r, n)}
+	}
+	return entries
+}
+
+func randomMode(r *rand.Rand, n int) Mode {
+	switch r.IntN(3) {
+	case 0:
+		return Exclusive
+	case 1:
+		return Shared
+	default:
+		return Slot(n)
+	}
+}
+
+// overRandomLines runs check on many random lines, each with its own seed, and says which one it failed on.
+func overRandomLines(t *testing.T, check func(r *rand.Rand, entries []Entry) error) {
+	t.Helper()
+	const cases = 100_000
+	base := rand.Uint64()
+	for i := range uint64(cases) {
+		r := rand.New(rand.NewPCG(base, i))
+		entries := randomLine(r)
+		if err := check(r, entries); err != nil {
+			t.Fatalf("seed %d, %d: line %v: %v", base, i, entries, err)
+		}
+	}
+}
+
+func TestAdmittedEntriesNeverConflict(t *testing.T) {
+	together := 0
+	overRandomLines(t, func(_ *rand.Rand, entries []Entry) error {
+		var slots, n int
+		for i, is := range Admitted(entries) {
+			if !is {
+				continue
+			}
+			if m := entries[i].Mode; m.Slots() > 0 {
+				slots, n = slots+1, m.Slots()
+			}
+			for j, other := range Admitted(entries[:i]) {
+				if !other {
+					continue
+				}
+				together++
+				if Conflict(entries[i].Mode, entries[j].Mode) {
+					return fmt.Errorf("%v and %v are both admitted", entries[j], entries[i])
+				}
+			}
+		}
+		if slots > n {
+			return fmt.Errorf("%d slots of %d are taken", slots, n)
+		}
+		return nil
+	})
+	if together == 0 {
+		t.Error("no two entries were ever admitted together: this test has tested nothing")
+	}
+}
+
+func TestTheFirstIsAlwaysAdmitted(t *testing.T) {
+	overRandomLines(t, func(_ *rand.Rand, entries []Entry) error {
+		if len(entries) > 0 && !Admitted(entries)[0] {
+			return fmt.Errorf("the first is not")
+		}
+		return nil
+	})
+}
+
+func TestAnAdmittedEntryStaysAdmitted(t *testing.T) {
+	overRandomLines(t, func(r *rand.Rand, entries []Entry) error {
+		before := Admitted(entries)
+
+		joined := append(slices.Clone(entries), Entry{ID: "z", Order: 1 << 40, Mode: randomMode(r, 1+r.IntN(4))})
+		for i, is := range Admitted(joined)[:len(entries)] {
+			if is != before[i] {
+				return fmt.Errorf("%v joined, and the standing of %v changed", joined[len(entries)], entries[i])
+			}
+		}
+
+		for gone := range entries {
+			left := slices.Delete(slices.Clone(entries), gone, gone+1)
+			after := Admitted(left)
+			for i, e := range left {
+				was := slices.Index(entries, e)
+				if before[was] && !after[i] {
+					return fmt.Errorf("%v left, and %v is not admitted any more", entries[gone], e)
+				}
+			}
+		}
+		return nil
+	})
+}
+
+// Whatever the order in which the admitted leave, everybody's turn comes, and nobody is overtaken.
+func TestEverybodysTurnComesInOrder(t *testing.T) {
+	overRandomLines(t, func(r *rand.Rand, entries []Entry) error {
+		entries = slices.Clone(entries)
+		for len(entries) > 0 {
+			var turn []int
+			for i, is := range Admitted(entries) {
+				if is {
+					turn = append(turn, i)
+				}
+			}
+			for i, at := range turn {
+				if at != i {
+					return fmt.Errorf("%v is admitted before %v, which is ahead of it", entries[at], entries[i])
+				}
+			}
+			if len(turn) == 0 {
+				return fmt.Errorf("with %v left, it is nobody's turn", entries)
+			}
+			leaves := turn[r.IntN(len(turn))]
+			entries = slices.Delete(entries, leaves, leaves+1)
+		}
+		return nil
+	})
+}
+
+func TestALineOfSlotsIsFilledToN(t *testing.T) {
+	for n := 1; n <= 6; n++ {
+		for length := range 2*n + 2 {
+			entries := make([]Entry, length)
+			for i := range entries {
+				entries[i] = Entry{Order: uint64(i), Mode: Slot(n)}
+			}
+			admitted := 0
+			for _, is := range Admitted(entries) {
+				if is {
+					admitted++
+				}
+			}
+			if want := min(n, length); admitted != want {
+				t.Errorf("of %d entries for %d slots %d are admitted, want %d", length, n, admitted, want)
+			}
+		}
+	}
+}
+
+// Blocking is no estimate: so many must leave, and if the right ones do, so many are enough.
+func TestBlockingIsTheLeastThatMustLeave(t *testing.T) {
+	overRandomLines(t, func(r *rand.Rand, entries []Entry) error {
+		me := randomMode(r, 1+r.IntN(4))
+		ahead := make([]Mode, 0, 6)
+		for _, e := range entries[:min(len(entries), 6)] {
+			ahead = append(ahead, e.Mode)
+		}
+		least := len(ahead)
+		left := make([]Mode, 0, 6)
+		for gone := range uint(1) << len(ahead) {
+			left = left[:0]
+			for i, m := range ahead {
+				if gone>>i&1 == 0 {
+					left = append(left, m)
+				}
+			}
+			if Admits(me, left) {
+				least = min(least, bits.OnesCount(gone))
+			}
+		}
+		if got := Blocking(me, ahead); got != least {
+			return fmt.Errorf("%v behind them waits for %d to leave, but %d are enough", me, got, least)
+		}
+		return nil
+	})
+}

@@ -1,0 +1,123 @@
+package line
+
+import (
+	"encoding/json"
+	"strings"
+	"testing"
+)
+
+func TestModeText(t *testing.T) {
+	tests := []struct {
+		mode Mode
+		text string
+	}{
+		{Exclusive, "exclusive"},
+		{Mode{}, "exclusive"},
+		{Shared, "shared"},
+		{Slot(1), "slot/1"},
+		{Slot(12), "slot/12"},
+		{Slot(MaxSlots), "slot/1048576"},
+	}
+	for _, tt := range tests {
+		if got := tt.mode.String(); got != tt.text {
+			t.Errorf("String() = %q, want %q", got, tt.text)
+		}
+		text, err := tt.mode.MarshalText()
+		if err != nil || string(text) != tt.text {
+			t.Errorf("MarshalText() = %q, %v, want %q", text, err, tt.text)
+		}
+		back := Slot(7)
+		if err := back.UnmarshalText(text); err != nil || back != tt.mode {
+			t.Errorf("%q reads as %v, %v, want %v", text, back, err, tt.mode)
+		}
+	}
+}
+
+func TestNoTextIsExclusive(t *testing.T) {
+	m := Shared
+	if err := m.UnmarshalText(nil); err != nil || m != Exclusive {
+		t.Errorf("the empty text reads as %v, %v, want exclusive", m, err)
+	}
+}
+
+func TestBadModeText(t *testing.T) {
+	tests := []struct{ text, want string }{
+		{"slot/0", "between 1 and 1048576"},
+		{"slot/-1", "between 1 and 1048576"},
+		{"slot/1048577", "between 1 and 1048576"},
+		{"slot/99999999999999999999", "between 1 and 1048576"},
+		{"slot/", "between 1 and 1048576"},
+		{"slot/x", "between 1 and 1048576"},
+		{"slot/3 ", "between 1 and 1048576"},
+		{"slot", "unknown mode"},
+		{"Shared", "unknown mode"},
+		{" shared", "unknown mode"},
+		{"read", "unknown mode"},
+	}
+	for _, tt := range tests {
+		m := Shared
+		err := m.UnmarshalText([]byte(tt.text))
+		if err == nil {
+			t.Errorf("%q reads as %v, want an error", tt.text, m)
+			continue
+		}
+		if !strings.Contains(err.Error(), tt.want) || !strings.Contains(err.Error(), tt.text) {
+			t.Errorf("%q: error %q, want one that names it and says %q", tt.text, err, tt.want)
+		}
+		if m != Shared {
+			t.Errorf("%q: the mode was changed to %v although reading it failed", tt.text, m)
+		}
+	}
+}
+
+func TestModeInJSON(t *testing.T) {
+	type entry struct {
+		Mode Mode `json:"mode"`
+	}
+	for _, m := range []Mode{Exclusive, Shared, Slot(3)} {
+		text, err := json.Marshal(entry{m})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if want := `{"mode":"` + m.String() + `"}`; string(text) != want {
+			t.Errorf("%v is written as %s, want %s", m, text, want)
+		}
+		var back entry
+		if err := json.Unmarshal(text, &back); err != nil || back.Mode != m {
+			t.Errorf("%s reads as %v, %v, want %v", text, back.Mode, err, m)
+		}
+	}
+}
+
+func TestSlotPanicsOutsideItsBounds(t *testing.T) {
+	for _, n := range []int{-1, 0, MaxSlots + 1} {
+		func() {
+			defer func() {
+				if recover() == nil {
+					t.Errorf("Slot(%d) did not panic", n)
+				}
+			}()
+			Slot(n)
+		}()
+	}
+}
+
+// Text from a store may come from anybody. Whatever is read, reading what is written of it gives the same mode.
+func FuzzModeText(f *testing.F) {
+	for _, text := range []string{"", "exclusive", "shared", "slot/1", "slot/1048576", "slot/0", "slot/+5", "slot/05", "x"} {
+		f.Add([]byte(text))
+	}
+	f.Fuzz(func(t *testing.T, text []byte) {
+		var m Mode
+		if m.UnmarshalText(text) != nil {
+			return
+		}
+		if m != Exclusive && m != Shared && (m.Slots() < 1 || m.Slots() > MaxSlots) {
+			t.Fatalf("%q reads as %v, which is no mode", text, m)
+		}
+		var back Mode
+		if err := back.UnmarshalText([]byte(m.String())); err != nil || back != m {
+			t.Fatalf("%q reads as %v, and that as %v, %v", text, m, back, err)
+		}
+	})
+}

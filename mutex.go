@@ -1,0 +1,110 @@
+package stile
+
+import (
+	"context"
+	"errors"
+
+	"github.com/stilelock/stile/line"
+)
+
+// Mutex is a lock that one holder has at a time. It has no state of its own: two Mutexes of one client with the same name
+// are the same lock, and making one costs nothing. It is safe for concurrent use.
+type Mutex struct {
+	client *Client
+	name   string
+}
+
+// Mutex returns the lock called name. A name that cannot be, as package store's CheckName says, is an error from every
+// method of the Mutex, matching [ErrBadName].
+func (c *Client) Mutex(name string) *Mutex { return &Mutex{c, name} }
+
+// Name returns the lock's name.
+func (m *Mutex) Name() string { return m.name }
+
+// Lock waits until it is the caller's turn, and returns the hold.
+//
+// On success the hold is valid, and its token is larger than that of every earlier hold of the name. Its context carries
+// the values of ctx, but not its end: ctx bounds only the waiting.
+//
+// On failure the lock is not held, and nothing of the attempt stays in the line: what could not be taken out at once is
+// taken out in the background, at the latest when the session ends. If ctx ends first the error matches ctx.Err(). A
+// store that cannot be reached is waited for as long as the session is alive, and then for a bounded time, ten seconds
+// on etcd; then that is the error.
+//
+// Callers are served in the order in which they arrived, in their process and then in the store. Lock does not know who
+// calls it: a goroutine that holds the lock and calls Lock waits for itself until ctx ends.
+func (m *Mutex) Lock(ctx context.Context) (*Hold, error) {
+	p := m.place(ctx)
+	return p.run(ctx)
+}
+
+// TryLock takes the lock if nobody holds it or stands in line for it, in this process or elsewhere, and answers at once.
+// If somebody does, the error is a [*HeldError] that says who, and nothing is left behind. In everything else it is as
+// Lock.
+func (m *Mutex) TryLock(ctx context.Context) (*Hold, error) {
+	p := m.place(ctx)
+	p.try = true
+	return p.run(ctx)
+}
+
+// Join gets in line for the lock and returns at once. It is Lock for those who have other things to wait for:
+//
+//	place, err := m.Join(ctx)
+//	…
+//	select {
+//	case <-place.Ready():
+//		hold, err := place.Hold()
+//	case <-other:
+//		place.Leave(ctx)
+//	}
+//
+// The error is about the name or a closed client; what else may go wrong is told by [Place.Hold]. If ctx ends before the
+// place is ready, the place is given up.
+func (m *Mutex) Join(ctx context.Context) (*Place, error) {
+	p := m.place(ctx)
+	if err := p.check(); err != nil {
+		return nil, err
+	}
+	ctx, p.cancel = context.WithCancelCause(ctx)
+	go func() {
+		defer close(p.ready)
+		p.hold, p.err = p.run(ctx)
+	}()
+	return p, nil
+}
+
+// Do runs f while it holds the lock. f's context ends with ctx and with the hold; f should return when it does.
+//
+// Do returns the error of taking the lock, in which case f was not run, or else f's error joined with that of losing or
+// releasing the lock. A nil error therefore means that f succeeded and the lock was held until f returned. The release does
+// not depend on ctx.
+func (m *Mutex) Do(ctx context.Context, f func(ctx context.Context, h *Hold) error) error {
+	hold, err := m.Lock(ctx)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	defer context.AfterFunc(hold.Context(), func() { cancel(context.Cause(hold.Context())) })()
+
+	returned := false
+	defer func() {
+		if !returned { // f has panicked, or ended the goroutine
+			_ = hold.Release(ctx)
+		}
+	}()
+	err = f(ctx, hold)
+	returned = true
+	return errors.Join(err, hold.Release(ctx))
+}
+
+func (m *Mutex) place(ctx context.Context) *Place {
+	return &Place{
+		client: m.client,
+		name:   m.name,
+		mode:   line.Exclusive,
+		values: context.WithoutCancel(ctx),
+		turn:   make(chan struct{}),
+		ready:  make(chan struct{}),
+	}
+}

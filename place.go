@@ -1,0 +1,282 @@
+package stile
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/stilelock/stile/internal/bootclock"
+	"github.com/stilelock/stile/line"
+	"github.com/stilelock/stile/store"
+)
+
+// Place is a place in the line for a lock; [Mutex.Join] returns one. It is safe for concurrent use.
+//
+// A place that is ready and has a hold holds the lock until the hold is released or the place is left.
+type Place struct {
+	client *Client
+	name   string
+	mode   line.Mode
+	try    bool
+	values context.Context // what the hold's context has of its caller's
+
+	turn   chan struct{} // closed when the place has come to the head of its process's queue
+	ahead  atomic.Int64  // how many stand ahead of its entry in the store
+	ready  chan struct{} // closed when hold and err are set
+	cancel context.CancelCauseFunc
+	hold   *Hold
+	err    error
+}
+
+// Ready is closed when there is an outcome: the lock is held, or it will not be. [Place.Hold] tells which.
+func (p *Place) Ready() <-chan struct{} { return p.ready }
+
+// Hold waits until the place is ready and returns the hold, or the error that Lock would have returned. After Leave the
+// error matches [ErrLeft].
+func (p *Place) Hold() (*Hold, error) {
+	<-p.ready
+	return p.hold, p.err
+}
+
+// Ahead says how many must leave before it is this place's turn, as far as is known: the ones in the line in the store,
+// and those of this process who wait to join it. Those who will have joined the line before them are not known yet. It is
+// zero if the place is ready, and may be before its entry has reached the store.
+func (p *Place) Ahead() int {
+	select {
+	case <-p.ready:
+		return 0
+	default:
+	}
+	here, head := p.client.aheadHere(p)
+	return here + int(head.ahead.Load())
+}
+
+// Leave gives the place up. If it has a hold already, that is released, and the error is that of the release. Otherwise the
+// error is nil: what could not be taken out of the line at once is taken out in the background. Leaving again does nothing.
+func (p *Place) Leave(ctx context.Context) error {
+	p.cancel(ErrLeft)
+	<-p.ready
+	if p.hold == nil {
+		return nil
+	}
+	return p.hold.Release(ctx)
+}
+
+// check says what makes it pointless to run the place.
+func (p *Place) check() error {
+	if err := store.CheckName(p.name); err != nil {
+		return fmt.Errorf("stile: %w", err)
+	}
+	if p.client.life.Err() != nil {
+		return p.failed(ErrClosed)
+	}
+	return nil
+}
+
+// run takes the place from the end of the line to the hold. It runs in the caller's goroutine, for Lock, so that whoever
+// hands the lock over wakes the caller and nobody else.
+func (p *Place) run(ctx context.Context) (*Hold, error) {
+	if err := p.check(); err != nil {
+		return nil, err
+	}
+	c := p.client
+	ctx, done, err := c.begin(ctx)
+	if err != nil {
+		return nil, p.failed(err)
+	}
+	defer done()
+
+	began := bootclock.Now()
+	if p.try {
+		if head := c.tryJoin(p); head != nil {
+			return nil, head.heldHere()
+		}
+	} else if err := c.join(ctx, p); err != nil {
+		return nil, p.failed(ended(ctx, err))
+	}
+	for {
+		hold, err := p.enter(ctx, began)
+		switch {
+		case err == nil:
+			return hold, nil
+		case errors.Is(err, errJoinAgain):
+			c.log(slog.LevelDebug, "joining the line again", slog.String("lock", p.name), slog.Any("error", err))
+			continue
+		case !errors.Is(err, errLeaving):
+			c.leave(p)
+		}
+		return nil, p.failed(ended(ctx, err))
+	}
+}
+
+var (
+	// errJoinAgain: the entry is gone, and the caller still wants the lock.
+	errJoinAgain = errors.New("the entry was lost while it waited")
+	// errLeaving: the caller has given up, and the entry is being taken out in the background.
+	errLeaving = errors.New("given up")
+)
+
+// enter puts an entry into the store's line and waits for its turn.
+func (p *Place) enter(ctx context.Context, began bootclock.Instant) (*Hold, error) {
+	session, err := p.client.session(ctx)
+	if err != nil {
+		return nil, err
+	}
+	e := newEntry(p)
+	ticket, err := session.Store().Enqueue(ctx, store.Request{Name: p.name, Mode: p.mode, Try: p.try, Notify: e.notify})
+	var held *store.HeldError
+	switch {
+	case errors.Is(err, store.ErrSessionLost):
+		// The session's keeper hears of it as well; until it has, session would return this one again.
+		select {
+		case <-session.Context().Done():
+			return nil, fmt.Errorf("%w: %w", errJoinAgain, err)
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+	case errors.As(err, &held):
+		return nil, heldError(held)
+	case err != nil:
+		return nil, err
+	}
+
+	select {
+	case <-e.admitted:
+		if session.Valid() {
+			return newHold(p, session, ticket, e, began), nil
+		}
+		<-session.Context().Done() // it is on its way: the deadline has passed
+		return nil, fmt.Errorf("%w: %w", errJoinAgain, context.Cause(session.Context()))
+	case <-e.gone:
+		return nil, fmt.Errorf("%w: %w", errJoinAgain, e.cause)
+	case <-session.Context().Done():
+		return nil, fmt.Errorf("%w: %w", errJoinAgain, context.Cause(session.Context()))
+	case <-ctx.Done():
+		p.abandon(ticket)
+		return nil, errLeaving
+	}
+}
+
+// farewell is how long an abandoned entry is waited for before the next of this process joins the line.
+const farewell = time.Second
+
+// abandon takes an entry out that nobody wants any more, without making its owner wait.
+func (p *Place) abandon(ticket store.Ticket) {
+	p.client.work.Go(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), farewell)
+		defer cancel()
+		_ = ticket.Withdraw(ctx) // the store goes on until the entry is out
+		p.client.leave(p)
+	})
+}
+
+// failed says which lock an error is about.
+func (p *Place) failed(err error) error {
+	var held *HeldError
+	if errors.As(err, &held) {
+		return held
+	}
+	return fmt.Errorf("stile: lock %q: %w", p.name, err)
+}
+
+// heldHere is the error of trying for a lock that somebody in this process holds or seeks.
+func (p *Place) heldHere() error {
+	return heldError(&store.HeldError{Name: p.name, Holder: &store.Entry{Mode: p.mode, Owner: p.client.opts.Owner}})
+}
+
+func heldError(inner *store.HeldError) *HeldError {
+	e := &HeldError{Name: inner.Name, inner: inner}
+	if inner.Holder != nil {
+		holder := entryOf(*inner.Holder)
+		e.Holder = &holder
+	}
+	return e
+}
+
+// begin counts a call in: Close waits for it. The context it returns ends with ctx and with the client.
+func (c *Client) begin(ctx context.Context) (_ context.Context, done func(), err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.life.Err() != nil {
+		return nil, nil, ErrClosed
+	}
+	c.work.Add(1)
+	ctx, cancel := context.WithCancelCause(ctx)
+	stop := context.AfterFunc(c.life, func() { cancel(ErrClosed) })
+	return ctx, func() {
+		stop()
+		cancel(nil)
+		c.work.Done()
+	}, nil
+}
+
+// ended puts into err what ended ctx, if that is what happened.
+func ended(ctx context.Context, err error) error {
+	cause := context.Cause(ctx)
+	switch {
+	case ctx.Err() == nil:
+		return err
+	case cause == ErrClosed, cause == ErrLeft:
+		return cause
+	case err == errLeaving, errors.Is(err, ctx.Err()) && errors.Is(err, cause):
+		err = ctx.Err()
+	}
+	for _, e := range []error{cause, ctx.Err()} {
+		if !errors.Is(err, e) {
+			err = fmt.Errorf("%w: %w", e, err)
+		}
+	}
+	return err
+}
+
+// entry follows one entry of a place through what the store tells of it.
+type entry struct {
+	place    *Place
+	admitted chan struct{} // closed when it is the entry's turn; order is set
+	gone     chan struct{} // closed when the entry is gone; cause is set
+	order    uint64
+	cause    error
+
+	mu     sync.Mutex
+	turn   bool        // admitted is closed
+	over   bool        // gone is closed
+	onGone func(error) // is called when the entry goes
+}
+
+func newEntry(p *Place) *entry {
+	return &entry{place: p, admitted: make(chan struct{}), gone: make(chan struct{})}
+}
+
+// notify is called by the store.
+func (e *entry) notify(st store.Standing) {
+	e.place.ahead.Store(int64(st.Ahead))
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	switch {
+	case e.over:
+	case st.State == store.Gone:
+		e.over, e.cause = true, st.Cause
+		close(e.gone)
+		if e.onGone != nil {
+			e.onGone(st.Cause)
+		}
+	case st.State == store.Admitted && !e.turn:
+		e.turn, e.order = true, st.Order
+		close(e.admitted)
+	}
+}
+
+// whenGone has f called when the entry goes: at once if it is gone.
+func (e *entry) whenGone(f func(error)) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.over {
+		f(e.cause)
+		return
+	}
+	e.onGone = f
+}

@@ -1,0 +1,56 @@
+package etcdstore
+
+import (
+	"context"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+)
+
+// NotifyContended implements [store.Ticket]. Nobody who does not ask pays for it: it has a watch of its own, for those
+// who join, which the line's watch leaves out.
+func (e *entry) NotifyContended(f func()) {
+	w := e.line
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if e.state != standing {
+		return
+	}
+	ctx, cancel := context.WithCancel(w.ctx)
+	e.contended = cancel
+	e.session.spawn(func() {
+		defer cancel()
+		for ctx.Err() == nil {
+			if e.awaitContention(ctx) {
+				f()
+				return
+			}
+			rest(ctx, lastPause)
+		}
+	})
+}
+
+// awaitContention waits until somebody who is not admitted stands behind the entry. It returns false if it cannot go
+// on: ctx has ended, or the watch.
+func (e *entry) awaitContention(ctx context.Context) bool {
+	s := e.session.store
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	joins := s.cli.Watch(ctx, s.keys.line(e.req.Name),
+		clientv3.WithPrefix(), clientv3.WithFilterDelete(), clientv3.WithCreatedNotify())
+	// The first response says that the watch has begun; those who joined before it are in the reading that follows.
+	for resp := range joins {
+		if resp.Err() != nil {
+			return false
+		}
+		l, _, err := s.read(ctx, e.req.Name)
+		if err != nil {
+			return false
+		}
+		for _, other := range l.Entries {
+			if other.Order > e.order && !other.Admitted {
+				return true
+			}
+		}
+	}
+	return false
+}

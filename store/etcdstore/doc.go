@@ -1,0 +1,42 @@
+// Package etcdstore keeps lines in etcd.
+//
+// # Keys
+//
+// A session is a lease. An exclusive entry is the key
+//
+//	<prefix><name>/<lease id, hexadecimal>
+//
+// with the lease attached; entries stand in the order of their create revisions. That is the layout of
+// concurrency.Mutex, etcdctl lock and the server's own lock service, so all of them and Stile exclude each other on
+// one name. Entries of other modes add a dash and their nonce to the key, because a session may have several. The
+// value is JSON: the owner, the mode, and a nonce that makes each entry recognisable to the one who made it. A key
+// under a name that is not such an entry (its lease is not the one it is named after, or there is a further slash)
+// is not part of the line; [Store.Line] remarks on it, because the other clients would wait for it.
+//
+// An order, and so a token, is a create revision: of two conflicting entries the later has the larger one, and
+// everybody who reads the line can see it. Revisions go backwards when a cluster is restored from a snapshot, unless
+// with etcdutl snapshot restore --bump-revision, and begin again in a new one.
+//
+// # Requests whose outcome is unknown
+//
+// A request that etcd has accepted while its leader dies is answered after seven seconds, with an error, and may or
+// may not have been carried out. So requests are given up after half a second at first, and made again: each is
+// written so that making it twice does no harm, and so that the second can tell what became of the first.
+//
+// What remains is an attempt that was given up for good, and is carried out after everything else: a member that was
+// stopped for a minute, say, with the request in its hands. It would put in an entry that nobody knows of, under a
+// lease that is kept alive. Therefore each enqueueing attempt names the version of its session's guard key, and is
+// void if that has changed; whenever an enqueueing leaves an attempt in doubt, the guard is raised before the matter
+// is closed. In ordinary life the guard key does not exist and nothing is ever written to it.
+//
+//	<prefix>.stile/<lease id, hexadecimal>
+//
+// # Watching
+//
+// etcd serves a watch that begins in the past only every 100 ms (the stock mutex begins all of its watches so). Here
+// there is one watch for each line and session. It begins at the present, and what happened before it is read
+// afterwards; while the line is in use it stays open. It tells of every entry that leaves, so the next in line knows
+// that it is its turn when the event arrives, without a further request; and it tells a holder when its own entry is
+// gone. A watch that ends for any reason is opened again and the line read anew; to be safe from one that has fallen
+// silent, a line with waiters is also read every ten seconds.
+package etcdstore

@@ -1,0 +1,325 @@
+package etcdstore
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync/atomic"
+	"time"
+
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	"go.etcd.io/etcd/api/v3/mvccpb"
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/stilelock/stile/line"
+	"github.com/stilelock/stile/store"
+)
+
+// entry is one place in a line, and the ticket to it.
+type entry struct {
+	session *session
+	line    *watchedLine
+	req     store.Request
+	key     string
+	value   string
+	order   uint64 // set when it has been put in
+
+	// doubt is set while an attempt to put the entry in was given up: it may be carried out later.
+	doubt atomic.Bool
+
+	// The fields below are guarded by the line's mutex.
+	state     entryState
+	place     *line.Place    // while standing
+	left      []departure    // who left while the entry was being put in
+	watch     int            // which watch of the line was open when the entry joined; zero for none
+	told      store.Standing // the last that Notify heard
+	late      *time.Timer    // starts the watch of an entry that did not need one so far
+	contended context.CancelFunc
+}
+
+type entryState uint8
+
+const (
+	joining  entryState = iota // being put in
+	standing                   // in its line
+	over                       // withdrawn, gone, or never put in
+)
+
+// departure is an entry leaving a line.
+type departure struct {
+	id string
+	at uint64
+}
+
+// Enqueue implements [store.Session].
+func (se *session) Enqueue(ctx context.Context, req store.Request) (store.Ticket, error) {
+	doing := fmt.Sprintf("join the line of lock %q", req.Name)
+	if err := se.store.keys.check(req.Name); err != nil {
+		return nil, fmt.Errorf("%s: %w", se.store, err)
+	}
+	e, err := newEntry(se, req)
+	if err != nil {
+		return nil, se.store.explain(doing, err)
+	}
+	if err := se.join(e); err != nil {
+		return nil, err
+	}
+	bounded, cancel := se.bounded(ctx)
+	defer cancel()
+
+	arrived, err := e.putIn(bounded, req.Try)
+	e.order = arrived.order
+	if err == nil && req.Try && arrived.blocking(e) > 0 {
+		// The line was free when it was looked at, and somebody was faster.
+		_ = e.Withdraw(bounded)
+		err = arrived.heldBy(req.Name)
+	}
+	if err != nil {
+		e.line.part(e)
+		if e.doubt.Load() {
+			se.spawn(e.clear)
+		}
+		var held *store.HeldError
+		if errors.As(err, &held) {
+			return nil, err
+		}
+		return nil, se.explain(ctx, doing, err)
+	}
+	e.line.arrive(e, arrived)
+	return e, nil
+}
+
+func newEntry(se *session, req store.Request) (*entry, error) {
+	owner := se.opts.Owner
+	owner.Since = time.Now()
+	v := value{Stile: valueFormat, Nonce: rand.Text(), Mode: req.Mode, Owner: owner}
+	text, err := v.encode()
+	if err != nil {
+		return nil, err
+	}
+	return &entry{
+		session: se,
+		req:     req,
+		key:     se.store.keys.entry(req.Name, se.lease, req.Mode, v.Nonce),
+		value:   text,
+	}, nil
+}
+
+// arrival is what is known of an entry that has been put in.
+type arrival struct {
+	order  uint64
+	others []contender // those in the line at that moment
+}
+
+func (a arrival) blocking(e *entry) int {
+	me := line.Entry{ID: e.key, Order: a.order, Mode: e.req.Mode}
+	return line.NewPlace(me, entries(a.others)).Blocking()
+}
+
+func (a arrival) heldBy(name string) *store.HeldError {
+	if len(a.others) == 0 {
+		return &store.HeldError{Name: name}
+	}
+	holder := asStoreEntry(a.others[0])
+	return &store.HeldError{Name: name, Holder: &holder}
+}
+
+// putIn makes attempts to put the entry in until one is answered. If one was given up on the way, e.doubt is set.
+//
+// All attempts carry the same value, with a nonce, so that one that finds the entry there knows it for its own.
+func (e *entry) putIn(ctx context.Context, try bool) (a arrival, err error) {
+	for {
+		var resp *clientv3.TxnResponse
+		err := attempt(ctx, func(ctx context.Context) (err error) {
+			resp, err = e.txn(ctx, try)
+			if err != nil && !refused(err) {
+				e.doubt.Store(true)
+			}
+			return err
+		})
+		if err != nil {
+			return arrival{}, err
+		}
+		a, done, err := e.outcome(ctx, resp, try)
+		if done || err != nil {
+			return a, err
+		}
+	}
+}
+
+// txn is one attempt. Nothing is read if nobody is in the line: that is the common case.
+//
+//	if nobody stands in the line       put the entry in
+//	otherwise, when trying             tell whether the entry is there already
+//	otherwise, if it is not there yet  put it in, and tell who is in the line
+//
+// and none of it if the guard has been raised since.
+func (e *entry) txn(ctx context.Context, try bool) (*clientv3.TxnResponse, error) {
+	prefix, guard := e.session.store.keys.line(e.req.Name), e.session.guardKey()
+	unraised := clientv3.Compare(clientv3.Version(guard), "=", e.session.seenGuard())
+	nobody := clientv3.Compare(clientv3.CreateRevision(prefix), "=", 0).WithPrefix()
+	absent := clientv3.Compare(clientv3.CreateRevision(e.key), "=", 0)
+	put := clientv3.OpPut(e.key, e.value, clientv3.WithLease(e.session.lease))
+	tell := []clientv3.Op{clientv3.OpGet(e.key), clientv3.OpGet(guard, clientv3.WithKeysOnly())}
+
+	txn := e.session.store.cli.Txn(ctx).If(unraised, nobody).Then(put)
+	if try {
+		return txn.Else(tell...).Commit()
+	}
+	who := clientv3.OpGet(prefix, clientv3.WithPrefix())
+	if e.req.Mode == line.Exclusive {
+		who = clientv3.OpGet(prefix, clientv3.WithPrefix(), clientv3.WithKeysOnly()) // whatever they are, they are ahead
+	}
+	return txn.Else(clientv3.OpTxn([]clientv3.Cmp{unraised, absent}, []clientv3.Op{put, who}, tell)).Commit()
+}
+
+// outcome says what an answered attempt came to. If it is not done, another is needed.
+func (e *entry) outcome(ctx context.Context, resp *clientv3.TxnResponse, try bool) (a arrival, done bool, err error) {
+	if resp.Succeeded {
+		return arrival{order: uint64(resp.Header.Revision)}, true, nil
+	}
+	told := resp.Responses
+	if !try {
+		inner := resp.Responses[0].GetResponseTxn()
+		if inner.Succeeded {
+			others, _ := e.session.store.keys.contenders(e.req.Name, inner.Responses[1].GetResponseRange().Kvs)
+			return arrival{order: uint64(resp.Header.Revision), others: others}, true, nil
+		}
+		told = inner.Responses
+	}
+	mine, guard := told[0].GetResponseRange().Kvs, told[1].GetResponseRange().Kvs
+	raised := e.session.sawGuard(guard)
+	switch {
+	case len(mine) > 0 && string(mine[0].Value) == e.value:
+		return e.foundIn(ctx, mine[0].CreateRevision)
+	case len(mine) > 0:
+		// An earlier entry of this session that is still on its way out: only this session makes such keys.
+		_, err := e.session.store.remove(ctx, e.key, mine[0].CreateRevision)
+		return arrival{}, false, err
+	case raised || !try:
+		return arrival{}, false, nil
+	default:
+		return e.tryBehind(ctx)
+	}
+}
+
+// foundIn completes what is known of an entry that an earlier attempt has put in.
+func (e *entry) foundIn(ctx context.Context, created int64) (arrival, bool, error) {
+	_, others, err := e.session.store.read(ctx, e.req.Name)
+	return arrival{order: uint64(created), others: others}, err == nil, err
+}
+
+// tryBehind decides about a try when somebody is in the line already, or something else begins with its name. Only if
+// the reading shows that the entry would be admitted behind them is it put in.
+func (e *entry) tryBehind(ctx context.Context) (arrival, bool, error) {
+	_, others, err := e.session.store.read(ctx, e.req.Name)
+	if err != nil {
+		return arrival{}, false, err
+	}
+	a := arrival{order: store.MaxOrder, others: others} // as if it came now
+	if a.blocking(e) > 0 {
+		return arrival{}, false, a.heldBy(e.req.Name)
+	}
+	a, err = e.putIn(ctx, false)
+	return a, err == nil, err
+}
+
+// clear takes the entry out, if it is in, and raises the guard, so that no attempt still under way can put it in. It
+// goes on until that is done or the session has ended, which does the same.
+func (e *entry) clear() {
+	se := e.session
+	guard := se.guardKey()
+	raise := clientv3.OpPut(guard, "", clientv3.WithLease(se.lease))
+	tell := clientv3.OpGet(guard, clientv3.WithKeysOnly())
+	for se.alive() == nil {
+		var told []*pb.ResponseOp
+		err := attempt(se.life, func(ctx context.Context) error {
+			resp, err := se.store.cli.Txn(ctx).
+				If(clientv3.Compare(clientv3.Value(e.key), "=", e.value)).
+				Then(raise, tell, clientv3.OpDelete(e.key)).
+				Else(raise, tell).
+				Commit()
+			if err == nil {
+				told = resp.Responses
+			}
+			return err
+		})
+		switch {
+		case err == nil:
+			se.sawGuard(told[1].GetResponseRange().Kvs)
+			return
+		case errors.Is(err, rpctypes.ErrLeaseNotFound):
+			_ = se.gone()
+			return
+		case se.alive() == nil:
+			se.store.logger.LogAttrs(se.life, slog.LevelWarn, "entry in doubt could not be taken out yet",
+				slog.String("lock", e.req.Name), slog.Any("error", err))
+			rest(se.life, lastAttempt)
+		}
+	}
+}
+
+// Withdraw implements [store.Ticket].
+func (e *entry) Withdraw(ctx context.Context) error {
+	se := e.session
+	doing := fmt.Sprintf("leave the line of lock %q", e.req.Name)
+	if !e.line.part(e) {
+		return fmt.Errorf("%s: %s: %w: the entry had left already", se.store, doing, store.ErrGone)
+	}
+	if err := se.alive(); err != nil {
+		return err
+	}
+	bounded, cancel := se.bounded(ctx)
+	defer cancel()
+	removed, err := se.store.remove(bounded, e.key, int64(e.order))
+	switch {
+	case err != nil:
+		se.spawn(e.keepRemoving)
+		return se.explain(ctx, doing, err)
+	case e.doubt.Load():
+		se.spawn(e.clear)
+	}
+	if !removed {
+		return fmt.Errorf("%s: %s: %w: somebody else has taken the entry out", se.store, doing, store.ErrGone)
+	}
+	return nil
+}
+
+// keepRemoving goes on with a withdrawal whose caller has given up.
+func (e *entry) keepRemoving() {
+	se := e.session
+	for se.alive() == nil {
+		_, err := se.store.remove(se.life, e.key, int64(e.order))
+		if err == nil {
+			break
+		}
+		rest(se.life, lastAttempt)
+	}
+	if e.doubt.Load() {
+		e.clear()
+	}
+}
+
+// guardKey is the key whose version voids attempts of the session that were given up; see the package comment.
+func (se *session) guardKey() string { return se.store.keys.guard(se.lease) }
+
+func (se *session) seenGuard() int64 {
+	se.mu.Lock()
+	defer se.mu.Unlock()
+	return se.guardVersion
+}
+
+// sawGuard takes in a reading of the guard key, and reports whether it had been raised.
+func (se *session) sawGuard(kvs []*mvccpb.KeyValue) (raised bool) {
+	if len(kvs) == 0 {
+		return false
+	}
+	se.mu.Lock()
+	defer se.mu.Unlock()
+	raised = kvs[0].Version > se.guardVersion
+	se.guardVersion = max(se.guardVersion, kvs[0].Version)
+	return raised
+}

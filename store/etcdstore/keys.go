@@ -1,0 +1,125 @@
+package etcdstore
+
+import (
+	"encoding/json"
+	"fmt"
+	"strconv"
+	"strings"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"go.etcd.io/etcd/api/v3/mvccpb"
+
+	"github.com/stilelock/stile/line"
+	"github.com/stilelock/stile/store"
+)
+
+// keys maps names to keys and back.
+type keys struct {
+	prefix string
+}
+
+// reserved is the name under which the guard keys are.
+const reserved = ".stile"
+
+// check refuses the names that etcd needs for itself.
+func (k keys) check(name string) error {
+	if name == reserved || strings.HasPrefix(name, reserved+"/") {
+		return fmt.Errorf("%w %q: Stile keeps its own keys under %q", store.ErrBadName, name, reserved)
+	}
+	return nil
+}
+
+// line is what all entries of a line begin with. Lines whose name goes on after a slash begin with it too.
+func (k keys) line(name string) string { return k.prefix + name + "/" }
+
+func (k keys) entry(name string, lease clientv3.LeaseID, mode line.Mode, nonce string) string {
+	key := k.line(name) + leaseText(lease)
+	if mode != line.Exclusive {
+		key += "-" + nonce
+	}
+	return key
+}
+
+func (k keys) guard(lease clientv3.LeaseID) string {
+	return k.prefix + reserved + "/" + leaseText(lease)
+}
+
+// parse returns the name of the line that a key is an entry of. A key is an entry if its last part is named after the
+// lease attached to it: no other key is made like that by accident.
+func (k keys) parse(key []byte, lease int64) (name string, ok bool) {
+	rest, ok := strings.CutPrefix(string(key), k.prefix)
+	slash := strings.LastIndexByte(rest, '/')
+	if !ok || slash < 1 || lease == 0 {
+		return "", false
+	}
+	name, last := rest[:slash], rest[slash+1:]
+	holder, _, _ := strings.Cut(last, "-")
+	if holder != leaseText(clientv3.LeaseID(lease)) || name == reserved {
+		return "", false
+	}
+	return name, true
+}
+
+func leaseText(id clientv3.LeaseID) string { return strconv.FormatInt(int64(id), 16) }
+
+// value is what an entry says of itself.
+type value struct {
+	// Stile is the version of this format. Zero, or an unreadable value, means another client's entry.
+	Stile int         `json:"stile"`
+	Nonce string      `json:"nonce"`
+	Mode  line.Mode   `json:"mode"`
+	Owner store.Owner `json:"owner"`
+}
+
+const valueFormat = 1
+
+func (v value) encode() (string, error) {
+	b, err := json.Marshal(v)
+	return string(b), err
+}
+
+// decode reads the value of any client's entry. One that is not ours is an exclusive entry of an unknown owner.
+func decode(b []byte) (v value, ours bool) {
+	if err := json.Unmarshal(b, &v); err != nil || v.Stile < valueFormat {
+		return value{}, false
+	}
+	return v, true
+}
+
+// contender is an entry as it is read from etcd.
+type contender struct {
+	line.Entry
+	Key   string
+	Lease clientv3.LeaseID
+	Value value
+	Ours  bool
+	// CreateRevision is Entry.Order, in etcd's type.
+	CreateRevision int64
+}
+
+// contenders picks the entries of one line out of the keys that begin with its name and a slash, and names the keys
+// that are there without being entries of any line. Without values every entry passes for an exclusive one.
+func (k keys) contenders(name string, kvs []*mvccpb.KeyValue) (found []contender, strays []string) {
+	for _, kv := range kvs {
+		of, ok := k.parse(kv.Key, kv.Lease)
+		switch {
+		case !ok && !strings.Contains(strings.TrimPrefix(string(kv.Key), k.line(name)), "/"):
+			strays = append(strays, string(kv.Key))
+		case ok && of == name:
+			c := contender{Key: string(kv.Key), Lease: clientv3.LeaseID(kv.Lease), CreateRevision: kv.CreateRevision}
+			c.Value, c.Ours = decode(kv.Value)
+			c.Entry = line.Entry{ID: c.Key, Order: uint64(kv.CreateRevision), Mode: c.Value.Mode}
+			found = append(found, c)
+		}
+	}
+	return found, strays
+}
+
+func entries(cs []contender) []line.Entry {
+	es := make([]line.Entry, 0, len(cs))
+	for _, c := range cs {
+		es = append(es, c.Entry)
+	}
+	return es
+}

@@ -1,0 +1,166 @@
+package etcdstore
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/stilelock/stile/line"
+	"github.com/stilelock/stile/store"
+)
+
+// Line implements [store.Store].
+func (s *Store) Line(ctx context.Context, name string) (store.Line, error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, patience, errPatience)
+	defer cancel()
+	l, cs, err := s.read(ctx, name)
+	if err != nil {
+		return store.Line{}, s.explain(fmt.Sprintf("read the line of lock %q", name), err)
+	}
+	s.fillRemaining(ctx, []store.Line{l}, [][]contender{cs})
+	return l, nil
+}
+
+// Lines implements [store.Store]. It looks at every key that begins with the store's prefix and the one given, so on
+// a cluster that is used for much else a prefix is kinder.
+func (s *Store) Lines(ctx context.Context, prefix string) ([]store.Line, error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, patience, errPatience)
+	defer cancel()
+	names, err := s.names(ctx, prefix)
+	if err != nil {
+		return nil, s.explain("list the lines", err)
+	}
+	lines := make([]store.Line, 0, len(names))
+	contenders := make([][]contender, 0, len(names))
+	for _, name := range names {
+		l, cs, err := s.read(ctx, name)
+		if err != nil {
+			return nil, s.explain(fmt.Sprintf("read the line of lock %q", name), err)
+		}
+		if len(l.Entries) > 0 {
+			lines, contenders = append(lines, l), append(contenders, cs)
+		}
+	}
+	s.fillRemaining(ctx, lines, contenders)
+	return lines, nil
+}
+
+// page is how many keys are read at a time.
+const page = 1000
+
+// names returns the names of the lines whose name begins with prefix, sorted.
+func (s *Store) names(ctx context.Context, prefix string) ([]string, error) {
+	var names []string
+	from := s.keys.prefix + prefix
+	end := clientv3.GetPrefixRangeEnd(from)
+	if from == "" {
+		from, end = "\x00", "\x00" // the whole key space
+	}
+	for {
+		var resp *clientv3.GetResponse
+		err := attempt(ctx, func(ctx context.Context) (err error) {
+			resp, err = s.cli.Get(ctx, from, clientv3.WithRange(end), clientv3.WithKeysOnly(), clientv3.WithLimit(page))
+			return err
+		})
+		if err != nil {
+			return nil, err
+		}
+		for _, kv := range resp.Kvs {
+			if name, ok := s.keys.parse(kv.Key, kv.Lease); ok {
+				names = append(names, name)
+			}
+		}
+		if !resp.More || len(resp.Kvs) == 0 {
+			break
+		}
+		from = string(resp.Kvs[len(resp.Kvs)-1].Key) + "\x00"
+	}
+	slices.Sort(names)
+	return slices.Compact(names), nil
+}
+
+// read reads one line with a linearizable read. The contenders are those of the line's entries, in the same order.
+func (s *Store) read(ctx context.Context, name string) (store.Line, []contender, error) {
+	var resp *clientv3.GetResponse
+	err := attempt(ctx, func(ctx context.Context) (err error) {
+		resp, err = s.cli.Get(ctx, s.keys.line(name), clientv3.WithPrefix())
+		return err
+	})
+	if err != nil {
+		return store.Line{}, nil, err
+	}
+	cs, strays := s.keys.contenders(name, resp.Kvs)
+	slices.SortFunc(cs, func(a, b contender) int {
+		return cmp.Or(cmp.Compare(a.Order, b.Order), cmp.Compare(a.ID, b.ID))
+	})
+	l := store.Line{Name: name, Entries: make([]store.Entry, 0, len(cs))}
+	admitted := line.Admitted(entries(cs))
+	for i, c := range cs {
+		e := asStoreEntry(c)
+		e.Admitted = admitted[i]
+		l.Entries = append(l.Entries, e)
+	}
+	for _, key := range strays {
+		l.Remarks = append(l.Remarks, fmt.Sprintf("key %q is not an entry of the lock, and Stile takes no notice of it, but "+
+			"concurrency.Mutex and etcdctl lock would wait for it: delete it, or keep it elsewhere", key))
+	}
+	return l, cs, nil
+}
+
+func asStoreEntry(c contender) store.Entry {
+	return store.Entry{
+		Order:   c.Order,
+		Mode:    c.Mode,
+		Session: leaseText(c.Lease),
+		Foreign: !c.Ours,
+		Owner:   c.Value.Owner,
+	}
+}
+
+// fillRemaining asks how long the sessions of the entries have left: for so many sessions, and so long, that a reading
+// stays a matter of moments. What is not asked or not answered stays zero.
+func (s *Store) fillRemaining(ctx context.Context, lines []store.Line, contenders [][]contender) {
+	const (
+		most     = 256
+		parallel = 8
+	)
+	ctx, cancel := context.WithTimeout(ctx, time.Second)
+	defer cancel()
+	var (
+		mu        sync.Mutex
+		remaining = make(map[clientv3.LeaseID]time.Duration)
+		asking    sync.WaitGroup
+		places    = make(chan struct{}, parallel)
+	)
+	ask := func(id clientv3.LeaseID) {
+		defer func() { <-places }()
+		resp, err := s.cli.TimeToLive(ctx, id)
+		if err != nil || resp.TTL <= 0 {
+			return
+		}
+		mu.Lock()
+		remaining[id] = time.Duration(resp.TTL) * time.Second
+		mu.Unlock()
+	}
+	asked := make(map[clientv3.LeaseID]bool)
+	for _, cs := range contenders {
+		for _, c := range cs {
+			if !asked[c.Lease] && len(asked) < most {
+				asked[c.Lease] = true
+				places <- struct{}{}
+				asking.Go(func() { ask(c.Lease) })
+			}
+		}
+	}
+	asking.Wait()
+	for i, l := range lines {
+		for j := range l.Entries {
+			l.Entries[j].Remaining = remaining[contenders[i][j].Lease]
+		}
+	}
+}

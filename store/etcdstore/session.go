@@ -1,0 +1,226 @@
+package etcdstore
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"google.golang.org/grpc/codes"
+
+	"github.com/stilelock/stile/store"
+)
+
+// session is a lease and what is attached to it.
+type session struct {
+	store *Store
+	lease clientv3.LeaseID
+	ttl   time.Duration
+	opts  store.SessionOptions
+
+	// life ends, with a cause that matches store.ErrSessionLost, when the session is closed or known to be lost.
+	// Everything that works for the session ends with it, and is counted in work.
+	life context.Context
+	end  context.CancelCauseFunc
+	work works
+
+	renewals pb.LeaseClient
+	stream   *renewalStream // belongs to the goroutine that confirms
+
+	// mu is taken before the mutex of a line.
+	mu           sync.Mutex
+	lines        map[string]*watchedLine
+	guardVersion int64 // the last version of the guard key that was seen
+	ended        bool  // life has ended
+	revoked      bool  // the lease is known not to exist any more
+}
+
+func newSession(s *Store, granted *clientv3.LeaseGrantResponse, opts store.SessionOptions) *session {
+	se := &session{
+		store:    s,
+		lease:    granted.ID,
+		ttl:      time.Duration(granted.TTL) * time.Second,
+		opts:     opts,
+		renewals: clientv3.RetryLeaseClient(s.cli),
+		lines:    make(map[string]*watchedLine),
+	}
+	// All streams of all sessions carry the same metadata: the etcd client then needs one connection's stream for
+	// all watches. A member that has lost its leader ends them instead of falling silent.
+	se.life, se.end = context.WithCancelCause(clientv3.WithRequireLeader(context.Background()))
+	return se
+}
+
+// ID implements [store.Session]: the lease's id, as etcdctl writes it.
+func (se *session) ID() string { return leaseText(se.lease) }
+
+// Terms implements [store.Session]. The leader counts from when it handled the renewal, so in normal operation it is
+// never early. (Once it has been stopped for longer than the TTL it can be: see docs/guarantees.md.)
+func (se *session) Terms() store.Terms { return store.Terms{TTL: se.ttl} }
+
+// Confirm implements [store.Session]. A renewal is answered by the leader or not at all. The etcd client's own
+// keep-alive is not used: it hides when a renewal was sent, and counts from its reply.
+func (se *session) Confirm(ctx context.Context) error {
+	if err := se.alive(); err != nil {
+		return err
+	}
+	ttl, err := se.renew(ctx)
+	switch {
+	case err != nil:
+		return se.store.explain("renew the session", endedBy(ctx, err))
+	case ttl <= 0:
+		return se.gone()
+	}
+	return nil
+}
+
+// renewalStream carries renewals of one lease and the answers to them, one by one. After any failure it is thrown
+// away: so an answer that comes late is never taken for that to a later renewal, and the next stream may lead to
+// another member.
+type renewalStream struct {
+	pb.Lease_LeaseKeepAliveClient
+	cancel context.CancelFunc
+}
+
+func (se *session) renew(ctx context.Context) (ttl int64, err error) {
+	if se.stream == nil {
+		life, cancel := context.WithCancel(se.life)
+		stop := context.AfterFunc(ctx, cancel)
+		inner, err := se.renewals.LeaseKeepAlive(life)
+		if !stop() || err != nil {
+			cancel()
+			return 0, endedBy(ctx, err)
+		}
+		se.stream = &renewalStream{inner, cancel}
+	}
+	// The stream outlives ctx, unless ctx ends while an answer is outstanding.
+	stop := context.AfterFunc(ctx, se.stream.cancel)
+	defer func() {
+		if !stop() || err != nil {
+			se.stream.cancel()
+			se.stream = nil
+		}
+	}()
+	if err := se.stream.Send(&pb.LeaseKeepAliveRequest{ID: int64(se.lease)}); err != nil {
+		return 0, err
+	}
+	resp, err := se.stream.Recv()
+	if err != nil {
+		return 0, err
+	}
+	return resp.TTL, nil
+}
+
+// Close implements [store.Session].
+func (se *session) Close(ctx context.Context) error {
+	se.finish(fmt.Errorf("%s: %w: session %s is closed", se.store, store.ErrSessionLost, se.ID()), false)
+	se.work.group.Wait()
+
+	se.mu.Lock()
+	revoked := se.revoked
+	se.mu.Unlock()
+	if revoked {
+		return nil
+	}
+	err := se.store.patiently(ctx, func(ctx context.Context) error {
+		_, err := se.store.cli.Revoke(ctx, se.lease)
+		return err
+	})
+	if err != nil && !errors.Is(err, rpctypes.ErrLeaseNotFound) {
+		return se.store.explain("end the session", endedBy(ctx, err))
+	}
+	se.mu.Lock()
+	se.revoked = true
+	se.mu.Unlock()
+	return nil
+}
+
+// alive returns why the session has ended, or nil.
+func (se *session) alive() error { return context.Cause(se.life) }
+
+// gone ends the session because etcd does not know its lease any more, and returns the error that says so.
+func (se *session) gone() error {
+	err := fmt.Errorf("%s: %w: lease %s has expired or was revoked", se.store, store.ErrSessionLost, se.ID())
+	se.finish(err, true)
+	return err
+}
+
+// finish ends the session's life. If it was lost, everybody who stands in a line under it is told, and the one who
+// opened it.
+func (se *session) finish(cause error, lost bool) {
+	se.mu.Lock()
+	if se.ended {
+		se.mu.Unlock()
+		return
+	}
+	se.ended, se.revoked = true, lost
+	lines := se.lines
+	se.lines = nil
+	se.mu.Unlock()
+
+	se.work.refuse()
+	se.end(cause)
+	for _, w := range lines {
+		w.close(cause, lost)
+	}
+	if lost && se.opts.Lost != nil {
+		se.opts.Lost(cause)
+	}
+}
+
+// spawn runs f for the session. It does nothing once the session has ended: f would have nothing to do.
+func (se *session) spawn(f func()) { se.work.start(f) }
+
+// works counts the goroutines of a session. Its mutex is taken last of all.
+type works struct {
+	mu    sync.Mutex
+	group sync.WaitGroup
+	over  bool
+}
+
+func (w *works) start(f func()) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if !w.over {
+		w.group.Go(f)
+	}
+}
+
+// refuse makes start do nothing from here on.
+func (w *works) refuse() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.over = true
+}
+
+// bounded returns a context that ends with ctx and with the session.
+func (se *session) bounded(ctx context.Context) (context.Context, context.CancelFunc) {
+	bounded, cancel := context.WithCancelCause(ctx)
+	stop := context.AfterFunc(se.life, func() { cancel(context.Cause(se.life)) })
+	return bounded, func() { stop(); cancel(nil) }
+}
+
+// explain is [Store.explain] for calls that were bounded by ctx and by the session's life.
+func (se *session) explain(ctx context.Context, doing string, err error) error {
+	switch {
+	case errors.Is(err, rpctypes.ErrLeaseNotFound):
+		return se.gone()
+	case ctx.Err() == nil && se.alive() != nil:
+		return se.alive()
+	}
+	return se.store.explain(doing, endedBy(ctx, err))
+}
+
+// endedBy makes sure that the error of a call that ctx has ended matches ctx.Err().
+func endedBy(ctx context.Context, err error) error {
+	switch {
+	case ctx.Err() == nil || errors.Is(err, ctx.Err()):
+		return err
+	case err == nil || code(err) == codes.Canceled || code(err) == codes.DeadlineExceeded:
+		return ctx.Err() // the same, in the connection's words
+	}
+	return fmt.Errorf("%w: %w", ctx.Err(), err)
+}

@@ -1,0 +1,178 @@
+package etcdstore
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math"
+	"strings"
+	"time"
+
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/stilelock/stile/store"
+)
+
+// MinTTL and MaxTTL bound the TTL of a session. The server may have a larger minimum: one and a half times its
+// election timeout, which makes 2 s by default. Above five minutes etcd checkpoints leases, and may lose what it has
+// checkpointed.
+const (
+	MinTTL = time.Second
+	MaxTTL = 300 * time.Second
+)
+
+// Options configures a [Store]. The zero value, and a nil *Options, are ready for use.
+type Options struct {
+	// Prefix is put before every key. It is used as it is: end it with a slash to set Stile's locks apart in a
+	// folder. Empty means that the key of a lock begins with its name, as it does for etcdctl lock.
+	Prefix string
+	// Logger receives what an operator may want to know: watches that had to be opened again, entries that could
+	// not be taken out. Nil discards it.
+	Logger *slog.Logger
+
+	_ struct{}
+}
+
+// Store is a [store.Store] on etcd. It is safe for concurrent use. It has nothing of its own to close: sessions are
+// closed one by one, the etcd client by whoever made it.
+type Store struct {
+	cli    *clientv3.Client
+	keys   keys
+	logger *slog.Logger
+}
+
+var _ store.Store = (*Store)(nil)
+
+// New returns a store on the cluster that cli is connected to. Nothing is sent yet. The client should have
+// DialKeepAliveTime and DialKeepAliveTimeout set, so that a connection to a member that has fallen silent is given up;
+// New adds neither.
+func New(cli *clientv3.Client, opts *Options) (*Store, error) {
+	if cli == nil {
+		return nil, errors.New("etcd store: no etcd client")
+	}
+	if opts == nil {
+		opts = &Options{}
+	}
+	if err := store.CheckPrefix(opts.Prefix); err != nil {
+		return nil, fmt.Errorf("etcd store: key prefix: %w", err)
+	}
+	logger := opts.Logger
+	if logger == nil {
+		logger = slog.New(slog.DiscardHandler)
+	}
+	return &Store{cli: cli, keys: keys{prefix: opts.Prefix}, logger: logger}, nil
+}
+
+// Capabilities implements [store.Store].
+func (s *Store) Capabilities() store.Capabilities {
+	return store.Capabilities{
+		Kind: "etcd", Fair: true, SharedModes: true, Fencing: true, MinTTL: MinTTL, MaxTTL: MaxTTL,
+	}
+}
+
+// patience is how long a call without a session goes on when nothing answers. Calls with a session go on as long as
+// the session does.
+const patience = 10 * time.Second
+
+// Open implements [store.Store]. The TTL is rounded up to a second. A TTL below the server's own minimum is an error,
+// because the server would silently grant another.
+func (s *Store) Open(ctx context.Context, opts store.SessionOptions) (store.Session, error) {
+	if opts.TTL < MinTTL || opts.TTL > MaxTTL {
+		return nil, fmt.Errorf("%s: a TTL of %v: it must be between %v and %v", s, opts.TTL, MinTTL, MaxTTL)
+	}
+	seconds := int64(math.Ceil(opts.TTL.Seconds()))
+
+	var granted *clientv3.LeaseGrantResponse
+	err := s.patiently(ctx, func(ctx context.Context) (err error) {
+		// A grant that was given up may exist all the same: an empty lease that lasts for one TTL.
+		granted, err = s.cli.Grant(ctx, seconds)
+		return err
+	})
+	if err != nil {
+		return nil, s.explain("open a session", err)
+	}
+	if granted.TTL > seconds {
+		s.revoke(ctx, granted.ID)
+		return nil, fmt.Errorf("%s: a TTL of %v: the server grants none below %v: ask for that or more",
+			s, opts.TTL, time.Duration(granted.TTL)*time.Second)
+	}
+	return newSession(s, granted, opts), nil
+}
+
+// revoke ends a lease that nobody has used. If it fails the lease lasts for its TTL.
+func (s *Store) revoke(ctx context.Context, id clientv3.LeaseID) {
+	ctx, cancel := context.WithTimeout(ctx, time.Second)
+	defer cancel()
+	if _, err := s.cli.Revoke(ctx, id); err != nil {
+		s.logger.LogAttrs(ctx, slog.LevelDebug, "unused lease left to expire", slog.Any("error", err))
+	}
+}
+
+// Break implements [store.Store]. It works on the entries of any client.
+func (s *Store) Break(ctx context.Context, name string, order uint64) (store.Entry, error) {
+	doing := fmt.Sprintf("break lock %q", name)
+	ctx, cancel := context.WithTimeoutCause(ctx, patience, errPatience)
+	defer cancel()
+	l, kvs, err := s.read(ctx, name)
+	if err != nil {
+		return store.Entry{}, s.explain(doing, err)
+	}
+	gone := fmt.Errorf("%s: %s: %w: no entry with order %d stands there", s, doing, store.ErrGone, order)
+	for i, e := range l.Entries {
+		if e.Order != order {
+			continue
+		}
+		var removed bool
+		removed, err = s.remove(ctx, kvs[i].Key, kvs[i].CreateRevision)
+		switch {
+		case err != nil:
+			return store.Entry{}, s.explain(doing, err)
+		case !removed:
+			return store.Entry{}, gone
+		}
+		return e, nil
+	}
+	return store.Entry{}, gone
+}
+
+// remove deletes a key if it still has the given create revision, and reports whether it was there to be deleted. An
+// attempt whose outcome is unknown, followed by one that finds nothing, counts as deleted: somebody's was.
+func (s *Store) remove(ctx context.Context, key string, created int64) (bool, error) {
+	var removed, doubt bool
+	err := attempt(ctx, func(ctx context.Context) error {
+		resp, err := s.cli.Txn(ctx).
+			If(clientv3.Compare(clientv3.CreateRevision(key), "=", created)).
+			Then(clientv3.OpDelete(key)).
+			Commit()
+		if err != nil {
+			doubt = true
+			return err
+		}
+		removed = resp.Succeeded || doubt
+		return nil
+	})
+	return removed, err
+}
+
+// String names the store in messages: "etcd at 10.0.0.1:2379, 10.0.0.2:2379".
+func (s *Store) String() string {
+	return "etcd at " + strings.Join(s.cli.Endpoints(), ", ")
+}
+
+// explain says what failed, where, and, for the failures that a person has to see to, what to do.
+func (s *Store) explain(doing string, err error) error {
+	advice := ""
+	switch {
+	case errors.Is(err, rpctypes.ErrNoSpace):
+		advice = "; the cluster is out of space: compact and defragment it, then run etcdctl alarm disarm"
+	case errors.Is(err, rpctypes.ErrPermissionDenied):
+		advice = fmt.Sprintf("; the etcd user needs to read and write the keys under %q", s.keys.prefix)
+	case errors.Is(err, rpctypes.ErrAuthFailed), errors.Is(err, rpctypes.ErrInvalidAuthToken):
+		advice = "; check the user and the password"
+	case errors.Is(err, rpctypes.ErrUserEmpty):
+		advice = "; the cluster wants a user and a password"
+	}
+	return fmt.Errorf("%s: %s: %w%s", s, doing, err, advice)
+}

@@ -1,0 +1,394 @@
+package etcdstore
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/stilelock/stile/line"
+	"github.com/stilelock/stile/store"
+)
+
+const (
+	// lateWatch is how long an entry that never waited is held before its line is watched. Short holds need no watch,
+	// and it would cost more than they do.
+	lateWatch = 200 * time.Millisecond
+	// linger is how long the watch of a line stays open when none of the session's entries is in it: who contends for
+	// a lock is soon back.
+	linger = 5 * time.Second
+	// recheck is how often a line with waiters is read although nothing was heard: in case the watch is silent because
+	// something between here and the cluster is.
+	recheck = 10 * time.Second
+)
+
+// watchedLine is what one session knows of one line in which it has entries.
+type watchedLine struct {
+	session *session
+	name    string
+	ctx     context.Context // ends with the line's usefulness, or the session
+	stop    context.CancelFunc
+	kick    chan struct{} // asks the watching goroutine to read the line; holds one request
+
+	mu       sync.Mutex
+	mine     map[*entry]struct{} // joining or standing
+	watching bool                // the goroutine has been started
+	open     int                 // number of the watch that is open and complete; zero for none
+	opened   int                 // number of the last one
+	idle     *time.Timer         // runs while mine is empty and watching is set
+}
+
+// join notes that an entry is about to be put in: from here on it is told who leaves.
+func (se *session) join(e *entry) error {
+	se.mu.Lock()
+	defer se.mu.Unlock()
+	if se.ended {
+		return se.alive()
+	}
+	w := se.lines[e.req.Name]
+	if w == nil {
+		w = &watchedLine{
+			session: se,
+			name:    e.req.Name,
+			kick:    make(chan struct{}, 1),
+			mine:    make(map[*entry]struct{}),
+		}
+		w.ctx, w.stop = context.WithCancel(se.life)
+		se.lines[e.req.Name] = w
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if e.req.Mode == line.Exclusive {
+		for other := range w.mine {
+			if other.req.Mode == line.Exclusive {
+				return fmt.Errorf("%s: session %s stands in the line of lock %q already", se.store, se.ID(), w.name)
+			}
+		}
+	}
+	w.mine[e] = struct{}{}
+	e.line, e.watch = w, w.open
+	if w.idle != nil {
+		w.idle.Stop()
+	}
+	return nil
+}
+
+// arrive notes that an entry has been put in, and tells how it stands.
+func (w *watchedLine) arrive(e *entry, a arrival) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if e.state != joining {
+		return // the session was lost meanwhile, and the entry with it
+	}
+	e.state = standing
+	e.place = line.NewPlace(line.Entry{ID: e.key, Order: a.order, Mode: e.req.Mode}, entries(a.others))
+	left := e.left
+	e.left = nil
+	for _, d := range left {
+		w.oneLeft(e, d)
+	}
+	if e.state == standing {
+		w.tell(e)
+	}
+	switch watched := e.watch != 0 && e.watch == w.open; {
+	case watched || e.state != standing:
+	case e.place.Admitted():
+		e.late = time.AfterFunc(lateWatch, func() { w.watchFor(e) })
+	default:
+		w.startWatching()
+	}
+}
+
+// part notes that nobody wants to hear of an entry any more, and reports whether somebody did.
+func (w *watchedLine) part(e *entry) bool {
+	se := w.session
+	se.mu.Lock()
+	defer se.mu.Unlock()
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	parted := e.state != over
+	w.settle(e)
+	w.retire()
+	return parted
+}
+
+// settle ends an entry's part in the line. It is called with w.mu held.
+func (w *watchedLine) settle(e *entry) {
+	e.state = over
+	delete(w.mine, e)
+	if e.late != nil {
+		e.late.Stop()
+	}
+	if e.contended != nil {
+		e.contended()
+	}
+}
+
+// retire lets go of a line without entries: at once if it is not watched, otherwise when it has lingered. It is called
+// with the mutexes of the session and the line held.
+func (w *watchedLine) retire() {
+	switch {
+	case len(w.mine) > 0 || w.session.ended:
+	case !w.watching:
+		w.drop()
+	case w.idle == nil:
+		w.idle = time.AfterFunc(linger, w.dropIfIdle)
+	default:
+		w.idle.Reset(linger)
+	}
+}
+
+func (w *watchedLine) dropIfIdle() {
+	w.session.mu.Lock()
+	defer w.session.mu.Unlock()
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if len(w.mine) == 0 {
+		w.drop()
+	}
+}
+
+func (w *watchedLine) drop() {
+	w.stop()
+	if w.session.lines[w.name] == w {
+		delete(w.session.lines, w.name)
+	}
+}
+
+// close ends the line with its session; if that was lost, its entries hear of it.
+func (w *watchedLine) close(cause error, lost bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.stop()
+	if w.idle != nil {
+		w.idle.Stop()
+	}
+	for e := range w.mine {
+		if lost {
+			w.gone(e, cause)
+		} else {
+			w.settle(e)
+		}
+	}
+}
+
+// tell lets an entry's owner hear how it stands, if that has changed. It is called with w.mu held, which keeps the
+// calls in order.
+func (w *watchedLine) tell(e *entry) {
+	now := store.Standing{State: store.Admitted, Order: e.order}
+	if n := e.place.Blocking(); n > 0 {
+		now.State, now.Ahead = store.Waiting, n
+	}
+	if now == e.told {
+		return
+	}
+	e.told = now
+	if e.req.Notify != nil {
+		e.req.Notify(now)
+	}
+}
+
+// gone tells an entry's owner that the entry is not in the line any more. It is called with w.mu held.
+func (w *watchedLine) gone(e *entry, cause error) {
+	was := e.state
+	w.settle(e)
+	if e.doubt.Load() {
+		w.session.spawn(e.clear)
+	}
+	if was == standing && e.req.Notify != nil {
+		e.req.Notify(store.Standing{State: store.Gone, Order: e.order, Cause: cause})
+	}
+}
+
+// oneLeft lets an entry know of a departure: another's, or its own. It is called with w.mu held.
+func (w *watchedLine) oneLeft(e *entry, d departure) {
+	switch {
+	case e.state == joining:
+		e.left = append(e.left, d)
+	case e.state != standing:
+	case d.id == e.key && d.at > e.order:
+		w.gone(e, w.evicted())
+	default:
+		if e.place.Left(d.id, d.at) {
+			w.tell(e)
+		}
+	}
+}
+
+func (w *watchedLine) evicted() error {
+	return fmt.Errorf("%s: %w: the entry for lock %q was taken out: broken by somebody, or its lease ended",
+		w.session.store, store.ErrGone, w.name)
+}
+
+// watchFor sees to it that the line is watched on behalf of an entry, if the entry still stands.
+func (w *watchedLine) watchFor(e *entry) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if e.state == standing {
+		w.startWatching()
+	}
+}
+
+// startWatching starts the goroutine that watches, or makes it read the line once more. It is called with w.mu held.
+func (w *watchedLine) startWatching() {
+	if !w.watching {
+		w.watching = true
+		w.session.spawn(w.run)
+		return
+	}
+	select {
+	case w.kick <- struct{}{}:
+	default:
+	}
+}
+
+// run watches the line until it is of no more use.
+func (w *watchedLine) run() {
+	pause := firstPause
+	for w.ctx.Err() == nil {
+		start := time.Now()
+		err := w.follow()
+		w.mu.Lock()
+		w.open = 0
+		w.mu.Unlock()
+		if w.ctx.Err() != nil {
+			return
+		}
+		w.session.store.logger.LogAttrs(w.ctx, slog.LevelDebug, "watch of a line ended; opening another",
+			slog.String("lock", w.name), slog.Any("error", err))
+		if time.Since(start) > lastPause {
+			pause = firstPause
+		}
+		rest(w.ctx, pause)
+		pause = min(2*pause, lastPause)
+	}
+}
+
+// errSilent is why a watch is opened again that has missed something.
+var errSilent = errors.New("the watch missed a change of the line")
+
+// follow opens one watch and follows it to its end.
+//
+// The watch begins at the present, because one that begins in the past is served by etcd with up to 100 ms delay.
+// What happened before it began is in the reading that follows. From then on the order is: event or reading, one at a
+// time, by this goroutine. A reading is newer than every event that was handled before it, so it can replace what is
+// known; an event that it includes already does no harm when it comes.
+func (w *watchedLine) follow() error {
+	ctx, cancel := context.WithCancel(w.ctx)
+	defer cancel()
+	overdue := time.AfterFunc(2*time.Second, cancel)
+	events := w.session.store.cli.Watch(ctx, w.session.store.keys.line(w.name),
+		clientv3.WithPrefix(), clientv3.WithFilterPut(), clientv3.WithCreatedNotify())
+	created, ok := <-events
+	if !overdue.Stop() || !ok || !created.Created {
+		return created.Err()
+	}
+	if _, err := w.reread(ctx); err != nil {
+		return err
+	}
+	w.opening()
+	ticker := time.NewTicker(recheck)
+	defer ticker.Stop()
+	for {
+		select {
+		case resp, ok := <-events:
+			if !ok || resp.Err() != nil {
+				return resp.Err() // nil: ended without a reason
+			}
+			w.haveLeft(resp.Events)
+		case <-w.kick:
+			if _, err := w.reread(ctx); err != nil {
+				return err
+			}
+		case <-ticker.C:
+			if !w.waiting() {
+				continue
+			}
+			missed, err := w.reread(ctx)
+			switch {
+			case err != nil:
+				return err
+			case missed:
+				return errSilent
+			}
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+// opening marks the watch as open: an entry that joins from here on misses nothing. One that joined before and arrives
+// after the reading asks for another.
+func (w *watchedLine) opening() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.opened++
+	w.open = w.opened
+}
+
+func (w *watchedLine) haveLeft(events []*clientv3.Event) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, ev := range events {
+		if ev.Type != clientv3.EventTypeDelete {
+			continue
+		}
+		d := departure{id: string(ev.Kv.Key), at: uint64(ev.Kv.ModRevision)}
+		for e := range w.mine {
+			w.oneLeft(e, d)
+		}
+	}
+}
+
+func (w *watchedLine) waiting() bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for e := range w.mine {
+		if e.state == standing && !e.place.Admitted() {
+			return true
+		}
+	}
+	return false
+}
+
+// reread reads the line and puts right what is known of it. It reports whether an entry's standing changed.
+func (w *watchedLine) reread(ctx context.Context) (changed bool, err error) {
+	var resp *clientv3.GetResponse
+	err = attempt(ctx, func(ctx context.Context) (err error) {
+		resp, err = w.session.store.cli.Get(ctx, w.session.store.keys.line(w.name), clientv3.WithPrefix())
+		return err
+	})
+	if err != nil {
+		return false, err
+	}
+	found, _ := w.session.store.keys.contenders(w.name, resp.Kvs)
+	others := entries(found)
+	there := make(map[line.Entry]bool, len(others))
+	for _, e := range others {
+		there[line.Entry{ID: e.ID, Order: e.Order}] = true
+	}
+
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for e := range w.mine {
+		switch {
+		case e.state != standing:
+			// It will be told by its own arrival, and ask for a reading if it has to.
+		case e.order > uint64(resp.Header.Revision):
+			w.startWatching() // it arrived after the reading: once more
+		case !there[line.Entry{ID: e.key, Order: e.order}]:
+			changed = true
+			w.gone(e, w.evicted())
+		default:
+			before := e.told
+			e.place.Reread(others)
+			w.tell(e)
+			changed = changed || e.told != before
+		}
+	}
+	return changed, nil
+}

@@ -1,0 +1,104 @@
+package storetest
+
+import (
+	"errors"
+	"testing"
+
+	"github.com/stilelock/stile/line"
+	"github.com/stilelock/stile/store"
+)
+
+func breaking(s suite) {
+	s = s.needsFencing() // without orders nothing says which entry is meant
+
+	s.test("breaking a hold lets the next in", func(t *testing.T, w *world) {
+		name := w.name("lock")
+		p := w.openKept().hold(name, line.Exclusive)
+		next := w.openKept().enqueue(name, line.Exclusive)
+		if _, err := w.breakEntry(name, p.admitted()); err != nil {
+			t.Fatalf("Break: %v", err)
+		}
+		next.admitted()
+		p.gone()
+		w.lineOf(name, next)
+	})
+
+	s.test("breaking an entry returns it as it was", func(t *testing.T, w *world) {
+		name := w.name("lock")
+		p := w.openKept().hold(name, line.Exclusive)
+		broken, err := w.breakEntry(name, p.admitted())
+		if err != nil {
+			t.Fatalf("Break: %v", err)
+		}
+		wantEntry(t, broken, p, true)
+		if broken.Order != p.admittedBefore() {
+			t.Errorf("Break returned order %d, the holder was told %d", broken.Order, p.admittedBefore())
+		}
+	})
+
+	s.test("breaking an order that nobody has says ErrGone and changes nothing", func(t *testing.T, w *world) {
+		name := w.name("lock")
+		p := w.openKept().hold(name, line.Exclusive)
+		next := w.openKept().enqueue(name, line.Exclusive)
+		order := p.admitted()
+		for _, wrong := range []uint64{order + 1_000_000, order - 1, store.MaxOrder} {
+			wantNothingBroken(t, w, name, wrong)
+		}
+		p.stays(store.Admitted)
+		next.stays(store.Waiting)
+	})
+
+	s.test("breaking an order that was released says ErrGone and spares the session's next hold", func(t *testing.T, w *world) {
+		c, name := w.openKept(), w.name("lock")
+		old := c.hold(name, line.Exclusive)
+		order := old.admitted()
+		old.withdraw()
+		now := c.hold(name, line.Exclusive)
+		wantNothingBroken(t, w, name, order)
+		now.stays(store.Admitted)
+		now.withdraw()
+	})
+
+	s.test("an entry can be broken once", func(t *testing.T, w *world) {
+		name := w.name("lock")
+		p := w.openKept().hold(name, line.Exclusive)
+		next := w.openKept().enqueue(name, line.Exclusive)
+		order := p.admitted()
+		if _, err := w.breakEntry(name, order); err != nil {
+			t.Fatalf("Break: %v", err)
+		}
+		next.admitted()
+		wantNothingBroken(t, w, name, order)
+		next.stays(store.Admitted)
+	})
+
+	s.test("breaking under another name says ErrGone and changes nothing", func(t *testing.T, w *world) {
+		p := w.openKept().hold(w.name("lock"), line.Exclusive)
+		for _, other := range []string{w.name("other"), w.name("lock/below"), w.prefix} {
+			wantNothingBroken(t, w, other, p.admitted())
+		}
+		p.stays(store.Admitted)
+		p.withdraw()
+	})
+
+	s.test("a session survives the breaking of its entry", func(t *testing.T, w *world) {
+		name, other := w.name("lock"), w.name("other")
+		c := w.openKept()
+		broken, stays := c.hold(name, line.Exclusive), c.hold(other, line.Exclusive)
+		if _, err := w.breakEntry(name, broken.admitted()); err != nil {
+			t.Fatalf("Break: %v", err)
+		}
+		broken.gone()
+		stays.stays(store.Admitted)
+		again := c.hold(name, line.Exclusive)
+		w.lineOf(name, again)
+		w.lineOf(other, stays)
+	})
+}
+
+func wantNothingBroken(t *testing.T, w *world, name string, order uint64) {
+	t.Helper()
+	if e, err := w.breakEntry(name, order); !errors.Is(err, store.ErrGone) {
+		t.Fatalf("Break(%q, %d), which nobody has, returned %+v and %v, want an error matching ErrGone", name, order, e, err)
+	}
+}

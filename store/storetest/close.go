@@ -1,0 +1,89 @@
+package storetest
+
+import (
+	"testing"
+	"time"
+
+	"github.com/stilelock/stile/line"
+	"github.com/stilelock/stile/store"
+)
+
+func closing(s suite) {
+	s.test("closing a session takes out its holds at once", func(t *testing.T, w *world) {
+		c := w.open()
+		var next []*place
+		for _, n := range []string{"one", "two", "three"} {
+			name := w.name(n)
+			c.hold(name, line.Exclusive)
+			next = append(next, w.openKept().enqueue(name, line.Exclusive))
+		}
+		began := time.Now()
+		c.close()
+		for _, p := range next {
+			p.admitted()
+			w.lineOf(p.name, p)
+		}
+		if left := c.guaranteed() - time.Since(began); left <= 0 {
+			t.Skipf("took so long that the session may have expired: Grace %v is too long for a TTL of %v", w.h.Grace, w.h.TTL)
+		}
+	})
+
+	s.needsLine().test("closing a session takes out its waiters", func(t *testing.T, w *world) {
+		name := w.name("lock")
+		a := w.openKept().hold(name, line.Exclusive)
+		c := w.openKept()
+		b := c.enqueue(name, line.Exclusive)
+		last := w.openKept().enqueue(name, line.Exclusive)
+		last.waiting(2)
+		c.close()
+		last.waiting(1)
+		w.lineOf(name, a, last)
+		a.withdraw()
+		last.admitted()
+		b.neverAdmitted()
+	})
+
+	s.test("closing a session spares the others", func(t *testing.T, w *world) {
+		p := w.openKept().hold(w.name("lock"), line.Exclusive)
+		c := w.openKept()
+		c.hold(w.name("other"), line.Exclusive)
+		c.close()
+		p.stays(store.Admitted)
+		p.withdraw()
+	})
+
+	s.test("a closed session cannot be confirmed or used", func(t *testing.T, w *world) {
+		name := w.name("lock")
+		c := w.openKept()
+		p := c.hold(name, line.Exclusive)
+		c.close()
+		wantLost(t, c, name)
+		w.lineOf(name)
+		p.wantGone()
+	})
+
+	s.test("closing a closed session does nothing", func(t *testing.T, w *world) {
+		c := w.openKept()
+		for range 3 {
+			c.close()
+		}
+	})
+
+	s.test("closing a session that has expired does nothing", func(t *testing.T, w *world) {
+		name := w.name("lock")
+		c := w.open()
+		p := c.hold(name, line.Exclusive)
+		p.goneWithin(2 * (w.h.TTL + w.h.Grace))
+		next := w.openKept().hold(name, line.Exclusive)
+		c.close()
+		next.stays(store.Admitted)
+		next.withdraw()
+	})
+
+	// hearLoss checks that Lost is not called after Close.
+	s.test("who has closed a session is not told that it is lost", func(t *testing.T, w *world) {
+		c := w.open()
+		c.close()
+		time.Sleep(c.Terms().TTL + w.h.Grace)
+	})
+}

@@ -1,0 +1,46 @@
+// Package storetest is the conformance suite for stores: what package store promises, as tests that every store
+// runs. It uses the contract alone, so a store made by a third party is tested by the same suite.
+//
+// # Running it on a store of your own
+//
+// Tell the suite how to reach the store, and for how long its sessions should live:
+//
+//	func TestStore(t *testing.T) {
+//		server := startServer(t)
+//		storetest.Run(t, storetest.Harness{
+//			Open: func(t *testing.T) store.Store {
+//				client := dial(t, server.Addr())
+//				t.Cleanup(client.Close)
+//				return mystore.New(client)
+//			},
+//			TTL:   2 * time.Second,
+//			Grace: 2 * time.Second,
+//		})
+//	}
+//
+// That runs in real time, several tests at once, and takes about a minute with a TTL of two seconds; most of it is
+// waiting for sessions to expire, so -parallel 8 makes it shorter. A store that lives in the test's own process, and
+// measures time by package time, runs on a fake clock instead, where all waiting is over at once:
+//
+//	storetest.Run(t, storetest.Harness{
+//		Open:  func(*testing.T) store.Store { return mystore.New() },
+//		Run:   synctest.Test,
+//		TTL:   time.Hour,
+//		Grace: time.Minute,
+//	})
+//
+// Give it Peer too if the store talks to a server: then each test has two clients, as two processes would, and what
+// one of them does must reach the other. Give it Cut if the connection can be cut: there are promises that only
+// show then. Tests that cannot be run, for want of Cut or of a capability, are skipped, and say why.
+//
+// Run it with -race, and more than once.
+//
+// # What it proves, and what not
+//
+// Each topic (admission, life, notify and so on) is one file, and each test is named after the one thing that it
+// shows. Package broken, below this one, has stores with one bug each; this package's own tests show that the suite
+// rejects every one of them, by the test that is meant to.
+//
+// The suite sees the store from outside, through healthy servers. It does not restart servers, change leaders,
+// lose single messages or pause processes. That a store keeps its promises then is for the store's own tests to show.
+package storetest

@@ -1,0 +1,160 @@
+package storetest
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/stilelock/stile/line"
+	"github.com/stilelock/stile/store"
+)
+
+func life(s suite) {
+	s.test("the terms are at least the TTL that was asked for less a slack below it", func(t *testing.T, w *world) {
+		c := w.open()
+		terms := c.Terms()
+		if terms.TTL < w.h.TTL || terms.Slack < 0 || terms.Slack >= terms.TTL {
+			t.Fatalf("asked for a TTL of %v, got the terms %+v", w.h.TTL, terms)
+		}
+		if err := c.confirm(t.Context(), w.h.TTL); err != nil {
+			t.Fatalf("Confirm: %v", err)
+		}
+		if again := c.Terms(); again != terms {
+			t.Errorf("the terms were %+v and are %+v after a confirmation", terms, again)
+		}
+	})
+
+	s.test("the hold of a session never confirmed stands for the TTL after Open and goes then", func(t *testing.T, w *world) {
+		name := w.name("lock")
+		c := w.open()
+		p := c.hold(name, line.Exclusive)
+		w.wantTakenOver(c, w.openKept().enqueue(name, line.Exclusive))
+		p.gone()
+	})
+
+	s.test("a confirmation keeps a hold for another TTL", func(t *testing.T, w *world) {
+		name := w.name("lock")
+		c := w.open()
+		p := c.hold(name, line.Exclusive)
+		next := w.openKept().enqueue(name, line.Exclusive)
+		for range 5 {
+			time.Sleep(w.h.TTL / 3)
+			if err := c.confirm(t.Context(), w.h.TTL/3); err != nil {
+				t.Fatalf("Confirm of a session that was confirmed %v before: %v", time.Since(c.lastSent()), err)
+			}
+			next.neverAdmitted()
+		}
+		w.wantTakenOver(c, next)
+		p.gone()
+	})
+
+	s.test("a confirmation just before the end counts in full", func(t *testing.T, w *world) {
+		name := w.name("lock")
+		c := w.open()
+		c.hold(name, line.Exclusive)
+		next := w.openKept().enqueue(name, line.Exclusive)
+		time.Sleep(c.guaranteed() * 4 / 5)
+		if err := c.confirm(t.Context(), w.h.TTL); err != nil {
+			t.Fatalf("Confirm: %v", err)
+		}
+		w.wantTakenOver(c, next)
+	})
+
+	s.needsLine().test("the entries of a dead session go wherever they stand", func(t *testing.T, w *world) {
+		name, other := w.name("lock"), w.name("other")
+		a := w.openKept().hold(name, line.Exclusive)
+		dead := w.open()
+		held, waits := dead.hold(other, line.Exclusive), dead.enqueue(name, line.Exclusive)
+		c := w.openKept().enqueue(name, line.Exclusive)
+		c.waiting(2)
+		waits.goneWithin(2 * (w.h.TTL + w.h.Grace))
+		held.gone()
+		c.waiting(1)
+		w.lineOf(name, a, c)
+		w.lineOf(other)
+		a.withdraw()
+		c.admitted()
+	})
+
+	s.test("a session that has ended cannot be confirmed or used", func(t *testing.T, w *world) {
+		name := w.name("lock")
+		c := w.open()
+		time.Sleep(c.Terms().TTL + w.h.Grace)
+		wantLost(t, c, name)
+		wantLost(t, c, name) // it does not come back either
+	})
+
+	s.test("a session that has ended cannot be confirmed although it was confirmed before", func(t *testing.T, w *world) {
+		name := w.name("lock")
+		c := w.open()
+		p := c.hold(name, line.Exclusive)
+		if err := c.confirm(t.Context(), w.h.TTL); err != nil {
+			t.Fatalf("Confirm: %v", err)
+		}
+		next := w.openKept().enqueue(name, line.Exclusive)
+		w.wantTakenOver(c, next)
+		wantLost(t, c, name)
+		p.gone()
+		next.stays(store.Admitted)
+	})
+
+	s.test("a confirmation given up at once does not end the session", func(t *testing.T, w *world) {
+		c := w.openKept()
+		c.stopKeep() // Confirm is for one goroutine at a time
+		p := c.hold(w.name("lock"), line.Exclusive)
+		ended, cancel := context.WithCancel(t.Context())
+		cancel()
+		for range 5 {
+			if err := c.Confirm(ended); errors.Is(err, store.ErrSessionLost) {
+				t.Fatalf("Confirm with a context that has ended said that the session has: %v", err)
+			}
+		}
+		if err := c.confirm(t.Context(), w.h.TTL); err != nil {
+			t.Fatalf("Confirm after confirmations that were given up: %v", err)
+		}
+		p.stays(store.Admitted)
+	})
+
+	s.test("a session lives on while it stands in no line", func(t *testing.T, w *world) {
+		name := w.name("lock")
+		c := w.openKept()
+		time.Sleep(2 * c.Terms().TTL)
+		c.hold(name, line.Exclusive).withdraw()
+		time.Sleep(c.Terms().TTL)
+		c.hold(name, line.Exclusive)
+	})
+}
+
+// wantTakenOver waits until next is admitted in place of c, which is not confirmed any more, and checks that this
+// came neither before nor long after the time that c was promised.
+func (w *world) wantTakenOver(c *client, next *place) {
+	w.t.Helper()
+	sent, terms := c.lastSent(), c.Terms()
+	latest := sent.Add(terms.TTL + w.h.Grace)
+	// Some more, to tell how late it is.
+	_, at := next.admittedWithin(time.Until(latest) + terms.TTL + w.h.Grace)
+	if after := at.Sub(sent); after < c.guaranteed()-tick {
+		w.t.Errorf("the next was admitted %v after the last confirmation was sent: the terms %+v promise %v", after, terms, c.guaranteed())
+	}
+	if at.After(latest) {
+		w.t.Errorf("the next was admitted %v after the last confirmation was sent: later than TTL %v + Grace %v", at.Sub(sent), terms.TTL, w.h.Grace)
+	}
+}
+
+// wantLost checks that nothing can be done with a session that has ended.
+func wantLost(t *testing.T, c *client, name string) {
+	t.Helper()
+	ctx, cancel := c.w.call()
+	defer cancel()
+	if err := c.Confirm(ctx); !errors.Is(err, store.ErrSessionLost) {
+		t.Errorf("Confirm of a session that has ended returned %v, want an error matching ErrSessionLost", err)
+	}
+	for _, try := range []bool{false, true} {
+		p, err := c.tryEnqueue(name, line.Exclusive, try)
+		if !errors.Is(err, store.ErrSessionLost) {
+			t.Errorf("Enqueue (try %v) with a session that has ended returned %v, want an error matching ErrSessionLost", try, err)
+		}
+		p.neverAdmitted()
+	}
+}

@@ -1,0 +1,160 @@
+package storetest
+
+import (
+	"errors"
+	"sync"
+	"testing"
+
+	"github.com/stilelock/stile/line"
+	"github.com/stilelock/stile/store"
+)
+
+func notify(s suite) {
+	fair := s.needsLine()
+
+	// That calls come one at a time, none after Gone and none after Withdraw, is checked by each place in every test
+	// of the suite: see place.hear.
+
+	s.test("the first standing is told: admitted", func(t *testing.T, w *world) {
+		w.openKept().enqueue(w.name("lock"), line.Exclusive).admitted()
+	})
+
+	s.test("the first standing is told: waiting", func(t *testing.T, w *world) {
+		name := w.name("lock")
+		w.openKept().hold(name, line.Exclusive)
+		w.openKept().enqueue(name, line.Exclusive).waiting(1)
+	})
+
+	fair.test("those who wait are told how many are ahead as it changes", func(t *testing.T, w *world) {
+		name := w.name("lock")
+		var places []*place
+		for i := range 5 {
+			p := w.openKept().enqueue(name, line.Exclusive)
+			if i > 0 {
+				p.waiting(i)
+			}
+			places = append(places, p)
+		}
+		for len(places) > 0 {
+			places[0].admitted()
+			for i, p := range places[1:] {
+				p.waiting(i + 1)
+			}
+			places[0].withdraw()
+			places = places[1:]
+		}
+	})
+
+	s.needsFencing().test("a holder is told when its entry is broken", func(t *testing.T, w *world) {
+		name := w.name("lock")
+		p := w.openKept().hold(name, line.Exclusive)
+		if _, err := w.breakEntry(name, p.admitted()); err != nil {
+			t.Fatalf("Break: %v", err)
+		}
+		if cause := p.gone(); !errors.Is(cause, store.ErrGone) || errors.Is(cause, store.ErrSessionLost) {
+			t.Errorf("the entry was broken and its session lives, but Cause is %v: want an error matching ErrGone alone", cause)
+		}
+		p.stays(store.Gone)
+	})
+
+	s.test("a holder is told when its session has ended", func(t *testing.T, w *world) {
+		p := w.open().hold(w.name("lock"), line.Exclusive)
+		p.goneWithin(2 * (w.h.TTL + w.h.Grace))
+		p.stays(store.Gone)
+	})
+
+	s.test("a waiter is told when its session has ended", func(t *testing.T, w *world) {
+		name := w.name("lock")
+		w.openKept().hold(name, line.Exclusive)
+		p := w.open().enqueue(name, line.Exclusive)
+		p.goneWithin(2 * (w.h.TTL + w.h.Grace))
+		p.stays(store.Gone)
+		p.neverAdmitted()
+	})
+
+	s.test("who has withdrawn a hold is told no more", func(t *testing.T, w *world) {
+		name := w.name("lock")
+		a := w.openKept().hold(name, line.Exclusive)
+		b := w.openKept().enqueue(name, line.Exclusive)
+		a.withdraw()
+		b.admitted()
+		a.stays(store.Admitted) // the last it heard
+	})
+
+	fair.test("who has withdrawn a waiter is told no more", func(t *testing.T, w *world) {
+		name := w.name("lock")
+		a := w.openKept().hold(name, line.Exclusive)
+		b, c := w.openKept().enqueue(name, line.Exclusive), w.openKept().enqueue(name, line.Exclusive)
+		b.waiting(1)
+		b.withdraw()
+		a.withdraw()
+		c.admitted()
+		b.stays(store.Waiting) // the last it heard
+	})
+
+	s.test("every waiter of a long line is admitted in turn", func(t *testing.T, w *world) {
+		const clients = 24
+		name := w.name("lock")
+		first := w.openKept().hold(name, line.Exclusive)
+		var all sync.WaitGroup
+		for range clients {
+			c := w.openKept()
+			all.Go(func() {
+				p, err := c.tryEnqueue(name, line.Exclusive, false)
+				if err != nil {
+					w.brokenf("%v", err)
+					return
+				}
+				// Its turn comes after all the others', each of which may take Grace.
+				if _, _, err := p.await((clients+1)*w.h.Grace, "admitted", isAdmitted); err != nil {
+					w.brokenf("%v", err)
+				}
+				if err := p.tryWithdraw(); err != nil {
+					w.brokenf("session %s, lock %q: Withdraw: %v", c.ID(), name, err)
+				}
+			})
+		}
+		first.stays(store.Admitted)
+		first.withdraw()
+		all.Wait()
+		w.lineOf(name)
+	})
+
+	s.test("no wake-up is lost when a release races with an arrival", func(t *testing.T, w *world) {
+		const rounds = 100
+		a, b, name := w.openKept(), w.openKept(), w.name("lock")
+		holder := a.hold(name, line.Exclusive)
+		for range rounds {
+			var released sync.WaitGroup
+			released.Go(func() {
+				if err := holder.tryWithdraw(); err != nil {
+					w.brokenf("session %s, lock %q: Withdraw: %v", a.ID(), name, err)
+				}
+			})
+			arrived := b.enqueue(name, line.Exclusive)
+			arrived.admitted()
+			released.Wait()
+			holder, a, b = arrived, b, a
+		}
+	})
+
+	s.test("no wake-up is lost when a waiter leaves while the holder releases", func(t *testing.T, w *world) {
+		const rounds = 100
+		a, b, c, name := w.openKept(), w.openKept(), w.openKept(), w.name("lock")
+		for range rounds {
+			holder := a.hold(name, line.Exclusive)
+			waiter, last := b.enqueue(name, line.Exclusive), c.enqueue(name, line.Exclusive)
+			var left sync.WaitGroup
+			for _, p := range []*place{holder, waiter} {
+				left.Go(func() {
+					if err := p.tryWithdraw(); err != nil {
+						w.brokenf("session %s, lock %q: Withdraw: %v", p.client.ID(), name, err)
+					}
+				})
+			}
+			last.admitted()
+			left.Wait()
+			last.withdraw()
+		}
+	})
+}

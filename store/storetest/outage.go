@@ -1,0 +1,134 @@
+package storetest
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/stilelock/stile/line"
+	"github.com/stilelock/stile/store"
+)
+
+func outage(s suite) {
+	s = s.needsCut()
+
+	s.test("a confirmation that gets no answer proves nothing and harms nothing", func(t *testing.T, w *world) {
+		c := w.open()
+		p := c.hold(w.name("lock"), line.Exclusive)
+		if err := c.confirm(t.Context(), w.h.TTL); err != nil {
+			t.Fatalf("Confirm: %v", err)
+		}
+		heal := w.cut(c)
+		defer heal()
+		if err := c.confirm(t.Context(), w.h.TTL/8); err == nil || errors.Is(err, store.ErrSessionLost) {
+			t.Errorf("Confirm out of the store's reach returned %v; it can know neither that the session lives nor that it has ended", err)
+		}
+		heal()
+		if err := c.confirmSoon(); err != nil {
+			t.Fatalf("Confirm after the outage: %v", err)
+		}
+		p.stays(store.Admitted)
+	})
+
+	s.test("an enqueue that gets no answer leaves nothing behind", func(t *testing.T, w *world) {
+		for _, try := range []bool{false, true} {
+			name := w.name("lock")
+			c := w.open()
+			heal := w.cut(c)
+			defer heal()
+			ctx, cancel := context.WithTimeout(t.Context(), w.h.TTL/8)
+			p, err := c.enqueueWith(ctx, name, line.Exclusive, try)
+			if !errors.Is(err, context.DeadlineExceeded) {
+				t.Errorf("Enqueue (try %v) out of the store's reach returned %v, want an error matching %v", try, err, context.DeadlineExceeded)
+			}
+			cancel()
+			heal()
+			if err := c.confirmSoon(); err != nil {
+				t.Fatalf("Confirm after the outage: %v", err)
+			}
+			next := w.openKept().hold(name, line.Exclusive)
+			w.lineOf(name, next)
+			p.neverAdmitted()
+			next.withdraw()
+		}
+	})
+
+	s.test("a withdrawal that gets no answer is carried out after the outage", func(t *testing.T, w *world) {
+		name := w.name("lock")
+		c := w.open()
+		p := c.hold(name, line.Exclusive)
+		next := w.openKept().enqueue(name, line.Exclusive)
+		heal := w.cut(c)
+		defer heal()
+		ctx, cancel := context.WithTimeout(t.Context(), w.h.TTL/8)
+		defer cancel()
+		if err := p.withdrawWith(ctx); err == nil || errors.Is(err, store.ErrGone) {
+			t.Errorf("Withdraw out of the store's reach returned %v; it cannot know that the entry is out", err)
+		}
+		heal()
+		c.keep() // otherwise the entry would go with its session
+		next.admitted()
+		w.lineOf(name, next)
+	})
+
+	s.test("a waiter whose turn came during an outage hears of it after", func(t *testing.T, w *world) {
+		name := w.name("lock")
+		other := w.openKept()
+		a := other.hold(name, line.Exclusive)
+		c := w.open()
+		p := c.enqueue(name, line.Exclusive)
+		p.waiting(1)
+		heal := w.cut(c)
+		defer heal()
+		a.withdraw()
+		time.Sleep(w.h.TTL / 8)
+		heal()
+		c.keep()
+		p.admitted()
+		p.stays(store.Admitted)
+	})
+
+	s.test("an outage longer than the TTL ends the session and lets others in", func(t *testing.T, w *world) {
+		name := w.name("lock")
+		c := w.open()
+		p := c.hold(name, line.Exclusive)
+		next := w.openKept().enqueue(name, line.Exclusive)
+		if err := c.confirm(t.Context(), w.h.TTL); err != nil {
+			t.Fatalf("Confirm: %v", err)
+		}
+		heal := w.cut(c)
+		defer heal()
+		w.wantTakenOver(c, next)
+		heal()
+		if err := c.confirmSoon(); !errors.Is(err, store.ErrSessionLost) {
+			t.Errorf("Confirm after an outage longer than the TTL returned %v, want an error matching ErrSessionLost", err)
+		}
+		p.gone()
+		next.stays(store.Admitted)
+	})
+}
+
+// cut cuts a session off. The function it returns may be called twice.
+func (w *world) cut(c *client) (heal func()) {
+	w.t.Helper()
+	undo := w.h.Cut(w.t, c.store, c.ID())
+	healed := false
+	return func() {
+		if !healed {
+			undo()
+		}
+		healed = true
+	}
+}
+
+// confirmSoon confirms the session when the connection is there again, which may take some attempts.
+func (c *client) confirmSoon() error {
+	for end := time.Now().Add(c.w.h.Grace); ; {
+		err := c.confirm(c.w.t.Context(), c.w.h.TTL/8)
+		if err == nil || errors.Is(err, store.ErrSessionLost) || time.Now().After(end) {
+			return err
+		}
+		time.Sleep(c.w.h.TTL / 100)
+	}
+}

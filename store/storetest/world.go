@@ -1,0 +1,358 @@
+package storetest
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stilelock/stile/line"
+	"github.com/stilelock/stile/store"
+)
+
+// settle is how long the suite waits to see that something does not happen. On a fake clock it means: until
+// nothing moves any more.
+const settle = 100 * time.Millisecond
+
+// tick is by how much a server may round the times it keeps.
+const tick = 2 * time.Millisecond
+
+// world is what one test lives in: a store, or two clients of one, and names that nobody else uses.
+type world struct {
+	t      *testing.T
+	h      Harness
+	caps   store.Capabilities
+	stores []store.Store
+	prefix string
+	opened int
+
+	mu     sync.Mutex
+	broken []string // promises seen broken by goroutines other than the test's
+}
+
+func newWorld(t *testing.T, h Harness) *world {
+	st := h.Open(t)
+	w := &world{t: t, h: h, caps: st.Capabilities(), stores: []store.Store{st}, prefix: "storetest/" + rand.Text()[:10]}
+	if h.Peer != nil {
+		w.stores = append(w.stores, h.Peer(t, st))
+	}
+	t.Cleanup(func() { // the last cleanup but those of Open and Peer: all sessions are closed
+		for _, b := range w.broken {
+			t.Error(b)
+		}
+	})
+	return w
+}
+
+// brokenf records that the store has broken a promise. It may be called by any goroutine, during the test.
+func (w *world) brokenf(format string, args ...any) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if len(w.broken) < 20 {
+		w.broken = append(w.broken, fmt.Sprintf(format, args...))
+	}
+}
+
+// name returns a lock name of this test.
+func (w *world) name(s string) string { return w.prefix + "/" + s }
+
+// call returns the context of one call to the store, so that no call hangs the suite.
+func (w *world) call() (context.Context, context.CancelFunc) {
+	return context.WithTimeout(w.t.Context(), w.h.TTL+w.h.Grace)
+}
+
+// line returns the line behind name.
+func (w *world) line(name string) store.Line {
+	w.t.Helper()
+	ctx, cancel := w.call()
+	defer cancel()
+	l, err := w.stores[len(w.stores)-1].Line(ctx, name)
+	if err != nil {
+		w.t.Fatalf("Line(%q): %v", name, err)
+	}
+	return l
+}
+
+// lineOf waits until exactly these places stand in the line behind name, in this order. Others may see a change
+// a little later than the one who made it, and nothing tells them.
+func (w *world) lineOf(name string, places ...*place) store.Line {
+	w.t.Helper()
+	var want []string
+	for _, p := range places {
+		want = append(want, p.client.ID())
+	}
+	for end := time.Now().Add(w.h.Grace); ; time.Sleep(w.h.Grace / 100) {
+		l := w.line(name)
+		var got []string
+		for _, e := range l.Entries {
+			got = append(got, e.Session)
+		}
+		if slices.Equal(got, want) {
+			return l
+		}
+		if time.Now().After(end) {
+			w.t.Fatalf("in the line of %q stand the sessions %q, want %q", name, got, want)
+		}
+	}
+}
+
+// breakEntry takes somebody's entry out.
+func (w *world) breakEntry(name string, order uint64) (store.Entry, error) {
+	ctx, cancel := w.call()
+	defer cancel()
+	return w.stores[len(w.stores)-1].Break(ctx, name, order)
+}
+
+// client is one session and what it was opened with.
+type client struct {
+	store.Session
+	w     *world
+	store store.Store
+	owner store.Owner
+
+	mu       sync.Mutex
+	sent     time.Time // before the last request was sent that was confirmed
+	closing  bool
+	lost     int // how often Lost was called
+	stopKeep func()
+}
+
+// open opens a session that nobody confirms.
+func (w *world) open() *client {
+	w.t.Helper()
+	c, err := w.tryOpen()
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	w.t.Cleanup(c.leave)
+	return c
+}
+
+func (w *world) tryOpen() (*client, error) {
+	w.mu.Lock()
+	w.opened++
+	n := w.opened
+	w.mu.Unlock()
+	c := &client{
+		w:        w,
+		store:    w.stores[n%len(w.stores)],
+		owner:    store.Owner{Host: "host.example", PID: n, User: "storetest", Command: fmt.Sprintf("session %d", n)},
+		stopKeep: func() {},
+	}
+	ctx, cancel := w.call()
+	defer cancel()
+	c.sent = time.Now()
+	se, err := c.store.Open(ctx, store.SessionOptions{TTL: w.h.TTL, Owner: c.owner, Lost: c.hearLoss})
+	if err != nil {
+		return nil, fmt.Errorf("opening a session: %w", err)
+	}
+	c.Session = se
+	return c, nil
+}
+
+// openKept opens a session and confirms it until the test is over.
+func (w *world) openKept() *client {
+	w.t.Helper()
+	c, err := w.tryOpen()
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	c.keep()
+	w.t.Cleanup(c.leave)
+	return c
+}
+
+// keep confirms the session every quarter of its TTL, until stopKeep is called or the session is lost.
+func (c *client) keep() {
+	every := c.Terms().TTL / 4
+	// Not the test's own context: that ends before the cleanups, which close the sessions first.
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	c.stopKeep = func() { cancel(); <-done }
+	go func() {
+		defer close(done)
+		ticker := time.NewTicker(every)
+		defer ticker.Stop()
+		for {
+			select {
+			case <-ctx.Done():
+				return
+			case <-ticker.C:
+			}
+			if err := c.confirm(ctx, every); errors.Is(err, store.ErrSessionLost) {
+				c.reportLoss(err)
+				return
+			}
+		}
+	}()
+}
+
+// confirm confirms the session once.
+func (c *client) confirm(ctx context.Context, within time.Duration) error {
+	ctx, cancel := context.WithTimeout(ctx, within)
+	defer cancel()
+	sent := time.Now()
+	err := c.Confirm(ctx)
+	if err == nil {
+		c.mu.Lock()
+		c.sent = sent
+		c.mu.Unlock()
+	}
+	return err
+}
+
+// lastSent is when the last request was sent that confirmed the session.
+func (c *client) lastSent() time.Time {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.sent
+}
+
+// guaranteed is how long after a confirmation was sent the session cannot have ended.
+func (c *client) guaranteed() time.Duration { return c.Terms().TTL - c.Terms().Slack }
+
+// reportLoss is called when a session was lost that is being kept.
+func (c *client) reportLoss(err error) {
+	since := time.Since(c.lastSent())
+	if since < c.guaranteed() {
+		c.w.brokenf("session %s was lost only %v after a confirmation was sent; it should live for %v: %v",
+			c.ID(), since, c.guaranteed(), err)
+	} else {
+		c.w.brokenf("session %s was lost: the suite came to confirm it only after %v. The machine is too busy for a TTL of %v: %v",
+			c.ID(), since, c.w.h.TTL, err)
+	}
+}
+
+// hearLoss is the Lost function of the session.
+func (c *client) hearLoss(err error) {
+	c.mu.Lock()
+	c.lost++
+	lost, closing := c.lost, c.closing
+	c.mu.Unlock()
+	if lost > 1 {
+		c.w.brokenf("Lost was called %d times for one session", lost)
+	}
+	if closing {
+		c.w.brokenf("Lost was called after Close: %v", err)
+	}
+	if !errors.Is(err, store.ErrSessionLost) {
+		c.w.brokenf("Lost was called with an error that does not match ErrSessionLost: %v", err)
+	}
+}
+
+// close closes the session and checks that it could be.
+func (c *client) close() {
+	c.w.t.Helper()
+	if err := c.tryClose(); err != nil {
+		c.w.t.Errorf("Close of session %s: %v", c.ID(), err)
+	}
+}
+
+func (c *client) tryClose() error {
+	c.stopKeep()
+	ctx, cancel := context.WithTimeout(context.Background(), c.w.h.TTL+c.w.h.Grace)
+	defer cancel()
+	err := c.Close(ctx)
+	// Not before: a loss during Close is no mistake.
+	c.mu.Lock()
+	c.closing = true
+	c.mu.Unlock()
+	return err
+}
+
+// leave is close at the end of a test, when a second Close is not what is tested.
+func (c *client) leave() {
+	c.mu.Lock()
+	closed := c.closing
+	c.mu.Unlock()
+	if !closed {
+		c.close()
+	}
+}
+
+// enqueue puts an entry in.
+func (c *client) enqueue(name string, mode line.Mode) *place {
+	c.w.t.Helper()
+	p, err := c.tryEnqueue(name, mode, false)
+	if err != nil {
+		c.w.t.Fatal(err)
+	}
+	return p
+}
+
+// hold puts an entry in and waits until it is admitted.
+func (c *client) hold(name string, mode line.Mode) *place {
+	c.w.t.Helper()
+	p := c.enqueue(name, mode)
+	p.admitted()
+	return p
+}
+
+// try tries for an entry.
+func (c *client) try(name string, mode line.Mode) (*place, error) {
+	return c.tryEnqueue(name, mode, true)
+}
+
+func (c *client) tryEnqueue(name string, mode line.Mode, try bool) (*place, error) {
+	ctx, cancel := c.w.call()
+	defer cancel()
+	return c.enqueueWith(ctx, name, mode, try)
+}
+
+// enqueueWith returns the place even if there is an error, to show what it heard.
+func (c *client) enqueueWith(ctx context.Context, name string, mode line.Mode, try bool) (*place, error) {
+	p := &place{client: c, name: name, mode: mode, changed: make(chan struct{})}
+	ticket, err := c.Enqueue(ctx, store.Request{Name: name, Mode: mode, Try: try, Notify: p.hear})
+	if err != nil {
+		return p, fmt.Errorf("session %s, Enqueue for %q, %v: %w", c.ID(), name, mode, err)
+	}
+	p.ticket = ticket
+	return p, nil
+}
+
+// stagger runs body with contexts that end at moments spread over twice the time that body takes with one that
+// does not end.
+func (w *world) stagger(rounds int, body func(ctx context.Context)) {
+	start := time.Now()
+	body(w.t.Context())
+	span := 2 * time.Since(start)
+	for i := range rounds {
+		ctx, cancel := context.WithCancel(w.t.Context())
+		var canceller sync.WaitGroup
+		canceller.Go(func() {
+			time.Sleep(span * time.Duration(i) / time.Duration(rounds))
+			// A fake clock stands still while body runs, and span is zero: goroutines have to take turns instead.
+			for range i {
+				runtime.Gosched()
+			}
+			cancel()
+		})
+		body(ctx)
+		canceller.Wait()
+	}
+}
+
+func standings(log []store.Standing) string {
+	var b strings.Builder
+	for i, st := range log {
+		if i > 0 {
+			b.WriteString(", ")
+		}
+		b.WriteString(st.State.String())
+		switch st.State {
+		case store.Waiting:
+			fmt.Fprintf(&b, " behind %d", st.Ahead)
+		case store.Admitted:
+			fmt.Fprintf(&b, " with order %d", st.Order)
+		case store.Gone:
+			fmt.Fprintf(&b, " (%v)", st.Cause)
+		}
+	}
+	return "[" + b.String() + "]"
+}
