@@ -169,10 +169,8 @@ func (e *entry) txn(ctx context.Context, try bool) (*clientv3.TxnResponse, error
 	if try {
 		return txn.Else(tell...).Commit()
 	}
+	// Whole entries: keys alone come without their leases (etcd 3.7), by which an entry is told from a stray key.
 	who := clientv3.OpGet(prefix, clientv3.WithPrefix())
-	if e.req.Mode == line.Exclusive {
-		who = clientv3.OpGet(prefix, clientv3.WithPrefix(), clientv3.WithKeysOnly()) // whatever they are, they are ahead
-	}
 	return txn.Else(clientv3.OpTxn([]clientv3.Cmp{unraised, absent}, []clientv3.Op{put, who}, tell)).Commit()
 }
 
@@ -186,6 +184,11 @@ func (e *entry) outcome(ctx context.Context, resp *clientv3.TxnResponse, try boo
 		inner := resp.Responses[0].GetResponseTxn()
 		if inner.Succeeded {
 			others, _ := e.session.store.keys.contenders(e.req.Name, inner.Responses[1].GetResponseRange().Kvs)
+			for _, o := range others {
+				if o.Key == e.key && o.CreateRevision != resp.Header.Revision {
+					println("DIFF", o.CreateRevision, resp.Header.Revision)
+				}
+			}
 			return arrival{order: uint64(resp.Header.Revision), others: others}, true, nil
 		}
 		told = inner.Responses

@@ -48,17 +48,22 @@ func (k keys) guard(lease clientv3.LeaseID) string {
 // parse returns the name of the line that a key is an entry of. A key is an entry if its last part is named after the
 // lease attached to it: no other key is made like that by accident.
 func (k keys) parse(key []byte, lease int64) (name string, ok bool) {
+	name, ok = k.name(key)
+	if !ok || lease == 0 {
+		return "", false
+	}
+	holder, _, _ := strings.Cut(string(key[len(k.line(name)):]), "-")
+	return name, holder == leaseText(clientv3.LeaseID(lease))
+}
+
+// name returns the name of the line that a key would be an entry of if it had the right lease.
+func (k keys) name(key []byte) (name string, ok bool) {
 	rest, ok := strings.CutPrefix(string(key), k.prefix)
 	slash := strings.LastIndexByte(rest, '/')
-	if !ok || slash < 1 || lease == 0 {
+	if !ok || slash < 1 || rest[:slash] == reserved {
 		return "", false
 	}
-	name, last := rest[:slash], rest[slash+1:]
-	holder, _, _ := strings.Cut(last, "-")
-	if holder != leaseText(clientv3.LeaseID(lease)) || name == reserved {
-		return "", false
-	}
-	return name, true
+	return rest[:slash], true
 }
 
 func leaseText(id clientv3.LeaseID) string { return strconv.FormatInt(int64(id), 16) }

@@ -53,7 +53,8 @@ func (s *Store) Lines(ctx context.Context, prefix string) ([]store.Line, error) 
 // page is how many keys are read at a time.
 const page = 1000
 
-// names returns the names of the lines whose name begins with prefix, sorted.
+// names returns the names that begin with prefix and may have a line, sorted. Only a reading of the line tells whether
+// what is there are entries.
 func (s *Store) names(ctx context.Context, prefix string) ([]string, error) {
 	var names []string
 	from := s.keys.prefix + prefix
@@ -71,7 +72,7 @@ func (s *Store) names(ctx context.Context, prefix string) ([]string, error) {
 			return nil, err
 		}
 		for _, kv := range resp.Kvs {
-			if name, ok := s.keys.parse(kv.Key, kv.Lease); ok {
+			if name, ok := s.keys.name(kv.Key); ok {
 				names = append(names, name)
 			}
 		}

@@ -79,13 +79,8 @@ func cancellation(s suite) {
 
 	s.test("a session outlives the context it was opened with", func(t *testing.T, w *world) {
 		ctx, cancel := context.WithCancel(t.Context())
-		se, err := w.stores[0].Open(ctx, store.SessionOptions{TTL: w.h.TTL})
-		if err != nil {
-			t.Fatal(err)
-		}
+		c := w.openWith(ctx, w.nextOwner())
 		cancel()
-		c := &client{Session: se, w: w, store: w.stores[0], stopKeep: func() {}}
-		t.Cleanup(c.leave)
 		c.hold(w.name("lock"), line.Exclusive).stays(store.Admitted)
 		if err := c.confirm(t.Context(), w.h.TTL); err != nil {
 			t.Errorf("Confirm: %v", err)

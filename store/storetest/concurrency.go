@@ -5,6 +5,7 @@ import (
 	"math/rand/v2"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/stilelock/stile/line"
 )
@@ -71,7 +72,7 @@ func (c *client) visit(f *floor, name string, mode line.Mode, others int) error 
 	if err != nil {
 		return err
 	}
-	st, _, err := p.await(c.w.h.Grace*patience(others), "admitted", isAdmitted)
+	st, _, err := p.await(time.Duration(others)*c.w.h.Grace, "admitted", isAdmitted)
 	if err != nil {
 		return err
 	}
@@ -87,14 +88,16 @@ func (c *client) visit(f *floor, name string, mode line.Mode, others int) error 
 
 // comeAndGo opens a session, waits for the lock, and closes the session without withdrawing.
 func (w *world) comeAndGo(name string, others int) error {
-	c, err := w.tryOpen()
+	ctx, cancel := w.call()
+	defer cancel()
+	c, err := w.tryOpen(ctx, w.nextOwner())
 	if err != nil {
 		return err
 	}
 	c.keep()
 	p, err := c.tryEnqueue(name, line.Exclusive, false)
 	if err == nil {
-		_, _, err = p.await(w.h.Grace*patience(others), "admitted", isAdmitted)
+		_, _, err = p.await(time.Duration(others)*w.h.Grace, "admitted", isAdmitted)
 	}
 	if e := c.tryClose(); err == nil && e != nil {
 		err = fmt.Errorf("Close of session %s: %w", c.ID(), e)

@@ -115,12 +115,7 @@ func lines(s suite) {
 		}
 		ctx, cancel := w.call()
 		defer cancel()
-		se, err := w.stores[0].Open(ctx, store.SessionOptions{TTL: w.h.TTL, Owner: owner})
-		if err != nil {
-			t.Fatal(err)
-		}
-		c := &client{Session: se, w: w, store: w.stores[0], owner: owner, stopKeep: func() {}}
-		t.Cleanup(c.leave)
+		c := w.openWith(ctx, owner)
 		before := time.Now()
 		p := c.hold(name, line.Exclusive)
 		e := w.lineOf(name, p).Entries[0]

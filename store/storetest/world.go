@@ -43,6 +43,8 @@ func newWorld(t *testing.T, h Harness) *world {
 		w.stores = append(w.stores, h.Peer(t, st))
 	}
 	t.Cleanup(func() { // the last cleanup but those of Open and Peer: all sessions are closed
+		w.mu.Lock()
+		defer w.mu.Unlock()
 		for _, b := range w.broken {
 			t.Error(b)
 		}
@@ -126,46 +128,47 @@ type client struct {
 // open opens a session that nobody confirms.
 func (w *world) open() *client {
 	w.t.Helper()
-	c, err := w.tryOpen()
-	if err != nil {
-		w.t.Fatal(err)
-	}
-	w.t.Cleanup(c.leave)
-	return c
-}
-
-func (w *world) tryOpen() (*client, error) {
-	w.mu.Lock()
-	w.opened++
-	n := w.opened
-	w.mu.Unlock()
-	c := &client{
-		w:        w,
-		store:    w.stores[n%len(w.stores)],
-		owner:    store.Owner{Host: "host.example", PID: n, User: "storetest", Command: fmt.Sprintf("session %d", n)},
-		stopKeep: func() {},
-	}
 	ctx, cancel := w.call()
 	defer cancel()
-	c.sent = time.Now()
-	se, err := c.store.Open(ctx, store.SessionOptions{TTL: w.h.TTL, Owner: c.owner, Lost: c.hearLoss})
-	if err != nil {
-		return nil, fmt.Errorf("opening a session: %w", err)
-	}
-	c.Session = se
-	return c, nil
+	return w.openWith(ctx, w.nextOwner())
 }
 
 // openKept opens a session and confirms it until the test is over.
 func (w *world) openKept() *client {
 	w.t.Helper()
-	c, err := w.tryOpen()
+	c := w.open()
+	c.keep()
+	return c
+}
+
+// openWith opens a session that is closed when the test is over.
+func (w *world) openWith(ctx context.Context, owner store.Owner) *client {
+	w.t.Helper()
+	c, err := w.tryOpen(ctx, owner)
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	c.keep()
 	w.t.Cleanup(c.leave)
 	return c
+}
+
+func (w *world) nextOwner() store.Owner {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.opened++
+	return store.Owner{Host: "host.example", PID: w.opened, User: "storetest", Command: fmt.Sprintf("session %d", w.opened)}
+}
+
+// tryOpen opens a session, with each of the test's clients in turn.
+func (w *world) tryOpen(ctx context.Context, owner store.Owner) (*client, error) {
+	st := w.stores[owner.PID%len(w.stores)]
+	c := &client{w: w, store: st, owner: owner, sent: time.Now(), stopKeep: func() {}}
+	se, err := st.Open(ctx, store.SessionOptions{TTL: w.h.TTL, Owner: owner, Lost: c.hearLoss})
+	if err != nil {
+		return nil, fmt.Errorf("opening a session: %w", err)
+	}
+	c.Session = se
+	return c, nil
 }
 
 // keep confirms the session every quarter of its TTL, until stopKeep is called or the session is lost.

@@ -1,0 +1,102 @@
+//go:build unix
+
+package child
+
+import (
+	"errors"
+	"os"
+	"runtime"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// A Process is a command that was started. Its methods are for one goroutine, but for Done.
+type Process struct {
+	pid     int // of the command; also the number of its process group
+	tty     *terminal
+	stopped chan unix.Signal
+	done    chan struct{}
+	code    int // once done is closed
+}
+
+// Start starts a command. If that fails the error is an [*Error].
+func Start(c Command) (*Process, error) {
+	p := &Process{tty: openTerminal(), stopped: make(chan unix.Signal, 1), done: make(chan struct{})}
+	started := make(chan error)
+	go p.run(c, started)
+	if err := <-started; err != nil {
+		p.tty.close()
+		return nil, failure(c.Args[0], err)
+	}
+	return p, nil
+}
+
+// run starts the command and waits for it. Both happen on one thread, which is not used for anything else meanwhile:
+// on Linux the command is killed when the thread that has started it ends, and Go ends threads as it likes.
+func (p *Process) run(c Command, started chan<- error) {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	pid, err := syscall.ForkExec(c.Path, c.Args, &syscall.ProcAttr{
+		Env:   c.Env,
+		Files: []uintptr{c.Stdin.Fd(), c.Stdout.Fd(), c.Stderr.Fd()},
+		Sys:   attributes(),
+	})
+	p.pid = pid
+	started <- err
+	if err != nil {
+		return
+	}
+	for {
+		var status unix.WaitStatus
+		_, err := unix.Wait4(pid, &status, unix.WUNTRACED, nil)
+		switch {
+		case errors.Is(err, unix.EINTR):
+		case err == nil && status.Stopped():
+			select {
+			case p.stopped <- status.StopSignal():
+			default: // it has not been looked at since it last stopped
+			}
+		default:
+			p.code = exitCode(status, err)
+			close(p.done)
+			return
+		}
+	}
+}
+
+// ExitCode returns the command's own exit code, or 128 plus the number of the signal that ended it, after Done is
+// closed. The terminal is ours again, and the process must not be used any more.
+func (p *Process) ExitCode() int {
+	p.tty.take()
+	p.tty.close()
+	return p.code
+}
+
+func exitCode(status unix.WaitStatus, err error) int {
+	switch {
+	case err != nil: // there is nothing to wait for, though nobody else waits: never a success
+		return unknown
+	case status.Signaled():
+		return signalled + int(status.Signal())
+	default:
+		return status.ExitStatus()
+	}
+}
+
+// Signal sends a signal to the command and everything in its process group.
+func (p *Process) Signal(sig os.Signal) {
+	p.signal(sig.(syscall.Signal))
+}
+
+// signal fails only if the group is empty, or has become somebody else by setuid: there is nothing to do about either.
+func (p *Process) signal(sig unix.Signal) { _ = unix.Kill(-p.pid, sig) }
+
+func (p *Process) terminate() { p.signal(unix.SIGTERM) }
+
+func (p *Process) kill() { p.signal(unix.SIGKILL) }
+
+func (p *Process) groupAlive() bool { return unix.Kill(-p.pid, 0) == nil }
+
+// ExitCodeFor returns the exit code that says that a signal ended a program.
+func ExitCodeFor(sig os.Signal) int { return signalled + int(sig.(syscall.Signal)) }
