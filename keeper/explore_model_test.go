@@ -26,9 +26,8 @@ const maxClients = 3
 // model is what can happen, and what must not.
 type model struct {
 	clients int
-	modes   [maxClients]line.Mode // what each asks for
-	ttl     time.Duration         // by the store's clock
-	terms   Terms                 // by the client's
+	ttl     time.Duration // by the store's clock
+	terms   Terms         // by the client's
 
 	// lag lets the clock of client 0 lose a tick, but not two within so many ticks. Zero: its clock is exact.
 	lag int
@@ -100,10 +99,7 @@ type client struct {
 	inLine   bool
 	order    int // of its entry; stays after it as the token
 	admitted int // the number of its admission; zero before
-	old      struct {
-		order   int // of the entry of a lost session that is still there; zero if there is none
-		expires Instant
-	}
+	old      int // the order of the entry of a lost session that is still there; zero if there is none
 }
 
 // request is a client's request for its session and what became of it. A client has one at a time.
@@ -221,7 +217,6 @@ const (
 	beganAgainBehindItself
 	overlapped
 	staleWriteRefused
-	heldTogether
 	sights
 )
 
@@ -240,7 +235,6 @@ var sightNames = [sights]string{
 	beganAgainBehindItself:     "a client waited behind the entry of its own lost session",
 	overlapped:                 "two conflicting holds were valid",
 	staleWriteRefused:          "a stale write was refused",
-	heldTogether:               "two holds that do not conflict were valid together",
 }
 
 // step makes next what becomes of w by e, which must be possible, and says what is wrong with it.
@@ -289,7 +283,7 @@ func (m *model) step(w *world, e event, next *world) (wrong string) {
 	case joins:
 		next.order++
 		c.joined, c.inLine, c.order = true, true, next.order
-		if c.old.order > 0 {
+		if c.old > 0 {
 			m.saw[beganAgainBehindItself]++
 		}
 		m.settle(next, e)
@@ -299,7 +293,7 @@ func (m *model) step(w *world, e event, next *world) (wrong string) {
 		c.dropEntry()
 		m.settle(next, e)
 	case expires, isRevoked:
-		m.end(next, c)
+		c.end()
 		m.settle(next, e)
 	case closes:
 		c.alive, c.inLine = false, false
@@ -307,7 +301,7 @@ func (m *model) step(w *world, e event, next *world) (wrong string) {
 	case forgets:
 		m.forget(c)
 	case oldEnds:
-		c.old.order, c.old.expires = 0, 0
+		c.old = 0
 		m.settle(next, e)
 	case isEvicted:
 		c.inLine = false
@@ -360,11 +354,11 @@ func (m *model) possible(w *world, e event) bool {
 	case closes:
 		return lost && c.alive
 	case forgets:
-		return lost && (!c.alive || m.lingering && c.old.order == 0)
+		return lost && (!c.alive || m.lingering && c.old == 0)
 	case oldEnds:
-		return c.old.order > 0
+		return c.old > 0
 	case isRevoked:
-		return m.revokes && c.alive && c.open && w.now < c.expires
+		return m.revokes && c.alive && c.open && w.now < c.expires && !lost
 	case isEvicted:
 		return m.evictions && c.inLine
 	case writes:
@@ -416,20 +410,19 @@ func (m *model) reply(c *client) {
 
 // hear brings the oldest news of its entry to the client.
 func (m *model) hear(c *client) {
-	switch c.news {
-	case admittedNews, admittedAndGoneNews:
-		c.news -= admittedNews
-		if !c.joined {
-			return
-		}
-		c.lease.Look(c.clock)
-		if c.lease.State() == Lost {
+	admission := c.news != goneNews
+	c.lease.Look(c.clock)
+	switch {
+	case c.lease.State() == Lost: // it has no ears for it
+		c.news = noNews
+		if admission {
 			m.saw[admissionHeardTooLate]++
-			return
 		}
-		c.holding, c.over = true, false
+	case admission:
+		c.news -= admittedNews
+		c.holding = true
 		m.saw[someoneHeld]++
-	case goneNews:
+	default:
 		c.dropEntry()
 	}
 }
@@ -448,7 +441,7 @@ func (m *model) land(w *world, c *client) (wrong string) {
 	w.newest = max(w.newest, wr.token)
 	for i := range m.clients {
 		other := &w.clients[i]
-		if other.admitted > 0 && other.admitted < wr.admitted {
+		if other.admitted > 0 && other.admitted < wr.admitted && other.lease.State() != Lost {
 			other.stale = true
 		}
 		if other.write.admitted > 0 && other.write.admitted < wr.admitted {
@@ -459,14 +452,11 @@ func (m *model) land(w *world, c *client) (wrong string) {
 }
 
 // end takes a session away, as the store does of itself, and lets the client hear of it some time.
-func (m *model) end(w *world, c *client) {
+func (c *client) end() {
 	c.alive = false
 	if c.inLine {
 		c.inLine = false
 		c.gone()
-	}
-	if c.request == renewed {
-		c.expires = w.now
 	}
 }
 
@@ -487,7 +477,7 @@ func (c *client) dropEntry() {
 // forget makes the client begin again without a session. What the lost one has in the store stays there.
 func (m *model) forget(c *client) {
 	if c.alive && c.inLine {
-		c.old.order, c.old.expires = c.order, c.expires
+		c.old = c.order
 	}
 	c.dropEntry()
 	c.open, c.lease, c.alive, c.expires = false, Lease{}, false, 0
@@ -501,21 +491,21 @@ func (m *model) settle(w *world, e event) {
 		owners  [2 * maxClients]*client // nil for an entry of an old session: nobody is told of its turn
 	)
 	n := 0
-	insert := func(order int, mode line.Mode, owner *client) {
+	insert := func(order int, owner *client) {
 		at := n
 		for ; at > 0 && entries[at-1].Order > uint64(order); at-- {
 			entries[at], owners[at] = entries[at-1], owners[at-1]
 		}
-		entries[at], owners[at] = line.Entry{Order: uint64(order), Mode: mode}, owner
+		entries[at], owners[at] = line.Entry{Order: uint64(order), Mode: line.Exclusive}, owner
 		n++
 	}
 	for i := range m.clients {
 		c := &w.clients[i]
 		if c.inLine {
-			insert(c.order, m.modes[i], c)
+			insert(c.order, c)
 		}
-		if c.old.order > 0 {
-			insert(c.old.order, m.modes[i], nil)
+		if c.old > 0 {
+			insert(c.old, nil)
 		}
 	}
 	for i, admitted := range line.Admitted(entries[:n]) {
@@ -564,18 +554,14 @@ func (m *model) checkPromises(w *world) string {
 	return ""
 }
 
-// checkOverlap says which two conflicting holds are valid.
+// checkOverlap says which two holds are valid.
 func (m *model) checkOverlap(w *world) string {
 	for i := range m.clients {
 		for j := range i {
-			if !w.clients[i].valid() || !w.clients[j].valid() {
-				continue
-			}
-			if line.Conflict(m.modes[i], m.modes[j]) {
+			if w.clients[i].valid() && w.clients[j].valid() {
 				m.saw[overlapped]++
 				return fmt.Sprintf("clients %d and %d both hold", j, i)
 			}
-			m.saw[heldTogether]++
 		}
 	}
 	return ""
@@ -592,7 +578,7 @@ func (m *model) checkBroken(w *world) string {
 		}
 		for j := range m.clients {
 			other := &w.clients[j]
-			if c.valid() && other.valid() && line.Conflict(m.modes[i], m.modes[j]) && c.admitted < other.admitted {
+			if c.valid() && other.valid() && c.admitted < other.admitted {
 				if c.inLine {
 					return fmt.Sprintf("client %d was admitted although client %d's entry stands", j, i)
 				}
@@ -610,46 +596,43 @@ func (m *model) checkBroken(w *world) string {
 type key [maxClients + 1]uint64
 
 func (m *model) key(w *world) key {
-	var ranks [3*maxClients + 1]int
-	n := 0
-	rank := func(order int) { ranks[n] = order; n++ }
+	var tokens [3 * maxClients]int // without order; zeros are none
 	for i := range m.clients {
 		c := &w.clients[i]
-		rank(c.order)
-		rank(c.write.token)
-		rank(c.old.order)
+		tokens[3*i], tokens[3*i+1], tokens[3*i+2] = c.token(), c.write.token, c.old
 	}
-	rank(w.newest)
-	sorted := ranks[:n]
-	slices.Sort(sorted)
-	sorted = slices.Compact(sorted)
-	rankOf := func(order int) int {
-		at := 0
-		for sorted[at] != order {
-			at++
+	slices.Sort(tokens[:])
+	smaller := func(than int) (n int) { // how many of them, each counted once
+		for i, token := range tokens {
+			if token != 0 && token < than && (i == 0 || token != tokens[i-1]) {
+				n++
+			}
 		}
-		if sorted[0] != 0 {
-			at++
-		}
-		return at
+		return n
 	}
 
 	var k key
 	for i := range m.clients {
-		k[i] = m.clientKey(w, i, rankOf)
+		k[i] = m.clientKey(w, i, smaller)
 	}
 	slices.Sort(k[:m.clients])
-	k[maxClients] = uint64(rankOf(w.newest))
+	k[maxClients] = uint64(smaller(w.newest))
 	return k
 }
 
-func (m *model) clientKey(w *world, i int, rankOf func(int) int) uint64 {
+// token is the order of the client's entry, or zero if nothing depends on it any more.
+func (c *client) token() int {
+	if c.inLine || c.holding || c.news == admittedAndGoneNews && c.lease.State() != Lost {
+		return c.order
+	}
+	return 0
+}
+
+func (m *model) clientKey(w *world, i int, smaller func(int) int) uint64 {
 	c := &w.clients[i]
 	var p packer
 	p.bit(i == 0 && m.lag > 0)
 	p.number(c.sinceLag, 4)
-	p.number(slices.Index(m.modes[:], m.modes[i]), 2)
-
 	p.number(int(c.request), 3)
 	if c.request != noRequest {
 		p.number(clamp(c.clock-c.sent, m.terms.Valid), 4)
@@ -658,13 +641,11 @@ func (m *model) clientKey(w *world, i int, rankOf func(int) int) uint64 {
 	p.bit(c.inLine)
 	p.bit(c.holding)
 	p.bit(c.over)
-	p.bit(c.stale)
-	if c.inLine || c.holding {
-		p.number(rankOf(c.order), 4)
+	for _, token := range [...]int{c.token(), c.write.token, c.old} {
+		p.bit(token > 0)
+		p.number(smaller(token), 4)
 	}
-	p.number(rankOf(c.write.token), 4)
 	p.bit(c.write.stale)
-	p.number(rankOf(c.old.order), 4)
 
 	switch {
 	case !c.open:
@@ -685,6 +666,7 @@ func (m *model) clientKey(w *world, i int, rankOf func(int) int) uint64 {
 	}
 	p.bit(c.joined)
 	p.bit(c.admitted > 0)
+	p.bit(c.stale)
 	p.number(int(c.news), 2)
 	return p.bits
 }

@@ -95,8 +95,9 @@ type Session interface {
 	// background, beyond ctx, until the entry is out or the session has ended. If req.Try is set and it is not
 	// the entry's turn, the error is a [*HeldError].
 	//
-	// A session has at most one exclusive entry in a line at a time: enqueueing a second one is the caller's
-	// mistake and an error. ctx bounds the call, not the entry. If ctx ends first the error matches ctx.Err().
+	// A session has at most one exclusive entry in a line at a time, not counting those that it has begun to
+	// withdraw: enqueueing a second one is the caller's mistake and an error. ctx bounds the call, not the entry.
+	// If ctx ends first the error matches ctx.Err().
 	Enqueue(ctx context.Context, req Request) (Ticket, error)
 
 	// Close ends the session and takes all its entries out. On failure they go when the TTL has passed. Close

@@ -13,7 +13,6 @@
 package local
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"os"
@@ -73,5 +72,5 @@ func runtimeDir() string {
 	if dir := os.Getenv("XDG_RUNTIME_DIR"); filepath.IsAbs(dir) {
 		return filepath.Join(dir, "stile")
 	}
-	return filepath.Join(cmp.Or(os.Getenv("TMPDIR"), "/tmp"), fmt.Sprintf("stile-%d", os.Getuid()))
+	return fmt.Sprintf("/tmp/stile-%d", os.Getuid())
 }

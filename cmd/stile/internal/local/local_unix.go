@@ -52,8 +52,8 @@ func (h Home) find(ctx context.Context) (string, error) {
 	return h.look(ctx)
 }
 
-// look is for who has the lock. A server ends only with the lock, so one that answers has just begun to be idle at
-// worst, and stays.
+// look is for who has the lock. It leaves its time on the lock, which a server that is about to end for idleness looks
+// at: so one that has answered stays for as long as it stays idle, and can be relied on after the lock is let go.
 func (h Home) look(ctx context.Context) (string, error) {
 	socket, err := os.Readlink(h.link())
 	if errors.Is(err, fs.ErrNotExist) {
@@ -70,7 +70,9 @@ func (h Home) look(ctx context.Context) (string, error) {
 	conn, err := new(net.Dialer).DialContext(ctx, "unix", socket)
 	switch {
 	case err == nil:
-		return socket, conn.Close()
+		conn.Close()
+		now := time.Now()
+		return socket, os.Chtimes(h.lock(), now, now)
 	case errors.Is(err, unix.ECONNREFUSED), errors.Is(err, fs.ErrNotExist):
 		return "", errNoServer
 	default:
@@ -139,10 +141,10 @@ func (h Home) launch(ctx context.Context, socket string) error {
 	}
 	defer ready.Close()
 
-	cmd := exec.Command(self, "serve", "--background", string(h), "--socket", socket)
+	cmd := exec.Command(self, "serve", "--background", string(h), "--socket", socket, "--ready-fd", "3")
 	cmd.Dir = "/" // it must not keep a file system busy
 	cmd.Stdout, cmd.Stderr = log, log
-	cmd.ExtraFiles = []*os.File{readyIn}
+	cmd.ExtraFiles = []*os.File{readyIn} // becomes file 3
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	err = cmd.Start()
 	readyIn.Close() // the server's copy remains, so that the pipe ends with the server

@@ -1,0 +1,226 @@
+package broken
+
+import (
+	"context"
+	"sync"
+
+	"github.com/stilelock/stile/line"
+	"github.com/stilelock/stile/store"
+	"github.com/stilelock/stile/store/memstore"
+)
+
+func admissionBugs() []Bug {
+	return []Bug{
+		{
+			Name:   "admits an exclusive entry when one is left ahead",
+			Caught: "admission/an exclusive entry is not admitted while another is held",
+			Plant: func(m *memstore.Store) store.Store {
+				return admittingEarly(m, func(mode line.Mode, ahead int) bool { return mode == line.Exclusive && ahead == 1 })
+			},
+		},
+		{
+			Name:   "admits one slot too many",
+			Caught: "admission/of n slots n are admitted and each that leaves lets one in",
+			Plant: func(m *memstore.Store) store.Store {
+				return admittingEarly(m, func(mode line.Mode, ahead int) bool { return mode.Slots() > 0 && ahead == 1 })
+			},
+		},
+		{
+			Name:   "lets readers overtake a writer that waits",
+			Caught: "admission/a shared entry does not overtake an exclusive one that waits",
+			Plant:  readersOvertake,
+		},
+		{
+			Name:   "admits one reader at a time",
+			Caught: "admission/shared entries are admitted together",
+			Plant: func(m *memstore.Store) store.Store {
+				return withEnqueue(m, func(ctx context.Context, inner store.Session, req store.Request) (store.Ticket, error) {
+					if req.Mode == line.Shared {
+						req.Mode = line.Exclusive
+					}
+					return inner.Enqueue(ctx, req)
+				})
+			},
+		},
+		{
+			Name:   "lets a writer in when one of the readers has left",
+			Caught: "admission/an exclusive entry waits for every shared one ahead",
+			Plant: func(m *memstore.Store) store.Store {
+				return withNotify(m, func(req store.Request) func(store.Standing) {
+					first := 0
+					return func(st store.Standing) {
+						if first == 0 {
+							first = st.Ahead
+						}
+						if req.Mode == line.Exclusive && first == 2 && st.Ahead == 1 {
+							st = store.Standing{State: store.Admitted, Order: st.Order}
+						}
+						req.Notify(st)
+					}
+				})
+			},
+		},
+		{
+			Name:   "admits the last to arrive first",
+			Caught: "admission/exclusive entries are admitted one at a time in order of arrival",
+			Plant:  lastFirst,
+		},
+		{
+			Name:   "gives a session that stands in the line already the entry it has",
+			Caught: "admission/a session cannot stand in a line twice with exclusive entries",
+			Plant: func(m *memstore.Store) store.Store {
+				return withSessions(m, func(inner store.Session) session {
+					var mu sync.Mutex
+					have := make(map[string]store.Ticket)
+					return session{Session: inner, enqueue: func(ctx context.Context, req store.Request) (store.Ticket, error) {
+						t, err := inner.Enqueue(ctx, req)
+						mu.Lock()
+						defer mu.Unlock()
+						if err == nil {
+							have[req.Name] = t
+						} else if had := have[req.Name]; had != nil && ctx.Err() == nil && !req.Try && inner.Confirm(ctx) == nil {
+							return had, nil
+						}
+						return t, err
+					}}
+				})
+			},
+		},
+		{
+			Name:   "gives a session one slot however often it asks",
+			Caught: "admission/one session may have several slots",
+			Plant: func(m *memstore.Store) store.Store {
+				return withSessions(m, func(inner store.Session) session {
+					var mu sync.Mutex
+					have := make(map[string]store.Ticket)
+					return session{Session: inner, enqueue: func(ctx context.Context, req store.Request) (store.Ticket, error) {
+						mu.Lock()
+						defer mu.Unlock()
+						if had := have[req.Name]; had != nil && req.Mode.Slots() > 0 {
+							req.Notify(store.Standing{State: store.Admitted, Order: 1})
+							return had, nil
+						}
+						t, err := inner.Enqueue(ctx, req)
+						if err == nil {
+							have[req.Name] = t
+						}
+						return t, err
+					}}
+				})
+			},
+		},
+		{
+			Name:   "takes an empty line for its turn though its own entry has ended with its session",
+			Caught: "admission/a waiter whose session has ended is not admitted when the others leave",
+			Plant:  func(m *memstore.Store) store.Store { return admittingOrphans(m, store.ErrSessionLost) },
+		},
+		{
+			Name:   "takes an empty line for its turn though its own entry was broken",
+			Caught: "admission/a waiter whose entry was broken is not admitted when the others leave",
+			Plant:  func(m *memstore.Store) store.Store { return admittingOrphans(m, store.ErrGone) },
+		},
+		{
+			Name:   "counts shared entries as taking slots",
+			Caught: "admission/lines of all modes mixed follow the rules",
+			Plant: func(m *memstore.Store) store.Store {
+				return admittingEarly(m, func(mode line.Mode, ahead int) bool { return mode.Slots() == 3 && ahead == 1 })
+			},
+		},
+	}
+}
+
+// admittingEarly tells those that they are admitted who wait and for whom early says so.
+func admittingEarly(m *memstore.Store, early func(mode line.Mode, ahead int) bool) store.Store {
+	return withNotify(m, func(req store.Request) func(store.Standing) {
+		return func(st store.Standing) {
+			if st.State == store.Waiting && early(req.Mode, st.Ahead) {
+				st = store.Standing{State: store.Admitted, Order: st.Order}
+			}
+			req.Notify(st)
+		}
+	})
+}
+
+// readersOvertake admits a shared entry if the one at the head of the line is shared, whoever waits between.
+func readersOvertake(m *memstore.Store) store.Store {
+	return withEnqueue(m, func(ctx context.Context, inner store.Session, req store.Request) (store.Ticket, error) {
+		notify, overtakes := req.Notify, false
+		if l, err := m.Line(ctx, req.Name); err == nil && req.Mode == line.Shared && len(l.Entries) > 0 {
+			overtakes = l.Entries[0].Mode == line.Shared
+		}
+		req.Notify = func(st store.Standing) {
+			if overtakes && st.State == store.Waiting {
+				st = store.Standing{State: store.Admitted, Order: st.Order}
+			}
+			notify(st)
+		}
+		return inner.Enqueue(ctx, req)
+	})
+}
+
+// lastFirst puts each new entry ahead of those that wait, by taking them out and putting them in again behind it.
+func lastFirst(m *memstore.Store) store.Store {
+	var mu sync.Mutex
+	lines := make(map[string][]*movable) // those who wait, the next one last
+	return withEnqueue(m, func(ctx context.Context, inner store.Session, req store.Request) (store.Ticket, error) {
+		mu.Lock()
+		defer mu.Unlock()
+		var waiting []*movable
+		for _, other := range lines[req.Name] {
+			if other.waits() && other.ticket().Withdraw(ctx) == nil {
+				waiting = append(waiting, other)
+			}
+		}
+		mine := &movable{inner: inner, req: req}
+		if err := mine.putIn(ctx); err != nil {
+			return nil, err
+		}
+		for i := len(waiting) - 1; i >= 0; i-- {
+			_ = waiting[i].putIn(ctx) // its session may have ended meanwhile
+		}
+		lines[req.Name] = append(waiting, mine)
+		return ticket{
+			Ticket:   mine.ticket(),
+			withdraw: func(ctx context.Context) error { return mine.ticket().Withdraw(ctx) },
+		}, nil
+	})
+}
+
+// movable is an entry that can be put in anew.
+type movable struct {
+	inner store.Session
+	req   store.Request
+
+	mu     sync.Mutex
+	now    store.Ticket
+	latest store.State
+}
+
+func (e *movable) putIn(ctx context.Context) error {
+	req := e.req
+	req.Notify = func(st store.Standing) {
+		e.mu.Lock()
+		e.latest = st.State
+		e.mu.Unlock()
+		e.req.Notify(st)
+	}
+	t, err := e.inner.Enqueue(ctx, req)
+	if err == nil {
+		e.mu.Lock()
+		e.now = t
+		e.mu.Unlock()
+	}
+	return err
+}
+
+func (e *movable) ticket() store.Ticket {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.now
+}
+
+func (e *movable) waits() bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.latest == store.Waiting
+}

@@ -1,0 +1,175 @@
+// Package broken has stores that are wrong on purpose: memstore with one bug each. They are there to test package
+// storetest, which has to reject every one of them; a suite that has not been seen to fail shows nothing.
+package broken
+
+import (
+	"context"
+	"slices"
+
+	"github.com/stilelock/stile/store"
+	"github.com/stilelock/stile/store/memstore"
+)
+
+// Bug is one thing that can be wrong with a store.
+type Bug struct {
+	// Name says what the store does.
+	Name string
+	// Caught is the test of the suite that has to fail: its topic, a slash, its name.
+	Caught string
+	// Plant returns m with the bug in it.
+	Plant func(m *memstore.Store) store.Store
+}
+
+// Bugs returns all of them.
+func Bugs() []Bug {
+	return slices.Concat(
+		admissionBugs(), tryBugs(), orderBugs(), withdrawBugs(), lifeBugs(), notifyBugs(), breakBugs(), cancelBugs(),
+		closeBugs(), lineBugs(), contendedBugs(), sessionBugs(), outageBugs(),
+	)
+}
+
+// The types below are what contains the bugs: each method does what the function says that is named after it, or,
+// if that is nil, what it should.
+
+type wholeStore struct {
+	store.Store
+	open       func(context.Context, store.SessionOptions) (store.Session, error)
+	line       func(ctx context.Context, name string) (store.Line, error)
+	lines      func(ctx context.Context, prefix string) ([]store.Line, error)
+	breakEntry func(ctx context.Context, name string, order uint64) (store.Entry, error)
+}
+
+func (s wholeStore) Open(ctx context.Context, opts store.SessionOptions) (store.Session, error) {
+	if s.open == nil {
+		return s.Store.Open(ctx, opts)
+	}
+	return s.open(ctx, opts)
+}
+
+func (s wholeStore) Line(ctx context.Context, name string) (store.Line, error) {
+	if s.line == nil {
+		return s.Store.Line(ctx, name)
+	}
+	return s.line(ctx, name)
+}
+
+func (s wholeStore) Lines(ctx context.Context, prefix string) ([]store.Line, error) {
+	if s.lines == nil {
+		return s.Store.Lines(ctx, prefix)
+	}
+	return s.lines(ctx, prefix)
+}
+
+func (s wholeStore) Break(ctx context.Context, name string, order uint64) (store.Entry, error) {
+	if s.breakEntry == nil {
+		return s.Store.Break(ctx, name, order)
+	}
+	return s.breakEntry(ctx, name, order)
+}
+
+type session struct {
+	store.Session
+	id      func() string
+	terms   func() store.Terms
+	confirm func(context.Context) error
+	enqueue func(context.Context, store.Request) (store.Ticket, error)
+	close   func(context.Context) error
+}
+
+func (s session) ID() string {
+	if s.id == nil {
+		return s.Session.ID()
+	}
+	return s.id()
+}
+
+func (s session) Terms() store.Terms {
+	if s.terms == nil {
+		return s.Session.Terms()
+	}
+	return s.terms()
+}
+
+func (s session) Confirm(ctx context.Context) error {
+	if s.confirm == nil {
+		return s.Session.Confirm(ctx)
+	}
+	return s.confirm(ctx)
+}
+
+func (s session) Enqueue(ctx context.Context, req store.Request) (store.Ticket, error) {
+	if s.enqueue == nil {
+		return s.Session.Enqueue(ctx, req)
+	}
+	return s.enqueue(ctx, req)
+}
+
+func (s session) Close(ctx context.Context) error {
+	if s.close == nil {
+		return s.Session.Close(ctx)
+	}
+	return s.close(ctx)
+}
+
+type ticket struct {
+	store.Ticket
+	withdraw        func(context.Context) error
+	notifyContended func(func())
+}
+
+func (t ticket) Withdraw(ctx context.Context) error {
+	if t.withdraw == nil {
+		return t.Ticket.Withdraw(ctx)
+	}
+	return t.withdraw(ctx)
+}
+
+func (t ticket) NotifyContended(f func()) {
+	if t.notifyContended == nil {
+		t.Ticket.NotifyContended(f)
+		return
+	}
+	t.notifyContended(f)
+}
+
+// withSessions returns the store with the bug that is in the sessions which wrap returns.
+func withSessions(m *memstore.Store, wrap func(store.Session) session) store.Store {
+	return wholeStore{Store: m, open: func(ctx context.Context, opts store.SessionOptions) (store.Session, error) {
+		inner, err := m.Open(ctx, opts)
+		if err != nil {
+			return nil, err
+		}
+		return wrap(inner), nil
+	}}
+}
+
+// withEnqueue returns the store with the bug that is in enqueue.
+func withEnqueue(
+	m *memstore.Store, enqueue func(context.Context, store.Session, store.Request) (store.Ticket, error),
+) store.Store {
+	return withSessions(m, func(inner store.Session) session {
+		return session{Session: inner, enqueue: func(ctx context.Context, req store.Request) (store.Ticket, error) {
+			return enqueue(ctx, inner, req)
+		}}
+	})
+}
+
+// withTickets returns the store with the bug that is in the tickets which wrap returns.
+func withTickets(m *memstore.Store, wrap func(store.Ticket, store.Request) ticket) store.Store {
+	return withEnqueue(m, func(ctx context.Context, inner store.Session, req store.Request) (store.Ticket, error) {
+		t, err := inner.Enqueue(ctx, req)
+		if err != nil {
+			return nil, err
+		}
+		return wrap(t, req), nil
+	})
+}
+
+// withNotify returns the store with the bug that is in the Notify functions which wrap returns. One is made for each
+// entry; like any Notify function it is called one call at a time and must not call the store.
+func withNotify(m *memstore.Store, wrap func(store.Request) func(store.Standing)) store.Store {
+	return withEnqueue(m, func(ctx context.Context, inner store.Session, req store.Request) (store.Ticket, error) {
+		req.Notify = wrap(req)
+		return inner.Enqueue(ctx, req)
+	})
+}

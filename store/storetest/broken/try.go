@@ -1,0 +1,111 @@
+package broken
+
+import (
+	"context"
+	"errors"
+
+	"github.com/stilelock/stile/line"
+	"github.com/stilelock/stile/store"
+	"github.com/stilelock/stile/store/memstore"
+)
+
+func tryBugs() []Bug {
+	return []Bug{
+		{
+			Name:   "leaves the entry of a failed try in the line",
+			Caught: "try/a try for a held lock is a HeldError and leaves nothing behind",
+			Plant: func(m *memstore.Store) store.Store {
+				return withEnqueue(m, func(ctx context.Context, inner store.Session, req store.Request) (store.Ticket, error) {
+					t, err := inner.Enqueue(ctx, req)
+					if isHeld(err) {
+						req.Try, req.Notify = false, nil
+						_, _ = inner.Enqueue(ctx, req)
+					}
+					return t, err
+				})
+			},
+		},
+		{
+			Name:   "says of a lock that is held only that it is not free",
+			Caught: "try/a try for a held lock is a HeldError and leaves nothing behind",
+			Plant: func(m *memstore.Store) store.Store {
+				return withTryError(m, func(store.Session, error) error { return errors.New("not free") })
+			},
+		},
+		{
+			Name:   "names the one who tries as the holder",
+			Caught: "try/a try for a held lock tells who holds it",
+			Plant: func(m *memstore.Store) store.Store {
+				return withTryError(m, func(inner store.Session, err error) error {
+					held, _ := errors.AsType[*store.HeldError](err)
+					return &store.HeldError{Name: held.Name, Holder: &store.Entry{Session: inner.ID()}}
+				})
+			},
+		},
+		{
+			Name:   "treats a try as an enqueue",
+			Caught: "try/of many tries at once one is admitted at most",
+			Plant: func(m *memstore.Store) store.Store {
+				return withEnqueue(m, func(ctx context.Context, inner store.Session, req store.Request) (store.Ticket, error) {
+					req.Try = false
+					return inner.Enqueue(ctx, req)
+				})
+			},
+		},
+		{
+			Name:   "fails a try unless nobody at all stands there",
+			Caught: "try/a try stands beside those it may stand beside",
+			Plant: func(m *memstore.Store) store.Store {
+				return withEnqueue(m, func(ctx context.Context, inner store.Session, req store.Request) (store.Ticket, error) {
+					if l, err := m.Line(ctx, req.Name); err == nil && req.Try && len(l.Entries) > 0 {
+						return nil, &store.HeldError{Name: req.Name, Holder: &l.Entries[0]}
+					}
+					return inner.Enqueue(ctx, req)
+				})
+			},
+		},
+		{
+			Name:   "lets a try overtake those who wait",
+			Caught: "try/a try does not overtake those who wait",
+			Plant: func(m *memstore.Store) store.Store {
+				return withEnqueue(m, func(ctx context.Context, inner store.Session, req store.Request) (store.Ticket, error) {
+					t, err := inner.Enqueue(ctx, req)
+					if held, ok := errors.AsType[*store.HeldError](err); ok && req.Mode == line.Shared {
+						_ = held
+						req.Try = false
+						notify := req.Notify
+						req.Notify = func(st store.Standing) {
+							if st.State == store.Waiting {
+								st = store.Standing{State: store.Admitted, Order: st.Order}
+							}
+							notify(st)
+						}
+						return inner.Enqueue(ctx, req)
+					}
+					return t, err
+				})
+			},
+		},
+		{
+			Name:   "is busy for a moment after each release",
+			Caught: "try/a lock can be had by a try as soon as it was released",
+			Plant:  lingering,
+		},
+	}
+}
+
+func isHeld(err error) bool {
+	_, ok := errors.AsType[*store.HeldError](err)
+	return ok
+}
+
+// withTryError replaces the error of a try that failed because the lock is held.
+func withTryError(m *memstore.Store, replace func(store.Session, error) error) store.Store {
+	return withEnqueue(m, func(ctx context.Context, inner store.Session, req store.Request) (store.Ticket, error) {
+		t, err := inner.Enqueue(ctx, req)
+		if isHeld(err) {
+			err = replace(inner, err)
+		}
+		return t, err
+	})
+}

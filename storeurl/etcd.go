@@ -1,0 +1,217 @@
+package storeurl
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"strings"
+	"sync"
+	"time"
+
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.uber.org/zap"
+
+	"github.com/stilelock/stile/store/etcdstore"
+)
+
+// patience is how long opening may take: most of it for etcd to answer, the rest to find out why it has not.
+const patience = 5 * time.Second
+
+// openEtcd connects to etcd and makes sure that it answers.
+func openEtcd(ctx context.Context, t target, logger *slog.Logger) (*Opened, error) {
+	password, err := t.readPassword()
+	if err != nil {
+		return nil, err
+	}
+	tlsConfig, err := t.tls()
+	if err != nil {
+		return nil, err
+	}
+	most := patience
+	if deadline, ok := ctx.Deadline(); ok {
+		most = min(most, time.Until(deadline))
+	}
+	cli, err := connect(ctx, t, password, tlsConfig, most*4/5)
+	if err != nil {
+		return nil, explain(ctx, t, tlsConfig, err, most/5)
+	}
+	st, err := etcdstore.New(cli, &etcdstore.Options{Prefix: t.prefix, Logger: logger})
+	if err != nil {
+		return nil, errors.Join(err, cli.Close())
+	}
+	return &Opened{Store: st, close: sync.OnceValue(cli.Close)}, nil
+}
+
+// readPassword returns the password, wherever it is; empty if there is no user.
+func (t target) readPassword() (string, error) {
+	switch {
+	case t.passwordFile != "":
+		b, err := os.ReadFile(t.passwordFile)
+		if err != nil {
+			return "", fmt.Errorf("password_file: %w", err)
+		}
+		password := strings.TrimSuffix(strings.TrimSuffix(string(b), "\n"), "\r")
+		if password == "" {
+			return "", fmt.Errorf("password_file: %s is empty", t.passwordFile)
+		}
+		return password, nil
+	case t.passwordEnv != "":
+		password := os.Getenv(t.passwordEnv)
+		if password == "" {
+			return "", fmt.Errorf("password_env: the environment variable %s is not set, or empty", t.passwordEnv)
+		}
+		return password, nil
+	default:
+		return t.password, nil
+	}
+}
+
+// tls returns the configuration for TLS, nil if connections are to be plain.
+func (t target) tls() (*tls.Config, error) {
+	if t.scheme != schemeTLS {
+		return nil, nil
+	}
+	config := &tls.Config{MinVersion: tls.VersionTLS12}
+	if t.ca != "" {
+		pem, err := os.ReadFile(t.ca)
+		if err != nil {
+			return nil, fmt.Errorf("ca: %w", err)
+		}
+		config.RootCAs = x509.NewCertPool()
+		if !config.RootCAs.AppendCertsFromPEM(pem) {
+			return nil, fmt.Errorf("ca: there is no PEM certificate in %s", t.ca)
+		}
+	}
+	if t.cert != "" {
+		load := func() (*tls.Certificate, error) {
+			pair, err := tls.LoadX509KeyPair(t.cert, t.key)
+			if err != nil {
+				return nil, fmt.Errorf("cert and key: %w", err)
+			}
+			return &pair, nil
+		}
+		if _, err := load(); err != nil {
+			return nil, err
+		}
+		// Client certificates are often short-lived: each connection takes the one of the day.
+		config.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return load() }
+	}
+	return config, nil
+}
+
+// connect makes a client and waits, no longer than most, until the cluster has answered a request.
+func connect(
+	ctx context.Context, t target, password string, tlsConfig *tls.Config, most time.Duration,
+) (_ *clientv3.Client, err error) {
+	start := time.Now()
+	// Making a client with a user asks the server at once, and can be stopped only by the context of its whole life.
+	life, end := context.WithCancel(context.WithoutCancel(ctx))
+	atEnd := context.AfterFunc(ctx, end)
+	defer func() {
+		if !atEnd() && err == nil {
+			err = ctx.Err()
+		}
+		if err != nil {
+			end()
+		}
+	}()
+	cli, err := clientv3.New(clientv3.Config{
+		Context:     life,
+		Endpoints:   t.endpoints,
+		Username:    t.user,
+		Password:    password,
+		TLS:         tlsConfig,
+		DialTimeout: most,
+		// A member that has fallen silent is given up after 13 s, even while nothing is asked of it.
+		DialKeepAliveTime:    10 * time.Second,
+		DialKeepAliveTimeout: 3 * time.Second,
+		PermitWithoutStream:  true,
+		Logger:               zap.NewNop(),
+	})
+	if err != nil {
+		return nil, err
+	}
+	asking, cancel := context.WithTimeout(life, max(0, most-time.Since(start)))
+	defer cancel()
+	// No lock has this key: a name contains no control characters.
+	if _, err := cli.Get(asking, t.prefix+"\x00", clientv3.WithCountOnly()); err != nil {
+		return nil, errors.Join(err, cli.Close())
+	}
+	return cli, nil
+}
+
+// explain says what it means that connecting failed with err, to somebody who can do something about it. It takes
+// at most as long as given to look for the reason.
+func explain(ctx context.Context, t target, tlsConfig *tls.Config, err error, most time.Duration) error {
+	at := "etcd at " + strings.Join(t.endpoints, ", ")
+	switch {
+	case ctx.Err() != nil:
+		return fmt.Errorf("%s did not answer in time: %w", at, ctx.Err())
+	case errors.Is(err, rpctypes.ErrAuthFailed):
+		return fmt.Errorf("%s does not accept the user %q with this password: %w", at, t.user, err)
+	case errors.Is(err, rpctypes.ErrUserEmpty):
+		return fmt.Errorf("%s wants to know who asks: give a user and a password, or a client certificate: %w", at, err)
+	case errors.Is(err, rpctypes.ErrPermissionDenied):
+		return fmt.Errorf("%s does not let this user read keys that begin with %q: grant it read and write: %w",
+			at, t.prefix, err)
+	}
+	ctx, cancel := context.WithTimeout(ctx, most)
+	defer cancel()
+	reasons := make([]error, len(t.endpoints))
+	var asking sync.WaitGroup
+	for i, endpoint := range t.endpoints {
+		asking.Go(func() { reasons[i] = fmt.Errorf("%s: %w", endpoint, reach(ctx, endpoint, tlsConfig)) })
+	}
+	asking.Wait()
+	text := make([]string, len(reasons))
+	for i, reason := range reasons {
+		text[i] = reason.Error()
+	}
+	return fmt.Errorf("etcd does not answer: %s: %w", strings.Join(text, "; "), err)
+}
+
+var errSilent = errors.New("connected, but there was no answer: is it an etcd that is well, and should the URL " +
+	"begin with etcds:// or etcd://?")
+
+// reach connects to an endpoint as the etcd client would, because that does not tell why it cannot, and returns the
+// reason: always an error.
+func reach(ctx context.Context, endpoint string, tlsConfig *tls.Config) error {
+	network, address := "tcp", endpoint
+	if path, ok := strings.CutPrefix(endpoint, "unix://"); ok {
+		network, address = "unix", path
+	}
+	conn, err := new(net.Dialer).DialContext(ctx, network, address)
+	if err != nil {
+		if op, ok := errors.AsType[*net.OpError](err); ok {
+			err = op.Err // without the address, which we name ourselves
+		}
+		return err
+	}
+	defer conn.Close()
+	if tlsConfig == nil {
+		return errSilent
+	}
+	tlsConfig = tlsConfig.Clone()
+	if tlsConfig.ServerName, _, err = net.SplitHostPort(endpoint); err != nil {
+		return err
+	}
+	tlsConfig.NextProtos = []string{"h2"}
+	secure := tls.Client(conn, tlsConfig)
+	if err := secure.HandshakeContext(ctx); err != nil {
+		return err
+	}
+	// Since TLS 1.3 a server says only afterwards that it does not like our certificate.
+	deadline, _ := ctx.Deadline()
+	_ = secure.SetReadDeadline(deadline)
+	_, err = secure.Read(make([]byte, 1))
+	if op, ok := errors.AsType[*net.OpError](err); ok && !op.Timeout() {
+		return op.Err
+	}
+	return errSilent
+}

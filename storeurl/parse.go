@@ -1,0 +1,294 @@
+package storeurl
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"net/url"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/stilelock/stile/store"
+)
+
+// Schemes of the URLs.
+const (
+	schemeEtcd = "etcd"
+	schemeTLS  = "etcds"
+	schemeUnix = "etcd+unix"
+	schemeMem  = "mem"
+)
+
+const defaultPort = "2379"
+
+// A target is what a URL names.
+type target struct {
+	scheme    string
+	redacted  string   // the URL without its password
+	endpoints []string // as the etcd client takes them
+	prefix    string   // empty, or ends with a slash
+
+	user                      string
+	password                  string // as given in the URL, if it was
+	passwordFile, passwordEnv string // where it is, otherwise
+
+	ca, cert, key string // paths
+}
+
+// hide returns what can be shown of a URL that does not parse.
+func hide(raw string) string {
+	scheme, rest, ok := strings.Cut(raw, ":")
+	switch {
+	case !ok || !isScheme(scheme):
+		return "***"
+	case strings.HasPrefix(rest, "//"):
+		return scheme + "://***"
+	default:
+		return scheme + ":***"
+	}
+}
+
+func isScheme(s string) bool {
+	return s != "" && strings.Trim(s, "abcdefghijklmnopqrstuvwxyz0123456789+-.") == ""
+}
+
+// parse understands a URL. Its errors name no part of the URL that could be a password, if slashes or other marks
+// were left unescaped in it: that is why net/url, whose errors repeat what they got, has no part in it but the
+// unescaping, and why the parts of a list are named by number.
+func parse(raw string) (target, error) {
+	scheme, rest, ok := strings.Cut(raw, ":")
+	if !ok || !isScheme(scheme) {
+		return target{}, errors.New("it does not begin with a scheme: known are " + knownSchemes)
+	}
+	t := target{scheme: scheme, redacted: raw}
+	switch scheme {
+	case schemeMem:
+		if rest != "" {
+			return target{}, errors.New("nothing may follow mem:")
+		}
+		return t, nil
+	case schemeEtcd, schemeTLS, schemeUnix:
+	default:
+		return target{}, fmt.Errorf("unknown scheme %q: known are %s", scheme, knownSchemes)
+	}
+	rest, ok = strings.CutPrefix(rest, "//")
+	if !ok {
+		return target{}, fmt.Errorf("%s: must be followed by //", scheme)
+	}
+	rest, query, _ := strings.Cut(rest, "?")
+	authority, path := rest, ""
+	if i := strings.IndexByte(rest, '/'); i >= 0 {
+		authority, path = rest[:i], rest[i:]
+	}
+	if strings.Contains(path, "@") || strings.Contains(query, "@") {
+		return target{}, errors.New("there is an @ after the hosts: write @ as %40 there, " +
+			"and in a user name or password / as %2F and ? as %3F")
+	}
+	if err := t.setParameters(query); err != nil {
+		return target{}, err
+	}
+	var err error
+	if scheme == schemeUnix {
+		err = t.setSocket(authority, path)
+	} else {
+		err = errors.Join(t.setAuthority(authority), t.setPath(path), t.checkCredentials())
+	}
+	if err != nil {
+		return target{}, err
+	}
+	return t, nil
+}
+
+const knownSchemes = "etcd://, etcds://, etcd+unix:// and mem:"
+
+// parameters returns where the values of the parameters go that the scheme knows.
+func (t *target) parameters() map[string]*string {
+	switch t.scheme {
+	case schemeUnix:
+		return map[string]*string{"prefix": &t.prefix}
+	case schemeTLS:
+		return map[string]*string{
+			"password_file": &t.passwordFile, "password_env": &t.passwordEnv,
+			"ca": &t.ca, "cert": &t.cert, "key": &t.key,
+		}
+	default:
+		return map[string]*string{"password_file": &t.passwordFile, "password_env": &t.passwordEnv}
+	}
+}
+
+func (t *target) setParameters(query string) error {
+	if query == "" {
+		return nil
+	}
+	known := t.parameters()
+	for part := range strings.SplitSeq(query, "&") {
+		name, value, ok := strings.Cut(part, "=")
+		if !ok {
+			return errors.New("a parameter after the ? is not of the form name=value")
+		}
+		set := known[name]
+		if set == nil {
+			return fmt.Errorf("unknown parameter %q: %s:// knows %s", name, t.scheme, list(known))
+		}
+		if *set != "" {
+			return fmt.Errorf("parameter %s is given twice", name)
+		}
+		value, err := unescape(value)
+		if err != nil {
+			return fmt.Errorf("parameter %s: %w", name, err)
+		}
+		if value == "" {
+			return fmt.Errorf("parameter %s is empty", name)
+		}
+		*set = value
+	}
+	return nil
+}
+
+func list(known map[string]*string) string {
+	var names []string
+	for name := range known {
+		names = append(names, name)
+	}
+	slices.Sort(names)
+	return strings.Join(names, ", ")
+}
+
+func (t *target) setSocket(authority, path string) error {
+	if authority != "" || path == "" || path == "/" {
+		return errors.New("etcd+unix:// must be followed by the absolute path of a socket, as in etcd+unix:///run/etcd.sock")
+	}
+	path, err := unescape(path)
+	if err != nil {
+		return fmt.Errorf("path: %w", err)
+	}
+	t.endpoints = []string{"unix://" + path}
+	return t.setPrefix(t.prefix)
+}
+
+func (t *target) setPath(path string) error {
+	prefix, err := unescape(strings.TrimPrefix(path, "/"))
+	if err != nil {
+		return fmt.Errorf("prefix: %w", err)
+	}
+	return t.setPrefix(prefix)
+}
+
+func (t *target) setPrefix(prefix string) error {
+	if prefix != "" && !strings.HasSuffix(prefix, "/") {
+		prefix += "/"
+	}
+	if store.CheckPrefix(prefix) != nil {
+		return fmt.Errorf("the prefix is longer than %d bytes, not UTF-8, or contains a control character", store.MaxName)
+	}
+	t.prefix = prefix
+	return nil
+}
+
+func (t *target) setAuthority(authority string) error {
+	hosts := authority
+	if i := strings.LastIndexByte(authority, '@'); i >= 0 {
+		hosts = authority[i+1:]
+		if err := t.setUser(authority[:i]); err != nil {
+			return err
+		}
+	}
+	for i, host := range strings.Split(hosts, ",") {
+		endpoint, err := endpoint(host)
+		if err != nil {
+			return fmt.Errorf("host %d: %w", i+1, err)
+		}
+		t.endpoints = append(t.endpoints, endpoint)
+	}
+	return nil
+}
+
+func (t *target) setUser(userinfo string) (err error) {
+	user, password, ok := strings.Cut(userinfo, ":")
+	if ok {
+		before, after := t.scheme+"://"+user+":", t.redacted[len(t.scheme+"://"+userinfo):]
+		t.redacted = before + "***" + after
+	}
+	if t.user, err = unescape(user); err != nil {
+		return fmt.Errorf("user name: %w", err)
+	}
+	if t.password, err = unescape(password); err != nil {
+		return fmt.Errorf("password: %w", err)
+	}
+	return nil
+}
+
+// checkCredentials makes sure that it is clear who logs in, with what.
+func (t *target) checkCredentials() error {
+	passwords := 0
+	for _, p := range []string{t.password, t.passwordFile, t.passwordEnv} {
+		if p != "" {
+			passwords++
+		}
+	}
+	switch {
+	case passwords > 1:
+		return errors.New("there is more than one password: give it in the URL, by password_file or by password_env")
+	case t.user != "" && passwords == 0:
+		return errors.New("there is a user without a password: give it by password_file or password_env")
+	case t.user == "" && passwords > 0:
+		return errors.New("there is a password without a user: write USER@ before the hosts")
+	case (t.cert == "") != (t.key == ""):
+		return errors.New("cert and key belong together: give both or none")
+	}
+	return nil
+}
+
+// endpoint reads a host with or without a port.
+func endpoint(s string) (string, error) {
+	host, port, err := splitPort(s)
+	if err != nil {
+		return "", err
+	}
+	if n, err := strconv.ParseUint(port, 10, 16); err != nil || n == 0 {
+		return "", errors.New("the port is not a number from 1 to 65535")
+	}
+	return net.JoinHostPort(host, port), nil
+}
+
+func splitPort(s string) (host, port string, err error) {
+	if rest, ok := strings.CutPrefix(s, "["); ok {
+		host, rest, ok = strings.Cut(rest, "]")
+		port, hasPort := strings.CutPrefix(rest, ":")
+		if addr, err := netip.ParseAddr(host); !ok || err != nil || !addr.Is6() || (rest != "" && !hasPort) {
+			return "", "", errors.New("it is not an IPv6 address in brackets, with or without :port")
+		}
+		if !hasPort {
+			port = defaultPort
+		}
+		return host, port, nil
+	}
+	host, port, ok := strings.Cut(s, ":")
+	switch {
+	case strings.Contains(port, ":"):
+		return "", "", errors.New("there is more than one colon: IPv6 addresses stand in brackets, as in [::1]:2379")
+	case host == "":
+		return "", "", errors.New("it is missing")
+	case !isHost(host):
+		return "", "", errors.New("it contains a character that names of hosts do not have")
+	case !ok:
+		port = defaultPort
+	}
+	return host, port, nil
+}
+
+func isHost(s string) bool {
+	return !strings.ContainsFunc(s, func(r rune) bool {
+		return (r < 'a' || r > 'z') && (r < 'A' || r > 'Z') && (r < '0' || r > '9') && !strings.ContainsRune("-._", r)
+	})
+}
+
+func unescape(s string) (string, error) {
+	s, err := url.PathUnescape(s)
+	if err != nil { // which repeats the text
+		return "", errors.New("a % is not followed by two hexadecimal digits: write % itself as %25")
+	}
+	return s, nil
+}
