@@ -65,7 +65,10 @@ func New(st store.Store, opts *Options) (*Client, error) {
 func (c *Client) Close(ctx context.Context) error {
 	ctx, cancel := graced(ctx)
 	defer cancel()
-	c.close(ErrClosed)
+	c.mu.Lock()
+	c.close(ErrClosed) // with the mutex, so that no call begins any more
+	c.mu.Unlock()
+	c.work.Wait() // calls under way end at once; after that nobody opens a session
 
 	c.mu.Lock()
 	sessions := slices.Clone(c.sessions)
@@ -74,7 +77,6 @@ func (c *Client) Close(ctx context.Context) error {
 	for _, s := range sessions {
 		errs = append(errs, s.Close(ctx))
 	}
-	c.work.Wait()
 	if err := errors.Join(errs...); err != nil {
 		return fmt.Errorf("stile: close: %w", err)
 	}
@@ -110,14 +112,17 @@ func (c *Client) session(ctx context.Context) (*keeper.Session, error) {
 	c.mu.Lock()
 	c.current = s
 	c.sessions = append(slices.DeleteFunc(c.sessions, over), s)
-	closed := c.life.Err() != nil
 	c.mu.Unlock()
-	if closed {
-		// Close may have looked at the sessions before this one was among them.
-		return nil, errors.Join(context.Cause(c.life), s.Close(ctx))
-	}
 	c.log(slog.LevelDebug, "session opened", slog.String("session", s.Store().ID()))
 	return s, nil
+}
+
+// check returns an error if the client is closed.
+func (c *Client) check() error {
+	if c.life.Err() != nil {
+		return fmt.Errorf("stile: %w", ErrClosed)
+	}
+	return nil
 }
 
 func (c *Client) live() *keeper.Session {

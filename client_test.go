@@ -3,44 +3,422 @@ package stile_test
 import (
 	"context"
 	"errors"
+	"os"
+	"path/filepath"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/stilelock/stile"
+	"github.com/stilelock/stile/store"
 	"github.com/stilelock/stile/store/memstore"
 )
 
-func newClient(t *testing.T, st *memstore.Store, opts *stile.Options) *stile.Client {
-	t.Helper()
-	c, err := stile.New(st, opts)
-	if err != nil {
-		t.Fatal(err)
+func TestNewSaysEverythingThatIsWrongWithTheOptions(t *testing.T) {
+	huge := stile.Owner{Labels: map[string]string{"essay": strings.Repeat("x", stile.MaxOwner)}}
+	tests := []struct {
+		name string
+		st   store.Store
+		opts *stile.Options
+		want []string
+	}{
+		{"no store", nil, nil, []string{"no store"}},
+		{"a TTL below the store's minimum", memstore.New(), &stile.Options{TTL: time.Millisecond}, []string{"TTL of 1ms", "10ms to 5m0s"}},
+		{"a negative TTL", memstore.New(), &stile.Options{TTL: -time.Second}, []string{"TTL of -1s", "10ms to 5m0s"}},
+		{"a TTL above the maximum", memstore.New(), &stile.Options{TTL: stile.MaxTTL + 1}, []string{"TTL of 5m0.000000001s", "10ms to 5m0s"}},
+		{"an owner that is too large", memstore.New(), &stile.Options{Owner: huge}, []string{"the most is 8192", "shorten its labels or reason"}},
+		{"an owner that is no JSON", memstore.New(), &stile.Options{Owner: stile.Owner{PID: 1, Since: time.Unix(1<<60, 0)}}, []string{"the owner: ", "year"}},
+		{"all at once", memstore.New(), &stile.Options{TTL: 1, Owner: huge}, []string{"TTL of 1ns", "shorten its labels or reason"}},
 	}
-	t.Cleanup(func() {
-		if err := c.Close(context.Background()); err != nil {
-			t.Errorf("close: %v", err)
-		}
-	})
-	return c
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			c, err := stile.New(tt.st, tt.opts)
+			if err == nil || c != nil {
+				t.Fatalf("New returned %v, %v, want no client and an error", c, err)
+			}
+			for _, want := range tt.want {
+				if !strings.Contains(err.Error(), want) {
+					t.Errorf("the error %q does not say %q", err, want)
+				}
+			}
+		})
+	}
 }
 
-func TestLockAndRelease(t *testing.T) {
+func TestOptionsAtTheirLimitsAreGood(t *testing.T) {
+	for _, ttl := range []time.Duration{0, memstore.MinTTL, stile.MaxTTL} {
+		if _, err := stile.New(memstore.New(), &stile.Options{TTL: ttl}); err != nil {
+			t.Errorf("with a TTL of %v: %v", ttl, err)
+		}
+	}
+}
+
+func TestTheZeroOptionsAreTheDefaults(t *testing.T) {
+	for name, opts := range map[string]*stile.Options{"nil": nil, "zero": {}} {
+		scenario(t, func(t *testing.T, w *world) {
+			c, err := stile.New(w.store, opts)
+			if err != nil {
+				t.Fatalf("%s options: %v", name, err)
+			}
+			defer c.Close(t.Context())
+			lock(t, c, "a")
+			l, err := c.Show(t.Context(), "a")
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got := l.Holders[0].Remaining; got != stile.DefaultTTL {
+				t.Errorf("%s options: the session lives for %v, want %v", name, got, stile.DefaultTTL)
+			}
+			host, _ := os.Hostname()
+			o := l.Holders[0].Owner
+			if o.Host != host || o.PID != os.Getpid() || o.User == "" || o.Command != filepath.Base(os.Args[0]) || o.Since.IsZero() {
+				t.Errorf("%s options: the owner is %+v, want this process", name, o)
+			}
+		})
+	}
+}
+
+func TestNoSessionIsOpenedBeforeItIsNeeded(t *testing.T) {
+	scenario(t, func(t *testing.T, w *world) {
+		c := w.client("ann")
+		if _, err := c.Lines(t.Context(), ""); err != nil {
+			t.Fatal(err)
+		}
+		if ids := w.store.Sessions(); len(ids) > 0 {
+			t.Errorf("before the first lock there are the sessions %v", ids)
+		}
+		lock(t, c, "a")
+		lock(t, c, "b")
+		if ids := w.store.Sessions(); len(ids) != 1 {
+			t.Errorf("two locks have opened the sessions %v, want one", ids)
+		}
+	})
+}
+
+func TestManyWhoNeedASessionOpenOne(t *testing.T) {
+	scenario(t, func(t *testing.T, w *world) {
+		c := w.client("ann")
+		w.faults(memstore.Fault{Delay: time.Second}, on(memstore.Open))
+		var waiters []*waiter
+		for _, name := range []string{"a", "b", "c"} {
+			waiters = append(waiters, wait(t.Context(), t, c, name))
+		}
+		for _, wt := range waiters {
+			wt.gets()
+		}
+		if ids := w.store.Sessions(); len(ids) != 1 {
+			t.Errorf("there are the sessions %v, want one", ids)
+		}
+	})
+}
+
+func TestBadNames(t *testing.T) {
+	names := []struct{ what, name, want string }{
+		{"empty", "", "empty"},
+		{"too long", strings.Repeat("x", store.MaxName+1), "the most is 512"},
+		{"not UTF-8", "a\xff", "UTF-8"},
+		{"control character", "a\nb", "control character"},
+		{"zero byte", "a\x00b", "control character"},
+		{"slash in front", "/a", `"/"`},
+		{"slash at the end", "a/", `"/"`},
+		{"empty part", "a//b", `"//"`},
+		{"dot", "a/./b", `"."`},
+		{"dot dot", "../a", `".."`},
+	}
+	methods := map[string]func(context.Context, *stile.Client, string) error{
+		"Lock": func(ctx context.Context, c *stile.Client, name string) error {
+			_, err := c.Mutex(name).Lock(ctx)
+			return err
+		},
+		"TryLock": func(ctx context.Context, c *stile.Client, name string) error {
+			_, err := c.Mutex(name).TryLock(ctx)
+			return err
+		},
+		"Join": func(ctx context.Context, c *stile.Client, name string) error {
+			_, err := c.Mutex(name).Join(ctx)
+			return err
+		},
+		"Do": func(ctx context.Context, c *stile.Client, name string) error {
+			return c.Mutex(name).Do(ctx, func(context.Context, *stile.Hold) error { panic("f was called") })
+		},
+		"Show": func(ctx context.Context, c *stile.Client, name string) error {
+			_, err := c.Show(ctx, name)
+			return err
+		},
+		"Break": func(ctx context.Context, c *stile.Client, name string) error {
+			_, err := c.Break(ctx, name, 256)
+			return err
+		},
+	}
+	scenario(t, func(t *testing.T, w *world) {
+		c := w.client("ann")
+		for _, tt := range names {
+			for method, call := range methods {
+				err := call(t.Context(), c, tt.name)
+				if !errors.Is(err, stile.ErrBadName) || !strings.Contains(err.Error(), tt.want) {
+					t.Errorf("%s with a name that is bad (%s): error %v, want ErrBadName that says %s", method, tt.what, err, tt.want)
+				}
+				if err != nil && len(err.Error()) > 200 {
+					t.Errorf("%s with a name that is bad (%s): the error has %d bytes", method, tt.what, len(err.Error()))
+				}
+			}
+		}
+		for _, prefix := range []string{"\xff", "a\n", strings.Repeat("x", store.MaxName+1)} {
+			if _, err := c.Lines(t.Context(), prefix); !errors.Is(err, stile.ErrBadName) {
+				t.Errorf("Lines with the prefix %.10q: error %v, want ErrBadName", prefix, err)
+			}
+		}
+		if ids := w.store.Sessions(); len(ids) > 0 {
+			t.Errorf("for bad names the sessions %v were opened", ids)
+		}
+	})
+}
+
+func TestGoodNames(t *testing.T) {
+	scenario(t, func(t *testing.T, w *world) {
+		c := w.client("ann")
+		for _, name := range []string{"a", "a/b", "a b", "…", "a.b", "a/..b", strings.Repeat("x", store.MaxName)} {
+			if got := lock(t, c, name).Name(); got != name {
+				t.Errorf("the hold of %q says it is of %q", name, got)
+			}
+		}
+	})
+}
+
+func TestTheErrorOfAStoreReachesTheCaller(t *testing.T) {
+	full := errors.New("database space exceeded: free some")
+	for _, op := range on(memstore.Open, memstore.Enqueue) {
+		scenario(t, func(t *testing.T, w *world) {
+			c := w.client("ann")
+			w.faults(memstore.Fault{Err: full}, on(op))
+			wait(t.Context(), t, c, "a").fails(full)
+			_, err := c.Mutex("a").TryLock(t.Context())
+			expectError(t, err, full)
+			if !strings.Contains(err.Error(), `"a"`) {
+				t.Errorf("the error %q does not name the lock", err)
+			}
+			w.heal()
+			lock(t, c, "a")
+		})
+	}
+}
+
+func TestClose(t *testing.T) {
+	scenario(t, func(t *testing.T, w *world) {
+		ann, bob := w.client("ann"), w.client("bob")
+		held := lock(t, ann, "a")
+		behind := wait(t.Context(), t, ann, "a")
+		lock(t, bob, "b")
+		inLine := wait(t.Context(), t, ann, "b")
+		next := wait(t.Context(), t, bob, "a")
+
+		before := time.Now()
+		if err := ann.Close(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		expectLost(t, held, stile.LostClosed)
+		behind.fails(stile.ErrClosed)
+		inLine.fails(stile.ErrClosed)
+		next.getsNow()
+		if ids := w.store.Sessions(); len(ids) != 1 {
+			t.Errorf("after Close there are the sessions %v, want only the other client's", ids)
+		}
+		if d := time.Since(before); d != 0 {
+			t.Errorf("Close took %v", d)
+		}
+		asLost(t, held.Release(t.Context()))
+	})
+}
+
+func TestAfterCloseEverythingIsErrClosed(t *testing.T) {
+	scenario(t, func(t *testing.T, w *world) {
+		c := w.client("ann")
+		for range 2 {
+			if err := c.Close(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			m := c.Mutex("a")
+			_, err := m.Lock(t.Context())
+			expectError(t, err, stile.ErrClosed)
+			_, err = m.TryLock(t.Context())
+			expectError(t, err, stile.ErrClosed)
+			_, err = m.Join(t.Context())
+			expectError(t, err, stile.ErrClosed)
+			err = m.Do(t.Context(), func(context.Context, *stile.Hold) error { panic("f was called") })
+			expectError(t, err, stile.ErrClosed)
+			_, err = c.Lines(t.Context(), "")
+			expectError(t, err, stile.ErrClosed)
+			_, err = c.Show(t.Context(), "a")
+			expectError(t, err, stile.ErrClosed)
+			_, err = c.Break(t.Context(), "a", 256)
+			expectError(t, err, stile.ErrClosed)
+		}
+		if ids := w.store.Sessions(); len(ids) > 0 {
+			t.Errorf("a closed client has the sessions %v", ids)
+		}
+	})
+}
+
+func TestClosingAgainTriesTheFarewellAgain(t *testing.T) {
+	scenario(t, func(t *testing.T, w *world) {
+		c := w.client("ann")
+		lock(t, c, "a")
+		unreachable := errors.New("no route to host")
+		w.faults(memstore.Fault{Err: unreachable}, on(memstore.Close))
+		expectError(t, c.Close(t.Context()), unreachable)
+		w.expectLine("a", "ann")
+		w.heal()
+		if err := c.Close(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		w.expectLine("a")
+	})
+}
+
+// Closing takes no longer than its context allows, whatever is going on, and what could not be said to the store ends
+// with the TTL.
+func TestCloseWhileTheStoreIsOutOfReach(t *testing.T) {
+	scenario(t, func(t *testing.T, w *world) {
+		ann, bob := w.client("ann"), w.client("bob")
+		held := lock(t, ann, "a")
+		behind := wait(t.Context(), t, ann, "a")
+		lock(t, bob, "b")
+		inLine := wait(t.Context(), t, ann, "b")
+		next := wait(t.Context(), t, bob, "a")
+		w.cut(w.session("ann"))
+		asking := wait(t.Context(), t, ann, "c")
+
+		before := time.Now()
+		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+		defer cancel()
+		expectError(t, ann.Close(ctx), context.DeadlineExceeded)
+		if d := time.Since(before); d != 100*time.Millisecond {
+			t.Errorf("Close took %v, its context allowed 100ms", d)
+		}
+		expectLost(t, held, stile.LostClosed)
+		for _, wt := range []*waiter{behind, inLine, asking} {
+			wt.fails(stile.ErrClosed)
+		}
+		next.getsWithin(ttl)
+	})
+}
+
+func TestCloseWithAnEndedContextTakesTwoSeconds(t *testing.T) {
+	ended, cancel := context.WithCancel(context.Background())
+	cancel()
+	scenario(t, func(t *testing.T, w *world) {
+		c := w.client("ann")
+		lock(t, c, "a")
+		if err := c.Close(ended); err != nil {
+			t.Errorf("after a signal, Close: %v", err)
+		}
+		w.expectLine("a")
+	})
+	scenario(t, func(t *testing.T, w *world) {
+		c := w.client("ann")
+		lock(t, c, "a")
+		w.cut(w.session("ann"))
+		before := time.Now()
+		if err := c.Close(ended); err == nil {
+			t.Error("Close succeeded without the store")
+		}
+		if d := time.Since(before); d != 2*time.Second {
+			t.Errorf("Close gave up after %v, want two seconds", d)
+		}
+	})
+}
+
+func TestCloseWhileASessionIsBeingOpened(t *testing.T) {
+	scenario(t, func(t *testing.T, w *world) {
+		c := w.client("ann")
+		w.faults(memstore.Fault{ReplyDelay: time.Second}, on(memstore.Open))
+		opens := wait(t.Context(), t, c, "a")
+		waitsForIt := wait(t.Context(), t, c, "b")
+		if err := c.Close(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		opens.fails(stile.ErrClosed)
+		waitsForIt.fails(stile.ErrClosed)
+		if ids := w.store.Sessions(); len(ids) > 0 {
+			t.Errorf("after Close there are the sessions %v", ids)
+		}
+	})
+}
+
+// stubborn is a store that opens a session even if nobody wants it any more, as the contract allows.
+type stubborn struct {
+	store.Store
+	asked, answer chan struct{}
+}
+
+func (s stubborn) Open(_ context.Context, opts store.SessionOptions) (store.Session, error) {
+	close(s.asked)
+	<-s.answer
+	return s.Store.Open(context.Background(), opts)
+}
+
+func TestASessionThatOpensDuringCloseIsClosed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		c := newClient(t, memstore.New(), nil)
-		h, err := c.Mutex("a").Lock(t.Context())
+		mem := memstore.New()
+		st := stubborn{mem, make(chan struct{}), make(chan struct{})}
+		c, err := stile.New(st, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, err := c.Mutex("a").TryLock(t.Context()); !errors.Is(err, stile.ErrHeld) {
-			t.Fatal(err)
+		wt := wait(t.Context(), t, c, "a")
+		<-st.asked
+		closed := make(chan error, 1)
+		go func() { closed <- c.Close(t.Context()) }()
+		synctest.Wait()
+		close(st.answer)
+		if err := <-closed; err != nil {
+			t.Error(err)
 		}
-		time.Sleep(time.Hour)
-		if !h.Valid() {
-			t.Fatal(h.Err())
-		}
-		if err := h.Release(t.Context()); err != nil {
-			t.Fatal(err)
+		wt.fails(stile.ErrClosed)
+		if ids := mem.Sessions(); len(ids) > 0 {
+			t.Errorf("after Close there are the sessions %v", ids)
 		}
 	})
+}
+
+// Whoever sees the session end first, when a client is closed, must not open another.
+func TestClosingNeverOpensASession(t *testing.T) {
+	scenario(t, func(t *testing.T, w *world) {
+		bob := w.client("bob")
+		lock(t, bob, "a")
+		opened := 0
+		for range 200 {
+			ann := w.client("ann")
+			lock(t, ann, "b")
+			wt := wait(t.Context(), t, ann, "a")
+			w.store.SetFaults(func(c memstore.Call) memstore.Fault {
+				if c.Op == memstore.Open {
+					opened++
+				}
+				return memstore.Fault{}
+			})
+			if err := ann.Close(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			wt.fails(stile.ErrClosed)
+			w.heal()
+		}
+		if opened > 0 {
+			t.Errorf("closing 200 clients has opened %d sessions", opened)
+		}
+		if ids := w.store.Sessions(); len(ids) != 1 {
+			t.Errorf("there are the sessions %v, want one", ids)
+		}
+	})
+}
+
+func TestAClientThatWasNeverUsedCloses(t *testing.T) {
+	c, err := stile.New(memstore.New(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Close(t.Context()); err != nil {
+		t.Error(err)
+	}
 }

@@ -23,10 +23,10 @@ type Hold struct {
 	token    uint64
 	acquired bootclock.Instant
 
-	ctx  context.Context
-	end  context.CancelCauseFunc
-	stop func() bool // no longer follow the session
-	lost chan struct{}
+	ctx    context.Context
+	end    context.CancelCauseFunc
+	forget func() // no longer follow the session
+	lost   chan struct{}
 
 	contended func() <-chan struct{}
 
@@ -45,7 +45,7 @@ func tokenOf(order uint64) uint64 { return order << turnBits }
 // orderOf returns the order that a token was made of.
 func orderOf(token uint64) uint64 { return token >> turnBits }
 
-func newHold(p *Place, s *keeper.Session, t store.Ticket, e *entry, began bootclock.Instant) *Hold {
+func newHold(p *Place, s *keeper.Session, t store.Ticket, e *entry) *Hold {
 	h := &Hold{
 		place:    p,
 		session:  s,
@@ -58,14 +58,11 @@ func newHold(p *Place, s *keeper.Session, t store.Ticket, e *entry, began bootcl
 	h.contended = sync.OnceValue(h.watchContention)
 	p.client.log(slog.LevelDebug, "lock acquired", slog.String("lock", p.name), slog.Uint64("token", h.token))
 	if f := p.client.opts.Hooks.Acquired; f != nil {
-		f(Acquired{Name: p.name, Token: h.token, Waited: h.acquired.Sub(began)})
+		f(Acquired{Name: p.name, Token: h.token, Waited: h.acquired.Sub(p.began)})
 	}
 	// Both may call lose at once, or while this goes on; nothing of it happens before the lines above.
-	h.stop = context.AfterFunc(s.Context(), h.sessionLost)
-	e.whenGone(func(cause error) {
-		h.stop()
-		h.lose(keeper.Evicted, cause)
-	})
+	h.forget = s.OnLoss(func(lost *keeper.LostError) { h.lose(lost.Reason, lost.Err) })
+	e.whenGone(h.entryGone)
 	return h
 }
 
@@ -130,7 +127,7 @@ func (h *Hold) watchContention() <-chan struct{} {
 // A ctx that has ended already counts as one that lasts two seconds more, so that defer hold.Release(ctx) works after a
 // signal. Releasing again returns nil.
 func (h *Hold) Release(ctx context.Context) error {
-	valid := h.session.Valid()
+	lost := h.session.Reason()
 	h.mu.Lock()
 	switch {
 	case h.released:
@@ -144,19 +141,18 @@ func (h *Hold) Release(ctx context.Context) error {
 	h.over, h.released = true, true
 	h.mu.Unlock()
 
-	h.stop()
+	h.forget()
 	h.end(ErrReleased)
 	ctx, cancel := graced(ctx)
 	defer cancel()
 	err := h.ticket.Withdraw(ctx)
 	h.place.client.leave(h.place)
+	if lost == 0 {
+		lost = h.reasonIn(err)
+	}
 	switch {
-	case !valid:
-		err = h.lostError(keeper.Deadline, err)
-	case errors.Is(err, store.ErrSessionLost):
-		err = h.lostError(keeper.Expired, err)
-	case errors.Is(err, store.ErrGone):
-		err = h.lostError(keeper.Evicted, err)
+	case lost != 0:
+		err = h.lostError(lost, err)
 	case err != nil:
 		err = fmt.Errorf("stile: release of lock %q (token %d) not confirmed, going on in the background: %w",
 			h.place.name, h.token, err)
@@ -168,11 +164,27 @@ func (h *Hold) Release(ctx context.Context) error {
 	return err
 }
 
-// sessionLost ends the hold because its session has.
-func (h *Hold) sessionLost() {
-	var lost *keeper.LostError
-	errors.As(context.Cause(h.session.Context()), &lost)
-	h.lose(lost.Reason, lost.Err)
+// entryGone ends the hold because its entry is not in the line any more.
+func (h *Hold) entryGone(cause error) {
+	h.forget()
+	h.lose(h.reasonIn(cause), cause)
+}
+
+// reasonIn returns the reason for a loss of which an error of the store tells; zero if it tells of none. An entry that
+// went with its session was lost for the session's reason, if that is known here already.
+func (h *Hold) reasonIn(err error) keeper.Reason {
+	expired, gone := errors.Is(err, store.ErrSessionLost), errors.Is(err, store.ErrGone)
+	known := h.session.Reason()
+	switch {
+	case !expired && !gone:
+		return 0
+	case known != 0:
+		return known
+	case expired:
+		return keeper.Expired
+	default:
+		return keeper.Evicted
+	}
 }
 
 // lose ends the hold, unless it has ended. It does not block: the store may be calling.

@@ -40,6 +40,9 @@ type Entry struct {
 // Lines returns the lines, sorted by name, whose name begins with prefix; the empty prefix means all. Names that nobody
 // holds or waits for are not among them.
 func (c *Client) Lines(ctx context.Context, prefix string) ([]Line, error) {
+	if err := c.check(); err != nil {
+		return nil, err
+	}
 	if err := store.CheckPrefix(prefix); err != nil {
 		return nil, fmt.Errorf("stile: %w", err)
 	}
@@ -56,6 +59,9 @@ func (c *Client) Lines(ctx context.Context, prefix string) ([]Line, error) {
 
 // Show returns the line behind name. If nobody stands there it is empty.
 func (c *Client) Show(ctx context.Context, name string) (Line, error) {
+	if err := c.check(); err != nil {
+		return Line{}, err
+	}
 	if err := store.CheckName(name); err != nil {
 		return Line{}, fmt.Errorf("stile: %w", err)
 	}
@@ -73,6 +79,9 @@ func (c *Client) Show(ctx context.Context, name string) (Line, error) {
 // If no entry with that token stands there the error matches [ErrGone], and nothing was changed. Who was broken while waiting
 // joins the line again, at its end.
 func (c *Client) Break(ctx context.Context, name string, token uint64) (Entry, error) {
+	if err := c.check(); err != nil {
+		return Entry{}, err
+	}
 	if err := store.CheckName(name); err != nil {
 		return Entry{}, fmt.Errorf("stile: %w", err)
 	}

@@ -62,13 +62,17 @@ func (m *Mutex) TryLock(ctx context.Context) (*Hold, error) {
 // place is ready, the place is given up.
 func (m *Mutex) Join(ctx context.Context) (*Place, error) {
 	p := m.place(ctx)
-	if err := p.check(); err != nil {
+	ctx, p.cancel = context.WithCancelCause(ctx)
+	ctx, done, err := p.start(ctx)
+	if err != nil {
+		p.cancel(nil)
 		return nil, err
 	}
-	ctx, p.cancel = context.WithCancelCause(ctx)
 	go func() {
-		defer close(p.ready)
-		p.hold, p.err = p.run(ctx)
+		p.hold, p.err = p.finish(ctx)
+		close(p.ready)
+		p.cancel(nil)
+		done()
 	}()
 	return p, nil
 }
@@ -83,7 +87,7 @@ func (m *Mutex) Do(ctx context.Context, f func(ctx context.Context, h *Hold) err
 	if err != nil {
 		return err
 	}
-	ctx, cancel := context.WithCancelCause(ctx)
+	inner, cancel := context.WithCancelCause(ctx) // ends with the hold; the release must not
 	defer cancel(nil)
 	defer context.AfterFunc(hold.Context(), func() { cancel(context.Cause(hold.Context())) })()
 
@@ -93,7 +97,7 @@ func (m *Mutex) Do(ctx context.Context, f func(ctx context.Context, h *Hold) err
 			_ = hold.Release(ctx)
 		}
 	}()
-	err = f(ctx, hold)
+	err = f(inner, hold)
 	returned = true
 	return errors.Join(err, hold.Release(ctx))
 }

@@ -22,6 +22,7 @@ type Place struct {
 	name   string
 	mode   line.Mode
 	try    bool
+	began  bootclock.Instant
 	values context.Context // what the hold's context has of its caller's
 
 	turn   chan struct{} // closed when the place has come to the head of its process's queue
@@ -35,8 +36,8 @@ type Place struct {
 // Ready is closed when there is an outcome: the lock is held, or it will not be. [Place.Hold] tells which.
 func (p *Place) Ready() <-chan struct{} { return p.ready }
 
-// Hold waits until the place is ready and returns the hold, or the error that Lock would have returned. After Leave the
-// error matches [ErrLeft].
+// Hold waits until the place is ready and returns the hold, or the error that Lock would have returned. If the place was
+// left before it was ready the error matches [ErrLeft].
 func (p *Place) Hold() (*Hold, error) {
 	<-p.ready
 	return p.hold, p.err
@@ -66,40 +67,46 @@ func (p *Place) Leave(ctx context.Context) error {
 	return p.hold.Release(ctx)
 }
 
-// check says what makes it pointless to run the place.
-func (p *Place) check() error {
-	if err := store.CheckName(p.name); err != nil {
-		return fmt.Errorf("stile: %w", err)
-	}
-	if p.client.life.Err() != nil {
-		return p.failed(ErrClosed)
-	}
-	return nil
-}
-
 // run takes the place from the end of the line to the hold. It runs in the caller's goroutine, for Lock, so that whoever
 // hands the lock over wakes the caller and nobody else.
 func (p *Place) run(ctx context.Context) (*Hold, error) {
-	if err := p.check(); err != nil {
+	ctx, done, err := p.start(ctx)
+	if err != nil {
 		return nil, err
 	}
-	c := p.client
-	ctx, done, err := c.begin(ctx)
-	if err != nil {
-		return nil, p.failed(err)
-	}
 	defer done()
+	return p.finish(ctx)
+}
 
-	began := bootclock.Now()
-	if p.try {
-		if head := c.tryJoin(p); head != nil {
-			return nil, head.heldHere()
-		}
-	} else if err := c.join(ctx, p); err != nil {
-		return nil, p.failed(ended(ctx, err))
+// start puts the place into the queue of its process. If it could, finish must be called with the context it returns, and
+// then done.
+func (p *Place) start(ctx context.Context) (_ context.Context, done func(), err error) {
+	if err := store.CheckName(p.name); err != nil {
+		return nil, nil, fmt.Errorf("stile: %w", err)
+	}
+	ctx, done, err = p.client.begin(ctx)
+	if err != nil {
+		return nil, nil, p.failed(err)
+	}
+	p.began = bootclock.Now()
+	if head := p.client.join(p); head != nil {
+		done()
+		return nil, nil, head.heldHere()
+	}
+	return ctx, done, nil
+}
+
+// finish waits for the place's turn, in the process and then in the store.
+func (p *Place) finish(ctx context.Context) (*Hold, error) {
+	c := p.client
+	select {
+	case <-p.turn:
+	case <-ctx.Done():
+		c.leave(p)
+		return nil, p.failed(ended(ctx, ctx.Err()))
 	}
 	for {
-		hold, err := p.enter(ctx, began)
+		hold, err := p.enter(ctx)
 		switch {
 		case err == nil:
 			return hold, nil
@@ -121,7 +128,7 @@ var (
 )
 
 // enter puts an entry into the store's line and waits for its turn.
-func (p *Place) enter(ctx context.Context, began bootclock.Instant) (*Hold, error) {
+func (p *Place) enter(ctx context.Context) (*Hold, error) {
 	session, err := p.client.session(ctx)
 	if err != nil {
 		return nil, err
@@ -147,7 +154,7 @@ func (p *Place) enter(ctx context.Context, began bootclock.Instant) (*Hold, erro
 	select {
 	case <-e.admitted:
 		if session.Valid() {
-			return newHold(p, session, ticket, e, began), nil
+			return newHold(p, session, ticket, e), nil
 		}
 		<-session.Context().Done() // it is on its way: the deadline has passed
 		return nil, fmt.Errorf("%w: %w", errJoinAgain, context.Cause(session.Context()))
@@ -167,7 +174,7 @@ const farewell = time.Second
 // abandon takes an entry out that nobody wants any more, without making its owner wait.
 func (p *Place) abandon(ticket store.Ticket) {
 	p.client.work.Go(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), farewell)
+		ctx, cancel := context.WithTimeout(p.client.life, farewell)
 		defer cancel()
 		_ = ticket.Withdraw(ctx) // the store goes on until the entry is out
 		p.client.leave(p)

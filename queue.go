@@ -1,9 +1,6 @@
 package stile
 
-import (
-	"context"
-	"slices"
-)
+import "slices"
 
 // queue is the line in front of a line: the goroutines of this process that want one name, first come first served. Only
 // the one at its head has an entry in the store. It is guarded by the client's mutex.
@@ -13,39 +10,25 @@ type queue struct {
 	contended func()   // is called when somebody joins behind the head; may be nil
 }
 
-// join puts a place into the queue of its name and waits until it is at the head. On failure it is not in the queue.
-func (c *Client) join(ctx context.Context, p *Place) error {
-	c.mu.Lock()
-	q := c.queues[p.name]
-	if q == nil {
-		c.queues[p.name] = &queue{head: p}
-		c.mu.Unlock()
-		return nil
-	}
-	q.waiting = append(q.waiting, p)
-	if q.contended != nil {
-		q.contended()
-		q.contended = nil
-	}
-	c.mu.Unlock()
-
-	select {
-	case <-p.turn:
-		return nil
-	case <-ctx.Done():
-		c.leave(p)
-		return ctx.Err()
-	}
-}
-
-// tryJoin is join for those who do not wait. If the queue is not empty it returns who is at its head.
-func (c *Client) tryJoin(p *Place) (head *Place) {
+// join puts a place at the end of the queue of its name. A place that does not wait is not put behind others: then the
+// one at the head is returned.
+func (c *Client) join(p *Place) (inTheWay *Place) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if q := c.queues[p.name]; q != nil {
+	q := c.queues[p.name]
+	switch {
+	case q == nil:
+		c.queues[p.name] = &queue{head: p}
+		close(p.turn)
+	case p.try:
 		return q.head
+	default:
+		q.waiting = append(q.waiting, p)
+		if q.contended != nil {
+			q.contended()
+			q.contended = nil
+		}
 	}
-	c.queues[p.name] = &queue{head: p}
 	return nil
 }
 

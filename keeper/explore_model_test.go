@@ -20,6 +20,10 @@ import (
 // carried out again later. Time is a step like any other. Nothing bounds the number of steps: states that differ
 // only in what time it is, in the names of the clients, or in numbers that only their order matters of, are one
 // state, and so there is an end to them.
+//
+// What is simpler than life: joining and leaving are one step each, since a client that joins but is not in the line
+// yet, or has left but is in it still, holds nothing; and renewals that were given up or doubled may arrive at any time
+// in the life of a session, even if none was sent.
 
 const maxClients = 3
 

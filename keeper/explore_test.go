@@ -9,9 +9,9 @@ import (
 )
 
 // exact are terms for clocks that are exact: the last moment at which a holder is valid is the one before its session
-// may end.
+// may end. A request is due whenever none is under way, so that it is sent at every possible moment.
 func exact(ttl time.Duration) Terms {
-	return Terms{Valid: ttl, Every: 1, Attempt: 1, Retry: 1, Overdue: max(1, ttl/2)}
+	return Terms{Valid: ttl, Every: 0, Attempt: 1, Retry: 0, Overdue: max(1, ttl/2)}
 }
 
 // withMargin are terms for clocks that lose up to one tick in a TTL.
@@ -20,15 +20,20 @@ func withMargin(ttl time.Duration) Terms { return exact(ttl - 1) }
 // mostStates is far above what any walk here needs; beyond it something is wrong with the model.
 const mostStates = 4_000_000
 
-// walk explores m completely and fails if anything is wrong.
+// walk explores m completely and fails if anything is wrong. Under the race detector, which has nothing to find in it
+// and makes it ten times slower, it only goes as far as the nearest states.
 func walk(t *testing.T, m *model) {
 	t.Helper()
 	began := time.Now()
-	x, err := explore(m, mostStates)
-	if err != nil {
+	limit, extent := mostStates, "all there are"
+	if raceEnabled {
+		limit, extent = 150_000, "the nearest, or all there are"
+	}
+	x, err := explore(m, limit)
+	if err != nil && !raceEnabled {
 		t.Fatal(err)
 	}
-	t.Logf("%d states, %d steps, %v", len(x.nodes), x.events, time.Since(began).Round(time.Millisecond))
+	t.Logf("%d states (%s), %d steps, %v", len(x.nodes), extent, x.events, time.Since(began).Round(time.Millisecond))
 	if x.wrong != "" {
 		t.Fatalf("in %d steps:\n%s", x.steps(), x.trace())
 	}
@@ -65,21 +70,13 @@ func TestExploreAtMostOneHolds(t *testing.T) {
 		stragglerHelped, unansweredButCarriedOut, admissionHeardTooLate,
 	}
 	t.Run("two clients", func(t *testing.T) {
-		ttl := time.Duration(5)
-		if raceEnabled {
-			ttl = 3
-		}
-		m := newModel(2, ttl, exact(ttl))
+		m := newModel(2, 4, exact(4))
 		walk(t, m)
 		mustHaveSeen(t, m, append(always, admittedBehindAPauseAtOnce)...)
 	})
 	t.Run("two clients, the clock of one loses as much as the margin allows", func(t *testing.T) {
-		ttl := time.Duration(4)
-		if raceEnabled {
-			ttl = 3
-		}
-		m := newModel(2, ttl, withMargin(ttl))
-		m.lag = int(ttl)
+		m := newModel(2, 4, withMargin(4))
+		m.lag = 4
 		walk(t, m)
 		mustHaveSeen(t, m, append(always, admittedBehindAPauseAtOnce)...)
 	})
@@ -161,7 +158,7 @@ func TestExploreStatesOfOneKeyHaveOneFuture(t *testing.T) {
 func TestExploreFindsDeadlinesCountedFromTheReply(t *testing.T) {
 	fromReply := func(l *Lease, _, now Instant) { l.Answered(now, now) }
 	for clients := 2; clients <= maxClients; clients++ {
-		m := newModel(clients, 3, exact(3))
+		m := newModel(clients, 2, exact(2))
 		m.answered = fromReply
 		m.check = (*model).checkOverlap
 		find(t, m, "both hold")
@@ -202,13 +199,13 @@ func TestExploreFindsRepliesThatRaiseTheDead(t *testing.T) {
 // The margin is as small as it can be: a clock that loses one tick more in a TTL than it covers breaks the promise,
 // and so does a clock that it would cover if there were one.
 func TestExploreFindsClocksBeyondTheMargin(t *testing.T) {
-	m := newModel(2, 4, withMargin(4))
-	m.lag = 3
+	m := newModel(2, 3, withMargin(3))
+	m.lag = 2
 	m.check = (*model).checkOverlap
 	find(t, m, "both hold")
 
-	m = newModel(2, 4, exact(4))
-	m.lag = 4
+	m = newModel(2, 3, exact(3))
+	m.lag = 3
 	m.check = (*model).checkOverlap
 	find(t, m, "both hold")
 }
@@ -230,7 +227,7 @@ func TestExploreFindsOverlapsIfTheStoreBreaksItsPromise(t *testing.T) {
 // What remains then: the hold that was admitted later has the larger token, a resource that looks at tokens accepts
 // no write of the other after one of it, and the overlap ends when the news of the loss arrives.
 func TestExploreTokensFenceWhatDeadlinesCannot(t *testing.T) {
-	m := newModel(2, 2, exact(2))
+	m := newModel(2, 1, exact(1)) // time matters little here, and the rest multiplies
 	m.revokes, m.evictions, m.writes = true, true, true
 	m.check = (*model).checkBroken
 	walk(t, m)

@@ -11,7 +11,7 @@ import (
 )
 
 // Watcher hears of the life of a session. Any of the functions may be nil. They are called one at a time, from the
-// session's own goroutine, and must not block: the next renewal waits for them.
+// session's own goroutine, possibly before [Open] has returned, and must not block: the next renewal waits for them.
 type Watcher struct {
 	// Confirmed is called after each renewal, with the time from request to reply.
 	Confirmed func(roundTrip time.Duration)
@@ -33,10 +33,10 @@ type Session struct {
 	watcher Watcher
 
 	// life ends when the session is closed, valid when it is closed or lost.
-	life  context.Context
-	close context.CancelFunc
-	valid context.Context
-	lose  context.CancelCauseFunc
+	life    context.Context
+	close   context.CancelFunc
+	valid   context.Context
+	invalid context.CancelCauseFunc
 
 	ended chan error    // what the store said of the session's end
 	done  chan struct{} // closed when run has returned
@@ -44,10 +44,12 @@ type Session struct {
 	mu      sync.Mutex
 	lease   Lease
 	lastErr error // of the last attempt; nil if it was confirmed
+	lost    *LostError
+	onLoss  map[*func(*LostError)]struct{}
 }
 
 // Open opens a session and begins to keep it. The deadline of the new session counts from before the store was
-// asked. ctx bounds the opening, not the session.
+// asked. ctx bounds the opening, not the session. opts.Lost is not used: w.Lost tells.
 func Open(ctx context.Context, st store.Store, opts store.SessionOptions, w Watcher) (*Session, error) {
 	ended := make(chan error, 1)
 	opts.Lost = func(err error) { ended <- err } // at most once, by contract: it does not block
@@ -63,9 +65,10 @@ func Open(ctx context.Context, st store.Store, opts store.SessionOptions, w Watc
 		watcher: w,
 		ended:   ended,
 		done:    make(chan struct{}),
+		onLoss:  make(map[*func(*LostError)]struct{}),
 	}
 	s.life, s.close = context.WithCancel(context.Background())
-	s.valid, s.lose = context.WithCancelCause(context.Background())
+	s.valid, s.invalid = context.WithCancelCause(context.Background())
 	s.lease = Granted(s.terms, sent, bootclock.Now())
 	go s.run()
 	return s, nil
@@ -76,6 +79,35 @@ func (s *Session) Store() store.Session { return s.store }
 
 // Context ends when what is held under the session does. Its cause is a [*LostError].
 func (s *Session) Context() context.Context { return s.valid }
+
+// OnLoss has f called once when what is held under the session is lost: at once if it is. All who have asked for it
+// have been called, and have returned, before the store is told of the loss, and so before the store can let others
+// in because of it; a goroutine started by the end of Context might come later. f must not block. forget takes the
+// wish back; f may be called all the same if the loss is under way.
+func (s *Session) OnLoss(f func(*LostError)) (forget func()) {
+	s.mu.Lock()
+	lost := s.lost
+	if lost == nil {
+		s.onLoss[&f] = struct{}{}
+	}
+	s.mu.Unlock()
+	if lost != nil {
+		f(lost)
+	}
+	return func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		delete(s.onLoss, &f)
+	}
+}
+
+// Reason returns why what is held is lost; zero if it is held. It is as exact as [Session.Valid].
+func (s *Session) Reason() Reason {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.lease.Look(bootclock.Now())
+	return s.lease.Reason()
+}
 
 // Done is closed when the session has come to its end and nothing is done for it any more.
 func (s *Session) Done() <-chan struct{} { return s.done }
@@ -128,8 +160,8 @@ func (s *Session) run() {
 
 	state := Held
 	for {
-		now := bootclock.Now()
 		s.mu.Lock()
+		now := bootclock.Now() // with the lock, here and below: nobody may have looked at a later time before
 		s.lease.Look(now)
 		if s.lease.Due(now) {
 			s.lease.Asked(now)
@@ -163,9 +195,12 @@ func (s *Session) run() {
 		case <-s.life.Done():
 			s.mu.Lock()
 			s.lease.End(Closed, bootclock.Now())
-			reason := s.lease.Reason()
+			lost := &LostError{Reason: s.lease.Reason()}
+			if lost.Reason != Closed { // the deadline has passed in the same moment
+				lost.Err = s.lastErr
+			}
 			s.mu.Unlock()
-			s.lose(&LostError{Reason: reason})
+			s.lose(lost)
 			return
 		}
 	}
@@ -186,8 +221,8 @@ func (s *Session) ask() answer {
 }
 
 func (s *Session) heard(a answer) {
-	now := bootclock.Now()
 	s.mu.Lock()
+	now := bootclock.Now()
 	s.lastErr = a.err
 	switch {
 	case a.err == nil:
@@ -217,4 +252,18 @@ func (s *Session) end(lost *LostError) {
 	ctx, cancel := context.WithTimeout(s.life, s.store.Terms().TTL)
 	defer cancel()
 	_ = s.store.Close(ctx) // it ends by itself otherwise
+}
+
+// lose tells those who hold. It returns when they know.
+func (s *Session) lose(lost *LostError) {
+	s.mu.Lock()
+	s.lost = lost
+	told := s.onLoss
+	s.onLoss = nil
+	s.mu.Unlock()
+
+	for f := range told {
+		(*f)(lost)
+	}
+	s.invalid(lost)
 }

@@ -6,7 +6,7 @@
 //
 //	exclusive    nobody ahead
 //	shared       nobody ahead but shared entries
-//	slot of n    nobody ahead but slot entries, and fewer than n of them
+//	slot of n    nobody ahead but slot entries, and fewer than n of them; if they disagree on n, the smallest
 //
 // Three things follow, and are tested over random lines: the admitted entries of a line never conflict; the
 // first entry is always admitted; and an admitted entry stays admitted whatever joins behind it or leaves.
@@ -41,15 +41,17 @@ func Admits(m Mode, ahead []Mode) bool {
 // is admitted already.
 func Blocking(m Mode, ahead []Mode) int {
 	var beside, others int
+	slots := m.Slots()
 	for _, a := range ahead {
 		if m.standsBeside(a) {
 			beside++
+			slots = min(slots, a.Slots())
 		} else {
 			others++
 		}
 	}
-	if n := m.Slots(); n > 0 && beside >= n {
-		return others + beside - n + 1
+	if slots > 0 && beside >= slots {
+		return others + beside - slots + 1
 	}
 	return others
 }

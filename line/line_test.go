@@ -47,8 +47,9 @@ func TestRules(t *testing.T) {
 		{"slot waits for others and for a free slot", s3, modes(s3, ex, s3, s3), 2},
 		{"slot of one is alone", s1, modes(s1), 1},
 
-		{"where n differs, each keeps to its own: the smaller waits", s2, modes(s3, s3), 1},
-		{"where n differs, each keeps to its own: the larger does not", s3, modes(s2, s2), 0},
+		{"where n differs the smallest counts: one's own", s2, modes(s3, s3), 1},
+		{"where n differs the smallest counts: that of one ahead", s3, modes(s2, s2), 1},
+		{"a slot of three behind the only slot there is", s3, modes(s1), 1},
 
 		{"the zero mode is exclusive", Mode{}, modes(sh), 1},
 		{"nobody stands beside the zero mode", sh, modes(Mode{}), 1},

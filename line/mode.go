@@ -31,7 +31,7 @@ var Shared = Mode{kind: shared}
 const MaxSlots = 1 << 20
 
 // Slot is the mode of an entry that takes one of n slots. Entries of one line should agree on n: where they
-// don't, each keeps to its own. Slot panics unless 1 ≤ n ≤ [MaxSlots].
+// don't, the smallest n among an entry and those ahead of it counts. Slot panics unless 1 ≤ n ≤ [MaxSlots].
 func Slot(n int) Mode {
 	if n < 1 || n > MaxSlots {
 		panic(fmt.Sprintf("line: a line of %d slots: there must be between 1 and %d", n, MaxSlots))
@@ -69,8 +69,9 @@ func (m *Mode) UnmarshalText(text []byte) error {
 	case s == "shared":
 		*m = Shared
 	case strings.HasPrefix(s, "slot/"):
-		n, err := strconv.Atoi(strings.TrimPrefix(s, "slot/"))
-		if err != nil || n < 1 || n > MaxSlots {
+		digits := strings.TrimPrefix(s, "slot/")
+		n, err := strconv.Atoi(digits)
+		if err != nil || n < 1 || n > MaxSlots || strconv.Itoa(n) != digits {
 			return fmt.Errorf("line: mode %q: the number of slots must be between 1 and %d", s, MaxSlots)
 		}
 		*m = Slot(n)

@@ -43,7 +43,8 @@ func openEtcd(ctx context.Context, t target, logger *slog.Logger) (*Opened, erro
 	}
 	st, err := etcdstore.New(cli, &etcdstore.Options{Prefix: t.prefix, Logger: logger})
 	if err != nil {
-		return nil, errors.Join(err, cli.Close())
+		_ = cli.Close()
+		return nil, err
 	}
 	return &Opened{Store: st, close: sync.OnceValue(cli.Close)}, nil
 }
@@ -139,9 +140,12 @@ func connect(
 	}
 	asking, cancel := context.WithTimeout(life, max(0, most-time.Since(start)))
 	defer cancel()
-	// No lock has this key: a name contains no control characters.
-	if _, err := cli.Get(asking, t.prefix+"\x00", clientv3.WithCountOnly()); err != nil {
-		return nil, errors.Join(err, cli.Close())
+	// No lock has this key: a name contains no control characters. The user may be allowed some names only; to be
+	// refused this one is an answer too.
+	_, err = cli.Get(asking, t.prefix+"\x00", clientv3.WithCountOnly())
+	if err != nil && !errors.Is(err, rpctypes.ErrPermissionDenied) {
+		_ = cli.Close()
+		return nil, err
 	}
 	return cli, nil
 }
@@ -152,28 +156,24 @@ func explain(ctx context.Context, t target, tlsConfig *tls.Config, err error, mo
 	at := "etcd at " + strings.Join(t.endpoints, ", ")
 	switch {
 	case ctx.Err() != nil:
-		return fmt.Errorf("%s did not answer in time: %w", at, ctx.Err())
+		return fmt.Errorf("gave up waiting for %s: %w", at, ctx.Err())
 	case errors.Is(err, rpctypes.ErrAuthFailed):
 		return fmt.Errorf("%s does not accept the user %q with this password: %w", at, t.user, err)
 	case errors.Is(err, rpctypes.ErrUserEmpty):
 		return fmt.Errorf("%s wants to know who asks: give a user and a password, or a client certificate: %w", at, err)
-	case errors.Is(err, rpctypes.ErrPermissionDenied):
-		return fmt.Errorf("%s does not let this user read keys that begin with %q: grant it read and write: %w",
-			at, t.prefix, err)
 	}
 	ctx, cancel := context.WithTimeout(ctx, most)
 	defer cancel()
-	reasons := make([]error, len(t.endpoints))
+	reasons := make([]string, len(t.endpoints))
 	var asking sync.WaitGroup
 	for i, endpoint := range t.endpoints {
-		asking.Go(func() { reasons[i] = fmt.Errorf("%s: %w", endpoint, reach(ctx, endpoint, tlsConfig)) })
+		asking.Go(func() { reasons[i] = fmt.Sprintf("%s: %v", endpoint, reach(ctx, endpoint, tlsConfig)) })
 	}
 	asking.Wait()
-	text := make([]string, len(reasons))
-	for i, reason := range reasons {
-		text[i] = reason.Error()
+	if errors.Is(err, context.DeadlineExceeded) { // ours, not the caller's
+		return fmt.Errorf("etcd does not answer: %s", strings.Join(reasons, "; "))
 	}
-	return fmt.Errorf("etcd does not answer: %s: %w", strings.Join(text, "; "), err)
+	return fmt.Errorf("etcd does not answer: %s: %w", strings.Join(reasons, "; "), err)
 }
 
 var errSilent = errors.New("connected, but there was no answer: is it an etcd that is well, and should the URL " +
@@ -204,7 +204,7 @@ func reach(ctx context.Context, endpoint string, tlsConfig *tls.Config) error {
 	tlsConfig.NextProtos = []string{"h2"}
 	secure := tls.Client(conn, tlsConfig)
 	if err := secure.HandshakeContext(ctx); err != nil {
-		return err
+		return fmt.Errorf("TLS handshake: %w", err)
 	}
 	// Since TLS 1.3 a server says only afterwards that it does not like our certificate.
 	deadline, _ := ctx.Deadline()

@@ -66,7 +66,7 @@ func parse(raw string) (target, error) {
 	switch scheme {
 	case schemeMem:
 		if rest != "" {
-			return target{}, errors.New("nothing may follow mem:")
+			return target{}, errors.New("after mem: nothing may follow")
 		}
 		return t, nil
 	case schemeEtcd, schemeTLS, schemeUnix:
@@ -89,19 +89,17 @@ func parse(raw string) (target, error) {
 	if err := t.setParameters(query); err != nil {
 		return target{}, err
 	}
-	var err error
+	set := t.setCluster
 	if scheme == schemeUnix {
-		err = t.setSocket(authority, path)
-	} else {
-		err = errors.Join(t.setAuthority(authority), t.setPath(path), t.checkCredentials())
+		set = t.setSocket
 	}
-	if err != nil {
+	if err := set(authority, path); err != nil {
 		return target{}, err
 	}
 	return t, nil
 }
 
-const knownSchemes = "etcd://, etcds://, etcd+unix:// and mem:"
+const knownSchemes = "mem:, etcd://, etcds:// and etcd+unix://"
 
 // parameters returns where the values of the parameters go that the scheme knows.
 func (t *target) parameters() map[string]*string {
@@ -168,7 +166,13 @@ func (t *target) setSocket(authority, path string) error {
 	return t.setPrefix(t.prefix)
 }
 
-func (t *target) setPath(path string) error {
+func (t *target) setCluster(authority, path string) error {
+	if err := t.setAuthority(authority); err != nil {
+		return err
+	}
+	if err := t.checkCredentials(); err != nil {
+		return err
+	}
 	prefix, err := unescape(strings.TrimPrefix(path, "/"))
 	if err != nil {
 		return fmt.Errorf("prefix: %w", err)

@@ -67,8 +67,9 @@ func (o *Opened) Close() error { return o.close() }
 
 // Open opens the store that url names.
 //
-// On success the store has answered a request just now, for this user and under this prefix. Open waits for that for
-// at most five seconds, and as long as ctx allows; ctx bounds only the call. On failure nothing is left open.
+// On success the store has answered a request just now, to this user. Open waits for that for
+// at most five seconds, and no longer than ctx allows; ctx bounds only the call. On failure nothing is left open. If
+// ctx ended first the error matches ctx.Err().
 func Open(ctx context.Context, url string, opts *Options) (*Opened, error) {
 	if opts == nil {
 		opts = &Options{}

@@ -267,7 +267,7 @@ func (e *Etcd) awaitReady() error {
 			if strings.Contains(tail(e.log(), 16<<10), "address already in use") {
 				return fmt.Errorf("etcd %s: %w", e.name, errPortTaken)
 			}
-			return fmt.Errorf("etcd %s ended: %v", e.name, e.process.err)
+			return fmt.Errorf("etcd %s has ended: %s", e.name, e.process.how())
 		case <-time.After(5 * time.Millisecond):
 		}
 	}

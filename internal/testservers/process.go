@@ -79,6 +79,14 @@ func (p *process) running() bool {
 	}
 }
 
+// how tells how the process ended. It must have.
+func (p *process) how() string {
+	if p.err == nil {
+		return "as if it had been asked to"
+	}
+	return p.err.Error()
+}
+
 // kill ends the process with SIGKILL and waits until it is gone. A process that ended before is no error.
 func (p *process) kill() error {
 	if err := p.proc.Kill(); err != nil && !errors.Is(err, os.ErrProcessDone) {

@@ -184,11 +184,6 @@ func (e *entry) outcome(ctx context.Context, resp *clientv3.TxnResponse, try boo
 		inner := resp.Responses[0].GetResponseTxn()
 		if inner.Succeeded {
 			others, _ := e.session.store.keys.contenders(e.req.Name, inner.Responses[1].GetResponseRange().Kvs)
-			for _, o := range others {
-				if o.Key == e.key && o.CreateRevision != resp.Header.Revision {
-					println("DIFF", o.CreateRevision, resp.Header.Revision)
-				}
-			}
 			return arrival{order: uint64(resp.Header.Revision), others: others}, true, nil
 		}
 		told = inner.Responses

@@ -52,8 +52,9 @@ func (k keys) parse(key []byte, lease int64) (name string, ok bool) {
 	if !ok || lease == 0 {
 		return "", false
 	}
-	holder, _, _ := strings.Cut(string(key[len(k.line(name)):]), "-")
-	return name, holder == leaseText(clientv3.LeaseID(lease))
+	// What follows the lease's id, after a dash, is the nonce. (An id may begin with a minus: its owner chooses.)
+	rest, ok := strings.CutPrefix(string(key[len(k.line(name)):]), leaseText(clientv3.LeaseID(lease)))
+	return name, ok && (rest == "" || rest[0] == '-')
 }
 
 // name returns the name of the line that a key would be an entry of if it had the right lease.

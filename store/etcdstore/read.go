@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -72,7 +73,8 @@ func (s *Store) names(ctx context.Context, prefix string) ([]string, error) {
 			return nil, err
 		}
 		for _, kv := range resp.Kvs {
-			if name, ok := s.keys.name(kv.Key); ok {
+			// The key of lock "a" begins with "a/", though its name does not.
+			if name, ok := s.keys.name(kv.Key); ok && strings.HasPrefix(name, prefix) {
 				names = append(names, name)
 			}
 		}

@@ -69,6 +69,7 @@ func (s *Store) Open(ctx context.Context, opts store.SessionOptions) (store.Sess
 	err := s.request(ctx, Call{Op: Open}, func() error {
 		s.opened++
 		se = &session{store: s, id: fmt.Sprintf("m%d", s.opened), opts: opts}
+		se.life, se.endLife = context.WithCancel(context.Background())
 		s.sessions[se.id] = se
 		se.expires = time.Now().Add(opts.TTL)
 		se.timer = time.AfterFunc(opts.TTL, func() { s.expire(se) })
@@ -249,10 +250,8 @@ func (s *Store) expire(se *session) {
 	if s.sessions[se.id] != se {
 		return
 	}
-	// The timer may have fired just before a confirmation moved the end.
-	if left := time.Until(se.expires); left > 0 {
-		se.timer.Reset(left)
-		return
+	if time.Until(se.expires) > 0 {
+		return // the timer fired just before a confirmation moved the end, and set it again
 	}
 	s.end(se)
 	if se.opts.Lost != nil && !se.closed {

@@ -17,6 +17,8 @@ type session struct {
 	expires time.Time
 	timer   *time.Timer
 	closed  bool
+	life    context.Context // ends when the session is closed, and with it its requests that are under way
+	endLife context.CancelFunc
 }
 
 func (se *session) ID() string { return se.id }
@@ -24,7 +26,7 @@ func (se *session) ID() string { return se.id }
 func (se *session) Terms() store.Terms { return store.Terms{TTL: se.opts.TTL} }
 
 func (se *session) Confirm(ctx context.Context) error {
-	return se.store.request(ctx, Call{Op: Confirm, Session: se.id}, func() error {
+	return se.request(ctx, Call{Op: Confirm, Session: se.id}, func() error {
 		if err := se.alive(); err != nil {
 			return err
 		}
@@ -36,7 +38,7 @@ func (se *session) Confirm(ctx context.Context) error {
 func (se *session) Enqueue(ctx context.Context, req store.Request) (store.Ticket, error) {
 	s := se.store
 	var e *entry
-	err := s.request(ctx, Call{Op: Enqueue, Session: se.id, Name: req.Name}, func() error {
+	err := se.request(ctx, Call{Op: Enqueue, Session: se.id, Name: req.Name}, func() error {
 		if err := se.alive(); err != nil {
 			return err
 		}
@@ -72,6 +74,7 @@ func (se *session) Close(ctx context.Context) error {
 	se.closed = true
 	ended := s.sessions[se.id] != se
 	s.mu.Unlock()
+	se.endLife()
 	if ended {
 		return nil
 	}
@@ -79,6 +82,19 @@ func (se *session) Close(ctx context.Context) error {
 		s.end(se)
 		return nil
 	}, nil)
+}
+
+// request carries one call of the session. Closing the session ends it: whoever waits for a reply that will not come
+// learns that there is no more to wait for.
+func (se *session) request(ctx context.Context, c Call, apply func() error, undo func()) error {
+	bounded, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer context.AfterFunc(se.life, cancel)()
+	err := se.store.request(bounded, c, apply, undo)
+	if errors.Is(err, context.Canceled) && ctx.Err() == nil {
+		return fmt.Errorf("%w: %s was closed during %s %s", store.ErrSessionLost, se.id, c.Op, c.Name)
+	}
+	return err
 }
 
 // alive is called with the store's mutex held.
@@ -114,7 +130,7 @@ type entry struct {
 	onContended func()
 }
 
-// The methods of entry that begin in lower case are called with the store's mutex held, but for withdraw.
+// The methods of entry that begin in lower case are called with the store's mutex held, but for the last three.
 
 func (e *entry) standing() store.Standing {
 	if e.gone {
@@ -174,11 +190,21 @@ func (e *entry) Withdraw(ctx context.Context) error {
 	e.silent = true
 	s.mu.Unlock()
 
-	err := s.request(ctx, Call{Op: Withdraw, Session: e.session.id, Name: e.req.Name}, e.leave, nil)
-	if err != nil && !errors.Is(err, store.ErrGone) {
-		go e.keepWithdrawing()
+	err := e.session.request(ctx, Call{Op: Withdraw, Session: e.session.id, Name: e.req.Name}, e.leave, nil)
+	switch {
+	case err == nil || errors.Is(err, store.ErrGone):
+		return err
+	case errors.Is(err, store.ErrSessionLost) && e.left():
+		return fmt.Errorf("%w with its session: %w", store.ErrGone, err)
 	}
+	go e.keepWithdrawing()
 	return err
+}
+
+func (e *entry) left() bool {
+	e.session.store.mu.Lock()
+	defer e.session.store.mu.Unlock()
+	return e.gone
 }
 
 func (e *entry) leave() error {
@@ -201,10 +227,7 @@ func (e *entry) withdraw() error {
 func (e *entry) keepWithdrawing() {
 	s := e.session.store
 	for {
-		s.mu.Lock()
-		over := e.gone
-		s.mu.Unlock()
-		if over {
+		if e.left() {
 			return
 		}
 		ctx, cancel := context.WithTimeout(context.Background(), time.Second)

@@ -100,6 +100,7 @@ func breaking(s suite) {
 func wantNothingBroken(t *testing.T, w *world, name string, order uint64) {
 	t.Helper()
 	if e, err := w.breakEntry(name, order); !errors.Is(err, store.ErrGone) {
-		t.Fatalf("Break(%q, %d), which nobody has, returned %+v and %v, want an error matching ErrGone", name, order, e, err)
+		t.Fatalf("Break(%q, %d) of an order that nobody has returned %+v and %v, want an error matching ErrGone",
+			name, order, e, err)
 	}
 }

@@ -14,12 +14,13 @@ func concurrency(s suite) {
 	const clients = 8
 
 	s.test("holds of many sessions never overlap and their orders rise", func(t *testing.T, w *world) {
-		w.contend(clients, 25, []string{w.name("a"), w.name("b"), w.name("a/b")}, func(*rand.Rand) line.Mode { return line.Exclusive })
+		names := []string{w.name("a"), w.name("b"), w.name("a/b")}
+		w.contend(clients, 25, names, []line.Mode{line.Exclusive})
 	})
 
 	s.needsShared().test("conflicting holds of many sessions never overlap", func(t *testing.T, w *world) {
 		modes := []line.Mode{line.Exclusive, line.Shared, line.Shared, line.Slot(2), line.Slot(2)}
-		w.contend(clients, 25, []string{w.name("a"), w.name("b")}, func(dice *rand.Rand) line.Mode { return modes[dice.IntN(len(modes))] })
+		w.contend(clients, 25, []string{w.name("a"), w.name("b")}, modes)
 	})
 
 	s.test("sessions that come and go leave nobody waiting", func(t *testing.T, w *world) {
@@ -42,7 +43,7 @@ func concurrency(s suite) {
 }
 
 // contend lets many sessions hold a few locks again and again.
-func (w *world) contend(clients, rounds int, names []string, mode func(*rand.Rand) line.Mode) {
+func (w *world) contend(clients, rounds int, names []string, modes []line.Mode) {
 	w.t.Helper()
 	seed := rand.Uint64()
 	w.t.Logf("seed %d", seed)
@@ -55,8 +56,9 @@ func (w *world) contend(clients, rounds int, names []string, mode func(*rand.Ran
 		c, dice := w.openKept(), rand.New(rand.NewPCG(seed, uint64(i)))
 		all.Go(func() {
 			for range rounds {
-				name := names[dice.IntN(len(names))]
-				if err := c.visit(floors[name], name, mode(dice), clients); err != nil {
+				name, mode := names[dice.IntN(len(names))], modes[dice.IntN(len(modes))]
+				stay := time.Duration(dice.IntN(1000)) * time.Microsecond
+				if err := c.visit(floors[name], name, mode, stay, clients); err != nil {
 					w.brokenf("%v", err)
 					return
 				}
@@ -66,8 +68,8 @@ func (w *world) contend(clients, rounds int, names []string, mode func(*rand.Ran
 	all.Wait()
 }
 
-// visit holds a lock once, among so many others who want it.
-func (c *client) visit(f *floor, name string, mode line.Mode, others int) error {
+// visit holds a lock once for the duration stay, among so many others who want it.
+func (c *client) visit(f *floor, name string, mode line.Mode, stay time.Duration, others int) error {
 	p, err := c.tryEnqueue(name, mode, false)
 	if err != nil {
 		return err
@@ -79,6 +81,7 @@ func (c *client) visit(f *floor, name string, mode line.Mode, others int) error 
 	if err := f.enter(p, st.Order, c.w.caps.Fencing); err != nil {
 		c.w.brokenf("%v", err)
 	}
+	time.Sleep(stay)
 	f.leave(p)
 	if err := p.tryWithdraw(); err != nil {
 		return fmt.Errorf("session %s, lock %q: Withdraw: %w", c.ID(), name, err)
@@ -100,7 +103,7 @@ func (w *world) comeAndGo(name string, others int) error {
 		_, _, err = p.await(time.Duration(others)*w.h.Grace, "admitted", isAdmitted)
 	}
 	if e := c.tryClose(); err == nil && e != nil {
-		err = fmt.Errorf("Close of session %s: %w", c.ID(), e)
+		err = fmt.Errorf("closing session %s: %w", c.ID(), e)
 	}
 	return err
 }
@@ -126,7 +129,8 @@ func (f *floor) enter(p *place, order uint64, fencing bool) error {
 	}
 	for mode, last := range f.last {
 		if fencing && line.Conflict(p.mode, mode) && order <= last {
-			err = fmt.Errorf("lock %q: a hold of mode %v has order %d, after one of mode %v with %d", p.name, p.mode, order, mode, last)
+			err = fmt.Errorf("lock %q: a hold of mode %v has order %d, after one of mode %v with %d",
+				p.name, p.mode, order, mode, last)
 		}
 	}
 	f.inside[p] = true

@@ -18,9 +18,9 @@
 //		})
 //	}
 //
-// That runs in real time, several tests at once, and takes about a minute with a TTL of two seconds; most of it is
-// waiting for sessions to expire, so -parallel 8 makes it shorter. A store that lives in the test's own process, and
-// measures time by package time, runs on a fake clock instead, where all waiting is over at once:
+// That runs in real time and takes half a minute, most of which is waiting for sessions to expire; the tests of a
+// topic run in parallel. A store that lives in the test's own process, and measures time by package time, runs on a
+// fake clock instead, where all waiting is over at once:
 //
 //	storetest.Run(t, storetest.Harness{
 //		Open:  func(*testing.T) store.Store { return mystore.New() },
@@ -39,7 +39,12 @@
 //
 // Each topic (admission, life, notify and so on) is one file, and each test is named after the one thing that it
 // shows. Package broken, below this one, has stores with one bug each; this package's own tests show that the suite
-// rejects every one of them, by the test that is meant to.
+// rejects every one of them, by the test that is meant to, and that there is no test without such a store.
+//
+// The contract is taken at its word. A few words that are easily overlooked: the error of [store.Ticket.Withdraw]
+// matches ErrGone whenever the entry had gone before, also if its session has ended or was closed; waiters are told
+// each change of Ahead, not only that it is their turn; [store.Owner] has its Since from the store; an error for a
+// TTL that cannot be granted contains a duration that can.
 //
 // The suite sees the store from outside, through healthy servers. It does not restart servers, change leaders,
 // lose single messages or pause processes. That a store keeps its promises then is for the store's own tests to show.

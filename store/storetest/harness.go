@@ -101,19 +101,23 @@ func (s suite) needs(ok bool, missing string) suite {
 }
 
 func (s suite) needsLine() suite {
-	return s.needs(s.caps.Fair, "the store's Capabilities say that it keeps no order of arrival (Fair is false)")
+	return s.needs(s.caps.Fair,
+		"the store's Capabilities say that it keeps no order of arrival (Fair is false)")
 }
 
 func (s suite) needsShared() suite {
-	return s.needs(s.caps.SharedModes, "the store's Capabilities say that it has exclusive locks only (SharedModes is false)")
+	return s.needs(s.caps.SharedModes,
+		"the store's Capabilities say that it has exclusive locks only (SharedModes is false)")
 }
 
 func (s suite) needsFencing() suite {
-	return s.needs(s.caps.Fencing, "the store's Capabilities say that it has no fencing tokens (Fencing is false)")
+	return s.needs(s.caps.Fencing,
+		"the store's Capabilities say that it has no fencing tokens (Fencing is false)")
 }
 
 func (s suite) needsCut() suite {
-	return s.needs(s.h.Cut != nil, "SKIPPED: Harness.Cut is nil, so nothing is known about this store when it is out of reach")
+	return s.needs(s.h.Cut != nil,
+		"Harness.Cut is nil, so nothing is known about this store when it is out of reach")
 }
 
 // test runs one test, named after what it shows.
@@ -121,7 +125,7 @@ func (s suite) test(name string, body func(t *testing.T, w *world)) {
 	s.t.Run(name, func(t *testing.T) {
 		// A skip inside a bubble would count as a pass: so it is here.
 		if s.missing != "" {
-			t.Skip(s.missing)
+			t.Skip("SKIPPED: " + s.missing)
 		}
 		if s.h.Run == nil {
 			t.Parallel()

@@ -50,7 +50,11 @@ func lines(s suite) {
 			c.hold(n, line.Exclusive)
 		}
 		slices.Sort(names)
-		for _, prefix := range []string{"", w.prefix, w.name(""), w.name("a"), w.name("a/"), w.name("a/b"), w.name("ab"), w.name("nothing")} {
+		prefixes := []string{"", w.prefix}
+		for _, p := range []string{"", "a", "a/", "a/b", "ab", "nothing"} {
+			prefixes = append(prefixes, w.name(p))
+		}
+		for _, prefix := range prefixes {
 			var want []string
 			for _, n := range names {
 				if strings.HasPrefix(n, prefix) {
@@ -110,8 +114,10 @@ func lines(s suite) {
 	s.test("an owner is shown as it was given", func(t *testing.T, w *world) {
 		name := w.name("lock")
 		owner := store.Owner{
-			Host: "höst.example", PID: 4711, User: "ann", Command: "deploy.sh --to \"blue <green>\" & 'x' | y; %s %d",
-			Reason: "tabs\tand\nlines, {braces}, \\slashes/ and 日本", Labels: map[string]string{"team": "a", "": "empty", "k=v;": "\u2028&"},
+			Host: "höst.example", PID: 4711, User: "ann",
+			Command: "deploy.sh --to \"blue <green>\" & 'x' | y; %s %d",
+			Reason:  "tabs\tand\nlines, {braces}, \\slashes/ and 日本",
+			Labels:  map[string]string{"team": "a", "": "empty", "k=v;": "\u2028&"},
 		}
 		ctx, cancel := w.call()
 		defer cancel()

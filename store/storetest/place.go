@@ -97,7 +97,9 @@ func (p *place) latest() (st store.Standing, at time.Time, told bool, changed <-
 }
 
 // await waits until the last standing heard is as wanted, and returns it and when it was heard.
-func (p *place) await(within time.Duration, what string, want func(store.Standing) bool) (store.Standing, time.Time, error) {
+func (p *place) await(
+	within time.Duration, what string, want func(store.Standing) bool,
+) (store.Standing, time.Time, error) {
 	timer := time.NewTimer(within)
 	defer timer.Stop()
 	for {
@@ -106,7 +108,8 @@ func (p *place) await(within time.Duration, what string, want func(store.Standin
 			return st, at, nil
 		}
 		if told && st.State == store.Gone {
-			return st, at, fmt.Errorf("session %s, lock %q: want the entry %s; it has gone: %w", p.client.ID(), p.name, what, st.Cause)
+			return st, at, fmt.Errorf("session %s, lock %q: want the entry %s; it has gone: %w",
+				p.client.ID(), p.name, what, st.Cause)
 		}
 		select {
 		case <-changed:
@@ -168,15 +171,20 @@ func (p *place) goneWithin(d time.Duration) error {
 	return st.Cause
 }
 
-// stays checks that the entry goes on to stand as it does.
+// stays checks that the entry stands as wanted, and goes on to.
 func (p *place) stays(want store.State) {
 	p.client.w.t.Helper()
+	is := func(st store.Standing) bool { return st.State == want }
+	if _, _, err := p.await(p.client.w.h.Grace, want.String(), is); err != nil {
+		p.client.w.t.Fatal(err)
+	}
 	timer := time.NewTimer(settle)
 	defer timer.Stop()
 	for {
-		st, _, told, changed := p.latest()
-		if !told || st.State != want {
-			p.client.w.t.Fatalf("session %s, lock %q: want the entry to stay %v, it was told %s", p.client.ID(), p.name, want, p.log())
+		st, _, _, changed := p.latest()
+		if st.State != want {
+			p.client.w.t.Fatalf("session %s, lock %q: want the entry to stay %v, it was told %s",
+				p.client.ID(), p.name, want, p.log())
 		}
 		select {
 		case <-changed:
@@ -193,7 +201,8 @@ func (p *place) neverAdmitted() {
 	defer p.mu.Unlock()
 	for _, st := range p.heard {
 		if st.State == store.Admitted {
-			p.client.w.t.Fatalf("session %s, lock %q: the entry was admitted: %s", p.client.ID(), p.name, standings(p.heard))
+			p.client.w.t.Fatalf("session %s, lock %q: the entry was admitted: %s",
+				p.client.ID(), p.name, standings(p.heard))
 		}
 	}
 }

@@ -71,7 +71,7 @@ func sessions(s suite) {
 				continue
 			}
 			if !errors.Is(err, store.ErrUnsupported) {
-				t.Errorf("Enqueue with mode %v, which the capabilities exclude, returned %v, want an error matching ErrUnsupported", mode, err)
+				t.Errorf("Enqueue with mode %v, which the capabilities exclude, returned %v, want ErrUnsupported", mode, err)
 			}
 			w.lineOf(name)
 		}

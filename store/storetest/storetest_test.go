@@ -1,6 +1,12 @@
 package storetest_test
 
 import (
+	"bytes"
+	"errors"
+	"os"
+	"os/exec"
+	"regexp"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -8,11 +14,140 @@ import (
 	"github.com/stilelock/stile/store"
 	"github.com/stilelock/stile/store/memstore"
 	"github.com/stilelock/stile/store/storetest"
+	"github.com/stilelock/stile/store/storetest/broken"
 )
 
-func TestStore(t *testing.T) {
+// The suite has to be seen failing, and a failing test fails the binary it is part of. So this binary runs itself,
+// with the name of a bug in its environment, and TestSuite runs the suite on the store that has it.
+const plantedBug = "STORETEST_PLANTED_BUG"
+
+func TestSuite(t *testing.T) {
+	plant := func(m *memstore.Store) store.Store { return m }
+	if name := os.Getenv(plantedBug); name != "" {
+		plant = bugNamed(t, name).Plant
+	}
+	stores := make(map[store.Store]*memstore.Store)
 	storetest.Run(t, storetest.Harness{
-		Open: func(*testing.T) store.Store { return memstore.New() },
-		Run:  synctest.Test, TTL: time.Hour, Grace: time.Minute,
+		Open: func(*testing.T) store.Store {
+			m := memstore.New()
+			st := &planted{plant(m)}
+			stores[st] = m
+			return st
+		},
+		Cut: func(_ *testing.T, st store.Store, session string) (heal func()) {
+			return cutOff(stores[st], session)
+		},
+		Run: synctest.Test, TTL: time.Hour, Grace: grace,
 	})
 }
+
+const grace = time.Minute
+
+// planted makes of any store one that can be the key of a map.
+type planted struct{ store.Store }
+
+// cutOff lets no request of a session through, and tells it everything late.
+func cutOff(m *memstore.Store, session string) (heal func()) {
+	m.SetFaults(func(c memstore.Call) memstore.Fault {
+		switch {
+		case c.Session != session:
+			return memstore.Fault{}
+		case c.Op == memstore.Notify:
+			return memstore.Fault{Delay: grace / 2}
+		default:
+			return memstore.Fault{Drop: true}
+		}
+	})
+	return func() { m.SetFaults(nil) }
+}
+
+func bugNamed(t *testing.T, name string) broken.Bug {
+	t.Helper()
+	for _, b := range broken.Bugs() {
+		if b.Name == name {
+			return b
+		}
+	}
+	t.Fatalf("there is no bug named %q", name)
+	panic("unreachable")
+}
+
+func TestTheSuiteAcceptsAStoreWithoutBugs(t *testing.T) {
+	t.Parallel()
+	out, err := runSuite(t, "", "TestSuite")
+	if err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	if bytes.Contains(out, []byte("--- SKIP")) {
+		t.Errorf("some tests were skipped, so they are not shown to accept anything\n%s", out)
+	}
+	// A test that no bug is meant to fail may be one that cannot fail.
+	meant := make(map[string]bool)
+	for _, bug := range broken.Bugs() {
+		meant["TestSuite/"+rewritten(bug.Caught)] = true
+	}
+	for test := range tests(out, "PASS") {
+		if strings.Count(test, "/") == 2 && !meant[test] {
+			t.Errorf("no bug is there to show that %q can fail", test)
+		}
+	}
+}
+
+func TestTheSuiteRejectsEveryBug(t *testing.T) {
+	for _, bug := range broken.Bugs() {
+		t.Run(bug.Name, func(t *testing.T) {
+			t.Parallel()
+			topic, _, _ := strings.Cut(bug.Caught, "/")
+			out, err := runSuite(t, bug.Name, "TestSuite/"+topic)
+			exit, failed := errors.AsType[*exec.ExitError](err)
+			switch {
+			case err == nil:
+				t.Fatalf("the suite passes a store that %s\n%s", bug.Name, out)
+			case !failed || exit.ExitCode() != 1:
+				t.Fatalf("the suite did not fail, it broke down: %v\n%s", err, out)
+			case !tests(out, "FAIL")["TestSuite/"+rewritten(bug.Caught)]:
+				t.Fatalf("the suite rejects the store, but not by the test %q\n%s", bug.Caught, out)
+			case bytes.Contains(out, []byte("DATA RACE")):
+				t.Errorf("a data race\n%s", out)
+			}
+		})
+	}
+}
+
+// runSuite runs this binary again, with a bug, and returns what it prints. The limit is there so that a suite that
+// hangs is seen to hang: a test that fails ends long before.
+func runSuite(t *testing.T, bug, run string) ([]byte, error) {
+	t.Helper()
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var pattern []string
+	for part := range strings.SplitSeq(run, "/") {
+		pattern = append(pattern, "^"+regexp.QuoteMeta(part)+"$")
+	}
+	cmd := exec.CommandContext(t.Context(), self, "-test.run="+strings.Join(pattern, "/"), "-test.timeout=2m", "-test.v")
+	// A race-enabled binary would sleep for a second before it exits.
+	cmd.Env = append(os.Environ(), plantedBug+"="+bug, "GORACE=atexit_sleep_ms=0")
+	out, err := cmd.CombinedOutput()
+	if bytes.Contains(out, []byte("\npanic: ")) {
+		return out, errors.New("it panicked")
+	}
+	return out, err
+}
+
+var result = regexp.MustCompile(`(?m)^\s*--- (\w+): (.+) \([0-9.]+s\)$`)
+
+// tests returns the names of the tests that ended in the given way.
+func tests(out []byte, how string) map[string]bool {
+	found := make(map[string]bool)
+	for _, m := range result.FindAllSubmatch(out, -1) {
+		if string(m[1]) == how {
+			found[string(m[2])] = true
+		}
+	}
+	return found
+}
+
+// rewritten is what package testing makes of the name of a test.
+func rewritten(name string) string { return strings.ReplaceAll(name, " ", "_") }

@@ -50,8 +50,8 @@ func try(s suite) {
 		name := w.name("lock")
 		a := w.openKept().hold(name, line.Exclusive)
 		p, err := w.openKept().try(name, line.Exclusive)
-		held := wantHeld(t, p, err)
-		switch {
+		wantHeld(t, p, err)
+		switch held, _ := errors.AsType[*store.HeldError](err); {
 		case held.Name != name:
 			t.Errorf("the HeldError is for lock %q, want %q", held.Name, name)
 		case held.Holder == nil:
@@ -146,12 +146,10 @@ func try(s suite) {
 }
 
 // wantHeld checks the outcome of a try that had to fail.
-func wantHeld(t *testing.T, p *place, err error) *store.HeldError {
+func wantHeld(t *testing.T, p *place, err error) {
 	t.Helper()
 	p.neverAdmitted()
-	held, ok := errors.AsType[*store.HeldError](err)
-	if !ok {
+	if _, ok := errors.AsType[*store.HeldError](err); !ok {
 		t.Fatalf("a try that could not succeed returned %v, want a *store.HeldError", err)
 	}
-	return held
 }

@@ -227,8 +227,8 @@ func (c *client) reportLoss(err error) {
 		c.w.brokenf("session %s was lost only %v after a confirmation was sent; it should live for %v: %v",
 			c.ID(), since, c.guaranteed(), err)
 	} else {
-		c.w.brokenf("session %s was lost: the suite came to confirm it only after %v. The machine is too busy for a TTL of %v: %v",
-			c.ID(), since, c.w.h.TTL, err)
+		c.w.brokenf("session %s was lost: the suite came to confirm it only after %v, too late: "+
+			"the machine is too busy for a TTL of %v: %v", c.ID(), since, c.w.h.TTL, err)
 	}
 }
 

@@ -2,6 +2,8 @@ package broken
 
 import (
 	"context"
+	"errors"
+	"slices"
 	"sync"
 
 	"github.com/stilelock/stile/line"
@@ -28,7 +30,9 @@ func admissionBugs() []Bug {
 		{
 			Name:   "lets readers overtake a writer that waits",
 			Caught: "admission/a shared entry does not overtake an exclusive one that waits",
-			Plant:  readersOvertake,
+			Plant: func(m *memstore.Store) store.Store {
+				return joining(m, func(mode, head line.Mode) bool { return mode == line.Shared && head == line.Shared })
+			},
 		},
 		{
 			Name:   "admits one reader at a time",
@@ -76,9 +80,11 @@ func admissionBugs() []Bug {
 						t, err := inner.Enqueue(ctx, req)
 						mu.Lock()
 						defer mu.Unlock()
-						if err == nil {
+						had := have[req.Name]
+						switch {
+						case err == nil:
 							have[req.Name] = t
-						} else if had := have[req.Name]; had != nil && ctx.Err() == nil && !req.Try && inner.Confirm(ctx) == nil {
+						case had != nil && ctx.Err() == nil && !isHeld(err) && !errors.Is(err, store.ErrSessionLost):
 							return had, nil
 						}
 						return t, err
@@ -120,10 +126,10 @@ func admissionBugs() []Bug {
 			Plant:  func(m *memstore.Store) store.Store { return admittingOrphans(m, store.ErrGone) },
 		},
 		{
-			Name:   "counts shared entries as taking slots",
+			Name:   "lets slots stand beside readers",
 			Caught: "admission/lines of all modes mixed follow the rules",
 			Plant: func(m *memstore.Store) store.Store {
-				return admittingEarly(m, func(mode line.Mode, ahead int) bool { return mode.Slots() == 3 && ahead == 1 })
+				return joining(m, func(mode, head line.Mode) bool { return mode.Slots() > 0 && head == line.Shared })
 			},
 		},
 	}
@@ -141,20 +147,55 @@ func admittingEarly(m *memstore.Store, early func(mode line.Mode, ahead int) boo
 	})
 }
 
-// readersOvertake admits a shared entry if the one at the head of the line is shared, whoever waits between.
-func readersOvertake(m *memstore.Store) store.Store {
+// joining admits an entry because of the mode of the one at the head of the line, whoever stands between.
+func joining(m *memstore.Store, joins func(mode, head line.Mode) bool) store.Store {
 	return withEnqueue(m, func(ctx context.Context, inner store.Session, req store.Request) (store.Ticket, error) {
-		notify, overtakes := req.Notify, false
-		if l, err := m.Line(ctx, req.Name); err == nil && req.Mode == line.Shared && len(l.Entries) > 0 {
-			overtakes = l.Entries[0].Mode == line.Shared
-		}
-		req.Notify = func(st store.Standing) {
-			if overtakes && st.State == store.Waiting {
-				st = store.Standing{State: store.Admitted, Order: st.Order}
-			}
-			notify(st)
+		if l, err := m.Line(ctx, req.Name); err == nil && len(l.Entries) > 0 && joins(req.Mode, l.Entries[0].Mode) {
+			req.Notify = admitting(req.Notify)
 		}
 		return inner.Enqueue(ctx, req)
+	})
+}
+
+// admitting tells an entry that it is admitted whenever it should be told that it waits.
+func admitting(notify func(store.Standing)) func(store.Standing) {
+	return func(st store.Standing) {
+		if st.State == store.Waiting {
+			st = store.Standing{State: store.Admitted, Order: st.Order}
+		}
+		notify(st)
+	}
+}
+
+// admittingOrphans hides from those who wait that their entry went because of cause, and tells them that they are
+// admitted when an entry of the line is withdrawn.
+func admittingOrphans(m *memstore.Store, cause error) store.Store {
+	var mu sync.Mutex
+	orphans := make(map[string][]func(store.Standing))
+	return withEnqueue(m, func(ctx context.Context, inner store.Session, req store.Request) (store.Ticket, error) {
+		notify, waits := req.Notify, false
+		req.Notify = func(st store.Standing) {
+			if waits && errors.Is(st.Cause, cause) {
+				mu.Lock()
+				orphans[req.Name] = append(orphans[req.Name], notify)
+				mu.Unlock()
+			}
+			waits = st.State == store.Waiting
+			notify(st)
+		}
+		t, err := inner.Enqueue(ctx, req)
+		if err != nil {
+			return nil, err
+		}
+		return ticket{Ticket: t, withdraw: func(ctx context.Context) error {
+			err := t.Withdraw(ctx)
+			mu.Lock()
+			defer mu.Unlock()
+			for _, notify := range orphans[req.Name] {
+				notify(store.Standing{State: store.Admitted, Order: 1})
+			}
+			return err
+		}}, nil
 	})
 }
 
@@ -175,8 +216,8 @@ func lastFirst(m *memstore.Store) store.Store {
 		if err := mine.putIn(ctx); err != nil {
 			return nil, err
 		}
-		for i := len(waiting) - 1; i >= 0; i-- {
-			_ = waiting[i].putIn(ctx) // its session may have ended meanwhile
+		for _, other := range slices.Backward(waiting) {
+			_ = other.putIn(ctx) // its session may have ended meanwhile
 		}
 		lines[req.Name] = append(waiting, mine)
 		return ticket{

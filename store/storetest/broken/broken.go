@@ -24,7 +24,7 @@ type Bug struct {
 func Bugs() []Bug {
 	return slices.Concat(
 		admissionBugs(), tryBugs(), orderBugs(), withdrawBugs(), lifeBugs(), notifyBugs(), breakBugs(), cancelBugs(),
-		closeBugs(), lineBugs(), contendedBugs(), sessionBugs(), outageBugs(),
+		closeBugs(), lineBugs(), contendedBugs(), concurrencyBugs(), sessionBugs(), outageBugs(),
 	)
 }
 
@@ -33,10 +33,18 @@ func Bugs() []Bug {
 
 type wholeStore struct {
 	store.Store
-	open       func(context.Context, store.SessionOptions) (store.Session, error)
-	line       func(ctx context.Context, name string) (store.Line, error)
-	lines      func(ctx context.Context, prefix string) ([]store.Line, error)
-	breakEntry func(ctx context.Context, name string, order uint64) (store.Entry, error)
+	capabilities func() store.Capabilities
+	open         func(context.Context, store.SessionOptions) (store.Session, error)
+	line         func(ctx context.Context, name string) (store.Line, error)
+	lines        func(ctx context.Context, prefix string) ([]store.Line, error)
+	breakEntry   func(ctx context.Context, name string, order uint64) (store.Entry, error)
+}
+
+func (s wholeStore) Capabilities() store.Capabilities {
+	if s.capabilities == nil {
+		return s.Store.Capabilities()
+	}
+	return s.capabilities()
 }
 
 func (s wholeStore) Open(ctx context.Context, opts store.SessionOptions) (store.Session, error) {

@@ -3,6 +3,7 @@ package broken
 import (
 	"context"
 	"errors"
+	"time"
 
 	"github.com/stilelock/stile/line"
 	"github.com/stilelock/stile/store"
@@ -22,6 +23,44 @@ func tryBugs() []Bug {
 						_, _ = inner.Enqueue(ctx, req)
 					}
 					return t, err
+				})
+			},
+		},
+		{
+			Name:   "leaves the entry of a failed try in the line if others wait there",
+			Caught: "try/a failed try does not hold up those who wait",
+			Plant: func(m *memstore.Store) store.Store {
+				return withEnqueue(m, func(ctx context.Context, inner store.Session, req store.Request) (store.Ticket, error) {
+					t, err := inner.Enqueue(ctx, req)
+					if l, e := m.Line(ctx, req.Name); isHeld(err) && e == nil && len(l.Entries) > 1 {
+						req.Try, req.Notify = false, nil
+						_, _ = inner.Enqueue(ctx, req)
+					}
+					return t, err
+				})
+			},
+		},
+		{
+			Name:   "fails every try",
+			Caught: "try/a try for a free lock is admitted",
+			Plant: func(m *memstore.Store) store.Store {
+				return withEnqueue(m, func(ctx context.Context, inner store.Session, req store.Request) (store.Ticket, error) {
+					if req.Try && inner.Confirm(ctx) == nil {
+						return nil, &store.HeldError{Name: req.Name}
+					}
+					return inner.Enqueue(ctx, req)
+				})
+			},
+		},
+		{
+			Name:   "lets a try take a slot too many",
+			Caught: "try/a try takes a slot only if one is free",
+			Plant: func(m *memstore.Store) store.Store {
+				return withEnqueue(m, func(ctx context.Context, inner store.Session, req store.Request) (store.Ticket, error) {
+					if req.Try && req.Mode.Slots() > 0 {
+						req.Mode = line.Slot(req.Mode.Slots() + 1)
+					}
+					return inner.Enqueue(ctx, req)
 				})
 			},
 		},
@@ -69,27 +108,24 @@ func tryBugs() []Bug {
 			Caught: "try/a try does not overtake those who wait",
 			Plant: func(m *memstore.Store) store.Store {
 				return withEnqueue(m, func(ctx context.Context, inner store.Session, req store.Request) (store.Ticket, error) {
-					t, err := inner.Enqueue(ctx, req)
-					if held, ok := errors.AsType[*store.HeldError](err); ok && req.Mode == line.Shared {
-						_ = held
-						req.Try = false
-						notify := req.Notify
-						req.Notify = func(st store.Standing) {
-							if st.State == store.Waiting {
-								st = store.Standing{State: store.Admitted, Order: st.Order}
-							}
-							notify(st)
-						}
-						return inner.Enqueue(ctx, req)
+					if l, err := m.Line(ctx, req.Name); err == nil && req.Try && len(l.Entries) > 1 && l.Entries[0].Mode == line.Shared {
+						req.Try, req.Notify = false, admitting(req.Notify)
 					}
-					return t, err
+					return inner.Enqueue(ctx, req)
 				})
 			},
 		},
 		{
-			Name:   "is busy for a moment after each release",
+			Name:   "releases a second after it has said so",
 			Caught: "try/a lock can be had by a try as soon as it was released",
-			Plant:  lingering,
+			Plant: func(m *memstore.Store) store.Store {
+				return withTickets(m, func(inner store.Ticket, _ store.Request) ticket {
+					return ticket{Ticket: inner, withdraw: func(context.Context) error {
+						time.AfterFunc(time.Second, func() { _ = inner.Withdraw(context.Background()) })
+						return nil
+					}}
+				})
+			},
 		},
 	}
 }

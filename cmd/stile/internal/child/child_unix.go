@@ -20,9 +20,11 @@ type Process struct {
 	code    int // once done is closed
 }
 
-// Start starts a command. If that fails the error is an [*Error].
-func Start(c Command) (*Process, error) {
+// Start starts a command. If that fails the error is an [*Error]. From now on signals also receives the one that asks to
+// be suspended.
+func Start(c Command, signals *Signals) (*Process, error) {
 	p := &Process{tty: openTerminal(), stopped: make(chan unix.Signal, 1), done: make(chan struct{})}
+	signals.add(unix.SIGTSTP)
 	started := make(chan error)
 	go p.run(c, started)
 	if err := <-started; err != nil {

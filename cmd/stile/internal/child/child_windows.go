@@ -14,7 +14,7 @@ type Process struct {
 }
 
 // Start starts a command. If that fails the error is an [*Error].
-func Start(c Command) (*Process, error) {
+func Start(c Command, _ *Signals) (*Process, error) {
 	process, err := os.StartProcess(c.Path, c.Args, &os.ProcAttr{
 		Env: c.Env, Files: []*os.File{c.Stdin, c.Stdout, c.Stderr},
 	})
@@ -55,7 +55,7 @@ func (p *Process) Stopped() <-chan syscall.Signal { return nil }
 func (p *Process) WantsToStop(syscall.Signal) bool { return false }
 
 // Suspend does nothing.
-func (p *Process) Suspend(*Signals) {}
+func (p *Process) Suspend() {}
 
 // Resume does nothing.
 func (p *Process) Resume() {}

@@ -16,7 +16,7 @@ type Signals struct{ c chan os.Signal }
 // Listen begins to receive. Close ends it.
 func Listen() *Signals {
 	s := &Signals{make(chan os.Signal, 16)}
-	s.add(unix.SIGINT, unix.SIGTERM, unix.SIGHUP, unix.SIGQUIT, unix.SIGUSR1, unix.SIGUSR2, unix.SIGTSTP)
+	s.add(unix.SIGINT, unix.SIGTERM, unix.SIGHUP, unix.SIGQUIT, unix.SIGUSR1, unix.SIGUSR2)
 	return s
 }
 

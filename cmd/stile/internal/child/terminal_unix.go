@@ -71,10 +71,9 @@ func (t *terminal) take() bool {
 }
 
 func (t *terminal) setForeground(group int) bool {
-	// Who is in the background is stopped with TTOU for doing this, unless it ignores that. There is no command being
-	// started now that could inherit the ignoring.
+	// Who is in the background is stopped with TTOU for doing this, unless it ignores that. Nothing is started any more
+	// that could inherit the ignoring.
 	signal.Ignore(unix.SIGTTOU)
-	defer signal.Reset(unix.SIGTTOU)
 	return unix.IoctlSetPointerInt(int(t.f.Fd()), unix.TIOCSPGRP, group) == nil
 }
 
@@ -104,7 +103,7 @@ const moment = 100 * time.Millisecond
 // Suspend stops the command, then this process and, if the command had the terminal, the rest of our process group
 // with it, as ^Z would have. It returns when this process has been continued; the command stays as it is until
 // [Process.Resume].
-func (p *Process) Suspend(signals *Signals) {
+func (p *Process) Suspend() {
 	p.signal(unix.SIGTSTP)
 	select {
 	case <-p.stopped: // it had the chance to put its screen in order
@@ -116,17 +115,16 @@ func (p *Process) Suspend(signals *Signals) {
 	continued := make(chan os.Signal, 1)
 	signal.Notify(continued, unix.SIGCONT)
 	defer signal.Stop(continued)
-	signal.Reset(unix.SIGTSTP)
 	to := unix.Getpid()
 	if p.tty.take() {
 		to = 0
 	}
-	_ = unix.Kill(to, unix.SIGTSTP) // our own group: cannot fail
+	// TTIN does to us what TSTP should do. We handle TSTP, and Go does not give a signal its own effect back.
+	_ = unix.Kill(to, unix.SIGTTIN) // our own group: cannot fail
 	select {
 	case <-continued:
 	case <-time.After(moment): // the kernel stops nobody whom no shell could continue
 	}
-	signals.add(unix.SIGTSTP)
 }
 
 // Resume continues the command after [Process.Suspend].

@@ -10,6 +10,7 @@ import (
 	"io"
 	"io/fs"
 	"net"
+	"net/url"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -37,7 +38,7 @@ func (h Home) Ensure(ctx context.Context) (string, error) {
 	if errors.Is(err, errNoServer) {
 		socket, err = h.start(ctx)
 	}
-	return "etcd+unix://" + socket, err
+	return "etcd+unix://" + (&url.URL{Path: socket}).EscapedPath(), err
 }
 
 var errNoServer = errors.New("no server")

@@ -14,4 +14,6 @@ var errWindows = errors.New("there is no local server on Windows yet: start one 
 func (h Home) Ensure(context.Context) (string, error) { return "", errWindows }
 
 // Serve returns an error: there is no local server on Windows.
-func (h Home) Serve(context.Context, string, time.Duration, int, *slog.Logger) error { return errWindows }
+func (h Home) Serve(context.Context, string, time.Duration, int, *slog.Logger) error {
+	return errWindows
+}

@@ -10,7 +10,7 @@ import (
 	"go.uber.org/zap/zapcore"
 )
 
-// errorLog passes on what etcd logs as an error, or worse, and nothing else.
+// errorLog passes on what etcd dies of, and nothing else: what it calls errors comes up in healthy operation too.
 type errorLog struct {
 	log    *slog.Logger
 	muted  *atomic.Bool
@@ -27,7 +27,7 @@ func (l *errorLog) zap() *zap.Logger { return zap.New(l, zap.WithFatalHook(zapco
 
 // Enabled implements zapcore.Core.
 func (l *errorLog) Enabled(level zapcore.Level) bool {
-	return level >= zapcore.ErrorLevel && !l.muted.Load()
+	return level >= zapcore.DPanicLevel && !l.muted.Load()
 }
 
 // With implements zapcore.Core.

@@ -35,7 +35,7 @@ type Config struct {
 	// Socket is the absolute path of a unix socket. What is in its place is removed. Who may reach it is up to the
 	// directory it is in.
 	Socket string
-	// Logger hears of what etcd calls an error; of everything less it hears nothing.
+	// Logger hears of what etcd dies of; of everything less it hears nothing.
 	Logger *slog.Logger
 }
 
@@ -176,7 +176,7 @@ func etcdConfig(cfg Config) (*embed.Config, error) {
 func clientURL(cfg *embed.Config) string {
 	u := cfg.ListenClientUrls[0]
 	if u.Scheme == "unix" {
-		return "etcd+unix://" + u.Path
+		return "etcd+unix://" + u.EscapedPath()
 	}
 	return "etcd://" + u.Host
 }

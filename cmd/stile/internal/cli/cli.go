@@ -1,0 +1,100 @@
+// Package cli is the stile command: one file for each verb.
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+
+	"github.com/spf13/cobra"
+)
+
+// Stdio is what the command reads and writes. Commands that it runs inherit it.
+type Stdio struct{ In, Out, Err *os.File }
+
+// Exit codes of stile itself. 75 is sysexits' EX_TEMPFAIL, and 125 is what timeout(1) and env(1) use for their own
+// failures; 79 is the first that sysexits leaves free.
+const (
+	exitNotObtained = 75
+	exitLost        = 79
+	exitFailure     = 125
+)
+
+// exit is an error that knows its exit code. What it has to say, if it has an Err, goes to stderr.
+type exit struct {
+	Code int
+	Err  error
+}
+
+// Error returns what there is to say.
+func (e *exit) Error() string {
+	if e.Err == nil {
+		return fmt.Sprintf("exit code %d", e.Code)
+	}
+	return e.Err.Error()
+}
+
+// Unwrap returns Err.
+func (e *exit) Unwrap() error { return e.Err }
+
+// Run carries out a command line, without the name of the program, and returns the exit code.
+func Run(ctx context.Context, args []string, stdio Stdio) int {
+	root := newRoot(stdio)
+	root.SetArgs(args)
+	root.SetIn(stdio.In)
+	root.SetOut(stdio.Out)
+	root.SetErr(stdio.Err)
+	err := root.ExecuteContext(ctx)
+	if err == nil {
+		return 0
+	}
+	e, ok := errors.AsType[*exit](err)
+	if !ok {
+		e = &exit{exitFailure, err}
+	}
+	if e.Err != nil {
+		stdio.say(e.Err.Error())
+	}
+	return e.Code
+}
+
+// say writes one line to stderr that says who speaks.
+func (s Stdio) say(text string) {
+	// The library's errors begin that way too.
+	fmt.Fprintln(s.Err, "stile: "+strings.TrimPrefix(text, "stile: "))
+}
+
+func newRoot(stdio Stdio) *cobra.Command {
+	root := &cobra.Command{
+		Use:   "stile",
+		Short: "Distributed locks that stay correct when processes pause, crash or are cut off",
+		Long: `Stile lets processes over one at a time, wherever they run.
+
+Locks are kept in a store: an etcd that is named with --url or STILE_URL, or else
+a server that stile starts in the background, for this user on this machine.`,
+		Example: `  stile run nightly-backup -- ./backup.sh
+  stile run --url etcd://db1:2379,db2:2379 -n deploy -- make deploy`,
+		Args: func(cmd *cobra.Command, args []string) error {
+			if len(args) == 0 {
+				return nil
+			}
+			meant := ""
+			if s := cmd.SuggestionsFor(args[0]); len(s) > 0 {
+				meant = ": did you mean " + strings.Join(s, " or ") + "?"
+			}
+			return fmt.Errorf("there is no command %q%s; see stile --help", args[0], meant)
+		},
+		RunE:                       func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+		SuggestionsMinimumDistance: 2,
+		SilenceUsage:               true,
+		SilenceErrors:              true,
+		CompletionOptions:          cobra.CompletionOptions{DisableDefaultCmd: true},
+	}
+	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
+		return fmt.Errorf("%w; see %s --help", err, cmd.CommandPath())
+	})
+	root.AddCommand(newRun(stdio), newServe(stdio), newVersion())
+	return root
+}

@@ -1,0 +1,40 @@
+package cli
+
+import (
+	"fmt"
+	"math"
+	"strconv"
+	"time"
+)
+
+// duration is the value of a flag that takes what flock(1) and sleep(1) take, seconds with or without a fraction, and
+// what Go takes: 5, 0.5, 5s, 1m30s. It is not negative.
+type duration time.Duration
+
+// Set implements pflag.Value.
+func (d *duration) Set(s string) error {
+	parsed, err := time.ParseDuration(s)
+	if seconds, e := strconv.ParseFloat(s, 64); e == nil {
+		parsed, err = time.Duration(seconds*float64(time.Second)), nil
+		if math.IsNaN(seconds) || math.Abs(seconds) > math.MaxInt64/float64(time.Second)/2 {
+			return fmt.Errorf("out of range")
+		}
+	}
+	switch {
+	case err != nil:
+		return fmt.Errorf("want seconds, as in 5 or 0.5, or a unit with each number, as in 500ms or 1m30s")
+	case parsed < 0:
+		return fmt.Errorf("it is negative")
+	}
+	*d = duration(parsed)
+	return nil
+}
+
+// String implements pflag.Value.
+func (d *duration) String() string { return time.Duration(*d).String() }
+
+// Type implements pflag.Value.
+func (d *duration) Type() string { return "duration" }
+
+// inSeconds writes d as a number of seconds.
+func inSeconds(d time.Duration) string { return strconv.FormatFloat(d.Seconds(), 'f', -1, 64) }

@@ -1,0 +1,150 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/stilelock/stile"
+	"github.com/stilelock/stile/cmd/stile/internal/child"
+	"github.com/stilelock/stile/storeurl"
+)
+
+// guard is a lock that is held for a command, and what it takes to hold it.
+type guard struct {
+	opened  *storeurl.Opened
+	client  *stile.Client
+	hold    *stile.Hold
+	ttl     time.Duration
+	renewed chan error // the outcome of the last renewal that was not looked at yet
+	told    bool       // the user knows that the lock is lost, or as good as lost
+}
+
+// noteRenewal is a hook: it must not block.
+func (g *guard) noteRenewal(r stile.Renewed) {
+	select {
+	case <-g.renewed: // nobody has looked at the one before
+	default:
+	}
+	select {
+	case g.renewed <- r.Err:
+	default: // somebody else was faster: as good
+	}
+}
+
+// killAfter is how long after SIGTERM the command is killed.
+func (g *guard) killAfter() time.Duration { return min(5*time.Second, g.ttl/4) }
+
+// stopBy returns when the command has to be told to end if nothing more is heard from the store: early enough to kill it,
+// on a busy machine, before the lock may be somebody else's.
+func (g *guard) stopBy() time.Time {
+	busy := g.killAfter() / 16
+	return g.hold.Deadline().Add(-g.killAfter() - busy)
+}
+
+// supervise runs the command, and ends it if the lock cannot be kept. It returns the exit code. An error means that the
+// command could not be run.
+func (g *guard) supervise(stdio Stdio, signals *child.Signals, c child.Command) (int, error) {
+	p, err := child.Start(c, signals)
+	if err != nil {
+		return 0, err
+	}
+	// Timers stand still while the machine is suspended, so that they would be late afterwards: look again every so often.
+	const longest = time.Second
+	timer := time.NewTimer(longest)
+	defer timer.Stop()
+
+	var lastErr error
+	suspended := false // the command is, because we were; that it is past stopBy does no harm then
+	for {
+		stopBy := time.Until(g.stopBy())
+		switch {
+		case suspended && stopBy > 0 && g.hold.Valid():
+			suspended = false
+			p.Resume()
+		case !suspended && stopBy <= 0 && g.hold.Err() == nil:
+			g.told = true
+			stdio.say(g.atRisk(lastErr))
+			p.Stop(g.killAfter(), g.hold.Lost())
+			p.ExitCode()
+			return exitLost, nil
+		}
+		if suspended {
+			stopBy = longest
+		}
+		timer.Reset(min(stopBy, longest))
+		select {
+		case <-p.Done():
+			code := p.ExitCode()
+			if err := g.hold.Err(); err != nil {
+				g.told = true
+				stdio.say(fmt.Sprintf("%v; the command has ended by itself, with exit code %d", err, code))
+				return exitLost, nil
+			}
+			return code, nil
+		case <-g.hold.Lost():
+			g.told = true
+			stdio.say(g.hold.Err().Error() + "; stopping the command")
+			p.Stop(g.graceAfterLoss(), nil)
+			p.ExitCode()
+			return exitLost, nil
+		case sig := <-signals.C():
+			if child.Stops(sig) {
+				suspended = true
+				p.Suspend()
+			} else {
+				p.Signal(sig)
+			}
+		case sig := <-p.Stopped():
+			if p.WantsToStop(sig) {
+				suspended = true
+				p.Suspend()
+			}
+		case lastErr = <-g.renewed:
+		case <-timer.C:
+		}
+	}
+}
+
+// atRisk says why the command is stopped though the lock is still held.
+func (g *guard) atRisk(lastErr error) string {
+	why := "its session was not confirmed in time"
+	if lastErr != nil {
+		why += ": " + lastErr.Error()
+	}
+	return fmt.Sprintf("lock %q (token %d) is about to be lost: %s; stopping the command", g.hold.Name(), g.hold.Token(), why)
+}
+
+// graceAfterLoss is how long a command may take to end after its lock was lost. None if the time is up, because that
+// means that all the time there was for ending has passed while we, or the machine, stood still.
+func (g *guard) graceAfterLoss() time.Duration {
+	if lost, ok := errors.AsType[*stile.LostError](g.hold.Err()); ok && lost.Reason == stile.LostDeadline {
+		return 0
+	}
+	return g.killAfter()
+}
+
+// farewell is how long the store may take to confirm that we are gone. It is short if there is nothing to let go of any
+// more, or the store does not seem to be there.
+func (g *guard) farewell() time.Duration {
+	if g.told {
+		return time.Second
+	}
+	return 3 * time.Second
+}
+
+// close lets the lock go, if it is held, and everything else. What goes wrong then is said, and changes nothing.
+func (g *guard) close(stdio Stdio) {
+	ctx, cancel := context.WithTimeout(context.Background(), g.farewell())
+	defer cancel()
+	if g.hold != nil {
+		if err := g.hold.Release(ctx); err != nil && !g.told {
+			stdio.say(err.Error())
+		}
+	}
+	if g.client != nil {
+		_ = g.client.Close(ctx) // what is left in the store goes with the TTL
+	}
+	_ = g.opened.Close()
+}

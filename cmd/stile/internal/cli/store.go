@@ -1,0 +1,35 @@
+package cli
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"os"
+	"strings"
+
+	"github.com/stilelock/stile/cmd/stile/internal/local"
+	"github.com/stilelock/stile/storeurl"
+)
+
+// urlVar is the environment variable that names the store where no flag does.
+const urlVar = "STILE_URL"
+
+// storeURL returns the URL to use when the flag is as given.
+func storeURL(flag string) string { return cmp.Or(flag, os.Getenv(urlVar), local.URL) }
+
+// openStore opens the store that a URL names. If the URL means the local server, that is started if need be.
+func openStore(ctx context.Context, url string) (*storeurl.Opened, error) {
+	if strings.HasPrefix(url, local.URL) {
+		if url != local.URL {
+			return nil, fmt.Errorf("store URL %s: nothing may follow %s", url, local.URL)
+		}
+		home, err := local.DefaultHome()
+		if err != nil {
+			return nil, err
+		}
+		if url, err = home.Ensure(ctx); err != nil {
+			return nil, err
+		}
+	}
+	return storeurl.Open(ctx, url, nil)
+}

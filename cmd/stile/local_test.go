@@ -1,0 +1,338 @@
+package main_test
+
+import (
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// server returns the process id of the machine's local server that was last started; 0 if none was.
+func (m *machine) server() int {
+	m.t.Helper()
+	log, err := os.ReadFile(filepath.Join(m.home(), "server.log"))
+	if err != nil {
+		return 0
+	}
+	found := regexp.MustCompile(`msg=ready .*pid=(\d+)`).FindSubmatch(log)
+	if found == nil {
+		return 0
+	}
+	pid, err := strconv.Atoi(string(found[1]))
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	return pid
+}
+
+// running reports whether there is a process that has not ended.
+func running(pid int) bool {
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return syscall.Kill(pid, 0) == nil && !os.IsNotExist(err)
+	}
+	_, rest, _ := strings.Cut(string(stat), ") ")
+	return !strings.HasPrefix(rest, "Z") // ended, and nobody has asked for its status
+}
+
+// killServer kills the machine's local server, if there is one, and waits for its end.
+func (m *machine) killServer() {
+	pid := m.server()
+	if pid == 0 {
+		return
+	}
+	_ = syscall.Kill(pid, syscall.SIGKILL)
+	eventually(m.t, "end of the local server", func() bool { return !running(pid) })
+}
+
+func TestTheFirstUseStartsAServerAndLaterOnesFindIt(t *testing.T) {
+	t.Parallel()
+	m := newMachine(t)
+	c := m.run("demo", "--", "sh", "-c", "echo hello from $STILE_URL")
+	c.wants(0)
+	if got := c.stdout.String(); got != "hello from local:\n" {
+		t.Errorf("stdout %q", got)
+	}
+	pid := m.server()
+	if pid == 0 || !running(pid) {
+		t.Fatalf("no server is running after the first use: %d", pid)
+	}
+	m.set("STILE_URL", "local:")
+	m.run("demo", "--", "true").wants(0)
+	m.set("STILE_URL", "etcd://127.0.0.1:1")
+	m.run("--url", "local:", "demo", "--", "true").wants(0)
+	if again := m.server(); again != pid {
+		t.Errorf("later uses have started another server, %d after %d", again, pid)
+	}
+}
+
+func TestRacingFirstUsesStartOneServer(t *testing.T) {
+	t.Parallel()
+	m := newMachine(t)
+	m.write("counter", "0", 0o600)
+	var all []*command
+	const racers = 8
+	for range racers {
+		all = append(all, m.command("run", "demo", "--", "sh", "-c", "n=$(cat counter); sleep 0.01; echo $((n+1)) >counter").begin())
+	}
+	for _, c := range all {
+		c.wants(0)
+	}
+	if got := strings.TrimSpace(m.read("counter")); got != strconv.Itoa(racers) {
+		t.Errorf("%d commands have counted to %s", racers, got)
+	}
+	m.run("demo", "--", "sh", "-c", "echo $STILE_TOKEN >token").wants(0)
+}
+
+func TestADeadServerIsReplaced(t *testing.T) {
+	t.Parallel()
+	m := newMachine(t)
+	token := func() uint64 {
+		c := m.run("demo", "--", "sh", "-c", "echo $STILE_TOKEN")
+		c.wants(0)
+		n, err := strconv.ParseUint(strings.TrimSpace(c.stdout.String()), 10, 64)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return n
+	}
+	before, pid := token(), m.server()
+	m.killServer()
+	if _, err := os.Stat(m.path("run", "stile", "local.sock")); err != nil {
+		t.Fatalf("the test wants the dead server's socket to be left: %v", err)
+	}
+	if after := token(); after <= before {
+		t.Errorf("the token went from %d to %d", before, after)
+	}
+	if again := m.server(); again == pid || again == 0 {
+		t.Errorf("server %d after %d", again, pid)
+	}
+}
+
+// A cron job has no XDG_RUNTIME_DIR, a login has one: they must exclude each other.
+func TestTheSameServerIsFoundWithoutARuntimeDirectory(t *testing.T) {
+	t.Parallel()
+	m := newMachine(t)
+	m.start(sleeper, "demo")
+	pid := m.server()
+	m.set("XDG_RUNTIME_DIR", "")
+	m.run("-n", "demo", "--", "true").wants(75, "demo")
+	if again := m.server(); again != pid {
+		t.Errorf("another server was started: %d after %d", again, pid)
+	}
+}
+
+func TestWithoutARuntimeDirectoryTheSocketIsInTmp(t *testing.T) {
+	t.Parallel()
+	m := newMachine(t)
+	m.set("XDG_RUNTIME_DIR", "")
+	dir := fmt.Sprintf("/tmp/stile-%d", os.Getuid())
+	if _, err := os.Stat(dir); err == nil {
+		t.Skipf("SKIPPED: %s is in use on this machine", dir)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	m.run("demo", "--", "true").wants(0)
+	info, err := os.Stat(dir)
+	if err != nil || info.Mode().Perm() != 0o700 {
+		t.Errorf("%s: %v, %v", dir, info, err)
+	}
+}
+
+// background starts the machine's local server by hand, to be idle for no longer than that.
+func (m *machine) background(idle time.Duration) *command {
+	m.t.Helper()
+	socket := m.path("run", "stile", "local.sock")
+	for _, dir := range []string{m.home(), filepath.Dir(socket)} {
+		if err := os.MkdirAll(dir, 0o700); err != nil {
+			m.t.Fatal(err)
+		}
+	}
+	if err := os.Symlink(socket, filepath.Join(m.home(), "socket")); err != nil {
+		m.t.Fatal(err)
+	}
+	c := m.command("serve", "--background", m.home(), "--socket", socket, "--idle", idle.String()).begin()
+	eventually(m.t, "the socket", func() bool {
+		_, err := os.Stat(socket)
+		return err == nil
+	})
+	return c
+}
+
+func TestAnIdleServerEndsByItself(t *testing.T) {
+	t.Parallel()
+	m := newMachine(t)
+	server := m.background(time.Second)
+	holder := m.start("touch started; sleep 3; kill -0 "+strconv.Itoa(server.Process.Pid), "demo")
+	holder.wants(0) // the server was there after three times its idle time
+	if code := server.code(); code != 0 {
+		t.Errorf("exit code %d: %s", code, &server.stderr)
+	}
+	if said := server.stderr.String(); !strings.Contains(said, "idle") {
+		t.Errorf("the server does not say why it ends: %s", said)
+	}
+	m.run("demo", "--", "true").wants(0)
+	if m.server() == 0 {
+		t.Error("no server was started after the idle one has ended")
+	}
+}
+
+func TestTheServerListensOnNothingButItsSocket(t *testing.T) {
+	t.Parallel()
+	m := newMachine(t)
+	m.run("demo", "--", "true").wants(0)
+	pid := m.server()
+	fds, err := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", pid))
+	if err != nil || len(fds) == 0 {
+		t.Skipf("SKIPPED: no /proc on this system: %v", err)
+	}
+	sockets := map[string]bool{}
+	for _, fd := range fds {
+		if target, err := os.Readlink(fd); err == nil {
+			sockets[target] = true
+		}
+	}
+	for _, table := range []string{"tcp", "tcp6", "udp", "udp6"} {
+		text, err := os.ReadFile(fmt.Sprintf("/proc/%d/net/%s", pid, table))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for line := range strings.Lines(string(text)) {
+			const inode = 9
+			if f := strings.Fields(line); len(f) > inode && sockets["socket:["+f[inode]+"]"] {
+				t.Errorf("the server has a %s socket: %s", table, line)
+			}
+		}
+	}
+	for _, path := range []string{m.home(), m.path("run", "stile")} {
+		if info, err := os.Stat(path); err != nil || info.Mode().Perm() != 0o700 {
+			t.Errorf("%s: %v, %v, want it to be private", path, info, err)
+		}
+	}
+}
+
+// What a shell has open, a lock of flock(1) for example, must not stay open for as long as the server runs.
+func TestTheServerKeepsNothingOpen(t *testing.T) {
+	t.Parallel()
+	m := newMachine(t)
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	c := m.command("run", "demo", "--", "sh", "-c", "echo from the command >&7")
+	c.ExtraFiles = []*os.File{3: nil, 4: w} // becomes file 7, as a shell's exec 7> would
+	c.Stdin = nil
+	c.begin().wants(0)
+	w.Close()
+	read := make(chan string)
+	go func() {
+		text, _ := io.ReadAll(r) // ends when nobody has the pipe open
+		read <- string(text)
+	}()
+	select {
+	case text := <-read:
+		if text != "from the command\n" {
+			t.Errorf("the command could not write to an inherited file: %q", text)
+		}
+	case <-time.After(5 * time.Second):
+		t.Error("the server has an inherited file open")
+	}
+	if pid := m.server(); !running(pid) {
+		t.Errorf("the server, %d, is not running", pid)
+	}
+}
+
+func TestNoPlaceForALocalServer(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		prepare func(m *machine)
+		parts   []string
+	}{
+		"home is no directory": {
+			func(m *machine) { m.set("HOME", m.write("file", "", 0o600)) },
+			[]string{"file", "XDG_STATE_HOME", "--url"},
+		},
+		"runtime directory too long": {
+			func(m *machine) { m.set("XDG_RUNTIME_DIR", m.path(strings.Repeat("x", 100))) },
+			[]string{"socket", "bytes", "XDG_RUNTIME_DIR", "--url"},
+		},
+		"socket's directory open to others": {
+			func(m *machine) {
+				if err := os.Mkdir(m.path("run", "stile"), 0o700); err != nil {
+					m.t.Fatal(err)
+				}
+				if err := os.Chmod(m.path("run", "stile"), 0o755); err != nil {
+					m.t.Fatal(err)
+				}
+			},
+			[]string{"run/stile", "open to others", "chmod 700", "--url"},
+		},
+		"socket's directory is a link": {
+			func(m *machine) {
+				if err := os.Symlink(m.dir, m.path("run", "stile")); err != nil {
+					m.t.Fatal(err)
+				}
+			},
+			[]string{"run/stile", "should be a directory", "--url"},
+		},
+		"the server does not start": {
+			func(m *machine) {
+				if err := os.MkdirAll(m.home(), 0o700); err != nil {
+					m.t.Fatal(err)
+				}
+				if err := os.WriteFile(filepath.Join(m.home(), "data"), nil, 0o600); err != nil {
+					m.t.Fatal(err)
+				}
+			},
+			[]string{"local server did not start", "local/data", "not a directory", "--url"},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			m := newMachine(t)
+			c.prepare(m)
+			m.run("demo", "--", "true").wants(125, c.parts...)
+		})
+	}
+}
+
+func TestAServerOfSomebodyElseIsNotTrusted(t *testing.T) {
+	t.Parallel()
+	if os.Getuid() != 0 {
+		t.Skip("SKIPPED: only root can make a directory that belongs to somebody else")
+	}
+	m := newMachine(t)
+	m.run("demo", "--", "true").wants(0)
+	if err := os.Chown(m.path("run", "stile"), 65534, 65534); err != nil {
+		t.Fatal(err)
+	}
+	m.run("demo", "--", "true").wants(125, "run/stile", "belongs to user 65534", "--url")
+}
+
+func TestOnABareMachineThroughGoRun(t *testing.T) {
+	t.Parallel()
+	m := newMachine(t)
+	c := exec.Command("go", "run", ".", "run", "demo", "--", "echo", "hello")
+	c.Env = append(os.Environ(), "HOME="+m.dir, "XDG_RUNTIME_DIR="+m.path("run"), "XDG_STATE_HOME=", "STILE_URL=")
+	for _, name := range []string{"GOCACHE", "GOMODCACHE", "GOPATH"} { // which would follow HOME
+		value, err := exec.Command("go", "env", name).Output()
+		if err != nil {
+			t.Fatal(err)
+		}
+		c.Env = append(c.Env, name+"="+strings.TrimSpace(string(value)))
+	}
+	out, err := c.Output()
+	if err != nil || string(out) != "hello\n" {
+		t.Errorf("stdout %q, %v", out, err)
+	}
+	if pid := m.server(); !running(pid) {
+		t.Errorf("the server, %d, is not running", pid)
+	}
+}

@@ -1,0 +1,230 @@
+package main_test
+
+import (
+	"context"
+	"io"
+	"net"
+	"os"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+)
+
+// wire is a network between client and server that can be cut: nothing goes through any more, and nobody is told.
+type wire struct {
+	net.Listener
+	ctx context.Context
+	cut context.CancelFunc
+}
+
+func newWire(t *testing.T, to string) *wire {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := &wire{Listener: l}
+	w.ctx, w.cut = context.WithCancel(t.Context())
+	var conns []net.Conn
+	var mu sync.Mutex
+	var all sync.WaitGroup
+	all.Go(func() {
+		for {
+			near, err := l.Accept()
+			if err != nil {
+				return
+			}
+			far, err := net.Dial("tcp", to)
+			if err != nil {
+				near.Close()
+				continue
+			}
+			mu.Lock()
+			conns = append(conns, near, far)
+			mu.Unlock()
+			all.Go(func() { w.pass(near, far) })
+			all.Go(func() { w.pass(far, near) })
+		}
+	})
+	t.Cleanup(func() {
+		l.Close()
+		mu.Lock()
+		for _, c := range conns {
+			c.Close()
+		}
+		mu.Unlock()
+		all.Wait()
+	})
+	return w
+}
+
+// pass passes on what comes, until the wire is cut.
+func (w *wire) pass(to io.Writer, from io.Reader) {
+	buf := make([]byte, 1<<16)
+	for {
+		n, err := from.Read(buf)
+		if err != nil || w.ctx.Err() != nil {
+			return
+		}
+		if _, err := to.Write(buf[:n]); err != nil {
+			return
+		}
+	}
+}
+
+// stamps are times that commands have written down, in seconds.
+func (m *machine) stamps(name string) []float64 {
+	m.t.Helper()
+	var all []float64
+	for _, f := range strings.Fields(m.read(name)) {
+		s, err := strconv.ParseFloat(f, 64)
+		if err != nil {
+			m.t.Fatal(err)
+		}
+		all = append(all, s)
+	}
+	return all
+}
+
+// stubborn writes down the time every few milliseconds and does not listen to TERM; nor does a grandchild that does the
+// same.
+const stubborn = `
+	trap '' TERM
+	tick() { while :; do date +%s.%N >>$1; sleep 0.01; done; }
+	tick grandchild &
+	touch started
+	tick child`
+
+func TestCutOffTheCommandIsDeadBeforeTheNextOneStarts(t *testing.T) {
+	t.Parallel()
+	m, s := newMachine(t), serve(t)
+	w := newWire(t, s.endpoint())
+	old := m.start(stubborn, "--url", "etcd://"+w.Addr().String(), "--ttl", "2", "demo")
+	m.await("grandchild", "\n")
+	m.await("child", "\n")
+	next := m.command("run", "--url", s.url, "demo", "--", "sh", "-c", "date +%s.%N >next").begin()
+	cli := client(t, s.endpoint())
+	eventually(t, "the next one in line", func() bool { return len(entries(t, cli, "demo")) == 2 })
+
+	w.cut()
+	old.wants(79, `"demo"`, "about to be lost", "not confirmed in time", "stopping the command")
+	next.wants(0)
+	started := m.stamps("next")[0]
+	for _, name := range []string{"child", "grandchild"} {
+		ticks := m.stamps(name)
+		last := ticks[len(ticks)-1]
+		t.Logf("the %s's last sign of life was %.0f ms before the next one started", name, (started-last)*1000)
+		if last >= started {
+			t.Errorf("the %s was alive %.0f ms after the next one started", name, (last-started)*1000)
+		}
+	}
+}
+
+func TestAFrozenStoreStopsTheCommand(t *testing.T) {
+	t.Parallel()
+	m, s := newMachine(t), serve(t)
+	old := m.start(`trap 'echo told >>log; exit 0' TERM; touch started; while :; do sleep 0.01; done`,
+		"--url", s.url, "--ttl", "2", "demo")
+	if err := s.Process.Signal(syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	old.wants(79, `"demo"`, "about to be lost")
+	if got := m.read("log"); got != "told\n" {
+		t.Errorf("the command was not asked to end first: %q", got)
+	}
+	if err := s.Process.Signal(syscall.SIGCONT); err != nil {
+		t.Fatal(err)
+	}
+	m.run("--url", s.url, "demo", "--", "true").wants(0)
+}
+
+func TestAShortOutageStopsNothing(t *testing.T) {
+	t.Parallel()
+	m, s := newMachine(t), serve(t)
+	const ttl = 6 * time.Second
+	c := m.start("touch started; while ! test -e enough; do sleep 0.01; done", "--url", s.url, "--ttl", ttl.String(), "demo")
+	if err := s.Process.Signal(syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	time.Sleep(ttl / 3) // a renewal is overdue by now; more than half of the time to the end is left
+	if err := s.Process.Signal(syscall.SIGCONT); err != nil {
+		t.Fatal(err)
+	}
+	time.Sleep(ttl) // now the lock would be lost, if it was not renewed
+	m.write("enough", "", 0o600)
+	c.wants(0)
+}
+
+// evict does what etcdctl del does.
+func evict(t *testing.T, cli *clientv3.Client, name string) {
+	t.Helper()
+	if _, err := cli.Delete(t.Context(), name+"/", clientv3.WithPrefix()); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestEvictionStopsTheCommand(t *testing.T) {
+	t.Parallel()
+	m, s := newMachine(t), serve(t)
+	c := m.start(`trap 'echo told >>log; exit 0' TERM; touch started; while :; do sleep 0.01; done`, "--url", s.url, "demo")
+	evicted := time.Now()
+	evict(t, client(t, s.endpoint()), "demo")
+	c.wants(79, `"demo"`, "lost", "removed by somebody else", "stopping the command")
+	if took := time.Since(evicted); took > 5*time.Second {
+		t.Errorf("the command was stopped %v after the eviction: that is a renewal's time, not an event's", took)
+	}
+	if got := m.read("log"); got != "told\n" {
+		t.Errorf("the command was not asked to end first: %q", got)
+	}
+}
+
+func TestEvictionKillsACommandThatDoesNotListen(t *testing.T) {
+	t.Parallel()
+	m, s := newMachine(t), serve(t)
+	c := m.start(stubborn, "--url", s.url, "--ttl", "4", "demo")
+	m.await("grandchild", "\n")
+	evict(t, client(t, s.endpoint()), "demo")
+	c.wants(79, `"demo"`, "removed by somebody else")
+	for _, name := range []string{"child", "grandchild"} {
+		before := m.read(name)
+		time.Sleep(200 * time.Millisecond) // twenty times the time between two signs of life
+		if after := m.read(name); after != before {
+			t.Errorf("the %s lives on after stile has ended", name)
+		}
+	}
+}
+
+func TestARevokedSessionStopsTheCommand(t *testing.T) {
+	t.Parallel()
+	m, s := newMachine(t), serve(t)
+	c := m.start(sleeper, "--url", s.url, "--ttl", "3", "demo")
+	cli := client(t, s.endpoint())
+	leases, err := cli.Leases(t.Context())
+	if err != nil || len(leases.Leases) != 1 {
+		t.Fatalf("leases: %v, %v", leases, err)
+	}
+	if _, err := cli.Revoke(t.Context(), leases.Leases[0].ID); err != nil {
+		t.Fatal(err)
+	}
+	c.wants(79, `"demo"`, "lost", "stopping the command")
+}
+
+func TestKillingStileKillsTheCommand(t *testing.T) {
+	t.Parallel()
+	if _, err := os.Stat("/proc/self"); err != nil {
+		t.Skip("SKIPPED: only Linux tells a process of its parent's death")
+	}
+	m, s := newMachine(t), serve(t)
+	c := m.start("echo $$ >pid; touch started; exec sleep 1000", "--url", s.url, "demo")
+	pid, err := strconv.Atoi(strings.TrimSpace(m.read("pid")))
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.signal(syscall.SIGKILL)
+	eventually(t, "end of the command", func() bool { return !running(pid) })
+}

@@ -1,0 +1,319 @@
+package main_test
+
+import (
+	"fmt"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+)
+
+func TestExitCodeIsTheCommands(t *testing.T) {
+	t.Parallel()
+	m, s := newMachine(t), serve(t)
+	m.set("STILE_URL", s.url)
+	for script, code := range map[string]int{
+		"exit 0":        0,
+		"exit 1":        1,
+		"exit 75":       75,
+		"exit 255":      255,
+		"kill -TERM $$": 128 + 15,
+		"kill -KILL $$": 128 + 9,
+		"kill -USR1 $$": 128 + int(syscall.SIGUSR1),
+	} {
+		m.run("demo", "--", "sh", "-c", script).wants(code)
+	}
+	if left := entries(t, client(t, s.endpoint()), "demo"); left != nil {
+		t.Errorf("left in the line: %v", left)
+	}
+}
+
+func TestACommandThatCannotBeRunIsFoundBeforeTheStoreIsAsked(t *testing.T) {
+	t.Parallel()
+	m := newMachine(t)
+	m.set("STILE_URL", "etcd://127.0.0.1:1") // where nothing listens: asking it would be another error
+	plain := m.write("plain", "#!/bin/sh\n", 0o600)
+	m.set("PATH", m.dir)
+	m.run("demo", "--", "no-such-command").wants(127, "command not found: no-such-command")
+	m.run("demo", "--", m.path("nothing")).wants(127, "command not found: "+m.path("nothing"))
+	m.run("demo", "--", plain).wants(126, "cannot execute "+plain+": permission denied")
+	m.run("demo", "--", "plain").wants(126, "cannot execute plain: permission denied")
+	m.run("demo", "--", m.dir).wants(126, "cannot execute "+m.dir, "is a directory")
+}
+
+func TestACommandThatFailsToStartLetsTheLockGo(t *testing.T) {
+	t.Parallel()
+	m, s := newMachine(t), serve(t)
+	m.set("STILE_URL", s.url)
+	garbage := m.write("garbage", "\x7fELF, but not really", 0o700)
+	m.run("demo", "--", garbage).wants(126, "cannot execute "+garbage, "exec format error")
+	lost := m.write("lost", "#!/no/such/interpreter\n", 0o700)
+	m.run("demo", "--", lost).wants(127, "command not found: "+lost)
+	m.run("-n", "demo", "--", "true").wants(0)
+}
+
+func TestBadUse(t *testing.T) {
+	t.Parallel()
+	m, s := newMachine(t), serve(t)
+	touch := []string{"--", "touch", m.path("was-run")}
+	for _, c := range []struct {
+		args  []string
+		parts []string
+	}{
+		{[]string{}, []string{"no lock is named", "--help"}},
+		{[]string{"demo"}, []string{"no command", `"demo"`, "--help"}},
+		{[]string{"demo", "--"}, []string{"no command"}},
+		{append([]string{"demo", "-n"}, touch...), []string{"-n after the lock's name", "--help"}},
+		{append([]string{""}, touch...), []string{"bad lock name", "empty"}},
+		{append([]string{"a//b"}, touch...), []string{"bad lock name", `"a//b"`}},
+		{append([]string{"a\tb"}, touch...), []string{"bad lock name", "control character"}},
+		{append([]string{strings.Repeat("x", 513)}, touch...), []string{"bad lock name", "513", "512"}},
+		{append([]string{"-n", "-w", "1", "demo"}, touch...), []string{"-n", "-w", "one of them"}},
+		{append([]string{"-w", "-1", "demo"}, touch...), []string{"--wait", "negative"}},
+		{append([]string{"-w", "soon", "demo"}, touch...), []string{`"soon"`, "--wait", "seconds", "--help"}},
+		{append([]string{"--no-such-flag", "demo"}, touch...), []string{"--no-such-flag", "--help"}},
+		{append([]string{"--ttl", "0", "demo"}, touch...), []string{"--ttl", "5m0s"}},
+		{append([]string{"--ttl", "301", "demo"}, touch...), []string{"TTL of 5m1s", "1s to 5m0s"}},
+		{append([]string{"--ttl", "10ms", "demo"}, touch...), []string{"TTL of 10ms", "1s to 5m0s"}},
+		{append([]string{"--url", "etcd://127.0.0.1:1", "demo"}, touch...), []string{"127.0.0.1:1", "refused"}},
+		{append([]string{"--url", "gopher://x", "demo"}, touch...), []string{"gopher", "etcd://"}},
+		{append([]string{"--url", "local:x", "demo"}, touch...), []string{"local:x", "nothing may follow"}},
+	} {
+		t.Run(strings.Join(c.parts, " "), func(t *testing.T) {
+			m := m.in(t)
+			m.set("STILE_URL", s.url)
+			m.run(c.args...).wants(125, c.parts...)
+		})
+	}
+	m.command("runn").begin().wants(125, `"runn"`, "did you mean run?", "--help")
+	if _, err := os.Stat(m.path("was-run")); err == nil {
+		t.Error("one of the commands was run")
+	}
+}
+
+func TestTheDashesMayBeMissing(t *testing.T) {
+	t.Parallel()
+	m, s := newMachine(t), serve(t)
+	c := m.run("--url", s.url, "-n", "demo", "echo", "-n", "--", "x")
+	c.wants(0)
+	if got, want := c.stdout.String(), "-- x"; got != want {
+		t.Errorf("echo got other arguments: %q, want %q", got, want)
+	}
+}
+
+const sleeper = "touch started; exec sleep 1000"
+
+func TestNotObtained(t *testing.T) {
+	t.Parallel()
+	m, s := newMachine(t), serve(t)
+	m.set("STILE_URL", s.url)
+	holder := m.start(sleeper, "demo")
+	who := fmt.Sprintf("pid %d (sh)", holder.Process.Pid)
+	m.run("-n", "demo", "--", "true").wants(75, `"demo"`, who)
+	m.run("--nonblock", "demo", "--", "true").wants(75, `"demo"`, who)
+	m.run("-w", "0", "demo", "--", "true").wants(75, `"demo"`, who)
+	m.run("-w", "0.2", "demo", "--", "true").wants(75, `"demo"`, "200ms", who)
+	m.run("--wait", "200ms", "demo", "--", "true").wants(75, `"demo"`, "200ms", who)
+	if left := entries(t, client(t, s.endpoint()), "demo"); len(left) != 1 {
+		t.Errorf("in the line: %v, want the holder alone", left)
+	}
+	m.run("-n", "demo/other", "--", "true").wants(0)
+}
+
+func TestWaitingEndsWhenTheLockIsFree(t *testing.T) {
+	t.Parallel()
+	m, s := newMachine(t), serve(t)
+	m.set("STILE_URL", s.url)
+	holder := m.start(sleeper, "demo")
+	var waiters []*command
+	for _, args := range [][]string{{}, {"-w", "30"}} {
+		waiters = append(waiters, m.command(append(append([]string{"run"}, args...), "demo", "--", "true")...).begin())
+	}
+	cli := client(t, s.endpoint())
+	eventually(t, "two waiters", func() bool { return len(entries(t, cli, "demo")) == 3 })
+	holder.signal(syscall.SIGTERM)
+	holder.wants(128 + 15)
+	for _, w := range waiters {
+		w.wants(0)
+	}
+}
+
+func TestOneAtATime(t *testing.T) {
+	t.Parallel()
+	m, s := newMachine(t), serve(t)
+	m.set("STILE_URL", s.url)
+	const workers = 12
+	script := `n=$(cat counter); sleep 0.01; echo $((n+1)) >counter; echo $STILE_TOKEN >>tokens`
+	m.write("counter", "0", 0o600)
+	var all []*command
+	for range workers {
+		all = append(all, m.command("run", "demo", "--", "sh", "-c", script).begin())
+	}
+	for _, c := range all {
+		c.wants(0)
+	}
+	if got := strings.TrimSpace(m.read("counter")); got != strconv.Itoa(workers) {
+		t.Errorf("%d workers have counted to %s", workers, got)
+	}
+	var tokens []uint64
+	for _, f := range strings.Fields(m.read("tokens")) {
+		n, err := strconv.ParseUint(f, 10, 64)
+		if err != nil {
+			t.Fatal(err)
+		}
+		tokens = append(tokens, n)
+	}
+	if len(tokens) != workers || !slices.IsSorted(tokens) || len(slices.Compact(slices.Clone(tokens))) != workers {
+		t.Errorf("tokens do not grow: %v", tokens)
+	}
+}
+
+func TestTheCommandsEnvironment(t *testing.T) {
+	t.Parallel()
+	m, s := newMachine(t), serve(t)
+	m.set("KEPT", "as it was")
+	m.set("STILE_TOKEN", "nonsense")
+	m.set("STILE_NAME", "nonsense")
+
+	c := m.run("--url", s.url, "--ttl", "2500ms", "outer", "--", "sh", "-c", `
+		echo "$KEPT|$STILE_NAME|$STILE_TTL|$STILE_URL"
+		env | grep -c '^STILE_TOKEN='
+		outer=$STILE_TOKEN
+		"$0" run inner -- sh -c 'echo "$STILE_NAME|$STILE_TTL|$STILE_URL"; test "$STILE_TOKEN" -gt '$outer
+	`, stile)
+	c.wants(0)
+	want := "as it was|outer|2.5|" + s.url + "\n1\ninner|15|" + s.url + "\n"
+	if got := c.stdout.String(); got != want {
+		t.Errorf("the commands have seen\n%swant\n%s", got, want)
+	}
+}
+
+func TestAPasswordOnTheCommandLineIsNotPassedOn(t *testing.T) {
+	t.Parallel()
+	m, s := newMachine(t), serve(t)
+	cli := client(t, s.endpoint())
+	for _, step := range []func() error{
+		func() error { _, err := cli.UserAdd(t.Context(), "root", "secret"); return err },
+		func() error { _, err := cli.UserGrantRole(t.Context(), "root", "root"); return err },
+		func() error { _, err := cli.AuthEnable(t.Context()); return err },
+	} {
+		if err := step(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	secret := "etcd://root:secret@" + s.endpoint()
+	c := m.run("--url", secret, "demo", "--", "sh", "-c", "env")
+	c.wants(0)
+	if env := c.stdout.String(); strings.Contains(env, "secret") || !strings.Contains(env, "STILE_URL=etcd://root:***@") {
+		t.Errorf("the command's environment:\n%s", env)
+	}
+	c = m.run("--url", "etcd://root:wrong-secret@"+s.endpoint(), "demo", "--", "true")
+	c.wants(125, "root", "password")
+	if strings.Contains(c.stderr.String(), "wrong-secret") {
+		t.Errorf("the password is in the message: %s", &c.stderr)
+	}
+	m.set("STILE_URL", secret) // was there before, so it is not for us to take it away
+	m.run("demo", "--", stile, "run", "inner", "--", "true").wants(0)
+}
+
+func TestStdioIsInherited(t *testing.T) {
+	t.Parallel()
+	m, s := newMachine(t), serve(t)
+	c := m.command("run", "--url", s.url, "demo", "--", "sh", "-c", "cat; echo complaint >&2")
+	c.Stdin = strings.NewReader("from stdin")
+	c.begin().code()
+	if out, err := c.stdout.String(), c.stderr.String(); out != "from stdin" || err != "complaint\n" {
+		t.Errorf("stdout %q, stderr %q", out, err)
+	}
+}
+
+func TestSignalsReachTheCommandAndWhatItHasStarted(t *testing.T) {
+	t.Parallel()
+	s := serve(t)
+	for name, sig := range map[string]syscall.Signal{
+		"INT": syscall.SIGINT, "TERM": syscall.SIGTERM, "HUP": syscall.SIGHUP,
+		"QUIT": syscall.SIGQUIT, "USR1": syscall.SIGUSR1, "USR2": syscall.SIGUSR2,
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			m := newMachine(t)
+			// The child looks at what it got when the grandchild has ended. (It must not be in the shell's background:
+			// that is deaf to INT and QUIT.)
+			c := m.start(`
+				trap 'echo child >>got; exit 3' `+name+`
+				sh -c 'trap "echo grandchild >>got; exit" `+name+`; touch started; while :; do sleep 0.01; done'`,
+				"--url", s.url, "demo/"+name)
+			c.signal(sig)
+			c.wants(3)
+			if got, want := m.read("got"), "grandchild\nchild\n"; got != want {
+				t.Errorf("got it: %q, want %q", got, want)
+			}
+		})
+	}
+}
+
+func TestASignalWhileWaitingLeavesTheLine(t *testing.T) {
+	t.Parallel()
+	m, s := newMachine(t), serve(t)
+	m.set("STILE_URL", s.url)
+	m.start(sleeper, "demo")
+	cli := client(t, s.endpoint())
+	for _, sig := range []syscall.Signal{syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT} {
+		waiter := m.command("run", "demo", "--", "touch", m.path("was-run")).begin()
+		eventually(t, "a waiter", func() bool { return len(entries(t, cli, "demo")) == 2 })
+		waiter.signal(syscall.SIGUSR1) // is for a command that is not there yet
+		waiter.signal(sig)
+		waiter.wants(128 + int(sig))
+		if line := entries(t, cli, "demo"); len(line) != 1 {
+			t.Errorf("%v: the waiter has left %v behind", sig, line)
+		}
+	}
+	if _, err := os.Stat(m.path("was-run")); err == nil {
+		t.Error("a waiter has run its command")
+	}
+}
+
+func TestIgnoredSignalsStayIgnored(t *testing.T) {
+	t.Parallel()
+	m, s := newMachine(t), serve(t)
+	m.set("STILE_URL", s.url)
+	script := `trap "" HUP; exec "$0" run demo -- sh -c 'kill -HUP $PPID $$; sleep 0.1; echo survived'`
+	c := m.command()
+	c.Path, c.Args = "/bin/sh", []string{"sh", "-c", script, stile}
+	c.begin().wants(0)
+	if got := c.stdout.String(); got != "survived\n" {
+		t.Errorf("stdout %q", got)
+	}
+}
+
+func TestAReleaseThatFailsIsToldAndChangesNothing(t *testing.T) {
+	t.Parallel()
+	m, s := newMachine(t), serve(t)
+	// The command cuts its own branch: it freezes the server and ends.
+	c := m.run("--url", s.url, "--ttl", "60", "demo", "--", "sh", "-c", fmt.Sprintf("kill -STOP %d; exit 3", s.Process.Pid))
+	c.wants(3, `"demo"`, "release")
+}
+
+func TestVersion(t *testing.T) {
+	t.Parallel()
+	c := newMachine(t).command("version").begin()
+	c.wants(0)
+	if !strings.HasPrefix(c.stdout.String(), "stile ") {
+		t.Errorf("printed %q", &c.stdout)
+	}
+}
+
+func TestHelpHasExamples(t *testing.T) {
+	t.Parallel()
+	m := newMachine(t)
+	for _, verb := range []string{"", "run", "serve", "version"} {
+		args := strings.Fields(verb + " --help")
+		c := m.command(args...).begin()
+		c.wants(0)
+		if !strings.Contains(c.stdout.String(), "Examples:") {
+			t.Errorf("%v has no examples", args)
+		}
+	}
+}

@@ -1,0 +1,62 @@
+package main_test
+
+import (
+	"net"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.etcd.io/etcd/client/v3/concurrency"
+)
+
+func TestServeEndsAtOnceWhenTold(t *testing.T) {
+	t.Parallel()
+	for _, sig := range []syscall.Signal{syscall.SIGTERM, syscall.SIGINT} {
+		s := serve(t)
+		cli := client(t, s.endpoint())
+		session, err := concurrency.NewSession(cli)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := concurrency.NewMutex(session, "demo").Lock(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		<-cli.Watch(t.Context(), "demo", clientv3.WithPrefix(), clientv3.WithCreatedNotify())
+
+		told := time.Now()
+		if err := s.Process.Signal(sig); err != nil {
+			t.Fatal(err)
+		}
+		said := <-s.said
+		_ = s.Wait() // ProcessState has it
+		if took := time.Since(told); took > time.Second {
+			t.Errorf("%v: took %v with a client connected", sig, took)
+		}
+		if code := s.ProcessState.ExitCode(); code != 0 {
+			t.Errorf("%v: exit code %d", sig, code)
+		}
+		if lines := strings.Count(string(said), "\n"); lines != 1 || !strings.Contains(string(said), "msg=stopping") {
+			t.Errorf("%v: said after the ready line: %s", sig, said)
+		}
+	}
+}
+
+func TestServeRefuses(t *testing.T) {
+	t.Parallel()
+	m := newMachine(t)
+	taken, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer taken.Close()
+	other := serve(t)
+
+	m.command("serve", "--listen", "0.0.0.0:2379").begin().wants(125, "loopback", "TLS", "127.0.0.1")
+	m.command("serve", "--listen", taken.Addr().String()).begin().wants(125, taken.Addr().String(), "in use", "--listen")
+	m.command("serve", "--listen", "127.0.0.1:0", "--data", m.write("file", "", 0o600)).begin().wants(125, m.path("file"), "--data")
+	m.command("serve", "surplus").begin().wants(125, "surplus")
+	m.command("serve", "--listen", "127.0.0.1:0", "--data", other.data).begin().
+		wants(125, other.data, "in use by another stile serve", "--data")
+}

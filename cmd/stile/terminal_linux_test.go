@@ -1,0 +1,301 @@
+package main_test
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// console is a terminal with a program at it, and somebody who types and reads.
+type console struct {
+	t      *testing.T
+	cmd    *exec.Cmd
+	keys   *os.File
+	done   chan struct{}
+	mu     sync.Mutex
+	screen strings.Builder
+	seen   int
+}
+
+// Keys.
+const (
+	ctrlC = "\x03"
+	ctrlZ = "\x1a"
+)
+
+// at starts a program at a terminal of its own.
+func (m *machine) at(name string, args ...string) *console {
+	m.t.Helper()
+	fd, err := unix.Open("/dev/ptmx", unix.O_RDWR|unix.O_NOCTTY|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	keys := os.NewFile(uintptr(fd), "/dev/ptmx") // not blocking, so that closing it ends the reading
+	if err := unix.IoctlSetPointerInt(fd, unix.TIOCSPTLCK, 0); err != nil {
+		m.t.Fatal(err)
+	}
+	n, err := unix.IoctlGetInt(fd, unix.TIOCGPTN)
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	tty, err := os.OpenFile(fmt.Sprintf("/dev/pts/%d", n), os.O_RDWR|unix.O_NOCTTY, 0)
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	c := &console{t: m.t, cmd: exec.Command(name, args...), keys: keys, done: make(chan struct{})}
+	c.cmd.Env, c.cmd.Dir = append(m.vars, "TERM=dumb", "PS1=ready> "), m.dir
+	c.cmd.Stdin, c.cmd.Stdout, c.cmd.Stderr = tty, tty, tty
+	c.cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Setctty: true}
+	if err := c.cmd.Start(); err != nil {
+		m.t.Fatal(err)
+	}
+	tty.Close()
+	var reading sync.WaitGroup
+	reading.Go(func() {
+		buf := make([]byte, 4096)
+		for {
+			n, err := keys.Read(buf)
+			if err != nil {
+				return // everybody has left the terminal
+			}
+			c.mu.Lock()
+			c.screen.Write(buf[:n])
+			c.mu.Unlock()
+		}
+	})
+	go func() {
+		defer close(c.done)
+		_ = c.cmd.Wait() // ProcessState has it
+	}()
+	m.t.Cleanup(func() {
+		_ = c.cmd.Process.Kill()
+		<-c.done
+		_ = syscall.Kill(-c.cmd.Process.Pid, syscall.SIGKILL)
+		keys.Close()
+		reading.Wait()
+	})
+	return c
+}
+
+func (c *console) types(text string) {
+	c.t.Helper()
+	if _, err := c.keys.WriteString(text); err != nil {
+		c.t.Fatal(err)
+	}
+}
+
+// sees waits for a text on the screen, after those that were seen before.
+func (c *console) sees(text string) {
+	c.t.Helper()
+	for deadline := time.Now().Add(within); ; time.Sleep(5 * time.Millisecond) {
+		c.mu.Lock()
+		screen := c.screen.String()
+		at := strings.Index(screen[c.seen:], text)
+		if at >= 0 {
+			c.seen += at + len(text)
+		}
+		c.mu.Unlock()
+		if at >= 0 {
+			return
+		}
+		if time.Now().After(deadline) {
+			c.t.Fatalf("the screen does not show %q after what was seen of it: %q", text, screen)
+		}
+	}
+}
+
+func (c *console) code() int {
+	c.t.Helper()
+	select {
+	case <-c.done:
+	case <-time.After(within):
+		c.t.Fatalf("%v has not ended; on the screen: %q", c.cmd.Args, c.screen.String())
+	}
+	return c.cmd.ProcessState.ExitCode()
+}
+
+func TestACommandReadsFromTheTerminal(t *testing.T) {
+	t.Parallel()
+	m, s := newMachine(t), serve(t)
+	// Twice, and then the shell around it reads: the terminal has been given back.
+	c := m.at("sh", "-c", fmt.Sprintf(`
+		for i in 1 2; do %s run --url %s demo -- sh -c 'echo ask; read x; echo "got $x"'; done
+		read x; echo "shell got $x"`, stile, s.url))
+	for range 2 {
+		c.sees("ask")
+		c.types("hello\n")
+		c.sees("got hello")
+	}
+	c.types("bye\n")
+	c.sees("shell got bye")
+	if code := c.code(); code != 0 {
+		t.Errorf("exit code %d", code)
+	}
+}
+
+func TestCtrlCEndsACommandOnce(t *testing.T) {
+	t.Parallel()
+	s := serve(t)
+	for name, wait := range map[string]string{
+		"that does not read": "sleep 1000",
+		"that reads":         "read x",
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			m := newMachine(t)
+			c := m.at(stile, "run", "--url", s.url, "demo/"+name, "--",
+				"sh", "-c", `trap 'n=$((n+1)); echo "interrupted $n"' INT; echo begun; `+wait+`; sleep 0.3; exit 5`)
+			c.sees("begun")
+			eventually(t, "the command waits", func() bool { return waits(t, c.cmd.Process.Pid, wait != "read x") })
+			c.types(ctrlC)
+			c.sees("interrupted 1")
+			if code := c.code(); code != 5 {
+				t.Errorf("exit code %d", code)
+			}
+			if strings.Contains(c.screen.String(), "interrupted 2") {
+				t.Errorf("the command was interrupted twice: %q", c.screen.String())
+			}
+		})
+	}
+}
+
+// waits reports whether the command under stile has come to the point where it waits: with stile in the foreground or,
+// if it reads from the terminal, with itself there.
+func waits(t *testing.T, stile int, stileInFront bool) bool {
+	t.Helper()
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", stile))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, rest, _ := strings.Cut(string(text), ") ")
+	f := strings.Fields(rest)
+	const group, foreground = 2, 5
+	return (f[group] == f[foreground]) == stileInFront
+}
+
+func TestCtrlCWhileWaiting(t *testing.T) {
+	t.Parallel()
+	m, s := newMachine(t), serve(t)
+	m.start(sleeper, "--url", s.url, "demo")
+	c := m.at(stile, "run", "--url", s.url, "demo", "--", "echo", "was run")
+	cli := client(t, s.endpoint())
+	eventually(t, "a waiter", func() bool { return len(entries(t, cli, "demo")) == 2 })
+	c.types(ctrlC)
+	if code := c.code(); code != 128+2 {
+		t.Errorf("exit code %d", code)
+	}
+}
+
+// interactive starts a shell with job control.
+func (m *machine) interactive() *console {
+	m.t.Helper()
+	bash, err := exec.LookPath("bash")
+	if err != nil {
+		m.t.Skipf("SKIPPED: no shell with job control: %v", err)
+	}
+	c := m.at(bash, "--norc", "--noprofile", "--noediting", "-i")
+	c.sees("ready> ")
+	return c
+}
+
+func TestJobControl(t *testing.T) {
+	t.Parallel()
+	s := serve(t)
+	for name, script := range map[string]string{
+		"before it reads": `touch started; while test ! -e asked; do sleep 0.01; done; echo ask; read x; echo "got $x"`,
+		"while it reads":  `touch started; read x; echo "first $x"; read x; echo "got $x"`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			m := newMachine(t)
+			m.write("script", script, 0o600)
+			c := m.interactive()
+			c.types(fmt.Sprintf("%s run --url %s 'demo/%s' -- sh script\n", stile, s.url, name))
+			eventually(t, "start of the script", func() bool { _, err := os.Stat(m.path("started")); return err == nil })
+			if name == "while it reads" {
+				c.types("line\n")
+				c.sees("first line")
+			}
+			c.types(ctrlZ)
+			c.sees("Stopped")
+			c.sees("ready> ")
+			c.types("echo in the shell\n")
+			c.sees("in the shell\r\n")
+			m.write("asked", "", 0o600)
+			c.types("fg\n")
+			if name == "before it reads" {
+				c.sees("ask\r\n")
+			}
+			c.types("hello\n")
+			c.sees("got hello")
+			c.sees("ready> ")
+			c.types("exit 0\n")
+			if code := c.code(); code != 0 {
+				t.Errorf("the shell's exit code is %d", code)
+			}
+		})
+	}
+}
+
+func TestInTheBackgroundACommandThatReadsIsStopped(t *testing.T) {
+	t.Parallel()
+	m, s := newMachine(t), serve(t)
+	m.write("script", `touch started; read x; echo "got $x"`, 0o600)
+	c := m.interactive()
+	c.types(fmt.Sprintf("%s run --url %s demo -- sh script &\n", stile, s.url))
+	eventually(t, "start of the script", func() bool { _, err := os.Stat(m.path("started")); return err == nil })
+	eventually(t, "stop", func() bool {
+		c.types("jobs\n")
+		c.sees("stile run")
+		return strings.Contains(c.screen.String(), "Stopped")
+	})
+	c.types("fg\n")
+	c.types("hello\n")
+	c.sees("got hello")
+	c.types("exit 0\n")
+	c.code()
+}
+
+// While a command is suspended its lock may go to somebody else. It must not make another step then.
+func TestACommandSuspendedForTooLongIsNotContinued(t *testing.T) {
+	t.Parallel()
+	m, s := newMachine(t), serve(t)
+	m.write("script", "touch started; while :; do date +%s.%N >>ticks; sleep 0.01; done", 0o600)
+	c := m.interactive()
+	c.types(fmt.Sprintf("%s run --url %s --ttl 1 demo -- sh script\n", stile, s.url))
+	m.await("ticks", "\n")
+	c.types(ctrlZ)
+	c.sees("Stopped")
+	m.run("--url", s.url, "demo", "--", "sh", "-c", "date +%s.%N >next").wants(0)
+	c.types("fg; echo code $?\n")
+	c.sees("lost")
+	c.sees("code 79")
+	ticks, next := m.stamps("ticks"), m.stamps("next")[0]
+	if last := ticks[len(ticks)-1]; last >= next {
+		t.Errorf("the command went on %.0f ms after the next one had started", (last-next)*1000)
+	}
+}
+
+// Suspended for a while that the lock survives, the command goes on when the lock is sure again.
+func TestACommandSuspendedShortlyIsContinued(t *testing.T) {
+	t.Parallel()
+	m, s := newMachine(t), serve(t)
+	m.write("script", "touch started; while test ! -e enough; do sleep 0.01; done", 0o600)
+	c := m.interactive()
+	c.types(fmt.Sprintf("%s run --url %s --ttl 10 demo -- sh script\n", stile, s.url))
+	eventually(t, "start of the script", func() bool { _, err := os.Stat(m.path("started")); return err == nil })
+	c.types(ctrlZ)
+	c.sees("Stopped")
+	time.Sleep(7 * time.Second) // after the last moment for ending the command in time, before the end of the lock
+	c.types("fg; echo code $?\n")
+	time.Sleep(10 * time.Second) // by now the lock would be lost, had it not been renewed
+	m.write("enough", "", 0o600)
+	c.sees("code 0")
+}

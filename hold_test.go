@@ -1,0 +1,561 @@
+package stile_test
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stilelock/stile"
+	"github.com/stilelock/stile/store"
+	"github.com/stilelock/stile/store/memstore"
+)
+
+// The clock that judges holds reads real clocks as well, which add a little noise.
+func near(a, b time.Time) bool { return a.Sub(b).Abs() < 50*time.Millisecond }
+
+func TestTheDeadlineMovesOnWithEachRenewal(t *testing.T) {
+	scenario(t, func(t *testing.T, w *world) {
+		start := time.Now()
+		h := lock(t, w.client("ann"), "a")
+		if d := h.Deadline(); !near(d, start.Add(valid)) {
+			t.Errorf("the deadline is %v after the session was asked for, want %v", d.Sub(start), valid)
+		}
+		time.Sleep(renew - time.Millisecond)
+		if d := h.Deadline(); !near(d, start.Add(valid)) {
+			t.Errorf("before the renewal the deadline is at %v, want %v", d.Sub(start), valid)
+		}
+		time.Sleep(2 * time.Millisecond)
+		if d := h.Deadline(); !near(d, start.Add(renew+valid)) {
+			t.Errorf("after the renewal the deadline is at %v, want %v", d.Sub(start), renew+valid)
+		}
+	})
+}
+
+// The reply may take long; the store has counted from before it was sent.
+func TestTheDeadlineCountsFromTheRequest(t *testing.T) {
+	scenario(t, func(t *testing.T, w *world) {
+		w.faults(memstore.Fault{ReplyDelay: time.Second}, on(memstore.Open, memstore.Confirm, memstore.Enqueue))
+		start := time.Now()
+		h := wait(t.Context(), t, w.client("ann"), "a").gets()
+		if d := h.Deadline(); !near(d, start.Add(valid)) {
+			t.Errorf("the deadline is %v after the session was asked for, want %v", d.Sub(start), valid)
+		}
+		time.Sleep(time.Until(start.Add(renew + 3*time.Second/2)))
+		if d := h.Deadline(); !near(d, start.Add(renew+valid)) {
+			t.Errorf("the deadline is at %v, want %v after the renewal was asked for at %v", d.Sub(start), valid, renew)
+		}
+	})
+}
+
+func TestLostByDeadline(t *testing.T) {
+	scenario(t, func(t *testing.T, w *world) {
+		start := time.Now()
+		ann, bob := w.client("ann"), w.client("bob")
+		h := lock(t, ann, "a")
+		wt := wait(t.Context(), t, bob, "a")
+		w.cut(w.session("ann"))
+
+		time.Sleep(valid - time.Millisecond)
+		expectHeld(t, h)
+		deadline := h.Deadline()
+		if !closesWithin(h.Lost(), time.Second) || time.Since(start) != valid {
+			t.Fatalf("the hold was lost after %v, want %v", time.Since(start), valid)
+		}
+		if !near(deadline, time.Now()) {
+			t.Errorf("it had said that its deadline is at %v", deadline.Sub(start))
+		}
+		lost := expectLost(t, h, stile.LostDeadline)
+		expectError(t, lost, context.DeadlineExceeded) // what became of the last renewal
+		if s := lost.Error(); !strings.Contains(s, `"a"`) || !strings.Contains(s, "not confirmed in time") {
+			t.Errorf("the error %q does not say what happened to which lock", s)
+		}
+		wt.waits() // until the store has ended the session
+		wt.getsWithin(ttl - valid)
+	})
+}
+
+func TestLostByExpiry(t *testing.T) {
+	for what, f := range map[string]memstore.Fault{
+		"the entry hears of it":                  {},
+		"nothing is heard before the next reply": {Delay: time.Hour},
+	} {
+		scenario(t, func(t *testing.T, w *world) {
+			c := w.client("ann")
+			h := lock(t, c, "a")
+			w.faults(f, on(memstore.Notify))
+			w.store.Expire(w.session("ann"))
+			if !closesWithin(h.Lost(), renew) {
+				t.Fatalf("%s: not lost within %v", what, renew)
+			}
+			lost := expectLost(t, h, stile.LostExpired)
+			expectError(t, lost, store.ErrSessionLost)
+			time.Sleep(2 * time.Hour) // until all is heard
+		})
+	}
+}
+
+func TestLostByEviction(t *testing.T) {
+	scenario(t, func(t *testing.T, w *world) {
+		ann, bob := w.client("ann"), w.client("bob")
+		h, other := lock(t, ann, "a"), lock(t, ann, "b")
+		if _, err := bob.Break(t.Context(), "a", h.Token()); err != nil {
+			t.Fatal(err)
+		}
+		lost := expectLost(t, h, stile.LostEvicted)
+		expectError(t, lost, stile.ErrGone)
+		expectHeld(t, other) // the session lives
+		w.expectLine("b", "ann")
+	})
+}
+
+func TestTheReasonsAreToldApart(t *testing.T) {
+	seen := map[stile.Reason]bool{}
+	for _, r := range []stile.Reason{stile.LostDeadline, stile.LostExpired, stile.LostEvicted, stile.LostClosed} {
+		if seen[r] || r == 0 || strings.Contains(r.String(), "unknown") {
+			t.Errorf("reason %d (%v) is no reason of its own", r, r)
+		}
+		seen[r] = true
+	}
+}
+
+// Promise P6: in the very moment in which the next one is admitted, the one before knows that it has lost. The store
+// hears of the loss from the loser itself, so that little time is between the two.
+func TestTheLoserIsToldBeforeTheNextIsAdmitted(t *testing.T) {
+	for reason, lose := range map[stile.Reason]func(t *testing.T, w *world, ann *stile.Client){
+		stile.LostDeadline: func(_ *testing.T, w *world, _ *stile.Client) {
+			w.faults(memstore.Fault{Drop: true}, on(memstore.Confirm), w.session("ann"))
+		},
+		stile.LostClosed: func(t *testing.T, _ *world, ann *stile.Client) {
+			if err := ann.Close(t.Context()); err != nil {
+				t.Error(err)
+			}
+		},
+		stile.LostExpired: func(_ *testing.T, w *world, _ *stile.Client) { w.store.Expire(w.session("ann")) },
+	} {
+		scenario(t, func(t *testing.T, w *world) {
+			late := 0
+			for range 300 {
+				ann, bob := w.client("ann"), w.client("bob")
+				h := lock(t, ann, "a")
+				next := make(chan *stile.Hold)
+				go func() {
+					hold, err := bob.Mutex("a").Lock(t.Context())
+					if err != nil {
+						t.Error(err)
+					}
+					if h.Valid() || h.Context().Err() == nil || h.Err() == nil {
+						late++
+					}
+					next <- hold
+				}()
+				synctest.Wait()
+				lose(t, w, ann)
+				release(t, <-next)
+				expectLost(t, h, reason)
+				w.heal()
+				if err := errors.Join(ann.Close(t.Context()), bob.Close(t.Context())); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if late > 0 {
+				t.Errorf("lost because %v: %d times of 300 the next one was admitted before the loser was told", reason, late)
+			}
+		})
+	}
+}
+
+func TestAnOutageThatIsShorterThanTheDeadlineLosesNothing(t *testing.T) {
+	scenario(t, func(t *testing.T, w *world) {
+		var told record[time.Duration]
+		ann := w.client("ann", func(o *stile.Options) { o.Hooks.AtRisk = told.add })
+		h := lock(t, ann, "a")
+		wt := wait(t.Context(), t, ann, "a")
+		bob := wait(t.Context(), t, w.client("bob"), "a")
+		w.faults(memstore.Fault{Drop: true}, on(memstore.Confirm), w.session("ann"))
+		time.Sleep(risk - time.Millisecond)
+		synctest.Wait()
+		if got := told.all(); len(got) > 0 {
+			t.Errorf("at risk before renewal was overdue: %v", got)
+		}
+		time.Sleep(2 * time.Second)
+		expectHeld(t, h)
+		if got := told.all(); len(got) != 1 || (got[0]-risk).Abs() > 50*time.Millisecond {
+			t.Errorf("at risk: told %v, want once that %v are left", got, risk)
+		}
+		w.heal()
+		time.Sleep(time.Hour)
+		expectHeld(t, h)
+		if got := told.all(); len(got) != 2 || got[1] != 0 {
+			t.Errorf("after the recovery: told %v, want a zero at last", got)
+		}
+		wt.waits()
+		bob.waits()
+		release(t, h)
+		release(t, bob.getsNow())
+	})
+}
+
+func TestAfterALossTheClientOpensANewSessionByItself(t *testing.T) {
+	scenario(t, func(t *testing.T, w *world) {
+		c := w.client("ann")
+		h := lock(t, c, "a")
+		before := w.session("ann")
+		w.cut(before)
+		time.Sleep(valid)
+		expectLost(t, h, stile.LostDeadline)
+		w.heal()
+		h = wait(t.Context(), t, c, "a").gets() // the entry of the old session has to expire
+		if now := w.session("ann"); now == before {
+			t.Errorf("the session is %s as before", now)
+		}
+		expectHeld(t, h)
+	})
+}
+
+// Those who wait have lost their place, not their wish.
+func TestWaitersJoinAgainAtTheEndWhenTheSessionIsLost(t *testing.T) {
+	for what, lose := range map[string]func(w *world){
+		"deadline": func(w *world) { w.cut(w.session("ann")); time.Sleep(ttl) },
+		"expiry":   func(w *world) { w.store.Expire(w.session("ann")); time.Sleep(renew) },
+	} {
+		scenario(t, func(t *testing.T, w *world) {
+			ann, bob, cid := w.client("ann"), w.client("bob"), w.client("cid")
+			h := lock(t, bob, "a")
+			first := wait(t.Context(), t, ann, "a")
+			second := wait(t.Context(), t, ann, "a")
+			other := wait(t.Context(), t, cid, "a")
+			w.expectLine("a", "bob", "ann", "cid")
+			t.Log(what)
+			lose(w)
+			w.expectLine("a", "bob", "cid", "ann")
+			release(t, h)
+			release(t, other.getsNow())
+			h = first.getsNow()
+			second.waits()
+			release(t, h)
+			release(t, second.getsNow())
+		})
+	}
+}
+
+func TestAWaiterThatIsBrokenJoinsAgainAtTheEnd(t *testing.T) {
+	scenario(t, func(t *testing.T, w *world) {
+		ann, bob, cid := w.client("ann"), w.client("bob"), w.client("cid")
+		h := lock(t, ann, "a")
+		broken := wait(t.Context(), t, bob, "a")
+		other := wait(t.Context(), t, cid, "a")
+		l, err := ann.Show(t.Context(), "a")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := ann.Break(t.Context(), "a", l.Waiters[0].Token); err != nil {
+			t.Fatal(err)
+		}
+		w.expectLine("a", "ann", "cid", "bob")
+		broken.waits()
+		release(t, h)
+		release(t, other.getsNow())
+		release(t, broken.getsNow())
+	})
+}
+
+func TestALostLockIsNeverTakenAgain(t *testing.T) {
+	for what, lose := range map[string]func(t *testing.T, w *world, c *stile.Client){
+		"deadline": func(_ *testing.T, w *world, _ *stile.Client) { w.cut(w.session("ann")); time.Sleep(ttl); w.heal() },
+		"expiry":   func(_ *testing.T, w *world, _ *stile.Client) { w.store.Expire(w.session("ann")) },
+		"eviction": func(t *testing.T, _ *world, c *stile.Client) {
+			l, err := c.Show(t.Context(), "a")
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := c.Break(t.Context(), "a", l.Holders[0].Token); err != nil {
+				t.Fatal(err)
+			}
+		},
+	} {
+		scenario(t, func(t *testing.T, w *world) {
+			c := w.client("ann")
+			h := lock(t, c, "a")
+			lose(t, w, c)
+			t.Log(what)
+			for range 100 {
+				if h.Valid() {
+					t.Fatal("the hold is valid again")
+				}
+				w.expectLine("a")
+				time.Sleep(time.Minute)
+			}
+			asLost(t, h.Err())
+		})
+	}
+}
+
+func TestThoseQueuedBehindALostHoldGetTheirTurn(t *testing.T) {
+	for what, lose := range map[string]func(t *testing.T, w *world, h *stile.Hold){
+		"deadline": func(_ *testing.T, w *world, _ *stile.Hold) { w.cut(w.session("ann")) },
+		"expiry":   func(_ *testing.T, w *world, _ *stile.Hold) { w.store.Expire(w.session("ann")) },
+		"eviction": func(t *testing.T, w *world, h *stile.Hold) {
+			if _, err := w.client("bob").Break(t.Context(), "a", h.Token()); err != nil {
+				t.Error(err)
+			}
+		},
+	} {
+		scenario(t, func(t *testing.T, w *world) {
+			c := w.client("ann")
+			h := lock(t, c, "a")
+			first := wait(t.Context(), t, c, "a")
+			second := wait(t.Context(), t, c, "a")
+			t.Log(what)
+			lose(t, w, h)
+			next := first.getsWithin(ttl)
+			second.waits()
+			asLost(t, h.Release(t.Context()))
+			second.waits() // the release of a lost hold is not that of the next
+			expectHeld(t, next)
+			w.expectLine("a", "ann")
+			release(t, next)
+			release(t, second.getsNow())
+		})
+	}
+}
+
+func TestReleasingTwice(t *testing.T) {
+	scenario(t, func(t *testing.T, w *world) {
+		ann, bob := w.client("ann"), w.client("bob")
+		h := lock(t, ann, "a")
+		release(t, h)
+		again := lock(t, ann, "a")
+		release(t, h)
+		expectHeld(t, again)
+		release(t, again)
+		next := lock(t, bob, "a")
+		release(t, h)
+		expectHeld(t, next)
+		w.expectLine("a", "bob")
+	})
+}
+
+func TestReleasingALostHold(t *testing.T) {
+	scenario(t, func(t *testing.T, w *world) {
+		ann, bob := w.client("ann"), w.client("bob")
+		h := lock(t, ann, "a")
+		if _, err := bob.Break(t.Context(), "a", h.Token()); err != nil {
+			t.Fatal(err)
+		}
+		next := lock(t, bob, "a")
+		if err := h.Release(t.Context()); err != error(asLost(t, h.Err())) {
+			t.Errorf("Release returned %v, want %v", err, h.Err())
+		}
+		release(t, h)
+		expectHeld(t, next)
+	})
+}
+
+// The store has taken the entry away and nobody has told the holder yet: the release finds out.
+func TestReleasingAHoldWhoseLossIsNotKnownYet(t *testing.T) {
+	for reason, lose := range map[stile.Reason]func(*testing.T, *world, *stile.Hold){
+		stile.LostEvicted: func(t *testing.T, w *world, h *stile.Hold) {
+			if _, err := w.client("bob").Break(t.Context(), "a", h.Token()); err != nil {
+				t.Error(err)
+			}
+		},
+	} {
+		scenario(t, func(t *testing.T, w *world) {
+			h := lock(t, w.client("ann"), "a")
+			w.faults(memstore.Fault{Delay: time.Second}, on(memstore.Notify))
+			lose(t, w, h)
+			expectHeld(t, h)
+			lost := asLost(t, h.Release(t.Context()))
+			if lost.Reason != reason || lost.Name != "a" || lost.Token != h.Token() {
+				t.Errorf("Release returned %+v, want the reason %v", lost, reason)
+			}
+			time.Sleep(2 * time.Second)
+			if closed(h.Lost()) || h.Err() != nil {
+				t.Error("a hold that was released is lost later")
+			}
+		})
+	}
+}
+
+// Who releases as the client is closed hears of one or the other, and of nothing else.
+func TestReleasingAsTheClientIsClosed(t *testing.T) {
+	scenario(t, func(t *testing.T, w *world) {
+		for range 300 {
+			c := w.client("ann")
+			h := lock(t, c, "a")
+			done := make(chan error)
+			go func() { done <- h.Release(t.Context()) }()
+			if err := c.Close(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			err := <-done
+			var lost *stile.LostError
+			if errors.As(err, &lost) && lost.Reason != stile.LostClosed {
+				t.Fatalf("Release during Close: %v", err)
+			}
+			w.expectLine("a")
+		}
+	})
+}
+
+func TestReleasingWithAnEndedContext(t *testing.T) {
+	scenario(t, func(t *testing.T, w *world) {
+		ann, bob := w.client("ann"), w.client("bob")
+		ended, cancel := context.WithCancel(t.Context())
+		cancel()
+		h := lock(t, ann, "a")
+		wt := wait(t.Context(), t, bob, "a")
+		if err := h.Release(ended); err != nil {
+			t.Errorf("Release with a context that has ended: %v", err)
+		}
+		release(t, wt.getsNow())
+
+		h = lock(t, ann, "a")
+		w.faults(memstore.Fault{Drop: true}, on(memstore.Withdraw))
+		before := time.Now()
+		if err := h.Release(ended); err == nil {
+			t.Error("Release succeeded without the store")
+		}
+		if d := time.Since(before); d != 2*time.Second {
+			t.Errorf("Release gave up after %v, want two seconds", d)
+		}
+	})
+}
+
+// The hold is over at once; the lock is free when the store can be reached again, without anybody doing anything.
+func TestReleasingWhileTheStoreDoesNotAnswer(t *testing.T) {
+	scenario(t, func(t *testing.T, w *world) {
+		ann, bob := w.client("ann"), w.client("bob")
+		h := lock(t, ann, "a")
+		behind := wait(t.Context(), t, ann, "a")
+		wt := wait(t.Context(), t, bob, "a")
+		w.faults(memstore.Fault{Drop: true}, on(memstore.Withdraw))
+
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		done := make(chan error)
+		go func() { done <- h.Release(ctx) }()
+		synctest.Wait()
+		if h.Valid() || h.Context().Err() == nil {
+			t.Error("the hold is valid while it is being released")
+		}
+		err := <-done
+		expectError(t, err, context.DeadlineExceeded)
+		if errors.Is(err, stile.ErrLost) || !strings.Contains(err.Error(), `"a"`) || !strings.Contains(err.Error(), "background") {
+			t.Errorf("the error %q should say that the release of a goes on, and no more", err)
+		}
+		wt.waits()
+		w.heal()
+		next := wt.getsWithin(3 * time.Second)
+		behind.waits()
+		release(t, next)
+		release(t, behind.getsNow())
+	})
+}
+
+func TestTheReplyToAReleaseIsLost(t *testing.T) {
+	scenario(t, func(t *testing.T, w *world) {
+		ann, bob := w.client("ann"), w.client("bob")
+		h := lock(t, ann, "a")
+		wt := wait(t.Context(), t, bob, "a")
+		w.faults(memstore.Fault{LoseReply: true}, on(memstore.Withdraw), w.session("ann"))
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		err := h.Release(ctx)
+		expectError(t, err, context.DeadlineExceeded)
+		if errors.Is(err, stile.ErrLost) {
+			t.Errorf("Release: %v, though it is not known that the lock was lost", err)
+		}
+		next := wt.getsNow()
+		time.Sleep(time.Minute)
+		expectHeld(t, next)
+		w.expectLine("a", "bob")
+	})
+}
+
+// A release whose context does not end takes no longer than the session lives: then the lock is free in any case.
+func TestReleasingEndsWithTheSession(t *testing.T) {
+	scenario(t, func(t *testing.T, w *world) {
+		ann := w.client("ann")
+		start := time.Now()
+		h := lock(t, ann, "a")
+		behind := wait(t.Context(), t, ann, "a")
+		w.cut(w.session("ann"))
+		done := make(chan error)
+		go func() { done <- h.Release(t.Context()) }()
+		err := <-done
+		if d := time.Since(start); err == nil || d > ttl {
+			t.Errorf("Release returned %v after %v, want an error before the TTL is over", err, d)
+		}
+		release(t, behind.gets())
+	})
+}
+
+// The same for those who join a line.
+func TestJoiningALineEndsWithTheSession(t *testing.T) {
+	scenario(t, func(t *testing.T, w *world) {
+		ann := w.client("ann")
+		lock(t, ann, "b")
+		w.cut(w.session("ann"))
+		wt := wait(t.Context(), t, ann, "a")
+		wt.waits()
+		wt.getsWithin(ttl) // with a new session, which is not cut off
+	})
+}
+
+func TestHoldsOfOneSessionAreLostTogether(t *testing.T) {
+	scenario(t, func(t *testing.T, w *world) {
+		c := w.client("ann")
+		var holds []*stile.Hold
+		for _, name := range []string{"a", "b", "c"} {
+			holds = append(holds, lock(t, c, name))
+		}
+		w.cut(w.session("ann"))
+		time.Sleep(valid)
+		for _, h := range holds {
+			expectLost(t, h, stile.LostDeadline)
+		}
+	})
+}
+
+func TestTheLossOfAnOldSessionDoesNotTouchTheNewOne(t *testing.T) {
+	scenario(t, func(t *testing.T, w *world) {
+		c := w.client("ann")
+		old := lock(t, c, "a")
+		w.store.Expire(w.session("ann"))
+		expectLost(t, old, stile.LostExpired)
+		h := wait(t.Context(), t, c, "b").gets()
+		time.Sleep(time.Hour)
+		expectHeld(t, h)
+	})
+}
+
+// A hold that is evicted before its caller has seen it is lost, or not had at all; it is never held in the dark.
+func TestEvictionAsTheTurnComes(t *testing.T) {
+	scenario(t, func(t *testing.T, w *world) {
+		ann, bob := w.client("ann"), w.client("bob")
+		for range 300 {
+			h := lock(t, ann, "a")
+			wt := wait(t.Context(), t, bob, "a")
+			l, err := ann.Show(t.Context(), "a")
+			if err != nil {
+				t.Fatal(err)
+			}
+			token := l.Waiters[0].Token
+			go func() { _, _ = ann.Break(t.Context(), "a", token) }()
+			release(t, h)
+			got := wt.getsNow()
+			synctest.Wait()
+			if got.Token() == token {
+				expectLost(t, got, stile.LostEvicted)
+				w.expectLine("a")
+			} else {
+				expectHeld(t, got)
+				release(t, got)
+			}
+		}
+	})
+}

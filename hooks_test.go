@@ -1,0 +1,205 @@
+package stile_test
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stilelock/stile"
+	"github.com/stilelock/stile/store/memstore"
+)
+
+func TestHooksOfALock(t *testing.T) {
+	scenario(t, func(t *testing.T, w *world) {
+		var acquired record[stile.Acquired]
+		var released record[stile.Released]
+		var lost record[*stile.LostError]
+		bob := w.client("bob")
+		ann := w.client("ann", func(o *stile.Options) {
+			o.Hooks = stile.Hooks{Acquired: acquired.add, Released: released.add, Lost: lost.add}
+		})
+		h := lock(t, bob, "a")
+		wt := wait(t.Context(), t, ann, "a")
+		time.Sleep(time.Minute)
+		if n := len(acquired.all()); n > 0 {
+			t.Errorf("Acquired was called %d times for one who waits", n)
+		}
+		release(t, h)
+		h = wt.getsNow()
+		if got := acquired.all(); len(got) != 1 || got[0].Name != "a" || got[0].Token != h.Token() || got[0].Waited.Round(time.Second) != time.Minute {
+			t.Errorf("Acquired was called with %+v", got)
+		}
+		time.Sleep(time.Hour)
+		release(t, h)
+		release(t, h)
+		if got := released.all(); len(got) != 1 || got[0].Name != "a" || got[0].Token != h.Token() ||
+			got[0].Held.Round(time.Second) != time.Hour || got[0].Err != nil {
+			t.Errorf("Released was called with %+v", got)
+		}
+
+		h = lock(t, ann, "b")
+		if _, err := bob.Break(t.Context(), "b", h.Token()); err != nil {
+			t.Fatal(err)
+		}
+		if got := lost.all(); len(got) != 1 || error(got[0]) != h.Err() {
+			t.Errorf("Lost was called with %v, want %v", got, h.Err())
+		}
+		asLost(t, h.Release(t.Context()))
+		if n := len(released.all()); n != 1 {
+			t.Errorf("Released was called %d times, want once: a lost hold is not released", n)
+		}
+	})
+}
+
+// When Lost is called the hold is over in every respect.
+func TestTheHookOfALossComesAfterTheLoss(t *testing.T) {
+	scenario(t, func(t *testing.T, w *world) {
+		var h *stile.Hold
+		called := false
+		c := w.client("ann", func(o *stile.Options) {
+			o.Hooks.Lost = func(lost *stile.LostError) {
+				called = true
+				if h.Valid() || h.Context().Err() == nil || h.Err() != error(lost) {
+					t.Errorf("in the hook: valid %v, context %v, error %v", h.Valid(), h.Context().Err(), h.Err())
+				}
+			}
+		})
+		h = lock(t, c, "a")
+		if err := c.Close(t.Context()); err != nil || !called {
+			t.Errorf("Close: %v; the hook was called: %v", err, called)
+		}
+	})
+}
+
+func TestTheHookOfAReleaseThatWasNotConfirmed(t *testing.T) {
+	scenario(t, func(t *testing.T, w *world) {
+		var released record[stile.Released]
+		c := w.client("ann", func(o *stile.Options) { o.Hooks.Released = released.add })
+		h := lock(t, c, "a")
+		refused := errors.New("refused")
+		w.faults(memstore.Fault{Err: refused}, on(memstore.Withdraw))
+		if err := h.Release(t.Context()); !errors.Is(err, refused) {
+			t.Errorf("Release: %v, want %v", err, refused)
+		}
+		if got := released.all(); len(got) != 1 || !errors.Is(got[0].Err, refused) {
+			t.Errorf("Released was called with %+v, want the error", got)
+		}
+	})
+}
+
+func TestHooksOfASession(t *testing.T) {
+	scenario(t, func(t *testing.T, w *world) {
+		var renewed record[stile.Renewed]
+		c := w.client("ann", func(o *stile.Options) { o.Hooks.Renewed = renewed.add })
+		h := lock(t, c, "a")
+		w.faults(memstore.Fault{ReplyDelay: time.Second}, on(memstore.Confirm))
+		time.Sleep(renew + 2*time.Second)
+		if got := renewed.all(); len(got) != 1 || got[0].Err != nil || got[0].RoundTrip.Round(100*time.Millisecond) != time.Second {
+			t.Errorf("Renewed was called with %+v, want once, with a round trip of a second", got)
+		}
+		refused := errors.New("refused")
+		w.faults(memstore.Fault{Err: refused}, on(memstore.Confirm))
+		time.Sleep(renew)
+		if got := renewed.all(); len(got) < 2 || !errors.Is(got[1].Err, refused) || got[1].RoundTrip != 0 {
+			t.Errorf("Renewed was called with %+v, want an error at last", got)
+		}
+		w.heal()
+		time.Sleep(ttl)
+		expectHeld(t, h)
+	})
+}
+
+// logged is a slog handler that keeps what it is given.
+type logged struct{ record[slog.Record] }
+
+func (*logged) Enabled(context.Context, slog.Level) bool { return true }
+func (l *logged) WithAttrs([]slog.Attr) slog.Handler     { return l }
+func (l *logged) WithGroup(string) slog.Handler          { return l }
+func (l *logged) Handle(_ context.Context, r slog.Record) error {
+	l.add(r)
+	return nil
+}
+
+// above returns the messages above debug level with their attributes.
+func (l *logged) above() []string {
+	var lines []string
+	for _, r := range l.all() {
+		if r.Level > slog.LevelDebug {
+			line := r.Level.String() + " " + r.Message
+			r.Attrs(func(a slog.Attr) bool { line += " " + a.String(); return true })
+			lines = append(lines, line)
+		}
+	}
+	return lines
+}
+
+func TestTheLogOfALifeWithoutTrouble(t *testing.T) {
+	scenario(t, func(t *testing.T, w *world) {
+		l := &logged{}
+		ann := w.client("ann", func(o *stile.Options) { o.Logger = slog.New(l) })
+		h := lock(t, ann, "a")
+		wt := wait(t.Context(), t, w.client("bob"), "a")
+		ctx, end, _ := cancelled(t)
+		quits := wait(ctx, t, ann, "a")
+		end()
+		quits.fails(context.Canceled)
+		time.Sleep(time.Hour)
+		release(t, h)
+		wt.getsNow()
+		if _, err := ann.Mutex("a").TryLock(t.Context()); !errors.Is(err, stile.ErrHeld) {
+			t.Fatal(err)
+		}
+		if err := ann.Close(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if got := l.above(); len(got) > 0 {
+			t.Errorf("logged %q, want nothing above debug level", got)
+		}
+		if len(l.all()) == 0 {
+			t.Error("nothing was logged at debug level")
+		}
+	})
+}
+
+func TestTheLogOfALoss(t *testing.T) {
+	scenario(t, func(t *testing.T, w *world) {
+		l := &logged{}
+		ann := w.client("ann", func(o *stile.Options) { o.Logger = slog.New(l) })
+		h := lock(t, ann, "a")
+		w.cut(w.session("ann"))
+		time.Sleep(ttl)
+		expectLost(t, h, stile.LostDeadline)
+		got := strings.Join(l.above(), "\n")
+		for _, want := range []string{"WARN renewal overdue", "WARN session lost", "WARN lock lost lock=a"} {
+			if strings.Count(got, want) != 1 {
+				t.Errorf("logged\n%s\nwant %q in it, once", got, want)
+			}
+		}
+		if n := len(l.above()); n != 3 {
+			t.Errorf("logged %d messages above debug level, want 3:\n%s", n, got)
+		}
+	})
+}
+
+// An error is returned or logged, never both.
+func TestErrorsThatAreReturnedAreNotLogged(t *testing.T) {
+	scenario(t, func(t *testing.T, w *world) {
+		l := &logged{}
+		ann := w.client("ann", func(o *stile.Options) { o.Logger = slog.New(l) })
+		refused := errors.New("refused")
+		w.faults(memstore.Fault{Err: refused}, on(memstore.Open, memstore.Enqueue, memstore.Withdraw))
+		wait(t.Context(), t, ann, "a").fails(refused)
+		w.faults(memstore.Fault{Err: refused}, on(memstore.Enqueue, memstore.Withdraw))
+		wait(t.Context(), t, ann, "a").fails(refused)
+		w.faults(memstore.Fault{Err: refused}, on(memstore.Withdraw))
+		expectError(t, lock(t, ann, "a").Release(t.Context()), refused)
+		synctest.Wait()
+		if got := l.above(); len(got) > 0 {
+			t.Errorf("logged %q, want nothing above debug level", got)
+		}
+	})
+}

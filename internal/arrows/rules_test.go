@@ -1,0 +1,81 @@
+package arrows
+
+import "slices"
+
+// rules are the arrows of the house, each with its reason. Tests may use what they like: the rules are about what
+// is built.
+var rules = []rule{
+	{
+		who:  []string{stile + "/line"},
+		only: []string{},
+		why:  "whose turn it is must be decided by pure rules, which need no clock, no I/O and no store",
+	},
+	{
+		who:  []string{stile + "/store"},
+		only: []string{stile + "/line"},
+		why:  "who writes a store reads and imports the contract, and nothing of those who fulfil or use it",
+	},
+	{
+		who:  []string{stile + "/keeper"},
+		only: []string{stile + "/store", stile + "/line", stile + "/internal/bootclock", "golang.org/x/sys/..."},
+		why:  "time is judged in the keeper alone, the same for every store",
+	},
+	{
+		who:  []string{stile + "/store/memstore"},
+		only: []string{stile + "/store", stile + "/line"},
+		why:  "users test their own code with the memory store, and must get nothing else with it",
+	},
+	{
+		who: []string{stile},
+		only: []string{
+			stile + "/keeper", stile + "/store", stile + "/line", stile + "/internal/bootclock", "golang.org/x/sys/...",
+		},
+		why: "the library works with any store: who uses one must not compile the client of another",
+	},
+	{
+		who:   []string{stile + "/store/..."},
+		never: []string{stile, stile + "/keeper", stile + "/storeurl", stile + "/guard/..."},
+		why:   "a store only puts entries in, takes them out and tells of them: holds and time are made above it",
+	},
+	{
+		who:   []string{stile + "/store/storetest/..."},
+		never: append(slices.Clip(clients), stile+"/internal/testservers"),
+		why:   "third parties run the conformance suite on their stores and must not compile the clients of ours",
+	},
+	{
+		who:    []string{stile + "/..."},
+		except: []string{stile + "/storeurl", stile + "/cmd/...", stile + "/lab/..."},
+		never:  stores,
+		most:   1,
+		why:    "only who is told by a URL which store to use needs more than one of them",
+	},
+	{
+		who:    []string{stile + "/..."},
+		except: []string{stile + "/internal/testservers", stile + "/store/storetest/..."},
+		never:  []string{stile + "/internal/testservers", "testing"},
+		why:    "servers are started by tests, and package testing has no place in a program",
+	},
+	{
+		who:    []string{stile + "/..."},
+		except: []string{stile + "/cmd/...", stile + "/lab/..."},
+		never: []string{
+			stile + "/cmd/...", stile + "/lab/...", "go.etcd.io/etcd/server/...", "go.etcd.io/bbolt/...",
+			"github.com/prometheus/...", "github.com/spf13/...",
+		},
+		why: "who imports the library must not build, nor be bound to versions of, a server, a metrics vendor or a " +
+			"command line",
+	},
+}
+
+const stile = "github.com/stilelock/stile"
+
+// stores are the implementations of the store contract.
+var stores = []string{
+	stile + "/store/memstore", stile + "/store/etcdstore", stile + "/store/redisstore", stile + "/store/zkstore",
+}
+
+// clients are the modules that talk to the servers of the stores, and the stores that need them.
+var clients = []string{
+	"go.etcd.io/...", "google.golang.org/grpc/...", "github.com/redis/...", "github.com/go-zookeeper/...",
+	stile + "/store/etcdstore", stile + "/store/redisstore", stile + "/store/zkstore",
+}

@@ -1,0 +1,183 @@
+package stile_test
+
+import (
+	"encoding/json"
+	"errors"
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stilelock/stile"
+	"github.com/stilelock/stile/line"
+	"github.com/stilelock/stile/store/memstore"
+)
+
+func commands(entries []stile.Entry) string {
+	var names []string
+	for _, e := range entries {
+		names = append(names, e.Owner.Command)
+	}
+	return strings.Join(names, " ")
+}
+
+func TestShow(t *testing.T) {
+	scenario(t, func(t *testing.T, w *world) {
+		ann, bob, cid := w.client("ann"), w.client("bob"), w.client("cid")
+		h := lock(t, ann, "a")
+		time.Sleep(time.Second)
+		wait(t.Context(), t, bob, "a")
+		wait(t.Context(), t, cid, "a")
+		wait(t.Context(), t, cid, "a") // waits in its process, not in the line
+
+		l, err := cid.Show(t.Context(), "a")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if l.Name != "a" || commands(l.Holders) != "ann" || commands(l.Waiters) != "bob cid" {
+			t.Fatalf("the line is %+v, want it held by ann, with bob and cid waiting", l)
+		}
+		e := l.Holders[0]
+		if e.Token != h.Token() || e.Mode != line.Exclusive || e.Foreign || e.Session != w.session("ann") || e.Remaining != ttl-time.Second {
+			t.Errorf("the holder is %+v", e)
+		}
+		if since := time.Since(e.Owner.Since); since != time.Second {
+			t.Errorf("the holder joined %v ago, want a second", since)
+		}
+		if l.Waiters[0].Token <= e.Token || l.Waiters[1].Token <= l.Waiters[0].Token {
+			t.Errorf("the tokens do not increase along the line %+v", l)
+		}
+	})
+}
+
+func TestShowOfALineInWhichNobodyStands(t *testing.T) {
+	scenario(t, func(t *testing.T, w *world) {
+		l, err := w.client("ann").Show(t.Context(), "a")
+		if err != nil || l.Name != "a" || len(l.Holders)+len(l.Waiters)+len(l.Remarks) > 0 {
+			t.Errorf("the line is %+v, %v, want an empty one", l, err)
+		}
+		text, err := json.Marshal(l)
+		if want := `{"name":"a","holders":[],"waiters":[]}`; string(text) != want || err != nil {
+			t.Errorf("as JSON it is %s, %v, want %s", text, err, want)
+		}
+	})
+}
+
+func TestLines(t *testing.T) {
+	scenario(t, func(t *testing.T, w *world) {
+		ann, bob := w.client("ann"), w.client("bob")
+		for _, name := range []string{"b", "a/2", "a/1", "ab"} {
+			lock(t, ann, name)
+		}
+		wait(t.Context(), t, bob, "a/2")
+		for prefix, want := range map[string]string{"": "a/1 a/2 ab b", "a": "a/1 a/2 ab", "a/": "a/1 a/2", "c": ""} {
+			lines, err := bob.Lines(t.Context(), prefix)
+			if err != nil || lines == nil {
+				t.Fatalf("Lines(%q) returned %v, %v", prefix, lines, err)
+			}
+			var names []string
+			for _, l := range lines {
+				names = append(names, l.Name)
+				if commands(l.Holders) != "ann" || (commands(l.Waiters) == "bob") != (l.Name == "a/2") {
+					t.Errorf("the line %+v, want it held by ann, and bob waiting for a/2", l)
+				}
+			}
+			if got := strings.Join(names, " "); got != want {
+				t.Errorf("Lines(%q) returned %q, want %q", prefix, got, want)
+			}
+		}
+	})
+}
+
+// Whatever an owner says of itself can be read by others as it was said.
+func TestTheOwnerCanBeRead(t *testing.T) {
+	scenario(t, func(t *testing.T, w *world) {
+		owner := stile.Owner{
+			Host: "web-3", PID: 812, User: "ann", Command: "deploy.sh", Reason: "release 1.2 \"beta\"\n…",
+			Labels: map[string]string{"ticket": "OPS-1", "": "empty"},
+		}
+		ann := w.client("", func(o *stile.Options) { o.Owner = owner })
+		bob := w.client("bob")
+		h := lock(t, ann, "a")
+		if !reflect.DeepEqual(h.Owner(), owner) {
+			t.Errorf("the hold's owner is %+v, want %+v", h.Owner(), owner)
+		}
+		_, err := bob.Mutex("a").TryLock(t.Context())
+		var held *stile.HeldError
+		if !errors.As(err, &held) {
+			t.Fatal(err)
+		}
+		if want := "ann@web-3 pid 812 (deploy.sh)"; !strings.Contains(err.Error(), want) {
+			t.Errorf("the error %q does not say %q", err, want)
+		}
+		lines, err := bob.Lines(t.Context(), "")
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, got := range []stile.Owner{held.Holder.Owner, lines[0].Holders[0].Owner} {
+			if got.Since.IsZero() {
+				t.Error("the owner does not say since when it stands there")
+			}
+			got.Since = time.Time{}
+			if !reflect.DeepEqual(got, owner) {
+				t.Errorf("read %+v, want %+v", got, owner)
+			}
+		}
+	})
+}
+
+func TestBreak(t *testing.T) {
+	scenario(t, func(t *testing.T, w *world) {
+		ann, bob, cid := w.client("ann"), w.client("bob"), w.client("cid")
+		h := lock(t, ann, "a")
+		other := lock(t, ann, "b")
+		wt := wait(t.Context(), t, bob, "a")
+		e, err := cid.Break(t.Context(), "a", h.Token())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if e.Owner.Command != "ann" || e.Token != h.Token() {
+			t.Errorf("Break returned %+v, want ann's entry with token %d", e, h.Token())
+		}
+		expectLost(t, h, stile.LostEvicted)
+		wt.getsNow()
+		expectHeld(t, other)
+	})
+}
+
+// Who breaks a hold has seen its token. If it is another's turn by now, nothing happens.
+func TestBreakingWithAnotherTokenChangesNothing(t *testing.T) {
+	scenario(t, func(t *testing.T, w *world) {
+		ann, bob := w.client("ann"), w.client("bob")
+		old := lock(t, ann, "a")
+		release(t, old)
+		h := lock(t, ann, "a")
+		wt := wait(t.Context(), t, bob, "a")
+		for _, token := range []uint64{0, old.Token(), h.Token() + 100<<8, 1<<63 + h.Token(), ^uint64(0)} {
+			_, err := bob.Break(t.Context(), "a", token)
+			expectError(t, err, stile.ErrGone)
+			if err != nil && !strings.Contains(err.Error(), `"a"`) {
+				t.Errorf("the error %q does not name the lock", err)
+			}
+		}
+		_, err := bob.Break(t.Context(), "b", h.Token())
+		expectError(t, err, stile.ErrGone)
+		expectHeld(t, h)
+		wt.waits()
+		w.expectLine("a", "ann", "bob")
+	})
+}
+
+func TestReadingPassesOnTheErrorOfTheStore(t *testing.T) {
+	scenario(t, func(t *testing.T, w *world) {
+		c := w.client("ann")
+		denied := errors.New("permission denied")
+		w.faults(memstore.Fault{Err: denied}, on(memstore.Read, memstore.Break))
+		_, err := c.Lines(t.Context(), "")
+		expectError(t, err, denied)
+		_, err = c.Show(t.Context(), "a")
+		expectError(t, err, denied)
+		_, err = c.Break(t.Context(), "a", 256)
+		expectError(t, err, denied)
+	})
+}

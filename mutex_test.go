@@ -1,0 +1,380 @@
+package stile_test
+
+import (
+	"context"
+	"errors"
+	"runtime"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stilelock/stile"
+)
+
+func TestLockAndRelease(t *testing.T) {
+	scenario(t, func(t *testing.T, w *world) {
+		ann, bob := w.client("ann"), w.client("bob")
+		h := lock(t, ann, "a")
+		expectHeld(t, h)
+		if h.Token() == 0 || h.Token()>>63 != 0 {
+			t.Errorf("the token is %d, want it positive and below 2^63", h.Token())
+		}
+		if h.Name() != "a" || h.Owner().Command != "ann" {
+			t.Errorf("the hold is one of %q by %v", h.Name(), h.Owner())
+		}
+		w.expectLine("a", "ann")
+
+		release(t, h)
+		if h.Valid() || h.Err() != nil || closed(h.Lost()) {
+			t.Errorf("a released hold: valid %v, error %v, lost %v; want none of it", h.Valid(), h.Err(), closed(h.Lost()))
+		}
+		if h.Context().Err() == nil || context.Cause(h.Context()) != stile.ErrReleased {
+			t.Errorf("the context of a released hold: cause %v, want ErrReleased", context.Cause(h.Context()))
+		}
+		w.expectLine("a")
+		release(t, lock(t, bob, "a"))
+	})
+}
+
+func TestAHoldLastsUntilItIsReleased(t *testing.T) {
+	scenario(t, func(t *testing.T, w *world) {
+		ann, bob := w.client("ann"), w.client("bob")
+		h := lock(t, ann, "a")
+		wt := wait(t.Context(), t, bob, "a")
+		time.Sleep(24 * time.Hour)
+		expectHeld(t, h)
+		wt.waits()
+		release(t, h)
+		wt.getsNow()
+	})
+}
+
+func TestDifferentNamesAreDifferentLocks(t *testing.T) {
+	scenario(t, func(t *testing.T, w *world) {
+		ann, bob := w.client("ann"), w.client("bob")
+		for _, name := range []string{"a", "a/b", "a/b/c", "A"} {
+			lock(t, ann, name)
+		}
+		lock(t, bob, "a/c")
+	})
+}
+
+func TestTwoMutexesOfOneNameAreOneLock(t *testing.T) {
+	scenario(t, func(t *testing.T, w *world) {
+		c := w.client("ann")
+		one, two := c.Mutex("a"), c.Mutex("a")
+		h, err := one.Lock(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := two.TryLock(t.Context()); !errors.Is(err, stile.ErrHeld) {
+			t.Errorf("TryLock with another Mutex: %v, want ErrHeld", err)
+		}
+		if one.Name() != "a" {
+			t.Errorf("the name is %q", one.Name())
+		}
+		release(t, h)
+	})
+}
+
+func TestWhoLocksTwiceWaitsForItself(t *testing.T) {
+	scenario(t, func(t *testing.T, w *world) {
+		c := w.client("ann")
+		h := lock(t, c, "a")
+		ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
+		defer cancel()
+		before := time.Now()
+		_, err := c.Mutex("a").Lock(ctx)
+		expectError(t, err, context.DeadlineExceeded)
+		if d := time.Since(before); d != time.Hour {
+			t.Errorf("the second Lock returned after %v, want an hour", d)
+		}
+		expectHeld(t, h)
+		w.expectLine("a", "ann")
+	})
+}
+
+func TestTryLock(t *testing.T) {
+	scenario(t, func(t *testing.T, w *world) {
+		ann, bob := w.client("ann"), w.client("bob")
+		h, err := ann.Mutex("a").TryLock(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		expectHeld(t, h)
+		for who, c := range map[string]*stile.Client{"another process": bob, "the same process": ann} {
+			before := time.Now()
+			h2, err := c.Mutex("a").TryLock(t.Context())
+			var held *stile.HeldError
+			if h2 != nil || !errors.Is(err, stile.ErrHeld) || !errors.As(err, &held) {
+				t.Fatalf("TryLock by %s returned %v, %v, want a HeldError, matching ErrHeld", who, h2, err)
+			}
+			if held.Name != "a" || held.Holder == nil || held.Holder.Owner.Command != "ann" {
+				t.Errorf("TryLock by %s: %+v does not say that ann holds a", who, held)
+			}
+			if s := err.Error(); !strings.Contains(s, "ann") || !strings.Contains(s, `"a"`) {
+				t.Errorf("TryLock by %s: the error %q does not say that ann holds a", who, s)
+			}
+			if d := time.Since(before); d != 0 {
+				t.Errorf("TryLock by %s took %v", who, d)
+			}
+		}
+		w.expectLine("a", "ann")
+		release(t, h)
+		if h, err = bob.Mutex("a").TryLock(t.Context()); err != nil {
+			t.Fatalf("TryLock after the release: %v", err)
+		}
+		release(t, h)
+	})
+}
+
+func TestTryLockTellsTheTokenOfTheHolder(t *testing.T) {
+	scenario(t, func(t *testing.T, w *world) {
+		ann, bob := w.client("ann"), w.client("bob")
+		h := lock(t, ann, "a")
+		_, err := bob.Mutex("a").TryLock(t.Context())
+		var held *stile.HeldError
+		if !errors.As(err, &held) || held.Holder.Token != h.Token() {
+			t.Fatalf("TryLock: %+v, want the holder's token %d", err, h.Token())
+		}
+		if _, err := bob.Break(t.Context(), "a", held.Holder.Token); err != nil {
+			t.Errorf("breaking the holder that TryLock told of: %v", err)
+		}
+	})
+}
+
+func TestTryLockWithAnEndedContext(t *testing.T) {
+	scenario(t, func(t *testing.T, w *world) {
+		c := w.client("ann")
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		for range 20 {
+			_, err := c.Mutex("a").TryLock(ctx)
+			expectError(t, err, context.Canceled)
+			_, err = c.Mutex("a").Lock(ctx)
+			expectError(t, err, context.Canceled)
+		}
+		w.expectLine("a")
+	})
+}
+
+// For fencing: whatever happened to the holds before, the next one's token is larger.
+func TestTokensIncrease(t *testing.T) {
+	scenario(t, func(t *testing.T, w *world) {
+		ann, bob := w.client("ann"), w.client("bob")
+		var last uint64
+		next := func(after string, h *stile.Hold) *stile.Hold {
+			t.Helper()
+			if h.Token() <= last {
+				t.Errorf("after %s the token is %d, want more than %d", after, h.Token(), last)
+			}
+			last = h.Token()
+			return h
+		}
+		release(t, next("nothing", lock(t, ann, "a")))
+		release(t, next("a release", lock(t, ann, "a")))
+		release(t, next("a hold of another client", lock(t, bob, "a")))
+
+		h := lock(t, ann, "a")
+		next("another", h)
+		behind := wait(t.Context(), t, ann, "a")
+		w.store.Expire(w.session("ann"))
+		expectLost(t, h, stile.LostExpired)
+		h = next("a session that expired", behind.gets())
+
+		if _, err := bob.Break(t.Context(), "a", h.Token()); err != nil {
+			t.Fatal(err)
+		}
+		expectLost(t, h, stile.LostEvicted)
+		h = next("a hold that was broken", lock(t, bob, "a"))
+
+		w.cut(w.session("bob"))
+		time.Sleep(ttl)
+		expectLost(t, h, stile.LostDeadline)
+		w.heal()
+		next("a hold that ran out", lock(t, ann, "a"))
+		if err := ann.Close(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		release(t, next("a client that was closed", lock(t, bob, "a")))
+	})
+}
+
+type key struct{}
+
+func TestTheContextOfLockBoundsOnlyTheWaiting(t *testing.T) {
+	scenario(t, func(t *testing.T, w *world) {
+		c := w.client("ann")
+		ctx, cancel := context.WithTimeout(context.WithValue(t.Context(), key{}, "value"), time.Second)
+		h, err := c.Mutex("a").Lock(ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		cancel()
+		time.Sleep(time.Hour)
+		expectHeld(t, h)
+		if got := h.Context().Value(key{}); got != "value" {
+			t.Errorf("the hold's context has the value %v, want that of Lock's context", got)
+		}
+		if d, ok := h.Context().Deadline(); ok {
+			t.Errorf("the hold's context has the deadline %v of Lock's context", d)
+		}
+		release(t, h)
+	})
+}
+
+func TestDoHoldsTheLockWhileFRuns(t *testing.T) {
+	scenario(t, func(t *testing.T, w *world) {
+		c := w.client("ann")
+		ctx := context.WithValue(t.Context(), key{}, "value")
+		var inside *stile.Hold
+		err := c.Mutex("a").Do(ctx, func(ctx context.Context, h *stile.Hold) error {
+			inside = h
+			expectHeld(t, h)
+			w.expectLine("a", "ann")
+			if ctx.Value(key{}) != "value" || ctx.Err() != nil {
+				t.Errorf("f's context has the value %v and the error %v", ctx.Value(key{}), ctx.Err())
+			}
+			return nil
+		})
+		if err != nil || inside == nil {
+			t.Fatalf("Do: %v; f was called: %v", err, inside != nil)
+		}
+		w.expectLine("a")
+		if inside.Valid() || context.Cause(inside.Context()) != stile.ErrReleased {
+			t.Error("after Do the hold is not released")
+		}
+	})
+}
+
+func TestDoReturnsTheErrorOfF(t *testing.T) {
+	scenario(t, func(t *testing.T, w *world) {
+		mine := errors.New("mine")
+		err := w.client("ann").Mutex("a").Do(t.Context(), func(context.Context, *stile.Hold) error { return mine })
+		expectError(t, err, mine)
+		w.expectLine("a")
+	})
+}
+
+func TestDoThatDoesNotGetTheLockDoesNotCallF(t *testing.T) {
+	scenario(t, func(t *testing.T, w *world) {
+		ann, bob := w.client("ann"), w.client("bob")
+		lock(t, ann, "a")
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		err := bob.Mutex("a").Do(ctx, func(context.Context, *stile.Hold) error { panic("f was called") })
+		expectError(t, err, context.DeadlineExceeded)
+	})
+}
+
+func TestDoTellsFOfTheLoss(t *testing.T) {
+	scenario(t, func(t *testing.T, w *world) {
+		ann, bob := w.client("ann"), w.client("bob")
+		mine := errors.New("mine")
+		err := ann.Mutex("a").Do(t.Context(), func(ctx context.Context, h *stile.Hold) error {
+			if _, err := bob.Break(t.Context(), "a", h.Token()); err != nil {
+				t.Error(err)
+			}
+			<-ctx.Done()
+			if ctx.Err() != context.Canceled {
+				t.Errorf("the error of f's context is %v", ctx.Err())
+			}
+			if lost := asLost(t, context.Cause(ctx)); lost.Reason != stile.LostEvicted {
+				t.Errorf("f's context ended because of %v", lost)
+			}
+			return mine
+		})
+		expectError(t, err, mine, stile.ErrLost)
+		if lost := asLost(t, err); lost.Reason != stile.LostEvicted {
+			t.Errorf("Do returned %v", err)
+		}
+	})
+}
+
+// Success means that the lock was held to the end, even if f did not look.
+func TestDoFailsIfTheLockWasLostThoughFSucceeded(t *testing.T) {
+	scenario(t, func(t *testing.T, w *world) {
+		ann, bob := w.client("ann"), w.client("bob")
+		err := ann.Mutex("a").Do(t.Context(), func(_ context.Context, h *stile.Hold) error {
+			_, err := bob.Break(t.Context(), "a", h.Token())
+			return err
+		})
+		expectError(t, err, stile.ErrLost)
+	})
+}
+
+func TestTheContextOfFEndsWithThatOfDo(t *testing.T) {
+	scenario(t, func(t *testing.T, w *world) {
+		c := w.client("ann")
+		why := errors.New("shutting down")
+		ctx, cancel := context.WithCancelCause(t.Context())
+		err := c.Mutex("a").Do(ctx, func(ctx context.Context, h *stile.Hold) error {
+			cancel(why)
+			<-ctx.Done()
+			expectError(t, context.Cause(ctx), why)
+			expectHeld(t, h)
+			return nil
+		})
+		if err != nil {
+			t.Errorf("Do whose context has ended while f ran: %v", err)
+		}
+		w.expectLine("a")
+
+		ctx, stop := context.WithTimeout(t.Context(), time.Second)
+		defer stop()
+		err = c.Mutex("a").Do(ctx, func(ctx context.Context, _ *stile.Hold) error {
+			<-ctx.Done()
+			return ctx.Err()
+		})
+		expectError(t, err, context.DeadlineExceeded)
+		w.expectLine("a")
+	})
+}
+
+func TestDoReleasesWhenFPanics(t *testing.T) {
+	scenario(t, func(t *testing.T, w *world) {
+		c := w.client("ann")
+		func() {
+			defer func() {
+				if r := recover(); r != "boom" {
+					t.Errorf("recovered %v, want the panic of f", r)
+				}
+			}()
+			_ = c.Mutex("a").Do(t.Context(), func(context.Context, *stile.Hold) error { panic("boom") })
+		}()
+		w.expectLine("a")
+		lock(t, c, "a")
+	})
+}
+
+func TestDoReleasesWhenFEndsItsGoroutine(t *testing.T) {
+	scenario(t, func(t *testing.T, w *world) {
+		c := w.client("ann")
+		go func() {
+			_ = c.Mutex("a").Do(t.Context(), func(context.Context, *stile.Hold) error {
+				runtime.Goexit()
+				return nil
+			})
+		}()
+		synctest.Wait()
+		w.expectLine("a")
+		lock(t, c, "a")
+	})
+}
+
+func TestFMayReleaseByItself(t *testing.T) {
+	scenario(t, func(t *testing.T, w *world) {
+		ann, bob := w.client("ann"), w.client("bob")
+		err := ann.Mutex("a").Do(t.Context(), func(ctx context.Context, h *stile.Hold) error {
+			release(t, h)
+			lock(t, bob, "a")
+			<-ctx.Done()
+			expectError(t, context.Cause(ctx), stile.ErrReleased)
+			return nil
+		})
+		if err != nil {
+			t.Error(err)
+		}
+	})
+}

@@ -1,0 +1,301 @@
+package stile_test
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stilelock/stile"
+	"github.com/stilelock/stile/store/memstore"
+)
+
+// join returns a place that has got as far as it gets by itself.
+func join(ctx context.Context, t *testing.T, c *stile.Client, name string) *stile.Place {
+	t.Helper()
+	p := justJoin(ctx, t, c, name)
+	synctest.Wait()
+	return p
+}
+
+func justJoin(ctx context.Context, t *testing.T, c *stile.Client, name string) *stile.Place {
+	t.Helper()
+	p, err := c.Mutex(name).Join(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return p
+}
+
+// expectReady returns the hold of a place that is ready.
+func expectReady(t *testing.T, p *stile.Place) *stile.Hold {
+	t.Helper()
+	if !closed(p.Ready()) {
+		t.Fatalf("the place is not ready; %d are ahead", p.Ahead())
+	}
+	h, err := p.Hold()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return h
+}
+
+func expectAhead(t *testing.T, p *stile.Place, want int) {
+	t.Helper()
+	if ready := closed(p.Ready()); ready != (want == 0) {
+		t.Fatalf("the place is ready: %v, want %v", ready, !ready)
+	}
+	if got := p.Ahead(); got != want {
+		t.Errorf("%d are ahead, want %d", got, want)
+	}
+}
+
+// expectLeft checks that a place that was left says so.
+func expectLeft(t *testing.T, p *stile.Place, want ...error) {
+	t.Helper()
+	if !closed(p.Ready()) {
+		t.Fatal("a place that was given up is not ready")
+	}
+	h, err := p.Hold()
+	if h != nil {
+		t.Errorf("a place that was given up has the hold %v", h)
+	}
+	expectError(t, err, want...)
+}
+
+func TestJoin(t *testing.T) {
+	scenario(t, func(t *testing.T, w *world) {
+		ann, bob := w.client("ann"), w.client("bob")
+		h := expectReady(t, join(t.Context(), t, ann, "a"))
+		expectHeld(t, h)
+		p := join(t.Context(), t, bob, "a")
+		expectAhead(t, p, 1)
+		w.expectLine("a", "ann", "bob")
+		release(t, h)
+		h = expectReady(t, p)
+		expectAhead(t, p, 0)
+		again, err := p.Hold()
+		if again != h || err != nil {
+			t.Errorf("Hold called again returned %v, %v, want the same hold", again, err)
+		}
+		release(t, h)
+		w.expectLine("a")
+	})
+}
+
+func TestHoldOfAPlaceWaits(t *testing.T) {
+	scenario(t, func(t *testing.T, w *world) {
+		ann, bob := w.client("ann"), w.client("bob")
+		h := lock(t, ann, "a")
+		p := join(t.Context(), t, bob, "a")
+		time.AfterFunc(time.Hour, func() { release(t, h) })
+		before := time.Now()
+		if _, err := p.Hold(); err != nil {
+			t.Fatal(err)
+		}
+		if d := time.Since(before); d != time.Hour {
+			t.Errorf("Hold waited for %v, want an hour", d)
+		}
+	})
+}
+
+// Whoever joined first is first: also among those that one goroutine has joined without a pause.
+func TestPlacesAreServedInTheOrderOfJoining(t *testing.T) {
+	scenario(t, func(t *testing.T, w *world) {
+		c := w.client("ann")
+		for range 20 {
+			h := lock(t, c, "a")
+			var places []*stile.Place
+			for range 5 {
+				places = append(places, justJoin(t.Context(), t, c, "a"))
+			}
+			release(t, h)
+			for i, p := range places {
+				for j, later := range places[i+1:] {
+					expectAhead(t, later, j+1)
+				}
+				release(t, expectReady(t, p))
+			}
+		}
+	})
+}
+
+func TestAheadCountsDown(t *testing.T) {
+	scenario(t, func(t *testing.T, w *world) {
+		ann, bob, cid := w.client("ann"), w.client("bob"), w.client("cid")
+		h := lock(t, ann, "a")
+		b := join(t.Context(), t, bob, "a")
+		c1 := join(t.Context(), t, cid, "a")
+		c2 := join(t.Context(), t, cid, "a")
+		c3 := join(t.Context(), t, cid, "a")
+		w.expectLine("a", "ann", "bob", "cid")
+		expectAhead(t, b, 1)
+		expectAhead(t, c1, 2)
+		expectAhead(t, c2, 3)
+		expectAhead(t, c3, 4)
+		release(t, h)
+		expectAhead(t, b, 0)
+		expectAhead(t, c1, 1)
+		expectAhead(t, c2, 2)
+		expectAhead(t, c3, 3)
+		if err := b.Leave(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		expectAhead(t, c1, 0)
+		expectAhead(t, c2, 1)
+		expectAhead(t, c3, 2)
+	})
+}
+
+func TestLeavingTheLineOfTheStore(t *testing.T) {
+	scenario(t, func(t *testing.T, w *world) {
+		ann, bob, cid := w.client("ann"), w.client("bob"), w.client("cid")
+		h := lock(t, ann, "a")
+		p := join(t.Context(), t, bob, "a")
+		next := wait(t.Context(), t, cid, "a")
+		w.expectLine("a", "ann", "bob", "cid")
+		for range 2 {
+			if err := p.Leave(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			expectLeft(t, p, stile.ErrLeft)
+		}
+		w.expectLine("a", "ann", "cid")
+		release(t, h)
+		next.getsNow()
+	})
+}
+
+func TestLeavingTheQueueOfTheProcess(t *testing.T) {
+	scenario(t, func(t *testing.T, w *world) {
+		c := w.client("ann")
+		h := lock(t, c, "a")
+		p := join(t.Context(), t, c, "a")
+		next := wait(t.Context(), t, c, "a")
+		if err := p.Leave(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		expectLeft(t, p, stile.ErrLeft)
+		release(t, h)
+		next.getsNow()
+	})
+}
+
+// Nobody took the hold, and there is nobody else who could release it.
+func TestLeavingAPlaceThatHoldsReleases(t *testing.T) {
+	scenario(t, func(t *testing.T, w *world) {
+		ann, bob := w.client("ann"), w.client("bob")
+		p := join(t.Context(), t, ann, "a")
+		next := wait(t.Context(), t, bob, "a")
+		w.expectLine("a", "ann", "bob")
+		if err := p.Leave(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		next.getsNow()
+		h, err := p.Hold()
+		if err != nil || h.Valid() {
+			t.Errorf("the hold of a place left after it was ready: valid %v, error %v", h.Valid(), err)
+		}
+		if err := p.Leave(t.Context()); err != nil {
+			t.Errorf("leaving again: %v", err)
+		}
+	})
+}
+
+func TestLeavingAPlaceThatLostItsHold(t *testing.T) {
+	scenario(t, func(t *testing.T, w *world) {
+		c := w.client("ann")
+		p := join(t.Context(), t, c, "a")
+		h := expectReady(t, p)
+		if _, err := c.Break(t.Context(), "a", h.Token()); err != nil {
+			t.Fatal(err)
+		}
+		asLost(t, p.Leave(t.Context()))
+	})
+}
+
+func TestLeavingJustAfterJoining(t *testing.T) {
+	scenario(t, func(t *testing.T, w *world) {
+		c := w.client("ann")
+		for range 100 {
+			if err := justJoin(t.Context(), t, c, "a").Leave(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			w.expectLine("a")
+		}
+	})
+}
+
+// Leaving as the turn comes: the lock is not held afterwards, whichever was first.
+func TestLeavingAsTheTurnComes(t *testing.T) {
+	scenario(t, func(t *testing.T, w *world) {
+		ann, bob, cid := w.client("ann"), w.client("bob"), w.client("cid")
+		for range 300 {
+			h := lock(t, ann, "a")
+			p := join(t.Context(), t, bob, "a")
+			next := wait(t.Context(), t, cid, "a")
+			go func() {
+				if err := p.Leave(t.Context()); err != nil {
+					t.Error(err)
+				}
+			}()
+			release(t, h)
+			release(t, next.getsNow())
+			w.expectLine("a")
+		}
+	})
+}
+
+func TestTheContextOfJoinEnds(t *testing.T) {
+	scenario(t, func(t *testing.T, w *world) {
+		ann, bob := w.client("ann"), w.client("bob")
+		h := lock(t, ann, "a")
+		ctx, end, why := cancelled(t)
+		inLine, inQueue := join(ctx, t, bob, "a"), join(ctx, t, ann, "a")
+		w.expectLine("a", "ann", "bob")
+		end()
+		expectLeft(t, inLine, context.Canceled, why)
+		expectLeft(t, inQueue, context.Canceled, why)
+		w.expectLine("a", "ann")
+		release(t, h)
+
+		ctx, end, _ = cancelled(t)
+		h = expectReady(t, join(ctx, t, bob, "a"))
+		end()
+		time.Sleep(time.Hour)
+		expectHeld(t, h) // it was ready before
+	})
+}
+
+func TestAPlaceTellsWhatWentWrong(t *testing.T) {
+	scenario(t, func(t *testing.T, w *world) {
+		c := w.client("ann")
+		full := errors.New("database space exceeded")
+		w.faults(memstore.Fault{Err: full}, on(memstore.Enqueue))
+		p := join(t.Context(), t, c, "a")
+		expectLeft(t, p, full)
+		if err := p.Leave(t.Context()); err != nil {
+			t.Errorf("leaving a place that failed: %v", err)
+		}
+	})
+}
+
+func TestClosingTheClientEndsPlaces(t *testing.T) {
+	scenario(t, func(t *testing.T, w *world) {
+		ann, bob := w.client("ann"), w.client("bob")
+		lock(t, bob, "a")
+		p := join(t.Context(), t, ann, "a")
+		held := expectReady(t, join(t.Context(), t, ann, "b"))
+		if err := ann.Close(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		select {
+		case <-p.Ready():
+		default:
+			t.Error("Close has returned and the place is not ready")
+		}
+		expectLeft(t, p, stile.ErrClosed)
+		expectLost(t, held, stile.LostClosed)
+	})
+}

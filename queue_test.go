@@ -1,0 +1,517 @@
+package stile_test
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stilelock/stile"
+	"github.com/stilelock/stile/store/memstore"
+)
+
+func TestClientsAreServedInTheOrderOfArrival(t *testing.T) {
+	scenario(t, func(t *testing.T, w *world) {
+		h := lock(t, w.client("ann"), "a")
+		names := []string{"ann"}
+		var waiters []*waiter
+		for _, name := range []string{"bob", "cid", "dan", "eve"} {
+			waiters = append(waiters, wait(t.Context(), t, w.client(name), "a"))
+			names = append(names, name)
+			w.expectLine("a", names...)
+		}
+		for i, wt := range waiters {
+			for _, later := range waiters[i:] {
+				later.waits()
+			}
+			release(t, h)
+			h = wt.getsNow()
+			w.expectLine("a", names[i+1:]...)
+		}
+	})
+}
+
+// However many goroutines of one process want a lock, the process stands in the line once.
+func TestGoroutinesAreServedInTheOrderOfArrival(t *testing.T) {
+	scenario(t, func(t *testing.T, w *world) {
+		c := w.client("ann")
+		h := lock(t, c, "a")
+		var waiters []*waiter
+		for range 20 {
+			waiters = append(waiters, wait(t.Context(), t, c, "a"))
+			w.expectLine("a", "ann")
+		}
+		for i, wt := range waiters {
+			for _, later := range waiters[i:] {
+				later.waits()
+			}
+			release(t, h)
+			h = wt.getsNow()
+			w.expectLine("a", "ann")
+		}
+		release(t, h)
+		w.expectLine("a")
+	})
+}
+
+// A process goes to the end of the line between the turns of its goroutines: others are not starved.
+func TestAProcessOfManyGoroutinesTakesTurnsWithOthers(t *testing.T) {
+	scenario(t, func(t *testing.T, w *world) {
+		ann, bob := w.client("ann"), w.client("bob")
+		first := lock(t, ann, "a")
+		a2, a3 := wait(t.Context(), t, ann, "a"), wait(t.Context(), t, ann, "a")
+		b1, b2 := wait(t.Context(), t, bob, "a"), wait(t.Context(), t, bob, "a")
+		w.expectLine("a", "ann", "bob")
+
+		release(t, first)
+		h := b1.getsNow()
+		w.expectLine("a", "bob", "ann")
+		release(t, h)
+		h = a2.getsNow()
+		w.expectLine("a", "ann", "bob")
+		release(t, h)
+		h = b2.getsNow()
+		w.expectLine("a", "bob", "ann")
+		release(t, h)
+		release(t, a3.getsNow())
+		w.expectLine("a")
+	})
+}
+
+func TestWaitersOfDifferentNamesDoNotWaitForEachOther(t *testing.T) {
+	scenario(t, func(t *testing.T, w *world) {
+		ann, bob := w.client("ann"), w.client("bob")
+		lock(t, bob, "a")
+		wt := wait(t.Context(), t, ann, "a")
+		release(t, lock(t, ann, "b"))
+		wt.waits()
+	})
+}
+
+// Each release wakes one waiter: the next.
+func TestOnlyTheNextInLineIsWoken(t *testing.T) {
+	scenario(t, func(t *testing.T, w *world) {
+		h := lock(t, w.client("ann"), "a")
+		b := wait(t.Context(), t, w.client("bob"), "a")
+		c := wait(t.Context(), t, w.client("cid"), "a")
+		requests := 0
+		w.store.SetFaults(func(c memstore.Call) memstore.Fault {
+			if c.Op != memstore.Notify {
+				requests++
+			}
+			return memstore.Fault{}
+		})
+		release(t, h)
+		b.getsNow()
+		c.waits()
+		if requests != 1 {
+			t.Errorf("a hand-over took %d requests, want 1: the release", requests)
+		}
+	})
+}
+
+// Many goroutines of many clients: each adds to a counter that nothing else protects, so that the race detector
+// watches as well.
+func TestExclusion(t *testing.T) {
+	scenario(t, func(t *testing.T, w *world) {
+		counter, last := 0, uint64(0)
+		var all sync.WaitGroup
+		for _, name := range []string{"ann", "bob", "cid"} {
+			c := w.client(name)
+			for range 5 {
+				all.Go(func() {
+					for range 20 {
+						err := c.Mutex("a").Do(t.Context(), func(_ context.Context, h *stile.Hold) error {
+							was := counter
+							time.Sleep(time.Millisecond)
+							counter = was + 1
+							if h.Token() <= last {
+								t.Errorf("token %d after %d", h.Token(), last)
+							}
+							last = h.Token()
+							return nil
+						})
+						if err != nil {
+							t.Error(err)
+						}
+					}
+				})
+			}
+		}
+		all.Wait()
+		if counter != 300 {
+			t.Errorf("counted %d, want 300", counter)
+		}
+	})
+}
+
+// cancelled is a context that ends with a cause of its own.
+func cancelled(t *testing.T) (ctx context.Context, end func(), why error) {
+	ctx, cancel := context.WithCancelCause(t.Context())
+	why = errors.New("the caller has better things to do")
+	return ctx, func() { cancel(why); synctest.Wait() }, why
+}
+
+func TestGivingUpInTheQueueOfTheProcess(t *testing.T) {
+	scenario(t, func(t *testing.T, w *world) {
+		c := w.client("ann")
+		h := lock(t, c, "a")
+		ctx, end, why := cancelled(t)
+		first := wait(t.Context(), t, c, "a")
+		quits := wait(ctx, t, c, "a")
+		last := wait(t.Context(), t, c, "a")
+		end()
+		quits.fails(context.Canceled, why)
+		release(t, h)
+		release(t, first.getsNow())
+		release(t, last.getsNow())
+	})
+}
+
+func TestGivingUpInTheLineOfTheStore(t *testing.T) {
+	scenario(t, func(t *testing.T, w *world) {
+		ann, bob, cid := w.client("ann"), w.client("bob"), w.client("cid")
+		h := lock(t, ann, "a")
+		ctx, end, why := cancelled(t)
+		quits := wait(ctx, t, bob, "a")
+		behind := wait(t.Context(), t, bob, "a")
+		next := wait(t.Context(), t, cid, "a")
+		w.expectLine("a", "ann", "bob", "cid")
+		end()
+		quits.fails(context.Canceled, why)
+		w.expectLine("a", "ann", "cid", "bob")
+		release(t, h)
+		release(t, next.getsNow())
+		release(t, behind.getsNow())
+	})
+}
+
+func TestTheDeadlineOfTheContext(t *testing.T) {
+	scenario(t, func(t *testing.T, w *world) {
+		ann, bob := w.client("ann"), w.client("bob")
+		h := lock(t, ann, "a")
+		why := errors.New("too slow")
+		ctx, cancel := context.WithTimeoutCause(t.Context(), time.Minute, why)
+		defer cancel()
+		before := time.Now()
+		for _, c := range []*stile.Client{ann, bob} {
+			_, err := c.Mutex("a").Lock(ctx)
+			expectError(t, err, context.DeadlineExceeded, why)
+		}
+		if d := time.Since(before); d != time.Minute {
+			t.Errorf("Lock waited for %v, want a minute", d)
+		}
+		expectHeld(t, h)
+		w.expectLine("a", "ann")
+	})
+}
+
+func TestGivingUpWhileTheSessionIsOpened(t *testing.T) {
+	for what, f := range map[string]memstore.Fault{
+		"the request is slow": {Delay: time.Second},
+		"the reply is slow":   {ReplyDelay: time.Second},
+		"the request is lost": {Drop: true},
+		"the reply is lost":   {LoseReply: true},
+	} {
+		scenario(t, func(t *testing.T, w *world) {
+			c := w.client("ann")
+			w.faults(f, on(memstore.Open))
+			ctx, end, why := cancelled(t)
+			opens := wait(ctx, t, c, "a")
+			behind := wait(t.Context(), t, c, "a")
+			asWell := wait(t.Context(), t, c, "b") // waits for the same session
+			time.Sleep(time.Millisecond)
+			w.heal()
+			end()
+			opens.fails(context.Canceled, why)
+			release(t, behind.getsNow())
+			release(t, asWell.getsNow())
+			w.expectLine("a")
+			if ids := w.store.Sessions(); len(ids) != 1 {
+				t.Errorf("%s: there are the sessions %v, want one", what, ids)
+			}
+		})
+	}
+}
+
+func TestGivingUpWhileWaitingForAnothersSession(t *testing.T) {
+	scenario(t, func(t *testing.T, w *world) {
+		c := w.client("ann")
+		w.faults(memstore.Fault{Delay: time.Second}, on(memstore.Open))
+		opens := wait(t.Context(), t, c, "a")
+		ctx, end, why := cancelled(t)
+		quits := wait(ctx, t, c, "b")
+		end()
+		quits.fails(context.Canceled, why)
+		opens.gets()
+		w.expectLine("b")
+	})
+}
+
+// Whether an entry got into the line or not, when its caller gives up none is left, and nobody waits for it.
+func TestGivingUpWhileTheEntryIsPutIn(t *testing.T) {
+	for what, f := range map[string]memstore.Fault{
+		"the request is slow": {Delay: time.Second},
+		"the reply is slow":   {ReplyDelay: time.Second},
+		"the request is lost": {Drop: true},
+		"the reply is lost":   {LoseReply: true},
+	} {
+		for _, held := range []bool{false, true} {
+			scenario(t, func(t *testing.T, w *world) {
+				ann, bob := w.client("ann"), w.client("bob")
+				var h *stile.Hold
+				var line []string
+				if held {
+					h, line = lock(t, bob, "a"), []string{"bob"}
+				}
+				w.faults(f, on(memstore.Enqueue))
+				ctx, end, why := cancelled(t)
+				quits := wait(ctx, t, ann, "a")
+				behind := wait(t.Context(), t, ann, "a")
+				time.Sleep(time.Millisecond)
+				w.heal()
+				end()
+				t.Log(what, "; held:", held)
+				quits.fails(context.Canceled, why)
+				w.expectLine("a", append(line, "ann")...)
+				if held {
+					behind.waits()
+					release(t, h)
+				}
+				release(t, behind.getsNow())
+				release(t, lock(t, bob, "a"))
+			})
+		}
+	}
+}
+
+// The caller gives up just as its turn comes. Whichever is first: it has the lock or an error, and not both; nothing is
+// left behind, and the next one's turn comes.
+func TestGivingUpAsTheTurnComes(t *testing.T) {
+	scenario(t, func(t *testing.T, w *world) {
+		ann, bob, cid := w.client("ann"), w.client("bob"), w.client("cid")
+		got := 0
+		for range 300 {
+			h := lock(t, ann, "a")
+			ctx, cancel := context.WithCancel(t.Context())
+			races := wait(ctx, t, bob, "a")
+			behind := wait(t.Context(), t, bob, "a")
+			next := wait(t.Context(), t, cid, "a")
+			go cancel()
+			release(t, h)
+			<-races.done
+			if races.err == nil {
+				got++
+				expectHeld(t, races.hold)
+				next.waits()
+				release(t, races.hold)
+			} else {
+				expectError(t, races.err, context.Canceled)
+			}
+			release(t, next.getsNow())
+			release(t, behind.getsNow())
+			w.expectLine("a")
+		}
+		t.Logf("got the lock %d times of 300", got)
+	})
+}
+
+// The same within one process.
+func TestGivingUpAsTheTurnComesInTheQueueOfTheProcess(t *testing.T) {
+	scenario(t, func(t *testing.T, w *world) {
+		c := w.client("ann")
+		for range 300 {
+			h := lock(t, c, "a")
+			ctx, cancel := context.WithCancel(t.Context())
+			races := wait(ctx, t, c, "a")
+			next := wait(t.Context(), t, c, "a")
+			go cancel()
+			release(t, h)
+			<-races.done
+			if races.err == nil {
+				next.waits()
+				release(t, races.hold)
+			} else {
+				expectError(t, races.err, context.Canceled)
+			}
+			release(t, next.getsNow())
+			w.expectLine("a")
+		}
+	})
+}
+
+// An entry that cannot be taken out at once delays the next of its process by a second, no more, and its caller not at
+// all.
+func TestGivingUpWhileTheStoreIsOutOfReach(t *testing.T) {
+	scenario(t, func(t *testing.T, w *world) {
+		ann, bob, cid := w.client("ann"), w.client("bob"), w.client("cid")
+		h := lock(t, bob, "a")
+		ctx, end, why := cancelled(t)
+		quits := wait(ctx, t, ann, "a")
+		behind := wait(t.Context(), t, ann, "a")
+		next := wait(t.Context(), t, cid, "a")
+		w.faults(memstore.Fault{Drop: true}, on(memstore.Withdraw), w.session("ann"))
+		end()
+		quits.fails(context.Canceled, why)
+		w.expectLine("a", "bob", "ann", "cid")
+		time.Sleep(time.Second)
+		w.expectLine("a", "bob", "ann", "cid", "ann")
+		w.heal()
+		time.Sleep(2 * time.Second)
+		w.expectLine("a", "bob", "cid", "ann")
+		release(t, h)
+		release(t, next.getsNow())
+		release(t, behind.getsNow())
+	})
+}
+
+// registrations counts what is registered with a context and not taken back.
+type registrations struct {
+	context.Context
+	mu   sync.Mutex
+	open int
+}
+
+func (r *registrations) AfterFunc(f func()) func() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.open++
+	stop := context.AfterFunc(r.Context, f)
+	return sync.OnceValue(func() bool {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		r.open--
+		return stop()
+	})
+}
+
+// A context may live as long as the process: what is registered with it for one lock must not stay.
+func TestNothingStaysWithTheCallersContext(t *testing.T) {
+	scenario(t, func(t *testing.T, w *world) {
+		ann, bob := w.client("ann"), w.client("bob")
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		r := &registrations{Context: ctx}
+		m := ann.Mutex("a")
+		var holds []*stile.Hold
+		use := func(h *stile.Hold, err error) {
+			t.Helper()
+			if err != nil {
+				t.Fatal(err)
+			}
+			holds = append(holds, h)
+			release(t, h)
+		}
+		use(m.Lock(r))
+		use(m.TryLock(r))
+		p, err := m.Join(r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		use(p.Hold())
+		if err := m.Do(r, func(context.Context, *stile.Hold) error { return nil }); err != nil {
+			t.Fatal(err)
+		}
+		h := lock(t, bob, "a")
+		if _, err := m.TryLock(r); !errors.Is(err, stile.ErrHeld) {
+			t.Fatal(err)
+		}
+		if p, err = m.Join(r); err != nil {
+			t.Fatal(err)
+		}
+		if err := p.Leave(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		release(t, h)
+		synctest.Wait()
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		if r.open != 0 {
+			t.Errorf("%d registrations stay with the context", r.open)
+		}
+	})
+}
+
+func TestContended(t *testing.T) {
+	for _, tt := range []struct {
+		who       string
+		contender func(w *world, ann *stile.Client) *stile.Client
+	}{
+		{"another process", func(w *world, _ *stile.Client) *stile.Client { return w.client("bob") }},
+		{"the same process", func(_ *world, ann *stile.Client) *stile.Client { return ann }},
+	} {
+		t.Run(tt.who, func(t *testing.T) {
+			scenario(t, func(t *testing.T, w *world) {
+				ann := w.client("ann")
+				other := tt.contender(w, ann)
+				h := lock(t, ann, "a")
+				if closed(h.Contended()) {
+					t.Fatal("contended although nobody waits")
+				}
+				lock(t, other, "b")
+				wait(t.Context(), t, ann, "b")
+				if _, err := other.Mutex("a").TryLock(t.Context()); !errors.Is(err, stile.ErrHeld) {
+					t.Fatal(err)
+				}
+				if closed(h.Contended()) {
+					t.Fatal("contended although nobody waits: a try does not, nor those of other names")
+				}
+				wt := wait(t.Context(), t, other, "a")
+				if !closed(h.Contended()) {
+					t.Error("not contended although somebody waits")
+				}
+				release(t, h)
+				next := wt.getsNow()
+				if closed(next.Contended()) {
+					t.Error("the next hold is contended although nobody waits")
+				}
+				wait(t.Context(), t, other, "a")
+				if !closed(next.Contended()) {
+					t.Error("the next hold is not contended although somebody waits")
+				}
+			})
+		})
+	}
+}
+
+func TestContendedAskedLate(t *testing.T) {
+	scenario(t, func(t *testing.T, w *world) {
+		ann, bob := w.client("ann"), w.client("bob")
+		a, b := lock(t, ann, "a"), lock(t, ann, "b")
+		wait(t.Context(), t, bob, "a")
+		wait(t.Context(), t, ann, "b")
+		if !closed(a.Contended()) || !closed(b.Contended()) {
+			t.Error("not contended although somebody waits already")
+		}
+	})
+}
+
+func TestContendedAfterTheHold(t *testing.T) {
+	scenario(t, func(t *testing.T, w *world) {
+		ann, bob := w.client("ann"), w.client("bob")
+		h := lock(t, ann, "a")
+		release(t, h)
+		lock(t, bob, "a")
+		wait(t.Context(), t, ann, "a")
+		if closed(h.Contended()) {
+			t.Error("a released hold is contended by those who wait for another")
+		}
+	})
+}
+
+func TestDifferentLinesAreIndependentInOneProcess(t *testing.T) {
+	scenario(t, func(t *testing.T, w *world) {
+		c := w.client("ann")
+		var holds []*stile.Hold
+		for _, name := range []string{"a", "b", "c"} {
+			holds = append(holds, lock(t, c, name))
+		}
+		slices.Reverse(holds)
+		for _, h := range holds {
+			release(t, h)
+		}
+	})
+}

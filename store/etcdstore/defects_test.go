@@ -1,0 +1,571 @@
+package etcdstore_test
+
+import (
+	"context"
+	"errors"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.etcd.io/etcd/client/v3/concurrency"
+
+	"github.com/stilelock/stile"
+	"github.com/stilelock/stile/internal/testservers"
+	"github.com/stilelock/stile/store"
+)
+
+// The tests of this file are about known defects of the usual lock on etcd, concurrency.Mutex. Where that can be done
+// quickly and reliably, a test "of the stock" shows the defect there, under the same circumstances.
+//
+// Defects that are tested elsewhere: leaked keys after an enqueue whose outcome is unknown (cut_test.go), late
+// releases (late_test.go), late watches and needless reads (requests_test.go), answers without a quorum and errors
+// when a leader dies (cluster_test.go).
+
+// stockSession returns a session of the stock, through the given endpoint.
+func stockSession(t *testing.T, endpoint string) *concurrency.Session {
+	t.Helper()
+	s, err := concurrency.NewSession(connect(t, endpoint), concurrency.WithTTL(30))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+// locking runs a stock Lock and returns its error when it returns.
+func locking(ctx context.Context, m *concurrency.Mutex) <-chan error {
+	done := make(chan error, 1)
+	go func() { done <- m.Lock(ctx) }()
+	return done
+}
+
+// stillLocking checks that a stock Lock has not returned after a while.
+func stillLocking(t *testing.T, done <-chan error, what string) {
+	t.Helper()
+	select {
+	case err := <-done:
+		t.Errorf("the stock has mended its ways: %s, and Lock returned %v", what, err)
+	case <-time.After(500 * time.Millisecond):
+	}
+}
+
+// B1: a release that was carried out without the client hearing of it is repeated later, when another lock of the
+// session is in the same place.
+func TestRepeatedReleaseSparesNewerEntry(t *testing.T) {
+	t.Parallel()
+	proxy, name := testservers.NewProxy(t, server(t).Endpoint()), newName(t)
+	direct := server(t).Client(t)
+	se := openSession(t, newStore(t, connect(t, proxy.Addr()), ""))
+	first := enqueue(t, se, name)
+	first.await(t, store.Admitted)
+
+	proxy.CutReplies()
+	err := first.Withdraw(until(t, 200*time.Millisecond))
+	if !errors.Is(err, context.DeadlineExceeded) || errors.Is(err, store.ErrGone) {
+		t.Fatalf("Withdraw without a reply returned %v, want the end of its context", err)
+	}
+	await(t, "the release to be carried out", func() bool { return len(keysUnder(t, direct, name)) == 0 })
+	proxy.Reset()
+	proxy.Release()
+
+	second := enqueue(t, se, name)
+	st := second.await(t, store.Admitted)
+	if err := first.Withdraw(t.Context()); !errors.Is(err, store.ErrGone) {
+		t.Errorf("withdrawing again returned %v, want ErrGone", err)
+	}
+	wantLine(t, direct, name, st.Order)
+	second.silent(t)
+}
+
+func TestRepeatedReleaseOfTheStockDeletesNewerLock(t *testing.T) {
+	t.Parallel()
+	proxy, name := testservers.NewProxy(t, server(t).Endpoint()), newName(t)
+	direct := server(t).Client(t)
+	s := stockSession(t, proxy.Addr())
+	first, second := concurrency.NewMutex(s, name), concurrency.NewMutex(s, name)
+	if err := first.Lock(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	proxy.CutReplies()
+	if err := first.Unlock(until(t, 200*time.Millisecond)); err == nil {
+		t.Fatal("Unlock without a reply returned nil")
+	}
+	await(t, "the release to be carried out", func() bool { return len(keysUnder(t, direct, name)) == 0 })
+	proxy.Reset()
+	proxy.Release()
+	await(t, "the newer lock", func() bool { return second.Lock(until(t, time.Second)) == nil })
+	if err := first.Unlock(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if keys := keysUnder(t, direct, name); len(keys) > 0 {
+		t.Errorf("the stock has mended its ways: %q stands after a repeated Unlock of its predecessor", keys)
+	}
+}
+
+// wantLine checks who stands in a line.
+func wantLine(t *testing.T, cli *clientv3.Client, name string, orders ...uint64) {
+	t.Helper()
+	l, err := newStore(t, cli, "").Line(t.Context(), name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	same := len(l.Entries) == len(orders)
+	for i := 0; same && i < len(orders); i++ {
+		same = l.Entries[i].Order == orders[i]
+	}
+	if !same {
+		t.Errorf("in the line stand %+v, want the orders %d", l.Entries, orders)
+	}
+}
+
+// B2: a waiter whose own entry or lease is gone hears of it at once, not when the holder leaves some day.
+func TestWaiterHearsThatItsEntryIsGone(t *testing.T) {
+	t.Parallel()
+	for _, how := range []struct {
+		what   string
+		remove func(context.Context, *clientv3.Client, store.Session, string) error
+		cause  error
+	}{
+		{"key deleted", func(ctx context.Context, cli *clientv3.Client, se store.Session, name string) error {
+			_, err := cli.Delete(ctx, name+"/"+se.ID())
+			return err
+		}, store.ErrGone},
+		{"lease revoked", func(ctx context.Context, cli *clientv3.Client, se store.Session, _ string) error {
+			_, err := cli.Revoke(ctx, leaseOf(se))
+			return err
+		}, store.ErrGone}, // it looks the same from the line; the session is told by its next Confirm
+	} {
+		t.Run(how.what, func(t *testing.T) {
+			t.Parallel()
+			direct, name := server(t).Client(t), newName(t)
+			st := newStore(t, server(t).Client(t), "")
+			holder, waiter := openSession(t, st), openSession(t, st)
+			enqueue(t, holder, name).await(t, store.Admitted)
+			w := enqueue(t, waiter, name)
+			w.await(t, store.Waiting)
+			if err := how.remove(t.Context(), direct, waiter, name); err != nil {
+				t.Fatal(err)
+			}
+			select {
+			case st := <-w.heard:
+				if st.State != store.Gone || !errors.Is(st.Cause, how.cause) {
+					t.Errorf("the waiter heard %v (%v), want that its entry is gone", st.State, st.Cause)
+				}
+			case <-time.After(soon):
+				t.Fatal("the waiter heard nothing")
+			}
+			if err := waiter.Confirm(t.Context()); (how.what == "lease revoked") != errors.Is(err, store.ErrSessionLost) {
+				t.Errorf("then Confirm returned %v", err)
+			}
+		})
+	}
+}
+
+func leaseOf(se store.Session) clientv3.LeaseID {
+	var id clientv3.LeaseID
+	for _, digit := range se.ID() {
+		id <<= 4
+		switch {
+		case digit >= 'a':
+			id += clientv3.LeaseID(digit - 'a' + 10)
+		default:
+			id += clientv3.LeaseID(digit - '0')
+		}
+	}
+	return id
+}
+
+// B2, as programs see it: Lock goes on, at the end of the line.
+func TestLockJoinsAgainWhenItsEntryIsTakenOut(t *testing.T) {
+	t.Parallel()
+	name, direct := newName(t), server(t).Client(t)
+	holder, waiter := newClient(t, server(t).Client(t), 10*time.Second), newClient(t, server(t).Client(t), 10*time.Second)
+	held := lock(t, holder, name)
+	place := join(t, waiter, name)
+	l, err := holder.Show(t.Context(), name)
+	if err != nil || len(l.Waiters) != 1 {
+		t.Fatalf("the line is %+v, %v", l, err)
+	}
+	if _, err := direct.Delete(t.Context(), name+"/"+l.Waiters[0].Session); err != nil {
+		t.Fatal(err)
+	}
+	await(t, "the waiter to stand there again", func() bool {
+		again, err := holder.Show(t.Context(), name)
+		return err == nil && len(again.Waiters) == 1 && again.Waiters[0].Token > l.Waiters[0].Token
+	})
+	release(t, held)
+	holdSoon(t, place)
+}
+
+func TestStockWaiterDoesNotHearThatItsKeyIsGone(t *testing.T) {
+	t.Parallel()
+	name, direct := newName(t), server(t).Client(t)
+	holder, waiter := stockSession(t, server(t).Endpoint()), stockSession(t, server(t).Endpoint())
+	if err := concurrency.NewMutex(holder, name).Lock(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	done := locking(t.Context(), concurrency.NewMutex(waiter, name))
+	await(t, "the stock to wait", func() bool { return len(keysUnder(t, direct, name)) == 2 })
+	if _, err := direct.Revoke(t.Context(), waiter.Lease()); err != nil {
+		t.Fatal(err)
+	}
+	stillLocking(t, done, "its lease was revoked while it waited")
+}
+
+// B3, of the stock; for Stile see cut_test.go.
+func TestStockLeaksKeyWhenContextEndsDuringTxn(t *testing.T) {
+	t.Parallel()
+	proxy, name := testservers.NewProxy(t, server(t).Endpoint()), newName(t)
+	m := concurrency.NewMutex(stockSession(t, proxy.Addr()), name)
+	proxy.CutReplies()
+	if err := m.Lock(until(t, 200*time.Millisecond)); err == nil {
+		t.Fatal("Lock without a reply returned nil")
+	}
+	proxy.Release()
+	time.Sleep(300 * time.Millisecond)
+	if keys := keysUnder(t, server(t).Client(t), name); len(keys) != 1 {
+		t.Errorf("the stock has mended its ways: after a failed Lock there are %q", keys)
+	}
+}
+
+// B4: a waiter's entry is taken out and another is made under the same key, by the same session. Whoever made the first
+// must not take the second for its own.
+func TestRecreatedKeyIsNotMistakenForOwn(t *testing.T) {
+	t.Parallel()
+	direct, name := server(t).Client(t), newName(t)
+	st := newStore(t, server(t).Client(t), "")
+	holder, waiter := openSession(t, st), openSession(t, st)
+	held := enqueue(t, holder, name)
+	held.await(t, store.Admitted)
+	first := enqueue(t, waiter, name)
+	first.await(t, store.Waiting)
+
+	key := name + "/" + waiter.ID()
+	old, err := direct.Get(t.Context(), key)
+	if err != nil || len(old.Kvs) != 1 {
+		t.Fatalf("the waiter's key: %v, %v", old, err)
+	}
+	// At once, and with the same value, so that the two differ in nothing but their revision.
+	if _, err := direct.Delete(t.Context(), key); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := direct.Put(t.Context(), key, string(old.Kvs[0].Value), clientv3.WithLease(leaseOf(waiter))); err != nil {
+		t.Fatal(err)
+	}
+	held.withdraw(t)
+	select {
+	case st := <-first.heard:
+		if st.State != store.Gone {
+			t.Errorf("the waiter heard %v; its entry is gone, and another stands there under its key", st.State)
+		}
+	case <-time.After(soon):
+		t.Fatal("the waiter heard nothing")
+	}
+	first.silent(t)
+}
+
+func TestTwoEntriesOfOneSessionAfterAnotherHaveOneOwner(t *testing.T) {
+	t.Parallel()
+	direct, name := server(t).Client(t), newName(t)
+	st := newStore(t, server(t).Client(t), "")
+	holder, waiter := openSession(t, st), openSession(t, st)
+	held := enqueue(t, holder, name)
+	held.await(t, store.Admitted)
+	first := enqueue(t, waiter, name)
+	first.await(t, store.Waiting)
+	if _, err := direct.Delete(t.Context(), name+"/"+waiter.ID()); err != nil {
+		t.Fatal(err)
+	}
+	if st := <-first.heard; st.State != store.Gone {
+		t.Fatalf("the first entry is %v", st.State)
+	}
+	second := enqueue(t, waiter, name)
+	held.withdraw(t)
+	second.await(t, store.Admitted)
+	first.silent(t)
+}
+
+func TestTwoStockMutexesOwnARecreatedKey(t *testing.T) {
+	t.Parallel()
+	direct, name := server(t).Client(t), newName(t)
+	holder := concurrency.NewMutex(stockSession(t, server(t).Endpoint()), name)
+	if err := holder.Lock(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	s := stockSession(t, server(t).Endpoint())
+	first := locking(t.Context(), concurrency.NewMutex(s, name))
+	await(t, "the first to wait", func() bool { return len(keysUnder(t, direct, name)) == 2 })
+	stillLocking(t, first, "the lock is held") // until its watch is open
+	if _, err := direct.Delete(t.Context(), concurrencyKey(name, s)); err != nil {
+		t.Fatal(err)
+	}
+	second := locking(t.Context(), concurrency.NewMutex(s, name))
+	await(t, "the second to wait", func() bool { return len(keysUnder(t, direct, name)) == 2 })
+	if err := holder.Unlock(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if err1, err2 := <-first, <-second; err1 != nil || err2 != nil {
+		t.Errorf("the stock has mended its ways: the two got %v and %v", err1, err2)
+	}
+}
+
+func concurrencyKey(name string, s *concurrency.Session) string {
+	const digits = "0123456789abcdef"
+	key := ""
+	for id := s.Lease(); id > 0; id >>= 4 {
+		key = digits[id&15:id&15+1] + key
+	}
+	return name + "/" + key
+}
+
+// B5: a release that failed is carried out as soon as possible, though the session lives on.
+func TestFailedReleaseIsCarriedOutLater(t *testing.T) {
+	t.Parallel()
+	proxy, name := testservers.NewProxy(t, server(t).Endpoint()), newName(t)
+	c := newClient(t, connect(t, proxy.Addr()), 20*time.Second)
+	h := lock(t, c, name)
+	proxy.Hold()
+	if err := h.Release(until(t, 200*time.Millisecond)); !errors.Is(err, context.DeadlineExceeded) || errors.Is(err, stile.ErrLost) {
+		t.Fatalf("Release out of reach of the server returned %v, want the end of its context", err)
+	}
+	proxy.Reset() // what was sent is lost
+	proxy.Release()
+	lock(t, newClient(t, server(t).Client(t), 10*time.Second), name)
+	again := lock(t, c, newName(t)) // the session is the same and lives
+	release(t, again)
+}
+
+func TestFailedUnlockOfTheStockHoldsForEver(t *testing.T) {
+	t.Parallel()
+	proxy, name := testservers.NewProxy(t, server(t).Endpoint()), newName(t)
+	s := stockSession(t, proxy.Addr())
+	m := concurrency.NewMutex(s, name)
+	if err := m.Lock(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	proxy.Hold()
+	if err := m.Unlock(until(t, 200*time.Millisecond)); err == nil {
+		t.Fatal("Unlock out of reach of the server returned nil")
+	}
+	proxy.Reset()
+	proxy.Release()
+	other := concurrency.NewMutex(stockSession(t, server(t).Endpoint()), name)
+	stillLocking(t, locking(t.Context(), other), "its predecessor's Unlock had failed")
+}
+
+// B6: Lock returns when its context ends, also if the server is out of reach; and leaves the line when it is in reach.
+func TestLockReturnsWhenItsContextEndsOutOfReach(t *testing.T) {
+	t.Parallel()
+	proxy, name := testservers.NewProxy(t, server(t).Endpoint()), newName(t)
+	holder := newClient(t, server(t).Client(t), 10*time.Second)
+	c := newClient(t, connect(t, proxy.Addr()), 20*time.Second)
+	lock(t, holder, name)
+	ctx, cancel := context.WithCancel(t.Context())
+	place, err := c.Mutex(name).Join(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	await(t, "a place in the line", func() bool { return place.Ahead() == 1 })
+	proxy.Hold()
+	cancel()
+	wait(t, place.Ready(), "the end of Lock, whose context has ended")
+	if _, err := place.Hold(); !errors.Is(err, context.Canceled) {
+		t.Errorf("Lock returned %v, want context.Canceled", err)
+	}
+	proxy.Release()
+	await(t, "the waiter to be out of the line", func() bool {
+		l, err := holder.Show(t.Context(), name)
+		return err == nil && len(l.Holders) == 1 && len(l.Waiters) == 0
+	})
+}
+
+func TestStockLockHangsBeyondItsContextOutOfReach(t *testing.T) {
+	t.Parallel()
+	proxy, name := testservers.NewProxy(t, server(t).Endpoint()), newName(t)
+	if err := concurrency.NewMutex(stockSession(t, server(t).Endpoint()), name).Lock(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	m := concurrency.NewMutex(stockSession(t, proxy.Addr()), name)
+	ctx, cancel := context.WithCancel(t.Context())
+	done := locking(ctx, m)
+	await(t, "the stock to wait", func() bool { return len(keysUnder(t, server(t).Client(t), name)) == 2 })
+	stillLocking(t, done, "the lock is held")
+	proxy.Hold()
+	cancel()
+	stillLocking(t, done, "its context had ended")
+	proxy.Release()
+	<-done
+}
+
+// B8: two locks of one name in one process exclude each other, goroutines included.
+func TestLockIsNotReentrant(t *testing.T) {
+	t.Parallel()
+	c, name := newClient(t, server(t).Client(t), 10*time.Second), newName(t)
+	h := lock(t, c, name)
+	if _, err := c.Mutex(name).TryLock(t.Context()); !errors.Is(err, stile.ErrHeld) {
+		t.Errorf("a second TryLock in one process returned %v, want ErrHeld", err)
+	}
+	place := join(t, c, name)
+	select {
+	case <-place.Ready():
+		t.Error("a second Lock in one process was admitted beside the first")
+	default:
+	}
+	release(t, h)
+	release(t, holdSoon(t, place))
+
+	var inside atomic.Int32
+	done := make(chan error)
+	for range 8 {
+		go func() {
+			var err error
+			for range 10 {
+				err = errors.Join(err, c.Mutex(name).Do(t.Context(), func(context.Context, *stile.Hold) error {
+					defer inside.Add(-1)
+					if n := inside.Add(1); n != 1 {
+						return errors.New("two goroutines are inside")
+					}
+					return nil
+				}))
+			}
+			done <- err
+		}()
+	}
+	for range 8 {
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// The same below, where there is no local queue: the store refuses a second exclusive entry of one session.
+func TestSecondExclusiveEntryOfASessionIsAnError(t *testing.T) {
+	t.Parallel()
+	se, name := openSession(t, newStore(t, server(t).Client(t), "")), newName(t)
+	j := enqueue(t, se, name)
+	if _, err := tryEnqueue(t.Context(), se, name, false); err == nil {
+		t.Error("a session has two exclusive entries in one line")
+	}
+	j.await(t, store.Admitted)
+	wantRunning(t, server(t).Client(t), name, 1)
+}
+
+func wantRunning(t *testing.T, cli *clientv3.Client, name string, n int) {
+	t.Helper()
+	if keys := keysUnder(t, cli, name); len(keys) != n {
+		t.Errorf("in the line stand %q, want %d", keys, n)
+	}
+}
+
+func TestTwoStockMutexesOfASessionBothHold(t *testing.T) {
+	t.Parallel()
+	s, name := stockSession(t, server(t).Endpoint()), newName(t)
+	for range 2 {
+		if err := concurrency.NewMutex(s, name).Lock(until(t, 2*time.Second)); err != nil {
+			t.Errorf("the stock has mended its ways: %v", err)
+		}
+	}
+}
+
+// A holder that is cut off knows that it has lost before the server lets others in, also if replies were slow before:
+// the deadline counts from the sending of the last renewal, not from its reply.
+func TestHolderOutOfReachKnowsBeforeTheServer(t *testing.T) {
+	t.Parallel()
+	for _, delay := range []time.Duration{0, 300 * time.Millisecond} {
+		t.Run("replies late by "+delay.String(), func(t *testing.T) {
+			t.Parallel()
+			proxy, name := testservers.NewProxy(t, server(t).Endpoint()), newName(t)
+			c := newClient(t, connect(t, proxy.Addr()), 2*time.Second)
+			next := newClient(t, server(t).Client(t), 10*time.Second)
+			proxy.Delay(delay, testservers.Down)
+			h := lock(t, c, name)
+			place := join(t, next, name)
+			time.Sleep(time.Second) // a renewal, or two
+			proxy.Hold()
+			holdSoon(t, place)
+			if h.Valid() {
+				t.Error("the next was admitted while the holder still counted its hold as valid")
+			}
+			if err := context.Cause(h.Context()); !errors.Is(err, stile.ErrLost) {
+				t.Errorf("the next was admitted while the holder's context had ended with %v, want ErrLost", err)
+			}
+		})
+	}
+}
+
+// A hold whose key or lease somebody else removed is lost at once, although the session could go on.
+func TestEvictedHolderKnowsAtOnce(t *testing.T) {
+	t.Parallel()
+	const ttl = 30 * time.Second // the first renewal comes after nine
+	for _, how := range []struct {
+		what   string
+		remove func(context.Context, *clientv3.Client, string, clientv3.LeaseID) error
+	}{
+		{"key deleted", func(ctx context.Context, cli *clientv3.Client, key string, _ clientv3.LeaseID) error {
+			_, err := cli.Delete(ctx, key)
+			return err
+		}},
+		{"lease revoked", func(ctx context.Context, cli *clientv3.Client, _ string, lease clientv3.LeaseID) error {
+			_, err := cli.Revoke(ctx, lease)
+			return err
+		}},
+	} {
+		t.Run(how.what, func(t *testing.T) {
+			t.Parallel()
+			name, direct := newName(t), server(t).Client(t)
+			c := newClient(t, server(t).Client(t), ttl)
+			// Once right after it was taken, when its line is not watched yet, and once later.
+			for _, age := range []time.Duration{0, 400 * time.Millisecond} {
+				h := lock(t, c, name)
+				time.Sleep(age)
+				resp, err := direct.Get(t.Context(), name+"/", clientv3.WithPrefix())
+				if err != nil || len(resp.Kvs) != 1 {
+					t.Fatalf("the holder's key: %v, %v", resp, err)
+				}
+				start := time.Now()
+				if err := how.remove(t.Context(), direct, string(resp.Kvs[0].Key), clientv3.LeaseID(resp.Kvs[0].Lease)); err != nil {
+					t.Fatal(err)
+				}
+				wait(t, h.Lost(), "the loss")
+				if took := time.Since(start); took > ttl/6 {
+					t.Errorf("the holder knew after %v", took)
+				}
+				var lost *stile.LostError
+				if !errors.As(h.Err(), &lost) || lost.Reason != stile.LostEvicted {
+					t.Errorf("lost because of %v, want an eviction", h.Err())
+				}
+				if err := h.Release(t.Context()); !errors.Is(err, stile.ErrLost) {
+					t.Errorf("Release returned %v, want ErrLost", err)
+				}
+				if how.what == "lease revoked" {
+					break // the session is not known to be lost yet; see TestLockAfterLeaseWasRevoked
+				}
+			}
+		})
+	}
+}
+
+// After its lease was revoked a client goes on, with a new session.
+func TestLockAfterLeaseWasRevoked(t *testing.T) {
+	t.Parallel()
+	name, direct := newName(t), server(t).Client(t)
+	c := newClient(t, server(t).Client(t), 30*time.Second)
+	h := lock(t, c, name)
+	l, err := c.Show(t.Context(), name)
+	if err != nil || len(l.Holders) != 1 {
+		t.Fatalf("the line is %+v, %v", l, err)
+	}
+	resp, err := direct.Get(t.Context(), name+"/"+l.Holders[0].Session)
+	if err != nil || len(resp.Kvs) != 1 {
+		t.Fatalf("the holder's key: %v, %v", resp, err)
+	}
+	if _, err := direct.Revoke(t.Context(), clientv3.LeaseID(resp.Kvs[0].Lease)); err != nil {
+		t.Fatal(err)
+	}
+	wait(t, h.Lost(), "the loss")
+	again := lock(t, c, name)
+	if again.Token() <= h.Token() {
+		t.Errorf("token %d came after %d", again.Token(), h.Token())
+	}
+	release(t, again)
+}

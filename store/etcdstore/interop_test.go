@@ -1,0 +1,300 @@
+package etcdstore_test
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"os/exec"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.etcd.io/etcd/client/v3/concurrency"
+
+	"github.com/stilelock/stile"
+	"github.com/stilelock/stile/internal/testservers"
+)
+
+// A rival is another client of etcd that locks. It gets in line for a lock, closes acquired when it has it, and gives
+// it up, or the place in line, when release is called.
+type rival struct {
+	name string
+	join func(t *testing.T, name string) (acquired <-chan struct{}, release func())
+}
+
+func rivals() []rival {
+	return []rival{
+		{"concurrency.Mutex", joinStock},
+		{"etcdctl lock", joinEtcdctl},
+		{"lock service", joinLockService},
+	}
+}
+
+func joinStock(t *testing.T, name string) (<-chan struct{}, func()) {
+	session, err := concurrency.NewSession(server(t).Client(t), concurrency.WithTTL(30))
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := concurrency.NewMutex(session, name)
+	acquired, ctx := make(chan struct{}), t.Context()
+	go func() {
+		if err := m.Lock(ctx); err == nil {
+			close(acquired)
+		} else if ctx.Err() == nil {
+			t.Errorf("concurrency.Mutex: %v", err)
+		}
+	}()
+	return acquired, func() {
+		if err := m.Unlock(ctx); err != nil {
+			t.Errorf("concurrency.Mutex: %v", err)
+		}
+	}
+}
+
+func joinEtcdctl(t *testing.T, name string) (<-chan struct{}, func()) {
+	var said bytes.Buffer
+	cmd := exec.Command(testservers.Binary(t, "etcdctl"), "--endpoints", server(t).Endpoint(), "lock", name)
+	cmd.Stderr = &said
+	out, err := cmd.StdoutPipe()
+	if err == nil {
+		err = cmd.Start()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	end := sync.OnceFunc(func() {
+		_ = cmd.Process.Signal(syscall.SIGTERM)
+		if err := cmd.Wait(); err != nil {
+			t.Errorf("etcdctl lock: %v: %s", err, said.String())
+		}
+	})
+	t.Cleanup(end)
+	acquired := make(chan struct{})
+	go func() {
+		if bufio.NewScanner(out).Scan() { // the key
+			close(acquired)
+		}
+	}()
+	return acquired, end
+}
+
+// joinLockService uses the lock service of the server, as clients in other languages do.
+func joinLockService(t *testing.T, name string) (<-chan struct{}, func()) {
+	lease, err := server(t).Client(t).Grant(t.Context(), 30)
+	if err != nil {
+		t.Fatal(err)
+	}
+	acquired, key := make(chan struct{}), make(chan []byte, 1)
+	ctx := t.Context()
+	go func() {
+		var locked struct{ Key []byte }
+		err := post(ctx, server(t).Endpoint(), "/v3/lock/lock",
+			map[string]any{"name": []byte(name), "lease": fmt.Sprint(int64(lease.ID))}, &locked)
+		if err == nil {
+			key <- locked.Key
+			close(acquired)
+		} else if ctx.Err() == nil {
+			t.Errorf("lock service: %v", err)
+		}
+	}()
+	return acquired, func() {
+		err := post(ctx, server(t).Endpoint(), "/v3/lock/unlock", map[string]any{"key": <-key}, &struct{}{})
+		if err != nil {
+			t.Errorf("lock service: %v", err)
+		}
+	}
+}
+
+func post(ctx context.Context, endpoint, path string, question map[string]any, answer any) error {
+	body, err := json.Marshal(question)
+	if err != nil {
+		return err
+	}
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://"+endpoint+path, bytes.NewReader(body))
+	if err != nil {
+		return err
+	}
+	res, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return err
+	}
+	defer res.Body.Close()
+	if res.StatusCode != http.StatusOK {
+		return errors.New(res.Status)
+	}
+	return json.NewDecoder(res.Body).Decode(answer)
+}
+
+func eachRival(t *testing.T, f func(t *testing.T, r rival, c *stile.Client, name string)) {
+	t.Parallel()
+	for _, r := range rivals() {
+		t.Run(r.name, func(t *testing.T) {
+			t.Parallel()
+			f(t, r, newClient(t, server(t).Client(t), 10*time.Second), newName(t))
+		})
+	}
+}
+
+func wait(t *testing.T, event <-chan struct{}, what string) {
+	t.Helper()
+	select {
+	case <-event:
+	case <-time.After(soon):
+		t.Fatalf("waited %v in vain for %s", soon, what)
+	}
+}
+
+func TestRivalHoldsStileWaits(t *testing.T) {
+	eachRival(t, func(t *testing.T, r rival, c *stile.Client, name string) {
+		acquired, release := r.join(t, name)
+		wait(t, acquired, "the rival's lock")
+
+		_, err := c.Mutex(name).TryLock(t.Context())
+		var held *stile.HeldError
+		if !errors.As(err, &held) || held.Holder == nil || !held.Holder.Foreign {
+			t.Errorf("TryLock returned %v, want a HeldError with a foreign holder", err)
+		}
+		place := join(t, c, name)
+		if got := place.Ahead(); got != 1 {
+			t.Errorf("%d are ahead of the waiter, want the rival alone", got)
+		}
+		l, err := c.Show(t.Context(), name)
+		if err != nil || len(l.Holders) != 1 || !l.Holders[0].Foreign || len(l.Waiters) != 1 || l.Waiters[0].Foreign {
+			t.Errorf("the line is %+v, %v; want the rival to hold and Stile to wait", l, err)
+		}
+		select {
+		case <-place.Ready():
+			t.Fatal("Stile holds the lock beside the rival")
+		default:
+		}
+		release()
+		holdSoon(t, place)
+	})
+}
+
+func TestStileHoldsRivalWaits(t *testing.T) {
+	eachRival(t, func(t *testing.T, r rival, c *stile.Client, name string) {
+		hold := lock(t, c, name)
+		acquired, leave := r.join(t, name)
+		await(t, "the rival to stand in the line", func() bool {
+			l, err := c.Show(t.Context(), name)
+			return err == nil && len(l.Waiters) == 1 && l.Waiters[0].Foreign
+		})
+		select {
+		case <-acquired:
+			t.Fatal("the rival holds the lock beside Stile")
+		case <-hold.Lost():
+			t.Fatal(hold.Err())
+		default:
+		}
+		release(t, hold)
+		wait(t, acquired, "the rival's lock")
+		if _, err := c.Mutex(name).TryLock(t.Context()); !errors.Is(err, stile.ErrHeld) {
+			t.Errorf("TryLock returned %v, want ErrHeld: the rival has the lock", err)
+		}
+		leave()
+	})
+}
+
+// A waiter of either kind keeps its place between others of the other kind.
+func TestStileAndRivalAreServedInTurn(t *testing.T) {
+	eachRival(t, func(t *testing.T, r rival, c *stile.Client, name string) {
+		first := lock(t, c, name)
+		acquired, leave := r.join(t, name)
+		await(t, "the rival to stand in the line", func() bool {
+			l, err := c.Show(t.Context(), name)
+			return err == nil && len(l.Waiters) == 1
+		})
+		last := join(t, newClient(t, server(t).Client(t), 10*time.Second), name)
+		release(t, first)
+		wait(t, acquired, "the rival's lock")
+		if last.Ahead() > 1 {
+			// The event of the release may be on its way: two ahead, then one, but never none.
+			await(t, "the waiter to hear of the release", func() bool { return last.Ahead() == 1 })
+		}
+		select {
+		case <-last.Ready():
+			t.Fatal("the last in line was admitted before the rival had left")
+		default:
+		}
+		leave()
+		if h := holdSoon(t, last); h.Token() <= first.Token() {
+			t.Errorf("token %d came after %d", h.Token(), first.Token())
+		}
+	})
+}
+
+func TestStileAndStockContend(t *testing.T) {
+	t.Parallel()
+	name, inside := newName(t), atomic.Int32{}
+	critical := func(who string) {
+		if n := inside.Add(1); n != 1 {
+			t.Errorf("%s is inside with %d others", who, n-1)
+		}
+		time.Sleep(time.Millisecond)
+		inside.Add(-1)
+	}
+	var working sync.WaitGroup
+	for range 2 {
+		c := newClient(t, server(t).Client(t), 10*time.Second)
+		working.Go(func() {
+			for range 20 {
+				err := c.Mutex(name).Do(t.Context(), func(context.Context, *stile.Hold) error {
+					critical("Stile")
+					return nil
+				})
+				if err != nil {
+					t.Error(err)
+					return
+				}
+			}
+		})
+		session, err := concurrency.NewSession(server(t).Client(t), concurrency.WithTTL(30))
+		if err != nil {
+			t.Fatal(err)
+		}
+		working.Go(func() {
+			m := concurrency.NewMutex(session, name)
+			for range 20 {
+				if err := m.Lock(t.Context()); err != nil {
+					t.Error(err)
+					return
+				}
+				critical("concurrency.Mutex")
+				if err := m.Unlock(t.Context()); err != nil {
+					t.Error(err)
+					return
+				}
+			}
+		})
+	}
+	working.Wait()
+}
+
+// The stock mutex accepts a negative lease id, if somebody asks for one, and writes it with its sign.
+func TestStockMutexWithNegativeLeaseExcludesStile(t *testing.T) {
+	t.Parallel()
+	cli, name := server(t).Client(t), newName(t)
+	lease := clientv3.LeaseID(-time.Now().UnixNano())
+	if _, err := clientv3.RetryLeaseClient(cli).LeaseGrant(t.Context(), leaseRequest(lease, 30)); err != nil {
+		t.Fatal(err)
+	}
+	session, err := concurrency.NewSession(cli, concurrency.WithLease(lease))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := concurrency.NewMutex(session, name).Lock(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	c := newClient(t, server(t).Client(t), 10*time.Second)
+	if _, err := c.Mutex(name).TryLock(t.Context()); !errors.Is(err, stile.ErrHeld) {
+		t.Errorf("TryLock returned %v, want ErrHeld", err)
+	}
+}

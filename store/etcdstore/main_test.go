@@ -1,0 +1,272 @@
+package etcdstore_test
+
+import (
+	"context"
+	"crypto/rand"
+	"flag"
+	"fmt"
+	"os"
+	"sync"
+	"testing"
+	"time"
+
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.uber.org/zap"
+
+	"github.com/stilelock/stile"
+	"github.com/stilelock/stile/internal/testservers"
+	"github.com/stilelock/stile/store"
+	"github.com/stilelock/stile/store/etcdstore"
+)
+
+// soon is how long these tests wait for what should happen at once, on a busy machine.
+const soon = 15 * time.Second
+
+// TestMain runs more tests at a time than there are processors: they wait more than they compute.
+func TestMain(m *testing.M) {
+	flag.Parse()
+	if f := flag.Lookup("test.parallel"); f.Value.String() == f.DefValue {
+		_ = flag.Set("test.parallel", "8")
+	}
+	code := m.Run()
+	sharedServer.end()
+	os.Exit(code)
+}
+
+// sharedServer is one etcd for all tests that do it no harm. Each uses names of its own; see [newName].
+var sharedServer serverOfMain
+
+type serverOfMain struct {
+	testing.TB // for what is not defined below; nil, because nothing else is used
+
+	start    sync.Once
+	etcd     *testservers.Etcd
+	cleanups []func()
+}
+
+func (s *serverOfMain) Helper()          {}
+func (s *serverOfMain) Failed() bool     { return false }
+func (s *serverOfMain) Cleanup(f func()) { s.cleanups = append(s.cleanups, f) }
+func (s *serverOfMain) Fatal(a ...any)   { panic(fmt.Sprint(a...)) }
+
+func (s *serverOfMain) Fatalf(format string, a ...any) { panic(fmt.Sprintf(format, a...)) }
+func (s *serverOfMain) Errorf(format string, a ...any) { fmt.Fprintf(os.Stderr, format+"\n", a...) }
+func (s *serverOfMain) Logf(format string, a ...any)   { fmt.Fprintf(os.Stderr, format+"\n", a...) }
+
+func (s *serverOfMain) end() {
+	for _, f := range s.cleanups {
+		f()
+	}
+}
+
+// server returns the shared etcd: one member, smallest TTL one second.
+func server(t *testing.T) *testservers.Etcd {
+	t.Helper()
+	testservers.Binary(t, "etcd") // skips the test, and not all of them, if there is none
+	sharedServer.start.Do(func() { sharedServer.etcd = testservers.StartEtcd(&sharedServer) })
+	return sharedServer.etcd
+}
+
+// newName returns a lock name that nothing else uses, whatever runs at the same time or ran before.
+func newName(t *testing.T) string {
+	t.Helper()
+	return t.Name() + "-" + rand.Text()[:6]
+}
+
+// connect returns an etcd client of the given endpoints.
+func connect(t *testing.T, endpoints ...string) *clientv3.Client {
+	t.Helper()
+	return connectWith(t, clientv3.Config{Endpoints: endpoints})
+}
+
+func connectWith(t *testing.T, cfg clientv3.Config) *clientv3.Client {
+	t.Helper()
+	cfg.Logger = zap.NewNop()
+	cli, err := clientv3.New(cfg)
+	if err != nil {
+		t.Fatalf("connecting to %v: %v", cfg.Endpoints, err)
+	}
+	t.Cleanup(func() { _ = cli.Close() })
+	return cli
+}
+
+func newStore(t *testing.T, cli *clientv3.Client, prefix string) *etcdstore.Store {
+	t.Helper()
+	st, err := etcdstore.New(cli, &etcdstore.Options{Prefix: prefix})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return st
+}
+
+// newClient returns a Stile client, as programs use it.
+func newClient(t *testing.T, cli *clientv3.Client, ttl time.Duration) *stile.Client {
+	t.Helper()
+	c, err := stile.New(newStore(t, cli, ""), &stile.Options{TTL: ttl, Owner: stile.Owner{Host: "test", Command: t.Name()}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { closeSoon(c.Close) })
+	return c
+}
+
+// openSession opens a session of the store itself. It lives for a minute, which is longer than any test, so nobody
+// confirms it.
+func openSession(t *testing.T, st store.Store) store.Session {
+	t.Helper()
+	se, err := st.Open(t.Context(), store.SessionOptions{TTL: time.Minute, Owner: store.Owner{Host: "test", Command: t.Name()}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { closeSoon(se.Close) })
+	return se
+}
+
+func closeSoon(closing func(context.Context) error) {
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
+	defer cancel()
+	_ = closing(ctx) // it goes with its server otherwise
+}
+
+// joined is an entry in the store and what was heard of it.
+type joined struct {
+	store.Ticket
+	name  string
+	heard chan store.Standing
+}
+
+// enqueue puts an entry in.
+func enqueue(t *testing.T, se store.Session, name string) *joined {
+	t.Helper()
+	j, err := tryEnqueue(t.Context(), se, name, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return j
+}
+
+func tryEnqueue(ctx context.Context, se store.Session, name string, try bool) (*joined, error) {
+	heard := make(chan store.Standing, 100)
+	ticket, err := se.Enqueue(ctx, store.Request{Name: name, Try: try, Notify: func(st store.Standing) { heard <- st }})
+	return &joined{ticket, name, heard}, err
+}
+
+// await waits until the entry's standing is state, and returns it. Being told that the entry is gone instead is a
+// failure.
+func (j *joined) await(t *testing.T, state store.State) store.Standing {
+	t.Helper()
+	late := time.After(soon)
+	for {
+		select {
+		case st := <-j.heard:
+			if st.State == state {
+				return st
+			}
+			if st.State == store.Gone {
+				t.Fatalf("the entry for %q is gone (%v), want %v", j.name, st.Cause, state)
+			}
+		case <-late:
+			t.Fatalf("the entry for %q is not %v after %v", j.name, state, soon)
+		}
+	}
+}
+
+// silent checks that nothing more was heard.
+func (j *joined) silent(t *testing.T) {
+	t.Helper()
+	select {
+	case st := <-j.heard:
+		t.Errorf("the entry for %q was said to be %v (%v)", j.name, st.State, st.Cause)
+	default:
+	}
+}
+
+// withdraw takes the entry out.
+func (j *joined) withdraw(t *testing.T) {
+	t.Helper()
+	if err := j.Withdraw(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// lock takes a lock that should be free soon.
+func lock(t *testing.T, c *stile.Client, name string) *stile.Hold {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), soon)
+	defer cancel()
+	h, err := c.Mutex(name).Lock(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return h
+}
+
+func release(t *testing.T, h *stile.Hold) {
+	t.Helper()
+	if err := h.Release(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// join gets in line behind somebody, and returns when the entry stands there.
+func join(t *testing.T, c *stile.Client, name string) *stile.Place {
+	t.Helper()
+	p, err := c.Mutex(name).Join(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	await(t, "a place in the line", func() bool { return p.Ahead() > 0 })
+	return p
+}
+
+// holdSoon waits for a place to become a hold.
+func holdSoon(t *testing.T, p *stile.Place) *stile.Hold {
+	t.Helper()
+	select {
+	case <-p.Ready():
+	case <-time.After(soon):
+		t.Fatalf("a waiter is not admitted after %v", soon)
+	}
+	h, err := p.Hold()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return h
+}
+
+// await polls until a condition of which nobody tells is met.
+func await(t *testing.T, what string, met func() bool) {
+	t.Helper()
+	for end := time.Now().Add(soon); !met(); time.Sleep(2 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("waited %v in vain for %s", soon, what)
+		}
+	}
+}
+
+// keysUnder returns what is in etcd under a lock's name.
+func keysUnder(t *testing.T, cli *clientv3.Client, name string) []string {
+	t.Helper()
+	resp, err := cli.Get(t.Context(), name+"/", clientv3.WithPrefix())
+	if err != nil {
+		t.Fatal(err)
+	}
+	var keys []string
+	for _, kv := range resp.Kvs {
+		keys = append(keys, string(kv.Key))
+	}
+	return keys
+}
+
+// until returns a context that ends after d.
+func until(t *testing.T, d time.Duration) context.Context {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), d)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+func leaseRequest(id clientv3.LeaseID, seconds int64) *pb.LeaseGrantRequest {
+	return &pb.LeaseGrantRequest{ID: int64(id), TTL: seconds}
+}

@@ -1,0 +1,63 @@
+package memstore_test
+
+import (
+	"math/rand/v2"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stilelock/stile/store"
+	"github.com/stilelock/stile/store/memstore"
+	"github.com/stilelock/stile/store/storetest"
+)
+
+const grace = time.Minute
+
+func TestConformance(t *testing.T) {
+	storetest.Run(t, storetest.Harness{
+		Open: func(*testing.T) store.Store { return memstore.New() },
+		Cut:  cut,
+		Run:  synctest.Test, TTL: time.Hour, Grace: grace,
+	})
+}
+
+// Requests that take time can be cancelled while they are under way, and overtake each other.
+func TestConformanceFarAway(t *testing.T) {
+	storetest.Run(t, storetest.Harness{
+		Open: func(*testing.T) store.Store {
+			st := memstore.New()
+			st.SetFaults(faraway)
+			return st
+		},
+		Run: synctest.Test, TTL: time.Hour, Grace: grace,
+	})
+}
+
+func TestConformanceOnARealClock(t *testing.T) {
+	if testing.Short() {
+		t.Skip("SKIPPED: waits for real sessions to expire; run without -short")
+	}
+	storetest.Run(t, storetest.Harness{
+		Open: func(*testing.T) store.Store { return memstore.New() },
+		TTL:  time.Second, Grace: time.Second,
+	})
+}
+
+func faraway(memstore.Call) memstore.Fault {
+	return memstore.Fault{Delay: rand.N(time.Millisecond), ReplyDelay: rand.N(time.Millisecond)}
+}
+
+func cut(_ *testing.T, st store.Store, session string) (heal func()) {
+	m := st.(*memstore.Store)
+	m.SetFaults(func(c memstore.Call) memstore.Fault {
+		switch {
+		case c.Session != session:
+			return memstore.Fault{}
+		case c.Op == memstore.Notify:
+			return memstore.Fault{Delay: grace / 2}
+		default:
+			return memstore.Fault{Drop: true}
+		}
+	})
+	return func() { m.SetFaults(nil) }
+}

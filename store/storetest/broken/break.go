@@ -1,0 +1,122 @@
+package broken
+
+import (
+	"context"
+	"errors"
+
+	"github.com/stilelock/stile/store"
+	"github.com/stilelock/stile/store/memstore"
+)
+
+func breakBugs() []Bug {
+	return []Bug{
+		{
+			Name:   "breaks whoever is first, whatever the order",
+			Caught: "break/breaking an order that nobody has says ErrGone and changes nothing",
+			Plant: func(m *memstore.Store) store.Store {
+				return withBreak(m, func(ctx context.Context, name string, order uint64) (store.Entry, error) {
+					if l, err := m.Line(ctx, name); err == nil && len(l.Entries) > 0 {
+						order = l.Entries[0].Order
+					}
+					return m.Break(ctx, name, order)
+				})
+			},
+		},
+		{
+			Name:   "breaks the entry of the session that once had the order",
+			Caught: "break/breaking an order that was released says ErrGone and spares the session's next hold",
+			Plant: func(m *memstore.Store) store.Store {
+				return withBreak(m, func(ctx context.Context, name string, order uint64) (store.Entry, error) {
+					l, err := m.Line(ctx, name)
+					if err == nil && len(l.Entries) == 1 && order < l.Entries[0].Order && order > 0 {
+						order = l.Entries[0].Order
+					}
+					return m.Break(ctx, name, order)
+				})
+			},
+		},
+		{
+			Name:   "breaks the next one if the order is gone",
+			Caught: "break/an entry can be broken once",
+			Plant: func(m *memstore.Store) store.Store {
+				return withBreak(m, func(ctx context.Context, name string, order uint64) (store.Entry, error) {
+					e, err := m.Break(ctx, name, order)
+					if errors.Is(err, store.ErrGone) {
+						return m.Break(ctx, name, order+1)
+					}
+					return e, err
+				})
+			},
+		},
+		{
+			Name:   "says of a break that hit nobody that it went well",
+			Caught: "break/breaking an order that nobody has says ErrGone and changes nothing",
+			Plant: func(m *memstore.Store) store.Store {
+				return withBreak(m, func(ctx context.Context, name string, order uint64) (store.Entry, error) {
+					e, err := m.Break(ctx, name, order)
+					if errors.Is(err, store.ErrGone) {
+						err = nil
+					}
+					return e, err
+				})
+			},
+		},
+		{
+			Name:   "breaks nothing and says that it did",
+			Caught: "break/breaking a hold lets the next in",
+			Plant: func(m *memstore.Store) store.Store {
+				return withBreak(m, func(ctx context.Context, name string, order uint64) (store.Entry, error) {
+					l, err := m.Line(ctx, name)
+					for _, e := range l.Entries {
+						if e.Order == order {
+							return e, err
+						}
+					}
+					return m.Break(ctx, name, order)
+				})
+			},
+		},
+		{
+			Name:   "does not return what it broke",
+			Caught: "break/breaking an entry returns it as it was",
+			Plant: func(m *memstore.Store) store.Store {
+				return withBreak(m, func(ctx context.Context, name string, order uint64) (store.Entry, error) {
+					_, err := m.Break(ctx, name, order)
+					return store.Entry{Order: order}, err
+				})
+			},
+		},
+		{
+			Name:   "breaks the order under whatever name it is",
+			Caught: "break/breaking under another name says ErrGone and changes nothing",
+			Plant: func(m *memstore.Store) store.Store {
+				return withBreak(m, func(ctx context.Context, _ string, order uint64) (store.Entry, error) {
+					ls, _ := m.Lines(ctx, "")
+					for _, l := range ls {
+						if e, err := m.Break(ctx, l.Name, order); err == nil {
+							return e, nil
+						}
+					}
+					return store.Entry{}, store.ErrGone
+				})
+			},
+		},
+		{
+			Name:   "ends the session whose entry it breaks",
+			Caught: "break/a session survives the breaking of its entry",
+			Plant: func(m *memstore.Store) store.Store {
+				return withBreak(m, func(ctx context.Context, name string, order uint64) (store.Entry, error) {
+					e, err := m.Break(ctx, name, order)
+					if err == nil {
+						m.Expire(e.Session)
+					}
+					return e, err
+				})
+			},
+		},
+	}
+}
+
+func withBreak(m *memstore.Store, f func(ctx context.Context, name string, order uint64) (store.Entry, error)) store.Store {
+	return wholeStore{Store: m, breakEntry: f}
+}

@@ -1,0 +1,165 @@
+package broken
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/stilelock/stile/store"
+	"github.com/stilelock/stile/store/memstore"
+)
+
+func closeBugs() []Bug {
+	return []Bug{
+		{
+			Name:   "leaves the entries of a closed session to expire",
+			Caught: "close/closing a session takes out its holds at once",
+			Plant:  func(m *memstore.Store) store.Store { return closingWith(m, func(store.Session) error { return nil }) },
+		},
+		{
+			Name:   "takes the holds of a closed session out and forgets its waiters",
+			Caught: "close/closing a session takes out its waiters",
+			Plant:  forgettingWaiters,
+		},
+		{
+			Name:   "closes every session of the store",
+			Caught: "close/closing a session spares the others",
+			Plant: func(m *memstore.Store) store.Store {
+				return closingWith(m, func(store.Session) error {
+					for _, id := range m.Sessions() {
+						m.Expire(id)
+					}
+					return nil
+				})
+			},
+		},
+		{
+			Name:   "lets a closed session be confirmed",
+			Caught: "close/a closed session cannot be confirmed or used",
+			Plant: func(m *memstore.Store) store.Store {
+				return withSessions(m, func(inner store.Session) session {
+					var closed atomic.Bool
+					return session{
+						Session: inner,
+						confirm: func(ctx context.Context) error {
+							if closed.Load() {
+								return nil
+							}
+							return inner.Confirm(ctx)
+						},
+						close: func(ctx context.Context) error {
+							closed.Store(true)
+							return inner.Close(ctx)
+						},
+					}
+				})
+			},
+		},
+		{
+			Name:   "fails to close a session twice",
+			Caught: "close/closing a closed session does nothing",
+			Plant: func(m *memstore.Store) store.Store {
+				return withSessions(m, func(inner store.Session) session {
+					var closed atomic.Bool
+					return session{Session: inner, close: func(ctx context.Context) error {
+						if closed.Swap(true) {
+							return fmt.Errorf("%w: closed", store.ErrSessionLost)
+						}
+						return inner.Close(ctx)
+					}}
+				})
+			},
+		},
+		{
+			Name:   "fails to close a session that has expired",
+			Caught: "close/closing a session that has expired does nothing",
+			Plant: func(m *memstore.Store) store.Store {
+				return withSessions(m, func(inner store.Session) session {
+					var closed atomic.Bool
+					return session{Session: inner, close: func(ctx context.Context) error {
+						if err := inner.Confirm(ctx); errors.Is(err, store.ErrSessionLost) && !closed.Swap(true) {
+							return err
+						}
+						return inner.Close(ctx)
+					}}
+				})
+			},
+		},
+		{
+			Name:   "tells of the loss of sessions that were closed",
+			Caught: "close/who has closed a session is not told that it is lost",
+			Plant: func(m *memstore.Store) store.Store {
+				return wholeStore{Store: m, open: func(ctx context.Context, opts store.SessionOptions) (store.Session, error) {
+					inner, err := m.Open(ctx, opts)
+					if err != nil {
+						return nil, err
+					}
+					return session{Session: inner, close: func(ctx context.Context) error {
+						if opts.Lost != nil {
+							time.AfterFunc(time.Millisecond, func() { opts.Lost(store.ErrSessionLost) })
+						}
+						return inner.Close(ctx)
+					}}, nil
+				}}
+			},
+		},
+	}
+}
+
+// closingWith closes sessions with the given function; to their owners they look as if they were closed.
+func closingWith(m *memstore.Store, end func(store.Session) error) store.Store {
+	return withSessions(m, func(inner store.Session) session {
+		var mu sync.Mutex
+		closed := false
+		alive := func() error {
+			mu.Lock()
+			defer mu.Unlock()
+			if closed {
+				return fmt.Errorf("%w: closed", store.ErrSessionLost)
+			}
+			return nil
+		}
+		return session{
+			Session: inner,
+			confirm: func(ctx context.Context) error {
+				if err := alive(); err != nil {
+					return err
+				}
+				return inner.Confirm(ctx)
+			},
+			enqueue: func(ctx context.Context, req store.Request) (store.Ticket, error) {
+				if err := alive(); err != nil {
+					return nil, err
+				}
+				return inner.Enqueue(ctx, req)
+			},
+			close: func(context.Context) error {
+				if alive() != nil {
+					return nil
+				}
+				mu.Lock()
+				closed = true
+				mu.Unlock()
+				return end(inner)
+			},
+		}
+	})
+}
+
+// forgettingWaiters breaks the entries of a closed session that are admitted, and leaves it at that.
+func forgettingWaiters(m *memstore.Store) store.Store {
+	return closingWith(m, func(inner store.Session) error {
+		ls, err := m.Lines(context.Background(), "")
+		for _, l := range ls {
+			for _, e := range l.Entries {
+				if e.Admitted && e.Session == inner.ID() {
+					_, _ = m.Break(context.Background(), l.Name, e.Order)
+				}
+			}
+		}
+		return err
+	})
+}

@@ -1,0 +1,132 @@
+package broken
+
+import (
+	"context"
+	"sync"
+
+	"github.com/stilelock/stile/store"
+	"github.com/stilelock/stile/store/memstore"
+)
+
+func contendedBugs() []Bug {
+	const once = "contended/a holder is told once when others wait"
+	return []Bug{
+		{
+			Name:   "never says that others wait",
+			Caught: once,
+			Plant: func(m *memstore.Store) store.Store {
+				return withContended(m, func(store.Ticket, store.Request, func()) {})
+			},
+		},
+		{
+			Name:   "says that others wait before they do",
+			Caught: once,
+			Plant: func(m *memstore.Store) store.Store {
+				return withContended(m, func(_ store.Ticket, _ store.Request, f func()) { f() })
+			},
+		},
+		{
+			Name:   "says twice that others wait",
+			Caught: once,
+			Plant: func(m *memstore.Store) store.Store {
+				return withContended(m, func(inner store.Ticket, _ store.Request, f func()) {
+					inner.NotifyContended(func() { f(); f() })
+				})
+			},
+		},
+		{
+			Name:   "does not see who waits already",
+			Caught: "contended/a holder is told at once if others wait already",
+			Plant: func(m *memstore.Store) store.Store {
+				return withContended(m, func(inner store.Ticket, req store.Request, f func()) {
+					if l, err := m.Line(context.Background(), req.Name); err == nil && len(l.Entries) < 2 {
+						inner.NotifyContended(f)
+					}
+				})
+			},
+		},
+		{
+			Name:   "takes those who wait for a/b as waiting for a",
+			Caught: "contended/a holder is not told of those who wait for other names",
+			Plant:  alsoAsked(func(m *memstore.Store, name string) bool { return waitsSomebody(m, name+"/") }),
+		},
+		{
+			Name:   "takes every other entry as waiting",
+			Caught: "contended/one who is admitted beside the holder does not wait",
+			Plant: alsoAsked(func(m *memstore.Store, name string) bool {
+				l, err := m.Line(context.Background(), name)
+				return err == nil && len(l.Entries) > 1
+			}),
+		},
+		{
+			Name:   "goes on looking for those who wait after the withdrawal",
+			Caught: "contended/who was told of nobody before is told of nobody after the withdrawal",
+			Plant:  alsoAsked(waitsSomebody),
+		},
+		{
+			Name:   "tells only who was admitted at once",
+			Caught: "contended/the next holder is told of those behind it",
+			Plant: func(m *memstore.Store) store.Store {
+				return withEnqueue(m, func(ctx context.Context, inner store.Session, req store.Request) (store.Ticket, error) {
+					l, _ := m.Line(ctx, req.Name)
+					t, err := inner.Enqueue(ctx, req)
+					if err != nil || len(l.Entries) == 0 {
+						return t, err
+					}
+					return ticket{Ticket: t, notifyContended: func(func()) {}}, nil
+				})
+			},
+		},
+	}
+}
+
+func withContended(m *memstore.Store, f func(inner store.Ticket, req store.Request, f func())) store.Store {
+	return withTickets(m, func(inner store.Ticket, req store.Request) ticket {
+		return ticket{Ticket: inner, notifyContended: func(g func()) { f(inner, req, g) }}
+	})
+}
+
+// alsoAsked tells holders that others wait also if waits says so when an entry has been put in, into any line.
+func alsoAsked(waits func(m *memstore.Store, name string) bool) func(*memstore.Store) store.Store {
+	type holder struct {
+		name string
+		tell func()
+	}
+	return func(m *memstore.Store) store.Store {
+		var mu sync.Mutex
+		var holders []holder
+		return withEnqueue(m, func(ctx context.Context, inner store.Session, req store.Request) (store.Ticket, error) {
+			t, err := inner.Enqueue(ctx, req)
+			mu.Lock()
+			defer mu.Unlock()
+			for _, h := range holders {
+				if waits(m, h.name) {
+					h.tell()
+				}
+			}
+			if err != nil {
+				return nil, err
+			}
+			return ticket{Ticket: t, notifyContended: func(f func()) {
+				once := sync.OnceFunc(f)
+				t.NotifyContended(once)
+				mu.Lock()
+				defer mu.Unlock()
+				holders = append(holders, holder{req.Name, once})
+			}}, nil
+		})
+	}
+}
+
+// waitsSomebody reports whether anybody waits in a line whose name begins with prefix.
+func waitsSomebody(m *memstore.Store, prefix string) bool {
+	ls, _ := m.Lines(context.Background(), prefix)
+	for _, l := range ls {
+		for _, e := range l.Entries {
+			if !e.Admitted {
+				return true
+			}
+		}
+	}
+	return false
+}

@@ -1,0 +1,187 @@
+package broken
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/stilelock/stile/line"
+	"github.com/stilelock/stile/store"
+	"github.com/stilelock/stile/store/memstore"
+)
+
+func lineBugs() []Bug {
+	const prefixes = "lines/Lines returns those whose name begins with the prefix sorted by name"
+	return []Bug{
+		{
+			Name:   "lets a hold of a/b block a",
+			Caught: "lines/names do not block each other however alike they are",
+			Plant: func(m *memstore.Store) store.Store {
+				return withEnqueue(m, func(ctx context.Context, inner store.Session, req store.Request) (store.Ticket, error) {
+					if below, err := m.Lines(ctx, req.Name+"/"); err == nil && len(below) > 0 && req.Try {
+						return nil, &store.HeldError{Name: req.Name, Holder: &below[0].Entries[0]}
+					}
+					return inner.Enqueue(ctx, req)
+				})
+			},
+		},
+		{
+			Name:   "does not tell upper from lower case",
+			Caught: "lines/names do not block each other however alike they are",
+			Plant:  func(m *memstore.Store) store.Store { return renamed(m, strings.ToLower) },
+		},
+		{
+			Name:   "cuts long names short",
+			Caught: "lines/names do not block each other however alike they are",
+			Plant: func(m *memstore.Store) store.Store {
+				return renamed(m, func(name string) string { return name[:min(len(name), 24)] })
+			},
+		},
+		{
+			Name:   "shows the entries of a/b in the line of a",
+			Caught: "lines/a line shows nobody who stands for another name",
+			Plant: func(m *memstore.Store) store.Store {
+				return wholeStore{Store: m, line: func(ctx context.Context, name string) (store.Line, error) {
+					l, err := m.Line(ctx, name)
+					below, _ := m.Lines(ctx, name+"/")
+					for _, b := range below {
+						l.Entries = append(l.Entries, b.Entries...)
+					}
+					return l, err
+				}}
+			},
+		},
+		{
+			Name:   "takes a prefix for a folder",
+			Caught: prefixes,
+			Plant: func(m *memstore.Store) store.Store {
+				return withLines(m, func(prefix string, ls []store.Line) []store.Line {
+					folder := strings.TrimSuffix(prefix, "/") + "/"
+					return slices.DeleteFunc(ls, func(l store.Line) bool {
+						return prefix != "" && l.Name != prefix && !strings.HasPrefix(l.Name, folder)
+					})
+				})
+			},
+		},
+		{
+			Name:   "does not sort lines",
+			Caught: prefixes,
+			Plant: func(m *memstore.Store) store.Store {
+				return withLines(m, func(_ string, ls []store.Line) []store.Line {
+					slices.Reverse(ls)
+					return ls
+				})
+			},
+		},
+		{
+			Name:   "returns all lines whatever the prefix",
+			Caught: prefixes,
+			Plant: func(m *memstore.Store) store.Store {
+				return wholeStore{Store: m, lines: func(ctx context.Context, _ string) ([]store.Line, error) { return m.Lines(ctx, "") }}
+			},
+		},
+		{
+			Name:   "lists the name of the prefix though nobody stands for it",
+			Caught: "lines/Lines leaves out a name as soon as nobody stands for it",
+			Plant: func(m *memstore.Store) store.Store {
+				seen := make(map[string]bool)
+				return withLines(m, func(prefix string, ls []store.Line) []store.Line {
+					for _, l := range ls {
+						seen[l.Name] = true
+					}
+					for name := range seen {
+						if strings.HasPrefix(name, prefix) && !slices.ContainsFunc(ls, func(l store.Line) bool { return l.Name == name }) {
+							ls = append(ls, store.Line{Name: name})
+						}
+					}
+					slices.SortFunc(ls, func(a, b store.Line) int { return strings.Compare(a.Name, b.Name) })
+					return ls
+				})
+			},
+		},
+		{
+			Name:   "fails to read a line that is empty",
+			Caught: "lines/the line of a name nobody stands for is empty and no error",
+			Plant: func(m *memstore.Store) store.Store {
+				return wholeStore{Store: m, line: func(ctx context.Context, name string) (store.Line, error) {
+					l, err := m.Line(ctx, name)
+					if err == nil && len(l.Entries) == 0 {
+						err = fmt.Errorf("%w: no lock %q", store.ErrGone, name)
+					}
+					return l, err
+				}}
+			},
+		},
+		{
+			Name:   "shows everybody as admitted",
+			Caught: "lines/a line shows who stands there in order",
+			Plant:  func(m *memstore.Store) store.Store { return showing(m, func(e *store.Entry) { e.Admitted = true }) },
+		},
+		{
+			Name:   "shows everybody as exclusive",
+			Caught: "lines/a line shows the mode of each entry and who is admitted",
+			Plant: func(m *memstore.Store) store.Store {
+				return showing(m, func(e *store.Entry) { e.Mode = line.Exclusive })
+			},
+		},
+		{
+			Name:   "shows nobody's session",
+			Caught: "lines/a line shows who stands there in order",
+			Plant:  func(m *memstore.Store) store.Store { return showing(m, func(e *store.Entry) { e.Session = "" }) },
+		},
+		{
+			Name:   "forgets the owner's labels",
+			Caught: "lines/an owner is shown as it was given",
+			Plant:  func(m *memstore.Store) store.Store { return showing(m, func(e *store.Entry) { e.Owner.Labels = nil }) },
+		},
+		{
+			Name:   "mangles an owner's words that are not ASCII",
+			Caught: "lines/an owner is shown as it was given",
+			Plant: func(m *memstore.Store) store.Store {
+				return showing(m, func(e *store.Entry) { e.Owner.Host = strings.ReplaceAll(e.Owner.Host, "ö", "?") })
+			},
+		},
+		{
+			Name:   "does not note when an entry joined",
+			Caught: "lines/an owner is shown as it was given",
+			Plant: func(m *memstore.Store) store.Store {
+				return showing(m, func(e *store.Entry) { e.Owner.Since = time.Time{} })
+			},
+		},
+		{
+			Name:   "shows more time remaining than there is",
+			Caught: "lines/an owner is shown as it was given",
+			Plant: func(m *memstore.Store) store.Store {
+				return showing(m, func(e *store.Entry) { e.Remaining += 100 * time.Hour })
+			},
+		},
+	}
+}
+
+func withLines(m *memstore.Store, change func(prefix string, ls []store.Line) []store.Line) store.Store {
+	return wholeStore{Store: m, lines: func(ctx context.Context, prefix string) ([]store.Line, error) {
+		ls, err := m.Lines(ctx, prefix)
+		return change(prefix, ls), err
+	}}
+}
+
+// showing changes the entries that Line returns.
+func showing(m *memstore.Store, change func(*store.Entry)) store.Store {
+	return wholeStore{Store: m, line: func(ctx context.Context, name string) (store.Line, error) {
+		l, err := m.Line(ctx, name)
+		for i := range l.Entries {
+			change(&l.Entries[i])
+		}
+		return l, err
+	}}
+}
+
+// renamed keeps the line of each name under another one.
+func renamed(m *memstore.Store, key func(name string) string) store.Store {
+	return withEnqueue(m, func(ctx context.Context, inner store.Session, req store.Request) (store.Ticket, error) {
+		req.Name = key(req.Name)
+		return inner.Enqueue(ctx, req)
+	})
+}

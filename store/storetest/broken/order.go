@@ -1,0 +1,209 @@
+package broken
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+
+	"github.com/stilelock/stile/store"
+	"github.com/stilelock/stile/store/memstore"
+)
+
+func orderBugs() []Bug {
+	return []Bug{
+		{
+			Name:   "keeps orders in four bits",
+			Caught: "order/orders rise from hold to hold although the line is empty between",
+			Plant: func(m *memstore.Store) store.Store {
+				return renumbered(m, func(_ string, order uint64) uint64 { return 1 + order%16 })
+			},
+		},
+		{
+			Name:   "counts orders down",
+			Caught: "order/orders rise along a line of waiters",
+			Plant: func(m *memstore.Store) store.Store {
+				return renumbered(m, func(_ string, order uint64) uint64 { return 1<<40 - order })
+			},
+		},
+		{
+			Name:   "has orders too large for a token",
+			Caught: "order/orders rise from hold to hold although the line is empty between",
+			Plant: func(m *memstore.Store) store.Store {
+				return renumbered(m, func(_ string, order uint64) uint64 { return store.MaxOrder + order })
+			},
+		},
+		{
+			Name:   "begins to count anew when a line was empty",
+			Caught: "order/an order is not given out again after its session was closed",
+			Plant:  countingFromEmpty,
+		},
+		{
+			Name:   "gives an order out twice in a row",
+			Caught: "order/orders rise along a line of waiters",
+			Plant: func(m *memstore.Store) store.Store {
+				return renumbered(m, func(_ string, order uint64) uint64 { return (order + 1) / 2 })
+			},
+		},
+		{
+			Name:   "orders sessions, not holds",
+			Caught: "order/orders rise from hold to hold although the line is empty between",
+			Plant: func(m *memstore.Store) store.Store {
+				return withSessions(m, func(inner store.Session) session {
+					return session{Session: inner, enqueue: func(ctx context.Context, req store.Request) (store.Ticket, error) {
+						notify := req.Notify
+						req.Notify = func(st store.Standing) {
+							_, _ = fmt.Sscanf(inner.ID(), "m%d", &st.Order)
+							notify(st)
+						}
+						return inner.Enqueue(ctx, req)
+					}}
+				})
+			},
+		},
+		{
+			Name:   "tells readers the order of the writer before them",
+			Caught: "order/orders rise from kind to kind of conflicting entries",
+			Plant: func(m *memstore.Store) store.Store {
+				return renumbered(m, func(_ string, order uint64) uint64 { return 1 + (order-1)/3 })
+			},
+		},
+		{
+			Name:   "shows another order than it tells",
+			Caught: "order/a line shows the order that the holder was told",
+			Plant: func(m *memstore.Store) store.Store {
+				return withNotify(m, func(req store.Request) func(store.Standing) {
+					return func(st store.Standing) {
+						st.Order += 1000
+						req.Notify(st)
+					}
+				})
+			},
+		},
+		{
+			Name:   "takes orders back when a try fails, and one too many",
+			Caught: "order/an order is not given out again after a try that failed",
+			Plant:  takingBack,
+		},
+		{
+			Name:   "gives the next holder the order of one that was broken",
+			Caught: "order/an order is not given out again after its entry was broken",
+			Plant:  func(m *memstore.Store) store.Store { return inheriting(m, store.ErrGone) },
+		},
+		{
+			Name:   "gives the next holder the order of one that has expired",
+			Caught: "order/an order is not given out again after its session expired",
+			Plant:  func(m *memstore.Store) store.Store { return inheriting(m, store.ErrSessionLost) },
+		},
+	}
+}
+
+// takingBack lowers all later orders by two when a try, which had taken one, has failed.
+func takingBack(m *memstore.Store) store.Store {
+	var taken atomic.Uint64
+	return withEnqueue(m, func(ctx context.Context, inner store.Session, req store.Request) (store.Ticket, error) {
+		notify, less := req.Notify, taken.Load()
+		req.Notify = func(st store.Standing) {
+			st.Order -= less
+			notify(st)
+		}
+		t, err := inner.Enqueue(ctx, req)
+		if isHeld(err) {
+			taken.Add(2)
+		}
+		return t, err
+	})
+}
+
+// inheriting tells the next to be admitted the order of the holder that went because of cause.
+func inheriting(m *memstore.Store, cause error) store.Store {
+	var mu sync.Mutex
+	left := make(map[string]uint64)
+	return withNotify(m, func(req store.Request) func(store.Standing) {
+		return func(st store.Standing) {
+			mu.Lock()
+			switch order, ok := left[req.Name]; {
+			case st.State == store.Gone && errors.Is(st.Cause, cause):
+				left[req.Name] = st.Order
+			case st.State == store.Admitted && ok:
+				st.Order = order
+				delete(left, req.Name)
+			}
+			mu.Unlock()
+			req.Notify(st)
+		}
+	})
+}
+
+// renumbered shows and tells other orders than m's: those that number returns, all through.
+func renumbered(m *memstore.Store, number func(name string, order uint64) uint64) store.Store {
+	shown := func(l store.Line) store.Line {
+		for i := range l.Entries {
+			l.Entries[i].Order = number(l.Name, l.Entries[i].Order)
+		}
+		return l
+	}
+	told := withNotify(m, func(req store.Request) func(store.Standing) {
+		return func(st store.Standing) {
+			st.Order = number(req.Name, st.Order)
+			req.Notify(st)
+		}
+	})
+	return wholeStore{
+		Store: told,
+		line: func(ctx context.Context, name string) (store.Line, error) {
+			l, err := m.Line(ctx, name)
+			return shown(l), err
+		},
+		lines: func(ctx context.Context, prefix string) ([]store.Line, error) {
+			ls, err := m.Lines(ctx, prefix)
+			for i := range ls {
+				ls[i] = shown(ls[i])
+			}
+			return ls, err
+		},
+		breakEntry: func(ctx context.Context, name string, order uint64) (store.Entry, error) {
+			l, err := m.Line(ctx, name)
+			if err != nil {
+				return store.Entry{}, err
+			}
+			for _, e := range l.Entries {
+				if number(name, e.Order) == order {
+					broken, err := m.Break(ctx, name, e.Order)
+					broken.Order = order
+					return broken, err
+				}
+			}
+			return m.Break(ctx, name, 0)
+		},
+	}
+}
+
+// countingFromEmpty gives the first entry of an empty line the order 1.
+func countingFromEmpty(m *memstore.Store) store.Store {
+	var mu sync.Mutex
+	base := make(map[string]uint64)
+	st := renumbered(m, func(name string, order uint64) uint64 {
+		mu.Lock()
+		defer mu.Unlock()
+		if base[name] == 0 {
+			base[name] = order
+		}
+		return order - base[name] + 1
+	})
+	return wholeStore{Store: st, open: func(ctx context.Context, opts store.SessionOptions) (store.Session, error) {
+		inner, err := st.Open(ctx, opts)
+		if err != nil {
+			return nil, err
+		}
+		return session{Session: inner, enqueue: func(ctx context.Context, req store.Request) (store.Ticket, error) {
+			if l, err := m.Line(ctx, req.Name); err == nil && len(l.Entries) == 0 {
+				mu.Lock()
+				delete(base, req.Name)
+				mu.Unlock()
+			}
+			return inner.Enqueue(ctx, req)
+		}}, nil
+	}}
+}

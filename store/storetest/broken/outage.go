@@ -1,0 +1,119 @@
+package broken
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/stilelock/stile/store"
+	"github.com/stilelock/stile/store/memstore"
+)
+
+func outageBugs() []Bug {
+	const unanswered = "outage/a confirmation that gets no answer proves nothing and harms nothing"
+	return []Bug{
+		{
+			Name:   "takes silence for a confirmation",
+			Caught: unanswered,
+			Plant: func(m *memstore.Store) store.Store {
+				return withConfirm(m, func(ctx context.Context, inner store.Session) error {
+					if err := inner.Confirm(ctx); !errors.Is(err, context.DeadlineExceeded) {
+						return err
+					}
+					return nil
+				})
+			},
+		},
+		{
+			Name:   "takes silence for the end of the session",
+			Caught: unanswered,
+			Plant: func(m *memstore.Store) store.Store {
+				return withConfirm(m, func(ctx context.Context, inner store.Session) error {
+					err := inner.Confirm(ctx)
+					if errors.Is(err, context.DeadlineExceeded) {
+						err = fmt.Errorf("%w: %w", store.ErrSessionLost, err)
+					}
+					return err
+				})
+			},
+		},
+		{
+			Name:   "goes on with an enqueue that was given up",
+			Caught: "outage/an enqueue that gets no answer leaves nothing behind",
+			Plant: func(m *memstore.Store) store.Store {
+				return withEnqueue(m, func(ctx context.Context, inner store.Session, req store.Request) (store.Ticket, error) {
+					t, err := inner.Enqueue(ctx, req)
+					if errors.Is(err, context.DeadlineExceeded) {
+						go keepEnqueueing(inner, req)
+					}
+					return t, err
+				})
+			},
+		},
+		{
+			Name:   "asks once for a withdrawal and leaves it at that",
+			Caught: "outage/a withdrawal that gets no answer is carried out after the outage",
+			Plant: func(m *memstore.Store) store.Store {
+				return withEnqueue(m, func(ctx context.Context, inner store.Session, req store.Request) (store.Ticket, error) {
+					t, err := inner.Enqueue(ctx, req)
+					if err != nil {
+						return nil, err
+					}
+					return ticket{Ticket: t, withdraw: func(ctx context.Context) error {
+						// A request of the same session: it shows whether one would arrive.
+						if err := inner.Confirm(ctx); errors.Is(err, context.DeadlineExceeded) {
+							return err
+						}
+						return t.Withdraw(ctx)
+					}}, nil
+				})
+			},
+		},
+		{
+			Name:   "does not read a line again after an outage",
+			Caught: "outage/a waiter whose turn came during an outage hears of it after",
+			Plant: func(m *memstore.Store) store.Store {
+				return withEnqueue(m, func(ctx context.Context, inner store.Session, req store.Request) (store.Ticket, error) {
+					notify := req.Notify
+					req.Notify = func(st store.Standing) {
+						if st.State == store.Admitted {
+							time.AfterFunc(0, func() { tellIfInReach(inner, notify, st) })
+							return
+						}
+						notify(st)
+					}
+					return inner.Enqueue(ctx, req)
+				})
+			},
+		},
+		{
+			Name:   "lets no session expire while it cannot be reached",
+			Caught: "outage/an outage longer than the TTL ends the session and lets others in",
+			Plant: func(m *memstore.Store) store.Store {
+				return living(m, func(time.Duration) time.Duration { return memstore.MaxTTL })
+			},
+		},
+	}
+}
+
+// keepEnqueueing asks until it gets an answer.
+func keepEnqueueing(inner store.Session, req store.Request) {
+	for {
+		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+		_, err := inner.Enqueue(ctx, req)
+		cancel()
+		if !errors.Is(err, context.DeadlineExceeded) {
+			return
+		}
+	}
+}
+
+// tellIfInReach tells a standing only if the session can be confirmed at the time.
+func tellIfInReach(inner store.Session, notify func(store.Standing), st store.Standing) {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Millisecond)
+	defer cancel()
+	if !errors.Is(inner.Confirm(ctx), context.DeadlineExceeded) {
+		notify(st)
+	}
+}

@@ -1,0 +1,341 @@
+package storeurl
+
+import (
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
+	"errors"
+	"math/big"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/stilelock/stile/internal/testservers"
+	"github.com/stilelock/stile/line"
+	"github.com/stilelock/stile/store"
+)
+
+func open(t *testing.T, url string) store.Store {
+	t.Helper()
+	opened, err := Open(t.Context(), url, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := opened.Close(); err != nil {
+			t.Errorf("closing: %v", err)
+		}
+		if err := opened.Close(); err != nil {
+			t.Errorf("closing again: %v", err)
+		}
+	})
+	return opened.Store
+}
+
+// enqueue puts an entry into the line behind name.
+func enqueue(t *testing.T, st store.Store, name string) {
+	t.Helper()
+	session, err := st.Open(t.Context(), store.SessionOptions{TTL: 5 * time.Second})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = session.Close(context.WithoutCancel(t.Context())) })
+	_, err = session.Enqueue(t.Context(), store.Request{Name: name, Mode: line.Exclusive, Notify: func(store.Standing) {}})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestOpenMemory(t *testing.T) {
+	one, other := open(t, "mem:"), open(t, "mem:")
+	enqueue(t, one, "a")
+	if l, err := other.Line(t.Context(), "a"); err != nil || len(l.Entries) != 0 {
+		t.Errorf("another mem: store has %+v, %v; want it empty", l, err)
+	}
+}
+
+func TestOpenEtcdUsesThePrefix(t *testing.T) {
+	etcd := testservers.StartEtcd(t)
+	cli := etcd.Client(t)
+	for _, c := range []struct {
+		url, key string
+	}{
+		{"etcd://" + etcd.Endpoint(), "a/"},
+		{"etcd://" + etcd.Endpoint() + "/team", "team/a/"},
+		{"etcd://" + etcd.Endpoint() + "//team/", "/team/a/"},
+		{"etcd+unix://" + etcd.Socket() + "?prefix=sock", "sock/a/"},
+	} {
+		t.Run(c.url, func(t *testing.T) {
+			enqueue(t, open(t, c.url), "a")
+			r, err := cli.Get(t.Context(), c.key, clientv3.WithPrefix())
+			if err != nil || len(r.Kvs) != 1 {
+				t.Errorf("etcd has %v, %v under %q; want one entry", r, err, c.key)
+			}
+		})
+	}
+}
+
+func TestOpenEtcdNeedsOnlyOneOfTheHosts(t *testing.T) {
+	etcd := testservers.StartEtcd(t)
+	start := time.Now()
+	open(t, "etcd://127.0.0.1:1,"+etcd.Endpoint()+",127.0.0.1:2")
+	if took := time.Since(start); took > 2*time.Second {
+		t.Errorf("took %v", took)
+	}
+}
+
+// soon returns a context that gives opening less time than it would take, to have the tests done soon. It is enough
+// on loopback.
+func soon(t *testing.T) context.Context {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 1500*time.Millisecond)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+// fails opens url, checks that it fails in the time it has, that the error says all of want and no password, and
+// returns it.
+func fails(ctx context.Context, t *testing.T, url string, want ...string) error {
+	t.Helper()
+	start, most := time.Now(), patience
+	if deadline, ok := ctx.Deadline(); ok {
+		most = time.Until(deadline)
+	}
+	opened, err := Open(ctx, url, nil)
+	if err == nil {
+		_ = opened.Close()
+		t.Fatalf("%s: opened", url)
+	}
+	if took := time.Since(start); took > most+500*time.Millisecond {
+		t.Errorf("failed after %v, which is more than %v", took, most)
+	}
+	t.Log(err)
+	for _, w := range want {
+		if !strings.Contains(err.Error(), w) {
+			t.Errorf("the error does not say %q: %v", w, err)
+		}
+	}
+	if strings.Contains(err.Error(), secret) {
+		t.Errorf("the error tells the password: %v", err)
+	}
+	return err
+}
+
+func TestOpenEtcdNamesWhatCannotBeReached(t *testing.T) {
+	silent, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = silent.Close() })
+
+	t.Run("refused and silent", func(t *testing.T) {
+		err := fails(t.Context(), t, "etcd://127.0.0.1:1,"+silent.Addr().String()+"/p",
+			"127.0.0.1:1: connect: connection refused", silent.Addr().String()+": connected, but there was no answer")
+		if errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("the error matches DeadlineExceeded, and no deadline of the caller has passed: %v", err)
+		}
+	})
+	t.Run("with a user", func(t *testing.T) {
+		_ = fails(soon(t), t, "etcd://ann:"+secret+"@127.0.0.1:1",
+			"etcd://ann:***@127.0.0.1:1", "connection refused")
+	})
+	t.Run("no such socket", func(t *testing.T) {
+		_ = fails(soon(t), t, "etcd+unix:///does/not/exist", "/does/not/exist", "no such file")
+	})
+	t.Run("no such host", func(t *testing.T) {
+		_ = fails(soon(t), t, "etcds://no-such-host.invalid", "no-such-host.invalid:2379")
+	})
+	for _, user := range []string{"", "ann:" + secret + "@"} {
+		t.Run("the caller gives up, user "+user[:min(3, len(user))], func(t *testing.T) {
+			ctx, cancel := context.WithCancel(t.Context())
+			time.AfterFunc(100*time.Millisecond, cancel)
+			err := fails(ctx, t, "etcd://"+user+silent.Addr().String())
+			if !errors.Is(err, context.Canceled) {
+				t.Errorf("got %v, want it to match context.Canceled", err)
+			}
+		})
+	}
+}
+
+func TestOpenedEtcdOutlivesTheContextOfOpen(t *testing.T) {
+	etcd := testservers.StartEtcd(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	opened, err := Open(ctx, "etcd://"+etcd.Endpoint(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = opened.Close() }) // after the session
+	cancel()
+	enqueue(t, opened.Store, "a")
+}
+
+func TestOpenEtcdLogsIn(t *testing.T) {
+	etcd := testservers.StartEtcd(t)
+	admin := etcd.Client(t)
+	must := func(_ any, err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	must(admin.RoleAdd(t.Context(), "root"))
+	must(admin.UserAdd(t.Context(), "root", "boss"))
+	must(admin.UserGrantRole(t.Context(), "root", "root"))
+	must(admin.RoleAdd(t.Context(), "team"))
+	for _, prefix := range []string{"team/", ".stile/"} {
+		must(admin.RoleGrantPermission(t.Context(), "team", prefix, clientv3.GetPrefixRangeEnd(prefix),
+			clientv3.PermissionType(clientv3.PermReadWrite)))
+	}
+	must(admin.UserAdd(t.Context(), "ann", secret))
+	must(admin.UserGrantRole(t.Context(), "ann", "team"))
+	must(admin.AuthEnable(t.Context()))
+
+	file := filepath.Join(t.TempDir(), "password")
+	if err := os.WriteFile(file, []byte(secret+"\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("STOREURL_TEST_PASSWORD", secret)
+
+	t.Run("with the password in the URL", func(t *testing.T) {
+		enqueue(t, open(t, "etcd://ann:"+secret+"@"+etcd.Endpoint()+"/team"), "url")
+	})
+	t.Run("with the password in a file", func(t *testing.T) {
+		enqueue(t, open(t, "etcd://ann@"+etcd.Endpoint()+"/team?password_file="+file), "file")
+	})
+	t.Run("with the password in the environment", func(t *testing.T) {
+		enqueue(t, open(t, "etcd://ann@"+etcd.Endpoint()+"/team?password_env=STOREURL_TEST_PASSWORD"), "env")
+	})
+	t.Run("with rights on some names only", func(t *testing.T) {
+		enqueue(t, open(t, "etcd://ann:"+secret+"@"+etcd.Endpoint()), "team/x")
+	})
+	t.Run("with a wrong password", func(t *testing.T) {
+		_ = fails(soon(t), t, "etcd://ann:"+secret+"x@"+etcd.Endpoint()+"/team",
+			etcd.Endpoint()+` does not accept the user "ann" with this password`)
+	})
+	t.Run("with a wrong user", func(t *testing.T) {
+		_ = fails(soon(t), t, "etcd://bob:"+secret+"@"+etcd.Endpoint(), `the user "bob"`)
+	})
+	t.Run("without a user", func(t *testing.T) {
+		_ = fails(soon(t), t, "etcd://"+etcd.Endpoint(), "give a user and a password")
+	})
+}
+
+// An authority issues certificates into the files of a directory.
+type authority struct {
+	t    *testing.T
+	dir  string
+	cert *x509.Certificate
+	key  *ecdsa.PrivateKey
+}
+
+func newAuthority(t *testing.T) *authority {
+	t.Helper()
+	a := &authority{t: t, dir: t.TempDir()}
+	template := &x509.Certificate{
+		Subject: pkix.Name{CommonName: "authority"}, IsCA: true, BasicConstraintsValid: true,
+		KeyUsage: x509.KeyUsageCertSign,
+	}
+	a.cert, a.key = a.issue("ca", template)
+	return a
+}
+
+// issue writes NAME.pem and NAME-key.pem; the first certificate is signed by itself.
+func (a *authority) issue(name string, template *x509.Certificate) (*x509.Certificate, *ecdsa.PrivateKey) {
+	a.t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		a.t.Fatal(err)
+	}
+	template.SerialNumber = big.NewInt(time.Now().UnixNano())
+	template.NotBefore, template.NotAfter = time.Now().Add(-time.Hour), time.Now().Add(time.Hour)
+	parent, parentKey := a.cert, a.key
+	if parent == nil {
+		parent, parentKey = template, key
+	}
+	der, err := x509.CreateCertificate(rand.Reader, template, parent, &key.PublicKey, parentKey)
+	if err != nil {
+		a.t.Fatal(err)
+	}
+	cert, err := x509.ParseCertificate(der)
+	if err != nil {
+		a.t.Fatal(err)
+	}
+	pkcs8, err := x509.MarshalPKCS8PrivateKey(key)
+	if err != nil {
+		a.t.Fatal(err)
+	}
+	a.write(name+".pem", "CERTIFICATE", der)
+	a.write(name+"-key.pem", "PRIVATE KEY", pkcs8)
+	return cert, key
+}
+
+func (a *authority) write(name, kind string, der []byte) {
+	a.t.Helper()
+	content := pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: der})
+	if err := os.WriteFile(a.file(name), content, 0o600); err != nil {
+		a.t.Fatal(err)
+	}
+}
+
+func (a *authority) file(name string) string { return filepath.Join(a.dir, name) }
+
+func TestOpenEtcdOverTLS(t *testing.T) {
+	ca := newAuthority(t)
+	ca.issue("server", &x509.Certificate{
+		Subject: pkix.Name{CommonName: "server"}, IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
+		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
+	})
+	client := x509.Certificate{
+		Subject:     pkix.Name{CommonName: "ann"},
+		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
+	}
+	ca.issue("client", &client)
+	stranger := newAuthority(t)
+	stranger.issue("client", &client)
+
+	serverFlags := []string{"--cert-file=" + ca.file("server.pem"), "--key-file=" + ca.file("server-key.pem")}
+	anyone := testservers.StartEtcd(t, serverFlags...)
+	known := testservers.StartEtcd(t, append(serverFlags, "--client-cert-auth", "--trusted-ca-file="+ca.file("ca.pem"))...)
+	clientOf := func(a *authority) string {
+		return "&cert=" + a.file("client.pem") + "&key=" + a.file("client-key.pem")
+	}
+
+	t.Run("trusting the authority", func(t *testing.T) {
+		enqueue(t, open(t, "etcds://"+anyone.Endpoint()+"?ca="+ca.file("ca.pem")), "a")
+	})
+	t.Run("with a client certificate", func(t *testing.T) {
+		enqueue(t, open(t, "etcds://"+known.Endpoint()+"?ca="+ca.file("ca.pem")+clientOf(ca)), "a")
+	})
+	for _, c := range []struct{ name, url, want string }{
+		{"not trusting the authority", "etcds://" + anyone.Endpoint(), "certificate signed by unknown authority"},
+		{
+			"trusting another authority", "etcds://" + anyone.Endpoint() + "?ca=" + stranger.file("ca.pem"),
+			"certificate signed by unknown authority",
+		},
+		{"without a client certificate", "etcds://" + known.Endpoint() + "?ca=" + ca.file("ca.pem"), "certificate required"},
+		{
+			"with a stranger's certificate",
+			"etcds://" + known.Endpoint() + "?ca=" + ca.file("ca.pem") + clientOf(stranger), "unknown certificate authority",
+		},
+		{"without TLS", "etcd://" + anyone.Endpoint(), "should the URL begin with etcds://"},
+		{"by another name", "etcds://" + strings.Replace(anyone.Endpoint(), "127.0.0.1", "localhost", 1) +
+			"?ca=" + ca.file("ca.pem"), "wanted to match localhost"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			_ = fails(soon(t), t, c.url, c.want)
+		})
+	}
+
+	t.Run("to a server without TLS", func(t *testing.T) {
+		_ = fails(soon(t), t, "etcds://"+testservers.StartEtcd(t).Endpoint(), "TLS handshake")
+	})
+}

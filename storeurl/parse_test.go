@@ -1,0 +1,288 @@
+package storeurl
+
+import (
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+)
+
+func TestParse(t *testing.T) {
+	for _, c := range []struct {
+		url  string
+		want target
+	}{
+		{"mem:", target{}},
+		{"etcd://h", target{endpoints: []string{"h:2379"}}},
+		{"etcd://h/", target{endpoints: []string{"h:2379"}}},
+		{"etcd://h:1", target{endpoints: []string{"h:1"}}},
+		{"etcd://h?", target{endpoints: []string{"h:2379"}}},
+		{"etcd://h1,h2:65535,10.0.0.1/p", target{endpoints: []string{"h1:2379", "h2:65535", "10.0.0.1:2379"}, prefix: "p/"}},
+		{"etcd://a-b.example_c.net", target{endpoints: []string{"a-b.example_c.net:2379"}}},
+		{"etcd://[::1],[fe80::1%eth0]:7", target{endpoints: []string{"[::1]:2379", "[fe80::1%eth0]:7"}}},
+		{"etcd://h/a/b", target{endpoints: []string{"h:2379"}, prefix: "a/b/"}},
+		{"etcd://h/a/b/", target{endpoints: []string{"h:2379"}, prefix: "a/b/"}},
+		{"etcd://h//a", target{endpoints: []string{"h:2379"}, prefix: "/a/"}},
+		{"etcd://h//", target{endpoints: []string{"h:2379"}, prefix: "/"}},
+		{"etcd://h/a%40b%3F%25", target{endpoints: []string{"h:2379"}, prefix: "a@b?%/"}},
+		{"etcd://ann:pw@h", target{endpoints: []string{"h:2379"}, user: "ann", password: "pw"}},
+		{"etcd://a%40n:p%2F%3F%40%25:+w@h", target{endpoints: []string{"h:2379"}, user: "a@n", password: "p/?@%:+w"}},
+		{"etcd://ann:p@w@h", target{endpoints: []string{"h:2379"}, user: "ann", password: "p@w"}},
+		{
+			"etcd://ann@h/p?password_file=/run/a+b%26c",
+			target{endpoints: []string{"h:2379"}, prefix: "p/", user: "ann", passwordFile: "/run/a+b&c"},
+		},
+		{"etcd://ann@h?password_env=PW", target{endpoints: []string{"h:2379"}, user: "ann", passwordEnv: "PW"}},
+		{
+			"etcds://ann@h/?password_env=PW&ca=ca.pem&cert=c.pem&key=k.pem",
+			target{
+				endpoints: []string{"h:2379"}, user: "ann", passwordEnv: "PW",
+				ca: "ca.pem", cert: "c.pem", key: "k.pem",
+			},
+		},
+		{"etcds://h", target{endpoints: []string{"h:2379"}}},
+		{"etcd+unix:///run/etcd.sock", target{endpoints: []string{"unix:///run/etcd.sock"}}},
+		{"etcd+unix:///a%20b?prefix=x%2Fy", target{endpoints: []string{"unix:///a b"}, prefix: "x/y/"}},
+		{"etcd+unix:///a?prefix=x/", target{endpoints: []string{"unix:///a"}, prefix: "x/"}},
+	} {
+		t.Run(c.url, func(t *testing.T) {
+			got, err := parse(c.url)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if !slices.Equal(got.endpoints, c.want.endpoints) {
+				t.Errorf("endpoints %q, want %q", got.endpoints, c.want.endpoints)
+			}
+			scheme, _, _ := strings.Cut(c.url, ":")
+			c.want.endpoints, c.want.scheme, c.want.redacted = nil, scheme, got.redacted
+			got.endpoints = nil
+			if got.fields() != c.want.fields() {
+				t.Errorf("got  %+v\nwant %+v", got.fields(), c.want.fields())
+			}
+		})
+	}
+}
+
+// fields is what can be compared of a target.
+func (t target) fields() [10]string {
+	return [...]string{
+		t.scheme, t.redacted, t.prefix, t.user, t.password, t.passwordFile, t.passwordEnv, t.ca, t.cert, t.key,
+	}
+}
+
+func TestParseSaysWhatIsWrong(t *testing.T) {
+	for _, c := range []struct {
+		url, want string
+	}{
+		{"", "known are mem:, etcd://, etcds:// and etcd+unix://"},
+		{"h:2379", `unknown scheme "h": known are mem:, etcd://, etcds:// and etcd+unix://`},
+		{"/etc/x", "does not begin with a scheme"},
+		{"ETCD://h", "does not begin with a scheme"},
+		{"redis://h", `unknown scheme "redis": known are`},
+		{"mem://", "after mem: nothing may follow"},
+		{"mem:x", "after mem: nothing may follow"},
+		{"etcd:h", "etcd: must be followed by //"},
+		{"etcd:/h", "etcd: must be followed by //"},
+		{"etcd://", "host 1: it is missing"},
+		{"etcd:///p", "host 1: it is missing"},
+		{"etcd://ann:pw@", "host 1: it is missing"},
+		{"etcd://h,,k", "host 2: it is missing"},
+		{"etcd://h,", "host 2: it is missing"},
+		{"etcd://:2379", "host 1: it is missing"},
+		{"etcd://h, k", "host 2: it contains a character"},
+		{"etcd://h:", "host 1: the port is not a number"},
+		{"etcd://h:0", "host 1: the port is not a number"},
+		{"etcd://h:65536", "host 1: the port is not a number"},
+		{"etcd://h:http", "host 1: the port is not a number"},
+		{"etcd://h:+1", "host 1: the port is not a number"},
+		{"etcd://::1", "IPv6 addresses stand in brackets"},
+		{"etcd://[::1", "IPv6 address in brackets"},
+		{"etcd://[::1]2379", "IPv6 address in brackets"},
+		{"etcd://[::1]:", "host 1: the port is not a number"},
+		{"etcd://[1.2.3.4]", "IPv6 address in brackets"},
+		{"etcd://[h]", "IPv6 address in brackets"},
+		{"etcd://h/%zz", "prefix: a % is not followed by two hexadecimal digits"},
+		{"etcd://h/%00", "control character"},
+		{"etcd://h/%ff", "not UTF-8"},
+		{"etcd://h/" + strings.Repeat("x", 600), "longer than 512 bytes"},
+		{"etcd://a%:pw@h", "user name: a % is not followed"},
+		{"etcd://ann:%@h", "password: a % is not followed"},
+		{"etcd://ann:p/w@h", "there is an @ after the hosts"},
+		{"etcd://ann:p?w@h", "there is an @ after the hosts"},
+		{"etcd://ann@h", "a user without a password"},
+		{"etcd://ann:@h", "a user without a password"},
+		{"etcd://:pw@h", "a password without a user"},
+		{"etcd://h?password_env=PW", "a password without a user"},
+		{"etcd://ann:pw@h?password_env=PW", "more than one password"},
+		{"etcd://ann@h?password_env=PW&password_file=f", "more than one password"},
+		{"etcd://h?x", "not of the form name=value"},
+		{"etcd://h?x=1", `unknown parameter "x": etcd:// knows password_env, password_file`},
+		{"etcd://h?ca=f", `unknown parameter "ca": etcd:// knows`},
+		{"etcds://h?x=1", `unknown parameter "x": etcds:// knows ca, cert, key, password_env, password_file`},
+		{"etcds://h?ca=", "parameter ca is empty"},
+		{"etcds://h?ca=a&ca=b", "parameter ca is given twice"},
+		{"etcds://h?ca=%f", "parameter ca: a % is not followed"},
+		{"etcds://h?cert=a", "cert and key belong together"},
+		{"etcds://h?key=a", "cert and key belong together"},
+		{"etcd+unix://h/p", "absolute path of a socket"},
+		{"etcd+unix://", "absolute path of a socket"},
+		{"etcd+unix:///", "absolute path of a socket"},
+		{"etcd+unix:///p?password_env=PW", `unknown parameter "password_env": etcd+unix:// knows prefix`},
+	} {
+		t.Run(c.url, func(t *testing.T) {
+			_, err := Open(t.Context(), c.url, nil)
+			if err == nil || !strings.Contains(err.Error(), c.want) {
+				t.Errorf("got %v, want an error with: %s", err, c.want)
+			}
+		})
+	}
+}
+
+func TestRedact(t *testing.T) {
+	for _, c := range []struct {
+		url, want string
+	}{
+		{"mem:", "mem:"},
+		{"etcd://h1,h2:7/p", "etcd://h1,h2:7/p"},
+		{"etcd://ann:hunter2@h/p", "etcd://ann:***@h/p"},
+		{"etcd://ann:hun@ter@2@h/p", "etcd://ann:***@h/p"},
+		{"etcd://a%40n:%68unter2@h/p", "etcd://a%40n:***@h/p"},
+		{"etcds://ann@h/p?password_file=/run/pw&ca=c", "etcds://ann@h/p?password_file=/run/pw&ca=c"},
+		{"etcd+unix:///run/s?prefix=p", "etcd+unix:///run/s?prefix=p"},
+		// What cannot be understood may be secret.
+		{"etcd://ann:hunter2", "etcd://***"},
+		{"etcd://h?password=hunter2", "etcd://***"},
+		{"etcd://ann:hun/ter2@h", "etcd://***"},
+		{"redis://:hunter2@h", "redis://***"},
+		{"etcd:hunter2", "etcd:***"},
+		{"hunter 2", "***"},
+		{"hunter 2:x", "***"},
+		{"", "***"},
+	} {
+		if got := Redact(c.url); got != c.want {
+			t.Errorf("Redact(%q) = %q, want %q", c.url, got, c.want)
+		}
+	}
+}
+
+// secret stands in the URLs of these tests where a password does.
+const secret = "hunter2"
+
+func TestNoErrorTellsAPassword(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "password")
+	if err := os.WriteFile(file, []byte(secret+"\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("STOREURL_TEST_PASSWORD", secret)
+	for _, url := range []string{
+		"etcd://ann:" + secret,
+		"etcd://ann:" + secret + "@",
+		"etcd://ann:" + secret + "@h:x",
+		"etcd://ann:" + secret + "@h h",
+		"etcd://ann:" + secret + "%@h",
+		"etcd://ann:" + secret + "%zz@h/p",
+		"etcd://ann:a/" + secret + "@h",
+		"etcd://ann:1/" + secret + "@h",
+		"etcd://ann:a?" + secret + "@h",
+		"etcd://ann:a?x=" + secret + "@h",
+		"etcd://ann:a?" + secret + "=1@h",
+		"etcd://ann:a#" + secret + "@h:x",
+		"etcd://ann:[" + secret + "]@h:x",
+		"etcd://:" + secret + "@h",
+		"etcd://h?password=" + secret,
+		"etcds://ann:" + secret + "@h?cert=x",
+		"etcd+unix://ann:" + secret + "@/p",
+		"mem:" + secret,
+		"redis://:" + secret + "@h",
+		"://ann:" + secret + "@h",
+		"ann:" + secret + "@h",
+		"//ann:" + secret + "@h",
+		// These are right, and fail later.
+		"etcds://ann:" + secret + "@h?ca=/does/not/exist",
+		"etcds://ann@h?ca=/does/not/exist&password_file=" + file,
+		"etcds://ann@h?ca=/does/not/exist&password_env=STOREURL_TEST_PASSWORD",
+		"etcds://ann@h?ca=" + file + "&password_env=STOREURL_TEST_PASSWORD",
+		"etcds://ann:" + secret + "@h?cert=" + file + "&key=" + file,
+	} {
+		_, err := Open(t.Context(), url, nil)
+		if err == nil {
+			t.Errorf("%s: opened", url)
+		} else if strings.Contains(err.Error(), secret) {
+			t.Errorf("%s: the error tells the password: %v", url, err)
+		}
+		if shown := Redact(url); strings.Contains(shown, secret) {
+			t.Errorf("%s: redacted to %s", url, shown)
+		}
+	}
+}
+
+func TestPasswordFromFileAndEnvironment(t *testing.T) {
+	write := func(content string) string {
+		file := filepath.Join(t.TempDir(), "password")
+		if err := os.WriteFile(file, []byte(content), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return file
+	}
+	t.Setenv("STOREURL_TEST_EMPTY", "")
+	t.Setenv("STOREURL_TEST_PASSWORD", " a b ")
+	for _, c := range []struct {
+		name, parameter, want, err string
+	}{
+		{"file", "password_file=" + write("a b"), "a b", ""},
+		{"file with a line break", "password_file=" + write(" a\n"), " a", ""},
+		{"file with a DOS line break", "password_file=" + write("a\r\n"), "a", ""},
+		{"file with two line breaks", "password_file=" + write("a\n\n"), "a\n", ""},
+		{"empty file", "password_file=" + write("\n"), "", "is empty"},
+		{"no file", "password_file=/does/not/exist", "", "no such file"},
+		{"variable", "password_env=STOREURL_TEST_PASSWORD", " a b ", ""},
+		{"empty variable", "password_env=STOREURL_TEST_EMPTY", "", "STOREURL_TEST_EMPTY is not set, or empty"},
+		{"no variable", "password_env=STOREURL_TEST_NONE", "", "STOREURL_TEST_NONE is not set, or empty"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			target, err := parse("etcd://ann@h?" + c.parameter)
+			if err != nil {
+				t.Fatal(err)
+			}
+			got, err := target.readPassword()
+			if got != c.want || (err != nil) != (c.err != "") || (err != nil && !strings.Contains(err.Error(), c.err)) {
+				t.Errorf("got %q, %v; want %q, an error with %q", got, err, c.want, c.err)
+			}
+		})
+	}
+}
+
+// FuzzParse looks for URLs that are understood differently when they are shown, and, with the URL put in the place
+// of a password, for passwords that are shown.
+func FuzzParse(f *testing.F) {
+	for _, seed := range []string{
+		"mem:", "etcd://h1,h2:2379/p?password_env=X", "etcds://ann:pw@[::1]:2379//p/?ca=a&cert=b&key=c",
+		"etcd+unix:///run/s?prefix=p", "etcd://a%40:%25@h", "a/b?c=d#e@f:g,h[i]%zz", "@", "/", "?", "%",
+	} {
+		f.Add(seed)
+	}
+	f.Fuzz(func(t *testing.T, raw string) {
+		shown := Redact(raw)
+		if again := Redact(shown); again != shown {
+			t.Errorf("redacted %q to %q and that to %q", raw, shown, again)
+		}
+		if got, err := parse(raw); err == nil {
+			again, err := parse(shown)
+			if got.password != "" {
+				got.password = "***"
+			}
+			if err != nil || !slices.Equal(got.endpoints, again.endpoints) || got.fields() != again.fields() {
+				t.Errorf("%q was shown as %q, which means something else: %+v, %v", raw, shown, again, err)
+			}
+		}
+
+		url := "etcd://ann:" + secret + raw + secret + "@h/p"
+		if shown := Redact(url); strings.Contains(shown, secret) {
+			t.Errorf("%q was shown as %q", url, shown)
+		}
+		if _, err := parse(url); err != nil && strings.Contains(err.Error(), secret) {
+			t.Errorf("%q was refused with %v", url, err)
+		}
+	})
+}

@@ -1,0 +1,323 @@
+package stile_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stilelock/stile"
+	"github.com/stilelock/stile/store/memstore"
+)
+
+// TestStress lets several clients, each with several goroutines, lock and release as they like while requests and replies
+// are late or lost and sessions are cut off for longer than they live. Then the faults end. All along, of two holds of a
+// name no two are valid and tokens increase; afterwards everybody gets every lock, and when all are gone the store is
+// empty.
+func TestStress(t *testing.T) {
+	total := stressed{}
+	for seed := range uint64(24) {
+		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := newStress(t, seed)
+				s.play()
+				total.holds += s.did.holds
+				total.lost += s.did.lost
+				total.failed += s.did.failed
+				total.faults += s.did.faults
+			})
+		})
+	}
+	t.Logf("%+v", total)
+	if total.holds < 1000 || total.lost < 20 || total.failed < 100 || total.faults < 1000 {
+		t.Errorf("too little has happened for the test to mean anything: %+v", total)
+	}
+}
+
+const (
+	stressClients = 4
+	stressEach    = 4 // goroutines of a client
+	stressTime    = 2 * time.Minute
+	stressTTL     = 2 * time.Second
+)
+
+var stressNames = []string{"a", "b"}
+
+// stressed counts what has happened.
+type stressed struct{ holds, lost, failed, faults int }
+
+type stress struct {
+	t     *testing.T
+	seed  uint64
+	store *memstore.Store
+	end   time.Time // of the faults
+
+	mu    sync.Mutex
+	rnd   *rand.Rand
+	cut   map[string]time.Time // sessions out of reach, and until when
+	holds map[string]map[*stile.Hold]bool
+	last  map[string]uint64 // the largest token seen with a valid hold of the name
+	did   stressed
+}
+
+func newStress(t *testing.T, seed uint64) *stress {
+	s := &stress{
+		t: t, seed: seed, store: memstore.New(), end: time.Now().Add(stressTime),
+		rnd: rand.New(rand.NewPCG(seed, 0)), cut: map[string]time.Time{},
+		holds: map[string]map[*stile.Hold]bool{}, last: map[string]uint64{},
+	}
+	for _, name := range stressNames {
+		s.holds[name] = map[*stile.Hold]bool{}
+	}
+	s.store.SetFaults(s.fault)
+	return s
+}
+
+func (s *stress) errorf(format string, args ...any) {
+	s.t.Errorf("seed %d: %s", s.seed, fmt.Sprintf(format, args...))
+}
+
+// below returns a random number.
+func (s *stress) below(n int) int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.rnd.IntN(n)
+}
+
+func (s *stress) upTo(d time.Duration) time.Duration { return time.Duration(s.below(int(d))) }
+
+// fault decides about one call. Replies that are late or lost are what makes outcomes ambiguous.
+func (s *stress) fault(c memstore.Call) memstore.Fault {
+	if time.Now().After(s.end) {
+		return memstore.Fault{}
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if until, ok := s.cut[c.Session]; ok && c.Session != "" && time.Now().Before(until) && c.Op != memstore.Notify {
+		s.did.faults++
+		return memstore.Fault{Drop: true}
+	}
+	short := time.Duration(s.rnd.IntN(int(20 * time.Millisecond)))
+	long := time.Duration(s.rnd.IntN(int(stressTTL)))
+	f := memstore.Fault{}
+	switch n := s.rnd.IntN(100); {
+	case c.Op == memstore.Notify:
+		if n < 50 {
+			f.Delay = short
+		}
+	case n < 40:
+		f.Delay, f.ReplyDelay = short, short
+	case n < 45:
+		f.Delay = long
+	case n < 50:
+		f.ReplyDelay = long
+	case n < 54:
+		f.Drop = true
+	case n < 58:
+		f.LoseReply = true
+	case n < 60:
+		f.Err = errors.New("refused")
+	case n < 62:
+		f.Err, f.LoseReply = errors.New("failed after the fact"), true
+	case n < 64 && c.Session != "":
+		s.cut[c.Session] = time.Now().Add(3 * long)
+	}
+	if f != (memstore.Fault{}) {
+		s.did.faults++
+	}
+	return f
+}
+
+func (s *stress) play() {
+	var clients []*stile.Client
+	var all, watch sync.WaitGroup
+	over, stop := context.WithCancel(context.Background())
+	watch.Go(func() {
+		for over.Err() == nil {
+			time.Sleep(5 * time.Millisecond)
+			s.look()
+		}
+	})
+	for i := range stressClients {
+		c, err := stile.New(s.store, &stile.Options{TTL: stressTTL, Owner: stile.Owner{PID: i + 1}})
+		if err != nil {
+			s.t.Fatal(err)
+		}
+		clients = append(clients, c)
+		for range stressEach {
+			all.Go(func() {
+				for time.Now().Before(s.end) {
+					s.use(c)
+				}
+				s.lastRound(c)
+			})
+		}
+	}
+	all.Wait()
+	stop()
+	watch.Wait()
+	for _, c := range clients {
+		if err := c.Close(s.t.Context()); err != nil {
+			s.errorf("%v", err)
+		}
+	}
+	time.Sleep(2 * stressTTL)
+	if lines, err := s.store.Lines(s.t.Context(), ""); err != nil || len(lines) > 0 {
+		s.errorf("at the end stand in line: %+v, %v", lines, err)
+	}
+	if ids := s.store.Sessions(); len(ids) > 0 {
+		s.errorf("at the end there are the sessions %v", ids)
+	}
+}
+
+// use takes a lock in one of the ways there are.
+func (s *stress) use(c *stile.Client) {
+	m := c.Mutex(stressNames[s.below(len(stressNames))])
+	ctx, cancel := context.WithTimeout(s.t.Context(), s.upTo(10*time.Second))
+	defer cancel()
+	var hold *stile.Hold
+	var err error
+	switch s.below(5) {
+	case 0:
+		hold, err = m.TryLock(ctx)
+	case 1:
+		var p *stile.Place
+		if p, err = m.Join(ctx); err != nil {
+			break
+		}
+		select {
+		case <-p.Ready():
+			hold, err = p.Hold()
+		case <-time.After(s.upTo(3 * time.Second)):
+			s.leave(p)
+			return
+		}
+	case 2:
+		err := m.Do(ctx, func(ctx context.Context, h *stile.Hold) error {
+			s.held(h)
+			select {
+			case <-time.After(s.upTo(time.Second)):
+			case <-ctx.Done():
+			}
+			s.drop(h)
+			return nil
+		})
+		s.judge(err)
+		return
+	default:
+		hold, err = m.Lock(ctx)
+	}
+	if err != nil {
+		s.judge(err)
+		return
+	}
+	s.held(hold)
+	select {
+	case <-time.After(s.upTo(time.Second)):
+	case <-hold.Context().Done():
+	}
+	s.release(hold)
+}
+
+func (s *stress) leave(p *stile.Place) {
+	ctx, cancel := context.WithTimeout(s.t.Context(), s.upTo(time.Second))
+	defer cancel()
+	s.judge(p.Leave(ctx))
+}
+
+func (s *stress) release(h *stile.Hold) {
+	s.drop(h)
+	ctx, cancel := context.WithTimeout(s.t.Context(), s.upTo(time.Second))
+	defer cancel()
+	s.judge(h.Release(ctx))
+	if h.Valid() || h.Context().Err() == nil {
+		s.errorf("the hold %d is valid after its release", h.Token())
+	}
+}
+
+// lastRound is played without faults: everybody gets every lock, once what was left of the faults has run out.
+func (s *stress) lastRound(c *stile.Client) {
+	for _, name := range stressNames {
+		ctx, cancel := context.WithTimeout(s.t.Context(), time.Minute)
+		h, err := c.Mutex(name).Lock(ctx)
+		cancel()
+		if err != nil {
+			s.errorf("after the faults: %v", err)
+			return
+		}
+		s.held(h)
+		time.Sleep(10 * time.Millisecond)
+		s.drop(h)
+		// A session cut off until now may be lost still.
+		if err := h.Release(s.t.Context()); err != nil && !errors.Is(err, stile.ErrLost) {
+			s.errorf("after the faults: %v", err)
+		}
+	}
+}
+
+// judge accepts the errors that faults and contexts lead to.
+func (s *stress) judge(err error) {
+	if err == nil {
+		return
+	}
+	s.mu.Lock()
+	s.did.failed++
+	s.mu.Unlock()
+	if lost := (*stile.LostError)(nil); errors.As(err, &lost) && lost.Reason != stile.LostDeadline && lost.Reason != stile.LostExpired {
+		s.errorf("lost although nobody took it: %v", err)
+	}
+	if errors.Is(err, stile.ErrClosed) || errors.Is(err, stile.ErrGone) && !errors.Is(err, stile.ErrLost) {
+		s.errorf("an error that nothing explains: %v", err)
+	}
+}
+
+// held is called with each new hold.
+func (s *stress) held(h *stile.Hold) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.did.holds++
+	s.alone(h.Name(), h)
+	if h.Valid() {
+		if h.Token() <= s.last[h.Name()] {
+			s.errorf("the lock %q has the token %d after %d", h.Name(), h.Token(), s.last[h.Name()])
+		}
+		s.last[h.Name()] = h.Token()
+	}
+	s.holds[h.Name()][h] = true
+}
+
+// drop is called before a hold is released.
+func (s *stress) drop(h *stile.Hold) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.alone(h.Name(), h)
+	if h.Err() != nil {
+		s.did.lost++
+	}
+	delete(s.holds[h.Name()], h)
+}
+
+// look checks all holds there are.
+func (s *stress) look() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for name, holds := range s.holds {
+		for h := range holds {
+			s.alone(name, h)
+		}
+	}
+}
+
+// alone checks that no other hold is valid if h is. A hold that has not been valid never is again, so that it is enough
+// to look at the others first: those that are valid then, and h if it is valid after, are valid at once.
+func (s *stress) alone(name string, h *stile.Hold) {
+	for other := range s.holds[name] {
+		if other != h && other.Valid() && h.Valid() {
+			s.errorf("two holds of %q are valid: tokens %d and %d", name, other.Token(), h.Token())
+		}
+	}
+}
