@@ -171,7 +171,7 @@ func (h *Hold) entryGone(cause error) {
 }
 
 // reasonIn returns the reason for a loss of which an error of the store tells; zero if it tells of none. An entry that
-// went with its session was lost for the session's reason, if that is known here already.
+// went with its session was lost for the session's reason; if that has not been known here, it is now.
 func (h *Hold) reasonIn(err error) keeper.Reason {
 	expired, gone := errors.Is(err, store.ErrSessionLost), errors.Is(err, store.ErrGone)
 	known := h.session.Reason()
@@ -181,6 +181,7 @@ func (h *Hold) reasonIn(err error) keeper.Reason {
 	case known != 0:
 		return known
 	case expired:
+		h.session.Ended(err)
 		return keeper.Expired
 	default:
 		return keeper.Evicted

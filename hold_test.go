@@ -198,6 +198,72 @@ func TestAnOutageThatIsShorterThanTheDeadlineLosesNothing(t *testing.T) {
 	})
 }
 
+// Requests are lost for two fifths of the TTL, beginning at each moment between two renewals.
+func TestAnOutageOfTwoFifthsOfTheTTLLosesNothing(t *testing.T) {
+	for begin := time.Duration(0); begin <= renew; begin += renew / 20 {
+		scenario(t, func(t *testing.T, w *world) {
+			h := lock(t, w.client("ann"), "a")
+			time.Sleep(begin)
+			w.cut(w.session("ann"))
+			time.Sleep(ttl * 2 / 5)
+			w.heal()
+			time.Sleep(ttl)
+			if !h.Valid() {
+				t.Errorf("an outage that began %v after the last renewal: %v", begin, h.Err())
+			}
+		})
+	}
+}
+
+// Whoever is told by the store that the session has ended tells the rest of the process: nobody waits for the next
+// renewal to find out.
+func TestTheFirstToHearOfTheEndOfTheSessionTellsTheOthers(t *testing.T) {
+	for what, hears := range map[string]func(t *testing.T, w *world, ann *stile.Client){
+		"joining a line": func(t *testing.T, w *world, ann *stile.Client) {
+			w.store.Expire(w.session("ann"))
+			lock(t, ann, "b")
+		},
+		"trying": func(t *testing.T, w *world, ann *stile.Client) {
+			w.store.Expire(w.session("ann"))
+			if _, err := ann.Mutex("b").TryLock(t.Context()); err != nil {
+				t.Error(err)
+			}
+		},
+		"releasing": func(t *testing.T, w *world, ann *stile.Client) {
+			h := lock(t, ann, "b")
+			w.deafen("a", "b")
+			w.store.Expire(w.session("ann"))
+			asLost(t, h.Release(t.Context()))
+		},
+		"waiting": func(t *testing.T, w *world, ann *stile.Client) {
+			lock(t, w.client("bob"), "b")
+			wt := wait(t.Context(), t, ann, "b")
+			w.store.Expire(w.session("ann"))
+			w.expectLine("b", "bob", "ann") // again
+			wt.waits()
+		},
+		"holding": func(t *testing.T, w *world, ann *stile.Client) {
+			h := lock(t, ann, "b")
+			w.store.Expire(w.session("ann"))
+			expectLost(t, h, stile.LostExpired)
+		},
+	} {
+		scenario(t, func(t *testing.T, w *world) {
+			ann := w.client("ann")
+			h := lock(t, ann, "a")
+			w.deafen("a")
+			before := time.Now()
+			t.Log(what)
+			hears(t, w, ann)
+			expectLost(t, h, stile.LostExpired)
+			if d := time.Since(before); d != 0 {
+				t.Errorf("it took %v", d)
+			}
+			time.Sleep(2 * time.Hour) // until everything is heard
+		})
+	}
+}
+
 func TestAfterALossTheClientOpensANewSessionByItself(t *testing.T) {
 	scenario(t, func(t *testing.T, w *world) {
 		c := w.client("ann")

@@ -18,9 +18,9 @@ const MaxTTL = 300 * time.Second
 // Options configures a [Client]. The zero value, and a nil *Options, are ready for use.
 type Options struct {
 	// TTL is how long the client's session lives in the store without being renewed: after a crash its locks are free
-	// again that much later, and an outage of the store that is shorter loses nothing. Renewal is due every 3/10 of it, and
-	// what is held counts as lost 9/10 of it after the last confirmed renewal was sent (less on stores that may end
-	// sessions early).
+	// again that much later. Renewal is due every 3/10 of it, and what is held counts as lost 9/10 of it after the last
+	// confirmed renewal was sent (less on stores that may end sessions early). So an outage of the store that is shorter
+	// than 4/10 of it loses nothing, whenever it begins.
 	//
 	// Zero means [DefaultTTL]. A negative TTL, one below what the store can do, or above [MaxTTL], is an error from New or,
 	// where only the server knows, from the first Lock.

@@ -138,13 +138,9 @@ func (p *Place) enter(ctx context.Context) (*Hold, error) {
 	var held *store.HeldError
 	switch {
 	case errors.Is(err, store.ErrSessionLost):
-		// The session's keeper hears of it as well; until it has, session would return this one again.
-		select {
-		case <-session.Context().Done():
-			return nil, fmt.Errorf("%w: %w", errJoinAgain, err)
-		case <-ctx.Done():
-			return nil, ctx.Err()
-		}
+		session.Ended(err)
+		<-session.Context().Done() // until then it would be used again
+		return nil, fmt.Errorf("%w: %w", errJoinAgain, err)
 	case errors.As(err, &held):
 		return nil, heldError(held)
 	case err != nil:
@@ -159,6 +155,10 @@ func (p *Place) enter(ctx context.Context) (*Hold, error) {
 		<-session.Context().Done() // it is on its way: the deadline has passed
 		return nil, fmt.Errorf("%w: %w", errJoinAgain, context.Cause(session.Context()))
 	case <-e.gone:
+		if errors.Is(e.cause, store.ErrSessionLost) {
+			session.Ended(e.cause)
+			<-session.Context().Done()
+		}
 		return nil, fmt.Errorf("%w: %w", errJoinAgain, e.cause)
 	case <-session.Context().Done():
 		return nil, fmt.Errorf("%w: %w", errJoinAgain, context.Cause(session.Context()))

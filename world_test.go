@@ -122,6 +122,16 @@ func (w *world) faults(f memstore.Fault, ops []memstore.Op, sessions ...string) 
 // cut loses all requests of the session, from now on.
 func (w *world) cut(session string) { w.faults(memstore.Fault{Drop: true}, everything, session) }
 
+// deafen keeps what happens in the lines behind the names from those who stand there, for an hour.
+func (w *world) deafen(names ...string) {
+	w.store.SetFaults(func(c memstore.Call) memstore.Fault {
+		if c.Op == memstore.Notify && slices.Contains(names, c.Name) {
+			return memstore.Fault{Delay: time.Hour}
+		}
+		return memstore.Fault{}
+	})
+}
+
 // heal ends all faults.
 func (w *world) heal() { w.store.SetFaults(nil) }
 

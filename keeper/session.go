@@ -52,7 +52,7 @@ type Session struct {
 // asked. ctx bounds the opening, not the session. opts.Lost is not used: w.Lost tells.
 func Open(ctx context.Context, st store.Store, opts store.SessionOptions, w Watcher) (*Session, error) {
 	ended := make(chan error, 1)
-	opts.Lost = func(err error) { ended <- err } // at most once, by contract: it does not block
+	opts.Lost = func(err error) { tell(ended, err) }
 
 	sent := bootclock.Now()
 	inner, err := st.Open(ctx, opts)
@@ -98,6 +98,18 @@ func (s *Session) OnLoss(f func(*LostError)) (forget func()) {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		delete(s.onLoss, &f)
+	}
+}
+
+// Ended tells the session what the store has said in answer to another request than those of the keeper, with an error
+// matching [store.ErrSessionLost]: that the session has ended. What is held under it is lost soon after.
+func (s *Session) Ended(err error) { tell(s.ended, err) }
+
+// tell sends err unless somebody has told already.
+func tell(ended chan<- error, err error) {
+	select {
+	case ended <- err:
+	default:
 	}
 }
 
@@ -249,9 +261,27 @@ func (s *Session) end(lost *LostError) {
 	if s.watcher.Lost != nil {
 		s.watcher.Lost(lost)
 	}
+	if lost.Reason == Deadline {
+		s.sitOutMargin()
+	}
 	ctx, cancel := context.WithTimeout(s.life, s.store.Terms().TTL)
 	defer cancel()
 	_ = s.store.Close(ctx) // it ends by itself otherwise
+}
+
+// sitOutMargin waits until the store might end the session by itself. A store that is within reach would let others in
+// at once, and those who were told at the deadline need the margin to stop what they are doing.
+func (s *Session) sitOutMargin() {
+	s.mu.Lock()
+	confirmed := s.lease.Confirmed()
+	s.mu.Unlock()
+	granted := s.store.Terms()
+	timer := time.NewTimer(confirmed.Add(granted.TTL - granted.Slack).Sub(bootclock.Now()))
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case <-s.life.Done(): // the client is done with it
+	}
 }
 
 // lose tells those who hold. It returns when they know.

@@ -227,9 +227,9 @@ func (b *bench) report(about []string) string {
 	t.WriteString("\n")
 	b.reportContests(&t)
 	t.WriteString("\nHand-over: from just before one client releases until Lock returns in the next, if that was " +
-		"already in Lock. Raw: from just before one client deletes a key until a watch that has long been open tells another; " +
-		"\"queueing again\": while each client puts its key in again as soon as it has deleted it, as those do who " +
-		"want the lock again.\n\n")
+		"already in Lock. Raw: from just before one client deletes a key until a watch that has long been open tells " +
+		"another; \"queueing again\": while each client puts its key in again as soon as it has deleted it, as those " +
+		"do who want the lock again.\n\n")
 	t.WriteString("Expected:\n\n")
 	for _, e := range b.expectations() {
 		fmt.Fprintf(&t, "* %v\n", e)

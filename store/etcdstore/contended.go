@@ -12,7 +12,7 @@ func (e *entry) NotifyContended(f func()) {
 	w := e.line
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if e.state != standing {
+	if e.state != standing || e.contended != nil {
 		return
 	}
 	ctx, cancel := context.WithCancel(w.ctx)

@@ -3,6 +3,8 @@ package etcdstore_test
 import (
 	"context"
 	"errors"
+	"fmt"
+	"strconv"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -121,21 +123,8 @@ func wantLine(t *testing.T, cli *clientv3.Client, name string, orders ...uint64)
 // B2: a waiter whose own entry or lease is gone hears of it at once, not when the holder leaves some day.
 func TestWaiterHearsThatItsEntryIsGone(t *testing.T) {
 	t.Parallel()
-	for _, how := range []struct {
-		what   string
-		remove func(context.Context, *clientv3.Client, store.Session, string) error
-		cause  error
-	}{
-		{"key deleted", func(ctx context.Context, cli *clientv3.Client, se store.Session, name string) error {
-			_, err := cli.Delete(ctx, name+"/"+se.ID())
-			return err
-		}, store.ErrGone},
-		{"lease revoked", func(ctx context.Context, cli *clientv3.Client, se store.Session, _ string) error {
-			_, err := cli.Revoke(ctx, leaseOf(se))
-			return err
-		}, store.ErrGone}, // it looks the same from the line; the session is told by its next Confirm
-	} {
-		t.Run(how.what, func(t *testing.T) {
+	for _, revoke := range []bool{false, true} {
+		t.Run(map[bool]string{false: "key deleted", true: "lease revoked"}[revoke], func(t *testing.T) {
 			t.Parallel()
 			direct, name := server(t).Client(t), newName(t)
 			st := newStore(t, server(t).Client(t), "")
@@ -143,36 +132,30 @@ func TestWaiterHearsThatItsEntryIsGone(t *testing.T) {
 			enqueue(t, holder, name).await(t, store.Admitted)
 			w := enqueue(t, waiter, name)
 			w.await(t, store.Waiting)
-			if err := how.remove(t.Context(), direct, waiter, name); err != nil {
+			var err error
+			if revoke {
+				_, err = direct.Revoke(t.Context(), leaseOf(t, waiter))
+			} else {
+				_, err = direct.Delete(t.Context(), name+"/"+waiter.ID())
+			}
+			if err != nil {
 				t.Fatal(err)
 			}
-			select {
-			case st := <-w.heard:
-				if st.State != store.Gone || !errors.Is(st.Cause, how.cause) {
-					t.Errorf("the waiter heard %v (%v), want that its entry is gone", st.State, st.Cause)
-				}
-			case <-time.After(soon):
-				t.Fatal("the waiter heard nothing")
-			}
-			if err := waiter.Confirm(t.Context()); (how.what == "lease revoked") != errors.Is(err, store.ErrSessionLost) {
+			w.gone(t)
+			if err := waiter.Confirm(t.Context()); revoke != errors.Is(err, store.ErrSessionLost) {
 				t.Errorf("then Confirm returned %v", err)
 			}
 		})
 	}
 }
 
-func leaseOf(se store.Session) clientv3.LeaseID {
-	var id clientv3.LeaseID
-	for _, digit := range se.ID() {
-		id <<= 4
-		switch {
-		case digit >= 'a':
-			id += clientv3.LeaseID(digit - 'a' + 10)
-		default:
-			id += clientv3.LeaseID(digit - '0')
-		}
+func leaseOf(t *testing.T, se store.Session) clientv3.LeaseID {
+	t.Helper()
+	id, err := strconv.ParseInt(se.ID(), 16, 64)
+	if err != nil {
+		t.Fatal(err)
 	}
-	return id
+	return clientv3.LeaseID(id)
 }
 
 // B2, as programs see it: Lock goes on, at the end of the line.
@@ -249,18 +232,11 @@ func TestRecreatedKeyIsNotMistakenForOwn(t *testing.T) {
 	if _, err := direct.Delete(t.Context(), key); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := direct.Put(t.Context(), key, string(old.Kvs[0].Value), clientv3.WithLease(leaseOf(waiter))); err != nil {
+	if _, err := direct.Put(t.Context(), key, string(old.Kvs[0].Value), clientv3.WithLease(leaseOf(t, waiter))); err != nil {
 		t.Fatal(err)
 	}
 	held.withdraw(t)
-	select {
-	case st := <-first.heard:
-		if st.State != store.Gone {
-			t.Errorf("the waiter heard %v; its entry is gone, and another stands there under its key", st.State)
-		}
-	case <-time.After(soon):
-		t.Fatal("the waiter heard nothing")
-	}
+	first.gone(t)
 	first.silent(t)
 }
 
@@ -276,9 +252,7 @@ func TestTwoEntriesOfOneSessionAfterAnotherHaveOneOwner(t *testing.T) {
 	if _, err := direct.Delete(t.Context(), name+"/"+waiter.ID()); err != nil {
 		t.Fatal(err)
 	}
-	if st := <-first.heard; st.State != store.Gone {
-		t.Fatalf("the first entry is %v", st.State)
-	}
+	first.gone(t)
 	second := enqueue(t, waiter, name)
 	held.withdraw(t)
 	second.await(t, store.Admitted)
@@ -296,7 +270,7 @@ func TestTwoStockMutexesOwnARecreatedKey(t *testing.T) {
 	first := locking(t.Context(), concurrency.NewMutex(s, name))
 	await(t, "the first to wait", func() bool { return len(keysUnder(t, direct, name)) == 2 })
 	stillLocking(t, first, "the lock is held") // until its watch is open
-	if _, err := direct.Delete(t.Context(), concurrencyKey(name, s)); err != nil {
+	if _, err := direct.Delete(t.Context(), fmt.Sprintf("%s/%x", name, s.Lease())); err != nil {
 		t.Fatal(err)
 	}
 	second := locking(t.Context(), concurrency.NewMutex(s, name))
@@ -307,15 +281,6 @@ func TestTwoStockMutexesOwnARecreatedKey(t *testing.T) {
 	if err1, err2 := <-first, <-second; err1 != nil || err2 != nil {
 		t.Errorf("the stock has mended its ways: the two got %v and %v", err1, err2)
 	}
-}
-
-func concurrencyKey(name string, s *concurrency.Session) string {
-	const digits = "0123456789abcdef"
-	key := ""
-	for id := s.Lease(); id > 0; id >>= 4 {
-		key = digits[id&15:id&15+1] + key
-	}
-	return name + "/" + key
 }
 
 // B5: a release that failed is carried out as soon as possible, though the session lives on.
@@ -497,20 +462,8 @@ func TestHolderOutOfReachKnowsBeforeTheServer(t *testing.T) {
 func TestEvictedHolderKnowsAtOnce(t *testing.T) {
 	t.Parallel()
 	const ttl = 30 * time.Second // the first renewal comes after nine
-	for _, how := range []struct {
-		what   string
-		remove func(context.Context, *clientv3.Client, string, clientv3.LeaseID) error
-	}{
-		{"key deleted", func(ctx context.Context, cli *clientv3.Client, key string, _ clientv3.LeaseID) error {
-			_, err := cli.Delete(ctx, key)
-			return err
-		}},
-		{"lease revoked", func(ctx context.Context, cli *clientv3.Client, _ string, lease clientv3.LeaseID) error {
-			_, err := cli.Revoke(ctx, lease)
-			return err
-		}},
-	} {
-		t.Run(how.what, func(t *testing.T) {
+	for _, revoke := range []bool{false, true} {
+		t.Run(map[bool]string{false: "key deleted", true: "lease revoked"}[revoke], func(t *testing.T) {
 			t.Parallel()
 			name, direct := newName(t), server(t).Client(t)
 			c := newClient(t, server(t).Client(t), ttl)
@@ -523,7 +476,12 @@ func TestEvictedHolderKnowsAtOnce(t *testing.T) {
 					t.Fatalf("the holder's key: %v, %v", resp, err)
 				}
 				start := time.Now()
-				if err := how.remove(t.Context(), direct, string(resp.Kvs[0].Key), clientv3.LeaseID(resp.Kvs[0].Lease)); err != nil {
+				if revoke {
+					_, err = direct.Revoke(t.Context(), clientv3.LeaseID(resp.Kvs[0].Lease))
+				} else {
+					_, err = direct.Delete(t.Context(), string(resp.Kvs[0].Key))
+				}
+				if err != nil {
 					t.Fatal(err)
 				}
 				wait(t, h.Lost(), "the loss")
@@ -536,9 +494,6 @@ func TestEvictedHolderKnowsAtOnce(t *testing.T) {
 				}
 				if err := h.Release(t.Context()); !errors.Is(err, stile.ErrLost) {
 					t.Errorf("Release returned %v, want ErrLost", err)
-				}
-				if how.what == "lease revoked" {
-					break // the session is not known to be lost yet; see TestLockAfterLeaseWasRevoked
 				}
 			}
 		})

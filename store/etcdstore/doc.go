@@ -25,7 +25,7 @@
 //
 // What remains is an attempt that was given up for good, and is carried out after everything else: a member that was
 // stopped for a minute, say, with the request in its hands. It would put in an entry that nobody knows of, under a
-// lease that is kept alive. Therefore each enqueueing attempt names the version of its session's guard key, and is
+// lease that is kept alive. Therefore each enqueueing attempt names the revision of its session's guard key, and is
 // void if that has changed; whenever an enqueueing leaves an attempt in doubt, the guard is raised before the matter
 // is closed. In ordinary life the guard key does not exist and nothing is ever written to it.
 //

@@ -6,10 +6,10 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"sync/atomic"
 	"time"
 
-	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/mvccpb"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
@@ -29,6 +29,8 @@ type entry struct {
 
 	// doubt is set while an attempt to put the entry in was given up: it may be carried out later.
 	doubt atomic.Bool
+	// out is set when the entry is known not to be in its line any more.
+	out atomic.Bool
 
 	// The fields below are guarded by the line's mutex.
 	state     entryState
@@ -72,10 +74,17 @@ func (se *session) Enqueue(ctx context.Context, req store.Request) (store.Ticket
 
 	arrived, err := e.putIn(bounded, req.Try)
 	e.order = arrived.order
-	if err == nil && req.Try && arrived.blocking(e) > 0 {
+	switch {
+	case err != nil:
+	case e.order > store.MaxOrder:
+		_ = e.Withdraw(bounded)
+		err = fmt.Errorf("the cluster's revision is %d, beyond %d, where fencing tokens end", e.order, store.MaxOrder)
+	case req.Try && arrived.blocking(e) > 0:
 		// The line was free when it was looked at, and somebody was faster.
 		_ = e.Withdraw(bounded)
-		err = arrived.heldBy(req.Name)
+		err = arrived.heldBy(e)
+	case !e.line.arrive(e, arrived):
+		err = se.alive() // the session was lost meanwhile, and the entry with it
 	}
 	if err != nil {
 		e.line.part(e)
@@ -88,7 +97,6 @@ func (se *session) Enqueue(ctx context.Context, req store.Request) (store.Ticket
 		}
 		return nil, se.explain(ctx, doing, err)
 	}
-	e.line.arrive(e, arrived)
 	return e, nil
 }
 
@@ -119,19 +127,33 @@ func (a arrival) blocking(e *entry) int {
 	return line.NewPlace(me, entries(a.others)).Blocking()
 }
 
-func (a arrival) heldBy(name string) *store.HeldError {
-	if len(a.others) == 0 {
-		return &store.HeldError{Name: name}
+// heldBy is the error of a try that somebody is in the way of: the first of those who would be, alone.
+func (a arrival) heldBy(e *entry) *store.HeldError {
+	held := &store.HeldError{Name: e.req.Name}
+	slices.SortFunc(a.others, contender.compare)
+	for _, c := range a.others {
+		if c.Key == e.key || c.Order > a.order {
+			continue
+		}
+		if held.Holder == nil || line.Blocking(e.req.Mode, []line.Mode{c.Mode}) > 0 {
+			holder := asStoreEntry(c)
+			held.Holder = &holder
+			if line.Blocking(e.req.Mode, []line.Mode{c.Mode}) > 0 {
+				return held
+			}
+		}
 	}
-	holder := asStoreEntry(a.others[0])
-	return &store.HeldError{Name: name, Holder: &holder}
+	return held
 }
 
 // putIn makes attempts to put the entry in until one is answered. If one was given up on the way, e.doubt is set.
 //
 // All attempts carry the same value, with a nonce, so that one that finds the entry there knows it for its own.
 func (e *entry) putIn(ctx context.Context, try bool) (a arrival, err error) {
-	for {
+	for n := 0; ; n++ {
+		if n > 1 { // the first repetition is in the nature of things; more of them are somebody's doing
+			rest(ctx, firstPause)
+		}
 		var resp *clientv3.TxnResponse
 		err := attempt(ctx, func(ctx context.Context) (err error) {
 			resp, err = e.txn(ctx, try)
@@ -159,7 +181,7 @@ func (e *entry) putIn(ctx context.Context, try bool) (a arrival, err error) {
 // and none of it if the guard has been raised since.
 func (e *entry) txn(ctx context.Context, try bool) (*clientv3.TxnResponse, error) {
 	prefix, guard := e.session.store.keys.line(e.req.Name), e.session.guardKey()
-	unraised := clientv3.Compare(clientv3.Version(guard), "=", e.session.seenGuard())
+	unraised := clientv3.Compare(clientv3.ModRevision(guard), "=", e.session.seenGuard())
 	nobody := clientv3.Compare(clientv3.CreateRevision(prefix), "=", 0).WithPrefix()
 	absent := clientv3.Compare(clientv3.CreateRevision(e.key), "=", 0)
 	put := clientv3.OpPut(e.key, e.value, clientv3.WithLease(e.session.lease))
@@ -189,7 +211,7 @@ func (e *entry) outcome(ctx context.Context, resp *clientv3.TxnResponse, try boo
 		told = inner.Responses
 	}
 	mine, guard := told[0].GetResponseRange().Kvs, told[1].GetResponseRange().Kvs
-	raised := e.session.sawGuard(guard)
+	raised := e.session.sawGuard(guard, resp.Header.Revision)
 	switch {
 	case len(mine) > 0 && string(mine[0].Value) == e.value:
 		return e.foundIn(ctx, mine[0].CreateRevision)
@@ -204,10 +226,14 @@ func (e *entry) outcome(ctx context.Context, resp *clientv3.TxnResponse, try boo
 	}
 }
 
-// foundIn completes what is known of an entry that an earlier attempt has put in.
+// foundIn completes what is known of an entry that an earlier attempt has put in. If it has been taken out since, it is
+// not in: nobody is admitted for want of others.
 func (e *entry) foundIn(ctx context.Context, created int64) (arrival, bool, error) {
 	_, others, err := e.session.store.read(ctx, e.req.Name)
-	return arrival{order: uint64(created), others: others}, err == nil, err
+	there := slices.ContainsFunc(others, func(c contender) bool {
+		return c.Key == e.key && c.CreateRevision == created
+	})
+	return arrival{order: uint64(created), others: others}, there, err
 }
 
 // tryBehind decides about a try when somebody is in the line already, or something else begins with its name. Only if
@@ -219,7 +245,7 @@ func (e *entry) tryBehind(ctx context.Context) (arrival, bool, error) {
 	}
 	a := arrival{order: store.MaxOrder, others: others} // as if it came now
 	if a.blocking(e) > 0 {
-		return arrival{}, false, a.heldBy(e.req.Name)
+		return arrival{}, false, a.heldBy(e)
 	}
 	a, err = e.putIn(ctx, false)
 	return a, err == nil, err
@@ -233,21 +259,18 @@ func (e *entry) clear() {
 	raise := clientv3.OpPut(guard, "", clientv3.WithLease(se.lease))
 	tell := clientv3.OpGet(guard, clientv3.WithKeysOnly())
 	for se.alive() == nil {
-		var told []*pb.ResponseOp
-		err := attempt(se.life, func(ctx context.Context) error {
-			resp, err := se.store.cli.Txn(ctx).
+		var resp *clientv3.TxnResponse
+		err := attempt(se.life, func(ctx context.Context) (err error) {
+			resp, err = se.store.cli.Txn(ctx).
 				If(clientv3.Compare(clientv3.Value(e.key), "=", e.value)).
 				Then(raise, tell, clientv3.OpDelete(e.key)).
 				Else(raise, tell).
 				Commit()
-			if err == nil {
-				told = resp.Responses
-			}
 			return err
 		})
 		switch {
 		case err == nil:
-			se.sawGuard(told[1].GetResponseRange().Kvs)
+			se.sawGuard(resp.Responses[1].GetResponseRange().Kvs, resp.Header.Revision)
 			return
 		case errors.Is(err, rpctypes.ErrLeaseNotFound):
 			_ = se.gone()
@@ -264,11 +287,12 @@ func (e *entry) clear() {
 func (e *entry) Withdraw(ctx context.Context) error {
 	se := e.session
 	doing := fmt.Sprintf("leave the line of lock %q", e.req.Name)
-	if !e.line.part(e) {
+	e.line.part(e)
+	if e.out.Load() {
 		return fmt.Errorf("%s: %s: %w: the entry had left already", se.store, doing, store.ErrGone)
 	}
 	if err := se.alive(); err != nil {
-		return err
+		return fmt.Errorf("%w: %w", store.ErrGone, err) // it goes with the session
 	}
 	bounded, cancel := se.bounded(ctx)
 	defer cancel()
@@ -280,6 +304,7 @@ func (e *entry) Withdraw(ctx context.Context) error {
 	case e.doubt.Load():
 		se.spawn(e.clear)
 	}
+	e.out.Store(true)
 	if !removed {
 		return fmt.Errorf("%s: %s: %w: somebody else has taken the entry out", se.store, doing, store.ErrGone)
 	}
@@ -292,6 +317,7 @@ func (e *entry) keepRemoving() {
 	for se.alive() == nil {
 		_, err := se.store.remove(se.life, e.key, int64(e.order))
 		if err == nil {
+			e.out.Store(true)
 			break
 		}
 		rest(se.life, lastAttempt)
@@ -301,23 +327,34 @@ func (e *entry) keepRemoving() {
 	}
 }
 
-// guardKey is the key whose version voids attempts of the session that were given up; see the package comment.
+// guard is a reading of the key that voids attempts of a session that were given up; see the package comment.
+type guard struct {
+	modified int64 // its revision; zero if it does not exist
+	at       int64 // the revision of the reading
+}
+
 func (se *session) guardKey() string { return se.store.keys.guard(se.lease) }
 
+// seenGuard returns the revision that the guard key was last seen at. Revisions, unlike versions, are never used again,
+// even if somebody deletes the key.
 func (se *session) seenGuard() int64 {
 	se.mu.Lock()
 	defer se.mu.Unlock()
-	return se.guardVersion
+	return se.guard.modified
 }
 
-// sawGuard takes in a reading of the guard key, and reports whether it had been raised.
-func (se *session) sawGuard(kvs []*mvccpb.KeyValue) (raised bool) {
-	if len(kvs) == 0 {
-		return false
+// sawGuard takes in a reading of the guard key, and reports whether it has changed.
+func (se *session) sawGuard(kvs []*mvccpb.KeyValue, at int64) (changed bool) {
+	now := guard{at: at}
+	if len(kvs) > 0 {
+		now.modified = kvs[0].ModRevision
 	}
 	se.mu.Lock()
 	defer se.mu.Unlock()
-	raised = kvs[0].Version > se.guardVersion
-	se.guardVersion = max(se.guardVersion, kvs[0].Version)
-	return raised
+	if now.at < se.guard.at {
+		return true // somebody has seen a newer one
+	}
+	changed = now.modified != se.guard.modified
+	se.guard = now
+	return changed
 }

@@ -1,6 +1,7 @@
 package etcdstore
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"strconv"
@@ -102,6 +103,10 @@ type contender struct {
 	Ours  bool
 	// CreateRevision is Entry.Order, in etcd's type.
 	CreateRevision int64
+}
+
+func (c contender) compare(other contender) int {
+	return cmp.Or(cmp.Compare(c.Order, other.Order), cmp.Compare(c.ID, other.ID))
 }
 
 // contenders picks the entries of one line out of the keys that begin with its name and a slash, and names the keys

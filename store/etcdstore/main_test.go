@@ -3,6 +3,7 @@ package etcdstore_test
 import (
 	"context"
 	"crypto/rand"
+	"errors"
 	"flag"
 	"fmt"
 	"os"
@@ -168,6 +169,26 @@ func (j *joined) await(t *testing.T, state store.State) store.Standing {
 			}
 		case <-late:
 			t.Fatalf("the entry for %q is not %v after %v", j.name, state, soon)
+		}
+	}
+}
+
+// gone waits until the entry is said to be gone; that it is admitted before is a failure.
+func (j *joined) gone(t *testing.T) {
+	t.Helper()
+	for {
+		select {
+		case st := <-j.heard:
+			switch {
+			case st.State == store.Admitted:
+				t.Fatalf("the entry for %q was admitted, though it had been taken out", j.name)
+			case st.State == store.Gone && !errors.Is(st.Cause, store.ErrGone) && !errors.Is(st.Cause, store.ErrSessionLost):
+				t.Fatalf("the entry for %q is gone because of %v", j.name, st.Cause)
+			case st.State == store.Gone:
+				return
+			}
+		case <-time.After(soon):
+			t.Fatalf("the entry for %q was taken out, and nobody was told", j.name)
 		}
 	}
 }

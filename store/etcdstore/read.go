@@ -1,7 +1,6 @@
 package etcdstore
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -98,9 +97,7 @@ func (s *Store) read(ctx context.Context, name string) (store.Line, []contender,
 		return store.Line{}, nil, err
 	}
 	cs, strays := s.keys.contenders(name, resp.Kvs)
-	slices.SortFunc(cs, func(a, b contender) int {
-		return cmp.Or(cmp.Compare(a.Order, b.Order), cmp.Compare(a.ID, b.ID))
-	})
+	slices.SortFunc(cs, contender.compare)
 	l := store.Line{Name: name, Entries: make([]store.Entry, 0, len(cs))}
 	admitted := line.Admitted(entries(cs))
 	for i, c := range cs {

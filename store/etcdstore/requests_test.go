@@ -56,6 +56,13 @@ func (w *wire) quiet(t *testing.T, last string) {
 	})
 }
 
+// config configures a client so that the wire notes what it does.
+func (w *wire) config(endpoints ...string) clientv3.Config {
+	return clientv3.Config{Endpoints: endpoints, DialOptions: []grpc.DialOption{
+		grpc.WithChainUnaryInterceptor(w.unary), grpc.WithChainStreamInterceptor(w.stream),
+	}}
+}
+
 func (w *wire) unary(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoke grpc.UnaryInvoker,
 	opts ...grpc.CallOption,
 ) error {
@@ -109,13 +116,7 @@ func (s *wiredStream) RecvMsg(m any) error {
 func newWiredClient(t *testing.T) (*stile.Client, *wire) {
 	t.Helper()
 	w := &wire{}
-	cli := connectWith(t, clientv3.Config{
-		Endpoints: []string{server(t).Endpoint()},
-		DialOptions: []grpc.DialOption{
-			grpc.WithChainUnaryInterceptor(w.unary), grpc.WithChainStreamInterceptor(w.stream),
-		},
-	})
-	c := newClient(t, cli, 20*time.Second)
+	c := newClient(t, connectWith(t, w.config(server(t).Endpoint())), 20*time.Second)
 	release(t, lock(t, c, newName(t)))
 	w.passed()
 	return c, w

@@ -32,11 +32,11 @@ type session struct {
 	stream   *renewalStream // belongs to the goroutine that confirms
 
 	// mu is taken before the mutex of a line.
-	mu           sync.Mutex
-	lines        map[string]*watchedLine
-	guardVersion int64 // the last version of the guard key that was seen
-	ended        bool  // life has ended
-	revoked      bool  // the lease is known not to exist any more
+	mu      sync.Mutex
+	lines   map[string]*watchedLine
+	guard   guard // what was last seen of the guard key
+	ended   bool  // life has ended
+	revoked bool  // the lease is known not to exist any more
 }
 
 func newSession(s *Store, granted *clientv3.LeaseGrantResponse, opts store.SessionOptions) *session {
@@ -159,10 +159,10 @@ func (se *session) finish(cause error, lost bool) {
 	se.ended, se.revoked = true, lost
 	lines := se.lines
 	se.lines = nil
-	se.mu.Unlock()
-
 	se.work.refuse()
 	se.end(cause)
+	se.mu.Unlock()
+
 	for _, w := range lines {
 		w.close(cause, lost)
 	}

@@ -5,10 +5,12 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"strconv"
 	"sync"
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
+	"google.golang.org/grpc/metadata"
 
 	"github.com/stilelock/stile/line"
 	"github.com/stilelock/stile/store"
@@ -77,12 +79,13 @@ func (se *session) join(e *entry) error {
 	return nil
 }
 
-// arrive notes that an entry has been put in, and tells how it stands.
-func (w *watchedLine) arrive(e *entry, a arrival) {
+// arrive notes that an entry has been put in, and tells how it stands. It reports false if the session has ended while
+// the entry was joining.
+func (w *watchedLine) arrive(e *entry, a arrival) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if e.state != joining {
-		return // the session was lost meanwhile, and the entry with it
+		return false
 	}
 	e.state = standing
 	e.place = line.NewPlace(line.Entry{ID: e.key, Order: a.order, Mode: e.req.Mode}, entries(a.others))
@@ -101,19 +104,18 @@ func (w *watchedLine) arrive(e *entry, a arrival) {
 	default:
 		w.startWatching()
 	}
+	return true
 }
 
-// part notes that nobody wants to hear of an entry any more, and reports whether somebody did.
-func (w *watchedLine) part(e *entry) bool {
+// part notes that nobody wants to hear of an entry any more.
+func (w *watchedLine) part(e *entry) {
 	se := w.session
 	se.mu.Lock()
 	defer se.mu.Unlock()
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	parted := e.state != over
 	w.settle(e)
 	w.retire()
-	return parted
 }
 
 // settle ends an entry's part in the line. It is called with w.mu held.
@@ -135,11 +137,18 @@ func (w *watchedLine) retire() {
 	case len(w.mine) > 0 || w.session.ended:
 	case !w.watching:
 		w.drop()
-	case w.idle == nil:
-		w.idle = time.AfterFunc(linger, w.dropIfIdle)
 	default:
-		w.idle.Reset(linger)
+		w.lingering()
 	}
+}
+
+// lingering sets the end of a line without entries. It is called with w.mu held.
+func (w *watchedLine) lingering() {
+	if w.idle == nil {
+		w.idle = time.AfterFunc(linger, w.dropIfIdle)
+		return
+	}
+	w.idle.Reset(linger)
 }
 
 func (w *watchedLine) dropIfIdle() {
@@ -196,6 +205,10 @@ func (w *watchedLine) tell(e *entry) {
 func (w *watchedLine) gone(e *entry, cause error) {
 	was := e.state
 	w.settle(e)
+	e.out.Store(true)
+	if len(w.mine) == 0 {
+		w.lingering()
+	}
 	if e.doubt.Load() {
 		w.session.spawn(e.clear)
 	}
@@ -248,10 +261,10 @@ func (w *watchedLine) startWatching() {
 
 // run watches the line until it is of no more use.
 func (w *watchedLine) run() {
-	pause := firstPause
-	for w.ctx.Err() == nil {
+	ctx, pause := w.ctx, firstPause
+	for streams := 0; w.ctx.Err() == nil; {
 		start := time.Now()
-		err := w.follow()
+		err := w.follow(ctx)
 		w.mu.Lock()
 		w.open = 0
 		w.mu.Unlock()
@@ -260,6 +273,17 @@ func (w *watchedLine) run() {
 		}
 		w.session.store.logger.LogAttrs(w.ctx, slog.LevelDebug, "watch of a line ended; opening another",
 			slog.String("lock", w.name), slog.Any("error", err))
+		if errors.Is(err, errSilent) {
+			// All watches of the client share one stream, for as long as one of them is open, unless their metadata
+			// differ. What is silent is probably the stream.
+			streams++
+			ctx = metadata.AppendToOutgoingContext(w.ctx, "stile-watch", strconv.Itoa(streams))
+			// Whatever becomes of the next watch, those who wait must not depend on it.
+			if _, err := w.reread(w.ctx); err != nil {
+				w.session.store.logger.LogAttrs(w.ctx, slog.LevelDebug, "line could not be read",
+					slog.String("lock", w.name), slog.Any("error", err))
+			}
+		}
 		if time.Since(start) > lastPause {
 			pause = firstPause
 		}
@@ -268,8 +292,11 @@ func (w *watchedLine) run() {
 	}
 }
 
-// errSilent is why a watch is opened again that has missed something.
-var errSilent = errors.New("the watch missed a change of the line")
+// errSilent is why a watch is given up that did not begin, or missed something.
+var errSilent = errors.New("the watch is silent")
+
+// overdue is how long a watch may take to begin.
+const overdue = 2 * time.Second
 
 // follow opens one watch and follows it to its end.
 //
@@ -277,15 +304,18 @@ var errSilent = errors.New("the watch missed a change of the line")
 // What happened before it began is in the reading that follows. From then on the order is: event or reading, one at a
 // time, by this goroutine. A reading is newer than every event that was handled before it, so it can replace what is
 // known; an event that it includes already does no harm when it comes.
-func (w *watchedLine) follow() error {
-	ctx, cancel := context.WithCancel(w.ctx)
+func (w *watchedLine) follow(ctx context.Context) error {
+	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	overdue := time.AfterFunc(2*time.Second, cancel)
+	late := time.AfterFunc(overdue, cancel)
 	events := w.session.store.cli.Watch(ctx, w.session.store.keys.line(w.name),
 		clientv3.WithPrefix(), clientv3.WithFilterPut(), clientv3.WithCreatedNotify())
 	created, ok := <-events
-	if !overdue.Stop() || !ok || !created.Created {
-		return created.Err()
+	switch {
+	case !late.Stop():
+		return errSilent
+	case !ok || !created.Created:
+		return created.Err() // nil: ended without a reason
 	}
 	if _, err := w.reread(ctx); err != nil {
 		return err
@@ -297,7 +327,7 @@ func (w *watchedLine) follow() error {
 		select {
 		case resp, ok := <-events:
 			if !ok || resp.Err() != nil {
-				return resp.Err() // nil: ended without a reason
+				return resp.Err()
 			}
 			w.haveLeft(resp.Events)
 		case <-w.kick:
