@@ -158,24 +158,30 @@ func TestOpenEtcdNamesWhatCannotBeReached(t *testing.T) {
 		t.Run("the caller gives up, user "+user[:min(3, len(user))], func(t *testing.T) {
 			ctx, cancel := context.WithCancel(t.Context())
 			time.AfterFunc(100*time.Millisecond, cancel)
+			start := time.Now()
 			err := fails(ctx, t, "etcd://"+user+silent.Addr().String())
 			if !errors.Is(err, context.Canceled) {
 				t.Errorf("got %v, want it to match context.Canceled", err)
+			}
+			if took := time.Since(start); took > time.Second {
+				t.Errorf("went on for %v although the caller gave up after 100 ms", took)
 			}
 		})
 	}
 }
 
-func TestOpenedEtcdOutlivesTheContextOfOpen(t *testing.T) {
+func TestTheContextOfOpenDoesNotEndTheClient(t *testing.T) {
 	etcd := testservers.StartEtcd(t)
 	ctx, cancel := context.WithCancel(t.Context())
-	opened, err := Open(ctx, "etcd://"+etcd.Endpoint(), nil)
+	cli, err := connect(ctx, target{endpoints: []string{etcd.Endpoint()}}, "", nil, patience)
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = opened.Close() }) // after the session
+	defer cli.Close()
 	cancel()
-	enqueue(t, opened.Store, "a")
+	if err := cli.Ctx().Err(); err != nil {
+		t.Errorf("the client's context has ended: %v", err)
+	}
 }
 
 func TestOpenEtcdLogsIn(t *testing.T) {

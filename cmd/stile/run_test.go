@@ -179,14 +179,21 @@ func TestTheCommandsEnvironment(t *testing.T) {
 
 	c := m.run("--url", s.url, "--ttl", "2500ms", "outer", "--", "sh", "-c", `
 		echo "$KEPT|$STILE_NAME|$STILE_TTL|$STILE_URL"
-		env | grep -c '^STILE_TOKEN='
 		outer=$STILE_TOKEN
 		"$0" run inner -- sh -c 'echo "$STILE_NAME|$STILE_TTL|$STILE_URL"; test "$STILE_TOKEN" -gt '$outer
 	`, stile)
 	c.wants(0)
-	want := "as it was|outer|2.5|" + s.url + "\n1\ninner|15|" + s.url + "\n"
+	want := "as it was|outer|2.5|" + s.url + "\ninner|15|" + s.url + "\n"
 	if got := c.stdout.String(); got != want {
 		t.Errorf("the commands have seen\n%swant\n%s", got, want)
+	}
+
+	c = m.run("--url", s.url, "demo", "--", "env")
+	c.wants(0)
+	for _, name := range []string{"STILE_NAME", "STILE_TOKEN", "STILE_TTL", "STILE_URL"} {
+		if n := strings.Count("\n"+c.stdout.String(), "\n"+name+"="); n != 1 {
+			t.Errorf("the environment has %s %d times:\n%s", name, n, &c.stdout)
+		}
 	}
 }
 

@@ -83,6 +83,7 @@ func TestProxyPassesEverythingInOrder(t *testing.T) {
 		_, _ = conn.Write(sent)
 		_ = conn.CloseWrite()
 	}()
+	_ = conn.SetReadDeadline(time.Now().Add(10 * time.Second))
 	got, err := io.ReadAll(conn) // ends only because closing passes too
 	if err != nil || string(got) != string(sent) {
 		t.Errorf("%d of %d bytes came back as sent, error %v", len(got), size, err)

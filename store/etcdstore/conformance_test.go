@@ -32,3 +32,15 @@ func TestStoreConforms(t *testing.T) {
 		Grace: 3 * time.Second,
 	})
 }
+
+// On a cluster a request may go to a member that has not heard of the one before.
+func TestStoreConformsOnACluster(t *testing.T) {
+	t.Parallel()
+	cluster := testservers.StartEtcdCluster(t, 3)
+	storetest.Run(t, storetest.Harness{
+		Open:  func(t *testing.T) store.Store { return newStore(t, cluster.Client(t), "") },
+		Peer:  func(t *testing.T, _ store.Store) store.Store { return newStore(t, cluster.Client(t), "") },
+		TTL:   2 * time.Second,
+		Grace: 4 * time.Second,
+	})
+}

@@ -256,13 +256,14 @@ func (e *entry) tryBehind(ctx context.Context) (arrival, bool, error) {
 func (e *entry) clear() {
 	se := e.session
 	guard := se.guardKey()
+	mine := clientv3.Compare(clientv3.Value(e.key), "=", e.value)
 	raise := clientv3.OpPut(guard, "", clientv3.WithLease(se.lease))
 	tell := clientv3.OpGet(guard, clientv3.WithKeysOnly())
 	for se.alive() == nil {
 		var resp *clientv3.TxnResponse
 		err := attempt(se.life, func(ctx context.Context) (err error) {
 			resp, err = se.store.cli.Txn(ctx).
-				If(clientv3.Compare(clientv3.Value(e.key), "=", e.value)).
+				If(mine).
 				Then(raise, tell, clientv3.OpDelete(e.key)).
 				Else(raise, tell).
 				Commit()
@@ -276,6 +277,13 @@ func (e *entry) clear() {
 			_ = se.gone()
 			return
 		case se.alive() == nil:
+			if errors.Is(err, rpctypes.ErrNoSpace) {
+				// Deleting needs no space, and an attempt that is still under way finds none either. The guard comes later.
+				_ = attempt(se.life, func(ctx context.Context) error {
+					_, err := se.store.cli.Txn(ctx).If(mine).Then(clientv3.OpDelete(e.key)).Commit()
+					return err
+				})
+			}
 			se.store.logger.LogAttrs(se.life, slog.LevelWarn, "entry in doubt could not be taken out yet",
 				slog.String("lock", e.req.Name), slog.Any("error", err))
 			rest(se.life, lastAttempt)

@@ -69,7 +69,7 @@ func TestNoWaiterIsForgottenWhenConnectionsAreCut(t *testing.T) {
 	t.Parallel()
 	const (
 		clients = 4
-		each    = 60
+		each    = 25
 	)
 	name, inside := newName(t), atomic.Int32{}
 	var (
@@ -114,7 +114,7 @@ func TestNoWaiterIsForgottenWhenConnectionsAreCut(t *testing.T) {
 				t.Errorf("only %d connections were cut: this test shows nothing", cut.Load())
 			}
 			return
-		case <-time.After(time.Duration(5+rand.IntN(30)) * time.Millisecond):
+		case <-time.After(time.Duration(20+rand.IntN(40)) * time.Millisecond):
 			cut.Add(1)
 			proxies[rand.IntN(clients)].Reset()
 		}

@@ -208,7 +208,10 @@ func (e *entry) left() bool {
 }
 
 func (e *entry) leave() error {
-	if e.gone {
+	switch {
+	case e.gone && e.cause != nil:
+		return fmt.Errorf("%w: the entry for lock %q had left the line already: %w", store.ErrGone, e.req.Name, e.cause)
+	case e.gone:
 		return fmt.Errorf("%w: the entry for lock %q had left the line already", store.ErrGone, e.req.Name)
 	}
 	e.session.store.remove(e, nil)

@@ -1,0 +1,400 @@
+package etcdstore_test
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/stilelock/stile"
+	"github.com/stilelock/stile/internal/testservers"
+	"github.com/stilelock/stile/store"
+	"github.com/stilelock/stile/store/etcdstore"
+)
+
+// wantSays checks that a message tells a person certain things.
+func wantSays(t *testing.T, err error, what ...string) {
+	t.Helper()
+	if err == nil {
+		t.Errorf("no error, want one that says %q", what)
+		return
+	}
+	for _, w := range what {
+		if !strings.Contains(err.Error(), w) {
+			t.Errorf("the error is %q, want it to say %q", err, w)
+		}
+	}
+}
+
+func TestNamesThatBeginWithOthersAreOtherLocks(t *testing.T) {
+	t.Parallel()
+	a := newName(t)
+	for _, names := range [][2]string{{a, a + "/b"}, {a + "/b/c", a + "/b"}, {a + "x", a}} {
+		one, two := newClient(t, server(t).Client(t), 10*time.Second), newClient(t, server(t).Client(t), 10*time.Second)
+		first, second := lock(t, one, names[0]), lock(t, two, names[1])
+		// With waiters, too.
+		firstWaiter, secondWaiter := join(t, two, names[0]), join(t, one, names[1])
+		if n, m := firstWaiter.Ahead(), secondWaiter.Ahead(); n != 1 || m != 1 {
+			t.Errorf("%q: %d and %d are ahead of the waiters, want one each", names, n, m)
+		}
+		if _, err := one.Mutex(names[1]).TryLock(t.Context()); !errors.Is(err, stile.ErrHeld) {
+			t.Errorf("TryLock of %q returned %v", names[1], err)
+		}
+		release(t, second)
+		second = holdSoon(t, secondWaiter)
+		select {
+		case <-firstWaiter.Ready():
+			t.Errorf("a release of %q admitted the waiter of %q", names[1], names[0])
+		case <-first.Lost():
+			t.Errorf("a release of %q ended the hold of %q", names[1], names[0])
+		default:
+		}
+		release(t, first)
+		release(t, holdSoon(t, firstWaiter))
+		// A try beside an entry that only looks as if it were in the way.
+		free, err := two.Mutex(names[0]).TryLock(t.Context())
+		if err != nil {
+			t.Fatalf("TryLock of %q while %q is held: %v", names[0], names[1], err)
+		}
+		release(t, free)
+		release(t, second)
+	}
+}
+
+func TestTTLOutOfBounds(t *testing.T) {
+	t.Parallel()
+	st := newStore(t, server(t).Client(t), "")
+	for _, ttl := range []time.Duration{-time.Second, 0, time.Millisecond, 999 * time.Millisecond, 301 * time.Second, time.Hour} {
+		_, err := st.Open(t.Context(), store.SessionOptions{TTL: ttl})
+		wantSays(t, err, ttl.String(), "between 1s and 5m0s")
+	}
+}
+
+func TestTTLBelowMinimumOfTheServer(t *testing.T) {
+	t.Parallel()
+	e := testservers.StartEtcd(t, "--heartbeat-interval=100", "--election-timeout=1000") // etcd's defaults
+	cli := e.Client(t)
+	st := newStore(t, cli, "")
+	_, err := st.Open(t.Context(), store.SessionOptions{TTL: time.Second})
+	wantSays(t, err, "1s", "below 2s", "ask for that or more", e.Endpoint())
+	leases, err := cli.Leases(t.Context())
+	if err != nil || len(leases.Leases) > 0 {
+		t.Errorf("there are leases %v, %v; what was granted and not wanted should be gone", leases, err)
+	}
+	se, err := st.Open(t.Context(), store.SessionOptions{TTL: 1500 * time.Millisecond})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if ttl := se.Terms().TTL; ttl != 2*time.Second {
+		t.Errorf("asked for 1.5 s, granted %v, want it rounded up to 2 s", ttl)
+	}
+	closeSoon(se.Close)
+}
+
+func TestUnreachableEndpoint(t *testing.T) {
+	t.Parallel()
+	for _, how := range []struct {
+		what string
+		make func(*testservers.Proxy)
+	}{
+		{"refused", (*testservers.Proxy).Refuse},
+		{"silent", func(p *testservers.Proxy) { p.Hold() }},
+	} {
+		t.Run(how.what, func(t *testing.T) {
+			t.Parallel()
+			proxy := testservers.NewProxy(t, server(t).Endpoint())
+			how.make(proxy)
+			st := newStore(t, connect(t, proxy.Addr()), "")
+			start := time.Now()
+			_, err := st.Open(until(t, 2*time.Minute), store.SessionOptions{TTL: 10 * time.Second})
+			wantSays(t, err, proxy.Addr(), "open a session", "check that the endpoints are right")
+			if took := time.Since(start); took > 20*time.Second {
+				t.Errorf("Open took %v to give up", took)
+			}
+		})
+	}
+}
+
+func TestUnreachableEndpointAndShorterContext(t *testing.T) {
+	t.Parallel()
+	proxy := testservers.NewProxy(t, server(t).Endpoint())
+	proxy.Hold()
+	st := newStore(t, connect(t, proxy.Addr()), "")
+	_, err := st.Open(until(t, 300*time.Millisecond), store.SessionOptions{TTL: 10 * time.Second})
+	if !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("Open returned %v, want the end of its context", err)
+	}
+	wantSays(t, err, proxy.Addr(), "open a session")
+	_, err = st.Line(until(t, 300*time.Millisecond), "lock")
+	if !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("Line returned %v, want the end of its context", err)
+	}
+	wantSays(t, err, proxy.Addr(), `read the line of lock "lock"`)
+}
+
+// startWithUsers starts a server with a user "root" and a user "app" who has rights on the keys under "app/" only.
+func startWithUsers(t *testing.T) *testservers.Etcd {
+	t.Helper()
+	e := testservers.StartEtcd(t)
+	cli := e.Client(t)
+	ctx := t.Context()
+	for _, err := range []error{
+		second(cli.UserAdd(ctx, "root", "rootpw")),
+		second(cli.UserGrantRole(ctx, "root", "root")),
+		second(cli.RoleAdd(ctx, "app")),
+		second(cli.RoleGrantPermission(ctx, "app", "app/", clientv3.GetPrefixRangeEnd("app/"),
+			clientv3.PermissionType(clientv3.PermReadWrite))),
+		second(cli.UserAdd(ctx, "app", "secret-of-app")),
+		second(cli.UserGrantRole(ctx, "app", "app")),
+		second(cli.AuthEnable(ctx)),
+	} {
+		if err != nil && !errors.Is(err, rpctypes.ErrRoleAlreadyExist) {
+			t.Fatal(err)
+		}
+	}
+	return e
+}
+
+func second[T any](_ T, err error) error { return err }
+
+func TestUserWithRightsOnAPrefix(t *testing.T) {
+	t.Parallel()
+	e := startWithUsers(t)
+	proxy := testservers.NewProxy(t, e.Endpoint())
+	cli := connectWith(t, clientv3.Config{
+		Endpoints: []string{proxy.Addr()}, Username: "app", Password: "secret-of-app", DialTimeout: 5 * time.Second,
+	})
+	st := newStore(t, cli, "app/")
+	one, two := openSession(t, st), openSession(t, st)
+	held := enqueue(t, one, "lock")
+	held.await(t, store.Admitted)
+	waiter := enqueue(t, two, "lock")
+	waiter.await(t, store.Waiting)
+	if err := two.Confirm(t.Context()); err != nil {
+		t.Errorf("Confirm: %v", err)
+	}
+	held.withdraw(t)
+	waiter.await(t, store.Admitted)
+
+	// An attempt in doubt makes the store write its guard key: there, too, it has the right.
+	proxy.CutReplies()
+	if _, err := tryEnqueue(until(t, 200*time.Millisecond), one, "other", false); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("Enqueue without a reply returned %v", err)
+	}
+	proxy.Reset()
+	proxy.Release()
+	root := connectWith(t, clientv3.Config{Endpoints: []string{e.Endpoint()}, Username: "root", Password: "rootpw"})
+	await(t, "the guard to be raised and the entry to be out", func() bool {
+		guard, err1 := root.Get(t.Context(), "app/.stile/"+one.ID())
+		entries, err2 := root.Get(t.Context(), "app/other/", clientv3.WithPrefix())
+		return err1 == nil && err2 == nil && len(guard.Kvs) == 1 && len(entries.Kvs) == 0
+	})
+
+	lines, err := st.Lines(t.Context(), "")
+	if err != nil || len(lines) != 1 || lines[0].Name != "lock" {
+		t.Errorf("the lines are %+v, %v", lines, err)
+	}
+
+	// Elsewhere it has none.
+	elsewhere := openSession(t, newStore(t, cli, "elsewhere/"))
+	for _, try := range []bool{false, true} {
+		start := time.Now()
+		_, err := tryEnqueue(t.Context(), elsewhere, "lock", try)
+		wantSays(t, err, "lock", proxy.Addr(), "permission denied", "read and write", `"elsewhere/"`)
+		if took := time.Since(start); took > soon/2 {
+			t.Errorf("it took %v to say so", took)
+		}
+	}
+	if err := elsewhere.Confirm(t.Context()); err != nil {
+		t.Errorf("Confirm after an entry was denied: %v", err)
+	}
+}
+
+// Credentials that were wrong from the beginning are refused by clientv3.New already.
+func TestWrongCredentials(t *testing.T) {
+	t.Parallel()
+	e := startWithUsers(t)
+	open := func(cli *clientv3.Client, says string) {
+		t.Helper()
+		start := time.Now()
+		_, err := newStore(t, cli, "app/").Open(t.Context(), store.SessionOptions{TTL: 10 * time.Second})
+		wantSays(t, err, e.Endpoint(), says)
+		if err != nil && strings.Contains(err.Error(), "secret-of-app") {
+			t.Errorf("the error tells the password: %v", err)
+		}
+		if took := time.Since(start); took > soon/2 {
+			t.Errorf("it took %v to say so", took)
+		}
+	}
+	open(e.Client(t), "the cluster wants a user and a password")
+
+	app := connectWith(t, clientv3.Config{Endpoints: []string{e.Endpoint()}, Username: "app", Password: "secret-of-app"})
+	root := connectWith(t, clientv3.Config{Endpoints: []string{e.Endpoint()}, Username: "root", Password: "rootpw"})
+	if _, err := root.UserChangePassword(t.Context(), "app", "another"); err != nil {
+		t.Fatal(err)
+	}
+	open(app, "check the user and the password")
+}
+
+func TestClusterOutOfSpace(t *testing.T) {
+	t.Parallel()
+	e := testservers.StartEtcd(t, "--quota-backend-bytes=1000000")
+	cli := e.Client(t)
+	st := newStore(t, cli, "")
+	se := openSession(t, st)
+	held := enqueue(t, se, "held")
+	held.await(t, store.Admitted)
+	waiter := enqueue(t, openSession(t, st), "held")
+	waiter.await(t, store.Waiting)
+
+	var full error
+	for n := 0; full == nil && n < 1000; n++ {
+		_, full = cli.Put(t.Context(), "filler", strings.Repeat("x", 100_000))
+	}
+	if !errors.Is(full, rpctypes.ErrNoSpace) {
+		t.Fatalf("filling the server ended with %v", full)
+	}
+	advice := []string{e.Endpoint(), "out of space", "compact and defragment", "etcdctl alarm disarm"}
+	for _, try := range []bool{false, true} {
+		_, err := tryEnqueue(t.Context(), se, "another", try)
+		wantSays(t, err, append(advice, `"another"`)...)
+	}
+	_, err := st.Open(t.Context(), store.SessionOptions{TTL: 10 * time.Second})
+	wantSays(t, err, advice...)
+
+	// What is held stays so, and can be given back and handed over.
+	if err := se.Confirm(t.Context()); err != nil {
+		t.Errorf("Confirm: %v", err)
+	}
+	held.withdraw(t)
+	waiter.await(t, store.Admitted)
+	waiter.withdraw(t)
+	if err := se.Close(t.Context()); err != nil {
+		t.Errorf("Close: %v", err)
+	}
+}
+
+// An entry in doubt must be out even if the guard cannot be raised for want of space.
+func TestEntryInDoubtIsTakenOutOfAFullCluster(t *testing.T) {
+	t.Parallel()
+	e := testservers.StartEtcd(t, "--quota-backend-bytes=1000000")
+	direct := e.Client(t)
+	proxy := testservers.NewProxy(t, e.Endpoint())
+	se := openSession(t, newStore(t, connect(t, proxy.Addr()), ""))
+	proxy.CutReplies()
+	if _, err := tryEnqueue(until(t, 200*time.Millisecond), se, "lock", false); !errors.Is(err, context.DeadlineExceeded) {
+		t.Fatalf("Enqueue without a reply returned %v", err)
+	}
+	// What is to clear up afterwards is cut as well.
+	proxy.Hold()
+	proxy.Reset()
+	if keys := keysUnder(t, direct, "lock"); len(keys) != 1 {
+		t.Skipf("SKIPPED: the clearing up was too fast: there are %q", keys)
+	}
+	var full error
+	for n := 0; full == nil && n < 1000; n++ {
+		_, full = direct.Put(t.Context(), "filler", strings.Repeat("x", 100_000))
+	}
+	proxy.Release()
+	await(t, "the entry to be out", func() bool { return len(keysUnder(t, direct, "lock")) == 0 })
+}
+
+func TestForeignKeysUnderAName(t *testing.T) {
+	t.Parallel()
+	cli, name := server(t).Client(t), newName(t)
+	c := newClient(t, server(t).Client(t), 10*time.Second)
+	lease, err := cli.Grant(t.Context(), 60)
+	if err != nil {
+		t.Fatal(err)
+	}
+	strays := []string{
+		name + "/config", // somebody's key
+		name + "/1f2e3d", // as if named after a lease, but without one
+		name + "/abcdef", // with a lease, but not that one
+		name + "/",
+	}
+	for i, key := range strays {
+		opts := []clientv3.OpOption{}
+		if i == 2 {
+			opts = append(opts, clientv3.WithLease(lease.ID))
+		}
+		if _, err := cli.Put(t.Context(), key, "{}", opts...); err != nil {
+			t.Fatal(err)
+		}
+	}
+	h, err := c.Mutex(name).TryLock(t.Context())
+	if err != nil {
+		t.Fatalf("TryLock with stray keys under the name: %v", err)
+	}
+	release(t, h)
+	h = lock(t, c, name)
+	l, err := c.Show(t.Context(), name)
+	if err != nil || len(l.Holders) != 1 || len(l.Waiters) != 0 {
+		t.Errorf("the line is %+v, %v; want the holder alone", l, err)
+	}
+	remarks := strings.Join(l.Remarks, "\n")
+	for _, key := range strays {
+		if !strings.Contains(remarks, `"`+key+`"`) {
+			t.Errorf("the remarks are %q, want one about %q", l.Remarks, key)
+		}
+	}
+	if !strings.Contains(remarks, "delete it") {
+		t.Errorf("the remarks %q do not say what to do", l.Remarks)
+	}
+}
+
+// An entry whose value means nothing to us excludes as any other, and the message says what is known of it.
+func TestEntryWithAnUnknownValue(t *testing.T) {
+	t.Parallel()
+	cli := server(t).Client(t)
+	c := newClient(t, server(t).Client(t), 10*time.Second)
+	for _, value := range []string{"", "some text", "{}", `{"stile":1,"mode":"unheard of"}`, `{"stile":"x"}`, "\xff\x00", "null"} {
+		name := newName(t)
+		se := openSession(t, newStore(t, cli, ""))
+		if _, err := cli.Put(t.Context(), name+"/"+se.ID(), value, clientv3.WithLease(leaseOf(t, se))); err != nil {
+			t.Fatal(err)
+		}
+		_, err := c.Mutex(name).TryLock(t.Context())
+		if !errors.Is(err, stile.ErrHeld) {
+			t.Errorf("value %q: TryLock returned %v, want ErrHeld", value, err)
+		}
+		wantSays(t, err, name, se.ID(), "left no word of who it is")
+		l, err := c.Show(t.Context(), name)
+		if err != nil || len(l.Holders) != 1 || !l.Holders[0].Foreign {
+			t.Fatalf("value %q: the line is %+v, %v; want one foreign holder", value, l, err)
+		}
+		place := join(t, c, name)
+		if _, err := c.Break(t.Context(), name, l.Holders[0].Token); err != nil {
+			t.Fatal(err)
+		}
+		holdSoon(t, place)
+	}
+}
+
+func TestReservedName(t *testing.T) {
+	t.Parallel()
+	c := newClient(t, server(t).Client(t), 10*time.Second)
+	for _, name := range []string{".stile", ".stile/x", ".stile/x/y"} {
+		_, err := c.Mutex(name).Lock(t.Context())
+		if !errors.Is(err, stile.ErrBadName) {
+			t.Errorf("Lock of %q returned %v, want ErrBadName", name, err)
+		}
+		wantSays(t, err, ".stile")
+	}
+	for _, name := range []string{".stiles", "x/.stile", "x/.stile/y"} {
+		release(t, lock(t, c, name))
+	}
+}
+
+func TestBadOptions(t *testing.T) {
+	t.Parallel()
+	if _, err := etcdstore.New(nil, nil); err == nil {
+		t.Error("New without a client returned no error")
+	}
+	_, err := etcdstore.New(server(t).Client(t), &etcdstore.Options{Prefix: "a\x00b"})
+	wantSays(t, err, "key prefix", "control character")
+}

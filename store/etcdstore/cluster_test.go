@@ -1,0 +1,307 @@
+package etcdstore_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.etcd.io/etcd/client/v3/concurrency"
+
+	"github.com/stilelock/stile"
+	"github.com/stilelock/stile/internal/testservers"
+)
+
+// load is goroutines that take locks and give them back, each its own, as fast as they can.
+type load struct {
+	client  *stile.Client
+	working sync.WaitGroup
+	stop    chan struct{}
+	rounds  []atomic.Int64
+
+	mu      sync.Mutex
+	longest time.Duration // between two rounds of a goroutine
+}
+
+func startLoad(t *testing.T, cluster *testservers.EtcdCluster, name string) *load {
+	t.Helper()
+	const goroutines = 8
+	l := &load{
+		client: newClient(t, cluster.Client(t), 10*time.Second),
+		stop:   make(chan struct{}),
+		rounds: make([]atomic.Int64, goroutines),
+	}
+	for i := range goroutines {
+		m := l.client.Mutex(fmt.Sprintf("%s/%d", name, i))
+		l.working.Go(func() {
+			last := time.Now()
+			for {
+				select {
+				case <-l.stop:
+					return
+				default:
+				}
+				h, err := m.Lock(context.Background())
+				if err == nil {
+					err = h.Release(context.Background())
+				}
+				if err != nil {
+					t.Errorf("goroutine %d: %v", i, err)
+					return
+				}
+				now := time.Now()
+				l.gap(now.Sub(last))
+				last = now
+				l.rounds[i].Add(1)
+			}
+		})
+	}
+	return l
+}
+
+func (l *load) gap(d time.Duration) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.longest = max(l.longest, d)
+}
+
+// longestGap returns the longest time between two rounds of a goroutine since it was called last.
+func (l *load) longestGap() time.Duration {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	d := l.longest
+	l.longest = 0
+	return d
+}
+
+// flows waits until every goroutine has made some rounds more.
+func (l *load) flows(t *testing.T) {
+	t.Helper()
+	const more = 5
+	var want []int64
+	for i := range l.rounds {
+		want = append(want, l.rounds[i].Load()+more)
+	}
+	await(t, "the load to go on", func() bool {
+		for i := range l.rounds {
+			if l.rounds[i].Load() < want[i] && !t.Failed() {
+				return false
+			}
+		}
+		return true
+	})
+}
+
+func (l *load) end() {
+	close(l.stop)
+	l.working.Wait()
+}
+
+// The stock mutex stands still for seven seconds, returns errors, and leaves half of the keys behind.
+func TestMemberDiesUnderLoad(t *testing.T) {
+	t.Parallel()
+	cluster := testservers.StartEtcdCluster(t, 3)
+	name, direct := newName(t), cluster.Client(t)
+	l := startLoad(t, cluster, name)
+	end := sync.OnceFunc(l.end)
+	defer end()
+	l.flows(t)
+
+	leader := func(t *testing.T, c *testservers.EtcdCluster) *testservers.Etcd { return c.Leader(t) }
+	kill, restart := (*testservers.Etcd).Kill, (*testservers.Etcd).Restart
+	pause, resume := (*testservers.Etcd).Pause, (*testservers.Etcd).Resume
+	for _, event := range []struct {
+		what   string
+		choose func(*testing.T, *testservers.EtcdCluster) *testservers.Etcd
+		hurt   func(*testservers.Etcd)
+		heal   func(*testservers.Etcd)
+		most   time.Duration // that may pass without anything happening: generous, this is no benchmark
+	}{
+		{"leader killed", leader, kill, restart, 5 * time.Second},
+		{"leader killed again", leader, kill, restart, 5 * time.Second},
+		{"leader killed once more", leader, kill, restart, 5 * time.Second},
+		// A paused member's connections stand, so every third attempt goes there and is waited for.
+		{"leader paused", leader, pause, resume, 10 * time.Second},
+		{"follower killed", follower, kill, restart, 5 * time.Second},
+		{"follower paused", follower, pause, resume, 10 * time.Second},
+	} {
+		l.longestGap()
+		e := event.choose(t, cluster)
+		event.hurt(e)
+		l.flows(t)
+		gap := l.longestGap()
+		event.heal(e)
+		l.flows(t)
+		t.Logf("%s: longest gap %v, and %v when it came back", event.what, gap, l.longestGap())
+		if gap > event.most {
+			t.Errorf("%s: nothing happened for %v", event.what, gap)
+		}
+		if t.Failed() {
+			return
+		}
+	}
+	end()
+	await(t, "all entries to be out", func() bool { return len(keysUnder(t, direct, name)) == 0 })
+	if lines, err := l.client.Lines(t.Context(), name); err != nil || len(lines) > 0 {
+		t.Errorf("the lines are %+v, %v; want none", lines, err)
+	}
+}
+
+func follower(t *testing.T, cluster *testservers.EtcdCluster) *testservers.Etcd {
+	t.Helper()
+	leader := cluster.Leader(t)
+	for _, m := range cluster.Members() {
+		if m != leader {
+			return m
+		}
+	}
+	return nil
+}
+
+// Two of three members are gone, and the third answers what needs no quorum: nothing is claimed to be held on its
+// word, as a compare-only transaction of the stock does (defect B9).
+func TestNothingIsHeldWithoutAQuorum(t *testing.T) {
+	t.Parallel()
+	cluster := testservers.StartEtcdCluster(t, 3)
+	last := cluster.Members()[0]
+	const ttl = 3 * time.Second
+	name, cli := newName(t), last.Client(t)
+	c := newClient(t, cli, ttl)
+	session, err := concurrency.NewSession(last.Client(t), concurrency.WithTTL(60))
+	if err != nil {
+		t.Fatal(err)
+	}
+	stock := concurrency.NewMutex(session, newName(t))
+	if err := stock.Lock(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	h := lock(t, c, name)
+	place, err := newClient(t, cli, ttl).Mutex(name).Join(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	await(t, "a place in the line", func() bool { return place.Ahead() == 1 })
+	for _, m := range cluster.Members()[1:] {
+		m.Kill()
+	}
+	killed := time.Now()
+	await(t, "the stock to claim what nobody confirms", func() bool {
+		resp, err := session.Client().Txn(until(t, time.Second)).If(stock.IsOwner()).Commit()
+		return err == nil && resp.Succeeded
+	})
+	wait(t, h.Lost(), "the loss")
+	if took := time.Since(killed); took > ttl || h.Valid() {
+		t.Errorf("the hold ended %v after the quorum did, and is valid: %v; its TTL is %v", took, h.Valid(), ttl)
+	}
+	if _, err := c.Mutex(name).TryLock(until(t, time.Second)); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("TryLock without a quorum returned %v, want the end of its context", err)
+	}
+	if _, err := c.Show(until(t, time.Second), name); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("Show without a quorum returned %v, want the end of its context", err)
+	}
+	select {
+	case <-place.Ready():
+		t.Error("the waiter has an outcome without a quorum")
+	default:
+	}
+	// And when there is one again, the waiter gets its turn: its watch was ended, for want of a leader.
+	for _, m := range cluster.Members()[1:] {
+		m.Start()
+	}
+	last.AwaitReady()
+	holdSoon(t, place)
+}
+
+// The member that a waiter's watch is on dies, whichever that is.
+func TestWaiterSurvivesDeathOfEachMember(t *testing.T) {
+	t.Parallel()
+	cluster := testservers.StartEtcdCluster(t, 3)
+	name := newName(t)
+	holder, waiter := newClient(t, cluster.Client(t), 20*time.Second), newClient(t, cluster.Client(t), 20*time.Second)
+	for _, m := range cluster.Members() {
+		held := lock(t, holder, name)
+		place := join(t, waiter, name)
+		m.Kill()
+		release(t, held)
+		release(t, holdSoon(t, place))
+		m.Restart()
+	}
+}
+
+// A leader that was stopped for longer than the TTL believes, when it goes on, that it still leads and that leases
+// have expired. At no moment are two holds valid.
+func TestLeaderStoppedForLongerThanTheTTL(t *testing.T) {
+	t.Parallel()
+	cluster := testservers.StartEtcdCluster(t, 3)
+	const ttl = 2 * time.Second
+	name := newName(t)
+	var valid atomic.Int32 // holds whose holders have not yet given them up
+	var taken atomic.Int64
+	ctx, cancel := context.WithCancel(t.Context())
+	var working sync.WaitGroup
+	for range 3 {
+		c := newClient(t, cluster.Client(t), ttl)
+		working.Go(func() {
+			for ctx.Err() == nil {
+				h, err := c.Mutex(name).Lock(ctx)
+				if err != nil {
+					if ctx.Err() == nil && !errors.Is(err, stile.ErrLost) {
+						t.Errorf("Lock: %v", err)
+					}
+					continue
+				}
+				if n := valid.Add(1); n != 1 {
+					t.Errorf("%d holds are valid", n)
+				}
+				select {
+				case <-h.Lost():
+				case <-time.After(20 * time.Millisecond):
+				case <-ctx.Done():
+				}
+				valid.Add(-1)
+				taken.Add(1)
+				if err := h.Release(ctx); err != nil && !errors.Is(err, stile.ErrLost) && ctx.Err() == nil {
+					t.Errorf("Release: %v", err)
+				}
+			}
+		})
+	}
+	progress := func() {
+		t.Helper()
+		want := taken.Load() + 5
+		await(t, "locks to be taken", func() bool { return taken.Load() >= want })
+	}
+	progress()
+	leader := cluster.Leader(t)
+	leader.Pause()
+	progress() // under another leader
+	time.Sleep(ttl + ttl/2)
+	leader.Resume()
+	progress()
+	cancel()
+	working.Wait()
+}
+
+// A holder is admitted in the order of tokens on whatever member the request arrives.
+func TestTokensGrowAcrossMembers(t *testing.T) {
+	t.Parallel()
+	cluster := testservers.StartEtcdCluster(t, 3)
+	name := newName(t)
+	var clients []*stile.Client
+	for _, m := range cluster.Members() {
+		clients = append(clients, newClient(t, connectWith(t, clientv3.Config{Endpoints: []string{m.Endpoint()}}), 10*time.Second))
+	}
+	var last uint64
+	for i := range 30 {
+		h := lock(t, clients[i%3], name)
+		if h.Token() <= last {
+			t.Errorf("token %d came after %d", h.Token(), last)
+		}
+		last = h.Token()
+		release(t, h)
+	}
+}
