@@ -308,7 +308,7 @@ func TestACommandSuspendedShortlyIsContinued(t *testing.T) {
 	c.sees("Stopped")
 	time.Sleep(7 * time.Second) // after the last moment for ending the command in time, before the end of the lock
 	c.types("fg; echo code $?\n")
-	time.Sleep(10 * time.Second) // by now the lock would be lost, had it not been renewed
+	time.Sleep(4 * time.Second) // by now the lock would be lost, had it not been renewed
 	m.write("enough", "", 0o600)
 	c.sees("code 0")
 }

@@ -60,8 +60,7 @@ func (c *EtcdCluster) Leader(t testing.TB) *Etcd {
 	return nil
 }
 
-// leader asks every running member once and returns the one that says it leads, if it does so in the latest term
-// that any of them knows of.
+// leader asks every member once and returns the one that leads, nil if none does.
 func (c *EtcdCluster) leader(ctx context.Context, cli *clientv3.Client) *Etcd {
 	ctx, cancel := context.WithTimeout(ctx, 500*time.Millisecond)
 	defer cancel()
@@ -71,18 +70,25 @@ func (c *EtcdCluster) leader(ctx context.Context, cli *clientv3.Client) *Etcd {
 		asking.Go(func() { replies[i], _ = cli.Status(ctx, m.Endpoint()) })
 	}
 	asking.Wait()
+	if i := leads(replies); i >= 0 {
+		return c.members[i]
+	}
+	return nil
+}
 
-	var leader *Etcd
-	var term uint64
+// leads returns which of the members, by their replies or nil, says that it leads in the latest term that any of them
+// knows of; -1 if none does.
+func leads(replies []*clientv3.StatusResponse) int {
+	leader, term := -1, uint64(0)
 	for i, r := range replies {
 		if r == nil || r.RaftTerm < term {
 			continue
 		}
 		if r.RaftTerm > term {
-			leader, term = nil, r.RaftTerm
+			leader, term = -1, r.RaftTerm
 		}
 		if r.Leader == r.Header.MemberId {
-			leader = c.members[i]
+			leader = i
 		}
 	}
 	return leader

@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"go.etcd.io/etcd/api/v3/etcdserverpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
 )
 
@@ -140,6 +141,32 @@ func TestEtcdClusterSurvivesItsLeader(t *testing.T) {
 	for _, m := range c.Members() {
 		if got := get(t, m.Client(t), "k"); got != "v" {
 			t.Errorf("%s has %q, want %q", m.Name(), got, "v")
+		}
+	}
+}
+
+func TestWhoLeads(t *testing.T) {
+	says := func(member, leader, term uint64) *clientv3.StatusResponse {
+		return &clientv3.StatusResponse{
+			Header: &etcdserverpb.ResponseHeader{MemberId: member}, Leader: leader, RaftTerm: term,
+		}
+	}
+	for _, c := range []struct {
+		name    string
+		replies []*clientv3.StatusResponse
+		want    int
+	}{
+		{"all agree", []*clientv3.StatusResponse{says(1, 2, 5), says(2, 2, 5), says(3, 2, 5)}, 1},
+		{"one does not answer", []*clientv3.StatusResponse{nil, says(2, 2, 5), says(3, 2, 5)}, 1},
+		{"the leader does not answer", []*clientv3.StatusResponse{nil, says(2, 1, 5), says(3, 1, 5)}, -1},
+		{"during an election", []*clientv3.StatusResponse{nil, says(2, 0, 6), says(3, 0, 6)}, -1},
+		{"an old leader, a new one", []*clientv3.StatusResponse{says(1, 1, 5), says(2, 2, 6), says(3, 2, 6)}, 1},
+		{"a new leader, an old one", []*clientv3.StatusResponse{says(1, 1, 6), says(2, 2, 5), says(3, 1, 6)}, 0},
+		{"an old leader, an election", []*clientv3.StatusResponse{says(1, 1, 5), says(2, 0, 6), nil}, -1},
+		{"nobody answers", []*clientv3.StatusResponse{nil, nil, nil}, -1},
+	} {
+		if got := leads(c.replies); got != c.want {
+			t.Errorf("%s: got %d, want %d", c.name, got, c.want)
 		}
 	}
 }

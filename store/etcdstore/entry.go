@@ -127,36 +127,32 @@ func (a arrival) blocking(e *entry) int {
 	return line.NewPlace(me, entries(a.others)).Blocking()
 }
 
-// heldBy is the error of a try that somebody is in the way of: the first of those who would be, alone.
+// heldBy is the error of a try that somebody is in the way of: the first who would be alone, or else the first.
 func (a arrival) heldBy(e *entry) *store.HeldError {
-	held := &store.HeldError{Name: e.req.Name}
-	slices.SortFunc(a.others, contender.compare)
-	for _, c := range a.others {
-		if c.Key == e.key || c.Order > a.order {
-			continue
-		}
-		if held.Holder == nil || line.Blocking(e.req.Mode, []line.Mode{c.Mode}) > 0 {
-			holder := asStoreEntry(c)
-			held.Holder = &holder
-			if line.Blocking(e.req.Mode, []line.Mode{c.Mode}) > 0 {
-				return held
-			}
-		}
+	ahead := slices.DeleteFunc(slices.Clone(a.others), func(c contender) bool {
+		return c.ID == e.key || c.Order > a.order
+	})
+	if len(ahead) == 0 {
+		return &store.HeldError{Name: e.req.Name}
 	}
-	return held
+	slices.SortFunc(ahead, contender.compare)
+	first := slices.IndexFunc(ahead, func(c contender) bool { return !line.Admits(e.req.Mode, []line.Mode{c.Mode}) })
+	holder := asStoreEntry(ahead[max(0, first)])
+	return &store.HeldError{Name: e.req.Name, Holder: &holder}
 }
 
 // putIn makes attempts to put the entry in until one is answered. If one was given up on the way, e.doubt is set.
 //
 // All attempts carry the same value, with a nonce, so that one that finds the entry there knows it for its own.
 func (e *entry) putIn(ctx context.Context, try bool) (a arrival, err error) {
+	quiet := try || e.watch == 0 // a line that is not watched here is probably not in use
 	for n := 0; ; n++ {
 		if n > 1 { // the first repetition is in the nature of things; more of them are somebody's doing
 			rest(ctx, firstPause)
 		}
 		var resp *clientv3.TxnResponse
 		err := attempt(ctx, func(ctx context.Context) (err error) {
-			resp, err = e.txn(ctx, try)
+			resp, err = e.txn(ctx, quiet)
 			if err != nil && !refused(err) {
 				e.doubt.Store(true)
 			}
@@ -165,50 +161,47 @@ func (e *entry) putIn(ctx context.Context, try bool) (a arrival, err error) {
 		if err != nil {
 			return arrival{}, err
 		}
-		a, done, err := e.outcome(ctx, resp, try)
+		a, done, err := e.outcome(ctx, resp, quiet, try)
 		if done || err != nil {
 			return a, err
 		}
+		quiet = try
 	}
 }
 
-// txn is one attempt. Nothing is read if nobody is in the line: that is the common case.
+// txn is one attempt. There are two kinds, because telling who is in the line costs etcd more than the rest, and what an
+// attempt would do otherwise costs too, though it is not done.
 //
-//	if nobody stands in the line       put the entry in
-//	otherwise, when trying             tell whether the entry is there already
-//	otherwise, if it is not there yet  put it in, and tell who is in the line
+//	quiet: if nobody stands in the line   put the entry in
+//	busy:  if it is not there yet         put it in, and tell who is in the line
 //
-// and none of it if the guard has been raised since.
-func (e *entry) txn(ctx context.Context, try bool) (*clientv3.TxnResponse, error) {
+// Otherwise, and if the guard has been raised since, they tell whether the entry is there already.
+func (e *entry) txn(ctx context.Context, quiet bool) (*clientv3.TxnResponse, error) {
 	prefix, guard := e.session.store.keys.line(e.req.Name), e.session.guardKey()
 	unraised := clientv3.Compare(clientv3.ModRevision(guard), "=", e.session.seenGuard())
-	nobody := clientv3.Compare(clientv3.CreateRevision(prefix), "=", 0).WithPrefix()
-	absent := clientv3.Compare(clientv3.CreateRevision(e.key), "=", 0)
 	put := clientv3.OpPut(e.key, e.value, clientv3.WithLease(e.session.lease))
-	tell := []clientv3.Op{clientv3.OpGet(e.key), clientv3.OpGet(guard, clientv3.WithKeysOnly())}
 
-	txn := e.session.store.cli.Txn(ctx).If(unraised, nobody).Then(put)
-	if try {
-		return txn.Else(tell...).Commit()
+	txn := e.session.store.cli.Txn(ctx)
+	if quiet {
+		nobody := clientv3.Compare(clientv3.CreateRevision(prefix), "=", 0).WithPrefix()
+		txn = txn.If(unraised, nobody).Then(put)
+	} else {
+		absent := clientv3.Compare(clientv3.CreateRevision(e.key), "=", 0)
+		// Whole entries: keys alone come without their leases (etcd 3.7), by which an entry is told from a stray key.
+		txn = txn.If(unraised, absent).Then(put, clientv3.OpGet(prefix, clientv3.WithPrefix()))
 	}
-	// Whole entries: keys alone come without their leases (etcd 3.7), by which an entry is told from a stray key.
-	who := clientv3.OpGet(prefix, clientv3.WithPrefix())
-	return txn.Else(clientv3.OpTxn([]clientv3.Cmp{unraised, absent}, []clientv3.Op{put, who}, tell)).Commit()
+	return txn.Else(clientv3.OpGet(e.key), clientv3.OpGet(guard, clientv3.WithKeysOnly())).Commit()
 }
 
 // outcome says what an answered attempt came to. If it is not done, another is needed.
-func (e *entry) outcome(ctx context.Context, resp *clientv3.TxnResponse, try bool) (a arrival, done bool, err error) {
-	if resp.Succeeded {
-		return arrival{order: uint64(resp.Header.Revision)}, true, nil
-	}
+func (e *entry) outcome(ctx context.Context, resp *clientv3.TxnResponse, quiet, try bool) (a arrival, done bool, err error) {
 	told := resp.Responses
-	if !try {
-		inner := resp.Responses[0].GetResponseTxn()
-		if inner.Succeeded {
-			others, _ := e.session.store.keys.contenders(e.req.Name, inner.Responses[1].GetResponseRange().Kvs)
-			return arrival{order: uint64(resp.Header.Revision), others: others}, true, nil
+	if resp.Succeeded {
+		a.order = uint64(resp.Header.Revision)
+		if !quiet {
+			a.others, _ = e.session.store.keys.contenders(e.req.Name, told[1].GetResponseRange().Kvs)
 		}
-		told = inner.Responses
+		return a, true, nil
 	}
 	mine, guard := told[0].GetResponseRange().Kvs, told[1].GetResponseRange().Kvs
 	raised := e.session.sawGuard(guard, resp.Header.Revision)
@@ -231,7 +224,7 @@ func (e *entry) outcome(ctx context.Context, resp *clientv3.TxnResponse, try boo
 func (e *entry) foundIn(ctx context.Context, created int64) (arrival, bool, error) {
 	_, others, err := e.session.store.read(ctx, e.req.Name)
 	there := slices.ContainsFunc(others, func(c contender) bool {
-		return c.Key == e.key && c.CreateRevision == created
+		return c.ID == e.key && int64(c.Order) == created
 	})
 	return arrival{order: uint64(created), others: others}, there, err
 }

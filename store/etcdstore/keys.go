@@ -46,16 +46,17 @@ func (k keys) guard(lease clientv3.LeaseID) string {
 	return k.prefix + reserved + "/" + leaseText(lease)
 }
 
-// parse returns the name of the line that a key is an entry of. A key is an entry if its last part is named after the
-// lease attached to it: no other key is made like that by accident.
-func (k keys) parse(key []byte, lease int64) (name string, ok bool) {
+// parse returns the name of the line that a key is an entry of, and the nonce in the key, if there is one. A key is an
+// entry if its last part is named after the lease attached to it: no other key is made like that by accident.
+func (k keys) parse(key []byte, lease int64) (name, nonce string, ok bool) {
 	name, ok = k.name(key)
 	if !ok || lease == 0 {
-		return "", false
+		return "", "", false
 	}
-	// What follows the lease's id, after a dash, is the nonce. (An id may begin with a minus: its owner chooses.)
+	// An id may begin with a minus: its owner chooses.
 	rest, ok := strings.CutPrefix(string(key[len(k.line(name)):]), leaseText(clientv3.LeaseID(lease)))
-	return name, ok && (rest == "" || rest[0] == '-')
+	nonce, dashed := strings.CutPrefix(rest, "-")
+	return name, nonce, ok && (rest == "" || dashed)
 }
 
 // name returns the name of the line that a key would be an entry of if it had the right lease.
@@ -94,15 +95,11 @@ func decode(b []byte) (v value, ours bool) {
 	return v, true
 }
 
-// contender is an entry as it is read from etcd.
+// contender is an entry as it is read from etcd. Its ID is its key, its order the key's create revision.
 type contender struct {
 	line.Entry
-	Key   string
 	Lease clientv3.LeaseID
-	Value value
-	Ours  bool
-	// CreateRevision is Entry.Order, in etcd's type.
-	CreateRevision int64
+	Value []byte // undecoded: whose it is matters to few readers, and costs more than all the rest
 }
 
 func (c contender) compare(other contender) int {
@@ -110,18 +107,20 @@ func (c contender) compare(other contender) int {
 }
 
 // contenders picks the entries of one line out of the keys that begin with its name and a slash, and names the keys
-// that are there without being entries of any line. Without values every entry passes for an exclusive one.
+// that are there without being entries of any line.
 func (k keys) contenders(name string, kvs []*mvccpb.KeyValue) (found []contender, strays []string) {
 	for _, kv := range kvs {
-		of, ok := k.parse(kv.Key, kv.Lease)
+		of, nonce, ok := k.parse(kv.Key, kv.Lease)
 		switch {
 		case !ok && !strings.Contains(strings.TrimPrefix(string(kv.Key), k.line(name)), "/"):
 			strays = append(strays, string(kv.Key))
 		case ok && of == name:
-			c := contender{Key: string(kv.Key), Lease: clientv3.LeaseID(kv.Lease), CreateRevision: kv.CreateRevision}
-			c.Value, c.Ours = decode(kv.Value)
-			c.Entry = line.Entry{ID: c.Key, Order: uint64(kv.CreateRevision), Mode: c.Value.Mode}
-			found = append(found, c)
+			e := line.Entry{ID: string(kv.Key), Order: uint64(kv.CreateRevision)}
+			if nonce != "" { // keys without are those of exclusive entries
+				v, _ := decode(kv.Value)
+				e.Mode = v.Mode
+			}
+			found = append(found, contender{e, clientv3.LeaseID(kv.Lease), kv.Value})
 		}
 	}
 	return found, strays

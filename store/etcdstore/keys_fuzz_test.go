@@ -69,7 +69,7 @@ func FuzzParse(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, prefix, key string, lease int64) {
 		k := keys{prefix: prefix}
-		name, ok := k.parse([]byte(key), lease)
+		name, nonce, ok := k.parse([]byte(key), lease)
 		if !ok {
 			return
 		}
@@ -77,15 +77,16 @@ func FuzzParse(f *testing.F) {
 			t.Fatalf("key %q with lease %x is an entry of lock %q", key, lease, name)
 		}
 		id := clientv3.LeaseID(lease)
-		if bare := k.entry(name, id, line.Exclusive, ""); key != bare && key[:len(bare)+1] != bare+"-" {
-			t.Errorf("key %q was read as an entry of lock %q, whose entries begin with %q", key, name, bare)
+		if bare := k.entry(name, id, line.Exclusive, ""); key != bare && key != bare+"-"+nonce {
+			t.Errorf("key %q was read as %q's entry with nonce %q, whose key begins with %q", key, name, nonce, bare)
 		}
 		for _, mode := range []line.Mode{line.Exclusive, line.Shared, line.Slot(2)} {
-			if again, ok := k.parse([]byte(k.entry(name, id, mode, "NONCE")), lease); !ok || again != name {
-				t.Errorf("the key of a %v entry of lock %q was read as one of %q, %v", mode, name, again, ok)
+			again, nonce, ok := k.parse([]byte(k.entry(name, id, mode, "NONCE")), lease)
+			if !ok || again != name || (nonce == "NONCE") != (mode != line.Exclusive) {
+				t.Errorf("the key of a %v entry of lock %q was read as one of %q with nonce %q, %v", mode, name, again, nonce, ok)
 			}
 		}
-		if _, ok := k.parse([]byte(key), lease+1); ok {
+		if _, _, ok := k.parse([]byte(key), lease+1); ok {
 			t.Errorf("key %q is an entry with the leases %x and %x", key, lease, lease+1)
 		}
 	})

@@ -113,12 +113,13 @@ func (s *Store) read(ctx context.Context, name string) (store.Line, []contender,
 }
 
 func asStoreEntry(c contender) store.Entry {
+	v, ours := decode(c.Value)
 	return store.Entry{
 		Order:   c.Order,
 		Mode:    c.Mode,
 		Session: leaseText(c.Lease),
-		Foreign: !c.Ours,
-		Owner:   c.Value.Owner,
+		Foreign: !ours,
+		Owner:   v.Owner,
 	}
 }
 

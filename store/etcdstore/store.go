@@ -115,7 +115,7 @@ func (s *Store) Break(ctx context.Context, name string, order uint64) (store.Ent
 	doing := fmt.Sprintf("break lock %q", name)
 	ctx, cancel := context.WithTimeoutCause(ctx, patience, errPatience)
 	defer cancel()
-	l, kvs, err := s.read(ctx, name)
+	l, cs, err := s.read(ctx, name)
 	if err != nil {
 		return store.Entry{}, s.explain(doing, err)
 	}
@@ -125,7 +125,7 @@ func (s *Store) Break(ctx context.Context, name string, order uint64) (store.Ent
 			continue
 		}
 		var removed bool
-		removed, err = s.remove(ctx, kvs[i].Key, kvs[i].CreateRevision)
+		removed, err = s.remove(ctx, cs[i].ID, int64(cs[i].Order))
 		switch {
 		case err != nil:
 			return store.Entry{}, s.explain(doing, err)

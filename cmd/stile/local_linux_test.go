@@ -36,7 +36,7 @@ func (m *machine) server() int {
 func running(pid int) bool {
 	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
-		return syscall.Kill(pid, 0) == nil && !os.IsNotExist(err)
+		return false
 	}
 	_, rest, _ := strings.Cut(string(stat), ") ")
 	return !strings.HasPrefix(rest, "Z") // ended, and nobody has asked for its status
@@ -190,7 +190,7 @@ func TestTheServerListensOnNothingButItsSocket(t *testing.T) {
 	pid := m.server()
 	fds, err := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", pid))
 	if err != nil || len(fds) == 0 {
-		t.Skipf("SKIPPED: no /proc on this system: %v", err)
+		t.Fatalf("found no open files of the server: %v", err)
 	}
 	sockets := map[string]bool{}
 	for _, fd := range fds {

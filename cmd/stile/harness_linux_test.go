@@ -1,3 +1,5 @@
+// The tests of this package drive the program itself, with real processes, signals and servers. They look at processes
+// in /proc, and use what only Linux has: so they are for Linux. Tests of the packages below run everywhere.
 package main_test
 
 import (

@@ -1,0 +1,87 @@
+package cli
+
+import (
+	"testing"
+	"time"
+)
+
+func TestDuration(t *testing.T) {
+	t.Parallel()
+	for text, want := range map[string]time.Duration{
+		"0":     0,
+		"5":     5 * time.Second,
+		"0.5":   500 * time.Millisecond,
+		".25":   250 * time.Millisecond,
+		"1e1":   10 * time.Second,
+		"5s":    5 * time.Second,
+		"1m30s": 90 * time.Second,
+		"250ms": 250 * time.Millisecond,
+		"0s":    0,
+	} {
+		var d duration
+		if err := d.Set(text); err != nil || time.Duration(d) != want {
+			t.Errorf("%q: %v, %v, want %v", text, time.Duration(d), err, want)
+		}
+	}
+	for _, text := range []string{"", "-1", "-1s", "NaN", "Inf", "-Inf", "1e300", "soon", "5 s", "5d", "0x10"} {
+		d := duration(time.Hour)
+		if err := d.Set(text); err == nil {
+			t.Errorf("%q: taken for %v", text, time.Duration(d))
+		} else if time.Duration(d) != time.Hour {
+			t.Errorf("%q: refused, and set to %v all the same", text, time.Duration(d))
+		}
+	}
+}
+
+// What the command is told of its TTL it can pass on to --ttl, and to timeout(1).
+func TestInSecondsCanBeReadAgain(t *testing.T) {
+	t.Parallel()
+	for d, want := range map[time.Duration]string{
+		15 * time.Second:        "15",
+		1500 * time.Millisecond: "1.5",
+		5 * time.Minute:         "300",
+	} {
+		text := inSeconds(d)
+		var again duration
+		if err := again.Set(text); text != want || err != nil || time.Duration(again) != d {
+			t.Errorf("%v is %q, want %q; read again it is %v, %v", d, text, want, time.Duration(again), err)
+		}
+	}
+}
+
+func TestNameAndCommand(t *testing.T) {
+	t.Parallel()
+	for _, args := range [][]string{
+		{"n", "--", "cmd", "-x", "--", "y"},
+		{"n", "cmd", "-x", "--", "y"},
+	} {
+		name, argv, err := nameAndCommand(args)
+		if err != nil || name != "n" || len(argv) != 4 || argv[0] != "cmd" || argv[1] != "-x" || argv[2] != "--" {
+			t.Errorf("%q: %q, %q, %v", args, name, argv, err)
+		}
+	}
+	// After the dashes everything is the command, whatever it looks like.
+	if _, argv, err := nameAndCommand([]string{"n", "--", "-n"}); err != nil || len(argv) != 1 || argv[0] != "-n" {
+		t.Errorf("a command called -n: %q, %v", argv, err)
+	}
+	for _, args := range [][]string{{}, {"n"}, {"n", "--"}, {"n", "-n", "--", "cmd"}} {
+		if _, _, err := nameAndCommand(args); err == nil {
+			t.Errorf("%q: no error", args)
+		}
+	}
+}
+
+// The command must be told to end while there is time to kill it.
+func TestKillAfterIsAPartOfTheTTL(t *testing.T) {
+	t.Parallel()
+	for ttl, want := range map[time.Duration]time.Duration{
+		time.Second:      250 * time.Millisecond,
+		15 * time.Second: 3750 * time.Millisecond,
+		20 * time.Second: 5 * time.Second,
+		5 * time.Minute:  5 * time.Second,
+	} {
+		if got := (&guard{ttl: ttl}).killAfter(); got != want {
+			t.Errorf("TTL %v: %v, want %v", ttl, got, want)
+		}
+	}
+}
