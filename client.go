@@ -21,11 +21,12 @@ type Client struct {
 	store store.Store
 	opts  Options
 
-	// life ends, with ErrClosed as its cause, when the client is closed.
+	// life ends when the client is closed.
 	life  context.Context
-	close context.CancelCauseFunc
+	close context.CancelFunc
 	work  sync.WaitGroup // what goes on in the background
 
+	news    news          // for the logger and the hooks
 	opening chan struct{} // holds one token: the right to open a session
 
 	mu       sync.Mutex
@@ -50,7 +51,7 @@ func New(st store.Store, opts *Options) (*Client, error) {
 		opening: make(chan struct{}, 1),
 		queues:  make(map[string]*queue),
 	}
-	c.life, c.close = context.WithCancelCause(context.Background())
+	c.life, c.close = context.WithCancel(context.Background())
 	c.opening <- struct{}{}
 	return c, nil
 }
@@ -66,7 +67,7 @@ func (c *Client) Close(ctx context.Context) error {
 	ctx, cancel := graced(ctx)
 	defer cancel()
 	c.mu.Lock()
-	c.close(ErrClosed) // with the mutex, so that no call begins any more
+	c.close() // with the mutex, so that no call begins any more
 	c.mu.Unlock()
 	c.work.Wait() // calls under way end at once; after that nobody opens a session
 
@@ -145,33 +146,39 @@ func over(s *keeper.Session) bool {
 
 // watcher passes on what happens to a session.
 func (c *Client) watcher() keeper.Watcher {
-	renewed, atRisk := c.opts.Hooks.Renewed, c.opts.Hooks.AtRisk
+	hooks := c.opts.Hooks
 	return keeper.Watcher{
 		Confirmed: func(roundTrip time.Duration) {
-			if renewed != nil {
-				renewed(Renewed{RoundTrip: roundTrip})
+			if hooks.Renewed != nil {
+				c.news.tell(func() { hooks.Renewed(Renewed{RoundTrip: roundTrip}) })
 			}
 		},
 		Unconfirmed: func(err error) {
-			c.log(slog.LevelDebug, "renewal not confirmed", slog.Any("error", err))
-			if renewed != nil {
-				renewed(Renewed{Err: err})
-			}
+			c.news.tell(func() {
+				c.log(slog.LevelDebug, "renewal not confirmed", slog.Any("error", err))
+				if hooks.Renewed != nil {
+					hooks.Renewed(Renewed{Err: err})
+				}
+			})
 		},
 		AtRisk: func(err error, left time.Duration) {
-			c.log(slog.LevelWarn, "renewal overdue", slog.Duration("left", left), slog.Any("error", err))
-			if atRisk != nil {
-				atRisk(left)
-			}
+			c.news.tell(func() {
+				c.log(slog.LevelWarn, "renewal overdue", slog.Duration("left", left), slog.Any("error", err))
+				if hooks.AtRisk != nil {
+					hooks.AtRisk(left)
+				}
+			})
 		},
 		Recovered: func() {
-			c.log(slog.LevelDebug, "session confirmed again")
-			if atRisk != nil {
-				atRisk(0)
-			}
+			c.news.tell(func() {
+				c.log(slog.LevelDebug, "session confirmed again")
+				if hooks.AtRisk != nil {
+					hooks.AtRisk(0)
+				}
+			})
 		},
 		Lost: func(err *keeper.LostError) {
-			c.log(slog.LevelWarn, "session lost", slog.Any("error", err))
+			c.news.tell(func() { c.log(slog.LevelWarn, "session lost", slog.Any("error", err)) })
 		},
 	}
 }

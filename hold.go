@@ -202,11 +202,13 @@ func (h *Hold) lose(reason keeper.Reason, cause error) {
 	h.end(lost)
 	close(h.lost)
 	c := h.place.client
-	c.log(slog.LevelWarn, "lock lost", slog.String("lock", h.place.name), slog.Any("error", lost))
-	if f := c.opts.Hooks.Lost; f != nil {
-		f(lost)
-	}
 	c.leave(h.place)
+	c.news.tell(func() {
+		c.log(slog.LevelWarn, "lock lost", slog.String("lock", h.place.name), slog.Any("error", lost))
+		if f := c.opts.Hooks.Lost; f != nil {
+			f(lost)
+		}
+	})
 }
 
 func (h *Hold) lostError(reason keeper.Reason, cause error) *LostError {

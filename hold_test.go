@@ -124,16 +124,17 @@ func TestTheReasonsAreToldApart(t *testing.T) {
 // Promise P6: in the very moment in which the next one is admitted, the one before knows that it has lost. The store
 // hears of the loss from the loser itself, so that little time is between the two.
 func TestTheLoserIsToldBeforeTheNextIsAdmitted(t *testing.T) {
-	for reason, lose := range map[stile.Reason]func(t *testing.T, w *world, ann *stile.Client){
-		stile.LostDeadline: func(_ *testing.T, w *world, _ *stile.Client) {
-			w.faults(memstore.Fault{Drop: true}, on(memstore.Confirm), w.session("ann"))
+	for reason, lose := range map[stile.Reason]func(t *testing.T, w *world, ann *stile.Client, session string){
+		stile.LostDeadline: func(_ *testing.T, w *world, _ *stile.Client, session string) {
+			w.faults(memstore.Fault{Drop: true}, on(memstore.Confirm), session)
 		},
-		stile.LostClosed: func(t *testing.T, _ *world, ann *stile.Client) {
+		stile.LostClosed: func(t *testing.T, w *world, ann *stile.Client, session string) {
+			w.faults(memstore.Fault{Delay: time.Minute}, on(memstore.Notify), session) // it has to know by itself
 			if err := ann.Close(t.Context()); err != nil {
 				t.Error(err)
 			}
 		},
-		stile.LostExpired: func(_ *testing.T, w *world, _ *stile.Client) { w.store.Expire(w.session("ann")) },
+		stile.LostExpired: func(_ *testing.T, w *world, _ *stile.Client, session string) { w.store.Expire(session) },
 	} {
 		scenario(t, func(t *testing.T, w *world) {
 			late := 0
@@ -152,7 +153,8 @@ func TestTheLoserIsToldBeforeTheNextIsAdmitted(t *testing.T) {
 					next <- hold
 				}()
 				synctest.Wait()
-				lose(t, w, ann)
+				session := w.session("ann")
+				lose(t, w, ann, session)
 				release(t, <-next)
 				expectLost(t, h, reason)
 				w.heal()
@@ -303,6 +305,52 @@ func TestWaitersJoinAgainAtTheEndWhenTheSessionIsLost(t *testing.T) {
 			second.waits()
 			release(t, h)
 			release(t, second.getsNow())
+		})
+	}
+}
+
+// They do not wait for the store to tell them: it may be out of reach.
+func TestWaitersJoinAgainAtTheDeadline(t *testing.T) {
+	scenario(t, func(t *testing.T, w *world) {
+		ann, bob := w.client("ann"), w.client("bob")
+		h := lock(t, bob, "a")
+		wt := wait(t.Context(), t, ann, "a")
+		session := w.session("ann")
+		w.store.SetFaults(func(c memstore.Call) memstore.Fault {
+			switch {
+			case c.Session == session && c.Op == memstore.Notify:
+				return memstore.Fault{Delay: time.Hour}
+			case c.Session == session:
+				return memstore.Fault{Drop: true}
+			default:
+				return memstore.Fault{}
+			}
+		})
+		time.Sleep(valid)
+		w.expectLine("a", "bob", "ann", "ann")
+		time.Sleep(ttl - valid)
+		w.expectLine("a", "bob", "ann")
+		release(t, h)
+		release(t, wt.getsNow())
+		time.Sleep(2 * time.Hour) // until everything is heard
+	})
+}
+
+// A process may stand still in any place: here, in a hook, between being admitted and having the hold.
+func TestALossBeforeTheCallerHasTheHold(t *testing.T) {
+	for reason, lose := range map[stile.Reason]func(*world){
+		stile.LostDeadline: func(w *world) { w.cut(w.session("ann")) },
+		stile.LostExpired:  func(w *world) { w.store.Expire(w.session("ann")) },
+	} {
+		scenario(t, func(t *testing.T, w *world) {
+			ann := w.client("ann", func(o *stile.Options) {
+				o.Hooks.Acquired = func(stile.Acquired) { lose(w); time.Sleep(valid + time.Millisecond) }
+			})
+			h, err := ann.Mutex("a").Lock(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			expectLost(t, h, reason)
 		})
 	}
 }

@@ -2,10 +2,11 @@ package stile
 
 import "time"
 
-// Hooks are functions that a client calls as things happen; any may be nil. They are called synchronously, some of them
-// from the goroutine that hands a lock over or renews the session: they must not block, and must not call the client.
+// Hooks are functions that a client calls as things happen; any may be nil. Acquired and Released are called by the
+// goroutine that locks or releases, which waits for them. The others are called one after another by a goroutine of the
+// client's own: one that blocks keeps the rest of the news, and nothing else.
 type Hooks struct {
-	// Acquired is called when a lock has been acquired.
+	// Acquired is called when a lock has been acquired, before the hold is returned.
 	Acquired func(Acquired)
 	// Released is called when a hold has been released by its holder.
 	Released func(Released)

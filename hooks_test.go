@@ -203,3 +203,28 @@ func TestErrorsThatAreReturnedAreNotLogged(t *testing.T) {
 		}
 	})
 }
+
+// A log whose reader has stopped reading is such a hook.
+func TestAHookThatBlocksKeepsNobodyFromLearningOfALoss(t *testing.T) {
+	for what, block := range map[string]func(o *stile.Options, until <-chan struct{}){
+		"at risk": func(o *stile.Options, until <-chan struct{}) { o.Hooks.AtRisk = func(time.Duration) { <-until } },
+		"lost":    func(o *stile.Options, until <-chan struct{}) { o.Hooks.Lost = func(*stile.LostError) { <-until } },
+		"renewed": func(o *stile.Options, until <-chan struct{}) { o.Hooks.Renewed = func(stile.Renewed) { <-until } },
+	} {
+		scenario(t, func(t *testing.T, w *world) {
+			t.Log(what)
+			until := make(chan struct{})
+			defer close(until)
+			ann := w.client("ann", func(o *stile.Options) { block(o, until) })
+			a, b := lock(t, ann, "a"), lock(t, ann, "b")
+			next := wait(t.Context(), t, w.client("bob"), "a")
+			w.cut(w.session("ann"))
+			time.Sleep(valid)
+			synctest.Wait()
+			expectLost(t, a, stile.LostDeadline)
+			expectLost(t, b, stile.LostDeadline)
+			next.waits()
+			release(t, next.getsWithin(ttl))
+		})
+	}
+}

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"time"
 
 	"github.com/stilelock/stile/store"
@@ -51,6 +52,7 @@ func (o *Options) complete(caps store.Capabilities) (Options, error) {
 	if c.Owner.IsZero() {
 		c.Owner = DefaultOwner()
 	}
+	c.Owner.Labels = maps.Clone(c.Owner.Labels)
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)
 	}

@@ -155,10 +155,6 @@ func (p *Place) enter(ctx context.Context) (*Hold, error) {
 		<-session.Context().Done() // it is on its way: the deadline has passed
 		return nil, fmt.Errorf("%w: %w", errJoinAgain, context.Cause(session.Context()))
 	case <-e.gone:
-		if errors.Is(e.cause, store.ErrSessionLost) {
-			session.Ended(e.cause)
-			<-session.Context().Done()
-		}
 		return nil, fmt.Errorf("%w: %w", errJoinAgain, e.cause)
 	case <-session.Context().Done():
 		return nil, fmt.Errorf("%w: %w", errJoinAgain, context.Cause(session.Context()))
@@ -183,8 +179,7 @@ func (p *Place) abandon(ticket store.Ticket) {
 
 // failed says which lock an error is about.
 func (p *Place) failed(err error) error {
-	var held *HeldError
-	if errors.As(err, &held) {
+	if held, ok := errors.AsType[*HeldError](err); ok {
 		return held
 	}
 	return fmt.Errorf("stile: lock %q: %w", p.name, err)

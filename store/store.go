@@ -65,9 +65,9 @@ type Store interface {
 	Break(ctx context.Context, name string, order uint64) (Entry, error)
 }
 
-// A Session is what one client has in the store: when it ends, all its entries go. It must be safe for
-// concurrent use. After Close, or once it is lost, every method returns an error matching [ErrSessionLost],
-// except Close itself.
+// A Session is what one client has in the store: when it ends, all its entries go. It must be safe for concurrent
+// use. After Close, or once it is lost, every method returns an error matching [ErrSessionLost], except Close
+// itself; calls under way return.
 type Session interface {
 	// ID names the session, in the store's own way, to people who look into the store with other tools.
 	ID() string
@@ -110,8 +110,9 @@ type Ticket interface {
 	// Withdraw takes the entry out of its line, wherever it stands: leaving the line and releasing a hold are
 	// the same. After it has been called Notify is not called any more, but for a call under way.
 	//
-	// On success the entry is out. If it had gone before, the error matches [ErrGone]. After any other error the
-	// store goes on trying until the entry is out or the session has ended. It is safe to call it again.
+	// On success the entry is out. If it had gone before, by itself or with its session, the error matches
+	// [ErrGone]. After any other error the store goes on trying until the entry is out or the session has ended. It
+	// is safe to call it again.
 	Withdraw(ctx context.Context) error
 
 	// NotifyContended makes the store call f once, as soon as another entry stands behind this one and waits:

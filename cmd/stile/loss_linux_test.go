@@ -80,7 +80,7 @@ func (w *wire) pass(to io.Writer, from io.Reader) {
 func (m *machine) stamps(name string) []float64 {
 	m.t.Helper()
 	var all []float64
-	for _, f := range strings.Fields(m.read(name)) {
+	for f := range strings.FieldsSeq(m.read(name)) {
 		s, err := strconv.ParseFloat(f, 64)
 		if err != nil {
 			m.t.Fatal(err)
@@ -128,7 +128,7 @@ func TestAFrozenStoreStopsTheCommand(t *testing.T) {
 	t.Parallel()
 	m, s := newMachine(t), serve(t)
 	old := m.start(`trap 'echo told >>log; exit 0' TERM; touch started; while :; do sleep 0.01; done`,
-		"--url", s.url, "--ttl", "2", "demo")
+		"--url", s.url, "--ttl", "4", "demo")
 	if err := s.Process.Signal(syscall.SIGSTOP); err != nil {
 		t.Fatal(err)
 	}
@@ -146,7 +146,8 @@ func TestAShortOutageStopsNothing(t *testing.T) {
 	t.Parallel()
 	m, s := newMachine(t), serve(t)
 	const ttl = 6 * time.Second
-	c := m.start("touch started; while ! test -e enough; do sleep 0.01; done", "--url", s.url, "--ttl", ttl.String(), "demo")
+	c := m.start("touch started; while ! test -e enough; do sleep 0.01; done",
+		"--url", s.url, "--ttl", ttl.String(), "demo")
 	if err := s.Process.Signal(syscall.SIGSTOP); err != nil {
 		t.Fatal(err)
 	}
@@ -170,7 +171,8 @@ func evict(t *testing.T, cli *clientv3.Client, name string) {
 func TestEvictionStopsTheCommand(t *testing.T) {
 	t.Parallel()
 	m, s := newMachine(t), serve(t)
-	c := m.start(`trap 'echo told >>log; exit 0' TERM; touch started; while :; do sleep 0.01; done`, "--url", s.url, "demo")
+	c := m.start(`trap 'echo told >>log; exit 0' TERM; touch started; while :; do sleep 0.01; done`,
+		"--url", s.url, "demo")
 	evicted := time.Now()
 	evict(t, client(t, s.endpoint()), "demo")
 	c.wants(79, `"demo"`, "lost", "removed by somebody else", "stopping the command")

@@ -50,7 +50,7 @@ func TestACommandThatFailsToStartLetsTheLockGo(t *testing.T) {
 	garbage := m.write("garbage", "\x7fELF, but not really", 0o700)
 	m.run("demo", "--", garbage).wants(126, "cannot execute "+garbage, "exec format error")
 	lost := m.write("lost", "#!/no/such/interpreter\n", 0o700)
-	m.run("demo", "--", lost).wants(127, "command not found: "+lost)
+	m.run("demo", "--", lost).wants(127, lost, "interpreter", "not found")
 	m.run("-n", "demo", "--", "true").wants(0)
 }
 
@@ -158,7 +158,7 @@ func TestOneAtATime(t *testing.T) {
 		t.Errorf("%d workers have counted to %s", workers, got)
 	}
 	var tokens []uint64
-	for _, f := range strings.Fields(m.read("tokens")) {
+	for f := range strings.FieldsSeq(m.read("tokens")) {
 		n, err := strconv.ParseUint(f, 10, 64)
 		if err != nil {
 			t.Fatal(err)
@@ -299,7 +299,8 @@ func TestAReleaseThatFailsIsToldAndChangesNothing(t *testing.T) {
 	t.Parallel()
 	m, s := newMachine(t), serve(t)
 	// The command cuts its own branch: it freezes the server and ends.
-	c := m.run("--url", s.url, "--ttl", "60", "demo", "--", "sh", "-c", fmt.Sprintf("kill -STOP %d; exit 3", s.Process.Pid))
+	c := m.run("--url", s.url, "--ttl", "60", "demo", "--", "sh", "-c", fmt.Sprintf(
+		`kill -STOP %[1]d; while ! grep -q '^State:.T' /proc/%[1]d/status; do :; done; exit 3`, s.Process.Pid))
 	c.wants(3, `"demo"`, "release")
 }
 

@@ -91,18 +91,20 @@ func (c *console) types(text string) {
 	}
 }
 
+// shown is all that has been on the screen.
+func (c *console) shown() string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.screen.String()
+}
+
 // sees waits for a text on the screen, after those that were seen before.
 func (c *console) sees(text string) {
 	c.t.Helper()
 	for deadline := time.Now().Add(within); ; time.Sleep(5 * time.Millisecond) {
-		c.mu.Lock()
-		screen := c.screen.String()
-		at := strings.Index(screen[c.seen:], text)
-		if at >= 0 {
+		screen := c.shown()
+		if at := strings.Index(screen[c.seen:], text); at >= 0 {
 			c.seen += at + len(text)
-		}
-		c.mu.Unlock()
-		if at >= 0 {
 			return
 		}
 		if time.Now().After(deadline) {
@@ -116,7 +118,7 @@ func (c *console) code() int {
 	select {
 	case <-c.done:
 	case <-time.After(within):
-		c.t.Fatalf("%v has not ended; on the screen: %q", c.cmd.Args, c.screen.String())
+		c.t.Fatalf("%v has not ended; on the screen: %q", c.cmd.Args, c.shown())
 	}
 	return c.cmd.ProcessState.ExitCode()
 }
@@ -159,8 +161,8 @@ func TestCtrlCEndsACommandOnce(t *testing.T) {
 			if code := c.code(); code != 5 {
 				t.Errorf("exit code %d", code)
 			}
-			if strings.Contains(c.screen.String(), "interrupted 2") {
-				t.Errorf("the command was interrupted twice: %q", c.screen.String())
+			if strings.Contains(c.shown(), "interrupted 2") {
+				t.Errorf("the command was interrupted twice: %q", c.shown())
 			}
 		})
 	}
@@ -254,7 +256,7 @@ func TestInTheBackgroundACommandThatReadsIsStopped(t *testing.T) {
 	eventually(t, "stop", func() bool {
 		c.types("jobs\n")
 		c.sees("stile run")
-		return strings.Contains(c.screen.String(), "Stopped")
+		return strings.Contains(c.shown(), "Stopped")
 	})
 	c.types("fg\n")
 	c.types("hello\n")

@@ -331,7 +331,7 @@ func TestForeignKeysUnderAName(t *testing.T) {
 		t.Fatalf("TryLock with stray keys under the name: %v", err)
 	}
 	release(t, h)
-	h = lock(t, c, name)
+	lock(t, c, name)
 	l, err := c.Show(t.Context(), name)
 	if err != nil || len(l.Holders) != 1 || len(l.Waiters) != 0 {
 		t.Errorf("the line is %+v, %v; want the holder alone", l, err)

@@ -194,8 +194,10 @@ func TestNothingIsHeldWithoutAQuorum(t *testing.T) {
 		return err == nil && resp.Succeeded
 	})
 	wait(t, h.Lost(), "the loss")
-	if took := time.Since(killed); took > ttl || h.Valid() {
-		t.Errorf("the hold ended %v after the quorum did, and is valid: %v; its TTL is %v", took, h.Valid(), ttl)
+	// A leader answers renewals until it notices, after two election timeouts at most, that nobody follows. That does no
+	// harm: its successor, whoever that will be, lets all leases begin anew.
+	if took, most := time.Since(killed), ttl+time.Second; took > most || h.Valid() {
+		t.Errorf("the hold ended %v after the quorum did, want within %v; it is valid: %v", took, most, h.Valid())
 	}
 	if _, err := c.Mutex(name).TryLock(until(t, time.Second)); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("TryLock without a quorum returned %v, want the end of its context", err)
@@ -213,7 +215,11 @@ func TestNothingIsHeldWithoutAQuorum(t *testing.T) {
 		m.Start()
 	}
 	last.AwaitReady()
+	start := time.Now()
 	holdSoon(t, place)
+	if took := time.Since(start); took > beforeRecheck {
+		t.Errorf("the waiter was admitted after %v, not by its watch", took)
+	}
 }
 
 // The member that a waiter's watch is on dies, whichever that is.

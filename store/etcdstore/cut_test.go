@@ -165,13 +165,14 @@ func TestCutConnectionIsNoErrorForTheCaller(t *testing.T) {
 		// A session of its own each time: the clearing up after the time before would make the attempt void.
 		se := openSession(t, newStore(t, connect(t, c.proxy.Addr()), ""))
 		c.proxy.CutReplies()
-		cutting := make(chan struct{})
+		cutting := make(chan int64, 1)
 		go func() {
 			defer close(cutting)
 			// The server has carried out what it will not be heard to have.
 			for ctx := t.Context(); ctx.Err() == nil; time.Sleep(time.Millisecond) {
 				resp, err := c.direct.Get(ctx, name+"/", clientv3.WithPrefix())
 				if err == nil && len(resp.Kvs) > 0 {
+					cutting <- resp.Kvs[0].CreateRevision
 					break
 				}
 			}
@@ -180,7 +181,9 @@ func TestCutConnectionIsNoErrorForTheCaller(t *testing.T) {
 		}()
 		j := enqueue(t, se, name)
 		st := j.await(t, store.Admitted)
-		<-cutting
+		if first := <-cutting; st.Order != uint64(first) {
+			t.Errorf("the entry has order %d; the first attempt had put it in with %d", st.Order, first)
+		}
 		l, err := newStore(t, c.direct, "").Line(t.Context(), name)
 		if err != nil || len(l.Entries) != 1 || l.Entries[0].Order != st.Order {
 			t.Errorf("the line is %+v, %v; want one entry with order %d", l, err, st.Order)

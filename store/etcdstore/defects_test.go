@@ -127,11 +127,13 @@ func TestWaiterHearsThatItsEntryIsGone(t *testing.T) {
 		t.Run(map[bool]string{false: "key deleted", true: "lease revoked"}[revoke], func(t *testing.T) {
 			t.Parallel()
 			direct, name := server(t).Client(t), newName(t)
-			st := newStore(t, server(t).Client(t), "")
-			holder, waiter := openSession(t, st), openSession(t, st)
+			wire := &wire{}
+			holder := openSession(t, newStore(t, server(t).Client(t), ""))
+			waiter := openSession(t, newStore(t, connectWith(t, wire.config(server(t).Endpoint())), ""))
 			enqueue(t, holder, name).await(t, store.Admitted)
 			w := enqueue(t, waiter, name)
 			w.await(t, store.Waiting)
+			wire.quiet(t, "Range answered") // its watch is open
 			var err error
 			if revoke {
 				_, err = direct.Revoke(t.Context(), leaseOf(t, waiter))

@@ -24,6 +24,10 @@ import (
 // soon is how long these tests wait for what should happen at once, on a busy machine.
 const soon = 15 * time.Second
 
+// beforeRecheck is less than the ten seconds after which a line with waiters is read although nothing was heard of it.
+// What takes longer than this may have been found out by that reading alone.
+const beforeRecheck = 7 * time.Second
+
 // TestMain runs more tests at a time than there are processors: they wait more than they compute.
 func TestMain(m *testing.M) {
 	flag.Parse()
@@ -173,9 +177,11 @@ func (j *joined) await(t *testing.T, state store.State) store.Standing {
 	}
 }
 
-// gone waits until the entry is said to be gone; that it is admitted before is a failure.
+// gone waits until the entry is said to be gone; that it is admitted before is a failure, and that it takes so long
+// that a mere look at the line may have told.
 func (j *joined) gone(t *testing.T) {
 	t.Helper()
+	late := time.After(beforeRecheck)
 	for {
 		select {
 		case st := <-j.heard:
@@ -187,7 +193,7 @@ func (j *joined) gone(t *testing.T) {
 			case st.State == store.Gone:
 				return
 			}
-		case <-time.After(soon):
+		case <-late:
 			t.Fatalf("the entry for %q was taken out, and nobody was told", j.name)
 		}
 	}

@@ -45,7 +45,11 @@ func TestWaiterSurvivesCompaction(t *testing.T) {
 	proxy.Reset()
 	proxy.Release()
 	w.passed()
+	start := time.Now()
 	waiter.await(t, store.Admitted)
+	if took := time.Since(start); took > beforeRecheck {
+		t.Errorf("the waiter was admitted after %v, not by its watch", took)
+	}
 	if log := w.passed(); slices.Contains(log, "DELETE") {
 		t.Errorf("what passed was %q: the event was not compacted, and this test shows nothing", log)
 	}

@@ -32,7 +32,7 @@ type Error struct {
 
 // Error names the command and the reason.
 func (e *Error) Error() string {
-	if e.Code == NotFound {
+	if errors.Is(e.Err, exec.ErrNotFound) || errors.Is(e.Err, fs.ErrNotExist) {
 		return "command not found: " + e.Name
 	}
 	return "cannot execute " + e.Name + ": " + e.Err.Error()

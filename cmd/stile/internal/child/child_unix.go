@@ -29,10 +29,15 @@ func Start(c Command, signals *Signals) (*Process, error) {
 	go p.run(c, started)
 	if err := <-started; err != nil {
 		p.tty.close()
+		if errors.Is(err, unix.ENOENT) { // the command was there a moment ago
+			return nil, &Error{NotFound, c.Args[0], errNoInterpreter}
+		}
 		return nil, failure(c.Args[0], err)
 	}
 	return p, nil
 }
+
+var errNoInterpreter = errors.New("the interpreter that it names in its first line was not found")
 
 // run starts the command and waits for it. Both happen on one thread, which is not used for anything else meanwhile:
 // on Linux the command is killed when the thread that has started it ends, and Go ends threads as it likes.

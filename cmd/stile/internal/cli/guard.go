@@ -17,8 +17,8 @@ type guard struct {
 	client  *stile.Client
 	hold    *stile.Hold
 	ttl     time.Duration
-	renewed chan error // the outcome of the last renewal that was not looked at yet
-	told    bool       // the user knows that the lock is lost, or as good as lost
+	renewed chan stile.Renewed // the last attempt at a renewal, until it is looked at
+	told    bool               // the user knows that the lock is lost, or as good as lost
 }
 
 // noteRenewal is a hook: it must not block.
@@ -28,7 +28,7 @@ func (g *guard) noteRenewal(r stile.Renewed) {
 	default:
 	}
 	select {
-	case g.renewed <- r.Err:
+	case g.renewed <- r:
 	default: // somebody else was faster: as good
 	}
 }
@@ -36,8 +36,8 @@ func (g *guard) noteRenewal(r stile.Renewed) {
 // killAfter is how long after SIGTERM the command is killed.
 func (g *guard) killAfter() time.Duration { return min(5*time.Second, g.ttl/4) }
 
-// stopBy returns when the command has to be told to end if nothing more is heard from the store: early enough to kill it,
-// on a busy machine, before the lock may be somebody else's.
+// stopBy returns when the command has to be told to end if nothing more is heard from the store: early enough to kill
+// it, on a busy machine, before the lock may be somebody else's.
 func (g *guard) stopBy() time.Time {
 	busy := g.killAfter() / 16
 	return g.hold.Deadline().Add(-g.killAfter() - busy)
@@ -101,7 +101,8 @@ func (g *guard) supervise(stdio Stdio, signals *child.Signals, c child.Command) 
 				suspended = true
 				p.Suspend()
 			}
-		case lastErr = <-g.renewed:
+		case r := <-g.renewed:
+			lastErr = r.Err
 		case <-timer.C:
 		}
 	}
@@ -113,7 +114,8 @@ func (g *guard) atRisk(lastErr error) string {
 	if lastErr != nil {
 		why += ": " + lastErr.Error()
 	}
-	return fmt.Sprintf("lock %q (token %d) is about to be lost: %s; stopping the command", g.hold.Name(), g.hold.Token(), why)
+	return fmt.Sprintf("lock %q (token %d) is about to be lost: %s; stopping the command",
+		g.hold.Name(), g.hold.Token(), why)
 }
 
 // graceAfterLoss is how long a command may take to end after its lock was lost. None if the time is up, because that

@@ -95,10 +95,12 @@ func nameAndCommand(args []string) (name string, argv []string, err error) {
 	case len(argv) > 0 && argv[0] == "--":
 		argv = argv[1:]
 	case len(argv) > 0 && strings.HasPrefix(argv[0], "-"):
-		return "", nil, fmt.Errorf("%s after the lock's name: flags stand before it, and the command after --%s", argv[0], see)
+		return "", nil, fmt.Errorf("%s after the lock's name: flags stand before it, and the command after --%s",
+			argv[0], see)
 	}
 	if len(argv) == 0 {
-		return "", nil, fmt.Errorf("no command to run under the lock %q: stile run [flags] NAME -- COMMAND [ARGUMENT…]%s", name, see)
+		return "", nil, fmt.Errorf("no command to run under the lock %q: stile run [flags] NAME -- COMMAND [ARGUMENT…]%s",
+			name, see)
 	}
 	return name, argv, nil
 }
@@ -166,7 +168,7 @@ func (r *run) acquire(ctx context.Context) (_ *guard, err error) {
 	if err != nil {
 		return nil, err
 	}
-	g := &guard{opened: opened, ttl: time.Duration(r.ttl), renewed: make(chan error, 1)}
+	g := &guard{opened: opened, ttl: time.Duration(r.ttl), renewed: make(chan stile.Renewed, 1)}
 	defer func() {
 		if err != nil {
 			g.close(r.stdio)
@@ -208,7 +210,8 @@ func (r *run) lockWithin(ctx context.Context, g *guard, mutex *stile.Mutex) (err
 	defer cancel()
 	line, err := g.client.Show(asking, r.name)
 	if err != nil { // so that may be why the lock was not obtained
-		return fmt.Errorf("lock %q not obtained within %v, and the store does not tell who holds it: %w", r.name, &r.wait, err)
+		return fmt.Errorf("lock %q not obtained within %v, and the store does not tell who holds it: %w",
+			r.name, &r.wait, err)
 	}
 	return &exit{exitNotObtained, fmt.Errorf("lock %q not obtained within %v: %s", r.name, &r.wait, holderOf(line))}
 }

@@ -154,7 +154,7 @@ func (h Home) launch(ctx context.Context, socket string) error {
 	}
 	go cmd.Wait() //nolint:errcheck // the server outlives us; this is for the case that it does not
 
-	stop := context.AfterFunc(ctx, func() { ready.SetReadDeadline(time.Unix(1, 0)) })
+	stop := context.AfterFunc(ctx, func() { _ = ready.SetReadDeadline(time.Unix(1, 0)) })
 	defer stop()
 	_, err = io.ReadFull(ready, make([]byte, 1))
 	switch {

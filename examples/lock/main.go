@@ -1,0 +1,47 @@
+// Lock takes a lock on the store that STILE_URL names, holds it until it is lost or the user has enough, and lets it go.
+//
+//	STILE_URL=etcd://localhost:2379 go run ./examples/lock orders/42
+//
+// Run it twice to see one wait for the other; stop the etcd server, or delete the key, to see a hold being lost.
+package main
+
+import (
+	"context"
+	"fmt"
+	"log"
+	"os"
+	"os/signal"
+
+	"github.com/stilelock/stile"
+	"github.com/stilelock/stile/storeurl"
+)
+
+func main() {
+	if len(os.Args) != 2 || os.Getenv("STILE_URL") == "" {
+		log.Fatal("usage: STILE_URL=etcd://localhost:2379 lock NAME")
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	defer stop()
+	if err := run(ctx, os.Getenv("STILE_URL"), os.Args[1]); err != nil {
+		log.Fatal(err)
+	}
+}
+
+func run(ctx context.Context, url, name string) error {
+	opened, err := storeurl.Open(ctx, url, nil)
+	if err != nil {
+		return err
+	}
+	defer opened.Close()
+	client, err := stile.New(opened.Store, nil)
+	if err != nil {
+		return err
+	}
+	defer client.Close(ctx)
+
+	return client.Mutex(name).Do(ctx, func(ctx context.Context, h *stile.Hold) error {
+		fmt.Printf("holding %q with token %d; Ctrl-C lets it go\n", name, h.Token())
+		<-ctx.Done()
+		return h.Err() // nil, unless the lock was lost
+	})
+}

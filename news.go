@@ -1,0 +1,37 @@
+package stile
+
+import "sync"
+
+// news is told to the logger and the hooks one thing after another, by a goroutine that exists only while there is
+// something to tell. Whoever renews a session or ends a hold does not wait for it: a log whose reader has stopped
+// reading must not keep others from learning that they have lost.
+type news struct {
+	mu      sync.Mutex
+	untold  []func()
+	telling bool
+}
+
+func (n *news) tell(f func()) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.untold = append(n.untold, f)
+	if !n.telling {
+		n.telling = true
+		go n.run()
+	}
+}
+
+func (n *news) run() {
+	for {
+		n.mu.Lock()
+		if len(n.untold) == 0 {
+			n.telling = false
+			n.mu.Unlock()
+			return
+		}
+		f := n.untold[0]
+		n.untold = n.untold[1:]
+		n.mu.Unlock()
+		f()
+	}
+}

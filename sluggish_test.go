@@ -1,0 +1,104 @@
+package stile
+
+import (
+	"context"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stilelock/stile/keeper"
+	"github.com/stilelock/stile/store"
+	"github.com/stilelock/stile/store/memstore"
+)
+
+// newSluggish returns a client whose session is kept by a goroutine that stands still when renewal is overdue, until
+// long after the deadline: as in a process that does not get to run, nobody notices that the deadline passes. From
+// when cut is called no renewal arrives.
+func newSluggish(t *testing.T, st *memstore.Store) (c *Client, s *keeper.Session, cut func()) {
+	t.Helper()
+	c, err := New(st, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, err = keeper.Open(t.Context(), st, store.SessionOptions{TTL: DefaultTTL},
+		keeper.Watcher{AtRisk: func(error, time.Duration) { time.Sleep(2 * DefaultTTL) }})
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.current, c.sessions = s, []*keeper.Session{s}
+	return c, s, func() {
+		st.SetFaults(func(call memstore.Call) memstore.Fault {
+			return memstore.Fault{Drop: call.Op == memstore.Confirm && call.Session == s.Store().ID()}
+		})
+	}
+}
+
+// asleep waits until the deadline of a session that nobody looks after has passed.
+func asleep(t *testing.T, s *keeper.Session) {
+	t.Helper()
+	time.Sleep(time.Until(s.Deadline().Time()) + time.Millisecond)
+	if s.Context().Err() != nil {
+		t.Fatal("the scenario has failed: somebody did notice")
+	}
+}
+
+func TestValidLooksAtTheClockItself(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c, s, cut := newSluggish(t, memstore.New())
+		defer c.Close(context.Background())
+		h, err := c.Mutex("a").Lock(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		cut()
+		if !h.Valid() {
+			t.Error("the hold is not valid before its deadline")
+		}
+		asleep(t, s)
+		if h.Valid() {
+			t.Error("the hold is valid after its deadline")
+		}
+		if lost, ok := h.Release(t.Context()).(*LostError); !ok || lost.Reason != LostDeadline { //nolint:errorlint // it is not wrapped
+			t.Errorf("Release returned %v", lost)
+		}
+	})
+}
+
+// The store lets in one whose deadline has passed. Nobody but the clock says so.
+func TestLockNeverReturnsAHoldThatIsOver(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		st := memstore.New()
+		c, s, cut := newSluggish(t, st)
+		defer c.Close(context.Background())
+		other, err := New(st, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer other.Close(context.Background())
+
+		held, err := other.Mutex("a").Lock(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		place, err := c.Mutex("a").Join(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		synctest.Wait() // it stands in the store's line
+		cut()
+		asleep(t, s)
+		if err := held.Release(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		h, err := place.Hold()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !h.Valid() {
+			t.Error("the hold is over")
+		}
+		if err := h.Release(t.Context()); err != nil {
+			t.Error(err)
+		}
+	})
+}
