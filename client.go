@@ -60,9 +60,10 @@ func New(st store.Store, opts *Options) (*Client, error) {
 // the session is ended in the store, so that the next in line need not wait for it to expire. Release holds first to end
 // them in order.
 //
-// ctx bounds the farewell to the store; if it has ended already Close takes two seconds for it, so that
-// defer client.Close(ctx) also works after a signal. On failure everything is over on this side all the same, and in the
-// store when the TTL has passed. Closing again tries the farewell again. Close does not close the store's connection.
+// ctx bounds the farewell to the store, and to hooks that have not been told everything yet; if it has ended already Close
+// takes two seconds for them, so that defer client.Close(ctx) also works after a signal. On failure everything is over on
+// this side all the same, and in the store when the TTL has passed. Closing again tries the farewell again. Close does not
+// close the store's connection.
 func (c *Client) Close(ctx context.Context) error {
 	ctx, cancel := graced(ctx)
 	defer cancel()
@@ -78,6 +79,7 @@ func (c *Client) Close(ctx context.Context) error {
 	for _, s := range sessions {
 		errs = append(errs, s.Close(ctx))
 	}
+	c.news.wait(ctx)
 	if err := errors.Join(errs...); err != nil {
 		return fmt.Errorf("stile: close: %w", err)
 	}

@@ -80,8 +80,7 @@ func (m *Mutex) Join(ctx context.Context) (*Place, error) {
 // Do runs f while it holds the lock. f's context ends with ctx and with the hold; f should return when it does.
 //
 // Do returns the error of taking the lock, in which case f was not run, or else f's error joined with that of losing or
-// releasing the lock. A nil error therefore means that f succeeded and the lock was held until f returned. The release does
-// not depend on ctx.
+// releasing the lock. A nil error therefore means that f succeeded and the lock was held until f returned.
 func (m *Mutex) Do(ctx context.Context, f func(ctx context.Context, h *Hold) error) error {
 	hold, err := m.Lock(ctx)
 	if err != nil {

@@ -32,14 +32,16 @@ func (m *machine) server() int {
 	return pid
 }
 
-// running reports whether there is a process that has not ended.
+// running reports whether there is a process that has not ended, with all its threads.
 func running(pid int) bool {
 	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
 		return false
 	}
 	_, rest, _ := strings.Cut(string(stat), ") ")
-	return !strings.HasPrefix(rest, "Z") // ended, and nobody has asked for its status
+	f := strings.Fields(rest)
+	const state, threads = 0, 17
+	return f[state] != "Z" || f[threads] != "1" // Z: nobody has asked for its status yet
 }
 
 // killServer kills the machine's local server, if there is one, and waits for its end.

@@ -26,19 +26,20 @@ import (
 // patience is how long a server may take to start. It takes a tenth of a second.
 const patience = 10 * time.Second
 
-// Ensure returns the URL of the server, as package storeurl understands it. If none runs it starts one. When Ensure
-// returns, a server has answered, and if ctx ends first it may be on its way.
-func (h Home) Ensure(ctx context.Context) (string, error) {
+// Ensure returns the URL of the server, as package storeurl understands it. If none runs it starts one, and tells. When
+// Ensure returns, a server has answered; if ctx ends first one may be on its way.
+func (h Home) Ensure(ctx context.Context) (storeURL string, started bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	if err := privateDir(string(h)); err != nil {
-		return "", err
+		return "", false, err
 	}
 	socket, err := h.find(ctx)
 	if errors.Is(err, errNoServer) {
+		started = true
 		socket, err = h.start(ctx)
 	}
-	return "etcd+unix://" + (&url.URL{Path: socket}).EscapedPath(), err
+	return "etcd+unix://" + (&url.URL{Path: socket}).EscapedPath(), started, err
 }
 
 var errNoServer = errors.New("no server")

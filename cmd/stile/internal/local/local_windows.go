@@ -11,7 +11,7 @@ var errWindows = errors.New("there is no local server on Windows yet: start one 
 	"--url etcd://127.0.0.1:2379 or STILE_URL")
 
 // Ensure returns an error: there is no local server on Windows.
-func (h Home) Ensure(context.Context) (string, error) { return "", errWindows }
+func (h Home) Ensure(context.Context) (string, bool, error) { return "", false, errWindows }
 
 // Serve returns an error: there is no local server on Windows.
 func (h Home) Serve(context.Context, string, time.Duration, int, *slog.Logger) error {
