@@ -84,11 +84,8 @@ func confirming(f memstore.Fault) func(memstore.Call) memstore.Fault {
 
 // lost returns why what is held under s was lost, or nil if it is held.
 func lost(s *Session) *LostError {
-	var e *LostError
-	if errors.As(context.Cause(s.Context()), &e) {
-		return e
-	}
-	return nil
+	e, _ := errors.AsType[*LostError](context.Cause(s.Context()))
+	return e
 }
 
 // expectHeld fails unless all that s tells agrees that it is held in the given state.

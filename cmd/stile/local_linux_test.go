@@ -3,6 +3,7 @@ package main_test
 import (
 	"fmt"
 	"io"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -118,6 +119,23 @@ func TestADeadServerIsReplaced(t *testing.T) {
 	}
 }
 
+func TestAServerThatDiesJustAfterItWasFoundIsReplaced(t *testing.T) {
+	t.Parallel()
+	m := newMachine(t)
+	l, err := net.Listen("unix", m.place())
+	if err != nil {
+		t.Fatal(err)
+	}
+	go func() {
+		_, _ = l.Accept() // somebody has found it
+		l.Close()
+	}()
+	m.run("demo", "--", "true").wants(0)
+	if m.server() == 0 {
+		t.Error("no server was started")
+	}
+}
+
 // A cron job has no XDG_RUNTIME_DIR, a login has one: they must exclude each other.
 func TestTheSameServerIsFoundWithoutARuntimeDirectory(t *testing.T) {
 	t.Parallel()
@@ -147,8 +165,8 @@ func TestWithoutARuntimeDirectoryTheSocketIsInTmp(t *testing.T) {
 	}
 }
 
-// background starts the machine's local server by hand, to be idle for no longer than that.
-func (m *machine) background(idle time.Duration) *command {
+// place makes what there is of a local server before it runs, and returns the path of its socket.
+func (m *machine) place() string {
 	m.t.Helper()
 	socket := m.path("run", "stile", "local.sock")
 	for _, dir := range []string{m.home(), filepath.Dir(socket)} {
@@ -159,6 +177,13 @@ func (m *machine) background(idle time.Duration) *command {
 	if err := os.Symlink(socket, filepath.Join(m.home(), "socket")); err != nil {
 		m.t.Fatal(err)
 	}
+	return socket
+}
+
+// background starts the machine's local server by hand, to be idle for no longer than that.
+func (m *machine) background(idle time.Duration) *command {
+	m.t.Helper()
+	socket := m.place()
 	c := m.command("serve", "--background", m.home(), "--socket", socket, "--idle", idle.String()).begin()
 	eventually(m.t, "the socket", func() bool {
 		_, err := os.Stat(socket)

@@ -101,8 +101,7 @@ func refused(err error) bool {
 
 // code returns the gRPC code of an error, in either of the forms in which the etcd client returns them.
 func code(err error) codes.Code {
-	var etcd rpctypes.EtcdError
-	if errors.As(err, &etcd) {
+	if etcd, ok := errors.AsType[rpctypes.EtcdError](err); ok {
 		return etcd.Code()
 	}
 	return status.Code(err)

@@ -91,8 +91,7 @@ func (se *session) Enqueue(ctx context.Context, req store.Request) (store.Ticket
 		if e.doubt.Load() {
 			se.spawn(e.clear)
 		}
-		var held *store.HeldError
-		if errors.As(err, &held) {
+		if _, held := errors.AsType[*store.HeldError](err); held {
 			return nil, err
 		}
 		return nil, se.explain(ctx, doing, err)

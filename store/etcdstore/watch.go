@@ -261,10 +261,10 @@ func (w *watchedLine) startWatching() {
 
 // run watches the line until it is of no more use.
 func (w *watchedLine) run() {
-	ctx, pause := w.ctx, firstPause
-	for streams := 0; w.ctx.Err() == nil; {
+	pause := firstPause
+	for stream := 0; w.ctx.Err() == nil; {
 		start := time.Now()
-		err := w.follow(ctx)
+		err := w.follow(onStream(w.ctx, stream))
 		w.mu.Lock()
 		w.open = 0
 		w.mu.Unlock()
@@ -274,10 +274,7 @@ func (w *watchedLine) run() {
 		w.session.store.logger.LogAttrs(w.ctx, slog.LevelDebug, "watch of a line ended; opening another",
 			slog.String("lock", w.name), slog.Any("error", err))
 		if errors.Is(err, errSilent) {
-			// All watches of the client share one stream, for as long as one of them is open, unless their metadata
-			// differ. What is silent is probably the stream.
-			streams++
-			ctx = metadata.AppendToOutgoingContext(w.ctx, "stile-watch", strconv.Itoa(streams))
+			stream++ // that is probably what is silent
 			// Whatever becomes of the next watch, those who wait must not depend on it.
 			if _, err := w.reread(w.ctx); err != nil {
 				w.session.store.logger.LogAttrs(w.ctx, slog.LevelDebug, "line could not be read",
@@ -290,6 +287,15 @@ func (w *watchedLine) run() {
 		rest(w.ctx, pause)
 		pause = min(2*pause, lastPause)
 	}
+}
+
+// onStream returns a context for watches that are not to share the stream of those with another number. Those with the
+// same one share it for as long as one of them is open: the etcd client keeps a stream for each kind of metadata.
+func onStream(ctx context.Context, n int) context.Context {
+	if n == 0 {
+		return ctx
+	}
+	return metadata.AppendToOutgoingContext(ctx, "stile-watch", strconv.Itoa(n))
 }
 
 // errSilent is why a watch is given up that did not begin, or missed something.
