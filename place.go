@@ -224,7 +224,7 @@ func ended(ctx context.Context, err error) error {
 		return err
 	case cause == ErrClosed, cause == ErrLeft:
 		return cause
-	case err == errLeaving, errors.Is(err, ctx.Err()) && errors.Is(err, cause):
+	case err == errLeaving:
 		err = ctx.Err()
 	}
 	for _, e := range []error{cause, ctx.Err()} {

@@ -14,6 +14,7 @@ import (
 
 	"github.com/stilelock/stile"
 	"github.com/stilelock/stile/internal/testservers"
+	"github.com/stilelock/stile/store/etcdstore"
 )
 
 // load is goroutines that take locks and give them back, each its own, as fast as they can.
@@ -250,7 +251,9 @@ func TestLeaderStoppedForLongerThanTheTTL(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	var working sync.WaitGroup
 	for range 3 {
-		c := newClient(t, cluster.Client(t), ttl)
+		st := newStore(t, cluster.Client(t), "")
+		st.SetRecheck(etcdstore.Recheck)
+		c := newClientOf(t, st, ttl)
 		working.Go(func() {
 			for ctx.Err() == nil {
 				h, err := c.Mutex(name).Lock(ctx)
@@ -276,9 +279,9 @@ func TestLeaderStoppedForLongerThanTheTTL(t *testing.T) {
 			}
 		})
 	}
-	// A watch that was on the paused member is silent until the line is read again, after ten seconds: so it may take
+	// A watch that was on the paused member is silent until the line is read again, after two seconds: so it may take
 	// that long once for each of the three.
-	const most = 45 * time.Second
+	const most = 30 * time.Second
 	progress := func(when string) {
 		t.Helper()
 		start, want := time.Now(), taken.Load()+5

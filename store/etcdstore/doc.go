@@ -38,5 +38,5 @@
 // afterwards; while the line is in use it stays open. It tells of every entry that leaves, so the next in line knows
 // that it is its turn when the event arrives, without a further request; and it tells a holder when its own entry is
 // gone. A watch that ends for any reason is opened again and the line read anew; to be safe from one that has fallen
-// silent, a line with waiters is also read every ten seconds.
+// silent, a line with waiters is also read every two seconds.
 package etcdstore

@@ -164,17 +164,18 @@ func (e *entry) putIn(ctx context.Context, try bool) (a arrival, err error) {
 		if done || err != nil {
 			return a, err
 		}
-		quiet = try
+		quiet = false
 	}
 }
 
-// txn is one attempt. There are two kinds, because telling who is in the line costs etcd more than the rest, and what an
-// attempt would do otherwise costs too, though it is not done.
+// txn is one attempt. There are two kinds, because what an attempt might have to tell costs something even when it has
+// nothing to tell.
 //
 //	quiet: if nobody stands in the line   put the entry in
 //	busy:  if it is not there yet         put it in, and tell who is in the line
+//	       otherwise                      tell about the entry that is there, and the guard
 //
-// Otherwise, and if the guard has been raised since, they tell whether the entry is there already.
+// Neither puts anything in if the guard has been raised since.
 func (e *entry) txn(ctx context.Context, quiet bool) (*clientv3.TxnResponse, error) {
 	prefix, guard := e.session.store.keys.line(e.req.Name), e.session.guardKey()
 	unraised := clientv3.Compare(clientv3.ModRevision(guard), "=", e.session.seenGuard())
@@ -183,49 +184,57 @@ func (e *entry) txn(ctx context.Context, quiet bool) (*clientv3.TxnResponse, err
 	txn := e.session.store.cli.Txn(ctx)
 	if quiet {
 		nobody := clientv3.Compare(clientv3.CreateRevision(prefix), "=", 0).WithPrefix()
-		txn = txn.If(unraised, nobody).Then(put)
-	} else {
-		absent := clientv3.Compare(clientv3.CreateRevision(e.key), "=", 0)
-		// Whole entries: keys alone come without their leases (etcd 3.7), by which an entry is told from a stray key.
-		txn = txn.If(unraised, absent).Then(put, clientv3.OpGet(prefix, clientv3.WithPrefix()))
+		return txn.If(unraised, nobody).Then(put).Commit()
 	}
-	return txn.Else(clientv3.OpGet(e.key), clientv3.OpGet(guard, clientv3.WithKeysOnly())).Commit()
+	absent := clientv3.Compare(clientv3.CreateRevision(e.key), "=", 0)
+	// Whole entries: keys alone come without their leases (etcd 3.7), by which an entry is told from a stray key.
+	return txn.If(unraised, absent).
+		Then(put, clientv3.OpGet(prefix, clientv3.WithPrefix())).
+		Else(clientv3.OpGet(e.key), clientv3.OpGet(guard, clientv3.WithKeysOnly())).
+		Commit()
 }
 
-// outcome says what an answered attempt came to. If it is not done, another is needed.
+// outcome says what an answered attempt came to. If it is not done, a busy one is needed.
 func (e *entry) outcome(ctx context.Context, resp *clientv3.TxnResponse, quiet, try bool) (a arrival, done bool, err error) {
 	told := resp.Responses
-	if resp.Succeeded {
-		a.order = uint64(resp.Header.Revision)
-		if !quiet {
-			a.others, _ = e.session.store.keys.contenders(e.req.Name, told[1].GetResponseRange().Kvs)
-		}
-		return a, true, nil
+	switch {
+	case resp.Succeeded && quiet:
+		return arrival{order: uint64(resp.Header.Revision)}, true, nil
+	case resp.Succeeded:
+		others, _ := e.session.store.keys.contenders(e.req.Name, told[1].GetResponseRange().Kvs)
+		return arrival{order: uint64(resp.Header.Revision), others: others}, true, nil
+	case quiet && try:
+		return e.tryBehind(ctx)
+	case quiet:
+		return arrival{}, false, nil
 	}
 	mine, guard := told[0].GetResponseRange().Kvs, told[1].GetResponseRange().Kvs
-	raised := e.session.sawGuard(guard, resp.Header.Revision)
+	e.session.sawGuard(guard, resp.Header.Revision)
 	switch {
 	case len(mine) > 0 && string(mine[0].Value) == e.value:
-		return e.foundIn(ctx, mine[0].CreateRevision)
+		return e.foundIn(ctx)
 	case len(mine) > 0:
 		// An earlier entry of this session that is still on its way out: only this session makes such keys.
-		_, err := e.session.store.remove(ctx, e.key, mine[0].CreateRevision)
-		return arrival{}, false, err
-	case raised || !try:
-		return arrival{}, false, nil
-	default:
-		return e.tryBehind(ctx)
+		_, err = e.session.store.remove(ctx, e.key, mine[0].CreateRevision)
 	}
+	return arrival{}, false, err
 }
 
 // foundIn completes what is known of an entry that an earlier attempt has put in. If it has been taken out since, it is
 // not in: nobody is admitted for want of others.
-func (e *entry) foundIn(ctx context.Context, created int64) (arrival, bool, error) {
+func (e *entry) foundIn(ctx context.Context) (arrival, bool, error) {
 	_, others, err := e.session.store.read(ctx, e.req.Name)
-	there := slices.ContainsFunc(others, func(c contender) bool {
-		return c.ID == e.key && int64(c.Order) == created
-	})
-	return arrival{order: uint64(created), others: others}, there, err
+	a, there := e.among(others)
+	return a, there, err
+}
+
+// among looks for the entry, as this call has put it in, in a reading of the line.
+func (e *entry) among(cs []contender) (arrival, bool) {
+	i := slices.IndexFunc(cs, func(c contender) bool { return c.ID == e.key && string(c.Value) == e.value })
+	if i < 0 {
+		return arrival{order: store.MaxOrder, others: cs}, false // as if it came now
+	}
+	return arrival{order: cs[i].Order, others: cs}, true
 }
 
 // tryBehind decides about a try when somebody is in the line already, or something else begins with its name. Only if
@@ -235,12 +244,14 @@ func (e *entry) tryBehind(ctx context.Context) (arrival, bool, error) {
 	if err != nil {
 		return arrival{}, false, err
 	}
-	a := arrival{order: store.MaxOrder, others: others} // as if it came now
-	if a.blocking(e) > 0 {
+	switch a, there := e.among(others); {
+	case there:
+		return a, true, nil
+	case a.blocking(e) > 0:
 		return arrival{}, false, a.heldBy(e)
+	default:
+		return arrival{}, false, nil // a busy attempt will put it in, and tell whether it is admitted
 	}
-	a, err = e.putIn(ctx, false)
-	return a, err == nil, err
 }
 
 // clear takes the entry out, if it is in, and raises the guard, so that no attempt still under way can put it in. It
@@ -343,18 +354,15 @@ func (se *session) seenGuard() int64 {
 	return se.guard.modified
 }
 
-// sawGuard takes in a reading of the guard key, and reports whether it has changed.
-func (se *session) sawGuard(kvs []*mvccpb.KeyValue, at int64) (changed bool) {
+// sawGuard takes in a reading of the guard key.
+func (se *session) sawGuard(kvs []*mvccpb.KeyValue, at int64) {
 	now := guard{at: at}
 	if len(kvs) > 0 {
 		now.modified = kvs[0].ModRevision
 	}
 	se.mu.Lock()
 	defer se.mu.Unlock()
-	if now.at < se.guard.at {
-		return true // somebody has seen a newer one
+	if now.at > se.guard.at {
+		se.guard = now
 	}
-	changed = now.modified != se.guard.modified
-	se.guard = now
-	return changed
 }

@@ -24,9 +24,12 @@ import (
 // soon is how long these tests wait for what should happen at once, on a busy machine.
 const soon = 15 * time.Second
 
-// beforeRecheck is less than the ten seconds after which a line with waiters is read although nothing was heard of it.
-// What takes longer than this may have been found out by that reading alone.
-const beforeRecheck = 7 * time.Second
+// rarely is how often the stores of these tests read a line with waiters although nothing was heard of it: so rarely that
+// what takes less than beforeRecheck was not found out by that reading.
+const (
+	rarely        = 10 * time.Second
+	beforeRecheck = 7 * time.Second
+)
 
 // TestMain runs more tests at a time than there are processors: they wait more than they compute.
 func TestMain(m *testing.M) {
@@ -102,13 +105,19 @@ func newStore(t *testing.T, cli *clientv3.Client, prefix string) *etcdstore.Stor
 	if err != nil {
 		t.Fatal(err)
 	}
+	st.SetRecheck(rarely)
 	return st
 }
 
-// newClient returns a Stile client, as programs use it.
+// newClient returns a Stile client.
 func newClient(t *testing.T, cli *clientv3.Client, ttl time.Duration) *stile.Client {
 	t.Helper()
-	c, err := stile.New(newStore(t, cli, ""), &stile.Options{TTL: ttl, Owner: stile.Owner{Host: "test", Command: t.Name()}})
+	return newClientOf(t, newStore(t, cli, ""), ttl)
+}
+
+func newClientOf(t *testing.T, st store.Store, ttl time.Duration) *stile.Client {
+	t.Helper()
+	c, err := stile.New(st, &stile.Options{TTL: ttl, Owner: stile.Owner{Host: "test", Command: t.Name()}})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"math"
+	"strconv"
 	"strings"
 	"time"
 
@@ -41,6 +42,8 @@ type Store struct {
 	cli    *clientv3.Client
 	keys   keys
 	logger *slog.Logger
+
+	recheck time.Duration // as the constant; tests of what happens without it set another
 }
 
 var _ store.Store = (*Store)(nil)
@@ -62,7 +65,7 @@ func New(cli *clientv3.Client, opts *Options) (*Store, error) {
 	if logger == nil {
 		logger = slog.New(slog.DiscardHandler)
 	}
-	return &Store{cli: cli, keys: keys{prefix: opts.Prefix}, logger: logger}, nil
+	return &Store{cli: cli, keys: keys{prefix: opts.Prefix}, logger: logger, recheck: recheck}, nil
 }
 
 // Capabilities implements [store.Store].
@@ -168,7 +171,11 @@ func (s *Store) explain(doing string, err error) error {
 	case errors.Is(err, rpctypes.ErrNoSpace):
 		advice = "; the cluster is out of space: compact and defragment it, then run etcdctl alarm disarm"
 	case errors.Is(err, rpctypes.ErrPermissionDenied):
-		advice = fmt.Sprintf("; the etcd user needs to read and write the keys under %q", s.keys.prefix)
+		advice = "; the etcd user needs to read and write the keys under " + strconv.Quote(s.keys.prefix)
+		if s.keys.prefix == "" {
+			advice = "; the etcd user needs to read and write the keys that begin with the lock's name, and those under " +
+				strconv.Quote(reserved+"/")
+		}
 	case errors.Is(err, rpctypes.ErrAuthFailed), errors.Is(err, rpctypes.ErrInvalidAuthToken):
 		advice = "; check the user and the password"
 	case errors.Is(err, rpctypes.ErrUserEmpty):

@@ -25,7 +25,7 @@ const (
 	linger = 5 * time.Second
 	// recheck is how often a line with waiters is read although nothing was heard: in case the watch is silent because
 	// something between here and the cluster is.
-	recheck = 10 * time.Second
+	recheck = 2 * time.Second
 )
 
 // watchedLine is what one session knows of one line in which it has entries.
@@ -327,7 +327,7 @@ func (w *watchedLine) follow(ctx context.Context) error {
 		return err
 	}
 	w.opening()
-	ticker := time.NewTicker(recheck)
+	ticker := time.NewTicker(w.session.store.recheck)
 	defer ticker.Stop()
 	for {
 		select {
