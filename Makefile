@@ -63,7 +63,7 @@ race: $(BIN)/etcd $(BIN)/etcdctl ## all tests, with the race detector
 .PHONY: cross
 cross: ## build for the other systems
 	$(each_module) for os in linux darwin windows; do \
-		echo "$$m for $$os"; GOWORK=off CGO_ENABLED=0 GOOS=$$os go build ./...; done; done
+		echo "$$m for $$os"; GOWORK=off GOOS=$$os go build ./...; done; done
 
 .PHONY: bench-etcd
 bench-etcd: $(BIN)/etcd ## measure against the stock etcd mutex

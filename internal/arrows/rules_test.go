@@ -44,7 +44,7 @@ var rules = []rule{
 	},
 	{
 		who:    []string{stile + "/..."},
-		except: []string{stile + "/storeurl", stile + "/cmd/...", stile + "/lab/..."},
+		except: []string{stile + "/storeurl", stile + "/examples/...", stile + "/cmd/...", stile + "/lab/..."},
 		never:  stores,
 		most:   1,
 		why:    "only who is told by a URL which store to use needs more than one of them",
