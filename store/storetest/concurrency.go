@@ -101,6 +101,7 @@ func (w *world) comeAndGo(name string, others int) error {
 	p, err := c.tryEnqueue(name, line.Exclusive, false)
 	if err == nil {
 		_, _, err = p.await(time.Duration(others)*w.h.Grace, "admitted", isAdmitted)
+		time.Sleep(time.Millisecond) // in which the others get in line
 	}
 	if e := c.tryClose(); err == nil && e != nil {
 		err = fmt.Errorf("closing session %s: %w", c.ID(), e)

@@ -57,10 +57,12 @@ func tryBugs() []Bug {
 			Caught: "try/a try takes a slot only if one is free",
 			Plant: func(m *memstore.Store) store.Store {
 				return withEnqueue(m, func(ctx context.Context, inner store.Session, req store.Request) (store.Ticket, error) {
-					if req.Try && req.Mode.Slots() > 0 {
-						req.Mode = line.Slot(req.Mode.Slots() + 1)
+					t, err := inner.Enqueue(ctx, req)
+					if isHeld(err) && req.Mode.Slots() > 0 {
+						req.Try, req.Notify = false, admitting(req.Notify)
+						return inner.Enqueue(ctx, req)
 					}
-					return inner.Enqueue(ctx, req)
+					return t, err
 				})
 			},
 		},
