@@ -1,0 +1,199 @@
+package etcdstore_test
+
+import (
+	"context"
+	"errors"
+	"path"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/stilelock/stile/store"
+)
+
+// tampering is what happens to a client's unary requests. It is given the name of the request, which is Txn, Range and
+// so on, and what carries it out.
+type tampering func(request string, carryOut func() error) error
+
+// tampered connects a client whose requests are tampered with as soon as, and as long as, something is stored.
+func tampered(t *testing.T) (*clientv3.Client, *atomic.Pointer[tampering]) {
+	t.Helper()
+	var now atomic.Pointer[tampering]
+	between := func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoke grpc.UnaryInvoker,
+		opts ...grpc.CallOption,
+	) error {
+		carryOut := func() error { return invoke(ctx, method, req, reply, cc, opts...) }
+		if f := now.Load(); f != nil {
+			return (*f)(path.Base(method), carryOut)
+		}
+		return carryOut()
+	}
+	return connectWith(t, clientv3.Config{
+		Endpoints:   []string{server(t).Endpoint()},
+		DialOptions: []grpc.DialOption{grpc.WithChainUnaryInterceptor(between)},
+	}), &now
+}
+
+var errLost = status.Error(codes.Unavailable, "lost on the way")
+
+// removeKeys deletes everything under a lock's name, as an operator might.
+func removeKeys(t *testing.T, name string) {
+	t.Helper()
+	if _, err := server(t).Client(t).Delete(context.WithoutCancel(t.Context()), name+"/", clientv3.WithPrefix()); err != nil {
+		t.Error(err)
+	}
+}
+
+// The first attempt's reply is lost, the second finds its entry there, and before the line can be read everything in it
+// vanishes. An empty line is not one's turn.
+func TestEntryThatVanishesWhileItIsInDoubtIsNotAdmitted(t *testing.T) {
+	t.Parallel()
+	cli, now := tampered(t)
+	name := newName(t)
+	a := newClient(t, cli, 20*time.Second)
+	release(t, lock(t, a, newName(t))) // so that the session is there
+	txns, vanished := 0, false
+	f := tampering(func(request string, carryOut func() error) error {
+		switch {
+		case request == "Txn":
+			if txns++; txns == 1 {
+				_ = carryOut()
+				return errLost
+			}
+		case request == "Range" && !vanished:
+			vanished = true
+			removeKeys(t, name)
+		}
+		return carryOut()
+	})
+	now.Store(&f)
+	h := lock(t, a, name)
+	now.Store(nil)
+	if !vanished {
+		t.Fatal("the scenario has failed: the line was not read")
+	}
+	if keys := keysUnder(t, server(t).Client(t), name); len(keys) != 1 {
+		t.Errorf("the lock is held, and its line has the keys %v", keys)
+	}
+	if _, err := newClient(t, server(t).Client(t), 20*time.Second).Mutex(name).TryLock(t.Context()); err == nil {
+		t.Error("two hold the lock")
+	}
+	release(t, h)
+}
+
+// Somebody deletes everything, the guard of a session that has raised it included.
+func TestSessionGoesOnWhenItsGuardVanishes(t *testing.T) {
+	t.Parallel()
+	cli, now := tampered(t)
+	se := openSession(t, newStore(t, cli, ""))
+	name := newName(t)
+	f := tampering(func(request string, carryOut func() error) error {
+		_ = carryOut()
+		return errLost
+	})
+	now.Store(&f)
+	ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
+	defer cancel()
+	if _, err := tryEnqueue(ctx, se, name, false); err == nil {
+		t.Fatal("the scenario has failed: the entry is in")
+	}
+	now.Store(nil)
+	direct := server(t).Client(t)
+	await(t, "the guard to be raised", func() bool { return guard(t, direct, se) > 0 })
+	if _, err := direct.Delete(t.Context(), ".stile/"+se.ID()); err != nil {
+		t.Fatal(err)
+	}
+	j, err := tryEnqueue(until(t, soon), se, name, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	j.await(t, store.Admitted)
+	j.withdraw(t)
+}
+
+// The first Withdraw cannot tell whether the entry is out; the second must not say that it is.
+func TestWithdrawingAgainTakesTheEntryOut(t *testing.T) {
+	t.Parallel()
+	cli, now := tampered(t)
+	se := openSession(t, newStore(t, cli, ""))
+	name := newName(t)
+	j := enqueue(t, se, name)
+	j.await(t, store.Admitted)
+	f := tampering(func(string, func() error) error { return errLost })
+	now.Store(&f)
+	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	defer cancel()
+	if err := j.Ticket.Withdraw(ctx); err == nil || errors.Is(err, store.ErrGone) {
+		t.Fatalf("Withdraw returned %v, with the cluster out of reach", err)
+	}
+	ctx, cancel = context.WithTimeout(t.Context(), 100*time.Millisecond)
+	defer cancel()
+	if err := j.Ticket.Withdraw(ctx); err == nil || errors.Is(err, store.ErrGone) {
+		t.Errorf("the second Withdraw returned %v, and the entry is still there", err)
+	}
+	now.Store(nil)
+	if err := j.Ticket.Withdraw(t.Context()); err != nil && !errors.Is(err, store.ErrGone) {
+		t.Errorf("with the cluster back, Withdraw returned %v", err)
+	}
+	if keys := keysUnder(t, server(t).Client(t), name); len(keys) > 0 {
+		t.Errorf("after that there is %v", keys)
+	}
+}
+
+// The lease is revoked between the reply that the entry is in and the moment that the reply is read.
+func TestEnqueueOnASessionThatIsLostMeanwhile(t *testing.T) {
+	t.Parallel()
+	cli, now := tampered(t)
+	se := openSession(t, newStore(t, cli, ""))
+	direct := server(t).Client(t)
+	f := tampering(func(request string, carryOut func() error) error {
+		err := carryOut()
+		if request == "Txn" {
+			now.Store(nil)
+			if _, err := direct.Revoke(t.Context(), leaseOf(t, se)); err != nil {
+				t.Error(err)
+			}
+			if err := se.Confirm(t.Context()); !errors.Is(err, store.ErrSessionLost) {
+				t.Errorf("Confirm returned %v, want ErrSessionLost", err)
+			}
+		}
+		return err
+	})
+	now.Store(&f)
+	if _, err := tryEnqueue(t.Context(), se, newName(t), false); !errors.Is(err, store.ErrSessionLost) {
+		t.Errorf("Enqueue returned %v, want ErrSessionLost", err)
+	}
+}
+
+// Another gets in line between the look at it and the try. Who is in the way is the other, not oneself.
+func TestFailedTryNamesTheOther(t *testing.T) {
+	t.Parallel()
+	cli, now := tampered(t)
+	name := newName(t)
+	se, other := openSession(t, newStore(t, cli, "")), openSession(t, newStore(t, server(t).Client(t), ""))
+	// Something else that begins with the name makes the try look twice.
+	stray := name + "/below/it"
+	if _, err := server(t).Client(t).Put(t.Context(), stray, ""); err != nil {
+		t.Fatal(err)
+	}
+	txns := 0
+	f := tampering(func(request string, carryOut func() error) error {
+		if request == "Txn" {
+			if txns++; txns == 2 {
+				enqueue(t, other, name).await(t, store.Admitted)
+			}
+		}
+		return carryOut()
+	})
+	now.Store(&f)
+	_, err := tryEnqueue(t.Context(), se, name, true)
+	held, ok := errors.AsType[*store.HeldError](err)
+	if !ok || held.Holder == nil || held.Holder.Session != other.ID() {
+		t.Errorf("the try returned %v, want that session %s holds it (this one is %s)", err, other.ID(), se.ID())
+	}
+}
