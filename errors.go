@@ -54,7 +54,7 @@ const (
 	LostDeadline = keeper.Deadline
 	// LostExpired: the store said that the session has ended.
 	LostExpired = keeper.Expired
-	// LostEvicted: somebody took the entry out of the store.
+	// LostEvicted: the entry was taken out of the store: by somebody, or because the session ended there.
 	LostEvicted = keeper.Evicted
 	// LostClosed: the client was closed.
 	LostClosed = keeper.Closed

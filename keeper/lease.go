@@ -173,7 +173,8 @@ const (
 	Deadline Reason = iota + 1
 	// Expired: the store said that the session has ended.
 	Expired
-	// Evicted: the store said that the entry is gone, and the session is not.
+	// Evicted: the store said that the entry is gone, and has not said so of the session. It may have ended: on etcd the
+	// loss of the entry is heard of first.
 	Evicted
 	// Closed: the client was closed.
 	Closed
@@ -187,7 +188,7 @@ func (r Reason) String() string {
 	case Expired:
 		return "its session has ended in the store"
 	case Evicted:
-		return "its entry was removed by somebody else"
+		return "its entry was taken out of the store"
 	case Closed:
 		return "the client was closed"
 	default:

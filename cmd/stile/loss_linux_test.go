@@ -175,7 +175,7 @@ func TestEvictionStopsTheCommand(t *testing.T) {
 		"--url", s.url, "demo")
 	evicted := time.Now()
 	evict(t, client(t, s.endpoint()), "demo")
-	c.wants(79, `"demo"`, "lost", "removed by somebody else", "stopping the command")
+	c.wants(79, `"demo"`, "lost", "taken out of the store", "stopping the command")
 	if took := time.Since(evicted); took > 5*time.Second {
 		t.Errorf("the command was stopped %v after the eviction: that is a renewal's time, not an event's", took)
 	}
@@ -190,7 +190,7 @@ func TestEvictionKillsACommandThatDoesNotListen(t *testing.T) {
 	c := m.start(stubborn, "--url", s.url, "--ttl", "4", "demo")
 	m.await("grandchild", "\n")
 	evict(t, client(t, s.endpoint()), "demo")
-	c.wants(79, `"demo"`, "removed by somebody else")
+	c.wants(79, `"demo"`, "taken out of the store")
 	for _, name := range []string{"child", "grandchild"} {
 		before := m.read(name)
 		time.Sleep(200 * time.Millisecond) // twenty times the time between two signs of life
