@@ -127,6 +127,28 @@ func (h *Hold) watchContention() <-chan struct{} {
 // A ctx that has ended already counts as one that lasts two seconds more, so that defer hold.Release(ctx) works after a
 // signal. Releasing again returns nil.
 func (h *Hold) Release(ctx context.Context) error {
+	return h.release(ctx, h.ticket.Withdraw)
+}
+
+// ReleaseAfter gives the lock up as [Hold.Release] does, but keeps it closed to others for d: its entry stays in the line
+// that long without anybody renewing it, even if the process ends meanwhile. It is for jobs that should not run again too
+// soon, on a machine whose clock is behind, for example. Others see who has had the lock, and can break it.
+//
+// On success nobody else has the lock before d has passed since the call, and the next in line has it soon after: a store may
+// round d up, to the second or to its least TTL. A d that is zero or negative is a Release. On a store that cannot do it the
+// error matches [ErrUnsupported], and the lock is held on as if nothing had been called. All other errors are those of
+// Release; who was to be kept out for d may be let in earlier then, but not before the session has ended.
+func (h *Hold) ReleaseAfter(ctx context.Context, d time.Duration) error {
+	caps := h.place.client.store.Capabilities()
+	if d > 0 && !caps.Outlasting {
+		return fmt.Errorf("stile: lock %q (token %d): release after %v: %w by the %s store",
+			h.place.name, h.token, d, ErrUnsupported, caps.Kind)
+	}
+	return h.release(ctx, func(ctx context.Context) error { return h.ticket.WithdrawAfter(ctx, d) })
+}
+
+// release ends the hold and has its entry taken out.
+func (h *Hold) release(ctx context.Context, withdraw func(context.Context) error) error {
 	lost := h.session.Reason()
 	h.mu.Lock()
 	switch {
@@ -145,7 +167,7 @@ func (h *Hold) Release(ctx context.Context) error {
 	h.end(ErrReleased)
 	ctx, cancel := graced(ctx)
 	defer cancel()
-	err := h.ticket.Withdraw(ctx)
+	err := withdraw(ctx)
 	h.place.client.leave(h.place)
 	if lost == 0 {
 		lost = h.reasonIn(err)

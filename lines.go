@@ -23,8 +23,9 @@ type Line struct {
 
 // Entry is one place in a line, as others see it.
 type Entry struct {
-	// Token is what the entry's hold carries, or will carry; zero if the store does not tell yet.
-	Token uint64 `json:"token"`
+	// Token is what the entry's hold carries, or will carry; zero if the store does not tell yet. In JSON it is a
+	// string: many readers of JSON take numbers for floating point, where tokens would not fit.
+	Token uint64 `json:"token,string"`
 	// Mode is what the entry asks for.
 	Mode line.Mode `json:"mode"`
 	// Owner is who it is.

@@ -59,6 +59,16 @@ type Store interface {
 	// The empty prefix means all. Each line is as it was at one moment; together they need not be.
 	Lines(ctx context.Context, prefix string) ([]Line, error)
 
+	// Watch calls changed whenever somebody may have joined, left or been admitted to a line whose name begins with
+	// prefix. It returns when ctx ends, with an error matching ctx.Err(), or when the store will never tell: because it
+	// must not read there, for example. What can pass, it repairs by itself.
+	//
+	// The first call comes when the watch stands; until then nothing is promised. Every change after it is followed by
+	// another, after which a reading shows the change: soon, or, if connections are lost, when there is a connection
+	// again. Calls for several changes may be one, and there may be calls for none. changed is called by one goroutine
+	// at a time, and may block and call the store: it is then called once for all that happened meanwhile.
+	Watch(ctx context.Context, prefix string, changed func()) error
+
 	// Break takes the entry with the given order out of the line behind name, whosever it is, and returns it as
 	// it was. If there is no such entry the error matches [ErrGone] and nothing was changed. Any other error
 	// leaves open whether the entry is still there.
@@ -114,6 +124,21 @@ type Ticket interface {
 	// [ErrGone]. After any other error the store goes on trying until the entry is out or the session has ended. It
 	// is safe to call it again.
 	Withdraw(ctx context.Context) error
+
+	// WithdrawAfter lets the entry go d from now, by itself: the session's end does not take it out any more, and nobody
+	// has to confirm anything. Its order, mode, owner and place in the line stay as they are; to readers, its session may
+	// be another from now on. After WithdrawAfter has been called Notify is not called any more, but for a call under way.
+	//
+	// On success the entry stands until d after the call was made, unless somebody breaks it, and is out soon after: a
+	// store may round d up, to the second or to the least TTL it can grant. If the entry had gone before, the error
+	// matches [ErrGone]. A d that is zero or negative is a Withdraw. A d that the store cannot grant, and a store that
+	// cannot do it at all (see [Capabilities]), are errors before anything has been changed; the latter matches
+	// [ErrUnsupported].
+	//
+	// After any other error the store goes on in the background until the entry is out, d after the call at the earliest
+	// if the session lives so long, or the session has ended. Withdraw after WithdrawAfter may be too late, and then says
+	// [ErrGone].
+	WithdrawAfter(ctx context.Context, d time.Duration) error
 
 	// NotifyContended makes the store call f once, as soon as another entry stands behind this one and waits:
 	// at once if that is so already, never if it does not happen before the entry goes. Like Notify, f must not
@@ -212,6 +237,8 @@ type Capabilities struct {
 	SharedModes bool
 	// Fencing is set if Order is what the contract says. Where it is not, Order is zero and there are no tokens.
 	Fencing bool
+	// Outlasting is set if an entry can outlast its session: if [Ticket.WithdrawAfter] works.
+	Outlasting bool
 	// MinTTL and MaxTTL bound what Open accepts. A store that cannot know before asking its server tells the
 	// widest bounds, and Open's error the real ones.
 	MinTTL, MaxTTL time.Duration

@@ -56,7 +56,7 @@ const (
 // Capabilities implements [store.Store]: memory can do everything.
 func (s *Store) Capabilities() store.Capabilities {
 	return store.Capabilities{
-		Kind: "memory", Fair: true, SharedModes: true, Fencing: true, MinTTL: MinTTL, MaxTTL: MaxTTL,
+		Kind: "memory", Fair: true, SharedModes: true, Fencing: true, Outlasting: true, MinTTL: MinTTL, MaxTTL: MaxTTL,
 	}
 }
 
@@ -263,4 +263,11 @@ func (s *Store) drop(se *session) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.end(se)
+}
+
+// Watch implements [store.Store].
+func (s *Store) Watch(ctx context.Context, prefix string, changed func()) error {
+	changed()
+	<-ctx.Done()
+	return ctx.Err()
 }

@@ -241,3 +241,5 @@ func (e *entry) keepWithdrawing() {
 		cancel()
 	}
 }
+
+func (e *entry) WithdrawAfter(context.Context, time.Duration) error { return store.ErrUnsupported }

@@ -76,7 +76,7 @@ A DURATION is in seconds (5, 0.5) or has units (500ms, 1m30s).`,
 	}
 	flags := cmd.Flags()
 	flags.SetInterspersed(false) // what follows NAME is not for us
-	flags.StringVar(&r.url, "url", "", "the `store` (default: the environment's "+urlVar+", or else local:)")
+	addURL(flags, &r.url)
 	flags.BoolVarP(&r.nonblock, "nonblock", "n", false, "do not wait if the lock is not free")
 	flags.VarP(&r.wait, "wait", "w", "wait no longer than that; 0 is -n")
 	flags.Var(&r.ttl, "ttl", "after a crash the lock is free that much later; renewed three times in that time")

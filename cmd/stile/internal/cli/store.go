@@ -7,12 +7,36 @@ import (
 	"os"
 	"strings"
 
+	"github.com/spf13/pflag"
+
+	"github.com/stilelock/stile"
 	"github.com/stilelock/stile/cmd/stile/internal/local"
 	"github.com/stilelock/stile/storeurl"
 )
 
 // urlVar is the environment variable that names the store where no flag does.
 const urlVar = "STILE_URL"
+
+// addURL adds the flag that names the store.
+func addURL(flags *pflag.FlagSet, url *string) {
+	flags.StringVar(url, "url", "", "the `store` (default: the environment's "+urlVar+", or else local:)")
+}
+
+// withClient opens the store that a --url names, as given, and calls f with a client on it, for verbs that read lines or
+// break entries.
+func withClient(ctx context.Context, url string, f func(*stile.Client) error) error {
+	opened, err := openStore(ctx, storeURL(url))
+	if err != nil {
+		return err
+	}
+	defer func() { _ = opened.Close() }() // nothing was written that could be lost
+	client, err := stile.New(opened.Store, nil)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = client.Close(ctx) }() // it has opened no session
+	return f(client)
+}
 
 // storeURL returns the URL to use when the flag is as given.
 func storeURL(flag string) string { return cmp.Or(flag, os.Getenv(urlVar), local.URL) }
