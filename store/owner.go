@@ -2,8 +2,10 @@ package store
 
 import (
 	"fmt"
+	"strconv"
 	"strings"
 	"time"
+	"unicode"
 )
 
 // Owner is who stands in a line. It is written into the store as JSON, where everyone who can read the store
@@ -30,20 +32,30 @@ func (o Owner) IsZero() bool {
 		len(o.Labels) == 0 && o.Since.IsZero()
 }
 
-// String describes the owner in one line: "ann@web-3 pid 812 (deploy.sh)". It is empty if nothing is known.
+// String describes the owner in one line: "ann@web-3 pid 812 (deploy.sh)". It is empty if nothing is known. Owners are
+// written by everyone who can write to the store: what a terminal would not print is shown escaped, as Go does.
 func (o Owner) String() string {
 	var b strings.Builder
 	switch {
 	case o.User != "" && o.Host != "":
-		b.WriteString(o.User + "@" + o.Host)
+		b.WriteString(printable(o.User) + "@" + printable(o.Host))
 	default:
-		b.WriteString(o.User + o.Host)
+		b.WriteString(printable(o.User) + printable(o.Host))
 	}
 	if o.PID != 0 {
 		fmt.Fprintf(&b, " pid %d", o.PID)
 	}
 	if o.Command != "" {
-		fmt.Fprintf(&b, " (%s)", o.Command)
+		fmt.Fprintf(&b, " (%s)", printable(o.Command))
 	}
 	return strings.TrimSpace(b.String())
+}
+
+// printable returns s without anything that a terminal would take for a command.
+func printable(s string) string {
+	if !strings.ContainsFunc(s, func(r rune) bool { return !unicode.IsPrint(r) || r == unicode.ReplacementChar }) {
+		return s
+	}
+	quoted := strconv.Quote(s)
+	return quoted[1 : len(quoted)-1]
 }

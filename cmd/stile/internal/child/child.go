@@ -90,13 +90,13 @@ type Command struct {
 	Stdin, Stdout, Stderr *os.File
 }
 
-// Stop ends the command and everything in its process group: asks with TERM, and kills what is left when grace has
+// Stop ends the command and everything in its process group: sends sig, and kills what is left when grace has
 // passed or hurry is closed, whichever is first. It returns when the command has ended and its group is empty, or was
 // killed. A group that is stopped is not continued: it dies without another step.
 //
 // On Windows, where nobody can be asked, it kills the command at once, and not what the command has started.
-func (p *Process) Stop(grace time.Duration, hurry <-chan struct{}) {
-	p.terminate()
+func (p *Process) Stop(sig os.Signal, grace time.Duration, hurry <-chan struct{}) {
+	p.ask(sig)
 	patience := time.NewTimer(grace)
 	defer patience.Stop()
 	done := p.done

@@ -44,11 +44,17 @@ var errNoInterpreter = errors.New("the interpreter that it names in its first li
 func (p *Process) run(c Command, started chan<- error) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	pid, err := syscall.ForkExec(c.Path, c.Args, &syscall.ProcAttr{
+	attr := &syscall.ProcAttr{
 		Env:   c.Env,
 		Files: []uintptr{c.Stdin.Fd(), c.Stdout.Fd(), c.Stderr.Fd()},
 		Sys:   attributes(),
-	})
+	}
+	pid, err := syscall.ForkExec(c.Path, c.Args, attr)
+	if errors.Is(err, unix.ENOEXEC) {
+		// A script that does not say who reads it is read by the shell: execvp(3) does so, and with it flock, env and
+		// timeout.
+		pid, err = syscall.ForkExec("/bin/sh", append([]string{"sh", c.Path}, c.Args[1:]...), attr)
+	}
 	p.pid = pid
 	started <- err
 	if err != nil {
@@ -99,7 +105,7 @@ func (p *Process) Signal(sig os.Signal) {
 // signal fails only if the group is empty, or has become somebody else by setuid: there is nothing to do about either.
 func (p *Process) signal(sig unix.Signal) { _ = unix.Kill(-p.pid, sig) }
 
-func (p *Process) terminate() { p.signal(unix.SIGTERM) }
+func (p *Process) ask(sig os.Signal) { p.Signal(sig) }
 
 func (p *Process) kill() { p.signal(unix.SIGKILL) }
 

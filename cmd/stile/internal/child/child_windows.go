@@ -1,6 +1,7 @@
 package child
 
 import (
+	"errors"
 	"os"
 	"os/signal"
 	"syscall"
@@ -42,7 +43,7 @@ func (p *Process) Signal(sig os.Signal) {
 	}
 }
 
-func (p *Process) terminate() { p.kill() }
+func (p *Process) ask(os.Signal) { p.kill() }
 
 func (p *Process) kill() { _ = p.process.Kill() } // fails only if it has ended
 
@@ -81,6 +82,14 @@ func Ends(os.Signal) bool { return true }
 
 // Stops reports false.
 func Stops(os.Signal) bool { return false }
+
+// SignalNamed returns SIGTERM for TERM: there is no other way to stop a command than to kill it.
+func SignalNamed(name string) (os.Signal, error) {
+	if name != "TERM" {
+		return nil, errors.New("on Windows a command is killed at once: leave the flag out")
+	}
+	return syscall.SIGTERM, nil
+}
 
 // ExitCodeFor returns the exit code that says that a signal ended a program.
 func ExitCodeFor(sig os.Signal) int { return signalled + int(sig.(syscall.Signal)) }

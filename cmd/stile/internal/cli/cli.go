@@ -15,10 +15,11 @@ import (
 type Stdio struct{ In, Out, Err *os.File }
 
 // Exit codes of stile itself. 75 is sysexits' EX_TEMPFAIL, and 125 is what timeout(1) and env(1) use for their own
-// failures; 79 is the first that sysexits leaves free.
+// failures, and 124 timeout's for a command that took too long; 79 is the first that sysexits leaves free.
 const (
 	exitNotObtained = 75
 	exitLost        = 79
+	exitTimeout     = 124
 	exitFailure     = 125
 )
 
@@ -95,6 +96,8 @@ a server that stile starts in the background, for this user on this machine.`,
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
 		return fmt.Errorf("%w; see %s --help", err, cmd.CommandPath())
 	})
-	root.AddCommand(newRun(stdio), newServe(stdio), newVersion())
+	root.AddCommand(newRun(stdio), newServe(stdio), newDemo(stdio), newVersion(), newCompletion())
+	root.AddCommand(newLs(stdio), newShow(stdio), newWatch(stdio), newWait(stdio), newBreak(stdio))
+	addCompletions(root)
 	return root
 }

@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"maps"
 	"testing"
 	"time"
 )
@@ -55,23 +56,74 @@ func TestNameAndCommand(t *testing.T) {
 		{"n", "--", "cmd", "-x", "--", "y"},
 		{"n", "cmd", "-x", "--", "y"},
 	} {
-		name, argv, err := nameAndCommand(args)
+		name, argv, err := nameAndCommand(args, false, "")
 		if err != nil || name != "n" || len(argv) != 4 || argv[0] != "cmd" || argv[1] != "-x" || argv[2] != "--" {
 			t.Errorf("%q: %q, %q, %v", args, name, argv, err)
 		}
 	}
 	// After the dashes everything is the command, whatever it looks like.
-	if _, argv, err := nameAndCommand([]string{"n", "--", "-n"}); err != nil || len(argv) != 1 || argv[0] != "-n" {
+	if _, argv, err := nameAndCommand([]string{"n", "--", "-n"}, false, ""); err != nil || len(argv) != 1 || argv[0] != "-n" {
 		t.Errorf("a command called -n: %q, %v", argv, err)
 	}
 	for _, args := range [][]string{{}, {"n"}, {"n", "--"}, {"n", "-n", "--", "cmd"}} {
-		if _, _, err := nameAndCommand(args); err == nil {
+		if _, _, err := nameAndCommand(args, false, ""); err == nil {
 			t.Errorf("%q: no error", args)
 		}
 	}
 }
 
-// The command must be told to end while there is time to kill it.
+func TestALineForTheShell(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		args    []string
+		lineSet bool
+	}{
+		{[]string{"n"}, true},
+		{[]string{"n", "--"}, true},
+		{[]string{"n", "-c", "a; b"}, false},
+		{[]string{"n", "--command", "a; b"}, false},
+	} {
+		name, argv, err := nameAndCommand(c.args, c.lineSet, "a; b")
+		if err != nil || name != "n" || len(argv) != 3 || argv[0] != "sh" || argv[1] != "-c" || argv[2] != "a; b" {
+			t.Errorf("%q: %q, %q, %v", c.args, name, argv, err)
+		}
+	}
+	// After the dashes it is a command, if an odd one.
+	if _, argv, err := nameAndCommand([]string{"n", "--", "-c", "x"}, false, ""); err != nil || len(argv) != 2 {
+		t.Errorf("a command called -c: %q, %v", argv, err)
+	}
+	for _, c := range []struct {
+		args    []string
+		lineSet bool
+	}{
+		{[]string{"n", "--", "cmd"}, true},
+		{[]string{"n", "cmd"}, true},
+		{[]string{"n", "-c", "a"}, true},
+		{[]string{"n", "-c"}, false},
+		{[]string{"n", "-c", "a", "b"}, false},
+		{[]string{}, true},
+	} {
+		if _, argv, err := nameAndCommand(c.args, c.lineSet, "a; b"); err == nil {
+			t.Errorf("%q: no error, but %q", c.args, argv)
+		}
+	}
+}
+
+func TestLabels(t *testing.T) {
+	t.Parallel()
+	got, err := labels([]string{"team=web", "empty=", "url=a=b", "team=db"})
+	want := map[string]string{"team": "db", "empty": "", "url": "a=b"}
+	if err != nil || !maps.Equal(got, want) {
+		t.Errorf("got %v, %v, want %v", got, err, want)
+	}
+	for _, bad := range []string{"", "team", "=web"} {
+		if got, err := labels([]string{bad}); err == nil {
+			t.Errorf("%q: no error, but %v", bad, got)
+		}
+	}
+}
+
+// Renewals must have time to arrive before the command is told to end; and what is told to be possible is.
 func TestKillAfterIsAPartOfTheTTL(t *testing.T) {
 	t.Parallel()
 	for ttl, want := range map[time.Duration]time.Duration{
@@ -80,8 +132,21 @@ func TestKillAfterIsAPartOfTheTTL(t *testing.T) {
 		20 * time.Second: 5 * time.Second,
 		5 * time.Minute:  5 * time.Second,
 	} {
-		if got := (&guard{ttl: ttl}).killAfter(); got != want {
-			t.Errorf("TTL %v: %v, want %v", ttl, got, want)
+		r := run{ttl: duration(ttl), signal: "TERM", name: "n", argv: []string{"x"}}
+		if g, _, err := r.check(); err != nil || g.killAfter != want {
+			t.Errorf("TTL %v: %+v, %v, want %v", ttl, g, err, want)
+		}
+		r.killAfter, r.killSet = duration(mostKillAfter(ttl)), true
+		if _, _, err := r.check(); err != nil {
+			t.Errorf("TTL %v: the longest possible is refused: %v", ttl, err)
+		}
+		r.killAfter++
+		if _, _, err := r.check(); err == nil {
+			t.Errorf("TTL %v: %v to kill it is taken", ttl, &r.killAfter)
+		}
+		r.ttl = duration(leastTTL(time.Duration(r.killAfter)))
+		if _, _, err := r.check(); err != nil {
+			t.Errorf("%v to kill it: the TTL that is recommended is refused: %v", &r.killAfter, err)
 		}
 	}
 }

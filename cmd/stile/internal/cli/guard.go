@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"time"
 
 	"github.com/stilelock/stile"
@@ -13,12 +14,17 @@ import (
 
 // guard is a lock that is held for a command, and what it takes to hold it.
 type guard struct {
-	opened  *storeurl.Opened
-	client  *stile.Client
-	hold    *stile.Hold
-	ttl     time.Duration
-	renewed chan stile.Renewed // the last attempt at a renewal, until it is looked at
-	told    bool               // the user knows that the lock is lost, or as good as lost
+	opened     *storeurl.Opened
+	client     *stile.Client
+	hold       *stile.Hold
+	obtained   time.Time
+	ttl        time.Duration
+	killAfter  time.Duration // how long after the signal a command that is being stopped is killed
+	signal     os.Signal
+	runTimeout time.Duration // zero is none
+	verbose    bool
+	renewed    chan stile.Renewed // the last attempt at a renewal, until it is looked at
+	told       bool               // the user knows that the lock is lost, or as good as lost
 }
 
 // noteRenewal is a hook: it must not block.
@@ -33,14 +39,20 @@ func (g *guard) noteRenewal(r stile.Renewed) {
 	}
 }
 
-// killAfter is how long after SIGTERM the command is killed.
-func (g *guard) killAfter() time.Duration { return min(5*time.Second, g.ttl/4) }
+// mostKillAfter is how much of a TTL can be left for stopping a command. Renewals are due when three tenths of the TTL
+// have passed and may take some time; what is lost is lost after nine tenths.
+func mostKillAfter(ttl time.Duration) time.Duration { return ttl * 3 / 8 }
+
+// leastTTL is the shortest TTL, in whole seconds, that leaves so much time for stopping a command.
+func leastTTL(killAfter time.Duration) time.Duration {
+	return (killAfter*8/3 + time.Second - 1).Truncate(time.Second)
+}
 
 // stopBy returns when the command has to be told to end if nothing more is heard from the store: early enough to kill
 // it, on a busy machine, before the lock may be somebody else's.
 func (g *guard) stopBy() time.Time {
-	busy := g.killAfter() / 16
-	return g.hold.Deadline().Add(-g.killAfter() - busy)
+	busy := min(5*time.Second, g.ttl/4) / 16
+	return g.hold.Deadline().Add(-g.killAfter - busy)
 }
 
 // supervise runs the command, and ends it if the lock cannot be kept. It returns the exit code. An error means that the
@@ -55,6 +67,10 @@ func (g *guard) supervise(stdio Stdio, signals *child.Signals, c child.Command) 
 	timer := time.NewTimer(longest)
 	defer timer.Stop()
 
+	var timeout <-chan time.Time
+	if g.runTimeout > 0 {
+		timeout = time.After(g.runTimeout)
+	}
 	var lastErr error
 	suspended := false // the command is, because we were; that it is past stopBy does no harm then
 	for {
@@ -66,7 +82,7 @@ func (g *guard) supervise(stdio Stdio, signals *child.Signals, c child.Command) 
 		case !suspended && stopBy <= 0 && g.hold.Err() == nil:
 			g.told = true
 			stdio.say(g.atRisk(lastErr))
-			p.Stop(g.killAfter(), g.hold.Lost())
+			p.Stop(g.signal, g.killAfter, g.hold.Lost())
 			p.ExitCode()
 			return exitLost, nil
 		}
@@ -86,9 +102,14 @@ func (g *guard) supervise(stdio Stdio, signals *child.Signals, c child.Command) 
 		case <-g.hold.Lost():
 			g.told = true
 			stdio.say(g.hold.Err().Error() + "; stopping the command")
-			p.Stop(g.graceAfterLoss(), nil)
+			p.Stop(g.signal, g.graceAfterLoss(), nil)
 			p.ExitCode()
 			return exitLost, nil
+		case <-timeout:
+			stdio.say(fmt.Sprintf("the command under lock %q has run for %v; stopping it", g.hold.Name(), g.runTimeout))
+			p.Stop(g.signal, g.killAfter, g.hold.Lost())
+			p.ExitCode()
+			return exitTimeout, nil
 		case sig := <-signals.C():
 			if child.Stops(sig) {
 				suspended = true
@@ -124,7 +145,53 @@ func (g *guard) graceAfterLoss() time.Duration {
 	if lost, ok := errors.AsType[*stile.LostError](g.hold.Err()); ok && lost.Reason == stile.LostDeadline {
 		return 0
 	}
-	return g.killAfter()
+	return g.killAfter
+}
+
+// keepFor keeps the lock closed for the rest of the time that it was wanted for at least. Where the store can do that
+// alone it returns at once, otherwise when the time is over, or a signal says that it has been enough.
+func (g *guard) keepFor(stdio Stdio, signals *child.Signals, rest time.Duration) {
+	if rest <= 0 || g.hold.Err() != nil {
+		return
+	}
+	if g.verbose {
+		stdio.say(fmt.Sprintf("keeping lock %q for another %v", g.hold.Name(), round(rest)))
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), g.farewell())
+	defer cancel()
+	err := g.hold.ReleaseAfter(ctx, rest)
+	if errors.Is(err, stile.ErrUnsupported) {
+		g.waitFor(stdio, signals, rest)
+		return
+	}
+	if err != nil && !g.told {
+		stdio.say(err.Error())
+	}
+	g.hold = nil
+}
+
+// waitFor waits while the lock is kept.
+func (g *guard) waitFor(stdio Stdio, signals *child.Signals, rest time.Duration) {
+	progress := newProgress(stdio)
+	defer progress.clear()
+	over := time.After(rest)
+	until := time.Now().Add(rest)
+	tick := time.NewTicker(time.Second)
+	defer tick.Stop()
+	for {
+		select {
+		case <-over:
+			return
+		case <-g.hold.Lost():
+			return
+		case sig := <-signals.C():
+			if child.Ends(sig) {
+				return
+			}
+		case <-tick.C:
+			progress.show(fmt.Sprintf("the command has ended; keeping lock %q for another %v", g.hold.Name(), round(time.Until(until))))
+		}
+	}
 }
 
 // farewell is how long the store may take to confirm that we are gone. It is short if there is nothing to let go of any
@@ -141,8 +208,12 @@ func (g *guard) close(stdio Stdio) {
 	ctx, cancel := context.WithTimeout(context.Background(), g.farewell())
 	defer cancel()
 	if g.hold != nil {
-		if err := g.hold.Release(ctx); err != nil && !g.told {
+		err := g.hold.Release(ctx)
+		switch {
+		case err != nil && !g.told:
 			stdio.say(err.Error())
+		case err == nil && g.verbose:
+			stdio.say(fmt.Sprintf("lock %q let go after %v", g.hold.Name(), round(time.Since(g.obtained))))
 		}
 	}
 	if g.client != nil {

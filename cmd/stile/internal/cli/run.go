@@ -21,14 +21,25 @@ import (
 
 // run is one use of the verb.
 type run struct {
-	stdio    Stdio
-	url      string
-	nonblock bool
-	wait     duration
-	waitSet  bool
-	ttl      duration
-	name     string
-	argv     []string
+	stdio      Stdio
+	url        string
+	nonblock   bool
+	wait       duration
+	waitSet    bool
+	conflict   int
+	ttl        duration
+	minHold    duration
+	runTimeout duration
+	killAfter  duration
+	killSet    bool
+	signal     string
+	labels     []string
+	reason     string
+	quiet      bool
+	verbose    bool
+	line       string
+	name       string
+	argv       []string
 }
 
 func newRun(stdio Stdio) *cobra.Command {
@@ -44,16 +55,20 @@ while nobody else can have been let in yet. (If somebody has broken the lock, th
 late: the token in STILE_TOKEN, which grows with every holder, tells old from new.)
 
 The command inherits stdin, stdout, stderr and the terminal. Signals are passed on to it.
-It finds in its environment:
+Who waits longer than a second at a terminal is told who has the lock.
+
+Environment of the command:
   STILE_NAME   the name of the lock
   STILE_TOKEN  the fencing token
+  STILE_OWNER  who holds the lock, as others see it
   STILE_TTL    the TTL, in seconds
   STILE_URL    the store, without a password that was given with --url
 
 Exit codes:
   the command's own, or 128+N if signal N ended it
-  75   the lock was not obtained (-n, -w)
+  75   the lock was not obtained (-n, -w); -E chooses another
   79   the lock was lost and the command stopped
+  124  the command has run for too long and was stopped (--run-timeout)
   125  stile failed; the command was not run
   126  the command cannot be executed
   127  the command was not found
@@ -63,14 +78,16 @@ A DURATION is in seconds (5, 0.5) or has units (500ms, 1m30s).`,
 		Example: `  stile run nightly-backup -- ./backup.sh
   stile run -n reindex -- ./reindex --all || echo "somebody else is at it"
   stile run -w 30 --ttl 10s deploy/web -- sh -c 'echo "token $STILE_TOKEN"; make deploy'
-  stile run --url etcd://db1:2379,db2:2379/team report -- ./report`,
-		Args: func(_ *cobra.Command, args []string) error {
+  stile run -n -q -E 0 --min-hold 50s report -- ./report   # in a crontab of several hosts
+  stile run --run-timeout 1h -k 30 --reason "ticket 812" migrate -- ./migrate up
+  stile run --url etcd://db1:2379,db2:2379/team -c 'dump | gzip >dump.gz' backup`,
+		Args: func(cmd *cobra.Command, args []string) error {
 			var err error
-			r.name, r.argv, err = nameAndCommand(args)
+			r.name, r.argv, err = nameAndCommand(args, cmd.Flags().Changed("command"), r.line)
 			return err
 		},
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			r.waitSet = cmd.Flags().Changed("wait")
+			r.waitSet, r.killSet = cmd.Flags().Changed("wait"), cmd.Flags().Changed("kill-after")
 			return r.run(cmd.Context())
 		},
 	}
@@ -79,34 +96,62 @@ A DURATION is in seconds (5, 0.5) or has units (500ms, 1m30s).`,
 	addURL(flags, &r.url)
 	flags.BoolVarP(&r.nonblock, "nonblock", "n", false, "do not wait if the lock is not free")
 	flags.VarP(&r.wait, "wait", "w", "wait no longer than that; 0 is -n")
+	flags.IntVarP(&r.conflict, "conflict-exit-code", "E", exitNotObtained, "exit code if the lock is not obtained")
 	flags.Var(&r.ttl, "ttl", "after a crash the lock is free that much later; renewed three times in that time")
+	flags.Var(&r.minHold, "min-hold", "keep the lock for at least that long, even if the command ends sooner")
+	flags.Var(&r.runTimeout, "run-timeout", "stop the command when it has run for that long; 0 is never")
+	flags.VarP(&r.killAfter, "kill-after", "k",
+		"kill a command that is being stopped that long after telling it (default: a quarter of the TTL, 5s at most)")
+	flags.StringVar(&r.signal, "signal", "TERM", "what a command that is being stopped is told first, a `name` or number")
+	flags.StringArrayVar(&r.labels, "label", nil, "tell others about this holder, as `name=value`; may be repeated")
+	flags.StringVar(&r.reason, "reason", "", "tell others why the lock is wanted, in a `text`")
+	flags.StringVarP(&r.line, "command", "c", "", "run this `line` with sh, instead of a COMMAND")
+	flags.BoolVarP(&r.quiet, "quiet", "q", false, "say nothing about waiting, or not obtaining the lock")
+	flags.BoolVarP(&r.verbose, "verbose", "v", false, "say when waiting begins, the lock is obtained, and let go")
 	return cmd
 }
 
 // nameAndCommand takes NAME -- COMMAND… apart. The dashes may be missing, as fingers used to flock(1) would have it,
-// unless the command begins with one.
-func nameAndCommand(args []string) (name string, argv []string, err error) {
+// unless the command begins with one; so may the command, if there is a line for the shell, as -c LINE before or after
+// the name.
+func nameAndCommand(args []string, lineSet bool, line string) (name string, argv []string, err error) {
 	const see = "; see stile run --help"
 	if len(args) == 0 {
 		return "", nil, errors.New("no lock is named: stile run [flags] NAME -- COMMAND [ARGUMENT…]" + see)
 	}
 	name, argv = args[0], args[1:]
+	dashes := len(argv) > 0 && argv[0] == "--"
 	switch {
-	case len(argv) > 0 && argv[0] == "--":
+	case dashes:
 		argv = argv[1:]
+	case len(argv) > 0 && (argv[0] == "-c" || argv[0] == "--command") && !lineSet:
+		if len(argv) != 2 {
+			return "", nil, fmt.Errorf("-c takes one line for the shell, and %d arguments follow it: quote the line%s",
+				len(argv)-1, see)
+		}
+		return name, shell(argv[1]), nil
 	case len(argv) > 0 && strings.HasPrefix(argv[0], "-"):
 		return "", nil, fmt.Errorf("%s after the lock's name: flags stand before it, and the command after --%s",
 			argv[0], see)
 	}
-	if len(argv) == 0 {
+	switch {
+	case lineSet && len(argv) > 0:
+		return "", nil, fmt.Errorf("there is a line for the shell (-c) and a command, %s: give one of them%s", argv[0], see)
+	case lineSet:
+		return name, shell(line), nil
+	case len(argv) == 0:
 		return "", nil, fmt.Errorf("no command to run under the lock %q: stile run [flags] NAME -- COMMAND [ARGUMENT…]%s",
 			name, see)
 	}
 	return name, argv, nil
 }
 
+// shell is the command that runs a line.
+func shell(line string) []string { return []string{"sh", "-c", line} }
+
 func (r *run) run(ctx context.Context) error {
-	if err := r.check(); err != nil {
+	g, owner, err := r.check()
+	if err != nil {
 		return err
 	}
 	path, err := child.Look(r.argv[0]) // before anybody has to wait for a lock that nothing is done with
@@ -117,7 +162,7 @@ func (r *run) run(ctx context.Context) error {
 	defer signals.Close()
 
 	waiting, listened := untilInterrupted(ctx, signals)
-	g, err := r.acquire(waiting)
+	err = r.acquire(waiting, g, owner)
 	listened()
 	if interrupted, ok := errors.AsType[*interruption](context.Cause(waiting)); ok {
 		if err == nil {
@@ -137,21 +182,63 @@ func (r *run) run(ctx context.Context) error {
 	if err != nil {
 		return commandFailure(err)
 	}
+	g.keepFor(r.stdio, signals, time.Duration(r.minHold)-time.Since(g.obtained))
 	if code != 0 {
 		return &exit{Code: code}
 	}
 	return nil
 }
 
-// check finds what is wrong before the store is asked.
-func (r *run) check() error {
-	switch {
-	case r.nonblock && r.waitSet:
-		return errors.New("-n and -w contradict each other: give one of them")
-	case r.ttl == 0:
-		return fmt.Errorf("--ttl must be more than 0, and at most %v; stores have higher lower limits", stile.MaxTTL)
+// check finds what is wrong before the store is asked. What it returns is not connected to anything yet.
+func (r *run) check() (*guard, stile.Owner, error) {
+	g := &guard{
+		ttl:        time.Duration(r.ttl),
+		killAfter:  min(5*time.Second, time.Duration(r.ttl)/4),
+		runTimeout: time.Duration(r.runTimeout),
+		verbose:    r.verbose,
+		renewed:    make(chan stile.Renewed, 1),
 	}
-	return store.CheckName(r.name)
+	owner := stile.DefaultOwner()
+	owner.Command = filepath.Base(r.argv[0]) // its arguments may be secret
+	owner.Reason = r.reason
+
+	var err error
+	if g.signal, err = child.SignalNamed(r.signal); err != nil {
+		return nil, owner, fmt.Errorf("--signal %s: %w", r.signal, err)
+	}
+	if owner.Labels, err = labels(r.labels); err != nil {
+		return nil, owner, err
+	}
+	if r.killSet {
+		g.killAfter = time.Duration(r.killAfter)
+	}
+	switch longest := mostKillAfter(g.ttl); {
+	case r.nonblock && r.waitSet:
+		return nil, owner, errors.New("-n and -w contradict each other: give one of them")
+	case r.quiet && r.verbose:
+		return nil, owner, errors.New("-q and -v contradict each other: give one of them")
+	case r.conflict < 0 || r.conflict > 255:
+		return nil, owner, fmt.Errorf("--conflict-exit-code %d: exit codes are 0 to 255", r.conflict)
+	case g.ttl == 0:
+		return nil, owner, fmt.Errorf("--ttl must be more than 0, and at most %v; stores have higher lower limits", stile.MaxTTL)
+	case g.killAfter > longest:
+		return nil, owner, fmt.Errorf("--kill-after %v is too long for a TTL of %v, after which others are let in: "+
+			"it can be %v, or give --ttl %v", g.killAfter, g.ttl, longest, leastTTL(g.killAfter))
+	}
+	return g, owner, store.CheckName(r.name)
+}
+
+// labels takes name=value apart.
+func labels(flags []string) (map[string]string, error) {
+	all := make(map[string]string, len(flags))
+	for _, f := range flags {
+		name, value, ok := strings.Cut(f, "=")
+		if !ok || name == "" {
+			return nil, fmt.Errorf("--label %q: want name=value, like team=web", f)
+		}
+		all[name] = value
+	}
+	return all, nil
 }
 
 // commandFailure gives the errors of package child their exit code.
@@ -163,69 +250,74 @@ func commandFailure(err error) error {
 }
 
 // acquire takes the lock. If it fails, everything is closed.
-func (r *run) acquire(ctx context.Context) (_ *guard, err error) {
-	opened, err := openStore(ctx, storeURL(r.url))
-	if err != nil {
-		return nil, err
+func (r *run) acquire(ctx context.Context, g *guard, owner stile.Owner) (err error) {
+	if g.opened, err = openStore(ctx, storeURL(r.url)); err != nil {
+		return err
 	}
-	g := &guard{opened: opened, ttl: time.Duration(r.ttl), renewed: make(chan stile.Renewed, 1)}
 	defer func() {
 		if err != nil {
 			g.close(r.stdio)
 		}
 	}()
-	owner := stile.DefaultOwner()
-	owner.Command = filepath.Base(r.argv[0]) // its arguments may be secret
-	g.client, err = stile.New(opened.Store, &stile.Options{
+	g.client, err = stile.New(g.opened.Store, &stile.Options{
 		TTL: g.ttl, Owner: owner, Hooks: stile.Hooks{Renewed: g.noteRenewal},
 	})
 	if err != nil {
-		return nil, err
+		return err
 	}
-	mutex := g.client.Mutex(r.name)
-	switch {
-	case r.nonblock || r.waitSet && r.wait == 0:
-		g.hold, err = mutex.TryLock(ctx)
+	began := time.Now()
+	if r.nonblock || r.waitSet && r.wait == 0 {
+		g.hold, err = g.client.Mutex(r.name).TryLock(ctx)
 		if errors.Is(err, stile.ErrHeld) {
-			return nil, &exit{exitNotObtained, err}
+			return r.notObtained(err)
 		}
-		return g, err
-	case r.waitSet:
-		return g, r.lockWithin(ctx, g, mutex)
-	default:
-		g.hold, err = mutex.Lock(ctx)
-		return g, err
+	} else {
+		g.hold, err = r.lock(ctx, g.client)
 	}
+	if err != nil {
+		return err
+	}
+	g.obtained = time.Now()
+	if r.verbose {
+		r.stdio.say(fmt.Sprintf("lock %q obtained after %v, token %d", r.name, round(g.obtained.Sub(began)), g.hold.Token()))
+	}
+	return nil
 }
 
-// lockWithin waits for the lock as long as -w says.
-func (r *run) lockWithin(ctx context.Context, g *guard, mutex *stile.Mutex) (err error) {
-	within, cancel := context.WithTimeout(ctx, time.Duration(r.wait))
+// notObtained is the error of a lock that somebody else has.
+func (r *run) notObtained(err error) error {
+	if r.quiet {
+		err = nil
+	}
+	return &exit{r.conflict, err}
+}
+
+// lock waits for the lock, no longer than -w says.
+func (r *run) lock(ctx context.Context, client *stile.Client) (*stile.Hold, error) {
+	within, cancel := ctx, context.CancelFunc(func() {})
+	if r.waitSet {
+		within, cancel = context.WithTimeout(ctx, time.Duration(r.wait))
+	}
 	defer cancel()
-	g.hold, err = mutex.Lock(within)
+	place, err := client.Mutex(r.name).Join(within)
+	if err != nil {
+		return nil, err
+	}
+	if !r.quiet {
+		r.showWaiting(within, client, place)
+	}
+	hold, err := place.Hold()
 	if !errors.Is(err, context.DeadlineExceeded) || ctx.Err() != nil {
-		return err
+		return hold, err
 	}
 	asking, cancel := context.WithTimeout(ctx, 2*time.Second)
 	defer cancel()
-	line, err := g.client.Show(asking, r.name)
+	line, err := client.Show(asking, r.name)
 	if err != nil { // so that may be why the lock was not obtained
-		return fmt.Errorf("lock %q not obtained within %v, and the store does not tell who holds it: %w",
+		return nil, fmt.Errorf("lock %q not obtained within %v, and the store does not tell who holds it: %w",
 			r.name, &r.wait, err)
 	}
-	return &exit{exitNotObtained, fmt.Errorf("lock %q not obtained within %v: %s", r.name, &r.wait, holderOf(line))}
-}
-
-// holderOf says who holds a lock that others wait for.
-func holderOf(line stile.Line) string {
-	switch {
-	case len(line.Holders) == 0:
-		return "it has become free just now"
-	case line.Holders[0].Owner.IsZero():
-		return fmt.Sprintf("it is held by session %s, a client that left no word of who it is", line.Holders[0].Session)
-	default:
-		return fmt.Sprintf("it is held by %v", line.Holders[0].Owner)
-	}
+	return nil, r.notObtained(fmt.Errorf("lock %q not obtained within %v: %s", r.name, &r.wait, holderOf(line)))
 }
 
 // interruption is the cause with which the waiting ends when a signal does it.
@@ -268,6 +360,7 @@ func (r *run) environment(hold *stile.Hold) []string {
 	ours := []string{
 		"STILE_NAME=" + r.name,
 		"STILE_TOKEN=" + token,
+		"STILE_OWNER=" + hold.Owner().String(),
 		"STILE_TTL=" + inSeconds(time.Duration(r.ttl)),
 		urlVar + "=" + r.urlToShow(),
 	}

@@ -1,0 +1,247 @@
+package main_test
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+func TestTheExitCodeOfAConflictCanBeChosen(t *testing.T) {
+	t.Parallel()
+	m, s := newMachine(t), serve(t)
+	m.set("STILE_URL", s.url)
+	m.start(sleeper, "demo")
+	m.run("-n", "-E", "9", "demo", "--", "true").wants(9, `"demo"`)
+	m.run("-w", "0.1", "--conflict-exit-code", "0", "demo", "--", "true").wants(0, `"demo"`)
+	m.run("-n", "-E", "9", "free", "--", "sh", "-c", "exit 3").wants(3)
+	for _, code := range []string{"256", "-1"} {
+		m.run("-n", "-E", code, "demo", "--", "true").wants(125, "--conflict-exit-code", code, "0 to 255")
+	}
+}
+
+func TestQuietAndVerbose(t *testing.T) {
+	t.Parallel()
+	m, s := newMachine(t), serve(t)
+	m.set("STILE_URL", s.url)
+	c := m.run("-v", "free", "--", "true")
+	if said := c.stderr.String(); c.code() != 0 || !strings.Contains(said, `lock "free" obtained after`) ||
+		!strings.Contains(said, "token") || !strings.Contains(said, `lock "free" let go after`) {
+		t.Errorf("-v says %q", said)
+	}
+	m.run("-q", "free", "--", "true").wants(0)
+	m.start(sleeper, "demo")
+	m.run("-q", "-n", "demo", "--", "true").wants(75)
+	m.run("-q", "-w", "1.2", "demo", "--", "true").wants(75)
+	m.run("-q", "-v", "demo", "--", "true").wants(125, "-q", "-v", "one of them")
+	m.run("-q", "--url", "gopher://x", "demo", "--", "true").wants(125, "gopher")
+}
+
+// Not at a terminal nobody is told of the waiting, unless he wants to be.
+func TestVerboseTellsWhoIsWaitedFor(t *testing.T) {
+	t.Parallel()
+	m, s := newMachine(t), serve(t)
+	m.set("STILE_URL", s.url)
+	holder := m.start(sleeper, "demo")
+	silent := m.command("run", "-w", "2", "demo", "--", "true").begin()
+	c := m.run("-v", "-w", "1.5", "demo", "--", "true")
+	if said := c.stderr.String(); strings.Count(said, "waiting for lock") != 1 ||
+		!strings.Contains(said, fmt.Sprintf("pid %d (sh), there since", holder.Process.Pid)) {
+		t.Errorf("-v says %q", said)
+	}
+	silent.wants(75, "not obtained")
+}
+
+func TestALineIsRunByTheShell(t *testing.T) {
+	t.Parallel()
+	m, s := newMachine(t), serve(t)
+	m.set("STILE_URL", s.url)
+	for _, args := range [][]string{
+		{"-c", "echo $STILE_NAME | tr a-z A-Z; exit 4", "demo"},
+		{"demo", "-c", "echo $STILE_NAME | tr a-z A-Z; exit 4"},
+	} {
+		c := m.run(args...)
+		c.wants(4)
+		if got := c.stdout.String(); got != "DEMO\n" {
+			t.Errorf("%q: %q", args, got)
+		}
+	}
+	// Never otherwise.
+	c := m.run("demo", "--", "echo", "$STILE_NAME;", "exit 4")
+	c.wants(0)
+	if got := c.stdout.String(); got != "$STILE_NAME; exit 4\n" {
+		t.Errorf("a command without -c: %q", got)
+	}
+}
+
+func TestAScriptThatDoesNotSayWhoReadsItIsReadByTheShell(t *testing.T) {
+	t.Parallel()
+	m, s := newMachine(t), serve(t)
+	script := m.write("script", "echo \"$0 got $*\"; exit 5\n", 0o700)
+	c := m.run("--url", s.url, "demo", "--", script, "a", "b c")
+	c.wants(5)
+	if got, want := c.stdout.String(), script+" got a b c\n"; got != want {
+		t.Errorf("stdout %q, want %q", got, want)
+	}
+}
+
+func TestWhoHoldsTheLockCanBeRead(t *testing.T) {
+	t.Parallel()
+	m, s := newMachine(t), serve(t)
+	c := m.start("echo $STILE_OWNER >owner; touch started; exec sleep 1000", "--url", s.url,
+		"--label", "team=web", "--label", "ticket=a=b", "--reason", "moving house", "demo")
+	host, _ := os.Hostname()
+	if got := m.read("owner"); !strings.Contains(got, fmt.Sprintf("@%s pid %d (sh)", host, c.Process.Pid)) {
+		t.Errorf("STILE_OWNER is %q", got)
+	}
+	got, err := client(t, s.endpoint()).Get(t.Context(), entries(t, client(t, s.endpoint()), "demo")[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{`"reason":"moving house"`, `"team":"web"`, `"ticket":"a=b"`} {
+		if value := string(got.Kvs[0].Value); !strings.Contains(value, want) {
+			t.Errorf("the entry does not say %s: %s", want, value)
+		}
+	}
+	m.run("--label", "team", "demo", "--", "true").wants(125, "--label", `"team"`, "name=value")
+}
+
+func TestACommandThatTakesTooLongIsStopped(t *testing.T) {
+	t.Parallel()
+	m, s := newMachine(t), serve(t)
+	m.set("STILE_URL", s.url)
+	sleeps := `touch started; while :; do sleep 0.01; done`
+
+	t.Run("told by TERM", func(t *testing.T) {
+		m := m.in(t)
+		m.start(`trap 'echo told >>log; exit 3' TERM; `+sleeps, "--run-timeout", "0.5", "term").
+			wants(124, `"term"`, "has run for 500ms", "stopping it")
+		if got := m.read("log"); got != "told\n" {
+			t.Errorf("the command was not told to end: %q", got)
+		}
+	})
+	t.Run("told by another signal", func(t *testing.T) {
+		m := m.in(t)
+		m.start(`trap 'echo interrupted >>log; exit 3' INT; `+sleeps, "--run-timeout", "0.5", "--signal", "SIGINT", "int").
+			wants(124, "stopping it")
+		if got := m.read("log"); !strings.HasSuffix(got, "interrupted\n") {
+			t.Errorf("the command was not interrupted: %q", got)
+		}
+	})
+	t.Run("killed with all that it has started", func(t *testing.T) {
+		m := m.in(t)
+		c := m.start(stubborn, "--run-timeout", "0.5", "-k", "0.2", "kill")
+		m.await("grandchild", "\n")
+		c.wants(124, "stopping it")
+		for _, name := range []string{"child", "grandchild"} {
+			before := m.read(name)
+			time.Sleep(200 * time.Millisecond) // twenty times the time between two signs of life
+			if after := m.read(name); after != before {
+				t.Errorf("the %s lives on after stile has ended", name)
+			}
+		}
+	})
+	t.Run("not if it ends in time", func(t *testing.T) {
+		m := m.in(t)
+		m.run("--run-timeout", "60", "quick", "--", "sh", "-c", "exit 3").wants(3)
+		m.run("--run-timeout", "0", "quick", "--", "true").wants(0)
+	})
+}
+
+func TestHowACommandIsStoppedMustFitIntoTheTTL(t *testing.T) {
+	t.Parallel()
+	m := newMachine(t)
+	m.run("--ttl", "15", "-k", "10", "demo", "--", "true").wants(125, "--kill-after 10s", "TTL of 15s", "5.625s", "--ttl 27s")
+	m.run("--ttl", "15", "-k", "-1", "demo", "--", "true").wants(125, "--kill-after", "negative")
+	m.run("--signal", "NOSUCH", "demo", "--", "true").wants(125, "--signal NOSUCH", "no such signal")
+}
+
+// Cut off, a command that wants more time to end is told so much earlier.
+func TestKillAfterIsKeptWhenTheLockIsLost(t *testing.T) {
+	t.Parallel()
+	m, s := newMachine(t), serve(t)
+	c := m.start(`trap 'date +%s.%N >told' HUP; touch started; while :; do date +%s.%N >alive; sleep 0.01; done`,
+		"--url", s.url, "--ttl", "4", "-k", "1.5", "--signal", "HUP", "demo")
+	if err := s.Process.Signal(syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	c.wants(79, "about to be lost")
+	told, alive := m.stamps("told"), m.stamps("alive")
+	if len(told) != 1 || len(alive) != 1 || alive[0]-told[0] < 1.2 {
+		t.Errorf("told at %v, last seen alive at %v, want 1.5 s between them", told, alive)
+	}
+}
+
+func TestEverySignalIsPassedOn(t *testing.T) {
+	t.Parallel()
+	s := serve(t)
+	for name, sig := range map[string]syscall.Signal{
+		"WINCH": syscall.SIGWINCH, "ALRM": syscall.SIGALRM, "IO": syscall.SIGIO, "PWR": syscall.SIGPWR, "ABRT": syscall.SIGABRT,
+		"35": 35, "64": 64,
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			m := newMachine(t)
+			bash, err := exec.LookPath("bash")
+			if err != nil {
+				t.Skipf("SKIPPED: needs a shell that can trap every signal: %v", err)
+			}
+			m.write("script", `exec 2>/dev/null; trap 'echo got it; exit 3' `+strconv.Itoa(int(sig))+`; touch started; while :; do sleep 0.01; done`, 0o600)
+			c := m.command("run", "--url", s.url, "demo/"+name, "--", bash, "script").begin()
+			eventually(t, "start of the script", func() bool { _, err := os.Stat(m.path("started")); return err == nil })
+			c.signal(sig)
+			c.wants(3)
+		})
+	}
+}
+
+// The status is there at once, the lock is not.
+func TestALockIsHeldForALeastTime(t *testing.T) {
+	t.Parallel()
+	m, s := newMachine(t), serve(t)
+	m.set("STILE_URL", s.url)
+	const least = 4.0
+	began := time.Now()
+	c := m.run("--min-hold", fmt.Sprint(least), "demo", "--", "sh", "-c", "date +%s.%N >ran; exit 3")
+	c.wants(3)
+	if took := time.Since(began); took.Seconds() >= least {
+		t.Fatalf("the status was there after %v, that is, when the lock was let go", took)
+	}
+	m.run("-n", "demo", "--", "true").wants(75, `"demo"`, fmt.Sprintf("pid %d (sh)", c.Process.Pid))
+	m.run("demo", "--", "sh", "-c", "date +%s.%N >next").wants(0)
+	if got := m.stamps("next")[0] - m.stamps("ran")[0]; got < least-0.5 {
+		t.Errorf("the next one came after %.1f s, want %v", got, least)
+	}
+	// A command that takes longer anyway is not held up.
+	m.run("--min-hold", "0.1", "demo", "--", "sleep", "0.2").wants(0)
+	m.run("-n", "demo", "--", "true").wants(0)
+	// One that could not be run has not had the lock.
+	m.run("--min-hold", "60", "demo", "--", m.write("bad", "#!/no/such/interpreter\n", 0o700)).wants(127, "interpreter")
+	m.run("-n", "demo", "--", "true").wants(0)
+}
+
+func TestAWaiterAtATerminalIsToldWhoHasTheLock(t *testing.T) {
+	t.Parallel()
+	m, s := newMachine(t), serve(t)
+	m.set("STILE_URL", s.url)
+	first := m.start(sleeper, "demo")
+	next := m.command("run", "demo", "--", "sh", "-c", "touch next; exec sleep 1000").begin()
+	cli := client(t, s.endpoint())
+	eventually(t, "the next one in line", func() bool { return len(entries(t, cli, "demo")) == 2 })
+
+	c := m.at(stile, "run", "demo", "--", "echo", "the command")
+	c.sees(fmt.Sprintf("pid %d (sh), there since", first.Process.Pid))
+	c.sees("2 come first")
+	first.signal(syscall.SIGTERM)
+	c.sees(fmt.Sprintf("pid %d (sh), there since", next.Process.Pid))
+	c.sees("you are next")
+	next.signal(syscall.SIGTERM)
+	c.sees("\r\x1b[Kthe command") // in place of the line about the waiting
+	if code := c.code(); code != 0 {
+		t.Errorf("exit code %d: %q", code, c.shown())
+	}
+}

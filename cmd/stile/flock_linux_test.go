@@ -1,0 +1,88 @@
+package main_test
+
+import (
+	"os/exec"
+	"strings"
+	"testing"
+)
+
+// Scripts written for flock(1) do the same with "stile run" in place of "flock": $LOCK is either.
+func TestScriptsWrittenForFlock(t *testing.T) {
+	t.Parallel()
+	flock, err := exec.LookPath("flock")
+	if err != nil {
+		t.Skipf("SKIPPED: no flock to compare with: %v", err)
+	}
+	for name, script := range map[string]string{
+		"success":             `$LOCK x true; echo $?`,
+		"failure":             `$LOCK x sh -c 'exit 3'; echo $?`,
+		"signal":              `$LOCK x sh -c 'kill -TERM $$'; echo $?`,
+		"a line":              `$LOCK x -c 'echo a; exit 4'; echo $?`,
+		"arguments":           `$LOCK x printf '<%s>' -n 'a b' -- '*' ''; echo $?`,
+		"no interpreter":      `printf 'echo read by the shell' >script; chmod +x script; $LOCK x ./script; echo $?`,
+		"stdin":               `echo in | $LOCK x cat`,
+		"conflict, at once":   `$LOCK x sh -c '$LOCK -n -E 9 x echo no; echo $?'; echo $?`,
+		"conflict, in time":   `$LOCK x sh -c '$LOCK -w 0.2 -E 9 x echo no; echo $?'; echo $?`,
+		"conflict, no time":   `$LOCK x sh -c '$LOCK -w 0 -E 9 x echo no; echo $?'; echo $?`,
+		"conflict, long form": `$LOCK x sh -c '$LOCK --nonblock --conflict-exit-code 9 x echo no; echo $?'`,
+		"free in time":        `$LOCK x sh -c 'touch held; sleep 0.3; echo first' & while ! test -e held; do sleep 0.01; done; $LOCK -w 30 x echo second; wait`,
+		"in turn":             `for i in 1 2 3; do $LOCK -n x echo $i; done`,
+		"or else":             `$LOCK x sh -c '$LOCK -n x true || echo "somebody else is at it"'`,
+		"two locks":           `$LOCK x $LOCK -n y echo both`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := serve(t)
+			compare(t, script, s.url, "LOCK="+flock, "LOCK="+stile+" run")
+		})
+	}
+}
+
+// So do those written for timeout(1), with a function in its place.
+func TestScriptsWrittenForTimeout(t *testing.T) {
+	t.Parallel()
+	if _, err := exec.LookPath("timeout"); err != nil {
+		t.Skipf("SKIPPED: no timeout to compare with: %v", err)
+	}
+	const limit = `limit() { if test $TOOL = timeout; then timeout "$@"; else
+		duration=$1; shift; $TOOL run --run-timeout $duration x -- "$@"; fi; }; `
+	for name, script := range map[string]string{
+		"in time":       `limit 30 sh -c 'echo done; exit 3'; echo $?`,
+		"too long":      `limit 0.3 sleep 60; echo $?`,
+		"no limit":      `limit 0 sh -c 'sleep 0.1; exit 3'; echo $?`,
+		"its own end":   `limit 0.3 sh -c 'trap "echo told; exit 7" TERM; while :; do sleep 0.01; done'; echo $?`,
+		"not found":     `limit 30 no-such-command; echo $?`,
+		"no executable": `touch file; limit 30 ./file; echo $?`,
+		"signalled":     `limit 30 sh -c 'kill -KILL $$'; echo $?`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			compare(t, limit+script, serve(t).url, "TOOL=timeout", "TOOL="+stile)
+		})
+	}
+}
+
+// compare runs a script with each of the variables, and compares what it prints.
+func compare(t *testing.T, script, url string, vars ...string) {
+	t.Helper()
+	var printed []string
+	for _, v := range vars {
+		m := newMachine(t)
+		m.set("STILE_URL", url)
+		c := m.command()
+		name, value, _ := strings.Cut(v, "=")
+		c.Env = append(c.Env, name+"="+value)
+		c.Path, c.Args = "/bin/sh", []string{"sh", "-c", "export " + name + "; " + script}
+		c.begin()
+		code := c.code()
+		if code != 0 {
+			t.Errorf("with %s the script's exit code is %d: %s", v, code, &c.stderr)
+		}
+		printed = append(printed, c.stdout.String())
+	}
+	for i, p := range printed[1:] {
+		if p != printed[0] {
+			t.Errorf("with %s the script prints\n%swith %s\n%s", vars[0], printed[0], vars[i+1], p)
+		}
+	}
+}
