@@ -27,7 +27,8 @@ build: ## the stile command, into .bin
 	cd cmd/stile && GOWORK=off go build -o $(BIN)/ .
 
 .PHONY: tools
-tools: $(TOOLS) ## the pinned servers and checkers that the tests need, into .bin
+tools: $(TOOLS) ## the servers and checkers that the tests need: pinned ones into .bin, others as Debian packages
+	tools/packages
 
 # Without the workspace: the versions that golangci-lint needs are not to be those that Stile is built with.
 tool = cd tools && GOWORK=off go build -o $@
