@@ -15,11 +15,14 @@ const (
 	watchPace = 100 * time.Millisecond
 	// watchRetry is how long after a reading that has failed the next one is tried.
 	watchRetry = time.Second
+	// watchAnyway is how long after a reading there is another though nothing was heard: so that an outage is noticed.
+	watchAnyway = 10 * time.Second
 )
 
 // Watch yields the lines whose name begins with prefix as they are now, as [Client.Lines] would, and again each time
 // something may have changed, until ctx ends or the loop is left. What comes and goes between two readings, of which there
-// are at most ten a second, is not seen; that nothing has changed between two readings is possible.
+// are at most ten a second, is not seen; that nothing has changed between two readings is possible, and when nothing
+// happens there is one every ten seconds.
 //
 // A reading that fails is yielded as an error; if the loop goes on, so does the watch, with the next reading a second later.
 // What cannot pass is the last thing yielded: a bad prefix, a closed client, a watch that the store refuses. The end of ctx
@@ -65,9 +68,12 @@ func watch[T any](
 		defer cancel()
 
 		// The first reading does not wait for the watch: of a store that cannot be reached one wants to hear.
-		for ctx.Err() == nil {
+		for c.check() == nil && ctx.Err() == nil {
 			got, err := read(ctx)
-			if ctx.Err() == nil && !yield(got, err) {
+			if c.check() != nil || ctx.Err() != nil {
+				break // that is why it failed, if it has
+			}
+			if !yield(got, err) {
 				return
 			}
 			pace := watchPace
@@ -81,6 +87,7 @@ func watch[T any](
 			}
 			select {
 			case <-changes:
+			case <-time.After(watchAnyway):
 			case <-ctx.Done():
 			case err := <-refused:
 				if ctx.Err() == nil {

@@ -149,22 +149,6 @@ func TestTheSameServerIsFoundWithoutARuntimeDirectory(t *testing.T) {
 	}
 }
 
-func TestWithoutARuntimeDirectoryTheSocketIsInTmp(t *testing.T) {
-	t.Parallel()
-	m := newMachine(t)
-	m.set("XDG_RUNTIME_DIR", "")
-	dir := fmt.Sprintf("/tmp/stile-%d", os.Getuid())
-	if _, err := os.Stat(dir); err == nil {
-		t.Skipf("SKIPPED: %s is in use on this machine", dir)
-	}
-	t.Cleanup(func() { os.RemoveAll(dir) })
-	m.run("demo", "--", "true").wants(0)
-	info, err := os.Stat(dir)
-	if err != nil || info.Mode().Perm() != 0o700 {
-		t.Errorf("%s: %v, %v", dir, info, err)
-	}
-}
-
 // place makes what there is of a local server before it runs, and returns the path of its socket.
 func (m *machine) place() string {
 	m.t.Helper()
@@ -274,73 +258,6 @@ func TestTheServerKeepsNothingOpen(t *testing.T) {
 	if pid := m.server(); !running(pid) {
 		t.Errorf("the server, %d, is not running", pid)
 	}
-}
-
-func TestNoPlaceForALocalServer(t *testing.T) {
-	t.Parallel()
-	for name, c := range map[string]struct {
-		prepare func(m *machine)
-		parts   []string
-	}{
-		"home is no directory": {
-			func(m *machine) { m.set("HOME", m.write("file", "", 0o600)) },
-			[]string{"file", "XDG_STATE_HOME", "--url"},
-		},
-		"runtime directory too long": {
-			func(m *machine) { m.set("XDG_RUNTIME_DIR", m.path(strings.Repeat("x", 100))) },
-			[]string{"socket", "bytes", "XDG_RUNTIME_DIR", "--url"},
-		},
-		"socket's directory open to others": {
-			func(m *machine) {
-				if err := os.Mkdir(m.path("run", "stile"), 0o700); err != nil {
-					m.t.Fatal(err)
-				}
-				if err := os.Chmod(m.path("run", "stile"), 0o755); err != nil {
-					m.t.Fatal(err)
-				}
-			},
-			[]string{"run/stile", "open to others", "chmod 700", "--url"},
-		},
-		"socket's directory is a link": {
-			func(m *machine) {
-				if err := os.Symlink(m.dir, m.path("run", "stile")); err != nil {
-					m.t.Fatal(err)
-				}
-			},
-			[]string{"run/stile", "should be a directory", "--url"},
-		},
-		"the server does not start": {
-			func(m *machine) {
-				if err := os.MkdirAll(m.home(), 0o700); err != nil {
-					m.t.Fatal(err)
-				}
-				if err := os.WriteFile(filepath.Join(m.home(), "data"), nil, 0o600); err != nil {
-					m.t.Fatal(err)
-				}
-			},
-			[]string{"local server did not start", "local/data", "not a directory", "--url"},
-		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			m := newMachine(t)
-			c.prepare(m)
-			m.run("demo", "--", "true").wants(125, c.parts...)
-		})
-	}
-}
-
-func TestAServerOfSomebodyElseIsNotTrusted(t *testing.T) {
-	t.Parallel()
-	if os.Getuid() != 0 {
-		t.Skip("SKIPPED: only root can make a directory that belongs to somebody else")
-	}
-	m := newMachine(t)
-	m.run("demo", "--", "true").wants(0)
-	if err := os.Chown(m.path("run", "stile"), 65534, 65534); err != nil {
-		t.Fatal(err)
-	}
-	m.run("demo", "--", "true").wants(125, "run/stile", "belongs to user 65534", "--url")
 }
 
 func TestOnABareMachineThroughGoRun(t *testing.T) {

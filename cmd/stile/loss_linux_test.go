@@ -2,8 +2,11 @@ package main_test
 
 import (
 	"context"
+	"fmt"
 	"io"
 	"net"
+	"os"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"sync"
@@ -225,4 +228,92 @@ func TestKillingStileKillsTheCommand(t *testing.T) {
 	}
 	c.signal(syscall.SIGKILL)
 	eventually(t, "end of the command", func() bool { return !running(pid) })
+}
+
+// watched waits until the command under stile has a watchdog, and returns its process id.
+func watched(t *testing.T, c *command) (dog int) {
+	t.Helper()
+	eventually(t, "a watchdog", func() bool {
+		children, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", c.Process.Pid))
+		for _, list := range children {
+			text, _ := os.ReadFile(list)
+			for f := range strings.FieldsSeq(string(text)) {
+				args, _ := os.ReadFile("/proc/" + f + "/cmdline")
+				if strings.HasPrefix(string(args), "stile\x00watchdog\x00") {
+					dog, _ = strconv.Atoi(f)
+					return true
+				}
+			}
+		}
+		return false
+	})
+	return dog
+}
+
+// Stile itself stands still: it cannot renew, and it cannot stop the command either.
+func TestWhileStileIsStoppedTheCommandIsDeadBeforeTheNextOneStarts(t *testing.T) {
+	t.Parallel()
+	m, s := newMachine(t), serve(t)
+	m.set("STILE_URL", s.url)
+	old := m.start(stubborn, "--ttl", "2", "demo")
+	m.await("grandchild", "\n")
+	m.await("child", "\n")
+	dog := watched(t, old)
+	next := m.command("run", "demo", "--", "sh", "-c", "date +%s.%N >next").begin()
+	cli := client(t, s.endpoint())
+	eventually(t, "the next one in line", func() bool { return len(entries(t, cli, "demo")) == 2 })
+
+	old.signal(syscall.SIGSTOP)
+	next.wants(0)
+	started := m.stamps("next")[0]
+	for _, name := range []string{"child", "grandchild"} {
+		ticks := m.stamps(name)
+		last := ticks[len(ticks)-1]
+		t.Logf("the %s's last sign of life was %.0f ms before the next one started", name, (started-last)*1000)
+		if last >= started {
+			t.Errorf("the %s was alive %.0f ms after the next one started", name, (last-started)*1000)
+		}
+	}
+	old.signal(syscall.SIGCONT)
+	old.wants(79, `"demo"`, "lost")
+	eventually(t, "end of the watchdog", func() bool { return !running(dog) })
+}
+
+func TestKillingStileKillsWhatTheCommandHasStarted(t *testing.T) {
+	t.Parallel()
+	m, s := newMachine(t), serve(t)
+	c := m.start("sleep 1000 & echo $! >pid; touch started; wait", "--url", s.url, "--ttl", "2", "demo")
+	pid, err := strconv.Atoi(strings.TrimSpace(m.read("pid")))
+	if err != nil {
+		t.Fatal(err)
+	}
+	dog := watched(t, c)
+	c.signal(syscall.SIGKILL)
+	eventually(t, "end of the grandchild", func() bool { return !running(pid) })
+	eventually(t, "end of the watchdog", func() bool { return !running(dog) })
+}
+
+// A watchdog has nothing of its command's but the right to kill it: neither its output, which somebody may read to the end,
+// nor its directory, nor an environment.
+func TestAWatchdogHoldsNothingAndGoesWithItsCommand(t *testing.T) {
+	t.Parallel()
+	m, s := newMachine(t), serve(t)
+	c := m.start("touch started; while ! test -e enough; do sleep 0.01; done; exit 3", "--url", s.url, "--ttl", "2", "demo")
+	dog := watched(t, c)
+	proc := fmt.Sprintf("/proc/%d/", dog)
+	if dir, err := os.Readlink(proc + "cwd"); err != nil || dir != "/" {
+		t.Errorf("its directory is %s, %v", dir, err)
+	}
+	for _, fd := range []string{"1", "2"} {
+		if to, err := os.Readlink(proc + "fd/" + fd); err != nil || to != os.DevNull {
+			t.Errorf("its descriptor %s is %s, %v", fd, to, err)
+		}
+	}
+	if env, err := os.ReadFile(proc + "environ"); err != nil || len(env) > 0 {
+		t.Errorf("its environment is %q, %v", env, err)
+	}
+	time.Sleep(3 * time.Second) // longer than the TTL: it is told of renewals
+	m.write("enough", "", 0o600)
+	c.wants(3)
+	eventually(t, "end of the watchdog", func() bool { return !running(dog) })
 }

@@ -97,6 +97,9 @@ func exitCode(status unix.WaitStatus, err error) int {
 	}
 }
 
+// Group returns the number of the command's process group.
+func (p *Process) Group() int { return p.pid }
+
 // Signal sends a signal to the command and everything in its process group.
 func (p *Process) Signal(sig os.Signal) {
 	p.signal(sig.(syscall.Signal))

@@ -6,9 +6,12 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"strconv"
 	"strings"
 
 	"github.com/spf13/cobra"
+
+	"github.com/stilelock/stile/cmd/stile/internal/watchdog"
 )
 
 // Stdio is what the command reads and writes. Commands that it runs inherit it.
@@ -74,7 +77,16 @@ func newRoot(stdio Stdio) *cobra.Command {
 		Long: `Stile lets processes over one at a time, wherever they run.
 
 Locks are kept in a store: an etcd that is named with --url or STILE_URL, or else
-a server that stile starts in the background, for this user on this machine.`,
+a server that stile starts in the background, for this user on this machine.
+
+Environment:
+  STILE_URL        the store, where --url does not name one
+  XDG_STATE_HOME   where the data of servers is; ~/.local/state if it is not set
+  XDG_RUNTIME_DIR  where the local server's socket is; /tmp/stile-UID if it is not set
+
+Files:
+  ~/.local/state/stile/local   the local server: its data, log, process id, and where its socket is
+  ~/.local/state/stile/server  the data of stile serve`,
 		Example: `  stile run nightly-backup -- ./backup.sh
   stile run --url etcd://db1:2379,db2:2379 -n deploy -- make deploy`,
 		Args: func(cmd *cobra.Command, args []string) error {
@@ -96,8 +108,26 @@ a server that stile starts in the background, for this user on this machine.`,
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
 		return fmt.Errorf("%w; see %s --help", err, cmd.CommandPath())
 	})
-	root.AddCommand(newRun(stdio), newServe(stdio), newDemo(stdio), newVersion(), newCompletion())
+	root.AddCommand(newRun(stdio), newServe(stdio), newDemo(stdio), newVersion(stdio), newCompletion(), newMan())
 	root.AddCommand(newLs(stdio), newShow(stdio), newWatch(stdio), newWait(stdio), newBreak(stdio))
+	root.AddCommand(newWatchdog())
 	addCompletions(root)
 	return root
+}
+
+// newWatchdog returns the verb of the process that watches the command of another; see package watchdog.
+func newWatchdog() *cobra.Command {
+	return &cobra.Command{
+		Use:    watchdog.Verb + " GROUP",
+		Hidden: true,
+		Args:   cobra.ExactArgs(1),
+		RunE: func(_ *cobra.Command, args []string) error {
+			group, err := strconv.Atoi(args[0])
+			if err != nil || group <= 1 {
+				return fmt.Errorf("bad process group %q", args[0])
+			}
+			watchdog.Run(group)
+			return nil
+		},
+	}
 }

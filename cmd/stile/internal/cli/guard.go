@@ -9,6 +9,7 @@ import (
 
 	"github.com/stilelock/stile"
 	"github.com/stilelock/stile/cmd/stile/internal/child"
+	"github.com/stilelock/stile/cmd/stile/internal/watchdog"
 	"github.com/stilelock/stile/storeurl"
 )
 
@@ -67,6 +68,11 @@ func (g *guard) supervise(stdio Stdio, signals *child.Signals, c child.Command) 
 	timer := time.NewTimer(longest)
 	defer timer.Stop()
 
+	// What takes longer than a moment is watched by another process too, in case this one is killed or stopped.
+	var dog *watchdog.Watchdog
+	defer func() { dog.Close() }()
+	unwatched := time.After(min(time.Second, g.ttl/4))
+
 	var timeout <-chan time.Time
 	if g.runTimeout > 0 {
 		timeout = time.After(g.runTimeout)
@@ -89,19 +95,28 @@ func (g *guard) supervise(stdio Stdio, signals *child.Signals, c child.Command) 
 		if suspended {
 			stopBy = longest
 		}
+		if !suspended {
+			dog.Until(time.Until(g.hold.Deadline()))
+		}
 		timer.Reset(min(stopBy, longest))
 		select {
+		case <-unwatched:
+			if dog, err = watchdog.Start(p.Group()); err != nil && g.verbose {
+				stdio.say(err.Error())
+			}
 		case <-p.Done():
 			code := p.ExitCode()
-			if err := g.hold.Err(); err != nil {
+			if !g.hold.Valid() {
+				<-g.hold.Lost() // it is on its way
 				g.told = true
-				stdio.say(fmt.Sprintf("%v; the command has ended by itself, with exit code %d", err, code))
+				stdio.say(fmt.Sprintf("%v; the command has ended before it was stopped, with exit code %d", g.hold.Err(), code))
 				return exitLost, nil
 			}
 			return code, nil
 		case <-g.hold.Lost():
 			g.told = true
 			stdio.say(g.hold.Err().Error() + "; stopping the command")
+			dog.Until(g.graceAfterLoss())
 			p.Stop(g.signal, g.graceAfterLoss(), nil)
 			p.ExitCode()
 			return exitLost, nil
@@ -113,6 +128,7 @@ func (g *guard) supervise(stdio Stdio, signals *child.Signals, c child.Command) 
 		case sig := <-signals.C():
 			if child.Stops(sig) {
 				suspended = true
+				dog.Rest()
 				p.Suspend()
 			} else {
 				p.Signal(sig)
@@ -120,6 +136,7 @@ func (g *guard) supervise(stdio Stdio, signals *child.Signals, c child.Command) 
 		case sig := <-p.Stopped():
 			if p.WantsToStop(sig) {
 				suspended = true
+				dog.Rest()
 				p.Suspend()
 			}
 		case r := <-g.renewed:

@@ -42,8 +42,11 @@ type run struct {
 	argv       []string
 }
 
-func newRun(stdio Stdio) *cobra.Command {
-	r := run{stdio: stdio, ttl: duration(stile.DefaultTTL)}
+func newRun(stdio Stdio) *cobra.Command { return newRunInto(&run{stdio: stdio}) }
+
+// newRunInto returns the verb; its flags and arguments go into r.
+func newRunInto(r *run) *cobra.Command {
+	r.ttl = duration(stile.DefaultTTL)
 	cmd := &cobra.Command{
 		Use:   "run [flags] NAME -- COMMAND [ARGUMENT…]",
 		Short: "Run a command while holding a lock",
@@ -79,7 +82,7 @@ A DURATION is in seconds (5, 0.5) or has units (500ms, 1m30s).`,
   stile run -n reindex -- ./reindex --all || echo "somebody else is at it"
   stile run -w 30 --ttl 10s deploy/web -- sh -c 'echo "token $STILE_TOKEN"; make deploy'
   stile run -n -q -E 0 --min-hold 50s report -- ./report   # in a crontab of several hosts
-  stile run --run-timeout 1h -k 30 --reason "ticket 812" migrate -- ./migrate up
+  stile run --run-timeout 1h --ttl 60 -k 20 --reason "ticket 812" migrate -- ./migrate up
   stile run --url etcd://db1:2379,db2:2379/team -c 'dump | gzip >dump.gz' backup`,
 		Args: func(cmd *cobra.Command, args []string) error {
 			var err error
@@ -120,9 +123,8 @@ func nameAndCommand(args []string, lineSet bool, line string) (name string, argv
 		return "", nil, errors.New("no lock is named: stile run [flags] NAME -- COMMAND [ARGUMENT…]" + see)
 	}
 	name, argv = args[0], args[1:]
-	dashes := len(argv) > 0 && argv[0] == "--"
 	switch {
-	case dashes:
+	case len(argv) > 0 && argv[0] == "--":
 		argv = argv[1:]
 	case len(argv) > 0 && (argv[0] == "-c" || argv[0] == "--command") && !lineSet:
 		if len(argv) != 2 {

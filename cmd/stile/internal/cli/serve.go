@@ -3,70 +3,159 @@ package cli
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
+	"maps"
+	"net"
 	"os"
 	"os/signal"
 	"path/filepath"
+	"runtime"
 	"slices"
+	"strings"
 	"syscall"
 	"time"
 
+	"github.com/coreos/go-systemd/v22/daemon"
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/stilelock/stile/cmd/stile/internal/local"
 	"github.com/stilelock/stile/cmd/stile/internal/node"
 )
 
 func newServe(stdio Stdio) *cobra.Command {
-	var listen, data, background, socket string
+	var o serveOptions
+	var background string
 	var ready int
 	idle := duration(10 * time.Minute)
 	cmd := &cobra.Command{
 		Use:   "serve [flags]",
-		Short: "Run a lock server: an etcd of one node, for clients of this machine",
-		Long: `Run a lock server in the foreground: an etcd of one node, for clients of this machine.
+		Short: "Run a lock server: an etcd, alone or as a member of a cluster",
+		Long: `Run a lock server in the foreground: an etcd, alone or as a member of a cluster.
 
 It is a whole etcd: besides stile, every etcd client can lock on it, etcdctl lock and the
 JSON gateway (/v3/lock/lock) too. SIGTERM and SIGINT stop it; its data stays, and a lease
-goes on after the next start. Its shortest TTL is one second.
+goes on after the next start. Its shortest TTL is one second, in a cluster two.
 
-Without TLS and passwords it listens on the loopback interface only.`,
-		Example: `  stile serve
-  stile serve --listen 127.0.0.1:4001 --data /var/lib/stile
-  STILE_URL=etcd://127.0.0.1:2379 stile run demo -- echo hello`,
+Without TLS it listens on the loopback interface only, or on a unix socket.`,
+		Example: `  # for this machine
+  stile serve
+  stile serve --socket /run/stile/stile.sock
+  STILE_URL=etcd://127.0.0.1:2379 stile run demo -- echo hello
+
+  # for others: TLS, and users
+  stile serve --listen 0.0.0.0:2379 --tls-cert server.pem --tls-key server-key.pem \
+    --root-password-file root-password
+
+  # a member of a cluster of three; the same on b and c, with their names
+  stile serve --name a --peers a=https://a.example:2380,b=https://b.example:2380,c=https://c.example:2380 \
+    --peer-listen 0.0.0.0:2380 --tls-peer-ca ca.pem \
+    --listen 0.0.0.0:2379 --tls-cert a.pem --tls-key a-key.pem --data /var/lib/stile
+
+  # everything in a file: "listen: 0.0.0.0:2379" and so on
+  stile serve --config-file /etc/stile/stile.yaml`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if o.configFile != "" {
+				if err := readConfigFile(cmd.Flags(), o.configFile); err != nil {
+					return err
+				}
+			}
 			ctx, stop := untilToldToEnd(cmd.Context())
 			defer stop()
 			log := slog.New(slog.NewTextHandler(stdio.Err, nil))
 			if background != "" {
-				return local.Home(background).Serve(ctx, socket, time.Duration(idle), ready, log)
+				return local.Home(background).Serve(ctx, o.socket, time.Duration(idle), ready, log)
 			}
-			return serve(ctx, listen, data, log)
+			return serve(ctx, o, log)
 		},
 	}
 	flags := cmd.Flags()
-	flags.StringVar(&listen, "listen", "127.0.0.1:2379", "`host:port` to listen on; port 0 picks a free one")
-	flags.StringVar(&data, "data", "", "data `directory` (default: server, in stile's state directory)")
+	flags.SortFlags = false
+	o.add(flags)
 	flags.StringVar(&background, "background", "", "be the server behind local:, whose home is this `directory`")
-	flags.StringVar(&socket, "socket", "", "unix socket to listen on, with --background")
 	flags.IntVar(&ready, "ready-fd", -1, "file to write a byte to when ready, with --background")
 	flags.Var(&idle, "idle", "end after being idle that long, with --background")
-	for _, name := range []string{"background", "socket", "ready-fd", "idle"} {
+	for _, name := range []string{"background", "ready-fd", "idle"} {
 		flags.Lookup(name).Hidden = true
 	}
 	return cmd
 }
 
-func serve(ctx context.Context, listen, data string, log *slog.Logger) error {
-	if data == "" {
+// serveOptions is what the flags say.
+type serveOptions struct {
+	listen, socket, data, health string
+	tls                          node.TLS
+	insecure                     bool
+	rootPasswordFile             string
+	name, peerListen             string
+	peers                        peers
+	configFile                   string
+}
+
+// defaultListen is where the server listens if nothing else is asked for. A socket is something else.
+const defaultListen = "127.0.0.1:2379"
+
+func (o *serveOptions) add(flags *pflag.FlagSet) {
+	flags.StringVar(&o.listen, "listen", "", "`host:port` for clients; port 0 picks a free one "+
+		"(default: "+defaultListen+", but nothing with --socket)")
+	flags.StringVar(&o.socket, "socket", "", "unix socket for clients, at this `path`")
+	flags.StringVar(&o.data, "data", "", "data `directory` (default: server, in stile's state directory)")
+	flags.StringVar(&o.health, "health", "", "`host:port` for /health, /livez, /readyz and /metrics in plain HTTP")
+	flags.StringVar(&o.tls.Cert, "tls-cert", "", "PEM `file` with the server's certificate")
+	flags.StringVar(&o.tls.Key, "tls-key", "", "PEM `file` with its private key")
+	flags.StringVar(&o.tls.ClientCA, "tls-client-ca", "",
+		"PEM `file` with the authorities for clients' certificates, which are required then")
+	flags.BoolVar(&o.insecure, "insecure", false, "allow plain connections beyond the loopback interface")
+	flags.StringVar(&o.rootPasswordFile, "root-password-file", "",
+		"require users; the password of the user root is in this `file`")
+	flags.StringVar(&o.name, "name", "", "`name` of this member of a cluster")
+	flags.Var(&o.peers, "peers", "all members of the cluster, with the `URLs` for each other: NAME=URL,NAME=URL,NAME=URL")
+	flags.StringVar(&o.peerListen, "peer-listen", "", "`host:port` for the other members (default: that in this member's URL)")
+	flags.StringVar(&o.tls.PeerCA, "tls-peer-ca", "",
+		"PEM `file` with the authorities for members' certificates (default: that of --tls-client-ca)")
+	flags.StringVar(&o.configFile, "config-file", "", "YAML `file` with the values of flags; those on the command line win")
+}
+
+// config is what the server is to do.
+func (o *serveOptions) config(log *slog.Logger) (node.Config, error) {
+	cfg := node.Config{
+		Dir: o.data, Listen: o.listen, Health: o.health, TLS: o.tls, Insecure: o.insecure,
+		Cluster: node.Cluster{Name: o.name, Peers: o.peers, Listen: o.peerListen},
+		Logger:  log,
+	}
+	if o.listen == "" && o.socket == "" {
+		cfg.Listen = defaultListen
+	}
+	var err error
+	if o.socket != "" {
+		if cfg.Socket, err = freeSocket(o.socket); err != nil {
+			return cfg, err
+		}
+	}
+	if o.rootPasswordFile != "" {
+		if cfg.RootPassword, err = readPassword(o.rootPasswordFile, log); err != nil {
+			return cfg, err
+		}
+	}
+	if o.data == "" {
 		state, err := local.StateDir()
 		if err != nil {
-			return err
+			return cfg, err
 		}
-		data = filepath.Join(state, "server")
+		cfg.Dir = filepath.Join(state, "server")
 	}
-	n, err := node.Start(ctx, node.Config{Dir: data, Listen: listen, Logger: log})
+	cfg.Dir, err = filepath.Abs(cfg.Dir)
+	return cfg, err
+}
+
+func serve(ctx context.Context, o serveOptions, log *slog.Logger) error {
+	cfg, err := o.config(log)
+	if err != nil {
+		return err
+	}
+	n, err := node.Start(ctx, cfg)
 	if err != nil {
 		if ctx.Err() != nil {
 			return nil // told to end while it started
@@ -74,15 +163,115 @@ func serve(ctx context.Context, listen, data string, log *slog.Logger) error {
 		return err
 	}
 	defer n.Close()
-	log.Info("ready", "url", n.URL(), "data", n.Dir())
+	log.Info("ready", whereToFind(n)...)
+	notify(daemon.SdNotifyReady, log)
 	select {
 	case <-ctx.Done():
 		log.Info("stopping", "reason", context.Cause(ctx))
+		notify(daemon.SdNotifyStopping, log)
 		return nil
 	case <-n.Stopped():
-		return errors.New("the server has failed")
+		return fmt.Errorf("the server has failed: %w; its data directory is %s", n.Err(), n.Dir())
 	}
 }
+
+// whereToFind is what the ready line says.
+func whereToFind(n *node.Node) []any {
+	found := []any{"url", n.URL()}
+	if socket := n.SocketURL(); socket != "" && socket != n.URL() {
+		found = append(found, "socket_url", socket)
+	}
+	if health := n.HealthURL(); health != "" {
+		found = append(found, "health", health)
+	}
+	return append(found, "data", n.Dir())
+}
+
+// notify tells systemd, if it has started us and wants to know.
+func notify(state string, log *slog.Logger) {
+	if _, err := daemon.SdNotify(false, state); err != nil {
+		log.Warn("cannot tell systemd", "state", state, "err", err)
+	}
+}
+
+// freeSocket returns the absolute path of a unix socket, and checks that nobody's file or running server is there.
+func freeSocket(path string) (string, error) {
+	path, err := filepath.Abs(path)
+	if err != nil {
+		return "", fmt.Errorf("--socket: %w", err)
+	}
+	info, err := os.Stat(path)
+	switch {
+	case errors.Is(err, os.ErrNotExist):
+		return path, nil
+	case err != nil:
+		return "", fmt.Errorf("--socket: %w", err)
+	case info.Mode().Type() != os.ModeSocket:
+		return "", fmt.Errorf("--socket %s: there is something else than a socket; name another path", path)
+	}
+	if conn, err := net.Dial("unix", path); err == nil {
+		conn.Close()
+		return "", fmt.Errorf("--socket %s: another server listens there; stop it, or name another path", path)
+	}
+	return path, nil
+}
+
+// readPassword reads a password from a file. Others may be able to read that too: in a container they often can, and
+// there are no others there. So the operator is told, and decides.
+func readPassword(file string, log *slog.Logger) (string, error) {
+	info, err := os.Stat(file)
+	if err != nil {
+		return "", fmt.Errorf("--root-password-file: %w", err)
+	}
+	const others = 0o007
+	if runtime.GOOS != "windows" && info.Mode().Perm()&others != 0 {
+		log.Warn("every user of this machine can get at the password of root; use chmod o= on the file", "file", file)
+	}
+	text, err := os.ReadFile(file)
+	if err != nil {
+		return "", fmt.Errorf("--root-password-file: %w", err)
+	}
+	password := strings.TrimSuffix(strings.TrimSuffix(string(text), "\n"), "\r")
+	if password == "" {
+		return "", fmt.Errorf("--root-password-file: %s is empty; the password is its first and only line", file)
+	}
+	if strings.Contains(password, "\n") {
+		return "", fmt.Errorf("--root-password-file: %s has more than one line; the password is its only one", file)
+	}
+	return password, nil
+}
+
+// peers is the value of a flag: the URLs of members by their names.
+type peers map[string]string
+
+// Set implements pflag.Value.
+func (p *peers) Set(s string) error {
+	members := peers{}
+	for member := range strings.SplitSeq(s, ",") {
+		name, url, ok := strings.Cut(strings.TrimSpace(member), "=")
+		if !ok || name == "" || url == "" {
+			return fmt.Errorf("want NAME=URL,NAME=URL,NAME=URL, as in a=http://127.0.0.1:2380, not %q", member)
+		}
+		if members[name] != "" {
+			return fmt.Errorf("there are two members called %s", name)
+		}
+		members[name] = url
+	}
+	*p = members
+	return nil
+}
+
+// String implements pflag.Value.
+func (p *peers) String() string {
+	members := make([]string, 0, len(*p))
+	for _, name := range slices.Sorted(maps.Keys(*p)) {
+		members = append(members, name+"="+(*p)[name])
+	}
+	return strings.Join(members, ",")
+}
+
+// Type implements pflag.Value.
+func (p *peers) Type() string { return "members" }
 
 // untilToldToEnd returns a context that ends with SIGINT or SIGTERM, unless that was ignored when we were started: a
 // shell script does so with SIGINT for what it runs in the background.

@@ -3,6 +3,7 @@ package cli
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"strings"
@@ -49,7 +50,11 @@ func openStore(ctx context.Context, url string) (*storeurl.Opened, error) {
 	case strings.HasPrefix(url, local.URL):
 		return nil, fmt.Errorf("store URL %s: nothing may follow %s", url, local.URL)
 	default:
-		return storeurl.Open(ctx, url, nil)
+		opened, err := storeurl.Open(ctx, url, nil)
+		if errors.Is(err, storeurl.ErrScheme) {
+			err = fmt.Errorf("%w; and %s, the server that stile starts by itself", err, local.URL)
+		}
+		return opened, err
 	}
 }
 
@@ -66,10 +71,29 @@ func openLocal(ctx context.Context) (*storeurl.Opened, error) {
 	if err == nil {
 		return opened, nil
 	}
-	// The server may have died just after it was found. Then there is a new one now.
-	url, started, again := home.Ensure(ctx)
-	if again != nil || !started {
+	if ctx.Err() != nil {
 		return nil, err
 	}
+	// The server may have died just after it was found. Then there is a new one now.
+	url, started, err := home.Ensure(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if !started {
+		return nil, home.Silent()
+	}
 	return storeurl.Open(ctx, url, nil)
+}
+
+// runningStore returns the URL of a store as openStore would open it, but starts no server: if none runs where one
+// would be started, the error matches local.ErrNone.
+func runningStore(ctx context.Context, url string) (string, error) {
+	if url != local.URL {
+		return url, nil
+	}
+	home, err := local.DefaultHome()
+	if err != nil {
+		return "", err
+	}
+	return home.Find(ctx)
 }

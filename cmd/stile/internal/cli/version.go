@@ -6,20 +6,36 @@ import (
 	"runtime/debug"
 
 	"github.com/spf13/cobra"
+	etcd "go.etcd.io/etcd/api/v3/version"
 )
 
-func newVersion() *cobra.Command {
-	return &cobra.Command{
-		Use:     "version",
-		Short:   "Print the version",
-		Example: "  stile version",
-		Args:    cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			_, err := fmt.Fprintf(cmd.OutOrStdout(), "stile %s %s %s/%s\n",
-				version(), runtime.Version(), runtime.GOOS, runtime.GOARCH)
-			return err
+// versions is what the verb version tells.
+type versions struct {
+	Stile    string `json:"stile"`
+	Go       string `json:"go"`
+	Platform string `json:"platform"`
+	Etcd     string `json:"etcd"` // what stile serve is
+}
+
+func newVersion(stdio Stdio) *cobra.Command {
+	output := formatText
+	cmd := &cobra.Command{
+		Use:   "version",
+		Short: "Print the version",
+		Long:  `Print the version of stile, of Go, of the platform it is for, and of the etcd in stile serve.`,
+		Example: `  stile version
+  stile version -o json | jq -r .etcd`,
+		Args: cobra.NoArgs,
+		RunE: func(*cobra.Command, []string) error {
+			v := versions{version(), runtime.Version(), runtime.GOOS + "/" + runtime.GOARCH, etcd.Version}
+			if output == formatJSON {
+				return stdio.writeJSON(v)
+			}
+			return stdio.write(fmt.Appendf(nil, "stile %s %s %s etcd %s\n", v.Stile, v.Go, v.Platform, v.Etcd))
 		},
 	}
+	cmd.Flags().VarP(&output, "output", "o", "text, or json for programs")
+	return cmd
 }
 
 // version is that of the module this program was built from, as far as the Go tool knew it.

@@ -1,0 +1,203 @@
+package main_test
+
+import (
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+)
+
+// complete returns what stile offers for the last of these words, without descriptions.
+func (m *machine) complete(words ...string) []string {
+	m.t.Helper()
+	c := m.command(append([]string{"__complete"}, words...)...).begin()
+	if code := c.code(); code != 0 {
+		m.t.Errorf("completing %q: exit code %d: %s", words, code, &c.stderr)
+	}
+	offered := []string{}
+	for line := range strings.Lines(c.stdout.String()) {
+		word, _, _ := strings.Cut(strings.TrimSuffix(line, "\n"), "\t")
+		if strings.HasPrefix(line, ":") { // what the shell should do besides
+			break
+		}
+		offered = append(offered, word)
+	}
+	return offered
+}
+
+func TestLiveNamesAreCompleted(t *testing.T) {
+	t.Parallel()
+	m, s := newMachine(t), serve(t)
+	for _, name := range []string{"job:nightly", "job:weekly", "other"} {
+		m.start(sleeper, "--url", s.url, name)
+	}
+	for _, c := range []struct {
+		words, want []string
+	}{
+		{[]string{"run", "--url", s.url, ""}, []string{"job:nightly", "job:weekly", "other"}},
+		{[]string{"run", "--url=" + s.url, "-n", "job:n"}, []string{"job:nightly"}},
+		{[]string{"run", "--url", s.url, "x"}, []string{}},
+		{[]string{"run", "--url", s.url, "other", ""}, []string{"--"}},
+		{[]string{"run", "--url", s.url, "other", "--", ""}, []string{}},
+		{[]string{"run", "-n", "--tt"}, []string{"--ttl"}},
+		{[]string{"run", "--ttl", ""}, []string{}},
+		{[]string{"ver"}, []string{"version"}},
+		{[]string{"completion", ""}, []string{"bash", "zsh", "fish"}},
+	} {
+		if got := m.complete(c.words...); !slices.Equal(got, c.want) {
+			t.Errorf("%q: offered %q, want %q", c.words, got, c.want)
+		}
+	}
+	m.set("STILE_URL", s.url)
+	for _, verb := range []string{"run", "show", "ls", "watch", "wait", "break"} {
+		if got := m.complete(verb, "job:n"); !slices.Equal(got, []string{"job:nightly"}) {
+			t.Errorf("%s: offered %q", verb, got)
+		}
+		if got := m.complete(verb, "job:nightly", "job:n"); len(got) > 0 {
+			t.Errorf("%s: offered %q after a name", verb, got)
+		}
+	}
+}
+
+func TestFlagValuesAreCompleted(t *testing.T) {
+	t.Parallel()
+	m := newMachine(t)
+	for _, c := range []struct {
+		words, want []string
+	}{
+		{[]string{"run", "--signal", "I"}, []string{"INT"}},
+		{[]string{"run", "--signal", "usr"}, []string{"USR1", "USR2"}},
+		{[]string{"ls", "-o", ""}, []string{"json", "text"}},
+		{[]string{"show", "--output", "j"}, []string{"json"}},
+	} {
+		if got := m.complete(c.words...); !slices.Equal(got, c.want) {
+			t.Errorf("%q: offered %q, want %q", c.words, got, c.want)
+		}
+	}
+}
+
+func TestCompletionStartsNoServerAndLeavesNothing(t *testing.T) {
+	t.Parallel()
+	m := newMachine(t)
+	if got := m.complete("run", ""); len(got) > 0 {
+		t.Errorf("offered %q", got)
+	}
+	if _, err := os.Stat(m.path(".local")); err == nil {
+		t.Error("completing has made a state directory")
+	}
+	m.start(sleeper, "demo")
+	if got := m.complete("run", ""); !slices.Equal(got, []string{"demo"}) {
+		t.Errorf("with a local server: offered %q", got)
+	}
+	m.killServer()
+	if got := m.complete("run", ""); len(got) > 0 {
+		t.Errorf("with a dead server: offered %q", got)
+	}
+}
+
+func TestCompletionDoesNotWaitForAStoreThatDoesNotAnswer(t *testing.T) {
+	t.Parallel()
+	m := newMachine(t)
+	silent := listenSilently(t)
+	for _, url := range []string{"etcd://" + silent, "etcd://127.0.0.1:1", "etcd+unix:///no/such", "what?"} {
+		began := time.Now()
+		if got := m.complete("run", "--url", url, ""); len(got) > 0 {
+			t.Errorf("%s: offered %q", url, got)
+		}
+		if took := time.Since(began); took > 3*time.Second { // of which one second is spent on purpose
+			t.Errorf("%s: took %v", url, took)
+		}
+	}
+}
+
+// listenSilently returns the address of a listener that never answers.
+func listenSilently(t *testing.T) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { l.Close() })
+	return l.Addr().String()
+}
+
+// skipWithout skips a test that needs a program that is not there, or fails it where nothing may be skipped.
+func skipWithout(t *testing.T, what string, err error) {
+	t.Helper()
+	if slices.Contains(strings.Split(os.Getenv("STILE_TEST_REQUIRE"), ","), "all") {
+		t.Fatalf("this test needs %s: %v; run `make tools`", what, err)
+	}
+	t.Skipf("SKIPPED: this test needs %s: %v; run `make tools`", what, err)
+}
+
+// bashCompletion is the package of that name.
+const bashCompletion = "/usr/share/bash-completion/bash_completion"
+
+// These are typed into real shells, which run the completed lines: the message of stile tells what became of them.
+func TestShellsCompleteLines(t *testing.T) {
+	t.Parallel()
+	for _, shell := range []struct {
+		name, needs string
+		argv        []string
+		setUp       string
+	}{
+		{"bash", "/bin/bash", []string{"bash", "--noprofile", "--norc", "-i"}, "source <(stile completion bash)"},
+		{
+			"bash with its package", bashCompletion,
+			[]string{"bash", "--noprofile", "--norc", "-i"},
+			"source " + bashCompletion + "; source <(stile completion bash)",
+		},
+		{
+			"zsh", "/usr/bin/zsh",
+			[]string{"zsh", "-f", "-i"},
+			"autoload -U compinit; compinit -u -D; source <(stile completion zsh)",
+		},
+		{"fish", "/usr/bin/fish", []string{"fish", "--no-config", "-i"}, "stile completion fish | source"},
+	} {
+		t.Run(shell.name, func(t *testing.T) {
+			t.Parallel()
+			if _, err := os.Stat(shell.needs); err != nil {
+				skipWithout(t, shell.name, err)
+			}
+			m, s := newMachine(t), serve(t)
+			bin := m.path("bin")
+			if err := os.Mkdir(bin, 0o700); err != nil {
+				t.Fatal(err)
+			}
+			m.write("bin/greet-everybody", "#!/bin/sh\necho hello, everybody\n", 0o700)
+			m.write("some-file", "what is in the file\n", 0o600)
+			m.set("PATH", filepath.Dir(stile)+":"+bin+":"+os.Getenv("PATH"))
+			m.set("STILE_URL", s.url)
+			// Whoever can write to the store chooses the names.
+			const evil = "evil$(touch pwned)`touch pwned`;touch pwned"
+			for _, name := range []string{"job:nightly", "job:weekly", "key=a b", evil} {
+				m.start(sleeper, name)
+			}
+
+			c := m.at(shell.argv[0], shell.argv[1:]...)
+			c.types(shell.setUp + "; echo set''up\n")
+			c.sees("setup")
+			for typed, seen := range map[string]string{
+				"stile run -n job:n\t-- true\n":                     `lock "job:nightly"`,
+				"stile run -n key=\t-- true\n":                      `lock "key=a b"`,
+				"stile run -n ev\t-- true\n":                        `lock "evil$(touch`,
+				"stile run --url " + s.url + " -n job:w\t-- true\n": `lock "job:weekly"`,
+				"stile run free -- greet-every\t\n":                 "hello, everybody",
+				"stile run free -- cat some-fi\t\n":                 "what is in the file",
+				"stile ver\t\n":                                     "linux/",
+			} {
+				c.types(typed)
+				c.sees(seen)
+			}
+			if _, err := os.Stat(m.path("pwned")); err == nil {
+				t.Error("completing a name has run what it contains")
+			}
+			if screen := c.shown(); strings.Contains(screen, "not found") || strings.Contains(screen, "rror") {
+				t.Errorf("errors on the screen: %s", screen)
+			}
+		})
+	}
+}

@@ -1,0 +1,180 @@
+package cli
+
+import (
+	"bytes"
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+	"text/tabwriter"
+	"time"
+	"unicode/utf8"
+
+	"github.com/stilelock/stile"
+)
+
+// newTable returns a writer that aligns what is separated by tabs. It writes when it is flushed.
+func newTable(to *bytes.Buffer) *tabwriter.Writer { return tabwriter.NewWriter(to, 0, 0, 2, ' ', 0) }
+
+// overview writes lines as a table, a row for each. It is empty if there are none.
+func overview(lines []stile.Line, now time.Time) []byte {
+	if len(lines) == 0 {
+		return nil
+	}
+	var buf bytes.Buffer
+	table := newTable(&buf)
+	fmt.Fprintln(table, "NAME\tHOLDER\tAGE\tLEFT\tWAITING")
+	for _, l := range lines {
+		age, left := "?", "?"
+		if len(l.Holders) > 0 {
+			first := l.Holders[0]
+			age, left = ageOf(first, now), leftOf(first)
+		}
+		fmt.Fprintf(table, "%s\t%s\t%s\t%s\t%d\n", plain(l.Name), holders(l), age, left, len(l.Waiters))
+	}
+	table.Flush()
+	return buf.Bytes()
+}
+
+// holders describes in a few words who holds a lock. Of several it names the first, who has been there longest.
+func holders(l stile.Line) string {
+	const most = 80 // characters: an owner may be long, and a table needs room
+	if len(l.Holders) == 0 {
+		return "nobody"
+	}
+	text := clip(who(l.Holders[0]), most)
+	if others := len(l.Holders) - 1; others > 0 {
+		text += fmt.Sprintf(" +%d", others)
+	}
+	return text
+}
+
+// details writes all there is to know of a line.
+func details(l stile.Line, now time.Time) []byte {
+	var buf bytes.Buffer
+	fmt.Fprintf(&buf, "lock %s: %s\n", plain(l.Name), state(l))
+	table := newTable(&buf)
+	for _, e := range l.Holders {
+		detailsOf(table, "holder", e, now)
+	}
+	for i, e := range l.Waiters {
+		detailsOf(table, fmt.Sprintf("waiter %d", i+1), e, now)
+	}
+	for _, remark := range l.Remarks {
+		fmt.Fprintf(table, "remark\t%s\n", plain(remark))
+	}
+	table.Flush()
+	return buf.Bytes()
+}
+
+// state counts who stands in a line.
+func state(l stile.Line) string {
+	var text string
+	switch len(l.Holders) {
+	case 0:
+		text = "free"
+	case 1:
+		text = "held"
+	default:
+		text = fmt.Sprintf("held by %d", len(l.Holders))
+	}
+	if n := len(l.Waiters); n > 0 {
+		text += fmt.Sprintf(", %d waiting", n)
+	}
+	return text
+}
+
+// detailsOf writes all there is to know of an entry.
+func detailsOf(table *tabwriter.Writer, role string, e stile.Entry, now time.Time) {
+	fmt.Fprintf(table, "%s\t%s\n", role, who(e))
+	fmt.Fprintf(table, "\t%s, %v, in line for %s, session %s has %s left\n",
+		tokenOf(e), e.Mode, ageOf(e, now), plain(e.Session), leftOf(e))
+	if e.Owner.Reason != "" {
+		fmt.Fprintf(table, "\treason: %s\n", plain(e.Owner.Reason))
+	}
+	for _, key := range slices.Sorted(maps.Keys(e.Owner.Labels)) {
+		fmt.Fprintf(table, "\tlabel: %s=%s\n", plain(key), plain(e.Owner.Labels[key]))
+	}
+}
+
+// who describes whose entry it is, in one line.
+func who(e stile.Entry) string {
+	switch known := e.Owner.String(); {
+	case known != "":
+		return plain(known)
+	case e.Foreign:
+		return "foreign client, session " + plain(e.Session)
+	default:
+		return "unknown owner, session " + plain(e.Session)
+	}
+}
+
+func tokenOf(e stile.Entry) string {
+	if e.Token == 0 {
+		return "no token"
+	}
+	return "token " + strconv.FormatUint(e.Token, 10)
+}
+
+// ageOf writes how long ago an entry joined its line. That is known by the clock of the owner's host only, which may
+// differ from ours by a little, or be nonsense.
+func ageOf(e stile.Entry, now time.Time) string {
+	const (
+		little   = time.Minute
+		nonsense = 10 * 365 * 24 * time.Hour
+	)
+	age := now.Sub(e.Owner.Since)
+	if e.Owner.Since.IsZero() || age < -little || age > nonsense {
+		return "?"
+	}
+	return short(age)
+}
+
+// leftOf writes how long an entry's session lives if it is not renewed.
+func leftOf(e stile.Entry) string {
+	if e.Remaining == 0 {
+		return "?"
+	}
+	return short(e.Remaining)
+}
+
+// short writes a duration with its largest unit and the one below: 3s, 4m10s, 2h5m, 3d4h. What is less than a second, or
+// negative, is 0s.
+func short(d time.Duration) string {
+	units := []struct {
+		name   string
+		length time.Duration
+	}{{"d", 24 * time.Hour}, {"h", time.Hour}, {"m", time.Minute}, {"s", time.Second}}
+	for i, u := range units {
+		if d < u.length {
+			continue
+		}
+		text := fmt.Sprintf("%d%s", d/u.length, u.name)
+		if i+1 < len(units) {
+			if below := units[i+1]; d%u.length >= below.length {
+				text += fmt.Sprintf("%d%s", d%u.length/below.length, below.name)
+			}
+		}
+		return text
+	}
+	return "0s"
+}
+
+// plain makes one line of printable characters of what may be anybody's: the others are written as in Go. It must be
+// applied to whatever comes out of a store before it is written to a terminal. A backslash stays as it is, for the sake
+// of Windows users.
+func plain(s string) string {
+	quoted := strconv.Quote(s)
+	return unquoted.Replace(quoted[1 : len(quoted)-1])
+}
+
+var unquoted = strings.NewReplacer(`\\`, `\`, `\"`, `"`)
+
+// clip shortens a text to a number of characters.
+func clip(s string, most int) string {
+	if utf8.RuneCountInString(s) <= most {
+		return s
+	}
+	return string([]rune(s)[:most-1]) + "…"
+}

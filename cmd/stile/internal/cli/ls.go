@@ -1,0 +1,47 @@
+package cli
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/stilelock/stile"
+)
+
+func newLs(stdio Stdio) *cobra.Command {
+	r := newReader(stdio)
+	var prefix string
+	cmd := &cobra.Command{
+		Use:   "ls [flags] [PREFIX]",
+		Short: "List the locks that are held",
+		Long: `List the locks that somebody holds, with who it is and how many wait, sorted by name: all, or
+those whose name begins with PREFIX.
+
+AGE is how long ago the holder joined the line, by the clock of its host, and LEFT how long
+its session lives if it is not renewed. Where several hold a lock together, the first of them
+is shown and the others are counted.`,
+		Example: `  stile ls
+  stile ls deploy/
+  stile ls -o json | jq -r '.[] | select(.waiters != []) | .name'`,
+		Args: prefixArg(&prefix),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return withClient(cmd.Context(), r.url, func(client *stile.Client) error {
+				lines, err := client.Lines(cmd.Context(), prefix)
+				switch {
+				case err != nil:
+					return err
+				case r.format == formatJSON:
+					return stdio.writeJSON(lines)
+				case len(lines) == 0 && prefix == "":
+					stdio.remark("no lock is held")
+				case len(lines) == 0:
+					stdio.remark(fmt.Sprintf("no lock is held whose name begins with %q", prefix))
+				}
+				return stdio.write(overview(lines, time.Now()))
+			})
+		},
+	}
+	r.addFlags(cmd.Flags())
+	return cmd
+}

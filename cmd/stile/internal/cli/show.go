@@ -1,0 +1,42 @@
+package cli
+
+import (
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/stilelock/stile"
+)
+
+func newShow(stdio Stdio) *cobra.Command {
+	r := newReader(stdio)
+	var name string
+	cmd := &cobra.Command{
+		Use:   "show [flags] NAME",
+		Short: "Show who holds a lock, and who waits for it",
+		Long: `Show who holds the lock NAME and who waits for it, in order, with all that they say of
+themselves. That a lock is free is no failure.
+
+A token is what stile break wants. An entry is in line since it joined, by the clock of its
+host, and lives as long as its session, which its owner renews. Remarks tell what is odd about
+the line, and how to repair it.`,
+		Example: `  stile show nightly-backup
+  stile show -o json nightly-backup | jq -r '.holders[].token'`,
+		Args: nameArg(&name),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return withClient(cmd.Context(), r.url, func(client *stile.Client) error {
+				line, err := client.Show(cmd.Context(), name)
+				switch {
+				case err != nil:
+					return err
+				case r.format == formatJSON:
+					return stdio.writeJSON(line)
+				default:
+					return stdio.write(details(line, time.Now()))
+				}
+			})
+		},
+	}
+	r.addFlags(cmd.Flags())
+	return cmd
+}

@@ -1,0 +1,168 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/stilelock/stile"
+	"github.com/stilelock/stile/cmd/stile/internal/child"
+)
+
+// wait is one use of the verb.
+type wait struct {
+	reader
+	name     string
+	nonblock bool
+	most     duration
+	mostSet  bool
+}
+
+func newWait(stdio Stdio) *cobra.Command {
+	w := wait{reader: newReader(stdio)}
+	cmd := &cobra.Command{
+		Use:   "wait [flags] NAME",
+		Short: "Wait until nobody holds a lock, without taking it",
+		Long: `Wait until nobody holds the lock NAME. It is neither taken nor stood in line for: somebody else
+may have it a moment later. To do something while nobody else does, there is stile run.
+
+The store is read at most ten times a second: that a lock was free for less than that may not
+be seen.
+
+With -o json the line is written as last read.
+
+Exit codes:
+  0    nobody holds the lock
+  75   it is held still (-n, -w)
+  125  stile failed, or cannot tell
+  128+N  signal N ended the waiting
+
+A DURATION is in seconds (5, 0.5) or has units (500ms, 1m30s).`,
+		Example: `  stile wait nightly-backup && echo "the backup is done"
+  stile wait -w 1h deploy/web
+  stile wait -n nightly-backup || echo "still at it"`,
+		Args: nameArg(&w.name),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			w.mostSet = cmd.Flags().Changed("wait")
+			return w.run(cmd.Context())
+		},
+	}
+	flags := cmd.Flags()
+	w.addFlags(flags)
+	flags.BoolVarP(&w.nonblock, "nonblock", "n", false, "do not wait, only tell")
+	flags.VarP(&w.most, "wait", "w", "wait no longer than that; 0 is -n")
+	return cmd
+}
+
+func (w *wait) run(ctx context.Context) error {
+	if w.nonblock && w.mostSet {
+		return errors.New("-n and -w contradict each other: give one of them")
+	}
+	signals := child.Listen()
+	defer signals.Close()
+	ctx, listened := untilInterrupted(ctx, signals)
+	var line stile.Line
+	err := withClient(ctx, w.url, func(client *stile.Client) (err error) {
+		line, err = w.untilFree(ctx, client)
+		return err
+	})
+	listened()
+	if interrupted, ok := errors.AsType[*interruption](context.Cause(ctx)); ok {
+		return &exit{Code: child.ExitCodeFor(interrupted.signal)}
+	}
+	if err != nil {
+		return err
+	}
+	return w.tell(line)
+}
+
+// untilFree waits as long as it is to wait, and returns the line as last read.
+func (w *wait) untilFree(ctx context.Context, client *stile.Client) (stile.Line, error) {
+	began := time.Now()
+	line, err := client.Show(ctx, w.name)
+	if err != nil || len(line.Holders) == 0 || w.nonblock || w.mostSet && w.most == 0 {
+		return line, err
+	}
+	ctx, cancel := w.bounded(ctx)
+	readings := read(ctx, client, w.name)
+	defer func() {
+		cancel()
+		for range readings { // the client is about to be closed
+		}
+	}()
+	progress := newProgress(w.stdio)
+	defer progress.clear()
+	tick := time.NewTicker(untilShown)
+	defer tick.Stop()
+
+	var store outage
+	for len(line.Holders) > 0 {
+		select {
+		case r, ok := <-readings:
+			if !ok { // not to wait any longer, or nothing more to be heard
+				return line, store.err
+			}
+			if news := store.news(r.err); news != "" {
+				progress.clear()
+				w.stdio.say(news)
+			}
+			if r.err == nil {
+				line = r.line
+			}
+		case <-tick.C:
+			progress.show(fmt.Sprintf("waiting for %s until lock %s is free: %s", short(time.Since(began)), plain(w.name), heldBy(line)))
+		}
+	}
+	return line, nil
+}
+
+// bounded returns a context that ends when there has been enough waiting.
+func (w *wait) bounded(ctx context.Context) (context.Context, context.CancelFunc) {
+	if w.mostSet {
+		return context.WithTimeout(ctx, time.Duration(w.most))
+	}
+	return context.WithCancel(ctx)
+}
+
+// reading is a line as read, or why it could not be.
+type reading struct {
+	line stile.Line
+	err  error
+}
+
+// read returns the readings of a line, until ctx ends or something is wrong that cannot pass.
+func read(ctx context.Context, client *stile.Client, name string) <-chan reading {
+	readings := make(chan reading)
+	go func() {
+		defer close(readings)
+		for line, err := range client.WatchLine(ctx, name) {
+			select {
+			case readings <- reading{line, err}:
+			case <-ctx.Done():
+			}
+		}
+	}()
+	return readings
+}
+
+// tell says how the waiting has ended.
+func (w *wait) tell(line stile.Line) error {
+	if w.format == formatJSON {
+		if err := w.stdio.writeJSON(line); err != nil {
+			return err
+		}
+	}
+	switch {
+	case len(line.Holders) == 0:
+		return nil
+	case w.nonblock || w.most == 0:
+		return &exit{exitNotObtained, fmt.Errorf("lock %q is %s", w.name, heldBy(line))}
+	default:
+		return &exit{exitNotObtained, fmt.Errorf("lock %q was not free within %v: it is %s", w.name, &w.most, heldBy(line))}
+	}
+}
+
+func heldBy(line stile.Line) string { return "held by " + holders(line) }

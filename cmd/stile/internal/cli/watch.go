@@ -1,0 +1,243 @@
+package cli
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"reflect"
+	"slices"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/stilelock/stile"
+)
+
+// watch is one use of the verb.
+type watch struct {
+	reader
+	prefix string
+	known  map[string]stile.Line // as last written, by name; without those in which nobody stands
+}
+
+func newWatch(stdio Stdio) *cobra.Command {
+	w := watch{reader: newReader(stdio), known: make(map[string]stile.Line)}
+	cmd := &cobra.Command{
+		Use:   "watch [flags] [PREFIX]",
+		Short: "Write down who holds and who waits, as it happens",
+		Long: `Write down who holds a lock and who waits for one, first as it is and then whenever something
+changes, until it is interrupted: for all locks, or those whose name begins with PREFIX.
+
+Each line of output is one event, at the time by this machine's clock at which it was seen:
+  holds   somebody has obtained the lock
+  waits   somebody has joined the line
+  ended   a hold has ended: let go, lost or broken
+  left    somebody is not waiting any more, without having had the lock
+  remark  something is odd about the line; the remark says how to repair it
+
+With -o json each line of output is an object: a lock that has changed, as it is now.
+
+The store is read at most ten times a second. What comes and goes between two readings is not
+seen. If the store cannot be reached that is said once, and again when it can.`,
+		Example: `  stile watch
+  stile watch deploy/ | grep --line-buffered ' holds '
+  stile watch -o json | jq -r --unbuffered '[.time, .name, .holders[0].owner.host] | @tsv'`,
+		Args: prefixArg(&w.prefix),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			// Signals end us as they end every program: there is nothing to put in order.
+			ctx, cancel := context.WithCancelCause(cmd.Context())
+			defer cancel(nil)
+			whenUnread(stdio.Out, func() { cancel(errNoReader) })
+			err := withClient(ctx, w.url, func(client *stile.Client) error { return w.run(ctx, client) })
+			if errors.Is(context.Cause(ctx), errNoReader) {
+				return errNoReader
+			}
+			return err
+		},
+	}
+	w.addFlags(cmd.Flags())
+	return cmd
+}
+
+func (w *watch) run(ctx context.Context, client *stile.Client) error {
+	var store outage
+	begun := false
+	for lines, err := range client.Watch(ctx, w.prefix) {
+		if err != nil && !begun {
+			return err
+		}
+		begun = true
+		if news := store.news(err); news != "" {
+			w.stdio.say(news)
+		}
+		if err != nil {
+			continue
+		}
+		b, err := w.write(lines, time.Now())
+		if err != nil {
+			return err
+		}
+		if err := w.stdio.write(b); err != nil {
+			return err
+		}
+	}
+	return store.err // what cannot pass comes last
+}
+
+// write returns what there is to write after a reading of all lines, and remembers the reading.
+func (w *watch) write(lines []stile.Line, now time.Time) ([]byte, error) {
+	var buf bytes.Buffer
+	for _, c := range w.changes(lines) {
+		if w.format == formatText {
+			c.writeEvents(&buf, now)
+			continue
+		}
+		b, err := asJSON(seen{now.UTC().Truncate(time.Millisecond), c.now}, "")
+		if err != nil {
+			return nil, err
+		}
+		buf.Write(b)
+	}
+	return buf.Bytes(), nil
+}
+
+// seen is what watch writes as JSON.
+type seen struct {
+	Time time.Time `json:"time"`
+	stile.Line
+}
+
+// change is a line that is not as it was.
+type change struct{ before, now stile.Line }
+
+// changes returns what has changed since the last call, sorted by name.
+func (w *watch) changes(lines []stile.Line) []change {
+	now := make(map[string]stile.Line, len(lines))
+	names := slices.Collect(maps.Keys(w.known))
+	for _, l := range lines {
+		now[l.Name] = l
+		names = append(names, l.Name)
+	}
+	slices.Sort(names)
+	var all []change
+	for _, name := range slices.Compact(names) {
+		c := change{lineOrEmpty(w.known, name), lineOrEmpty(now, name)}
+		if !reflect.DeepEqual(withoutClocks(c.before), withoutClocks(c.now)) {
+			all = append(all, c)
+		}
+	}
+	w.known = now
+	return all
+}
+
+func lineOrEmpty(lines map[string]stile.Line, name string) stile.Line {
+	if l, ok := lines[name]; ok {
+		return l
+	}
+	return stile.Line{Name: name, Holders: []stile.Entry{}, Waiters: []stile.Entry{}}
+}
+
+// withoutClocks returns the line without what changes all the time.
+func withoutClocks(l stile.Line) stile.Line {
+	l.Holders, l.Waiters = slices.Clone(l.Holders), slices.Clone(l.Waiters)
+	for _, entries := range [][]stile.Entry{l.Holders, l.Waiters} {
+		for i := range entries {
+			entries[i].Remaining = 0
+		}
+	}
+	return l
+}
+
+// writeEvents writes what has happened to a line, one event for each line of text.
+func (c change) writeEvents(to *bytes.Buffer, now time.Time) {
+	at := now.Local().Format(time.DateTime)
+	for _, e := range c.events() {
+		fmt.Fprintf(to, "%s  %s  %-5s  %s  %s\n", at, plain(c.now.Name), e.what, tokenOf(e.entry), who(e.entry))
+	}
+	for _, remark := range c.now.Remarks {
+		if !slices.Contains(c.before.Remarks, remark) {
+			fmt.Fprintf(to, "%s  %s  remark %s\n", at, plain(c.now.Name), plain(remark))
+		}
+	}
+}
+
+// event is what has happened to an entry.
+type event struct {
+	what  string
+	entry stile.Entry
+}
+
+// events returns what must have happened for the line to become what it is: first who has gone, then who has come to the
+// front or joined, each in order.
+func (c change) events() []event {
+	was := make(map[identity]place)
+	for _, p := range places(c.before) {
+		was[p.identity()] = p
+	}
+	var came []event
+	for _, p := range places(c.now) {
+		id := p.identity()
+		if _, ok := was[id]; !ok {
+			id = p.identityWithoutToken() // a store may give tokens late
+		}
+		before, ok := was[id]
+		delete(was, id)
+		switch {
+		case ok && before.holds == p.holds:
+		case p.holds:
+			came = append(came, event{"holds", p.entry})
+		default:
+			came = append(came, event{"waits", p.entry})
+		}
+	}
+	var all []event
+	for _, p := range places(c.before) {
+		if _, gone := was[p.identity()]; !gone {
+			continue
+		}
+		if p.holds {
+			all = append(all, event{"ended", p.entry})
+		} else {
+			all = append(all, event{"left", p.entry})
+		}
+	}
+	return append(all, came...)
+}
+
+// place is an entry of a line, and whether it holds the lock.
+type place struct {
+	entry stile.Entry
+	holds bool
+}
+
+func places(l stile.Line) []place {
+	var all []place
+	for _, e := range l.Holders {
+		all = append(all, place{e, true})
+	}
+	for _, e := range l.Waiters {
+		all = append(all, place{e, false})
+	}
+	return all
+}
+
+// identity tells the entries of a line apart, in one reading and the next.
+type identity struct {
+	token   uint64
+	session string
+	since   int64
+}
+
+// identity is the token alone, if there is one: the session of an entry may change.
+func (p place) identity() identity {
+	if p.entry.Token != 0 {
+		return identity{token: p.entry.Token}
+	}
+	return p.identityWithoutToken()
+}
+
+func (p place) identityWithoutToken() identity {
+	return identity{session: p.entry.Session, since: p.entry.Owner.Since.UnixNano()}
+}

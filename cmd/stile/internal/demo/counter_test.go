@@ -1,0 +1,68 @@
+package demo
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+func testCounter(t *testing.T) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "counter")
+	if err := newCounter(path); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+func TestTheCounterIsANumberThatPeopleCanRead(t *testing.T) {
+	t.Parallel()
+	path := testCounter(t)
+	for range 12 {
+		if err := increment(path); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if text, err := os.ReadFile(path); err != nil || string(text) != "0000000012\n" {
+		t.Errorf("the file has %q, %v", text, err)
+	}
+	if n, err := readCounter(path); n != 12 || err != nil {
+		t.Errorf("read %d, %v", n, err)
+	}
+}
+
+// Otherwise a late and short number, written over a long one, would leave some of its digits.
+func TestTheLargestNumberHasRoom(t *testing.T) {
+	t.Parallel()
+	path := testCounter(t)
+	f, err := os.OpenFile(path, os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	for _, n := range []int{MaxWorkers * MaxAdd, 7} {
+		if err := setCounter(f, n); err != nil {
+			t.Fatal(err)
+		}
+		if got, err := readCounter(path); got != n || err != nil {
+			t.Errorf("read %d, %v; want %d", got, err, n)
+		}
+	}
+}
+
+func TestACounterThatIsNoneIsAnErrorThatNamesTheFile(t *testing.T) {
+	t.Parallel()
+	path := testCounter(t)
+	for _, text := range []string{"", "12", "not a number"} {
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if err := increment(path); err == nil || !strings.Contains(err.Error(), path) {
+			t.Errorf("%q: %v", text, err)
+		}
+		if _, err := readCounter(path); err == nil || !strings.Contains(err.Error(), path) {
+			t.Errorf("%q: %v", text, err)
+		}
+	}
+}

@@ -1,0 +1,214 @@
+package demo
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stilelock/stile/storeurl"
+)
+
+// hired is a worker at work, and its parent.
+type hired struct {
+	t       *testing.T
+	job     job
+	orders  *json.Encoder
+	reports *json.Decoder
+	quit    io.Closer // the parent's end
+	err     chan error
+}
+
+// hire starts a worker on a store in memory.
+func hire(t *testing.T, opened *storeurl.Opened, j job) *hired {
+	t.Helper()
+	fromParent, toWorker := io.Pipe()
+	fromWorker, toParent := io.Pipe()
+	h := &hired{
+		t: t, job: j, quit: toWorker, err: make(chan error, 1),
+		orders: json.NewEncoder(toWorker), reports: json.NewDecoder(fromWorker),
+	}
+	go func() {
+		err := Work(t.Context(), fromParent, toParent, func(context.Context, string) (*storeurl.Opened, error) {
+			return opened, nil
+		})
+		toParent.Close()
+		h.err <- err
+	}()
+	t.Cleanup(func() {
+		toWorker.Close()
+		fromWorker.Close()
+	})
+	if err := h.orders.Encode(j); err != nil {
+		t.Fatal(err)
+	}
+	return h
+}
+
+func memory(t *testing.T) *storeurl.Opened {
+	t.Helper()
+	opened, err := storeurl.Open(t.Context(), "mem:", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { opened.Close() })
+	return opened
+}
+
+// tells waits for a report, over those of progress.
+func (h *hired) tells(e event) report {
+	h.t.Helper()
+	for {
+		var r report
+		if err := h.reports.Decode(&r); err != nil {
+			h.t.Fatalf("no report of %q: %v", e, err)
+		}
+		if r.Event == e {
+			return r
+		}
+		if r.Event != added {
+			h.t.Fatalf("reported %+v, want %q", r, e)
+		}
+	}
+}
+
+func (h *hired) order(o order) {
+	h.t.Helper()
+	if err := h.orders.Encode(o); err != nil {
+		h.t.Fatal(err)
+	}
+}
+
+// begins starts the worker and has it begin its first turn.
+func (h *hired) begins(o order) report {
+	h.t.Helper()
+	h.tells(ready)
+	h.order(order{})
+	h.tells(waiting)
+	r := h.tells(begun)
+	h.order(o)
+	return r
+}
+
+func (h *hired) ends() error {
+	h.t.Helper()
+	select {
+	case err := <-h.err:
+		return err
+	case <-time.After(10 * time.Second):
+		h.t.Fatal("the worker has not ended")
+		return nil
+	}
+}
+
+func TestAWorkerDoesItsPartInTurns(t *testing.T) {
+	t.Parallel()
+	counter := testCounter(t)
+	h := hire(t, memory(t), job{Lock: "demo", TTL: time.Second, Counter: counter, Add: 1000, Turns: 2})
+	first := h.begins(order{})
+	if r := h.tells(ended); r.Added != 500 {
+		t.Errorf("after the first of two turns: %+v", r)
+	}
+	h.tells(waiting)
+	if second := h.tells(begun); second.Token <= first.Token {
+		t.Errorf("token %d after %d", second.Token, first.Token)
+	}
+	h.order(order{})
+	h.tells(ended)
+	if r := h.tells(done); r.Added != 1000 {
+		t.Errorf("at the end: %+v", r)
+	}
+	if err := h.ends(); err != nil {
+		t.Error(err)
+	}
+	if n, err := readCounter(counter); n != 1000 || err != nil {
+		t.Errorf("in the file: %d, %v", n, err)
+	}
+}
+
+// So that the parent can kill it there, and knows to the last one what it has written.
+func TestAWorkerThatIsToHaltHasAcknowledgedAllThatItHasWritten(t *testing.T) {
+	t.Parallel()
+	counter, opened := testCounter(t), memory(t)
+	h := hire(t, opened, job{Lock: "demo", TTL: time.Second, Counter: counter, Add: 999, Turns: 1})
+	h.begins(order{Halt: true})
+	r := h.tells(halted)
+	if n, err := readCounter(counter); r.Added != 499 || n != 499 || err != nil {
+		t.Errorf("acknowledged %d, in the file %d, %v; want half of 999", r.Added, n, err)
+	}
+	line, err := opened.Store.Line(t.Context(), "demo")
+	if err != nil || len(line.Entries) != 1 || !line.Entries[0].Admitted {
+		t.Errorf("it does not hold the lock: %+v, %v", line, err)
+	}
+	h.quit.Close()
+	if err := h.ends(); !errors.Is(err, errAlone) {
+		t.Errorf("after the parent's end: %v", err)
+	}
+	if n, _ := readCounter(counter); n != 499 {
+		t.Errorf("it has gone on to %d", n)
+	}
+}
+
+func TestAWorkerThatLosesTheLockStopsTellsAndJoinsAgain(t *testing.T) {
+	t.Parallel()
+	for name, o := range map[string]order{"while it adds": {}, "while it halts": {Halt: true}} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			counter, opened := testCounter(t), memory(t)
+			const all = 100_000 // takes long enough to be caught in the middle
+			h := hire(t, opened, job{Lock: "demo", TTL: time.Second, Counter: counter, Add: all, Turns: 1})
+			first := h.begins(o)
+			if o.Halt {
+				h.tells(halted)
+			}
+			if _, err := opened.Store.Break(t.Context(), "demo", first.Token>>8); err != nil {
+				t.Fatal(err)
+			}
+			r := h.tells(lost)
+			if n, err := readCounter(counter); r.Added == all || n != r.Added || err != nil {
+				t.Errorf("acknowledged %d, in the file %d, %v", r.Added, n, err)
+			}
+			if !strings.Contains(r.Why, "lost") {
+				t.Errorf("why: %q", r.Why)
+			}
+			h.tells(waiting)
+			if again := h.tells(begun); again.Token <= first.Token || again.Added != r.Added {
+				t.Errorf("it goes on as %+v, after %+v", again, r)
+			}
+			h.order(order{})
+			h.tells(ended)
+			h.tells(done)
+			if n, err := readCounter(counter); n != all || err != nil {
+				t.Errorf("at the end: %d, %v", n, err)
+			}
+		})
+	}
+}
+
+func TestAWorkerWithoutAJobSaysWhoStartsWorkers(t *testing.T) {
+	t.Parallel()
+	err := Work(t.Context(), strings.NewReader(""), io.Discard, nil)
+	if err == nil || !strings.Contains(err.Error(), "stile demo") {
+		t.Errorf("%v", err)
+	}
+}
+
+func TestAWorkerEndsWithItsParentWhileItWaits(t *testing.T) {
+	t.Parallel()
+	opened := memory(t)
+	j := job{Lock: "demo", TTL: time.Second, Counter: testCounter(t), Add: 10, Turns: 1}
+	holder := hire(t, opened, j)
+	holder.begins(order{Halt: true})
+	holder.tells(halted)
+	waiter := hire(t, opened, j)
+	waiter.tells(ready)
+	waiter.order(order{})
+	waiter.tells(waiting)
+	waiter.quit.Close()
+	if err := waiter.ends(); !errors.Is(err, errAlone) {
+		t.Errorf("%v", err)
+	}
+}

@@ -1,0 +1,76 @@
+package watchdog
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"strconv"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Verb is the hidden verb of the program that makes it a watchdog; the number of a process group follows it.
+const Verb = "watchdog"
+
+// A Watchdog watches one command. A nil Watchdog watches nothing. It is for one goroutine.
+type Watchdog struct{ pipe *os.File }
+
+// Start starts a watchdog for a process group. It is not armed before it is told a deadline, but for the end of this
+// process. It must be closed before the group can have been given to others: before the command is waited for no longer.
+func Start(group int) (*Watchdog, error) {
+	read, write, err := os.Pipe()
+	if err != nil {
+		return nil, fmt.Errorf("start the watchdog: %w", err)
+	}
+	defer read.Close()
+	// The file that is being run, even if another one has its name by now.
+	dog := exec.Command("/proc/self/exe", Verb, strconv.Itoa(group))
+	dog.Args[0] = "stile"
+	dog.Dir, dog.Env = "/", []string{}
+	dog.Stdin = read // and nothing else of ours: somebody may wait for the end of our output
+	dog.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	if err := dog.Start(); err != nil {
+		write.Close()
+		return nil, fmt.Errorf("start the watchdog: %w", err)
+	}
+	go func() { _ = dog.Wait() }() // so that no zombie is left while we run
+	return &Watchdog{write}, nil
+}
+
+// Until says that the command may run for so long from now, and no longer if nothing else is said.
+func (w *Watchdog) Until(left time.Duration) {
+	w.tell(strconv.FormatInt(int64(max(now()+left, 1)), 10))
+}
+
+// Rest says that the command is not running, and needs no deadline.
+func (w *Watchdog) Rest() { w.tell("0") }
+
+// Close dismisses the watchdog.
+func (w *Watchdog) Close() {
+	if w != nil {
+		w.tell(over)
+		w.pipe.Close()
+	}
+}
+
+// tell does not wait for a watchdog that does not listen, and does not mind one that is dead.
+func (w *Watchdog) tell(text string) {
+	if w != nil {
+		_ = w.pipe.SetWriteDeadline(time.Now().Add(10 * time.Millisecond))
+		_, _ = w.pipe.WriteString(text + "\n")
+	}
+}
+
+// Run is the hidden verb: it watches a process group, as it is told on stdin.
+func Run(group int) {
+	Watch(os.Stdin, now, func() { _ = unix.Kill(-group, unix.SIGKILL) })
+}
+
+// now is the time since the machine was started, suspends included: the same for all processes.
+func now() time.Duration {
+	var t unix.Timespec
+	_ = unix.ClockGettime(unix.CLOCK_BOOTTIME, &t) // cannot fail on a kernel that Go runs on
+	return time.Duration(t.Nano())
+}

@@ -1,0 +1,132 @@
+package main_test
+
+import (
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"sigs.k8s.io/yaml"
+)
+
+// composed returns the arguments of each service in examples/serve/compose.yaml.
+func composed(t *testing.T) map[string][]string {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join("..", "..", "examples", "serve", "compose.yaml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var file struct {
+		Services map[string]struct {
+			Command []string
+			Ports   []string
+			Volumes []string
+		}
+	}
+	if err := yaml.Unmarshal(text, &file); err != nil {
+		t.Fatal(err)
+	}
+	commands := map[string][]string{}
+	for name, service := range file.Services {
+		if len(service.Command) == 0 || service.Command[0] != "serve" {
+			t.Fatalf("service %s does not serve: %v", name, service.Command)
+		}
+		for _, port := range service.Ports {
+			if !strings.HasPrefix(port, "127.0.0.1:") {
+				t.Errorf("service %s is published beyond loopback: %s", name, port)
+			}
+		}
+		commands[name] = service.Command[1:]
+	}
+	return commands
+}
+
+// There are no containers here: the commands of compose.yaml run as processes, with addresses and directories of this
+// machine in place of those in the containers.
+func TestThreeNodesAsInTheComposeFile(t *testing.T) {
+	t.Parallel()
+	m := newMachine(t)
+	commands := composed(t)
+	names := []string{"a", "b", "c"}
+	if len(commands) != len(names) {
+		t.Fatalf("services %v, want %v", commands, names)
+	}
+	peers := map[string]string{}
+	for _, name := range names {
+		peers[name] = freeAddress(t)
+	}
+	var endpoints []string
+	nodes, probes := map[string]*serving{}, map[string]string{}
+	start := func(name string) {
+		t.Helper()
+		nodes[name] = m.launch(commands[name]...)
+	}
+	for _, name := range names {
+		listen, health := freeAddress(t), freeAddress(t)
+		here := strings.NewReplacer(
+			"http://a:2380", "http://"+peers["a"], "http://b:2380", "http://"+peers["b"], "http://c:2380", "http://"+peers["c"],
+			"0.0.0.0:2379", listen, "0.0.0.0:2380", peers[name], "0.0.0.0:2381", health,
+			"/var/lib/stile", m.path(name))
+		for i, arg := range commands[name] {
+			commands[name][i] = here.Replace(arg)
+		}
+		if strings.Contains(strings.Join(commands[name], " "), "0.0.0.0") {
+			t.Fatalf("%v would listen everywhere", commands[name])
+		}
+		endpoints, probes[name] = append(endpoints, listen), "http://"+health
+	}
+	url := "etcd://" + strings.Join(endpoints, ",")
+	ready := func(name string) bool {
+		resp, err := (&http.Client{Timeout: 2 * time.Second}).Get(probes[name] + "/readyz")
+		if err != nil {
+			return false
+		}
+		resp.Body.Close()
+		return resp.StatusCode == http.StatusOK
+	}
+
+	start("a")
+	nodes["a"].says("waiting for the other members: b, c")
+	start("b")
+	start("c")
+	for _, name := range names {
+		nodes[name].says("msg=ready")
+		if !ready(name) {
+			t.Errorf("%s is ready, but its health check does not say so", name)
+		}
+	}
+	m.free(url, "demo")
+
+	holder := m.start(untilTold, "--url", url, "held")
+	nodes["a"].kill()
+	m.busy(url, "held") // the cluster has come to a decision without a
+	m.free(url, "demo")
+	m.write("end", "", 0o600)
+	holder.wants(0)
+
+	nodes["b"].kill()
+	refused := m.run("--url", url, "-w", "1", "demo", "--", "true")
+	refused.wants(125, "etcd")
+	t.Logf("without a majority: %s", &refused.stderr)
+	if ready("c") {
+		t.Error("c is alone, and says that it is ready")
+	}
+
+	start("b")
+	m.free(url, "demo")
+	nodes["b"].says("msg=ready")
+
+	// Told to end, all of them do at once: whether there is a leader or not.
+	for _, name := range []string{"b", "c"} {
+		told := time.Now()
+		nodes[name].signal(15)
+		if code := nodes[name].code(); code != 0 {
+			t.Errorf("%s: exit code %d: %s", name, code, nodes[name].log)
+		}
+		if took := time.Since(told); took > 3*time.Second {
+			t.Errorf("%s took %v to end", name, took)
+		}
+	}
+}

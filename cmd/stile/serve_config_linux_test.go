@@ -1,0 +1,103 @@
+package main_test
+
+import (
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+)
+
+func TestServeTakesItsFlagsFromAFile(t *testing.T) {
+	t.Parallel()
+	m := newMachine(t)
+	listen, health := freeAddress(t), freeAddress(t)
+	file := m.write("stile.yaml", `
+# A comment.
+listen: `+listen+`
+data: `+m.path("data")+`
+health: `+health+`
+insecure: false
+name: a
+peers:
+  a: http://`+freeAddress(t)+`
+`, 0o600)
+	s := m.serve("--config-file", file)
+	if s.found("url") != "etcd://"+listen || s.found("health") != "http://"+health || s.found("data") != m.path("data") {
+		t.Errorf("ready with %s", s.log)
+	}
+	m.free(s.found("url"), "demo")
+	s.kill()
+
+	other := freeAddress(t)
+	s = m.serve("--listen", other, "--config-file", file)
+	if s.found("url") != "etcd://"+other {
+		t.Errorf("--listen does not win over the file: %s", s.log)
+	}
+}
+
+func TestServeSaysWhatIsWrongWithTheFile(t *testing.T) {
+	t.Parallel()
+	m := newMachine(t)
+	m.command("serve", "--config-file", m.path("missing")).begin().wants(125, "--config-file", m.path("missing"), "no such file")
+	for name, c := range map[string]struct {
+		text string
+		want []string
+	}{
+		"an unknown key":     {"listn: 127.0.0.1:0", []string{`"listn"`, "there are", "listen", "tls-client-ca"}},
+		"a hidden flag":      {"background: /tmp", []string{`"background"`, "there are"}},
+		"itself":             {"config-file: x", []string{`"config-file"`, "there are"}},
+		"a key twice":        {"listen: 127.0.0.1:1\nlisten: 127.0.0.1:2", []string{"listen", "already"}},
+		"no value":           {"listen:", []string{"listen", "no value"}},
+		"a number":           {"listen: 2379", []string{"listen", "2379", "quotation marks"}},
+		"a bad value":        {"listen: here", []string{`"here"`, "--listen", "host:port"}},
+		"a bad truth":        {"insecure: perhaps", []string{"insecure", `"perhaps"`, "true or false"}},
+		"a bad list":         {"peers: [a]", []string{"peers", `"a"`, "NAME=URL"}},
+		"not a mapping":      {"- listen", []string{"listen: 127.0.0.1:2379"}},
+		"not YAML":           {"listen: [", []string{"listen: 127.0.0.1:2379"}},
+		"a member out of it": {"peers: {a: 5}", []string{"peers", "5", "quotation marks"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			m := m.in(t)
+			file := m.write(strings.ReplaceAll(name, " ", "-")+".yaml", c.text, 0o600)
+			m.command("serve", "--data", m.path(strings.ReplaceAll(name, " ", "-")), "--config-file", file).begin().
+				wants(125, append(c.want, func() []string {
+					if name == "a bad value" { // it is as bad on the command line
+						return nil
+					}
+					return []string{file}
+				}()...)...)
+		})
+	}
+}
+
+// The example in examples/serve, with everything in it that is commented out there, has keys that exist.
+func TestTheExampleConfigFileIsUnderstood(t *testing.T) {
+	t.Parallel()
+	text, err := os.ReadFile(filepath.Join("..", "..", "examples", "serve", "stile.yaml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := newMachine(t)
+	m.serve("--config-file", m.write("as-it-is.yaml", string(text), 0o600),
+		"--listen", "127.0.0.1:0", "--socket", m.path("run", "s"), "--health", "127.0.0.1:0", "--data", m.path("data"))
+
+	var all, seen []string
+	for line := range strings.Lines(string(text)) {
+		setting, commented := strings.CutPrefix(line, "#")
+		if commented && strings.HasPrefix(setting, " ") && !strings.HasPrefix(setting, "  ") {
+			continue // prose
+		}
+		if key, _, ok := strings.Cut(setting, ":"); ok && !strings.HasPrefix(key, " ") {
+			if slices.Contains(seen, key) {
+				continue // another suggestion for the same
+			}
+			seen = append(seen, key)
+		}
+		all = append(all, setting)
+	}
+	// It stops at the first file of those it names, which is not there: all keys are understood then.
+	m.command("serve", "--config-file", m.write("all.yaml", strings.Join(all, ""), 0o600)).begin().
+		wants(125, "--root-password-file", "no such file")
+}

@@ -1,0 +1,105 @@
+package main_test
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+)
+
+// serving is a stile serve that was started with any flags.
+type serving struct {
+	*command
+	log *transcript
+}
+
+// transcript is what a process says, as it says it.
+type transcript struct {
+	mu   sync.Mutex
+	text strings.Builder
+}
+
+func (l *transcript) Write(b []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.Write(b)
+}
+
+func (l *transcript) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.String()
+}
+
+// launch starts stile serve. It need not become ready.
+func (m *machine) launch(args ...string) *serving {
+	m.t.Helper()
+	s := &serving{command: m.command(append([]string{"serve"}, args...)...), log: new(transcript)}
+	s.Cmd.Stderr = s.log
+	s.begin()
+	return s
+}
+
+// serve starts stile serve and waits until it is ready.
+func (m *machine) serve(args ...string) *serving {
+	m.t.Helper()
+	s := m.launch(args...)
+	s.says("msg=ready")
+	return s
+}
+
+// says waits until the server has said something.
+func (s *serving) says(text string) {
+	s.m.t.Helper()
+	eventually(s.m.t, fmt.Sprintf("%v says %q", s.Args[1:], text), func() bool {
+		if strings.Contains(s.log.String(), text) {
+			return true
+		}
+		select {
+		case <-s.done:
+			s.m.t.Fatalf("%v has ended with %v: %s", s.Args[1:], s.ProcessState, s.log)
+		default:
+		}
+		return false
+	})
+}
+
+// found returns what the ready line says: its url, or the value of another key.
+func (s *serving) found(key string) string {
+	s.m.t.Helper()
+	for line := range strings.Lines(s.log.String()) {
+		if !strings.Contains(line, "msg=ready") {
+			continue
+		}
+		for field := range strings.FieldsSeq(line) {
+			if value, ok := strings.CutPrefix(field, key+"="); ok {
+				return strings.Trim(value, `"`)
+			}
+		}
+	}
+	s.m.t.Fatalf("the ready line has no %s: %s", key, s.log)
+	return ""
+}
+
+// kill ends the server with SIGKILL, and waits for that.
+func (s *serving) kill() {
+	s.m.t.Helper()
+	s.signal(syscall.SIGKILL)
+	s.code()
+}
+
+// freeAddress returns a loopback address that nobody listens on. It is below the ports that systems give to outgoing
+// connections: a server that is down for a while would lose it to one of those.
+func freeAddress(t *testing.T) string {
+	t.Helper()
+	for {
+		l, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", 11000+rand.IntN(21000)))
+		if err == nil {
+			l.Close()
+			return l.Addr().String()
+		}
+	}
+}

@@ -1,0 +1,251 @@
+package main_test
+
+import (
+	"encoding/base64"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.etcd.io/etcd/client/v3/concurrency"
+
+	"github.com/stilelock/stile/internal/testservers"
+)
+
+// Whoever locks on stile serve, by whatever means, keeps stile run out under the same name, and waits for it.
+
+// busy checks that stile run does not get the lock.
+func (m *machine) busy(url, name string) {
+	m.t.Helper()
+	m.run("--url", url, "-n", name, "--", "true").wants(75, name)
+}
+
+// free checks that it does.
+func (m *machine) free(url, name string) {
+	m.t.Helper()
+	m.run("--url", url, "-w", "10", name, "--", "true").wants(0)
+}
+
+// awaitLine waits until so many stand in line.
+func awaitLine(t *testing.T, cli *clientv3.Client, name string, n int) {
+	t.Helper()
+	eventually(t, fmt.Sprintf("%d in line for %s", n, name), func() bool { return len(entries(t, cli, name)) == n })
+}
+
+// exists reports whether there is a file.
+func (m *machine) exists(name string) bool {
+	_, err := os.Stat(m.path(name))
+	return err == nil
+}
+
+// untilTold is a script that says that it has started, and ends when a file called end is there.
+const untilTold = "touch started; while ! test -e end; do sleep 0.02; done"
+
+func TestServeExcludesEtcdctlLockAndStileRun(t *testing.T) {
+	t.Parallel()
+	etcdctl := testservers.Binary(t, "etcdctl")
+	m, s := newMachine(t), serve(t)
+	cli := client(t, s.endpoint())
+
+	lock := exec.Command(etcdctl, "--endpoints", s.endpoint(), "lock", "--ttl", "5", "demo", "--", "sh", "-c", "touch got; "+untilTold)
+	lock.Dir, lock.Env = m.dir, m.vars
+	if err := lock.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = lock.Process.Kill() }()
+	eventually(t, "etcdctl has the lock", func() bool { return m.exists("got") })
+	m.busy(s.url, "demo")
+	m.write("end", "", 0o600)
+	if err := lock.Wait(); err != nil {
+		t.Errorf("etcdctl lock: %v", err)
+	}
+	m.free(s.url, "demo")
+
+	os.Remove(m.path("end"))
+	os.Remove(m.path("got"))
+	holder := m.start(untilTold, "--url", s.url, "demo")
+	lock = exec.Command(etcdctl, "--endpoints", s.endpoint(), "lock", "demo", "--", "touch", m.path("got"))
+	if err := lock.Start(); err != nil {
+		t.Fatal(err)
+	}
+	awaitLine(t, cli, "demo", 2)
+	if m.exists("got") {
+		t.Error("etcdctl got the lock while stile run held it")
+	}
+	m.write("end", "", 0o600)
+	if err := lock.Wait(); err != nil || !m.exists("got") {
+		t.Errorf("etcdctl lock after stile run: %v", err)
+	}
+	holder.wants(0)
+}
+
+func TestServeExcludesTheStockMutexAndStileRun(t *testing.T) {
+	t.Parallel()
+	m, s := newMachine(t), serve(t)
+	cli := client(t, s.endpoint())
+	session, err := concurrency.NewSession(cli, concurrency.WithTTL(5))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer session.Close()
+	mutex := concurrency.NewMutex(session, "demo")
+	if err := mutex.Lock(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	m.busy(s.url, "demo")
+	if err := mutex.Unlock(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	m.free(s.url, "demo")
+
+	holder := m.start(untilTold, "--url", s.url, "demo")
+	if err := mutex.TryLock(t.Context()); err != concurrency.ErrLocked {
+		t.Errorf("TryLock while stile run holds it: %v, want %v", err, concurrency.ErrLocked)
+	}
+	got := make(chan error)
+	go func() { got <- mutex.Lock(t.Context()) }()
+	awaitLine(t, cli, "demo", 2)
+	select {
+	case err := <-got:
+		t.Errorf("Lock returned %v while stile run held it", err)
+	default:
+	}
+	m.write("end", "", 0o600)
+	if err := <-got; err != nil {
+		t.Error(err)
+	}
+	holder.wants(0)
+}
+
+func TestServeExcludesLocksOverJSONAndStileRun(t *testing.T) {
+	t.Parallel()
+	m, s := newMachine(t), serve(t)
+	cli := client(t, s.endpoint())
+	g := gateway{t, "http://" + s.endpoint(), &http.Client{Timeout: within}}
+
+	lease := g.must("/v3/lease/grant", map[string]any{"TTL": "30"})["ID"]
+	key := g.must("/v3/lock/lock", map[string]any{"name": inBase64("demo"), "lease": lease})["key"]
+	if decoded, err := base64.StdEncoding.DecodeString(fmt.Sprint(key)); err != nil || !strings.HasPrefix(string(decoded), "demo/") {
+		t.Errorf("key %s, %v", decoded, err)
+	}
+	m.busy(s.url, "demo")
+	g.must("/v3/lock/unlock", map[string]any{"key": key})
+	m.free(s.url, "demo")
+
+	holder := m.start(untilTold, "--url", s.url, "demo")
+	type answer struct {
+		fields map[string]any
+		err    error
+	}
+	got := make(chan answer)
+	go func() {
+		fields, err := g.post("/v3/lock/lock", map[string]any{"name": inBase64("demo"), "lease": lease})
+		got <- answer{fields, err}
+	}()
+	awaitLine(t, cli, "demo", 2)
+	select {
+	case a := <-got:
+		t.Errorf("/v3/lock/lock answered %v while stile run held it", a)
+	default:
+	}
+	m.write("end", "", 0o600)
+	a := <-got
+	if a.err != nil {
+		t.Fatal(a.err)
+	}
+	holder.wants(0)
+	m.busy(s.url, "demo")
+	g.must("/v3/lease/revoke", map[string]any{"ID": lease})
+	m.free(s.url, "demo")
+}
+
+func inBase64(s string) string { return base64.StdEncoding.EncodeToString([]byte(s)) }
+
+// gateway asks a server's JSON gateway, as programs in other languages do.
+type gateway struct {
+	t    *testing.T
+	base string
+	web  *http.Client
+}
+
+func (g gateway) post(path string, body map[string]any) (map[string]any, error) {
+	text, err := json.Marshal(body)
+	if err != nil {
+		return nil, err
+	}
+	resp, err := g.web.Post(g.base+path, "application/json", strings.NewReader(string(text)))
+	if err != nil {
+		return nil, err
+	}
+	defer resp.Body.Close()
+	fields := map[string]any{}
+	if err := json.NewDecoder(resp.Body).Decode(&fields); err != nil {
+		return nil, err
+	}
+	if resp.StatusCode != http.StatusOK {
+		return nil, fmt.Errorf("%s: %s: %v", path, resp.Status, fields)
+	}
+	return fields, nil
+}
+
+func (g gateway) must(path string, body map[string]any) map[string]any {
+	g.t.Helper()
+	fields, err := g.post(path, body)
+	if err != nil {
+		g.t.Fatal(err)
+	}
+	return fields
+}
+
+// A kill -9 of the server loses nothing: what is held stays held, the line keeps its order and tokens go on.
+func TestLocksOutliveAKilledServer(t *testing.T) {
+	t.Parallel()
+	m := newMachine(t)
+	args := []string{"--listen", freeAddress(t), "--data", m.path("data")}
+	s := m.serve(args...)
+	url := s.found("url")
+	const ttl = 4 * time.Second // so that 4/10 of it is enough for a restart on a busy machine
+
+	cli := client(t, strings.TrimPrefix(url, "etcd://"))
+	forgotten, err := cli.Grant(t.Context(), 600) // held by nobody who could renew it
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := cli.Put(t.Context(), fmt.Sprintf("nightly/%x", forgotten.ID), "", clientv3.WithLease(forgotten.ID)); err != nil {
+		t.Fatal(err)
+	}
+	// It goes on for longer than its TTL after the server was killed: then it would have lost the lock.
+	holder := m.start("touch started; while ! test -e killed; do sleep 0.02; done; sleep 5; echo $STILE_TOKEN",
+		"--url", url, "--ttl", ttl.String(), "demo")
+	waiter := m.command("run", "--url", url, "--ttl", ttl.String(), "demo", "--", "sh", "-c", "echo $STILE_TOKEN").begin()
+	awaitLine(t, cli, "demo", 2)
+	before := entries(t, cli, "demo")
+
+	s.kill()
+	m.write("killed", "", 0o600)
+	down := time.Now()
+	m.serve(args...)
+	t.Logf("the server was down for %v", time.Since(down))
+	if after := entries(t, cli, "demo"); strings.Join(after, " ") != strings.Join(before, " ") {
+		t.Errorf("in line after the restart: %v, want %v", after, before)
+	}
+	m.busy(url, "nightly")
+
+	holder.wants(0)
+	waiter.wants(0)
+	var first, next int64
+	if _, err := fmt.Sscan(holder.stdout.String(), &first); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := fmt.Sscan(waiter.stdout.String(), &next); err != nil {
+		t.Fatal(err)
+	}
+	if next <= first {
+		t.Errorf("token %d after the restart, %d before", next, first)
+	}
+}

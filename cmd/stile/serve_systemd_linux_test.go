@@ -1,0 +1,110 @@
+package main_test
+
+import (
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+)
+
+// unit is the text of the example unit.
+func unit(t *testing.T) string {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join("..", "..", "examples", "serve", "stile.service"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(text)
+}
+
+const installed = "/usr/local/bin/stile"
+
+func TestTheExampleUnitIsOneThatSystemdUnderstands(t *testing.T) {
+	t.Parallel()
+	analyze, err := exec.LookPath("systemd-analyze")
+	if err != nil {
+		t.Skip("SKIPPED, NOT TESTED: there is no systemd-analyze here to look at examples/serve/stile.service")
+	}
+	m := newMachine(t)
+	file := m.write("stile.service", strings.ReplaceAll(unit(t), installed, stile), 0o600)
+	cmd := exec.Command(analyze, "verify", file)
+	cmd.Env = m.vars
+	if out, err := cmd.CombinedOutput(); err != nil || len(out) > 0 {
+		t.Errorf("systemd-analyze verify: %v: %s", err, out)
+	}
+}
+
+// The command line of the unit is run as it is, but for where things are.
+func TestTheExampleUnitStartsAServerThatTellsSystemd(t *testing.T) {
+	t.Parallel()
+	_, rest, _ := strings.Cut(unit(t), "\nExecStart="+installed+" ")
+	line, _, _ := strings.Cut(rest, "\n")
+	args := strings.Fields(line)
+	if len(args) == 0 || args[0] != "serve" {
+		t.Fatalf("ExecStart is not stile serve: %q", line)
+	}
+	m := newMachine(t)
+	config := m.write("stile.yaml", "listen: 127.0.0.1:0\ndata: "+m.path("data"), 0o600)
+	for i, arg := range args {
+		args[i] = strings.ReplaceAll(arg, "/etc/stile/stile.yaml", config)
+	}
+	notify := listenNotify(t, m)
+	s := m.launch(args[1:]...)
+	if got := notify(); got != "READY=1" {
+		t.Errorf("systemd is told %q, want READY=1", got)
+	}
+	m.free(s.found("url"), "demo") // ready means ready
+	s.signal(15)
+	if got := notify(); got != "STOPPING=1" {
+		t.Errorf("systemd is told %q, want STOPPING=1", got)
+	}
+	if code := s.code(); code != 0 {
+		t.Errorf("exit code %d: %s", code, s.log)
+	}
+}
+
+// A server in the background is nobody's service, even if a service has started it: systemd would take it for that.
+func TestTheLocalServerTellsSystemdNothing(t *testing.T) {
+	t.Parallel()
+	m := newMachine(t)
+	notify := listenNotify(t, m)
+	m.run("demo", "--", "true").wants(0)
+	m.killServer()
+	conn, err := net.Dial("unixgram", m.path("notify"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	if _, err := conn.Write([]byte("the end")); err != nil {
+		t.Fatal(err)
+	}
+	if got := notify(); got != "the end" {
+		t.Errorf("systemd is told %q", got)
+	}
+}
+
+// listenNotify puts systemd's socket into the environment, and returns what waits for the next message there.
+func listenNotify(t *testing.T, m *machine) (next func() string) {
+	t.Helper()
+	conn, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: m.path("notify"), Net: "unixgram"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { conn.Close() })
+	m.set("NOTIFY_SOCKET", m.path("notify"))
+	return func() string {
+		t.Helper()
+		if err := conn.SetReadDeadline(time.Now().Add(within)); err != nil {
+			t.Fatal(err)
+		}
+		message := make([]byte, 1000)
+		n, err := conn.Read(message)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(message[:n])
+	}
+}
