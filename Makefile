@@ -26,6 +26,11 @@ check: tools fmt vet lint tidy ## the same without the race detector and the oth
 build: ## the stile command, into .bin
 	cd cmd/stile && GOWORK=off go build -o $(BIN)/ .
 
+.PHONY: man
+man: build ## the man pages, into .bin/man
+	rm -rf $(BIN)/man
+	$(BIN)/stile man $(BIN)/man
+
 .PHONY: tools
 tools: $(TOOLS) ## the servers and checkers that the tests need: pinned ones into .bin, others as Debian packages
 	tools/packages
@@ -73,6 +78,10 @@ cross: ## build for the other systems
 .PHONY: bench-etcd
 bench-etcd: $(BIN)/etcd ## measure against the stock etcd mutex
 	go run ./internal/etcdbench
+
+.PHONY: bench-startup
+bench-startup: build ## measure stile run against flock
+	cd cmd/stile && GOWORK=off go run ./internal/startupbench -stile $(BIN)/stile
 
 FUZZTIME ?= 10s
 .PHONY: fuzz-short

@@ -37,6 +37,11 @@ func openEtcd(ctx context.Context, t target, logger *slog.Logger) (*Opened, erro
 	if deadline, ok := ctx.Deadline(); ok {
 		most = min(most, time.Until(deadline))
 	}
+	if t.scheme == schemeUnix {
+		if err := checkSocket(ctx, t, most); err != nil {
+			return nil, err
+		}
+	}
 	cli, err := connect(ctx, t, password, tlsConfig, most*4/5)
 	if err != nil {
 		return nil, explain(ctx, t, tlsConfig, err, most/5)
@@ -104,6 +109,18 @@ func (t target) tls() (*tls.Config, error) {
 		config.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return load() }
 	}
 	return config, nil
+}
+
+// checkSocket fails at once where the etcd client would try again until its time is over: at a unix socket that is not
+// there, or that nobody listens on. Nobody but a new server changes that, and whoever starts one can ask again.
+func checkSocket(ctx context.Context, t target, most time.Duration) error {
+	ctx, cancel := context.WithTimeout(ctx, most)
+	defer cancel()
+	conn, err := dial(ctx, t.endpoints[0])
+	if err != nil {
+		return fmt.Errorf("etcd does not answer: %s: %w", t.endpoints[0], err)
+	}
+	return conn.Close()
 }
 
 // connect makes a client and waits, no longer than most, until the cluster has answered a request.
@@ -182,15 +199,8 @@ var errSilent = errors.New("connected, but there was no answer: is it an etcd th
 // reach connects to an endpoint as the etcd client would, because that does not tell why it cannot, and returns the
 // reason: always an error.
 func reach(ctx context.Context, endpoint string, tlsConfig *tls.Config) error {
-	network, address := "tcp", endpoint
-	if path, ok := strings.CutPrefix(endpoint, "unix://"); ok {
-		network, address = "unix", path
-	}
-	conn, err := new(net.Dialer).DialContext(ctx, network, address)
+	conn, err := dial(ctx, endpoint)
 	if err != nil {
-		if op, ok := errors.AsType[*net.OpError](err); ok {
-			err = op.Err // without the address, which we name ourselves
-		}
 		return err
 	}
 	defer conn.Close()
@@ -214,4 +224,17 @@ func reach(ctx context.Context, endpoint string, tlsConfig *tls.Config) error {
 		return op.Err
 	}
 	return errSilent
+}
+
+// dial connects to an endpoint. Its error does not name the endpoint.
+func dial(ctx context.Context, endpoint string) (net.Conn, error) {
+	network, address := "tcp", endpoint
+	if path, ok := strings.CutPrefix(endpoint, "unix://"); ok {
+		network, address = "unix", path
+	}
+	conn, err := new(net.Dialer).DialContext(ctx, network, address)
+	if op, ok := errors.AsType[*net.OpError](err); ok {
+		return nil, op.Err
+	}
+	return conn, err
 }

@@ -130,6 +130,16 @@ func fails(ctx context.Context, t *testing.T, url string, want ...string) error 
 	return err
 }
 
+// failsAtOnce opens the etcd behind a unix socket and checks that it fails without another try.
+func failsAtOnce(t *testing.T, socket string, want ...string) {
+	t.Helper()
+	start := time.Now()
+	_ = fails(t.Context(), t, "etcd+unix://"+socket, want...)
+	if took := time.Since(start); took > time.Second {
+		t.Errorf("tried for %v", took)
+	}
+}
+
 func TestOpenEtcdNamesWhatCannotBeReached(t *testing.T) {
 	silent, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -149,7 +159,17 @@ func TestOpenEtcdNamesWhatCannotBeReached(t *testing.T) {
 			"etcd://ann:***@127.0.0.1:1", "connection refused")
 	})
 	t.Run("no such socket", func(t *testing.T) {
-		_ = fails(soon(t), t, "etcd+unix:///does/not/exist", "/does/not/exist", "no such file")
+		failsAtOnce(t, "/does/not/exist", "/does/not/exist", "no such file")
+	})
+	t.Run("a socket nobody listens on", func(t *testing.T) {
+		path := filepath.Join(t.TempDir(), "s")
+		l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		l.SetUnlinkOnClose(false)
+		_ = l.Close()
+		failsAtOnce(t, path, path, "connection refused")
 	})
 	t.Run("no such host", func(t *testing.T) {
 		_ = fails(soon(t), t, "etcds://no-such-host.invalid", "no-such-host.invalid:2379")

@@ -60,7 +60,7 @@ func isScheme(s string) bool {
 func parse(raw string) (target, error) {
 	scheme, rest, ok := strings.Cut(raw, ":")
 	if !ok || !isScheme(scheme) {
-		return target{}, errors.New("it does not begin with a scheme: known are " + knownSchemes)
+		return target{}, fmt.Errorf("it does not begin with a scheme: %w", ErrScheme)
 	}
 	t := target{scheme: scheme, redacted: raw}
 	switch scheme {
@@ -71,7 +71,7 @@ func parse(raw string) (target, error) {
 		return t, nil
 	case schemeEtcd, schemeTLS, schemeUnix:
 	default:
-		return target{}, fmt.Errorf("unknown scheme %q: known are %s", scheme, knownSchemes)
+		return target{}, fmt.Errorf("unknown scheme %q: %w", scheme, ErrScheme)
 	}
 	rest, ok = strings.CutPrefix(rest, "//")
 	if !ok {
@@ -98,8 +98,6 @@ func parse(raw string) (target, error) {
 	}
 	return t, nil
 }
-
-const knownSchemes = "mem:, etcd://, etcds:// and etcd+unix://"
 
 // parameters returns where the values of the parameters go that the scheme knows.
 func (t *target) parameters() map[string]*string {

@@ -1,6 +1,7 @@
 package storeurl
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"slices"
@@ -136,6 +137,14 @@ func TestParseSaysWhatIsWrong(t *testing.T) {
 				t.Errorf("got %v, want an error with: %s", err, c.want)
 			}
 		})
+	}
+}
+
+func TestErrSchemeIsForUnknownSchemesOnly(t *testing.T) {
+	for url, want := range map[string]bool{"": true, "h:2379": true, "redis://h": true, "etcd://": false, "mem:x": false} {
+		if _, err := Open(t.Context(), url, nil); err == nil || errors.Is(err, ErrScheme) != want {
+			t.Errorf("%q: got %v; want it to match ErrScheme: %v", url, err, want)
+		}
 	}
 }
 

@@ -37,12 +37,17 @@ package storeurl
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 
 	"github.com/stilelock/stile/store"
 	"github.com/stilelock/stile/store/memstore"
 )
+
+// ErrScheme means that the URL does not begin with a scheme that [Open] knows. A program that knows others can add them
+// to what the error says.
+var ErrScheme = errors.New("known are mem:, etcd://, etcds:// and etcd+unix://")
 
 // Options configures [Open]. The zero value, and a nil *Options, are ready for use.
 type Options struct {
@@ -69,7 +74,7 @@ func (o *Opened) Close() error { return o.close() }
 //
 // On success the store has answered a request just now, to this user. Open waits for that for
 // at most five seconds, and no longer than ctx allows; ctx bounds only the call. On failure nothing is left open. If
-// ctx ended first the error matches ctx.Err().
+// ctx ended first the error matches ctx.Err(); if the scheme of the URL is unknown, or missing, [ErrScheme].
 func Open(ctx context.Context, url string, opts *Options) (*Opened, error) {
 	if opts == nil {
 		opts = &Options{}

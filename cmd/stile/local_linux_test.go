@@ -280,3 +280,8 @@ func TestOnABareMachineThroughGoRun(t *testing.T) {
 		t.Errorf("the server, %d, is not running", pid)
 	}
 }
+
+func TestAnUnknownSchemeTellsOfTheLocalServerToo(t *testing.T) {
+	t.Parallel()
+	newMachine(t).run("--url", "foo://h", "demo", "--", "true").wants(125, `"foo"`, "etcd://", "local:")
+}

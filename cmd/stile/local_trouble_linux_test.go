@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -298,6 +299,19 @@ func TestFilesInTheWayAreReplaced(t *testing.T) {
 	})
 }
 
+// stopped reports whether every thread of a process has been stopped. A signal takes its time to reach them.
+func stopped(t *testing.T, pid int) bool {
+	t.Helper()
+	threads, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", pid))
+	if err != nil || len(threads) == 0 {
+		t.Fatalf("process %d has no threads: %v", pid, err)
+	}
+	return !slices.ContainsFunc(threads, func(path string) bool {
+		stat, err := os.ReadFile(path)
+		return err == nil && !strings.Contains(string(stat), ") T ")
+	})
+}
+
 func TestAServerThatDoesNotAnswer(t *testing.T) {
 	t.Parallel()
 	m := newMachine(t)
@@ -306,6 +320,7 @@ func TestAServerThatDoesNotAnswer(t *testing.T) {
 	if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
 		t.Fatal(err)
 	}
+	eventually(t, "standstill of the server", func() bool { return stopped(t, pid) })
 	m.run("demo", "--", "true").wants(125, "does not answer", fmt.Sprintf("kill -CONT %d", pid),
 		fmt.Sprintf("kill -9 %d", pid), "--url")
 	if err := syscall.Kill(pid, syscall.SIGCONT); err != nil {

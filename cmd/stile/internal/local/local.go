@@ -5,6 +5,7 @@
 //
 //	lock        locked, shared, by who looks for the server, and alone by who starts it and by the server when it ends
 //	socket      a link to the unix socket the server listens on
+//	pid         the process id of the server, which has the file locked for as long as it runs
 //	server.log  what the server has said since it was started
 //	data/       its data
 //
@@ -23,6 +24,9 @@ import (
 
 // URL stands for the server of this package where the URL of a store is asked for.
 const URL = "local:"
+
+// ErrNone means that no local server runs.
+var ErrNone = errors.New("no local server runs")
 
 // StateDir is where Stile keeps what belongs to the user on this machine: $XDG_STATE_HOME/stile, usually
 // ~/.local/state/stile. It need not be there.
@@ -62,15 +66,8 @@ func (h Home) Data() string { return filepath.Join(string(h), "data") }
 
 func (h Home) lock() string { return filepath.Join(string(h), "lock") }
 func (h Home) link() string { return filepath.Join(string(h), "socket") }
+func (h Home) pid() string  { return filepath.Join(string(h), "pid") }
 func (h Home) log() string  { return filepath.Join(string(h), "server.log") }
 
 // elsewhere ends the error of somebody for whom there is no local server.
 const elsewhere = "; or name a store with --url or STILE_URL"
-
-// runtimeDir is where this process would have a socket: $XDG_RUNTIME_DIR/stile, or a directory of our own in /tmp.
-func runtimeDir() string {
-	if dir := os.Getenv("XDG_RUNTIME_DIR"); filepath.IsAbs(dir) {
-		return filepath.Join(dir, "stile")
-	}
-	return fmt.Sprintf("/tmp/stile-%d", os.Getuid())
-}

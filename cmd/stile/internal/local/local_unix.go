@@ -27,24 +27,53 @@ import (
 const patience = 10 * time.Second
 
 // Ensure returns the URL of the server, as package storeurl understands it. If none runs it starts one, and tells. When
-// Ensure returns, a server has answered; if ctx ends first one may be on its way.
+// Ensure returns, a server has taken a connection, or said that it is ready; if ctx ends first one may be on its way.
 func (h Home) Ensure(ctx context.Context) (storeURL string, started bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
-	if err := privateDir(string(h)); err != nil {
+	if err := privateDir(string(h), moveHome); err != nil {
 		return "", false, err
 	}
 	socket, err := h.find(ctx)
-	if errors.Is(err, errNoServer) {
+	if errors.Is(err, ErrNone) {
 		started = true
 		socket, err = h.start(ctx)
 	}
-	return "etcd+unix://" + (&url.URL{Path: socket}).EscapedPath(), started, err
+	return urlOf(socket), started, err
 }
 
-var errNoServer = errors.New("no server")
+// Find returns the URL of the server. If none runs it starts none, and the error matches [ErrNone].
+func (h Home) Find(ctx context.Context) (storeURL string, err error) {
+	switch err := checkPrivate(string(h), moveHome); {
+	case errors.Is(err, fs.ErrNotExist):
+		return "", ErrNone
+	case err != nil:
+		return "", err
+	}
+	socket, err := h.find(ctx)
+	return urlOf(socket), err
+}
 
-// find returns the socket of a server that runs, or errNoServer.
+func urlOf(socket string) string { return "etcd+unix://" + (&url.URL{Path: socket}).EscapedPath() }
+
+// Silent is the error for a server that Ensure has found, and that has answered nothing since: it was stopped, or
+// something is wrong with it.
+func (h Home) Silent() error {
+	pid := h.readPID()
+	return fmt.Errorf("the local server (pid %s) runs but does not answer: let it go on with kill -CONT %s, "+
+		"or end it with kill -9 %s and run this again; its locks stay%s", pid, pid, pid, elsewhere)
+}
+
+// readPID is the process id of the server that runs, to show to people.
+func (h Home) readPID() string {
+	pid, err := os.ReadFile(h.pid())
+	if err != nil {
+		return "unknown"
+	}
+	return strings.TrimSpace(string(pid))
+}
+
+// find returns the socket of a server that runs, or ErrNone.
 func (h Home) find(ctx context.Context) (string, error) {
 	lock, err := h.locked(ctx, filelock.Shared)
 	if err != nil {
@@ -58,15 +87,17 @@ func (h Home) find(ctx context.Context) (string, error) {
 // at: so one that has answered stays for as long as it stays idle, and can be relied on after the lock is let go.
 func (h Home) look(ctx context.Context) (string, error) {
 	socket, err := os.Readlink(h.link())
-	if errors.Is(err, fs.ErrNotExist) {
-		return "", errNoServer
-	} else if err != nil {
+	switch {
+	case errors.Is(err, fs.ErrNotExist), errors.Is(err, unix.EINVAL): // EINVAL: it is no link
+		return "", ErrNone
+	case err != nil:
 		return "", err
 	}
 	// In /tmp everybody can put a socket where ours was before a reboot.
-	if err := checkPrivate(filepath.Dir(socket)); errors.Is(err, fs.ErrNotExist) {
-		return "", errNoServer
-	} else if err != nil {
+	switch err := checkPrivate(filepath.Dir(socket), moveSocket); {
+	case errors.Is(err, fs.ErrNotExist):
+		return "", ErrNone
+	case err != nil:
 		return "", err
 	}
 	conn, err := new(net.Dialer).DialContext(ctx, "unix", socket)
@@ -76,7 +107,9 @@ func (h Home) look(ctx context.Context) (string, error) {
 		now := time.Now()
 		return socket, os.Chtimes(h.lock(), now, now)
 	case errors.Is(err, unix.ECONNREFUSED), errors.Is(err, fs.ErrNotExist):
-		return "", errNoServer
+		return "", ErrNone
+	case errors.Is(err, unix.EAGAIN): // it takes no connections, and too many wait for that
+		return "", h.Silent()
 	default:
 		return "", fmt.Errorf("reach the local server: %w%s", err, elsewhere)
 	}
@@ -89,29 +122,46 @@ func (h Home) start(ctx context.Context) (string, error) {
 		return "", err
 	}
 	defer lock.Unlock()
-	if socket, err := h.look(ctx); !errors.Is(err, errNoServer) {
+	if socket, err := h.look(ctx); !errors.Is(err, ErrNone) {
 		return socket, err
 	}
 	socket := filepath.Join(runtimeDir(), "local.sock")
 	if err := checkSocket(socket); err != nil {
 		return "", err
 	}
-	if err := privateDir(filepath.Dir(socket)); err != nil {
+	if err := privateDir(filepath.Dir(socket), moveSocket); err != nil {
 		return "", err
 	}
 	if err := h.setLink(socket); err != nil {
-		return "", err
+		return "", noPlace(err, moveHome)
 	}
 	return socket, h.launch(ctx, socket)
 }
 
+// runtimeDir is where the socket of a server goes that this process starts: $XDG_RUNTIME_DIR/stile or, if that is not a
+// directory of this user, as after su(1), a directory of our own in /tmp.
+func runtimeDir() string {
+	if dir := os.Getenv("XDG_RUNTIME_DIR"); filepath.IsAbs(dir) && isOurs(dir) {
+		return filepath.Join(dir, "stile")
+	}
+	return fmt.Sprintf("/tmp/stile-%d", os.Getuid())
+}
+
+func isOurs(dir string) bool {
+	var stat unix.Stat_t
+	return unix.Stat(dir, &stat) == nil && stat.Mode&unix.S_IFMT == unix.S_IFDIR && int(stat.Uid) == os.Getuid()
+}
+
 func (h Home) locked(ctx context.Context, kind filelock.Kind) (*filelock.Lock, error) {
 	lock, err := filelock.Wait(ctx, h.lock(), kind)
-	if errors.Is(err, filelock.ErrLocked) {
+	switch {
+	case errors.Is(err, filelock.ErrLocked):
 		return nil, fmt.Errorf("the local server is being started or stopped, and has not been ready for %v: "+
-			"see %s%s", patience, h.log(), elsewhere)
+			"see %s, and end what is stuck: fuser %s%s", patience, h.log(), h.lock(), elsewhere)
+	case err != nil:
+		return nil, noPlace(err, moveHome)
 	}
-	return lock, err
+	return lock, nil
 }
 
 func (h Home) setLink(socket string) error {
@@ -125,8 +175,8 @@ func (h Home) setLink(socket string) error {
 	return os.Rename(next, h.link())
 }
 
-// launch starts the server in the background and waits until it says that it is ready, which it does with one byte on
-// a pipe. If it ends instead, so does the pipe.
+// launch starts the server in the background and waits until it says on a pipe that it is ready, or what is wrong. If
+// it ends without a word, so does the pipe.
 func (h Home) launch(ctx context.Context, socket string) error {
 	self, err := os.Executable()
 	if err != nil {
@@ -134,7 +184,7 @@ func (h Home) launch(ctx context.Context, socket string) error {
 	}
 	log, err := os.OpenFile(h.log(), os.O_CREATE|os.O_WRONLY|os.O_TRUNC|os.O_APPEND, 0o600)
 	if err != nil {
-		return err
+		return noPlace(err, moveHome)
 	}
 	defer log.Close()
 	ready, readyIn, err := os.Pipe()
@@ -157,19 +207,24 @@ func (h Home) launch(ctx context.Context, socket string) error {
 
 	stop := context.AfterFunc(ctx, func() { _ = ready.SetReadDeadline(time.Unix(1, 0)) })
 	defer stop()
-	_, err = io.ReadFull(ready, make([]byte, 1))
+	said, err := io.ReadAll(ready)
 	switch {
-	case err == nil:
+	case string(said) == readyWord:
 		return nil
 	case errors.Is(ctx.Err(), context.Canceled):
 		return ctx.Err()
-	case ctx.Err() != nil:
-		return fmt.Errorf("the local server (pid %d) has not been ready for %v: %s%s",
-			cmd.Process.Pid, patience, h.logTail(), elsewhere)
+	case err != nil:
+		return fmt.Errorf("the local server (pid %d) has not been ready for %v: try again, see %s, or end it with kill %d%s",
+			cmd.Process.Pid, patience, h.log(), cmd.Process.Pid, elsewhere)
+	case len(said) > 0:
+		return fmt.Errorf("the local server did not start: %s%s", said, elsewhere)
 	default:
 		return fmt.Errorf("the local server did not start: %s%s", h.logTail(), elsewhere)
 	}
 }
+
+// readyWord is what the server says on the pipe when it is ready.
+const readyWord = "ready"
 
 // logTail is the last that the server has said.
 func (h Home) logTail() string {
@@ -178,30 +233,48 @@ func (h Home) logTail() string {
 		return err.Error()
 	}
 	lines := strings.Split(string(bytes.TrimSpace(log)), "\n")
-	return strings.TrimPrefix(lines[len(lines)-1], "stile: ")
+	last := strings.TrimPrefix(lines[len(lines)-1], "stile: ")
+	if last == "" {
+		return "it has said nothing in " + h.log()
+	}
+	return last
+}
+
+// What to do about a directory that cannot be used.
+const (
+	moveHome   = "set HOME or XDG_STATE_HOME to another directory"
+	moveSocket = "set XDG_RUNTIME_DIR to another directory"
+)
+
+// noPlace is the error for a directory or a file that cannot be written.
+func noPlace(err error, instead string) error {
+	return fmt.Errorf("no place for the local server: %w; make room there, or %s%s", err, instead, elsewhere)
 }
 
 // privateDir makes sure that dir is there and ours alone.
-func privateDir(dir string) error {
-	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return fmt.Errorf("no place for the local server: %w; set HOME, XDG_STATE_HOME and XDG_RUNTIME_DIR to "+
-			"directories that can be written to%s", err, elsewhere)
+func privateDir(dir, instead string) error {
+	err := checkPrivate(dir, instead)
+	if !errors.Is(err, fs.ErrNotExist) {
+		return err
 	}
-	return checkPrivate(dir)
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return noPlace(err, instead)
+	}
+	return checkPrivate(dir, instead)
 }
 
 // checkPrivate reports what is wrong with a directory that should be ours, with nobody else let in.
-func checkPrivate(dir string) error {
+func checkPrivate(dir, instead string) error {
 	var stat unix.Stat_t
 	if err := unix.Lstat(dir, &stat); err != nil {
-		return &fs.PathError{Op: "lstat", Path: dir, Err: err}
+		return noPlace(&fs.PathError{Op: "lstat", Path: dir, Err: err}, instead)
 	}
 	switch {
-	case stat.Mode&unix.S_IFMT != unix.S_IFDIR:
-		return fmt.Errorf("%s should be a directory and is not: remove it%s", dir, elsewhere)
 	case int(stat.Uid) != os.Getuid():
-		return fmt.Errorf("the directory %s belongs to user %d, and this is user %d: remove it%s",
-			dir, stat.Uid, os.Getuid(), elsewhere)
+		return fmt.Errorf("%s belongs to user %d, and this is user %d: remove it, or %s%s",
+			dir, stat.Uid, os.Getuid(), instead, elsewhere)
+	case stat.Mode&unix.S_IFMT != unix.S_IFDIR:
+		return fmt.Errorf("%s should be a directory and is not: remove it, or %s%s", dir, instead, elsewhere)
 	case stat.Mode&0o077 != 0:
 		return fmt.Errorf("the directory %s is open to others: make it private with chmod 700%s", dir, elsewhere)
 	}

@@ -13,6 +13,12 @@ var errWindows = errors.New("there is no local server on Windows yet: start one 
 // Ensure returns an error: there is no local server on Windows.
 func (h Home) Ensure(context.Context) (string, bool, error) { return "", false, errWindows }
 
+// Find returns an error that matches [ErrNone].
+func (h Home) Find(context.Context) (string, error) { return "", ErrNone }
+
+// Silent returns an error, though there is no local server on Windows that it could be about.
+func (h Home) Silent() error { return errWindows }
+
 // Serve returns an error: there is no local server on Windows.
 func (h Home) Serve(context.Context, string, time.Duration, int, *slog.Logger) error {
 	return errWindows

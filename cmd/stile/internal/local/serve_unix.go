@@ -5,6 +5,8 @@ package local
 import (
 	"context"
 	"errors"
+	"fmt"
+	"io/fs"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -18,26 +20,26 @@ import (
 )
 
 // Serve is the server in the background: it listens on socket until ctx ends or, for as long as idle, nobody has looked
-// for it or been connected and no lease been alive. When it is ready it writes a byte to the file ready, which it has
-// inherited; if ready is negative it tells nobody.
+// for it or been connected and no lease been alive. It says that it is ready, or why it cannot be, to the file ready,
+// which it has inherited; if ready is negative it tells nobody.
 func (h Home) Serve(ctx context.Context, socket string, idle time.Duration, ready int, log *slog.Logger) error {
 	closeInherited(ready)
-	n, err := node.Start(ctx, node.Config{
-		Dir:      h.Data(),
-		Patience: patience / 2, // for a predecessor that was told to end a moment ago
-		Socket:   socket,
-		Logger:   log,
-	})
+	claim, err := h.claim(ctx)
 	if err != nil {
+		tell(ready, err.Error())
+		return err
+	}
+	defer claim.Unlock()
+	n, listening, err := h.open(ctx, socket, log)
+	if err != nil {
+		tell(ready, err.Error())
 		return err
 	}
 	defer n.Close()
 	log.Info("ready", "url", n.URL(), "data", n.Dir(), "pid", os.Getpid())
-	if ready >= 0 {
-		tell(ready)
-	}
+	tell(ready, readyWord)
 
-	look := time.NewTicker(max(idle/20, time.Millisecond))
+	look := time.NewTicker(max(min(idle/20, attention), time.Millisecond))
 	defer look.Stop()
 	for {
 		select {
@@ -45,14 +47,63 @@ func (h Home) Serve(ctx context.Context, socket string, idle time.Duration, read
 			log.Info("stopping", "reason", context.Cause(ctx))
 			return nil
 		case <-n.Stopped():
-			return errors.New("the server has failed")
+			return fmt.Errorf("the server has failed: %w", n.Err())
 		case <-look.C:
 			if n.IdleFor() >= idle && h.retire(n, idle) {
 				log.Info("stopped", "reason", "idle for "+idle.String())
 				return nil
 			}
+			if n.IdleFor() > 0 && !isAt(socket, listening) {
+				log.Info("stopped", "reason", "nobody can reach "+socket+" any more")
+				return nil
+			}
 		}
 	}
+}
+
+// attention is how often a server looks whether its socket is still there. When a user has logged out, the runtime
+// directory goes and the server stays; the next one must get at the data while its starter still waits.
+const attention = patience / 5
+
+// claim makes this process the only server of its home, the one whose process id can be read there. A predecessor that
+// was told to end a moment ago, or has noticed that nobody can reach it, is waited for.
+func (h Home) claim(ctx context.Context) (*filelock.Lock, error) {
+	ctx, cancel := context.WithTimeout(ctx, patience/2)
+	defer cancel()
+	lock, err := filelock.Wait(ctx, h.pid(), filelock.Exclusive)
+	switch {
+	case errors.Is(err, filelock.ErrLocked):
+		pid := h.readPID()
+		return nil, fmt.Errorf("the one that runs (pid %s) cannot be reached any more, and has work: "+
+			"wait until that is done, or end it with kill %s", pid, pid)
+	case err != nil:
+		return nil, noPlace(err, moveHome)
+	}
+	if err := os.WriteFile(h.pid(), []byte(strconv.Itoa(os.Getpid())+"\n"), 0o600); err != nil {
+		lock.Unlock()
+		return nil, noPlace(err, moveHome)
+	}
+	return lock, nil
+}
+
+// open starts the server, and returns what its socket is known by.
+func (h Home) open(ctx context.Context, socket string, log *slog.Logger) (*node.Node, fs.FileInfo, error) {
+	n, err := node.Start(ctx, node.Config{Dir: h.Data(), Socket: socket, Logger: log})
+	if err != nil {
+		return nil, nil, err
+	}
+	listening, err := os.Lstat(socket)
+	if err != nil {
+		n.Close()
+		return nil, nil, err
+	}
+	return n, listening, nil
+}
+
+// isAt reports whether path is the file it was.
+func isAt(path string, was fs.FileInfo) bool {
+	is, err := os.Lstat(path)
+	return err == nil && os.SameFile(is, was)
 }
 
 // retire closes the server, unless somebody looks for it at this moment or has done so lately. Nobody finds it before
@@ -71,10 +122,13 @@ func (h Home) retire(n *node.Node, idle time.Duration) bool {
 	return true
 }
 
-// tell writes a byte for who waits on the other end of a pipe. They may have gone.
-func tell(fd int) {
+// tell writes a word for who waits on the other end of a pipe, and closes it. They may have gone.
+func tell(fd int, word string) {
+	if fd < 0 {
+		return
+	}
 	pipe := os.NewFile(uintptr(fd), "ready")
-	_, _ = pipe.Write([]byte{1})
+	_, _ = pipe.WriteString(word)
 	_ = pipe.Close()
 }
 
