@@ -135,3 +135,59 @@ func ExampleMutex_Do() {
 	// migrating
 	// held to the end, and no error: true
 }
+
+// A nightly job on many machines: whoever comes first does it, and the others, whose clocks are behind, not once more.
+func ExampleHold_ReleaseAfter() {
+	st := memstore.New()
+	ctx := context.Background()
+	run := func(machine string) {
+		client, err := stile.New(st, nil)
+		if err != nil {
+			log.Fatal(err)
+		}
+		defer client.Close(ctx) // the lock stays closed without it
+		hold, err := client.Mutex("nightly-backup").TryLock(ctx)
+		if errors.Is(err, stile.ErrHeld) {
+			fmt.Println(machine, "has nothing to do")
+			return
+		} else if err != nil {
+			log.Fatal(err)
+		}
+		fmt.Println(machine, "makes a backup")
+		if err := hold.ReleaseAfter(ctx, time.Hour); err != nil {
+			log.Fatal(err)
+		}
+	}
+	run("web-1")
+	run("web-2")
+	// Output:
+	// web-1 makes a backup
+	// web-2 has nothing to do
+}
+
+func ExampleClient_WatchLine() {
+	client, err := stile.New(memstore.New(), nil)
+	if err != nil {
+		log.Fatal(err)
+	}
+	ctx := context.Background()
+	defer client.Close(ctx)
+	hold, err := client.Mutex("deploy/shop").Lock(ctx)
+	if err != nil {
+		log.Fatal(err)
+	}
+	time.AfterFunc(10*time.Millisecond, func() { hold.Release(ctx) })
+
+	// Wait until the lock is free, without standing in line for it.
+	for line, err := range client.WatchLine(ctx, "deploy/shop") {
+		if err != nil {
+			log.Print(err) // the watch goes on, if it can
+			continue
+		}
+		if len(line.Holders) == 0 {
+			fmt.Println("free")
+			break
+		}
+	}
+	// Output: free
+}

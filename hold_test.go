@@ -673,3 +673,171 @@ func TestEvictionAsTheTurnComes(t *testing.T) {
 		}
 	})
 }
+
+func TestReleaseAfterKeepsTheLockClosedForThatLong(t *testing.T) {
+	scenario(t, func(t *testing.T, w *world) {
+		const d = time.Hour
+		ann, bob := w.client("ann"), w.client("bob")
+		h := lock(t, ann, "a")
+		wt := wait(t.Context(), t, bob, "a")
+		start := time.Now()
+		if err := h.ReleaseAfter(t.Context(), d); err != nil {
+			t.Fatal(err)
+		}
+		if h.Valid() || !errors.Is(context.Cause(h.Context()), stile.ErrReleased) || h.Err() != nil || closed(h.Lost()) {
+			t.Errorf("after the release: valid %v, context %v, error %v", h.Valid(), context.Cause(h.Context()), h.Err())
+		}
+		if err := ann.Close(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		l, err := bob.Show(t.Context(), "a")
+		if err != nil || commands(l.Holders) != "ann" || l.Holders[0].Token != h.Token() || l.Holders[0].Remaining != d {
+			t.Errorf("the line is %+v, %v; want ann with token %d for another hour", l, err, h.Token())
+		}
+		time.Sleep(d - time.Nanosecond)
+		wt.waits()
+		next := wt.getsWithin(time.Nanosecond)
+		if since := time.Since(start); since != d {
+			t.Errorf("the next was admitted after %v, want %v", since, d)
+		}
+		if next.Token() <= h.Token() {
+			t.Errorf("token %d came after %d", next.Token(), h.Token())
+		}
+		if h.Err() != nil || closed(h.Lost()) {
+			t.Error("a hold that was released is lost later")
+		}
+		release(t, next)
+	})
+}
+
+// The goroutines of the process that released it are others, too.
+func TestReleaseAfterKeepsTheOwnProcessOut(t *testing.T) {
+	scenario(t, func(t *testing.T, w *world) {
+		ann := w.client("ann")
+		h := lock(t, ann, "a")
+		behind := wait(t.Context(), t, ann, "a")
+		if err := h.ReleaseAfter(t.Context(), ttl); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := ann.Mutex("a").TryLock(t.Context()); !errors.Is(err, stile.ErrHeld) {
+			t.Errorf("TryLock returned %v, want ErrHeld", err)
+		}
+		time.Sleep(ttl - time.Second)
+		behind.waits()
+		w.expectLine("a", "ann", "ann")
+		next := behind.getsWithin(time.Second)
+		w.expectLine("a", "ann")
+		expectHeld(t, next)
+		release(t, next)
+	})
+}
+
+func TestReleaseAfterNoTimeIsARelease(t *testing.T) {
+	scenario(t, func(t *testing.T, w *world) {
+		ann, bob := w.client("ann"), w.client("bob")
+		for _, d := range []time.Duration{0, -time.Second} {
+			h := lock(t, ann, "a")
+			if err := h.ReleaseAfter(t.Context(), d); err != nil {
+				t.Fatal(err)
+			}
+			release(t, lock(t, bob, "a"))
+		}
+	})
+}
+
+func TestReleaseAfterCanBeBroken(t *testing.T) {
+	scenario(t, func(t *testing.T, w *world) {
+		ann, bob := w.client("ann"), w.client("bob")
+		h := lock(t, ann, "a")
+		wt := wait(t.Context(), t, bob, "a")
+		if err := h.ReleaseAfter(t.Context(), time.Hour); err != nil {
+			t.Fatal(err)
+		}
+		e, err := bob.Break(t.Context(), "a", h.Token())
+		if err != nil || e.Owner.Command != "ann" {
+			t.Errorf("Break returned %+v, %v, want ann's entry", e, err)
+		}
+		release(t, wt.getsNow())
+	})
+}
+
+// uptight is a store in which no entry outlasts its session.
+type uptight struct{ *memstore.Store }
+
+func (uptight) Capabilities() store.Capabilities {
+	caps := memstore.New().Capabilities()
+	caps.Outlasting = false
+	return caps
+}
+
+func TestReleaseAfterWhereTheStoreCannot(t *testing.T) {
+	scenario(t, func(t *testing.T, w *world) {
+		c, err := stile.New(uptight{w.store}, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close(t.Context())
+		h := lock(t, c, "a")
+		err = h.ReleaseAfter(t.Context(), time.Second)
+		expectError(t, err, stile.ErrUnsupported)
+		if err != nil && (!strings.Contains(err.Error(), `"a"`) || !strings.Contains(err.Error(), "memory")) {
+			t.Errorf("the error %q does not say which lock and which store", err)
+		}
+		time.Sleep(time.Minute)
+		expectHeld(t, h)
+		if err := h.ReleaseAfter(t.Context(), 0); err != nil {
+			t.Errorf("after no time at all it could be released on any store: %v", err)
+		}
+		w.expectLine("a")
+	})
+}
+
+func TestReleaseAfterOfALostHold(t *testing.T) {
+	for _, known := range []bool{true, false} {
+		scenario(t, func(t *testing.T, w *world) {
+			ann, bob := w.client("ann"), w.client("bob")
+			h := lock(t, ann, "a")
+			if !known {
+				w.faults(memstore.Fault{Delay: time.Second}, on(memstore.Notify), w.session("ann"))
+			}
+			if _, err := bob.Break(t.Context(), "a", h.Token()); err != nil {
+				t.Fatal(err)
+			}
+			next := lock(t, bob, "a")
+			lost := asLost(t, h.ReleaseAfter(t.Context(), time.Hour))
+			if lost.Reason != stile.LostEvicted || lost.Token != h.Token() {
+				t.Errorf("ReleaseAfter of a lost hold returned %+v, want that it was evicted", lost)
+			}
+			if err := h.ReleaseAfter(t.Context(), time.Hour); err != nil {
+				t.Errorf("ReleaseAfter, again: %v", err)
+			}
+			expectHeld(t, next)
+			w.expectLine("a", "bob")
+		})
+	}
+}
+
+// The hold is over at once; what it was to keep out is kept out, as soon as the store can be told.
+func TestReleaseAfterWhileTheStoreDoesNotAnswer(t *testing.T) {
+	scenario(t, func(t *testing.T, w *world) {
+		const d = ttl / 2
+		ann, bob := w.client("ann"), w.client("bob")
+		h := lock(t, ann, "a")
+		wt := wait(t.Context(), t, bob, "a")
+		w.faults(memstore.Fault{Drop: true}, on(memstore.Withdraw))
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		start := time.Now()
+		err := h.ReleaseAfter(ctx, d)
+		expectError(t, err, context.DeadlineExceeded)
+		if errors.Is(err, stile.ErrLost) || err != nil && !strings.Contains(err.Error(), "background") {
+			t.Errorf("the error %q should say that the release goes on, and no more", err)
+		}
+		w.heal()
+		next := wt.getsWithin(d)
+		if since := time.Since(start); since != d {
+			t.Errorf("the next was admitted after %v, want %v", since, d)
+		}
+		release(t, next)
+	})
+}

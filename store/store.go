@@ -17,11 +17,12 @@
 //     before it under the same name, for as long as the store keeps its data. Fencing tokens are made of it.
 //   - Life. The entries of a session stand at least until TTL − Slack after the session was last confirmed,
 //     counted from before the confirming request was sent, and are gone soon after TTL when it is not
-//     confirmed again. See [Terms].
+//     confirmed again. See [Terms]. What [Ticket.WithdrawAfter] has let go has a time of its own.
 //   - Own entries only. Withdrawing touches nothing but the one entry it names, even after that entry is gone
 //     and another stands under the same key.
 //   - No debris. When [Session.Enqueue] fails, or its context ends, no entry of that call is in the line, or it
-//     is being taken out already; whatever happens, nothing outlives its session.
+//     is being taken out already; whatever happens, nothing outlives its session but what WithdrawAfter was asked
+//     to leave.
 //   - No waiter is forgotten. Lost messages, reconnects, compactions and changes of leader delay a change of
 //     standing. They never suppress it.
 //
@@ -66,7 +67,8 @@ type Store interface {
 	// The first call comes when the watch stands; until then nothing is promised. Every change after it is followed by
 	// another, after which a reading shows the change: soon, or, if connections are lost, when there is a connection
 	// again. Calls for several changes may be one, and there may be calls for none. changed is called by one goroutine
-	// at a time, and may block and call the store: it is then called once for all that happened meanwhile.
+	// at a time, and may block and call the store: it is then called once for all that happened meanwhile. Watch waits for
+	// a call under way before it returns, and there is none after.
 	Watch(ctx context.Context, prefix string, changed func()) error
 
 	// Break takes the entry with the given order out of the line behind name, whosever it is, and returns it as
@@ -131,13 +133,17 @@ type Ticket interface {
 	//
 	// On success the entry stands until d after the call was made, unless somebody breaks it, and is out soon after: a
 	// store may round d up, to the second or to the least TTL it can grant. If the entry had gone before, the error
-	// matches [ErrGone]. A d that is zero or negative is a Withdraw. A d that the store cannot grant, and a store that
-	// cannot do it at all (see [Capabilities]), are errors before anything has been changed; the latter matches
-	// [ErrUnsupported].
+	// matches [ErrGone]. A d that is zero or negative is a Withdraw; one that is longer than the store can count, which is
+	// years, is as long as it can. On a store that cannot do it at all (see [Capabilities]) the error matches
+	// [ErrUnsupported], and nothing has been changed.
 	//
 	// After any other error the store goes on in the background until the entry is out, d after the call at the earliest
-	// if the session lives so long, or the session has ended. Withdraw after WithdrawAfter may be too late, and then says
-	// [ErrGone].
+	// if the session lives so long, or the session has ended; it is open then whether the entry ends with the session or
+	// stands until d after the call.
+	//
+	// For its session the entry counts as withdrawn: it may enqueue under the same name again, and then stands behind it.
+	// Withdraw takes the entry out before its time, also when the session has ended; too late, it says [ErrGone].
+	// WithdrawAfter sets the time anew; but if an earlier call has not succeeded, either time may be the one that counts.
 	WithdrawAfter(ctx context.Context, d time.Duration) error
 
 	// NotifyContended makes the store call f once, as soon as another entry stands behind this one and waits:

@@ -13,6 +13,10 @@
 // under a name that is not such an entry (its lease is not the one it is named after, or there is a further slash)
 // is not part of the line; [Store.Line] remarks on it, because the other clients would wait for it.
 //
+// An entry that outlasts its session keeps its key, and with it its order; only the lease attached is another, which
+// nobody renews, and the value says what lease the key is named after. From then on all entries of the session have a
+// nonce in their key: the one without is not the next one's to use. To other clients nothing of this makes a difference.
+//
 // An order, and so a token, is a create revision: of two conflicting entries the later has the larger one, and
 // everybody who reads the line can see it. Revisions go backwards when a cluster is restored from a snapshot, unless
 // with etcdutl snapshot restore --bump-revision, and begin again in a new one.
@@ -39,4 +43,6 @@
 // that it is its turn when the event arrives, without a further request; and it tells a holder when its own entry is
 // gone. A watch that ends for any reason is opened again and the line read anew; to be safe from one that has fallen
 // silent, a line with waiters is also read every two seconds.
+//
+// [Store.Watch] is another watch, of all the lines that begin with a prefix, for people who look on.
 package etcdstore

@@ -20,8 +20,9 @@ import (
 // so on, and what carries it out.
 type tampering func(request string, carryOut func() error) error
 
-// tampered connects a client whose requests are tampered with as soon as, and as long as, something is stored.
-func tampered(t *testing.T) (*clientv3.Client, *atomic.Pointer[tampering]) {
+// tampered connects a client whose requests are tampered with as soon as, and as long as, something is stored. The others
+// see each request before that happens.
+func tampered(t *testing.T, others ...grpc.UnaryClientInterceptor) (*clientv3.Client, *atomic.Pointer[tampering]) {
 	t.Helper()
 	var now atomic.Pointer[tampering]
 	between := func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoke grpc.UnaryInvoker,
@@ -35,7 +36,7 @@ func tampered(t *testing.T) (*clientv3.Client, *atomic.Pointer[tampering]) {
 	}
 	return connectWith(t, clientv3.Config{
 		Endpoints:   []string{server(t).Endpoint()},
-		DialOptions: []grpc.DialOption{grpc.WithChainUnaryInterceptor(between)},
+		DialOptions: []grpc.DialOption{grpc.WithChainUnaryInterceptor(append(others, between)...)},
 	}), &now
 }
 

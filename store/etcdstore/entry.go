@@ -23,14 +23,17 @@ type entry struct {
 	session *session
 	line    *watchedLine
 	req     store.Request
-	key     string
-	value   string
+	says    value
+	value   string // the same, as it is put in
+	key     string // set by join
 	order   uint64 // set when it has been put in
 
 	// doubt is set while an attempt to put the entry in was given up: it may be carried out later.
 	doubt atomic.Bool
 	// out is set when the entry is known not to be in its line any more.
 	out atomic.Bool
+	// outlasts is set if the end of the session may not take the entry out.
+	outlasts atomic.Bool
 
 	// The fields below are guarded by the line's mutex.
 	state     entryState
@@ -107,12 +110,7 @@ func newEntry(se *session, req store.Request) (*entry, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &entry{
-		session: se,
-		req:     req,
-		key:     se.store.keys.entry(req.Name, se.lease, req.Mode, v.Nonce),
-		value:   text,
-	}, nil
+	return &entry{session: se, req: req, says: v, value: text}, nil
 }
 
 // arrival is what is known of an entry that has been put in.
@@ -295,40 +293,73 @@ func (e *entry) clear() {
 }
 
 // Withdraw implements [store.Ticket].
-func (e *entry) Withdraw(ctx context.Context) error {
+func (e *entry) Withdraw(ctx context.Context) error { return e.depart(ctx, e.takeOut) }
+
+// depart has the entry leave its line, at once or later, by means of a request that reports whether it was there. The
+// request does no harm if it is made more than once. If the caller gives up it is made in the background.
+func (e *entry) depart(ctx context.Context, request func(context.Context) (bool, error)) error {
 	se := e.session
 	doing := fmt.Sprintf("leave the line of lock %q", e.req.Name)
 	e.line.part(e)
 	if e.out.Load() {
 		return fmt.Errorf("%s: %s: %w: the entry had left already", se.store, doing, store.ErrGone)
 	}
-	if err := se.alive(); err != nil {
-		return fmt.Errorf("%w: %w", store.ErrGone, err) // it goes with the session
+	ended := se.alive()
+	if ended != nil && !e.outlasts.Load() {
+		return fmt.Errorf("%w: %w", store.ErrGone, ended) // it goes with the session
+	}
+	if ended != nil {
+		return e.departAlone(ctx, doing, request)
 	}
 	bounded, cancel := se.bounded(ctx)
 	defer cancel()
-	removed, err := se.store.remove(bounded, e.key, int64(e.order))
+	there, err := request(bounded)
 	switch {
 	case err != nil:
-		se.spawn(e.keepRemoving)
+		se.spawn(func() { e.keepDeparting(request) })
 		return se.explain(ctx, doing, err)
 	case e.doubt.Load():
 		se.spawn(e.clear)
 	}
-	e.out.Store(true)
-	if !removed {
-		return fmt.Errorf("%s: %s: %w: somebody else has taken the entry out", se.store, doing, store.ErrGone)
+	if !there {
+		return e.takenOut(doing)
 	}
 	return nil
 }
 
-// keepRemoving goes on with a withdrawal whose caller has given up.
-func (e *entry) keepRemoving() {
+// departAlone is the part of depart that concerns entries which may have outlasted their session. For them nothing is
+// done in the background: they have an end of their own.
+func (e *entry) departAlone(ctx context.Context, doing string, request func(context.Context) (bool, error)) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, patience, errPatience)
+	defer cancel()
+	there, err := request(ctx)
+	switch {
+	case err != nil:
+		return e.session.store.explain(doing, endedBy(ctx, err))
+	case !there:
+		return e.takenOut(doing)
+	}
+	return nil
+}
+
+func (e *entry) takenOut(doing string) error {
+	return fmt.Errorf("%s: %s: %w: somebody else has taken the entry out", e.session.store, doing, store.ErrGone)
+}
+
+// takeOut is the request of a withdrawal.
+func (e *entry) takeOut(ctx context.Context) (there bool, err error) {
+	there, err = e.session.store.remove(ctx, e.key, int64(e.order))
+	if err == nil {
+		e.out.Store(true)
+	}
+	return there, err
+}
+
+// keepDeparting goes on with a departure whose caller has given up.
+func (e *entry) keepDeparting(request func(context.Context) (bool, error)) {
 	se := e.session
 	for se.alive() == nil {
-		_, err := se.store.remove(se.life, e.key, int64(e.order))
-		if err == nil {
-			e.out.Store(true)
+		if _, err := request(se.life); err == nil {
 			break
 		}
 		rest(se.life, lastAttempt)

@@ -34,9 +34,10 @@ func (k keys) check(name string) error {
 // line is what all entries of a line begin with. Lines whose name goes on after a slash begin with it too.
 func (k keys) line(name string) string { return k.prefix + name + "/" }
 
-func (k keys) entry(name string, lease clientv3.LeaseID, mode line.Mode, nonce string) string {
+// entry returns the key of an entry. One without a nonce is the one that other clients would make.
+func (k keys) entry(name string, lease clientv3.LeaseID, nonce string) string {
 	key := k.line(name) + leaseText(lease)
-	if mode != line.Exclusive {
+	if nonce != "" {
 		key += "-" + nonce
 	}
 	return key
@@ -47,26 +48,42 @@ func (k keys) guard(lease clientv3.LeaseID) string {
 }
 
 // parse returns the name of the line that a key is an entry of, and the nonce in the key, if there is one. A key is an
-// entry if its last part is named after the lease attached to it: no other key is made like that by accident.
-func (k keys) parse(key []byte, lease int64) (name, nonce string, ok bool) {
-	name, ok = k.name(key)
-	if !ok || lease == 0 {
+// entry if its last part is named after the lease attached to it, or if it has a lease and its value, one of ours, says
+// that it is named after another: no other key is made like that by accident.
+func (k keys) parse(kv *mvccpb.KeyValue) (name, nonce string, ok bool) {
+	name, lease, nonce, ok := k.split(kv.Key)
+	if !ok || kv.Lease == 0 {
 		return "", "", false
 	}
-	// An id may begin with a minus: its owner chooses.
-	rest, ok := strings.CutPrefix(string(key[len(k.line(name)):]), leaseText(clientv3.LeaseID(lease)))
-	nonce, dashed := strings.CutPrefix(rest, "-")
-	return name, nonce, ok && (rest == "" || dashed)
+	if lease != leaseText(clientv3.LeaseID(kv.Lease)) {
+		v, ours := decode(kv.Value)
+		ok = ours && v.Session == lease
+	}
+	return name, nonce, ok
 }
 
 // name returns the name of the line that a key would be an entry of if it had the right lease.
 func (k keys) name(key []byte) (name string, ok bool) {
+	name, _, _, ok = k.split(key)
+	return name, ok
+}
+
+// split takes a key apart. It reports false if the key cannot be an entry's, whatever its lease and its value.
+func (k keys) split(key []byte) (name, lease, nonce string, ok bool) {
 	rest, ok := strings.CutPrefix(string(key), k.prefix)
 	slash := strings.LastIndexByte(rest, '/')
 	if !ok || slash < 1 || rest[:slash] == reserved {
-		return "", false
+		return "", "", "", false
 	}
-	return rest[:slash], true
+	name, last := rest[:slash], rest[slash+1:]
+	digits, minus := strings.CutPrefix(last, "-") // an id may be negative: its owner chooses
+	digits, nonce, _ = strings.Cut(digits, "-")
+	lease = digits
+	if minus {
+		lease = "-" + digits
+	}
+	id, err := strconv.ParseInt(lease, 16, 64)
+	return name, lease, nonce, err == nil && lease == leaseText(clientv3.LeaseID(id))
 }
 
 func leaseText(id clientv3.LeaseID) string { return strconv.FormatInt(int64(id), 16) }
@@ -78,6 +95,9 @@ type value struct {
 	Nonce string      `json:"nonce"`
 	Mode  line.Mode   `json:"mode"`
 	Owner store.Owner `json:"owner"`
+	// Session is the lease that the key is named after. It is set if that is not the one attached to it: in entries
+	// that outlast their session.
+	Session string `json:"session,omitempty"`
 }
 
 const valueFormat = 1
@@ -110,13 +130,13 @@ func (c contender) compare(other contender) int {
 // that are there without being entries of any line.
 func (k keys) contenders(name string, kvs []*mvccpb.KeyValue) (found []contender, strays []string) {
 	for _, kv := range kvs {
-		of, nonce, ok := k.parse(kv.Key, kv.Lease)
+		of, nonce, ok := k.parse(kv)
 		switch {
 		case !ok && !strings.Contains(strings.TrimPrefix(string(kv.Key), k.line(name)), "/"):
 			strays = append(strays, string(kv.Key))
 		case ok && of == name:
 			e := line.Entry{ID: string(kv.Key), Order: uint64(kv.CreateRevision)}
-			if nonce != "" { // keys without are those of exclusive entries
+			if nonce != "" { // keys without one are those of exclusive entries
 				v, _ := decode(kv.Value)
 				e.Mode = v.Mode
 			}

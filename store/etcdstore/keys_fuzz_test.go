@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	"go.etcd.io/etcd/api/v3/mvccpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/stilelock/stile/line"
@@ -20,13 +21,14 @@ func FuzzDecode(f *testing.F) {
 	for _, seed := range []string{
 		whole, whole[:len(whole)/2], "", "null", "0", "[]", "{}", `{"stile":1}`, `{"stile":-1}`, `{"stile":1,"mode":"slot/0"}`,
 		`{"stile":1,"mode":"shared","mode":"?"}`, `{"stile":1e99}`, `{"stile":1,"owner":{"pid":"x"}}`, "\xff", whole + whole,
+		`{"stile":1,"session":"1f"}`, `{"stile":1,"session":31}`,
 	} {
 		f.Add([]byte(seed))
 	}
 	f.Fuzz(func(t *testing.T, b []byte) {
 		v, ours := decode(b)
 		if !ours {
-			if v.Mode != line.Exclusive || !v.Owner.IsZero() || v.Nonce != "" {
+			if v.Mode != line.Exclusive || !v.Owner.IsZero() || v.Nonce != "" || v.Session != "" {
 				t.Errorf("%q is not ours, and was read as %+v", b, v)
 			}
 			return
@@ -39,54 +41,78 @@ func FuzzDecode(f *testing.F) {
 			return // a date that JSON has no form for
 		}
 		again, ours := decode([]byte(text))
-		if !ours || again.Nonce != v.Nonce || again.Mode != v.Mode {
+		if !ours || again.Nonce != v.Nonce || again.Mode != v.Mode || again.Session != v.Session {
 			t.Errorf("%q was read as %+v, and that, written again, as %+v", b, v, again)
 		}
 	})
 }
 
-// A key belongs to at most one line, under at most one lease, and the keys we make are understood.
+// A key belongs to at most one line, under at most one lease unless it says so itself, and the keys we make are understood.
 func FuzzParse(f *testing.F) {
+	outlasting := `{"stile":1,"nonce":"N","mode":"exclusive","owner":{},"session":"1f"}`
 	for _, seed := range []struct {
 		prefix, key string
 		lease       int64
+		value       string
 	}{
-		{"", "a/1f", 0x1f},
-		{"", "a/b/1f", 0x1f},
-		{"p/", "p/a/1f-NONCE", 0x1f},
-		{"p/", "a/1f", 0x1f},
-		{"", "a/-1f", -0x1f},
-		{"", "a/-8000000000000000", -1 << 63},
-		{"", "a/1f", 0},
-		{"", "/1f", 0x1f},
-		{"", "1f", 0x1f},
-		{"", ".stile/1f", 0x1f},
-		{"", "a/1fe", 0x1f},
-		{"", "a//1f", 0x1f},
-		{"a/", "a/", 1},
+		{"", "a/1f", 0x1f, ""},
+		{"", "a/b/1f", 0x1f, ""},
+		{"p/", "p/a/1f-NONCE", 0x1f, ""},
+		{"p/", "a/1f", 0x1f, ""},
+		{"", "a/-1f", -0x1f, ""},
+		{"", "a/-1f-NONCE", -0x1f, ""},
+		{"", "a/-8000000000000000", -1 << 63, ""},
+		{"", "a/1f", 0, ""},
+		{"", "/1f", 0x1f, ""},
+		{"", "1f", 0x1f, ""},
+		{"", ".stile/1f", 0x1f, ""},
+		{"", "a/1fe", 0x1f, ""},
+		{"", "a//1f", 0x1f, ""},
+		{"a/", "a/", 1, ""},
+		{"", "a/01f", 0x1f, ""},
+		{"", "a/+1f", 0x1f, ""},
+		{"", "a/1F", 0x1f, ""},
+		{"", "a/1f", 0x2e, outlasting},
+		{"", "a/1f-NONCE", 0x2e, outlasting},
+		{"", "a/1f", 0, outlasting},
+		{"", "a/2f", 0x2e, outlasting},
+		{"", "a/", 0x2e, `{"stile":1,"session":""}`},
+		{"", "a/x", 0x2e, `{"stile":1,"session":"x"}`},
+		{"", "a/1f", 0x2e, `{"session":"1f"}`},
 	} {
-		f.Add(seed.prefix, seed.key, seed.lease)
+		f.Add(seed.prefix, seed.key, seed.lease, []byte(seed.value))
 	}
-	f.Fuzz(func(t *testing.T, prefix, key string, lease int64) {
+	f.Fuzz(func(t *testing.T, prefix, key string, lease int64, text []byte) {
 		k := keys{prefix: prefix}
-		name, nonce, ok := k.parse([]byte(key), lease)
+		name, nonce, ok := k.parse(&mvccpb.KeyValue{Key: []byte(key), Lease: lease, Value: text})
 		if !ok {
 			return
 		}
 		if lease == 0 || name == "" || name == reserved {
 			t.Fatalf("key %q with lease %x is an entry of lock %q", key, lease, name)
 		}
-		id := clientv3.LeaseID(lease)
-		if bare := k.entry(name, id, line.Exclusive, ""); key != bare && key != bare+"-"+nonce {
-			t.Errorf("key %q was read as %q's entry with nonce %q, whose key begins with %q", key, name, nonce, bare)
+		if of, ok := k.name([]byte(key)); !ok || of != name {
+			t.Errorf("key %q is an entry of lock %q; without its lease it could be one of %q, %v", key, name, of, ok)
 		}
-		for _, mode := range []line.Mode{line.Exclusive, line.Shared, line.Slot(2)} {
-			again, nonce, ok := k.parse([]byte(k.entry(name, id, mode, "NONCE")), lease)
-			if !ok || again != name || (nonce == "NONCE") != (mode != line.Exclusive) {
-				t.Errorf("the key of a %v entry of lock %q was read as one of %q with nonce %q, %v", mode, name, again, nonce, ok)
+		id := clientv3.LeaseID(lease)
+		bare := k.entry(name, id, "")
+		if v, ours := decode(text); key != bare && key != bare+"-"+nonce {
+			bare = k.line(name) + v.Session
+			if !ours || v.Session == "" || key != bare && key != bare+"-"+nonce {
+				t.Errorf("key %q with value %q was read as %q's entry with nonce %q", key, text, name, nonce)
+			}
+			if _, _, ok := k.parse(&mvccpb.KeyValue{Key: []byte(key), Lease: lease}); ok {
+				t.Errorf("key %q is an entry with lease %x, whatever its value", key, lease)
+			}
+			return
+		}
+		for _, nonce := range []string{"", "NONCE"} {
+			again, read, ok := k.parse(&mvccpb.KeyValue{Key: []byte(k.entry(name, id, nonce)), Lease: lease})
+			if !ok || again != name || read != nonce {
+				t.Errorf("the key of lock %q with nonce %q was read as one of %q with nonce %q, %v", name, nonce, again, read, ok)
 			}
 		}
-		if _, _, ok := k.parse([]byte(key), lease+1); ok {
+		if _, _, ok := k.parse(&mvccpb.KeyValue{Key: []byte(key), Lease: lease + 1}); ok {
 			t.Errorf("key %q is an entry with the leases %x and %x", key, lease, lease+1)
 		}
 	})

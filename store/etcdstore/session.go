@@ -28,25 +28,26 @@ type session struct {
 	end  context.CancelCauseFunc
 	work works
 
-	renewals pb.LeaseClient
-	stream   *renewalStream // belongs to the goroutine that confirms
+	leases pb.LeaseClient
+	stream *renewalStream // belongs to the goroutine that confirms
 
 	// mu is taken before the mutex of a line.
 	mu      sync.Mutex
 	lines   map[string]*watchedLine
 	guard   guard // what was last seen of the guard key
+	outlast bool  // an entry stands, or may, that outlasts the session
 	ended   bool  // life has ended
 	revoked bool  // the lease is known not to exist any more
 }
 
 func newSession(s *Store, granted *clientv3.LeaseGrantResponse, opts store.SessionOptions) *session {
 	se := &session{
-		store:    s,
-		lease:    granted.ID,
-		ttl:      time.Duration(granted.TTL) * time.Second,
-		opts:     opts,
-		renewals: clientv3.RetryLeaseClient(s.cli),
-		lines:    make(map[string]*watchedLine),
+		store:  s,
+		lease:  granted.ID,
+		ttl:    time.Duration(granted.TTL) * time.Second,
+		opts:   opts,
+		leases: clientv3.RetryLeaseClient(s.cli),
+		lines:  make(map[string]*watchedLine),
 	}
 	// All streams of all sessions carry the same metadata: the etcd client then needs one connection's stream for
 	// all watches. A member that has lost its leader ends them instead of falling silent.
@@ -89,7 +90,7 @@ func (se *session) renew(ctx context.Context) (ttl int64, err error) {
 	if se.stream == nil {
 		life, cancel := context.WithCancel(se.life)
 		stop := context.AfterFunc(ctx, cancel)
-		inner, err := se.renewals.LeaseKeepAlive(life)
+		inner, err := se.leases.LeaseKeepAlive(life)
 		if !stop() || err != nil {
 			cancel()
 			return 0, endedBy(ctx, err)

@@ -71,7 +71,7 @@ func New(cli *clientv3.Client, opts *Options) (*Store, error) {
 // Capabilities implements [store.Store].
 func (s *Store) Capabilities() store.Capabilities {
 	return store.Capabilities{
-		Kind: "etcd", Fair: true, SharedModes: true, Fencing: true, MinTTL: MinTTL, MaxTTL: MaxTTL,
+		Kind: "etcd", Fair: true, SharedModes: true, Fencing: true, Outlasting: true, MinTTL: MinTTL, MaxTTL: MaxTTL,
 	}
 }
 

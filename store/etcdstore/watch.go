@@ -71,6 +71,12 @@ func (se *session) join(e *entry) error {
 			}
 		}
 	}
+	// Named as other clients do, unless the session may have another entry of that name.
+	if e.req.Mode != line.Exclusive || se.outlast {
+		e.key = se.store.keys.entry(w.name, se.lease, e.says.Nonce)
+	} else {
+		e.key = se.store.keys.entry(w.name, se.lease, "")
+	}
 	w.mine[e] = struct{}{}
 	e.line, e.watch = w, w.open
 	if w.idle != nil {
@@ -298,11 +304,34 @@ func onStream(ctx context.Context, n int) context.Context {
 	return metadata.AppendToOutgoingContext(ctx, "stile-watch", strconv.Itoa(n))
 }
 
-// errSilent is why a watch is given up that did not begin, or missed something.
-var errSilent = errors.New("the watch is silent")
+var (
+	// errSilent is why a watch is given up that did not begin, or missed something.
+	errSilent = errors.New("the watch is silent")
+	// errEnded is why another watch is opened if etcd gave no reason for the end of one.
+	errEnded = errors.New("the watch ended")
+)
 
 // overdue is how long a watch may take to begin.
 const overdue = 2 * time.Second
+
+// openWatch opens a watch of the keys that begin with prefix, from the present on, and waits until it stands. cancel ends
+// ctx, and with it the watch; if the watch takes too long to stand, that is done.
+func (s *Store) openWatch(
+	ctx context.Context, cancel context.CancelFunc, prefix string, opts ...clientv3.OpOption,
+) (clientv3.WatchChan, error) {
+	late := time.AfterFunc(overdue, cancel)
+	events := s.cli.Watch(ctx, prefix, append(opts, clientv3.WithPrefix(), clientv3.WithCreatedNotify())...)
+	created, ok := <-events
+	switch {
+	case !late.Stop():
+		return nil, errSilent
+	case ok && created.Created:
+		return events, nil
+	case created.Err() != nil:
+		return nil, created.Err()
+	}
+	return nil, errEnded
+}
 
 // follow opens one watch and follows it to its end.
 //
@@ -313,15 +342,9 @@ const overdue = 2 * time.Second
 func (w *watchedLine) follow(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	late := time.AfterFunc(overdue, cancel)
-	events := w.session.store.cli.Watch(ctx, w.session.store.keys.line(w.name),
-		clientv3.WithPrefix(), clientv3.WithFilterPut(), clientv3.WithCreatedNotify())
-	created, ok := <-events
-	switch {
-	case !late.Stop():
-		return errSilent
-	case !ok || !created.Created:
-		return created.Err() // nil: ended without a reason
+	events, err := w.session.store.openWatch(ctx, cancel, w.session.store.keys.line(w.name), clientv3.WithFilterPut())
+	if err != nil {
+		return err
 	}
 	if _, err := w.reread(ctx); err != nil {
 		return err

@@ -14,17 +14,18 @@ const (
 	Open     Op = "open"     // a session is opened
 	Confirm  Op = "confirm"  // a session is renewed
 	Enqueue  Op = "enqueue"  // an entry is put in
-	Withdraw Op = "withdraw" // an entry is taken out by its session
+	Withdraw Op = "withdraw" // an entry is taken out by its session, at once or after a time
 	Close    Op = "close"    // a session is ended by its client
 	Read     Op = "read"     // a line or lines are read
 	Break    Op = "break"    // somebody's entry is taken out
-	Notify   Op = "notify"   // an entry's new standing is told; only Delay applies
+	Watch    Op = "watch"    // a watch begins
+	Notify   Op = "notify"   // an entry's new standing is told, or a change to a watch; only Delay applies
 )
 
 // Call is one use of the store, about to be made.
 type Call struct {
 	Op Op
-	// Session is the id of the session that calls, or is called; empty where none does.
+	// Session is the id of the session that calls, or is called; empty where none is.
 	Session string
 	// Name is the lock's name, or the prefix of a reading; empty where there is none.
 	Name string

@@ -33,6 +33,7 @@ type Store struct {
 	faults   func(Call) Fault
 	sessions map[string]*session
 	lines    map[string][]*entry // in order; no empty lines
+	watches  map[*watch]struct{}
 	order    uint64
 	opened   int
 }
@@ -44,6 +45,7 @@ func New() *Store {
 	return &Store{
 		sessions: make(map[string]*session),
 		lines:    make(map[string][]*entry),
+		watches:  make(map[*watch]struct{}),
 	}
 }
 
@@ -67,12 +69,7 @@ func (s *Store) Open(ctx context.Context, opts store.SessionOptions) (store.Sess
 	}
 	var se *session
 	err := s.request(ctx, Call{Op: Open}, func() error {
-		s.opened++
-		se = &session{store: s, id: fmt.Sprintf("m%d", s.opened), opts: opts}
-		se.life, se.endLife = context.WithCancel(context.Background())
-		s.sessions[se.id] = se
-		se.expires = time.Now().Add(opts.TTL)
-		se.timer = time.AfterFunc(opts.TTL, func() { s.expire(se) })
+		se = s.begin(opts)
 		return nil
 	}, func() { s.drop(se) })
 	if err != nil {
@@ -148,6 +145,17 @@ func (s *Store) Sessions() []string {
 
 // The methods below are called with s.mu held.
 
+// begin adds a session.
+func (s *Store) begin(opts store.SessionOptions) *session {
+	s.opened++
+	se := &session{store: s, id: fmt.Sprintf("m%d", s.opened), opts: opts}
+	se.life, se.endLife = context.WithCancel(context.Background())
+	s.sessions[se.id] = se
+	se.expires = time.Now().Add(opts.TTL)
+	se.timer = time.AfterFunc(opts.TTL, func() { s.expire(se) })
+	return se
+}
+
 func (s *Store) read(name string) store.Line {
 	l := store.Line{Name: name, Entries: []store.Entry{}}
 	admitted := s.admitted(name)
@@ -156,9 +164,9 @@ func (s *Store) read(name string) store.Line {
 			Order:     e.order,
 			Mode:      e.req.Mode,
 			Admitted:  admitted[i],
-			Session:   e.session.id,
+			Session:   e.under.id,
 			Owner:     e.owner,
-			Remaining: time.Until(e.session.expires),
+			Remaining: time.Until(e.under.expires),
 		})
 	}
 	return l
@@ -189,13 +197,18 @@ func (s *Store) remove(e *entry, cause error) {
 	s.removeFrom(e.req.Name, cause, func(other *entry) bool { return other == e })
 }
 
-// end takes a session and its entries away.
-func (s *Store) end(se *session) {
+// forget takes a session away, and leaves its entries.
+func (s *Store) forget(se *session) {
 	delete(s.sessions, se.id)
 	se.timer.Stop()
+}
+
+// end takes a session and its entries away.
+func (s *Store) end(se *session) {
+	s.forget(se)
 	cause := fmt.Errorf("%w: %s", store.ErrSessionLost, se.id)
 	for name := range s.lines {
-		s.removeFrom(name, cause, func(e *entry) bool { return e.session == se })
+		s.removeFrom(name, cause, func(e *entry) bool { return e.under == se })
 	}
 }
 
@@ -207,6 +220,9 @@ func (s *Store) removeFrom(name string, cause error, match func(*entry) bool) {
 		if match(e) {
 			e.gone, e.cause = true, cause
 			gone = append(gone, e)
+			if e.under != e.session {
+				s.forget(e.under) // it was there for this entry alone
+			}
 		} else {
 			stay = append(stay, e)
 		}
@@ -225,6 +241,7 @@ func (s *Store) removeFrom(name string, cause error, match func(*entry) bool) {
 	for _, e := range stay {
 		s.tell(e)
 	}
+	s.changed(name)
 }
 
 // tell lets an entry hear how it stands, now or after the delay that the faults ask for.
@@ -263,11 +280,4 @@ func (s *Store) drop(se *session) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.end(se)
-}
-
-// Watch implements [store.Store].
-func (s *Store) Watch(ctx context.Context, prefix string, changed func()) error {
-	changed()
-	<-ctx.Done()
-	return ctx.Err()
 }

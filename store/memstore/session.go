@@ -43,12 +43,12 @@ func (se *session) Enqueue(ctx context.Context, req store.Request) (store.Ticket
 			return err
 		}
 		for _, other := range s.lines[req.Name] {
-			if other.session == se && !other.silent && req.Mode == line.Exclusive && other.req.Mode == line.Exclusive {
+			if other.under == se && !other.silent && req.Mode == line.Exclusive && other.req.Mode == line.Exclusive {
 				return fmt.Errorf("memory store: session %s stands in the line of lock %q already", se.id, req.Name)
 			}
 		}
 		s.order++
-		e = &entry{session: se, req: req, order: s.order, owner: se.opts.Owner}
+		e = &entry{session: se, under: se, req: req, order: s.order, owner: se.opts.Owner}
 		e.owner.Since = time.Now()
 		s.lines[req.Name] = append(s.lines[req.Name], e)
 		if req.Try && e.standing().State != store.Admitted {
@@ -60,6 +60,7 @@ func (se *session) Enqueue(ctx context.Context, req store.Request) (store.Ticket
 			other.contended()
 		}
 		s.tell(e)
+		s.changed(req.Name)
 		return nil
 	}, func() { _ = e.withdraw() })
 	if err != nil {
@@ -116,7 +117,8 @@ func (se *session) extend() {
 
 // entry is one place in a line, and the ticket to it. Its fields are guarded by the store's mutex.
 type entry struct {
-	session *session
+	session *session // that made it
+	under   *session // whose end takes it out: the same, or one of the entry's own
 	req     store.Request
 	order   uint64
 	owner   store.Owner
@@ -184,20 +186,32 @@ func (e *entry) NotifyContended(f func()) {
 	e.contended()
 }
 
-func (e *entry) Withdraw(ctx context.Context) error {
+func (e *entry) Withdraw(ctx context.Context) error { return e.depart(ctx, e.leave) }
+
+func (e *entry) WithdrawAfter(ctx context.Context, d time.Duration) error {
+	until := time.Now().Add(d)
+	return e.depart(ctx, func() error { return e.leaveAt(until) })
+}
+
+// depart has leave called, with the store's mutex held, for an owner who wants to hear no more.
+func (e *entry) depart(ctx context.Context, leave func() error) error {
 	s := e.session.store
 	s.mu.Lock()
 	e.silent = true
+	request := e.session.request
+	if e.under != e.session {
+		request = s.request // its session has no part in it any more, and may have ended
+	}
 	s.mu.Unlock()
 
-	err := e.session.request(ctx, Call{Op: Withdraw, Session: e.session.id, Name: e.req.Name}, e.leave, nil)
+	err := request(ctx, Call{Op: Withdraw, Session: e.session.id, Name: e.req.Name}, leave, nil)
 	switch {
 	case err == nil || errors.Is(err, store.ErrGone):
 		return err
 	case errors.Is(err, store.ErrSessionLost) && e.left():
 		return fmt.Errorf("%w with its session: %w", store.ErrGone, err)
 	}
-	go e.keepWithdrawing()
+	go e.keepDeparting(leave)
 	return err
 }
 
@@ -218,6 +232,20 @@ func (e *entry) leave() error {
 	return nil
 }
 
+// leaveAt lets the entry stand until a certain time, under a session of its own that nobody confirms.
+func (e *entry) leaveAt(until time.Time) error {
+	d := time.Until(until)
+	if d <= 0 || e.gone {
+		return e.leave()
+	}
+	s := e.session.store
+	if e.under != e.session {
+		s.forget(e.under) // of an earlier call
+	}
+	e.under = s.begin(store.SessionOptions{TTL: d, Owner: e.owner})
+	return nil
+}
+
 // withdraw takes the entry out without asking the faults.
 func (e *entry) withdraw() error {
 	e.session.store.mu.Lock()
@@ -226,20 +254,20 @@ func (e *entry) withdraw() error {
 	return e.leave()
 }
 
-// keepWithdrawing asks once a second until the faults let a request through, or the entry is gone with its session.
-func (e *entry) keepWithdrawing() {
+// keepDeparting asks once a second until the faults let a request through, or the entry is gone with its session.
+func (e *entry) keepDeparting(leave func() error) {
 	s := e.session.store
 	for {
 		if e.left() {
 			return
 		}
 		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
-		err := s.request(ctx, Call{Op: Withdraw, Session: e.session.id, Name: e.req.Name}, e.leave, nil)
-		if err != nil {
-			<-ctx.Done()
+		err := s.request(ctx, Call{Op: Withdraw, Session: e.session.id, Name: e.req.Name}, leave, nil)
+		if err == nil {
+			cancel()
+			return
 		}
+		<-ctx.Done()
 		cancel()
 	}
 }
-
-func (e *entry) WithdrawAfter(context.Context, time.Duration) error { return store.ErrUnsupported }

@@ -161,12 +161,17 @@ func admission(s suite) {
 		t.Logf("seed %d", seed)
 		dice := rand.New(rand.NewPCG(seed, 0))
 
+		// Whatever the dice say, each kind stands behind another once.
+		opening := []line.Mode{line.Shared, line.Slot(2), line.Shared, line.Exclusive}
 		var places []*place // the line as it should be
-		for range steps {
-			if at := dice.IntN(clients); at < len(places) {
+		for step := range steps {
+			switch at := dice.IntN(clients); {
+			case step < len(opening):
+				places = append(places, free(cs, places).enqueue(name, opening[step]))
+			case at < len(places):
 				places[at].withdraw()
 				places = append(places[:at:at], places[at+1:]...)
-			} else {
+			default:
 				places = append(places, free(cs, places).enqueue(name, modes[dice.IntN(len(modes))]))
 			}
 			var ahead []line.Mode

@@ -5,6 +5,7 @@ package broken
 import (
 	"context"
 	"slices"
+	"time"
 
 	"github.com/stilelock/stile/store"
 	"github.com/stilelock/stile/store/memstore"
@@ -23,8 +24,8 @@ type Bug struct {
 // Bugs returns all of them.
 func Bugs() []Bug {
 	return slices.Concat(
-		admissionBugs(), tryBugs(), orderBugs(), withdrawBugs(), lifeBugs(), notifyBugs(), breakBugs(), cancelBugs(),
-		closeBugs(), lineBugs(), contendedBugs(), concurrencyBugs(), sessionBugs(), outageBugs(),
+		admissionBugs(), tryBugs(), orderBugs(), withdrawBugs(), outlastBugs(), lifeBugs(), notifyBugs(), breakBugs(),
+		cancelBugs(), closeBugs(), lineBugs(), watchBugs(), contendedBugs(), concurrencyBugs(), sessionBugs(), outageBugs(),
 	)
 }
 
@@ -37,6 +38,7 @@ type wholeStore struct {
 	open         func(context.Context, store.SessionOptions) (store.Session, error)
 	line         func(ctx context.Context, name string) (store.Line, error)
 	lines        func(ctx context.Context, prefix string) ([]store.Line, error)
+	watch        func(ctx context.Context, prefix string, changed func()) error
 	breakEntry   func(ctx context.Context, name string, order uint64) (store.Entry, error)
 }
 
@@ -66,6 +68,13 @@ func (s wholeStore) Lines(ctx context.Context, prefix string) ([]store.Line, err
 		return s.Store.Lines(ctx, prefix)
 	}
 	return s.lines(ctx, prefix)
+}
+
+func (s wholeStore) Watch(ctx context.Context, prefix string, changed func()) error {
+	if s.watch == nil {
+		return s.Store.Watch(ctx, prefix, changed)
+	}
+	return s.watch(ctx, prefix, changed)
 }
 
 func (s wholeStore) Break(ctx context.Context, name string, order uint64) (store.Entry, error) {
@@ -122,6 +131,7 @@ func (s session) Close(ctx context.Context) error {
 type ticket struct {
 	store.Ticket
 	withdraw        func(context.Context) error
+	withdrawAfter   func(context.Context, time.Duration) error
 	notifyContended func(func())
 }
 
@@ -130,6 +140,13 @@ func (t ticket) Withdraw(ctx context.Context) error {
 		return t.Ticket.Withdraw(ctx)
 	}
 	return t.withdraw(ctx)
+}
+
+func (t ticket) WithdrawAfter(ctx context.Context, d time.Duration) error {
+	if t.withdrawAfter == nil {
+		return t.Ticket.WithdrawAfter(ctx, d)
+	}
+	return t.withdrawAfter(ctx, d)
 }
 
 func (t ticket) NotifyContended(f func()) {

@@ -1,0 +1,118 @@
+package etcdstore
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math"
+	"time"
+
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	clientv3 "go.etcd.io/etcd/client/v3"
+)
+
+// WithdrawAfter implements [store.Ticket]: the entry's key is attached to a lease of its own. What can happen on the
+// way, and what is done about it, is in docs/architecture.md.
+func (e *entry) WithdrawAfter(ctx context.Context, d time.Duration) error {
+	if d <= 0 {
+		return e.Withdraw(ctx)
+	}
+	until := time.Now().Add(d)
+	alone := e.says
+	alone.Session = e.session.ID()
+	text, err := alone.encode()
+	if err != nil {
+		return e.session.store.explain(fmt.Sprintf("keep the entry for lock %q", e.req.Name), err)
+	}
+	e.session.letOutlast() // before another entry of that name can join
+	a := &afterlife{entry: e, value: text, until: until}
+	return e.depart(ctx, a.begin)
+}
+
+// letOutlast makes the entries to come have keys that no entry has which may outlast the session.
+func (se *session) letOutlast() {
+	se.mu.Lock()
+	defer se.mu.Unlock()
+	se.outlast = true
+}
+
+// afterlife is the time that an entry stands after it was withdrawn.
+type afterlife struct {
+	entry *entry
+	value string
+	until time.Time
+	lease clientv3.LeaseID // that the entry is to be attached to; zero for none
+}
+
+// begin attaches the entry to a lease that lasts until the time is over. If it is over already, the entry is taken out.
+// It reports whether the entry was there.
+func (a *afterlife) begin(ctx context.Context) (there bool, err error) {
+	within, cancel := context.WithDeadline(ctx, a.until)
+	defer cancel()
+	for within.Err() == nil {
+		there, err = a.attach(within)
+		switch {
+		case errors.Is(err, rpctypes.ErrLeaseNotFound):
+			a.lease, err = 0, nil // it has run out, or somebody has revoked it: another, for the rest of the time
+		case err == nil && !there:
+			a.entry.out.Store(true)
+			a.entry.session.store.revoke(ctx, a.lease) // nothing is attached to it, nor can be
+			return false, nil
+		case err == nil || within.Err() == nil:
+			return there, err
+		}
+	}
+	if ctx.Err() != nil && err != nil {
+		return false, err
+	}
+	return a.entry.takeOut(ctx)
+}
+
+// attach has the lease granted and the entry attached to it. It reports whether the entry was there.
+func (a *afterlife) attach(ctx context.Context) (there bool, err error) {
+	if a.lease == 0 {
+		a.lease = newLease()
+	}
+	if err := a.grant(ctx); err != nil {
+		return false, err
+	}
+	e := a.entry
+	e.outlasts.Store(true)
+	err = attempt(ctx, func(ctx context.Context) error {
+		resp, err := e.session.store.cli.Txn(ctx).
+			If(clientv3.Compare(clientv3.CreateRevision(e.key), "=", int64(e.order))).
+			Then(clientv3.OpPut(e.key, a.value, clientv3.WithLease(a.lease))).
+			Commit()
+		there = err == nil && resp.Succeeded
+		return err
+	})
+	return there, err
+}
+
+// longest is the longest TTL that etcd grants, in seconds: 285 years.
+const longest = 9_000_000_000
+
+// grant has the lease granted, unless an earlier attempt has.
+func (a *afterlife) grant(ctx context.Context) error {
+	return attempt(ctx, func(ctx context.Context) error {
+		seconds := int64(math.Ceil(time.Until(a.until).Seconds()))
+		_, err := a.entry.session.leases.LeaseGrant(ctx, &pb.LeaseGrantRequest{
+			ID:  int64(a.lease),
+			TTL: min(max(seconds, 1), longest),
+		})
+		if err = rpctypes.Error(err); errors.Is(err, rpctypes.ErrLeaseExist) {
+			return nil
+		}
+		return err
+	})
+}
+
+// newLease chooses the id of a lease, so that there is one however often it has to be asked for.
+func newLease() clientv3.LeaseID {
+	var b [8]byte
+	_, _ = rand.Read(b[:]) // never fails
+	return clientv3.LeaseID(binary.BigEndian.Uint64(b[:]) >> 1)
+}

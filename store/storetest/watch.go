@@ -1,0 +1,395 @@
+package storetest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stilelock/stile/line"
+	"github.com/stilelock/stile/store"
+)
+
+func watching(s suite) {
+	fair := s.needsLine()
+
+	s.test("a watch calls when it stands", func(_ *testing.T, w *world) {
+		w.watch(w.name("lock")) // waits for it
+	})
+
+	s.test("a watch tells who joins", func(_ *testing.T, w *world) {
+		name := w.name("lock")
+		watch := w.watch(name)
+		p := w.openKept().hold(name, line.Exclusive)
+		watch.shows(name, p)
+	})
+
+	fair.test("a watch tells who joins behind others", func(_ *testing.T, w *world) {
+		name := w.name("lock")
+		a := w.openKept().hold(name, line.Exclusive)
+		watch := w.watch(name)
+		b := w.openKept().enqueue(name, line.Exclusive)
+		watch.shows(name, a, b)
+	})
+
+	fair.test("a watch tells that a waiter has left", func(_ *testing.T, w *world) {
+		name := w.name("lock")
+		a, b := w.openKept().hold(name, line.Exclusive), w.openKept().enqueue(name, line.Exclusive)
+		watch := w.watch(name)
+		b.withdraw()
+		watch.shows(name, a)
+	})
+
+	s.test("a watch tells that a lock is free", func(_ *testing.T, w *world) {
+		name := w.name("lock")
+		p := w.openKept().hold(name, line.Exclusive)
+		watch := w.watch(name)
+		p.withdraw()
+		watch.shows(name)
+	})
+
+	fair.test("a watch tells that the next was admitted", func(t *testing.T, w *world) {
+		name := w.name("lock")
+		a, b := w.openKept().hold(name, line.Exclusive), w.openKept().enqueue(name, line.Exclusive)
+		watch := w.watch(name)
+		a.withdraw()
+		if e := watch.shows(name, b)[0]; !e.Admitted {
+			t.Errorf("the line shows %+v, want it admitted", e)
+		}
+	})
+
+	s.test("a watch tells what went with its session", func(t *testing.T, w *world) {
+		for _, expire := range []bool{false, true} {
+			name := w.name("lock")
+			c := w.open()
+			c.hold(name, line.Exclusive)
+			watch := w.watch(name)
+			if !expire {
+				c.close()
+				watch.shows(name)
+				continue
+			}
+			if err := c.confirm(t.Context(), w.h.TTL); err != nil {
+				t.Fatalf("Confirm: %v", err)
+			}
+			watch.showsWithin(c.Terms().TTL+2*w.h.Grace, name)
+		}
+	})
+
+	s.needsFencing().test("a watch tells that an entry was broken", func(t *testing.T, w *world) {
+		name := w.name("lock")
+		p := w.openKept().hold(name, line.Exclusive)
+		watch := w.watch(name)
+		if _, err := w.breakEntry(name, p.admitted()); err != nil {
+			t.Fatalf("Break: %v", err)
+		}
+		watch.shows(name)
+	})
+
+	s.needs(s.caps.Outlasting, "the store's Capabilities say that no entry outlasts its session (Outlasting is false)").
+		test("a watch tells that the time of an entry is over", func(_ *testing.T, w *world) {
+			name := w.name("lock")
+			c := w.open()
+			p := c.hold(name, line.Exclusive)
+			p.withdrawAfter(w.h.TTL)
+			c.close()
+			w.watch(name).showsWithin(w.h.TTL+2*w.h.Grace, name)
+		})
+
+	s.test("a watch tells of every name that begins with its prefix", func(_ *testing.T, w *world) {
+		c := w.openKept()
+		all, deep, shallow, exact := w.watch(""), w.watch(w.prefix), w.watch(w.name("a")), w.watch(w.name("a/b"))
+		for _, n := range []string{"a", "a/b", "a/b/c", "ab", "b", "a%"} {
+			name := w.name(n)
+			for _, watch := range []*watch{all, deep, shallow, exact} {
+				watch.mark()
+			}
+			p := c.hold(name, line.Exclusive)
+			all.shows(name, p)
+			deep.shows(name, p)
+			if n != "b" {
+				shallow.shows(name, p)
+			}
+			if n == "a/b" || n == "a/b/c" {
+				exact.shows(name, p)
+			}
+		}
+	})
+
+	s.test("a watch whose function blocks misses nothing and calls once for all", func(t *testing.T, w *world) {
+		name := w.name("lock")
+		c := w.openKept()
+		watch := w.watch(name)
+		release := watch.block()
+		before := watch.calls()
+		const rounds = 20
+		for range rounds {
+			p := c.hold(name, line.Exclusive)
+			time.Sleep(tick)
+			p.withdraw()
+			time.Sleep(tick)
+		}
+		last := c.hold(name, line.Exclusive)
+		time.Sleep(settle)
+		if n := watch.calls(); n > before+1 {
+			t.Errorf("%d calls were made while one was under way", n-before-1)
+		}
+		watch.mark()
+		release()
+		watch.shows(name, last)
+		time.Sleep(settle)
+		if n := watch.calls() - before; n > rounds/2 {
+			t.Errorf("of %d changes while a call was under way, %d calls were made afterwards", 2*rounds+1, n)
+		}
+	})
+
+	s.test("a watch returns when its context ends and calls no more", func(_ *testing.T, w *world) {
+		name := w.name("lock")
+		ctx, cancel := context.WithCancel(context.Background())
+		watch := w.watchWith(ctx, name)
+		cancel()
+		watch.returns(context.Canceled)
+		w.openKept().hold(name, line.Exclusive).withdraw()
+		time.Sleep(settle) // watch.hear checks that there is no call
+	})
+
+	s.test("a watch returns at its deadline", func(_ *testing.T, w *world) {
+		ctx, cancel := context.WithTimeout(context.Background(), w.h.TTL/2)
+		defer cancel()
+		watch := w.watchWith(ctx, w.name("lock"))
+		<-ctx.Done()
+		watch.returns(context.DeadlineExceeded)
+	})
+
+	s.test("a watch whose context has ended returns", func(t *testing.T, w *world) {
+		ended, cancel := context.WithCancel(t.Context())
+		cancel()
+		w.startWatch(ended, w.name("lock")).returns(context.Canceled)
+	})
+
+	s.needsCut().test("a watch tells after an outage what happened during it", func(_ *testing.T, w *world) {
+		name := w.name("lock")
+		c, other := w.open(), w.openKept()
+		watch := w.watchOn(c.store, name)
+		for range 2 { // also of the second one
+			heal := w.cut(c)
+			defer heal()
+			p := other.hold(name, line.Exclusive)
+			time.Sleep(w.h.TTL / 8)
+			heal()
+			watch.shows(name, p)
+			p.withdraw()
+			watch.shows(name)
+		}
+	})
+}
+
+// watch is one call of Watch under way.
+type watch struct {
+	w      *world
+	store  store.Store
+	prefix string
+	done   chan struct{}
+	err    error // set when done is closed
+
+	mu      sync.Mutex
+	called  chan struct{} // closed and replaced by each call
+	n       int
+	marked  int // n at the last mark
+	calling bool
+	over    bool
+	gate    chan struct{} // calls wait until it is closed; nil for none
+}
+
+// watch begins a watch that lasts until the test is over, and waits until it stands.
+func (w *world) watch(prefix string) *watch {
+	w.t.Helper()
+	return w.watchOn(w.stores[len(w.stores)-1], prefix)
+}
+
+func (w *world) watchOn(st store.Store, prefix string) *watch {
+	w.t.Helper()
+	watch := w.beginWatch(context.Background(), st, prefix)
+	watch.stands()
+	return watch
+}
+
+func (w *world) watchWith(ctx context.Context, prefix string) *watch {
+	w.t.Helper()
+	watch := w.startWatch(ctx, prefix)
+	watch.stands()
+	return watch
+}
+
+func (w *world) startWatch(ctx context.Context, prefix string) *watch {
+	w.t.Helper()
+	return w.beginWatch(ctx, w.stores[len(w.stores)-1], prefix)
+}
+
+func (w *world) beginWatch(ctx context.Context, st store.Store, prefix string) *watch {
+	ctx, cancel := context.WithCancel(ctx)
+	watch := &watch{w: w, store: st, prefix: prefix, done: make(chan struct{}), called: make(chan struct{})}
+	go func() {
+		defer close(watch.done)
+		watch.err = st.Watch(ctx, prefix, watch.hear)
+		watch.mu.Lock()
+		defer watch.mu.Unlock()
+		watch.over = true
+	}()
+	w.t.Cleanup(func() {
+		cancel()
+		watch.returns(context.Canceled, context.DeadlineExceeded)
+	})
+	return watch
+}
+
+// hear is the watch's function.
+func (watch *watch) hear() {
+	watch.mu.Lock()
+	if watch.calling {
+		watch.w.brokenf("Watch(%q) called its function while another call was under way", watch.prefix)
+	}
+	if watch.over {
+		watch.w.brokenf("Watch(%q) called its function after it had returned", watch.prefix)
+	}
+	watch.calling = true
+	watch.n++
+	close(watch.called)
+	watch.called = make(chan struct{})
+	gate := watch.gate
+	watch.mu.Unlock()
+
+	runtime.Gosched() // makes room for a second call, which there must not be
+	if gate != nil {
+		<-gate
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), watch.w.h.TTL)
+	defer cancel()
+	// It may call the store, whatever comes of that: the test may be over.
+	_, _ = watch.store.Line(ctx, watch.w.name("nobody"))
+
+	watch.mu.Lock()
+	defer watch.mu.Unlock()
+	watch.calling = false
+}
+
+func (watch *watch) calls() int {
+	watch.mu.Lock()
+	defer watch.mu.Unlock()
+	return watch.n
+}
+
+// block makes the next call wait until release is called, and returns when it does.
+func (watch *watch) block() (release func()) {
+	watch.w.t.Helper()
+	gate := make(chan struct{})
+	watch.mu.Lock()
+	watch.gate = gate
+	watch.mu.Unlock()
+	watch.mark()
+	p := watch.w.openKept().hold(watch.prefix, line.Exclusive)
+	p.withdraw()
+	watch.next(watch.w.h.Grace)
+	release = sync.OnceFunc(func() {
+		watch.mu.Lock()
+		watch.gate = nil
+		watch.mu.Unlock()
+		close(gate)
+	})
+	watch.w.t.Cleanup(release)
+	return release
+}
+
+// mark makes shows count calls from here on.
+func (watch *watch) mark() {
+	watch.mu.Lock()
+	defer watch.mu.Unlock()
+	watch.marked = watch.n
+}
+
+// next waits for a call since the mark, and sets the next mark there. It reports false if there is none in time.
+func (watch *watch) next(within time.Duration) bool {
+	timer := time.NewTimer(within)
+	defer timer.Stop()
+	for {
+		watch.mu.Lock()
+		there, called := watch.n > watch.marked, watch.called
+		if there {
+			watch.marked = watch.n
+		}
+		watch.mu.Unlock()
+		if there {
+			return true
+		}
+		select {
+		case <-called:
+		case <-timer.C:
+			return false
+		}
+	}
+}
+
+// stands waits for the first call.
+func (watch *watch) stands() {
+	watch.w.t.Helper()
+	if !watch.next(watch.w.h.Grace) {
+		watch.w.t.Fatalf("Watch(%q) did not call its function within %v", watch.prefix, watch.w.h.Grace)
+	}
+}
+
+// shows waits for calls until a reading made after one shows these places, and no others, in the line behind name. A call
+// that came before the change, or that a mark has gone by, does not help.
+func (watch *watch) shows(name string, places ...*place) []store.Entry {
+	watch.w.t.Helper()
+	return watch.showsWithin(watch.w.h.Grace, name, places...)
+}
+
+func (watch *watch) showsWithin(d time.Duration, name string, places ...*place) []store.Entry {
+	watch.w.t.Helper()
+	var want, got []string
+	for _, p := range places {
+		want = append(want, p.client.ID())
+	}
+	calls := 0
+	for end := time.Now().Add(d); watch.next(time.Until(end)); {
+		calls++
+		entries := watch.w.line(name).Entries
+		got = got[:0]
+		for _, e := range entries {
+			got = append(got, e.Session)
+		}
+		if slices.Equal(got, want) {
+			return entries
+		}
+	}
+	shown := "none was there to read after"
+	if calls > 0 {
+		shown = fmt.Sprintf("the last reading showed the sessions %q", got)
+	}
+	watch.w.t.Fatalf("Watch(%q) made %d calls within %v, and after none of them the line of %q was %q: %s",
+		watch.prefix, calls, d, name, want, shown)
+	return nil
+}
+
+// returns checks that Watch returns, with one of the errors.
+func (watch *watch) returns(want ...error) {
+	watch.w.t.Helper()
+	timer := time.NewTimer(watch.w.h.Grace)
+	defer timer.Stop()
+	select {
+	case <-watch.done:
+	case <-timer.C:
+		watch.w.t.Errorf("Watch(%q) did not return within %v of the end of its context", watch.prefix, watch.w.h.Grace)
+		return
+	}
+	for _, err := range want {
+		if errors.Is(watch.err, err) {
+			return
+		}
+	}
+	watch.w.t.Errorf("Watch(%q) returned %v when its context ended, want an error matching %v", watch.prefix, watch.err, want)
+}

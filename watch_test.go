@@ -1,0 +1,357 @@
+package stile_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"iter"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stilelock/stile"
+	"github.com/stilelock/stile/store/memstore"
+)
+
+// A watch reads at most that often, and again when it has heard nothing for that long.
+const (
+	pace   = 100 * time.Millisecond
+	anyway = 10 * time.Second
+)
+
+// seen is what a watch has yielded.
+type seen struct {
+	at    time.Duration // since the watch began
+	lines string        // "a: ann bob", joined by semicolons
+	err   error
+}
+
+// watcher is a loop over a watch.
+type watcher struct {
+	record[seen]
+	t    *testing.T
+	stop context.CancelFunc
+	done chan struct{}
+}
+
+// watch begins a loop over all lines that begin with prefix, until the test is over. body, if not nil, is the rest of the
+// loop's body.
+func watch(t *testing.T, c *stile.Client, prefix string, body func(n int) (goOn bool)) *watcher {
+	t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	return loop(t, cancel, c.Watch(ctx, prefix), func(lines []stile.Line) string {
+		var all []string
+		for _, l := range lines {
+			all = append(all, asText(l))
+		}
+		return strings.Join(all, "; ")
+	}, body)
+}
+
+func asText(l stile.Line) string {
+	return strings.TrimSpace(l.Name + ": " + strings.TrimSpace(commands(l.Holders)+" "+commands(l.Waiters)))
+}
+
+func loop[T any](t *testing.T, cancel context.CancelFunc, readings iter.Seq2[T, error], text func(T) string,
+	body func(n int) bool,
+) *watcher {
+	w := &watcher{t: t, stop: cancel, done: make(chan struct{})}
+	start, n := time.Now(), 0
+	go func() {
+		defer close(w.done)
+		for got, err := range readings {
+			s := seen{at: time.Since(start), err: err}
+			if err == nil {
+				s.lines = text(got)
+			}
+			w.add(s)
+			if n++; body != nil && !body(n) {
+				return
+			}
+		}
+	}()
+	t.Cleanup(func() { cancel(); <-w.done })
+	return w
+}
+
+// last returns what was yielded last, when the watch has had the time to see what there is.
+func (w *watcher) last() seen {
+	w.t.Helper()
+	time.Sleep(pace)
+	all := w.all()
+	if len(all) == 0 {
+		w.t.Fatal("the watch has yielded nothing")
+	}
+	return all[len(all)-1]
+}
+
+func (w *watcher) shows(lines string) {
+	w.t.Helper()
+	if s := w.last(); s.err != nil || s.lines != lines {
+		w.t.Fatalf("the watch shows %q, %v, want %q", s.lines, s.err, lines)
+	}
+}
+
+// endsWith checks that the loop has ended, and that all it got was as many readings and then an error that matches want.
+func (w *watcher) endsWith(readings int, want error) {
+	w.t.Helper()
+	if !closed(w.done) {
+		w.t.Fatalf("the watch goes on, after %+v", w.all())
+	}
+	all := w.all()
+	if len(all) != readings+1 {
+		w.t.Fatalf("the watch has yielded %+v, want %d readings and an error matching %q", all, readings, want)
+	}
+	for _, s := range all[:readings] {
+		if s.err != nil {
+			w.t.Errorf("a reading failed: %v", s.err)
+		}
+	}
+	expectError(w.t, all[readings].err, want)
+}
+
+func TestWatchFollowsTheLines(t *testing.T) {
+	scenario(t, func(t *testing.T, w *world) {
+		ann, bob := w.client("ann"), w.client("bob")
+		lines := watch(t, w.client("eve"), "a", nil)
+		lines.shows("")
+		h := lock(t, ann, "a/1")
+		lines.shows("a/1: ann")
+		place := wait(t.Context(), t, bob, "a/1")
+		lines.shows("a/1: ann bob")
+		other := lock(t, bob, "a/2")
+		lines.shows("a/1: ann bob; a/2: bob")
+		lock(t, bob, "b")
+		release(t, h)
+		next := place.getsNow()
+		lines.shows("a/1: bob; a/2: bob")
+		release(t, other)
+		if _, err := ann.Break(t.Context(), "a/1", next.Token()); err != nil {
+			t.Fatal(err)
+		}
+		lines.shows("")
+	})
+}
+
+func TestWatchLineFollowsOneLine(t *testing.T) {
+	scenario(t, func(t *testing.T, w *world) {
+		ann, bob := w.client("ann"), w.client("bob")
+		ctx, cancel := context.WithCancel(t.Context())
+		line := loop(t, cancel, w.client("eve").WatchLine(ctx, "a"), asText, nil)
+		line.shows("a:")
+		h := lock(t, ann, "a")
+		line.shows("a: ann")
+		lock(t, bob, "a/1")
+		line.shows("a: ann")
+		wait(t.Context(), t, bob, "a")
+		line.shows("a: ann bob")
+		release(t, h)
+		line.shows("a: bob")
+	})
+}
+
+// Whatever becomes of the watch, what there is now can be read.
+func TestWatchBeginsWithAReadingAtOnce(t *testing.T) {
+	scenario(t, func(t *testing.T, w *world) {
+		ann, eve := w.client("ann"), w.client("eve")
+		w.faults(memstore.Fault{Delay: time.Second}, on(memstore.Watch))
+		h := lock(t, ann, "a")
+		lines := watch(t, eve, "", nil)
+		synctest.Wait()
+		if all := lines.all(); len(all) != 1 || all[0].at != 0 || all[0].lines != "a: ann" {
+			t.Fatalf("at once the watch has yielded %+v, want a reading", all)
+		}
+		// What happens before the watch stands is seen when it does.
+		release(t, h)
+		time.Sleep(time.Second)
+		lines.shows("")
+	})
+}
+
+func TestWatchReadsAtMostTenTimesASecond(t *testing.T) {
+	scenario(t, func(t *testing.T, w *world) {
+		ann := w.client("ann")
+		lines := watch(t, w.client("eve"), "", nil)
+		for start := time.Now(); time.Since(start) < 2*time.Second; time.Sleep(time.Millisecond) {
+			release(t, lock(t, ann, "a"))
+		}
+		lock(t, ann, "last")
+		lines.shows("last: ann")
+		all := lines.all()
+		for i := 1; i < len(all); i++ {
+			if d := all[i].at - all[i-1].at; d < pace {
+				t.Errorf("reading %d came %v after the one before", i, d)
+			}
+		}
+		if len(all) < 20 {
+			t.Errorf("in more than two seconds, full of changes, there were %d readings", len(all))
+		}
+	})
+}
+
+func TestWatchOfLinesInWhichNothingHappensIsQuiet(t *testing.T) {
+	scenario(t, func(t *testing.T, w *world) {
+		lines := watch(t, w.client("eve"), "", nil)
+		time.Sleep(anyway)
+		// The first, one as the watch stands, and one to see whether the store is there.
+		if all := lines.all(); len(all) != 2 {
+			t.Errorf("the watch has yielded %+v, want two readings", all)
+		}
+		time.Sleep(time.Second)
+		if all := lines.all(); len(all) != 3 {
+			t.Errorf("the watch has yielded %+v, want three readings", all)
+		}
+	})
+}
+
+// What happens while the body of the loop is busy is seen afterwards.
+func TestWatchWithASlowLoopMissesNothing(t *testing.T) {
+	scenario(t, func(t *testing.T, w *world) {
+		ann := w.client("ann")
+		lines := watch(t, w.client("eve"), "", func(n int) bool {
+			if n == 2 {
+				time.Sleep(time.Minute)
+			}
+			return true
+		})
+		time.Sleep(time.Second)
+		lock(t, ann, "a")
+		time.Sleep(time.Minute)
+		lines.shows("a: ann")
+	})
+}
+
+func TestWatchGoesOnAfterReadingsThatFail(t *testing.T) {
+	scenario(t, func(t *testing.T, w *world) {
+		ann, eve := w.client("ann"), w.client("eve")
+		lines := watch(t, eve, "", nil)
+		lines.shows("")
+		down := errors.New("the store is down")
+		lock(t, ann, "a")
+		w.faults(memstore.Fault{Err: down}, on(memstore.Read))
+		time.Sleep(3*time.Second + pace/2)
+		all := lines.all()
+		failed := 0
+		for i, s := range all {
+			if s.err == nil {
+				continue
+			}
+			expectError(t, s.err, down)
+			if failed++; failed > 1 && s.at-all[i-1].at < time.Second {
+				t.Errorf("a reading came %v after one that had failed", s.at-all[i-1].at)
+			}
+		}
+		if failed < 3 {
+			t.Errorf("the watch has yielded %+v, want three errors at least", all)
+		}
+		w.heal()
+		time.Sleep(time.Second)
+		lines.shows("a: ann")
+		release(t, lock(t, ann, "b"))
+		lines.shows("a: ann")
+	})
+}
+
+// synctest fails the test if a goroutine is left.
+func TestLeavingTheLoopEndsTheWatch(t *testing.T) {
+	for _, after := range []int{1, 2, 3} {
+		t.Run(fmt.Sprint(after), func(t *testing.T) {
+			scenario(t, func(t *testing.T, w *world) {
+				ann := w.client("ann")
+				lines := watch(t, w.client("eve"), "", func(n int) bool { return n < after })
+				time.Sleep(time.Second)
+				release(t, lock(t, ann, "a"))
+				time.Sleep(time.Second)
+				if !closed(lines.done) {
+					t.Fatal("the loop was left, and goes on")
+				}
+				if all := lines.all(); len(all) != after {
+					t.Errorf("the watch has yielded %+v, want %d readings", all, after)
+				}
+			})
+		})
+	}
+}
+
+func TestWatchEndsWithItsContext(t *testing.T) {
+	scenario(t, func(t *testing.T, w *world) {
+		ann := w.client("ann")
+		lines := watch(t, w.client("eve"), "", nil)
+		time.Sleep(time.Second)
+		lines.stop()
+		if !closed(lines.done) {
+			t.Fatal("the watch goes on after the end of its context")
+		}
+		release(t, lock(t, ann, "a"))
+		for _, s := range lines.all() {
+			if s.err != nil {
+				t.Errorf("the end of the context was yielded as an error: %v", s.err)
+			}
+		}
+	})
+}
+
+func TestWatchEndsWithItsContextDuringAReading(t *testing.T) {
+	scenario(t, func(t *testing.T, w *world) {
+		eve := w.client("eve")
+		w.faults(memstore.Fault{Drop: true}, on(memstore.Read, memstore.Watch))
+		lines := watch(t, eve, "", nil)
+		synctest.Wait()
+		lines.stop()
+		if !closed(lines.done) || len(lines.all()) > 0 {
+			t.Errorf("the watch has yielded %+v, want its end, and nothing else", lines.all())
+		}
+	})
+}
+
+func TestWatchOfAClosedClient(t *testing.T) {
+	scenario(t, func(t *testing.T, w *world) {
+		eve := w.client("eve")
+		lines := watch(t, eve, "", nil)
+		time.Sleep(time.Second)
+		if err := eve.Close(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		lines.endsWith(2, stile.ErrClosed)
+		watch(t, eve, "", nil).endsWith(0, stile.ErrClosed)
+	})
+}
+
+// Whenever the client is closed, that is the last thing yielded, and it is yielded once.
+func TestWatchWhileTheClientIsClosed(t *testing.T) {
+	scenario(t, func(t *testing.T, w *world) {
+		for range 200 {
+			eve := w.client("eve")
+			lines := watch(t, eve, "", nil)
+			if err := eve.Close(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			if !closed(lines.done) {
+				t.Fatal("the watch goes on after the client was closed")
+			}
+			lines.endsWith(len(lines.all())-1, stile.ErrClosed)
+		}
+	})
+}
+
+func TestWatchOfABadName(t *testing.T) {
+	scenario(t, func(t *testing.T, w *world) {
+		eve := w.client("eve")
+		watch(t, eve, "a\x00", nil).endsWith(0, stile.ErrBadName)
+		for _, name := range []string{"", "a/", "\xff"} {
+			ctx, cancel := context.WithCancel(t.Context())
+			loop(t, cancel, eve.WatchLine(ctx, name), asText, nil).endsWith(0, stile.ErrBadName)
+		}
+	})
+}
+
+func TestWatchThatTheStoreRefuses(t *testing.T) {
+	scenario(t, func(t *testing.T, w *world) {
+		denied := errors.New("permission denied")
+		w.faults(memstore.Fault{Err: denied}, on(memstore.Watch))
+		lines := watch(t, w.client("eve"), "", nil)
+		time.Sleep(time.Second)
+		lines.endsWith(1, denied)
+	})
+}
