@@ -1,6 +1,7 @@
 package main_test
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -152,11 +153,66 @@ func TestACommandThatTakesTooLongIsStopped(t *testing.T) {
 	})
 }
 
+// A terminal may be held with ^S, a pipe be full, and whoever has read it may have gone.
+func TestACommandIsStoppedThoughNobodyReadsWhatStileSays(t *testing.T) {
+	t.Parallel()
+	m, s := newMachine(t), serve(t)
+	full := func(t *testing.T) *os.File {
+		r, w, err := os.Pipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { r.Close(); w.Close() })
+		_ = w.SetWriteDeadline(time.Now().Add(100 * time.Millisecond))
+		if _, err := w.Write(make([]byte, 1<<20)); !errors.Is(err, os.ErrDeadlineExceeded) {
+			t.Fatalf("the pipe is not full: %v", err)
+		}
+		return w
+	}
+	unread := func(t *testing.T) *os.File {
+		r, w, err := os.Pipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { w.Close() })
+		r.Close()
+		return w
+	}
+	for name, pipe := range map[string]func(*testing.T) *os.File{"full": full, "unread": unread} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			m := m.in(t)
+			c := m.command("run", "--url", s.url, "--run-timeout", "0.3", name, "--", "sh", "-c",
+				`trap 'echo told >`+name+`; exit' TERM; while :; do sleep 0.01; done 2>/dev/null`)
+			c.Cmd.Stderr = pipe(t)
+			if code := c.begin().code(); code != 124 {
+				t.Errorf("exit code %d, want 124", code)
+			}
+			if m.read(name) != "told\n" {
+				t.Error("the command was not told to end")
+			}
+			if left := entries(t, client(t, s.endpoint()), name); len(left) > 0 {
+				t.Errorf("left behind: %q", left)
+			}
+		})
+	}
+	t.Run("verbose", func(t *testing.T) {
+		m := m.in(t)
+		c := m.command("run", "--url", s.url, "-v", "verbose", "--", "sh", "-c", "echo ran >verbose; exit 3")
+		c.Cmd.Stderr = unread(t)
+		if code := c.begin().code(); code != 3 || m.read("verbose") != "ran\n" {
+			t.Errorf("exit code %d, want 3, and the command wrote %q", code, m.read("verbose"))
+		}
+	})
+}
+
 func TestHowACommandIsStoppedMustFitIntoTheTTL(t *testing.T) {
 	t.Parallel()
 	m := newMachine(t)
 	m.run("--ttl", "15", "-k", "10", "demo", "--", "true").wants(125, "--kill-after 10s", "TTL of 15s", "5.625s", "--ttl 27s")
 	m.run("--ttl", "15", "-k", "-1", "demo", "--", "true").wants(125, "--kill-after", "negative")
+	m.run("-k", "1000000h", "demo", "--", "true").wants(125, "--kill-after 1000000h0m0s", "the most is 1m52.5s", "--ttl 5m0s")
+	m.run("--ttl", "1000000h", "demo", "--", "true").wants(125, "--ttl", "at most 5m0s")
 	m.run("--signal", "NOSUCH", "demo", "--", "true").wants(125, "--signal NOSUCH", "no such signal")
 }
 

@@ -298,9 +298,21 @@ func TestKillingStileKillsWhatTheCommandHasStarted(t *testing.T) {
 func TestAWatchdogHoldsNothingAndGoesWithItsCommand(t *testing.T) {
 	t.Parallel()
 	m, s := newMachine(t), serve(t)
-	c := m.start("touch started; while ! test -e enough; do sleep 0.01; done; exit 3", "--url", s.url, "--ttl", "2", "demo")
+	inherited, err := os.Create(m.path("inherited"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer inherited.Close()
+	c := m.command("run", "--url", s.url, "--ttl", "2", "demo", "--",
+		"sh", "-c", "while ! test -e enough; do sleep 0.01; done; exit 3")
+	c.ExtraFiles = []*os.File{4: inherited} // becomes file 7, as a shell's exec 7> would: the lock of a flock(1) perhaps
+	c.begin()
 	dog := watched(t, c)
 	proc := fmt.Sprintf("/proc/%d/", dog)
+	eventually(t, "closing of what it has inherited", func() bool {
+		to, _ := os.Readlink(proc + "fd/7")
+		return to != inherited.Name() && running(dog)
+	})
 	if dir, err := os.Readlink(proc + "cwd"); err != nil || dir != "/" {
 		t.Errorf("its directory is %s, %v", dir, err)
 	}

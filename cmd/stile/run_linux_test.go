@@ -301,7 +301,7 @@ func TestAReleaseThatFailsIsToldAndChangesNothing(t *testing.T) {
 	// The command cuts its own branch: it freezes the server and ends.
 	c := m.run("--url", s.url, "--ttl", "60", "demo", "--", "sh", "-c", fmt.Sprintf(
 		`kill -STOP %[1]d; while ! grep -q '^State:.T' /proc/%[1]d/status; do :; done; exit 3`, s.Process.Pid))
-	c.wants(3, `"demo"`, "release")
+	c.wants(3, `"demo"`, "release", "not confirmed", "until its TTL of 1m0s is over")
 }
 
 func TestVersion(t *testing.T) {

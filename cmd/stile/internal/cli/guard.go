@@ -26,6 +26,7 @@ type guard struct {
 	verbose    bool
 	renewed    chan stile.Renewed // the last attempt at a renewal, until it is looked at
 	told       bool               // the user knows that the lock is lost, or as good as lost
+	dog        *watchdog.Watchdog // what takes longer than a moment is watched by another process too
 }
 
 // noteRenewal is a hook: it must not block.
@@ -68,9 +69,7 @@ func (g *guard) supervise(stdio Stdio, signals *child.Signals, c child.Command) 
 	timer := time.NewTimer(longest)
 	defer timer.Stop()
 
-	// What takes longer than a moment is watched by another process too, in case this one is killed or stopped.
-	var dog *watchdog.Watchdog
-	defer func() { dog.Close() }()
+	defer func() { g.dog.Close() }()
 	unwatched := time.After(min(time.Second, g.ttl/4))
 
 	var timeout <-chan time.Time
@@ -87,21 +86,19 @@ func (g *guard) supervise(stdio Stdio, signals *child.Signals, c child.Command) 
 			p.Resume()
 		case !suspended && stopBy <= 0 && g.hold.Err() == nil:
 			g.told = true
-			stdio.say(g.atRisk(lastErr))
-			p.Stop(g.signal, g.killAfter, g.hold.Lost())
-			p.ExitCode()
+			g.stop(stdio, p, g.atRisk(lastErr), g.killAfter, g.hold.Lost())
 			return exitLost, nil
 		}
 		if suspended {
 			stopBy = longest
 		}
 		if !suspended {
-			dog.Until(time.Until(g.hold.Deadline()))
+			g.dog.Until(time.Until(g.hold.Deadline()))
 		}
 		timer.Reset(min(stopBy, longest))
 		select {
 		case <-unwatched:
-			if dog, err = watchdog.Start(p.Group()); err != nil && g.verbose {
+			if g.dog, err = watchdog.Start(p.Group()); err != nil && g.verbose {
 				stdio.say(err.Error())
 			}
 		case <-p.Done():
@@ -115,20 +112,17 @@ func (g *guard) supervise(stdio Stdio, signals *child.Signals, c child.Command) 
 			return code, nil
 		case <-g.hold.Lost():
 			g.told = true
-			stdio.say(g.hold.Err().Error() + "; stopping the command")
-			dog.Until(g.graceAfterLoss())
-			p.Stop(g.signal, g.graceAfterLoss(), nil)
-			p.ExitCode()
+			g.dog.Until(g.graceAfterLoss())
+			g.stop(stdio, p, g.hold.Err().Error()+"; stopping the command", g.graceAfterLoss(), nil)
 			return exitLost, nil
 		case <-timeout:
-			stdio.say(fmt.Sprintf("the command under lock %q has run for %v; stopping it", g.hold.Name(), g.runTimeout))
-			p.Stop(g.signal, g.killAfter, g.hold.Lost())
-			p.ExitCode()
+			why := fmt.Sprintf("the command under lock %q has run for %v; stopping it", g.hold.Name(), g.runTimeout)
+			g.stop(stdio, p, why, g.killAfter, g.hold.Lost())
 			return exitTimeout, nil
 		case sig := <-signals.C():
 			if child.Stops(sig) {
 				suspended = true
-				dog.Rest()
+				g.dog.Rest()
 				p.Suspend()
 			} else {
 				p.Signal(sig)
@@ -136,13 +130,30 @@ func (g *guard) supervise(stdio Stdio, signals *child.Signals, c child.Command) 
 		case sig := <-p.Stopped():
 			if p.WantsToStop(sig) {
 				suspended = true
-				dog.Rest()
+				g.dog.Rest()
 				p.Suspend()
 			}
 		case r := <-g.renewed:
 			lastErr = r.Err
 		case <-timer.C:
 		}
+	}
+}
+
+// stop ends the command, and says why. It does not wait for somebody to read that: a terminal may be held with ^S, and a
+// pipe be full.
+func (g *guard) stop(stdio Stdio, p *child.Process, why string, grace time.Duration, hurry <-chan struct{}) {
+	said := make(chan struct{})
+	go func() {
+		defer close(said)
+		stdio.say(why)
+	}()
+	p.Stop(g.signal, grace, hurry)
+	p.ExitCode()
+	g.dog.Close() // nothing is left to watch while we wait to be heard
+	select {
+	case <-said:
+	case <-time.After(time.Second):
 	}
 }
 
@@ -182,9 +193,18 @@ func (g *guard) keepFor(stdio Stdio, signals *child.Signals, rest time.Duration)
 		return
 	}
 	if err != nil && !g.told {
-		stdio.say(err.Error())
+		stdio.say(g.notReleased(err))
 	}
 	g.hold = nil
+}
+
+// notReleased says that the lock may not have been let go. The library's error says that it goes on trying; but we end.
+func (g *guard) notReleased(err error) string {
+	if _, lost := errors.AsType[*stile.LostError](err); lost {
+		return err.Error()
+	}
+	return fmt.Sprintf("release of lock %q (token %d) not confirmed: it may stay closed until its TTL of %v is over: %v",
+		g.hold.Name(), g.hold.Token(), g.ttl, errors.Unwrap(err))
 }
 
 // waitFor waits while the lock is kept.
@@ -228,7 +248,7 @@ func (g *guard) close(stdio Stdio) {
 		err := g.hold.Release(ctx)
 		switch {
 		case err != nil && !g.told:
-			stdio.say(err.Error())
+			stdio.say(g.notReleased(err))
 		case err == nil && g.verbose:
 			stdio.say(fmt.Sprintf("lock %q let go after %v", g.hold.Name(), round(time.Since(g.obtained))))
 		}

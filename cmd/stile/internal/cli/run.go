@@ -5,10 +5,12 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/signal"
 	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -162,6 +164,8 @@ func (r *run) run(ctx context.Context) error {
 	}
 	signals := child.Listen()
 	defer signals.Close()
+	// If nobody reads what we say any more, that must not end us, and the command with us, and leave the entry behind.
+	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
 
 	waiting, listened := untilInterrupted(ctx, signals)
 	err = r.acquire(waiting, g, owner)
@@ -221,8 +225,11 @@ func (r *run) check() (*guard, stile.Owner, error) {
 		return nil, owner, errors.New("-q and -v contradict each other: give one of them")
 	case r.conflict < 0 || r.conflict > 255:
 		return nil, owner, fmt.Errorf("--conflict-exit-code %d: exit codes are 0 to 255", r.conflict)
-	case g.ttl == 0:
+	case g.ttl == 0, g.ttl > stile.MaxTTL:
 		return nil, owner, fmt.Errorf("--ttl must be more than 0, and at most %v; stores have higher lower limits", stile.MaxTTL)
+	case g.killAfter > mostKillAfter(stile.MaxTTL):
+		return nil, owner, fmt.Errorf("--kill-after %v: the most is %v, with --ttl %v",
+			g.killAfter, mostKillAfter(stile.MaxTTL), stile.MaxTTL)
 	case g.killAfter > longest:
 		return nil, owner, fmt.Errorf("--kill-after %v is too long for a TTL of %v, after which others are let in: "+
 			"it can be %v, or give --ttl %v", g.killAfter, g.ttl, longest, leastTTL(g.killAfter))

@@ -9,13 +9,11 @@ import (
 	"io/fs"
 	"log/slog"
 	"os"
-	"path/filepath"
 	"strconv"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/stilelock/stile/cmd/stile/internal/filelock"
+	"github.com/stilelock/stile/cmd/stile/internal/inherited"
 	"github.com/stilelock/stile/cmd/stile/internal/node"
 )
 
@@ -23,7 +21,7 @@ import (
 // for it or been connected and no lease been alive. It says that it is ready, or why it cannot be, to the file ready,
 // which it has inherited; if ready is negative it tells nobody.
 func (h Home) Serve(ctx context.Context, socket string, idle time.Duration, ready int, log *slog.Logger) error {
-	closeInherited(ready)
+	inherited.Close(ready)
 	claim, err := h.claim(ctx)
 	if err != nil {
 		tell(ready, err.Error())
@@ -130,23 +128,4 @@ func tell(fd int, word string) {
 	pipe := os.NewFile(uintptr(fd), "ready")
 	_, _ = pipe.WriteString(word)
 	_ = pipe.Close()
-}
-
-// closeInherited closes files that whoever started us had open without knowing, a lock of flock(1) or a pipe that
-// somebody reads to its end, and that would stay open for as long as we run. Those opened by this program, or by Go's
-// runtime, are marked to be closed when another program is run; inherited ones cannot be.
-func closeInherited(keep int) {
-	files, err := os.ReadDir("/dev/fd")
-	if err != nil {
-		return // there is no such list on this system
-	}
-	for _, f := range files {
-		fd, err := strconv.Atoi(filepath.Base(f.Name()))
-		if err != nil || fd <= 2 || fd == keep {
-			continue
-		}
-		if flags, err := unix.FcntlInt(uintptr(fd), unix.F_GETFD, 0); err == nil && flags&unix.FD_CLOEXEC == 0 {
-			_ = unix.Close(fd)
-		}
-	}
 }

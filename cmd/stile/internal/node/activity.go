@@ -42,9 +42,11 @@ func (a *activity) HandleConn(_ context.Context, s stats.ConnStats) {
 }
 
 // IdleFor is for how long nobody has been connected and no lease been alive, as far as this method knows: of leases it
-// knows how many there are whenever it is called. It must be called every now and then.
+// knows how many there are whenever it is called. It must be called every now and then. Clients that are connected with
+// TLS are not counted, their leases are.
 func (n *Node) IdleFor() time.Duration {
-	leases, err := n.etcd.Server.LeaseLeases(context.Background(), &etcdserverpb.LeaseLeasesRequest{})
+	ctx := n.etcd.Server.AuthStore().WithRoot(context.Background()) // nobody else may see all leases
+	leases, err := n.etcd.Server.LeaseLeases(ctx, &etcdserverpb.LeaseLeasesRequest{})
 	if err != nil || len(leases.Leases) > 0 || n.activity.connected.Load() > 0 {
 		n.activity.touch()
 		return 0

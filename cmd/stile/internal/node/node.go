@@ -1,19 +1,17 @@
-// Package node runs an etcd server inside this process: one node, for clients of this machine.
+// Package node runs an etcd server inside this process: alone, or as a member of a cluster.
 package node
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"log/slog"
-	"net"
-	"net/netip"
-	"net/url"
 	"os"
 	"path/filepath"
-	"strconv"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"go.etcd.io/bbolt"
@@ -24,39 +22,66 @@ import (
 	"github.com/stilelock/stile/cmd/stile/internal/filelock"
 )
 
-// Config says where a server keeps its data and where it listens: at Listen or at Socket, one of them.
+// Config says where a server keeps its data and where it listens: at Listen, at Socket, or at both.
 type Config struct {
-	// Dir is the data directory. It is made if it is not there. A directory has one server at a time.
+	// Dir is the data directory. It is made if it is not there. A directory has one server at a time, and belongs to
+	// one member of one cluster for good.
 	Dir string
 	// Patience is how long to wait for another server to let go of the data directory.
 	Patience time.Duration
-	// Listen is a host:port on the loopback interface. The JSON gateway is served there too. Port 0 picks a free one.
+	// Listen is the host:port for clients, and for the JSON gateway; empty for none. The host is an IP address or
+	// localhost. Port 0 picks a free one.
 	Listen string
-	// Socket is the absolute path of a unix socket. What is in its place is removed. Who may reach it is up to the
-	// directory it is in.
+	// Socket is the absolute path of a unix socket for clients; empty for none. What is in its place is removed. Who
+	// may reach it is up to the directory it is in, and to the umask.
 	Socket string
-	// Logger hears of what etcd dies of; of everything less it hears nothing.
+	// TLS has the certificates for Listen and for the cluster's members. Without, connections are plain.
+	TLS TLS
+	// Insecure allows plain connections beyond the loopback interface, for clients and members.
+	Insecure bool
+	// Health is the host:port where /health, /livez, /readyz and /metrics are served in plain HTTP; empty for none. Port
+	// 0 picks a free one.
+	Health string
+	// Cluster says which member of which cluster this server is. Without, it is alone.
+	Cluster Cluster
+	// RootPassword, if there is one, becomes the password of the user root, and authentication is enabled, unless it is
+	// already. Until that is done clients are refused.
+	RootPassword string
+	// Logger hears what a start waits for, if it takes longer than a second, and what an operator should know about the
+	// configuration.
 	Logger *slog.Logger
 }
 
 // A Node is a running server. It must be closed.
 type Node struct {
+	cfg      Config
 	url      string
-	dir      string
 	lock     *filelock.Lock
-	log      *errorLog
+	failure  *failure
+	health   *health
+	gate     *gate
+	others   *others // nil if it is alone
 	etcd     *embed.Etcd
-	grpc     atomic.Pointer[grpc.Server]
 	activity activity
 	closing  sync.Once
+	ending   atomic.Bool
+	stopped  chan struct{}
+
+	mu   sync.Mutex
+	grpc []*grpc.Server // one for each address that clients connect to
 }
 
-// startup is how long a server may take to answer. It takes 100 ms, or a second or two with much data.
+// startup is how long a server that is alone may take to answer. It takes 100 ms, or a second or two with much data.
 const startup = 30 * time.Second
 
-// Start starts a server and returns when it answers. If it fails, or ctx ends first, nothing is left running.
+// Start starts a server and returns when it answers. A member of a cluster answers once there is a leader; for that it
+// waits, as long as ctx lasts. If Start fails, or ctx ends first, nothing is left running, unless etcd itself gave up on
+// its data or its disk: then the process should end.
 func Start(ctx context.Context, cfg Config) (*Node, error) {
-	ecfg, err := etcdConfig(cfg)
+	if err := cfg.check(); err != nil {
+		return nil, err
+	}
+	ecfg, err := cfg.etcd()
 	if err != nil {
 		return nil, err
 	}
@@ -64,41 +89,85 @@ func Start(ctx context.Context, cfg Config) (*Node, error) {
 	if err != nil {
 		return nil, err
 	}
-	n := &Node{url: clientURL(ecfg), dir: cfg.Dir, lock: lock, log: newErrorLog(cfg.Logger)}
+	n := &Node{
+		cfg: cfg, url: clientURL(ecfg), lock: lock,
+		failure: newFailure(), gate: newGate(), stopped: make(chan struct{}),
+	}
 	n.activity.began = time.Now()
-	ecfg.ZapLoggerBuilder = embed.NewZapLoggerBuilder(n.log.zap())
-	ecfg.ServiceRegister = func(s *grpc.Server) { n.grpc.Store(s) }
-	ecfg.GRPCAdditionalServerOptions = append(ecfg.GRPCAdditionalServerOptions, grpc.StatsHandler(&n.activity))
-
-	if n.etcd, err = start(ecfg); err != nil {
-		lock.Unlock()
-		return nil, explain(cfg, err)
-	}
-	select {
-	case <-n.etcd.Server.ReadyNotify():
-		return n, nil
-	case <-n.etcd.Server.StopNotify():
-		err = errors.New("etcd stopped")
-	case <-ctx.Done():
-		err = ctx.Err()
-	case <-time.After(startup):
-		err = fmt.Errorf("no answer for %v", startup)
-	}
-	n.Close()
-	return nil, fmt.Errorf("start the server: %w", err)
-}
-
-// start is embed.StartEtcd for a program that wants an error where etcd panics: on data it cannot read.
-func start(cfg *embed.Config) (e *embed.Etcd, err error) {
-	if err := checkDatabase(cfg.Dir); err != nil {
+	if err := n.start(ctx, ecfg); err != nil {
+		n.Close()
 		return nil, err
 	}
-	defer func() {
-		if p := recover(); p != nil {
-			err = fmt.Errorf("etcd gave up: %v", p)
+	return n, nil
+}
+
+// start does what can fail, step by step. What it has begun when it fails is ended by Close.
+func (n *Node) start(ctx context.Context, ecfg *embed.Config) (err error) {
+	if err := n.cfg.claim(); err != nil {
+		return err
+	}
+	if n.cfg.Cluster.Name != "" {
+		if n.others, err = newOthers(n.cfg.Cluster, ecfg); err != nil {
+			return err
 		}
+		if err := n.cfg.rejoin(ctx, n.others, ecfg); err != nil {
+			return err
+		}
+	}
+	if n.health, err = listenHealth(n.cfg.Health); err != nil {
+		return err
+	}
+	ecfg.ZapLoggerBuilder = embed.NewZapLoggerBuilder(n.failure.zap())
+	ecfg.ServiceRegister = func(s *grpc.Server) {
+		n.mu.Lock()
+		defer n.mu.Unlock()
+		n.grpc = append(n.grpc, s)
+	}
+	ecfg.GRPCAdditionalServerOptions = append(ecfg.GRPCAdditionalServerOptions, grpc.StatsHandler(&n.activity))
+	if n.cfg.RootPassword != "" {
+		ecfg.GRPCAdditionalServerOptions = append(ecfg.GRPCAdditionalServerOptions, n.gate.options()...)
+	}
+	if err := n.startEtcd(ecfg); err != nil {
+		return n.explain(err)
+	}
+	n.health.serve(n.etcd.Server, n.failure.zap())
+	go n.awaitEnd()
+	if err := n.awaitReady(ctx); err != nil {
+		return err
+	}
+	if n.cfg.RootPassword == "" {
+		return nil
+	}
+	return n.requireUsers(ctx)
+}
+
+// startEtcd is embed.StartEtcd for a program that wants an error where etcd gives up: on data it cannot read, or a disk
+// it cannot write to.
+func (n *Node) startEtcd(cfg *embed.Config) error {
+	if err := checkDatabase(cfg.Dir); err != nil {
+		return err
+	}
+	type result struct {
+		etcd *embed.Etcd
+		err  error
+	}
+	started := make(chan result, 1)
+	go func() {
+		defer func() {
+			if p := recover(); p != nil {
+				n.failure.report(fmt.Errorf("etcd gave up: %v", p))
+			}
+		}()
+		etcd, err := embed.StartEtcd(cfg)
+		started <- result{etcd, err}
 	}()
-	return embed.StartEtcd(cfg)
+	select {
+	case r := <-started:
+		n.etcd = r.etcd // nil with an error
+		return r.err
+	case <-n.failure.done:
+		return n.failure.err
+	}
 }
 
 // checkDatabase opens and closes the database, if there is one: etcd does that in a goroutine of its own, where nobody
@@ -117,100 +186,152 @@ func checkDatabase(dir string) error {
 	return db.Close()
 }
 
-// URL is where clients reach the server, in the form that Stile's --url takes.
+// awaitReady waits until the server answers. After a second it begins to tell what it waits for.
+func (n *Node) awaitReady(ctx context.Context) error {
+	var deadline <-chan time.Time
+	if n.others == nil {
+		deadline = time.After(startup)
+	}
+	tell := time.NewTimer(time.Second)
+	defer tell.Stop()
+	for {
+		select {
+		case <-n.etcd.Server.ReadyNotify():
+			return nil
+		case <-n.stopped:
+			return n.explain(n.Err())
+		case <-ctx.Done():
+			return fmt.Errorf("start the server: %w", ctx.Err())
+		case <-deadline:
+			return fmt.Errorf("start the server: no answer for %v", startup)
+		case <-tell.C:
+			text, reasons := "still starting", []any{"data", n.Dir()}
+			if n.others != nil {
+				text, reasons = n.others.waiting(ctx, n.etcd.Server.Cluster().ID().String())
+			}
+			n.cfg.Logger.Info(text, reasons...)
+			tell.Reset(10 * time.Second)
+		}
+	}
+}
+
+// awaitEnd closes stopped when the server has ended, for whatever reason.
+func (n *Node) awaitEnd() {
+	defer close(n.stopped)
+	why := errors.New("etcd has stopped by itself; has this member been removed from the cluster?")
+	select {
+	case <-n.failure.done:
+		return
+	case <-n.etcd.Server.StopNotify():
+	case err := <-n.etcd.Err():
+		why = fmt.Errorf("it cannot listen any more: %w", cmp.Or(err, errors.New("a listener has ended")))
+	}
+	if !n.ending.Load() {
+		n.failure.report(why)
+		return
+	}
+	select {
+	case <-n.failure.done:
+	case <-n.etcd.Server.StopNotify():
+	}
+}
+
+// URL is where clients reach the server, in the form that Stile's --url takes: at Listen or, if there is none, at the
+// socket. If it listens on every address it is the host's name, in a cluster as the other members know it.
 func (n *Node) URL() string { return n.url }
 
+// SocketURL is where clients reach the server on its socket, in the form that Stile's --url takes; empty if it has none.
+func (n *Node) SocketURL() string {
+	if n.cfg.Socket == "" {
+		return ""
+	}
+	return socketURL(n.cfg.Socket)
+}
+
+// HealthURL is where /health and the others are; empty if they are not served apart.
+func (n *Node) HealthURL() string { return n.health.url() }
+
 // Dir is the data directory.
-func (n *Node) Dir() string { return n.dir }
+func (n *Node) Dir() string { return n.cfg.Dir }
 
 // Stopped is closed when the server has stopped, whether it was closed or failed.
-func (n *Node) Stopped() <-chan struct{} { return n.etcd.Server.StopNotify() }
+func (n *Node) Stopped() <-chan struct{} { return n.stopped }
+
+// Err is why the server has failed; nil if it has not, or was closed before.
+func (n *Node) Err() error {
+	select {
+	case <-n.failure.done:
+		return n.failure.err
+	default:
+		return nil
+	}
+}
 
 // Close stops the server within moments, however many clients are connected, and returns when its data is safe and
-// its data directory free for another server. Clients see their connections end; what they hold stays, in the data
-// directory, for at least its TTL after the next start. Closing again does nothing.
+// its data directory free for another server. A leader hands over to another member first. Clients see their connections
+// end; what they hold stays, in the data directory, for at least its TTL after the next start. Closing again does
+// nothing. A server that has failed cannot be stopped in order; it ends with the process.
 func (n *Node) Close() { n.closing.Do(n.close) }
 
 func (n *Node) close() {
-	n.log.mute() // from here on etcd complains about the very listeners we close
-	// etcd's own Close first waits seven seconds for calls to end. Watches and keepalives never do: end them all now.
-	if s := n.grpc.Load(); s != nil {
-		s.Stop()
+	n.ending.Store(true)
+	n.health.close()
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		n.stopEtcd()
+	}()
+	select {
+	case <-ended:
+	case <-n.failure.done: // it may hang now; nothing more is written
 	}
-	n.etcd.Close()
 	n.lock.Unlock()
 }
 
-// etcdConfig is for a server whose whole cluster is itself. Nothing listens for peers.
-func etcdConfig(cfg Config) (*embed.Config, error) {
-	ecfg := embed.NewConfig()
-	ecfg.Name = "stile"
-	ecfg.Dir = filepath.Join(cfg.Dir, "etcd")
-	ecfg.ListenPeerUrls = nil
-	ecfg.InitialCluster = ecfg.InitialClusterFromName(ecfg.Name) // with a peer URL that is never used
+// handover is how long a leader may take to make another member the leader before it stops, and farewell how long
+// closing the connections between members.
+const (
+	handover = time.Second
+	farewell = 200 * time.Millisecond
+)
 
-	// Short ticks make for a start of 100 ms instead of a second, and a shortest TTL of one second.
-	ecfg.TickMs, ecfg.ElectionMs = 10, 100
-
-	// Locks leave nothing but history. What watches and tokens need of it is the last moments.
-	ecfg.AutoCompactionMode, ecfg.AutoCompactionRetention = embed.CompactorModeRevision, "1000"
-
-	var listen url.URL
-	if cfg.Socket != "" {
-		listen = url.URL{Scheme: "unix", Path: cfg.Socket}
-		ecfg.EnableGRPCGateway = false
-	} else {
-		host, address, err := loopback(cfg.Listen)
-		if err != nil {
-			return nil, err
-		}
-		listen = url.URL{Scheme: "http", Host: address}
-		// Web pages must not get at the gateway through a browser on this machine.
-		ecfg.HostWhitelist = map[string]struct{}{"localhost": {}, "127.0.0.1": {}, "::1": {}, host: {}}
-		ecfg.CORS = map[string]struct{}{listen.String(): {}}
+func (n *Node) stopEtcd() {
+	if n.etcd == nil {
+		return
 	}
-	ecfg.ListenClientUrls, ecfg.AdvertiseClientUrls = []url.URL{listen}, []url.URL{listen}
-	return ecfg, nil
-}
-
-func clientURL(cfg *embed.Config) string {
-	u := cfg.ListenClientUrls[0]
-	if u.Scheme == "unix" {
-		return "etcd+unix://" + u.EscapedPath()
+	// etcd's Close does these things too, but would wait seven seconds for each: for a successor that hangs, and for calls
+	// to end, which watches and keepalives never do.
+	moved := make(chan struct{})
+	go func() {
+		defer close(moved)
+		_ = n.etcd.Server.TryTransferLeadershipOnShutdown() // without it the others elect one
+	}()
+	select {
+	case <-moved:
+	case <-time.After(handover):
 	}
-	return "etcd://" + u.Host
-}
-
-// loopback checks that address is a host:port on the loopback interface. It returns the host, and the address with a
-// free port in place of port 0: etcd tells its clients the address it was given, so it has to be the real one.
-func loopback(address string) (host, resolved string, err error) {
-	host, port, err := net.SplitHostPort(address)
-	if err != nil {
-		return "", "", fmt.Errorf("bad address %q to listen on: it must be host:port, like 127.0.0.1:2379", address)
+	n.mu.Lock()
+	serving := n.grpc
+	n.mu.Unlock()
+	for _, s := range serving {
+		s.Stop()
 	}
-	if ip, err := netip.ParseAddr(host); host != "localhost" && (err != nil || !ip.IsLoopback()) {
-		return "", "", fmt.Errorf("refusing to listen on %q: it is not a loopback address, and without TLS and passwords, "+
-			"which this server does not have yet, everybody who can reach it could take and break locks; "+
-			"use 127.0.0.1, [::1] or localhost", address)
+	n.etcd.Server.HardStop() // if it is not ready yet, its Close would wait for that
+	// The data is safe and free now. What is left is to stop listening, which waits another second for what other members
+	// have open.
+	closed := make(chan struct{})
+	go func() {
+		defer close(closed)
+		n.etcd.Close()
+	}()
+	var patience <-chan time.Time
+	if n.others != nil {
+		patience = time.After(farewell)
 	}
-	if n, err := strconv.ParseUint(port, 10, 16); err != nil {
-		return "", "", fmt.Errorf("bad address %q to listen on: the port must be a number up to 65535", address)
-	} else if n == 0 {
-		if port, err = freePort(host); err != nil {
-			return "", "", fmt.Errorf("no free port on %s: %w", host, err)
-		}
+	select {
+	case <-closed:
+	case <-patience:
 	}
-	return host, net.JoinHostPort(host, port), nil
-}
-
-func freePort(host string) (string, error) {
-	l, err := net.Listen("tcp", net.JoinHostPort(host, "0"))
-	if err != nil {
-		return "", err
-	}
-	defer l.Close()
-	_, port, err := net.SplitHostPort(l.Addr().String())
-	return port, err
 }
 
 // lockDir makes the data directory and locks it. etcd has a lock of its own, but waits for it for ever.
@@ -235,14 +356,21 @@ func lockDir(ctx context.Context, cfg Config) (*filelock.Lock, error) {
 }
 
 // explain says what to do about a failed start.
-func explain(cfg Config, err error) error {
-	if op, ok := errors.AsType[*net.OpError](err); ok && op.Op == "listen" {
-		if cfg.Socket != "" {
-			return fmt.Errorf("cannot listen on the unix socket %s: %w", cfg.Socket, op.Err)
-		}
-		return fmt.Errorf("cannot listen on %s: %w; stop what uses it, or choose another address with --listen",
-			cfg.Listen, op.Err)
+func (n *Node) explain(err error) error {
+	if cannot := n.cfg.explainListen(err); cannot != nil {
+		return cannot
 	}
-	return fmt.Errorf("cannot start on the data directory %s: %w; if the data is damaged, move the directory away: "+
-		"locks are taken anew, but fencing tokens begin again", cfg.Dir, err)
+	switch dir := n.cfg.Dir; {
+	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT), errors.Is(err, syscall.EFBIG):
+		return fmt.Errorf("cannot write to the data directory %s: %w; it needs some 150 MB: make room, "+
+			"or name another directory with --data", dir, err)
+	case errors.Is(err, os.ErrPermission), errors.Is(err, syscall.EROFS):
+		return fmt.Errorf("cannot write to the data directory %s: %w; it and all in it must be writable for this user, "+
+			"or name another directory with --data", dir, err)
+	case n.cfg.isKnownToOthers(err):
+		return n.cfg.lostData()
+	default:
+		return fmt.Errorf("cannot start on the data directory %s: %w; if the data is damaged, move the directory away: "+
+			"locks are taken anew, but fencing tokens begin again", dir, err)
+	}
 }

@@ -18,6 +18,7 @@ import (
 
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.etcd.io/etcd/client/v3/concurrency"
+	"go.uber.org/zap"
 
 	"github.com/stilelock/stile/cmd/stile/internal/node"
 )
@@ -37,7 +38,7 @@ func start(t *testing.T, dir string) *node.Node {
 func client(t *testing.T, url string) *clientv3.Client {
 	t.Helper()
 	endpoint := strings.TrimPrefix(strings.TrimPrefix(url, "etcd://"), "etcd+")
-	cli, err := clientv3.New(clientv3.Config{Endpoints: []string{endpoint}, DialTimeout: 5 * time.Second})
+	cli, err := clientv3.New(clientv3.Config{Endpoints: []string{endpoint}, DialTimeout: 5 * time.Second, Logger: zap.NewNop()})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -282,9 +283,9 @@ func TestRefusals(t *testing.T) {
 		want        []string
 	}{
 		"every interface":        {"", any4, []string{any4, "not a loopback address", "TLS", "127.0.0.1"}},
-		"every interface, short": {"", ":2379", []string{"not a loopback address"}},
+		"every interface, short": {"", ":2379", []string{"IP address or localhost", "0.0.0.0"}},
 		"another address":        {"", "192.0.2.1:2379", []string{"not a loopback address"}},
-		"a host name":            {"", "example.com:2379", []string{"not a loopback address"}},
+		"a host name":            {"", "example.com:2379", []string{"IP address or localhost", "0.0.0.0"}},
 		"no port":                {"", "127.0.0.1", []string{"host:port"}},
 		"a port by name":         {"", "127.0.0.1:http", []string{"port must be a number"}},
 		"a port in use":          {"", taken.Addr().String(), []string{taken.Addr().String(), "in use", "--listen"}},
@@ -314,6 +315,16 @@ func TestRefusals(t *testing.T) {
 			}
 		})
 	}
+}
+
+func TestHealthIsRefusedWhereItCannotBeServed(t *testing.T) {
+	t.Parallel()
+	const loopback = "127.0.0.1:0"
+	taken := freeAddress(t)
+	startWith(t, node.Config{Listen: taken})
+	refused(t, node.Config{Listen: loopback, Health: taken}, taken, "in use", "--health")
+	refused(t, node.Config{Listen: loopback, Health: "2381"}, "2381", "missing port", "--health")
+	refused(t, node.Config{Listen: loopback, Health: "no-such-host.invalid:0"}, "no-such-host.invalid", "--health")
 }
 
 func TestADirectoryIsFreeAfterARefusal(t *testing.T) {

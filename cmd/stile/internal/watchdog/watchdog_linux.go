@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/stilelock/stile/cmd/stile/internal/inherited"
 )
 
 // Verb is the hidden verb of the program that makes it a watchdog; the number of a process group follows it.
@@ -65,6 +67,7 @@ func (w *Watchdog) tell(text string) {
 
 // Run is the hidden verb: it watches a process group, as it is told on stdin.
 func Run(group int) {
+	inherited.Close() // it ends a little later than the process that has started it
 	Watch(os.Stdin, now, func() { _ = unix.Kill(-group, unix.SIGKILL) })
 }
 

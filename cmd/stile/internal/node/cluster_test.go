@@ -1,0 +1,408 @@
+package node_test
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"math/rand/v2"
+	"net"
+	"net/http"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.uber.org/zap"
+
+	"github.com/stilelock/stile/cmd/stile/internal/node"
+	"github.com/stilelock/stile/cmd/stile/internal/node/testcert"
+)
+
+// freeAddress returns a loopback address that nobody listens on. It is below the ports that systems give to outgoing
+// connections: a server that is down for a while would lose it to one of those.
+func freeAddress(t *testing.T) string {
+	t.Helper()
+	for {
+		l, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", 11000+rand.IntN(21000)))
+		if err == nil {
+			l.Close()
+			return l.Addr().String()
+		}
+	}
+}
+
+// threePeers returns the URLs of members to be.
+func threePeers(t *testing.T, scheme string) map[string]string {
+	t.Helper()
+	peers := map[string]string{}
+	for _, name := range []string{"a", "b", "c"} {
+		peers[name] = scheme + "://" + freeAddress(t)
+	}
+	return peers
+}
+
+// member is the configuration of one of them, to be completed.
+func member(t *testing.T, name string, peers map[string]string) node.Config {
+	t.Helper()
+	return node.Config{
+		Dir: t.TempDir(), Listen: freeAddress(t), Logger: slog.New(slog.DiscardHandler),
+		Cluster: node.Cluster{Name: name, Peers: peers},
+	}
+}
+
+// startCluster starts members at the same time, and returns them by their names when all of them answer.
+func startCluster(t *testing.T, members ...node.Config) map[string]*node.Node {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	var (
+		starting sync.WaitGroup
+		mu       sync.Mutex
+	)
+	nodes := map[string]*node.Node{}
+	for _, cfg := range members {
+		starting.Go(func() {
+			n, err := node.Start(ctx, cfg)
+			if err != nil {
+				t.Errorf("%s: %v", cfg.Cluster.Name, err)
+				return
+			}
+			t.Cleanup(n.Close)
+			mu.Lock()
+			defer mu.Unlock()
+			nodes[cfg.Cluster.Name] = n
+		})
+	}
+	starting.Wait()
+	if t.Failed() {
+		t.FailNow()
+	}
+	return nodes
+}
+
+func TestThreeMembersWithTLSAndUsers(t *testing.T) {
+	t.Parallel()
+	ca := testcert.NewAuthority(t)
+	peers := threePeers(t, "https")
+	var members []node.Config
+	for name := range peers {
+		own := ca.Issue(name, testcert.Spec{Hosts: loopbackHosts})
+		cfg := member(t, name, peers)
+		cfg.TLS = node.TLS{Cert: own.Cert, Key: own.Key, PeerCA: ca.File}
+		cfg.RootPassword = secret // they race to set it
+		members = append(members, cfg)
+	}
+	nodes := startCluster(t, members...)
+	var endpoints []string
+	for _, n := range nodes {
+		endpoints = append(endpoints, strings.Replace(n.URL(), "etcds", "https", 1))
+	}
+	cli, err := clientv3.New(clientv3.Config{
+		Endpoints: endpoints, TLS: ca.Client(nil), Username: "root", Password: secret, DialTimeout: 5 * time.Second, Logger: zap.NewNop(),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer cli.Close()
+	if _, err := cli.Put(t.Context(), "k", "v"); err != nil {
+		t.Fatal(err)
+	}
+
+	for name, n := range nodes {
+		told := time.Now()
+		n.Close()
+		if took := time.Since(told); took > 2*time.Second {
+			t.Errorf("closing %s took %v", name, took)
+		}
+	}
+	restarted := startCluster(t, members...)
+	if got, err := cli.Get(t.Context(), "k"); err != nil || got.Count != 1 {
+		t.Errorf("after a restart of %d: %v, %v", len(restarted), got, err)
+	}
+}
+
+// Coming back as if nothing had happened would break promises of which the data would have told.
+func TestAMemberWhoseDataIsLostComesBackWhenItIsAddedAnew(t *testing.T) {
+	t.Parallel()
+	peers := threePeers(t, "http")
+	var members []node.Config
+	var endpoints []string
+	for _, name := range []string{"a", "b", "c"} {
+		cfg := member(t, name, peers)
+		members, endpoints = append(members, cfg), append(endpoints, cfg.Listen)
+	}
+	nodes := startCluster(t, members...)
+	cli, err := clientv3.New(clientv3.Config{Endpoints: endpoints[:2], DialTimeout: 5 * time.Second, Logger: zap.NewNop()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer cli.Close()
+	if _, err := cli.Put(t.Context(), "k", "v"); err != nil {
+		t.Fatal(err)
+	}
+	nodes["c"].Close()
+
+	lost := members[2]
+	lost.Dir = t.TempDir()
+	refused(t, lost, lost.Dir, "know c with data", "--data", "etcdctl member")
+
+	list, err := cli.MemberList(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, m := range list.Members {
+		if m.Name == "c" {
+			_, err = cli.MemberRemove(t.Context(), m.ID)
+		}
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	add := func() error { return second(cli.MemberAdd(t.Context(), []string{peers["c"]})) }
+	for err = add(); errors.Is(err, rpctypes.ErrUnhealthy); err = add() {
+		time.Sleep(50 * time.Millisecond) // etcd wants to have seen the others well for a few seconds
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	n := startCluster(t, lost)["c"]
+	if got, err := client(t, n.URL()).Get(t.Context(), "k"); err != nil || got.Count != 1 {
+		t.Errorf("at the member that has come back: %v, %v", got, err)
+	}
+	n.Close()
+	startCluster(t, lost) // and it is a member like any other
+}
+
+// The same authority may well sign the certificates of clients.
+func TestAClientsCertificateDoesNotMakeAMember(t *testing.T) {
+	t.Parallel()
+	ca := testcert.NewAuthority(t)
+	peers := threePeers(t, "https")
+	own := ca.Issue("a", testcert.Spec{Hosts: loopbackHosts})
+	ann := ca.Issue("ann", testcert.Spec{CommonName: "ann", Hosts: []string{"ann.example"}})
+	cfg := member(t, "a", peers)
+	cfg.TLS = node.TLS{Cert: own.Cert, Key: own.Key, ClientCA: ca.File}
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error)
+	go func() {
+		_, err := node.Start(ctx, cfg) // it waits for the others all the time
+		ended <- err
+	}()
+	ask := func(own testcert.Pair) error {
+		web := &http.Client{Transport: &http.Transport{TLSClientConfig: ca.Client(&own), DisableKeepAlives: true}}
+		resp, err := web.Get(peers["a"] + "/members")
+		if err == nil {
+			resp.Body.Close()
+		}
+		return err
+	}
+	for {
+		err := ask(own)
+		if err == nil {
+			break
+		}
+		if _, dialing := errors.AsType[*net.OpError](err); !dialing {
+			t.Fatalf("a member's own certificate: %v", err)
+		}
+	}
+	if err := ask(ann); err == nil {
+		t.Error("a client's certificate: got an answer from the port for members")
+	} else if _, refused := errors.AsType[*tls.AlertError](err); !refused && !strings.Contains(err.Error(), "tls:") {
+		t.Errorf("a client's certificate: %v, want it refused", err)
+	}
+	cancel()
+	if err := <-ended; !errors.Is(err, context.Canceled) {
+		t.Error(err)
+	}
+}
+
+func TestAMemberSaysWhomItWaitsForAndStopsAtOnce(t *testing.T) {
+	t.Parallel()
+	peers := threePeers(t, "http")
+	cfg := member(t, "b", peers)
+	said, saidIn := newLog()
+	cfg.Logger = slog.New(slog.NewTextHandler(saidIn, nil))
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error)
+	go func() {
+		_, err := node.Start(ctx, cfg)
+		ended <- err
+	}()
+	if line := <-said; !strings.Contains(line, "waiting for the other members: a, c") {
+		t.Errorf("said %q", line)
+	}
+	cancel()
+	told := time.Now()
+	if err := <-ended; !errors.Is(err, context.Canceled) {
+		t.Error(err)
+	}
+	if took := time.Since(told); took > time.Second {
+		t.Errorf("took %v to stop", took)
+	}
+	startWith(t, node.Config{Dir: t.TempDir(), Listen: cfg.Listen}) // the address is free again
+}
+
+func TestMembersWithDifferentPeersDoNotMixAndSaySo(t *testing.T) {
+	t.Parallel()
+	peers := threePeers(t, "http")
+	others := maps.Clone(peers)
+	others["c"] = "http://" + freeAddress(t)
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	var waiting sync.WaitGroup
+	defer waiting.Wait()
+	defer cancel()
+	logs := map[string]<-chan string{}
+	for name, peers := range map[string]map[string]string{"a": peers, "b": others} {
+		cfg := member(t, name, peers)
+		said, saidIn := newLog()
+		cfg.Logger, logs[name] = slog.New(slog.NewTextHandler(saidIn, nil)), said
+		waiting.Go(func() {
+			n, err := node.Start(ctx, cfg)
+			if err == nil {
+				n.Close()
+			}
+			if !errors.Is(err, context.Canceled) {
+				t.Errorf("%s: %v, want it to wait for a majority", name, err)
+			}
+		})
+	}
+	for name, other := range map[string]string{"a": "b", "b": "a"} {
+		for said := ""; !strings.Contains(said, "these members are of another cluster, or have other --peers: "+other); {
+			select {
+			case said = <-logs[name]: // the other may not be there yet when the first is said
+				t.Logf("%s says %s", name, said)
+			case <-ctx.Done():
+				t.Fatalf("%s does not say that %s is no member", name, other)
+			}
+		}
+	}
+}
+
+// logLines is a writer whose lines can be waited for.
+type logLines chan string
+
+func newLog() (lines <-chan string, w logLines) {
+	w = make(logLines, 100)
+	return w, w
+}
+
+func (l logLines) Write(b []byte) (int, error) {
+	l <- string(b)
+	return len(b), nil
+}
+
+func TestADataDirectoryBelongsToOneMember(t *testing.T) {
+	t.Parallel()
+	peers := threePeers(t, "http")
+	a := member(t, "a", map[string]string{"a": peers["a"]}) // a cluster of one has a leader at once
+	n := startWith(t, a)
+	if _, err := client(t, n.URL()).Put(t.Context(), "k", "v"); err != nil {
+		t.Fatal(err)
+	}
+	n.Close()
+
+	alone := node.Config{Dir: t.TempDir(), Listen: "127.0.0.1:0"}
+	startWith(t, alone).Close()
+
+	with := func(cfg node.Config, dir string) node.Config {
+		cfg.Dir = dir
+		return cfg
+	}
+	refused(t, with(member(t, "b", peers), a.Dir), a.Dir, "belongs to member a of a="+peers["a"], "--name", "--peers", "--data")
+	refused(t, with(member(t, "a", peers), a.Dir), a.Dir, "belongs to member a")
+	refused(t, with(alone, a.Dir), a.Dir, "belongs to member a")
+	refused(t, with(member(t, "a", peers), alone.Dir), alone.Dir, "belongs to a server that is alone")
+
+	if got, err := client(t, startWith(t, a).URL()).Get(t.Context(), "k"); err != nil || got.Count != 1 {
+		t.Errorf("the member itself, afterwards: %v, %v", got, err)
+	}
+}
+
+func TestAClusterThatNeverBeganMayBeNamedAnew(t *testing.T) {
+	t.Parallel()
+	peers := threePeers(t, "http")
+	taken, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer taken.Close()
+	cfg := member(t, "a", peers)
+	cfg.Listen = taken.Addr().String()
+	refused(t, cfg, "in use")
+	startWith(t, node.Config{Dir: cfg.Dir})
+}
+
+func TestClustersAreRefused(t *testing.T) {
+	t.Parallel()
+	ca := testcert.NewAuthority(t)
+	own := ca.Issue("own", testcert.Spec{Hosts: loopbackHosts})
+	client := ca.Issue("client", testcert.Spec{Hosts: loopbackHosts, Uses: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}})
+	elsewhere := ca.Issue("elsewhere", testcert.Spec{Hosts: []string{"db.example"}})
+	stranger := testcert.NewAuthority(t)
+	files := func(p testcert.Pair, peerCA string) node.TLS {
+		return node.TLS{Cert: p.Cert, Key: p.Key, PeerCA: peerCA}
+	}
+	plain := map[string]string{"a": "http://127.0.0.1:1", "b": "http://127.0.0.1:2"}
+	secure := map[string]string{"a": "https://127.0.0.1:1", "b": "https://127.0.0.1:2"}
+	but := func(peers map[string]string, name, url string) map[string]string {
+		peers = maps.Clone(peers)
+		peers[name] = url
+		return peers
+	}
+	for name, c := range map[string]struct {
+		cluster node.Cluster
+		tls     node.TLS
+		want    []string
+	}{
+		"no members":          {node.Cluster{Name: "a"}, node.TLS{}, []string{"--name", "--peers has to name every member"}},
+		"only an address":     {node.Cluster{Listen: "127.0.0.1:1"}, node.TLS{}, []string{"--peer-listen", "--peers"}},
+		"no name":             {node.Cluster{Peers: plain}, node.TLS{}, []string{"a, b", "--name"}},
+		"a name of no member": {node.Cluster{Name: "d", Peers: plain}, node.TLS{}, []string{"--name d", "a, b"}},
+		"no scheme": {
+			node.Cluster{Name: "a", Peers: but(plain, "b", "127.0.0.1:2")}, node.TLS{}, []string{"b=127.0.0.1:2", "http://HOST:PORT"},
+		},
+		"no port": {node.Cluster{Name: "a", Peers: but(plain, "b", "http://127.0.0.1")}, node.TLS{}, []string{"HOST:PORT"}},
+		"a path":  {node.Cluster{Name: "a", Peers: but(plain, "b", "http://127.0.0.1:2/x")}, node.TLS{}, []string{"HOST:PORT"}},
+		"one address twice": {
+			node.Cluster{Name: "a", Peers: but(plain, "b", "http://127.0.0.1:1")}, node.TLS{}, []string{"a and b", "127.0.0.1:1"},
+		},
+		"both schemes": {
+			node.Cluster{Name: "a", Peers: but(plain, "b", "https://127.0.0.1:2")}, node.TLS{}, []string{"https", "or none"},
+		},
+		"beyond loopback": {
+			node.Cluster{Name: "a", Peers: but(plain, "b", "http://192.0.2.1:2")},
+			node.TLS{},
+			[]string{"refusing", "192.0.2.1:2", "could become a member", "--insecure"},
+		},
+		"listening beyond loopback": {
+			node.Cluster{Name: "a", Peers: plain, Listen: "192.0.2.1:2"}, node.TLS{}, []string{"refusing", "192.0.2.1:2", "--insecure"},
+		},
+		"a host name": {
+			node.Cluster{Name: "a", Peers: but(secure, "a", "https://db.example:1")},
+			files(elsewhere, ca.File),
+			[]string{"host name", "--peer-listen", "0.0.0.0:1"},
+		},
+		"https without certificates": {node.Cluster{Name: "a", Peers: secure}, node.TLS{}, []string{"https", "--tls-cert", "--tls-peer-ca"}},
+		"https without an authority": {node.Cluster{Name: "a", Peers: secure}, files(own, ""), []string{"--tls-peer-ca"}},
+		"another authority": {
+			node.Cluster{Name: "a", Peers: secure}, files(own, stranger.File), []string{"would not accept", own.Cert, stranger.File},
+		},
+		"a certificate for another host": {
+			node.Cluster{Name: "a", Peers: secure}, files(elsewhere, ca.File), []string{"would not accept", "127.0.0.1"},
+		},
+		"a certificate for servers only": {
+			node.Cluster{Name: "a", Peers: secure}, files(client, ca.File), []string{"would not accept", "as a client"},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			refused(t, node.Config{Listen: "127.0.0.1:0", Cluster: c.cluster, TLS: c.tls}, c.want...)
+		})
+	}
+}

@@ -1,0 +1,65 @@
+package node
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"time"
+
+	"go.etcd.io/etcd/server/v3/etcdserver"
+	"go.etcd.io/etcd/server/v3/etcdserver/api/etcdhttp"
+	"go.uber.org/zap"
+)
+
+// health answers probes in plain HTTP, as etcd's own listener for that would. That one is opened only after etcd has
+// started, and if it cannot be, etcd panics.
+type health struct {
+	listener net.Listener
+	server   *http.Server
+}
+
+// listenHealth returns nil if address is empty.
+func listenHealth(address string) (*health, error) {
+	if address == "" {
+		return nil, nil
+	}
+	l, err := net.Listen("tcp", address)
+	if op, ok := errors.AsType[*net.OpError](err); ok {
+		return nil, fmt.Errorf("cannot listen on %s: %w; stop what uses it, or choose another address with --health",
+			address, op.Err)
+	} else if err != nil {
+		return nil, err
+	}
+	return &health{listener: l}, nil
+}
+
+// serve answers from now on. Until then connections are accepted, but wait.
+func (h *health) serve(etcd *etcdserver.EtcdServer, log *zap.Logger) {
+	if h == nil {
+		return
+	}
+	mux := http.NewServeMux()
+	etcdhttp.HandleHealth(log, mux, etcd)
+	etcdhttp.HandleMetrics(mux)
+	h.server = &http.Server{Handler: mux, ReadHeaderTimeout: 10 * time.Second}
+	go func() { _ = h.server.Serve(h.listener) }() // ends with close
+}
+
+// close ends it at once, whoever is being answered.
+func (h *health) close() {
+	switch {
+	case h == nil:
+	case h.server != nil:
+		_ = h.server.Close()
+	default:
+		_ = h.listener.Close()
+	}
+}
+
+func (h *health) url() string {
+	if h == nil {
+		return ""
+	}
+	return "http://" + h.listener.Addr().String()
+}

@@ -1,0 +1,181 @@
+package node
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"net/url"
+	"os"
+	"path/filepath"
+	"strconv"
+
+	"go.etcd.io/etcd/server/v3/embed"
+)
+
+// check finds what is wrong with the configuration before anything is touched.
+func (c Config) check() error {
+	if c.Listen == "" && c.Socket == "" {
+		return errors.New("nowhere to listen: give an address with --listen, or a path with --socket")
+	}
+	if err := c.TLS.check(c.Listen != "" || c.Cluster.secure()); err != nil {
+		return err
+	}
+	return c.Cluster.check(c)
+}
+
+// etcd returns the configuration for etcd.
+func (c Config) etcd() (*embed.Config, error) {
+	e := embed.NewConfig()
+	e.Dir = c.etcdDir()
+
+	// Locks leave nothing but history. What watches and tokens need of it is the last moments.
+	e.AutoCompactionMode, e.AutoCompactionRetention = embed.CompactorModeRevision, "1000"
+
+	if err := c.listen(e); err != nil {
+		return nil, err
+	}
+	if c.Cluster.Name == "" {
+		standAlone(e)
+	} else if err := c.join(e); err != nil {
+		return nil, err
+	}
+	if e.EnableGRPCGateway && c.TLS.ClientCA != "" {
+		if err := c.TLS.acceptsItself(); err != nil {
+			c.Logger.Warn("the JSON gateway is off: it connects to the server with the server's own certificate, which "+
+				"--tls-client-ca does not accept", "reason", err)
+			e.EnableGRPCGateway = false
+		}
+	}
+	return e, nil
+}
+
+func (c Config) etcdDir() string { return filepath.Join(c.Dir, "etcd") }
+
+// standAlone makes a cluster of this server. Nothing listens for other members.
+func standAlone(e *embed.Config) {
+	e.Name = "stile"
+	e.ListenPeerUrls = nil
+	e.InitialCluster = e.InitialClusterFromName(e.Name) // with a peer URL that is never used
+
+	// Short ticks make for a start of 100 ms instead of a second, and a shortest TTL of one second.
+	e.TickMs, e.ElectionMs = 10, 100
+}
+
+// listen says where clients connect.
+func (c Config) listen(e *embed.Config) error {
+	e.ListenClientUrls, e.AdvertiseClientUrls = nil, nil
+	if c.Socket != "" {
+		socket := url.URL{Scheme: "unix", Path: c.Socket}
+		e.ListenClientUrls, e.AdvertiseClientUrls = []url.URL{socket}, []url.URL{socket}
+	}
+	if c.Listen == "" {
+		e.EnableGRPCGateway = false
+		return nil
+	}
+	host, port, err := resolve("--listen", c.Listen)
+	if err != nil {
+		return err
+	}
+	scheme := "http"
+	if c.TLS.Cert != "" {
+		scheme = "https"
+	}
+	if scheme == "http" && !isLoopback(host) && !c.Insecure {
+		return fmt.Errorf("refusing to listen on %q without TLS: it is not a loopback address, and everybody who can reach "+
+			"it could take and break locks; give certificates with --tls-cert and --tls-key, or listen on 127.0.0.1, [::1] or "+
+			"localhost, or say --insecure if the network is yours alone", c.Listen)
+	}
+	address := url.URL{Scheme: scheme, Host: net.JoinHostPort(host, port)}
+	known := url.URL{Scheme: scheme, Host: net.JoinHostPort(c.knownAs(host), port)}
+	e.ListenClientUrls = append(e.ListenClientUrls, address)
+	e.AdvertiseClientUrls = []url.URL{known} // a socket is of no use to clients on other machines
+	e.ClientTLSInfo.CertFile, e.ClientTLSInfo.KeyFile = c.TLS.Cert, c.TLS.Key
+	e.ClientTLSInfo.TrustedCAFile, e.ClientTLSInfo.ClientCertAuth = c.TLS.ClientCA, c.TLS.ClientCA != ""
+
+	// Web pages must not get at the gateway through a browser.
+	e.CORS = map[string]struct{}{known.String(): {}}
+	if isLoopback(host) {
+		e.HostWhitelist = map[string]struct{}{"localhost": {}, "127.0.0.1": {}, "::1": {}, host: {}}
+	}
+	return nil
+}
+
+// knownAs is the host under which clients elsewhere find a server that listens at host.
+func (c Config) knownAs(host string) string {
+	if ip, err := netip.ParseAddr(host); err != nil || !ip.IsUnspecified() {
+		return host
+	}
+	if own, err := url.Parse(c.Cluster.Peers[c.Cluster.Name]); err == nil && own.Hostname() != "" {
+		return own.Hostname()
+	}
+	if name, err := os.Hostname(); err == nil && name != "" {
+		return name
+	}
+	return host
+}
+
+func clientURL(e *embed.Config) string {
+	switch u := e.AdvertiseClientUrls[0]; u.Scheme {
+	case "unix":
+		return socketURL(u.Path)
+	case "https":
+		return "etcds://" + u.Host
+	default:
+		return "etcd://" + u.Host
+	}
+}
+
+func socketURL(path string) string { return "etcd+unix://" + (&url.URL{Path: path}).EscapedPath() }
+
+func isLoopback(host string) bool {
+	ip, err := netip.ParseAddr(host)
+	return host == "localhost" || err == nil && ip.IsLoopback()
+}
+
+// resolve returns the host and the port of an address, with a free port in place of port 0: etcd tells its clients the
+// address it was given, so it has to be the real one.
+func resolve(flag, address string) (host, port string, err error) {
+	host, port, err = net.SplitHostPort(address)
+	if err != nil {
+		return "", "", fmt.Errorf("bad address %q for %s: it must be host:port, like 127.0.0.1:2379", address, flag)
+	}
+	if _, err := netip.ParseAddr(host); err != nil && host != "localhost" {
+		return "", "", fmt.Errorf("bad address %q for %s: the host must be an IP address or localhost; "+
+			"0.0.0.0 and [::] mean every address of this machine", address, flag)
+	}
+	if n, err := strconv.ParseUint(port, 10, 16); err != nil {
+		return "", "", fmt.Errorf("bad address %q for %s: the port must be a number up to 65535", address, flag)
+	} else if n == 0 {
+		if port, err = freePort(host); err != nil {
+			return "", "", fmt.Errorf("no free port on %s: %w", host, err)
+		}
+	}
+	return host, port, nil
+}
+
+func freePort(host string) (string, error) {
+	l, err := net.Listen("tcp", net.JoinHostPort(host, "0"))
+	if err != nil {
+		return "", err
+	}
+	defer l.Close()
+	_, port, err := net.SplitHostPort(l.Addr().String())
+	return port, err
+}
+
+// explainListen says what to do if err is that an address cannot be listened on; nil if it is something else.
+func (c Config) explainListen(err error) error {
+	op, ok := errors.AsType[*net.OpError](err)
+	if !ok || op.Op != "listen" {
+		return nil
+	}
+	if op.Net == "unix" {
+		return fmt.Errorf("cannot listen on the unix socket %s: %w", c.Socket, op.Err)
+	}
+	address, flags := fmt.Sprint(op.Addr), "--listen, --peers or --peer-listen"
+	if address == c.Listen {
+		flags = "--listen"
+	}
+	return fmt.Errorf("cannot listen on %s: %w; stop what uses it, or choose another address with %s", address, op.Err, flags)
+}

@@ -1,0 +1,326 @@
+package node_test
+
+import (
+	"crypto/tls"
+	"crypto/x509"
+	"io"
+	"log/slog"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.etcd.io/etcd/client/v3/concurrency"
+	"go.uber.org/zap"
+
+	"github.com/stilelock/stile/cmd/stile/internal/node"
+	"github.com/stilelock/stile/cmd/stile/internal/node/testcert"
+)
+
+// startWith starts a server that ends with the test. What is missing in cfg is as for start.
+func startWith(t *testing.T, cfg node.Config) *node.Node {
+	t.Helper()
+	if cfg.Dir == "" {
+		cfg.Dir = t.TempDir()
+	}
+	if cfg.Listen == "" && cfg.Socket == "" {
+		cfg.Listen = "127.0.0.1:0"
+	}
+	if cfg.Logger == nil {
+		cfg.Logger = slog.New(slog.DiscardHandler)
+	}
+	n, err := node.Start(t.Context(), cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(n.Close)
+	return n
+}
+
+// refused checks that a server does not start, and that the error says all of want in one line.
+func refused(t *testing.T, cfg node.Config, want ...string) {
+	t.Helper()
+	if cfg.Dir == "" {
+		cfg.Dir = t.TempDir()
+	}
+	cfg.Logger = slog.New(slog.DiscardHandler)
+	n, err := node.Start(t.Context(), cfg)
+	if err == nil {
+		n.Close()
+		t.Fatal("started")
+	}
+	t.Log(err)
+	for _, part := range want {
+		if !strings.Contains(err.Error(), part) {
+			t.Errorf("the error does not say %q: %v", part, err)
+		}
+	}
+	if strings.Contains(err.Error(), "\n") {
+		t.Errorf("the error has more than one line: %v", err)
+	}
+}
+
+// secureClient connects with TLS, as a user if there is one.
+func secureClient(t *testing.T, n *node.Node, config *tls.Config) *clientv3.Client {
+	t.Helper()
+	cli, err := clientv3.New(clientv3.Config{
+		Endpoints: []string{strings.Replace(n.URL(), "etcds", "https", 1)}, TLS: config, DialTimeout: 5 * time.Second, Logger: zap.NewNop(),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { cli.Close() })
+	return cli
+}
+
+var loopbackHosts = []string{"127.0.0.1", "localhost"}
+
+func TestWithTLSClientsAndTheGatewayAreServedSecurely(t *testing.T) {
+	t.Parallel()
+	ca := testcert.NewAuthority(t)
+	own := ca.Issue("server", testcert.Spec{Hosts: loopbackHosts})
+	n := startWith(t, node.Config{TLS: node.TLS{Cert: own.Cert, Key: own.Key}})
+	if !strings.HasPrefix(n.URL(), "etcds://127.0.0.1:") {
+		t.Errorf("URL %s", n.URL())
+	}
+	if _, err := secureClient(t, n, ca.Client(nil)).Put(t.Context(), "k", "v"); err != nil {
+		t.Error(err)
+	}
+	if status, body := get(t, n, ca.Client(nil), "/health"); status != http.StatusOK {
+		t.Errorf("/health: %d %s", status, body)
+	}
+	if status, body := lockOverJSON(t, n, ca.Client(nil)); status != http.StatusOK {
+		t.Errorf("/v3/lock/lock: %d %s", status, body)
+	}
+}
+
+func TestCloseIsQuickWithClientsConnectedOverTLS(t *testing.T) {
+	t.Parallel()
+	ca := testcert.NewAuthority(t)
+	own := ca.Issue("server", testcert.Spec{Hosts: loopbackHosts})
+	n := startWith(t, node.Config{TLS: node.TLS{Cert: own.Cert, Key: own.Key}})
+	cli := secureClient(t, n, ca.Client(nil))
+	if _, err := concurrency.NewSession(cli); err != nil {
+		t.Fatal(err)
+	}
+	<-cli.Watch(t.Context(), "demo", clientv3.WithPrefix(), clientv3.WithCreatedNotify())
+	lockOverJSON(t, n, ca.Client(nil))
+	waiting := make(chan struct{})
+	go func() {
+		defer close(waiting)
+		web := &http.Client{Transport: &http.Transport{TLSClientConfig: ca.Client(nil)}}
+		resp, err := web.Post(strings.Replace(n.URL(), "etcds", "https", 1)+"/v3/lock/lock", "application/json",
+			strings.NewReader(`{"name":"ZGVtbw=="}`))
+		if err == nil {
+			resp.Body.Close()
+		}
+	}()
+	for {
+		keys, err := cli.Get(t.Context(), "demo/", clientv3.WithPrefix())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if keys.Count == 2 {
+			break
+		}
+	}
+	told := time.Now()
+	n.Close()
+	if took := time.Since(told); took > time.Second {
+		t.Errorf("closing took %v", took)
+	}
+	<-waiting
+}
+
+func TestClientCertificatesAreRequired(t *testing.T) {
+	t.Parallel()
+	ca := testcert.NewAuthority(t)
+	own := ca.Issue("server", testcert.Spec{Hosts: loopbackHosts})
+	ann := ca.Issue("ann", testcert.Spec{CommonName: "ann", Uses: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}})
+	n := startWith(t, node.Config{TLS: node.TLS{Cert: own.Cert, Key: own.Key, ClientCA: ca.File}})
+
+	if _, err := secureClient(t, n, ca.Client(&ann)).Put(t.Context(), "k", "v"); err != nil {
+		t.Errorf("with a certificate: %v", err)
+	}
+	if status, body := lockOverJSON(t, n, ca.Client(&ann)); status != http.StatusOK {
+		t.Errorf("with a certificate, /v3/lock/lock: %d %s", status, body)
+	}
+	if err := handshake(n, ca.Client(nil)); err == nil || !strings.Contains(err.Error(), "certificate required") {
+		t.Errorf("without a certificate: %v, want it refused", err)
+	}
+	stranger := testcert.NewAuthority(t).Issue("ann", testcert.Spec{CommonName: "ann"})
+	if err := handshake(n, ca.Client(&stranger)); err == nil {
+		t.Error("with a certificate of another authority: got an answer")
+	}
+}
+
+// The gateway is a client of the server, and has nothing but the server's certificate to show.
+func TestTheGatewayIsOffIfTheServersCertificateWillNotDoForAClient(t *testing.T) {
+	t.Parallel()
+	ca := testcert.NewAuthority(t)
+	own := ca.Issue("server", testcert.Spec{Hosts: loopbackHosts, Uses: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}})
+	ann := ca.Issue("ann", testcert.Spec{})
+	var said strings.Builder
+	n := startWith(t, node.Config{
+		TLS:    node.TLS{Cert: own.Cert, Key: own.Key, ClientCA: ca.File},
+		Logger: slog.New(slog.NewTextHandler(&said, nil)),
+	})
+	if !strings.Contains(said.String(), "gateway is off") {
+		t.Errorf("nothing is said about it: %s", &said)
+	}
+	if _, err := secureClient(t, n, ca.Client(&ann)).Put(t.Context(), "k", "v"); err != nil {
+		t.Errorf("other clients: %v", err)
+	}
+	if status, _ := lockOverJSON(t, n, ca.Client(&ann)); status != http.StatusNotFound {
+		t.Errorf("/v3/lock/lock: %d, want not found", status)
+	}
+}
+
+func TestARenewedCertificateIsUsedWithoutARestart(t *testing.T) {
+	t.Parallel()
+	old, renewed := testcert.NewAuthority(t), testcert.NewAuthority(t)
+	own := old.Issue("server", testcert.Spec{Hosts: loopbackHosts})
+	n := startWith(t, node.Config{TLS: node.TLS{Cert: own.Cert, Key: own.Key}})
+	get(t, n, old.Client(nil), "/health")
+	next := renewed.Issue("server", testcert.Spec{Hosts: loopbackHosts})
+	for from, to := range map[string]string{next.Cert: own.Cert, next.Key: own.Key} {
+		if err := os.Rename(from, to); err != nil {
+			t.Fatal(err)
+		}
+	}
+	get(t, n, renewed.Client(nil), "/health")
+}
+
+func TestATCPAddressAndASocketTogether(t *testing.T) {
+	t.Parallel()
+	ca := testcert.NewAuthority(t)
+	own := ca.Issue("server", testcert.Spec{Hosts: loopbackHosts})
+	dir, err := os.MkdirTemp("", "node") // t.TempDir may be too long for a socket
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	n := startWith(t, node.Config{
+		Dir: dir, Listen: "127.0.0.1:0", Socket: filepath.Join(dir, "s"), TLS: node.TLS{Cert: own.Cert, Key: own.Key},
+	})
+	if want := "etcd+unix://" + dir + "/s"; n.SocketURL() != want {
+		t.Errorf("URL of the socket %s, want %s", n.SocketURL(), want)
+	}
+	if _, err := client(t, n.SocketURL()).Put(t.Context(), "k", "v"); err != nil {
+		t.Fatalf("on the socket: %v", err)
+	}
+	if got, err := secureClient(t, n, ca.Client(nil)).Get(t.Context(), "k"); err != nil || got.Count != 1 {
+		t.Errorf("on TCP: %v, %v; want what was put on the socket", got, err)
+	}
+	if status, body := lockOverJSON(t, n, ca.Client(nil)); status != http.StatusOK {
+		t.Errorf("/v3/lock/lock: %d %s", status, body)
+	}
+	closed := time.Now()
+	n.Close()
+	if took := time.Since(closed); took > time.Second {
+		t.Errorf("closing took %v", took)
+	}
+}
+
+func TestInsecureListensBeyondLoopback(t *testing.T) {
+	t.Parallel()
+	// An address that no machine has: the attempt is all there is to see, and nobody can reach us.
+	const nowhere = "192.0.2.1:2379"
+	refused(t, node.Config{Listen: nowhere}, "refusing", nowhere, "--insecure")
+	refused(t, node.Config{Listen: nowhere, Insecure: true}, "cannot listen on "+nowhere, "--listen")
+}
+
+func TestTLSFilesAreCheckedBeforeTheStart(t *testing.T) {
+	t.Parallel()
+	ca := testcert.NewAuthority(t)
+	own := ca.Issue("own", testcert.Spec{Hosts: loopbackHosts})
+	other := ca.Issue("other", testcert.Spec{Hosts: loopbackHosts})
+	old := ca.Issue("old", testcert.Spec{NotAfter: time.Now().Add(-time.Minute)})
+	early := ca.Issue("early", testcert.Spec{NotBefore: time.Now().Add(time.Minute)})
+	empty := filepath.Join(t.TempDir(), "empty")
+	if err := os.WriteFile(empty, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	const missing = "/does/not/exist"
+	for name, c := range map[string]struct {
+		tls  node.TLS
+		want []string
+	}{
+		"a certificate without a key": {node.TLS{Cert: own.Cert}, []string{"--tls-cert", "--tls-key", "go together"}},
+		"no such certificate":         {node.TLS{Cert: missing, Key: own.Key}, []string{"--tls-cert", missing, "no such file"}},
+		"no such key":                 {node.TLS{Cert: own.Cert, Key: missing}, []string{"--tls-key", missing, "no such file"}},
+		"another key":                 {node.TLS{Cert: own.Cert, Key: other.Key}, []string{own.Cert, other.Key, "does not match"}},
+		"no certificate in the file":  {node.TLS{Cert: empty, Key: own.Key}, []string{"--tls-cert", empty}},
+		"expired":                     {node.TLS{Cert: old.Cert, Key: old.Key}, []string{old.Cert, "expired on", "renew"}},
+		"not valid yet":               {node.TLS{Cert: early.Cert, Key: early.Key}, []string{early.Cert, "not valid before", "clock"}},
+		"only an authority":           {node.TLS{ClientCA: ca.File}, []string{"--tls-client-ca needs", "--tls-cert"}},
+		"no such authority": {
+			node.TLS{Cert: own.Cert, Key: own.Key, ClientCA: missing}, []string{"--tls-client-ca", missing, "no such file"},
+		},
+		"no authority in the file": {
+			node.TLS{Cert: own.Cert, Key: own.Key, ClientCA: empty}, []string{"--tls-client-ca", empty, "no certificate"},
+		},
+		"an authority of the past": {
+			node.TLS{Cert: own.Cert, Key: own.Key, ClientCA: old.Cert}, []string{"--tls-client-ca", old.Cert, "expired"},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			refused(t, node.Config{Listen: "127.0.0.1:0", TLS: c.tls}, c.want...)
+		})
+	}
+	t.Run("nothing to use it for", func(t *testing.T) {
+		t.Parallel()
+		refused(t, node.Config{Socket: filepath.Join(t.TempDir(), "s"), TLS: node.TLS{Cert: own.Cert, Key: own.Key}},
+			"--tls-cert", "--listen")
+	})
+}
+
+// handshake connects, and returns why the server does not like it.
+func handshake(n *node.Node, config *tls.Config) error {
+	conn, err := tls.Dial("tcp", strings.TrimPrefix(n.URL(), "etcds://"), config)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	if _, err := conn.Write([]byte("GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")); err != nil {
+		return err
+	}
+	_, err = conn.Read(make([]byte, 1)) // since TLS 1.3 it says so only now
+	return err
+}
+
+func get(t *testing.T, n *node.Node, config *tls.Config, path string) (status int, body string) {
+	t.Helper()
+	web := &http.Client{Transport: &http.Transport{TLSClientConfig: config, ForceAttemptHTTP2: true, DisableKeepAlives: true}}
+	resp, err := web.Get(strings.Replace(n.URL(), "etcds", "https", 1) + path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return answer(t, resp)
+}
+
+// lockOverJSON takes the lock "demo" through the gateway.
+func lockOverJSON(t *testing.T, n *node.Node, config *tls.Config) (status int, body string) {
+	t.Helper()
+	web := &http.Client{Transport: &http.Transport{TLSClientConfig: config, DisableKeepAlives: true}}
+	resp, err := web.Post(strings.Replace(n.URL(), "etcds", "https", 1)+"/v3/lock/lock", "application/json",
+		strings.NewReader(`{"name":"ZGVtbw=="}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return answer(t, resp)
+}
+
+func answer(t *testing.T, resp *http.Response) (status int, body string) {
+	t.Helper()
+	defer resp.Body.Close()
+	text, err := io.ReadAll(resp.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return resp.StatusCode, string(text)
+}

@@ -1,0 +1,123 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"go.etcd.io/etcd/api/v3/etcdserverpb"
+	"go.etcd.io/etcd/server/v3/auth"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+)
+
+// gate keeps clients out until it is opened, so that nobody gets in before users are required.
+type gate struct{ opened chan struct{} }
+
+func newGate() *gate { return &gate{make(chan struct{})} }
+
+func (g *gate) open() { close(g.opened) }
+
+// refuse returns an error that clients take as a reason to try again soon, while the gate is shut.
+func (g *gate) refuse() error {
+	select {
+	case <-g.opened:
+		return nil
+	default:
+		return status.Error(codes.Unavailable, "stile serve: users are being set up")
+	}
+}
+
+// options puts the gate in front of every call.
+func (g *gate) options() []grpc.ServerOption {
+	return []grpc.ServerOption{
+		grpc.ChainUnaryInterceptor(
+			func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
+				if err := g.refuse(); err != nil {
+					return nil, err
+				}
+				return next(ctx, req)
+			}),
+		grpc.ChainStreamInterceptor(
+			func(srv any, stream grpc.ServerStream, _ *grpc.StreamServerInfo, next grpc.StreamHandler) error {
+				if err := g.refuse(); err != nil {
+					return err
+				}
+				return next(srv, stream)
+			}),
+	}
+}
+
+// root is etcd's name for the user, and the role, that may do everything.
+const root = "root"
+
+// requireUsers makes sure that authentication is enabled, and opens the gate. The members of a cluster may all do this
+// at the same time; whoever comes late finds it done.
+func (n *Node) requireUsers(ctx context.Context) error {
+	deadline := time.Now().Add(startup)
+	for {
+		enabled, err := n.usersRequired(ctx)
+		if err == nil && enabled {
+			n.noteOtherPassword()
+			n.gate.open()
+			return nil
+		}
+		if err == nil {
+			err = n.enableUsers(ctx) // and look whether it has come to pass
+		}
+		if err != nil && time.Now().After(deadline) {
+			return fmt.Errorf("enable authentication: %w", err)
+		}
+		// It fails between leaders, and when another member has been faster.
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("enable authentication: %w", ctx.Err())
+		case <-n.stopped:
+			return n.explain(n.Err())
+		case <-time.After(10 * time.Millisecond):
+		}
+	}
+}
+
+func (n *Node) usersRequired(ctx context.Context) (bool, error) {
+	r, err := n.etcd.Server.AuthStatus(ctx, &etcdserverpb.AuthStatusRequest{})
+	if err != nil {
+		return false, err
+	}
+	return r.Enabled, nil
+}
+
+// enableUsers gives the user root the password, the role root and enables authentication. It can be done again from the
+// beginning wherever it has failed.
+func (n *Node) enableUsers(ctx context.Context) error {
+	etcd := n.etcd.Server
+	_, err := etcd.UserAdd(ctx, &etcdserverpb.AuthUserAddRequest{Name: root, Password: n.cfg.RootPassword})
+	if errors.Is(err, auth.ErrUserAlreadyExist) {
+		_, err = etcd.UserChangePassword(ctx,
+			&etcdserverpb.AuthUserChangePasswordRequest{Name: root, Password: n.cfg.RootPassword})
+	}
+	if err != nil {
+		return err
+	}
+	_, err = etcd.RoleAdd(ctx, &etcdserverpb.AuthRoleAddRequest{Name: root})
+	if err != nil && !errors.Is(err, auth.ErrRoleAlreadyExist) {
+		return err
+	}
+	if _, err := etcd.UserGrantRole(ctx, &etcdserverpb.AuthUserGrantRoleRequest{User: root, Role: root}); err != nil {
+		return err
+	}
+	_, err = etcd.AuthEnable(ctx, &etcdserverpb.AuthEnableRequest{})
+	return err
+}
+
+// noteOtherPassword tells the operator if the password of root is not the one that was given: an old one is left as it
+// is.
+func (n *Node) noteOtherPassword() {
+	_, err := n.etcd.Server.AuthStore().CheckPassword(root, n.cfg.RootPassword)
+	if errors.Is(err, auth.ErrAuthFailed) {
+		n.cfg.Logger.Warn("the user root has another password than the one in --root-password-file, and keeps it; " +
+			"to change it, use etcdctl user passwd root")
+	}
+}

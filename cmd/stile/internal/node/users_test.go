@@ -1,0 +1,167 @@
+package node_test
+
+import (
+	"errors"
+	"log/slog"
+	"strings"
+	"testing"
+	"time"
+
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.uber.org/zap"
+
+	"github.com/stilelock/stile/cmd/stile/internal/node"
+	"github.com/stilelock/stile/cmd/stile/internal/node/testcert"
+)
+
+const secret = "correct horse battery"
+
+// userClient connects as a user.
+func userClient(t *testing.T, n *node.Node, user, password string) *clientv3.Client {
+	t.Helper()
+	cli, err := clientv3.New(clientv3.Config{
+		Endpoints: []string{strings.TrimPrefix(n.URL(), "etcd://")}, Username: user, Password: password,
+		DialTimeout: 5 * time.Second, Logger: zap.NewNop(),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { cli.Close() })
+	return cli
+}
+
+func TestWithARootPasswordUsersAreRequired(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	n := startWith(t, node.Config{Dir: dir, RootPassword: secret})
+	if _, err := client(t, n.URL()).Put(t.Context(), "k", "v"); !errors.Is(err, rpctypes.ErrUserEmpty) {
+		t.Errorf("nobody: %v, want %v", err, rpctypes.ErrUserEmpty)
+	}
+	rootClient := userClient(t, n, "root", secret)
+	for _, err := range []error{
+		second(rootClient.UserAdd(t.Context(), "ann", "anns")),
+		second(rootClient.RoleAdd(t.Context(), "jobs")),
+		second(rootClient.RoleGrantPermission(t.Context(), "jobs", "jobs/", clientv3.GetPrefixRangeEnd("jobs/"),
+			clientv3.PermissionType(clientv3.PermReadWrite))),
+		second(rootClient.UserGrantRole(t.Context(), "ann", "jobs")),
+	} {
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	ann := userClient(t, n, "ann", "anns")
+	if _, err := ann.Put(t.Context(), "jobs/a", "v"); err != nil {
+		t.Errorf("ann where she may: %v", err)
+	}
+	if _, err := ann.Put(t.Context(), "other", "v"); !errors.Is(err, rpctypes.ErrPermissionDenied) {
+		t.Errorf("ann where she may not: %v, want %v", err, rpctypes.ErrPermissionDenied)
+	}
+
+	// The next start finds it done.
+	n.Close()
+	var said strings.Builder
+	n = startWith(t, node.Config{Dir: dir, RootPassword: secret, Logger: slog.New(slog.NewTextHandler(&said, nil))})
+	if got, err := userClient(t, n, "root", secret).Get(t.Context(), "jobs/a"); err != nil || got.Count != 1 {
+		t.Errorf("after a restart: %v, %v", got, err)
+	}
+	if said.Len() > 0 {
+		t.Errorf("said after a restart: %s", &said)
+	}
+
+	// Another password is not taken, and that is said.
+	n.Close()
+	n = startWith(t, node.Config{Dir: dir, RootPassword: "new", Logger: slog.New(slog.NewTextHandler(&said, nil))})
+	if _, err := userClient(t, n, "root", secret).Get(t.Context(), "jobs/a"); err != nil {
+		t.Errorf("with the old password: %v", err)
+	}
+	if !strings.Contains(said.String(), "another password") || !strings.Contains(said.String(), "etcdctl user passwd") {
+		t.Errorf("said about another password: %s", &said)
+	}
+
+	// Without one, users stay required.
+	n.Close()
+	n = startWith(t, node.Config{Dir: dir})
+	if _, err := client(t, n.URL()).Put(t.Context(), "k", "v"); !errors.Is(err, rpctypes.ErrUserEmpty) {
+		t.Errorf("nobody, after a start without a password: %v, want %v", err, rpctypes.ErrUserEmpty)
+	}
+}
+
+func TestARootThatIsThereAlreadyGetsThePassword(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	n := startWith(t, node.Config{Dir: dir})
+	if _, err := client(t, n.URL()).UserAdd(t.Context(), "root", "old"); err != nil {
+		t.Fatal(err)
+	}
+	n.Close()
+	n = startWith(t, node.Config{Dir: dir, RootPassword: secret})
+	if _, err := userClient(t, n, "root", secret).Put(t.Context(), "k", "v"); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestACertificateIsAUser(t *testing.T) {
+	t.Parallel()
+	ca := testcert.NewAuthority(t)
+	own := ca.Issue("server", testcert.Spec{Hosts: loopbackHosts})
+	admin, ann := ca.Issue("root", testcert.Spec{CommonName: "root"}), ca.Issue("ann", testcert.Spec{CommonName: "ann"})
+	n := startWith(t, node.Config{
+		TLS: node.TLS{Cert: own.Cert, Key: own.Key, ClientCA: ca.File}, RootPassword: secret,
+	})
+	if _, err := secureClient(t, n, ca.Client(&admin)).Put(t.Context(), "k", "v"); err != nil {
+		t.Errorf("root by certificate: %v", err)
+	}
+	if _, err := secureClient(t, n, ca.Client(&ann)).Put(t.Context(), "k", "v"); !errors.Is(err, rpctypes.ErrPermissionDenied) {
+		t.Errorf("somebody unknown by certificate: %v, want %v", err, rpctypes.ErrPermissionDenied)
+	}
+}
+
+func TestIdleForWithUsers(t *testing.T) {
+	t.Parallel()
+	n := startWith(t, node.Config{RootPassword: secret})
+	cli := userClient(t, n, "root", secret)
+	lease, err := cli.Grant(t.Context(), 600)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cli.Close()
+	time.Sleep(20 * time.Millisecond) // so that being idle would show
+	if idle := n.IdleFor(); idle > 0 {
+		t.Errorf("idle for %v with a lease alive", idle)
+	}
+	cli = userClient(t, n, "root", secret)
+	if _, err := cli.Revoke(t.Context(), lease.ID); err != nil {
+		t.Fatal(err)
+	}
+	cli.Close()
+	for end := time.Now().Add(10 * time.Second); n.IdleFor() == 0; time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatal("never idle after everybody has left")
+		}
+	}
+}
+
+// second is the error of a call of which nothing else matters.
+func second[T any](_ T, err error) error { return err }
+
+// A client that comes before users are set up must not get in either.
+func TestNobodyGetsInBeforeUsersAreRequired(t *testing.T) {
+	t.Parallel()
+	address := freeAddress(t)
+	cli := client(t, "etcd://"+address)
+	required := make(chan error, 1)
+	go func() {
+		for {
+			// An error is: nobody there yet, the gate, or at last that a user is needed.
+			if _, err := cli.Put(t.Context(), "k", "v"); err == nil || errors.Is(err, rpctypes.ErrUserEmpty) || t.Context().Err() != nil {
+				required <- err
+				return
+			}
+		}
+	}()
+	startWith(t, node.Config{Listen: address, RootPassword: secret})
+	if err := <-required; !errors.Is(err, rpctypes.ErrUserEmpty) {
+		t.Errorf("an anonymous client got %v, want to be refused until it gets %v", err, rpctypes.ErrUserEmpty)
+	}
+}
