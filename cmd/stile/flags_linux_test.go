@@ -212,7 +212,7 @@ func TestHowACommandIsStoppedMustFitIntoTheTTL(t *testing.T) {
 	m.run("--ttl", "15", "-k", "10", "demo", "--", "true").wants(125, "--kill-after 10s", "TTL of 15s", "5.625s", "--ttl 27s")
 	m.run("--ttl", "15", "-k", "-1", "demo", "--", "true").wants(125, "--kill-after", "negative")
 	m.run("-k", "1000000h", "demo", "--", "true").wants(125, "--kill-after 1000000h0m0s", "the most is 1m52.5s", "--ttl 5m0s")
-	m.run("--ttl", "1000000h", "demo", "--", "true").wants(125, "--ttl", "at most 5m0s")
+	m.run("--ttl", "1000000h", "demo", "--", "true").wants(125, "TTL of 1000000h0m0s", "1s to 5m0s")
 	m.run("--signal", "NOSUCH", "demo", "--", "true").wants(125, "--signal NOSUCH", "no such signal")
 }
 

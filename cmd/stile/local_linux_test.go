@@ -229,6 +229,17 @@ func TestTheServerListensOnNothingButItsSocket(t *testing.T) {
 }
 
 // What a shell has open, a lock of flock(1) for example, must not stay open for as long as the server runs.
+// What is stopped with a command is known by its environment.
+func TestTheServerIsNoPartOfTheCommandThatHasStartedIt(t *testing.T) {
+	t.Parallel()
+	m, s := newMachine(t), serve(t)
+	m.start(stile+` run --url local: inner -- true; touch started; while :; do sleep 0.01; done`,
+		"--url", s.url, "--run-timeout", "2", "outer").wants(124, "stopping it")
+	if pid := m.server(); !running(pid) {
+		t.Error("the local server was stopped with the command that has started it")
+	}
+}
+
 func TestTheServerKeepsNothingOpen(t *testing.T) {
 	t.Parallel()
 	m := newMachine(t)

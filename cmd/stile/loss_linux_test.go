@@ -293,6 +293,46 @@ func TestKillingStileKillsWhatTheCommandHasStarted(t *testing.T) {
 	eventually(t, "end of the watchdog", func() bool { return !running(dog) })
 }
 
+// Much of what a command starts leaves its process group: timeout(1) in a script makes one of its own, and setsid(1) even a
+// session, whose parent has ended here.
+func TestWhatHasLeftTheProcessGroupIsStoppedToo(t *testing.T) {
+	t.Parallel()
+	const script = `
+		timeout 1000 sh -c 'trap "" TERM; echo $$ >group; while :; do sleep 0.01; done' &
+		(setsid sh -c 'echo $$ >session; exec sleep 1000' &)
+		until test -s group && test -s session; do sleep 0.01; done
+		touch started
+		wait`
+	for name, end := range map[string]func(*testing.T, *command, *server){
+		"evicted": func(t *testing.T, c *command, s *server) {
+			evict(t, client(t, s.endpoint()), "demo")
+			c.wants(79, "stopping the command")
+		},
+		"killed":  func(_ *testing.T, c *command, _ *server) { c.signal(syscall.SIGKILL) },
+		"stopped": func(_ *testing.T, c *command, _ *server) { c.signal(syscall.SIGSTOP) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			m, s := newMachine(t), serve(t)
+			c := m.start(script, "--url", s.url, "--ttl", "2", "demo")
+			watched(t, c)
+			var pids []int
+			for _, file := range []string{"group", "session"} {
+				pid, err := strconv.Atoi(strings.TrimSpace(m.read(file)))
+				if err != nil {
+					t.Fatal(err)
+				}
+				t.Cleanup(func() { _ = syscall.Kill(pid, syscall.SIGKILL) })
+				pids = append(pids, pid)
+			}
+			end(t, c, s)
+			for _, pid := range pids {
+				eventually(t, "end of what has left the group", func() bool { return !running(pid) })
+			}
+		})
+	}
+}
+
 // A watchdog has nothing of its command's but the right to kill it: neither its output, which somebody may read to the end,
 // nor its directory, nor an environment.
 func TestAWatchdogHoldsNothingAndGoesWithItsCommand(t *testing.T) {

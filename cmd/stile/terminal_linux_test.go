@@ -285,6 +285,22 @@ func TestACommandSuspendedForTooLongIsNotContinued(t *testing.T) {
 	}
 }
 
+// ^Z stops the command, but not what has left its process group, as timeout(1) does in a script.
+func TestWhileSuspendedNothingOutlivesTheLock(t *testing.T) {
+	t.Parallel()
+	m, s := newMachine(t), serve(t)
+	m.write("script", "timeout 1000 sh -c 'while :; do echo >>steps; sleep 0.01; done'; :", 0o600)
+	c := m.interactive()
+	c.types(fmt.Sprintf("%s run --url %s --ttl 2 demo -- sh script\n", stile, s.url))
+	eventually(t, "a watchdog's time", func() bool { return len(m.read("steps")) > 150 })
+	c.types(ctrlZ)
+	c.sees("Stopped")
+	m.run("--url", s.url, "demo", "--", "sh", "-c", "cat steps >then; sleep 0.3").wants(0)
+	if n := len(m.read("steps")) - len(m.read("then")); n != 0 {
+		t.Errorf("%d steps were made under somebody else's lock", n)
+	}
+}
+
 // An editor puts the screen in order when it is told to stop.
 func TestACommandMayPrepareForBeingSuspended(t *testing.T) {
 	t.Parallel()

@@ -86,13 +86,16 @@ type Command struct {
 	Args []string
 	// Env is the whole environment.
 	Env []string
+	// Mark is entries of Env that together nobody else has. On Linux what the command has started is known by them when it
+	// has left the process group.
+	Mark []string
 	// Stdin, Stdout and Stderr are inherited as they are.
 	Stdin, Stdout, Stderr *os.File
 }
 
-// Stop ends the command and everything in its process group: sends sig, and kills what is left when grace has
-// passed or hurry is closed, whichever is first. It returns when the command has ended and its group is empty, or was
-// killed. A group that is stopped is not continued: it dies without another step.
+// Stop ends the command and everything that it has started, which is what its process group and its mark tell: sends
+// sig, and kills what is left when grace has passed or hurry is closed, whichever is first. It returns when the command has
+// ended and nothing is left, or was killed. A group that is stopped is not continued: it dies without another step.
 //
 // On Windows, where nobody can be asked, it kills the command at once, and not what the command has started.
 func (p *Process) Stop(sig os.Signal, grace time.Duration, hurry <-chan struct{}) {
@@ -117,7 +120,7 @@ func (p *Process) Stop(sig os.Signal, grace time.Duration, hurry <-chan struct{}
 		case <-look.C:
 		}
 		look.Stop()
-		if done == nil && !p.groupAlive() {
+		if done == nil && !p.anyAlive() {
 			return
 		}
 	}

@@ -3,7 +3,9 @@
 package child
 
 import (
+	"bytes"
 	"errors"
+	"io"
 	"os"
 	"runtime"
 	"syscall"
@@ -14,6 +16,7 @@ import (
 // A Process is a command that was started. Its methods are for one goroutine, but for Done.
 type Process struct {
 	pid     int // of the command; also the number of its process group
+	mark    []string
 	tty     *terminal
 	stopped chan unix.Signal
 	done    chan struct{}
@@ -23,7 +26,7 @@ type Process struct {
 // Start starts a command. If that fails the error is an [*Error]. From now on signals also receives the one that asks to
 // be suspended.
 func Start(c Command, signals *Signals) (*Process, error) {
-	p := &Process{tty: openTerminal(), stopped: make(chan unix.Signal, 1), done: make(chan struct{})}
+	p := &Process{mark: c.Mark, tty: openTerminal(), stopped: make(chan unix.Signal, 1), done: make(chan struct{})}
 	signals.add(unix.SIGTSTP)
 	started := make(chan error)
 	go p.run(c, started)
@@ -50,7 +53,7 @@ func (p *Process) run(c Command, started chan<- error) {
 		Sys:   attributes(),
 	}
 	pid, err := syscall.ForkExec(c.Path, c.Args, attr)
-	if errors.Is(err, unix.ENOEXEC) {
+	if errors.Is(err, unix.ENOEXEC) && isText(c.Path) {
 		// A script that does not say who reads it is read by the shell: execvp(3) does so, and with it flock, env and
 		// timeout.
 		pid, err = syscall.ForkExec("/bin/sh", append([]string{"sh", c.Path}, c.Args[1:]...), attr)
@@ -76,6 +79,20 @@ func (p *Process) run(c Command, started chan<- error) {
 			return
 		}
 	}
+}
+
+// isText reports whether a file may be a script. A program for another machine is none: to the shell it would be a script of
+// nonsense.
+func isText(path string) bool {
+	f, err := os.Open(path)
+	if err != nil {
+		return false
+	}
+	defer f.Close()
+	head := make([]byte, 128)
+	n, _ := io.ReadFull(f, head) // a short file is no error
+	head = head[:n]
+	return !bytes.HasPrefix(head, []byte("\x7fELF")) && !bytes.Contains(head, []byte{0})
 }
 
 // ExitCode returns the command's own exit code, or 128 plus the number of the signal that ended it, after Done is
@@ -108,11 +125,33 @@ func (p *Process) Signal(sig os.Signal) {
 // signal fails only if the group is empty, or has become somebody else by setuid: there is nothing to do about either.
 func (p *Process) signal(sig unix.Signal) { _ = unix.Kill(-p.pid, sig) }
 
-func (p *Process) ask(sig os.Signal) { p.Signal(sig) }
+func (p *Process) ask(sig os.Signal) {
+	p.Signal(sig)
+	for _, pid := range escaped(p.pid, p.mark) {
+		_ = unix.Kill(pid, sig.(syscall.Signal))
+	}
+}
 
-func (p *Process) kill() { p.signal(unix.SIGKILL) }
+func (p *Process) kill() { Kill(p.pid, p.mark) }
 
-func (p *Process) groupAlive() bool { return unix.Kill(-p.pid, 0) == nil }
+func (p *Process) anyAlive() bool {
+	return unix.Kill(-p.pid, 0) == nil || len(escaped(p.pid, p.mark)) > 0
+}
+
+// Kill kills a command, by the number of its process group, and everything that it has started, as far as the group and
+// the mark tell. It does not wait for them to be dead.
+func Kill(group int, mark []string) {
+	_ = unix.Kill(-group, unix.SIGKILL)
+	for range 10 { // they may start others meanwhile
+		pids := escaped(group, mark)
+		for _, pid := range pids {
+			_ = unix.Kill(pid, unix.SIGKILL)
+		}
+		if len(pids) == 0 {
+			return
+		}
+	}
+}
 
 // ExitCodeFor returns the exit code that says that a signal ended a program.
 func ExitCodeFor(sig os.Signal) int { return signalled + int(sig.(syscall.Signal)) }

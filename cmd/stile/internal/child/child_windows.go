@@ -50,7 +50,7 @@ func (p *Process) ask(os.Signal) { p.kill() }
 
 func (p *Process) kill() { _ = p.process.Kill() } // fails only if it has ended
 
-func (p *Process) groupAlive() bool { return false }
+func (p *Process) anyAlive() bool { return false }
 
 // Stopped never receives anything: nothing is ever stopped.
 func (p *Process) Stopped() <-chan syscall.Signal { return nil }

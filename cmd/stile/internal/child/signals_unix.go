@@ -12,8 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Signals receives the signals that are meant for the command. Those that were ignored when we were started, by
-// nohup(1) for example, stay so.
+// Signals receives the signals that are meant for the command. HUP and INT stay ignored if they were when we were started,
+// by nohup(1) for example, or in the background of a script; of others Go does not tell.
 type Signals struct{ c chan os.Signal }
 
 // Listen begins to receive. Close ends it.

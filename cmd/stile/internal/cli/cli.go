@@ -118,15 +118,15 @@ Files:
 // newWatchdog returns the verb of the process that watches the command of another; see package watchdog.
 func newWatchdog() *cobra.Command {
 	return &cobra.Command{
-		Use:    watchdog.Verb + " GROUP",
+		Use:    watchdog.Verb + " GROUP MARK…",
 		Hidden: true,
-		Args:   cobra.ExactArgs(1),
+		Args:   cobra.MinimumNArgs(1),
 		RunE: func(_ *cobra.Command, args []string) error {
 			group, err := strconv.Atoi(args[0])
 			if err != nil || group <= 1 {
 				return fmt.Errorf("bad process group %q", args[0])
 			}
-			watchdog.Run(group)
+			watchdog.Run(group, args[1:])
 			return nil
 		},
 	}

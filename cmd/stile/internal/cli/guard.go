@@ -43,7 +43,7 @@ func (g *guard) noteRenewal(r stile.Renewed) {
 
 // mostKillAfter is how much of a TTL can be left for stopping a command. Renewals are due when three tenths of the TTL
 // have passed and may take some time; what is lost is lost after nine tenths.
-func mostKillAfter(ttl time.Duration) time.Duration { return ttl * 3 / 8 }
+func mostKillAfter(ttl time.Duration) time.Duration { return min(ttl, stile.MaxTTL) * 3 / 8 }
 
 // leastTTL is the shortest TTL, in whole seconds, that leaves so much time for stopping a command.
 func leastTTL(killAfter time.Duration) time.Duration {
@@ -60,6 +60,12 @@ func (g *guard) stopBy() time.Time {
 // supervise runs the command, and ends it if the lock cannot be kept. It returns the exit code. An error means that the
 // command could not be run.
 func (g *guard) supervise(stdio Stdio, signals *child.Signals, c child.Command) (int, error) {
+	if !g.hold.Valid() { // we have stood still since it was obtained, stopped perhaps, or writing to a terminal held with ^S
+		<-g.hold.Lost() // it is on its way
+		g.told = true
+		stdio.say(g.hold.Err().Error() + "; the command was not run")
+		return exitLost, nil
+	}
 	p, err := child.Start(c, signals)
 	if err != nil {
 		return 0, err
@@ -92,13 +98,11 @@ func (g *guard) supervise(stdio Stdio, signals *child.Signals, c child.Command) 
 		if suspended {
 			stopBy = longest
 		}
-		if !suspended {
-			g.dog.Until(time.Until(g.hold.Deadline()))
-		}
+		g.dog.Until(time.Until(g.hold.Deadline()))
 		timer.Reset(min(stopBy, longest))
 		select {
 		case <-unwatched:
-			if g.dog, err = watchdog.Start(p.Group()); err != nil && g.verbose {
+			if g.dog, err = watchdog.Start(p.Group(), c.Mark); err != nil && g.verbose {
 				stdio.say(err.Error())
 			}
 		case <-p.Done():
@@ -122,7 +126,6 @@ func (g *guard) supervise(stdio Stdio, signals *child.Signals, c child.Command) 
 		case sig := <-signals.C():
 			if child.Stops(sig) {
 				suspended = true
-				g.dog.Rest()
 				p.Suspend()
 			} else {
 				p.Signal(sig)
@@ -130,7 +133,6 @@ func (g *guard) supervise(stdio Stdio, signals *child.Signals, c child.Command) 
 		case sig := <-p.Stopped():
 			if p.WantsToStop(sig) {
 				suspended = true
-				g.dog.Rest()
 				p.Suspend()
 			}
 		case r := <-g.renewed:

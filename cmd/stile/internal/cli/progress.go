@@ -26,12 +26,34 @@ func (p *progress) show(text string) {
 	if p == nil {
 		return
 	}
-	line := []rune("stile: " + text)
-	if width, _, err := term.GetSize(int(p.terminal.Fd())); err == nil && width > 1 && len(line) >= width {
-		line = append(line[:width-2], '…') // the last column is left free: some terminals begin a new line there
+	line := "stile: " + text
+	if width, _, err := term.GetSize(int(p.terminal.Fd())); err == nil && width > 1 {
+		line = fit(line, width-1) // the last column is left free: some terminals begin a new line there
 	}
-	fmt.Fprintf(p.terminal, "\r%s\x1b[K", string(line))
+	fmt.Fprintf(p.terminal, "\r%s\x1b[K", line)
 	p.shown = true
+}
+
+// fit shortens a line to a number of columns.
+func fit(line string, columns int) string {
+	used, cut := 0, 0 // cut is where the line ends if it has to
+	for i, r := range line {
+		if used < columns {
+			cut = i
+		}
+		if used += columnsOf(r); used > columns {
+			return line[:cut] + "…"
+		}
+	}
+	return line
+}
+
+// columnsOf returns how many columns of a terminal a character takes at most: East Asian ones and pictures take two.
+func columnsOf(r rune) int {
+	if r >= 0x1100 && r != '…' {
+		return 2
+	}
+	return 1
 }
 
 // clear leaves the line as if nothing had been there.

@@ -182,7 +182,7 @@ func (r *run) run(ctx context.Context) error {
 	defer g.close(r.stdio)
 
 	code, err := g.supervise(r.stdio, signals, child.Command{
-		Path: path, Args: r.argv, Env: r.environment(g.hold),
+		Path: path, Args: r.argv, Env: r.environment(g.hold), Mark: r.mark(g.hold),
 		Stdin: r.stdio.In, Stdout: r.stdio.Out, Stderr: r.stdio.Err,
 	})
 	if err != nil {
@@ -225,7 +225,7 @@ func (r *run) check() (*guard, stile.Owner, error) {
 		return nil, owner, errors.New("-q and -v contradict each other: give one of them")
 	case r.conflict < 0 || r.conflict > 255:
 		return nil, owner, fmt.Errorf("--conflict-exit-code %d: exit codes are 0 to 255", r.conflict)
-	case g.ttl == 0, g.ttl > stile.MaxTTL:
+	case g.ttl == 0:
 		return nil, owner, fmt.Errorf("--ttl must be more than 0, and at most %v; stores have higher lower limits", stile.MaxTTL)
 	case g.killAfter > mostKillAfter(stile.MaxTTL):
 		return nil, owner, fmt.Errorf("--kill-after %v: the most is %v, with --ttl %v",
@@ -362,17 +362,7 @@ func untilInterrupted(ctx context.Context, signals *child.Signals) (context.Cont
 // environment returns our own, with what the command is told about its lock in place of what we may have been told
 // about ours.
 func (r *run) environment(hold *stile.Hold) []string {
-	token := "" // where the store has none, and then not that of the lock around us either
-	if hold.Token() > 0 {
-		token = strconv.FormatUint(hold.Token(), 10)
-	}
-	ours := []string{
-		"STILE_NAME=" + r.name,
-		"STILE_TOKEN=" + token,
-		"STILE_OWNER=" + hold.Owner().String(),
-		"STILE_TTL=" + inSeconds(time.Duration(r.ttl)),
-		urlVar + "=" + r.urlToShow(),
-	}
+	ours := append(r.mark(hold), "STILE_TTL="+inSeconds(time.Duration(r.ttl)), urlVar+"="+r.urlToShow())
 	env := slices.DeleteFunc(os.Environ(), func(v string) bool {
 		return slices.ContainsFunc(ours, func(o string) bool {
 			name, _, _ := strings.Cut(o, "=")
@@ -380,6 +370,15 @@ func (r *run) environment(hold *stile.Hold) []string {
 		})
 	})
 	return append(env, ours...)
+}
+
+// mark is the part of the environment that tells this hold, and with it what runs under it, from all others.
+func (r *run) mark(hold *stile.Hold) []string {
+	token := "" // where the store has none, and then not that of the lock around us either
+	if hold.Token() > 0 {
+		token = strconv.FormatUint(hold.Token(), 10)
+	}
+	return []string{"STILE_NAME=" + r.name, "STILE_TOKEN=" + token, "STILE_OWNER=" + hold.Owner().String()}
 }
 
 // urlToShow is the store's URL without a password, unless the password is in the environment already.

@@ -89,3 +89,43 @@ func TestWhereTheStoreCannotKeepALockItIsWaitedFor(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// Between the two stile may have been stopped.
+func TestALockThatIsLostBeforeTheCommandIsStarted(t *testing.T) {
+	t.Parallel()
+	st := memstore.New()
+	client, err := stile.New(st, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	hold, err := client.Mutex("demo").Lock(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := client.Break(t.Context(), "demo", hold.Token()); err != nil {
+		t.Fatal(err)
+	}
+	<-hold.Lost()
+	said, err := os.CreateTemp(t.TempDir(), "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer said.Close()
+	stdio := Stdio{Err: said}
+	signals := child.Listen()
+	defer signals.Close()
+
+	g := &guard{client: client, hold: hold, ttl: stile.DefaultTTL}
+	code, err := g.supervise(stdio, signals, child.Command{
+		Path: "/bin/false", Args: []string{"false"}, Stdin: said, Stdout: said, Stderr: said,
+	})
+	if code != exitLost || err != nil {
+		t.Errorf("exit code %d, %v, want %d", code, err, exitLost)
+	}
+	if text, err := os.ReadFile(said.Name()); err != nil || !strings.Contains(string(text), "the command was not run") {
+		t.Errorf("said %q, %v", text, err)
+	}
+	if err := client.Close(t.Context()); err != nil {
+		t.Error(err)
+	}
+}

@@ -14,6 +14,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -195,6 +196,8 @@ func (h Home) launch(ctx context.Context, socket string) error {
 
 	cmd := exec.Command(self, "serve", "--background", string(h), "--socket", socket, "--ready-fd", "3")
 	cmd.Dir = "/" // it must not keep a file system busy
+	// Nor is it part of the command of a stile run that this may be running under, and that it would be stopped with.
+	cmd.Env = slices.DeleteFunc(os.Environ(), func(v string) bool { return strings.HasPrefix(v, "STILE_") })
 	cmd.Stdout, cmd.Stderr = log, log
 	cmd.ExtraFiles = []*os.File{readyIn} // becomes file 3
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}

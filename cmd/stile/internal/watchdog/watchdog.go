@@ -3,7 +3,7 @@
 //
 // The watchdog is another process of the same program. It is told through a pipe until when the command may run, and told
 // again whenever that has changed. If it hears nothing in time, or the pipe ends before it is told that all is over, it kills
-// the command's process group. Both being stopped is beyond it: for that there is the fencing token.
+// the command and what that has started. Both being stopped is beyond it: for that there is the fencing token.
 package watchdog
 
 import (

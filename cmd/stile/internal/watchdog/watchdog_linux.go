@@ -10,25 +10,28 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/stilelock/stile/cmd/stile/internal/child"
 	"github.com/stilelock/stile/cmd/stile/internal/inherited"
 )
 
-// Verb is the hidden verb of the program that makes it a watchdog; the number of a process group follows it.
+// Verb is the hidden verb of the program that makes it a watchdog; the number of a process group and a mark follow it, as
+// [child.Kill] takes them.
 const Verb = "watchdog"
 
 // A Watchdog watches one command. A nil Watchdog watches nothing. It is for one goroutine.
 type Watchdog struct{ pipe *os.File }
 
-// Start starts a watchdog for a process group. It is not armed before it is told a deadline, but for the end of this
-// process. It must be closed before the group can have been given to others: before the command is waited for no longer.
-func Start(group int) (*Watchdog, error) {
+// Start starts a watchdog for a process group, and for what the mark tells of it elsewhere. It is not armed before it is
+// told a deadline, but for the end of this process. It must be closed before the group can have been given to others:
+// before the command is waited for no longer.
+func Start(group int, mark []string) (*Watchdog, error) {
 	read, write, err := os.Pipe()
 	if err != nil {
 		return nil, fmt.Errorf("start the watchdog: %w", err)
 	}
 	defer read.Close()
 	// The file that is being run, even if another one has its name by now.
-	dog := exec.Command("/proc/self/exe", Verb, strconv.Itoa(group))
+	dog := exec.Command("/proc/self/exe", append([]string{Verb, strconv.Itoa(group)}, mark...)...)
 	dog.Args[0] = "stile"
 	dog.Dir, dog.Env = "/", []string{}
 	dog.Stdin = read // and nothing else of ours: somebody may wait for the end of our output
@@ -45,9 +48,6 @@ func Start(group int) (*Watchdog, error) {
 func (w *Watchdog) Until(left time.Duration) {
 	w.tell(strconv.FormatInt(int64(max(now()+left, 1)), 10))
 }
-
-// Rest says that the command is not running, and needs no deadline.
-func (w *Watchdog) Rest() { w.tell("0") }
 
 // Close dismisses the watchdog.
 func (w *Watchdog) Close() {
@@ -66,9 +66,9 @@ func (w *Watchdog) tell(text string) {
 }
 
 // Run is the hidden verb: it watches a process group, as it is told on stdin.
-func Run(group int) {
+func Run(group int, mark []string) {
 	inherited.Close() // it ends a little later than the process that has started it
-	Watch(os.Stdin, now, func() { _ = unix.Kill(-group, unix.SIGKILL) })
+	Watch(os.Stdin, now, func() { child.Kill(group, mark) })
 }
 
 // now is the time since the machine was started, suspends included: the same for all processes.

@@ -11,16 +11,13 @@ const Verb = "watchdog"
 type Watchdog struct{}
 
 // Start returns nil.
-func Start(int) (*Watchdog, error) { return nil, nil }
+func Start(int, []string) (*Watchdog, error) { return nil, nil }
 
 // Until does nothing.
 func (w *Watchdog) Until(time.Duration) {}
-
-// Rest does nothing.
-func (w *Watchdog) Rest() {}
 
 // Close does nothing.
 func (w *Watchdog) Close() {}
 
 // Run returns at once.
-func Run(int) {}
+func Run(int, []string) {}

@@ -3,6 +3,7 @@ package watchdog
 import (
 	"fmt"
 	"io"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -12,7 +13,7 @@ import (
 type watched struct {
 	pipe  *io.PipeWriter
 	began time.Time
-	kills int
+	kills atomic.Int64
 	gone  chan struct{}
 }
 
@@ -22,7 +23,7 @@ func watch() *watched {
 	w := &watched{pipe: write, began: time.Now(), gone: make(chan struct{})}
 	go func() {
 		defer close(w.gone)
-		Watch(read, func() time.Duration { return time.Since(w.began) }, func() { w.kills++ })
+		Watch(read, func() time.Duration { return time.Since(w.began) }, func() { w.kills.Add(1) })
 	}()
 	return w
 }
@@ -32,8 +33,8 @@ func (w *watched) tell(text string) { fmt.Fprintln(w.pipe, text) }
 func (w *watched) wants(t *testing.T, kills int) {
 	t.Helper()
 	synctest.Wait()
-	if w.kills != kills {
-		t.Errorf("after %v: %d kills, want %d", time.Since(w.began), w.kills, kills)
+	if got := int(w.kills.Load()); got != kills {
+		t.Errorf("after %v: %d kills, want %d", time.Since(w.began), got, kills)
 	}
 }
 
