@@ -301,3 +301,17 @@ func TestAWaiterAtATerminalIsToldWhoHasTheLock(t *testing.T) {
 		t.Errorf("exit code %d: %q", code, c.shown())
 	}
 }
+
+// Who waits for itself would wait for ever without knowing why.
+func TestWhoWaitsForItselfIsTold(t *testing.T) {
+	t.Parallel()
+	m, s := newMachine(t), serve(t)
+	m.set("STILE_URL", s.url)
+	c := m.run("demo", "--", stile, "run", "-w", "1.5", "demo", "--", "true")
+	said := c.stderr.String()
+	if c.code() != 75 || !strings.Contains(said, `lock "demo" is held for the very command that this is a part of`) {
+		t.Errorf("exit code %d, stderr: %s", c.code(), said)
+	}
+	m.start(sleeper, "other")
+	m.run("demo", "--", stile, "run", "-w", "1.5", "other", "--", "true").wants(75, "not obtained within")
+}

@@ -3,6 +3,8 @@ package cli
 import (
 	"context"
 	"fmt"
+	"os"
+	"strconv"
 	"time"
 
 	"github.com/stilelock/stile"
@@ -12,7 +14,7 @@ import (
 const untilShown = time.Second
 
 // showWaiting returns when the place is ready. If that takes longer than a moment the user is told who has the lock: on a
-// terminal in a line that is kept up to date, otherwise once, and only if -v was given.
+// terminal in a line that is kept up to date, otherwise once, and only if -v was given or nobody else can end the waiting.
 func (r *run) showWaiting(ctx context.Context, client *stile.Client, place *stile.Place) {
 	began := time.Now()
 	select {
@@ -21,7 +23,8 @@ func (r *run) showWaiting(ctx context.Context, client *stile.Client, place *stil
 	case <-time.After(untilShown):
 	}
 	progress := newProgress(r.stdio)
-	if progress == nil && !r.verbose {
+	nested := os.Getenv("STILE_NAME") == r.name
+	if progress == nil && !r.verbose && !nested {
 		return
 	}
 	defer progress.clear()
@@ -38,16 +41,33 @@ func (r *run) showWaiting(ctx context.Context, client *stile.Client, place *stil
 		case line = <-lines:
 		case <-tick.C:
 		}
-		text := fmt.Sprintf("waiting for lock %q for %v: %s", r.name, round(time.Since(began)), whoIsAhead(line, place.Ahead()))
-		if progress == nil {
-			if line.Name != "" {
-				r.stdio.say(text)
-				return
-			}
-			continue
+		if nested && holdsForUs(line) {
+			nested = false
+			progress.clear()
+			r.stdio.say(fmt.Sprintf("lock %q is held for the very command that this is a part of: while that runs, this waits", r.name))
 		}
-		progress.show(text)
+		text := fmt.Sprintf("waiting for lock %q for %v: %s", r.name, round(time.Since(began)), whoIsAhead(line, place.Ahead()))
+		switch {
+		case progress != nil:
+			progress.show(text)
+		case line.Name == "":
+		case r.verbose:
+			r.stdio.say(text)
+			return
+		default:
+			return
+		}
 	}
+}
+
+// holdsForUs reports whether a lock is held by the stile run that this one runs under.
+func holdsForUs(line stile.Line) bool {
+	for _, h := range line.Holders {
+		if strconv.FormatUint(h.Token, 10) == os.Getenv("STILE_TOKEN") && h.Owner.String() == os.Getenv("STILE_OWNER") {
+			return true
+		}
+	}
+	return false
 }
 
 // latest returns a channel that always has the newest reading of a line that was not received yet, until ctx ends.
