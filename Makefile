@@ -83,6 +83,18 @@ bench-etcd: $(BIN)/etcd ## measure against the stock etcd mutex
 bench-startup: build ## measure stile run against flock
 	cd cmd/stile && GOWORK=off go run ./internal/startupbench -stile $(BIN)/stile
 
+.PHONY: bench-zk
+bench-zk: ## measure against go-zookeeper's Lock
+	go run ./internal/zkbench
+
+.PHONY: bench-redis
+bench-redis: tools ## measure against redsync, redislock and rueidislock
+	cd lab && GOWORK=off go run ./redisbench
+
+.PHONY: lab
+lab: tools ## try Stile together with other lockers, which only the lab module depends on
+	cd lab && GOWORK=off go test ./...
+
 FUZZTIME ?= 10s
 .PHONY: fuzz-short
 fuzz-short: ## every fuzz target for FUZZTIME (10s)

@@ -20,6 +20,60 @@ import (
 	"github.com/stilelock/stile/store/etcdstore"
 )
 
+// Schemes of etcd's URLs.
+const (
+	schemeEtcd = "etcd"
+	schemeTLS  = "etcds"
+	schemeUnix = "etcd+unix"
+)
+
+func etcdSchemes() map[string]scheme {
+	const port = "2379"
+	return map[string]scheme{
+		schemeEtcd: {port: port, parameters: (*target).credentials, set: (*target).setEtcd, open: openEtcd},
+		schemeTLS: {
+			port: port, tls: true, set: (*target).setEtcd, open: openEtcd,
+			parameters: func(t *target) map[string]*string { return joined(t.credentials(), t.certificates()) },
+		},
+		schemeUnix: {
+			set: (*target).setEtcdSocket, open: openEtcd,
+			parameters: func(t *target) map[string]*string { return map[string]*string{"prefix": &t.prefix} },
+		},
+	}
+}
+
+func (t *target) setEtcdSocket(authority, path string) error {
+	if err := t.setSocket(authority, path); err != nil {
+		return err
+	}
+	return t.setFolder(t.prefix)
+}
+
+func (t *target) setEtcd(authority, path string) error {
+	if err := t.setAuthority(authority); err != nil {
+		return err
+	}
+	if err := t.checkCredentials(); err != nil {
+		return err
+	}
+	if err := t.checkPair(); err != nil {
+		return err
+	}
+	prefix, err := unescape(strings.TrimPrefix(path, "/"))
+	if err != nil {
+		return fmt.Errorf("prefix: %w", err)
+	}
+	return t.setFolder(prefix)
+}
+
+// setFolder sets a prefix that sets keys apart as in a folder.
+func (t *target) setFolder(prefix string) error {
+	if prefix != "" && !strings.HasSuffix(prefix, "/") {
+		prefix += "/"
+	}
+	return t.setPrefix(prefix)
+}
+
 // patience is how long opening may take: most of it for etcd to answer, the rest to find out why it has not.
 const patience = 5 * time.Second
 
@@ -80,9 +134,14 @@ func (t target) readPassword() (string, error) {
 
 // tls returns the configuration for TLS, nil if connections are to be plain.
 func (t target) tls() (*tls.Config, error) {
-	if t.scheme != schemeTLS {
+	if !schemes()[t.scheme].tls {
 		return nil, nil
 	}
+	return t.tlsConfig()
+}
+
+// tlsConfig returns the configuration for TLS that the certificates make.
+func (t target) tlsConfig() (*tls.Config, error) {
 	config := &tls.Config{MinVersion: tls.VersionTLS12}
 	if t.ca != "" {
 		pem, err := os.ReadFile(t.ca)

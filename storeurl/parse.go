@@ -9,32 +9,23 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-
-	"github.com/stilelock/stile/store"
 )
-
-// Schemes of the URLs.
-const (
-	schemeEtcd = "etcd"
-	schemeTLS  = "etcds"
-	schemeUnix = "etcd+unix"
-	schemeMem  = "mem"
-)
-
-const defaultPort = "2379"
 
 // A target is what a URL names.
 type target struct {
 	scheme    string
 	redacted  string   // the URL without its password
-	endpoints []string // as the etcd client takes them
-	prefix    string   // empty, or ends with a slash
+	endpoints []string // host:port each; on a unix socket unix:// and its path
+	prefix    string   // of all keys; for etcd empty, or it ends with a slash
 
 	user                      string
 	password                  string // as given in the URL, if it was
 	passwordFile, passwordEnv string // where it is, otherwise
 
 	ca, cert, key string // paths
+
+	redis redisTarget
+	zk    zkTarget
 }
 
 // hide returns what can be shown of a URL that does not parse.
@@ -63,15 +54,15 @@ func parse(raw string) (target, error) {
 		return target{}, fmt.Errorf("it does not begin with a scheme: %w", ErrScheme)
 	}
 	t := target{scheme: scheme, redacted: raw}
-	switch scheme {
-	case schemeMem:
+	known, ok := schemes()[scheme]
+	if !ok {
+		return target{}, fmt.Errorf("unknown scheme %q: %w", scheme, ErrScheme)
+	}
+	if scheme == schemeMem {
 		if rest != "" {
 			return target{}, errors.New("after mem: nothing may follow")
 		}
 		return t, nil
-	case schemeEtcd, schemeTLS, schemeUnix:
-	default:
-		return target{}, fmt.Errorf("unknown scheme %q: %w", scheme, ErrScheme)
 	}
 	rest, ok = strings.CutPrefix(rest, "//")
 	if !ok {
@@ -89,36 +80,17 @@ func parse(raw string) (target, error) {
 	if err := t.setParameters(query); err != nil {
 		return target{}, err
 	}
-	set := t.setCluster
-	if scheme == schemeUnix {
-		set = t.setSocket
-	}
-	if err := set(authority, path); err != nil {
+	if err := known.set(&t, authority, path); err != nil {
 		return target{}, err
 	}
 	return t, nil
-}
-
-// parameters returns where the values of the parameters go that the scheme knows.
-func (t *target) parameters() map[string]*string {
-	switch t.scheme {
-	case schemeUnix:
-		return map[string]*string{"prefix": &t.prefix}
-	case schemeTLS:
-		return map[string]*string{
-			"password_file": &t.passwordFile, "password_env": &t.passwordEnv,
-			"ca": &t.ca, "cert": &t.cert, "key": &t.key,
-		}
-	default:
-		return map[string]*string{"password_file": &t.passwordFile, "password_env": &t.passwordEnv}
-	}
 }
 
 func (t *target) setParameters(query string) error {
 	if query == "" {
 		return nil
 	}
-	known := t.parameters()
+	known := schemes()[t.scheme].parameters(t)
 	for part := range strings.SplitSeq(query, "&") {
 		name, value, ok := strings.Cut(part, "=")
 		if !ok {
@@ -152,40 +124,16 @@ func list(known map[string]*string) string {
 	return strings.Join(names, ", ")
 }
 
+// setSocket reads the path of a unix socket, in the place of hosts.
 func (t *target) setSocket(authority, path string) error {
 	if authority != "" || path == "" || path == "/" {
-		return errors.New("etcd+unix:// must be followed by the absolute path of a socket, as in etcd+unix:///run/etcd.sock")
+		return fmt.Errorf("%s:// must be followed by the absolute path of a socket, as in %s:///run/server.sock", t.scheme, t.scheme)
 	}
 	path, err := unescape(path)
 	if err != nil {
 		return fmt.Errorf("path: %w", err)
 	}
 	t.endpoints = []string{"unix://" + path}
-	return t.setPrefix(t.prefix)
-}
-
-func (t *target) setCluster(authority, path string) error {
-	if err := t.setAuthority(authority); err != nil {
-		return err
-	}
-	if err := t.checkCredentials(); err != nil {
-		return err
-	}
-	prefix, err := unescape(strings.TrimPrefix(path, "/"))
-	if err != nil {
-		return fmt.Errorf("prefix: %w", err)
-	}
-	return t.setPrefix(prefix)
-}
-
-func (t *target) setPrefix(prefix string) error {
-	if prefix != "" && !strings.HasSuffix(prefix, "/") {
-		prefix += "/"
-	}
-	if store.CheckPrefix(prefix) != nil {
-		return fmt.Errorf("the prefix is longer than %d bytes, not UTF-8, or contains a control character", store.MaxName)
-	}
-	t.prefix = prefix
 	return nil
 }
 
@@ -198,7 +146,7 @@ func (t *target) setAuthority(authority string) error {
 		}
 	}
 	for i, host := range strings.Split(hosts, ",") {
-		endpoint, err := endpoint(host)
+		endpoint, err := endpoint(host, schemes()[t.scheme].port)
 		if err != nil {
 			return fmt.Errorf("host %d: %w", i+1, err)
 		}
@@ -222,30 +170,9 @@ func (t *target) setUser(userinfo string) (err error) {
 	return nil
 }
 
-// checkCredentials makes sure that it is clear who logs in, with what.
-func (t *target) checkCredentials() error {
-	passwords := 0
-	for _, p := range []string{t.password, t.passwordFile, t.passwordEnv} {
-		if p != "" {
-			passwords++
-		}
-	}
-	switch {
-	case passwords > 1:
-		return errors.New("there is more than one password: give it in the URL, by password_file or by password_env")
-	case t.user != "" && passwords == 0:
-		return errors.New("there is a user without a password: give it by password_file or password_env")
-	case t.user == "" && passwords > 0:
-		return errors.New("there is a password without a user: write USER@ before the hosts")
-	case (t.cert == "") != (t.key == ""):
-		return errors.New("cert and key belong together: give both or none")
-	}
-	return nil
-}
-
 // endpoint reads a host with or without a port.
-func endpoint(s string) (string, error) {
-	host, port, err := splitPort(s)
+func endpoint(s, usual string) (string, error) {
+	host, port, err := splitPort(s, usual)
 	if err != nil {
 		return "", err
 	}
@@ -255,7 +182,7 @@ func endpoint(s string) (string, error) {
 	return net.JoinHostPort(host, port), nil
 }
 
-func splitPort(s string) (host, port string, err error) {
+func splitPort(s, defaultPort string) (host, port string, err error) {
 	if rest, ok := strings.CutPrefix(s, "["); ok {
 		host, rest, ok = strings.Cut(rest, "]")
 		port, hasPort := strings.CutPrefix(rest, ":")
@@ -270,7 +197,7 @@ func splitPort(s string) (host, port string, err error) {
 	host, port, ok := strings.Cut(s, ":")
 	switch {
 	case strings.Contains(port, ":"):
-		return "", "", errors.New("there is more than one colon: IPv6 addresses stand in brackets, as in [::1]:2379")
+		return "", "", errors.New("there is more than one colon: IPv6 addresses stand in brackets, as in [::1]:" + defaultPort)
 	case host == "":
 		return "", "", errors.New("it is missing")
 	case !isHost(host):

@@ -76,11 +76,11 @@ func TestParseSaysWhatIsWrong(t *testing.T) {
 	for _, c := range []struct {
 		url, want string
 	}{
-		{"", "known are mem:, etcd://, etcds:// and etcd+unix://"},
-		{"h:2379", `unknown scheme "h": known are mem:, etcd://, etcds:// and etcd+unix://`},
+		{"", "known are mem: and etcd+unix://, etcd://, etcds://"},
+		{"h:2379", `unknown scheme "h": known are mem: and etcd+unix://, etcd://, etcds://`},
 		{"/etc/x", "does not begin with a scheme"},
 		{"ETCD://h", "does not begin with a scheme"},
-		{"redis://h", `unknown scheme "redis": known are`},
+		{"consul://h", `unknown scheme "consul": known are`},
 		{"mem://", "after mem: nothing may follow"},
 		{"mem:x", "after mem: nothing may follow"},
 		{"etcd:h", "etcd: must be followed by //"},
@@ -163,7 +163,8 @@ func TestRedact(t *testing.T) {
 		{"etcd://ann:hunter2", "etcd://***"},
 		{"etcd://h?password=hunter2", "etcd://***"},
 		{"etcd://ann:hun/ter2@h", "etcd://***"},
-		{"redis://:hunter2@h", "redis://***"},
+		{"consul://:hunter2@h", "consul://***"},
+		{"redis://:hunter2@h/1", "redis://:***@h/1"},
 		{"etcd:hunter2", "etcd:***"},
 		{"hunter 2", "***"},
 		{"hunter 2:x", "***"},

@@ -7,7 +7,19 @@
 //	etcd://[USER[:PASSWORD]@]HOST[:PORT],…[/PREFIX][?PARAMETERS]     an etcd cluster
 //	etcds://…                                                        the same over TLS
 //	etcd+unix:///PATH[?prefix=PREFIX]                                an etcd that listens on a unix socket
+//	redis://[[USER]:PASSWORD@]HOST[:PORT][/DB][?PARAMETERS]          a Redis server
+//	rediss://…                                                       the same over TLS
+//	redis+unix:///PATH[?PARAMETERS]                                  a Redis that listens on a unix socket
+//	redis+sentinel://…HOST[:PORT],…/MASTER[/DB][?PARAMETERS]         the master that Redis Sentinels know by this name
+//	redis+cluster://…HOST[:PORT],…[?PARAMETERS]                      a Redis Cluster, by some of its nodes
+//	redlock://[[USER]:PASSWORD@]HOST[:PORT],…[/DB][?PARAMETERS]      Redis servers that know nothing of each other: three,
+//	                                                                 five or another odd number
+//	redlocks://…                                                     the same over TLS
+//	zk://[USER[:PASSWORD]@]HOST[:PORT],…[/ROOT][?PARAMETERS]         a ZooKeeper ensemble
+//	zks://…                                                          the same over TLS
 //	mem:                                                             a new store in the memory of this process
+//
+// # etcd
 //
 // The hosts are the members of one cluster, in any order; the port is 2379 unless given; IPv6 addresses stand in
 // brackets. The keys of all locks begin with PREFIX and a slash, or with the lock's name if there is no prefix:
@@ -23,6 +35,38 @@
 //	ca=PATH              trust servers whose certificates come from the authorities in this PEM file; without it,
 //	                     from those that the system trusts
 //	cert=PATH, key=PATH  the client's own certificate and key, PEM; read again for every connection
+//
+// # Redis
+//
+// The port is 6379 unless given, that of a Sentinel 26379; DB is a number, 0 unless given. A lock's key is its name, which
+// excludes other clients that lock the same name: prefix=PREFIX sets one before it. The parameters of etcd are known too,
+// and these:
+//
+//	tls=1                with redis+sentinel and redis+cluster: secured connections, and the parameters of etcds
+//	db=N                 with redis+unix: the number of the database
+//	wait_replicas=N      a hold, and each renewal, counts when N replicas have it
+//	wait_timeout=TIME    how long to wait for them: 1s unless given
+//
+// USER and PASSWORD are for the servers; Sentinels are asked without.
+//
+// # Redlock
+//
+// The hosts are the servers, in any order: all clients of a lock must name the same ones. Port, DB, USER, PASSWORD, the
+// parameters of etcd or, for redlocks, of etcds, and prefix=PREFIX are as for redis, and the same for all of them.
+//
+// # ZooKeeper
+//
+// The hosts are the servers of one ensemble, in any order; the port is 2181 unless given. Everything is below the path
+// /ROOT: zk://h/team keeps the lock "a" at /team/a. USER and PASSWORD make the scheme digest. The parameters of etcd or,
+// for zks, of etcds are known, and these:
+//
+//	acl=digest           only USER may use what is made; this is so if there is a user
+//	acl=auth             only who we are, as the servers know us: by USER, or by the client's certificate
+//	acl=world            everybody may; this is so if there is no user
+//	names=readwrite      name entries as Curator's InterProcessReadWriteLock does, if it is used on the same paths; else
+//	                     they are named as by its InterProcessMutex (names=mutex)
+//
+// # All
 //
 // Whatever has a meaning in URLs is written with a percent sign and two hexadecimal digits where it is meant
 // literally: / as %2F, ? as %3F, @ as %40, % as %25 and so on.
@@ -42,12 +86,11 @@ import (
 	"log/slog"
 
 	"github.com/stilelock/stile/store"
-	"github.com/stilelock/stile/store/memstore"
 )
 
 // ErrScheme means that the URL does not begin with a scheme that [Open] knows. A program that knows others can add them
 // to what the error says.
-var ErrScheme = errors.New("known are mem:, etcd://, etcds:// and etcd+unix://")
+var ErrScheme = errors.New("known are mem: and " + knownSchemes())
 
 // Options configures [Open]. The zero value, and a nil *Options, are ready for use.
 type Options struct {
@@ -83,12 +126,7 @@ func Open(ctx context.Context, url string, opts *Options) (*Opened, error) {
 	if err != nil {
 		return nil, fmt.Errorf("store URL %s: %w", hide(url), err)
 	}
-	var opened *Opened
-	if t.scheme == schemeMem {
-		opened = &Opened{Store: memstore.New(), close: func() error { return nil }}
-	} else {
-		opened, err = openEtcd(ctx, t, opts.Logger)
-	}
+	opened, err := schemes()[t.scheme].open(ctx, t, opts.Logger)
 	if err != nil {
 		return nil, fmt.Errorf("store URL %s: %w", t.redacted, err)
 	}

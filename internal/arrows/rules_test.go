@@ -26,6 +26,25 @@ var rules = []rule{
 		why:  "users test their own code with the memory store, and must get nothing else with it",
 	},
 	{
+		who: []string{stile + "/store/redisstore"},
+		only: []string{
+			stile + "/store", stile + "/line", stile + "/internal/bootclock", "github.com/redis/rueidis/...", "golang.org/x/sys/...",
+		},
+		why: "who keeps locks in Redis must not compile the client of another store",
+	},
+	{
+		who: []string{stile + "/store/redlockstore"},
+		only: []string{
+			stile + "/store", stile + "/line", stile + "/internal/bootclock", "github.com/redis/rueidis/...", "golang.org/x/sys/...",
+		},
+		why: "it shares with the store on one Redis nothing but the client: they keep locks in different ways",
+	},
+	{
+		who:  []string{stile + "/store/zkstore"},
+		only: []string{stile + "/store", stile + "/line", "github.com/go-zookeeper/zk"},
+		why:  "who keeps locks in ZooKeeper must not compile the client of another store",
+	},
+	{
 		who: []string{stile},
 		only: []string{
 			stile + "/keeper", stile + "/store", stile + "/line", stile + "/internal/bootclock", "golang.org/x/sys/...",
@@ -71,11 +90,13 @@ const stile = "github.com/stilelock/stile"
 
 // stores are the implementations of the store contract.
 var stores = []string{
-	stile + "/store/memstore", stile + "/store/etcdstore", stile + "/store/redisstore", stile + "/store/zkstore",
+	stile + "/store/memstore", stile + "/store/etcdstore", stile + "/store/redisstore", stile + "/store/redlockstore",
+	stile + "/store/zkstore",
 }
 
 // clients are the modules that talk to the servers of the stores, and the stores that need them.
 var clients = []string{
 	"go.etcd.io/...", "google.golang.org/grpc/...", "github.com/redis/...", "github.com/go-zookeeper/...",
-	stile + "/store/etcdstore", stile + "/store/redisstore", stile + "/store/zkstore",
+	stile + "/store/etcdstore", stile + "/store/redisstore", stile + "/store/redlockstore",
+	stile + "/store/zkstore",
 }

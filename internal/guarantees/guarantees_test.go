@@ -13,10 +13,13 @@ const root = "../.."
 
 // folders maps the names by which the page calls packages to where they are.
 var folders = map[string]string{
-	"keeper":          "keeper",
-	"stile":           ".",
-	"store/etcdstore": "store/etcdstore",
-	"cmd/stile":       "cmd/stile",
+	"keeper":             "keeper",
+	"stile":              ".",
+	"store/etcdstore":    "store/etcdstore",
+	"store/redisstore":   "store/redisstore",
+	"store/redlockstore": "store/redlockstore",
+	"store/zkstore":      "store/zkstore",
+	"cmd/stile":          "cmd/stile",
 }
 
 func TestEveryTestThatIsNamedExists(t *testing.T) {

@@ -20,8 +20,8 @@ type process struct {
 	err  error         // how it ended; read it after done
 }
 
-// startProcess starts the program with its output appended to the file at log.
-func startProcess(path string, args []string, log string) (*process, error) {
+// startProcess starts the program with its output appended to the file at log, and env added to its environment.
+func startProcess(path string, args []string, log string, env ...string) (*process, error) {
 	out, err := os.OpenFile(log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {
 		return nil, err
@@ -30,7 +30,7 @@ func startProcess(path string, args []string, log string) (*process, error) {
 	cmd := exec.Command(path, args...)
 	cmd.Stdout, cmd.Stderr = out, out
 	cmd.SysProcAttr = sysProcAttr()
-	cmd.Env = environ()
+	cmd.Env = append(environ(), env...)
 
 	p := &process{done: make(chan struct{})}
 	started := make(chan error)

@@ -18,6 +18,7 @@ package testservers
 
 import (
 	"os"
+	"os/exec"
 	"path/filepath"
 	"runtime"
 	"slices"
@@ -43,14 +44,35 @@ func Binary(t testing.TB, name string) string {
 	if info, err := os.Stat(path); err == nil && !info.IsDir() {
 		return path
 	}
+	missing(t, name, path, "run `make tools`")
+	return ""
+}
+
+// installed returns the path of a server's program that a Debian package brings: on the PATH, or where [Binary] looks. If
+// it is not there the test is skipped or fails, as Binary says.
+func installed(t testing.TB, name string) string {
+	t.Helper()
+	if dir, err := binaries(); err == nil {
+		if info, err := os.Stat(filepath.Join(dir, name)); err == nil && !info.IsDir() {
+			return filepath.Join(dir, name)
+		}
+	}
+	path, err := exec.LookPath(name)
+	if err != nil {
+		missing(t, name, name+" on the PATH", "run `make tools`")
+	}
+	return path
+}
+
+// missing ends a test whose program is not there: see [Binary].
+func missing(t testing.TB, name, path, advice string) {
+	t.Helper()
 	required := strings.Split(os.Getenv("STILE_TEST_REQUIRE"), ",")
 	if slices.Contains(required, name) || slices.Contains(required, "all") {
-		t.Fatalf("this test needs a real %s and STILE_TEST_REQUIRE=%s forbids skipping it, but there is no %s: "+
-			"run `make tools`", name, os.Getenv("STILE_TEST_REQUIRE"), path)
+		t.Fatalf("this test needs a real %s and STILE_TEST_REQUIRE=%s forbids skipping it, but there is no %s: %s",
+			name, os.Getenv("STILE_TEST_REQUIRE"), path, advice)
 	}
-	t.Skipf("SKIPPED, NOT TESTED: this test needs a real %s, but there is no %s: run `make tools` and test again",
-		name, path)
-	return ""
+	t.Skipf("SKIPPED, NOT TESTED: this test needs a real %s, but there is no %s: %s and test again", name, path, advice)
 }
 
 // binaries returns the directory of the servers' programs.

@@ -1,0 +1,56 @@
+package main_test
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/stilelock/stile/internal/testservers"
+)
+
+// redlock starts some Redis servers and returns them with the URL that names them all.
+func redlock(t *testing.T, n int) ([]*testservers.Redis, string) {
+	t.Helper()
+	servers := testservers.StartRedisServers(t, n)
+	addrs := make([]string, 0, n)
+	for _, r := range servers {
+		addrs = append(addrs, r.Addr())
+	}
+	return servers, "redlock://" + strings.Join(addrs, ",")
+}
+
+func TestRunOnRedlock(t *testing.T) {
+	t.Parallel()
+	m := newMachine(t)
+	servers, url := redlock(t, 3)
+	m.set("STILE_URL", url)
+	servers[0].Pause() // which nobody should notice
+	holder := m.start(`echo $STILE_TOKEN >token; : >started; exec sleep 60`, "demo")
+
+	m.run("-n", "demo", "--", "true").wants(75, `"demo" is held by`, fmt.Sprintf("pid %d (sh)", holder.Process.Pid))
+	token := strings.TrimSpace(m.read("token"))
+	if l := m.show("demo"); len(l.Holders) != 1 || fmt.Sprint(l.Holders[0].Token) != token || len(l.Remarks) != 1 ||
+		!strings.Contains(l.Remarks[0], servers[0].Addr()) {
+		t.Errorf("show says %+v, want the holder with token %s, and a remark on the master that does not answer", l, token)
+	}
+	if c := m.stile("ls"); c.code() != 0 || !strings.Contains(c.stdout.String(), "demo") {
+		t.Errorf("ls says %s", &c.stdout)
+	}
+	next := m.command("run", "demo", "--", "sh", "-c", `[ "$STILE_TOKEN" -gt "$(cat token)" ]`).begin()
+	m.stile("break", "demo", "--token", token).wants(0)
+	holder.wants(79, `"demo"`, "taken out of the store", "stopping the command")
+	next.wants(0)
+	m.stile("wait", "demo").wants(0)
+}
+
+func TestRunOnRedlockStopsTheCommandWhenTheMajorityIsGone(t *testing.T) {
+	t.Parallel()
+	m := newMachine(t)
+	servers, url := redlock(t, 3)
+	holder := m.start(`: >started; sleep 60`, "--url", url, "--ttl", "2", "demo")
+	servers[1].Pause()
+	servers[2].Pause()
+	holder.wants(79, `"demo"`, "stopping the command")
+	servers[1].Resume()
+	m.run("--url", url, "demo", "--", "true").wants(0)
+}

@@ -1,0 +1,111 @@
+package testservers
+
+import (
+	"fmt"
+	"net"
+	"strings"
+	"testing"
+)
+
+// StartRedisServers starts n servers that know nothing of each other, each with the given configuration; see
+// [StartRedis].
+func StartRedisServers(t testing.TB, n int, config ...string) []*Redis {
+	t.Helper()
+	return startRedis(t, n, nil, nil, func(int) []string { return config })
+}
+
+// StartRedisCluster starts a Redis Cluster of n masters without replicas, 3 at least, and waits until all of them know of
+// all slots. config is as in [StartRedis].
+func StartRedisCluster(t testing.TB, n int, config ...string) []*Redis {
+	t.Helper()
+	nodes := startRedis(t, n, nil, nil, func(int) []string {
+		// The port of the cluster's bus would be 10000 above the other, perhaps out of range and never looked at.
+		bus, err := freePort()
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, port, _ := net.SplitHostPort(bus)
+		return append([]string{
+			"cluster-enabled yes", "cluster-config-file nodes.conf", "cluster-node-timeout 2000", "cluster-port " + port,
+		}, config...)
+	})
+	const slots = 16384
+	for i, node := range nodes {
+		node.Do("CLUSTER", "ADDSLOTSRANGE", fmt.Sprint(i*slots/n), fmt.Sprint((i+1)*slots/n-1))
+		node.Do("CLUSTER", "SET-CONFIG-EPOCH", fmt.Sprint(i+1))
+	}
+	for _, node := range nodes[1:] {
+		host, port, _ := net.SplitHostPort(node.Addr())
+		bus, err := node.Do("CONFIG", "GET", "cluster-port").AsStrMap()
+		if err != nil {
+			t.Fatal(err)
+		}
+		nodes[0].Do("CLUSTER", "MEET", host, port, bus["cluster-port"])
+	}
+	for _, node := range nodes {
+		node.await("to know its cluster", func() bool {
+			text, err := node.Do("CLUSTER", "INFO").ToString()
+			return err == nil && strings.Contains(text, "cluster_state:ok") &&
+				strings.Contains(text, fmt.Sprintf("cluster_known_nodes:%d", n))
+		})
+	}
+	return nodes
+}
+
+// A RedisFailover is a master, its replicas and the sentinels that watch over them.
+type RedisFailover struct {
+	Servers   []*Redis // the master is the first, until another is promoted
+	Sentinels []*Redis
+}
+
+// SentinelMaster is the name under which the sentinels of a [RedisFailover] know the master.
+const SentinelMaster = "mymaster"
+
+// StartRedisFailover starts a master with one replica, and three sentinels that promote the replica when the master has
+// not answered for half a second. config is as in [StartRedis], for the master and the replica.
+func StartRedisFailover(t testing.TB, config ...string) *RedisFailover {
+	t.Helper()
+	servers := StartRedisServers(t, 2, config...)
+	host, port, _ := net.SplitHostPort(servers[0].Addr())
+	servers[1].ReplicaOf(servers[0])
+	sentinels := startRedis(t, 3, []string{"--sentinel"}, nil, func(int) []string {
+		return []string{
+			"sentinel monitor " + SentinelMaster + " " + host + " " + port + " 2",
+			"sentinel down-after-milliseconds " + SentinelMaster + " 500",
+			"sentinel failover-timeout " + SentinelMaster + " 2000",
+			"sentinel auth-user " + SentinelMaster + " testservers",
+			"sentinel auth-pass " + SentinelMaster + " any", // the user needs none
+		}
+	})
+	f := &RedisFailover{Servers: servers, Sentinels: sentinels}
+	for _, s := range sentinels {
+		s.await("to know the replica and the other sentinels", func() bool {
+			state, err := s.Do("SENTINEL", "MASTER", SentinelMaster).AsStrMap()
+			return err == nil && state["num-slaves"] == "1" && state["num-other-sentinels"] == "2" && state["flags"] == "master"
+		})
+	}
+	return f
+}
+
+// SentinelAddrs returns the addresses of the sentinels, as host:port.
+func (f *RedisFailover) SentinelAddrs() []string {
+	var addrs []string
+	for _, s := range f.Sentinels {
+		addrs = append(addrs, s.Addr())
+	}
+	return addrs
+}
+
+// AwaitMaster returns when all sentinels say that the given server is the master, and it is.
+func (f *RedisFailover) AwaitMaster(t testing.TB, want *Redis) {
+	t.Helper()
+	want.await("to become the master", func() bool {
+		for _, s := range f.Sentinels {
+			addr, err := s.Do("SENTINEL", "GET-MASTER-ADDR-BY-NAME", SentinelMaster).AsStrSlice()
+			if err != nil || len(addr) != 2 || net.JoinHostPort(addr[0], addr[1]) != want.Addr() {
+				return false
+			}
+		}
+		return strings.Contains(want.info("replication"), "role:master")
+	})
+}

@@ -1,0 +1,56 @@
+package testservers
+
+import (
+	"slices"
+	"testing"
+	"time"
+)
+
+// ZooKeeperEnsemble is several ZooKeeper servers that agree with each other.
+type ZooKeeperEnsemble struct {
+	members []*ZooKeeper
+}
+
+// StartZooKeeperEnsemble starts n servers, waits until each of them serves and stops them when the test ends.
+//
+// Their tick is 250 ms, and they give each other up after 40 ticks, which is ten seconds. config is as in
+// [StartZooKeeper], for all of them.
+func StartZooKeeperEnsemble(t testing.TB, n int, config ...string) *ZooKeeperEnsemble {
+	t.Helper()
+	config = append([]string{"tickTime=250", "initLimit=40", "syncLimit=40"}, config...)
+	return &ZooKeeperEnsemble{members: startZooKeepers(t, n, config)}
+}
+
+// Members returns the servers, always in the same order.
+func (e *ZooKeeperEnsemble) Members() []*ZooKeeper { return slices.Clone(e.members) }
+
+// Endpoints returns the addresses that clients connect to, as host:port, in the order of Members.
+func (e *ZooKeeperEnsemble) Endpoints() []string {
+	var endpoints []string
+	for _, z := range e.members {
+		endpoints = append(endpoints, z.Endpoint())
+	}
+	return endpoints
+}
+
+// Leader returns the member that leads. While there is none it waits; after thirty seconds the test fails. A member that
+// was paused while it led must not be asked for.
+func (e *ZooKeeperEnsemble) Leader(t testing.TB) *ZooKeeper {
+	t.Helper()
+	for end := time.Now().Add(30 * time.Second); time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
+		for _, z := range e.members {
+			if z.process.running() && z.mode() == "leader" {
+				return z
+			}
+		}
+	}
+	t.Fatalf("testservers: the ensemble %v has had no leader for 30 s", e.Endpoints())
+	return nil
+}
+
+// Followers returns the members that do not lead, when there is one that does.
+func (e *ZooKeeperEnsemble) Followers(t testing.TB) []*ZooKeeper {
+	t.Helper()
+	leader := e.Leader(t)
+	return slices.DeleteFunc(e.Members(), func(z *ZooKeeper) bool { return z == leader })
+}

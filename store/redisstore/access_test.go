@@ -1,0 +1,122 @@
+package redisstore_test
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/redis/rueidis"
+
+	"github.com/stilelock/stile/internal/testservers"
+	"github.com/stilelock/stile/line"
+	"github.com/stilelock/stile/store"
+	"github.com/stilelock/stile/store/redisstore"
+)
+
+// rights returns what docs/stores.md says that a user needs, for the prefix team:.
+func rights(t *testing.T) string {
+	t.Helper()
+	page, err := os.ReadFile(filepath.Join("..", "..", "docs", "stores.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, after, found := strings.Cut(string(page), "ACL SETUSER stile ")
+	rights, _, ended := strings.Cut(after, "```")
+	if !found || !ended {
+		t.Fatal("docs/stores.md does not say which rights a user needs")
+	}
+	return strings.Join(strings.Fields(strings.ReplaceAll(rights, "\\\n", " ")), " ")
+}
+
+// What the docs say is enough for everything, and lets nobody touch other keys.
+func TestUserWithTheDocumentedRightsCanDoEverything(t *testing.T) {
+	t.Parallel()
+	server := testservers.StartRedis(t, "user stile "+strings.ReplaceAll(rights(t), "PASSWORD", "secret"))
+	newTeamStore := func() *redisstore.Store {
+		options := redisstore.Ready(server.Addr())
+		options.Username, options.Password = "stile", "secret"
+		return newStore(t, connectWith(t, options), &redisstore.Options{Prefix: "team:"})
+	}
+	st := newTeamStore()
+	watching, stop := context.WithCancel(t.Context())
+	changes := make(chan struct{}, 100)
+	watched := make(chan error, 1)
+	go func() { watched <- st.Watch(watching, "", func() { changes <- struct{}{} }) }()
+	<-changes
+
+	for _, mode := range []line.Mode{line.Exclusive, line.Shared, line.Slot(2)} {
+		for _, name := range []string{newName(t), "{x}" + newName(t), newName(t) + "}"} {
+			a, b := open(t, newTeamStore(), time.Minute), open(t, newTeamStore(), time.Minute)
+			first := join(t, a, name, mode)
+			order, _ := first.await(t, store.Admitted)
+			second := join(t, b, name, line.Exclusive)
+			second.waits(t)
+			first.NotifyContended(func() {})
+			if err := a.Confirm(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			if l, err := st.Lines(t.Context(), name); err != nil || len(l) != 1 || len(l[0].Entries) != 2 {
+				t.Errorf("the lines are %+v, %v", l, err)
+			}
+			if _, err := st.Break(t.Context(), name, order.Order); err != nil {
+				t.Error(err)
+			}
+			second.await(t, store.Admitted)
+			if err := second.WithdrawAfter(t.Context(), 50*time.Millisecond); err != nil {
+				t.Error(err)
+			}
+		}
+	}
+	<-changes
+	stop()
+	<-watched
+
+	cli := connectWith(t, func() (o rueidis.ClientOption) {
+		o = redisstore.Ready(server.Addr())
+		o.Username, o.Password = "stile", "secret"
+		return o
+	}())
+	if err := cli.Do(t.Context(), cli.B().Get().Key("other").Build()).Error(); err == nil || !strings.HasPrefix(err.Error(), "NOPERM") {
+		t.Errorf("the user may read other keys: %v", err)
+	}
+}
+
+func TestCheckFindsWhatWouldBreakPromises(t *testing.T) {
+	t.Parallel()
+	servers := testservers.StartRedisServers(t, 2, "maxmemory 100mb", "maxmemory-policy volatile-lru")
+	master := servers[0]
+	servers[1].ReplicaOf(master)
+	st := storeAt(t, master.Addr())
+	all, err := st.Check(t.Context())
+	if err != nil || len(all) != 1 {
+		t.Fatalf("%+v, %v", all, err)
+	}
+	h := all[0]
+	if h.Replicas != 1 || h.RunID != master.RunID() || h.Version == "" || h.ClockOffset.Abs() > time.Second {
+		t.Errorf("the server is %+v", h)
+	}
+	found := strings.Join(h.Findings, "\n")
+	for _, want := range []string{"maxmemory-policy is volatile-lru", "min-replicas-to-write is 0", "WaitReplicas"} {
+		if !strings.Contains(found, want) {
+			t.Errorf("it has not found %q:\n%s", want, found)
+		}
+	}
+
+	ahead := testservers.StartRedisAhead(t)
+	ahead.SetAhead(time.Minute)
+	all, err = storeAt(t, ahead.Addr()).Check(t.Context())
+	if err != nil || len(all) != 1 || !strings.Contains(strings.Join(all[0].Findings, "\n"), "clock is off by 1m") {
+		t.Errorf("of a clock a minute ahead it says %+v, %v", all, err)
+	}
+
+	mute := testservers.StartRedis(t, "user mute on nopass ~* resetchannels +@all")
+	options := redisstore.Ready(mute.Addr())
+	options.Username, options.Password = "mute", "any"
+	all, err = newStore(t, connectWith(t, options), nil).Check(t.Context())
+	if err != nil || len(all) != 1 || !strings.Contains(strings.Join(all[0].Findings, "\n"), "//wake/") {
+		t.Errorf("of a user who may not publish it says %+v, %v", all, err)
+	}
+}

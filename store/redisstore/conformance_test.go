@@ -1,0 +1,53 @@
+package redisstore_test
+
+import (
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stilelock/stile/internal/testservers"
+	"github.com/stilelock/stile/store"
+	"github.com/stilelock/stile/store/redisstore"
+	"github.com/stilelock/stile/store/storetest"
+)
+
+func TestStoreConforms(t *testing.T) {
+	t.Parallel()
+	server := testservers.StartRedis(t)
+	var proxies sync.Map // of stores
+	open := func(t *testing.T) store.Store {
+		proxy := testservers.NewProxy(t, server.Addr())
+		st := newStore(t, connect(t, proxy.Addr()), nil)
+		proxies.Store(st, proxy)
+		return st
+	}
+	storetest.Run(t, storetest.Harness{
+		Open: open,
+		Peer: func(t *testing.T, _ store.Store) store.Store { return open(t) },
+		Cut: func(_ *testing.T, st store.Store, _ string) (heal func()) {
+			proxy, _ := proxies.Load(st)
+			proxy.(*testservers.Proxy).Hold()
+			return func() { proxy.(*testservers.Proxy).Release() }
+		},
+		TTL:   time.Second,
+		Grace: 2 * time.Second,
+	})
+}
+
+// In a cluster the entries of one session are on several servers, and wake-ups go through a channel for each line.
+func TestStoreConformsOnACluster(t *testing.T) {
+	t.Parallel()
+	var addrs []string
+	for _, node := range testservers.StartRedisCluster(t, 3) {
+		addrs = append(addrs, node.Addr())
+	}
+	open := func(t *testing.T) store.Store {
+		return newStore(t, connectWith(t, redisstore.Ready(addrs...)), nil)
+	}
+	storetest.Run(t, storetest.Harness{
+		Open:  open,
+		Peer:  func(t *testing.T, _ store.Store) store.Store { return open(t) },
+		TTL:   time.Second,
+		Grace: 2 * time.Second,
+	})
+}

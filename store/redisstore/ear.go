@@ -1,0 +1,132 @@
+package redisstore
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/stilelock/stile/store"
+)
+
+// ear hears what is said on one channel, and subscribes again whenever the subscription ends.
+type ear struct {
+	listening atomic.Bool // the server has said that the subscription stands, and nothing else since
+
+	cancel context.CancelFunc
+	work   sync.WaitGroup
+	once   sync.Once
+	ready  chan struct{} // closed when the subscription stands for the first time, or is refused
+	err    error         // the refusal; read it after ready
+}
+
+// newEar begins to listen. It calls heard with each message, and confirmed each time the subscription stands. The connection
+// waits for both.
+func (s *Store) newEar(channel string, confirmed func(), heard func(string)) *ear {
+	ctx, cancel := context.WithCancel(context.Background())
+	e := &ear{cancel: cancel, ready: make(chan struct{})}
+	e.work.Go(func() { s.listen(ctx, e, channel, confirmed, heard) })
+	return e
+}
+
+// await waits until the subscription stands for the first time, and returns why it does not.
+func (e *ear) await(ctx context.Context) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, patience, errPatience)
+	defer cancel()
+	select {
+	case <-e.ready:
+		return e.err
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+// stop ends the listening, and returns when nothing is heard any more.
+func (e *ear) stop() {
+	e.cancel()
+	e.work.Wait()
+}
+
+func (s *Store) listen(ctx context.Context, e *ear, channel string, confirmed func(), heard func(string)) {
+	pause := firstPause
+	for ctx.Err() == nil {
+		start := time.Now()
+		err := s.server.listen(ctx, channel, func() {
+			e.listening.Store(true)
+			e.once.Do(func() { close(e.ready) })
+			confirmed()
+		}, heard)
+		e.listening.Store(false)
+		if ctx.Err() != nil {
+			return
+		}
+		if refused(err) {
+			e.once.Do(func() {
+				e.err = fmt.Errorf("subscribe to channel %q: %w", channel, err)
+				close(e.ready)
+			})
+		}
+		s.logger.LogAttrs(ctx, slog.LevelWarn, "wake-ups are not heard; subscribing again",
+			slog.String("channel", channel), slog.Any("error", err))
+		if time.Since(start) > lastPause {
+			pause = firstPause
+		}
+		rest(ctx, pause)
+		pause = min(2*pause, lastPause)
+	}
+}
+
+// hear passes on what the script says on a channel.
+func (s *Store) hear(message string) {
+	words := strings.Fields(message)
+	if len(words) < 2 || s.deaf {
+		return
+	}
+	s.mu.Lock()
+	e := s.entries[words[1]]
+	s.mu.Unlock()
+	switch {
+	case e == nil: // it is leaving, or has left
+	case words[0] == "in" && len(words) == 3:
+		e.hear(standingOf(words[0], words[2], e))
+	case words[0] == "gone" && len(words) == 3:
+		e.hear(store.Standing{State: store.Gone, Cause: e.evicted(words[2])})
+	case words[0] == "crowd":
+		e.ring()
+	}
+}
+
+// standingOf returns a standing as the script tells it: a word and a number.
+func standingOf(word, number string, e *entry) store.Standing {
+	n, err := strconv.ParseUint(number, 10, 64)
+	switch {
+	case err != nil:
+		return store.Standing{State: store.Gone, Cause: fmt.Errorf("%w: the server gives it the number %q", store.ErrGone, number)}
+	case word == "in":
+		return store.Standing{State: store.Admitted, Order: n}
+	case word == "wait":
+		return store.Standing{State: store.Waiting, Ahead: int(n)}
+	default:
+		return store.Standing{State: store.Gone, Cause: e.evicted("")}
+	}
+}
+
+// evicted says why an entry is not in its line, for the reasons that the script gives.
+func (e *entry) evicted(why string) error {
+	what := map[string]string{
+		"expired": "it was not confirmed in time",
+		"taken":   fmt.Sprintf("somebody has deleted or replaced the key %q", e.line.lock),
+		"broken":  "it was broken",
+	}[why]
+	if what == "" {
+		what = "it is not in the line any more"
+	}
+	return fmt.Errorf("%w: entry for lock %q: %s", store.ErrGone, e.req.Name, what)
+}
+
+var errVoid = errors.New("it was taken out while it was being put in")

@@ -1,0 +1,392 @@
+package redisstore
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/stilelock/stile/store"
+)
+
+// says is what an entry tells everybody, as JSON.
+type says struct {
+	Session string      `json:"session"`
+	Owner   store.Owner `json:"owner"`
+}
+
+// entry is one place in a line, and the ticket to it.
+type entry struct {
+	session *session
+	req     store.Request
+	id      string
+	line    lineKeys
+	text    string
+
+	doubt    atomic.Bool // a request to put it in was given up, and may yet be carried out
+	out      atomic.Bool // it is known not to be in the line any more
+	outlasts atomic.Bool // its end is not the session's, or may not be
+
+	known   bool // confirmations renew it; guarded by the session's mutex
+	leaving bool // it is being taken out; guarded by the session's mutex
+
+	mu        sync.Mutex
+	joined    bool // Notify may be called
+	silent    bool // Notify is not called any more
+	heard     store.Standing
+	told      bool // heard is set
+	contended func()
+}
+
+// Enqueue implements [store.Session].
+func (se *session) Enqueue(ctx context.Context, req store.Request) (store.Ticket, error) {
+	if err := se.alive(); err != nil {
+		return nil, err
+	}
+	doing := fmt.Sprintf("join the line of lock %q", req.Name)
+	e := &entry{
+		session: se, req: req, id: rand.Text() + "." + modeCode(req.Mode), line: se.store.server.keys.of(req.Name),
+	}
+	owner := se.opts.Owner
+	owner.Since = time.Now()
+	text, err := json.Marshal(says{Session: se.id, Owner: owner})
+	if err != nil {
+		return nil, se.store.explain(doing, err)
+	}
+	e.text = string(text)
+	if err := se.enter(e); err != nil {
+		return nil, err
+	}
+	bounded, cancel := se.bounded(ctx)
+	defer cancel()
+	err = e.join(bounded)
+	if err == nil {
+		return e, nil
+	}
+	e.silence()
+	if e.doubt.Load() {
+		se.leave(e)
+		se.spawn(e.clear)
+	} else {
+		se.forget(e)
+	}
+	if held, ok := errors.AsType[*store.HeldError](err); ok {
+		return nil, held
+	}
+	return nil, se.explain(ctx, doing, err)
+}
+
+// join puts the entry in, tells how it stands, and has it followed from there.
+func (e *entry) join(ctx context.Context) error {
+	se := e.session
+	for {
+		var begun int
+		var r reply
+		err := attempt(ctx, func(ctx context.Context) (err error) {
+			var keep time.Duration
+			if keep, begun = se.lease(); keep <= 0 {
+				// It has not been confirmed for its TTL; but the last request to confirm it may have been carried out.
+				if keep, err = se.left(ctx); err != nil {
+					return err
+				}
+			}
+			r = e.ask(ctx, keep)
+			return r.err
+		})
+		if err != nil {
+			return err
+		}
+		words, err := r.ToArray()
+		if err != nil || len(words) < 1 {
+			return fmt.Errorf("the script's reply makes no sense: %w", err)
+		}
+		word, _ := words[0].ToString()
+		switch {
+		case word == "held":
+			return e.heldBy(words)
+		case word == "void":
+			return fmt.Errorf("%w: %w", store.ErrGone, errVoid)
+		case len(words) < 3:
+			return fmt.Errorf("the script's reply %q makes no sense", word)
+		}
+		number, _ := words[1].ToString()
+		e.hear(standingOf(word, number, e))
+		if se.kept(e, begun) {
+			soonest, _ := words[2].ToString()
+			e.begin(time.Duration(integer(soonest)) * time.Millisecond)
+			return nil
+		}
+		// Meanwhile another confirmation has begun, which does not keep this entry: so it has to be kept as long.
+	}
+}
+
+// ask sends one request to put the entry in. If it is in already, it is kept.
+func (e *entry) ask(ctx context.Context, keep time.Duration) reply {
+	s := e.session.store
+	try, flag := "0", ""
+	if e.req.Try {
+		try = "1"
+	}
+	if s.listens(e.line) {
+		flag = "l"
+	}
+	r := s.server.evalAll(ctx, s.server.replicas, nil, []operation{{
+		line: e.line, op: "join", args: []string{e.id, milliseconds(keep), try, s.client, flag, e.text},
+	}})[0]
+	if r.err != nil {
+		// Even one that the server refuses may have been carried out in part, or not have reached the replicas.
+		e.doubt.Store(true)
+	}
+	return r
+}
+
+// begin lets the owner hear how the entry stands, and has it followed while it waits.
+func (e *entry) begin(soonest time.Duration) {
+	e.mu.Lock()
+	e.joined = true
+	waits := e.told && e.heard.State == store.Waiting
+	if e.told && !e.silent && e.req.Notify != nil {
+		e.req.Notify(e.heard)
+	}
+	e.mu.Unlock()
+	if waits {
+		e.session.store.follow(e, soonest)
+	}
+}
+
+// hear takes in how the entry stands, from whatever source and in whatever order, tells its owner if that is news, and
+// reports whether it is. An entry is never let in and then waits again, and what is gone is gone.
+func (e *entry) hear(now store.Standing) bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.silent || e.told && !newer(now, e.heard) {
+		return false
+	}
+	e.heard, e.told = now, true
+	if e.joined && e.req.Notify != nil {
+		e.req.Notify(now)
+	}
+	return true
+}
+
+// newer reports whether a standing is news to whoever has heard the other.
+func newer(now, heard store.Standing) bool {
+	if now.State != heard.State {
+		return now.State > heard.State
+	}
+	// Those who stood aside while they were away may find others in front of them; what counts is who must leave at least.
+	return now.State == store.Waiting && now.Ahead < heard.Ahead
+}
+
+// waits reports whether the entry has not heard that its turn has come, or that it is gone.
+func (e *entry) waits() bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.joined && !e.silent && e.heard.State == store.Waiting
+}
+
+// stands reports whether the entry has not heard that it is gone.
+func (e *entry) stands() bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return !e.told || e.heard.State != store.Gone
+}
+
+// silence makes the owner hear no more.
+func (e *entry) silence() {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.silent, e.contended = true, nil
+}
+
+// NotifyContended implements [store.Ticket].
+func (e *entry) NotifyContended(f func()) {
+	e.mu.Lock()
+	over := e.silent || e.told && e.heard.State == store.Gone
+	if !over {
+		e.contended = f
+	}
+	e.mu.Unlock()
+	if !over {
+		e.session.store.follow(e, 0)
+	}
+}
+
+// armed reports whether the owner wants to hear of those who wait behind the entry, and has not.
+func (e *entry) armed() bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.contended != nil && !e.silent && e.heard.State != store.Gone
+}
+
+// ring tells the owner that somebody waits behind the entry.
+func (e *entry) ring() {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if f := e.contended; f != nil && !e.silent {
+		e.contended = nil
+		f()
+	}
+}
+
+// heldBy returns the error of a try that found the lock held, from the script's reply: what is in the lock's key, if it is not
+// ours, the first who stands there, with its order, and what is known of it.
+func (e *entry) heldBy(words []message) error {
+	held := &store.HeldError{Name: e.req.Name}
+	if len(words) != 4 {
+		return held
+	}
+	if value, err := words[1].ToString(); err == nil {
+		holder := foreign(value, 0)
+		held.Holder = &holder
+		return held
+	}
+	who, err := words[2].AsStrSlice()
+	known, err2 := words[3].ToString()
+	if err == nil && err2 == nil && len(who) == 2 {
+		holder := described(who[0], who[1], known)
+		holder.Admitted = true
+		held.Holder = &holder
+	}
+	return held
+}
+
+// clear takes the entry out, and makes sure that no request that is still under way puts it in. It goes on until that is done
+// or the session has ended, which does the same.
+func (e *entry) clear() {
+	se := e.session
+	for se.alive() == nil {
+		o := e.departure()
+		err := attempt(se.life, func(ctx context.Context) error {
+			return se.store.server.eval(ctx, o.line, o.op, o.args...).err
+		})
+		if err == nil {
+			se.forget(e)
+			return
+		}
+		if se.alive() == nil {
+			se.store.logger.LogAttrs(se.life, slog.LevelWarn, "entry in doubt could not be taken out yet",
+				slog.String("lock", e.req.Name), slog.Any("error", err))
+			rest(se.life, lastAttempt)
+		}
+	}
+}
+
+// departure is the operation that takes the entry out.
+func (e *entry) departure() operation {
+	void := "0"
+	if e.doubt.Load() {
+		void = "1"
+	}
+	return operation{line: e.line, op: "leave", args: []string{void, e.id}}
+}
+
+// Withdraw implements [store.Ticket].
+func (e *entry) Withdraw(ctx context.Context) error {
+	return e.depart(ctx, func() operation { return e.departure() }, false)
+}
+
+// WithdrawAfter implements [store.Ticket].
+func (e *entry) WithdrawAfter(ctx context.Context, d time.Duration) error {
+	if d <= 0 {
+		return e.Withdraw(ctx)
+	}
+	until := time.Now().Add(d)
+	return e.depart(ctx, func() operation {
+		left := time.Until(until)
+		if left <= 0 {
+			return e.departure()
+		}
+		return operation{line: e.line, op: "linger", args: []string{e.id, milliseconds(left)}}
+	}, true)
+}
+
+// depart has the entry leave its line, at once or later, by means of operations that do no harm if they are carried out more
+// than once and say whether the entry was there. If the caller gives up they are carried out in the background.
+func (e *entry) depart(ctx context.Context, next func() operation, lingers bool) error {
+	se := e.session
+	doing := fmt.Sprintf("leave the line of lock %q", e.req.Name)
+	e.silence()
+	se.leave(e)
+	if e.out.Load() {
+		return fmt.Errorf("%s: %s: %w: the entry had left already", se.store, doing, store.ErrGone)
+	}
+	ended := se.alive()
+	if ended != nil && !e.outlasts.Load() {
+		return fmt.Errorf("%w: %w", store.ErrGone, ended) // it goes with the session
+	}
+	bounded, cancel := se.bounded(ctx)
+	if ended != nil {
+		bounded, cancel = context.WithTimeoutCause(ctx, patience, errPatience)
+	}
+	defer cancel()
+	if lingers {
+		e.outlasts.Store(true) // perhaps, from now on
+	}
+	there, err := e.carryOut(bounded, next)
+	switch {
+	case err != nil && ended != nil:
+		return se.store.explain(doing, endedBy(ctx, err))
+	case err != nil:
+		se.spawn(func() { e.keepDeparting(next) })
+		return se.explain(ctx, doing, err)
+	case !there:
+		return fmt.Errorf("%s: %s: %w: somebody else has taken the entry out", se.store, doing, store.ErrGone)
+	}
+	return nil
+}
+
+// carryOut makes the requests of a departure until one is answered, and reports whether the entry was there.
+func (e *entry) carryOut(ctx context.Context, next func() operation) (there bool, err error) {
+	var before bool // a request was given up that may have been carried out
+	var o operation
+	var n int64
+	err = attempt(ctx, func(ctx context.Context) error {
+		o = next()
+		r := e.session.store.server.eval(ctx, o.line, o.op, o.args...)
+		before = before || r.err != nil
+		n, err = r.number()
+		return err
+	})
+	if err != nil {
+		return false, err
+	}
+	if o.op == "leave" || n == 0 {
+		e.out.Store(true)
+	}
+	e.session.forget(e)
+	return n > 0 || before && o.op == "leave", nil
+}
+
+// keepDeparting goes on with a departure whose caller has given up.
+func (e *entry) keepDeparting(next func() operation) {
+	se := e.session
+	for se.alive() == nil {
+		if _, err := e.carryOut(se.life, next); err == nil {
+			return
+		}
+		rest(se.life, lastAttempt)
+	}
+}
+
+// leave notes that an entry is on its way out.
+func (se *session) leave(e *entry) {
+	se.mu.Lock()
+	e.leaving = true
+	se.mu.Unlock()
+}
+
+// integer reads a number that the script has written as text.
+func integer(text string) int64 {
+	n, err := strconv.ParseInt(text, 10, 64)
+	if err != nil {
+		return 0
+	}
+	return n
+}

@@ -1,0 +1,21 @@
+package redisstore
+
+import "time"
+
+// Deafen makes the store hear nothing that is said on its channels, as if all messages were lost.
+func (s *Store) Deafen() { s.deaf = true }
+
+// Pace makes those who wait ask so often, whatever happens.
+func (s *Store) Pace(d time.Duration) { s.pace = d }
+
+// Slot returns the slot of a cluster that a key is in.
+func Slot(key string) uint16 { return slot(key) }
+
+// Keys returns all keys of the line behind name.
+func Keys(prefix, name string) []string { return keys{prefix: prefix}.of(name).all() }
+
+// NameOf returns the name of the line that a key is of the entries of.
+func NameOf(prefix, key string) (string, bool) { return keys{prefix: prefix}.name(key) }
+
+// ScriptSum is the name by which servers know the script.
+var ScriptSum = scriptSum

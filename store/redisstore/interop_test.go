@@ -1,0 +1,147 @@
+package redisstore_test
+
+import (
+	"context"
+	"errors"
+	"strconv"
+	"testing"
+	"time"
+
+	"github.com/stilelock/stile/internal/testservers"
+	"github.com/stilelock/stile/line"
+	"github.com/stilelock/stile/store"
+)
+
+// The other side of these tests is what all plain lockers do: SET NX PX to lock, compare and delete to unlock. redsync itself
+// is tried in the lab module, so that nobody has to download it.
+
+// plainLock locks as others do, and reports whether it could.
+func plainLock(server *testservers.Redis, name, value string, ttl time.Duration) bool {
+	reply, err := server.Do("EVAL", "return redis.call('SET', KEYS[1], ARGV[1], 'NX', 'PX', ARGV[2]) or 'no'", "1", name, value,
+		strconv.FormatInt(ttl.Milliseconds(), 10)).ToString()
+	return err == nil && reply == "OK"
+}
+
+func plainUnlock(server *testservers.Redis, name, value string) bool {
+	n, err := server.Do("EVAL", "return redis.call('GET', KEYS[1]) == ARGV[1] and redis.call('DEL', KEYS[1]) or 0", "1", name, value).AsInt64()
+	return err == nil && n == 1
+}
+
+func TestPlainLockersAndStileExcludeEachOther(t *testing.T) {
+	t.Parallel()
+	server := testservers.StartRedis(t)
+	se := open(t, storeAt(t, server.Addr()), time.Minute)
+	for _, mode := range []line.Mode{line.Exclusive, line.Shared, line.Slot(2)} {
+		name := newName(t)
+		s := join(t, se, name, mode)
+		s.await(t, store.Admitted)
+		if plainLock(server, name, "theirs", time.Minute) {
+			t.Errorf("%v: a plain locker got a lock that Stile holds", mode)
+		}
+		if plainUnlock(server, name, "theirs") {
+			t.Errorf("%v: a plain locker released Stile's lock", mode)
+		}
+		s.leave(t)
+		if !plainLock(server, name, "theirs", time.Minute) {
+			t.Errorf("%v: a plain locker cannot have the lock after its release", mode)
+		}
+		s = join(t, se, name, mode)
+		s.waits(t)
+		time.Sleep(300 * time.Millisecond)
+		s.waits(t)
+		start := time.Now()
+		if !plainUnlock(server, name, "theirs") {
+			t.Errorf("%v: the plain locker had lost its lock", mode)
+		}
+		// Nobody tells of it: D12.
+		_, at := s.await(t, store.Admitted)
+		if took := at.Sub(start); took > beat+slack {
+			t.Errorf("%v: it took %v to see that the plain locker was gone", mode, took)
+		}
+		s.leave(t)
+	}
+}
+
+func TestPlainLockerThatCrashesIsReplacedAfterItsTTL(t *testing.T) {
+	t.Parallel()
+	const ttl = 700 * time.Millisecond
+	server := testservers.StartRedis(t)
+	name := newName(t)
+	start := time.Now()
+	if !plainLock(server, name, "theirs", ttl) {
+		t.Fatal("it is locked")
+	}
+	_, at := join(t, open(t, storeAt(t, server.Addr()), time.Minute), name, line.Exclusive).await(t, store.Admitted)
+	if took := at.Sub(start); took < ttl || took > ttl+slack {
+		t.Errorf("the lock of a plain locker with a TTL of %v was free after %v", ttl, took)
+	}
+}
+
+func TestPlainLockerGetsTheLockOfADeadStileAfterItsTTL(t *testing.T) {
+	t.Parallel()
+	const ttl = 500 * time.Millisecond
+	server := testservers.StartRedis(t)
+	name := newName(t)
+	start := time.Now()
+	se := open(t, storeAt(t, server.Addr()), ttl)
+	hold(t, se, name)
+	eventually(t, "a plain locker gets the lock", func() bool { return plainLock(server, name, "theirs", time.Minute) })
+	if took := time.Since(start); took < ttl-time.Millisecond || took > ttl+slack {
+		t.Errorf("the lock was free after %v, with a TTL of %v", took, ttl)
+	}
+}
+
+// A plain locker that was late takes a key whose lease had ended; a waiter of Stile's then waits for that one, too.
+func TestPlainLockerBetweenTwoHolders(t *testing.T) {
+	t.Parallel()
+	server := testservers.StartRedis(t)
+	name := newName(t)
+	a, b := open(t, storeAt(t, server.Addr()), time.Minute), open(t, storeAt(t, server.Addr()), time.Minute)
+	first := hold(t, a, name)
+	second := join(t, b, name, line.Exclusive)
+	server.Do("SET", name, "theirs", "PX", "60000") // by force
+	if err := a.Confirm(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	first.await(t, store.Gone)
+	second.waits(t)
+	if !plainUnlock(server, name, "theirs") {
+		t.Error("Stile has taken the key away")
+	}
+	second.await(t, store.Admitted)
+}
+
+func TestForeignHolderIsShown(t *testing.T) {
+	t.Parallel()
+	server := testservers.StartRedis(t)
+	st := storeAt(t, server.Addr())
+	name := newName(t)
+	server.Do("SET", name, "their secret token")
+	l, err := st.Line(t.Context(), name)
+	if err != nil || len(l.Entries) != 1 || len(l.Remarks) != 1 {
+		t.Fatalf("want one entry and one remark, got %+v, %v", l, err)
+	}
+	if e := l.Entries[0]; !e.Foreign || !e.Admitted || e.Session == "" || e.Session == "their secret token" {
+		t.Errorf("the entry is %+v", e)
+	}
+	se := open(t, st, time.Minute)
+	_, err = se.Enqueue(t.Context(), store.Request{Name: name, Try: true, Notify: func(store.Standing) {}})
+	held, ok := errors.AsType[*store.HeldError](err)
+	if !ok || held.Holder == nil || !held.Holder.Foreign {
+		t.Errorf("a try says %v", err)
+	}
+	// A key of another kind is nobody's lock, and in the way all the same.
+	other := newName(t)
+	server.Do("HSET", other, "redisson", "1")
+	s := join(t, se, other, line.Exclusive)
+	s.waits(t)
+	server.Do("DEL", other)
+	s.await(t, store.Admitted)
+}
+
+func contextOf(t *testing.T) (context.Context, context.CancelFunc) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	t.Cleanup(cancel)
+	return ctx, cancel
+}

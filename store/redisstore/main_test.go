@@ -1,0 +1,255 @@
+package redisstore_test
+
+import (
+	"context"
+	"crypto/rand"
+	"flag"
+	"os"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/redis/rueidis"
+
+	"github.com/stilelock/stile"
+	"github.com/stilelock/stile/internal/testservers"
+	"github.com/stilelock/stile/line"
+	"github.com/stilelock/stile/store"
+	"github.com/stilelock/stile/store/redisstore"
+)
+
+// soon is how long these tests wait for what should happen at once, on a busy machine.
+const soon = 15 * time.Second
+
+// beat is how often those who wait ask how they stand when nothing changes: what a wake-up costs that is lost.
+const beat = time.Second
+
+// slack is what a busy machine may add to a time that is measured.
+const slack = 500 * time.Millisecond
+
+// TestMain runs more tests at a time than there are processors: they wait more than they compute.
+func TestMain(m *testing.M) {
+	flag.Parse()
+	if f := flag.Lookup("test.parallel"); f.Value.String() == f.DefValue {
+		_ = flag.Set("test.parallel", "8")
+	}
+	os.Exit(m.Run())
+}
+
+// newName returns a lock name that nothing else uses, whatever runs at the same time.
+func newName(t *testing.T) string {
+	t.Helper()
+	return t.Name() + "-" + rand.Text()[:6]
+}
+
+// connect makes a client of the server at addr, which is closed when t ends.
+func connect(t *testing.T, addr string) rueidis.Client {
+	t.Helper()
+	return connectWith(t, redisstore.Ready(addr))
+}
+
+func connectWith(t *testing.T, options rueidis.ClientOption) rueidis.Client {
+	t.Helper()
+	cli, err := rueidis.NewClient(options)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(cli.Close)
+	return cli
+}
+
+// newStore returns a store on a server, with its own connections.
+func newStore(t *testing.T, cli rueidis.Client, opts *redisstore.Options) *redisstore.Store {
+	t.Helper()
+	st, err := redisstore.New(cli, opts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return st
+}
+
+// storeAt returns a store on the server at addr, with its own connections, as another process would have.
+func storeAt(t *testing.T, addr string) *redisstore.Store {
+	t.Helper()
+	return newStore(t, connect(t, addr), nil)
+}
+
+// newClient returns a Stile client.
+func newClient(t *testing.T, st store.Store, ttl time.Duration) *stile.Client {
+	t.Helper()
+	c, err := stile.New(st, &stile.Options{TTL: ttl, Owner: stile.Owner{Host: "test", Command: t.Name()}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { closeSoon(c.Close) })
+	return c
+}
+
+// open opens a session of the store itself, which nobody confirms.
+func open(t *testing.T, st store.Store, ttl time.Duration) store.Session {
+	t.Helper()
+	se, err := st.Open(t.Context(), store.SessionOptions{TTL: ttl, Owner: store.Owner{Host: "test", Command: t.Name()}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { closeSoon(se.Close) })
+	return se
+}
+
+// openMany opens sessions that nobody confirms, on a store that may be cut off by the end of the test.
+func openMany(t *testing.T, st store.Store, n int, ttl time.Duration) []store.Session {
+	t.Helper()
+	all := make([]store.Session, 0, n)
+	for range n {
+		se, err := st.Open(t.Context(), store.SessionOptions{TTL: ttl})
+		if err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, se)
+	}
+	t.Cleanup(func() {
+		var closing sync.WaitGroup
+		for _, se := range all {
+			closing.Go(func() { closeSoon(se.Close) })
+		}
+		closing.Wait()
+	})
+	return all
+}
+
+// keep confirms a session until the test ends, or until stop is called.
+func keep(t *testing.T, se store.Session) (stop func()) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	var work sync.WaitGroup
+	work.Go(func() {
+		for ctx.Err() == nil {
+			try, done := context.WithTimeout(ctx, se.Terms().TTL/3)
+			_ = se.Confirm(try)
+			done()
+			select {
+			case <-ctx.Done():
+			case <-time.After(se.Terms().TTL / 4):
+			}
+		}
+	})
+	stop = func() { cancel(); work.Wait() }
+	t.Cleanup(stop)
+	return stop
+}
+
+func closeSoon(closing func(context.Context) error) {
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
+	defer cancel()
+	_ = closing(ctx)
+}
+
+// seat is an entry and what its owner was told.
+type seat struct {
+	store.Ticket
+	name string
+
+	mu      sync.Mutex
+	last    store.Standing
+	at      time.Time
+	changed chan struct{}
+}
+
+func (s *seat) hear(st store.Standing) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.last, s.at = st, time.Now()
+	close(s.changed)
+	s.changed = make(chan struct{})
+}
+
+// standing returns the last standing heard and when that was.
+func (s *seat) standing() (store.Standing, time.Time, <-chan struct{}) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.last, s.at, s.changed
+}
+
+// join puts an entry in.
+func join(t *testing.T, se store.Session, name string, mode line.Mode) *seat {
+	t.Helper()
+	s, err := tryJoin(t.Context(), se, name, mode)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+func tryJoin(ctx context.Context, se store.Session, name string, mode line.Mode) (*seat, error) {
+	s := &seat{name: name, changed: make(chan struct{})}
+	ticket, err := se.Enqueue(ctx, store.Request{Name: name, Mode: mode, Notify: s.hear})
+	s.Ticket = ticket
+	return s, err
+}
+
+// hold puts an entry in and waits until it is admitted.
+func hold(t *testing.T, se store.Session, name string) *seat {
+	t.Helper()
+	s := join(t, se, name, line.Exclusive)
+	s.await(t, store.Admitted)
+	return s
+}
+
+// await waits until the entry is told that it stands so, and returns that and when it was.
+func (s *seat) await(t *testing.T, want store.State) (store.Standing, time.Time) {
+	t.Helper()
+	timer := time.NewTimer(soon)
+	defer timer.Stop()
+	for {
+		st, at, changed := s.standing()
+		if st.State == want && !at.IsZero() {
+			return st, at
+		}
+		select {
+		case <-changed:
+		case <-timer.C:
+			t.Fatalf("lock %q: waited %v to be %v; last heard: %+v", s.name, soon, want, st)
+		}
+	}
+}
+
+// waits checks that the entry has to wait.
+func (s *seat) waits(t *testing.T) {
+	t.Helper()
+	if st, _, _ := s.standing(); st.State != store.Waiting {
+		t.Fatalf("lock %q: want the entry to wait, it was told %+v", s.name, st)
+	}
+}
+
+func (s *seat) leave(t *testing.T) {
+	t.Helper()
+	if err := s.Withdraw(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// eventually waits until is returns true.
+func eventually(t *testing.T, what string, is func() bool) {
+	t.Helper()
+	for end := time.Now().Add(soon); !is(); time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("not within %v: %s", soon, what)
+		}
+	}
+}
+
+// keysOf returns how many keys the server has that belong to a lock, without what remembers its past.
+func keysOf(t *testing.T, server *testservers.Redis, name string) (there []string) {
+	t.Helper()
+	for i, key := range redisstore.Keys("", name) {
+		if i >= 5 {
+			break // the last order, and what must not come back
+		}
+		if n, err := server.Do("EXISTS", key).AsInt64(); err != nil {
+			t.Fatal(err)
+		} else if n > 0 {
+			there = append(there, key)
+		}
+	}
+	return there
+}

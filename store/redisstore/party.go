@@ -1,0 +1,324 @@
+package redisstore
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"time"
+
+	"github.com/redis/rueidis"
+
+	"github.com/stilelock/stile/store"
+)
+
+// message is a part of a reply.
+type message = rueidis.RedisMessage
+
+// How often those who wait ask how they stand, although they are woken when it is their turn: at first after the shorter
+// time, and, while nothing changes, less and less often. The longer is what a wake-up costs that is lost.
+const (
+	soon      = 100 * time.Millisecond
+	heartbeat = time.Second
+)
+
+const (
+	// near is how many may be ahead of those who ask at the very moment at which the first lease in the line ends.
+	near = 3
+	// late is how long after that moment: servers count milliseconds.
+	late = 2 * time.Millisecond
+	// linger is how long a party goes on without members in a cluster, where its ear is its own: who contends for a lock
+	// is soon back.
+	linger = 5 * time.Second
+)
+
+// party is those of one store who want to know what happens in one line: because they wait, or because they want to hear of
+// others who do. One goroutine asks for all of them.
+type party struct {
+	store *Store
+	line  lineKeys
+	kick  chan struct{} // asks it to look at its members now; holds one request
+	ear   *ear          // in a cluster
+
+	// Guarded by the store's mutex.
+	members map[*entry]struct{}
+	giveUp  context.CancelFunc // ends the request under way, if there is one
+}
+
+// follow has an entry followed until it neither waits nor is armed. soonest is after what time the first lease in the line
+// ends, or zero if that is not known.
+func (s *Store) follow(e *entry, soonest time.Duration) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.entries[e.id] != e {
+		return // it has left meanwhile
+	}
+	p := s.parties[e.req.Name]
+	if p != nil {
+		p.members[e] = struct{}{}
+		p.wake()
+		return
+	}
+	p = &party{store: s, line: e.line, kick: make(chan struct{}, 1), members: map[*entry]struct{}{e: {}}}
+	s.parties[e.req.Name] = p
+	if s.server.cluster {
+		p.ear = s.newEar(s.server.wake(p.line)+s.client, p.wake, s.hear)
+	}
+	go p.run(soonest)
+}
+
+// register lets an entry hear what is said on the store's channels.
+func (s *Store) register(e *entry) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.entries[e.id] = e
+}
+
+// unregister is the opposite of register and of follow.
+func (s *Store) unregister(e *entry) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.entries, e.id)
+	p := s.parties[e.req.Name]
+	if p == nil {
+		return
+	}
+	delete(p.members, e)
+	if len(p.members) == 0 {
+		if p.giveUp != nil {
+			p.giveUp()
+		}
+		p.wake()
+	}
+}
+
+// askAgain has all who wait ask how they stand.
+func (s *Store) askAgain() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, p := range s.parties {
+		p.wake()
+	}
+}
+
+// listens reports whether this store is woken if something happens in a line.
+func (s *Store) listens(l lineKeys) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	ear := s.ear
+	if p := s.parties[l.name]; s.server.cluster && p != nil {
+		ear = p.ear
+	}
+	return ear != nil && ear.listening.Load()
+}
+
+func (p *party) wake() {
+	select {
+	case p.kick <- struct{}{}:
+	default:
+	}
+}
+
+// run asks how the members stand until there are none.
+func (p *party) run(soonest time.Duration) {
+	pace := soon
+	first := true
+	for {
+		ctx, members := p.gather()
+		if len(members) == 0 {
+			if p.over() {
+				return
+			}
+			continue
+		}
+		changed := false
+		if !first || soonest == 0 {
+			changed, soonest = p.ask(ctx, members)
+		}
+		if first = false; changed {
+			pace = soon
+		}
+		timer := time.NewTimer(p.pause(pace, soonest, members))
+		select {
+		case <-timer.C:
+			pace = min(2*pace, heartbeat)
+		case <-p.kick:
+			timer.Stop()
+		}
+	}
+}
+
+// gather returns the members who still wait or are armed, and the context of the request to be made for them.
+func (p *party) gather() (context.Context, []*entry) {
+	p.store.mu.Lock()
+	defer p.store.mu.Unlock()
+	members := make([]*entry, 0, len(p.members))
+	for e := range p.members {
+		if e.waits() || e.armed() {
+			members = append(members, e)
+		} else {
+			delete(p.members, e)
+		}
+	}
+	if p.giveUp != nil {
+		p.giveUp() // of the request before
+	}
+	ctx, cancel := context.WithTimeoutCause(context.Background(), patience, errPatience)
+	p.giveUp = cancel
+	return ctx, members
+}
+
+// over ends the party, unless somebody joins it or, in a cluster, might soon.
+func (p *party) over() bool {
+	if p.ear != nil {
+		timer := time.NewTimer(linger)
+		defer timer.Stop()
+		select {
+		case <-timer.C:
+		case <-p.kick:
+			if p.store.busy() {
+				return false
+			}
+		}
+	}
+	p.store.mu.Lock()
+	empty := len(p.members) == 0
+	if empty {
+		delete(p.store.parties, p.line.name)
+		p.giveUp()
+	}
+	p.store.mu.Unlock()
+	if empty && p.ear != nil {
+		p.ear.stop()
+	}
+	return empty
+}
+
+// busy reports whether there are sessions.
+func (s *Store) busy() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.open > 0
+}
+
+// pause is how long to wait before the next request.
+func (p *party) pause(pace, soonest time.Duration, members []*entry) time.Duration {
+	if p.store.pace > 0 {
+		pace = p.store.pace
+	}
+	if soonest <= 0 || soonest+late > pace {
+		return pace
+	}
+	for _, e := range members {
+		if e.ahead() <= near {
+			return max(soonest+late, late)
+		}
+	}
+	return pace
+}
+
+// ask asks how the members stand and tells them. It returns whether anything has changed, and after what time the first lease
+// in the line ends.
+func (p *party) ask(ctx context.Context, members []*entry) (changed bool, soonest time.Duration) {
+	s := p.store
+	v := visit{store: s, line: p.line}
+	var armed []*entry
+	for _, e := range members {
+		if e.waits() {
+			v.entries = append(v.entries, e)
+		}
+		if e.armed() {
+			armed = append(armed, e)
+		}
+	}
+	operations := v.operations(0)
+	visits := len(operations)
+	for _, e := range armed {
+		operations = append(operations, operation{line: p.line, op: "arm", args: []string{e.id}})
+	}
+	var all []reply
+	err := attempt(ctx, func(ctx context.Context) error {
+		all = s.server.evalAll(ctx, 0, nil, operations)
+		var errs error
+		for _, r := range all {
+			errs = errors.Join(errs, r.err)
+		}
+		return errs
+	})
+	if err != nil {
+		if ctx.Err() == nil {
+			s.logger.LogAttrs(ctx, slog.LevelWarn, "who waits cannot ask how it stands",
+				slog.String("lock", p.line.name), slog.Any("error", err))
+		}
+		return false, 0
+	}
+	changed, soonest, err = v.report(all[:visits])
+	if err != nil {
+		s.logger.LogAttrs(ctx, slog.LevelWarn, "who waits does not understand how it stands",
+			slog.String("lock", p.line.name), slog.Any("error", err))
+	}
+	for i, r := range all[visits:] {
+		if n, err := r.number(); err == nil && n == 1 {
+			armed[i].ring()
+		}
+	}
+	return changed, soonest
+}
+
+// visit asks how some entries of one line stand.
+type visit struct {
+	store   *Store
+	line    lineKeys
+	entries []*entry
+}
+
+// batch is how many entries one operation asks for.
+const batch = 500
+
+// operations returns what asks how the entries stand and, if keep is not zero, keeps them for so long.
+func (v visit) operations(keep time.Duration) []operation {
+	flag := ""
+	if v.store.listens(v.line) {
+		flag = "l"
+	}
+	var all []operation
+	for from := 0; from < len(v.entries); from += batch {
+		args := []string{milliseconds(keep), flag}
+		for _, e := range v.entries[from:min(from+batch, len(v.entries))] {
+			args = append(args, e.id)
+		}
+		all = append(all, operation{line: v.line, op: "visit", args: args})
+	}
+	return all
+}
+
+// report tells the entries what the replies say. It returns whether anything was news, and after what time the first lease in
+// the line ends.
+func (v visit) report(all []reply) (changed bool, soonest time.Duration, err error) {
+	for i, r := range all {
+		if r.err != nil {
+			return changed, soonest, r.err
+		}
+		words, err := r.AsStrSlice()
+		asked := v.entries[i*batch : min((i+1)*batch, len(v.entries))]
+		if err != nil || len(words) != 1+2*len(asked) {
+			return changed, soonest, errors.New("the script's reply makes no sense")
+		}
+		soonest = time.Duration(integer(words[0])) * time.Millisecond
+		for j, e := range asked {
+			if e.hear(standingOf(words[1+2*j], words[2+2*j], e)) {
+				changed = true
+			}
+		}
+	}
+	return changed, soonest, nil
+}
+
+// ahead is how many are ahead of the entry, as far as it has heard; none if it does not wait.
+func (e *entry) ahead() int {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.heard.State != store.Waiting {
+		return 0
+	}
+	return e.heard.Ahead
+}

@@ -1,0 +1,211 @@
+package redisstore
+
+import (
+	"context"
+	"crypto/sha1" //nolint:gosec // it is Redis that names scripts so; nothing is kept secret or safe by it
+	_ "embed"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/redis/rueidis"
+)
+
+//go:embed line.lua
+var script string
+
+// scriptSum is the name by which servers know the script.
+var scriptSum = func() string {
+	sum := sha1.Sum([]byte(script)) //nolint:gosec // see above
+	return hex.EncodeToString(sum[:])
+}()
+
+// ErrNotReplicated is what an error matches when too few replicas had a change in time; see [Options.WaitReplicas].
+var ErrNotReplicated = errors.New("not on enough replicas in time")
+
+// server is what the store needs of Redis: scripts, and messages.
+type server struct {
+	cli     rueidis.Client
+	cluster bool
+	keys    keys
+
+	replicas    int
+	replication time.Duration
+}
+
+// A request is one command, made anew for each attempt: the client takes back what it has sent.
+type request func(rueidis.Builder) rueidis.Completed
+
+// run returns the request to carry out an operation of the script by the name that servers know it by, and the same with
+// the whole text.
+func (s *server) run(l lineKeys, op string, args ...string) (short, long request) {
+	publish, wake, changes := "PUBLISH", s.wake(l), s.keys.changes()
+	if s.cluster {
+		publish, changes = "SPUBLISH", "" // see Watch
+	}
+	args = append([]string{op, publish, wake, changes, l.name}, args...)
+	keys := l.all()
+	short = func(b rueidis.Builder) rueidis.Completed {
+		return b.Evalsha().Sha1(scriptSum).Numkeys(int64(len(keys))).Key(keys...).Arg(args...).Build()
+	}
+	long = func(b rueidis.Builder) rueidis.Completed {
+		return b.Eval().Script(script).Numkeys(int64(len(keys))).Key(keys...).Arg(args...).Build()
+	}
+	return short, long
+}
+
+// wake is what the channels begin with on which the clients are woken that have entries in a line: one for each client,
+// or, in a cluster, where a channel has a slot as a key does, one for each client and line.
+func (s *server) wake(l lineKeys) string {
+	if s.cluster {
+		return l.side + "//wake/"
+	}
+	return s.keys.prefix + "//wake/"
+}
+
+// A reply is the server's, or why there is none.
+type reply struct {
+	rueidis.RedisMessage
+	err error
+}
+
+// number returns the number that the server has replied with.
+func (r reply) number() (int64, error) {
+	if r.err != nil {
+		return 0, r.err
+	}
+	return r.AsInt64()
+}
+
+// eval carries out an operation of the script.
+func (s *server) eval(ctx context.Context, l lineKeys, op string, args ...string) reply {
+	return s.evalAll(ctx, 0, nil, []operation{{line: l, op: op, args: args}})[0]
+}
+
+// An operation is one of the script's, on one line.
+type operation struct {
+	line lineKeys
+	op   string
+	args []string
+}
+
+// evalAll carries out requests, and operations after them, in one round, and returns all replies in order. If replicas is
+// not zero each reply is an error matching ErrNotReplicated if fewer have what was done.
+func (s *server) evalAll(ctx context.Context, replicas int, first []request, operations []operation) []reply {
+	requests := append(make([]request, 0, len(first)+len(operations)), first...)
+	for _, o := range operations {
+		short, _ := s.run(o.line, o.op, o.args...)
+		requests = append(requests, short)
+	}
+	replies := s.do(ctx, replicas, requests)
+
+	// A server that has been restarted, or a replica that has been promoted, may not know the script.
+	var unknown []int
+	var again []request
+	for i, o := range operations {
+		if said, ok := rueidis.IsRedisErr(replies[len(first)+i].err); ok && said.IsNoScript() {
+			_, long := s.run(o.line, o.op, o.args...)
+			unknown, again = append(unknown, len(first)+i), append(again, long)
+		}
+	}
+	if len(again) > 0 {
+		for i, r := range s.do(ctx, replicas, again) {
+			replies[unknown[i]] = r
+		}
+	}
+	return replies
+}
+
+// do carries out requests in one round.
+func (s *server) do(ctx context.Context, replicas int, requests []request) []reply {
+	switch {
+	case replicas == 0:
+		return replies(s.cli.DoMulti(ctx, build(s.cli.B(), requests)...))
+	case !s.cluster:
+		return s.doReplicated(ctx, replicas, requests)
+	}
+	// Each node waits for its own replicas, and only for what came through the connection that it is asked on.
+	all := make([]reply, len(requests))
+	const most = 16
+	turns := make(chan struct{}, most)
+	var working sync.WaitGroup
+	for i, r := range requests {
+		turns <- struct{}{}
+		working.Go(func() {
+			all[i] = s.doReplicated(ctx, replicas, []request{r})[0]
+			<-turns
+		})
+	}
+	working.Wait()
+	return all
+}
+
+// doReplicated carries out requests on one connection, and waits there until the replicas have what they changed: a server
+// answers for those changes only that came through the same connection.
+func (s *server) doReplicated(ctx context.Context, replicas int, requests []request) []reply {
+	var all []reply
+	err := s.cli.Dedicated(func(c rueidis.DedicatedClient) error {
+		all = replies(c.DoMulti(ctx, build(c.B(), requests)...))
+		if slices.ContainsFunc(all, func(r reply) bool { return r.err != nil }) {
+			return nil // which the replies say
+		}
+		wait := c.B().Wait().Numreplicas(int64(replicas)).Timeout(s.replication.Milliseconds()).Build()
+		n, err := c.Do(ctx, wait).AsInt64()
+		if err == nil && n < int64(replicas) {
+			err = fmt.Errorf("%w: %d of %d within %v", ErrNotReplicated, n, replicas, s.replication)
+		}
+		return err
+	})
+	if err != nil {
+		all = make([]reply, len(requests))
+		for i := range all {
+			all[i].err = err
+		}
+	}
+	return all
+}
+
+func replies(results []rueidis.RedisResult) []reply {
+	all := make([]reply, 0, len(results))
+	for _, r := range results {
+		m, err := r.ToMessage()
+		all = append(all, reply{m, err})
+	}
+	return all
+}
+
+func build(b rueidis.Builder, requests []request) []rueidis.Completed {
+	cmds := make([]rueidis.Completed, 0, len(requests))
+	for _, r := range requests {
+		cmds = append(cmds, r(b))
+	}
+	return cmds
+}
+
+// listen subscribes to a channel and calls heard with each message, until ctx ends or the connection does. It calls
+// confirmed when the server has said that the subscription stands.
+func (s *server) listen(ctx context.Context, channel string, confirmed func(), heard func(string)) error {
+	ctx = rueidis.WithOnSubscriptionHook(ctx, func(sub rueidis.PubSubSubscription) {
+		if strings.HasSuffix(sub.Kind, "subscribe") && !strings.Contains(sub.Kind, "unsubscribe") {
+			confirmed()
+		}
+	})
+	each := func(m rueidis.PubSubMessage) { heard(m.Message) }
+	if s.cluster {
+		// Not on a connection of its own: there may be many such channels, and they share one for each node.
+		return s.cli.Receive(ctx, s.cli.B().Ssubscribe().Channel(channel).Build(), each)
+	}
+	c, release := s.cli.Dedicate()
+	defer release()
+	return c.Receive(ctx, c.B().Subscribe().Channel(channel).Build(), each)
+}
+
+// milliseconds returns d as the script wants it, rounded up: nothing ends early.
+func milliseconds(d time.Duration) string {
+	return strconv.FormatInt(int64((d+time.Millisecond-1)/time.Millisecond), 10)
+}

@@ -1,0 +1,215 @@
+package redisstore
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/redis/rueidis"
+
+	"github.com/stilelock/stile/store"
+)
+
+// MinTTL and MaxTTL bound the TTL of a session. Redis itself counts milliseconds; below the minimum a single slow command
+// of somebody else would end sessions.
+const (
+	MinTTL = 100 * time.Millisecond
+	MaxTTL = 24 * time.Hour
+)
+
+// Options configures a [Store]. The zero value, and a nil *Options, are ready for use.
+type Options struct {
+	// Prefix is put before every key and channel. It is used as it is: end it with a colon, say, to set Stile's locks
+	// apart. Empty means that the key of a lock is its name, as it is for other lockers.
+	Prefix string
+	// WaitReplicas is how many replicas must have an entry before it counts, and a confirmation. More makes it less likely,
+	// and never impossible, that a failover forgets a hold. Zero means none. An entry or a confirmation that has not
+	// reached so many is an error that matches [ErrNotReplicated]. In a cluster each master needs so many replicas.
+	WaitReplicas int
+	// WaitTimeout is how long to wait for the replicas. Zero means [DefaultWaitTimeout].
+	WaitTimeout time.Duration
+	// Logger receives what an operator may want to know: subscriptions that had to be made again, entries that could not
+	// be taken out. Nil discards it.
+	Logger *slog.Logger
+
+	_ struct{}
+}
+
+// DefaultWaitTimeout is how long to wait for replicas unless told otherwise.
+const DefaultWaitTimeout = time.Second
+
+// Store is a [store.Store] on Redis. It is safe for concurrent use. It has nothing of its own to close: sessions are
+// closed one by one, the client by whoever made it.
+type Store struct {
+	server *server
+	logger *slog.Logger
+	client string // in the names of the channels on which this store is woken
+
+	// For tests of what happens if nothing is heard on the channels, or nobody asks.
+	deaf bool
+	pace time.Duration
+
+	mu      sync.Mutex
+	open    int               // sessions
+	ear     *ear              // while there are sessions, but not in a cluster
+	entries map[string]*entry // by id: those that are joining or standing
+	parties map[string]*party // by name
+}
+
+var _ store.Store = (*Store)(nil)
+
+// New returns a store on the server that cli is connected to: a single one, the master that Sentinel tells of, or a
+// cluster. Nothing is sent yet.
+//
+// The client should be made with DisableRetry, because the store makes its requests again by itself and more carefully,
+// and with a ConnWriteTimeout of a few seconds, so that a dead connection is given up well before a TTL has passed. It
+// needs neither its cache nor any other option. [Ready] makes such options.
+func New(cli rueidis.Client, opts *Options) (*Store, error) {
+	if cli == nil {
+		return nil, errors.New("redis store: no client")
+	}
+	if opts == nil {
+		opts = &Options{}
+	}
+	if err := store.CheckPrefix(opts.Prefix); err != nil {
+		return nil, fmt.Errorf("redis store: key prefix: %w", err)
+	}
+	if strings.ContainsAny(opts.Prefix, "{}") {
+		return nil, fmt.Errorf("redis store: key prefix %q: it must not contain braces, which would put all locks into one "+
+			"slot of a cluster", opts.Prefix)
+	}
+	if opts.WaitReplicas < 0 || opts.WaitTimeout < 0 {
+		return nil, fmt.Errorf("redis store: wait for %d replicas for %v: neither can be negative", opts.WaitReplicas, opts.WaitTimeout)
+	}
+	s := &Store{
+		server: &server{
+			cli:         cli,
+			cluster:     cli.Mode() == rueidis.ClientModeCluster,
+			keys:        keys{prefix: opts.Prefix},
+			replicas:    opts.WaitReplicas,
+			replication: opts.WaitTimeout,
+		},
+		logger:  opts.Logger,
+		client:  rand.Text(),
+		entries: make(map[string]*entry),
+		parties: make(map[string]*party),
+	}
+	if s.server.replication == 0 {
+		s.server.replication = DefaultWaitTimeout
+	}
+	if s.logger == nil {
+		s.logger = slog.New(slog.DiscardHandler)
+	}
+	return s, nil
+}
+
+// Ready returns options for a client of the servers at the given addresses, as [New] wants them: for a single server
+// one address, for a cluster those of some of its nodes, for Sentinels theirs. Who has more to say, about users, passwords,
+// TLS and the name of the master, adds it; and unsets ForceSingleClient if there is one address only, but not one server.
+func Ready(addrs ...string) rueidis.ClientOption {
+	return rueidis.ClientOption{
+		InitAddress:       addrs,
+		ForceSingleClient: len(addrs) == 1,
+		DisableCache:      true,
+		DisableRetry:      true,
+		ConnWriteTimeout:  3 * time.Second,
+	}
+}
+
+// Capabilities implements [store.Store].
+func (s *Store) Capabilities() store.Capabilities {
+	return store.Capabilities{
+		Kind: "redis", Fair: true, SharedModes: true, Fencing: true, Outlasting: true, MinTTL: MinTTL, MaxTTL: MaxTTL,
+	}
+}
+
+// Open implements [store.Store].
+func (s *Store) Open(ctx context.Context, opts store.SessionOptions) (store.Session, error) {
+	if opts.TTL < MinTTL || opts.TTL > MaxTTL {
+		return nil, fmt.Errorf("%s: a TTL of %v: it must be between %v and %v", s, opts.TTL, MinTTL, MaxTTL)
+	}
+	text, err := json.Marshal(opts.Owner)
+	if err != nil {
+		return nil, fmt.Errorf("%s: open a session: owner: %w", s, err)
+	}
+	if err := s.begin(ctx); err != nil {
+		return nil, s.explain("open a session", endedBy(ctx, err))
+	}
+	var se *session
+	err = patiently(ctx, func(ctx context.Context) error {
+		// Another session with each attempt: one that comes late would bring back what has ended. It makes a key that
+		// nobody uses and that lasts for one TTL.
+		se = newSession(s, opts)
+		return s.server.do(ctx, s.server.replicas, []request{func(b rueidis.Builder) rueidis.Completed {
+			return b.Set().Key(se.key()).Value(string(text)).Px(opts.TTL).Build()
+		}})[0].err
+	})
+	if err != nil {
+		s.end()
+		return nil, s.explain("open a session", endedBy(ctx, err))
+	}
+	se.spawn(se.lookAfter)
+	return se, nil
+}
+
+// begin counts a session. The first one starts what hears the wake-ups, and returns the server's refusal if there is one.
+func (s *Store) begin(ctx context.Context) error {
+	s.mu.Lock()
+	s.open++
+	if s.ear == nil && !s.server.cluster {
+		s.ear = s.newEar(s.server.wake(lineKeys{})+s.client, s.askAgain, s.hear)
+	}
+	ear := s.ear
+	s.mu.Unlock()
+	if ear == nil {
+		return nil
+	}
+	err := ear.await(ctx)
+	if err != nil {
+		s.end()
+	}
+	return err
+}
+
+// end is the opposite of begin.
+func (s *Store) end() {
+	s.mu.Lock()
+	s.open--
+	var last *ear
+	if s.open == 0 {
+		last, s.ear = s.ear, nil
+	}
+	s.mu.Unlock()
+	if last != nil {
+		last.stop()
+	}
+}
+
+// String names the store by what it is connected to.
+func (s *Store) String() string {
+	var addrs []string
+	for addr := range s.server.cli.Nodes() {
+		addrs = append(addrs, addr)
+	}
+	slices.Sort(addrs)
+	return "redis at " + strings.Join(addrs, ",")
+}
+
+// explain says what failed and where.
+func (s *Store) explain(doing string, err error) error {
+	said, ok := rueidis.IsRedisErr(err)
+	switch {
+	case ok && strings.HasPrefix(said.Error(), "NOPERM"):
+		return fmt.Errorf("%s: %s: %w: the rights that Stile needs are in docs/stores.md", s, doing, err)
+	case ok && strings.HasPrefix(said.Error(), "OOM"):
+		return fmt.Errorf("%s: %s: %w: it is out of memory", s, doing, err)
+	}
+	return fmt.Errorf("%s: %s: %w", s, doing, err)
+}

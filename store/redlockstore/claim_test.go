@@ -1,0 +1,465 @@
+package redlockstore_test
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"math/rand/v2"
+	"net"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stilelock/stile"
+	"github.com/stilelock/stile/internal/testservers"
+	"github.com/stilelock/stile/store"
+)
+
+// redsync leaves the lock behind for its whole TTL, ten times out of ten, if the context ends while it is on its way.
+func TestWhatIsGivenUpLeavesNothingAtAnyMaster(t *testing.T) {
+	t.Parallel()
+	servers := testservers.StartRedisServers(t, 3)
+	proxies, options := through(t, servers)
+	st := newStore(t, options)
+	se := openSession(t, st, time.Minute)
+	for i, p := range proxies {
+		p.Delay(time.Duration(i) * 4 * time.Millisecond)
+	}
+	left := 0
+	for i := range 200 {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Duration(i)*100*time.Microsecond)
+		ticket, _, err := enqueue(ctx, se, "lock", i%2 == 0)
+		cancel()
+		if err == nil {
+			_ = ticket.Withdraw(t.Context())
+			continue
+		}
+		left++
+		if !errors.Is(err, context.DeadlineExceeded) {
+			if _, held := errors.AsType[*store.HeldError](err); !held { // by the one before, on its way out
+				t.Fatalf("attempt %d: %v", i, err)
+			}
+		}
+		if i%50 == 25 { // and its connections break
+			for _, p := range proxies {
+				p.Reset()
+			}
+		}
+	}
+	t.Logf("%d of 200 were given up", left)
+	if left < 50 {
+		t.Error("too few to tell")
+	}
+	eventually(t, "no master has anything of it", func() bool { return holding(servers, "lock") == 0 })
+	hold(t, se, "lock")
+}
+
+// The context ends at any moment, also at that in which it is heard that somebody else has the lock.
+func TestWhatIsGivenUpAsItIsRefusedIsAnError(t *testing.T) {
+	t.Parallel()
+	servers := testservers.StartRedisServers(t, 3)
+	st := newStore(t, to(servers))
+	hold(t, openSession(t, st, time.Minute), "lock")
+	se := openSession(t, st, time.Minute)
+	typical := median(9, func() { _, _, _ = enqueue(t.Context(), se, "lock", true) })
+	for i := range 1000 {
+		ctx, cancel := context.WithTimeout(t.Context(), typical*time.Duration(i)/500)
+		_, _, err := enqueue(ctx, se, "lock", true)
+		cancel()
+		if err == nil {
+			t.Fatalf("attempt %d for a lock that is held was a success", i)
+		}
+	}
+}
+
+// The request is in the hands of something that delivers it long after its connection was given up and everything was
+// cleaned up on another.
+func TestARequestThatArrivesAfterItsCleanupIsVoid(t *testing.T) {
+	t.Parallel()
+	servers := testservers.StartRedisServers(t, 3)
+	proxies, options := through(t, servers)
+	var first atomic.Bool
+	options[2].Dialer.KeepAlive = 200 * time.Millisecond // between signs of life
+	options[2].ConnWriteTimeout = 700 * time.Millisecond
+	options[2].DialCtxFn = func(ctx context.Context, addr string, d *net.Dialer, _ *tls.Config) (net.Conn, error) {
+		if !first.CompareAndSwap(false, true) {
+			addr = servers[2].Addr() // not through the proxy again
+		}
+		return d.DialContext(ctx, "tcp", addr)
+	}
+	se := openSession(t, newStore(t, options), time.Minute)
+	eventually(t, "the third master is connected", func() bool { return proxies[2].Connections() == 1 })
+	ticket, _ := hold(t, se, "lock") // so that it knows the script
+	if err := ticket.Withdraw(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "all masters are free", func() bool { return holding(servers, "lock") == 0 })
+
+	for _, r := range servers[:2] { // so that the attempt fails
+		r.Do("SET", "lock", "another's")
+	}
+	proxies[2].Hold(testservers.Up)
+	if _, _, err := enqueue(t.Context(), se, "lock", true); err == nil {
+		t.Fatal("the lock is another's, and was taken")
+	}
+	eventually(t, "the third master is told that the attempt is void", func() bool {
+		keys, _ := servers[2].Do("KEYS", "{lock}//void/*").AsStrSlice()
+		return len(keys) == 1
+	})
+	before, _ := servers[2].Do("INFO", "commandstats").ToString()
+	proxies[2].Release()
+	eventually(t, "the request arrives", func() bool {
+		now, _ := servers[2].Do("INFO", "commandstats").ToString()
+		return calls(now, "evalsha") > calls(before, "evalsha")
+	})
+	if holding(servers[2:], "lock") != 0 {
+		t.Error("the request was carried out after its cleanup")
+	}
+}
+
+// calls returns what INFO commandstats says of how often a command was called.
+func calls(stats, command string) string {
+	_, after, _ := strings.Cut(stats, "cmdstat_"+command+":calls=")
+	n, _, _ := strings.Cut(after, ",")
+	return n
+}
+
+// Each hold's majority has but one master in common with that of the one before, and the clocks of the masters are of no
+// help: the orders begin a thousand seconds ahead.
+func TestOrdersRiseWhateverTheMajority(t *testing.T) {
+	t.Parallel()
+	servers := testservers.StartRedisServers(t, 3)
+	client := openSession(t, newStore(t, to(servers)), time.Minute)
+	ahead := time.Now().Add(1000 * time.Second).UnixMicro()
+	servers[0].Do("SET", "{lock}//fence", strconv.FormatInt(ahead, 10))
+	var last uint64
+	for i := range 12 {
+		down := servers[(i+2)%3]
+		down.Pause()
+		ticket, order := hold(t, client, "lock")
+		if order <= last {
+			t.Fatalf("hold %d has the order %d, after %d", i, order, last)
+		}
+		last = order
+		if err := ticket.Withdraw(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		down.Resume()
+	}
+}
+
+func TestOrdersRiseAfterAllIsForgotten(t *testing.T) {
+	t.Parallel()
+	servers := testservers.StartRedisServers(t, 3)
+	se := openSession(t, newStore(t, to(servers)), time.Minute)
+	ticket, before := hold(t, se, "lock")
+	if err := ticket.Withdraw(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	for _, r := range servers {
+		r.Do("FLUSHALL")
+	}
+	if _, after := hold(t, se, "lock"); after <= before {
+		t.Errorf("the order was %d and is %d", before, after)
+	}
+}
+
+// A master whose clock or data is from another age must not bring the orders to where they cannot rise.
+func TestTheEndOfTheOrdersIsAnError(t *testing.T) {
+	t.Parallel()
+	servers := testservers.StartRedisServers(t, 3)
+	se := openSession(t, newStore(t, to(servers)), time.Minute)
+	for _, r := range servers {
+		r.Do("SET", "{lock}//fence", "9007199254740990")
+	}
+	_, _, err := enqueue(t.Context(), se, "lock", false)
+	wantSaid(t, err, "the fence has come to its end", servers[0].Addr())
+}
+
+// What redsync and everybody who writes SET NX PX by hand do, at each master.
+func TestOtherRedlockClientsAndStileExcludeEachOther(t *testing.T) {
+	t.Parallel()
+	servers := testservers.StartRedisServers(t, 3)
+	st := newStore(t, to(servers))
+	se := openSession(t, st, time.Minute)
+	take := func(ms string) (n int) {
+		for _, r := range servers {
+			cli := r.Client(t)
+			if cli.Do(t.Context(), cli.B().Arbitrary("SET", "lock", "theirs", "NX", "PX", ms).Build()).Error() == nil {
+				n++
+			}
+		}
+		return n
+	}
+	if n := take("60000"); n != 3 {
+		t.Fatalf("they have %d masters", n)
+	}
+	_, _, err := enqueue(t.Context(), se, "lock", true)
+	if held, ok := errors.AsType[*store.HeldError](err); !ok || held.Holder == nil || !held.Holder.Foreign {
+		t.Errorf("a try got %v, want a HeldError that says it is a foreign client", err)
+	}
+	l, err := st.Line(t.Context(), "lock")
+	if err != nil || len(l.Entries) != 1 || !l.Entries[0].Foreign || !l.Entries[0].Admitted || l.Entries[0].Remaining < 50*time.Second {
+		t.Errorf("the line is %+v, %v; want one foreign entry", l, err)
+	}
+	for _, r := range servers { // they unlock, and tell nobody
+		r.Do("DEL", "lock")
+	}
+	ticket, _ := hold(t, se, "lock")
+	if n := take("60000"); n != 0 {
+		t.Errorf("they took %d masters while Stile has the lock", n)
+	}
+	if err := ticket.Withdraw(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "all masters are free", func() bool { return holding(servers, "lock") == 0 })
+
+	if n := take("300"); n != 3 { // and crash
+		t.Fatalf("they have %d masters", n)
+	}
+	start := time.Now()
+	hold(t, se, "lock")
+	if took := time.Since(start); took < 250*time.Millisecond || took > time.Second {
+		t.Errorf("Stile had the lock %v after they took it for 300 ms", took)
+	}
+}
+
+func TestAKeyThatIsNoLockIsAnError(t *testing.T) {
+	t.Parallel()
+	servers := testservers.StartRedisServers(t, 3)
+	st := newStore(t, to(servers))
+	for _, r := range servers {
+		r.Do("LPUSH", "lock", "data")
+	}
+	_, _, err := enqueue(t.Context(), openSession(t, st, time.Minute), "lock", false)
+	wantSaid(t, err, `lock "lock"`, "WRONGTYPE", "give the locks a prefix or a database of their own")
+	l, err := st.Line(t.Context(), "lock")
+	if err != nil || len(l.Entries) != 0 || len(l.Remarks) != 3 {
+		t.Errorf("the line is %+v, %v; want three remarks and nobody", l, err)
+	}
+}
+
+func TestALineSaysWhereTheMastersDisagree(t *testing.T) {
+	t.Parallel()
+	servers := testservers.StartRedisServers(t, 3)
+	st := newStore(t, to(servers))
+	hold(t, openSession(t, st, time.Minute), "lock")
+	servers[0].Do("DEL", "lock")
+	servers[1].Pause()
+	l, err := st.Line(t.Context(), "lock")
+	servers[1].Resume()
+	if err != nil || len(l.Entries) != 0 || len(l.Remarks) != 2 {
+		t.Fatalf("the line is %+v, %v; want two remarks and nobody", l, err)
+	}
+	wantSaid(t, errors.New(l.Remarks[0]), "1 of 3 masters, no majority", "it ends there within")
+	wantSaid(t, errors.New(l.Remarks[1]), servers[1].Addr()+": no answer")
+	l, err = st.Line(t.Context(), "lock")
+	if err != nil || len(l.Entries) != 1 || len(l.Remarks) != 1 {
+		t.Fatalf("the line is %+v, %v; want one entry and a remark", l, err)
+	}
+	wantSaid(t, errors.New(l.Remarks[0]), "is at 2 of 3 masters")
+}
+
+func TestManyHoldsAreRenewedByOneRequest(t *testing.T) {
+	t.Parallel()
+	servers := testservers.StartRedisServers(t, 3)
+	st := newStore(t, to(servers))
+	se := openSession(t, st, time.Minute)
+	for i := range 200 {
+		hold(t, se, "lock/"+string(rune('a'+i/26))+string(rune('a'+i%26)))
+	}
+	servers[0].Do("CONFIG", "RESETSTAT")
+	for range 2 { // a majority has answered, then this one, too
+		if err := se.Confirm(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	stats, _ := servers[0].Do("INFO", "commandstats").ToString()
+	n, err := strconv.Atoi(calls(stats, "evalsha"))
+	if err != nil || n > 10 { // it may have been busy yet with the last of the holds
+		t.Errorf("200 holds were renewed by %d requests", n)
+	}
+}
+
+// The rights that docs/stores.md lists are enough, and without those to listen it is only slower.
+func TestAUserWithFewRightsCanLock(t *testing.T) {
+	t.Parallel()
+	const rights = "~team/* ~{team/* +eval +evalsha +get +set +exists +del +pttl +pexpire +time +zadd +zrem " +
+		"+zremrangebyscore +zrange"
+	const listening = " &stile:team/* +publish +subscribe +unsubscribe +psubscribe +punsubscribe"
+	for name, rights := range map[string]string{"with the right to listen": rights + listening, "without": rights} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			servers := testservers.StartRedisServers(t, 3, "user ann on >secret "+rights)
+			options := to(servers)
+			for i := range options {
+				options[i].Username, options[i].Password = "ann", "secret"
+			}
+			st, err := redlockStoreAt(t, options, "team/")
+			if err != nil {
+				t.Fatal(err)
+			}
+			ticket, order := hold(t, openSession(t, st, time.Minute), "lock")
+			waits, told, err := enqueue(t.Context(), openSession(t, st, time.Minute), "lock", false)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if ls, err := st.Lines(t.Context(), ""); err != nil || len(ls) != 1 || ls[0].Entries[0].Order != order {
+				t.Errorf("the lines are %+v, %v", ls, err)
+			}
+			<-told // that it waits
+			if err := ticket.Withdraw(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			select {
+			case <-told:
+			case <-time.After(4 * time.Second):
+				t.Error("who waits does not get the lock")
+			}
+			if err := waits.Withdraw(t.Context()); err != nil {
+				t.Error(err)
+			}
+			err = st.Watch(timeout(t, time.Second), "", func() {})
+			if refused := strings.Contains(err.Error(), "docs/stores.md lists the rights"); refused != (name == "without") {
+				t.Errorf("Watch ended with %v", err)
+			}
+		})
+	}
+}
+
+func timeout(t *testing.T, d time.Duration) context.Context {
+	ctx, cancel := context.WithTimeout(t.Context(), d)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+func TestAWrongPasswordIsSaidAtOnce(t *testing.T) {
+	t.Parallel()
+	servers := testservers.StartRedisServers(t, 3, "requirepass right")
+	options := to(servers)
+	for i := range options {
+		options[i].Password = "wrong-one"
+	}
+	start := time.Now()
+	_, err := newStore(t, options).Open(t.Context(), store.SessionOptions{TTL: time.Second})
+	wantSaid(t, err, "check the user and the password", servers[2].Addr())
+	if strings.Contains(err.Error(), "wrong-one") {
+		t.Errorf("the error tells the password: %v", err)
+	}
+	if took := time.Since(start); took > time.Second {
+		t.Errorf("it took %v", took)
+	}
+}
+
+// Clients contend while some of the masters are stopped, cut off, refused and slow, at times so many of them and for so
+// long that holds are lost. No two holds are valid at a time, and the tokens rise.
+func TestHoldsNeverOverlapUnderFaults(t *testing.T) {
+	t.Parallel()
+	servers := testservers.StartRedisServers(t, 5)
+	proxies, options := through(t, servers)
+	f := &floor{t: t}
+	ctx := timeout(t, 12*time.Second)
+	var all sync.WaitGroup
+	for range 4 {
+		c := newClient(t, options, 1200*time.Millisecond)
+		all.Go(func() {
+			for ctx.Err() == nil {
+				f.visit(ctx, c)
+			}
+		})
+	}
+	for ctx.Err() == nil {
+		if f.occupied() {
+			hurt(t, servers, proxies, 3, 1500*time.Millisecond) // and it may be lost
+		} else {
+			hurt(t, servers, proxies, 1+rand.IntN(2), 300*time.Millisecond)
+		}
+	}
+	all.Wait()
+	t.Logf("%d holds, %d lost", f.holds, f.losses)
+	if f.holds < 50 || f.losses == 0 {
+		t.Errorf("%d holds and %d losses are too few to tell", f.holds, f.losses)
+	}
+}
+
+// hurt does something to some of the masters for a while.
+func hurt(t *testing.T, servers []*testservers.Redis, proxies []*testservers.Proxy, n int, most time.Duration) {
+	t.Helper()
+	which := rand.Perm(len(servers))[:n]
+	how := rand.IntN(4)
+	for _, i := range which {
+		switch how {
+		case 0:
+			servers[i].Pause()
+			defer servers[i].Resume()
+		case 1:
+			proxies[i].Hold()
+			defer proxies[i].Release()
+		case 2:
+			proxies[i].Refuse()
+			proxies[i].Reset()
+			defer proxies[i].Accept()
+		case 3:
+			proxies[i].Delay(30 * time.Millisecond)
+			defer proxies[i].Delay(0)
+		}
+	}
+	time.Sleep(most/2 + rand.N(most/2))
+}
+
+// floor is where those are who have the lock.
+type floor struct {
+	t      *testing.T
+	mu     sync.Mutex
+	inside *stile.Hold
+	stays  bool // the one inside, for long
+	last   uint64
+	holds  int
+	losses int
+}
+
+// occupied reports whether somebody is inside who will stay.
+func (f *floor) occupied() bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.inside != nil && f.stays
+}
+
+func (f *floor) visit(ctx context.Context, c *stile.Client) {
+	h, err := c.Mutex("lock").Lock(ctx)
+	if err != nil {
+		return
+	}
+	f.mu.Lock()
+	if f.inside != nil && f.inside.Valid() && h.Valid() {
+		f.t.Errorf("two have the lock: tokens %d and %d", f.inside.Token(), h.Token())
+	}
+	if h.Token() <= f.last {
+		f.t.Errorf("token %d after %d", h.Token(), f.last)
+	}
+	f.inside, f.last = h, h.Token()
+	f.holds++
+	stay := rand.N(20 * time.Millisecond)
+	if f.stays = f.holds%25 == 0; f.stays {
+		stay = 3 * time.Second
+	}
+	f.mu.Unlock()
+
+	select {
+	case <-time.After(stay):
+	case <-h.Lost():
+	}
+
+	f.mu.Lock()
+	if f.inside == h {
+		f.inside = nil
+	}
+	if !h.Valid() {
+		f.losses++
+	}
+	f.mu.Unlock()
+	_ = h.Release(context.WithoutCancel(ctx)) // a hold that is lost cannot be released
+}

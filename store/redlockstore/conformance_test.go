@@ -1,0 +1,50 @@
+package redlockstore_test
+
+import (
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stilelock/stile/internal/testservers"
+	"github.com/stilelock/stile/store"
+	"github.com/stilelock/stile/store/storetest"
+)
+
+func TestStoreConformsOnFiveMasters(t *testing.T) {
+	t.Parallel()
+	servers := testservers.StartRedisServers(t, 5)
+	var proxies sync.Map // of stores
+	open := func(t *testing.T) store.Store {
+		ps, options := through(t, servers)
+		st := newStore(t, options)
+		proxies.Store(st, ps)
+		return st
+	}
+	storetest.Run(t, storetest.Harness{
+		Open: open,
+		Peer: func(t *testing.T, _ store.Store) store.Store { return open(t) },
+		Cut: func(_ *testing.T, st store.Store, _ string) (heal func()) {
+			ps, _ := proxies.Load(st)
+			each := func(f func(*testservers.Proxy)) {
+				for _, p := range ps.([]*testservers.Proxy) {
+					f(p)
+				}
+			}
+			each(func(p *testservers.Proxy) { p.Hold() })
+			return func() { each(func(p *testservers.Proxy) { p.Release() }) }
+		},
+		TTL:   1500 * time.Millisecond,
+		Grace: 3 * time.Second,
+	})
+}
+
+func TestStoreConformsOnThreeMasters(t *testing.T) {
+	t.Parallel()
+	servers := testservers.StartRedisServers(t, 3)
+	storetest.Run(t, storetest.Harness{
+		Open:  func(t *testing.T) store.Store { return newStore(t, to(servers)) },
+		Peer:  func(t *testing.T, _ store.Store) store.Store { return newStore(t, to(servers)) },
+		TTL:   time.Second,
+		Grace: 3 * time.Second,
+	})
+}

@@ -1,0 +1,166 @@
+package redlockstore_test
+
+import (
+	"context"
+	"errors"
+	"runtime"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stilelock/stile"
+	"github.com/stilelock/stile/internal/testservers"
+	"github.com/stilelock/stile/store"
+	"github.com/stilelock/stile/store/redlockstore"
+)
+
+func TestNewRefusesWhatIsNoRedlock(t *testing.T) {
+	t.Parallel()
+	for addrs, want := range map[string]string{
+		"":        "0 masters: give three",
+		"a":       "1 masters: give three",
+		"a b":     "2 masters: give three",
+		"a b c d": "4 masters: as few may fail as of 3, and more must answer: give 3 or 5",
+		"a b a":   "master a is given twice",
+	} {
+		wantSaid(t, redlockstore.CheckMasters(strings.Fields(addrs)), want)
+	}
+	if err := redlockstore.CheckMasters(strings.Fields("a b c d e")); err != nil {
+		t.Error(err)
+	}
+}
+
+// While an entry is being admitted its session is confirmed. The confirmation does not renew the entry, but the holder is
+// valid as long as the session is.
+func TestAnEntryStandsAsLongAsTheConfirmationThatItsAdmissionOverlapped(t *testing.T) {
+	t.Parallel()
+	const ttl = 6 * time.Second
+	servers := testservers.StartRedisServers(t, 3)
+	proxies, options := through(t, servers)
+	se := openSession(t, newStore(t, options), ttl)
+	for _, p := range proxies {
+		p.Delay(250 * time.Millisecond)
+	}
+	admitted := make(chan error, 1)
+	var told <-chan store.Standing
+	go func() {
+		var err error
+		_, told, err = enqueue(t.Context(), se, "lock", true)
+		admitted <- err
+	}()
+	eventually(t, "the order is known to all masters, and no master has been heard of that", func() bool {
+		for _, r := range servers {
+			if there, _ := r.Do("EXISTS", "{lock}//fence").AsInt64(); there != 1 {
+				return false
+			}
+		}
+		return true
+	})
+	time.Sleep(150 * time.Millisecond) // more than the slack, less than the replies take
+	confirmed := time.Now()
+	if err := se.Confirm(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-admitted; err != nil {
+		t.Fatal(err)
+	}
+	<-told
+	enough := 0
+	for _, r := range servers {
+		left, _ := r.Do("PTTL", "lock").AsInt64()
+		ends := time.Now().Add(time.Duration(left) * time.Millisecond)
+		if ends.After(confirmed.Add(ttl - se.Terms().Slack)) {
+			enough++
+		}
+	}
+	if enough < 2 {
+		t.Errorf("at only %d masters the entry stands as long as its session", enough)
+	}
+}
+
+// An entry is put in again at a master that has forgotten it, and withdrawn before that is answered.
+func TestAnEntryIsNotRestoredAfterItsWithdrawal(t *testing.T) {
+	t.Parallel()
+	servers := testservers.StartRedisServers(t, 3)
+	proxies, options := through(t, servers)
+	se := openSession(t, newStore(t, options), time.Minute)
+	for range 5 {
+		ticket, _ := hold(t, se, "lock")
+		eventually(t, "all masters have it", func() bool { return holding(servers, "lock") == 3 })
+		servers[2].Do("DEL", "lock")
+		proxies[2].Delay(20 * time.Millisecond)
+		if err := se.Confirm(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(50 * time.Millisecond) // the master says that it has nothing, and is asked to put it in
+		if err := ticket.Withdraw(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(300 * time.Millisecond) // everything has arrived
+		if n := holding(servers, "lock"); n != 0 {
+			t.Fatalf("%d masters have it", n)
+		}
+		proxies[2].Delay(0)
+	}
+}
+
+func TestAHolderIsToldWhenAllIsForgotten(t *testing.T) {
+	t.Parallel()
+	servers := testservers.StartRedisServers(t, 3)
+	client := newClient(t, to(servers), 2*time.Second)
+	h := lock(t, client, "lock")
+	for _, r := range servers {
+		r.Do("FLUSHALL")
+	}
+	select {
+	case <-h.Lost():
+	case <-time.After(time.Second): // the next renewal
+		t.Fatal("nobody has told the holder")
+	}
+	if err, ok := errors.AsType[*stile.LostError](h.Err()); !ok || err.Reason != stile.LostEvicted {
+		t.Errorf("lost because of %v, want it evicted", h.Err())
+	}
+	release(t, lock(t, client, "lock"))
+}
+
+func TestClosingCleansUpAtTheSlowerMastersAndWaitsForNoHungOne(t *testing.T) {
+	servers := testservers.StartRedisServers(t, 5)
+	proxies, options := through(t, servers)
+	st, err := redlockstore.New(options, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer st.Close()
+	se := openSession(t, st, time.Minute)
+	hold(t, se, "lock")
+	eventually(t, "all masters have it", func() bool { return holding(servers, "lock") == 5 })
+	proxies[3].Delay(40 * time.Millisecond)
+	servers[4].Pause()
+	start := time.Now()
+	if err := se.Close(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	st.Close()
+	if took := time.Since(start); took > time.Second {
+		t.Errorf("closing took %v", took)
+	}
+	if n := holding(servers[:4], "lock"); n != 0 {
+		t.Errorf("%d masters that answer still have the lock", n)
+	}
+	servers[4].Resume()
+	if _, err := st.Open(t.Context(), store.SessionOptions{TTL: time.Second}); err == nil || errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("opening a session in a closed store: %v", err)
+	}
+	for _, p := range proxies {
+		eventually(t, "the connections are closed", func() bool { return p.Connections() == 0 })
+	}
+	eventually(t, "all goroutines have ended but those of the servers", func() bool {
+		return strings.Count(stacks(), "redlockstore.(*") == 0 && strings.Count(stacks(), "rueidis.(*") == 0
+	})
+}
+
+// stacks returns the stacks of all goroutines.
+func stacks() string {
+	buf := make([]byte, 1<<20)
+	return string(buf[:runtime.Stack(buf, true)])
+}

@@ -1,0 +1,197 @@
+package redlockstore_test
+
+import (
+	"context"
+	"flag"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/redis/rueidis"
+
+	"github.com/stilelock/stile"
+	"github.com/stilelock/stile/internal/testservers"
+	"github.com/stilelock/stile/line"
+	"github.com/stilelock/stile/store"
+	"github.com/stilelock/stile/store/redlockstore"
+)
+
+// TestMain runs more tests at a time than there are processors: they wait more than they compute.
+func TestMain(m *testing.M) {
+	flag.Parse()
+	if f := flag.Lookup("test.parallel"); f.Value.String() == f.DefValue {
+		_ = flag.Set("test.parallel", "8")
+	}
+	os.Exit(m.Run())
+}
+
+func newStore(t *testing.T, options []rueidis.ClientOption) *redlockstore.Store {
+	t.Helper()
+	st, err := redlockstore.New(options, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(st.Close)
+	return st
+}
+
+// newClient returns a client of Stile on a store of its own, as another process would have.
+func newClient(t *testing.T, options []rueidis.ClientOption, ttl time.Duration) *stile.Client {
+	t.Helper()
+	c, err := stile.New(newStore(t, options), &stile.Options{TTL: ttl})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), 2*time.Second)
+		defer cancel()
+		_ = c.Close(ctx) // fails if the test has left no majority
+	})
+	return c
+}
+
+// to returns the options for connecting to the servers.
+func to(servers []*testservers.Redis) []rueidis.ClientOption {
+	var options []rueidis.ClientOption
+	for _, r := range servers {
+		options = append(options, rueidis.ClientOption{InitAddress: []string{r.Addr()}})
+	}
+	return options
+}
+
+// through returns proxies to the servers, and the options for connecting to them.
+func through(t *testing.T, servers []*testservers.Redis) ([]*testservers.Proxy, []rueidis.ClientOption) {
+	t.Helper()
+	var proxies []*testservers.Proxy
+	var options []rueidis.ClientOption
+	for _, r := range servers {
+		p := testservers.NewProxy(t, r.Addr())
+		proxies = append(proxies, p)
+		options = append(options, rueidis.ClientOption{InitAddress: []string{p.Addr()}})
+	}
+	return proxies, options
+}
+
+// lock takes a lock within a few seconds.
+func lock(t *testing.T, c *stile.Client, name string) *stile.Hold {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+	defer cancel()
+	h, err := c.Mutex(name).Lock(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return h
+}
+
+func release(t *testing.T, h *stile.Hold) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+	defer cancel()
+	if err := h.Release(ctx); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// holding returns at how many of the servers a key is.
+func holding(servers []*testservers.Redis, key string) (n int) {
+	for _, r := range servers {
+		if there, _ := r.Do("EXISTS", key).AsInt64(); there == 1 {
+			n++
+		}
+	}
+	return n
+}
+
+// eventually waits until something is so that nothing tells of.
+func eventually(t *testing.T, what string, is func() bool) {
+	t.Helper()
+	for end := time.Now().Add(5 * time.Second); !is(); time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("it has not come about within 5 s that %s", what)
+		}
+	}
+}
+
+// median returns the median time that f takes.
+func median(times int, f func()) time.Duration {
+	var took []time.Duration
+	for range times {
+		start := time.Now()
+		f()
+		took = append(took, time.Since(start))
+	}
+	slices.Sort(took)
+	return took[len(took)/2]
+}
+
+// openSession opens a session that nobody confirms.
+func openSession(t *testing.T, st store.Store, ttl time.Duration) store.Session {
+	t.Helper()
+	se, err := st.Open(t.Context(), store.SessionOptions{TTL: ttl})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), time.Second)
+		defer cancel()
+		_ = se.Close(ctx)
+	})
+	return se
+}
+
+// enqueue puts an entry in, and returns its standings as it is told them.
+func enqueue(ctx context.Context, se store.Session, name string, try bool) (store.Ticket, <-chan store.Standing, error) {
+	told := make(chan store.Standing, 10)
+	ticket, err := se.Enqueue(ctx, store.Request{
+		Name: name, Mode: line.Exclusive, Try: try, Notify: func(st store.Standing) { told <- st },
+	})
+	return ticket, told, err
+}
+
+// hold puts an entry in and waits until it is admitted.
+func hold(t *testing.T, se store.Session, name string) (store.Ticket, uint64) {
+	t.Helper()
+	ticket, told, err := enqueue(t.Context(), se, name, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for {
+		select {
+		case st := <-told:
+			switch st.State {
+			case store.Admitted:
+				return ticket, st.Order
+			case store.Gone:
+				t.Fatalf("the entry has gone: %v", st.Cause)
+			}
+		case <-time.After(5 * time.Second):
+			t.Fatal("not admitted within 5 s")
+		}
+	}
+}
+
+// wantSaid checks that an error says all that it should.
+func wantSaid(t *testing.T, err error, want ...string) {
+	t.Helper()
+	if err == nil {
+		t.Fatal("there was no error")
+	}
+	for _, w := range want {
+		if !strings.Contains(err.Error(), w) {
+			t.Errorf("the error does not say %q: %v", w, err)
+		}
+	}
+}
+
+// redlockStoreAt returns a store whose keys begin with a prefix.
+func redlockStoreAt(t *testing.T, options []rueidis.ClientOption, prefix string) (*redlockstore.Store, error) {
+	t.Helper()
+	st, err := redlockstore.New(options, &redlockstore.Options{Prefix: prefix})
+	if err == nil {
+		t.Cleanup(st.Close)
+	}
+	return st, err
+}

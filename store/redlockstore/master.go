@@ -1,0 +1,359 @@
+package redlockstore
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"log/slog"
+	"math/rand/v2"
+	"net"
+	"sync"
+	"time"
+
+	"github.com/redis/rueidis"
+)
+
+const (
+	// dialTimeout is how long connecting to a master may take, logging in included.
+	dialTimeout = 2 * time.Second
+	// silence is how long a master may leave everything unanswered until its connection is given up. Nobody waits for
+	// that but the requests that are on it.
+	silence = 3 * time.Second
+	// firstRedial and lastRedial bound the pause between attempts to connect.
+	firstRedial = 20 * time.Millisecond
+	lastRedial  = time.Second
+	// mostAsked is how many requests may be unanswered at a master before it is asked no more.
+	mostAsked = 512
+	// voidTTL is how long a void attempt is remembered: longer than a request can be on its way.
+	voidTTL = time.Minute
+)
+
+var (
+	errConnecting = errors.New("still connecting")
+	errBusy       = errors.New("too many requests are unanswered")
+	errClosed     = errors.New("the store is closed")
+)
+
+// unsentError means that a request was not sent.
+type unsentError struct{ error }
+
+func (e unsentError) Unwrap() error { return e.error }
+
+// doubtError means that it is not known whether a request was, or yet will be, carried out.
+type doubtError struct{ error }
+
+func (e doubtError) Unwrap() error { return e.error }
+
+// inDoubt reports whether a request that failed with err may yet be carried out.
+func inDoubt(err error) bool {
+	_, ok := errors.AsType[doubtError](err)
+	return ok
+}
+
+// master is one of the Redis servers. It connects by itself, again and again, so that nobody who asks it has to wait for
+// that; what could not be cleaned up at it while it was out of reach, it cleans up first thing when it is back.
+type master struct {
+	number int
+	addr   string
+	option rueidis.ClientOption
+	logger *slog.Logger
+
+	first chan struct{} // closed when the first attempt to connect is over
+	kick  chan struct{} // tells run that the connection has broken, or that there are new debts; holds one
+
+	mu     sync.Mutex
+	client rueidis.Client // nil while there is no connection
+	up     chan struct{}  // closed when there is one; replaced when it breaks
+	why    error          // why there is none
+	asked  int            // requests that are unanswered
+	takes  pace           // how long its answers take
+	debts  map[*debt]struct{}
+}
+
+// debt is a leaving that has to be carried out at a master when it can be.
+type debt struct {
+	keys, args []string
+	paid       func(reply rueidis.RedisMessage, err error)
+}
+
+// pace is how long something has taken of late, at its quickest: what it takes when it is not stopped.
+type pace struct {
+	least time.Duration
+	since time.Time
+}
+
+// note takes a measurement, which stands until there is a smaller one, or for two seconds.
+func (p *pace) note(took time.Duration) {
+	if took <= p.least || time.Since(p.since) > 2*time.Second {
+		p.least, p.since = took, time.Now()
+	}
+}
+
+// newMaster returns a master whose connections end with life.
+func newMaster(life context.Context, number int, option rueidis.ClientOption, logger *slog.Logger) *master {
+	option.DialCtxFn = dialWithin(life, option.DialCtxFn)
+	// Requests to one master are carried out in the order in which they are made: they are on one connection.
+	option.PipelineMultiplex = -1
+	option.AlwaysPipelining = true
+	option.ForceSingleClient = true
+	option.DisableRetry = true
+	option.DisableCache = true
+	if option.Dialer.Timeout == 0 {
+		option.Dialer.Timeout = dialTimeout
+	}
+	if option.ConnWriteTimeout == 0 {
+		option.ConnWriteTimeout = silence
+	}
+	if option.ReadBufferEachConn == 0 {
+		option.ReadBufferEachConn = 32 << 10
+	}
+	if option.WriteBufferEachConn == 0 {
+		option.WriteBufferEachConn = 32 << 10
+	}
+	return &master{
+		number: number,
+		addr:   option.InitAddress[0],
+		option: option,
+		logger: logger.With(slog.String("master", option.InitAddress[0])),
+		first:  make(chan struct{}),
+		kick:   make(chan struct{}, 1),
+		up:     make(chan struct{}),
+		why:    errConnecting,
+		debts:  make(map[*debt]struct{}),
+	}
+}
+
+// mortal is a connection that something else can close, too.
+type mortal struct {
+	net.Conn
+	spare func() bool // from that
+}
+
+func (c mortal) Close() error {
+	c.spare()
+	return c.Conn.Close()
+}
+
+type dialFunc = func(context.Context, string, *net.Dialer, *tls.Config) (net.Conn, error)
+
+// dialWithin returns a function that connects as dial does, or as usual, and whose connections are closed when life
+// ends: nothing else makes the Redis client stop waiting for a server that has fallen silent.
+func dialWithin(life context.Context, dial dialFunc) dialFunc {
+	if dial == nil {
+		dial = func(ctx context.Context, addr string, dialer *net.Dialer, config *tls.Config) (net.Conn, error) {
+			if config == nil {
+				return dialer.DialContext(ctx, "tcp", addr)
+			}
+			return (&tls.Dialer{NetDialer: dialer, Config: config}).DialContext(ctx, "tcp", addr)
+		}
+	}
+	return func(ctx context.Context, addr string, dialer *net.Dialer, config *tls.Config) (net.Conn, error) {
+		ctx, cancel := context.WithCancel(ctx)
+		defer cancel()
+		defer context.AfterFunc(life, cancel)()
+		conn, err := dial(ctx, addr, dialer, config)
+		if err != nil {
+			return nil, err
+		}
+		return mortal{conn, context.AfterFunc(life, func() { _ = conn.Close() })}, nil
+	}
+}
+
+// run keeps the master connected until ctx ends.
+func (m *master) run(ctx context.Context) {
+	var dialed sync.Once
+	pause := firstRedial
+	for ctx.Err() == nil {
+		client, err := rueidis.NewClient(m.option)
+		if err == nil {
+			pause = firstRedial
+			m.connected(client)
+			dialed.Do(func() { close(m.first) })
+			m.serve(ctx, client)
+			m.disconnected(client)
+			client.Close()
+			continue
+		}
+		m.failed(unwrapDial(err))
+		dialed.Do(func() { close(m.first) })
+		rest(ctx, pause/2+rand.N(pause))
+		pause = min(2*pause, lastRedial)
+	}
+	m.failed(errClosed)
+}
+
+// serve pays the master's debts until its connection breaks or ctx ends.
+func (m *master) serve(ctx context.Context, client rueidis.Client) {
+	for {
+		m.pay(client)
+		select {
+		case <-ctx.Done():
+			return
+		case <-m.kick:
+		}
+		m.mu.Lock()
+		broken := m.client != client
+		m.mu.Unlock()
+		if broken {
+			return
+		}
+	}
+}
+
+func (m *master) connected(client rueidis.Client) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.client = client
+	close(m.up)
+}
+
+func (m *master) failed(why error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.why = why
+}
+
+// broke notes that a request has failed on the connection, and why.
+func (m *master) broke(client rueidis.Client, why error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.client != client {
+		return
+	}
+	m.client, m.up, m.why = nil, make(chan struct{}), why
+	m.wake()
+	m.logger.LogAttrs(context.Background(), slog.LevelInfo, "connection lost; connecting again", slog.Any("error", why))
+}
+
+// disconnected notes that nothing more can be sent on the connection.
+func (m *master) disconnected(client rueidis.Client) { m.broke(client, errClosed) }
+
+// wake makes run look what there is to do. It may be called with m.mu held.
+func (m *master) wake() {
+	select {
+	case m.kick <- struct{}{}:
+	default:
+	}
+}
+
+// ask runs a script at the master and waits for its answer, as long as there is hope for one, which is a few seconds at
+// most. If the connection has never been there it is waited for, until ctx ends; once the request is sent ctx does not
+// matter, because its outcome does.
+//
+// The error is a [rueidis.RedisError] if that is what the master has answered, an unsentError or a doubtError.
+func (m *master) ask(ctx context.Context, script *rueidis.Lua, keys, args []string) (rueidis.RedisMessage, error) {
+	select {
+	case <-m.first:
+	case <-ctx.Done():
+		return rueidis.RedisMessage{}, unsentError{errConnecting}
+	}
+	m.mu.Lock()
+	client, why := m.client, m.why
+	if client != nil && m.asked >= mostAsked {
+		client, why = nil, errBusy
+	}
+	if client == nil {
+		m.mu.Unlock()
+		return rueidis.RedisMessage{}, unsentError{why}
+	}
+	m.asked++
+	m.mu.Unlock()
+
+	start := time.Now()
+	reply, err := m.exec(client, script, keys, args)
+
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.asked--
+	if !inDoubt(err) {
+		m.takes.note(time.Since(start))
+	}
+	return reply, err
+}
+
+func (m *master) exec(client rueidis.Client, script *rueidis.Lua, keys, args []string) (rueidis.RedisMessage, error) {
+	result := script.Exec(context.Background(), client, keys, args)
+	if err := result.NonRedisError(); err != nil {
+		m.broke(client, err)
+		return rueidis.RedisMessage{}, doubtError{err}
+	}
+	return result.ToMessage()
+}
+
+// owe has a leaving carried out as soon as the master answers.
+func (m *master) owe(d *debt) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.debts[d] = struct{}{}
+	m.wake()
+}
+
+// pay carries out what is owed to the master. What cannot be sent stays owed; what the master refuses does not: the
+// entry goes when its time is over.
+func (m *master) pay(client rueidis.Client) {
+	m.mu.Lock()
+	due := make([]*debt, 0, len(m.debts))
+	for d := range m.debts {
+		due = append(due, d)
+	}
+	m.mu.Unlock()
+	for _, d := range due {
+		reply, err := m.exec(client, leaveScript, d.keys, d.args)
+		if inDoubt(err) {
+			return
+		}
+		if err != nil {
+			m.logger.LogAttrs(context.Background(), slog.LevelWarn,
+				"an entry could not be taken out; it goes when its time is over", slog.Any("error", err))
+		}
+		m.mu.Lock()
+		delete(m.debts, d)
+		m.mu.Unlock()
+		d.paid(reply, err)
+	}
+}
+
+// await returns the connection when there is one, nil when ctx ends.
+func (m *master) await(ctx context.Context) rueidis.Client {
+	for {
+		m.mu.Lock()
+		client, up := m.client, m.up
+		m.mu.Unlock()
+		if client != nil {
+			return client
+		}
+		select {
+		case <-up:
+		case <-ctx.Done():
+			return nil
+		}
+	}
+}
+
+// state returns why there is no connection, nil if there is one.
+func (m *master) state() error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.client != nil {
+		return nil
+	}
+	return m.why
+}
+
+// unwrapDial returns what connecting failed of, without the address, which messages name anyway.
+func unwrapDial(err error) error {
+	if op, ok := errors.AsType[*net.OpError](err); ok {
+		return op.Err
+	}
+	return err
+}
+
+// rest waits for d, or until ctx ends.
+func rest(ctx context.Context, d time.Duration) {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case <-ctx.Done():
+	}
+}

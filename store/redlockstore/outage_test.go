@@ -1,0 +1,341 @@
+package redlockstore_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stilelock/stile"
+	"github.com/stilelock/stile/internal/testservers"
+	"github.com/stilelock/stile/store"
+)
+
+// redsync with its defaults: 5 s to lock and 5 s to unlock with one of three masters hung, 0.4 s and 1.7 s with one that
+// refuses.
+func TestAMinorityOutOfReachDelaysNobody(t *testing.T) {
+	t.Parallel()
+	const most = 100 * time.Millisecond
+	hang, refuse := (*testservers.Redis).Pause, (*testservers.Redis).Kill
+	for _, c := range []struct {
+		masters, down int
+		how           string
+		stop          func(*testservers.Redis)
+	}{
+		{3, 1, "hang", hang}, {3, 1, "refuse", refuse}, {5, 2, "hang", hang}, {5, 2, "refuse", refuse},
+	} {
+		t.Run(fmt.Sprintf("%d of %d %s from the start", c.down, c.masters, c.how), func(t *testing.T) {
+			t.Parallel()
+			servers := testservers.StartRedisServers(t, c.masters)
+			for _, r := range servers[:c.down] {
+				c.stop(r)
+			}
+			client := newClient(t, to(servers), 5*time.Second)
+			start := time.Now()
+			release(t, lock(t, client, "lock"))
+			if took := time.Since(start); took > 5*most {
+				t.Errorf("the first hold, connecting included, took %v", took)
+			}
+			if took := median(9, func() { release(t, lock(t, client, "lock")) }); took > most {
+				t.Errorf("to lock and unlock took %v", took)
+			}
+		})
+		t.Run(fmt.Sprintf("%d of %d %s while holding", c.down, c.masters, c.how), func(t *testing.T) {
+			t.Parallel()
+			servers := testservers.StartRedisServers(t, c.masters)
+			client, other := newClient(t, to(servers), 2*time.Second), newClient(t, to(servers), 2*time.Second)
+			h := lock(t, client, "lock")
+			for _, r := range servers[:c.down] {
+				c.stop(r)
+			}
+			next := make(chan time.Time, 1)
+			go func() {
+				if _, err := other.Mutex("lock").Lock(t.Context()); err == nil {
+					next <- time.Now()
+				}
+			}()
+			time.Sleep(2500 * time.Millisecond) // longer than the TTL
+			if !h.Valid() || len(next) > 0 {
+				t.Fatalf("a majority has it, and it is lost: %v; another has it: %v", h.Err(), len(next) > 0)
+			}
+			start := time.Now()
+			release(t, h)
+			if took := time.Since(start); took > most {
+				t.Errorf("to unlock took %v", took)
+			}
+			select {
+			case at := <-next:
+				if took := at.Sub(start); took > 5*most {
+					t.Errorf("who waited had it after %v", took)
+				}
+			case <-time.After(5 * time.Second):
+				t.Error("who waits does not get it")
+			}
+		})
+	}
+}
+
+func TestASlowMasterDelaysNobody(t *testing.T) {
+	t.Parallel()
+	servers := testservers.StartRedisServers(t, 3)
+	proxies, options := through(t, servers)
+	client := newClient(t, options, 5*time.Second)
+	release(t, lock(t, client, "lock"))
+	proxies[1].Delay(150 * time.Millisecond)
+	if took := median(9, func() { release(t, lock(t, client, "lock")) }); took > 100*time.Millisecond {
+		t.Errorf("to lock and unlock took %v", took)
+	}
+	eventually(t, "the slow master is clean, too", func() bool { return holding(servers, "lock") == 0 })
+}
+
+func TestAMasterThatComesLaterTakesPart(t *testing.T) {
+	t.Parallel()
+	servers := testservers.StartRedisServers(t, 3)
+	servers[0].Kill()
+	client := newClient(t, to(servers), 2*time.Second)
+	h := lock(t, client, "lock")
+	servers[0].Start()
+	eventually(t, "the hold is at all masters", func() bool { return holding(servers, "lock") == 3 })
+	servers[1].Kill()
+	time.Sleep(2500 * time.Millisecond)
+	if !h.Valid() {
+		t.Errorf("lost although two of three have it: %v", h.Err())
+	}
+	release(t, h)
+	if n := holding([]*testservers.Redis{servers[0], servers[2]}, "lock"); n != 0 {
+		t.Errorf("after the release %d masters have it", n)
+	}
+}
+
+func TestAHoldIsRestoredAtAMasterThatHasForgotten(t *testing.T) {
+	t.Parallel()
+	servers := testservers.StartRedisServers(t, 3)
+	client, other := newClient(t, to(servers), 2*time.Second), newClient(t, to(servers), 2*time.Second)
+	h := lock(t, client, "lock")
+	servers[0].Restart()
+	eventually(t, "the hold is at all masters again", func() bool { return holding(servers, "lock") == 3 })
+	servers[1].Kill() // now the first is needed
+	if _, err := other.Mutex("lock").TryLock(t.Context()); !errors.Is(err, stile.ErrHeld) {
+		t.Errorf("another tried and got %v, want ErrHeld", err)
+	}
+	time.Sleep(2500 * time.Millisecond)
+	if !h.Valid() {
+		t.Errorf("lost although two of three have it: %v", h.Err())
+	}
+}
+
+func TestWithoutAMajorityAHoldIsLostByItsDeadline(t *testing.T) {
+	t.Parallel()
+	const ttl = 2 * time.Second
+	servers := testservers.StartRedisServers(t, 3)
+	atRisk := make(chan time.Time, 1)
+	client, err := stile.New(newStore(t, to(servers)), &stile.Options{TTL: ttl, Hooks: stile.Hooks{
+		AtRisk: func(left time.Duration) {
+			if left > 0 {
+				atRisk <- time.Now()
+			}
+		},
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	h := lock(t, client, "lock")
+	servers[0].Pause()
+	servers[1].Pause()
+	cut := time.Now()
+	select {
+	case <-h.Lost():
+	case <-time.After(2 * ttl):
+		t.Fatal("the hold is not lost")
+	}
+	lost := time.Now()
+	if lost.Sub(cut) > ttl {
+		t.Errorf("lost %v after the majority was gone, which is more than the TTL", lost.Sub(cut))
+	}
+	if err, ok := errors.AsType[*stile.LostError](h.Err()); !ok || err.Reason != stile.LostDeadline {
+		t.Errorf("lost because of %v, want the deadline", h.Err())
+	}
+	select {
+	case at := <-atRisk:
+		if !at.Before(lost) {
+			t.Error("it was at risk only when it was lost")
+		}
+	default:
+		t.Error("it was never said to be at risk")
+	}
+	servers[0].Resume()
+	servers[1].Resume()
+	release(t, lock(t, client, "lock"))
+}
+
+func TestOpeningWithoutAMajorityNamesThoseThatAreMissing(t *testing.T) {
+	t.Parallel()
+	servers := testservers.StartRedisServers(t, 3)
+	servers[0].Kill()
+	servers[1].Pause()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+	defer cancel()
+	_, err := newStore(t, to(servers)).Open(ctx, store.SessionOptions{TTL: time.Second})
+	wantSaid(t, err, servers[0].Addr()+": connect: connection refused", servers[1].Addr()+": still connecting", "1 of 3 masters answered")
+	if !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("the error does not match the context's: %v", err)
+	}
+}
+
+// The bell that tells a waiter is lost with the connection: what remains is to look now and then.
+func TestAWaiterWhoseConnectionsAreCutIsNotForgotten(t *testing.T) {
+	t.Parallel()
+	servers := testservers.StartRedisServers(t, 3)
+	proxies, options := through(t, servers)
+	holder := newClient(t, to(servers), 5*time.Second)
+	waiter := newClient(t, options, 5*time.Second)
+	for range 3 {
+		h := lock(t, holder, "lock")
+		p, err := waiter.Mutex("lock").Join(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(100 * time.Millisecond)
+		for _, p := range proxies {
+			p.Reset()
+		}
+		release(t, h)
+		select {
+		case <-p.Ready():
+		case <-time.After(3 * time.Second):
+			t.Fatal("forgotten")
+		}
+		got, err := p.Hold()
+		if err != nil {
+			t.Fatal(err)
+		}
+		release(t, got)
+	}
+}
+
+func TestASteppedClockOfOneMasterHarmsNothing(t *testing.T) {
+	t.Parallel()
+	servers := append(testservers.StartRedisServers(t, 2), testservers.StartRedisAhead(t))
+	client, other := newClient(t, to(servers), time.Second), newClient(t, to(servers), time.Second)
+	h := lock(t, client, "lock")
+	token := h.Token()
+	for _, ahead := range []time.Duration{time.Minute, -time.Minute} {
+		servers[2].SetAhead(ahead)
+		if _, err := other.Mutex("lock").TryLock(t.Context()); !errors.Is(err, stile.ErrHeld) {
+			t.Fatalf("with a clock %v ahead another tried and got %v, want ErrHeld", ahead, err)
+		}
+		eventually(t, "the hold is at all masters again", func() bool { return holding(servers, "lock") == 3 })
+		if !h.Valid() {
+			t.Fatalf("with a clock %v ahead the hold is lost: %v", ahead, h.Err())
+		}
+	}
+	release(t, h)
+	// One whose clock is slow keeps its copy: it is taken out like the others.
+	next := lock(t, other, "lock")
+	if next.Token() <= token {
+		t.Errorf("the token was %d and is %d", token, next.Token())
+	}
+}
+
+// Without word from the masters it would take about a second.
+func TestAReleaseWakesWhoWaits(t *testing.T) {
+	t.Parallel()
+	servers := testservers.StartRedisServers(t, 3)
+	a, b := newClient(t, to(servers), 5*time.Second), newClient(t, to(servers), 5*time.Second)
+	h := lock(t, a, "lock")
+	took := median(9, func() {
+		p, err := b.Mutex("lock").Join(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(20 * time.Millisecond) // it has subscribed
+		release(t, h)
+		if h, err = p.Hold(); err != nil {
+			t.Fatal(err)
+		}
+		a, b = b, a
+	})
+	if took > 150*time.Millisecond {
+		t.Errorf("a hand-over took %v", took)
+	}
+}
+
+func TestAStallOfAllMastersDelaysByNoMoreThanTheStall(t *testing.T) {
+	t.Parallel()
+	servers := testservers.StartRedisServers(t, 3)
+	client := newClient(t, to(servers), 5*time.Second)
+	release(t, lock(t, client, "lock"))
+	for _, stall := range []time.Duration{60 * time.Millisecond, 200 * time.Millisecond} {
+		var stalled sync.WaitGroup
+		for _, r := range servers {
+			cli := r.Client(t)
+			stalled.Go(func() {
+				cli.Do(t.Context(), cli.B().Arbitrary("DEBUG", "SLEEP", fmt.Sprint(stall.Seconds())).Build())
+			})
+		}
+		time.Sleep(5 * time.Millisecond)
+		start := time.Now()
+		release(t, lock(t, client, "lock"))
+		if took := time.Since(start); took > stall+200*time.Millisecond {
+			t.Errorf("with a stall of %v it took %v", stall, took)
+		}
+		stalled.Wait()
+	}
+}
+
+func TestFlushedScriptsAreLoadedAgain(t *testing.T) {
+	t.Parallel()
+	servers := testservers.StartRedisServers(t, 3)
+	se := openSession(t, newStore(t, to(servers)), time.Minute)
+	flush := func() {
+		for _, r := range servers {
+			r.Do("SCRIPT", "FLUSH")
+		}
+	}
+	for range 3 {
+		flush()
+		ticket, _ := hold(t, se, "lock")
+		flush()
+		if err := se.Confirm(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		flush()
+		if err := ticket.Withdraw(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// With two of five hung, all of the others are needed, and of those who contend for them nobody must wait for the hung
+// ones while others could have the lock.
+func TestContendersDoNotWaitForThoseThatHang(t *testing.T) {
+	t.Parallel()
+	servers := testservers.StartRedisServers(t, 5)
+	var clients []*stile.Client
+	for range 4 {
+		c := newClient(t, to(servers), 5*time.Second)
+		release(t, lock(t, c, "lock"))
+		clients = append(clients, c)
+	}
+	took := median(9, func() {
+		servers[0].Pause()
+		servers[1].Pause()
+		defer servers[0].Resume()
+		defer servers[1].Resume()
+		var all sync.WaitGroup
+		for _, c := range clients {
+			all.Go(func() {
+				err := c.Mutex("lock").Do(t.Context(), func(context.Context, *stile.Hold) error { return nil })
+				if err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		all.Wait()
+	})
+	if took > time.Second {
+		t.Errorf("until all four had had the lock it took %v", took)
+	}
+}

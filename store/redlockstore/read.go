@@ -1,0 +1,282 @@
+package redlockstore
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/redis/rueidis"
+
+	"github.com/stilelock/stile/line"
+	"github.com/stilelock/stile/store"
+)
+
+// view is what one master has under one name.
+type view struct {
+	master *master
+	value  string
+	there  bool
+	fence  string
+	ttl    time.Duration // negative: it never ends
+	other  bool          // there is something that is no string
+}
+
+// Line implements [store.Store]. A hold is shown if a majority of the masters has it; what a minority has is remarked
+// on. Those who wait are not shown: there is nothing of them in the store.
+func (s *Store) Line(ctx context.Context, name string) (store.Line, error) {
+	within, cancel := context.WithTimeoutCause(ctx, patience, errPatience)
+	defer cancel()
+	ls, err := s.look(within, []string{name})
+	if err != nil {
+		return store.Line{}, s.explain(fmt.Sprintf("read lock %q", name), endedBy(ctx, err))
+	}
+	return ls[0], nil
+}
+
+// Lines implements [store.Store]. It shows the locks that clients of this package have taken; those that other clients
+// have are shown by [Store.Line] alone, because nothing tells their keys from any others.
+func (s *Store) Lines(ctx context.Context, prefix string) ([]store.Line, error) {
+	within, cancel := context.WithTimeoutCause(ctx, patience, errPatience)
+	defer cancel()
+	doing := fmt.Sprintf("read the locks that begin with %q", prefix)
+	names, err := s.names(within, prefix)
+	if err != nil {
+		return nil, s.explain(doing, endedBy(ctx, err))
+	}
+	var found []store.Line
+	for chunk := range slices.Chunk(names, most) {
+		ls, err := s.look(within, chunk)
+		if err != nil {
+			return nil, s.explain(doing, endedBy(ctx, err))
+		}
+		for _, l := range ls {
+			if len(l.Entries) > 0 {
+				found = append(found, l)
+			}
+		}
+	}
+	return found, nil
+}
+
+// names returns the names in the masters' indexes that begin with prefix, sorted.
+func (s *Store) names(ctx context.Context, prefix string) ([]string, error) {
+	answers, err := s.read(ctx, namesScript, []string{s.keys.index()}, []string{prefix})
+	if err != nil {
+		return nil, err
+	}
+	var names []string
+	for _, a := range answers {
+		of, err := a.reply.AsStrSlice()
+		if err != nil {
+			return nil, err
+		}
+		names = append(names, of...)
+	}
+	slices.Sort(names)
+	return slices.Compact(names), nil
+}
+
+// read asks all masters until a majority has answered, or refused.
+func (s *Store) read(ctx context.Context, script *rueidis.Lua, keys, args []string) (answers []answer, err error) {
+	_, err = s.patiently(ctx, func() error {
+		answers, err = s.ask(ctx, script, keys, args)
+		return err
+	})
+	return answers, err
+}
+
+// look reads the lines of some names.
+func (s *Store) look(ctx context.Context, names []string) ([]store.Line, error) {
+	views, err := s.views(ctx, names)
+	if err != nil {
+		return nil, err
+	}
+	lines := make([]store.Line, len(names))
+	for i, name := range names {
+		lines[i] = s.line(name, views[i])
+	}
+	return lines, nil
+}
+
+// views reads what a majority of the masters has under some names.
+func (s *Store) views(ctx context.Context, names []string) ([][]view, error) {
+	var keys []string
+	for _, name := range names {
+		keys = append(keys, s.keys.lock(name), s.keys.fence(name))
+	}
+	answers, err := s.read(ctx, lookScript, keys, nil)
+	if err != nil {
+		return nil, err
+	}
+	views := make([][]view, len(names))
+	for _, a := range answers {
+		seen, err := a.reply.ToArray()
+		if err != nil || len(seen) != len(names) {
+			return nil, errStrange
+		}
+		for i := range names {
+			v, err := readView(seen[i])
+			if err != nil {
+				return nil, err
+			}
+			v.master = a.master
+			views[i] = append(views[i], v)
+		}
+	}
+	return views, nil
+}
+
+func readView(m rueidis.RedisMessage) (view, error) {
+	parts, err := m.ToArray()
+	if err != nil || len(parts) != 3 {
+		return view{}, errStrange
+	}
+	ms, err := parts[1].AsInt64()
+	if err != nil {
+		return view{}, err
+	}
+	v := view{other: ms == -3, ttl: time.Duration(ms) * time.Millisecond}
+	if !parts[0].IsNil() {
+		v.there = true
+		if v.value, err = parts[0].ToString(); err != nil {
+			return view{}, err
+		}
+	}
+	if !parts[2].IsNil() {
+		v.fence, err = parts[2].ToString()
+	}
+	return v, err
+}
+
+// line makes a line of what a majority of the masters has said.
+func (s *Store) line(name string, views []view) store.Line {
+	l := store.Line{Name: name}
+	for _, v := range views {
+		switch {
+		case v.other:
+			l.Remarks = append(l.Remarks, fmt.Sprintf("at %s the key %q is in use for something else, so nobody can lock there",
+				v.master.addr, s.keys.lock(name)))
+		case v.there && first(views, v.value) == v.master:
+			l = s.add(l, v.value, views)
+		}
+	}
+	if len(views) < len(s.masters) {
+		l.Remarks = append(l.Remarks, fmt.Sprintf("%d of %d masters did not answer: %s",
+			len(s.masters)-len(views), len(s.masters), strings.Join(s.missing(views), ", ")))
+	}
+	return l
+}
+
+// first returns the first of the masters that have a value.
+func first(views []view, value string) *master {
+	for _, v := range views {
+		if v.there && v.value == value {
+			return v.master
+		}
+	}
+	return nil
+}
+
+// missing names the masters that are not among the views, and says what is known of why.
+func (s *Store) missing(views []view) []string {
+	var missing []string
+	for _, m := range s.masters {
+		if !slices.ContainsFunc(views, func(v view) bool { return v.master == m }) {
+			why := m.state()
+			if why == nil {
+				why = errSilent
+			}
+			missing = append(missing, fmt.Sprintf("%s: %v", m.addr, why))
+		}
+	}
+	return missing
+}
+
+// add adds the entry that has a value to the line if a majority has it, otherwise a remark.
+func (s *Store) add(l store.Line, text string, views []view) store.Line {
+	id, says, ours := decode(text)
+	e := store.Entry{Mode: line.Exclusive, Session: says.Session, Foreign: !ours, Owner: says.Owner}
+	var left []time.Duration
+	for _, v := range views {
+		if !v.there || v.value != text {
+			continue
+		}
+		if v.ttl < 0 {
+			v.ttl = longest
+		}
+		left = append(left, v.ttl)
+		e.Order = max(e.Order, orderOf(v.fence, id))
+	}
+	slices.Sort(left)
+	slices.Reverse(left)
+	if len(left) < s.quorum {
+		ends := fmt.Sprintf("it ends there within %v", left[0].Round(time.Millisecond))
+		if left[0] == longest {
+			ends = "it never ends: delete the key there"
+		}
+		l.Remarks = append(l.Remarks, fmt.Sprintf("%d of %d masters, no majority, have an entry of session %s; %s",
+			len(left), len(s.masters), e.Session, ends))
+		return l
+	}
+	if len(left) < len(views) {
+		l.Remarks = append(l.Remarks, fmt.Sprintf("session %s is at %d of %d masters", e.Session, len(left), len(s.masters)))
+	}
+	if left[s.quorum-1] != longest {
+		e.Remaining = left[s.quorum-1]
+	} else if !ours {
+		l.Remarks = append(l.Remarks, fmt.Sprintf("session %s, of another client, never ends by itself", e.Session))
+	}
+	e.Admitted = !ours || e.Order != 0
+	l.Entries = append(l.Entries, e)
+	return l
+}
+
+// Break implements [store.Store]. Entries of other clients have no order, so they cannot be broken: delete their keys at
+// the masters instead.
+func (s *Store) Break(ctx context.Context, name string, order uint64) (store.Entry, error) {
+	doing := fmt.Sprintf("break lock %q", name)
+	within, cancel := context.WithTimeoutCause(ctx, patience, errPatience)
+	defer cancel()
+	views, err := s.views(within, []string{name})
+	if err != nil {
+		return store.Entry{}, s.explain(doing, endedBy(ctx, err))
+	}
+	gone := fmt.Errorf("%s: %s: %w: no entry with order %d stands there", s, doing, store.ErrGone, order)
+	l := s.line(name, views[0])
+	if order == 0 || len(l.Entries) == 0 || l.Entries[0].Order != order {
+		return store.Entry{}, gone
+	}
+	d := newDeparture(s)
+	id := s.majority(views[0])
+	for _, m := range s.masters {
+		s.takeOut(m, name, id, false, true, d)
+	}
+	there, err := d.wait(within, s)
+	switch {
+	case err != nil:
+		return store.Entry{}, s.explain(doing, endedBy(ctx, err))
+	case !there:
+		return store.Entry{}, gone
+	}
+	return l.Entries[0], nil
+}
+
+// majority returns the id of the entry that a majority has. There is one.
+func (s *Store) majority(views []view) string {
+	for _, v := range views {
+		n := 0
+		for _, other := range views {
+			if other.there && other.value == v.value {
+				n++
+			}
+		}
+		if v.there && n >= s.quorum {
+			id, _, _ := decode(v.value)
+			return id
+		}
+	}
+	panic(errors.New("redlockstore: there is an entry, and no majority has it"))
+}

@@ -1,0 +1,141 @@
+package redlockstore
+
+import "github.com/redis/rueidis"
+
+// What the scripts have in common: KEYS[1] is the lock's key and ARGV[1] the id that its value begins with if the
+// lock is ours. No script takes a time from a client but as a duration. Everything that may be refused without harm,
+// such as publishing, comes last and in a pcall: a script that fails half-way would leave what it has written.
+
+const luaMine = `
+local function mine(key, id)
+	local v = redis.call('GET', key)
+	return v and string.sub(v, 1, #id) == id, v
+end
+local function now()
+	local t = redis.call('TIME')
+	return t[1] * 1000000 + t[2]
+end
+local function last(key)
+	local v = redis.call('GET', key)
+	return v and tonumber(string.match(v, '^%d+')) or 0
+end
+local function show(index, name, ms)
+	local t = math.floor(now() / 1000)
+	redis.pcall('ZADD', index, t + ms, name)
+	redis.pcall('ZREMRANGEBYSCORE', index, '-inf', t)
+	local left = redis.pcall('PTTL', index)
+	if type(left) == 'number' and left < ms then redis.pcall('PEXPIRE', index, ms) end
+end
+`
+
+// takeScript puts the value in if nobody's is there, and returns the least order that this master allows its hold: it
+// is larger than all that were given out here, and, in case they have been forgotten, not smaller than the time.
+//
+//	KEYS key, fence, void    ARGV id, value, TTL in ms
+//	{1, order} if it was put in; {0, value, TTL} of who is there; {-1} if the attempt is void
+var takeScript = rueidis.NewLuaScript(luaMine + `
+local v = redis.call('GET', KEYS[1])
+if v then return {0, v, redis.call('PTTL', KEYS[1])} end
+if redis.call('EXISTS', KEYS[3]) == 1 then return {-1} end
+local order = math.max(last(KEYS[2]) + 1, now())
+if order >= 9007199254740991 then return redis.error_reply('ERR the fence has come to its end') end
+redis.call('SET', KEYS[1], ARGV[2], 'PX', ARGV[3])
+return {1, string.format('%.0f', order)}`)
+
+// grantScript makes the hold's order known, for those who will hold after it, and renews the key.
+//
+//	KEYS key, fence, index    ARGV id, order, TTL in ms, fence's TTL in ms, name, channel
+//	1 if it is mine, otherwise 0
+var grantScript = rueidis.NewLuaScript(luaMine + `
+if not mine(KEYS[1], ARGV[1]) then return 0 end
+if tonumber(ARGV[2]) > last(KEYS[2]) then
+	redis.call('SET', KEYS[2], ARGV[2] .. ' ' .. ARGV[1], 'PX', ARGV[4])
+end
+redis.call('PEXPIRE', KEYS[1], ARGV[3])
+show(KEYS[3], ARGV[5], tonumber(ARGV[3]))
+redis.pcall('PUBLISH', ARGV[6], '+' .. ARGV[1])
+return 1`)
+
+// adoptScript puts a hold in at a master that does not have it, with its order.
+//
+//	KEYS key, fence, void, index    ARGV id, value, order, TTL in ms, fence's TTL in ms, name
+//	1 if it is mine, otherwise 0
+var adoptScript = rueidis.NewLuaScript(luaMine + `
+local is, v = mine(KEYS[1], ARGV[1])
+if is then return 1 end
+if v or redis.call('EXISTS', KEYS[3]) == 1 then return 0 end
+if tonumber(ARGV[3]) > last(KEYS[2]) then
+	redis.call('SET', KEYS[2], ARGV[3] .. ' ' .. ARGV[1], 'PX', ARGV[5])
+end
+redis.call('SET', KEYS[1], ARGV[2], 'PX', ARGV[4])
+show(KEYS[4], ARGV[6], tonumber(ARGV[4]))
+return 1`)
+
+// renewScript renews many locks, each if it is mine, and never makes one shorter. Without locks, it answers all the same.
+//
+//	KEYS index, key, key, ...    ARGV TTL in ms, id, name, id, name, ...
+//	for each key: 1 if it is mine, 0 if nobody's is there, -1 if another's is
+var renewScript = rueidis.NewLuaScript(luaMine + `
+local ttl = tonumber(ARGV[1])
+local said = {}
+for i = 2, #KEYS do
+	local is, v = mine(KEYS[i], ARGV[2 * i - 2])
+	if is then
+		local left = redis.call('PTTL', KEYS[i])
+		if left >= 0 and left < ttl then
+			redis.call('PEXPIRE', KEYS[i], ttl)
+			show(KEYS[1], ARGV[2 * i - 1], ttl)
+		end
+	end
+	said[i - 1] = is and 1 or (v and -1 or 0)
+end
+return said`)
+
+// keepScript gives a lock the time that it is to stand, shorter or longer, if it is mine.
+//
+//	KEYS key, index    ARGV id, time in ms, name
+//	1 if it is mine, otherwise 0
+var keepScript = rueidis.NewLuaScript(luaMine + `
+if not mine(KEYS[1], ARGV[1]) then return 0 end
+redis.call('PEXPIRE', KEYS[1], ARGV[2])
+show(KEYS[2], ARGV[3], tonumber(ARGV[2]))
+return 1`)
+
+// leaveScript takes a lock out if it is mine. If asked to, it leaves word that the attempt is void, in case the request
+// to put it in is still on its way, and tells those who wait.
+//
+//	KEYS key, void, index    ARGV id, void's TTL in ms or 0, name, channel or ""
+//	1 if it was mine, otherwise 0
+var leaveScript = rueidis.NewLuaScript(luaMine + `
+if ARGV[2] ~= '0' then redis.call('SET', KEYS[2], '', 'PX', ARGV[2]) end
+if not mine(KEYS[1], ARGV[1]) then return 0 end
+redis.call('DEL', KEYS[1])
+redis.pcall('ZREM', KEYS[3], ARGV[3])
+if ARGV[4] ~= '' then redis.pcall('PUBLISH', ARGV[4], '-' .. ARGV[1]) end
+return 1`)
+
+// lookScript reads locks.
+//
+//	KEYS key, fence, key, fence, ...
+//	for each pair: {value or false, TTL in ms, fence or false}; TTL is -3 if the key holds no string
+var lookScript = rueidis.NewLuaScript(`
+local seen = {}
+for i = 1, #KEYS, 2 do
+	local v = redis.pcall('GET', KEYS[i])
+	if type(v) == 'table' then
+		seen[#seen + 1] = {false, -3, false}
+	else
+		seen[#seen + 1] = {v, redis.call('PTTL', KEYS[i]), redis.call('GET', KEYS[i + 1])}
+	end
+end
+return seen`)
+
+// namesScript returns the names in the index that begin with a prefix.
+//
+//	KEYS index    ARGV prefix
+var namesScript = rueidis.NewLuaScript(`
+local found = {}
+for _, name in ipairs(redis.call('ZRANGE', KEYS[1], 0, -1)) do
+	if string.sub(name, 1, #ARGV[1]) == ARGV[1] then found[#found + 1] = name end
+end
+return found`)

@@ -1,0 +1,215 @@
+package redlockstore
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/redis/rueidis"
+
+	"github.com/stilelock/stile/store"
+)
+
+// MinTTL and MaxTTL bound the TTL of a session.
+const (
+	MinTTL = 200 * time.Millisecond
+	MaxTTL = 24 * time.Hour
+)
+
+// Options configures a [Store]. The zero value, and a nil *Options, are ready for use.
+type Options struct {
+	// Prefix is put before every key. It is used as it is: end it with a slash or a colon to set Stile's locks apart.
+	// Empty means that the key of a lock is its name, as it is for other Redlock clients.
+	Prefix string
+	// Logger receives what an operator may want to know: masters whose connection was lost, entries that could not be
+	// taken out. Nil discards it.
+	Logger *slog.Logger
+
+	_ struct{}
+}
+
+// Store is a [store.Store] on several Redis servers that know nothing of each other. It is safe for concurrent use.
+type Store struct {
+	masters []*master
+	quorum  int // how many of the masters are a majority
+	keys    keys
+	hub     *hub
+	logger  *slog.Logger
+
+	life context.Context
+	end  context.CancelFunc
+	runs sync.WaitGroup // of the masters and of those who listen to them
+	work works          // requests, and what waits for their outcome
+}
+
+var _ store.Store = (*Store)(nil)
+
+// New returns a store on the given masters, and begins to connect to them; [Store.Close] ends that. It does not wait
+// for it: masters may be down.
+//
+// Each option names one server, by its InitAddress, and says how to connect to it, log in and choose a database. What
+// the store depends on it sets itself: one connection, without retries and caching. Of the timeouts, Dialer.Timeout is
+// 2 s unless set, and ConnWriteTimeout, after which a silent connection is given up, 3 s; no lock waits for either.
+//
+// The masters must be an odd number from 3, none of them twice, and not replicas of each other. All clients of a lock
+// must use the same masters; the order does not matter.
+func New(masters []rueidis.ClientOption, opts *Options) (*Store, error) {
+	if opts == nil {
+		opts = &Options{}
+	}
+	addrs := make([]string, 0, len(masters))
+	for i, m := range masters {
+		if len(m.InitAddress) != 1 {
+			return nil, fmt.Errorf("redlock store: master %d has %d addresses, it needs exactly one", i+1, len(m.InitAddress))
+		}
+		addrs = append(addrs, m.InitAddress[0])
+	}
+	if err := CheckMasters(addrs); err != nil {
+		return nil, err
+	}
+	if err := store.CheckPrefix(opts.Prefix); err != nil {
+		return nil, fmt.Errorf("redlock store: key prefix: %w", err)
+	}
+	s := &Store{quorum: len(masters)/2 + 1, keys: keys{prefix: opts.Prefix}, logger: opts.Logger}
+	if s.logger == nil {
+		s.logger = slog.New(slog.DiscardHandler)
+	}
+	s.life, s.end = context.WithCancel(context.Background())
+	for i, option := range masters {
+		s.masters = append(s.masters, newMaster(s.life, i, option, s.logger))
+	}
+	s.hub = newHub(s.masters)
+	for i, m := range s.masters {
+		s.runs.Go(func() { m.run(s.life) })
+		s.runs.Go(func() { s.hub.ears[i].run(s.life) })
+	}
+	return s, nil
+}
+
+// CheckMasters reports what is wrong with a choice of masters, given by their addresses, or nil: they must be an odd
+// number from 3, and none of them be named twice.
+func CheckMasters(addrs []string) error {
+	switch n := len(addrs); {
+	case n < 3:
+		return fmt.Errorf("redlock with %d masters: give three, of which one may fail, or five, of which two may", n)
+	case n%2 == 0:
+		return fmt.Errorf("redlock with %d masters: as few may fail as of %d, and more must answer: give %d or %d", n, n-1, n-1, n+1)
+	}
+	for i, addr := range addrs {
+		if slices.Contains(addrs[:i], addr) {
+			return fmt.Errorf("redlock: master %s is given twice: each must be a server of its own", addr)
+		}
+	}
+	return nil
+}
+
+// parting is how long Close waits for requests that are under way.
+const parting = 250 * time.Millisecond
+
+// Close closes the connections. Close the sessions first: what they hold is freed otherwise only when its TTL has
+// passed. Requests that are under way, to clean up at the slower masters, are given a quarter of a second. Close after
+// Close does nothing.
+func (s *Store) Close() {
+	s.work.refuse()
+	within, cancel := context.WithTimeout(s.life, parting)
+	defer cancel()
+	go func() {
+		s.work.group.Wait()
+		cancel()
+	}()
+	<-within.Done()
+	s.end()
+	s.runs.Wait()
+	s.work.group.Wait()
+}
+
+// Capabilities implements [store.Store].
+func (s *Store) Capabilities() store.Capabilities {
+	return store.Capabilities{Kind: "redlock", Fencing: true, Outlasting: true, MinTTL: MinTTL, MaxTTL: MaxTTL}
+}
+
+// patience is how long a call without a session goes on when no majority answers. Calls with a session go on as long as
+// the session does.
+const patience = 10 * time.Second
+
+// Open implements [store.Store]. A session is nothing that the masters know of: only its entries are. To open one, a
+// majority must answer.
+func (s *Store) Open(ctx context.Context, opts store.SessionOptions) (store.Session, error) {
+	if opts.TTL < MinTTL || opts.TTL > MaxTTL {
+		return nil, fmt.Errorf("%s: a TTL of %v: it must be between %v and %v", s, opts.TTL, MinTTL, MaxTTL)
+	}
+	se := newSession(s, opts)
+	within, cancel := context.WithTimeoutCause(ctx, patience, errPatience)
+	defer cancel()
+	if err := se.begin(within); err != nil {
+		return nil, s.explain("open a session", endedBy(ctx, err))
+	}
+	return se, nil
+}
+
+// String names the store in messages: "Redlock at 10.0.0.1:6379, 10.0.0.2:6379, 10.0.0.3:6379".
+func (s *Store) String() string {
+	addrs := make([]string, 0, len(s.masters))
+	for _, m := range s.masters {
+		addrs = append(addrs, m.addr)
+	}
+	return "Redlock at " + strings.Join(addrs, ", ")
+}
+
+var errPatience = fmt.Errorf("no majority of the masters has answered within %v", patience)
+
+// explain says what failed, where, and, for the failures that a person has to see to, what to do.
+func (s *Store) explain(doing string, err error) error {
+	advice := ""
+	switch text := err.Error(); {
+	case strings.Contains(text, "NOPERM"):
+		advice = "; docs/stores.md lists the rights that the Redis user needs"
+	case strings.Contains(text, "WRONGPASS"), strings.Contains(text, "NOAUTH"):
+		advice = "; check the user and the password"
+	case strings.Contains(text, "READONLY"):
+		advice = "; all servers must be masters, and none a replica of another"
+	case strings.Contains(text, "WRONGTYPE"):
+		advice = "; the key is in use for something else: give the locks a prefix or a database of their own"
+	}
+	return fmt.Errorf("%s: %s: %w%s", s, doing, err, advice)
+}
+
+// endedBy makes sure that the error of a call that ctx has ended matches ctx.Err().
+func endedBy(ctx context.Context, err error) error {
+	if ctx.Err() == nil || errors.Is(err, ctx.Err()) {
+		return err
+	}
+	if err == nil {
+		return ctx.Err()
+	}
+	return fmt.Errorf("%w: %w", ctx.Err(), err)
+}
+
+// works counts goroutines, so that their end can be waited for.
+type works struct {
+	mu    sync.Mutex
+	group sync.WaitGroup
+	over  bool
+}
+
+// start runs f in a goroutine. It reports false, and does nothing, after refuse.
+func (w *works) start(f func()) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if !w.over {
+		w.group.Go(f)
+	}
+	return !w.over
+}
+
+// refuse makes start do nothing from here on.
+func (w *works) refuse() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.over = true
+}

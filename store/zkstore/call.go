@@ -1,0 +1,197 @@
+package zkstore
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/go-zookeeper/zk"
+)
+
+// client is a go-zookeeper client and what stands between it and its servers.
+type client struct {
+	*zk.Conn
+
+	link  *link
+	ready chan struct{} // closed when there has been a session
+}
+
+// connect starts a client. Sessions are asked to last for timeout; see [link] for once. heard is told of what happens, by
+// goroutines of the client that wait for it.
+func (s *Store) connect(timeout time.Duration, once bool, heard func(zk.Event)) (*client, error) {
+	c := &client{link: newLink(s, timeout, once), ready: make(chan struct{})}
+	ready := false
+	conn, _, err := zk.Connect(c.link.servers, timeout,
+		zk.WithDialer(c.link.dial),
+		zk.WithHostProvider(c.link),
+		zk.WithLogger(libraryLogger{s.logger}),
+		zk.WithLogInfo(false),
+		zk.WithEventCallback(func(ev zk.Event) {
+			if ev.Type == zk.EventSession && ev.State == zk.StateHasSession && !ready {
+				ready = true
+				close(c.ready)
+			}
+			heard(ev)
+		}),
+	)
+	if err != nil {
+		c.link.stop()
+		return nil, err
+	}
+	c.Conn = conn
+	return c, nil
+}
+
+// await waits until there is a session, or a server has refused one.
+func (c *client) await(ctx context.Context) error {
+	select {
+	case <-c.ready:
+		return nil
+	case <-c.link.rejected:
+		return c.link.trouble()
+	case <-ctx.Done():
+		return gaveUp(ctx, c.link.trouble())
+	}
+}
+
+// shut ends the session, as far as that can be done within a second, and everything that works for it.
+func (c *client) shut() {
+	c.link.stop()
+	c.Close()
+	c.link.drop(nil)
+}
+
+// ask makes a request, and gives up waiting for the answer when ctx ends. The request itself cannot be taken back: it
+// goes on, and its answer is lost.
+func ask[T any](ctx context.Context, request func() (T, error)) (T, error) {
+	type answer struct {
+		value T
+		err   error
+	}
+	answers := make(chan answer, 1)
+	if ctx.Err() == nil {
+		go func() {
+			value, err := request()
+			answers <- answer{value, err}
+		}()
+	}
+	select {
+	case a := <-answers:
+		return a.value, a.err
+	case <-ctx.Done():
+		var none T
+		return none, context.Cause(ctx)
+	}
+}
+
+// attempt makes a request until it is answered, and returns the answer, the refusal or, when ctx ends, ctx's error joined
+// with that of the last attempt. The request is told how many attempts there were before, and must do no harm if it is
+// carried out more than once. As one may go on when attempt has returned, it must not write to anything outside.
+func attempt[T any](ctx context.Context, c *client, request func(before int) (T, error)) (T, error) {
+	var none T
+	var last error
+	for n := 0; ; n++ {
+		if ctx.Err() != nil {
+			return none, gaveUp(ctx, last)
+		}
+		value, err := ask(ctx, func() (T, error) { return request(n) })
+		switch {
+		case ctx.Err() != nil && err != nil:
+			if last == nil {
+				last = c.link.trouble()
+			}
+			return none, gaveUp(ctx, last)
+		case err == nil || c.final(err):
+			return value, err
+		}
+		last = err
+		if n > 0 { // the first repetition may well find another server
+			rest(ctx, firstPause)
+		}
+	}
+}
+
+// sync makes sure that what is read from here on is as new as when sync was called.
+func (c *client) sync(ctx context.Context, path string) error {
+	_, err := attempt(ctx, c, func(int) (string, error) { return c.Sync(path) })
+	return err
+}
+
+// list lists a directory.
+func (c *client) list(ctx context.Context, dir string) ([]string, error) {
+	return attempt(ctx, c, func(int) ([]string, error) {
+		children, _, err := c.Children(dir)
+		return children, err
+	})
+}
+
+// remove deletes a node, and reports whether it was there to be deleted. An attempt whose outcome is unknown, followed by
+// one that finds nothing, counts as deleted: somebody's was.
+func (c *client) remove(ctx context.Context, path string) (bool, error) {
+	return attempt(ctx, c, func(before int) (bool, error) {
+		err := c.Delete(path, -1)
+		if errors.Is(err, zk.ErrNoNode) {
+			return before > 0, nil
+		}
+		return err == nil, err
+	})
+}
+
+// final reports whether there is no use in another attempt.
+func (c *client) final(err error) bool {
+	if errors.Is(err, zk.ErrSessionExpired) && !c.link.once {
+		return false // there will be another
+	}
+	return refused(err) || c.link.over.Err() != nil
+}
+
+// gaveUp is the error of a request that ctx ended before it was answered.
+func gaveUp(ctx context.Context, last error) error {
+	cause := context.Cause(ctx)
+	if last == nil || errors.Is(last, cause) {
+		return cause
+	}
+	return &unansweredError{cause: cause, last: last}
+}
+
+// unansweredError says why a request was given up and what its last attempt failed with.
+type unansweredError struct{ cause, last error }
+
+func (e *unansweredError) Error() string {
+	return e.cause.Error() + " (last: " + e.last.Error() + ")"
+}
+func (e *unansweredError) Unwrap() []error { return []error{e.cause, e.last} }
+
+// endedBy makes sure that the error of a call that ctx has ended matches ctx.Err().
+func endedBy(ctx context.Context, err error) error {
+	if ctx.Err() == nil || errors.Is(err, ctx.Err()) {
+		return err
+	}
+	return fmt.Errorf("%w: %w", ctx.Err(), err)
+}
+
+// refused reports whether an error is a server's considered answer, the request not having been carried out. Other errors
+// tell nothing: neither whether it was, nor that another attempt would fail.
+func refused(err error) bool {
+	for _, answer := range []error{
+		zk.ErrNoNode, zk.ErrNoAuth, zk.ErrBadVersion, zk.ErrNoChildrenForEphemerals, zk.ErrNodeExists, zk.ErrNotEmpty,
+		zk.ErrInvalidACL, zk.ErrInvalidPath, zk.ErrInvalidFlags, zk.ErrAuthFailed, zk.ErrBadArguments, zk.ErrAPIError,
+		zk.ErrSessionExpired,
+	} {
+		if errors.Is(err, answer) {
+			return true
+		}
+	}
+	return false
+}
+
+// rest waits for d or until ctx ends.
+func rest(ctx context.Context, d time.Duration) {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case <-ctx.Done():
+	}
+}

@@ -1,0 +1,166 @@
+package zkstore
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/go-zookeeper/zk"
+)
+
+// lookAgain is how often a watch says that there may have been a change although it has heard of none: in case something
+// was missed.
+const lookAgain = 5 * time.Second
+
+// Watch implements [store.Store]. It has a connection of its own, and one watch for each directory that may have a lock
+// whose name begins with prefix; ZooKeeper's recursive watches cannot be had with this client. So in an ensemble that is
+// used for much else a root of Stile's own is kinder.
+func (s *Store) Watch(ctx context.Context, prefix string, changed func()) error {
+	ctx, cancel := context.WithCancel(ctx)
+	c := &changes{
+		store: s, prefix: prefix,
+		news:   make(chan struct{}, 1),
+		events: make(chan struct{}, 1),
+		dirty:  make(map[string]bool),
+	}
+	var err error
+	var hearing sync.WaitGroup
+	over := make(chan struct{})
+	hearing.Go(func() {
+		defer close(over)
+		err = c.hear(ctx)
+	})
+	defer hearing.Wait()
+	defer cancel()
+	for {
+		select {
+		case <-c.news:
+			changed()
+		case <-over:
+			return err
+		}
+	}
+}
+
+// changes hears of what happens to the lines whose name begins with a prefix. It never waits for whoever is told.
+type changes struct {
+	store  *Store
+	client *client
+	prefix string
+	news   chan struct{} // holds one: the next reading will show all that happened before it
+	events chan struct{} // holds one: there is something in dirty, or all is set
+
+	mu    sync.Mutex
+	dirty map[string]bool // directories whose watch is used up
+	all   bool            // all watches may be gone
+
+	// below has the directories that are watched, and the names whose directories are in them. It belongs to the goroutine
+	// that hears.
+	below map[string][]string
+}
+
+func signal(ch chan<- struct{}) {
+	select {
+	case ch <- struct{}{}:
+	default:
+	}
+}
+
+// heard takes in an event.
+func (c *changes) heard(ev zk.Event) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	switch {
+	case ev.Type == zk.EventSession && ev.State == zk.StateHasSession:
+		c.all = true
+	case ev.Type == zk.EventNodeChildrenChanged, ev.Type == zk.EventNodeDeleted, ev.Type == zk.EventNodeCreated:
+		c.dirty[ev.Path] = true
+	default:
+		return
+	}
+	signal(c.events)
+}
+
+// hear follows the directories until ctx ends or the servers refuse.
+func (c *changes) hear(ctx context.Context) error {
+	doing := fmt.Sprintf("watch the locks that begin with %q", c.prefix)
+	client, err := c.store.connect(readingTTL, false, c.heard)
+	if err != nil {
+		return c.store.explain(doing, err)
+	}
+	defer func() { go client.shut() }() // which may take a second
+	c.client = client
+	if err := client.await(ctx); err != nil {
+		return c.store.explain(doing, endedBy(ctx, err))
+	}
+	ticker := time.NewTicker(lookAgain)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-c.events:
+			if err := c.catchUp(ctx); err != nil {
+				return c.store.explain(doing, endedBy(ctx, err))
+			}
+			signal(c.news)
+		case <-ticker.C:
+			signal(c.news)
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+// catchUp sets the watches that are used up, and those of directories that are new.
+func (c *changes) catchUp(ctx context.Context) error {
+	c.mu.Lock()
+	dirty, all := c.dirty, c.all
+	c.dirty, c.all = make(map[string]bool), false
+	c.mu.Unlock()
+	if all {
+		c.below = make(map[string][]string)
+	}
+	for dir := range dirty {
+		delete(c.below, dir)
+	}
+	return c.walk(ctx, "")
+}
+
+// walk makes sure that the directory of name, and those below, are watched.
+func (c *changes) walk(ctx context.Context, name string) error {
+	dir := c.store.dirOf(name)
+	below, watched := c.below[dir]
+	if !watched {
+		children, err := c.watch(ctx, dir)
+		switch {
+		case errors.Is(err, zk.ErrNoNode), errors.Is(err, zk.ErrNoAuth) && name != "":
+			return nil // gone again, which the directory above tells of; or not for us
+		case err != nil:
+			return err
+		}
+		below = c.store.below(name, c.prefix, children)
+		c.below[dir] = below
+	}
+	for _, n := range below {
+		if err := c.walk(ctx, n); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// watch lists a directory and has the server tell when that changes: when the directory is made, if it is the topmost and
+// not there.
+func (c *changes) watch(ctx context.Context, dir string) ([]string, error) {
+	return attempt(ctx, c.client, func(int) ([]string, error) {
+		children, _, _, err := c.client.ChildrenW(dir)
+		if errors.Is(err, zk.ErrNoNode) && dir == c.store.paths.top() {
+			var there bool
+			if there, _, _, err = c.client.ExistsW(dir); err == nil && there {
+				children, _, _, err = c.client.ChildrenW(dir)
+			}
+		}
+		return children, err
+	})
+}

@@ -1,0 +1,47 @@
+package zkstore_test
+
+import (
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stilelock/stile/internal/testservers"
+	"github.com/stilelock/stile/store"
+	"github.com/stilelock/stile/store/storetest"
+)
+
+func TestStoreConforms(t *testing.T) {
+	t.Parallel()
+	server := server(t)
+	var proxies sync.Map // of stores
+	open := func(t *testing.T) store.Store {
+		proxy := testservers.NewProxy(t, server.Endpoint())
+		st := newStore(t, nil, proxy.Addr())
+		proxies.Store(st, proxy)
+		return st
+	}
+	storetest.Run(t, storetest.Harness{
+		Open: open,
+		Peer: func(t *testing.T, _ store.Store) store.Store { return open(t) },
+		Cut: func(_ *testing.T, st store.Store, _ string) (heal func()) {
+			proxy, _ := proxies.Load(st)
+			proxy.(*testservers.Proxy).Hold()
+			return func() { proxy.(*testservers.Proxy).Release() }
+		},
+		TTL:   3 * time.Second,
+		Grace: 4 * time.Second,
+	})
+}
+
+// In an ensemble a server may not have heard of what was done at another.
+func TestStoreConformsOnAnEnsemble(t *testing.T) {
+	t.Parallel()
+	ensemble := ensemble(t)
+	open := func(t *testing.T) store.Store { return newStore(t, nil, ensemble.Endpoints()...) }
+	storetest.Run(t, storetest.Harness{
+		Open:  open,
+		Peer:  func(t *testing.T, _ store.Store) store.Store { return open(t) },
+		TTL:   3 * time.Second,
+		Grace: 4 * time.Second,
+	})
+}

@@ -1,0 +1,54 @@
+// Package zkstore keeps lines in ZooKeeper, 3.5.3 or later.
+//
+// # Nodes
+//
+// The line of the lock "a/b" is the directory /a/b, below the store's root. An entry is an ephemeral sequential node in
+// it, and they stand in the order of their numbers:
+//
+//	_c_<uuid>-lock-0000000007           exclusive
+//	_c_<uuid>-shared-lock-0000000007    shared
+//	_c_<uuid>-slot-3-lock-0000000007    one of three slots
+//
+// Curator's InterProcessMutex and go-zookeeper's Lock name theirs as the first of these, and take all three for entries
+// that they have to wait for; so they and Stile exclude each other on one path. Curator's InterProcessReadWriteLock sees
+// other names only, which [Options.ReadWrite] makes:
+//
+//	_c_<uuid>-__WRIT__0000000007        exclusive
+//	_c_<uuid>-__READ__0000000007        shared
+//	_c_<uuid>-slot-3-__WRIT__0000000007 one of three slots
+//
+// Stile itself sees all of them, kazoo's too, whichever it makes; other nodes are not part of the line. The UUID is of
+// version 8 in Stile's entries and tells them from those of others, which are of version 4. The data is JSON: the mode
+// and the owner. Directories are containers: when they have been empty for a minute the server takes them away.
+//
+// An order, and so a token, is the transaction that made the entry (czxid): of two conflicting entries the later has the
+// larger one, in the whole ensemble. The numbers in the names are no tokens, because they begin anew with each directory.
+// Transactions go backwards when an ensemble is restored from a backup, and begin again in a new one.
+//
+// # Sessions
+//
+// Each session is one ZooKeeper session on a connection of its own. To confirm it is to sync: the leader answers, and looks
+// first whether the session lives. An answer to a ping proves nothing. It comes from the server that the client is
+// connected to, which may have been cut off from the leader for as long as its syncLimit, ten seconds by default.
+//
+// The other way round, the client library pings for as long as the process lives. So a session that nobody confirms is
+// ended by this package when its TTL has passed; and one of whose expiry the servers tell is not followed by another,
+// which the library would open by itself.
+//
+// A connection that is lost is not a session that is lost: the library connects to another server and goes on. So is a
+// connection given up on which a confirmation was not answered for a tenth of the TTL, or that says nothing for a sixth
+// after it was made.
+//
+// # Waiting
+//
+// An entry watches those nearest ahead that are in its way, eight at most. As nobody can join ahead of it, it is its turn
+// when all it knows of have left, and nothing is read then. All is read again after a reconnection, and every two seconds
+// by who waits.
+//
+// # Between this package and the library
+//
+// go-zookeeper's connections pass through this package: see link. There servers are chosen and given up, connections are
+// authenticated, the TTL is learnt that the servers grant, the creation of an entry is made one that answers with the
+// number of its transaction (create2), and a listing is sent after it without waiting for the answer. The library can do
+// none of that. It has no other part in locks: its Lock is not used.
+package zkstore

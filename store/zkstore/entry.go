@@ -1,0 +1,429 @@
+package zkstore
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/go-zookeeper/zk"
+
+	"github.com/stilelock/stile/line"
+	"github.com/stilelock/stile/store"
+)
+
+// entry is one place in a line, and the ticket to it.
+type entry struct {
+	session *session
+	line    *watchedLine
+	req     store.Request
+	guid    string
+	data    []byte
+
+	// node and order are set when the entry has been put in.
+	node  contender
+	order uint64
+
+	// out is set when the entry is known not to be in its line any more.
+	out atomic.Bool
+
+	// The fields below are guarded by the line's mutex.
+	state     entryState
+	arrived   int            // the number of the first reading of the line that must show the entry
+	ahead     []contender    // those who stand before the entry, as far as is known
+	told      store.Standing // the last that Notify heard
+	late      *time.Timer    // starts the watch of an entry that did not need one so far
+	contended func()         // to be called when somebody waits behind the entry
+}
+
+type entryState uint8
+
+const (
+	joining  entryState = iota // being put in
+	standing                   // in its line
+	over                       // withdrawn, gone, or never put in
+)
+
+// Enqueue implements [store.Session].
+func (se *session) Enqueue(ctx context.Context, req store.Request) (store.Ticket, error) {
+	doing := fmt.Sprintf("join the line of lock %q", req.Name)
+	owner := se.opts.Owner
+	owner.Since = time.Now()
+	data, err := json.Marshal(value{Stile: valueFormat, Mode: req.Mode, Owner: owner})
+	if err != nil {
+		return nil, se.store.explain(doing, err)
+	}
+	e := &entry{session: se, req: req, guid: newGUID(), data: data}
+	if err := se.join(e); err != nil {
+		return nil, err
+	}
+	bounded, cancel := se.bounded(ctx)
+	defer cancel()
+
+	err = e.enter(bounded)
+	if err != nil {
+		e.line.part(e)
+		if held, ok := errors.AsType[*store.HeldError](err); ok {
+			return nil, held
+		}
+		return nil, se.explain(ctx, doing, err)
+	}
+	return e, nil
+}
+
+// enter puts the entry in and finds out how it stands. On failure the entry is out, or on its way out.
+func (e *entry) enter(ctx context.Context) error {
+	if e.req.Try {
+		if err := e.lookFirst(ctx); err != nil {
+			return err
+		}
+	}
+	children, err := e.putIn(ctx)
+	if err != nil {
+		return err
+	}
+	before, err := e.before(ctx, children)
+	switch {
+	case err != nil:
+	case e.req.Try && !line.Admits(e.req.Mode, modes(before)):
+		// The line was free when it was looked at, and somebody was faster. It is not to be held up by us.
+		e.takeBack(ctx)
+		return e.heldBy(ctx, before)
+	case !e.line.arrive(e, before):
+		err = e.session.alive() // the session was lost meanwhile, and the entry with it
+	}
+	if err != nil {
+		e.takeBack(ctx)
+	}
+	return err
+}
+
+// takeBack takes the entry out that was put in just now, in the background if ctx ends.
+func (e *entry) takeBack(ctx context.Context) {
+	if _, err := e.remove(ctx, e.node.name); err != nil {
+		e.session.spawn(e.clear)
+	}
+}
+
+// lookFirst refuses a try for a lock that is held. Nothing is written for that, and nobody disturbed.
+func (e *entry) lookFirst(ctx context.Context) error {
+	for _, exact := range []bool{false, true} {
+		cs, err := e.session.list(ctx, e.line.dir, exact)
+		if err != nil {
+			return err
+		}
+		if line.Admits(e.req.Mode, modes(cs)) {
+			return nil
+		}
+		if exact { // a server that lags may show somebody who has left
+			return e.heldBy(ctx, cs)
+		}
+	}
+	return nil
+}
+
+// list lists a line. An exact listing shows everything that had happened when list was called. A directory that does not
+// exist is an empty line.
+func (se *session) list(ctx context.Context, dir string, exact bool) ([]contender, error) {
+	children, err := attempt(ctx, se.client, func(int) ([]string, error) {
+		if exact {
+			if _, err := se.client.Sync(dir); err != nil {
+				return nil, err
+			}
+		}
+		children, _, err := se.client.Children(dir)
+		return children, err
+	})
+	if errors.Is(err, zk.ErrNoNode) {
+		return nil, nil
+	}
+	return contenders(children), err
+}
+
+// heldBy is the error of a try that the entries ahead are in the way of: the first who would be alone, or else the first.
+func (e *entry) heldBy(ctx context.Context, ahead []contender) error {
+	held := &store.HeldError{Name: e.req.Name}
+	first := slices.IndexFunc(ahead, func(c contender) bool { return !line.Admits(e.req.Mode, []line.Mode{c.mode}) })
+	who := ahead[max(0, first)]
+	holder, err := readEntry(ctx, e.session.client, e.line.dir, who)
+	switch {
+	case ctx.Err() != nil:
+		return err
+	case err == nil: // otherwise they have left meanwhile, or may not be read
+		held.Holder = &holder
+	}
+	return held
+}
+
+// putIn makes attempts to put the entry in until one is answered, and returns a listing of the line that includes the
+// entry, if there is one already.
+func (e *entry) putIn(ctx context.Context) (children []string, err error) {
+	for {
+		if ctx.Err() != nil {
+			return nil, context.Cause(ctx)
+		}
+		made := e.create()
+		var c created
+		select {
+		case c = <-made:
+		case <-ctx.Done(): // and the attempt goes on
+			e.session.spawn(func() {
+				if c := <-made; c.err == nil || !refused(c.err) {
+					e.clear()
+				}
+			})
+			return nil, context.Cause(ctx)
+		}
+		switch {
+		case c.err == nil:
+			if err = e.adopt(c); err == nil {
+				return c.children, nil
+			}
+		case errors.Is(c.err, zk.ErrNoNode):
+			err = e.session.makeDir(ctx, e.line.dir)
+		case refused(c.err):
+			return nil, c.err
+		default:
+			// Connection loss. If the session lives on, so may a node.
+			var found bool
+			if found, err = e.recover(ctx); found {
+				return nil, nil
+			}
+		}
+		if err != nil {
+			e.session.spawn(e.clear)
+			return nil, err
+		}
+	}
+}
+
+func (e *entry) path() string {
+	return join(e.line.dir, nodePrefix(e.guid, e.req.Mode, e.session.store.readWrite))
+}
+
+// created is the outcome of one attempt to create an entry's node.
+type created struct {
+	name     string
+	stat     stat     // zero if it is not known
+	children []string // nil if the line could not be listed
+	err      error
+}
+
+// create makes one attempt to create the entry's node. When the request has been sent it sends another after it, for a
+// listing: a session's requests are handled in order, so the listing shows the entry, and comes with the same round trip.
+func (e *entry) create() <-chan created {
+	client, dir := e.session.client, e.line.dir
+	b, forget := client.link.expect(e.path())
+	listed := make(chan []string, 1)
+	go func() {
+		<-b.sent
+		children, _, err := client.Children(dir)
+		if err != nil {
+			children = nil // the entry's own outcome says more
+		}
+		listed <- children
+	}()
+	made := make(chan created, 1)
+	go func() {
+		path, err := client.Create(e.path(), e.data, zk.FlagEphemeralSequential, e.session.store.acl)
+		forget()
+		c := created{err: err}
+		if err == nil {
+			_, c.name = split(path)
+			select {
+			case c.stat = <-b.stats:
+			default:
+			}
+			c.children = <-listed
+		}
+		made <- c
+	}()
+	return made
+}
+
+// adopt takes in what is known of a node that was created.
+func (e *entry) adopt(c created) error {
+	n, ok := parseNode(c.name)
+	if !ok {
+		return fmt.Errorf("the server has named the entry %q", c.name)
+	}
+	e.node = contender{n, c.name}
+	if c.stat == (stat{}) {
+		return nil // see before
+	}
+	return e.check(c.stat)
+}
+
+// check makes sure of what everything else depends on.
+func (e *entry) check(st stat) error {
+	switch {
+	case st.owner != e.session.id:
+		return fmt.Errorf("the entry belongs to session %s, and not to %s", sessionText(st.owner), e.session.ID())
+	case e.node.sequence < 0 || e.node.sequence >= sequenceEnd:
+		return fmt.Errorf("the sequence numbers of %s are used up: the server gives the same to everybody from now on; "+
+			"when nobody stands in the line any more, delete the node, and they begin again", e.line.dir)
+	case st.czxid <= 0 || st.czxid > store.MaxOrder:
+		return fmt.Errorf("the ensemble's transaction number is %#x, beyond %#x, where fencing tokens end",
+			st.czxid, uint64(store.MaxOrder))
+	}
+	e.order = uint64(st.czxid)
+	return nil
+}
+
+// recover looks for a node of the entry's, after an attempt whose outcome is not known. The connection it was made on is
+// gone, and the server has dropped what was still on its way there when the session came back on another; so what a
+// listing after a sync shows is final.
+func (e *entry) recover(ctx context.Context) (found bool, err error) {
+	cs, err := e.session.list(ctx, e.line.dir, true)
+	for _, c := range cs {
+		if c.guid == e.guid {
+			e.node = c
+			return true, err
+		}
+	}
+	return false, err
+}
+
+// before returns those who stand before the entry, and completes what is known of the entry itself.
+func (e *entry) before(ctx context.Context, children []string) ([]contender, error) {
+	if e.order == 0 {
+		st, err := attempt(ctx, e.session.client, func(int) (*zk.Stat, error) {
+			_, st, err := e.session.client.Get(join(e.line.dir, e.node.name))
+			return st, err
+		})
+		if err != nil {
+			return nil, err
+		}
+		if err := e.check(stat{czxid: st.Czxid, owner: st.EphemeralOwner}); err != nil {
+			return nil, err
+		}
+	}
+	cs := contenders(children)
+	at := slices.IndexFunc(cs, func(c contender) bool { return c.name == e.node.name })
+	if at < 0 {
+		var err error
+		if cs, err = e.session.list(ctx, e.line.dir, false); err != nil {
+			return nil, err
+		}
+		if at = slices.IndexFunc(cs, func(c contender) bool { return c.name == e.node.name }); at < 0 {
+			return nil, e.line.evicted()
+		}
+	}
+	for _, c := range cs {
+		if c.unseen(e.session.store.readWrite) {
+			return nil, e.blind(c)
+		}
+	}
+	return slices.Clone(cs[:at]), nil
+}
+
+// blind is the error of who would stand in a line with somebody who does not see them.
+func (e *entry) blind(c contender) error {
+	theirs, option := "InterProcessMutex", "without ReadWrite (names=mutex in a URL)"
+	if !e.session.store.readWrite {
+		theirs, option = "InterProcessReadWriteLock", "with ReadWrite (names=readwrite in a URL)"
+	}
+	return fmt.Errorf("somebody uses Curator's %s on %s (%s), which does not see the entries of this store: open the store %s",
+		theirs, e.line.dir, c.name, option)
+}
+
+// makeDir makes a directory and those above it. They are containers: ZooKeeper takes them away when they have been empty
+// for a while, and counts from zero in the next.
+func (se *session) makeDir(ctx context.Context, dir string) error {
+	_, err := attempt(ctx, se.client, func(int) (string, error) {
+		return se.client.CreateContainer(dir, nil, zk.FlagContainer, se.store.acl)
+	})
+	switch {
+	case errors.Is(err, zk.ErrNodeExists):
+		return nil
+	case errors.Is(err, zk.ErrNoNode) && strings.Count(dir, "/") > 1:
+		above, _ := split(dir)
+		if err := se.makeDir(ctx, above); err != nil {
+			return err
+		}
+		return se.makeDir(ctx, dir)
+	}
+	return err
+}
+
+// clear takes out what attempts to put the entry in may have left, and goes on until that is done or the session has ended.
+func (e *entry) clear() {
+	se := e.session
+	for se.alive() == nil {
+		cs, err := se.list(se.life, e.line.dir, true)
+		for _, c := range cs {
+			if err == nil && c.guid == e.guid {
+				_, err = e.remove(se.life, c.name)
+			}
+		}
+		if err == nil {
+			e.out.Store(true)
+			return
+		}
+		if se.alive() == nil {
+			se.store.logger.LogAttrs(se.life, slog.LevelWarn, "entry in doubt could not be taken out yet",
+				slog.String("lock", e.req.Name), slog.Any("error", err))
+			rest(se.life, lastPause)
+		}
+	}
+}
+
+// remove deletes a node of the entry's, and reports whether it was there to be deleted. Nobody else ever has a node of the
+// same name, because of the GUID in it.
+func (e *entry) remove(ctx context.Context, name string) (removed bool, err error) {
+	removed, err = e.session.client.remove(ctx, join(e.line.dir, name))
+	if err == nil && name == e.node.name {
+		e.out.Store(true)
+	}
+	return removed, err
+}
+
+// Withdraw implements [store.Ticket].
+func (e *entry) Withdraw(ctx context.Context) error {
+	se := e.session
+	doing := fmt.Sprintf("leave the line of lock %q", e.req.Name)
+	e.line.part(e)
+	if e.out.Load() {
+		return fmt.Errorf("%s: %s: %w: the entry had left already", se.store, doing, store.ErrGone)
+	}
+	if err := se.alive(); err != nil {
+		return fmt.Errorf("%w: %w", store.ErrGone, err) // it goes with the session
+	}
+	bounded, cancel := se.bounded(ctx)
+	defer cancel()
+	removed, err := e.remove(bounded, e.node.name)
+	switch {
+	case err != nil:
+		se.spawn(e.keepDeparting)
+		return se.explain(ctx, doing, err)
+	case !removed:
+		return fmt.Errorf("%s: %s: %w: somebody else has taken the entry out", se.store, doing, store.ErrGone)
+	}
+	return nil
+}
+
+// keepDeparting goes on with a withdrawal that has failed, or whose caller has given up: if the servers refuse, an ACL was
+// changed, and may be changed back.
+func (e *entry) keepDeparting() {
+	life := e.session.life
+	for life.Err() == nil {
+		if _, err := e.remove(life, e.node.name); err == nil {
+			return
+		}
+		rest(life, lastPause)
+	}
+}
+
+// WithdrawAfter implements [store.Ticket].
+func (e *entry) WithdrawAfter(ctx context.Context, d time.Duration) error {
+	if d <= 0 {
+		return e.Withdraw(ctx)
+	}
+	return fmt.Errorf("%s: leave lock %q later: %w: an entry cannot outlast its session", e.session.store, e.req.Name,
+		store.ErrUnsupported)
+}

@@ -1,0 +1,280 @@
+package zkstore_test
+
+import (
+	"errors"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/stilelock/stile"
+	"github.com/stilelock/stile/internal/testservers"
+	"github.com/stilelock/stile/line"
+	"github.com/stilelock/stile/store"
+	"github.com/stilelock/stile/store/zkstore"
+)
+
+// When a session has expired go-zookeeper opens another by itself, and goes on under the same connection.
+func TestASessionThatExpiresIsLostForHoldersAndWaitersAndNoOtherIsOpened(t *testing.T) {
+	t.Parallel()
+	proxy := testservers.NewProxy(t, server(t).Endpoint())
+	st := newStore(t, nil, proxy.Addr())
+	held, waited := newName(t), newName(t)
+	other := openSession(t, newStore(t, nil, server(t).Endpoint()))
+	enqueue(t, other, waited, line.Exclusive).await(t, store.Admitted)
+
+	lost := make(chan error, 10)
+	se := openFor(t, st, 1500*time.Millisecond, func(err error) { lost <- err })
+	zkstore.KeepUnconfirmed(se)
+	holder, waiter := enqueue(t, se, held, line.Exclusive), enqueue(t, se, waited, line.Exclusive)
+	holder.await(t, store.Admitted)
+	waiter.await(t, store.Waiting)
+
+	proxy.Hold()
+	next := enqueue(t, other, held, line.Exclusive)
+	next.admitted(t)
+	proxy.Reset() // what was held must not be said in the name of the session now
+	proxy.Release()
+
+	holder.gone(t, store.ErrSessionLost)
+	waiter.gone(t, store.ErrSessionLost)
+	select {
+	case err := <-lost:
+		if !errors.Is(err, store.ErrSessionLost) {
+			t.Errorf("Lost was called with %v", err)
+		}
+	case <-time.After(soon):
+		t.Fatal("Lost was not called")
+	}
+	if _, err := tryEnqueue(t.Context(), se, newName(t), line.Exclusive, false); !errors.Is(err, store.ErrSessionLost) {
+		t.Errorf("getting in line with a session that has expired says %v", err)
+	}
+	await(t, "the end of all connections", func() bool { return proxy.Connections() == 0 })
+	select {
+	case err := <-lost:
+		t.Errorf("Lost was called once more: %v", err)
+	case <-time.After(200 * time.Millisecond):
+	}
+	if n := proxy.Connections(); n != 0 {
+		t.Errorf("there are %d connections for a session that has expired", n)
+	}
+}
+
+func TestTheSameClientTakesTheLockAgainAfterALoss(t *testing.T) {
+	t.Parallel()
+	proxy := testservers.NewProxy(t, server(t).Endpoint())
+	c := newClient(t, newStore(t, nil, proxy.Addr()), 1500*time.Millisecond)
+	name := newName(t)
+	first := lock(t, c, name)
+	proxy.Hold()
+	receive(t, first.Lost(), "the loss of the first hold")
+	proxy.Reset()
+	proxy.Release()
+	if err := first.Release(t.Context()); !errors.Is(err, stile.ErrLost) {
+		t.Errorf("the release of what was lost says %v", err)
+	}
+	second := lock(t, c, name)
+	if second.Token() <= first.Token() {
+		t.Errorf("the token after the loss is %d, before it %d", second.Token(), first.Token())
+	}
+	if err := second.Release(t.Context()); err != nil {
+		t.Error(err)
+	}
+}
+
+// held is a hold of one session and an entry of another behind it, on an ensemble.
+type held struct {
+	sessions [2]store.Session
+	hold     *joined
+	next     *joined
+}
+
+func holdOn(t *testing.T, e *testservers.ZooKeeperEnsemble) held {
+	t.Helper()
+	const ttl = 20 * time.Second
+	var h held
+	for i := range h.sessions {
+		h.sessions[i] = openFor(t, newStore(t, nil, e.Endpoints()...), ttl, nil)
+	}
+	name := newName(t)
+	h.hold = enqueue(t, h.sessions[0], name, line.Exclusive)
+	h.hold.await(t, store.Admitted)
+	h.next = enqueue(t, h.sessions[1], name, line.Exclusive)
+	h.next.await(t, store.Waiting)
+	return h
+}
+
+// survives checks that the sessions go on, and that the hold is held, can be released, and goes to the next in line then.
+func (h held) survives(t *testing.T) {
+	t.Helper()
+	for _, se := range h.sessions {
+		confirmSoon(t, se)
+	}
+	h.hold.silent(t)
+	h.next.silent(t)
+	ctx, cancel := until(t, soon)
+	defer cancel()
+	if err := h.hold.Withdraw(ctx); err != nil {
+		t.Fatalf("releasing: %v", err)
+	}
+	h.next.admitted(t)
+}
+
+// confirmSoon confirms a session, and returns how long it took until that could be done.
+func confirmSoon(t *testing.T, se store.Session) time.Duration {
+	t.Helper()
+	start := time.Now()
+	for {
+		ctx, cancel := until(t, se.Terms().TTL/8)
+		err := se.Confirm(ctx)
+		cancel()
+		took := time.Since(start)
+		switch {
+		case err == nil:
+			return took
+		case errors.Is(err, store.ErrSessionLost), took > soon:
+			t.Fatalf("the session is not confirmed after %v: %v", took, err)
+		}
+	}
+}
+
+func TestHoldsSurviveWhatHappensToServers(t *testing.T) {
+	t.Parallel()
+	e := ensemble3(t, "syncLimit=4")
+
+	h := holdOn(t, e)
+	leader := e.Leader(t)
+	leader.Kill()
+	h.survives(t)
+	leader.Restart()
+
+	h = holdOn(t, e)
+	leader = e.Leader(t)
+	leader.Pause()
+	h.survives(t)
+	leader.Resume()
+	leader.AwaitReady()
+
+	h = holdOn(t, e)
+	for _, z := range e.Members() {
+		z.Kill()
+	}
+	for _, z := range e.Members() {
+		z.Start()
+	}
+	for _, z := range e.Members() {
+		z.AwaitReady()
+	}
+	h.survives(t)
+}
+
+// Others are well: a server that is frozen, or cut off from the leader, costs nobody a lock.
+func TestAHoldSurvivesThatItsServerIsHungOrCutOff(t *testing.T) {
+	t.Parallel()
+	const ttl = 4 * time.Second
+	e := ensemble3(t)
+	for _, tt := range []struct {
+		what         string
+		hurt, heal   func(*testservers.ZooKeeper)
+		waitForReady bool
+	}{
+		{"hung", (*testservers.ZooKeeper).Pause, (*testservers.ZooKeeper).Resume, false},
+		{"cut off", (*testservers.ZooKeeper).CutOff, (*testservers.ZooKeeper).Reconnect, true},
+	} {
+		leader := e.Leader(t)
+		se := openOnFollower(t, e, ttl)
+		name := newName(t)
+		p := enqueue(t, se, name, line.Exclusive)
+		p.await(t, store.Admitted)
+		at := slices.IndexFunc(e.Members(), func(z *testservers.ZooKeeper) bool { return z.Endpoint() == zkstore.Server(se) })
+		victim := e.Members()[at]
+		if victim == leader {
+			t.Fatal("the session is with the leader")
+		}
+		confirmSoon(t, se)
+		tt.hurt(victim)
+		if took := confirmSoon(t, se); took > ttl/2 {
+			t.Errorf("%s: with two servers that are well, the session is confirmed only after %v", tt.what, took)
+		}
+		p.silent(t)
+		tt.heal(victim)
+		if tt.waitForReady {
+			victim.AwaitReady()
+		}
+		p.withdraw(t)
+	}
+}
+
+// openOnFollower opens a session that is connected to a follower.
+func openOnFollower(t *testing.T, e *testservers.ZooKeeperEnsemble, ttl time.Duration) store.Session {
+	t.Helper()
+	leader := e.Leader(t).Endpoint()
+	for range 50 {
+		se := openFor(t, newStore(t, nil, e.Endpoints()...), ttl, nil)
+		if zkstore.Server(se) != leader {
+			return se
+		}
+		closeSoon(se.Close)
+	}
+	t.Fatal("no session comes to a follower")
+	return nil
+}
+
+func TestAServerThatAcceptsConnectionsAndSaysNothingIsGivenUp(t *testing.T) {
+	t.Parallel()
+	hung := testservers.NewProxy(t, server(t).Endpoint())
+	hung.Hold()
+	const ttl = 6 * time.Second
+	for range 4 { // in half of them it is asked first
+		st := newStore(t, nil, hung.Addr(), server(t).Endpoint())
+		start := time.Now()
+		se := openFor(t, st, ttl, nil)
+		if took := time.Since(start); took > ttl/3 {
+			t.Errorf("opening a session took %v", took)
+		}
+		closeSoon(se.Close)
+	}
+}
+
+// go-zookeeper sends its watches anew after a reconnection, and only logs if that fails.
+func TestAWaiterWhoseWatchesWereNotSetAgainIsAdmitted(t *testing.T) {
+	t.Parallel()
+	m := newMeddler(t, server(t).Endpoint())
+	name := newName(t)
+	other := openSession(t, newStore(t, nil, server(t).Endpoint()))
+	holder := enqueue(t, other, name, line.Exclusive)
+	holder.await(t, store.Admitted)
+	p := enqueue(t, openSession(t, newStore(t, nil, m.addr())), name, line.Exclusive)
+	p.await(t, store.Waiting)
+	m.quiet(t, "getData")
+
+	swallowed, done := once(opSetWatches, swallow)
+	m.on(swallowed, nil)
+	m.reset()
+	for set := false; !set; {
+		select {
+		case <-done:
+			set = true
+		case <-time.After(3 * time.Second):
+			m.reset() // the client had not heard yet that the watches were set, and set them anew by itself
+		}
+	}
+	m.quiet(t, "getData")
+	holder.withdraw(t)
+	p.admitted(t)
+}
+
+// quiet waits until a request of the given name has passed, and nothing more for a moment; but not until lines are read
+// although nothing was heard.
+func (m *meddler) quiet(t *testing.T, name string) {
+	t.Helper()
+	seen := false
+	for end := time.Now().Add(beforeRecheck); time.Now().Before(end); {
+		passed := m.passed()
+		seen = seen || slices.Contains(passed, name)
+		if len(passed) == 0 && seen {
+			return
+		}
+		time.Sleep(30 * time.Millisecond)
+	}
+	t.Fatalf("no %s has passed in %v", name, beforeRecheck)
+}

@@ -1,0 +1,192 @@
+package zkstore_test
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/go-zookeeper/zk"
+
+	"github.com/stilelock/stile/line"
+	"github.com/stilelock/stile/store"
+	"github.com/stilelock/stile/store/zkstore"
+)
+
+// Any of the many who have a slot may be the one that makes room.
+func TestOfManySlotsAnyThatIsFreedLetsTheNextIn(t *testing.T) {
+	t.Parallel()
+	const slots = 20
+	name := newName(t)
+	se := openSession(t, newStore(t, nil, server(t).Endpoint()))
+	var in []*joined
+	for range slots {
+		p := enqueue(t, se, name, line.Slot(slots))
+		p.await(t, store.Admitted)
+		in = append(in, p)
+	}
+	for _, far := range []int{0, slots / 2, slots - 1} {
+		next := enqueue(t, openSession(t, newStore(t, nil, server(t).Endpoint())), name, line.Slot(slots))
+		next.await(t, store.Waiting)
+		time.Sleep(50 * time.Millisecond) // the change is to come while it is followed, and not while it is read first
+		in[far].withdraw(t)
+		next.admitted(t)
+	}
+}
+
+// In a long line an entry watches only those nearest ahead. When they have gone it has to find the rest.
+func TestInALongLineAllWhoAreAheadAreWaitedFor(t *testing.T) {
+	t.Parallel()
+	const ahead = 20
+	name := newName(t)
+	st := newStore(t, nil, server(t).Endpoint())
+	var first []*joined
+	for range ahead {
+		first = append(first, enqueue(t, openSession(t, st), name, line.Exclusive))
+	}
+	last := enqueue(t, openSession(t, newStore(t, nil, server(t).Endpoint())), name, line.Exclusive)
+	last.await(t, store.Waiting)
+	for i := ahead - 1; i >= 0; i-- { // from the near end
+		select {
+		case st := <-last.heard:
+			if st.State != store.Waiting {
+				t.Fatalf("with %d entries ahead the last one is %v", i+1, st.State)
+			}
+		default:
+		}
+		first[i].withdraw(t)
+	}
+	last.admitted(t)
+}
+
+// A writer of Curator's, since 5.5, may become a reader: it makes a reader's node with its own number, and deletes its own.
+func TestAWriterThatBecomesAReaderIsStillAhead(t *testing.T) {
+	t.Parallel()
+	name := newName(t)
+	conn := connect(t, server(t).Endpoint())
+	create := func(path string, flags int32) {
+		t.Helper()
+		if _, err := conn.Create(path, nil, flags, zk.WorldACL(zk.PermAll)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	const curators = "/_c_01234567-89ab-4def-8123-456789abcdef-"
+	writer, reader := "/"+name+curators+"__WRIT__0000000000", "/"+name+curators+"__READ__0000000000"
+	create("/"+name, zk.FlagPersistent)
+	create(writer, zk.FlagEphemeral)
+
+	p := enqueue(t, openSession(t, newStore(t, &zkstore.Options{ReadWrite: true}, server(t).Endpoint())), name, line.Exclusive)
+	p.await(t, store.Waiting)
+	time.Sleep(50 * time.Millisecond) // it is to watch by now
+	create(reader, zk.FlagEphemeral)
+	if err := conn.Delete(writer, -1); err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case st := <-p.heard:
+		if st.State == store.Admitted {
+			t.Fatal("admitted beside Curator's reader")
+		}
+	case <-time.After(300 * time.Millisecond):
+	}
+	if err := conn.Delete(reader, -1); err != nil {
+		t.Fatal(err)
+	}
+	p.admitted(t)
+}
+
+func TestAHolderHearsOfItsEndAfterSomebodyHasChangedItsNode(t *testing.T) {
+	t.Parallel()
+	name := newName(t)
+	conn := connect(t, server(t).Endpoint())
+	p := enqueue(t, openSession(t, newStore(t, nil, server(t).Endpoint())), name, line.Exclusive)
+	p.await(t, store.Admitted)
+	node := "/" + name + "/" + nodes(t, conn, "/"+name)[0]
+	for range 3 {
+		time.Sleep(100 * time.Millisecond) // it is to watch, at some time
+		if _, err := conn.Set(node, []byte("__REVOKE__"), -1); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := conn.Delete(node, -1); err != nil {
+		t.Fatal(err)
+	}
+	p.gone(t, store.ErrGone)
+	if err := p.Withdraw(t.Context()); !errors.Is(err, store.ErrGone) {
+		t.Errorf("the withdrawal of what was deleted says %v", err)
+	}
+}
+
+func TestAWaiterBehindAnEntryThatItMayNotReadIsAdmitted(t *testing.T) {
+	t.Parallel()
+	name := newName(t)
+	secret := newStore(t, &zkstore.Options{
+		Auth: []zkstore.Auth{{Scheme: "digest", Credentials: "ann:secret"}},
+		ACL:  zk.DigestACL(zk.PermAll, "ann", "secret"),
+	}, server(t).Endpoint())
+	open := newStore(t, nil, server(t).Endpoint())
+	se := openSession(t, open)
+	enqueue(t, se, name, line.Exclusive).withdraw(t) // so that everybody may use the directory
+	holder := enqueue(t, openSession(t, secret), name, line.Exclusive)
+	holder.await(t, store.Admitted)
+	if _, err := tryEnqueue(t.Context(), se, name, line.Exclusive, true); !isHeld(err) {
+		t.Errorf("a try for a lock whose holder may not be read says %v", err)
+	}
+	p := enqueue(t, se, name, line.Exclusive)
+	p.await(t, store.Waiting)
+	time.Sleep(50 * time.Millisecond) // it is to watch by now
+	holder.withdraw(t)
+	p.admitted(t)
+}
+
+// A holder's entry that was refused its deletion, because the directory's ACL was changed, goes when that is changed back.
+func TestAReleaseThatIsRefusedIsCarriedOutWhenItIsAllowed(t *testing.T) {
+	t.Parallel()
+	name := newName(t)
+	conn := connect(t, server(t).Endpoint())
+	p := enqueue(t, openSession(t, newStore(t, nil, server(t).Endpoint())), name, line.Exclusive)
+	p.await(t, store.Admitted)
+	if _, err := conn.SetACL("/"+name, zk.WorldACL(zk.PermRead|zk.PermAdmin), -1); err != nil {
+		t.Fatal(err)
+	}
+	if err := p.Withdraw(t.Context()); !errors.Is(err, zk.ErrNoAuth) {
+		t.Fatalf("a release that is not allowed says %v", err)
+	}
+	if _, err := conn.SetACL("/"+name, zk.WorldACL(zk.PermAll), -1); err != nil {
+		t.Fatal(err)
+	}
+	await(t, "the end of the entry", func() bool { return len(nodes(t, conn, "/"+name)) == 0 })
+}
+
+func TestWatchingBelowARootThatIsNotThereYet(t *testing.T) {
+	t.Parallel()
+	root := "/" + newName(t) + "/deep"
+	st := newStore(t, &zkstore.Options{Root: root}, server(t).Endpoint())
+	ctx, cancel := context.WithCancel(t.Context())
+	told := make(chan struct{}, 100)
+	done := make(chan error, 1)
+	go func() { done <- st.Watch(ctx, "a", func() { told <- struct{}{} }) }()
+	receive(t, told, "the watch to stand")
+
+	p := enqueue(t, openSession(t, st), "a/b", line.Exclusive)
+	start := time.Now()
+	for {
+		receive(t, told, "news of the first entry")
+		lines, err := st.Lines(t.Context(), "a")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(lines) == 1 && lines[0].Name == "a/b" {
+			break
+		}
+	}
+	if took := time.Since(start); took > 4*time.Second { // the next look without news
+		t.Errorf("the first entry was told of after %v", took)
+	}
+	p.withdraw(t)
+	receive(t, told, "news of its end")
+	cancel()
+	if err := <-done; !errors.Is(err, context.Canceled) {
+		t.Errorf("Watch says %v", err)
+	}
+}

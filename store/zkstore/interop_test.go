@@ -1,0 +1,298 @@
+package zkstore_test
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/go-zookeeper/zk"
+
+	"github.com/stilelock/stile/internal/testservers"
+	"github.com/stilelock/stile/line"
+	"github.com/stilelock/stile/store"
+	"github.com/stilelock/stile/store/zkstore"
+)
+
+// A rival is another client of ZooKeeper that locks.
+type rival interface {
+	// join gets in line for the lock at path. acquired is closed when it has the lock, which it gives up when release is
+	// called.
+	join(t *testing.T, path string) (acquired <-chan struct{}, release func())
+}
+
+// stock is go-zookeeper's own Lock.
+type stock struct{ conn *zk.Conn }
+
+func (s stock) join(t *testing.T, path string) (<-chan struct{}, func()) {
+	t.Helper()
+	l := zk.NewLock(s.conn, path, zk.WorldACL(zk.PermAll))
+	acquired := make(chan struct{})
+	go func() {
+		if err := l.Lock(); err != nil {
+			t.Errorf("go-zookeeper's Lock: %v", err)
+			return
+		}
+		close(acquired)
+	}()
+	return acquired, func() {
+		if err := l.Unlock(); err != nil {
+			t.Errorf("go-zookeeper's Lock: %v", err)
+		}
+	}
+}
+
+// curator is a process with Curator's locks in it, of one kind.
+type curator struct {
+	kind string
+	in   io.Writer
+	out  *bufio.Scanner
+}
+
+func startCurator(t *testing.T, kind string) *curator {
+	t.Helper()
+	classes := compiledCurator(t)
+	jars := testservers.Jars(t, "curator-recipes", "curator-framework", "curator-client", "zookeeper", "zookeeper-jute",
+		"guava", "slf4j-api", "slf4j-nop")
+	cmd := exec.Command(testservers.Java(t), "-Xmx64m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1",
+		"-cp", classes+string(filepath.ListSeparator)+jars, "Curator", server(t).Endpoint())
+	cmd.Stderr = os.Stderr
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = in.Close()
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+	})
+	c := &curator{kind: kind, in: in, out: bufio.NewScanner(out)}
+	if said := c.hear(); said != "ready" {
+		t.Fatalf("Curator said %q", said)
+	}
+	return c
+}
+
+// compiledCurator compiles the program once for all tests, and returns the directory it is in.
+func compiledCurator(t *testing.T) string {
+	t.Helper()
+	jars := testservers.Jars(t, "curator-recipes", "curator-framework", "curator-client")
+	shared.onceCurator.Do(func() {
+		dir, err := os.MkdirTemp("", "curator")
+		if err != nil {
+			return
+		}
+		shared.Cleanup(func() { _ = os.RemoveAll(dir) })
+		// Not javac by its name: java compiles too, and is the same wherever the servers run.
+		cmd := exec.Command(testservers.Java(t), "-m", "jdk.compiler/com.sun.tools.javac.Main",
+			"-cp", jars, "-d", dir, filepath.Join("testdata", "Curator.java"))
+		if out, err := cmd.CombinedOutput(); err != nil {
+			shared.Logf("compiling testdata/Curator.java: %v\n%s", err, out)
+			return
+		}
+		shared.curator = dir
+	})
+	if shared.curator == "" {
+		t.Fatal("testdata/Curator.java could not be compiled: is the JDK installed, and not only the JRE?")
+	}
+	return shared.curator
+}
+
+func (c *curator) say(path, what string) {
+	fmt.Fprintf(c.in, "%s %s %s\n", c.kind, path, what)
+}
+
+func (c *curator) hear() string {
+	c.out.Scan()
+	return c.out.Text()
+}
+
+func (c *curator) join(t *testing.T, path string) (<-chan struct{}, func()) {
+	t.Helper()
+	acquired := make(chan struct{})
+	c.say(path, fmt.Sprintf("acquire %d", (2*soon).Milliseconds()))
+	go func() {
+		if said := c.hear(); said != "true" {
+			t.Errorf("Curator's acquire says %q", said)
+			return
+		}
+		close(acquired)
+	}()
+	return acquired, func() {
+		c.say(path, "release")
+		if said := c.hear(); said != "released" {
+			t.Errorf("Curator's release says %q", said)
+		}
+	}
+}
+
+// locksWith has a rival and an entry of ours lock the same path in turn: each waits for the other, either way round.
+func locksWith(t *testing.T, r rival, st store.Store, mode line.Mode) {
+	t.Helper()
+	name := newName(t)
+	path := "/" + name
+	se := openSession(t, st)
+	conn := connect(t, server(t).Endpoint())
+
+	ours := enqueue(t, se, name, mode)
+	ours.await(t, store.Admitted)
+	acquired, release := r.join(t, path)
+	await(t, "the rival's entry", func() bool { return len(nodes(t, conn, path)) == 2 })
+	select {
+	case <-acquired:
+		t.Fatal("the rival has the lock that we hold")
+	case <-time.After(300 * time.Millisecond):
+	}
+	l, err := st.Line(t.Context(), name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !l.Entries[1].Foreign || l.Entries[1].Admitted || l.Entries[0].Foreign {
+		t.Errorf("of us and the rival behind us the line shows %+v", l.Entries)
+	}
+	ours.withdraw(t)
+	receive(t, acquired, "the lock to be the rival's")
+
+	if _, err := tryEnqueue(t.Context(), se, name, mode, true); !isHeld(err) {
+		t.Errorf("a try for the lock that the rival has says %v, want a HeldError", err)
+	}
+	ours = enqueue(t, se, name, mode)
+	ours.await(t, store.Waiting)
+	ours.silent(t)
+	release()
+	ours.admitted(t)
+	ours.withdraw(t)
+}
+
+func isHeld(err error) bool {
+	_, held := errors.AsType[*store.HeldError](err)
+	return held
+}
+
+func receive(t *testing.T, ch <-chan struct{}, what string) {
+	t.Helper()
+	select {
+	case <-ch:
+	case <-time.After(soon):
+		t.Fatalf("waited %v in vain for %s", soon, what)
+	}
+}
+
+func TestGoZookeepersLockAndOursExcludeEachOther(t *testing.T) {
+	t.Parallel()
+	for _, mode := range []line.Mode{line.Exclusive, line.Shared, line.Slot(3)} {
+		for _, readWrite := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%v, ReadWrite %v", mode, readWrite), func(t *testing.T) {
+				t.Parallel()
+				st := newStore(t, &zkstore.Options{ReadWrite: readWrite}, server(t).Endpoint())
+				locksWith(t, stock{connect(t, server(t).Endpoint())}, st, mode)
+			})
+		}
+	}
+}
+
+func TestCuratorsMutexAndOursExcludeEachOther(t *testing.T) {
+	t.Parallel()
+	c := startCurator(t, "mutex")
+	st := newStore(t, nil, server(t).Endpoint())
+	for _, mode := range []line.Mode{line.Exclusive, line.Shared, line.Slot(3)} {
+		locksWith(t, c, st, mode)
+	}
+}
+
+func TestCuratorsReadWriteLockAndOursExcludeEachOther(t *testing.T) {
+	t.Parallel()
+	st := newStore(t, &zkstore.Options{ReadWrite: true}, server(t).Endpoint())
+	writer := startCurator(t, "write")
+	for _, mode := range []line.Mode{line.Exclusive, line.Shared, line.Slot(3)} {
+		locksWith(t, writer, st, mode)
+	}
+	reader := startCurator(t, "read")
+	for _, mode := range []line.Mode{line.Exclusive, line.Slot(3)} {
+		locksWith(t, reader, st, mode)
+	}
+
+	name := newName(t)
+	enqueue(t, openSession(t, st), name, line.Shared).await(t, store.Admitted)
+	acquired, release := reader.join(t, "/"+name)
+	receive(t, acquired, "Curator's reader beside ours")
+	release()
+}
+
+// Curator's two kinds of locks do not see each other's entries. Nor would they see ours, if named as the other kind is.
+func TestALineWithEntriesThatWouldNotSeeOursIsRefused(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		kind string
+		opts *zkstore.Options
+	}{
+		{"write", nil},
+		{"read", nil},
+		{"mutex", &zkstore.Options{ReadWrite: true}},
+	} {
+		t.Run(tt.kind, func(t *testing.T) {
+			t.Parallel()
+			st, name := newStore(t, tt.opts, server(t).Endpoint()), newName(t)
+			acquired, release := startCurator(t, tt.kind).join(t, "/"+name)
+			receive(t, acquired, "Curator's lock")
+			defer release()
+			se := openSession(t, st)
+			_, err := tryEnqueue(t.Context(), se, name, line.Exclusive, false)
+			if err == nil || isHeld(err) {
+				t.Fatalf("getting in line with an entry that does not see ours says %v", err)
+			}
+			t.Log(err)
+			l, err := st.Line(t.Context(), name)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if len(l.Entries) != 1 || len(l.Remarks) != 1 {
+				t.Errorf("the line shows %+v with the remarks %q; want one entry, and a remark on it", l.Entries, l.Remarks)
+			}
+		})
+	}
+}
+
+// kazoo does not see our entries unless it is told to; we see its.
+func TestEntriesOfKazooCountAndForeignNodesDoNot(t *testing.T) {
+	t.Parallel()
+	name := newName(t)
+	path := "/" + name
+	st := newStore(t, nil, server(t).Endpoint())
+	conn := connect(t, server(t).Endpoint())
+	if _, err := conn.Create(path, nil, zk.FlagPersistent, zk.WorldACL(zk.PermAll)); err != nil {
+		t.Fatal(err)
+	}
+	for _, foreign := range []string{"config", "lease_holder", "_c_x", "read-0000000001", "0", "-1", "lock-1"} {
+		if _, err := conn.Create(path+"/"+foreign, nil, zk.FlagPersistent, zk.WorldACL(zk.PermAll)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, mark := range []string{"__lock__", "__rlock__"} {
+		theirs, err := conn.Create(path+"/5b2a6a0d6f364d5f8ad1a1d6c7b0d6c1"+mark, nil, zk.FlagEphemeralSequential,
+			zk.WorldACL(zk.PermAll))
+		if err != nil {
+			t.Fatal(err)
+		}
+		ours := enqueue(t, openSession(t, st), name, line.Exclusive)
+		ours.await(t, store.Waiting)
+		ours.silent(t)
+		if err := conn.Delete(theirs, -1); err != nil {
+			t.Fatal(err)
+		}
+		ours.admitted(t)
+		ours.withdraw(t)
+	}
+}

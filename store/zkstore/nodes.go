@@ -1,0 +1,186 @@
+package zkstore
+
+import (
+	"cmp"
+	"crypto/rand"
+	"encoding/hex"
+	"encoding/json"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/stilelock/stile/line"
+	"github.com/stilelock/stile/store"
+)
+
+// A node is what the name of an entry's node says.
+type node struct {
+	guid     string // of Curator's form, 36 characters; empty if there is none
+	mark     string // how the part before the digits ends
+	mode     line.Mode
+	sequence int64
+	digits   int // how many characters at the end of the name are the sequence number
+}
+
+// The marks by which clients know each other's entries.
+const (
+	markLock        = "lock-"     // Curator's InterProcessMutex, go-zookeeper's Lock
+	markRead        = "__READ__"  // Curator's InterProcessReadWriteLock
+	markWrite       = "__WRIT__"  // the same
+	markKazoo       = "__lock__"  // kazoo's Lock and WriteLock
+	markKazooReader = "__rlock__" // kazoo's ReadLock
+)
+
+const (
+	guidPrefix = "_c_" // Curator's, of nodes that it can find again after a lost reply
+	guidLength = 36
+
+	sharedForm = "shared-" // before markLock, in our own names
+	slotForm   = "slot-"   // before n, a dash, and markLock or markWrite
+)
+
+// sequenceEnd is the last number that ZooKeeper counts to. It stays there: all later nodes would have the same one.
+const sequenceEnd = 1<<31 - 1
+
+// newGUID returns a random UUID of version 8, which is for private forms. Curator's are of version 4; so it shows in the
+// name whose entry it is.
+func newGUID() string {
+	var b [16]byte
+	_, _ = rand.Read(b[:]) // never fails
+	b[6] = b[6]&0x0f | 0x80
+	b[8] = b[8]&0x3f | 0x80
+	h := hex.EncodeToString(b[:])
+	return h[:8] + "-" + h[8:12] + "-" + h[12:16] + "-" + h[16:20] + "-" + h[20:]
+}
+
+// nodePrefix returns the name of an entry's node up to the number that ZooKeeper adds to it.
+func nodePrefix(guid string, mode line.Mode, readWrite bool) string {
+	form, mark := "", markLock
+	switch {
+	case mode.Slots() > 0:
+		form = slotForm + strconv.Itoa(mode.Slots()) + "-"
+	case mode == line.Shared && readWrite:
+		return guidPrefix + guid + "-" + markRead
+	case mode == line.Shared:
+		form = sharedForm
+	}
+	if readWrite {
+		mark = markWrite
+	}
+	return guidPrefix + guid + "-" + form + mark
+}
+
+// parseNode understands the name of a child of a lock's directory. It reports false if the child is no entry, of any
+// client that is known here.
+func parseNode(name string) (node, bool) {
+	rest := strings.TrimRight(name, "0123456789")
+	digits := name[len(rest):]
+	if len(digits) < 10 {
+		return node{}, false
+	}
+	n := node{digits: len(digits)}
+	for _, mark := range []string{markLock, markRead, markWrite, markKazoo, markKazooReader} {
+		form, ok := strings.CutSuffix(rest, mark)
+		if !ok {
+			if form, ok = strings.CutSuffix(rest, mark+"-"); !ok {
+				continue
+			}
+			digits, n.digits = "-"+digits, n.digits+1
+		}
+		sequence, err := strconv.ParseInt(digits, 10, 64)
+		if err != nil {
+			return node{}, false
+		}
+		n.mark, n.sequence = mark, sequence
+		n.setForm(form)
+		return n, true
+	}
+	return node{}, false
+}
+
+// setForm understands what is before the mark.
+func (n *node) setForm(form string) {
+	if rest, ok := strings.CutPrefix(form, guidPrefix); ok && len(rest) > guidLength && rest[guidLength] == '-' {
+		n.guid, form = rest[:guidLength], rest[guidLength+1:]
+	}
+	slots, isSlot := strings.CutPrefix(form, slotForm)
+	switch {
+	case n.mark == markRead, n.mark == markKazooReader, n.ours() && form == sharedForm:
+		n.mode = line.Shared
+	case n.ours() && isSlot:
+		var mode line.Mode
+		if mode.UnmarshalText([]byte("slot/"+strings.TrimSuffix(slots, "-"))) == nil {
+			n.mode = mode
+		}
+	}
+}
+
+// ours reports whether the name is of a form that only Stile makes.
+func (n node) ours() bool { return len(n.guid) == guidLength && n.guid[14] == '8' }
+
+// curators reports whether the name is one that Curator makes.
+func (n node) curators() bool { return n.guid != "" && !n.ours() }
+
+// mayReturn reports whether an entry may take the place of this one when it goes: a writer of Curator's, since 5.5, that
+// becomes a reader makes a node with its own number.
+func (n node) mayReturn() bool { return n.mark == markWrite && n.curators() }
+
+// mayFollowOn reports whether the entry may have taken the place of one of which that is true.
+func (n node) mayFollowOn() bool { return n.mark == markRead && n.curators() }
+
+// unseen reports whether the client that made the entry would not see ours: Curator's two kinds of locks see only entries
+// of their own kind.
+func (n node) unseen(readWrite bool) bool {
+	if readWrite {
+		return n.curators() && n.mark == markLock
+	}
+	return n.curators() && (n.mark == markRead || n.mark == markWrite)
+}
+
+// contender is an entry as a listing of the directory shows it.
+type contender struct {
+	node
+	name string // of the node
+}
+
+func (c contender) compare(other contender) int {
+	return cmp.Or(cmp.Compare(c.sequence, other.sequence), cmp.Compare(c.name, other.name))
+}
+
+// contenders picks the entries out of the children of a directory, and sorts them as they stand in line.
+func contenders(children []string) []contender {
+	found := make([]contender, 0, len(children))
+	for _, name := range children {
+		if n, ok := parseNode(name); ok {
+			found = append(found, contender{n, name})
+		}
+	}
+	slices.SortFunc(found, contender.compare)
+	return found
+}
+
+func modes(cs []contender) []line.Mode {
+	ms := make([]line.Mode, 0, len(cs))
+	for _, c := range cs {
+		ms = append(ms, c.mode)
+	}
+	return ms
+}
+
+// value is what an entry says of itself, in the data of its node.
+type value struct {
+	// Stile is the version of this format. Zero, or unreadable data, means another client's entry.
+	Stile int         `json:"stile"`
+	Mode  line.Mode   `json:"mode"`
+	Owner store.Owner `json:"owner"`
+}
+
+const valueFormat = 1
+
+// decode reads the data of any client's entry.
+func decode(b []byte) (v value, ours bool) {
+	if err := json.Unmarshal(b, &v); err != nil || v.Stile < valueFormat {
+		return value{}, false
+	}
+	return v, true
+}

@@ -1,0 +1,153 @@
+package zkstore
+
+import (
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/stilelock/stile/line"
+	"github.com/stilelock/stile/store"
+)
+
+const (
+	ours   = "01234567-89ab-8def-8123-456789abcdef" // of version 8
+	theirs = "01234567-89ab-4def-8123-456789abcdef" // of version 4
+)
+
+func TestNodesOfAllClients(t *testing.T) {
+	tests := []struct {
+		name     string
+		mode     line.Mode
+		sequence int64
+		foreign  string // whose, as far as it matters: "curator" or ""
+	}{
+		{"_c_" + ours + "-lock-0000000007", line.Exclusive, 7, ""},
+		{"_c_" + ours + "-shared-lock-0000000007", line.Shared, 7, ""},
+		{"_c_" + ours + "-slot-3-lock-0000000007", line.Slot(3), 7, ""},
+		{"_c_" + ours + "-__WRIT__0000000007", line.Exclusive, 7, ""},
+		{"_c_" + ours + "-__READ__0000000007", line.Shared, 7, ""},
+		{"_c_" + ours + "-slot-3-__WRIT__0000000007", line.Slot(3), 7, ""},
+		{"_c_" + theirs + "-lock-0000000007", line.Exclusive, 7, "curator"},
+		{"_c_" + theirs + "-__WRIT__0000000007", line.Exclusive, 7, "curator"},
+		{"_c_" + theirs + "-__READ__0000000007", line.Shared, 7, "curator"},
+		{"_c_0123456789abcdef0123456789abcdef-lock-0000000007", line.Exclusive, 7, ""},
+		{"0123456789abcdef0123456789abcdef__lock__0000000007", line.Exclusive, 7, ""},
+		{"0123456789abcdef0123456789abcdef__rlock__0000000007", line.Shared, 7, ""},
+		{"lock-0000000007", line.Exclusive, 7, ""},
+		{"lock-2147483647", line.Exclusive, sequenceEnd, ""},
+		{"lock--2147483648", line.Exclusive, -1 << 31, ""},
+		{"x__lock__-2147483648", line.Exclusive, -1 << 31, ""},
+		// Others may write our forms, and mean nothing by them.
+		{"_c_" + theirs + "-shared-lock-0000000007", line.Exclusive, 7, "curator"},
+		{"_c_" + theirs + "-slot-3-lock-0000000007", line.Exclusive, 7, "curator"},
+		{"_c_" + ours + "-slot-0-lock-0000000007", line.Exclusive, 7, ""},
+	}
+	for _, tt := range tests {
+		n, ok := parseNode(tt.name)
+		if !ok || n.mode != tt.mode || n.sequence != tt.sequence || n.curators() != (tt.foreign == "curator") {
+			t.Errorf("%s is read as %+v, %v", tt.name, n, ok)
+		}
+	}
+	for _, name := range []string{
+		"", "lock-", "lock-1", "lock-000000001", "config", "lease_holder", "_c_x", "read-0000000001", "0000000001",
+		"_c_" + theirs + "-latch-0000000001", "lease-0000000001", "lock-00000000001x", "lock-99999999999999999999",
+	} {
+		if n, ok := parseNode(name); ok {
+			t.Errorf("%q is read as the entry %+v", name, n)
+		}
+	}
+}
+
+func TestANodeOfOursIsReadAsItWasMade(t *testing.T) {
+	for _, mode := range []line.Mode{line.Exclusive, line.Shared, line.Slot(1), line.Slot(line.MaxSlots)} {
+		for _, readWrite := range []bool{false, true} {
+			guid := newGUID()
+			n, ok := parseNode(nodePrefix(guid, mode, readWrite) + "0000000042")
+			if !ok || n.guid != guid || n.mode != mode || n.sequence != 42 || !n.ours() || n.curators() {
+				t.Errorf("mode %v, ReadWrite %v: read as %+v, %v", mode, readWrite, n, ok)
+			}
+			if n.unseen(true) || n.unseen(false) || n.mayReturn() {
+				t.Errorf("mode %v, ReadWrite %v: taken for an entry of Curator's", mode, readWrite)
+			}
+		}
+	}
+}
+
+// A reader that was a writer, of Curator 5.5 or later, stands behind its writer and before all others.
+func TestEntriesOfEqualNumberAreOrdered(t *testing.T) {
+	cs := contenders([]string{
+		"_c_" + ours + "-__WRIT__0000000008", "_c_" + theirs + "-__WRIT__0000000007", "_c_" + theirs + "-__READ__0000000007",
+		"foreign",
+	})
+	if len(cs) != 3 || cs[2].sequence != 8 {
+		t.Fatalf("the contenders are %+v", cs)
+	}
+	if !cs[0].mayReturn() && !cs[1].mayReturn() {
+		t.Errorf("none of %+v is known to leave somebody in its place", cs)
+	}
+}
+
+func TestAnEntryThatCannotBeReliedOnIsRefused(t *testing.T) {
+	se := &session{id: 7}
+	for _, tt := range []struct {
+		what     string
+		st       stat
+		sequence int64
+		want     string // empty if all is well
+	}{
+		{"as it should be", stat{czxid: 12, owner: 7}, 3, ""},
+		{"the last of each", stat{czxid: store.MaxOrder, owner: 7}, sequenceEnd - 1, ""},
+		{"somebody else's", stat{czxid: 12, owner: 8}, 3, "belongs to session 0x8"},
+		{"the number where counting ends", stat{czxid: 12, owner: 7}, sequenceEnd, "used up"},
+		{"a number below zero", stat{czxid: 12, owner: 7}, -1 << 31, "used up"},
+		{"a transaction beyond what a token can say", stat{czxid: store.MaxOrder + 1, owner: 7}, 3, "where fencing tokens end"},
+		{"a transaction below zero", stat{czxid: -1, owner: 7}, 3, "where fencing tokens end"},
+	} {
+		e := &entry{session: se, line: &watchedLine{dir: "/a"}, node: contender{node: node{sequence: tt.sequence}}}
+		err := e.check(tt.st)
+		switch {
+		case tt.want == "" && (err != nil || e.order != uint64(tt.st.czxid)):
+			t.Errorf("%s: order %d, %v", tt.what, e.order, err)
+		case tt.want != "" && (err == nil || !strings.Contains(err.Error(), tt.want)):
+			t.Errorf("%s: the error is %v, want one that says %q", tt.what, err, tt.want)
+		}
+	}
+}
+
+// After a reconnection a server may answer that lags behind the one whose events were heard.
+func TestAReadingBringsNobodyBack(t *testing.T) {
+	line := func(names ...string) []contender {
+		cs := contenders(names)
+		if len(cs) != len(names) {
+			t.Fatalf("%q are not all entries", names)
+		}
+		return cs
+	}
+	const (
+		first, second = "_c_" + ours + "-__WRIT__0000000001", "_c_" + theirs + "-__WRIT__0000000002"
+		reader        = "_c_" + theirs + "-__READ__0000000002" // that was the second
+	)
+	for _, tt := range []struct {
+		what                 string
+		known, reading, want []string
+	}{
+		{"somebody has left", []string{first, second}, []string{second}, []string{second}},
+		{"who has left is shown", []string{second}, []string{first, second}, []string{second}},
+		{"a writer has become a reader", []string{second}, []string{reader}, []string{reader}},
+		{"all have left", []string{first}, nil, nil},
+	} {
+		e := &entry{ahead: line(tt.known...), told: store.Standing{State: store.Waiting}}
+		e.narrow(line(tt.reading...))
+		var got []string
+		for _, c := range e.ahead {
+			got = append(got, c.name)
+		}
+		if !slices.Equal(got, tt.want) {
+			t.Errorf("%s: ahead are %q, want %q", tt.what, got, tt.want)
+		}
+	}
+	e := &entry{told: store.Standing{State: store.Admitted}}
+	if e.narrow(line(first)); len(e.ahead) > 0 {
+		t.Error("an old reading has taken the turn from one who was admitted")
+	}
+}

@@ -1,0 +1,132 @@
+package zkstore
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+	"unicode/utf8"
+)
+
+// paths maps the names of locks to the paths of the directories that their entries are in, and back.
+//
+// A name is its own path, below the root. What ZooKeeper does not allow in paths, and what would be taken for something
+// else, is written as ~ and two hexadecimal digits for each byte; so is ~ itself. The tilde, because it comes after the
+// digits: Curator takes every child of a lock's directory whose name sorts before them for an entry that is ahead.
+type paths struct {
+	root string // empty, or begins with a slash
+}
+
+const escape = '~'
+
+// dir returns the directory of the entries of the line behind name.
+func (p paths) dir(name string) string {
+	var b strings.Builder
+	b.WriteString(p.root)
+	for i, part := range strings.Split(name, "/") {
+		b.WriteByte('/')
+		writePart(&b, part, i == 0 && p.root == "")
+	}
+	return b.String()
+}
+
+// top is the directory under which everything is.
+func (p paths) top() string {
+	if p.root == "" {
+		return "/"
+	}
+	return p.root
+}
+
+// join returns the path of a child.
+func join(dir, child string) string {
+	if dir == "/" {
+		return dir + child
+	}
+	return dir + "/" + child
+}
+
+// split is the inverse of join.
+func split(path string) (dir, child string) {
+	i := strings.LastIndexByte(path, '/')
+	if i <= 0 {
+		return "/", path[i+1:]
+	}
+	return path[:i], path[i+1:]
+}
+
+// nameBelow returns the name whose directory is the given child of the directory of name; name is empty for the top. It
+// reports false if no name has that directory.
+func (p paths) nameBelow(name, child string) (string, bool) {
+	part, err := readPart(child)
+	if err != nil {
+		return "", false
+	}
+	var again strings.Builder
+	writePart(&again, part, name == "" && p.root == "")
+	if again.String() != child {
+		return "", false // this is not how we write it: nobody would find it
+	}
+	if name == "" {
+		return part, true
+	}
+	return name + "/" + part, true
+}
+
+// systemDir is the directory at the top of everything that ZooKeeper keeps for itself.
+const systemDir = "zookeeper"
+
+func writePart(b *strings.Builder, part string, atTop bool) {
+	special := -1 // where to escape a byte that would be allowed as such
+	switch n, ok := parseNode(part); {
+	case ok:
+		special = len(part) - n.digits // or it would be an entry of the line above
+	case atTop && part == systemDir:
+		special = 0
+	}
+	for i, r := range part {
+		if i != special && allowed(r) {
+			b.WriteRune(r)
+			continue
+		}
+		for _, c := range []byte(part[i : i+utf8.RuneLen(r)]) {
+			fmt.Fprintf(b, "%c%02X", escape, c)
+		}
+	}
+}
+
+// allowed reports whether ZooKeeper allows a character in a path. Its server thinks in UTF-16, where characters beyond
+// U+FFFF are pairs of characters that it refuses.
+func allowed(r rune) bool {
+	switch {
+	case r == escape:
+		return false
+	case r < 0x20, r >= 0x7f && r <= 0x9f:
+		return false
+	case r >= 0xd800 && r <= 0xf8ff, r >= 0xfff0:
+		return false
+	}
+	return true
+}
+
+func readPart(child string) (string, error) {
+	var b strings.Builder
+	for {
+		plain, rest, found := strings.Cut(child, string(escape))
+		b.WriteString(plain)
+		switch {
+		case !found:
+			if !utf8.ValidString(b.String()) {
+				return "", strconv.ErrSyntax
+			}
+			return b.String(), nil
+		case len(rest) < 2:
+			return "", strconv.ErrSyntax
+		}
+		c, err := strconv.ParseUint(rest[:2], 16, 8)
+		if err != nil {
+			return "", err
+		}
+		b.WriteByte(byte(c))
+		child = rest[2:]
+	}
+}

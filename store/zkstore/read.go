@@ -1,0 +1,214 @@
+package zkstore
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+
+	"github.com/go-zookeeper/zk"
+
+	"github.com/stilelock/stile/line"
+	"github.com/stilelock/stile/store"
+)
+
+// Ping returns nil if the ensemble has answered a reading of the store's root just now, whether or not there is one. The
+// error is what other readings would say: that nobody answers, for which it waits half as long as they do, or that we may
+// not read there.
+func (s *Store) Ping(ctx context.Context) error {
+	return s.patientlyFor(ctx, patience/2, "read "+s.paths.top(), func(ctx context.Context, c *client) error {
+		if err := c.sync(ctx, s.paths.top()); err != nil {
+			return err
+		}
+		_, err := c.list(ctx, s.paths.top())
+		if errors.Is(err, zk.ErrNoNode) {
+			return nil
+		}
+		return err
+	})
+}
+
+// Line implements [store.Store].
+func (s *Store) Line(ctx context.Context, name string) (l store.Line, err error) {
+	err = s.patiently(ctx, fmt.Sprintf("read the line of lock %q", name), func(ctx context.Context, c *client) error {
+		l, _, err = s.read(ctx, c, name)
+		return err
+	})
+	return l, err
+}
+
+// Lines implements [store.Store]. It looks at every node below the store's root whose path may be the beginning of a
+// name that begins with prefix, so in an ensemble that is used for much else a root of Stile's own is kinder.
+func (s *Store) Lines(ctx context.Context, prefix string) (lines []store.Line, err error) {
+	err = s.patiently(ctx, "list the lines", func(ctx context.Context, c *client) error {
+		if err := c.sync(ctx, s.paths.top()); err != nil {
+			return err
+		}
+		names, err := s.names(ctx, c, "", prefix)
+		if err != nil {
+			return err
+		}
+		slices.Sort(names)
+		lines = make([]store.Line, 0, len(names))
+		for _, name := range names {
+			l, _, err := s.read(ctx, c, name)
+			if err != nil {
+				return err
+			}
+			if len(l.Entries) > 0 {
+				lines = append(lines, l)
+			}
+		}
+		return nil
+	})
+	return lines, err
+}
+
+// names returns the names that begin with prefix and have a line, at or below the directory of name. What may not be read
+// has none.
+func (s *Store) names(ctx context.Context, c *client, name, prefix string) ([]string, error) {
+	children, err := c.list(ctx, s.dirOf(name))
+	switch {
+	case errors.Is(err, zk.ErrNoNode), errors.Is(err, zk.ErrNoAuth) && name != "":
+		return nil, nil
+	case err != nil:
+		return nil, err
+	}
+	var names []string
+	if name != "" && strings.HasPrefix(name, prefix) && len(contenders(children)) > 0 {
+		names = append(names, name)
+	}
+	for _, below := range s.below(name, prefix, children) {
+		more, err := s.names(ctx, c, below, prefix)
+		if err != nil {
+			return nil, err
+		}
+		names = append(names, more...)
+	}
+	return names, nil
+}
+
+// dirOf returns the directory of a name, or the top for the empty one.
+func (s *Store) dirOf(name string) string {
+	if name == "" {
+		return s.paths.top()
+	}
+	return s.paths.dir(name)
+}
+
+// below returns the names whose directories are among the children of that of name, as far as names that begin with prefix
+// may be at or below them.
+func (s *Store) below(name, prefix string, children []string) []string {
+	var names []string
+	for _, child := range children {
+		if _, entry := parseNode(child); entry {
+			continue
+		}
+		n, ok := s.paths.nameBelow(name, child)
+		if ok && (strings.HasPrefix(n, prefix) || strings.HasPrefix(prefix, n+"/")) {
+			names = append(names, n)
+		}
+	}
+	return names
+}
+
+// read reads one line. The contenders are those of the line's entries, in the same order.
+func (s *Store) read(ctx context.Context, c *client, name string) (store.Line, []contender, error) {
+	dir := s.paths.dir(name)
+	if err := c.sync(ctx, dir); err != nil {
+		return store.Line{}, nil, err
+	}
+	children, err := c.list(ctx, dir)
+	if err != nil && !errors.Is(err, zk.ErrNoNode) {
+		return store.Line{}, nil, err
+	}
+	cs := contenders(children)
+	entries := make([]store.Entry, len(cs))
+	errs := make([]error, len(cs))
+	const parallel = 16
+	var reading sync.WaitGroup
+	places := make(chan struct{}, parallel)
+	for i, who := range cs {
+		places <- struct{}{}
+		reading.Go(func() {
+			defer func() { <-places }()
+			entries[i], errs[i] = readEntry(ctx, c, dir, who)
+		})
+	}
+	reading.Wait()
+
+	l := store.Line{Name: name, Entries: make([]store.Entry, 0, len(cs))}
+	there := make([]contender, 0, len(cs))
+	for i, e := range entries {
+		switch {
+		case errors.Is(errs[i], zk.ErrNoNode):
+			continue // left meanwhile
+		case errs[i] != nil:
+			return store.Line{}, nil, errs[i]
+		}
+		e.Admitted = line.Admits(e.Mode, modes(there))
+		l.Entries, there = append(l.Entries, e), append(there, cs[i])
+		l.Remarks = append(l.Remarks, s.remarks(dir, cs[i], e)...)
+	}
+	return l, there, nil
+}
+
+// remarks tells what is odd about an entry.
+func (s *Store) remarks(dir string, c contender, e store.Entry) []string {
+	path := join(dir, c.name)
+	switch {
+	case e.Session == "":
+		return []string{fmt.Sprintf("node %q is not ephemeral: nobody's end takes it out, so delete it if nobody needs it", path)}
+	case c.unseen(s.readWrite):
+		return []string{fmt.Sprintf("node %q is of a kind of Curator's locks that does not see the entries of this store: "+
+			"open the store with the other names", path)}
+	case c.mark == markKazoo || c.mark == markKazooReader:
+		return []string{fmt.Sprintf("node %q is kazoo's, which does not see Stile's entries unless it is told to, with "+
+			"extra_lock_patterns=['lock-']", path)}
+	}
+	return nil
+}
+
+// readEntry reads one entry, but for whether it is admitted.
+func readEntry(ctx context.Context, c *client, dir string, who contender) (store.Entry, error) {
+	return attempt(ctx, c, func(int) (store.Entry, error) {
+		data, st, err := c.Get(join(dir, who.name))
+		if err != nil {
+			return store.Entry{}, err
+		}
+		v, ours := decode(data)
+		e := store.Entry{Order: uint64(st.Czxid), Mode: who.mode, Foreign: !ours, Owner: v.Owner}
+		if st.EphemeralOwner != 0 {
+			e.Session = sessionText(st.EphemeralOwner)
+		}
+		return e, nil
+	})
+}
+
+// Break implements [store.Store]. It works on the entries of any client.
+func (s *Store) Break(ctx context.Context, name string, order uint64) (broken store.Entry, err error) {
+	doing := fmt.Sprintf("break lock %q", name)
+	gone := fmt.Errorf("%s: %s: %w: no entry with order %d stands there", s, doing, store.ErrGone, order)
+	err = s.patiently(ctx, doing, func(ctx context.Context, c *client) error {
+		l, cs, err := s.read(ctx, c, name)
+		if err != nil {
+			return err
+		}
+		i := slices.IndexFunc(l.Entries, func(e store.Entry) bool { return e.Order == order })
+		if i < 0 {
+			return gone
+		}
+		removed, err := c.remove(ctx, join(s.paths.dir(name), cs[i].name))
+		if err == nil && !removed {
+			return gone
+		}
+		broken = l.Entries[i]
+		return err
+	})
+	if err != nil {
+		return store.Entry{}, err
+	}
+	return broken, nil
+}

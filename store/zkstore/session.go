@@ -1,0 +1,278 @@
+package zkstore
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/go-zookeeper/zk"
+
+	"github.com/stilelock/stile/store"
+)
+
+// session is a ZooKeeper session, with a connection of its own, and the entries in it.
+type session struct {
+	store *Store
+	opts  store.SessionOptions
+
+	// client, id and ttl are set by begin.
+	client *client
+	id     int64
+	ttl    time.Duration
+
+	// life ends, with a cause that matches store.ErrSessionLost, when the session is closed or known to be lost.
+	// Everything that works for the session ends with it, and is counted in work.
+	life context.Context
+	end  context.CancelCauseFunc
+	work works
+
+	// mu is taken before the mutex of a line.
+	mu      sync.Mutex
+	lines   map[string]*watchedLine // by directory
+	watched map[string]bool         // nodes of whose end the server will tell, or is being asked to; by path
+	until   time.Time               // when the session ends if it is not confirmed again
+	expiry  *time.Timer             // looks whether it is that late
+	ended   bool                    // life has ended
+	lost    bool                    // not because of Close
+}
+
+func newSession(s *Store, opts store.SessionOptions) *session {
+	se := &session{
+		store: s, opts: opts,
+		lines:   make(map[string]*watchedLine),
+		watched: make(map[string]bool),
+	}
+	se.life, se.end = context.WithCancelCause(context.Background())
+	return se
+}
+
+// begin completes the session when the server has granted it. The request was sent at the given time.
+func (se *session) begin(c *client, id int64, ttl time.Duration, sent time.Time) {
+	se.mu.Lock()
+	defer se.mu.Unlock()
+	se.client, se.id, se.ttl = c, id, ttl
+	if se.ended { // already
+		go c.shut()
+		return
+	}
+	se.until = sent.Add(ttl)
+	se.expiry = time.AfterFunc(time.Until(se.until), se.expire)
+}
+
+// ID implements [store.Session]: the session's id, as ZooKeeper's own tools write it.
+func (se *session) ID() string { return sessionText(se.id) }
+
+func sessionText(id int64) string { return "0x" + strconv.FormatUint(uint64(id), 16) }
+
+// Terms implements [store.Session]. The leader hears of its followers' clients only every half tick, from followers that
+// it may be cut off from before the next time; what it heard last may then be one of our confirmations older.
+func (se *session) Terms() store.Terms { return store.Terms{TTL: se.ttl, Slack: se.ttl / 3} }
+
+// Confirm implements [store.Session]. A sync is answered by the leader, which looks first whether the session lives.
+// Pings are answered by followers alone, even by one that the leader has not heard of for long.
+func (se *session) Confirm(ctx context.Context) error {
+	if err := se.alive(); err != nil {
+		return err
+	}
+	bounded, cancel := se.bounded(ctx)
+	defer cancel()
+	sent := time.Now()
+	_, err := ask(bounded, func() (string, error) { return se.client.Sync(se.store.paths.top()) })
+	if err == nil && !se.confirmed(sent) {
+		return se.alive()
+	}
+	if err != nil {
+		if errors.Is(err, context.DeadlineExceeded) {
+			se.unanswered(sent)
+		}
+		return se.explain(ctx, "confirm the session", err)
+	}
+	return nil
+}
+
+// unanswered gives up a connection on which a request, sent at the given time, was not answered: the server may be hung,
+// or cut off from the leader, while others are well. The client would give it up after two thirds of the TTL, which is too
+// late for who holds something.
+func (se *session) unanswered(sent time.Time) {
+	if patience := se.ttl / 10; time.Since(sent) >= patience {
+		se.client.link.drop(errUnanswered)
+	}
+}
+
+var errUnanswered = errors.New("the server is connected, and does not answer")
+
+// confirmed moves the end of the session. It reports false if the session has ended.
+func (se *session) confirmed(sent time.Time) bool {
+	se.mu.Lock()
+	defer se.mu.Unlock()
+	if se.ended {
+		return false
+	}
+	se.until = sent.Add(se.ttl)
+	se.expiry.Reset(time.Until(se.until))
+	return true
+}
+
+// expire ends a session that was not confirmed for its TTL. The servers might keep it: the ZooKeeper client sends signs
+// of life for as long as the process lives, whether or not anybody uses it.
+func (se *session) expire() {
+	se.mu.Lock()
+	early := time.Now().Before(se.until) // the timer had fired, and then came a confirmation
+	se.mu.Unlock()
+	if early {
+		return
+	}
+	se.lose(fmt.Errorf("%s: %w: session %s was not confirmed for %v", se.store, store.ErrSessionLost, se.ID(), se.ttl))
+}
+
+// heard takes in an event. It is called by the goroutines that read from the server, and must not wait for answers.
+func (se *session) heard(ev zk.Event) {
+	switch {
+	case ev.Type == zk.EventSession && ev.State == zk.StateExpired:
+		_ = se.gone()
+	case ev.Type == zk.EventSession && ev.State == zk.StateHasSession:
+		se.reconnected()
+	case ev.Type == zk.EventNodeDeleted:
+		se.nodeGone(ev.Path)
+	case ev.Type == zk.EventNodeDataChanged:
+		se.unwatched(ev.Path)
+	case ev.Type == zk.EventNodeChildrenChanged:
+		se.childrenChanged(ev.Path)
+	}
+}
+
+// Close implements [store.Session].
+func (se *session) Close(ctx context.Context) error {
+	se.finish(fmt.Errorf("%s: %w: session %s is closed", se.store, store.ErrSessionLost, se.ID()), false)
+	se.mu.Lock()
+	lost := se.lost
+	se.lost = true // it is gone, or goes by itself: there is nothing more to close
+	se.mu.Unlock()
+	if lost {
+		return nil
+	}
+	err := se.farewell(ctx)
+	if err != nil {
+		return se.store.explain("end the session", endedBy(ctx, err))
+	}
+	return nil
+}
+
+// farewell ends the session in ZooKeeper, and the client. Once it has begun there is no second attempt: a client that was
+// told to end can do nothing more.
+func (se *session) farewell(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, se.ttl) // after which there is nothing left
+	defer cancel()
+	for ctx.Err() == nil && se.client.State() != zk.StateHasSession && !se.client.link.hasEnded() {
+		rest(ctx, firstPause)
+	}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		se.client.shut()
+		se.work.group.Wait()
+	}()
+	select {
+	case <-done:
+	case <-ctx.Done():
+	}
+	switch {
+	case se.client.link.hadFarewell(), se.client.link.hasEnded():
+		return nil
+	case ctx.Err() != nil:
+		return gaveUp(ctx, se.client.link.trouble())
+	}
+	return errors.New("the server has not confirmed it: the entries go when the TTL has passed")
+}
+
+// alive returns nil, or why the session has ended.
+func (se *session) alive() error { return context.Cause(se.life) }
+
+// gone notes that the servers have ended the session.
+func (se *session) gone() error {
+	se.mu.Lock()
+	id := se.ID()
+	se.mu.Unlock()
+	err := fmt.Errorf("%s: %w: session %s has expired, or was ended by somebody", se.store, store.ErrSessionLost, id)
+	se.lose(err)
+	return se.alive()
+}
+
+// lose ends a session that was not closed. The client would open another, or go on with this one: it is ended too.
+func (se *session) lose(cause error) {
+	if se.finish(cause, true) && se.client != nil {
+		go se.client.shut()
+	}
+}
+
+// finish ends the session once. It reports whether it was this call that did.
+func (se *session) finish(cause error, lost bool) bool {
+	se.mu.Lock()
+	if se.ended {
+		se.mu.Unlock()
+		return false
+	}
+	se.ended, se.lost = true, lost
+	lines := se.lines
+	se.lines = nil
+	if se.expiry != nil {
+		se.expiry.Stop()
+	}
+	se.work.refuse()
+	se.end(cause)
+	se.mu.Unlock()
+
+	for _, w := range lines {
+		w.close(cause, lost)
+	}
+	if lost && se.opts.Lost != nil {
+		se.opts.Lost(cause)
+	}
+	return true
+}
+
+// spawn runs f for the session. It does nothing once the session has ended: f would have nothing to do.
+func (se *session) spawn(f func()) { se.work.start(f) }
+
+// works counts the goroutines of a session. Its mutex is taken last of all.
+type works struct {
+	mu    sync.Mutex
+	group sync.WaitGroup
+	over  bool
+}
+
+func (w *works) start(f func()) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if !w.over {
+		w.group.Go(f)
+	}
+}
+
+// refuse makes start do nothing from here on.
+func (w *works) refuse() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.over = true
+}
+
+// bounded returns a context that ends with ctx and with the session.
+func (se *session) bounded(ctx context.Context) (context.Context, context.CancelFunc) {
+	bounded, cancel := context.WithCancelCause(ctx)
+	stop := context.AfterFunc(se.life, func() { cancel(context.Cause(se.life)) })
+	return bounded, func() { stop(); cancel(nil) }
+}
+
+// explain is [Store.explain] for calls that were bounded by ctx and by the session's life.
+func (se *session) explain(ctx context.Context, doing string, err error) error {
+	switch {
+	case errors.Is(err, zk.ErrSessionExpired):
+		return se.gone()
+	case ctx.Err() == nil && se.alive() != nil:
+		return se.alive()
+	}
+	return se.store.explain(doing, endedBy(ctx, err))
+}

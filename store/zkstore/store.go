@@ -1,0 +1,230 @@
+package zkstore
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/go-zookeeper/zk"
+
+	"github.com/stilelock/stile/store"
+)
+
+// MinTTL and MaxTTL bound the TTL of a session. The servers have bounds of their own, by default 2 and 20 ticks, which is
+// 4 s and 40 s: where theirs is larger than what was asked for, they grant more; where it is smaller, Open says so.
+const (
+	MinTTL = time.Second
+	MaxTTL = time.Hour
+)
+
+// Options configures a [Store]. The zero value, and a nil *Options, are ready for use.
+type Options struct {
+	// Root is the path of the directory under which everything is, "/team/locks" for example: a chroot. It need not
+	// exist. Empty, or "/", is the top: then the lock "a/b" is at "/a/b".
+	Root string
+	// ReadWrite names entries as Curator's InterProcessReadWriteLock does. Otherwise they are named as its
+	// InterProcessMutex does. It matters only where Curator's locks stand in the same line: each of the two sees
+	// entries named in its own way only. Stile sees all of them, and refuses to stand in a line with entries of the
+	// other kind.
+	ReadWrite bool
+	// Auth is what is said to every server about who we are.
+	Auth []Auth
+	// ACL is put on every entry and every directory that is made. Nil means that everybody may do everything. All who
+	// share a lock must be able to read, create and delete.
+	ACL []zk.ACL
+	// TLS, if not nil, makes connections use it. Without a ServerName in it servers are checked against the names they
+	// are connected to by.
+	TLS *tls.Config
+	// Logger receives what an operator may want to know: connections that fail, entries that could not be taken out.
+	// Nil discards it.
+	Logger *slog.Logger
+
+	_ struct{}
+}
+
+// Auth says who a client is: the scheme "digest" and "user:password", for example.
+type Auth struct {
+	Scheme, Credentials string
+}
+
+// Store is a [store.Store] on ZooKeeper. It is safe for concurrent use.
+type Store struct {
+	servers   []string
+	paths     paths
+	readWrite bool
+	auth      []Auth
+	acl       []zk.ACL
+	tls       *tls.Config
+	logger    *slog.Logger
+
+	recheck time.Duration // as the constant; tests of what happens without it set another
+
+	mu      sync.Mutex
+	reading *client // for what is done without a session; nil until it is needed
+	closed  bool
+}
+
+var _ store.Store = (*Store)(nil)
+
+// New returns a store on the ensemble whose servers have the given addresses: host:port, or a host, whose port is 2181
+// then. Nothing is sent yet. The store has connections of its own, one for each session and one for all else; see
+// [Store.Close].
+func New(servers []string, opts *Options) (*Store, error) {
+	if len(servers) == 0 {
+		return nil, errors.New("zookeeper store: no servers")
+	}
+	if opts == nil {
+		opts = &Options{}
+	}
+	root := strings.TrimSuffix(opts.Root, "/")
+	if root != "" {
+		err := store.CheckName(strings.TrimPrefix(root, "/"))
+		if err != nil || root[0] != '/' || strings.ContainsFunc(root, func(r rune) bool { return r != escape && !allowed(r) }) {
+			return nil, fmt.Errorf("zookeeper store: root %q: it must be a path that ZooKeeper allows, like /team/locks", root)
+		}
+	}
+	logger := opts.Logger
+	if logger == nil {
+		logger = slog.New(slog.DiscardHandler)
+	}
+	acl := slices.Clone(opts.ACL)
+	if len(acl) == 0 {
+		acl = zk.WorldACL(zk.PermAll)
+	}
+	return &Store{
+		servers: zk.FormatServers(servers), paths: paths{root: root}, readWrite: opts.ReadWrite,
+		auth: slices.Clone(opts.Auth), acl: acl, tls: opts.TLS, logger: logger, recheck: recheck,
+	}, nil
+}
+
+// Close closes the connection of the store itself. Sessions have their own, and are closed one by one. After Close the
+// store can read nothing any more. Close after Close does nothing.
+func (s *Store) Close() error {
+	s.mu.Lock()
+	c := s.reading
+	s.reading, s.closed = nil, true
+	s.mu.Unlock()
+	if c != nil {
+		c.shut()
+	}
+	return nil
+}
+
+// Capabilities implements [store.Store].
+func (s *Store) Capabilities() store.Capabilities {
+	return store.Capabilities{Kind: "zookeeper", Fair: true, SharedModes: true, Fencing: true, MinTTL: MinTTL, MaxTTL: MaxTTL}
+}
+
+// patience is how long a call without a session goes on when nothing answers. Calls with a session go on as long as the
+// session does.
+const patience = 10 * time.Second
+
+// patienceError is why a call without a session gives up when its own ctx would let it go on.
+type patienceError time.Duration
+
+func (e patienceError) Error() string {
+	return "no answer for " + time.Duration(e).String() + ": check that the servers are right and within reach"
+}
+
+// readingTTL is how long the session of the store's own connection lasts. It has no entries.
+const readingTTL = 10 * time.Second
+
+// reader returns the store's own connection.
+func (s *Store) reader() (*client, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		return nil, errors.New("the store is closed")
+	}
+	if s.reading == nil {
+		c, err := s.connect(readingTTL, false, func(zk.Event) {})
+		if err != nil {
+			return nil, err
+		}
+		s.reading = c
+	}
+	return s.reading, nil
+}
+
+// patiently makes requests on the store's own connection. They must do no harm if they are made more than once.
+func (s *Store) patiently(ctx context.Context, doing string, requests func(context.Context, *client) error) error {
+	return s.patientlyFor(ctx, patience, doing, requests)
+}
+
+func (s *Store) patientlyFor(
+	ctx context.Context, most time.Duration, doing string, requests func(context.Context, *client) error,
+) error {
+	bounded, cancel := context.WithTimeoutCause(ctx, most, patienceError(most))
+	defer cancel()
+	c, err := s.reader()
+	if err == nil {
+		err = c.await(bounded)
+	}
+	if err == nil {
+		err = requests(bounded, c)
+	}
+	if err != nil && !errors.Is(err, store.ErrGone) {
+		return s.explain(doing, endedBy(ctx, err))
+	}
+	return err
+}
+
+// String names the store in messages: "zookeeper at 10.0.0.1:2181, 10.0.0.2:2181".
+func (s *Store) String() string { return "zookeeper at " + strings.Join(s.servers, ", ") }
+
+// explain says what failed, where, and, for the failures that a person has to see to, what to do.
+func (s *Store) explain(doing string, err error) error {
+	advice := ""
+	switch {
+	case errors.Is(err, zk.ErrNoAuth):
+		advice = "; the client must be allowed to read, create and delete under " + s.paths.top() +
+			": check who it says it is, and the ACLs there"
+	case errors.Is(err, zk.ErrAuthFailed):
+		advice = "; the servers do not accept these credentials"
+	case errors.Is(err, zk.ErrInvalidACL):
+		advice = "; an ACL of the scheme auth needs somebody to be authenticated"
+	}
+	return fmt.Errorf("%s: %s: %w%s", s, doing, err, advice)
+}
+
+// Open implements [store.Store]. Servers that grant less than the TTL asked for are an error; they may grant more.
+func (s *Store) Open(ctx context.Context, opts store.SessionOptions) (store.Session, error) {
+	if opts.TTL < MinTTL || opts.TTL > MaxTTL {
+		return nil, fmt.Errorf("%s: a TTL of %v: it must be between %v and %v", s, opts.TTL, MinTTL, MaxTTL)
+	}
+	asked := time.Duration(math.Ceil(float64(opts.TTL)/float64(time.Millisecond))) * time.Millisecond
+	sent := time.Now()
+	bounded, cancel := context.WithTimeoutCause(ctx, patience, patienceError(patience))
+	defer cancel()
+
+	se := newSession(s, opts)
+	c, err := s.connect(asked, true, se.heard)
+	if err != nil {
+		return nil, s.explain("open a session", err)
+	}
+	if err := c.await(bounded); err != nil {
+		go c.shut() // which may take a second
+		return nil, s.explain("open a session", endedBy(ctx, err))
+	}
+	id, granted := c.link.terms()
+	if granted < asked {
+		go c.shut()
+		return nil, fmt.Errorf("%s: a TTL of %v: the servers grant none above %v: ask for that or less", s, opts.TTL, granted)
+	}
+	se.begin(c, id, granted, sent)
+	return se, nil
+}
+
+// libraryLogger passes on what go-zookeeper says. It cannot tell what matters, so all of it is for debugging.
+type libraryLogger struct{ logger *slog.Logger }
+
+func (l libraryLogger) Printf(format string, a ...any) {
+	l.logger.LogAttrs(context.Background(), slog.LevelDebug, "zookeeper client: "+fmt.Sprintf(format, a...))
+}

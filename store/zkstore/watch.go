@@ -1,0 +1,544 @@
+package zkstore
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/go-zookeeper/zk"
+
+	"github.com/stilelock/stile/line"
+	"github.com/stilelock/stile/store"
+)
+
+const (
+	// lateWatch is how long an entry that never waited is held before its node is watched. Short holds need no watch.
+	lateWatch = 200 * time.Millisecond
+	// recheck is how often a line with waiters is read although nothing was heard.
+	recheck = 2 * time.Second
+	// nearest is how many of those ahead an entry watches. They tell it of its turn, and the first few in a line also of
+	// how it moves; all others would only be woken in vain.
+	nearest = 8
+)
+
+// watchedLine is what one session knows of one line in which it has entries.
+type watchedLine struct {
+	session *session
+	name    string
+	dir     string
+	ctx     context.Context // ends with the line's usefulness, or the session
+	stop    context.CancelFunc
+	kick    chan struct{} // asks the following goroutine to look what is to be done; holds one request
+
+	mu        sync.Mutex
+	mine      map[*entry]struct{} // joining or standing
+	following bool                // the goroutine has been started
+	stale     bool                // the line has to be read
+	secretive bool                // there are entries that we must not read
+	told      bool                // the server will tell of the next change of the directory
+	readings  int                 // how many have begun
+	busy      int                 // readings and joins under way
+	left      map[string]bool     // who left during those, by the names of nodes
+}
+
+// join notes that an entry is about to be put in.
+func (se *session) join(e *entry) error {
+	se.mu.Lock()
+	defer se.mu.Unlock()
+	if se.ended {
+		return se.alive()
+	}
+	dir := se.store.paths.dir(e.req.Name)
+	w := se.lines[dir]
+	if w == nil {
+		w = &watchedLine{
+			session: se, name: e.req.Name, dir: dir,
+			kick: make(chan struct{}, 1),
+			mine: make(map[*entry]struct{}),
+			left: make(map[string]bool),
+		}
+		w.ctx, w.stop = context.WithCancel(se.life)
+		se.lines[dir] = w
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if e.req.Mode == line.Exclusive {
+		for other := range w.mine {
+			if other.req.Mode == line.Exclusive {
+				return fmt.Errorf("%s: session %s stands in the line of lock %q already", se.store, se.ID(), w.name)
+			}
+		}
+	}
+	w.mine[e] = struct{}{}
+	w.busy++
+	e.line = w
+	return nil
+}
+
+// arrive notes that an entry has been put in, and tells how it stands. It reports false if the session has ended while
+// the entry was joining.
+func (w *watchedLine) arrive(e *entry, ahead []contender) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if e.state != joining {
+		return false
+	}
+	e.state, e.arrived = standing, w.readings+1
+	e.ahead = slices.DeleteFunc(ahead, func(c contender) bool { return w.left[c.name] && !c.mayReturn() })
+	w.calm()
+	w.tell(e)
+	if e.blocking() == 0 {
+		e.late = time.AfterFunc(lateWatch, func() { w.followFor(e) })
+	} else {
+		w.follow()
+	}
+	return true
+}
+
+// calm notes the end of a reading or a join. It is called with w.mu held.
+func (w *watchedLine) calm() {
+	w.busy--
+	if w.busy == 0 {
+		clear(w.left)
+	}
+}
+
+// part notes that nobody wants to hear of an entry any more.
+func (w *watchedLine) part(e *entry) {
+	se := w.session
+	se.mu.Lock()
+	defer se.mu.Unlock()
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.settle(e)
+	w.retire()
+}
+
+// settle ends an entry's part in the line. It is called with w.mu held.
+func (w *watchedLine) settle(e *entry) {
+	if e.state == joining {
+		w.calm()
+	}
+	e.state, e.contended = over, nil
+	delete(w.mine, e)
+	if e.late != nil {
+		e.late.Stop()
+	}
+}
+
+// retire lets go of a line without entries. It is called with the mutexes of the session and the line held.
+func (w *watchedLine) retire() {
+	if len(w.mine) > 0 {
+		return
+	}
+	w.stop()
+	if w.session.lines[w.dir] == w {
+		delete(w.session.lines, w.dir)
+	}
+}
+
+// close ends the line with its session; if that was lost, its entries hear of it.
+func (w *watchedLine) close(cause error, lost bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.stop()
+	for e := range w.mine {
+		if lost {
+			w.gone(e, cause)
+		} else {
+			w.settle(e)
+		}
+	}
+}
+
+// blocking says how many must leave before it is the entry's turn.
+func (e *entry) blocking() int { return line.Blocking(e.req.Mode, modes(e.ahead)) }
+
+// tell lets an entry's owner hear how it stands, if that has changed. It is called with w.mu held, which keeps the
+// calls in order.
+func (w *watchedLine) tell(e *entry) {
+	now := store.Standing{State: store.Admitted, Order: e.order}
+	if n := e.blocking(); n > 0 {
+		now.State, now.Ahead = store.Waiting, n
+	}
+	if now == e.told {
+		return
+	}
+	e.told = now
+	if e.req.Notify != nil {
+		e.req.Notify(now)
+	}
+}
+
+// gone tells an entry's owner that the entry is not in the line any more. It is called with w.mu held.
+func (w *watchedLine) gone(e *entry, cause error) {
+	was := e.state
+	w.settle(e)
+	e.out.Store(true)
+	if was == standing && e.req.Notify != nil {
+		e.req.Notify(store.Standing{State: store.Gone, Order: e.order, Cause: cause})
+	}
+}
+
+func (w *watchedLine) evicted() error {
+	return fmt.Errorf("%s: %w: the entry for lock %q was taken out: broken by somebody, or its session ended",
+		w.session.store, store.ErrGone, w.name)
+}
+
+// lineOf returns the line whose directory is dir, nil if the session has no entry there.
+func (se *session) lineOf(dir string) *watchedLine {
+	se.mu.Lock()
+	defer se.mu.Unlock()
+	return se.lines[dir]
+}
+
+// nodeGone takes in that a node has been deleted.
+func (se *session) nodeGone(path string) {
+	dir, name := split(path)
+	se.mu.Lock()
+	delete(se.watched, path)
+	w := se.lines[dir]
+	se.mu.Unlock()
+	if w != nil {
+		w.hasLeft(name)
+	}
+}
+
+// unwatched takes in that the watch of a node is used up though the node is there: somebody has changed its data.
+func (se *session) unwatched(path string) {
+	dir, _ := split(path)
+	se.mu.Lock()
+	delete(se.watched, path)
+	w := se.lines[dir]
+	se.mu.Unlock()
+	if w != nil {
+		w.followOn()
+	}
+}
+
+// childrenChanged takes in that somebody has joined or left a line.
+func (se *session) childrenChanged(dir string) {
+	if w := se.lineOf(dir); w != nil {
+		w.mu.Lock()
+		w.told, w.stale = false, true
+		w.mu.Unlock()
+		w.followOn()
+	}
+}
+
+// reconnected sees to it that nothing is missed because of a connection that was lost. The client sets its watches anew,
+// which may fail; so everything is looked at again.
+func (se *session) reconnected() {
+	se.mu.Lock()
+	clear(se.watched)
+	lines := make([]*watchedLine, 0, len(se.lines))
+	for _, w := range se.lines {
+		lines = append(lines, w)
+	}
+	se.mu.Unlock()
+	for _, w := range lines {
+		w.mu.Lock()
+		w.told, w.stale = false, true
+		w.mu.Unlock()
+		w.followOn()
+	}
+}
+
+// hasLeft lets the entries know of a departure: another's, or their own. Those who were ahead of an entry can only become
+// fewer, so if it knows all of them and all have left it is its turn, and nothing has to be read.
+func (w *watchedLine) hasLeft(name string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.busy > 0 {
+		w.left[name] = true
+	}
+	for e := range w.mine {
+		if e.state != standing {
+			continue
+		}
+		if e.node.name == name {
+			w.gone(e, w.evicted())
+			continue
+		}
+		at := slices.IndexFunc(e.ahead, func(c contender) bool { return c.name == name })
+		switch {
+		case at < 0:
+		case e.ahead[at].mayReturn():
+			w.stale = true
+		default:
+			e.ahead = slices.Delete(e.ahead, at, at+1)
+			w.tell(e)
+		}
+	}
+	w.wake()
+}
+
+// followFor has the line followed on behalf of an entry, if that still stands.
+func (w *watchedLine) followFor(e *entry) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if e.state == standing {
+		w.follow()
+	}
+}
+
+// followOn wakes the goroutine that follows the line, if there is one.
+func (w *watchedLine) followOn() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.wake()
+}
+
+// follow starts the goroutine that follows the line, or wakes it. It is called with w.mu held.
+func (w *watchedLine) follow() {
+	if !w.following {
+		w.following = true
+		w.session.spawn(w.run)
+	}
+	w.wake()
+}
+
+// wake makes the following goroutine look what is to be done. It is called with w.mu held.
+func (w *watchedLine) wake() {
+	if !w.following {
+		return
+	}
+	select {
+	case w.kick <- struct{}{}:
+	default:
+	}
+}
+
+// run follows the line until it is of no more use: it sets the watches that entries need, and reads the line when
+// something may have been missed. What the watches tell does not wait for it.
+func (w *watchedLine) run() {
+	ticker := time.NewTicker(w.session.store.recheck)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-w.kick:
+		case <-ticker.C:
+			if w.waiting() {
+				w.mu.Lock()
+				w.stale = true
+				w.mu.Unlock()
+			}
+		case <-w.ctx.Done():
+			return
+		}
+		err := w.catchUp()
+		if err != nil && w.ctx.Err() == nil {
+			w.session.store.logger.LogAttrs(w.ctx, slog.LevelDebug, "line could not be followed",
+				slog.String("lock", w.name), slog.Any("error", err))
+			rest(w.ctx, firstPause)
+			w.followOn()
+		}
+	}
+}
+
+func (w *watchedLine) catchUp() error {
+	if err := w.reread(); err != nil {
+		return err
+	}
+	return w.watchNodes()
+}
+
+func (w *watchedLine) waiting() bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for e := range w.mine {
+		if e.state == standing && e.told.State == store.Waiting {
+			return true
+		}
+	}
+	return false
+}
+
+// wanted returns the nodes that the entries need to hear of: their own, and those nearest ahead that are in their way.
+// everything is set if that is not enough.
+func (w *watchedLine) wanted() (names []string, everything bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	everything = w.secretive
+	for e := range w.mine {
+		if e.state != standing {
+			continue
+		}
+		names = append(names, e.node.name)
+		everything = everything || e.contended != nil
+		if e.blocking() == 0 {
+			continue
+		}
+		inTheWay := slices.DeleteFunc(slices.Clone(e.ahead), func(c contender) bool {
+			return e.req.Mode.Slots() == 0 && line.Admits(e.req.Mode, []line.Mode{c.mode})
+		})
+		if over := len(inTheWay) - nearest; over > 0 {
+			inTheWay = inTheWay[over:]
+			// Of all the slots that are taken, any may become free.
+			everything = everything || e.req.Mode.Slots() > 0
+		}
+		for _, c := range inTheWay {
+			names = append(names, c.name)
+		}
+	}
+	return names, everything
+}
+
+// watchNodes sets the watches that are wanted and not there. There is one of each node, however many entries want it:
+// the client cannot take watches back, so they stay for as long as their nodes.
+func (w *watchedLine) watchNodes() error {
+	names, everything := w.wanted()
+	se := w.session
+	se.mu.Lock()
+	names = slices.DeleteFunc(names, func(name string) bool {
+		path := join(w.dir, name)
+		if se.watched[path] {
+			return true
+		}
+		se.watched[path] = true
+		return false
+	})
+	se.mu.Unlock()
+
+	errs := make([]error, len(names))
+	var asking sync.WaitGroup
+	for i, name := range names {
+		asking.Go(func() { errs[i] = w.watchNode(name) })
+	}
+	asking.Wait()
+	if err := errors.Join(errs...); err != nil {
+		return err
+	}
+	w.mu.Lock()
+	again := (everything || w.secretive) && !w.told
+	w.stale = w.stale || again
+	w.mu.Unlock()
+	if again {
+		return w.reread()
+	}
+	return nil
+}
+
+func (w *watchedLine) watchNode(name string) error {
+	path := join(w.dir, name)
+	_, err := ask(w.session.life, func() (struct{}, error) {
+		// Not exists, which would leave a watch on a node that has gone and never comes back.
+		_, _, _, err := w.session.client.GetW(path)
+		return struct{}{}, err
+	})
+	switch {
+	case errors.Is(err, zk.ErrNoNode):
+		w.session.nodeGone(path)
+		return nil
+	case errors.Is(err, zk.ErrNoAuth): // somebody else's, which we must not hear of either; the directory is ours to read
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		w.secretive = true
+		return nil
+	case err != nil:
+		w.session.mu.Lock()
+		defer w.session.mu.Unlock()
+		delete(w.session.watched, path)
+	}
+	return err
+}
+
+// reread reads the line, if that is necessary, and puts right what is known of it.
+func (w *watchedLine) reread() error {
+	_, everything := w.wanted()
+	w.mu.Lock()
+	if !w.stale {
+		w.mu.Unlock()
+		return nil
+	}
+	w.stale = false
+	w.readings++
+	w.busy++
+	reading, watch := w.readings, everything && !w.told
+	w.told = w.told || watch
+	w.mu.Unlock()
+
+	children, err := ask(w.session.life, func() (children []string, err error) {
+		if watch {
+			children, _, _, err = w.session.client.ChildrenW(w.dir)
+		} else {
+			children, _, err = w.session.client.Children(w.dir)
+		}
+		return children, err
+	})
+
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	defer w.calm()
+	if err != nil && !errors.Is(err, zk.ErrNoNode) {
+		w.stale = true
+		w.told = w.told && !watch
+		return err
+	}
+	w.apply(contenders(children), reading)
+	return nil
+}
+
+// apply replaces what is known of the line by a reading. Who left since the reading began may be in it, and is not taken
+// back. It is called with w.mu held.
+func (w *watchedLine) apply(cs []contender, reading int) {
+	cs = slices.DeleteFunc(cs, func(c contender) bool { return w.left[c.name] })
+	for e := range w.mine {
+		if e.state != standing || e.arrived > reading {
+			continue
+		}
+		at := slices.IndexFunc(cs, func(c contender) bool { return c.name == e.node.name })
+		if at < 0 {
+			w.gone(e, w.evicted())
+			continue
+		}
+		e.narrow(cs[:at])
+		w.tell(e)
+		if f := e.contended; f != nil && waitsBehind(cs, at) {
+			e.contended = nil
+			go f()
+		}
+	}
+}
+
+// narrow takes in a reading of who is ahead of the entry. The reading may be older than what was heard: after a reconnection
+// it may come from a server that lags behind the one before. But who has left does not come back; and whose turn it is, it
+// remains.
+func (e *entry) narrow(ahead []contender) {
+	if e.told.State == store.Admitted {
+		return
+	}
+	known := make(map[string]bool, len(e.ahead))
+	for _, c := range e.ahead {
+		known[c.name] = true
+	}
+	e.ahead = slices.DeleteFunc(slices.Clone(ahead), func(c contender) bool { return !known[c.name] && !c.mayFollowOn() })
+}
+
+// waitsBehind reports whether somebody behind the entry at the given place is not admitted.
+func waitsBehind(cs []contender, at int) bool {
+	for i := at + 1; i < len(cs); i++ {
+		if !line.Admits(cs[i].mode, modes(cs[:i])) {
+			return true
+		}
+	}
+	return false
+}
+
+// NotifyContended implements [store.Ticket]. Nobody who does not ask pays for it: for who does, every change of the line
+// is followed by a reading of it.
+func (e *entry) NotifyContended(f func()) {
+	w := e.line
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if e.state != standing || e.contended != nil {
+		return
+	}
+	e.contended = f
+	w.stale = true
+	w.follow()
+}

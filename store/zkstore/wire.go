@@ -1,0 +1,479 @@
+package zkstore
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"crypto/tls"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/go-zookeeper/zk"
+)
+
+// link stands between one go-zookeeper client and its servers. It chooses the servers, gives up those that accept a
+// connection and then say nothing, authenticates each connection before anything else is said on it, and learns from
+// what passes what the client does not tell: see the package comment.
+type link struct {
+	servers []string
+	tls     *tls.Config
+	auth    []Auth
+	silence time.Duration // how long a server may say nothing before the connection is made use of
+
+	// once is set if the client must not go on with another session when its own has ended.
+	once bool
+
+	over context.Context // ends when no more connections are to be made
+	stop context.CancelFunc
+
+	// These belong to the client's main goroutine.
+	next  int       // which of the servers to try
+	tried int       // how many were, since one was found
+	last  time.Time // when the last was
+
+	mu       sync.Mutex
+	conn     net.Conn // the last one made; nil when it was dropped
+	session  int64
+	granted  time.Duration
+	ended    bool             // the session, if once is set
+	err      error            // why the last connection failed
+	births   map[string]birth // by the path that is asked for
+	farewell bool             // the server has ended the session because we asked
+
+	rejected chan struct{} // closed when a server has said that it does not accept who we are
+	reject   func()
+}
+
+// A birth is what becomes of the creation of an entry's node.
+type birth struct {
+	sent    chan struct{} // closed when the request has been sent, or nobody waits for that any more
+	setSent func()        // closes sent
+	stats   chan stat     // gets one before the client hears of the success
+}
+
+// A stat is what is to be known of a node when it has been created.
+type stat struct {
+	czxid int64
+	owner int64
+}
+
+func newLink(s *Store, timeout time.Duration, once bool) *link {
+	l := &link{
+		servers: slices.Clone(s.servers),
+		tls:     s.tls,
+		auth:    s.auth,
+		silence: min(max(timeout/6, 200*time.Millisecond), 3*time.Second),
+		once:    once,
+		births:  make(map[string]birth),
+	}
+	rand.Shuffle(len(l.servers), func(i, j int) { l.servers[i], l.servers[j] = l.servers[j], l.servers[i] })
+	l.over, l.stop = context.WithCancel(context.Background())
+	l.rejected = make(chan struct{})
+	l.reject = sync.OnceFunc(func() { close(l.rejected) })
+	return l
+}
+
+// Init implements [zk.HostProvider]. Names are looked up when they are connected to, every time: the default provider
+// does it once.
+func (l *link) Init([]string) error { return nil }
+
+// Len implements [zk.HostProvider].
+func (l *link) Len() int { return len(l.servers) }
+
+// Next implements [zk.HostProvider]. The client looks whether it has been closed only if a new round is said to begin,
+// and waits a second before it; dial has shorter pauses.
+func (l *link) Next() (server string, retryStart bool) {
+	return l.servers[l.next], l.over.Err() != nil
+}
+
+// Connected implements [zk.HostProvider].
+func (l *link) Connected() { l.tried = 0 }
+
+// The pauses between attempts to connect. The first is for a server that accepts everybody and keeps nobody.
+const (
+	firstPause = 20 * time.Millisecond
+	lastPause  = time.Second
+)
+
+// pause waits before another server is tried: longer after each round.
+func (l *link) pause() {
+	d := firstPause
+	for range min(l.tried/len(l.servers), 10) {
+		d = min(2*d, lastPause)
+	}
+	rest(l.over, time.Until(l.last.Add(d)))
+	l.last = time.Now()
+}
+
+var errOver = errors.New("the session has ended")
+
+// dial is the [zk.Dialer].
+func (l *link) dial(network, address string, _ time.Duration) (net.Conn, error) {
+	l.drop(nil) // the client does not close one on which it has heard that its session has expired
+	l.pause()
+	l.next, l.tried = (l.next+1)%len(l.servers), l.tried+1
+	if l.over.Err() != nil || l.hasEnded() {
+		return nil, errOver
+	}
+	ctx, cancel := context.WithTimeout(l.over, l.silence)
+	defer cancel()
+	dialer := &net.Dialer{}
+	conn, err := dialer.DialContext(ctx, network, address)
+	if err == nil && l.tls != nil {
+		conn, err = l.secure(ctx, conn, address)
+	}
+	if err != nil {
+		l.failed(address, err)
+		return nil, err
+	}
+	w := &wire{Conn: conn, link: l, address: address, r: bufio.NewReaderSize(conn, 16<<10)}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.conn = conn
+	return w, nil
+}
+
+// drop closes the present connection, if there is one. If why is not nil, it is what people are told.
+func (l *link) drop(why error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.conn == nil {
+		return
+	}
+	_ = l.conn.Close()
+	l.conn = nil
+	if why != nil {
+		l.err = why
+	}
+}
+
+func (l *link) secure(ctx context.Context, conn net.Conn, address string) (net.Conn, error) {
+	config := l.tls.Clone()
+	if config.ServerName == "" {
+		host, _, err := net.SplitHostPort(address)
+		if err != nil {
+			return nil, errors.Join(err, conn.Close())
+		}
+		config.ServerName = host
+	}
+	secure := tls.Client(conn, config)
+	if err := secure.HandshakeContext(ctx); err != nil {
+		_ = conn.Close()
+		return nil, fmt.Errorf("TLS handshake: %w", err)
+	}
+	return secure, nil
+}
+
+func (l *link) failed(address string, err error) {
+	if op, ok := errors.AsType[*net.OpError](err); ok {
+		err = op.Err // the rest of it names the address too
+	}
+	l.mu.Lock()
+	l.err = fmt.Errorf("%s: %w", address, err)
+	l.mu.Unlock()
+	if errors.Is(err, zk.ErrAuthFailed) {
+		l.reject()
+	}
+}
+
+// trouble returns why the last connection could not be made, or ended. Nil if there was none.
+func (l *link) trouble() error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.err
+}
+
+func (l *link) hasEnded() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.ended
+}
+
+func (l *link) hadFarewell() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.farewell
+}
+
+// terms returns what the server granted when the session was opened.
+func (l *link) terms() (session int64, granted time.Duration) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.session, l.granted
+}
+
+// expect makes the link tell what becomes of the creation of a node at path, until forget is called.
+func (l *link) expect(path string) (b birth, forget func()) {
+	b = birth{sent: make(chan struct{}), stats: make(chan stat, 1)}
+	b.setSent = sync.OnceFunc(func() { close(b.sent) })
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.births[path] = b
+	return b, func() {
+		b.setSent()
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		delete(l.births, path)
+	}
+}
+
+// greeted takes in a server's answer to the request for a session. A session of zero means that ours has ended.
+func (l *link) greeted(session int64, granted time.Duration) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	switch {
+	case session == 0:
+		l.ended = l.once
+	case l.session != 0 && session != l.session && l.once:
+		l.ended = true
+		return errOver
+	default:
+		l.session, l.granted, l.err = session, granted, nil
+	}
+	return nil
+}
+
+// The parts of the protocol that are needed here.
+const (
+	opCreate  = 1
+	opCreate2 = 15 // the same, but its answer has the node's stat behind the path
+	opAuth    = 100
+	opClose   = -11
+
+	xidAuth = -4
+
+	// replyHeader is the size of what every answer begins with: xid, zxid and error.
+	replyHeader = 4 + 8 + 4
+	// largestGreeting is more than the answer to the request for a session ever has, in bytes.
+	largestGreeting = 1 << 10
+)
+
+// wire is one connection to one server. The client reads it in one goroutine and writes it in another.
+type wire struct {
+	net.Conn
+
+	link    *link
+	address string
+
+	r        *bufio.Reader
+	greeting []byte // the answer to the request for a session, as far as it has not been read by the client
+	greeted  bool
+	left     int // bytes of the present frame that the client has not read
+
+	mu      sync.Mutex
+	pending map[int32]birth // creations that have not been answered, by xid
+	closing int32           // xid of the request to end the session; zero if there was none
+}
+
+// Read passes on what the server says, frame by frame. The first one is read, and the connection authenticated, within
+// the time that the link gives a server: the client would wait for ten times as long as it takes to lose the session.
+func (w *wire) Read(p []byte) (int, error) {
+	if !w.greeted {
+		if err := w.greet(); err != nil {
+			w.link.failed(w.address, err)
+			return 0, err
+		}
+	}
+	if len(w.greeting) > 0 {
+		n := copy(p, w.greeting)
+		w.greeting = w.greeting[n:]
+		return n, nil
+	}
+	if w.left == 0 {
+		if err := w.look(); err != nil {
+			return 0, err
+		}
+	}
+	n, err := w.r.Read(p[:min(len(p), w.left)])
+	w.left -= n
+	return n, err
+}
+
+var errNoGreeting = errors.New("connected, but the answer is not one of ZooKeeper's: is it a ZooKeeper server, and does " +
+	"it speak TLS on this port, or not?")
+
+func (w *wire) greet() error {
+	if err := w.Conn.SetDeadline(time.Now().Add(w.link.silence)); err != nil {
+		return err
+	}
+	frame, err := w.frame(largestGreeting)
+	if err != nil {
+		return err
+	}
+	body := frame[4:]
+	if len(body) < 16 {
+		return errNoGreeting
+	}
+	granted := time.Duration(int32(binary.BigEndian.Uint32(body[4:]))) * time.Millisecond
+	session := int64(binary.BigEndian.Uint64(body[8:]))
+	if session != 0 {
+		for _, a := range w.link.auth {
+			if err := w.authenticate(a); err != nil {
+				return err
+			}
+		}
+	}
+	if err := w.link.greeted(session, granted); err != nil {
+		return err
+	}
+	w.greeted, w.greeting = true, frame
+	return w.Conn.SetDeadline(time.Time{})
+}
+
+// frame reads a frame, with the four bytes of its length.
+func (w *wire) frame(largest uint32) ([]byte, error) {
+	var length [4]byte
+	if _, err := io.ReadFull(w.r, length[:]); err != nil {
+		return nil, err
+	}
+	n := binary.BigEndian.Uint32(length[:])
+	if n > largest {
+		return nil, errNoGreeting
+	}
+	frame := make([]byte, 4+n)
+	copy(frame, length[:])
+	_, err := io.ReadFull(w.r, frame[4:])
+	return frame, err
+}
+
+// authenticate says who we are. The client's own way is not used: it does so anew after each reconnection, from
+// goroutines of its own, and if that fails it may stand still for ever. Nothing else is under way yet, so the next frame
+// is the answer.
+func (w *wire) authenticate(a Auth) error {
+	body := binary.BigEndian.AppendUint32(nil, uint32(1<<32+xidAuth))
+	body = binary.BigEndian.AppendUint32(body, opAuth)
+	body = binary.BigEndian.AppendUint32(body, 0) // type: there is only this one
+	body = appendBytes(body, []byte(a.Scheme))
+	body = appendBytes(body, []byte(a.Credentials))
+	if _, err := w.Conn.Write(appendBytes(nil, body)); err != nil {
+		return err
+	}
+	frame, err := w.frame(largestGreeting)
+	switch {
+	case err != nil:
+		return err
+	case len(frame) < 4+replyHeader:
+		return errNoGreeting
+	case binary.BigEndian.Uint32(frame[4+12:]) != 0:
+		return fmt.Errorf("scheme %q: %w", a.Scheme, zk.ErrAuthFailed)
+	}
+	return nil
+}
+
+func appendBytes(to, b []byte) []byte {
+	return append(binary.BigEndian.AppendUint32(to, uint32(len(b))), b...)
+}
+
+// SetReadDeadline leaves the deadline alone that the greeting has: the client's is longer than the session lives.
+func (w *wire) SetReadDeadline(t time.Time) error {
+	if !w.greeted {
+		return nil
+	}
+	return w.Conn.SetReadDeadline(t)
+}
+
+// look looks at the frame that comes next, before the client reads it.
+func (w *wire) look() error {
+	head, err := w.r.Peek(4 + replyHeader)
+	if err != nil {
+		return err
+	}
+	w.left = 4 + int(binary.BigEndian.Uint32(head))
+	xid, failed := int32(binary.BigEndian.Uint32(head[4:])), binary.BigEndian.Uint32(head[4+12:]) != 0
+
+	w.mu.Lock()
+	b, born := w.pending[xid]
+	delete(w.pending, xid)
+	closed := xid == w.closing && xid != 0
+	w.mu.Unlock()
+
+	switch {
+	case closed && !failed:
+		w.link.mu.Lock()
+		w.link.farewell = true
+		w.link.mu.Unlock()
+	case born && !failed:
+		frame, err := w.r.Peek(min(w.left, w.r.Size()))
+		if err != nil {
+			return err
+		}
+		if st, ok := statBehindPath(frame[4+replyHeader:]); ok {
+			b.stats <- st
+		}
+	}
+	return nil
+}
+
+// statBehindPath understands the answer to a create2. It reports false if it is cut short.
+func statBehindPath(body []byte) (stat, bool) {
+	const beforeOwner = 8 + 8 + 8 + 8 + 4 + 4 + 4 // czxid, mzxid, ctime, mtime and three versions
+	if len(body) < 4 {
+		return stat{}, false
+	}
+	path := int(binary.BigEndian.Uint32(body))
+	if len(body) < 4+path+beforeOwner+8 {
+		return stat{}, false
+	}
+	body = body[4+path:]
+	return stat{
+		czxid: int64(binary.BigEndian.Uint64(body)),
+		owner: int64(binary.BigEndian.Uint64(body[beforeOwner:])),
+	}, true
+}
+
+// Write passes on one request of the client, which is one frame. The creation of an entry is made a create2: the client
+// knows only create, and ignores what the answer has in addition.
+func (w *wire) Write(p []byte) (int, error) {
+	const header = 4 + 4 + 4 // length, xid and operation
+	if !w.greeted || len(p) < header {
+		return w.Conn.Write(p)
+	}
+	xid := int32(binary.BigEndian.Uint32(p[4:]))
+	switch int32(binary.BigEndian.Uint32(p[8:])) {
+	case opClose:
+		w.mu.Lock()
+		w.closing = xid
+		w.mu.Unlock()
+	case opCreate:
+		if b, ok := w.link.birthOf(p[header:]); ok {
+			defer b.setSent()
+			w.expect(xid, b)
+			p = bytes.Clone(p)
+			binary.BigEndian.PutUint32(p[8:], opCreate2)
+		}
+	}
+	return w.Conn.Write(p)
+}
+
+func (w *wire) expect(xid int32, b birth) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.pending == nil {
+		w.pending = make(map[int32]birth)
+	}
+	w.pending[xid] = b
+}
+
+// birthOf takes the birth that a request to create is the beginning of.
+func (l *link) birthOf(body []byte) (birth, bool) {
+	if len(body) < 4 {
+		return birth{}, false
+	}
+	n := int(binary.BigEndian.Uint32(body))
+	if len(body) < 4+n {
+		return birth{}, false
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	path := string(body[4 : 4+n])
+	b, ok := l.births[path]
+	delete(l.births, path)
+	return b, ok
+}

@@ -1,0 +1,252 @@
+package storeurl
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/redis/rueidis"
+
+	"github.com/stilelock/stile/store/redisstore"
+)
+
+// Schemes of Redis's URLs.
+const (
+	schemeRedis         = "redis"
+	schemeRedisTLS      = "rediss"
+	schemeRedisUnix     = "redis+unix"
+	schemeRedisSentinel = "redis+sentinel"
+	schemeRedisCluster  = "redis+cluster"
+)
+
+// redisTarget is what only the URLs of Redis tell.
+type redisTarget struct {
+	master string // the name that Sentinels know it by
+	db     int
+	tls    bool
+
+	replicas int
+	timeout  time.Duration
+
+	// As text, in the parameters.
+	dbText, tlsText, replicasText, timeoutText string
+}
+
+func redisSchemes() map[string]scheme {
+	const port, sentinelPort = "6379", "26379"
+	plain := func(t *target) map[string]*string {
+		return joined(t.credentials(), map[string]*string{
+			"prefix": &t.prefix, "wait_replicas": &t.redis.replicasText, "wait_timeout": &t.redis.timeoutText,
+		})
+	}
+	secured := func(t *target) map[string]*string { return joined(plain(t), t.certificates()) }
+	either := func(t *target) map[string]*string {
+		return joined(secured(t), map[string]*string{"tls": &t.redis.tlsText})
+	}
+	unix := func(t *target) map[string]*string { return joined(plain(t), map[string]*string{"db": &t.redis.dbText}) }
+	return map[string]scheme{
+		schemeRedis:         {port: port, parameters: plain, set: (*target).setRedis, open: openRedis},
+		schemeRedisTLS:      {port: port, tls: true, parameters: secured, set: (*target).setRedis, open: openRedis},
+		schemeRedisUnix:     {parameters: unix, set: (*target).setRedisSocket, open: openRedis},
+		schemeRedisSentinel: {port: sentinelPort, parameters: either, set: (*target).setSentinel, open: openRedis},
+		schemeRedisCluster:  {port: port, parameters: either, set: (*target).setRedisCluster, open: openRedis},
+	}
+}
+
+func (t *target) setRedis(authority, path string) error {
+	if err := t.setAuthority(authority); err != nil {
+		return err
+	}
+	if len(t.endpoints) > 1 {
+		return errors.New("there is more than one host: independent servers are no store together; write redis+cluster:// for " +
+			"a cluster, redis+sentinel:// for sentinels")
+	}
+	t.redis.dbText = strings.TrimPrefix(path, "/")
+	return t.setRedisRest()
+}
+
+func (t *target) setRedisSocket(authority, path string) error {
+	if err := t.setSocket(authority, path); err != nil {
+		return err
+	}
+	return t.setRedisRest()
+}
+
+func (t *target) setSentinel(authority, path string) (err error) {
+	if err := t.setAuthority(authority); err != nil {
+		return err
+	}
+	master, db, _ := strings.Cut(strings.TrimPrefix(path, "/"), "/")
+	if t.redis.master, err = unescape(master); err != nil {
+		return fmt.Errorf("name of the master: %w", err)
+	}
+	if master == "" {
+		return errors.New("the hosts must be followed by a slash and the name that the sentinels know the master by")
+	}
+	t.redis.dbText = db
+	return t.setRedisRest()
+}
+
+func (t *target) setRedisCluster(authority, path string) error {
+	if err := t.setAuthority(authority); err != nil {
+		return err
+	}
+	if strings.TrimPrefix(path, "/") != "" {
+		return errors.New("after the hosts of a cluster there can be no path: it has one database only")
+	}
+	return t.setRedisRest()
+}
+
+// setRedisRest reads what is the same in all URLs of Redis.
+func (t *target) setRedisRest() error {
+	r := &t.redis
+	switch n := t.passwords(); {
+	case n > 1:
+		return errManyPasswords
+	case t.user != "" && n == 0:
+		return errors.New("there is a user without a password: give it by password_file or password_env")
+	}
+	var err error
+	if r.dbText != "" {
+		if r.db, err = strconv.Atoi(r.dbText); err != nil || r.db < 0 {
+			return errors.New("the database is not a number: to set a prefix before all keys, write ?prefix=PREFIX")
+		}
+	}
+	if r.replicasText != "" {
+		if r.replicas, err = strconv.Atoi(r.replicasText); err != nil || r.replicas < 1 {
+			return errors.New("wait_replicas is not a positive number")
+		}
+	}
+	if r.timeoutText != "" {
+		if r.timeout, err = time.ParseDuration(r.timeoutText); err != nil || r.timeout < time.Millisecond {
+			return errors.New("wait_timeout is not a time of at least a millisecond, as in 500ms or 2s")
+		}
+		if r.replicas == 0 {
+			return errors.New("wait_timeout is of no use without wait_replicas")
+		}
+	}
+	if r.tlsText != "" && r.tlsText != "1" && r.tlsText != "0" {
+		return errors.New("tls is neither 1 nor 0")
+	}
+	r.tls = r.tlsText == "1" || schemes()[t.scheme].tls
+	if !r.tls && t.ca+t.cert+t.key != "" {
+		return errors.New("ca, cert and key are of no use without tls=1")
+	}
+	if err := t.checkPair(); err != nil {
+		return err
+	}
+	return t.setPrefix(t.prefix)
+}
+
+// openRedis connects to Redis and makes sure that it answers.
+func openRedis(ctx context.Context, t target, logger *slog.Logger) (*Opened, error) {
+	password, err := t.readPassword()
+	if err != nil {
+		return nil, err
+	}
+	var secure *tls.Config
+	if t.redis.tls {
+		if secure, err = t.tlsConfig(); err != nil {
+			return nil, err
+		}
+	}
+	ctx, cancel := context.WithTimeoutCause(ctx, patience, errNoAnswer)
+	defer cancel()
+	cli, err := connectRedis(ctx, t.redisOptions(password, secure))
+	if err != nil {
+		return nil, fmt.Errorf("redis at %s: %w", strings.Join(t.endpoints, ", "), t.explainRedis(err))
+	}
+	st, err := redisstore.New(cli, &redisstore.Options{
+		Prefix: t.prefix, WaitReplicas: t.redis.replicas, WaitTimeout: t.redis.timeout, Logger: logger,
+	})
+	if err != nil {
+		cli.Close()
+		return nil, err
+	}
+	return &Opened{Store: st, close: sync.OnceValue(func() error {
+		cli.Close()
+		return nil
+	})}, nil
+}
+
+var errNoAnswer = fmt.Errorf("no answer within %v", patience)
+
+// redisOptions are the options of the client.
+func (t target) redisOptions(password string, secure *tls.Config) rueidis.ClientOption {
+	options := redisstore.Ready(t.endpoints...)
+	options.Username, options.Password, options.TLSConfig = t.user, password, secure
+	options.SelectDB = t.redis.db
+	options.Dialer.Timeout = patience * 4 / 5
+	switch t.scheme {
+	case schemeRedisUnix:
+		path := strings.TrimPrefix(t.endpoints[0], "unix://")
+		options.DialCtxFn = func(ctx context.Context, _ string, d *net.Dialer, _ *tls.Config) (net.Conn, error) {
+			return d.DialContext(ctx, "unix", path)
+		}
+	case schemeRedisSentinel:
+		options.ForceSingleClient = false
+		options.Sentinel.MasterSet = t.redis.master
+		options.Sentinel.TLSConfig = secure
+		options.Sentinel.TopologyRefreshInterval = 5 * time.Second
+	case schemeRedisCluster:
+		options.ForceSingleClient = false
+		options.ClusterOption.ShardsRefreshInterval = 15 * time.Second
+	}
+	return options
+}
+
+// connectRedis makes a client and asks the server for a sign of life. Making a client cannot be stopped: one that is ready
+// too late is closed again.
+func connectRedis(ctx context.Context, options rueidis.ClientOption) (rueidis.Client, error) {
+	type made struct {
+		cli rueidis.Client
+		err error
+	}
+	ready := make(chan made, 1)
+	go func() {
+		cli, err := rueidis.NewClient(options)
+		if err == nil {
+			// No lock has this key. To be refused it is an answer too: the user may be allowed some names only.
+			err = cli.Do(ctx, cli.B().Exists().Key("//stile").Build()).Error()
+			if said, ok := rueidis.IsRedisErr(err); ok && strings.HasPrefix(said.Error(), "NOPERM") {
+				err = nil
+			}
+		}
+		if err != nil && cli != nil {
+			cli.Close()
+		}
+		ready <- made{cli, err}
+	}()
+	select {
+	case m := <-ready:
+		return m.cli, m.err
+	case <-ctx.Done():
+		go func() {
+			if m := <-ready; m.err == nil {
+				m.cli.Close()
+			}
+		}()
+		return nil, context.Cause(ctx)
+	}
+}
+
+// explainRedis says what it means that connecting failed with err, to somebody who can do something about it.
+func (t target) explainRedis(err error) error {
+	said, ok := rueidis.IsRedisErr(err)
+	switch {
+	case ok && (strings.HasPrefix(said.Error(), "WRONGPASS") || strings.Contains(said.Error(), "invalid password")):
+		return fmt.Errorf("it does not accept the user %q with this password: %w", t.user, err)
+	case ok && strings.HasPrefix(said.Error(), "NOAUTH"):
+		return fmt.Errorf("it wants to know who asks: give a password, and a user if it has any: %w", err)
+	case ok && strings.Contains(said.Error(), "DB index"):
+		return fmt.Errorf("it has no database %d: %w", t.redis.db, err)
+	}
+	return err
+}

@@ -1,0 +1,184 @@
+package storeurl
+
+import (
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stilelock/stile/internal/testservers"
+)
+
+func TestParseRedis(t *testing.T) {
+	for _, c := range []struct {
+		url  string
+		want target
+	}{
+		{"redis://h", target{endpoints: []string{"h:6379"}}},
+		{"redis://h:1/3", target{endpoints: []string{"h:1"}, redis: redisTarget{db: 3}}},
+		{"redis://:pw@h", target{endpoints: []string{"h:6379"}, password: "pw"}},
+		{"redis://ann:pw@h?prefix=team:", target{endpoints: []string{"h:6379"}, user: "ann", password: "pw", prefix: "team:"}},
+		{"redis://ann@h?password_env=PW", target{endpoints: []string{"h:6379"}, user: "ann", passwordEnv: "PW"}},
+		{
+			"redis://h?wait_replicas=2&wait_timeout=300ms",
+			target{endpoints: []string{"h:6379"}, redis: redisTarget{replicas: 2, timeout: 300 * time.Millisecond}},
+		},
+		{"rediss://h/?ca=ca.pem", target{endpoints: []string{"h:6379"}, ca: "ca.pem", redis: redisTarget{tls: true}}},
+		{"redis+unix:///run/r.sock?db=2", target{endpoints: []string{"unix:///run/r.sock"}, redis: redisTarget{db: 2}}},
+		{
+			"redis+sentinel://h1,h2:7/my%2Fmaster/5",
+			target{endpoints: []string{"h1:26379", "h2:7"}, redis: redisTarget{master: "my/master", db: 5}},
+		},
+		{
+			"redis+sentinel://:pw@h1/m?tls=1&ca=c",
+			target{endpoints: []string{"h1:26379"}, password: "pw", ca: "c", redis: redisTarget{master: "m", tls: true}},
+		},
+		{"redis+cluster://h1,h2", target{endpoints: []string{"h1:6379", "h2:6379"}}},
+	} {
+		t.Run(c.url, func(t *testing.T) {
+			got, err := parse(c.url)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if strings.Join(got.endpoints, " ") != strings.Join(c.want.endpoints, " ") {
+				t.Errorf("endpoints %q, want %q", got.endpoints, c.want.endpoints)
+			}
+			got.redis.dbText, got.redis.tlsText, got.redis.replicasText, got.redis.timeoutText = "", "", "", ""
+			if got.redis != c.want.redis {
+				t.Errorf("got %+v, want %+v", got.redis, c.want.redis)
+			}
+			scheme, _, _ := strings.Cut(c.url, ":")
+			c.want.scheme, c.want.redacted = scheme, got.redacted
+			if got.fields() != c.want.fields() {
+				t.Errorf("got  %+v\nwant %+v", got.fields(), c.want.fields())
+			}
+		})
+	}
+}
+
+func TestParseRedisSaysWhatIsWrong(t *testing.T) {
+	for _, c := range []struct{ url, want string }{
+		{"redis://h1,h2", "redis+cluster://"},
+		{"redis://h/team", "?prefix=PREFIX"},
+		{"redis://h/-1", "not a number"},
+		{"redis://ann@h", "a user without a password"},
+		{"redis://:pw@h?password_env=PW", "more than one password"},
+		{"redis://h?ca=x", `unknown parameter "ca"`},
+		{"redis://h?wait_replicas=many", "wait_replicas"},
+		{"redis://h?wait_timeout=1s", "of no use without wait_replicas"},
+		{"redis://h?wait_replicas=1&wait_timeout=1", "500ms"},
+		{"rediss://h?cert=c", "belong together"},
+		{"redis+sentinel://h", "the name that the sentinels know the master by"},
+		{"redis+sentinel://h/m?ca=x", "without tls=1"},
+		{"redis+sentinel://h/m?tls=yes", "neither 1 nor 0"},
+		{"redis+cluster://h/1", "one database only"},
+		{"redis+unix://h", "the absolute path of a socket"},
+	} {
+		t.Run(c.url, func(t *testing.T) {
+			_, err := parse(c.url)
+			if err == nil || !strings.Contains(err.Error(), c.want) || strings.Contains(err.Error(), "pw") {
+				t.Errorf("want an error with %q and no password, got %v", c.want, err)
+			}
+		})
+	}
+}
+
+func TestOpenRedis(t *testing.T) {
+	redis := testservers.StartRedis(t)
+	for _, c := range []struct{ url, db, key string }{
+		{"redis://" + redis.Addr(), "0", "a"},
+		{"redis://" + redis.Addr() + "/2?prefix=team:", "2", "team:a"},
+		{"redis+unix://" + redis.Socket() + "?db=3", "3", "a"},
+	} {
+		t.Run(c.url, func(t *testing.T) {
+			enqueue(t, open(t, c.url), "a")
+			there, err := redis.Do("EVAL", "redis.call('SELECT', ARGV[1]) return redis.call('EXISTS', ARGV[2])", "0", c.db, c.key).AsInt64()
+			if err != nil || there != 1 {
+				t.Errorf("database %s has %d keys %q, %v", c.db, there, c.key, err)
+			}
+		})
+	}
+}
+
+func TestOpenRedisClusterAndSentinel(t *testing.T) {
+	t.Parallel()
+	var nodes []string
+	for _, node := range testservers.StartRedisCluster(t, 3) {
+		nodes = append(nodes, node.Addr())
+	}
+	failover := testservers.StartRedisFailover(t)
+	for _, url := range []string{
+		"redis+cluster://127.0.0.1:1," + strings.Join(nodes[1:], ","),
+		"redis+sentinel://127.0.0.1:1," + strings.Join(failover.SentinelAddrs(), ",") + "/" + testservers.SentinelMaster,
+	} {
+		t.Run(url, func(t *testing.T) { enqueue(t, open(t, url), "a") })
+	}
+}
+
+func TestOpenRedisWithAPassword(t *testing.T) {
+	const secret = "s3cret/@"
+	redis := testservers.StartRedis(t, `requirepass "`+secret+`"`, "user ann on >"+secret+" ~* &* +@all")
+	t.Setenv("REDIS_PASSWORD_OF_TEST", secret)
+	file := filepath.Join(t.TempDir(), "password")
+	if err := os.WriteFile(file, []byte(secret+"\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, url := range []string{
+		"redis://:s3cret%2F%40@" + redis.Addr(),
+		"redis://ann:s3cret%2F%40@" + redis.Addr(),
+		"redis://ann@" + redis.Addr() + "?password_env=REDIS_PASSWORD_OF_TEST",
+		"redis://" + redis.Addr() + "?password_file=" + file,
+		"redis+unix://" + redis.Socket() + "?password_file=" + file,
+	} {
+		t.Run(Redact(url), func(t *testing.T) { enqueue(t, open(t, url), "a") })
+	}
+	t.Run("wrong", func(t *testing.T) {
+		_ = fails(soon(t), t, "redis://ann:"+strings.ToUpper("s3cret")+"@"+redis.Addr(), `the user "ann"`)
+	})
+	t.Run("none", func(t *testing.T) {
+		_ = fails(soon(t), t, "redis://"+redis.Addr(), "give a password")
+	})
+}
+
+func TestOpenRedisThatIsNotThere(t *testing.T) {
+	for _, url := range []string{"redis://127.0.0.1:1", "redis+unix:///nothing/here", "redis+cluster://127.0.0.1:1", "redis+sentinel://127.0.0.1:1/m"} {
+		t.Run(url, func(t *testing.T) { _ = fails(soon(t), t, url, "redis at ") })
+	}
+	t.Run("silent", func(t *testing.T) {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer l.Close()
+		_ = fails(soon(t), t, "redis://"+l.Addr().String(), "redis at ")
+	})
+}
+
+func TestOpenRedisOverTLS(t *testing.T) {
+	ca := newAuthority(t)
+	ca.issue("server", &x509.Certificate{
+		Subject: pkix.Name{CommonName: "server"}, IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
+		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
+	})
+	ca.issue("client", &x509.Certificate{
+		Subject: pkix.Name{CommonName: "client"}, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
+	})
+	redis := testservers.StartRedis(t,
+		"tls-cert-file "+ca.file("server.pem"), "tls-key-file "+ca.file("server-key.pem"),
+		"tls-ca-cert-file "+ca.file("ca.pem"), "tls-auth-clients yes")
+	good := "rediss://" + redis.Addr() + "?ca=" + ca.file("ca.pem") + "&cert=" + ca.file("client.pem") + "&key=" + ca.file("client-key.pem")
+	t.Run("with a certificate", func(t *testing.T) { enqueue(t, open(t, good), "a") })
+	t.Run("without a certificate", func(t *testing.T) {
+		_ = fails(soon(t), t, "rediss://"+redis.Addr()+"?ca="+ca.file("ca.pem"), "redis at ")
+	})
+	t.Run("with an authority that nobody knows", func(t *testing.T) {
+		_ = fails(soon(t), t, "rediss://"+redis.Addr(), "certificate")
+	})
+	t.Run("without TLS", func(t *testing.T) {
+		_ = fails(soon(t), t, "redis://"+redis.Addr(), "redis at ")
+	})
+}

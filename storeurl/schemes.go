@@ -1,0 +1,107 @@
+package storeurl
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/stilelock/stile/store"
+	"github.com/stilelock/stile/store/memstore"
+)
+
+// A scheme is what there is to know of the URLs that begin with one.
+type scheme struct {
+	port       string                                        // of hosts that are given without one
+	tls        bool                                          // whether connections are secured
+	parameters func(t *target) map[string]*string            // where the values of the parameters go that it knows
+	set        func(t *target, authority, path string) error // reads what stands between the // and the ?
+	open       func(ctx context.Context, t target, logger *slog.Logger) (*Opened, error)
+}
+
+const schemeMem = "mem"
+
+// schemes returns all schemes by their names.
+func schemes() map[string]scheme {
+	all := map[string]scheme{schemeMem: {open: openMemory}}
+	for _, family := range []map[string]scheme{etcdSchemes(), redisSchemes(), redlockSchemes(), zkSchemes()} {
+		maps.Copy(all, family)
+	}
+	return all
+}
+
+// knownSchemes lists the schemes for people.
+func knownSchemes() string {
+	var names []string
+	for name := range schemes() {
+		if name != schemeMem {
+			names = append(names, name+"://")
+		}
+	}
+	slices.Sort(names)
+	return strings.Join(names, ", ")
+}
+
+func openMemory(context.Context, target, *slog.Logger) (*Opened, error) {
+	return &Opened{Store: memstore.New(), close: func() error { return nil }}, nil
+}
+
+// credentials are the parameters of all servers that know users.
+func (t *target) credentials() map[string]*string {
+	return map[string]*string{"password_file": &t.passwordFile, "password_env": &t.passwordEnv}
+}
+
+// certificates are the parameters of all secured connections.
+func (t *target) certificates() map[string]*string {
+	return map[string]*string{"ca": &t.ca, "cert": &t.cert, "key": &t.key}
+}
+
+// joined returns parameters of several kinds together.
+func joined(all ...map[string]*string) map[string]*string {
+	one := make(map[string]*string)
+	for _, some := range all {
+		maps.Copy(one, some)
+	}
+	return one
+}
+
+// checkPair makes sure that a client's certificate has its key.
+func (t *target) checkPair() error {
+	if (t.cert == "") != (t.key == "") {
+		return errors.New("cert and key belong together: give both or none")
+	}
+	return nil
+}
+
+// setPrefix sets what all keys begin with.
+func (t *target) setPrefix(prefix string) error {
+	if store.CheckPrefix(prefix) != nil {
+		return fmt.Errorf("the prefix is longer than %d bytes, not UTF-8, or contains a control character", store.MaxName)
+	}
+	t.prefix = prefix
+	return nil
+}
+
+// checkCredentials makes sure that it is clear who logs in, with what.
+func (t *target) checkCredentials() error {
+	switch n := t.passwords(); {
+	case n > 1:
+		return errManyPasswords
+	case t.user != "" && n == 0:
+		return errors.New("there is a user without a password: give it by password_file or password_env")
+	case t.user == "" && n > 0:
+		return errors.New("there is a password without a user: write USER@ before the hosts")
+	}
+	return nil
+}
+
+var errManyPasswords = errors.New("there is more than one password: give it in the URL, by password_file or by password_env")
+
+// passwords returns how many ways to find the password are given.
+func (t *target) passwords() int {
+	given := slices.DeleteFunc([]string{t.password, t.passwordFile, t.passwordEnv}, func(s string) bool { return s == "" })
+	return len(given)
+}
