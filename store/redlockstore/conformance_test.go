@@ -33,7 +33,7 @@ func TestStoreConformsOnFiveMasters(t *testing.T) {
 			each(func(p *testservers.Proxy) { p.Hold() })
 			return func() { each(func(p *testservers.Proxy) { p.Release() }) }
 		},
-		TTL:   1500 * time.Millisecond,
+		TTL:   2 * time.Second,
 		Grace: 3 * time.Second,
 	})
 }
