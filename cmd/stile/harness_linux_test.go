@@ -254,7 +254,7 @@ func (s *server) endpoint() string { return strings.TrimPrefix(s.url, "etcd://")
 // client connects to an etcd as anybody could.
 func client(t *testing.T, endpoint string) *clientv3.Client {
 	t.Helper()
-	cli, err := clientv3.New(clientv3.Config{Endpoints: []string{endpoint}, DialTimeout: 5 * time.Second})
+	cli, err := clientv3.New(clientv3.Config{Endpoints: []string{endpoint}, DialTimeout: 30 * time.Second})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -44,7 +44,7 @@ func TestServeSaysThatTheDiskIsFullOrReadOnly(t *testing.T) {
 	serve := func() *command {
 		return m.command("serve", "--listen", "127.0.0.1:0", "--data", m.path("disk", "data"))
 	}
-	serve().on("size=20m").begin().wants(125, m.path("disk", "data"), "no space left", "make room", "--data")
+	serve().on("size=6m").begin().wants(125, m.path("disk", "data"), "no space left", "make room", "--data")
 	serve().on("ro").begin().wants(125, m.path("disk", "data"), "read-only file system", "--data")
 }
 
@@ -53,7 +53,7 @@ func TestServeEndsWhenTheDiskBecomesFull(t *testing.T) {
 	t.Parallel()
 	m := newMachine(t)
 	needsMounts(m)
-	s := &serving{command: m.command("serve", "--listen", "127.0.0.1:0", "--data", m.path("disk")).on("size=100m"), log: new(transcript)}
+	s := &serving{command: m.command("serve", "--listen", "127.0.0.1:0", "--data", m.path("disk")).on("size=60m"), log: new(transcript)}
 	s.Cmd.Stderr = s.log
 	s.begin()
 	s.says("msg=ready")

@@ -102,7 +102,7 @@ func (g *guard) supervise(stdio Stdio, signals *child.Signals, c child.Command) 
 		timer.Reset(min(stopBy, longest))
 		select {
 		case <-unwatched:
-			if g.dog, err = watchdog.Start(p.Group(), c.Mark); err != nil && g.verbose {
+			if g.dog, err = watchdog.Start(p.Group(), c.Mark, time.Until(g.hold.Deadline())); err != nil && g.verbose {
 				stdio.say(err.Error())
 			}
 		case <-p.Done():

@@ -104,7 +104,7 @@ func TestThreeMembersWithTLSAndUsers(t *testing.T) {
 		endpoints = append(endpoints, strings.Replace(n.URL(), "etcds", "https", 1))
 	}
 	cli, err := clientv3.New(clientv3.Config{
-		Endpoints: endpoints, TLS: ca.Client(nil), Username: "root", Password: secret, DialTimeout: 5 * time.Second, Logger: zap.NewNop(),
+		Endpoints: endpoints, TLS: ca.Client(nil), Username: "root", Password: secret, DialTimeout: 30 * time.Second, Logger: zap.NewNop(),
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -138,7 +138,7 @@ func TestAMemberWhoseDataIsLostComesBackWhenItIsAddedAnew(t *testing.T) {
 		members, endpoints = append(members, cfg), append(endpoints, cfg.Listen)
 	}
 	nodes := startCluster(t, members...)
-	cli, err := clientv3.New(clientv3.Config{Endpoints: endpoints[:2], DialTimeout: 5 * time.Second, Logger: zap.NewNop()})
+	cli, err := clientv3.New(clientv3.Config{Endpoints: endpoints[:2], DialTimeout: 30 * time.Second, Logger: zap.NewNop()})
 	if err != nil {
 		t.Fatal(err)
 	}

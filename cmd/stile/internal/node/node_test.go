@@ -38,7 +38,7 @@ func start(t *testing.T, dir string) *node.Node {
 func client(t *testing.T, url string) *clientv3.Client {
 	t.Helper()
 	endpoint := strings.TrimPrefix(strings.TrimPrefix(url, "etcd://"), "etcd+")
-	cli, err := clientv3.New(clientv3.Config{Endpoints: []string{endpoint}, DialTimeout: 5 * time.Second, Logger: zap.NewNop()})
+	cli, err := clientv3.New(clientv3.Config{Endpoints: []string{endpoint}, DialTimeout: 30 * time.Second, Logger: zap.NewNop()})
 	if err != nil {
 		t.Fatal(err)
 	}

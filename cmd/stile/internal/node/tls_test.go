@@ -67,7 +67,7 @@ func refused(t *testing.T, cfg node.Config, want ...string) {
 func secureClient(t *testing.T, n *node.Node, config *tls.Config) *clientv3.Client {
 	t.Helper()
 	cli, err := clientv3.New(clientv3.Config{
-		Endpoints: []string{strings.Replace(n.URL(), "etcds", "https", 1)}, TLS: config, DialTimeout: 5 * time.Second, Logger: zap.NewNop(),
+		Endpoints: []string{strings.Replace(n.URL(), "etcds", "https", 1)}, TLS: config, DialTimeout: 30 * time.Second, Logger: zap.NewNop(),
 	})
 	if err != nil {
 		t.Fatal(err)

@@ -22,7 +22,7 @@ func userClient(t *testing.T, n *node.Node, user, password string) *clientv3.Cli
 	t.Helper()
 	cli, err := clientv3.New(clientv3.Config{
 		Endpoints: []string{strings.TrimPrefix(n.URL(), "etcd://")}, Username: user, Password: password,
-		DialTimeout: 5 * time.Second, Logger: zap.NewNop(),
+		DialTimeout: 30 * time.Second, Logger: zap.NewNop(),
 	})
 	if err != nil {
 		t.Fatal(err)

@@ -21,10 +21,10 @@ const Verb = "watchdog"
 // A Watchdog watches one command. A nil Watchdog watches nothing. It is for one goroutine.
 type Watchdog struct{ pipe *os.File }
 
-// Start starts a watchdog for a process group, and for what the mark tells of it elsewhere. It is not armed before it is
-// told a deadline, but for the end of this process. It must be closed before the group can have been given to others:
-// before the command is waited for no longer.
-func Start(group int, mark []string) (*Watchdog, error) {
+// Start starts a watchdog for a process group, and for what the mark tells of it elsewhere, which may run for so long from
+// now, as with [Watchdog.Until]. It must be closed before the group can have been given to others: before the command is
+// waited for no longer.
+func Start(group int, mark []string, left time.Duration) (*Watchdog, error) {
 	read, write, err := os.Pipe()
 	if err != nil {
 		return nil, fmt.Errorf("start the watchdog: %w", err)
@@ -36,12 +36,14 @@ func Start(group int, mark []string) (*Watchdog, error) {
 	dog.Dir, dog.Env = "/", []string{}
 	dog.Stdin = read // and nothing else of ours: somebody may wait for the end of our output
 	dog.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	w := &Watchdog{write}
+	w.Until(left) // before there is a moment in which it would know nothing
 	if err := dog.Start(); err != nil {
 		write.Close()
 		return nil, fmt.Errorf("start the watchdog: %w", err)
 	}
 	go func() { _ = dog.Wait() }() // so that no zombie is left while we run
-	return &Watchdog{write}, nil
+	return w, nil
 }
 
 // Until says that the command may run for so long from now, and no longer if nothing else is said.

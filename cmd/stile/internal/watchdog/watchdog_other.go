@@ -11,7 +11,7 @@ const Verb = "watchdog"
 type Watchdog struct{}
 
 // Start returns nil.
-func Start(int, []string) (*Watchdog, error) { return nil, nil }
+func Start(int, []string, time.Duration) (*Watchdog, error) { return nil, nil }
 
 // Until does nothing.
 func (w *Watchdog) Until(time.Duration) {}
