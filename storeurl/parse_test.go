@@ -141,7 +141,7 @@ func TestParseSaysWhatIsWrong(t *testing.T) {
 }
 
 func TestErrSchemeIsForUnknownSchemesOnly(t *testing.T) {
-	for url, want := range map[string]bool{"": true, "h:2379": true, "redis://h": true, "etcd://": false, "mem:x": false} {
+	for url, want := range map[string]bool{"": true, "h:2379": true, "consul://h": true, "etcd://": false, "mem:x": false} {
 		if _, err := Open(t.Context(), url, nil); err == nil || errors.Is(err, ErrScheme) != want {
 			t.Errorf("%q: got %v; want it to match ErrScheme: %v", url, err, want)
 		}

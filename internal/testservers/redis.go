@@ -103,7 +103,7 @@ func (r *Redis) configure(config []string) (err error) {
 		"save \"\"",
 		"appendonly no",
 		"enable-debug-command yes",
-		"repl-diskless-sync-delay 0",
+		"repl-diskless-sync no", // with which a replica would not be sent anything new for up to a second
 		"repl-timeout 10",
 	}
 	if !slices.Contains(r.args, "--sentinel") {
@@ -206,10 +206,11 @@ func (r *Redis) ReplicaOf(master *Redis) {
 		r.Do("REPLICAOF", "NO", "ONE")
 		return
 	}
-	host, port, _ := net.SplitHostPort(master.addr)
-	r.Do("REPLICAOF", host, port)
+	r.Do("REPLICAOF", "127.0.0.1", master.port())
 	r.await("to be in step with its master", func() bool {
-		return strings.Contains(r.info("replication"), "master_link_status:up")
+		// A replica that has everything does not count until the master has heard so.
+		return strings.Contains(r.info("replication"), "master_link_status:up") &&
+			strings.Contains(master.info("replication"), "port="+r.port()+",state=online")
 	})
 }
 
@@ -239,6 +240,11 @@ func (r *Redis) SetAhead(d time.Duration) {
 		seconds, err := time.ParseDuration(words[0] + "s")
 		return err == nil && (seconds-time.Duration(before.Unix())*time.Second).Abs() < 3*time.Second
 	})
+}
+
+func (r *Redis) port() string {
+	_, port, _ := net.SplitHostPort(r.addr)
+	return port
 }
 
 func (r *Redis) info(section string) string {

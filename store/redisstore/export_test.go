@@ -1,12 +1,7 @@
 package redisstore
 
-import "time"
-
 // Deafen makes the store hear nothing that is said on its channels, as if all messages were lost.
 func (s *Store) Deafen() { s.deaf = true }
-
-// Pace makes those who wait ask so often, whatever happens.
-func (s *Store) Pace(d time.Duration) { s.pace = d }
 
 // Slot returns the slot of a cluster that a key is in.
 func Slot(key string) uint16 { return slot(key) }

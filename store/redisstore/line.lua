@@ -271,12 +271,12 @@ local function finish()
 	if changed and changes ~= '' then redis.pcall('PUBLISH', changes, name) end
 end
 
--- How many must leave before it is the turn of one who waits.
+-- How many must leave before it is the turn of one who waits. Far behind it is enough to know how many can be ahead at most.
 local function ahead(id, rank)
 	local m = mode(id)
 	local others, same, slots = 0, 0, tonumber(m) or LAST
 	if foreign then others = 1 end
-	if m == 'x' or count + rank > 1000 then return math.max(others + count + rank, 1) end
+	if m == 'x' or count + rank > 100 then return math.max(others + count + rank, 1) end
 	local function count_in(id)
 		local n = mode(id)
 		if n == m or tonumber(n) and tonumber(m) then

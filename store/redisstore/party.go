@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"slices"
 	"time"
 
 	"github.com/redis/rueidis"
@@ -19,6 +20,7 @@ type message = rueidis.RedisMessage
 const (
 	soon      = 100 * time.Millisecond
 	heartbeat = time.Second
+	crowding  = 500 * time.Microsecond // by which the shorter is longer for each who asks
 )
 
 const (
@@ -41,6 +43,7 @@ type party struct {
 
 	// Guarded by the store's mutex.
 	members map[*entry]struct{}
+	urgent  bool               // ask at once
 	giveUp  context.CancelFunc // ends the request under way, if there is one
 }
 
@@ -55,10 +58,11 @@ func (s *Store) follow(e *entry, soonest time.Duration) {
 	p := s.parties[e.req.Name]
 	if p != nil {
 		p.members[e] = struct{}{}
-		p.wake()
+		p.urgent = p.urgent || soonest == 0
+		p.nudge()
 		return
 	}
-	p = &party{store: s, line: e.line, kick: make(chan struct{}, 1), members: map[*entry]struct{}{e: {}}}
+	p = &party{store: s, line: e.line, kick: make(chan struct{}, 1), members: map[*entry]struct{}{e: {}}, urgent: soonest == 0}
 	s.parties[e.req.Name] = p
 	if s.server.cluster {
 		p.ear = s.newEar(s.server.wake(p.line)+s.client, p.wake, s.hear)
@@ -87,7 +91,7 @@ func (s *Store) unregister(e *entry) {
 		if p.giveUp != nil {
 			p.giveUp()
 		}
-		p.wake()
+		p.nudge()
 	}
 }
 
@@ -96,7 +100,8 @@ func (s *Store) askAgain() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, p := range s.parties {
-		p.wake()
+		p.urgent = true
+		p.nudge()
 	}
 }
 
@@ -111,7 +116,16 @@ func (s *Store) listens(l lineKeys) bool {
 	return ear != nil && ear.listening.Load()
 }
 
+// wake has the members ask at once.
 func (p *party) wake() {
+	p.store.mu.Lock()
+	p.urgent = true
+	p.store.mu.Unlock()
+	p.nudge()
+}
+
+// nudge has the party look at its members.
+func (p *party) nudge() {
 	select {
 	case p.kick <- struct{}{}:
 	default:
@@ -121,37 +135,41 @@ func (p *party) wake() {
 // run asks how the members stand until there are none.
 func (p *party) run(soonest time.Duration) {
 	pace := soon
-	first := true
+	due := time.Now().Add(p.pause(pace, soonest, nil))
+	timer := time.NewTimer(0)
+	defer timer.Stop()
 	for {
-		ctx, members := p.gather()
-		if len(members) == 0 {
+		ctx, members, urgent := p.gather()
+		switch now := time.Now(); {
+		case len(members) == 0:
 			if p.over() {
 				return
 			}
 			continue
+		case urgent || !now.Before(due):
+			changed, soonest := p.ask(ctx, members)
+			if pace = min(2*pace, heartbeat); changed || urgent {
+				pace = min(soon+time.Duration(len(members))*crowding, heartbeat)
+			}
+			due = time.Now().Add(p.pause(pace, soonest, members))
+		default: // somebody has joined, and knows how it stands
+			if sooner := now.Add(soon + time.Duration(len(members))*crowding); sooner.Before(due) {
+				due = sooner
+			}
 		}
-		changed := false
-		if !first || soonest == 0 {
-			changed, soonest = p.ask(ctx, members)
-		}
-		if first = false; changed {
-			pace = soon
-		}
-		timer := time.NewTimer(p.pause(pace, soonest, members))
+		timer.Reset(time.Until(due))
 		select {
 		case <-timer.C:
-			pace = min(2*pace, heartbeat)
 		case <-p.kick:
-			timer.Stop()
 		}
 	}
 }
 
-// gather returns the members who still wait or are armed, and the context of the request to be made for them.
-func (p *party) gather() (context.Context, []*entry) {
+// gather returns the members who still wait or are armed, the context of a request for them, and whether it is urgent.
+func (p *party) gather() (ctx context.Context, members []*entry, urgent bool) {
 	p.store.mu.Lock()
 	defer p.store.mu.Unlock()
-	members := make([]*entry, 0, len(p.members))
+	members = make([]*entry, 0, len(p.members))
 	for e := range p.members {
 		if e.waits() || e.armed() {
 			members = append(members, e)
@@ -164,7 +182,8 @@ func (p *party) gather() (context.Context, []*entry) {
 	}
 	ctx, cancel := context.WithTimeoutCause(context.Background(), patience, errPatience)
 	p.giveUp = cancel
-	return ctx, members
+	urgent, p.urgent = p.urgent, false
+	return ctx, members, urgent
 }
 
 // over ends the party, unless somebody joins it or, in a cluster, might soon.
@@ -202,16 +221,12 @@ func (s *Store) busy() bool {
 
 // pause is how long to wait before the next request.
 func (p *party) pause(pace, soonest time.Duration, members []*entry) time.Duration {
-	if p.store.pace > 0 {
-		pace = p.store.pace
-	}
 	if soonest <= 0 || soonest+late > pace {
 		return pace
 	}
-	for _, e := range members {
-		if e.ahead() <= near {
-			return max(soonest+late, late)
-		}
+	near := func(e *entry) bool { return e.ahead() <= near }
+	if members == nil || slices.ContainsFunc(members, near) {
+		return soonest + late
 	}
 	return pace
 }

@@ -52,9 +52,7 @@ type Store struct {
 	logger *slog.Logger
 	client string // in the names of the channels on which this store is woken
 
-	// For tests of what happens if nothing is heard on the channels, or nobody asks.
-	deaf bool
-	pace time.Duration
+	deaf bool // to what is said on its channels: for tests of what happens without
 
 	mu      sync.Mutex
 	open    int               // sessions
