@@ -16,7 +16,7 @@ help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' Makefile | expand -t 14
 
 .PHONY: test
-test: tools fmt vet lint tidy explore race cross ## everything that must pass: what CI runs
+test: tools fmt vet lint tidy explore race lab cross ## everything that must pass: what CI runs
 
 .PHONY: check
 check: tools fmt vet lint tidy ## the same without the race detector and the other systems
@@ -93,7 +93,7 @@ bench-redis: tools ## measure against redsync, redislock and rueidislock
 
 .PHONY: lab
 lab: tools ## try Stile together with other lockers, which only the lab module depends on
-	cd lab && GOWORK=off go test ./...
+	cd lab && GOWORK=off go vet ./... && GOWORK=off go test ./...
 
 FUZZTIME ?= 10s
 .PHONY: fuzz-short

@@ -21,7 +21,7 @@ import (
 )
 
 // soon is how long these tests wait for what should happen at once, on a busy machine.
-const soon = 15 * time.Second
+const soon = 45 * time.Second
 
 // rarely is how often the stores of these tests read a line with waiters although nothing was heard of it: so rarely that
 // what takes less than beforeRecheck was not found out by that reading.
