@@ -138,6 +138,10 @@ func modeOf(addr string) string {
 		return ""
 	}
 	defer conn.Close()
+	// One that is just starting may take the connection and never answer.
+	if err := conn.SetDeadline(time.Now().Add(time.Second)); err != nil {
+		return ""
+	}
 	if _, err := io.WriteString(conn, "srvr"); err != nil {
 		return ""
 	}
