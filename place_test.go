@@ -89,11 +89,16 @@ func TestHoldOfAPlaceWaits(t *testing.T) {
 		ann, bob := w.client("ann"), w.client("bob")
 		h := lock(t, ann, "a")
 		p := join(t.Context(), t, bob, "a")
-		time.AfterFunc(time.Hour, func() { release(t, h) })
+		released := make(chan struct{})
+		time.AfterFunc(time.Hour, func() {
+			defer close(released)
+			release(t, h)
+		})
 		before := time.Now()
 		if _, err := p.Hold(); err != nil {
 			t.Fatal(err)
 		}
+		<-released // the test's context lasts until here
 		if d := time.Since(before); d != time.Hour {
 			t.Errorf("Hold waited for %v, want an hour", d)
 		}

@@ -158,7 +158,7 @@ func watching(s suite) {
 	})
 
 	s.test("a watch returns at its deadline", func(_ *testing.T, w *world) {
-		ctx, cancel := context.WithTimeout(context.Background(), w.h.TTL/2)
+		ctx, cancel := context.WithTimeout(context.Background(), w.h.Grace) // in which it has to stand
 		defer cancel()
 		watch := w.watchWith(ctx, w.name("lock"))
 		<-ctx.Done()
