@@ -90,7 +90,7 @@ type held struct {
 
 func holdOn(t *testing.T, e *testservers.ZooKeeperEnsemble) held {
 	t.Helper()
-	const ttl = 20 * time.Second
+	const ttl = 60 * time.Second // elections take their time when a server is frozen
 	var h held
 	for i := range h.sessions {
 		h.sessions[i] = openFor(t, newStore(t, nil, e.Endpoints()...), ttl, nil)
