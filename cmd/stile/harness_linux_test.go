@@ -11,6 +11,7 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"os/signal"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -26,6 +27,12 @@ import (
 var stile string
 
 func TestMain(m *testing.M) {
+	// Under nohup(1), or in the background of a script, these are ignored, and would be by all that is started here.
+	for _, sig := range []os.Signal{syscall.SIGHUP, syscall.SIGINT} {
+		if signal.Ignored(sig) {
+			signal.Notify(make(chan os.Signal, 1), sig)
+		}
+	}
 	os.Exit(func() int {
 		dir, err := os.MkdirTemp("", "stile-test")
 		if err != nil {
