@@ -1,3 +1,3 @@
 // Package lab is where Stile is held against others. Its module has what the library must not depend on: peers to measure
-// and to try interoperation with. It is not in the workspace; build it with GOWORK=off.
+// and to try interoperation with.
 package lab
