@@ -38,6 +38,9 @@ type Offers struct {
 	Deadlines bool `json:"deadlines"`
 	// Loss: who loses a hold is told.
 	Loss bool `json:"loss"`
+	// Proof: a release that succeeds proves that the hold had lasted until then. Where it does not, the lock may have been
+	// lost before, and nobody knows.
+	Proof bool `json:"proof"`
 	// Fair: locks are given in the order of arrival at the store.
 	Fair bool `json:"fair"`
 }
@@ -61,6 +64,7 @@ type Event struct {
 	Heal    *Heal    `json:"heal,omitempty"`
 	Entry   *Entry   `json:"entry,omitempty"`
 	Census  *Census  `json:"census,omitempty"`
+	Left    *Left    `json:"left,omitempty"`
 	Final   *Final   `json:"final,omitempty"`
 }
 
@@ -82,8 +86,12 @@ type Started struct {
 // Exited: a worker's process has ended, and with it everything it may have believed. It is recorded by the harness, for
 // the worker of [Event.Worker].
 type Exited struct {
+	// How is what became of the process, as the system says it, or [HowHung].
 	How string `json:"how"`
 }
+
+// HowHung is how a worker ended that was asked to end, did not, and was killed for it.
+const HowHung = "did not end when asked to"
 
 // Asked: a worker is about to ask for a lock and to wait. An Acquire with the same grant follows, unless the worker dies.
 type Asked struct {
@@ -162,6 +170,9 @@ type Fault struct {
 	What string `json:"what,omitempty"`
 }
 
+// Evict is the name of the fault that takes a holder's entry out of the store.
+const Evict = "evict"
+
 // Heal: what the fault did is undone, at At. A fault that needs no healing is healed as soon as it is done.
 type Heal struct {
 	ID int `json:"id"`
@@ -188,11 +199,15 @@ type Census struct {
 	Descriptors int    `json:"descriptors"`
 }
 
-// Final: when everything was healed, and every worker had ended, a last attempt was made for this lock.
+// Left: when everything was healed, every worker had ended and a TTL had passed, these entries were in the store still.
+type Left struct {
+	Lock string   `json:"lock"`
+	Keys []string `json:"keys"`
+}
+
+// Final: after that, a last attempt was made for this lock.
 type Final struct {
 	Lock    string  `json:"lock"`
 	Outcome Outcome `json:"outcome"`
 	Err     string  `json:"err,omitempty"`
-	// Left is what was in the store for this lock after a TTL, before the attempt.
-	Left []string `json:"left,omitempty"`
 }

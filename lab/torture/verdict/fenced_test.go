@@ -1,0 +1,153 @@
+package verdict
+
+import (
+	"math/rand/v2"
+	"testing"
+
+	"github.com/anishathalye/porcupine"
+)
+
+// The model of a lock that one holder has at a time and whose tokens rise, for porcupine. Its operations are grants and
+// ends; an end that may come at any time, or never, does nothing if it comes when somebody else holds.
+type (
+	lockInput struct {
+		acquire bool
+		token   uint64
+		maybe   bool
+	}
+	lockState struct {
+		holder uint64 // 0: nobody
+		last   uint64
+	}
+)
+
+var lockModel = porcupine.Model{
+	Init: func() any { return lockState{} },
+	Step: func(state, input, _ any) (bool, any) {
+		s, in := state.(lockState), input.(lockInput)
+		switch {
+		case in.acquire && (s.holder != 0 || in.token <= s.last):
+			return false, s
+		case in.acquire:
+			return true, lockState{in.token, in.token}
+		case s.holder == in.token:
+			return true, lockState{0, s.last}
+		default:
+			return in.maybe, s
+		}
+	},
+	Equal: func(a, b any) bool { return a == b },
+}
+
+// operations are the grants as porcupine wants them. A grant ends with a release that was answered, or by an end that is
+// possible from its call on.
+func operations(grants []*grant) []porcupine.Operation {
+	var ops []porcupine.Operation
+	for i, g := range grants {
+		ops = append(ops,
+			porcupine.Operation{ClientId: 2 * i, Input: lockInput{acquire: true, token: g.token}, Call: g.call, Return: g.returned},
+			porcupine.Operation{ClientId: 2*i + 1, Input: lockInput{token: g.token, maybe: g.endMax == never}, Call: g.endMin, Return: g.endMax})
+	}
+	return ops
+}
+
+// randomGrants makes a history of a few grants, four fifths of them with a release that was answered, all moments distinct.
+func randomGrants(r *rand.Rand) []*grant {
+	n := 2 + r.IntN(4)
+	moments := r.Perm(4 * n * 2)
+	take := func() int64 { m := moments[0]; moments = moments[1:]; return int64(m) + 1 }
+	tokens := make([]uint64, n)
+	for i := range tokens {
+		tokens[i] = uint64(i + 1)
+	}
+	if r.IntN(4) == 0 {
+		r.Shuffle(n, func(i, j int) { tokens[i], tokens[j] = tokens[j], tokens[i] })
+	}
+	grants := make([]*grant, n)
+	for i := range grants {
+		times := []int64{take(), take(), take(), take()}
+		// Mostly near each other, so that a good part of the histories is legal.
+		if r.IntN(3) > 0 {
+			base := int64(i * 8)
+			for k := range times {
+				times[k] = base*int64(n)/4 + times[k]/4*4 + int64(k) + int64(i)*1000*int64(r.IntN(2))
+			}
+		}
+		for a := range times {
+			for b := a + 1; b < len(times); b++ {
+				if times[b] < times[a] {
+					times[a], times[b] = times[b], times[a]
+				}
+			}
+		}
+		g := &grant{token: tokens[i], call: times[0], returned: times[1], endMin: times[2], endMax: times[3]}
+		if r.IntN(5) == 0 {
+			g.endMin, g.endMax = g.call, never
+		}
+		grants[i] = g
+	}
+	return grants
+}
+
+// distinct reports whether no two moments are the same: porcupine has its own idea of ties.
+func distinct(grants []*grant) bool {
+	seen := map[int64]bool{}
+	for _, g := range grants {
+		for i, m := range []int64{g.call, g.returned, g.endMin, g.endMax} {
+			if m == never || (i == 2 && g.endMax == never) {
+				continue
+			}
+			if seen[m] {
+				return false
+			}
+			seen[m] = true
+		}
+	}
+	return true
+}
+
+func TestTheFencedLockCheckerAgreesWithPorcupine(t *testing.T) {
+	r := rand.New(rand.NewPCG(1, 2))
+	legal, illegal := 0, 0
+	for legal+illegal < 20_000 {
+		grants := randomGrants(r)
+		if !distinct(grants) {
+			continue
+		}
+		want, got := porcupine.CheckOperations(lockModel, operations(grants)), fenced(grants)
+		if want != (got == nil) {
+			for _, g := range grants {
+				t.Logf("%+v", *g)
+			}
+			t.Fatalf("porcupine says legal: %v; fenced says %+v", want, got)
+		}
+		if want {
+			legal++
+		} else {
+			illegal++
+		}
+	}
+	t.Logf("%d legal, %d illegal", legal, illegal)
+	if legal < 2000 || illegal < 2000 {
+		t.Errorf("%d legal and %d illegal histories: too few of one kind to tell anything", legal, illegal)
+	}
+}
+
+func TestTheFencedLockChecker(t *testing.T) {
+	for _, c := range []struct {
+		name   string
+		grants []*grant
+		legal  bool
+	}{
+		{"nothing", nil, true},
+		{"one after the other", []*grant{{token: 1, call: 1, returned: 2, endMin: 3, endMax: 4}, {token: 2, call: 2, returned: 5, endMin: 6, endMax: 7}}, true},
+		{"granted before the release was asked for", []*grant{{token: 1, call: 1, returned: 2, endMin: 6, endMax: 7}, {token: 2, call: 3, returned: 4, endMin: 8, endMax: 9}}, false},
+		{"granted while a session may have expired", []*grant{{token: 1, call: 1, returned: 2, endMin: 1, endMax: never}, {token: 2, call: 3, returned: 4, endMin: 8, endMax: 9}}, true},
+		{"a token twice", []*grant{{token: 1, call: 1, returned: 2, endMin: 3, endMax: 4}, {token: 1, call: 5, returned: 6, endMin: 7, endMax: 8}}, false},
+		{"a smaller token later", []*grant{{token: 2, call: 1, returned: 2, endMin: 3, endMax: 4}, {token: 1, call: 5, returned: 6, endMin: 7, endMax: 8}}, false},
+	} {
+		if got := fenced(c.grants); (got == nil) != c.legal {
+			t.Errorf("%s: %+v, legal should be %v", c.name, got, c.legal)
+		}
+	}
+}

@@ -1,0 +1,128 @@
+package verdict
+
+import (
+	"cmp"
+	"slices"
+
+	"github.com/stilelock/stile/lab/torture/history"
+)
+
+// A Hold is a lock that was held, as its holder's events tell it. Times are those of package history; zero means that the
+// thing did not happen.
+type Hold struct {
+	Lock   string `json:"lock"`
+	Grant  string `json:"grant"`
+	Worker string `json:"worker"`
+	Token  uint64 `json:"token,omitempty"`
+
+	// Call and Return are those of the call that got it.
+	Call   int64 `json:"call"`
+	Return int64 `json:"return"`
+	// Until is the last validity that its holder was shown, Told when it was told of the loss, Exit when its process ended.
+	Until int64  `json:"until,omitempty"`
+	Told  int64  `json:"told,omitempty"`
+	Why   string `json:"why,omitempty"`
+	Exit  int64  `json:"exit,omitempty"`
+	// Release and Released are the call and the return of the release, Outcome what came of it.
+	Release  int64           `json:"release,omitempty"`
+	Released int64           `json:"released,omitempty"`
+	Outcome  history.Outcome `json:"outcome,omitempty"`
+
+	// End is until when the holder, by all that its lock's interface tells, may have believed that it held: the earliest of
+	// Release, Told, Until and Exit; without any of them, the end of the history.
+	End int64 `json:"end"`
+}
+
+// overlaps reports whether both holders certainly believed at the same time that they held, and for how long.
+func (h *Hold) overlaps(other *Hold) (int64, bool) {
+	d := min(h.End, other.End) - max(h.Return, other.Return)
+	return d, d > 0
+}
+
+// A Wait is a call that waited for a lock.
+type Wait struct {
+	Lock, Grant, Worker string
+	Call, Return        int64 // Return is zero if the call never returned
+	Exit                int64 // when the worker's process ended
+	Got                 bool
+}
+
+// lives collects what the events of a history tell of holds and waits.
+type lives struct {
+	holds   []*Hold
+	waits   []*Wait
+	byGrant map[string]*Hold
+	exits   map[string]history.Event
+	end     int64
+}
+
+// live reads the holds and waits of a history, both in the order of their returns and calls.
+func live(h *history.History) *lives {
+	l := &lives{byGrant: map[string]*Hold{}, exits: map[string]history.Event{}}
+	waits := map[string]*Wait{}
+	for _, e := range h.Events {
+		l.end = max(l.end, e.At)
+		switch {
+		case e.Exited != nil:
+			l.exits[e.Worker] = e
+		case e.Asked != nil:
+			w := &Wait{Lock: e.Asked.Lock, Grant: e.Asked.Grant, Worker: e.Worker, Call: e.At}
+			waits[w.Grant] = w
+			l.waits = append(l.waits, w)
+		case e.Acquire != nil:
+			l.acquired(e.Worker, e.Acquire, waits[e.Acquire.Grant])
+		case e.Extend != nil:
+			if hold := l.byGrant[e.Extend.Grant]; hold != nil {
+				hold.Until = max(hold.Until, e.Extend.Until)
+			}
+		case e.End != nil:
+			if hold := l.byGrant[e.End.Grant]; hold != nil {
+				hold.ended(e.End)
+			}
+		}
+	}
+	for _, w := range l.waits {
+		w.Exit = l.exits[w.Worker].At
+	}
+	for _, hold := range l.holds {
+		hold.Exit = l.exits[hold.Worker].At
+		hold.End = l.end
+		for _, end := range []int64{hold.Release, hold.Told, hold.Until, hold.Exit} {
+			if end != 0 {
+				hold.End = min(hold.End, end)
+			}
+		}
+	}
+	slices.SortStableFunc(l.holds, func(a, b *Hold) int { return cmp.Compare(a.Return, b.Return) })
+	return l
+}
+
+func (l *lives) acquired(worker string, a *history.Acquire, w *Wait) {
+	if w != nil {
+		w.Return, w.Got = a.Return, a.Outcome == history.OK
+	}
+	if a.Outcome != history.OK {
+		return
+	}
+	hold := &Hold{
+		Lock: a.Lock, Grant: a.Grant, Worker: worker, Token: a.Token,
+		Call: a.Call, Return: a.Return, Until: a.Until,
+	}
+	l.holds = append(l.holds, hold)
+	l.byGrant[a.Grant] = hold
+}
+
+func (h *Hold) ended(e *history.End) {
+	h.Told, h.Why = e.Told, e.Why
+	h.Release, h.Released, h.Outcome = e.Call, e.Return, e.Outcome
+	h.Until = max(h.Until, e.Until)
+}
+
+// byLock groups things by the lock they are about, keeping their order.
+func byLock[T any](all []T, lock func(T) string) map[string][]T {
+	groups := map[string][]T{}
+	for _, one := range all {
+		groups[lock(one)] = append(groups[lock(one)], one)
+	}
+	return groups
+}

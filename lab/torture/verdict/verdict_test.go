@@ -1,0 +1,288 @@
+package verdict
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/stilelock/stile/lab/torture/history"
+)
+
+const ms = int64(time.Millisecond)
+
+// A story is a history told in milliseconds.
+type story struct {
+	t *testing.T
+	history.History
+}
+
+// tell begins a story of a lock with tokens and deadlines, whose sessions last for two seconds. A dozen turns of two workers
+// come first, so that it does not count as thin.
+func tell(t *testing.T) *story {
+	s := &story{t: t}
+	s.Run = history.Run{
+		Target: "stile@test", TTL: 2000 * ms, Faults: "none",
+		Offers: history.Offers{Tokens: true, Deadlines: true, Loss: true, Proof: true, Fair: true},
+	}
+	for i := range 12 {
+		at := int64(100 + 10*i)
+		s.hold(fmt.Sprintf("w%d", 8+i%2), uint64(i+1), at, at+1, at+5)
+	}
+	return s
+}
+
+func (s *story) add(at int64, worker string, e history.Event) {
+	e.At, e.Worker = at*ms, worker
+	s.Events = append(s.Events, e)
+}
+
+// hold tells of a hold that was released in order; its name is made of its worker and its token.
+func (s *story) hold(worker string, token uint64, call, got, released int64) {
+	s.takes(worker, token, call, got)
+	s.releases(worker, token, released)
+}
+
+func name(worker string, token uint64) string { return fmt.Sprintf("%s/%d", worker, token) }
+
+func (s *story) takes(worker string, token uint64, call, got int64) {
+	g := name(worker, token)
+	s.add(call, worker, history.Event{Asked: &history.Asked{Lock: "demo", Grant: g}})
+	s.add(got, worker, history.Event{Acquire: &history.Acquire{
+		Lock: "demo", Grant: g, Call: call * ms, Return: got * ms, Outcome: history.OK, Token: token, Until: (got + 1800) * ms,
+	}})
+}
+
+func (s *story) releases(worker string, token uint64, at int64) {
+	s.add(at, worker, history.Event{End: &history.End{
+		Grant: name(worker, token), Call: at * ms, Return: (at + 1) * ms, Outcome: history.OK,
+	}})
+}
+
+func (s *story) writes(worker string, token uint64, at int64, mode string, read, version uint64, refused bool) {
+	s.add(at, worker, history.Event{Write: &history.Write{
+		Lock: "demo", Grant: name(worker, token), Token: token, Mode: mode, Read: read, Version: version, Refused: refused,
+	}})
+}
+
+func (s *story) fault(id int, what, on, role string, from, to int64) {
+	s.add(from, "", history.Event{Fault: &history.Fault{ID: id, Name: what, On: on, Role: role}})
+	s.add(to, "", history.Event{Heal: &history.Heal{ID: id}})
+	s.Run.Faults = "all"
+}
+
+// judge judges the story, and checks that just these rules were broken.
+func (s *story) judge(broken ...string) *Verdict {
+	s.t.Helper()
+	v := Judge(&s.History)
+	want := map[string]bool{}
+	for _, rule := range broken {
+		want[rule] = true
+		if v.Broken()[rule] == 0 {
+			s.t.Errorf("%q was not found broken", rule)
+		}
+	}
+	for _, violation := range v.Violations {
+		if !want[violation.Rule] {
+			s.t.Errorf("found broken: %+v", violation)
+		}
+	}
+	return v
+}
+
+func TestAHistoryInWhichAllIsWell(t *testing.T) {
+	s := tell(t)
+	s.hold("w1", 20, 300, 301, 400)
+	s.hold("w2", 21, 305, 402, 500)
+	v := s.judge()
+	if v.Figures.Acquisitions != 14 || v.Figures.HandOvers != 13 || v.Figures.LongestGap > 200*time.Millisecond {
+		t.Errorf("%+v", v.Figures)
+	}
+}
+
+func TestTwoWhoBelieveThatTheyHold(t *testing.T) {
+	s := tell(t)
+	s.takes("w1", 20, 300, 301)
+	s.takes("w2", 21, 310, 350)
+	s.releases("w1", 20, 400)
+	s.releases("w2", 21, 500)
+	v := s.judge(RuleOverlap, RuleValidity, RuleStore)
+	if v.Figures.Overlaps != 1 || v.Violations[0].For != 50*time.Millisecond {
+		t.Errorf("%+v %+v", v.Figures, v.Violations[0])
+	}
+}
+
+func TestASessionThatExpiredBeforeAReleaseThatProvesNothing(t *testing.T) {
+	s := tell(t)
+	s.Run.Offers = history.Offers{Tokens: true}
+	s.takes("w1", 20, 300, 301)
+	s.hold("w2", 21, 310, 2500, 2600)
+	s.releases("w1", 20, 2550)
+	for _, e := range s.Events {
+		if e.Acquire != nil {
+			e.Acquire.Until = 0
+		}
+	}
+	s.judge(RuleOverlap, RuleValidity) // its holder believed in it; but the store did nothing wrong
+}
+
+func TestABeliefEndsWithTheDeadlineTheNewsOrTheProcess(t *testing.T) {
+	for what, end := range map[string]func(*story){
+		"deadline": func(*story) {}, // at 301 + 1800
+		"news": func(s *story) {
+			s.add(2200, "w1", history.Event{End: &history.End{Grant: "w1/20", Told: 2050 * ms, Why: "evicted"}})
+		},
+		"process": func(s *story) { s.add(2080, "w1", history.Event{Exited: &history.Exited{How: "signal: killed"}}) },
+	} {
+		t.Run(what, func(t *testing.T) {
+			s := tell(t)
+			s.takes("w1", 20, 300, 301)
+			end(s)
+			s.hold("w2", 21, 310, 2110, 2200)
+			s.judge()
+		})
+		t.Run(what+", granted before", func(t *testing.T) {
+			s := tell(t)
+			s.takes("w1", 20, 300, 301)
+			end(s)
+			s.hold("w2", 21, 310, 2020, 2200)
+			s.judge(RuleOverlap, RuleValidity)
+		})
+	}
+}
+
+func TestARenewalExtendsABelief(t *testing.T) {
+	s := tell(t)
+	s.takes("w1", 20, 300, 301)
+	s.add(900, "w1", history.Event{Extend: &history.Extend{Grant: "w1/20", Until: 2700 * ms}})
+	s.hold("w2", 21, 310, 2110, 2200)
+	s.judge(RuleOverlap, RuleValidity)
+}
+
+func TestTokens(t *testing.T) {
+	t.Run("twice", func(t *testing.T) {
+		s := tell(t)
+		s.hold("w1", 20, 300, 301, 400)
+		s.hold("w2", 20, 410, 411, 500)
+		s.judge(RuleToken)
+	})
+	t.Run("falling", func(t *testing.T) {
+		s := tell(t)
+		s.hold("w1", 21, 300, 301, 400)
+		s.hold("w2", 20, 410, 411, 500)
+		s.judge(RuleStore, RuleValidity)
+	})
+	t.Run("not offered", func(t *testing.T) {
+		s := tell(t)
+		s.Run.Offers.Tokens = false
+		s.hold("w1", 21, 300, 301, 400)
+		s.hold("w2", 20, 410, 411, 500)
+		s.judge()
+	})
+}
+
+func TestTheResource(t *testing.T) {
+	s := tell(t)
+	s.hold("w1", 20, 300, 301, 400)
+	s.hold("w2", 21, 310, 401, 600)
+	s.writes("w1", 20, 350, "unfenced", 0, 0, false)
+	s.writes("w2", 21, 450, "unfenced", 1, 1, false)
+	s.writes("w2", 21, 455, "fenced", 0, 0, false)
+	s.writes("w1", 20, 460, "unfenced", 1, 2, false)
+	s.writes("w1", 20, 465, "fenced", 0, 0, true)
+	v := s.judge()
+	if want := (Damage{Stale: 1, LostUpdates: 1, Refused: 1}); v.Figures.Damage != want {
+		t.Errorf("%+v, want %+v", v.Figures.Damage, want)
+	}
+	s.writes("w1", 20, 470, "fenced", 0, 0, false)
+	if v := s.judge(RuleFence); v.Figures.StaleAccepted != 1 {
+		t.Errorf("%+v", v.Figures.Damage)
+	}
+}
+
+func TestOvertaking(t *testing.T) {
+	s := tell(t)
+	s.takes("w1", 20, 300, 301)
+	s.releases("w1", 20, 1500)
+	s.add(400, "w2", history.Event{Asked: &history.Asked{Lock: "demo", Grant: "w2/23"}})
+	s.hold("w3", 21, 450, 1600, 2600)
+	s.hold("w4", 22, 2500, 2700, 2800)
+	s.add(3000, "w2", history.Event{Acquire: &history.Acquire{
+		Lock: "demo", Grant: "w2/23", Call: 400 * ms, Return: 2900 * ms, Outcome: history.OK, Token: 23, Until: 4000 * ms,
+	}})
+	s.judge(RuleUnfair)
+
+	s.fault(1, "server-kill", "m1", "", 1000, 1100)
+	s.judge() // it may have had to join again
+	s.Run.Offers.Fair = false
+	s.judge()
+}
+
+func TestAStrandedWaiter(t *testing.T) {
+	s := tell(t)
+	s.hold("w1", 20, 300, 301, 400)
+	s.hold("w2", 21, 310, 10_000, 10_100) // nobody had it from 400 on: more than two TTLs and five seconds
+	s.judge(RuleStranded)
+
+	t.Run("while a server was away", func(t *testing.T) {
+		s.fault(1, "server-kill", "m1", "leader", 500, 3000)
+		v := s.judge()
+		if f := v.Faults[0]; f.Strikes != 1 || f.OnLeader != 1 || f.LongestGap < 9*time.Second {
+			t.Errorf("%+v", f)
+		}
+	})
+}
+
+func TestAFaultThatHitAHolder(t *testing.T) {
+	s := tell(t)
+	s.fault(1, "holder-pause", "w1", "holder", 350, 380)
+	s.fault(2, "holder-pause", "w2", "", 360, 390)
+	s.hold("w1", 20, 300, 301, 400)
+	s.hold("w2", 21, 310, 401, 600)
+	v := s.judge()
+	if f := v.Faults[0]; f.Strikes != 2 || f.OnHolder != 1 {
+		t.Errorf("%+v", f)
+	}
+}
+
+func TestTheEnd(t *testing.T) {
+	t.Run("a lock that cannot be had", func(t *testing.T) {
+		s := tell(t)
+		s.add(900, "", history.Event{Final: &history.Final{Lock: "demo", Outcome: history.Failed, Err: "held"}})
+		s.judge(RuleStuck)
+	})
+	t.Run("an entry left behind", func(t *testing.T) {
+		s := tell(t)
+		s.add(900, "", history.Event{Left: &history.Left{Lock: "demo", Keys: []string{"demo/1234"}}})
+		s.judge(RuleDebris)
+	})
+	t.Run("a leak", func(t *testing.T) {
+		s := tell(t)
+		s.add(50, "w8", history.Event{Census: &history.Census{Phase: "begin", Goroutines: 10, Descriptors: 8}})
+		s.add(900, "w8", history.Event{Census: &history.Census{Phase: "end", Goroutines: 11, Descriptors: 8}})
+		s.judge(RuleLeak)
+	})
+	t.Run("a worker that does not end", func(t *testing.T) {
+		s := tell(t)
+		s.add(900, "w8", history.Event{Exited: &history.Exited{How: history.HowHung}})
+		s.judge(RuleHung)
+	})
+}
+
+func TestTooLittle(t *testing.T) {
+	s := &story{t: t}
+	s.Run.Faults = "all"
+	s.hold("w1", 20, 300, 301, 400)
+	s.judge(RuleThin)
+}
+
+func TestWhatTheStoreTookAway(t *testing.T) {
+	s := tell(t)
+	s.takes("w1", 20, 300, 301)
+	s.add(400, "", history.Event{Entry: &history.Entry{Lock: "demo", Key: "demo/1", Token: 20, Gone: true}})
+	s.add(410, "w1", history.Event{End: &history.End{Grant: "w1/20", Told: 405 * ms, Why: "evicted"}})
+	s.hold("w2", 21, 310, 420, 500)
+	v := s.judge()
+	if f := v.Figures; f.Early != 1 || f.Lost != 1 || f.ToldP99 != 5*time.Millisecond {
+		t.Errorf("%+v", f)
+	}
+}
