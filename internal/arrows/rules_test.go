@@ -28,21 +28,28 @@ var rules = []rule{
 	{
 		who: []string{stile + "/store/redisstore"},
 		only: []string{
-			stile + "/store", stile + "/line", stile + "/internal/bootclock", "github.com/redis/rueidis/...", "golang.org/x/sys/...",
+			stile + "/store", stile + "/line", stile + "/store/internal/...", stile + "/internal/bootclock",
+			"github.com/redis/rueidis/...", "golang.org/x/sys/...",
 		},
 		why: "who keeps locks in Redis must not compile the client of another store",
 	},
 	{
 		who: []string{stile + "/store/redlockstore"},
 		only: []string{
-			stile + "/store", stile + "/line", stile + "/internal/bootclock", "github.com/redis/rueidis/...", "golang.org/x/sys/...",
+			stile + "/store", stile + "/line", stile + "/store/internal/...", stile + "/internal/bootclock",
+			"github.com/redis/rueidis/...", "golang.org/x/sys/...",
 		},
-		why: "it shares with the store on one Redis nothing but the client: they keep locks in different ways",
+		why: "it shares with the store on one Redis the client and what all stores share: they keep locks in different ways",
 	},
 	{
 		who:  []string{stile + "/store/zkstore"},
-		only: []string{stile + "/store", stile + "/line", "github.com/go-zookeeper/zk"},
+		only: []string{stile + "/store", stile + "/line", stile + "/store/internal/...", "github.com/go-zookeeper/zk"},
 		why:  "who keeps locks in ZooKeeper must not compile the client of another store",
+	},
+	{
+		who:  []string{stile + "/store/internal/..."},
+		only: []string{},
+		why:  "what the stores share must bring along the client of none of them, and know nothing of locks",
 	},
 	{
 		who: []string{stile},

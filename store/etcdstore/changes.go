@@ -10,6 +10,8 @@ import (
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/stilelock/stile/store/internal/attempts"
 )
 
 // lookAgain is how often a watch says that there may have been a change although it has heard of none: in case it is
@@ -73,11 +75,11 @@ func (c *changes) hear(ctx context.Context) error {
 		if errors.Is(err, errSilent) {
 			stream++
 		}
-		if time.Since(start) > lastPause {
+		if time.Since(start) > attempts.LongestPause {
 			pause = firstPause
 		}
-		rest(ctx, pause)
-		pause = min(2*pause, lastPause)
+		attempts.Rest(ctx, pause)
+		pause = min(2*pause, attempts.LongestPause)
 	}
 }
 

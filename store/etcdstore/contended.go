@@ -4,6 +4,8 @@ import (
 	"context"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/stilelock/stile/store/internal/attempts"
 )
 
 // NotifyContended implements [store.Ticket]. Nobody who does not ask pays for it: it has a watch of its own, for those
@@ -17,14 +19,14 @@ func (e *entry) NotifyContended(f func()) {
 	}
 	ctx, cancel := context.WithCancel(w.ctx)
 	e.contended = cancel
-	e.session.spawn(func() {
+	e.session.work.Start(func() {
 		defer cancel()
 		for ctx.Err() == nil {
 			if e.awaitContention(ctx) {
 				f()
 				return
 			}
-			rest(ctx, lastPause)
+			attempts.Rest(ctx, attempts.LongestPause)
 		}
 	})
 }

@@ -16,6 +16,7 @@ import (
 
 	"github.com/stilelock/stile/line"
 	"github.com/stilelock/stile/store"
+	"github.com/stilelock/stile/store/internal/attempts"
 )
 
 // entry is one place in a line, and the ticket to it.
@@ -72,7 +73,7 @@ func (se *session) Enqueue(ctx context.Context, req store.Request) (store.Ticket
 	if err := se.join(e); err != nil {
 		return nil, err
 	}
-	bounded, cancel := se.bounded(ctx)
+	bounded, cancel := attempts.Within(ctx, se.life)
 	defer cancel()
 
 	arrived, err := e.putIn(bounded, req.Try)
@@ -92,7 +93,7 @@ func (se *session) Enqueue(ctx context.Context, req store.Request) (store.Ticket
 	if err != nil {
 		e.line.part(e)
 		if e.doubt.Load() {
-			se.spawn(e.clear)
+			se.work.Start(e.clear)
 		}
 		if _, held := errors.AsType[*store.HeldError](err); held {
 			return nil, err
@@ -145,7 +146,7 @@ func (e *entry) putIn(ctx context.Context, try bool) (a arrival, err error) {
 	quiet := try || e.watch == 0 // a line that is not watched here is probably not in use
 	for n := 0; ; n++ {
 		if n > 1 { // the first repetition is in the nature of things; more of them are somebody's doing
-			rest(ctx, firstPause)
+			attempts.Rest(ctx, firstPause)
 		}
 		var resp *clientv3.TxnResponse
 		err := attempt(ctx, func(ctx context.Context) (err error) {
@@ -287,7 +288,7 @@ func (e *entry) clear() {
 			}
 			se.store.logger.LogAttrs(se.life, slog.LevelWarn, "entry in doubt could not be taken out yet",
 				slog.String("lock", e.req.Name), slog.Any("error", err))
-			rest(se.life, lastAttempt)
+			attempts.Rest(se.life, attempts.Longest)
 		}
 	}
 }
@@ -311,15 +312,15 @@ func (e *entry) depart(ctx context.Context, request func(context.Context) (bool,
 	if ended != nil {
 		return e.departAlone(ctx, doing, request)
 	}
-	bounded, cancel := se.bounded(ctx)
+	bounded, cancel := attempts.Within(ctx, se.life)
 	defer cancel()
 	there, err := request(bounded)
 	switch {
 	case err != nil:
-		se.spawn(func() { e.keepDeparting(request) })
+		se.work.Start(func() { e.keepDeparting(request) })
 		return se.explain(ctx, doing, err)
 	case e.doubt.Load():
-		se.spawn(e.clear)
+		se.work.Start(e.clear)
 	}
 	if !there {
 		return e.takenOut(doing)
@@ -330,7 +331,7 @@ func (e *entry) depart(ctx context.Context, request func(context.Context) (bool,
 // departAlone is the part of depart that concerns entries which may have outlasted their session. For them nothing is
 // done in the background: they have an end of their own.
 func (e *entry) departAlone(ctx context.Context, doing string, request func(context.Context) (bool, error)) error {
-	ctx, cancel := context.WithTimeoutCause(ctx, patience, errPatience)
+	ctx, cancel := context.WithTimeoutCause(ctx, attempts.Patience, errPatience)
 	defer cancel()
 	there, err := request(ctx)
 	switch {
@@ -362,7 +363,7 @@ func (e *entry) keepDeparting(request func(context.Context) (bool, error)) {
 		if _, err := request(se.life); err == nil {
 			break
 		}
-		rest(se.life, lastAttempt)
+		attempts.Rest(se.life, attempts.Longest)
 	}
 	if e.doubt.Load() {
 		e.clear()

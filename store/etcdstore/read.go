@@ -12,11 +12,12 @@ import (
 
 	"github.com/stilelock/stile/line"
 	"github.com/stilelock/stile/store"
+	"github.com/stilelock/stile/store/internal/attempts"
 )
 
 // Line implements [store.Store].
 func (s *Store) Line(ctx context.Context, name string) (store.Line, error) {
-	ctx, cancel := context.WithTimeoutCause(ctx, patience, errPatience)
+	ctx, cancel := context.WithTimeoutCause(ctx, attempts.Patience, errPatience)
 	defer cancel()
 	l, cs, err := s.read(ctx, name)
 	if err != nil {
@@ -29,7 +30,7 @@ func (s *Store) Line(ctx context.Context, name string) (store.Line, error) {
 // Lines implements [store.Store]. It looks at every key that begins with the store's prefix and the one given, so on
 // a cluster that is used for much else a prefix is kinder.
 func (s *Store) Lines(ctx context.Context, prefix string) ([]store.Line, error) {
-	ctx, cancel := context.WithTimeoutCause(ctx, patience, errPatience)
+	ctx, cancel := context.WithTimeoutCause(ctx, attempts.Patience, errPatience)
 	defer cancel()
 	names, err := s.names(ctx, prefix)
 	if err != nil {

@@ -10,9 +10,9 @@ import (
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
-	"google.golang.org/grpc/codes"
 
 	"github.com/stilelock/stile/store"
+	"github.com/stilelock/stile/store/internal/work"
 )
 
 // session is a lease and what is attached to it.
@@ -26,7 +26,7 @@ type session struct {
 	// Everything that works for the session ends with it, and is counted in work.
 	life context.Context
 	end  context.CancelCauseFunc
-	work works
+	work work.Group
 
 	leases pb.LeaseClient
 	stream *renewalStream // belongs to the goroutine that confirms
@@ -118,7 +118,7 @@ func (se *session) renew(ctx context.Context) (ttl int64, err error) {
 // Close implements [store.Session].
 func (se *session) Close(ctx context.Context) error {
 	se.finish(fmt.Errorf("%s: %w: session %s is closed", se.store, store.ErrSessionLost, se.ID()), false)
-	se.work.group.Wait()
+	se.work.Wait()
 
 	se.mu.Lock()
 	revoked := se.revoked
@@ -126,7 +126,7 @@ func (se *session) Close(ctx context.Context) error {
 	if revoked {
 		return nil
 	}
-	err := se.store.patiently(ctx, func(ctx context.Context) error {
+	err := patiently(ctx, func(ctx context.Context) error {
 		_, err := se.store.cli.Revoke(ctx, se.lease)
 		return err
 	})
@@ -160,7 +160,7 @@ func (se *session) finish(cause error, lost bool) {
 	se.ended, se.revoked = true, lost
 	lines := se.lines
 	se.lines = nil
-	se.work.refuse()
+	se.work.Refuse()
 	se.end(cause)
 	se.mu.Unlock()
 
@@ -172,38 +172,6 @@ func (se *session) finish(cause error, lost bool) {
 	}
 }
 
-// spawn runs f for the session. It does nothing once the session has ended: f would have nothing to do.
-func (se *session) spawn(f func()) { se.work.start(f) }
-
-// works counts the goroutines of a session. Its mutex is taken last of all.
-type works struct {
-	mu    sync.Mutex
-	group sync.WaitGroup
-	over  bool
-}
-
-func (w *works) start(f func()) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if !w.over {
-		w.group.Go(f)
-	}
-}
-
-// refuse makes start do nothing from here on.
-func (w *works) refuse() {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.over = true
-}
-
-// bounded returns a context that ends with ctx and with the session.
-func (se *session) bounded(ctx context.Context) (context.Context, context.CancelFunc) {
-	bounded, cancel := context.WithCancelCause(ctx)
-	stop := context.AfterFunc(se.life, func() { cancel(context.Cause(se.life)) })
-	return bounded, func() { stop(); cancel(nil) }
-}
-
 // explain is [Store.explain] for calls that were bounded by ctx and by the session's life.
 func (se *session) explain(ctx context.Context, doing string, err error) error {
 	switch {
@@ -213,15 +181,4 @@ func (se *session) explain(ctx context.Context, doing string, err error) error {
 		return se.alive()
 	}
 	return se.store.explain(doing, endedBy(ctx, err))
-}
-
-// endedBy makes sure that the error of a call that ctx has ended matches ctx.Err().
-func endedBy(ctx context.Context, err error) error {
-	switch {
-	case ctx.Err() == nil || errors.Is(err, ctx.Err()):
-		return err
-	case err == nil || code(err) == codes.Canceled || code(err) == codes.DeadlineExceeded:
-		return ctx.Err() // the same, in the connection's words
-	}
-	return fmt.Errorf("%w: %w", ctx.Err(), err)
 }

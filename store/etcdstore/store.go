@@ -14,6 +14,7 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/stilelock/stile/store"
+	"github.com/stilelock/stile/store/internal/attempts"
 )
 
 // MinTTL and MaxTTL bound the TTL of a session. The server may have a larger minimum: one and a half times its
@@ -75,10 +76,6 @@ func (s *Store) Capabilities() store.Capabilities {
 	}
 }
 
-// patience is how long a call without a session goes on when nothing answers. Calls with a session go on as long as
-// the session does.
-const patience = 10 * time.Second
-
 // Open implements [store.Store]. The TTL is rounded up to a second. A TTL below the server's own minimum is an error,
 // because the server would silently grant another.
 func (s *Store) Open(ctx context.Context, opts store.SessionOptions) (store.Session, error) {
@@ -88,7 +85,7 @@ func (s *Store) Open(ctx context.Context, opts store.SessionOptions) (store.Sess
 	seconds := int64(math.Ceil(opts.TTL.Seconds()))
 
 	var granted *clientv3.LeaseGrantResponse
-	err := s.patiently(ctx, func(ctx context.Context) (err error) {
+	err := patiently(ctx, func(ctx context.Context) (err error) {
 		// A grant that was given up may exist all the same: an empty lease that lasts for one TTL.
 		granted, err = s.cli.Grant(ctx, seconds)
 		return err
@@ -116,7 +113,7 @@ func (s *Store) revoke(ctx context.Context, id clientv3.LeaseID) {
 // Break implements [store.Store]. It works on the entries of any client.
 func (s *Store) Break(ctx context.Context, name string, order uint64) (store.Entry, error) {
 	doing := fmt.Sprintf("break lock %q", name)
-	ctx, cancel := context.WithTimeoutCause(ctx, patience, errPatience)
+	ctx, cancel := context.WithTimeoutCause(ctx, attempts.Patience, errPatience)
 	defer cancel()
 	l, cs, err := s.read(ctx, name)
 	if err != nil {

@@ -14,6 +14,7 @@ import (
 
 	"github.com/stilelock/stile/line"
 	"github.com/stilelock/stile/store"
+	"github.com/stilelock/stile/store/internal/attempts"
 )
 
 const (
@@ -216,7 +217,7 @@ func (w *watchedLine) gone(e *entry, cause error) {
 		w.lingering()
 	}
 	if e.doubt.Load() {
-		w.session.spawn(e.clear)
+		w.session.work.Start(e.clear)
 	}
 	if was == standing && e.req.Notify != nil {
 		e.req.Notify(store.Standing{State: store.Gone, Order: e.order, Cause: cause})
@@ -256,7 +257,7 @@ func (w *watchedLine) watchFor(e *entry) {
 func (w *watchedLine) startWatching() {
 	if !w.watching {
 		w.watching = true
-		w.session.spawn(w.run)
+		w.session.work.Start(w.run)
 		return
 	}
 	select {
@@ -287,11 +288,11 @@ func (w *watchedLine) run() {
 					slog.String("lock", w.name), slog.Any("error", err))
 			}
 		}
-		if time.Since(start) > lastPause {
+		if time.Since(start) > attempts.LongestPause {
 			pause = firstPause
 		}
-		rest(w.ctx, pause)
-		pause = min(2*pause, lastPause)
+		attempts.Rest(w.ctx, pause)
+		pause = min(2*pause, attempts.LongestPause)
 	}
 }
 

@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/redis/rueidis"
+
+	"github.com/stilelock/stile/store/internal/attempts"
 )
 
 // Health is what [Store.Check] has found out about one server.
@@ -47,7 +49,7 @@ func (s *Store) Check(ctx context.Context) ([]Health, error) {
 			return err
 		})
 		if err != nil {
-			return nil, s.explain("check "+addr, endedBy(ctx, err))
+			return nil, s.explain("check "+addr, attempts.EndedBy(ctx, err))
 		}
 		if !isReplica {
 			all = append(all, h)

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/stilelock/stile/store"
+	"github.com/stilelock/stile/store/internal/attempts"
 )
 
 // ear hears what is said on one channel, and subscribes again whenever the subscription ends.
@@ -36,7 +37,7 @@ func (s *Store) newEar(channel string, confirmed func(), heard func(string)) *ea
 
 // await waits until the subscription stands for the first time, and returns why it does not.
 func (e *ear) await(ctx context.Context) error {
-	ctx, cancel := context.WithTimeoutCause(ctx, patience, errPatience)
+	ctx, cancel := context.WithTimeoutCause(ctx, attempts.Patience, errPatience)
 	defer cancel()
 	select {
 	case <-e.ready:
@@ -73,11 +74,11 @@ func (s *Store) listen(ctx context.Context, e *ear, channel string, confirmed fu
 		}
 		s.logger.LogAttrs(ctx, slog.LevelWarn, "wake-ups are not heard; subscribing again",
 			slog.String("channel", channel), slog.Any("error", err))
-		if time.Since(start) > lastPause {
+		if time.Since(start) > attempts.LongestPause {
 			pause = firstPause
 		}
-		rest(ctx, pause)
-		pause = min(2*pause, lastPause)
+		attempts.Rest(ctx, pause)
+		pause = min(2*pause, attempts.LongestPause)
 	}
 }
 

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/stilelock/stile/store"
+	"github.com/stilelock/stile/store/internal/attempts"
 )
 
 // says is what an entry tells everybody, as JSON.
@@ -63,7 +64,7 @@ func (se *session) Enqueue(ctx context.Context, req store.Request) (store.Ticket
 	if err := se.enter(e); err != nil {
 		return nil, err
 	}
-	bounded, cancel := se.bounded(ctx)
+	bounded, cancel := attempts.Within(ctx, se.life)
 	defer cancel()
 	err = e.join(bounded)
 	if err == nil {
@@ -72,7 +73,7 @@ func (se *session) Enqueue(ctx context.Context, req store.Request) (store.Ticket
 	e.silence()
 	if e.doubt.Load() {
 		se.leave(e)
-		se.spawn(e.clear)
+		se.work.Start(e.clear)
 	} else {
 		se.forget(e)
 	}
@@ -273,7 +274,7 @@ func (e *entry) clear() {
 		if se.alive() == nil {
 			se.store.logger.LogAttrs(se.life, slog.LevelWarn, "entry in doubt could not be taken out yet",
 				slog.String("lock", e.req.Name), slog.Any("error", err))
-			rest(se.life, lastAttempt)
+			attempts.Rest(se.life, attempts.Longest)
 		}
 	}
 }
@@ -321,9 +322,9 @@ func (e *entry) depart(ctx context.Context, next func() operation, lingers bool)
 	if ended != nil && !e.outlasts.Load() {
 		return fmt.Errorf("%w: %w", store.ErrGone, ended) // it goes with the session
 	}
-	bounded, cancel := se.bounded(ctx)
+	bounded, cancel := attempts.Within(ctx, se.life)
 	if ended != nil {
-		bounded, cancel = context.WithTimeoutCause(ctx, patience, errPatience)
+		bounded, cancel = context.WithTimeoutCause(ctx, attempts.Patience, errPatience)
 	}
 	defer cancel()
 	if lingers {
@@ -332,9 +333,9 @@ func (e *entry) depart(ctx context.Context, next func() operation, lingers bool)
 	there, err := e.carryOut(bounded, next)
 	switch {
 	case err != nil && ended != nil:
-		return se.store.explain(doing, endedBy(ctx, err))
+		return se.store.explain(doing, attempts.EndedBy(ctx, err))
 	case err != nil:
-		se.spawn(func() { e.keepDeparting(next) })
+		se.work.Start(func() { e.keepDeparting(next) })
 		return se.explain(ctx, doing, err)
 	case !there:
 		return fmt.Errorf("%s: %s: %w: somebody else has taken the entry out", se.store, doing, store.ErrGone)
@@ -371,7 +372,7 @@ func (e *entry) keepDeparting(next func() operation) {
 		if _, err := e.carryOut(se.life, next); err == nil {
 			return
 		}
-		rest(se.life, lastAttempt)
+		attempts.Rest(se.life, attempts.Longest)
 	}
 }
 

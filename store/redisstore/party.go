@@ -10,6 +10,7 @@ import (
 	"github.com/redis/rueidis"
 
 	"github.com/stilelock/stile/store"
+	"github.com/stilelock/stile/store/internal/attempts"
 )
 
 // message is a part of a reply.
@@ -180,7 +181,7 @@ func (p *party) gather() (ctx context.Context, members []*entry, urgent bool) {
 	if p.giveUp != nil {
 		p.giveUp() // of the request before
 	}
-	ctx, cancel := context.WithTimeoutCause(context.Background(), patience, errPatience)
+	ctx, cancel := context.WithTimeoutCause(context.Background(), attempts.Patience, errPatience)
 	p.giveUp = cancel
 	urgent, p.urgent = p.urgent, false
 	return ctx, members, urgent

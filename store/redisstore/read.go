@@ -15,6 +15,7 @@ import (
 	"github.com/redis/rueidis"
 
 	"github.com/stilelock/stile/store"
+	"github.com/stilelock/stile/store/internal/attempts"
 )
 
 // Line implements [store.Store]. The key of another kind of client is the first entry of the line, if its name is asked for.
@@ -28,7 +29,7 @@ func (s *Store) Line(ctx context.Context, name string) (store.Line, error) {
 		return err
 	})
 	if err != nil {
-		return store.Line{}, s.explain(fmt.Sprintf("read the line of lock %q", name), endedBy(ctx, err))
+		return store.Line{}, s.explain(fmt.Sprintf("read the line of lock %q", name), attempts.EndedBy(ctx, err))
 	}
 	return l, nil
 }
@@ -40,7 +41,7 @@ func (s *Store) Lines(ctx context.Context, prefix string) ([]store.Line, error) 
 	doing := fmt.Sprintf("list the locks that begin with %q", prefix)
 	names, err := s.names(ctx, prefix)
 	if err != nil {
-		return nil, s.explain(doing, endedBy(ctx, err))
+		return nil, s.explain(doing, attempts.EndedBy(ctx, err))
 	}
 	var lines []store.Line
 	for some := range slices.Chunk(names, 100) {
@@ -54,7 +55,7 @@ func (s *Store) Lines(ctx context.Context, prefix string) ([]store.Line, error) 
 			return err
 		})
 		if err != nil {
-			return nil, s.explain(doing, endedBy(ctx, err))
+			return nil, s.explain(doing, attempts.EndedBy(ctx, err))
 		}
 	}
 	return lines, nil
@@ -237,7 +238,7 @@ func (s *Store) Break(ctx context.Context, name string, order uint64) (store.Ent
 		return err
 	})
 	if err != nil {
-		return store.Entry{}, s.explain(doing, endedBy(ctx, err))
+		return store.Entry{}, s.explain(doing, attempts.EndedBy(ctx, err))
 	}
 	words := make([]string, 0, len(broken))
 	for _, m := range broken {

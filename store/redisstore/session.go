@@ -14,6 +14,8 @@ import (
 	"github.com/stilelock/stile/internal/bootclock"
 	"github.com/stilelock/stile/line"
 	"github.com/stilelock/stile/store"
+	"github.com/stilelock/stile/store/internal/attempts"
+	"github.com/stilelock/stile/store/internal/work"
 )
 
 // session is a key that lives for the TTL, and the entries that are kept with it. Each entry has a lease of its own, in its
@@ -27,7 +29,7 @@ type session struct {
 	// that works for the session ends with it, and is counted in work.
 	life context.Context
 	end  context.CancelCauseFunc
-	work works
+	work work.Group
 
 	mu      sync.Mutex
 	entries map[*entry]struct{} // joining, standing or leaving
@@ -82,7 +84,7 @@ func (se *session) Confirm(ctx context.Context) error {
 		from = 1 + ends[i]
 	}
 	if err != nil {
-		return se.store.explain("renew the session", endedBy(ctx, err))
+		return se.store.explain("renew the session", attempts.EndedBy(ctx, err))
 	}
 	return se.alive() // it may have been closed meanwhile
 }
@@ -158,10 +160,10 @@ func (se *session) lookAfter() {
 				return err
 			})
 			if err != nil {
-				d = lastAttempt
+				d = attempts.Longest
 			}
 		}
-		rest(se.life, d+time.Millisecond)
+		attempts.Rest(se.life, d+time.Millisecond)
 	}
 }
 
@@ -195,9 +197,9 @@ func (se *session) forget(e *entry) {
 // Close implements [store.Session].
 func (se *session) Close(ctx context.Context) error {
 	se.finish(fmt.Errorf("%s: %w: session %s is closed", se.store, store.ErrSessionLost, se.id), false)
-	se.work.group.Wait()
+	se.work.Wait()
 	if err := se.clear(ctx); err != nil {
-		return se.store.explain("end the session", endedBy(ctx, err))
+		return se.store.explain("end the session", attempts.EndedBy(ctx, err))
 	}
 	return nil
 }
@@ -258,9 +260,9 @@ func (se *session) finish(cause error, lost bool) {
 	}
 	if lost {
 		// In a cluster its entries may stand a little longer than the session: elsewhere there is nothing left to do.
-		se.work.start(func() { se.sweep() })
+		se.work.Start(func() { se.sweep() })
 	}
-	se.work.refuse()
+	se.work.Refuse()
 	se.end(cause)
 	se.mu.Unlock()
 
@@ -279,7 +281,7 @@ func (se *session) finish(cause error, lost bool) {
 
 // sweep tries once to take out what is left of a session that is lost.
 func (se *session) sweep() {
-	ctx, cancel := context.WithTimeout(context.Background(), firstAttempt)
+	ctx, cancel := context.WithTimeout(context.Background(), attempts.Shortest)
 	defer cancel()
 	if err := se.clear(ctx); err == nil {
 		return
@@ -289,42 +291,10 @@ func (se *session) sweep() {
 	se.gone = true // soon, by itself
 }
 
-// spawn runs f for the session. It does nothing once the session has ended: f would have nothing to do.
-func (se *session) spawn(f func()) { se.work.start(f) }
-
-// works counts the goroutines of a session. Its mutex is taken last of all.
-type works struct {
-	mu    sync.Mutex
-	group sync.WaitGroup
-	over  bool
-}
-
-func (w *works) start(f func()) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if !w.over {
-		w.group.Go(f)
-	}
-}
-
-// refuse makes start do nothing from here on.
-func (w *works) refuse() {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.over = true
-}
-
-// bounded returns a context that ends with ctx and with the session.
-func (se *session) bounded(ctx context.Context) (context.Context, context.CancelFunc) {
-	bounded, cancel := context.WithCancelCause(ctx)
-	stop := context.AfterFunc(se.life, func() { cancel(context.Cause(se.life)) })
-	return bounded, func() { stop(); cancel(nil) }
-}
-
 // explain is [Store.explain] for calls that were bounded by ctx and by the session's life.
 func (se *session) explain(ctx context.Context, doing string, err error) error {
 	if ctx.Err() == nil && se.alive() != nil && !errors.Is(err, store.ErrGone) {
 		return se.alive()
 	}
-	return se.store.explain(doing, endedBy(ctx, err))
+	return se.store.explain(doing, attempts.EndedBy(ctx, err))
 }

@@ -15,6 +15,7 @@ import (
 	"github.com/redis/rueidis"
 
 	"github.com/stilelock/stile/store"
+	"github.com/stilelock/stile/store/internal/attempts"
 )
 
 // MinTTL and MaxTTL bound the TTL of a session. Redis itself counts milliseconds; below the minimum a single slow command
@@ -138,7 +139,7 @@ func (s *Store) Open(ctx context.Context, opts store.SessionOptions) (store.Sess
 		return nil, fmt.Errorf("%s: open a session: owner: %w", s, err)
 	}
 	if err := s.begin(ctx); err != nil {
-		return nil, s.explain("open a session", endedBy(ctx, err))
+		return nil, s.explain("open a session", attempts.EndedBy(ctx, err))
 	}
 	var se *session
 	err = patiently(ctx, func(ctx context.Context) error {
@@ -151,9 +152,9 @@ func (s *Store) Open(ctx context.Context, opts store.SessionOptions) (store.Sess
 	})
 	if err != nil {
 		s.end()
-		return nil, s.explain("open a session", endedBy(ctx, err))
+		return nil, s.explain("open a session", attempts.EndedBy(ctx, err))
 	}
-	se.spawn(se.lookAfter)
+	se.work.Start(se.lookAfter)
 	return se, nil
 }
 

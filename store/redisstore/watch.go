@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"strings"
 	"time"
+
+	"github.com/stilelock/stile/store/internal/attempts"
 )
 
 // lookAgain is how often a watch says that there may have been a change although it has heard of none: leases end, and keys
@@ -28,7 +30,7 @@ func (s *Store) Watch(ctx context.Context, prefix string, changed func()) error 
 	var e *ear
 	if s.server.cluster {
 		if _, err := s.names(ctx, prefix); err != nil { // whether it may
-			return s.explain(doing, endedBy(ctx, err))
+			return s.explain(doing, attempts.EndedBy(ctx, err))
 		}
 		pace = heartbeat
 		tell()

@@ -106,7 +106,7 @@ func (c *claim) take(ctx context.Context) result {
 	}
 	c.mu.Unlock()
 	for i := range c.at {
-		if m := c.at[i].master; !c.store.work.start(func() { c.seize(ctx, m, votes) }) {
+		if m := c.at[i].master; !c.store.work.Start(func() { c.seize(ctx, m, votes) }) {
 			c.seized(m, unsentError{errClosed}, false)
 			votes <- vote{master: m, err: errClosed}
 		}
@@ -247,7 +247,7 @@ func (c *claim) decide(order uint64, votes chan<- vote) {
 			continue
 		}
 		at.grant = true
-		if !c.store.work.start(func() { c.grant(at.master, votes) }) {
+		if !c.store.work.Start(func() { c.grant(at.master, votes) }) {
 			votes <- vote{master: at.master, err: errClosed}
 		}
 	}
@@ -443,7 +443,7 @@ func (s *Store) takeOut(m *master, name, id string, void, loud bool, d *departur
 			owe(inDoubt(err))
 		}
 	}
-	if !s.work.start(ask) {
+	if !s.work.Start(ask) {
 		d.note(m, false, errClosed)
 	}
 }

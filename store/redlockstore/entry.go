@@ -12,6 +12,7 @@ import (
 	"github.com/stilelock/stile/internal/bootclock"
 	"github.com/stilelock/stile/line"
 	"github.com/stilelock/stile/store"
+	"github.com/stilelock/stile/store/internal/attempts"
 )
 
 const (
@@ -90,14 +91,14 @@ func (e *entry) arrive(ctx context.Context) error {
 				return err
 			}
 		case ctx.Err() != nil, r.err != nil && s.refused(r.err):
-			return endedBy(ctx, r.err)
+			return attempts.EndedBy(ctx, r.err)
 		case r.err != nil:
-			rest(ctx, firstRedial+rand.N(firstRedial))
+			attempts.Rest(ctx, firstRedial+rand.N(firstRedial))
 		case e.req.Try && (r.held(s) || n >= tries):
 			return &store.HeldError{Name: e.req.Name, Holder: r.holder()}
 		case e.req.Try:
 			took := time.Since(start)
-			rest(ctx, took/2+rand.N(took))
+			attempts.Rest(ctx, took/2+rand.N(took))
 		default:
 			e.wait()
 			return nil
@@ -134,7 +135,7 @@ func (e *entry) admit(ctx context.Context, c *claim) (ok bool, err error) {
 	}
 	e.state = admitted
 	e.tell(store.Standing{State: store.Admitted, Order: c.order})
-	time.AfterFunc(lateListening, func() { e.session.work.start(e.listen) })
+	time.AfterFunc(lateListening, func() { e.session.work.Start(e.listen) })
 	return true, nil
 }
 
@@ -159,7 +160,7 @@ func (e *entry) wait() {
 	defer e.mu.Unlock()
 	e.state = waiting
 	e.tell(store.Standing{State: store.Waiting, Ahead: 1})
-	if !e.session.work.start(e.contend) {
+	if !e.session.work.Start(e.contend) {
 		close(e.waited)
 	}
 }
@@ -183,7 +184,7 @@ func (e *entry) contend() {
 			continue
 		}
 		if freed.wait(e.life, b.pause(s, r, time.Since(start))) {
-			rest(e.life, b.scatter())
+			attempts.Rest(e.life, b.scatter())
 		}
 	}
 }
@@ -378,7 +379,7 @@ func (e *entry) Withdraw(ctx context.Context) error {
 	there, err := leaving.wait(ctx, e.session.store)
 	switch {
 	case err != nil:
-		return e.session.store.explain(doing, endedBy(ctx, err))
+		return e.session.store.explain(doing, attempts.EndedBy(ctx, err))
 	case !there:
 		return e.hasGone(doing, nil)
 	}

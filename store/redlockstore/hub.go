@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"github.com/redis/rueidis"
+
+	"github.com/stilelock/stile/store/internal/attempts"
 )
 
 // topic is something to subscribe to.
@@ -119,7 +121,7 @@ func (e *ear) run(ctx context.Context) {
 		e.forget()
 		if ctx.Err() == nil {
 			e.master.logger.LogAttrs(ctx, slog.LevelDebug, "listening ended; beginning again", slog.Any("error", err))
-			rest(ctx, max(firstRedial, lastRedial/4-time.Since(start)))
+			attempts.Rest(ctx, max(firstRedial, lastRedial/4-time.Since(start)))
 		}
 	}
 }

@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"github.com/redis/rueidis"
+
+	"github.com/stilelock/stile/store/internal/attempts"
 )
 
 const (
@@ -176,7 +178,7 @@ func (m *master) run(ctx context.Context) {
 		}
 		m.failed(unwrapDial(err))
 		dialed.Do(func() { close(m.first) })
-		rest(ctx, pause/2+rand.N(pause))
+		attempts.Rest(ctx, pause/2+rand.N(pause))
 		pause = min(2*pause, lastRedial)
 	}
 	m.failed(errClosed)
@@ -346,14 +348,4 @@ func unwrapDial(err error) error {
 		return op.Err
 	}
 	return err
-}
-
-// rest waits for d, or until ctx ends.
-func rest(ctx context.Context, d time.Duration) {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-	case <-ctx.Done():
-	}
 }

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/stilelock/stile/store"
+	"github.com/stilelock/stile/store/internal/attempts"
 )
 
 // longest is the longest time that an entry is kept: a century.
@@ -40,7 +41,7 @@ func (e *entry) WithdrawAfter(ctx context.Context, d time.Duration) error {
 	e.mu.Unlock()
 	e.session.vacate(e)
 
-	if !e.session.store.work.start(func() { e.keep(k) }) {
+	if !e.session.store.work.Start(func() { e.keep(k) }) {
 		return e.session.store.explain(doing, errClosed)
 	}
 	select {
@@ -86,7 +87,7 @@ func (e *entry) keep(k *keeping) {
 		case s.life.Err() != nil || e.session.alive() != nil || !e.keeps(k):
 			return
 		}
-		rest(s.life, min(left, e.session.ttl/20))
+		attempts.Rest(s.life, min(left, e.session.ttl/20))
 	}
 }
 

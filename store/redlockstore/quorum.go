@@ -13,6 +13,7 @@ import (
 	"github.com/redis/rueidis"
 
 	"github.com/stilelock/stile/internal/bootclock"
+	"github.com/stilelock/stile/store/internal/attempts"
 )
 
 var (
@@ -131,7 +132,7 @@ func (s *Store) poll(ctx context.Context, script *rueidis.Lua, keys, args []stri
 			reply, err := m.ask(ctx, script, keys, args)
 			answers <- answer{m, reply, err}
 		}
-		if !s.work.start(ask) {
+		if !s.work.Start(ask) {
 			answers <- answer{master: m, err: errClosed}
 		}
 	}
@@ -169,7 +170,7 @@ func (s *Store) ask(ctx context.Context, script *rueidis.Lua, keys, args []strin
 		case <-late:
 			return good, nil
 		case <-ctx.Done():
-			return nil, endedBy(ctx, heard.err())
+			return nil, attempts.EndedBy(ctx, heard.err())
 		}
 		if len(good) == s.quorum && late == nil {
 			late = time.After(straggle)
@@ -192,14 +193,14 @@ func (s *Store) patiently(ctx context.Context, ask func() error) (begun bootcloc
 		case err == nil:
 			return begun, nil
 		case ctx.Err() != nil:
-			return begun, endedBy(ctx, cmp.Or(last, err))
+			return begun, attempts.EndedBy(ctx, cmp.Or(last, err))
 		case s.life.Err() != nil:
 			return begun, errClosed
 		case s.refused(err):
 			return begun, err
 		}
 		last = err
-		rest(ctx, firstRedial)
+		attempts.Rest(ctx, firstRedial)
 	}
 }
 

@@ -12,6 +12,7 @@ import (
 
 	"github.com/stilelock/stile/line"
 	"github.com/stilelock/stile/store"
+	"github.com/stilelock/stile/store/internal/attempts"
 )
 
 // view is what one master has under one name.
@@ -27,11 +28,11 @@ type view struct {
 // Line implements [store.Store]. A hold is shown if a majority of the masters has it; what a minority has is remarked
 // on. Those who wait are not shown: there is nothing of them in the store.
 func (s *Store) Line(ctx context.Context, name string) (store.Line, error) {
-	within, cancel := context.WithTimeoutCause(ctx, patience, errPatience)
+	within, cancel := context.WithTimeoutCause(ctx, attempts.Patience, errPatience)
 	defer cancel()
 	ls, err := s.look(within, []string{name})
 	if err != nil {
-		return store.Line{}, s.explain(fmt.Sprintf("read lock %q", name), endedBy(ctx, err))
+		return store.Line{}, s.explain(fmt.Sprintf("read lock %q", name), attempts.EndedBy(ctx, err))
 	}
 	return ls[0], nil
 }
@@ -39,18 +40,18 @@ func (s *Store) Line(ctx context.Context, name string) (store.Line, error) {
 // Lines implements [store.Store]. It shows the locks that clients of this package have taken; those that other clients
 // have are shown by [Store.Line] alone, because nothing tells their keys from any others.
 func (s *Store) Lines(ctx context.Context, prefix string) ([]store.Line, error) {
-	within, cancel := context.WithTimeoutCause(ctx, patience, errPatience)
+	within, cancel := context.WithTimeoutCause(ctx, attempts.Patience, errPatience)
 	defer cancel()
 	doing := fmt.Sprintf("read the locks that begin with %q", prefix)
 	names, err := s.names(within, prefix)
 	if err != nil {
-		return nil, s.explain(doing, endedBy(ctx, err))
+		return nil, s.explain(doing, attempts.EndedBy(ctx, err))
 	}
 	var found []store.Line
 	for chunk := range slices.Chunk(names, most) {
 		ls, err := s.look(within, chunk)
 		if err != nil {
-			return nil, s.explain(doing, endedBy(ctx, err))
+			return nil, s.explain(doing, attempts.EndedBy(ctx, err))
 		}
 		for _, l := range ls {
 			if len(l.Entries) > 0 {
@@ -238,11 +239,11 @@ func (s *Store) add(l store.Line, text string, views []view) store.Line {
 // the masters instead.
 func (s *Store) Break(ctx context.Context, name string, order uint64) (store.Entry, error) {
 	doing := fmt.Sprintf("break lock %q", name)
-	within, cancel := context.WithTimeoutCause(ctx, patience, errPatience)
+	within, cancel := context.WithTimeoutCause(ctx, attempts.Patience, errPatience)
 	defer cancel()
 	views, err := s.views(within, []string{name})
 	if err != nil {
-		return store.Entry{}, s.explain(doing, endedBy(ctx, err))
+		return store.Entry{}, s.explain(doing, attempts.EndedBy(ctx, err))
 	}
 	gone := fmt.Errorf("%s: %s: %w: no entry with order %d stands there", s, doing, store.ErrGone, order)
 	l := s.line(name, views[0])
@@ -257,7 +258,7 @@ func (s *Store) Break(ctx context.Context, name string, order uint64) (store.Ent
 	there, err := d.wait(within, s)
 	switch {
 	case err != nil:
-		return store.Entry{}, s.explain(doing, endedBy(ctx, err))
+		return store.Entry{}, s.explain(doing, attempts.EndedBy(ctx, err))
 	case !there:
 		return store.Entry{}, gone
 	}

@@ -10,6 +10,8 @@ import (
 	"github.com/stilelock/stile/internal/bootclock"
 	"github.com/stilelock/stile/line"
 	"github.com/stilelock/stile/store"
+	"github.com/stilelock/stile/store/internal/attempts"
+	"github.com/stilelock/stile/store/internal/work"
 )
 
 // session is a set of entries that are renewed together. The masters know only of the entries: that the session has
@@ -24,7 +26,7 @@ type session struct {
 	// session ends with it, and is counted in work.
 	life context.Context
 	end  context.CancelCauseFunc
-	work works
+	work work.Group
 
 	mu      sync.Mutex
 	entries map[string]*entry // by name: those that were not withdrawn
@@ -126,7 +128,7 @@ func (se *session) Confirm(ctx context.Context) error {
 	if err := ctx.Err(); err != nil {
 		return se.store.explain("renew the session", err)
 	}
-	bounded, cancel := se.bounded(ctx)
+	bounded, cancel := attempts.Within(ctx, se.life)
 	defer cancel()
 	for first := 0; first == 0 || first < len(held); first += most {
 		if err := se.renew(bounded, held[first:min(first+most, len(held))]); err != nil {
@@ -180,7 +182,7 @@ func (s *Store) renew(ctx context.Context, claims []*claim, ttl time.Duration) (
 		case a := <-answers:
 			r.count(a)
 		case <-ctx.Done():
-			return nil, endedBy(ctx, r.heard.err())
+			return nil, attempts.EndedBy(ctx, r.heard.err())
 		}
 	}
 	for i := range claims {
@@ -243,13 +245,13 @@ func readRenewed(a answer, n int) ([]int64, error) {
 // finish has the claims that a majority has put in where they are missing, also at the masters that answer later. It
 // does not wait for that.
 func (r *renewal) finish(answers <-chan answer) {
-	r.store.work.start(func() {
+	r.store.work.Start(func() {
 		for !r.heard.all() {
 			r.count(<-answers)
 		}
 		for _, missing := range r.absent {
 			if c := r.claims[missing[0]]; r.have[missing[0]] >= r.store.quorum {
-				r.store.work.start(func() { c.adopt(r.store.masters[missing[1]]) })
+				r.store.work.Start(func() { c.adopt(r.store.masters[missing[1]]) })
 			}
 		}
 	})
@@ -269,7 +271,7 @@ func (se *session) Enqueue(ctx context.Context, req store.Request) (store.Ticket
 	if err != nil {
 		return nil, err
 	}
-	bounded, cancel := se.bounded(ctx)
+	bounded, cancel := attempts.Within(ctx, se.life)
 	defer cancel()
 	if err := e.arrive(bounded); err != nil {
 		e.part()
@@ -340,10 +342,10 @@ func (se *session) Close(ctx context.Context) error {
 	leaving := se.finish(fmt.Errorf("%s: %w: session %s is closed", se.store, store.ErrSessionLost, se.id), false)
 	for _, d := range leaving {
 		if _, err := d.wait(ctx, se.store); err != nil {
-			return se.store.explain("end the session", endedBy(ctx, err))
+			return se.store.explain("end the session", attempts.EndedBy(ctx, err))
 		}
 	}
-	se.work.group.Wait()
+	se.work.Wait()
 	return nil
 }
 
@@ -365,7 +367,7 @@ func (se *session) finish(cause error, lost bool) []*departure {
 		all[e] = struct{}{}
 	}
 	se.entries, se.kept = nil, nil
-	se.work.refuse()
+	se.work.Refuse()
 	se.end(cause)
 	se.mu.Unlock()
 
@@ -381,17 +383,10 @@ func (se *session) finish(cause error, lost bool) []*departure {
 	return leaving
 }
 
-// bounded returns a context that ends with ctx and with the session.
-func (se *session) bounded(ctx context.Context) (context.Context, context.CancelFunc) {
-	bounded, cancel := context.WithCancelCause(ctx)
-	stop := context.AfterFunc(se.life, func() { cancel(context.Cause(se.life)) })
-	return bounded, func() { stop(); cancel(nil) }
-}
-
 // explain is [Store.explain] for calls that were bounded by ctx and by the session's life.
 func (se *session) explain(ctx context.Context, doing string, err error) error {
 	if ctx.Err() == nil && se.alive() != nil {
 		return se.alive()
 	}
-	return se.store.explain(doing, endedBy(ctx, err))
+	return se.store.explain(doing, attempts.EndedBy(ctx, err))
 }

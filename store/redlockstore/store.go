@@ -2,7 +2,6 @@ package redlockstore
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"slices"
@@ -13,6 +12,8 @@ import (
 	"github.com/redis/rueidis"
 
 	"github.com/stilelock/stile/store"
+	"github.com/stilelock/stile/store/internal/attempts"
+	"github.com/stilelock/stile/store/internal/work"
 )
 
 // MinTTL and MaxTTL bound the TTL of a session.
@@ -44,7 +45,7 @@ type Store struct {
 	life context.Context
 	end  context.CancelFunc
 	runs sync.WaitGroup // of the masters and of those who listen to them
-	work works          // requests, and what waits for their outcome
+	work work.Group     // requests, and what waits for their outcome
 }
 
 var _ store.Store = (*Store)(nil)
@@ -115,27 +116,23 @@ const parting = 250 * time.Millisecond
 // passed. Requests that are under way, to clean up at the slower masters, are given a quarter of a second. Close after
 // Close does nothing.
 func (s *Store) Close() {
-	s.work.refuse()
+	s.work.Refuse()
 	within, cancel := context.WithTimeout(s.life, parting)
 	defer cancel()
 	go func() {
-		s.work.group.Wait()
+		s.work.Wait()
 		cancel()
 	}()
 	<-within.Done()
 	s.end()
 	s.runs.Wait()
-	s.work.group.Wait()
+	s.work.Wait()
 }
 
 // Capabilities implements [store.Store].
 func (s *Store) Capabilities() store.Capabilities {
 	return store.Capabilities{Kind: "redlock", Fencing: true, Outlasting: true, MinTTL: MinTTL, MaxTTL: MaxTTL}
 }
-
-// patience is how long a call without a session goes on when no majority answers. Calls with a session go on as long as
-// the session does.
-const patience = 10 * time.Second
 
 // Open implements [store.Store]. A session is nothing that the masters know of: only its entries are. To open one, a
 // majority must answer.
@@ -144,10 +141,10 @@ func (s *Store) Open(ctx context.Context, opts store.SessionOptions) (store.Sess
 		return nil, fmt.Errorf("%s: a TTL of %v: it must be between %v and %v", s, opts.TTL, MinTTL, MaxTTL)
 	}
 	se := newSession(s, opts)
-	within, cancel := context.WithTimeoutCause(ctx, patience, errPatience)
+	within, cancel := context.WithTimeoutCause(ctx, attempts.Patience, errPatience)
 	defer cancel()
 	if err := se.begin(within); err != nil {
-		return nil, s.explain("open a session", endedBy(ctx, err))
+		return nil, s.explain("open a session", attempts.EndedBy(ctx, err))
 	}
 	return se, nil
 }
@@ -161,7 +158,7 @@ func (s *Store) String() string {
 	return "Redlock at " + strings.Join(addrs, ", ")
 }
 
-var errPatience = fmt.Errorf("no majority of the masters has answered within %v", patience)
+var errPatience = fmt.Errorf("no majority of the masters has answered within %v", attempts.Patience)
 
 // explain says what failed, where, and, for the failures that a person has to see to, what to do.
 func (s *Store) explain(doing string, err error) error {
@@ -177,39 +174,4 @@ func (s *Store) explain(doing string, err error) error {
 		advice = "; the key is in use for something else: give the locks a prefix or a database of their own"
 	}
 	return fmt.Errorf("%s: %s: %w%s", s, doing, err, advice)
-}
-
-// endedBy makes sure that the error of a call that ctx has ended matches ctx.Err().
-func endedBy(ctx context.Context, err error) error {
-	if ctx.Err() == nil || errors.Is(err, ctx.Err()) {
-		return err
-	}
-	if err == nil {
-		return ctx.Err()
-	}
-	return fmt.Errorf("%w: %w", ctx.Err(), err)
-}
-
-// works counts goroutines, so that their end can be waited for.
-type works struct {
-	mu    sync.Mutex
-	group sync.WaitGroup
-	over  bool
-}
-
-// start runs f in a goroutine. It reports false, and does nothing, after refuse.
-func (w *works) start(f func()) bool {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if !w.over {
-		w.group.Go(f)
-	}
-	return !w.over
-}
-
-// refuse makes start do nothing from here on.
-func (w *works) refuse() {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.over = true
 }

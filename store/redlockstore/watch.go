@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"strings"
 	"time"
+
+	"github.com/stilelock/stile/store/internal/attempts"
 )
 
 // lookAgain is how often a watch says that there may have been a change although it has heard of none: nothing is
@@ -14,11 +16,11 @@ const lookAgain = 2 * time.Second
 // Watch implements [store.Store].
 func (s *Store) Watch(ctx context.Context, prefix string, changed func()) error {
 	doing := fmt.Sprintf("watch the locks that begin with %q", prefix)
-	within, cancel := context.WithTimeoutCause(ctx, patience, errPatience)
+	within, cancel := context.WithTimeoutCause(ctx, attempts.Patience, errPatience)
 	_, err := s.names(within, prefix) // which says whether reading is allowed
 	cancel()
 	if err != nil && (ctx.Err() != nil || s.refused(err)) {
-		return s.explain(doing, endedBy(ctx, err))
+		return s.explain(doing, attempts.EndedBy(ctx, err))
 	}
 	heard := make(chan news, 1)
 	listening := make(chan news, len(s.masters))

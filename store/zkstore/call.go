@@ -3,10 +3,11 @@ package zkstore
 import (
 	"context"
 	"errors"
-	"fmt"
 	"time"
 
 	"github.com/go-zookeeper/zk"
+
+	"github.com/stilelock/stile/store/internal/attempts"
 )
 
 // client is a go-zookeeper client and what stands between it and its servers.
@@ -51,7 +52,7 @@ func (c *client) await(ctx context.Context) error {
 	case <-c.link.rejected:
 		return c.link.trouble()
 	case <-ctx.Done():
-		return gaveUp(ctx, c.link.trouble())
+		return attempts.GaveUp(ctx, c.link.trouble())
 	}
 }
 
@@ -93,7 +94,7 @@ func attempt[T any](ctx context.Context, c *client, request func(before int) (T,
 	var last error
 	for n := 0; ; n++ {
 		if ctx.Err() != nil {
-			return none, gaveUp(ctx, last)
+			return none, attempts.GaveUp(ctx, last)
 		}
 		value, err := ask(ctx, func() (T, error) { return request(n) })
 		switch {
@@ -101,13 +102,13 @@ func attempt[T any](ctx context.Context, c *client, request func(before int) (T,
 			if last == nil {
 				last = c.link.trouble()
 			}
-			return none, gaveUp(ctx, last)
+			return none, attempts.GaveUp(ctx, last)
 		case err == nil || c.final(err):
 			return value, err
 		}
 		last = err
 		if n > 0 { // the first repetition may well find another server
-			rest(ctx, firstPause)
+			attempts.Rest(ctx, firstPause)
 		}
 	}
 }
@@ -146,31 +147,6 @@ func (c *client) final(err error) bool {
 	return refused(err) || c.link.over.Err() != nil
 }
 
-// gaveUp is the error of a request that ctx ended before it was answered.
-func gaveUp(ctx context.Context, last error) error {
-	cause := context.Cause(ctx)
-	if last == nil || errors.Is(last, cause) {
-		return cause
-	}
-	return &unansweredError{cause: cause, last: last}
-}
-
-// unansweredError says why a request was given up and what its last attempt failed with.
-type unansweredError struct{ cause, last error }
-
-func (e *unansweredError) Error() string {
-	return e.cause.Error() + " (last: " + e.last.Error() + ")"
-}
-func (e *unansweredError) Unwrap() []error { return []error{e.cause, e.last} }
-
-// endedBy makes sure that the error of a call that ctx has ended matches ctx.Err().
-func endedBy(ctx context.Context, err error) error {
-	if ctx.Err() == nil || errors.Is(err, ctx.Err()) {
-		return err
-	}
-	return fmt.Errorf("%w: %w", ctx.Err(), err)
-}
-
 // refused reports whether an error is a server's considered answer, the request not having been carried out. Other errors
 // tell nothing: neither whether it was, nor that another attempt would fail.
 func refused(err error) bool {
@@ -184,14 +160,4 @@ func refused(err error) bool {
 		}
 	}
 	return false
-}
-
-// rest waits for d or until ctx ends.
-func rest(ctx context.Context, d time.Duration) {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-	case <-ctx.Done():
-	}
 }

@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"github.com/go-zookeeper/zk"
+
+	"github.com/stilelock/stile/store/internal/attempts"
 )
 
 // lookAgain is how often a watch says that there may have been a change although it has heard of none: in case something
@@ -93,7 +95,7 @@ func (c *changes) hear(ctx context.Context) error {
 	defer func() { go client.shut() }() // which may take a second
 	c.client = client
 	if err := client.await(ctx); err != nil {
-		return c.store.explain(doing, endedBy(ctx, err))
+		return c.store.explain(doing, attempts.EndedBy(ctx, err))
 	}
 	ticker := time.NewTicker(lookAgain)
 	defer ticker.Stop()
@@ -101,7 +103,7 @@ func (c *changes) hear(ctx context.Context) error {
 		select {
 		case <-c.events:
 			if err := c.catchUp(ctx); err != nil {
-				return c.store.explain(doing, endedBy(ctx, err))
+				return c.store.explain(doing, attempts.EndedBy(ctx, err))
 			}
 			signal(c.news)
 		case <-ticker.C:

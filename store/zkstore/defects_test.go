@@ -362,3 +362,36 @@ func TestNothingStaysBehind(t *testing.T) {
 	}
 	await(t, "the end of all goroutines", func() bool { return runtime.NumGoroutine() <= before })
 }
+
+// The library has no names for the newer answers of servers. They are answers all the same: there is no use in asking again.
+func TestAnAnswerThatTheLibraryHasNoNameForIsAnError(t *testing.T) {
+	t.Parallel()
+	z := testservers.StartZooKeeper(t, "enforceQuota=true", "enforce.auth.enabled=true", "enforce.auth.schemes=digest")
+	ann := &zkstore.Options{Auth: []zkstore.Auth{{Scheme: "digest", Credentials: "ann:secret"}}}
+	nobody, known := newStore(t, nil, z.Endpoint()), newStore(t, ann, z.Endpoint())
+	enqueue(t, openSession(t, known), "a", line.Exclusive).await(t, store.Admitted)
+
+	// The directory and one entry are all that the quota allows.
+	conn := connect(t, z.Endpoint())
+	if err := conn.AddAuth("digest", []byte("ann:secret")); err != nil {
+		t.Fatal(err)
+	}
+	for _, node := range []struct{ path, data string }{
+		{"/zookeeper/quota/a", ""}, {"/zookeeper/quota/a/zookeeper_limits", "count=-1,bytes=-1,byteHardLimit=-1;countHardLimit=2"},
+	} {
+		if _, err := conn.Create(node.path, []byte(node.data), 0, zk.WorldACL(zk.PermAll)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, tt := range []struct {
+		st   *zkstore.Store
+		want string
+	}{{known, "quota"}, {nobody, "authenticate"}} {
+		ctx, cancel := until(t, soon)
+		defer cancel()
+		_, err := tryEnqueue(ctx, openSession(t, tt.st), "a", line.Exclusive, false)
+		if err == nil || !strings.Contains(err.Error(), tt.want) || ctx.Err() != nil {
+			t.Errorf("getting in line says %v, and nothing of %q", err, tt.want)
+		}
+	}
+}

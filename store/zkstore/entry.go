@@ -15,6 +15,7 @@ import (
 
 	"github.com/stilelock/stile/line"
 	"github.com/stilelock/stile/store"
+	"github.com/stilelock/stile/store/internal/attempts"
 )
 
 // entry is one place in a line, and the ticket to it.
@@ -62,7 +63,7 @@ func (se *session) Enqueue(ctx context.Context, req store.Request) (store.Ticket
 	if err := se.join(e); err != nil {
 		return nil, err
 	}
-	bounded, cancel := se.bounded(ctx)
+	bounded, cancel := attempts.Within(ctx, se.life)
 	defer cancel()
 
 	err = e.enter(bounded)
@@ -106,7 +107,7 @@ func (e *entry) enter(ctx context.Context) error {
 // takeBack takes the entry out that was put in just now, in the background if ctx ends.
 func (e *entry) takeBack(ctx context.Context) {
 	if _, err := e.remove(ctx, e.node.name); err != nil {
-		e.session.spawn(e.clear)
+		e.session.work.Start(e.clear)
 	}
 }
 
@@ -172,7 +173,7 @@ func (e *entry) putIn(ctx context.Context) (children []string, err error) {
 		select {
 		case c = <-made:
 		case <-ctx.Done(): // and the attempt goes on
-			e.session.spawn(func() {
+			e.session.work.Start(func() {
 				if c := <-made; c.err == nil || !refused(c.err) {
 					e.clear()
 				}
@@ -196,7 +197,7 @@ func (e *entry) putIn(ctx context.Context) (children []string, err error) {
 			}
 		}
 		if err != nil {
-			e.session.spawn(e.clear)
+			e.session.work.Start(e.clear)
 			return nil, err
 		}
 	}
@@ -368,7 +369,7 @@ func (e *entry) clear() {
 		if se.alive() == nil {
 			se.store.logger.LogAttrs(se.life, slog.LevelWarn, "entry in doubt could not be taken out yet",
 				slog.String("lock", e.req.Name), slog.Any("error", err))
-			rest(se.life, lastPause)
+			attempts.Rest(se.life, lastPause)
 		}
 	}
 }
@@ -394,12 +395,12 @@ func (e *entry) Withdraw(ctx context.Context) error {
 	if err := se.alive(); err != nil {
 		return fmt.Errorf("%w: %w", store.ErrGone, err) // it goes with the session
 	}
-	bounded, cancel := se.bounded(ctx)
+	bounded, cancel := attempts.Within(ctx, se.life)
 	defer cancel()
 	removed, err := e.remove(bounded, e.node.name)
 	switch {
 	case err != nil:
-		se.spawn(e.keepDeparting)
+		se.work.Start(e.keepDeparting)
 		return se.explain(ctx, doing, err)
 	case !removed:
 		return fmt.Errorf("%s: %s: %w: somebody else has taken the entry out", se.store, doing, store.ErrGone)
@@ -415,7 +416,7 @@ func (e *entry) keepDeparting() {
 		if _, err := e.remove(life, e.node.name); err == nil {
 			return
 		}
-		rest(life, lastPause)
+		attempts.Rest(life, lastPause)
 	}
 }
 

@@ -11,6 +11,8 @@ import (
 	"github.com/go-zookeeper/zk"
 
 	"github.com/stilelock/stile/store"
+	"github.com/stilelock/stile/store/internal/attempts"
+	"github.com/stilelock/stile/store/internal/work"
 )
 
 // session is a ZooKeeper session, with a connection of its own, and the entries in it.
@@ -27,7 +29,7 @@ type session struct {
 	// Everything that works for the session ends with it, and is counted in work.
 	life context.Context
 	end  context.CancelCauseFunc
-	work works
+	work work.Group
 
 	// mu is taken before the mutex of a line.
 	mu      sync.Mutex
@@ -77,7 +79,7 @@ func (se *session) Confirm(ctx context.Context) error {
 	if err := se.alive(); err != nil {
 		return err
 	}
-	bounded, cancel := se.bounded(ctx)
+	bounded, cancel := attempts.Within(ctx, se.life)
 	defer cancel()
 	sent := time.Now()
 	_, err := ask(bounded, func() (string, error) { return se.client.Sync(se.store.paths.top()) })
@@ -156,7 +158,7 @@ func (se *session) Close(ctx context.Context) error {
 	}
 	err := se.farewell(ctx)
 	if err != nil {
-		return se.store.explain("end the session", endedBy(ctx, err))
+		return se.store.explain("end the session", attempts.EndedBy(ctx, err))
 	}
 	return nil
 }
@@ -167,13 +169,13 @@ func (se *session) farewell(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, se.ttl) // after which there is nothing left
 	defer cancel()
 	for ctx.Err() == nil && se.client.State() != zk.StateHasSession && !se.client.link.hasEnded() {
-		rest(ctx, firstPause)
+		attempts.Rest(ctx, firstPause)
 	}
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
 		se.client.shut()
-		se.work.group.Wait()
+		se.work.Wait()
 	}()
 	select {
 	case <-done:
@@ -183,7 +185,7 @@ func (se *session) farewell(ctx context.Context) error {
 	case se.client.link.hadFarewell(), se.client.link.hasEnded():
 		return nil
 	case ctx.Err() != nil:
-		return gaveUp(ctx, se.client.link.trouble())
+		return attempts.GaveUp(ctx, se.client.link.trouble())
 	}
 	return errors.New("the server has not confirmed it: the entries go when the TTL has passed")
 }
@@ -221,7 +223,7 @@ func (se *session) finish(cause error, lost bool) bool {
 	if se.expiry != nil {
 		se.expiry.Stop()
 	}
-	se.work.refuse()
+	se.work.Refuse()
 	se.end(cause)
 	se.mu.Unlock()
 
@@ -234,38 +236,6 @@ func (se *session) finish(cause error, lost bool) bool {
 	return true
 }
 
-// spawn runs f for the session. It does nothing once the session has ended: f would have nothing to do.
-func (se *session) spawn(f func()) { se.work.start(f) }
-
-// works counts the goroutines of a session. Its mutex is taken last of all.
-type works struct {
-	mu    sync.Mutex
-	group sync.WaitGroup
-	over  bool
-}
-
-func (w *works) start(f func()) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if !w.over {
-		w.group.Go(f)
-	}
-}
-
-// refuse makes start do nothing from here on.
-func (w *works) refuse() {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.over = true
-}
-
-// bounded returns a context that ends with ctx and with the session.
-func (se *session) bounded(ctx context.Context) (context.Context, context.CancelFunc) {
-	bounded, cancel := context.WithCancelCause(ctx)
-	stop := context.AfterFunc(se.life, func() { cancel(context.Cause(se.life)) })
-	return bounded, func() { stop(); cancel(nil) }
-}
-
 // explain is [Store.explain] for calls that were bounded by ctx and by the session's life.
 func (se *session) explain(ctx context.Context, doing string, err error) error {
 	switch {
@@ -274,5 +244,5 @@ func (se *session) explain(ctx context.Context, doing string, err error) error {
 	case ctx.Err() == nil && se.alive() != nil:
 		return se.alive()
 	}
-	return se.store.explain(doing, endedBy(ctx, err))
+	return se.store.explain(doing, attempts.EndedBy(ctx, err))
 }

@@ -15,6 +15,7 @@ import (
 	"github.com/go-zookeeper/zk"
 
 	"github.com/stilelock/stile/store"
+	"github.com/stilelock/stile/store/internal/attempts"
 )
 
 // MinTTL and MaxTTL bound the TTL of a session. The servers have bounds of their own, by default 2 and 20 ticks, which is
@@ -122,10 +123,6 @@ func (s *Store) Capabilities() store.Capabilities {
 	return store.Capabilities{Kind: "zookeeper", Fair: true, SharedModes: true, Fencing: true, MinTTL: MinTTL, MaxTTL: MaxTTL}
 }
 
-// patience is how long a call without a session goes on when nothing answers. Calls with a session go on as long as the
-// session does.
-const patience = 10 * time.Second
-
 // patienceError is why a call without a session gives up when its own ctx would let it go on.
 type patienceError time.Duration
 
@@ -155,7 +152,7 @@ func (s *Store) reader() (*client, error) {
 
 // patiently makes requests on the store's own connection. They must do no harm if they are made more than once.
 func (s *Store) patiently(ctx context.Context, doing string, requests func(context.Context, *client) error) error {
-	return s.patientlyFor(ctx, patience, doing, requests)
+	return s.patientlyFor(ctx, attempts.Patience, doing, requests)
 }
 
 func (s *Store) patientlyFor(
@@ -171,7 +168,7 @@ func (s *Store) patientlyFor(
 		err = requests(bounded, c)
 	}
 	if err != nil && !errors.Is(err, store.ErrGone) {
-		return s.explain(doing, endedBy(ctx, err))
+		return s.explain(doing, attempts.EndedBy(ctx, err))
 	}
 	return err
 }
@@ -201,7 +198,7 @@ func (s *Store) Open(ctx context.Context, opts store.SessionOptions) (store.Sess
 	}
 	asked := time.Duration(math.Ceil(float64(opts.TTL)/float64(time.Millisecond))) * time.Millisecond
 	sent := time.Now()
-	bounded, cancel := context.WithTimeoutCause(ctx, patience, patienceError(patience))
+	bounded, cancel := context.WithTimeoutCause(ctx, attempts.Patience, patienceError(attempts.Patience))
 	defer cancel()
 
 	se := newSession(s, opts)
@@ -211,7 +208,7 @@ func (s *Store) Open(ctx context.Context, opts store.SessionOptions) (store.Sess
 	}
 	if err := c.await(bounded); err != nil {
 		go c.shut() // which may take a second
-		return nil, s.explain("open a session", endedBy(ctx, err))
+		return nil, s.explain("open a session", attempts.EndedBy(ctx, err))
 	}
 	id, granted := c.link.terms()
 	if granted < asked {

@@ -13,6 +13,7 @@ import (
 
 	"github.com/stilelock/stile/line"
 	"github.com/stilelock/stile/store"
+	"github.com/stilelock/stile/store/internal/attempts"
 )
 
 const (
@@ -297,7 +298,7 @@ func (w *watchedLine) followOn() {
 func (w *watchedLine) follow() {
 	if !w.following {
 		w.following = true
-		w.session.spawn(w.run)
+		w.session.work.Start(w.run)
 	}
 	w.wake()
 }
@@ -334,7 +335,7 @@ func (w *watchedLine) run() {
 		if err != nil && w.ctx.Err() == nil {
 			w.session.store.logger.LogAttrs(w.ctx, slog.LevelDebug, "line could not be followed",
 				slog.String("lock", w.name), slog.Any("error", err))
-			rest(w.ctx, firstPause)
+			attempts.Rest(w.ctx, firstPause)
 			w.followOn()
 		}
 	}

@@ -16,6 +16,8 @@ import (
 	"time"
 
 	"github.com/go-zookeeper/zk"
+
+	"github.com/stilelock/stile/store/internal/attempts"
 )
 
 // link stands between one go-zookeeper client and its servers. It chooses the servers, gives up those that accept a
@@ -108,7 +110,7 @@ func (l *link) pause() {
 	for range min(l.tried/len(l.servers), 10) {
 		d = min(2*d, lastPause)
 	}
-	rest(l.over, time.Until(l.last.Add(d)))
+	attempts.Rest(l.over, time.Until(l.last.Add(d)))
 	l.last = time.Now()
 }
 
@@ -307,12 +309,10 @@ func (w *wire) greet() error {
 	if err != nil {
 		return err
 	}
-	body := frame[4:]
-	if len(body) < 16 {
+	session, granted, ok := parseGreeting(frame[4:])
+	if !ok {
 		return errNoGreeting
 	}
-	granted := time.Duration(int32(binary.BigEndian.Uint32(body[4:]))) * time.Millisecond
-	session := int64(binary.BigEndian.Uint64(body[8:]))
 	if session != 0 {
 		for _, a := range w.link.auth {
 			if err := w.authenticate(a); err != nil {
@@ -325,6 +325,19 @@ func (w *wire) greet() error {
 	}
 	w.greeted, w.greeting = true, frame
 	return w.Conn.SetDeadline(time.Time{})
+}
+
+// parseGreeting understands the answer to the request for a session. It reports false if the answer is none, or one that
+// the client would come to grief with.
+func parseGreeting(body []byte) (session int64, granted time.Duration, ok bool) {
+	const beforePassword = 4 + 4 + 8 // version, timeout and session
+	if len(body) < beforePassword+4 {
+		return 0, 0, false
+	}
+	granted = time.Duration(int32(binary.BigEndian.Uint32(body[4:]))) * time.Millisecond
+	session = int64(binary.BigEndian.Uint64(body[8:]))
+	password := int(int32(binary.BigEndian.Uint32(body[beforePassword:])))
+	return session, granted, password <= len(body)-beforePassword-4 && (session == 0 || granted > 0)
 }
 
 // frame reads a frame, with the four bytes of its length.
@@ -379,13 +392,20 @@ func (w *wire) SetReadDeadline(t time.Time) error {
 	return w.Conn.SetReadDeadline(t)
 }
 
-// look looks at the frame that comes next, before the client reads it.
+var errNoAnswer = errors.New("what the server says is not an answer: the connection is out of step")
+
+// look looks at the frame that comes next, before the client reads it. One that is too short for an answer would make the
+// client panic.
 func (w *wire) look() error {
 	head, err := w.r.Peek(4 + replyHeader)
 	if err != nil {
 		return err
 	}
-	w.left = 4 + int(binary.BigEndian.Uint32(head))
+	size := int32(binary.BigEndian.Uint32(head))
+	if size < replyHeader {
+		return errNoAnswer
+	}
+	w.left = 4 + int(size)
 	xid, failed := int32(binary.BigEndian.Uint32(head[4:])), binary.BigEndian.Uint32(head[4+12:]) != 0
 
 	w.mu.Lock()
@@ -417,8 +437,8 @@ func statBehindPath(body []byte) (stat, bool) {
 	if len(body) < 4 {
 		return stat{}, false
 	}
-	path := int(binary.BigEndian.Uint32(body))
-	if len(body) < 4+path+beforeOwner+8 {
+	path := int(int32(binary.BigEndian.Uint32(body)))
+	if path < 0 || path > len(body)-4-beforeOwner-8 {
 		return stat{}, false
 	}
 	body = body[4+path:]

@@ -1,0 +1,45 @@
+// Package observer looks into stores from outside the faults: directly, with no lock library between. It tells what truly
+// comes to the lines and goes from them, what is left at the end, and does what an administrator might do.
+package observer
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/stilelock/stile/lab/torture/history"
+)
+
+// An Observer looks into one store. It is safe for concurrent use.
+type Observer interface {
+	// Watch tells of entries that come and go, until ctx ends. What happens while no server answers is told late or, where
+	// the store keeps no record of it, not at all.
+	Watch(ctx context.Context, saw func(history.Entry))
+
+	// Left returns what is in the store, lock by lock, that should not be there when nobody has anything to do with it any
+	// more. What belongs to no lock is under "".
+	Left(ctx context.Context) (map[string][]string, error)
+
+	// Evict takes the entry out that is first in the line behind lock, as somebody might who has the store's own tools. It
+	// says what it did, and nothing if nobody was there.
+	Evict(ctx context.Context, lock string) (what string, err error)
+
+	// Compact makes the store forget what was before, where there is such a thing.
+	Compact(ctx context.Context) error
+
+	// Close ends all connections.
+	Close()
+}
+
+// Open connects to the servers of a store of one of the kinds "etcd", "redis", "redlock" and "zk". All locks begin with
+// prefix, which ends in a slash. token makes a hold's token of the order of its entry in the store's data.
+func Open(kind string, addrs []string, prefix string, token func(order uint64) uint64) (Observer, error) {
+	switch kind {
+	case "etcd":
+		return openEtcd(addrs, prefix, token)
+	case "redis", "redlock":
+		return openRedis(addrs, prefix)
+	case "zk":
+		return openZooKeeper(addrs, prefix, token)
+	}
+	return nil, fmt.Errorf("nobody knows how to look into a store of the kind %q", kind)
+}

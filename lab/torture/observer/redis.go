@@ -1,0 +1,104 @@
+package observer
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/stilelock/stile/lab/torture/history"
+)
+
+// redisServers are one Redis, or the masters of a Redlock.
+type redisServers struct {
+	clients []*redis.Client
+	prefix  string
+}
+
+func openRedis(addrs []string, prefix string) (*redisServers, error) {
+	o := &redisServers{prefix: prefix}
+	for _, addr := range addrs {
+		o.clients = append(o.clients, redis.NewClient(&redis.Options{
+			Addr: addr, DialTimeout: time.Second, ReadTimeout: time.Second, MaxRetries: -1,
+		}))
+	}
+	return o, nil
+}
+
+// Watch follows the keyspace events of the locks' own keys on the first server. They tell nothing of tokens, and what
+// happens while nobody listens is not told at all.
+func (o *redisServers) Watch(ctx context.Context, saw func(history.Entry)) {
+	for ctx.Err() == nil {
+		o.clients[0].ConfigSet(ctx, "notify-keyspace-events", "Kg$x")
+		sub := o.clients[0].PSubscribe(ctx, "__keyspace@0__:"+o.prefix+"*")
+		for {
+			m, err := sub.ReceiveMessage(ctx)
+			if err != nil {
+				break
+			}
+			_, key, _ := strings.Cut(m.Channel, ":")
+			switch m.Payload {
+			case "set":
+				saw(history.Entry{Lock: key, Key: key})
+			case "del", "expired", "evicted":
+				saw(history.Entry{Lock: key, Key: key, Gone: true})
+			}
+		}
+		_ = sub.Close()
+		rest(ctx)
+	}
+}
+
+// Left leaves out what is to stay: the last token that was given, and the list of a Redlock's names.
+func (o *redisServers) Left(ctx context.Context) (map[string][]string, error) {
+	left := map[string][]string{}
+	for _, cli := range o.clients {
+		keys := cli.Scan(ctx, 0, "*", 1000).Iterator()
+		for keys.Next(ctx) {
+			key := keys.Val()
+			if strings.HasSuffix(key, "//f") || strings.HasSuffix(key, "//fence") || strings.HasSuffix(key, "//names") {
+				continue
+			}
+			lock := strings.Trim(strings.SplitN(key, "//", 2)[0], "{}")
+			left[lock] = append(left[lock], key+" on "+cli.Options().Addr)
+		}
+		if err := keys.Err(); err != nil {
+			return nil, err
+		}
+	}
+	return left, nil
+}
+
+func (o *redisServers) Evict(ctx context.Context, lock string) (string, error) {
+	var deleted int64
+	var errs []error
+	var mu sync.Mutex
+	var all sync.WaitGroup
+	for _, cli := range o.clients {
+		all.Go(func() {
+			n, err := cli.Del(ctx, lock).Result()
+			mu.Lock()
+			defer mu.Unlock()
+			deleted += n
+			errs = append(errs, err)
+		})
+	}
+	all.Wait()
+	if deleted == 0 {
+		return "", errors.Join(errs...)
+	}
+	return fmt.Sprintf("DEL %s on %d servers", lock, len(o.clients)), nil
+}
+
+// Compact does nothing: Redis remembers nothing.
+func (o *redisServers) Compact(context.Context) error { return nil }
+
+func (o *redisServers) Close() {
+	for _, cli := range o.clients {
+		_ = cli.Close()
+	}
+}

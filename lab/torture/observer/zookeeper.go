@@ -1,0 +1,129 @@
+package observer
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/go-zookeeper/zk"
+
+	"github.com/stilelock/stile/lab/torture/history"
+)
+
+type zookeeper struct {
+	conn  *zk.Conn
+	dir   string // of all locks, "/torture"
+	token func(uint64) uint64
+}
+
+// quiet is the logger of a client that has nothing to say.
+type quiet struct{}
+
+func (quiet) Printf(string, ...any) {}
+
+func openZooKeeper(addrs []string, prefix string, token func(uint64) uint64) (*zookeeper, error) {
+	conn, _, err := zk.Connect(addrs, 10*time.Second, zk.WithLogger(quiet{}))
+	return &zookeeper{conn, "/" + strings.TrimSuffix(prefix, "/"), token}, err
+}
+
+// Watch follows the children of the locks' directories. An entry that comes and goes between two looks is not told.
+func (o *zookeeper) Watch(ctx context.Context, saw func(history.Entry)) {
+	var followers sync.WaitGroup
+	defer followers.Wait()
+	known := map[string]bool{}
+	o.follow(ctx, o.dir, func(locks []string) {
+		for _, lock := range locks {
+			if !known[lock] {
+				known[lock] = true
+				followers.Go(func() { o.entries(ctx, lock, saw) })
+			}
+		}
+	})
+}
+
+// follow calls changed with the children of a directory, now and whenever they are others, until ctx ends.
+func (o *zookeeper) follow(ctx context.Context, dir string, changed func([]string)) {
+	for ctx.Err() == nil {
+		children, _, events, err := o.conn.ChildrenW(dir)
+		if err != nil {
+			rest(ctx)
+			continue
+		}
+		changed(children)
+		select {
+		case <-events:
+		case <-ctx.Done():
+		}
+	}
+}
+
+func (o *zookeeper) entries(ctx context.Context, lock string, saw func(history.Entry)) {
+	tokens := map[string]uint64{}
+	name := strings.TrimPrefix(o.dir, "/") + "/" + lock
+	o.follow(ctx, o.dir+"/"+lock, func(children []string) {
+		for _, child := range children {
+			if _, ok := tokens[child]; ok {
+				continue
+			}
+			if ok, stat, err := o.conn.Exists(o.dir + "/" + lock + "/" + child); ok && err == nil {
+				tokens[child] = o.token(uint64(stat.Czxid))
+				saw(history.Entry{Lock: name, Key: child, Token: tokens[child]})
+			}
+		}
+		for child, token := range tokens {
+			if !slices.Contains(children, child) {
+				delete(tokens, child)
+				saw(history.Entry{Lock: name, Key: child, Token: token, Gone: true})
+			}
+		}
+	})
+}
+
+// Left leaves out empty directories: they are containers, which the server clears away in its own time.
+func (o *zookeeper) Left(context.Context) (map[string][]string, error) {
+	left := map[string][]string{}
+	locks, err := o.children(o.dir)
+	if err != nil {
+		return nil, err
+	}
+	for _, lock := range locks {
+		entries, err := o.children(o.dir + "/" + lock)
+		if err != nil {
+			return nil, err
+		}
+		if len(entries) > 0 {
+			left[strings.TrimPrefix(o.dir, "/")+"/"+lock] = entries
+		}
+	}
+	return left, nil
+}
+
+func (o *zookeeper) Evict(_ context.Context, lock string) (string, error) {
+	entries, err := o.children("/" + lock)
+	if err != nil || len(entries) == 0 {
+		return "", err
+	}
+	// Names end in the sequence number, ten digits.
+	first := slices.MinFunc(entries, func(a, b string) int { return strings.Compare(last10(a), last10(b)) })
+	path := "/" + lock + "/" + first
+	return "delete " + path, o.conn.Delete(path, -1)
+}
+
+// children returns what is in a directory; one that is not there is empty.
+func (o *zookeeper) children(dir string) ([]string, error) {
+	children, _, err := o.conn.Children(dir)
+	if errors.Is(err, zk.ErrNoNode) {
+		err = nil
+	}
+	return children, err
+}
+
+func last10(s string) string { return s[max(0, len(s)-10):] }
+
+// Compact does nothing: no client of ZooKeeper asks for what was.
+func (o *zookeeper) Compact(context.Context) error { return nil }
+
+func (o *zookeeper) Close() { o.conn.Close() }

@@ -1,0 +1,130 @@
+// Package report shows verdicts to people: as a table, and as a page with a timeline to zoom.
+package report
+
+import (
+	"fmt"
+	"io"
+	"strings"
+	"time"
+	"unicode/utf8"
+
+	"github.com/stilelock/stile/lab/torture/verdict"
+)
+
+// Table writes one row for each kind of fault of each verdict, and one for the whole of it, as Markdown that is as readable
+// where nothing renders it. What a target's interface does not offer is "n/a", never 0; a zero comes with the largest rate,
+// in 95 of 100 cases, that it leaves possible: 3 in so many strikes.
+func Table(out io.Writer, verdicts ...*verdict.Verdict) error {
+	rows := [][]string{{
+		"target", "workload", "fault", "struck", "on holder", "on leader", "acquired", "hand-overs", "overlaps",
+		"stale, unfenced", "stale, fenced", "refused", "lost updates", "longest gap", "verdict",
+	}}
+	for _, v := range verdicts {
+		for _, f := range v.Faults {
+			rows = append(rows, row(v, f, ""))
+		}
+		all := verdict.FaultFigures{
+			Name: "all", Acquisitions: v.Figures.Acquisitions, HandOvers: v.Figures.HandOvers, Damage: v.Figures.Damage,
+			LongestGap: v.Figures.LongestGap,
+		}
+		for _, f := range v.Faults {
+			all.Strikes, all.OnHolder, all.OnLeader = all.Strikes+f.Strikes, all.OnHolder+f.OnHolder, all.OnLeader+f.OnLeader
+		}
+		rows = append(rows, row(v, all, Summary(v)))
+	}
+	return markdown(out, rows)
+}
+
+func row(v *verdict.Verdict, f verdict.FaultFigures, summary string) []string {
+	fenced := "n/a"
+	if v.Run.Offers.Tokens {
+		fenced = fmt.Sprint(f.StaleAccepted)
+	}
+	return []string{
+		v.Run.Target, v.Run.Workload, f.Name, fmt.Sprint(f.Strikes), fmt.Sprint(f.OnHolder), fmt.Sprint(f.OnLeader),
+		fmt.Sprint(f.Acquisitions), fmt.Sprint(f.HandOvers), bounded(f.Overlaps, f.Strikes), fmt.Sprint(f.Stale), fenced,
+		fmt.Sprint(f.Refused), fmt.Sprint(f.LostUpdates), f.LongestGap.Round(10 * time.Millisecond).String(), summary,
+	}
+}
+
+// bounded is a count with, for zero, what it leaves possible.
+func bounded(count, of int) string {
+	if count > 0 || of == 0 {
+		return fmt.Sprint(count)
+	}
+	return fmt.Sprintf("0 (< %.2g)", 3/float64(of))
+}
+
+// Summary is a verdict in a few words.
+func Summary(v *verdict.Verdict) string {
+	broken := v.Broken()
+	if len(broken) == 0 {
+		return "ok"
+	}
+	var parts []string
+	for _, violation := range v.Violations {
+		if n := broken[violation.Rule]; n > 0 {
+			parts = append(parts, fmt.Sprintf("%s ×%d", violation.Rule, n))
+			delete(broken, violation.Rule)
+		}
+	}
+	return strings.Join(parts, ", ")
+}
+
+// markdown writes an aligned table.
+func markdown(out io.Writer, rows [][]string) error {
+	widths := make([]int, len(rows[0]))
+	for _, r := range rows {
+		for i, cell := range r {
+			widths[i] = max(widths[i], utf8.RuneCountInString(cell))
+		}
+	}
+	var b strings.Builder
+	for n, r := range rows {
+		for i, cell := range r {
+			fmt.Fprintf(&b, "| %-*s ", widths[i], cell)
+		}
+		b.WriteString("|\n")
+		if n > 0 {
+			continue
+		}
+		for _, w := range widths {
+			b.WriteString("|" + strings.Repeat("-", w+2))
+		}
+		b.WriteString("|\n")
+	}
+	_, err := io.WriteString(out, b.String())
+	return err
+}
+
+// Text writes a verdict for a person: the table, the violations (no more than five of each rule), and the other figures.
+func Text(out io.Writer, v *verdict.Verdict) error {
+	if err := Table(out, v); err != nil {
+		return err
+	}
+	var b strings.Builder
+	f := v.Figures
+	fmt.Fprintf(&b, "\n%d workers, %d locks; calls that gave up %d, failed %d, unknown %d; acquisitions of one worker %d to %d\n",
+		f.Workers, f.Locks, f.GaveUp, f.Failed, f.Unknown, f.Fewest, f.Most)
+	if f.Lost > 0 {
+		fmt.Fprintf(&b, "%d holds lost, %d of them removed by the store while they were valid; told %v (p50), %v (p99) after the observer saw it\n",
+			f.Lost, f.Early, f.ToldP50.Round(time.Millisecond), f.ToldP99.Round(time.Millisecond))
+	}
+	shown := map[string]int{}
+	for _, violation := range v.Violations {
+		if shown[violation.Rule]++; shown[violation.Rule] > 5 {
+			continue
+		}
+		fmt.Fprintf(&b, "%10.3f s  %s: %s %s\n", time.Duration(violation.At-v.Begin).Seconds(), violation.Rule, violation.Lock, violation.What)
+	}
+	for rule, n := range shown {
+		if n > 5 {
+			fmt.Fprintf(&b, "              and %d more of %q\n", n-5, rule)
+		}
+	}
+	if len(v.Violations) == 0 {
+		b.WriteString("no rule was broken\n")
+	}
+	_, err := io.WriteString(out, b.String())
+	return err
+}
