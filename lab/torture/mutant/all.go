@@ -1,0 +1,127 @@
+package mutant
+
+import "github.com/stilelock/stile/lab/torture/verdict"
+
+// All returns all mutants.
+func All() []Mutant {
+	return []Mutant{
+		{
+			Name:   "two-at-once",
+			Breaks: "whose turn it is: one who stands ahead does not count",
+			Edits: []Edit{{
+				"line/line.go",
+				"\treturn others\n}\n\n// Conflict",
+				"\treturn max(0, others-1)\n}\n\n// Conflict",
+			}},
+			Cluster: "etcd", Workload: "hot", Faults: "none",
+			Caught: []string{verdict.RuleOverlap},
+		},
+		{
+			Name:   "local-tokens",
+			Breaks: "tokens come from the store: here each process counts its own",
+			Edits: []Edit{{
+				"hold.go",
+				"func tokenOf(order uint64) uint64 { return order << turnBits }",
+				"func tokenOf(uint64) uint64 { counted++; return counted << turnBits }\n\nvar counted uint64",
+			}},
+			Cluster: "etcd", Workload: "hot", Faults: "none",
+			Caught: []string{verdict.RuleToken, verdict.RuleStore, verdict.RuleValidity},
+		},
+		{
+			Name:   "no-deadline",
+			Breaks: "what is not confirmed in time is lost: here it is held ten times as long",
+			Edits: []Edit{{
+				"keeper/lease.go",
+				"return l.confirmed.Add(l.terms.Valid) }",
+				"return l.confirmed.Add(10 * l.terms.Valid) }",
+			}},
+			Cluster: "redis", Workload: "hot", Faults: "holder-cut",
+			Caught: []string{verdict.RuleOverlap},
+		},
+		{
+			Name:   "deadline-from-reply",
+			Breaks: "the deadline counts from when the confirmed request was sent: here from when the answer came, and all of the TTL",
+			Edits: []Edit{
+				{
+					"keeper/lease.go",
+					"l.confirmed = max(l.confirmed, sent)",
+					"l.confirmed = max(l.confirmed, now)",
+				},
+				{
+					"keeper/lease.go",
+					"valid := granted.TTL - granted.TTL/10 - granted.Slack",
+					"valid := granted.TTL",
+				},
+			},
+			Cluster: "redis", Workload: "hot", Faults: "holder-cut,slow-net",
+			Caught: []string{verdict.RuleOverlap},
+		},
+		{
+			Name:   "renew-after-loss",
+			Breaks: "what is lost is not taken again silently: here a hold goes on when its session has ended",
+			Edits: []Edit{
+				{
+					"hold.go",
+					"h.forget = s.OnLoss(func(lost *keeper.LostError) { h.lose(lost.Reason, lost.Err) })",
+					"h.forget = func() {}",
+				},
+				{"hold.go", "e.whenGone(h.entryGone)", "_ = h.entryGone"},
+				{"hold.go", "return !over && h.session.Valid()", "return !over"},
+				{"hold.go", "return h.session.Deadline().Time() }", "return time.Now().Add(h.place.client.opts.TTL) }"},
+			},
+			Cluster: "etcd", Workload: "hot", Faults: "holder-pause",
+			Caught: []string{verdict.RuleOverlap},
+		},
+		{
+			Name:   "release-of-anybody",
+			Breaks: "only the holder releases: here who leaves too late takes out whoever holds",
+			Edits: []Edit{{
+				"store/redisstore/line.lua",
+				"if remove(ARGV[i]) then left = left + 1 end",
+				"if remove(ARGV[i]) or remove(redis.call('ZRANGE', H, 0, 0)[1] or '') then left = left + 1 end",
+			}},
+			Cluster: "redis", Workload: "hot", Faults: "holder-pause",
+			Caught: []string{verdict.RuleOverlap},
+		},
+		{
+			Name:   "no-own-entry",
+			Breaks: "who is admitted has an entry: here all who wait have won when all entries vanish",
+			Edits: []Edit{
+				{
+					"store/etcdstore/watch.go",
+					"case d.id == e.key && d.at > e.order:",
+					"case false:",
+				},
+				{
+					"store/etcdstore/watch.go",
+					"case !there[line.Entry{ID: e.key, Order: e.order}]:",
+					"case false:",
+				},
+			},
+			Cluster: "etcd", Workload: "hot", Faults: "evict",
+			Caught: []string{verdict.RuleOverlap},
+		},
+		{
+			Name:   "holder-not-told",
+			Breaks: "a holder is told when its entry is gone: here only those who wait are",
+			Edits: []Edit{{
+				"store/etcdstore/watch.go",
+				"if was == standing && e.req.Notify != nil {",
+				"if was == standing && e.req.Notify != nil && e.told.State == store.Waiting {",
+			}},
+			Cluster: "etcd", Workload: "hot", Faults: "evict",
+			Caught: []string{verdict.RuleOverlap},
+		},
+		{
+			Name:   "abandoned-entries",
+			Breaks: "a call that fails leaves nothing behind: here a waiter that gives up leaves its entry",
+			Edits: []Edit{{
+				"place.go",
+				"_ = ticket.Withdraw(ctx) // the store goes on until the entry is out",
+				"_, _ = ctx, ticket",
+			}},
+			Cluster: "etcd", Workload: "storm", Faults: "none",
+			Caught: []string{verdict.RuleStranded, verdict.RuleThin},
+		},
+	}
+}

@@ -1,0 +1,54 @@
+package mutant
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+func TestEveryMutantFitsTheSource(t *testing.T) {
+	root, err := filepath.Abs("../../..")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, m := range All() {
+		if _, err := m.Overlay(root, t.TempDir()); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+func TestAnEditThatFitsNoMoreIsAnError(t *testing.T) {
+	root := t.TempDir()
+	if err := os.WriteFile(filepath.Join(root, "a.go"), []byte("one two two"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for old, fits := range map[string]bool{"one": true, "two": false, "three": false} {
+		_, err := Mutant{Name: "m", Edits: []Edit{{"a.go", old, "x"}}}.Overlay(root, t.TempDir())
+		if (err == nil) != fits {
+			t.Errorf("%q: %v", old, err)
+		}
+	}
+}
+
+func TestSeveralEditsOfOneFile(t *testing.T) {
+	root, dir := t.TempDir(), t.TempDir()
+	if err := os.WriteFile(filepath.Join(root, "a.go"), []byte("one two"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	m := Mutant{Name: "m", Edits: []Edit{{"a.go", "one", "1"}, {"a.go", "two", "2"}}}
+	if _, err := m.Overlay(root, dir); err != nil {
+		t.Fatal(err)
+	}
+	b, err := os.ReadFile(filepath.Join(dir, "m-0-a.go"))
+	if err != nil || string(b) != "1 2" {
+		t.Errorf("%q, %v", b, err)
+	}
+}
+
+func TestAnUnknownMutantIsNamedWithThoseThereAre(t *testing.T) {
+	if _, err := Named("nobody"); err == nil || !strings.Contains(err.Error(), "two-at-once") {
+		t.Error(err)
+	}
+}
