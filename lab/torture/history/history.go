@@ -123,6 +123,9 @@ type Extend struct {
 }
 
 // End: a hold is over for its holder. The holder did nothing more after the earliest of Call, Told and Until.
+//
+// It is recorded before a release, without Return and Outcome, and again after it: whoever is killed in between is not to
+// be thought to have gone on. The later one counts.
 type End struct {
 	Grant string `json:"grant"`
 	// Told is when the holder was told that the hold is lost; zero if it was not.
@@ -161,7 +164,7 @@ type Fault struct {
 	ID int `json:"id"`
 	// Name is the fault's: "holder-pause", "leader-kill".
 	Name string `json:"name"`
-	// On is the worker or server it is done to.
+	// On is the worker or server it is done to, or several with commas between them.
 	On string `json:"on"`
 	// Role is what that was at the time: "holder", "leader", "follower", or empty. Whether a worker held anything is
 	// judged by its holds, not by this.

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/stilelock/stile/lab/torture/history"
@@ -170,7 +171,10 @@ func (j *judge) strikes() {
 		if s.Role == "leader" {
 			row.OnLeader++
 		}
-		if slices.ContainsFunc(j.Holds, func(h *Hold) bool { return h.Worker == s.On && h.Return <= s.From && s.From < h.End }) {
+		struck := strings.Split(s.On, ",")
+		if slices.ContainsFunc(j.Holds, func(h *Hold) bool {
+			return slices.Contains(struck, h.Worker) && h.Return < s.To && s.From < h.End
+		}) {
 			row.OnHolder++
 		}
 	}

@@ -1,0 +1,87 @@
+//go:build linux
+
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+
+	"github.com/spf13/cobra"
+
+	"github.com/stilelock/stile/lab/torture/history"
+	"github.com/stilelock/stile/lab/torture/report"
+	"github.com/stilelock/stile/lab/torture/verdict"
+)
+
+func newCheck() *cobra.Command {
+	var out, format string
+	cmd := &cobra.Command{
+		Use:   "check HISTORY",
+		Short: "Judge a history",
+		Long: `Check reads a history, prints which rules were broken and what happened in figures, and writes the same as report.json and, with
+a timeline of who held when and where the faults struck, as report.html beside the history.
+
+It exits with 0 if no rule was broken, 1 if one was, and 2 if the history cannot be read.`,
+		Example: `  torture check torture-out/stile@etcd3-hot-1/history.jsonl
+  torture check -o json history.jsonl | jq .figures`,
+		Args: cobra.ExactArgs(1),
+		RunE: func(_ *cobra.Command, args []string) error {
+			if out == "" {
+				out = filepath.Dir(args[0])
+			}
+			return check(args[0], out, format)
+		},
+	}
+	cmd.Flags().StringVar(&out, "out", "", "the directory for the reports (default that of the history)")
+	cmd.Flags().StringVarP(&format, "output", "o", "text", "what to print: text or json")
+	return cmd
+}
+
+// check judges a history, prints the verdict and writes the reports.
+func check(path, out, format string) error {
+	h, err := history.Read(path)
+	if err != nil {
+		return err
+	}
+	v := verdict.Judge(h)
+	asJSON, err := json.MarshalIndent(v, "", "\t")
+	if err != nil {
+		return err
+	}
+	if err := os.WriteFile(filepath.Join(out, "report.json"), append(asJSON, '\n'), 0o644); err != nil {
+		return err
+	}
+	if err := writeFile(filepath.Join(out, "report.html"), func(w io.Writer) error { return report.Page(w, v) }); err != nil {
+		return err
+	}
+	switch format {
+	case "json":
+		fmt.Printf("%s\n", asJSON)
+	case "text":
+		if err := report.Text(os.Stdout, v); err != nil {
+			return err
+		}
+		fmt.Println("timeline:", filepath.Join(out, "report.html"))
+	default:
+		return fmt.Errorf("there is no output %q: text and json", format)
+	}
+	if len(v.Violations) > 0 {
+		return errBroken
+	}
+	return nil
+}
+
+func writeFile(path string, write func(io.Writer) error) error {
+	f, err := os.Create(path)
+	if err != nil {
+		return err
+	}
+	if err := write(f); err != nil {
+		f.Close()
+		return err
+	}
+	return f.Close()
+}

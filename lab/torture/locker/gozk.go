@@ -1,0 +1,163 @@
+package locker
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log"
+	"sync"
+	"time"
+
+	"github.com/go-zookeeper/zk"
+
+	"github.com/stilelock/stile/lab/torture/history"
+)
+
+// zkLocker is go-zookeeper's own Lock, on the path /torture/NAME. The Lock tells its holder nothing, not even the node that it
+// has made. What there is are the events of the session: as ZooKeeper's documentation demands, a holder who is told
+// that the connection is broken no longer believes in its lock. A lost connection is noticed after two thirds of the TTL.
+//
+// Lock cannot be cancelled, so that who does not want to wait any longer must wait in the background, and unlock then.
+type zkLocker struct {
+	conn    *zk.Conn
+	closing chan struct{}
+	work    sync.WaitGroup // what goes on in the background
+
+	mu      sync.Mutex
+	session *zkSession // the present connection of the session
+	ready   chan struct{}
+}
+
+// zkSession is one unbroken connection of a session.
+type zkSession struct {
+	broken chan struct{}
+	why    string // written before broken is closed
+}
+
+func openGozk(ctx context.Context, c Config, _ string) (Locker, error) {
+	l := &zkLocker{
+		session: &zkSession{broken: make(chan struct{})},
+		ready:   make(chan struct{}),
+		closing: make(chan struct{}),
+	}
+	logger := log.New(io.Discard, "", 0)
+	conn, _, err := zk.Connect(c.Addresses, c.TTL, zk.WithEventCallback(l.happened), zk.WithLogger(logger), zk.WithLogInfo(false))
+	if err != nil {
+		return nil, err
+	}
+	l.conn = conn
+	ctx, cancel := context.WithTimeout(ctx, dialTimeout)
+	defer cancel()
+	select {
+	case <-l.ready:
+		return l, nil
+	case <-ctx.Done():
+		conn.Close()
+		return nil, fmt.Errorf("no session: %w", ctx.Err())
+	}
+}
+
+// happened is told of the session's events, one after another.
+func (l *zkLocker) happened(e zk.Event) {
+	if e.Type != zk.EventSession {
+		return
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	s := l.session
+	switch e.State {
+	case zk.StateHasSession:
+		if isClosed(s.broken) {
+			l.session = &zkSession{broken: make(chan struct{})}
+		}
+		if !isClosed(l.ready) {
+			close(l.ready)
+		}
+	case zk.StateDisconnected, zk.StateExpired, zk.StateAuthFailed:
+		if !isClosed(s.broken) {
+			s.why = "the session is told: " + e.State.String()
+			close(s.broken)
+		}
+	default:
+	}
+}
+
+func (l *zkLocker) Offers() history.Offers { return history.Offers{Loss: true, Fair: true} }
+
+func (l *zkLocker) Lock(ctx context.Context, name string) (Hold, error) {
+	l.mu.Lock()
+	session := l.session // that from before: if the connection breaks in between, the hold is lost from the start
+	l.mu.Unlock()
+	lock := zk.NewLock(l.conn, "/"+name, zk.WorldACL(zk.PermAll))
+	done := make(chan error, 1)
+	l.work.Go(func() { done <- lock.Lock() })
+	select {
+	case err := <-done:
+		if err != nil {
+			return nil, unclear(err) // the node may have been made, and last as long as the session
+		}
+		return &zkHold{l, lock, session}, nil
+	case <-ctx.Done():
+		l.work.Go(func() {
+			if <-done == nil {
+				_ = l.unlock(lock)
+			}
+		})
+		return nil, unclear(ctx.Err())
+	}
+}
+
+func (l *zkLocker) TryLock(context.Context, string) (Hold, error) { return nil, ErrNoTry }
+
+// unlock goes on until the node is gone, or is about to go with the session: if that lives on, it would keep the lock for ever.
+func (l *zkLocker) unlock(lock *zk.Lock) error {
+	for {
+		switch err := lock.Unlock(); {
+		case err == nil:
+			return nil
+		case errors.Is(err, zk.ErrNoNode):
+			return fmt.Errorf("%w: %w", ErrLost, err)
+		case isClosed(l.closing):
+			return err
+		}
+		select {
+		case <-time.After(unlockAgain):
+		case <-l.closing:
+		}
+	}
+}
+
+// unlockAgain is how long to wait before an Unlock that failed is tried again.
+const unlockAgain = 100 * time.Millisecond
+
+// Close ends the session; if ZooKeeper cannot be told within a second, the TTL ends it. It does not depend on ctx.
+func (l *zkLocker) Close(context.Context) error {
+	close(l.closing)
+	l.conn.Close()
+	l.work.Wait()
+	return nil
+}
+
+type zkHold struct {
+	locker  *zkLocker
+	lock    *zk.Lock
+	session *zkSession
+}
+
+func (h *zkHold) Token() uint64         { return 0 }
+func (h *zkHold) Until() int64          { return 0 }
+func (h *zkHold) Valid() bool           { return !isClosed(h.session.broken) }
+func (h *zkHold) Lost() <-chan struct{} { return h.session.broken }
+func (h *zkHold) Why() string           { return h.session.why }
+
+func (h *zkHold) Release(ctx context.Context) error {
+	done := make(chan error, 1)
+	h.locker.work.Go(func() { done <- h.locker.unlock(h.lock) })
+	select {
+	case err := <-done:
+		return err
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}

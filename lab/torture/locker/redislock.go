@@ -1,0 +1,105 @@
+package locker
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/bsm/redislock"
+
+	"github.com/stilelock/stile/lab/torture/history"
+)
+
+// redislockLocker is bsm's redislock on one Redis server, with the watchdog of its README: a Refresh every third of the TTL,
+// and the work is stopped when one fails, whatever the error. It tells no deadline, but its TTL asks the server for how
+// long the lock is held, which here is Valid.
+type redislockLocker struct {
+	*redisClients
+	client *redislock.Client
+	ttl    time.Duration
+}
+
+// retryAfter is how long redislock's RetryStrategy lets it wait before it tries again.
+const retryAfter = 50 * time.Millisecond
+
+func openRedislock(ctx context.Context, c Config, _ string) (Locker, error) {
+	if len(c.Addresses) != 1 {
+		return nil, fmt.Errorf("it locks at one server, not at %d", len(c.Addresses))
+	}
+	clients, err := dialRedis(ctx, c.Addresses)
+	if err != nil {
+		return nil, err
+	}
+	return &redislockLocker{clients, redislock.New(clients.all[0]), c.TTL}, nil
+}
+
+func (l *redislockLocker) Offers() history.Offers { return history.Offers{Loss: true} }
+
+// Lock obtains again and again: one Obtain gives up after a TTL.
+func (l *redislockLocker) Lock(ctx context.Context, name string) (Hold, error) {
+	for {
+		lock, err := l.client.Obtain(ctx, name, l.ttl, &redislock.Options{RetryStrategy: redislock.LinearBackoff(retryAfter)})
+		switch {
+		case err == nil:
+			return l.hold(lock), nil
+		case !errors.Is(err, redislock.ErrNotObtained):
+			return nil, unclear(err)
+		case ctx.Err() != nil:
+			return nil, err // every attempt was answered
+		}
+	}
+}
+
+func (l *redislockLocker) TryLock(ctx context.Context, name string) (Hold, error) {
+	lock, err := l.client.Obtain(ctx, name, l.ttl, nil)
+	switch {
+	case errors.Is(err, redislock.ErrNotObtained):
+		return nil, fmt.Errorf("%w: %w", ErrTaken, err)
+	case err != nil:
+		return nil, unclear(err)
+	}
+	return l.hold(lock), nil
+}
+
+type redislockHold struct {
+	lock      *redislock.Lock
+	ttl       time.Duration
+	extension *extension
+}
+
+func (l *redislockLocker) hold(lock *redislock.Lock) *redislockHold {
+	refresh := func(ctx context.Context) error { return lock.Refresh(ctx, l.ttl, nil) }
+	return &redislockHold{lock, l.ttl, extend(l.life, l.ttl, refresh)}
+}
+
+func (h *redislockHold) Token() uint64 { return 0 }
+func (h *redislockHold) Until() int64  { return 0 }
+
+func (h *redislockHold) Valid() bool {
+	if isClosed(h.Lost()) {
+		return false
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), h.ttl/3)
+	defer cancel()
+	left, err := h.lock.TTL(ctx)
+	return err == nil && left > 0
+}
+
+func (h *redislockHold) Lost() <-chan struct{} { return h.extension.lost }
+
+func (h *redislockHold) Why() string {
+	if isClosed(h.Lost()) {
+		return h.extension.why
+	}
+	return "the server, asked for the TTL, did not say that there is any"
+}
+
+func (h *redislockHold) Release(ctx context.Context) error {
+	h.extension.stop()
+	err := h.lock.Release(ctx)
+	if errors.Is(err, redislock.ErrLockNotHeld) {
+		return fmt.Errorf("%w: %w", ErrLost, err)
+	}
+	return err
+}

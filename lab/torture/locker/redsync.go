@@ -1,0 +1,119 @@
+package locker
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"sync/atomic"
+	"time"
+
+	"github.com/go-redsync/redsync/v4"
+	redsyncredis "github.com/go-redsync/redsync/v4/redis"
+	"github.com/go-redsync/redsync/v4/redis/goredis/v9"
+
+	"github.com/stilelock/stile/lab/torture/history"
+)
+
+// redsyncLocker is redsync, over one Redis server or several, with its defaults but for the TTL and for Lock, which goes on
+// trying until ctx ends. Its Mutex tells Until. Most of its users do not extend their locks; here that is done, because a
+// lock could not be held for longer than a TTL otherwise, and a refused extension is how its holder is told of a loss.
+type redsyncLocker struct {
+	*redisClients
+	redsync *redsync.Redsync
+	ttl     time.Duration
+}
+
+func openRedsync(ctx context.Context, c Config, _ string) (Locker, error) {
+	clients, err := dialRedis(ctx, c.Addresses)
+	if err != nil {
+		return nil, err
+	}
+	var pools []redsyncredis.Pool
+	for _, cli := range clients.all {
+		pools = append(pools, goredis.NewPool(cli))
+	}
+	return &redsyncLocker{clients, redsync.New(pools...), c.TTL}, nil
+}
+
+func (l *redsyncLocker) Offers() history.Offers { return history.Offers{Deadlines: true, Loss: true} }
+
+func (l *redsyncLocker) Lock(ctx context.Context, name string) (Hold, error) {
+	m := l.redsync.NewMutex(name, redsync.WithExpiry(l.ttl), redsync.WithTries(math.MaxInt))
+	if err := m.LockContext(ctx); err != nil {
+		// What each try had set was deleted again if the server answered in time, and nobody says whether it did.
+		return nil, unclear(errors.Join(err, ctx.Err()))
+	}
+	return l.hold(m), nil
+}
+
+func (l *redsyncLocker) TryLock(ctx context.Context, name string) (Hold, error) {
+	m := l.redsync.NewMutex(name, redsync.WithExpiry(l.ttl))
+	switch err := m.TryLockContext(ctx); {
+	case isTaken(err):
+		return nil, fmt.Errorf("%w: %w", ErrTaken, err)
+	case err != nil:
+		return nil, unclear(err)
+	}
+	return l.hold(m), nil
+}
+
+// isTaken reports whether a majority of the servers has said that somebody else has the lock.
+func isTaken(err error) bool {
+	var taken *redsync.ErrTaken
+	return errors.As(err, &taken)
+}
+
+type redsyncHold struct {
+	mutex     *redsync.Mutex
+	until     atomic.Int64
+	extension *extension // which alone uses mutex, until it is stopped
+}
+
+func (l *redsyncLocker) hold(m *redsync.Mutex) *redsyncHold {
+	h := &redsyncHold{mutex: m}
+	h.see()
+	h.extension = extend(l.life, l.ttl, func(ctx context.Context) error {
+		ok, err := m.ExtendContext(ctx)
+		switch {
+		case ok:
+			h.see()
+		case isTaken(err):
+			return err
+		}
+		return nil // there is time to try again, or the deadline will tell
+	})
+	return h
+}
+
+// see reads until when the mutex is valid. It asks for the time first: what passes before the other is read, it is too
+// early by.
+func (h *redsyncHold) see() {
+	now := history.Now()
+	h.until.Store(now + int64(time.Until(h.mutex.Until())))
+}
+
+func (h *redsyncHold) Token() uint64         { return 0 }
+func (h *redsyncHold) Until() int64          { return h.until.Load() }
+func (h *redsyncHold) Valid() bool           { return history.Now() < h.Until() && !isClosed(h.Lost()) }
+func (h *redsyncHold) Lost() <-chan struct{} { return h.extension.lost }
+
+func (h *redsyncHold) Why() string {
+	if isClosed(h.Lost()) {
+		return h.extension.why
+	}
+	return "Until has passed"
+}
+
+func (h *redsyncHold) Release(ctx context.Context) error {
+	h.extension.stop()
+	ok, err := h.mutex.UnlockContext(ctx)
+	switch {
+	case ok:
+		return nil
+	case isTaken(err), errors.Is(err, redsync.ErrLockAlreadyExpired):
+		return fmt.Errorf("%w: %w", ErrLost, err)
+	default:
+		return fmt.Errorf("not unlocked at a majority: %w", err)
+	}
+}

@@ -1,0 +1,107 @@
+package locker
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/redis/rueidis"
+	"github.com/redis/rueidis/rueidislock"
+
+	"github.com/stilelock/stile/lab/torture/history"
+)
+
+// rueidislockLocker is rueidislock on one Redis server, and so with a majority of one key; everything else is its default but
+// for the TTL. A hold is a context, whose end tells of a loss; there is nothing else.
+type rueidislockLocker struct{ locker rueidislock.Locker }
+
+func openRueidislock(ctx context.Context, c Config, _ string) (Locker, error) {
+	if len(c.Addresses) != 1 {
+		return nil, fmt.Errorf("it locks at one server, not at %d", len(c.Addresses))
+	}
+	l, err := rueidislock.NewLocker(rueidislock.LockerOption{
+		ClientOption: rueidis.ClientOption{InitAddress: c.Addresses, ForceSingleClient: true},
+		KeyMajority:  1,
+		KeyValidity:  c.TTL,
+	})
+	if err != nil {
+		return nil, errors.Join(err, ctx.Err())
+	}
+	return &rueidislockLocker{l}, nil
+}
+
+func (l *rueidislockLocker) Offers() history.Offers { return history.Offers{Loss: true} }
+
+func (l *rueidislockLocker) Lock(ctx context.Context, name string) (Hold, error) {
+	return l.lock(ctx, name, l.locker.WithContext)
+}
+
+func (l *rueidislockLocker) TryLock(ctx context.Context, name string) (Hold, error) {
+	return l.lock(ctx, name, l.locker.TryWithContext)
+}
+
+// lock passes on a context that ends with ctx only while we wait: the library's hold ends with the context that it was
+// taken with, and lasts no longer than that one's deadline.
+func (l *rueidislockLocker) lock(
+	ctx context.Context, name string,
+	how func(context.Context, string) (context.Context, context.CancelFunc, error),
+) (Hold, error) {
+	wait, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	waited := context.AfterFunc(ctx, cancel)
+	held, release, err := how(wait, name)
+	switch {
+	case err != nil:
+		waited()
+		cancel()
+		if ctx.Err() == nil && errors.Is(err, rueidislock.ErrNotLocked) {
+			return nil, fmt.Errorf("%w: %w", ErrTaken, err)
+		}
+		return nil, unclear(err)
+	case !waited():
+		release()
+		cancel()
+		return nil, unclear(ctx.Err())
+	}
+	return &rueidislockHold{held, func() { release(); cancel() }}, nil
+}
+
+// closeTimeout bounds the wait for rueidis, whose Close waits for what is under way.
+const closeTimeout = 5 * time.Second
+
+func (l *rueidislockLocker) Close(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, closeTimeout)
+	defer cancel()
+	closed := make(chan struct{})
+	go func() {
+		defer close(closed)
+		l.locker.Close()
+	}()
+	select {
+	case <-closed:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+type rueidislockHold struct {
+	ctx     context.Context
+	release func() // returns when the server has answered, or the TTL has passed
+}
+
+func (h *rueidislockHold) Token() uint64         { return 0 }
+func (h *rueidislockHold) Until() int64          { return 0 }
+func (h *rueidislockHold) Valid() bool           { return h.ctx.Err() == nil }
+func (h *rueidislockHold) Lost() <-chan struct{} { return h.ctx.Done() }
+func (h *rueidislockHold) Why() string           { return "its context has ended" }
+
+// Release is not told what came of it.
+func (h *rueidislockHold) Release(context.Context) error {
+	lost := !h.Valid()
+	h.release()
+	if lost {
+		return fmt.Errorf("%w: %s", ErrLost, h.Why())
+	}
+	return nil
+}

@@ -1,0 +1,88 @@
+package locker
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/stilelock/stile"
+	"github.com/stilelock/stile/lab/torture/history"
+	"github.com/stilelock/stile/storeurl"
+)
+
+// stileLocker is Stile. Whatever the error of its Lock, nothing is held.
+type stileLocker struct {
+	opened *storeurl.Opened
+	client *stile.Client
+}
+
+func openStile(ctx context.Context, c Config, worker string) (Locker, error) {
+	opened, err := storeurl.Open(ctx, c.URL, nil)
+	if err != nil {
+		return nil, err
+	}
+	owner := stile.DefaultOwner()
+	owner.Labels = map[string]string{"worker": worker}
+	client, err := stile.New(opened.Store, &stile.Options{TTL: c.TTL, Owner: owner})
+	if err != nil {
+		return nil, errors.Join(err, opened.Close())
+	}
+	return &stileLocker{opened, client}, nil
+}
+
+func (l *stileLocker) Offers() history.Offers {
+	caps := l.opened.Store.Capabilities()
+	return history.Offers{Tokens: caps.Fencing, Deadlines: true, Loss: true, Proof: true, Fair: caps.Fair}
+}
+
+func (l *stileLocker) Lock(ctx context.Context, name string) (Hold, error) {
+	h, err := l.client.Mutex(name).Lock(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return stileHold{h}, nil
+}
+
+func (l *stileLocker) TryLock(ctx context.Context, name string) (Hold, error) {
+	h, err := l.client.Mutex(name).TryLock(ctx)
+	switch {
+	case errors.Is(err, stile.ErrHeld):
+		return nil, fmt.Errorf("%w: %w", ErrTaken, err)
+	case err != nil:
+		return nil, err
+	}
+	return stileHold{h}, nil
+}
+
+func (l *stileLocker) Close(ctx context.Context) error {
+	return errors.Join(l.client.Close(ctx), l.opened.Close())
+}
+
+type stileHold struct{ hold *stile.Hold }
+
+func (h stileHold) Token() uint64 { return h.hold.Token() }
+
+// Until asks for the time first: what passes before the deadline is asked for, it is too early by.
+func (h stileHold) Until() int64 {
+	now := history.Now()
+	return now + int64(time.Until(h.hold.Deadline()))
+}
+
+func (h stileHold) Valid() bool           { return h.hold.Valid() }
+func (h stileHold) Lost() <-chan struct{} { return h.hold.Lost() }
+
+func (h stileHold) Why() string {
+	if err := h.hold.Err(); err != nil {
+		return err.Error()
+	}
+	return "not valid any more" // the deadline has passed, and Lost is about to tell
+}
+
+func (h stileHold) Release(ctx context.Context) error {
+	err := h.hold.Release(ctx)
+	if errors.Is(err, stile.ErrLost) {
+		return fmt.Errorf("%w: %w", ErrLost, err)
+	}
+	return err
+}

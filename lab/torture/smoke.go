@@ -1,0 +1,170 @@
+//go:build linux
+
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/stilelock/stile/lab/torture/mutant"
+	"github.com/stilelock/stile/lab/torture/verdict"
+	"github.com/stilelock/stile/lab/torture/workload"
+)
+
+func newSmoke() *cobra.Command {
+	var out string
+	var duration time.Duration
+	cmd := &cobra.Command{
+		Use:   "smoke",
+		Short: "Catch every mutant, and then hurt Stile itself for a while",
+		Long: `Smoke runs every mutant of Stile until the harness catches it, and then Stile itself on one etcd and on three for a short while.
+The last line sums up. It exits with 0 if every mutant was caught and Stile broke no rule.`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error { return smoke(cmd.Context(), out, duration) },
+	}
+	cmd.Flags().StringVar(&out, "out", filepath.Join("torture-out", "smoke"), "the directory for histories and reports")
+	cmd.Flags().DurationVar(&duration, "for", 30*time.Second, "how long Stile itself is hurt, on each cluster")
+	return cmd
+}
+
+// smoke is what `make torture-smoke` runs.
+func smoke(ctx context.Context, out string, duration time.Duration) error {
+	began := time.Now()
+	mutants := mutant.All()
+	escaped, err := catchAll(ctx, out, mutants)
+	if err != nil {
+		return err
+	}
+	var real []*verdict.Verdict
+	for _, f := range []runFlags{
+		{target: "stile@etcd", faults: "holder-pause,holder-kill,holder-deaf,evict,reset"},
+		{target: "stile@etcd3", faults: "leader-kill,leader-isolate,follower-isolate,holder-pause"},
+	} {
+		f.workload, f.duration, f.ttl, f.workers, f.seed = workload.Hot, duration, 2*time.Second, 6, 1
+		f.out = filepath.Join(out, f.target)
+		v, err := f.apart(ctx)
+		if err != nil {
+			return err
+		}
+		real = append(real, v)
+		fmt.Printf("%s: %s\n", f.target, sum(v))
+	}
+	broken := 0
+	for _, v := range real {
+		broken += len(v.Violations)
+	}
+	fmt.Printf("%d of %d mutants caught; stile: %s; %d rules broken; %v\n", len(mutants)-len(escaped), len(mutants),
+		sum(real...), broken, time.Since(began).Round(time.Second))
+	switch {
+	case len(escaped) > 0:
+		return fmt.Errorf("not caught, so that nothing here proves anything: %s", strings.Join(escaped, ", "))
+	case broken > 0:
+		return errBroken
+	}
+	return nil
+}
+
+// sum adds up what verdicts say in figures.
+func sum(all ...*verdict.Verdict) string {
+	var strikes, holders, leaders, acquired, overlaps, stale, accepted int
+	var gap time.Duration
+	for _, v := range all {
+		for _, f := range v.Faults {
+			strikes, holders, leaders = strikes+f.Strikes, holders+f.OnHolder, leaders+f.OnLeader
+		}
+		acquired += v.Figures.Acquisitions
+		overlaps, stale, accepted = overlaps+v.Figures.Overlaps, stale+v.Figures.Stale, accepted+v.Figures.StaleAccepted
+		gap = max(gap, v.Figures.LongestGap)
+	}
+	return fmt.Sprintf("%d acquisitions, %d faults (%d hit a holder, %d a leader), %d overlaps, %d stale writes (%d accepted by the fenced resource), longest gap %v",
+		acquired, strikes, holders, leaders, overlaps, stale, accepted, gap.Round(10*time.Millisecond))
+}
+
+// catchAll runs all mutants, a few at a time: they mostly wait. It returns those that were not caught.
+func catchAll(ctx context.Context, out string, mutants []mutant.Mutant) (escaped []string, err error) {
+	var mu sync.Mutex
+	var errs []error
+	var all sync.WaitGroup
+	places := make(chan struct{}, 3)
+	for _, m := range mutants {
+		all.Go(func() {
+			places <- struct{}{}
+			defer func() { <-places }()
+			caught, by, err := catch(ctx, out, m)
+			mu.Lock()
+			defer mu.Unlock()
+			switch {
+			case err != nil:
+				errs = append(errs, fmt.Errorf("mutant %s: %w", m.Name, err))
+			case caught:
+				fmt.Printf("caught  %-20s %s\n", m.Name, by)
+			default:
+				escaped = append(escaped, m.Name)
+				fmt.Printf("ESCAPED %-20s %s\n", m.Name, by)
+			}
+		})
+	}
+	all.Wait()
+	slices.Sort(escaped)
+	return escaped, errors.Join(errs...)
+}
+
+// catch runs a mutant until it has broken one of the rules by which it is to be caught, three times at most: chance decides
+// whom a fault hits.
+func catch(ctx context.Context, out string, m mutant.Mutant) (caught bool, by string, err error) {
+	for seed := range uint64(3) {
+		f := runFlags{
+			target: fmt.Sprintf("stile+%s@%s", m.Name, m.Cluster), workload: m.Workload, faults: m.Faults,
+			duration: 12 * time.Second, ttl: 2 * time.Second, workers: 6, seed: seed + 1,
+		}
+		f.out = filepath.Join(out, m.Name)
+		v, err := f.apart(ctx)
+		if err != nil {
+			return false, "", err
+		}
+		for _, violation := range v.Violations {
+			if slices.Contains(m.Caught, violation.Rule) {
+				return true, fmt.Sprintf("breaks %s\n%29s%s: %s", m.Breaks, "", violation.Rule, violation.What), nil
+			}
+		}
+		by = fmt.Sprintf("breaks %s; found after %d runs: %s", m.Breaks, seed+1, sum(v))
+	}
+	return false, by, nil
+}
+
+// apart runs in a process of its own, which is taken to a site of its own, and returns the verdict.
+func (f *runFlags) apart(ctx context.Context) (*verdict.Verdict, error) {
+	if err := os.MkdirAll(f.out, 0o755); err != nil {
+		return nil, err
+	}
+	self, err := os.Executable()
+	if err != nil {
+		return nil, err
+	}
+	var said bytes.Buffer
+	cmd := exec.CommandContext(ctx, self, append(f.args(), "--out", f.out)...)
+	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
+	cmd.WaitDelay = 30 * time.Second
+	cmd.Stdout, cmd.Stderr = &said, &said
+	if err := cmd.Run(); err != nil && cmd.ProcessState.ExitCode() != exitBroken {
+		return nil, fmt.Errorf("%s: %w: %s", f.command(), err, said.String())
+	}
+	b, err := os.ReadFile(filepath.Join(f.out, "report.json"))
+	if err != nil {
+		return nil, err
+	}
+	v := &verdict.Verdict{}
+	return v, json.Unmarshal(b, v)
+}

@@ -1,0 +1,68 @@
+package trial
+
+import (
+	"context"
+	"fmt"
+	"os/exec"
+	"path/filepath"
+	"strings"
+
+	"github.com/stilelock/stile/lab/torture/mutant"
+	"github.com/stilelock/stile/lab/torture/workload"
+)
+
+// Programs are the paths of what a trial runs.
+type Programs struct {
+	Worker string
+	Stile  string // empty unless the workload needs it
+}
+
+// Build builds the programs for a trial into dir, with the mutant's edits if the target is one. The working directory is
+// in the repository.
+func Build(ctx context.Context, t Target, load, dir string) (Programs, error) {
+	lab, err := goTool(ctx, "list", "-m", "-f", "{{.Dir}}", "github.com/stilelock/stile/lab")
+	if err != nil {
+		return Programs{}, err
+	}
+	root := filepath.Dir(lab)
+	var flags []string
+	if t.Mutant != "" {
+		m, err := mutant.Named(t.Mutant)
+		if err != nil {
+			return Programs{}, err
+		}
+		overlay, err := m.Overlay(root, dir)
+		if err != nil {
+			return Programs{}, err
+		}
+		flags = append(flags, "-overlay", overlay)
+	}
+	p := Programs{Worker: filepath.Join(dir, "worker")}
+	if err := build(ctx, lab, p.Worker, "./torture/worker", flags); err != nil {
+		return Programs{}, err
+	}
+	if load == workload.Command {
+		p.Stile = filepath.Join(dir, "stile")
+		if err := build(ctx, filepath.Join(root, "cmd/stile"), p.Stile, ".", flags); err != nil {
+			return Programs{}, err
+		}
+	}
+	return p, nil
+}
+
+func build(ctx context.Context, in, out, pkg string, flags []string) error {
+	args := append([]string{"build", "-C", in, "-buildvcs=false", "-o", out}, flags...)
+	_, err := goTool(ctx, append(args, pkg)...)
+	return err
+}
+
+func goTool(ctx context.Context, args ...string) (string, error) {
+	var said strings.Builder
+	cmd := exec.CommandContext(ctx, "go", args...)
+	cmd.Stderr = &said
+	out, err := cmd.Output()
+	if err != nil {
+		return "", fmt.Errorf("go %s: %w: %s", strings.Join(args, " "), err, strings.TrimSpace(said.String()))
+	}
+	return strings.TrimSpace(string(out)), nil
+}

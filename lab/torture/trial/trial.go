@@ -1,0 +1,290 @@
+//go:build linux
+
+// Package trial is one run: a target, a workload and faults, from the start of the servers to the last line of the history.
+// It judges nothing.
+package trial
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"runtime"
+	"runtime/debug"
+	"slices"
+	"time"
+
+	"github.com/stilelock/stile/lab/torture/history"
+	"github.com/stilelock/stile/lab/torture/locker"
+	"github.com/stilelock/stile/lab/torture/nemesis"
+	"github.com/stilelock/stile/lab/torture/observer"
+	"github.com/stilelock/stile/lab/torture/site"
+	"github.com/stilelock/stile/lab/torture/workload"
+)
+
+// Config says what to run.
+type Config struct {
+	Target   Target
+	Workload string
+	// Faults is a list that [nemesis.Parse] understands.
+	Faults string
+	// For is how long workers work and faults strike. What comes before and after, takes some twenty seconds more.
+	For time.Duration
+	// TTL is that of the locks' sessions.
+	TTL time.Duration
+	// Workers is how many there are at a time.
+	Workers int
+	// Seed decides about the faults and the workers' choices.
+	Seed uint64
+	// Out is the directory for the history, "history.jsonl", and for what the processes had to say, "words.txt".
+	Out string
+	// Command is how to repeat the run.
+	Command string
+	// Say is told, now and then, how far the run has come.
+	Say func(string)
+}
+
+// prefix is what the names of all locks begin with.
+const prefix = "torture/"
+
+type run struct {
+	Config
+
+	programs Programs
+	faults   []nemesis.Fault
+	network  *site.Network
+	cluster  *site.Cluster
+	observer observer.Observer
+	recorder *history.Recorder
+	live     *live
+	said     *os.File
+	sockets  string
+}
+
+// Run runs a trial at a site, and returns the path of the history. Faults and their consequences are no errors; an error
+// means that the run says nothing.
+func Run(ctx context.Context, here *site.Site, c Config, programs Programs) (string, error) {
+	r := &run{Config: c, programs: programs, live: newLive(), sockets: here.Dir()}
+	var err error
+	if r.faults, err = nemesis.Parse(c.Faults, c.Target.Cluster); err != nil {
+		return "", err
+	}
+	if !slices.Contains(workload.Names(), c.Workload) {
+		return "", fmt.Errorf("no workload is called %q: there are %v", c.Workload, workload.Names())
+	}
+	if r.network, err = here.Network(); err != nil {
+		return "", err
+	}
+	defer r.network.Close()
+	if r.said, err = words(filepath.Join(c.Out, "words.txt")); err != nil {
+		return "", err
+	}
+	defer r.said.Close()
+	return r.run(ctx)
+}
+
+func (r *run) run(ctx context.Context) (string, error) {
+	r.Say("starting " + r.Target.Cluster)
+	var err error
+	if r.cluster, err = site.Start(ctx, r.network, r.Target.Cluster, nemesis.Options(r.faults)); err != nil {
+		return "", err
+	}
+	defer r.cluster.Close()
+	if r.observer, err = observer.Open(r.Target.store(), r.cluster.Direct(), prefix, r.Target.token); err != nil {
+		return "", err
+	}
+	defer r.observer.Close()
+
+	path := filepath.Join(r.Out, "history.jsonl")
+	file, err := os.Create(path)
+	if err != nil {
+		return "", err
+	}
+	defer file.Close()
+	about, err := r.about(ctx)
+	if err != nil {
+		return "", err
+	}
+	r.recorder, err = history.Record(r.socket("recorder"), history.NewWriter(file, about), r.live.heard)
+	if err != nil {
+		return "", err
+	}
+	return path, errors.Join(r.work(ctx), r.recorder.Close())
+}
+
+// work is the run itself, when all that it needs is there.
+func (r *run) work(ctx context.Context) error {
+	resource, err := r.begin(nil, r.config("resource"), "resource")
+	if err != nil {
+		return err
+	}
+	defer resource.end(5 * time.Second)
+	watching, stopWatching := context.WithCancel(ctx)
+	watched := make(chan struct{})
+	go func() {
+		defer close(watched)
+		r.observer.Watch(watching, func(e history.Entry) {
+			r.recorder.Add(history.Event{At: history.Now(), Entry: &e})
+		})
+	}()
+	defer func() { stopWatching(); <-watched }()
+
+	nodes, err := r.nodes()
+	if err != nil {
+		return err
+	}
+	workers := &crew{run: r, most: 3*r.TTL + r.longest() + 10*time.Second}
+	for _, node := range nodes {
+		if err := workers.hire(node); err != nil {
+			return errors.Join(err, workers.dismiss())
+		}
+	}
+	r.hurt(ctx, workers)
+	r.Say("ending")
+	if err := errors.Join(workers.dismiss(), context.Cause(ctx)); err != nil {
+		return err
+	}
+	return r.aftermath(ctx, nodes[0])
+}
+
+// longest is how long a hold of the workload may take by itself.
+func (r *run) longest() time.Duration {
+	if r.Workload == workload.Long {
+		return 6 * r.TTL
+	}
+	return 0
+}
+
+// nodes makes one for each worker.
+func (r *run) nodes() ([]*site.Node, error) {
+	var nodes []*site.Node
+	for i := range r.Workers {
+		node, err := r.network.Node(fmt.Sprintf("n%d", i+1))
+		if err != nil {
+			return nil, err
+		}
+		nodes = append(nodes, node)
+	}
+	return nodes, nil
+}
+
+// hurt lets the faults strike for as long as the run is to last, and heals everything.
+func (r *run) hurt(ctx context.Context, workers *crew) {
+	ctx, cancel := context.WithTimeout(ctx, r.For)
+	defer cancel()
+	go r.tell(ctx)
+	nemesis.Run(ctx, &nemesis.World{
+		Cluster:  r.cluster,
+		Workers:  workers.Workers,
+		TTL:      r.TTL,
+		Record:   r.recorder.Add,
+		Progress: r.live.progress,
+		Evict:    r.evict,
+		Compact:  r.observer.Compact,
+	}, r.faults, nemesis.Schedule{Seed: r.Seed})
+}
+
+// evict takes the entry of somebody out who holds a lock.
+func (r *run) evict(ctx context.Context) (string, error) {
+	locks := r.live.locks()
+	if len(locks) == 0 {
+		return "", nil
+	}
+	return r.observer.Evict(ctx, locks[rand.IntN(len(locks))])
+}
+
+// aftermath looks at what is left when everybody has gone and every session has ended, and tries every lock once more.
+func (r *run) aftermath(ctx context.Context, node *site.Node) error {
+	r.Say("looking at what is left")
+	select {
+	case <-time.After(2*r.TTL + time.Second): // etcd looks for ended leases twice a second, and once more after an election
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+	look, cancel := context.WithTimeout(ctx, 20*time.Second)
+	defer cancel()
+	left, err := r.observer.Left(look)
+	if err != nil {
+		return fmt.Errorf("look at what is left: %w", err)
+	}
+	for _, lock := range slices.Sorted(maps.Keys(left)) {
+		r.recorder.Add(history.Event{At: history.Now(), Left: &history.Left{Lock: lock, Keys: left[lock]}})
+	}
+	locks := workload.Locks(r.Workload, prefix)
+	last, cancel := context.WithTimeout(ctx, 30*time.Second+time.Duration(len(locks))*time.Second/4)
+	defer cancel()
+	return r.final(last, node, locks)
+}
+
+// tell says now and then how far the run has come.
+func (r *run) tell(ctx context.Context) {
+	began := time.Now()
+	for tick := time.NewTicker(5 * time.Second); ; {
+		select {
+		case <-tick.C:
+			r.Say(fmt.Sprintf("%v of %v: %d acquisitions", time.Since(began).Round(time.Second), r.For, r.live.progress()))
+		case <-ctx.Done():
+			tick.Stop()
+			return
+		}
+	}
+}
+
+func (r *run) exited(worker, how string) {
+	r.recorder.Add(history.Event{At: history.Now(), Worker: worker, Exited: &history.Exited{How: how}})
+}
+
+func (r *run) socket(name string) string { return filepath.Join(r.sockets, name) }
+
+// config is what a worker is told.
+func (r *run) config(worker string) workload.Config {
+	return workload.Config{
+		Worker: worker, Workload: r.Workload, Seed: r.Seed, Prefix: prefix, Stile: r.programs.Stile,
+		Locker: locker.Config{
+			Kind: r.Target.Locker, URL: r.cluster.URL(), Addresses: r.cluster.Addrs(), TTL: r.TTL,
+		},
+		Recorder: r.socket("recorder"), Resource: r.socket("resource"),
+	}
+}
+
+// about is the first line of the history.
+func (r *run) about(ctx context.Context) (history.Run, error) {
+	conf := r.config("").Locker
+	l, err := locker.Open(ctx, conf, "harness")
+	if err != nil {
+		return history.Run{}, err
+	}
+	offers := l.Offers()
+	if err := l.Close(ctx); err != nil {
+		return history.Run{}, err
+	}
+	return history.Run{
+		Target: r.Target.String(), Workload: r.Workload, Faults: r.Faults, Seed: r.Seed,
+		TTL: int64(r.TTL), For: int64(r.For), Began: time.Now().UTC().Format(time.RFC3339), Command: r.Command,
+		Versions: r.versions(ctx),
+		Offers:   workload.Offers(r.Workload, offers),
+	}, nil
+}
+
+func (r *run) versions(ctx context.Context) map[string]string {
+	versions := r.cluster.Versions(ctx)
+	if versions == nil {
+		versions = map[string]string{}
+	}
+	versions["go"] = runtime.Version()
+	if info, ok := debug.ReadBuildInfo(); ok {
+		peers := map[string]string{
+			"concurrency": "go.etcd.io/etcd/client/v3", "redsync": "github.com/go-redsync/redsync/v4",
+			"redislock": "github.com/bsm/redislock", "rueidislock": "github.com/redis/rueidis", "gozk": "github.com/go-zookeeper/zk",
+		}
+		for _, dep := range info.Deps {
+			if dep.Path == peers[r.Target.Locker] {
+				versions[r.Target.Locker] = dep.Version
+			}
+		}
+	}
+	return versions
+}
