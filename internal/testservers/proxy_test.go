@@ -124,6 +124,26 @@ func TestProxyDelaysOneDirection(t *testing.T) {
 	}
 }
 
+func TestProxyDelaysWhatOneClientHears(t *testing.T) {
+	p := NewProxy(t, startEcho(t))
+	from := func(ip string) net.Conn {
+		conn, err := (&net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(ip)}}).Dial("tcp", p.Addr())
+		if err != nil {
+			t.Skipf("this system has no second loopback address: %v", err)
+		}
+		t.Cleanup(func() { _ = conn.Close() })
+		return conn
+	}
+	one, other := from("127.0.0.2"), from("127.0.0.3")
+	p.DelayTo("127.0.0.2", time.Hour)
+	send(t, one, "a")
+	send(t, other, "b")
+	expect(t, other, "b")
+	expectNothing(t, one)
+	p.DelayTo("127.0.0.2", 0)
+	expect(t, one, "a")
+}
+
 func TestProxyHoldsAndReleases(t *testing.T) {
 	p := NewProxy(t, startEcho(t))
 	conn := dial(t, p.Addr())

@@ -14,6 +14,8 @@ import (
 	"time"
 
 	"github.com/redis/rueidis"
+
+	"github.com/stilelock/stile/internal/clockshim"
 )
 
 // Redis is a redis-server in a process of its own: alone, a replica, or a node of a cluster.
@@ -25,7 +27,7 @@ type Redis struct {
 	args   []string // before the configuration file
 	dir    string   // configuration, log and socket
 	addr   string
-	env    []string
+	clock  *clockshim.Clock // nil: the machine's
 
 	process *process // the last one started
 }
@@ -46,12 +48,12 @@ func StartRedis(t testing.TB, config ...string) *Redis {
 // a C compiler, for the few lines that stand between the server and the clock; without one the test is skipped.
 func StartRedisAhead(t testing.TB, config ...string) *Redis {
 	t.Helper()
-	return startRedis(t, 1, nil, clockShim(t), func(int) []string { return config })[0]
+	return startRedis(t, 1, nil, jumpingClock(t), func(int) []string { return config })[0]
 }
 
 // startRedis starts n servers and waits until all of them answer. args come before the configuration file on their
-// command lines, env is added to their environments, and config returns what their configurations have beside the rest.
-func startRedis(t testing.TB, n int, args, env []string, config func(i int) []string) []*Redis {
+// command lines, clock is their wall clock or nil, and config returns what their configurations have beside the rest.
+func startRedis(t testing.TB, n int, args []string, clock *clockshim.Clock, config func(i int) []string) []*Redis {
 	t.Helper()
 	binary := installed(t, "redis-server")
 	// The path of a unix socket has little room, less than the name of a test may take in t.TempDir.
@@ -63,7 +65,7 @@ func startRedis(t testing.TB, n int, args, env []string, config func(i int) []st
 	servers := make([]*Redis, n)
 	t.Cleanup(func() { cleanUpRedis(servers) })
 	for i := range servers {
-		r := &Redis{t: t, binary: binary, args: args, env: env, dir: filepath.Join(dir, fmt.Sprint(i+1))}
+		r := &Redis{t: t, binary: binary, args: args, clock: clock, dir: filepath.Join(dir, fmt.Sprint(i+1))}
 		servers[i] = r
 		r.must("prepare", os.Mkdir(r.dir, 0o700))
 		// Another process may take a port between our looking and the server's listening: then begin again.
@@ -226,10 +228,10 @@ func (r *Redis) RunID() string {
 // negative, behind it.
 func (r *Redis) SetAhead(d time.Duration) {
 	r.t.Helper()
-	if r.env == nil {
+	if r.clock == nil {
 		r.t.Fatal("testservers: SetAhead needs a server started by StartRedisAhead")
 	}
-	r.must("set the clock of", os.WriteFile(clockFile(r.env), []byte(fmt.Sprintf("%d\n", d.Milliseconds())), 0o600))
+	r.must("set the clock of", r.clock.Set(d))
 	// The server looks at the file at most once in ten milliseconds.
 	before := time.Now().Add(d)
 	r.await("to see its new clock", func() bool {
@@ -276,7 +278,11 @@ func (r *Redis) log() string        { return filepath.Join(r.dir, "log") }
 
 func (r *Redis) start() (err error) {
 	args := append([]string{r.configFile()}, r.args...)
-	r.process, err = startProcess(r.binary, args, r.log(), r.env...)
+	var env []string
+	if r.clock != nil {
+		env = r.clock.Env()
+	}
+	r.process, err = startProcess(r.binary, args, r.log(), env...)
 	return err
 }
 

@@ -68,7 +68,7 @@ func check(path, out, format string) error {
 	default:
 		return fmt.Errorf("there is no output %q: text and json", format)
 	}
-	if len(v.Violations) > 0 {
+	if len(v.Broken()) > 0 {
 		return errBroken
 	}
 	return nil

@@ -91,7 +91,7 @@ func runMatrix(ctx context.Context, out string, each time.Duration, seed uint64)
 			return err
 		}
 		if strings.HasPrefix(t.target, "stile@") {
-			broken += len(v.Violations)
+			broken += len(v.Broken())
 		}
 		done = append(done, v)
 		say(sum(v) + ": " + report.Summary(v))

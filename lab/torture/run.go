@@ -25,6 +25,7 @@ const programsIn = "STILE_TORTURE_PROGRAMS"
 // runFlags are those of the verb run, and of what runs it.
 type runFlags struct {
 	target, workload, faults, out string
+	built                         string // where the programs are, if they have been built
 	duration, ttl                 time.Duration
 	workers                       int
 	seed                          uint64
@@ -58,6 +59,8 @@ It exits with 0 if no rule was broken, 1 if one was, and 2 if it could not be ru
 	flags.IntVar(&f.workers, "workers", 6, "how many workers there are at a time")
 	flags.Uint64Var(&f.seed, "seed", 1, "what chance begins with")
 	flags.StringVar(&f.out, "out", "", "the directory for the history and the reports (default torture-out/TARGET-WORKLOAD-SEED)")
+	flags.StringVar(&f.built, "programs", "", "the directory of the programs, which are not built then")
+	_ = flags.MarkHidden("programs")
 	_ = cmd.MarkFlagRequired("target")
 	return cmd
 }
@@ -98,11 +101,13 @@ func (f *runFlags) run(ctx context.Context) error {
 
 // programs builds what the run needs, outside, and finds it again inside. remove takes it away again.
 func (f *runFlags) programs(ctx context.Context, target trial.Target) (p trial.Programs, remove func(), err error) {
+	if f.built != "" {
+		return trial.Built(f.built), func() {}, nil
+	}
 	dir, built := os.LookupEnv(programsIn)
 	remove = func() { _ = os.RemoveAll(dir) }
 	if built {
-		p.Worker, p.Stile = filepath.Join(dir, "worker"), filepath.Join(dir, "stile")
-		return p, remove, os.Unsetenv(programsIn)
+		return trial.Built(dir), remove, os.Unsetenv(programsIn)
 	}
 	if dir, err = os.MkdirTemp("", "torture"); err != nil {
 		return p, nil, err

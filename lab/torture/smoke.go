@@ -19,6 +19,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/stilelock/stile/lab/torture/mutant"
+	"github.com/stilelock/stile/lab/torture/trial"
 	"github.com/stilelock/stile/lab/torture/verdict"
 	"github.com/stilelock/stile/lab/torture/workload"
 )
@@ -63,7 +64,7 @@ func smoke(ctx context.Context, out string, duration time.Duration) error {
 	}
 	broken := 0
 	for _, v := range real {
-		broken += len(v.Violations)
+		broken += len(v.Broken())
 	}
 	fmt.Printf("%d of %d mutants caught; stile: %s; %d rules broken; %v\n", len(mutants)-len(escaped), len(mutants),
 		sum(real...), broken, time.Since(began).Round(time.Second))
@@ -124,10 +125,19 @@ func catchAll(ctx context.Context, out string, mutants []mutant.Mutant) (escaped
 // catch runs a mutant until it has broken one of the rules by which it is to be caught, three times at most: chance decides
 // whom a fault hits.
 func catch(ctx context.Context, out string, m mutant.Mutant) (caught bool, by string, err error) {
+	built, err := os.MkdirTemp("", "torture")
+	if err != nil {
+		return false, "", err
+	}
+	defer os.RemoveAll(built)
+	target := trial.Target{Locker: "stile", Mutant: m.Name, Cluster: m.Cluster}
+	if _, err := trial.Build(ctx, target, m.Workload, built); err != nil {
+		return false, "", err
+	}
 	for seed := range uint64(3) {
 		f := runFlags{
-			target: fmt.Sprintf("stile+%s@%s", m.Name, m.Cluster), workload: m.Workload, faults: m.Faults,
-			duration: 12 * time.Second, ttl: 2 * time.Second, workers: 6, seed: seed + 1,
+			target: target.String(), workload: m.Workload, faults: m.Faults,
+			duration: 12 * time.Second, ttl: 2 * time.Second, workers: 6, seed: seed + 1, built: built,
 		}
 		f.out = filepath.Join(out, m.Name)
 		v, err := f.apart(ctx)
@@ -135,7 +145,7 @@ func catch(ctx context.Context, out string, m mutant.Mutant) (caught bool, by st
 			return false, "", err
 		}
 		for _, violation := range v.Violations {
-			if slices.Contains(m.Caught, violation.Rule) {
+			if violation.Conceded == "" && slices.Contains(m.Caught, violation.Rule) {
 				return true, fmt.Sprintf("breaks %s\n%29s%s: %s", m.Breaks, "", violation.Rule, violation.What), nil
 			}
 		}
@@ -154,7 +164,11 @@ func (f *runFlags) apart(ctx context.Context) (*verdict.Verdict, error) {
 		return nil, err
 	}
 	var said bytes.Buffer
-	cmd := exec.CommandContext(ctx, self, append(f.args(), "--out", f.out)...)
+	args := append(f.args(), "--out", f.out)
+	if f.built != "" {
+		args = append(args, "--programs", f.built)
+	}
+	cmd := exec.CommandContext(ctx, self, args...)
 	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
 	cmd.WaitDelay = 30 * time.Second
 	cmd.Stdout, cmd.Stderr = &said, &said

@@ -83,7 +83,9 @@ func (l *zkLocker) happened(e zk.Event) {
 	}
 }
 
-func (l *zkLocker) Offers() history.Offers { return history.Offers{Loss: true, Fair: true} }
+func (l *zkLocker) Offers() history.Offers {
+	return history.Offers{Loss: true, Proof: true, Fair: true}
+}
 
 func (l *zkLocker) Lock(ctx context.Context, name string) (Hold, error) {
 	l.mu.Lock()

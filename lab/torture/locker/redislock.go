@@ -34,7 +34,7 @@ func openRedislock(ctx context.Context, c Config, _ string) (Locker, error) {
 	return &redislockLocker{clients, redislock.New(clients.all[0]), c.TTL}, nil
 }
 
-func (l *redislockLocker) Offers() history.Offers { return history.Offers{Loss: true} }
+func (l *redislockLocker) Offers() history.Offers { return history.Offers{Loss: true, Proof: true} }
 
 // Lock obtains again and again: one Obtain gives up after a TTL.
 func (l *redislockLocker) Lock(ctx context.Context, name string) (Hold, error) {

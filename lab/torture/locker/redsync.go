@@ -36,7 +36,9 @@ func openRedsync(ctx context.Context, c Config, _ string) (Locker, error) {
 	return &redsyncLocker{clients, redsync.New(pools...), c.TTL}, nil
 }
 
-func (l *redsyncLocker) Offers() history.Offers { return history.Offers{Deadlines: true, Loss: true} }
+func (l *redsyncLocker) Offers() history.Offers {
+	return history.Offers{Deadlines: true, Loss: true, Proof: true}
+}
 
 func (l *redsyncLocker) Lock(ctx context.Context, name string) (Hold, error) {
 	m := l.redsync.NewMutex(name, redsync.WithExpiry(l.ttl), redsync.WithTries(math.MaxInt))

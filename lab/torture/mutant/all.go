@@ -9,9 +9,9 @@ func All() []Mutant {
 			Name:   "two-at-once",
 			Breaks: "whose turn it is: one who stands ahead does not count",
 			Edits: []Edit{{
-				"line/line.go",
-				"\treturn others\n}\n\n// Conflict",
-				"\treturn max(0, others-1)\n}\n\n// Conflict",
+				"line/place.go",
+				"return len(p.ahead)\n",
+				"return max(0, len(p.ahead)-1)\n",
 			}},
 			Cluster: "etcd", Workload: "hot", Faults: "none",
 			Caught: []string{verdict.RuleOverlap},
@@ -35,7 +35,7 @@ func All() []Mutant {
 				"return l.confirmed.Add(l.terms.Valid) }",
 				"return l.confirmed.Add(10 * l.terms.Valid) }",
 			}},
-			Cluster: "redis", Workload: "hot", Faults: "holder-cut",
+			Cluster: "redis", Workload: "hot", Faults: "holder-pause",
 			Caught: []string{verdict.RuleOverlap},
 		},
 		{
@@ -53,7 +53,7 @@ func All() []Mutant {
 					"valid := granted.TTL",
 				},
 			},
-			Cluster: "redis", Workload: "hot", Faults: "holder-cut,slow-net",
+			Cluster: "redis", Workload: "long", Faults: "holder-late",
 			Caught: []string{verdict.RuleOverlap},
 		},
 		{
@@ -98,8 +98,8 @@ func All() []Mutant {
 					"case false:",
 				},
 			},
-			Cluster: "etcd", Workload: "hot", Faults: "evict",
-			Caught: []string{verdict.RuleOverlap},
+			Cluster: "etcd", Workload: "long", Faults: "evict",
+			Caught: []string{verdict.RuleUntold},
 		},
 		{
 			Name:   "holder-not-told",
@@ -109,8 +109,8 @@ func All() []Mutant {
 				"if was == standing && e.req.Notify != nil {",
 				"if was == standing && e.req.Notify != nil && e.told.State == store.Waiting {",
 			}},
-			Cluster: "etcd", Workload: "hot", Faults: "evict",
-			Caught: []string{verdict.RuleOverlap},
+			Cluster: "etcd", Workload: "long", Faults: "evict",
+			Caught: []string{verdict.RuleUntold},
 		},
 		{
 			Name:   "abandoned-entries",

@@ -59,23 +59,27 @@ func slowDisk(ctx context.Context, h *hand) error {
 type tracer struct {
 	cmd   *exec.Cmd
 	said  bytes.Buffer
-	ended chan error
+	ended chan struct{}
+	err   error // how it ended; read it after ended
 }
 
 // trace slows the syncs of a process down, and returns when they are slow.
 func trace(network *site.Network, pid int, delay time.Duration) (*tracer, error) {
-	t := &tracer{ended: make(chan error, 1)}
+	t := &tracer{ended: make(chan struct{})}
 	t.cmd = exec.Command("strace", "-f", "-qq", "-o", "/dev/null", "-e", "trace=fsync,fdatasync",
 		"-e", "inject=fsync,fdatasync:delay_exit="+strconv.FormatInt(delay.Microseconds(), 10), "-p", strconv.Itoa(pid))
 	t.cmd.Stderr = &t.said
 	if err := network.Start(t.cmd); err != nil {
 		return nil, err
 	}
-	go func() { t.ended <- t.cmd.Wait() }()
+	go func() {
+		t.err = t.cmd.Wait()
+		close(t.ended)
+	}()
 	for end := time.Now().Add(5 * time.Second); ; {
 		select {
-		case err := <-t.ended:
-			return nil, fmt.Errorf("strace has ended: %w: %s", err, strings.TrimSpace(t.said.String()))
+		case <-t.ended:
+			return nil, fmt.Errorf("strace has ended: %w: %s", t.err, strings.TrimSpace(t.said.String()))
 		case <-time.After(time.Millisecond):
 		}
 		switch traced, err := tracedBy(pid, t.cmd.Process.Pid); {
@@ -95,9 +99,9 @@ func tracedBy(pid, tracer int) (bool, error) {
 	}
 	want := fmt.Sprintf("\nTracerPid:\t%d\n", tracer)
 	for _, thread := range threads {
-		status, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%s/status", pid, thread.Name()))
-		if err != nil || !strings.Contains(string(status), want) {
-			return false, nil // a thread that has just ended is as good: look again
+		status, _ := os.ReadFile(fmt.Sprintf("/proc/%d/task/%s/status", pid, thread.Name()))
+		if !strings.Contains(string(status), want) {
+			return false, nil // or the thread has just ended: look again
 		}
 	}
 	return true, nil
@@ -109,7 +113,7 @@ func (t *tracer) end() error {
 		return err
 	}
 	select {
-	case <-t.ended: // of the signal
+	case <-t.ended:
 		return nil
 	case <-time.After(5 * time.Second):
 		_ = t.cmd.Process.Kill()

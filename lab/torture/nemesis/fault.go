@@ -4,6 +4,7 @@ package nemesis
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"os/exec"
@@ -11,6 +12,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/stilelock/stile/lab/torture/history"
 	"github.com/stilelock/stile/lab/torture/site"
 )
 
@@ -25,11 +27,14 @@ type Fault struct {
 	why      string       // it is not possible on others
 	programs []string     // that it needs
 	options  site.Options // that the cluster needs for it
-	strike   func(ctx context.Context, h *hand) error
+	// strike sets what the strike's heal is before it does anything that needs it.
+	strike func(ctx context.Context, h *hand) error
 }
 
 // Strike is a fault that has struck.
 type Strike struct {
+	// At is the time of [history.Now] just before it struck.
+	At int64
 	// On is the worker or server that was hit, or several with commas between them, or "all".
 	On string
 	// Role is what it was then: "holder", "leader", "follower", or empty.
@@ -66,14 +71,14 @@ func (f Fault) Possible(kind string) error {
 	return nil
 }
 
-// Strike does the fault to the world, with what is random taken from random. If it fails nothing is left to heal; what it
-// returns then says only on whom it was tried. Victims of other strikes that are not healed are left alone.
+// Strike does the fault to the world, with what is random taken from random. Who is the victim of another strike that is not
+// healed is left alone. If it fails it has healed what it had done, and what it returns says on whom it was tried.
 func (f Fault) Strike(ctx context.Context, w *World, random *rand.Rand) (*Strike, error) {
-	h := &hand{world: w, random: random}
-	h.free = func() { w.release(h.victims) }
+	h := &hand{Strike: Strike{At: history.Now()}, world: w, random: random}
+	h.free = func() { w.leave(h.places) }
 	err := f.strike(ctx, h)
 	if err != nil {
-		h.free()
+		err = errors.Join(err, h.Heal())
 	}
 	return &h.Strike, err
 }

@@ -7,19 +7,25 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"strings"
 	"time"
 
+	"github.com/stilelock/stile/lab/torture/history"
 	"github.com/stilelock/stile/lab/torture/site"
 )
 
 // A hand is what strikes: it chooses the victims, and says what it does.
 type hand struct {
 	Strike
-	world   *World
-	random  *rand.Rand
-	victims []string
+	world  *World
+	random *rand.Rand
+	places []string // that are taken
 }
+
+// errTaken means that other faults have hit all that could be hit, and are not healed.
+var errTaken = errors.New("another fault is there")
+
+// everywhere is the place of what hits all connections.
+const everywhere = "all"
 
 // patience is how long a fault of holders waits for one.
 const patience = 200 * time.Millisecond
@@ -39,14 +45,17 @@ func (h *hand) holder(ctx context.Context) (Worker, error) {
 	if worker := h.worker(func(Worker) bool { return true }); worker != nil {
 		return worker, nil
 	}
-	return nil, errors.New("there is no worker whom no other fault has struck")
+	if len(h.world.Workers()) == 0 {
+		return nil, errors.New("no worker lives")
+	}
+	return nil, fmt.Errorf("all workers: %w", errTaken)
 }
 
 // worker claims one of those that fit; nil if there is none.
 func (h *hand) worker(fits func(Worker) bool) Worker {
 	workers := h.world.Workers()
 	for _, i := range h.random.Perm(len(workers)) {
-		if fits(workers[i]) && h.claim(workers[i].Name()) {
+		if fits(workers[i]) && h.take(workers[i].Node().Name(), workers[i].Name()) {
 			return workers[i]
 		}
 	}
@@ -61,8 +70,8 @@ func (h *hand) leader(ctx context.Context) (*site.Server, error) {
 	switch {
 	case err != nil:
 		return nil, err
-	case !h.claim(leader.Name()):
-		return nil, fmt.Errorf("another fault has struck the leader %s", leader.Name())
+	case !h.takeServer(leader):
+		return nil, fmt.Errorf("the leader %s: %w", leader.Name(), errTaken)
 	}
 	h.Role = "leader"
 	return leader, nil
@@ -78,12 +87,12 @@ func (h *hand) follower(ctx context.Context) (*site.Server, error) {
 	}
 	servers := h.world.Cluster.Servers()
 	for _, i := range h.random.Perm(len(servers)) {
-		if servers[i] != leader && h.claim(servers[i].Name()) {
+		if servers[i] != leader && h.takeServer(servers[i]) {
 			h.Role = "follower"
 			return servers[i], nil
 		}
 	}
-	return nil, errors.New("other faults have struck all followers")
+	return nil, fmt.Errorf("all followers: %w", errTaken)
 }
 
 // server chooses any server.
@@ -100,12 +109,12 @@ func (h *hand) servers(ctx context.Context, n int) ([]*site.Server, error) {
 	all := h.world.Cluster.Servers()
 	var some []*site.Server
 	for _, i := range h.random.Perm(len(all)) {
-		if len(some) < n && h.claim(all[i].Name()) {
+		if len(some) < n && h.takeServer(all[i]) {
 			some = append(some, all[i])
 		}
 	}
 	if len(some) == 0 {
-		return nil, errors.New("other faults have struck all servers")
+		return nil, fmt.Errorf("all servers: %w", errTaken)
 	}
 	if len(some) == 1 && len(all) > 1 && h.world.Cluster.Led() {
 		h.Role = h.role(ctx, some[0])
@@ -122,13 +131,19 @@ func (h *hand) role(ctx context.Context, s *site.Server) string {
 	return "follower"
 }
 
-// claim makes name a victim, unless it is that of another.
-func (h *hand) claim(name string) bool {
-	if !h.world.claim(name) {
+func (h *hand) takeServer(s *site.Server) bool { return h.take(s.Node().Name(), s.Name()) }
+
+// take takes the place of a victim, unless another fault has it: the two would heal each other.
+func (h *hand) take(place, victim string) bool {
+	if !h.world.take(place) {
 		return false
 	}
-	h.victims = append(h.victims, name)
-	h.On = strings.Join(h.victims, ",")
+	h.places = append(h.places, place)
+	if h.On != "" {
+		h.On += ","
+	}
+	h.On += victim
+	h.At = history.Now()
 	return true
 }
 

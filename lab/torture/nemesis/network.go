@@ -5,6 +5,7 @@ package nemesis
 import (
 	"context"
 	"errors"
+	"fmt"
 	"time"
 
 	"github.com/stilelock/stile/internal/tcpproxy"
@@ -79,8 +80,8 @@ func resetConnections(_ context.Context, h *hand) error {
 
 // proxies returns those of all servers. No two faults use them at once.
 func (h *hand) proxies() ([]*tcpproxy.Proxy, error) {
-	if !h.claim("all") {
-		return nil, errors.New("another fault has struck all connections")
+	if !h.take(everywhere, everywhere) {
+		return nil, fmt.Errorf("all connections: %w", errTaken)
 	}
 	var proxies []*tcpproxy.Proxy
 	for _, s := range h.world.Cluster.Servers() {

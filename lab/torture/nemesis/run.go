@@ -4,6 +4,7 @@ package nemesis
 
 import (
 	"context"
+	"errors"
 	"math/rand/v2"
 	"sync"
 	"time"
@@ -112,9 +113,11 @@ func Run(ctx context.Context, w *World, faults []Fault, schedule Schedule) {
 
 // endure does one fault, waits as long as it is to last and heals it, and records both.
 func (w *World) endure(ctx context.Context, f Fault, b blow) {
-	began := history.Now()
-	s, err := f.Strike(ctx, w, rand.New(rand.NewPCG(b.seed, 0)))
-	w.Record(history.Event{At: began, Fault: &history.Fault{ID: b.id, Name: f.Name, On: s.On, Role: s.Role, What: s.What}})
+	s, err := w.hit(ctx, f, b)
+	if errors.Is(err, errTaken) || s.On == "" && ctx.Err() != nil {
+		return // the run has ended before it could do anything
+	}
+	w.Record(history.Event{At: s.At, Fault: &history.Fault{ID: b.id, Name: f.Name, On: s.On, Role: s.Role, What: s.What}})
 	if err == nil {
 		pause(ctx, s.For)
 		err = s.Heal()
@@ -124,6 +127,16 @@ func (w *World) endure(ctx context.Context, f Fault, b blow) {
 		healed.Err = err.Error()
 	}
 	w.Record(history.Event{At: history.Now(), Heal: healed})
+}
+
+// hit strikes or, if the other fault of the pair is where it would strike, waits until that is healed.
+func (w *World) hit(ctx context.Context, f Fault, b blow) (*Strike, error) {
+	for {
+		s, err := f.Strike(ctx, w, rand.New(rand.NewPCG(b.seed, 0)))
+		if !errors.Is(err, errTaken) || !pause(ctx, 20*time.Millisecond) {
+			return s, err
+		}
+	}
 }
 
 // awaitProgress waits until a lock has been granted, or it has waited long enough: how long it takes is for others to judge.

@@ -124,16 +124,15 @@ func isolateServer(choose choice, what string, isolate func(*site.Node, ...*site
 
 // isolateLeader leaves the workers a leader that leads nobody, or takes it from them.
 func isolateLeader(ctx context.Context, h *hand) error {
-	var peers []*site.Node
-	what := "cut off from everybody"
 	if h.random.IntN(2) == 0 {
-		what = "cut off from the other servers"
-		for _, s := range h.world.Cluster.Servers() {
-			peers = append(peers, s.Node())
-		}
+		return isolateServer((*hand).leader, "cut off from everybody", (*site.Node).Cut)(ctx, h)
 	}
-	isolate := func(node *site.Node, _ ...*site.Node) error { return node.Cut(peers...) }
-	return isolateServer((*hand).leader, what, isolate)(ctx, h)
+	var servers []*site.Node
+	for _, s := range h.world.Cluster.Servers() {
+		servers = append(servers, s.Node())
+	}
+	cut := func(leader *site.Node, _ ...*site.Node) error { return leader.Cut(servers...) } // from itself nothing can cut it
+	return isolateServer((*hand).leader, "cut off from the other servers", cut)(ctx, h)
 }
 
 // restartEmpty makes a server, or one or two of several, forget everything in no time.

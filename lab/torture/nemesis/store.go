@@ -17,7 +17,7 @@ func storeFaults() []Fault {
 	return []Fault{
 		{
 			Name:   history.Evict,
-			About:  "delete a holder's entry in the store, as an administrator might",
+			About:  "delete a holder's entry in the store, as an administrator might, or all of its line",
 			strike: evict,
 		},
 		{
@@ -47,13 +47,16 @@ func storeFaults() []Fault {
 }
 
 func evict(ctx context.Context, h *hand) (err error) {
-	h.On = "all"
-	h.What, err = h.world.Evict(ctx)
+	h.Role = "holder"
+	h.On, h.What, err = h.world.Evict(ctx)
+	if err == nil && h.What == "" {
+		return errors.New("nobody held a lock at this moment")
+	}
 	return err
 }
 
 func compact(ctx context.Context, h *hand) error {
-	h.On, h.What = "all", "compacted"
+	h.On, h.What = everywhere, "compacted"
 	return h.world.Compact(ctx)
 }
 
@@ -73,10 +76,7 @@ func jump(ctx context.Context, h *hand) error {
 		ahead = -ahead
 	}
 	h.heal = func() error { return setClocks(context.Background(), servers, 0) }
-	if err := setClocks(ctx, servers, ahead); err != nil {
-		return errors.Join(err, h.heal())
-	}
-	return nil
+	return setClocks(ctx, servers, ahead)
 }
 
 // setClocks sets the clocks of servers, and waits for a moment until they have seen it.

@@ -4,6 +4,8 @@ package nemesis
 
 import (
 	"context"
+	"fmt"
+	"time"
 
 	"github.com/stilelock/stile/lab/torture/site"
 )
@@ -32,6 +34,12 @@ func workerFaults() []Fault {
 			strike: isolateHolder("hears nothing", (*site.Node).Deafen),
 		},
 		{
+			Name:    "holder-late",
+			About:   "let replies reach a holder late, and then cut it off from all servers",
+			options: site.Options{Proxies: true},
+			strike:  lateHolder,
+		},
+		{
 			Name:   "cpu-starve",
 			About:  "leave a holder or a server one twentieth of a processor",
 			strike: starve,
@@ -58,6 +66,38 @@ func killHolder(ctx context.Context, h *hand) error {
 	}
 	h.What = "killed"
 	return worker.Kill()
+}
+
+// lateHolder makes the last confirmation that a holder gets one that it gets late: what counts a deadline from a reply is wrong
+// by as much.
+func lateHolder(ctx context.Context, h *hand) error {
+	worker, err := h.holder(ctx)
+	if err != nil {
+		return err
+	}
+	proxies, err := h.proxies()
+	if err != nil {
+		return err
+	}
+	h.On = worker.Name()      // nobody else notices
+	late := h.ttls(0.1, 0.17) // later ones would not be waited for
+	delay := func(d time.Duration) {
+		for _, p := range proxies {
+			p.DelayTo(worker.Node().IP(), d)
+		}
+	}
+	h.heal = func() error {
+		delay(0)
+		return worker.Node().Heal()
+	}
+	delay(late)
+	h.What = fmt.Sprintf("got replies %v late", late)
+	if !pause(ctx, h.ttls(0.7, 1)) { // so long that it has renewed what it holds
+		return nil
+	}
+	h.lastsPast()
+	h.saying("got replies %v late, and is cut off from everybody", late)
+	return worker.Node().Cut()
 }
 
 // isolateHolder returns a fault that does something to the network of a holder.

@@ -17,7 +17,7 @@ type Worker interface {
 	Name() string
 	// Pid is that of its process, which may have ended.
 	Pid() int
-	// Node is where it runs, alone.
+	// Node is where it runs, alone. The one that takes its place when it is dead may run there, too.
 	Node() *site.Node
 	// Holds reports whether it holds a lock, as far as is known.
 	Holds() bool
@@ -36,35 +36,36 @@ type World struct {
 	TTL time.Duration
 	// Record adds an event to the history.
 	Record func(history.Event)
-	// Evict deletes the entry of a current holder in the store, as an administrator might, and says which.
-	Evict func(ctx context.Context) (what string, err error)
+	// Evict deletes the entry of a current holder in the store, as an administrator might, or all of its line. It says whose it
+	// was, and what it did: nothing if nobody held.
+	Evict func(ctx context.Context) (worker, what string, err error)
 	// Compact makes etcd forget its past.
 	Compact func(ctx context.Context) error
 	// Progress returns how many locks have been granted so far.
 	Progress func() int64
 
-	mu     sync.Mutex
-	struck map[string]bool // names of the workers and servers that a fault has hit and not left
+	mu    sync.Mutex
+	taken map[string]bool // the places at which a fault has struck and is not healed
 }
 
-// claim makes a worker or server the victim of a fault, unless it is that of another: two faults would heal each other.
-func (w *World) claim(name string) bool {
+// take takes a place, unless it is taken.
+func (w *World) take(place string) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.struck[name] {
+	if w.taken[place] {
 		return false
 	}
-	if w.struck == nil {
-		w.struck = make(map[string]bool)
+	if w.taken == nil {
+		w.taken = make(map[string]bool)
 	}
-	w.struck[name] = true
+	w.taken[place] = true
 	return true
 }
 
-func (w *World) release(names []string) {
+func (w *World) leave(places []string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	for _, name := range names {
-		delete(w.struck, name)
+	for _, place := range places {
+		delete(w.taken, place)
 	}
 }

@@ -82,14 +82,20 @@ func (o *etcd) Left(ctx context.Context) (map[string][]string, error) {
 	return left, nil
 }
 
-func (o *etcd) Evict(ctx context.Context, lock string) (string, error) {
-	first, err := o.Get(ctx, lock+"/", clientv3.WithFirstCreate()...)
-	if err != nil || len(first.Kvs) == 0 {
+func (o *etcd) Evict(ctx context.Context, lock string, all bool) (string, error) {
+	key, options := lock+"/", []clientv3.OpOption{clientv3.WithPrefix()}
+	if !all {
+		first, err := o.Get(ctx, key, clientv3.WithFirstCreate()...)
+		if err != nil || len(first.Kvs) == 0 {
+			return "", err
+		}
+		key, options = string(first.Kvs[0].Key), nil
+	}
+	deleted, err := o.Delete(ctx, key, options...)
+	if err != nil || deleted.Deleted == 0 {
 		return "", err
 	}
-	key := string(first.Kvs[0].Key)
-	_, err = o.Delete(ctx, key)
-	return "etcdctl del " + key, err
+	return fmt.Sprintf("etcdctl del %s: %d", key, deleted.Deleted), nil
 }
 
 func (o *etcd) Compact(ctx context.Context) error {

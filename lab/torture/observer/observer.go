@@ -19,9 +19,9 @@ type Observer interface {
 	// more. What belongs to no lock is under "".
 	Left(ctx context.Context) (map[string][]string, error)
 
-	// Evict takes the entry out that is first in the line behind lock, as somebody might who has the store's own tools. It
-	// says what it did, and nothing if nobody was there.
-	Evict(ctx context.Context, lock string) (what string, err error)
+	// Evict takes the entry out that is first in the line behind lock, or all that are there, as somebody might who has the
+	// store's own tools. It says what it did, and nothing if nobody was there.
+	Evict(ctx context.Context, lock string, all bool) (what string, err error)
 
 	// Compact makes the store forget what was before, where there is such a thing.
 	Compact(ctx context.Context) error

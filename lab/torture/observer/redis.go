@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -53,14 +54,17 @@ func (o *redisServers) Watch(ctx context.Context, saw func(history.Entry)) {
 	}
 }
 
-// Left leaves out what is to stay: the last token that was given, and the list of a Redlock's names.
+// staying are the ends of the names of keys that are to stay for a while: the last token that was given, the entries that
+// must not come any more should their requests arrive late, and the list of a Redlock's names.
+var staying = []string{"//f", "//v", "//fence", "//names"}
+
 func (o *redisServers) Left(ctx context.Context) (map[string][]string, error) {
 	left := map[string][]string{}
 	for _, cli := range o.clients {
 		keys := cli.Scan(ctx, 0, "*", 1000).Iterator()
 		for keys.Next(ctx) {
 			key := keys.Val()
-			if strings.HasSuffix(key, "//f") || strings.HasSuffix(key, "//fence") || strings.HasSuffix(key, "//names") {
+			if slices.ContainsFunc(staying, func(end string) bool { return strings.HasSuffix(key, end) }) || strings.Contains(key, "//void/") {
 				continue
 			}
 			lock := strings.Trim(strings.SplitN(key, "//", 2)[0], "{}")
@@ -73,7 +77,8 @@ func (o *redisServers) Left(ctx context.Context) (map[string][]string, error) {
 	return left, nil
 }
 
-func (o *redisServers) Evict(ctx context.Context, lock string) (string, error) {
+// Evict deletes the lock's own key: those who wait are in keys of Stile's, which nobody deletes by accident.
+func (o *redisServers) Evict(ctx context.Context, lock string, _ bool) (string, error) {
 	var deleted int64
 	var errs []error
 	var mu sync.Mutex

@@ -3,6 +3,7 @@ package observer
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"sync"
@@ -101,15 +102,23 @@ func (o *zookeeper) Left(context.Context) (map[string][]string, error) {
 	return left, nil
 }
 
-func (o *zookeeper) Evict(_ context.Context, lock string) (string, error) {
+func (o *zookeeper) Evict(_ context.Context, lock string, all bool) (string, error) {
 	entries, err := o.children("/" + lock)
 	if err != nil || len(entries) == 0 {
 		return "", err
 	}
-	// Names end in the sequence number, ten digits.
-	first := slices.MinFunc(entries, func(a, b string) int { return strings.Compare(last10(a), last10(b)) })
-	path := "/" + lock + "/" + first
-	return "delete " + path, o.conn.Delete(path, -1)
+	if !all {
+		// Names end in the sequence number, ten digits.
+		first := slices.MinFunc(entries, func(a, b string) int { return strings.Compare(last10(a), last10(b)) })
+		entries = []string{first}
+	}
+	for _, entry := range entries {
+		err := o.conn.Delete("/"+lock+"/"+entry, -1)
+		if err != nil && !errors.Is(err, zk.ErrNoNode) {
+			return "", err
+		}
+	}
+	return fmt.Sprintf("delete /%s/%s: %d", lock, entries[0], len(entries)), nil
 }
 
 // children returns what is in a directory; one that is not there is empty.

@@ -4,6 +4,8 @@ package report
 import (
 	"fmt"
 	"io"
+	"maps"
+	"slices"
 	"strings"
 	"time"
 	"unicode/utf8"
@@ -58,17 +60,24 @@ func bounded(count, of int) string {
 // Summary is a verdict in a few words.
 func Summary(v *verdict.Verdict) string {
 	broken := v.Broken()
-	if len(broken) == 0 {
-		return "ok"
-	}
 	var parts []string
-	for _, violation := range v.Violations {
-		if n := broken[violation.Rule]; n > 0 {
-			parts = append(parts, fmt.Sprintf("%s ×%d", violation.Rule, n))
-			delete(broken, violation.Rule)
-		}
+	for _, rule := range slices.Sorted(maps.Keys(broken)) {
+		parts = append(parts, fmt.Sprintf("%s ×%d", rule, broken[rule]))
+	}
+	if len(parts) == 0 {
+		parts = []string{"ok"}
+	}
+	if n := v.Conceded(); n > 0 {
+		parts = append(parts, fmt.Sprintf("%d conceded", n))
 	}
 	return strings.Join(parts, ", ")
+}
+
+func conceded(v verdict.Violation) string {
+	if v.Conceded == "" {
+		return ""
+	}
+	return " (conceded under " + v.Conceded + ")"
 }
 
 // markdown writes an aligned table.
@@ -115,7 +124,8 @@ func Text(out io.Writer, v *verdict.Verdict) error {
 		if shown[violation.Rule]++; shown[violation.Rule] > 5 {
 			continue
 		}
-		fmt.Fprintf(&b, "%10.3f s  %s: %s %s\n", time.Duration(violation.At-v.Begin).Seconds(), violation.Rule, violation.Lock, violation.What)
+		fmt.Fprintf(&b, "%10.3f s  %s: %s %s%s\n", time.Duration(violation.At-v.Begin).Seconds(), violation.Rule, violation.Lock,
+			violation.What, conceded(violation))
 	}
 	for rule, n := range shown {
 		if n > 5 {

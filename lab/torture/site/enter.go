@@ -64,6 +64,7 @@ func again(outside string) error {
 	}
 	args := append([]string{"unshare"}, flags...)
 	args = append(append(args, "--", self), os.Args[1:]...)
+	//nolint:gosec // It runs itself again, as it was told to.
 	return syscall.Exec(unshare, args, append(os.Environ(), marker+"="+outside))
 }
 
@@ -86,7 +87,7 @@ func allowed(unshare string) ([]string, error) {
 
 // furnish makes a new site habitable.
 func furnish() (*Site, error) {
-	if err := run("ip", "link", "set", "lo", "up"); err != nil {
+	if err := ip("link", "set", "lo", "up"); err != nil {
 		return nil, err
 	}
 	for _, dir := range []string{"/mnt", "/media", "/srv", "/opt"} {
@@ -114,10 +115,10 @@ func mountMemory(dir, size string) error {
 	return nil
 }
 
-// run runs a program that says something only if it fails.
-func run(program string, args ...string) error { return feed("", program, args...) }
+// ip changes something about the network.
+func ip(args ...string) error { return feed("", "ip", args...) }
 
-// feed does the same with an input.
+// feed runs a program that says something only if it fails.
 func feed(input, program string, args ...string) error {
 	cmd := exec.Command(program, args...)
 	cmd.Stdin = strings.NewReader(input)

@@ -55,7 +55,7 @@ func (etcd) standing(ctx context.Context, s *Server) (standing, error) {
 		}
 		Leader uint64 `json:",string"`
 	}
-	if err := ask(ctx, http.MethodPost, "http://"+s.Addr()+"/v3/maintenance/status", &status); err != nil {
+	if err := ask(ctx, http.MethodPost, "http://"+s.Addr()+"/v3/maintenance/status", "{}", &status); err != nil {
 		return standing{}, err
 	}
 	if status.Leader == 0 {
@@ -66,15 +66,15 @@ func (etcd) standing(ctx context.Context, s *Server) (standing, error) {
 
 func (etcd) versions(ctx context.Context, s *Server) map[string]string {
 	var version struct{ Etcdserver string }
-	if err := ask(ctx, http.MethodGet, "http://"+s.Addr()+"/version", &version); err != nil {
+	if err := ask(ctx, http.MethodGet, "http://"+s.Addr()+"/version", "", &version); err != nil {
 		return nil
 	}
 	return map[string]string{"etcd": version.Etcdserver}
 }
 
-// ask makes a request, with an empty JSON object if it is to have a body, and reads the JSON that comes back.
-func ask(ctx context.Context, method, url string, reply any) error {
-	req, err := http.NewRequestWithContext(ctx, method, url, strings.NewReader("{}"))
+// ask makes a request and reads the JSON that comes back.
+func ask(ctx context.Context, method, url, body string, reply any) error {
+	req, err := http.NewRequestWithContext(ctx, method, url, strings.NewReader(body))
 	if err != nil {
 		return err
 	}

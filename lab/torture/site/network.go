@@ -5,6 +5,7 @@ package site
 import (
 	"errors"
 	"fmt"
+	"os"
 	"os/exec"
 	"runtime"
 	"sync"
@@ -23,10 +24,11 @@ const (
 type Network struct {
 	site *Site
 
-	mu     sync.Mutex
-	nodes  []*Node // all that there ever were: their addresses are not used again
-	starts chan func()
-	closed bool
+	mu      sync.Mutex
+	nodes   []*Node // all that there ever were: their addresses are not used again
+	starts  chan func()
+	started []*os.Process
+	closed  bool
 }
 
 // Network makes the network. There is at most one at a time. Close it when it is not needed any more, unless the process
@@ -37,7 +39,7 @@ func (s *Site) Network() (*Network, error) {
 		{"address", "add", Observer + "/24", "dev", bridge},
 		{"link", "set", bridge, "up"},
 	} {
-		if err := run("ip", args...); err != nil {
+		if err := ip(args...); err != nil {
 			return nil, err
 		}
 	}
@@ -46,8 +48,8 @@ func (s *Site) Network() (*Network, error) {
 	return n, nil
 }
 
-// parent starts all programs. Their kernel kills them with the thread that has started them, so that must be one that lives
-// as long as the network does: the goroutine never gives it back, and it ends when the goroutine does.
+// parent starts all programs. The kernel kills them with the thread that has started them, so that must be one that lives as
+// long as the network does: the goroutine never gives it back.
 func (n *Network) parent() {
 	runtime.LockOSThread()
 	for start := range n.starts {
@@ -68,9 +70,13 @@ func (n *Network) Start(cmd *exec.Cmd) error {
 	if n.closed {
 		return errors.New("the network is closed")
 	}
-	started := make(chan error)
-	n.starts <- func() { started <- cmd.Start() }
-	return <-started
+	done := make(chan error)
+	n.starts <- func() { done <- cmd.Start() }
+	if err := <-done; err != nil {
+		return err
+	}
+	n.started = append(n.started, cmd.Process)
+	return nil
 }
 
 func dieWithUs(cmd *exec.Cmd) {
@@ -88,15 +94,19 @@ func (n *Network) Close() error {
 		return nil
 	}
 	n.closed = true
-	nodes := n.nodes
-	close(n.starts)
 	n.mu.Unlock()
+	defer close(n.starts) // the kernel may kill everything then; before, it is to be done in order
 
 	var errs []error
-	for _, node := range nodes {
+	for _, node := range n.nodes {
 		errs = append(errs, node.Close())
 	}
-	return errors.Join(append(errs, run("ip", "link", "del", bridge))...)
+	for _, p := range n.started {
+		if err := p.Kill(); err != nil && !errors.Is(err, os.ErrProcessDone) {
+			errs = append(errs, err)
+		}
+	}
+	return errors.Join(append(errs, ip("link", "del", bridge))...)
 }
 
 // Node adds a node to the network. name is for messages only. There is room for 253 nodes in the life of a network.

@@ -149,7 +149,7 @@ func (n *Node) Close() error {
 	var errs []error
 	if n.port != "" {
 		// The kernel would do it too, some time after the namespace has gone.
-		errs = append(errs, run("ip", "link", "del", n.port))
+		errs = append(errs, ip("link", "del", n.port))
 		n.port = ""
 	}
 	if n.anchor != nil {
@@ -158,7 +158,7 @@ func (n *Node) Close() error {
 	return errors.Join(errs...)
 }
 
-// feed runs a program in the node that says something only if it fails.
+// feed is feed in the node.
 func (n *Node) feed(input, program string, args ...string) error {
 	return feed(input, "nsenter", append([]string{"--net=" + n.namespace(), "--", program}, args...)...)
 }

@@ -92,20 +92,26 @@ func stopped(pid int) (bool, error) {
 		return false, errors.Join(os.ErrProcessDone, err)
 	}
 	for _, path := range stats {
-		text, err := os.ReadFile(path)
-		if err != nil {
-			return false, nil // a thread that has just ended; look again
-		}
-		// The name before the state is in parentheses and may contain anything.
-		_, after, _ := strings.Cut(string(text[strings.LastIndexByte(string(text), ')'):]), " ")
-		switch {
-		case strings.HasPrefix(after, "Z"), strings.HasPrefix(after, "X"):
+		text, _ := os.ReadFile(path) // nothing, of a thread that has just ended: look again
+		switch state(string(text)) {
+		case 'T', 't':
+		case 'Z', 'X':
 			return false, os.ErrProcessDone
-		case !strings.HasPrefix(after, "T") && !strings.HasPrefix(after, "t"):
+		default:
 			return false, nil
 		}
 	}
 	return true, nil
+}
+
+// state returns the letter for the state of a thread from its line in /proc. The name before it is in parentheses and may
+// contain anything.
+func state(stat string) byte {
+	_, after, ok := strings.Cut(stat[strings.LastIndexByte(stat, ')')+1:], " ")
+	if !ok || after == "" {
+		return 0
+	}
+	return after[0]
 }
 
 // tail returns about the last n bytes of the file at path.

@@ -89,7 +89,7 @@ func readRedis(r *bufio.Reader) (string, error) {
 	sort, rest := line[:min(1, len(line))], line[min(1, len(line)):]
 	n, _ := strconv.Atoi(rest) // zero where there is no number
 	switch sort {
-	case "+":
+	case "+", ":":
 		return rest, nil
 	case "$":
 		text := make([]byte, n+len("\r\n"))

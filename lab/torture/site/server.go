@@ -181,7 +181,13 @@ func (s *Server) FillDisk() error {
 		return err
 	}
 	defer f.Close()
-	for size := int64(0); ; {
+	return s.fill(f)
+}
+
+// fill makes a file as large as there is room for.
+func (s *Server) fill(f *os.File) error {
+	size := int64(0)
+	for range 100 { // the server may be quicker, now and then
 		var fs unix.Statfs_t
 		if err := unix.Statfs(s.dir, &fs); err != nil {
 			return err
@@ -193,14 +199,20 @@ func (s *Server) FillDisk() error {
 		switch err := unix.Fallocate(int(f.Fd()), 0, size, left); {
 		case err == nil:
 			size += left
-		case !errors.Is(err, unix.ENOSPC): // the server has been quicker
+		case !errors.Is(err, unix.ENOSPC):
 			return err
 		}
 	}
+	return fmt.Errorf("%s makes room as fast as it is taken away", s)
 }
 
-// FreeDisk undoes [Server.FillDisk]. A server that has ended for lack of room is not started again.
-func (s *Server) FreeDisk() error { return os.Remove(s.filler()) }
+// FreeDisk undoes [Server.FillDisk], also one that has failed. A server that has ended for lack of room is not started again.
+func (s *Server) FreeDisk() error {
+	if err := os.Remove(s.filler()); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return err
+	}
+	return nil
+}
 
 func (s *Server) filler() string { return filepath.Join(s.dir, "filler") }
 

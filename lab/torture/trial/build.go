@@ -14,7 +14,12 @@ import (
 // Programs are the paths of what a trial runs.
 type Programs struct {
 	Worker string
-	Stile  string // empty unless the workload needs it
+	Stile  string // is there only if the workload needs it
+}
+
+// Built returns the programs that were built into dir.
+func Built(dir string) Programs {
+	return Programs{Worker: filepath.Join(dir, "worker"), Stile: filepath.Join(dir, "stile")}
 }
 
 // Build builds the programs for a trial into dir, with the mutant's edits if the target is one. The working directory is
@@ -37,12 +42,11 @@ func Build(ctx context.Context, t Target, load, dir string) (Programs, error) {
 		}
 		flags = append(flags, "-overlay", overlay)
 	}
-	p := Programs{Worker: filepath.Join(dir, "worker")}
+	p := Built(dir)
 	if err := build(ctx, lab, p.Worker, "./torture/worker", flags); err != nil {
 		return Programs{}, err
 	}
 	if load == workload.Command {
-		p.Stile = filepath.Join(dir, "stile")
 		if err := build(ctx, filepath.Join(root, "cmd/stile"), p.Stile, ".", flags); err != nil {
 			return Programs{}, err
 		}

@@ -40,14 +40,14 @@ func (l *live) holds(worker string) bool {
 	return len(l.held[worker]) > 0
 }
 
-// locks returns the locks that are held.
-func (l *live) locks() []string {
+// locks returns the locks that are held, each with one who holds it.
+func (l *live) locks() map[string]string {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	var locks []string
-	for _, grants := range l.held {
+	locks := map[string]string{}
+	for worker, grants := range l.held {
 		for _, lock := range grants {
-			locks = append(locks, lock)
+			locks[lock] = worker
 		}
 	}
 	return locks

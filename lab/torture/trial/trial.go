@@ -187,13 +187,14 @@ func (r *run) hurt(ctx context.Context, workers *crew) {
 	}, r.faults, nemesis.Schedule{Seed: r.Seed})
 }
 
-// evict takes the entry of somebody out who holds a lock.
-func (r *run) evict(ctx context.Context) (string, error) {
-	locks := r.live.locks()
-	if len(locks) == 0 {
-		return "", nil
+// evict takes the entry of somebody out who holds a lock, and half of the times those of all who wait behind it.
+func (r *run) evict(ctx context.Context) (worker, what string, err error) {
+	held := r.live.locks()
+	for lock, worker := range held { // any: the order of maps is chance enough
+		what, err := r.observer.Evict(ctx, lock, rand.IntN(2) == 0)
+		return worker, what, err
 	}
-	return r.observer.Evict(ctx, locks[rand.IntN(len(locks))])
+	return "", "", nil
 }
 
 // aftermath looks at what is left when everybody has gone and every session has ended, and tries every lock once more.

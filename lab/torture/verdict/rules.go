@@ -20,6 +20,8 @@ const (
 	RuleStore = "granted twice"
 	// RuleToken: two holds have the same token.
 	RuleToken = "token given twice"
+	// RuleUntold: a holder still believed in its hold two TTLs after the observer had seen its entry go.
+	RuleUntold = "holder not told"
 	// RuleFence: the fenced resource took a write of an older hold after one of a newer hold.
 	RuleFence = "stale write accepted"
 	// RuleUnfair: somebody was overtaken, by one who asked more than a TTL later, though nothing was being done to the system.
@@ -50,6 +52,23 @@ type Violation struct {
 	What string `json:"what"`
 	// Grants are the holds it is about.
 	Grants []string `json:"grants,omitempty"`
+	// Conceded is the fault, if it is one under which nobody promises that the rule is kept: see [Concessions].
+	Conceded string `json:"conceded,omitempty"`
+}
+
+// Concessions are, by fault, the rules that Stile does not promise to keep while it lasts and shortly after, because no store
+// could: docs/guarantees.md says so. What tokens are for is never conceded.
+func Concessions() map[string][]string {
+	exclusion := []string{RuleOverlap, RuleValidity}
+	forgetting := []string{RuleOverlap, RuleValidity, RuleStore}
+	return map[string][]string{
+		// Whoever takes a holder's entry away lets the next one in as the holder is told.
+		history.Evict: exclusion,
+		// etcd may end fresh leases early when a leader goes on that was stopped. Options.LockDelay is for that.
+		"leader-pause": exclusion, "server-pause": exclusion,
+		// A Redis that has forgotten everything, or whose clock has jumped, has let go of what was held.
+		"restart-empty": forgetting, "clock-jump": forgetting,
+	}
 }
 
 // overlaps finds holders of one lock who believed at the same time that they held it.

@@ -122,17 +122,31 @@ func Judge(h *history.History) *Verdict {
 	j.Violations = append(j.Violations, hung(j.lives)...)
 	j.Violations = append(j.Violations, over(h.Events)...)
 	j.thin()
+	j.concede()
 	slices.SortStableFunc(j.Violations, func(a, b Violation) int { return cmp.Compare(a.At, b.At) })
 	return j.Verdict
 }
 
-// Broken returns the rules that were broken, each once, with how often.
+// Broken returns the rules that were broken and not conceded, each with how often.
 func (v *Verdict) Broken() map[string]int {
 	rules := map[string]int{}
 	for _, violation := range v.Violations {
-		rules[violation.Rule]++
+		if violation.Conceded == "" {
+			rules[violation.Rule]++
+		}
 	}
 	return rules
+}
+
+// Conceded returns how many violations are conceded.
+func (v *Verdict) Conceded() int {
+	n := 0
+	for _, violation := range v.Violations {
+		if violation.Conceded != "" {
+			n++
+		}
+	}
+	return n
 }
 
 type judge struct {
@@ -344,6 +358,12 @@ func (j *judge) losses() {
 		if row := j.row(e.At); e.At < h.Until && (row == nil || row.Name != history.Evict) {
 			j.Figures.Early++
 		}
+		if late := h.End - e.At; late > 2*j.Run.TTL {
+			j.Violations = append(j.Violations, Violation{
+				Rule: RuleUntold, Lock: h.Lock, At: h.End, For: time.Duration(late), Grants: []string{h.Grant},
+				What: fmt.Sprintf("%s believed in it for another %v after its entry had gone", h.Grant, time.Duration(late).Round(time.Millisecond)),
+			})
+		}
 		if h.Told > e.At {
 			told = append(told, time.Duration(h.Told-e.At))
 		}
@@ -391,6 +411,20 @@ func (j *judge) calls() {
 			j.Figures.Fewest = n
 		}
 		j.Figures.Most, first = max(j.Figures.Most, n), false
+	}
+}
+
+// concede marks the violations that a fault excuses.
+func (j *judge) concede() {
+	concessions := Concessions()
+	for i := range j.Violations {
+		v := &j.Violations[i]
+		for _, s := range j.Strikes {
+			near := s.From <= v.At && v.At < s.To+j.settle()
+			if near && s.Err == "" && slices.Contains(concessions[s.Name], v.Rule) {
+				v.Conceded = s.Name
+			}
+		}
 	}
 }
 

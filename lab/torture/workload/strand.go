@@ -75,9 +75,12 @@ func (s *strand) long(ctx context.Context) error {
 	return s.doOne(ctx, s.any(), 1, 3*ttl+s.upTo(ttl))
 }
 
-// doOne waits for a lock, works under it and releases it.
+// doOne waits for a lock, works under it and releases it, and then does something else: were it to ask again at once, nobody
+// else would ever have a lock that is not fair.
 func (s *strand) doOne(ctx context.Context, lock string, rounds int, atLeast time.Duration) error {
-	return s.under(ctx, s.wait(ctx, lock), rounds, atLeast)
+	err := s.under(ctx, s.wait(ctx, lock), rounds, atLeast)
+	sleep(ctx, s.upTo(thinking))
+	return err
 }
 
 // under works under a lock, if there is one, and releases it.

@@ -31,7 +31,7 @@ type worker struct {
 // run connects, works until ctx ends, closes everything, and counts what is open before and after.
 func (w *worker) run(ctx context.Context, p plan) error {
 	if w.config.Workload != Final {
-		r, err := resource.Dial(ctx, w.config.Resource)
+		r, err := resource.Dial(context.WithoutCancel(ctx), w.config.Resource)
 		if err != nil {
 			return fmt.Errorf("no resource: %w", err)
 		}

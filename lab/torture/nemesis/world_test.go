@@ -1,0 +1,243 @@
+//go:build linux
+
+package nemesis
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"os"
+	"os/exec"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stilelock/stile/lab/torture/history"
+	"github.com/stilelock/stile/lab/torture/site"
+)
+
+// here is the site that the tests run in; nil if the machine has none for us, for the reason why.
+var (
+	here *site.Site
+	why  error
+)
+
+func TestMain(m *testing.M) {
+	here, why = site.Enter()
+	os.Exit(m.Run())
+}
+
+// need ends a test that the machine cannot run: it fails if STILE_TEST_REQUIRE has the word "all", else it is skipped.
+func need(t *testing.T, err error) {
+	t.Helper()
+	switch {
+	case err == nil:
+	case slices.Contains(strings.Split(os.Getenv("STILE_TEST_REQUIRE"), ","), "all"):
+		t.Fatalf("STILE_TEST_REQUIRE=all forbids skipping this test: %v", err)
+	default:
+		t.Skipf("SKIPPED, NOT TESTED: %v", err)
+	}
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// eventually waits until something is so.
+func eventually(t *testing.T, what string, is func() bool) {
+	t.Helper()
+	for end := time.Now().Add(15 * time.Second); !is(); time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("after 15 s it is not so that %s", what)
+		}
+	}
+}
+
+// An idler is a worker that does nothing but hold what it is said to hold.
+type idler struct {
+	name  string
+	node  *site.Node
+	cmd   *exec.Cmd
+	holds atomic.Bool
+	ended chan struct{}
+}
+
+func (i *idler) Name() string     { return i.name }
+func (i *idler) Pid() int         { return i.cmd.Process.Pid }
+func (i *idler) Node() *site.Node { return i.node }
+func (i *idler) Holds() bool      { return i.holds.Load() }
+func (i *idler) Kill() error      { return i.cmd.Process.Kill() }
+
+func (i *idler) alive() bool {
+	select {
+	case <-i.ended:
+		return false
+	default:
+		return true
+	}
+}
+
+// A scene is a world with real servers, and workers that are real processes.
+type scene struct {
+	World
+	t      *testing.T
+	idlers []*idler
+
+	mu     sync.Mutex
+	events []history.Event
+}
+
+// newScene starts a cluster, with all that faults may need, and three workers. They end with the test.
+func newScene(t *testing.T, kind string) *scene {
+	t.Helper()
+	need(t, why)
+	network, err := here.Network()
+	must(t, err)
+	t.Cleanup(func() { must(t, network.Close()) })
+	cluster, err := site.Start(t.Context(), network, kind, Options(possible(kind)))
+	if errors.Is(err, site.ErrMissing) {
+		need(t, err)
+	}
+	must(t, err)
+	t.Cleanup(func() { must(t, cluster.Close()) })
+	s := &scene{t: t}
+	for i := range 3 {
+		s.idlers = append(s.idlers, newIdler(t, network, fmt.Sprintf("w%d", i+1)))
+	}
+	s.Cluster, s.TTL = cluster, time.Second
+	s.World.Workers = func() []Worker {
+		var workers []Worker
+		for _, i := range s.idlers {
+			if i.alive() {
+				workers = append(workers, i)
+			}
+		}
+		return workers
+	}
+	s.World.Record = func(e history.Event) {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.events = append(s.events, e)
+	}
+	s.World.Evict = func(context.Context) (string, string, error) { return "w1", "deleted a/1", nil }
+	s.World.Compact = func(context.Context) error { return nil }
+	return s
+}
+
+func newIdler(t *testing.T, network *site.Network, name string) *idler {
+	t.Helper()
+	node, err := network.Node(name)
+	must(t, err)
+	i := &idler{name: name, node: node, ended: make(chan struct{})}
+	// It is busy, a little: a process that only waits is not seen to starve.
+	i.cmd = node.Command("bash", "-c", "while :; do sleep 0.002; done")
+	must(t, network.Start(i.cmd))
+	go func() {
+		_ = i.cmd.Wait()
+		close(i.ended)
+	}()
+	return i
+}
+
+// strike does a fault, with chance beginning at seed. It is healed when the test ends, if the test has not done so.
+func (s *scene) strike(t *testing.T, name string, seed uint64) *Strike {
+	t.Helper()
+	st, err := s.try(name, seed)
+	if err != nil {
+		t.Fatalf("%s: %v", name, err)
+	}
+	return st
+}
+
+func (s *scene) try(name string, seed uint64) (*Strike, error) {
+	f, err := find(name, s.Cluster.Kind())
+	need(s.t, err)
+	return f.Strike(s.t.Context(), &s.World, rand.New(rand.NewPCG(seed, 0)))
+}
+
+func (s *scene) idler(name string) *idler {
+	i := slices.IndexFunc(s.idlers, func(i *idler) bool { return i.name == name })
+	if i < 0 {
+		s.t.Fatalf("there is no worker %q", name)
+	}
+	return s.idlers[i]
+}
+
+func (s *scene) server(name string) *site.Server {
+	servers := s.Cluster.Servers()
+	i := slices.IndexFunc(servers, func(s *site.Server) bool { return s.Name() == name })
+	if i < 0 {
+		s.t.Fatalf("there is no server %q", name)
+	}
+	return servers[i]
+}
+
+func (s *scene) leader() *site.Server {
+	ctx, cancel := context.WithTimeout(s.t.Context(), 15*time.Second)
+	defer cancel()
+	leader, err := s.Cluster.Leader(ctx)
+	must(s.t, err)
+	return leader
+}
+
+// state returns the letter that the kernel has for the state of a process; empty if there is no such process.
+func state(pid int) string {
+	text, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
+	if err != nil {
+		return ""
+	}
+	_, after, _ := strings.Cut(string(text), ") ")
+	return after[:1]
+}
+
+func stopped(pid int) bool { return state(pid) == "T" }
+
+func running(pid int) bool { return slices.Contains([]string{"R", "S", "D"}, state(pid)) }
+
+// reaches reports whether connections from a node to a server, by its proxy if it has one, can be made.
+func reaches(from *site.Node, addr string) bool {
+	host, port, _ := net.SplitHostPort(addr)
+	return from.Command("timeout", "0.3", "bash", "-c", "exec 3<>/dev/tcp/"+host+"/"+port).Run() == nil
+}
+
+// reachesOnly waits until the servers that a node reaches are those.
+func (s *scene) reachesOnly(t *testing.T, from *site.Node, want ...string) {
+	t.Helper()
+	eventually(t, fmt.Sprintf("%s reaches %v and no other server", from.Name(), want), func() bool {
+		var got []string
+		for i, addr := range s.Cluster.Addrs() {
+			if reaches(from, addr) {
+				got = append(got, s.Cluster.Servers()[i].Name())
+			}
+		}
+		return slices.Equal(got, want)
+	})
+}
+
+// but returns the names of all servers but one.
+func (s *scene) but(name string) []string {
+	var others []string
+	for _, server := range s.Cluster.Servers() {
+		if server.Name() != name {
+			others = append(others, server.Name())
+		}
+	}
+	return others
+}
+
+// awaitAll waits until all servers serve.
+func (s *scene) awaitAll() {
+	s.t.Helper()
+	for _, server := range s.Cluster.Servers() {
+		must(s.t, server.AwaitReady(s.t.Context()))
+	}
+}

@@ -1,0 +1,269 @@
+package resource_test
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"net"
+	"os"
+	"path/filepath"
+	"sync"
+	"testing"
+
+	"github.com/stilelock/stile/lab/torture/history"
+	"github.com/stilelock/stile/lab/torture/resource"
+)
+
+// A stage is a resource and what it has recorded.
+type stage struct {
+	t      *testing.T
+	socket string
+	end    func() error // ends the resource
+	heard  chan history.Event
+}
+
+func newStage(t *testing.T) *stage {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "resource") // t.TempDir may be too long for a socket
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	file, err := os.Create(filepath.Join(dir, "history"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { file.Close() })
+	s := &stage{t: t, socket: filepath.Join(dir, "resource"), heard: make(chan history.Event, 100)}
+	recorder := filepath.Join(dir, "recorder")
+	r, err := history.Record(recorder, history.NewWriter(file, history.Run{Target: "test"}), func(e history.Event) {
+		s.heard <- e
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	voice, err := history.Speak(recorder, "resource")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	served := make(chan error, 1)
+	go func() { served <- resource.Serve(ctx, s.socket, voice) }()
+	s.end = sync.OnceValue(func() error {
+		cancel()
+		err := <-served
+		voice.Close()
+		r.Close()
+		return err
+	})
+	t.Cleanup(func() { _ = s.end() })
+	return s
+}
+
+func (s *stage) dial() *resource.Client {
+	s.t.Helper()
+	c, err := resource.Dial(s.t.Context(), s.socket)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	s.t.Cleanup(func() { c.Close() })
+	return c
+}
+
+// recorded ends the resource and returns what it has recorded, but for what a test has received already.
+func (s *stage) recorded() []history.Event {
+	s.t.Helper()
+	if err := s.end(); err != nil {
+		s.t.Errorf("the resource ends with: %v", err)
+	}
+	close(s.heard)
+	var all []history.Event
+	for e := range s.heard {
+		all = append(all, e)
+	}
+	return all
+}
+
+func (s *stage) writes() []history.Write {
+	s.t.Helper()
+	var all []history.Write
+	for _, e := range s.recorded() {
+		if e.Write != nil {
+			all = append(all, *e.Write)
+		}
+	}
+	return all
+}
+
+func must[T any](t *testing.T) func(T, error) T {
+	return func(v T, err error) T {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return v
+	}
+}
+
+func TestAWriteThatOverwritesAnotherIsSeen(t *testing.T) {
+	s := newStage(t)
+	a, b := s.dial(), s.dial()
+	readByA, readByB := must[uint64](t)(a.Read("x")), must[uint64](t)(b.Read("x"))
+	for _, err := range []error{
+		a.Unfenced(resource.Writer{Lock: "x", Grant: "a.1"}, readByA),
+		b.Unfenced(resource.Writer{Lock: "x", Grant: "b.1"}, readByB),
+		b.Unfenced(resource.Writer{Lock: "x", Grant: "b.1"}, must[uint64](t)(b.Read("x"))),
+	} {
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	want := []history.Write{
+		{Lock: "x", Grant: "a.1", Mode: "unfenced", Version: 0, Read: 0},
+		{Lock: "x", Grant: "b.1", Mode: "unfenced", Version: 1, Read: 0}, // a's is lost
+		{Lock: "x", Grant: "b.1", Mode: "unfenced", Version: 2, Read: 2},
+	}
+	for i, got := range s.writes() {
+		if got != want[i] {
+			t.Errorf("write %d: %+v is recorded, not %+v", i, got, want[i])
+		}
+	}
+}
+
+func TestTheFencedCellRefusesSmallerTokens(t *testing.T) {
+	s := newStage(t)
+	c := s.dial()
+	for _, write := range []struct {
+		lock     string
+		token    uint64
+		accepted bool
+	}{
+		{"x", 5, true},
+		{"x", 5, true}, // the same holder again
+		{"x", 7, true},
+		{"x", 6, false},
+		{"x", 5, false},
+		{"x", 7, true},
+		{"y", 1, true}, // another lock
+	} {
+		w := resource.Writer{Lock: write.lock, Grant: "g", Token: write.token}
+		if got := must[bool](t)(c.Fenced(w)); got != write.accepted {
+			t.Errorf("token %d at %s: accepted is %t", write.token, write.lock, got)
+		}
+	}
+	refused := 0
+	for _, w := range s.writes() {
+		if w.Refused {
+			refused++
+		}
+	}
+	if refused != 2 {
+		t.Errorf("%d refusals are recorded", refused)
+	}
+}
+
+func TestTheAuditLogTakesEverything(t *testing.T) {
+	s := newStage(t)
+	c := s.dial()
+	for _, token := range []uint64{2, 1} {
+		if err := c.Audit(resource.Writer{Lock: "x", Grant: "g", Token: token}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if got := s.writes(); len(got) != 2 || got[1].Token != 1 || got[1].Refused || got[1].Mode != "audit" {
+		t.Errorf("recorded is %+v", got)
+	}
+}
+
+func TestWritesAreStampedOnArrival(t *testing.T) {
+	s := newStage(t)
+	c := s.dial()
+	before := history.Now()
+	if err := c.Audit(resource.Writer{Lock: "x", Grant: "g"}); err != nil {
+		t.Fatal(err)
+	}
+	after := history.Now()
+	if e := s.recorded()[0]; e.At < before || e.At > after || e.Worker != "resource" {
+		t.Errorf("%+v was recorded of a write between %d and %d", e, before, after)
+	}
+}
+
+// A process is killed in the middle of what it does under a lock.
+func TestAGuardedGrantEndsWithItsConnection(t *testing.T) {
+	s := newStage(t)
+	killed, other := s.dial(), s.dial()
+	if err := killed.Guard("a.1"); err != nil {
+		t.Fatal(err)
+	}
+	if err := other.Guard("b.1"); err != nil {
+		t.Fatal(err)
+	}
+	if err := other.Unguard(); err != nil {
+		t.Fatal(err)
+	}
+	before := history.Now()
+	killed.Close()
+	other.Close()
+	e := <-s.heard
+	if e.End == nil || e.End.Grant != "a.1" || e.End.Call < before || e.End.Call != e.At || e.End.Return != 0 {
+		t.Errorf("recorded is %+v (%+v), after %d", e, e.End, before)
+	}
+	if more := s.recorded(); len(more) != 0 {
+		t.Errorf("recorded is also %+v", more)
+	}
+}
+
+func TestTheEndOfTheResourceIsNotThatOfAGuardedGrant(t *testing.T) {
+	s := newStage(t)
+	if err := s.dial().Guard("a.1"); err != nil {
+		t.Fatal(err)
+	}
+	if events := s.recorded(); len(events) != 0 {
+		t.Errorf("recorded is %+v", events)
+	}
+}
+
+func TestALineCutShortIsNoWrite(t *testing.T) {
+	s := newStage(t)
+	s.dial().Close() // it listens now
+	conn, err := net.Dial("unix", s.socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := conn.Write([]byte(`{"op":"audit","lock":"x"}`)); err != nil {
+		t.Fatal(err)
+	}
+	conn.Close()
+	if err := s.dial().Audit(resource.Writer{Lock: "y"}); err != nil { // the others are served
+		t.Fatal(err)
+	}
+	if got := s.writes(); len(got) != 1 || got[0].Lock != "y" {
+		t.Errorf("recorded is %+v", got)
+	}
+}
+
+func TestNonsenseIsAnswered(t *testing.T) {
+	s := newStage(t)
+	s.dial().Close()
+	for _, nonsense := range []string{"{\n", `{"op":"erase"}` + "\n"} {
+		conn, err := net.Dial("unix", s.socket)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := conn.Write([]byte(nonsense)); err != nil {
+			t.Fatal(err)
+		}
+		line, err := bufio.NewReader(conn).ReadBytes('\n')
+		if err != nil {
+			t.Fatal(err)
+		}
+		var answer struct{ Err string }
+		if err := json.Unmarshal(line, &answer); err != nil || answer.Err == "" {
+			t.Errorf("the answer to %q is %s", nonsense, line)
+		}
+		conn.Close()
+	}
+	if got := s.writes(); len(got) != 0 {
+		t.Errorf("recorded is %+v", got)
+	}
+}
