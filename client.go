@@ -33,6 +33,7 @@ type Client struct {
 	current  *keeper.Session
 	sessions []*keeper.Session // current, and lost ones that may not have come to their end
 	queues   map[string]*queue // of the names that somebody here holds or waits for
+	delays   map[uncleanEnd]*delay
 }
 
 // New returns a client on the store st. It opens no session before it is needed. A nil opts means the defaults. Everything
@@ -50,6 +51,7 @@ func New(st store.Store, opts *Options) (*Client, error) {
 		opts:    complete,
 		opening: make(chan struct{}, 1),
 		queues:  make(map[string]*queue),
+		delays:  make(map[uncleanEnd]*delay),
 	}
 	c.life, c.close = context.WithCancel(context.Background())
 	c.opening <- struct{}{}
@@ -58,7 +60,7 @@ func New(st store.Store, opts *Options) (*Client, error) {
 
 // Close ends the client: what is held is lost, with reason [LostClosed], who waits gets an error matching [ErrClosed], and
 // the session is ended in the store, so that the next in line need not wait for it to expire. Release holds first to end
-// them in order.
+// them in order, and to spare the others [Options.LockDelay].
 //
 // ctx bounds the farewell to the store, and to hooks that have not been told everything yet; if it has ended already Close
 // takes two seconds for them, so that defer client.Close(ctx) also works after a signal. On failure everything is over on

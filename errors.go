@@ -3,6 +3,7 @@ package stile
 import (
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/stilelock/stile/keeper"
 	"github.com/stilelock/stile/store"
@@ -28,18 +29,21 @@ var (
 	ErrBadName = store.ErrBadName
 )
 
-// HeldError is what [Mutex.TryLock] returns when somebody else has the lock, or stands in line for it. It matches
-// [ErrHeld].
+// HeldError is what [Mutex.TryLock] returns when somebody else has the lock, or stands in line for it, or when it is closed
+// because its last holder has not released it. It matches [ErrHeld].
 type HeldError struct {
 	// Name is the lock's name.
 	Name string
 	// Holder is who is in the way; nil if the store could not tell.
 	Holder *Entry
+	// Closed is how much longer the lock stays closed because Holder, who does not hold it any more, has not released it.
+	// See [Options.LockDelay]. Zero if that is not why.
+	Closed time.Duration
 
 	inner error
 }
 
-// Error says who holds the lock, as far as that is known.
+// Error says who holds the lock, as far as that is known, or why it is closed.
 func (e *HeldError) Error() string { return "stile: " + e.inner.Error() }
 
 // Is reports whether target is [ErrHeld].

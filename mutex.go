@@ -39,8 +39,8 @@ func (m *Mutex) Lock(ctx context.Context) (*Hold, error) {
 }
 
 // TryLock takes the lock if nobody holds it or stands in line for it, in this process or elsewhere, and answers at once.
-// If somebody does, the error is a [*HeldError] that says who, and nothing is left behind. In everything else it is as
-// Lock.
+// If somebody does, or if the lock is closed because of [Options.LockDelay], the error is a [*HeldError] that says who or
+// for how long, and nothing is left behind. In everything else it is as Lock.
 func (m *Mutex) TryLock(ctx context.Context) (*Hold, error) {
 	p := m.place(ctx)
 	p.try = true

@@ -27,11 +27,29 @@ type Options struct {
 	// where only the server knows, from the first Lock.
 	TTL time.Duration
 
+	// LockDelay is for how long a lock stays closed after a hold of it that was not released: its process has died or was
+	// cut off, the client was closed, somebody has broken it, or the store has ended it early. The time counts from when
+	// this client has noticed, which is when it is its turn: Lock and Join wait for that much longer then, and TryLock says
+	// that the lock is closed ([HeldError.Closed]). After a release nothing is delayed.
+	//
+	// It is for stores that may end a session before its time, as etcd does when its leader's process was stopped for longer
+	// than the TTL and goes on. With a LockDelay no shorter than the TTL, who held the lock has lost it by its own deadline
+	// before the next one has it, whether or not it could be told that it was to lose it earlier. The price is that much more
+	// time without the lock after each crash, and one request more to take it.
+	//
+	// It concerns the holds of clients with a LockDelay only: to let others know, a hold leaves a trace in the store, which
+	// goes with its release. All clients of a lock should have the same TTL and LockDelay. One without a LockDelay leaves no
+	// traces, minds none, and is let in at once; where the delays differ, the shortest may be the one that counts for all.
+	//
+	// Zero means none. A negative one is an error from New, and so is one on a store that knows no traces: it matches
+	// [ErrUnsupported].
+	LockDelay time.Duration
+
 	// Owner is who holds the client's locks, for others to read. The zero Owner means [DefaultOwner].
 	Owner Owner
 
-	// Logger receives what happens to sessions and holds: losses and renewals overdue as warnings, the rest as debug
-	// messages. Nil discards it.
+	// Logger receives what happens to sessions and holds: losses, renewals overdue and locks that were not released as
+	// warnings, the rest as debug messages. Nil discards it.
 	Logger *slog.Logger
 
 	// Hooks are told of events, for metrics and traces.
@@ -59,6 +77,12 @@ func (o *Options) complete(caps store.Capabilities) (Options, error) {
 	var errs []error
 	if least, most := caps.MinTTL, min(caps.MaxTTL, MaxTTL); c.TTL < least || c.TTL > most {
 		errs = append(errs, fmt.Errorf("a TTL of %v: the %s store takes %v to %v", c.TTL, caps.Kind, least, most))
+	}
+	switch {
+	case c.LockDelay < 0:
+		errs = append(errs, fmt.Errorf("a LockDelay of %v: it must not be negative", c.LockDelay))
+	case c.LockDelay > 0 && !caps.Traces:
+		errs = append(errs, fmt.Errorf("a LockDelay: the %s store: %w: leave it at zero", caps.Kind, ErrUnsupported))
 	}
 	if err := checkOwner(c.Owner); err != nil {
 		errs = append(errs, err)

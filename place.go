@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/stilelock/stile/internal/bootclock"
+	"github.com/stilelock/stile/keeper"
 	"github.com/stilelock/stile/line"
 	"github.com/stilelock/stile/store"
 )
@@ -45,7 +46,7 @@ func (p *Place) Hold() (*Hold, error) {
 
 // Ahead says how many must leave before it is this place's turn, as far as is known: the ones in the line in the store,
 // and those of this process who wait to join it. Those who will have joined the line before them are not known yet. It is
-// zero if the place is ready, and may be before its entry has reached the store.
+// zero if the place is ready, and may be before its entry has reached the store and during [Options.LockDelay].
 func (p *Place) Ahead() int {
 	select {
 	case <-p.ready:
@@ -138,30 +139,39 @@ func (p *Place) enter(ctx context.Context) (*Hold, error) {
 	var held *store.HeldError
 	switch {
 	case errors.Is(err, store.ErrSessionLost):
-		session.Ended(err)
-		<-session.Context().Done() // until then it would be used again
-		return nil, fmt.Errorf("%w: %w", errJoinAgain, err)
+		return nil, sessionEnded(session, err)
 	case errors.As(err, &held):
 		return nil, heldError(held)
 	case err != nil:
 		return nil, err
 	}
 
-	select {
-	case <-e.admitted:
-		if session.Valid() {
-			return newHold(p, session, ticket, e), nil
-		}
+	err = e.wait(ctx, session, e.admitted)
+	if err == nil && p.client.opts.LockDelay > 0 {
+		err = p.leaveTrace(ctx, session, ticket, e)
+	}
+	switch {
+	case err == nil && session.Valid():
+		return newHold(p, session, ticket, e), nil
+	case err == nil:
 		<-session.Context().Done() // it is on its way: the deadline has passed
 		return nil, fmt.Errorf("%w: %w", errJoinAgain, context.Cause(session.Context()))
-	case <-e.gone:
-		return nil, fmt.Errorf("%w: %w", errJoinAgain, e.cause)
-	case <-session.Context().Done():
-		return nil, fmt.Errorf("%w: %w", errJoinAgain, context.Cause(session.Context()))
-	case <-ctx.Done():
+	case errors.Is(err, errJoinAgain):
+		return nil, err
+	case ctx.Err() != nil:
 		p.abandon(ticket)
 		return nil, errLeaving
+	default:
+		p.withdraw(ticket)
+		return nil, err
 	}
+}
+
+// sessionEnded returns the error of an entry whose session the store says has ended.
+func sessionEnded(session *keeper.Session, err error) error {
+	session.Ended(err)
+	<-session.Context().Done() // until then it would be used again
+	return fmt.Errorf("%w: %w", errJoinAgain, err)
 }
 
 // farewell is how long an abandoned entry is waited for before the next of this process joins the line.
@@ -170,11 +180,15 @@ const farewell = time.Second
 // abandon takes an entry out that nobody wants any more, without making its owner wait.
 func (p *Place) abandon(ticket store.Ticket) {
 	p.client.work.Go(func() {
-		ctx, cancel := context.WithTimeout(p.client.life, farewell)
-		defer cancel()
-		_ = ticket.Withdraw(ctx) // the store goes on until the entry is out
+		p.withdraw(ticket)
 		p.client.leave(p)
 	})
+}
+
+func (p *Place) withdraw(ticket store.Ticket) {
+	ctx, cancel := context.WithTimeout(p.client.life, farewell)
+	defer cancel()
+	_ = ticket.Withdraw(ctx) // the store goes on until the entry is out
 }
 
 // failed says which lock an error is about.
@@ -251,6 +265,30 @@ type entry struct {
 
 func newEntry(p *Place) *entry {
 	return &entry{place: p, admitted: make(chan struct{}), gone: make(chan struct{})}
+}
+
+// wait waits for the end of ch, for as long as the entry is good for anything and the caller wants it.
+func (e *entry) wait(ctx context.Context, session *keeper.Session, ch <-chan struct{}) error {
+	select {
+	case <-ch:
+		return nil
+	case <-e.gone:
+		return fmt.Errorf("%w: %w", errJoinAgain, e.cause)
+	case <-session.Context().Done():
+		return fmt.Errorf("%w: %w", errJoinAgain, context.Cause(session.Context()))
+	case <-ctx.Done():
+		return errLeaving
+	}
+}
+
+// stillThere returns the error of an entry that is known to have gone.
+func (e *entry) stillThere() error {
+	select {
+	case <-e.gone:
+		return fmt.Errorf("%w: %w", errJoinAgain, e.cause)
+	default:
+		return nil
+	}
 }
 
 // notify is called by the store.

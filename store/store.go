@@ -21,8 +21,8 @@
 //   - Own entries only. Withdrawing touches nothing but the one entry it names, even after that entry is gone
 //     and another stands under the same key.
 //   - No debris. When [Session.Enqueue] fails, or its context ends, no entry of that call is in the line, or it
-//     is being taken out already; whatever happens, nothing outlives its session but what WithdrawAfter was asked
-//     to leave.
+//     is being taken out already; whatever happens, nothing outlives its session but what WithdrawAfter and
+//     LeaveTrace were asked to leave.
 //   - No waiter is forgotten. Lost messages, reconnects, compactions and changes of leader delay a change of
 //     standing. They never suppress it.
 //
@@ -75,6 +75,13 @@ type Store interface {
 	// it was. If there is no such entry the error matches [ErrGone] and nothing was changed. Any other error
 	// leaves open whether the entry is still there.
 	Break(ctx context.Context, name string, order uint64) (Entry, error)
+
+	// ForgetTraces does away with traces under name: those of the entries with the given orders, which
+	// [Ticket.LeaveTrace] has returned. Traces that are not there are none to do away with.
+	//
+	// On failure some may be gone and others not. On a store that knows no traces (see [Capabilities]) the error
+	// matches [ErrUnsupported].
+	ForgetTraces(ctx context.Context, name string, orders []uint64) error
 }
 
 // A Session is what one client has in the store: when it ends, all its entries go. It must be safe for concurrent
@@ -145,6 +152,22 @@ type Ticket interface {
 	// Withdraw takes the entry out before its time, also when the session has ended; too late, it says [ErrGone].
 	// WithdrawAfter sets the time anew; but if an earlier call has not succeeded, either time may be the one that counts.
 	WithdrawAfter(ctx context.Context, d time.Duration) error
+
+	// LeaveTrace has the entry leave a trace: a note that the store keeps beside the line, and that does not end with the
+	// session. Withdraw and WithdrawAfter take it away as they take the entry out or let it go, in one step with that. If the
+	// entry goes in any other way, because its session has ended or somebody has broken it, the trace stays, until
+	// [Store.ForgetTraces] is asked for it. So a trace whose entry is not in the line tells that it was not its owner who
+	// ended it.
+	//
+	// If there are such traces under the name, of entries of any mode, LeaveTrace leaves none, and returns the entries that
+	// have left them, as they were: they may lack what only concerns entries that stand. When it returns neither entries
+	// nor an error, the trace is left.
+	//
+	// It is for entries that have been reported [Admitted] and have not been withdrawn. If the entry has gone the error
+	// matches [ErrGone] or [ErrSessionLost], and no trace was left. On a store that knows no traces (see [Capabilities])
+	// the error matches [ErrUnsupported]. After any other error the trace may have been left or not; it is never left
+	// after the entry has gone. It is safe to call it again.
+	LeaveTrace(ctx context.Context) (vanished []Entry, err error)
 
 	// NotifyContended makes the store call f once, as soon as another entry stands behind this one and waits:
 	// at once if that is so already, never if it does not happen before the entry goes. Like Notify, f must not
@@ -245,6 +268,9 @@ type Capabilities struct {
 	Fencing bool
 	// Outlasting is set if an entry can outlast its session: if [Ticket.WithdrawAfter] works.
 	Outlasting bool
+	// Traces is set if entries can leave traces that outlast them: if [Ticket.LeaveTrace] and [Store.ForgetTraces] work.
+	// Traces are known by the orders of their entries, so Fencing is set too.
+	Traces bool
 	// MinTTL and MaxTTL bound what Open accepts. A store that cannot know before asking its server tells the
 	// widest bounds, and Open's error the real ones.
 	MinTTL, MaxTTL time.Duration

@@ -35,6 +35,8 @@ type entry struct {
 	out atomic.Bool
 	// outlasts is set if the end of the session may not take the entry out.
 	outlasts atomic.Bool
+	// traced is set if the entry may have left a trace.
+	traced atomic.Bool
 
 	// The fields below are guarded by the line's mutex.
 	state     entryState
@@ -213,8 +215,10 @@ func (e *entry) outcome(ctx context.Context, resp *clientv3.TxnResponse, quiet, 
 	case len(mine) > 0 && string(mine[0].Value) == e.value:
 		return e.foundIn(ctx)
 	case len(mine) > 0:
-		// An earlier entry of this session that is still on its way out: only this session makes such keys.
-		_, err = e.session.store.remove(ctx, e.key, mine[0].CreateRevision)
+		// An earlier entry of this session that is still on its way out: only this session makes such keys. Its own
+		// withdrawal will find nothing, so its trace has to go here.
+		order := mine[0].CreateRevision
+		_, err = e.session.store.remove(ctx, e.key, order, clientv3.OpDelete(e.session.store.keys.trace(e.req.Name, uint64(order))))
 	}
 	return arrival{}, false, err
 }
@@ -349,7 +353,7 @@ func (e *entry) takenOut(doing string) error {
 
 // takeOut is the request of a withdrawal.
 func (e *entry) takeOut(ctx context.Context) (there bool, err error) {
-	there, err = e.session.store.remove(ctx, e.key, int64(e.order))
+	there, err = e.session.store.remove(ctx, e.key, int64(e.order), e.untrace()...)
 	if err == nil {
 		e.out.Store(true)
 	}

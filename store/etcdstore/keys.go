@@ -20,7 +20,7 @@ type keys struct {
 	prefix string
 }
 
-// reserved is the name under which the guard keys are.
+// reserved is the name under which the keys are that are Stile's own: guards and traces.
 const reserved = ".stile"
 
 // check refuses the names that etcd needs for itself.
@@ -72,7 +72,7 @@ func (k keys) name(key []byte) (name string, ok bool) {
 func (k keys) split(key []byte) (name, lease, nonce string, ok bool) {
 	rest, ok := strings.CutPrefix(string(key), k.prefix)
 	slash := strings.LastIndexByte(rest, '/')
-	if !ok || slash < 1 || rest[:slash] == reserved {
+	if !ok || slash < 1 || strings.HasPrefix(rest, reserved+"/") {
 		return "", "", "", false
 	}
 	name, last := rest[:slash], rest[slash+1:]

@@ -2,6 +2,7 @@ package etcdstore
 
 import (
 	"encoding/json"
+	"strings"
 	"testing"
 	"time"
 
@@ -66,6 +67,8 @@ func FuzzParse(f *testing.F) {
 		{"", "/1f", 0x1f, ""},
 		{"", "1f", 0x1f, ""},
 		{"", ".stile/1f", 0x1f, ""},
+		{"", ".stile/traces/a//1f", 0x1f, ""},
+		{"p/", "p/.stile/traces/a/b//1f", 0x1f, outlasting},
 		{"", "a/1fe", 0x1f, ""},
 		{"", "a//1f", 0x1f, ""},
 		{"a/", "a/", 1, ""},
@@ -88,7 +91,7 @@ func FuzzParse(f *testing.F) {
 		if !ok {
 			return
 		}
-		if lease == 0 || name == "" || name == reserved {
+		if lease == 0 || name == "" || name == reserved || strings.HasPrefix(name, reserved+"/") {
 			t.Fatalf("key %q with lease %x is an entry of lock %q", key, lease, name)
 		}
 		if of, ok := k.name([]byte(key)); !ok || of != name {

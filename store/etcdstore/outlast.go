@@ -84,7 +84,7 @@ func (a *afterlife) attach(ctx context.Context) (there bool, err error) {
 	err = attempt(ctx, func(ctx context.Context) error {
 		resp, err := e.session.store.cli.Txn(ctx).
 			If(clientv3.Compare(clientv3.CreateRevision(e.key), "=", int64(e.order))).
-			Then(clientv3.OpPut(e.key, a.value, clientv3.WithLease(a.lease))).
+			Then(append(e.untrace(), clientv3.OpPut(e.key, a.value, clientv3.WithLease(a.lease)))...).
 			Commit()
 		there = err == nil && resp.Succeeded
 		return err

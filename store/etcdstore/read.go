@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	"go.etcd.io/etcd/api/v3/mvccpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/stilelock/stile/line"
@@ -38,21 +39,32 @@ func (s *Store) Lines(ctx context.Context, prefix string) ([]store.Line, error) 
 	}
 	lines := make([]store.Line, 0, len(names))
 	contenders := make([][]contender, 0, len(names))
-	for _, name := range names {
-		l, cs, err := s.read(ctx, name)
-		if err != nil {
-			return nil, s.explain(fmt.Sprintf("read the line of lock %q", name), err)
+	for some := range slices.Chunk(names, readAtOnce) {
+		gets := make([]clientv3.Op, 0, len(some))
+		for _, name := range some {
+			gets = append(gets, clientv3.OpGet(s.keys.line(name), clientv3.WithPrefix()))
 		}
-		if len(l.Entries) > 0 {
-			lines, contenders = append(lines, l), append(contenders, cs)
+		resp, err := s.commit(ctx, nil, gets, nil)
+		if err != nil {
+			return nil, s.explain(fmt.Sprintf("read the lines of locks %q to %q", some[0], some[len(some)-1]), err)
+		}
+		for i, name := range some {
+			l, cs := s.keys.reading(name, resp.Responses[i].GetResponseRange().Kvs)
+			if len(l.Entries) > 0 {
+				lines, contenders = append(lines, l), append(contenders, cs)
+			}
 		}
 	}
 	s.fillRemaining(ctx, lines, contenders)
 	return lines, nil
 }
 
-// page is how many keys are read at a time.
-const page = 1000
+const (
+	// page is how many keys are listed at a time.
+	page = 10_000
+	// readAtOnce is how many lines are read in one request: fewer than a server allows by default, which is 128.
+	readAtOnce = 100
+)
 
 // names returns the names that begin with prefix and may have a line, sorted. Only a reading of the line tells whether
 // what is there are entries.
@@ -87,7 +99,7 @@ func (s *Store) names(ctx context.Context, prefix string) ([]string, error) {
 	return slices.Compact(names), nil
 }
 
-// read reads one line with a linearizable read. The contenders are those of the line's entries, in the same order.
+// read reads one line with a linearizable read, as [keys.reading] tells it.
 func (s *Store) read(ctx context.Context, name string) (store.Line, []contender, error) {
 	var resp *clientv3.GetResponse
 	err := attempt(ctx, func(ctx context.Context) (err error) {
@@ -97,7 +109,14 @@ func (s *Store) read(ctx context.Context, name string) (store.Line, []contender,
 	if err != nil {
 		return store.Line{}, nil, err
 	}
-	cs, strays := s.keys.contenders(name, resp.Kvs)
+	l, cs := s.keys.reading(name, resp.Kvs)
+	return l, cs, nil
+}
+
+// reading makes a line of the keys that begin with its name and a slash. The contenders are those of the line's entries, in
+// the same order.
+func (k keys) reading(name string, kvs []*mvccpb.KeyValue) (store.Line, []contender) {
+	cs, strays := k.contenders(name, kvs)
 	slices.SortFunc(cs, contender.compare)
 	l := store.Line{Name: name, Entries: make([]store.Entry, 0, len(cs))}
 	admitted := line.Admitted(entries(cs))
@@ -110,7 +129,7 @@ func (s *Store) read(ctx context.Context, name string) (store.Line, []contender,
 		l.Remarks = append(l.Remarks, fmt.Sprintf("key %q is not an entry of the lock, and Stile takes no notice of it, but "+
 			"concurrency.Mutex and etcdctl lock would wait for it: delete it, or keep it elsewhere", key))
 	}
-	return l, cs, nil
+	return l, cs
 }
 
 func asStoreEntry(c contender) store.Entry {

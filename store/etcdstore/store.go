@@ -72,7 +72,8 @@ func New(cli *clientv3.Client, opts *Options) (*Store, error) {
 // Capabilities implements [store.Store].
 func (s *Store) Capabilities() store.Capabilities {
 	return store.Capabilities{
-		Kind: "etcd", Fair: true, SharedModes: true, Fencing: true, Outlasting: true, MinTTL: MinTTL, MaxTTL: MaxTTL,
+		Kind: "etcd", Fair: true, SharedModes: true, Fencing: true, Outlasting: true, Traces: true,
+		MinTTL: MinTTL, MaxTTL: MaxTTL,
 	}
 }
 
@@ -137,14 +138,15 @@ func (s *Store) Break(ctx context.Context, name string, order uint64) (store.Ent
 	return store.Entry{}, gone
 }
 
-// remove deletes a key if it still has the given create revision, and reports whether it was there to be deleted. An
-// attempt whose outcome is unknown, followed by one that finds nothing, counts as deleted: somebody's was.
-func (s *Store) remove(ctx context.Context, key string, created int64) (bool, error) {
+// remove deletes a key if it still has the given create revision, and does the rest with it; it reports whether the key was
+// there to be deleted. An attempt whose outcome is unknown, followed by one that finds nothing, counts as deleted:
+// somebody's was.
+func (s *Store) remove(ctx context.Context, key string, created int64, rest ...clientv3.Op) (bool, error) {
 	var removed, doubt bool
 	err := attempt(ctx, func(ctx context.Context) error {
 		resp, err := s.cli.Txn(ctx).
 			If(clientv3.Compare(clientv3.CreateRevision(key), "=", created)).
-			Then(clientv3.OpDelete(key)).
+			Then(append(rest, clientv3.OpDelete(key))...).
 			Commit()
 		if err != nil {
 			doubt = true

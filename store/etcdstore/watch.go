@@ -24,8 +24,8 @@ const (
 	// linger is how long the watch of a line stays open when none of the session's entries is in it: who contends for
 	// a lock is soon back.
 	linger = 5 * time.Second
-	// recheck is how often a line with waiters is read although nothing was heard: in case the watch is silent because
-	// something between here and the cluster is.
+	// recheck is how soon a line with waiters is read although nothing was heard: in case the watch is silent because
+	// something between here and the cluster is. It is read again more and more rarely; see watchedLine.pause.
 	recheck = 2 * time.Second
 )
 
@@ -36,6 +36,7 @@ type watchedLine struct {
 	ctx     context.Context // ends with the line's usefulness, or the session
 	stop    context.CancelFunc
 	kick    chan struct{} // asks the watching goroutine to read the line; holds one request
+	quiet   int           // readings in vain since the watch was last found to be silent; belongs to that goroutine
 
 	mu       sync.Mutex
 	mine     map[*entry]struct{} // joining or standing
@@ -351,8 +352,8 @@ func (w *watchedLine) follow(ctx context.Context) error {
 		return err
 	}
 	w.opening()
-	ticker := time.NewTicker(w.session.store.recheck)
-	defer ticker.Stop()
+	silence := time.NewTimer(w.pause())
+	defer silence.Stop()
 	for {
 		select {
 		case resp, ok := <-events:
@@ -360,21 +361,24 @@ func (w *watchedLine) follow(ctx context.Context) error {
 				return resp.Err()
 			}
 			w.haveLeft(resp.Events)
+			silence.Reset(w.pause())
 		case <-w.kick:
 			if _, err := w.reread(ctx); err != nil {
 				return err
 			}
-		case <-ticker.C:
-			if !w.waiting() {
-				continue
+		case <-silence.C:
+			if w.ahead() > 0 {
+				missed, err := w.reread(ctx)
+				switch {
+				case err != nil:
+					return err
+				case missed:
+					w.quiet = 0
+					return errSilent
+				}
+				w.quiet++
 			}
-			missed, err := w.reread(ctx)
-			switch {
-			case err != nil:
-				return err
-			case missed:
-				return errSilent
-			}
+			silence.Reset(w.pause())
 		case <-ctx.Done():
 			return ctx.Err()
 		}
@@ -404,15 +408,31 @@ func (w *watchedLine) haveLeft(events []*clientv3.Event) {
 	}
 }
 
-func (w *watchedLine) waiting() bool {
+// pause returns after how much silence the line is to be read. Each reading in vain doubles it: a watch that has worked for
+// long is rarely the one that falls silent, and where many wait for long, looking is all that the cluster would do. But who
+// is next soon wants to know, and is the one who can be let in: for each who is ahead it is four times the shortest pause at
+// most.
+func (w *watchedLine) pause() time.Duration {
+	const most = 32
+	times := min(1<<min(w.quiet, 5), 4*max(w.ahead(), 1), most)
+	return time.Duration(times) * w.session.store.recheck
+}
+
+// ahead returns how many must leave before it is the turn of the next of the session's entries that wait; zero if none
+// does.
+func (w *watchedLine) ahead() int {
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	least := 0
 	for e := range w.mine {
-		if e.state == standing && !e.place.Admitted() {
-			return true
+		if e.state != standing {
+			continue
+		}
+		if n := e.place.Blocking(); n > 0 && (least == 0 || n < least) {
+			least = n
 		}
 	}
-	return false
+	return least
 }
 
 // reread reads the line and puts right what is known of it. It reports whether an entry's standing changed.

@@ -33,6 +33,7 @@ type Store struct {
 	faults   func(Call) Fault
 	sessions map[string]*session
 	lines    map[string][]*entry // in order; no empty lines
+	traces   map[string][]*entry // by the names of their lines: those that have left a trace
 	watches  map[*watch]struct{}
 	order    uint64
 	opened   int
@@ -45,6 +46,7 @@ func New() *Store {
 	return &Store{
 		sessions: make(map[string]*session),
 		lines:    make(map[string][]*entry),
+		traces:   make(map[string][]*entry),
 		watches:  make(map[*watch]struct{}),
 	}
 }
@@ -58,7 +60,8 @@ const (
 // Capabilities implements [store.Store]: memory can do everything.
 func (s *Store) Capabilities() store.Capabilities {
 	return store.Capabilities{
-		Kind: "memory", Fair: true, SharedModes: true, Fencing: true, Outlasting: true, MinTTL: MinTTL, MaxTTL: MaxTTL,
+		Kind: "memory", Fair: true, SharedModes: true, Fencing: true, Outlasting: true, Traces: true,
+		MinTTL: MinTTL, MaxTTL: MaxTTL,
 	}
 }
 

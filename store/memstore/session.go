@@ -222,12 +222,10 @@ func (e *entry) left() bool {
 }
 
 func (e *entry) leave() error {
-	switch {
-	case e.gone && e.cause != nil:
-		return fmt.Errorf("%w: the entry for lock %q had left the line already: %w", store.ErrGone, e.req.Name, e.cause)
-	case e.gone:
-		return fmt.Errorf("%w: the entry for lock %q had left the line already", store.ErrGone, e.req.Name)
+	if e.gone {
+		return e.goneAlready()
 	}
+	e.session.store.forgetTraces(e.req.Name, []uint64{e.order})
 	e.session.store.remove(e, nil)
 	return nil
 }
@@ -243,6 +241,7 @@ func (e *entry) leaveAt(until time.Time) error {
 		s.forget(e.under) // of an earlier call
 	}
 	e.under = s.begin(store.SessionOptions{TTL: d, Owner: e.owner})
+	s.forgetTraces(e.req.Name, []uint64{e.order})
 	return nil
 }
 

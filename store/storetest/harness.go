@@ -52,6 +52,7 @@ func Run(t *testing.T, h Harness) {
 		{"order", order},
 		{"withdraw", withdraw},
 		{"outlast", outlast},
+		{"trace", trace},
 		{"life", life},
 		{"notify", notify},
 		{"break", breaking},

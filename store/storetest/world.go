@@ -341,8 +341,14 @@ func (w *world) stagger(rounds int, body func(ctx context.Context)) {
 	}
 }
 
+// standings describes what was told, the last of it if it is long: stores that say too much may go on for thousands.
 func standings(log []store.Standing) string {
 	var b strings.Builder
+	const most = 12
+	if len(log) > most {
+		fmt.Fprintf(&b, "(%d before) ", len(log)-most)
+		log = log[len(log)-most:]
+	}
 	for i, st := range log {
 		if i > 0 {
 			b.WriteString(", ")

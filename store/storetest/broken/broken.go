@@ -24,8 +24,8 @@ type Bug struct {
 // Bugs returns all of them.
 func Bugs() []Bug {
 	return slices.Concat(
-		admissionBugs(), tryBugs(), orderBugs(), withdrawBugs(), outlastBugs(), lifeBugs(), notifyBugs(), breakBugs(),
-		cancelBugs(), closeBugs(), lineBugs(), watchBugs(), contendedBugs(), concurrencyBugs(), sessionBugs(), outageBugs(),
+		admissionBugs(), tryBugs(), orderBugs(), withdrawBugs(), outlastBugs(), traceBugs(), lifeBugs(), notifyBugs(),
+		breakBugs(), cancelBugs(), closeBugs(), lineBugs(), watchBugs(), contendedBugs(), concurrencyBugs(), sessionBugs(), outageBugs(),
 	)
 }
 
@@ -40,6 +40,7 @@ type wholeStore struct {
 	lines        func(ctx context.Context, prefix string) ([]store.Line, error)
 	watch        func(ctx context.Context, prefix string, changed func()) error
 	breakEntry   func(ctx context.Context, name string, order uint64) (store.Entry, error)
+	forgetTraces func(ctx context.Context, name string, orders []uint64) error
 }
 
 func (s wholeStore) Capabilities() store.Capabilities {
@@ -82,6 +83,13 @@ func (s wholeStore) Break(ctx context.Context, name string, order uint64) (store
 		return s.Store.Break(ctx, name, order)
 	}
 	return s.breakEntry(ctx, name, order)
+}
+
+func (s wholeStore) ForgetTraces(ctx context.Context, name string, orders []uint64) error {
+	if s.forgetTraces == nil {
+		return s.Store.ForgetTraces(ctx, name, orders)
+	}
+	return s.forgetTraces(ctx, name, orders)
 }
 
 type session struct {
@@ -132,6 +140,7 @@ type ticket struct {
 	store.Ticket
 	withdraw        func(context.Context) error
 	withdrawAfter   func(context.Context, time.Duration) error
+	leaveTrace      func(context.Context) ([]store.Entry, error)
 	notifyContended func(func())
 }
 
@@ -147,6 +156,13 @@ func (t ticket) WithdrawAfter(ctx context.Context, d time.Duration) error {
 		return t.Ticket.WithdrawAfter(ctx, d)
 	}
 	return t.withdrawAfter(ctx, d)
+}
+
+func (t ticket) LeaveTrace(ctx context.Context) ([]store.Entry, error) {
+	if t.leaveTrace == nil {
+		return t.Ticket.LeaveTrace(ctx)
+	}
+	return t.leaveTrace(ctx)
 }
 
 func (t ticket) NotifyContended(f func()) {

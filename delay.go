@@ -1,0 +1,130 @@
+package stile
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"github.com/stilelock/stile/internal/bootclock"
+	"github.com/stilelock/stile/keeper"
+	"github.com/stilelock/stile/store"
+)
+
+// delay is the time for which a lock stays closed because holds of it have ended without having been released.
+type delay struct {
+	until bootclock.Instant
+	over  chan struct{} // closed when until has come and the store has been told to forget the traces of those holds
+}
+
+// left is how much longer the lock stays closed; zero or negative if it does not.
+func (d *delay) left() time.Duration { return d.until.Sub(bootclock.Now()) }
+
+// uncleanEnd is the end of one hold that has left its trace in the store.
+type uncleanEnd struct {
+	name  string
+	order uint64
+}
+
+// leaveTrace leaves the trace without which nobody with a LockDelay holds the lock. As long as there are traces of holds
+// that were not released it waits, with the entry in the line to keep others out. In a try it does not wait.
+func (p *Place) leaveTrace(ctx context.Context, session *keeper.Session, ticket store.Ticket, e *entry) error {
+	for {
+		vanished, err := ticket.LeaveTrace(ctx)
+		switch {
+		case errors.Is(err, store.ErrSessionLost):
+			return sessionEnded(session, err)
+		case errors.Is(err, store.ErrGone):
+			p.withdraw(ticket) // until then, or until it has heard of it too, the session has it
+			return fmt.Errorf("%w: %w", errJoinAgain, err)
+		case err != nil:
+			return err
+		case len(vanished) == 0:
+			return e.stillThere()
+		}
+		last := vanished[len(vanished)-1]
+		d := p.client.delayAfter(p.name, vanished)
+		left := d.left()
+		if p.try && left > 0 {
+			return closedError(p.name, last, left)
+		}
+		p.client.log(slog.LevelWarn, "lock was not released by its last holder and stays closed for a while",
+			slog.String("lock", p.name), slog.String("holder", last.Owner.String()), slog.Duration("left", left))
+		if err := e.wait(ctx, session, d.over); err != nil {
+			return err
+		}
+	}
+}
+
+// delayAfter returns the delay that the given unclean ends of holds make necessary. It begins now for those of which this
+// client has not heard yet.
+func (c *Client) delayAfter(name string, vanished []store.Entry) *delay {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	fresh := &delay{until: bootclock.Now().Add(c.opts.LockDelay), over: make(chan struct{})}
+	var longest *delay
+	var unheardOf []uint64
+	for _, e := range vanished {
+		end := uncleanEnd{name, e.Order}
+		d := c.delays[end]
+		if d == nil {
+			d = fresh
+			c.delays[end] = d
+			unheardOf = append(unheardOf, e.Order)
+		}
+		if longest == nil || longest.until.Before(d.until) {
+			longest = d
+		}
+	}
+	if len(unheardOf) > 0 {
+		c.work.Go(func() { c.sitOut(fresh, name, unheardOf) })
+	}
+	return longest
+}
+
+// forgetting is how long the store is asked to forget traces. If that fails, they delay the next one again.
+const forgetting = 10 * time.Second
+
+// sitOut waits until the delay has passed and has the store forget the traces that were the reason for it: whether or not
+// anybody here still waits for the lock, so that it also opens for those who only try. A client that is closed meanwhile
+// leaves that to others.
+func (c *Client) sitOut(d *delay, name string, orders []uint64) {
+	defer close(d.over)
+	defer func() {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		for _, order := range orders {
+			delete(c.delays, uncleanEnd{name, order})
+		}
+	}()
+	for left := d.left(); left > 0; left = d.left() {
+		select {
+		case <-time.After(min(left, time.Second)): // timers stand still while the machine is suspended
+		case <-c.life.Done():
+			return
+		}
+	}
+	ctx, cancel := context.WithTimeout(c.life, forgetting)
+	defer cancel()
+	if err := c.store.ForgetTraces(ctx, name, orders); err != nil && c.life.Err() == nil {
+		c.news.tell(func() {
+			c.log(slog.LevelWarn, "traces of holds that were not released could not be removed and delay the lock once more",
+				slog.String("lock", name), slog.Any("error", err))
+		})
+	}
+}
+
+// closedError is the error of trying for a lock whose last hold was not released.
+func closedError(name string, last store.Entry, left time.Duration) *HeldError {
+	holder := entryOf(last)
+	who := cmp.Or(last.Owner.String(), "session "+last.Session)
+	return &HeldError{
+		Name:   name,
+		Holder: &holder,
+		Closed: left,
+		inner: fmt.Errorf("lock %q is closed for %v more: it was not released by %s, who held it last",
+			name, left.Round(time.Millisecond), who),
+	}
+}

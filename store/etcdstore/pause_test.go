@@ -1,0 +1,50 @@
+package etcdstore
+
+import (
+	"strconv"
+	"testing"
+	"time"
+
+	"github.com/stilelock/stile/line"
+)
+
+// Who waits looks at the line if nothing is heard: less and less often if that is in vain, and the more often the sooner its
+// turn comes.
+func TestALineIsReadTheMoreRarelyTheLongerNothingWasMissed(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		ahead []int // of each entry that this session has in the line
+		quiet int
+		want  time.Duration
+	}{
+		{[]int{1}, 0, 1 * time.Second},
+		{[]int{1}, 1, 2 * time.Second},
+		{[]int{1}, 2, 4 * time.Second},
+		{[]int{1}, 3, 4 * time.Second},
+		{[]int{1}, 1000, 4 * time.Second},
+		{[]int{3}, 3, 8 * time.Second},
+		{[]int{3}, 1000, 12 * time.Second},
+		{[]int{1000}, 0, 1 * time.Second},
+		{[]int{1000}, 1000, 32 * time.Second},
+		{[]int{7, 2, 9}, 1000, 8 * time.Second},
+		{[]int{0}, 0, 1 * time.Second}, // it holds, and nobody here waits
+		{nil, 0, 1 * time.Second},
+	} {
+		w := &watchedLine{session: &session{store: &Store{recheck: time.Second}}, quiet: tt.quiet, mine: make(map[*entry]struct{})}
+		for _, n := range tt.ahead {
+			w.mine[standingBehind(n)] = struct{}{}
+		}
+		w.mine[&entry{state: joining}] = struct{}{} // of which nothing is known yet
+		if got := w.pause(); got != tt.want {
+			t.Errorf("behind %v, after %d readings in vain, the line is read after %v, want %v", tt.ahead, tt.quiet, got, tt.want)
+		}
+	}
+}
+
+func standingBehind(n int) *entry {
+	var others []line.Entry
+	for i := range n {
+		others = append(others, line.Entry{ID: strconv.Itoa(i), Order: uint64(i + 1)})
+	}
+	return &entry{state: standing, place: line.NewPlace(line.Entry{ID: "me", Order: uint64(n + 1)}, others)}
+}

@@ -1,0 +1,250 @@
+package etcdstore_test
+
+import (
+	"context"
+	"slices"
+	"strconv"
+	"testing"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/stilelock/stile"
+	"github.com/stilelock/stile/store"
+	"github.com/stilelock/stile/store/etcdstore"
+)
+
+// tracesOf returns the keys of the traces of a lock.
+func tracesOf(t *testing.T, cli *clientv3.Client, name string) []string {
+	t.Helper()
+	resp, err := cli.Get(t.Context(), ".stile/traces/"+name+"//", clientv3.WithPrefix())
+	if err != nil {
+		t.Fatal(err)
+	}
+	var keys []string
+	for _, kv := range resp.Kvs {
+		if kv.Lease != 0 {
+			t.Errorf("the trace %q has a lease, and goes with it", kv.Key)
+		}
+		keys = append(keys, string(kv.Key))
+	}
+	return keys
+}
+
+func wantTraces(t *testing.T, name string, orders ...uint64) {
+	t.Helper()
+	var want []string
+	for _, order := range orders {
+		want = append(want, ".stile/traces/"+name+"//"+strconv.FormatUint(order, 10))
+	}
+	if got := tracesOf(t, server(t).Client(t), name); !slices.Equal(got, want) {
+		t.Errorf("the traces are %q, want %q", got, want)
+	}
+}
+
+func leaveTrace(t *testing.T, j *joined) (order uint64) {
+	t.Helper()
+	order = j.await(t, store.Admitted).Order
+	if vanished, err := j.LeaveTrace(t.Context()); err != nil || len(vanished) > 0 {
+		t.Fatalf("LeaveTrace returned %+v, %v; want that the trace is left", vanished, err)
+	}
+	return order
+}
+
+func newDelayedClient(t *testing.T, st *etcdstore.Store, ttl, lockDelay time.Duration) *stile.Client {
+	t.Helper()
+	c, err := stile.New(st, &stile.Options{
+		TTL: ttl, LockDelay: lockDelay, Owner: stile.Owner{Host: "test", Command: t.Name()},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { closeSoon(c.Close) })
+	return c
+}
+
+// A LockDelay costs one request to take a lock, and none to release it.
+func TestTraceIsOneTxnAndGoesWithTheRelease(t *testing.T) {
+	t.Parallel()
+	w, name := &wire{}, newName(t)
+	c := newDelayedClient(t, newStore(t, connectWith(t, w.config(server(t).Endpoint())), ""), 20*time.Second, time.Minute)
+	release(t, lock(t, c, newName(t)))
+	w.passed()
+	for range 2 {
+		h := lock(t, c, name)
+		wantRequests(t, "Lock", w.passed(), "Txn", "Txn")
+		wantTraces(t, name, h.Token()>>8)
+		release(t, h)
+		wantRequests(t, "Release", w.passed(), "Txn")
+		wantTraces(t, name)
+	}
+
+	held := lock(t, newDelayedClient(t, newStore(t, server(t).Client(t), ""), 20*time.Second, time.Minute), name)
+	place := join(t, c, name)
+	w.quiet(t, "Range answered")
+	w.passed()
+	release(t, held)
+	release(t, holdSoon(t, place))
+	wantRequests(t, "the hand-over and a release", w.passed(), "Txn", "Txn")
+}
+
+// Whoever does not know of traces takes no notice of them: other clients, and those who look on.
+func TestTracesAreNoBusinessOfOthers(t *testing.T) {
+	eachRival(t, func(t *testing.T, r rival, c *stile.Client, name string) {
+		st := newStore(t, server(t).Client(t), "")
+		se := openSession(t, st)
+		order := leaveTrace(t, enqueue(t, se, name))
+		if err := se.Close(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		wantTraces(t, name, order)
+		for _, prefix := range []string{name, ".stile"} {
+			if lines, err := st.Lines(t.Context(), prefix); err != nil || len(lines) > 0 {
+				t.Errorf("the lines that begin with %q are %+v, %v; want none", prefix, lines, err)
+			}
+		}
+		acquired, leave := r.join(t, name)
+		wait(t, acquired, "the rival's lock")
+		leave()
+		release(t, lock(t, c, name)) // has no LockDelay
+		if err := st.ForgetTraces(t.Context(), name, []uint64{order}); err != nil {
+			t.Fatal(err)
+		}
+		wantTraces(t, name)
+	})
+}
+
+// The attempt to leave it arrives when the entry has been withdrawn: everybody would take that trace for one of a hold that
+// was not released.
+func TestLateTraceIsVoid(t *testing.T) {
+	for how, leave := range map[string]func(context.Context, *joined) error{
+		"withdrawn":   func(ctx context.Context, j *joined) error { return j.Withdraw(ctx) },
+		"to go later": func(ctx context.Context, j *joined) error { return j.WithdrawAfter(ctx, time.Minute) },
+	} {
+		t.Run(how, func(t *testing.T) {
+			t.Parallel()
+			w, name := newTwoWays(t), newName(t)
+			j := enqueue(t, openSession(t, newStore(t, w.cli, "")), name)
+			w.nextIsSlow(t)
+			sent := time.Now()
+			leaveTrace(t, j)
+			if took := time.Since(sent); took < 400*time.Millisecond {
+				t.Fatalf("the trace was left in %v, so no attempt went the slow way", took)
+			}
+			if err := leave(t.Context(), j); err != nil {
+				t.Fatal(err)
+			}
+			w.awaitLate(t, sent)
+			if traces := tracesOf(t, w.direct, name); len(traces) > 0 {
+				t.Errorf("the late attempt has left %q", traces)
+			}
+		})
+	}
+}
+
+// Nobody but the refusal of the trace tells that the entry has gone: the caller stands in line again.
+func TestEntryThatGoesBeforeItsTraceIsLeftIsReplaced(t *testing.T) {
+	t.Parallel()
+	cli, now := tampered(t)
+	name := newName(t)
+	c := newDelayedClient(t, newStore(t, cli, ""), 20*time.Second, time.Minute)
+	release(t, lock(t, c, newName(t))) // so that the session is there
+	txns := 0
+	f := tampering(func(request string, carryOut func() error) error {
+		if request == "Txn" {
+			if txns++; txns == 2 {
+				removeKeys(t, name)
+			}
+		}
+		return carryOut()
+	})
+	now.Store(&f)
+	h := lock(t, c, name)
+	now.Store(nil)
+	wantTraces(t, name, h.Token()>>8)
+	release(t, h)
+	wantTraces(t, name)
+}
+
+// The trace was left, and nobody heard of it: leaving it again finds it, and leaves no other.
+func TestTraceInDoubtIsLeftOnce(t *testing.T) {
+	t.Parallel()
+	cli, now := tampered(t)
+	name := newName(t)
+	j := enqueue(t, openSession(t, newStore(t, cli, "")), name)
+	lost := false
+	f := tampering(func(_ string, carryOut func() error) error {
+		err := carryOut()
+		if !lost {
+			lost = true
+			return errLost
+		}
+		return err
+	})
+	now.Store(&f)
+	order := leaveTrace(t, j)
+	if !lost {
+		t.Fatal("the scenario has failed: no reply was lost")
+	}
+	wantTraces(t, name, order)
+	j.withdraw(t)
+	wantTraces(t, name)
+}
+
+// The withdrawal has not got through when the session puts its next entry in, which takes the old one out.
+func TestTraceGoesWithAnEntryThatMakesRoomForTheNext(t *testing.T) {
+	t.Parallel()
+	cli, now := tampered(t)
+	name := newName(t)
+	se := openSession(t, newStore(t, cli, ""))
+	old := enqueue(t, se, name)
+	order := leaveTrace(t, old)
+	f := tampering(func(string, func() error) error { return errLost })
+	now.Store(&f)
+	if err := old.Withdraw(until(t, 100*time.Millisecond)); err == nil {
+		t.Fatal("Withdraw succeeded with the cluster out of reach")
+	}
+	wantTraces(t, name, order)
+	now.Store(nil)
+	next := enqueue(t, se, name)
+	if second := leaveTrace(t, next); second == order {
+		t.Errorf("the next entry has the order of the old one, %d", second)
+	}
+	next.withdraw(t)
+	wantTraces(t, name)
+}
+
+func TestManyTracesAreForgotten(t *testing.T) {
+	t.Parallel()
+	const many = 301 // of which one request can delete 128
+	cli, name := server(t).Client(t), newName(t)
+	orders := make([]uint64, 0, many)
+	for order := range uint64(many) {
+		orders = append(orders, order+1)
+		if _, err := cli.Put(t.Context(), ".stile/traces/"+name+"//"+strconv.FormatUint(order+1, 10), ""); err != nil {
+			t.Fatal(err)
+		}
+	}
+	st := newStore(t, cli, "")
+	j := enqueue(t, openSession(t, st), name)
+	j.await(t, store.Admitted)
+	vanished, err := j.LeaveTrace(t.Context())
+	if err != nil || len(vanished) != many {
+		t.Fatalf("LeaveTrace returned %d entries, %v; want %d", len(vanished), err, many)
+	}
+	for i, e := range vanished {
+		if e.Order != orders[i] || !e.Owner.IsZero() {
+			t.Fatalf("vanished entry %d is %+v, want one of order %d, of nobody", i, e, orders[i])
+		}
+	}
+	if err := st.ForgetTraces(t.Context(), name, orders); err != nil {
+		t.Fatal(err)
+	}
+	if vanished, err = j.LeaveTrace(t.Context()); err != nil || len(vanished) > 0 {
+		t.Errorf("when they are forgotten, LeaveTrace returned %d entries, %v; want none", len(vanished), err)
+	}
+	if n := len(tracesOf(t, cli, name)); n != 1 {
+		t.Errorf("there are %d traces, want the entry's own", n)
+	}
+	j.withdraw(t)
+}
