@@ -36,7 +36,7 @@ The last line sums up. It exits with 0 if every mutant was caught and Stile brok
 		RunE: func(cmd *cobra.Command, _ []string) error { return smoke(cmd.Context(), out, duration) },
 	}
 	cmd.Flags().StringVar(&out, "out", filepath.Join("torture-out", "smoke"), "the directory for histories and reports")
-	cmd.Flags().DurationVar(&duration, "for", 30*time.Second, "how long Stile itself is hurt, on each cluster")
+	cmd.Flags().DurationVar(&duration, "for", 15*time.Second, "how long Stile itself is hurt, on each cluster")
 	return cmd
 }
 

@@ -77,8 +77,8 @@ func All() []Mutant {
 			Breaks: "only the holder releases: here who leaves too late takes out whoever holds",
 			Edits: []Edit{{
 				"store/redisstore/line.lua",
-				"if remove(ARGV[i]) then left = left + 1 end",
-				"if remove(ARGV[i]) or remove(redis.call('ZRANGE', H, 0, 0)[1] or '') then left = left + 1 end",
+				"if remove(id) then left = left + 1 end",
+				"if remove(id) or remove(redis.call('ZRANGE', H, 0, 0)[1] or '') then left = left + 1 end",
 			}},
 			Cluster: "redis", Workload: "hot", Faults: "holder-pause",
 			Caught: []string{verdict.RuleOverlap},

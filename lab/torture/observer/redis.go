@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -54,18 +53,17 @@ func (o *redisServers) Watch(ctx context.Context, saw func(history.Entry)) {
 	}
 }
 
-// staying are the ends of the names of keys that are to stay for a while: the last token that was given, the entries that
-// must not come any more should their requests arrive late, and the list of a Redlock's names.
-var staying = []string{"//f", "//v", "//fence", "//names"}
-
+// Left leaves out what ends by itself and keeps nobody from the lock: a line whose leases have all ended, the last token that
+// was given, the entries that must not come any more should their requests arrive late. The list of a Redlock's names stays.
 func (o *redisServers) Left(ctx context.Context) (map[string][]string, error) {
 	left := map[string][]string{}
 	for _, cli := range o.clients {
 		keys := cli.Scan(ctx, 0, "*", 1000).Iterator()
 		for keys.Next(ctx) {
 			key := keys.Val()
-			if slices.ContainsFunc(staying, func(end string) bool { return strings.HasSuffix(key, end) }) || strings.Contains(key, "//void/") {
-				continue
+			beside := strings.Contains(key, "//")
+			if left, err := cli.PTTL(ctx, key).Result(); err != nil || beside && left > 0 || strings.HasSuffix(key, "//names") {
+				continue // an error is one of Err below, too
 			}
 			lock := strings.Trim(strings.SplitN(key, "//", 2)[0], "{}")
 			left[lock] = append(left[lock], key+" on "+cli.Options().Addr)

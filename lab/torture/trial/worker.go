@@ -33,10 +33,10 @@ type process struct {
 
 // Name, Pid, Node, Holds and Kill are for the faults.
 func (p *process) Name() string     { return p.name }
-func (p *process) Pid() int         { return p.cmd.Process.Pid }
+func (p *process) Pid() int         { return p.live.pid(p.name, p.cmd.Process.Pid) }
 func (p *process) Node() *site.Node { return p.node }
 func (p *process) Holds() bool      { return p.live.holds(p.name) }
-func (p *process) Kill() error      { return p.cmd.Process.Kill() }
+func (p *process) Kill() error      { return syscall.Kill(p.Pid(), syscall.SIGKILL) }
 
 // begin starts a worker, or another of its programs, and tells it what to do.
 func (r *run) begin(node *site.Node, conf workload.Config, args ...string) (*process, error) {

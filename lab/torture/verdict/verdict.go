@@ -187,7 +187,9 @@ func (j *judge) strikes() {
 		}
 		struck := strings.Split(s.On, ",")
 		if slices.ContainsFunc(j.Holds, func(h *Hold) bool {
-			return slices.Contains(struck, h.Worker) && h.Return < s.To && s.From < h.End
+			// What `stile run` runs for w1 is done by w1-1, w1-2 and so on.
+			name, _, _ := strings.Cut(h.Worker, "-")
+			return slices.Contains(struck, name) && h.Return < s.To && s.From < h.End
 		}) {
 			row.OnHolder++
 		}

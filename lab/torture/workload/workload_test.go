@@ -66,7 +66,7 @@ func TestWorkloads(t *testing.T) {
 			}
 			h := stage.History()
 			checkCalls(t, h, load)
-			checkEnds(t, h)
+			checkEnds(t, h, load)
 			checkWrites(t, h)
 			checkCensus(t, h)
 			for _, lock := range slices.Compact(locks(h)) {
@@ -128,8 +128,9 @@ func checkCalls(t *testing.T, h *history.History, load string) {
 }
 
 // Every hold ends, once before its release and once after, and while it lasts nobody else has the lock.
-func checkEnds(t *testing.T, h *history.History) {
+func checkEnds(t *testing.T, h *history.History, load string) {
 	t.Helper()
+	left := 0 // to the end of the session
 	holder := map[string]string{}
 	lockOf := map[string]string{}
 	for _, e := range h.Events {
@@ -152,6 +153,9 @@ func checkEnds(t *testing.T, h *history.History) {
 				t.Errorf("%s ends and had not begun, or ends twice", e.End.Grant)
 			}
 			delete(lockOf, e.End.Grant)
+			if e.End.Outcome == history.Unknown {
+				left++
+			}
 			if e.End.Told != 0 || e.End.Until == 0 || e.At != e.End.Return {
 				t.Errorf("at %d: %+v", e.At, *e.End)
 			}
@@ -159,6 +163,9 @@ func checkEnds(t *testing.T, h *history.History) {
 	}
 	if len(lockOf) != 0 {
 		t.Errorf("these never end: %v", lockOf)
+	}
+	if (left > 0) != (load == workload.Churn) {
+		t.Errorf("%d were not released", left)
 	}
 }
 
