@@ -9,14 +9,18 @@ MODULES := . cmd/stile
 each_module = for m in $(MODULES); do cd $(CURDIR)/$$m;
 
 BIN   := $(CURDIR)/.bin
-TOOLS := $(BIN)/etcd $(BIN)/etcdctl $(BIN)/gofumpt $(BIN)/golangci-lint
+TOOLS := $(BIN)/etcd $(BIN)/etcdctl $(BIN)/gofumpt $(BIN)/golangci-lint $(BIN)/typecheck
+
+# For what compiles or checks, never for what is tested: it lives for seconds, and saves a third of its computing if it
+# collects no garbage before it has much of it.
+spendthrift := GOGC=off GOMEMLIMIT=2GiB
 
 .PHONY: help
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' Makefile | expand -t 14
 
 .PHONY: test
-test: tools fmt vet lint tidy explore race lab cross ## everything that must pass: what CI runs
+test: tools fmt vet lint tidy types explore race lab ## everything that must pass: what CI runs
 
 .PHONY: check
 check: tools fmt vet lint tidy ## the same without the race detector and the other systems
@@ -36,12 +40,15 @@ tools: $(TOOLS) ## the servers and checkers that the tests need: pinned ones int
 	tools/packages
 
 # Without the workspace: the versions that golangci-lint needs are not to be those that Stile is built with.
-tool = cd tools && GOWORK=off go build -o $@
-$(TOOLS): tools/go.mod tools/go.sum
+tool = cd $(<D) && $(spendthrift) GOWORK=off go build -o $@
+$(BIN)/etcd $(BIN)/etcdctl: tools/etcd/go.mod tools/etcd/go.sum
+$(BIN)/gofumpt $(BIN)/golangci-lint $(BIN)/typecheck: tools/go.mod tools/go.sum
 $(BIN)/etcd:          ; $(tool) go.etcd.io/etcd/server/v3
 $(BIN)/etcdctl:       ; $(tool) go.etcd.io/etcd/etcdctl/v3
 $(BIN)/gofumpt:       ; $(tool) mvdan.cc/gofumpt
 $(BIN)/golangci-lint: ; $(tool) github.com/golangci/golangci-lint/v2/cmd/golangci-lint
+$(BIN)/typecheck:     ; $(tool) ./typecheck
+$(BIN)/typecheck: tools/typecheck/main.go
 
 .PHONY: fmt
 fmt: $(BIN)/gofumpt ## check the formatting (to repair it: .bin/gofumpt -w .)
@@ -50,28 +57,35 @@ fmt: $(BIN)/gofumpt ## check the formatting (to repair it: .bin/gofumpt -w .)
 
 .PHONY: vet
 vet: ## go vet, over the workspace
-	go vet work
+	$(spendthrift) go vet work
 
 .PHONY: lint
 lint: $(BIN)/golangci-lint ## golangci-lint
-	$(each_module) GOWORK=off $(BIN)/golangci-lint run ./...; done
+	$(each_module) $(spendthrift) GOWORK=off $(BIN)/golangci-lint run ./...; done
 
 .PHONY: tidy
 tidy: ## check that every go.mod and go.sum is tidy
 	$(each_module) GOWORK=off go mod tidy -diff; done
-	cd tools && GOWORK=off go mod tidy -diff
+	for m in tools tools/etcd; do cd $(CURDIR)/$$m; GOWORK=off go mod tidy -diff; done
+
+.PHONY: types
+types: $(BIN)/typecheck ## check that everything compiles on the other systems, tests too, as far as types can tell
+	$(each_module) for os in darwin windows; do \
+		echo "$$m for $$os"; GOOS=$$os $(spendthrift) GOWORK=off $(BIN)/typecheck ./...; done; done
 
 .PHONY: explore
 explore: ## walk through all states of the keeper's core (left out by race: it has one goroutine)
 	GOWORK=off go test -run='^TestExplore' ./keeper
 
-# Built first, so that no test shares the machine with a compiler.
+# Built first, so that no test shares the machine with a compiler. More tests at a time than there are processors: most of
+# them wait.
 .PHONY: race
 race: $(BIN)/etcd $(BIN)/etcdctl ## all tests, with the race detector
-	$(each_module) GOWORK=off go build -race ./...; GOWORK=off go test -race -shuffle=on ./...; done
+	$(each_module) $(spendthrift) GOWORK=off go build -race ./...; \
+		GOWORK=off go test -race -vet=off -shuffle=on -parallel=8 ./...; done
 
 .PHONY: cross
-cross: ## build for the other systems
+cross: ## build for the other systems, before a release (types, which is much faster, is the everyday check)
 	$(each_module) for os in linux darwin windows; do \
 		echo "$$m for $$os"; GOWORK=off GOOS=$$os go build ./...; done; done
 
@@ -88,20 +102,30 @@ bench-zk: ## measure against go-zookeeper's Lock
 	go run ./internal/zkbench
 
 .PHONY: bench-redis
-bench-redis: tools ## measure against redsync, redislock and rueidislock
+bench-redis: tools ## measure against redsync, redislock and rueidislock, and 100 000 locks of one process
 	cd lab && GOWORK=off go run ./redisbench
+	GOWORK=off go test -run='^$$' -bench=ManyHolds -benchtime=1x ./store/redisstore
 
 .PHONY: lab
 lab: tools ## try Stile together with other lockers, which only the lab module depends on
-	cd lab && GOWORK=off go vet ./... && GOWORK=off go test ./...
+	cd lab && $(spendthrift) GOWORK=off go vet ./... && GOWORK=off go test -vet=off ./...
+
+.PHONY: torture-smoke
+torture-smoke: tools ## two minutes: every mutant is caught, then Stile itself under faults (docs/torture.md)
+	go run ./lab/torture smoke
+
+.PHONY: torture
+torture: tools ## an hour: all targets under all faults, as a table
+	go run ./lab/torture matrix
 
 FUZZTIME ?= 10s
 .PHONY: fuzz-short
+fuzz-short: MODULES += lab
 fuzz-short: ## every fuzz target for FUZZTIME (10s)
 	$(each_module) \
-	for file in $$(grep -rl --include='*_test.go' '^func Fuzz' . || true); do \
-		for target in $$(sed -n 's/^func \(Fuzz[A-Za-z0-9_]*\).*/\1/p' $$file); do \
-			GOWORK=off go test -run='^$$' -fuzz="^$$target$$" -fuzztime=$(FUZZTIME) ./$$(dirname $$file); \
+	for dir in $$(GOWORK=off go list -f '{{.Dir}}' ./...); do \
+		for target in $$(cat $$dir/*_test.go 2>/dev/null | sed -n 's/^func \(Fuzz[A-Za-z0-9_]*\)(.*/\1/p'); do \
+			GOWORK=off go test -run='^$$' -fuzz="^$$target$$" -fuzztime=$(FUZZTIME) -fuzzminimizetime=1s $$dir; \
 		done; \
 	done; done
 

@@ -156,8 +156,8 @@ func (t *target) setAuthority(authority string) error {
 }
 
 func (t *target) setUser(userinfo string) (err error) {
-	user, password, ok := strings.Cut(userinfo, ":")
-	if ok {
+	user, password, _ := strings.Cut(userinfo, ":")
+	if password != "" {
 		before, after := t.scheme+"://"+user+":", t.redacted[len(t.scheme+"://"+userinfo):]
 		t.redacted = before + "***" + after
 	}

@@ -158,6 +158,7 @@ func TestRedact(t *testing.T) {
 		{"etcd://ann:hun@ter@2@h/p", "etcd://ann:***@h/p"},
 		{"etcd://a%40n:%68unter2@h/p", "etcd://a%40n:***@h/p"},
 		{"etcds://ann@h/p?password_file=/run/pw&ca=c", "etcds://ann@h/p?password_file=/run/pw&ca=c"},
+		{"zk://:@h", "zk://:@h"}, // there is no password
 		{"etcd+unix:///run/s?prefix=p", "etcd+unix:///run/s?prefix=p"},
 		// What cannot be understood may be secret.
 		{"etcd://ann:hunter2", "etcd://***"},

@@ -88,6 +88,7 @@ func TestParseRedisSaysWhatIsWrong(t *testing.T) {
 }
 
 func TestOpenRedis(t *testing.T) {
+	t.Parallel()
 	redis := testservers.StartRedis(t)
 	for _, c := range []struct{ url, db, key string }{
 		{"redis://" + redis.Addr(), "0", "a"},
@@ -137,16 +138,17 @@ func TestOpenRedisWithAPassword(t *testing.T) {
 		t.Run(Redact(url), func(t *testing.T) { enqueue(t, open(t, url), "a") })
 	}
 	t.Run("wrong", func(t *testing.T) {
-		_ = fails(soon(t), t, "redis://ann:"+strings.ToUpper("s3cret")+"@"+redis.Addr(), `the user "ann"`)
+		_ = fails(t.Context(), t, "redis://ann:"+strings.ToUpper("s3cret")+"@"+redis.Addr(), `the user "ann"`)
 	})
 	t.Run("none", func(t *testing.T) {
-		_ = fails(soon(t), t, "redis://"+redis.Addr(), "give a password")
+		_ = fails(t.Context(), t, "redis://"+redis.Addr(), "give a password")
 	})
 }
 
 func TestOpenRedisThatIsNotThere(t *testing.T) {
+	t.Parallel()
 	for _, url := range []string{"redis://127.0.0.1:1", "redis+unix:///nothing/here", "redis+cluster://127.0.0.1:1", "redis+sentinel://127.0.0.1:1/m"} {
-		t.Run(url, func(t *testing.T) { _ = fails(soon(t), t, url, "redis at ") })
+		t.Run(url, func(t *testing.T) { _ = fails(t.Context(), t, url, "redis at ") })
 	}
 	t.Run("silent", func(t *testing.T) {
 		l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -154,11 +156,12 @@ func TestOpenRedisThatIsNotThere(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer l.Close()
-		_ = fails(soon(t), t, "redis://"+l.Addr().String(), "redis at ")
+		_ = fails(hurry(t), t, "redis://"+l.Addr().String(), "redis at ")
 	})
 }
 
 func TestOpenRedisOverTLS(t *testing.T) {
+	t.Parallel()
 	ca := newAuthority(t)
 	ca.issue("server", &x509.Certificate{
 		Subject: pkix.Name{CommonName: "server"}, IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
@@ -173,12 +176,12 @@ func TestOpenRedisOverTLS(t *testing.T) {
 	good := "rediss://" + redis.Addr() + "?ca=" + ca.file("ca.pem") + "&cert=" + ca.file("client.pem") + "&key=" + ca.file("client-key.pem")
 	t.Run("with a certificate", func(t *testing.T) { enqueue(t, open(t, good), "a") })
 	t.Run("without a certificate", func(t *testing.T) {
-		_ = fails(soon(t), t, "rediss://"+redis.Addr()+"?ca="+ca.file("ca.pem"), "redis at ")
+		_ = fails(t.Context(), t, "rediss://"+redis.Addr()+"?ca="+ca.file("ca.pem"), "redis at ")
 	})
 	t.Run("with an authority that nobody knows", func(t *testing.T) {
-		_ = fails(soon(t), t, "rediss://"+redis.Addr(), "certificate")
+		_ = fails(t.Context(), t, "rediss://"+redis.Addr(), "certificate")
 	})
 	t.Run("without TLS", func(t *testing.T) {
-		_ = fails(soon(t), t, "redis://"+redis.Addr(), "redis at ")
+		_ = fails(t.Context(), t, "redis://"+redis.Addr(), "redis at ")
 	})
 }

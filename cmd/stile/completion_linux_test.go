@@ -15,7 +15,7 @@ func (m *machine) complete(words ...string) []string {
 	m.t.Helper()
 	c := m.command(append([]string{"__complete"}, words...)...).begin()
 	if code := c.code(); code != 0 {
-		m.t.Errorf("completing %q: exit code %d: %s", words, code, &c.stderr)
+		m.t.Errorf("completing %q: exit code %d: %s", words, code, c.stderr)
 	}
 	offered := []string{}
 	for line := range strings.Lines(c.stdout.String()) {
@@ -107,7 +107,7 @@ func TestCompletionDoesNotWaitForAStoreThatDoesNotAnswer(t *testing.T) {
 		if got := m.complete("run", "--url", url, ""); len(got) > 0 {
 			t.Errorf("%s: offered %q", url, got)
 		}
-		if took := time.Since(began); took > 3*time.Second { // of which one second is spent on purpose
+		if took := time.Since(began); took > quick { // of which one second is spent on purpose
 			t.Errorf("%s: took %v", url, took)
 		}
 	}

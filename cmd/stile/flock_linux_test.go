@@ -76,7 +76,7 @@ func compare(t *testing.T, script, url string, vars ...string) {
 		c.begin()
 		code := c.code()
 		if code != 0 {
-			t.Errorf("with %s the script's exit code is %d: %s", v, code, &c.stderr)
+			t.Errorf("with %s the script's exit code is %d: %s", v, code, c.stderr)
 		}
 		printed = append(printed, c.stdout.String())
 	}

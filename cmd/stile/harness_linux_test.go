@@ -4,9 +4,9 @@ package main_test
 
 import (
 	"bufio"
-	"bytes"
 	"context"
 	"errors"
+	"flag"
 	"fmt"
 	"io"
 	"os"
@@ -26,7 +26,12 @@ import (
 // stile is the path of the program under test.
 var stile string
 
+// TestMain builds the program, and runs more tests at a time than there are processors: they wait more than they compute.
 func TestMain(m *testing.M) {
+	flag.Parse()
+	if f := flag.Lookup("test.parallel"); f.Value.String() == f.DefValue {
+		_ = flag.Set("test.parallel", "8")
+	}
 	// Under nohup(1), or in the background of a script, these are ignored, and would be by all that is started here.
 	for _, sig := range []os.Signal{syscall.SIGHUP, syscall.SIGINT} {
 		if signal.Ignored(sig) {
@@ -51,6 +56,10 @@ func TestMain(m *testing.M) {
 
 // within is how long anything may take that should happen at once or after a TTL of a few seconds.
 const within = 30 * time.Second
+
+// quick is how long may take on a busy machine what should be over at once. Those who wait in vain, for an answer of the
+// store or, in etcd, for clients to go, wait for 5 s at least.
+const quick = 4 * time.Second
 
 // machine is a user's account on a machine where stile has never run.
 type machine struct {
@@ -123,17 +132,42 @@ func (m *machine) await(name, text string) {
 type command struct {
 	*exec.Cmd
 	m              *machine
-	stdout, stderr bytes.Buffer
+	stdout, stderr output
 	done           chan struct{}
 }
 
+// output is what a command has written so far. It is in a file: what has ended has written all of it there, and what is
+// left behind may have it open.
+type output struct{ file *os.File }
+
+func newOutput(t *testing.T) output {
+	t.Helper()
+	f, err := os.CreateTemp(t.TempDir(), "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { f.Close() })
+	return output{f}
+}
+
+func (o output) Bytes() []byte {
+	text, err := os.ReadFile(o.file.Name())
+	if err != nil {
+		return []byte(err.Error())
+	}
+	return text
+}
+
+func (o output) String() string { return string(o.Bytes()) }
+
 // command returns stile with these arguments, to be started.
 func (m *machine) command(args ...string) *command {
-	c := &command{Cmd: exec.Command(stile, args...), m: m, done: make(chan struct{})}
+	m.t.Helper()
+	c := &command{
+		Cmd: exec.Command(stile, args...), m: m, stdout: newOutput(m.t), stderr: newOutput(m.t), done: make(chan struct{}),
+	}
 	c.Env, c.Dir = m.vars, m.dir
-	c.Cmd.Stdout, c.Cmd.Stderr = &c.stdout, &c.stderr
-	// What is left behind may have our output open.
-	c.WaitDelay = 100 * time.Millisecond
+	c.Cmd.Stdout, c.Cmd.Stderr = c.stdout.file, c.stderr.file
 	return c
 }
 
@@ -169,7 +203,7 @@ func (c *command) code() int {
 func (c *command) wants(code int, parts ...string) {
 	c.m.t.Helper()
 	if got := c.code(); got != code {
-		c.m.t.Errorf("%v: exit code %d, want %d; stderr: %s", c.Args[1:], got, code, &c.stderr)
+		c.m.t.Errorf("%v: exit code %d, want %d; stderr: %s", c.Args[1:], got, code, c.stderr)
 	}
 	said := c.stderr.String()
 	for _, part := range parts {
@@ -208,7 +242,7 @@ func (m *machine) start(script string, args ...string) *command {
 	eventually(m.t, "start of the script", func() bool {
 		select {
 		case <-c.done:
-			m.t.Fatalf("%v has ended with %v: %s", c.Args, c.ProcessState, &c.stderr)
+			m.t.Fatalf("%v has ended with %v: %s", c.Args, c.ProcessState, c.stderr)
 		default:
 		}
 		_, err := os.Stat(m.path("started"))
@@ -242,12 +276,14 @@ func serve(t *testing.T) *server {
 		_ = s.Wait()
 	}))
 	lines := bufio.NewReader(stderr)
-	ready, err := lines.ReadString('\n')
-	_, rest, ok := strings.Cut(ready, "url=")
-	if err != nil || !ok {
-		t.Fatalf("no ready line: %q, %v", ready, err)
+	for s.url == "" {
+		line, err := lines.ReadString('\n')
+		if err != nil {
+			t.Fatalf("no ready line, but %q, %v", line, err)
+		}
+		_, rest, _ := strings.Cut(line, "url=") // on a busy machine it may say before that it is still starting
+		s.url, _, _ = strings.Cut(rest, " ")
 	}
-	s.url, _, _ = strings.Cut(rest, " ")
 	go func() {
 		said, _ := io.ReadAll(lines) // ends with the server
 		s.said <- said

@@ -183,7 +183,7 @@ func TestAnIdleServerEndsByItself(t *testing.T) {
 	holder := m.start("touch started; sleep 3; kill -0 "+strconv.Itoa(server.Process.Pid), "demo")
 	holder.wants(0) // the server was there after three times its idle time
 	if code := server.code(); code != 0 {
-		t.Errorf("exit code %d: %s", code, &server.stderr)
+		t.Errorf("exit code %d: %s", code, server.stderr)
 	}
 	if said := server.stderr.String(); !strings.Contains(said, "idle") {
 		t.Errorf("the server does not say why it ends: %s", said)

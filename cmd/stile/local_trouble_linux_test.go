@@ -362,7 +362,7 @@ func TestAServerWhoseSocketIsGoneIsNotTakenFromItsHolders(t *testing.T) {
 	m.run("demo", "--", "true").wants(125, "did not start", "cannot be reached", fmt.Sprintf("kill %d", pid), "--url")
 	select {
 	case <-holder.done:
-		t.Errorf("the holder has ended: %s", &holder.stderr)
+		t.Errorf("the holder has ended: %s", holder.stderr)
 	default:
 	}
 	holder.signal(syscall.SIGTERM)

@@ -10,6 +10,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -20,8 +21,9 @@ import (
 // wire is a network between client and server that can be cut: nothing goes through any more, and nobody is told.
 type wire struct {
 	net.Listener
-	ctx context.Context
-	cut context.CancelFunc
+	ctx  context.Context
+	cut  context.CancelFunc
+	used atomic.Bool // somebody has connected
 }
 
 func newWire(t *testing.T, to string) *wire {
@@ -41,6 +43,7 @@ func newWire(t *testing.T, to string) *wire {
 			if err != nil {
 				return
 			}
+			w.used.Store(true)
 			far, err := net.Dial("tcp", to)
 			if err != nil {
 				near.Close()

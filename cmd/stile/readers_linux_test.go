@@ -7,9 +7,7 @@ import (
 	"fmt"
 	"os"
 	"os/user"
-	"path/filepath"
 	"regexp"
-	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -122,7 +120,7 @@ func TestReadersTellWhoHoldsAndWhoWaits(t *testing.T) {
 		"waiter 1  " + fmt.Sprintf(entry, id, first.Process.Pid, "true", all[1].Token) +
 		"waiter 2  " + fmt.Sprintf(entry, id, second.Process.Pid, "true", all[2].Token)
 	if !regexp.MustCompile("^" + want + "$").MatchString(c.stdout.String()) {
-		t.Errorf("show printed:\n%swant a match for:\n%s", &c.stdout, want)
+		t.Errorf("show printed:\n%swant a match for:\n%s", c.stdout, want)
 	}
 
 	c = m.stile("ls")
@@ -135,12 +133,12 @@ func TestReadersTellWhoHoldsAndWhoWaits(t *testing.T) {
 	table := "^NAME HOLDER AGE LEFT WAITING\n" + fmt.Sprintf(row, "orders", other.Process.Pid, 0) + "\n" +
 		fmt.Sprintf(row, "orders/42", holder.Process.Pid, 2) + "$"
 	if !regexp.MustCompile(table).MatchString(strings.Join(rows, "\n")) {
-		t.Errorf("ls printed:\n%swant a match for:\n%s", &c.stdout, table)
+		t.Errorf("ls printed:\n%swant a match for:\n%s", c.stdout, table)
 	}
 	c = m.stile("ls", "orders/", "-o", "json")
 	c.wants(0)
 	if lines := parsed[[]lib.Line](t, c.stdout.Bytes()); len(lines) != 1 || lines[0].Name != "orders/42" || len(lines[0].Waiters) != 2 {
-		t.Errorf("ls orders/ printed %s", &c.stdout)
+		t.Errorf("ls orders/ printed %s", c.stdout)
 	}
 }
 
@@ -164,7 +162,7 @@ func TestOtherClientsAreShown(t *testing.T) {
 		c := m.stile(args...)
 		c.wants(0)
 		if !strings.Contains(c.stdout.String(), foreign) {
-			t.Errorf("%v does not show %q:\n%s", args, foreign, &c.stdout)
+			t.Errorf("%v does not show %q:\n%s", args, foreign, c.stdout)
 		}
 	}
 	if said := m.stile("show", "demo").stdout.String(); !strings.Contains(said, "\nremark  key \"demo/stray\" is not an entry") {
@@ -248,7 +246,7 @@ func TestHelpOfTheReadersHasExamples(t *testing.T) {
 		c := m.stile(verb, "--help")
 		c.wants(0)
 		if !strings.Contains(c.stdout.String(), "Examples:\n") || !strings.Contains(c.stdout.String(), "\n  stile "+verb+" ") {
-			t.Errorf("the help of %s has no examples:\n%s", verb, &c.stdout)
+			t.Errorf("the help of %s has no examples:\n%s", verb, c.stdout)
 		}
 	}
 }
@@ -312,7 +310,7 @@ func TestBreakingAWaiterSendsItToTheEndOfTheLine(t *testing.T) {
 		lib.Entry
 	}](t, c.stdout.Bytes())
 	if broken.Name != "demo" || broken.Token != token || broken.Owner.PID != first.Process.Pid {
-		t.Errorf("break printed %s, want the entry of process %d with token %d", &c.stdout, first.Process.Pid, token)
+		t.Errorf("break printed %s, want the entry of process %d with token %d", c.stdout, first.Process.Pid, token)
 	}
 	want := fmt.Sprint([]int{second.Process.Pid, first.Process.Pid})
 	eventually(t, "the broken one at the end", func() bool { return fmt.Sprint(pids(m.show("demo").Waiters)) == want })
@@ -480,7 +478,7 @@ func TestWaitReturnsWhenTheLockIsFree(t *testing.T) {
 	for _, w := range waiters {
 		select {
 		case <-w.done:
-			t.Errorf("%v has ended while the lock was held: %s", w.Args, &w.stderr)
+			t.Errorf("%v has ended while the lock was held: %s", w.Args, w.stderr)
 		default:
 		}
 	}
@@ -490,7 +488,7 @@ func TestWaitReturnsWhenTheLockIsFree(t *testing.T) {
 		w.wants(0)
 	}
 	if line := parsed[lib.Line](t, waiters[2].stdout.Bytes()); line.Name != "demo" || len(line.Holders) != 0 {
-		t.Errorf("wait -o json printed %s", &waiters[2].stdout)
+		t.Errorf("wait -o json printed %s", waiters[2].stdout)
 	}
 }
 
@@ -511,35 +509,21 @@ func TestWaitGivesUp(t *testing.T) {
 	c := m.stile("wait", "--wait", "1ms", "-o", "json", "demo")
 	c.wants(75, `"demo"`, who)
 	if line := parsed[lib.Line](t, c.stdout.Bytes()); fmt.Sprint(pids(line.Holders)) != fmt.Sprint([]int{holder.Process.Pid}) {
-		t.Errorf("wait -o json printed %s", &c.stdout)
+		t.Errorf("wait -o json printed %s", c.stdout)
 	}
 }
 
 func TestASignalEndsTheWait(t *testing.T) {
 	t.Parallel()
 	m, s := newMachine(t), serve(t)
-	m.set("STILE_URL", s.url)
-	m.start(sleeper, "demo")
+	m.start(sleeper, "--url", s.url, "demo")
 	for _, sig := range []syscall.Signal{syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT} {
-		c := m.command("wait", "demo").begin()
-		eventually(t, "a connection", func() bool { return connected(t, c.Process.Pid) }) // by then it listens to signals
+		w := newWire(t, s.endpoint())
+		c := m.command("wait", "--url", "etcd://"+w.Addr().String(), "demo").begin()
+		eventually(t, "a connection", w.used.Load) // by then it listens to signals
 		c.signal(sig)
 		c.wants(128 + int(sig))
 	}
-}
-
-// connected reports whether a process has a socket.
-func connected(t *testing.T, pid int) bool {
-	t.Helper()
-	dir := fmt.Sprintf("/proc/%d/fd", pid)
-	open, err := os.ReadDir(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return slices.ContainsFunc(open, func(f os.DirEntry) bool {
-		target, _ := os.Readlink(filepath.Join(dir, f.Name())) // may be closed by now
-		return strings.HasPrefix(target, "socket:")
-	})
 }
 
 func TestWaitingAtATerminalIsShown(t *testing.T) {

@@ -29,7 +29,7 @@ func TestAllVerbsOnRedis(t *testing.T) {
 	}
 	ls := m.stile("ls", "deploy/")
 	if ls.wants(0); !strings.Contains(ls.stdout.String(), "deploy/web") || !strings.Contains(ls.stdout.String(), " 2\n") {
-		t.Errorf("ls prints %s", &ls.stdout)
+		t.Errorf("ls prints %s", ls.stdout)
 	}
 	m.run("-n", "deploy/web", "--", "true").wants(75, `"deploy/web" is held by`, fmt.Sprintf("pid %d", holder.Process.Pid))
 
@@ -43,8 +43,8 @@ func TestAllVerbsOnRedis(t *testing.T) {
 	waits.wants(0)
 	m.await("events", fmt.Sprintf("deploy/web  ended  token %d", line.Holders[0].Token))
 	w.signal(syscall.SIGTERM)
-	if ls := m.stile("ls"); ls.code() != 0 || ls.stdout.Len() > 0 {
-		t.Errorf("when all is over ls prints %s%s", &ls.stdout, &ls.stderr)
+	if ls := m.stile("ls"); ls.code() != 0 || ls.stdout.String() != "" {
+		t.Errorf("when all is over ls prints %s%s", ls.stdout, ls.stderr)
 	}
 }
 
@@ -56,7 +56,7 @@ func TestAnotherLockerOfRedisIsShownAndWaitedFor(t *testing.T) {
 	redis.Do("SET", "demo", "v3ry-s3cret", "NX", "PX", "60000")
 	shown := m.stile("show", "demo")
 	if shown.wants(0); !strings.Contains(shown.stdout.String(), "another kind of client") || strings.Contains(shown.stdout.String(), "v3ry") {
-		t.Errorf("show prints %s", &shown.stdout)
+		t.Errorf("show prints %s", shown.stdout)
 	}
 	m.run("-n", "demo", "--", "true").wants(75, `"demo" is held`)
 	next := m.command("run", "demo", "--", "true").begin()

@@ -34,7 +34,7 @@ func TestRunOnRedlock(t *testing.T) {
 		t.Errorf("show says %+v, want the holder with token %s, and a remark on the master that does not answer", l, token)
 	}
 	if c := m.stile("ls"); c.code() != 0 || !strings.Contains(c.stdout.String(), "demo") {
-		t.Errorf("ls says %s", &c.stdout)
+		t.Errorf("ls says %s", c.stdout)
 	}
 	next := m.command("run", "demo", "--", "sh", "-c", `[ "$STILE_TOKEN" -gt "$(cat token)" ]`).begin()
 	m.stile("break", "demo", "--token", token).wants(0)

@@ -192,7 +192,7 @@ func TestTheCommandsEnvironment(t *testing.T) {
 	c.wants(0)
 	for _, name := range []string{"STILE_NAME", "STILE_TOKEN", "STILE_TTL", "STILE_URL"} {
 		if n := strings.Count("\n"+c.stdout.String(), "\n"+name+"="); n != 1 {
-			t.Errorf("the environment has %s %d times:\n%s", name, n, &c.stdout)
+			t.Errorf("the environment has %s %d times:\n%s", name, n, c.stdout)
 		}
 	}
 }
@@ -219,7 +219,7 @@ func TestAPasswordOnTheCommandLineIsNotPassedOn(t *testing.T) {
 	c = m.run("--url", "etcd://root:wrong-secret@"+s.endpoint(), "demo", "--", "true")
 	c.wants(125, "root", "password")
 	if strings.Contains(c.stderr.String(), "wrong-secret") {
-		t.Errorf("the password is in the message: %s", &c.stderr)
+		t.Errorf("the password is in the message: %s", c.stderr)
 	}
 	m.set("STILE_URL", secret) // was there before, so it is not for us to take it away
 	m.run("demo", "--", stile, "run", "inner", "--", "true").wants(0)
@@ -309,7 +309,7 @@ func TestVersion(t *testing.T) {
 	c := newMachine(t).command("version").begin()
 	c.wants(0)
 	if !strings.HasPrefix(c.stdout.String(), "stile ") {
-		t.Errorf("printed %q", &c.stdout)
+		t.Errorf("printed %q", c.stdout)
 	}
 }
 

@@ -1,6 +1,7 @@
 package main_test
 
 import (
+	"context"
 	"os"
 	"strings"
 	"syscall"
@@ -33,7 +34,7 @@ func needsMounts(m *machine) {
 		m.t.Skipf("SKIPPED, NOT TESTED: full and read-only disks: no namespaces here: %v", err)
 	}
 	if err := c.Wait(); err != nil {
-		m.t.Skipf("SKIPPED, NOT TESTED: full and read-only disks: cannot mount here: %v: %s", err, &c.stderr)
+		m.t.Skipf("SKIPPED, NOT TESTED: full and read-only disks: cannot mount here: %v: %s", err, c.stderr)
 	}
 }
 
@@ -59,15 +60,21 @@ func TestServeEndsWhenTheDiskBecomesFull(t *testing.T) {
 	s.says("msg=ready")
 	cli := client(t, strings.TrimPrefix(s.found("url"), "etcd://"))
 	much := strings.Repeat("x", 1<<20)
+	alive, end := context.WithTimeout(t.Context(), within)
+	go func() {
+		<-s.done
+		end()
+	}()
 	for range 100 {
-		if _, err := cli.Put(t.Context(), "k", much); err != nil {
+		if _, err := cli.Put(alive, "k", much); err != nil {
 			break // the answer to what could not be written is that there is nobody any more
 		}
 	}
 	if code := s.code(); code != 125 {
 		t.Errorf("exit code %d", code)
 	}
-	last := s.log.String()[strings.Index(s.log.String(), "\n")+1:]
+	_, last, _ := strings.Cut(s.log.String(), "msg=ready")
+	_, last, _ = strings.Cut(last, "\n")
 	if strings.Count(last, "\n") != 1 || !strings.Contains(last, "the server has failed") || !strings.Contains(last, "no space left") {
 		t.Errorf("said in the end: %s", last)
 	}

@@ -209,7 +209,7 @@ func TestLocksOutliveAKilledServer(t *testing.T) {
 	args := []string{"--listen", freeAddress(t), "--data", m.path("data")}
 	s := m.serve(args...)
 	url := s.found("url")
-	const ttl = 4 * time.Second // so that 4/10 of it is enough for a restart on a busy machine
+	const ttl = 8 * time.Second // so that 4/10 of it is enough for a restart on a busy machine
 
 	cli := client(t, strings.TrimPrefix(url, "etcd://"))
 	forgotten, err := cli.Grant(t.Context(), 600) // held by nobody who could renew it
@@ -220,7 +220,7 @@ func TestLocksOutliveAKilledServer(t *testing.T) {
 		t.Fatal(err)
 	}
 	// It goes on for longer than its TTL after the server was killed: then it would have lost the lock.
-	holder := m.start("touch started; while ! test -e killed; do sleep 0.02; done; sleep 5; echo $STILE_TOKEN",
+	holder := m.start("touch started; while ! test -e killed; do sleep 0.02; done; sleep 9; echo $STILE_TOKEN",
 		"--url", url, "--ttl", ttl.String(), "demo")
 	waiter := m.command("run", "--url", url, "--ttl", ttl.String(), "demo", "--", "sh", "-c", "echo $STILE_TOKEN").begin()
 	awaitLine(t, cli, "demo", 2)

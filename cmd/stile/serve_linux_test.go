@@ -31,7 +31,7 @@ func TestServeEndsAtOnceWhenTold(t *testing.T) {
 		}
 		said := <-s.said
 		_ = s.Wait() // ProcessState has it
-		if took := time.Since(told); took > time.Second {
+		if took := time.Since(told); took > quick {
 			t.Errorf("%v: took %v with a client connected", sig, took)
 		}
 		if code := s.ProcessState.ExitCode(); code != 0 {

@@ -46,7 +46,7 @@ func TestCommandsOnZooKeeper(t *testing.T) {
 	c := m.stile("ls")
 	c.wants(0)
 	if !strings.Contains(c.stdout.String(), "orders/42") {
-		t.Errorf("ls tells %q", &c.stdout)
+		t.Errorf("ls tells %q", c.stdout)
 	}
 	if c := m.run("-n", "orders/42", "--", "true"); c.ProcessState.ExitCode() != 75 {
 		t.Errorf("a try for a lock that is held ends with %v", c.ProcessState)
@@ -61,7 +61,7 @@ func TestCommandsOnZooKeeper(t *testing.T) {
 		t.Errorf("the next in line ends with %d", code)
 	}
 	if code := waiting.code(); code != 0 {
-		t.Errorf("wait ends with %d: %s", code, &waiting.stderr)
+		t.Errorf("wait ends with %d: %s", code, waiting.stderr)
 	}
 	if line := m.show("orders/42"); len(line.Holders)+len(line.Waiters) > 0 {
 		t.Errorf("in the end the line is %+v", line)
@@ -73,6 +73,6 @@ func (m *machine) breakHold(t *testing.T, line lib.Line) {
 	t.Helper()
 	token := strconv.FormatUint(line.Holders[0].Token, 10)
 	if c := m.stile("break", "--token", token, line.Name); c.code() != 0 {
-		t.Fatalf("break ends with %d: %s", c.code(), &c.stderr)
+		t.Fatalf("break ends with %d: %s", c.code(), c.stderr)
 	}
 }

@@ -265,13 +265,15 @@ func (z *ZooKeeper) Reconnect() {
 
 // Say returns the server's answer to a four-letter word, "srvr" for example. It may be empty: from a server that is
 // starting, say.
-func (z *ZooKeeper) Say(word string) (string, error) {
+func (z *ZooKeeper) Say(word string) (string, error) { return z.say(word, 5*time.Second) }
+
+func (z *ZooKeeper) say(word string, patience time.Duration) (string, error) {
 	conn, err := net.DialTimeout("tcp", z.client, 2*time.Second)
 	if err != nil {
 		return "", err
 	}
 	defer conn.Close()
-	if err := conn.SetDeadline(time.Now().Add(5 * time.Second)); err != nil {
+	if err := conn.SetDeadline(time.Now().Add(patience)); err != nil {
 		return "", err
 	}
 	if _, err := io.WriteString(conn, word); err != nil {
@@ -283,7 +285,7 @@ func (z *ZooKeeper) Say(word string) (string, error) {
 
 // mode returns "standalone", "leader", "follower" or, if the server does not serve, the empty string.
 func (z *ZooKeeper) mode() string {
-	answer, err := z.Say("srvr")
+	answer, err := z.say("srvr", time.Second) // one that is asked too early never answers
 	if err != nil {
 		return ""
 	}

@@ -28,8 +28,8 @@ func TestStoreConforms(t *testing.T) {
 			proxy.(*testservers.Proxy).Hold()
 			return func() { proxy.(*testservers.Proxy).Release() }
 		},
-		TTL:   2 * time.Second,
-		Grace: 3 * time.Second,
+		TTL:   3 * time.Second,
+		Grace: 4 * time.Second,
 	})
 }
 
@@ -40,7 +40,7 @@ func TestStoreConformsOnACluster(t *testing.T) {
 	storetest.Run(t, storetest.Harness{
 		Open:  func(t *testing.T) store.Store { return newStore(t, cluster.Client(t), "") },
 		Peer:  func(t *testing.T, _ store.Store) store.Store { return newStore(t, cluster.Client(t), "") },
-		TTL:   2 * time.Second,
+		TTL:   3 * time.Second,
 		Grace: 4 * time.Second,
 	})
 }

@@ -22,7 +22,7 @@ import (
 )
 
 // soon is how long these tests wait for what should happen at once, on a busy machine.
-const soon = 15 * time.Second
+const soon = 30 * time.Second
 
 // rarely is how often the stores of these tests read a line with waiters although nothing was heard of it: so rarely that
 // what takes less than beforeRecheck was not found out by that reading.
@@ -125,11 +125,11 @@ func newClientOf(t *testing.T, st store.Store, ttl time.Duration) *stile.Client 
 	return c
 }
 
-// openSession opens a session of the store itself. It lives for a minute, which is longer than any test, so nobody
+// openSession opens a session of the store itself. It lives for five minutes, which is longer than any test, so nobody
 // confirms it.
 func openSession(t *testing.T, st store.Store) store.Session {
 	t.Helper()
-	se, err := st.Open(t.Context(), store.SessionOptions{TTL: time.Minute, Owner: store.Owner{Host: "test", Command: t.Name()}})
+	se, err := st.Open(t.Context(), store.SessionOptions{TTL: etcdstore.MaxTTL, Owner: store.Owner{Host: "test", Command: t.Name()}})
 	if err != nil {
 		t.Fatal(err)
 	}

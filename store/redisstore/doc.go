@@ -11,7 +11,7 @@
 //	{a}//h   those who hold the lock                        a sorted set, by order
 //	{a}//x   when the lease of each of them ends            a sorted set, by the server's clock in milliseconds
 //	{a}//e   what is known of each: client, session, owner  a hash
-//	{a}//f   the last order given out                       a string, for a week after the last hold
+//	{a}//f   the last order given out                       a string, for a week after the time that it tells
 //	{a}//v   entries that must not come (back)              a sorted set, for ten minutes
 //
 // in the same slot of a cluster. No name contains "//", so none of these is the key of a lock. They end a minute after the
@@ -24,7 +24,7 @@
 // # Life
 //
 // Every entry, whether it holds or waits, has a lease for as long as its session was last confirmed, and each confirmation
-// renews the session and all its entries in one round. Who is handed the lock has the rest of its lease, so what a
+// renews the session and all its entries, in one round or, if there are thousands, in a few. Who is handed the lock has the rest of its lease, so what a
 // confirmation promises is true of it whether it learns at once, later, or never.
 //
 // In a cluster the session and its entries are on different servers. A confirmation is one if all of them have renewed. An
@@ -51,7 +51,14 @@
 //
 // Requests are given up after half a second at first, and made again; each does no harm if it is carried out twice. One that
 // would put in an entry, was given up for good and is still under way, is made void: the script remembers its entry's id,
-// which is never used again.
+// which is never used again. One that comes when its session has ended does nothing; but in a cluster, where the session is on
+// another server, its entry stands until its lease ends.
+//
+// # Keys that are lost
+//
+// A server that is short of memory, and has not been told to throw nothing away, throws away keys one by one, and people delete
+// some. Whose entry lacks a part of what belongs to it is told at the next confirmation that it is gone. If it held the lock,
+// the lock's key is left to end with the lease.
 //
 // # What Redis does not promise
 //

@@ -106,23 +106,24 @@ func (s *Store) hear(message string) {
 func standingOf(word, number string, e *entry) store.Standing {
 	n, err := strconv.ParseUint(number, 10, 64)
 	switch {
-	case err != nil:
+	case word != "in" && word != "wait":
+		return store.Standing{State: store.Gone, Cause: e.evicted("")}
+	case err != nil || n == 0 || n > store.MaxOrder:
 		return store.Standing{State: store.Gone, Cause: fmt.Errorf("%w: the server gives it the number %q", store.ErrGone, number)}
 	case word == "in":
 		return store.Standing{State: store.Admitted, Order: n}
-	case word == "wait":
-		return store.Standing{State: store.Waiting, Ahead: int(n)}
 	default:
-		return store.Standing{State: store.Gone, Cause: e.evicted("")}
+		return store.Standing{State: store.Waiting, Ahead: int(n)}
 	}
 }
 
 // evicted says why an entry is not in its line, for the reasons that the script gives.
 func (e *entry) evicted(why string) error {
 	what := map[string]string{
-		"expired": "it was not confirmed in time",
-		"taken":   fmt.Sprintf("somebody has deleted or replaced the key %q", e.line.lock),
-		"broken":  "it was broken",
+		"expired":   "it was not confirmed in time",
+		"taken":     fmt.Sprintf("somebody has deleted or replaced the key %q", e.line.lock),
+		"broken":    "it was broken",
+		"forgotten": "the server has forgotten that it was let in",
 	}[why]
 	if what == "" {
 		what = "it is not in the line any more"

@@ -71,9 +71,8 @@ func (se *session) Enqueue(ctx context.Context, req store.Request) (store.Ticket
 		return e, nil
 	}
 	e.silence()
-	if e.doubt.Load() {
-		se.leave(e)
-		se.work.Start(e.clear)
+	if e.doubt.Load() || e.isIn() {
+		e.discard()
 	} else {
 		se.forget(e)
 	}
@@ -111,6 +110,8 @@ func (e *entry) join(ctx context.Context) error {
 		switch {
 		case word == "held":
 			return e.heldBy(words)
+		case word == "ended":
+			return se.lost()
 		case word == "void":
 			return fmt.Errorf("%w: %w", store.ErrGone, errVoid)
 		case len(words) < 3:
@@ -138,7 +139,7 @@ func (e *entry) ask(ctx context.Context, keep time.Duration) reply {
 		flag = "l"
 	}
 	r := s.server.evalAll(ctx, s.server.replicas, nil, []operation{{
-		line: e.line, op: "join", args: []string{e.id, milliseconds(keep), try, s.client, flag, e.text},
+		line: e.line, op: "join", args: []string{e.id, milliseconds(keep), try, s.client, flag, e.text}, session: e.session.key(),
 	}})[0]
 	if r.err != nil {
 		// Even one that the server refuses may have been carried out in part, or not have reached the replicas.
@@ -190,6 +191,20 @@ func (e *entry) waits() bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	return e.joined && !e.silent && e.heard.State == store.Waiting
+}
+
+// admitted reports whether the entry has heard that its turn has come, and not that it is gone.
+func (e *entry) admitted() bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.told && e.heard.State == store.Admitted
+}
+
+// isIn reports whether the entry has heard how it stands: so it has been put in.
+func (e *entry) isIn() bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.told
 }
 
 // stands reports whether the entry has not heard that it is gone.
@@ -258,6 +273,12 @@ func (e *entry) heldBy(words []message) error {
 	return held
 }
 
+// discard has the entry taken out, in the background.
+func (e *entry) discard() {
+	e.session.leave(e)
+	e.session.work.Start(e.clear)
+}
+
 // clear takes the entry out, and makes sure that no request that is still under way puts it in. It goes on until that is done
 // or the session has ended, which does the same.
 func (e *entry) clear() {
@@ -281,11 +302,11 @@ func (e *entry) clear() {
 
 // departure is the operation that takes the entry out.
 func (e *entry) departure() operation {
-	void := "0"
+	how := ""
 	if e.doubt.Load() {
-		void = "1"
+		how = "void"
 	}
-	return operation{line: e.line, op: "leave", args: []string{void, e.id}}
+	return operation{line: e.line, op: "leave", args: []string{how, e.id}}
 }
 
 // Withdraw implements [store.Ticket].
@@ -318,8 +339,12 @@ func (e *entry) depart(ctx context.Context, next func() operation, lingers bool)
 	if e.out.Load() {
 		return fmt.Errorf("%s: %s: %w: the entry had left already", se.store, doing, store.ErrGone)
 	}
+	outlasts := e.outlasts.Load()
+	if lingers {
+		e.outlasts.Store(true) // perhaps, from now on; before Close looks
+	}
 	ended := se.alive()
-	if ended != nil && !e.outlasts.Load() {
+	if ended != nil && !outlasts {
 		return fmt.Errorf("%w: %w", store.ErrGone, ended) // it goes with the session
 	}
 	bounded, cancel := attempts.Within(ctx, se.life)
@@ -327,9 +352,6 @@ func (e *entry) depart(ctx context.Context, next func() operation, lingers bool)
 		bounded, cancel = context.WithTimeoutCause(ctx, attempts.Patience, errPatience)
 	}
 	defer cancel()
-	if lingers {
-		e.outlasts.Store(true) // perhaps, from now on
-	}
 	there, err := e.carryOut(bounded, next)
 	switch {
 	case err != nil && ended != nil:

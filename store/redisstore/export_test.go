@@ -3,6 +3,13 @@ package redisstore
 // Deafen makes the store hear nothing that is said on its channels, as if all messages were lost.
 func (s *Store) Deafen() { s.deaf = true }
 
+// Entries returns how many entries the store follows, in all its sessions.
+func (s *Store) Entries() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.entries)
+}
+
 // Slot returns the slot of a cluster that a key is in.
 func Slot(key string) uint16 { return slot(key) }
 

@@ -1,7 +1,8 @@
 -- Everything that happens in a line, each as one step that nobody sees the middle of.
 --
 -- KEYS: the lock's key; those who wait, by arrival; those who hold, by order; the ends of all leases, in milliseconds; what
---       is known of each entry; the last order given out; the entries that must not come (back).
+--       is known of each entry; the last order given out; the entries that must not come (back); and for those who join, if
+--       it is on this server, the session.
 -- ARGV: the operation; the command that wakes clients, and the beginning of their channels; the channel on which changes are
 --       told, or nothing, and what to say there; then what the operation needs.
 --
@@ -11,7 +12,7 @@
 -- The lock is Stile's while its key holds the mark that the field "held" of the entries repeats. If it does not, somebody
 -- has deleted or replaced it, and those who held it don't any more.
 
-local K, Q, H, X, E, F, V = unpack(KEYS)
+local K, Q, H, X, E, F, V, session = unpack(KEYS)
 local op, PUBLISH, wake, changes, name = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
 
 local VOID = 600000       -- how long an entry that must not come is remembered
@@ -38,7 +39,9 @@ end
 
 local function mode(id) return string.match(id, '[^.]*$') end
 
-local function parts(id) return string.match(redis.call('HGET', E, id) or '', '^([^|]*)|([^|]*)|(.*)$') end
+local function split(known) return string.match(known or '', '^([^|]*)|([^|]*)|(.*)$') end
+
+local function parts(id) return split(redis.call('HGET', E, id)) end
 
 local MARK = 'stile:' -- and the id of the first who came to hold the lock when nobody did
 
@@ -49,16 +52,12 @@ local late = not empty and tonumber(early[2]) < now -- a lease includes its last
 
 local held, armed -- see above; the entries that want to hear of those who wait behind them
 local past = 0    -- the largest order of those who were let in past somebody, or after
-local count = 0   -- of those who hold
+local count       -- of those who hold
 local kind        -- the mode of the first of them
+local visited     -- what is known of the one who is visited, if it is one
 if not empty then
-	local known = redis.call('HMGET', E, 'held', 'armed', 'past')
-	held, armed, past = known[1], known[2], tonumber(known[3] or 0)
-	if held and mode(held) == 'x' then
-		count, kind = 1, 'x'
-	else
-		count = redis.call('ZCARD', H)
-	end
+	local known = redis.call('HMGET', E, 'held', 'armed', 'past', op == 'visit' and ARGV[8] or '')
+	held, armed, past, visited = known[1], known[2], tonumber(known[3] or 0), known[4]
 end
 local least -- the smallest number of slots that one of them knows of
 
@@ -68,19 +67,28 @@ local moved = false   -- those who hold have, or their leases
 local grown = false   -- the leases of some have
 local queued = false  -- and perhaps of some who wait
 
--- Orders count microseconds, or go up by one where that would not do. Returns nothing when they have run out.
+-- Orders count microseconds, or go up by one where that would not do. Returns nothing when they have run out. The last one is
+-- kept until the clock has passed it, if that was set back: else smaller ones would follow.
 local function fence()
 	local order = math.max(tonumber(redis.call('GET', F) or 0) + 1, time[1] * 1000000 + time[2])
 	if order >= LAST then return nil end
 	local text = string.format('%.0f', order)
-	redis.call('SET', F, text, 'PX', FENCE)
+	redis.call('SET', F, text, 'PXAT', math.floor(order / 1000) + FENCE)
 	return text
 end
 
 local EXHAUSTED = 'STILE the orders of this line have run out: see the key ' .. F .. ' and the clock of the server'
 
+-- A request may be so late that nobody is behind it any more.
+if session and redis.call('EXISTS', session) == 0 then return { 'ended' } end
+
 -- What is left of a line that was abandoned ends by itself, but not all of it at the same moment.
 if empty and op == 'join' then redis.call('DEL', Q, H, E) end
+
+-- The order of an entry that holds and stands here alone; of others nothing.
+local function alone(id)
+	return not late and value and value == held and early[1] == id and not early[3] and redis.call('ZSCORE', H, id)
+end
 
 -- The most frequent cases in short: who joins is the first,
 if op == 'join' and empty and not value and not redis.call('ZSCORE', V, ARGV[6]) then
@@ -95,13 +103,34 @@ if op == 'join' and empty and not value and not redis.call('ZSCORE', V, ARGV[6])
 	return { 'in', place, '0' }
 end
 
--- and who leaves is the last.
-if op == 'leave' and ARGV[6] == '0' and not ARGV[8] and early[1] == ARGV[7] and not early[3] and not late and
-	count == 1 and value == held then
+-- who leaves was alone,
+if op == 'leave' and ARGV[6] == '' and not ARGV[8] and alone(ARGV[7]) then
 	redis.call('DEL', K, H, X, E)
 	if changes ~= '' then redis.pcall('PUBLISH', changes, name) end
 	return 1
 end
+
+-- and who is kept is alone.
+if op == 'visit' and not ARGV[9] then
+	local place, ms, _, flag = alone(ARGV[8]), tonumber(ARGV[6]), split(visited)
+	local ends = now + ms
+	if place and flag == ARGV[7] and ends >= tonumber(early[2]) then
+		redis.call('PEXPIREAT', K, ends) -- first, because it needs no memory: see below
+		redis.call('ZADD', X, ends, ARGV[8])
+		-- H is made to last so much longer than the lease, X and E at least half of that: so H is the first to be short.
+		if redis.call('PTTL', H) < ms + ABANDONED / 2 then
+			for _, key in ipairs({ X, H, E }) do redis.call('PEXPIREAT', key, ends + ABANDONED) end
+		end
+		return { ARGV[6], 'in', place }
+	end
+end
+
+-- A server that refuses to write must do so here: before anybody is told of what is not done then. One that is out of memory
+-- refuses the first write of a script if that needs some, and this one does not: those who are in can be kept.
+redis.call('ZREM', Q, '')
+
+count = empty and 0 or redis.call('ZCARD', H)
+if count > 0 and held and mode(held) == 'x' then kind = 'x' end
 
 -- How many have heard the message; nothing if that cannot be known, because the server's rules forbid to tell them.
 local function publish(client, message)
@@ -165,7 +194,7 @@ if count > 0 and not (held and value == held) then
 	count, kind = 0, nil
 end
 if held and count == 0 then
-	if value == held then
+	if value == held and moved then -- else it has been forgotten who they are: the key will end
 		redis.call('DEL', K)
 		value = false
 	end
@@ -223,8 +252,9 @@ local function settle(present)
 			if not place then return true end
 		end
 		local client, flag = parts(id)
-		local away = client and publish(client, 'in ' .. id .. ' ' .. place) == 0 and flag == 'l'
-		if away and not (present and present[id]) then
+		if not client then
+			remove(id) -- what was known of it has been lost
+		elseif publish(client, 'in ' .. id .. ' ' .. place) == 0 and flag == 'l' and not (present and present[id]) then
 			at = at + 1
 		else
 			redis.call('ZREM', Q, id)
@@ -391,29 +421,35 @@ if op == 'visit' then
 	for i = 8, #ARGV do
 		local id = ARGV[i]
 		local client, flag, text = parts(id)
-		if client and flag ~= 't' then
-			if ms > 0 then prolong(id, ms) end
-			if flag ~= listening then redis.call('HSET', E, id, client .. '|' .. listening .. '|' .. text) end
+		if client and prolong(id, flag == 't' and 0 or ms) then
+			if flag ~= 't' and flag ~= listening then
+				redis.call('HSET', E, id, client .. '|' .. listening .. '|' .. text)
+			end
+			present[id] = true
 		end
-		present[id] = true
 	end
 	settle(present)
 	finish()
 	local report = { soonest(earliest()) }
 	for i = 8, #ARGV do
-		local st, n = standing(ARGV[i])
+		local st, n = 'gone', '0'
+		if present[ARGV[i]] then st, n = standing(ARGV[i]) end
 		report[#report + 1] = st
 		report[#report + 1] = n
 	end
 	return report
 end
 
--- leave void id…: takes entries out. Returns how many of them there were.
+-- leave how id…: takes entries out. Returns how many of them there were. How: "void" if requests that put them in may come
+-- yet, "end" if so and those that have a time of their own are to stay, or nothing.
 if op == 'leave' then
-	local left = 0
+	local how, left = ARGV[6], 0
 	for i = 7, #ARGV do
-		if ARGV[6] == '1' then void(ARGV[i]) end
-		if remove(ARGV[i]) then left = left + 1 end
+		local id = ARGV[i]
+		if how ~= 'end' or select(2, parts(id)) ~= 't' then
+			if how ~= '' then void(id) end
+			if remove(id) then left = left + 1 end
+		end
 	end
 	settle()
 	finish()
@@ -450,24 +486,14 @@ if op == 'arm' then
 	return 0
 end
 
--- break order: takes out whoever has that order. Returns its id, whether it held the lock, the end of its lease and what is
--- known of it; or nothing.
+-- break order: takes out whoever has that order. Returns whether there was somebody.
 if op == 'break' then
 	local place = ARGV[6]
-	local id, admitted = redis.call('ZRANGEBYSCORE', H, place, place)[1], '1'
-	if not id then
-		id, admitted = redis.call('ZRANGEBYSCORE', Q, place, place)[1], '0'
-	end
-	if not id then
-		settle()
-		finish()
-		return {}
-	end
-	local broken = { id, admitted, string.format('%.0f', redis.call('ZSCORE', X, id) - now), redis.call('HGET', E, id) or '' }
-	evict(id, 'broken')
+	local id = redis.call('ZRANGEBYSCORE', H, place, place)[1] or redis.call('ZRANGEBYSCORE', Q, place, place)[1]
+	if id then evict(id, 'broken') end
 	settle()
 	finish()
-	return broken
+	return id and 1 or 0
 end
 
 return redis.error_reply('STILE unknown operation ' .. tostring(op))

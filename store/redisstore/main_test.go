@@ -43,12 +43,12 @@ func newName(t *testing.T) string {
 }
 
 // connect makes a client of the server at addr, which is closed when t ends.
-func connect(t *testing.T, addr string) rueidis.Client {
+func connect(t testing.TB, addr string) rueidis.Client {
 	t.Helper()
 	return connectWith(t, redisstore.Ready(addr))
 }
 
-func connectWith(t *testing.T, options rueidis.ClientOption) rueidis.Client {
+func connectWith(t testing.TB, options rueidis.ClientOption) rueidis.Client {
 	t.Helper()
 	cli, err := rueidis.NewClient(options)
 	if err != nil {
@@ -59,7 +59,7 @@ func connectWith(t *testing.T, options rueidis.ClientOption) rueidis.Client {
 }
 
 // newStore returns a store on a server, with its own connections.
-func newStore(t *testing.T, cli rueidis.Client, opts *redisstore.Options) *redisstore.Store {
+func newStore(t testing.TB, cli rueidis.Client, opts *redisstore.Options) *redisstore.Store {
 	t.Helper()
 	st, err := redisstore.New(cli, opts)
 	if err != nil {
@@ -69,13 +69,13 @@ func newStore(t *testing.T, cli rueidis.Client, opts *redisstore.Options) *redis
 }
 
 // storeAt returns a store on the server at addr, with its own connections, as another process would have.
-func storeAt(t *testing.T, addr string) *redisstore.Store {
+func storeAt(t testing.TB, addr string) *redisstore.Store {
 	t.Helper()
 	return newStore(t, connect(t, addr), nil)
 }
 
 // newClient returns a Stile client.
-func newClient(t *testing.T, st store.Store, ttl time.Duration) *stile.Client {
+func newClient(t testing.TB, st store.Store, ttl time.Duration) *stile.Client {
 	t.Helper()
 	c, err := stile.New(st, &stile.Options{TTL: ttl, Owner: stile.Owner{Host: "test", Command: t.Name()}})
 	if err != nil {
@@ -86,7 +86,7 @@ func newClient(t *testing.T, st store.Store, ttl time.Duration) *stile.Client {
 }
 
 // open opens a session of the store itself, which nobody confirms.
-func open(t *testing.T, st store.Store, ttl time.Duration) store.Session {
+func open(t testing.TB, st store.Store, ttl time.Duration) store.Session {
 	t.Helper()
 	se, err := st.Open(t.Context(), store.SessionOptions{TTL: ttl, Owner: store.Owner{Host: "test", Command: t.Name()}})
 	if err != nil {

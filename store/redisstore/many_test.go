@@ -1,6 +1,11 @@
 package redisstore_test
 
 import (
+	"fmt"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -38,4 +43,100 @@ func TestManyWaiters(t *testing.T) {
 		s.leave(t)
 	}
 	t.Logf("a hundred turns in %v", time.Since(start))
+}
+
+// D14: one process may hold many locks. All are renewed, few commands for each, and none is lost while more are taken.
+func TestManyHolds(t *testing.T) { // not parallel: others measure time
+	const locks, ttl = 20_000, 15 * time.Second
+	server := testservers.StartRedis(t)
+	st := storeAt(t, server.Addr())
+	se := open(t, st, ttl)
+	stop := keep(t, se)
+	start := time.Now()
+	seats := takeMany(t, se, locks)
+	t.Logf("%d locks were taken in %v", locks, time.Since(start))
+	stop()
+	server.Do("CONFIG", "RESETSTAT")
+	start = time.Now()
+	if err := se.Confirm(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	took, called := time.Since(start), commandStats(t, server)
+	t.Logf("and confirmed in %v, with %.1f commands for each", took, float64(called.all())/locks)
+	if called["evalsha"] != locks || called["eval"] > 0 {
+		t.Errorf("to confirm %d locks the script was asked %d times by its name, and sent %d times", locks, called["evalsha"], called["eval"])
+	}
+	const most = 12
+	if n := called.all(); n > most*locks {
+		t.Errorf("to confirm %d locks took %d commands, more than %d for each: %v", locks, n, most, called)
+	}
+	for _, s := range seats {
+		if st, _, _ := s.standing(); st.State != store.Admitted {
+			t.Fatalf("lock %q is %+v", s.name, st)
+		}
+	}
+	start = time.Now()
+	if err := se.Close(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	t.Logf("and given up in %v", time.Since(start))
+	if left, err := st.Lines(t.Context(), ""); err != nil || len(left) > 0 {
+		t.Errorf("%d locks are held still, %v", len(left), err)
+	}
+}
+
+// takeMany takes locks, many at a time.
+func takeMany(t testing.TB, se store.Session, locks int) []*seat {
+	t.Helper()
+	seats := make([]*seat, locks)
+	var next atomic.Int64
+	var work sync.WaitGroup
+	for range 16 {
+		work.Go(func() {
+			for i := next.Add(1) - 1; i < int64(locks); i = next.Add(1) - 1 {
+				s, err := tryJoin(t.Context(), se, fmt.Sprintf("lock/%d", i), line.Exclusive)
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				seats[i] = s
+			}
+		})
+	}
+	work.Wait()
+	if t.Failed() {
+		t.FailNow()
+	}
+	return seats
+}
+
+// calls is how often a server has carried out each command, those inside scripts included.
+type calls map[string]int
+
+func (c calls) all() (n int) {
+	for name, called := range c {
+		if !strings.HasPrefix(name, "eval") {
+			n += called
+		}
+	}
+	return n
+}
+
+// commandStats returns what a server has carried out since its statistics were reset.
+func commandStats(t testing.TB, server *testservers.Redis) calls {
+	t.Helper()
+	info, err := server.Do("INFO", "commandstats").ToString()
+	if err != nil {
+		t.Fatal(err)
+	}
+	called := make(calls)
+	for l := range strings.Lines(info) {
+		name, stats, _ := strings.Cut(strings.TrimPrefix(l, "cmdstat_"), ":calls=")
+		times, _, found := strings.Cut(stats, ",")
+		n, err := strconv.Atoi(times)
+		if found && err == nil {
+			called[name] = n
+		}
+	}
+	return called
 }

@@ -236,29 +236,27 @@ func (p *party) pause(pace, soonest time.Duration, members []*entry) time.Durati
 // in the line ends.
 func (p *party) ask(ctx context.Context, members []*entry) (changed bool, soonest time.Duration) {
 	s := p.store
-	v := visit{store: s, line: p.line}
-	var armed []*entry
+	var waiting, armed []*entry
 	for _, e := range members {
 		if e.waits() {
-			v.entries = append(v.entries, e)
+			waiting = append(waiting, e)
 		}
 		if e.armed() {
 			armed = append(armed, e)
 		}
 	}
-	operations := v.operations(0)
-	visits := len(operations)
+	var operations []operation
+	visits := s.visits(p.line, waiting)
+	for _, v := range visits {
+		operations = append(operations, v.operation(0))
+	}
 	for _, e := range armed {
 		operations = append(operations, operation{line: p.line, op: "arm", args: []string{e.id}})
 	}
 	var all []reply
 	err := attempt(ctx, func(ctx context.Context) error {
 		all = s.server.evalAll(ctx, 0, nil, operations)
-		var errs error
-		for _, r := range all {
-			errs = errors.Join(errs, r.err)
-		}
-		return errs
+		return firstError(all)
 	})
 	if err != nil {
 		if ctx.Err() == nil {
@@ -267,12 +265,15 @@ func (p *party) ask(ctx context.Context, members []*entry) (changed bool, soones
 		}
 		return false, 0
 	}
-	changed, soonest, err = v.report(all[:visits])
-	if err != nil {
-		s.logger.LogAttrs(ctx, slog.LevelWarn, "who waits does not understand how it stands",
-			slog.String("lock", p.line.name), slog.Any("error", err))
+	for i, v := range visits {
+		news, first, err := v.report(all[i])
+		if err != nil {
+			s.logger.LogAttrs(ctx, slog.LevelWarn, "who waits does not understand how it stands",
+				slog.String("lock", p.line.name), slog.Any("error", err))
+		}
+		changed, soonest = changed || news, first
 	}
-	for i, r := range all[visits:] {
+	for i, r := range all[len(visits):] {
 		if n, err := r.number(); err == nil && n == 1 {
 			armed[i].ring()
 		}
@@ -280,53 +281,69 @@ func (p *party) ask(ctx context.Context, members []*entry) (changed bool, soones
 	return changed, soonest
 }
 
-// visit asks how some entries of one line stand.
+// visit asks, in one operation, how some entries of one line stand.
 type visit struct {
 	store   *Store
 	line    lineKeys
 	entries []*entry
+	in      []bool // which of them had heard before that they were let in
 }
 
-// batch is how many entries one operation asks for.
+// batch is how many entries one visit asks for.
 const batch = 500
 
-// operations returns what asks how the entries stand and, if keep is not zero, keeps them for so long.
-func (v visit) operations(keep time.Duration) []operation {
-	flag := ""
-	if v.store.listens(v.line) {
-		flag = "l"
-	}
-	var all []operation
-	for from := 0; from < len(v.entries); from += batch {
-		args := []string{milliseconds(keep), flag}
-		for _, e := range v.entries[from:min(from+batch, len(v.entries))] {
-			args = append(args, e.id)
+// visits returns what asks how entries of one line stand.
+func (s *Store) visits(l lineKeys, entries []*entry) []visit {
+	var all []visit
+	for some := range slices.Chunk(entries, batch) {
+		v := visit{store: s, line: l, entries: some, in: make([]bool, len(some))}
+		for i, e := range some {
+			v.in[i] = e.admitted()
 		}
-		all = append(all, operation{line: v.line, op: "visit", args: args})
+		all = append(all, v)
 	}
 	return all
 }
 
-// report tells the entries what the replies say. It returns whether anything was news, and after what time the first lease in
+// operation returns what asks how the entries stand and, if keep is not zero, keeps them for so long.
+func (v visit) operation(keep time.Duration) operation {
+	flag := ""
+	if v.store.listens(v.line) {
+		flag = "l"
+	}
+	args := append(make([]string, 0, 2+len(v.entries)), milliseconds(keep), flag)
+	for _, e := range v.entries {
+		args = append(args, e.id)
+	}
+	return operation{line: v.line, op: "visit", args: args}
+}
+
+// report tells the entries what the reply says. It returns whether anything was news, and after what time the first lease in
 // the line ends.
-func (v visit) report(all []reply) (changed bool, soonest time.Duration, err error) {
-	for i, r := range all {
-		if r.err != nil {
-			return changed, soonest, r.err
+func (v visit) report(r reply) (changed bool, soonest time.Duration, err error) {
+	if r.err != nil {
+		return false, 0, r.err
+	}
+	words, err := r.AsStrSlice()
+	if err != nil || len(words) != 1+2*len(v.entries) {
+		return false, 0, errors.New("the script's reply makes no sense")
+	}
+	for i, e := range v.entries {
+		now := standingOf(words[1+2*i], words[2+2*i], e)
+		// A failover may forget that somebody was let in, and then let others in first.
+		forgotten := v.in[i] && now.State == store.Waiting
+		if forgotten {
+			now = store.Standing{State: store.Gone, Cause: e.evicted("forgotten")}
 		}
-		words, err := r.AsStrSlice()
-		asked := v.entries[i*batch : min((i+1)*batch, len(v.entries))]
-		if err != nil || len(words) != 1+2*len(asked) {
-			return changed, soonest, errors.New("the script's reply makes no sense")
+		if !e.hear(now) {
+			continue
 		}
-		soonest = time.Duration(integer(words[0])) * time.Millisecond
-		for j, e := range asked {
-			if e.hear(standingOf(words[1+2*j], words[2+2*j], e)) {
-				changed = true
-			}
+		changed = true
+		if forgotten {
+			e.discard()
 		}
 	}
-	return changed, soonest, nil
+	return changed, time.Duration(integer(words[0])) * time.Millisecond, nil
 }
 
 // ahead is how many are ahead of the entry, as far as it has heard; none if it does not wait.

@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"strconv"
 	"strings"
@@ -149,24 +150,21 @@ func reading(name string, parts []message) store.Line {
 	value, err := parts[1].ToString()
 	there := err == nil
 	left, _ := parts[2].AsInt64()
-	ends := pairs(parts[5])
+	ends := make(map[string]int64)
+	for _, lease := range pairs(parts[5]) {
+		ends[lease[0]] = integer(lease[1])
+	}
 	known, _ := parts[6].AsStrMap()
 
 	ours := there && value == known["held"]
 	add := func(who [][2]string, admitted bool) {
 		for _, w := range who {
 			id, order := w[0], w[1]
-			var end int64
-			for _, e := range ends {
-				if e[0] == id {
-					end = integer(e[1])
-				}
-			}
-			if end < now {
+			if ends[id] < now {
 				continue // its lease has ended: whoever comes next will take it out
 			}
 			e := described(id, order, known[id])
-			e.Admitted, e.Remaining = admitted, time.Duration(end-now)*time.Millisecond
+			e.Admitted, e.Remaining = admitted, lasting(ends[id]-now)
 			l.Entries = append(l.Entries, e)
 		}
 	}
@@ -179,6 +177,11 @@ func reading(name string, parts []message) store.Line {
 	}
 	add(pairs(parts[4]), false)
 	return l
+}
+
+// lasting returns a duration of so many milliseconds, or the longest there is.
+func lasting(ms int64) time.Duration {
+	return time.Duration(min(ms, math.MaxInt64/int64(time.Millisecond))) * time.Millisecond
 }
 
 // remark says what is odd about a lock's key that is not Stile's.
@@ -205,8 +208,10 @@ func pairs(m message) [][2]string {
 
 // described makes an entry of its id, its order, and what the script knows of it: client, flag and text.
 func described(id, order, known string) store.Entry {
-	n, _ := strconv.ParseUint(order, 10, 64)
-	e := store.Entry{Order: n, Mode: modeOf(id)}
+	e := store.Entry{Mode: modeOf(id)}
+	if n, err := strconv.ParseUint(order, 10, 64); err == nil && n <= store.MaxOrder {
+		e.Order = n
+	}
 	parts := strings.SplitN(known, "|", 3)
 	var said says
 	if len(parts) == 3 && json.Unmarshal([]byte(parts[2]), &said) == nil {
@@ -226,29 +231,27 @@ func foreign(value string, left time.Duration) store.Entry {
 
 // Break implements [store.Store].
 func (s *Store) Break(ctx context.Context, name string, order uint64) (store.Entry, error) {
-	l := s.server.keys.of(name)
 	doing := fmt.Sprintf("take the entry with order %d out of the line of lock %q", order, name)
-	var broken []message
-	err := patiently(ctx, func(ctx context.Context) (err error) {
-		r := s.server.eval(ctx, l, "break", strconv.FormatUint(order, 10))
-		if r.err != nil {
-			return r.err
-		}
-		broken, err = r.ToArray()
+	gone := fmt.Errorf("%s: %s: %w: nobody there has it", s, doing, store.ErrGone)
+	l, err := s.Line(ctx, name) // first: the reply to what takes it out may be lost
+	if err != nil {
+		return store.Entry{}, err
+	}
+	i := slices.IndexFunc(l.Entries, func(e store.Entry) bool { return e.Order == order && !e.Foreign })
+	if i < 0 {
+		return store.Entry{}, gone
+	}
+	var broken, doubt bool // doubt: a request was given up that may have been carried out
+	err = patiently(ctx, func(ctx context.Context) error {
+		n, err := s.server.eval(ctx, s.server.keys.of(name), "break", strconv.FormatUint(order, 10)).number()
+		broken, doubt = n > 0 || doubt, doubt || err != nil
 		return err
 	})
-	if err != nil {
+	switch {
+	case err != nil:
 		return store.Entry{}, s.explain(doing, attempts.EndedBy(ctx, err))
+	case !broken:
+		return store.Entry{}, gone
 	}
-	words := make([]string, 0, len(broken))
-	for _, m := range broken {
-		word, _ := m.ToString()
-		words = append(words, word)
-	}
-	if len(words) != 4 {
-		return store.Entry{}, fmt.Errorf("%s: %s: %w: nobody there has it", s, doing, store.ErrGone)
-	}
-	e := described(words[0], strconv.FormatUint(order, 10), words[3])
-	e.Admitted, e.Remaining = words[1] == "1", time.Duration(integer(words[2]))*time.Millisecond
-	return e, nil
+	return l.Entries[i], nil
 }

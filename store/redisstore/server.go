@@ -38,25 +38,44 @@ type server struct {
 	replication time.Duration
 }
 
-// A request is one command, made anew for each attempt: the client takes back what it has sent.
+// A request is one command, made as it is sent, and anew for each attempt: the client takes back what it has sent.
 type request func(rueidis.Builder) rueidis.Completed
 
-// run returns the request to carry out an operation of the script by the name that servers know it by, and the same with
-// the whole text.
-func (s *server) run(l lineKeys, op string, args ...string) (short, long request) {
-	publish, wake, changes := "PUBLISH", s.wake(l), s.keys.changes()
+// An operation is one of the script's, on one line.
+type operation struct {
+	line    lineKeys
+	op      string
+	args    []string
+	session string // the key of the session without which nothing is to be done; in a cluster, where it is elsewhere, ignored
+}
+
+// short returns the request to carry out an operation by a script that the server knows.
+func (s *server) short(o operation) request {
+	return func(b rueidis.Builder) rueidis.Completed {
+		keys, args := s.words(o)
+		return b.Evalsha().Sha1(scriptSum).Numkeys(int64(len(keys))).Key(keys...).Arg(args...).Build()
+	}
+}
+
+// long returns the same for a server that may not know the script.
+func (s *server) long(o operation) request {
+	return func(b rueidis.Builder) rueidis.Completed {
+		keys, args := s.words(o)
+		return b.Eval().Script(script).Numkeys(int64(len(keys))).Key(keys...).Arg(args...).Build()
+	}
+}
+
+// words returns the script's KEYS and ARGV.
+func (s *server) words(o operation) (keys, args []string) {
+	publish, changes := "PUBLISH", s.keys.changes()
 	if s.cluster {
 		publish, changes = "SPUBLISH", "" // see Watch
 	}
-	args = append([]string{op, publish, wake, changes, l.name}, args...)
-	keys := l.all()
-	short = func(b rueidis.Builder) rueidis.Completed {
-		return b.Evalsha().Sha1(scriptSum).Numkeys(int64(len(keys))).Key(keys...).Arg(args...).Build()
+	keys = o.line.all()
+	if o.session != "" && !s.cluster {
+		keys = append(keys, o.session)
 	}
-	long = func(b rueidis.Builder) rueidis.Completed {
-		return b.Eval().Script(script).Numkeys(int64(len(keys))).Key(keys...).Arg(args...).Build()
-	}
-	return short, long
+	return keys, append([]string{o.op, publish, s.wake(o.line), changes, o.line.name}, o.args...)
 }
 
 // wake is what the channels begin with on which the clients are woken that have entries in a line: one for each client,
@@ -82,62 +101,79 @@ func (r reply) number() (int64, error) {
 	return r.AsInt64()
 }
 
+// firstError returns the first error of replies.
+func firstError(all []reply) error {
+	for _, r := range all {
+		if r.err != nil {
+			return r.err
+		}
+	}
+	return nil
+}
+
 // eval carries out an operation of the script.
 func (s *server) eval(ctx context.Context, l lineKeys, op string, args ...string) reply {
 	return s.evalAll(ctx, 0, nil, []operation{{line: l, op: op, args: args}})[0]
 }
 
-// An operation is one of the script's, on one line.
-type operation struct {
-	line lineKeys
-	op   string
-	args []string
-}
-
-// evalAll carries out requests, and operations after them, in one round, and returns all replies in order. If replicas is
-// not zero each reply is an error matching ErrNotReplicated if fewer have what was done.
+// evalAll carries out requests, and operations after them, as do does, and returns all replies in order. If replicas is not
+// zero each reply is an error matching ErrNotReplicated if fewer have what was done.
 func (s *server) evalAll(ctx context.Context, replicas int, first []request, operations []operation) []reply {
 	requests := append(make([]request, 0, len(first)+len(operations)), first...)
 	for _, o := range operations {
-		short, _ := s.run(o.line, o.op, o.args...)
-		requests = append(requests, short)
+		requests = append(requests, s.short(o))
 	}
 	replies := s.do(ctx, replicas, requests)
 
-	// A server that has been restarted, or a replica that has been promoted, may not know the script.
-	var unknown []int
-	var again []request
-	for i, o := range operations {
-		if said, ok := rueidis.IsRedisErr(replies[len(first)+i].err); ok && said.IsNoScript() {
-			_, long := s.run(o.line, o.op, o.args...)
-			unknown, again = append(unknown, len(first)+i), append(again, long)
+	// A server that has been restarted, or a replica that has been promoted, may not know the script. It learns it with the
+	// first operation that it is asked for again; in a cluster there may be another server that has to.
+	for {
+		var unknown []int
+		var again []request
+		for i, o := range operations {
+			if said, ok := rueidis.IsRedisErr(replies[len(first)+i].err); ok && said.IsNoScript() {
+				request := s.short(o)
+				if len(again) == 0 {
+					request = s.long(o)
+				}
+				unknown, again = append(unknown, len(first)+i), append(again, request)
+			}
 		}
-	}
-	if len(again) > 0 {
+		if len(again) == 0 {
+			return replies
+		}
 		for i, r := range s.do(ctx, replicas, again) {
 			replies[unknown[i]] = r
 		}
 	}
-	return replies
 }
 
-// do carries out requests in one round.
+// round is how many requests go out together: so many that round trips do not count, and so few that nobody has long to wait
+// behind them.
+const round = 2000
+
+// do carries out requests, in one round unless there are very many.
 func (s *server) do(ctx context.Context, replicas int, requests []request) []reply {
-	switch {
-	case replicas == 0:
-		return replies(s.cli.DoMulti(ctx, build(s.cli.B(), requests)...))
-	case !s.cluster:
-		return s.doReplicated(ctx, replicas, requests)
+	send := func(some []request) []reply { return replies(s.cli.DoMulti(ctx, build(s.cli.B(), some)...)) }
+	if replicas > 0 {
+		send = func(some []request) []reply { return s.doReplicated(ctx, replicas, some) }
 	}
-	// Each node waits for its own replicas, and only for what came through the connection that it is asked on.
+	size, most := round, 2 // rounds at a time: the server works on one while the client does on another
+	if replicas > 0 && s.cluster {
+		// Each node waits for its own replicas, and only for what came through the connection that it is asked on.
+		size, most = 1, 16
+	}
+	if len(requests) <= size {
+		return send(requests)
+	}
 	all := make([]reply, len(requests))
-	const most = 16
 	turns := make(chan struct{}, most)
 	var working sync.WaitGroup
-	for i, r := range requests {
+	for from := 0; from < len(requests); from += size {
+		some := requests[from:min(from+size, len(requests))]
 		turns <- struct{}{}
 		working.Go(func() {
-			all[i] = s.doReplicated(ctx, replicas, []request{r})[0]
+			copy(all[from:], send(some))
 			<-turns
 		})
 	}
@@ -207,5 +243,9 @@ func (s *server) listen(ctx context.Context, channel string, confirmed func(), h
 
 // milliseconds returns d as the script wants it, rounded up: nothing ends early.
 func milliseconds(d time.Duration) string {
-	return strconv.FormatInt(int64((d+time.Millisecond-1)/time.Millisecond), 10)
+	ms := d.Milliseconds()
+	if time.Duration(ms)*time.Millisecond < d {
+		ms++
+	}
+	return strconv.FormatInt(ms, 10)
 }

@@ -5,6 +5,7 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -31,16 +32,16 @@ type session struct {
 	end  context.CancelCauseFunc
 	work work.Group
 
-	mu      sync.Mutex
-	entries map[*entry]struct{} // joining, standing or leaving
-	begun   int                 // confirmations begun
-	at      bootclock.Instant   // when the last one was
-	ended   bool                // life has ended
-	gone    bool                // nothing of it is in the store any more
+	mu    sync.Mutex
+	lines map[string][]*entry // joining, standing or leaving, by name
+	begun int                 // confirmations begun
+	at    bootclock.Instant   // when the last one was
+	ended bool                // life has ended
+	gone  bool                // nothing of it is in the store any more
 }
 
 func newSession(s *Store, opts store.SessionOptions) *session {
-	se := &session{store: s, id: strings.ToLower(rand.Text()[:16]), opts: opts, entries: make(map[*entry]struct{})}
+	se := &session{store: s, id: strings.ToLower(rand.Text()[:16]), opts: opts, lines: make(map[string][]*entry)}
 	se.life, se.end = context.WithCancelCause(context.Background())
 	se.at = bootclock.Now() // before the key is made
 	return se
@@ -61,11 +62,9 @@ func (se *session) Confirm(ctx context.Context) error {
 		return err
 	}
 	visits := se.begin()
-	var operations []operation
-	ends := make([]int, 0, len(visits)) // of the operations of each visit
+	operations := make([]operation, 0, len(visits))
 	for _, v := range visits {
-		operations = append(operations, v.operations(se.opts.TTL)...)
-		ends = append(ends, len(operations))
+		operations = append(operations, v.operation(se.opts.TTL))
 	}
 	// The session first, so that it does not outlive its entries.
 	server := se.store.server
@@ -76,12 +75,10 @@ func (se *session) Confirm(ctx context.Context) error {
 	if err == nil && renewed == 0 {
 		return se.lost()
 	}
-	from := 1
 	for i, v := range visits {
-		if _, _, e := v.report(all[from : 1+ends[i]]); e != nil {
+		if _, _, e := v.report(all[1+i]); e != nil {
 			err = e
 		}
-		from = 1 + ends[i]
 	}
 	if err != nil {
 		return se.store.explain("renew the session", attempts.EndedBy(ctx, err))
@@ -92,24 +89,26 @@ func (se *session) Confirm(ctx context.Context) error {
 // begin counts a confirmation that is about to be sent, and returns the visits to all lines in which the session stands.
 func (se *session) begin() []visit {
 	se.mu.Lock()
-	defer se.mu.Unlock()
 	se.begun++
 	se.at = bootclock.Now()
-	byName := make(map[string]*visit)
-	for e := range se.entries {
-		if !e.known || !e.stands() {
-			continue // joining: it will notice that there was a confirmation
+	visits := make([]visit, 0, len(se.lines))
+	var gone []*entry
+	for _, all := range se.lines {
+		stand := make([]*entry, 0, len(all))
+		for _, e := range all {
+			switch {
+			case !e.known: // joining: it will notice that there was a confirmation
+			case e.stands():
+				stand = append(stand, e)
+			case !e.leaving:
+				gone = append(gone, e)
+			}
 		}
-		v := byName[e.req.Name]
-		if v == nil {
-			v = &visit{store: se.store, line: e.line}
-			byName[e.req.Name] = v
-		}
-		v.entries = append(v.entries, e)
+		visits = append(visits, se.store.visits(all[0].line, stand)...)
 	}
-	visits := make([]visit, 0, len(byName))
-	for _, v := range byName {
-		visits = append(visits, *v)
+	se.mu.Unlock()
+	for _, e := range gone {
+		se.forget(e) // its owner may have it still, and has been told
 	}
 	return visits
 }
@@ -175,13 +174,13 @@ func (se *session) enter(e *entry) error {
 		return se.alive()
 	}
 	if e.req.Mode == line.Exclusive {
-		for other := range se.entries {
-			if other.req.Name == e.req.Name && other.req.Mode == line.Exclusive && !other.leaving && other.stands() {
+		for _, other := range se.lines[e.req.Name] {
+			if other.req.Mode == line.Exclusive && !other.leaving && other.stands() {
 				return fmt.Errorf("%s: session %s stands in the line of lock %q already", se.store, se.id, e.req.Name)
 			}
 		}
 	}
-	se.entries[e] = struct{}{}
+	se.lines[e.req.Name] = append(se.lines[e.req.Name], e)
 	se.store.register(e)
 	return nil
 }
@@ -189,9 +188,23 @@ func (se *session) enter(e *entry) error {
 // forget notes that an entry is out, or that its end is no matter of the session's any more.
 func (se *session) forget(e *entry) {
 	se.mu.Lock()
-	delete(se.entries, e)
+	left := slices.DeleteFunc(se.lines[e.req.Name], func(other *entry) bool { return other == e })
+	if len(left) > 0 {
+		se.lines[e.req.Name] = left
+	} else {
+		delete(se.lines, e.req.Name)
+	}
 	se.mu.Unlock()
 	se.store.unregister(e)
+}
+
+// all returns the entries that are joining, standing or leaving. The session's mutex is held.
+func (se *session) all() []*entry {
+	var all []*entry
+	for _, some := range se.lines {
+		all = append(all, some...)
+	}
+	return all
 }
 
 // Close implements [store.Session].
@@ -212,23 +225,24 @@ func (se *session) clear(ctx context.Context) error {
 		return nil
 	}
 	var operations []operation
-	for e := range se.entries {
-		operations = append(operations, e.departure())
+	for _, e := range se.all() {
+		o := e.departure()
+		if !e.known || e.outlasts.Load() {
+			o.args[0] = "end" // the request to put it in, or to let it go later, may be under way
+		}
+		operations = append(operations, o)
 	}
 	se.mu.Unlock()
-	err := patiently(ctx, func(ctx context.Context) error {
-		all := se.store.server.evalAll(ctx, 0, []request{func(b rueidis.Builder) rueidis.Completed {
-			return b.Del().Key(se.key()).Build()
-		}}, operations)
-		for _, r := range all {
-			if r.err != nil {
-				return r.err
-			}
+	first := []request{func(b rueidis.Builder) rueidis.Completed { return b.Del().Key(se.key()).Build() }}
+	for ; len(first) > 0 || len(operations) > 0; first = nil {
+		some := operations[:min(round, len(operations))] // many might take longer than an attempt may
+		operations = operations[len(some):]
+		err := patiently(ctx, func(ctx context.Context) error {
+			return firstError(se.store.server.evalAll(ctx, 0, first, some))
+		})
+		if err != nil {
+			return err
 		}
-		return nil
-	})
-	if err != nil {
-		return err
 	}
 	se.mu.Lock()
 	defer se.mu.Unlock()
@@ -254,10 +268,7 @@ func (se *session) finish(cause error, lost bool) {
 		return
 	}
 	se.ended = true
-	mine := make([]*entry, 0, len(se.entries))
-	for e := range se.entries {
-		mine = append(mine, e)
-	}
+	mine := se.all()
 	if lost {
 		// In a cluster its entries may stand a little longer than the session: elsewhere there is nothing left to do.
 		se.work.Start(func() { se.sweep() })

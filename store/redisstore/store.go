@@ -203,7 +203,7 @@ func (s *Store) String() string {
 
 // explain says what failed and where.
 func (s *Store) explain(doing string, err error) error {
-	said, ok := rueidis.IsRedisErr(err)
+	said, ok := errors.AsType[*rueidis.RedisError](err)
 	switch {
 	case ok && strings.HasPrefix(said.Error(), "NOPERM"):
 		return fmt.Errorf("%s: %s: %w: the rights that Stile needs are in docs/stores.md", s, doing, err)

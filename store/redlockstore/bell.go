@@ -57,6 +57,14 @@ func (b *bell) ring() {
 	}
 }
 
+// forget forgets that the bell has rung: who is about to look need not look again for that.
+func (b *bell) forget() {
+	select {
+	case <-b.rung:
+	default:
+	}
+}
+
 // wait waits until the bell has rung, and reports true; or for the time that is given, unless that is negative, or until
 // ctx ends, and reports false.
 func (b *bell) wait(ctx context.Context, most time.Duration) bool {

@@ -15,8 +15,8 @@ import (
 	"github.com/stilelock/stile/internal/bootclock"
 )
 
-// fenceTTL is how long a master remembers the last order given out under a name. After that the time does: see
-// takeScript.
+// fenceTTL is how long a master remembers the last order given out under a name, from the end of the hold. After that the
+// time does: see takeScript.
 const fenceTTL = 7 * 24 * time.Hour
 
 // claim is one attempt at a lock, and what has become of it at each master. Its id is its own, so whatever is asked for
@@ -179,7 +179,7 @@ func (c *claim) akin(value string) bool {
 // seize puts the claim in at one master.
 func (c *claim) seize(ctx context.Context, m *master, votes chan<- vote) {
 	k := c.store.keys
-	reply, err := m.ask(ctx, takeScript,
+	reply, err := m.take(ctx,
 		[]string{k.lock(c.name), k.fence(c.name), k.void(c.name, c.id)},
 		[]string{c.id, c.value, millis(c.ttl)})
 	v := vote{master: m, err: err}
@@ -435,7 +435,7 @@ func (s *Store) takeOut(m *master, name, id string, void, loud bool, d *departur
 		case err == nil:
 			deleted, err := isOne(reply)
 			d.note(m, deleted, err)
-		case refused:
+		case refused && !passes(err):
 			s.logger.LogAttrs(s.life, slog.LevelWarn, "an entry could not be taken out; it goes when its time is over",
 				slog.String("lock", name), slog.String("master", m.addr), slog.Any("error", err))
 			d.note(m, false, err)

@@ -12,7 +12,7 @@
 // they and Stile exclude each other. Stile's value is an id, made for one attempt, and the owner in JSON.
 //
 //	<name>                    the lock
-//	{<name>}//fence           the last order that was given out, and to which id
+//	{<name>}//fence           the last order that was given out, and to which id, for a week after its hold
 //	{<name>}//void/<id>       the attempt with this id comes too late; for a minute, and only after a broken connection
 //	{}//names                 the names under which there may be locks, by when they end
 //
@@ -34,7 +34,8 @@
 // A master that puts an entry in answers with an order larger than any it has seen; the largest of a majority's is the
 // hold's, and is written to the masters that have the entry before the hold is admitted. The next holder's majority has
 // a master in common with that one, which saw the order while the entry was there. So orders rise, as long as the masters
-// do not forget; and since an order is not smaller than the master's time in microseconds, they usually rise even then.
+// do not forget; and since an order is not smaller than the master's time in microseconds, they usually rise even then. A
+// master that has seen a larger order does not take a smaller one: it has put the entry in too late to propose that.
 //
 // # Requests whose outcome is unknown
 //

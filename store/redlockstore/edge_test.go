@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"runtime"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -102,6 +103,108 @@ func TestAnEntryIsNotRestoredAfterItsWithdrawal(t *testing.T) {
 		}
 		proxies[2].Delay(0)
 	}
+}
+
+func TestAWaiterThatHasLeftIsOut(t *testing.T) {
+	t.Parallel()
+	for name, leave := range map[string]func(*testing.T, store.Session, store.Ticket){
+		"withdrawn": func(t *testing.T, _ store.Session, ticket store.Ticket) {
+			if err := ticket.Withdraw(timeout(t, 100*time.Millisecond)); !errors.Is(err, context.DeadlineExceeded) {
+				t.Errorf("before it can be known that it is out, the error is %v", err)
+			}
+			withdraw(t, ticket)
+		},
+		"with its session": func(t *testing.T, se store.Session, _ store.Ticket) {
+			if err := se.Close(timeout(t, 5*time.Second)); err != nil {
+				t.Fatal(err)
+			}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			servers := testservers.StartRedisServers(t, 3)
+			proxies, options := through(t, servers)
+			holder, _ := hold(t, openSession(t, newStore(t, to(servers)), time.Minute), "lock")
+			se := openSession(t, newStore(t, options), time.Minute)
+			waiter, _, err := enqueue(t.Context(), se, "lock", false)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, p := range proxies {
+				p.Delay(600*time.Millisecond, testservers.Down)
+			}
+			withdraw(t, holder)
+			of := func() (n int) {
+				for _, r := range servers {
+					value, _ := r.Do("EVAL", "return redis.call('GET', 'lock') or ''", "0").ToString()
+					if strings.Contains(value, se.ID()) {
+						n++
+					}
+				}
+				return n
+			}
+			eventually(t, "a majority has put the waiter in", func() bool { return of() > 1 })
+			leave(t, se, waiter)
+			if n := of(); n > 1 {
+				t.Errorf("it is said to be out, and is at %d masters", n)
+			}
+			if err := waiter.Withdraw(t.Context()); !errors.Is(err, store.ErrGone) {
+				t.Errorf("to withdraw it then is %v, want ErrGone", err)
+			}
+		})
+	}
+}
+
+func TestAnEntryWithATimeOfItsOwnIsNotRenewed(t *testing.T) {
+	t.Parallel()
+	servers := testservers.StartRedisServers(t, 3)
+	proxies, options := through(t, servers)
+	se := openSession(t, newStore(t, options), time.Minute)
+	for _, name := range []string{"first", "lock"} { // after the first the scripts are known
+		for _, p := range proxies {
+			p.Release()
+		}
+		ticket, _ := hold(t, se, name)
+		eventually(t, "all masters have it", func() bool { return holding(servers, name) == 3 })
+		short := func() (n int) {
+			for _, r := range servers {
+				if ms, _ := r.Do("PTTL", name).AsInt64(); ms <= 20000 {
+					n++
+				}
+			}
+			return n
+		}
+		if name == "lock" {
+			for _, p := range proxies {
+				p.CutReplies()
+			}
+		}
+		kept := make(chan error, 1)
+		go func() { kept <- ticket.WithdrawAfter(t.Context(), 15*time.Second) }()
+		eventually(t, "the masters have given it its time", func() bool { return short() == 3 })
+		before := scriptsRun(servers)
+		confirmed := make(chan error, 1)
+		go func() { confirmed <- se.Confirm(t.Context()) }()
+		eventually(t, "the masters have confirmed the session", func() bool { return scriptsRun(servers) == before+3 })
+		for _, p := range proxies {
+			p.Release()
+		}
+		if err := errors.Join(<-kept, <-confirmed); err != nil {
+			t.Fatal(err)
+		}
+		if n := short(); n != 3 {
+			t.Errorf("%d masters have kept to its time", n)
+		}
+	}
+}
+
+func scriptsRun(servers []*testservers.Redis) (n int) {
+	for _, r := range servers {
+		stats, _ := r.Do("INFO", "commandstats").ToString()
+		of, _ := strconv.Atoi(calls(stats, "evalsha"))
+		n += of
+	}
+	return n
 }
 
 func TestAHolderIsToldWhenAllIsForgotten(t *testing.T) {

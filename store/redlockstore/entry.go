@@ -49,13 +49,13 @@ type entry struct {
 	life    context.Context // ends when nothing has to be done for it any more
 	stop    context.CancelFunc
 	waited  chan struct{} // closed when it does not try any more
-	claim   *claim        // that it was admitted with; set once, before it is in the session's kept
+	claim   *claim        // that it was admitted with; set once, with mu held, before it is in the session's kept
 
 	// mu is taken before the session's, and before the claim's.
 	mu      sync.Mutex
 	state   state
 	gone    error      // why it went by itself
-	leaving *departure // its claim's, if somebody wants to know
+	leaving *departure // its claim's or, if it was not admitted, that of its last attempt
 	until   *keeping   // while it is being given a time of its own, and afterwards
 }
 
@@ -100,8 +100,7 @@ func (e *entry) arrive(ctx context.Context) error {
 			took := time.Since(start)
 			attempts.Rest(ctx, took/2+rand.N(took))
 		default:
-			e.wait()
-			return nil
+			return e.wait()
 		}
 		if ctx.Err() != nil {
 			return ctx.Err()
@@ -113,25 +112,31 @@ func (e *entry) arrive(ctx context.Context) error {
 // withdrawn meanwhile, or the session has ended, the claim is taken out; the latter is an error.
 func (e *entry) admit(ctx context.Context, c *claim) (ok bool, err error) {
 	for {
-		ok, err := e.session.keep(e, c)
+		ok, err := e.admitNow(c)
 		if err != nil {
 			c.drop()
-			return false, err
 		}
-		if ok {
-			break
+		if ok || err != nil {
+			return ok, err
 		}
 		if !c.stillMine(ctx) {
 			c.drop()
 			return false, nil
 		}
 	}
+}
+
+// admitNow is admit for a claim that need not be renewed first; it reports false if it must be. A confirmation that finds
+// that the claim is lost waits for e.mu, and so tells of that after the admission.
+func (e *entry) admitNow(c *claim) (ok bool, err error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.state == over {
-		e.session.release(e)
 		c.drop()
-		return true, nil
+		return true, e.session.alive()
+	}
+	if ok, err := e.session.keep(e, c); !ok || err != nil {
+		return false, err
 	}
 	e.state = admitted
 	e.tell(store.Standing{State: store.Admitted, Order: c.order})
@@ -154,29 +159,36 @@ func (c *claim) stillMine(ctx context.Context) bool {
 	return true
 }
 
-// wait lets the entry wait.
-func (e *entry) wait() {
+// wait lets the entry wait, unless its session has ended meanwhile, which is an error.
+func (e *entry) wait() error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
+	if e.state == over {
+		return e.gone
+	}
 	e.state = waiting
 	e.tell(store.Standing{State: store.Waiting, Ahead: 1})
 	if !e.session.work.Start(e.contend) {
 		close(e.waited)
 	}
+	return nil
 }
 
 // contend tries for the lock until the entry has it. Between the attempts it waits for word that the lock was freed, for
 // the time that it is freed by itself, or, if others contend as well, for a moment that is left to chance: those who come
 // at the same moment get a minority each, and nobody the lock.
 func (e *entry) contend() {
-	defer close(e.waited)
+	var c *claim
+	defer func() { e.contended(c) }()
 	s := e.session.store
 	freed := newBell(s.quorum)
 	defer s.hub.listen(topic{channel: s.keys.channel(e.req.Name)}, freed.hear)()
 	var b backoff
 	for e.life.Err() == nil {
+		freed.forget()
 		start := time.Now()
-		c, r := e.attempt(e.life)
+		var r result
+		c, r = e.attempt(e.life)
 		if r.won {
 			if ok, err := e.admit(e.life, c); ok || err != nil {
 				return
@@ -187,6 +199,17 @@ func (e *entry) contend() {
 			attempts.Rest(e.life, b.scatter())
 		}
 	}
+}
+
+// contended notes that the entry does not try for the lock any more. If it was not admitted, its last claim is on its way
+// out.
+func (e *entry) contended(last *claim) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.claim == nil && last != nil {
+		e.leaving = last.drop()
+	}
+	close(e.waited)
 }
 
 // backoff decides how long to wait between attempts.
@@ -323,25 +346,21 @@ func (e *entry) goneAlone() {
 	e.claim.drop()
 }
 
-// sessionEnded ends an entry with its session. It returns the departure to wait for, nil if there is none.
-func (e *entry) sessionEnded(cause error, lost bool) *departure {
+// sessionEnded ends an entry with its session.
+func (e *entry) sessionEnded(cause error, lost bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.stop()
-	if e.state == over {
-		return e.leaving
-	}
-	if e.state == outlives {
-		return nil
+	if e.state == over || e.state == outlives {
+		return
 	}
 	if lost {
 		e.tell(store.Standing{State: store.Gone, Cause: cause})
 	}
 	e.state, e.gone = over, cause
-	if e.claim == nil {
-		return nil
+	if e.claim != nil {
+		e.leaving = e.claim.drop()
 	}
-	return e.claim.drop()
 }
 
 // part ends an entry that could not be put in.
@@ -357,36 +376,46 @@ func (e *entry) part() {
 func (e *entry) Withdraw(ctx context.Context) error {
 	doing := fmt.Sprintf("leave the line of lock %q", e.req.Name)
 	e.mu.Lock()
-	was := e.state
 	if e.gone != nil || e.leaving != nil && e.leaving.over() {
 		defer e.mu.Unlock()
 		return e.hasGone(doing, e.gone)
 	}
 	e.state = over
 	e.stop()
-	if was == waiting {
-		e.gone = errWithdrawn
-	} else if e.leaving == nil {
+	hadIt := e.claim != nil
+	if hadIt && e.leaving == nil {
 		e.leaving = e.claim.drop()
 	}
-	leaving := e.leaving
 	e.mu.Unlock()
 	e.session.release(e)
 
-	if leaving == nil {
-		return e.stopWaiting(ctx, doing)
+	if !hadIt {
+		select {
+		case <-e.waited:
+		case <-ctx.Done():
+			return e.session.store.explain(doing, ctx.Err())
+		}
 	}
-	there, err := leaving.wait(ctx, e.session.store)
+	there, err := e.left(ctx)
 	switch {
 	case err != nil:
 		return e.session.store.explain(doing, attempts.EndedBy(ctx, err))
-	case !there:
+	case hadIt && !there:
 		return e.hasGone(doing, nil)
 	}
 	return nil
 }
 
-var errWithdrawn = errors.New("it was withdrawn")
+// left waits until what is being taken out of the entry is out, and reports whether that was there.
+func (e *entry) left(ctx context.Context) (wasThere bool, err error) {
+	e.mu.Lock()
+	leaving := e.leaving
+	e.mu.Unlock()
+	if leaving == nil {
+		return false, nil
+	}
+	return leaving.wait(ctx, e.session.store)
+}
 
 // hasGone returns the error that says that the entry is out already, and why, if that is known. It matches
 // [store.ErrGone].
@@ -395,16 +424,6 @@ func (e *entry) hasGone(doing string, why error) error {
 		why = errors.New("the masters do not have the entry any more")
 	}
 	return fmt.Errorf("%s: %s: %w: %w", e.session.store, doing, store.ErrGone, why)
-}
-
-// stopWaiting waits until an entry that was withdrawn does not try for the lock any more.
-func (e *entry) stopWaiting(ctx context.Context, doing string) error {
-	select {
-	case <-e.waited:
-		return nil
-	case <-ctx.Done():
-		return e.session.store.explain(doing, ctx.Err())
-	}
 }
 
 // over reports whether the claim is out.

@@ -2,6 +2,7 @@ package redlockstore
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"sync"
 	"time"
@@ -45,8 +46,8 @@ type hub struct {
 type ear struct {
 	hub    *hub
 	master *master
-	kick   chan struct{} // tells that what is wanted has changed; holds one
-	begun  map[topic]error
+	kick   chan struct{}   // tells that what is wanted has changed; holds one
+	begun  map[topic]error // what is listened to, wanted or not, or was refused
 }
 
 func newHub(masters []*master) *hub {
@@ -138,7 +139,13 @@ func (e *ear) forget() {
 	e.begun = nil
 }
 
-// follow listens on one connection until it ends, and keeps what it listens to in step with what is wanted.
+// mostIdle is how many topics that are not wanted any more may be listened to, or else as many as are wanted.
+const mostIdle = 100
+
+var errIdle = errors.New("most of what is listened to is not wanted any more")
+
+// follow listens to what is wanted, on one connection, until that ends or too much of it is not wanted any more. It never
+// unsubscribes: the Redis client panics if a server that is busy with a script refuses that.
 func (e *ear) follow(ctx context.Context, client rueidis.Client) error {
 	conn, release := client.Dedicate()
 	defer release()
@@ -151,18 +158,16 @@ func (e *ear) follow(ctx context.Context, client rueidis.Client) error {
 		e.hub.tell(t, news{from: e.master, channel: m.Channel, payload: m.Message})
 	}})
 	for {
-		begin, end := e.difference()
+		begin, idle := e.difference()
+		if idle {
+			return errIdle
+		}
 		for _, t := range begin {
 			err := conn.Do(ctx, subscribe(conn.B(), t)).Error()
-			if _, refused := rueidis.IsRedisErr(err); err != nil && !refused {
+			if _, refused := rueidis.IsRedisErr(err); err != nil && !refused || passes(err) {
 				return err
 			}
 			e.note(t, err)
-		}
-		for _, t := range end {
-			if err := conn.Do(ctx, unsubscribe(conn.B(), t)).NonRedisError(); err != nil {
-				return err
-			}
 		}
 		select {
 		case <-e.kick:
@@ -174,8 +179,8 @@ func (e *ear) follow(ctx context.Context, client rueidis.Client) error {
 	}
 }
 
-// difference returns what is to be listened to, and what no more. The latter counts as not begun from now on.
-func (e *ear) difference() (begin, end []topic) {
+// difference returns what is to be listened to, and whether too much is listened to that is not.
+func (e *ear) difference() (begin []topic, idle bool) {
 	e.hub.mu.Lock()
 	defer e.hub.mu.Unlock()
 	for t := range e.hub.wanted {
@@ -183,13 +188,9 @@ func (e *ear) difference() (begin, end []topic) {
 			begin = append(begin, t)
 		}
 	}
-	for t := range e.begun {
-		if e.hub.wanted[t] == nil {
-			end = append(end, t)
-			delete(e.begun, t)
-		}
-	}
-	return begin, end
+	wanted := len(e.hub.wanted)
+	notWanted := len(e.begun) - (wanted - len(begin))
+	return begin, notWanted > max(wanted, mostIdle)
 }
 
 // note notes that a topic is listened to, or refused, and tells those who want to know.
@@ -214,11 +215,4 @@ func subscribe(b rueidis.Builder, t topic) rueidis.Completed {
 		return b.Psubscribe().Pattern(t.channel).Build()
 	}
 	return b.Subscribe().Channel(t.channel).Build()
-}
-
-func unsubscribe(b rueidis.Builder, t topic) rueidis.Completed {
-	if t.pattern {
-		return b.Punsubscribe().Pattern(t.channel).Build()
-	}
-	return b.Unsubscribe().Channel(t.channel).Build()
 }

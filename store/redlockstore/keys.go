@@ -73,9 +73,9 @@ func decode(text string) (id string, v value, ours bool) {
 
 // orderOf reads a fence: the order in it if that was given to the entry with the given id, otherwise zero.
 func orderOf(fence, id string) uint64 {
-	number, to, _ := strings.Cut(fence, " ")
+	number, to, ok := strings.Cut(fence, " ")
 	order, err := strconv.ParseUint(number, 10, 64)
-	if err != nil || to != id {
+	if !ok || err != nil || order > store.MaxOrder || to != id {
 		return 0
 	}
 	return order

@@ -108,9 +108,9 @@ func holding(servers []*testservers.Redis, key string) (n int) {
 // eventually waits until something is so that nothing tells of.
 func eventually(t *testing.T, what string, is func() bool) {
 	t.Helper()
-	for end := time.Now().Add(5 * time.Second); !is(); time.Sleep(5 * time.Millisecond) {
+	for end := time.Now().Add(15 * time.Second); !is(); time.Sleep(5 * time.Millisecond) {
 		if time.Now().After(end) {
-			t.Fatalf("it has not come about within 5 s that %s", what)
+			t.Fatalf("it has not come about within 15 s that %s", what)
 		}
 	}
 }
@@ -158,18 +158,31 @@ func hold(t *testing.T, se store.Session, name string) (store.Ticket, uint64) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	return ticket, admitted(t, told)
+}
+
+// admitted waits until an entry is admitted, and returns its order.
+func admitted(t *testing.T, told <-chan store.Standing) uint64 {
+	t.Helper()
 	for {
 		select {
 		case st := <-told:
 			switch st.State {
 			case store.Admitted:
-				return ticket, st.Order
+				return st.Order
 			case store.Gone:
 				t.Fatalf("the entry has gone: %v", st.Cause)
 			}
 		case <-time.After(5 * time.Second):
 			t.Fatal("not admitted within 5 s")
 		}
+	}
+}
+
+func withdraw(t *testing.T, ticket store.Ticket) {
+	t.Helper()
+	if err := ticket.Withdraw(timeout(t, 5*time.Second)); err != nil {
+		t.Fatal(err)
 	}
 }
 

@@ -5,8 +5,10 @@ import (
 	"crypto/tls"
 	"errors"
 	"log/slog"
+	"maps"
 	"math/rand/v2"
 	"net"
+	"slices"
 	"sync"
 	"time"
 
@@ -24,15 +26,15 @@ const (
 	// firstRedial and lastRedial bound the pause between attempts to connect.
 	firstRedial = 20 * time.Millisecond
 	lastRedial  = time.Second
-	// mostAsked is how many requests may be unanswered at a master before it is asked no more.
-	mostAsked = 512
+	// mostTakes is how many requests to put something in may be unanswered at a master; others wait for their turn. So
+	// there is an end to what has to be cleaned up at one that hangs.
+	mostTakes = 512
 	// voidTTL is how long a void attempt is remembered: longer than a request can be on its way.
 	voidTTL = time.Minute
 )
 
 var (
 	errConnecting = errors.New("still connecting")
-	errBusy       = errors.New("too many requests are unanswered")
 	errClosed     = errors.New("the store is closed")
 )
 
@@ -61,14 +63,14 @@ type master struct {
 	logger *slog.Logger
 
 	first chan struct{} // closed when the first attempt to connect is over
+	takes chan struct{} // holds one for each request to put something in that is unanswered
 	kick  chan struct{} // tells run that the connection has broken, or that there are new debts; holds one
 
 	mu     sync.Mutex
 	client rueidis.Client // nil while there is no connection
 	up     chan struct{}  // closed when there is one; replaced when it breaks
 	why    error          // why there is none
-	asked  int            // requests that are unanswered
-	takes  pace           // how long its answers take
+	pace   pace           // how long its answers take
 	debts  map[*debt]struct{}
 }
 
@@ -91,9 +93,8 @@ func (p *pace) note(took time.Duration) {
 	}
 }
 
-// newMaster returns a master whose connections end with life.
-func newMaster(life context.Context, number int, option rueidis.ClientOption, logger *slog.Logger) *master {
-	option.DialCtxFn = dialWithin(life, option.DialCtxFn)
+// newMaster returns a master that [master.run] connects.
+func newMaster(number int, option rueidis.ClientOption, logger *slog.Logger) *master {
 	// Requests to one master are carried out in the order in which they are made: they are on one connection.
 	option.PipelineMultiplex = -1
 	option.AlwaysPipelining = true
@@ -118,6 +119,7 @@ func newMaster(life context.Context, number int, option rueidis.ClientOption, lo
 		option: option,
 		logger: logger.With(slog.String("master", option.InitAddress[0])),
 		first:  make(chan struct{}),
+		takes:  make(chan struct{}, mostTakes),
 		kick:   make(chan struct{}, 1),
 		up:     make(chan struct{}),
 		why:    errConnecting,
@@ -139,7 +141,8 @@ func (c mortal) Close() error {
 type dialFunc = func(context.Context, string, *net.Dialer, *tls.Config) (net.Conn, error)
 
 // dialWithin returns a function that connects as dial does, or as usual, and whose connections are closed when life
-// ends: nothing else makes the Redis client stop waiting for a server that has fallen silent.
+// ends. Nothing else makes the Redis client stop waiting for a server that has fallen silent; and a request that comes to it
+// as its connection breaks makes it connect again, which it may still do when it has been closed.
 func dialWithin(life context.Context, dial dialFunc) dialFunc {
 	if dial == nil {
 		dial = func(ctx context.Context, addr string, dialer *net.Dialer, config *tls.Config) (net.Conn, error) {
@@ -166,17 +169,20 @@ func (m *master) run(ctx context.Context) {
 	var dialed sync.Once
 	pause := firstRedial
 	for ctx.Err() == nil {
-		client, err := rueidis.NewClient(m.option)
+		within, end := context.WithCancel(ctx)
+		client, err := m.connect(within)
 		if err == nil {
 			pause = firstRedial
 			m.connected(client)
 			dialed.Do(func() { close(m.first) })
 			m.serve(ctx, client)
 			m.disconnected(client)
+			end()
 			client.Close()
 			continue
 		}
-		m.failed(unwrapDial(err))
+		end()
+		m.failed(err)
 		dialed.Do(func() { close(m.first) })
 		attempts.Rest(ctx, pause/2+rand.N(pause))
 		pause = min(2*pause, lastRedial)
@@ -184,13 +190,33 @@ func (m *master) run(ctx context.Context) {
 	m.failed(errClosed)
 }
 
+// connect connects to the master, until ctx ends, and pays what is owed to it. Nothing else is asked of it before: what is
+// owed to one that lets itself be connected to, and then answers nothing, does not become more with every connection.
+func (m *master) connect(ctx context.Context) (rueidis.Client, error) {
+	option := m.option
+	option.DialCtxFn = dialWithin(ctx, option.DialCtxFn)
+	client, err := rueidis.NewClient(option)
+	if err != nil {
+		return nil, unwrapDial(err)
+	}
+	if err := m.pay(client); err != nil {
+		client.Close()
+		return nil, err
+	}
+	return client, nil
+}
+
 // serve pays the master's debts until its connection breaks or ctx ends.
 func (m *master) serve(ctx context.Context, client rueidis.Client) {
-	for {
-		m.pay(client)
+	for m.pay(client) == nil {
+		var again <-chan time.Time
+		if m.owes() {
+			again = time.After(lastRedial)
+		}
 		select {
 		case <-ctx.Done():
 			return
+		case <-again:
 		case <-m.kick:
 		}
 		m.mu.Lock()
@@ -251,26 +277,32 @@ func (m *master) ask(ctx context.Context, script *rueidis.Lua, keys, args []stri
 	}
 	m.mu.Lock()
 	client, why := m.client, m.why
-	if client != nil && m.asked >= mostAsked {
-		client, why = nil, errBusy
-	}
+	m.mu.Unlock()
 	if client == nil {
-		m.mu.Unlock()
 		return rueidis.RedisMessage{}, unsentError{why}
 	}
-	m.asked++
-	m.mu.Unlock()
 
 	start := time.Now()
 	reply, err := m.exec(client, script, keys, args)
-
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.asked--
 	if !inDoubt(err) {
-		m.takes.note(time.Since(start))
+		m.mu.Lock()
+		m.pace.note(time.Since(start))
+		m.mu.Unlock()
 	}
 	return reply, err
+}
+
+// take is ask with takeScript, when it is its turn. If ctx ends before that, the request is not sent.
+func (m *master) take(ctx context.Context, keys, args []string) (rueidis.RedisMessage, error) {
+	select {
+	case m.takes <- struct{}{}:
+		defer func() { <-m.takes }()
+	case <-ctx.Done():
+	}
+	if err := ctx.Err(); err != nil {
+		return rueidis.RedisMessage{}, unsentError{err}
+	}
+	return m.ask(ctx, takeScript, keys, args)
 }
 
 func (m *master) exec(client rueidis.Client, script *rueidis.Lua, keys, args []string) (rueidis.RedisMessage, error) {
@@ -290,29 +322,47 @@ func (m *master) owe(d *debt) {
 	m.wake()
 }
 
-// pay carries out what is owed to the master. What cannot be sent stays owed; what the master refuses does not: the
-// entry goes when its time is over.
-func (m *master) pay(client rueidis.Client) {
+func (m *master) owes() bool {
 	m.mu.Lock()
-	due := make([]*debt, 0, len(m.debts))
-	for d := range m.debts {
-		due = append(due, d)
-	}
+	defer m.mu.Unlock()
+	return len(m.debts) > 0
+}
+
+// pay carries out what is owed to the master. It returns the error that the connection broke with, if it did.
+func (m *master) pay(client rueidis.Client) error {
+	m.mu.Lock()
+	due := slices.Collect(maps.Keys(m.debts))
 	m.mu.Unlock()
+	broke := make(chan error, len(due))
+	var all sync.WaitGroup
 	for _, d := range due {
-		reply, err := m.exec(client, leaveScript, d.keys, d.args)
-		if inDoubt(err) {
-			return
-		}
-		if err != nil {
-			m.logger.LogAttrs(context.Background(), slog.LevelWarn,
-				"an entry could not be taken out; it goes when its time is over", slog.Any("error", err))
-		}
-		m.mu.Lock()
-		delete(m.debts, d)
-		m.mu.Unlock()
-		d.paid(reply, err)
+		all.Go(func() {
+			if doubt, ok := errors.AsType[doubtError](m.payOne(client, d)); ok {
+				broke <- doubt.error
+			}
+		})
 	}
+	all.Wait()
+	close(broke)
+	return <-broke
+}
+
+// payOne pays a debt. What cannot be sent, or not be done just now, stays owed; what the master refuses for good does not:
+// the entry goes when its time is over.
+func (m *master) payOne(client rueidis.Client, d *debt) error {
+	reply, err := m.exec(client, leaveScript, d.keys, d.args)
+	if inDoubt(err) || passes(err) {
+		return err
+	}
+	if err != nil {
+		m.logger.LogAttrs(context.Background(), slog.LevelWarn,
+			"an entry could not be taken out; it goes when its time is over", slog.Any("error", err))
+	}
+	m.mu.Lock()
+	delete(m.debts, d)
+	m.mu.Unlock()
+	d.paid(reply, err)
+	return err
 }
 
 // await returns the connection when there is one, nil when ctx ends.

@@ -19,8 +19,8 @@ type keeping struct {
 	err   error
 }
 
-// WithdrawAfter implements [store.Ticket]: the keys are given the time that is asked for, at a majority of the masters,
-// and renewed no more. Until a majority has done so the session goes on renewing them.
+// WithdrawAfter implements [store.Ticket]: the keys are given the time that is asked for, at a majority of the masters. The
+// session renews them no more from the call on: it might do so after a master has given the key a shorter time.
 //
 // The drift of the masters' clocks is added, so that the entry does not go early. An entry that waits is withdrawn: there
 // is nothing of it in the store that could stand.
@@ -39,7 +39,7 @@ func (e *entry) WithdrawAfter(ctx context.Context, d time.Duration) error {
 	e.state, e.until = outlives, k
 	e.stop()
 	e.mu.Unlock()
-	e.session.vacate(e)
+	e.session.release(e)
 
 	if !e.session.store.work.Start(func() { e.keep(k) }) {
 		return e.session.store.explain(doing, errClosed)
@@ -70,18 +70,15 @@ func (e *entry) keep(k *keeping) {
 				e.leaving = c.drop()
 			}
 			e.mu.Unlock()
-			e.session.release(e)
 			return
 		}
 		kept, lost, err := c.keep(s.life, left)
 		k.err = err
 		switch {
 		case kept:
-			e.session.release(e)
 			return
 		case lost:
 			k.err = fmt.Errorf("%w: no majority of the masters has it any more", store.ErrGone)
-			e.session.release(e)
 			e.goneAlone()
 			return
 		case s.life.Err() != nil || e.session.alive() != nil || !e.keeps(k):
@@ -105,7 +102,8 @@ func (c *claim) keep(ctx context.Context, d time.Duration) (kept, lost bool, err
 	within, cancel := context.WithTimeout(ctx, min(c.ttl/2, mostAttempt))
 	defer cancel()
 	answers := s.poll(within, keepScript,
-		[]string{s.keys.lock(c.name), s.keys.index()}, []string{c.id, millis(d + slack(d)), c.name})
+		[]string{s.keys.lock(c.name), s.keys.fence(c.name), s.keys.index()},
+		[]string{c.id, millis(d + slack(d)), millis(d + fenceTTL), c.name})
 	heard := s.newTally()
 	have, lack := 0, 0
 	for !heard.all() {

@@ -105,16 +105,17 @@ func (s *Store) refused(err error) bool {
 	}
 	n := 0
 	for _, err := range q.errs {
-		if reply, ok := errors.AsType[*rueidis.RedisError](err); ok && !passes(reply) {
+		if _, ok := errors.AsType[*rueidis.RedisError](err); ok && !passes(err) {
 			n++
 		}
 	}
 	return n >= s.quorum
 }
 
-// passes reports whether a master gives a reason that passes by itself.
-func passes(reply *rueidis.RedisError) bool {
-	return reply.IsLoading() || strings.HasPrefix(reply.Error(), "BUSY")
+// passes reports whether a master has refused for a reason that passes by itself.
+func passes(err error) bool {
+	reply, ok := errors.AsType[*rueidis.RedisError](err)
+	return ok && (reply.IsLoading() || strings.HasPrefix(reply.Error(), "BUSY"))
 }
 
 // answer is what one master has answered to a question that all were asked.
@@ -148,7 +149,7 @@ func (s *Store) usual() time.Duration {
 	slowest := time.Duration(0)
 	for _, m := range s.masters {
 		m.mu.Lock()
-		slowest = max(slowest, m.takes.least)
+		slowest = max(slowest, m.pace.least)
 		m.mu.Unlock()
 	}
 	return min(2*slowest+5*time.Millisecond, 500*time.Millisecond)

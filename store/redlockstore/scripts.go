@@ -7,9 +7,10 @@ import "github.com/redis/rueidis"
 // such as publishing, comes last and in a pcall: a script that fails half-way would leave what it has written.
 
 const luaMine = `
-local function mine(key, id)
-	local v = redis.call('GET', key)
-	return v and string.sub(v, 1, #id) == id, v
+local function mine(key, id) -- if not, what is there instead; it need not be a string
+	local v = redis.pcall('GET', key)
+	if type(v) == 'table' and not string.find(v.err, 'WRONGTYPE', 1, true) then redis.call('GET', key) end
+	return type(v) == 'string' and string.sub(v, 1, #id) == id, v
 end
 local function now()
 	local t = redis.call('TIME')
@@ -42,15 +43,14 @@ if order >= 9007199254740991 then return redis.error_reply('ERR the fence has co
 redis.call('SET', KEYS[1], ARGV[2], 'PX', ARGV[3])
 return {1, string.format('%.0f', order)}`)
 
-// grantScript makes the hold's order known, for those who will hold after it, and renews the key.
+// grantScript makes the hold's order known, for those who will hold after it, and renews the key. A master that knows of a
+// larger order refuses: it may have put the hold in too late to be heard when the order was chosen, after another's.
 //
 //	KEYS key, fence, index    ARGV id, order, TTL in ms, fence's TTL in ms, name, channel
-//	1 if it is mine, otherwise 0
+//	1 if it is mine and no hold has a larger order, otherwise 0
 var grantScript = rueidis.NewLuaScript(luaMine + `
-if not mine(KEYS[1], ARGV[1]) then return 0 end
-if tonumber(ARGV[2]) > last(KEYS[2]) then
-	redis.call('SET', KEYS[2], ARGV[2] .. ' ' .. ARGV[1], 'PX', ARGV[4])
-end
+if not mine(KEYS[1], ARGV[1]) or tonumber(ARGV[2]) <= last(KEYS[2]) then return 0 end
+redis.call('SET', KEYS[2], ARGV[2] .. ' ' .. ARGV[1], 'PX', ARGV[4])
 redis.call('PEXPIRE', KEYS[1], ARGV[3])
 show(KEYS[3], ARGV[5], tonumber(ARGV[3]))
 redis.pcall('PUBLISH', ARGV[6], '+' .. ARGV[1])
@@ -73,43 +73,47 @@ return 1`)
 
 // renewScript renews many locks, each if it is mine, and never makes one shorter. Without locks, it answers all the same.
 //
-//	KEYS index, key, key, ...    ARGV TTL in ms, id, name, id, name, ...
-//	for each key: 1 if it is mine, 0 if nobody's is there, -1 if another's is
+//	KEYS index, then for each lock: key, fence    ARGV TTL in ms, fence's TTL in ms, then for each lock: id, name
+//	for each lock: 1 if it is mine, 0 if nobody's is there, -1 if another's is
 var renewScript = rueidis.NewLuaScript(luaMine + `
 local ttl = tonumber(ARGV[1])
 local said = {}
-for i = 2, #KEYS do
-	local is, v = mine(KEYS[i], ARGV[2 * i - 2])
+for i = 2, #KEYS, 2 do
+	local is, v = mine(KEYS[i], ARGV[i + 1])
 	if is then
 		local left = redis.call('PTTL', KEYS[i])
 		if left >= 0 and left < ttl then
 			redis.call('PEXPIRE', KEYS[i], ttl)
-			show(KEYS[1], ARGV[2 * i - 1], ttl)
+			redis.call('PEXPIRE', KEYS[i + 1], ARGV[2])
+			show(KEYS[1], ARGV[i + 2], ttl)
 		end
 	end
-	said[i - 1] = is and 1 or (v and -1 or 0)
+	said[#said + 1] = is and 1 or (v and -1 or 0)
 end
 return said`)
 
 // keepScript gives a lock the time that it is to stand, shorter or longer, if it is mine.
 //
-//	KEYS key, index    ARGV id, time in ms, name
+//	KEYS key, fence, index    ARGV id, time in ms, fence's TTL in ms, name
 //	1 if it is mine, otherwise 0
 var keepScript = rueidis.NewLuaScript(luaMine + `
 if not mine(KEYS[1], ARGV[1]) then return 0 end
 redis.call('PEXPIRE', KEYS[1], ARGV[2])
-show(KEYS[2], ARGV[3], tonumber(ARGV[2]))
+redis.call('PEXPIRE', KEYS[2], ARGV[3])
+show(KEYS[3], ARGV[4], tonumber(ARGV[2]))
 return 1`)
 
 // leaveScript takes a lock out if it is mine. If asked to, it leaves word that the attempt is void, in case the request
-// to put it in is still on its way, and tells those who wait.
+// to put it in is still on its way, and tells those who wait. Taking it out comes first: a server without memory may refuse
+// the word.
 //
 //	KEYS key, void, index    ARGV id, void's TTL in ms or 0, name, channel or ""
 //	1 if it was mine, otherwise 0
 var leaveScript = rueidis.NewLuaScript(luaMine + `
+local is = mine(KEYS[1], ARGV[1])
+if is then redis.call('DEL', KEYS[1]) end
 if ARGV[2] ~= '0' then redis.call('SET', KEYS[2], '', 'PX', ARGV[2]) end
-if not mine(KEYS[1], ARGV[1]) then return 0 end
-redis.call('DEL', KEYS[1])
+if not is then return 0 end
 redis.pcall('ZREM', KEYS[3], ARGV[3])
 if ARGV[4] ~= '' then redis.pcall('PUBLISH', ARGV[4], '-' .. ARGV[1]) end
 return 1`)

@@ -4,6 +4,8 @@ import (
 	"context"
 	"crypto/rand"
 	"fmt"
+	"maps"
+	"slices"
 	"sync"
 	"time"
 
@@ -59,7 +61,7 @@ func (se *session) Terms() store.Terms { return store.Terms{TTL: se.ttl, Slack: 
 // begin makes sure that there is a majority to lock with.
 func (se *session) begin(ctx context.Context) error {
 	sent, err := se.store.patiently(ctx, func() error {
-		_, err := se.store.ask(ctx, renewScript, []string{se.store.keys.index()}, []string{millis(se.ttl)})
+		_, err := se.store.ask(ctx, renewScript, []string{se.store.keys.index()}, []string{millis(se.ttl), millis(fenceTTL)})
 		return err
 	})
 	if err != nil {
@@ -166,9 +168,9 @@ func (se *session) renew(ctx context.Context, held []*entry) error {
 // renew has claims renewed, and returns when it is known of each that a majority has it, or that none can have: the
 // numbers of the latter it returns.
 func (s *Store) renew(ctx context.Context, claims []*claim, ttl time.Duration) (lost []int, err error) {
-	keys, args := []string{s.keys.index()}, []string{millis(ttl)}
+	keys, args := []string{s.keys.index()}, []string{millis(ttl), millis(fenceTTL)}
 	for _, c := range claims {
-		keys = append(keys, s.keys.lock(c.name))
+		keys = append(keys, s.keys.lock(c.name), s.keys.fence(c.name))
 		args = append(args, c.id, c.name)
 	}
 	r := &renewal{store: s, claims: claims, have: make([]int, len(claims)), lack: make([]int, len(claims)), heard: s.newTally()}
@@ -243,17 +245,20 @@ func readRenewed(a answer, n int) ([]int64, error) {
 }
 
 // finish has the claims that a majority has put in where they are missing, also at the masters that answer later. It
-// does not wait for that.
+// does not wait for that, and of those masters none waits for another.
 func (r *renewal) finish(answers <-chan answer) {
 	r.store.work.Start(func() {
-		for !r.heard.all() {
+		for r.restore(); !r.heard.all(); r.restore() {
 			r.count(<-answers)
 		}
-		for _, missing := range r.absent {
-			if c := r.claims[missing[0]]; r.have[missing[0]] >= r.store.quorum {
-				r.store.work.Start(func() { c.adopt(r.store.masters[missing[1]]) })
-			}
-		}
+	})
+}
+
+// restore has the claims that a majority has put in where they are known to be missing.
+func (r *renewal) restore() {
+	r.absent = slices.DeleteFunc(r.absent, func(missing [2]int) bool {
+		c, m := r.claims[missing[0]], r.store.masters[missing[1]]
+		return r.have[missing[0]] >= r.store.quorum && r.store.work.Start(func() { c.adopt(m) })
 	})
 }
 
@@ -320,38 +325,31 @@ func (se *session) keep(e *entry, c *claim) (ok bool, err error) {
 	return true, nil
 }
 
-// vacate makes room for another entry under the name of one that is withdrawn.
-func (se *session) vacate(e *entry) {
+// release has an entry renewed no more, and makes room for another under its name.
+func (se *session) release(e *entry) {
 	se.mu.Lock()
 	defer se.mu.Unlock()
 	if se.entries[e.req.Name] == e {
 		delete(se.entries, e.req.Name)
 	}
-}
-
-// release has an entry renewed no more, and vacates its name.
-func (se *session) release(e *entry) {
-	se.vacate(e)
-	se.mu.Lock()
-	defer se.mu.Unlock()
 	delete(se.kept, e)
 }
 
 // Close implements [store.Session].
 func (se *session) Close(ctx context.Context) error {
-	leaving := se.finish(fmt.Errorf("%s: %w: session %s is closed", se.store, store.ErrSessionLost, se.id), false)
-	for _, d := range leaving {
-		if _, err := d.wait(ctx, se.store); err != nil {
+	ended := se.finish(fmt.Errorf("%s: %w: session %s is closed", se.store, store.ErrSessionLost, se.id), false)
+	se.work.Wait()
+	for _, e := range ended {
+		if _, err := e.left(ctx); err != nil {
 			return se.store.explain("end the session", attempts.EndedBy(ctx, err))
 		}
 	}
-	se.work.Wait()
 	return nil
 }
 
-// finish ends the session's life, and begins to take its entries out. If it was lost, everybody who stands in a line
-// under it is told, and the one who opened it.
-func (se *session) finish(cause error, lost bool) []*departure {
+// finish ends the session's life, and begins to take its entries out, which it returns. If it was lost, everybody who
+// stands in a line under it is told, and the one who opened it.
+func (se *session) finish(cause error, lost bool) []*entry {
 	se.mu.Lock()
 	if se.ended {
 		se.mu.Unlock()
@@ -371,16 +369,13 @@ func (se *session) finish(cause error, lost bool) []*departure {
 	se.end(cause)
 	se.mu.Unlock()
 
-	var leaving []*departure
 	for e := range all {
-		if d := e.sessionEnded(cause, lost); d != nil {
-			leaving = append(leaving, d)
-		}
+		e.sessionEnded(cause, lost)
 	}
 	if lost && se.opts.Lost != nil {
 		se.opts.Lost(cause)
 	}
-	return leaving
+	return slices.Collect(maps.Keys(all))
 }
 
 // explain is [Store.explain] for calls that were bounded by ctx and by the session's life.

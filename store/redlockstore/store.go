@@ -82,7 +82,7 @@ func New(masters []rueidis.ClientOption, opts *Options) (*Store, error) {
 	}
 	s.life, s.end = context.WithCancel(context.Background())
 	for i, option := range masters {
-		s.masters = append(s.masters, newMaster(s.life, i, option, s.logger))
+		s.masters = append(s.masters, newMaster(i, option, s.logger))
 	}
 	s.hub = newHub(s.masters)
 	for i, m := range s.masters {

@@ -18,8 +18,8 @@
 //		})
 //	}
 //
-// That runs in real time and takes half a minute, most of which is waiting for sessions to expire; the tests of a
-// topic run in parallel. A store that lives in the test's own process, and measures time by package time, runs on a
+// That runs in real time and takes half a minute, most of which is waiting for sessions to expire; the tests run
+// in parallel. A store that lives in the test's own process, and measures time by package time, runs on a
 // fake clock instead, where all waiting is over at once:
 //
 //	storetest.Run(t, storetest.Harness{

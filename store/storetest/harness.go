@@ -23,7 +23,7 @@ type Harness struct {
 	// no Peer, the other sessions of st. If it is nil, the topic "outage" is skipped.
 	Cut func(t *testing.T, st store.Store, session string) (heal func())
 
-	// Run runs the body of one test. Nil means body(t), in parallel with other tests of the topic. A store in
+	// Run runs the body of one test. Nil means body(t), in parallel with the other tests. A store in
 	// memory sets it to [synctest.Test], so that all TTLs elapse at once on a fake clock.
 	Run func(t *testing.T, body func(t *testing.T))
 
@@ -37,12 +37,13 @@ type Harness struct {
 	Grace time.Duration
 }
 
-// Run runs the suite.
+// Run runs the suite. On a real clock the tests are parallel to each other: as parallel subtests do they go on after Run
+// has returned, and end before the cleanups of t. So what they need is closed by t.Cleanup, not by defer.
 func Run(t *testing.T, h Harness) {
 	if h.Open == nil || h.TTL <= 0 || h.Grace <= 0 {
 		t.Fatalf("storetest: Harness needs Open, TTL and Grace; it has TTL %v and Grace %v", h.TTL, h.Grace)
 	}
-	s := suite{h: h, caps: capabilities(t, h)}
+	caps := capabilities(t, h)
 	for _, topic := range []struct {
 		name  string
 		tests func(suite)
@@ -66,8 +67,10 @@ func Run(t *testing.T, h Harness) {
 		{"outage", outage},
 	} {
 		t.Run(topic.name, func(t *testing.T) {
-			s.t = t
-			topic.tests(s)
+			if h.Run == nil {
+				t.Parallel()
+			}
+			topic.tests(suite{t: t, h: h, caps: caps})
 		})
 	}
 }

@@ -60,7 +60,7 @@ func (c *client) await(ctx context.Context) error {
 func (c *client) shut() {
 	c.link.stop()
 	c.Close()
-	c.link.drop(nil)
+	c.link.drop()
 }
 
 // ask makes a request, and gives up waiting for the answer when ctx ends. The request itself cannot be taken back: it
@@ -99,8 +99,8 @@ func attempt[T any](ctx context.Context, c *client, request func(before int) (T,
 		value, err := ask(ctx, func() (T, error) { return request(n) })
 		switch {
 		case ctx.Err() != nil && err != nil:
-			if last == nil {
-				last = c.link.trouble()
+			if last == nil || errors.Is(last, zk.ErrNoServer) {
+				last = c.link.trouble() // tells more
 			}
 			return none, attempts.GaveUp(ctx, last)
 		case err == nil || c.final(err):
@@ -116,6 +116,16 @@ func attempt[T any](ctx context.Context, c *client, request func(before int) (T,
 // sync makes sure that what is read from here on is as new as when sync was called.
 func (c *client) sync(ctx context.Context, path string) error {
 	_, err := attempt(ctx, c, func(int) (string, error) { return c.Sync(path) })
+	return err
+}
+
+// vote makes a transaction that changes nothing. That it is refused to look at the top is as much of an answer: the
+// refusal is a transaction too.
+func (c *client) vote() error {
+	_, err := c.Multi(&zk.CheckVersionRequest{Path: "/", Version: -1})
+	if errors.Is(err, zk.ErrNoAuth) {
+		return nil
+	}
 	return err
 }
 
@@ -159,5 +169,13 @@ func refused(err error) bool {
 			return true
 		}
 	}
-	return false
+	return unnamed[err.Error()] != ""
+}
+
+// unnamed are answers that the library has no names for: what it says of them, and what they mean.
+var unnamed = map[string]string{
+	"unknown error: -6":   "the servers do not know the request: they must be 3.5.3 or later",
+	"unknown error: -120": "sessions here are local to their servers and can have no entries: set localSessionsUpgradingEnabled",
+	"unknown error: -124": "the servers want clients to authenticate, in a way that this one did not",
+	"unknown error: -125": "a quota is used up: zkCli.sh shows it with listquota",
 }

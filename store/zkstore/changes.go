@@ -156,11 +156,11 @@ func (c *changes) walk(ctx context.Context, name string) error {
 // not there.
 func (c *changes) watch(ctx context.Context, dir string) ([]string, error) {
 	return attempt(ctx, c.client, func(int) ([]string, error) {
-		children, _, _, err := c.client.ChildrenW(dir)
+		children, _, err := c.client.Children(watched(dir))
 		if errors.Is(err, zk.ErrNoNode) && dir == c.store.paths.top() {
 			var there bool
-			if there, _, _, err = c.client.ExistsW(dir); err == nil && there {
-				children, _, _, err = c.client.ChildrenW(dir)
+			if there, _, err = c.client.Exists(watched(dir)); err == nil && there {
+				children, _, err = c.client.Children(watched(dir))
 			}
 		}
 		return children, err

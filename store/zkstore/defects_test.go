@@ -377,7 +377,9 @@ func TestAnAnswerThatTheLibraryHasNoNameForIsAnError(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, node := range []struct{ path, data string }{
-		{"/zookeeper/quota/a", ""}, {"/zookeeper/quota/a/zookeeper_limits", "count=-1,bytes=-1,byteHardLimit=-1;countHardLimit=2"},
+		{"/zookeeper/quota/a", ""},
+		{"/zookeeper/quota/a/zookeeper_stats", "count=2,bytes=0"},
+		{"/zookeeper/quota/a/zookeeper_limits", "count=-1,bytes=-1=;byteHardLimit=-1;countHardLimit=2"},
 	} {
 		if _, err := conn.Create(node.path, []byte(node.data), 0, zk.WorldACL(zk.PermAll)); err != nil {
 			t.Fatal(err)
@@ -388,10 +390,59 @@ func TestAnAnswerThatTheLibraryHasNoNameForIsAnError(t *testing.T) {
 		want string
 	}{{known, "quota"}, {nobody, "authenticate"}} {
 		ctx, cancel := until(t, soon)
-		defer cancel()
 		_, err := tryEnqueue(ctx, openSession(t, tt.st), "a", line.Exclusive, false)
 		if err == nil || !strings.Contains(err.Error(), tt.want) || ctx.Err() != nil {
 			t.Errorf("getting in line says %v, and nothing of %q", err, tt.want)
 		}
+		cancel()
 	}
+}
+
+// Not in parallel with others: it counts goroutines.
+func TestCallsThatWereGivenUpDoNotPileUpWhileNoServerAnswers(t *testing.T) {
+	proxy := testservers.NewProxy(t, server(t).Endpoint())
+	st := newStore(t, nil, proxy.Addr())
+	if err := st.Ping(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	proxy.Refuse()
+	proxy.Reset()
+	before := runtime.NumGoroutine()
+	const calls = 200
+	for range calls {
+		ctx, cancel := until(t, time.Millisecond)
+		if err := st.Ping(ctx); err == nil {
+			t.Fatal("a server that is not there answers")
+		}
+		cancel()
+	}
+	await(t, "the end of what works for calls that have returned", func() bool { return runtime.NumGoroutine() < before+calls/4 })
+}
+
+// Not in parallel with others: it counts goroutines. The sessions have no entries: go-zookeeper has a data race, a harmless
+// one, between setting watches again and the first answer.
+func TestReconnectionsLeaveNothingBehind(t *testing.T) {
+	z := testservers.StartZooKeeper(t) // whose connections are all ours
+	m := newMeddler(t, z.Endpoint())
+	st := newStore(t, nil, m.addr())
+	sessions := []store.Session{openSession(t, st), openSession(t, st)}
+	reconnect := func(times int) {
+		for range times {
+			m.reset()
+			for _, se := range sessions {
+				confirmSoon(t, se)
+			}
+		}
+	}
+	reconnect(5)
+	before := runtime.NumGoroutine()
+	reconnect(50)
+	await(t, "the end of what worked for connections that were lost", func() bool { return runtime.NumGoroutine() <= before })
+	await(t, "the end of all connections but three", func() bool { // two, and the one by which it is asked
+		said, err := z.Say("cons")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return strings.Count(said, " /") <= 3
+	})
 }

@@ -27,9 +27,10 @@
 //
 // # Sessions
 //
-// Each session is one ZooKeeper session on a connection of its own. To confirm it is to sync: the leader answers, and looks
-// first whether the session lives. An answer to a ping proves nothing. It comes from the server that the client is
-// connected to, which may have been cut off from the leader for as long as its syncLimit, ten seconds by default.
+// Each session is one ZooKeeper session on a connection of its own. To confirm it is to ask the leader, which looks first
+// whether the session lives. An answer to a ping proves nothing. It comes from the server that the client is connected to,
+// which may have been cut off from the leader for as long as its syncLimit, ten seconds by default. Nor does a sync prove
+// anything to who holds something: a leader that all others have left answers for as long. That takes a transaction.
 //
 // The other way round, the client library pings for as long as the process lives. So a session that nobody confirms is
 // ended by this package when its TTL has passed; and one of whose expiry the servers tell is not followed by another,
@@ -37,7 +38,7 @@
 //
 // A connection that is lost is not a session that is lost: the library connects to another server and goes on. So is a
 // connection given up on which a confirmation was not answered for a tenth of the TTL, or that says nothing for a sixth
-// after it was made.
+// after it was made. But a session that a server grants less to than it had is taken for lost.
 //
 // # Waiting
 //

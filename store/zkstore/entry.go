@@ -195,6 +195,7 @@ func (e *entry) putIn(ctx context.Context) (children []string, err error) {
 			if found, err = e.recover(ctx); found {
 				return nil, nil
 			}
+			attempts.Rest(ctx, firstPause)
 		}
 		if err != nil {
 			e.session.work.Start(e.clear)
@@ -337,7 +338,8 @@ func (e *entry) blind(c contender) error {
 // for a while, and counts from zero in the next.
 func (se *session) makeDir(ctx context.Context, dir string) error {
 	_, err := attempt(ctx, se.client, func(int) (string, error) {
-		return se.client.CreateContainer(dir, nil, zk.FlagContainer, se.store.acl)
+		// Not CreateContainer, which has a data race when the session is closed. See wire.
+		return se.client.Create(dir, nil, zk.FlagContainer, se.store.acl)
 	})
 	switch {
 	case errors.Is(err, zk.ErrNodeExists):

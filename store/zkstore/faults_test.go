@@ -1,8 +1,10 @@
 package zkstore_test
 
 import (
+	"encoding/binary"
 	"errors"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -78,6 +80,33 @@ func TestTheSameClientTakesTheLockAgainAfterALoss(t *testing.T) {
 	}
 	if err := second.Release(t.Context()); err != nil {
 		t.Error(err)
+	}
+}
+
+// The bounds of a server's sessions were lowered, and it was restarted. To the servers a session lasts as long as the last
+// of them has granted.
+func TestASessionThatIsGrantedLessAfterAReconnectionIsLost(t *testing.T) {
+	t.Parallel()
+	m := newMeddler(t, server(t).Endpoint())
+	lost := make(chan error, 1)
+	se := openFor(t, newStore(t, nil, m.addr()), 20*time.Second, func(err error) { lost <- err })
+	p := enqueue(t, se, newName(t), line.Exclusive)
+	p.await(t, store.Admitted)
+
+	m.reset() // and with the same bounds nothing happens
+	confirmSoon(t, se)
+	p.silent(t)
+
+	m.on(nil, func(to int32, frame []byte) verdict {
+		if to == 0 { // the greeting: behind its length and a version is how long the session lasts
+			binary.BigEndian.PutUint32(frame[8:], 5000)
+		}
+		return pass
+	})
+	m.reset()
+	p.gone(t, store.ErrSessionLost)
+	if err := <-lost; !errors.Is(err, store.ErrSessionLost) || !strings.Contains(err.Error(), "only 5s") {
+		t.Errorf("Lost was called with %v", err)
 	}
 }
 
@@ -170,7 +199,7 @@ func TestHoldsSurviveWhatHappensToServers(t *testing.T) {
 // Others are well: a server that is frozen, or cut off from the leader, costs nobody a lock.
 func TestAHoldSurvivesThatItsServerIsHungOrCutOff(t *testing.T) {
 	t.Parallel()
-	const ttl = 4 * time.Second
+	const ttl = 8 * time.Second
 	e := ensemble3(t)
 	for _, tt := range []struct {
 		what         string
@@ -235,7 +264,70 @@ func TestAServerThatAcceptsConnectionsAndSaysNothingIsGivenUp(t *testing.T) {
 	}
 }
 
-// go-zookeeper sends its watches anew after a reconnection, and only logs if that fails.
+// The same is asked of the store's own connection, which has no session to lose.
+func TestAPingIsAnsweredThoughTheServerItWasSentToIsHung(t *testing.T) {
+	t.Parallel()
+	for range 20 {
+		proxy := testservers.NewProxy(t, server(t).Endpoint())
+		st := newStore(t, nil, proxy.Addr(), server(t).Endpoint())
+		if err := st.Ping(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if proxy.Connections() == 0 {
+			continue // the other was asked first
+		}
+		proxy.Hold()
+		if err := st.Ping(t.Context()); err != nil {
+			t.Errorf("with a server that is well: %v", err)
+		}
+		return
+	}
+	t.Fatal("the first of two servers is never asked")
+}
+
+// After a backup was restored, or when an ensemble has been set up anew, the servers have seen less than their clients, and
+// let in none of them.
+func TestReadersComeBackToServersThatHaveSeenLessThanThey(t *testing.T) {
+	t.Parallel()
+	m := newMeddler(t, server(t).Endpoint())
+	st := newStore(t, nil, m.addr())
+	if err := st.Ping(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	refused := make(chan struct{}, 1)
+	m.on(func(op int32, frame []byte) verdict {
+		if op == 0 && binary.BigEndian.Uint64(frame[8:]) > 0 { // behind length and version is what the client has seen
+			select {
+			case refused <- struct{}{}:
+			default:
+			}
+			return cut
+		}
+		return pass
+	}, nil)
+	m.reset()
+	receive(t, refused, "a client to say that it has seen something")
+	await(t, "the client to come back", func() bool { return st.Ping(t.Context()) == nil })
+}
+
+// A connection that takes its time to be made is not one on which nothing is answered: giving it up for each confirmation
+// that was not answered meanwhile would lose the session.
+func TestAReconnectionThatIsSlowerThanAConfirmationIsWaitedFor(t *testing.T) {
+	t.Parallel()
+	const ttl = 12 * time.Second // of which a greeting may take a sixth, and a confirmation an eighth here
+	m := newMeddler(t, server(t).Endpoint())
+	se := openFor(t, newStore(t, nil, m.addr()), ttl, nil)
+	m.on(nil, func(to int32, _ []byte) verdict {
+		if to == 0 {
+			time.Sleep(ttl/8 + ttl/48)
+		}
+		return pass
+	})
+	m.reset()
+	confirmSoon(t, se)
+}
+
+// go-zookeeper sends its watches anew after a reconnection, and only logs if that fails. Here it is tried again.
 func TestAWaiterWhoseWatchesWereNotSetAgainIsAdmitted(t *testing.T) {
 	t.Parallel()
 	m := newMeddler(t, server(t).Endpoint())
@@ -247,17 +339,15 @@ func TestAWaiterWhoseWatchesWereNotSetAgainIsAdmitted(t *testing.T) {
 	p.await(t, store.Waiting)
 	m.quiet(t, "getData")
 
-	swallowed, done := once(opSetWatches, swallow)
-	m.on(swallowed, nil)
-	m.reset()
-	for set := false; !set; {
-		select {
-		case <-done:
-			set = true
-		case <-time.After(3 * time.Second):
-			m.reset() // the client had not heard yet that the watches were set, and set them anew by itself
+	failed, done := once(opGetData, cut)
+	m.on(func(op int32, frame []byte) verdict {
+		if op == opSetWatches {
+			t.Error("the library sets watches too")
 		}
-	}
+		return failed(op, frame)
+	}, nil)
+	m.reset()
+	receive(t, done, "the watches to be set again, in vain")
 	m.quiet(t, "getData")
 	holder.withdraw(t)
 	p.admitted(t)

@@ -127,14 +127,23 @@ func TestAWaiterBehindAnEntryThatItMayNotReadIsAdmitted(t *testing.T) {
 	open := newStore(t, nil, server(t).Endpoint())
 	se := openSession(t, open)
 	enqueue(t, se, name, line.Exclusive).withdraw(t) // so that everybody may use the directory
-	holder := enqueue(t, openSession(t, secret), name, line.Exclusive)
+	holding := openSession(t, secret)
+	holder := enqueue(t, holding, name, line.Exclusive)
 	holder.await(t, store.Admitted)
 	if _, err := tryEnqueue(t.Context(), se, name, line.Exclusive, true); !isHeld(err) {
 		t.Errorf("a try for a lock whose holder may not be read says %v", err)
 	}
+	if lines, err := open.Lines(t.Context(), name); err != nil || len(lines) != 1 || len(lines[0].Entries) != 1 ||
+		lines[0].Entries[0].Session != holding.ID() || lines[0].Entries[0].Foreign {
+		t.Errorf("a line with an entry that may not be read is shown as %+v, %v", lines, err)
+	}
+	first := enqueue(t, se, name, line.Exclusive)
+	first.await(t, store.Waiting)
+	time.Sleep(50 * time.Millisecond) // it is to watch by now
+	first.withdraw(t)                 // and what it has found out is of use to the next
 	p := enqueue(t, se, name, line.Exclusive)
 	p.await(t, store.Waiting)
-	time.Sleep(50 * time.Millisecond) // it is to watch by now
+	time.Sleep(50 * time.Millisecond)
 	holder.withdraw(t)
 	p.admitted(t)
 }

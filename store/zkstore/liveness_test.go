@@ -1,11 +1,19 @@
 package zkstore_test
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"testing"
 	"time"
 
+	"github.com/go-zookeeper/zk"
+
 	"github.com/stilelock/stile"
+	"github.com/stilelock/stile/internal/testservers"
+	"github.com/stilelock/stile/line"
+	"github.com/stilelock/stile/store"
+	"github.com/stilelock/stile/store/zkstore"
 )
 
 // A follower that is cut off from its leader goes on answering its clients' pings. The leader hears nothing of these
@@ -73,5 +81,74 @@ func TestAHolderWhoseServerIsCutOffHearsOfItBeforeAnotherIsAdmitted(t *testing.T
 				t.Error(err)
 			}
 		}
+	}
+}
+
+// A leader that all others have left, and that has not noticed, goes on answering all that takes no majority: pings,
+// readings and syncs. Meanwhile the others may have ended the session.
+func TestAnAnswerThatTakesNoMajorityConfirmsNoHold(t *testing.T) {
+	t.Parallel()
+	m := newMeddler(t, server(t).Endpoint())
+	withoutMajority := func(to int32, _ []byte) verdict {
+		if to == opMulti {
+			return swallow
+		}
+		return pass
+	}
+	other := openSession(t, newStore(t, nil, server(t).Endpoint()))
+	confirm := func(se store.Session) error {
+		ctx, cancel := until(t, time.Second)
+		defer cancel()
+		return se.Confirm(ctx)
+	}
+
+	se := openSession(t, newStore(t, nil, m.addr()))
+	m.on(nil, withoutMajority)
+	if err := confirm(se); err != nil {
+		t.Errorf("a session that holds nothing: %v", err)
+	}
+	p := enqueue(t, se, newName(t), line.Exclusive)
+	p.await(t, store.Admitted)
+	if err := confirm(se); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("a session that holds something is confirmed without a majority: %v", err)
+	}
+	m.on(nil, nil)
+	if err := confirm(se); err != nil {
+		t.Errorf("with a majority: %v", err)
+	}
+	p.withdraw(t)
+
+	// The turn of who waits comes while a sync is under way.
+	name := newName(t)
+	holder := enqueue(t, other, name, line.Exclusive)
+	p = enqueue(t, se, name, line.Exclusive)
+	p.await(t, store.Waiting)
+	m.quiet(t, "getData")
+	m.on(func(op int32, _ []byte) verdict {
+		if op == opSync {
+			holder.withdraw(t)
+		}
+		return pass
+	}, withoutMajority)
+	if err := confirm(se); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("a session whose turn came meanwhile is confirmed without a majority: %v", err)
+	}
+	p.admitted(t)
+}
+
+func TestAHoldIsConfirmedWhereTheTopMayNotBeRead(t *testing.T) {
+	t.Parallel()
+	z := testservers.StartZooKeeper(t)
+	conn := connect(t, z.Endpoint())
+	if _, err := conn.Create("/team", nil, zk.FlagPersistent, zk.WorldACL(zk.PermAll)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := conn.SetACL("/", zk.DigestACL(zk.PermAll, "ann", "secret"), -1); err != nil {
+		t.Fatal(err)
+	}
+	se := openSession(t, newStore(t, &zkstore.Options{Root: "/team"}, z.Endpoint()))
+	enqueue(t, se, "a", line.Exclusive).await(t, store.Admitted)
+	if err := se.Confirm(t.Context()); err != nil {
+		t.Error(err)
 	}
 }

@@ -33,7 +33,9 @@ const (
 // TestMain runs more tests at a time than there are processors: they wait more than they compute.
 func TestMain(m *testing.M) {
 	flag.Parse()
-	if f := flag.Lookup("test.parallel"); f.Value.String() == f.DefValue {
+	told := false
+	flag.Visit(func(f *flag.Flag) { told = told || f.Name == "test.parallel" })
+	if !told {
 		_ = flag.Set("test.parallel", "8")
 	}
 	code := m.Run()

@@ -14,6 +14,7 @@ const (
 	opGetData      = 4
 	opSync         = 9
 	opGetChildren2 = 12
+	opMulti        = 14
 	opCreate2      = 15
 	opAuth         = 100
 	opSetWatches   = 101
@@ -22,7 +23,7 @@ const (
 // opNames are for what a meddler notes.
 var opNames = map[int32]string{
 	1: "create", opDelete: "delete", 3: "exists", opGetData: "getData", opSync: "sync", 11: "ping",
-	opGetChildren2: "getChildren", opCreate2: "create2", 19: "createContainer", opAuth: "auth", opSetWatches: "setWatches", -11: "close",
+	opGetChildren2: "getChildren", opMulti: "multi", opCreate2: "create2", 19: "createContainer", opAuth: "auth", opSetWatches: "setWatches", -11: "close",
 }
 
 // A verdict is what becomes of a frame.

@@ -175,12 +175,19 @@ func (s *Store) remarks(dir string, c contender, e store.Entry) []string {
 // readEntry reads one entry, but for whether it is admitted.
 func readEntry(ctx context.Context, c *client, dir string, who contender) (store.Entry, error) {
 	return attempt(ctx, c, func(int) (store.Entry, error) {
-		data, st, err := c.Get(join(dir, who.name))
+		path := join(dir, who.name)
+		data, st, err := c.Get(path)
+		if errors.Is(err, zk.ErrNoAuth) { // what it says is not for us to read; that it stands there is
+			var there bool
+			if there, st, err = c.Exists(path); err == nil && !there {
+				err = zk.ErrNoNode
+			}
+		}
 		if err != nil {
 			return store.Entry{}, err
 		}
 		v, ours := decode(data)
-		e := store.Entry{Order: uint64(st.Czxid), Mode: who.mode, Foreign: !ours, Owner: v.Owner}
+		e := store.Entry{Order: uint64(st.Czxid), Mode: who.mode, Foreign: !ours && !who.ours(), Owner: v.Owner}
 		if st.EphemeralOwner != 0 {
 			e.Session = sessionText(st.EphemeralOwner)
 		}

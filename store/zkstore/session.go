@@ -73,8 +73,8 @@ func sessionText(id int64) string { return "0x" + strconv.FormatUint(uint64(id),
 // it may be cut off from before the next time; what it heard last may then be one of our confirmations older.
 func (se *session) Terms() store.Terms { return store.Terms{TTL: se.ttl, Slack: se.ttl / 3} }
 
-// Confirm implements [store.Session]. A sync is answered by the leader, which looks first whether the session lives.
-// Pings are answered by followers alone, even by one that the leader has not heard of for long.
+// Confirm implements [store.Session]. The leader is asked, which looks first whether the session lives. Pings are answered
+// by followers alone, even by one that the leader has not heard of for long.
 func (se *session) Confirm(ctx context.Context) error {
 	if err := se.alive(); err != nil {
 		return err
@@ -82,7 +82,7 @@ func (se *session) Confirm(ctx context.Context) error {
 	bounded, cancel := attempts.Within(ctx, se.life)
 	defer cancel()
 	sent := time.Now()
-	_, err := ask(bounded, func() (string, error) { return se.client.Sync(se.store.paths.top()) })
+	_, err := ask(bounded, func() (struct{}, error) { return struct{}{}, se.prove() })
 	if err == nil && !se.confirmed(sent) {
 		return se.alive()
 	}
@@ -95,12 +95,25 @@ func (se *session) Confirm(ctx context.Context) error {
 	return nil
 }
 
+// prove returns nil if the session lives. A sync asks no more than the leader: one that the others have left for another
+// answers too, for as long as its syncLimit, while the session ends at the other. So as long as something is held it takes
+// a transaction, which none but a leader with a majority can answer. That is dearer, and to who only waits it matters
+// nothing: nobody's turn comes without a majority. But it may come while a sync is under way.
+func (se *session) prove() error {
+	if !se.holds() {
+		if _, err := se.client.Sync(se.store.paths.top()); err != nil || !se.holds() {
+			return err
+		}
+	}
+	return se.client.vote()
+}
+
 // unanswered gives up a connection on which a request, sent at the given time, was not answered: the server may be hung,
 // or cut off from the leader, while others are well. The client would give it up after two thirds of the TTL, which is too
 // late for who holds something.
 func (se *session) unanswered(sent time.Time) {
 	if patience := se.ttl / 10; time.Since(sent) >= patience {
-		se.client.link.drop(errUnanswered)
+		se.client.link.giveUp(sent, errUnanswered)
 	}
 }
 
@@ -136,6 +149,7 @@ func (se *session) heard(ev zk.Event) {
 	case ev.Type == zk.EventSession && ev.State == zk.StateExpired:
 		_ = se.gone()
 	case ev.Type == zk.EventSession && ev.State == zk.StateHasSession:
+		se.checkGranted()
 		se.reconnected()
 	case ev.Type == zk.EventNodeDeleted:
 		se.nodeGone(ev.Path)
@@ -144,6 +158,29 @@ func (se *session) heard(ev zk.Event) {
 	case ev.Type == zk.EventNodeChildrenChanged:
 		se.childrenChanged(ev.Path)
 	}
+}
+
+// checkGranted ends a session that the server it has come to grants less than it was opened with: the servers' bounds are
+// others since, and it may expire before those who hold something let go. The server is left to end it, because they are
+// to hear of it first.
+func (se *session) checkGranted() {
+	c := se.begun()
+	if c == nil {
+		return
+	}
+	if _, granted := c.link.terms(); granted < se.ttl {
+		c.link.stop()
+		c.link.drop()
+		se.lose(fmt.Errorf("%s: %w: session %s was granted %v, and after a reconnection only %v: ask for that or less",
+			se.store, store.ErrSessionLost, se.ID(), se.ttl, granted))
+	}
+}
+
+// begun returns the session's client, nil if the session has not begun.
+func (se *session) begun() *client {
+	se.mu.Lock()
+	defer se.mu.Unlock()
+	return se.client
 }
 
 // Close implements [store.Session].
@@ -205,8 +242,11 @@ func (se *session) gone() error {
 
 // lose ends a session that was not closed. The client would open another, or go on with this one: it is ended too.
 func (se *session) lose(cause error) {
-	if se.finish(cause, true) && se.client != nil {
-		go se.client.shut()
+	if !se.finish(cause, true) {
+		return
+	}
+	if c := se.begun(); c != nil {
+		go c.shut()
 	}
 }
 

@@ -130,8 +130,9 @@ func (e patienceError) Error() string {
 	return "no answer for " + time.Duration(e).String() + ": check that the servers are right and within reach"
 }
 
-// readingTTL is how long the session of the store's own connection lasts. It has no entries.
-const readingTTL = 10 * time.Second
+// readingTTL is how long the session of the store's own connection lasts. It has no entries. After two thirds of it a server
+// that does not answer is given up, which must be in time for [Store.Ping].
+const readingTTL = 6 * time.Second
 
 // reader returns the store's own connection.
 func (s *Store) reader() (*client, error) {
@@ -187,6 +188,8 @@ func (s *Store) explain(doing string, err error) error {
 		advice = "; the servers do not accept these credentials"
 	case errors.Is(err, zk.ErrInvalidACL):
 		advice = "; an ACL of the scheme auth needs somebody to be authenticated"
+	case unnamed[err.Error()] != "":
+		advice = "; " + unnamed[err.Error()]
 	}
 	return fmt.Errorf("%s: %s: %w%s", s, doing, err, advice)
 }

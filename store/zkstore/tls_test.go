@@ -62,8 +62,8 @@ func TestOverTLS(t *testing.T) {
 		{"TLS where there is none", &zkstore.Options{TLS: &tls.Config{RootCAs: trusted}}, plain.Endpoint(), "TLS handshake"},
 		{"no TLS where it is needed", nil, secure, plain.Endpoint()[:9]},
 	} {
-		ctx, cancel := until(t, 2*time.Second)
-		_, err := newStore(t, tt.opts, tt.address).Open(ctx, store.SessionOptions{TTL: 3 * time.Second})
+		ctx, cancel := until(t, 5*time.Second)
+		_, err := newStore(t, tt.opts, tt.address).Open(ctx, store.SessionOptions{TTL: 18 * time.Second}) // a sixth for each attempt
 		cancel()
 		if err == nil || !strings.Contains(err.Error(), tt.want) {
 			t.Errorf("%s: the error is %v, want one that says %q", tt.what, err, tt.want)

@@ -197,6 +197,29 @@ func (se *session) lineOf(dir string) *watchedLine {
 	return se.lines[dir]
 }
 
+// holds reports whether it is the turn of one of the session's entries, or may be of one that is being put in.
+func (se *session) holds() bool {
+	se.mu.Lock()
+	defer se.mu.Unlock()
+	for _, w := range se.lines {
+		if w.holds() {
+			return true
+		}
+	}
+	return false
+}
+
+func (w *watchedLine) holds() bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for e := range w.mine {
+		if e.state == joining || e.told.State == store.Admitted {
+			return true
+		}
+	}
+	return false
+}
+
 // nodeGone takes in that a node has been deleted.
 func (se *session) nodeGone(path string) {
 	dir, name := split(path)
@@ -231,8 +254,8 @@ func (se *session) childrenChanged(dir string) {
 	}
 }
 
-// reconnected sees to it that nothing is missed because of a connection that was lost. The client sets its watches anew,
-// which may fail; so everything is looked at again.
+// reconnected sees to it that nothing is missed because of a connection that was lost, and its watches with it: everything
+// is looked at again, and watched.
 func (se *session) reconnected() {
 	se.mu.Lock()
 	clear(se.watched)
@@ -371,7 +394,7 @@ func (w *watchedLine) wanted() (names []string, everything bool) {
 		}
 		names = append(names, e.node.name)
 		everything = everything || e.contended != nil
-		if e.blocking() == 0 {
+		if e.blocking() == 0 || w.secretive {
 			continue
 		}
 		inTheWay := slices.DeleteFunc(slices.Clone(e.ahead), func(c contender) bool {
@@ -390,7 +413,7 @@ func (w *watchedLine) wanted() (names []string, everything bool) {
 }
 
 // watchNodes sets the watches that are wanted and not there. There is one of each node, however many entries want it:
-// the client cannot take watches back, so they stay for as long as their nodes.
+// the client cannot take watches back, so they stay for as long as their nodes, or the connection.
 func (w *watchedLine) watchNodes() error {
 	names, everything := w.wanted()
 	se := w.session
@@ -428,23 +451,24 @@ func (w *watchedLine) watchNode(name string) error {
 	path := join(w.dir, name)
 	_, err := ask(w.session.life, func() (struct{}, error) {
 		// Not exists, which would leave a watch on a node that has gone and never comes back.
-		_, _, _, err := w.session.client.GetW(path)
+		_, _, err := w.session.client.Get(watched(path))
 		return struct{}{}, err
 	})
 	switch {
+	case err == nil:
+		return nil
 	case errors.Is(err, zk.ErrNoNode):
 		w.session.nodeGone(path)
 		return nil
 	case errors.Is(err, zk.ErrNoAuth): // somebody else's, which we must not hear of either; the directory is ours to read
 		w.mu.Lock()
-		defer w.mu.Unlock()
 		w.secretive = true
-		return nil
-	case err != nil:
-		w.session.mu.Lock()
-		defer w.session.mu.Unlock()
-		delete(w.session.watched, path)
+		w.mu.Unlock()
+		err = nil
 	}
+	w.session.mu.Lock()
+	defer w.session.mu.Unlock()
+	delete(w.session.watched, path)
 	return err
 }
 
@@ -463,12 +487,12 @@ func (w *watchedLine) reread() error {
 	w.told = w.told || watch
 	w.mu.Unlock()
 
-	children, err := ask(w.session.life, func() (children []string, err error) {
-		if watch {
-			children, _, _, err = w.session.client.ChildrenW(w.dir)
-		} else {
-			children, _, err = w.session.client.Children(w.dir)
-		}
+	path := w.dir
+	if watch {
+		path = watched(path)
+	}
+	children, err := ask(w.session.life, func() ([]string, error) {
+		children, _, err := w.session.client.Children(path)
 		return children, err
 	})
 
@@ -487,7 +511,7 @@ func (w *watchedLine) reread() error {
 // apply replaces what is known of the line by a reading. Who left since the reading began may be in it, and is not taken
 // back. It is called with w.mu held.
 func (w *watchedLine) apply(cs []contender, reading int) {
-	cs = slices.DeleteFunc(cs, func(c contender) bool { return w.left[c.name] })
+	cs = slices.DeleteFunc(cs, func(c contender) bool { return w.left[c.name] && !c.mayReturn() })
 	for e := range w.mine {
 		if e.state != standing || e.arrived > reading {
 			continue

@@ -38,10 +38,12 @@ type link struct {
 	// These belong to the client's main goroutine.
 	next  int       // which of the servers to try
 	tried int       // how many were, since one was found
+	first time.Time // when the first of these was
 	last  time.Time // when the last was
 
 	mu       sync.Mutex
-	conn     net.Conn // the last one made; nil when it was dropped
+	conn     net.Conn  // the last one made; nil when it was dropped
+	ready    time.Time // when requests could be made on it; zero if that is not so yet
 	session  int64
 	granted  time.Duration
 	ended    bool             // the session, if once is set
@@ -89,10 +91,12 @@ func (l *link) Init([]string) error { return nil }
 // Len implements [zk.HostProvider].
 func (l *link) Len() int { return len(l.servers) }
 
-// Next implements [zk.HostProvider]. The client looks whether it has been closed only if a new round is said to begin,
-// and waits a second before it; dial has shorter pauses.
+// Next implements [zk.HostProvider]. Where a new round is said to begin the client looks whether it has been closed, drops
+// the requests that it could not send, and waits a second. So one begins when no more connections are to be made; and
+// where dial would pause as long anyway, because those who made the requests may have given up long ago.
 func (l *link) Next() (server string, retryStart bool) {
-	return l.servers[l.next], l.over.Err() != nil
+	newRound := l.tried > 0 && l.tried%len(l.servers) == 0
+	return l.servers[l.next], l.over.Err() != nil || newRound && l.wait() == lastPause
 }
 
 // Connected implements [zk.HostProvider].
@@ -104,13 +108,18 @@ const (
 	lastPause  = time.Second
 )
 
-// pause waits before another server is tried: longer after each round.
-func (l *link) pause() {
+// wait is how long to pause before another server is tried: longer after each round.
+func (l *link) wait() time.Duration {
 	d := firstPause
 	for range min(l.tried/len(l.servers), 10) {
 		d = min(2*d, lastPause)
 	}
-	attempts.Rest(l.over, time.Until(l.last.Add(d)))
+	return d
+}
+
+// pause waits before another server is tried.
+func (l *link) pause() {
+	attempts.Rest(l.over, time.Until(l.last.Add(l.wait())))
 	l.last = time.Now()
 }
 
@@ -118,8 +127,11 @@ var errOver = errors.New("the session has ended")
 
 // dial is the [zk.Dialer].
 func (l *link) dial(network, address string, _ time.Duration) (net.Conn, error) {
-	l.drop(nil) // the client does not close one on which it has heard that its session has expired
+	l.drop() // the client does not close one on which it has heard that its session has expired
 	l.pause()
+	if l.tried == 0 {
+		l.first = l.last
+	}
 	l.next, l.tried = (l.next+1)%len(l.servers), l.tried+1
 	if l.over.Err() != nil || l.hasEnded() {
 		return nil, errOver
@@ -138,22 +150,35 @@ func (l *link) dial(network, address string, _ time.Duration) (net.Conn, error) 
 	w := &wire{Conn: conn, link: l, address: address, r: bufio.NewReaderSize(conn, 16<<10)}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.conn = conn
+	l.conn, l.ready = conn, time.Time{}
 	return w, nil
 }
 
-// drop closes the present connection, if there is one. If why is not nil, it is what people are told.
-func (l *link) drop(why error) {
+// drop closes the present connection, if there is one.
+func (l *link) drop() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.conn == nil {
+	l.hangUp()
+}
+
+// hangUp is drop, called with l.mu held.
+func (l *link) hangUp() {
+	if l.conn != nil {
+		_ = l.conn.Close()
+		l.conn = nil
+	}
+}
+
+// giveUp drops the connection on which a request was made at the given time that was not answered. One that was not ready
+// then is left alone: it has a deadline of its own until it is.
+func (l *link) giveUp(asked time.Time, why error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.conn == nil || l.ready.IsZero() || l.ready.After(asked) {
 		return
 	}
-	_ = l.conn.Close()
-	l.conn = nil
-	if why != nil {
-		l.err = why
-	}
+	l.hangUp()
+	l.err = why
 }
 
 func (l *link) secure(ctx context.Context, conn net.Conn, address string) (net.Conn, error) {
@@ -238,16 +263,21 @@ func (l *link) greeted(session int64, granted time.Duration) error {
 		return errOver
 	default:
 		l.session, l.granted, l.err = session, granted, nil
+		l.ready = time.Now()
 	}
 	return nil
 }
 
 // The parts of the protocol that are needed here.
 const (
-	opCreate  = 1
-	opCreate2 = 15 // the same, but its answer has the node's stat behind the path
-	opAuth    = 100
-	opClose   = -11
+	opCreate          = 1
+	opExists          = 3
+	opGetData         = 4
+	opGetChildren2    = 12
+	opCreate2         = 15 // opCreate, but its answer has the node's stat behind the path
+	opCreateContainer = 19
+	opAuth            = 100
+	opClose           = -11
 
 	xidAuth = -4
 
@@ -448,13 +478,29 @@ func statBehindPath(body []byte) (stat, bool) {
 	}, true
 }
 
-// Write passes on one request of the client, which is one frame. The creation of an entry is made a create2: the client
-// knows only create, and ignores what the answer has in addition.
+// requestHeader is the size of what every request begins with: length, xid and operation.
+const requestHeader = 4 + 4 + 4
+
+// Write passes on one request of the client, which is one frame, or what is to be said in its place.
 func (w *wire) Write(p []byte) (int, error) {
-	const header = 4 + 4 + 4 // length, xid and operation
-	if !w.greeted || len(p) < header {
-		return w.Conn.Write(p)
+	said := p
+	switch {
+	case !w.greeted:
+		said = w.link.introduction(p)
+	case len(p) >= requestHeader:
+		var b birth
+		if said, b = w.translated(p); b.setSent != nil {
+			defer b.setSent()
+		}
 	}
+	if _, err := w.Conn.Write(said); err != nil {
+		return 0, err
+	}
+	return len(p), nil
+}
+
+// translated returns what is to be said in place of a request. If that is the creation of an entry, b is its birth.
+func (w *wire) translated(p []byte) (said []byte, b birth) {
 	xid := int32(binary.BigEndian.Uint32(p[4:]))
 	switch int32(binary.BigEndian.Uint32(p[8:])) {
 	case opClose:
@@ -462,14 +508,64 @@ func (w *wire) Write(p []byte) (int, error) {
 		w.closing = xid
 		w.mu.Unlock()
 	case opCreate:
-		if b, ok := w.link.birthOf(p[header:]); ok {
-			defer b.setSent()
+		if b, ok := w.link.birthOf(p[requestHeader:]); ok {
 			w.expect(xid, b)
-			p = bytes.Clone(p)
-			binary.BigEndian.PutUint32(p[8:], opCreate2)
+			return withOperation(p, opCreate2), b
 		}
+		if binary.BigEndian.Uint32(p[len(p)-4:]) == zk.FlagContainer {
+			return withOperation(p, opCreateContainer), b
+		}
+	case opExists, opGetData, opGetChildren2:
+		return watching(p), b
 	}
-	return w.Conn.Write(p)
+	return p, b
+}
+
+func withOperation(p []byte, op uint32) []byte {
+	p = bytes.Clone(p)
+	binary.BigEndian.PutUint32(p[8:], op)
+	return p
+}
+
+// watched returns the path by which to ask that a reading of a node leaves a watch: Get, Exists and Children do then.
+//
+// The client's own GetW, ExistsW and ChildrenW have it set all watches anew after each reconnection, which is done here too,
+// and for good reason: it only logs if that fails. Besides it has a data race there; and it keeps a channel for each watch
+// that nobody has heard of yet.
+func watched(path string) string { return join(path, watchMark) }
+
+// watchMark is the last element of paths that are to be watched. No directory of a lock has that name, and entries have
+// no children.
+const watchMark = "~watch"
+
+// watching turns a reading of a path that is marked into one of the path that leaves a watch.
+func watching(p []byte) []byte {
+	const path = requestHeader + 4
+	if len(p) <= path || int64(binary.BigEndian.Uint32(p[requestHeader:])) != int64(len(p)-path-1) {
+		return p
+	}
+	plain, marked := bytes.CutSuffix(p[path:len(p)-1], []byte("/"+watchMark))
+	switch {
+	case !marked:
+		return p
+	case len(plain) == 0:
+		plain = []byte("/")
+	}
+	body := appendBytes(bytes.Clone(p[4:requestHeader]), plain)
+	return appendBytes(nil, append(body, 1))
+}
+
+// introduction is the client's request for a session, as it is to be sent. The client says in it how much it has seen, and
+// servers that know of less do not let it in: none does any more after the ensemble was restored from a backup or set up
+// anew. A client that may go on with another session therefore has seen nothing, once its own must have ended.
+func (l *link) introduction(p []byte) []byte {
+	const seen, size = 4 + 4, 8 // behind length and version
+	if _, granted := l.terms(); l.once || time.Since(l.first) <= granted || len(p) < seen+size {
+		return p
+	}
+	p = bytes.Clone(p)
+	clear(p[seen : seen+size])
+	return p
 }
 
 func (w *wire) expect(xid int32, b birth) {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strconv"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -18,9 +19,28 @@ const exitNothingBroken = 1
 type breaking struct {
 	reader
 	name     string
-	token    uint64
+	token    token
 	tokenSet bool
 }
+
+// token is the value of a flag that takes what stile show tells: a decimal number.
+type token uint64
+
+// Set implements pflag.Value.
+func (t *token) Set(s string) error {
+	n, err := strconv.ParseUint(s, 10, 64)
+	if err != nil {
+		return errors.New("want a number, as stile show tells it")
+	}
+	*t = token(n)
+	return nil
+}
+
+// String implements pflag.Value.
+func (t *token) String() string { return strconv.FormatUint(uint64(*t), 10) }
+
+// Type implements pflag.Value.
+func (t *token) Type() string { return "token" }
 
 func newBreak(stdio Stdio) *cobra.Command {
 	b := breaking{reader: newReader(stdio)}
@@ -51,7 +71,7 @@ Exit codes:
 	}
 	flags := cmd.Flags()
 	b.addFlags(flags)
-	flags.Uint64Var(&b.token, "token", 0, "the `token` of the entry to remove; required")
+	flags.Var(&b.token, "token", "the `token` of the entry to remove; required")
 	return cmd
 }
 
@@ -59,7 +79,7 @@ func (b *breaking) run(ctx context.Context, client *stile.Client) error {
 	if !b.tokenSet {
 		return b.whichToken(ctx, client)
 	}
-	entry, err := client.Break(ctx, b.name, b.token)
+	entry, err := client.Break(ctx, b.name, uint64(b.token))
 	switch {
 	case errors.Is(err, stile.ErrGone):
 		return &exit{exitNothingBroken, fmt.Errorf("nobody in the line of lock %q has the token %d: nothing was changed; "+

@@ -19,6 +19,9 @@ func (d *duration) Set(s string) error {
 		if math.IsNaN(seconds) || math.Abs(seconds) > math.MaxInt64/float64(time.Second)/2 {
 			return fmt.Errorf("out of range")
 		}
+		if seconds > 0 {
+			parsed = max(parsed, 1) // zero means something else
+		}
 	}
 	switch {
 	case err != nil:

@@ -11,6 +11,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 
 	"go.etcd.io/etcd/server/v3/embed"
@@ -109,11 +110,17 @@ func (c Cluster) names() string { return strings.Join(slices.Sorted(maps.Keys(c.
 
 func peerURL(name, text string) (*url.URL, error) {
 	u, err := url.Parse(text)
-	if err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Hostname() == "" || u.Port() == "" || u.Port() == "0" ||
-		u.Path != "" || u.RawQuery != "" || u.User != nil || strings.ContainsAny(name, "=,") || name == "" {
+	if err != nil || u.String() != text || !namesMember(u) || strings.ContainsAny(name, "=,") || name == "" {
 		return nil, fmt.Errorf("bad member %q: it must be NAME=http://HOST:PORT or NAME=https://HOST:PORT", name+"="+text)
 	}
 	return u, nil
+}
+
+// namesMember reports whether a URL has what that of a member has, and nothing else.
+func namesMember(u *url.URL) bool {
+	port, err := strconv.ParseUint(u.Port(), 10, 16)
+	return (u.Scheme == "http" || u.Scheme == "https") && u.Hostname() != "" && err == nil && port != 0 &&
+		u.User == nil && u.Path == "" && u.RawQuery == "" && !u.ForceQuery && u.Fragment == "" && !strings.Contains(u.Host, ",")
 }
 
 // join says how this server becomes, or is, a member of its cluster.

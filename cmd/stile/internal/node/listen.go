@@ -1,6 +1,7 @@
 package node
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"net"
@@ -31,6 +32,8 @@ func (c Config) etcd() (*embed.Config, error) {
 
 	// Locks leave nothing but history. What watches and tokens need of it is the last moments.
 	e.AutoCompactionMode, e.AutoCompactionRetention = embed.CompactorModeRevision, "1000"
+
+	e.BcryptCost = cmp.Or(c.bcryptCost, e.BcryptCost)
 
 	if err := c.listen(e); err != nil {
 		return nil, err

@@ -51,6 +51,9 @@ type Config struct {
 	// Logger hears what a start waits for, if it takes longer than a second, and what an operator should know about the
 	// configuration.
 	Logger *slog.Logger
+
+	// bcryptCost is what it costs to guess passwords; zero means etcd's default.
+	bcryptCost uint
 }
 
 // A Node is a running server. It must be closed.

@@ -23,6 +23,10 @@ import (
 	"github.com/stilelock/stile/cmd/stile/internal/node"
 )
 
+// quick is how long may take on a busy machine what should be over at once. When etcd closes by itself it waits for its
+// clients for longer than that: 5 s and two elections.
+const quick = 4 * time.Second
+
 // start starts a server on a free port, which ends with the test.
 func start(t *testing.T, dir string) *node.Node {
 	t.Helper()
@@ -169,7 +173,7 @@ func TestCloseIsQuickWithClientsConnected(t *testing.T) {
 	n.Close()
 	took := time.Since(began)
 	t.Logf("closing took %v", took)
-	if took > time.Second {
+	if took > quick {
 		t.Errorf("closing took %v", took)
 	}
 	<-waiting

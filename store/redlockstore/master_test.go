@@ -1,0 +1,108 @@
+package redlockstore
+
+import (
+	"context"
+	"crypto/tls"
+	"io"
+	"log/slog"
+	"net"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/redis/rueidis"
+
+	"github.com/stilelock/stile/internal/testservers"
+)
+
+// A request that comes to the Redis client as its connection breaks makes the client connect again, while it is being
+// given up.
+func TestABrokenConnectionIsReplacedByOne(t *testing.T) {
+	t.Parallel()
+	server := testservers.StartRedis(t)
+	d := &dialer{open: make(map[*conn]bool)}
+	m := newMaster(0, rueidis.ClientOption{InitAddress: []string{server.Addr()}, DialCtxFn: d.dial}, slog.New(slog.DiscardHandler))
+	ctx, end := context.WithCancel(t.Context())
+	var running sync.WaitGroup
+	defer running.Wait()
+	defer end()
+	running.Go(func() { m.run(ctx) })
+	client := m.await(ctx)
+
+	d.gate.Lock()
+	d.breaks()
+	var again atomic.Bool
+	running.Go(func() {
+		for !again.Load() {
+			client.Do(ctx, client.B().Ping().Build())
+		}
+	})
+	soon(t, "the client connects again", func() bool { return d.dialing.Load() == 1 })
+	again.Store(true)
+	m.broke(client, io.EOF)
+	soon(t, "so does the master, with another client", func() bool { return d.dialing.Load() == 2 })
+	d.gate.Unlock()
+	soon(t, "both have", func() bool { return d.dialing.Load() == 0 })
+	m.await(ctx)
+	soon(t, "one connection is left", func() bool { return d.count() == 1 })
+}
+
+// dialer makes connections while its gate is open.
+type dialer struct {
+	gate    sync.RWMutex
+	dialing atomic.Int32
+	mu      sync.Mutex
+	open    map[*conn]bool
+}
+
+type conn struct {
+	net.Conn
+	of *dialer
+}
+
+func (c *conn) Close() error {
+	c.of.mu.Lock()
+	delete(c.of.open, c)
+	c.of.mu.Unlock()
+	return c.Conn.Close()
+}
+
+func (d *dialer) dial(_ context.Context, addr string, dialer *net.Dialer, _ *tls.Config) (net.Conn, error) {
+	d.dialing.Add(1)
+	defer d.dialing.Add(-1)
+	d.gate.RLock()
+	defer d.gate.RUnlock()
+	made, err := dialer.Dial("tcp", addr)
+	if err != nil {
+		return nil, err
+	}
+	c := &conn{made, d}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.open[c] = true
+	return c, nil
+}
+
+func (d *dialer) breaks() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for c := range d.open {
+		_ = c.Conn.Close()
+	}
+}
+
+func (d *dialer) count() int {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return len(d.open)
+}
+
+func soon(t *testing.T, what string, is func() bool) {
+	t.Helper()
+	for end := time.Now().Add(5 * time.Second); !is(); time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("it has not come about within 5 s that %s", what)
+		}
+	}
+}

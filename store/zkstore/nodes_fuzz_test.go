@@ -1,0 +1,124 @@
+package zkstore
+
+import (
+	"encoding/json"
+	"strings"
+	"testing"
+
+	"github.com/stilelock/stile/line"
+	"github.com/stilelock/stile/store"
+)
+
+// clients are names as their entries' nodes have them: Curator's, go-zookeeper's, kazoo's, ours, and such as nearly are.
+var clients = []string{
+	"_c_" + ours + "-lock-0000000007", "_c_" + ours + "-shared-lock-0000000007", "_c_" + ours + "-slot-3-__WRIT__0000000007",
+	"_c_" + ours + "-slot-1048577-lock-0000000007", "_c_" + ours + "-slot-0003-lock-0000000007", "_c_" + ours + "-__READ__2147483647",
+	"_c_" + theirs + "-lock-0000000007", "_c_" + theirs + "-__WRIT__0000000007", "_c_" + theirs + "-shared-lock-0000000007", "_c_" + theirs + "-slot-3-lock-0000000007", "slot-3-lock-0000000007",
+	"_c_0123456789abcdef0123456789abcdef-lock-0000000007", "lock-0000000007", "lock--2147483648", "lock-2147483647",
+	"0123456789abcdef0123456789abcdef__lock__0000000007", "0123456789abcdef0123456789abcdef__rlock__0000000007",
+	"lock-000000000", "lock-99999999999999999999", "__READ__-", "lease-0000000001", "_c_-lock-0000000001", "config", "",
+}
+
+// Whoever made a node, of its name the end is its number, and the mode is one that the line knows; modes other than exclusive
+// are those of entries that say so in a way that is meant so. What an entry of ours is taken for, an entry made that way is.
+func FuzzParseNode(f *testing.F) {
+	for _, name := range clients {
+		f.Add(name)
+	}
+	f.Fuzz(func(t *testing.T, name string) {
+		n, ok := parseNode(name)
+		if !ok {
+			return
+		}
+		before := name[:len(name)-n.digits]
+		if !strings.HasSuffix(before, n.mark) || n.mark == "" {
+			t.Fatalf("%q is read as %+v: its mark is not what stands before the number", name, n)
+		}
+		want := n
+		want.sequence, want.digits = 42, 10
+		if next, ok := parseNode(before + "0000000042"); !ok || next != want {
+			t.Errorf("%q is read as %+v, and the same with another number as %+v", name, n, next)
+		}
+		reads := n.mark == markRead || n.mark == markKazooReader
+		if n.ours() && n.curators() || reads && n.mode != line.Shared || !reads && !n.ours() && n.mode != line.Exclusive {
+			t.Errorf("%q is read as %+v", name, n)
+		}
+		if n.sequence < 0 || n.sequence > sequenceEnd {
+			return // refused by whoever stands there
+		}
+		if cs := contenders([]string{name, "config"}); len(cs) != 1 || cs[0].node != n || cs[0].name != name {
+			t.Errorf("%q is read as %+v, and in a listing as %+v", name, n, cs)
+		}
+		if !n.ours() {
+			return
+		}
+		for _, readWrite := range []bool{false, true} {
+			made, ok := parseNode(nodePrefix(n.guid, n.mode, readWrite) + "0000000042")
+			if !ok || made.guid != n.guid || made.mode != n.mode || made.sequence != 42 || made.unseen(readWrite) {
+				t.Errorf("%q is read as %+v, and one of ours that is made so as %+v", name, n, made)
+			}
+		}
+	})
+}
+
+// A node below a directory is an entry there, or part of the path of one name at most, and then of the name whose path leads
+// to it.
+func FuzzPathsToNames(f *testing.F) {
+	for _, child := range append(clients, "a", "a~7Eb", "~", "~4", "~41", "~7e", "~FF", "~zz", "~7Aookeeper", "zookeeper", "lock-~30000000001", "..") {
+		f.Add("", "", child)
+		f.Add("/team", "orders", child)
+	}
+	f.Fuzz(func(t *testing.T, root, above, child string) {
+		p := paths{root: root}
+		if above != "" && store.CheckName(above) != nil || strings.Contains(child, "/") || child == "" {
+			return
+		}
+		name, ok := p.nameBelow(above, child)
+		if !ok || store.CheckName(name) != nil {
+			return
+		}
+		if _, entry := parseNode(child); entry {
+			t.Errorf("%q below %q is an entry, and the directory of %q", child, above, name)
+		}
+		dir := root
+		if above != "" {
+			dir = p.dir(above)
+		}
+		if got := p.dir(name); got != dir+"/"+child {
+			t.Errorf("below %q the node %q of %q is the directory of %q, which has %q", root, child, above, name, got)
+		}
+	})
+}
+
+// Whatever is in a node, reading it does not panic, and what is not ours is of nobody known.
+func FuzzDecode(f *testing.F) {
+	whole, err := json.Marshal(value{Stile: valueFormat, Mode: line.Slot(3), Owner: store.Owner{Host: "h", PID: 1}})
+	if err != nil {
+		f.Fatal(err)
+	}
+	for _, seed := range []string{
+		string(whole), string(whole[1:]), "", "10.0.0.7", "null", "{}", "[]", `{"stile":1}`, `{"stile":-1}`, `{"stile":1,"mode":"slot/0"}`,
+		`{"stile":2,"mode":"shared","new":1}`, `{"stile":1,"owner":{"since":"yesterday"}}`, "\xff",
+	} {
+		f.Add([]byte(seed))
+	}
+	f.Fuzz(func(t *testing.T, b []byte) {
+		v, ours := decode(b)
+		if !ours {
+			if v.Stile != 0 || v.Mode != line.Exclusive || !v.Owner.IsZero() {
+				t.Errorf("%q is not ours, and is read as %+v", b, v)
+			}
+			return
+		}
+		if v.Stile < valueFormat {
+			t.Errorf("%q is taken for ours", b)
+		}
+		written, err := json.Marshal(v)
+		if err != nil {
+			t.Fatalf("%q is read as %+v, which cannot be written: %v", b, v, err)
+		}
+		if again, ours := decode(written); !ours || again.Mode != v.Mode || again.Owner.String() != v.Owner.String() {
+			t.Errorf("%q is read as %+v, and what is written of that as %+v", b, v, again)
+		}
+	})
+}

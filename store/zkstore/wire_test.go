@@ -1,0 +1,384 @@
+package zkstore
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"io"
+	"net"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/go-zookeeper/zk"
+)
+
+// scripted is a connection to a server that says what was written down for it, in pieces of the given sizes, and hangs up
+// then. It keeps what it is told.
+type scripted struct {
+	net.Conn // nil, because nothing else is used
+
+	says   []byte
+	pieces []byte // the size of each piece, again and again; none is a piece of everything
+	turn   int
+	heard  bytes.Buffer
+}
+
+func (s *scripted) Read(p []byte) (int, error) {
+	if len(s.says) == 0 {
+		return 0, io.EOF
+	}
+	n := len(s.says)
+	if len(s.pieces) > 0 {
+		n = 1 + int(s.pieces[s.turn%len(s.pieces)])
+		s.turn++
+	}
+	n = copy(p, s.says[:min(n, len(s.says))])
+	s.says = s.says[n:]
+	return n, nil
+}
+
+func (s *scripted) Write(p []byte) (int, error)      { return s.heard.Write(p) }
+func (s *scripted) SetDeadline(time.Time) error      { return nil }
+func (s *scripted) SetReadDeadline(time.Time) error  { return nil }
+func (s *scripted) SetWriteDeadline(time.Time) error { return nil }
+func (s *scripted) Close() error                     { return nil }
+
+// wireTo returns a wire to a server that is scripted.
+func wireTo(t testing.TB, s *scripted, auth ...Auth) *wire {
+	t.Helper()
+	st, err := New([]string{"scripted"}, &Options{Auth: auth})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &wire{Conn: s, link: newLink(st, 10*time.Second, true), address: "scripted", r: bufio.NewReaderSize(s, 16<<10)}
+}
+
+// frames puts a length before each body.
+func frames(bodies ...[]byte) (all []byte) {
+	for _, b := range bodies {
+		all = appendBytes(all, b)
+	}
+	return all
+}
+
+// greeting is the body of a server's answer to the request for a session.
+func greeting(timeout time.Duration, session int64) []byte {
+	b := binary.BigEndian.AppendUint32(nil, 0)
+	b = binary.BigEndian.AppendUint32(b, uint32(int32(timeout/time.Millisecond)))
+	b = binary.BigEndian.AppendUint64(b, uint64(session))
+	return append(appendBytes(b, make([]byte, 16)), 0)
+}
+
+// answer is the body of an answer.
+func answer(xid, code int32, body ...byte) []byte {
+	b := binary.BigEndian.AppendUint32(nil, uint32(xid))
+	b = binary.BigEndian.AppendUint64(b, 77)
+	b = binary.BigEndian.AppendUint32(b, uint32(code))
+	return append(b, body...)
+}
+
+// creation is the body of an answer to a create2, behind the header.
+func creation(path string, czxid, owner int64) []byte {
+	b := appendBytes(nil, []byte(path))
+	b = binary.BigEndian.AppendUint64(b, uint64(czxid))
+	b = append(b, make([]byte, 8+8+8+4+4+4)...)
+	b = binary.BigEndian.AppendUint64(b, uint64(owner))
+	return append(b, make([]byte, 4+4+8)...)
+}
+
+// request is a frame that a client sends.
+func request(xid, op int32, body ...byte) []byte {
+	b := binary.BigEndian.AppendUint32(nil, uint32(xid))
+	b = binary.BigEndian.AppendUint32(b, uint32(op))
+	return frames(append(b, body...))
+}
+
+// readAll reads a wire frame by frame, as go-zookeeper does, until that fails.
+func readAll(w *wire) ([]byte, error) {
+	var got bytes.Buffer
+	for {
+		if _, err := io.CopyN(&got, w, 4); err != nil {
+			return got.Bytes(), err
+		}
+		body := int64(binary.BigEndian.Uint32(got.Bytes()[got.Len()-4:]))
+		if _, err := io.CopyN(&got, w, body); err != nil {
+			return got.Bytes(), err
+		}
+	}
+}
+
+func TestWhateverTheServerSaysPassesAsItIs(t *testing.T) {
+	const path = "/a/_c_x-lock-"
+	said := frames(
+		greeting(10*time.Second, 5),
+		answer(-2, 0),                              // a ping's
+		answer(-1, 0, creation(path, 1, 2)...),     // an event
+		answer(7, 0, creation(path+"0", 12, 5)...), // what was asked for
+		answer(7, 0, creation(path+"1", 13, 6)...), // once more, which nobody has asked for
+		answer(0, -101),
+		answer(8, 0, make([]byte, 100<<10)...),
+		answer(-8, 0), answer(-4, -115), answer(1<<31-1, 0),
+	)
+	for size := range 40 {
+		s := &scripted{says: slices.Clone(said), pieces: []byte{byte(size)}}
+		w := wireTo(t, s)
+		b, forget := w.link.expect(path)
+		defer forget()
+		w.expect(7, b)
+		got, err := readAll(w)
+		if !bytes.Equal(got, said) || !errors.Is(err, io.EOF) {
+			t.Fatalf("in pieces of %d: %d of %d bytes have passed, then %v", size+1, len(got), len(said), err)
+		}
+		select {
+		case st := <-b.stats:
+			if st != (stat{czxid: 12, owner: 5}) {
+				t.Errorf("in pieces of %d: the creation is known as %+v", size+1, st)
+			}
+		default:
+			t.Errorf("in pieces of %d: nothing is known of the creation", size+1)
+		}
+	}
+}
+
+// The library would be at a loss with these: it panics, or reads on at the wrong place.
+func TestAFrameThatCannotBeIsTheEndOfTheConnection(t *testing.T) {
+	for what, length := range map[string]uint32{
+		"no length": 0, "less than a header": replyHeader - 1, "a negative length": 1<<32 - 1, "the most negative": 1 << 31,
+	} {
+		said := append(frames(greeting(10*time.Second, 5), answer(-2, 0)), binary.BigEndian.AppendUint32(nil, length)...)
+		said = append(said, answer(7, 0, make([]byte, 100)...)...)
+		w := wireTo(t, &scripted{says: slices.Clone(said)})
+		b, _ := w.link.expect("/a")
+		w.expect(7, b)
+		got, err := readAll(w)
+		if err == nil || errors.Is(err, io.EOF) || len(got) > len(frames(greeting(10*time.Second, 5), answer(-2, 0))) {
+			t.Errorf("%s: %d bytes have passed, then %v", what, len(got), err)
+		}
+	}
+}
+
+func TestAGreetingThatCannotBeIsNotPassedOn(t *testing.T) {
+	cut := greeting(10*time.Second, 5)[:20]
+	binary.BigEndian.PutUint32(cut[16:], 16)
+	for what, said := range map[string][]byte{
+		"nothing":                      frames(nil),
+		"too little":                   frames(make([]byte, 15)),
+		"too much":                     frames(make([]byte, largestGreeting+1)),
+		"another protocol":             []byte("HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n"),
+		"a session that does not last": frames(greeting(0, 5)),
+		"a session before it began":    frames(greeting(-time.Second, 5)),
+		"no password":                  frames(cut),
+	} {
+		got, err := readAll(wireTo(t, &scripted{says: said}))
+		if len(got) > 0 || !errors.Is(err, errNoGreeting) {
+			t.Errorf("%s: %d bytes have passed, then %v", what, len(got), err)
+		}
+	}
+	expired := frames(greeting(0, 0)) // is one that can be
+	if got, err := readAll(wireTo(t, &scripted{says: slices.Clone(expired)})); !bytes.Equal(got, expired) {
+		t.Errorf("the end of a session: %d bytes have passed, then %v", len(got), err)
+	}
+}
+
+func TestOnEachConnectionTheFirstThingSaidIsWhoWeAre(t *testing.T) {
+	auth := []Auth{{"digest", "ann:secret"}, {"digest", "bob:secret"}}
+	said := frames(greeting(10*time.Second, 5), answer(xidAuth, 0), answer(xidAuth, 0), answer(-2, 0))
+	s := &scripted{says: said, pieces: []byte{6}}
+	w := wireTo(t, s, auth...)
+	got, err := readAll(w)
+	if want := frames(greeting(10*time.Second, 5), answer(-2, 0)); !bytes.Equal(got, want) || !errors.Is(err, io.EOF) {
+		t.Errorf("%d bytes have passed, want %d, then %v", len(got), len(want), err)
+	}
+	for _, a := range auth {
+		if !bytes.Contains(s.heard.Bytes(), []byte(a.Credentials)) {
+			t.Errorf("%q was not said", a.Credentials)
+		}
+	}
+
+	w = wireTo(t, &scripted{says: frames(greeting(10*time.Second, 5), answer(xidAuth, -115))}, auth...)
+	got, err = readAll(w)
+	if len(got) > 0 || !errors.Is(err, zk.ErrAuthFailed) || strings.Contains(err.Error(), "secret") {
+		t.Errorf("refused: %d bytes have passed, then %v", len(got), err)
+	}
+}
+
+func TestWhatTheClientSaysIsTranslatedOnlyWhereItMustBe(t *testing.T) {
+	const path, mark = "/a/_c_x-lock-", "/" + watchMark
+	create := func(op int32, path string, flags byte) []byte {
+		b := appendBytes(appendBytes(nil, []byte(path)), []byte("data"))
+		return request(7, op, append(b, 0, 0, 0, 0, 0, 0, 0, flags)...)
+	}
+	read := func(op int32, path string, watch byte) []byte {
+		return request(7, op, append(appendBytes(nil, []byte(path)), watch)...)
+	}
+	for what, tt := range map[string]struct {
+		frame, want []byte // want is nil if it is to be the same
+		before      bool   // the greeting
+	}{
+		"an entry's creation":              {frame: create(opCreate, path, 3), want: create(opCreate2, path, 3)},
+		"another node's":                   {frame: create(opCreate, "/b", 3)},
+		"a directory's":                    {frame: create(opCreate, "/b", zk.FlagContainer), want: create(opCreateContainer, "/b", 4)},
+		"a reading to be watched":          {frame: read(opGetData, "/a/b"+mark, 0), want: read(opGetData, "/a/b", 1)},
+		"a listing to be watched":          {frame: read(opGetChildren2, "/a"+mark, 0), want: read(opGetChildren2, "/a", 1)},
+		"a listing of the top":             {frame: read(opGetChildren2, mark, 0), want: read(opGetChildren2, "/", 1)},
+		"a look that is to be watched":     {frame: read(opExists, "/a"+mark, 0), want: read(opExists, "/a", 1)},
+		"a plain reading":                  {frame: read(opGetData, "/a/b", 0)},
+		"a mark that is not the last":      {frame: read(opGetData, mark+"/b", 0)},
+		"a mark that is not an element":    {frame: read(opGetData, "/a"+watchMark, 0)},
+		"a deletion":                       {frame: read(2, "/a"+mark, 0)},
+		"a path that is longer than it is": {frame: read(opGetData, "/a"+mark, 0)[:20]},
+		"a path without a flag":            {frame: read(opGetData, "/a"+mark, 0)[:16]},
+		"a ping":                           {frame: request(-2, 11)},
+		"a part of a frame":                {frame: create(opCreate, path, 3)[:11]},
+		"a creation without a path":        {frame: create(opCreate, path, 3)[:12]},
+		"a creation with half of a path":   {frame: create(opCreate, path, 3)[:20]},
+		"the request for a session":        {frame: create(opCreate, path, 3), before: true},
+		"nothing":                          {},
+	} {
+		s := &scripted{}
+		w := wireTo(t, s)
+		w.greeted = !tt.before
+		b, _ := w.link.expect(path)
+		own := slices.Clone(tt.frame)
+		n, err := w.Write(own)
+		want := tt.want
+		if want == nil {
+			want = tt.frame
+		}
+		if err != nil || n != len(tt.frame) || !bytes.Equal(s.heard.Bytes(), want) || !bytes.Equal(own, tt.frame) {
+			t.Errorf("%s: %d, %v; %q was passed on, and the client's own is %q", what, n, err, s.heard.Bytes(), own)
+		}
+		sent := false
+		select {
+		case <-b.sent:
+			sent = true
+		default:
+		}
+		if sent != (what == "an entry's creation") {
+			t.Errorf("%s: taken for the entry's creation: %v", what, sent)
+		}
+	}
+}
+
+func FuzzNothingTheServerSaysIsChanged(f *testing.F) {
+	const path = "/a/_c_x-lock-"
+	all := frames(greeting(10*time.Second, 5), answer(xidAuth, 0), answer(7, 0, creation(path, 12, 5)...), answer(-1, 0), answer(8, -101))
+	f.Add(all, []byte{0}, true)
+	f.Add(all, []byte{}, false)
+	f.Add(all[:len(all)-1], []byte{3, 20}, true)
+	f.Add(frames(greeting(0, 0)), []byte{255}, true)
+	f.Fuzz(func(t *testing.T, said, pieces []byte, authenticated bool) {
+		var auth []Auth
+		if authenticated {
+			auth = []Auth{{"digest", "ann:secret"}}
+		}
+		w := wireTo(t, &scripted{says: slices.Clone(said), pieces: pieces}, auth...)
+		for xid := range int32(10) {
+			w.expect(xid, birth{stats: make(chan stat, 1)})
+		}
+		got, err := readAll(w)
+		whole, part := passing(said, authenticated)
+		if !bytes.HasPrefix(got, whole) || !bytes.HasPrefix(append(whole, part...), got) {
+			t.Fatalf("%x has passed of %x, want %x and of what is behind it, %x, what has come", got, said, whole, part)
+		}
+		if err == nil {
+			t.Fatal("there is no end")
+		}
+	})
+}
+
+// passing returns what a client should hear of what a server says: whole frames, and the part of a frame at the end.
+func passing(said []byte, authenticated bool) (whole, part []byte) {
+	cut := func(least, most int) (frame []byte, ok bool) {
+		if len(said) < 4 {
+			return nil, false
+		}
+		n := int(int32(binary.BigEndian.Uint32(said)))
+		if n < least || n > most {
+			said = nil // and nothing that may be behind it
+			return nil, false
+		}
+		if len(said) < 4+n {
+			return nil, false
+		}
+		frame, said = said[:4+n:4+n], said[4+n:]
+		return frame, true
+	}
+	first, ok := cut(0, largestGreeting)
+	if !ok {
+		return nil, nil
+	}
+	session, _, ok := parseGreeting(first[4:])
+	if !ok {
+		return nil, nil
+	}
+	if authenticated && session != 0 {
+		reply, ok := cut(replyHeader, largestGreeting)
+		if !ok || !bytes.Equal(reply[4+12:4+16], make([]byte, 4)) {
+			return nil, nil
+		}
+	}
+	for whole = first; ; {
+		frame, ok := cut(replyHeader, 1<<31-1)
+		if !ok {
+			return whole, said
+		}
+		whole = append(whole, frame...)
+	}
+}
+
+func FuzzWhatTheClientSaysIsTranslatedOnlyWhereItMustBe(f *testing.F) {
+	const path = "/a/_c_x-lock-"
+	f.Add(request(7, opCreate, creation(path, 0, 0)...), path, true)
+	f.Add(request(7, opCreate, creation(path, 0, 0)...), path, false)
+	f.Add(request(7, opCreate, append(appendBytes(nil, []byte("/a")), 0, 0, 0, 4)...), path, true)
+	f.Add(request(7, opGetChildren2, append(appendBytes(nil, []byte("/"+watchMark)), 0)...), path, true)
+	f.Add(request(7, opGetData, append(appendBytes(nil, []byte("/a/b/"+watchMark)), 0)...), path, true)
+	f.Add(request(-2, 11), "", true)
+	f.Add(request(9, opClose), path, true)
+	f.Fuzz(func(t *testing.T, said []byte, path string, greeted bool) {
+		s := &scripted{}
+		w := wireTo(t, s)
+		w.greeted = greeted
+		w.link.expect(path)
+		own := slices.Clone(said)
+		n, err := w.Write(own)
+		if err != nil || n != len(said) || !bytes.Equal(own, said) {
+			t.Fatalf("%d, %v; and what the client said has become %x, from %x", n, err, own, said)
+		}
+		want := said
+		if greeted && len(said) >= requestHeader {
+			want = slices.Concat(said[:8], translation(said[8:], path))
+			if len(want) != len(said) { // in the place of the length, whatever it was
+				binary.BigEndian.PutUint32(want, uint32(len(want)-4))
+			}
+		}
+		if !bytes.Equal(s.heard.Bytes(), want) {
+			t.Fatalf("%x was passed on, want %x", s.heard.Bytes(), want)
+		}
+	})
+}
+
+// translation returns what an operation, and what is behind it in its request, are to become, if an entry is created at path.
+func translation(said []byte, path string) []byte {
+	op, rest := said[3], said[4:]
+	switch {
+	case !bytes.Equal(said[:3], []byte{0, 0, 0}):
+	case op == opCreate && bytes.HasPrefix(rest, appendBytes(nil, []byte(path))):
+		return append([]byte{0, 0, 0, opCreate2}, rest...)
+	case op == opCreate && bytes.HasSuffix(said, []byte{0, 0, 0, zk.FlagContainer}):
+		return append([]byte{0, 0, 0, opCreateContainer}, rest...)
+	case (op == opExists || op == opGetData || op == opGetChildren2) && len(rest) > 4:
+		marked := rest[4 : len(rest)-1]
+		if short, ok := strings.CutSuffix(string(marked), "/"+watchMark); ok && bytes.HasPrefix(rest, appendBytes(nil, marked)) {
+			if short == "" {
+				short = "/"
+			}
+			return slices.Concat(said[:4], appendBytes(nil, []byte(short)), []byte{1})
+		}
+	}
+	return said
+}
