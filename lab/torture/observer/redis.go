@@ -33,13 +33,19 @@ func openRedis(addrs []string, prefix string) (*redisServers, error) {
 // happens while nobody listens is not told at all.
 func (o *redisServers) Watch(ctx context.Context, saw func(history.Entry)) {
 	for ctx.Err() == nil {
-		o.clients[0].ConfigSet(ctx, "notify-keyspace-events", "Kg$x")
+		o.clients[0].ConfigSet(ctx, "notify-keyspace-events", "Kg$x") // again if the server was restarted
 		sub := o.clients[0].PSubscribe(ctx, "__keyspace@0__:"+o.prefix+"*")
-		for {
-			m, err := sub.ReceiveMessage(ctx)
-			if err != nil {
-				break
-			}
+		o.listen(ctx, sub.Channel(), saw)
+		_ = sub.Close()
+	}
+}
+
+// listen tells of events for a second: then the server may be another.
+func (o *redisServers) listen(ctx context.Context, events <-chan *redis.Message, saw func(history.Entry)) {
+	enough := time.After(time.Second)
+	for {
+		select {
+		case m := <-events:
 			_, key, _ := strings.Cut(m.Channel, ":")
 			switch m.Payload {
 			case "set":
@@ -47,9 +53,11 @@ func (o *redisServers) Watch(ctx context.Context, saw func(history.Entry)) {
 			case "del", "expired", "evicted":
 				saw(history.Entry{Lock: key, Key: key, Gone: true})
 			}
+		case <-enough:
+			return
+		case <-ctx.Done():
+			return
 		}
-		_ = sub.Close()
-		rest(ctx)
 	}
 }
 
