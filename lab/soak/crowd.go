@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -95,6 +96,8 @@ func (c *crowd) gather(ctx context.Context, p plan) error {
 			c.places[rank*p.sessions+i], err = join(ctx, c.clients[i], name, rank > 0)
 			return err
 		})
+		fmt.Fprintf(os.Stderr, "%v: %d lines of %d; %d renewals, %d not confirmed\n", time.Now().Format(time.TimeOnly), p.sessions, rank+1,
+			c.renewed.Load(), c.failed.Load())
 		if err != nil {
 			return err
 		}

@@ -189,10 +189,14 @@ func (r *run) hurt(ctx context.Context, workers *crew) {
 
 // evict takes the entry of somebody out who holds a lock, and half of the times those of all who wait behind it.
 func (r *run) evict(ctx context.Context) (worker, what string, err error) {
-	held := r.live.locks()
-	for lock, worker := range held { // any: the order of maps is chance enough
-		what, err := r.observer.Evict(ctx, lock, rand.IntN(2) == 0)
-		return worker, what, err
+	// After another fault it may take a while until somebody holds again.
+	for end := time.Now().Add(r.TTL); time.Now().Before(end) && ctx.Err() == nil; time.Sleep(time.Millisecond) {
+		for lock, worker := range r.live.locks() { // any: the order of maps is chance enough
+			what, err := r.observer.Evict(ctx, lock, rand.IntN(2) == 0)
+			if what != "" || err != nil {
+				return worker, what, err
+			}
+		}
 	}
 	return "", "", nil
 }
