@@ -285,7 +285,7 @@ func (z *ZooKeeper) say(word string, patience time.Duration) (string, error) {
 
 // mode returns "standalone", "leader", "follower" or, if the server does not serve, the empty string.
 func (z *ZooKeeper) mode() string {
-	answer, err := z.say("srvr", time.Second) // one that is asked too early never answers
+	answer, err := z.say("srvr", 2*time.Second) // one that is asked too early never answers
 	if err != nil {
 		return ""
 	}

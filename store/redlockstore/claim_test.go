@@ -168,11 +168,13 @@ func TestOrdersRiseAfterAllIsForgotten(t *testing.T) {
 	}
 }
 
+// A request to put an entry in is on its way to one master so long that another has had the lock, and has left it again,
+// when it arrives; and of the masters that were quicker one has lost the entry, because its clock was set.
 func TestAnOrderIsNotGivenAfterALargerOne(t *testing.T) {
 	t.Parallel()
 	servers := testservers.StartRedisServers(t, 3)
 	proxies, options := through(t, servers)
-	late := openSession(t, newStore(t, options), time.Minute)
+	late := openSession(t, newStore(t, patient(options)), time.Minute)
 	other := openSession(t, newStore(t, to(servers)), time.Minute)
 	ticket, _ := hold(t, late, "lock") // all is connected, and the scripts are known
 	withdraw(t, ticket)
@@ -208,6 +210,7 @@ func TestAnOrderIsNotGivenAfterALargerOne(t *testing.T) {
 	}
 }
 
+// A hold may last longer than its order is remembered without it.
 func TestTheOrderIsRememberedAsLongAsTheHold(t *testing.T) {
 	t.Parallel()
 	servers := testservers.StartRedisServers(t, 3)
@@ -321,6 +324,7 @@ func TestAKeyThatIsNoLockIsAnError(t *testing.T) {
 	}
 }
 
+// Somebody writes something else over the key of one lock.
 func TestAKeyThatBecomesSomethingElseCostsOneHoldOnly(t *testing.T) {
 	t.Parallel()
 	servers := testservers.StartRedisServers(t, 3)
@@ -419,12 +423,13 @@ func TestManyHoldsAreRenewedByOneRequest(t *testing.T) {
 	}
 }
 
+// More requests are unanswered than the masters are asked to put something in at a time.
 func TestASessionIsRenewedWhileManyTryAtOnce(t *testing.T) {
 	t.Parallel()
 	const many = 700
 	servers := testservers.StartRedisServers(t, 3)
 	proxies, options := through(t, servers)
-	se := openSession(t, newStore(t, options), time.Minute)
+	se := openSession(t, newStore(t, patient(options)), time.Minute)
 	ticket, _ := hold(t, se, "lock") // all is connected, and the scripts are known
 	withdraw(t, ticket)
 	for _, p := range proxies {

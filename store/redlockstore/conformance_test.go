@@ -44,7 +44,7 @@ func TestStoreConformsOnThreeMasters(t *testing.T) {
 	storetest.Run(t, storetest.Harness{
 		Open:  func(t *testing.T) store.Store { return newStore(t, to(servers)) },
 		Peer:  func(t *testing.T, _ store.Store) store.Store { return newStore(t, to(servers)) },
-		TTL:   time.Second,
+		TTL:   2 * time.Second,
 		Grace: 3 * time.Second,
 	})
 }

@@ -74,6 +74,14 @@ func through(t *testing.T, servers []*testservers.Redis) ([]*testservers.Proxy, 
 	return proxies, options
 }
 
+// patient makes options with which connections that are silent are not given up.
+func patient(options []rueidis.ClientOption) []rueidis.ClientOption {
+	for i := range options {
+		options[i].ConnWriteTimeout = time.Minute
+	}
+	return options
+}
+
 // lock takes a lock within a few seconds.
 func lock(t *testing.T, c *stile.Client, name string) *stile.Hold {
 	t.Helper()

@@ -109,7 +109,7 @@ type StaleUse struct {
 
 // Judge judges a history.
 func Judge(h *history.History) *Verdict {
-	j := &judge{Verdict: &Verdict{Run: h.Run}, history: h, lives: live(h)}
+	j := &judge{Verdict: &Verdict{Run: h.Run, Violations: []Violation{}, Faults: []FaultFigures{}}, history: h, lives: live(h)}
 	if len(h.Events) > 0 {
 		j.Begin, j.End = h.Events[0].At, j.lives.end
 	}
