@@ -40,6 +40,29 @@ It exits with 0 if no rule was broken, 1 if one was, and 2 if the history cannot
 	return cmd
 }
 
+func newTable() *cobra.Command {
+	var brief bool
+	cmd := &cobra.Command{
+		Use:     "table HISTORY...",
+		Short:   "Judge several histories and make one table of them",
+		Example: "  torture table --brief torture-out/matrix/*/history.jsonl",
+		Args:    cobra.MinimumNArgs(1),
+		RunE: func(_ *cobra.Command, args []string) error {
+			var all []*verdict.Verdict
+			for _, path := range args {
+				h, err := history.Read(path)
+				if err != nil {
+					return err
+				}
+				all = append(all, verdict.Judge(h))
+			}
+			return report.Table(os.Stdout, brief, all...)
+		},
+	}
+	cmd.Flags().BoolVar(&brief, "brief", false, "one row for each history, without those for each fault")
+	return cmd
+}
+
 // check judges a history, prints the verdict and writes the reports.
 func check(path, out, format string) error {
 	h, err := history.Read(path)

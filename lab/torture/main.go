@@ -36,7 +36,7 @@ func main() {
 		SilenceErrors: true, SilenceUsage: true,
 		CompletionOptions: cobra.CompletionOptions{DisableDefaultCmd: true},
 	}
-	root.AddCommand(newRun(), newCheck(), newSmoke(), newMatrix(), newList())
+	root.AddCommand(newRun(), newCheck(), newTable(), newSmoke(), newMatrix(), newList())
 	err := root.ExecuteContext(ctx)
 	stop()
 	switch {

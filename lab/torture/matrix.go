@@ -123,5 +123,5 @@ func writeTable(w io.Writer, began time.Time, each time.Duration, seed uint64, d
 	if err != nil {
 		return err
 	}
-	return report.Table(w, done...)
+	return report.Table(w, false, done...)
 }

@@ -15,15 +15,17 @@ import (
 
 // Table writes one row for each kind of fault of each verdict, and one for the whole of it, as Markdown that is as readable
 // where nothing renders it. What a target's interface does not offer is "n/a", never 0; a zero comes with the largest rate,
-// in 95 of 100 cases, that it leaves possible: 3 in so many strikes.
-func Table(out io.Writer, verdicts ...*verdict.Verdict) error {
+// in 95 of 100 cases, that it leaves possible: 3 in so many strikes. A brief table has only the rows for the whole.
+func Table(out io.Writer, brief bool, verdicts ...*verdict.Verdict) error {
 	rows := [][]string{{
 		"target", "workload", "fault", "struck", "on holder", "on leader", "acquired", "hand-overs", "overlaps",
 		"stale, unfenced", "stale, fenced", "refused", "lost updates", "longest gap", "verdict",
 	}}
 	for _, v := range verdicts {
 		for _, f := range v.Faults {
-			rows = append(rows, row(v, f, ""))
+			if !brief {
+				rows = append(rows, row(v, f, ""))
+			}
 		}
 		all := verdict.FaultFigures{
 			Name: "all", Acquisitions: v.Figures.Acquisitions, HandOvers: v.Figures.HandOvers, Damage: v.Figures.Damage,
@@ -108,7 +110,7 @@ func markdown(out io.Writer, rows [][]string) error {
 
 // Text writes a verdict for a person: the table, the violations (no more than five of each rule), and the other figures.
 func Text(out io.Writer, v *verdict.Verdict) error {
-	if err := Table(out, v); err != nil {
+	if err := Table(out, false, v); err != nil {
 		return err
 	}
 	var b strings.Builder
