@@ -419,13 +419,20 @@ func TestCallsThatWereGivenUpDoNotPileUpWhileNoServerAnswers(t *testing.T) {
 	await(t, "the end of what works for calls that have returned", func() bool { return runtime.NumGoroutine() < before+calls/4 })
 }
 
-// Not in parallel with others: it counts goroutines. The sessions have no entries: go-zookeeper has a data race, a harmless
-// one, between setting watches again and the first answer.
+// Not in parallel with others: it counts goroutines.
 func TestReconnectionsLeaveNothingBehind(t *testing.T) {
-	z := testservers.StartZooKeeper(t) // whose connections are all ours
+	z := testservers.StartZooKeeper(t) // whose connections and watches are all ours
 	m := newMeddler(t, z.Endpoint())
 	st := newStore(t, nil, m.addr())
 	sessions := []store.Session{openSession(t, st), openSession(t, st)}
+	name := newName(t)
+	enqueue(t, sessions[0], name, line.Exclusive).await(t, store.Admitted)
+	next := enqueue(t, sessions[1], name, line.Exclusive)
+	next.await(t, store.Waiting)
+	await(t, "the two to watch their nodes, and one the other's", func() bool {
+		said, err := z.Say("wchp")
+		return err == nil && strings.Count(said, "\t0x") == 3
+	})
 	reconnect := func(times int) {
 		for range times {
 			m.reset()
@@ -445,4 +452,5 @@ func TestReconnectionsLeaveNothingBehind(t *testing.T) {
 		}
 		return strings.Count(said, " /") <= 3
 	})
+	next.silent(t)
 }

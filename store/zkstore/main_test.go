@@ -30,13 +30,13 @@ const (
 	beforeRecheck = 7 * time.Second
 )
 
-// TestMain runs more tests at a time than there are processors: they wait more than they compute.
+// TestMain runs more tests at a time than there may be processors: they wait more than they compute, once their servers run.
 func TestMain(m *testing.M) {
 	flag.Parse()
 	told := false
 	flag.Visit(func(f *flag.Flag) { told = told || f.Name == "test.parallel" })
 	if !told {
-		_ = flag.Set("test.parallel", "8")
+		_ = flag.Set("test.parallel", "5")
 	}
 	code := m.Run()
 	shared.end()
