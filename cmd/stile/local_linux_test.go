@@ -48,8 +48,8 @@ func running(pid int) bool {
 // killServer kills the machine's local server, if there is one, and waits for its end.
 func (m *machine) killServer() {
 	pid := m.server()
-	if pid == 0 {
-		return
+	if args, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid)); !strings.Contains(string(args), m.home()) {
+		return // it has ended, and its number may be that of another by now
 	}
 	_ = syscall.Kill(pid, syscall.SIGKILL)
 	eventually(m.t, "end of the local server", func() bool { return !running(pid) })

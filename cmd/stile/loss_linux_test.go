@@ -325,7 +325,11 @@ func TestWhatHasLeftTheProcessGroupIsStoppedToo(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				t.Cleanup(func() { _ = syscall.Kill(pid, syscall.SIGKILL) })
+				t.Cleanup(func() {
+					if t.Failed() { // otherwise it has ended, and its number may be that of another
+						_ = syscall.Kill(pid, syscall.SIGKILL)
+					}
+				})
 				pids = append(pids, pid)
 			}
 			end(t, c, s)

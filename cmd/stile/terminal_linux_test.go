@@ -75,9 +75,12 @@ func (m *machine) at(name string, args ...string) *console {
 		_ = c.cmd.Wait() // ProcessState has it
 	}()
 	m.t.Cleanup(func() {
-		_ = c.cmd.Process.Kill()
+		select {
+		case <-c.done: // its number may be that of others by now
+		default:
+			_ = syscall.Kill(-c.cmd.Process.Pid, syscall.SIGKILL)
+		}
 		<-c.done
-		_ = syscall.Kill(-c.cmd.Process.Pid, syscall.SIGKILL)
 		keys.Close()
 		reading.Wait()
 	})

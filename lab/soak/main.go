@@ -70,10 +70,7 @@ func run(ctx context.Context, args []string) error {
 	s := &soak{plan: p, began: time.Now(), server: &server{stile: p.stile, dir: dir}}
 	defer s.end()
 	if err := s.measure(ctx); err != nil {
-		if log := s.server.lastWords(); log != "" {
-			err = fmt.Errorf("%w; the server says: %s", err, log)
-		}
-		return err
+		return fmt.Errorf("%w; the server says: %s", err, s.server.lastWords())
 	}
 	return s.check()
 }

@@ -20,6 +20,7 @@ type server struct {
 	stile, dir string
 	cmd        *exec.Cmd
 	done       chan struct{} // closed when it has ended
+	ended      string        // how; read it after done
 }
 
 func (s *server) url() string  { return "etcd+unix://" + filepath.Join(s.dir, "socket") }
@@ -35,7 +36,7 @@ func (s *server) start(ctx context.Context) (time.Duration, error) {
 	defer out.Close()
 	s.cmd = exec.Command(s.stile, "serve", "--socket", filepath.Join(s.dir, "socket"), "--data", s.data())
 	s.cmd.Stdout, s.cmd.Stderr = out, out
-	s.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // a Ctrl-C is for us
+	s.cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true} // a Ctrl-C is for us; and Linux gives sessions equal shares
 	began := time.Now()
 	if err := s.cmd.Start(); err != nil {
 		return 0, err
@@ -43,6 +44,7 @@ func (s *server) start(ctx context.Context) (time.Duration, error) {
 	s.done = make(chan struct{})
 	go func(cmd *exec.Cmd, done chan struct{}) {
 		_ = cmd.Wait()
+		s.ended = cmd.ProcessState.String()
 		close(done)
 	}(s.cmd, s.done)
 	for {
@@ -87,14 +89,20 @@ func (s *server) end() {
 
 func (s *server) usage() (usage, error) { return usageOf(s.cmd.Process.Pid) }
 
-// lastWords is the end of what the server has said, in one line.
+// lastWords is the end of what the server has said, and how it has ended, in one line.
 func (s *server) lastWords() string {
 	text, err := os.ReadFile(s.log())
 	if err != nil {
-		return ""
+		return "nothing"
 	}
 	lines := strings.Split(strings.TrimSpace(string(text)), "\n")
-	return strings.Join(lines[max(0, len(lines)-3):], " | ")
+	lines = lines[max(0, len(lines)-3):]
+	select {
+	case <-s.done:
+		lines = append(lines, "and has ended: "+s.ended)
+	default:
+	}
+	return strings.Join(lines, " | ")
 }
 
 // onDisk is how many bytes its data takes on the disk.
