@@ -20,7 +20,7 @@ help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' Makefile | expand -t 14
 
 .PHONY: test
-test: tools fmt vet lint tidy types explore race lab ## everything that must pass: what CI runs
+test: tools fmt vet lint tidy types explore race lab torture-smoke ## everything that must pass: what CI runs
 
 .PHONY: check
 check: tools fmt vet lint tidy ## the same without the race detector and the other systems
@@ -117,6 +117,10 @@ torture-smoke: tools ## two minutes: every mutant is caught, then Stile itself u
 .PHONY: torture
 torture: tools ## an hour: all targets under all faults, as a table
 	go run ./lab/torture matrix
+
+.PHONY: soak
+soak: build ## ten minutes: stile serve with 10 000 sessions and 100 000 entries
+	go run ./lab/soak -stile $(BIN)/stile
 
 FUZZTIME ?= 10s
 .PHONY: fuzz-short
