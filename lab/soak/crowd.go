@@ -22,8 +22,7 @@ const hot = "hot"
 type crowd struct {
 	stores  []*storeurl.Opened
 	clients []*stile.Client
-	places  []*stile.Place // of the lines of the same length
-	hot     []*stile.Place // those of the long line, in order
+	hot     []*stile.Place // those who stand in the long line, in order
 
 	renewed atomic.Int64 // renewals that were confirmed
 	failed  atomic.Int64 // renewals that were not
@@ -87,18 +86,23 @@ func (c *crowd) connect(ctx context.Context, p plan, url string) error {
 	return nil
 }
 
-// gather has everybody stand in the lines, those who hold first.
+// gather has everybody take the locks that nobody else wants, and then stand in the lines, those who hold first.
 func (c *crowd) gather(ctx context.Context, p plan) error {
-	c.places = make([]*stile.Place, p.sessions*p.each)
-	for rank := range p.each {
-		err := each(ctx, p.sessions, func(ctx context.Context, i int) (err error) {
-			name := fmt.Sprintf("line/%05d", (i-rank+p.sessions)%p.sessions)
-			c.places[rank*p.sessions+i], err = join(ctx, c.clients[i], name, rank > 0)
+	for n := range p.alone {
+		err := each(ctx, p.sessions, func(ctx context.Context, i int) error {
+			_, err := c.clients[i].Mutex(fmt.Sprintf("alone/%05d/%d", i, n)).Lock(ctx)
 			return err
 		})
-		fmt.Fprintf(os.Stderr, "%v: %d lines of %d; %d renewals, %d not confirmed\n", time.Now().Format(time.TimeOnly), p.sessions, rank+1,
-			c.renewed.Load(), c.failed.Load())
-		if err != nil {
+		if c.progress(fmt.Sprintf("each holds %d", n+1)); err != nil {
+			return err
+		}
+	}
+	for rank := range p.sessions / p.lines {
+		err := each(ctx, p.lines, func(ctx context.Context, i int) error {
+			_, err := join(ctx, c.clients[rank*p.lines+i], fmt.Sprintf("line/%05d", i), rank > 0)
+			return err
+		})
+		if c.progress(fmt.Sprintf("%d lines of %d", p.lines, rank+1)); err != nil {
 			return err
 		}
 	}
@@ -110,6 +114,11 @@ func (c *crowd) gather(ctx context.Context, p plan) error {
 		c.hot = append(c.hot, place)
 	}
 	return nil
+}
+
+// progress tells whoever watches how far it is.
+func (c *crowd) progress(what string) {
+	fmt.Fprintf(os.Stderr, "%v: %s; %d renewals, %d not confirmed\n", time.Now().Format(time.TimeOnly), what, c.renewed.Load(), c.failed.Load())
 }
 
 // join gets a client in line, and returns when it stands there.

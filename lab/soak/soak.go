@@ -30,8 +30,8 @@ func (s *soak) note(what, format string, args ...any) {
 	if s.rows++; s.rows == 1 {
 		fmt.Printf("* Date: %s\n* %s, %s/%s, %d CPUs, load %s\n", s.began.UTC().Format("2006-01-02 15:04 UTC"), runtime.Version(),
 			runtime.GOOS, runtime.GOARCH, runtime.NumCPU(), load())
-		fmt.Printf("* `soak -sessions %d -each %d -waiters %d -connections %d -ttl %v -idle %v`\n\n| | |\n|---|---|\n",
-			s.sessions, s.each, s.waiters, s.connections, s.ttl, s.idle)
+		fmt.Printf("* `soak -sessions %d -alone %d -lines %d -waiters %d -connections %d -ttl %v -idle %v`\n\n| | |\n|---|---|\n",
+			s.sessions, s.alone, s.lines, s.waiters, s.connections, s.ttl, s.idle)
 	}
 	fmt.Printf("| %s | %s |\n", what, fmt.Sprintf(format, args...))
 }
@@ -46,7 +46,7 @@ func load() string {
 }
 
 // entries is how many entries there are when all have come.
-func (s *soak) entries() int { return s.sessions*s.each + s.waiters + 1 }
+func (s *soak) entries() int { return s.sessions*(s.alone+1) + s.waiters + 1 }
 
 func (s *soak) measure(ctx context.Context) error {
 	for _, step := range []func(context.Context) error{s.fill, s.rest, s.list, s.lock, s.restart, s.empty} {
@@ -139,12 +139,12 @@ func pause(ctx context.Context, d time.Duration) error {
 
 // list measures the verbs that read.
 func (s *soak) list(ctx context.Context) error {
-	for _, args := range [][]string{{"ls"}, {"ls", "-o", "json"}, {"ls", "line/0000"}, {"show", hot}, {"show", "-o", "json", hot}} {
+	for _, args := range [][]string{{"ls"}, {"ls", "-o", "json"}, {"ls", "alone/0000"}, {"show", hot}, {"show", "-o", "json", hot}} {
 		u, out, err := s.server.command(ctx, args...)
 		if err != nil {
 			return err
 		}
-		if args[0] == "ls" && len(args) == 1 && strings.Count(out, "\n") != s.sessions+2 {
+		if args[0] == "ls" && len(args) == 1 && strings.Count(out, "\n") != s.sessions*s.alone+s.lines+2 {
 			return fmt.Errorf("stile ls has written %d lines", strings.Count(out, "\n"))
 		}
 		s.note("`stile "+strings.Join(args, " ")+"`", "%v", u)

@@ -115,11 +115,7 @@ func TestThreeMembersWithTLSAndUsers(t *testing.T) {
 	}
 
 	for name, n := range nodes {
-		told := time.Now()
-		n.Close()
-		if took := time.Since(told); took > quick {
-			t.Errorf("closing %s took %v", name, took)
-		}
+		wantQuick(t, "closing "+name, n.Close)
 	}
 	restarted := startCluster(t, members...)
 	if got, err := cli.Get(t.Context(), "k"); err != nil || got.Count != 1 {
@@ -238,13 +234,11 @@ func TestAMemberSaysWhomItWaitsForAndStopsAtOnce(t *testing.T) {
 		t.Errorf("said %q", line)
 	}
 	cancel()
-	told := time.Now()
-	if err := <-ended; !errors.Is(err, context.Canceled) {
-		t.Error(err)
-	}
-	if took := time.Since(told); took > quick {
-		t.Errorf("took %v to stop", took)
-	}
+	wantQuick(t, "giving up", func() {
+		if err := <-ended; !errors.Is(err, context.Canceled) {
+			t.Error(err)
+		}
+	})
 	startWith(t, node.Config{Dir: t.TempDir(), Listen: cfg.Listen}) // the address is free again
 }
 

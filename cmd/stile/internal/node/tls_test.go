@@ -127,11 +127,7 @@ func TestCloseIsQuickWithClientsConnectedOverTLS(t *testing.T) {
 			break
 		}
 	}
-	told := time.Now()
-	n.Close()
-	if took := time.Since(told); took > quick {
-		t.Errorf("closing took %v", took)
-	}
+	wantQuick(t, "closing", n.Close)
 	<-waiting
 }
 
@@ -218,11 +214,7 @@ func TestATCPAddressAndASocketTogether(t *testing.T) {
 	if status, body := lockOverJSON(t, n, ca.Client(nil)); status != http.StatusOK {
 		t.Errorf("/v3/lock/lock: %d %s", status, body)
 	}
-	closed := time.Now()
-	n.Close()
-	if took := time.Since(closed); took > quick {
-		t.Errorf("closing took %v", took)
-	}
+	wantQuick(t, "closing", n.Close)
 }
 
 func TestInsecureListensBeyondLoopback(t *testing.T) {
