@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"sigs.k8s.io/yaml"
+
+	"github.com/stilelock/stile/internal/testservers"
 )
 
 // composed returns the arguments of each service in examples/serve/compose.yaml.
@@ -55,7 +57,7 @@ func TestThreeNodesAsInTheComposeFile(t *testing.T) {
 	}
 	peers := map[string]string{}
 	for _, name := range names {
-		peers[name] = freeAddress(t)
+		peers[name] = testservers.FreeAddress(t)
 	}
 	var endpoints []string
 	nodes, probes := map[string]*serving{}, map[string]string{}
@@ -64,7 +66,7 @@ func TestThreeNodesAsInTheComposeFile(t *testing.T) {
 		nodes[name] = m.launch(commands[name]...)
 	}
 	for _, name := range names {
-		listen, health := freeAddress(t), freeAddress(t)
+		listen, health := testservers.FreeAddress(t), testservers.FreeAddress(t)
 		here := strings.NewReplacer(
 			"http://a:2380", "http://"+peers["a"], "http://b:2380", "http://"+peers["b"], "http://c:2380", "http://"+peers["c"],
 			"0.0.0.0:2379", listen, "0.0.0.0:2380", peers[name], "0.0.0.0:2381", health,

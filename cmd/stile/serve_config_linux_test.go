@@ -6,12 +6,14 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/stilelock/stile/internal/testservers"
 )
 
 func TestServeTakesItsFlagsFromAFile(t *testing.T) {
 	t.Parallel()
 	m := newMachine(t)
-	listen, health := freeAddress(t), freeAddress(t)
+	listen, health := testservers.FreeAddress(t), testservers.FreeAddress(t)
 	file := m.write("stile.yaml", `
 # A comment.
 listen: `+listen+`
@@ -20,7 +22,7 @@ health: `+health+`
 insecure: false
 name: a
 peers:
-  a: http://`+freeAddress(t)+`
+  a: http://`+testservers.FreeAddress(t)+`
 `, 0o600)
 	s := m.serve("--config-file", file)
 	if s.found("url") != "etcd://"+listen || s.found("health") != "http://"+health || s.found("data") != m.path("data") {
@@ -29,7 +31,7 @@ peers:
 	m.free(s.found("url"), "demo")
 	s.kill()
 
-	other := freeAddress(t)
+	other := testservers.FreeAddress(t)
 	s = m.serve("--listen", other, "--config-file", file)
 	if s.found("url") != "etcd://"+other {
 		t.Errorf("--listen does not win over the file: %s", s.log)

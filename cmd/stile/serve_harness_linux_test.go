@@ -2,12 +2,9 @@ package main_test
 
 import (
 	"fmt"
-	"math/rand/v2"
-	"net"
 	"strings"
 	"sync"
 	"syscall"
-	"testing"
 )
 
 // serving is a stile serve that was started with any flags.
@@ -89,17 +86,4 @@ func (s *serving) kill() {
 	s.m.t.Helper()
 	s.signal(syscall.SIGKILL)
 	s.code()
-}
-
-// freeAddress returns a loopback address that nobody listens on. It is below the ports that systems give to outgoing
-// connections: a server that is down for a while would lose it to one of those.
-func freeAddress(t *testing.T) string {
-	t.Helper()
-	for {
-		l, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", 11000+rand.IntN(21000)))
-		if err == nil {
-			l.Close()
-			return l.Addr().String()
-		}
-	}
 }

@@ -206,7 +206,7 @@ func (g gateway) must(path string, body map[string]any) map[string]any {
 func TestLocksOutliveAKilledServer(t *testing.T) {
 	t.Parallel()
 	m := newMachine(t)
-	args := []string{"--listen", freeAddress(t), "--data", m.path("data")}
+	args := []string{"--listen", testservers.FreeAddress(t), "--data", m.path("data")}
 	s := m.serve(args...)
 	url := s.found("url")
 	const ttl = 8 * time.Second // so that 4/10 of it is enough for a restart on a busy machine

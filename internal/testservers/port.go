@@ -5,6 +5,8 @@ import (
 	"math/rand/v2"
 	"net"
 	"strconv"
+	"sync/atomic"
+	"testing"
 )
 
 // Ports are taken from below the range that systems give to outgoing connections (from 32768 on Linux, 49152
@@ -15,11 +17,27 @@ const (
 	lastPort  = 32000
 )
 
-// freePort returns a loopback address that nobody listened on a moment ago.
+// ports counts the ports that this process has taken, from where chance has let it begin: it takes none twice, although
+// those who have been given one may not listen on it yet, and rarely one of another process.
+var ports atomic.Uint32
+
+func init() { ports.Store(rand.Uint32N(lastPort - firstPort)) }
+
+// FreeAddress returns a loopback address that nobody listens on, and that no other call in this process returns.
+func FreeAddress(tb testing.TB) string {
+	tb.Helper()
+	addr, err := freePort()
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return addr
+}
+
 func freePort() (string, error) {
 	var err error
 	for range 50 {
-		addr := net.JoinHostPort("127.0.0.1", strconv.Itoa(firstPort+rand.IntN(lastPort-firstPort)))
+		port := firstPort + ports.Add(1)%(lastPort-firstPort)
+		addr := net.JoinHostPort("127.0.0.1", strconv.Itoa(int(port)))
 		var l net.Listener
 		if l, err = net.Listen("tcp", addr); err == nil {
 			return addr, l.Close()

@@ -253,7 +253,7 @@ func (p *peers) Set(s string) error {
 			return fmt.Errorf("want NAME=URL,NAME=URL,NAME=URL, as in a=http://127.0.0.1:2380, not %q", member)
 		}
 		if members[name] != "" {
-			return fmt.Errorf("there are two members called %s", name)
+			return fmt.Errorf("there are two members called %q", name)
 		}
 		members[name] = url
 	}

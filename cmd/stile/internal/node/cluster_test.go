@@ -5,10 +5,8 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
-	"fmt"
 	"log/slog"
 	"maps"
-	"math/rand/v2"
 	"net"
 	"net/http"
 	"strings"
@@ -22,27 +20,15 @@ import (
 
 	"github.com/stilelock/stile/cmd/stile/internal/node"
 	"github.com/stilelock/stile/cmd/stile/internal/node/testcert"
+	"github.com/stilelock/stile/internal/testservers"
 )
-
-// freeAddress returns a loopback address that nobody listens on. It is below the ports that systems give to outgoing
-// connections: a server that is down for a while would lose it to one of those.
-func freeAddress(t *testing.T) string {
-	t.Helper()
-	for {
-		l, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", 11000+rand.IntN(21000)))
-		if err == nil {
-			l.Close()
-			return l.Addr().String()
-		}
-	}
-}
 
 // threePeers returns the URLs of members to be.
 func threePeers(t *testing.T, scheme string) map[string]string {
 	t.Helper()
 	peers := map[string]string{}
 	for _, name := range []string{"a", "b", "c"} {
-		peers[name] = scheme + "://" + freeAddress(t)
+		peers[name] = scheme + "://" + testservers.FreeAddress(t)
 	}
 	return peers
 }
@@ -51,7 +37,7 @@ func threePeers(t *testing.T, scheme string) map[string]string {
 func member(t *testing.T, name string, peers map[string]string) node.Config {
 	t.Helper()
 	return node.Config{
-		Dir: t.TempDir(), Listen: freeAddress(t), Logger: slog.New(slog.DiscardHandler),
+		Dir: t.TempDir(), Listen: testservers.FreeAddress(t), Logger: slog.New(slog.DiscardHandler),
 		Cluster: node.Cluster{Name: name, Peers: peers},
 	}
 }
@@ -246,7 +232,7 @@ func TestMembersWithDifferentPeersDoNotMixAndSaySo(t *testing.T) {
 	t.Parallel()
 	peers := threePeers(t, "http")
 	others := maps.Clone(peers)
-	others["c"] = "http://" + freeAddress(t)
+	others["c"] = "http://" + testservers.FreeAddress(t)
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 	var waiting sync.WaitGroup
 	defer waiting.Wait()

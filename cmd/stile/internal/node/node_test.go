@@ -22,6 +22,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/stilelock/stile/cmd/stile/internal/node"
+	"github.com/stilelock/stile/internal/testservers"
 )
 
 // quick is how long may take on a busy machine what should be over at once. When etcd closes by itself it waits for its
@@ -340,7 +341,7 @@ func TestRefusals(t *testing.T) {
 func TestHealthIsRefusedWhereItCannotBeServed(t *testing.T) {
 	t.Parallel()
 	const loopback = "127.0.0.1:0"
-	taken := freeAddress(t)
+	taken := testservers.FreeAddress(t)
 	startWith(t, node.Config{Listen: taken})
 	refused(t, node.Config{Listen: loopback, Health: taken}, taken, "in use", "--health")
 	refused(t, node.Config{Listen: loopback, Health: "2381"}, "2381", "missing port", "--health")

@@ -13,6 +13,7 @@ import (
 
 	"github.com/stilelock/stile/cmd/stile/internal/node"
 	"github.com/stilelock/stile/cmd/stile/internal/node/testcert"
+	"github.com/stilelock/stile/internal/testservers"
 )
 
 const secret = "correct horse battery"
@@ -149,7 +150,7 @@ func second[T any](_ T, err error) error { return err }
 // A client that comes before users are set up must not get in either.
 func TestNobodyGetsInBeforeUsersAreRequired(t *testing.T) {
 	t.Parallel()
-	address := freeAddress(t)
+	address := testservers.FreeAddress(t)
 	cli := client(t, "etcd://"+address)
 	required := make(chan error, 1)
 	go func() {
