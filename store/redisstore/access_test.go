@@ -19,16 +19,48 @@ import (
 // rights returns what docs/stores.md says that a user needs, for the prefix team:.
 func rights(t *testing.T) string {
 	t.Helper()
+	page := storesPage(t)
+	return strings.Join(strings.Fields(strings.ReplaceAll(between(t, page, "ACL SETUSER stile ", "```"), "\\\n", " ")), " ")
+}
+
+func storesPage(t *testing.T) string {
+	t.Helper()
 	page, err := os.ReadFile(filepath.Join("..", "..", "docs", "stores.md"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, after, found := strings.Cut(string(page), "ACL SETUSER stile ")
-	rights, _, ended := strings.Cut(after, "```")
+	return string(page)
+}
+
+// between returns what the docs say between two pieces of text.
+func between(t *testing.T, page, begin, end string) string {
+	t.Helper()
+	_, after, found := strings.Cut(page, begin)
+	text, _, ended := strings.Cut(after, end)
 	if !found || !ended {
-		t.Fatal("docs/stores.md does not say which rights a user needs")
+		t.Fatalf("docs/stores.md does not say what a user needs after %q", begin)
 	}
-	return strings.Join(strings.Fields(strings.ReplaceAll(rights, "\\\n", " ")), " ")
+	return text
+}
+
+// In a cluster, what the docs say is enough to be woken.
+func TestUserWithTheDocumentedRightsIsWokenInACluster(t *testing.T) {
+	t.Parallel()
+	more := between(t, storesPage(t), "in a cluster `", "`")
+	nodes := testservers.StartRedisCluster(t, 3, "user stile "+strings.ReplaceAll(rights(t), "PASSWORD", "secret")+" "+more)
+	session := func() store.Session {
+		options := redisstore.Ready(nodes[0].Addr(), nodes[1].Addr())
+		options.Username, options.Password = "stile", "secret"
+		st := newStore(t, connectWith(t, options), &redisstore.Options{Prefix: "team:"})
+		st.Mute()
+		return open(t, st, time.Minute)
+	}
+	a, b := session(), session()
+	for _, name := range []string{newName(t), "{x}" + newName(t), newName(t) + "}"} {
+		first, second := hold(t, a, name), join(t, b, name, line.Exclusive)
+		first.leave(t)
+		second.await(t, store.Admitted)
+	}
 }
 
 // What the docs say is enough for everything, and lets nobody touch other keys.

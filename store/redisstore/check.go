@@ -134,7 +134,7 @@ func (s *Store) checkChannel(ctx context.Context, node rueidis.Client, find func
 	if s.server.cluster {
 		return // where a channel belongs to one node; those who wait find out
 	}
-	channel := s.server.wake(lineKeys{}) + s.client
+	channel := s.server.wake(0) + s.client
 	if err := node.Do(ctx, node.B().Publish().Channel(channel).Message("").Build()).Error(); err != nil {
 		find("we may not publish on %q, so those who wait are woken late: %v", channel, err)
 	}

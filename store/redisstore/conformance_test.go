@@ -29,8 +29,8 @@ func TestStoreConforms(t *testing.T) {
 			proxy.(*testservers.Proxy).Hold()
 			return func() { proxy.(*testservers.Proxy).Release() }
 		},
-		TTL:   time.Second,
-		Grace: 2 * time.Second,
+		TTL:   2 * time.Second,
+		Grace: 3 * time.Second,
 	})
 }
 
@@ -47,7 +47,7 @@ func TestStoreConformsOnACluster(t *testing.T) {
 	storetest.Run(t, storetest.Harness{
 		Open:  open,
 		Peer:  func(t *testing.T, _ store.Store) store.Store { return open(t) },
-		TTL:   time.Second,
-		Grace: 2 * time.Second,
+		TTL:   2 * time.Second,
+		Grace: 3 * time.Second,
 	})
 }

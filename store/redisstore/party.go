@@ -16,31 +16,28 @@ import (
 // message is a part of a reply.
 type message = rueidis.RedisMessage
 
-// How often those who wait ask how they stand, although they are woken when it is their turn: at first after the shorter
-// time, and, while nothing changes, less and less often. The longer is what a wake-up costs that is lost.
-const (
-	soon      = 100 * time.Millisecond
-	heartbeat = time.Second
-	crowding  = 500 * time.Microsecond // by which the shorter is longer for each who asks
-)
+// rhythm is how often those who wait ask how they stand, although they are woken when it is their turn: at first after the
+// shorter time, and, while nothing changes, less and less often. The longer is what a wake-up costs that is lost.
+type rhythm struct{ shorter, longer time.Duration }
 
 const (
+	soon      = 100 * time.Millisecond // the shorter
+	heartbeat = time.Second            // the longer
+	crowding  = 500 * time.Microsecond // by which the shorter is longer for each who asks
 	// near is how many may be ahead of those who ask at the very moment at which the first lease in the line ends.
 	near = 3
 	// late is how long after that moment: servers count milliseconds.
 	late = 2 * time.Millisecond
-	// linger is how long a party goes on without members in a cluster, where its ear is its own: who contends for a lock
-	// is soon back.
-	linger = 5 * time.Second
 )
 
 // party is those of one store who want to know what happens in one line: because they wait, or because they want to hear of
 // others who do. One goroutine asks for all of them.
 type party struct {
-	store *Store
-	line  lineKeys
-	kick  chan struct{} // asks it to look at its members now; holds one request
-	ear   *ear          // in a cluster
+	store   *Store
+	line    lineKeys
+	section uint16
+	kick    chan struct{} // asks it to look at its members now; holds one request
+	ended   chan struct{} // closed when it asks no more
 
 	// Guarded by the store's mutex.
 	members map[*entry]struct{}
@@ -56,18 +53,23 @@ func (s *Store) follow(e *entry, soonest time.Duration) {
 	if s.entries[e.id] != e {
 		return // it has left meanwhile
 	}
-	p := s.parties[e.req.Name]
+	section := s.server.section(e.line)
+	p := s.parties[section][e.req.Name]
 	if p != nil {
 		p.members[e] = struct{}{}
 		p.urgent = p.urgent || soonest == 0
 		p.nudge()
 		return
 	}
-	p = &party{store: s, line: e.line, kick: make(chan struct{}, 1), members: map[*entry]struct{}{e: {}}, urgent: soonest == 0}
-	s.parties[e.req.Name] = p
-	if s.server.cluster {
-		p.ear = s.newEar(s.server.wake(p.line)+s.client, p.wake, s.hear)
+	p = &party{
+		store: s, line: e.line, section: section, kick: make(chan struct{}, 1), ended: make(chan struct{}),
+		members: map[*entry]struct{}{e: {}}, urgent: soonest == 0,
 	}
+	if s.parties[section] == nil {
+		s.parties[section] = make(map[string]*party)
+	}
+	s.parties[section][e.req.Name] = p
+	s.listenIn(section)
 	go p.run(soonest)
 }
 
@@ -83,7 +85,7 @@ func (s *Store) unregister(e *entry) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.entries, e.id)
-	p := s.parties[e.req.Name]
+	p := s.parties[s.server.section(e.line)][e.req.Name]
 	if p == nil {
 		return
 	}
@@ -96,11 +98,11 @@ func (s *Store) unregister(e *entry) {
 	}
 }
 
-// askAgain has all who wait ask how they stand.
-func (s *Store) askAgain() {
+// askAgain has all who wait in the lines of a section ask how they stand.
+func (s *Store) askAgain(section uint16) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for _, p := range s.parties {
+	for _, p := range s.parties[section] {
 		p.urgent = true
 		p.nudge()
 	}
@@ -110,19 +112,8 @@ func (s *Store) askAgain() {
 func (s *Store) listens(l lineKeys) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	ear := s.ear
-	if p := s.parties[l.name]; s.server.cluster && p != nil {
-		ear = p.ear
-	}
+	ear := s.ears[s.server.section(l)]
 	return ear != nil && ear.listening.Load()
-}
-
-// wake has the members ask at once.
-func (p *party) wake() {
-	p.store.mu.Lock()
-	p.urgent = true
-	p.store.mu.Unlock()
-	p.nudge()
 }
 
 // nudge has the party look at its members.
@@ -135,7 +126,9 @@ func (p *party) nudge() {
 
 // run asks how the members stand until there are none.
 func (p *party) run(soonest time.Duration) {
-	pace := soon
+	defer close(p.ended)
+	shorter, longer := p.store.pace.shorter, p.store.pace.longer
+	pace := shorter
 	due := time.Now().Add(p.pause(pace, soonest, nil))
 	timer := time.NewTimer(0)
 	defer timer.Stop()
@@ -149,12 +142,12 @@ func (p *party) run(soonest time.Duration) {
 			continue
 		case urgent || !now.Before(due):
 			changed, soonest := p.ask(ctx, members)
-			if pace = min(2*pace, heartbeat); changed || urgent {
-				pace = min(soon+time.Duration(len(members))*crowding, heartbeat)
+			if pace = min(2*pace, longer); changed || urgent {
+				pace = min(shorter+time.Duration(len(members))*crowding, longer)
 			}
 			due = time.Now().Add(p.pause(pace, soonest, members))
 		default: // somebody has joined, and knows how it stands
-			if sooner := now.Add(soon + time.Duration(len(members))*crowding); sooner.Before(due) {
+			if sooner := now.Add(shorter + time.Duration(len(members))*crowding); sooner.Before(due) {
 				due = sooner
 			}
 		}
@@ -187,37 +180,20 @@ func (p *party) gather() (ctx context.Context, members []*entry, urgent bool) {
 	return ctx, members, urgent
 }
 
-// over ends the party, unless somebody joins it or, in a cluster, might soon.
+// over ends the party, unless somebody has joined it.
 func (p *party) over() bool {
-	if p.ear != nil {
-		timer := time.NewTimer(linger)
-		defer timer.Stop()
-		select {
-		case <-timer.C:
-		case <-p.kick:
-			if p.store.busy() {
-				return false
-			}
-		}
-	}
-	p.store.mu.Lock()
-	empty := len(p.members) == 0
-	if empty {
-		delete(p.store.parties, p.line.name)
-		p.giveUp()
-	}
-	p.store.mu.Unlock()
-	if empty && p.ear != nil {
-		p.ear.stop()
-	}
-	return empty
-}
-
-// busy reports whether there are sessions.
-func (s *Store) busy() bool {
+	s := p.store
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.open > 0
+	if len(p.members) > 0 {
+		return false
+	}
+	p.giveUp()
+	delete(s.parties[p.section], p.line.name)
+	if len(s.parties[p.section]) == 0 {
+		delete(s.parties, p.section)
+	}
+	return true
 }
 
 // pause is how long to wait before the next request.

@@ -75,14 +75,23 @@ func (s *server) words(o operation) (keys, args []string) {
 	if o.session != "" && !s.cluster {
 		keys = append(keys, o.session)
 	}
-	return keys, append([]string{o.op, publish, s.wake(o.line), changes, o.line.name}, o.args...)
+	return keys, append([]string{o.op, publish, s.wake(s.section(o.line)), changes, o.line.name}, o.args...)
 }
 
-// wake is what the channels begin with on which the clients are woken that have entries in a line: one for each client,
-// or, in a cluster, where a channel has a slot as a key does, one for each client and line.
-func (s *server) wake(l lineKeys) string {
+// section says which lines have the same channels: all of them or, in a cluster, where a channel has a slot as a key does,
+// those of one slot.
+func (s *server) section(l lineKeys) uint16 {
 	if s.cluster {
-		return l.side + "//wake/"
+		return slot(l.lock)
+	}
+	return 0
+}
+
+// wake is what the channels begin with on which the clients are woken that have entries in the lines of a section. Each
+// client has one there.
+func (s *server) wake(section uint16) string {
+	if s.cluster {
+		return inSlot(section) + s.keys.prefix + "//wake/"
 	}
 	return s.keys.prefix + "//wake/"
 }
@@ -188,6 +197,7 @@ func (s *server) doReplicated(ctx context.Context, replicas int, requests []requ
 	err := s.cli.Dedicated(func(c rueidis.DedicatedClient) error {
 		all = replies(c.DoMulti(ctx, build(c.B(), requests)...))
 		if slices.ContainsFunc(all, func(r reply) bool { return r.err != nil }) {
+			c.Close()  // the server may be busy: see listen
 			return nil // which the replies say
 		}
 		wait := c.B().Wait().Numreplicas(int64(replicas)).Timeout(s.replication.Milliseconds()).Build()
@@ -233,11 +243,12 @@ func (s *server) listen(ctx context.Context, channel string, confirmed func(), h
 	})
 	each := func(m rueidis.PubSubMessage) { heard(m.Message) }
 	if s.cluster {
-		// Not on a connection of its own: there may be many such channels, and they share one for each node.
+		// Not on a connection of its own: there may be many such channels, and they share one for each node. So nothing is
+		// ever unsubscribed.
 		return s.cli.Receive(ctx, s.cli.B().Ssubscribe().Channel(channel).Build(), each)
 	}
-	c, release := s.cli.Dedicate()
-	defer release()
+	c, _ := s.cli.Dedicate()
+	defer c.Close() // not released, which would unsubscribe: the client panics if a server that is busy with a script refuses that
 	return c.Receive(ctx, c.B().Subscribe().Channel(channel).Build(), each)
 }
 

@@ -284,10 +284,10 @@ func (se *session) finish(cause error, lost bool) {
 		e.silence()
 		se.store.unregister(e)
 	}
-	se.store.end()
 	if lost && se.opts.Lost != nil {
 		se.opts.Lost(cause)
 	}
+	se.store.end() // last, because it may have to wait
 }
 
 // sweep tries once to take out what is left of a session that is lost.

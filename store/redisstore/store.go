@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -47,19 +48,20 @@ type Options struct {
 const DefaultWaitTimeout = time.Second
 
 // Store is a [store.Store] on Redis. It is safe for concurrent use. It has nothing of its own to close: sessions are
-// closed one by one, the client by whoever made it.
+// closed one by one, then the client by whoever made it.
 type Store struct {
 	server *server
 	logger *slog.Logger
 	client string // in the names of the channels on which this store is woken
 
+	pace rhythm
 	deaf bool // to what is said on its channels: for tests of what happens without
 
 	mu      sync.Mutex
-	open    int               // sessions
-	ear     *ear              // while there are sessions, but not in a cluster
-	entries map[string]*entry // by id: those that are joining or standing
-	parties map[string]*party // by name
+	open    int                          // sessions
+	ears    map[uint16]*ear              // by section; in a cluster, those in which somebody has waited while there were sessions
+	entries map[string]*entry            // by id: those that are joining or standing
+	parties map[uint16]map[string]*party // by section and name
 }
 
 var _ store.Store = (*Store)(nil)
@@ -97,8 +99,10 @@ func New(cli rueidis.Client, opts *Options) (*Store, error) {
 		},
 		logger:  opts.Logger,
 		client:  rand.Text(),
+		pace:    rhythm{soon, heartbeat},
+		ears:    make(map[uint16]*ear),
 		entries: make(map[string]*entry),
-		parties: make(map[string]*party),
+		parties: make(map[uint16]map[string]*party),
 	}
 	if s.server.replication == 0 {
 		s.server.replication = DefaultWaitTimeout
@@ -158,18 +162,17 @@ func (s *Store) Open(ctx context.Context, opts store.SessionOptions) (store.Sess
 	return se, nil
 }
 
-// begin counts a session. The first one starts what hears the wake-ups, and returns the server's refusal if there is one.
+// begin counts a session. The first one starts what hears the wake-ups, and returns the server's refusal if there is one;
+// but in a cluster that is started for each slot when there is first somebody who waits.
 func (s *Store) begin(ctx context.Context) error {
 	s.mu.Lock()
 	s.open++
-	if s.ear == nil && !s.server.cluster {
-		s.ear = s.newEar(s.server.wake(lineKeys{})+s.client, s.askAgain, s.hear)
-	}
-	ear := s.ear
-	s.mu.Unlock()
-	if ear == nil {
+	if s.server.cluster {
+		s.mu.Unlock()
 		return nil
 	}
+	ear := s.listenIn(0)
+	s.mu.Unlock()
 	err := ear.await(ctx)
 	if err != nil {
 		s.end()
@@ -177,18 +180,40 @@ func (s *Store) begin(ctx context.Context) error {
 	return err
 }
 
-// end is the opposite of begin.
+// end is the opposite of begin. After the last session it returns when nothing is under way any more: a Redis client that is
+// closed while it connects for somebody leaves the connection behind.
 func (s *Store) end() {
 	s.mu.Lock()
 	s.open--
-	var last *ear
+	var unused map[uint16]*ear
+	var leaving []*party
 	if s.open == 0 {
-		last, s.ear = s.ear, nil
+		unused, s.ears = s.ears, make(map[uint16]*ear)
+		for _, some := range s.parties {
+			leaving = slices.AppendSeq(leaving, maps.Values(some))
+		}
 	}
 	s.mu.Unlock()
-	if last != nil {
-		last.stop()
+	for _, e := range unused {
+		e.cancel() // all, before any is waited for: they may wait for one connection that does not come
 	}
+	for _, e := range unused {
+		e.stop()
+	}
+	for _, p := range leaving {
+		<-p.ended
+	}
+}
+
+// listenIn returns what hears the wake-ups of a section, and starts it if it is the first who needs it. The store's mutex
+// is held.
+func (s *Store) listenIn(section uint16) *ear {
+	e := s.ears[section]
+	if e == nil {
+		e = s.newEar(s.server.wake(section)+s.client, func() { s.askAgain(section) }, s.hear)
+		s.ears[section] = e
+	}
+	return e
 }
 
 // String names the store by what it is connected to.
