@@ -60,6 +60,7 @@ vet: ## go vet, over the workspace
 	$(spendthrift) go vet work
 
 .PHONY: lint
+lint: MODULES += lab
 lint: $(BIN)/golangci-lint ## golangci-lint
 	$(each_module) $(spendthrift) GOWORK=off $(BIN)/golangci-lint run ./...; done
 

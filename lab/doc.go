@@ -1,3 +1,3 @@
-// Package lab is where Stile is held against others. Its module has what the library must not depend on: peers to measure
-// and to try interoperation with.
+// Package lab is where Stile is held against others, and hurt. Its module has what the library must not depend on: peers to
+// measure (redisbench) and to try interoperation with, clusters that are tortured (torture), and a crowd for a server (soak).
 package lab

@@ -208,7 +208,7 @@ func (s *soak) restart(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		if _, err := pairs(ctx, s.crowd.clients[0], 1); err != nil {
+		if err := s.untilLocked(ctx); err != nil {
 			return err
 		}
 		s.note(fmt.Sprintf("%v, and a new start", how), "gone after %v, ready after another %v, a lock taken and released %v after the start",
@@ -218,6 +218,18 @@ func (s *soak) restart(ctx context.Context) error {
 		}
 	}
 	return nil
+}
+
+// untilLocked takes a lock and lets it go, as soon as that can be done while everybody else comes back too.
+func (s *soak) untilLocked(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, s.ttl)
+	defer cancel()
+	for {
+		_, err := pairs(ctx, s.crowd.clients[0], 1)
+		if err == nil || ctx.Err() != nil {
+			return err
+		}
+	}
 }
 
 // recover measures how long it takes after a start until it is as at rest: until the last ten seconds took no more than

@@ -76,7 +76,7 @@ func (f *runFlags) run(ctx context.Context) error {
 	if f.out == "" {
 		f.out = filepath.Join("torture-out", fmt.Sprintf("%s-%s-%d", target, f.workload, f.seed))
 	}
-	if err := os.MkdirAll(f.out, 0o755); err != nil {
+	if err := os.MkdirAll(f.out, 0o750); err != nil {
 		return err
 	}
 	programs, remove, err := f.programs(ctx, target)

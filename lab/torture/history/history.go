@@ -78,12 +78,12 @@ const (
 	Unknown Outcome = "unknown"
 )
 
-// Started: a worker's process has begun.
+// Started says that a worker's process has begun.
 type Started struct {
 	Pid int `json:"pid"`
 }
 
-// Exited: a worker's process has ended, and with it everything it may have believed. It is recorded by the harness, for
+// Exited says that a worker's process has ended, and with it everything it may have believed. It is recorded by the harness, for
 // the worker of [Event.Worker].
 type Exited struct {
 	// How is what became of the process, as the system says it, or [HowHung].
@@ -93,13 +93,13 @@ type Exited struct {
 // HowHung is how a worker ended that was asked to end, did not, and was killed for it.
 const HowHung = "did not end when asked to"
 
-// Asked: a worker is about to ask for a lock and to wait. An Acquire with the same grant follows, unless the worker dies.
+// Asked says that a worker is about to ask for a lock and to wait. An Acquire with the same grant follows, unless the worker dies.
 type Asked struct {
 	Lock  string `json:"lock"`
 	Grant string `json:"grant"`
 }
 
-// Acquire: a call for a lock has returned.
+// Acquire says that a call for a lock has returned, and how.
 type Acquire struct {
 	Lock string `json:"lock"`
 	// Grant names the call, and the hold if there is one; no two calls of a run have the same.
@@ -116,16 +116,16 @@ type Acquire struct {
 	GaveUp bool `json:"gave_up,omitempty"`
 }
 
-// Extend: the validity of a hold has been seen to go further.
+// Extend says that the validity of a hold has been seen to go further.
 type Extend struct {
 	Grant string `json:"grant"`
 	Until int64  `json:"until"`
 }
 
-// End: a hold is over for its holder. The holder did nothing more after the earliest of Call, Told and Until.
+// End says that a hold is over for its holder. The holder did nothing more after the earliest of Call, Told and Until.
 //
 // It is recorded before a release, without Return and Outcome, and again after it: whoever is killed in between is not to
-// be thought to have gone on. The later one counts.
+// be thought to have gone on. Of the times the earlier ones count, of the outcomes the later one.
 type End struct {
 	Grant string `json:"grant"`
 	// Told is when the holder was told that the hold is lost; zero if it was not.
@@ -142,7 +142,7 @@ type End struct {
 	Err   string `json:"err,omitempty"`
 }
 
-// Write: a worker has written to the resource that the lock protects, and this is what the resource says of it.
+// Write says that a worker has written to the resource that the lock protects, and this is what the resource says of it.
 // [Event.At] is when the write arrived there.
 type Write struct {
 	Lock  string `json:"lock"`
@@ -158,7 +158,7 @@ type Write struct {
 	Refused bool `json:"refused,omitempty"`
 }
 
-// Fault: something is being done to the system, from At on.
+// Fault says that something is being done to the system, from At on.
 type Fault struct {
 	// ID is this fault's in the run: 1, 2 and so on.
 	ID int `json:"id"`
@@ -171,19 +171,21 @@ type Fault struct {
 	Role string `json:"role,omitempty"`
 	// What says it in words, with its figures.
 	What string `json:"what,omitempty"`
+	// Lock is the lock that it is done to, if it is done to one only.
+	Lock string `json:"lock,omitempty"`
 }
 
 // Evict is the name of the fault that takes a holder's entry out of the store.
 const Evict = "evict"
 
-// Heal: what the fault did is undone, at At. A fault that needs no healing is healed as soon as it is done.
+// Heal says that what the fault did is undone, at At. A fault that needs no healing is healed as soon as it is done.
 type Heal struct {
 	ID int `json:"id"`
 	// Err is what went wrong with the fault or the healing; such a fault is not counted.
 	Err string `json:"err,omitempty"`
 }
 
-// Entry: the observer has seen an entry come to a line or go from it, in the store's own data. [Event.At] is when it saw
+// Entry says that the observer has seen an entry come to a line or go from it, in the store's own data. [Event.At] is when it saw
 // it, which is later than when it happened.
 type Entry struct {
 	Lock string `json:"lock"`
@@ -194,21 +196,21 @@ type Entry struct {
 	Gone  bool   `json:"gone,omitempty"`
 }
 
-// Census: what a worker's process has open.
+// Census is what a worker's process has open.
 type Census struct {
-	// Phase is "begin" when the worker has connected and not asked for anything yet, "end" when it has released everything.
+	// Phase is "begin" before the worker connects to the locks' servers, "end" when it has released and closed everything.
 	Phase       string `json:"phase"`
 	Goroutines  int    `json:"goroutines"`
 	Descriptors int    `json:"descriptors"`
 }
 
-// Left: when everything was healed, every worker had ended and a TTL had passed, these entries were in the store still.
+// Left has the entries that were in the store still when everything was healed, every worker had ended and a TTL had passed.
 type Left struct {
 	Lock string   `json:"lock"`
 	Keys []string `json:"keys"`
 }
 
-// Final: after that, a last attempt was made for this lock.
+// Final says what came of a last attempt that was made for a lock after that.
 type Final struct {
 	Lock    string  `json:"lock"`
 	Outcome Outcome `json:"outcome"`

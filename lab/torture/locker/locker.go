@@ -39,6 +39,13 @@ type Locker interface {
 	Close(ctx context.Context) error
 }
 
+// Abandoner is a Locker that can be left as by a process that crashes.
+type Abandoner interface {
+	// Abandon is Close without telling the servers: what is held stays so until its TTL has passed. On ZooKeeper, whose
+	// sessions have connections of their own, it is no more than Close.
+	Abandon(ctx context.Context)
+}
+
 // Hold is a lock being held. It is safe for concurrent use.
 type Hold interface {
 	// Token returns the fencing token, zero if there is none.

@@ -315,6 +315,22 @@ func TestALockerThatIsClosedHasNothing(t *testing.T) {
 	})
 }
 
+func TestALockerThatIsAbandonedHoldsStill(t *testing.T) {
+	for _, name := range []string{"stile on etcd", "stile on redlock"} {
+		t.Run(name, func(t *testing.T) {
+			c := scenes()[name](t).config
+			c.TTL = time.Minute
+			a, err := locker.Open(t.Context(), c, "a")
+			if err != nil {
+				t.Fatal(err)
+			}
+			lock(t, a, "x")
+			a.(locker.Abandoner).Abandon(t.Context())
+			mustNotGet(t, open(t, c, "b"), "x")
+		})
+	}
+}
+
 // A hold in the history must not be longer than in truth.
 func TestUntilIsNeverTooLate(t *testing.T) {
 	etcd := testservers.StartEtcd(t)

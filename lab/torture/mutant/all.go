@@ -123,5 +123,41 @@ func All() []Mutant {
 			Cluster: "etcd", Workload: "storm", Faults: "none",
 			Caught: []string{verdict.RuleStranded, verdict.RuleThin},
 		},
+		{
+			Name:   "last-come",
+			Breaks: "first come, first served: here who came last is",
+			Edits: []Edit{
+				{
+					"store/redisstore/line.lua",
+					"redis.call('ZRANGE', Q, at, at, 'WITHSCORES')",
+					"redis.call('ZREVRANGE', Q, at, at, 'WITHSCORES')",
+				},
+				{
+					"store/redisstore/line.lua",
+					"local passed = tonumber(place) <= past",
+					"local passed = true -- so that tokens go on to rise",
+				},
+			},
+			Cluster: "redis", Workload: "hot", Faults: "none",
+			Caught: []string{verdict.RuleUnfair},
+		},
+		{
+			Name:   "command-goes-on",
+			Breaks: "a command ends before its lock can be somebody else's: here `stile run` lets the lock go and the command run on",
+			Edits: []Edit{
+				{
+					"cmd/stile/internal/cli/guard.go",
+					"p.Stop(g.signal, grace, hurry)",
+					"_, _ = grace, hurry\n\tgo g.hold.Release(context.Background())\n\t<-p.Done()",
+				},
+				{
+					"cmd/stile/internal/cli/guard.go",
+					"unwatched := time.After(min(time.Second, g.ttl/4))",
+					"unwatched := time.After(stile.MaxTTL)",
+				},
+			},
+			Cluster: "etcd", Workload: "command", Faults: "holder-pause",
+			Caught: []string{verdict.RuleOverlap},
+		},
 	}
 }

@@ -41,6 +41,8 @@ type Strike struct {
 	Role string
 	// What says with figures what was done.
 	What string
+	// Lock is the lock that was hit, if it was one only.
+	Lock string
 	// For is how long it is to last before [Strike.Heal].
 	For time.Duration
 

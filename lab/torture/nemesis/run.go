@@ -84,7 +84,8 @@ func (p *plan) blow(fault int, after time.Duration) blow {
 }
 
 // Run strikes the world with the faults, one or two at a time, until ctx ends, and returns when all are healed. After each
-// healing it waits until a lock has been granted, for the TTL and five seconds at most, before it goes on.
+// healing it waits until a lock has been granted, for two TTLs and six seconds at most, before it goes on or returns: longer
+// than anybody may have to wait.
 //
 // Everything that is done is recorded as a [history.Fault], and its end as a [history.Heal]. What went wrong with it is said
 // there, and only there. With no faults Run waits for ctx.
@@ -117,7 +118,7 @@ func (w *World) endure(ctx context.Context, f Fault, b blow) {
 	if errors.Is(err, errTaken) || s.On == "" && ctx.Err() != nil {
 		return // the run has ended before it could do anything
 	}
-	w.Record(history.Event{At: s.At, Fault: &history.Fault{ID: b.id, Name: f.Name, On: s.On, Role: s.Role, What: s.What}})
+	w.Record(history.Event{At: s.At, Fault: &history.Fault{ID: b.id, Name: f.Name, On: s.On, Role: s.Role, What: s.What, Lock: s.Lock}})
 	if err == nil {
 		pause(ctx, s.For)
 		err = s.Heal()
@@ -139,13 +140,15 @@ func (w *World) hit(ctx context.Context, f Fault, b blow) (*Strike, error) {
 	}
 }
 
-// awaitProgress waits until a lock has been granted, or it has waited long enough: how long it takes is for others to judge.
+// awaitProgress waits until a lock has been granted, or it has waited so long that package verdict says that it took too long.
+// It does so too when the time for faults is over, but not when the run is broken off.
 func (w *World) awaitProgress(ctx context.Context) {
-	ctx, cancel := context.WithTimeout(ctx, w.TTL+5*time.Second)
-	defer cancel()
-	for before := w.Progress(); w.Progress() <= before; {
-		if !pause(ctx, 20*time.Millisecond) {
+	enough := time.After(2*w.TTL + 6*time.Second)
+	for before := w.Progress(); w.Progress() <= before && !errors.Is(ctx.Err(), context.Canceled); {
+		select {
+		case <-enough:
 			return
+		case <-time.After(20 * time.Millisecond):
 		}
 	}
 }

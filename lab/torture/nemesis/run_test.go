@@ -204,10 +204,11 @@ func TestAPairThatWantsTheSameVictimTakesTurns(t *testing.T) {
 
 func TestFaultsAreHealedWhenTheRunEndsInTheMiddle(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
 		s := newStage()
 		began := time.Now()
+		time.AfterFunc(10*time.Second, cancel)
 		Run(ctx, &s.World, []Fault{s.fault("a", time.Hour, nil, nil)}, Schedule{})
 		if s.open.Load() != 0 || len(s.beganAt) != 1 {
 			t.Errorf("of %d faults %d are not healed", len(s.beganAt), s.open.Load())
@@ -240,11 +241,34 @@ func TestTheNextFaultWaitsForAGrant(t *testing.T) {
 		if second < 15*time.Second || second > 17*time.Second {
 			t.Errorf("the second fault came after %v, want it a calm second after the grant at 15 s", second)
 		}
-		// From then on nothing is granted, and it waits for the TTL and five seconds.
-		if pause := third - second - 10*time.Second; pause < 7*time.Second || pause > 9*time.Second {
-			t.Errorf("without a grant the next fault came %v after the healing, want TTL + 5 s and a calm second", pause)
+		// From then on nothing is granted, and it waits for two TTLs and six seconds.
+		if pause := third - second - 10*time.Second; pause < 10*time.Second || pause > 12*time.Second {
+			t.Errorf("without a grant the next fault came %v after the healing, want 2 TTL + 6 s and a calm second", pause)
 		}
 	})
+}
+
+func TestAGrantIsAwaitedAfterTheLastFaultToo(t *testing.T) {
+	for name, c := range map[string]struct {
+		granted, want time.Duration // after the healing
+	}{
+		"soon":  {granted: 3 * time.Second, want: 3 * time.Second},
+		"never": {granted: time.Hour, want: 10 * time.Second},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+				defer cancel()
+				s, began := newStage(), time.Now()
+				late := time.AfterFunc(10*time.Second+c.granted, func() { s.granted.Add(1) })
+				defer late.Stop()
+				Run(ctx, &s.World, []Fault{s.fault("a", time.Hour, nil, nil)}, Schedule{})
+				if waited := time.Since(began) - 10*time.Second; waited < c.want || waited > c.want+time.Second {
+					t.Errorf("it waited for %v, want %v", waited, c.want)
+				}
+			})
+		})
+	}
 }
 
 func TestWhatGoesWrongIsRecorded(t *testing.T) {

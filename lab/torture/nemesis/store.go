@@ -48,7 +48,7 @@ func storeFaults() []Fault {
 
 func evict(ctx context.Context, h *hand) (err error) {
 	h.Role = "holder"
-	h.On, h.What, err = h.world.Evict(ctx)
+	h.On, h.Lock, h.What, err = h.world.Evict(ctx)
 	if err == nil && h.What == "" {
 		return errors.New("nobody held a lock at this moment")
 	}

@@ -271,7 +271,7 @@ func TestFaultsOfDisks(t *testing.T) {
 	})
 
 	t.Run("evict and compact are the harness's", func(t *testing.T) {
-		if st := s.strike(t, "evict", 1); st.What != "deleted a/1" || st.For != 0 {
+		if st := s.strike(t, "evict", 1); st.What != "deleted a/1" || st.Lock != "a" || st.For != 0 {
 			t.Errorf("it says %q, for %v", st.What, st.For)
 		}
 		s.World.Compact = func(context.Context) error { return io.ErrUnexpectedEOF }

@@ -37,8 +37,8 @@ type World struct {
 	// Record adds an event to the history.
 	Record func(history.Event)
 	// Evict deletes the entry of a current holder in the store, as an administrator might, or all of its line. It says whose it
-	// was, and what it did: nothing if nobody held.
-	Evict func(ctx context.Context) (worker, what string, err error)
+	// was, in which lock, and what it did: nothing if nobody held.
+	Evict func(ctx context.Context) (worker, lock, what string, err error)
 	// Compact makes etcd forget its past.
 	Compact func(ctx context.Context) error
 	// Progress returns how many locks have been granted so far.

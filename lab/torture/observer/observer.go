@@ -37,7 +37,7 @@ func Open(kind string, addrs []string, prefix string, token func(order uint64) u
 	case "etcd":
 		return openEtcd(addrs, prefix, token)
 	case "redis", "redlock":
-		return openRedis(addrs, prefix)
+		return openRedis(addrs, prefix), nil
 	case "zk":
 		return openZooKeeper(addrs, prefix, token)
 	}

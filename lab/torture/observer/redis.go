@@ -19,14 +19,14 @@ type redisServers struct {
 	prefix  string
 }
 
-func openRedis(addrs []string, prefix string) (*redisServers, error) {
+func openRedis(addrs []string, prefix string) *redisServers {
 	o := &redisServers{prefix: prefix}
 	for _, addr := range addrs {
 		o.clients = append(o.clients, redis.NewClient(&redis.Options{
 			Addr: addr, DialTimeout: time.Second, ReadTimeout: time.Second, MaxRetries: -1,
 		}))
 	}
-	return o, nil
+	return o
 }
 
 // Watch follows the keyspace events of the locks' own keys on the first server. They tell nothing of tokens, and what

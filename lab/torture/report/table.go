@@ -17,26 +17,35 @@ import (
 // where nothing renders it. What a target's interface does not offer is "n/a", never 0; a zero comes with the largest rate,
 // in 95 of 100 cases, that it leaves possible: 3 in so many strikes. A brief table has only the rows for the whole.
 func Table(out io.Writer, brief bool, verdicts ...*verdict.Verdict) error {
-	rows := [][]string{{
-		"target", "workload", "fault", "struck", "on holder", "on leader", "acquired", "hand-overs", "overlaps",
-		"stale, unfenced", "stale, fenced", "refused", "lost updates", "longest gap", "verdict",
-	}}
+	table := [][]string{headings}
 	for _, v := range verdicts {
-		for _, f := range v.Faults {
-			if !brief {
-				rows = append(rows, row(v, f, ""))
-			}
-		}
-		all := verdict.FaultFigures{
-			Name: "all", Acquisitions: v.Figures.Acquisitions, HandOvers: v.Figures.HandOvers, Damage: v.Figures.Damage,
-			LongestGap: v.Figures.LongestGap,
-		}
-		for _, f := range v.Faults {
-			all.Strikes, all.OnHolder, all.OnLeader = all.Strikes+f.Strikes, all.OnHolder+f.OnHolder, all.OnLeader+f.OnLeader
-		}
-		rows = append(rows, row(v, all, Summary(v)))
+		table = append(table, rows(v, brief)...)
 	}
-	return markdown(out, rows)
+	return markdown(out, table)
+}
+
+var headings = []string{
+	"target", "workload", "fault", "struck", "on holder", "on leader", "acquired", "hand-overs", "overlaps",
+	"stale, unfenced", "stale, fenced", "refused", "lost updates", "longest gap", "verdict",
+}
+
+// rows are those of one verdict: for each kind of fault unless they are to be brief, and for the whole.
+func rows(v *verdict.Verdict, brief bool) [][]string {
+	var some [][]string
+	all := verdict.FaultFigures{
+		Name: "all", Acquisitions: v.Figures.Acquisitions, HandOvers: v.Figures.HandOvers, Damage: v.Figures.Damage,
+		LongestGap: v.Figures.LongestGap,
+	}
+	if v.Run.Faults == "none" {
+		all.Name = v.Run.Faults
+	}
+	for _, f := range v.Faults {
+		all.Strikes, all.OnHolder, all.OnLeader = all.Strikes+f.Strikes, all.OnHolder+f.OnHolder, all.OnLeader+f.OnLeader
+		if !brief {
+			some = append(some, row(v, f, ""))
+		}
+	}
+	return append(some, row(v, all, Summary(v)))
 }
 
 func row(v *verdict.Verdict, f verdict.FaultFigures, summary string) []string {
@@ -108,19 +117,25 @@ func markdown(out io.Writer, rows [][]string) error {
 	return err
 }
 
+// figures are those that are not in the table, in lines of words.
+func figures(v *verdict.Verdict) []string {
+	f := v.Figures
+	lines := []string{fmt.Sprintf("%d workers, %d locks; calls that gave up %d, failed %d, unknown %d; acquisitions of one worker %d to %d",
+		f.Workers, f.Locks, f.GaveUp, f.Failed, f.Unknown, f.Fewest, f.Most)}
+	if f.Lost > 0 {
+		lines = append(lines, fmt.Sprintf("%d holds lost, %d of them removed by the store while they were valid; told %v (p50), %v (p99) after the observer saw it",
+			f.Lost, f.Early, f.ToldP50.Round(time.Millisecond), f.ToldP99.Round(time.Millisecond)))
+	}
+	return lines
+}
+
 // Text writes a verdict for a person: the table, the violations (no more than five of each rule), and the other figures.
 func Text(out io.Writer, v *verdict.Verdict) error {
 	if err := Table(out, false, v); err != nil {
 		return err
 	}
 	var b strings.Builder
-	f := v.Figures
-	fmt.Fprintf(&b, "\n%d workers, %d locks; calls that gave up %d, failed %d, unknown %d; acquisitions of one worker %d to %d\n",
-		f.Workers, f.Locks, f.GaveUp, f.Failed, f.Unknown, f.Fewest, f.Most)
-	if f.Lost > 0 {
-		fmt.Fprintf(&b, "%d holds lost, %d of them removed by the store while they were valid; told %v (p50), %v (p99) after the observer saw it\n",
-			f.Lost, f.Early, f.ToldP50.Round(time.Millisecond), f.ToldP99.Round(time.Millisecond))
-	}
+	fmt.Fprintf(&b, "\n%s\n", strings.Join(figures(v), "\n"))
 	shown := map[string]int{}
 	for _, violation := range v.Violations {
 		if shown[violation.Rule]++; shown[violation.Rule] > 5 {

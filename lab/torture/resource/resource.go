@@ -109,13 +109,14 @@ func (s *server) serve(conn net.Conn) {
 	s.conns[conn] = true
 	s.mu.Unlock()
 
-	guarded := ""
+	guarded, heard := "", history.Now()
 	answers := json.NewEncoder(conn)
 	for lines := bufio.NewReader(conn); ; {
 		line, err := lines.ReadBytes('\n')
 		if err != nil { // also if the line is cut short
 			break
 		}
+		heard = history.Now()
 		var q question
 		if err := json.Unmarshal(line, &q); err != nil {
 			_ = answers.Encode(answer{Err: "not a question: " + err.Error()})
@@ -131,17 +132,17 @@ func (s *server) serve(conn net.Conn) {
 			break
 		}
 	}
-	s.left(conn, guarded)
+	s.left(conn, guarded, heard)
 }
 
-// left records that the grant which a connection guarded has ended with it, unless it is we who have ended.
-func (s *server) left(conn net.Conn, guarded string) {
+// left records that the grant which a connection guarded has ended with it, unless it is we who have ended. The process was
+// certainly alive when it was heard last; when we see that it is not, another one may hold already.
+func (s *server) left(conn net.Conn, guarded string, heard int64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if guarded != "" && s.conns != nil {
-		now := history.Now()
-		s.voice.Say(history.Event{At: now, End: &history.End{
-			Grant: guarded, Call: now, Outcome: history.Unknown, Why: "its process was killed",
+		s.voice.Say(history.Event{At: history.Now(), End: &history.End{
+			Grant: guarded, Call: heard, Outcome: history.Unknown, Why: "its process was killed",
 		}})
 	}
 	delete(s.conns, conn)
@@ -240,7 +241,8 @@ func (c *Client) Audit(w Writer) error {
 }
 
 // Guard makes the resource record the End of a grant if the connection breaks before [Client.Unguard]: a process that is
-// killed holds nothing any more, and the resource is the first to see it. A connection guards one grant at a time.
+// killed holds nothing any more. It counts as over since the resource has heard of the process last. A connection guards one
+// grant at a time.
 func (c *Client) Guard(grant string) error {
 	_, err := c.ask(question{Op: guard, Writer: Writer{Grant: grant}})
 	return err

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -61,6 +62,7 @@ type Cluster struct {
 	network *Network
 	dir     string
 	servers []*Server
+	crashed chan error
 }
 
 // Start starts a cluster of a kind and waits until all of its servers serve. ctx bounds only the call. If it fails nothing is
@@ -74,7 +76,7 @@ func Start(ctx context.Context, network *Network, kindName string, opts Options)
 	if err != nil {
 		return nil, err
 	}
-	c := &Cluster{kind: kinds[at], network: network, dir: dir}
+	c := &Cluster{kind: kinds[at], network: network, dir: dir, crashed: make(chan error, 1)}
 	if err := c.start(ctx, opts); err != nil {
 		return nil, errors.Join(fmt.Errorf("start %s: %w", kindName, err), c.Close())
 	}
@@ -162,6 +164,23 @@ func (c *Cluster) Direct() []string {
 		addrs = append(addrs, s.Addr())
 	}
 	return addrs
+}
+
+// Crashed returns the channel that is told of the first server that has ended though nobody has killed it and its disk was
+// not full: which one, how it ended, and the last of what it said. It is never closed.
+func (c *Cluster) Crashed() <-chan error { return c.crashed }
+
+// SaveLogs copies what the servers have said to dir: s1.log, s2.log and so on. Close removes the originals.
+func (c *Cluster) SaveLogs(dir string) error {
+	var errs []error
+	for _, s := range c.servers {
+		text, err := os.ReadFile(s.log())
+		if err == nil {
+			err = os.WriteFile(filepath.Join(dir, s.name+".log"), text, 0o644)
+		}
+		errs = append(errs, err)
+	}
+	return errors.Join(errs...)
 }
 
 // Led reports whether one of the servers leads the others. Those of Redlock know nothing of each other.

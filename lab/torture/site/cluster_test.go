@@ -10,7 +10,9 @@ import (
 	"fmt"
 	"net/http"
 	"os"
+	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -214,6 +216,43 @@ func TestTheClockOfARedisJumps(t *testing.T) {
 	}
 }
 
+// noneCrashed fails if the cluster has told of a crash.
+func noneCrashed(t *testing.T, c *Cluster) {
+	t.Helper()
+	select {
+	case err := <-c.Crashed():
+		t.Errorf("told of: %v", err)
+	default:
+	}
+}
+
+func TestAServerThatEndsByItselfIsToldOf(t *testing.T) {
+	c := newCluster(t, "redlock3", Options{})
+	s := c.Servers()[1]
+	must(t, os.WriteFile(s.log(), []byte("the last words"), 0o600))
+	must(t, c.Servers()[0].Kill()) // of which nobody is told: it is done when Kill returns
+	must(t, syscall.Kill(s.Pid(), syscall.SIGKILL))
+	select {
+	case err := <-c.Crashed():
+		for _, want := range []string{"redlock3/s2", "signal: killed", "the last words"} {
+			if !strings.Contains(err.Error(), want) {
+				t.Errorf("told is %q, which lacks %q", err, want)
+			}
+		}
+	case <-within(t, 20*time.Second).Done():
+		t.Fatal("nobody was told")
+	}
+	must(t, s.Start())
+	must(t, s.AwaitReady(within(t, 20*time.Second)))
+	saved := t.TempDir()
+	must(t, c.SaveLogs(saved))
+	if text, err := os.ReadFile(filepath.Join(saved, "s2.log")); err != nil || !strings.Contains(string(text), "the last words") {
+		t.Errorf("saved is %q, %v", text, err)
+	}
+	must(t, c.Close())
+	noneCrashed(t, c)
+}
+
 func TestAServerWithoutRoomEndsAndComesBack(t *testing.T) {
 	c := newCluster(t, "etcd", Options{})
 	s := c.Servers()[0]
@@ -233,6 +272,7 @@ func TestAServerWithoutRoomEndsAndComesBack(t *testing.T) {
 	if v, err := get(ctx, s, "k"); err != nil || v != "v" {
 		t.Errorf("it knows %q, %v, want what was put before", v, err)
 	}
+	noneCrashed(t, c) // it is no wonder that it ended
 }
 
 // The proxies are this process, which no fault cuts off; but the workers reach them on the servers' nodes.

@@ -18,6 +18,9 @@ const (
 
 	others = "10.77.0.1-10.77.0.253" // everybody else
 	bridge = "stile0"
+	// ours is the hardware address of this process. Without one of its own a bridge takes that of a node, another one when others
+	// join, and what servers send to the one before is lost for ten seconds.
+	ours = "02:00:0a:4d:00:fe"
 )
 
 // Network is a network of nodes, to which this process belongs too, as [Observer]. It is safe for concurrent use.
@@ -35,7 +38,7 @@ type Network struct {
 // ends then.
 func (s *Site) Network() (*Network, error) {
 	for _, args := range [][]string{
-		{"link", "add", bridge, "type", "bridge"},
+		{"link", "add", bridge, "address", ours, "type", "bridge"},
 		{"address", "add", Observer + "/24", "dev", bridge},
 		{"link", "set", bridge, "up"},
 	} {

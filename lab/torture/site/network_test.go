@@ -127,6 +127,23 @@ func TestFaultsLoseWhatTheySay(t *testing.T) {
 	}
 }
 
+// Were it to change, as that of a bridge does by itself, what servers send us would be lost until they ask where we are now.
+func TestOurHardwareAddressStaysWhenNodesJoin(t *testing.T) {
+	network := newNetwork(t)
+	address := func() string {
+		i, err := net.InterfaceByName(bridge)
+		must(t, err)
+		return i.HardwareAddr.String()
+	}
+	before := address()
+	for range 8 {
+		newNode(t, network, "n")
+	}
+	if after := address(); after != before {
+		t.Errorf("it was %s and is %s", before, after)
+	}
+}
+
 func TestACommandRunsInItsNode(t *testing.T) {
 	network := newNetwork(t)
 	node := newNode(t, network, "n")

@@ -10,15 +10,17 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"time"
 )
 
 // A process is one run of a program.
 type process struct {
-	cmd  *exec.Cmd
-	done chan struct{} // closed when it has ended
-	err  error         // how it ended; read it after done
+	cmd    *exec.Cmd
+	done   chan struct{} // closed when it has ended
+	err    error         // how it ended; read it after done
+	killed atomic.Bool   // by us
 }
 
 // launch starts a command and waits for its end.
@@ -48,6 +50,7 @@ func (p *process) running() bool {
 
 // kill ends the process, paused or not, and returns when it is gone. That it had ended before is no error.
 func (p *process) kill() error {
+	p.killed.Store(true)
 	if err := p.cmd.Process.Kill(); err != nil && !errors.Is(err, os.ErrProcessDone) {
 		return err
 	}

@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -28,6 +29,7 @@ type Server struct {
 	dir     string // its data and configuration, in a file system of its own if it keeps data on disk
 	clock   *clockshim.Clock
 	proxy   *tcpproxy.Proxy
+	full    atomic.Bool // its disk is, so that it may end of that
 
 	mu      sync.Mutex
 	process *process // the last one started
@@ -116,7 +118,20 @@ func (s *Server) Start() error {
 	if s.process, err = s.cluster.network.launch(cmd); err != nil {
 		return fmt.Errorf("start %s: %w", s, err)
 	}
+	go s.watch(s.process)
 	return nil
+}
+
+// watch waits for the end of the server's process, and tells of it unless it was to be expected.
+func (s *Server) watch(p *process) {
+	<-p.done
+	if p.killed.Load() || s.full.Load() {
+		return
+	}
+	select {
+	case s.cluster.crashed <- fmt.Errorf("%s has ended by itself: %s; it said last:\n%s", s, p.cmd.ProcessState, tail(s.log(), 2<<10)):
+	default: // another one has, before
+	}
 }
 
 // AwaitReady waits until the server serves, for twenty seconds at most and no longer than ctx allows. The error has the
@@ -181,6 +196,7 @@ func (s *Server) FillDisk() error {
 		return err
 	}
 	defer f.Close()
+	s.full.Store(true)
 	return s.fill(f)
 }
 
@@ -206,11 +222,20 @@ func (s *Server) fill(f *os.File) error {
 	return fmt.Errorf("%s makes room as fast as it is taken away", s)
 }
 
-// FreeDisk undoes [Server.FillDisk], also one that has failed. A server that has ended for lack of room is not started again.
+// FreeDisk undoes [Server.FillDisk], also one that has failed. A server that has ended for lack of room is not started again;
+// FreeDisk gives one that is about to end of it a moment to do so.
 func (s *Server) FreeDisk() error {
 	if err := os.Remove(s.filler()); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return err
 	}
+	s.mu.Lock()
+	ended := s.process.done
+	s.mu.Unlock()
+	select {
+	case <-ended:
+	case <-time.After(300 * time.Millisecond):
+	}
+	s.full.Store(false)
 	return nil
 }
 

@@ -15,6 +15,7 @@ import (
 	"runtime"
 	"runtime/debug"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/stilelock/stile/lab/torture/history"
@@ -93,6 +94,8 @@ func (r *run) run(ctx context.Context) (string, error) {
 		return "", err
 	}
 	defer r.cluster.Close()
+	ctx, cancel := r.untilCrash(ctx)
+	defer cancel()
 	if r.observer, err = observer.Open(r.Target.store(), r.cluster.Direct(), prefix, r.Target.token); err != nil {
 		return "", err
 	}
@@ -113,6 +116,22 @@ func (r *run) run(ctx context.Context) (string, error) {
 		return "", err
 	}
 	return path, errors.Join(r.work(ctx), r.recorder.Close())
+}
+
+// untilCrash ends a context when a server has ended that no fault has killed: what workers do without it says nothing. What
+// the servers have said is saved.
+func (r *run) untilCrash(ctx context.Context) (context.Context, context.CancelFunc) {
+	ctx, fail := context.WithCancelCause(ctx)
+	go func() {
+		select {
+		case err := <-r.cluster.Crashed():
+			brief, _, _ := strings.Cut(err.Error(), ";")
+			r.Say(brief)
+			fail(errors.Join(fmt.Errorf("%w\nAll that the servers said is in %s", err, r.Out), r.cluster.SaveLogs(r.Out)))
+		case <-ctx.Done():
+		}
+	}()
+	return ctx, func() { fail(nil) }
 }
 
 // work is the run itself, when all that it needs is there.
@@ -188,17 +207,17 @@ func (r *run) hurt(ctx context.Context, workers *crew) {
 }
 
 // evict takes the entry of somebody out who holds a lock, and half of the times those of all who wait behind it.
-func (r *run) evict(ctx context.Context) (worker, what string, err error) {
+func (r *run) evict(ctx context.Context) (worker, lock, what string, err error) {
 	// After another fault it may take a while until somebody holds again.
 	for end := time.Now().Add(r.TTL); time.Now().Before(end) && ctx.Err() == nil; time.Sleep(time.Millisecond) {
 		for lock, worker := range r.live.locks() { // any: the order of maps is chance enough
 			what, err := r.observer.Evict(ctx, lock, rand.IntN(2) == 0)
 			if what != "" || err != nil {
-				return worker, what, err
+				return worker, lock, what, err
 			}
 		}
 	}
-	return "", "", nil
+	return "", "", "", nil
 }
 
 // aftermath looks at what is left when everybody has gone and every session has ended, and tries every lock once more.

@@ -2,6 +2,7 @@ package verdict
 
 import (
 	"math/rand/v2"
+	"slices"
 	"testing"
 
 	"github.com/anishathalye/porcupine"
@@ -115,7 +116,7 @@ func TestTheFencedLockCheckerAgreesWithPorcupine(t *testing.T) {
 			continue
 		}
 		want, got := porcupine.CheckOperations(lockModel, operations(grants)), fenced(grants)
-		if want != (got == nil) {
+		if want != (len(got) == 0) {
 			for _, g := range grants {
 				t.Logf("%+v", *g)
 			}
@@ -146,8 +147,27 @@ func TestTheFencedLockChecker(t *testing.T) {
 		{"a token twice", []*grant{{token: 1, call: 1, returned: 2, endMin: 3, endMax: 4}, {token: 1, call: 5, returned: 6, endMin: 7, endMax: 8}}, false},
 		{"a smaller token later", []*grant{{token: 2, call: 1, returned: 2, endMin: 3, endMax: 4}, {token: 1, call: 5, returned: 6, endMin: 7, endMax: 8}}, false},
 	} {
-		if got := fenced(c.grants); (got == nil) != c.legal {
+		if got := fenced(c.grants); (len(got) == 0) != c.legal {
 			t.Errorf("%s: %+v, legal should be %v", c.name, got, c.legal)
 		}
+	}
+}
+
+func TestEveryConflictIsFound(t *testing.T) {
+	conflicts := fenced([]*grant{
+		{token: 1, call: 1, returned: 2, endMin: 30, endMax: 40},
+		{token: 2, call: 3, returned: 4, endMin: 5, endMax: 6}, // too early: in the middle of the first
+		{token: 3, call: 7, returned: 8, endMin: 9, endMax: 10},
+		{token: 3, call: 11, returned: 12, endMin: 13, endMax: 14}, // a token twice
+		{token: 4, call: 15, returned: 16, endMin: 17, endMax: 18},
+		{token: 5, call: 1, returned: 2, endMin: 3, endMax: 4}, // the tokens went back
+		{token: 6, call: 19, returned: 20, endMin: 21, endMax: 22},
+	})
+	var later []uint64
+	for _, c := range conflicts {
+		later = append(later, c.later.token)
+	}
+	if want := []uint64{2, 3, 5}; !slices.Equal(later, want) {
+		t.Errorf("conflicts at the tokens %v, want %v", later, want)
 	}
 }

@@ -39,18 +39,19 @@ func (h *Hold) overlaps(other *Hold) (int64, bool) {
 	return d, d > 0
 }
 
-// A Wait is a call that waited for a lock.
+// A Wait is a call for a lock: one that waited or, in [lives.tries], one that only tried.
 type Wait struct {
 	Lock, Grant, Worker string
 	Call, Return        int64 // Return is zero if the call never returned
 	Exit                int64 // when the worker's process ended
-	Got                 bool
+	Got, GaveUp         bool
 }
 
 // lives collects what the events of a history tell of holds and waits.
 type lives struct {
 	holds   []*Hold
 	waits   []*Wait
+	tries   []*Wait
 	byGrant map[string]*Hold
 	exits   map[string]history.Event
 	end     int64
@@ -70,7 +71,12 @@ func live(h *history.History) *lives {
 			waits[w.Grant] = w
 			l.waits = append(l.waits, w)
 		case e.Acquire != nil:
-			l.acquired(e.Worker, e.Acquire, waits[e.Acquire.Grant])
+			w := waits[e.Acquire.Grant]
+			if w == nil {
+				w = &Wait{Lock: e.Acquire.Lock, Grant: e.Acquire.Grant, Worker: e.Worker, Call: e.Acquire.Call}
+				l.tries = append(l.tries, w)
+			}
+			l.acquired(e.Worker, e.Acquire, w)
 		case e.Extend != nil:
 			if hold := l.byGrant[e.Extend.Grant]; hold != nil {
 				hold.Until = max(hold.Until, e.Extend.Until)
@@ -98,9 +104,7 @@ func live(h *history.History) *lives {
 }
 
 func (l *lives) acquired(worker string, a *history.Acquire, w *Wait) {
-	if w != nil {
-		w.Return, w.Got = a.Return, a.Outcome == history.OK
-	}
+	w.Return, w.Got, w.GaveUp = a.Return, a.Outcome == history.OK, a.GaveUp
 	if a.Outcome != history.OK {
 		return
 	}
@@ -112,10 +116,25 @@ func (l *lives) acquired(worker string, a *history.Acquire, w *Wait) {
 	l.byGrant[a.Grant] = hold
 }
 
+// ended notes an end. Of several, the earliest times count, and the last outcome: who was killed while it released had given
+// the hold up before, whatever is said of its death.
 func (h *Hold) ended(e *history.End) {
-	h.Told, h.Why = e.Told, e.Why
-	h.Release, h.Released, h.Outcome = e.Call, e.Return, e.Outcome
+	h.Told, h.Release = earlier(h.Told, e.Told), earlier(h.Release, e.Call)
+	if e.Why != "" {
+		h.Why = e.Why
+	}
+	if e.Outcome != "" {
+		h.Released, h.Outcome = e.Return, e.Outcome
+	}
 	h.Until = max(h.Until, e.Until)
+}
+
+// earlier returns the earlier of two times, of which zero is none.
+func earlier(a, b int64) int64 {
+	if a == 0 || b == 0 {
+		return max(a, b)
+	}
+	return min(a, b)
 }
 
 // byLock groups things by the lock they are about, keeping their order.

@@ -3,6 +3,7 @@ package verdict
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -22,11 +23,13 @@ const (
 	RuleToken = "token given twice"
 	// RuleUntold: a holder still believed in its hold two TTLs after the observer had seen its entry go.
 	RuleUntold = "holder not told"
-	// RuleFence: the fenced resource took a write of an older hold after one of a newer hold.
+	// RuleFence: the fenced resource took a write of an older hold after one of a newer hold, older by its token or by when it was
+	// granted.
 	RuleFence = "stale write accepted"
 	// RuleUnfair: somebody was overtaken, by one who asked more than a TTL later, though nothing was being done to the system.
 	RuleUnfair = "overtaken"
-	// RuleStranded: somebody waited for a lock that nobody held, though nothing was being done to the system.
+	// RuleStranded: a lock that nobody held was asked for all the time and given to nobody, though nothing was being done to the
+	// system; or for so long that whatever was done excuses nothing.
 	RuleStranded = "waiter stranded"
 	// RuleStuck: when everything was over and healed, the lock could not be had.
 	RuleStuck = "lock stuck"
@@ -36,6 +39,8 @@ const (
 	RuleLeak = "leak"
 	// RuleHung: a worker that was asked to end never did.
 	RuleHung = "hung"
+	// RuleCrashed: a worker panicked.
+	RuleCrashed = "crashed"
 	// RuleThin: too little happened for the run to prove anything.
 	RuleThin = "too little happened"
 )
@@ -54,21 +59,30 @@ type Violation struct {
 	Grants []string `json:"grants,omitempty"`
 	// Conceded is the fault, if it is one under which nobody promises that the rule is kept: see [Concessions].
 	Conceded string `json:"conceded,omitempty"`
+
+	// since is the earliest time at which it can have been caused; zero means At.
+	since int64
 }
 
-// Concessions are, by fault, the rules that Stile does not promise to keep while it lasts and shortly after, because no store
-// could: docs/guarantees.md says so. What tokens are for is never conceded.
-func Concessions() map[string][]string {
+// Concessions are, by fault, the rules that nobody promises to keep on a target while it lasts and for a TTL after, because
+// its store cannot: docs/guarantees.md says so. What tokens are for is never conceded.
+func Concessions(target string) map[string][]string {
 	exclusion := []string{RuleOverlap, RuleValidity}
 	forgetting := []string{RuleOverlap, RuleValidity, RuleStore}
-	return map[string][]string{
-		// Whoever takes a holder's entry away lets the next one in as the holder is told.
-		history.Evict: exclusion,
-		// etcd may end fresh leases early when a leader goes on that was stopped. Options.LockDelay is for that.
-		"leader-pause": exclusion, "server-pause": exclusion,
-		// A Redis that has forgotten everything, or whose clock has jumped, has let go of what was held.
-		"restart-empty": forgetting, "clock-jump": forgetting,
+	// Whoever takes a holder's entry away lets the next one in as the holder is told.
+	conceded := map[string][]string{history.Evict: exclusion}
+	_, cluster, _ := strings.Cut(target, "@")
+	switch strings.TrimRight(cluster, "0123456789") {
+	case "etcd":
+		// It may end fresh leases early when a leader goes on that was stopped. Options.LockDelay is for that.
+		conceded["leader-pause"], conceded["server-pause"] = exclusion, exclusion
+	case "redis", "redlock":
+		// One that has forgotten everything, or whose clock has jumped, has let go of what was held. The site's save nothing.
+		for _, fault := range []string{"restart-empty", "server-kill", "clock-jump"} {
+			conceded[fault] = forgetting
+		}
 	}
+	return conceded
 }
 
 // overlaps finds holders of one lock who believed at the same time that they held it.
@@ -108,26 +122,33 @@ func inOrder(lock string, holds []*Hold, offers history.Offers) []Violation {
 			g.endMin, g.endMax = reading.end(h)
 			grants = append(grants, g)
 		}
-		c := fenced(grants)
-		if c == nil {
-			continue
-		}
-		rule := reading.rule
-		if c.earlier != nil && c.earlier.token == c.later.token {
-			rule = RuleToken
-		}
-		v := Violation{Rule: rule, Lock: lock, At: c.later.returned, What: c.why, Grants: []string{c.later.name}}
-		if c.earlier != nil {
-			v.Grants = []string{c.earlier.name, c.later.name}
-			v.What = fmt.Sprintf("%s (token %d) and %s (token %d): %s", c.earlier.name, c.earlier.token, c.later.name,
-				c.later.token, c.why)
-		}
-		found = append(found, v)
-		if rule == RuleToken {
-			break // the other reading would say the same
+		for _, c := range fenced(grants) {
+			switch {
+			case c.earlier == nil || c.earlier.token != c.later.token:
+				found = append(found, c.violation(reading.rule, lock))
+			case reading.rule == RuleStore: // the other reading would say the same
+				found = append(found, c.violation(RuleToken, lock))
+			}
 		}
 	}
 	return found
+}
+
+// violation says that the conflict breaks a rule. It shows when both have been granted. If that was in the order of their tokens
+// it lasts until the earlier one ends; if not, the tokens went back at some time between the two.
+func (c *conflict) violation(rule, lock string) Violation {
+	v := Violation{Rule: rule, Lock: lock, At: c.later.returned, What: c.why, Grants: []string{c.later.name}}
+	if c.earlier == nil {
+		return v
+	}
+	if c.earlier.returned <= c.later.returned {
+		v.For = time.Duration(max(0, c.earlier.expired-c.later.returned))
+	} else {
+		v.since, v.At = c.later.returned, c.earlier.returned
+	}
+	v.Grants = []string{c.earlier.name, c.later.name}
+	v.What = fmt.Sprintf("%s (token %d) and %s (token %d): %s", c.earlier.name, c.earlier.token, c.later.name, c.later.token, c.why)
+	return v
 }
 
 // storeEnd is when the store must have ended a hold. A release that proves it ended it; another one that was answered came
@@ -143,40 +164,42 @@ func storeEnd(h *Hold, proof bool) (least, most int64) {
 	}
 }
 
-// staleWrites finds writes of older holds that the fenced resource accepted after those of newer ones. They come in the
-// order in which the resource, which does one thing at a time, has decided on them.
-func staleWrites(lock string, writes []history.Event) []Violation {
+// staleWrites finds writes of older holds that the fenced resource accepted after those of newer ones: older by their tokens,
+// or by when they were granted, which protects nothing if the tokens say otherwise. They come in the order in which the resource,
+// which does one thing at a time, has decided on them.
+func staleWrites(lock string, writes []history.Event, holds map[string]*Hold) []Violation {
 	var found []Violation
-	var newest history.Event
+	var newest *history.Write
 	for _, e := range writes {
 		w := e.Write
 		if w.Mode != "fenced" || w.Refused {
 			continue
 		}
-		if newest.Write != nil && w.Token < newest.Write.Token {
+		if newest != nil && (w.Token < newest.Token || grantedBefore(holds[w.Grant], holds[newest.Grant])) {
 			found = append(found, Violation{
-				Rule: RuleFence, Lock: lock, At: e.At, Grants: []string{newest.Write.Grant, w.Grant},
-				What: fmt.Sprintf("a write of %s (token %d) was accepted after one of %s (token %d)", w.Grant, w.Token,
-					newest.Write.Grant, newest.Write.Token),
+				Rule: RuleFence, Lock: lock, At: e.At, Grants: []string{newest.Grant, w.Grant},
+				What: fmt.Sprintf("a write of %s (token %d) was accepted after one of %s (token %d), which had been granted later", w.Grant,
+					w.Token, newest.Grant, newest.Token),
 			})
 			continue
 		}
-		newest = e
+		newest = w
 	}
 	return found
 }
+
+// grantedBefore reports whether a was granted before b. Nothing is known of a hold, nil, whose holder was killed before it could
+// tell.
+func grantedBefore(a, b *Hold) bool { return a != nil && b != nil && a.Return < b.Return }
 
 // overtaken finds those who waited while somebody was served who had come more than patience later, with nothing done to
 // the system from when the first asked until the other was served.
 func overtaken(lock string, waits []*Wait, holds []*Hold, patience int64, quiet func(from, to int64) bool) []Violation {
 	var found []Violation
 	for _, w := range waits {
-		if w.Return != 0 && !w.Got {
-			continue // it gave up, and need not have been in the line
-		}
+		until := inLine(w, patience)
 		for _, h := range holds {
-			before := w.Return == 0 || h.Return < w.Return
-			if h.Grant != w.Grant && h.Call > w.Call+patience && before && h.Return < exitOr(w, never) && quiet(w.Call, h.Return) {
+			if h.Grant != w.Grant && h.Call > w.Call+patience && h.Return < until && quiet(w.Call, h.Return) {
 				found = append(found, Violation{
 					Rule: RuleUnfair, Lock: lock, At: h.Return, Grants: []string{w.Grant, h.Grant},
 					What: fmt.Sprintf("%s asked %v after %s and had the lock before it", h.Grant,
@@ -189,6 +212,21 @@ func overtaken(lock string, waits []*Wait, holds []*Hold, patience int64, quiet 
 	return found
 }
 
+// inLine returns until when somebody who waits is certainly in the line. Who gives up may have left it some time before it could
+// say so, for which leaving is time enough; of a call that fails nothing is known.
+func inLine(w *Wait, leaving int64) int64 {
+	switch {
+	case w.Return == 0:
+		return exitOr(w, never)
+	case w.Got:
+		return w.Return
+	case w.GaveUp:
+		return w.Return - leaving
+	default:
+		return 0
+	}
+}
+
 func exitOr(w *Wait, otherwise int64) int64 {
 	if w.Exit != 0 {
 		return w.Exit
@@ -196,75 +234,111 @@ func exitOr(w *Wait, otherwise int64) int64 {
 	return otherwise
 }
 
-// A gap is a time in which somebody waited for a lock that nobody was given.
-type gap struct {
-	from, to int64
-	waiter   string
+// between is the longest time from the end of one call for a lock to the next one for which the lock counts as wanted.
+const between = int64(time.Second)
+
+// wanted joins the calls for one lock that follow one another, whoever made them and whatever came of them: who is refused at
+// once, again and again, waits too.
+func wanted(calls []*Wait, end int64) []*Wait {
+	calls = slices.Clone(calls)
+	slices.SortStableFunc(calls, func(a, b *Wait) int { return cmp.Compare(a.Call, b.Call) })
+	var all []*Wait
+	for _, c := range calls {
+		w := *c
+		if w.Return == 0 {
+			w.Return = min(exitOr(c, end), end)
+		}
+		if n := len(all); n > 0 && w.Call <= all[n-1].Return+between {
+			all[n-1].Return = max(all[n-1].Return, w.Return)
+			continue
+		}
+		all = append(all, &w)
+	}
+	return all
 }
 
-// gaps returns, for one lock, the times from the end of a hold (or the begin of waiting) to the next grant during which at
-// least one worker waited all the time. A hold counts as over when its holder no longer believed in it.
-func gaps(waits []*Wait, holds []*Hold, end int64) []gap {
+// A gap is a time in which a lock was wanted that nobody was given.
+type gap struct {
+	from, to int64
+}
+
+// gaps returns, for one lock, the times from the end of a hold to the next grant during which it was wanted. A hold counts as
+// over when its holder no longer believed in it.
+func gaps(calls []*Wait, holds []*Hold, end int64) []gap {
+	want := wanted(calls, end)
 	var found []gap
-	ends := make([]int64, 0, len(holds)) // the latest end of the first i holds
-	var latest int64
-	for _, h := range holds {
-		latest = max(latest, h.End)
-		ends = append(ends, latest)
-	}
+	var free int64 // the latest end of the holds before
 	for i := range len(holds) + 1 {
-		next, free := end, int64(0)
+		next := end
 		if i < len(holds) {
 			next = holds[i].Return
 		}
-		if i > 0 {
-			free = ends[i-1]
-		}
-		// The one who has waited the longest of those who waited until then.
-		var first *Wait
-		for _, w := range waits {
-			until := min(exitOr(w, end), end)
-			if w.Return != 0 {
-				until = w.Return
-			}
-			if w.Call < next && until >= next && (first == nil || w.Call < first.Call) {
-				first = w
+		for _, w := range want {
+			if from, to := max(free, w.Call), min(next, w.Return); from < to {
+				found = append(found, gap{from, to})
 			}
 		}
-		if first != nil && next > max(free, first.Call) {
-			found = append(found, gap{from: max(free, first.Call), to: next, waiter: first.Grant})
+		if i < len(holds) {
+			free = max(free, holds[i].End)
 		}
 	}
 	return found
 }
 
-// stranded finds waiters whom nobody served for longer than patience after the last thing was done to the system.
-func stranded(lock string, all []gap, patience int64, lastDisturbed func(int64) int64) []Violation {
+// stranded finds locks that nobody was given for longer than patience, though they were wanted, with nothing done to the
+// system; or for ten times as long, whatever was done.
+func stranded(lock string, calls []*Wait, all []gap, patience int64, calm func(from, to int64) (int64, int64)) []Violation {
 	var found []Violation
 	for _, g := range all {
-		from := max(g.from, lastDisturbed(g.to))
-		if waited := g.to - from; waited > patience {
-			found = append(found, Violation{
-				Rule: RuleStranded, Lock: lock, At: g.to, For: time.Duration(waited), Grants: []string{g.waiter},
-				What: fmt.Sprintf("%s waited %v for a lock that nobody held, while nothing was done to the system", g.waiter,
-					time.Duration(waited).Round(time.Millisecond)),
-			})
+		from, to := calm(g.from, g.to)
+		meanwhile := "nothing was done to the system"
+		if to-from <= patience {
+			from, to = g.from, g.to
+			meanwhile = "whatever was done to the system"
+			if to-from <= 10*patience {
+				continue
+			}
 		}
+		lasted := time.Duration(to - from)
+		n, last := asking(calls, from, to)
+		found = append(found, Violation{
+			Rule: RuleStranded, Lock: lock, At: to, For: lasted, Grants: []string{last},
+			What: fmt.Sprintf("nobody held it and nobody was given it for %v, though it was asked for %d times, the last time by %s; %s",
+				lasted.Round(time.Millisecond), n, last, meanwhile),
+		})
 	}
 	return found
 }
 
-// hung finds workers that never ended.
-func hung(l *lives) []Violation {
-	var found []Violation
-	for worker, e := range l.exits {
-		if e.Exited.How == history.HowHung {
-			found = append(found, Violation{
-				Rule: RuleHung, At: e.At, What: worker + " was asked to end and did not",
-			})
+// asking returns how many calls there were at some time, and the last of them.
+func asking(calls []*Wait, from, to int64) (n int, last string) {
+	var latest int64
+	for _, c := range calls {
+		if c.Call >= to || c.Return != 0 && c.Return <= from {
+			continue
+		}
+		n++
+		if last == "" || c.Call > latest {
+			last, latest = c.Grant, c.Call
 		}
 	}
-	slices.SortFunc(found, func(a, b Violation) int { return cmp.Compare(a.At, b.At) })
+	return n, last
+}
+
+// hasCrashed is how a process of Go ends that panics, as the system says it. Nothing here exits with 2 otherwise.
+const hasCrashed = "exit status 2"
+
+// ends finds workers that never ended, or ended in a panic.
+func ends(l *lives) []Violation {
+	var found []Violation
+	for _, worker := range slices.Sorted(maps.Keys(l.exits)) {
+		switch e := l.exits[worker]; e.Exited.How {
+		case history.HowHung:
+			found = append(found, Violation{Rule: RuleHung, At: e.At, What: worker + " was asked to end and did not"})
+		case hasCrashed:
+			found = append(found, Violation{Rule: RuleCrashed, At: e.At, What: worker + " panicked; words.txt has what it said"})
+		}
+	}
 	return found
 }
 
@@ -289,7 +363,7 @@ func over(events []history.Event) []Violation {
 			if was := begin[e.Worker]; e.Census.Goroutines > was.Goroutines || e.Census.Descriptors > was.Descriptors {
 				found = append(found, Violation{
 					Rule: RuleLeak, At: e.At,
-					What: fmt.Sprintf("%s had %d goroutines and %d descriptors before its first lock, and %d and %d after it had released and closed everything",
+					What: fmt.Sprintf("%s had %d goroutines and %d descriptors before it connected, and %d and %d after it had released and closed everything",
 						e.Worker, was.Goroutines, was.Descriptors, e.Census.Goroutines, e.Census.Descriptors),
 				})
 			}

@@ -27,6 +27,7 @@ type Verdict struct {
 
 	// For the timeline.
 	Holds   []*Hold    `json:"-"`
+	Waits   []*Wait    `json:"-"`
 	Strikes []Strike   `json:"-"`
 	Writes  []StaleUse `json:"-"`
 	Begin   int64      `json:"-"`
@@ -56,7 +57,7 @@ type Figures struct {
 	Most   int `json:"most"`
 
 	Damage
-	// LongestGap is the longest time that somebody waited and nobody was given the lock.
+	// LongestGap is the longest time that a lock was asked for which nobody held, and that nobody was given.
 	LongestGap time.Duration `json:"longest_gap_ns"`
 }
 
@@ -113,13 +114,13 @@ func Judge(h *history.History) *Verdict {
 	if len(h.Events) > 0 {
 		j.Begin, j.End = h.Events[0].At, j.lives.end
 	}
-	j.Holds = j.lives.holds
+	j.Holds, j.Waits = j.lives.holds, j.lives.waits
 	j.strikes()
 	j.locks()
 	j.resource()
 	j.losses()
 	j.calls()
-	j.Violations = append(j.Violations, hung(j.lives)...)
+	j.Violations = append(j.Violations, ends(j.lives)...)
 	j.Violations = append(j.Violations, over(h.Events)...)
 	j.thin()
 	j.concede()
@@ -171,6 +172,7 @@ func (j *judge) strikes() {
 			}
 		}
 	}
+	slices.SortStableFunc(j.Strikes, func(a, b Strike) int { return cmp.Compare(a.From, b.From) })
 	for _, s := range j.Strikes {
 		row := j.rows[s.Name]
 		if row == nil {
@@ -218,15 +220,20 @@ func (j *judge) quiet(from, to int64) bool {
 
 func (j *judge) settle() int64 { return j.Run.TTL + int64(Settle) }
 
-// lastDisturbed returns until when, before t, something was being done to the system.
-func (j *judge) lastDisturbed(t int64) int64 {
-	var last int64
-	for _, s := range j.Strikes {
-		if s.From < t {
-			last = max(last, min(s.To, t))
+// calm returns the longest part of a time in which nothing was being done to the system.
+func (j *judge) calm(from, to int64) (begin, end int64) {
+	undisturbed := from // since when, before the next strike
+	longest := func(until int64) {
+		if until-undisturbed > end-begin {
+			begin, end = undisturbed, until
 		}
 	}
-	return last
+	for _, s := range j.Strikes {
+		longest(min(s.From, to))
+		undisturbed = max(undisturbed, s.To)
+	}
+	longest(to)
+	return begin, end
 }
 
 // count adds to a figure of the run and to that of the fault during which it happened.
@@ -240,6 +247,7 @@ func (j *judge) count(at int64, figure func(*Damage) *int) {
 // locks judges the holds and waits of each lock.
 func (j *judge) locks() {
 	waits := byLock(j.lives.waits, func(w *Wait) string { return w.Lock })
+	calls := byLock(slices.Concat(j.lives.waits, j.lives.tries), func(w *Wait) string { return w.Lock })
 	holds := byLock(j.Holds, func(h *Hold) string { return h.Lock })
 	j.Figures.Locks = len(holds)
 	for _, lock := range slices.Sorted(maps.Keys(holds)) {
@@ -257,13 +265,13 @@ func (j *judge) locks() {
 		j.Violations = append(j.Violations, found...)
 		j.grants(held)
 	}
-	for _, lock := range slices.Sorted(maps.Keys(waits)) {
-		all := gaps(waits[lock], holds[lock], j.End)
+	for _, lock := range slices.Sorted(maps.Keys(calls)) {
+		all := gaps(calls[lock], holds[lock], j.End)
 		for _, g := range all {
 			j.gap(g)
 		}
 		// A session may live for another TTL after a change of leader: two of them, and the time to settle.
-		j.Violations = append(j.Violations, stranded(lock, all, j.settle()+j.Run.TTL, j.lastDisturbed)...)
+		j.Violations = append(j.Violations, stranded(lock, calls[lock], all, j.settle()+j.Run.TTL, j.calm)...)
 	}
 }
 
@@ -302,12 +310,12 @@ func (j *judge) resource() {
 	}
 	groups := byLock(writes, func(e history.Event) string { return e.Write.Lock })
 	for _, lock := range slices.Sorted(maps.Keys(groups)) {
-		found := staleWrites(lock, groups[lock])
+		found := staleWrites(lock, groups[lock], j.lives.byGrant)
 		for _, v := range found {
 			j.count(v.At, func(d *Damage) *int { return &d.StaleAccepted })
 		}
 		j.Violations = append(j.Violations, found...)
-		newest := map[string]int64{} // by mode, the call of the newest hold that wrote
+		newest := map[string]int64{} // by mode, when the newest hold was granted of which a write was accepted
 		for _, e := range groups[lock] {
 			j.write(e, newest)
 		}
@@ -327,7 +335,9 @@ func (j *judge) write(e history.Event, newest map[string]int64) {
 		return // its holder was killed before it could tell that it held
 	}
 	if h.Return >= newest[w.Mode] {
-		newest[w.Mode] = h.Return
+		if !w.Refused {
+			newest[w.Mode] = h.Return
+		}
 		return
 	}
 	j.Writes = append(j.Writes, StaleUse{Lock: w.Lock, Grant: w.Grant, At: e.At, Mode: w.Mode, Refused: w.Refused})
@@ -416,18 +426,28 @@ func (j *judge) calls() {
 	}
 }
 
-// concede marks the violations that a fault excuses.
+// concede marks the violations that a fault excuses. One that could not be done, or not be healed, excuses as well: it may have
+// been done nevertheless.
 func (j *judge) concede() {
-	concessions := Concessions()
+	concessions := Concessions(j.Run.Target)
 	for i := range j.Violations {
 		v := &j.Violations[i]
 		for _, s := range j.Strikes {
-			near := s.From <= v.At && v.At < s.To+j.settle()
-			if near && s.Err == "" && slices.Contains(concessions[s.Name], v.Rule) {
+			if slices.Contains(concessions[s.Name], v.Rule) && s.excuses(v, j.Run.TTL) {
 				v.Conceded = s.Name
 			}
 		}
 	}
+}
+
+// excuses reports whether a strike that a rule does not hold under can be why it was broken. Who held when it struck believes in
+// that for a TTL after its last confirmation; what begins later than that, or lasts twice as long, has another cause.
+func (s *Strike) excuses(v *Violation, ttl int64) bool {
+	since := v.At
+	if v.since != 0 {
+		since = v.since
+	}
+	return s.From <= v.At && since <= s.To+ttl && int64(v.For) <= 2*ttl && (s.Lock == "" || s.Lock == v.Lock)
 }
 
 // thin says when the history proves nothing.
@@ -441,8 +461,16 @@ func (j *judge) thin() {
 	if j.Figures.HandOvers == 0 {
 		weak("the lock never went from one worker to another")
 	}
-	if j.Run.Faults != "none" && j.Run.Faults != "" && len(j.Strikes) == 0 {
+	asked := j.Run.Faults != "none" && j.Run.Faults != ""
+	if asked && !slices.ContainsFunc(j.Strikes, func(s Strike) bool { return s.Err == "" }) {
 		weak("no fault struck, though %s were asked for", j.Run.Faults)
+	}
+	if asked && j.Run.Faults != "all" {
+		for name := range strings.SplitSeq(j.Run.Faults, ",") {
+			if name = strings.TrimSpace(name); j.rows[name] == nil {
+				weak("%s was asked for and never tried", name)
+			}
+		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(j.rows)) {
 		row := j.rows[name]

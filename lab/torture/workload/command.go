@@ -134,7 +134,8 @@ func RunChild(ctx context.Context, arg string, stdout *os.File) (err error) {
 	return r.Unguard()
 }
 
-// commanded is what the command does: for up to one and a half TTLs.
+// commanded is what the command does: for up to half a TTL or, in one of four cases, for two or three, longer than the lock
+// is kept if nobody renews it.
 func (s *strand) commanded(ctx context.Context, c child, began int64, token uint64) error {
 	t := s.hold(&history.Acquire{
 		Lock: c.Lock, Grant: c.Grant, Call: c.Call, Return: began, Outcome: history.OK,
@@ -142,7 +143,12 @@ func (s *strand) commanded(ctx context.Context, c child, began int64, token uint
 	if s.chance.IntN(4) == 0 {
 		ctx = context.WithoutCancel(ctx)
 	}
-	err := t.work(ctx, 1, s.upTo(s.config.Locker.TTL*3/2))
+	ttl := s.config.Locker.TTL
+	lasts := s.upTo(ttl / 2)
+	if s.chance.IntN(4) == 0 {
+		lasts = 2*ttl + s.upTo(ttl)
+	}
+	err := t.work(ctx, 1, lasts)
 	e := t.ended()
 	t.say(history.Event{At: e.Call, End: &e})
 	return err

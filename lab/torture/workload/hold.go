@@ -69,11 +69,15 @@ func (t *held) tell(at int64) {
 // lookApart is how much further a validity must go to be recorded: less is the inexactness of asking for it.
 const lookApart = int64(time.Millisecond)
 
-// look records how long the hold is valid, if that is longer than was recorded.
+// look records how long the hold is valid, if that is longer than was recorded. Whoever is told that it is valid believes so,
+// whatever deadline it was shown.
 func (t *held) look() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	until := t.hold.Until()
+	if until != 0 {
+		until = max(until, history.Now())
+	}
 	if until < t.until+lookApart || !t.hold.Valid() { // asked for later, so that until was true when it was told
 		return
 	}

@@ -106,7 +106,8 @@ func (s *strand) storm(ctx context.Context) error {
 	return s.under(ctx, t, 1+s.chance.IntN(2), 0)
 }
 
-// churn: a session for a few locks. Now and then it is closed while it has one.
+// churn: a session for a few locks. Now and then it is closed while it has one, or abandoned: rarely, because nobody can have
+// the lock then for a TTL.
 func (s *strand) churn(ctx context.Context) error {
 	left := false
 	for n := 1 + s.chance.IntN(3); n > 0 && !left && ctx.Err() == nil; n-- {
@@ -119,6 +120,10 @@ func (s *strand) churn(ctx context.Context) error {
 		}
 		err := t.work(ctx, 1, 0)
 		t.end(func(context.Context) (history.Outcome, error) {
+			if s.chance.IntN(20) == 0 {
+				s.abandon()
+				return history.Unknown, errors.New("the session was abandoned instead")
+			}
 			s.close()
 			return history.Unknown, errors.New("the session was closed instead")
 		})

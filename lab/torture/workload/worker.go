@@ -38,13 +38,13 @@ func (w *worker) run(ctx context.Context, p plan) error {
 		w.resource = r
 		defer r.Close()
 	}
+	before := w.census()
+	w.say(history.Event{Census: &before})
 	if w.config.Workload != Command {
 		if err := w.connect(ctx); err != nil {
 			return err
 		}
 	}
-	before := w.census()
-	w.say(history.Event{Census: &before})
 	err := w.work(ctx, p)
 	w.close()
 	after := w.censusAfter(before)
@@ -99,12 +99,25 @@ func (w *worker) connect(ctx context.Context) error {
 
 // close closes the locker. If its servers cannot be told, that is their trouble: the TTL ends what there is.
 func (w *worker) close() {
+	w.leave(func(ctx context.Context) { _ = w.locker.Close(ctx) })
+}
+
+// abandon leaves the locker without telling its servers, or closes it where that cannot be done.
+func (w *worker) abandon() {
+	if left, ok := w.locker.(locker.Abandoner); ok {
+		w.leave(left.Abandon)
+	}
+	w.close()
+}
+
+// leave has the locker, if there is one, left in some way, for no longer than the TTL.
+func (w *worker) leave(how func(context.Context)) {
 	if w.locker == nil {
 		return
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), w.config.Locker.TTL)
 	defer cancel()
-	_ = w.locker.Close(ctx)
+	how(ctx)
 	w.locker = nil
 }
 
@@ -120,7 +133,7 @@ func (w *worker) newGrant() string { return fmt.Sprintf("%s.%d", w.config.Worker
 
 func (w *worker) say(e history.Event) { w.voice.Say(e) }
 
-// census counts what this process has open, before the first lock.
+// census counts what this process has open, before it connects.
 func (w *worker) census() history.Census {
 	open, err := os.ReadDir("/proc/self/fd")
 	if err != nil {

@@ -26,8 +26,8 @@ const (
 	Long = "long"
 	// Storm: three locks that all try for, or wait for no longer than a moment, four times at once in each worker.
 	Storm = "storm"
-	// Churn: each worker opens a session, takes a few of four locks, releases them or does not, closes the session, and
-	// begins again.
+	// Churn: each worker opens a session, takes a few of four locks, releases them or does not, closes or abandons the session,
+	// and begins again.
 	Churn = "churn"
 	// Command: two locks, under which the real `stile run` runs commands.
 	//

@@ -292,6 +292,8 @@ func TestAWorkerWaitsForItsServersToStart(t *testing.T) {
 	end := play(t, stage.Config("w1", workload.Hot, stileOn(server, 400*time.Millisecond)))
 	defer end()
 	stage.Await("beginning", func(e history.Event) bool { return e.Started != nil })
+	// What the connection leaves open is to be found.
+	stage.Await("count of what is open before it connects", func(e history.Event) bool { return e.Census != nil })
 	server.Start()
 	stage.Await("acquisition", acquired)
 }

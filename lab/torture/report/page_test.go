@@ -1,0 +1,63 @@
+package report
+
+import (
+	"bytes"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/stilelock/stile/lab/torture/history"
+	"github.com/stilelock/stile/lab/torture/verdict"
+)
+
+// told is a page about two holds that overlap, a wait in vain and a fault.
+func told(t *testing.T) string {
+	t.Helper()
+	v := verdict.Judge(&history.History{
+		Run: history.Run{Target: "stile@etcd", Workload: "hot", Faults: "evict", TTL: 1000, Versions: map[string]string{"etcd": "1"}},
+		Events: []history.Event{
+			{At: 1, Worker: "w1", Acquire: &history.Acquire{
+				Lock: "l", Grant: "w1.1", Call: 1, Return: 10, Outcome: history.OK, Token: 1<<53 + 1,
+			}},
+			{At: 2, Worker: "w3", Asked: &history.Asked{Lock: "l", Grant: "w3.1"}},
+			{At: 20, Fault: &history.Fault{ID: 1, Name: "evict", On: "w1", What: "</script><script>alert(1)</script>"}},
+			{At: 30, Worker: "w2", Acquire: &history.Acquire{Lock: "l", Grant: "w2.1", Call: 2, Return: 30, Outcome: history.OK, Token: 1<<53 + 2}},
+			{At: 40, Worker: "w1", End: &history.End{Grant: "w1.1", Call: 40, Outcome: history.OK}},
+		},
+	})
+	var page bytes.Buffer
+	if err := Page(&page, v); err != nil {
+		t.Fatal(err)
+	}
+	return page.String()
+}
+
+func TestThePageNeedsNothingElse(t *testing.T) {
+	if found := regexp.MustCompile(`https?:|src=|href=|@import|url\(`).FindString(told(t)); found != "" {
+		t.Errorf("it has %q", found)
+	}
+}
+
+func TestThePageShowsHoldsWaitsAndFaults(t *testing.T) {
+	page := told(t)
+	for what, text := range map[string]string{
+		"a hold, with a token that no float64 is": `"grant":"w1.1","worker":"w1"`,
+		"its token":     `"token":"9007199254740993"`,
+		"a wait":        `{"lock":"l","grant":"w3.1","worker":"w3","call":2,"to":40}`,
+		"a violation":   `"rule":"overlap","lock":"l","at":30`,
+		"the table":     `<td>evict<td>1<td>1`,
+		"the summary":   `1 conceded`,
+		"the version":   `etcd 1`,
+		"other figures": `acquisitions of one worker`,
+	} {
+		if !strings.Contains(page, text) {
+			t.Errorf("%s is not there: no %s", what, text)
+		}
+	}
+}
+
+func TestNothingInAHistoryBecomesAScript(t *testing.T) {
+	if strings.Contains(told(t), "alert(1)</script>") {
+		t.Error("what a fault says ends the script")
+	}
+}
