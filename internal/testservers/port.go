@@ -17,11 +17,12 @@ const (
 	lastPort  = 32000
 )
 
-// ports counts the ports that this process has taken, from where chance has let it begin: it takes none twice, although
-// those who have been given one may not listen on it yet, and rarely one of another process.
-var ports atomic.Uint32
-
-func init() { ports.Store(rand.Uint32N(lastPort - firstPort)) }
+// taken counts the ports that this process has taken, which begin where chance decides: it takes none twice, although those
+// who have been given one may not listen on it yet, and rarely one of another process.
+var (
+	begin = rand.Uint32N(lastPort - firstPort)
+	taken atomic.Uint32
+)
 
 // FreeAddress returns a loopback address that nobody listens on, and that no other call in this process returns.
 func FreeAddress(tb testing.TB) string {
@@ -36,7 +37,7 @@ func FreeAddress(tb testing.TB) string {
 func freePort() (string, error) {
 	var err error
 	for range 50 {
-		port := firstPort + ports.Add(1)%(lastPort-firstPort)
+		port := firstPort + (begin+taken.Add(1))%(lastPort-firstPort)
 		addr := net.JoinHostPort("127.0.0.1", strconv.Itoa(int(port)))
 		var l net.Listener
 		if l, err = net.Listen("tcp", addr); err == nil {
