@@ -63,7 +63,7 @@ type Node struct {
 	lock     *filelock.Lock
 	failure  *failure
 	health   *health
-	gate     *gate
+	gate     gate
 	others   *others // nil if it is alone
 	etcd     *embed.Etcd
 	activity activity
@@ -95,7 +95,7 @@ func Start(ctx context.Context, cfg Config) (*Node, error) {
 	}
 	n := &Node{
 		cfg: cfg, url: clientURL(ecfg), lock: lock,
-		failure: newFailure(), gate: newGate(), stopped: make(chan struct{}),
+		failure: newFailure(), stopped: make(chan struct{}),
 	}
 	n.activity.began = time.Now()
 	if err := n.start(ctx, ecfg); err != nil {
@@ -127,9 +127,10 @@ func (n *Node) start(ctx context.Context, ecfg *embed.Config) (err error) {
 		defer n.mu.Unlock()
 		n.grpc = append(n.grpc, s)
 	}
+	ecfg.GRPCAdditionalServerOptions = append(ecfg.GRPCAdditionalServerOptions, n.gate.options()...)
 	ecfg.GRPCAdditionalServerOptions = append(ecfg.GRPCAdditionalServerOptions, grpc.StatsHandler(&n.activity))
 	if n.cfg.RootPassword != "" {
-		ecfg.GRPCAdditionalServerOptions = append(ecfg.GRPCAdditionalServerOptions, n.gate.options()...)
+		n.gate.shut.Store(&settingUp)
 	}
 	if err := n.startEtcd(ecfg); err != nil {
 		return n.explain(err)
@@ -322,6 +323,9 @@ func (n *Node) stopEtcd() {
 	n.mu.Lock()
 	serving := n.grpc
 	n.mu.Unlock()
+	// With TLS gRPC's calls come through an HTTP server, which goes on. Stop waits for those too that begin while it waits,
+	// and ends only those that had begun before: for ever, if one of the others is a stream.
+	n.gate.shut.Store(&stopping)
 	for _, s := range serving {
 		s.Stop()
 	}

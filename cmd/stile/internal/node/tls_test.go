@@ -1,20 +1,24 @@
 package node_test
 
 import (
+	"context"
 	"crypto/tls"
 	"crypto/x509"
+	"fmt"
 	"io"
 	"log/slog"
 	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.etcd.io/etcd/client/v3/concurrency"
 	"go.uber.org/zap"
+	"google.golang.org/grpc/metadata"
 
 	"github.com/stilelock/stile/cmd/stile/internal/node"
 	"github.com/stilelock/stile/cmd/stile/internal/node/testcert"
@@ -129,6 +133,38 @@ func TestCloseIsQuickWithClientsConnectedOverTLS(t *testing.T) {
 	}
 	wantQuick(t, "closing", n.Close)
 	<-waiting
+}
+
+// gRPC waits for calls that begin while it stops, and with TLS there may always be another: clients come back at once.
+func TestCloseIsQuickWhileClientsKeepComingOverTLS(t *testing.T) {
+	t.Parallel()
+	ca := testcert.NewAuthority(t)
+	own := ca.Issue("server", testcert.Spec{Hosts: loopbackHosts})
+	for range 5 {
+		n := startWith(t, node.Config{TLS: node.TLS{Cert: own.Cert, Key: own.Key}})
+		cli := secureClient(t, n, ca.Client(nil))
+		ctx, cancel := context.WithCancel(t.Context())
+		var coming sync.WaitGroup
+		for i := range 4 {
+			coming.Go(func() {
+				for n := 0; ctx.Err() == nil; n++ {
+					// On a stream of its own, which stays open.
+					apart := metadata.AppendToOutgoingContext(ctx, "test", fmt.Sprint(i, n))
+					select {
+					case <-cli.Watch(apart, "demo", clientv3.WithCreatedNotify()):
+					case <-time.After(100 * time.Millisecond):
+					}
+				}
+			})
+		}
+		if _, err := cli.Get(t.Context(), "demo"); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(20 * time.Millisecond) // they are all at it
+		wantQuick(t, "closing", n.Close)
+		cancel()
+		coming.Wait()
+	}
 }
 
 func TestClientCertificatesAreRequired(t *testing.T) {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync/atomic"
 	"time"
 
 	"go.etcd.io/etcd/api/v3/etcdserverpb"
@@ -13,21 +14,26 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// gate keeps clients out until it is opened, so that nobody gets in before users are required.
-type gate struct{ opened chan struct{} }
+// gate keeps clients out: before users are required, so that nobody gets in without being one, and when the server is about
+// to stop. The zero gate is open.
+type gate struct {
+	shut atomic.Pointer[string] // why; nil while it is open
+}
 
-func newGate() *gate { return &gate{make(chan struct{})} }
+var (
+	settingUp = "users are being set up"
+	stopping  = "the server is stopping"
+)
 
-func (g *gate) open() { close(g.opened) }
+// open lets clients in, unless the server is stopping.
+func (g *gate) open() { g.shut.CompareAndSwap(&settingUp, nil) }
 
-// refuse returns an error that clients take as a reason to try again soon, while the gate is shut.
+// refuse returns an error that clients take as a reason to try again soon, here or elsewhere, while the gate is shut.
 func (g *gate) refuse() error {
-	select {
-	case <-g.opened:
-		return nil
-	default:
-		return status.Error(codes.Unavailable, "stile serve: users are being set up")
+	if why := g.shut.Load(); why != nil {
+		return status.Error(codes.Unavailable, "stile serve: "+*why)
 	}
+	return nil
 }
 
 // options puts the gate in front of every call.
