@@ -107,12 +107,13 @@ bench-redis: tools ## measure against redsync, redislock and rueidislock, and 10
 	cd lab && GOWORK=off go run ./redisbench
 	GOWORK=off go test -run='^$$' -bench=ManyHolds -benchtime=1x ./store/redisstore
 
+# More packages at a time than there are processors: what they start sleeps for most of the time.
 .PHONY: lab
 lab: tools ## try Stile together with other lockers, which only the lab module depends on
-	cd lab && $(spendthrift) GOWORK=off go vet ./... && GOWORK=off go test -vet=off ./...
+	cd lab && $(spendthrift) GOWORK=off go vet ./... && GOWORK=off go test -vet=off -p=4 ./...
 
 .PHONY: torture-smoke
-torture-smoke: tools ## two minutes: every mutant is caught, then Stile itself under faults (docs/torture.md)
+torture-smoke: tools ## two minutes: every mutant is caught, and Stile itself put under faults (docs/torture.md)
 	go run ./lab/torture smoke
 
 .PHONY: torture

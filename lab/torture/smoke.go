@@ -29,7 +29,7 @@ func newSmoke() *cobra.Command {
 	var duration time.Duration
 	cmd := &cobra.Command{
 		Use:   "smoke",
-		Short: "Catch every mutant, and then hurt Stile itself for a while",
+		Short: "Catch every mutant, and hurt Stile itself for a while",
 		Long: `Smoke runs every mutant of Stile until the harness catches it, and then Stile itself on one etcd and on three for a short while, and on
 three without faults.
 The last line sums up. It exits with 0 if every mutant was caught and Stile broke no rule.`,
@@ -41,31 +41,18 @@ The last line sums up. It exits with 0 if every mutant was caught and Stile brok
 	return cmd
 }
 
-// smoke is what `make torture-smoke` runs.
+// smoke is what `make torture-smoke` runs: the mutants, and beside them, one after the other, what has to be right.
 func smoke(ctx context.Context, out string, duration time.Duration) error {
 	began := time.Now()
 	mutants := mutant.All()
-	escaped, err := catchAll(ctx, out, mutants)
-	if err != nil {
+	var escaped []string
+	var errMutants error
+	var catching sync.WaitGroup
+	catching.Go(func() { escaped, errMutants = catchAll(ctx, out, mutants) })
+	verdicts, err := hurt(ctx, out, duration)
+	catching.Wait()
+	if err := errors.Join(err, errMutants); err != nil {
 		return err
-	}
-	var verdicts []*verdict.Verdict
-	for _, f := range []runFlags{
-		{target: "stile@etcd", faults: "holder-pause,holder-kill,holder-deaf,evict,reset"},
-		{target: "stile@etcd3", faults: "leader-kill,leader-isolate,follower-isolate,holder-pause"},
-		{target: "stile@etcd3", faults: "none"}, // only so is it judged whether somebody was overtaken
-	} {
-		f.workload, f.duration, f.ttl, f.workers, f.seed = workload.Hot, duration, 2*time.Second, 6, 1
-		f.out = filepath.Join(out, f.target)
-		if f.faults == "none" {
-			f.out += "-none"
-		}
-		v, err := f.apart(ctx)
-		if err != nil {
-			return err
-		}
-		verdicts = append(verdicts, v)
-		fmt.Printf("%s: %s\n", f.target, sum(v))
 	}
 	broken := 0
 	for _, v := range verdicts {
@@ -80,6 +67,29 @@ func smoke(ctx context.Context, out string, duration time.Duration) error {
 		return errBroken
 	}
 	return nil
+}
+
+// hurt runs Stile itself and judges it.
+func hurt(ctx context.Context, out string, duration time.Duration) ([]*verdict.Verdict, error) {
+	var verdicts []*verdict.Verdict
+	for _, f := range []runFlags{
+		{target: "stile@etcd", faults: "holder-pause,holder-kill,holder-deaf,evict,reset"},
+		{target: "stile@etcd3", faults: "leader-kill,leader-isolate,follower-isolate,holder-pause"},
+		{target: "stile@etcd3", faults: "none"}, // only so is it judged whether somebody was overtaken
+	} {
+		f.workload, f.duration, f.ttl, f.workers, f.seed = workload.Hot, duration, 2*time.Second, 6, 1
+		f.out = filepath.Join(out, f.target)
+		if f.faults == "none" {
+			f.out += "-none"
+		}
+		v, err := f.apart(ctx)
+		if err != nil {
+			return nil, err
+		}
+		verdicts = append(verdicts, v)
+		fmt.Printf("%s, %s: %s\n", f.target, f.faults, sum(v))
+	}
+	return verdicts, nil
 }
 
 // sum adds up what verdicts say in figures.
