@@ -8,8 +8,8 @@ SHELL := /bin/bash
 MODULES := . cmd/stile
 each_module = for m in $(MODULES); do cd $(CURDIR)/$$m;
 
-BIN   := $(CURDIR)/.bin
-TOOLS := $(BIN)/etcd $(BIN)/etcdctl $(BIN)/gofumpt $(BIN)/golangci-lint $(BIN)/typecheck
+BIN      := $(CURDIR)/.bin
+CHECKERS := $(BIN)/gofumpt $(BIN)/golangci-lint $(BIN)/typecheck
 
 # For what compiles or checks, never for what is tested: it lives for seconds, and saves a third of its computing if it
 # collects no garbage before it has much of it.
@@ -19,8 +19,18 @@ spendthrift := GOGC=off GOMEMLIMIT=2GiB
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' Makefile | expand -t 14
 
+# What runs tests sleeps for half of the time. What reads code takes what is left of the processors, and nothing else.
 .PHONY: test
-test: tools fmt vet lint tidy types explore race lab torture-smoke ## everything that must pass: what CI runs
+test: ## everything that must pass: what CI runs
+	$(MAKE) -j2 code behaviour
+
+.PHONY: code
+code:
+	nice -n 19 $(MAKE) -j1 fmt vet lint tidy types
+
+.PHONY: behaviour
+behaviour:
+	$(MAKE) -j1 servers explore race lab torture-smoke
 
 .PHONY: check
 check: tools fmt vet lint tidy ## the same without the race detector and the other systems
@@ -36,7 +46,10 @@ man: build ## the man pages, into .bin/man
 	$(BIN)/stile man $(BIN)/man
 
 .PHONY: tools
-tools: $(TOOLS) ## the servers and checkers that the tests need: pinned ones into .bin, others as Debian packages
+tools: servers $(CHECKERS) ## the servers and checkers that the tests need: pinned ones into .bin, others as Debian packages
+
+.PHONY: servers
+servers: $(BIN)/etcd $(BIN)/etcdctl
 	tools/packages
 
 # Without the workspace: the versions that golangci-lint needs are not to be those that Stile is built with.
@@ -81,7 +94,7 @@ explore: ## walk through all states of the keeper's core (left out by race: it h
 # Built first, so that no test shares the machine with a compiler. More tests at a time than there are processors: most of
 # them wait.
 .PHONY: race
-race: $(BIN)/etcd $(BIN)/etcdctl ## all tests, with the race detector
+race: servers ## all tests, with the race detector
 	$(each_module) $(spendthrift) GOWORK=off go build -race ./...; \
 		GOWORK=off go test -race -vet=off -shuffle=on -parallel=8 ./...; done
 
@@ -103,21 +116,21 @@ bench-zk: ## measure against go-zookeeper's Lock
 	go run ./internal/zkbench
 
 .PHONY: bench-redis
-bench-redis: tools ## measure against redsync, redislock and rueidislock, and 100 000 locks of one process
+bench-redis: servers ## measure against redsync, redislock and rueidislock, and 100 000 locks of one process
 	cd lab && GOWORK=off go run ./redisbench
 	GOWORK=off go test -run='^$$' -bench=ManyHolds -benchtime=1x ./store/redisstore
 
 # More packages at a time than there are processors: what they start sleeps for most of the time.
 .PHONY: lab
-lab: tools ## try Stile together with other lockers, which only the lab module depends on
+lab: servers ## try Stile together with other lockers, which only the lab module depends on
 	cd lab && $(spendthrift) GOWORK=off go vet ./... && GOWORK=off go test -vet=off -p=4 ./...
 
 .PHONY: torture-smoke
-torture-smoke: tools ## two minutes: every mutant is caught, and Stile itself put under faults (docs/torture.md)
+torture-smoke: servers ## two minutes: every mutant is caught, and Stile itself put under faults (docs/torture.md)
 	go run ./lab/torture smoke
 
 .PHONY: torture
-torture: tools ## an hour: all targets under all faults, as a table
+torture: servers ## an hour: all targets under all faults, as a table
 	go run ./lab/torture matrix
 
 .PHONY: soak
