@@ -19,18 +19,19 @@ spendthrift := GOGC=off GOMEMLIMIT=2GiB
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' Makefile | expand -t 14
 
-# What runs tests sleeps for half of the time. What reads code takes what is left of the processors, and nothing else.
+# What runs tests sleeps for half of the time. What reads code takes what is left of the processors, and nothing else. Each does
+# one thing after the other.
 .PHONY: test
 test: ## everything that must pass: what CI runs
 	$(MAKE) -j2 code behaviour
 
 .PHONY: code
 code:
-	nice -n 19 $(MAKE) -j1 fmt vet lint tidy types
+	MAKEFLAGS= nice -n 19 $(MAKE) fmt vet lint tidy types
 
 .PHONY: behaviour
 behaviour:
-	$(MAKE) -j1 servers explore race lab torture-smoke
+	MAKEFLAGS= $(MAKE) servers explore race lab torture-smoke
 
 .PHONY: check
 check: tools fmt vet lint tidy ## the same without the race detector and the other systems
@@ -91,8 +92,7 @@ types: $(BIN)/typecheck ## check that everything compiles on the other systems, 
 explore: ## walk through all states of the keeper's core (left out by race: it has one goroutine)
 	GOWORK=off go test -run='^TestExplore' ./keeper
 
-# Built first, so that no test shares the machine with a compiler. More tests at a time than there are processors: most of
-# them wait.
+# Built first, so that no test waits for a compiler. More tests at a time than there are processors: most of them sleep.
 .PHONY: race
 race: servers ## all tests, with the race detector
 	$(each_module) $(spendthrift) GOWORK=off go build -race ./...; \
