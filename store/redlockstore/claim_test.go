@@ -93,8 +93,8 @@ func TestARequestThatArrivesAfterItsCleanupIsVoid(t *testing.T) {
 		return d.DialContext(ctx, "tcp", addr)
 	}
 	se := openSession(t, newStore(t, options), time.Minute)
-	eventually(t, "the third master is connected", func() bool { return proxies[2].Connections() == 1 })
-	ticket, _ := hold(t, se, "lock") // so that it knows the script
+	ticket, _ := hold(t, se, "lock")
+	everywhere(t, servers, "lock")
 	if err := ticket.Withdraw(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -177,7 +177,8 @@ func TestAnOrderIsNotGivenAfterALargerOne(t *testing.T) {
 	proxies, options := through(t, servers)
 	late := openSession(t, newStore(t, patient(options)), time.Minute)
 	other := openSession(t, newStore(t, to(servers)), time.Minute)
-	ticket, _ := hold(t, late, "lock") // all is connected, and the scripts are known
+	ticket, _ := hold(t, late, "lock")
+	everywhere(t, servers, "lock")
 	withdraw(t, ticket)
 	eventually(t, "all masters are free", func() bool { return holding(servers, "lock") == 0 })
 
@@ -197,8 +198,7 @@ func TestAnOrderIsNotGivenAfterALargerOne(t *testing.T) {
 	eventually(t, "the other has left", func() bool { return holding(servers[:2], "lock") == 0 })
 	proxies[2].Release(testservers.Down)
 	eventually(t, "the third master knows the order", func() bool {
-		fence, _ := servers[2].Do("GET", "{lock}//fence").ToString()
-		id, _ := servers[2].Do("GET", "lock").ToString()
+		fence, id := text(servers[2], "{lock}//fence"), text(servers[2], "lock")
 		_, of, _ := strings.Cut(fence, " ")
 		return of != "" && strings.HasPrefix(id, of)
 	})
@@ -386,20 +386,30 @@ func TestALineSaysWhereTheMastersDisagree(t *testing.T) {
 	t.Parallel()
 	servers := testservers.StartRedisServers(t, 3)
 	st := newStore(t, to(servers))
-	hold(t, openSession(t, st, time.Minute), "lock")
+	_, order := hold(t, openSession(t, st, time.Minute), "lock")
+	eventually(t, "all masters have it", func() bool { return holding(servers, "lock") == 3 })
+	line := func() store.Line {
+		l, err := st.Line(t.Context(), "lock")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return l
+	}
 	servers[0].Do("DEL", "lock")
 	servers[1].Pause()
-	l, err := st.Line(t.Context(), "lock")
+	l := line()
+	_, err := st.Break(t.Context(), "lock", order)
 	servers[1].Resume()
-	if err != nil || len(l.Entries) != 0 || len(l.Remarks) != 2 {
-		t.Fatalf("the line is %+v, %v; want two remarks and nobody", l, err)
+	if len(l.Entries) != 0 || len(l.Remarks) != 2 {
+		t.Fatalf("the line is %+v; want two remarks and nobody", l)
 	}
 	wantSaid(t, errors.New(l.Remarks[0]), "1 of 3 masters, no majority", "it ends there within")
 	wantSaid(t, errors.New(l.Remarks[1]), servers[1].Addr()+": no answer")
-	l, err = st.Line(t.Context(), "lock")
-	if err != nil || len(l.Entries) != 1 || len(l.Remarks) != 1 {
-		t.Fatalf("the line is %+v, %v; want one entry and a remark", l, err)
-	}
+	wantSaid(t, err, "no entry with order", "1 of 3 masters did not answer")
+	eventually(t, "there is an entry and a remark", func() bool {
+		l = line()
+		return len(l.Entries) == 1 && len(l.Remarks) == 1
+	})
 	wantSaid(t, errors.New(l.Remarks[0]), "is at 2 of 3 masters")
 }
 
@@ -431,7 +441,8 @@ func TestASessionIsRenewedWhileManyTryAtOnce(t *testing.T) {
 	servers := testservers.StartRedisServers(t, 3)
 	proxies, options := through(t, servers)
 	se := openSession(t, newStore(t, patient(options)), time.Minute)
-	ticket, _ := hold(t, se, "lock") // all is connected, and the scripts are known
+	ticket, _ := hold(t, se, "lock")
+	everywhere(t, servers, "lock")
 	withdraw(t, ticket)
 	for _, p := range proxies {
 		p.CutReplies()

@@ -137,8 +137,7 @@ func TestAWaiterThatHasLeftIsOut(t *testing.T) {
 			withdraw(t, holder)
 			of := func() (n int) {
 				for _, r := range servers {
-					value, _ := r.Do("EVAL", "return redis.call('GET', 'lock') or ''", "0").ToString()
-					if strings.Contains(value, se.ID()) {
+					if strings.Contains(text(r, "lock"), se.ID()) {
 						n++
 					}
 				}
@@ -162,7 +161,8 @@ func TestAnEntryWithATimeOfItsOwnIsNotRenewed(t *testing.T) {
 	servers := testservers.StartRedisServers(t, 3)
 	proxies, options := through(t, servers)
 	se := openSession(t, newStore(t, patient(options)), time.Minute)
-	first, _ := hold(t, se, "first") // so that the scripts are known
+	first, _ := hold(t, se, "first")
+	everywhere(t, servers, "first")
 	if err := first.WithdrawAfter(t.Context(), time.Second); err != nil {
 		t.Fatal(err)
 	}

@@ -117,6 +117,21 @@ func holding(servers []*testservers.Redis, key string) (n int) {
 	return n
 }
 
+// text returns what is at a key, "" if nothing is.
+func text(r *testservers.Redis, key string) string {
+	value, _ := r.Do("EVAL", "return redis.call('GET', KEYS[1]) or ''", "1", key).ToString()
+	return value
+}
+
+// everywhere waits until all of the servers, not just a majority, have taken part in a hold: all are connected, and know the
+// scripts.
+func everywhere(t *testing.T, servers []*testservers.Redis, name string) {
+	t.Helper()
+	eventually(t, "all masters have the entry and its order", func() bool {
+		return holding(servers, name) == len(servers) && holding(servers, "{"+name+"}//fence") == len(servers)
+	})
+}
+
 // eventually waits until something is so that nothing tells of.
 func eventually(t *testing.T, what string, is func() bool) {
 	t.Helper()

@@ -140,8 +140,12 @@ func (s *Store) poll(ctx context.Context, script *rueidis.Lua, keys, args []stri
 	return answers
 }
 
-// straggle is how long the other masters are waited for when a majority has answered, and there is an answer without them.
-const straggle = 20 * time.Millisecond
+// How long the other masters are waited for when a majority has answered, and there is an answer without them. Who reads
+// waits longer: what a majority has cannot be told from what a minority has if the master that knows was just slow.
+const (
+	straggle       = 20 * time.Millisecond
+	straggleToRead = 10 * straggle
+)
 
 // usual is how long the other masters are waited for when a majority has answered and there is none: twice as long as the
 // slowest takes, and a little more, but no longer than half a second. One that hangs is known by what it took before.
@@ -155,8 +159,8 @@ func (s *Store) usual() time.Duration {
 	return min(2*slowest+5*time.Millisecond, 500*time.Millisecond)
 }
 
-// ask asks all masters, and returns the answers: a majority of them at least, and those that come soon after.
-func (s *Store) ask(ctx context.Context, script *rueidis.Lua, keys, args []string) ([]answer, error) {
+// ask asks all masters, and returns the answers: a majority of them at least, and those that come so soon after.
+func (s *Store) ask(ctx context.Context, soon time.Duration, script *rueidis.Lua, keys, args []string) ([]answer, error) {
 	var good []answer
 	heard := s.newTally()
 	answers := s.poll(ctx, script, keys, args)
@@ -174,7 +178,7 @@ func (s *Store) ask(ctx context.Context, script *rueidis.Lua, keys, args []strin
 			return nil, attempts.EndedBy(ctx, heard.err())
 		}
 		if len(good) == s.quorum && late == nil {
-			late = time.After(straggle)
+			late = time.After(soon)
 		}
 	}
 	if len(good) < s.quorum {

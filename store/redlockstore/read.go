@@ -83,7 +83,7 @@ func (s *Store) names(ctx context.Context, prefix string) ([]string, error) {
 // read asks all masters until a majority has answered, or refused.
 func (s *Store) read(ctx context.Context, script *rueidis.Lua, keys, args []string) (answers []answer, err error) {
 	_, err = s.patiently(ctx, func() error {
-		answers, err = s.ask(ctx, script, keys, args)
+		answers, err = s.ask(ctx, straggleToRead, script, keys, args)
 		return err
 	})
 	return answers, err
@@ -245,8 +245,9 @@ func (s *Store) Break(ctx context.Context, name string, order uint64) (store.Ent
 	if err != nil {
 		return store.Entry{}, s.explain(doing, attempts.EndedBy(ctx, err))
 	}
-	gone := fmt.Errorf("%s: %s: %w: no entry with order %d stands there", s, doing, store.ErrGone, order)
 	l := s.line(name, views[0])
+	gone := fmt.Errorf("%s: %s: %w: %s", s, doing, store.ErrGone,
+		strings.Join(append([]string{fmt.Sprintf("no entry with order %d stands there", order)}, l.Remarks...), "; "))
 	if order == 0 || len(l.Entries) == 0 || l.Entries[0].Order != order {
 		return store.Entry{}, gone
 	}

@@ -61,7 +61,7 @@ func (se *session) Terms() store.Terms { return store.Terms{TTL: se.ttl, Slack: 
 // begin makes sure that there is a majority to lock with.
 func (se *session) begin(ctx context.Context) error {
 	sent, err := se.store.patiently(ctx, func() error {
-		_, err := se.store.ask(ctx, renewScript, []string{se.store.keys.index()}, []string{millis(se.ttl), millis(fenceTTL)})
+		_, err := se.store.ask(ctx, straggle, renewScript, []string{se.store.keys.index()}, []string{millis(se.ttl), millis(fenceTTL)})
 		return err
 	})
 	if err != nil {

@@ -144,8 +144,9 @@ func TestCloseIsQuickWhileClientsKeepComingOverTLS(t *testing.T) {
 		n := startWith(t, node.Config{TLS: node.TLS{Cert: own.Cert, Key: own.Key}})
 		cli := secureClient(t, n, ca.Client(nil))
 		ctx, cancel := context.WithCancel(t.Context())
-		var coming sync.WaitGroup
+		var coming, atIt sync.WaitGroup
 		for i := range 4 {
+			atIt.Add(1)
 			coming.Go(func() {
 				for n := 0; ctx.Err() == nil; n++ {
 					// On a stream of its own, which stays open.
@@ -154,13 +155,13 @@ func TestCloseIsQuickWhileClientsKeepComingOverTLS(t *testing.T) {
 					case <-cli.Watch(apart, "demo", clientv3.WithCreatedNotify()):
 					case <-time.After(100 * time.Millisecond):
 					}
+					if n == 10 {
+						atIt.Done()
+					}
 				}
 			})
 		}
-		if _, err := cli.Get(t.Context(), "demo"); err != nil {
-			t.Fatal(err)
-		}
-		time.Sleep(20 * time.Millisecond) // they are all at it
+		atIt.Wait()
 		wantQuick(t, "closing", n.Close)
 		cancel()
 		coming.Wait()
