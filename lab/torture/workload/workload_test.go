@@ -245,7 +245,7 @@ func TestAHolderWhoseKeyIsDeletedIsTold(t *testing.T) {
 	if _, err := etcd.Client(t).Delete(t.Context(), "t/", clientv3.WithPrefix()); err != nil {
 		t.Fatal(err)
 	}
-	e := stage.AwaitNext("end", func(e history.Event) bool { return e.End != nil && e.End.Grant == hold.Grant && e.End.Return != 0 }).End
+	e := stage.Await("end", func(e history.Event) bool { return e.End != nil && e.End.Grant == hold.Grant && e.End.Return != 0 }).End
 	if e.Told < before || e.Told > e.Call || e.Why == "" || e.Outcome != history.Failed {
 		t.Errorf("deleted at %d, it ends so: %+v", before, *e)
 	}
