@@ -5,6 +5,7 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"net"
 	"strconv"
@@ -159,7 +160,7 @@ func openRedis(ctx context.Context, t target, logger *slog.Logger) (*Opened, err
 	}
 	ctx, cancel := context.WithTimeoutCause(ctx, patience, errNoAnswer)
 	defer cancel()
-	cli, err := connectRedis(ctx, t.redisOptions(password, secure))
+	cli, err := connectRedis(ctx, t.redisOptions(password, secure), t.prefix)
 	if err != nil {
 		return nil, fmt.Errorf("redis at %s: %w", strings.Join(t.endpoints, ", "), t.explainRedis(err))
 	}
@@ -178,12 +179,15 @@ func openRedis(ctx context.Context, t target, logger *slog.Logger) (*Opened, err
 
 var errNoAnswer = fmt.Errorf("no answer within %v", patience)
 
+// dialing is how long a connection may take, TLS included.
+const dialing = patience * 4 / 5
+
 // redisOptions are the options of the client.
 func (t target) redisOptions(password string, secure *tls.Config) rueidis.ClientOption {
 	options := redisstore.Ready(t.endpoints...)
 	options.Username, options.Password, options.TLSConfig = t.user, password, secure
 	options.SelectDB = t.redis.db
-	options.Dialer.Timeout = patience * 4 / 5
+	options.Dialer.Timeout = dialing
 	switch t.scheme {
 	case schemeRedisUnix:
 		path := strings.TrimPrefix(t.endpoints[0], "unix://")
@@ -204,7 +208,7 @@ func (t target) redisOptions(password string, secure *tls.Config) rueidis.Client
 
 // connectRedis makes a client and asks the server for a sign of life. Making a client cannot be stopped: one that is ready
 // too late is closed again.
-func connectRedis(ctx context.Context, options rueidis.ClientOption) (rueidis.Client, error) {
+func connectRedis(ctx context.Context, options rueidis.ClientOption, prefix string) (rueidis.Client, error) {
 	type made struct {
 		cli rueidis.Client
 		err error
@@ -213,8 +217,9 @@ func connectRedis(ctx context.Context, options rueidis.ClientOption) (rueidis.Cl
 	go func() {
 		cli, err := rueidis.NewClient(options)
 		if err == nil {
-			// No lock has this key. To be refused it is an answer too: the user may be allowed some names only.
-			err = cli.Do(ctx, cli.B().Exists().Key("//stile").Build()).Error()
+			// No lock has this key, and whoever may use locks with the prefix may ask for it. To be refused it is an answer
+			// too: the user may be allowed some names only.
+			err = cli.Do(ctx, cli.B().Exists().Key(prefix+"//stile").Build()).Error()
 			if said, ok := rueidis.IsRedisErr(err); ok && strings.HasPrefix(said.Error(), "NOPERM") {
 				err = nil
 			}
@@ -240,13 +245,41 @@ func connectRedis(ctx context.Context, options rueidis.ClientOption) (rueidis.Cl
 // explainRedis says what it means that connecting failed with err, to somebody who can do something about it.
 func (t target) explainRedis(err error) error {
 	said, ok := rueidis.IsRedisErr(err)
+	if !ok {
+		return t.explainSilence(err)
+	}
+	what := ""
+	switch text := said.Error(); {
+	case strings.HasPrefix(text, "WRONGPASS"), strings.Contains(text, "invalid password"):
+		what = fmt.Sprintf("it does not accept the user %q with this password", t.user)
+	case strings.HasPrefix(text, "NOAUTH") && t.scheme == schemeRedisSentinel && t.passwords() > 0:
+		what = "the sentinels want a password, and are asked without one: that must be allowed there"
+	case strings.HasPrefix(text, "NOAUTH"):
+		what = "it wants to know who asks: give a password, and a user if it has any"
+	case strings.HasPrefix(text, "NOPERM"):
+		what = "the rights that Stile needs are in docs/stores.md"
+	case strings.Contains(text, "DB index"):
+		what = fmt.Sprintf("it has no database %d", t.redis.db)
+	case strings.HasPrefix(text, "MOVED"):
+		what = "it is a node of a cluster: write redis+cluster://"
+	case strings.Contains(text, "unknown command 'EXISTS'"):
+		what = "it is no server that keeps data; if it is a sentinel, write redis+sentinel://"
+	case strings.Contains(text, "unknown command 'SENTINEL'"):
+		what = "it is no sentinel; to use the server itself, write redis://"
+	default:
+		return err
+	}
+	return fmt.Errorf("%s: %w", what, err)
+}
+
+// explainSilence says what it may mean that what was connected to does not answer as Redis does.
+func (t target) explainSilence(err error) error {
+	broken, ok := errors.AsType[*net.OpError](err)
 	switch {
-	case ok && (strings.HasPrefix(said.Error(), "WRONGPASS") || strings.Contains(said.Error(), "invalid password")):
-		return fmt.Errorf("it does not accept the user %q with this password: %w", t.user, err)
-	case ok && strings.HasPrefix(said.Error(), "NOAUTH"):
-		return fmt.Errorf("it wants to know who asks: give a password, and a user if it has any: %w", err)
-	case ok && strings.Contains(said.Error(), "DB index"):
-		return fmt.Errorf("it has no database %d: %w", t.redis.db, err)
+	case !t.redis.tls && (errors.Is(err, io.EOF) || ok && broken.Op == "read" && !broken.Timeout()):
+		return fmt.Errorf("it has closed the connection: if it wants TLS, say so in the URL: %w", err)
+	case t.redis.tls && errors.Is(err, context.DeadlineExceeded):
+		return fmt.Errorf("there is no TLS connection within %v: if it is reached without TLS, say so in the URL: %w", dialing, err)
 	}
 	return err
 }

@@ -108,7 +108,7 @@ func TestADeadServerIsReplaced(t *testing.T) {
 	}
 	before, pid := token(), m.server()
 	m.killServer()
-	if _, err := os.Stat(m.path("run", "stile", "local.sock")); err != nil {
+	if _, err := os.Stat(m.link()); err != nil {
 		t.Fatalf("the test wants the dead server's socket to be left: %v", err)
 	}
 	if after := token(); after <= before {
@@ -149,6 +149,21 @@ func TestTheSameServerIsFoundWithoutARuntimeDirectory(t *testing.T) {
 	}
 }
 
+// Each of them has to go on finding its own server, and who holds a lock there.
+func TestTwoHomesWithOneRuntimeDirectoryHaveTwoServers(t *testing.T) {
+	t.Parallel()
+	m, other := newMachine(t), newMachine(t)
+	other.set("XDG_RUNTIME_DIR", m.path("run"))
+	m.start(sleeper, "demo")
+	other.run("-n", "demo", "--", "true").wants(0)
+	m.run("-n", "demo", "--", "true").wants(75, "demo")
+	other.killServer()
+	m.run("-n", "demo", "--", "true").wants(75, "demo")
+}
+
+// link leads to the socket of the machine's local server.
+func (m *machine) link() string { return filepath.Join(m.home(), "socket") }
+
 // place makes what there is of a local server before it runs, and returns the path of its socket.
 func (m *machine) place() string {
 	m.t.Helper()
@@ -158,7 +173,7 @@ func (m *machine) place() string {
 			m.t.Fatal(err)
 		}
 	}
-	if err := os.Symlink(socket, filepath.Join(m.home(), "socket")); err != nil {
+	if err := os.Symlink(socket, m.link()); err != nil {
 		m.t.Fatal(err)
 	}
 	return socket
@@ -234,7 +249,7 @@ func TestTheServerIsNoPartOfTheCommandThatHasStartedIt(t *testing.T) {
 	t.Parallel()
 	m, s := newMachine(t), serve(t)
 	m.start(stile+` run --url local: inner -- true; touch started; while :; do sleep 0.01; done`,
-		"--url", s.url, "--run-timeout", "2", "outer").wants(124, "stopping it")
+		"--url", s.url, "--run-timeout", "8", "outer").wants(124, "stopping it")
 	if pid := m.server(); !running(pid) {
 		t.Error("the local server was stopped with the command that has started it")
 	}

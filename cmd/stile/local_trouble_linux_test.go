@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io/fs"
 	"math/rand/v2"
+	"net"
 	"os"
 	"path/filepath"
 	"slices"
@@ -48,6 +49,21 @@ func (m *machine) put(text string, elem ...string) {
 	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
 		m.t.Fatal(err)
 	}
+}
+
+// usedSocket returns the path of the socket that the local server has had, and will have again; nothing is there.
+func (m *machine) usedSocket() string {
+	m.t.Helper()
+	m.run("demo", "--", "true").wants(0)
+	m.killServer()
+	socket, err := os.Readlink(m.link())
+	for _, file := range []string{m.link(), socket} {
+		err = cmp.Or(err, os.Remove(file))
+	}
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	return socket
 }
 
 // needsRoot skips the test where it cannot be somebody else, or mount something.
@@ -132,7 +148,7 @@ func TestNoPlaceForALocalServer(t *testing.T) {
 		},
 		"home is full": {
 			func(m *machine) { m.mount(m.mkdir(0o700, ".local"), "size=64k", 0) },
-			[]string{"local server did not start", "no space left on device", "make room", "--url"},
+			[]string{"local server did not start", "no space left on device", "make room", "XDG_STATE_HOME", "--url"},
 		},
 		"runtime directory is full": {
 			func(m *machine) { m.mount(m.path("run"), "size=64k,nr_inodes=1,mode=700", 0) },
@@ -155,11 +171,18 @@ func TestNoPlaceForALocalServer(t *testing.T) {
 			[]string{"run/stile", "should be a directory", "remove it", "--url"},
 		},
 		"a directory where the socket should be": {
+			func(m *machine) { m.mkdir(0o700, strings.TrimPrefix(m.usedSocket(), m.dir), "x") },
+			[]string{"local server did not start", "run/stile/local-", "--url"},
+		},
+		"a stranger where the socket should be": {
 			func(m *machine) {
-				m.mkdir(0o700, "run", "stile")
-				m.mkdir(0o700, "run", "stile", "local.sock", "x")
+				l, err := net.Listen("unix", m.usedSocket())
+				if err != nil {
+					m.t.Fatal(err)
+				}
+				m.t.Cleanup(func() { l.Close() })
 			},
-			[]string{"local server did not start", "run/stile/local.sock", "--url"},
+			[]string{"local server did not start", "another program listens", "run/stile/local-", "XDG_RUNTIME_DIR", "--url"},
 		},
 		"data is a file": {
 			func(m *machine) { m.put("", "data") },

@@ -25,7 +25,7 @@ func TestRedisReplicaTakesOverWhenItsMasterStands(t *testing.T) {
 	f := StartRedisFailover(t)
 	master, replica := f.Servers[0], f.Servers[1]
 	master.Do("SET", "k", "v")
-	if n, err := master.Do("WAIT", "1", "5000").AsInt64(); err != nil || n != 1 {
+	if n, err := master.Do("WAIT", "1", "9000").AsInt64(); err != nil || n != 1 {
 		t.Fatalf("%d replicas have it, %v", n, err)
 	}
 	master.Pause()

@@ -330,7 +330,7 @@ func (z *ZooKeeper) showLog() {
 
 // awaitReady polls, because ZooKeeper has no event for "able to serve".
 func (z *ZooKeeper) awaitReady() error {
-	const most = 30 * time.Second
+	const most = time.Minute
 	for end := time.Now().Add(most); time.Now().Before(end); {
 		if z.mode() != "" {
 			return nil

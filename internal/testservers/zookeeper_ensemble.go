@@ -33,18 +33,18 @@ func (e *ZooKeeperEnsemble) Endpoints() []string {
 	return endpoints
 }
 
-// Leader returns the member that leads. While there is none it waits; after thirty seconds the test fails. A member that
+// Leader returns the member that leads. While there is none it waits; after a minute the test fails. A member that
 // was paused while it led must not be asked for.
 func (e *ZooKeeperEnsemble) Leader(t testing.TB) *ZooKeeper {
 	t.Helper()
-	for end := time.Now().Add(30 * time.Second); time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
+	for end := time.Now().Add(time.Minute); time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
 		for _, z := range e.members {
 			if z.process.running() && z.mode() == "leader" {
 				return z
 			}
 		}
 	}
-	t.Fatalf("testservers: the ensemble %v has had no leader for 30 s", e.Endpoints())
+	t.Fatalf("testservers: the ensemble %v has had no leader for a minute", e.Endpoints())
 	return nil
 }
 

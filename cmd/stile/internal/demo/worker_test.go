@@ -22,6 +22,9 @@ type hired struct {
 	err     chan error
 }
 
+// ttl is longer than any of these tests: what they lose is taken from them.
+const ttl = time.Minute
+
 // hire starts a worker on a store in memory.
 func hire(t *testing.T, opened *storeurl.Opened, j job) *hired {
 	t.Helper()
@@ -107,7 +110,7 @@ func (h *hired) ends() error {
 func TestAWorkerDoesItsPartInTurns(t *testing.T) {
 	t.Parallel()
 	counter := testCounter(t)
-	h := hire(t, memory(t), job{Lock: "demo", TTL: time.Second, Counter: counter, Add: 1000, Turns: 2})
+	h := hire(t, memory(t), job{Lock: "demo", TTL: ttl, Counter: counter, Add: 1000, Turns: 2})
 	first := h.begins(order{})
 	if r := h.tells(ended); r.Added != 500 {
 		t.Errorf("after the first of two turns: %+v", r)
@@ -133,7 +136,7 @@ func TestAWorkerDoesItsPartInTurns(t *testing.T) {
 func TestAWorkerThatIsToHaltHasAcknowledgedAllThatItHasWritten(t *testing.T) {
 	t.Parallel()
 	counter, opened := testCounter(t), memory(t)
-	h := hire(t, opened, job{Lock: "demo", TTL: time.Second, Counter: counter, Add: 999, Turns: 1})
+	h := hire(t, opened, job{Lock: "demo", TTL: ttl, Counter: counter, Add: 999, Turns: 1})
 	h.begins(order{Halt: true})
 	r := h.tells(halted)
 	if n, err := readCounter(counter); r.Added != 499 || n != 499 || err != nil {
@@ -159,7 +162,7 @@ func TestAWorkerThatLosesTheLockStopsTellsAndJoinsAgain(t *testing.T) {
 			t.Parallel()
 			counter, opened := testCounter(t), memory(t)
 			const all = 100_000 // takes long enough to be caught in the middle
-			h := hire(t, opened, job{Lock: "demo", TTL: time.Second, Counter: counter, Add: all, Turns: 1})
+			h := hire(t, opened, job{Lock: "demo", TTL: ttl, Counter: counter, Add: all, Turns: 1})
 			first := h.begins(o)
 			if o.Halt {
 				h.tells(halted)
@@ -199,7 +202,7 @@ func TestAWorkerWithoutAJobSaysWhoStartsWorkers(t *testing.T) {
 func TestAWorkerEndsWithItsParentWhileItWaits(t *testing.T) {
 	t.Parallel()
 	opened := memory(t)
-	j := job{Lock: "demo", TTL: time.Second, Counter: testCounter(t), Add: 10, Turns: 1}
+	j := job{Lock: "demo", TTL: ttl, Counter: testCounter(t), Add: 10, Turns: 1}
 	holder := hire(t, opened, j)
 	holder.begins(order{Halt: true})
 	holder.tells(halted)

@@ -5,6 +5,7 @@ package local
 import (
 	"bytes"
 	"context"
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"io"
@@ -126,7 +127,7 @@ func (h Home) start(ctx context.Context) (string, error) {
 	if socket, err := h.look(ctx); !errors.Is(err, ErrNone) {
 		return socket, err
 	}
-	socket := filepath.Join(runtimeDir(), "local.sock")
+	socket := filepath.Join(runtimeDir(), h.socketName())
 	if err := checkSocket(socket); err != nil {
 		return "", err
 	}
@@ -146,6 +147,13 @@ func runtimeDir() string {
 		return filepath.Join(dir, "stile")
 	}
 	return fmt.Sprintf("/tmp/stile-%d", os.Getuid())
+}
+
+// socketName is another for each home. Two may have the runtime directory in common, and each has to find its own server
+// there; and clients of a server that has died look for the next one where that was.
+func (h Home) socketName() string {
+	sum := sha256.Sum256([]byte(h))
+	return fmt.Sprintf("local-%x.sock", sum[:6])
 }
 
 func isOurs(dir string) bool {

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io/fs"
 	"log/slog"
+	"net"
 	"os"
 	"strconv"
 	"time"
@@ -86,7 +87,12 @@ func (h Home) claim(ctx context.Context) (*filelock.Lock, error) {
 
 // open starts the server, and returns what its socket is known by.
 func (h Home) open(ctx context.Context, socket string, log *slog.Logger) (*node.Node, fs.FileInfo, error) {
-	n, err := node.Start(ctx, node.Config{Dir: h.Data(), Socket: socket, Logger: log})
+	// It would be taken from whoever listens there: a server in another container, say, whose home has the same path.
+	if conn, err := net.Dial("unix", socket); err == nil {
+		conn.Close()
+		return nil, nil, fmt.Errorf("another program listens on %s: end it, or %s", socket, moveSocket)
+	}
+	n, err := node.Start(ctx, node.Config{Dir: h.Data(), MoveDir: moveHome, Socket: socket, Logger: log})
 	if err != nil {
 		return nil, nil, err
 	}

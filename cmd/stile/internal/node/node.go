@@ -28,6 +28,8 @@ type Config struct {
 	// Dir is the data directory. It is made if it is not there. A directory has one server at a time, and belongs to
 	// one member of one cluster for good.
 	Dir string
+	// MoveDir is what errors tell to do to have the data elsewhere; empty for a server that has the flag --data.
+	MoveDir string
 	// Patience is how long to wait for another server to let go of the data directory.
 	Patience time.Duration
 	// Listen is the host:port for clients, and for the JSON gateway; empty for none. The host is an IP address or
@@ -350,7 +352,7 @@ func (n *Node) stopEtcd() {
 // lockDir makes the data directory and locks it. etcd has a lock of its own, but waits for it for ever.
 func lockDir(ctx context.Context, cfg Config) (*filelock.Lock, error) {
 	cannot := func(err error) error {
-		return fmt.Errorf("cannot use the data directory %s: %w; name one that can be written to with --data", cfg.Dir, err)
+		return fmt.Errorf("cannot use the data directory %s: %w; %s", cfg.Dir, err, cfg.moveDir())
 	}
 	if err := os.MkdirAll(cfg.Dir, 0o700); err != nil {
 		return nil, cannot(err)
@@ -361,12 +363,14 @@ func lockDir(ctx context.Context, cfg Config) (*filelock.Lock, error) {
 	switch {
 	case errors.Is(err, filelock.ErrLocked):
 		return nil, fmt.Errorf("the data directory %s is in use by another stile serve; "+
-			"stop that one, or name another directory with --data", cfg.Dir)
+			"stop that one, or %s", cfg.Dir, cfg.moveDir())
 	case err != nil:
 		return nil, cannot(err)
 	}
 	return lock, nil
 }
+
+func (c Config) moveDir() string { return cmp.Or(c.MoveDir, "name another directory with --data") }
 
 // explain says what to do about a failed start.
 func (n *Node) explain(err error) error {
@@ -376,10 +380,10 @@ func (n *Node) explain(err error) error {
 	switch dir := n.cfg.Dir; {
 	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT), errors.Is(err, syscall.EFBIG):
 		return fmt.Errorf("cannot write to the data directory %s: %w; it needs some 150 MB: make room, "+
-			"or name another directory with --data", dir, err)
+			"or %s", dir, err, n.cfg.moveDir())
 	case errors.Is(err, os.ErrPermission), errors.Is(err, syscall.EROFS):
 		return fmt.Errorf("cannot write to the data directory %s: %w; it and all in it must be writable for this user, "+
-			"or name another directory with --data", dir, err)
+			"or %s", dir, err, n.cfg.moveDir())
 	case n.cfg.isKnownToOthers(err):
 		return n.cfg.lostData()
 	default:

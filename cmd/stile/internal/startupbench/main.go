@@ -112,7 +112,7 @@ func (a account) endServer() error {
 }
 
 func (a account) isListening() bool {
-	conn, err := net.Dial("unix", a.path("run", "stile", "local.sock"))
+	conn, err := net.Dial("unix", filepath.Join(a.home(), "socket"))
 	if err == nil {
 		_ = conn.Close()
 	}
