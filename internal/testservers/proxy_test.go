@@ -91,7 +91,7 @@ func TestProxyPassesEverythingInOrder(t *testing.T) {
 }
 
 func TestProxyDelaysOneDirection(t *testing.T) {
-	const delay = 250 * time.Millisecond
+	const delay = 150 * time.Millisecond
 	for _, c := range []struct {
 		name       string
 		directions []Direction
@@ -108,11 +108,15 @@ func TestProxyDelaysOneDirection(t *testing.T) {
 			expect(t, conn, "a")
 
 			p.Delay(delay, c.directions...)
-			start := time.Now()
-			send(t, conn, "b")
-			expect(t, conn, "b")
-			if took := time.Since(start); took < c.want || took > c.want+delay {
-				t.Errorf("took %v, want %v", took, c.want)
+			least := time.Hour // of several: a busy machine makes some of them slower
+			for range 4 {
+				start := time.Now()
+				send(t, conn, "b")
+				expect(t, conn, "b")
+				least = min(least, time.Since(start))
+			}
+			if least < c.want || least > c.want+delay {
+				t.Errorf("took %v, want %v", least, c.want)
 			}
 
 			p.Delay(time.Hour)
