@@ -221,10 +221,13 @@ func (h *Hold) lose(reason keeper.Reason, cause error) {
 	h.over, h.err = true, lost
 	h.mu.Unlock()
 
+	// Who is told of it finds the queue without it, and whose turn it is in the queue finds that the holder was told.
+	c := h.place.client
+	c.mu.Lock()
 	h.end(lost)
 	close(h.lost)
-	c := h.place.client
-	c.leave(h.place)
+	c.passOn(h.place)
+	c.mu.Unlock()
 	c.news.tell(func() {
 		c.log(slog.LevelWarn, "lock lost", slog.String("lock", h.place.name), slog.Any("error", lost))
 		if f := c.opts.Hooks.Lost; f != nil {

@@ -436,6 +436,36 @@ func TestThoseQueuedBehindALostHoldGetTheirTurn(t *testing.T) {
 	}
 }
 
+// The lost hold is not in the way of its own process, not even for the moment in which its holder is told.
+func TestWhoHearsOfALossMayTryAtOnce(t *testing.T) {
+	for what, told := range map[string]func(*stile.Hold) <-chan struct{}{
+		"by the channel": (*stile.Hold).Lost,
+		"by the context": func(h *stile.Hold) <-chan struct{} { return h.Context().Done() },
+	} {
+		scenario(t, func(t *testing.T, w *world) {
+			c := w.client("ann")
+			for i := range 200 {
+				h := lock(t, c, "a")
+				heard := make(chan error)
+				go func() {
+					<-told(h)
+					next, err := c.Mutex("a").TryLock(context.Background())
+					if err == nil {
+						err = next.Release(context.Background())
+					}
+					heard <- err
+				}()
+				if _, err := w.store.Break(t.Context(), "a", h.Token()>>8); err != nil {
+					t.Fatal(err)
+				}
+				if err := <-heard; err != nil {
+					t.Fatalf("told %s, try %d: %v", what, i, err)
+				}
+			}
+		})
+	}
+}
+
 func TestReleasingTwice(t *testing.T) {
 	scenario(t, func(t *testing.T, w *world) {
 		ann, bob := w.client("ann"), w.client("bob")

@@ -37,6 +37,11 @@ func (c *Client) join(p *Place) (inTheWay *Place) {
 func (c *Client) leave(p *Place) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	c.passOn(p)
+}
+
+// passOn is leave; it is called with c.mu held.
+func (c *Client) passOn(p *Place) {
 	q := c.queues[p.name]
 	switch {
 	case q == nil:
