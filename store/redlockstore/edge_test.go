@@ -35,7 +35,7 @@ func TestNewRefusesWhatIsNoRedlock(t *testing.T) {
 // valid as long as the session is.
 func TestAnEntryStandsAsLongAsTheConfirmationThatItsAdmissionOverlapped(t *testing.T) {
 	t.Parallel()
-	const ttl = 6 * time.Second
+	const ttl = 12 * time.Second
 	servers := testservers.StartRedisServers(t, 3)
 	proxies, options := through(t, servers)
 	se := openSession(t, newStore(t, options), ttl)
@@ -87,7 +87,7 @@ func TestAnEntryIsNotRestoredAfterItsWithdrawal(t *testing.T) {
 	se := openSession(t, newStore(t, options), time.Minute)
 	for range 5 {
 		ticket, _ := hold(t, se, "lock")
-		eventually(t, "all masters have it", func() bool { return holding(servers, "lock") == 3 })
+		everywhere(t, se, servers, "lock")
 		servers[2].Do("DEL", "lock")
 		proxies[2].Delay(20 * time.Millisecond)
 		if err := se.Confirm(t.Context()); err != nil {
@@ -162,12 +162,12 @@ func TestAnEntryWithATimeOfItsOwnIsNotRenewed(t *testing.T) {
 	proxies, options := through(t, servers)
 	se := openSession(t, newStore(t, patient(options)), time.Minute)
 	first, _ := hold(t, se, "first")
-	everywhere(t, servers, "first")
+	everywhere(t, se, servers, "first")
 	if err := first.WithdrawAfter(t.Context(), time.Second); err != nil {
 		t.Fatal(err)
 	}
 	ticket, _ := hold(t, se, "lock")
-	eventually(t, "all masters have it", func() bool { return holding(servers, "lock") == 3 })
+	everywhere(t, se, servers, "lock")
 	for _, p := range proxies {
 		p.CutReplies()
 	}
@@ -235,7 +235,7 @@ func TestClosingCleansUpAtTheSlowerMastersAndWaitsForNoHungOne(t *testing.T) {
 	defer st.Close()
 	se := openSession(t, st, time.Minute)
 	hold(t, se, "lock")
-	eventually(t, "all masters have it", func() bool { return holding(servers, "lock") == 5 })
+	everywhere(t, se, servers, "lock")
 	proxies[3].Delay(40 * time.Millisecond)
 	servers[4].Pause()
 	start := time.Now()

@@ -123,12 +123,18 @@ func text(r *testservers.Redis, key string) string {
 	return value
 }
 
-// everywhere waits until all of the servers, not just a majority, have taken part in a hold: all are connected, and know the
-// scripts.
-func everywhere(t *testing.T, servers []*testservers.Redis, name string) {
+// everywhere waits until all of the servers, not just a majority, have a hold: all are connected, and know the scripts. One
+// that was connected to too late gets it with a renewal.
+func everywhere(t *testing.T, se store.Session, servers []*testservers.Redis, name string) {
 	t.Helper()
 	eventually(t, "all masters have the entry and its order", func() bool {
-		return holding(servers, name) == len(servers) && holding(servers, "{"+name+"}//fence") == len(servers)
+		if holding(servers, name) == len(servers) && holding(servers, "{"+name+"}//fence") == len(servers) {
+			return true
+		}
+		if err := se.Confirm(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		return false
 	})
 }
 

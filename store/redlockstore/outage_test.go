@@ -129,7 +129,7 @@ func TestAHoldIsRestoredWhileAnotherMasterHangs(t *testing.T) {
 	servers := testservers.StartRedisServers(t, 5)
 	se := openSession(t, newStore(t, patient(to(servers))), time.Minute)
 	hold(t, se, "lock")
-	eventually(t, "all masters have it", func() bool { return holding(servers, "lock") == 5 })
+	everywhere(t, se, servers, "lock")
 	servers[4].Pause()
 	servers[3].Do("DEL", "lock")
 	if err := se.Confirm(t.Context()); err != nil {
@@ -358,9 +358,8 @@ func TestAnEntryIsTakenOutAtMastersThatWereBusy(t *testing.T) {
 	servers := testservers.StartRedisServers(t, 3, "lua-time-limit 1")
 	se := openSession(t, newStore(t, to(servers)), time.Minute)
 	ticket, _ := hold(t, se, "lock")
-	eventually(t, "all masters have it, and are listened to", func() bool {
-		return holding(servers, "lock") == 3 && listening(servers, "lock") == 3
-	})
+	everywhere(t, se, servers, "lock")
+	eventually(t, "all masters are listened to", func() bool { return listening(servers, "lock") == 3 })
 	for _, r := range servers {
 		keepBusy(t, r)
 	}
@@ -440,14 +439,13 @@ func TestAMasterWithoutMemoryIsCleanedUp(t *testing.T) {
 	servers := testservers.StartRedisServers(t, 3)
 	proxies, options := through(t, servers)
 	se := openSession(t, newStore(t, options), time.Minute)
-	everywhere := func() bool { return holding(servers, "lock") == 3 }
 	ticket, _ := hold(t, se, "lock")
-	eventually(t, "all masters are connected", everywhere)
+	everywhere(t, se, servers, "lock")
 	withdraw(t, ticket)
 	eventually(t, "all masters are free", func() bool { return holding(servers, "lock") == 0 })
 	proxies[2].CutReplies()
 	ticket, _ = hold(t, se, "lock")
-	eventually(t, "all masters have it", everywhere)
+	eventually(t, "all masters have it", func() bool { return holding(servers, "lock") == 3 })
 	withdraw(t, ticket)
 	servers[2].Do("CONFIG", "SET", "maxmemory", "1")
 	proxies[2].Reset()
