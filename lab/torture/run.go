@@ -73,6 +73,13 @@ func (f *runFlags) run(ctx context.Context) error {
 	if f.duration <= 0 || f.ttl < time.Second || f.workers < 1 || f.workers > 100 {
 		return errors.New("--for must be positive, --ttl a second or more, and --workers between 1 and 100")
 	}
+	config := trial.Config{
+		Target: target, Workload: f.workload, Faults: f.faults, For: f.duration, TTL: f.ttl, Workers: f.workers, Seed: f.seed,
+		Command: f.command(), Say: say,
+	}
+	if _, err := config.Check(); err != nil { // before anything is built
+		return err
+	}
 	if f.out == "" {
 		f.out = filepath.Join("torture-out", fmt.Sprintf("%s-%s-%d", target, f.workload, f.seed))
 	}
@@ -89,10 +96,8 @@ func (f *runFlags) run(ctx context.Context) error {
 		return err
 	}
 	defer remove()
-	path, err := trial.Run(ctx, here, trial.Config{
-		Target: target, Workload: f.workload, Faults: f.faults, For: f.duration, TTL: f.ttl, Workers: f.workers, Seed: f.seed,
-		Out: f.out, Command: f.command(), Say: say,
-	}, programs)
+	config.Out = f.out
+	path, err := trial.Run(ctx, here, config, programs)
 	if err != nil {
 		return err
 	}

@@ -19,6 +19,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/stilelock/stile/lab/torture/mutant"
+	"github.com/stilelock/stile/lab/torture/report"
 	"github.com/stilelock/stile/lab/torture/trial"
 	"github.com/stilelock/stile/lab/torture/verdict"
 	"github.com/stilelock/stile/lab/torture/workload"
@@ -54,12 +55,13 @@ func smoke(ctx context.Context, out string, duration time.Duration) error {
 	if err := errors.Join(err, errMutants); err != nil {
 		return err
 	}
-	broken := 0
+	broken, conceded := 0, 0
 	for _, v := range verdicts {
 		broken += len(v.Broken())
+		conceded += v.Conceded()
 	}
-	fmt.Printf("%d of %d mutants caught; stile: %s; %d rules broken; %v\n", len(mutants)-len(escaped), len(mutants),
-		sum(verdicts...), broken, time.Since(began).Round(time.Second))
+	fmt.Printf("%d of %d mutants caught; stile: %s; %d rules broken, %d violations conceded; %v\n", len(mutants)-len(escaped), len(mutants),
+		sum(verdicts...), broken, conceded, time.Since(began).Round(time.Second))
 	switch {
 	case len(escaped) > 0:
 		return fmt.Errorf("not caught, so that nothing here proves anything: %s", strings.Join(escaped, ", "))
@@ -87,7 +89,7 @@ func hurt(ctx context.Context, out string, duration time.Duration) ([]*verdict.V
 			return nil, err
 		}
 		verdicts = append(verdicts, v)
-		fmt.Printf("%s, %s: %s\n", f.target, f.faults, sum(v))
+		fmt.Printf("%s, %s: %s: %s\n", f.target, f.faults, sum(v), report.Summary(v))
 	}
 	return verdicts, nil
 }
@@ -104,8 +106,9 @@ func sum(all ...*verdict.Verdict) string {
 		overlaps, stale, accepted = overlaps+v.Figures.Overlaps, stale+v.Figures.Stale, accepted+v.Figures.StaleAccepted
 		gap = max(gap, v.Figures.LongestGap)
 	}
-	return fmt.Sprintf("%d acquisitions, %d faults (%d hit a holder, %d a leader), %d overlaps, %d stale writes (%d accepted by the fenced resource), longest gap %v",
-		acquired, strikes, holders, leaders, overlaps, stale, accepted, gap.Round(10*time.Millisecond))
+	return fmt.Sprintf("%d acquisitions, %d faults (%d hit a holder, %d a leader), overlaps %s, stale writes %s, accepted by the fenced resource %s, longest gap %v",
+		acquired, strikes, holders, leaders, report.Bounded(overlaps, strikes), report.Bounded(stale, strikes),
+		report.Bounded(accepted, strikes), gap.Round(10*time.Millisecond))
 }
 
 // catchAll runs all mutants, a few at a time: they mostly wait. It returns those that were not caught.

@@ -107,6 +107,32 @@ func pauseTheLeader(t *testing.T, cluster *testservers.EtcdCluster, ttl, lockDel
 	return o
 }
 
+// What etcd does to a lease that it gives up early, done by hand, so that it is done for certain. Without a LockDelay the holder,
+// which is cut off, is still valid when the next one has the lock.
+func TestWithALockDelayAHoldWhoseLeaseIsRevokedDoesNotOverlapWithTheNext(t *testing.T) {
+	t.Parallel()
+	for ttl, lockDelay := range map[time.Duration]time.Duration{3 * time.Second: 3 * time.Second, 30 * time.Second: 0} {
+		proxy := testservers.NewProxy(t, server(t).Endpoint())
+		direct, name := server(t).Client(t), newName(t)
+		h := lock(t, newDelayedClient(t, newStore(t, connect(t, proxy.Addr()), ""), ttl, lockDelay), name)
+		next := join(t, newDelayedClient(t, newStore(t, direct, ""), ttl, lockDelay), name)
+		resp, err := direct.Get(t.Context(), name+"/", clientv3.WithFirstCreate()...)
+		if err != nil || len(resp.Kvs) != 1 {
+			t.Fatalf("the entry of the holder: %v, %v", resp, err)
+		}
+		proxy.Hold()
+		if _, err := direct.Revoke(t.Context(), clientv3.LeaseID(resp.Kvs[0].Lease)); err != nil {
+			t.Fatal(err)
+		}
+		second := holdSoon(t, next)
+		if overlap := h.Valid(); overlap != (lockDelay == 0) {
+			t.Errorf("with a LockDelay of %v: the first hold is valid when there is a second: %v", lockDelay, overlap)
+		}
+		release(t, second)
+		proxy.Release()
+	}
+}
+
 // Up to version 3.7.3 at least, etcd may revoke leases early that were renewed while its leader was stopped. Their holders
 // are cut off here, and know nothing of it.
 func TestWithALockDelayHoldsDoNotOverlapWhenTheStoreEndsThemEarly(t *testing.T) {

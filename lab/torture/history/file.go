@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"reflect"
 	"slices"
 	"sync"
 )
@@ -54,13 +55,29 @@ func Parse(r io.Reader) (*History, error) {
 			}
 		} else {
 			var e Event
-			err = json.Unmarshal(line, &e)
+			if err = json.Unmarshal(line, &e); err == nil {
+				err = e.whole()
+			}
 			h.Events = append(h.Events, e)
 		}
 		if err != nil {
 			return nil, fmt.Errorf("line %d is not one of a history: %w", n, err)
 		}
 	}
+}
+
+// whole returns an error if an event does not tell of exactly one thing.
+func (e *Event) whole() error {
+	things := 0
+	for _, field := range reflect.ValueOf(*e).Fields() {
+		if field.Kind() == reflect.Pointer && !field.IsNil() {
+			things++
+		}
+	}
+	if things != 1 {
+		return fmt.Errorf("it tells of %d things that have happened, not of one", things)
+	}
+	return nil
 }
 
 // A Writer writes a history. It is safe for concurrent use.

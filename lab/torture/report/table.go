@@ -14,7 +14,7 @@ import (
 )
 
 // Table writes one row for each kind of fault of each verdict, and one for the whole of it, as Markdown that is as readable
-// where nothing renders it. What a target's interface does not offer is "n/a", never 0; a zero comes with the largest rate,
+// where nothing renders it. What a target's interface does not offer is "n/a", never 0; zero damage comes with the largest rate,
 // in 95 of 100 cases, that it leaves possible: 3 in so many strikes. A brief table has only the rows for the whole.
 func Table(out io.Writer, brief bool, verdicts ...*verdict.Verdict) error {
 	table := [][]string{headings}
@@ -51,17 +51,18 @@ func rows(v *verdict.Verdict, brief bool) [][]string {
 func row(v *verdict.Verdict, f verdict.FaultFigures, summary string) []string {
 	fenced := "n/a"
 	if v.Run.Offers.Tokens {
-		fenced = fmt.Sprint(f.StaleAccepted)
+		fenced = Bounded(f.StaleAccepted, f.Strikes)
 	}
 	return []string{
 		v.Run.Target, v.Run.Workload, f.Name, fmt.Sprint(f.Strikes), fmt.Sprint(f.OnHolder), fmt.Sprint(f.OnLeader),
-		fmt.Sprint(f.Acquisitions), fmt.Sprint(f.HandOvers), bounded(f.Overlaps, f.Strikes), fmt.Sprint(f.Stale), fenced,
-		fmt.Sprint(f.Refused), fmt.Sprint(f.LostUpdates), f.LongestGap.Round(10 * time.Millisecond).String(), summary,
+		fmt.Sprint(f.Acquisitions), fmt.Sprint(f.HandOvers), Bounded(f.Overlaps, f.Strikes), Bounded(f.Stale, f.Strikes), fenced,
+		fmt.Sprint(f.Refused), Bounded(f.LostUpdates, f.Strikes), f.LongestGap.Round(10 * time.Millisecond).String(), summary,
 	}
 }
 
-// bounded is a count with, for zero, what it leaves possible.
-func bounded(count, of int) string {
+// Bounded is a count of damage with, for zero, the largest rate that it leaves possible in 95 of 100 cases, in so many strikes;
+// without strikes there is none.
+func Bounded(count, of int) string {
 	if count > 0 || of == 0 {
 		return fmt.Sprint(count)
 	}

@@ -48,6 +48,15 @@ type Config struct {
 	Say func(string)
 }
 
+// Check returns the faults that are asked for, or why there is no such run: a fault that cannot be done, or no such workload. It
+// needs a Target, a Workload and Faults.
+func (c Config) Check() ([]nemesis.Fault, error) {
+	if !slices.Contains(workload.Names(), c.Workload) {
+		return nil, fmt.Errorf("no workload is called %q: there are %s", c.Workload, strings.Join(workload.Names(), ", "))
+	}
+	return nemesis.Parse(c.Faults, c.Target.Cluster)
+}
+
 // prefix is what the names of all locks begin with.
 const prefix = "torture/"
 
@@ -70,11 +79,8 @@ type run struct {
 func Run(ctx context.Context, here *site.Site, c Config, programs Programs) (string, error) {
 	r := &run{Config: c, programs: programs, live: newLive(), sockets: here.Dir()}
 	var err error
-	if r.faults, err = nemesis.Parse(c.Faults, c.Target.Cluster); err != nil {
+	if r.faults, err = c.Check(); err != nil {
 		return "", err
-	}
-	if !slices.Contains(workload.Names(), c.Workload) {
-		return "", fmt.Errorf("no workload is called %q: there are %v", c.Workload, workload.Names())
 	}
 	if r.network, err = here.Network(); err != nil {
 		return "", err

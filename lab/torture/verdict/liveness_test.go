@@ -84,6 +84,44 @@ func TestAWaiterThatIsStrandedWhileFaultsGoOn(t *testing.T) {
 	unserved(t, 90_000, 5000).judge()
 }
 
+// passedBy tells of a waiter that asks, of others that come later and are served so many times, so far apart, while faults go on all
+// the time, and of its own call, which ends when the last of them has been served.
+func passedBy(t *testing.T, times, apart int64) *story {
+	s := tell(t)
+	const asked = 3000
+	for i := range times {
+		at := asked + 1 + apart*i
+		s.hold(fmt.Sprintf("w%d", 2+i%2), uint64(100+i), at, at+1, at+10)
+	}
+	last := asked + 2 + apart*(times-1)
+	s.refused("w1", 99, asked, last+1, true)
+	s.fault(1, "reset", "all", "", asked, last)
+	return s
+}
+
+func TestAWaiterThatIsForgottenAmongOthers(t *testing.T) {
+	v := passedBy(t, 10, 3001).judge(RuleForgotten) // which is more than three times two TTLs and five seconds
+	if what := v.Violations[0].What; what != "w1.99 waited for 27.011s while 10 were served who had asked later, the last of them w3/109" {
+		t.Error(what)
+	}
+	passedBy(t, 10, 2999).judge()
+	passedBy(t, 9, 3400).judge() // a few may have had their sessions while it had none
+	s := passedBy(t, 10, 3001)
+	s.Run.Offers = history.Offers{Deadlines: true, Loss: true}
+	s.judge(RuleForgotten) // where nobody is promised a turn, nobody waits for ever
+}
+
+func TestAWaiterThatIsKilledIsNotForgotten(t *testing.T) {
+	s := tell(t)
+	s.add(3000, "w1", history.Event{Asked: &history.Asked{Lock: "demo", Grant: "w1.99"}})
+	s.add(9000, "w1", history.Event{Exited: &history.Exited{How: "signal: killed"}})
+	for i := range int64(40) {
+		s.hold("w2", uint64(100+i), 3001+1000*i, 3002+1000*i, 3010+1000*i)
+	}
+	s.fault(1, "reset", "all", "", 3000, 44_000)
+	s.judge()
+}
+
 func TestAWorkerThatPanics(t *testing.T) {
 	for how, rule := range map[string]string{"exit status 2": RuleCrashed, history.HowHung: RuleHung} {
 		s := tell(t)

@@ -31,6 +31,9 @@ const (
 	// RuleStranded: a lock that nobody held was asked for all the time and given to nobody, though nothing was being done to the
 	// system; or for so long that whatever was done excuses nothing.
 	RuleStranded = "waiter stranded"
+	// RuleForgotten: somebody waited for long while others who had asked later were served again and again, whatever was done to
+	// the system.
+	RuleForgotten = "waiter forgotten"
 	// RuleStuck: when everything was over and healed, the lock could not be had.
 	RuleStuck = "lock stuck"
 	// RuleDebris: when everything was over, and a TTL had passed, there was still something in the store.
@@ -227,6 +230,48 @@ func inLine(w *Wait, leaving int64) int64 {
 	}
 }
 
+// passed is how many of those who have asked later may be served before somebody who waits counts as forgotten, if it takes long
+// enough.
+const passed = 10
+
+// forgotten finds those who waited while others were served who had asked later: so many of them, and for longer than patience,
+// that no fault explains it, nor chance where there is no line.
+func forgotten(lock string, waits []*Wait, holds []*Hold, patience, end int64) []Violation {
+	var found []Violation
+	for _, w := range waits {
+		until := w.over(end)
+		next, _ := slices.BinarySearchFunc(holds, w.Call, func(h *Hold, at int64) int { return cmp.Compare(h.Return, at) })
+		var last *Hold
+		n := 0
+		for _, h := range holds[next:] {
+			if h.Return >= until {
+				break
+			}
+			if h.Grant != w.Grant && h.Call > w.Call {
+				n, last = n+1, h
+			}
+		}
+		if n < passed || last.Return-w.Call <= patience {
+			continue
+		}
+		lasted := time.Duration(last.Return - w.Call)
+		found = append(found, Violation{
+			Rule: RuleForgotten, Lock: lock, At: last.Return, For: lasted, Grants: []string{w.Grant, last.Grant},
+			What: fmt.Sprintf("%s waited for %v while %d were served who had asked later, the last of them %s", w.Grant,
+				lasted.Round(time.Millisecond), n, last.Grant),
+		})
+	}
+	return found
+}
+
+// over returns when a call was over, in a history that ends with end.
+func (w *Wait) over(end int64) int64 {
+	if w.Return != 0 {
+		return w.Return
+	}
+	return min(exitOr(w, end), end)
+}
+
 func exitOr(w *Wait, otherwise int64) int64 {
 	if w.Exit != 0 {
 		return w.Exit
@@ -245,9 +290,7 @@ func wanted(calls []*Wait, end int64) []*Wait {
 	var all []*Wait
 	for _, c := range calls {
 		w := *c
-		if w.Return == 0 {
-			w.Return = min(exitOr(c, end), end)
-		}
+		w.Return = c.over(end)
 		if n := len(all); n > 0 && w.Call <= all[n-1].Return+between {
 			all[n-1].Return = max(all[n-1].Return, w.Return)
 			continue

@@ -220,6 +220,10 @@ func (j *judge) quiet(from, to int64) bool {
 
 func (j *judge) settle() int64 { return j.Run.TTL + int64(Settle) }
 
+// patience is how long it may take until somebody is given a lock: two TTLs, because a session may live for another one after a
+// change of leader, and the time to settle.
+func (j *judge) patience() int64 { return j.settle() + j.Run.TTL }
+
 // calm returns the longest part of a time in which nothing was being done to the system.
 func (j *judge) calm(from, to int64) (begin, end int64) {
 	undisturbed := from // since when, before the next strike
@@ -262,6 +266,7 @@ func (j *judge) locks() {
 		if j.Run.Offers.Fair {
 			found = append(found, overtaken(lock, waits[lock], held, j.Run.TTL, j.quiet)...)
 		}
+		found = append(found, forgotten(lock, waits[lock], held, 3*j.patience(), j.End)...)
 		j.Violations = append(j.Violations, found...)
 		j.grants(held)
 	}
@@ -270,8 +275,7 @@ func (j *judge) locks() {
 		for _, g := range all {
 			j.gap(g)
 		}
-		// A session may live for another TTL after a change of leader: two of them, and the time to settle.
-		j.Violations = append(j.Violations, stranded(lock, calls[lock], all, j.settle()+j.Run.TTL, j.calm)...)
+		j.Violations = append(j.Violations, stranded(lock, calls[lock], all, j.patience(), j.calm)...)
 	}
 }
 
@@ -461,6 +465,9 @@ func (j *judge) thin() {
 	if j.Figures.HandOvers == 0 {
 		weak("the lock never went from one worker to another")
 	}
+	if untold := j.untold(); len(untold) > 0 {
+		weak("the history is cut short: it has no last attempt at %d of the locks, such as %s", len(untold), untold[0])
+	}
 	asked := j.Run.Faults != "none" && j.Run.Faults != ""
 	if asked && !slices.ContainsFunc(j.Strikes, func(s Strike) bool { return s.Err == "" }) {
 		weak("no fault struck, though %s were asked for", j.Run.Faults)
@@ -479,4 +486,18 @@ func (j *judge) thin() {
 			weak("%s failed each of the %d times it was tried", name, row.Failures)
 		}
 	}
+}
+
+// untold returns the locks that somebody asked for of which the history has no last attempt, which is how every run ends.
+func (j *judge) untold() []string {
+	locks := map[string]bool{}
+	for _, w := range slices.Concat(j.lives.waits, j.lives.tries) {
+		locks[w.Lock] = true
+	}
+	for _, e := range j.history.Events {
+		if e.Final != nil {
+			delete(locks, e.Final.Lock)
+		}
+	}
+	return slices.Sorted(maps.Keys(locks))
 }

@@ -1,7 +1,10 @@
 package verdict
 
 import (
+	"cmp"
 	"fmt"
+	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -70,10 +73,21 @@ func (s *story) fault(id int, what, on, role string, from, to int64) {
 	s.Run.Faults = "all"
 }
 
+// ended returns the story with the last attempts that every run ends with.
+func (s *story) ended() *history.History {
+	h := s.History
+	h.Events = slices.Clone(h.Events)
+	last := slices.MaxFunc(h.Events, func(a, b history.Event) int { return cmp.Compare(a.At, b.At) })
+	for _, lock := range []string{"demo", "other"} {
+		h.Events = append(h.Events, history.Event{At: last.At, Final: &history.Final{Lock: lock, Outcome: history.OK}})
+	}
+	return &h
+}
+
 // judge judges the story, and checks that just these rules were broken.
 func (s *story) judge(broken ...string) *Verdict {
 	s.t.Helper()
-	v := Judge(&s.History)
+	v := Judge(s.ended())
 	want := map[string]bool{}
 	for _, rule := range broken {
 		want[rule] = true
@@ -298,6 +312,14 @@ func TestTooLittle(t *testing.T) {
 	s.Run.Faults = "all"
 	s.hold("w1", 20, 300, 301, 400)
 	s.judge(RuleThin)
+}
+
+func TestAHistoryThatIsCutShort(t *testing.T) {
+	s := tell(t)
+	v := Judge(&s.History)
+	if len(v.Violations) != 1 || v.Violations[0].Rule != RuleThin || !strings.Contains(v.Violations[0].What, "cut short") {
+		t.Errorf("without its end it is found to have broken %+v", v.Violations)
+	}
 }
 
 func TestWhatTheStoreTookAway(t *testing.T) {
