@@ -306,6 +306,22 @@ func TestCredentialsThatNoServerAcceptsAreAnErrorAtOnce(t *testing.T) {
 	}
 }
 
+// All that such a server says is nothing.
+func TestWhoIsTurnedAwayIsToldWhatMayBeWrong(t *testing.T) {
+	t.Parallel()
+	z := testservers.StartZooKeeper(t, "maxClientCnxns=1")
+	if _, _, err := connect(t, z.Endpoint()).Exists("/"); err != nil {
+		t.Fatal(err)
+	}
+	st := newStore(t, nil, z.Endpoint())
+	await(t, "an error that names maxClientCnxns", func() bool { // by chance, it may also be that the connection broke as it was made
+		ctx, cancel := until(t, time.Second)
+		defer cancel()
+		err := st.Ping(ctx)
+		return err != nil && strings.Contains(err.Error(), "maxClientCnxns")
+	})
+}
+
 func TestATTLThatTheServersDoNotGrantIsAnErrorThatNamesWhatTheyDo(t *testing.T) {
 	t.Parallel()
 	st := newStore(t, nil, server(t).Endpoint())

@@ -1,6 +1,7 @@
 package zkstore_test
 
 import (
+	"context"
 	"encoding/binary"
 	"errors"
 	"slices"
@@ -264,6 +265,21 @@ func TestAServerThatAcceptsConnectionsAndSaysNothingIsGivenUp(t *testing.T) {
 			t.Errorf("opening a session took %v", took)
 		}
 		closeSoon(se.Close)
+	}
+}
+
+func TestAConfirmationThatIsNotAnsweredSaysWhichServerIsSilent(t *testing.T) {
+	t.Parallel()
+	proxy := testservers.NewProxy(t, server(t).Endpoint())
+	const ttl = 6 * time.Second
+	se := openFor(t, newStore(t, nil, proxy.Addr()), ttl, nil)
+	proxy.Hold()
+	ctx, cancel := until(t, ttl/8)
+	defer cancel()
+	err := se.Confirm(ctx)
+	proxy.Release()
+	if !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), proxy.Addr()+": the server is connected, and does not answer") {
+		t.Errorf("a server that is hung: %v", err)
 	}
 }
 

@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -294,5 +295,49 @@ func TestEntriesOfKazooCountAndForeignNodesDoNot(t *testing.T) {
 		}
 		ours.admitted(t)
 		ours.withdraw(t)
+	}
+}
+
+// What nobody's end takes out is in the way like any other entry; who looks is told what it is, and can break it.
+func TestAnEntryThatIsNotEphemeralIsShownAndCanBeBroken(t *testing.T) {
+	t.Parallel()
+	name := newName(t)
+	st := newStore(t, nil, server(t).Endpoint())
+	conn := connect(t, server(t).Endpoint())
+	for _, path := range []string{"/" + name, "/" + name + "/lock-0000000001"} {
+		if _, err := conn.Create(path, nil, zk.FlagPersistent, zk.WorldACL(zk.PermAll)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	l, err := st.Line(t.Context(), name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(l.Entries) != 1 || !l.Entries[0].Foreign || !l.Entries[0].Admitted || l.Entries[0].Session != "0x0" {
+		t.Fatalf("the line shows %+v; want a foreign entry of session 0x0, which holds the lock", l.Entries)
+	}
+	if len(l.Remarks) != 1 || !strings.Contains(l.Remarks[0], "lock-0000000001") {
+		t.Errorf("the remarks are %q", l.Remarks)
+	}
+	if _, err := st.Break(t.Context(), name, l.Entries[0].Order); err != nil {
+		t.Error(err)
+	}
+	enqueue(t, openSession(t, st), name, line.Exclusive).admitted(t)
+}
+
+// A client that keeps something else under the path of a lock may have made an ephemeral node of it.
+func TestALockBelowAnEphemeralNodeIsAnErrorThatSaysWhatIsInTheWay(t *testing.T) {
+	t.Parallel()
+	name := newName(t)
+	conn := connect(t, server(t).Endpoint())
+	if _, err := conn.Create("/"+name, nil, zk.FlagEphemeral, zk.WorldACL(zk.PermAll)); err != nil {
+		t.Fatal(err)
+	}
+	se := openSession(t, newStore(t, nil, server(t).Endpoint()))
+	for _, lock := range []string{name, name + "/below"} {
+		_, err := tryEnqueue(t.Context(), se, lock, line.Exclusive, false)
+		if !errors.Is(err, zk.ErrNoChildrenForEphemerals) || !strings.Contains(err.Error(), "choose another name or root") {
+			t.Errorf("%s: %v", lock, err)
+		}
 	}
 }

@@ -160,7 +160,7 @@ func (s *Store) read(ctx context.Context, c *client, name string) (store.Line, [
 func (s *Store) remarks(dir string, c contender, e store.Entry) []string {
 	path := join(dir, c.name)
 	switch {
-	case e.Session == "":
+	case e.Session == sessionText(0):
 		return []string{fmt.Sprintf("node %q is not ephemeral: nobody's end takes it out, so delete it if nobody needs it", path)}
 	case c.unseen(s.readWrite):
 		return []string{fmt.Sprintf("node %q is of a kind of Curator's locks that does not see the entries of this store: "+
@@ -187,11 +187,10 @@ func readEntry(ctx context.Context, c *client, dir string, who contender) (store
 			return store.Entry{}, err
 		}
 		v, ours := decode(data)
-		e := store.Entry{Order: uint64(st.Czxid), Mode: who.mode, Foreign: !ours && !who.ours(), Owner: v.Owner}
-		if st.EphemeralOwner != 0 {
-			e.Session = sessionText(st.EphemeralOwner)
-		}
-		return e, nil
+		return store.Entry{
+			Order: uint64(st.Czxid), Mode: who.mode, Session: sessionText(st.EphemeralOwner),
+			Foreign: !ours && !who.ours(), Owner: v.Owner,
+		}, nil
 	})
 }
 

@@ -89,6 +89,7 @@ func (se *session) Confirm(ctx context.Context) error {
 	if err != nil {
 		if errors.Is(err, context.DeadlineExceeded) {
 			se.unanswered(sent)
+			err = attempts.GaveUp(bounded, se.client.link.trouble())
 		}
 		return se.explain(ctx, "confirm the session", err)
 	}

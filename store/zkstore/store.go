@@ -186,6 +186,8 @@ func (s *Store) explain(doing string, err error) error {
 			": check who it says it is, and the ACLs there"
 	case errors.Is(err, zk.ErrAuthFailed):
 		advice = "; the servers do not accept these credentials"
+	case errors.Is(err, zk.ErrNoChildrenForEphemerals):
+		advice = "; somebody keeps an ephemeral node where the lock's directory would be: choose another name or root"
 	case errors.Is(err, zk.ErrInvalidACL):
 		advice = "; an ACL of the scheme auth needs somebody to be authenticated"
 	case unnamed[err.Error()] != "":

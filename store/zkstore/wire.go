@@ -13,6 +13,7 @@ import (
 	"net"
 	"slices"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/go-zookeeper/zk"
@@ -177,8 +178,8 @@ func (l *link) giveUp(asked time.Time, why error) {
 	if l.conn == nil || l.ready.IsZero() || l.ready.After(asked) {
 		return
 	}
+	l.err = fmt.Errorf("%s: %w", l.conn.RemoteAddr(), why)
 	l.hangUp()
-	l.err = why
 }
 
 func (l *link) secure(ctx context.Context, conn net.Conn, address string) (net.Conn, error) {
@@ -331,12 +332,18 @@ func (w *wire) Read(p []byte) (int, error) {
 var errNoGreeting = errors.New("connected, but the answer is not one of ZooKeeper's: is it a ZooKeeper server, and does " +
 	"it speak TLS on this port, or not?")
 
+var errTurnedAway = errors.New("the server has closed the connection instead of answering: it has no quorum, or too many " +
+	"connections from here already (maxClientCnxns), or wants TLS on this port")
+
 func (w *wire) greet() error {
 	if err := w.Conn.SetDeadline(time.Now().Add(w.link.silence)); err != nil {
 		return err
 	}
 	frame, err := w.frame(largestGreeting)
-	if err != nil {
+	switch {
+	case errors.Is(err, io.EOF), errors.Is(err, syscall.ECONNRESET): // which of them is chance
+		return errTurnedAway
+	case err != nil:
 		return err
 	}
 	session, granted, ok := parseGreeting(frame[4:])

@@ -41,9 +41,12 @@ func (g *guard) noteRenewal(r stile.Renewed) {
 	}
 }
 
-// mostKillAfter is how much of a TTL can be left for stopping a command. Renewals are due when three tenths of the TTL
-// have passed and may take some time; what is lost is lost after nine tenths.
+// mostKillAfter is how much of a TTL, less what a store may take back of it, can be left for stopping a command. Renewals are
+// due when three tenths of it have passed and may take some time; what is lost is lost after nine tenths.
 func mostKillAfter(ttl time.Duration) time.Duration { return min(ttl, stile.MaxTTL) * 3 / 8 }
+
+// usualKillAfter is how much of it is left if nobody has asked for more or less.
+func usualKillAfter(ttl time.Duration) time.Duration { return min(5*time.Second, ttl/4) }
 
 // leastTTL is the shortest TTL, in whole seconds, that leaves so much time for stopping a command.
 func leastTTL(killAfter time.Duration) time.Duration {
@@ -53,9 +56,11 @@ func leastTTL(killAfter time.Duration) time.Duration {
 // stopBy returns when the command has to be told to end if nothing more is heard from the store: early enough to kill
 // it, on a busy machine, before the lock may be somebody else's.
 func (g *guard) stopBy() time.Time {
-	busy := min(5*time.Second, g.ttl/4) / 16
-	return g.hold.Deadline().Add(-g.killAfter - busy)
+	return g.hold.Deadline().Add(-g.killAfter - busyTime(g.ttl))
 }
+
+// busyTime is what a busy machine may need besides.
+func busyTime(ttl time.Duration) time.Duration { return usualKillAfter(ttl) / 16 }
 
 // supervise runs the command, and ends it if the lock cannot be kept. It returns the exit code. An error means that the
 // command could not be run.
