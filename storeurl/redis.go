@@ -162,7 +162,10 @@ func openRedis(ctx context.Context, t target, logger *slog.Logger) (*Opened, err
 	defer cancel()
 	cli, err := connectRedis(ctx, t.redisOptions(password, secure), t.prefix)
 	if err != nil {
-		return nil, fmt.Errorf("redis at %s: %w", strings.Join(t.endpoints, ", "), t.explainRedis(err))
+		if ctx.Err() == nil { // else that says it all
+			err = t.explainRedis(err)
+		}
+		return nil, fmt.Errorf("redis at %s: %w", strings.Join(t.endpoints, ", "), err)
 	}
 	st, err := redisstore.New(cli, &redisstore.Options{
 		Prefix: t.prefix, WaitReplicas: t.redis.replicas, WaitTimeout: t.redis.timeout, Logger: logger,

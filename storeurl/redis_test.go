@@ -178,10 +178,51 @@ func TestOpenRedisOverTLS(t *testing.T) {
 	t.Run("without a certificate", func(t *testing.T) {
 		_ = fails(t.Context(), t, "rediss://"+redis.Addr()+"?ca="+ca.file("ca.pem"), "redis at ")
 	})
+	t.Run("where there is none", func(t *testing.T) {
+		_ = fails(t.Context(), t, "rediss://"+testservers.StartRedis(t).Addr(), "there is no TLS connection", "without TLS")
+	})
 	t.Run("with an authority that nobody knows", func(t *testing.T) {
 		_ = fails(t.Context(), t, "rediss://"+redis.Addr(), "certificate")
 	})
 	t.Run("without TLS", func(t *testing.T) {
-		_ = fails(t.Context(), t, "redis://"+redis.Addr(), "redis at ")
+		_ = fails(t.Context(), t, "redis://"+redis.Addr(), "if it wants TLS, say so")
 	})
+}
+
+// Who has confused the schemes is told which one it must be.
+func TestOpenRedisThatIsAnotherKindOfServer(t *testing.T) {
+	t.Parallel()
+	nodes, failover := testservers.StartRedisCluster(t, 3), testservers.StartRedisFailover(t)
+	t.Run("a node of a cluster", func(t *testing.T) {
+		told := 0
+		for _, node := range nodes {
+			opened, err := Open(t.Context(), "redis://"+node.Addr(), nil)
+			if err == nil {
+				_ = opened.Close() // it has what was asked for; who locks is told
+			} else if strings.Contains(err.Error(), "redis+cluster://") {
+				told++
+			}
+		}
+		if told != 2 {
+			t.Errorf("%d of the nodes say that they are of a cluster, want the 2 that do not have the key", told)
+		}
+	})
+	t.Run("a sentinel", func(t *testing.T) {
+		_ = fails(t.Context(), t, "redis://"+failover.SentinelAddrs()[0], "write redis+sentinel://")
+	})
+	t.Run("no sentinel", func(t *testing.T) {
+		_ = fails(t.Context(), t, "redis+sentinel://"+failover.Servers[0].Addr()+"/m", "it is no sentinel")
+	})
+}
+
+// Servers keep a log of what users were refused: opening a store is not among that.
+func TestOpenRedisAsksForNothingThatIsForbidden(t *testing.T) {
+	t.Parallel()
+	redis := testservers.StartRedis(t, "user ann on >pw ~team:* &team://* +@all -select")
+	url := "redis://ann:pw@" + redis.Addr()
+	open(t, url+"?prefix=team:")
+	if log, err := redis.Do("ACL", "LOG").ToArray(); err != nil || len(log) != 0 {
+		t.Errorf("it was refused %v, %v", log, err)
+	}
+	_ = fails(t.Context(), t, url+"/1?prefix=team:", "select", "docs/stores.md")
 }

@@ -59,9 +59,21 @@ func TestAnotherLockerOfRedisIsShownAndWaitedFor(t *testing.T) {
 		t.Errorf("show prints %s", shown.stdout)
 	}
 	m.run("-n", "demo", "--", "true").wants(75, `"demo" is held`)
+	m.stile("break", "demo").wants(125, "delete its key")
 	next := m.command("run", "demo", "--", "true").begin()
 	redis.Do("DEL", "demo")
 	next.wants(0)
+}
+
+// Who waits for a store that lets nobody in must not take that for a lock that somebody else has.
+func TestARedisThatRefusesIsNoConflict(t *testing.T) {
+	t.Parallel()
+	m := newMachine(t)
+	servers := testservers.StartRedisServers(t, 2)
+	servers[1].ReplicaOf(servers[0])
+	m.run("--url", "redis://"+servers[1].Addr(), "-w", "2", "demo", "--", "true").
+		wants(125, `"demo" not obtained within 2s, though nobody holds it: redis at`, "READONLY", "it is a replica")
+	m.run("--url", "redis://"+servers[0].Addr(), "-w", "60", "demo", "--", "true").wants(0)
 }
 
 func TestAFrozenRedisStopsTheCommand(t *testing.T) {

@@ -116,6 +116,29 @@ func TestUserWithTheDocumentedRightsCanDoEverything(t *testing.T) {
 	}
 }
 
+// A database of its own takes one right more.
+func TestUserWithTheDocumentedRightsCanUseAnotherDatabase(t *testing.T) {
+	t.Parallel()
+	more := between(t, storesPage(t), "a database other than 0 it needs `", "`")
+	server := testservers.StartRedis(t, "user stile "+strings.ReplaceAll(rights(t), "PASSWORD", "secret")+" "+more)
+	options := redisstore.Ready(server.Addr())
+	options.Username, options.Password, options.SelectDB = "stile", "secret", 1
+	st := newStore(t, connectWith(t, options), &redisstore.Options{Prefix: "team:"})
+	hold(t, open(t, st, time.Minute), newName(t)).leave(t)
+}
+
+// What a script may not do is refused in other words than what a client may not.
+func TestRightThatTheScriptLacksIsSaidToBeOne(t *testing.T) {
+	t.Parallel()
+	server := testservers.StartRedis(t, "user clerk on >secret ~* &* +@all -zadd")
+	options := redisstore.Ready(server.Addr())
+	options.Username, options.Password = "clerk", "secret"
+	_, err := tryJoin(t.Context(), open(t, newStore(t, connectWith(t, options), nil), time.Minute), newName(t), line.Exclusive)
+	if err == nil || !strings.Contains(err.Error(), "docs/stores.md") {
+		t.Errorf("the error must say where the rights are listed: %v", err)
+	}
+}
+
 func TestCheckFindsWhatWouldBreakPromises(t *testing.T) {
 	t.Parallel()
 	servers := testservers.StartRedisServers(t, 2, "maxmemory 100mb", "maxmemory-policy volatile-lru")

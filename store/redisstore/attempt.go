@@ -21,7 +21,7 @@ func attempt(ctx context.Context, request func(context.Context) error) error {
 }
 
 // errPatience is why a call without a session gives up when its own ctx would let it go on.
-var errPatience = errors.New("no answer for " + attempts.Patience.String() + ": check that the address is right and within reach")
+var errPatience = errors.New("no success for " + attempts.Patience.String() + ": check that the address is right and within reach")
 
 // patiently is attempt for calls that no session bounds.
 func patiently(ctx context.Context, request func(context.Context) error) error {

@@ -255,7 +255,9 @@ func TestCutSubscriptionsStrandNobody(t *testing.T) {
 	var inside atomic.Int32
 	var all sync.WaitGroup
 	for range clients {
-		se := open(t, storeAt(t, server.Addr()), time.Minute)
+		st := storeAt(t, server.Addr())
+		st.Mute() // so that they ask when they hear again, and at no other time
+		se := open(t, st, time.Minute)
 		all.Go(func() {
 			for range turns {
 				s := hold(t, se, name)
@@ -561,6 +563,11 @@ func TestEntryThatIsNotReplicatedIsRefused(t *testing.T) {
 	hold(t, se, newName(t)).leave(t)
 	if err := se.Confirm(t.Context()); err != nil {
 		t.Fatal(err)
+	}
+	// What other connections have changed until now the replica has, and the server knows it: their WAIT would succeed.
+	master.Do("PING")
+	if n, err := master.Do("WAIT", "1", "5000").AsInt64(); err != nil || n != 1 {
+		t.Fatal(n, err)
 	}
 	replica.Pause()
 	name := newName(t)

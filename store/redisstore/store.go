@@ -226,14 +226,24 @@ func (s *Store) String() string {
 	return "redis at " + strings.Join(addrs, ",")
 }
 
-// explain says what failed and where.
+// explain says what failed, where and, of what the server says, what to do about it.
 func (s *Store) explain(doing string, err error) error {
 	said, ok := errors.AsType[*rueidis.RedisError](err)
-	switch {
-	case ok && strings.HasPrefix(said.Error(), "NOPERM"):
-		return fmt.Errorf("%s: %s: %w: the rights that Stile needs are in docs/stores.md", s, doing, err)
-	case ok && strings.HasPrefix(said.Error(), "OOM"):
-		return fmt.Errorf("%s: %s: %w: it is out of memory", s, doing, err)
+	if !ok {
+		return fmt.Errorf("%s: %s: %w", s, doing, err)
 	}
-	return fmt.Errorf("%s: %s: %w", s, doing, err)
+	advice := ""
+	switch text := said.Error(); {
+	case strings.HasPrefix(text, "NOPERM"), strings.Contains(text, "user executing the script can't"):
+		advice = "; the rights that Stile needs are in docs/stores.md"
+	case strings.HasPrefix(text, "OOM"):
+		advice = "; it is out of memory"
+	case strings.HasPrefix(text, "READONLY"):
+		advice = "; it is a replica: name the master, or the sentinels that know it"
+	case strings.HasPrefix(text, "NOREPLICAS"):
+		advice = "; its min-replicas-to-write wants more replicas than it has"
+	case !s.server.cluster && (strings.HasPrefix(text, "MOVED") || strings.HasPrefix(text, "CROSSSLOT")):
+		advice = "; it is a node of a cluster, and the client must be told so: with a URL, by redis+cluster://"
+	}
+	return fmt.Errorf("%s: %s: %w%s", s, doing, err, advice)
 }

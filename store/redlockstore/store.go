@@ -164,12 +164,14 @@ var errPatience = fmt.Errorf("no majority of the masters has answered within %v"
 func (s *Store) explain(doing string, err error) error {
 	advice := ""
 	switch text := err.Error(); {
-	case strings.Contains(text, "NOPERM"):
+	case strings.Contains(text, "NOPERM"), strings.Contains(text, "user executing the script can't"):
 		advice = "; docs/stores.md lists the rights that the Redis user needs"
 	case strings.Contains(text, "WRONGPASS"), strings.Contains(text, "NOAUTH"):
 		advice = "; check the user and the password"
 	case strings.Contains(text, "READONLY"):
 		advice = "; all servers must be masters, and none a replica of another"
+	case strings.Contains(text, "MOVED"), strings.Contains(text, "CROSSSLOT"):
+		advice = "; they are nodes of a cluster, which are no masters of their own: use redis+cluster://, and package redisstore"
 	case strings.Contains(text, "WRONGTYPE"):
 		advice = "; the key is in use for something else: give the locks a prefix or a database of their own"
 	}
