@@ -235,6 +235,24 @@ func TestKillAfterIsKeptWhenTheLockIsLost(t *testing.T) {
 	}
 }
 
+// Nobody has asked it to wait for a certain time only.
+func TestAnOutageWhileWaitingIsNoTimeout(t *testing.T) {
+	t.Parallel()
+	m, s := newMachine(t), serve(t)
+	m.start(sleeper, "--url", s.url, "--ttl", "2", "demo")
+	waiter := m.command("run", "--url", s.url, "--ttl", "2", "-v", "demo", "--", "true").begin()
+	eventually(t, "the waiter in line", func() bool { return strings.Contains(waiter.stderr.String(), "waiting for lock") })
+	if err := s.Process.Signal(syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	if code := waiter.code(); code != 125 {
+		t.Errorf("exit code %d", code)
+	}
+	if said := waiter.stderr.String(); !strings.Contains(said, "no answer") || strings.Contains(said, "within 0s") {
+		t.Errorf("the waiter has said %s", said)
+	}
+}
+
 func TestEverySignalIsPassedOn(t *testing.T) {
 	t.Parallel()
 	s := serve(t)
@@ -263,7 +281,7 @@ func TestALockIsHeldForALeastTime(t *testing.T) {
 	t.Parallel()
 	m, s := newMachine(t), serve(t)
 	m.set("STILE_URL", s.url)
-	const least = 4.0
+	const least = 8.0
 	began := time.Now()
 	c := m.run("--min-hold", fmt.Sprint(least), "demo", "--", "sh", "-c", "date +%s.%N >ran; exit 3")
 	c.wants(3)

@@ -149,6 +149,24 @@ func TestTheSameServerIsFoundWithoutARuntimeDirectory(t *testing.T) {
 	}
 }
 
+// It may be a part of what has started it, and end with that: a service of systemd, for example.
+func TestHoldsAndWaitersOutliveTheServer(t *testing.T) {
+	t.Parallel()
+	m := newMachine(t)
+	holder := m.start("touch started; while [ ! -e enough ]; do sleep 0.05; done", "demo")
+	waiter := m.command("run", "-v", "demo", "--", "true").begin()
+	eventually(t, "the waiter in line", func() bool { return strings.Contains(waiter.stderr.String(), "waiting for lock") })
+	before := m.server()
+	m.killServer()
+	eventually(t, "another server", func() bool { return m.server() != before && running(m.server()) })
+	m.run("-n", "demo", "--", "true").wants(75, "demo")
+	m.write("enough", "", 0o600)
+	holder.wants(0)
+	if code := waiter.code(); code != 0 {
+		t.Errorf("the waiter: exit code %d: %s", code, waiter.stderr)
+	}
+}
+
 // Each of them has to go on finding its own server, and who holds a lock there.
 func TestTwoHomesWithOneRuntimeDirectoryHaveTwoServers(t *testing.T) {
 	t.Parallel()
@@ -163,6 +181,20 @@ func TestTwoHomesWithOneRuntimeDirectoryHaveTwoServers(t *testing.T) {
 
 // link leads to the socket of the machine's local server.
 func (m *machine) link() string { return filepath.Join(m.home(), "socket") }
+
+// Those who hold something look for it there.
+func TestTheNextServerIsWhereTheLastOneWas(t *testing.T) {
+	t.Parallel()
+	m := newMachine(t)
+	m.run("demo", "--", "true").wants(0)
+	before, err := os.Readlink(m.link())
+	m.killServer()
+	m.set("XDG_RUNTIME_DIR", "")
+	m.run("demo", "--", "true").wants(0)
+	if after, e := os.Readlink(m.link()); err != nil || e != nil || after != before {
+		t.Errorf("it was at %s, and the next one is at %s: %v, %v", before, after, err, e)
+	}
+}
 
 // place makes what there is of a local server before it runs, and returns the path of its socket.
 func (m *machine) place() string {

@@ -316,12 +316,35 @@ func TestVersion(t *testing.T) {
 func TestHelpHasExamples(t *testing.T) {
 	t.Parallel()
 	m := newMachine(t)
-	for _, verb := range []string{"", "run", "serve", "version"} {
+	for _, verb := range []string{"", "run", "serve", "demo", "version", "completion", "man"} {
 		args := strings.Fields(verb + " --help")
 		c := m.command(args...).begin()
 		c.wants(0)
 		if !strings.Contains(c.stdout.String(), "Examples:") {
 			t.Errorf("%v has no examples", args)
 		}
+		if strings.Contains(c.stdout.String(), "default 0s") {
+			t.Errorf("%v calls a default what it does not do: %s", args, c.stdout)
+		}
 	}
+}
+
+// As under env -i. A shell has such a path of its own.
+func TestWithoutAPathCommandsAreFoundWhereTheSystemHasThem(t *testing.T) {
+	t.Parallel()
+	m := newMachine(t)
+	m.vars = slices.DeleteFunc(m.vars, func(v string) bool { return strings.HasPrefix(v, "PATH=") })
+	m.run("demo", "--", "true").wants(0)
+	m.run("-c", "exit 3", "demo").wants(3)
+	m.run("demo", "--", "no-such-command").wants(127, "command not found: no-such-command")
+}
+
+func TestArgumentsThatNobodyTakes(t *testing.T) {
+	t.Parallel()
+	m := newMachine(t)
+	for _, verb := range []string{"serve", "demo", "version", "man here"} {
+		args := strings.Fields(verb + " more")
+		m.command(args...).begin().wants(125, `"more" is one argument too many`, "stile "+args[0]+" --help")
+	}
+	m.command("man").begin().wants(125, "no directory is named", "stile man --help")
 }

@@ -16,6 +16,9 @@ func TestCommandsOnZooKeeper(t *testing.T) {
 	m := newMachine(t)
 	m.set("STILE_URL", "zk://"+strings.Join(ensemble.Endpoints(), ",")+"/team")
 
+	// A third of the TTL is not certain here, so that there is less time for stopping a command than elsewhere.
+	m.run("--ttl", "16", "-k", "6", "orders/42", "--", "true").wants(125, "--kill-after 6s", "4s")
+
 	watching := m.command("watch", "-o", "json", "orders/")
 	watching.Cmd.Stdout = nil
 	news, err := watching.StdoutPipe()

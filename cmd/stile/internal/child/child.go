@@ -43,7 +43,7 @@ func (e *Error) Unwrap() error { return e.Err }
 
 // Look finds the executable file behind the name of a command, as a shell would. Every error is an [*Error].
 func Look(name string) (string, error) {
-	path, err := exec.LookPath(name)
+	path, err := lookPath(name)
 	switch {
 	case err == nil:
 		return path, nil
@@ -56,6 +56,19 @@ func Look(name string) (string, error) {
 		err = ee.Err
 	}
 	return "", failure(name, err)
+}
+
+// lookPath is exec.LookPath for an environment without PATH, too: there execvp(3) looks in these places, and with it flock,
+// env and timeout.
+func lookPath(name string) (string, error) {
+	if _, set := os.LookupEnv("PATH"); set || strings.ContainsRune(name, filepath.Separator) {
+		return exec.LookPath(name)
+	}
+	path, err := exec.LookPath("/bin/" + name)
+	if err != nil {
+		path, err = exec.LookPath("/usr/bin/" + name)
+	}
+	return path, err
 }
 
 // inPath reports whether a directory of PATH has a file with that name, executable or not.

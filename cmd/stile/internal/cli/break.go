@@ -111,6 +111,9 @@ func (b *breaking) whichToken(ctx context.Context, client *stile.Client) error {
 	case len(line.Holders) > 1:
 		return fmt.Errorf("no --token is given, and %d hold the lock %q: stile show tells their tokens",
 			len(line.Holders), b.name)
+	case line.Holders[0].Token == 0:
+		return fmt.Errorf("no --token is given, and the lock %q is held by %s, which has none: stile cannot break what it has "+
+			"not made; delete its key in the store", b.name, who(line.Holders[0]))
 	default:
 		return fmt.Errorf("no --token is given: to break the lock %q of %s, give --token %d",
 			b.name, who(line.Holders[0]), line.Holders[0].Token)

@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/stilelock/stile/cmd/stile/internal/watchdog"
 )
@@ -66,8 +67,9 @@ func Run(ctx context.Context, args []string, stdio Stdio) int {
 
 // say writes one line to stderr that says who speaks.
 func (s Stdio) say(text string) {
-	// The library's errors begin that way too.
-	fmt.Fprintln(s.Err, "stile: "+strings.TrimPrefix(text, "stile: "))
+	// The library's errors begin that way too, and may be the reason for another.
+	text = strings.ReplaceAll(strings.TrimPrefix(text, "stile: "), ": stile: ", ": ")
+	fmt.Fprintln(s.Err, "stile: "+text)
 }
 
 func newRoot(stdio Stdio) *cobra.Command {
@@ -76,8 +78,8 @@ func newRoot(stdio Stdio) *cobra.Command {
 		Short: "Distributed locks that stay correct when processes pause, crash or are cut off",
 		Long: `Stile lets processes over one at a time, wherever they run.
 
-Locks are kept in a store: an etcd that is named with --url or STILE_URL, or else
-a server that stile starts in the background, for this user on this machine.
+Locks are kept in a store: an etcd, Redis or ZooKeeper that is named with --url or STILE_URL,
+or else a server that stile starts in the background, for this user on this machine.
 
 Environment:
   STILE_URL        the store, where --url does not name one
@@ -112,7 +114,19 @@ Files:
 	root.AddCommand(newLs(stdio), newShow(stdio), newWatch(stdio), newWait(stdio), newBreak(stdio))
 	root.AddCommand(newWatchdog())
 	addCompletions(root)
+	hideZeros(root)
 	return root
+}
+
+// hideZeros keeps help from calling a default what stands for none: -w 0 is not to wait, and no -w is to wait for ever.
+func hideZeros(root *cobra.Command) {
+	for _, cmd := range root.Commands() {
+		cmd.Flags().VisitAll(func(f *pflag.Flag) {
+			if f.DefValue == "0s" {
+				f.DefValue = ""
+			}
+		})
+	}
 }
 
 // newWatchdog returns the verb of the process that watches the command of another; see package watchdog.

@@ -46,7 +46,7 @@ Exit codes:
   stile demo --turns 20
   stile demo --without-lock
   stile demo --url etcd://db1:2379,db2:2379,db3:2379 --ttl 5s`,
-		Args: cobra.NoArgs,
+		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if worker > 0 {
 				// What a terminal, or timeout(1), sends to all processes at once is for the parent, which ends the workers.

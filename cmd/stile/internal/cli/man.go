@@ -20,7 +20,12 @@ func newMan() *cobra.Command {
 		Hidden: true, // it is for packagers
 		Example: `  stile man /usr/local/share/man/man1
   stile man . && man ./stile-run.1`,
-		Args: cobra.ExactArgs(1),
+		Args: func(cmd *cobra.Command, args []string) error {
+			if len(args) == 0 {
+				return fmt.Errorf("no directory is named: %s; see %s --help", cmd.UseLine(), cmd.CommandPath())
+			}
+			return atMost(1, cmd, args)
+		},
 		RunE: func(cmd *cobra.Command, args []string) error { return writeMan(cmd.Root(), args[0]) },
 	}
 }
@@ -183,7 +188,7 @@ func (p *page) options(flags *pflag.FlagSet) {
 		if name != "" {
 			spelled += ` \fI` + escape(name) + `\fR`
 		}
-		if !slices.Contains([]string{"", "false", "0", "0s"}, f.DefValue) {
+		if !slices.Contains([]string{"", "false", "0", "[]"}, f.DefValue) {
 			usage += " (default: " + f.DefValue + ")"
 		}
 		p.line(".TP\n%s\n%s", spelled, escape(usage))

@@ -62,7 +62,7 @@ func nameArg(name *string) cobra.PositionalArgs {
 		if len(args) == 0 {
 			return fmt.Errorf("no lock is named: %s; see %s --help", cmd.UseLine(), cmd.CommandPath())
 		}
-		if err := atMostOne(cmd, args); err != nil {
+		if err := atMost(1, cmd, args); err != nil {
 			return err
 		}
 		*name = args[0]
@@ -73,7 +73,7 @@ func nameArg(name *string) cobra.PositionalArgs {
 // prefixArg takes the beginning of names as the only argument, or none for all names.
 func prefixArg(prefix *string) cobra.PositionalArgs {
 	return func(cmd *cobra.Command, args []string) error {
-		if err := atMostOne(cmd, args); err != nil || len(args) == 0 {
+		if err := atMost(1, cmd, args); err != nil || len(args) == 0 {
 			return err
 		}
 		*prefix = args[0]
@@ -81,9 +81,12 @@ func prefixArg(prefix *string) cobra.PositionalArgs {
 	}
 }
 
-func atMostOne(cmd *cobra.Command, args []string) error {
-	if len(args) > 1 {
-		return fmt.Errorf("%q is one argument too many: %s; see %s --help", args[1], cmd.UseLine(), cmd.CommandPath())
+// noArgs is for verbs that take none.
+func noArgs(cmd *cobra.Command, args []string) error { return atMost(0, cmd, args) }
+
+func atMost(n int, cmd *cobra.Command, args []string) error {
+	if len(args) > n {
+		return fmt.Errorf("%q is one argument too many: %s; see %s --help", args[n], cmd.UseLine(), cmd.CommandPath())
 	}
 	return nil
 }

@@ -106,7 +106,7 @@ A DURATION is in seconds (5, 0.5) or has units (500ms, 1m30s).`,
 	flags.Var(&r.minHold, "min-hold", "keep the lock for at least that long, even if the command ends sooner")
 	flags.Var(&r.runTimeout, "run-timeout", "stop the command when it has run for that long; 0 is never")
 	flags.VarP(&r.killAfter, "kill-after", "k",
-		"kill a command that is being stopped that long after telling it (default: a quarter of the TTL, 5s at most)")
+		"kill a command that is being stopped that long after telling it (default: a quarter of the TTL, on ZooKeeper a sixth, 5s at most)")
 	flags.StringVar(&r.signal, "signal", "TERM", "what a command that is being stopped is told first, a `name` or number")
 	flags.StringArrayVar(&r.labels, "label", nil, "tell others about this holder, as `name=value`; may be repeated")
 	flags.StringVar(&r.reason, "reason", "", "tell others why the lock is wanted, in a `text`")
@@ -199,7 +199,7 @@ func (r *run) run(ctx context.Context) error {
 func (r *run) check() (*guard, stile.Owner, error) {
 	g := &guard{
 		ttl:        time.Duration(r.ttl),
-		killAfter:  min(5*time.Second, time.Duration(r.ttl)/4),
+		killAfter:  usualKillAfter(time.Duration(r.ttl)),
 		runTimeout: time.Duration(r.runTimeout),
 		verbose:    r.verbose,
 		renewed:    make(chan stile.Renewed, 1),
@@ -268,7 +268,8 @@ func (r *run) acquire(ctx context.Context, g *guard, owner stile.Owner) (err err
 			g.close(r.stdio)
 		}
 	}()
-	g.client, err = stile.New(g.opened.Store, &stile.Options{
+	st := &stoppable{Store: g.opened.Store, killAfter: g.killAfter, asked: r.killSet}
+	g.client, err = stile.New(st, &stile.Options{
 		TTL: g.ttl, Owner: owner, Hooks: stile.Hooks{Renewed: g.noteRenewal},
 	})
 	if err != nil {
@@ -286,7 +287,7 @@ func (r *run) acquire(ctx context.Context, g *guard, owner stile.Owner) (err err
 	if err != nil {
 		return err
 	}
-	g.obtained = time.Now()
+	g.obtained, g.killAfter = time.Now(), time.Duration(st.fitting.Load())
 	if r.verbose {
 		r.stdio.say(fmt.Sprintf("lock %q obtained after %v, token %d", r.name, round(g.obtained.Sub(began)), g.hold.Token()))
 	}
@@ -316,15 +317,20 @@ func (r *run) lock(ctx context.Context, client *stile.Client) (*stile.Hold, erro
 		r.showWaiting(within, client, place)
 	}
 	hold, err := place.Hold()
-	if !errors.Is(err, context.DeadlineExceeded) || ctx.Err() != nil {
+	// An attempt to reach the store has deadlines of its own.
+	if !errors.Is(err, context.DeadlineExceeded) || within.Err() == nil || ctx.Err() != nil {
 		return hold, err
 	}
+	trouble := errors.Unwrap(err) // more than the deadline, if the store has not let us join the line
 	asking, cancel := context.WithTimeout(ctx, 2*time.Second)
 	defer cancel()
-	line, err := client.Show(asking, r.name)
-	if err != nil { // so that may be why the lock was not obtained
+	line, unread := client.Show(asking, r.name)
+	switch {
+	case unread != nil: // so that may be why the lock was not obtained
 		return nil, fmt.Errorf("lock %q not obtained within %v, and the store does not tell who holds it: %w",
-			r.name, &r.wait, err)
+			r.name, &r.wait, unread)
+	case trouble != context.DeadlineExceeded && len(line.Holders) == 0:
+		return nil, fmt.Errorf("lock %q not obtained within %v, though nobody holds it: %w", r.name, &r.wait, trouble)
 	}
 	return nil, r.notObtained(fmt.Errorf("lock %q not obtained within %v: %s", r.name, &r.wait, holderOf(line)))
 }

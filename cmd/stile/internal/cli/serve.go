@@ -55,7 +55,7 @@ Without TLS it listens on the loopback interface only, or on a unix socket.`,
 
   # everything in a file: "listen: 0.0.0.0:2379" and so on
   stile serve --config-file /etc/stile/stile.yaml`,
-		Args: cobra.NoArgs,
+		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if o.configFile != "" {
 				if err := readConfigFile(cmd.Flags(), o.configFile); err != nil {

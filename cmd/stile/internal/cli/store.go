@@ -42,11 +42,20 @@ func withClient(ctx context.Context, url string, f func(*stile.Client) error) er
 // storeURL returns the URL to use when the flag is as given.
 func storeURL(flag string) string { return cmp.Or(flag, os.Getenv(urlVar), local.URL) }
 
-// openStore opens the store that a URL names. If the URL means the local server, that is started if need be.
+// openStore opens the store that a URL names. If the URL means the local server, that is started if need be, and again if
+// it ends before ctx does.
 func openStore(ctx context.Context, url string) (*storeurl.Opened, error) {
 	switch {
 	case url == local.URL:
-		return openLocal(ctx)
+		home, err := local.DefaultHome()
+		if err != nil {
+			return nil, err
+		}
+		opened, err := openLocal(ctx, home)
+		if err == nil {
+			go home.Keep(ctx)
+		}
+		return opened, err
 	case strings.HasPrefix(url, local.URL):
 		return nil, fmt.Errorf("store URL %s: nothing may follow %s", url, local.URL)
 	default:
@@ -58,15 +67,12 @@ func openStore(ctx context.Context, url string) (*storeurl.Opened, error) {
 	}
 }
 
-func openLocal(ctx context.Context) (*storeurl.Opened, error) {
-	home, err := local.DefaultHome()
-	if err != nil {
-		return nil, err
-	}
+func openLocal(ctx context.Context, home local.Home) (*storeurl.Opened, error) {
 	url, _, err := home.Ensure(ctx)
 	if err != nil {
 		return nil, err
 	}
+	found := home.PID()
 	opened, err := storeurl.Open(ctx, url, nil)
 	if err == nil {
 		return opened, nil
@@ -74,12 +80,12 @@ func openLocal(ctx context.Context) (*storeurl.Opened, error) {
 	if ctx.Err() != nil {
 		return nil, err
 	}
-	// The server may have died just after it was found. Then there is a new one now.
+	// The server may have died just after it was found. Then there is a new one now, ours or that of somebody else.
 	url, started, err := home.Ensure(ctx)
 	if err != nil {
 		return nil, err
 	}
-	if !started {
+	if !started && home.PID() == found {
 		return nil, home.Silent()
 	}
 	return storeurl.Open(ctx, url, nil)

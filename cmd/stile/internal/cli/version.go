@@ -25,7 +25,7 @@ func newVersion(stdio Stdio) *cobra.Command {
 		Long:  `Print the version of stile, of Go, of the platform it is for, and of the etcd in stile serve.`,
 		Example: `  stile version
   stile version -o json | jq -r .etcd`,
-		Args: cobra.NoArgs,
+		Args: noArgs,
 		RunE: func(*cobra.Command, []string) error {
 			v := versions{version(), runtime.Version(), runtime.GOOS + "/" + runtime.GOARCH, etcd.Version}
 			if output == formatJSON {

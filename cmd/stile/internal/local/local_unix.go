@@ -56,18 +56,45 @@ func (h Home) Find(ctx context.Context) (storeURL string, err error) {
 	return urlOf(socket), err
 }
 
+// Keep starts the server again when it has ended, until ctx ends. What is held or waited for would be lost with it, and
+// it ends with the service or the login that has started it if the system ends all that such a one leaves behind.
+func (h Home) Keep(ctx context.Context) {
+	look := time.NewTicker(time.Second)
+	defer look.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-look.C:
+		}
+		if h.hasEnded() {
+			_, _, _ = h.Ensure(ctx) // who uses the server hears from the store that it is not there
+		}
+	}
+}
+
+// hasEnded reports whether no server has the file with its process id locked. One that runs has, even if nobody can reach it.
+func (h Home) hasEnded() bool {
+	lock, err := filelock.Try(h.pid(), filelock.Shared)
+	if err != nil {
+		return false
+	}
+	lock.Unlock()
+	return true
+}
+
 func urlOf(socket string) string { return "etcd+unix://" + (&url.URL{Path: socket}).EscapedPath() }
 
 // Silent is the error for a server that Ensure has found, and that has answered nothing since: it was stopped, or
 // something is wrong with it.
 func (h Home) Silent() error {
-	pid := h.readPID()
+	pid := h.PID()
 	return fmt.Errorf("the local server (pid %s) runs but does not answer: let it go on with kill -CONT %s, "+
 		"or end it with kill -9 %s and run this again; its locks stay%s", pid, pid, pid, elsewhere)
 }
 
-// readPID is the process id of the server that runs, to show to people.
-func (h Home) readPID() string {
+// PID is the process id of the server that runs, or was the last to run; "unknown" if it cannot be read.
+func (h Home) PID() string {
 	pid, err := os.ReadFile(h.pid())
 	if err != nil {
 		return "unknown"
@@ -127,7 +154,7 @@ func (h Home) start(ctx context.Context) (string, error) {
 	if socket, err := h.look(ctx); !errors.Is(err, ErrNone) {
 		return socket, err
 	}
-	socket := filepath.Join(runtimeDir(), h.socketName())
+	socket := h.socket()
 	if err := checkSocket(socket); err != nil {
 		return "", err
 	}
@@ -149,11 +176,17 @@ func runtimeDir() string {
 	return fmt.Sprintf("/tmp/stile-%d", os.Getuid())
 }
 
-// socketName is another for each home. Two may have the runtime directory in common, and each has to find its own server
-// there; and clients of a server that has died look for the next one where that was.
-func (h Home) socketName() string {
+// socket is where a server listens that this process starts. The name is another for each home: two may have the runtime
+// directory in common, and each has to find its own server there. It is where the last server was, if that is possible:
+// there those look for it who are still connected to that, as they believe.
+func (h Home) socket() string {
 	sum := sha256.Sum256([]byte(h))
-	return fmt.Sprintf("local-%x.sock", sum[:6])
+	name := fmt.Sprintf("local-%x.sock", sum[:6])
+	last, err := os.Readlink(h.link())
+	if err == nil && filepath.Base(last) == name && checkPrivate(filepath.Dir(last), moveSocket) == nil {
+		return last
+	}
+	return filepath.Join(runtimeDir(), name)
 }
 
 func isOurs(dir string) bool {

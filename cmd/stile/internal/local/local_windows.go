@@ -13,8 +13,14 @@ var errWindows = errors.New("there is no local server on Windows yet: start one 
 // Ensure returns an error: there is no local server on Windows.
 func (h Home) Ensure(context.Context) (string, bool, error) { return "", false, errWindows }
 
+// Keep does nothing: there is no local server on Windows.
+func (h Home) Keep(context.Context) {}
+
 // Find returns an error that matches [ErrNone].
 func (h Home) Find(context.Context) (string, error) { return "", ErrNone }
+
+// PID returns "unknown": there is no local server on Windows.
+func (h Home) PID() string { return "unknown" }
 
 // Silent returns an error, though there is no local server on Windows that it could be about.
 func (h Home) Silent() error { return errWindows }

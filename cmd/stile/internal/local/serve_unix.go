@@ -72,7 +72,7 @@ func (h Home) claim(ctx context.Context) (*filelock.Lock, error) {
 	lock, err := filelock.Wait(ctx, h.pid(), filelock.Exclusive)
 	switch {
 	case errors.Is(err, filelock.ErrLocked):
-		pid := h.readPID()
+		pid := h.PID()
 		return nil, fmt.Errorf("the one that runs (pid %s) cannot be reached any more, and has work: "+
 			"wait until that is done, or end it with kill %s", pid, pid)
 	case err != nil:
