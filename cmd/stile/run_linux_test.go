@@ -306,10 +306,12 @@ func TestAReleaseThatFailsIsToldAndChangesNothing(t *testing.T) {
 
 func TestVersion(t *testing.T) {
 	t.Parallel()
-	c := newMachine(t).command("version").begin()
-	c.wants(0)
-	if !strings.HasPrefix(c.stdout.String(), "stile ") {
-		t.Errorf("printed %q", c.stdout)
+	for _, arg := range []string{"version", "--version"} {
+		c := newMachine(t).command(arg).begin()
+		c.wants(0)
+		if said := c.stdout.String(); !strings.HasPrefix(said, "stile ") || strings.Count(said, "\n") != 1 {
+			t.Errorf("%s printed %q", arg, said)
+		}
 	}
 }
 

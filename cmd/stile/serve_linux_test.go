@@ -1,6 +1,7 @@
 package main_test
 
 import (
+	"errors"
 	"net"
 	"strings"
 	"syscall"
@@ -9,6 +10,7 @@ import (
 
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.etcd.io/etcd/client/v3/concurrency"
+	"golang.org/x/sys/unix"
 )
 
 func TestServeEndsAtOnceWhenTold(t *testing.T) {
@@ -43,6 +45,25 @@ func TestServeEndsAtOnceWhenTold(t *testing.T) {
 	}
 }
 
+// hung returns the path of a socket to which nobody can connect, because nobody is let in and one waits already.
+func hung(t *testing.T, path string) string {
+	t.Helper()
+	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { unix.Close(fd) })
+	if err := errors.Join(unix.Bind(fd, &unix.SockaddrUnix{Name: path}), unix.Listen(fd, 0)); err != nil {
+		t.Fatal(err)
+	}
+	waits, err := net.Dial("unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { waits.Close() })
+	return path
+}
+
 func TestServeRefuses(t *testing.T) {
 	t.Parallel()
 	m := newMachine(t)
@@ -57,6 +78,7 @@ func TestServeRefuses(t *testing.T) {
 	m.command("serve", "--listen", taken.Addr().String()).begin().wants(125, taken.Addr().String(), "in use", "--listen")
 	m.command("serve", "--listen", "127.0.0.1:0", "--data", m.write("file", "", 0o600)).begin().
 		wants(125, m.path("file"), "--data")
+	m.command("serve", "--socket", hung(t, m.path("sock"))).begin().wants(125, m.path("sock"), "another server listens there")
 	m.command("serve", "surplus").begin().wants(125, "surplus")
 	m.command("serve", "--listen", "127.0.0.1:0", "--data", other.data).begin().
 		wants(125, other.data, "in use by another stile serve", "--data")

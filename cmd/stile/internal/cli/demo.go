@@ -53,6 +53,9 @@ Exit codes:
 				signal.Ignore(os.Interrupt, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT)
 				return demo.Work(cmd.Context(), stdio.In, stdio.Out, openStore)
 			}
+			if cmd.Flags().Changed("ttl") && ttl <= 0 {
+				return errors.New("--ttl must be longer than 0")
+			}
 			c.URL, c.TTL = storeURL(url), time.Duration(ttl)
 			return runDemo(cmd.Context(), c)
 		},

@@ -209,8 +209,11 @@ func freeSocket(path string) (string, error) {
 	case info.Mode().Type() != os.ModeSocket:
 		return "", fmt.Errorf("--socket %s: there is something else than a socket; name another path", path)
 	}
-	if conn, err := net.Dial("unix", path); err == nil {
+	conn, err := net.Dial("unix", path)
+	if err == nil {
 		conn.Close()
+	}
+	if err == nil || errors.Is(err, syscall.EAGAIN) { // too many wait for it, because it hangs
 		return "", fmt.Errorf("--socket %s: another server listens there; stop it, or name another path", path)
 	}
 	return path, nil

@@ -17,6 +17,14 @@ type versions struct {
 	Etcd     string `json:"etcd"` // what stile serve is
 }
 
+func ourVersions() versions {
+	return versions{version(), runtime.Version(), runtime.GOOS + "/" + runtime.GOARCH, etcd.Version}
+}
+
+func (v versions) String() string {
+	return fmt.Sprintf("stile %s %s %s etcd %s", v.Stile, v.Go, v.Platform, v.Etcd)
+}
+
 func newVersion(stdio Stdio) *cobra.Command {
 	output := formatText
 	cmd := &cobra.Command{
@@ -27,11 +35,11 @@ func newVersion(stdio Stdio) *cobra.Command {
   stile version -o json | jq -r .etcd`,
 		Args: noArgs,
 		RunE: func(*cobra.Command, []string) error {
-			v := versions{version(), runtime.Version(), runtime.GOOS + "/" + runtime.GOARCH, etcd.Version}
+			v := ourVersions()
 			if output == formatJSON {
 				return stdio.writeJSON(v)
 			}
-			return stdio.write(fmt.Appendf(nil, "stile %s %s %s etcd %s\n", v.Stile, v.Go, v.Platform, v.Etcd))
+			return stdio.write(fmt.Appendln(nil, v))
 		},
 	}
 	cmd.Flags().VarP(&output, "output", "o", "text, or json for programs")

@@ -13,6 +13,8 @@ import (
 	"strconv"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/stilelock/stile/cmd/stile/internal/filelock"
 	"github.com/stilelock/stile/cmd/stile/internal/inherited"
 	"github.com/stilelock/stile/cmd/stile/internal/node"
@@ -88,8 +90,11 @@ func (h Home) claim(ctx context.Context) (*filelock.Lock, error) {
 // open starts the server, and returns what its socket is known by.
 func (h Home) open(ctx context.Context, socket string, log *slog.Logger) (*node.Node, fs.FileInfo, error) {
 	// It would be taken from whoever listens there: a server in another container, say, whose home has the same path.
-	if conn, err := net.Dial("unix", socket); err == nil {
+	conn, err := net.Dial("unix", socket)
+	if err == nil {
 		conn.Close()
+	}
+	if err == nil || errors.Is(err, unix.EAGAIN) { // too many wait for it, because it hangs
 		return nil, nil, fmt.Errorf("another program listens on %s: end it, or %s", socket, moveSocket)
 	}
 	n, err := node.Start(ctx, node.Config{Dir: h.Data(), MoveDir: moveHome, Socket: socket, Logger: log})
