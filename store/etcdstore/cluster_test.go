@@ -32,7 +32,7 @@ func startLoad(t *testing.T, cluster *testservers.EtcdCluster, name string) *loa
 	t.Helper()
 	const goroutines = 8
 	l := &load{
-		client: newClient(t, cluster.Client(t), 10*time.Second),
+		client: newClient(t, cluster.Client(t), 30*time.Second), // etcd may end early what was renewed while its leader stood still
 		stop:   make(chan struct{}),
 		rounds: make([]atomic.Int64, goroutines),
 	}

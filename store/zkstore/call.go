@@ -57,9 +57,15 @@ func (c *client) await(ctx context.Context) error {
 }
 
 // shut ends the session, as far as that can be done within a second, and everything that works for it.
-func (c *client) shut() {
+func (c *client) shut() { c.shutWithin(c.link.over) } // which ends at once
+
+// shutWithin is shut, but waits for the server's answer, for which the client waits a second, until ctx ends.
+func (c *client) shutWithin(ctx context.Context) {
 	c.link.stop()
 	c.Close()
+	for ctx.Err() == nil && c.State() == zk.StateHasSession && !c.link.hadFarewell() && !c.link.hasEnded() {
+		attempts.Rest(ctx, firstPause)
+	}
 	c.link.drop()
 }
 

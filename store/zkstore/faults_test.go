@@ -252,6 +252,24 @@ func openOnFollower(t *testing.T, e *testservers.ZooKeeperEnsemble, ttl time.Dur
 	return nil
 }
 
+// The wire client waits for a second.
+func TestClosingWaitsForASlowServer(t *testing.T) {
+	t.Parallel()
+	proxy := testservers.NewProxy(t, server(t).Endpoint())
+	se := openFor(t, newStore(t, nil, proxy.Addr()), 20*time.Second, nil)
+	name := newName(t)
+	enqueue(t, se, name, line.Exclusive).await(t, store.Admitted)
+	proxy.Delay(1500*time.Millisecond, testservers.Down)
+	ctx, cancel := until(t, soon)
+	defer cancel()
+	if err := se.Close(ctx); err != nil {
+		t.Error(err)
+	}
+	if l, err := newStore(t, nil, server(t).Endpoint()).Line(t.Context(), name); err != nil || len(l.Entries) != 0 {
+		t.Errorf("after it the line is %+v, %v", l, err)
+	}
+}
+
 func TestAServerThatAcceptsConnectionsAndSaysNothingIsGivenUp(t *testing.T) {
 	t.Parallel()
 	hung := testservers.NewProxy(t, server(t).Endpoint())

@@ -212,7 +212,7 @@ func (se *session) farewell(ctx context.Context) error {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		se.client.shut()
+		se.client.shutWithin(ctx)
 		se.work.Wait()
 	}()
 	select {
