@@ -28,7 +28,7 @@ func TestStoreConforms(t *testing.T) {
 			proxy.(*testservers.Proxy).Hold()
 			return func() { proxy.(*testservers.Proxy).Release() }
 		},
-		TTL:   3 * time.Second,
+		TTL:   4 * time.Second,
 		Grace: 4 * time.Second,
 	})
 }
@@ -41,7 +41,7 @@ func TestStoreConformsOnAnEnsemble(t *testing.T) {
 	storetest.Run(t, storetest.Harness{
 		Open:  open,
 		Peer:  func(t *testing.T, _ store.Store) store.Store { return open(t) },
-		TTL:   3 * time.Second,
+		TTL:   4 * time.Second,
 		Grace: 4 * time.Second,
 	})
 }
