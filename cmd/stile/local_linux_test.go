@@ -1,6 +1,7 @@
 package main_test
 
 import (
+	"crypto/sha256"
 	"fmt"
 	"io"
 	"net"
@@ -13,6 +14,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/stilelock/stile/cmd/stile/internal/filelock"
 )
 
 // server returns the process id of the machine's local server that was last started; 0 if none was.
@@ -126,9 +129,11 @@ func TestAServerThatDiesJustAfterItWasFoundIsReplaced(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	runs := m.lockPID()
 	go func() {
 		_, _ = l.Accept() // somebody has found it
 		l.Close()
+		runs.Unlock()
 	}()
 	m.run("demo", "--", "true").wants(0)
 	if m.server() == 0 {
@@ -179,6 +184,133 @@ func TestTwoHomesWithOneRuntimeDirectoryHaveTwoServers(t *testing.T) {
 	m.run("-n", "demo", "--", "true").wants(75, "demo")
 }
 
+// lockPID does what a server does that runs.
+func (m *machine) lockPID() *filelock.Lock {
+	m.t.Helper()
+	lock, err := filelock.Try(filepath.Join(m.home(), "pid"), filelock.Exclusive)
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	return lock
+}
+
+// In the copy there is a link to the socket of the server of the other.
+func TestACopyOfAHomeHasAServerOfItsOwn(t *testing.T) {
+	t.Parallel()
+	m := newMachine(t)
+	m.start(sleeper, "demo")
+	copied := m.in(t)
+	copied.set("XDG_STATE_HOME", m.path("copy"))
+	if out, err := exec.Command("cp", "-a", m.path(".local", "state"), m.path("copy")).CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	pid := filepath.Join(m.path("copy"), "stile", "local", "pid")
+	before, err := os.ReadFile(pid)
+	if err != nil {
+		t.Fatal(err)
+	}
+	copied.run("-n", "other", "--", "true").wants(0)
+	after, err := os.ReadFile(pid)
+	if err != nil || string(after) == string(before) {
+		t.Fatalf("the server of the copy is that of the other home, or there is none: %s, %v", after, err)
+	}
+	own, err := strconv.Atoi(strings.TrimSpace(string(after)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = syscall.Kill(own, syscall.SIGKILL) })
+}
+
+// servers returns the process ids of the machine's local servers, with those that are not ready yet.
+func (m *machine) servers() []int {
+	m.t.Helper()
+	files, err := filepath.Glob("/proc/[0-9]*/cmdline")
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	var pids []int
+	for _, file := range files {
+		args, _ := os.ReadFile(file) // empty once it has ended
+		if !strings.Contains(string(args), "--background\x00"+m.home()+"\x00") {
+			continue
+		}
+		if pid, err := strconv.Atoi(filepath.Base(filepath.Dir(file))); err == nil {
+			pids = append(pids, pid)
+		}
+	}
+	return pids
+}
+
+// On a busy machine a start takes a while, and who does not want to wait types ^C and tries again.
+func TestAServerThatWasOnItsWayAlreadyWillDo(t *testing.T) {
+	t.Parallel()
+	m := newMachine(t)
+	m.place()
+	busy := m.lockPID()
+	impatient := m.command("run", "demo", "--", "true").begin()
+	eventually(t, "a server on its way", func() bool { return len(m.servers()) == 1 })
+	first := m.servers()[0]
+	impatient.signal(syscall.SIGTERM)
+	impatient.wants(143)
+
+	again := m.command("run", "demo", "--", "true").begin()
+	eventually(t, "another one", func() bool { return len(m.servers()) == 2 })
+	for _, pid := range m.servers() {
+		if pid == first {
+			continue
+		}
+		if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
+			t.Fatal(err)
+		}
+		defer func() { _ = syscall.Kill(pid, syscall.SIGKILL) }()
+		busy.Unlock()
+		eventually(t, "start of the first", func() bool { return m.server() == first || !running(first) })
+		if err := syscall.Kill(pid, syscall.SIGCONT); err != nil {
+			t.Fatal(err)
+		}
+	}
+	again.wants(0)
+}
+
+// There may be a hundred who hold something while the disk is full.
+func TestAServerThatCannotStartIsStartedLessAndLessOften(t *testing.T) {
+	t.Parallel()
+	m := newMachine(t)
+	m.start(sleeper, "--ttl", "60", "demo")
+	data := filepath.Join(m.home(), "data")
+	if err := os.Rename(data, data+".away"); err != nil {
+		t.Fatal(err)
+	}
+	m.put("in the way", "data")
+	m.killServer()
+	pid := filepath.Join(m.home(), "pid")
+	last, err := os.ReadFile(pid)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var starts []time.Time
+	for len(starts) < 3 {
+		eventually(t, "another start", func() bool {
+			now, err := os.ReadFile(pid)
+			another := err == nil && strings.HasSuffix(string(now), "\n") && string(now) != string(last)
+			if another {
+				last = now
+			}
+			return another
+		})
+		info, err := os.Stat(pid)
+		if err != nil {
+			t.Fatal(err)
+		}
+		starts = append(starts, info.ModTime())
+	}
+	for i, least := range []time.Duration{2 * time.Second, 4 * time.Second} {
+		if got := starts[i+1].Sub(starts[i]); got < least {
+			t.Errorf("started again after %v, want at least %v", got, least)
+		}
+	}
+}
+
 // link leads to the socket of the machine's local server.
 func (m *machine) link() string { return filepath.Join(m.home(), "socket") }
 
@@ -189,6 +321,8 @@ func TestTheNextServerIsWhereTheLastOneWas(t *testing.T) {
 	m.run("demo", "--", "true").wants(0)
 	before, err := os.Readlink(m.link())
 	m.killServer()
+	m.symlink(m.path(".local", "state"), m.path("state")) // by another path it is the same home
+	m.set("XDG_STATE_HOME", m.path("state"))
 	m.set("XDG_RUNTIME_DIR", "")
 	m.run("demo", "--", "true").wants(0)
 	if after, e := os.Readlink(m.link()); err != nil || e != nil || after != before {
@@ -199,7 +333,8 @@ func TestTheNextServerIsWhereTheLastOneWas(t *testing.T) {
 // place makes what there is of a local server before it runs, and returns the path of its socket.
 func (m *machine) place() string {
 	m.t.Helper()
-	socket := m.path("run", "stile", "local.sock")
+	sum := sha256.Sum256([]byte(m.home()))
+	socket := m.path("run", "stile", fmt.Sprintf("local-%x.sock", sum[:6]))
 	for _, dir := range []string{m.home(), filepath.Dir(socket)} {
 		if err := os.MkdirAll(dir, 0o700); err != nil {
 			m.t.Fatal(err)
@@ -275,7 +410,6 @@ func TestTheServerListensOnNothingButItsSocket(t *testing.T) {
 	}
 }
 
-// What a shell has open, a lock of flock(1) for example, must not stay open for as long as the server runs.
 // What is stopped with a command is known by its environment.
 func TestTheServerIsNoPartOfTheCommandThatHasStartedIt(t *testing.T) {
 	t.Parallel()
@@ -287,6 +421,7 @@ func TestTheServerIsNoPartOfTheCommandThatHasStartedIt(t *testing.T) {
 	}
 }
 
+// What a shell has open, a lock of flock(1) for example, must not stay open for as long as the server runs.
 func TestTheServerKeepsNothingOpen(t *testing.T) {
 	t.Parallel()
 	m := newMachine(t)

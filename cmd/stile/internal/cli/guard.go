@@ -108,7 +108,7 @@ func (g *guard) supervise(stdio Stdio, signals *child.Signals, c child.Command) 
 		select {
 		case <-unwatched:
 			if g.dog, err = watchdog.Start(p.Group(), c.Mark, time.Until(g.hold.Deadline())); err != nil && g.verbose {
-				stdio.say(err.Error())
+				go stdio.say(err.Error()) // a terminal may be held with ^S
 			}
 		case <-p.Done():
 			code := p.ExitCode()

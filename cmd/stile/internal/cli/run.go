@@ -167,6 +167,8 @@ func (r *run) run(ctx context.Context) error {
 	// If nobody reads what we say any more, that must not end us, and the command with us, and leave the entry behind.
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
 
+	ctx, cancel := context.WithCancel(ctx) // afterwards nobody needs the local server, however long the last word takes
+	defer cancel()
 	waiting, listened := untilInterrupted(ctx, signals)
 	err = r.acquire(waiting, g, owner)
 	listened()

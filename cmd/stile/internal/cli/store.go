@@ -26,6 +26,8 @@ func addURL(flags *pflag.FlagSet, url *string) {
 // withClient opens the store that a --url names, as given, and calls f with a client on it, for verbs that read lines or
 // break entries.
 func withClient(ctx context.Context, url string, f func(*stile.Client) error) error {
+	ctx, cancel := context.WithCancel(ctx) // afterwards nobody needs the local server, however long the output takes
+	defer cancel()
 	opened, err := openStore(ctx, storeURL(url))
 	if err != nil {
 		return err

@@ -57,18 +57,23 @@ func (h Home) Find(ctx context.Context) (storeURL string, err error) {
 }
 
 // Keep starts the server again when it has ended, until ctx ends. What is held or waited for would be lost with it, and
-// it ends with the service or the login that has started it if the system ends all that such a one leaves behind.
+// it ends with the service or the login that has started it if the system ends all that such a one leaves behind. It looks
+// every second, and less often after starts that have failed: there may be many who keep the server.
 func (h Home) Keep(ctx context.Context) {
-	look := time.NewTicker(time.Second)
-	defer look.Stop()
-	for {
+	const often = time.Second
+	for pause := often; ; {
 		select {
 		case <-ctx.Done():
 			return
-		case <-look.C:
+		case <-time.After(pause):
 		}
-		if h.hasEnded() {
-			_, _, _ = h.Ensure(ctx) // who uses the server hears from the store that it is not there
+		if !h.hasEnded() {
+			pause = often
+			continue
+		}
+		pause = min(2*pause, patience)
+		if _, _, err := h.Ensure(ctx); err == nil { // otherwise who uses the server hears from the store that it is not there
+			pause = often
 		}
 	}
 }
@@ -122,6 +127,11 @@ func (h Home) look(ctx context.Context) (string, error) {
 	case err != nil:
 		return "", err
 	}
+	// Then whoever listens there is the server of another home: this one is a copy of that, or has the same path in another
+	// container.
+	if h.hasEnded() {
+		return "", ErrNone
+	}
 	// In /tmp everybody can put a socket where ours was before a reboot.
 	switch err := checkPrivate(filepath.Dir(socket), moveSocket); {
 	case errors.Is(err, fs.ErrNotExist):
@@ -164,7 +174,14 @@ func (h Home) start(ctx context.Context) (string, error) {
 	if err := h.setLink(socket); err != nil {
 		return "", noPlace(err, moveHome)
 	}
-	return socket, h.launch(ctx, socket)
+	if err := h.launch(ctx, socket); err != nil {
+		// Another may have been faster, which was on its way when whoever had started it was stopped.
+		if found, e := h.look(ctx); e == nil {
+			return found, nil
+		}
+		return "", err
+	}
+	return socket, nil
 }
 
 // runtimeDir is where the socket of a server goes that this process starts: $XDG_RUNTIME_DIR/stile or, if that is not a
@@ -176,11 +193,15 @@ func runtimeDir() string {
 	return fmt.Sprintf("/tmp/stile-%d", os.Getuid())
 }
 
-// socket is where a server listens that this process starts. The name is another for each home: two may have the runtime
-// directory in common, and each has to find its own server there. It is where the last server was, if that is possible:
-// there those look for it who are still connected to that, as they believe.
+// socket is where a server listens that this process starts. The name is another for each home, by whatever path that is
+// known: two may have the runtime directory in common, and each has to find its own server there. It is where the last
+// server was, if that is possible: there those look for it who are still connected to that, as they believe.
 func (h Home) socket() string {
-	sum := sha256.Sum256([]byte(h))
+	home, err := filepath.EvalSymlinks(string(h))
+	if err != nil {
+		home = string(h)
+	}
+	sum := sha256.Sum256([]byte(home))
 	name := fmt.Sprintf("local-%x.sock", sum[:6])
 	last, err := os.Readlink(h.link())
 	if err == nil && filepath.Base(last) == name && checkPrivate(filepath.Dir(last), moveSocket) == nil {

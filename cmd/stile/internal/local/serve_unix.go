@@ -25,7 +25,7 @@ import (
 // which it has inherited; if ready is negative it tells nobody.
 func (h Home) Serve(ctx context.Context, socket string, idle time.Duration, ready int, log *slog.Logger) error {
 	inherited.Close(ready)
-	claim, err := h.claim(ctx)
+	claim, err := h.claim(ctx, socket)
 	if err != nil {
 		tell(ready, err.Error())
 		return err
@@ -68,16 +68,23 @@ const attention = patience / 5
 
 // claim makes this process the only server of its home, the one whose process id can be read there. A predecessor that
 // was told to end a moment ago, or has noticed that nobody can reach it, is waited for.
-func (h Home) claim(ctx context.Context) (*filelock.Lock, error) {
+func (h Home) claim(ctx context.Context, socket string) (*filelock.Lock, error) {
 	ctx, cancel := context.WithTimeout(ctx, patience/2)
 	defer cancel()
-	lock, err := filelock.Wait(ctx, h.pid(), filelock.Exclusive)
-	switch {
-	case errors.Is(err, filelock.ErrLocked):
-		pid := h.PID()
-		return nil, fmt.Errorf("the one that runs (pid %s) cannot be reached any more, and has work: "+
-			"wait until that is done, or end it with kill %s", pid, pid)
-	case err != nil:
+	lock, err := filelock.Try(h.pid(), filelock.Exclusive)
+	for errors.Is(err, filelock.ErrLocked) {
+		if listens(socket) { // nobody did when this process was started
+			return nil, errors.New("another one has been faster")
+		}
+		if ctx.Err() != nil {
+			pid := h.PID()
+			return nil, fmt.Errorf("the one that runs (pid %s) cannot be reached any more, and has work: "+
+				"wait until that is done, or end it with kill %s", pid, pid)
+		}
+		time.Sleep(10 * time.Millisecond)
+		lock, err = filelock.Try(h.pid(), filelock.Exclusive)
+	}
+	if err != nil {
 		return nil, noPlace(err, moveHome)
 	}
 	if err := os.WriteFile(h.pid(), []byte(strconv.Itoa(os.Getpid())+"\n"), 0o600); err != nil {
@@ -87,14 +94,19 @@ func (h Home) claim(ctx context.Context) (*filelock.Lock, error) {
 	return lock, nil
 }
 
-// open starts the server, and returns what its socket is known by.
-func (h Home) open(ctx context.Context, socket string, log *slog.Logger) (*node.Node, fs.FileInfo, error) {
-	// It would be taken from whoever listens there: a server in another container, say, whose home has the same path.
+// listens reports whether somebody accepts connections at socket, or would if it did not hang: too many wait for that.
+func listens(socket string) bool {
 	conn, err := net.Dial("unix", socket)
 	if err == nil {
 		conn.Close()
 	}
-	if err == nil || errors.Is(err, unix.EAGAIN) { // too many wait for it, because it hangs
+	return err == nil || errors.Is(err, unix.EAGAIN)
+}
+
+// open starts the server, and returns what its socket is known by.
+func (h Home) open(ctx context.Context, socket string, log *slog.Logger) (*node.Node, fs.FileInfo, error) {
+	// It would be taken from whoever listens there: a server in another container, say, whose home has the same path.
+	if listens(socket) {
 		return nil, nil, fmt.Errorf("another program listens on %s: end it, or %s", socket, moveSocket)
 	}
 	n, err := node.Start(ctx, node.Config{Dir: h.Data(), MoveDir: moveHome, Socket: socket, Logger: log})

@@ -19,6 +19,7 @@ import (
 
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.etcd.io/etcd/client/v3/concurrency"
+	"go.etcd.io/etcd/server/v3/storage/wal"
 	"go.uber.org/zap"
 
 	"github.com/stilelock/stile/cmd/stile/internal/node"
@@ -212,6 +213,62 @@ func TestDataSurvivesARestart(t *testing.T) {
 	got, err := client(t, start(t, dir).URL()).Get(t.Context(), "k")
 	if err != nil || got.Count != 1 {
 		t.Errorf("after the restart: %v, %v", got, err)
+	}
+}
+
+// emptyLog makes etcd's log as it makes it itself, a moment before it writes into it who its members are.
+func emptyLog(t *testing.T, dir string) {
+	t.Helper()
+	member := filepath.Join(dir, "etcd", "member")
+	if err := os.MkdirAll(filepath.Join(member, "snap"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	metadata := []byte{1 << 3, 1, 2 << 3, 1} // in protocol buffers: member 1 of cluster 1
+	log, err := wal.Create(zap.NewNop(), filepath.Join(member, "wal"), metadata)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := log.Close(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestAServerThatWasKilledBeforeItHadBegunBeginsAnew(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	emptyLog(t, dir)
+	n := start(t, dir)
+	if _, err := client(t, n.URL()).Put(t.Context(), "key", "value"); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// A log may also be empty because something is wrong with the disk.
+func TestDataIsNotThrownAwayForAnEmptyLog(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	n := start(t, dir)
+	if _, err := client(t, n.URL()).Put(t.Context(), "key", "value"); err != nil {
+		t.Fatal(err)
+	}
+	n.Close()
+	database := filepath.Join(dir, "etcd", "member", "snap", "db")
+	before, err := os.Stat(database)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.RemoveAll(filepath.Join(dir, "etcd", "member", "wal")); err != nil {
+		t.Fatal(err)
+	}
+	emptyLog(t, dir)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+	defer cancel()
+	if n, err := node.Start(ctx, node.Config{Dir: dir, Listen: "127.0.0.1:0", Logger: slog.New(slog.DiscardHandler)}); err == nil {
+		n.Close()
+		t.Error("it has started as if nothing were missing")
+	}
+	if after, err := os.Stat(database); err != nil || !os.SameFile(before, after) {
+		t.Errorf("the database is another: %v", err)
 	}
 }
 
