@@ -94,7 +94,8 @@ func (e *entry) enter(ctx context.Context) error {
 	case e.req.Try && !line.Admits(e.req.Mode, modes(before)):
 		// The line was free when it was looked at, and somebody was faster. It is not to be held up by us.
 		e.takeBack(ctx)
-		return e.heldBy(ctx, before)
+		_, held := e.heldBy(ctx, before)
+		return held
 	case !e.line.arrive(e, before):
 		err = e.session.alive() // the session was lost meanwhile, and the entry with it
 	}
@@ -113,19 +114,20 @@ func (e *entry) takeBack(ctx context.Context) {
 
 // lookFirst refuses a try for a lock that is held. Nothing is written for that, and nobody disturbed.
 func (e *entry) lookFirst(ctx context.Context) error {
-	for _, exact := range []bool{false, true} {
+	for exact := false; ; exact = true { // a server that lags may show somebody who has left
 		cs, err := e.session.list(ctx, e.line.dir, exact)
-		if err != nil {
+		if err != nil || line.Admits(e.req.Mode, modes(cs)) {
 			return err
 		}
-		if line.Admits(e.req.Mode, modes(cs)) {
-			return nil
+		if !exact {
+			continue
 		}
-		if exact { // a server that lags may show somebody who has left
-			return e.heldBy(ctx, cs)
+		leaving, held := e.heldBy(ctx, cs)
+		if !leaving {
+			return held
 		}
+		attempts.Rest(ctx, firstPause)
 	}
-	return nil
 }
 
 // list lists a line. An exact listing shows everything that had happened when list was called. A directory that does not
@@ -146,19 +148,24 @@ func (se *session) list(ctx context.Context, dir string, exact bool) ([]contende
 	return contenders(children), err
 }
 
-// heldBy is the error of a try that the entries ahead are in the way of: the first who would be alone, or else the first.
-func (e *entry) heldBy(ctx context.Context, ahead []contender) error {
+// heldBy is the error of a try that the entries ahead are in the way of: the first who would be alone, or else the first. It
+// also reports whether that one has left meanwhile, or is just being taken out: it was put in by an earlier call of this
+// session's that was given up.
+func (e *entry) heldBy(ctx context.Context, ahead []contender) (leaving bool, err error) {
 	held := &store.HeldError{Name: e.req.Name}
 	first := slices.IndexFunc(ahead, func(c contender) bool { return !line.Admits(e.req.Mode, []line.Mode{c.mode}) })
 	who := ahead[max(0, first)]
 	holder, err := readEntry(ctx, e.session.client, e.line.dir, who)
 	switch {
 	case ctx.Err() != nil:
-		return err
-	case err == nil: // otherwise they have left meanwhile, or may not be read
+		return false, err
+	case errors.Is(err, zk.ErrNoNode):
+		return true, held
+	case err == nil: // otherwise it may not be read
 		held.Holder = &holder
+		leaving = holder.Session == e.session.ID() && !e.line.stands(holder.Order)
 	}
-	return held
+	return leaving, held
 }
 
 // putIn makes attempts to put the entry in until one is answered, and returns a listing of the line that includes the

@@ -252,6 +252,36 @@ func openOnFollower(t *testing.T, e *testservers.ZooKeeperEnsemble, ttl time.Dur
 	return nil
 }
 
+// What it has put in is taken out as soon as it is heard of, and is in nobody's way longer than that, least of all its own.
+func TestATryAfterOneThatWasGivenUpIsNotRefusedForThat(t *testing.T) {
+	t.Parallel()
+	proxy := testservers.NewProxy(t, server(t).Endpoint())
+	se, name := openFor(t, newStore(t, nil, proxy.Addr()), 20*time.Second, nil), newName(t)
+	direct := newStore(t, nil, server(t).Endpoint())
+	proxy.Delay(100*time.Millisecond, testservers.Down)
+	for range 3 {
+		ctx, cancel := context.WithCancel(t.Context())
+		given := make(chan error, 1)
+		go func() {
+			_, err := tryEnqueue(ctx, se, name, line.Exclusive, true)
+			given <- err
+		}()
+		await(t, "the entry", func() bool {
+			l, err := direct.Line(t.Context(), name)
+			return err == nil && len(l.Entries) == 1
+		})
+		cancel()
+		if err := <-given; !errors.Is(err, context.Canceled) {
+			t.Fatalf("a try that was given up: %v", err)
+		}
+		j, err := tryEnqueue(t.Context(), se, name, line.Exclusive, true)
+		if err != nil {
+			t.Fatal(err)
+		}
+		j.withdraw(t)
+	}
+}
+
 // The wire client waits for a second.
 func TestClosingWaitsForASlowServer(t *testing.T) {
 	t.Parallel()

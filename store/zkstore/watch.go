@@ -100,6 +100,18 @@ func (w *watchedLine) arrive(e *entry, ahead []contender) bool {
 	return true
 }
 
+// stands reports whether an entry of this session stands in the line.
+func (w *watchedLine) stands(order uint64) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for e := range w.mine {
+		if e.state == standing && e.order == order {
+			return true
+		}
+	}
+	return false
+}
+
 // calm notes the end of a reading or a join. It is called with w.mu held.
 func (w *watchedLine) calm() {
 	w.busy--
