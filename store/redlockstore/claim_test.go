@@ -416,6 +416,23 @@ func TestALineSaysWhereTheMastersDisagree(t *testing.T) {
 	wantSaid(t, errors.New(l.Remarks[0]), "is at 2 of 3 masters")
 }
 
+// With one master that has lost the entry, it depends on the slowest whether a majority has it.
+func TestWhoReadsWaitsForASlowMaster(t *testing.T) {
+	t.Parallel()
+	servers := testservers.StartRedisServers(t, 3)
+	proxies, options := through(t, servers)
+	se := openSession(t, newStore(t, to(servers)), time.Minute)
+	hold(t, se, "lock")
+	everywhere(t, se, servers, "lock")
+	servers[0].Do("DEL", "lock")
+	st := newStore(t, options)
+	proxies[2].Delay(60 * time.Millisecond)
+	eventually(t, "a reader sees the holder", func() bool {
+		l, err := st.Line(t.Context(), "lock")
+		return err == nil && len(l.Entries) == 1
+	})
+}
+
 func TestManyHoldsAreRenewedByOneRequest(t *testing.T) {
 	t.Parallel()
 	servers := testservers.StartRedisServers(t, 3)

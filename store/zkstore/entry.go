@@ -112,9 +112,14 @@ func (e *entry) takeBack(ctx context.Context) {
 	}
 }
 
+// looks is how often a try looks for those in the way to leave who are about to. It is a matter of some round trips, unless
+// the servers refuse to take an entry out, or others come and go all the time.
+const looks = 10
+
 // lookFirst refuses a try for a lock that is held. Nothing is written for that, and nobody disturbed.
 func (e *entry) lookFirst(ctx context.Context) error {
-	for exact := false; ; exact = true { // a server that lags may show somebody who has left
+	for n := 0; ; n++ {
+		exact := n > 0 // a server that lags may show somebody who has left
 		cs, err := e.session.list(ctx, e.line.dir, exact)
 		if err != nil || line.Admits(e.req.Mode, modes(cs)) {
 			return err
@@ -123,7 +128,7 @@ func (e *entry) lookFirst(ctx context.Context) error {
 			continue
 		}
 		leaving, held := e.heldBy(ctx, cs)
-		if !leaving {
+		if !leaving || n >= looks {
 			return held
 		}
 		attempts.Rest(ctx, firstPause)

@@ -252,6 +252,22 @@ func openOnFollower(t *testing.T, e *testservers.ZooKeeperEnsemble, ttl time.Dur
 	return nil
 }
 
+func TestClosingWaitsForASilentServerNoLongerThanItsCaller(t *testing.T) {
+	t.Parallel()
+	proxy := testservers.NewProxy(t, server(t).Endpoint())
+	se := openFor(t, newStore(t, nil, proxy.Addr()), 20*time.Second, nil)
+	proxy.Hold()
+	ctx, cancel := until(t, 2*time.Second)
+	defer cancel()
+	start := time.Now()
+	if err := se.Close(ctx); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("closing says %v", err)
+	}
+	if took := time.Since(start); took >= 20*time.Second {
+		t.Errorf("closing took %v, as long as the session lives", took)
+	}
+}
+
 // What it has put in is taken out as soon as it is heard of, and is in nobody's way longer than that, least of all its own.
 func TestATryAfterOneThatWasGivenUpIsNotRefusedForThat(t *testing.T) {
 	t.Parallel()

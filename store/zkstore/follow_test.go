@@ -148,6 +148,29 @@ func TestAWaiterBehindAnEntryThatItMayNotReadIsAdmitted(t *testing.T) {
 	p.admitted(t)
 }
 
+// Nor does a try wait for it: it answers at once.
+func TestATryIsRefusedForAnEntryOfOursThatCannotBeTakenOut(t *testing.T) {
+	t.Parallel()
+	se, name := openSession(t, newStore(t, nil, server(t).Endpoint())), newName(t)
+	j := enqueue(t, se, name, line.Exclusive)
+	conn := connect(t, server(t).Endpoint())
+	if _, err := conn.SetACL("/"+name, zk.WorldACL(zk.PermRead|zk.PermCreate|zk.PermAdmin), -1); err != nil {
+		t.Fatal(err)
+	}
+	if err := j.Withdraw(t.Context()); err == nil {
+		t.Fatal("it was taken out although that is not allowed")
+	}
+	ctx, cancel := until(t, soon)
+	defer cancel()
+	_, err := tryEnqueue(ctx, se, name, line.Exclusive, true)
+	if held, ok := errors.AsType[*store.HeldError](err); !ok || held.Holder == nil || held.Holder.Session != se.ID() {
+		t.Errorf("the try says %v", err)
+	}
+	if _, err := conn.SetACL("/"+name, zk.WorldACL(zk.PermAll), -1); err != nil {
+		t.Fatal(err)
+	}
+}
+
 // A holder's entry that was refused its deletion, because the directory's ACL was changed, goes when that is changed back.
 func TestAReleaseThatIsRefusedIsCarriedOutWhenItIsAllowed(t *testing.T) {
 	t.Parallel()
