@@ -5,6 +5,7 @@ import (
 	"math/rand/v2"
 	"net"
 	"strconv"
+	"sync"
 	"sync/atomic"
 	"testing"
 )
@@ -17,14 +18,11 @@ const (
 	lastPort  = 32000
 )
 
-// taken counts the ports that this process has taken, which begin where chance decides: it takes none twice, although those
-// who have been given one may not listen on it yet, and rarely one of another process.
-var (
-	begin = rand.Uint32N(lastPort - firstPort)
-	taken atomic.Uint32
-)
+// claimPort is what a process listens on for as long as it lives, to show that the loopback address is its own.
+const claimPort = 10999
 
-// FreeAddress returns a loopback address that nobody listens on, and that no other call in this process returns.
+// FreeAddress returns a loopback address, as host:port, that no other call returns and that no other process of our
+// tests uses. Its host is the same for all calls in a process: see [Host].
 func FreeAddress(tb testing.TB) string {
 	tb.Helper()
 	addr, err := freePort()
@@ -34,15 +32,48 @@ func FreeAddress(tb testing.TB) string {
 	return addr
 }
 
+// Host returns the loopback address on which this process's servers listen. Where every address in 127.0.0.0/8 is the
+// machine's own, as on Linux, no other test process has the same, so no two of them can want the same port. Elsewhere it
+// is 127.0.0.1.
+func Host() string { return claimedHost().ip }
+
+// A host is a loopback address, and the port after which its next free port is looked for.
+type host struct {
+	ip    string
+	begin uint32
+}
+
+// claimedHost claims an address by listening on its claimPort: the system gives a listening address to one process
+// only, and takes it back when the process ends, however it ends. The listener is never closed, so that it must not be
+// garbage collected: claim keeps it.
+var (
+	claim       net.Listener
+	claimedHost = sync.OnceValue(func() host {
+		for range 50 {
+			// Not 127.0.0.0/16, where people and services have theirs.
+			ip := fmt.Sprintf("127.%d.%d.%d", 1+rand.N(250), rand.N(256), 1+rand.N(254))
+			l, err := net.Listen("tcp", net.JoinHostPort(ip, strconv.Itoa(claimPort)))
+			if err == nil {
+				claim = l
+				return host{ip: ip}
+			}
+		}
+		// Processes share the one address: each begins where chance decides, and rarely meets another.
+		return host{ip: "127.0.0.1", begin: rand.Uint32N(lastPort - firstPort)}
+	})
+	taken atomic.Uint32 // how many ports this process has taken: it takes none twice
+)
+
 func freePort() (string, error) {
+	h := claimedHost()
 	var err error
 	for range 50 {
-		port := firstPort + (begin+taken.Add(1))%(lastPort-firstPort)
-		addr := net.JoinHostPort("127.0.0.1", strconv.Itoa(int(port)))
+		port := firstPort + (h.begin+taken.Add(1))%(lastPort-firstPort)
+		addr := net.JoinHostPort(h.ip, strconv.Itoa(int(port)))
 		var l net.Listener
 		if l, err = net.Listen("tcp", addr); err == nil {
 			return addr, l.Close()
 		}
 	}
-	return "", fmt.Errorf("no free port between %d and %d: %w", firstPort, lastPort, err)
+	return "", fmt.Errorf("no free port on %s between %d and %d: %w", h.ip, firstPort, lastPort, err)
 }

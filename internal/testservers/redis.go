@@ -98,7 +98,7 @@ func (r *Redis) configure(config []string) (err error) {
 		listen = "port 0\ntls-port " + port
 	}
 	lines := []string{
-		"bind 127.0.0.1",
+		"bind " + Host(),
 		listen,
 		"unixsocket " + r.Socket(),
 		"dir " + r.dir,
@@ -208,7 +208,7 @@ func (r *Redis) ReplicaOf(master *Redis) {
 		r.Do("REPLICAOF", "NO", "ONE")
 		return
 	}
-	r.Do("REPLICAOF", "127.0.0.1", master.port())
+	r.Do("REPLICAOF", Host(), master.port())
 	r.await("to be in step with its master", func() bool {
 		// A replica that has everything does not count until the master has heard so.
 		return strings.Contains(r.info("replication"), "master_link_status:up") &&
