@@ -109,8 +109,10 @@ func (r *Redis) configure(config []string) (err error) {
 		"repl-timeout 10",
 	}
 	if !slices.Contains(r.args, "--sentinel") {
-		lines = append(lines, "user testservers on nopass ~* &* +@all")
+		// To itself it is at 127.0.0.1, whence its connections come; others are to know it by its address.
+		lines = append(lines, "replica-announce-ip "+Host(), "user testservers on nopass ~* &* +@all")
 	} else {
+		lines = append(lines, "sentinel announce-ip "+Host())
 		lines = slices.DeleteFunc(lines, func(line string) bool {
 			return strings.HasPrefix(line, "save") || strings.HasPrefix(line, "append") ||
 				strings.HasPrefix(line, "enable-") || strings.HasPrefix(line, "repl-")

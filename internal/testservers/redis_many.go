@@ -27,6 +27,7 @@ func StartRedisCluster(t testing.TB, n int, config ...string) []*Redis {
 		_, port, _ := net.SplitHostPort(bus)
 		return append([]string{
 			"cluster-enabled yes", "cluster-config-file nodes.conf", "cluster-node-timeout 2000", "cluster-port " + port,
+			"cluster-announce-ip " + Host(),
 		}, config...)
 	})
 	const slots = 16384
