@@ -1,15 +1,16 @@
-# Stile. `make` lists what there is to make; `make test` is what must pass.
+# Stile. `make` lists what there is to make; `make test` and `make check` are what must pass.
 
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DELETE_ON_ERROR:
 
-# The modules that are tested, one by one and without the workspace: with the versions that their users get.
+# The modules that are checked, one by one and without the workspace: with the versions that their users get.
 MODULES := . cmd/stile
 each_module = for m in $(MODULES); do cd $(CURDIR)/$$m;
 
 BIN      := $(CURDIR)/.bin
 CHECKERS := $(BIN)/gofumpt $(BIN)/golangci-lint $(BIN)/typecheck
+started  := $(shell date +%s)
 
 # For what compiles or checks, never for what is tested: it lives for seconds, and saves a third of its computing if it
 # collects no garbage before it has much of it.
@@ -17,25 +18,24 @@ spendthrift := GOGC=off GOMEMLIMIT=2GiB
 
 .PHONY: help
 help: ## list the targets
-	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' Makefile | expand -t 14
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' Makefile | expand -t 15
 
-# What runs tests sleeps for half of the time. What reads code takes what is left of the processors, and nothing else. Each does
-# one thing after the other.
+# Three commands: go test ./... for the code at hand, make test for a stranger, make check for who changes something.
+
 .PHONY: test
-test: ## everything that must pass: what CI runs
-	$(MAKE) -j2 code behaviour
-
-.PHONY: code
-code:
-	MAKEFLAGS= nice -n 19 $(MAKE) fmt vet lint tidy types
-
-.PHONY: behaviour
-behaviour:
-	MAKEFLAGS= $(MAKE) servers explore race lab torture-smoke
+test: servers $(BIN)/gotestsum ## all tests, with real servers and the race detector: what a stranger runs
+	STARTED=$(started) $(BIN)/gotestsum --format=pkgname --jsonfile=$(BIN)/test.json \
+		--post-run-command=tools/test-summary --raw-command -- tools/test-events
 
 .PHONY: check
-check: tools fmt vet lint tidy ## the same without the race detector and the other systems
-	$(each_module) GOWORK=off go test ./...; done
+check: fmt vet lint tidy types examples torture-smoke ## what else must pass: formatting, linters, other systems, faults
+
+N        ?= 10
+BUSY     ?= 0
+PACKAGES ?=
+.PHONY: test-again
+test-again: ## N whole runs in fresh clones, or of PACKAGES=timing, beside BUSY busy processes (N=10 BUSY=0)
+	tools/test-again $(N) $(BUSY) $(PACKAGES)
 
 .PHONY: build
 build: ## the stile command, into .bin
@@ -47,7 +47,7 @@ man: build ## the man pages, into .bin/man
 	$(BIN)/stile man $(BIN)/man
 
 .PHONY: tools
-tools: servers $(CHECKERS) ## the servers and checkers that the tests need: pinned ones into .bin, others as Debian packages
+tools: servers $(BIN)/gotestsum $(CHECKERS) ## what test and check need: pinned programs into .bin, others as Debian packages
 
 .PHONY: servers
 servers: $(BIN)/etcd $(BIN)/etcdctl
@@ -56,9 +56,11 @@ servers: $(BIN)/etcd $(BIN)/etcdctl
 # Without the workspace: the versions that golangci-lint needs are not to be those that Stile is built with.
 tool = cd $(<D) && $(spendthrift) GOWORK=off go build -o $@
 $(BIN)/etcd $(BIN)/etcdctl: tools/etcd/go.mod tools/etcd/go.sum
+$(BIN)/gotestsum: tools/gotestsum/go.mod tools/gotestsum/go.sum
 $(BIN)/gofumpt $(BIN)/golangci-lint $(BIN)/typecheck: tools/go.mod tools/go.sum
 $(BIN)/etcd:          ; $(tool) go.etcd.io/etcd/server/v3
 $(BIN)/etcdctl:       ; $(tool) go.etcd.io/etcd/etcdctl/v3
+$(BIN)/gotestsum:     ; $(tool) gotest.tools/gotestsum
 $(BIN)/gofumpt:       ; $(tool) mvdan.cc/gofumpt
 $(BIN)/golangci-lint: ; $(tool) github.com/golangci/golangci-lint/v2/cmd/golangci-lint
 $(BIN)/typecheck:     ; $(tool) ./typecheck
@@ -81,22 +83,16 @@ lint: $(BIN)/golangci-lint ## golangci-lint
 .PHONY: tidy
 tidy: ## check that every go.mod and go.sum is tidy
 	$(each_module) GOWORK=off go mod tidy -diff; done
-	for m in tools tools/etcd; do cd $(CURDIR)/$$m; GOWORK=off go mod tidy -diff; done
+	for m in tools tools/etcd tools/gotestsum; do cd $(CURDIR)/$$m; GOWORK=off go mod tidy -diff; done
 
 .PHONY: types
 types: $(BIN)/typecheck ## check that everything compiles on the other systems, tests too, as far as types can tell
 	$(each_module) for os in darwin windows; do \
 		echo "$$m for $$os"; GOOS=$$os $(spendthrift) GOWORK=off $(BIN)/typecheck ./...; done; done
 
-.PHONY: explore
-explore: ## walk through all states of the keeper's core (left out by race: it has one goroutine)
-	GOWORK=off go test -run='^TestExplore' ./keeper
-
-# Built first, so that no test waits for a compiler. More tests at a time than there are processors: most of them sleep.
-.PHONY: race
-race: servers ## all tests, with the race detector
-	$(each_module) $(spendthrift) GOWORK=off go build -race ./...; \
-		GOWORK=off go test -race -vet=off -shuffle=on -parallel=8 ./...; done
+.PHONY: examples
+examples: ## run what examples/ has to show
+	tools/run-examples
 
 .PHONY: cross
 cross: ## build for the other systems, before a release (types, which is much faster, is the everyday check)
@@ -119,11 +115,6 @@ bench-zk: ## measure against go-zookeeper's Lock
 bench-redis: servers ## measure against redsync, redislock and rueidislock, and 100 000 locks of one process
 	cd lab && GOWORK=off go run ./redisbench
 	GOWORK=off go test -run='^$$' -bench=ManyHolds -benchtime=1x ./store/redisstore
-
-# More packages at a time than there are processors: what they start sleeps for most of the time.
-.PHONY: lab
-lab: servers ## try Stile together with other lockers, which only the lab module depends on
-	cd lab && $(spendthrift) GOWORK=off go vet ./... && GOWORK=off go test -vet=off -p=4 ./...
 
 .PHONY: torture-smoke
 torture-smoke: servers ## two minutes: every mutant is caught, and Stile itself put under faults (docs/torture.md)
