@@ -28,8 +28,9 @@ func TestStoreConforms(t *testing.T) {
 			proxy.(*testservers.Proxy).Hold()
 			return func() { proxy.(*testservers.Proxy).Release() }
 		},
-		TTL:   3 * time.Second,
-		Grace: 4 * time.Second,
+		TTL:   time.Minute,
+		Brief: 3 * time.Second,
+		Grace: 30 * time.Second,
 	})
 }
 
@@ -38,9 +39,11 @@ func TestStoreConformsOnACluster(t *testing.T) {
 	t.Parallel()
 	cluster := testservers.StartEtcdCluster(t, 3)
 	storetest.Run(t, storetest.Harness{
-		Open:  func(t *testing.T) store.Store { return newStore(t, cluster.Client(t), "") },
-		Peer:  func(t *testing.T, _ store.Store) store.Store { return newStore(t, cluster.Client(t), "") },
-		TTL:   3 * time.Second,
-		Grace: 4 * time.Second,
+		Open:    func(t *testing.T) store.Store { return newStore(t, cluster.Client(t), "") },
+		Peer:    func(t *testing.T, _ store.Store) store.Store { return newStore(t, cluster.Client(t), "") },
+		TTL:     time.Minute,
+		Brief:   3 * time.Second,
+		Grace:   30 * time.Second,
+		Without: []storetest.Ability{storetest.Cut},
 	})
 }

@@ -29,8 +29,10 @@ func TestStoreConforms(t *testing.T) {
 			proxy.(*testservers.Proxy).Hold()
 			return func() { proxy.(*testservers.Proxy).Release() }
 		},
-		TTL:   2 * time.Second,
-		Grace: 3 * time.Second,
+		TTL:     time.Minute,
+		Brief:   2 * time.Second,
+		Grace:   30 * time.Second,
+		Without: []storetest.Ability{storetest.Traces},
 	})
 }
 
@@ -45,9 +47,11 @@ func TestStoreConformsOnACluster(t *testing.T) {
 		return newStore(t, connectWith(t, redisstore.Ready(addrs...)), nil)
 	}
 	storetest.Run(t, storetest.Harness{
-		Open:  open,
-		Peer:  func(t *testing.T, _ store.Store) store.Store { return open(t) },
-		TTL:   2 * time.Second,
-		Grace: 3 * time.Second,
+		Open:    open,
+		Peer:    func(t *testing.T, _ store.Store) store.Store { return open(t) },
+		TTL:     time.Minute,
+		Brief:   2 * time.Second,
+		Grace:   30 * time.Second,
+		Without: []storetest.Ability{storetest.Traces, storetest.Cut},
 	})
 }

@@ -34,17 +34,21 @@ func TestStoreConformsOnFiveMasters(t *testing.T) {
 			each(func(p *testservers.Proxy) { p.Hold() })
 			return func() { each(func(p *testservers.Proxy) { p.Release() }) }
 		},
-		TTL:   4 * time.Second,
-		Grace: 4 * time.Second,
+		TTL:     time.Minute,
+		Brief:   4 * time.Second,
+		Grace:   30 * time.Second,
+		Without: []storetest.Ability{storetest.Fair, storetest.SharedModes, storetest.Traces},
 	})
 }
 
 func TestStoreConformsOnThreeMasters(t *testing.T) {
 	servers := testservers.StartRedisServers(t, 3)
 	storetest.Run(t, storetest.Harness{
-		Open:  func(t *testing.T) store.Store { return newStore(t, to(servers)) },
-		Peer:  func(t *testing.T, _ store.Store) store.Store { return newStore(t, to(servers)) },
-		TTL:   3 * time.Second,
-		Grace: 3 * time.Second,
+		Open:    func(t *testing.T) store.Store { return newStore(t, to(servers)) },
+		Peer:    func(t *testing.T, _ store.Store) store.Store { return newStore(t, to(servers)) },
+		TTL:     time.Minute,
+		Brief:   3 * time.Second,
+		Grace:   30 * time.Second,
+		Without: []storetest.Ability{storetest.Fair, storetest.SharedModes, storetest.Traces, storetest.Cut},
 	})
 }

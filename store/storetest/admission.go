@@ -10,7 +10,7 @@ import (
 )
 
 func admission(s suite) {
-	fair, shared, fencing := s.needsLine(), s.needsLine().needsShared(), s.needsLine().needsFencing()
+	fair, shared := s.needs(Fair), s.needs(Fair, SharedModes)
 
 	s.test("an exclusive entry is not admitted while another is held", func(t *testing.T, w *world) {
 		name := w.name("lock")
@@ -127,14 +127,14 @@ func admission(s suite) {
 		dead.neverAdmitted()
 	})
 
-	fencing.test("a waiter whose entry was broken is not admitted when the others leave", func(t *testing.T, w *world) {
+	s.needs(Fair, Fencing, WaitersOrders).test("a waiter whose entry was broken is not admitted when the others leave", func(t *testing.T, w *world) {
 		name := w.name("lock")
 		a := w.openKept().hold(name, line.Exclusive)
 		b := w.openKept().enqueue(name, line.Exclusive)
 		c := w.openKept().enqueue(name, line.Exclusive)
 		order := w.lineOf(name, a, b, c).Entries[1].Order
 		if order == 0 {
-			t.Skip("the store gives orders at admission: an entry that waits cannot be named to Break")
+			t.Fatalf("an entry that waits has no order and cannot be named to Break: Harness.Without has to name %q", WaitersOrders)
 		}
 		if _, err := w.breakEntry(name, order); err != nil {
 			t.Fatalf("Break of an entry that waits: %v", err)

@@ -9,7 +9,7 @@ import (
 )
 
 func breaking(s suite) {
-	s = s.needsFencing() // without orders nothing says which entry is meant
+	// All of them need Fencing: without orders nothing says which entry is meant.
 
 	s.test("breaking a hold lets the next in", func(t *testing.T, w *world) {
 		name := w.name("lock")

@@ -26,7 +26,7 @@ func closing(s suite) {
 		}
 	})
 
-	s.needsLine().test("closing a session takes out its waiters", func(t *testing.T, w *world) {
+	s.needs(Fair).test("closing a session takes out its waiters", func(t *testing.T, w *world) {
 		name := w.name("lock")
 		a := w.openKept().hold(name, line.Exclusive)
 		c := w.openKept()

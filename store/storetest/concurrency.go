@@ -18,7 +18,7 @@ func concurrency(s suite) {
 		w.contend(clients, 25, names, []line.Mode{line.Exclusive})
 	})
 
-	s.needsShared().test("conflicting holds of many sessions never overlap", func(t *testing.T, w *world) {
+	s.needs(SharedModes).test("conflicting holds of many sessions never overlap", func(t *testing.T, w *world) {
 		modes := []line.Mode{line.Exclusive, line.Shared, line.Shared, line.Slot(2), line.Slot(2)}
 		w.contend(clients, 25, []string{w.name("a"), w.name("b")}, modes)
 	})

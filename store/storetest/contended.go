@@ -9,8 +9,8 @@ import (
 )
 
 func contended(s suite) {
-	s = s.needsLine() // only a line knows who waits
-	shared := s.needsShared()
+	// All of them need Fair: only a line knows who waits.
+	shared := s.needs(SharedModes)
 
 	s.test("a holder is told once when others wait", func(t *testing.T, w *world) {
 		name := w.name("lock")

@@ -13,8 +13,9 @@
 //				t.Cleanup(client.Close)
 //				return mystore.New(client)
 //			},
-//			TTL:   2 * time.Second,
-//			Grace: 2 * time.Second,
+//			TTL:   time.Minute,
+//			Brief: 2 * time.Second,
+//			Grace: 30 * time.Second,
 //		})
 //	}
 //
@@ -31,7 +32,20 @@
 //
 // Give it Peer too if the store talks to a server: then each test has two clients, as two processes would, and what
 // one of them does must reach the other. Give it Cut if the connection can be cut: there are promises that only
-// show then. Tests that cannot be run, for want of Cut or of a capability, are skipped, and say why.
+// show then.
+//
+// # What is left out
+//
+// Not every store can do everything. The tests that need what a store lacks are left out: they are not there at all, rather
+// than skipped, so that a test that is skipped is always one that should have been run. The harness has to name in Without
+// what is lacking, and the suite fails if that differs from what the store and the harness say:
+//
+//   - [Fair]: the topic contended, and what is said of waiters in all others;
+//   - [SharedModes]: what is said of shared entries and slots;
+//   - [Fencing]: the topics order and break, and what comes of breaking an entry in the others;
+//   - [Outlasting] and [Traces]: the topics outlast and trace, except that it is refused as it should be;
+//   - [WaitersOrders]: that a waiter can be broken;
+//   - [Cut]: the topic outage, and what comes of an outage in the others.
 //
 // Run it with -race, and more than once.
 //

@@ -62,7 +62,7 @@ func life(s suite) {
 		w.wantTakenOver(c, next)
 	})
 
-	s.needsLine().test("the entries of a dead session go wherever they stand", func(t *testing.T, w *world) {
+	s.needs(Fair).test("the entries of a dead session go wherever they stand", func(t *testing.T, w *world) {
 		name, other := w.name("lock"), w.name("other")
 		a := w.openKept().hold(name, line.Exclusive)
 		dead := w.open()

@@ -12,7 +12,7 @@ import (
 )
 
 func lines(s suite) {
-	fair, shared := s.needsLine(), s.needsLine().needsShared()
+	fair, shared := s.needs(Fair), s.needs(Fair, SharedModes)
 
 	s.test("names do not block each other however alike they are", func(t *testing.T, w *world) {
 		c := w.openKept()
@@ -95,6 +95,10 @@ func lines(s suite) {
 		}
 		for i, e := range l.Entries {
 			wantEntry(t, e, places[i], i == 0)
+			if i > 0 && e.Order != 0 && slices.Contains(w.h.Without, WaitersOrders) {
+				t.Errorf("an entry that waits has order %d, and Harness.Without names %q: are its tests to be left out?",
+					e.Order, WaitersOrders)
+			}
 		}
 	})
 

@@ -10,7 +10,7 @@ import (
 )
 
 func notify(s suite) {
-	fair := s.needsLine()
+	fair := s.needs(Fair)
 
 	// That calls come one at a time, none after Gone and none after Withdraw, is checked by each place in every test
 	// of the suite: see place.hear.
@@ -45,7 +45,7 @@ func notify(s suite) {
 		}
 	})
 
-	s.needsFencing().test("a holder is told when its entry is broken", func(t *testing.T, w *world) {
+	s.needs(Fencing).test("a holder is told when its entry is broken", func(t *testing.T, w *world) {
 		name := w.name("lock")
 		p := w.openKept().hold(name, line.Exclusive)
 		if _, err := w.breakEntry(name, p.admitted()); err != nil {

@@ -7,8 +7,6 @@ import (
 )
 
 func order(s suite) {
-	s = s.needsFencing()
-
 	// Each place checks that its own order is positive, at most MaxOrder and never changes: see place.check.
 
 	s.test("orders rise from hold to hold although the line is empty between", func(t *testing.T, w *world) {
@@ -24,7 +22,7 @@ func order(s suite) {
 		}
 	})
 
-	s.needsLine().test("orders rise along a line of waiters", func(t *testing.T, w *world) {
+	s.needs(Fair).test("orders rise along a line of waiters", func(t *testing.T, w *world) {
 		name := w.name("lock")
 		var places []*place
 		for range 8 {
@@ -84,7 +82,7 @@ func order(s suite) {
 		}
 	})
 
-	s.needsShared().test("orders rise from kind to kind of conflicting entries", func(t *testing.T, w *world) {
+	s.needs(SharedModes).test("orders rise from kind to kind of conflicting entries", func(t *testing.T, w *world) {
 		a, b, name := w.openKept(), w.openKept(), w.name("lock")
 		var last uint64
 		for range 5 {

@@ -11,8 +11,6 @@ import (
 )
 
 func outage(s suite) {
-	s = s.needsCut()
-
 	s.test("a confirmation that gets no answer proves nothing and harms nothing", func(t *testing.T, w *world) {
 		c := w.open()
 		p := c.hold(w.name("lock"), line.Exclusive)

@@ -31,8 +31,8 @@ func outlast(s suite) {
 		next.admitted()
 	})
 
-	s = s.needs(s.caps.Outlasting, "the store's Capabilities say that no entry outlasts its session (Outlasting is false)")
-	fair, fencing := s.needsLine(), s.needsFencing()
+	s = s.needs(Outlasting)
+	fair, fencing := s.needs(Fair), s.needs(Fencing)
 
 	s.test("an entry stands for its time though its session is closed", func(t *testing.T, w *world) {
 		name := w.name("lock")
@@ -254,7 +254,7 @@ func outlast(s suite) {
 		w.wantOutAfter(w.h.TTL, called, next)
 	})
 
-	s.needsCut().test("what could not be told during an outage is done after it", func(t *testing.T, w *world) {
+	s.needs(Cut).test("what could not be told during an outage is done after it", func(t *testing.T, w *world) {
 		for _, d := range []time.Duration{w.h.TTL, w.h.TTL / 4} { // the second is over during the outage
 			name := w.name("lock")
 			c := w.open()

@@ -32,8 +32,8 @@ func trace(s suite) {
 		p.withdraw()
 	})
 
-	s = s.needs(s.caps.Traces, "the store's Capabilities say that entries leave no traces (Traces is false)")
-	shared := s.needsLine().needsShared()
+	s = s.needs(Traces)
+	shared := s.needs(Fair, SharedModes)
 
 	s.test("an entry that is withdrawn leaves no trace", func(t *testing.T, w *world) {
 		c, name := w.openKept(), w.name("lock")
@@ -170,7 +170,7 @@ func trace(s suite) {
 		w.openKept().hold(name, line.Exclusive).leaveTrace()
 	})
 
-	s.needs(s.caps.Outlasting, "the store's Capabilities say that no entry outlasts its session (Outlasting is false)").
+	s.needs(Outlasting).
 		test("an entry that is let go later leaves no trace", func(t *testing.T, w *world) {
 			name := w.name("lock")
 			c := w.open()
@@ -226,7 +226,7 @@ func trace(s suite) {
 		w.openKept().hold(name, line.Exclusive).leaveTrace()
 	})
 
-	s.needsCut().test("an entry that is withdrawn during an outage leaves no trace", func(t *testing.T, w *world) {
+	s.needs(Cut).test("an entry that is withdrawn during an outage leaves no trace", func(t *testing.T, w *world) {
 		name := w.name("lock")
 		c := w.openKept()
 		p := c.hold(name, line.Exclusive)

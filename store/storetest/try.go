@@ -10,7 +10,7 @@ import (
 )
 
 func try(s suite) {
-	fair, shared := s.needsLine(), s.needsLine().needsShared()
+	fair, shared := s.needs(Fair), s.needs(Fair, SharedModes)
 
 	s.test("a try for a free lock is admitted", func(t *testing.T, w *world) {
 		p, err := w.openKept().try(w.name("lock"), line.Exclusive)

@@ -15,7 +15,7 @@ import (
 )
 
 func watching(s suite) {
-	fair := s.needsLine()
+	fair := s.needs(Fair)
 
 	s.test("a watch calls when it stands", func(_ *testing.T, w *world) {
 		w.watch(w.name("lock")) // waits for it
@@ -80,7 +80,7 @@ func watching(s suite) {
 		}
 	})
 
-	s.needsFencing().test("a watch tells that an entry was broken", func(t *testing.T, w *world) {
+	s.needs(Fencing).test("a watch tells that an entry was broken", func(t *testing.T, w *world) {
 		name := w.name("lock")
 		p := w.openKept().hold(name, line.Exclusive)
 		watch := w.watch(name)
@@ -90,7 +90,7 @@ func watching(s suite) {
 		watch.shows(name)
 	})
 
-	s.needs(s.caps.Outlasting, "the store's Capabilities say that no entry outlasts its session (Outlasting is false)").
+	s.needs(Outlasting).
 		test("a watch tells that the time of an entry is over", func(_ *testing.T, w *world) {
 			name := w.name("lock")
 			c := w.open()
@@ -171,7 +171,7 @@ func watching(s suite) {
 		w.startWatch(ended, w.name("lock")).returns(context.Canceled)
 	})
 
-	s.needsCut().test("a watch tells after an outage what happened during it", func(_ *testing.T, w *world) {
+	s.needs(Cut).test("a watch tells after an outage what happened during it", func(_ *testing.T, w *world) {
 		name := w.name("lock")
 		c, other := w.open(), w.openKept()
 		watch := w.watchOn(c.store, name)

@@ -9,7 +9,7 @@ import (
 )
 
 func withdraw(s suite) {
-	fair, shared, fencing := s.needsLine(), s.needsLine().needsShared(), s.needsFencing()
+	fair, shared, fencing := s.needs(Fair), s.needs(Fair, SharedModes), s.needs(Fencing)
 
 	s.test("withdrawing a hold takes it out of the line", func(t *testing.T, w *world) {
 		name := w.name("lock")

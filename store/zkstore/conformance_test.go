@@ -28,8 +28,10 @@ func TestStoreConforms(t *testing.T) {
 			proxy.(*testservers.Proxy).Hold()
 			return func() { proxy.(*testservers.Proxy).Release() }
 		},
-		TTL:   4 * time.Second,
-		Grace: 4 * time.Second,
+		TTL:     time.Minute,
+		Brief:   4 * time.Second,
+		Grace:   30 * time.Second,
+		Without: []storetest.Ability{storetest.Outlasting, storetest.Traces},
 	})
 }
 
@@ -39,9 +41,11 @@ func TestStoreConformsOnAnEnsemble(t *testing.T) {
 	ensemble := ensemble(t)
 	open := func(t *testing.T) store.Store { return newStore(t, nil, ensemble.Endpoints()...) }
 	storetest.Run(t, storetest.Harness{
-		Open:  open,
-		Peer:  func(t *testing.T, _ store.Store) store.Store { return open(t) },
-		TTL:   4 * time.Second,
-		Grace: 4 * time.Second,
+		Open:    open,
+		Peer:    func(t *testing.T, _ store.Store) store.Store { return open(t) },
+		TTL:     time.Minute,
+		Brief:   4 * time.Second,
+		Grace:   30 * time.Second,
+		Without: []storetest.Ability{storetest.Outlasting, storetest.Traces, storetest.Cut},
 	})
 }
