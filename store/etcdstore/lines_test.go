@@ -3,14 +3,13 @@ package etcdstore_test
 import (
 	"fmt"
 	"testing"
-	"time"
 )
 
 // However many lines there are, they are read in a few requests, each whole, and in order.
 func TestManyLinesAreReadInFewRequests(t *testing.T) {
 	t.Parallel()
-	c, w := newWiredClient(t)
-	holder, waiter := newClient(t, server(t).Client(t), 20*time.Second), newClient(t, server(t).Client(t), 20*time.Second)
+	c, w := newWiredClient(t, 0)
+	holder, waiter := newClient(t, server(t).Client(t), ample), newClient(t, server(t).Client(t), ample)
 	name := newName(t)
 	const n = 250
 	for i := range n {
