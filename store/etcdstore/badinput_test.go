@@ -148,7 +148,7 @@ func TestUnreachableEndpointAndShorterContext(t *testing.T) {
 // startWithUsers starts a server with a user "root" and a user "app" who has rights on the keys under "app/" only.
 func startWithUsers(t *testing.T) *testservers.Etcd {
 	t.Helper()
-	e := testservers.StartEtcd(t)
+	e := testservers.StartEtcd(t, "--bcrypt-cost=4")
 	cli := e.Client(t)
 	ctx := t.Context()
 	for _, err := range []error{
@@ -239,10 +239,13 @@ func TestWrongCredentials(t *testing.T) {
 			t.Errorf("it was tried until its patience ended: %v", err)
 		}
 	}
-	open(e.Client(t), "the cluster wants a user and a password")
-
-	app := connectWith(t, clientv3.Config{Endpoints: []string{e.Endpoint()}, Username: "app", Password: "secret-of-app", DialTimeout: soon})
+	w := &wire{patient: true} // else the store's patience may end before a busy server has answered
+	cfg := w.config(e.Endpoint())
+	cfg.Username, cfg.Password, cfg.DialTimeout = "app", "secret-of-app", soon
+	app := connectWith(t, cfg)
 	root := connectWith(t, clientv3.Config{Endpoints: []string{e.Endpoint()}, Username: "root", Password: "rootpw", DialTimeout: soon})
+	anybody := &wire{patient: true}
+	open(connectWith(t, anybody.config(e.Endpoint())), "the cluster wants a user and a password")
 	if _, err := root.UserChangePassword(t.Context(), "app", "another"); err != nil {
 		t.Fatal(err)
 	}

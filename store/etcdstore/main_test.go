@@ -281,7 +281,7 @@ func holdSoon(t *testing.T, p *stile.Place) *stile.Hold {
 // await polls until a condition of which nobody tells is met.
 func await(t *testing.T, what string, met func() bool) {
 	t.Helper()
-	for end := time.Now().Add(soon); !met(); time.Sleep(2 * time.Millisecond) {
+	for end := time.Now().Add(soon); !met(); time.Sleep(5 * time.Millisecond) {
 		if time.Now().After(end) {
 			t.Fatalf("waited %v in vain for %s", soon, what)
 		}
@@ -308,7 +308,7 @@ func endsWhen(t *testing.T, what string, met func() bool) context.Context {
 	ctx, cancel := context.WithCancel(t.Context())
 	go func() {
 		defer cancel()
-		for end := time.Now().Add(soon); ctx.Err() == nil && !met(); time.Sleep(2 * time.Millisecond) {
+		for end := time.Now().Add(soon); ctx.Err() == nil && !met(); time.Sleep(5 * time.Millisecond) {
 			if time.Now().After(end) {
 				t.Errorf("waited %v in vain for %s", soon, what)
 				return

@@ -211,12 +211,19 @@ func TestTraceGoesWithAnEntryThatMakesRoomForTheNext(t *testing.T) {
 
 func TestManyTracesAreForgotten(t *testing.T) {
 	t.Parallel()
-	const many = 301 // of which one request can delete 128
+	const (
+		many  = 301     // of which one request can delete 128
+		first = 1 << 40 // which no entry has: the server is young
+	)
 	cli, name := server(t).Client(t), newName(t)
 	orders := make([]uint64, 0, many)
-	for order := range uint64(many) {
-		orders = append(orders, order+1)
-		if _, err := cli.Put(t.Context(), ".stile/traces/"+name+"//"+strconv.FormatUint(order+1, 10), ""); err != nil {
+	var puts []clientv3.Op
+	for order := uint64(first); order < first+many; order++ {
+		orders = append(orders, order)
+		puts = append(puts, clientv3.OpPut(".stile/traces/"+name+"//"+strconv.FormatUint(order, 10), ""))
+	}
+	for some := range slices.Chunk(puts, 100) {
+		if _, err := cli.Txn(t.Context()).Then(some...).Commit(); err != nil {
 			t.Fatal(err)
 		}
 	}
