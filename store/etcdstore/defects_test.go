@@ -495,11 +495,12 @@ func TestEvictedHolderKnowsAtOnce(t *testing.T) {
 	for _, revoke := range []bool{false, true} {
 		t.Run(map[bool]string{false: "key deleted", true: "lease revoked"}[revoke], func(t *testing.T) {
 			t.Parallel()
-			name, direct := newName(t), server(t).Client(t)
+			direct := server(t).Client(t)
 			w := &wire{}
 			c := newClient(t, connectWith(t, w.config(server(t).Endpoint())), ttl)
 			// Once right after it was taken, when its line is not watched yet, and once later.
 			for _, watched := range []bool{false, true} {
+				name := newName(t)
 				h := lock(t, c, name)
 				if watched {
 					w.quiet(t, "Range answered")
