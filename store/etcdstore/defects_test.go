@@ -437,7 +437,7 @@ func TestTwoStockMutexesOfASessionBothHold(t *testing.T) {
 // A holder that is cut off knows that it has lost before the server lets others in.
 func TestHolderOutOfReachKnowsBeforeTheServer(t *testing.T) {
 	t.Parallel()
-	const ttl = 12 * time.Second // this one is to expire, but not before it is cut off
+	const ttl = 15 * time.Second // this one is to expire, but not before it is cut off
 	proxy, name := testservers.NewProxy(t, server(t).Endpoint()), newName(t)
 	w := &wire{}
 	c := newClient(t, connectWith(t, w.config(proxy.Addr())), ttl)
