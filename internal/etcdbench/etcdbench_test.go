@@ -5,8 +5,8 @@ import (
 	"errors"
 	"math"
 	"strings"
-	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 )
 
@@ -17,52 +17,59 @@ func (noLock) Lock(context.Context) error   { return nil }
 func (noLock) Unlock(context.Context) error { return nil }
 
 func TestFightFindsALockThatDoesNotExclude(t *testing.T) {
-	o, err := fight(t.Context(), []lock{noLock{}, noLock{}}, time.Millisecond, 50*time.Millisecond)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if o.violations == 0 {
-		t.Errorf("two clients took no lock at all %d times, and no violation was found", o.acquired)
-	}
-	b := &bench{contests: []*contestResult{{violations: [variants]int{ours: o.violations}}}}
-	if b.violations() != o.violations || !strings.Contains(b.exclusion(), "with Stile") {
-		t.Errorf("the violations do not reach the report: %d, %q", b.violations(), b.exclusion())
-	}
+	synctest.Test(t, func(t *testing.T) {
+		o, err := fight(t.Context(), []lock{noLock{}, noLock{}}, time.Millisecond, 50*time.Millisecond)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if o.violations == 0 {
+			t.Errorf("two clients took no lock at all %d times, and no violation was found", o.acquired)
+		}
+		b := &bench{contests: []*contestResult{{violations: [variants]int{ours: o.violations}}}}
+		if b.violations() != o.violations || !strings.Contains(b.exclusion(), "with Stile") {
+			t.Errorf("the violations do not reach the report: %d, %q", b.violations(), b.exclusion())
+		}
+	})
 }
 
-type localLock struct{ mu *sync.Mutex }
+// localLock is a channel with room for one. A mutex would not do: time in a bubble stands still while somebody waits for one.
+type localLock chan struct{}
 
-func (l localLock) Lock(context.Context) error   { l.mu.Lock(); return nil }
-func (l localLock) Unlock(context.Context) error { l.mu.Unlock(); return nil }
+func newLocalLock() localLock { return make(localLock, 1) }
+
+func (l localLock) Lock(context.Context) error   { l <- struct{}{}; return nil }
+func (l localLock) Unlock(context.Context) error { <-l; return nil }
 
 func TestFightCountsWhatALockDoes(t *testing.T) {
-	var mu sync.Mutex
-	l := localLock{&mu}
-	const slice = 100 * time.Millisecond
-	o, err := fight(t.Context(), []lock{l, l, l}, 5*time.Millisecond, slice)
-	switch {
-	case err != nil:
-		t.Fatal(err)
-	case o.violations != 0:
-		t.Errorf("%d violations of a lock that excludes", o.violations)
-	case o.acquired < 1 || o.acquired > 20:
-		t.Errorf("%d acquisitions, each held for 5 ms, in %v", o.acquired, slice)
-	case len(o.handOvers) >= o.acquired:
-		t.Errorf("%d hand-overs with %d acquisitions: the first one is none", len(o.handOvers), o.acquired)
-	}
-	for _, d := range o.handOvers {
-		if d < 0 || d > slice {
-			t.Errorf("a hand-over took %v", d)
+	synctest.Test(t, func(t *testing.T) {
+		l := newLocalLock()
+		const slice = 100 * time.Millisecond
+		o, err := fight(t.Context(), []lock{l, l, l}, 5*time.Millisecond, slice)
+		switch {
+		case err != nil:
+			t.Fatal(err)
+		case o.violations != 0:
+			t.Errorf("%d violations of a lock that excludes", o.violations)
+		case o.acquired != 20:
+			t.Errorf("%d acquisitions, each held for 5 ms, in %v", o.acquired, slice)
+		case len(o.handOvers) == 0 || len(o.handOvers) >= o.acquired:
+			t.Errorf("%d hand-overs with %d acquisitions: the first one is none", len(o.handOvers), o.acquired)
 		}
-	}
+		for _, d := range o.handOvers {
+			if d != 0 {
+				t.Errorf("a hand-over that needs no time took %v", d)
+			}
+		}
+	})
 }
 
 func TestOneClientAloneHandsNothingOver(t *testing.T) {
-	var mu sync.Mutex
-	o, err := fight(t.Context(), []lock{localLock{&mu}}, 0, 5*time.Millisecond)
-	if err != nil || o.acquired == 0 || len(o.handOvers) > 0 {
-		t.Errorf("%d acquisitions, %d hand-overs, error %v; want some, none, none", o.acquired, len(o.handOvers), err)
-	}
+	synctest.Test(t, func(t *testing.T) {
+		o, err := fight(t.Context(), []lock{newLocalLock()}, time.Millisecond, 5*time.Millisecond)
+		if err != nil || o.acquired != 5 || len(o.handOvers) > 0 {
+			t.Errorf("%d acquisitions, %d hand-overs, error %v; want five, none, none", o.acquired, len(o.handOvers), err)
+		}
+	})
 }
 
 // brokenLock fails.

@@ -13,7 +13,7 @@ import (
 
 func put(t *testing.T, cli *clientv3.Client, key, value string) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), longEnough)
 	defer cancel()
 	if _, err := cli.Put(ctx, key, value); err != nil {
 		t.Fatalf("putting %s: %v", key, err)
@@ -22,7 +22,7 @@ func put(t *testing.T, cli *clientv3.Client, key, value string) {
 
 func get(t *testing.T, cli *clientv3.Client, key string) string {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), longEnough)
 	defer cancel()
 	r, err := cli.Get(ctx, key)
 	if err != nil {
@@ -44,6 +44,7 @@ func answers(t *testing.T, cli *clientv3.Client) bool {
 }
 
 func TestEtcdGrantsShortLeases(t *testing.T) {
+	t.Parallel()
 	cli := StartEtcd(t).Client(t)
 	lease, err := cli.Grant(t.Context(), 1)
 	if err != nil || lease.TTL != 1 {
@@ -52,6 +53,7 @@ func TestEtcdGrantsShortLeases(t *testing.T) {
 }
 
 func TestEtcdTakesFurtherFlags(t *testing.T) {
+	t.Parallel()
 	cli := StartEtcd(t, "--max-txn-ops=1").Client(t)
 	_, err := cli.Txn(t.Context()).Then(clientv3.OpGet("a"), clientv3.OpGet("b")).Commit()
 	if err == nil {
@@ -60,6 +62,7 @@ func TestEtcdTakesFurtherFlags(t *testing.T) {
 }
 
 func TestEtcdListensOnASocket(t *testing.T) {
+	t.Parallel()
 	e := StartEtcd(t)
 	put(t, e.Client(t), "k", "v")
 	if got := get(t, newClient(t, "unix://"+e.Socket()), "k"); got != "v" {
@@ -68,6 +71,7 @@ func TestEtcdListensOnASocket(t *testing.T) {
 }
 
 func TestEtcdPausesAndResumes(t *testing.T) {
+	t.Parallel()
 	e := StartEtcd(t)
 	cli := e.Client(t)
 	put(t, cli, "k", "v")
@@ -82,6 +86,7 @@ func TestEtcdPausesAndResumes(t *testing.T) {
 }
 
 func TestEtcdKeepsDataAndAddressWhenRestarted(t *testing.T) {
+	t.Parallel()
 	e := StartEtcd(t)
 	cli := e.Client(t)
 	for _, end := range []struct {
@@ -103,6 +108,7 @@ func TestEtcdKeepsDataAndAddressWhenRestarted(t *testing.T) {
 }
 
 func TestEtcdTellsATakenPort(t *testing.T) {
+	t.Parallel()
 	binary := Binary(t, "etcd")
 	members, err := newMembers(t, 1, binary, t.TempDir(), nil)
 	if err != nil {
@@ -119,7 +125,8 @@ func TestEtcdTellsATakenPort(t *testing.T) {
 }
 
 func TestEtcdClusterSurvivesItsLeader(t *testing.T) {
-	c := StartEtcdCluster(t, 3)
+	t.Parallel()
+	c := StartEtcdCluster(t, 3, "--heartbeat-interval=100", "--election-timeout=1000") // it elects twice
 	cli := c.Client(t)
 	put(t, cli, "k", "v")
 
@@ -172,6 +179,7 @@ func TestWhoLeads(t *testing.T) {
 }
 
 func TestEtcdClusterComesBackFromNothing(t *testing.T) {
+	t.Parallel()
 	c := StartEtcdCluster(t, 3)
 	put(t, c.Client(t), "k", "v")
 	for _, m := range c.Members() {

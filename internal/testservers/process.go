@@ -12,6 +12,10 @@ import (
 	"time"
 )
 
+// longEnough is how long we wait for a process to become ready, or to end: what only a process that never will exceeds, on
+// a machine that does much else.
+const longEnough = 3 * time.Minute
+
 // A process is one run of a server's program.
 type process struct {
 	pid  int
@@ -92,7 +96,7 @@ func (p *process) kill() error {
 	if err := p.proc.Kill(); err != nil && !errors.Is(err, os.ErrProcessDone) {
 		return err
 	}
-	return p.wait(10 * time.Second)
+	return p.wait(longEnough)
 }
 
 // terminate asks the process to end, and waits until it has.
@@ -100,7 +104,7 @@ func (p *process) terminate() error {
 	if err := p.proc.Signal(syscall.SIGTERM); err != nil && !errors.Is(err, os.ErrProcessDone) {
 		return err
 	}
-	return p.wait(20 * time.Second)
+	return p.wait(longEnough)
 }
 
 func (p *process) wait(most time.Duration) error {

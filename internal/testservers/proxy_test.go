@@ -10,8 +10,8 @@ import (
 	"time"
 )
 
-// soon is how long nothing must come before we say that nothing comes.
-const soon = 50 * time.Millisecond
+// aWhile is how long nothing must come before we say that nothing comes.
+const aWhile = 50 * time.Millisecond
 
 // startEcho starts a server that sends back what it gets.
 func startEcho(t *testing.T) (addr string) {
@@ -56,7 +56,7 @@ func send(t *testing.T, conn net.Conn, text string) {
 func expect(t *testing.T, conn net.Conn, text string) {
 	t.Helper()
 	buf := make([]byte, len(text))
-	_ = conn.SetReadDeadline(time.Now().Add(5 * time.Second))
+	_ = conn.SetReadDeadline(time.Now().Add(longEnough))
 	if _, err := io.ReadFull(conn, buf); err != nil || string(buf) != text {
 		t.Fatalf("received %q, %v; want %q", buf, err, text)
 	}
@@ -64,7 +64,7 @@ func expect(t *testing.T, conn net.Conn, text string) {
 
 func expectNothing(t *testing.T, conn net.Conn) {
 	t.Helper()
-	_ = conn.SetReadDeadline(time.Now().Add(soon))
+	_ = conn.SetReadDeadline(time.Now().Add(aWhile))
 	buf := make([]byte, 100)
 	if n, err := conn.Read(buf); !errors.Is(err, os.ErrDeadlineExceeded) {
 		t.Fatalf("received %q, %v; want nothing", buf[:n], err)
@@ -83,48 +83,83 @@ func TestProxyPassesEverythingInOrder(t *testing.T) {
 		_, _ = conn.Write(sent)
 		_ = conn.CloseWrite()
 	}()
-	_ = conn.SetReadDeadline(time.Now().Add(10 * time.Second))
+	_ = conn.SetReadDeadline(time.Now().Add(longEnough))
 	got, err := io.ReadAll(conn) // ends only because closing passes too
 	if err != nil || string(got) != string(sent) {
 		t.Errorf("%d of %d bytes came back as sent, error %v", len(got), size, err)
 	}
 }
 
+// connected returns the two ends of a connection through a proxy.
+func connected(t *testing.T) (p *Proxy, client, server net.Conn) {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = l.Close() })
+	p = NewProxy(t, l.Addr().String())
+	client = dial(t, p.Addr())
+	if server, err = l.Accept(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = server.Close() })
+	return p, client, server
+}
+
 func TestProxyDelaysOneDirection(t *testing.T) {
-	const delay = 150 * time.Millisecond
+	p, client, server := connected(t)
 	for _, c := range []struct {
 		name       string
 		directions []Direction
-		want       time.Duration
+		up, down   bool // are delayed
 	}{
-		{"up", []Direction{Up}, delay},
-		{"down", []Direction{Down}, delay},
-		{"both", nil, 2 * delay},
+		{"up", []Direction{Up}, true, false},
+		{"down", []Direction{Down}, false, true},
+		{"both", nil, true, true},
 	} {
-		t.Run(c.name, func(t *testing.T) {
-			p := NewProxy(t, startEcho(t))
-			conn := dial(t, p.Addr())
-			send(t, conn, "a")
-			expect(t, conn, "a")
-
-			p.Delay(delay, c.directions...)
-			least := time.Hour // of several: a busy machine makes some of them slower
-			for range 4 {
-				start := time.Now()
-				send(t, conn, "b")
-				expect(t, conn, "b")
-				least = min(least, time.Since(start))
+		p.Delay(time.Hour, c.directions...)
+		send(t, client, "a")
+		send(t, server, "b")
+		for _, end := range []struct {
+			conn    net.Conn
+			text    string
+			delayed bool
+		}{{server, "a", c.up}, {client, "b", c.down}} {
+			if !end.delayed {
+				expect(t, end.conn, end.text)
+				continue
 			}
-			if least < c.want || least > c.want+delay {
-				t.Errorf("took %v, want %v", least, c.want)
-			}
+			expectNothing(t, end.conn)
+		}
+		p.Delay(0)
+		if c.up {
+			expect(t, server, "a")
+		}
+		if c.down {
+			expect(t, client, "b")
+		}
+		if t.Failed() {
+			t.Fatalf("with a delay of %s", c.name)
+		}
+	}
+}
 
-			p.Delay(time.Hour)
-			send(t, conn, "c")
-			expectNothing(t, conn)
-			p.Delay(0)
-			expect(t, conn, "c")
-		})
+func TestProxyDelaysNoLessThanItIsTold(t *testing.T) {
+	p, client, server := connected(t)
+	const delay = 50 * time.Millisecond
+	p.Delay(delay)
+	start := time.Now()
+	send(t, client, "a")
+	expect(t, server, "a")
+	if took := time.Since(start); took < delay {
+		t.Errorf("a request arrived after %v, want %v at least", took, delay)
+	}
+	start = time.Now()
+	send(t, server, "b")
+	expect(t, client, "b")
+	if took := time.Since(start); took < delay {
+		t.Errorf("a reply arrived after %v, want %v at least", took, delay)
 	}
 }
 
@@ -169,42 +204,19 @@ func TestProxyHoldsAndReleases(t *testing.T) {
 }
 
 func TestProxyKeepsAClosingToItselfWhileHeld(t *testing.T) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	p := NewProxy(t, l.Addr().String())
-	client := dial(t, p.Addr())
-	server, err := l.Accept()
-	if err != nil {
-		t.Fatal(err)
-	}
-
+	p, client, server := connected(t)
 	p.Hold(Down)
 	_ = server.Close()
 	expectNothing(t, client)
 	p.Release(Down)
-	_ = client.SetReadDeadline(time.Now().Add(5 * time.Second))
+	_ = client.SetReadDeadline(time.Now().Add(longEnough))
 	if n, err := client.Read(make([]byte, 1)); err == nil || errors.Is(err, os.ErrDeadlineExceeded) {
 		t.Errorf("read %d, %v; want to be told that the server closed", n, err)
 	}
 }
 
 func TestProxyCutsReplies(t *testing.T) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	p := NewProxy(t, l.Addr().String())
-	client := dial(t, p.Addr())
-	server, err := l.Accept()
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer server.Close()
-
+	p, client, server := connected(t)
 	p.CutReplies()
 	send(t, client, "request")
 	expect(t, server, "request")
@@ -213,7 +225,7 @@ func TestProxyCutsReplies(t *testing.T) {
 
 	p.Reset()
 	p.Release()
-	_ = client.SetReadDeadline(time.Now().Add(5 * time.Second))
+	_ = client.SetReadDeadline(time.Now().Add(longEnough))
 	buf := make([]byte, 10)
 	if n, err := client.Read(buf); n != 0 || !isReset(err) {
 		t.Errorf("received %q, %v; want the reply lost and the connection reset", buf[:n], err)
@@ -233,7 +245,7 @@ func TestProxyResets(t *testing.T) {
 	if n := p.Connections(); n != 0 {
 		t.Errorf("%d connections after Reset, want none", n)
 	}
-	_ = conn.SetReadDeadline(time.Now().Add(5 * time.Second))
+	_ = conn.SetReadDeadline(time.Now().Add(longEnough))
 	if _, err := conn.Read(make([]byte, 1)); !isReset(err) {
 		t.Errorf("reading after Reset: %v, want a reset", err)
 	}
@@ -273,7 +285,7 @@ func TestProxyResetsClientsOfADeadServer(t *testing.T) {
 	conn, err := net.Dial("tcp", p.Addr())
 	if err == nil { // else the reset came while we dialled
 		defer conn.Close()
-		_ = conn.SetReadDeadline(time.Now().Add(5 * time.Second))
+		_ = conn.SetReadDeadline(time.Now().Add(longEnough))
 		_, err = conn.Read(make([]byte, 1))
 	}
 	if !isReset(err) {

@@ -14,10 +14,6 @@ import (
 	"github.com/stilelock/stile/store/internal/attempts"
 )
 
-// lookAgain is how often a watch says that there may have been a change although it has heard of none: in case it is
-// silent because something between here and the cluster is.
-const lookAgain = 5 * time.Second
-
 // Watch implements [store.Store]. It hears of every key that begins with the store's prefix and the one given, so on a
 // cluster that is used for much else a prefix is kinder.
 func (s *Store) Watch(ctx context.Context, prefix string, changed func()) error {
@@ -102,7 +98,7 @@ func (c *changes) follow(ctx context.Context) error {
 		return err
 	}
 	c.tell() // of what happened before
-	ticker := time.NewTicker(lookAgain)
+	ticker := time.NewTicker(c.store.times.lookAgain)
 	defer ticker.Stop()
 	for {
 		select {

@@ -4,11 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
+	"path"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
+	"google.golang.org/grpc"
 
 	"github.com/stilelock/stile/internal/testservers"
 	"github.com/stilelock/stile/store"
@@ -16,24 +18,30 @@ import (
 
 // cutter makes attempts to take locks that are cut short in some way, and finds out what became of them.
 type cutter struct {
-	name    string
-	proxy   *testservers.Proxy
-	wire    *wire
-	session store.Session
-	direct  *clientv3.Client
-	from    int64
+	name   string
+	proxy  *testservers.Proxy
+	wire   *wire
+	cli    *clientv3.Client
+	direct *clientv3.Client
+	from   int64
 
-	failed  map[string]bool // names of the locks that were not obtained
-	inDoubt int64           // how many of them had been asked for when the attempt ended: each of those raises the guard
+	tamper   atomic.Pointer[tamper]
+	sessions []store.Session // one for each attempt: what clears up after one must not make the next void
+	failed   map[string]bool // names of the locks that were not obtained
 }
+
+// tamper is what happens to a Txn. It is given what carries the Txn out: for the store, which may have given it up, or
+// whether the store has or not.
+type tamper func(carryOut func(whetherOrNot bool) error) error
 
 func newCutter(t *testing.T) *cutter {
 	t.Helper()
 	c := &cutter{
 		name: newName(t), proxy: testservers.NewProxy(t, server(t).Endpoint()), wire: new(wire), failed: make(map[string]bool),
 	}
-	c.session = openSession(t, newStore(t, connectWith(t, c.wire.config(c.proxy.Addr())), ""))
-	c.direct = server(t).Client(t)
+	cfg := c.wire.config(c.proxy.Addr())
+	cfg.DialOptions = append(cfg.DialOptions, grpc.WithChainUnaryInterceptor(c.between))
+	c.cli, c.direct = connectWith(t, cfg), server(t).Client(t)
 	now, err := c.direct.Get(t.Context(), "x")
 	if err != nil {
 		t.Fatal(err)
@@ -42,45 +50,64 @@ func newCutter(t *testing.T) *cutter {
 	return c
 }
 
-// ready waits until the connection stands and the session knows the guard: otherwise the next attempt would not reach
-// the server, or be void there, and show nothing.
-func (c *cutter) ready(t *testing.T) {
-	t.Helper()
-	enqueue(t, c.session, c.name+"-other").withdraw(t)
+func (c *cutter) between(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoke grpc.UnaryInvoker,
+	opts ...grpc.CallOption,
+) error {
+	carryOut := func(whetherOrNot bool) error {
+		if whetherOrNot {
+			return invoke(context.WithoutCancel(ctx), method, req, reply, cc, opts...)
+		}
+		return invoke(ctx, method, req, reply, cc, opts...)
+	}
+	if path.Base(method) == "Txn" {
+		if f := c.tamper.Swap(nil); f != nil {
+			return (*f)(carryOut)
+		}
+	}
+	return carryOut(false)
 }
 
-// attempt takes the i-th lock with ctx, and gives it back if that works.
-func (c *cutter) attempt(t *testing.T, ctx context.Context, i int) {
+// ready opens the session for the next attempt. When that is done the connection stands.
+func (c *cutter) ready(t *testing.T) {
 	t.Helper()
-	name := fmt.Sprintf("%s/%d", c.name, i)
-	c.wire.passed()
-	j, err := tryEnqueue(ctx, c.session, name, i%2 == 0)
+	c.sessions = append(c.sessions, openSession(t, newStore(t, c.cli, "")))
+}
+
+// attempt takes the i-th lock with ctx, and gives it back if that works. It reports whether it did.
+func (c *cutter) attempt(t *testing.T, ctx context.Context, i int) bool {
+	t.Helper()
+	j, err := tryEnqueue(ctx, c.sessions[len(c.sessions)-1], c.lock(i), i%2 == 0)
 	switch {
 	case err == nil:
 		j.withdraw(t)
 	case !errors.Is(err, ctx.Err()) || ctx.Err() == nil:
 		t.Fatalf("attempt %d: %v", i, err)
 	default:
-		c.failed[name] = true
-		// On a busy machine a context may end before anything is sent.
-		if slices.Contains(c.wire.passed(), "Txn") {
-			c.inDoubt++
-		}
+		c.failed[c.lock(i)] = true
 	}
+	return err == nil
 }
 
-// wantNoDebris checks that no entry of the attempts is left, that the session lives, and that another client gets the
-// locks; and that there was something to clean up at all.
-func (c *cutter) wantNoDebris(t *testing.T) {
+func (c *cutter) lock(i int) string { return fmt.Sprintf("%s/%d", c.name, i) }
+
+// carriedOut reports whether the i-th lock's entry is in.
+func (c *cutter) carriedOut(t *testing.T, i int) bool { return there(t, c.direct, c.lock(i)) }
+
+// wantNoDebris checks that no entry of the attempts is left, that the sessions live and can be used, and that another client
+// gets the locks; and that there was something to clean up, after so many attempts at least.
+func (c *cutter) wantNoDebris(t *testing.T, least int) {
 	t.Helper()
 	await(t, "all entries to be out", func() bool { return len(keysUnder(t, c.direct, c.name)) == 0 })
-	await(t, "the session to be confirmed", func() bool { return c.session.Confirm(until(t, 2*time.Second)) == nil })
-
 	put := c.put(t)
-	t.Logf("%d attempts failed; %d of them had put an entry in; the guard was raised %d times",
-		len(c.failed), put, guard(t, c.direct, c.session))
-	if put < 20 {
-		t.Errorf("only %d failed attempts had put an entry in: this test shows nothing", put)
+	t.Logf("%d of %d attempts failed; %d of them had put an entry in", len(c.failed), len(c.sessions), put)
+	if put < least {
+		t.Errorf("only %d failed attempts had put an entry in, want %d: this test shows nothing", put, least)
+	}
+	for _, se := range c.sessions {
+		if err := se.Confirm(t.Context()); err != nil {
+			t.Fatalf("the session of an attempt does not live: %v", err)
+		}
+		enqueue(t, se, c.name+"-other").withdraw(t)
 	}
 	other := openSession(t, newStore(t, c.direct, ""))
 	for name := range c.failed {
@@ -105,7 +132,6 @@ func (c *cutter) put(t *testing.T) int {
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	found := make(map[string]bool)
-	suffix := "/" + c.session.ID()
 	for resp := range c.direct.Watch(ctx, c.name, clientv3.WithPrefix(), clientv3.WithFilterDelete(), clientv3.WithRev(c.from)) {
 		for _, ev := range resp.Events {
 			key := string(ev.Kv.Key)
@@ -115,7 +141,7 @@ func (c *cutter) put(t *testing.T) int {
 				}
 				return len(found)
 			}
-			if name := key[:len(key)-len(suffix)]; c.failed[name] {
+			if name := path.Dir(key); c.failed[name] {
 				found[name] = true
 			}
 		}
@@ -128,42 +154,105 @@ func (c *cutter) put(t *testing.T) int {
 func TestContextEndsDuringEnqueue(t *testing.T) {
 	t.Parallel()
 	c := newCutter(t)
-	const (
-		rounds = 300
-		delay  = 3 * time.Millisecond // so that there is something to hit
-	)
-	c.proxy.Delay(delay)
-	for i := range rounds {
-		c.ready(t)
-		ctx, cancel := context.WithTimeout(t.Context(), 5*delay*time.Duration(i)/rounds)
-		c.attempt(t, ctx, i)
-		cancel()
+	const rounds = 6
+	i, least := 0, 0
+	for _, moment := range []struct {
+		what string
+		put  bool // the attempt fails, and has put an entry in
+		// until begins the moment, for the i-th attempt, and returns the context that ends in it; over ends it.
+		until func(i int) (ctx context.Context, over func())
+	}{
+		{"before it is sent", false, func(int) (context.Context, func()) {
+			ctx, cancel := context.WithCancel(t.Context())
+			f := tamper(func(carryOut func(bool) error) error {
+				cancel()
+				return carryOut(false)
+			})
+			c.tamper.Store(&f)
+			return ctx, cancel
+		}},
+		{"somewhere on the way", false, func(i int) (context.Context, func()) {
+			ctx, cancel := context.WithCancel(t.Context())
+			f := tamper(func(carryOut func(bool) error) error {
+				time.AfterFunc(time.Duration(i%rounds)*500*time.Microsecond, cancel)
+				return carryOut(false)
+			})
+			c.tamper.Store(&f)
+			return ctx, cancel
+		}},
+		{"when it has been carried out, and nobody was told", true, func(i int) (context.Context, func()) {
+			c.proxy.CutReplies()
+			return endsWhen(t, "the entry to be in", func() bool { return c.carriedOut(t, i) }), func() { c.proxy.Release() }
+		}},
+		{"when the reply is lost", true, func(int) (context.Context, func()) {
+			ctx, cancel := context.WithCancel(t.Context())
+			f := tamper(func(carryOut func(bool) error) error {
+				_ = carryOut(true)
+				cancel()
+				return errLost
+			})
+			c.tamper.Store(&f)
+			return ctx, cancel
+		}},
+		{"when the reply is there", false, func(int) (context.Context, func()) {
+			ctx, cancel := context.WithCancel(t.Context())
+			f := tamper(func(carryOut func(bool) error) error {
+				err := carryOut(true)
+				cancel()
+				return err
+			})
+			c.tamper.Store(&f)
+			return ctx, cancel
+		}},
+	} {
+		for range rounds {
+			c.ready(t)
+			ctx, over := moment.until(i)
+			succeeded := c.attempt(t, ctx, i)
+			over()
+			c.tamper.Store(nil)
+			if moment.put {
+				least++
+				if succeeded {
+					t.Errorf("the context ended %s, and the attempt succeeded", moment.what)
+				}
+			}
+			i++
+		}
 	}
-	c.proxy.Delay(0)
-	c.wantNoDebris(t)
+	c.wantNoDebris(t, least)
 }
 
 func TestConnectionIsCutDuringEnqueue(t *testing.T) {
 	t.Parallel()
 	c := newCutter(t)
-	for i := range 60 {
-		await(t, "the guard to be raised", func() bool { return guard(t, c.direct, c.session) >= c.inDoubt })
+	const rounds = 20
+	for i := range rounds {
 		c.ready(t)
-		ctx, cancel := context.WithTimeout(t.Context(), 30*time.Millisecond)
 		c.proxy.CutReplies()
-		// Half of them are given up by the caller, and then cut; the others are cut under the caller.
+		// Half of them are given up by the caller, and then cut; the others are cut under the caller, who gives up when the
+		// attempt is made again.
+		var ctx context.Context
 		if i%4 < 2 {
-			c.attempt(t, ctx, i)
-			c.proxy.Reset()
+			ctx = endsWhen(t, "the entry to be in", func() bool { return c.carriedOut(t, i) })
 		} else {
-			cutting := time.AfterFunc(10*time.Millisecond, c.proxy.Reset)
-			c.attempt(t, ctx, i)
-			cutting.Stop()
+			cut := false
+			ctx = endsWhen(t, "the attempt to be made again", func() bool {
+				if !cut {
+					if cut = c.carriedOut(t, i); cut {
+						c.wire.passed()
+						c.proxy.Reset()
+					}
+					return false
+				}
+				return c.wire.has("Txn")
+			})
 		}
+		c.attempt(t, ctx, i)
+		c.proxy.Reset()
 		c.proxy.Release()
-		cancel()
 	}
-	c.wantNoDebris(t)
+	c.wantNoDebris(t, rounds)
 }
 
 // A cut under a caller who has time is no error at all: the attempt is made again, and knows its own entry.

@@ -17,25 +17,38 @@ import (
 )
 
 // tampering is what happens to a client's unary requests. It is given the name of the request, which is Txn, Range and
-// so on, and what carries it out.
-type tampering func(request string, carryOut func() error) error
+// so on, and what carries it out. It is called by several goroutines at a time: the store does some things in the
+// background.
+//
+// What it carries out is waited for, although the store gives requests up on a busy machine, and makes them again: ctx is
+// that of the store, and what becomes of it is the tampering's business.
+type tampering func(ctx context.Context, request string, carryOut func() error) error
 
-// tampered connects a client whose requests are tampered with as soon as, and as long as, something is stored. The others
-// see each request before that happens.
+// tampered connects a client to the shared server whose requests are tampered with as soon as, and as long as, something is
+// stored. The others see each request before that happens.
 func tampered(t *testing.T, others ...grpc.UnaryClientInterceptor) (*clientv3.Client, *atomic.Pointer[tampering]) {
+	t.Helper()
+	return tamperedAt(t, server(t).Endpoint(), others...)
+}
+
+func tamperedAt(
+	t *testing.T, endpoint string, others ...grpc.UnaryClientInterceptor,
+) (*clientv3.Client, *atomic.Pointer[tampering]) {
 	t.Helper()
 	var now atomic.Pointer[tampering]
 	between := func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoke grpc.UnaryInvoker,
 		opts ...grpc.CallOption,
 	) error {
-		carryOut := func() error { return invoke(ctx, method, req, reply, cc, opts...) }
-		if f := now.Load(); f != nil {
-			return (*f)(path.Base(method), carryOut)
+		f := now.Load()
+		if f == nil {
+			return invoke(ctx, method, req, reply, cc, opts...)
 		}
-		return carryOut()
+		return (*f)(ctx, path.Base(method), func() error {
+			return invoke(context.WithoutCancel(ctx), method, req, reply, cc, opts...)
+		})
 	}
 	return connectWith(t, clientv3.Config{
-		Endpoints:   []string{server(t).Endpoint()},
+		Endpoints:   []string{endpoint},
 		DialOptions: []grpc.DialOption{grpc.WithChainUnaryInterceptor(append(others, between)...)},
 	}), &now
 }
@@ -56,18 +69,18 @@ func TestEntryThatVanishesWhileItIsInDoubtIsNotAdmitted(t *testing.T) {
 	t.Parallel()
 	cli, now := tampered(t)
 	name := newName(t)
-	a := newClient(t, cli, 20*time.Second)
+	a := newClient(t, cli, ample)
 	release(t, lock(t, a, newName(t))) // so that the session is there
-	txns, vanished := 0, false
-	f := tampering(func(request string, carryOut func() error) error {
+	var txns atomic.Int32
+	var vanished atomic.Bool
+	f := tampering(func(_ context.Context, request string, carryOut func() error) error {
 		switch {
 		case request == "Txn":
-			if txns++; txns == 1 {
+			if txns.Add(1) == 1 {
 				_ = carryOut()
 				return errLost
 			}
-		case request == "Range" && !vanished:
-			vanished = true
+		case request == "Range" && !vanished.Swap(true):
 			removeKeys(t, name)
 		}
 		return carryOut()
@@ -75,13 +88,13 @@ func TestEntryThatVanishesWhileItIsInDoubtIsNotAdmitted(t *testing.T) {
 	now.Store(&f)
 	h := lock(t, a, name)
 	now.Store(nil)
-	if !vanished {
+	if !vanished.Load() {
 		t.Fatal("the scenario has failed: the line was not read")
 	}
 	if keys := keysUnder(t, server(t).Client(t), name); len(keys) != 1 {
 		t.Errorf("the lock is held, and its line has the keys %v", keys)
 	}
-	if _, err := newClient(t, server(t).Client(t), 20*time.Second).Mutex(name).TryLock(t.Context()); err == nil {
+	if _, err := newClient(t, server(t).Client(t), ample).Mutex(name).TryLock(t.Context()); err == nil {
 		t.Error("two hold the lock")
 	}
 	release(t, h)
@@ -93,13 +106,14 @@ func TestSessionGoesOnWhenItsGuardVanishes(t *testing.T) {
 	cli, now := tampered(t)
 	se := openSession(t, newStore(t, cli, ""))
 	name := newName(t)
-	f := tampering(func(request string, carryOut func() error) error {
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	f := tampering(func(_ context.Context, _ string, carryOut func() error) error {
 		_ = carryOut()
+		cancel()
 		return errLost
 	})
 	now.Store(&f)
-	ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
-	defer cancel()
 	if _, err := tryEnqueue(ctx, se, name, false); err == nil {
 		t.Fatal("the scenario has failed: the entry is in")
 	}
@@ -125,7 +139,7 @@ func TestWithdrawingAgainTakesTheEntryOut(t *testing.T) {
 	name := newName(t)
 	j := enqueue(t, se, name)
 	j.await(t, store.Admitted)
-	f := tampering(func(string, func() error) error { return errLost })
+	f := tampering(func(context.Context, string, func() error) error { return errLost })
 	now.Store(&f)
 	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 	defer cancel()
@@ -152,7 +166,7 @@ func TestEnqueueOnASessionThatIsLostMeanwhile(t *testing.T) {
 	cli, now := tampered(t)
 	se := openSession(t, newStore(t, cli, ""))
 	direct := server(t).Client(t)
-	f := tampering(func(request string, carryOut func() error) error {
+	f := tampering(func(_ context.Context, request string, carryOut func() error) error {
 		err := carryOut()
 		if request == "Txn" {
 			now.Store(nil)
@@ -182,10 +196,10 @@ func TestFailedTryNamesTheOther(t *testing.T) {
 	if _, err := server(t).Client(t).Put(t.Context(), stray, ""); err != nil {
 		t.Fatal(err)
 	}
-	txns := 0
-	f := tampering(func(request string, carryOut func() error) error {
+	var txns atomic.Int32
+	f := tampering(func(_ context.Context, request string, carryOut func() error) error {
 		if request == "Txn" {
-			if txns++; txns == 2 {
+			if txns.Add(1) == 2 {
 				enqueue(t, other, name).await(t, store.Admitted)
 			}
 		}

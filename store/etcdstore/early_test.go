@@ -13,6 +13,7 @@ import (
 
 	"github.com/stilelock/stile"
 	"github.com/stilelock/stile/internal/testservers"
+	"github.com/stilelock/stile/store/etcdstore"
 )
 
 // contest is one lock, its holder, and who waits for it.
@@ -20,6 +21,8 @@ type contest struct {
 	hold    *stile.Hold
 	place   *stile.Place
 	early   atomic.Bool // the hold's entry went while the hold was valid
+	next    *stile.Hold // the waiter's, unless there is
+	err     error       // why it has none
 	overlap bool        // the hold was valid when the next one had the lock
 }
 
@@ -46,12 +49,22 @@ func pauseTheLeader(t *testing.T, cluster *testservers.EtcdCluster, ttl, lockDel
 	}
 	cli := connect(t, direct...)
 	name := newName(t)
+	ordinary := func(cli *clientv3.Client) *etcdstore.Store {
+		st := newStore(t, cli, "")
+		st.SetTimes(etcdstore.Ordinary()) // who is cut off hears nothing
+		return st
+	}
 	contests := make(map[string]*contest)
-	for i := range 6 {
+	for i := range 4 {
 		lockName := fmt.Sprintf("%s/%d", name, i)
-		holder := newDelayedClient(t, newStore(t, connect(t, cut...), ""), ttl, lockDelay)
-		waiter := newDelayedClient(t, newStore(t, cli, ""), ttl, lockDelay)
-		contests[lockName] = &contest{hold: lock(t, holder, lockName), place: join(t, waiter, lockName)}
+		holder := newDelayedClient(t, ordinary(connect(t, cut...)), ttl, lockDelay)
+		waiter := newDelayedClient(t, ordinary(cli), ttl, lockDelay)
+		c := &contest{hold: lock(t, holder, lockName)}
+		var err error
+		if c.place, err = waiter.Mutex(lockName).Join(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		contests[lockName] = c
 	}
 	deletions := cli.Watch(clientv3.WithRequireLeader(t.Context()), name, clientv3.WithPrefix(), clientv3.WithFilterPut(),
 		clientv3.WithCreatedNotify())
@@ -84,14 +97,20 @@ func pauseTheLeader(t *testing.T, cluster *testservers.EtcdCluster, ttl, lockDel
 		waiting.Go(func() {
 			select {
 			case <-c.place.Ready():
-				c.overlap = c.hold.Valid()
-			case <-time.After(3*ttl + lockDelay): // a TTL anew from the new leader, at most, and the delay
+				// On a busy machine it may have lost its session, and then there is no next one to overlap with.
+				if c.next, c.err = c.place.Hold(); c.err == nil {
+					c.overlap = c.hold.Valid() && c.next.Valid()
+				}
+			case <-time.After(soon):
+				c.err = fmt.Errorf("it was not admitted after %v", soon)
 			}
 		})
 	}
 	waiting.Wait()
 	for _, c := range contests {
-		if err := holdSoon(t, c.place).Release(t.Context()); err != nil && !errors.Is(err, stile.ErrLost) {
+		if c.err != nil {
+			t.Logf("a waiter: %v", c.err)
+		} else if err := c.next.Release(t.Context()); err != nil && !errors.Is(err, stile.ErrLost) {
 			t.Errorf("Release: %v", err)
 		}
 		if c.early.Load() {
@@ -111,40 +130,47 @@ func pauseTheLeader(t *testing.T, cluster *testservers.EtcdCluster, ttl, lockDel
 // which is cut off, is still valid when the next one has the lock.
 func TestWithALockDelayAHoldWhoseLeaseIsRevokedDoesNotOverlapWithTheNext(t *testing.T) {
 	t.Parallel()
-	for ttl, lockDelay := range map[time.Duration]time.Duration{3 * time.Second: 3 * time.Second, 30 * time.Second: 0} {
-		proxy := testservers.NewProxy(t, server(t).Endpoint())
-		direct, name := server(t).Client(t), newName(t)
-		h := lock(t, newDelayedClient(t, newStore(t, connect(t, proxy.Addr()), ""), ttl, lockDelay), name)
-		next := join(t, newDelayedClient(t, newStore(t, direct, ""), ttl, lockDelay), name)
-		resp, err := direct.Get(t.Context(), name+"/", clientv3.WithFirstCreate()...)
-		if err != nil || len(resp.Kvs) != 1 {
-			t.Fatalf("the entry of the holder: %v, %v", resp, err)
-		}
-		proxy.Hold()
-		if _, err := direct.Revoke(t.Context(), clientv3.LeaseID(resp.Kvs[0].Lease)); err != nil {
-			t.Fatal(err)
-		}
-		second := holdSoon(t, next)
-		if overlap := h.Valid(); overlap != (lockDelay == 0) {
-			t.Errorf("with a LockDelay of %v: the first hold is valid when there is a second: %v", lockDelay, overlap)
-		}
-		release(t, second)
-		proxy.Release()
+	for _, with := range []struct{ ttl, lockDelay time.Duration }{
+		{15 * time.Second, 15 * time.Second}, // not to expire before it is revoked; and then the test lasts as long as that
+		{ample, 0},
+	} {
+		t.Run(with.lockDelay.String(), func(t *testing.T) {
+			t.Parallel()
+			proxy := testservers.NewProxy(t, server(t).Endpoint())
+			direct, name := server(t).Client(t), newName(t)
+			h := lock(t, newDelayedClient(t, newStore(t, connect(t, proxy.Addr()), ""), with.ttl, with.lockDelay), name)
+			next := join(t, newDelayedClient(t, newStore(t, direct, ""), ample, with.lockDelay), name)
+			resp, err := direct.Get(t.Context(), name+"/", clientv3.WithFirstCreate()...)
+			if err != nil || len(resp.Kvs) != 1 {
+				t.Fatalf("the entry of the holder: %v, %v", resp, err)
+			}
+			proxy.Hold()
+			if _, err := direct.Revoke(t.Context(), clientv3.LeaseID(resp.Kvs[0].Lease)); err != nil {
+				t.Fatal(err)
+			}
+			if !h.Valid() {
+				t.Fatalf("the scenario has failed: the hold was lost before its lease was revoked: %v", h.Err())
+			}
+			second := holdSoon(t, next)
+			if overlap := h.Valid(); overlap != (with.lockDelay == 0) {
+				t.Errorf("the first hold is valid when there is a second: %v", overlap)
+			}
+			release(t, second)
+			proxy.Release()
+		})
 	}
 }
 
 // Up to version 3.7.3 at least, etcd may revoke leases early that were renewed while its leader was stopped. Their holders
-// are cut off here, and know nothing of it.
+// are cut off here, and know nothing of it. It may or may not happen, so this shows less than the test above; but here etcd
+// does it.
 func TestWithALockDelayHoldsDoNotOverlapWhenTheStoreEndsThemEarly(t *testing.T) {
 	t.Parallel()
-	const ttl = 4 * time.Second // long enough for an election
-	cluster := testservers.StartEtcdCluster(t, 3)
-	for _, lockDelay := range []time.Duration{ttl, ttl, 0} {
-		o := pauseTheLeader(t, cluster, ttl, lockDelay)
-		t.Logf("with a LockDelay of %v: %d of %d valid holds were ended early, and %d overlapped with the next",
-			lockDelay, o.early, o.valid, o.overlaps)
-		if lockDelay > 0 && o.overlaps > 0 {
-			t.Errorf("with a LockDelay of %v %d holds were valid when the next one had the lock", lockDelay, o.overlaps)
-		}
+	const ttl = 5 * time.Second // long enough for an election
+	cluster := testservers.StartEtcdCluster(t, 3, quickly...)
+	o := pauseTheLeader(t, cluster, ttl, ttl)
+	t.Logf("%d of %d valid holds were ended early, and %d overlapped with the next", o.early, o.valid, o.overlaps)
+	if o.overlaps > 0 {
+		t.Errorf("%d holds were valid when the next one had the lock", o.overlaps)
 	}
 }

@@ -2,8 +2,16 @@ package etcdstore
 
 import "time"
 
-// Recheck is how often a line with waiters is read by a store as it is made.
-const Recheck = recheck
+// Times is what a store does by the clock; see times.
+type Times struct{ LateWatch, Linger, Recheck, Overdue, LookAgain time.Duration }
 
-// SetRecheck makes the store read lines with waiters that often. It must be called before the store is used.
-func (s *Store) SetRecheck(d time.Duration) { s.recheck = d }
+// Ordinary returns the times of a store as it is made.
+func Ordinary() Times {
+	t := ordinary
+	return Times{t.lateWatch, t.linger, t.recheck, t.overdue, t.lookAgain}
+}
+
+// SetTimes makes the store go by other times. It must be called before the store is used.
+func (s *Store) SetTimes(t Times) {
+	s.times = times{t.LateWatch, t.Linger, t.Recheck, t.Overdue, t.LookAgain}
+}

@@ -38,7 +38,7 @@ func rivals() []rival {
 }
 
 func joinStock(t *testing.T, name string) (<-chan struct{}, func()) {
-	session, err := concurrency.NewSession(server(t).Client(t), concurrency.WithTTL(30))
+	session, err := concurrency.NewSession(server(t).Client(t), concurrency.WithTTL(int(ample.Seconds())))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -60,7 +60,8 @@ func joinStock(t *testing.T, name string) (<-chan struct{}, func()) {
 
 func joinEtcdctl(t *testing.T, name string) (<-chan struct{}, func()) {
 	var said bytes.Buffer
-	cmd := exec.Command(testservers.Binary(t, "etcdctl"), "--endpoints", server(t).Endpoint(), "lock", name)
+	cmd := exec.Command(testservers.Binary(t, "etcdctl"), "--endpoints", server(t).Endpoint(),
+		"--dial-timeout=3m", "--command-timeout=3m", "lock", fmt.Sprintf("--ttl=%d", int(ample.Seconds())), name)
 	cmd.Stderr = &said
 	out, err := cmd.StdoutPipe()
 	if err == nil {
@@ -87,7 +88,7 @@ func joinEtcdctl(t *testing.T, name string) (<-chan struct{}, func()) {
 
 // joinLockService uses the lock service of the server, as clients in other languages do.
 func joinLockService(t *testing.T, name string) (<-chan struct{}, func()) {
-	lease, err := server(t).Client(t).Grant(t.Context(), 30)
+	lease, err := server(t).Client(t).Grant(t.Context(), int64(ample.Seconds()))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -137,7 +138,7 @@ func eachRival(t *testing.T, f func(t *testing.T, r rival, c *stile.Client, name
 	for _, r := range rivals() {
 		t.Run(r.name, func(t *testing.T) {
 			t.Parallel()
-			f(t, r, newClient(t, server(t).Client(t), 10*time.Second), newName(t))
+			f(t, r, newClient(t, server(t).Client(t), ample), newName(t))
 		})
 	}
 }
@@ -212,7 +213,7 @@ func TestStileAndRivalAreServedInTurn(t *testing.T) {
 			l, err := c.Show(t.Context(), name)
 			return err == nil && len(l.Waiters) == 1
 		})
-		last := join(t, newClient(t, server(t).Client(t), 10*time.Second), name)
+		last := join(t, newClient(t, server(t).Client(t), ample), name)
 		release(t, first)
 		wait(t, acquired, "the rival's lock")
 		if last.Ahead() > 1 {
@@ -233,6 +234,7 @@ func TestStileAndRivalAreServedInTurn(t *testing.T) {
 
 func TestStileAndStockContend(t *testing.T) {
 	t.Parallel()
+	const rounds = 8 // the stock takes a tenth of a second for each
 	name, inside := newName(t), atomic.Int32{}
 	critical := func(who string) {
 		if n := inside.Add(1); n != 1 {
@@ -243,9 +245,9 @@ func TestStileAndStockContend(t *testing.T) {
 	}
 	var working sync.WaitGroup
 	for range 2 {
-		c := newClient(t, server(t).Client(t), 10*time.Second)
+		c := newClient(t, server(t).Client(t), ample)
 		working.Go(func() {
-			for range 20 {
+			for range rounds {
 				err := c.Mutex(name).Do(t.Context(), func(context.Context, *stile.Hold) error {
 					critical("Stile")
 					return nil
@@ -256,13 +258,13 @@ func TestStileAndStockContend(t *testing.T) {
 				}
 			}
 		})
-		session, err := concurrency.NewSession(server(t).Client(t), concurrency.WithTTL(30))
+		session, err := concurrency.NewSession(server(t).Client(t), concurrency.WithTTL(int(ample.Seconds())))
 		if err != nil {
 			t.Fatal(err)
 		}
 		working.Go(func() {
 			m := concurrency.NewMutex(session, name)
-			for range 20 {
+			for range rounds {
 				if err := m.Lock(t.Context()); err != nil {
 					t.Error(err)
 					return
@@ -283,7 +285,7 @@ func TestStockMutexWithNegativeLeaseExcludesStile(t *testing.T) {
 	t.Parallel()
 	cli, name := server(t).Client(t), newName(t)
 	lease := clientv3.LeaseID(-time.Now().UnixNano())
-	if _, err := clientv3.RetryLeaseClient(cli).LeaseGrant(t.Context(), leaseRequest(lease, 30)); err != nil {
+	if _, err := clientv3.RetryLeaseClient(cli).LeaseGrant(t.Context(), leaseRequest(lease, int64(ample.Seconds()))); err != nil {
 		t.Fatal(err)
 	}
 	session, err := concurrency.NewSession(cli, concurrency.WithLease(lease))
@@ -293,7 +295,7 @@ func TestStockMutexWithNegativeLeaseExcludesStile(t *testing.T) {
 	if err := concurrency.NewMutex(session, name).Lock(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	c := newClient(t, server(t).Client(t), 10*time.Second)
+	c := newClient(t, server(t).Client(t), ample)
 	if _, err := c.Mutex(name).TryLock(t.Context()); !errors.Is(err, stile.ErrHeld) {
 		t.Errorf("TryLock returned %v, want ErrHeld", err)
 	}

@@ -3,16 +3,15 @@ package etcdstore_test
 import (
 	"fmt"
 	"testing"
-	"time"
 )
 
 // However many lines there are, they are read in a few requests, each whole, and in order.
 func TestManyLinesAreReadInFewRequests(t *testing.T) {
 	t.Parallel()
-	c, w := newWiredClient(t)
-	holder, waiter := newClient(t, server(t).Client(t), 20*time.Second), newClient(t, server(t).Client(t), 20*time.Second)
+	c, w := newWiredClient(t, 0)
+	holder, waiter := newClient(t, server(t).Client(t), ample), newClient(t, server(t).Client(t), ample)
 	name := newName(t)
-	const n = 250
+	const n = 205 // one request reads 100
 	for i := range n {
 		lock(t, holder, fmt.Sprintf("%s/%03d", name, i))
 	}
@@ -23,7 +22,7 @@ func TestManyLinesAreReadInFewRequests(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	wantRequests(t, "reading 250 lines", w.passed(), "Range", "Txn", "Txn", "Txn", "LeaseTimeToLive", "LeaseTimeToLive")
+	wantRequests(t, "reading 205 lines", w.passed(), "Range", "Txn", "Txn", "Txn", "LeaseTimeToLive", "LeaseTimeToLive")
 	if len(lines) != n {
 		t.Fatalf("there are %d lines, want %d", len(lines), n)
 	}

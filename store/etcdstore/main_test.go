@@ -21,15 +21,23 @@ import (
 	"github.com/stilelock/stile/store/etcdstore"
 )
 
-// soon is how long these tests wait for what should happen at once, on a busy machine.
-const soon = 30 * time.Second
+// soon is how long these tests wait for what should happen at once: so long that only what never happens takes longer, on
+// a machine that does much else.
+const soon = 3 * time.Minute
 
-// rarely is how often the stores of these tests read a line with waiters although nothing was heard of it: so rarely that
-// what takes less than beforeRecheck was not found out by that reading.
-const (
-	rarely        = 10 * time.Second
-	beforeRecheck = 7 * time.Second
-)
+// ample is the TTL of sessions that are to live through their test.
+const ample = 2 * time.Minute
+
+// never is later than the end of any test.
+const never = time.Hour
+
+// byEvents returns the times of the stores of these tests: what they find out they were told. Nothing is read because it
+// is time to look.
+func byEvents() etcdstore.Times {
+	times := etcdstore.Ordinary()
+	times.Recheck, times.LookAgain = never, never
+	return times
+}
 
 // TestMain runs more tests at a time than there are processors: they wait more than they compute.
 func TestMain(m *testing.M) {
@@ -105,7 +113,7 @@ func newStore(t *testing.T, cli *clientv3.Client, prefix string) *etcdstore.Stor
 	if err != nil {
 		t.Fatal(err)
 	}
-	st.SetRecheck(rarely)
+	st.SetTimes(byEvents())
 	return st
 }
 
@@ -186,11 +194,10 @@ func (j *joined) await(t *testing.T, state store.State) store.Standing {
 	}
 }
 
-// gone waits until the entry is said to be gone; that it is admitted before is a failure, and that it takes so long
-// that a mere look at the line may have told.
+// gone waits until the entry is said to be gone; that it is admitted before is a failure.
 func (j *joined) gone(t *testing.T) {
 	t.Helper()
-	late := time.After(beforeRecheck)
+	late := time.After(soon)
 	for {
 		select {
 		case st := <-j.heard:
@@ -274,7 +281,7 @@ func holdSoon(t *testing.T, p *stile.Place) *stile.Hold {
 // await polls until a condition of which nobody tells is met.
 func await(t *testing.T, what string, met func() bool) {
 	t.Helper()
-	for end := time.Now().Add(soon); !met(); time.Sleep(2 * time.Millisecond) {
+	for end := time.Now().Add(soon); !met(); time.Sleep(5 * time.Millisecond) {
 		if time.Now().After(end) {
 			t.Fatalf("waited %v in vain for %s", soon, what)
 		}
@@ -293,6 +300,29 @@ func keysUnder(t *testing.T, cli *clientv3.Client, name string) []string {
 		keys = append(keys, string(kv.Key))
 	}
 	return keys
+}
+
+// endsWhen returns a context that ends when a condition of which nobody tells is met.
+func endsWhen(t *testing.T, what string, met func() bool) context.Context {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	go func() {
+		defer cancel()
+		for end := time.Now().Add(soon); ctx.Err() == nil && !met(); time.Sleep(5 * time.Millisecond) {
+			if time.Now().After(end) {
+				t.Errorf("waited %v in vain for %s", soon, what)
+				return
+			}
+		}
+	}()
+	t.Cleanup(cancel)
+	return ctx
+}
+
+// there reports whether something is in etcd under a lock's name. Unlike [keysUnder] it may be called by any goroutine.
+func there(t *testing.T, cli *clientv3.Client, name string) bool {
+	resp, err := cli.Get(t.Context(), name+"/", clientv3.WithPrefix(), clientv3.WithCountOnly())
+	return err == nil && resp.Count > 0
 }
 
 // until returns a context that ends after d.

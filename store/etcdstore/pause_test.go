@@ -30,7 +30,7 @@ func TestALineIsReadTheMoreRarelyTheLongerNothingWasMissed(t *testing.T) {
 		{[]int{0}, 0, 1 * time.Second}, // it holds, and nobody here waits
 		{nil, 0, 1 * time.Second},
 	} {
-		w := &watchedLine{session: &session{store: &Store{recheck: time.Second}}, quiet: tt.quiet, mine: make(map[*entry]struct{})}
+		w := &watchedLine{session: &session{store: &Store{times: times{recheck: time.Second}}}, quiet: tt.quiet, mine: make(map[*entry]struct{})}
 		for _, n := range tt.ahead {
 			w.mine[standingBehind(n)] = struct{}{}
 		}

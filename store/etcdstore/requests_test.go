@@ -12,16 +12,25 @@ import (
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/peer"
 
 	"github.com/stilelock/stile"
+	"github.com/stilelock/stile/store/etcdstore"
 )
 
 // wire notes what passes between an etcd client and the cluster, in order: unary requests as they are sent ("Txn")
-// and answered ("Txn answered"), watches as they are asked for ("watch from 0"), open ("watching") and bring events
-// ("DELETE"). What keeps sessions alive is left out.
+// and answered ("Txn answered") or given up ("Txn failed"), watches as they are asked for ("watch from 0"), open
+// ("watching") and bring events ("DELETE"). What keeps sessions alive is left out; see [wire.renewals].
 type wire struct {
-	mu  sync.Mutex
-	log []string
+	// patient makes requests be waited for although the store has given them up: on a busy machine it does that, and asks
+	// again. Tests need it that count requests.
+	patient bool
+
+	mu      sync.Mutex
+	log     []string
+	watches map[string]string // for each prefix that was watched, the server's address of the watch that opened last
+	renewal time.Time
+	renewed int
 }
 
 func (w *wire) note(what string) {
@@ -39,10 +48,17 @@ func (w *wire) passed() []string {
 	return log
 }
 
+// renewals returns when the last renewal of a session was sent, or a little later, and how many have been answered.
+func (w *wire) renewals() (last time.Time, answered int) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.renewal, w.renewed
+}
+
 // requests returns the unary requests and watches among what passed.
 func requests(log []string) []string {
 	return slices.DeleteFunc(slices.Clone(log), func(s string) bool {
-		return strings.HasSuffix(s, " answered") || s == "DELETE" || s == "watching"
+		return strings.HasSuffix(s, " answered") || strings.HasSuffix(s, " failed") || s == "DELETE" || s == "watching"
 	})
 }
 
@@ -54,6 +70,34 @@ func (w *wire) quiet(t *testing.T, last string) {
 		defer w.mu.Unlock()
 		return len(w.log) > 0 && w.log[len(w.log)-1] == last
 	})
+}
+
+// await waits until the given thing has passed, and forgets what came before it.
+func (w *wire) await(t *testing.T, what string) {
+	t.Helper()
+	await(t, what, func() bool {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		i := slices.Index(w.log, what)
+		if i >= 0 {
+			w.log = w.log[i+1:]
+		}
+		return i >= 0
+	})
+}
+
+// has reports whether the given thing has passed.
+func (w *wire) has(what string) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return slices.Contains(w.log, what)
+}
+
+// watchOf returns the address of the server that the last watch of a prefix was opened on; "" if there was none.
+func (w *wire) watchOf(prefix string) string {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.watches[prefix]
 }
 
 // config configures a client so that the wire notes what it does.
@@ -68,9 +112,16 @@ func (w *wire) unary(ctx context.Context, method string, req, reply any, cc *grp
 ) error {
 	name := path.Base(method)
 	w.note(name)
+	if w.patient {
+		ctx = context.WithoutCancel(ctx)
+	}
 	err := invoke(ctx, method, req, reply, cc, opts...)
+	if err != nil {
+		w.note(name + " failed")
+		return err
+	}
 	w.note(name + " answered")
-	return err
+	return nil
 }
 
 func (w *wire) stream(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string,
@@ -80,29 +131,57 @@ func (w *wire) stream(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.Clien
 	if err != nil {
 		return nil, err
 	}
-	return &wiredStream{s, w}, nil
+	return &wiredStream{ClientStream: s, wire: w}, nil
 }
 
 type wiredStream struct {
 	grpc.ClientStream
-	wire *wire
+	wire  *wire
+	asked []string // the prefixes of the watches that have not opened yet: they do in the order of asking; see wire.mu
+}
+
+// opened notes where a watch has opened.
+func (s *wiredStream) opened() {
+	s.wire.mu.Lock()
+	defer s.wire.mu.Unlock()
+	if p, ok := peer.FromContext(s.Context()); ok && len(s.asked) > 0 {
+		if s.wire.watches == nil {
+			s.wire.watches = make(map[string]string)
+		}
+		s.wire.watches[s.asked[0]] = p.Addr.String()
+		s.asked = s.asked[1:]
+	}
 }
 
 func (s *wiredStream) SendMsg(m any) error {
 	if req, ok := m.(*pb.WatchRequest); ok && req.GetCreateRequest() != nil {
+		s.wire.mu.Lock()
+		s.asked = append(s.asked, string(req.GetCreateRequest().Key))
+		s.wire.mu.Unlock()
 		if from := req.GetCreateRequest().StartRevision; from == 0 {
 			s.wire.note("watch from 0")
 		} else {
 			s.wire.note("watch from the past")
 		}
 	}
+	if _, ok := m.(*pb.LeaseKeepAliveRequest); ok {
+		s.wire.mu.Lock()
+		s.wire.renewal = time.Now()
+		s.wire.mu.Unlock()
+	}
 	return s.ClientStream.SendMsg(m)
 }
 
 func (s *wiredStream) RecvMsg(m any) error {
 	err := s.ClientStream.RecvMsg(m)
+	if _, ok := m.(*pb.LeaseKeepAliveResponse); ok && err == nil {
+		s.wire.mu.Lock()
+		s.wire.renewed++
+		s.wire.mu.Unlock()
+	}
 	if resp, ok := m.(*pb.WatchResponse); ok && err == nil {
 		if resp.Created {
+			s.opened()
 			s.wire.note("watching")
 		}
 		for _, ev := range resp.Events {
@@ -112,11 +191,14 @@ func (s *wiredStream) RecvMsg(m any) error {
 	return err
 }
 
-// newWiredClient returns a client, with its session open, and what passes between it and etcd from now on.
-func newWiredClient(t *testing.T) (*stile.Client, *wire) {
+// newWiredClient returns a client, with its session open, and what passes between it and etcd from now on. It does nothing
+// by the clock: how many requests it makes does not depend on how fast the machine is.
+func newWiredClient(t *testing.T, lockDelay time.Duration) (*stile.Client, *wire) {
 	t.Helper()
-	w := &wire{}
-	c := newClient(t, connectWith(t, w.config(server(t).Endpoint())), 20*time.Second)
+	w := &wire{patient: true}
+	st := newStore(t, connectWith(t, w.config(server(t).Endpoint())), "")
+	st.SetTimes(etcdstore.Times{LateWatch: never, Linger: never, Recheck: never, Overdue: never, LookAgain: never})
+	c := newDelayedClient(t, st, ample, lockDelay)
 	release(t, lock(t, c, newName(t)))
 	w.passed()
 	return c, w
@@ -131,7 +213,7 @@ func wantRequests(t *testing.T, doing string, got []string, want ...string) {
 
 func TestUncontendedLockIsOneTxnAndReleaseIsOneTxn(t *testing.T) {
 	t.Parallel()
-	c, w := newWiredClient(t)
+	c, w := newWiredClient(t, 0)
 	name := newName(t)
 	for range 3 {
 		h := lock(t, c, name)
@@ -149,9 +231,9 @@ func TestUncontendedLockIsOneTxnAndReleaseIsOneTxn(t *testing.T) {
 
 func TestFailedTryLockWritesNothing(t *testing.T) {
 	t.Parallel()
-	c, w := newWiredClient(t)
+	c, w := newWiredClient(t, 0)
 	name := newName(t)
-	holder := newClient(t, server(t).Client(t), 20*time.Second)
+	holder := newClient(t, server(t).Client(t), ample)
 	lock(t, holder, name)
 	before, err := server(t).Client(t).Get(t.Context(), name, clientv3.WithPrefix())
 	if err != nil {
@@ -171,9 +253,9 @@ func TestFailedTryLockWritesNothing(t *testing.T) {
 // (defect B7).
 func TestHandOverNeedsNoLateWatchAndNoRead(t *testing.T) {
 	t.Parallel()
-	c, w := newWiredClient(t)
+	c, w := newWiredClient(t, 0)
 	name := newName(t)
-	other := newClient(t, server(t).Client(t), 20*time.Second)
+	other := newClient(t, server(t).Client(t), ample)
 
 	held := lock(t, other, name)
 	place := join(t, c, name)
@@ -200,9 +282,9 @@ func TestHandOverNeedsNoLateWatchAndNoRead(t *testing.T) {
 
 func TestOnlyTheReleaseNextInLineAdmits(t *testing.T) {
 	t.Parallel()
-	c, w := newWiredClient(t)
+	c, w := newWiredClient(t, 0)
 	name := newName(t)
-	first, second := newClient(t, server(t).Client(t), 20*time.Second), newClient(t, server(t).Client(t), 20*time.Second)
+	first, second := newClient(t, server(t).Client(t), ample), newClient(t, server(t).Client(t), ample)
 	held := lock(t, first, name)
 	between := join(t, second, name)
 	last := join(t, c, name)

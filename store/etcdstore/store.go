@@ -44,7 +44,7 @@ type Store struct {
 	keys   keys
 	logger *slog.Logger
 
-	recheck time.Duration // as the constant; tests of what happens without it set another
+	times times
 }
 
 var _ store.Store = (*Store)(nil)
@@ -66,7 +66,7 @@ func New(cli *clientv3.Client, opts *Options) (*Store, error) {
 	if logger == nil {
 		logger = slog.New(slog.DiscardHandler)
 	}
-	return &Store{cli: cli, keys: keys{prefix: opts.Prefix}, logger: logger, recheck: recheck}, nil
+	return &Store{cli: cli, keys: keys{prefix: opts.Prefix}, logger: logger, times: ordinary}, nil
 }
 
 // Capabilities implements [store.Store].

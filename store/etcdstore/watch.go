@@ -17,17 +17,31 @@ import (
 	"github.com/stilelock/stile/store/internal/attempts"
 )
 
-const (
+// times is what a store does by the clock. Tests of what is done without the clock set others than [ordinary].
+type times struct {
 	// lateWatch is how long an entry that never waited is held before its line is watched. Short holds need no watch,
 	// and it would cost more than they do.
-	lateWatch = 200 * time.Millisecond
+	lateWatch time.Duration
 	// linger is how long the watch of a line stays open when none of the session's entries is in it: who contends for
 	// a lock is soon back.
-	linger = 5 * time.Second
+	linger time.Duration
 	// recheck is how soon a line with waiters is read although nothing was heard: in case the watch is silent because
 	// something between here and the cluster is. It is read again more and more rarely; see watchedLine.pause.
-	recheck = 2 * time.Second
-)
+	recheck time.Duration
+	// overdue is how long a watch may take to begin.
+	overdue time.Duration
+	// lookAgain is how often a watch of the lines says that there may have been a change although it has heard of none: in
+	// case it is silent because something between here and the cluster is.
+	lookAgain time.Duration
+}
+
+var ordinary = times{
+	lateWatch: 200 * time.Millisecond,
+	linger:    5 * time.Second,
+	recheck:   2 * time.Second,
+	overdue:   2 * time.Second,
+	lookAgain: 5 * time.Second,
+}
 
 // watchedLine is what one session knows of one line in which it has entries.
 type watchedLine struct {
@@ -108,7 +122,7 @@ func (w *watchedLine) arrive(e *entry, a arrival) bool {
 	switch watched := e.watch != 0 && e.watch == w.open; {
 	case watched || e.state != standing:
 	case e.place.Admitted():
-		e.late = time.AfterFunc(lateWatch, func() { w.watchFor(e) })
+		e.late = time.AfterFunc(w.session.store.times.lateWatch, func() { w.watchFor(e) })
 	default:
 		w.startWatching()
 	}
@@ -152,6 +166,7 @@ func (w *watchedLine) retire() {
 
 // lingering sets the end of a line without entries. It is called with w.mu held.
 func (w *watchedLine) lingering() {
+	linger := w.session.store.times.linger
 	if w.idle == nil {
 		w.idle = time.AfterFunc(linger, w.dropIfIdle)
 		return
@@ -313,15 +328,12 @@ var (
 	errEnded = errors.New("the watch ended")
 )
 
-// overdue is how long a watch may take to begin.
-const overdue = 2 * time.Second
-
 // openWatch opens a watch of the keys that begin with prefix, from the present on, and waits until it stands. cancel ends
 // ctx, and with it the watch; if the watch takes too long to stand, that is done.
 func (s *Store) openWatch(
 	ctx context.Context, cancel context.CancelFunc, prefix string, opts ...clientv3.OpOption,
 ) (clientv3.WatchChan, error) {
-	late := time.AfterFunc(overdue, cancel)
+	late := time.AfterFunc(s.times.overdue, cancel)
 	events := s.cli.Watch(ctx, prefix, append(opts, clientv3.WithPrefix(), clientv3.WithCreatedNotify())...)
 	created, ok := <-events
 	switch {
@@ -415,7 +427,7 @@ func (w *watchedLine) haveLeft(events []*clientv3.Event) {
 func (w *watchedLine) pause() time.Duration {
 	const most = 32
 	times := min(1<<min(w.quiet, 5), 4*max(w.ahead(), 1), most)
-	return time.Duration(times) * w.session.store.recheck
+	return time.Duration(times) * w.session.store.times.recheck
 }
 
 // ahead returns how many must leave before it is the turn of the next of the session's entries that wait; zero if none

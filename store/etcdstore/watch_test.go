@@ -45,11 +45,7 @@ func TestWaiterSurvivesCompaction(t *testing.T) {
 	proxy.Reset()
 	proxy.Release()
 	w.passed()
-	start := time.Now()
 	waiter.await(t, store.Admitted)
-	if took := time.Since(start); took > beforeRecheck {
-		t.Errorf("the waiter was admitted after %v, not by its watch", took)
-	}
 	if log := w.passed(); slices.Contains(log, "DELETE") {
 		t.Errorf("what passed was %q: the event was not compacted, and this test shows nothing", log)
 	}
@@ -59,7 +55,7 @@ func TestWaiterSurvivesRestartOfTheServer(t *testing.T) {
 	t.Parallel()
 	e := testservers.StartEtcd(t)
 	name := newName(t)
-	holder, waiter := newClient(t, e.Client(t), 20*time.Second), newClient(t, e.Client(t), 20*time.Second)
+	holder, waiter := newClient(t, e.Client(t), ample), newClient(t, e.Client(t), ample)
 	held := lock(t, holder, name)
 	place := join(t, waiter, name)
 	e.Restart()
@@ -73,56 +69,53 @@ func TestNoWaiterIsForgottenWhenConnectionsAreCut(t *testing.T) {
 	t.Parallel()
 	const (
 		clients = 4
-		each    = 25
+		cuts    = 20 // so many, however long that takes
 	)
 	name, inside := newName(t), atomic.Int32{}
 	var (
-		proxies []*testservers.Proxy
-		working sync.WaitGroup
-		cut     atomic.Int32
+		proxies   []*testservers.Proxy
+		working   sync.WaitGroup
+		handOvers atomic.Int32
+		enough    atomic.Bool
 	)
-	ctx := until(t, 60*time.Second)
 	for i := range clients {
 		proxy := testservers.NewProxy(t, server(t).Endpoint())
 		proxies = append(proxies, proxy)
-		c := newClient(t, connect(t, proxy.Addr()), 10*time.Second)
+		c := newClient(t, connect(t, proxy.Addr()), ample)
+		round := func() error {
+			ctx, cancel := context.WithTimeout(t.Context(), soon) // a waiter that was forgotten waits for ever
+			defer cancel()
+			h, err := c.Mutex(name).Lock(ctx)
+			if err != nil {
+				return err
+			}
+			if n := inside.Add(1); n != 1 {
+				t.Errorf("%d are inside", n)
+			}
+			time.Sleep(time.Duration(rand.IntN(3)) * time.Millisecond)
+			inside.Add(-1)
+			return h.Release(ctx)
+		}
 		working.Go(func() {
-			for n := range each {
-				h, err := c.Mutex(name).Lock(ctx)
-				if err != nil {
+			for n := 0; !enough.Load(); n++ {
+				if err := round(); err != nil {
 					t.Errorf("client %d, round %d: %v", i, n, err)
 					return
 				}
-				if n := inside.Add(1); n != 1 {
-					t.Errorf("%d are inside", n)
-				}
-				time.Sleep(time.Duration(rand.IntN(3)) * time.Millisecond)
-				inside.Add(-1)
-				if err := h.Release(ctx); err != nil {
-					t.Errorf("client %d, round %d: %v", i, n, err)
-					return
-				}
+				handOvers.Add(1)
 			}
 		})
 	}
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		working.Wait()
-	}()
-	for {
-		select {
-		case <-done:
-			t.Logf("%d hand-overs, %d connections cut", clients*each, cut.Load())
-			if cut.Load() < 20 {
-				t.Errorf("only %d connections were cut: this test shows nothing", cut.Load())
-			}
-			return
-		case <-time.After(time.Duration(20+rand.IntN(40)) * time.Millisecond):
-			cut.Add(1)
-			proxies[rand.IntN(clients)].Reset()
-		}
+	for range cuts {
+		// Between two cuts there are hand-overs, or somebody was forgotten.
+		seen := handOvers.Load()
+		await(t, "hand-overs to go on", func() bool { return t.Failed() || handOvers.Load() > seen+1 })
+		time.Sleep(time.Duration(rand.IntN(20)) * time.Millisecond)
+		proxies[rand.IntN(clients)].Reset()
 	}
+	enough.Store(true)
+	working.Wait()
+	t.Logf("%d hand-overs, %d connections cut", handOvers.Load(), cuts)
 }
 
 // The watch's connection falls silent for good, and nothing tells the client: no reset, no answer. The other way to the
@@ -131,66 +124,73 @@ func TestSilentWatchDelaysButNeverStrands(t *testing.T) {
 	t.Parallel()
 	name := newName(t)
 	one, two := testservers.NewProxy(t, server(t).Endpoint()), testservers.NewProxy(t, server(t).Endpoint())
-	// Lines of the same client that nothing happens to: their watches, on the same silent stream, keep it in use.
 	w := &wire{}
-	c := newClient(t, connectWith(t, w.config(one.Addr(), two.Addr())), 60*time.Second)
-	holder := newClient(t, server(t).Client(t), 60*time.Second)
+	st := newStore(t, connectWith(t, w.config(one.Addr(), two.Addr())), "")
+	times := byEvents()
+	times.Recheck, times.Overdue = 300*time.Millisecond, 500*time.Millisecond // what must help if the watch does not
+	st.SetTimes(times)
+	c := newClientOf(t, st, ample)
+	holder := newClient(t, server(t).Client(t), ample)
 	await(t, "both ways to be open", func() bool {
 		release(t, lock(t, c, newName(t)))
 		return one.Connections() > 0 && two.Connections() > 0
 	})
+	// A line of the same client that nothing happens to: its watch, on the same silent stream, keeps it in use.
 	idle := newName(t)
 	lock(t, holder, idle)
 	join(t, c, idle)
-	w.quiet(t, "Range answered")
-	held := lock(t, holder, name)
-	place := join(t, c, name)
-	w.quiet(t, "Range answered")
-
-	// We do not know which way the watches went. If it was the other one, they work, and we begin again.
-	silent := one
-	silent.Hold()
-	release(t, held)
-	select {
-	case <-place.Ready():
-		h, err := place.Hold()
-		if err != nil {
-			t.Fatal(err)
+	silenced := false
+	for n := 0; !silenced && n < 20; n++ {
+		held := lock(t, holder, name)
+		place := join(t, c, name)
+		silent := one
+		await(t, "the watch of the line", func() bool { return w.watchOf(name+"/") != "" })
+		if w.watchOf(name+"/") == two.Addr() {
+			silent = two
 		}
-		release(t, h)
-		silent.Release()
-		held = lock(t, holder, name)
-		place = join(t, c, name)
-		silent = two
 		silent.Hold()
+		w.passed()
 		release(t, held)
-	case <-time.After(time.Second):
+		release(t, holdSoon(t, place))
+		// On a busy machine a watch may be given up for being late, and have been opened the other way meanwhile.
+		if silenced = !slices.Contains(w.passed(), "DELETE"); !silenced {
+			silent.Release()
+		}
 	}
-	h := holdSoon(t, place)
-	release(t, h)
+	if !silenced {
+		t.Fatal("the scenario has failed: the watch was never silent")
+	}
 
-	// And again: now the line has no watch, and cannot open one on that stream.
-	held = lock(t, holder, name)
-	place = join(t, c, name)
-	start := time.Now()
-	release(t, held)
-	h = holdSoon(t, place)
-	t.Logf("with a watch that cannot be opened the hand-over took %v", time.Since(start))
-	release(t, h)
+	// And again: now the line has no watch, or cannot open one on that way. It goes on trying, until it has one the other way.
+	watched := false
+	for end := time.Now().Add(soon); !watched && time.Now().Before(end); {
+		held := lock(t, holder, name)
+		place := join(t, c, name)
+		release(t, held)
+		release(t, holdSoon(t, place))
+		watched = slices.Contains(w.passed(), "DELETE")
+	}
+	if !watched {
+		t.Errorf("for %v the line was not watched, though one of two ways to the server works", soon)
+	}
 }
 
 // The hint that somebody waits reaches the holder also if its watch was cut.
 func TestContendedIsToldThroughCuts(t *testing.T) {
 	t.Parallel()
 	proxy, name := testservers.NewProxy(t, server(t).Endpoint()), newName(t)
-	c := newClient(t, connect(t, proxy.Addr()), 20*time.Second)
-	h := lock(t, c, name)
+	w := &wire{}
+	st := newStore(t, connectWith(t, w.config(proxy.Addr())), "")
+	times := byEvents()
+	times.LateWatch = never // the only watch is that for the hint
+	st.SetTimes(times)
+	h := lock(t, newClientOf(t, st, ample), name)
 	contended := h.Contended()
-	time.Sleep(50 * time.Millisecond)
+	w.await(t, "watching")
 	proxy.Reset()
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	if _, err := newClient(t, server(t).Client(t), 20*time.Second).Mutex(name).Join(ctx); err != nil {
+	if _, err := newClient(t, server(t).Client(t), ample).Mutex(name).Join(ctx); err != nil {
 		t.Fatal(err)
 	}
 	wait(t, contended, "the hint that somebody waits")
