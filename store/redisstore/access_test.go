@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -146,6 +147,49 @@ func TestRightThatTheScriptLacksIsSaidToBeOne(t *testing.T) {
 	_, err := tryJoin(t.Context(), open(t, newStore(t, connectWith(t, options), nil), lasting), newName(t), line.Exclusive)
 	if err == nil || !strings.Contains(err.Error(), "docs/stores.md") {
 		t.Errorf("the error must say where the rights are listed: %v", err)
+	}
+}
+
+// forgetful is a client that leaves the first command of each kind unanswered.
+type forgetful struct {
+	rueidis.Client
+
+	mu   sync.Mutex
+	seen map[string]bool
+}
+
+func (f *forgetful) Nodes() map[string]rueidis.Client { return map[string]rueidis.Client{"server": f} }
+
+func (f *forgetful) Do(ctx context.Context, cmd rueidis.Completed) rueidis.RedisResult {
+	f.mu.Lock()
+	word := cmd.Commands()[0]
+	known := f.seen[word]
+	f.seen[word] = true
+	f.mu.Unlock()
+	if !known {
+		<-ctx.Done()
+	}
+	return f.Client.Do(ctx, cmd)
+}
+
+// That a server has not answered in time is no finding: it is asked again.
+func TestCheckThatIsNotAnsweredIsMadeAgain(t *testing.T) {
+	t.Parallel()
+	servers := testservers.StartRedisServers(t, 2, "min-replicas-to-write 1")
+	servers[1].ReplicaOf(servers[0])
+	client := &forgetful{Client: connect(t, servers[0].Addr()), seen: make(map[string]bool)}
+	for _, word := range []string{"TIME", "INFO"} {
+		client.seen[word] = true // else the check, whose patience ends, would be cut off more often than need be
+	}
+	all, err := newStore(t, client, &redisstore.Options{WaitReplicas: 1}).Check(t.Context())
+	if err != nil || len(all) != 1 {
+		t.Fatalf("%+v, %v", all, err)
+	}
+	if !client.seen["CONFIG"] || !client.seen["PUBLISH"] {
+		t.Fatalf("it has asked %v only: the test is about nothing", client.seen)
+	}
+	if found := all[0].Findings; len(found) > 0 {
+		t.Errorf("all is well, and it has found %q", found)
 	}
 }
 

@@ -91,6 +91,7 @@ func TestServersClockMayBeAnywhere(t *testing.T) {
 	var last uint64
 	for _, ahead := range []time.Duration{off, -off, 0} {
 		server.SetAhead(ahead)
+		begun := time.Now()
 		a, b := open(t, storeAt(t, server.Addr()), ttl), open(t, storeAt(t, server.Addr()), lasting)
 		rises := func(s *seat) {
 			t.Helper()
@@ -108,9 +109,8 @@ func TestServersClockMayBeAnywhere(t *testing.T) {
 				t.Errorf("clock %v ahead: the lock is kept for %v more, %v; want %v", ahead, left, err, ttl)
 			}
 		}
-		begun := time.Now()
 		first := hold(t, a, name)
-		kept(begun)
+		kept(begun) // for as long as the session lives that was opened before
 		rises(first)
 		second := join(t, b, name, line.Exclusive)
 		begun = time.Now()
