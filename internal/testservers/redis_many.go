@@ -26,8 +26,8 @@ func StartRedisCluster(t testing.TB, n int, config ...string) []*Redis {
 		}
 		_, port, _ := net.SplitHostPort(bus)
 		return append([]string{
-			"cluster-enabled yes", "cluster-config-file nodes.conf", "cluster-node-timeout 2000", "cluster-port " + port,
-			"cluster-announce-ip " + Host(),
+			"cluster-enabled yes", "cluster-config-file nodes.conf", "cluster-port " + port, "cluster-announce-ip " + Host(),
+			"cluster-node-timeout 120000", // else a node that a busy machine lets wait is taken for dead by the others
 		}, config...)
 	})
 	const slots = 16384
@@ -35,13 +35,15 @@ func StartRedisCluster(t testing.TB, n int, config ...string) []*Redis {
 		node.Do("CLUSTER", "ADDSLOTSRANGE", fmt.Sprint(i*slots/n), fmt.Sprint((i+1)*slots/n-1))
 		node.Do("CLUSTER", "SET-CONFIG-EPOCH", fmt.Sprint(i+1))
 	}
-	for _, node := range nodes[1:] {
+	for i, node := range nodes {
 		host, port, _ := net.SplitHostPort(node.Addr())
 		bus, err := node.Do("CONFIG", "GET", "cluster-port").AsStrMap()
 		if err != nil {
 			t.Fatal(err)
 		}
-		nodes[0].Do("CLUSTER", "MEET", host, port, bus["cluster-port"])
+		for _, other := range nodes[:i] {
+			other.Do("CLUSTER", "MEET", host, port, bus["cluster-port"])
+		}
 	}
 	for _, node := range nodes {
 		node.await("to know its cluster", func() bool {
@@ -62,8 +64,16 @@ type RedisFailover struct {
 // SentinelMaster is the name under which the sentinels of a [RedisFailover] know the master.
 const SentinelMaster = "mymaster"
 
-// StartRedisFailover starts a master with one replica, and three sentinels that promote the replica when the master has
-// not answered for half a second. config is as in [StartRedis], for the master and the replica.
+// Sentinels are as patient as can be until [RedisFailover.AwaitMaster] is called: else a master that a busy machine lets
+// wait would be replaced by one beside it.
+const (
+	patientSentinel = "600000" // milliseconds
+	alertSentinel   = "500"
+)
+
+// StartRedisFailover starts a master with one replica, and three sentinels. They promote the replica when the master has
+// ended or stands still, but not before [RedisFailover.AwaitMaster] is called. config is as in [StartRedis], for the
+// master and the replica.
 func StartRedisFailover(t testing.TB, config ...string) *RedisFailover {
 	t.Helper()
 	servers := StartRedisServers(t, 2, config...)
@@ -72,8 +82,8 @@ func StartRedisFailover(t testing.TB, config ...string) *RedisFailover {
 	sentinels := startRedis(t, 3, []string{"--sentinel"}, nil, func(int) []string {
 		return []string{
 			"sentinel monitor " + SentinelMaster + " " + host + " " + port + " 2",
-			"sentinel down-after-milliseconds " + SentinelMaster + " 500",
-			"sentinel failover-timeout " + SentinelMaster + " 2000",
+			"sentinel down-after-milliseconds " + SentinelMaster + " " + patientSentinel,
+			"sentinel failover-timeout " + SentinelMaster + " 5000",
 			"sentinel auth-user " + SentinelMaster + " testservers",
 			"sentinel auth-pass " + SentinelMaster + " any", // the user needs none
 		}
@@ -97,9 +107,11 @@ func (f *RedisFailover) SentinelAddrs() []string {
 	return addrs
 }
 
-// AwaitMaster returns when all sentinels say that the given server is the master, and it is.
+// AwaitMaster has the sentinels look for another master if the present one does not answer, and returns when all of them
+// say that the given server is the master, and it is.
 func (f *RedisFailover) AwaitMaster(t testing.TB, want *Redis) {
 	t.Helper()
+	f.setPatience(alertSentinel)
 	want.await("to become the master", func() bool {
 		for _, s := range f.Sentinels {
 			addr, err := s.Do("SENTINEL", "GET-MASTER-ADDR-BY-NAME", SentinelMaster).AsStrSlice()
@@ -109,4 +121,12 @@ func (f *RedisFailover) AwaitMaster(t testing.TB, want *Redis) {
 		}
 		return strings.Contains(want.info("replication"), "role:master")
 	})
+	f.setPatience(patientSentinel)
+}
+
+// setPatience sets how long, in milliseconds, a server may be silent before it is taken for dead.
+func (f *RedisFailover) setPatience(ms string) {
+	for _, s := range f.Sentinels {
+		s.Do("SENTINEL", "SET", SentinelMaster, "down-after-milliseconds", ms)
+	}
 }

@@ -25,13 +25,28 @@ func TestRedisReplicaTakesOverWhenItsMasterStands(t *testing.T) {
 	f := StartRedisFailover(t)
 	master, replica := f.Servers[0], f.Servers[1]
 	master.Do("SET", "k", "v")
-	if n, err := master.Do("WAIT", "1", "9000").AsInt64(); err != nil || n != 1 {
+	// It is asked on the connection that has made the change: on another it would be about nothing.
+	if n, err := master.Do("WAIT", "1", "60000").AsInt64(); err != nil || n != 1 {
 		t.Fatalf("%d replicas have it, %v", n, err)
 	}
 	master.Pause()
 	f.AwaitMaster(t, replica)
 	if v, err := replica.Do("GET", "k").ToString(); err != nil || v != "v" {
 		t.Errorf("the new master has %q, %v", v, err)
+	}
+}
+
+// A connection that was cut is not the end of Do.
+func TestRedisDoesWhatIsAskedAfterItsConnectionWasCut(t *testing.T) {
+	t.Parallel()
+	r := StartRedis(t)
+	r.Do("SET", "k", "v")
+	other := r.Client(t)
+	if err := other.Do(t.Context(), other.B().Arbitrary("CLIENT", "KILL", "TYPE", "normal").Build()).Error(); err != nil {
+		t.Fatal(err)
+	}
+	if v, err := r.Do("GET", "k").ToString(); err != nil || v != "v" {
+		t.Errorf("it has %q, %v", v, err)
 	}
 }
 
@@ -52,7 +67,7 @@ func TestRedisClusterSendsAwayKeysOfOthers(t *testing.T) {
 func TestRedisClockJumps(t *testing.T) {
 	t.Parallel()
 	r := StartRedisAhead(t)
-	for _, ahead := range []time.Duration{10 * time.Second, -10 * time.Second} {
+	for _, ahead := range []time.Duration{24 * time.Hour, -24 * time.Hour, 0} {
 		r.SetAhead(ahead)
 		words, err := r.Do("TIME").AsStrSlice()
 		if err != nil {
@@ -62,7 +77,7 @@ func TestRedisClockJumps(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if off := time.Unix(seconds, 0).Sub(time.Now().Add(ahead)).Abs(); off > 2*time.Second {
+		if off := time.Unix(seconds, 0).Sub(time.Now().Add(ahead)).Abs(); off > time.Hour {
 			t.Errorf("the clock is off by %v", off)
 		}
 	}

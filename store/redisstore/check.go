@@ -86,8 +86,12 @@ func (s *Store) checkNode(ctx context.Context, addr string, node rueidis.Client)
 	h.Version, h.RunID = info["redis_version"], info["run_id"]
 	h.Replicas, _ = strconv.Atoi(info["connected_slaves"])
 	s.judge(info, find)
-	s.checkReplicas(ctx, node, h.Replicas, find)
-	s.checkChannel(ctx, node, find)
+	if err := s.checkReplicas(ctx, node, h.Replicas, find); err != nil {
+		return h, false, err
+	}
+	if err := s.checkChannel(ctx, node, find); err != nil {
+		return h, false, err
+	}
 	return h, info["role"] == "slave", nil
 }
 
@@ -111,13 +115,15 @@ func (s *Store) judge(info map[string]string, find func(string, ...any)) {
 	}
 }
 
-// checkReplicas looks at what a master does that has lost its replicas.
-func (s *Store) checkReplicas(ctx context.Context, node rueidis.Client, replicas int, find func(string, ...any)) {
+// checkReplicas looks at what a master does that has lost its replicas. An error means that it was not answered.
+func (s *Store) checkReplicas(ctx context.Context, node rueidis.Client, replicas int, find func(string, ...any)) error {
 	if replicas == 0 {
-		return
+		return nil
 	}
 	config, err := node.Do(ctx, node.B().ConfigGet().Parameter("min-replicas-to-write").Build()).AsStrMap()
 	switch {
+	case err != nil && !refused(err):
+		return err
 	case err != nil:
 		find("we may not see min-replicas-to-write: it should be 1 or more where a replica may be promoted")
 	case config["min-replicas-to-write"] == "0":
@@ -127,17 +133,24 @@ func (s *Store) checkReplicas(ctx context.Context, node rueidis.Client, replicas
 	if s.server.replicas == 0 {
 		find("nobody waits for the replicas: a lock given in the last moment before a failover may be given again; see WaitReplicas")
 	}
+	return nil
 }
 
-// checkChannel looks whether wake-ups may be sent. Whether they may be heard is seen when a session is opened.
-func (s *Store) checkChannel(ctx context.Context, node rueidis.Client, find func(string, ...any)) {
+// checkChannel looks whether wake-ups may be sent. Whether they may be heard is seen when a session is opened. An error means
+// that it was not answered.
+func (s *Store) checkChannel(ctx context.Context, node rueidis.Client, find func(string, ...any)) error {
 	if s.server.cluster {
-		return // where a channel belongs to one node; those who wait find out
+		return nil // where a channel belongs to one node; those who wait find out
 	}
 	channel := s.server.wake(0) + s.client
-	if err := node.Do(ctx, node.B().Publish().Channel(channel).Message("").Build()).Error(); err != nil {
+	err := node.Do(ctx, node.B().Publish().Channel(channel).Message("").Build()).Error()
+	if err != nil && !refused(err) {
+		return err
+	}
+	if err != nil {
 		find("we may not publish on %q, so those who wait are woken late: %v", channel, err)
 	}
+	return nil
 }
 
 // infoOf returns what a server says of itself, by name.

@@ -7,7 +7,6 @@ import (
 	"net"
 	"sync/atomic"
 	"testing"
-	"time"
 
 	"github.com/redis/rueidis"
 
@@ -38,7 +37,7 @@ func TestNoConnectionIsLeftThatWasMadeDuringClose(t *testing.T) {
 	}
 	st := newStore(t, cli, nil)
 	name := newName(t)
-	a, b := open(t, st, time.Minute), open(t, st, time.Minute)
+	a, b := open(t, st, lasting), open(t, st, lasting)
 	hold(t, a, name)
 	join(t, b, name, line.Exclusive)
 

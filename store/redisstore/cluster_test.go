@@ -5,7 +5,6 @@ import (
 	"slices"
 	"strconv"
 	"testing"
-	"time"
 
 	"github.com/stilelock/stile/internal/testservers"
 	"github.com/stilelock/stile/line"
@@ -41,7 +40,7 @@ func channels(t *testing.T, nodes []*testservers.Redis) (all []string) {
 func TestWaitingForManyLocksOfOneSlotTakesOneSubscription(t *testing.T) {
 	t.Parallel()
 	nodes := testservers.StartRedisCluster(t, 3)
-	holder, waiter := open(t, clusterStore(t, nodes), time.Minute), open(t, clusterStore(t, nodes), time.Minute)
+	holder, waiter := open(t, clusterStore(t, nodes), lasting), open(t, clusterStore(t, nodes), lasting)
 	for i := range 20 {
 		name := fmt.Sprintf("{tag}%d", i)
 		first := hold(t, holder, name)
@@ -62,7 +61,7 @@ func TestLocksOfOneSlotAreHandedOverByMessages(t *testing.T) {
 	nodes := testservers.StartRedisCluster(t, 3)
 	st := clusterStore(t, nodes)
 	st.Mute()
-	holder, waiter := open(t, clusterStore(t, nodes), time.Minute), open(t, st, time.Minute)
+	holder, waiter := open(t, clusterStore(t, nodes), lasting), open(t, st, lasting)
 	var first, second []*seat
 	for i := range 5 {
 		name := fmt.Sprintf("{tag}%d", i)
@@ -83,7 +82,7 @@ func TestWhoWaitsListensWhereTheSlotHasGone(t *testing.T) {
 	nodes := testservers.StartRedisCluster(t, 3)
 	st := clusterStore(t, nodes)
 	st.Mute()
-	holder, waiter := open(t, clusterStore(t, nodes), time.Minute), open(t, st, time.Minute)
+	holder, waiter := open(t, clusterStore(t, nodes), lasting), open(t, st, lasting)
 	name := newName(t)
 	first, second := hold(t, holder, name), join(t, waiter, name, line.Exclusive)
 	before := listened(t, nodes)

@@ -17,9 +17,11 @@ import (
 type courier struct {
 	rueidis.Client
 
-	mu    sync.Mutex
-	treat map[string]treatment // by operation
-	sent  []string             // the first words of all commands
+	mu       sync.Mutex
+	treat    map[string]treatment // by operation
+	sent     []string             // the first words of all commands
+	requests int                  // those made
+	answered int                  // those of them that the server has answered, whatever it said
 }
 
 // A treatment stands between the store and the server. send carries the requests out, as often as it is called.
@@ -51,25 +53,46 @@ func (c *courier) commands() []string {
 func (c *courier) DoMulti(ctx context.Context, multi ...rueidis.Completed) []rueidis.RedisResult {
 	how := c.look(multi)
 	if how == nil {
-		return c.Client.DoMulti(ctx, multi...)
+		return c.note(c.Client.DoMulti(ctx, multi...))
 	}
 	var words [][]string // the client takes a command back when it has sent it
 	for _, cmd := range multi {
 		words = append(words, slices.Clone(cmd.Commands()))
 	}
-	return how(ctx, func(ctx context.Context) []rueidis.RedisResult {
+	return c.note(how(ctx, func(ctx context.Context) []rueidis.RedisResult {
 		again := make([]rueidis.Completed, 0, len(words))
 		for _, w := range words {
 			again = append(again, c.B().Arbitrary(w...).Build())
 		}
 		return c.Client.DoMulti(ctx, again...)
-	})
+	}))
+}
+
+// note counts a request that was answered.
+func (c *courier) note(results []rueidis.RedisResult) []rueidis.RedisResult {
+	for _, r := range results {
+		if _, said := rueidis.IsRedisErr(r.Error()); r.Error() != nil && !said && !rueidis.IsRedisNil(r.Error()) {
+			return results // it was given up
+		}
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.answered++
+	return results
+}
+
+// counts returns how many requests have been made so far, and how many of them the server has answered.
+func (c *courier) counts() (requests, answered int) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.requests, c.answered
 }
 
 // look notes what is sent, and returns how to treat it.
 func (c *courier) look(multi []rueidis.Completed) treatment {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	c.requests++
 	for _, cmd := range multi {
 		c.sent = append(c.sent, cmd.Commands()[0])
 	}

@@ -30,6 +30,12 @@ func NameOf(prefix, key string) (string, bool) { return keys{prefix: prefix}.nam
 // ScriptSum is the name by which servers know the script.
 var ScriptSum = scriptSum
 
+// WaitFor sets how long the store waits for replicas from here on.
+func (s *Store) WaitFor(d time.Duration) { s.server.replication = d }
+
+// Round sets how many requests go out together. It is to be called before there are any.
+func (s *Store) Round(n int) { s.server.round = n }
+
 // Mute makes those who wait never ask how they stand, but when a lease ends or the store has subscribed anew: what they hear
 // is all they know. It is to be called before anybody waits.
 func (s *Store) Mute() { s.pace = rhythm{time.Hour, time.Hour} }

@@ -30,25 +30,24 @@ func plainUnlock(server *testservers.Redis, name, value string) bool {
 func TestPlainLockersAndStileExcludeEachOther(t *testing.T) {
 	t.Parallel()
 	server := testservers.StartRedis(t)
-	se := open(t, storeAt(t, server.Addr()), time.Minute)
+	st, courier := storeBy(t, server.Addr())
+	se := open(t, st, lasting)
 	for _, mode := range []line.Mode{line.Exclusive, line.Shared, line.Slot(2)} {
 		name := newName(t)
 		s := join(t, se, name, mode)
 		s.await(t, store.Admitted)
-		if plainLock(server, name, "theirs", time.Minute) {
+		if plainLock(server, name, "theirs", lasting) {
 			t.Errorf("%v: a plain locker got a lock that Stile holds", mode)
 		}
 		if plainUnlock(server, name, "theirs") {
 			t.Errorf("%v: a plain locker released Stile's lock", mode)
 		}
 		s.leave(t)
-		if !plainLock(server, name, "theirs", time.Minute) {
+		if !plainLock(server, name, "theirs", lasting) {
 			t.Errorf("%v: a plain locker cannot have the lock after its release", mode)
 		}
 		s = join(t, se, name, mode)
-		s.waits(t)
-		time.Sleep(300 * time.Millisecond)
-		s.waits(t)
+		s.waitsOn(t, courier)
 		if !plainUnlock(server, name, "theirs") {
 			t.Errorf("%v: the plain locker had lost its lock", mode)
 		}
@@ -68,7 +67,7 @@ func TestPlainLockerThatCrashesIsReplacedAfterItsTTL(t *testing.T) {
 	}
 	st := storeAt(t, server.Addr())
 	st.Mute() // so that it asks at that moment only
-	_, at := join(t, open(t, st, time.Minute), name, line.Exclusive).await(t, store.Admitted)
+	_, at := join(t, open(t, st, lasting), name, line.Exclusive).await(t, store.Admitted)
 	if took := at.Sub(start); took < ttl {
 		t.Errorf("the lock of a plain locker with a TTL of %v was free after %v", ttl, took)
 	}
@@ -79,10 +78,12 @@ func TestPlainLockerGetsTheLockOfADeadStileAfterItsTTL(t *testing.T) {
 	const ttl = 500 * time.Millisecond
 	server := testservers.StartRedis(t)
 	name := newName(t)
+	hold(t, open(t, storeAt(t, server.Addr()), lasting), newName(t)) // the server has learnt the script
 	start := time.Now()
-	se := open(t, storeAt(t, server.Addr()), ttl)
-	hold(t, se, name)
-	eventually(t, "a plain locker gets the lock", func() bool { return plainLock(server, name, "theirs", time.Minute) })
+	if got := (lateJoin{server, name}).send(t, "dead.x", ttl); got != "in" { // its process is nowhere
+		t.Fatalf("the dead holder was told %q", got)
+	}
+	eventually(t, "a plain locker gets the lock", func() bool { return plainLock(server, name, "theirs", lasting) })
 	if took := time.Since(start); took < ttl-time.Millisecond {
 		t.Errorf("the lock was free after %v, with a TTL of %v", took, ttl)
 	}
@@ -93,15 +94,14 @@ func TestPlainLockerBetweenTwoHolders(t *testing.T) {
 	t.Parallel()
 	server := testservers.StartRedis(t)
 	name := newName(t)
-	a, b := open(t, storeAt(t, server.Addr()), time.Minute), open(t, storeAt(t, server.Addr()), time.Minute)
+	st, courier := storeBy(t, server.Addr())
+	a, b := open(t, storeAt(t, server.Addr()), lasting), open(t, st, lasting)
 	first := hold(t, a, name)
 	second := join(t, b, name, line.Exclusive)
-	server.Do("SET", name, "theirs", "PX", "60000") // by force
-	if err := a.Confirm(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	server.Do("SET", name, "theirs", "PX", strconv.FormatInt(lasting.Milliseconds(), 10)) // by force
+	confirm(t, a)
 	first.await(t, store.Gone)
-	second.waits(t)
+	second.waitsOn(t, courier)
 	if !plainUnlock(server, name, "theirs") {
 		t.Error("Stile has taken the key away")
 	}
@@ -121,7 +121,7 @@ func TestForeignHolderIsShown(t *testing.T) {
 	if e := l.Entries[0]; !e.Foreign || !e.Admitted || e.Session == "" || e.Session == "their secret token" {
 		t.Errorf("the entry is %+v", e)
 	}
-	se := open(t, st, time.Minute)
+	se := open(t, st, lasting)
 	_, err = se.Enqueue(t.Context(), store.Request{Name: name, Try: true, Notify: func(store.Standing) {}})
 	held, ok := errors.AsType[*store.HeldError](err)
 	if !ok || held.Holder == nil || !held.Holder.Foreign {

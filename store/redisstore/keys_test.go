@@ -4,6 +4,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/redis/rueidis"
+
 	"github.com/stilelock/stile/internal/testservers"
 	"github.com/stilelock/stile/store"
 	"github.com/stilelock/stile/store/redisstore"
@@ -16,15 +18,21 @@ var awkward = []string{
 
 func TestKeysAndChannelsOfALineAreInOneSlot(t *testing.T) {
 	t.Parallel()
-	server := testservers.StartRedisCluster(t, 3)[0]
+	cli := testservers.StartRedisCluster(t, 3)[0].Client(t)
 	for _, prefix := range []string{"", "team:"} {
 		for _, name := range awkward {
-			for _, key := range append(redisstore.Keys(prefix, name), redisstore.Channel(prefix, name, "client")) {
-				want, err := server.Do("CLUSTER", "KEYSLOT", prefix+name).AsInt64()
-				if err != nil {
-					t.Fatal(err)
-				}
-				got, err := server.Do("CLUSTER", "KEYSLOT", key).AsInt64()
+			keys := append(redisstore.Keys(prefix, name), redisstore.Channel(prefix, name, "client"))
+			ask := []rueidis.Completed{cli.B().ClusterKeyslot().Key(prefix + name).Build()}
+			for _, key := range keys {
+				ask = append(ask, cli.B().ClusterKeyslot().Key(key).Build())
+			}
+			replies := cli.DoMulti(t.Context(), ask...)
+			want, err := replies[0].AsInt64()
+			if err != nil {
+				t.Fatal(err)
+			}
+			for i, key := range keys {
+				got, err := replies[1+i].AsInt64()
 				if err != nil {
 					t.Fatal(err)
 				}

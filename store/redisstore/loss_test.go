@@ -19,34 +19,40 @@ import (
 // line goes on.
 func TestLossOfOneKeyIsNoticed(t *testing.T) {
 	t.Parallel()
-	const ttl = 4 * time.Second
-	server := testservers.StartRedis(t)
+	const ttl, longer = 10 * time.Minute, 30 * time.Minute
+	server := testservers.StartRedisAhead(t)
+	var ahead time.Duration
+	pass := func(d time.Duration) { // lets so much time pass on the server
+		ahead += d
+		server.SetAhead(ahead)
+	}
+	here, there, reader := storeAt(t, server.Addr()), storeAt(t, server.Addr()), storeAt(t, server.Addr())
 	for i, which := range []string{"the lock", "who waits", "who holds", "the leases", "the entries", "the last order"} {
 		for _, mode := range []line.Mode{line.Exclusive, line.Shared} {
-			t.Run(fmt.Sprintf("%s, %v", which, mode), func(t *testing.T) {
-				t.Parallel()
+			t.Run(fmt.Sprintf("%s, %v", which, mode), func(t *testing.T) { // not in parallel: there is one clock
 				name := newName(t)
-				a, b := open(t, storeAt(t, server.Addr()), ttl), open(t, storeAt(t, server.Addr()), ttl)
+				a, b := open(t, here, ttl), open(t, there, longer)
 				first := join(t, a, name, mode)
 				before, _ := first.await(t, store.Admitted)
 				other := hold(t, a, newName(t))
 				second := join(t, b, name, line.Exclusive)
 				server.Do("DEL", redisstore.Keys("", name)[i])
 				for range 2 {
+					pass(ttl / 3)
 					for s, se := range map[*seat]store.Session{first: a, second: b} {
-						if err := se.Confirm(t.Context()); err != nil {
-							t.Errorf("the session lives, and Confirm says %v", err)
-						}
-						wantKept(t, server, s, se, ttl)
+						begun := time.Now()
+						confirm(t, se)
+						wantKept(t, reader, s, se, begun)
 					}
 				}
 				if st, _, _ := other.standing(); st.State != store.Admitted {
 					t.Errorf("the other lock of the session is %+v", st)
 				}
-				keep(t, b)
 				if err := first.Withdraw(t.Context()); err != nil && !errors.Is(err, store.ErrGone) {
 					t.Error(err)
 				}
+				pass(ttl + time.Minute) // what is left of the first one ends
+				confirm(t, b)
 				if st, _, _ := second.standing(); st.State != store.Gone {
 					second.await(t, store.Admitted)
 					second.leave(t)
@@ -60,25 +66,25 @@ func TestLossOfOneKeyIsNoticed(t *testing.T) {
 	}
 }
 
-// wantKept checks that an entry whose session was confirmed just now has all that this promises, unless it was told that it
-// is gone.
-func wantKept(t *testing.T, server *testservers.Redis, s *seat, se store.Session, ttl time.Duration) {
+// wantKept checks that an entry whose session was confirmed just now, in a request that begun after the given time, has all
+// that this promises, unless it was told that it is gone.
+func wantKept(t *testing.T, reader *redisstore.Store, s *seat, se store.Session, begun time.Time) {
 	t.Helper()
 	st, _, _ := s.standing()
 	if st.State == store.Gone {
 		return
 	}
-	l, err := storeAt(t, server.Addr()).Line(t.Context(), s.name)
+	l, err := reader.Line(t.Context(), s.name)
 	if err != nil {
 		t.Fatal(err)
 	}
-	const least = 4 // fourths of the TTL are left
+	least := without(se.Terms().TTL, begun) - time.Second
 	for _, e := range l.Entries {
-		if e.Session == se.ID() && e.Admitted == (st.State == store.Admitted) && e.Remaining > ttl*3/least {
+		if e.Session == se.ID() && e.Admitted == (st.State == store.Admitted) && e.Remaining > least {
 			return
 		}
 	}
-	t.Errorf("an entry of session %s was told %+v, and the line is %+v", se.ID(), st, l.Entries)
+	t.Errorf("an entry of session %s was told %+v and must stay for %v, and the line is %+v", se.ID(), st, least, l.Entries)
 }
 
 // remember notes what is in the keys of a line. What it returns puts that back: as a replica does that is promoted and has
@@ -108,37 +114,37 @@ func remember(t *testing.T, server *testservers.Redis, name string) (forget func
 // let in before it: it must be told, and must not be in their way.
 func TestForgottenHandOverIsNoticed(t *testing.T) {
 	t.Parallel()
-	const ttl = 6 * time.Second
-	server := testservers.StartRedis(t)
+	const ttl = lasting / 4
+	server := testservers.StartRedisAhead(t)
 	name := newName(t)
 	a := open(t, storeAt(t, server.Addr()), ttl)
-	b, c := open(t, storeAt(t, server.Addr()), time.Minute), open(t, storeAt(t, server.Addr()), time.Minute)
+	b, c := open(t, storeAt(t, server.Addr()), lasting), open(t, storeAt(t, server.Addr()), lasting)
 	first := hold(t, a, name)
 	second, third := join(t, b, name, line.Exclusive), join(t, c, name, line.Exclusive)
 	forget := remember(t, server, name)
 	first.leave(t)
 	second.await(t, store.Admitted)
 	forget()
-	if err := b.Confirm(t.Context()); err != nil {
-		t.Fatal(err) // the session lives
-	}
+	confirm(t, b)
 	if st, _ := second.await(t, store.Gone); !errors.Is(st.Cause, store.ErrGone) {
 		t.Errorf("the cause is %v", st.Cause)
 	}
-	third.await(t, store.Admitted) // when the first one's lease has ended
+	server.SetAhead(lasting / 2) // the first one's lease has ended
+	third.await(t, store.Admitted)
 }
 
 // A server that refuses to write lets nobody in, and does not say so either.
 func TestWhereNothingIsWrittenNobodyIsLetIn(t *testing.T) {
 	t.Parallel()
-	server := testservers.StartRedis(t)
+	server := testservers.StartRedisAhead(t)
 	name := newName(t)
-	// Long enough to be there still when the server writes nothing any more, on a busy machine too.
-	if !plainLock(server, name, "theirs", 5*time.Second) {
+	if !plainLock(server, name, "theirs", lasting) {
 		t.Fatal("it is locked")
 	}
-	s := join(t, open(t, storeAt(t, server.Addr()), time.Minute), name, line.Exclusive)
+	st, courier := storeBy(t, server.Addr())
+	s := join(t, open(t, st, redisstore.MaxTTL), name, line.Exclusive)
 	server.Do("CONFIG", "SET", "min-replicas-to-write", "1")
+	server.SetAhead(2 * lasting)
 	eventually(t, "the lock is free", func() bool {
 		n, err := server.Do("EXISTS", name).AsInt64()
 		return err == nil && n == 0
@@ -146,7 +152,7 @@ func TestWhereNothingIsWrittenNobodyIsLetIn(t *testing.T) {
 	refusals := func() string { return errorStat(t, server, "NOREPLICAS") }
 	before := refusals()
 	eventually(t, "the server has refused to let it in", func() bool { return refusals() != before })
-	s.waits(t)
+	s.waitsOn(t, courier)
 	server.Do("CONFIG", "SET", "min-replicas-to-write", "0")
 	s.await(t, store.Admitted)
 }
@@ -168,16 +174,12 @@ func TestWhoIsInMayStayWhenMemoryIsShort(t *testing.T) {
 	t.Parallel()
 	server := testservers.StartRedis(t, "maxmemory-policy noeviction")
 	name := newName(t)
-	a, b := open(t, storeAt(t, server.Addr()), time.Minute), open(t, storeAt(t, server.Addr()), time.Minute)
+	a, b := open(t, storeAt(t, server.Addr()), lasting), open(t, storeAt(t, server.Addr()), lasting)
 	first, second := hold(t, a, name), join(t, b, name, line.Exclusive)
 	alone := hold(t, a, newName(t))
 	server.Do("CONFIG", "SET", "maxmemory", "1mb") // it has more already
-	for _, se := range []store.Session{a, b} {
-		if err := se.Confirm(t.Context()); err != nil {
-			t.Error(err)
-		}
-	}
-	_, err := storeAt(t, server.Addr()).Open(t.Context(), store.SessionOptions{TTL: time.Minute})
+	confirm(t, a, b)
+	_, err := storeAt(t, server.Addr()).Open(t.Context(), store.SessionOptions{TTL: lasting})
 	if err == nil || !strings.Contains(err.Error(), "out of memory") {
 		t.Errorf("of a new session: want an error that says why not, got %v", err)
 	}
@@ -197,7 +199,7 @@ func TestOrdersOfAClockThatWasAheadAreRemembered(t *testing.T) {
 	var last uint64
 	for _, ahead := range []time.Duration{30 * day, 0, 8 * day, 29 * day} {
 		server.SetAhead(ahead)
-		s := hold(t, open(t, storeAt(t, server.Addr()), time.Minute), name)
+		s := hold(t, open(t, storeAt(t, server.Addr()), lasting), name)
 		st, _, _ := s.standing()
 		if st.Order <= last {
 			t.Errorf("with the clock %v ahead, order %d follows %d", ahead, st.Order, last)
@@ -212,7 +214,7 @@ func TestEntriesThatAreGoneAreForgotten(t *testing.T) {
 	t.Parallel()
 	server := testservers.StartRedis(t)
 	st := storeAt(t, server.Addr())
-	se := open(t, st, time.Minute)
+	se := open(t, st, lasting)
 	for range 3 {
 		s := hold(t, se, newName(t))
 		standing, _, _ := s.standing()
@@ -222,9 +224,7 @@ func TestEntriesThatAreGoneAreForgotten(t *testing.T) {
 		s.await(t, store.Gone)
 		defer s.Withdraw(t.Context()) // the owner may have it still
 	}
-	if err := se.Confirm(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	confirm(t, se)
 	if n := st.Entries(); n > 0 {
 		t.Errorf("%d entries are gone, and the store has them still", n)
 	}

@@ -3,8 +3,10 @@ package redisstore_test
 import (
 	"context"
 	"crypto/rand"
+	"errors"
 	"flag"
 	"os"
+	"strconv"
 	"sync"
 	"testing"
 	"time"
@@ -18,14 +20,17 @@ import (
 	"github.com/stilelock/stile/store/redisstore"
 )
 
-// soon is how long these tests wait for what should happen at once, on a busy machine.
-const soon = 15 * time.Second
+// soon is how long these tests wait for what should happen at once. Only what never happens takes so long, on however busy
+// a machine.
+const soon = 2 * time.Minute
 
-// beat is how often those who wait ask how they stand when nothing changes: what a wake-up costs that is lost.
-const beat = time.Second
+// lasting is the TTL of sessions and locks that must not end during a test. It is much longer than soon: who is let in when a
+// lease ends, and not when it should be, comes too late. Where somebody has to go earlier, the test makes it go, or sets
+// the server's clock forward.
+const lasting = time.Hour
 
-// slack is what a busy machine may add to a time that is measured.
-const slack = 500 * time.Millisecond
+// renewed is the TTL of a client's session that must not be lost: the longest that a client may have. The client renews it.
+const renewed = stile.MaxTTL
 
 // TestMain runs more tests at a time than there are processors: they wait more than they compute.
 func TestMain(m *testing.M) {
@@ -117,25 +122,19 @@ func openMany(t *testing.T, st store.Store, n int, ttl time.Duration) []store.Se
 	return all
 }
 
-// keep confirms a session until the test ends, or until stop is called.
-func keep(t *testing.T, se store.Session) (stop func()) {
+// confirm confirms sessions, each of which must live. A request that was not answered in time is made again: that it was not
+// says nothing of the session, and is for the machine to answer for.
+func confirm(t *testing.T, sessions ...store.Session) {
 	t.Helper()
-	ctx, cancel := context.WithCancel(context.Background())
-	var work sync.WaitGroup
-	work.Go(func() {
-		for ctx.Err() == nil {
-			try, done := context.WithTimeout(ctx, se.Terms().TTL/3)
-			_ = se.Confirm(try)
-			done()
-			select {
-			case <-ctx.Done():
-			case <-time.After(se.Terms().TTL / 4):
+	for _, se := range sessions {
+		eventually(t, "the session is confirmed", func() bool {
+			err := se.Confirm(t.Context())
+			if _, said := errors.AsType[*rueidis.RedisError](err); said || errors.Is(err, store.ErrSessionLost) {
+				t.Fatalf("the session lives, and Confirm says %v", err)
 			}
-		}
-	})
-	stop = func() { cancel(); work.Wait() }
-	t.Cleanup(stop)
-	return stop
+			return err == nil
+		})
+	}
 }
 
 func closeSoon(closing func(context.Context) error) {
@@ -221,12 +220,26 @@ func (s *seat) waits(t *testing.T) {
 	}
 }
 
+// waitsOn checks that the entry has to wait still when the store, which asks by the courier, has asked again how it stands.
+func (s *seat) waitsOn(t *testing.T, c *courier) {
+	t.Helper()
+	_, before := c.counts()
+	eventually(t, "who waits asks how it stands", func() bool {
+		_, answered := c.counts()
+		return answered >= before+3 // one may have been under way, and the last not have been told yet
+	})
+	s.waits(t)
+}
+
 func (s *seat) leave(t *testing.T) {
 	t.Helper()
 	if err := s.Withdraw(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 }
+
+// without returns what is left of a TTL when so much time has passed since then.
+func without(ttl time.Duration, since time.Time) time.Duration { return ttl - time.Since(since) }
 
 // eventually waits until is returns true.
 func eventually(t *testing.T, what string, is func() bool) {
@@ -241,15 +254,15 @@ func eventually(t *testing.T, what string, is func() bool) {
 // keysOf returns how many keys the server has that belong to a lock, without what remembers its past.
 func keysOf(t *testing.T, server *testservers.Redis, name string) (there []string) {
 	t.Helper()
-	for i, key := range redisstore.Keys("", name) {
-		if i >= 5 {
-			break // the last order, and what must not come back
-		}
-		if n, err := server.Do("EXISTS", key).AsInt64(); err != nil {
-			t.Fatal(err)
-		} else if n > 0 {
-			there = append(there, key)
-		}
+	keys := redisstore.Keys("", name)[:5] // without the last order, and what must not come back
+	const look = `local there = {}
+		for _, key in ipairs(KEYS) do
+			if redis.call('EXISTS', key) == 1 then there[#there + 1] = key end
+		end
+		return there`
+	there, err := server.Do(append([]string{"EVAL", look, strconv.Itoa(len(keys))}, keys...)...).AsStrSlice()
+	if err != nil {
+		t.Fatal(err)
 	}
 	return there
 }

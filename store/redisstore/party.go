@@ -30,6 +30,19 @@ const (
 	late = 2 * time.Millisecond
 )
 
+// first is after what time so many ask at first, and after something has happened.
+func (r rhythm) first(members int) time.Duration {
+	return min(r.shorter+time.Duration(members)*crowding, r.longer)
+}
+
+// next is after what time they ask again who have asked after the time before, and if that brought news.
+func (r rhythm) next(before time.Duration, news bool, members int) time.Duration {
+	if news {
+		return r.first(members)
+	}
+	return min(2*before, r.longer)
+}
+
 // party is those of one store who want to know what happens in one line: because they wait, or because they want to hear of
 // others who do. One goroutine asks for all of them.
 type party struct {
@@ -127,8 +140,7 @@ func (p *party) nudge() {
 // run asks how the members stand until there are none.
 func (p *party) run(soonest time.Duration) {
 	defer close(p.ended)
-	shorter, longer := p.store.pace.shorter, p.store.pace.longer
-	pace := shorter
+	pace := p.store.pace.shorter
 	due := time.Now().Add(p.pause(pace, soonest, nil))
 	timer := time.NewTimer(0)
 	defer timer.Stop()
@@ -142,12 +154,10 @@ func (p *party) run(soonest time.Duration) {
 			continue
 		case urgent || !now.Before(due):
 			changed, soonest := p.ask(ctx, members)
-			if pace = min(2*pace, longer); changed || urgent {
-				pace = min(shorter+time.Duration(len(members))*crowding, longer)
-			}
+			pace = p.store.pace.next(pace, changed || urgent, len(members))
 			due = time.Now().Add(p.pause(pace, soonest, members))
 		default: // somebody has joined, and knows how it stands
-			if sooner := now.Add(shorter + time.Duration(len(members))*crowding); sooner.Before(due) {
+			if sooner := now.Add(p.store.pace.first(len(members))); sooner.Before(due) {
 				due = sooner
 			}
 		}

@@ -36,6 +36,8 @@ type server struct {
 
 	replicas    int
 	replication time.Duration
+
+	round int // how many requests go out together
 }
 
 // A request is one command, made as it is sent, and anew for each attempt: the client takes back what it has sent.
@@ -157,9 +159,9 @@ func (s *server) evalAll(ctx context.Context, replicas int, first []request, ope
 	}
 }
 
-// round is how many requests go out together: so many that round trips do not count, and so few that nobody has long to wait
+// defaultRound is how many requests go out together: so many that round trips do not count, and so few that nobody has long to wait
 // behind them.
-const round = 2000
+const defaultRound = 2000
 
 // do carries out requests, in one round unless there are very many.
 func (s *server) do(ctx context.Context, replicas int, requests []request) []reply {
@@ -167,7 +169,7 @@ func (s *server) do(ctx context.Context, replicas int, requests []request) []rep
 	if replicas > 0 {
 		send = func(some []request) []reply { return s.doReplicated(ctx, replicas, some) }
 	}
-	size, most := round, 2 // rounds at a time: the server works on one while the client does on another
+	size, most := s.round, 2 // rounds at a time: the server works on one while the client does on another
 	if replicas > 0 && s.cluster {
 		// Each node waits for its own replicas, and only for what came through the connection that it is asked on.
 		size, most = 1, 16

@@ -235,7 +235,7 @@ func (se *session) clear(ctx context.Context) error {
 	se.mu.Unlock()
 	first := []request{func(b rueidis.Builder) rueidis.Completed { return b.Del().Key(se.key()).Build() }}
 	for ; len(first) > 0 || len(operations) > 0; first = nil {
-		some := operations[:min(round, len(operations))] // many might take longer than an attempt may
+		some := operations[:min(se.store.server.round, len(operations))] // many might take longer than an attempt may
 		operations = operations[len(some):]
 		err := patiently(ctx, func(ctx context.Context) error {
 			return firstError(se.store.server.evalAll(ctx, 0, first, some))

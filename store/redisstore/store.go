@@ -96,6 +96,7 @@ func New(cli rueidis.Client, opts *Options) (*Store, error) {
 			keys:        keys{prefix: opts.Prefix},
 			replicas:    opts.WaitReplicas,
 			replication: opts.WaitTimeout,
+			round:       defaultRound,
 		},
 		logger:  opts.Logger,
 		client:  rand.Text(),
