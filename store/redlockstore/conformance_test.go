@@ -34,8 +34,8 @@ func TestStoreConformsOnFiveMasters(t *testing.T) {
 			each(func(p *testservers.Proxy) { p.Hold() })
 			return func() { each(func(p *testservers.Proxy) { p.Release() }) }
 		},
-		TTL:   4 * time.Second,
-		Grace: 4 * time.Second,
+		TTL:   12 * time.Second,
+		Grace: 15 * time.Second,
 	})
 }
 
@@ -44,7 +44,7 @@ func TestStoreConformsOnThreeMasters(t *testing.T) {
 	storetest.Run(t, storetest.Harness{
 		Open:  func(t *testing.T) store.Store { return newStore(t, to(servers)) },
 		Peer:  func(t *testing.T, _ store.Store) store.Store { return newStore(t, to(servers)) },
-		TTL:   3 * time.Second,
-		Grace: 3 * time.Second,
+		TTL:   12 * time.Second,
+		Grace: 15 * time.Second,
 	})
 }
