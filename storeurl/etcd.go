@@ -74,8 +74,9 @@ func (t *target) setFolder(prefix string) error {
 	return t.setPrefix(prefix)
 }
 
-// patience is how long opening may take: most of it for etcd to answer, the rest to find out why it has not.
-const patience = 5 * time.Second
+// patience is how long opening may take: most of it for the server to answer, the rest to find out why it has not. Tests
+// have more of it, for machines that are busy.
+var patience = 5 * time.Second
 
 // openEtcd connects to etcd and makes sure that it answers.
 func openEtcd(ctx context.Context, t target, logger *slog.Logger) (*Opened, error) {

@@ -9,20 +9,35 @@ import (
 	"crypto/x509/pkix"
 	"encoding/pem"
 	"errors"
+	"flag"
+	"io/fs"
 	"math/big"
 	"net"
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
 
+	"github.com/stilelock/stile/internal/tcpproxy"
 	"github.com/stilelock/stile/internal/testservers"
 	"github.com/stilelock/stile/line"
 	"github.com/stilelock/stile/store"
 )
+
+// TestMain runs many tests at a time: most of them wait for what does not answer. What should answer has longer for it than
+// users would wait: the machine may be busy.
+func TestMain(m *testing.M) {
+	flag.Parse()
+	if f := flag.Lookup("test.parallel"); f.Value.String() == f.DefValue {
+		_ = flag.Set("test.parallel", "16")
+	}
+	patience = 15 * time.Second
+	os.Exit(m.Run())
+}
 
 func open(t *testing.T, url string) store.Store {
 	t.Helper()
@@ -44,7 +59,7 @@ func open(t *testing.T, url string) store.Store {
 // enqueue puts an entry into the line behind name.
 func enqueue(t *testing.T, st store.Store, name string) {
 	t.Helper()
-	session, err := st.Open(t.Context(), store.SessionOptions{TTL: 5 * time.Second})
+	session, err := st.Open(t.Context(), store.SessionOptions{TTL: time.Minute})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -86,16 +101,14 @@ func TestOpenEtcdUsesThePrefix(t *testing.T) {
 }
 
 func TestOpenEtcdNeedsOnlyOneOfTheHosts(t *testing.T) {
+	t.Parallel()
 	etcd := testservers.StartEtcd(t)
-	start := time.Now()
 	open(t, "etcd://127.0.0.1:1,"+etcd.Endpoint()+",127.0.0.1:2")
-	if took := time.Since(start); took > late {
-		t.Errorf("took %v", took)
-	}
 }
 
-// late is how much later than it should something may happen on a busy machine. It is less than [connect] goes on trying.
-const late = 3 * time.Second
+// late is how much later than it should something may happen on a busy machine. It is less than opening goes on trying for
+// somebody who has given up, if nothing tells it: see TestMain.
+const late = 10 * time.Second
 
 // hurry returns a context that ends long before opening would give up by itself.
 func hurry(t *testing.T) context.Context {
@@ -134,12 +147,13 @@ func fails(ctx context.Context, t *testing.T, url string, want ...string) error 
 }
 
 // failsAtOnce opens the etcd behind a unix socket and checks that it fails without another try.
-func failsAtOnce(t *testing.T, socket string, want ...string) {
+//
+// Who tried again would do so until the time is up, and find out only then what is wrong: what it says then is "etcd does
+// not answer", too, but wraps the last attempt's error instead of the system's.
+func failsAtOnce(t *testing.T, socket string, why error, want ...string) {
 	t.Helper()
-	start := time.Now()
-	_ = fails(t.Context(), t, "etcd+unix://"+socket, want...)
-	if took := time.Since(start); took > late {
-		t.Errorf("tried for %v", took)
+	if err := fails(t.Context(), t, "etcd+unix://"+socket, want...); !errors.Is(err, why) {
+		t.Errorf("the error does not match %v, as the first attempt's does: %v", why, err)
 	}
 }
 
@@ -166,7 +180,7 @@ func TestOpenEtcdNamesWhatCannotBeReached(t *testing.T) {
 	})
 	t.Run("no such socket", func(t *testing.T) {
 		t.Parallel()
-		failsAtOnce(t, "/does/not/exist", "/does/not/exist", "no such file")
+		failsAtOnce(t, "/does/not/exist", fs.ErrNotExist, "/does/not/exist", "no such file")
 	})
 	t.Run("a socket nobody listens on", func(t *testing.T) {
 		t.Parallel()
@@ -177,7 +191,7 @@ func TestOpenEtcdNamesWhatCannotBeReached(t *testing.T) {
 		}
 		l.SetUnlinkOnClose(false)
 		_ = l.Close()
-		failsAtOnce(t, path, path, "connection refused")
+		failsAtOnce(t, path, syscall.ECONNREFUSED, path, "connection refused")
 	})
 	t.Run("no such host", func(t *testing.T) {
 		t.Parallel()
@@ -329,11 +343,26 @@ func (a *authority) write(name, kind string, der []byte) {
 
 func (a *authority) file(name string) string { return filepath.Join(a.dir, name) }
 
+// byAnotherName returns an address that leads to a server, and that its certificate does not name.
+func byAnotherName(t *testing.T, endpoint string) string {
+	t.Helper()
+	p, err := tcpproxy.New(endpoint, func() (net.Listener, error) { return net.Listen("tcp", "127.0.0.1:0") })
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(p.Close)
+	_, port, err := net.SplitHostPort(p.Addr())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return "localhost:" + port
+}
+
 func TestOpenEtcdOverTLS(t *testing.T) {
 	t.Parallel()
 	ca := newAuthority(t)
 	ca.issue("server", &x509.Certificate{
-		Subject: pkix.Name{CommonName: "server"}, IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
+		Subject: pkix.Name{CommonName: "server"}, IPAddresses: []net.IP{net.ParseIP(testservers.Host())},
 		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
 	})
 	client := x509.Certificate{
@@ -371,8 +400,7 @@ func TestOpenEtcdOverTLS(t *testing.T) {
 			"etcds://" + known.Endpoint() + "?ca=" + ca.file("ca.pem") + clientOf(stranger), "unknown certificate authority",
 		},
 		{"without TLS", "etcd://" + anyone.Endpoint(), "should the URL begin with etcds://"},
-		{"by another name", "etcds://" + strings.Replace(anyone.Endpoint(), "127.0.0.1", "localhost", 1) +
-			"?ca=" + ca.file("ca.pem"), "wanted to match localhost"},
+		{"by another name", "etcds://" + byAnotherName(t, anyone.Endpoint()) + "?ca=" + ca.file("ca.pem"), "wanted to match localhost"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()

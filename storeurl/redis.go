@@ -158,7 +158,7 @@ func openRedis(ctx context.Context, t target, logger *slog.Logger) (*Opened, err
 			return nil, err
 		}
 	}
-	ctx, cancel := context.WithTimeoutCause(ctx, patience, errNoAnswer)
+	ctx, cancel := context.WithTimeoutCause(ctx, patience, noAnswer())
 	defer cancel()
 	cli, err := connectRedis(ctx, t.redisOptions(password, secure), t.prefix)
 	if err != nil {
@@ -180,17 +180,17 @@ func openRedis(ctx context.Context, t target, logger *slog.Logger) (*Opened, err
 	})}, nil
 }
 
-var errNoAnswer = fmt.Errorf("no answer within %v", patience)
+func noAnswer() error { return fmt.Errorf("no answer within %v", patience) }
 
 // dialing is how long a connection may take, TLS included.
-const dialing = patience * 4 / 5
+func dialing() time.Duration { return patience * 4 / 5 }
 
 // redisOptions are the options of the client.
 func (t target) redisOptions(password string, secure *tls.Config) rueidis.ClientOption {
 	options := redisstore.Ready(t.endpoints...)
 	options.Username, options.Password, options.TLSConfig = t.user, password, secure
 	options.SelectDB = t.redis.db
-	options.Dialer.Timeout = dialing
+	options.Dialer.Timeout = dialing()
 	switch t.scheme {
 	case schemeRedisUnix:
 		path := strings.TrimPrefix(t.endpoints[0], "unix://")
@@ -282,7 +282,7 @@ func (t target) explainSilence(err error) error {
 	case !t.redis.tls && (errors.Is(err, io.EOF) || ok && broken.Op == "read" && !broken.Timeout()):
 		return fmt.Errorf("it has closed the connection: if it wants TLS, say so in the URL: %w", err)
 	case t.redis.tls && errors.Is(err, context.DeadlineExceeded):
-		return fmt.Errorf("there is no TLS connection within %v: if it is reached without TLS, say so in the URL: %w", dialing, err)
+		return fmt.Errorf("there is no TLS connection within %v: if it is reached without TLS, say so in the URL: %w", dialing(), err)
 	}
 	return err
 }

@@ -164,7 +164,7 @@ func TestOpenRedisOverTLS(t *testing.T) {
 	t.Parallel()
 	ca := newAuthority(t)
 	ca.issue("server", &x509.Certificate{
-		Subject: pkix.Name{CommonName: "server"}, IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
+		Subject: pkix.Name{CommonName: "server"}, IPAddresses: []net.IP{net.ParseIP(testservers.Host())},
 		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
 	})
 	ca.issue("client", &x509.Certificate{

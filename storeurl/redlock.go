@@ -68,14 +68,15 @@ func openRedlock(ctx context.Context, t target, logger *slog.Logger) (*Opened, e
 
 // answers makes sure that a majority of the masters answers.
 func answers(ctx context.Context, st *redlockstore.Store) error {
-	within, cancel := context.WithTimeoutCause(ctx, patience, errNoAnswer)
+	late := noAnswer()
+	within, cancel := context.WithTimeoutCause(ctx, patience, late)
 	defer cancel()
 	session, err := st.Open(within, store.SessionOptions{TTL: redlockstore.MinTTL})
 	switch {
 	case err == nil:
 		return session.Close(ctx) // which has nothing at any master
 	case ctx.Err() == nil && within.Err() != nil:
-		return fmt.Errorf("%w: %v", errNoAnswer, err) //nolint:errorlint // the deadline in err is ours, not the caller's
+		return fmt.Errorf("%w: %v", late, err) //nolint:errorlint // the deadline in err is ours, not the caller's
 	}
 	return err
 }

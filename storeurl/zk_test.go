@@ -68,7 +68,7 @@ func TestParseZooKeeper(t *testing.T) {
 func TestOpenZooKeeper(t *testing.T) {
 	t.Parallel()
 	server := testservers.StartZooKeeper(t)
-	conn, _, err := zk.Connect([]string{server.Endpoint()}, 10*time.Second, zk.WithLogInfo(false))
+	conn, _, err := zk.Connect([]string{server.Endpoint()}, time.Minute, zk.WithLogInfo(false))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -119,7 +119,7 @@ func TestOpenZooKeeperThatIsNotThere(t *testing.T) {
 		t.Errorf("the error is %v", err)
 	}
 	t.Log(err)
-	if took := time.Since(start); took > patience+2*time.Second {
+	if took := time.Since(start); took > patience+late {
 		t.Errorf("it took %v", took)
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)

@@ -79,6 +79,7 @@ type result struct {
 	won       bool
 	obstacles []obstacle // of the masters that have refused because of somebody else
 	free      int        // masters that had no obstacle
+	late      bool       // other masters might have answered, and have not been waited for
 	err       error      // if too few masters have answered to tell who has the lock
 }
 
@@ -137,6 +138,7 @@ func (c *claim) count(ctx context.Context, votes chan vote) result {
 		select {
 		case v = <-votes:
 		case <-late:
+			r.late = true
 			return r
 		case <-ctx.Done():
 			r.err = heard.err()
@@ -342,7 +344,7 @@ func (d *departure) note(m *master, deleted bool, err error) {
 	case d.absent >= d.quorum, d.deleted >= d.quorum, d.heard.all():
 		d.settle()
 	case d.absent+d.deleted == d.quorum:
-		time.AfterFunc(straggle, func() {
+		time.AfterFunc(straggleToRead, func() {
 			d.mu.Lock()
 			defer d.mu.Unlock()
 			d.settle()

@@ -1,6 +1,7 @@
 package redlockstore_test
 
 import (
+	"bytes"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -19,7 +20,6 @@ import (
 	"github.com/stilelock/stile"
 	"github.com/stilelock/stile/internal/testservers"
 	"github.com/stilelock/stile/store"
-	"github.com/stilelock/stile/store/internal/attempts"
 )
 
 // redsync leaves the lock behind for its whole TTL, ten times out of ten, if the context ends while it is on its way.
@@ -28,7 +28,7 @@ func TestWhatIsGivenUpLeavesNothingAtAnyMaster(t *testing.T) {
 	servers := testservers.StartRedisServers(t, 3)
 	proxies, options := through(t, servers)
 	st := newStore(t, options)
-	se := openSession(t, st, time.Minute)
+	se := openSession(t, st, long)
 	for i, p := range proxies {
 		p.Delay(time.Duration(i) * 4 * time.Millisecond)
 	}
@@ -66,11 +66,19 @@ func TestWhatIsGivenUpAsItIsRefusedIsAnError(t *testing.T) {
 	t.Parallel()
 	servers := testservers.StartRedisServers(t, 3)
 	st := newStore(t, to(servers))
-	hold(t, openSession(t, st, time.Minute), "lock")
-	se := openSession(t, st, time.Minute)
-	typical := timed(func() { _, _, _ = enqueue(t.Context(), se, "lock", true) })[4]
-	for i := range 1000 {
-		ctx, cancel := context.WithTimeout(t.Context(), typical*time.Duration(i)/500)
+	hold(t, openSession(t, st, long), "lock")
+	se := openSession(t, st, long)
+	const many = 300
+	var typical time.Duration // the quickest of some
+	for range 9 {
+		start := time.Now()
+		_, _, _ = enqueue(t.Context(), se, "lock", true)
+		if took := time.Since(start); typical == 0 || took < typical {
+			typical = took
+		}
+	}
+	for i := range many {
+		ctx, cancel := context.WithTimeout(t.Context(), typical*time.Duration(i)/(many/3))
 		_, _, err := enqueue(ctx, se, "lock", true)
 		cancel()
 		if err == nil {
@@ -85,16 +93,22 @@ func TestARequestThatArrivesAfterItsCleanupIsVoid(t *testing.T) {
 	t.Parallel()
 	servers := testservers.StartRedisServers(t, 3)
 	proxies, options := through(t, servers)
-	var first atomic.Bool
-	options[2].Dialer.KeepAlive = 200 * time.Millisecond // between signs of life
-	options[2].ConnWriteTimeout = 700 * time.Millisecond
+	first := make(chan *counted, 1)
+	var dialed atomic.Bool
 	options[2].DialCtxFn = func(ctx context.Context, addr string, d *net.Dialer, _ *tls.Config) (net.Conn, error) {
-		if !first.CompareAndSwap(false, true) {
+		again := dialed.Swap(true)
+		if again {
 			addr = servers[2].Addr() // not through the proxy again
 		}
-		return d.DialContext(ctx, "tcp", addr)
+		conn, err := d.DialContext(ctx, "tcp", addr)
+		if err != nil || again {
+			return conn, err
+		}
+		c := &counted{Conn: conn}
+		first <- c
+		return c, nil
 	}
-	se := openSession(t, newStore(t, options), time.Minute)
+	se := openSession(t, newStore(t, options), long)
 	ticket, _ := hold(t, se, "lock")
 	everywhere(t, se, servers, "lock")
 	if err := ticket.Withdraw(t.Context()); err != nil {
@@ -106,9 +120,13 @@ func TestARequestThatArrivesAfterItsCleanupIsVoid(t *testing.T) {
 		r.Do("SET", "lock", "another's")
 	}
 	proxies[2].Hold(testservers.Up)
+	conn := <-first
+	sent := conn.takes.Load()
 	if _, _, err := enqueue(t.Context(), se, "lock", true); err == nil {
 		t.Fatal("the lock is another's, and was taken")
 	}
+	eventually(t, "the request to the third master is on its way", func() bool { return conn.takes.Load() > sent })
+	_ = conn.Close()
 	eventually(t, "the third master is told that the attempt is void", func() bool {
 		keys, _ := servers[2].Do("KEYS", "{lock}//void/*").AsStrSlice()
 		return len(keys) == 1
@@ -124,6 +142,18 @@ func TestARequestThatArrivesAfterItsCleanupIsVoid(t *testing.T) {
 	}
 }
 
+// counted is a connection that counts the requests to put an entry in.
+type counted struct {
+	net.Conn
+	takes atomic.Int32
+}
+
+func (c *counted) Write(b []byte) (int, error) {
+	n, err := c.Conn.Write(b)
+	c.takes.Add(int32(bytes.Count(b, []byte("//void/"))))
+	return n, err
+}
+
 // calls returns what INFO commandstats says of how often a command was called.
 func calls(stats, command string) string {
 	_, after, _ := strings.Cut(stats, "cmdstat_"+command+":calls=")
@@ -136,7 +166,7 @@ func calls(stats, command string) string {
 func TestOrdersRiseWhateverTheMajority(t *testing.T) {
 	t.Parallel()
 	servers := testservers.StartRedisServers(t, 3)
-	client := openSession(t, newStore(t, to(servers)), time.Minute)
+	client := openSession(t, newStore(t, to(servers)), long)
 	ahead := time.Now().Add(1000 * time.Second).UnixMicro()
 	servers[0].Do("SET", "{lock}//fence", strconv.FormatInt(ahead, 10))
 	var last uint64
@@ -158,7 +188,7 @@ func TestOrdersRiseWhateverTheMajority(t *testing.T) {
 func TestOrdersRiseAfterAllIsForgotten(t *testing.T) {
 	t.Parallel()
 	servers := testservers.StartRedisServers(t, 3)
-	se := openSession(t, newStore(t, to(servers)), time.Minute)
+	se := openSession(t, newStore(t, to(servers)), long)
 	ticket, before := hold(t, se, "lock")
 	if err := ticket.Withdraw(t.Context()); err != nil {
 		t.Fatal(err)
@@ -177,8 +207,8 @@ func TestAnOrderIsNotGivenAfterALargerOne(t *testing.T) {
 	t.Parallel()
 	servers := testservers.StartRedisServers(t, 3)
 	proxies, options := through(t, servers)
-	late := openSession(t, newStore(t, patient(options)), time.Minute)
-	other := openSession(t, newStore(t, to(servers)), time.Minute)
+	late := openSession(t, newStore(t, options), long)
+	other := openSession(t, newStore(t, to(servers)), long)
 	ticket, _ := hold(t, late, "lock")
 	everywhere(t, late, servers, "lock")
 	withdraw(t, ticket)
@@ -218,7 +248,7 @@ func TestTheOrderIsRememberedAsLongAsTheHold(t *testing.T) {
 	t.Parallel()
 	servers := testservers.StartRedisServers(t, 3)
 	st := newStore(t, to(servers))
-	se := openSession(t, st, time.Minute)
+	se := openSession(t, st, long)
 	ticket, _ := hold(t, se, "lock")
 	remembered := func() (n int) {
 		for _, r := range servers {
@@ -256,7 +286,7 @@ func TestTheOrderIsRememberedAsLongAsTheHold(t *testing.T) {
 func TestTheEndOfTheOrdersIsAnError(t *testing.T) {
 	t.Parallel()
 	servers := testservers.StartRedisServers(t, 3)
-	se := openSession(t, newStore(t, to(servers)), time.Minute)
+	se := openSession(t, newStore(t, to(servers)), long)
 	for _, r := range servers {
 		r.Do("SET", "{lock}//fence", "9007199254740990")
 	}
@@ -269,7 +299,7 @@ func TestOtherRedlockClientsAndStileExcludeEachOther(t *testing.T) {
 	t.Parallel()
 	servers := testservers.StartRedisServers(t, 3)
 	st := newStore(t, to(servers))
-	se := openSession(t, st, time.Minute)
+	se := openSession(t, st, long)
 	take := func(ms string) (n int) {
 		for _, r := range servers {
 			cli := r.Client(t)
@@ -279,22 +309,23 @@ func TestOtherRedlockClientsAndStileExcludeEachOther(t *testing.T) {
 		}
 		return n
 	}
-	if n := take("60000"); n != 3 {
+	if n := take("600000"); n != 3 {
 		t.Fatalf("they have %d masters", n)
 	}
 	_, _, err := enqueue(t.Context(), se, "lock", true)
 	if held, ok := errors.AsType[*store.HeldError](err); !ok || held.Holder == nil || !held.Holder.Foreign {
 		t.Errorf("a try got %v, want a HeldError that says it is a foreign client", err)
 	}
-	l, err := st.Line(t.Context(), "lock")
-	if err != nil || len(l.Entries) != 1 || !l.Entries[0].Foreign || !l.Entries[0].Admitted || l.Entries[0].Remaining < 50*time.Second {
+	l, err := st.Line(t.Context(), "lock") // whichever masters answer: all have it
+	if err != nil || len(l.Entries) != 1 || !l.Entries[0].Foreign || !l.Entries[0].Admitted || l.Entries[0].Remaining < time.Minute {
 		t.Errorf("the line is %+v, %v; want one foreign entry", l, err)
 	}
 	for _, r := range servers { // they unlock, and tell nobody
 		r.Do("DEL", "lock")
 	}
 	ticket, _ := hold(t, se, "lock")
-	if n := take("60000"); n != 0 {
+	everywhere(t, se, servers, "lock")
+	if n := take("600000"); n != 0 {
 		t.Errorf("they took %d masters while Stile has the lock", n)
 	}
 	if err := ticket.Withdraw(t.Context()); err != nil {
@@ -319,23 +350,28 @@ func TestAKeyThatIsNoLockIsAnError(t *testing.T) {
 	for _, r := range servers {
 		r.Do("LPUSH", "lock", "data")
 	}
-	_, _, err := enqueue(t.Context(), openSession(t, st, time.Minute), "lock", false)
+	_, _, err := enqueue(t.Context(), openSession(t, st, long), "lock", false)
 	wantSaid(t, err, `lock "lock"`, "WRONGTYPE", "give the locks a prefix or a database of their own")
-	l, err := st.Line(t.Context(), "lock")
-	if err != nil || len(l.Entries) != 0 || len(l.Remarks) != 3 {
-		t.Errorf("the line is %+v, %v; want three remarks and nobody", l, err)
-	}
+	eventually(t, "the line has nobody and three remarks, one for each master", func() bool { // which are not all waited for
+		l, err := st.Line(t.Context(), "lock")
+		if err != nil || len(l.Entries) != 0 {
+			t.Fatalf("the line is %+v, %v; want nobody in it", l, err)
+		}
+		return strings.Count(strings.Join(l.Remarks, "; "), "in use for something else") == 3
+	})
 }
 
 // Somebody writes something else over the key of one lock.
 func TestAKeyThatBecomesSomethingElseCostsOneHoldOnly(t *testing.T) {
 	t.Parallel()
 	servers := testservers.StartRedisServers(t, 3)
-	se := openSession(t, newStore(t, to(servers)), time.Minute)
+	se := openSession(t, newStore(t, to(servers)), long)
 	_, told, err := enqueue(t.Context(), se, "lost", false)
 	if err != nil {
 		t.Fatal(err)
 	}
+	admitted(t, told)
+	everywhere(t, se, servers, "lost")
 	kept, _ := hold(t, se, "kept")
 	for _, r := range servers {
 		r.Do("DEL", "lost")
@@ -344,10 +380,13 @@ func TestAKeyThatBecomesSomethingElseCostsOneHoldOnly(t *testing.T) {
 	if err := se.Confirm(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	for st := range told {
-		if st.State == store.Gone {
-			break
+	select {
+	case st := <-told:
+		if st.State != store.Gone {
+			t.Errorf("its owner was told %+v, want that it has gone", st)
 		}
+	default: // Confirm has returned
+		t.Error("its owner was not told that it has gone")
 	}
 	withdraw(t, kept)
 }
@@ -355,13 +394,14 @@ func TestAKeyThatBecomesSomethingElseCostsOneHoldOnly(t *testing.T) {
 func TestNamesMayHaveAnythingInThem(t *testing.T) {
 	t.Parallel()
 	servers := testservers.StartRedisServers(t, 3)
-	for _, prefix := range []string{"", "team*[a-z]{", `}\?"`} {
+	names := []string{"*", "{", "}", "{}", "a{b}c", `\`, "[a-z]", "%s %d", "-", "+", "größe", "a b", `"'`, "names", "fence"}
+	for prefix, names := range map[string][]string{"": names, "team*[a-z]{": names[:7], `}\?"`: names[:7]} {
 		st, err := redlockStoreAt(t, to(servers), prefix)
 		if err != nil {
 			t.Fatal(err)
 		}
-		se := openSession(t, st, time.Minute)
-		for _, name := range []string{"*", "{", "}", "{}", "a{b}c", `\`, "[a-z]", "%s %d", "-", "+", "größe", "a b", `"'`, "names", "fence"} {
+		se := openSession(t, st, long)
+		for _, name := range names {
 			changed := make(chan struct{}, 100)
 			ctx, cancel := context.WithCancel(t.Context())
 			watched := make(chan error, 1)
@@ -369,12 +409,22 @@ func TestNamesMayHaveAnythingInThem(t *testing.T) {
 			<-changed
 			ticket, order := hold(t, se, name)
 			<-changed
+			eventually(t, "all masters have the entry and its order", func() bool { // so it does not matter who answers
+				if holding(servers, prefix+name) == len(servers) && holding(servers, "{"+prefix+name+"}//fence") == len(servers) {
+					return true
+				}
+				if err := se.Confirm(t.Context()); err != nil {
+					t.Fatal(err)
+				}
+				return false
+			})
 			if ls, err := st.Lines(t.Context(), name); err != nil || len(ls) != 1 || ls[0].Name != name {
 				t.Errorf("%q after %q: the lines are %+v, %v", name, prefix, ls, err)
 			}
 			if _, err := st.Break(t.Context(), name, order); err != nil {
 				t.Error(err)
 			}
+			eventually(t, "no master has it", func() bool { return holding(servers, prefix+name) == 0 })
 			if err := ticket.Withdraw(t.Context()); !errors.Is(err, store.ErrGone) {
 				t.Errorf("%q after %q: to withdraw what was broken is %v", name, prefix, err)
 			}
@@ -388,7 +438,7 @@ func TestALineSaysWhereTheMastersDisagree(t *testing.T) {
 	t.Parallel()
 	servers := testservers.StartRedisServers(t, 3)
 	st := newStore(t, to(servers))
-	se := openSession(t, st, time.Minute)
+	se := openSession(t, st, long)
 	_, order := hold(t, se, "lock")
 	everywhere(t, se, servers, "lock")
 	line := func() store.Line {
@@ -421,7 +471,7 @@ func TestWhoReadsWaitsForASlowMaster(t *testing.T) {
 	t.Parallel()
 	servers := testservers.StartRedisServers(t, 3)
 	proxies, options := through(t, servers)
-	se := openSession(t, newStore(t, to(servers)), time.Minute)
+	se := openSession(t, newStore(t, to(servers)), long)
 	hold(t, se, "lock")
 	everywhere(t, se, servers, "lock")
 	servers[0].Do("DEL", "lock")
@@ -437,10 +487,15 @@ func TestManyHoldsAreRenewedByOneRequest(t *testing.T) {
 	t.Parallel()
 	servers := testservers.StartRedisServers(t, 3)
 	st := newStore(t, to(servers))
-	se := openSession(t, st, time.Minute)
-	for i := range 200 {
-		hold(t, se, "lock/"+string(rune('a'+i/26))+string(rune('a'+i%26)))
+	se := openSession(t, st, long)
+	const many = 80
+	for i := range many {
+		hold(t, se, fmt.Sprint("lock/", i))
 	}
+	eventually(t, "the first master has done its part for all holds", func() bool {
+		n, _ := servers[0].Do("DBSIZE").AsInt64()
+		return n == 2*many+1 // and the index
+	})
 	servers[0].Do("CONFIG", "RESETSTAT")
 	for range 2 { // a majority has answered, then this one, too
 		if err := se.Confirm(t.Context()); err != nil {
@@ -449,8 +504,8 @@ func TestManyHoldsAreRenewedByOneRequest(t *testing.T) {
 	}
 	stats, _ := servers[0].Do("INFO", "commandstats").ToString()
 	n, err := strconv.Atoi(calls(stats, "evalsha"))
-	if err != nil || n > 10 { // it may have been busy yet with the last of the holds
-		t.Errorf("200 holds were renewed by %d requests", n)
+	if err != nil || n > 10 {
+		t.Errorf("%d holds were renewed by %d requests", many, n)
 	}
 }
 
@@ -460,7 +515,7 @@ func TestASessionIsRenewedWhileManyTryAtOnce(t *testing.T) {
 	const many = 700
 	servers := testservers.StartRedisServers(t, 3)
 	proxies, options := through(t, servers)
-	se := openSession(t, newStore(t, patient(options)), time.Minute)
+	se := openSession(t, newStore(t, options), long)
 	ticket, _ := hold(t, se, "lock")
 	everywhere(t, se, servers, "lock")
 	withdraw(t, ticket)
@@ -525,27 +580,41 @@ func TestAUserWithFewRightsCanLock(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			ticket, order := hold(t, openSession(t, st, time.Minute), "lock")
-			waits, told, err := enqueue(t.Context(), openSession(t, st, time.Minute), "lock", false)
+			se := openSession(t, st, long)
+			ticket, order := hold(t, se, "lock")
+			eventually(t, "all masters have the entry and its order", func() bool { // so it does not matter who answers
+				if holding(servers, "team/lock") == 3 && holding(servers, "{team/lock}//fence") == 3 {
+					return true
+				}
+				if err := se.Confirm(t.Context()); err != nil {
+					t.Fatal(err)
+				}
+				return false
+			})
+			waits, told, err := enqueue(t.Context(), openSession(t, st, long), "lock", false)
 			if err != nil {
 				t.Fatal(err)
 			}
 			if ls, err := st.Lines(t.Context(), ""); err != nil || len(ls) != 1 || ls[0].Entries[0].Order != order {
 				t.Errorf("the lines are %+v, %v", ls, err)
 			}
-			<-told // that it waits
+			if st := <-told; st.State != store.Waiting {
+				t.Errorf("who comes second was told %+v, want that it waits", st)
+			}
 			if err := ticket.Withdraw(t.Context()); err != nil {
 				t.Fatal(err)
 			}
-			select {
-			case <-told:
-			case <-time.After(soon):
-				t.Error("who waits does not get the lock")
-			}
+			admitted(t, told)
 			if err := waits.Withdraw(t.Context()); err != nil {
 				t.Error(err)
 			}
-			err = st.Watch(timeout(t, time.Second), "", func() {})
+			watching, stop := context.WithCancel(timeout(t, soon))
+			err = st.Watch(watching, "", func() {
+				if name != "without" {
+					stop()
+				}
+			})
+			stop()
 			if refused := strings.Contains(err.Error(), "docs/stores.md lists the rights"); refused != (name == "without") {
 				t.Errorf("Watch ended with %v", err)
 			}
@@ -566,14 +635,13 @@ func TestAWrongPasswordIsSaidAtOnce(t *testing.T) {
 	for i := range options {
 		options[i].Password = "wrong-one"
 	}
-	start := time.Now()
-	_, err := newStore(t, options).Open(t.Context(), store.SessionOptions{TTL: time.Second})
+	_, err := newStore(t, options).Open(t.Context(), store.SessionOptions{TTL: long})
 	wantSaid(t, err, "check the user and the password", servers[2].Addr())
 	if strings.Contains(err.Error(), "wrong-one") {
 		t.Errorf("the error tells the password: %v", err)
 	}
-	if took := time.Since(start); took >= attempts.Patience {
-		t.Errorf("it took %v, as if nobody had answered", took)
+	if strings.Contains(err.Error(), "has answered within") {
+		t.Errorf("it was tried again until the time was over, as if nobody had answered: %v", err)
 	}
 }
 
@@ -584,7 +652,7 @@ func TestHoldsNeverOverlapUnderFaults(t *testing.T) {
 	servers := testservers.StartRedisServers(t, 5)
 	proxies, options := through(t, servers)
 	f := &floor{t: t}
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 	defer cancel()
 	var all sync.WaitGroup
 	for range 4 {
@@ -595,7 +663,7 @@ func TestHoldsNeverOverlapUnderFaults(t *testing.T) {
 			}
 		})
 	}
-	for start := time.Now(); ctx.Err() == nil && (time.Since(start) < 12*time.Second || !f.hasSeenEnough()); {
+	for start := time.Now(); ctx.Err() == nil && (time.Since(start) < 8*time.Second || !f.hasSeenEnough()); {
 		if f.occupied() {
 			hurt(t, servers, proxies, 3, 1500*time.Millisecond) // and it may be lost
 		} else {
@@ -649,7 +717,7 @@ type floor struct {
 func (f *floor) hasSeenEnough() bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return f.holds >= 50 && f.losses > 0
+	return f.holds >= 40 && f.losses > 0
 }
 
 // occupied reports whether somebody is inside who will stay.
@@ -668,13 +736,16 @@ func (f *floor) visit(ctx context.Context, c *stile.Client) {
 	if f.inside != nil && f.inside.Valid() && h.Valid() {
 		f.t.Errorf("two have the lock: tokens %d and %d", f.inside.Token(), h.Token())
 	}
-	if h.Token() <= f.last {
+	// Who comes here so late that the hold is lost may come after the next holder.
+	if valid := h.Valid(); valid && h.Token() <= f.last {
 		f.t.Errorf("token %d after %d", h.Token(), f.last)
 	}
-	f.inside, f.last = h, h.Token()
+	if h.Valid() {
+		f.inside, f.last = h, max(f.last, h.Token())
+	}
 	f.holds++
 	stay := rand.N(20 * time.Millisecond)
-	if f.stays = f.holds%25 == 0; f.stays {
+	if f.stays = f.holds%10 == 0; f.stays {
 		stay = 3 * time.Second
 	}
 	f.mu.Unlock()

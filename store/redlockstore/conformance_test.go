@@ -11,7 +11,7 @@ import (
 )
 
 // The suite's own tests are run in parallel, and have sessions that must be confirmed in time; so it is not run in parallel
-// with the others.
+// with the others, where there are many masters and proxies.
 func TestStoreConformsOnFiveMasters(t *testing.T) {
 	servers := testservers.StartRedisServers(t, 5)
 	var proxies sync.Map // of stores
@@ -42,6 +42,7 @@ func TestStoreConformsOnFiveMasters(t *testing.T) {
 }
 
 func TestStoreConformsOnThreeMasters(t *testing.T) {
+	t.Parallel()
 	servers := testservers.StartRedisServers(t, 3)
 	storetest.Run(t, storetest.Harness{
 		Open:    func(t *testing.T) store.Store { return newStore(t, to(servers)) },

@@ -16,7 +16,8 @@ import (
 )
 
 const (
-	// tries is how often a try is made while nobody has the lock, but others who try as well are in the way.
+	// tries is how often a try is made while nobody has the lock, but others who try as well are in the way: more often if the
+	// masters that might settle it are slow.
 	tries = 4
 	// lateListening is how long an entry is held before it is listened to whether somebody takes it out. Short holds need
 	// not, and it would cost more than they do.
@@ -56,6 +57,7 @@ type entry struct {
 	state   state
 	gone    error      // why it went by itself
 	leaving *departure // its claim's or, if it was not admitted, that of its last attempt
+	parting bool       // Withdraw has been called
 	until   *keeping   // while it is being given a time of its own, and afterwards
 }
 
@@ -81,6 +83,7 @@ func (e *entry) attempt(ctx context.Context) (*claim, result) {
 // arrive tries for the lock, and leaves the entry admitted or waiting. It returns an error if it is neither.
 func (e *entry) arrive(ctx context.Context) error {
 	s := e.session.store
+	begun := time.Now()
 	for n := 1; ; n++ {
 		start := time.Now()
 		c, r := e.attempt(ctx)
@@ -94,7 +97,7 @@ func (e *entry) arrive(ctx context.Context) error {
 			return attempts.EndedBy(ctx, r.err)
 		case r.err != nil:
 			attempts.Rest(ctx, firstRedial+rand.N(firstRedial))
-		case e.req.Try && (r.held(s) || n >= tries):
+		case e.req.Try && (r.held(s) || n >= tries && (!r.late || time.Since(begun) > mostUsual)):
 			return &store.HeldError{Name: e.req.Name, Holder: r.holder()}
 		case e.req.Try:
 			took := time.Since(start)
@@ -380,6 +383,11 @@ func (e *entry) Withdraw(ctx context.Context) error {
 		defer e.mu.Unlock()
 		return e.hasGone(doing, e.gone)
 	}
+	// It is taken out once: who comes while that is under way, because an earlier call has begun it or the entry's time is
+	// over, waits for the end of it, and hears then that the entry has gone. The masters' answers may have been on their way
+	// when this call was made, and say nothing of how the entry stood then.
+	first := !e.parting && e.leaving == nil && (e.state != outlives || time.Now().Before(e.until.until))
+	e.parting = true
 	e.state = over
 	e.stop()
 	hadIt := e.claim != nil
@@ -400,7 +408,7 @@ func (e *entry) Withdraw(ctx context.Context) error {
 	switch {
 	case err != nil:
 		return e.session.store.explain(doing, attempts.EndedBy(ctx, err))
-	case hadIt && !there:
+	case !first, hadIt && !there:
 		return e.hasGone(doing, nil)
 	}
 	return nil

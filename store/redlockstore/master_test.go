@@ -100,9 +100,9 @@ func (d *dialer) count() int {
 
 func soon(t *testing.T, what string, is func() bool) {
 	t.Helper()
-	for end := time.Now().Add(15 * time.Second); !is(); time.Sleep(time.Millisecond) {
+	for end := time.Now().Add(2 * time.Minute); !is(); time.Sleep(time.Millisecond) {
 		if time.Now().After(end) {
-			t.Fatalf("it has not come about within 15 s that %s", what)
+			t.Fatalf("it has not come about within two minutes that %s", what)
 		}
 	}
 }

@@ -141,11 +141,15 @@ func (s *Store) poll(ctx context.Context, script *rueidis.Lua, keys, args []stri
 }
 
 // How long the other masters are waited for when a majority has answered, and there is an answer without them. Who reads
-// waits longer: what a majority has cannot be told from what a minority has if the master that knows was just slow.
+// waits longer, and so does who has taken out what not all had: what a majority has cannot be told from what a minority has
+// if the master that knows was just slow.
 const (
 	straggle       = 20 * time.Millisecond
 	straggleToRead = 10 * straggle
 )
+
+// mostUsual is the longest that [Store.usual] returns.
+const mostUsual = 500 * time.Millisecond
 
 // usual is how long the other masters are waited for when a majority has answered and there is none: twice as long as the
 // slowest takes, and a little more, but no longer than half a second. One that hangs is known by what it took before.
@@ -156,7 +160,7 @@ func (s *Store) usual() time.Duration {
 		slowest = max(slowest, m.pace.least)
 		m.mu.Unlock()
 	}
-	return min(2*slowest+5*time.Millisecond, 500*time.Millisecond)
+	return min(2*slowest+5*time.Millisecond, mostUsual)
 }
 
 // ask asks all masters, and returns the answers: a majority of them at least, and those that come so soon after.
