@@ -29,6 +29,10 @@ type ZooKeeper struct {
 	process *process       // the last one started
 }
 
+// zkPatience is how long is waited for servers to serve, or to agree on a leader. On a busy machine one may take a minute
+// to start.
+const zkPatience = 4 * time.Minute
+
 // zkJars is where Debian puts Java's libraries.
 const zkJars = "/usr/share/java"
 
@@ -230,8 +234,8 @@ func (z *ZooKeeper) Start() {
 	z.must("start", z.start())
 }
 
-// AwaitReady returns when the server serves clients: alone, or as the leader or a follower of a majority. After thirty
-// seconds the test fails.
+// AwaitReady returns when the server serves clients: alone, or as the leader or a follower of a majority. After some
+// minutes the test fails.
 func (z *ZooKeeper) AwaitReady() {
 	z.t.Helper()
 	z.must("wait for", z.awaitReady())
@@ -265,10 +269,10 @@ func (z *ZooKeeper) Reconnect() {
 
 // Say returns the server's answer to a four-letter word, "srvr" for example. It may be empty: from a server that is
 // starting, say.
-func (z *ZooKeeper) Say(word string) (string, error) { return z.say(word, 5*time.Second) }
+func (z *ZooKeeper) Say(word string) (string, error) { return z.say(word, 20*time.Second) }
 
 func (z *ZooKeeper) say(word string, patience time.Duration) (string, error) {
-	conn, err := net.DialTimeout("tcp", z.client, 2*time.Second)
+	conn, err := net.DialTimeout("tcp", z.client, patience)
 	if err != nil {
 		return "", err
 	}
@@ -330,7 +334,7 @@ func (z *ZooKeeper) showLog() {
 
 // awaitReady polls, because ZooKeeper has no event for "able to serve".
 func (z *ZooKeeper) awaitReady() error {
-	const most = time.Minute
+	const most = zkPatience
 	for end := time.Now().Add(most); time.Now().Before(end); {
 		if z.mode() != "" {
 			return nil
@@ -341,7 +345,7 @@ func (z *ZooKeeper) awaitReady() error {
 				return fmt.Errorf("zookeeper %d: %w", z.id, errPortTaken)
 			}
 			return fmt.Errorf("zookeeper %d has ended: %s", z.id, z.process.how())
-		case <-time.After(10 * time.Millisecond):
+		case <-time.After(50 * time.Millisecond): // each look costs a server that is starting something
 		}
 	}
 	return fmt.Errorf("zookeeper %d does not serve after %v", z.id, most)

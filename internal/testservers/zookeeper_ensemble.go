@@ -33,18 +33,28 @@ func (e *ZooKeeperEnsemble) Endpoints() []string {
 	return endpoints
 }
 
-// Leader returns the member that leads. While there is none it waits; after a minute the test fails. A member that
+// Abandon resets the connections of the other members to z, so that they need not find out for themselves, in the time of
+// their syncLimit, that z was paused or cut off: if it led, they begin to elect another now.
+func (e *ZooKeeperEnsemble) Abandon(z *ZooKeeper) {
+	for _, other := range e.members {
+		if other != z {
+			other.links[z.id].Reset()
+		}
+	}
+}
+
+// Leader returns the member that leads. While there is none it waits; after some minutes the test fails. A member that
 // was paused while it led must not be asked for.
 func (e *ZooKeeperEnsemble) Leader(t testing.TB) *ZooKeeper {
 	t.Helper()
-	for end := time.Now().Add(time.Minute); time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
+	for end := time.Now().Add(zkPatience); time.Now().Before(end); time.Sleep(50 * time.Millisecond) {
 		for _, z := range e.members {
 			if z.process.running() && z.mode() == "leader" {
 				return z
 			}
 		}
 	}
-	t.Fatalf("testservers: the ensemble %v has had no leader for a minute", e.Endpoints())
+	t.Fatalf("testservers: the ensemble %v has had no leader for %v", e.Endpoints(), zkPatience)
 	return nil
 }
 

@@ -97,7 +97,7 @@ func (c *changes) hear(ctx context.Context) error {
 	if err := client.await(ctx); err != nil {
 		return c.store.explain(doing, attempts.EndedBy(ctx, err))
 	}
-	ticker := time.NewTicker(lookAgain)
+	ticker := time.NewTicker(c.store.lookAgain)
 	defer ticker.Stop()
 	for {
 		select {

@@ -6,11 +6,14 @@ import (
 	"github.com/stilelock/stile/store"
 )
 
-// SetRecheck makes the store read lines with waiters that often. It must be called before the store is used.
-func (s *Store) SetRecheck(d time.Duration) { s.recheck = d }
+// SetPatience makes calls without a session wait that long for servers, and makes the store look for changes of which it has
+// heard nothing that rarely. It must be called before the store is used.
+func (s *Store) SetPatience(patience, rarely time.Duration) {
+	s.patience, s.recheck, s.lookAgain = patience, rarely, rarely
+}
 
-// KeepUnconfirmed makes a session live on although it is not confirmed, for as long as the server lets it.
-func KeepUnconfirmed(se store.Session) { se.(*session).expiry.Stop() }
+// LateWatch is as the constant.
+const LateWatch = lateWatch
 
 // Server returns the server that a session is connected to.
 func Server(se store.Session) string { return se.(*session).client.Server() }

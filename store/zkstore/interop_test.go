@@ -2,13 +2,16 @@ package zkstore_test
 
 import (
 	"bufio"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -48,76 +51,94 @@ func (s stock) join(t *testing.T, path string) (<-chan struct{}, func()) {
 	}
 }
 
-// curator is a process with Curator's locks in it, of one kind.
+// curator is one of Curator's locks, of one kind, in the process that has them all.
 type curator struct {
-	kind string
-	in   io.Writer
-	out  *bufio.Scanner
+	process *curatorProcess
+	id      string // of a thread of its own there
+	kind    string
+	heard   chan string
+}
+
+// curatorProcess is a process with Curator's locks in it. It is one for all tests, because each takes seconds of the processor
+// to start.
+type curatorProcess struct {
+	mu    sync.Mutex
+	in    io.Writer
+	heard map[string]chan string // by the id of a curator
 }
 
 func startCurator(t *testing.T, kind string) *curator {
 	t.Helper()
-	classes := compiledCurator(t)
+	z := server(t)
 	jars := testservers.Jars(t, "curator-recipes", "curator-framework", "curator-client", "zookeeper", "zookeeper-jute",
 		"guava", "slf4j-api", "slf4j-nop")
-	cmd := exec.Command(testservers.Java(t), "-Xmx64m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1",
-		"-cp", classes+string(filepath.ListSeparator)+jars, "Curator", server(t).Endpoint())
-	cmd.Stderr = os.Stderr
-	in, err := cmd.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	out, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		_ = in.Close()
-		_ = cmd.Process.Kill()
-		_ = cmd.Wait()
+	java := testservers.Java(t)
+	shared.onceCurator.Do(func() {
+		// It compiles the program too, for which the JDK must be installed, and not only the JRE.
+		cmd := exec.Command(java, "-Xmx128m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1",
+			"-cp", jars, filepath.Join("testdata", "Curator.java"), z.Endpoint())
+		cmd.Stderr = os.Stderr
+		in, err := cmd.StdinPipe()
+		if err != nil {
+			shared.Logf("starting Curator: %v", err)
+			return
+		}
+		out, err := cmd.StdoutPipe()
+		if err == nil {
+			err = cmd.Start()
+		}
+		if err != nil {
+			shared.Logf("starting Curator: %v", err)
+			return
+		}
+		shared.Cleanup(func() {
+			_ = in.Close()
+			_ = cmd.Process.Kill()
+			_ = cmd.Wait()
+		})
+		lines := bufio.NewScanner(out)
+		if lines.Scan(); lines.Text() != "ready" {
+			shared.Logf("Curator said %q", lines.Text())
+			return
+		}
+		p := &curatorProcess{in: in, heard: make(map[string]chan string)}
+		go p.hear(lines)
+		shared.curator = p
 	})
-	c := &curator{kind: kind, in: in, out: bufio.NewScanner(out)}
-	if said := c.hear(); said != "ready" {
-		t.Fatalf("Curator said %q", said)
+	p := shared.curator
+	if p == nil {
+		t.Fatal("testdata/Curator.java does not run: is the JDK installed, and not only the JRE?")
 	}
+	c := &curator{process: p, id: rand.Text(), kind: kind, heard: make(chan string, 10)}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.heard[c.id] = c.heard
 	return c
 }
 
-// compiledCurator compiles the program once for all tests, and returns the directory it is in.
-func compiledCurator(t *testing.T) string {
-	t.Helper()
-	jars := testservers.Jars(t, "curator-recipes", "curator-framework", "curator-client")
-	shared.onceCurator.Do(func() {
-		dir, err := os.MkdirTemp("", "curator")
-		if err != nil {
-			return
+// hear passes on what is said: the id of a curator, and what it is told.
+func (p *curatorProcess) hear(lines *bufio.Scanner) {
+	for lines.Scan() {
+		id, said, _ := strings.Cut(lines.Text(), " ")
+		p.mu.Lock()
+		heard := p.heard[id]
+		p.mu.Unlock()
+		if heard != nil {
+			heard <- said
 		}
-		shared.Cleanup(func() { _ = os.RemoveAll(dir) })
-		// Not javac by its name: java compiles too, and is the same wherever the servers run.
-		cmd := exec.Command(testservers.Java(t), "-m", "jdk.compiler/com.sun.tools.javac.Main",
-			"-cp", jars, "-d", dir, filepath.Join("testdata", "Curator.java"))
-		if out, err := cmd.CombinedOutput(); err != nil {
-			shared.Logf("compiling testdata/Curator.java: %v\n%s", err, out)
-			return
-		}
-		shared.curator = dir
-	})
-	if shared.curator == "" {
-		t.Fatal("testdata/Curator.java could not be compiled: is the JDK installed, and not only the JRE?")
 	}
-	return shared.curator
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, heard := range p.heard {
+		close(heard)
+	}
+	p.heard = nil // nobody else is to wait
 }
 
 func (c *curator) say(path, what string) {
-	fmt.Fprintf(c.in, "%s %s %s\n", c.kind, path, what)
-}
-
-func (c *curator) hear() string {
-	c.out.Scan()
-	return c.out.Text()
+	c.process.mu.Lock()
+	defer c.process.mu.Unlock()
+	fmt.Fprintf(c.process.in, "%s %s %s %s\n", c.id, c.kind, path, what)
 }
 
 func (c *curator) join(t *testing.T, path string) (<-chan struct{}, func()) {
@@ -125,7 +146,7 @@ func (c *curator) join(t *testing.T, path string) (<-chan struct{}, func()) {
 	acquired := make(chan struct{})
 	c.say(path, fmt.Sprintf("acquire %d", (2*soon).Milliseconds()))
 	go func() {
-		if said := c.hear(); said != "true" {
+		if said := <-c.heard; said != "true" {
 			t.Errorf("Curator's acquire says %q", said)
 			return
 		}
@@ -133,7 +154,7 @@ func (c *curator) join(t *testing.T, path string) (<-chan struct{}, func()) {
 	}()
 	return acquired, func() {
 		c.say(path, "release")
-		if said := c.hear(); said != "released" {
+		if said := <-c.heard; said != "released" {
 			t.Errorf("Curator's release says %q", said)
 		}
 	}
@@ -151,10 +172,18 @@ func locksWith(t *testing.T, r rival, st store.Store, mode line.Mode) {
 	ours.await(t, store.Admitted)
 	acquired, release := r.join(t, path)
 	await(t, "the rival's entry", func() bool { return len(nodes(t, conn, path)) == 2 })
+	await(t, "the rival to watch our entry", func() bool {
+		for _, node := range nodes(t, conn, path) {
+			if slices.ContainsFunc(watchers(t, server(t), path+"/"+node), func(id string) bool { return id != se.ID() }) {
+				return true
+			}
+		}
+		return false
+	})
 	select {
 	case <-acquired:
 		t.Fatal("the rival has the lock that we hold")
-	case <-time.After(300 * time.Millisecond):
+	default:
 	}
 	l, err := st.Line(t.Context(), name)
 	if err != nil {

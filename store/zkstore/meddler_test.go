@@ -2,10 +2,17 @@ package zkstore_test
 
 import (
 	"encoding/binary"
+	"fmt"
 	"io"
+	"maps"
 	"net"
+	"strconv"
 	"sync"
 	"testing"
+	"time"
+
+	"github.com/stilelock/stile/internal/testservers"
+	"github.com/stilelock/stile/store"
 )
 
 // The operations that these tests know.
@@ -33,6 +40,7 @@ const (
 	pass    verdict = iota
 	swallow         // it is not passed on
 	cut             // it is not passed on, and the connection is reset
+	stall           // it, and what comes after it, is passed on when the test calls goOn
 )
 
 // A meddler stands between a client and a server, and does to single frames what a test tells it.
@@ -42,7 +50,11 @@ type meddler struct {
 	listener net.Listener
 
 	mu       sync.Mutex
-	requests []string // the names of those that have passed, but pings
+	requests []string         // the names of those that have passed, but pings
+	answered map[string]int   // how many answers have passed, by the names of the requests
+	secrets  map[int64][]byte // by session
+	from     net.IP           // from where the server is connected to; nil for wherever the system chooses
+	stalled  chan struct{}    // closed by goOn
 	request  func(op int32, frame []byte) verdict
 	reply    func(to int32, frame []byte) verdict // to is the operation that it answers; 0 for the greeting, -1 for an event
 	conns    map[net.Conn]bool
@@ -51,26 +63,39 @@ type meddler struct {
 
 func newMeddler(t *testing.T, target string) *meddler {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	return newMeddlerFrom(t, nil, target)
+}
+
+// newMeddlerFrom returns a meddler that connects to the server from an address of this machine.
+func newMeddlerFrom(t *testing.T, from net.IP, target string) *meddler {
+	t.Helper()
+	l, err := net.Listen("tcp", testservers.FreeAddress(t))
 	if err != nil {
 		t.Fatal(err)
 	}
-	m := &meddler{t: t, target: target, listener: l, conns: make(map[net.Conn]bool)}
-	m.running.Go(func() {
-		for {
-			conn, err := l.Accept()
-			if err != nil {
-				return
-			}
-			m.running.Go(func() { m.serve(conn) })
-		}
-	})
+	m := &meddler{
+		t: t, from: from, target: target, listener: l, conns: make(map[net.Conn]bool),
+		answered: make(map[string]int), secrets: make(map[int64][]byte), stalled: make(chan struct{}),
+	}
+	m.running.Go(func() { m.acceptAt(l) })
 	t.Cleanup(func() {
 		_ = l.Close()
+		m.on(nil, nil)
+		m.goOn()
 		m.reset()
 		m.running.Wait()
 	})
 	return m
+}
+
+func (m *meddler) acceptAt(l net.Listener) {
+	for {
+		conn, err := l.Accept()
+		if err != nil {
+			return
+		}
+		m.running.Go(func() { m.serve(conn) })
+	}
 }
 
 func (m *meddler) addr() string { return m.listener.Addr().String() }
@@ -91,6 +116,82 @@ func (m *meddler) passed() []string {
 	return passed
 }
 
+// goOn passes on what was stalled.
+func (m *meddler) goOn() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	close(m.stalled)
+	m.stalled = make(chan struct{})
+}
+
+// answers returns how many answers have passed, by the names of what they answer.
+func (m *meddler) answers() map[string]int {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return maps.Clone(m.answered)
+}
+
+// awaitAnswers waits until n answers to what has that name have passed since then.
+func (m *meddler) awaitAnswers(t *testing.T, name string, n int, since map[string]int) {
+	t.Helper()
+	await(t, fmt.Sprintf("%d answers to %s", n, name), func() bool { return m.answers()[name] >= since[name]+n })
+}
+
+// connections returns how many clients are connected.
+func (m *meddler) connections() int {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return len(m.conns) / 2
+}
+
+// expire ends a session that was opened through the meddler, as the servers do when they have not heard of it for its TTL.
+func (m *meddler) expire(t *testing.T, se store.Session, server string) {
+	t.Helper()
+	id, err := strconv.ParseUint(se.ID(), 0, 64)
+	if err != nil {
+		t.Fatal(err)
+	}
+	m.mu.Lock()
+	secret := m.secrets[int64(id)]
+	m.mu.Unlock()
+	if secret == nil {
+		t.Fatalf("session %s was not opened through this meddler", se.ID())
+	}
+	conn, err := net.Dial("tcp", server)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	if err := conn.SetDeadline(time.Now().Add(soon)); err != nil {
+		t.Fatal(err)
+	}
+	resume := make([]byte, 4+8, 64) // version, and what was seen
+	resume = binary.BigEndian.AppendUint32(resume, uint32(time.Minute/time.Millisecond))
+	resume = binary.BigEndian.AppendUint64(resume, id)
+	resume = binary.BigEndian.AppendUint32(resume, uint32(len(secret)))
+	resume = append(resume, secret...)
+	end := binary.BigEndian.AppendUint32(nil, 1) // the request's number
+	end = binary.BigEndian.AppendUint32(end, 1<<32-11)
+	for _, body := range [][]byte{resume, end} {
+		if _, err := conn.Write(append(binary.BigEndian.AppendUint32(nil, uint32(len(body))), body...)); err != nil {
+			t.Fatalf("ending session %s: %v", se.ID(), err)
+		}
+		if _, err := readFrame(conn); err != nil {
+			t.Fatalf("ending session %s: %v", se.ID(), err)
+		}
+	}
+}
+
+func readFrame(from io.Reader) ([]byte, error) {
+	frame := make([]byte, 4)
+	if _, err := io.ReadFull(from, frame); err != nil {
+		return nil, err
+	}
+	frame = append(frame, make([]byte, binary.BigEndian.Uint32(frame))...)
+	_, err := io.ReadFull(from, frame[4:])
+	return frame, err
+}
+
 // reset cuts all connections.
 func (m *meddler) reset() {
 	m.mu.Lock()
@@ -102,7 +203,11 @@ func (m *meddler) reset() {
 }
 
 func (m *meddler) serve(client net.Conn) {
-	server, err := net.Dial("tcp", m.target)
+	var dialer net.Dialer
+	if m.from != nil {
+		dialer.LocalAddr = &net.TCPAddr{IP: m.from}
+	}
+	server, err := dialer.Dial("tcp", m.target)
 	if err != nil {
 		_ = client.Close()
 		return
@@ -129,19 +234,20 @@ func (m *meddler) serve(client net.Conn) {
 func (m *meddler) pass(from, to net.Conn, op func([]byte) int32, judge func(int32, []byte) verdict) {
 	defer func() { _, _ = from.Close(), to.Close() }()
 	for {
-		frame := make([]byte, 4)
-		if _, err := io.ReadFull(from, frame); err != nil {
+		frame, err := readFrame(from)
+		if err != nil {
 			return
 		}
-		frame = append(frame, make([]byte, binary.BigEndian.Uint32(frame))...)
-		if _, err := io.ReadFull(from, frame[4:]); err != nil {
-			return
-		}
+		m.mu.Lock()
+		goOn := m.stalled // before the test may hear of the frame
+		m.mu.Unlock()
 		switch judge(op(frame), frame) {
 		case cut:
 			return
 		case swallow:
 			continue
+		case stall:
+			<-goOn
 		case pass:
 		}
 		if _, err := to.Write(frame); err != nil {
@@ -166,10 +272,18 @@ func (m *meddler) judgeRequest(op int32, frame []byte) verdict {
 func (m *meddler) judgeReply(to int32, frame []byte) verdict {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.reply == nil {
-		return pass
+	v := pass
+	if m.reply != nil {
+		v = m.reply(to, frame)
 	}
-	return m.reply(to, frame)
+	const secret = 4 + 4 + 4 + 8 + 4 // behind length, version, timeout, session and its own length
+	if to == 0 && len(frame) >= secret+16 {
+		m.secrets[int64(binary.BigEndian.Uint64(frame[12:]))] = frame[secret : secret+16]
+	}
+	if v == pass {
+		m.answered[opNames[to]]++
+	}
+	return v
 }
 
 // askedFor knows what the answers on one connection are to.

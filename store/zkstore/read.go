@@ -12,14 +12,13 @@ import (
 
 	"github.com/stilelock/stile/line"
 	"github.com/stilelock/stile/store"
-	"github.com/stilelock/stile/store/internal/attempts"
 )
 
 // Ping returns nil if the ensemble has answered a reading of the store's root just now, whether or not there is one. The
 // error is what other readings would say: that nobody answers, for which it waits half as long as they do, or that we may
 // not read there.
 func (s *Store) Ping(ctx context.Context) error {
-	return s.patientlyFor(ctx, attempts.Patience/2, "read "+s.paths.top(), func(ctx context.Context, c *client) error {
+	return s.patientlyFor(ctx, s.patience/2, "read "+s.paths.top(), func(ctx context.Context, c *client) error {
 		if err := c.sync(ctx, s.paths.top()); err != nil {
 			return err
 		}

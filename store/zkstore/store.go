@@ -65,7 +65,7 @@ type Store struct {
 	tls       *tls.Config
 	logger    *slog.Logger
 
-	recheck time.Duration // as the constant; tests of what happens without it set another
+	recheck, lookAgain, patience time.Duration // as the constants; tests of what happens without them set others
 
 	mu      sync.Mutex
 	reading *client // for what is done without a session; nil until it is needed
@@ -101,7 +101,8 @@ func New(servers []string, opts *Options) (*Store, error) {
 	}
 	return &Store{
 		servers: zk.FormatServers(servers), paths: paths{root: root}, readWrite: opts.ReadWrite,
-		auth: slices.Clone(opts.Auth), acl: acl, tls: opts.TLS, logger: logger, recheck: recheck,
+		auth: slices.Clone(opts.Auth), acl: acl, tls: opts.TLS, logger: logger,
+		recheck: recheck, lookAgain: lookAgain, patience: attempts.Patience,
 	}, nil
 }
 
@@ -153,7 +154,7 @@ func (s *Store) reader() (*client, error) {
 
 // patiently makes requests on the store's own connection. They must do no harm if they are made more than once.
 func (s *Store) patiently(ctx context.Context, doing string, requests func(context.Context, *client) error) error {
-	return s.patientlyFor(ctx, attempts.Patience, doing, requests)
+	return s.patientlyFor(ctx, s.patience, doing, requests)
 }
 
 func (s *Store) patientlyFor(
@@ -203,7 +204,7 @@ func (s *Store) Open(ctx context.Context, opts store.SessionOptions) (store.Sess
 	}
 	asked := time.Duration(math.Ceil(float64(opts.TTL)/float64(time.Millisecond))) * time.Millisecond
 	sent := time.Now()
-	bounded, cancel := context.WithTimeoutCause(ctx, attempts.Patience, patienceError(attempts.Patience))
+	bounded, cancel := context.WithTimeoutCause(ctx, s.patience, patienceError(s.patience))
 	defer cancel()
 
 	se := newSession(s, opts)

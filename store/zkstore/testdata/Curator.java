@@ -1,31 +1,61 @@
 import java.util.HashMap;
 import java.util.Map;
 import java.util.Scanner;
+import java.util.concurrent.ExecutorService;
+import java.util.concurrent.Executors;
 import java.util.concurrent.TimeUnit;
 import org.apache.curator.framework.CuratorFramework;
 import org.apache.curator.framework.CuratorFrameworkFactory;
 import org.apache.curator.framework.recipes.locks.InterProcessMutex;
 import org.apache.curator.framework.recipes.locks.InterProcessReadWriteLock;
-import org.apache.curator.retry.RetryOneTime;
+import org.apache.curator.retry.RetryNTimes;
 
-/** Curator's locks, as told by lines of standard input: "mutex|read|write PATH acquire MILLISECONDS" or "... release". */
+/**
+ * Curator's locks, as told by lines of standard input: "ID mutex|read|write PATH acquire MILLISECONDS" or "... release".
+ * Each ID has a thread, because a lock is its thread's, and a thread waits for nobody else's. Answers begin with the ID.
+ */
 public class Curator {
+    static final int PATIENCE = 10 * 60 * 1000; // a busy machine is not to cost a session
+
     public static void main(String[] servers) throws Exception {
-        CuratorFramework client = CuratorFrameworkFactory.newClient(servers[0], new RetryOneTime(100));
+        CuratorFramework client =
+            CuratorFrameworkFactory.newClient(servers[0], PATIENCE, PATIENCE, new RetryNTimes(100, 100));
         client.start();
-        Map<String, InterProcessMutex> locks = new HashMap<>();
-        System.out.println("ready");
+        Map<String, ExecutorService> threads = new HashMap<>();
+        say("ready");
         for (Scanner in = new Scanner(System.in); in.hasNextLine();) {
             String[] words = in.nextLine().split(" ");
-            String key = words[0] + words[1];
-            if (!locks.containsKey(key)) {
-                locks.put(key, make(client, words[0], words[1]));
-            }
-            if (words[2].equals("acquire")) {
-                System.out.println(locks.get(key).acquire(Long.parseLong(words[3]), TimeUnit.MILLISECONDS));
-            } else {
-                locks.get(key).release();
-                System.out.println("released");
+            threads.computeIfAbsent(words[0], id -> Executors.newSingleThreadExecutor()).execute(
+                new Locker(client, words));
+        }
+        System.exit(0);
+    }
+
+    static synchronized void say(String words) {
+        System.out.println(words);
+        System.out.flush();
+    }
+
+    static class Locker implements Runnable {
+        static final Map<String, InterProcessMutex> LOCKS = new HashMap<>();
+        final InterProcessMutex lock;
+        final String[] words;
+
+        Locker(CuratorFramework client, String[] words) {
+            this.words = words;
+            this.lock = LOCKS.computeIfAbsent(words[0] + words[1] + words[2], key -> make(client, words[1], words[2]));
+        }
+
+        public void run() {
+            try {
+                if (words[3].equals("acquire")) {
+                    say(words[0] + " " + lock.acquire(Long.parseLong(words[4]), TimeUnit.MILLISECONDS));
+                } else {
+                    lock.release();
+                    say(words[0] + " released");
+                }
+            } catch (Exception e) {
+                say(words[0] + " " + e);
             }
         }
     }
