@@ -22,6 +22,7 @@ import (
 
 	"github.com/stilelock/stile/cmd/stile/internal/node"
 	"github.com/stilelock/stile/cmd/stile/internal/node/testcert"
+	"github.com/stilelock/stile/internal/testservers"
 )
 
 // startWith starts a server that ends with the test. What is missing in cfg is as for start.
@@ -80,7 +81,8 @@ func secureClient(t *testing.T, n *node.Node, config *tls.Config) *clientv3.Clie
 	return cli
 }
 
-var loopbackHosts = []string{"127.0.0.1", "localhost"}
+// loopbackHosts are where servers listen in these tests, and what their certificates name.
+var loopbackHosts = []string{"127.0.0.1", "localhost", testservers.Host()}
 
 func TestWithTLSClientsAndTheGatewayAreServedSecurely(t *testing.T) {
 	t.Parallel()
