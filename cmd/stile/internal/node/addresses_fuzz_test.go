@@ -20,7 +20,7 @@ func FuzzListenAddress(f *testing.F) {
 		if _, port, err := net.SplitHostPort(address); err == nil && strings.Trim(port, "0") == "" {
 			return // would look for a free one
 		}
-		host, port, err := resolve("--listen", address)
+		host, port, err := (Config{}).resolve("--listen", address)
 		if err != nil {
 			wantsToBeRead(t, err, "--listen")
 			return
@@ -31,7 +31,7 @@ func FuzzListenAddress(f *testing.F) {
 		if _, err := net.LookupPort("tcp", port); err != nil {
 			t.Errorf("%q is taken as the port %q", address, port)
 		}
-		if again, same, err := resolve("--listen", net.JoinHostPort(host, port)); err != nil || again != host || same != port {
+		if again, same, err := (Config{}).resolve("--listen", net.JoinHostPort(host, port)); err != nil || again != host || same != port {
 			t.Errorf("%q is taken as %q and %q, and those as %q and %q, %v", address, host, port, again, same, err)
 		}
 	})

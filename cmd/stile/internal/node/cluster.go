@@ -142,7 +142,7 @@ func (c Config) join(e *embed.Config) error {
 				"like 0.0.0.0:%s", own, own.Port())
 		}
 	}
-	host, port, err := resolve(flag, address)
+	host, port, err := c.resolve(flag, address)
 	if err != nil {
 		return err
 	}
@@ -158,6 +158,7 @@ func (c Config) join(e *embed.Config) error {
 	// A client's certificate must not do, even if the same authority signs both. Where a member connects from tells
 	// nothing: it may be behind another address.
 	t.SkipClientSANVerify = true
+	t.AllowedHostnames = nil
 	for _, member := range c.Cluster.Peers {
 		if u, err := url.Parse(member); err == nil {
 			t.AllowedHostnames = append(t.AllowedHostnames, u.Hostname())

@@ -35,13 +35,15 @@ func (c Config) etcd() (*embed.Config, error) {
 
 	e.BcryptCost = cmp.Or(c.bcryptCost, e.BcryptCost)
 
-	if err := c.listen(e); err != nil {
+	if c.Cluster.Name == "" {
+		// Short ticks make for a start of 100 ms instead of a second, and a shortest TTL of one second.
+		e.TickMs, e.ElectionMs = 10, 100
+	}
+	if err := c.place(e); err != nil {
 		return nil, err
 	}
-	if c.Cluster.Name == "" {
-		standAlone(e)
-	} else if err := c.join(e); err != nil {
-		return nil, err
+	if c.tune != nil {
+		c.tune(e)
 	}
 	if e.EnableGRPCGateway && c.TLS.ClientCA != "" {
 		if err := c.TLS.acceptsItself(); err != nil {
@@ -53,6 +55,19 @@ func (c Config) etcd() (*embed.Config, error) {
 	return e, nil
 }
 
+// place says where to listen, and where others are told to connect. If it is to choose a port it may be called again, for
+// another one.
+func (c Config) place(e *embed.Config) error {
+	if err := c.listen(e); err != nil {
+		return err
+	}
+	if c.Cluster.Name != "" {
+		return c.join(e)
+	}
+	standAlone(e)
+	return nil
+}
+
 func (c Config) etcdDir() string { return filepath.Join(c.Dir, "etcd") }
 
 // standAlone makes a cluster of this server. Nothing listens for other members.
@@ -60,9 +75,6 @@ func standAlone(e *embed.Config) {
 	e.Name = "stile"
 	e.ListenPeerUrls = nil
 	e.InitialCluster = e.InitialClusterFromName(e.Name) // with a peer URL that is never used
-
-	// Short ticks make for a start of 100 ms instead of a second, and a shortest TTL of one second.
-	e.TickMs, e.ElectionMs = 10, 100
 }
 
 // listen says where clients connect.
@@ -76,7 +88,7 @@ func (c Config) listen(e *embed.Config) error {
 		e.EnableGRPCGateway = false
 		return nil
 	}
-	host, port, err := resolve("--listen", c.Listen)
+	host, port, err := c.resolve("--listen", c.Listen)
 	if err != nil {
 		return err
 	}
@@ -137,8 +149,8 @@ func isLoopback(host string) bool {
 }
 
 // resolve returns the host and the port of an address, with a free port in place of port 0: etcd tells its clients the
-// address it was given, so it has to be the real one.
-func resolve(flag, address string) (host, port string, err error) {
+// address it was given, so it has to be the real one. Somebody may take that port before etcd listens: see [Config.lost].
+func (c Config) resolve(flag, address string) (host, port string, err error) {
 	host, port, err = net.SplitHostPort(address)
 	if err != nil {
 		return "", "", fmt.Errorf("bad address %q for %s: it must be host:port, like 127.0.0.1:2379", address, flag)
@@ -150,7 +162,11 @@ func resolve(flag, address string) (host, port string, err error) {
 	if n, err := strconv.ParseUint(port, 10, 16); err != nil {
 		return "", "", fmt.Errorf("bad address %q for %s: the port must be a number up to 65535", address, flag)
 	} else if n == 0 {
-		if port, err = freePort(host); err != nil {
+		pick := freePort
+		if c.pickPort != nil {
+			pick = c.pickPort
+		}
+		if port, err = pick(host); err != nil {
 			return "", "", fmt.Errorf("no free port on %s: %w", host, err)
 		}
 	}
@@ -165,6 +181,34 @@ func freePort(host string) (string, error) {
 	defer l.Close()
 	_, port, err := net.SplitHostPort(l.Addr().String())
 	return port, err
+}
+
+// lost reports whether etcd could not listen because somebody has taken the port that was chosen for it, between the choice
+// and the attempt. Another one may do.
+func (c Config) lost(err error) bool {
+	op, ok := errors.AsType[*net.OpError](err)
+	if !ok || op.Op != "listen" || op.Addr == nil {
+		return false
+	}
+	_, failed, err := net.SplitHostPort(op.Addr.String())
+	if err != nil {
+		return false
+	}
+	given := []string{c.Listen, c.Cluster.Listen}
+	if own, err := url.Parse(c.Cluster.Peers[c.Cluster.Name]); err == nil {
+		given = append(given, own.Host)
+	}
+	chooses := false
+	for _, address := range given {
+		_, port, err := net.SplitHostPort(address)
+		if err == nil && port == failed {
+			return false
+		}
+		if n, err := strconv.ParseUint(port, 10, 16); err == nil && n == 0 {
+			chooses = true
+		}
+	}
+	return chooses
 }
 
 // explainListen says what to do if err is that an address cannot be listened on; nil if it is something else.

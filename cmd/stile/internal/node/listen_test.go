@@ -2,9 +2,41 @@ package node
 
 import (
 	"log/slog"
+	"net"
 	"os"
+	"syscall"
 	"testing"
 )
+
+func TestAPortThatWasChosenAndHasBeenTakenSinceIsLost(t *testing.T) {
+	t.Parallel()
+	const own = "http://127.0.0.1:2380"
+	member := Cluster{Name: "a", Peers: map[string]string{"a": own}}
+	elsewhere := Cluster{Name: "a", Peers: map[string]string{"a": own}, Listen: "127.0.0.1:0"}
+	for name, c := range map[string]struct {
+		cfg  Config
+		op   string
+		port int
+		want bool
+	}{
+		"chosen for clients":        {Config{Listen: "127.0.0.1:0"}, "listen", 40000, true},
+		"chosen, written otherwise": {Config{Listen: "127.0.0.1:00"}, "listen", 40000, true},
+		"given for clients":         {Config{Listen: "127.0.0.1:2379"}, "listen", 2379, false},
+		"given for members":         {Config{Listen: "127.0.0.1:0", Cluster: member}, "listen", 2380, false},
+		"chosen beside a given one": {Config{Listen: "127.0.0.1:0", Cluster: member}, "listen", 40000, true},
+		"chosen for members":        {Config{Listen: "127.0.0.1:2379", Cluster: elsewhere}, "listen", 40000, true},
+		"none":                      {Config{Socket: "/s"}, "listen", 40000, false},
+		"another error":             {Config{Listen: "127.0.0.1:0"}, "dial", 40000, false},
+	} {
+		err := &net.OpError{Op: c.op, Net: "tcp", Addr: &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: c.port}, Err: syscall.EADDRINUSE}
+		if got := c.cfg.lost(err); got != c.want {
+			t.Errorf("%s: port %d: %v, want %v", name, c.port, got, c.want)
+		}
+	}
+	if (Config{Listen: "127.0.0.1:0"}).lost(nil) {
+		t.Error("without an error a port is lost")
+	}
+}
 
 // Nothing is started here: these servers would be reachable from elsewhere.
 func TestWhereAServerOnEveryAddressIsFound(t *testing.T) {

@@ -25,14 +25,21 @@ type others struct {
 	web   *http.Client
 }
 
+// How long a member may take to answer. What is said at the start, of data that is lost, must not be missed because a member
+// is busy. A machine that is down costs no more than connecting may take.
+const (
+	connecting       = time.Second
+	answering        = time.Second
+	answeringAtStart = 30 * time.Second
+)
+
 // newOthers returns one that connects as this member does.
 func newOthers(c Cluster, e *embed.Config) (*others, error) {
-	const patience = time.Second
-	transport, err := rafthttp.NewRoundTripper(e.PeerTLSInfo, patience)
+	transport, err := rafthttp.NewRoundTripper(e.PeerTLSInfo, connecting)
 	if err != nil {
 		return nil, err
 	}
-	o := &others{maps.Clone(c.Peers), &http.Client{Transport: transport, Timeout: patience}}
+	o := &others{maps.Clone(c.Peers), &http.Client{Transport: transport}}
 	delete(o.peers, c.Name)
 	return o, nil
 }
@@ -41,14 +48,17 @@ func newOthers(c Cluster, e *embed.Config) (*others, error) {
 type view struct {
 	clusterID string
 	members   []struct {
-		ID       uint64   `json:"id"`
-		PeerURLs []string `json:"peerURLs"`
+		ID         uint64   `json:"id"`
+		PeerURLs   []string `json:"peerURLs"`
+		ClientURLs []string `json:"clientURLs"` // none before it has served
 	}
 	err error // why it has not told
 }
 
-// ask asks all of them at once. It takes a second at most.
-func (o *others) ask(ctx context.Context) map[string]view {
+// ask asks all of them at once. It takes no longer than patience, and the time it takes to connect.
+func (o *others) ask(ctx context.Context, patience time.Duration) map[string]view {
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
 	var (
 		asking sync.WaitGroup
 		mu     sync.Mutex
@@ -84,7 +94,7 @@ func (o *others) askOne(ctx context.Context, peer string) (v view) {
 // waiting says what a member waits for before it can serve, and why for each of the others.
 func (o *others) waiting(ctx context.Context, clusterID string) (text string, reasons []any) {
 	var absent, strangers []string
-	views := o.ask(ctx)
+	views := o.ask(ctx, answering)
 	for _, name := range slices.Sorted(maps.Keys(views)) {
 		switch v := views[name]; {
 		case v.err != nil:
@@ -120,15 +130,23 @@ func (c Config) rejoin(ctx context.Context, o *others, e *embed.Config) error {
 		return err
 	}
 	first := uint64(began.MemberByName(e.Name).ID)
-	for _, v := range o.ask(ctx) {
+	lost := false
+	for _, v := range o.ask(ctx, answeringAtStart) {
 		if v.clusterID != began.ID().String() {
 			continue // silent, or a stranger
 		}
 		for _, m := range v.members {
-			if m.ID != first && slices.Contains(m.PeerURLs, c.Cluster.Peers[e.Name]) {
+			switch {
+			case m.ID == first:
+				lost = lost || len(m.ClientURLs) > 0
+			case slices.Contains(m.PeerURLs, c.Cluster.Peers[e.Name]):
 				e.ClusterState = embed.ClusterStateFlagExisting
+				return nil // who does not know that yet will
 			}
 		}
+	}
+	if lost { // etcd would find out by itself, unless it takes the others a second to answer
+		return c.lostData()
 	}
 	return nil
 }

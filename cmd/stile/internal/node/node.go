@@ -18,6 +18,7 @@ import (
 	"go.etcd.io/bbolt"
 	bbolterrors "go.etcd.io/bbolt/errors"
 	"go.etcd.io/etcd/server/v3/embed"
+	"go.etcd.io/etcd/server/v3/etcdserver"
 	"go.etcd.io/etcd/server/v3/storage/schema"
 	"go.etcd.io/etcd/server/v3/storage/wal"
 	"go.etcd.io/etcd/server/v3/storage/wal/walpb"
@@ -60,6 +61,12 @@ type Config struct {
 
 	// bcryptCost is what it costs to guess passwords; zero means etcd's default.
 	bcryptCost uint
+
+	// These are for tests, and may be nil: pickPort is used in place of freePort; tune changes what etcd is given, and begun is
+	// told of the server before it is ready.
+	pickPort func(host string) (port string, err error)
+	tune     func(*embed.Config)
+	begun    func(*etcdserver.EtcdServer)
 }
 
 // A Node is a running server. It must be closed.
@@ -81,8 +88,9 @@ type Node struct {
 	grpc []*grpc.Server // one for each address that clients connect to
 }
 
-// startup is how long a server that is alone may take to answer. It takes 100 ms, or a second or two with much data.
-const startup = 30 * time.Second
+// startup is how long a server that is alone may take to answer. It takes 100 ms, or a second or two with much data; on a
+// machine that is very busy, tenfold.
+const startup = 2 * time.Minute
 
 // Start starts a server and returns when it answers. A member of a cluster answers once there is a leader; for that it
 // waits, as long as ctx lasts. If Start fails, or ctx ends first, nothing is left running, unless etcd itself gave up on
@@ -138,8 +146,19 @@ func (n *Node) start(ctx context.Context, ecfg *embed.Config) (err error) {
 	if n.cfg.RootPassword != "" {
 		n.gate.shut.Store(&settingUp)
 	}
-	if err := n.startEtcd(ecfg); err != nil {
+	err = n.startEtcd(ecfg)
+	for tries := 0; tries < 20 && n.cfg.lost(err); tries++ {
+		if err := n.cfg.place(ecfg); err != nil {
+			return err
+		}
+		n.url = clientURL(ecfg)
+		err = n.startEtcd(ecfg)
+	}
+	if err != nil {
 		return n.explain(err)
+	}
+	if n.cfg.begun != nil {
+		n.cfg.begun(n.etcd.Server)
 	}
 	n.health.serve(n.etcd.Server, n.failure.zap())
 	go n.awaitEnd()

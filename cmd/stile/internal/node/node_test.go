@@ -26,11 +26,20 @@ import (
 	"github.com/stilelock/stile/internal/testservers"
 )
 
-// quick is how long may take on a busy machine what should be over at once. When etcd closes by itself it waits for its
-// clients for longer than that: 5 s and two elections.
-const quick = 6 * time.Second
+// long is for waits that end with an event: only what is broken takes so long, however busy the machine is.
+const long = 4 * time.Minute
 
-// wantQuick makes sure that something ends soon; if not, it shows what everybody is waiting for.
+// quick is how long may take on a very busy machine what should be over at once: closing a server. When etcd closes by
+// itself it waits for its clients, or for a new leader, for longer than that if elections take as long as here: for five
+// seconds and two elections.
+const (
+	quick           = 40 * time.Second
+	election        = 50 * time.Second
+	electionOfThree = 20 * time.Second // a cluster needs up to one to begin
+)
+
+// wantQuick makes sure that something ends soon; if not, it shows what everybody is waiting for. The server must have been
+// started WithLongWaits, or what is broken must take for ever.
 func wantQuick(t *testing.T, what string, f func()) {
 	t.Helper()
 	var stacks strings.Builder
@@ -54,19 +63,14 @@ func wantQuick(t *testing.T, what string, f func()) {
 // start starts a server on a free port, which ends with the test.
 func start(t *testing.T, dir string) *node.Node {
 	t.Helper()
-	n, err := node.Start(t.Context(), node.Config{Dir: dir, Listen: "127.0.0.1:0", Logger: slog.New(slog.DiscardHandler)})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(n.Close)
-	return n
+	return startWith(t, node.Config{Dir: dir})
 }
 
 // client connects to the server at url, as Stile's URLs name it.
 func client(t *testing.T, url string) *clientv3.Client {
 	t.Helper()
 	endpoint := strings.TrimPrefix(strings.TrimPrefix(url, "etcd://"), "etcd+")
-	cli, err := clientv3.New(clientv3.Config{Endpoints: []string{endpoint}, DialTimeout: 30 * time.Second, Logger: zap.NewNop()})
+	cli, err := clientv3.New(clientv3.Config{Endpoints: []string{endpoint}, DialTimeout: long, Logger: zap.NewNop()})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -157,15 +161,15 @@ func TestATTLOfOneSecondIsGranted(t *testing.T) {
 
 func TestCloseIsQuickWithClientsConnected(t *testing.T) {
 	t.Parallel()
-	n := start(t, t.TempDir())
+	n := startWith(t, node.Config{}.WithLongWaits(election))
 	for i := range 3 {
 		cli := client(t, n.URL())
 		s, err := concurrency.NewSession(cli)
 		if err != nil {
 			t.Fatal(err)
 		}
-		watch := cli.Watch(t.Context(), "demo", clientv3.WithPrefix(), clientv3.WithCreatedNotify())
-		if <-watch; i > 0 {
+		<-cli.Watch(t.Context(), "demo", clientv3.WithPrefix(), clientv3.WithCreatedNotify())
+		if i > 0 {
 			continue
 		}
 		if err := concurrency.NewMutex(s, "demo").Lock(t.Context()); err != nil {
@@ -261,12 +265,19 @@ func TestDataIsNotThrownAwayForAnEmptyLog(t *testing.T) {
 		t.Fatal(err)
 	}
 	emptyLog(t, dir)
-	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	if n, err := node.Start(ctx, node.Config{Dir: dir, Listen: "127.0.0.1:0", Logger: slog.New(slog.DiscardHandler)}); err == nil {
+	said, saidIn := newLog()
+	go func() {
+		<-said // etcd has what is there, and waits
+		cancel()
+	}()
+	n, err = node.Start(ctx, node.Config{Dir: dir, Listen: "127.0.0.1:0", Logger: slog.New(slog.NewTextHandler(saidIn, nil))})
+	if err == nil {
 		n.Close()
 		t.Error("it has started as if nothing were missing")
 	}
+	t.Log(err)
 	if after, err := os.Stat(database); err != nil || !os.SameFile(before, after) {
 		t.Errorf("the database is another: %v", err)
 	}
@@ -420,6 +431,35 @@ func TestADirectoryIsFreeAfterARefusal(t *testing.T) {
 	start(t, dir)
 }
 
+// Another program may take a port in the moment between its choice and its use.
+func TestAChosenPortThatIsTakenIsReplacedByAnother(t *testing.T) {
+	t.Parallel()
+	listener, err := net.Listen("tcp", testservers.FreeAddress(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { listener.Close() })
+	taken, free := listener.Addr().String(), testservers.FreeAddress(t)
+	anyPort := node.Config{Listen: testservers.Host() + ":0"}
+	picking := func(addresses ...string) func(string) (string, error) {
+		return func(string) (string, error) {
+			_, port, err := net.SplitHostPort(addresses[0])
+			if len(addresses) > 1 {
+				addresses = addresses[1:]
+			}
+			return port, err
+		}
+	}
+	n := startWith(t, anyPort.WithPorts(picking(taken, taken, free)))
+	if want := "etcd://" + free; n.URL() != want {
+		t.Errorf("URL %s, want %s", n.URL(), want)
+	}
+	if _, err := client(t, n.URL()).Put(t.Context(), "k", "v"); err != nil {
+		t.Error(err)
+	}
+	refused(t, anyPort.WithPorts(picking(taken)), taken, "in use", "--listen") // it does not try for ever
+}
+
 func TestPatienceWaitsForTheDirectory(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -431,10 +471,15 @@ func TestPatienceWaitsForTheDirectory(t *testing.T) {
 	second := make(chan result)
 	go func() {
 		n, err := node.Start(t.Context(), node.Config{
-			Dir: dir, Listen: "127.0.0.1:0", Patience: time.Minute, Logger: slog.New(slog.DiscardHandler),
+			Dir: dir, Listen: "127.0.0.1:0", Patience: long, Logger: slog.New(slog.DiscardHandler),
 		})
 		second <- result{n, err}
 	}()
+	select {
+	case r := <-second:
+		t.Fatalf("a second server in the directory of the first: %v", r.err)
+	case <-time.After(50 * time.Millisecond): // so that it has to wait, if it got so far
+	}
 	first.Close()
 	if r := <-second; r.err != nil {
 		t.Error(r.err)
@@ -446,17 +491,17 @@ func TestPatienceWaitsForTheDirectory(t *testing.T) {
 func TestIdleFor(t *testing.T) {
 	t.Parallel()
 	n := start(t, t.TempDir())
-	const long = 50 * time.Millisecond
+	const while = 50 * time.Millisecond
 	becomesIdle := func() error {
-		for deadline := time.Now().Add(30 * time.Second); time.Now().Before(deadline); time.Sleep(time.Millisecond) {
-			if n.IdleFor() > long {
+		for deadline := time.Now().Add(long); time.Now().Before(deadline); time.Sleep(time.Millisecond) {
+			if n.IdleFor() > while {
 				return nil
 			}
 		}
-		return fmt.Errorf("never idle for %v", long)
+		return fmt.Errorf("never idle for %v", while)
 	}
 	staysBusy := func() error {
-		for end := time.Now().Add(3 * long); time.Now().Before(end); time.Sleep(time.Millisecond) {
+		for end := time.Now().Add(3 * while); time.Now().Before(end); time.Sleep(time.Millisecond) {
 			if idle := n.IdleFor(); idle > 0 {
 				return fmt.Errorf("idle for %v", idle)
 			}

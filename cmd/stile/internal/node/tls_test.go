@@ -22,6 +22,7 @@ import (
 
 	"github.com/stilelock/stile/cmd/stile/internal/node"
 	"github.com/stilelock/stile/cmd/stile/internal/node/testcert"
+	"github.com/stilelock/stile/internal/testservers"
 )
 
 // startWith starts a server that ends with the test. What is missing in cfg is as for start.
@@ -71,7 +72,7 @@ func refused(t *testing.T, cfg node.Config, want ...string) {
 func secureClient(t *testing.T, n *node.Node, config *tls.Config) *clientv3.Client {
 	t.Helper()
 	cli, err := clientv3.New(clientv3.Config{
-		Endpoints: []string{strings.Replace(n.URL(), "etcds", "https", 1)}, TLS: config, DialTimeout: 30 * time.Second, Logger: zap.NewNop(),
+		Endpoints: []string{strings.Replace(n.URL(), "etcds", "https", 1)}, TLS: config, DialTimeout: long, Logger: zap.NewNop(),
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -80,7 +81,8 @@ func secureClient(t *testing.T, n *node.Node, config *tls.Config) *clientv3.Clie
 	return cli
 }
 
-var loopbackHosts = []string{"127.0.0.1", "localhost"}
+// loopbackHosts are where servers listen in these tests, and what their certificates name.
+var loopbackHosts = []string{"127.0.0.1", "localhost", testservers.Host()}
 
 func TestWithTLSClientsAndTheGatewayAreServedSecurely(t *testing.T) {
 	t.Parallel()
@@ -105,7 +107,7 @@ func TestCloseIsQuickWithClientsConnectedOverTLS(t *testing.T) {
 	t.Parallel()
 	ca := testcert.NewAuthority(t)
 	own := ca.Issue("server", testcert.Spec{Hosts: loopbackHosts})
-	n := startWith(t, node.Config{TLS: node.TLS{Cert: own.Cert, Key: own.Key}})
+	n := startWith(t, node.Config{TLS: node.TLS{Cert: own.Cert, Key: own.Key}}.WithLongWaits(election))
 	cli := secureClient(t, n, ca.Client(nil))
 	if _, err := concurrency.NewSession(cli); err != nil {
 		t.Fatal(err)
@@ -130,6 +132,7 @@ func TestCloseIsQuickWithClientsConnectedOverTLS(t *testing.T) {
 		if keys.Count == 2 {
 			break
 		}
+		time.Sleep(5 * time.Millisecond)
 	}
 	wantQuick(t, "closing", n.Close)
 	<-waiting
@@ -141,7 +144,7 @@ func TestCloseIsQuickWhileClientsKeepComingOverTLS(t *testing.T) {
 	ca := testcert.NewAuthority(t)
 	own := ca.Issue("server", testcert.Spec{Hosts: loopbackHosts})
 	for range 5 {
-		n := startWith(t, node.Config{TLS: node.TLS{Cert: own.Cert, Key: own.Key}})
+		n := startWith(t, node.Config{TLS: node.TLS{Cert: own.Cert, Key: own.Key}}.WithLongWaits(election))
 		cli := secureClient(t, n, ca.Client(nil))
 		ctx, cancel := context.WithCancel(t.Context())
 		var coming, atIt sync.WaitGroup
@@ -238,7 +241,7 @@ func TestATCPAddressAndASocketTogether(t *testing.T) {
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	n := startWith(t, node.Config{
 		Dir: dir, Listen: "127.0.0.1:0", Socket: filepath.Join(dir, "s"), TLS: node.TLS{Cert: own.Cert, Key: own.Key},
-	})
+	}.WithLongWaits(election))
 	if want := "etcd+unix://" + dir + "/s"; n.SocketURL() != want {
 		t.Errorf("URL of the socket %s, want %s", n.SocketURL(), want)
 	}

@@ -23,7 +23,7 @@ func userClient(t *testing.T, n *node.Node, user, password string) *clientv3.Cli
 	t.Helper()
 	cli, err := clientv3.New(clientv3.Config{
 		Endpoints: []string{strings.TrimPrefix(n.URL(), "etcd://")}, Username: user, Password: password,
-		DialTimeout: 30 * time.Second, Logger: zap.NewNop(),
+		DialTimeout: long, Logger: zap.NewNop(),
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -137,7 +137,7 @@ func TestIdleForWithUsers(t *testing.T) {
 		t.Fatal(err)
 	}
 	cli.Close()
-	for end := time.Now().Add(10 * time.Second); n.IdleFor() == 0; time.Sleep(time.Millisecond) {
+	for end := time.Now().Add(long); n.IdleFor() == 0; time.Sleep(time.Millisecond) {
 		if time.Now().After(end) {
 			t.Fatal("never idle after everybody has left")
 		}
