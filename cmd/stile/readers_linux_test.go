@@ -179,7 +179,7 @@ func TestOtherClientsAreShown(t *testing.T) {
 			t.Errorf("%v does not show %q:\n%s", args, foreign, c.stdout)
 		}
 	}
-	if said := m.stile("show", "demo").stdout.String(); !strings.Contains(said, "\nremark  key \"demo/stray\" is not an entry") {
+	if said := m.stile("show", "demo").stdout.String(); !strings.Contains(said, "\nremark  key \""+s.prefix+"demo/stray\" is not an entry") {
 		t.Errorf("show does not tell of the stray key:\n%s", said)
 	}
 	m.stile("wait", "-n", "demo").wants(75, `"demo"`, foreign)
