@@ -1,14 +1,30 @@
 package main_test
 
 import (
+	"fmt"
 	"net"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 )
+
+// offers checks what stile offers for the last of these words. Names are offered if the store tells them within a second:
+// on a busy machine not each time.
+func (m *machine) offers(want []string, words ...string) {
+	m.t.Helper()
+	var got []string
+	eventually(m.t, fmt.Sprintf("%q: offer of %q", words, want), func() bool {
+		got = m.complete(words...)
+		if len(got) > 0 && !slices.Equal(got, want) {
+			m.t.Fatalf("%q: offered %q, want %q", words, got, want)
+		}
+		return slices.Equal(got, want)
+	})
+}
 
 // complete returns what stile offers for the last of these words, without descriptions.
 func (m *machine) complete(words ...string) []string {
@@ -30,7 +46,7 @@ func (m *machine) complete(words ...string) []string {
 
 func TestLiveNamesAreCompleted(t *testing.T) {
 	t.Parallel()
-	m, s := newMachine(t), serve(t)
+	m, s := newMachine(t), shared(t)
 	for _, name := range []string{"job:nightly", "job:weekly", "other"} {
 		m.start(sleeper, "--url", s.url, name)
 	}
@@ -47,15 +63,11 @@ func TestLiveNamesAreCompleted(t *testing.T) {
 		{[]string{"ver"}, []string{"version"}},
 		{[]string{"completion", ""}, []string{"bash", "zsh", "fish"}},
 	} {
-		if got := m.complete(c.words...); !slices.Equal(got, c.want) {
-			t.Errorf("%q: offered %q, want %q", c.words, got, c.want)
-		}
+		m.offers(c.want, c.words...)
 	}
 	m.set("STILE_URL", s.url)
 	for _, verb := range []string{"run", "show", "ls", "watch", "wait", "break"} {
-		if got := m.complete(verb, "job:n"); !slices.Equal(got, []string{"job:nightly"}) {
-			t.Errorf("%s: offered %q", verb, got)
-		}
+		m.offers([]string{"job:nightly"}, verb, "job:n")
 		if got := m.complete(verb, "job:nightly", "job:n"); len(got) > 0 {
 			t.Errorf("%s: offered %q after a name", verb, got)
 		}
@@ -88,13 +100,18 @@ func TestCompletionStartsNoServerAndLeavesNothing(t *testing.T) {
 	if _, err := os.Stat(m.path(".local")); err == nil {
 		t.Error("completing has made a state directory")
 	}
-	m.start(sleeper, "demo")
-	if got := m.complete("run", ""); !slices.Equal(got, []string{"demo"}) {
-		t.Errorf("with a local server: offered %q", got)
-	}
+	holder := m.start(sleeper, "demo")
+	m.offers([]string{"demo"}, "run", "")
+	// Who holds something would start the dead server again.
+	holder.signal(syscall.SIGTERM)
+	holder.wants(128 + 15)
+	pid := m.server()
 	m.killServer()
 	if got := m.complete("run", ""); len(got) > 0 {
 		t.Errorf("with a dead server: offered %q", got)
+	}
+	if running := m.servers(); m.server() != pid || len(running) > 0 {
+		t.Errorf("completing has started a server: %d after %d; running: %v", m.server(), pid, running)
 	}
 }
 
@@ -103,13 +120,12 @@ func TestCompletionDoesNotWaitForAStoreThatDoesNotAnswer(t *testing.T) {
 	m := newMachine(t)
 	silent := listenSilently(t)
 	for _, url := range []string{"etcd://" + silent, "etcd://127.0.0.1:1", "etcd+unix:///no/such", "what?"} {
-		began := time.Now()
-		if got := m.complete("run", "--url", url, ""); len(got) > 0 {
-			t.Errorf("%s: offered %q", url, got)
-		}
-		if took := time.Since(began); took > quick { // of which one second is spent on purpose
-			t.Errorf("%s: took %v", url, took)
-		}
+		// Of that one second is spent on purpose; any other verb waits for five.
+		takesAtBest(t, 4*time.Second, "completing with "+url, func() {
+			if got := m.complete("run", "--url", url, ""); len(got) > 0 {
+				t.Errorf("%s: offered %q", url, got)
+			}
+		})
 	}
 }
 
@@ -162,7 +178,7 @@ func TestShellsCompleteLines(t *testing.T) {
 			if _, err := os.Stat(shell.needs); err != nil {
 				skipWithout(t, shell.name, err)
 			}
-			m, s := newMachine(t), serve(t)
+			m, s := newMachine(t), shared(t)
 			bin := m.path("bin")
 			if err := os.Mkdir(bin, 0o700); err != nil {
 				t.Fatal(err)
@@ -178,8 +194,10 @@ func TestShellsCompleteLines(t *testing.T) {
 			}
 
 			c := m.at(shell.argv[0], shell.argv[1:]...)
+			c.editing()
 			c.types(shell.setUp + "; echo set''up\n")
 			c.sees("setup")
+			ends := 0
 			for typed, seen := range map[string]string{
 				"stile run -n job:n\t-- true\n":                     `lock "job:nightly"`,
 				"stile run -n key=\t-- true\n":                      `lock "key=a b"`,
@@ -189,8 +207,15 @@ func TestShellsCompleteLines(t *testing.T) {
 				"stile run free -- cat some-fi\t\n":                 "what is in the file",
 				"stile ver\t\n":                                     "linux/",
 			} {
-				c.types(typed)
-				c.sees(seen)
+				// What the store does not tell within a second is not completed, and the line then run as it was typed.
+				eventually(t, fmt.Sprintf("%q after %q", seen, typed), func() bool {
+					c.editing()
+					ends++
+					from := len(c.shown())
+					c.types(strings.TrimSuffix(typed, "\n") + fmt.Sprintf("; echo en''d%d\n", ends))
+					c.sees(fmt.Sprintf("end%d", ends))
+					return strings.Contains(c.shown()[from:], seen)
+				})
 			}
 			if _, err := os.Stat(m.path("pwned")); err == nil {
 				t.Error("completing a name has run what it contains")

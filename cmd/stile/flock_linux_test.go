@@ -25,15 +25,14 @@ func TestScriptsWrittenForFlock(t *testing.T) {
 		"conflict, in time":   `$LOCK x sh -c '$LOCK -w 0.2 -E 9 x echo no; echo $?'; echo $?`,
 		"conflict, no time":   `$LOCK x sh -c '$LOCK -w 0 -E 9 x echo no; echo $?'; echo $?`,
 		"conflict, long form": `$LOCK x sh -c '$LOCK --nonblock --conflict-exit-code 9 x echo no; echo $?'`,
-		"free in time":        `$LOCK x sh -c 'touch held; sleep 0.3; echo first' & while ! test -e held; do sleep 0.01; done; $LOCK -w 30 x echo second; wait`,
+		"free in time":        `$LOCK x sh -c 'touch held; sleep 0.5; echo first' & while ! test -e held; do sleep 0.01; done; $LOCK -w 300 x echo second; wait`,
 		"in turn":             `for i in 1 2 3; do $LOCK -n x echo $i; done`,
 		"or else":             `$LOCK x sh -c '$LOCK -n x true || echo "somebody else is at it"'`,
 		"two locks":           `$LOCK x $LOCK -n y echo both`,
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			s := serve(t)
-			compare(t, script, s.url, "LOCK="+flock, "LOCK="+stile+" run")
+			compare(t, script, shared(t).url, "LOCK="+flock, "LOCK="+stile+" run")
 		})
 	}
 }
@@ -47,17 +46,17 @@ func TestScriptsWrittenForTimeout(t *testing.T) {
 	const limit = `limit() { if test $TOOL = timeout; then timeout "$@"; else
 		duration=$1; shift; $TOOL run --run-timeout $duration x -- "$@"; fi; }; `
 	for name, script := range map[string]string{
-		"in time":       `limit 30 sh -c 'echo done; exit 3'; echo $?`,
+		"in time":       `limit 300 sh -c 'echo done; exit 3'; echo $?`,
 		"too long":      `limit 0.3 sleep 60; echo $?`,
 		"no limit":      `limit 0 sh -c 'sleep 0.1; exit 3'; echo $?`,
-		"its own end":   `limit 0.3 sh -c 'trap "echo told; exit 7" TERM; while :; do sleep 0.01; done'; echo $?`,
-		"not found":     `limit 30 no-such-command; echo $?`,
-		"no executable": `touch file; limit 30 ./file; echo $?`,
-		"signalled":     `limit 30 sh -c 'kill -KILL $$'; echo $?`,
+		"its own end":   `limit 5 sh -c 'trap "echo told; exit 7" TERM; while :; do read end <end; done'; echo $?`,
+		"not found":     `limit 300 no-such-command; echo $?`,
+		"no executable": `touch file; limit 300 ./file; echo $?`,
+		"signalled":     `limit 300 sh -c 'kill -KILL $$'; echo $?`,
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			compare(t, limit+script, serve(t).url, "TOOL=timeout", "TOOL="+stile)
+			compare(t, limit+script, shared(t).url, "TOOL=timeout", "TOOL="+stile)
 		})
 	}
 }

@@ -16,11 +16,14 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.etcd.io/etcd/client/v3/namespace"
+	"golang.org/x/sys/unix"
 )
 
 // stile is the path of the program under test.
@@ -39,13 +42,16 @@ func TestMain(m *testing.M) {
 		}
 	}
 	os.Exit(func() int {
-		dir, err := os.MkdirTemp("", "stile-test")
+		dir, err := os.MkdirTemp(inMemory(), "st")
 		if err != nil {
 			panic(err)
 		}
 		defer os.RemoveAll(dir)
+		defer common.stop()
+		os.Setenv("TMPDIR", dir)
 		stile = filepath.Join(dir, "stile")
-		build := exec.Command("go", "build", "-o", stile, ".")
+		// As go build would, but what go run has linked is kept for the next time.
+		build := exec.Command("go", "run", "-exec", "cp", ".", stile)
 		build.Stdout, build.Stderr = os.Stderr, os.Stderr
 		if err := build.Run(); err != nil {
 			panic(err)
@@ -54,18 +60,37 @@ func TestMain(m *testing.M) {
 	}())
 }
 
-// within is how long anything may take that should happen at once or after a TTL of a few seconds.
-const within = 30 * time.Second
+// inMemory returns a directory for temporary files in memory, where there is room for the logs of many servers: each has
+// 128 MB, and a disk that many write to can take seconds for what a server has to wait for. Empty means that there is none.
+func inMemory() string {
+	const dir = "/dev/shm"
+	const noexec = 8 // ST_NOEXEC: the program is there, and scripts
+	var fs unix.Statfs_t
+	if os.Getenv("TMPDIR") != "" || unix.Statfs(dir, &fs) != nil || fs.Flags&noexec != 0 {
+		return ""
+	}
+	if fs.Bavail*uint64(fs.Bsize) < 4<<30 || unix.Access(dir, unix.W_OK) != nil {
+		return ""
+	}
+	var kB uint64
+	memory, _ := os.ReadFile("/proc/meminfo")
+	_, rest, _ := strings.Cut(string(memory), "MemAvailable:")
+	if _, err := fmt.Sscan(rest, &kB); err != nil || kB < 4<<20 {
+		return ""
+	}
+	return dir
+}
 
-// quick is how long may take on a busy machine what should be over at once. Those who wait in vain, for an answer of the
-// store or, in etcd, for clients to go, wait for 5 s at least.
-const quick = 4 * time.Second
+// within is how long anything may take that happens at all. Only a failure takes that long, so it is a multiple of what a
+// busy machine needs.
+const within = 3 * time.Minute
 
 // machine is a user's account on a machine where stile has never run.
 type machine struct {
 	t    *testing.T
 	dir  string // the home directory; its path is short, for sockets in it
 	vars []string
+	end  *os.File // a pipe in it, see untilTold
 }
 
 func newMachine(t *testing.T) *machine {
@@ -80,11 +105,29 @@ func newMachine(t *testing.T) *machine {
 	if err := os.Mkdir(m.path("run"), 0o700); err != nil {
 		t.Fatal(err)
 	}
+	if err := unix.Mkfifo(m.path("end"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if m.end, err = os.OpenFile(m.path("end"), os.O_RDWR, 0); err != nil { // so that neither side waits for the other to open it
+		t.Fatal(err)
+	}
 	t.Cleanup(func() {
-		m.killServer()
+		m.killServers()
+		m.end.Close()
 		os.RemoveAll(dir)
 	})
 	return m
+}
+
+// untilTold is a script that says that it has started, and ends when it is told so by [machine.tellEnd]. It does not poll.
+const untilTold = "touch started; read end <end"
+
+// tellEnd ends one script that reads the file called end, now or later.
+func (m *machine) tellEnd() {
+	m.t.Helper()
+	if _, err := m.end.WriteString("\n"); err != nil {
+		m.t.Fatal(err)
+	}
 }
 
 // path returns a path in the home directory.
@@ -97,7 +140,7 @@ func (m *machine) home() string { return m.path(".local", "state", "stile", "loc
 
 // in returns the same machine for a part of the test.
 func (m *machine) in(t *testing.T) *machine {
-	return &machine{t: t, dir: m.dir, vars: slices.Clone(m.vars)}
+	return &machine{t: t, dir: m.dir, vars: slices.Clone(m.vars), end: m.end}
 }
 
 // set puts a variable into the environment of the commands to come.
@@ -134,6 +177,7 @@ type command struct {
 	m              *machine
 	stdout, stderr output
 	done           chan struct{}
+	ended          time.Time // once done is closed
 }
 
 // output is what a command has written so far. It is in a file: what has ended has written all of it there, and what is
@@ -180,6 +224,7 @@ func (c *command) begin() *command {
 	go func() {
 		defer close(c.done)
 		_ = c.Wait() // ProcessState has it
+		c.ended = time.Now()
 	}()
 	c.m.t.Cleanup(func() {
 		_ = c.Process.Kill()
@@ -194,7 +239,7 @@ func (c *command) code() int {
 	select {
 	case <-c.done:
 	case <-time.After(within):
-		c.m.t.Fatalf("%v has not ended within %v", c.Args, within)
+		c.m.t.Fatalf("%v has not ended within %v; stderr: %s", c.Args, within, c.stderr)
 	}
 	return c.ProcessState.ExitCode()
 }
@@ -225,10 +270,22 @@ func (c *command) signal(sig syscall.Signal) {
 	}
 }
 
+// runner returns stile run with these arguments, to be started. If they name no TTL it gets one that outlasts whatever a
+// busy machine does to it: only sessions that are to end have a short one.
+func (m *machine) runner(args ...string) *command {
+	m.t.Helper()
+	if !slices.Contains(args, "--ttl") {
+		args = append([]string{"--ttl", lasting}, args...)
+	}
+	return m.command(append([]string{"run"}, args...)...)
+}
+
+const lasting = "50"
+
 // run runs stile run.
 func (m *machine) run(args ...string) *command {
 	m.t.Helper()
-	c := m.command(append([]string{"run"}, args...)...).begin()
+	c := m.runner(args...).begin()
 	c.code()
 	return c
 }
@@ -238,15 +295,17 @@ func (m *machine) run(args ...string) *command {
 func (m *machine) start(script string, args ...string) *command {
 	m.t.Helper()
 	os.Remove(m.path("started"))
-	c := m.command(append(append([]string{"run"}, args...), "--", "sh", "-c", "exec 2>/dev/null; "+script)...).begin()
+	c := m.runner(append(slices.Clone(args), "--", "sh", "-c", "exec 2>/dev/null; "+script)...).begin()
 	eventually(m.t, "start of the script", func() bool {
+		started := m.exists("started")
 		select {
 		case <-c.done:
-			m.t.Fatalf("%v has ended with %v: %s", c.Args, c.ProcessState, c.stderr)
+			if !started {
+				m.t.Fatalf("%v has ended with %v: %s", c.Args, c.ProcessState, c.stderr)
+			}
 		default:
 		}
-		_, err := os.Stat(m.path("started"))
-		return err == nil
+		return started
 	})
 	return c
 }
@@ -254,32 +313,28 @@ func (m *machine) start(script string, args ...string) *command {
 // server is a stile serve that runs.
 type server struct {
 	*exec.Cmd
-	url  string
-	data string
-	said chan []byte // all that it has said after the ready line, once it has ended
+	url    string
+	data   string
+	prefix string      // of all keys, if others use the server too
+	said   chan []byte // all that it has said after the ready line, once it has ended
 }
 
-// serve starts stile serve on a free port of its own.
-func serve(t *testing.T) *server {
-	t.Helper()
-	s := &server{data: t.TempDir(), said: make(chan []byte, 1)}
-	s.Cmd = exec.Command(stile, "serve", "--listen", "127.0.0.1:0", "--data", s.data)
+// launchServer starts stile serve on a free port of its own, and waits until it is ready.
+func launchServer(data string) (*server, error) {
+	s := &server{Cmd: exec.Command(stile, "serve", "--listen", "127.0.0.1:0", "--data", data), data: data, said: make(chan []byte, 1)}
 	stderr, err := s.StderrPipe()
 	if err != nil {
-		t.Fatal(err)
+		return nil, err
 	}
 	if err := s.Start(); err != nil {
-		t.Fatal(err)
+		return nil, err
 	}
-	t.Cleanup(sync.OnceFunc(func() {
-		_ = s.Process.Kill()
-		_ = s.Wait()
-	}))
 	lines := bufio.NewReader(stderr)
 	for s.url == "" {
 		line, err := lines.ReadString('\n')
 		if err != nil {
-			t.Fatalf("no ready line, but %q, %v", line, err)
+			s.kill()
+			return nil, fmt.Errorf("no ready line, but %q, %w", line, err)
 		}
 		_, rest, _ := strings.Cut(line, "url=") // on a busy machine it may say before that it is still starting
 		s.url, _, _ = strings.Cut(rest, " ")
@@ -288,11 +343,76 @@ func serve(t *testing.T) *server {
 		said, _ := io.ReadAll(lines) // ends with the server
 		s.said <- said
 	}()
+	return s, nil
+}
+
+func (s *server) kill() {
+	_ = s.Process.Kill()
+	_ = s.Wait()
+}
+
+// serve starts stile serve for this test alone.
+func serve(t *testing.T) *server {
+	t.Helper()
+	s, err := launchServer(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(sync.OnceFunc(s.kill))
 	return s
 }
 
+// common is the server of all tests that want one only to lock there.
+var common commonServer
+
+type commonServer struct {
+	once    sync.Once
+	server  *server
+	err     error
+	folders atomic.Int64
+}
+
+func (c *commonServer) stop() {
+	if c.server != nil {
+		c.server.kill()
+	}
+}
+
+// shared returns the server that tests have in common, with a prefix for this one alone: to end a server, or to make it stand
+// still, there is serve.
+func shared(t *testing.T) *server {
+	t.Helper()
+	common.once.Do(func() {
+		common.server, common.err = launchServer(filepath.Join(filepath.Dir(stile), "common"))
+	})
+	if common.err != nil {
+		t.Fatal(common.err)
+	}
+	folder := fmt.Sprintf("/t%d", common.folders.Add(1))
+	return &server{url: common.server.url + folder, prefix: folder[1:] + "/"}
+}
+
 // endpoint is the server's host:port.
-func (s *server) endpoint() string { return strings.TrimPrefix(s.url, "etcd://") }
+func (s *server) endpoint() string {
+	return strings.TrimSuffix(strings.TrimPrefix(s.url, "etcd://"), strings.TrimSuffix("/"+s.prefix, "/"))
+}
+
+// through is the server's URL for those who reach it by way of a wire.
+func (s *server) through(w *wire) string {
+	return strings.Replace(s.url, s.endpoint(), w.Addr().String(), 1)
+}
+
+// client connects to the server as anybody could.
+func (s *server) client(t *testing.T) *clientv3.Client {
+	t.Helper()
+	cli := client(t, s.endpoint())
+	if s.prefix != "" {
+		cli.KV = namespace.NewKV(cli.KV, s.prefix)
+		cli.Watcher = namespace.NewWatcher(cli.Watcher, s.prefix)
+		cli.Lease = namespace.NewLease(cli.Lease, s.prefix)
+	}
+	return cli
+}
 
 // client connects to an etcd as anybody could.
 func client(t *testing.T, endpoint string) *clientv3.Client {
@@ -329,4 +449,52 @@ func eventually(t *testing.T, what string, happened func() bool) {
 			t.Fatalf("not within %v: %s", within, what)
 		}
 	}
+}
+
+// uptime is a line of a script that writes down when it was run, in seconds since the machine was started. Unlike date(1)
+// that takes no process.
+func uptime(redirection string) string {
+	return "read up idle </proc/uptime; echo $up " + redirection
+}
+
+// takesAtBest checks that something takes less than a time, which one of ten times is enough for: a busy machine can make it
+// take longer, but a program that waits where it should not does so each time.
+func takesAtBest(t *testing.T, most time.Duration, what string, once func()) {
+	t.Helper()
+	var took []time.Duration
+	for range 10 {
+		began := time.Now()
+		once()
+		if took = append(took, time.Since(began)); took[len(took)-1] < most {
+			return
+		}
+	}
+	t.Errorf("%s takes %v, want less than %v", what, took, most)
+}
+
+// remaining returns how long the session of the first entry in a line has left.
+func remaining(t *testing.T, cli *clientv3.Client, name string) time.Duration {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), within)
+	defer cancel()
+	got, err := cli.Get(ctx, name+"/", clientv3.WithFirstCreate()...)
+	if err != nil || len(got.Kvs) == 0 {
+		t.Fatalf("nobody is in line for %s: %v", name, err)
+	}
+	lease, err := cli.TimeToLive(ctx, clientv3.LeaseID(got.Kvs[0].Lease))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return time.Duration(lease.TTL) * time.Second
+}
+
+// awaitRenewal waits until the session of the first entry in a line is renewed: it has more time left than a moment before.
+func awaitRenewal(t *testing.T, cli *clientv3.Client, name string) {
+	t.Helper()
+	last := remaining(t, cli, name)
+	eventually(t, "a renewal", func() bool {
+		before := last
+		last = remaining(t, cli, name)
+		return last > before
+	})
 }

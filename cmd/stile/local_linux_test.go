@@ -58,6 +58,17 @@ func (m *machine) killServer() {
 	eventually(m.t, "end of the local server", func() bool { return !running(pid) })
 }
 
+// killServers kills all local servers that the test has started here, those too that are not ready yet.
+func (m *machine) killServers() {
+	eventually(m.t, "end of the local servers", func() bool {
+		pids := m.servers()
+		for _, pid := range pids {
+			_ = syscall.Kill(pid, syscall.SIGKILL)
+		}
+		return len(pids) == 0
+	})
+}
+
 func TestTheFirstUseStartsAServerAndLaterOnesFindIt(t *testing.T) {
 	t.Parallel()
 	m := newMachine(t)
@@ -85,9 +96,9 @@ func TestRacingFirstUsesStartOneServer(t *testing.T) {
 	m.write("counter", "0", 0o600)
 	var all []*command
 	const racers = 8
-	script := "n=$(cat counter); sleep 0.01; echo $((n+1)) >counter"
+	script := "read n <counter; sleep 0.01; echo $((n+1)) >counter"
 	for range racers {
-		all = append(all, m.command("run", "demo", "--", "sh", "-c", script).begin())
+		all = append(all, m.runner("demo", "--", "sh", "-c", script).begin())
 	}
 	for _, c := range all {
 		c.wants(0)
@@ -158,14 +169,14 @@ func TestTheSameServerIsFoundWithoutARuntimeDirectory(t *testing.T) {
 func TestHoldsAndWaitersOutliveTheServer(t *testing.T) {
 	t.Parallel()
 	m := newMachine(t)
-	holder := m.start("touch started; while [ ! -e enough ]; do sleep 0.05; done", "demo")
-	waiter := m.command("run", "-v", "demo", "--", "true").begin()
+	holder := m.start(untilTold, "demo")
+	waiter := m.runner("-v", "demo", "--", "true").begin()
 	eventually(t, "the waiter in line", func() bool { return strings.Contains(waiter.stderr.String(), "waiting for lock") })
 	before := m.server()
 	m.killServer()
 	eventually(t, "another server", func() bool { return m.server() != before && running(m.server()) })
 	m.run("-n", "demo", "--", "true").wants(75, "demo")
-	m.write("enough", "", 0o600)
+	m.tellEnd()
 	holder.wants(0)
 	if code := waiter.code(); code != 0 {
 		t.Errorf("the waiter: exit code %d: %s", code, waiter.stderr)
@@ -201,8 +212,15 @@ func TestACopyOfAHomeHasAServerOfItsOwn(t *testing.T) {
 	m.start(sleeper, "demo")
 	copied := m.in(t)
 	copied.set("XDG_STATE_HOME", m.path("copy"))
-	if out, err := exec.Command("cp", "-a", m.path(".local", "state"), m.path("copy")).CombinedOutput(); err != nil {
-		t.Fatalf("%v: %s", err, out)
+	// While the files do not change: a copy of half of a change is damaged, as every backup of that kind is.
+	original := m.server()
+	if err := syscall.Kill(original, syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "standstill of the server", func() bool { return stopped(t, original) })
+	out, err := exec.Command("cp", "-a", m.path(".local", "state"), m.path("copy")).CombinedOutput()
+	if e := syscall.Kill(original, syscall.SIGCONT); err != nil || e != nil {
+		t.Fatalf("%v, %v: %s", err, e, out)
 	}
 	pid := filepath.Join(m.path("copy"), "stile", "local", "pid")
 	before, err := os.ReadFile(pid)
@@ -214,11 +232,6 @@ func TestACopyOfAHomeHasAServerOfItsOwn(t *testing.T) {
 	if err != nil || string(after) == string(before) {
 		t.Fatalf("the server of the copy is that of the other home, or there is none: %s, %v", after, err)
 	}
-	own, err := strconv.Atoi(strings.TrimSpace(string(after)))
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = syscall.Kill(own, syscall.SIGKILL) })
 }
 
 // servers returns the process ids of the machine's local servers, with those that are not ready yet.
@@ -231,7 +244,7 @@ func (m *machine) servers() []int {
 	var pids []int
 	for _, file := range files {
 		args, _ := os.ReadFile(file) // empty once it has ended
-		if !strings.Contains(string(args), "--background\x00"+m.home()+"\x00") {
+		if !strings.Contains(string(args), "--background\x00"+m.dir+"/") {
 			continue
 		}
 		if pid, err := strconv.Atoi(filepath.Base(filepath.Dir(file))); err == nil {
@@ -247,13 +260,17 @@ func TestAServerThatWasOnItsWayAlreadyWillDo(t *testing.T) {
 	m := newMachine(t)
 	m.place()
 	busy := m.lockPID()
-	impatient := m.command("run", "demo", "--", "true").begin()
+	impatient := m.runner("demo", "--", "true").begin()
 	eventually(t, "a server on its way", func() bool { return len(m.servers()) == 1 })
 	first := m.servers()[0]
+	// It waits for a server that is about to end, but not for ever: it is not to give up before all is as the test wants it.
+	if err := syscall.Kill(first, syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
 	impatient.signal(syscall.SIGTERM)
 	impatient.wants(143)
 
-	again := m.command("run", "demo", "--", "true").begin()
+	again := m.runner("demo", "--", "true").begin()
 	eventually(t, "another one", func() bool { return len(m.servers()) == 2 })
 	for _, pid := range m.servers() {
 		if pid == first {
@@ -262,9 +279,11 @@ func TestAServerThatWasOnItsWayAlreadyWillDo(t *testing.T) {
 		if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
 			t.Fatal(err)
 		}
-		defer func() { _ = syscall.Kill(pid, syscall.SIGKILL) }()
 		busy.Unlock()
-		eventually(t, "start of the first", func() bool { return m.server() == first || !running(first) })
+		if err := syscall.Kill(first, syscall.SIGCONT); err != nil {
+			t.Fatal(err)
+		}
+		eventually(t, "start of the first", func() bool { return m.server() == first })
 		if err := syscall.Kill(pid, syscall.SIGCONT); err != nil {
 			t.Fatal(err)
 		}
@@ -276,7 +295,7 @@ func TestAServerThatWasOnItsWayAlreadyWillDo(t *testing.T) {
 func TestAServerThatCannotStartIsStartedLessAndLessOften(t *testing.T) {
 	t.Parallel()
 	m := newMachine(t)
-	m.start(sleeper, "--ttl", "60", "demo")
+	m.start(sleeper, "--ttl", "300", "demo")
 	data := filepath.Join(m.home(), "data")
 	if err := os.Rename(data, data+".away"); err != nil {
 		t.Fatal(err)
@@ -347,9 +366,8 @@ func (m *machine) place() string {
 }
 
 // background starts the machine's local server by hand, to be idle for no longer than that.
-func (m *machine) background(idle time.Duration) *command {
+func (m *machine) background(socket string, idle time.Duration) *command {
 	m.t.Helper()
-	socket := m.place()
 	c := m.command("serve", "--background", m.home(), "--socket", socket, "--idle", idle.String()).begin()
 	eventually(m.t, "the socket", func() bool {
 		_, err := os.Stat(socket)
@@ -361,8 +379,14 @@ func (m *machine) background(idle time.Duration) *command {
 func TestAnIdleServerEndsByItself(t *testing.T) {
 	t.Parallel()
 	m := newMachine(t)
-	server := m.background(time.Second)
+	place := m.place()
+	looking, err := filelock.Try(filepath.Join(m.home(), "lock"), filelock.Shared) // it does not end while somebody looks for it
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := m.background(place, time.Second)
 	holder := m.start("touch started; sleep 3; kill -0 "+strconv.Itoa(server.Process.Pid), "demo")
+	looking.Unlock()
 	holder.wants(0) // the server was there after three times its idle time
 	if code := server.code(); code != 0 {
 		t.Errorf("exit code %d: %s", code, server.stderr)
@@ -413,9 +437,10 @@ func TestTheServerListensOnNothingButItsSocket(t *testing.T) {
 // What is stopped with a command is known by its environment.
 func TestTheServerIsNoPartOfTheCommandThatHasStartedIt(t *testing.T) {
 	t.Parallel()
-	m, s := newMachine(t), serve(t)
-	m.start(stile+` run --url local: inner -- true; touch started; while :; do sleep 0.01; done`,
-		"--url", s.url, "--run-timeout", "8", "outer").wants(124, "stopping it")
+	m, s := newMachine(t), shared(t)
+	c := m.start(stile+` run --url local: inner -- true; touch started; while :; do read end <end; done`, "--url", s.url, "outer")
+	evict(t, s.client(t), "outer")
+	c.wants(79, "stopping the command")
 	if pid := m.server(); !running(pid) {
 		t.Error("the local server was stopped with the command that has started it")
 	}
@@ -430,7 +455,7 @@ func TestTheServerKeepsNothingOpen(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer r.Close()
-	c := m.command("run", "demo", "--", "sh", "-c", "echo from the command >&7")
+	c := m.runner("demo", "--", "sh", "-c", "echo from the command >&7")
 	c.ExtraFiles = []*os.File{3: nil, 4: w} // becomes file 7, as a shell's exec 7> would
 	c.Stdin = nil
 	c.begin().wants(0)
@@ -445,7 +470,7 @@ func TestTheServerKeepsNothingOpen(t *testing.T) {
 		if text != "from the command\n" {
 			t.Errorf("the command could not write to an inherited file: %q", text)
 		}
-	case <-time.After(5 * time.Second):
+	case <-time.After(within): // the server waits for ten minutes for somebody to need it
 		t.Error("the server has an inherited file open")
 	}
 	if pid := m.server(); !running(pid) {

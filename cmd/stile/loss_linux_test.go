@@ -96,45 +96,79 @@ func (m *machine) stamps(name string) []float64 {
 	return all
 }
 
-// stubborn writes down the time every few milliseconds and does not listen to TERM; nor does a grandchild that does the
-// same.
-const stubborn = `
+// stubborn writes down the time again and again and does not listen to TERM; nor does a grandchild that does the same.
+var stubborn = `
 	trap '' TERM
-	tick() { while :; do date +%s.%N >>$1; sleep 0.01; done; }
+	tick() { while :; do ` + uptime(">>$1") + `; sleep 0.02; done; }
 	tick grandchild &
+	echo $! >grandchild.pid
+	echo $$ >child.pid
 	touch started
 	tick child`
 
+// isDead waits for the end of a stubborn command: once stile has ended nothing is left that could end it but the KILL that
+// stile has sent.
+func (m *machine) isDead() {
+	m.t.Helper()
+	for _, name := range []string{"child", "grandchild"} {
+		pid := m.pid(name + ".pid")
+		eventually(m.t, "end of the "+name, func() bool { return !running(pid) })
+	}
+}
+
+// pid returns the process id that a script has written into a file.
+func (m *machine) pid(name string) int {
+	m.t.Helper()
+	pid, err := strconv.Atoi(strings.TrimSpace(m.read(name)))
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	return pid
+}
+
+// wasDeadBefore checks that the last signs of life are older than the moment when the next one started.
+func (m *machine) wasDeadBefore(next string, names ...string) {
+	m.t.Helper()
+	started := m.stamps(next)[0]
+	for _, name := range names {
+		ticks := m.stamps(name)
+		last := ticks[len(ticks)-1]
+		m.t.Logf("the last sign of life in %s was %.0f ms before the next one started", name, (started-last)*1000)
+		if last >= started {
+			m.t.Errorf("the last sign of life in %s was %.0f ms after the next one started", name, (last-started)*1000)
+		}
+	}
+}
+
+// untilExpired is the TTL of sessions that run out in a test. The command of such a one is dead when a tenth of it is left: that
+// is what a busy machine has for killing it.
+const untilExpired = "16"
+
 func TestCutOffTheCommandIsDeadBeforeTheNextOneStarts(t *testing.T) {
 	t.Parallel()
-	m, s := newMachine(t), serve(t)
+	m, s := newMachine(t), shared(t)
 	w := newWire(t, s.endpoint())
-	old := m.start(stubborn, "--url", "etcd://"+w.Addr().String(), "--ttl", "2", "demo")
+	old := m.start(stubborn, "--url", s.through(w), "--ttl", untilExpired, "demo")
 	m.await("grandchild", "\n")
 	m.await("child", "\n")
-	next := m.command("run", "--url", s.url, "demo", "--", "sh", "-c", "date +%s.%N >next").begin()
-	cli := client(t, s.endpoint())
+	next := m.runner("--url", s.url, "demo", "--", "sh", "-c", uptime(">next")).begin()
+	cli := s.client(t)
 	eventually(t, "the next one in line", func() bool { return len(entries(t, cli, "demo")) == 2 })
 
 	w.cut()
 	old.wants(79, `"demo"`, "about to be lost", "not confirmed in time", "stopping the command")
 	next.wants(0)
-	started := m.stamps("next")[0]
-	for _, name := range []string{"child", "grandchild"} {
-		ticks := m.stamps(name)
-		last := ticks[len(ticks)-1]
-		t.Logf("the %s's last sign of life was %.0f ms before the next one started", name, (started-last)*1000)
-		if last >= started {
-			t.Errorf("the %s was alive %.0f ms after the next one started", name, (last-started)*1000)
-		}
-	}
+	m.isDead()
+	m.wasDeadBefore("next", "child", "grandchild")
 }
+
+// listening is a script that writes down that it was told to end.
+const listening = `trap 'echo told >>log; exit 0' TERM; touch started; while :; do read end <end; done`
 
 func TestAFrozenStoreStopsTheCommand(t *testing.T) {
 	t.Parallel()
 	m, s := newMachine(t), serve(t)
-	old := m.start(`trap 'echo told >>log; exit 0' TERM; touch started; while :; do sleep 0.01; done`,
-		"--url", s.url, "--ttl", "4", "demo")
+	old := m.start(listening, "--url", s.url, "--ttl", untilExpired, "demo")
 	if err := s.Process.Signal(syscall.SIGSTOP); err != nil {
 		t.Fatal(err)
 	}
@@ -151,18 +185,18 @@ func TestAFrozenStoreStopsTheCommand(t *testing.T) {
 func TestAShortOutageStopsNothing(t *testing.T) {
 	t.Parallel()
 	m, s := newMachine(t), serve(t)
-	const ttl = 6 * time.Second
-	c := m.start("touch started; while ! test -e enough; do sleep 0.01; done",
-		"--url", s.url, "--ttl", ttl.String(), "demo")
+	cli := s.client(t)
+	const ttl = 30 * time.Second
+	c := m.start(untilTold, "--url", s.url, "--ttl", ttl.String(), "demo")
 	if err := s.Process.Signal(syscall.SIGSTOP); err != nil {
 		t.Fatal(err)
 	}
-	time.Sleep(ttl / 3) // a renewal is overdue by now; more than half of the time to the end is left
+	time.Sleep(ttl / 3) // a renewal is overdue by now; the command would be stopped after another ttl/3, at the earliest
 	if err := s.Process.Signal(syscall.SIGCONT); err != nil {
 		t.Fatal(err)
 	}
-	time.Sleep(ttl) // now the lock would be lost, if it was not renewed
-	m.write("enough", "", 0o600)
+	awaitRenewal(t, cli, "demo")
+	m.tellEnd()
 	c.wants(0)
 }
 
@@ -176,13 +210,13 @@ func evict(t *testing.T, cli *clientv3.Client, name string) {
 
 func TestEvictionStopsTheCommand(t *testing.T) {
 	t.Parallel()
-	m, s := newMachine(t), serve(t)
-	c := m.start(`trap 'echo told >>log; exit 0' TERM; touch started; while :; do sleep 0.01; done`,
-		"--url", s.url, "demo")
+	m, s := newMachine(t), shared(t)
+	// The next renewal, which would find the entry gone too, is due 90 s after the first.
+	c := m.start(listening, "--url", s.url, "--ttl", "300", "demo")
 	evicted := time.Now()
-	evict(t, client(t, s.endpoint()), "demo")
+	evict(t, s.client(t), "demo")
 	c.wants(79, `"demo"`, "lost", "taken out of the store", "stopping the command")
-	if took := time.Since(evicted); took > 5*time.Second {
+	if took := time.Since(evicted); took > 45*time.Second {
 		t.Errorf("the command was stopped %v after the eviction: that is a renewal's time, not an event's", took)
 	}
 	if got := m.read("log"); got != "told\n" {
@@ -192,52 +226,51 @@ func TestEvictionStopsTheCommand(t *testing.T) {
 
 func TestEvictionKillsACommandThatDoesNotListen(t *testing.T) {
 	t.Parallel()
-	m, s := newMachine(t), serve(t)
-	c := m.start(stubborn, "--url", s.url, "--ttl", "4", "demo")
+	m, s := newMachine(t), shared(t)
+	c := m.start(stubborn, "--url", s.url, "-k", "0.5", "demo")
 	m.await("grandchild", "\n")
-	evict(t, client(t, s.endpoint()), "demo")
+	evict(t, s.client(t), "demo")
 	c.wants(79, `"demo"`, "taken out of the store")
-	for _, name := range []string{"child", "grandchild"} {
-		before := m.read(name)
-		time.Sleep(200 * time.Millisecond) // twenty times the time between two signs of life
-		if after := m.read(name); after != before {
-			t.Errorf("the %s lives on after stile has ended", name)
-		}
+	m.isDead()
+}
+
+// revoke ends the session of the first entry in a line, as if it had run out.
+func revoke(t *testing.T, cli *clientv3.Client, name string) {
+	t.Helper()
+	got, err := cli.Get(t.Context(), name+"/", clientv3.WithFirstCreate()...)
+	if err != nil || len(got.Kvs) == 0 {
+		t.Fatalf("nobody is in line for %s: %v", name, err)
+	}
+	if _, err := cli.Revoke(t.Context(), clientv3.LeaseID(got.Kvs[0].Lease)); err != nil {
+		t.Fatal(err)
 	}
 }
 
 func TestARevokedSessionStopsTheCommand(t *testing.T) {
 	t.Parallel()
-	m, s := newMachine(t), serve(t)
-	c := m.start(sleeper, "--url", s.url, "--ttl", "3", "demo")
-	cli := client(t, s.endpoint())
-	leases, err := cli.Leases(t.Context())
-	if err != nil || len(leases.Leases) != 1 {
-		t.Fatalf("leases: %v, %v", leases, err)
-	}
-	if _, err := cli.Revoke(t.Context(), leases.Leases[0].ID); err != nil {
-		t.Fatal(err)
-	}
+	m, s := newMachine(t), shared(t)
+	c := m.start(sleeper, "--url", s.url, "demo")
+	revoke(t, s.client(t), "demo")
 	c.wants(79, `"demo"`, "lost", "stopping the command")
 }
 
 func TestKillingStileKillsTheCommand(t *testing.T) {
 	t.Parallel()
-	m, s := newMachine(t), serve(t)
+	m, s := newMachine(t), shared(t)
 	c := m.start("echo $$ >pid; touch started; exec sleep 1000", "--url", s.url, "demo")
-	pid, err := strconv.Atoi(strings.TrimSpace(m.read("pid")))
-	if err != nil {
-		t.Fatal(err)
-	}
+	pid := m.pid("pid")
 	c.signal(syscall.SIGKILL)
 	eventually(t, "end of the command", func() bool { return !running(pid) })
 }
 
-// watched waits until the command under stile has a watchdog, and returns its process id.
-func watched(t *testing.T, c *command) (dog int) {
+// watched waits until the command under stile, a process with this number, has a watchdog, and returns its process id.
+func watched(t *testing.T, stile int) (dog int) {
 	t.Helper()
 	eventually(t, "a watchdog", func() bool {
-		children, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", c.Process.Pid))
+		children, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", stile))
+		if err != nil || len(children) == 0 || !running(stile) {
+			t.Fatalf("stile has ended before there was a watchdog")
+		}
 		for _, list := range children {
 			text, _ := os.ReadFile(list)
 			for f := range strings.FieldsSeq(string(text)) {
@@ -256,27 +289,20 @@ func watched(t *testing.T, c *command) (dog int) {
 // Stile itself stands still: it cannot renew, and it cannot stop the command either.
 func TestWhileStileIsStoppedTheCommandIsDeadBeforeTheNextOneStarts(t *testing.T) {
 	t.Parallel()
-	m, s := newMachine(t), serve(t)
+	m, s := newMachine(t), shared(t)
 	m.set("STILE_URL", s.url)
-	old := m.start(stubborn, "--ttl", "2", "demo")
+	old := m.start(stubborn, "--ttl", untilExpired, "demo")
 	m.await("grandchild", "\n")
 	m.await("child", "\n")
-	dog := watched(t, old)
-	next := m.command("run", "demo", "--", "sh", "-c", "date +%s.%N >next").begin()
-	cli := client(t, s.endpoint())
+	dog := watched(t, old.Process.Pid)
+	next := m.runner("demo", "--", "sh", "-c", uptime(">next")).begin()
+	cli := s.client(t)
 	eventually(t, "the next one in line", func() bool { return len(entries(t, cli, "demo")) == 2 })
 
 	old.signal(syscall.SIGSTOP)
 	next.wants(0)
-	started := m.stamps("next")[0]
-	for _, name := range []string{"child", "grandchild"} {
-		ticks := m.stamps(name)
-		last := ticks[len(ticks)-1]
-		t.Logf("the %s's last sign of life was %.0f ms before the next one started", name, (started-last)*1000)
-		if last >= started {
-			t.Errorf("the %s was alive %.0f ms after the next one started", name, (last-started)*1000)
-		}
-	}
+	m.isDead()
+	m.wasDeadBefore("next", "child", "grandchild")
 	old.signal(syscall.SIGCONT)
 	old.wants(79, `"demo"`, "lost")
 	eventually(t, "end of the watchdog", func() bool { return !running(dog) })
@@ -284,13 +310,10 @@ func TestWhileStileIsStoppedTheCommandIsDeadBeforeTheNextOneStarts(t *testing.T)
 
 func TestKillingStileKillsWhatTheCommandHasStarted(t *testing.T) {
 	t.Parallel()
-	m, s := newMachine(t), serve(t)
-	c := m.start("sleep 1000 & echo $! >pid; touch started; wait", "--url", s.url, "--ttl", "2", "demo")
-	pid, err := strconv.Atoi(strings.TrimSpace(m.read("pid")))
-	if err != nil {
-		t.Fatal(err)
-	}
-	dog := watched(t, c)
+	m, s := newMachine(t), shared(t)
+	c := m.start("sleep 1000 & echo $! >pid; touch started; wait", "--url", s.url, "demo")
+	pid := m.pid("pid")
+	dog := watched(t, c.Process.Pid)
 	c.signal(syscall.SIGKILL)
 	eventually(t, "end of the grandchild", func() bool { return !running(pid) })
 	eventually(t, "end of the watchdog", func() bool { return !running(dog) })
@@ -301,14 +324,14 @@ func TestKillingStileKillsWhatTheCommandHasStarted(t *testing.T) {
 func TestWhatHasLeftTheProcessGroupIsStoppedToo(t *testing.T) {
 	t.Parallel()
 	const script = `
-		timeout 1000 sh -c 'trap "" TERM; echo $$ >group; while :; do sleep 0.01; done' &
+		timeout 1000 sh -c 'trap "" TERM; echo $$ >group; while :; do read end <end; done' &
 		(setsid sh -c 'echo $$ >session; exec sleep 1000' &)
-		until test -s group && test -s session; do sleep 0.01; done
+		until test -s group && test -s session; do sleep 0.02; done
 		touch started
 		wait`
 	for name, end := range map[string]func(*testing.T, *command, *server){
 		"evicted": func(t *testing.T, c *command, s *server) {
-			evict(t, client(t, s.endpoint()), "demo")
+			evict(t, s.client(t), "demo")
 			c.wants(79, "stopping the command")
 		},
 		"killed":  func(_ *testing.T, c *command, _ *server) { c.signal(syscall.SIGKILL) },
@@ -316,15 +339,16 @@ func TestWhatHasLeftTheProcessGroupIsStoppedToo(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			m, s := newMachine(t), serve(t)
-			c := m.start(script, "--url", s.url, "--ttl", "2", "demo")
-			watched(t, c)
+			m, s := newMachine(t), shared(t)
+			ttl := lasting
+			if name == "stopped" { // then only the end of the session ends it
+				ttl = "10"
+			}
+			c := m.start(script, "--url", s.url, "--ttl", ttl, "-k", "0.5", "demo")
+			watched(t, c.Process.Pid)
 			var pids []int
 			for _, file := range []string{"group", "session"} {
-				pid, err := strconv.Atoi(strings.TrimSpace(m.read(file)))
-				if err != nil {
-					t.Fatal(err)
-				}
+				pid := m.pid(file)
 				t.Cleanup(func() {
 					if t.Failed() { // otherwise it has ended, and its number may be that of another
 						_ = syscall.Kill(pid, syscall.SIGKILL)
@@ -344,17 +368,17 @@ func TestWhatHasLeftTheProcessGroupIsStoppedToo(t *testing.T) {
 // nor its directory, nor an environment.
 func TestAWatchdogHoldsNothingAndGoesWithItsCommand(t *testing.T) {
 	t.Parallel()
-	m, s := newMachine(t), serve(t)
+	m, s := newMachine(t), shared(t)
 	inherited, err := os.Create(m.path("inherited"))
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer inherited.Close()
-	c := m.command("run", "--url", s.url, "--ttl", "2", "demo", "--",
-		"sh", "-c", "while ! test -e enough; do sleep 0.01; done; exit 3")
+	const ttl = 15 * time.Second
+	c := m.runner("--url", s.url, "--ttl", ttl.String(), "demo", "--", "sh", "-c", "read end <end; exit 3")
 	c.ExtraFiles = []*os.File{4: inherited} // becomes file 7, as a shell's exec 7> would: the lock of a flock(1) perhaps
 	c.begin()
-	dog := watched(t, c)
+	dog := watched(t, c.Process.Pid)
 	proc := fmt.Sprintf("/proc/%d/", dog)
 	eventually(t, "closing of what it has inherited", func() bool {
 		to, _ := os.Readlink(proc + "fd/7")
@@ -371,8 +395,8 @@ func TestAWatchdogHoldsNothingAndGoesWithItsCommand(t *testing.T) {
 	if env, err := os.ReadFile(proc + "environ"); err != nil || len(env) > 0 {
 		t.Errorf("its environment is %q, %v", env, err)
 	}
-	time.Sleep(3 * time.Second) // longer than the TTL: it is told of renewals
-	m.write("enough", "", 0o600)
+	time.Sleep(ttl) // it is told of renewals
+	m.tellEnd()
 	c.wants(3)
 	eventually(t, "end of the watchdog", func() bool { return !running(dog) })
 }

@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/user"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -18,6 +19,7 @@ import (
 	"go.etcd.io/etcd/client/v3/concurrency"
 
 	lib "github.com/stilelock/stile"
+	"github.com/stilelock/stile/internal/testservers"
 )
 
 // stile runs stile with these arguments to its end.
@@ -59,7 +61,7 @@ func parsed[T any](t *testing.T, text []byte) (v T) {
 // waiter starts stile run with a command that does nothing, and returns when it is the n-th in line after the holder.
 func (m *machine) waiter(n int, name string, args ...string) *command {
 	m.t.Helper()
-	c := m.command(append(append([]string{"run"}, args...), name, "--", "true")...).begin()
+	c := m.runner(append(slices.Clone(args), name, "--", "true")...).begin()
 	eventually(m.t, fmt.Sprintf("waiter %d", n), func() bool { return len(m.show(name).Waiters) == n })
 	return c
 }
@@ -73,7 +75,7 @@ func pids(entries []lib.Entry) (all []int) {
 
 func TestReadersTellWhoHoldsAndWhoWaits(t *testing.T) {
 	t.Parallel()
-	m, s := newMachine(t), serve(t)
+	m, s := newMachine(t), shared(t)
 	m.set("STILE_URL", s.url)
 	began := time.Now()
 	holder := m.start(sleeper, "--label", "team=web", "--label", "env=a=b", "--reason", "release \"1.2\"\n", "orders/42")
@@ -88,7 +90,12 @@ func TestReadersTellWhoHoldsAndWhoWaits(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	line := m.show("orders/42")
+	// How long a session has left is asked for a second, and left out if there is no answer.
+	var line lib.Line
+	eventually(t, "a complete reading", func() bool {
+		line = m.show("orders/42")
+		return !slices.ContainsFunc(append(slices.Clone(line.Holders), line.Waiters...), func(e lib.Entry) bool { return e.Remaining == 0 })
+	})
 	if got, want := fmt.Sprint(pids(line.Holders), pids(line.Waiters)),
 		fmt.Sprint([]int{holder.Process.Pid}, []int{first.Process.Pid, second.Process.Pid}); got != want {
 		t.Errorf("the line is %s, want %s", got, want)
@@ -104,13 +111,21 @@ func TestReadersTellWhoHoldsAndWhoWaits(t *testing.T) {
 	}
 	all := append(line.Holders, line.Waiters...)
 	for i, e := range all {
-		if e.Token == 0 || i > 0 && e.Token <= all[i-1].Token || e.Session == "" || e.Remaining <= 0 || e.Remaining > 15*time.Second {
+		if e.Token == 0 || i > 0 && e.Token <= all[i-1].Token || e.Session == "" || e.Remaining <= 0 || e.Remaining > time.Minute {
 			t.Errorf("entry %d is %+v", i, e)
 		}
 	}
 
-	c := m.stile("show", "orders/42")
-	c.wants(0)
+	complete := func(args ...string) (c *command) {
+		t.Helper()
+		eventually(t, "a complete reading", func() bool {
+			c = m.stile(args...)
+			c.wants(0)
+			return strings.Count(c.stdout.String(), "s left") == len(all) || args[0] == "ls" && !strings.Contains(c.stdout.String(), "?")
+		})
+		return c
+	}
+	c := complete("show", "orders/42")
 	id := fmt.Sprintf(`%s@%s pid `, who.Username, host)
 	entry := `%s%d \(%s\)
           token %d, exclusive, in line for \d+s, session \w+ has \d+s left
@@ -123,8 +138,7 @@ func TestReadersTellWhoHoldsAndWhoWaits(t *testing.T) {
 		t.Errorf("show printed:\n%swant a match for:\n%s", c.stdout, want)
 	}
 
-	c = m.stile("ls")
-	c.wants(0)
+	c = complete("ls")
 	var rows []string
 	for row := range strings.Lines(c.stdout.String()) {
 		rows = append(rows, regexp.MustCompile(`  +\d+s`).ReplaceAllString(strings.Join(strings.Fields(row), " "), ""))
@@ -144,9 +158,9 @@ func TestReadersTellWhoHoldsAndWhoWaits(t *testing.T) {
 
 func TestOtherClientsAreShown(t *testing.T) {
 	t.Parallel()
-	m, s := newMachine(t), serve(t)
+	m, s := newMachine(t), shared(t)
 	m.set("STILE_URL", s.url)
-	cli := client(t, s.endpoint())
+	cli := s.client(t)
 	session, err := concurrency.NewSession(cli, concurrency.WithTTL(60))
 	if err != nil {
 		t.Fatal(err)
@@ -165,7 +179,7 @@ func TestOtherClientsAreShown(t *testing.T) {
 			t.Errorf("%v does not show %q:\n%s", args, foreign, c.stdout)
 		}
 	}
-	if said := m.stile("show", "demo").stdout.String(); !strings.Contains(said, "\nremark  key \"demo/stray\" is not an entry") {
+	if said := m.stile("show", "demo").stdout.String(); !strings.Contains(said, "\nremark  key \""+s.prefix+"demo/stray\" is not an entry") {
 		t.Errorf("show does not tell of the stray key:\n%s", said)
 	}
 	m.stile("wait", "-n", "demo").wants(75, `"demo"`, foreign)
@@ -174,7 +188,7 @@ func TestOtherClientsAreShown(t *testing.T) {
 
 func TestNothingIsHeld(t *testing.T) {
 	t.Parallel()
-	m, s := newMachine(t), serve(t)
+	m, s := newMachine(t), shared(t)
 	for _, url := range []string{"local:", "mem:", s.url} {
 		m.set("STILE_URL", url)
 		m.stile("ls").prints("")
@@ -267,9 +281,9 @@ func TestWhatCannotBeWrittenIsAFailure(t *testing.T) {
 
 func TestBreakingAHoldStopsItsCommand(t *testing.T) {
 	t.Parallel()
-	m, s := newMachine(t), serve(t)
+	m, s := newMachine(t), shared(t)
 	m.set("STILE_URL", s.url)
-	victim := m.start(`trap 'echo told >>log; exit 0' TERM; touch started; while :; do sleep 0.01; done`, "demo")
+	victim := m.start(listening, "demo")
 	next := m.waiter(1, "demo")
 	line := m.show("demo")
 	token, wrong := strconv.FormatUint(line.Holders[0].Token, 10), strconv.FormatUint(line.Holders[0].Token-256, 10)
@@ -298,7 +312,7 @@ func TestBreakingAHoldStopsItsCommand(t *testing.T) {
 
 func TestBreakingAWaiterSendsItToTheEndOfTheLine(t *testing.T) {
 	t.Parallel()
-	m, s := newMachine(t), serve(t)
+	m, s := newMachine(t), shared(t)
 	m.set("STILE_URL", s.url)
 	holder := m.start(sleeper, "demo")
 	first, second := m.waiter(1, "demo"), m.waiter(2, "demo")
@@ -335,21 +349,30 @@ func (m *machine) watching(file string, args ...string) *command {
 
 func TestWatchSeesTheHandOver(t *testing.T) {
 	t.Parallel()
-	m, s := newMachine(t), serve(t)
+	m, s := newMachine(t), shared(t)
 	m.set("STILE_URL", s.url)
 	old := m.start(sleeper, "deploy/web")
 	w, wj := m.watching("events", "deploy/"), m.watching("objects", "-o", "json", "deploy/")
 	m.await("events", "deploy/web  holds")
-	m.await("objects", "\n")
+	// Both have to see a state before there is another: watch may leave out those that are over at once.
+	objects := 0
+	another := func() {
+		t.Helper()
+		objects++
+		eventually(t, fmt.Sprintf("%d objects", objects), func() bool { return strings.Count(m.read("objects"), "\n") >= objects })
+	}
+	another()
 
-	next := m.command("run", "deploy/web", "--", "sh", "-c", "touch begun; while ! test -e enough; do sleep 0.01; done").begin()
+	next := m.runner("deploy/web", "--", "sh", "-c", "read end <end").begin()
 	m.await("events", "deploy/web  waits")
+	another()
 	m.run("elsewhere", "--", "true").wants(0)
 	line := m.show("deploy/web")
 	old.signal(syscall.SIGTERM)
 	old.wants(128 + 15)
 	m.await("events", fmt.Sprintf("deploy/web  holds  token %d", line.Waiters[0].Token))
-	m.write("enough", "", 0o600)
+	another()
+	m.tellEnd()
 	next.wants(0)
 	m.await("events", fmt.Sprintf("deploy/web  ended  token %d", line.Waiters[0].Token))
 	m.await("objects", `"holders":[],"waiters":[]}`)
@@ -394,7 +417,7 @@ func TestWatchSeesTheHandOver(t *testing.T) {
 // Somebody looks for one event and has enough: that must not take until the next one.
 func TestWatchEndsWhenNobodyReadsIt(t *testing.T) {
 	t.Parallel()
-	m, s := newMachine(t), serve(t)
+	m, s := newMachine(t), shared(t)
 	m.set("STILE_URL", s.url)
 	m.start(sleeper, "demo")
 	r, w, err := os.Pipe()
@@ -415,33 +438,34 @@ func TestWatchEndsWhenNobodyReadsIt(t *testing.T) {
 
 func TestReadersSurviveTheStoreGoingAway(t *testing.T) {
 	t.Parallel()
-	m, s := newMachine(t), serve(t)
-	m.set("STILE_URL", s.url)
-	hold(t, client(t, s.endpoint()), "demo")
+	m := newMachine(t)
+	args := []string{"--listen", testservers.FreeAddress(t), "--data", m.path("data")}
+	s := m.serve(args...)
+	url := s.found("url")
+	m.set("STILE_URL", url)
+	cli := client(t, strings.TrimPrefix(url, "etcd://"))
+	hold(t, cli, "demo")
 	watch := m.command()
 	watch.Path, watch.Args = "/bin/sh", []string{"sh", "-c", `exec "$0" watch >events 2>errors`, stile}
 	watch.begin()
 	m.await("events", "demo  holds")
 	wait := m.at("sh", "-c", `"$0" wait demo; echo code $?`, stile)
-	wait.sees("waiting for 1s until lock demo is free")
+	wait.sees("s until lock demo is free")
 
-	_ = s.Process.Kill()
-	_ = s.Wait()
+	s.kill()
 	m.await("errors", "; trying again\n")
 	wait.sees("; trying again\r\n")
 	wait.sees("until lock demo is free")
-	again := m.command("serve", "--listen", s.endpoint(), "--data", s.data).begin()
+	m.serve(args...)
 	m.await("errors", "stile: the store can be read again\n")
 	wait.sees("stile: the store can be read again\r\n")
 
-	evict(t, client(t, s.endpoint()), "demo")
+	evict(t, cli, "demo")
 	m.await("events", "demo  ended")
 	wait.sees("code 0")
 	if said := m.read("errors"); strings.Count(said, "\n") != 2 {
 		t.Errorf("want one line about the outage and one about its end: %s", said)
 	}
-	again.signal(syscall.SIGTERM)
-	again.code()
 }
 
 // hold makes an entry that needs nobody to keep it for a while.
@@ -459,33 +483,29 @@ func hold(t *testing.T, cli *clientv3.Client, name string) {
 
 func TestWaitReturnsWhenTheLockIsFree(t *testing.T) {
 	t.Parallel()
-	m, s := newMachine(t), serve(t)
+	m, s := newMachine(t), shared(t)
 	m.set("STILE_URL", s.url)
 	holder := m.start(sleeper, "demo")
-	next := m.command("run", "demo", "--", "sh", "-c", "touch begun; while ! test -e enough; do sleep 0.01; done").begin()
+	next := m.runner("demo", "--", "sh", "-c", "touch begun; read end <end").begin()
 	waiters := []*command{
 		m.command("wait", "demo").begin(),
-		m.command("wait", "-w", "30", "demo").begin(),
+		m.command("wait", "-w", "300", "demo").begin(),
 		m.command("wait", "-o", "json", "demo").begin(),
 	}
 	eventually(t, "a second in line", func() bool { return len(m.show("demo").Waiters) == 1 })
 	holder.signal(syscall.SIGTERM)
 	holder.wants(128 + 15)
-	eventually(t, "the next holder", func() bool { _, err := os.Stat(m.path("begun")); return err == nil })
+	eventually(t, "the next holder", func() bool { return m.exists("begun") })
 	if line := m.show("demo"); len(line.Waiters) > 0 {
 		t.Errorf("those who only wait stand in line: %+v", line)
 	}
-	for _, w := range waiters {
-		select {
-		case <-w.done:
-			t.Errorf("%v has ended while the lock was held: %s", w.Args, w.stderr)
-		default:
-		}
-	}
-	m.write("enough", "", 0o600)
+	told := time.Now()
+	m.tellEnd()
 	next.wants(0)
 	for _, w := range waiters {
-		w.wants(0)
+		if w.wants(0); w.ended.Before(told) {
+			t.Errorf("%v has ended while the lock was held", w.Args)
+		}
 	}
 	if line := parsed[lib.Line](t, waiters[2].stdout.Bytes()); line.Name != "demo" || len(line.Holders) != 0 {
 		t.Errorf("wait -o json printed %s", waiters[2].stdout)
@@ -494,7 +514,7 @@ func TestWaitReturnsWhenTheLockIsFree(t *testing.T) {
 
 func TestWaitGivesUp(t *testing.T) {
 	t.Parallel()
-	m, s := newMachine(t), serve(t)
+	m, s := newMachine(t), shared(t)
 	m.set("STILE_URL", s.url)
 	holder := m.start(sleeper, "demo")
 	who := fmt.Sprintf("held by %s", m.show("demo").Holders[0].Owner)
@@ -515,11 +535,11 @@ func TestWaitGivesUp(t *testing.T) {
 
 func TestASignalEndsTheWait(t *testing.T) {
 	t.Parallel()
-	m, s := newMachine(t), serve(t)
+	m, s := newMachine(t), shared(t)
 	m.start(sleeper, "--url", s.url, "demo")
 	for _, sig := range []syscall.Signal{syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT} {
 		w := newWire(t, s.endpoint())
-		c := m.command("wait", "--url", "etcd://"+w.Addr().String(), "demo").begin()
+		c := m.command("wait", "--url", s.through(w), "demo").begin()
 		eventually(t, "a connection", w.used.Load) // by then it listens to signals
 		c.signal(sig)
 		c.wants(128 + int(sig))
@@ -528,13 +548,13 @@ func TestASignalEndsTheWait(t *testing.T) {
 
 func TestWaitingAtATerminalIsShown(t *testing.T) {
 	t.Parallel()
-	m, s := newMachine(t), serve(t)
+	m, s := newMachine(t), shared(t)
 	m.set("STILE_URL", s.url)
 	holder := m.start(sleeper, "demo")
 	c := m.at("sh", "-c", `"$0" wait demo; echo code $?`, stile)
-	c.sees("waiting for 1s until lock demo is free: held by ")
+	c.sees("s until lock demo is free: held by ")
 	c.sees(fmt.Sprintf("pid %d (sh)", holder.Process.Pid))
-	c.sees("waiting for 2s")
+	c.sees("waiting for ") // again, and so on
 	holder.signal(syscall.SIGTERM)
 	c.sees("\r\x1b[K")
 	c.sees("code 0\r\n")

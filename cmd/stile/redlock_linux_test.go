@@ -36,7 +36,7 @@ func TestRunOnRedlock(t *testing.T) {
 	if c := m.stile("ls"); c.code() != 0 || !strings.Contains(c.stdout.String(), "demo") {
 		t.Errorf("ls says %s", c.stdout)
 	}
-	next := m.command("run", "demo", "--", "sh", "-c", `[ "$STILE_TOKEN" -gt "$(cat token)" ]`).begin()
+	next := m.runner("demo", "--", "sh", "-c", `[ "$STILE_TOKEN" -gt "$(cat token)" ]`).begin()
 	m.stile("break", "demo", "--token", token).wants(0)
 	holder.wants(79, `"demo"`, "taken out of the store", "stopping the command")
 	next.wants(0)
@@ -47,7 +47,7 @@ func TestRunOnRedlockStopsTheCommandWhenTheMajorityIsGone(t *testing.T) {
 	t.Parallel()
 	m := newMachine(t)
 	servers, url := redlock(t, 3)
-	holder := m.start(`: >started; sleep 60`, "--url", url, "--ttl", "2", "demo")
+	holder := m.start(`: >started; sleep 60`, "--url", url, "--ttl", "8", "demo")
 	servers[1].Pause()
 	servers[2].Pause()
 	holder.wants(79, `"demo"`, "stopping the command")

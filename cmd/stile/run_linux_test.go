@@ -12,7 +12,7 @@ import (
 
 func TestExitCodeIsTheCommands(t *testing.T) {
 	t.Parallel()
-	m, s := newMachine(t), serve(t)
+	m, s := newMachine(t), shared(t)
 	m.set("STILE_URL", s.url)
 	for script, code := range map[string]int{
 		"exit 0":        0,
@@ -25,7 +25,7 @@ func TestExitCodeIsTheCommands(t *testing.T) {
 	} {
 		m.run("demo", "--", "sh", "-c", script).wants(code)
 	}
-	if left := entries(t, client(t, s.endpoint()), "demo"); left != nil {
+	if left := entries(t, s.client(t), "demo"); left != nil {
 		t.Errorf("left in the line: %v", left)
 	}
 }
@@ -45,7 +45,7 @@ func TestACommandThatCannotBeRunIsFoundBeforeTheStoreIsAsked(t *testing.T) {
 
 func TestACommandThatFailsToStartLetsTheLockGo(t *testing.T) {
 	t.Parallel()
-	m, s := newMachine(t), serve(t)
+	m, s := newMachine(t), shared(t)
 	m.set("STILE_URL", s.url)
 	garbage := m.write("garbage", "\x7fELF, but not really", 0o700)
 	m.run("demo", "--", garbage).wants(126, "cannot execute "+garbage, "exec format error")
@@ -56,7 +56,7 @@ func TestACommandThatFailsToStartLetsTheLockGo(t *testing.T) {
 
 func TestBadUse(t *testing.T) {
 	t.Parallel()
-	m, s := newMachine(t), serve(t)
+	m, s := newMachine(t), shared(t)
 	touch := []string{"--", "touch", m.path("was-run")}
 	for _, c := range []struct {
 		args  []string
@@ -95,7 +95,7 @@ func TestBadUse(t *testing.T) {
 
 func TestTheDashesMayBeMissing(t *testing.T) {
 	t.Parallel()
-	m, s := newMachine(t), serve(t)
+	m, s := newMachine(t), shared(t)
 	c := m.run("--url", s.url, "-n", "demo", "echo", "-n", "--", "x")
 	c.wants(0)
 	if got, want := c.stdout.String(), "-- x"; got != want {
@@ -107,7 +107,7 @@ const sleeper = "touch started; exec sleep 1000"
 
 func TestNotObtained(t *testing.T) {
 	t.Parallel()
-	m, s := newMachine(t), serve(t)
+	m, s := newMachine(t), shared(t)
 	m.set("STILE_URL", s.url)
 	holder := m.start(sleeper, "demo")
 	who := fmt.Sprintf("pid %d (sh)", holder.Process.Pid)
@@ -116,7 +116,7 @@ func TestNotObtained(t *testing.T) {
 	m.run("-w", "0", "demo", "--", "true").wants(75, `"demo"`, who)
 	m.run("-w", "0.2", "demo", "--", "true").wants(75, `"demo"`, "200ms", who)
 	m.run("--wait", "200ms", "demo", "--", "true").wants(75, `"demo"`, "200ms", who)
-	if left := entries(t, client(t, s.endpoint()), "demo"); len(left) != 1 {
+	if left := entries(t, s.client(t), "demo"); len(left) != 1 {
 		t.Errorf("in the line: %v, want the holder alone", left)
 	}
 	m.run("-n", "demo/other", "--", "true").wants(0)
@@ -124,14 +124,14 @@ func TestNotObtained(t *testing.T) {
 
 func TestWaitingEndsWhenTheLockIsFree(t *testing.T) {
 	t.Parallel()
-	m, s := newMachine(t), serve(t)
+	m, s := newMachine(t), shared(t)
 	m.set("STILE_URL", s.url)
 	holder := m.start(sleeper, "demo")
 	var waiters []*command
-	for _, args := range [][]string{{}, {"-w", "30"}} {
-		waiters = append(waiters, m.command(append(append([]string{"run"}, args...), "demo", "--", "true")...).begin())
+	for _, args := range [][]string{{}, {"-w", "300"}} {
+		waiters = append(waiters, m.runner(append(args, "demo", "--", "true")...).begin())
 	}
-	cli := client(t, s.endpoint())
+	cli := s.client(t)
 	eventually(t, "two waiters", func() bool { return len(entries(t, cli, "demo")) == 3 })
 	holder.signal(syscall.SIGTERM)
 	holder.wants(128 + 15)
@@ -142,14 +142,14 @@ func TestWaitingEndsWhenTheLockIsFree(t *testing.T) {
 
 func TestOneAtATime(t *testing.T) {
 	t.Parallel()
-	m, s := newMachine(t), serve(t)
+	m, s := newMachine(t), shared(t)
 	m.set("STILE_URL", s.url)
 	const workers = 12
 	script := `n=$(cat counter); sleep 0.01; echo $((n+1)) >counter; echo $STILE_TOKEN >>tokens`
 	m.write("counter", "0", 0o600)
 	var all []*command
 	for range workers {
-		all = append(all, m.command("run", "demo", "--", "sh", "-c", script).begin())
+		all = append(all, m.runner("demo", "--", "sh", "-c", script).begin())
 	}
 	for _, c := range all {
 		c.wants(0)
@@ -172,18 +172,18 @@ func TestOneAtATime(t *testing.T) {
 
 func TestTheCommandsEnvironment(t *testing.T) {
 	t.Parallel()
-	m, s := newMachine(t), serve(t)
+	m, s := newMachine(t), shared(t)
 	m.set("KEPT", "as it was")
 	m.set("STILE_TOKEN", "nonsense")
 	m.set("STILE_NAME", "nonsense")
 
-	c := m.run("--url", s.url, "--ttl", "2500ms", "outer", "--", "sh", "-c", `
+	c := m.run("--url", s.url, "--ttl", "62500ms", "outer", "--", "sh", "-c", `
 		echo "$KEPT|$STILE_NAME|$STILE_TTL|$STILE_URL"
 		outer=$STILE_TOKEN
 		"$0" run inner -- sh -c 'echo "$STILE_NAME|$STILE_TTL|$STILE_URL"; test "$STILE_TOKEN" -gt '$outer
 	`, stile)
 	c.wants(0)
-	want := "as it was|outer|2.5|" + s.url + "\ninner|15|" + s.url + "\n"
+	want := "as it was|outer|62.5|" + s.url + "\ninner|15|" + s.url + "\n"
 	if got := c.stdout.String(); got != want {
 		t.Errorf("the commands have seen\n%swant\n%s", got, want)
 	}
@@ -200,7 +200,7 @@ func TestTheCommandsEnvironment(t *testing.T) {
 func TestAPasswordOnTheCommandLineIsNotPassedOn(t *testing.T) {
 	t.Parallel()
 	m, s := newMachine(t), serve(t)
-	cli := client(t, s.endpoint())
+	cli := s.client(t)
 	for _, step := range []func() error{
 		func() error { _, err := cli.UserAdd(t.Context(), "root", "secret"); return err },
 		func() error { _, err := cli.UserGrantRole(t.Context(), "root", "root"); return err },
@@ -227,8 +227,8 @@ func TestAPasswordOnTheCommandLineIsNotPassedOn(t *testing.T) {
 
 func TestStdioIsInherited(t *testing.T) {
 	t.Parallel()
-	m, s := newMachine(t), serve(t)
-	c := m.command("run", "--url", s.url, "demo", "--", "sh", "-c", "cat; echo complaint >&2")
+	m, s := newMachine(t), shared(t)
+	c := m.runner("--url", s.url, "demo", "--", "sh", "-c", "cat; echo complaint >&2")
 	c.Stdin = strings.NewReader("from stdin")
 	c.begin().code()
 	if out, err := c.stdout.String(), c.stderr.String(); out != "from stdin" || err != "complaint\n" {
@@ -238,20 +238,19 @@ func TestStdioIsInherited(t *testing.T) {
 
 func TestSignalsReachTheCommandAndWhatItHasStarted(t *testing.T) {
 	t.Parallel()
-	s := serve(t)
 	for name, sig := range map[string]syscall.Signal{
 		"INT": syscall.SIGINT, "TERM": syscall.SIGTERM, "HUP": syscall.SIGHUP,
 		"QUIT": syscall.SIGQUIT, "USR1": syscall.SIGUSR1, "USR2": syscall.SIGUSR2,
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			m := newMachine(t)
+			m, s := newMachine(t), shared(t)
 			// The child looks at what it got when the grandchild has ended. (It must not be in the shell's background:
 			// that is deaf to INT and QUIT.)
 			c := m.start(`
 				trap 'echo child >>got; exit 3' `+name+`
-				sh -c 'trap "echo grandchild >>got; exit" `+name+`; touch started; while :; do sleep 0.01; done'`,
-				"--url", s.url, "demo/"+name)
+				sh -c 'trap "echo grandchild >>got; exit" `+name+`; touch started; while :; do read end <end; done'`,
+				"--url", s.url, "demo")
 			c.signal(sig)
 			c.wants(3)
 			if got, want := m.read("got"), "grandchild\nchild\n"; got != want {
@@ -263,12 +262,12 @@ func TestSignalsReachTheCommandAndWhatItHasStarted(t *testing.T) {
 
 func TestASignalWhileWaitingLeavesTheLine(t *testing.T) {
 	t.Parallel()
-	m, s := newMachine(t), serve(t)
+	m, s := newMachine(t), shared(t)
 	m.set("STILE_URL", s.url)
 	m.start(sleeper, "demo")
-	cli := client(t, s.endpoint())
+	cli := s.client(t)
 	for _, sig := range []syscall.Signal{syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT} {
-		waiter := m.command("run", "demo", "--", "touch", m.path("was-run")).begin()
+		waiter := m.runner("demo", "--", "touch", m.path("was-run")).begin()
 		eventually(t, "a waiter", func() bool { return len(entries(t, cli, "demo")) == 2 })
 		waiter.signal(syscall.SIGUSR1) // is for a command that is not there yet
 		waiter.signal(sig)
@@ -284,7 +283,7 @@ func TestASignalWhileWaitingLeavesTheLine(t *testing.T) {
 
 func TestIgnoredSignalsStayIgnored(t *testing.T) {
 	t.Parallel()
-	m, s := newMachine(t), serve(t)
+	m, s := newMachine(t), shared(t)
 	m.set("STILE_URL", s.url)
 	script := `trap "" HUP; exec "$0" run demo -- sh -c 'kill -HUP $PPID $$; sleep 0.1; echo survived'`
 	c := m.command()
@@ -300,7 +299,7 @@ func TestAReleaseThatFailsIsToldAndChangesNothing(t *testing.T) {
 	m, s := newMachine(t), serve(t)
 	// The command cuts its own branch: it freezes the server and ends.
 	c := m.run("--url", s.url, "--ttl", "60", "demo", "--", "sh", "-c", fmt.Sprintf(
-		`kill -STOP %[1]d; while ! grep -q '^State:.T' /proc/%[1]d/status; do :; done; exit 3`, s.Process.Pid))
+		`kill -STOP %[1]d; while grep -L '^State:.T' /proc/%[1]d/task/*/status | grep -q .; do :; done; exit 3`, s.Process.Pid))
 	c.wants(3, `"demo"`, "release", "not confirmed", "until its TTL of 1m0s is over")
 }
 

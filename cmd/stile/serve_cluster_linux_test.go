@@ -6,7 +6,6 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"sigs.k8s.io/yaml"
 
@@ -81,12 +80,18 @@ func TestThreeNodesAsInTheComposeFile(t *testing.T) {
 	}
 	url := "etcd://" + strings.Join(endpoints, ",")
 	ready := func(name string) bool {
-		resp, err := (&http.Client{Timeout: 2 * time.Second}).Get(probes[name] + "/readyz")
+		resp, err := (&http.Client{Timeout: within}).Get(probes[name] + "/readyz")
 		if err != nil {
-			return false
+			t.Fatalf("%s does not tell its health: %v", name, err)
 		}
 		resp.Body.Close()
 		return resp.StatusCode == http.StatusOK
+	}
+	decided := func(names ...string) {
+		t.Helper()
+		for _, name := range names {
+			eventually(t, name+" has a leader", func() bool { return ready(name) })
+		}
 	}
 
 	start("a")
@@ -95,40 +100,34 @@ func TestThreeNodesAsInTheComposeFile(t *testing.T) {
 	start("c")
 	for _, name := range names {
 		nodes[name].says("msg=ready")
-		if !ready(name) {
-			t.Errorf("%s is ready, but its health check does not say so", name)
-		}
 	}
+	decided(names...)
 	m.free(url, "demo")
 
 	holder := m.start(untilTold, "--url", url, "held")
 	nodes["a"].kill()
-	m.busy(url, "held") // the cluster has come to a decision without a
+	decided("b", "c") // who wants a lock meanwhile waits a few seconds for that, and on a busy machine it takes longer
+	m.busy(url, "held")
 	m.free(url, "demo")
-	m.write("end", "", 0o600)
+	m.tellEnd()
 	holder.wants(0)
 
 	nodes["b"].kill()
 	refused := m.run("--url", url, "-w", "1", "demo", "--", "true")
 	refused.wants(125, "etcd")
 	t.Logf("without a majority: %s", refused.stderr)
-	if ready("c") {
-		t.Error("c is alone, and says that it is ready")
-	}
+	eventually(t, "c, which is alone, says that it is not ready", func() bool { return !ready("c") })
 
 	start("b")
-	m.free(url, "demo")
 	nodes["b"].says("msg=ready")
+	decided("b", "c")
+	m.free(url, "demo")
 
-	// Told to end, all of them do at once: whether there is a leader or not.
+	// Told to end, all of them do: whether there is a leader or not. That it takes moments is for the tests of package node.
 	for _, name := range []string{"b", "c"} {
-		told := time.Now()
 		nodes[name].signal(15)
 		if code := nodes[name].code(); code != 0 {
 			t.Errorf("%s: exit code %d: %s", name, code, nodes[name].log)
-		}
-		if took := time.Since(told); took > quick {
-			t.Errorf("%s took %v to end", name, took)
 		}
 	}
 }

@@ -28,7 +28,7 @@ func (m *machine) busy(url, name string) {
 // free checks that it does.
 func (m *machine) free(url, name string) {
 	m.t.Helper()
-	m.run("--url", url, "-w", "10", name, "--", "true").wants(0)
+	m.run("--url", url, name, "--", "true").wants(0)
 }
 
 // awaitLine waits until so many stand in line.
@@ -43,16 +43,13 @@ func (m *machine) exists(name string) bool {
 	return err == nil
 }
 
-// untilTold is a script that says that it has started, and ends when a file called end is there.
-const untilTold = "touch started; while ! test -e end; do sleep 0.02; done"
-
 func TestServeExcludesEtcdctlLockAndStileRun(t *testing.T) {
 	t.Parallel()
 	etcdctl := testservers.Binary(t, "etcdctl")
 	m, s := newMachine(t), serve(t)
-	cli := client(t, s.endpoint())
+	cli := s.client(t)
 
-	lock := exec.Command(etcdctl, "--endpoints", s.endpoint(), "lock", "--ttl", "5", "demo", "--", "sh", "-c", "touch got; "+untilTold)
+	lock := exec.Command(etcdctl, "--endpoints", s.endpoint(), "lock", "--ttl", lasting, "demo", "--", "sh", "-c", "touch got; "+untilTold)
 	lock.Dir, lock.Env = m.dir, m.vars
 	if err := lock.Start(); err != nil {
 		t.Fatal(err)
@@ -60,16 +57,15 @@ func TestServeExcludesEtcdctlLockAndStileRun(t *testing.T) {
 	defer func() { _ = lock.Process.Kill() }()
 	eventually(t, "etcdctl has the lock", func() bool { return m.exists("got") })
 	m.busy(s.url, "demo")
-	m.write("end", "", 0o600)
+	m.tellEnd()
 	if err := lock.Wait(); err != nil {
 		t.Errorf("etcdctl lock: %v", err)
 	}
 	m.free(s.url, "demo")
 
-	os.Remove(m.path("end"))
 	os.Remove(m.path("got"))
 	holder := m.start(untilTold, "--url", s.url, "demo")
-	lock = exec.Command(etcdctl, "--endpoints", s.endpoint(), "lock", "demo", "--", "touch", m.path("got"))
+	lock = exec.Command(etcdctl, "--endpoints", s.endpoint(), "lock", "--ttl", lasting, "demo", "--", "touch", m.path("got"))
 	if err := lock.Start(); err != nil {
 		t.Fatal(err)
 	}
@@ -77,7 +73,7 @@ func TestServeExcludesEtcdctlLockAndStileRun(t *testing.T) {
 	if m.exists("got") {
 		t.Error("etcdctl got the lock while stile run held it")
 	}
-	m.write("end", "", 0o600)
+	m.tellEnd()
 	if err := lock.Wait(); err != nil || !m.exists("got") {
 		t.Errorf("etcdctl lock after stile run: %v", err)
 	}
@@ -87,8 +83,8 @@ func TestServeExcludesEtcdctlLockAndStileRun(t *testing.T) {
 func TestServeExcludesTheStockMutexAndStileRun(t *testing.T) {
 	t.Parallel()
 	m, s := newMachine(t), serve(t)
-	cli := client(t, s.endpoint())
-	session, err := concurrency.NewSession(cli, concurrency.WithTTL(5))
+	cli := s.client(t)
+	session, err := concurrency.NewSession(cli, concurrency.WithTTL(60))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -115,7 +111,7 @@ func TestServeExcludesTheStockMutexAndStileRun(t *testing.T) {
 		t.Errorf("Lock returned %v while stile run held it", err)
 	default:
 	}
-	m.write("end", "", 0o600)
+	m.tellEnd()
 	if err := <-got; err != nil {
 		t.Error(err)
 	}
@@ -125,10 +121,10 @@ func TestServeExcludesTheStockMutexAndStileRun(t *testing.T) {
 func TestServeExcludesLocksOverJSONAndStileRun(t *testing.T) {
 	t.Parallel()
 	m, s := newMachine(t), serve(t)
-	cli := client(t, s.endpoint())
+	cli := s.client(t)
 	g := gateway{t, "http://" + s.endpoint(), &http.Client{Timeout: within}}
 
-	lease := g.must("/v3/lease/grant", map[string]any{"TTL": "30"})["ID"]
+	lease := g.must("/v3/lease/grant", map[string]any{"TTL": "600"})["ID"]
 	key := g.must("/v3/lock/lock", map[string]any{"name": inBase64("demo"), "lease": lease})["key"]
 	if decoded, err := base64.StdEncoding.DecodeString(fmt.Sprint(key)); err != nil || !strings.HasPrefix(string(decoded), "demo/") {
 		t.Errorf("key %s, %v", decoded, err)
@@ -153,7 +149,7 @@ func TestServeExcludesLocksOverJSONAndStileRun(t *testing.T) {
 		t.Errorf("/v3/lock/lock answered %v while stile run held it", a)
 	default:
 	}
-	m.write("end", "", 0o600)
+	m.tellEnd()
 	a := <-got
 	if a.err != nil {
 		t.Fatal(a.err)
@@ -209,7 +205,7 @@ func TestLocksOutliveAKilledServer(t *testing.T) {
 	args := []string{"--listen", testservers.FreeAddress(t), "--data", m.path("data")}
 	s := m.serve(args...)
 	url := s.found("url")
-	const ttl = 8 * time.Second // so that 4/10 of it is enough for a restart on a busy machine
+	const ttl = 45 * time.Second // so that 4/10 of it is enough for a restart on a busy machine
 
 	cli := client(t, strings.TrimPrefix(url, "etcd://"))
 	forgotten, err := cli.Grant(t.Context(), 600) // held by nobody who could renew it
@@ -219,15 +215,12 @@ func TestLocksOutliveAKilledServer(t *testing.T) {
 	if _, err := cli.Put(t.Context(), fmt.Sprintf("nightly/%x", forgotten.ID), "", clientv3.WithLease(forgotten.ID)); err != nil {
 		t.Fatal(err)
 	}
-	// It goes on for longer than its TTL after the server was killed: then it would have lost the lock.
-	holder := m.start("touch started; while ! test -e killed; do sleep 0.02; done; sleep 9; echo $STILE_TOKEN",
-		"--url", url, "--ttl", ttl.String(), "demo")
-	waiter := m.command("run", "--url", url, "--ttl", ttl.String(), "demo", "--", "sh", "-c", "echo $STILE_TOKEN").begin()
+	holder := m.start(untilTold+"; echo $STILE_TOKEN", "--url", url, "--ttl", ttl.String(), "demo")
+	waiter := m.runner("--url", url, "--ttl", ttl.String(), "demo", "--", "sh", "-c", "echo $STILE_TOKEN").begin()
 	awaitLine(t, cli, "demo", 2)
 	before := entries(t, cli, "demo")
 
 	s.kill()
-	m.write("killed", "", 0o600)
 	down := time.Now()
 	m.serve(args...)
 	t.Logf("the server was down for %v", time.Since(down))
@@ -236,6 +229,8 @@ func TestLocksOutliveAKilledServer(t *testing.T) {
 	}
 	m.busy(url, "nightly")
 
+	awaitRenewal(t, cli, "demo") // without it the lock would be lost when the TTL is over
+	m.tellEnd()
 	holder.wants(0)
 	waiter.wants(0)
 	var first, next int64

@@ -16,33 +16,47 @@ import (
 func TestServeEndsAtOnceWhenTold(t *testing.T) {
 	t.Parallel()
 	for _, sig := range []syscall.Signal{syscall.SIGTERM, syscall.SIGINT} {
-		s := serve(t)
-		cli := client(t, s.endpoint())
-		session, err := concurrency.NewSession(cli)
-		if err != nil {
-			t.Fatal(err)
+		var took time.Duration
+		for range 10 {
+			// Who waits for the clients to go does so for seven seconds, each time. A busy machine may need as long, but not each time.
+			if took = endWithAClient(t, sig); took < 4*time.Second {
+				break
+			}
 		}
-		if err := concurrency.NewMutex(session, "demo").Lock(t.Context()); err != nil {
-			t.Fatal(err)
-		}
-		<-cli.Watch(t.Context(), "demo", clientv3.WithPrefix(), clientv3.WithCreatedNotify())
-
-		told := time.Now()
-		if err := s.Process.Signal(sig); err != nil {
-			t.Fatal(err)
-		}
-		said := <-s.said
-		_ = s.Wait() // ProcessState has it
-		if took := time.Since(told); took > quick {
-			t.Errorf("%v: took %v with a client connected", sig, took)
-		}
-		if code := s.ProcessState.ExitCode(); code != 0 {
-			t.Errorf("%v: exit code %d", sig, code)
-		}
-		if lines := strings.Count(string(said), "\n"); lines != 1 || !strings.Contains(string(said), "msg=stopping") {
-			t.Errorf("%v: said after the ready line: %s", sig, said)
+		if took >= 4*time.Second {
+			t.Errorf("%v: ten times in a row it takes some %v to end with a client connected", sig, took)
 		}
 	}
+}
+
+// endWithAClient returns how long a server takes to end after a signal.
+func endWithAClient(t *testing.T, sig syscall.Signal) time.Duration {
+	t.Helper()
+	s := serve(t)
+	cli := s.client(t)
+	session, err := concurrency.NewSession(cli, concurrency.WithTTL(60))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := concurrency.NewMutex(session, "demo").Lock(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	<-cli.Watch(t.Context(), "demo", clientv3.WithPrefix(), clientv3.WithCreatedNotify())
+
+	told := time.Now()
+	if err := s.Process.Signal(sig); err != nil {
+		t.Fatal(err)
+	}
+	said := <-s.said
+	_ = s.Wait() // ProcessState has it
+	took := time.Since(told)
+	if code := s.ProcessState.ExitCode(); code != 0 {
+		t.Errorf("%v: exit code %d", sig, code)
+	}
+	if lines := strings.Count(string(said), "\n"); lines != 1 || !strings.Contains(string(said), "msg=stopping") {
+		t.Errorf("%v: said after the ready line: %s", sig, said)
+	}
+	return took
 }
 
 // hung returns the path of a socket to which nobody can connect, because nobody is let in and one waits already.

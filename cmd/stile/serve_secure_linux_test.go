@@ -56,7 +56,7 @@ func TestServeWithTLSCertificatesAndUsers(t *testing.T) {
 	m.run("--url", ann, "other", "--", "true").wants(125, "permission denied")
 	holder := m.start(untilTold, "--url", ann, "jobs/backup")
 	m.busy("etcds://root@"+address+certificates+"&password_file="+password, "jobs/backup")
-	m.write("end", "", 0o600)
+	m.tellEnd()
 	holder.wants(0)
 
 	m.run("--url", "etcds://"+address+certificates, "jobs/backup", "--", "true").wants(125, "user")
@@ -121,7 +121,7 @@ func TestServeOnASocketAndOnTCP(t *testing.T) {
 	}
 	holder := m.start(untilTold, "--url", socket, "demo")
 	m.busy(s.found("url"), "demo")
-	m.write("end", "", 0o600)
+	m.tellEnd()
 	holder.wants(0)
 
 	other := []string{"serve", "--data", m.path("other"), "--socket"}

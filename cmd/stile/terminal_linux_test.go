@@ -116,6 +116,23 @@ func (c *console) sees(text string) {
 	}
 }
 
+// editing waits until the program at the terminal edits the line that is typed: a tab, typed before, would be part of it.
+func (c *console) editing() {
+	c.t.Helper()
+	raw, err := c.keys.SyscallConn()
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	eventually(c.t, "a shell that edits lines", func() bool {
+		var modes *unix.Termios
+		var failed error
+		if err := raw.Control(func(fd uintptr) { modes, failed = unix.IoctlGetTermios(int(fd), unix.TCGETS) }); err != nil || failed != nil {
+			c.t.Fatal(err, failed)
+		}
+		return modes.Lflag&unix.ICANON == 0
+	})
+}
+
 func (c *console) code() int {
 	c.t.Helper()
 	select {
@@ -128,7 +145,7 @@ func (c *console) code() int {
 
 func TestACommandReadsFromTheTerminal(t *testing.T) {
 	t.Parallel()
-	m, s := newMachine(t), serve(t)
+	m, s := newMachine(t), shared(t)
 	// Twice, and then the shell around it reads: the terminal has been given back.
 	c := m.at("sh", "-c", fmt.Sprintf(`
 		for i in 1 2; do %s run --url %s demo -- sh -c 'echo ask; read x; echo "got $x"'; done
@@ -147,7 +164,6 @@ func TestACommandReadsFromTheTerminal(t *testing.T) {
 
 func TestCtrlCEndsACommandOnce(t *testing.T) {
 	t.Parallel()
-	s := serve(t)
 	for name, wait := range map[string]string{
 		// The shell inside says that it has begun: between the fork and the exec of a plain sleep the signal would meet a copy
 		// of the outer shell, which catches it and forgets it, and then the sleep sleeps on.
@@ -156,8 +172,8 @@ func TestCtrlCEndsACommandOnce(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			m := newMachine(t)
-			c := m.at(stile, "run", "--url", s.url, "demo/"+name, "--",
+			m, s := newMachine(t), shared(t)
+			c := m.at(stile, "run", "--url", s.url, "--ttl", lasting, "demo", "--",
 				"sh", "-c", `trap 'n=$((n+1)); echo "interrupted $n"' INT; `+wait+`; sleep 0.3; exit 5`)
 			c.sees("begun")
 			eventually(t, "the command waits", func() bool { return waits(t, c.cmd.Process.Pid, name != "that reads") })
@@ -189,10 +205,10 @@ func waits(t *testing.T, stile int, stileInFront bool) bool {
 
 func TestCtrlCWhileWaiting(t *testing.T) {
 	t.Parallel()
-	m, s := newMachine(t), serve(t)
+	m, s := newMachine(t), shared(t)
 	m.start(sleeper, "--url", s.url, "demo")
-	c := m.at(stile, "run", "--url", s.url, "demo", "--", "echo", "was run")
-	cli := client(t, s.endpoint())
+	c := m.at(stile, "run", "--url", s.url, "--ttl", lasting, "demo", "--", "echo", "was run")
+	cli := s.client(t)
 	eventually(t, "a waiter", func() bool { return len(entries(t, cli, "demo")) == 2 })
 	c.types(ctrlC)
 	if code := c.code(); code != 128+2 {
@@ -214,18 +230,17 @@ func (m *machine) interactive() *console {
 
 func TestJobControl(t *testing.T) {
 	t.Parallel()
-	s := serve(t)
 	for name, script := range map[string]string{
-		"before it reads": `touch started; while test ! -e asked; do sleep 0.01; done; echo ask; read x; echo "got $x"`,
+		"before it reads": `touch started; read end <end; echo ask; read x; echo "got $x"`,
 		"while it reads":  `touch started; read x; echo "first $x"; read x; echo "got $x"`,
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			m := newMachine(t)
+			m, s := newMachine(t), shared(t)
 			m.write("script", script, 0o600)
 			c := m.interactive()
-			c.types(fmt.Sprintf("%s run --url %s 'demo/%s' -- sh script\n", stile, s.url, name))
-			eventually(t, "start of the script", func() bool { _, err := os.Stat(m.path("started")); return err == nil })
+			c.types(fmt.Sprintf("%s run --url %s --ttl %s demo -- sh script\n", stile, s.url, lasting))
+			eventually(t, "start of the script", func() bool { return m.exists("started") })
 			if name == "while it reads" {
 				c.types("line\n")
 				c.sees("first line")
@@ -235,7 +250,7 @@ func TestJobControl(t *testing.T) {
 			c.sees("ready> ")
 			c.types("echo in the shell\n")
 			c.sees("in the shell\r\n")
-			m.write("asked", "", 0o600)
+			m.tellEnd()
 			c.types("fg\n")
 			if name == "before it reads" {
 				c.sees("ask\r\n")
@@ -253,11 +268,11 @@ func TestJobControl(t *testing.T) {
 
 func TestInTheBackgroundACommandThatReadsIsStopped(t *testing.T) {
 	t.Parallel()
-	m, s := newMachine(t), serve(t)
+	m, s := newMachine(t), shared(t)
 	m.write("script", `touch started; read x; echo "got $x"`, 0o600)
 	c := m.interactive()
-	c.types(fmt.Sprintf("%s run --url %s demo -- sh script &\n", stile, s.url))
-	eventually(t, "start of the script", func() bool { _, err := os.Stat(m.path("started")); return err == nil })
+	c.types(fmt.Sprintf("%s run --url %s --ttl %s demo -- sh script &\n", stile, s.url, lasting))
+	eventually(t, "start of the script", func() bool { return m.exists("started") })
 	eventually(t, "stop", func() bool {
 		c.types("jobs\n")
 		c.sees("stile run")
@@ -273,10 +288,10 @@ func TestInTheBackgroundACommandThatReadsIsStopped(t *testing.T) {
 // While a command is suspended its lock may go to somebody else. It must not make another step then.
 func TestACommandSuspendedForTooLongIsNotContinued(t *testing.T) {
 	t.Parallel()
-	m, s := newMachine(t), serve(t)
+	m, s := newMachine(t), shared(t)
 	m.write("script", "while :; do echo >>steps; done", 0o600)
 	c := m.interactive()
-	c.types(fmt.Sprintf("%s run --url %s --ttl 1 demo -- sh script\n", stile, s.url))
+	c.types(fmt.Sprintf("%s run --url %s --ttl 12 demo -- sh script\n", stile, s.url))
 	m.await("steps", "\n")
 	c.types(ctrlZ)
 	c.sees("Stopped")
@@ -293,26 +308,28 @@ func TestACommandSuspendedForTooLongIsNotContinued(t *testing.T) {
 // ^Z stops the command, but not what has left its process group, as timeout(1) does in a script.
 func TestWhileSuspendedNothingOutlivesTheLock(t *testing.T) {
 	t.Parallel()
-	m, s := newMachine(t), serve(t)
-	m.write("script", "timeout 1000 sh -c 'while :; do echo >>steps; sleep 0.01; done'; :", 0o600)
+	m, s := newMachine(t), shared(t)
+	m.write("inner", "echo $$ >inner.pid; while :; do "+uptime(">>steps")+"; sleep 0.02; done", 0o600)
+	m.write("script", "echo $PPID >stile.pid; timeout 1000 sh inner; :", 0o600)
 	c := m.interactive()
-	c.types(fmt.Sprintf("%s run --url %s --ttl 2 demo -- sh script\n", stile, s.url))
-	eventually(t, "a watchdog's time", func() bool { return len(m.read("steps")) > 150 })
+	c.types(fmt.Sprintf("%s run --url %s --ttl 16 demo -- sh script\n", stile, s.url))
+	m.await("steps", "\n")
+	watched(t, m.pid("stile.pid"))
 	c.types(ctrlZ)
 	c.sees("Stopped")
-	m.run("--url", s.url, "demo", "--", "sh", "-c", "cat steps >then; sleep 0.3").wants(0)
-	if n := len(m.read("steps")) - len(m.read("then")); n != 0 {
-		t.Errorf("%d steps were made under somebody else's lock", n)
-	}
+	m.run("--url", s.url, "demo", "--", "sh", "-c", uptime(">next")).wants(0)
+	inner := m.pid("inner.pid")
+	eventually(t, "end of what has left the process group", func() bool { return !running(inner) })
+	m.wasDeadBefore("next", "steps")
 }
 
 // An editor puts the screen in order when it is told to stop.
 func TestACommandMayPrepareForBeingSuspended(t *testing.T) {
 	t.Parallel()
-	m, s := newMachine(t), serve(t)
-	m.write("script", `trap 'echo in order; kill -STOP $$' TSTP; echo begun; while :; do :; done`, 0o600)
+	m, s := newMachine(t), shared(t)
+	m.write("script", `trap 'echo in order; kill -STOP $$' TSTP; echo begun; while :; do read end <end; done`, 0o600)
 	c := m.interactive()
-	c.types(fmt.Sprintf("%s run --url %s demo -- sh script\n", stile, s.url))
+	c.types(fmt.Sprintf("%s run --url %s --ttl %s demo -- sh script\n", stile, s.url, lasting))
 	c.sees("begun\r\n")
 	c.types(ctrlZ)
 	c.sees("in order\r\n")
@@ -322,16 +339,18 @@ func TestACommandMayPrepareForBeingSuspended(t *testing.T) {
 // Suspended for a while that the lock survives, the command goes on when the lock is sure again.
 func TestACommandSuspendedShortlyIsContinued(t *testing.T) {
 	t.Parallel()
-	m, s := newMachine(t), serve(t)
-	m.write("script", "touch started; while test ! -e enough; do sleep 0.01; done", 0o600)
+	m, s := newMachine(t), shared(t)
+	m.write("script", untilTold, 0o600)
 	c := m.interactive()
-	c.types(fmt.Sprintf("%s run --url %s --ttl 10 demo -- sh script\n", stile, s.url))
-	eventually(t, "start of the script", func() bool { _, err := os.Stat(m.path("started")); return err == nil })
+	c.types(fmt.Sprintf("%s run --url %s --ttl 24 -k 9 demo -- sh script\n", stile, s.url))
+	eventually(t, "start of the script", func() bool { return m.exists("started") })
 	c.types(ctrlZ)
 	c.sees("Stopped")
-	time.Sleep(7 * time.Second) // after the last moment for ending the command in time, before the end of the lock
+	// Longer than the 12.4 s after which the command would have to be told to end, and shorter than the 21.6 s after which the
+	// lock would be lost, both counted from the last renewal, which is not older than a few seconds.
+	time.Sleep(12500 * time.Millisecond)
 	c.types("fg; echo code $?\n")
-	time.Sleep(4 * time.Second) // by now the lock would be lost, had it not been renewed
-	m.write("enough", "", 0o600)
+	awaitRenewal(t, s.client(t), "demo")
+	m.tellEnd()
 	c.sees("code 0")
 }

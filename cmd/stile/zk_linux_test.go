@@ -12,9 +12,9 @@ import (
 
 func TestCommandsOnZooKeeper(t *testing.T) {
 	t.Parallel()
-	ensemble := testservers.StartZooKeeperEnsemble(t, 3)
+	server := testservers.StartZooKeeper(t)
 	m := newMachine(t)
-	m.set("STILE_URL", "zk://"+strings.Join(ensemble.Endpoints(), ",")+"/team")
+	m.set("STILE_URL", "zk://"+server.Endpoint()+"/team")
 
 	// A third of the TTL is not certain here, so that there is less time for stopping a command than elsewhere.
 	m.run("--ttl", "16", "-k", "6", "orders/42", "--", "true").wants(125, "--kill-after 6s", "4s")
@@ -28,8 +28,8 @@ func TestCommandsOnZooKeeper(t *testing.T) {
 	watching.begin()
 	heard := bufio.NewScanner(news)
 
-	holder := m.start(sleeper, "orders/42")
-	waiter := m.waiter(1, "orders/42")
+	holder := m.start(sleeper, "--ttl", "30", "orders/42")
+	waiter := m.waiter(1, "orders/42", "--ttl", "30")
 	heardOf := func(text string) {
 		t.Helper()
 		for heard.Scan() {
@@ -51,7 +51,7 @@ func TestCommandsOnZooKeeper(t *testing.T) {
 	if !strings.Contains(c.stdout.String(), "orders/42") {
 		t.Errorf("ls tells %q", c.stdout)
 	}
-	if c := m.run("-n", "orders/42", "--", "true"); c.ProcessState.ExitCode() != 75 {
+	if c := m.run("-n", "--ttl", "30", "orders/42", "--", "true"); c.ProcessState.ExitCode() != 75 {
 		t.Errorf("a try for a lock that is held ends with %v", c.ProcessState)
 	}
 

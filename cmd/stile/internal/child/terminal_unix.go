@@ -97,8 +97,9 @@ func (p *Process) WantsToStop(sig unix.Signal) bool {
 	}
 }
 
-// moment is enough for a signal sent to oneself, or to a child, to take effect.
-const moment = 100 * time.Millisecond
+// moment is enough for a signal sent to oneself, or to a child, to take effect: on a busy machine too, where neither need run at
+// once. Waiting for it in vain does no harm: the command is stopped meanwhile, or is told to.
+const moment = time.Second
 
 // Suspend stops the command, then this process and, if the command had the terminal, the rest of our process group
 // with it, as ^Z would have. It returns when this process has been continued; the command stays as it is until

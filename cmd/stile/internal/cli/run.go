@@ -324,7 +324,9 @@ func (r *run) lock(ctx context.Context, client *stile.Client) (*stile.Hold, erro
 		return hold, err
 	}
 	trouble := errors.Unwrap(err) // more than the deadline, if the store has not let us join the line
-	asking, cancel := context.WithTimeout(ctx, 2*time.Second)
+	// As long as opening a store may take. On a busy machine it does take seconds, and that the store was slow to tell must not look
+	// like an outage.
+	asking, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
 	line, unread := client.Show(asking, r.name)
 	switch {

@@ -25,8 +25,9 @@ import (
 	"github.com/stilelock/stile/cmd/stile/internal/filelock"
 )
 
-// patience is how long a server may take to start. It takes a tenth of a second.
-const patience = 10 * time.Second
+// patience is how long a server may take to start. It takes a tenth of a second, and a hundred times that on a machine with
+// too much to do. A server that has not started after this time ends by itself.
+const patience = 30 * time.Second
 
 // Ensure returns the URL of the server, as package storeurl understands it. If none runs it starts one, and tells. When
 // Ensure returns, a server has taken a connection, or said that it is ready; if ctx ends first one may be on its way.
@@ -60,7 +61,7 @@ func (h Home) Find(ctx context.Context) (storeURL string, err error) {
 // it ends with the service or the login that has started it if the system ends all that such a one leaves behind. It looks
 // every second, and less often after starts that have failed: there may be many who keep the server.
 func (h Home) Keep(ctx context.Context) {
-	const often = time.Second
+	const often, seldom = time.Second, 10 * time.Second
 	for pause := often; ; {
 		select {
 		case <-ctx.Done():
@@ -71,7 +72,7 @@ func (h Home) Keep(ctx context.Context) {
 			pause = often
 			continue
 		}
-		pause = min(2*pause, patience)
+		pause = min(2*pause, seldom)
 		if _, _, err := h.Ensure(ctx); err == nil { // otherwise who uses the server hears from the store that it is not there
 			pause = often
 		}

@@ -64,24 +64,26 @@ func (h Home) Serve(ctx context.Context, socket string, idle time.Duration, read
 
 // attention is how often a server looks whether its socket is still there. When a user has logged out, the runtime
 // directory goes and the server stays; the next one must get at the data while its starter still waits.
-const attention = patience / 5
+const attention = 2 * time.Second
 
 // claim makes this process the only server of its home, the one whose process id can be read there. A predecessor that
 // was told to end a moment ago, or has noticed that nobody can reach it, is waited for.
 func (h Home) claim(ctx context.Context, socket string) (*filelock.Lock, error) {
-	ctx, cancel := context.WithTimeout(ctx, patience/2)
+	ctx, cancel := context.WithTimeout(ctx, patience/3)
 	defer cancel()
+	last := false // the time is up: that is looked at first, so that somebody who has stood still meanwhile looks once more
 	lock, err := filelock.Try(h.pid(), filelock.Exclusive)
 	for errors.Is(err, filelock.ErrLocked) {
 		if listens(socket) { // nobody did when this process was started
 			return nil, errors.New("another one has been faster")
 		}
-		if ctx.Err() != nil {
+		if last {
 			pid := h.PID()
 			return nil, fmt.Errorf("the one that runs (pid %s) cannot be reached any more, and has work: "+
 				"wait until that is done, or end it with kill %s", pid, pid)
 		}
 		time.Sleep(10 * time.Millisecond)
+		last = ctx.Err() != nil
 		lock, err = filelock.Try(h.pid(), filelock.Exclusive)
 	}
 	if err != nil {
