@@ -77,6 +77,9 @@ type Config struct {
 	Addresses []string `json:"addresses,omitempty"`
 	// TTL is how long a session, or a lock, lives without being renewed. In etcd it is rounded up to the second.
 	TTL time.Duration `json:"ttl_ns"`
+	// Patient lets rueidislock wait for answers for as long as the TTL. By its default it gives a request up after 20 ms, as a busy
+	// machine may need for it, and then waits for news of a lock that nobody holds: for ever, which is not what tests are about.
+	Patient bool `json:"patient,omitempty"`
 }
 
 type opener func(ctx context.Context, c Config, worker string) (Locker, error)

@@ -20,11 +20,15 @@ func openRueidislock(ctx context.Context, c Config, _ string) (Locker, error) {
 	if len(c.Addresses) != 1 {
 		return nil, fmt.Errorf("it locks at one server, not at %d", len(c.Addresses))
 	}
-	l, err := rueidislock.NewLocker(rueidislock.LockerOption{
+	option := rueidislock.LockerOption{
 		ClientOption: rueidis.ClientOption{InitAddress: c.Addresses, ForceSingleClient: true},
 		KeyMajority:  1,
 		KeyValidity:  c.TTL,
-	})
+	}
+	if c.Patient {
+		option.TryNextAfter = c.TTL
+	}
+	l, err := rueidislock.NewLocker(option)
 	if err != nil {
 		return nil, errors.Join(err, ctx.Err())
 	}

@@ -76,7 +76,7 @@ func trace(network *site.Network, pid int, delay time.Duration) (*tracer, error)
 		t.err = t.cmd.Wait()
 		close(t.ended)
 	}()
-	for end := time.Now().Add(5 * time.Second); ; {
+	for end := time.Now().Add(30 * time.Second); ; {
 		select {
 		case <-t.ended:
 			return nil, fmt.Errorf("strace has ended: %w: %s", t.err, strings.TrimSpace(t.said.String()))
@@ -115,7 +115,7 @@ func (t *tracer) end() error {
 	select {
 	case <-t.ended:
 		return nil
-	case <-time.After(5 * time.Second):
+	case <-time.After(30 * time.Second):
 		_ = t.cmd.Process.Kill()
 		<-t.ended
 		return errors.New("strace did not let go, and was killed")

@@ -79,9 +79,9 @@ func jump(ctx context.Context, h *hand) error {
 	return setClocks(ctx, servers, ahead)
 }
 
-// setClocks sets the clocks of servers, and waits for a moment until they have seen it.
+// setClocks sets the clocks of servers, and waits until they have seen it, which takes a moment unless the machine is busy.
 func setClocks(ctx context.Context, servers []*site.Server, ahead time.Duration) error {
-	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
+	ctx, cancel := context.WithTimeout(ctx, 20*time.Second)
 	defer cancel()
 	var errs []error
 	for _, s := range servers {

@@ -211,7 +211,7 @@ func TestFaultsOfServersThatElectALeader(t *testing.T) {
 
 // put writes to the etcd of a scene and returns how long it took.
 func put(ctx context.Context, addr string) (time.Duration, error) {
-	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	ctx, cancel := context.WithTimeout(ctx, 3*time.Minute)
 	defer cancel()
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://"+addr+"/v3/kv/put", strings.NewReader(`{"key":"aw=="}`))
 	if err != nil {
@@ -292,7 +292,7 @@ func dial(t *testing.T, addr string) *client {
 	conn, err := net.Dial("tcp", addr)
 	must(t, err)
 	t.Cleanup(func() { conn.Close() })
-	must(t, conn.SetDeadline(time.Now().Add(20*time.Second)))
+	must(t, conn.SetDeadline(time.Now().Add(3*time.Minute)))
 	return &client{t: t, conn: conn}
 }
 

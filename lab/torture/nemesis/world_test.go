@@ -55,9 +55,9 @@ func must(t *testing.T, err error) {
 // eventually waits until something is so.
 func eventually(t *testing.T, what string, is func() bool) {
 	t.Helper()
-	for end := time.Now().Add(15 * time.Second); !is(); time.Sleep(5 * time.Millisecond) {
+	for end := time.Now().Add(3 * time.Minute); !is(); time.Sleep(5 * time.Millisecond) {
 		if time.Now().After(end) {
-			t.Fatalf("after 15 s it is not so that %s", what)
+			t.Fatalf("after three minutes it is not so that %s", what)
 		}
 	}
 }
@@ -182,7 +182,7 @@ func (s *scene) server(name string) *site.Server {
 }
 
 func (s *scene) leader() *site.Server {
-	ctx, cancel := context.WithTimeout(s.t.Context(), 15*time.Second)
+	ctx, cancel := context.WithTimeout(s.t.Context(), 3*time.Minute)
 	defer cancel()
 	leader, err := s.Cluster.Leader(ctx)
 	must(s.t, err)

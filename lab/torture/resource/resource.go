@@ -196,10 +196,10 @@ type Client struct {
 	answers *json.Decoder
 }
 
-// dialTimeout is how long a resource may take to begin.
-const dialTimeout = 5 * time.Second
+// dialTimeout is how long a resource may take to begin, on however busy a machine.
+const dialTimeout = 20 * time.Second
 
-// Dial connects to the resource that listens at path. If nobody listens there yet it waits for that, five seconds at most.
+// Dial connects to the resource that listens at path. If nobody listens there yet it waits for that, twenty seconds at most.
 func Dial(ctx context.Context, path string) (*Client, error) {
 	ctx, cancel := context.WithTimeout(ctx, dialTimeout)
 	defer cancel()

@@ -46,7 +46,7 @@ func everybodySays(posts []*post, text string) {
 // heard returns what the post has heard before everybody's "after": nothing overtakes on these wires.
 func (p *post) heard(t *testing.T, from int) (names []string) {
 	t.Helper()
-	must(t, p.conn.SetReadDeadline(time.Now().Add(5*time.Second)))
+	must(t, p.conn.SetReadDeadline(time.Now().Add(time.Minute)))
 	for buf := make([]byte, 100); from > 0; {
 		n, err := p.conn.Read(buf)
 		must(t, err)
@@ -195,9 +195,9 @@ func TestPauseStopsAllThreads(t *testing.T) {
 // eventually waits until something is so.
 func eventually(t *testing.T, what string, is func() bool) {
 	t.Helper()
-	for end := time.Now().Add(10 * time.Second); !is(); time.Sleep(5 * time.Millisecond) {
+	for end := time.Now().Add(3 * time.Minute); !is(); time.Sleep(5 * time.Millisecond) {
 		if time.Now().After(end) {
-			t.Fatalf("after ten seconds it is not so that %s", what)
+			t.Fatalf("after three minutes it is not so that %s", what)
 		}
 	}
 }

@@ -57,8 +57,8 @@ func (p *process) kill() error {
 	select {
 	case <-p.done:
 		return nil
-	case <-time.After(10 * time.Second):
-		return fmt.Errorf("process %d has been killed and has not ended within 10 s", p.pid())
+	case <-time.After(time.Minute):
+		return fmt.Errorf("process %d has been killed and has not ended within a minute", p.pid())
 	}
 }
 
@@ -68,7 +68,7 @@ func Pause(pid int) error {
 	if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
 		return fmt.Errorf("pause process %d: %w", pid, err)
 	}
-	const most = 5 * time.Second
+	const most = time.Minute
 	for end := time.Now().Add(most); time.Now().Before(end); time.Sleep(time.Millisecond) {
 		switch still, err := stopped(pid); {
 		case err != nil:

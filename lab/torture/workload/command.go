@@ -143,10 +143,10 @@ func (s *strand) commanded(ctx context.Context, c child, began int64, token uint
 	if s.chance.IntN(4) == 0 {
 		ctx = context.WithoutCancel(ctx)
 	}
-	ttl := s.config.Locker.TTL
-	lasts := s.upTo(ttl / 2)
+	pace := s.config.pace()
+	lasts := s.upTo(pace / 2)
 	if s.chance.IntN(4) == 0 {
-		lasts = 2*ttl + s.upTo(ttl)
+		lasts = 2*pace + s.upTo(pace)
 	}
 	err := t.work(ctx, 1, lasts)
 	e := t.ended()

@@ -71,8 +71,8 @@ func (s *strand) many(ctx context.Context) error {
 
 // long: longer than the session would live without being renewed.
 func (s *strand) long(ctx context.Context) error {
-	ttl := s.config.Locker.TTL
-	return s.doOne(ctx, s.any(), 1, 3*ttl+s.upTo(ttl))
+	pace := s.config.pace()
+	return s.doOne(ctx, s.any(), 1, 3*pace+s.upTo(pace))
 }
 
 // doOne waits for a lock, works under it and releases it, and then does something else: were it to ask again at once, nobody
@@ -142,8 +142,7 @@ func (s *strand) final(ctx context.Context) error {
 		return errDone
 	}
 	f := &history.Final{Lock: s.config.Locks[i], Outcome: history.OK}
-	ttl := s.config.Locker.TTL
-	limited, cancel := context.WithTimeout(ctx, ttl+10*time.Second)
+	limited, cancel := context.WithTimeout(ctx, s.config.limit())
 	defer cancel()
 	h, err := s.locker.Lock(limited, f.Lock)
 	switch {

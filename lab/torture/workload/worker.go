@@ -142,16 +142,13 @@ func (w *worker) census() history.Census {
 	return history.Census{Phase: "begin", Goroutines: runtime.NumGoroutine(), Descriptors: len(open)}
 }
 
-// settling is how long what has been closed may take until it has ended.
-const settling = 3 * time.Second
-
 // censusAfter counts what this process has open at its end, when there is no more than before or there has been time enough.
 func (w *worker) censusAfter(before history.Census) history.Census {
 	for began := time.Now(); ; time.Sleep(10 * time.Millisecond) {
 		c := w.census()
 		c.Phase = "end"
 		settled := c.Goroutines <= before.Goroutines && c.Descriptors <= before.Descriptors
-		if settled || time.Since(began) > settling {
+		if settled || time.Since(began) > w.config.settle() {
 			return c
 		}
 	}

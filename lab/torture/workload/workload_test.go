@@ -20,6 +20,7 @@ import (
 // play starts a worker, and returns how to end it.
 func play(t *testing.T, c workload.Config) (end func()) {
 	t.Helper()
+	c.Settle = time.Millisecond // workers share this process: what one counts is not its own
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() { done <- workload.Run(ctx, c) }()
@@ -33,7 +34,6 @@ func play(t *testing.T, c workload.Config) (end func()) {
 }
 
 func acquired(e history.Event) bool { return e.Acquire != nil && e.Acquire.Outcome == history.OK }
-func extended(e history.Event) bool { return e.Extend != nil }
 func released(e history.Event) bool { return e.End != nil && e.End.Outcome == history.OK }
 
 // counted matches the nth event that matches.
@@ -46,6 +46,9 @@ func counted(n int, matches func(history.Event) bool) func(history.Event) bool {
 	}
 }
 
+// long is the TTL of sessions that are not to be lost, on however busy a machine.
+const long = time.Minute
+
 func stileOn(server *testservers.Redis, ttl time.Duration) locker.Config {
 	return locker.Config{Kind: "stile", URL: "redis://" + server.Addr(), TTL: ttl}
 }
@@ -54,15 +57,14 @@ func stileOn(server *testservers.Redis, ttl time.Duration) locker.Config {
 func TestWorkloads(t *testing.T) {
 	for load, enough := range map[string]int{workload.Hot: 20, workload.Many: 40, workload.Long: 6, workload.Storm: 20, workload.Churn: 20} {
 		t.Run(load, func(t *testing.T) {
-			ttl := 2 * time.Second // nothing is to be lost on a machine that has other things to do
-			if load == workload.Long {
-				ttl = time.Second // of which holds take three
-			}
+			t.Parallel()
 			server := testservers.StartRedis(t)
 			stage := workloadtest.New(t)
 			var ends []func()
 			for i := range 3 {
-				ends = append(ends, play(t, stage.Config(fmt.Sprintf("w%d", i+1), load, stileOn(server, ttl))))
+				c := stage.Config(fmt.Sprintf("w%d", i+1), load, stileOn(server, long))
+				c.Pace = 300 * time.Millisecond
+				ends = append(ends, play(t, c))
 			}
 			stage.Await("number of releases", counted(enough, released))
 			for _, end := range ends {
@@ -220,31 +222,39 @@ func checkCensus(t *testing.T, h *history.History) {
 	}
 }
 
+// On a busy machine some holds may be lost before that: it is of one that is not.
 func TestALongHoldIsSeenToGoOn(t *testing.T) {
+	t.Parallel()
+	const ttl = 2 * time.Second
 	server, stage := testservers.StartRedis(t), workloadtest.New(t)
-	end := play(t, stage.Config("w1", workload.Long, stileOn(server, 400*time.Millisecond)))
-	a := stage.Await("acquisition", acquired).Acquire
-	e := stage.Await("end", released).End
+	end := play(t, stage.Config("w1", workload.Long, stileOn(server, ttl)))
+	e := stage.Await("release of a hold that has not been lost", released).End
 	end()
-	until := a.Until
+	var a history.Acquire
+	extended, until := 0, int64(0)
 	for _, ev := range stage.History().Events {
-		if x := ev.Extend; x != nil && x.Grant == a.Grant {
-			if x.Until <= until || x.Until > ev.At+int64(400*time.Millisecond) {
+		switch {
+		case ev.Acquire != nil && ev.Acquire.Grant == e.Grant:
+			a, until = *ev.Acquire, ev.Acquire.Until
+		case ev.Extend != nil && ev.Extend.Grant == e.Grant:
+			extended++
+			if x := ev.Extend; x.Until <= until || x.Until > ev.At+int64(ttl) {
 				t.Errorf("valid until %d is extended, at %d, to %d", until, ev.At, x.Until)
 			}
-			until = x.Until
+			until = ev.Extend.Until
 		}
 	}
-	if held := time.Duration(e.Call - a.Return); held < 1200*time.Millisecond || until < e.Call {
-		t.Errorf("it was held for %v, and until then valid for %v", held, time.Duration(until-a.Return))
+	if held := time.Duration(e.Call - a.Return); held < 3*ttl || until < e.Call || extended < 2 {
+		t.Errorf("it was held for %v, and until then valid for %v, extended %d times", held, time.Duration(until-a.Return), extended)
 	}
 }
 
 func TestAHolderWhoseKeyIsDeletedIsTold(t *testing.T) {
+	t.Parallel()
 	etcd, stage := testservers.StartEtcd(t), workloadtest.New(t)
-	end := play(t, stage.Config("w1", workload.Long, locker.Config{Kind: "stile", URL: "etcd://" + etcd.Endpoint(), TTL: 2 * time.Second}))
+	end := play(t, stage.Config("w1", workload.Long, locker.Config{Kind: "stile", URL: "etcd://" + etcd.Endpoint(), TTL: long}))
 	defer end()
-	hold := stage.Await("extension", extended).Extend
+	hold := stage.Await("acquisition", acquired).Acquire
 	before := history.Now()
 	if _, err := etcd.Client(t).Delete(t.Context(), "t/", clientv3.WithPrefix()); err != nil {
 		t.Fatal(err)
@@ -257,8 +267,9 @@ func TestAHolderWhoseKeyIsDeletedIsTold(t *testing.T) {
 
 // What the holder of a lock without a deadline knows is what it is told.
 func TestAPeerWithoutTokensAndDeadlines(t *testing.T) {
+	t.Parallel()
 	server, stage := testservers.StartRedis(t), workloadtest.New(t)
-	end := play(t, stage.Config("w1", workload.Long, locker.Config{Kind: "rueidislock", Addresses: []string{server.Addr()}, TTL: time.Second}))
+	end := play(t, stage.Config("w1", workload.Long, locker.Config{Kind: "rueidislock", Addresses: []string{server.Addr()}, TTL: long, Patient: true}))
 	a := stage.Await("acquisition", acquired).Acquire
 	if a.Token != 0 || a.Until != 0 {
 		t.Errorf("it is said to be told: %+v", *a)
@@ -276,9 +287,11 @@ func TestAPeerWithoutTokensAndDeadlines(t *testing.T) {
 	}
 }
 
+// The TTL is short, because it is what a call waits for. That a session is lost before the server is killed does no harm.
 func TestAStoreThatDoesNotAnswerIsNoReasonToStop(t *testing.T) {
+	t.Parallel()
 	server, stage := testservers.StartRedis(t), workloadtest.New(t)
-	end := play(t, stage.Config("w1", workload.Hot, stileOn(server, 400*time.Millisecond)))
+	end := play(t, stage.Config("w1", workload.Hot, stileOn(server, time.Second)))
 	defer end()
 	stage.Await("release", released)
 	server.Kill()
@@ -291,9 +304,10 @@ func TestAStoreThatDoesNotAnswerIsNoReasonToStop(t *testing.T) {
 }
 
 func TestAWorkerWaitsForItsServersToStart(t *testing.T) {
+	t.Parallel()
 	server, stage := testservers.StartRedis(t), workloadtest.New(t)
 	server.Kill()
-	end := play(t, stage.Config("w1", workload.Hot, stileOn(server, 400*time.Millisecond)))
+	end := play(t, stage.Config("w1", workload.Hot, stileOn(server, long)))
 	defer end()
 	stage.Await("beginning", func(e history.Event) bool { return e.Started != nil })
 	// What the connection leaves open is to be found.
@@ -303,11 +317,12 @@ func TestAWorkerWaitsForItsServersToStart(t *testing.T) {
 }
 
 func TestTheLastAttempts(t *testing.T) {
+	t.Parallel()
 	server, stage := testservers.StartRedis(t), workloadtest.New(t)
-	l := stileOn(server, 400*time.Millisecond)
+	l := stileOn(server, long)
 	server.Do("SET", "t/stuck", "forever")
 	c := stage.Config("final", workload.Final, l)
-	c.Resource, c.Locks = "", []string{"t/free", "t/stuck", "t/other"}
+	c.Resource, c.Locks, c.Limit = "", []string{"t/free", "t/stuck", "t/other"}, 10*time.Second
 	if err := workload.Run(t.Context(), c); err != nil {
 		t.Fatal(err)
 	}
@@ -329,9 +344,10 @@ func TestTheLastAttempts(t *testing.T) {
 }
 
 func TestTheSameSeedAsksForTheSame(t *testing.T) {
+	t.Parallel()
 	asked := func() []string {
 		server, stage := testservers.StartRedis(t), workloadtest.New(t)
-		c := stage.Config("w1", workload.Churn, stileOn(server, 400*time.Millisecond))
+		c := stage.Config("w1", workload.Churn, stileOn(server, long))
 		end := play(t, c)
 		stage.Await("number of releases", counted(10, released))
 		end()

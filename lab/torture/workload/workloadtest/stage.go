@@ -15,8 +15,8 @@ import (
 	"github.com/stilelock/stile/lab/torture/workload"
 )
 
-// patience is how long a test waits for what must happen.
-const patience = 30 * time.Second
+// patience is how long a test waits for what must happen: only what is broken takes longer.
+const patience = 3 * time.Minute
 
 // A Stage is a recorder and a resource.
 type Stage struct {
@@ -88,7 +88,7 @@ func (s *Stage) Config(worker, load string, l locker.Config) workload.Config {
 	}
 }
 
-// Await returns the first event that matches, when it has happened. If it does not, for half a minute, t fails.
+// Await returns the first event that matches, when it has happened. If it does not, for three minutes, t fails.
 func (s *Stage) Await(what string, matches func(history.Event) bool) history.Event {
 	s.t.Helper()
 	return s.await(what, 0, matches)
