@@ -37,7 +37,7 @@ func TestConformanceFarAway(t *testing.T) {
 func TestConformanceOnARealClock(t *testing.T) {
 	storetest.Run(t, storetest.Harness{
 		Open: func(*testing.T) store.Store { return memstore.New() },
-		TTL:  time.Minute, Brief: time.Second, Grace: 30 * time.Second,
+		TTL:  time.Minute, Brief: time.Second / 4, Grace: 30 * time.Second,
 		Without: []storetest.Ability{storetest.Cut},
 	})
 }

@@ -114,12 +114,15 @@ func admission(s suite) {
 		w.lineOf(name, p)
 	})
 
-	fair.test("a waiter whose session has ended is not admitted when the others leave", func(t *testing.T, w *world) {
-		name := w.name("lock")
-		a := w.openKept().hold(name, line.Exclusive)
-		dead := w.open().enqueue(name, line.Exclusive)
-		c := w.openKept().enqueue(name, line.Exclusive)
-		dead.goneWithin(2 * (w.h.TTL + w.h.Grace))
+	fair.test("a waiter whose session has ended is not admitted when the others leave", func(_ *testing.T, w *world) {
+		var a, dead, c *place
+		w.expiring(func(d *client, name string) (err error) {
+			a = w.openKept().hold(name, line.Exclusive)
+			dead, err = d.tryEnqueue(name, line.Exclusive, false)
+			c = w.openKept().enqueue(name, line.Exclusive)
+			return err
+		})
+		dead.goneInTime()
 		a.withdraw()
 		c.admitted()
 		c.withdraw()

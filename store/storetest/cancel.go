@@ -82,7 +82,7 @@ func cancellation(s suite) {
 		c := w.openWith(ctx, w.nextOwner())
 		cancel()
 		c.hold(w.name("lock"), line.Exclusive).stays(store.Admitted)
-		if err := c.confirm(t.Context(), w.h.TTL); err != nil {
+		if err := c.confirmNow(); err != nil {
 			t.Errorf("Confirm: %v", err)
 		}
 	})

@@ -2,7 +2,6 @@ package storetest
 
 import (
 	"testing"
-	"time"
 
 	"github.com/stilelock/stile/line"
 	"github.com/stilelock/stile/store"
@@ -17,7 +16,7 @@ func closing(s suite) {
 			c.hold(name, line.Exclusive)
 			next = append(next, w.openKept().enqueue(name, line.Exclusive))
 		}
-		if err := c.confirm(t.Context(), w.h.TTL); err != nil {
+		if err := c.confirmNow(); err != nil {
 			t.Fatalf("Confirm: %v", err)
 		}
 		c.close()
@@ -68,11 +67,9 @@ func closing(s suite) {
 	})
 
 	s.test("closing a session that has expired does nothing", func(t *testing.T, w *world) {
-		name := w.name("lock")
-		c := w.open()
-		p := c.hold(name, line.Exclusive)
-		p.goneWithin(2 * (w.h.TTL + w.h.Grace))
-		next := w.openKept().hold(name, line.Exclusive)
+		c, p, next := w.doomed()
+		p.goneInTime()
+		next.admittedWithin(c.Terms().TTL + 2*w.h.Grace)
 		c.close()
 		next.stays(store.Admitted)
 		next.withdraw()
@@ -80,8 +77,8 @@ func closing(s suite) {
 
 	// hearLoss checks that Lost is not called after Close.
 	s.test("who has closed a session is not told that it is lost", func(t *testing.T, w *world) {
-		c := w.open()
+		c := w.expiring(func(*client, string) error { return nil })
 		c.close()
-		time.Sleep(c.Terms().TTL + w.h.Grace)
+		w.wantOver()
 	})
 }

@@ -93,7 +93,7 @@ func (c *client) visit(f *floor, name string, mode line.Mode, stay time.Duration
 func (w *world) comeAndGo(name string, others int) error {
 	ctx, cancel := w.call()
 	defer cancel()
-	c, err := w.tryOpen(ctx, w.nextOwner())
+	c, err := w.tryOpen(ctx, w.nextOwner(), w.h.TTL)
 	if err != nil {
 		return err
 	}

@@ -115,7 +115,6 @@ func Run(t *testing.T, h Harness) {
 	if h.Brief == 0 {
 		h.Brief = h.TTL
 	}
-	h.TTL = h.Brief // for now
 	caps := capabilities(t, h)
 	for _, a := range h.Without {
 		t.Logf("left out: the tests that need %s", a)

@@ -3,6 +3,7 @@ package storetest
 import (
 	"context"
 	"errors"
+	"fmt"
 	"testing"
 	"time"
 
@@ -17,7 +18,7 @@ func life(s suite) {
 		if terms.TTL < w.h.TTL || terms.Slack < 0 || terms.Slack >= terms.TTL {
 			t.Fatalf("asked for a TTL of %v, got the terms %+v", w.h.TTL, terms)
 		}
-		if err := c.confirm(t.Context(), w.h.TTL); err != nil {
+		if err := c.confirmNow(); err != nil {
 			t.Fatalf("Confirm: %v", err)
 		}
 		if again := c.Terms(); again != terms {
@@ -25,84 +26,76 @@ func life(s suite) {
 		}
 	})
 
-	s.test("the hold of a session never confirmed stands for the TTL after Open and goes then", func(t *testing.T, w *world) {
-		name := w.name("lock")
-		c := w.open()
-		p := c.hold(name, line.Exclusive)
-		w.wantTakenOver(c, w.openKept().enqueue(name, line.Exclusive))
+	s.test("the hold of a session never confirmed stands for the TTL after Open and goes then", func(_ *testing.T, w *world) {
+		c, p, next := w.doomed()
+		w.wantTakenOver(c, next)
 		p.gone()
 	})
 
-	s.test("a confirmation keeps a hold for another TTL", func(t *testing.T, w *world) {
-		name := w.name("lock")
-		c := w.open()
-		p := c.hold(name, line.Exclusive)
-		next := w.openKept().enqueue(name, line.Exclusive)
-		// The last comes so soon after the one before that an answer from memory might seem good enough.
-		for _, tenths := range []time.Duration{3, 5, 3, 1} {
-			time.Sleep(c.guaranteed() * tenths / 10)
-			if err := c.confirm(t.Context(), w.h.TTL/3); err != nil {
-				t.Fatalf("Confirm, %v after the one before: %v", time.Since(c.lastSent()), err)
+	s.test("a confirmation keeps a hold for another TTL", func(_ *testing.T, w *world) {
+		c, p, next := w.doomed(func(c *client, _, next *place) error {
+			// The last comes so soon after the one before that an answer from memory might seem good enough.
+			for _, tenths := range []time.Duration{3, 5, 3, 1} {
+				time.Sleep(c.guaranteed() * tenths / 10)
+				if err := c.confirmNow(); err != nil {
+					return fmt.Errorf("Confirm, %v after the one before: %w", time.Since(c.lastSent()), err)
+				}
+				next.neverAdmitted()
 			}
-			next.neverAdmitted()
-		}
+			return nil
+		})
 		w.wantTakenOver(c, next)
 		p.gone()
 	})
 
-	s.test("a confirmation just before the end counts in full", func(t *testing.T, w *world) {
-		name := w.name("lock")
-		c := w.open()
-		c.hold(name, line.Exclusive)
-		next := w.openKept().enqueue(name, line.Exclusive)
-		time.Sleep(c.guaranteed() * 4 / 5)
-		if err := c.confirm(t.Context(), w.h.TTL); err != nil {
-			t.Fatalf("Confirm: %v", err)
-		}
+	s.test("a confirmation just before the end counts in full", func(_ *testing.T, w *world) {
+		c, _, next := w.doomed(func(c *client, _, _ *place) error {
+			time.Sleep(c.guaranteed() * 4 / 5)
+			return c.confirmNow()
+		})
 		w.wantTakenOver(c, next)
 	})
 
-	s.needs(Fair).test("the entries of a dead session go wherever they stand", func(t *testing.T, w *world) {
-		name, other := w.name("lock"), w.name("other")
-		a := w.openKept().hold(name, line.Exclusive)
-		dead := w.open()
-		held, waits := dead.hold(other, line.Exclusive), dead.enqueue(name, line.Exclusive)
-		c := w.openKept().enqueue(name, line.Exclusive)
-		c.waiting(2)
-		waits.goneWithin(2 * (w.h.TTL + w.h.Grace))
+	s.needs(Fair).test("the entries of a dead session go wherever they stand", func(_ *testing.T, w *world) {
+		var a, held, waits, c *place
+		w.expiring(func(dead *client, name string) (err error) {
+			a = w.openKept().hold(name, line.Exclusive)
+			if held, err = dead.tryHold(name+"/other", line.Exclusive); err != nil {
+				return err
+			}
+			if waits, err = dead.tryEnqueue(name, line.Exclusive, false); err != nil {
+				return err
+			}
+			c = w.openKept().enqueue(name, line.Exclusive)
+			return c.isWaiting(2)
+		})
+		waits.goneInTime()
 		held.gone()
 		c.waiting(1)
-		w.lineOf(name, a, c)
-		w.lineOf(other)
+		w.lineOf(a.name, a, c)
+		w.lineOf(held.name)
 		a.withdraw()
 		c.admitted()
 	})
 
 	s.test("a session that has ended cannot be confirmed or used", func(t *testing.T, w *world) {
 		name := w.name("lock")
-		c := w.open()
-		time.Sleep(c.Terms().TTL + w.h.Grace)
+		c := w.expiring(func(*client, string) error { return nil })
+		w.wantOver()
 		wantLost(t, c, name)
 		wantLost(t, c, name) // it does not come back either
 	})
 
 	s.test("a session that has ended cannot be confirmed although it was confirmed before", func(t *testing.T, w *world) {
-		name := w.name("lock")
-		c := w.open()
-		p := c.hold(name, line.Exclusive)
-		if err := c.confirm(t.Context(), w.h.TTL); err != nil {
-			t.Fatalf("Confirm: %v", err)
-		}
-		next := w.openKept().enqueue(name, line.Exclusive)
+		c, p, next := w.doomed(confirmed)
 		w.wantTakenOver(c, next)
-		wantLost(t, c, name)
+		wantLost(t, c, p.name)
 		p.gone()
 		next.stays(store.Admitted)
 	})
 
 	s.test("a confirmation given up at once does not end the session", func(t *testing.T, w *world) {
-		c := w.openKept()
-		c.stopKeep() // Confirm is for one goroutine at a time
+		c := w.open() // Confirm is for one goroutine at a time
 		p := c.hold(w.name("lock"), line.Exclusive)
 		ended, cancel := context.WithCancel(t.Context())
 		cancel()
@@ -111,19 +104,31 @@ func life(s suite) {
 				t.Fatalf("Confirm with a context that has ended said that the session has: %v", err)
 			}
 		}
-		if err := c.confirm(t.Context(), w.h.TTL); err != nil {
+		if err := c.confirmNow(); err != nil {
 			t.Fatalf("Confirm after confirmations that were given up: %v", err)
 		}
 		p.stays(store.Admitted)
 	})
 
-	s.test("a session lives on while it stands in no line", func(t *testing.T, w *world) {
-		name := w.name("lock")
-		c := w.openKept()
-		time.Sleep(2 * c.Terms().TTL)
-		c.hold(name, line.Exclusive).withdraw()
-		time.Sleep(c.Terms().TTL)
-		c.hold(name, line.Exclusive)
+	s.test("a session lives on while it stands in no line", func(_ *testing.T, w *world) {
+		w.expiring(func(c *client, name string) error {
+			for _, quarters := range []int{6, 5} { // both are longer than the TTL
+				for range quarters {
+					time.Sleep(c.Terms().TTL / 4)
+					if err := c.confirmNow(); err != nil {
+						return fmt.Errorf("Confirm, %v after the one before: %w", time.Since(c.lastSent()), err)
+					}
+				}
+				p, err := c.tryHold(name, line.Exclusive)
+				if err != nil {
+					return err
+				}
+				if err := p.tryWithdraw(); err != nil {
+					return fmt.Errorf("Withdraw: %w", err)
+				}
+			}
+			return nil
+		})
 	})
 }
 

@@ -57,17 +57,24 @@ func notify(s suite) {
 		p.stays(store.Gone)
 	})
 
-	s.test("a holder is told when its session has ended", func(t *testing.T, w *world) {
-		p := w.open().hold(w.name("lock"), line.Exclusive)
-		p.goneWithin(2 * (w.h.TTL + w.h.Grace))
+	s.test("a holder is told when its session has ended", func(_ *testing.T, w *world) {
+		var p *place
+		w.expiring(func(c *client, name string) (err error) {
+			p, err = c.tryHold(name, line.Exclusive)
+			return err
+		})
+		p.goneInTime()
 		p.stays(store.Gone)
 	})
 
-	s.test("a waiter is told when its session has ended", func(t *testing.T, w *world) {
-		name := w.name("lock")
-		w.openKept().hold(name, line.Exclusive)
-		p := w.open().enqueue(name, line.Exclusive)
-		p.goneWithin(2 * (w.h.TTL + w.h.Grace))
+	s.test("a waiter is told when its session has ended", func(_ *testing.T, w *world) {
+		var p *place
+		w.expiring(func(c *client, name string) (err error) {
+			w.openKept().hold(name, line.Exclusive)
+			p, err = c.tryEnqueue(name, line.Exclusive, false)
+			return err
+		})
+		p.goneInTime()
 		p.stays(store.Gone)
 		p.neverAdmitted()
 	})

@@ -48,11 +48,10 @@ func order(s suite) {
 	})
 
 	s.test("an order is not given out again after its session expired", func(t *testing.T, w *world) {
-		name := w.name("lock")
 		var orders rising
-		orders.next(t, w.open().hold(name, line.Exclusive))
-		next := w.openKept().enqueue(name, line.Exclusive)
-		next.admittedWithin(2 * (w.h.TTL + w.h.Grace))
+		_, p, next := w.doomed()
+		orders.last = p.order()
+		next.admittedWithin(p.client.Terms().TTL + 2*w.h.Grace)
 		orders.next(t, next)
 	})
 

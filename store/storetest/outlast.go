@@ -3,6 +3,7 @@ package storetest
 import (
 	"context"
 	"errors"
+	"fmt"
 	"testing"
 	"time"
 
@@ -15,7 +16,7 @@ func outlast(s suite) {
 		name := w.name("lock")
 		p := w.openKept().hold(name, line.Exclusive)
 		next := w.openKept().enqueue(name, line.Exclusive)
-		err := p.ticket.WithdrawAfter(t.Context(), w.h.TTL)
+		err := p.ticket.WithdrawAfter(t.Context(), w.long())
 		switch {
 		case w.caps.Outlasting && err != nil:
 			t.Fatalf("WithdrawAfter: %v", err)
@@ -39,19 +40,33 @@ func outlast(s suite) {
 		c := w.open()
 		p := c.hold(name, line.Exclusive)
 		next := w.openKept().enqueue(name, line.Exclusive)
-		called := p.withdrawAfter(w.h.TTL)
+		called := p.withdrawAfter(w.h.Brief)
 		c.close()
-		w.wantOutAfter(w.h.TTL, called, next)
+		w.wantOutAfter(w.h.Brief, called, next)
 	})
 
 	s.test("an entry stands for its time though its session expires", func(t *testing.T, w *world) {
-		name := w.name("lock")
-		c := w.open()
-		p := c.hold(name, line.Exclusive)
-		next := w.openKept().enqueue(name, line.Exclusive)
-		d := c.Terms().TTL + w.h.Grace
-		w.wantOutAfter(d, p.withdrawAfter(d), next)
-		wantLost(t, c, name)
+		var p, other, next, behind *place
+		var called time.Time
+		var d time.Duration
+		c := w.expiring(func(c *client, name string) (err error) {
+			if p, err = c.tryHold(name, line.Exclusive); err != nil {
+				return err
+			}
+			if other, err = c.tryHold(name+"/other", line.Exclusive); err != nil {
+				return err
+			}
+			next, behind = w.openKept().enqueue(name, line.Exclusive), w.openKept().enqueue(other.name, line.Exclusive)
+			d = 3 * c.Terms().TTL
+			called, err = p.tryWithdrawAfter(d)
+			return err
+		})
+		behind.admittedWithin(c.Terms().TTL + 2*w.h.Grace)
+		if after := time.Since(called); after < d {
+			t.Logf("the session has ended %v after the entry was to stand %v more", after, d)
+		}
+		w.wantOutAfter(d, called, next)
+		wantLost(t, c, p.name)
 	})
 
 	s.test("an entry goes when its time is over though its session lives", func(t *testing.T, w *world) {
@@ -59,22 +74,30 @@ func outlast(s suite) {
 		c := w.openKept()
 		p, other := c.hold(name, line.Exclusive), c.hold(w.name("other"), line.Exclusive)
 		next := w.openKept().enqueue(name, line.Exclusive)
-		d := w.h.TTL / 2
+		d := w.h.Brief / 2
 		w.wantOutAfter(d, p.withdrawAfter(d), next)
 		w.lineOf(name, next)
 		other.stays(store.Admitted)
 	})
 
 	fair.test("a waiter that is to go later keeps its place until then", func(t *testing.T, w *world) {
-		name := w.name("lock")
-		a := w.openKept().hold(name, line.Exclusive)
-		b, c := w.openKept().enqueue(name, line.Exclusive), w.openKept().enqueue(name, line.Exclusive)
-		c.waiting(2)
-		called := b.withdrawAfter(w.h.TTL)
-		a.withdraw()
-		c.waiting(1)
-		w.wantOutAfter(w.h.TTL, called, c)
-		b.neverAdmitted()
+		w.inTime(func(brief time.Duration) bool {
+			name := w.newName()
+			a := w.openKept().hold(name, line.Exclusive)
+			b, c := w.openKept().enqueue(name, line.Exclusive), w.openKept().enqueue(name, line.Exclusive)
+			c.waiting(2)
+			called := b.withdrawAfter(brief)
+			a.withdraw()
+			switch err := c.isWaiting(1); {
+			case time.Since(called) >= brief:
+				return false
+			case err != nil:
+				t.Fatal(err)
+			}
+			w.wantOutAfter(brief, called, c)
+			b.neverAdmitted()
+			return true
+		})
 	})
 
 	// The check is in place.hear: every change from here on is one too many.
@@ -83,9 +106,9 @@ func outlast(s suite) {
 		a := w.openKept().hold(name, line.Exclusive)
 		b := w.openKept().enqueue(name, line.Exclusive)
 		last := w.openKept().enqueue(name, line.Exclusive)
-		called := b.withdrawAfter(w.h.TTL)
-		a.withdrawAfter(w.h.TTL / 4)
-		w.wantOutAfter(w.h.TTL, called, last)
+		called := b.withdrawAfter(w.h.Brief)
+		a.withdrawAfter(w.h.Brief / 4)
+		w.wantOutAfter(w.h.Brief, called, last)
 		time.Sleep(settle)
 	})
 
@@ -131,7 +154,7 @@ func outlast(s suite) {
 		for _, p := range []*place{withdrawn, lost} {
 			ctx, cancel := w.call()
 			defer cancel()
-			if err := p.ticket.WithdrawAfter(ctx, w.h.TTL); !errors.Is(err, store.ErrGone) {
+			if err := p.ticket.WithdrawAfter(ctx, w.h.Brief); !errors.Is(err, store.ErrGone) {
 				t.Errorf("session %s, lock %q: WithdrawAfter of an entry that is gone returned %v, want an error matching ErrGone",
 					p.client.ID(), p.name, err)
 			}
@@ -150,14 +173,14 @@ func outlast(s suite) {
 		}
 		ctx, cancel := w.call()
 		defer cancel()
-		if err := p.withdrawAfterWith(ctx, w.h.TTL); !errors.Is(err, store.ErrGone) {
+		if err := p.withdrawAfterWith(ctx, w.h.Brief); !errors.Is(err, store.ErrGone) {
 			t.Errorf("WithdrawAfter of an entry that was broken returned %v, want an error matching ErrGone", err)
 		}
 		w.lineOf(name)
 	})
 
 	s.test("a time of zero or less is a withdrawal", func(t *testing.T, w *world) {
-		for _, d := range []time.Duration{0, -1, -w.h.TTL} {
+		for _, d := range []time.Duration{0, -1, -w.h.Brief} {
 			name := w.name("lock")
 			p := w.openKept().hold(name, line.Exclusive)
 			p.withdrawAfter(d)
@@ -167,24 +190,42 @@ func outlast(s suite) {
 	})
 
 	fair.test("the session stands behind an entry that it lets go later", func(t *testing.T, w *world) {
-		name := w.name("lock")
-		c := w.openKept()
-		p := c.hold(name, line.Exclusive)
-		called := p.withdrawAfter(w.h.TTL)
-		if _, err := c.try(name, line.Exclusive); !isHeld(err) {
-			t.Errorf("the session's try behind its own entry returned %v, want a HeldError", err)
-		}
-		given := c.enqueue(name, line.Exclusive)
-		given.waiting(1)
-		given.withdraw() // and leaves the one ahead where it is
-		again := c.enqueue(name, line.Exclusive)
-		next := w.openKept().enqueue(name, line.Exclusive)
-		next.waiting(2)
-		w.wantOutAfter(w.h.TTL, called, again)
-		next.waiting(1)
-		w.lineOf(name, again, next)
-		again.withdraw()
-		next.admitted()
+		w.inTime(func(brief time.Duration) bool {
+			name := w.newName()
+			c := w.openKept()
+			p := c.hold(name, line.Exclusive)
+			called := p.withdrawAfter(brief)
+			over := func() bool { return time.Since(called) >= brief }
+			switch _, err := c.try(name, line.Exclusive); {
+			case isHeld(err):
+			case over():
+				return false
+			default:
+				t.Fatalf("the session's try behind its own entry returned %v, want a HeldError", err)
+			}
+			given := c.enqueue(name, line.Exclusive)
+			switch err := given.isWaiting(1); {
+			case over():
+				return false
+			case err != nil:
+				t.Fatal(err)
+			}
+			given.withdraw() // and leaves the one ahead where it is
+			again := c.enqueue(name, line.Exclusive)
+			next := w.openKept().enqueue(name, line.Exclusive)
+			switch err := next.isWaiting(2); {
+			case over():
+				return false
+			case err != nil:
+				t.Fatal(err)
+			}
+			w.wantOutAfter(brief, called, again)
+			next.waiting(1)
+			w.lineOf(name, again, next)
+			again.withdraw()
+			next.admitted()
+			return true
+		})
 	})
 
 	fencing.test("an entry that outlasts its session can be broken", func(t *testing.T, w *world) {
@@ -225,22 +266,32 @@ func outlast(s suite) {
 	s.test("a withdrawal after its time says ErrGone and spares the session's next entry", func(t *testing.T, w *world) {
 		c, name := w.openKept(), w.name("lock")
 		p := c.hold(name, line.Exclusive)
-		called := p.withdrawAfter(w.h.TTL / 2)
+		called := p.withdrawAfter(w.h.Brief / 2)
 		now := c.enqueue(name, line.Exclusive)
-		w.wantOutAfter(w.h.TTL/2, called, now)
+		w.wantOutAfter(w.h.Brief/2, called, now)
 		p.wantGone()
 		now.stays(store.Admitted)
 		w.lineOf(name, now)
 	})
 
 	s.test("the time of an entry can be set anew", func(t *testing.T, w *world) {
-		name := w.name("lock")
-		p := w.openKept().hold(name, line.Exclusive)
-		next := w.openKept().enqueue(name, line.Exclusive)
-		p.withdrawAfter(w.long())
-		p.withdrawAfter(w.h.TTL / 2)
-		d := w.h.TTL + w.h.Grace
-		w.wantOutAfter(d, p.withdrawAfter(d), next)
+		w.inTime(func(brief time.Duration) bool {
+			name := w.newName()
+			p := w.openKept().hold(name, line.Exclusive)
+			next := w.openKept().enqueue(name, line.Exclusive)
+			p.withdrawAfter(w.long())
+			soon := p.withdrawAfter(brief)
+			d := 2 * brief
+			switch called, err := p.tryWithdrawAfter(d); {
+			case time.Since(soon) >= brief:
+				return false
+			case err != nil:
+				t.Fatal(err)
+			default:
+				w.wantOutAfter(d, called, next)
+			}
+			return true
+		})
 	})
 
 	s.test("an entry is let go later though the context of the call has ended", func(t *testing.T, w *world) {
@@ -250,12 +301,12 @@ func outlast(s suite) {
 		ended, cancel := context.WithCancel(t.Context())
 		cancel()
 		called := time.Now()
-		_ = p.withdrawAfterWith(ended, w.h.TTL) // may say anything
-		w.wantOutAfter(w.h.TTL, called, next)
+		_ = p.withdrawAfterWith(ended, w.h.Brief) // may say anything
+		w.wantOutAfter(w.h.Brief, called, next)
 	})
 
 	s.needs(Cut).test("what could not be told during an outage is done after it", func(t *testing.T, w *world) {
-		for _, d := range []time.Duration{w.h.TTL, w.h.TTL / 4} { // the second is over during the outage
+		for _, d := range []time.Duration{w.h.Brief, w.h.Brief / 4} { // the second is over during the outage
 			name := w.name("lock")
 			c := w.open()
 			p := c.hold(name, line.Exclusive)
@@ -263,12 +314,12 @@ func outlast(s suite) {
 			heal := w.cut(c)
 			defer heal()
 			called := time.Now()
-			ctx, cancel := context.WithTimeout(t.Context(), w.h.TTL/8)
+			ctx, cancel := context.WithTimeout(t.Context(), w.h.Brief/8)
 			defer cancel()
 			if err := p.withdrawAfterWith(ctx, d); err == nil || errors.Is(err, store.ErrGone) {
 				t.Errorf("WithdrawAfter out of the store's reach returned %v; it cannot know of the entry", err)
 			}
-			time.Sleep(w.h.TTL / 4)
+			time.Sleep(w.h.Brief / 4)
 			d = max(d, time.Since(called))
 			heal()
 			c.keep() // otherwise the entry might go with its session
@@ -279,7 +330,7 @@ func outlast(s suite) {
 }
 
 // long is a time so long that what happens when it is over is not seen to happen in time.
-func (w *world) long() time.Duration { return 10 * (w.h.TTL + w.h.Grace) }
+func (w *world) long() time.Duration { return 10 * (w.h.Brief + w.h.Grace) }
 
 func isHeld(err error) bool {
 	_, held := errors.AsType[*store.HeldError](err)
@@ -289,13 +340,22 @@ func isHeld(err error) bool {
 // withdrawAfter lets the entry go later, and returns when that was called.
 func (p *place) withdrawAfter(d time.Duration) (called time.Time) {
 	p.client.w.t.Helper()
+	called, err := p.tryWithdrawAfter(d)
+	if err != nil {
+		p.client.w.t.Fatal(err)
+	}
+	return called
+}
+
+// tryWithdrawAfter is withdrawAfter for an entry whose time may be over.
+func (p *place) tryWithdrawAfter(d time.Duration) (called time.Time, err error) {
 	ctx, cancel := p.client.w.call()
 	defer cancel()
 	called = time.Now()
-	if err := p.withdrawAfterWith(ctx, d); err != nil {
-		p.client.w.t.Fatalf("session %s, lock %q: WithdrawAfter(%v): %v", p.client.ID(), p.name, d, err)
+	if err = p.withdrawAfterWith(ctx, d); err != nil {
+		err = fmt.Errorf("session %s, lock %q: WithdrawAfter(%v): %w", p.client.ID(), p.name, d, err)
 	}
-	return called
+	return called, err
 }
 
 func (p *place) withdrawAfterWith(ctx context.Context, d time.Duration) error {
@@ -309,7 +369,7 @@ func (p *place) withdrawAfterWith(ctx context.Context, d time.Duration) error {
 func (w *world) wantOutAfter(d time.Duration, called time.Time, next *place) {
 	w.t.Helper()
 	// Some more, to tell how late it is.
-	_, at := next.admittedWithin(time.Until(called.Add(d)) + w.h.TTL + 2*w.h.Grace)
+	_, at := next.admittedWithin(time.Until(called.Add(d)) + w.h.Brief + 2*w.h.Grace)
 	switch after := at.Sub(called); {
 	case after < d-tick:
 		w.t.Errorf("the next was admitted %v after the entry was to stand %v more", after, d)

@@ -148,18 +148,30 @@ func (p *place) admittedWithin(d time.Duration) (store.Standing, time.Time) {
 // waiting waits until the entry is told that it stands behind so many. Stores without a line need not know how many.
 func (p *place) waiting(ahead int) {
 	p.client.w.t.Helper()
+	if err := p.isWaiting(ahead); err != nil {
+		p.client.w.t.Fatal(err)
+	}
+}
+
+// isWaiting is waiting for an entry that stands behind one whose session may be over.
+func (p *place) isWaiting(ahead int) error {
 	want := func(st store.Standing) bool {
 		return st.State == store.Waiting && (st.Ahead == ahead || !p.client.w.caps.Fair)
 	}
-	if _, _, err := p.await(p.client.w.h.Grace, fmt.Sprintf("waiting behind %d", ahead), want); err != nil {
-		p.client.w.t.Fatal(err)
-	}
+	_, _, err := p.await(p.client.w.h.Grace, fmt.Sprintf("waiting behind %d", ahead), want)
+	return err
 }
 
 // gone waits until the entry is told that it has gone, and returns the cause.
 func (p *place) gone() error {
 	p.client.w.t.Helper()
 	return p.goneWithin(p.client.w.h.Grace)
+}
+
+// goneInTime waits until the entry is told that it has gone with its session, which nobody confirms.
+func (p *place) goneInTime() {
+	p.client.w.t.Helper()
+	p.goneWithin(p.client.Terms().TTL + 2*p.client.w.h.Grace)
 }
 
 func (p *place) goneWithin(d time.Duration) error {
@@ -192,6 +204,18 @@ func (p *place) stays(want store.State) {
 			return
 		}
 	}
+}
+
+// order returns the order that the entry was told it had, when it was admitted.
+func (p *place) order() uint64 {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, st := range p.heard {
+		if st.State == store.Admitted {
+			return st.Order
+		}
+	}
+	return 0
 }
 
 // neverAdmitted checks that the entry was never told that it was its turn.

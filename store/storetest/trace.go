@@ -3,6 +3,7 @@ package storetest
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"testing"
 
@@ -52,10 +53,13 @@ func trace(s suite) {
 	})
 
 	s.test("an entry whose session expires leaves its trace", func(t *testing.T, w *world) {
-		name := w.name("lock")
-		order := w.open().hold(name, line.Exclusive).leaveTrace()
-		next := w.openKept().enqueue(name, line.Exclusive)
-		next.admittedWithin(w.h.TTL + 2*w.h.Grace)
+		var order uint64
+		c, _, next := w.doomed(func(_ *client, held, _ *place) (err error) {
+			_, err = held.find()
+			order = held.order()
+			return err
+		})
+		next.admittedWithin(c.Terms().TTL + 2*w.h.Grace)
 		next.finds(order)
 	})
 
@@ -177,9 +181,9 @@ func trace(s suite) {
 			p := c.hold(name, line.Exclusive)
 			p.leaveTrace()
 			next := w.openKept().enqueue(name, line.Exclusive)
-			called := p.withdrawAfter(w.h.TTL / 2)
+			called := p.withdrawAfter(w.h.Brief / 2)
 			c.close()
-			w.wantOutAfter(w.h.TTL/2, called, next)
+			w.wantOutAfter(w.h.Brief/2, called, next)
 			next.leaveTrace()
 		})
 
@@ -234,7 +238,7 @@ func trace(s suite) {
 		next := w.openKept().enqueue(name, line.Exclusive)
 		heal := w.cut(c)
 		defer heal()
-		ctx, cancel := context.WithTimeout(t.Context(), w.h.TTL/8)
+		ctx, cancel := context.WithTimeout(t.Context(), w.h.Brief/8)
 		defer cancel()
 		if err := p.withdrawWith(ctx); err == nil {
 			t.Error("Withdraw out of the store's reach returned no error")
@@ -275,11 +279,20 @@ func (p *place) leaveTrace() (order uint64) {
 // if there are none, that it has left one.
 func (p *place) finds(orders ...uint64) []store.Entry {
 	p.client.w.t.Helper()
+	vanished, err := p.find(orders...)
+	if err != nil {
+		p.client.w.t.Fatal(err)
+	}
+	return vanished
+}
+
+// find is finds for an entry whose session may be over.
+func (p *place) find(orders ...uint64) ([]store.Entry, error) {
 	ctx, cancel := p.client.w.call()
 	defer cancel()
 	vanished, err := p.ticket.LeaveTrace(ctx)
 	if err != nil {
-		p.client.w.t.Fatalf("session %s, lock %q: LeaveTrace: %v", p.client.ID(), p.name, err)
+		return nil, fmt.Errorf("session %s, lock %q: LeaveTrace: %w", p.client.ID(), p.name, err)
 	}
 	var found []uint64
 	for _, e := range vanished {
@@ -287,10 +300,10 @@ func (p *place) finds(orders ...uint64) []store.Entry {
 	}
 	slices.Sort(found)
 	if slices.Sort(orders); !slices.Equal(found, orders) {
-		p.client.w.t.Fatalf("session %s, lock %q: LeaveTrace found the traces of the entries %d, want %d",
+		return nil, fmt.Errorf("session %s, lock %q: LeaveTrace found the traces of the entries %d, want %d",
 			p.client.ID(), p.name, found, orders)
 	}
-	return vanished
+	return vanished, nil
 }
 
 // cannotLeaveTrace checks that the entry, which has gone, is told so.

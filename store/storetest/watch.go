@@ -62,21 +62,27 @@ func watching(s suite) {
 		}
 	})
 
-	s.test("a watch tells what went with its session", func(t *testing.T, w *world) {
+	s.test("a watch tells what went with its session", func(_ *testing.T, w *world) {
 		for _, expire := range []bool{false, true} {
-			name := w.name("lock")
-			c := w.open()
-			c.hold(name, line.Exclusive)
-			watch := w.watch(name)
 			if !expire {
+				name := w.name("lock")
+				c := w.open()
+				c.hold(name, line.Exclusive)
+				watch := w.watch(name)
 				c.close()
 				watch.shows(name)
 				continue
 			}
-			if err := c.confirm(t.Context(), w.h.TTL); err != nil {
-				t.Fatalf("Confirm: %v", err)
-			}
-			watch.showsWithin(c.Terms().TTL+2*w.h.Grace, name)
+			var p *place
+			var watch *watch
+			c := w.expiring(func(c *client, name string) (err error) {
+				if p, err = c.tryHold(name, line.Exclusive); err != nil {
+					return err
+				}
+				watch = w.watch(name)
+				return c.confirmNow()
+			})
+			watch.showsWithin(c.Terms().TTL+2*w.h.Grace, p.name)
 		}
 	})
 
@@ -92,12 +98,18 @@ func watching(s suite) {
 
 	s.needs(Outlasting).
 		test("a watch tells that the time of an entry is over", func(_ *testing.T, w *world) {
-			name := w.name("lock")
-			c := w.open()
-			p := c.hold(name, line.Exclusive)
-			p.withdrawAfter(w.h.TTL)
-			c.close()
-			w.watch(name).showsWithin(w.h.TTL+2*w.h.Grace, name)
+			w.inTime(func(brief time.Duration) bool {
+				name := w.newName()
+				c := w.open()
+				called := c.hold(name, line.Exclusive).withdrawAfter(brief)
+				c.close()
+				watch := w.watch(name)
+				if time.Since(called) >= brief {
+					return false
+				}
+				watch.showsWithin(brief+2*w.h.Grace, name)
+				return true
+			})
 		})
 
 	s.test("a watch tells of every name that begins with its prefix", func(_ *testing.T, w *world) {
@@ -123,7 +135,7 @@ func watching(s suite) {
 	s.test("a watch whose function blocks misses nothing and calls once for all", func(t *testing.T, w *world) {
 		name := w.name("lock")
 		c := w.openKept()
-		watch := w.watch(name)
+		watch, other := w.watch(name), w.watch(name)
 		release := watch.block()
 		before := watch.calls()
 		const rounds = 20
@@ -134,6 +146,7 @@ func watching(s suite) {
 			time.Sleep(tick)
 		}
 		last := c.hold(name, line.Exclusive)
+		other.shows(name, last) // the news has come
 		time.Sleep(settle)
 		if n := watch.calls(); n > before+1 {
 			t.Errorf("%d calls were made while one was under way", n-before-1)
@@ -158,11 +171,14 @@ func watching(s suite) {
 	})
 
 	s.test("a watch returns at its deadline", func(_ *testing.T, w *world) {
-		ctx, cancel := context.WithTimeout(context.Background(), w.h.Grace) // in which it has to stand
-		defer cancel()
-		watch := w.watchWith(ctx, w.name("lock"))
-		<-ctx.Done()
-		watch.returns(context.DeadlineExceeded)
+		w.inTime(func(brief time.Duration) (stood bool) {
+			ctx, cancel := context.WithTimeout(context.Background(), brief)
+			defer cancel()
+			watch := w.startWatch(ctx, w.name("lock"))
+			<-ctx.Done()
+			watch.returns(context.DeadlineExceeded)
+			return watch.calls() > 0
+		})
 	})
 
 	s.test("a watch whose context has ended returns", func(t *testing.T, w *world) {
@@ -179,7 +195,7 @@ func watching(s suite) {
 			heal := w.cut(c)
 			defer heal()
 			p := other.hold(name, line.Exclusive)
-			time.Sleep(w.h.TTL / 8)
+			time.Sleep(w.h.Brief / 8)
 			heal()
 			watch.shows(name, p)
 			p.withdraw()
@@ -289,11 +305,8 @@ func (watch *watch) block() (release func()) {
 	gate := make(chan struct{})
 	watch.mu.Lock()
 	watch.gate = gate
+	watch.marked = watch.n // in one step with the gate: the next call is the one that waits there
 	watch.mu.Unlock()
-	watch.mark()
-	p := watch.w.openKept().hold(watch.prefix, line.Exclusive)
-	p.withdraw()
-	watch.next(watch.w.h.Grace)
 	release = sync.OnceFunc(func() {
 		watch.mu.Lock()
 		watch.gate = nil
@@ -301,6 +314,11 @@ func (watch *watch) block() (release func()) {
 		close(gate)
 	})
 	watch.w.t.Cleanup(release)
+	p := watch.w.openKept().hold(watch.prefix, line.Exclusive)
+	if !watch.next(watch.w.h.Grace) {
+		watch.w.t.Fatalf("Watch(%q) did not call its function within %v of a change", watch.prefix, watch.w.h.Grace)
+	}
+	p.withdraw()
 	return release
 }
 

@@ -60,10 +60,9 @@ func withdraw(s suite) {
 	})
 
 	s.test("withdrawing an entry whose session has ended says ErrGone", func(t *testing.T, w *world) {
-		name := w.name("lock")
-		p := w.open().hold(name, line.Exclusive)
-		p.goneWithin(2 * (w.h.TTL + w.h.Grace))
-		now := w.openKept().hold(name, line.Exclusive)
+		_, p, now := w.doomed()
+		p.goneInTime()
+		now.admittedWithin(p.client.Terms().TTL + 2*w.h.Grace)
 		p.wantGone()
 		now.stays(store.Admitted)
 		now.withdraw()

@@ -20,6 +20,9 @@ import (
 // nothing moves any more.
 const settle = 100 * time.Millisecond
 
+// look is how often the suite looks again where nothing tells it.
+const look = 20 * time.Millisecond
+
 // tick is by how much a server may round the times it keeps.
 const tick = 2 * time.Millisecond
 
@@ -31,6 +34,7 @@ type world struct {
 	stores []store.Store
 	prefix string
 	opened int
+	named  int // how many names newName has given
 
 	mu     sync.Mutex
 	broken []string // promises seen broken by goroutines other than the test's
@@ -64,7 +68,14 @@ func (w *world) brokenf(format string, args ...any) {
 // name returns a lock name of this test.
 func (w *world) name(s string) string { return w.prefix + "/" + s }
 
-// call returns the context of one call to the store, so that no call hangs the suite.
+// newName returns one that the test has not used yet.
+func (w *world) newName() string {
+	w.named++
+	return w.name(fmt.Sprintf("lock%d", w.named))
+}
+
+// call returns the context of one call to the store, so that no call hangs the suite. It ends long after a store that works
+// has answered, however busy the machine is.
 func (w *world) call() (context.Context, context.CancelFunc) {
 	return context.WithTimeout(w.t.Context(), w.h.TTL+w.h.Grace)
 }
@@ -89,7 +100,7 @@ func (w *world) lineOf(name string, places ...*place) store.Line {
 	for _, p := range places {
 		want = append(want, p.client.ID())
 	}
-	for end := time.Now().Add(w.h.Grace); ; time.Sleep(w.h.Grace / 100) {
+	for end := time.Now().Add(w.h.Grace); ; time.Sleep(look) {
 		l := w.line(name)
 		var got []string
 		for _, e := range l.Entries {
@@ -133,6 +144,78 @@ func (w *world) open() *client {
 	return w.openWith(ctx, w.nextOwner())
 }
 
+// inTime runs attempt with a brief time. It returns false when so much time has passed that it could show nothing, as
+// happens on a busy machine, and is run again then with a time twice as long: nothing has been seen of the store that
+// could be right or wrong.
+func (w *world) inTime(attempt func(brief time.Duration) bool) {
+	w.t.Helper()
+	for brief := w.h.Brief; !attempt(brief); brief = min(2*brief, w.h.TTL) {
+		if brief >= w.h.TTL {
+			w.t.Fatalf("the machine is too busy: it cannot do within %v what this test begins with", brief)
+		}
+	}
+}
+
+// expiring opens a session that nobody confirms afterwards, and has prepare do with it what has to be done while it
+// lives, under a name that is new each time. Prepare may be called again: see inTime. It returns the errors that a session
+// may cause that is over too soon. What it does with other sessions has nothing to do with this, and may fail at once.
+func (w *world) expiring(prepare func(c *client, name string) error) *client {
+	w.t.Helper()
+	var c *client
+	w.inTime(func(brief time.Duration) bool {
+		ctx, cancel := w.call()
+		defer cancel()
+		var err error
+		if c, err = w.tryOpen(ctx, w.nextOwner(), brief); err != nil {
+			w.t.Fatal(err)
+		}
+		w.t.Cleanup(c.leave)
+		err = prepare(c, w.newName())
+		if since := time.Since(c.lastSent()); since >= c.guaranteed() {
+			w.t.Logf("session %s was confirmed %v ago, and can be over: once more with a longer TTL than %v (%v)",
+				c.ID(), since, c.Terms().TTL, err)
+			c.leave()
+			return false
+		}
+		if err != nil {
+			w.t.Fatal(err)
+		}
+		return true
+	})
+	return c
+}
+
+// doomed returns a session that holds a lock and is left to expire, its hold, and one who waits behind it. Each of the
+// steps is something done before with the session, see expiring.
+func (w *world) doomed(steps ...func(c *client, held, next *place) error) (c *client, held, next *place) {
+	w.t.Helper()
+	c = w.expiring(func(c *client, name string) (err error) {
+		if held, err = c.tryHold(name, line.Exclusive); err != nil {
+			return err
+		}
+		next = w.openKept().enqueue(name, line.Exclusive)
+		for _, step := range steps {
+			if err := step(c, held, next); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	return c, held, next
+}
+
+// confirmed is a step of doomed.
+func confirmed(c *client, _, _ *place) error { return c.confirmNow() }
+
+// wantOver waits until everything has ended that is to end by itself and was to live as long as brief sessions do, counted
+// from before the call: until a session has that is opened now.
+func (w *world) wantOver() {
+	w.t.Helper()
+	c, _, next := w.doomed()
+	next.admittedWithin(c.Terms().TTL + 2*w.h.Grace)
+	time.Sleep(settle) // the store may carry out together what comes at the same time
+}
+
 // openKept opens a session and confirms it until the test is over.
 func (w *world) openKept() *client {
 	w.t.Helper()
@@ -144,7 +227,7 @@ func (w *world) openKept() *client {
 // openWith opens a session that is closed when the test is over.
 func (w *world) openWith(ctx context.Context, owner store.Owner) *client {
 	w.t.Helper()
-	c, err := w.tryOpen(ctx, owner)
+	c, err := w.tryOpen(ctx, owner, w.h.TTL)
 	if err != nil {
 		w.t.Fatal(err)
 	}
@@ -160,10 +243,10 @@ func (w *world) nextOwner() store.Owner {
 }
 
 // tryOpen opens a session, with each of the test's clients in turn.
-func (w *world) tryOpen(ctx context.Context, owner store.Owner) (*client, error) {
+func (w *world) tryOpen(ctx context.Context, owner store.Owner, ttl time.Duration) (*client, error) {
 	st := w.stores[owner.PID%len(w.stores)]
 	c := &client{w: w, store: st, owner: owner, sent: time.Now(), stopKeep: func() {}}
-	se, err := st.Open(ctx, store.SessionOptions{TTL: w.h.TTL, Owner: owner, Lost: c.hearLoss})
+	se, err := st.Open(ctx, store.SessionOptions{TTL: ttl, Owner: owner, Lost: c.hearLoss})
 	if err != nil {
 		return nil, fmt.Errorf("opening a session: %w", err)
 	}
@@ -210,6 +293,9 @@ func (c *client) confirm(ctx context.Context, within time.Duration) error {
 	return err
 }
 
+// confirmNow confirms the session once, with the time that any call has.
+func (c *client) confirmNow() error { return c.confirm(c.w.t.Context(), c.w.h.TTL+c.w.h.Grace) }
+
 // lastSent is when the last request was sent that confirmed the session.
 func (c *client) lastSent() time.Time {
 	c.mu.Lock()
@@ -228,7 +314,7 @@ func (c *client) reportLoss(err error) {
 			c.ID(), since, c.guaranteed(), err)
 	} else {
 		c.w.brokenf("session %s was lost: the suite came to confirm it only after %v, too late: "+
-			"the machine is too busy for a TTL of %v: %v", c.ID(), since, c.w.h.TTL, err)
+			"the machine is too busy for a TTL of %v: %v", c.ID(), since, c.Terms().TTL, err)
 	}
 }
 
@@ -297,6 +383,15 @@ func (c *client) hold(name string, mode line.Mode) *place {
 	return p
 }
 
+// tryHold is hold for a session that may be over.
+func (c *client) tryHold(name string, mode line.Mode) (*place, error) {
+	p, err := c.tryEnqueue(name, mode, false)
+	if err == nil {
+		_, _, err = p.await(c.w.h.Grace, "admitted", isAdmitted)
+	}
+	return p, err
+}
+
 // try tries for an entry.
 func (c *client) try(name string, mode line.Mode) (*place, error) {
 	return c.tryEnqueue(name, mode, true)
@@ -325,11 +420,21 @@ func (w *world) stagger(rounds int, body func(ctx context.Context)) {
 	start := time.Now()
 	body(w.t.Context())
 	span := 2 * time.Since(start)
+	for range 2 { // the machine may have been busy with something else
+		start = time.Now()
+		body(w.t.Context())
+		span = min(span, 2*time.Since(start))
+	}
 	for i := range rounds {
 		ctx, cancel := context.WithCancel(w.t.Context())
+		done := make(chan struct{})
 		var canceller sync.WaitGroup
 		canceller.Go(func() {
-			time.Sleep(span * time.Duration(i) / time.Duration(rounds))
+			select {
+			case <-time.After(span * time.Duration(i) / time.Duration(rounds)):
+			case <-done:
+				return
+			}
 			// A fake clock stands still while body runs, and span is zero: goroutines have to take turns instead.
 			for range i {
 				runtime.Gosched()
@@ -337,7 +442,9 @@ func (w *world) stagger(rounds int, body func(ctx context.Context)) {
 			cancel()
 		})
 		body(ctx)
+		close(done)
 		canceller.Wait()
+		cancel()
 	}
 }
 
