@@ -85,7 +85,7 @@ func TestTTLOutOfBounds(t *testing.T) {
 func TestTTLBelowMinimumOfTheServer(t *testing.T) {
 	t.Parallel()
 	e := testservers.StartEtcd(t, "--heartbeat-interval=100", "--election-timeout=1000") // etcd's defaults
-	w := &wire{patient: true}                                                            // a lease that is not revoked in time is left to expire
+	w := patientWire()                                                                   // a lease that is not revoked in time is left to expire
 	cli := connectWith(t, w.config(e.Endpoint()))
 	st := newStore(t, cli, "")
 	_, err := st.Open(t.Context(), store.SessionOptions{TTL: time.Second})
@@ -239,12 +239,12 @@ func TestWrongCredentials(t *testing.T) {
 			t.Errorf("it was tried until its patience ended: %v", err)
 		}
 	}
-	w := &wire{patient: true} // else the store's patience may end before a busy server has answered
+	w := patientWire() // else the store's patience may end before a busy server has answered
 	cfg := w.config(e.Endpoint())
 	cfg.Username, cfg.Password, cfg.DialTimeout = "app", "secret-of-app", soon
 	app := connectWith(t, cfg)
 	root := connectWith(t, clientv3.Config{Endpoints: []string{e.Endpoint()}, Username: "root", Password: "rootpw", DialTimeout: soon})
-	anybody := &wire{patient: true}
+	anybody := patientWire()
 	open(connectWith(t, anybody.config(e.Endpoint())), "the cluster wants a user and a password")
 	if _, err := root.UserChangePassword(t.Context(), "app", "another"); err != nil {
 		t.Fatal(err)

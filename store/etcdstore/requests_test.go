@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -24,13 +25,19 @@ import (
 type wire struct {
 	// patient makes requests be waited for although the store has given them up: on a busy machine it does that, and asks
 	// again. Tests need it that count requests.
-	patient bool
+	patient atomic.Bool
 
 	mu      sync.Mutex
 	log     []string
 	watches map[string]string // for each prefix that was watched, the server's address of the watch that opened last
 	renewal time.Time
 	renewed int
+}
+
+func patientWire() *wire {
+	w := &wire{}
+	w.patient.Store(true)
+	return w
 }
 
 func (w *wire) note(what string) {
@@ -112,7 +119,7 @@ func (w *wire) unary(ctx context.Context, method string, req, reply any, cc *grp
 ) error {
 	name := path.Base(method)
 	w.note(name)
-	if w.patient {
+	if w.patient.Load() {
 		ctx = context.WithoutCancel(ctx)
 	}
 	err := invoke(ctx, method, req, reply, cc, opts...)
@@ -195,7 +202,7 @@ func (s *wiredStream) RecvMsg(m any) error {
 // by the clock: how many requests it makes does not depend on how fast the machine is.
 func newWiredClient(t *testing.T, lockDelay time.Duration) (*stile.Client, *wire) {
 	t.Helper()
-	w := &wire{patient: true}
+	w := patientWire()
 	st := newStore(t, connectWith(t, w.config(server(t).Endpoint())), "")
 	st.SetTimes(etcdstore.Times{LateWatch: never, Linger: never, Recheck: never, Overdue: never, LookAgain: never})
 	c := newDelayedClient(t, st, ample, lockDelay)
