@@ -21,7 +21,7 @@ import (
 func TestMain(m *testing.M) {
 	flag.Parse()
 	if f := flag.Lookup("test.parallel"); f.Value.String() == f.DefValue {
-		_ = flag.Set("test.parallel", "16")
+		_ = flag.Set("test.parallel", "10")
 	}
 	os.Exit(m.Run())
 }
