@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"net"
 	"os"
 	"os/exec"
@@ -34,7 +35,8 @@ func startEnsemble(n int) (_ *ensemble, err error) {
 			err = errors.Join(err, e.stop())
 		}
 	}()
-	ports, err := freePorts(3 * n)
+	host := loopback()
+	ports, err := freePorts(host, 3*n)
 	if err != nil {
 		return nil, err
 	}
@@ -43,7 +45,7 @@ func startEnsemble(n int) (_ *ensemble, err error) {
 		e.clients = append(e.clients, ports[i])
 		_, quorum, _ := net.SplitHostPort(ports[n+i])
 		_, election, _ := net.SplitHostPort(ports[2*n+i])
-		members = append(members, fmt.Sprintf("server.%d=127.0.0.1:%s:%s", i+1, quorum, election))
+		members = append(members, fmt.Sprintf("server.%d=%s:%s:%s", i+1, host, quorum, election))
 	}
 	if n == 1 {
 		members = nil
@@ -64,13 +66,13 @@ func (e *ensemble) start(i int, members []string) error {
 	if err := os.WriteFile(filepath.Join(data, "myid"), fmt.Append(nil, i+1), 0o600); err != nil {
 		return err
 	}
-	_, port, err := net.SplitHostPort(e.clients[i])
+	host, port, err := net.SplitHostPort(e.clients[i])
 	if err != nil {
 		return err
 	}
 	config := append([]string{
-		"tickTime=500", "initLimit=20", "syncLimit=10", "dataDir=" + data,
-		"clientPort=" + port, "clientPortAddress=127.0.0.1", "maxClientCnxns=0", "maxSessionTimeout=60000",
+		"tickTime=500", "initLimit=80", "syncLimit=80", "dataDir=" + data,
+		"clientPort=" + port, "clientPortAddress=" + host, "maxClientCnxns=0", "maxSessionTimeout=60000",
 		"admin.enableServer=false", "4lw.commands.whitelist=srvr",
 	}, members...)
 	file := filepath.Join(data, "zoo.cfg")
@@ -94,11 +96,23 @@ func (e *ensemble) stop() error {
 	return os.RemoveAll(e.dir)
 }
 
-// freePorts returns loopback addresses that nobody listens on.
-func freePorts(n int) ([]string, error) {
+// loopback returns an address of this machine that nobody else uses: where all of 127.0.0.0/8 is the machine's own, as on
+// Linux, one by chance. A port that is free there is free when a server takes it.
+func loopback() string {
+	host := fmt.Sprintf("127.%d.%d.%d", 1+rand.N(250), rand.N(256), 1+rand.N(254))
+	l, err := net.Listen("tcp", net.JoinHostPort(host, "0"))
+	if err != nil {
+		return "127.0.0.1"
+	}
+	_ = l.Close()
+	return host
+}
+
+// freePorts returns addresses of the host that nobody listens on.
+func freePorts(host string, n int) ([]string, error) {
 	var addrs []string
 	for range n {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
+		l, err := net.Listen("tcp", net.JoinHostPort(host, "0"))
 		if err != nil {
 			return nil, err
 		}
@@ -110,7 +124,7 @@ func freePorts(n int) ([]string, error) {
 
 // forClients waits until all serve, and returns two of the servers, for two clients: the followers, if there are any.
 func (e *ensemble) forClients(ctx context.Context) (two [2]string, err error) {
-	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Minute) // as a busy machine may need
 	defer cancel()
 	var followers []string
 	for _, addr := range e.clients {
@@ -133,13 +147,13 @@ func (e *ensemble) forClients(ctx context.Context) (two [2]string, err error) {
 
 // modeOf returns what a server says it is; empty if it does not serve.
 func modeOf(addr string) string {
-	conn, err := net.DialTimeout("tcp", addr, time.Second)
+	conn, err := net.DialTimeout("tcp", addr, 2*time.Second)
 	if err != nil {
 		return ""
 	}
 	defer conn.Close()
 	// One that is just starting may take the connection and never answer.
-	if err := conn.SetDeadline(time.Now().Add(time.Second)); err != nil {
+	if err := conn.SetDeadline(time.Now().Add(2 * time.Second)); err != nil {
 		return ""
 	}
 	if _, err := io.WriteString(conn, "srvr"); err != nil {

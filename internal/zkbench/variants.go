@@ -12,7 +12,7 @@ import (
 )
 
 // ttl is the same for all sessions.
-const ttl = 10 * time.Second
+const ttl = 40 * time.Second
 
 // lock is one client's way to one lock. It is used by one goroutine. *zk.Lock is one.
 type lock interface {

@@ -10,6 +10,8 @@ import (
 func TestItRuns(t *testing.T) {
 	testservers.Java(t)
 	testservers.Jars(t, "zookeeper")
+	// Here it need not be fast once it runs: so a start may take half of the processor's time.
+	t.Setenv("JAVA_TOOL_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Dzookeeper.forceSync=no")
 	if err := run(t.Context(), []string{"-turns", "1", "-block", "2"}); err != nil {
 		t.Fatal(err)
 	}
