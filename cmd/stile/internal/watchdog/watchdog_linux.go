@@ -1,6 +1,7 @@
 package watchdog
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -59,12 +60,24 @@ func (w *Watchdog) Close() {
 	}
 }
 
-// tell does not wait for a watchdog that does not listen, and does not mind one that is dead.
+// tell does not wait for a watchdog that does not listen, and does not mind one that is dead. There is room in the pipe for
+// thousands of words. It is one attempt, without a deadline: that could pass, on a busy machine, before anything is written,
+// and a watchdog that has not heard that all is over kills.
 func (w *Watchdog) tell(text string) {
-	if w != nil {
-		_ = w.pipe.SetWriteDeadline(time.Now().Add(10 * time.Millisecond))
-		_, _ = w.pipe.WriteString(text + "\n")
+	if w == nil {
+		return
 	}
+	pipe, err := w.pipe.SyscallConn()
+	if err != nil {
+		return // it is closed
+	}
+	_ = pipe.Write(func(fd uintptr) (done bool) {
+		for {
+			if _, err := unix.Write(int(fd), []byte(text+"\n")); !errors.Is(err, unix.EINTR) {
+				return true // done, or the pipe is full or broken
+			}
+		}
+	})
 }
 
 // Run is the hidden verb: it watches a process group, as it is told on stdin.
