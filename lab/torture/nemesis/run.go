@@ -19,6 +19,8 @@ type Schedule struct {
 	// Calm is how long nothing is done, on average, when the last fault is healed and locks are granted again. Zero or less
 	// means a second.
 	Calm time.Duration
+	// Struck is how many strikes the history has already.
+	Struck int
 }
 
 // A step of a schedule is one fault, or two at once.
@@ -49,7 +51,7 @@ func (s Schedule) plan(faults int) *plan {
 	if calm <= 0 {
 		calm = time.Second
 	}
-	return &plan{random: rand.New(rand.NewPCG(s.Seed, 0)), calm: calm, faults: faults}
+	return &plan{random: rand.New(rand.NewPCG(s.Seed, 0)), calm: calm, faults: faults, ids: s.Struck}
 }
 
 // next returns the next step: a single fault in 70 of 100, else a pair.

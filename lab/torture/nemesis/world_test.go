@@ -189,6 +189,27 @@ func (s *scene) leader() *site.Server {
 	return leader
 }
 
+// strikeLeader does a fault of leaders, and returns which server led then. On a busy machine another one may be elected just
+// before: then it does so again.
+func (s *scene) strikeLeader(t *testing.T, name string) (*Strike, *site.Server) {
+	t.Helper()
+	for range 10 {
+		s.awaitAll()
+		term := s.Cluster.Term(t.Context())
+		before := s.leader()
+		st := s.strike(t, name, 1)
+		if st.Role == "leader" && st.On == before.Name() {
+			return st, before
+		}
+		if now := s.Cluster.Term(t.Context()); term == now {
+			t.Fatalf("%s (%s) was hit, want the leader %s, since the election %d", st.On, st.Role, before, now)
+		}
+		must(t, st.Heal())
+	}
+	t.Fatalf("%s has hit ten times another server than the one that led before", name)
+	return nil, nil
+}
+
 // state returns the letter that the kernel has for the state of a process; empty if there is no such process.
 func state(pid int) string {
 	text, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
@@ -203,23 +224,45 @@ func stopped(pid int) bool { return state(pid) == "T" }
 
 func running(pid int) bool { return slices.Contains([]string{"R", "S", "D"}, state(pid)) }
 
-// reaches reports whether connections from a node to a server, by its proxy if it has one, can be made.
-func reaches(from *site.Node, addr string) bool {
-	host, port, _ := net.SplitHostPort(addr)
-	return from.Command("timeout", "0.3", "bash", "-c", "exec 3<>/dev/tcp/"+host+"/"+port).Run() == nil
+// reached returns the servers to which connections from a node, by their proxies if they have some, can be made. What is to show
+// that the others cannot be reached comes after what would have arrived there, on the same way to another address: ours.
+func (s *scene) reached(from *site.Node) []string {
+	s.t.Helper()
+	control, err := net.Listen("tcp", net.JoinHostPort(site.Observer, "0"))
+	must(s.t, err)
+	defer control.Close()
+	ctx, cancel := context.WithTimeout(s.t.Context(), time.Minute)
+	defer cancel()
+	servers := s.Cluster.Servers()
+	yes := make([]bool, len(servers))
+	var dialing sync.WaitGroup
+	for i, addr := range s.Cluster.Addrs() {
+		dialing.Go(func() {
+			if conn, err := from.Dial(ctx, addr); err == nil {
+				yes[i] = conn.Close() == nil
+			}
+		})
+	}
+	time.Sleep(50 * time.Millisecond)
+	conn, err := from.Dial(ctx, control.Addr().String())
+	must(s.t, err)
+	conn.Close()
+	cancel()
+	dialing.Wait()
+	var names []string
+	for i, server := range servers {
+		if yes[i] {
+			names = append(names, server.Name())
+		}
+	}
+	return names
 }
 
 // reachesOnly waits until the servers that a node reaches are those.
 func (s *scene) reachesOnly(t *testing.T, from *site.Node, want ...string) {
 	t.Helper()
 	eventually(t, fmt.Sprintf("%s reaches %v and no other server", from.Name(), want), func() bool {
-		var got []string
-		for i, addr := range s.Cluster.Addrs() {
-			if reaches(from, addr) {
-				got = append(got, s.Cluster.Servers()[i].Name())
-			}
-		}
-		return slices.Equal(got, want)
+		return slices.Equal(s.reached(from), want)
 	})
 }
 

@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/stilelock/stile/internal/clockshim"
@@ -194,7 +195,7 @@ func (c *Cluster) Leader(ctx context.Context) (*Server, error) {
 	}
 	// Polling, because the servers tell nobody outside of an election.
 	for {
-		if leader := c.leader(ctx); leader != nil {
+		if leader, _ := c.leader(ctx); leader != nil {
 			return leader, nil
 		}
 		select {
@@ -205,18 +206,27 @@ func (c *Cluster) Leader(ctx context.Context) (*Server, error) {
 	}
 }
 
-// leader asks every server once, and returns the one that says that it leads in the latest term that any of them knows of.
-func (c *Cluster) leader(ctx context.Context) *Server {
+// leader asks every server once, and returns the one that says that it leads in the latest term that any of them knows of, and
+// that term. Only if most of them answer is that certainly the latest: most have elected its leader.
+func (c *Cluster) leader(ctx context.Context) (leader *Server, term uint64) {
 	ctx, cancel := context.WithTimeout(ctx, 500*time.Millisecond)
 	defer cancel()
 	replies := make([]standing, len(c.servers))
+	var answered atomic.Int64
 	var asking sync.WaitGroup
 	for i, s := range c.servers {
-		asking.Go(func() { replies[i], _ = c.kind.runs.standing(ctx, s) })
+		asking.Go(func() {
+			var err error
+			replies[i], err = c.kind.runs.standing(ctx, s)
+			if err == nil || replies[i].term > 0 { // it knows no leader, but the term
+				answered.Add(1)
+			}
+		})
 	}
 	asking.Wait()
-	var leader *Server
-	var term uint64
+	if int(answered.Load()) <= len(c.servers)/2 {
+		return nil, 0
+	}
 	for i, r := range replies {
 		if r.term > term {
 			leader, term = nil, r.term
@@ -225,7 +235,13 @@ func (c *Cluster) leader(ctx context.Context) *Server {
 			leader = c.servers[i]
 		}
 	}
-	return leader
+	return leader, term
+}
+
+// Term returns the latest term of those that most servers know of, which counts the elections; zero while most do not answer.
+func (c *Cluster) Term(ctx context.Context) uint64 {
+	_, term := c.leader(ctx)
+	return term
 }
 
 // Versions returns the versions of the programs that run, by name. What does not answer before ctx ends is left out.

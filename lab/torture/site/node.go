@@ -3,6 +3,7 @@
 package site
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"maps"
@@ -171,6 +172,12 @@ func (n *Node) listen(port int) (listener net.Listener, err error) {
 		listener, err = net.Listen("tcp", fmt.Sprintf("%s:%d", n.ip, port))
 	})
 	return listener, errors.Join(insideErr, err)
+}
+
+// Dial connects from the node, for this process: faults of the node concern the connection.
+func (n *Node) Dial(ctx context.Context, addr string) (conn net.Conn, err error) {
+	insideErr := n.inside(func() { conn, err = new(net.Dialer).DialContext(ctx, "tcp", addr) })
+	return conn, errors.Join(insideErr, err)
 }
 
 // inside calls f on a thread that is in the node. Sockets that f makes belong there.

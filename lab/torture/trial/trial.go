@@ -16,6 +16,7 @@ import (
 	"runtime/debug"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/stilelock/stile/lab/torture/history"
@@ -32,7 +33,7 @@ type Config struct {
 	Workload string
 	// Faults is a list that [nemesis.Parse] understands.
 	Faults string
-	// For is how long workers work and faults strike. What comes before and after, takes some twenty seconds more.
+	// For is how long workers work and faults strike, at least. What comes before and after, takes some ten seconds more.
 	For time.Duration
 	// TTL is that of the locks' sessions.
 	TTL time.Duration
@@ -161,7 +162,7 @@ func (r *run) work(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	workers := &crew{run: r, most: 3*r.TTL + r.longest() + 10*time.Second}
+	workers := &crew{run: r, most: 3*r.TTL + r.longest() + busy}
 	for _, node := range nodes {
 		if err := workers.hire(node); err != nil {
 			return errors.Join(err, workers.dismiss())
@@ -174,6 +175,9 @@ func (r *run) work(ctx context.Context) error {
 	}
 	return r.aftermath(ctx, nodes[0])
 }
+
+// busy is what a busy machine may need for anything, besides what it takes otherwise.
+const busy = time.Minute
 
 // longest is how long a hold of the workload may take by itself.
 func (r *run) longest() time.Duration {
@@ -196,21 +200,47 @@ func (r *run) nodes() ([]*site.Node, error) {
 	return nodes, nil
 }
 
-// hurt lets the faults strike for as long as the run is to last, and heals everything.
+// hurt lets the faults strike for as long as the run is to last and, on a busy machine, until all have had their turn and something
+// has happened at all; and heals everything.
 func (r *run) hurt(ctx context.Context, workers *crew) {
-	ctx, cancel := context.WithTimeout(ctx, r.For)
+	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	go r.tell(ctx)
-	nemesis.Run(ctx, &nemesis.World{
-		Cluster:  r.cluster,
-		Workers:  workers.Workers,
-		TTL:      r.TTL,
-		Record:   r.recorder.Add,
+	var mu sync.Mutex
+	tried, strikes := map[string]bool{}, 0
+	world := &nemesis.World{
+		Cluster: r.cluster,
+		Workers: workers.Workers,
+		TTL:     r.TTL,
+		Record: func(e history.Event) {
+			mu.Lock()
+			if e.Fault != nil {
+				tried[e.Fault.Name], strikes = true, max(strikes, e.Fault.ID)
+			}
+			mu.Unlock()
+			r.recorder.Add(e)
+		},
 		Progress: r.live.progress,
 		Evict:    r.evict,
 		Compact:  r.observer.Compact,
-	}, r.faults, nemesis.Schedule{Seed: r.Seed})
+	}
+	strike := func(d time.Duration, faults []nemesis.Fault) {
+		ctx, cancel := context.WithTimeout(ctx, d)
+		defer cancel()
+		nemesis.Run(ctx, world, faults, nemesis.Schedule{Seed: r.Seed, Struck: strikes})
+	}
+	strike(r.For, r.faults)
+	for end := time.Now().Add(busy); time.Now().Before(end) && ctx.Err() == nil; {
+		left := slices.DeleteFunc(slices.Clone(r.faults), func(f nemesis.Fault) bool { return tried[f.Name] })
+		if (len(left) == 0 || r.Faults == "all") && r.live.progress() >= enough {
+			return
+		}
+		strike(busy/10, left)
+	}
 }
+
+// enough is how many grants a run must have that is to prove something. Package verdict believes in fewer, those of lost workers.
+const enough = 20
 
 // evict takes the entry of somebody out who holds a lock, and half of the times those of all who wait behind it.
 func (r *run) evict(ctx context.Context) (worker, lock, what string, err error) {
@@ -229,14 +259,7 @@ func (r *run) evict(ctx context.Context) (worker, lock, what string, err error) 
 // aftermath looks at what is left when everybody has gone and every session has ended, and tries every lock once more.
 func (r *run) aftermath(ctx context.Context, node *site.Node) error {
 	r.Say("looking at what is left")
-	select {
-	case <-time.After(2*r.TTL + time.Second): // etcd looks for ended leases twice a second, and once more after an election
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	}
-	look, cancel := context.WithTimeout(ctx, 20*time.Second)
-	defer cancel()
-	left, err := r.observer.Left(look)
+	left, err := r.left(ctx)
 	if err != nil {
 		return fmt.Errorf("look at what is left: %w", err)
 	}
@@ -244,9 +267,29 @@ func (r *run) aftermath(ctx context.Context, node *site.Node) error {
 		r.recorder.Add(history.Event{At: history.Now(), Left: &history.Left{Lock: lock, Keys: left[lock]}})
 	}
 	locks := workload.Locks(r.Workload, prefix)
-	last, cancel := context.WithTimeout(ctx, 30*time.Second+time.Duration(len(locks))*time.Second/4)
+	last, cancel := context.WithTimeout(ctx, 2*busy+time.Duration(len(locks))*time.Second/4)
 	defer cancel()
 	return r.final(last, node, locks)
+}
+
+// left looks until nothing is left, which is at once unless a worker was killed, or a session was not closed: such are over after
+// their TTL and, as etcd looks for them twice a second and gives them another TTL after an election, some time more. A busy
+// machine gets more time still: what should not be there stays for ever, or for as long as something renews it.
+func (r *run) left(ctx context.Context) (map[string][]string, error) {
+	const more = 15 * time.Second
+	for end := time.Now().Add(2*r.TTL + time.Second + more); ; {
+		look, cancel := context.WithTimeout(ctx, busy)
+		left, err := r.observer.Left(look)
+		cancel()
+		if err == nil && len(left) == 0 || time.Now().After(end) {
+			return left, err
+		}
+		select {
+		case <-time.After(100 * time.Millisecond):
+		case <-ctx.Done():
+			return nil, context.Cause(ctx)
+		}
+	}
 }
 
 // tell says now and then how far the run has come.
@@ -283,9 +326,15 @@ func (r *run) config(worker string) workload.Config {
 // about is the first line of the history.
 func (r *run) about(ctx context.Context) (history.Run, error) {
 	conf := r.config("").Locker
-	l, err := locker.Open(ctx, conf, "harness")
-	if err != nil {
-		return history.Run{}, err
+	var l locker.Locker
+	for end := time.Now().Add(busy); ; { // it gives up after some seconds, as a busy machine may need
+		var err error
+		if l, err = locker.Open(ctx, conf, "harness"); err == nil {
+			break
+		}
+		if ctx.Err() != nil || time.Now().After(end) {
+			return history.Run{}, err
+		}
 	}
 	offers := l.Offers()
 	if err := l.Close(ctx); err != nil {

@@ -78,8 +78,8 @@ func (w *worker) work(ctx context.Context, p plan) error {
 // errDone is returned by a strand for which there is nothing left to do.
 var errDone = errors.New("done")
 
-// patience is how long a worker tries to connect: longer than any server is down.
-const patience = 30 * time.Second
+// patience is how long a worker tries to connect: longer than any server is down, or a machine busy.
+const patience = 2 * time.Minute
 
 // connect opens the locker, again and again while its servers cannot be reached. If ctx ends first it opens none, and that
 // is no error.

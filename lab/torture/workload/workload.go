@@ -122,7 +122,7 @@ func Offers(workload string, of history.Offers) history.Offers {
 }
 
 // Run does what the worker is told to, until ctx ends. It records everything from Started to the last Census, and returns
-// nil if it could do so. What the locks' servers do is no error, unless there is no connecting to them for half a minute.
+// nil if it could do so. What the locks' servers do is no error, unless there is no connecting to them for two minutes.
 func Run(ctx context.Context, c Config) error {
 	p, known := plans()[c.Workload]
 	if !known {
