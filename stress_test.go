@@ -20,7 +20,7 @@ import (
 // empty.
 func TestStress(t *testing.T) {
 	total := stressed{}
-	for seed := range uint64(24) {
+	for seed := range uint64(12) {
 		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				s := newStress(t, seed)

@@ -46,6 +46,7 @@ func outage(s suite) {
 			if err := c.confirmSoon(); err != nil {
 				t.Fatalf("Confirm after the outage: %v", err)
 			}
+			time.Sleep(settle) // in which whatever goes on with it would come through
 			next := w.openKept().hold(name, line.Exclusive)
 			w.lineOf(name, next)
 			p.neverAdmitted()

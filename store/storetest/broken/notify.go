@@ -108,7 +108,12 @@ func notifyBugs() []Bug {
 			Caught: "notify/those who wait are told how many are ahead as it changes",
 			Plant: func(m *memstore.Store) store.Store {
 				return withNotify(m, func(req store.Request) func(store.Standing) {
-					return func(st store.Standing) { go req.Notify(st); go req.Notify(st) }
+					return func(st store.Standing) {
+						// One of them comes after those of the changes that follow, whatever goroutine runs first.
+						for _, late := range []time.Duration{time.Millisecond, 3 * time.Millisecond} {
+							time.AfterFunc(late, func() { req.Notify(st) })
+						}
+					}
 				})
 			},
 		},

@@ -100,7 +100,7 @@ func outageBugs() []Bug {
 // keepEnqueueing asks until it gets an answer.
 func keepEnqueueing(inner store.Session, req store.Request) {
 	for {
-		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+		ctx, cancel := context.WithTimeout(context.Background(), time.Millisecond)
 		_, err := inner.Enqueue(ctx, req)
 		cancel()
 		if !errors.Is(err, context.DeadlineExceeded) {
