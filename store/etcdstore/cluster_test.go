@@ -158,7 +158,7 @@ func TestNothingIsHeldWithoutAQuorum(t *testing.T) {
 		t.Fatal(err)
 	}
 	h := lock(t, c, name)
-	place, err := newClient(t, cli, ttl).Mutex(name).Join(t.Context())
+	place, err := newClient(t, cli, ample).Mutex(name).Join(t.Context()) // its session lives through all this
 	if err != nil {
 		t.Fatal(err)
 	}
