@@ -41,7 +41,7 @@ func TestWaitingForManyLocksOfOneSlotTakesOneSubscription(t *testing.T) {
 	t.Parallel()
 	nodes := testservers.StartRedisCluster(t, 3)
 	holder, waiter := open(t, clusterStore(t, nodes), lasting), open(t, clusterStore(t, nodes), lasting)
-	for i := range 20 {
+	for i := range 6 {
 		name := fmt.Sprintf("{tag}%d", i)
 		first := hold(t, holder, name)
 		second := join(t, waiter, name, line.Exclusive)
