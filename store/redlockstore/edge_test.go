@@ -177,6 +177,10 @@ func TestASecondWithdrawalIsNotToldWhatTheFirstHasDone(t *testing.T) {
 	servers := testservers.StartRedisServers(t, 3)
 	proxies, options := through(t, servers)
 	se := openSession(t, newStore(t, options), long)
+	before, _ := hold(t, se, "lock")
+	everywhere(t, se, servers, "lock")
+	withdraw(t, before) // so that the masters know the script: else they must be heard before it is sent to them
+	eventually(t, "no master has it", func() bool { return holding(servers, "lock") == 0 })
 	ticket, _ := hold(t, se, "lock")
 	everywhere(t, se, servers, "lock")
 	for _, p := range proxies {
