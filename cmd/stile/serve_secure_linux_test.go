@@ -38,7 +38,7 @@ func TestServeWithTLSCertificatesAndUsers(t *testing.T) {
 		t.Helper()
 		cmd := exec.Command(etcdctl, append([]string{
 			"--endpoints", "https://" + address, "--cacert", ca.File, "--cert", host.Cert, "--key", host.Key,
-			"--user", "root", "--password", rootPassword,
+			"--user", "root", "--password", rootPassword, "--command-timeout", within.String(), "--dial-timeout", within.String(),
 		}, args...)...)
 		if out, err := cmd.CombinedOutput(); err != nil {
 			t.Fatalf("etcdctl %v: %v: %s", args, err, out)
