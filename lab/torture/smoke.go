@@ -142,8 +142,9 @@ func catchAll(ctx context.Context, out string, mutants []mutant.Mutant) (escaped
 	return escaped, errors.Join(errs...)
 }
 
-// tries is how often a mutant is run at most, longer each time: chance decides whom a fault hits, and how soon somebody else is
-// there who gains by it, which on a busy machine may be too late. Most are caught the first time.
+// tries is how often a mutant is run at most: chance decides whom a fault hits. Each run is longer, and has a longer TTL, than the
+// one before: what shows only if somebody is there within a part of the TTL shows on a busy machine, too, if that is long enough.
+// Most are caught the first time.
 const tries = 6
 
 // catch runs a mutant until it has broken one of the rules by which it is to be caught.
@@ -160,7 +161,7 @@ func catch(ctx context.Context, out string, m mutant.Mutant) (caught bool, by st
 	for seed := range uint64(tries) {
 		f := runFlags{
 			target: target.String(), workload: m.Workload, faults: m.Faults,
-			duration: time.Duration(8+8*seed) * time.Second, ttl: 2 * time.Second, workers: 6, seed: seed + 1, built: built,
+			duration: time.Duration(12+8*seed) * time.Second, ttl: time.Duration(2+seed) * time.Second, workers: 6, seed: seed + 1, built: built,
 		}
 		f.out = filepath.Join(out, m.Name)
 		v, err := f.apart(ctx)

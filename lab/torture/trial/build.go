@@ -55,7 +55,7 @@ func Build(ctx context.Context, t Target, load, dir string) (Programs, error) {
 }
 
 func build(ctx context.Context, in, out, pkg string, flags []string) error {
-	args := append([]string{"build", "-C", in, "-buildvcs=false", "-o", out}, flags...)
+	args := append([]string{"build", "-C", in, "-buildvcs=false", "-ldflags=-s -w", "-o", out}, flags...)
 	_, err := goTool(ctx, append(args, pkg)...)
 	return err
 }

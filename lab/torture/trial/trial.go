@@ -232,10 +232,14 @@ func (r *run) hurt(ctx context.Context, workers *crew) {
 	strike(r.For, r.faults)
 	for end := time.Now().Add(busy); time.Now().Before(end) && ctx.Err() == nil; {
 		left := slices.DeleteFunc(slices.Clone(r.faults), func(f nemesis.Fault) bool { return tried[f.Name] })
-		if (len(left) == 0 || r.Faults == "all") && r.live.progress() >= enough {
+		before := r.live.progress()
+		if (len(left) == 0 || r.Faults == "all") && before >= enough {
 			return
 		}
 		strike(busy/10, left)
+		if len(left) == 0 && r.live.progress() == before {
+			return // more time would not help
+		}
 	}
 }
 
