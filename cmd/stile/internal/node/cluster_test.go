@@ -140,7 +140,7 @@ func TestThreeMembersWithTLSAndUsers(t *testing.T) {
 	put(t, cli)
 
 	for name, n := range nodes {
-		wantQuick(t, "closing "+name, n.Close)
+		wantQuick(t, "closing "+name, quickOfThree, n.Close)
 	}
 	startCluster(t, members...)
 	wantKey(t, "after a restart", cli)
@@ -255,7 +255,7 @@ func TestAMemberSaysWhomItWaitsForAndStopsAtOnce(t *testing.T) {
 		t.Errorf("said %q", line)
 	}
 	cancel()
-	wantQuick(t, "giving up", func() {
+	wantQuick(t, "giving up", quick, func() {
 		if err := <-ended; !errors.Is(err, context.Canceled) {
 			t.Error(err)
 		}
