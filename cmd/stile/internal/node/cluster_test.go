@@ -154,7 +154,7 @@ func TestAMemberWhoseDataIsLostComesBackWhenItIsAddedAnew(t *testing.T) {
 	var endpoints []string
 	for _, name := range []string{"a", "b", "c"} {
 		cfg := member(t, name, peers)
-		members, endpoints = append(members, cfg), append(endpoints, cfg.Listen)
+		members, endpoints = append(members, cfg.WithLongWaits(electionOfThree/4)), append(endpoints, cfg.Listen)
 	}
 	nodes := startCluster(t, members...)
 	cli, err := clientv3.New(clientv3.Config{Endpoints: endpoints[:2], DialTimeout: long, Logger: zap.NewNop()})

@@ -23,7 +23,7 @@ func TestLostDataIsFoundOutFromAMemberThatTakesItsTimeToAnswer(t *testing.T) {
 		members []*membership.Member
 	)
 	other := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-		time.Sleep(3 * answering / 2)
+		time.Sleep(2 * time.Second)
 		w.Header().Set("X-Etcd-Cluster-Id", cluster.ID().String())
 		_ = json.NewEncoder(w).Encode(members)
 	}))
