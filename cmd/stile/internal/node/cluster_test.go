@@ -140,7 +140,7 @@ func TestThreeMembersWithTLSAndUsers(t *testing.T) {
 	put(t, cli)
 
 	for name, n := range nodes {
-		wantQuick(t, "closing "+name, n.Close)
+		wantQuick(t, "closing "+name, quickOfThree, n.Close)
 	}
 	startCluster(t, members...)
 	wantKey(t, "after a restart", cli)
@@ -154,7 +154,7 @@ func TestAMemberWhoseDataIsLostComesBackWhenItIsAddedAnew(t *testing.T) {
 	var endpoints []string
 	for _, name := range []string{"a", "b", "c"} {
 		cfg := member(t, name, peers)
-		members, endpoints = append(members, cfg), append(endpoints, cfg.Listen)
+		members, endpoints = append(members, cfg.WithLongWaits(electionOfThree/4)), append(endpoints, cfg.Listen)
 	}
 	nodes := startCluster(t, members...)
 	cli, err := clientv3.New(clientv3.Config{Endpoints: endpoints[:2], DialTimeout: long, Logger: zap.NewNop()})
@@ -255,7 +255,7 @@ func TestAMemberSaysWhomItWaitsForAndStopsAtOnce(t *testing.T) {
 		t.Errorf("said %q", line)
 	}
 	cancel()
-	wantQuick(t, "giving up", func() {
+	wantQuick(t, "giving up", quick, func() {
 		if err := <-ended; !errors.Is(err, context.Canceled) {
 			t.Error(err)
 		}

@@ -22,11 +22,12 @@ func (c Config) WithPorts(pick func(host string) (string, error)) Config {
 	return c
 }
 
-// WithLongWaits returns the configuration with which etcd waits for very long where it waits for somebody when it closes:
-// for five seconds and two elections. An election of a server that is alone is not waited for.
+// WithLongWaits returns the configuration with which etcd waits for very long for what must not take it so long: for a
+// request to be carried out, and for its clients when it closes. That is five seconds and two elections. An election of a
+// server that is alone is not waited for.
 func (c Config) WithLongWaits(election time.Duration) Config {
 	c.tune = func(e *embed.Config) { e.ElectionMs = uint(election.Milliseconds()) }
-	if c.Cluster.Name == "" {
+	if len(c.Cluster.Peers) <= 1 {
 		c.begun = elect
 	}
 	return c

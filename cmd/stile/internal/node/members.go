@@ -29,7 +29,7 @@ type others struct {
 // is busy. A machine that is down costs no more than connecting may take.
 const (
 	connecting       = time.Second
-	answering        = time.Second
+	answering        = 5 * time.Second
 	answeringAtStart = 30 * time.Second
 )
 

@@ -10,6 +10,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -383,8 +384,9 @@ func (n *Node) stopEtcd() {
 		s.Stop()
 	}
 	n.etcd.Server.HardStop() // if it is not ready yet, its Close would wait for that
-	// The data is safe and free now. What is left is to stop listening, which waits another second for what other members
-	// have open.
+	// The data is safe and free now. So must the addresses be, for the next start. What is left then waits another second for
+	// what other members have open.
+	n.stopListening()
 	closed := make(chan struct{})
 	go func() {
 		defer close(closed)
@@ -397,6 +399,20 @@ func (n *Node) stopEtcd() {
 	select {
 	case <-closed:
 	case <-patience:
+	}
+}
+
+// stopListening closes what listens on TCP. What listens on a unix socket removes its file when it is closed, and again when
+// etcd closes it: that may be another server's by then.
+func (n *Node) stopListening() {
+	listeners := slices.Clone(n.etcd.Clients)
+	for _, p := range n.etcd.Peers {
+		listeners = append(listeners, p.Listener)
+	}
+	for _, l := range listeners {
+		if l.Addr().Network() == "tcp" {
+			_ = l.Close()
+		}
 	}
 }
 
