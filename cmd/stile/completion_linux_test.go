@@ -1,9 +1,11 @@
 package main_test
 
 import (
+	"cmp"
 	"fmt"
 	"net"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -175,8 +177,9 @@ func TestShellsCompleteLines(t *testing.T) {
 	} {
 		t.Run(shell.name, func(t *testing.T) {
 			t.Parallel()
-			if _, err := os.Stat(shell.needs); err != nil {
-				skipWithout(t, shell.name, err)
+			_, err := os.Stat(shell.needs)
+			if _, e := exec.LookPath(shell.argv[0]); err != nil || e != nil {
+				skipWithout(t, shell.name, cmp.Or(err, e))
 			}
 			m, s := newMachine(t), shared(t)
 			bin := m.path("bin")
