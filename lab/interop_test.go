@@ -156,14 +156,19 @@ func TestPeersDoNotGetALockThatStileRenews(t *testing.T) {
 // A peer that crashes: nobody unlocks or renews.
 func TestStileGetsTheLockOfAPeerThatCrashed(t *testing.T) {
 	t.Parallel()
-	const short = time.Second
+	const short = 2 * time.Second
 	server := testservers.StartRedis(t)
 	c := newStile(t, server.Addr(), ttl)
 	for _, p := range peers(t, server.Addr(), short)[:2] { // the third renews as long as this process lives
 		t.Run(p.name, func(t *testing.T) {
-			start := time.Now()
-			if _, ok := p.try(t.Context(), "lock-"+p.name); !ok {
-				t.Fatal("the peer cannot have a lock that is free")
+			var start time.Time
+			for began, ok := time.Now(), false; !ok; {
+				if time.Since(began) > 3*time.Minute {
+					t.Fatal("the peer cannot have a lock that is free")
+				}
+				// It gives up after a twentieth of its TTL, as a busy machine may need.
+				start = time.Now()
+				_, ok = p.try(t.Context(), "lock-"+p.name)
 			}
 			if _, err := c.Mutex("lock-" + p.name).Lock(t.Context()); err != nil {
 				t.Fatal(err)

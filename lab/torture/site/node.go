@@ -182,11 +182,6 @@ func (n *Node) Dial(ctx context.Context, addr string) (conn net.Conn, err error)
 
 // inside calls f on a thread that is in the node. Sockets that f makes belong there.
 func (n *Node) inside(f func()) error {
-	home, err := os.Open("/proc/self/ns/net")
-	if err != nil {
-		return err
-	}
-	defer home.Close()
 	there, err := os.Open(n.namespace())
 	if err != nil {
 		return err
@@ -196,13 +191,21 @@ func (n *Node) inside(f func()) error {
 	go func() {
 		// If the thread does not find back it ends with this goroutine.
 		runtime.LockOSThread()
+		// Not that of "self", which is the main thread's: that may be in a node just now, for another call of inside.
+		home, err := os.Open("/proc/thread-self/ns/net")
+		if err != nil {
+			runtime.UnlockOSThread()
+			done <- err
+			return
+		}
+		defer home.Close()
 		if err := unix.Setns(int(there.Fd()), unix.CLONE_NEWNET); err != nil {
 			runtime.UnlockOSThread()
 			done <- err
 			return
 		}
 		f()
-		err := unix.Setns(int(home.Fd()), unix.CLONE_NEWNET)
+		err = unix.Setns(int(home.Fd()), unix.CLONE_NEWNET)
 		if err == nil {
 			runtime.UnlockOSThread()
 		}

@@ -170,7 +170,7 @@ func storeEnd(h *Hold, proof bool) (least, most int64) {
 // staleWrites finds writes of older holds that the fenced resource accepted after those of newer ones: older by their tokens,
 // or by when they were granted, which protects nothing if the tokens say otherwise. They come in the order in which the resource,
 // which does one thing at a time, has decided on them.
-func staleWrites(lock string, writes []history.Event, holds map[string]*Hold) []Violation {
+func staleWrites(lock string, writes []history.Event, holds map[string]*Hold, ttl int64) []Violation {
 	var found []Violation
 	var newest *history.Write
 	for _, e := range writes {
@@ -178,7 +178,7 @@ func staleWrites(lock string, writes []history.Event, holds map[string]*Hold) []
 		if w.Mode != "fenced" || w.Refused {
 			continue
 		}
-		if newest != nil && (w.Token < newest.Token || grantedBefore(holds[w.Grant], holds[newest.Grant])) {
+		if newest != nil && (w.Token < newest.Token || grantedBefore(holds[w.Grant], holds[newest.Grant], ttl)) {
 			found = append(found, Violation{
 				Rule: RuleFence, Lock: lock, At: e.At, Grants: []string{newest.Grant, w.Grant},
 				What: fmt.Sprintf("a write of %s (token %d) was accepted after one of %s (token %d), which had been granted later", w.Grant,
@@ -191,9 +191,12 @@ func staleWrites(lock string, writes []history.Event, holds map[string]*Hold) []
 	return found
 }
 
-// grantedBefore reports whether a was granted before b. Nothing is known of a hold, nil, whose holder was killed before it could
-// tell.
-func grantedBefore(a, b *Hold) bool { return a != nil && b != nil && a.Return < b.Return }
+// grantedBefore reports whether a was granted before b: certainly if b was asked for later, and, if both were asked for at the same
+// time, if b was given more than a TTL later. When all who wait are let in at once, because somebody has emptied the line, chance
+// decides who hears of that first. Nothing is known of a hold, nil, whose holder was killed before it could tell.
+func grantedBefore(a, b *Hold, ttl int64) bool {
+	return a != nil && b != nil && (a.Return < b.Call || a.Return+ttl < b.Return)
+}
 
 // overtaken finds those who waited while somebody was served who had come more than patience later, with nothing done to
 // the system from when the first asked until the other was served.

@@ -314,7 +314,7 @@ func (j *judge) resource() {
 	}
 	groups := byLock(writes, func(e history.Event) string { return e.Write.Lock })
 	for _, lock := range slices.Sorted(maps.Keys(groups)) {
-		found := staleWrites(lock, groups[lock], j.lives.byGrant)
+		found := staleWrites(lock, groups[lock], j.lives.byGrant, j.Run.TTL)
 		for _, v := range found {
 			j.count(v.At, func(d *Damage) *int { return &d.StaleAccepted })
 		}
