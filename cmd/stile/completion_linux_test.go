@@ -146,9 +146,9 @@ func listenSilently(t *testing.T) string {
 func skipWithout(t *testing.T, what string, err error) {
 	t.Helper()
 	if slices.Contains(strings.Split(os.Getenv("STILE_TEST_REQUIRE"), ","), "all") {
-		t.Fatalf("this test needs %s: %v; run `make tools`", what, err)
+		t.Fatalf("this test needs %s: %v; run `make servers`", what, err)
 	}
-	t.Skipf("SKIPPED: this test needs %s: %v; run `make tools`", what, err)
+	t.Skipf("SKIPPED: this test needs %s: %v; run `make servers`", what, err)
 }
 
 // bashCompletion is the package of that name.

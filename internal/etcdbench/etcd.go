@@ -31,7 +31,7 @@ type etcd struct {
 func startEtcd(ctx context.Context, binary string) (*etcd, error) {
 	path, err := exec.LookPath(binary)
 	if err != nil {
-		return nil, fmt.Errorf("no etcd to measure: %w: run `make tools`, or name one with -etcd", err)
+		return nil, fmt.Errorf("no etcd to measure: %w: run `make servers`, or name one with -etcd", err)
 	}
 	ports, err := freePorts(2)
 	if err != nil {

@@ -13,7 +13,7 @@
 // functions and methods here that may fail the test must be called from its own goroutine; [Proxy] has none such but
 // [NewProxy] and [Proxy.Accept].
 //
-// The programs are the pinned ones that `make tools` builds into .bin. Only tests import this package.
+// The programs are the pinned ones that `make servers` builds into .bin. Only tests import this package.
 package testservers
 
 import (
@@ -44,7 +44,7 @@ func Binary(t testing.TB, name string) string {
 	if info, err := os.Stat(path); err == nil && !info.IsDir() {
 		return path
 	}
-	missing(t, name, path, "run `make tools`")
+	missing(t, name, path, "run `make servers`")
 	return ""
 }
 
@@ -59,7 +59,7 @@ func installed(t testing.TB, name string) string {
 	}
 	path, err := exec.LookPath(name)
 	if err != nil {
-		missing(t, name, name+" on the PATH", "run `make tools`")
+		missing(t, name, name+" on the PATH", "run `make servers`")
 	}
 	return path
 }

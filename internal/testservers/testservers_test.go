@@ -83,7 +83,7 @@ func TestBinarySkipsLoudlyOrFailsIfRequired(t *testing.T) {
 			if c.fails {
 				said, silent = r.failed, r.skipped
 			}
-			if !strings.Contains(said, "make tools") || !strings.Contains(said, "mydb") || silent != "" {
+			if !strings.Contains(said, "make servers") || !strings.Contains(said, "mydb") || silent != "" {
 				t.Errorf("skipped %q, failed %q", r.skipped, r.failed)
 			}
 		})

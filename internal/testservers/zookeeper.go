@@ -44,7 +44,7 @@ func Jars(t testing.TB, names ...string) string {
 	for _, name := range names {
 		path := filepath.Join(zkJars, name+".jar")
 		if _, err := os.Stat(path); err != nil {
-			missing(t, name, path, "run `make tools`")
+			missing(t, name, path, "run `make servers`")
 		}
 		paths = append(paths, path)
 	}

@@ -81,7 +81,7 @@ func (e *ensemble) start(i int, members []string) error {
 	}
 	cmd := exec.Command("java", "-Xmx256m", "-cp", jars, "org.apache.zookeeper.server.quorum.QuorumPeerMain", file)
 	if err := cmd.Start(); err != nil {
-		return fmt.Errorf("no ZooKeeper to measure: %w: run `make tools`", err)
+		return fmt.Errorf("no ZooKeeper to measure: %w: run `make servers`", err)
 	}
 	e.running = append(e.running, cmd)
 	return nil

@@ -91,7 +91,7 @@ func ask(ctx context.Context, method, url, body string, reply any) error {
 	return json.NewDecoder(res.Body).Decode(reply)
 }
 
-// pinned returns the path of a program that `make tools` builds: $STILE_TEST_BIN/name or, if that variable is not set,
+// pinned returns the path of a program that `make servers` builds: $STILE_TEST_BIN/name or, if that variable is not set,
 // .bin/name in the repository that the working directory is in.
 func pinned(name string) (string, error) {
 	dir := os.Getenv("STILE_TEST_BIN")
@@ -104,7 +104,7 @@ func pinned(name string) (string, error) {
 	}
 	path := filepath.Join(dir, name)
 	if info, err := os.Stat(path); err != nil || info.IsDir() {
-		return "", fmt.Errorf("%w: %s: run `make tools`", ErrMissing, path)
+		return "", fmt.Errorf("%w: %s: run `make servers`", ErrMissing, path)
 	}
 	return path, nil
 }

@@ -26,7 +26,7 @@ func (redis) configure(*Server) error { return nil }
 func (redis) command(s *Server) (string, []string, error) {
 	path, err := exec.LookPath("redis-server")
 	if err != nil {
-		return "", nil, fmt.Errorf("%w: redis-server: run `make tools`", ErrMissing)
+		return "", nil, fmt.Errorf("%w: redis-server: run `make servers`", ErrMissing)
 	}
 	return path, []string{
 		"--bind", s.node.IP(), "--port", "6379", "--protected-mode", "no", "--dir", s.dir,

@@ -52,14 +52,14 @@ func (zookeeper) configure(s *Server) error {
 func (zookeeper) command(s *Server) (string, []string, error) {
 	java, err := exec.LookPath("java")
 	if err != nil {
-		return "", nil, fmt.Errorf("%w: java: run `make tools`", ErrMissing)
+		return "", nil, fmt.Errorf("%w: java: run `make servers`", ErrMissing)
 	}
 	// The jar's manifest names what it needs itself; what TLS needs beside that, it forgets.
 	path := []string{"zookeeper", "slf4j-simple", "netty-codec", "netty-resolver", "netty-transport-native-unix-common"}
 	for i, jar := range path {
 		path[i] = filepath.Join(jars, jar+".jar")
 		if _, err := os.Stat(path[i]); err != nil {
-			return "", nil, fmt.Errorf("%w: %s: run `make tools`", ErrMissing, path[i])
+			return "", nil, fmt.Errorf("%w: %s: run `make servers`", ErrMissing, path[i])
 		}
 	}
 	return java, []string{
