@@ -347,6 +347,9 @@ func (n *Node) close() {
 	}()
 	select {
 	case <-ended:
+		if n.etcd != nil {
+			<-n.stopped // awaitEnd sees it too, a moment later
+		}
 	case <-n.failure.done: // it may hang now; nothing more is written
 	}
 	n.lock.Unlock()
