@@ -43,7 +43,7 @@ func ExampleMutex_Lock() {
 	defer client.Close(context.Background())
 
 	// The context bounds the waiting, not the hold.
-	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	hold, err := client.Mutex("nightly-backup").Lock(ctx)
 	switch {
