@@ -185,7 +185,7 @@ type SessionOptions struct {
 	Owner Owner
 
 	// Lost, if not nil, is called at most once, with an error matching [ErrSessionLost], when the store learns
-	// by itself that the session has ended; not after Close. It must not block or call the store.
+	// by itself that the session has ended; not after Close has returned. It must not block or call the store.
 	Lost func(error)
 }
 

@@ -41,21 +41,19 @@ func Host() string { return claimedHost().ip }
 type host struct {
 	ip    string
 	begin uint32
+	claim net.Listener // never closed, and kept here from the garbage collector, which would close it
 }
 
 // claimedHost claims an address by listening on its claimPort: the system gives a listening address to one process
-// only, and takes it back when the process ends, however it ends. The listener is never closed, so that it must not be
-// garbage collected: claim keeps it.
+// only, and takes it back when the process ends, however it ends.
 var (
-	claim       net.Listener
 	claimedHost = sync.OnceValue(func() host {
 		for range 50 {
 			// Not 127.0.0.0/16, where people and services have theirs.
 			ip := fmt.Sprintf("127.%d.%d.%d", 1+rand.N(250), rand.N(256), 1+rand.N(254))
 			l, err := net.Listen("tcp", net.JoinHostPort(ip, strconv.Itoa(claimPort)))
 			if err == nil {
-				claim = l
-				return host{ip: ip}
+				return host{ip: ip, claim: l}
 			}
 		}
 		// Processes share the one address: each begins where chance decides, and rarely meets another.

@@ -322,7 +322,7 @@ func (e *entry) depart(ctx context.Context, request func(context.Context) (bool,
 	switch {
 	case err != nil:
 		se.work.Start(func() { e.keepDeparting(request) })
-		return se.explain(ctx, doing, err)
+		return se.departureFailed(ctx, doing, err, e.outlasts.Load())
 	case e.doubt.Load():
 		se.work.Start(e.clear)
 	}

@@ -28,6 +28,9 @@ type session struct {
 	end  context.CancelCauseFunc
 	work work.Group
 
+	// telling is done when everybody has been told of a loss, so that nobody is told after Close.
+	telling sync.WaitGroup
+
 	leases pb.LeaseClient
 	stream *renewalStream // belongs to the goroutine that confirms
 
@@ -118,6 +121,7 @@ func (se *session) renew(ctx context.Context) (ttl int64, err error) {
 // Close implements [store.Session].
 func (se *session) Close(ctx context.Context) error {
 	se.finish(fmt.Errorf("%s: %w: session %s is closed", se.store, store.ErrSessionLost, se.ID()), false)
+	se.telling.Wait()
 	se.work.Wait()
 
 	se.mu.Lock()
@@ -162,6 +166,8 @@ func (se *session) finish(cause error, lost bool) {
 	se.lines = nil
 	se.work.Refuse()
 	se.end(cause)
+	se.telling.Add(1)
+	defer se.telling.Done()
 	se.mu.Unlock()
 
 	for _, w := range lines {
@@ -181,4 +187,14 @@ func (se *session) explain(ctx context.Context, doing string, err error) error {
 		return se.alive()
 	}
 	return se.store.explain(doing, endedBy(ctx, err))
+}
+
+// departureFailed is explain for an entry that was to leave the line. If the session has ended meanwhile the entry went with
+// it, unless it may outlast it.
+func (se *session) departureFailed(ctx context.Context, doing string, err error, outlasts bool) error {
+	err = se.explain(ctx, doing, err)
+	if !outlasts && se.alive() != nil && ctx.Err() == nil {
+		return fmt.Errorf("%w: %w", store.ErrGone, err)
+	}
+	return err
 }

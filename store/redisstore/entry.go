@@ -358,7 +358,7 @@ func (e *entry) depart(ctx context.Context, next func() operation, lingers bool)
 		return se.store.explain(doing, attempts.EndedBy(ctx, err))
 	case err != nil:
 		se.work.Start(func() { e.keepDeparting(next) })
-		return se.explain(ctx, doing, err)
+		return se.departureFailed(ctx, doing, err, outlasts || lingers)
 	case !there:
 		return fmt.Errorf("%s: %s: %w: somebody else has taken the entry out", se.store, doing, store.ErrGone)
 	}

@@ -32,6 +32,9 @@ type session struct {
 	end  context.CancelCauseFunc
 	work work.Group
 
+	// telling is done when everybody has been told of a loss, so that nobody is told after Close.
+	telling sync.WaitGroup
+
 	mu    sync.Mutex
 	lines map[string][]*entry // joining, standing or leaving, by name
 	begun int                 // confirmations begun
@@ -210,6 +213,7 @@ func (se *session) all() []*entry {
 // Close implements [store.Session].
 func (se *session) Close(ctx context.Context) error {
 	se.finish(fmt.Errorf("%s: %w: session %s is closed", se.store, store.ErrSessionLost, se.id), false)
+	se.telling.Wait()
 	se.work.Wait()
 	if err := se.clear(ctx); err != nil {
 		return se.store.explain("end the session", attempts.EndedBy(ctx, err))
@@ -275,6 +279,7 @@ func (se *session) finish(cause error, lost bool) {
 	}
 	se.work.Refuse()
 	se.end(cause)
+	se.telling.Add(1)
 	se.mu.Unlock()
 
 	for _, e := range mine {
@@ -287,6 +292,7 @@ func (se *session) finish(cause error, lost bool) {
 	if lost && se.opts.Lost != nil {
 		se.opts.Lost(cause)
 	}
+	se.telling.Done()
 	se.store.end() // last, because it may have to wait
 }
 
@@ -308,4 +314,14 @@ func (se *session) explain(ctx context.Context, doing string, err error) error {
 		return se.alive()
 	}
 	return se.store.explain(doing, attempts.EndedBy(ctx, err))
+}
+
+// departureFailed is explain for an entry that was to leave the line. If the session has ended meanwhile the entry went with
+// it, unless it may outlast it.
+func (se *session) departureFailed(ctx context.Context, doing string, err error, outlasts bool) error {
+	err = se.explain(ctx, doing, err)
+	if !outlasts && se.alive() != nil && ctx.Err() == nil {
+		return fmt.Errorf("%w: %w", store.ErrGone, err)
+	}
+	return err
 }

@@ -30,6 +30,9 @@ type session struct {
 	end  context.CancelCauseFunc
 	work work.Group
 
+	// telling is done when everybody has been told of a loss, so that nobody is told after Close.
+	telling sync.WaitGroup
+
 	mu      sync.Mutex
 	entries map[string]*entry // by name: those that were not withdrawn
 	kept    map[*entry]struct{}
@@ -338,6 +341,7 @@ func (se *session) release(e *entry) {
 // Close implements [store.Session].
 func (se *session) Close(ctx context.Context) error {
 	ended := se.finish(fmt.Errorf("%s: %w: session %s is closed", se.store, store.ErrSessionLost, se.id), false)
+	se.telling.Wait()
 	se.work.Wait()
 	for _, e := range ended {
 		if _, err := e.left(ctx); err != nil {
@@ -367,6 +371,8 @@ func (se *session) finish(cause error, lost bool) []*entry {
 	se.entries, se.kept = nil, nil
 	se.work.Refuse()
 	se.end(cause)
+	se.telling.Add(1)
+	defer se.telling.Done()
 	se.mu.Unlock()
 
 	for e := range all {

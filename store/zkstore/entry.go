@@ -415,7 +415,7 @@ func (e *entry) Withdraw(ctx context.Context) error {
 	switch {
 	case err != nil:
 		se.work.Start(e.keepDeparting)
-		return se.explain(ctx, doing, err)
+		return se.departureFailed(ctx, doing, err)
 	case !removed:
 		return fmt.Errorf("%s: %s: %w: somebody else has taken the entry out", se.store, doing, store.ErrGone)
 	}

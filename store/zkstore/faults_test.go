@@ -124,8 +124,8 @@ func holdOn(t *testing.T, e *testservers.ZooKeeperEnsemble) held {
 	t.Helper()
 	var h held
 	for i := range h.sessions {
-		// Of a TTL that gives a server up, when it does not answer, long before elections are over that take their time.
-		h.sessions[i] = openFor(t, newStore(t, nil, e.Endpoints()...), 2*time.Minute, nil)
+		// Three servers may take minutes to start on a busy machine.
+		h.sessions[i] = openFor(t, newStore(t, nil, e.Endpoints()...), 10*time.Minute, nil)
 		keep(t, h.sessions[i])
 	}
 	name := newName(t)

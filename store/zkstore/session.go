@@ -31,6 +31,9 @@ type session struct {
 	end  context.CancelCauseFunc
 	work work.Group
 
+	// telling is done when everybody has been told of a loss, so that nobody is told after Close.
+	telling sync.WaitGroup
+
 	// mu is taken before the mutex of a line.
 	mu      sync.Mutex
 	lines   map[string]*watchedLine // by directory
@@ -187,6 +190,7 @@ func (se *session) begun() *client {
 // Close implements [store.Session].
 func (se *session) Close(ctx context.Context) error {
 	se.finish(fmt.Errorf("%s: %w: session %s is closed", se.store, store.ErrSessionLost, se.ID()), false)
+	se.telling.Wait()
 	se.mu.Lock()
 	lost := se.lost
 	se.lost = true // it is gone, or goes by itself: there is nothing more to close
@@ -266,6 +270,8 @@ func (se *session) finish(cause error, lost bool) bool {
 	}
 	se.work.Refuse()
 	se.end(cause)
+	se.telling.Add(1)
+	defer se.telling.Done()
 	se.mu.Unlock()
 
 	for _, w := range lines {
@@ -286,4 +292,14 @@ func (se *session) explain(ctx context.Context, doing string, err error) error {
 		return se.alive()
 	}
 	return se.store.explain(doing, attempts.EndedBy(ctx, err))
+}
+
+// departureFailed is explain for an entry that was to leave the line. If the session has ended meanwhile the entry went with
+// it.
+func (se *session) departureFailed(ctx context.Context, doing string, err error) error {
+	err = se.explain(ctx, doing, err)
+	if se.alive() != nil && ctx.Err() == nil {
+		return fmt.Errorf("%w: %w", store.ErrGone, err)
+	}
+	return err
 }
