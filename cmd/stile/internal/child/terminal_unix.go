@@ -97,9 +97,13 @@ func (p *Process) WantsToStop(sig unix.Signal) bool {
 	}
 }
 
-// moment is enough for a signal sent to oneself, or to a child, to take effect: on a busy machine too, where neither need run at
-// once. Waiting for it in vain does no harm: the command is stopped meanwhile, or is told to.
-const moment = time.Second
+const (
+	// preparation is how long a command may take to put its screen in order before it is stopped. One that does not handle
+	// TSTP stops at once; one that ignores it keeps its user waiting so long.
+	preparation = 5 * time.Second
+	// moment is enough for a signal sent to oneself to take effect: on a busy machine too, where one need not run at once.
+	moment = time.Second
+)
 
 // Suspend stops the command, then this process and, if the command had the terminal, the rest of our process group
 // with it, as ^Z would have. It returns when this process has been continued; the command stays as it is until
@@ -109,7 +113,7 @@ func (p *Process) Suspend() {
 	select {
 	case <-p.stopped: // it had the chance to put its screen in order
 	case <-p.done:
-	case <-time.After(moment):
+	case <-time.After(preparation):
 	}
 	p.signal(unix.SIGSTOP)
 
