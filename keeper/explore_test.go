@@ -1,7 +1,7 @@
 //go:build !race
 
 // The explorer has one goroutine: the race detector would find nothing in it, and make it ten times slower. So it is left
-// out where that is on, and make explore runs it by itself.
+// out where that is on, and make test runs it by itself.
 
 package keeper
 

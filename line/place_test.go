@@ -91,7 +91,7 @@ func (h *history) leave(i int) {
 // A place is told of a random line by events, some of them repeated or late, and by readings in between. At each
 // point it knows what the whole line knew at the newest point it was told of.
 func TestPlaceAgreesWithTheWholeLine(t *testing.T) {
-	const cases = 30_000
+	const cases = 10_000
 	base := rand.Uint64()
 	var admissions, rejoined, late int
 	for i := range uint64(cases) {

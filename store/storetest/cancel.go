@@ -10,7 +10,7 @@ import (
 )
 
 func cancellation(s suite) {
-	const rounds = 60
+	const rounds = 30
 
 	for _, try := range []bool{false, true} {
 		call := map[bool]string{false: "an enqueue", true: "a try"}[try]
