@@ -38,7 +38,7 @@ func life(s suite) {
 			for _, tenths := range []time.Duration{3, 5, 3, 1} {
 				time.Sleep(c.guaranteed() * tenths / 10)
 				if err := c.confirmNow(); err != nil {
-					return fmt.Errorf("Confirm, %v after the one before: %w", time.Since(c.lastSent()), err)
+					return fmt.Errorf("confirming %v after the time before: %w", time.Since(c.lastSent()), err)
 				}
 				next.neverAdmitted()
 			}
@@ -116,7 +116,7 @@ func life(s suite) {
 				for range quarters {
 					time.Sleep(c.Terms().TTL / 4)
 					if err := c.confirmNow(); err != nil {
-						return fmt.Errorf("Confirm, %v after the one before: %w", time.Since(c.lastSent()), err)
+						return fmt.Errorf("confirming %v after the time before: %w", time.Since(c.lastSent()), err)
 					}
 				}
 				p, err := c.tryHold(name, line.Exclusive)
@@ -124,7 +124,7 @@ func life(s suite) {
 					return err
 				}
 				if err := p.tryWithdraw(); err != nil {
-					return fmt.Errorf("Withdraw: %w", err)
+					return fmt.Errorf("withdrawing: %w", err)
 				}
 			}
 			return nil
