@@ -117,7 +117,7 @@ bench-redis: servers ## measure against redsync, redislock and rueidislock, and 
 	GOWORK=off go test -run='^$$' -bench=ManyHolds -benchtime=1x ./store/redisstore
 
 .PHONY: torture-smoke
-torture-smoke: servers ## two minutes: every mutant is caught, and Stile itself put under faults (docs/torture.md)
+torture-smoke: servers ## four minutes: every mutant is caught, and Stile itself put under faults (docs/torture.md)
 	go run ./lab/torture smoke
 
 .PHONY: torture
