@@ -5,6 +5,7 @@ import (
 	"os"
 	"os/signal"
 	"syscall"
+	"time"
 )
 
 // A Process is a command that was started.
@@ -60,6 +61,9 @@ func (p *Process) WantsToStop(syscall.Signal) bool { return false }
 
 // Suspend does nothing.
 func (p *Process) Suspend() {}
+
+// AskToStop does nothing: nobody is suspended here.
+func (p *Process) AskToStop(time.Duration, <-chan struct{}) {}
 
 // Resume does nothing.
 func (p *Process) Resume() {}

@@ -97,24 +97,25 @@ func (p *Process) WantsToStop(sig unix.Signal) bool {
 	}
 }
 
-const (
-	// preparation is how long a command may take to put its screen in order before it is stopped. One that does not handle
-	// TSTP stops at once; one that ignores it keeps its user waiting so long.
-	preparation = 5 * time.Second
-	// moment is enough for a signal sent to oneself to take effect: on a busy machine too, where one need not run at once.
-	moment = time.Second
-)
+// moment is enough for a signal sent to oneself to take effect: on a busy machine too, where one need not run at once.
+const moment = time.Second
+
+// AskToStop tells the command to stop, as ^Z would have, and waits until it has stopped or ended: it may put its screen in order
+// first. It waits no longer than most, and not once hurry is closed.
+func (p *Process) AskToStop(most time.Duration, hurry <-chan struct{}) {
+	p.signal(unix.SIGTSTP)
+	select {
+	case <-p.stopped:
+	case <-p.done:
+	case <-hurry:
+	case <-time.After(most):
+	}
+}
 
 // Suspend stops the command, then this process and, if the command had the terminal, the rest of our process group
 // with it, as ^Z would have. It returns when this process has been continued; the command stays as it is until
 // [Process.Resume].
 func (p *Process) Suspend() {
-	p.signal(unix.SIGTSTP)
-	select {
-	case <-p.stopped: // it had the chance to put its screen in order
-	case <-p.done:
-	case <-time.After(preparation):
-	}
 	p.signal(unix.SIGSTOP)
 
 	continued := make(chan os.Signal, 1)

@@ -62,6 +62,10 @@ func (g *guard) stopBy() time.Time {
 // busyTime is what a busy machine may need besides.
 func busyTime(ttl time.Duration) time.Duration { return usualKillAfter(ttl) / 16 }
 
+// preparation is how long a command that is to be suspended may take to put its screen in order. One that does not handle TSTP
+// stops at once; one that ignores it keeps its user waiting so long.
+const preparation = 5 * time.Second
+
 // supervise runs the command, and ends it if the lock cannot be kept. It returns the exit code. An error means that the
 // command could not be run.
 func (g *guard) supervise(stdio Stdio, signals *child.Signals, c child.Command) (int, error) {
@@ -131,6 +135,8 @@ func (g *guard) supervise(stdio Stdio, signals *child.Signals, c child.Command) 
 		case sig := <-signals.C():
 			if child.Stops(sig) {
 				suspended = true
+				p.AskToStop(min(preparation, time.Until(g.stopBy())), g.hold.Lost())
+				g.dog.Until(time.Until(g.hold.Deadline())) // there may have been renewals
 				p.Suspend()
 			} else {
 				p.Signal(sig)

@@ -26,7 +26,7 @@ import (
 )
 
 // patience is how long a server may take to start. It takes a tenth of a second, and a hundred times that on a machine with
-// too much to do. A server that has not started after this time ends by itself.
+// too much to do. A server that starts later than that is found by the next command.
 const patience = 30 * time.Second
 
 // Ensure returns the URL of the server, as package storeurl understands it. If none runs it starts one, and tells. When
