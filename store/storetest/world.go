@@ -131,6 +131,7 @@ type client struct {
 
 	mu       sync.Mutex
 	sent     time.Time // before the last request was sent that was confirmed
+	late     bool      // a confirmation was answered too late to show anything
 	closing  bool
 	lost     int // how often Lost was called
 	stopKeep func()
@@ -171,7 +172,7 @@ func (w *world) expiring(prepare func(c *client, name string) error) *client {
 		}
 		w.t.Cleanup(c.leave)
 		err = prepare(c, w.newName())
-		if since := time.Since(c.lastSent()); since >= c.guaranteed() {
+		if since := time.Since(c.lastSent()); since >= c.guaranteed() || c.wasLate() {
 			w.t.Logf("session %s was confirmed %v ago, and can be over: once more with a longer TTL than %v (%v)",
 				c.ID(), since, c.Terms().TTL, err)
 			c.leave()
@@ -289,6 +290,8 @@ func (c *client) confirm(ctx context.Context, within time.Duration) error {
 	err := c.Confirm(ctx)
 	if err == nil {
 		c.mu.Lock()
+		// Its entries may have ended before the request arrived, though the session had not yet.
+		c.late = c.late || time.Since(c.sent) >= c.guaranteed()
 		c.sent = sent
 		c.mu.Unlock()
 	}
@@ -297,6 +300,13 @@ func (c *client) confirm(ctx context.Context, within time.Duration) error {
 
 // confirmNow confirms the session once, with the time that any call has.
 func (c *client) confirmNow() error { return c.confirm(c.w.t.Context(), c.w.h.TTL+c.w.h.Grace) }
+
+// wasLate reports whether a confirmation was answered only after what the one before had guaranteed.
+func (c *client) wasLate() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.late
+}
 
 // lastSent is when the last request was sent that confirmed the session.
 func (c *client) lastSent() time.Time {
