@@ -62,7 +62,7 @@ func (p *Process) WantsToStop(syscall.Signal) bool { return false }
 // Suspend does nothing.
 func (p *Process) Suspend() {}
 
-// AskToStop does nothing: nobody is suspended here.
+// AskToStop does nothing: Windows suspends no command.
 func (p *Process) AskToStop(time.Duration, <-chan struct{}) {}
 
 // Resume does nothing.

@@ -71,7 +71,7 @@ const attention = 2 * time.Second
 func (h Home) claim(ctx context.Context, socket string) (*filelock.Lock, error) {
 	ctx, cancel := context.WithTimeout(ctx, patience/3)
 	defer cancel()
-	last := false // the time is up: that is looked at first, so that somebody who has stood still meanwhile looks once more
+	last := false // the time is up, and this is the last try: a process that stood still meanwhile gets one too
 	lock, err := filelock.Try(h.pid(), filelock.Exclusive)
 	for errors.Is(err, filelock.ErrLocked) {
 		if listens(socket) { // nobody did when this process was started
