@@ -240,7 +240,7 @@ func TestHowACommandIsStoppedMustFitIntoTheTTL(t *testing.T) {
 func TestKillAfterIsKeptWhenTheLockIsLost(t *testing.T) {
 	t.Parallel()
 	m, s := newMachine(t), serve(t)
-	c := m.start(`trap '`+uptime(">>told")+`' HUP; touch started; while :; do `+uptime(">>alive")+`; sleep 0.02; done`,
+	c := m.start(`trap '`+uptime(">>told")+`' HUP; touch started; while :; do `+uptime(">>alive")+`; sleep 0.1; done`,
 		"--url", s.url, "--ttl", "24", "-k", "9", "--signal", "HUP", "demo")
 	if err := s.Process.Signal(syscall.SIGSTOP); err != nil {
 		t.Fatal(err)

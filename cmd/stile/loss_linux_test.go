@@ -99,7 +99,7 @@ func (m *machine) stamps(name string) []float64 {
 // stubborn writes down the time again and again and does not listen to TERM; nor does a grandchild that does the same.
 var stubborn = `
 	trap '' TERM
-	tick() { while :; do ` + uptime(">>$1") + `; sleep 0.02; done; }
+	tick() { while :; do ` + uptime(">>$1") + `; sleep 0.1; done; }
 	tick grandchild &
 	echo $! >grandchild.pid
 	echo $$ >child.pid

@@ -299,7 +299,7 @@ func TestAReleaseThatFailsIsToldAndChangesNothing(t *testing.T) {
 	m, s := newMachine(t), serve(t)
 	// The command cuts its own branch: it freezes the server and ends.
 	c := m.run("--url", s.url, "--ttl", "60", "demo", "--", "sh", "-c", fmt.Sprintf(
-		`kill -STOP %[1]d; while grep -L '^State:.T' /proc/%[1]d/task/*/status | grep -q .; do :; done; exit 3`, s.Process.Pid))
+		`kill -STOP %[1]d; while grep -L '^State:.T' /proc/%[1]d/task/*/status | grep -q .; do sleep 0.05; done; exit 3`, s.Process.Pid))
 	c.wants(3, `"demo"`, "release", "not confirmed", "until its TTL of 1m0s is over")
 }
 

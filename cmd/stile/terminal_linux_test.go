@@ -309,7 +309,7 @@ func TestACommandSuspendedForTooLongIsNotContinued(t *testing.T) {
 func TestWhileSuspendedNothingOutlivesTheLock(t *testing.T) {
 	t.Parallel()
 	m, s := newMachine(t), shared(t)
-	m.write("inner", "echo $$ >inner.pid; while :; do "+uptime(">>steps")+"; sleep 0.02; done", 0o600)
+	m.write("inner", "echo $$ >inner.pid; while :; do "+uptime(">>steps")+"; sleep 0.1; done", 0o600)
 	m.write("script", "echo $PPID >stile.pid; timeout 1000 sh inner; :", 0o600)
 	c := m.interactive()
 	c.types(fmt.Sprintf("%s run --url %s --ttl 16 demo -- sh script\n", stile, s.url))
