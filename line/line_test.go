@@ -130,7 +130,7 @@ func randomMode(r *rand.Rand, n int) Mode {
 // overRandomLines runs check on many random lines, each with its own seed, and says which one it failed on.
 func overRandomLines(t *testing.T, check func(r *rand.Rand, entries []Entry) error) {
 	t.Helper()
-	const cases = 30_000
+	const cases = 10_000
 	base := rand.Uint64()
 	for i := range uint64(cases) {
 		r := rand.New(rand.NewPCG(base, i))
