@@ -23,12 +23,12 @@ help: ## list the targets
 # Three commands: go test ./... for the code at hand, make test for a stranger, make check for who changes something.
 
 .PHONY: test
-test: servers $(BIN)/gotestsum ## all tests, with real servers and the race detector: what a stranger runs
+test: servers $(BIN)/gotestsum ## all tests of library and command, with real servers and the race detector
 	STARTED=$(started) $(BIN)/gotestsum --format=pkgname --jsonfile=$(BIN)/test.json \
 		--post-run-command=tools/test-summary --raw-command -- tools/test-events
 
 .PHONY: check
-check: fmt vet lint tidy types examples torture-smoke ## what else must pass: formatting, linters, other systems, faults
+check: fmt vet lint tidy types examples lab torture-smoke ## what else must pass: formatting, linters, other systems, faults
 
 N        ?= 10
 BUSY     ?= 0
@@ -115,6 +115,11 @@ bench-zk: ## measure against go-zookeeper's Lock
 bench-redis: servers ## measure against redsync, redislock and rueidislock, and 100 000 locks of one process
 	cd lab && GOWORK=off go run ./redisbench
 	GOWORK=off go test -run='^$$' -bench=ManyHolds -benchtime=1x ./store/redisstore
+
+.PHONY: lab
+lab: servers ## the tests of the harness that puts Stile under faults
+	cd lab && GOWORK=off go test -race -vet=off -shuffle=on -p=3 -parallel=8 -timeout=30m \
+		./torture/locker ./torture/site ./torture/nemesis ./torture/worker ./...
 
 .PHONY: torture-smoke
 torture-smoke: servers ## four minutes: every mutant is caught, and Stile itself put under faults (docs/torture.md)
