@@ -336,25 +336,6 @@ func TestWaitersJoinAgainAtTheDeadline(t *testing.T) {
 	})
 }
 
-// A process may stand still in any place: here, in a hook, between being admitted and having the hold.
-func TestALossBeforeTheCallerHasTheHold(t *testing.T) {
-	for reason, lose := range map[stile.Reason]func(*world){
-		stile.LostDeadline: func(w *world) { w.cut(w.session("ann")) },
-		stile.LostExpired:  func(w *world) { w.store.Expire(w.session("ann")) },
-	} {
-		scenario(t, func(t *testing.T, w *world) {
-			ann := w.client("ann", func(o *stile.Options) {
-				o.Hooks.Acquired = func(stile.Acquired) { lose(w); time.Sleep(valid + time.Millisecond) }
-			})
-			h, err := ann.Mutex("a").Lock(t.Context())
-			if err != nil {
-				t.Fatal(err)
-			}
-			expectLost(t, h, reason)
-		})
-	}
-}
-
 func TestAWaiterThatIsBrokenJoinsAgainAtTheEnd(t *testing.T) {
 	scenario(t, func(t *testing.T, w *world) {
 		ann, bob, cid := w.client("ann"), w.client("bob"), w.client("cid")

@@ -5,6 +5,7 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"iter"
 	"log/slog"
 	"slices"
 	"sync/atomic"
@@ -59,7 +60,23 @@ const (
 // departure is an entry leaving a line.
 type departure struct {
 	id string
-	at uint64
+	at uint64 // the revision
+}
+
+// atOnce divides departures, which come in the order in which they happened, into those of one revision each.
+func atOnce(left []departure) iter.Seq[[]departure] {
+	return func(yield func([]departure) bool) {
+		for len(left) > 0 {
+			n := 1
+			for n < len(left) && left[n].at == left[0].at {
+				n++
+			}
+			if !yield(left[:n]) {
+				return
+			}
+			left = left[n:]
+		}
+	}
 }
 
 // Enqueue implements [store.Session].

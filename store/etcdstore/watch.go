@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"strconv"
 	"sync"
 	"time"
@@ -113,8 +114,8 @@ func (w *watchedLine) arrive(e *entry, a arrival) bool {
 	e.place = line.NewPlace(line.Entry{ID: e.key, Order: a.order, Mode: e.req.Mode}, entries(a.others))
 	left := e.left
 	e.left = nil
-	for _, d := range left {
-		w.oneLeft(e, d)
+	for together := range atOnce(left) {
+		w.theyLeft(e, together)
 	}
 	if e.state == standing {
 		w.tell(e)
@@ -240,16 +241,21 @@ func (w *watchedLine) gone(e *entry, cause error) {
 	}
 }
 
-// oneLeft lets an entry know of a departure: another's, or its own. It is called with w.mu held.
-func (w *watchedLine) oneLeft(e *entry, d departure) {
+// theyLeft lets an entry know who has left in one revision: others, itself, or both. An entry that is gone is told so, and
+// never that it is its turn because the others went with it. It is called with w.mu held.
+func (w *watchedLine) theyLeft(e *entry, together []departure) {
 	switch {
 	case e.state == joining:
-		e.left = append(e.left, d)
+		e.left = append(e.left, together...)
 	case e.state != standing:
-	case d.id == e.key && d.at > e.order:
+	case slices.ContainsFunc(together, func(d departure) bool { return d.id == e.key && d.at > e.order }):
 		w.gone(e, w.evicted())
 	default:
-		if e.place.Left(d.id, d.at) {
+		nearer := false
+		for _, d := range together {
+			nearer = e.place.Left(d.id, d.at) || nearer
+		}
+		if nearer {
 			w.tell(e)
 		}
 	}
@@ -406,16 +412,20 @@ func (w *watchedLine) opening() {
 	w.open = w.opened
 }
 
+// haveLeft takes in what the watch has said at once. etcd never divides a revision between two answers, unless the watch
+// asks for fragments, which this one does not.
 func (w *watchedLine) haveLeft(events []*clientv3.Event) {
+	var left []departure
+	for _, ev := range events {
+		if ev.Type == clientv3.EventTypeDelete {
+			left = append(left, departure{id: string(ev.Kv.Key), at: uint64(ev.Kv.ModRevision)})
+		}
+	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	for _, ev := range events {
-		if ev.Type != clientv3.EventTypeDelete {
-			continue
-		}
-		d := departure{id: string(ev.Kv.Key), at: uint64(ev.Kv.ModRevision)}
+	for together := range atOnce(left) {
 		for e := range w.mine {
-			w.oneLeft(e, d)
+			w.theyLeft(e, together)
 		}
 	}
 }
