@@ -3,10 +3,12 @@ package stile_test
 import (
 	"context"
 	"errors"
+	"runtime"
 	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
+	"weak"
 
 	"github.com/stilelock/stile"
 	"github.com/stilelock/stile/store"
@@ -851,4 +853,23 @@ func TestReleaseAfterWhileTheStoreDoesNotAnswer(t *testing.T) {
 		}
 		release(t, next)
 	})
+}
+
+// A client that lives for long takes many locks. What it has released it does not remember.
+func TestAReleasedHoldIsForgotten(t *testing.T) {
+	c, err := stile.New(memstore.New(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close(t.Context())
+	released := func() weak.Pointer[stile.Hold] {
+		h := lock(t, c, "a")
+		release(t, h)
+		return weak.Make(h)
+	}()
+	for end := time.Now().Add(time.Minute); released.Value() != nil; runtime.GC() {
+		if time.Now().After(end) {
+			t.Fatal("a released hold is kept for as long as the client's session")
+		}
+	}
 }

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/stilelock/stile"
+	"github.com/stilelock/stile/internal/bootclock"
 	"github.com/stilelock/stile/store/memstore"
 )
 
@@ -247,10 +248,11 @@ func TestAHoldThatIsLostInTheHookIsNotHandedOver(t *testing.T) {
 			"its session ended":  func(w *world, _ stile.Acquired) { w.store.Expire(w.session("ann")) },
 			"its time ran out":   func(w *world, _ stile.Acquired) { w.cut(w.session("ann")); time.Sleep(valid) },
 			"the process paused": func(w *world, _ stile.Acquired) { w.cut(w.session("ann")); time.Sleep(2 * ttl) },
+			"suspended":          func(w *world, _ stile.Acquired) { bootclock.PretendSuspend(ttl) },
 		} {
 			scenario(t, func(t *testing.T, w *world) {
 				t.Log(what, how)
-				if what == "TryLock" && how == "its time ran out" {
+				if what == "TryLock" && (how == "its time ran out" || how == "suspended") {
 					return // its entry is in its own way, as long as the store does not know that the session is over
 				}
 				var acquired record[stile.Acquired]

@@ -168,6 +168,7 @@ func (e *entry) putIn(ctx context.Context, try bool) (a arrival, err error) {
 			attempts.Rest(ctx, firstPause)
 		}
 		var resp *clientv3.TxnResponse
+		before := e.session.seen.Load()
 		err := attempt(ctx, func(ctx context.Context) (err error) {
 			resp, err = e.txn(ctx, quiet)
 			if err != nil && !refused(err) {
@@ -175,6 +176,9 @@ func (e *entry) putIn(ctx context.Context, try bool) (a arrival, err error) {
 			}
 			return err
 		})
+		if err == nil {
+			err = e.session.saw(before, resp.Header)
+		}
 		if err != nil {
 			return arrival{}, err
 		}

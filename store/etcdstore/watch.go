@@ -460,10 +460,14 @@ func (w *watchedLine) ahead() int {
 // reread reads the line and puts right what is known of it. It reports whether an entry's standing changed.
 func (w *watchedLine) reread(ctx context.Context) (changed bool, err error) {
 	var resp *clientv3.GetResponse
+	before := w.session.seen.Load()
 	err = attempt(ctx, func(ctx context.Context) (err error) {
 		resp, err = w.session.store.cli.Get(ctx, w.session.store.keys.line(w.name), clientv3.WithPrefix())
 		return err
 	})
+	if err == nil {
+		err = w.session.saw(before, resp.Header)
+	}
 	if err != nil {
 		return false, err
 	}
@@ -481,7 +485,7 @@ func (w *watchedLine) reread(ctx context.Context) (changed bool, err error) {
 		case e.state != standing:
 			// It will be told by its own arrival, and ask for a reading if it has to.
 		case e.order > uint64(resp.Header.Revision):
-			w.startWatching() // it arrived after the reading: once more
+			// It arrived after the reading began, with a reading of its own.
 		case !there[line.Entry{ID: e.key, Order: e.order}]:
 			changed = true
 			w.gone(e, w.evicted())
