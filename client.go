@@ -26,10 +26,10 @@ type Client struct {
 	close context.CancelFunc
 	work  sync.WaitGroup // what goes on in the background
 
-	news    news          // for the logger and the hooks
-	opening chan struct{} // holds one token: the right to open a session
+	news news // for the logger and the hooks
 
 	mu       sync.Mutex
+	opening  *opening // under way; nil if none is
 	current  *keeper.Session
 	sessions []*keeper.Session // current, and lost ones that may not have come to their end
 	queues   map[string]*queue // of the names that somebody here holds or waits for
@@ -47,14 +47,12 @@ func New(st store.Store, opts *Options) (*Client, error) {
 		return nil, fmt.Errorf("stile: bad options: %w", err)
 	}
 	c := &Client{
-		store:   st,
-		opts:    complete,
-		opening: make(chan struct{}, 1),
-		queues:  make(map[string]*queue),
-		delays:  make(map[uncleanEnd]*delay),
+		store:  st,
+		opts:   complete,
+		queues: make(map[string]*queue),
+		delays: make(map[uncleanEnd]*delay),
 	}
 	c.life, c.close = context.WithCancel(context.Background())
-	c.opening <- struct{}{}
 	return c, nil
 }
 
@@ -62,10 +60,10 @@ func New(st store.Store, opts *Options) (*Client, error) {
 // the session is ended in the store, so that the next in line need not wait for it to expire. Release holds first to end
 // them in order, and to spare the others [Options.LockDelay].
 //
-// ctx bounds the farewell to the store, and to hooks that have not been told everything yet; if it has ended already Close
-// takes two seconds for them, so that defer client.Close(ctx) also works after a signal. On failure everything is over on
-// this side all the same, and in the store when the TTL has passed. Closing again tries the farewell again. Close does not
-// close the store's connection.
+// ctx bounds the farewell to the store; if it has ended already Close takes two seconds for it, so that defer
+// client.Close(ctx) also works after a signal. Hooks that have not been told everything yet are waited for as long as ctx
+// lasts, and two seconds at most. On failure everything is over on this side all the same, and in the store when the TTL has
+// passed. Closing again tries the farewell again. Close does not close the store's connection.
 func (c *Client) Close(ctx context.Context) error {
 	ctx, cancel := graced(ctx)
 	defer cancel()
@@ -81,12 +79,16 @@ func (c *Client) Close(ctx context.Context) error {
 	for _, s := range sessions {
 		errs = append(errs, s.Close(ctx))
 	}
-	c.news.wait(ctx)
+	c.news.wait(ctx, farewellToHooks)
 	if err := errors.Join(errs...); err != nil {
 		return fmt.Errorf("stile: close: %w", err)
 	}
 	return nil
 }
+
+// farewellToHooks is how long Close waits at most for the hooks to be told everything. One that calls Close would wait for
+// itself.
+const farewellToHooks = 2 * time.Second
 
 // graced returns ctx or, if it has ended already, one that lasts for two seconds more.
 func graced(ctx context.Context) (context.Context, context.CancelFunc) {
@@ -96,30 +98,57 @@ func graced(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(context.WithoutCancel(ctx), 2*time.Second)
 }
 
+// opening is an attempt to open a session. Those who need one meanwhile wait for it and share its outcome, so that nobody
+// waits for a store that cannot be reached longer than the store does.
+type opening struct {
+	over    chan struct{} // closed when there is an outcome
+	session *keeper.Session
+	err     error
+	mine    bool // it failed because of the one who made it, and says nothing to others
+}
+
 // session returns the session to enqueue with, opening one if there is none that is alive.
 func (c *Client) session(ctx context.Context) (*keeper.Session, error) {
-	if s := c.live(); s != nil {
-		return s, nil
+	for {
+		c.mu.Lock()
+		if c.current != nil && c.current.Valid() {
+			defer c.mu.Unlock()
+			return c.current, nil
+		}
+		o := c.opening
+		if o == nil {
+			o = &opening{over: make(chan struct{})}
+			c.opening = o
+			c.mu.Unlock()
+			c.open(ctx, o)
+			return o.session, o.err
+		}
+		c.mu.Unlock()
+		select {
+		case <-o.over:
+			if !o.mine {
+				return o.session, o.err
+			}
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
 	}
-	select {
-	case <-c.opening:
-		defer func() { c.opening <- struct{}{} }()
-	case <-ctx.Done():
-		return nil, ctx.Err()
-	}
-	if s := c.live(); s != nil {
-		return s, nil // somebody else has opened it meanwhile
-	}
-	s, err := keeper.Open(ctx, c.store, store.SessionOptions{TTL: c.opts.TTL, Owner: c.opts.Owner}, c.watcher())
-	if err != nil {
-		return nil, err
-	}
+}
+
+func (c *Client) open(ctx context.Context, o *opening) {
+	o.session, o.err = keeper.Open(ctx, c.store, store.SessionOptions{TTL: c.opts.TTL, Owner: c.opts.Owner}, c.watcher())
+	o.mine = o.err != nil && ctx.Err() != nil
 	c.mu.Lock()
-	c.current = s
-	c.sessions = append(slices.DeleteFunc(c.sessions, over), s)
+	c.opening = nil
+	if o.err == nil {
+		c.current = o.session
+		c.sessions = append(slices.DeleteFunc(c.sessions, over), o.session)
+	}
 	c.mu.Unlock()
-	c.log(slog.LevelDebug, "session opened", slog.String("session", s.Store().ID()))
-	return s, nil
+	close(o.over)
+	if o.err == nil {
+		c.log(slog.LevelDebug, "session opened", slog.String("session", o.session.Store().ID()))
+	}
 }
 
 // check returns an error if the client is closed.
@@ -128,15 +157,6 @@ func (c *Client) check() error {
 		return fmt.Errorf("stile: %w", ErrClosed)
 	}
 	return nil
-}
-
-func (c *Client) live() *keeper.Session {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.current == nil || !c.current.Valid() {
-		return nil
-	}
-	return c.current
 }
 
 func over(s *keeper.Session) bool {

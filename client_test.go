@@ -3,6 +3,7 @@ package stile_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -421,4 +422,29 @@ func TestAClientThatWasNeverUsedCloses(t *testing.T) {
 	if err := c.Close(t.Context()); err != nil {
 		t.Error(err)
 	}
+}
+
+func TestManyWaitForAStoreThatCannotBeReachedAsLongAsOne(t *testing.T) {
+	scenario(t, func(t *testing.T, w *world) {
+		c := w.client("ann")
+		unreachable := errors.New("unreachable")
+		w.faults(memstore.Fault{Delay: 10 * time.Second, Err: unreachable}, on(memstore.Open))
+		before := time.Now()
+		ctx, end, why := cancelled(t)
+		first := wait(ctx, t, c, "first")
+		var others []*waiter
+		for n := range 20 {
+			others = append(others, wait(t.Context(), t, c, fmt.Sprint("lock ", n)))
+		}
+		time.Sleep(time.Second)
+		end() // the one whose attempt it was: that says nothing to the others
+		first.fails(context.Canceled, why)
+		time.Sleep(10 * time.Second)
+		for _, wt := range others {
+			wt.fails(unreachable)
+		}
+		if took := time.Since(before); took != 11*time.Second {
+			t.Errorf("they waited for %v, want 11 s", took)
+		}
+	})
 }

@@ -50,8 +50,10 @@ func (p *Place) leaveTrace(ctx context.Context, session *keeper.Session, ticket 
 		if p.try && left > 0 {
 			return closedError(p.name, last, left)
 		}
-		p.client.log(slog.LevelWarn, "lock was not released by its last holder and stays closed for a while",
-			slog.String("lock", p.name), slog.String("holder", last.Owner.String()), slog.Duration("left", left))
+		p.client.news.tell(func() {
+			p.client.log(slog.LevelWarn, "lock was not released by its last holder and stays closed for a while",
+				slog.String("lock", p.name), slog.String("holder", last.Owner.String()), slog.Duration("left", left))
+		})
 		if err := e.wait(ctx, session, d.over); err != nil {
 			return err
 		}

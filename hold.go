@@ -31,6 +31,7 @@ type Hold struct {
 	contended func() <-chan struct{}
 
 	mu       sync.Mutex
+	handed   bool // somebody has it, so that its end is news
 	over     bool
 	err      error // why it was lost
 	released bool
@@ -56,14 +57,57 @@ func newHold(p *Place, s *keeper.Session, t store.Ticket, e *entry) *Hold {
 	}
 	h.ctx, h.end = context.WithCancelCause(p.values)
 	h.contended = sync.OnceValue(h.watchContention)
-	p.client.log(slog.LevelDebug, "lock acquired", slog.String("lock", p.name), slog.Uint64("token", h.token))
-	if f := p.client.opts.Hooks.Acquired; f != nil {
-		f(Acquired{Name: p.name, Token: h.token, Waited: h.acquired.Sub(p.began)})
-	}
-	// Both may call lose at once, or while this goes on; nothing of it happens before the lines above.
+	// Both may call lose at once.
 	h.forget = s.OnLoss(func(lost *keeper.LostError) { h.lose(lost.Reason, lost.Err) })
 	e.whenGone(h.entryGone)
 	return h
+}
+
+// handOver tells of the hold before its holder gets it, and reports whether there is still something to get. If not, nobody
+// has had it, and its place is at the head of its queue as before. If the hook or the logger panics the lock is given up.
+func (h *Hold) handOver() bool {
+	c := h.place.client
+	if h.Err() != nil {
+		return false
+	}
+	told := false
+	defer func() {
+		if !told {
+			h.giveUp()
+		}
+	}()
+	c.log(slog.LevelDebug, "lock acquired", slog.String("lock", h.Name()), slog.Uint64("token", h.token))
+	if f := c.opts.Hooks.Acquired; f != nil {
+		f(Acquired{Name: h.Name(), Token: h.token, Waited: h.acquired.Sub(h.place.began)})
+	}
+	told = true
+	if !h.session.Valid() {
+		<-h.session.Context().Done() // it is on its way, and lose is called before it comes
+	}
+	h.mu.Lock()
+	lost := h.err
+	h.handed = lost == nil
+	h.mu.Unlock()
+	if lost != nil {
+		c.tellOfLoss(lost.(*LostError)) // because Acquired was called
+	}
+	return lost == nil
+}
+
+// giveUp gives the lock up that nobody has got.
+func (h *Hold) giveUp() {
+	h.mu.Lock()
+	h.over = true
+	h.mu.Unlock()
+	h.forget()
+	h.end(ErrReleased)
+	c := h.place.client
+	if _, done, err := c.begin(context.Background()); err == nil {
+		h.place.abandon(h.ticket)
+		done()
+	} else {
+		c.leave(h.place) // the entry goes with the session
+	}
 }
 
 // Name returns the lock's name.
@@ -219,6 +263,7 @@ func (h *Hold) lose(reason keeper.Reason, cause error) {
 	}
 	lost := h.lostError(reason, cause)
 	h.over, h.err = true, lost
+	handed := h.handed
 	h.mu.Unlock()
 
 	// Who is told of it finds the queue without it, and whose turn it is in the queue finds that the holder was told.
@@ -226,10 +271,18 @@ func (h *Hold) lose(reason keeper.Reason, cause error) {
 	c.mu.Lock()
 	h.end(lost)
 	close(h.lost)
-	c.passOn(h.place)
+	if handed {
+		c.passOn(h.place)
+	}
 	c.mu.Unlock()
+	if handed {
+		c.tellOfLoss(lost)
+	}
+}
+
+func (c *Client) tellOfLoss(lost *LostError) {
 	c.news.tell(func() {
-		c.log(slog.LevelWarn, "lock lost", slog.String("lock", h.place.name), slog.Any("error", lost))
+		c.log(slog.LevelWarn, "lock lost", slog.String("lock", lost.Name), slog.Any("error", lost))
 		if f := c.opts.Hooks.Lost; f != nil {
 			f(lost)
 		}

@@ -3,10 +3,12 @@ package stile_test
 import (
 	"context"
 	"errors"
+	"runtime"
 	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
+	"weak"
 
 	"github.com/stilelock/stile"
 	"github.com/stilelock/stile/store"
@@ -334,25 +336,6 @@ func TestWaitersJoinAgainAtTheDeadline(t *testing.T) {
 		release(t, wt.getsNow())
 		time.Sleep(2 * time.Hour) // until everything is heard
 	})
-}
-
-// A process may stand still in any place: here, in a hook, between being admitted and having the hold.
-func TestALossBeforeTheCallerHasTheHold(t *testing.T) {
-	for reason, lose := range map[stile.Reason]func(*world){
-		stile.LostDeadline: func(w *world) { w.cut(w.session("ann")) },
-		stile.LostExpired:  func(w *world) { w.store.Expire(w.session("ann")) },
-	} {
-		scenario(t, func(t *testing.T, w *world) {
-			ann := w.client("ann", func(o *stile.Options) {
-				o.Hooks.Acquired = func(stile.Acquired) { lose(w); time.Sleep(valid + time.Millisecond) }
-			})
-			h, err := ann.Mutex("a").Lock(t.Context())
-			if err != nil {
-				t.Fatal(err)
-			}
-			expectLost(t, h, reason)
-		})
-	}
 }
 
 func TestAWaiterThatIsBrokenJoinsAgainAtTheEnd(t *testing.T) {
@@ -870,4 +853,23 @@ func TestReleaseAfterWhileTheStoreDoesNotAnswer(t *testing.T) {
 		}
 		release(t, next)
 	})
+}
+
+// A client that lives for long takes many locks. What it has released it does not remember.
+func TestAReleasedHoldIsForgotten(t *testing.T) {
+	c, err := stile.New(memstore.New(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close(t.Context())
+	released := func() weak.Pointer[stile.Hold] {
+		h := lock(t, c, "a")
+		release(t, h)
+		return weak.Make(h)
+	}()
+	for end := time.Now().Add(time.Minute); released.Value() != nil; runtime.GC() {
+		if time.Now().After(end) {
+			t.Fatal("a released hold is kept for as long as the client's session")
+		}
+	}
 }

@@ -5,8 +5,13 @@ import "time"
 // Hooks are functions that a client calls as things happen; any may be nil. Acquired and Released are called by the
 // goroutine that locks or releases, which waits for them. The others are called one after another by a goroutine of the
 // client's own: one that blocks keeps the rest of the news, and nothing else.
+//
+// A hook may call everything, [Client.Close] included, but what waits for the hook itself: Acquired must not wait for the
+// lock that it tells of. A panic in Acquired or Released is one in the call that locks or releases; if it is in Acquired the
+// lock is given up. In Join, and in all other hooks, it is a panic in a goroutine that nobody can recover.
 type Hooks struct {
-	// Acquired is called when a lock has been acquired, before the hold is returned.
+	// Acquired is called when a lock has been acquired, before the hold is returned. If the lock is lost before the hook
+	// returns, Lost is called too, the hold is not returned, and the client gets in line again.
 	Acquired func(Acquired)
 	// Released is called when a hold has been released by its holder.
 	Released func(Released)

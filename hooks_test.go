@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/stilelock/stile"
+	"github.com/stilelock/stile/internal/bootclock"
 	"github.com/stilelock/stile/store/memstore"
 )
 
@@ -225,6 +226,167 @@ func TestAHookThatBlocksKeepsNobodyFromLearningOfALoss(t *testing.T) {
 			expectLost(t, b, stile.LostDeadline)
 			next.waits()
 			release(t, next.getsWithin(ttl))
+		})
+	}
+}
+
+// Until Acquired has returned nobody has the hold. If it is lost meanwhile nobody gets it, however the lock was asked for.
+func TestAHoldThatIsLostInTheHookIsNotHandedOver(t *testing.T) {
+	for what, take := range map[string]func(context.Context, *stile.Mutex) (*stile.Hold, error){
+		"Lock":    func(ctx context.Context, m *stile.Mutex) (*stile.Hold, error) { return m.Lock(ctx) },
+		"TryLock": func(ctx context.Context, m *stile.Mutex) (*stile.Hold, error) { return m.TryLock(ctx) },
+		"Join": func(ctx context.Context, m *stile.Mutex) (*stile.Hold, error) {
+			p, err := m.Join(ctx)
+			if err != nil {
+				return nil, err
+			}
+			return p.Hold()
+		},
+	} {
+		for how, lose := range map[string]func(*world, stile.Acquired){
+			"broken":             func(w *world, got stile.Acquired) { w.takeOut(got.Name, "ann") },
+			"its session ended":  func(w *world, _ stile.Acquired) { w.store.Expire(w.session("ann")) },
+			"its time ran out":   func(w *world, _ stile.Acquired) { w.cut(w.session("ann")); time.Sleep(valid) },
+			"the process paused": func(w *world, _ stile.Acquired) { w.cut(w.session("ann")); time.Sleep(2 * ttl) },
+			"suspended":          func(w *world, _ stile.Acquired) { bootclock.PretendSuspend(ttl) },
+		} {
+			scenario(t, func(t *testing.T, w *world) {
+				t.Log(what, how)
+				if what == "TryLock" && (how == "its time ran out" || how == "suspended") {
+					return // its entry is in its own way, as long as the store does not know that the session is over
+				}
+				var acquired record[stile.Acquired]
+				var lost record[*stile.LostError]
+				ann := w.client("ann", func(o *stile.Options) {
+					o.Hooks.Lost = lost.add
+					o.Hooks.Acquired = func(got stile.Acquired) {
+						acquired.add(got)
+						if len(acquired.all()) == 1 {
+							lose(w, got)
+							w.heal()
+						}
+					}
+				})
+				h, err := take(t.Context(), ann.Mutex("a"))
+				if err != nil {
+					t.Fatal(err)
+				}
+				expectHeld(t, h)
+				w.expectLine("a", "ann")
+				got := acquired.all()
+				if len(got) != 2 || got[0].Token >= got[1].Token || got[1].Token != h.Token() {
+					t.Errorf("Acquired was called with %+v, want two holds, the second with the token %d", got, h.Token())
+				}
+				if got := lost.all(); len(got) != 1 || got[0].Token != acquired.all()[0].Token {
+					t.Errorf("Lost was called with %v, want the first hold", got)
+				}
+				release(t, h)
+			})
+		}
+	}
+}
+
+// The process goes on, as an HTTP server does.
+func TestAPanicInACallbackGivesTheLockBack(t *testing.T) {
+	for what, use := range map[string]func(*stile.Options, func()){
+		"the hook":   func(o *stile.Options, fail func()) { o.Hooks.Acquired = func(stile.Acquired) { fail() } },
+		"the logger": func(o *stile.Options, fail func()) { o.Logger = slog.New(failing{"lock acquired", fail}) },
+		"the logger, before the entry is in the line": func(o *stile.Options, fail func()) {
+			o.Logger = slog.New(failing{"session opened", fail})
+		},
+		"the logger, after the entry was lost": func(o *stile.Options, fail func()) {
+			o.Logger = slog.New(failing{"joining the line again", fail})
+		},
+	} {
+		scenario(t, func(t *testing.T, w *world) {
+			failed := 0
+			ann := w.client("ann", func(o *stile.Options) {
+				use(o, func() {
+					if failed++; failed == 1 {
+						panic("no room for metrics")
+					}
+				})
+			})
+			bob := w.client("bob")
+			h := lock(t, bob, "a")
+			done := make(chan any, 1)
+			go func() {
+				defer func() { done <- recover() }()
+				_, _ = ann.Mutex("a").Lock(t.Context())
+			}()
+			synctest.Wait()
+			next := wait(t.Context(), t, ann, "a")
+			if what == "the logger, after the entry was lost" {
+				w.takeOut("a", "ann")
+				synctest.Wait()
+			}
+			release(t, h)
+			if why := <-done; why != "no room for metrics" {
+				t.Fatalf("%s: recovered %v", what, why)
+			}
+			release(t, next.getsNow())
+			w.expectLine("a")
+			release(t, lock(t, bob, "a"))
+		})
+	}
+}
+
+// failing is a slog handler that calls fail when it is given a certain message.
+type failing struct {
+	message string
+	fail    func()
+}
+
+func (failing) Enabled(context.Context, slog.Level) bool { return true }
+func (f failing) WithAttrs([]slog.Attr) slog.Handler     { return f }
+func (f failing) WithGroup(string) slog.Handler          { return f }
+func (f failing) Handle(_ context.Context, r slog.Record) error {
+	if r.Message == f.message {
+		f.fail()
+	}
+	return nil
+}
+
+func TestAHookMayCloseTheClient(t *testing.T) {
+	for what, use := range map[string]func(*stile.Options, func()){
+		"Acquired": func(o *stile.Options, f func()) { o.Hooks.Acquired = func(stile.Acquired) { f() } },
+		"Released": func(o *stile.Options, f func()) { o.Hooks.Released = func(stile.Released) { f() } },
+		"Lost":     func(o *stile.Options, f func()) { o.Hooks.Lost = func(*stile.LostError) { f() } },
+		"Renewed":  func(o *stile.Options, f func()) { o.Hooks.Renewed = func(stile.Renewed) { f() } },
+		"AtRisk":   func(o *stile.Options, f func()) { o.Hooks.AtRisk = func(time.Duration) { f() } },
+	} {
+		scenario(t, func(t *testing.T, w *world) {
+			t.Log(what)
+			var ann *stile.Client
+			closed := make(chan time.Duration, 100)
+			ann = w.client("ann", func(o *stile.Options) {
+				use(o, func() {
+					before := time.Now()
+					if err := ann.Close(context.Background()); err != nil {
+						t.Error(err)
+					}
+					closed <- time.Since(before)
+				})
+			})
+			wt := wait(t.Context(), t, ann, "a")
+			switch what {
+			case "Acquired":
+				wt.fails(stile.ErrClosed)
+			case "Released":
+				release(t, wt.getsNow())
+			case "Lost":
+				wt.getsNow()
+				w.takeOut("a", "ann")
+			case "Renewed":
+				wt.getsNow()
+			case "AtRisk":
+				wt.getsNow()
+				w.faults(memstore.Fault{Drop: true}, on(memstore.Confirm))
+			}
+			if took := <-closed; took > 2*time.Second {
+				t.Errorf("%s: Close took %v, want two seconds at most", what, took)
+			}
+			w.expectLine("a")
 		})
 	}
 }

@@ -63,16 +63,14 @@ func (m *Mutex) TryLock(ctx context.Context) (*Hold, error) {
 func (m *Mutex) Join(ctx context.Context) (*Place, error) {
 	p := m.place(ctx)
 	ctx, p.cancel = context.WithCancelCause(ctx)
-	ctx, done, err := p.start(ctx)
+	counted, done, err := p.start(ctx)
 	if err != nil {
 		p.cancel(nil)
 		return nil, err
 	}
 	go func() {
-		p.hold, p.err = p.finish(ctx)
-		close(p.ready)
+		p.finish(ctx, counted, done)
 		p.cancel(nil)
-		done()
 	}()
 	return p, nil
 }

@@ -3,6 +3,7 @@ package stile_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"runtime"
 	"strings"
 	"testing"
@@ -10,6 +11,8 @@ import (
 	"time"
 
 	"github.com/stilelock/stile"
+	"github.com/stilelock/stile/store"
+	"github.com/stilelock/stile/store/memstore"
 )
 
 func TestLockAndRelease(t *testing.T) {
@@ -375,6 +378,49 @@ func TestFMayReleaseByItself(t *testing.T) {
 		})
 		if err != nil {
 			t.Error(err)
+		}
+	})
+}
+
+// fleeting is a store that takes the first entry of each name out as soon as it is in, and tells of both at once.
+type fleeting struct{ store.Store }
+
+type fleetingSession struct {
+	store.Session
+	seen map[string]bool
+}
+
+func (s fleeting) Open(ctx context.Context, opts store.SessionOptions) (store.Session, error) {
+	se, err := s.Store.Open(ctx, opts)
+	return fleetingSession{se, make(map[string]bool)}, err
+}
+
+func (s fleetingSession) Enqueue(ctx context.Context, req store.Request) (store.Ticket, error) {
+	ticket, err := s.Session.Enqueue(ctx, req)
+	if err == nil && !s.seen[req.Name] {
+		s.seen[req.Name] = true
+		err = ticket.Withdraw(ctx)
+		req.Notify(store.Standing{State: store.Gone, Cause: store.ErrGone})
+	}
+	return ticket, err
+}
+
+// Both are known when the caller wakes up: that it was its turn, and that the entry is gone.
+func TestAHoldWhoseEntryIsKnownToBeGoneIsNotReturned(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var acquired record[stile.Acquired]
+		c, err := stile.New(fleeting{memstore.New()}, &stile.Options{Hooks: stile.Hooks{Acquired: acquired.add}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close(t.Context())
+		for n := range 30 { // which of the two a goroutine looks at first is a matter of chance
+			h := lock(t, c, fmt.Sprint("lock ", n))
+			expectHeld(t, h)
+			release(t, h)
+		}
+		if n := len(acquired.all()); n != 30 {
+			t.Errorf("Acquired was called %d times for 30 holds", n)
 		}
 	})
 }

@@ -3,6 +3,7 @@ package stile
 import (
 	"context"
 	"sync"
+	"time"
 )
 
 // news is told to the logger and the hooks one thing after another, by a goroutine that exists only while there is
@@ -40,16 +41,19 @@ func (n *news) run() {
 	}
 }
 
-// wait returns when all has been told, or ctx has ended.
-func (n *news) wait(ctx context.Context) {
+// wait returns when all has been told, or ctx has ended, or after most.
+func (n *news) wait(ctx context.Context, most time.Duration) {
 	n.mu.Lock()
 	told := n.told
 	n.mu.Unlock()
 	if told == nil {
 		return
 	}
+	timer := time.NewTimer(most)
+	defer timer.Stop()
 	select {
 	case <-told:
+	case <-timer.C:
 	case <-ctx.Done():
 	}
 }

@@ -71,21 +71,20 @@ func (p *Place) Leave(ctx context.Context) error {
 // run takes the place from the end of the line to the hold. It runs in the caller's goroutine, for Lock, so that whoever
 // hands the lock over wakes the caller and nobody else.
 func (p *Place) run(ctx context.Context) (*Hold, error) {
-	ctx, done, err := p.start(ctx)
+	counted, done, err := p.start(ctx)
 	if err != nil {
 		return nil, err
 	}
-	defer done()
-	return p.finish(ctx)
+	p.finish(ctx, counted, done)
+	return p.hold, p.err
 }
 
-// start puts the place into the queue of its process. If it could, finish must be called with the context it returns, and
-// then done.
-func (p *Place) start(ctx context.Context) (_ context.Context, done func(), err error) {
+// start puts the place into the queue of its process. If it could, finish must be called with what it returns.
+func (p *Place) start(ctx context.Context) (counted context.Context, done func(), err error) {
 	if err := store.CheckName(p.name); err != nil {
 		return nil, nil, fmt.Errorf("stile: %w", err)
 	}
-	ctx, done, err = p.client.begin(ctx)
+	counted, done, err = p.client.begin(ctx)
 	if err != nil {
 		return nil, nil, p.failed(err)
 	}
@@ -94,11 +93,49 @@ func (p *Place) start(ctx context.Context) (_ context.Context, done func(), err 
 		done()
 		return nil, nil, head.heldHere()
 	}
-	return ctx, done, nil
+	return counted, done, nil
 }
 
-// finish waits for the place's turn, in the process and then in the store.
-func (p *Place) finish(ctx context.Context) (*Hold, error) {
+// finish waits for the place's turn and makes the place ready. A hold that is lost before it is handed over is not handed
+// over: the place, which is still at the head of its queue, joins the line again.
+//
+// The call is counted in until done is called, and counted is its context for so long. The hook of the hold is called
+// outside of that, so that it may close the client.
+func (p *Place) finish(ctx, counted context.Context, done func()) {
+	hold, err := p.seek(counted, done)
+	for err == nil && !hold.handOver() {
+		if counted, done, err = p.client.begin(ctx); err != nil {
+			p.client.leave(p)
+			err = p.failed(err)
+			break
+		}
+		hold, err = p.seek(counted, done)
+	}
+	if err != nil {
+		hold = nil
+	}
+	p.hold, p.err = hold, err
+	close(p.ready)
+}
+
+// seek waits for the place's turn, in the process and then in the store. On success the place is at the head of its queue;
+// otherwise it has left it, or will have when its entry is out.
+func (p *Place) seek(ctx context.Context, done func()) (*Hold, error) {
+	c := p.client
+	panicked := true
+	defer func() {
+		if panicked { // the logger has, while no entry was in the line
+			c.leave(p)
+		}
+		done()
+	}()
+	hold, err := p.await(ctx)
+	panicked = false
+	return hold, err
+}
+
+// await is seek, but for what it does not expect.
+func (p *Place) await(ctx context.Context) (*Hold, error) {
 	c := p.client
 	select {
 	case <-p.turn:

@@ -322,3 +322,21 @@ func (r *record[T]) all() []T {
 	defer r.mu.Unlock()
 	return slices.Clone(r.told)
 }
+
+// takeOut takes the entry of the client called owner out of a line, as an operator does.
+func (w *world) takeOut(name, owner string) {
+	w.t.Helper()
+	l, err := w.store.Line(context.Background(), name)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	for _, e := range l.Entries {
+		if e.Owner.Command == owner {
+			if _, err := w.store.Break(context.Background(), name, e.Order); err != nil {
+				w.t.Fatal(err)
+			}
+			return
+		}
+	}
+	w.t.Fatalf("%s does not stand in the line of %q", owner, name)
+}

@@ -573,3 +573,20 @@ func TestValidityEndsOnceThoughAReplyIsHandledSlowly(t *testing.T) {
 		t.Error("valid again after its deadline")
 	}
 }
+
+// Timers stand still while the machine is suspended. That the deadline has passed meanwhile is noticed within a second.
+func TestALossDuringASuspendIsNoticedSoonAfterwards(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := openFor(t, memstore.New(), time.Hour, Watcher{})
+		time.Sleep(time.Minute)
+		bootclock.PretendSuspend(time.Hour)
+		if s.Valid() {
+			t.Error("the session is valid after its deadline")
+		}
+		woken := time.Now()
+		<-s.Context().Done()
+		if took := time.Since(woken); took > time.Second {
+			t.Errorf("the loss was noticed after %v, want a second at most", took)
+		}
+	})
+}

@@ -9,7 +9,10 @@
 // Built that way, rather than on CLOCK_BOOTTIME itself, the clock also follows the fake time of testing/synctest.
 package bootclock
 
-import "time"
+import (
+	"sync/atomic"
+	"time"
+)
 
 // Instant is a moment, as the time since this process began to look at the clock. Instants of different
 // processes cannot be compared.
@@ -27,6 +30,8 @@ func (i Instant) Before(other Instant) bool { return i < other }
 var (
 	start = time.Now()
 	base  = suspended()
+
+	pretended atomic.Int64 // suspends that tests have made up
 )
 
 // Now returns the present instant. It is safe for concurrent use.
@@ -37,8 +42,12 @@ func Now() Instant {
 	if s := suspended() - base; s > noise {
 		elapsed += s
 	}
-	return Instant(elapsed)
+	return Instant(elapsed).Add(time.Duration(pretended.Load()))
 }
+
+// PretendSuspend makes it seem as if the machine had been suspended for d just now: timers stand as they stood. It is for
+// tests, of which no other may run at the same time in the same process.
+func PretendSuspend(d time.Duration) { pretended.Add(int64(d)) }
 
 // noise is what the two clocks behind suspended may seem to drift apart by being read one after the other.
 const noise = 10 * time.Millisecond

@@ -111,7 +111,7 @@ func (e *Etcd) baseFlags(initialCluster string) []string {
 	}
 	return []string{
 		"--name=" + e.name,
-		"--data-dir=" + filepath.Join(e.dir, "data"),
+		"--data-dir=" + e.DataDir(),
 		"--listen-client-urls=" + listen,
 		"--advertise-client-urls=" + client,
 		"--listen-peer-urls=http://" + e.peer,
@@ -161,6 +161,9 @@ func (e *Etcd) Endpoint() string { return e.client }
 
 // Socket returns the path of the unix socket on which it listens too, unless clients speak TLS.
 func (e *Etcd) Socket() string { return filepath.Join(e.dir, "sock") }
+
+// DataDir returns the directory that has the member's data. They may be copied and replaced while it does not run.
+func (e *Etcd) DataDir() string { return filepath.Join(e.dir, "data") }
 
 // Name returns the member's name: "m1", "m2" and so on.
 func (e *Etcd) Name() string { return e.name }

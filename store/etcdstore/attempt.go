@@ -44,7 +44,7 @@ func endedBy(ctx context.Context, err error) error {
 func refused(err error) bool {
 	switch code(err) {
 	case codes.InvalidArgument, codes.NotFound, codes.PermissionDenied, codes.OutOfRange, codes.Unimplemented,
-		codes.Unauthenticated:
+		codes.Unauthenticated, codes.DataLoss: // the last one for as long as there is a CORRUPT alarm
 		return true
 	case codes.FailedPrecondition:
 		// Members that are about to step down, or not ready yet, say so with this code.

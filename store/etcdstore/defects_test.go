@@ -5,10 +5,12 @@ import (
 	"errors"
 	"fmt"
 	"strconv"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
 
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.etcd.io/etcd/client/v3/concurrency"
 
@@ -559,4 +561,23 @@ func TestLockAfterLeaseWasRevoked(t *testing.T) {
 		t.Errorf("token %d came after %d", again.Token(), h.Token())
 	}
 	release(t, again)
+}
+
+// What etcd answers to everything once an alarm has been raised because its members' data differ.
+func TestACorruptClusterIsAnErrorAndNotWaitedFor(t *testing.T) {
+	t.Parallel()
+	cli, now := tampered(t)
+	c := newClient(t, cli, ample)
+	corrupt := tampering(func(context.Context, string, func() error) error { return rpctypes.ErrGRPCCorrupt })
+	expect := func(when string) {
+		t.Helper()
+		now.Store(&corrupt)
+		defer now.Store(nil)
+		if _, err := c.Mutex(newName(t)).Lock(t.Context()); err == nil || !strings.Contains(err.Error(), "corrupt") {
+			t.Errorf("%s: Lock: %v, want an error that says that the cluster is corrupt", when, err)
+		}
+	}
+	expect("before there is a session")
+	release(t, lock(t, c, newName(t)))
+	expect("when there is one")
 }

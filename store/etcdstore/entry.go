@@ -5,6 +5,7 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"iter"
 	"log/slog"
 	"slices"
 	"sync/atomic"
@@ -59,7 +60,23 @@ const (
 // departure is an entry leaving a line.
 type departure struct {
 	id string
-	at uint64
+	at uint64 // the revision
+}
+
+// atOnce divides departures, which come in the order in which they happened, into those of one revision each.
+func atOnce(left []departure) iter.Seq[[]departure] {
+	return func(yield func([]departure) bool) {
+		for len(left) > 0 {
+			n := 1
+			for n < len(left) && left[n].at == left[0].at {
+				n++
+			}
+			if !yield(left[:n]) {
+				return
+			}
+			left = left[n:]
+		}
+	}
 }
 
 // Enqueue implements [store.Session].
@@ -151,6 +168,7 @@ func (e *entry) putIn(ctx context.Context, try bool) (a arrival, err error) {
 			attempts.Rest(ctx, firstPause)
 		}
 		var resp *clientv3.TxnResponse
+		before := e.session.seen.Load()
 		err := attempt(ctx, func(ctx context.Context) (err error) {
 			resp, err = e.txn(ctx, quiet)
 			if err != nil && !refused(err) {
@@ -158,6 +176,9 @@ func (e *entry) putIn(ctx context.Context, try bool) (a arrival, err error) {
 			}
 			return err
 		})
+		if err == nil {
+			err = e.session.saw(before, resp.Header)
+		}
 		if err != nil {
 			return arrival{}, err
 		}

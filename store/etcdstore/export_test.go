@@ -1,6 +1,10 @@
 package etcdstore
 
-import "time"
+import (
+	"time"
+
+	"github.com/stilelock/stile/store"
+)
 
 // Times is what a store does by the clock; see times.
 type Times struct{ LateWatch, Linger, Recheck, Overdue, LookAgain time.Duration }
@@ -14,4 +18,18 @@ func Ordinary() Times {
 // SetTimes makes the store go by other times. It must be called before the store is used.
 func (s *Store) SetTimes(t Times) {
 	s.times = times{t.LateWatch, t.Linger, t.Recheck, t.Overdue, t.LookAgain}
+}
+
+// Watches reports whether a session has a complete watch of a line.
+func Watches(s store.Session, name string) bool {
+	se := s.(*session)
+	se.mu.Lock()
+	w := se.lines[name]
+	se.mu.Unlock()
+	if w == nil {
+		return false
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.open != 0
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
@@ -22,6 +23,9 @@ type session struct {
 	ttl   time.Duration
 	opts  store.SessionOptions
 
+	cluster uint64
+	seen    atomic.Int64 // the largest revision that the cluster has shown
+
 	// life ends, with a cause that matches store.ErrSessionLost, when the session is closed or known to be lost.
 	// Everything that works for the session ends with it, and is counted in work.
 	life context.Context
@@ -33,6 +37,7 @@ type session struct {
 
 	leases pb.LeaseClient
 	stream *renewalStream // belongs to the goroutine that confirms
+	opened bool           // there has been a stream; belongs to the same
 
 	// mu is taken before the mutex of a line.
 	mu      sync.Mutex
@@ -51,7 +56,10 @@ func newSession(s *Store, granted *clientv3.LeaseGrantResponse, opts store.Sessi
 		opts:   opts,
 		leases: clientv3.RetryLeaseClient(s.cli),
 		lines:  make(map[string]*watchedLine),
+
+		cluster: granted.ResponseHeader.GetClusterId(),
 	}
+	se.seen.Store(granted.ResponseHeader.GetRevision())
 	// All streams of all sessions carry the same metadata: the etcd client then needs one connection's stream for
 	// all watches. A member that has lost its leader ends them instead of falling silent.
 	se.life, se.end = context.WithCancelCause(clientv3.WithRequireLeader(context.Background()))
@@ -73,10 +81,41 @@ func (se *session) Confirm(ctx context.Context) error {
 	}
 	ttl, err := se.renew(ctx)
 	switch {
+	case errors.Is(err, store.ErrSessionLost):
+		return err
 	case err != nil:
 		return se.store.explain("renew the session", endedBy(ctx, err))
 	case ttl <= 0:
 		return se.gone()
+	}
+	return nil
+}
+
+// look makes sure that the cluster still has all that this session has seen of it. A cluster whose data have been restored
+// from a backup may know the lease, and not what was put in under it.
+func (se *session) look(ctx context.Context) error {
+	before := se.seen.Load()
+	resp, err := se.store.cli.Get(ctx, se.guardKey(), clientv3.WithCountOnly())
+	if err != nil {
+		return err
+	}
+	return se.saw(before, resp.Header)
+}
+
+// saw takes in the header of an answer that was linearizable. before is what had been seen when the request was made: the
+// answer cannot be older, unless the data have gone back. Then the session has ended: what it has put in may be gone, and
+// nobody would be told.
+func (se *session) saw(before int64, h *pb.ResponseHeader) error {
+	if h.GetClusterId() != se.cluster {
+		return se.lose(fmt.Errorf("%s: %w: this is another cluster (%x) than the one that lease %s was granted by (%x)",
+			se.store, store.ErrSessionLost, h.GetClusterId(), se.ID(), se.cluster))
+	}
+	if h.GetRevision() < before {
+		return se.lose(fmt.Errorf("%s: %w: the cluster is at revision %d and was at %d: its data have been set back, to a backup for example",
+			se.store, store.ErrSessionLost, h.GetRevision(), before))
+	}
+	for seen := se.seen.Load(); h.GetRevision() > seen && !se.seen.CompareAndSwap(seen, h.GetRevision()); {
+		seen = se.seen.Load()
 	}
 	return nil
 }
@@ -91,6 +130,11 @@ type renewalStream struct {
 
 func (se *session) renew(ctx context.Context) (ttl int64, err error) {
 	if se.stream == nil {
+		if se.opened {
+			if err := se.look(ctx); err != nil {
+				return 0, err
+			}
+		}
 		life, cancel := context.WithCancel(se.life)
 		stop := context.AfterFunc(ctx, cancel)
 		inner, err := se.leases.LeaseKeepAlive(life)
@@ -98,7 +142,7 @@ func (se *session) renew(ctx context.Context) (ttl int64, err error) {
 			cancel()
 			return 0, endedBy(ctx, err)
 		}
-		se.stream = &renewalStream{inner, cancel}
+		se.stream, se.opened = &renewalStream{inner, cancel}, true
 	}
 	// The stream outlives ctx, unless ctx ends while an answer is outstanding.
 	stop := context.AfterFunc(ctx, se.stream.cancel)
@@ -148,9 +192,16 @@ func (se *session) alive() error { return context.Cause(se.life) }
 
 // gone ends the session because etcd does not know its lease any more, and returns the error that says so.
 func (se *session) gone() error {
-	err := fmt.Errorf("%s: %w: lease %s has expired or was revoked", se.store, store.ErrSessionLost, se.ID())
-	se.finish(err, true)
-	return err
+	se.mu.Lock()
+	se.revoked = true
+	se.mu.Unlock()
+	return se.lose(fmt.Errorf("%s: %w: lease %s has expired or was revoked", se.store, store.ErrSessionLost, se.ID()))
+}
+
+// lose ends the session, which was not closed, and returns the cause.
+func (se *session) lose(cause error) error {
+	se.finish(cause, true)
+	return cause
 }
 
 // finish ends the session's life. If it was lost, everybody who stands in a line under it is told, and the one who
@@ -161,7 +212,7 @@ func (se *session) finish(cause error, lost bool) {
 		se.mu.Unlock()
 		return
 	}
-	se.ended, se.revoked = true, lost
+	se.ended = true
 	lines := se.lines
 	se.lines = nil
 	se.work.Refuse()

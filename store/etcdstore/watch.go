@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"strconv"
 	"sync"
 	"time"
@@ -113,8 +114,8 @@ func (w *watchedLine) arrive(e *entry, a arrival) bool {
 	e.place = line.NewPlace(line.Entry{ID: e.key, Order: a.order, Mode: e.req.Mode}, entries(a.others))
 	left := e.left
 	e.left = nil
-	for _, d := range left {
-		w.oneLeft(e, d)
+	for together := range atOnce(left) {
+		w.theyLeft(e, together)
 	}
 	if e.state == standing {
 		w.tell(e)
@@ -240,16 +241,21 @@ func (w *watchedLine) gone(e *entry, cause error) {
 	}
 }
 
-// oneLeft lets an entry know of a departure: another's, or its own. It is called with w.mu held.
-func (w *watchedLine) oneLeft(e *entry, d departure) {
+// theyLeft lets an entry know who has left in one revision: others, itself, or both. An entry that is gone is told so, and
+// never that it is its turn because the others went with it. It is called with w.mu held.
+func (w *watchedLine) theyLeft(e *entry, together []departure) {
 	switch {
 	case e.state == joining:
-		e.left = append(e.left, d)
+		e.left = append(e.left, together...)
 	case e.state != standing:
-	case d.id == e.key && d.at > e.order:
+	case slices.ContainsFunc(together, func(d departure) bool { return d.id == e.key && d.at > e.order }):
 		w.gone(e, w.evicted())
 	default:
-		if e.place.Left(d.id, d.at) {
+		nearer := false
+		for _, d := range together {
+			nearer = e.place.Left(d.id, d.at) || nearer
+		}
+		if nearer {
 			w.tell(e)
 		}
 	}
@@ -406,16 +412,20 @@ func (w *watchedLine) opening() {
 	w.open = w.opened
 }
 
+// haveLeft takes in what the watch has said at once. etcd never divides a revision between two answers, unless the watch
+// asks for fragments, which this one does not.
 func (w *watchedLine) haveLeft(events []*clientv3.Event) {
+	var left []departure
+	for _, ev := range events {
+		if ev.Type == clientv3.EventTypeDelete {
+			left = append(left, departure{id: string(ev.Kv.Key), at: uint64(ev.Kv.ModRevision)})
+		}
+	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	for _, ev := range events {
-		if ev.Type != clientv3.EventTypeDelete {
-			continue
-		}
-		d := departure{id: string(ev.Kv.Key), at: uint64(ev.Kv.ModRevision)}
+	for together := range atOnce(left) {
 		for e := range w.mine {
-			w.oneLeft(e, d)
+			w.theyLeft(e, together)
 		}
 	}
 }
@@ -450,10 +460,14 @@ func (w *watchedLine) ahead() int {
 // reread reads the line and puts right what is known of it. It reports whether an entry's standing changed.
 func (w *watchedLine) reread(ctx context.Context) (changed bool, err error) {
 	var resp *clientv3.GetResponse
+	before := w.session.seen.Load()
 	err = attempt(ctx, func(ctx context.Context) (err error) {
 		resp, err = w.session.store.cli.Get(ctx, w.session.store.keys.line(w.name), clientv3.WithPrefix())
 		return err
 	})
+	if err == nil {
+		err = w.session.saw(before, resp.Header)
+	}
 	if err != nil {
 		return false, err
 	}
@@ -471,7 +485,7 @@ func (w *watchedLine) reread(ctx context.Context) (changed bool, err error) {
 		case e.state != standing:
 			// It will be told by its own arrival, and ask for a reading if it has to.
 		case e.order > uint64(resp.Header.Revision):
-			w.startWatching() // it arrived after the reading: once more
+			// It arrived after the reading began, with a reading of its own.
 		case !there[line.Entry{ID: e.key, Order: e.order}]:
 			changed = true
 			w.gone(e, w.evicted())

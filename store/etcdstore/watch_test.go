@@ -12,7 +12,9 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/stilelock/stile/internal/testservers"
+	"github.com/stilelock/stile/line"
 	"github.com/stilelock/stile/store"
+	"github.com/stilelock/stile/store/etcdstore"
 )
 
 // The waiter cannot be told of the release, and cannot be told of it later either, because the history has been
@@ -194,4 +196,62 @@ func TestContendedIsToldThroughCuts(t *testing.T) {
 		t.Fatal(err)
 	}
 	wait(t, contended, "the hint that somebody waits")
+}
+
+// All keys of a line go in one revision while several wait. That the others are gone makes it nobody's turn.
+func TestNobodyIsAdmittedBecauseEverybodyIsTakenOutAtOnce(t *testing.T) {
+	t.Parallel()
+	name, st := newName(t), newStore(t, server(t).Client(t), "")
+	enqueue(t, openSession(t, st), name).await(t, store.Admitted)
+	var waiting []*joined
+	for range 5 {
+		j := enqueue(t, openSession(t, st), name)
+		j.await(t, store.Waiting)
+		waiting = append(waiting, j)
+	}
+	removeKeys(t, name)
+	for _, j := range waiting {
+		j.gone(t)
+	}
+}
+
+// The same for an entry whose session hears of it before it hears that the entry was put in.
+func TestNobodyIsAdmittedBecauseEverybodyIsTakenOutWhileItJoins(t *testing.T) {
+	t.Parallel()
+	cli, now := tampered(t)
+	st := newStore(t, cli, "")
+	shared := func(se store.Session, name string) *joined {
+		heard := make(chan store.Standing, 100)
+		ticket, err := se.Enqueue(t.Context(), store.Request{
+			Name: name, Mode: line.Shared, Notify: func(st store.Standing) { heard <- st },
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return &joined{ticket, name, heard}
+	}
+	for {
+		name := newName(t)
+		enqueue(t, openSession(t, st), name).await(t, store.Admitted)
+		se := openSession(t, st) // later, so that etcd tells first that the holder has gone
+		watching := shared(se, name)
+		watching.await(t, store.Waiting)
+		await(t, "a watch of the line", func() bool { return etcdstore.Watches(se, name) })
+		var attempts atomic.Int32
+		f := tampering(func(_ context.Context, request string, carryOut func() error) error {
+			err := carryOut()
+			if request == "Txn" && attempts.Add(1) == 1 {
+				removeKeys(t, name)
+				watching.gone(t)
+			}
+			return err
+		})
+		now.Store(&f)
+		j := shared(se, name)
+		now.Store(nil)
+		if attempts.Load() == 1 { // else the entry was put in again, on a busy machine, and stands there by itself
+			j.gone(t)
+			return
+		}
+	}
 }

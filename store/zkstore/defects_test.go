@@ -210,7 +210,7 @@ func TestWhatIsAskedOfTheServer(t *testing.T) {
 	holder.withdraw(t)
 	p.admitted(t)
 	confirmed(t, se)
-	wants("the hand-over from the only one who was ahead, and a confirmation,", "multi")
+	wants("the hand-over from the only one who was ahead, and a confirmation,", "exists", "multi")
 
 	holder, middle := p, enqueue(t, other, name, line.Exclusive)
 	before = m.answers()
@@ -223,7 +223,7 @@ func TestWhatIsAskedOfTheServer(t *testing.T) {
 	holder.withdraw(t)
 	p.admitted(t)
 	confirmed(t, last)
-	wants("the hand-over from one of two who were ahead, and a confirmation,", "delete", "multi")
+	wants("the hand-over from one of two who were ahead, and a confirmation,", "delete", "exists", "multi")
 }
 
 // confirmed confirms a session. What it had asked before was asked when that returns.

@@ -43,8 +43,9 @@
 // # Waiting
 //
 // An entry watches those nearest ahead that are in its way, eight at most. As nobody can join ahead of it, it is its turn
-// when all it knows of have left, and nothing is read then. All is read again after a reconnection, and every two seconds
-// by who waits.
+// when all it knows of have left, if it is there itself. That is asked then: one transaction may delete all nodes of a line,
+// and the server tells of them one after another. All is read again after a reconnection, and every two seconds by who
+// waits.
 //
 // # Between this package and the library
 //

@@ -38,6 +38,7 @@ type entry struct {
 	arrived   int            // the number of the first reading of the line that must show the entry
 	ahead     []contender    // those who stand before the entry, as far as is known
 	told      store.Standing // the last that Notify heard
+	asking    bool           // the server is being asked whether the entry is there
 	late      *time.Timer    // starts the watch of an entry that did not need one so far
 	contended func()         // to be called when somebody waits behind the entry
 }
@@ -318,13 +319,13 @@ func (e *entry) before(ctx context.Context, children []string) ([]contender, err
 		}
 	}
 	cs := contenders(children)
-	at := slices.IndexFunc(cs, func(c contender) bool { return c.name == e.node.name })
+	at := e.in(cs)
 	if at < 0 {
 		var err error
 		if cs, err = e.session.list(ctx, e.line.dir, false); err != nil {
 			return nil, err
 		}
-		if at = slices.IndexFunc(cs, func(c contender) bool { return c.name == e.node.name }); at < 0 {
+		if at = e.in(cs); at < 0 {
 			return nil, e.line.evicted()
 		}
 	}

@@ -3,6 +3,8 @@ package zkstore_test
 import (
 	"context"
 	"errors"
+	"slices"
+	"strings"
 	"testing"
 
 	"github.com/go-zookeeper/zk"
@@ -224,5 +226,47 @@ func TestWatchingBelowARootThatIsNotThereYet(t *testing.T) {
 	cancel()
 	if err := <-done; !errors.Is(err, context.Canceled) {
 		t.Errorf("Watch says %v", err)
+	}
+}
+
+// All nodes of a line go in one transaction while several wait, and the servers tell of one after another. That the others
+// are gone makes it nobody's turn.
+func TestNobodyIsAdmittedBecauseEverybodyIsTakenOutAtOnce(t *testing.T) {
+	t.Parallel()
+	z, name, conn := server(t), newName(t), connect(t, server(t).Endpoint())
+	join := func() *joined {
+		return enqueue(t, openSession(t, newStore(t, nil, z.Endpoint())), name, line.Exclusive)
+	}
+	join().admitted(t)
+	var waiting []*joined
+	for range 5 {
+		j := join()
+		j.await(t, store.Waiting)
+		waiting = append(waiting, j)
+	}
+	dir := "/" + name
+	all := nodes(t, conn, dir)
+	await(t, "all nodes to be watched", func() bool {
+		return !slices.ContainsFunc(all, func(n string) bool { return len(watchers(t, z, dir+"/"+n)) == 0 })
+	})
+	const sequence = 10 // digits at the end
+	slices.SortFunc(all, func(a, b string) int { return strings.Compare(a[len(a)-sequence:], b[len(b)-sequence:]) })
+	var deletes []any
+	for _, n := range all {
+		deletes = append(deletes, &zk.DeleteRequest{Path: dir + "/" + n, Version: -1})
+	}
+	if _, err := conn.Multi(deletes...); err != nil {
+		t.Fatal(err)
+	}
+	for _, j := range waiting {
+		for {
+			st := j.next(t)
+			if st.State == store.Admitted {
+				t.Error("it was an entry's turn, though it had been taken out")
+			}
+			if st.State != store.Waiting {
+				break
+			}
+		}
 	}
 }

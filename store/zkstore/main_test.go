@@ -269,6 +269,18 @@ func (j *joined) await(t *testing.T, state store.State) store.Standing {
 	}
 }
 
+// next waits for what is heard next.
+func (j *joined) next(t *testing.T) store.Standing {
+	t.Helper()
+	select {
+	case st := <-j.heard:
+		return st
+	case <-time.After(soon):
+		t.Fatalf("nothing was heard of the entry for %q after %v", j.name, soon)
+		return store.Standing{}
+	}
+}
+
 // admitted waits until it is the entry's turn.
 func (j *joined) admitted(t *testing.T) store.Standing {
 	t.Helper()

@@ -89,15 +89,20 @@ func (w *watchedLine) arrive(e *entry, ahead []contender) bool {
 		return false
 	}
 	e.state, e.arrived = standing, w.readings+1
-	e.ahead = slices.DeleteFunc(ahead, func(c contender) bool { return w.left[c.name] && !c.mayReturn() })
+	e.ahead = w.without(ahead)
 	w.calm()
-	w.tell(e)
+	w.nearer(e, line.Admits(e.req.Mode, modes(ahead)))
 	if e.blocking() == 0 {
 		e.late = time.AfterFunc(lateWatch, func() { w.followFor(e) })
 	} else {
 		w.follow()
 	}
 	return true
+}
+
+// without returns those of a reading who have not left since it began. It is called with w.mu held.
+func (w *watchedLine) without(cs []contender) []contender {
+	return slices.DeleteFunc(slices.Clone(cs), func(c contender) bool { return w.left[c.name] && !c.mayReturn() })
 }
 
 // stands reports whether an entry of this session stands in the line.
@@ -187,6 +192,42 @@ func (w *watchedLine) tell(e *entry) {
 	}
 }
 
+// nearer is tell for an entry with fewer ahead than before. Unless a reading that shows the entry shows that it is its turn,
+// the server is asked first whether the entry is there: all nodes of a line may be deleted by one transaction, and the server
+// tells of them one after another. It is called with w.mu held.
+func (w *watchedLine) nearer(e *entry, sure bool) {
+	if sure || e.blocking() > 0 || e.told.State == store.Admitted {
+		w.tell(e)
+		return
+	}
+	if !e.asking {
+		e.asking = true
+		w.session.work.Start(func() { w.makeSure(e) })
+	}
+}
+
+// makeSure tells an entry that it is its turn if the entry is there. The answer comes after all that the transaction has
+// done that has let the entry come to the front.
+func (w *watchedLine) makeSure(e *entry) {
+	there, err := ask(w.session.life, func() (bool, error) {
+		there, _, err := w.session.client.Exists(join(w.dir, e.node.name))
+		return there, err
+	})
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	e.asking = false
+	switch {
+	case e.state != standing:
+	case err != nil: // the connection is gone; on the next one the line is read
+		w.stale = true
+		w.follow()
+	case !there:
+		w.gone(e, w.evicted())
+	default:
+		w.tell(e)
+	}
+}
+
 // gone tells an entry's owner that the entry is not in the line any more. It is called with w.mu held.
 func (w *watchedLine) gone(e *entry, cause error) {
 	was := e.state
@@ -225,7 +266,7 @@ func (w *watchedLine) holds() bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for e := range w.mine {
-		if e.state == joining || e.told.State == store.Admitted {
+		if e.state == joining || e.told.State == store.Admitted || e.asking {
 			return true
 		}
 	}
@@ -285,7 +326,7 @@ func (se *session) reconnected() {
 }
 
 // hasLeft lets the entries know of a departure: another's, or their own. Those who were ahead of an entry can only become
-// fewer, so if it knows all of them and all have left it is its turn, and nothing has to be read.
+// fewer, so if it knows all of them and all have left it is its turn, and the line need not be read.
 func (w *watchedLine) hasLeft(name string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -307,7 +348,7 @@ func (w *watchedLine) hasLeft(name string) {
 			w.stale = true
 		default:
 			e.ahead = slices.Delete(e.ahead, at, at+1)
-			w.tell(e)
+			w.nearer(e, false)
 		}
 	}
 	w.wake()
@@ -523,23 +564,28 @@ func (w *watchedLine) reread() error {
 // apply replaces what is known of the line by a reading. Who left since the reading began may be in it, and is not taken
 // back. It is called with w.mu held.
 func (w *watchedLine) apply(cs []contender, reading int) {
-	cs = slices.DeleteFunc(cs, func(c contender) bool { return w.left[c.name] && !c.mayReturn() })
+	present := w.without(cs)
 	for e := range w.mine {
 		if e.state != standing || e.arrived > reading {
 			continue
 		}
-		at := slices.IndexFunc(cs, func(c contender) bool { return c.name == e.node.name })
+		at := e.in(cs)
 		if at < 0 {
 			w.gone(e, w.evicted())
 			continue
 		}
-		e.narrow(cs[:at])
-		w.tell(e)
-		if f := e.contended; f != nil && waitsBehind(cs, at) {
+		e.narrow(present[:e.in(present)])
+		w.nearer(e, line.Admits(e.req.Mode, modes(cs[:at])))
+		if f := e.contended; f != nil && waitsBehind(present, e.in(present)) {
 			e.contended = nil
 			go f()
 		}
 	}
+}
+
+// in returns where the entry stands in a reading of the line; -1 if it is not there.
+func (e *entry) in(cs []contender) int {
+	return slices.IndexFunc(cs, func(c contender) bool { return c.name == e.node.name })
 }
 
 // narrow takes in a reading of who is ahead of the entry. The reading may be older than what was heard: after a reconnection

@@ -89,8 +89,8 @@ func All() []Mutant {
 			Edits: []Edit{
 				{
 					"store/etcdstore/watch.go",
-					"case d.id == e.key && d.at > e.order:",
-					"case false:",
+					"return d.id == e.key && d.at > e.order",
+					"return false && d.at > e.order",
 				},
 				{
 					"store/etcdstore/watch.go",
