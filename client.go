@@ -136,19 +136,22 @@ func (c *Client) session(ctx context.Context) (*keeper.Session, error) {
 }
 
 func (c *Client) open(ctx context.Context, o *opening) {
-	o.session, o.err = keeper.Open(ctx, c.store, store.SessionOptions{TTL: c.opts.TTL, Owner: c.opts.Owner}, c.watcher())
-	o.mine = o.err != nil && ctx.Err() != nil
-	c.mu.Lock()
-	c.opening = nil
-	if o.err == nil {
-		c.current = o.session
-		c.sessions = append(slices.DeleteFunc(c.sessions, over), o.session)
-	}
-	c.mu.Unlock()
-	close(o.over)
-	if o.err == nil {
-		c.log(slog.LevelDebug, "session opened", slog.String("session", o.session.Store().ID()))
-	}
+	o.mine = true // if the store panics
+	defer func() {
+		c.mu.Lock()
+		c.opening = nil
+		if o.session != nil {
+			c.current = o.session
+			c.sessions = append(slices.DeleteFunc(c.sessions, over), o.session)
+		}
+		c.mu.Unlock()
+		close(o.over)
+		if o.session != nil {
+			c.log(slog.LevelDebug, "session opened", slog.String("session", o.session.Store().ID()))
+		}
+	}()
+	s, err := keeper.Open(ctx, c.store, store.SessionOptions{TTL: c.opts.TTL, Owner: c.opts.Owner}, c.watcher())
+	o.session, o.err, o.mine = s, err, err != nil && ctx.Err() != nil
 }
 
 // check returns an error if the client is closed.

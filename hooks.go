@@ -6,9 +6,10 @@ import "time"
 // goroutine that locks or releases, which waits for them. The others are called one after another by a goroutine of the
 // client's own: one that blocks keeps the rest of the news, and nothing else.
 //
-// A hook may call everything, [Client.Close] included, but what waits for the hook itself: Acquired must not wait for the
-// lock that it tells of. A panic in Acquired or Released is one in the call that locks or releases; if it is in Acquired the
-// lock is given up. In Join, and in all other hooks, it is a panic in a goroutine that nobody can recover.
+// A hook may use the client and its locks, and may close the client. But Acquired must not wait for the lock that it tells
+// of, which is not free before Acquired has returned. A panic in Acquired or Released goes on in the call that locks or
+// releases; after one in Acquired the lock is given up. A panic in another hook, or during Join, ends the process, because
+// it is in a goroutine of the client's own.
 type Hooks struct {
 	// Acquired is called when a lock has been acquired, before the hold is returned. If the lock is lost before the hook
 	// returns, Lost is called too, the hold is not returned, and the client gets in line again.

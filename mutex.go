@@ -69,8 +69,8 @@ func (m *Mutex) Join(ctx context.Context) (*Place, error) {
 		return nil, err
 	}
 	go func() {
+		defer p.cancel(nil)
 		p.finish(ctx, counted, done)
-		p.cancel(nil)
 	}()
 	return p, nil
 }

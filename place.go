@@ -99,9 +99,11 @@ func (p *Place) start(ctx context.Context) (counted context.Context, done func()
 // finish waits for the place's turn and makes the place ready. A hold that is lost before it is handed over is not handed
 // over: the place, which is still at the head of its queue, joins the line again.
 //
-// The call is counted in until done is called, and counted is its context for so long. The hook of the hold is called
-// outside of that, so that it may close the client.
+// Close waits for the call until done is called; so long the context of the call is counted. The hook of the hold is called
+// after done, so that it may close the client.
 func (p *Place) finish(ctx, counted context.Context, done func()) {
+	p.err = errUnfinished
+	defer close(p.ready)
 	hold, err := p.seek(counted, done)
 	for err == nil && !hold.handOver() {
 		if counted, done, err = p.client.begin(ctx); err != nil {
@@ -115,8 +117,10 @@ func (p *Place) finish(ctx, counted context.Context, done func()) {
 		hold = nil
 	}
 	p.hold, p.err = hold, err
-	close(p.ready)
 }
+
+// errUnfinished is the error of a place whose goroutine was ended by a callback.
+var errUnfinished = errors.New("stile: a hook or the logger has ended the goroutine that was to take the lock")
 
 // seek waits for the place's turn, in the process and then in the store. On success the place is at the head of its queue;
 // otherwise it has left it, or will have when its entry is out.

@@ -239,7 +239,7 @@ func (e *entry) outcome(ctx context.Context, resp *clientv3.TxnResponse, quiet, 
 		// An earlier entry of this session that is still on its way out: only this session makes such keys. Its own
 		// withdrawal will find nothing, so its trace has to go here.
 		order := mine[0].CreateRevision
-		_, err = e.session.store.remove(ctx, e.key, order, clientv3.OpDelete(e.session.store.keys.trace(e.req.Name, uint64(order))))
+		_, err = e.session.remove(ctx, e.key, order, clientv3.OpDelete(e.session.store.keys.trace(e.req.Name, uint64(order))))
 	}
 	return arrival{}, false, err
 }
@@ -374,7 +374,7 @@ func (e *entry) takenOut(doing string) error {
 
 // takeOut is the request of a withdrawal.
 func (e *entry) takeOut(ctx context.Context) (there bool, err error) {
-	there, err = e.session.store.remove(ctx, e.key, int64(e.order), e.untrace()...)
+	there, err = e.session.remove(ctx, e.key, int64(e.order), e.untrace()...)
 	if err == nil {
 		e.out.Store(true)
 	}

@@ -86,7 +86,10 @@ func (a *afterlife) attach(ctx context.Context) (there bool, err error) {
 			If(clientv3.Compare(clientv3.CreateRevision(e.key), "=", int64(e.order))).
 			Then(append(e.untrace(), clientv3.OpPut(e.key, a.value, clientv3.WithLease(a.lease)))...).
 			Commit()
-		there = err == nil && resp.Succeeded
+		if err == nil {
+			there = resp.Succeeded
+			e.session.shown(resp.Header)
+		}
 		return err
 	})
 	return there, err

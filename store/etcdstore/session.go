@@ -13,6 +13,7 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/stilelock/stile/store"
+	"github.com/stilelock/stile/store/internal/attempts"
 	"github.com/stilelock/stile/store/internal/work"
 )
 
@@ -37,7 +38,8 @@ type session struct {
 
 	leases pb.LeaseClient
 	stream *renewalStream // belongs to the goroutine that confirms
-	opened bool           // there has been a stream; belongs to the same
+	opened bool           // there has been a stream
+	unsure bool           // since the last stream ended nobody has looked what the cluster has
 
 	// mu is taken before the mutex of a line.
 	mu      sync.Mutex
@@ -45,6 +47,7 @@ type session struct {
 	guard   guard // what was last seen of the guard key
 	outlast bool  // an entry stands, or may, that outlasts the session
 	ended   bool  // life has ended
+	lost    bool  // and not because of Close
 	revoked bool  // the lease is known not to exist any more
 }
 
@@ -80,26 +83,71 @@ func (se *session) Confirm(ctx context.Context) error {
 		return err
 	}
 	ttl, err := se.renew(ctx)
+	if err == nil && ttl > 0 && se.unsure {
+		err = se.look(ctx)
+		se.unsure = err != nil
+	}
 	switch {
 	case errors.Is(err, store.ErrSessionLost):
 		return err
 	case err != nil:
-		return se.store.explain("renew the session", endedBy(ctx, err))
+		return se.explain(ctx, "renew the session", err)
 	case ttl <= 0:
 		return se.gone()
 	}
 	return nil
 }
 
-// look makes sure that the cluster still has all that this session has seen of it. A cluster whose data have been restored
-// from a backup may know the lease, and not what was put in under it.
+// look makes sure that the cluster still has what this session has put in. Data that were set back, to a backup for example,
+// may have the lease without its keys.
 func (se *session) look(ctx context.Context) error {
-	before := se.seen.Load()
-	resp, err := se.store.cli.Get(ctx, se.guardKey(), clientv3.WithCountOnly())
-	if err != nil {
-		return err
+	ctx, cancel := attempts.Within(ctx, se.life)
+	defer cancel()
+	own := se.standing()
+	for first := true; first || len(own) > 0; first = false {
+		some := own[:min(len(own), readAtOnce)]
+		own = own[len(some):]
+		gets := []clientv3.Op{clientv3.OpGet(se.guardKey(), clientv3.WithCountOnly())} // at least the revision
+		for _, e := range some {
+			gets = append(gets, clientv3.OpGet(e.key, clientv3.WithKeysOnly()))
+		}
+		before := se.seen.Load()
+		var resp *clientv3.TxnResponse
+		err := attempt(ctx, func(ctx context.Context) (err error) {
+			resp, err = se.store.cli.Txn(ctx).Then(gets...).Commit()
+			return err
+		})
+		if err == nil {
+			err = se.saw(before, resp.Header)
+		}
+		if err != nil {
+			return err
+		}
+		for i, e := range some {
+			kvs := resp.Responses[1+i].GetResponseRange().Kvs
+			if len(kvs) == 0 || uint64(kvs[0].CreateRevision) != e.order {
+				e.line.vanished(e)
+			}
+		}
 	}
-	return se.saw(before, resp.Header)
+	return nil
+}
+
+// standing returns the entries that stand in lines.
+func (se *session) standing() []*entry {
+	se.mu.Lock()
+	defer se.mu.Unlock()
+	var all []*entry
+	for _, w := range se.lines {
+		w.mu.Lock()
+		for e := range w.mine {
+			if e.state == standing {
+				all = append(all, e)
+			}
+		}
+		w.mu.Unlock()
+	}
+	return all
 }
 
 // saw takes in the header of an answer that was linearizable. before is what had been seen when the request was made: the
@@ -114,10 +162,15 @@ func (se *session) saw(before int64, h *pb.ResponseHeader) error {
 		return se.lose(fmt.Errorf("%s: %w: the cluster is at revision %d and was at %d: its data have been set back, to a backup for example",
 			se.store, store.ErrSessionLost, h.GetRevision(), before))
 	}
+	se.shown(h)
+	return nil
+}
+
+// shown takes in the header of any answer. Whatever member it came from, no linearizable answer to a later request is older.
+func (se *session) shown(h *pb.ResponseHeader) {
 	for seen := se.seen.Load(); h.GetRevision() > seen && !se.seen.CompareAndSwap(seen, h.GetRevision()); {
 		seen = se.seen.Load()
 	}
-	return nil
 }
 
 // renewalStream carries renewals of one lease and the answers to them, one by one. After any failure it is thrown
@@ -130,11 +183,6 @@ type renewalStream struct {
 
 func (se *session) renew(ctx context.Context) (ttl int64, err error) {
 	if se.stream == nil {
-		if se.opened {
-			if err := se.look(ctx); err != nil {
-				return 0, err
-			}
-		}
 		life, cancel := context.WithCancel(se.life)
 		stop := context.AfterFunc(ctx, cancel)
 		inner, err := se.leases.LeaseKeepAlive(life)
@@ -142,6 +190,7 @@ func (se *session) renew(ctx context.Context) (ttl int64, err error) {
 			cancel()
 			return 0, endedBy(ctx, err)
 		}
+		se.unsure = se.opened // why did the last one end?
 		se.stream, se.opened = &renewalStream{inner, cancel}, true
 	}
 	// The stream outlives ctx, unless ctx ends while an answer is outstanding.
@@ -169,7 +218,7 @@ func (se *session) Close(ctx context.Context) error {
 	se.work.Wait()
 
 	se.mu.Lock()
-	revoked := se.revoked
+	revoked, lost := se.revoked, se.lost
 	se.mu.Unlock()
 	if revoked {
 		return nil
@@ -178,13 +227,20 @@ func (se *session) Close(ctx context.Context) error {
 		_, err := se.store.cli.Revoke(ctx, se.lease)
 		return err
 	})
-	if err != nil && !errors.Is(err, rpctypes.ErrLeaseNotFound) {
+	if err != nil && !lost && !errors.Is(err, rpctypes.ErrLeaseNotFound) {
 		return se.store.explain("end the session", endedBy(ctx, err))
 	}
 	se.mu.Lock()
 	se.revoked = true
 	se.mu.Unlock()
 	return nil
+}
+
+// remove is [Store.remove] for the session's own entries.
+func (se *session) remove(ctx context.Context, key string, created int64, rest ...clientv3.Op) (bool, error) {
+	removed, h, err := se.store.remove(ctx, key, created, rest...)
+	se.shown(h)
+	return removed, err
 }
 
 // alive returns why the session has ended, or nil.
@@ -212,7 +268,7 @@ func (se *session) finish(cause error, lost bool) {
 		se.mu.Unlock()
 		return
 	}
-	se.ended = true
+	se.ended, se.lost = true, lost
 	lines := se.lines
 	se.lines = nil
 	se.work.Refuse()

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 
@@ -126,7 +127,7 @@ func (s *Store) Break(ctx context.Context, name string, order uint64) (store.Ent
 			continue
 		}
 		var removed bool
-		removed, err = s.remove(ctx, cs[i].ID, int64(cs[i].Order))
+		removed, _, err = s.remove(ctx, cs[i].ID, int64(cs[i].Order))
 		switch {
 		case err != nil:
 			return store.Entry{}, s.explain(doing, err)
@@ -141,9 +142,11 @@ func (s *Store) Break(ctx context.Context, name string, order uint64) (store.Ent
 // remove deletes a key if it still has the given create revision, and does the rest with it; it reports whether the key was
 // there to be deleted. An attempt whose outcome is unknown, followed by one that finds nothing, counts as deleted:
 // somebody's was.
-func (s *Store) remove(ctx context.Context, key string, created int64, rest ...clientv3.Op) (bool, error) {
-	var removed, doubt bool
-	err := attempt(ctx, func(ctx context.Context) error {
+func (s *Store) remove(
+	ctx context.Context, key string, created int64, rest ...clientv3.Op,
+) (removed bool, h *pb.ResponseHeader, err error) {
+	doubt := false
+	err = attempt(ctx, func(ctx context.Context) error {
 		resp, err := s.cli.Txn(ctx).
 			If(clientv3.Compare(clientv3.CreateRevision(key), "=", created)).
 			Then(append(rest, clientv3.OpDelete(key))...).
@@ -152,10 +155,10 @@ func (s *Store) remove(ctx context.Context, key string, created int64, rest ...c
 			doubt = true
 			return err
 		}
-		removed = resp.Succeeded || doubt
+		removed, h = resp.Succeeded || doubt, resp.Header
 		return nil
 	})
-	return removed, err
+	return removed, h, err
 }
 
 // String names the store in messages: "etcd at 10.0.0.1:2379, 10.0.0.2:2379".

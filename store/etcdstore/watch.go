@@ -261,6 +261,15 @@ func (w *watchedLine) theyLeft(e *entry, together []departure) {
 	}
 }
 
+// vanished notes that an entry is not in the line any more.
+func (w *watchedLine) vanished(e *entry) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if e.state == standing {
+		w.gone(e, w.evicted())
+	}
+}
+
 func (w *watchedLine) evicted() error {
 	return fmt.Errorf("%s: %w: the entry for lock %q was taken out: broken by somebody, or its lease ended",
 		w.session.store, store.ErrGone, w.name)
@@ -378,6 +387,7 @@ func (w *watchedLine) follow(ctx context.Context) error {
 			if !ok || resp.Err() != nil {
 				return resp.Err()
 			}
+			w.session.shown(resp.Header)
 			w.haveLeft(resp.Events)
 			silence.Reset(w.pause())
 		case <-w.kick:
@@ -485,7 +495,7 @@ func (w *watchedLine) reread(ctx context.Context) (changed bool, err error) {
 		case e.state != standing:
 			// It will be told by its own arrival, and ask for a reading if it has to.
 		case e.order > uint64(resp.Header.Revision):
-			// It arrived after the reading began, with a reading of its own.
+			// It was put in after the reading, and knows more than that.
 		case !there[line.Entry{ID: e.key, Order: e.order}]:
 			changed = true
 			w.gone(e, w.evicted())

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/go-zookeeper/zk"
@@ -30,6 +31,9 @@ type session struct {
 	life context.Context
 	end  context.CancelCauseFunc
 	work work.Group
+
+	// connection counts the connections on which the session has been.
+	connection atomic.Int64
 
 	// telling is done when everybody has been told of a loss, so that nobody is told after Close.
 	telling sync.WaitGroup
@@ -153,6 +157,7 @@ func (se *session) heard(ev zk.Event) {
 	case ev.Type == zk.EventSession && ev.State == zk.StateExpired:
 		_ = se.gone()
 	case ev.Type == zk.EventSession && ev.State == zk.StateHasSession:
+		se.connection.Add(1)
 		se.checkGranted()
 		se.reconnected()
 	case ev.Type == zk.EventNodeDeleted:

@@ -89,9 +89,14 @@ func (w *watchedLine) arrive(e *entry, ahead []contender) bool {
 		return false
 	}
 	e.state, e.arrived = standing, w.readings+1
+	out := w.left[e.node.name]
 	e.ahead = w.without(ahead)
 	w.calm()
-	w.nearer(e, line.Admits(e.req.Mode, modes(ahead)))
+	if out {
+		w.gone(e, w.evicted())
+		return true
+	}
+	w.nearer(e, line.Admits(e.req.Mode, modes(ahead)), true)
 	if e.blocking() == 0 {
 		e.late = time.AfterFunc(lateWatch, func() { w.followFor(e) })
 	} else {
@@ -192,35 +197,56 @@ func (w *watchedLine) tell(e *entry) {
 	}
 }
 
-// nearer is tell for an entry with fewer ahead than before. Unless a reading that shows the entry shows that it is its turn,
-// the server is asked first whether the entry is there: all nodes of a line may be deleted by one transaction, and the server
-// tells of them one after another. It is called with w.mu held.
-func (w *watchedLine) nearer(e *entry, sure bool) {
-	if sure || e.blocking() > 0 || e.told.State == store.Admitted {
+// nearer is tell for an entry that has fewer ahead of it than before. shown is set if a reading shows that it is the entry's
+// turn, and shows the entry. Otherwise the server is asked whether the entry is there before anybody is told: one transaction
+// may delete all nodes of a line, and the server tells of them one after another. exactly is set if what is known comes from
+// a reading, which may have been made on another connection. It is called with w.mu held.
+func (w *watchedLine) nearer(e *entry, shown, exactly bool) {
+	if shown || e.blocking() > 0 || e.told.State == store.Admitted {
 		w.tell(e)
 		return
 	}
 	if !e.asking {
 		e.asking = true
-		w.session.work.Start(func() { w.makeSure(e) })
+		connection := w.session.connection.Load()
+		w.session.work.Start(func() { w.makeSure(e, exactly, connection) })
 	}
 }
 
-// makeSure tells an entry that it is its turn if the entry is there. The answer comes after all that the transaction has
-// done that has let the entry come to the front.
-func (w *watchedLine) makeSure(e *entry) {
-	there, err := ask(w.session.life, func() (bool, error) {
-		there, _, err := w.session.client.Exists(join(w.dir, e.node.name))
-		return there, err
-	})
+// makeSure tells an entry that it is its turn, if the entry is there. On the connection that told of a departure, the server
+// answers after all of the transaction has been done that the departure was part of. Another server may lag behind: it has
+// to catch up first.
+func (w *watchedLine) makeSure(e *entry, exactly bool, connection int64) {
+	se := w.session
+	var there bool
+	for {
+		var err error
+		there, err = ask(se.life, func() (bool, error) {
+			if exactly {
+				if _, err := se.client.Sync(w.dir); err != nil {
+					return false, err
+				}
+			}
+			there, _, err := se.client.Exists(join(w.dir, e.node.name))
+			return there, err
+		})
+		now := se.connection.Load()
+		if se.life.Err() != nil {
+			return // who ended it tells
+		}
+		if err == nil && now == connection {
+			break
+		}
+		exactly, connection = true, now
+		if err != nil {
+			attempts.Rest(se.life, firstPause)
+		}
+	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	e.asking = false
 	switch {
 	case e.state != standing:
-	case err != nil: // the connection is gone; on the next one the line is read
-		w.stale = true
-		w.follow()
 	case !there:
 		w.gone(e, w.evicted())
 	default:
@@ -348,7 +374,7 @@ func (w *watchedLine) hasLeft(name string) {
 			w.stale = true
 		default:
 			e.ahead = slices.Delete(e.ahead, at, at+1)
-			w.nearer(e, false)
+			w.nearer(e, false, false)
 		}
 	}
 	w.wake()
@@ -570,12 +596,12 @@ func (w *watchedLine) apply(cs []contender, reading int) {
 			continue
 		}
 		at := e.in(cs)
-		if at < 0 {
+		if at < 0 || w.left[e.node.name] {
 			w.gone(e, w.evicted())
 			continue
 		}
 		e.narrow(present[:e.in(present)])
-		w.nearer(e, line.Admits(e.req.Mode, modes(cs[:at])))
+		w.nearer(e, line.Admits(e.req.Mode, modes(cs[:at])), true)
 		if f := e.contended; f != nil && waitsBehind(present, e.in(present)) {
 			e.contended = nil
 			go f()
