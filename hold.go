@@ -33,7 +33,7 @@ type Hold struct {
 	mu       sync.Mutex
 	handed   bool // somebody has it, so that its end is news
 	over     bool
-	err      error // why it was lost
+	loss     *LostError // why it was lost; nil if it was not
 	released bool
 }
 
@@ -85,13 +85,13 @@ func (h *Hold) handOver() bool {
 		<-h.session.Context().Done() // it is on its way, and lose is called before it comes
 	}
 	h.mu.Lock()
-	lost := h.err
-	h.handed = lost == nil
+	loss := h.loss
+	h.handed = loss == nil
 	h.mu.Unlock()
-	if lost != nil {
-		c.tellOfLoss(lost.(*LostError)) // because Acquired was called
+	if loss != nil {
+		c.tellOfLoss(loss) // because Acquired was called
 	}
-	return lost == nil
+	return loss == nil
 }
 
 // giveUp gives the lock up that nobody has got.
@@ -132,7 +132,10 @@ func (h *Hold) Lost() <-chan struct{} { return h.lost }
 func (h *Hold) Err() error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	return h.err
+	if h.loss == nil {
+		return nil
+	}
+	return h.loss
 }
 
 // Valid reports whether the lock is held now, by the clock and by all that was heard. Once false it stays false. It is
@@ -202,7 +205,7 @@ func (h *Hold) release(ctx context.Context, withdraw func(context.Context) error
 	case h.over:
 		h.released = true
 		defer h.mu.Unlock()
-		return h.err
+		return h.loss // nobody has a hold that is over for another reason
 	}
 	h.over, h.released = true, true
 	h.mu.Unlock()
@@ -262,7 +265,7 @@ func (h *Hold) lose(reason keeper.Reason, cause error) {
 		return
 	}
 	lost := h.lostError(reason, cause)
-	h.over, h.err = true, lost
+	h.over, h.loss = true, lost
 	handed := h.handed
 	h.mu.Unlock()
 
