@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -446,5 +447,44 @@ func TestManyWaitForAStoreThatCannotBeReachedAsLongAsOne(t *testing.T) {
 		if took := time.Since(before); took != 11*time.Second {
 			t.Errorf("they waited for %v, want 11 s", took)
 		}
+	})
+}
+
+// brittle is a store whose first Open panics when it is told to.
+type brittle struct {
+	store.Store
+	fail   chan struct{}
+	failed *atomic.Bool
+}
+
+func (s brittle) Open(ctx context.Context, opts store.SessionOptions) (store.Session, error) {
+	if s.failed.CompareAndSwap(false, true) {
+		<-s.fail
+		panic("a bug in the store")
+	}
+	return s.Store.Open(ctx, opts)
+}
+
+func TestAPanicWhileASessionIsOpenedConcernsNobodyElse(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		st := brittle{memstore.New(), make(chan struct{}), new(atomic.Bool)}
+		c, err := stile.New(st, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close(t.Context())
+		why := make(chan any, 1)
+		go func() {
+			defer func() { why <- recover() }()
+			_, _ = c.Mutex("a").Lock(t.Context())
+		}()
+		synctest.Wait()
+		other := wait(t.Context(), t, c, "b")
+		close(st.fail)
+		if got := <-why; got != "a bug in the store" {
+			t.Errorf("recovered %v", got)
+		}
+		release(t, other.getsNow())
+		release(t, lock(t, c, "a"))
 	})
 }

@@ -31,7 +31,7 @@ type Hold struct {
 	contended func() <-chan struct{}
 
 	mu       sync.Mutex
-	handed   bool // somebody has it, so that its end is news
+	handed   bool // the caller gets it: from here on its end is told to the hooks, and ends its place
 	over     bool
 	loss     *LostError // why it was lost; nil if it was not
 	released bool
@@ -94,7 +94,7 @@ func (h *Hold) handOver() bool {
 	return loss == nil
 }
 
-// giveUp gives the lock up that nobody has got.
+// giveUp gives up a lock that was not handed over.
 func (h *Hold) giveUp() {
 	h.mu.Lock()
 	h.over = true

@@ -28,7 +28,7 @@ func (m *Mutex) Name() string { return m.name }
 //
 // On failure the lock is not held, and nothing of the attempt stays in the line: what could not be taken out at once is
 // taken out in the background, at the latest when the session ends. If ctx ends first the error matches ctx.Err(). A
-// store that cannot be reached is waited for as long as the session is alive, and then for a bounded time, ten seconds
+// store that cannot be reached is waited for as long as the session is alive, and then for a bounded time, ten seconds at most
 // on etcd; then that is the error.
 //
 // Callers are served in the order in which they arrived, in their process and then in the store. Lock does not know who

@@ -138,7 +138,7 @@ func (p *Place) seek(ctx context.Context, done func()) (*Hold, error) {
 	return hold, err
 }
 
-// await is seek, but for what it does not expect.
+// await waits for the place's turn as seek says, if no callback panics.
 func (p *Place) await(ctx context.Context) (*Hold, error) {
 	c := p.client
 	select {

@@ -39,7 +39,7 @@ type session struct {
 	leases pb.LeaseClient
 	stream *renewalStream // belongs to the goroutine that confirms
 	opened bool           // there has been a stream
-	unsure bool           // since the last stream ended nobody has looked what the cluster has
+	unsure bool           // the stream is not the first, and look has not succeeded since it was opened
 
 	// mu is taken before the mutex of a line.
 	mu      sync.Mutex
