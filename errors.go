@@ -23,6 +23,8 @@ var (
 	ErrLeft = errors.New("left the line")
 	// ErrGone: there is no entry with that token to break.
 	ErrGone = store.ErrGone
+	// ErrNotKnown: the lock was released, but it is not known whether it was held until then. See [Hold.Release].
+	ErrNotKnown = store.ErrNotKnown
 	// ErrUnsupported: the store cannot do it, ever.
 	ErrUnsupported = store.ErrUnsupported
 	// ErrBadName: a lock cannot have that name.

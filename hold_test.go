@@ -603,6 +603,25 @@ func TestTheReplyToAReleaseIsLost(t *testing.T) {
 	})
 }
 
+// The store had to ask twice, and the second time the entry was not there.
+func TestAReleaseOfALockThatMayHaveBeenLost(t *testing.T) {
+	scenario(t, func(t *testing.T, w *world) {
+		ann, bob := w.client("ann"), w.client("bob")
+		h := lock(t, ann, "a")
+		wt := wait(t.Context(), t, bob, "a")
+		w.faults(memstore.Fault{LoseReply: true, Err: store.ErrNotKnown}, on(memstore.Withdraw), w.session("ann"))
+		err := h.Release(t.Context())
+		expectError(t, err, stile.ErrNotKnown)
+		if errors.Is(err, stile.ErrLost) {
+			t.Errorf("Release: %v, though it is not known that the lock was lost", err)
+		}
+		if strings.Contains(err.Error(), "background") {
+			t.Errorf("Release: %v, though there is nothing left to be done", err)
+		}
+		release(t, wt.getsNow())
+	})
+}
+
 // A release whose context does not end takes no longer than the session lives: then the lock is free in any case.
 func TestReleasingEndsWithTheSession(t *testing.T) {
 	scenario(t, func(t *testing.T, w *world) {

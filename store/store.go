@@ -129,9 +129,9 @@ type Ticket interface {
 	// Withdraw takes the entry out of its line, wherever it stands: leaving the line and releasing a hold are
 	// the same. After it has been called Notify is not called any more, but for a call under way.
 	//
-	// On success the entry is out. If it had gone before, by itself or with its session, the error matches
-	// [ErrGone]. After any other error the store goes on trying until the entry is out or the session has ended. It
-	// is safe to call it again.
+	// On success the entry is out, and was there until then. If it had gone before, by itself or with its session, the
+	// error matches [ErrGone]; if it is out and the store cannot tell whether it had, [ErrNotKnown]. After any other
+	// error the store goes on trying until the entry is out or the session has ended. It is safe to call it again.
 	Withdraw(ctx context.Context) error
 
 	// WithdrawAfter lets the entry go d from now, by itself: the session's end does not take it out any more, and nobody
@@ -140,7 +140,7 @@ type Ticket interface {
 	//
 	// On success the entry stands until d after the call was made, unless somebody breaks it, and is out soon after: a
 	// store may round d up, to the second or to the least TTL it can grant. If the entry had gone before, the error
-	// matches [ErrGone]. A d that is zero or negative is a Withdraw; one that is longer than the store can count, which is
+	// matches [ErrGone] or [ErrNotKnown], as that of Withdraw does. A d that is zero or negative is a Withdraw; one that is longer than the store can count, which is
 	// years, is as long as it can. On a store that cannot do it at all (see [Capabilities]) the error matches
 	// [ErrUnsupported], and nothing has been changed.
 	//

@@ -213,7 +213,7 @@ func (g *guard) keepFor(stdio Stdio, signals *child.Signals, rest time.Duration)
 
 // notReleased says that the lock may not have been let go. The library's error says that it goes on trying; but we end.
 func (g *guard) notReleased(err error) string {
-	if _, lost := errors.AsType[*stile.LostError](err); lost {
+	if errors.Is(err, stile.ErrLost) || errors.Is(err, stile.ErrNotKnown) {
 		return err.Error()
 	}
 	return fmt.Sprintf("release of lock %q (token %d) not confirmed: it may stay closed until its TTL of %v is over: %v",
