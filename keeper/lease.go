@@ -31,13 +31,18 @@ type Terms struct {
 // A confirmation is good for the TTL less the store's slack less a margin of a tenth of the TTL. The margin
 // covers clocks that run at different rates (real ones differ by parts in ten thousand) and, mostly, gives a
 // holder's code the time to stop between being told and being replaced. Requests go out every third of the
-// valid time, so that two may fail in a row before anything is lost.
+// valid time, so that two may fail in a row before anything is lost. A store that repeats lost requests by itself says
+// how long an attempt may take.
 func TermsFor(granted store.Terms) Terms {
 	valid := granted.TTL - granted.TTL/10 - granted.Slack
+	attempt := granted.Attempt
+	if attempt == 0 {
+		attempt = valid / 5
+	}
 	return Terms{
 		Valid:   valid,
 		Every:   valid / 3,
-		Attempt: valid / 5,
+		Attempt: attempt,
 		Retry:   valid / 30,
 		Overdue: valid / 2,
 	}

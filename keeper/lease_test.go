@@ -36,6 +36,11 @@ func TestTermsFor(t *testing.T) {
 			},
 		},
 	}
+	own := store.Terms{TTL: 30 * time.Second, Slack: 10 * time.Second, Attempt: 9 * time.Second}
+	if got, want := TermsFor(own), TermsFor(tests[1].granted); got.Attempt != own.Attempt || got.Valid != want.Valid ||
+		got.Every != want.Every || got.Retry != want.Retry {
+		t.Errorf("%+v give %+v, want but for the attempts %+v", own, got, want)
+	}
 	for _, tt := range tests {
 		got := TermsFor(tt.granted)
 		if got != tt.want {

@@ -196,6 +196,9 @@ type Terms struct {
 	// Slack is by how much the store may end a session early. Zero for stores that never do in normal
 	// operation; a third of TTL on ZooKeeper, whose followers report their clients' signs of life late.
 	Slack time.Duration
+	// Attempt is how long one call of [Session.Confirm] should be given, for stores that make the request again by
+	// themselves when it was lost, and know better how long to wait. Zero for those that make one request for each call.
+	Attempt time.Duration
 }
 
 // A Request asks for an entry.

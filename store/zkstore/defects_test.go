@@ -389,7 +389,7 @@ func TestATTLThatTheServersDoNotGrantIsAnErrorThatNamesWhatTheyDo(t *testing.T) 
 		closeSoon(se.Close)
 		return true
 	})
-	if want := (store.Terms{TTL: strangeTTL, Slack: strangeTTL / 3}); terms != want {
+	if want := (store.Terms{TTL: strangeTTL, Slack: strangeTTL / 3, Attempt: strangeTTL * 3 / 10}); terms != want {
 		t.Errorf("asked for a second where three are the least, got %+v, want %+v", terms, want)
 	}
 }

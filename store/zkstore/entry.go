@@ -25,6 +25,7 @@ type entry struct {
 	req     store.Request
 	guid    string
 	data    []byte
+	bytes   int64 // counted in those of the session until the entry is out
 
 	// node and order are set when the entry has been put in.
 	node  contender
@@ -52,18 +53,19 @@ const (
 )
 
 // Enqueue implements [store.Session].
-func (se *session) Enqueue(ctx context.Context, req store.Request) (store.Ticket, error) {
+func (g *group) Enqueue(ctx context.Context, req store.Request) (store.Ticket, error) {
 	doing := fmt.Sprintf("join the line of lock %q", req.Name)
-	owner := se.opts.Owner
+	owner := g.opts.Owner
 	owner.Since = time.Now()
 	data, err := json.Marshal(value{Stile: valueFormat, Mode: req.Mode, Owner: owner})
 	if err != nil {
-		return nil, se.store.explain(doing, err)
+		return nil, g.store.explain(doing, err)
 	}
-	e := &entry{session: se, req: req, guid: newGUID(), data: data}
-	if err := se.join(e); err != nil {
+	e := &entry{req: req, guid: newGUID(), data: data}
+	if err := g.place(ctx, e); err != nil {
 		return nil, err
 	}
+	se := e.session
 	bounded, cancel := attempts.Within(ctx, se.life)
 	defer cancel()
 
@@ -82,6 +84,7 @@ func (se *session) Enqueue(ctx context.Context, req store.Request) (store.Ticket
 func (e *entry) enter(ctx context.Context) error {
 	if e.req.Try {
 		if err := e.lookFirst(ctx); err != nil {
+			e.left()
 			return err
 		}
 	}
@@ -169,7 +172,7 @@ func (e *entry) heldBy(ctx context.Context, ahead []contender) (leaving bool, er
 		return true, held
 	case err == nil: // otherwise it may not be read
 		held.Holder = &holder
-		leaving = holder.Session == e.session.ID() && !e.line.stands(holder.Order)
+		leaving = e.session.group.leaving(e.line.dir, holder)
 	}
 	return leaving, held
 }
@@ -179,6 +182,7 @@ func (e *entry) heldBy(ctx context.Context, ahead []contender) (leaving bool, er
 func (e *entry) putIn(ctx context.Context) (children []string, err error) {
 	for {
 		if ctx.Err() != nil {
+			e.left()
 			return nil, context.Cause(ctx)
 		}
 		made := e.create()
@@ -187,9 +191,11 @@ func (e *entry) putIn(ctx context.Context) (children []string, err error) {
 		case c = <-made:
 		case <-ctx.Done(): // and the attempt goes on
 			e.session.work.Start(func() {
-				if c := <-made; c.err == nil || !refused(c.err) {
-					e.clear()
+				if c := <-made; c.err != nil && refused(c.err) {
+					e.left()
+					return
 				}
+				e.clear()
 			})
 			return nil, context.Cause(ctx)
 		}
@@ -201,6 +207,7 @@ func (e *entry) putIn(ctx context.Context) (children []string, err error) {
 		case errors.Is(c.err, zk.ErrNoNode):
 			err = e.session.makeDir(ctx, e.line.dir)
 		case refused(c.err):
+			e.left()
 			return nil, c.err
 		default:
 			// Connection loss. If the session lives on, so may a node.
@@ -378,7 +385,7 @@ func (e *entry) clear() {
 			}
 		}
 		if err == nil {
-			e.out.Store(true)
+			e.left()
 			return
 		}
 		if se.alive() == nil {
@@ -389,12 +396,19 @@ func (e *entry) clear() {
 	}
 }
 
+// left notes that the entry is known not to be in its line any more, or never to come to be in it.
+func (e *entry) left() {
+	if !e.out.Swap(true) {
+		e.session.bytes.Add(-e.bytes)
+	}
+}
+
 // remove deletes a node of the entry's, and reports whether it was there to be deleted. Nobody else ever has a node of the
 // same name, because of the GUID in it.
 func (e *entry) remove(ctx context.Context, name string) (removed bool, err error) {
 	removed, err = e.session.client.remove(ctx, join(e.line.dir, name))
 	if err == nil && name == e.node.name {
-		e.out.Store(true)
+		e.left()
 	}
 	return removed, err
 }

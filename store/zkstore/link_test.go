@@ -2,37 +2,88 @@ package zkstore
 
 import (
 	"errors"
-	"net"
+	"io"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stilelock/stile/store/internal/attempts"
 )
 
-// A connection is given up for a request that was made on it, and for no other.
-func TestAConnectionIsGivenUpForWhatWasAskedOnIt(t *testing.T) {
-	asked := time.Now()
-	for _, tt := range []struct {
-		what  string
-		ready time.Time
-		want  bool
+// A connection is given up when nothing is answered on it, but for pings; and not for an answer that has to wait for others.
+func TestAConnectionOnWhichNothingIsAnsweredIsGivenUp(t *testing.T) {
+	const ttl = time.Minute
+	const nearly = ttl/4 - time.Second
+	ping, sync := request(-2, 11), request(7, 9)
+	for what, tt := range map[string]struct {
+		does func(t *testing.T, w *wire, hears func(xid int32))
+		want bool
 	}{
-		{"one that was ready", asked.Add(-time.Second), true},
-		{"one that is being made", time.Time{}, false},
-		{"one that was made since", asked.Add(time.Second), false},
+		"nothing was asked": {func(*testing.T, *wire, func(int32)) {}, false},
+		"all was answered": {func(t *testing.T, w *wire, hears func(int32)) {
+			say(t, w, sync)
+			time.Sleep(nearly)
+			hears(7)
+		}, false},
+		"nothing is answered": {func(t *testing.T, w *wire, _ func(int32)) { say(t, w, sync) }, true},
+		"pings are answered": {func(t *testing.T, w *wire, hears func(int32)) {
+			say(t, w, sync)
+			for range 10 {
+				say(t, w, ping)
+				hears(-2)
+				time.Sleep(ttl / 40)
+			}
+		}, true},
+		"only pings are asked for": {func(t *testing.T, w *wire, _ func(int32)) { say(t, w, ping) }, false},
+		"others are answered first": {func(t *testing.T, w *wire, hears func(int32)) {
+			for range 10 {
+				say(t, w, sync)
+			}
+			for range 10 {
+				time.Sleep(nearly)
+				hears(7)
+			}
+		}, false},
+		"others were answered before": {func(t *testing.T, w *wire, hears func(int32)) {
+			say(t, w, sync)
+			say(t, w, sync)
+			time.Sleep(nearly)
+			hears(7)
+		}, true},
 	} {
-		s, err := New([]string{"nowhere"}, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
-		l := newLink(s, time.Minute, true)
-		conn, other := net.Pipe()
-		l.conn, l.ready = conn, tt.ready
-		l.giveUp(asked, errUnanswered)
-		if given := l.conn == nil; given != tt.want || errors.Is(l.trouble(), errUnanswered) != tt.want {
-			t.Errorf("%s: given up: %v, want %v; the trouble is %v", tt.what, given, tt.want, l.trouble())
-		}
-		_, _ = conn.Close(), other.Close()
+		synctest.Test(t, func(t *testing.T) {
+			s := &scripted{says: frames(greeting(ttl, 5))}
+			w := wireTo(t, s)
+			if _, err := io.ReadFull(w, make([]byte, len(s.says))); err != nil {
+				t.Fatal(err)
+			}
+			w.link.conn = w
+			tt.does(t, w, func(xid int32) {
+				s.says = frames(answer(xid, 0))
+				if _, err := io.ReadFull(w, make([]byte, len(s.says))); err != nil {
+					t.Fatal(err)
+				}
+			})
+			given := func() (bool, error) {
+				w.link.mu.Lock()
+				defer w.link.mu.Unlock()
+				return w.link.conn == nil, w.link.err
+			}
+			if up, _ := given(); up && what != "pings are answered" {
+				t.Errorf("%s: given up too early", what)
+			}
+			time.Sleep(ttl)
+			if up, err := given(); up != tt.want || errors.Is(err, errUnanswered) != tt.want {
+				t.Errorf("%s: given up: %v, want %v; the trouble is %v", what, up, tt.want, err)
+			}
+		})
+	}
+}
+
+func say(t *testing.T, w *wire, frame []byte) {
+	t.Helper()
+	if _, err := w.Write(frame); err != nil {
+		t.Fatal(err)
 	}
 }
 

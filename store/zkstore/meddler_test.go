@@ -147,7 +147,12 @@ func (m *meddler) connections() int {
 // expire ends a session that was opened through the meddler, as the servers do when they have not heard of it for its TTL.
 func (m *meddler) expire(t *testing.T, se store.Session, server string) {
 	t.Helper()
-	id, err := strconv.ParseUint(se.ID(), 0, 64)
+	m.expireID(t, se.ID(), server)
+}
+
+func (m *meddler) expireID(t *testing.T, session, server string) {
+	t.Helper()
+	id, err := strconv.ParseUint(session, 0, 64)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -155,7 +160,7 @@ func (m *meddler) expire(t *testing.T, se store.Session, server string) {
 	secret := m.secrets[int64(id)]
 	m.mu.Unlock()
 	if secret == nil {
-		t.Fatalf("session %s was not opened through this meddler", se.ID())
+		t.Fatalf("session %s was not opened through this meddler", session)
 	}
 	conn, err := net.Dial("tcp", server)
 	if err != nil {
@@ -174,10 +179,10 @@ func (m *meddler) expire(t *testing.T, se store.Session, server string) {
 	end = binary.BigEndian.AppendUint32(end, 1<<32-11)
 	for _, body := range [][]byte{resume, end} {
 		if _, err := conn.Write(append(binary.BigEndian.AppendUint32(nil, uint32(len(body))), body...)); err != nil {
-			t.Fatalf("ending session %s: %v", se.ID(), err)
+			t.Fatalf("ending session %s: %v", session, err)
 		}
 		if _, err := readFrame(conn); err != nil {
-			t.Fatalf("ending session %s: %v", se.ID(), err)
+			t.Fatalf("ending session %s: %v", session, err)
 		}
 	}
 }

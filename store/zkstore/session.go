@@ -19,7 +19,7 @@ import (
 // session is a ZooKeeper session, with a connection of its own, and the entries in it.
 type session struct {
 	store *Store
-	opts  store.SessionOptions
+	group *group
 
 	// client, id and ttl are set by begin.
 	client *client
@@ -35,27 +35,50 @@ type session struct {
 	// connection counts the connections on which the session has been.
 	connection atomic.Int64
 
+	// bytes is what the session's entries add to the transaction of its end: those that stand in lines, and those that may.
+	bytes atomic.Int64
+
 	// telling is done when everybody has been told of a loss, so that nobody is told after Close.
 	telling sync.WaitGroup
 
-	// mu is taken before the mutex of a line.
+	// mu is taken before the mutex of a line, and after that of the group.
 	mu      sync.Mutex
 	lines   map[string]*watchedLine // by directory
 	watched map[string]bool         // nodes of whose end the server will tell, or is being asked to; by path
 	until   time.Time               // when the session ends if it is not confirmed again
 	expiry  *time.Timer             // looks whether it is that late
 	ended   bool                    // life has ended
-	lost    bool                    // not because of Close
+	over    bool                    // it is gone, or goes by itself: there is nothing more to close
 }
 
-func newSession(s *Store, opts store.SessionOptions) *session {
+func newSession(g *group) *session {
 	se := &session{
-		store: s, opts: opts,
+		store: g.store, group: g,
 		lines:   make(map[string]*watchedLine),
 		watched: make(map[string]bool),
 	}
 	se.life, se.end = context.WithCancelCause(context.Background())
 	return se
+}
+
+// open opens the session in ZooKeeper, for a TTL that the servers must grant. They may grant more.
+func (se *session) open(ctx context.Context, ttl time.Duration) error {
+	sent := time.Now()
+	c, err := se.store.connect(ttl, true, se.heard)
+	if err != nil {
+		return err
+	}
+	if err := c.await(ctx); err != nil {
+		go c.shut() // which may take a second
+		return err
+	}
+	id, granted := c.link.terms()
+	if granted < ttl {
+		go c.shut()
+		return fmt.Errorf("a TTL of %v: the servers grant none above %v: ask for that or less", ttl, granted)
+	}
+	se.begin(c, id, granted, sent)
+	return nil
 }
 
 // begin completes the session when the server has granted it. The request was sent at the given time.
@@ -71,17 +94,16 @@ func (se *session) begin(c *client, id int64, ttl time.Duration, sent time.Time)
 	se.expiry = time.AfterFunc(time.Until(se.until), se.expire)
 }
 
-// ID implements [store.Session]: the session's id, as ZooKeeper's own tools write it.
+// ID returns the session's id, as ZooKeeper's own tools write it.
 func (se *session) ID() string { return sessionText(se.id) }
 
 func sessionText(id int64) string { return "0x" + strconv.FormatUint(uint64(id), 16) }
 
-// Terms implements [store.Session]. The leader hears of its followers' clients only every half tick, from followers that
-// it may be cut off from before the next time; what it heard last may then be one of our confirmations older.
-func (se *session) Terms() store.Terms { return store.Terms{TTL: se.ttl, Slack: se.ttl / 3} }
-
-// Confirm implements [store.Session]. The leader is asked, which looks first whether the session lives. Pings are answered
+// Confirm is as that of [store.Session]. The leader is asked, which looks first whether the session lives. Pings are answered
 // by followers alone, even by one that the leader has not heard of for long.
+//
+// A request that was lost with its connection is made again. That the answer is late is no reason to ask once more: the
+// server answers in order. See [wire] for when it is left.
 func (se *session) Confirm(ctx context.Context) error {
 	if err := se.alive(); err != nil {
 		return err
@@ -89,16 +111,12 @@ func (se *session) Confirm(ctx context.Context) error {
 	bounded, cancel := attempts.Within(ctx, se.life)
 	defer cancel()
 	sent := time.Now()
-	_, err := ask(bounded, func() (struct{}, error) { return struct{}{}, se.prove() })
-	if err == nil && !se.confirmed(sent) {
-		return se.alive()
-	}
+	_, err := attempt(bounded, se.client, func(int) (struct{}, error) { return struct{}{}, se.prove() })
 	if err != nil {
-		if errors.Is(err, context.DeadlineExceeded) {
-			se.unanswered(sent)
-			err = attempts.GaveUp(bounded, se.client.link.trouble())
-		}
 		return se.explain(ctx, "confirm the session", err)
+	}
+	if !se.confirmed(sent) {
+		return se.alive()
 	}
 	return nil
 }
@@ -115,17 +133,6 @@ func (se *session) prove() error {
 	}
 	return se.client.vote()
 }
-
-// unanswered gives up a connection on which a request, sent at the given time, was not answered: the server may be hung,
-// or cut off from the leader, while others are well. The client would give it up after two thirds of the TTL, which is too
-// late for who holds something.
-func (se *session) unanswered(sent time.Time) {
-	if patience := se.ttl / 10; time.Since(sent) >= patience {
-		se.client.link.giveUp(sent, errUnanswered)
-	}
-}
-
-var errUnanswered = errors.New("the server is connected, and does not answer")
 
 // confirmed moves the end of the session. It reports false if the session has ended.
 func (se *session) confirmed(sent time.Time) bool {
@@ -192,15 +199,18 @@ func (se *session) begun() *client {
 	return se.client
 }
 
-// Close implements [store.Session].
+// Close is as that of [store.Session].
 func (se *session) Close(ctx context.Context) error {
-	se.finish(fmt.Errorf("%s: %w: session %s is closed", se.store, store.ErrSessionLost, se.ID()), false)
+	se.finish(fmt.Errorf("%s: %w: session %s is closed", se.store, store.ErrSessionLost, se.ID()), false, false)
 	se.telling.Wait()
 	se.mu.Lock()
-	lost := se.lost
-	se.lost = true // it is gone, or goes by itself: there is nothing more to close
+	over := se.over
+	se.over = true
+	if se.expiry != nil {
+		se.expiry.Stop()
+	}
 	se.mu.Unlock()
-	if lost {
+	if over {
 		return nil
 	}
 	err := se.farewell(ctx)
@@ -252,7 +262,7 @@ func (se *session) gone() error {
 
 // lose ends a session that was not closed. The client would open another, or go on with this one: it is ended too.
 func (se *session) lose(cause error) {
-	if !se.finish(cause, true) {
+	if !se.finish(cause, true, true) {
 		return
 	}
 	if c := se.begun(); c != nil {
@@ -260,14 +270,26 @@ func (se *session) lose(cause error) {
 	}
 }
 
-// finish ends the session once. It reports whether it was this call that did.
-func (se *session) finish(cause error, lost bool) bool {
+// abandon ends a session that is well, because another of its group is lost. The servers hear of it with Close, when those who
+// hold something have been told; without Close, when nobody has confirmed it for its TTL.
+func (se *session) abandon(cause error) {
+	if !se.finish(cause, true, false) {
+		return
+	}
+	se.mu.Lock()
+	defer se.mu.Unlock()
+	se.expiry = time.AfterFunc(time.Until(se.until), se.client.shut)
+}
+
+// finish ends the session once, and reports whether it was this call that did. If the session was lost, everybody is told; if
+// it is over there is nothing to close.
+func (se *session) finish(cause error, lost, over bool) bool {
 	se.mu.Lock()
 	if se.ended {
 		se.mu.Unlock()
 		return false
 	}
-	se.ended, se.lost = true, lost
+	se.ended, se.over = true, over
 	lines := se.lines
 	se.lines = nil
 	if se.expiry != nil {
@@ -282,8 +304,8 @@ func (se *session) finish(cause error, lost bool) bool {
 	for _, w := range lines {
 		w.close(cause, lost)
 	}
-	if lost && se.opts.Lost != nil {
-		se.opts.Lost(cause)
+	if lost {
+		se.group.lose(se, cause)
 	}
 	return true
 }

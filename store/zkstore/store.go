@@ -1,13 +1,17 @@
 package zkstore
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"errors"
 	"fmt"
 	"log/slog"
 	"math"
+	"net"
+	"net/netip"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -65,7 +69,13 @@ type Store struct {
 	tls       *tls.Config
 	logger    *slog.Logger
 
-	recheck, lookAgain, patience time.Duration // as the constants; tests of what happens without them set others
+	// Those of package net, but in tests.
+	lookup func(ctx context.Context, host string) (addresses []string, err error)
+	dial   func(ctx context.Context, network, address string) (net.Conn, error)
+
+	// As the constants; tests of what happens without them set others.
+	recheck, lookAgain, patience time.Duration
+	sessionBytes                 int64
 
 	mu      sync.Mutex
 	reading *client // for what is done without a session; nil until it is needed
@@ -75,7 +85,7 @@ type Store struct {
 var _ store.Store = (*Store)(nil)
 
 // New returns a store on the ensemble whose servers have the given addresses: host:port, or a host, whose port is 2181
-// then. Nothing is sent yet. The store has connections of its own, one for each session and one for all else; see
+// then. Of a name with several addresses all are tried, in turn. Nothing is sent yet. The store has connections of its own, one for each session and one for all else; see
 // [Store.Close].
 func New(servers []string, opts *Options) (*Store, error) {
 	if len(servers) == 0 {
@@ -83,6 +93,14 @@ func New(servers []string, opts *Options) (*Store, error) {
 	}
 	if opts == nil {
 		opts = &Options{}
+	}
+	addresses := make([]string, 0, len(servers))
+	for _, s := range servers {
+		address, err := withPort(s)
+		if err != nil {
+			return nil, fmt.Errorf("zookeeper store: server %q: %w", s, err)
+		}
+		addresses = append(addresses, address)
 	}
 	root := strings.TrimSuffix(opts.Root, "/")
 	if root != "" {
@@ -100,10 +118,26 @@ func New(servers []string, opts *Options) (*Store, error) {
 		acl = zk.WorldACL(zk.PermAll)
 	}
 	return &Store{
-		servers: zk.FormatServers(servers), paths: paths{root: root}, readWrite: opts.ReadWrite,
+		servers: addresses, paths: paths{root: root}, readWrite: opts.ReadWrite,
 		auth: slices.Clone(opts.Auth), acl: acl, tls: opts.TLS, logger: logger,
-		recheck: recheck, lookAgain: lookAgain, patience: attempts.Patience,
+		lookup: net.DefaultResolver.LookupHost, dial: (&net.Dialer{}).DialContext,
+		recheck: recheck, lookAgain: lookAgain, patience: attempts.Patience, sessionBytes: maxSessionBytes,
 	}, nil
+}
+
+// withPort completes the address of a server.
+func withPort(server string) (string, error) {
+	host, port, err := net.SplitHostPort(server)
+	if err != nil { // there is no port, or it is no address
+		host = strings.TrimSuffix(strings.TrimPrefix(server, "["), "]")
+		if ip, err := netip.ParseAddr(host); strings.ContainsAny(host, ":[]") && (err != nil || !ip.Is6()) {
+			return "", errors.New("it must be a host, or host:port")
+		}
+	}
+	if host == "" {
+		return "", errors.New("it must be a host, or host:port")
+	}
+	return net.JoinHostPort(host, cmp.Or(port, strconv.Itoa(zk.DefaultPort))), nil
 }
 
 // Close closes the connection of the store itself. Sessions have their own, and are closed one by one. After Close the
@@ -203,26 +237,13 @@ func (s *Store) Open(ctx context.Context, opts store.SessionOptions) (store.Sess
 		return nil, fmt.Errorf("%s: a TTL of %v: it must be between %v and %v", s, opts.TTL, MinTTL, MaxTTL)
 	}
 	asked := time.Duration(math.Ceil(float64(opts.TTL)/float64(time.Millisecond))) * time.Millisecond
-	sent := time.Now()
 	bounded, cancel := context.WithTimeoutCause(ctx, s.patience, patienceError(s.patience))
 	defer cancel()
-
-	se := newSession(s, opts)
-	c, err := s.connect(asked, true, se.heard)
-	if err != nil {
-		return nil, s.explain("open a session", err)
-	}
-	if err := c.await(bounded); err != nil {
-		go c.shut() // which may take a second
+	g := newGroup(s, opts)
+	if err := g.first.open(bounded, asked); err != nil {
 		return nil, s.explain("open a session", attempts.EndedBy(ctx, err))
 	}
-	id, granted := c.link.terms()
-	if granted < asked {
-		go c.shut()
-		return nil, fmt.Errorf("%s: a TTL of %v: the servers grant none above %v: ask for that or less", s, opts.TTL, granted)
-	}
-	se.begin(c, id, granted, sent)
-	return se, nil
+	return g, nil
 }
 
 // libraryLogger passes on what go-zookeeper says. It cannot tell what matters, so all of it is for debugging.

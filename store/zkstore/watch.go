@@ -54,6 +54,8 @@ func (se *session) join(e *entry) error {
 		return se.alive()
 	}
 	dir := se.store.paths.dir(e.req.Name)
+	e.session = se
+	se.bytes.Add(e.bytes)
 	w := se.lines[dir]
 	if w == nil {
 		w = &watchedLine{
@@ -67,17 +69,26 @@ func (se *session) join(e *entry) error {
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if e.req.Mode == line.Exclusive {
-		for other := range w.mine {
-			if other.req.Mode == line.Exclusive {
-				return fmt.Errorf("%s: session %s stands in the line of lock %q already", se.store, se.ID(), w.name)
-			}
-		}
-	}
 	w.mine[e] = struct{}{}
 	w.busy++
 	e.line = w
 	return nil
+}
+
+// hasExclusive reports whether the session has an exclusive entry in the line whose directory is dir.
+func (se *session) hasExclusive(dir string) bool {
+	w := se.lineOf(dir)
+	if w == nil {
+		return false
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for e := range w.mine {
+		if e.req.Mode == line.Exclusive {
+			return true
+		}
+	}
+	return false
 }
 
 // arrive notes that an entry has been put in, and tells how it stands. It reports false if the session has ended while
@@ -197,10 +208,10 @@ func (w *watchedLine) tell(e *entry) {
 	}
 }
 
-// nearer is tell for an entry that has fewer ahead of it than before. shown is set if a reading shows that it is the entry's
-// turn, and shows the entry. Otherwise the server is asked whether the entry is there before anybody is told: one transaction
-// may delete all nodes of a line, and the server tells of them one after another. exactly is set if what is known comes from
-// a reading, which may have been made on another connection. It is called with w.mu held.
+// nearer is tell for an entry that has fewer ahead of it than before. shown is set if the entry was put in just now, and the
+// listing behind it shows that it is its turn. Otherwise the server is asked whether the entry is there before anybody is told:
+// one transaction may delete all nodes of a line, and the server tells of them one after another. exactly is set if what is
+// known comes from a reading, which may have been made on another connection. It is called with w.mu held.
 func (w *watchedLine) nearer(e *entry, shown, exactly bool) {
 	if shown || e.blocking() > 0 || e.told.State == store.Admitted {
 		w.tell(e)
@@ -215,7 +226,8 @@ func (w *watchedLine) nearer(e *entry, shown, exactly bool) {
 
 // makeSure tells an entry that it is its turn, if the entry is there. On the connection that told of a departure, the server
 // answers after all of the transaction has been done that the departure was part of. Another server may lag behind: it has
-// to catch up first.
+// to catch up first. And it may be with a leader whom the others have left, at which who only waits is confirmed; see prove.
+// So it takes a transaction, as those confirmations do that come after.
 func (w *watchedLine) makeSure(e *entry, exactly bool, connection int64) {
 	se := w.session
 	var there bool
@@ -223,7 +235,7 @@ func (w *watchedLine) makeSure(e *entry, exactly bool, connection int64) {
 		var err error
 		there, err = ask(se.life, func() (bool, error) {
 			if exactly {
-				if _, err := se.client.Sync(w.dir); err != nil {
+				if err := se.client.vote(); err != nil {
 					return false, err
 				}
 			}
@@ -258,7 +270,7 @@ func (w *watchedLine) makeSure(e *entry, exactly bool, connection int64) {
 func (w *watchedLine) gone(e *entry, cause error) {
 	was := e.state
 	w.settle(e)
-	e.out.Store(true)
+	e.left()
 	if was == standing && e.req.Notify != nil {
 		e.req.Notify(store.Standing{State: store.Gone, Order: e.order, Cause: cause})
 	}
@@ -601,7 +613,7 @@ func (w *watchedLine) apply(cs []contender, reading int) {
 			continue
 		}
 		e.narrow(present[:e.in(present)])
-		w.nearer(e, line.Admits(e.req.Mode, modes(cs[:at])), true)
+		w.nearer(e, false, true)
 		if f := e.contended; f != nil && waitsBehind(present, e.in(present)) {
 			e.contended = nil
 			go f()

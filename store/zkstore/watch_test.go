@@ -16,7 +16,7 @@ func TestAReadingFromBeforeAWriterBecameAReaderAdmitsNobody(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	se := newSession(s, store.SessionOptions{TTL: time.Minute})
+	se := newGroup(s, store.SessionOptions{TTL: time.Minute}).first
 	var told store.Standing
 	e := &entry{session: se, req: store.Request{Name: "a", Mode: line.Exclusive, Notify: func(st store.Standing) { told = st }}}
 	if err := se.join(e); err != nil {

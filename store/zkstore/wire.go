@@ -28,6 +28,8 @@ type link struct {
 	servers []string
 	tls     *tls.Config
 	auth    []Auth
+	lookup  func(ctx context.Context, host string) (addresses []string, err error)
+	connect func(ctx context.Context, network, address string) (net.Conn, error)
 	silence time.Duration // how long a server may say nothing before the connection is made use of
 
 	// once is set if the client must not go on with another session when its own has ended.
@@ -37,14 +39,14 @@ type link struct {
 	stop context.CancelFunc
 
 	// These belong to the client's main goroutine.
-	next  int       // which of the servers to try
-	tried int       // how many were, since one was found
-	first time.Time // when the first of these was
-	last  time.Time // when the last was
+	next  int            // which of the servers to try
+	turns map[string]int // which of a server's addresses to try first; by server
+	tried int            // how many were, since one was found
+	first time.Time      // when the first of these was
+	last  time.Time      // when the last was
 
 	mu       sync.Mutex
-	conn     net.Conn  // the last one made; nil when it was dropped
-	ready    time.Time // when requests could be made on it; zero if that is not so yet
+	conn     *wire // the last one made; nil when it was dropped
 	session  int64
 	granted  time.Duration
 	ended    bool             // the session, if once is set
@@ -74,7 +76,10 @@ func newLink(s *Store, timeout time.Duration, once bool) *link {
 		servers: slices.Clone(s.servers),
 		tls:     s.tls,
 		auth:    s.auth,
-		silence: min(max(timeout/6, 200*time.Millisecond), 3*time.Second),
+		lookup:  s.lookup,
+		connect: s.dial,
+		turns:   make(map[string]int),
+		silence: min(max(patienceFor(timeout), 200*time.Millisecond), 3*time.Second),
 		once:    once,
 		births:  make(map[string]birth),
 	}
@@ -139,8 +144,7 @@ func (l *link) dial(network, address string, _ time.Duration) (net.Conn, error) 
 	}
 	ctx, cancel := context.WithTimeout(l.over, l.silence)
 	defer cancel()
-	dialer := &net.Dialer{}
-	conn, err := dialer.DialContext(ctx, network, address)
+	conn, err := l.dialOne(ctx, network, address)
 	if err == nil && l.tls != nil {
 		conn, err = l.secure(ctx, conn, address)
 	}
@@ -151,8 +155,35 @@ func (l *link) dial(network, address string, _ time.Duration) (net.Conn, error) 
 	w := &wire{Conn: conn, link: l, address: address, r: bufio.NewReaderSize(conn, 16<<10)}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.conn, l.ready = conn, time.Time{}
+	l.conn = w
 	return w, nil
+}
+
+// dialOne connects to one of the addresses that a server's name has. Each time another is the first to be tried: one that
+// accepts connections and makes no use of them must not keep the client from the others.
+func (l *link) dialOne(ctx context.Context, network, server string) (net.Conn, error) {
+	host, port, err := net.SplitHostPort(server)
+	if err != nil {
+		return nil, err
+	}
+	addresses, err := l.lookup(ctx, host)
+	if err != nil {
+		return nil, err
+	}
+	slices.Sort(addresses) // name servers give them in any order
+	first, tried := l.turns[server]
+	if !tried {
+		first = rand.IntN(len(addresses))
+	}
+	l.turns[server] = first + 1
+	for i := range addresses {
+		var conn net.Conn
+		address := net.JoinHostPort(addresses[(first+i)%len(addresses)], port)
+		if conn, err = l.connect(ctx, network, address); err == nil {
+			return conn, nil
+		}
+	}
+	return nil, err
 }
 
 // drop closes the present connection, if there is one.
@@ -170,17 +201,24 @@ func (l *link) hangUp() {
 	}
 }
 
-// giveUp drops the connection on which a request was made at the given time that was not answered. One that was not ready
-// then is left alone: it has a deadline of its own until it is.
-func (l *link) giveUp(asked time.Time, why error) {
+// patienceFor is how long a server may answer nothing, with a session of the given TTL. Of what a confirmation is good for,
+// a third is over when the next one is sent; this leaves enough of the rest to find another server.
+func patienceFor(ttl time.Duration) time.Duration { return ttl / 4 }
+
+// giveUp drops a connection on which nothing is answered: the server may be hung, or cut off from the leader, while others
+// are well. The library would give it up after two thirds of the TTL, which is too late for who holds something; and not at
+// all while pings are answered.
+func (l *link) giveUp(w *wire) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.conn == nil || l.ready.IsZero() || l.ready.After(asked) {
+	if l.conn != w || !w.overdue() {
 		return
 	}
-	l.err = fmt.Errorf("%s: %w", l.conn.RemoteAddr(), why)
+	l.err = fmt.Errorf("%s: %w", w.RemoteAddr(), errUnanswered)
 	l.hangUp()
 }
+
+var errUnanswered = errors.New("the server is connected, and does not answer")
 
 func (l *link) secure(ctx context.Context, conn net.Conn, address string) (net.Conn, error) {
 	config := l.tls.Clone()
@@ -211,10 +249,14 @@ func (l *link) failed(address string, err error) {
 	}
 }
 
-// trouble returns why the last connection could not be made, or ended. Nil if there was none.
+// trouble returns why the last connection could not be made, or ended, or that nothing is answered on it. Nil if there was
+// none.
 func (l *link) trouble() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	if l.err == nil && l.conn != nil && l.conn.asked() {
+		return fmt.Errorf("%s: %w", l.conn.RemoteAddr(), errUnanswered)
+	}
 	return l.err
 }
 
@@ -264,7 +306,6 @@ func (l *link) greeted(session int64, granted time.Duration) error {
 		return errOver
 	default:
 		l.session, l.granted, l.err = session, granted, nil
-		l.ready = time.Now()
 	}
 	return nil
 }
@@ -300,9 +341,15 @@ type wire struct {
 	greeted  bool
 	left     int // bytes of the present frame that the client has not read
 
+	// patience is how long the server may answer nothing though it was asked; zero if the connection is not given up for that.
+	patience time.Duration
+
 	mu      sync.Mutex
 	pending map[int32]birth // creations that have not been answered, by xid
 	closing int32           // xid of the request to end the session; zero if there was none
+	waiting int             // how many requests have not been answered, without pings
+	since   time.Time       // for how long nothing was answered, if any are waiting
+	silence *time.Timer     // gives the connection up after that; nil if none was waiting yet
 }
 
 // Read passes on what the server says, frame by frame. The first one is read, and the connection authenticated, within
@@ -359,6 +406,9 @@ func (w *wire) greet() error {
 	}
 	if err := w.link.greeted(session, granted); err != nil {
 		return err
+	}
+	if w.link.once { // without a session to lose the library gives it up in time
+		w.patience = patienceFor(granted)
 	}
 	w.greeted, w.greeting = true, frame
 	return w.Conn.SetDeadline(time.Time{})
@@ -446,6 +496,7 @@ func (w *wire) look() error {
 	xid, failed := int32(binary.BigEndian.Uint32(head[4:])), binary.BigEndian.Uint32(head[4+12:]) != 0
 
 	w.mu.Lock()
+	w.answered(xid)
 	b, born := w.pending[xid]
 	delete(w.pending, xid)
 	closed := xid == w.closing && xid != 0
@@ -495,6 +546,7 @@ func (w *wire) Write(p []byte) (int, error) {
 	case !w.greeted:
 		said = w.link.introduction(p)
 	case len(p) >= requestHeader:
+		w.ask(int32(binary.BigEndian.Uint32(p[4:])))
 		var b birth
 		if said, b = w.translated(p); b.setSent != nil {
 			defer b.setSent()
@@ -504,6 +556,58 @@ func (w *wire) Write(p []byte) (int, error) {
 		return 0, err
 	}
 	return len(p), nil
+}
+
+// ask notes that a request is sent. A server answers in the order of the requests, so each answer shows that it works on
+// them, and those that have to wait for their turn are no reason to leave it. Pings show nothing: they are answered out of
+// that order, by servers that can do nothing else. Their numbers are negative, like those of all that is no request.
+func (w *wire) ask(xid int32) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if xid < 0 {
+		return
+	}
+	if w.waiting++; w.waiting == 1 {
+		w.beSilent()
+	}
+}
+
+// answered notes that a request was answered. It is called with w.mu held.
+func (w *wire) answered(xid int32) {
+	if xid < 0 || w.waiting == 0 {
+		return
+	}
+	if w.waiting--; w.waiting > 0 {
+		w.beSilent()
+	} else if w.silence != nil {
+		w.silence.Stop()
+	}
+}
+
+// beSilent notes that from here on nothing is answered. It is called with w.mu held.
+func (w *wire) beSilent() {
+	w.since = time.Now()
+	switch {
+	case w.patience == 0:
+	case w.silence == nil:
+		w.silence = time.AfterFunc(w.patience, func() { w.link.giveUp(w) })
+	default:
+		w.silence.Reset(w.patience)
+	}
+}
+
+// asked reports whether there are requests that have not been answered.
+func (w *wire) asked() bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.waiting > 0
+}
+
+// overdue reports whether nothing was answered for too long.
+func (w *wire) overdue() bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.waiting > 0 && time.Since(w.since) >= w.patience
 }
 
 // translated returns what is to be said in place of a request. If that is the creation of an entry, b is its birth.
@@ -541,9 +645,9 @@ func withOperation(p []byte, op uint32) []byte {
 // that nobody has heard of yet.
 func watched(path string) string { return join(path, watchMark) }
 
-// watchMark is the last element of paths that are to be watched. No directory of a lock has that name, and entries have
-// no children.
-const watchMark = "~watch"
+// watchMark is the last element of paths that are to be watched. No path that is there, or may be asked for, ends like it:
+// ZooKeeper does not allow the first character, which the library does.
+const watchMark = "\ue000watch"
 
 // watching turns a reading of a path that is marked into one of the path that leaves a watch.
 func watching(p []byte) []byte {

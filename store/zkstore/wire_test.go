@@ -45,6 +45,7 @@ func (s *scripted) SetDeadline(time.Time) error      { return nil }
 func (s *scripted) SetReadDeadline(time.Time) error  { return nil }
 func (s *scripted) SetWriteDeadline(time.Time) error { return nil }
 func (s *scripted) Close() error                     { return nil }
+func (s *scripted) RemoteAddr() net.Addr             { return &net.TCPAddr{} }
 
 // wireTo returns a wire to a server that is scripted.
 func wireTo(t testing.TB, s *scripted, auth ...Auth) *wire {

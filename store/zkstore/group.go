@@ -1,0 +1,229 @@
+package zkstore
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/stilelock/stile/line"
+	"github.com/stilelock/stile/store"
+	"github.com/stilelock/stile/store/internal/attempts"
+)
+
+// maxSessionBytes bounds what the end of one ZooKeeper session writes.
+//
+// The leader then writes one transaction that has the paths of all the session's ephemeral nodes. Servers refuse to read
+// one that is larger than jute.maxbuffer, a megabyte by default, and some more; but they write it. From there on no server
+// can read its own log, nor learn from the leader: all stay dead. This is half of that megabyte.
+const maxSessionBytes = 512 << 10
+
+// sizeIn is what an entry in a directory adds to the transaction: a length of four bytes, and the path with the longest
+// number that ZooKeeper may put behind it.
+func (e *entry) sizeIn(dir string, readWrite bool) int64 {
+	return int64(4 + len(join(dir, nodePrefix(e.guid, e.req.Mode, readWrite))) + len("-2147483648"))
+}
+
+// group is a [store.Session]: one ZooKeeper session, and further ones while there are more entries than one can bear; see
+// [maxSessionBytes]. To its user it is one: it is confirmed when all of them are, and lost with the first that is. Further
+// sessions stay until the group ends.
+type group struct {
+	store *Store
+	opts  store.SessionOptions
+	first *session
+
+	mu       sync.Mutex
+	sessions []*session // the first, and the further ones
+	usable   int        // how many of them entries may be put into
+	opening  *opening   // of a further session; nil if none is under way
+	ended    error      // why the group has ended; nil if it has not
+}
+
+// opening is the attempt to open a further session, for all who wait for it.
+type opening struct {
+	done chan struct{}
+	err  error // set before done is closed
+}
+
+func newGroup(s *Store, opts store.SessionOptions) *group {
+	g := &group{store: s, opts: opts, usable: 1}
+	g.first = newSession(g)
+	g.sessions = []*session{g.first}
+	return g
+}
+
+// ID implements [store.Session]: the id of the first session, as ZooKeeper's own tools write it. Entries beyond what it can
+// bear have other ids.
+func (g *group) ID() string { return g.first.ID() }
+
+// Terms implements [store.Session]. The leader hears of its followers' clients only every half tick, from followers that
+// it may be cut off from before the next time; what it heard last may then be one of our confirmations older. Requests that
+// were lost with a connection are made again, so an attempt may take longer than it takes to leave a silent server.
+func (g *group) Terms() store.Terms {
+	ttl := g.first.ttl
+	return store.Terms{TTL: ttl, Slack: ttl / 3, Attempt: attemptFor(ttl)}
+}
+
+// attemptFor is how long a confirmation may take: it ends soon after a server is left that did not answer it, so that the next
+// counts from later. Both fit into what a confirmation is good for, behind the third that is over when it begins.
+func attemptFor(ttl time.Duration) time.Duration { return patienceFor(ttl) + ttl/20 }
+
+// Confirm implements [store.Session].
+func (g *group) Confirm(ctx context.Context) error {
+	return g.each(func(se *session) error { return se.Confirm(ctx) })
+}
+
+// Close implements [store.Session].
+func (g *group) Close(ctx context.Context) error {
+	g.end(fmt.Errorf("%s: %w: session %s is closed", g.store, store.ErrSessionLost, g.ID()))
+	return g.each(func(se *session) error { return se.Close(ctx) })
+}
+
+// each does something with all sessions at once. Of several errors it returns that a session is lost before any other.
+func (g *group) each(do func(*session) error) error {
+	g.mu.Lock()
+	sessions := slices.Clone(g.sessions)
+	g.mu.Unlock()
+	errs := make([]error, len(sessions))
+	var doing sync.WaitGroup
+	for i, se := range sessions {
+		doing.Go(func() { errs[i] = do(se) })
+	}
+	doing.Wait()
+	var first error
+	for _, err := range errs {
+		if errors.Is(err, store.ErrSessionLost) {
+			return err
+		}
+		if first == nil {
+			first = err
+		}
+	}
+	return first
+}
+
+// end notes that the group has ended, and reports whether it was this call that ended it.
+func (g *group) end(why error) bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.ended != nil {
+		return false
+	}
+	g.ended = why
+	return true
+}
+
+// lose ends the group because one of its sessions was lost.
+func (g *group) lose(lost *session, cause error) {
+	if !g.end(cause) {
+		return
+	}
+	g.mu.Lock()
+	sessions := slices.Clone(g.sessions)
+	g.mu.Unlock()
+	for _, se := range sessions {
+		if se != lost {
+			se.abandon(cause)
+		}
+	}
+	if g.opts.Lost != nil {
+		g.opts.Lost(cause)
+	}
+}
+
+// place finds a session that can bear one more entry, opens one if there is none, and has the entry join its line there.
+func (g *group) place(ctx context.Context, e *entry) error {
+	for {
+		o, err := g.tryPlace(e)
+		if o == nil {
+			return err
+		}
+		select {
+		case <-o.done:
+			if o.err != nil {
+				return g.store.explain(furtherSession, o.err)
+			}
+		case <-ctx.Done():
+			return g.store.explain(furtherSession, attempts.EndedBy(ctx, context.Cause(ctx)))
+		case <-g.first.life.Done():
+			return g.first.alive()
+		}
+	}
+}
+
+const furtherSession = "open a further session, for more entries than one can bear"
+
+// tryPlace is place, but returns the opening of a further session if that has to be waited for.
+func (g *group) tryPlace(e *entry) (*opening, error) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.ended != nil {
+		return nil, g.ended
+	}
+	dir := g.store.paths.dir(e.req.Name)
+	if e.req.Mode == line.Exclusive && slices.ContainsFunc(g.sessions, func(se *session) bool { return se.hasExclusive(dir) }) {
+		return nil, fmt.Errorf("%s: session %s stands in the line of lock %q already", g.store, g.ID(), e.req.Name)
+	}
+	e.bytes = e.sizeIn(dir, g.store.readWrite)
+	for _, se := range g.sessions[:g.usable] {
+		if n := se.bytes.Load(); n > 0 && n+e.bytes > g.store.sessionBytes {
+			continue
+		}
+		return nil, se.join(e)
+	}
+	if g.opening == nil {
+		g.opening = &opening{done: make(chan struct{})}
+		g.first.work.Start(g.openFurther)
+	}
+	return g.opening, nil
+}
+
+// openFurther opens a further session, and goes on trying until the group ends or the servers refuse.
+//
+// A confirmation of the group counts from its beginning. Those that began before this session could be part of them prove
+// nothing about it; so it is confirmed by itself before it is used.
+func (g *group) openFurther() {
+	se := newSession(g)
+	err := se.open(g.first.life, g.first.ttl)
+	if err == nil {
+		err = g.add(se)
+	}
+	if err == nil {
+		err = se.Confirm(g.first.life)
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if err == nil {
+		g.usable = len(g.sessions)
+	}
+	g.opening.err = err
+	close(g.opening.done)
+	g.opening = nil
+}
+
+// add makes a session part of the group.
+func (g *group) add(se *session) error {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.ended != nil {
+		go se.client.shut()
+		return g.ended
+	}
+	g.sessions = append(g.sessions, se)
+	return nil
+}
+
+// leaving reports whether an entry is one that this group has put in, and that is on its way out: nobody follows it any more.
+func (g *group) leaving(dir string, holder store.Entry) bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	for _, se := range g.sessions {
+		if se.ID() == holder.Session {
+			w := se.lineOf(dir)
+			return w == nil || !w.stands(holder.Order)
+		}
+	}
+	return false
+}

@@ -1,0 +1,453 @@
+package zkstore_test
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	"github.com/stilelock/stile/internal/testservers"
+	"github.com/stilelock/stile/line"
+	"github.com/stilelock/stile/store"
+	"github.com/stilelock/stile/store/zkstore"
+)
+
+// entryBytes is what an entry with a name of that length adds to the end of its session, in a store without a root: the
+// length of a string, the directory, and the name of the node with the longest number.
+func entryBytes(name string) int64 {
+	return int64(4 + len("/"+name+"/") + len("_c_00000000-0000-8000-0000-000000000000-lock-") + len("-2147483648"))
+}
+
+// small returns a store whose sessions bear n entries with names of that length.
+func small(t *testing.T, n int, name, server string) *zkstore.Store {
+	t.Helper()
+	st := newStore(t, nil, server)
+	st.SetSessionBytes(int64(n) * entryBytes(name))
+	return st
+}
+
+// sessionOf returns the ZooKeeper session that an entry is in.
+func sessionOf(t *testing.T, name string) string {
+	t.Helper()
+	l, err := newStore(t, nil, server(t).Endpoint()).Line(t.Context(), name)
+	if err != nil || len(l.Entries) != 1 {
+		t.Fatalf("the line of %q is %+v, %v", name, l, err)
+	}
+	return l.Entries[0].Session
+}
+
+// ids are those of the sessions that are one.
+func ids(se store.Session) (ids []string) {
+	for _, p := range zkstore.Parts(se) {
+		ids = append(ids, p.ID)
+	}
+	return ids
+}
+
+func TestEntriesBeyondWhatASessionBearsAreInAnother(t *testing.T) {
+	t.Parallel()
+	base := newName(t)
+	st := small(t, 3, base+"-00", server(t).Endpoint())
+	se := openSession(t, st)
+	var entries []*joined
+	join := func(i int) {
+		t.Helper()
+		j := enqueue(t, se, fmt.Sprintf("%s-%02d", base, i), line.Exclusive)
+		j.admitted(t)
+		entries = append(entries, j)
+	}
+	for i := range 3 {
+		join(i)
+	}
+	if n := len(ids(se)); n != 1 {
+		t.Fatalf("for three entries there are %d sessions, want one that can bear three", n)
+	}
+	join(3)
+	if got := ids(se); len(got) != 2 || got[0] != se.ID() || sessionOf(t, entries[2].name) != got[0] || sessionOf(t, entries[3].name) != got[1] {
+		t.Errorf("the sessions are %v, those of the third and the fourth entry %s and %s, want two, and them in one each",
+			got, sessionOf(t, entries[2].name), sessionOf(t, entries[3].name))
+	}
+	if err := se.Confirm(t.Context()); err != nil {
+		t.Error(err)
+	}
+	entries[0].withdraw(t)
+	join(4)
+	if got := ids(se); len(got) != 2 || sessionOf(t, entries[4].name) != got[0] {
+		t.Errorf("an entry was withdrawn, and another is in session %s of %v, want the first", sessionOf(t, entries[4].name), got)
+	}
+	if _, err := tryEnqueue(t.Context(), se, entries[3].name, line.Exclusive, false); err == nil || errors.Is(err, store.ErrSessionLost) {
+		t.Errorf("a second exclusive entry in a line: %v", err)
+	}
+	if err := se.Close(t.Context()); err != nil {
+		t.Error(err)
+	}
+	for _, e := range entries {
+		if l, err := newStore(t, nil, server(t).Endpoint()).Line(t.Context(), e.name); err != nil || len(l.Entries) > 0 {
+			t.Errorf("after Close the line of %q is %+v, %v", e.name, l, err)
+		}
+	}
+	if _, err := tryEnqueue(t.Context(), se, base, line.Exclusive, false); !errors.Is(err, store.ErrSessionLost) {
+		t.Errorf("after Close: %v", err)
+	}
+}
+
+// They come at once, and there is one that opens sessions for all.
+func TestNoMoreSessionsAreOpenedThanAreNeeded(t *testing.T) {
+	t.Parallel()
+	base := newName(t)
+	const each, sessions = 4, 5
+	st := small(t, each, base+"-00", server(t).Endpoint())
+	se := openSession(t, st)
+	var joining sync.WaitGroup
+	for i := range each * sessions {
+		joining.Go(func() {
+			if _, err := tryEnqueue(t.Context(), se, fmt.Sprintf("%s-%02d", base, i), line.Exclusive, true); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	joining.Wait()
+	parts := zkstore.Parts(se)
+	if len(parts) != sessions {
+		t.Errorf("there are %d sessions, want %d", len(parts), sessions)
+	}
+	for _, p := range parts {
+		if most := each * entryBytes(base+"-00"); p.Bytes > most {
+			t.Errorf("in session %s there are %d bytes, want %d at most", p.ID, p.Bytes, most)
+		}
+	}
+}
+
+// To its user a session is one: who is confirmed, or hears that all is lost, need not know that it is several.
+func TestALossOfOneSessionIsTheLossOfAllThatAreOne(t *testing.T) {
+	t.Parallel()
+	for which := range 2 {
+		base := newName(t)
+		m := newMeddler(t, server(t).Endpoint())
+		st := small(t, 1, base+"-0", m.addr())
+		lost := make(chan error, 10)
+		se := openFor(t, st, longTTL, func(err error) { lost <- err })
+		var entries []*joined
+		for i := range 2 {
+			entries = append(entries, enqueue(t, se, fmt.Sprintf("%s-%d", base, i), line.Exclusive))
+			entries[i].admitted(t)
+		}
+		if err := se.Confirm(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		m.on(func(op int32, _ []byte) verdict { // it cannot come back meanwhile
+			if op == 0 {
+				return cut
+			}
+			return pass
+		}, nil)
+		m.expireID(t, ids(se)[which], server(t).Endpoint())
+		m.on(nil, nil)
+		// It may be asked before it has heard of it.
+		if err := se.Confirm(t.Context()); !errors.Is(err, store.ErrSessionLost) {
+			t.Errorf("session %d of 2 has ended, and all are confirmed: %v", which+1, err)
+		}
+		for _, e := range entries {
+			e.gone(t, store.ErrSessionLost)
+		}
+		if err := <-lost; !errors.Is(err, store.ErrSessionLost) {
+			t.Errorf("Lost was called with %v", err)
+		}
+		if _, err := tryEnqueue(t.Context(), se, base, line.Exclusive, false); !errors.Is(err, store.ErrSessionLost) {
+			t.Errorf("after the loss: %v", err)
+		}
+		// The other lives on until those who hold something have been told, which Close says.
+		if got, want := sessionOf(t, entries[1-which].name), ids(se)[1-which]; got != want {
+			t.Errorf("before Close the entry that was not lost is in session %s, want %s", got, want)
+		}
+		if err := se.Close(t.Context()); err != nil {
+			t.Error(err)
+		}
+		if l, err := newStore(t, nil, server(t).Endpoint()).Line(t.Context(), entries[1-which].name); err != nil || len(l.Entries) > 0 {
+			t.Errorf("after Close its line is %+v, %v", l, err)
+		}
+		if len(lost) > 0 {
+			t.Errorf("Lost was called once more: %v", <-lost)
+		}
+	}
+}
+
+// A confirmation is good for what is in the further sessions too, so it must not come from the first alone.
+func TestASessionIsConfirmedWhenAllThatAreOneAre(t *testing.T) {
+	t.Parallel()
+	base := newName(t)
+	m := newMeddler(t, server(t).Endpoint())
+	se := openSession(t, small(t, 1, base+"-0", m.addr()))
+	for i := range 2 {
+		enqueue(t, se, fmt.Sprintf("%s-%d", base, i), line.Exclusive).admitted(t)
+	}
+	for answered := range 2 {
+		var asked atomic.Int32
+		all := make(chan struct{})
+		m.on(func(op int32, _ []byte) verdict {
+			if op != opMulti {
+				return pass
+			}
+			if n := int(asked.Add(1)); n == 2 {
+				close(all)
+				return swallow
+			} else if n <= answered {
+				return pass
+			}
+			return swallow
+		}, nil)
+		ctx, giveUp := context.WithCancel(t.Context())
+		confirmed := make(chan error, 1)
+		go func() { confirmed <- se.Confirm(ctx) }()
+		receive(t, all, "both to be asked")
+		giveUp()
+		if err := <-confirmed; !errors.Is(err, context.Canceled) {
+			t.Errorf("%d of 2 were answered, and the confirmation says %v", answered, err)
+		}
+		m.on(nil, nil)
+		m.reset()
+		confirmSoon(t, se)
+	}
+}
+
+// A confirmation that began before a further session was there counts for that too.
+func TestAFurtherSessionIsConfirmedBeforeItIsUsed(t *testing.T) {
+	t.Parallel()
+	base := newName(t)
+	m := newMeddler(t, server(t).Endpoint())
+	se := openSession(t, small(t, 1, base+"-0", m.addr()))
+	enqueue(t, se, base+"-0", line.Exclusive).admitted(t)
+	m.passed()
+	enqueue(t, se, base+"-1", line.Exclusive).admitted(t)
+	passed := m.passed()
+	first, made := slices.IndexFunc(passed, func(op string) bool { return op == "sync" || op == "multi" }), slices.Index(passed, "create2")
+	if first < 0 || made < first {
+		t.Errorf("for the first entry in a further session %v were sent, want a confirmation before the entry", passed)
+	}
+}
+
+func TestAFurtherSessionMustBeGrantedAsMuchAsTheFirst(t *testing.T) {
+	t.Parallel()
+	base := newName(t)
+	m := newMeddler(t, server(t).Endpoint())
+	se := openSession(t, small(t, 1, base+"-0", m.addr()))
+	enqueue(t, se, base+"-0", line.Exclusive).admitted(t)
+	m.on(nil, func(to int32, frame []byte) verdict {
+		if to == 0 {
+			binary.BigEndian.PutUint32(frame[8:], 5000)
+		}
+		return pass
+	})
+	if _, err := tryEnqueue(t.Context(), se, base+"-1", line.Exclusive, false); err == nil || !strings.Contains(err.Error(), "none above 5s") {
+		t.Errorf("an entry in a session that ends earlier than the first: %v", err)
+	}
+	m.on(nil, nil)
+	enqueue(t, se, base+"-1", line.Exclusive).admitted(t)
+}
+
+// Whoever gives up waiting for a further session is let go, and the next finds it.
+func TestAFurtherSessionIsOpenedForWhoComesLater(t *testing.T) {
+	t.Parallel()
+	base := newName(t)
+	m := newMeddler(t, server(t).Endpoint())
+	se := openSession(t, small(t, 1, base+"-0", m.addr()))
+	enqueue(t, se, base+"-0", line.Exclusive).admitted(t)
+	greeted := make(chan struct{})
+	var once sync.Once
+	m.on(nil, func(to int32, _ []byte) verdict {
+		if to == 0 {
+			once.Do(func() { close(greeted) })
+			return stall
+		}
+		return pass
+	})
+	ctx, giveUp := context.WithCancel(t.Context())
+	given := make(chan error, 1)
+	go func() {
+		_, err := tryEnqueue(ctx, se, base+"-1", line.Exclusive, false)
+		given <- err
+	}()
+	receive(t, greeted, "a further session to be opened")
+	giveUp()
+	if err := <-given; !errors.Is(err, context.Canceled) {
+		t.Errorf("who gives up is told %v", err)
+	}
+	m.on(nil, nil)
+	m.goOn()
+	enqueue(t, se, base+"-1", line.Exclusive).admitted(t)
+	if n := len(ids(se)); n != 2 {
+		t.Errorf("there are %d sessions, want 2", n)
+	}
+}
+
+// What is counted is what stands in lines, and what may: in whatever way it ends.
+func TestWhatHasLeftIsNotCountedAnyMore(t *testing.T) {
+	t.Parallel()
+	name := newName(t)
+	m := newMeddler(t, server(t).Endpoint())
+	se := openSession(t, newStore(t, nil, m.addr()))
+	other := openSession(t, newStore(t, nil, server(t).Endpoint()))
+	conn := connect(t, server(t).Endpoint())
+	counted := func() int64 { return zkstore.Parts(se)[0].Bytes }
+	nothing := func(after string) {
+		t.Helper()
+		await(t, "nothing to be counted after "+after, func() bool { return counted() == 0 })
+	}
+
+	j := enqueue(t, se, name, line.Exclusive)
+	j.admitted(t)
+	if got := counted(); got != entryBytes(name) {
+		t.Errorf("an entry counts %d bytes, want %d", got, entryBytes(name))
+	}
+	j.withdraw(t)
+	_ = j.Withdraw(t.Context())
+	if got := counted(); got != 0 {
+		t.Errorf("after a withdrawal, and another, %d bytes are counted", got)
+	}
+
+	j = enqueue(t, se, name, line.Exclusive)
+	j.admitted(t)
+	for _, n := range nodes(t, conn, "/"+name) {
+		if err := conn.Delete("/"+name+"/"+n, -1); err != nil {
+			t.Fatal(err)
+		}
+	}
+	j.gone(t, store.ErrGone)
+	nothing("an eviction")
+
+	held := enqueue(t, other, name, line.Exclusive)
+	if _, err := tryEnqueue(t.Context(), se, name, line.Exclusive, true); !isHeld(err) {
+		t.Fatal(err)
+	}
+	nothing("a try in vain")
+	held.withdraw(t)
+
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := tryEnqueue(ctx, se, name, line.Exclusive, false); err == nil {
+		t.Fatal("no error with a context that has ended")
+	}
+	nothing("a call that had ended before it began")
+
+	for _, v := range []verdict{swallow, stall} {
+		created := make(chan struct{})
+		var once sync.Once
+		m.on(func(op int32, _ []byte) verdict {
+			if op == opCreate2 {
+				once.Do(func() { close(created) })
+				return v
+			}
+			return pass
+		}, nil)
+		ctx, cancel := context.WithCancel(t.Context())
+		given := make(chan error, 1)
+		go func() {
+			_, err := tryEnqueue(ctx, se, name, line.Exclusive, false)
+			given <- err
+		}()
+		receive(t, created, "an entry to be put in")
+		cancel()
+		<-given
+		if got := counted(); got != entryBytes(name) {
+			t.Errorf("an entry that may yet come to stand in the line counts %d bytes, want %d", got, entryBytes(name))
+		}
+		m.on(nil, nil)
+		m.goOn()
+		m.reset()
+		nothing("an attempt whose outcome was not known")
+	}
+
+	once, done := once(opCreate2, cut)
+	m.on(once, nil)
+	j = enqueue(t, se, name, line.Exclusive)
+	receive(t, done, "an attempt to be cut")
+	j.admitted(t)
+	if got := counted(); got != entryBytes(name) {
+		t.Errorf("an entry of two attempts counts %d bytes, want %d", got, entryBytes(name))
+	}
+	j.withdraw(t)
+	nothing("a second attempt")
+}
+
+// With the bound that all have. What is counted is what a server writes at the end of a session, and it can read it again.
+func TestTheEndOfAFullSessionCanBeReadAgain(t *testing.T) {
+	t.Parallel()
+	needZooKeeper(t)
+	logs := t.TempDir()
+	z := testservers.StartZooKeeper(t, largestTTL, "dataLogDir="+logs)
+	st := newStore(t, nil, z.Endpoint())
+	se := openSession(t, st)
+	longest := strings.Repeat("x", 500)
+	full := zkstore.MaxSessionBytes / entryBytes(longest)
+	var joining sync.WaitGroup
+	places := make(chan struct{}, 64)
+	for i := range full + 1 {
+		places <- struct{}{}
+		joining.Go(func() {
+			defer func() { <-places }()
+			number := strconv.FormatInt(i, 10)
+			if _, err := tryEnqueue(t.Context(), se, longest[len(number):]+number, line.Exclusive, false); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	joining.Wait()
+	parts := zkstore.Parts(se)
+	if len(parts) != 2 || parts[0].Bytes != full*entryBytes(longest) {
+		t.Fatalf("the sessions are %+v, want a full one, of %d bytes, and another", parts, full*entryBytes(longest))
+	}
+	if err := se.Close(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	// The numbers have ten digits, and no sign.
+	size := closingSize(t, logs, parts[0].ID)
+	if rest := int64(size) - (parts[0].Bytes - full); rest < 0 || rest > 64 {
+		t.Errorf("the end of the session is a transaction of %d bytes, of which %d are the paths, as was counted: want at most 64 more",
+			size, parts[0].Bytes-full)
+	}
+	z.Kill()
+	z.Start()
+	z.AwaitReady()
+}
+
+// closingSize finds the transaction that ends a session in a server's log, and returns its size.
+func closingSize(t *testing.T, dir, session string) int {
+	t.Helper()
+	id, err := strconv.ParseUint(session, 0, 64)
+	if err != nil {
+		t.Fatal(err)
+	}
+	files, err := filepath.Glob(filepath.Join(dir, "version-2", "log.*"))
+	if err != nil || len(files) == 0 {
+		t.Fatalf("there is no log in %s (%v)", dir, err)
+	}
+	const header, checksum, kind, closing = 4 + 4 + 8, 8, 8 + 4 + 8 + 8, -11
+	for _, file := range files {
+		log, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for log = log[header:]; len(log) > checksum+4; {
+			n := int(binary.BigEndian.Uint32(log[checksum:]))
+			if n == 0 {
+				break // what follows has been allocated, and not been used
+			}
+			txn := log[checksum+4:][:n]
+			if binary.BigEndian.Uint64(txn) == id && int32(binary.BigEndian.Uint32(txn[kind:])) == closing {
+				return n
+			}
+			log = log[checksum+4+n+1:] // and a byte at the end
+		}
+	}
+	t.Fatalf("the end of session %s is not in the log", session)
+	return 0
+}
+

@@ -1,0 +1,161 @@
+package zkstore
+
+import (
+	"context"
+	"encoding/binary"
+	"fmt"
+	"io"
+	"net"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stilelock/stile/keeper"
+	"github.com/stilelock/stile/store"
+)
+
+// A fakeServer keeps sessions and answers what has no content, in a bubble, where time is what a test makes it.
+type fakeServer struct {
+	ttl time.Duration
+
+	mu       sync.Mutex
+	delay    time.Duration // until an answer arrives
+	only     int32         // the only operation that is answered, if it is not zero
+	deaf     bool          // nothing is answered
+	accepted int
+}
+
+// connect is for [Store.dial].
+func (s *fakeServer) connect(context.Context, string, string) (net.Conn, error) {
+	client, server := net.Pipe()
+	s.mu.Lock()
+	s.accepted++
+	s.mu.Unlock()
+	go s.serve(server)
+	return addressed{client}, nil
+}
+
+// addressed has an address that is different from those of all pipes: none.
+type addressed struct{ net.Conn }
+
+func (addressed) RemoteAddr() net.Addr { return &net.TCPAddr{} }
+
+func (s *fakeServer) hurt(deaf bool, only int32) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.deaf, s.only = deaf, only
+}
+
+func (s *fakeServer) answers(op int32) (bool, time.Duration) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return !s.deaf && (s.only == 0 || s.only == op), s.delay
+}
+
+func (s *fakeServer) serve(conn net.Conn) {
+	type due struct {
+		frame []byte
+		at    time.Time
+	}
+	answers := make(chan due, 1000)
+	defer close(answers)
+	go func() {
+		defer conn.Close()
+		for a := range answers {
+			time.Sleep(time.Until(a.at))
+			if _, err := conn.Write(a.frame); err != nil {
+				return
+			}
+		}
+	}()
+	for n := 0; ; n++ {
+		var length [4]byte
+		if _, err := io.ReadFull(conn, length[:]); err != nil {
+			return
+		}
+		body := make([]byte, binary.BigEndian.Uint32(length[:]))
+		if _, err := io.ReadFull(conn, body); err != nil {
+			return
+		}
+		frame, op := frames(greeting(s.ttl, 5)), int32(0)
+		if n > 0 {
+			op = int32(binary.BigEndian.Uint32(body[4:]))
+			frame = frames(answer(int32(binary.BigEndian.Uint32(body)), 0, 0, 0, 0, 1, '/'))
+		}
+		if yes, delay := s.answers(op); yes {
+			answers <- due{frame, time.Now().Add(delay)}
+		}
+	}
+}
+
+const opPing = 11
+
+// kept opens a session at the first server, and keeps it as clients do.
+func kept(t *testing.T, ttl time.Duration, servers ...*fakeServer) (*keeper.Session, *Store) {
+	t.Helper()
+	var names []string
+	for i := range servers {
+		names = append(names, fmt.Sprintf("%d:1", i))
+	}
+	st, err := New(names, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	at := 0
+	st.lookup = func(_ context.Context, host string) ([]string, error) { return []string{host}, nil }
+	st.dial = func(ctx context.Context, network, address string) (net.Conn, error) {
+		at++
+		return servers[(at-1)%len(servers)].connect(ctx, network, address)
+	}
+	se, err := keeper.Open(t.Context(), st, store.SessionOptions{TTL: ttl}, keeper.Watcher{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return se, st
+}
+
+// Each answer comes in time for the next.
+func TestAHoldSurvivesThatEachAnswerTakesAFifthOfTheTTL(t *testing.T) {
+	const ttl = 10 * time.Second
+	synctest.Test(t, func(t *testing.T) {
+		s := &fakeServer{ttl: ttl, delay: ttl / 5}
+		se, st := kept(t, ttl, s)
+		time.Sleep(100 * ttl)
+		if !se.Valid() {
+			t.Error("lost, though each answer came in time")
+		}
+		if s.accepted > 1 {
+			t.Errorf("the connection was given up %d times", s.accepted-1)
+		}
+		_ = se.Close(t.Context())
+		_ = st.Close()
+		time.Sleep(ttl)
+	})
+}
+
+// A server that stops to answer is left for another in time for those who hold something: whenever it does, and if it goes on
+// to answer pings, as one does that is cut off from its leader.
+func TestAHoldSurvivesThatItsServerStopsToAnswer(t *testing.T) {
+	const ttl = 10 * time.Second
+	for what, only := range map[string]int32{"is hung": 0, "answers pings": opPing} {
+		for after := range time.Duration(20) {
+			synctest.Test(t, func(t *testing.T) {
+				first, second := &fakeServer{ttl: ttl}, &fakeServer{ttl: ttl}
+				se, st := kept(t, ttl, first, second)
+				time.Sleep(ttl + after*ttl/100)
+				first.hurt(only == 0, only)
+				time.Sleep(10 * ttl)
+				if !se.Valid() {
+					t.Errorf("a server %s from %v on: lost", what, ttl+after*ttl/100)
+				}
+				if second.accepted == 0 {
+					t.Errorf("a server %s: the other was not asked", what)
+				}
+				_ = se.Close(t.Context())
+				_ = st.Close()
+				time.Sleep(ttl)
+			})
+		}
+	}
+}
