@@ -450,4 +450,3 @@ func closingSize(t *testing.T, dir, session string) int {
 	t.Fatalf("the end of session %s is not in the log", session)
 	return 0
 }
-

@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -324,6 +325,48 @@ func TestEntriesOfKazooCountAndForeignNodesDoNot(t *testing.T) {
 		}
 		ours.admitted(t)
 		ours.withdraw(t)
+	}
+}
+
+// The advice is for the names that the store gives to its entries.
+func TestARemarkOnKazooSaysWhatMakesItSeeTheEntriesOfThisStore(t *testing.T) {
+	t.Parallel()
+	name := newName(t)
+	conn := connect(t, server(t).Endpoint())
+	if _, err := conn.Create("/"+name, nil, zk.FlagPersistent, zk.WorldACL(zk.PermAll)); err != nil {
+		t.Fatal(err)
+	}
+	theirs := "/" + name + "/5b2a6a0d6f364d5f8ad1a1d6c7b0d6c1__lock__"
+	if _, err := conn.Create(theirs, nil, zk.FlagEphemeralSequential, zk.WorldACL(zk.PermAll)); err != nil {
+		t.Fatal(err)
+	}
+	for _, readWrite := range []bool{false, true} {
+		st := newStore(t, &zkstore.Options{ReadWrite: readWrite}, server(t).Endpoint())
+		se := openSession(t, st)
+		for _, mode := range []line.Mode{line.Exclusive, line.Shared, line.Slot(3)} {
+			j := enqueue(t, se, name, mode)
+			l, err := st.Line(t.Context(), name)
+			if err != nil || len(l.Remarks) != 1 {
+				t.Fatalf("the remarks are %q, %v; want one", l.Remarks, err)
+			}
+			_, patterns, found := strings.Cut(l.Remarks[0], "extra_lock_patterns=['")
+			if !found {
+				t.Fatalf("the remark is %q", l.Remarks[0])
+			}
+			patterns, _, _ = strings.Cut(patterns, "']")
+			// As kazoo reads them.
+			sees := regexp.MustCompile("(?:__lock__|" + strings.ReplaceAll(patterns, "', '", "|") + `)(-?\d{10})$`)
+			seen := 0
+			for _, n := range nodes(t, conn, "/"+name) {
+				if sees.MatchString(n) {
+					seen++
+				}
+			}
+			if seen != 2 {
+				t.Errorf("ReadWrite %v: with %q kazoo sees %d of the entries %q", readWrite, patterns, seen, nodes(t, conn, "/"+name))
+			}
+			j.withdraw(t)
+		}
 	}
 }
 

@@ -3,6 +3,7 @@ package zkstore_test
 import (
 	"context"
 	"errors"
+	"sync"
 	"testing"
 	"time"
 
@@ -146,6 +147,51 @@ func TestAnAnswerThatTakesNoMajorityConfirmsNoHold(t *testing.T) {
 	if err := confirm(se); !errors.Is(err, context.Canceled) {
 		t.Errorf("a session whose turn came meanwhile is confirmed without a majority: %v", err)
 	}
+	p.admitted(t)
+}
+
+// Who waits is confirmed by a sync, which such a leader answers. What a reading shows there may have been so for long: it
+// admits nobody before a majority has answered.
+func TestAReadingThatTakesNoMajorityAdmitsNobody(t *testing.T) {
+	t.Parallel()
+	m := newMeddler(t, server(t).Endpoint())
+	other := openSession(t, newStore(t, nil, server(t).Endpoint()))
+	name := newName(t)
+	holder := enqueue(t, other, name, line.Exclusive)
+	before := m.answers()
+	p := enqueue(t, openSession(t, newStore(t, nil, m.addr())), name, line.Exclusive)
+	p.await(t, store.Waiting)
+	m.awaitAnswers(t, "getData", 2, before) // its own node and the holder's are watched
+
+	swallowed := make(chan struct{}, 10)
+	left := sync.OnceFunc(func() {
+		if err := holder.Withdraw(t.Context()); err != nil {
+			t.Error(err)
+		}
+	})
+	m.on(func(op int32, _ []byte) verdict {
+		if op == 0 { // nobody is told of it: the reading that follows shows it
+			left()
+		}
+		return pass
+	}, func(to int32, _ []byte) verdict {
+		if to == opMulti {
+			swallowed <- struct{}{}
+			return swallow
+		}
+		return pass
+	})
+	m.reset()
+	select {
+	case <-swallowed:
+	case st := <-p.heard:
+		t.Fatalf("by a reading alone the entry is %v", st.State)
+	case <-time.After(soon):
+		t.Fatal("nobody has asked a majority")
+	}
+	p.silent(t)
+	m.on(nil, nil)
+	m.reset()
 	p.admitted(t)
 }
 

@@ -75,3 +75,15 @@ func FuzzEveryNameHasAPathOfItsOwn(f *testing.F) {
 		}
 	})
 }
+
+// A path that ends like those that are to be watched would be read as the one above it.
+func TestNoPathEndsLikeOneThatIsToBeWatched(t *testing.T) {
+	if _, err := New([]string{"h"}, &Options{Root: watched("/team")}); err == nil {
+		t.Error("a root may end with the mark")
+	}
+	for _, name := range []string{watchMark, "a/" + watchMark} {
+		if dir := (paths{}).dir(name); strings.HasSuffix(dir, "/"+watchMark) {
+			t.Errorf("the path of %q is %q", name, dir)
+		}
+	}
+}

@@ -165,8 +165,12 @@ func (s *Store) remarks(dir string, c contender, e store.Entry) []string {
 		return []string{fmt.Sprintf("node %q is of a kind of Curator's locks that does not see the entries of this store: "+
 			"open the store with the other names", path)}
 	case c.mark == markKazoo || c.mark == markKazooReader:
+		patterns := "['" + markLock + "']"
+		if s.readWrite {
+			patterns = "['" + markWrite + "', '" + markRead + "']"
+		}
 		return []string{fmt.Sprintf("node %q is kazoo's, which does not see Stile's entries unless it is told to, with "+
-			"extra_lock_patterns=['lock-']", path)}
+			"extra_lock_patterns=%s", path, patterns)}
 	}
 	return nil
 }

@@ -3,8 +3,10 @@ package zkstore
 import (
 	"context"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"net"
 	"sync"
 	"testing"
@@ -156,6 +158,58 @@ func TestAHoldSurvivesThatItsServerStopsToAnswer(t *testing.T) {
 				_ = st.Close()
 				time.Sleep(ttl)
 			})
+		}
+	}
+}
+
+// The first of the addresses that accepts connections may be that of a server that is hung, or that turns everybody away.
+func TestOfANameWithSeveralAddressesAllAreTried(t *testing.T) {
+	const ttl = 10 * time.Second
+	for range 20 { // which is tried first is chance
+		synctest.Test(t, func(t *testing.T) {
+			well := &fakeServer{ttl: ttl}
+			servers := map[string]*fakeServer{"10.0.0.1:7": {ttl: ttl, deaf: true}, "10.0.0.2:7": {ttl: ttl, deaf: true}, "10.0.0.3:7": well}
+			st, err := New([]string{"ensemble:7", "elsewhere:7"}, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			st.lookup = func(_ context.Context, host string) ([]string, error) {
+				if host == "elsewhere" {
+					return nil, errors.New("no such host")
+				}
+				addresses := []string{"10.0.0.1", "10.0.0.2", "10.0.0.3", "10.0.0.4"}
+				rand.Shuffle(len(addresses), func(i, j int) { addresses[i], addresses[j] = addresses[j], addresses[i] })
+				return addresses, nil
+			}
+			st.dial = func(ctx context.Context, network, address string) (net.Conn, error) {
+				if s := servers[address]; s != nil {
+					return s.connect(ctx, network, address)
+				}
+				return nil, errors.New("connection refused")
+			}
+			se, err := st.Open(t.Context(), store.SessionOptions{TTL: ttl})
+			if err != nil {
+				t.Fatal(err)
+			}
+			_ = se.Close(t.Context())
+			_ = st.Close()
+			time.Sleep(ttl)
+		})
+	}
+}
+
+func TestAServerIsAHostOrAHostAndAPort(t *testing.T) {
+	for server, want := range map[string]string{
+		"h": "h:2181", "h:7": "h:7", "h:": "h:2181", "10.0.0.1": "10.0.0.1:2181",
+		"::1": "[::1]:2181", "[::1]": "[::1]:2181", "[::1]:7": "[::1]:7", "fe80::1%eth0": "[fe80::1%eth0]:2181",
+		"": "", ":2181": "", "[]": "", "a:b:c": "", "h]": "",
+	} {
+		st, err := New([]string{server}, nil)
+		switch {
+		case want == "" && err == nil:
+			t.Errorf("%q is taken for %q, want an error", server, st.servers)
+		case want != "" && (err != nil || st.servers[0] != want):
+			t.Errorf("%q: %v, %v, want %q", server, st, err, want)
 		}
 	}
 }

@@ -129,7 +129,10 @@ func New(servers []string, opts *Options) (*Store, error) {
 func withPort(server string) (string, error) {
 	host, port, err := net.SplitHostPort(server)
 	if err != nil { // there is no port, or it is no address
-		host = strings.TrimSuffix(strings.TrimPrefix(server, "["), "]")
+		host = server
+		if strings.HasPrefix(server, "[") && strings.HasSuffix(server, "]") {
+			host = server[1 : len(server)-1]
+		}
 		if ip, err := netip.ParseAddr(host); strings.ContainsAny(host, ":[]") && (err != nil || !ip.Is6()) {
 			return "", errors.New("it must be a host, or host:port")
 		}
