@@ -35,6 +35,25 @@ func TestStoreConforms(t *testing.T) {
 	})
 }
 
+// shipped is what ZooKeeper is shipped with, but for the ports: sessions end at ticks only, of two seconds, and last for at
+// most twenty of them.
+var shipped = []string{"tickTime=2000", "initLimit=10", "syncLimit=5", "minSessionTimeout=4000", "maxSessionTimeout=40000"}
+
+func TestStoreConformsAsZooKeeperIsShipped(t *testing.T) {
+	t.Parallel()
+	needZooKeeper(t)
+	z := testservers.StartZooKeeper(t, shipped...)
+	open := func(t *testing.T) store.Store { return newStore(t, nil, z.Endpoint()) }
+	storetest.Run(t, storetest.Harness{
+		Open:    open,
+		Peer:    func(t *testing.T, _ store.Store) store.Store { return open(t) },
+		TTL:     40 * time.Second,
+		Brief:   8 * time.Second, // four ticks
+		Grace:   30 * time.Second,
+		Without: []storetest.Ability{storetest.Outlasting, storetest.Traces, storetest.Cut},
+	})
+}
+
 // In an ensemble a server may not have heard of what was done at another.
 func TestStoreConformsOnAnEnsemble(t *testing.T) {
 	t.Parallel()

@@ -27,24 +27,27 @@
 //
 // # Sessions
 //
-// Each session is one ZooKeeper session on a connection of its own. To confirm it is to ask the leader, which looks first
-// whether the session lives. An answer to a ping proves nothing. It comes from the server that the client is connected to,
-// which may have been cut off from the leader for as long as its syncLimit, ten seconds by default. Nor does a sync prove
-// anything to who holds something: a leader that all others have left answers for as long. That takes a transaction.
+// Each session is one ZooKeeper session on a connection of its own; or several, when it has so many entries that the end of
+// one could not be read again by the servers: see group. They are confirmed together, and lost together.
+//
+// To confirm one is to ask the leader, which looks first whether the session lives. An answer to a ping proves nothing. It
+// comes from the server that the client is connected to, which may have been cut off from the leader for as long as its
+// syncLimit, ten seconds by default. Nor does a sync prove anything to who holds something: a leader that all others have
+// left answers for as long. That takes a transaction.
 //
 // The other way round, the client library pings for as long as the process lives. So a session that nobody confirms is
 // ended by this package when its TTL has passed; and one of whose expiry the servers tell is not followed by another,
 // which the library would open by itself.
 //
 // A connection that is lost is not a session that is lost: the library connects to another server and goes on. So is a
-// connection given up on which a confirmation was not answered for a tenth of the TTL, or that says nothing for a sixth
+// connection given up on which nothing but pings was answered for a quarter of the TTL, or that says nothing for as long
 // after it was made. But a session that a server grants less to than it had is taken for lost.
 //
 // # Waiting
 //
 // An entry watches those nearest ahead that are in its way, eight at most. As nobody can join ahead of it, it is its turn
 // when all it knows of have left, if it is there itself. That is asked then: one transaction may delete all nodes of a line,
-// and the server tells of them one after another. All is read again after a reconnection, and every two seconds by who
+// and the server tells of them one after another. What a reading shows may be old, and takes a transaction besides. All is read again after a reconnection, and every two seconds by who
 // waits.
 //
 // # Between this package and the library

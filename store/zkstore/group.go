@@ -67,7 +67,8 @@ func (g *group) Terms() store.Terms {
 }
 
 // attemptFor is how long a confirmation may take: it ends soon after a server is left that did not answer it, so that the next
-// counts from later. Both fit into what a confirmation is good for, behind the third that is over when it begins.
+// counts from later. Both fit into what a confirmation is good for, behind the third that is over when it begins. And with
+// the pause that follows it is shorter than the slack: the leader may know only of the request before.
 func attemptFor(ttl time.Duration) time.Duration { return patienceFor(ttl) + ttl/20 }
 
 // Confirm implements [store.Session].

@@ -7,6 +7,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/stilelock/stile/keeper"
 	"github.com/stilelock/stile/store/internal/attempts"
 )
 
@@ -91,5 +92,22 @@ func say(t *testing.T, w *wire, frame []byte) {
 func TestAReaderGivesUpAServerInTimeForPing(t *testing.T) {
 	if given, most := readingTTL*2/3, attempts.Patience/2; given+lastPause > most {
 		t.Errorf("a server is given up after %v, and the next tried up to %v later; Ping waits for %v", given, lastPause, most)
+	}
+}
+
+// A confirmation that is given up leaves time for another one at a server that answers; and the leader, which may have heard
+// last of the one before, has heard of it late enough.
+func TestAttemptsFitIntoTheTimeThatAConfirmationIsGoodFor(t *testing.T) {
+	for _, ttl := range []time.Duration{MinTTL, 15 * time.Second, MaxTTL} {
+		g := &group{first: &session{ttl: ttl}}
+		granted := g.Terms()
+		terms := keeper.TermsFor(granted)
+		if left := terms.Every + patienceFor(ttl); left >= terms.Every+terms.Attempt || terms.Every+terms.Attempt+terms.Retry >= terms.Valid {
+			t.Errorf("a TTL of %v: a silent server is left after %v, an attempt ends after %v, all is lost after %v",
+				ttl, left, terms.Every+terms.Attempt, terms.Valid)
+		}
+		if most := terms.Attempt + terms.Retry; most >= granted.Slack {
+			t.Errorf("a TTL of %v: there may be %v between two requests, and the slack is %v", ttl, most, granted.Slack)
+		}
 	}
 }
