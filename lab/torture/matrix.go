@@ -27,6 +27,8 @@ type trialOf struct {
 	faults           string // empty means all
 	// share is how much of the time of one trial this one gets; zero means all.
 	share float64
+	// shipped has ZooKeeper run with the times that it is shipped with.
+	shipped bool
 }
 
 // matrix is what `make torture` runs: Stile on all of its stores with the hot lock, its other workloads where they differ
@@ -39,6 +41,7 @@ func matrix() []trialOf {
 		{target: "stile@redlock5", workload: workload.Hot},
 		{target: "stile@zk", workload: workload.Hot},
 		{target: "stile@zk3", workload: workload.Hot},
+		{target: "stile@zk3", workload: workload.Hot, shipped: true},
 		{target: "stile@etcd3", workload: workload.Many, share: 0.5},
 		{target: "stile@etcd3", workload: workload.Long, share: 0.5},
 		{target: "stile@etcd3", workload: workload.Storm, share: 0.5},
@@ -92,6 +95,10 @@ func runMatrix(ctx context.Context, out string, each time.Duration, seed uint64)
 		if t.faults != "" {
 			f.faults = t.faults
 			f.out += "-" + t.faults
+		}
+		if t.shipped {
+			f.shipped, f.ttl = true, 8*time.Second
+			f.out += "-shipped"
 		}
 		if t.share > 0 {
 			f.duration = time.Duration(float64(each) * t.share)

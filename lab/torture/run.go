@@ -29,6 +29,7 @@ type runFlags struct {
 	duration, ttl                 time.Duration
 	workers                       int
 	seed                          uint64
+	shipped                       bool
 }
 
 func newRun() *cobra.Command {
@@ -56,6 +57,7 @@ It exits with 0 if no rule was broken, 1 if one was, and 2 if it could not be ru
 	flags.StringVar(&f.faults, "faults", "none", "which faults strike: a comma separated list, all or none")
 	flags.DurationVar(&f.duration, "for", time.Minute, "how long")
 	flags.DurationVar(&f.ttl, "ttl", 2*time.Second, "the time to live of the locks' sessions")
+	flags.BoolVar(&f.shipped, "shipped", false, "run ZooKeeper with the times it is shipped with, which needs a --ttl of 8s")
 	flags.IntVar(&f.workers, "workers", 6, "how many workers there are at a time")
 	flags.Uint64Var(&f.seed, "seed", 1, "what chance begins with")
 	flags.StringVar(&f.out, "out", "", "the directory for the history and the reports (default torture-out/TARGET-WORKLOAD-SEED)")
@@ -73,9 +75,12 @@ func (f *runFlags) run(ctx context.Context) error {
 	if f.duration <= 0 || f.ttl < time.Second || f.workers < 1 || f.workers > 100 {
 		return errors.New("--for must be positive, --ttl a second or more, and --workers between 1 and 100")
 	}
+	if f.shipped && (!strings.HasPrefix(target.Cluster, "zk") || f.ttl < 8*time.Second) {
+		return errors.New("--shipped is about ZooKeeper, and needs a --ttl of 8s or more: four ticks")
+	}
 	config := trial.Config{
 		Target: target, Workload: f.workload, Faults: f.faults, For: f.duration, TTL: f.ttl, Workers: f.workers, Seed: f.seed,
-		Command: f.command(), Say: say,
+		Shipped: f.shipped, Command: f.command(), Say: say,
 	}
 	if _, err := config.Check(); err != nil { // before anything is built
 		return err
@@ -133,10 +138,14 @@ func (f *runFlags) command() string {
 }
 
 func (f *runFlags) args() []string {
-	return []string{
+	args := []string{
 		"run", "--target", f.target, "--workload", f.workload, "--faults", f.faults, "--for", f.duration.String(),
 		"--ttl", f.ttl.String(), "--workers", fmt.Sprint(f.workers), "--seed", fmt.Sprint(f.seed),
 	}
+	if f.shipped {
+		args = append(args, "--shipped")
+	}
+	return args
 }
 
 // say tells a person how far things have come.

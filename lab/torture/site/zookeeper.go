@@ -14,7 +14,8 @@ import (
 	"strings"
 )
 
-// zookeeper is a ZooKeeper server of Debian's package libzookeeper-java. Servers give each other up after four seconds.
+// zookeeper is a ZooKeeper server of Debian's package libzookeeper-java. Servers give each other up after four seconds, or, as
+// shipped, ten.
 type zookeeper struct{}
 
 // jars is where Debian puts Java's libraries.
@@ -25,19 +26,18 @@ func (zookeeper) port() int { return 2181 }
 func (zookeeper) room() string { return "512m" }
 
 func (zookeeper) configure(s *Server) error {
-	lines := []string{
-		"dataDir=" + s.dir,
+	times := []string{"tickTime=250", "initLimit=40", "syncLimit=16", "minSessionTimeout=1000", "maxSessionTimeout=60000"}
+	if s.cluster.shipped {
+		times = []string{"tickTime=2000", "initLimit=10", "syncLimit=5"}
+	}
+	lines := append(times,
+		"dataDir="+s.dir,
 		"clientPort=2181",
-		"clientPortAddress=" + s.node.IP(),
+		"clientPortAddress="+s.node.IP(),
 		"maxClientCnxns=0",
-		"tickTime=250",
-		"initLimit=40",
-		"syncLimit=16",
-		"minSessionTimeout=1000",
-		"maxSessionTimeout=60000",
 		"admin.enableServer=false",
 		"4lw.commands.whitelist=srvr",
-	}
+	)
 	for _, member := range s.cluster.servers {
 		if len(s.cluster.servers) > 1 {
 			lines = append(lines, fmt.Sprintf("server.%d=%s:2888:3888", member.number, member.node.IP()))

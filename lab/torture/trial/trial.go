@@ -37,6 +37,8 @@ type Config struct {
 	For time.Duration
 	// TTL is that of the locks' sessions.
 	TTL time.Duration
+	// Shipped runs ZooKeeper with the times that it is shipped with; see [site.Options].
+	Shipped bool
 	// Workers is how many there are at a time.
 	Workers int
 	// Seed decides about the faults and the workers' choices.
@@ -97,7 +99,9 @@ func Run(ctx context.Context, here *site.Site, c Config, programs Programs) (str
 func (r *run) run(ctx context.Context) (string, error) {
 	r.Say("starting " + r.Target.Cluster)
 	var err error
-	if r.cluster, err = site.Start(ctx, r.network, r.Target.Cluster, nemesis.Options(r.faults)); err != nil {
+	opts := nemesis.Options(r.faults)
+	opts.Shipped = r.Shipped
+	if r.cluster, err = site.Start(ctx, r.network, r.Target.Cluster, opts); err != nil {
 		return "", err
 	}
 	defer r.cluster.Close()
