@@ -455,8 +455,8 @@ func TestAReconnectionThatIsSlowerThanAConfirmationIsWaitedFor(t *testing.T) {
 	t.Parallel()
 	const (
 		ttl      = 18 * time.Second
-		given    = ttl/10 + ttl/100 // after a tenth a confirmation counts as not answered
-		patience = ttl/6 - ttl/60   // after a sixth a greeting does
+		given    = ttl / 9        // a confirmation is given up, long before the connection is
+		patience = ttl/6 - ttl/60 // a greeting may take three seconds
 	)
 	m := newMeddler(t, server(t).Endpoint())
 	for range 50 {

@@ -85,8 +85,9 @@ type Store struct {
 var _ store.Store = (*Store)(nil)
 
 // New returns a store on the ensemble whose servers have the given addresses: host:port, or a host, whose port is 2181
-// then. Of a name with several addresses all are tried, in turn. Nothing is sent yet. The store has connections of its own, one for each session and one for all else; see
-// [Store.Close].
+// then. Of a name with several addresses all are tried, in turn. Nothing is sent yet. The store has connections of its own,
+// one for each session and one for all else; see [Store.Close]. A session with thousands of entries has more, because
+// ZooKeeper does not bear the end of one with all of them.
 func New(servers []string, opts *Options) (*Store, error) {
 	if len(servers) == 0 {
 		return nil, errors.New("zookeeper store: no servers")
