@@ -12,8 +12,5 @@ func (s *Store) SetPatience(patience, rarely time.Duration) {
 	s.patience, s.recheck, s.lookAgain = patience, rarely, rarely
 }
 
-// LateWatch is as the constant.
-const LateWatch = lateWatch
-
 // Server returns the server that a session is connected to.
 func Server(se store.Session) string { return se.(*session).client.Server() }

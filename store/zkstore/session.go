@@ -35,13 +35,18 @@ type session struct {
 	// connection counts the connections on which the session has been.
 	connection atomic.Int64
 
+	// own are the nodes of entries that have to be watched. readings and asks have a place taken for each request that is
+	// made for entries that follow their lines.
+	own            *ownNodes
+	readings, asks chan struct{}
+
 	// telling is done when everybody has been told of a loss, so that nobody is told after Close.
 	telling sync.WaitGroup
 
 	// mu is taken before the mutex of a line.
 	mu      sync.Mutex
 	lines   map[string]*watchedLine // by directory
-	watched map[string]bool         // nodes of whose end the server will tell, or is being asked to; by path
+	watched map[string]bool         // nodes ahead of entries, of whose end the server will tell, or is being asked to; by path
 	until   time.Time               // when the session ends if it is not confirmed again
 	expiry  *time.Timer             // looks whether it is that late
 	ended   bool                    // life has ended
@@ -53,6 +58,7 @@ func newSession(s *Store, opts store.SessionOptions) *session {
 		store: s, opts: opts,
 		lines:   make(map[string]*watchedLine),
 		watched: make(map[string]bool),
+		own:     newOwnNodes(), readings: make(chan struct{}, parallel), asks: make(chan struct{}, parallel),
 	}
 	se.life, se.end = context.WithCancelCause(context.Background())
 	return se
@@ -90,6 +96,9 @@ func (se *session) Confirm(ctx context.Context) error {
 	defer cancel()
 	sent := time.Now()
 	_, err := ask(bounded, func() (struct{}, error) { return struct{}{}, se.prove() })
+	if err == nil {
+		err = se.watchOwn(bounded)
+	}
 	if err == nil && !se.confirmed(sent) {
 		return se.alive()
 	}

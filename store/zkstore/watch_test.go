@@ -8,29 +8,97 @@ import (
 	"github.com/stilelock/stile/store"
 )
 
-// A writer of Curator's may become a reader, and leave as a writer, while a reading is under way that was answered before
-// that. It shows the writer only, of whom it is known that it has left.
-func TestAReadingFromBeforeAWriterBecameAReaderAdmitsNobody(t *testing.T) {
-	const writer, own = "_c_" + theirs + "-__WRIT__0000000001", "_c_" + ours + "-__WRIT__0000000002"
-	s, err := New([]string{"nowhere"}, &Options{ReadWrite: true})
+// lineTest is a session without servers, whose goroutines are played by the test, and what its entries hear.
+type lineTest struct {
+	*session
+	t     *testing.T
+	heard map[*entry][]store.State
+}
+
+func newLineTest(t *testing.T, opts *Options) *lineTest {
+	t.Helper()
+	s, err := New([]string{"nowhere"}, opts)
 	if err != nil {
 		t.Fatal(err)
 	}
-	se := newSession(s, store.SessionOptions{TTL: time.Minute})
-	var told store.Standing
-	e := &entry{session: se, req: store.Request{Name: "a", Mode: line.Exclusive, Notify: func(st store.Standing) { told = st }}}
-	if err := se.join(e); err != nil {
-		t.Fatal(err)
+	lt := &lineTest{newSession(s, store.SessionOptions{TTL: time.Minute}), t, make(map[*entry][]store.State)}
+	lt.own.running = true
+	return lt
+}
+
+// joining returns an entry that is being put in.
+func (lt *lineTest) joining(mode line.Mode) *entry {
+	lt.t.Helper()
+	e := &entry{session: lt.session}
+	e.req = store.Request{Name: "a", Mode: mode, Notify: func(st store.Standing) { lt.heard[e] = append(lt.heard[e], st.State) }}
+	if err := lt.join(e); err != nil {
+		lt.t.Fatal(err)
 	}
-	cs := contenders([]string{writer, own})
-	e.node, e.line.following = cs[1], true // by this test
-	e.line.arrive(e, cs[:1])
+	e.line.following = true
+	return e
+}
+
+// arrives has the last of the nodes of a listing be the entry's.
+func (e *entry) arrives(listing ...string) {
+	cs := contenders(listing)
+	e.node = cs[len(cs)-1]
+	e.line.arrive(e, cs[:len(cs)-1])
+}
+
+// A writer of Curator's may become a reader, and leave as a writer, while a reading is under way that was answered before
+// that. It shows the writer only, of whom it is known that it has left.
+func TestAReadingFromBeforeAWriterBecameAReaderAdmitsNobody(t *testing.T) {
+	t.Parallel()
+	const writer, own = "_c_" + theirs + "-__WRIT__0000000001", "_c_" + ours + "-__WRIT__0000000002"
+	lt := newLineTest(t, &Options{ReadWrite: true})
+	e := lt.joining(line.Exclusive)
+	e.arrives(writer, own)
 
 	e.line.readings++
-	e.line.busy++
 	e.line.hasLeft(writer)
-	e.line.apply(cs, e.line.readings)
-	if told.State != store.Waiting || !e.line.stale {
-		t.Errorf("the entry is told that it is %v, and another reading is wanted: %v", told.State, e.line.stale)
+	e.line.apply(contenders([]string{writer, own}), e.line.readings)
+	if e.told.State != store.Waiting || !e.line.stale {
+		t.Errorf("the entry is told that it is %v, and another reading is wanted: %v", e.told.State, e.line.stale)
+	}
+}
+
+// Two readers of one session: a reading was answered before the second was put in, and is understood when that stands. That
+// the second is not in it says nothing.
+func TestAReadingFromBeforeAnEntryCameDoesNotEndIt(t *testing.T) {
+	t.Parallel()
+	const first, second = "_c_" + ours + "-shared-lock-0000000001", "_c_" + ours + "-shared-lock-0000000002"
+	lt := newLineTest(t, nil)
+	a := lt.joining(line.Shared)
+	a.arrives(first)
+	b := lt.joining(line.Shared)
+
+	a.line.readings++ // as reread does, before it asks
+	b.arrives(first, second)
+	a.line.apply(contenders([]string{first}), a.line.readings)
+	if a.state != standing || b.state != standing {
+		t.Errorf("they were told %v and %v", lt.heard[a], lt.heard[b])
+	}
+
+	a.line.readings++
+	a.line.apply(contenders([]string{first}), a.line.readings)
+	if a.state != standing || b.state != over || b.told.State != store.Admitted {
+		t.Errorf("by a reading that began later they were told %v and %v", lt.heard[a], lt.heard[b])
+	}
+}
+
+// Somebody leaves while a reading is under way that shows them. They do not come back by it: nobody would tell of their end
+// again.
+func TestWhoHasLeftDoesNotComeBackByAReading(t *testing.T) {
+	t.Parallel()
+	const first, second = "_c_" + theirs + "-lock-0000000001", "_c_" + theirs + "-lock-0000000002"
+	const own = "_c_" + ours + "-lock-0000000003"
+	lt := newLineTest(t, nil)
+	e := lt.joining(line.Exclusive)
+	e.arrives(first, second, own)
+	e.line.readings++
+	e.line.hasLeft(second)
+	e.line.apply(contenders([]string{first, second, own}), e.line.readings)
+	if len(e.ahead) != 1 || e.ahead[0].name != first {
+		t.Errorf("ahead of the entry are %v, want the first alone", e.ahead)
 	}
 }

@@ -272,12 +272,14 @@ func (l *link) greeted(session int64, granted time.Duration) error {
 // The parts of the protocol that are needed here.
 const (
 	opCreate          = 1
+	opDelete          = 2
 	opExists          = 3
 	opGetData         = 4
 	opGetChildren2    = 12
 	opCreate2         = 15 // opCreate, but its answer has the node's stat behind the path
 	opCreateContainer = 19
 	opAuth            = 100
+	opSetWatches      = 101
 	opClose           = -11
 
 	xidAuth = -4
@@ -524,6 +526,8 @@ func (w *wire) translated(p []byte) (said []byte, b birth) {
 		}
 	case opExists, opGetData, opGetChildren2:
 		return watching(p), b
+	case opDelete:
+		return settingWatches(p), b
 	}
 	return p, b
 }

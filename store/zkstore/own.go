@@ -1,0 +1,154 @@
+package zkstore
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"log/slog"
+	"math"
+	"strings"
+	"sync"
+
+	"github.com/stilelock/stile/store/internal/attempts"
+)
+
+// ownNodes are the nodes of a session's entries for which the server may have no watch yet, or no longer. Every entry is
+// watched from its arrival: so its owner hears at once that it was taken out, and a confirmation covers it.
+//
+// A watch is set for many nodes with one request (setWatches). So after a reconnection tens of thousands of entries are
+// watched again with a few dozen requests, one at a time, and a confirmation is not kept waiting. The request is answered
+// with an event for each node that is not there, and leaves no watch on those.
+type ownNodes struct {
+	kick chan struct{} // holds one request to look for nodes that want a watch
+
+	mu      sync.Mutex // taken after those of the session and of a line
+	wanted  map[string]uint64
+	reasons uint64 // counts the reasons to set a watch; wanted has the latest of each path
+	running bool   // the goroutine that sets watches has been started
+}
+
+func newOwnNodes() *ownNodes {
+	return &ownNodes{kick: make(chan struct{}, 1), wanted: make(map[string]uint64)}
+}
+
+// want notes that a node has to be watched: it is new, its watch is used up, or the connection is another.
+func (n *ownNodes) want(path string) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.reasons++
+	n.wanted[path] = n.reasons
+	signal(n.kick)
+}
+
+// forget notes that nobody wants to hear of a node any more.
+func (n *ownNodes) forget(path string) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	delete(n.wanted, path)
+}
+
+// chunk is about how many bytes of paths one request has at most: servers accept a megabyte, or what jute.maxbuffer says.
+const chunk = 64 << 10
+
+// chunks returns the nodes that want a watch, in portions that fit into one request each.
+func (n *ownNodes) chunks() []map[string]uint64 {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	var all []map[string]uint64
+	size := chunk
+	for path, reason := range n.wanted {
+		if size += 4 + len(path); size > chunk {
+			all, size = append(all, make(map[string]uint64)), 4+len(path)
+		}
+		all[len(all)-1][path] = reason
+	}
+	return all
+}
+
+// set notes that nodes are watched, as far as there has been no other reason since.
+func (n *ownNodes) set(watched map[string]uint64) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for path, reason := range watched {
+		if n.wanted[path] == reason {
+			delete(n.wanted, path)
+		}
+	}
+}
+
+// watchOwn sets the watches of the session's entries that are not set. When it returns nil, each entry that stood when it
+// was called has been watched on the present connection, or has been reported gone: the server tells of the nodes that are
+// not there before it answers.
+func (se *session) watchOwn(ctx context.Context) error {
+	for _, nodes := range se.own.chunks() {
+		paths := make([]string, 0, len(nodes))
+		for path := range nodes {
+			paths = append(paths, path)
+		}
+		_, err := ask(ctx, func() (struct{}, error) { return struct{}{}, se.client.setWatches(paths) })
+		if err != nil {
+			return err
+		}
+		se.own.set(nodes)
+	}
+	return nil
+}
+
+// wantOwn has an entry's node watched. It may be called with any mutex held.
+func (se *session) wantOwn(path string) {
+	se.own.want(path)
+	se.own.mu.Lock()
+	defer se.own.mu.Unlock()
+	if !se.own.running {
+		se.own.running = true
+		se.work.Start(se.keepWatching)
+	}
+}
+
+// keepWatching sets watches as they are wanted, until the session ends.
+func (se *session) keepWatching() {
+	for {
+		select {
+		case <-se.own.kick:
+		case <-se.life.Done():
+			return
+		}
+		if err := se.watchOwn(se.life); err != nil && se.life.Err() == nil {
+			se.store.logger.LogAttrs(se.life, slog.LevelDebug, "entries could not be watched", slog.Any("error", err))
+			attempts.Rest(se.life, firstPause)
+			signal(se.own.kick)
+		}
+	}
+}
+
+// pathEnd is behind each of the paths of nodes that are to be watched, where the library has room for one path only. It is a
+// character that no path of an entry has; see allowed.
+const pathEnd = "\ue000"
+
+// setWatches has the server tell of the next change of nodes: of the end at once, if they are not there. The library can
+// ask that only after a reconnection, for all watches that it knows of. Its Delete takes the paths, and the answer, which
+// is empty for both.
+func (c *client) setWatches(paths []string) error {
+	return c.Delete(strings.Join(paths, pathEnd)+pathEnd, -1)
+}
+
+// settingWatches turns the request of [client.setWatches] into what it stands for, and leaves others alone.
+func settingWatches(p []byte) []byte {
+	const path = requestHeader + 4
+	if len(p) < path || int64(binary.BigEndian.Uint32(p[requestHeader:])) != int64(len(p)-path-4) {
+		return p
+	}
+	all, marked := bytes.CutSuffix(p[path:len(p)-4], []byte(pathEnd))
+	if !marked {
+		return p
+	}
+	paths := bytes.Split(all, []byte(pathEnd))
+	body := binary.BigEndian.AppendUint32(bytes.Clone(p[4:8]), opSetWatches)
+	body = binary.BigEndian.AppendUint64(body, math.MaxInt64) // no change of a node's data is so new that it has to be told
+	body = binary.BigEndian.AppendUint32(body, uint32(len(paths)))
+	for _, path := range paths {
+		body = appendBytes(body, path)
+	}
+	body = binary.BigEndian.AppendUint64(body, 0) // no watches of what does not exist, and none of children
+	return appendBytes(nil, body)
+}
