@@ -343,7 +343,7 @@ func (e *entry) before(ctx context.Context, children []string) ([]contender, err
 	at := e.in(cs)
 	if at < 0 {
 		var err error
-		if cs, err = e.session.list(ctx, e.line.dir, false); err != nil {
+		if cs, err = e.session.list(ctx, e.line.dir, true); err != nil {
 			return nil, err
 		}
 		if at = e.in(cs); at < 0 {

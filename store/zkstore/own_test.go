@@ -107,7 +107,7 @@ func TestAConfirmationThatSaysNothingOfAnEntryProvesThatItIsThere(t *testing.T) 
 func TestAConfirmationAfterAReconnectionDoesNotComeBehindReadings(t *testing.T) {
 	t.Parallel()
 	const (
-		each     = 100
+		each     = 50
 		readings = 16
 	)
 	m := newMeddler(t, server(t).Endpoint())
@@ -117,14 +117,17 @@ func TestAConfirmationAfterAReconnectionDoesNotComeBehindReadings(t *testing.T) 
 	var held, behind []*joined
 	var ahead *joined
 	for i := range each {
-		held = append(held, enqueue(t, se, prefix+"held-"+strconv.Itoa(i), line.Exclusive))
+		name := prefix + "held-" + strconv.Itoa(i)
+		holder := enqueue(t, other, name, line.Exclusive) // and so its line is followed
+		held = append(held, enqueue(t, se, name, line.Exclusive))
+		holder.withdraw(t)
 		held[i].await(t, store.Admitted)
-		name := prefix + "waited-" + strconv.Itoa(i)
+		name = prefix + "waited-" + strconv.Itoa(i)
 		ahead = enqueue(t, other, name, line.Exclusive)
 		behind = append(behind, enqueue(t, se, name, line.Exclusive))
 		behind[i].await(t, store.Waiting)
 	}
-	m.awaitAnswers(t, "getData", each, before)
+	m.awaitAnswers(t, "getData", 2*each, before) // the holders' nodes
 	confirmed(t, se) // so all of its entries are watched
 
 	var mu sync.Mutex
