@@ -5,7 +5,9 @@ import (
 	"context"
 	"encoding/binary"
 	"log/slog"
+	"maps"
 	"math"
+	"slices"
 	"strings"
 	"sync"
 
@@ -16,10 +18,11 @@ import (
 // watched from its arrival: so its owner hears at once that it was taken out, and a confirmation covers it.
 //
 // A watch is set for many nodes with one request (setWatches). So after a reconnection tens of thousands of entries are
-// watched again with a few dozen requests, one at a time, and a confirmation is not kept waiting. The request is answered
+// watched again with a few dozen requests, and a confirmation is not kept waiting. The request is answered
 // with an event for each node that is not there, and leaves no watch on those.
 type ownNodes struct {
 	kick chan struct{} // holds one request to look for nodes that want a watch
+	turn chan struct{} // is had by the call that sets watches
 
 	mu      sync.Mutex // taken after those of the session and of a line
 	wanted  map[string]uint64
@@ -28,7 +31,7 @@ type ownNodes struct {
 }
 
 func newOwnNodes() *ownNodes {
-	return &ownNodes{kick: make(chan struct{}, 1), wanted: make(map[string]uint64)}
+	return &ownNodes{kick: make(chan struct{}, 1), turn: make(chan struct{}, 1), wanted: make(map[string]uint64)}
 }
 
 // want notes that a node has to be watched: it is new, its watch is used up, or the connection is another.
@@ -48,7 +51,7 @@ func (n *ownNodes) forget(path string) {
 }
 
 // chunk is about how many bytes of paths one request has at most: servers accept a megabyte, or what jute.maxbuffer says.
-const chunk = 64 << 10
+const chunk = 128 << 10
 
 // chunks returns the nodes that want a watch, in portions that fit into one request each.
 func (n *ownNodes) chunks() []map[string]uint64 {
@@ -80,16 +83,32 @@ func (n *ownNodes) set(watched map[string]uint64) {
 // was called has been watched on the present connection, or has been reported gone: the server tells of the nodes that are
 // not there before it answers.
 func (se *session) watchOwn(ctx context.Context) error {
-	for _, nodes := range se.own.chunks() {
-		paths := make([]string, 0, len(nodes))
-		for path := range nodes {
-			paths = append(paths, path)
+	select {
+	case se.own.turn <- struct{}{}: // what another call is asking for need not be asked for again
+		defer func() { <-se.own.turn }()
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+	chunks := se.own.chunks()
+	answers := make(chan error, len(chunks))
+	for _, nodes := range chunks {
+		go func() {
+			err := se.client.setWatches(slices.Collect(maps.Keys(nodes)))
+			if err == nil {
+				se.own.set(nodes) // also when nobody waits for it any more
+			}
+			answers <- err
+		}()
+	}
+	for range chunks {
+		select {
+		case err := <-answers:
+			if err != nil {
+				return err
+			}
+		case <-ctx.Done():
+			return context.Cause(ctx)
 		}
-		_, err := ask(ctx, func() (struct{}, error) { return struct{}{}, se.client.setWatches(paths) })
-		if err != nil {
-			return err
-		}
-		se.own.set(nodes)
 	}
 	return nil
 }

@@ -2,6 +2,7 @@ package zkstore_test
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -53,52 +54,52 @@ func TestAHoldThatIsBrokenAtOnceIsToldOf(t *testing.T) {
 	}
 }
 
-// A confirmation covers the entries too: those whose watch has not been set yet, as after a reconnection, are watched before
-// it is given.
+// A confirmation covers the entries too: it is not given before those are watched that were not, as after a reconnection.
 func TestAConfirmationThatSaysNothingOfAnEntryProvesThatItIsThere(t *testing.T) {
 	t.Parallel()
 	m := newMeddler(t, server(t).Endpoint())
 	conn := connect(t, server(t).Endpoint())
 	se, name := openSession(t, newStore(t, nil, m.addr())), newName(t)
-	for _, reconnect := range []bool{false, true} {
+	for _, when := range []string{"as it has come", "after a reconnection"} {
+		lose, lost := once(opSetWatches, swallow)
+		before := m.answers()
 		var j *joined
-		lost := make(chan struct{})
-		lose := sync.OnceFunc(func() { close(lost) })
-		var seen atomic.Bool
-		swallowFirst := func(op int32, _ []byte) verdict {
-			if op == opSetWatches && !seen.Swap(true) {
-				lose()
-				return swallow
-			}
-			return pass
-		}
-		if reconnect {
-			before := m.answers()
+		if when == "as it has come" {
+			m.on(lose, nil)
+			j = enqueue(t, se, name, line.Exclusive)
+		} else {
 			j = enqueue(t, se, name, line.Exclusive)
 			m.awaitAnswers(t, "setWatches", 1, before)
-			m.on(swallowFirst, nil)
+			m.on(lose, nil)
 			m.reset()
-		} else {
-			m.on(swallowFirst, nil)
-			j = enqueue(t, se, name, line.Exclusive)
 		}
 		j.await(t, store.Admitted)
 		receive(t, lost, "a request for watches, which is lost")
 		if err := conn.Delete("/"+name+"/"+nodes(t, conn, "/"+name)[0], -1); err != nil {
 			t.Fatal(err)
 		}
+		before = m.answers()
+		ctx, giveUp := context.WithCancel(t.Context())
+		done := make(chan error, 1)
+		go func() { done <- se.Confirm(ctx) }()
+		m.awaitAnswers(t, "multi", 1, before)
 		j.silent(t)
-		confirmed(t, se)
+		giveUp()
+		if err := <-done; err == nil {
+			t.Errorf("%s, an entry is gone of which nothing was heard, and the session is confirmed", when)
+		}
+
+		m.reset() // the client learns that there is no answer, and asks again
+		confirmSoon(t, se)
 		select {
 		case st := <-j.heard:
 			if st.State != store.Gone {
-				t.Errorf("the entry is said to be %v", st.State)
+				t.Errorf("%s: an entry that is gone is said to be %v", when, st.State)
 			}
 		default:
-			t.Errorf("after a reconnection (%v) the session is confirmed, and nothing was heard of an entry that is gone", reconnect)
+			t.Errorf("%s, the session is confirmed and nothing was heard of an entry that is gone", when)
 		}
 		m.on(nil, nil)
-		m.reset() // so that nobody waits for the answer any more
 	}
 }
 
@@ -128,7 +129,7 @@ func TestAConfirmationAfterAReconnectionDoesNotComeBehindReadings(t *testing.T) 
 		behind[i].await(t, store.Waiting)
 	}
 	m.awaitAnswers(t, "getData", 2*each, before) // the holders' nodes
-	confirmed(t, se) // so all of its entries are watched
+	confirmed(t, se)                             // so all of its entries are watched
 
 	var mu sync.Mutex
 	asked := map[string]int{}

@@ -96,18 +96,18 @@ func (se *session) Confirm(ctx context.Context) error {
 	defer cancel()
 	sent := time.Now()
 	_, err := ask(bounded, func() (struct{}, error) { return struct{}{}, se.prove() })
+	if errors.Is(err, context.DeadlineExceeded) {
+		se.unanswered(sent)
+		err = attempts.GaveUp(bounded, se.client.link.trouble())
+	}
 	if err == nil {
-		err = se.watchOwn(bounded)
+		err = se.watchOwn(bounded) // if it takes too long the connection is kept: the server answers
 	}
-	if err == nil && !se.confirmed(sent) {
-		return se.alive()
-	}
-	if err != nil {
-		if errors.Is(err, context.DeadlineExceeded) {
-			se.unanswered(sent)
-			err = attempts.GaveUp(bounded, se.client.link.trouble())
-		}
+	switch {
+	case err != nil:
 		return se.explain(ctx, "confirm the session", err)
+	case !se.confirmed(sent):
+		return se.alive()
 	}
 	return nil
 }
