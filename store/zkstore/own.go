@@ -34,15 +34,6 @@ func newOwnNodes() *ownNodes {
 	return &ownNodes{kick: make(chan struct{}, 1), turn: make(chan struct{}, 1), wanted: make(map[string]uint64)}
 }
 
-// want notes that a node has to be watched: it is new, its watch is used up, or the connection is another.
-func (n *ownNodes) want(path string) {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	n.reasons++
-	n.wanted[path] = n.reasons
-	signal(n.kick)
-}
-
 // forget notes that nobody wants to hear of a node any more.
 func (n *ownNodes) forget(path string) {
 	n.mu.Lock()
@@ -50,8 +41,12 @@ func (n *ownNodes) forget(path string) {
 	delete(n.wanted, path)
 }
 
-// chunk is about how many bytes of paths one request has at most: servers accept a megabyte, or what jute.maxbuffer says.
-const chunk = 128 << 10
+const (
+	// chunk is about how many bytes of paths one request has at most: servers accept a megabyte, or what jute.maxbuffer says.
+	chunk = 128 << 10
+	// pipelined is how many such requests are under way at a time. A confirmation may come behind them, on a slow line too.
+	pipelined = 2
+)
 
 // chunks returns the nodes that want a watch, in portions that fit into one request each.
 func (n *ownNodes) chunks() []map[string]uint64 {
@@ -91,8 +86,15 @@ func (se *session) watchOwn(ctx context.Context) error {
 	}
 	chunks := se.own.chunks()
 	answers := make(chan error, len(chunks))
+	places := make(chan struct{}, pipelined)
 	for _, nodes := range chunks {
+		select {
+		case places <- struct{}{}:
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
 		go func() {
+			defer func() { <-places }()
 			err := se.client.setWatches(slices.Collect(maps.Keys(nodes)))
 			if err == nil {
 				se.own.set(nodes) // also when nobody waits for it any more
@@ -113,13 +115,17 @@ func (se *session) watchOwn(ctx context.Context) error {
 	return nil
 }
 
-// wantOwn has an entry's node watched. It may be called with any mutex held.
+// wantOwn has an entry's node watched: it is new, its watch is used up, or the connection is another. It may be called with
+// the mutexes of the session and the line held.
 func (se *session) wantOwn(path string) {
-	se.own.want(path)
-	se.own.mu.Lock()
-	defer se.own.mu.Unlock()
-	if !se.own.running {
-		se.own.running = true
+	n := se.own
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.reasons++
+	n.wanted[path] = n.reasons
+	signal(n.kick)
+	if !n.running {
+		n.running = true
 		se.work.Start(se.keepWatching)
 	}
 }

@@ -1,6 +1,7 @@
 package zkstore
 
 import (
+	"fmt"
 	"testing"
 	"time"
 
@@ -100,5 +101,22 @@ func TestWhoHasLeftDoesNotComeBackByAReading(t *testing.T) {
 	e.line.apply(contenders([]string{first, second, own}), e.line.readings)
 	if len(e.ahead) != 1 || e.ahead[0].name != first {
 		t.Errorf("ahead of the entry are %v, want the first alone", e.ahead)
+	}
+}
+
+// Of many slots that are taken only the nearest are watched, and the directory. That may have been watched since before the
+// entry came: then it is read again, because somebody far ahead may have left since the listing that the entry came with.
+func TestAnEntryThatDoesNotWatchAllAheadReadsTheLineAfterItsArrival(t *testing.T) {
+	t.Parallel()
+	var listing []string
+	for i := range nearest + 2 {
+		listing = append(listing, fmt.Sprintf("_c_%s-slot-%d-lock-%010d", ours, nearest+1, i))
+	}
+	lt := newLineTest(t, nil)
+	e := lt.joining(line.Slot(nearest + 1))
+	e.line.told = true
+	e.arrives(listing...)
+	if e.told.State != store.Waiting || !e.line.stale {
+		t.Errorf("the entry is told that it is %v, and a reading is wanted: %v", e.told.State, e.line.stale)
 	}
 }
