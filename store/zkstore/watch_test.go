@@ -120,3 +120,41 @@ func TestAnEntryThatDoesNotWatchAllAheadReadsTheLineAfterItsArrival(t *testing.T
 		t.Errorf("the entry is told that it is %v, and a reading is wanted: %v", e.told.State, e.line.stale)
 	}
 }
+
+// A node whose watch is used up while it is being set, or that is asked for on another connection, wants one again.
+func TestANodeThatWantsAWatchAgainIsNotTakenForWatched(t *testing.T) {
+	t.Parallel()
+	lt := newLineTest(t, nil)
+	lt.wantOwn("/a")
+	lt.wantOwn("/b")
+	asked := lt.own.chunks()
+	lt.wantOwn("/b")
+	for _, nodes := range asked {
+		lt.own.set(nodes)
+	}
+	if left := lt.own.chunks(); len(left) != 1 || len(left[0]) != 1 || left[0]["/b"] == 0 {
+		t.Errorf("watches are wanted of %v, want one of /b", left)
+	}
+	lt.own.forget("/b")
+	if left := lt.own.chunks(); len(left) != 0 {
+		t.Errorf("watches are wanted of %v, want none", left)
+	}
+
+	const many = 3000
+	for i := range many {
+		lt.wantOwn(fmt.Sprintf("/a/%0100d", i))
+	}
+	chunks, all := lt.own.chunks(), 0
+	for _, nodes := range chunks {
+		size := 0
+		for path := range nodes {
+			size += 4 + len(path)
+		}
+		if all += len(nodes); size > chunk {
+			t.Errorf("one request has %d bytes of paths, want at most %d", size, chunk)
+		}
+	}
+	if want := (many*107 + chunk - 1) / chunk; all != many || len(chunks) != want {
+		t.Errorf("%d watches in %d requests, want %d in %d", all, len(chunks), many, want)
+	}
+}
