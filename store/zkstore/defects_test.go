@@ -135,24 +135,22 @@ func TestWaitersThatGiveUpDoNotPileUpWatches(t *testing.T) {
 		before := m.answers()
 		p := enqueue(t, se, name, line.Exclusive)
 		p.await(t, store.Waiting)
-		own := 1
+		m.awaitAnswers(t, "setWatches", 1, before) // of its own node
 		if n == 0 {
-			own = 2 // it watches the holder too
+			m.awaitAnswers(t, "getData", 1, before) // of the holder's
 		}
-		m.awaitAnswers(t, "getData", own, before)
 		p.withdraw(t)
 	}
 	if err := se.Confirm(t.Context()); err != nil { // what was asked before has been answered then
 		t.Fatal(err)
 	}
-	watches := 0
-	for _, request := range m.passed() {
-		if request == "getData" {
-			watches++
-		}
+	passed := m.passed()
+	watches := func(request string) int {
+		return len(slices.DeleteFunc(slices.Clone(passed), func(r string) bool { return r != request }))
 	}
-	if watches != waiters+1 {
-		t.Errorf("%d waiters have set %d watches, want one of each one's own node, and one of the holder's", waiters, watches)
+	if own, others := watches("setWatches"), watches("getData"); own != waiters || others != 1 {
+		t.Errorf("%d waiters have set %d watches of their own nodes and %d of the holder's, want one of each one's, and one",
+			waiters, own, others)
 	}
 	if all := watchers(t, z, holder); len(slices.DeleteFunc(all, func(id string) bool { return id != se.ID() })) != 1 {
 		t.Errorf("of the waiters' session there is no watch of the holder's node: %q", watchers(t, z, holder))
@@ -183,29 +181,20 @@ func TestWhatIsAskedOfTheServer(t *testing.T) {
 			t.Errorf("%s takes the requests %q, want %q", what, got, want)
 		}
 	}
-	// A hold for longer has its node watched. Only then: a server that is slow may make it one.
-	start := time.Now()
+	before := m.answers()
 	p := enqueue(t, se, name, line.Exclusive)
 	p.await(t, store.Admitted)
-	got := m.passed()
+	m.awaitAnswers(t, "setWatches", 1, before) // Enqueue does not wait for that: see the next test
+	wants("taking a free lock", "create2", "getChildren", "setWatches")
 	p.withdraw(t)
-	released := m.passed()
-	if took := time.Since(start); took >= zkstore.LateWatch {
-		got = slices.DeleteFunc(got, func(request string) bool { return request == "getData" })
-		released = slices.DeleteFunc(released, func(request string) bool { return request == "getData" })
-	}
-	if want := []string{"create2", "getChildren"}; !slices.Equal(got, want) {
-		t.Errorf("taking a free lock takes the requests %q, want %q", got, want)
-	}
-	if want := []string{"delete"}; !slices.Equal(released, want) {
-		t.Errorf("releasing it takes the requests %q, want %q", released, want)
-	}
+	wants("releasing it", "delete")
 
 	holder := enqueue(t, other, name, line.Exclusive)
-	before := m.answers()
+	before = m.answers()
 	p = enqueue(t, se, name, line.Exclusive)
 	p.await(t, store.Waiting)
-	m.awaitAnswers(t, "getData", 2, before) // its own node and the holder's are watched
+	m.awaitAnswers(t, "getData", 1, before) // the holder's node is watched
+	m.awaitAnswers(t, "setWatches", 1, before)
 	m.passed()
 	holder.withdraw(t)
 	p.admitted(t)
@@ -217,7 +206,8 @@ func TestWhatIsAskedOfTheServer(t *testing.T) {
 	last := openSession(t, newStore(t, nil, m.addr()))
 	p = enqueue(t, last, name, line.Exclusive)
 	p.await(t, store.Waiting)
-	m.awaitAnswers(t, "getData", 3, before) // its own node and the two ahead
+	m.awaitAnswers(t, "getData", 2, before) // the two ahead
+	m.awaitAnswers(t, "setWatches", 1, before)
 	m.passed()
 	middle.withdraw(t) // who waited gives up
 	holder.withdraw(t)
@@ -501,7 +491,8 @@ func TestReconnectionsLeaveNothingBehind(t *testing.T) {
 	enqueue(t, sessions[0], name, line.Exclusive).await(t, store.Admitted)
 	next := enqueue(t, sessions[1], name, line.Exclusive)
 	next.await(t, store.Waiting)
-	m.awaitAnswers(t, "getData", 3, before) // the two watch their nodes, and one the other's
+	m.awaitAnswers(t, "setWatches", 2, before) // the two watch their nodes, and one the other's
+	m.awaitAnswers(t, "getData", 1, before)
 	reconnect := func(times int) {
 		for range times {
 			m.reset()

@@ -45,10 +45,20 @@
 //
 // # Waiting
 //
+// Every entry is watched from its arrival, by a request that is sent as soon as its node is known and that nobody waits
+// for. Until it is answered nothing would tell of the entry's end: so a session is confirmed only when its entries are
+// watched, on the connection that it has. Many entries are watched with one request; see ownNodes.
+//
 // An entry watches those nearest ahead that are in its way, eight at most. As nobody can join ahead of it, it is its turn
 // when all it knows of have left, if it is there itself. That is asked then: one transaction may delete all nodes of a line,
-// and the server tells of them one after another. What a reading shows may be old, and takes a transaction besides. All is read again after a reconnection, and every two seconds by who
-// waits.
+// and the server tells of them one after another. What a reading shows may be old: before it admits anybody a transaction is
+// made. Lines in which somebody waits are read again after a reconnection, and every two seconds. No more than sixteen
+// readings are under way at a time in each ZooKeeper session, because confirmations come on the same connection.
+//
+// # Leaving
+//
+// A deletion that was not answered, followed by one that finds no node, leaves it open who took the entry out: the server
+// keeps no word of it. It is not reported as a success; see [store.ErrNotKnown].
 //
 // # Between this package and the library
 //

@@ -25,14 +25,16 @@ type entry struct {
 	req     store.Request
 	guid    string
 	data    []byte
-	bytes   int64 // counted in those of the session until the entry is out
+	bytes   atomic.Int64 // counted in those of the session; zero when the entry is out, or is known never to come in
 
 	// node and order are set when the entry has been put in.
 	node  contender
 	order uint64
 
-	// out is set when the entry is known not to be in its line any more.
-	out atomic.Bool
+	// ended is an [ending]; unanswered counts the requests to take the entry out of which it is not known whether they were
+	// carried out.
+	ended      atomic.Int32
+	unanswered atomic.Int32
 
 	// The fields below are guarded by the line's mutex.
 	state     entryState
@@ -40,7 +42,6 @@ type entry struct {
 	ahead     []contender    // those who stand before the entry, as far as is known
 	told      store.Standing // the last that Notify heard
 	asking    bool           // the server is being asked whether the entry is there
-	late      *time.Timer    // starts the watch of an entry that did not need one so far
 	contended func()         // to be called when somebody waits behind the entry
 }
 
@@ -50,6 +51,16 @@ const (
 	joining  entryState = iota // being put in
 	standing                   // in its line
 	over                       // withdrawn, gone, or never put in
+)
+
+// ending is what is known of an entry's end.
+type ending int32
+
+const (
+	inLine    ending = iota // nothing: it may stand in its line
+	withdrawn               // a request of ours took it out
+	takenOut                // somebody else did
+	either                  // one of these
 )
 
 // Enqueue implements [store.Session].
@@ -111,7 +122,7 @@ func (e *entry) enter(ctx context.Context) error {
 
 // takeBack takes the entry out that was put in just now, in the background if ctx ends.
 func (e *entry) takeBack(ctx context.Context) {
-	if _, err := e.remove(ctx, e.node.name); err != nil {
+	if err := e.remove(ctx, e.node.name); err != nil {
 		e.session.work.Start(e.clear)
 	}
 }
@@ -143,12 +154,16 @@ func (e *entry) lookFirst(ctx context.Context) error {
 // exist is an empty line.
 func (se *session) list(ctx context.Context, dir string, exact bool) ([]contender, error) {
 	children, err := attempt(ctx, se.client, func(int) ([]string, error) {
+		connection := se.connection.Load()
 		if exact {
 			if _, err := se.client.Sync(dir); err != nil {
 				return nil, err
 			}
 		}
 		children, _, err := se.client.Children(dir)
+		if exact && se.connection.Load() != connection {
+			err = errMoved
+		}
 		return children, err
 	})
 	if errors.Is(err, zk.ErrNoNode) {
@@ -156,6 +171,8 @@ func (se *session) list(ctx context.Context, dir string, exact bool) ([]contende
 	}
 	return contenders(children), err
 }
+
+var errMoved = errors.New("the connection was lost between two requests that have to reach the same server")
 
 // heldBy is the error of a try that the entries ahead are in the way of: the first who would be alone, or else the first. It
 // also reports whether that one has left meanwhile, or is just being taken out: it was put in by an earlier call of this
@@ -224,9 +241,13 @@ func (e *entry) putIn(ctx context.Context) (children []string, err error) {
 	}
 }
 
-func (e *entry) path() string {
+// prefix is the path of the entry's node up to the number that ZooKeeper adds to it.
+func (e *entry) prefix() string {
 	return join(e.line.dir, nodePrefix(e.guid, e.req.Mode, e.session.store.readWrite))
 }
+
+// path is the path of the entry's node, when that has been put in.
+func (e *entry) path() string { return join(e.line.dir, e.node.name) }
 
 // created is the outcome of one attempt to create an entry's node.
 type created struct {
@@ -240,7 +261,7 @@ type created struct {
 // listing: a session's requests are handled in order, so the listing shows the entry, and comes with the same round trip.
 func (e *entry) create() <-chan created {
 	client, dir := e.session.client, e.line.dir
-	b, forget := client.link.expect(e.path())
+	b, forget := client.link.expect(e.prefix())
 	listed := make(chan []string, 1)
 	go func() {
 		<-b.sent
@@ -252,7 +273,7 @@ func (e *entry) create() <-chan created {
 	}()
 	made := make(chan created, 1)
 	go func() {
-		path, err := client.Create(e.path(), e.data, zk.FlagEphemeralSequential, e.session.store.acl)
+		path, err := client.Create(e.prefix(), e.data, zk.FlagEphemeralSequential, e.session.store.acl)
 		forget()
 		c := created{err: err}
 		if err == nil {
@@ -329,7 +350,7 @@ func (e *entry) before(ctx context.Context, children []string) ([]contender, err
 	at := e.in(cs)
 	if at < 0 {
 		var err error
-		if cs, err = e.session.list(ctx, e.line.dir, false); err != nil {
+		if cs, err = e.session.list(ctx, e.line.dir, true); err != nil {
 			return nil, err
 		}
 		if at = e.in(cs); at < 0 {
@@ -381,7 +402,7 @@ func (e *entry) clear() {
 		cs, err := se.list(se.life, e.line.dir, true)
 		for _, c := range cs {
 			if err == nil && c.guid == e.guid {
-				_, err = e.remove(se.life, c.name)
+				err = e.remove(se.life, c.name)
 			}
 		}
 		if err == nil {
@@ -396,21 +417,44 @@ func (e *entry) clear() {
 	}
 }
 
-// left notes that the entry is known not to be in its line any more, or never to come to be in it.
-func (e *entry) left() {
-	if !e.out.Swap(true) {
-		e.session.bytes.Add(-e.bytes)
+// hasEnded notes that the entry is not in its line any more, and why. What a request of ours has done is known for certain.
+func (e *entry) hasEnded(why ending) {
+	if why == withdrawn {
+		e.ended.Store(int32(withdrawn))
+	} else {
+		e.ended.CompareAndSwap(int32(inLine), int32(why))
 	}
+	e.left()
 }
 
-// remove deletes a node of the entry's, and reports whether it was there to be deleted. Nobody else ever has a node of the
-// same name, because of the GUID in it.
-func (e *entry) remove(ctx context.Context, name string) (removed bool, err error) {
-	removed, err = e.session.client.remove(ctx, join(e.line.dir, name))
-	if err == nil && name == e.node.name {
-		e.left()
-	}
-	return removed, err
+// left notes that the entry is known not to be in its line any more, or never to come to be in it.
+func (e *entry) left() { e.session.bytes.Add(-e.bytes.Swap(0)) }
+
+// remove deletes a node of the entry's, if it is there, and notes who took the entry out. Nobody else ever has a node of the
+// same name, because of the GUID in it. A request that was not answered leaves nothing behind that would tell whether it was
+// carried out: if the next one finds no node, it may have been that one, or somebody else.
+func (e *entry) remove(ctx context.Context, name string) error {
+	client, path := e.session.client, join(e.line.dir, name)
+	_, err := attempt(ctx, client, func(int) (struct{}, error) {
+		e.unanswered.Add(1)
+		err := client.Delete(path, -1)
+		if err == nil {
+			e.hasEnded(withdrawn)
+		}
+		if err == nil || refused(err) || errors.Is(err, zk.ErrNoServer) { // the last one means that it was not even sent
+			e.unanswered.Add(-1)
+		}
+		if !errors.Is(err, zk.ErrNoNode) {
+			return struct{}{}, err
+		}
+		end := takenOut
+		if e.unanswered.Load() > 0 {
+			end = either
+		}
+		e.hasEnded(end)
+		return struct{}{}, nil
+	})
+	return err
 }
 
 // Withdraw implements [store.Ticket].
@@ -418,23 +462,30 @@ func (e *entry) Withdraw(ctx context.Context) error {
 	se := e.session
 	doing := fmt.Sprintf("leave the line of lock %q", e.req.Name)
 	e.line.part(e)
-	if e.out.Load() {
-		return fmt.Errorf("%s: %s: %w: the entry had left already", se.store, doing, store.ErrGone)
+	before := ending(e.ended.Load())
+	if before == inLine {
+		if err := se.alive(); err != nil {
+			return fmt.Errorf("%w: %w", store.ErrGone, err) // it goes with the session
+		}
+		bounded, cancel := attempts.Within(ctx, se.life)
+		defer cancel()
+		if err := e.remove(bounded, e.node.name); err != nil {
+			se.work.Start(e.keepDeparting)
+			return se.departureFailed(ctx, doing, err)
+		}
 	}
-	if err := se.alive(); err != nil {
-		return fmt.Errorf("%w: %w", store.ErrGone, err) // it goes with the session
+	switch ending(e.ended.Load()) {
+	case withdrawn:
+		if before == withdrawn {
+			return fmt.Errorf("%s: %s: %w: the entry had left already", se.store, doing, store.ErrGone)
+		}
+		return nil
+	case either:
+		return fmt.Errorf("%s: %s: %w: the first request was not answered, and the next found no entry: either the first took "+
+			"it out, or somebody had broken it", se.store, doing, store.ErrNotKnown)
+	default:
+		return e.line.evicted()
 	}
-	bounded, cancel := attempts.Within(ctx, se.life)
-	defer cancel()
-	removed, err := e.remove(bounded, e.node.name)
-	switch {
-	case err != nil:
-		se.work.Start(e.keepDeparting)
-		return se.departureFailed(ctx, doing, err)
-	case !removed:
-		return fmt.Errorf("%s: %s: %w: somebody else has taken the entry out", se.store, doing, store.ErrGone)
-	}
-	return nil
 }
 
 // keepDeparting goes on with a withdrawal that has failed, or whose caller has given up: if the servers refuse, an ACL was
@@ -442,7 +493,7 @@ func (e *entry) Withdraw(ctx context.Context) error {
 func (e *entry) keepDeparting() {
 	life := e.session.life
 	for life.Err() == nil {
-		if _, err := e.remove(life, e.node.name); err == nil {
+		if err := e.remove(life, e.node.name); err == nil {
 			return
 		}
 		attempts.Rest(life, lastPause)

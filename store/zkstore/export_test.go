@@ -35,8 +35,5 @@ func Parts(se store.Session) (parts []Part) {
 	return parts
 }
 
-// LateWatch is as the constant.
-const LateWatch = lateWatch
-
 // Server returns the server that a session is connected to.
 func Server(se store.Session) string { return se.(*group).first.client.Server() }

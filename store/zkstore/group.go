@@ -167,12 +167,12 @@ func (g *group) tryPlace(e *entry) (*opening, error) {
 	if e.req.Mode == line.Exclusive && slices.ContainsFunc(g.sessions, func(se *session) bool { return se.hasExclusive(dir) }) {
 		return nil, fmt.Errorf("%s: session %s stands in the line of lock %q already", g.store, g.ID(), e.req.Name)
 	}
-	e.bytes = e.sizeIn(dir, g.store.readWrite)
+	size := e.sizeIn(dir, g.store.readWrite)
 	for _, se := range g.sessions[:g.usable] {
-		if n := se.bytes.Load(); n > 0 && n+e.bytes > g.store.sessionBytes {
+		if n := se.bytes.Load(); n > 0 && n+size > g.store.sessionBytes {
 			continue
 		}
-		return nil, se.join(e)
+		return nil, se.join(e, size)
 	}
 	if g.opening == nil {
 		g.opening = &opening{done: make(chan struct{})}

@@ -218,6 +218,57 @@ func TestASessionIsConfirmedWhenAllThatAreOneAre(t *testing.T) {
 	}
 }
 
+// Each has watches of its own: a confirmation is good only when the entries of all are watched.
+func TestAConfirmationCoversTheEntriesOfAllSessionsThatAreOne(t *testing.T) {
+	t.Parallel()
+	for which := range 2 {
+		base := newName(t)
+		m := newMeddler(t, server(t).Endpoint())
+		conn := connect(t, server(t).Endpoint())
+		se := openSession(t, small(t, 1, base+"-0", m.addr()))
+		var entries []*joined
+		for i := range 2 {
+			lose, lost := once(opSetWatches, swallow)
+			if i == which {
+				m.on(lose, nil)
+			}
+			before := m.answers()
+			entries = append(entries, enqueue(t, se, fmt.Sprintf("%s-%d", base, i), line.Exclusive))
+			entries[i].admitted(t)
+			if i == which {
+				receive(t, lost, "a request for a watch, which is lost")
+			} else {
+				m.awaitAnswers(t, "setWatches", 1, before)
+			}
+		}
+		broken := entries[which]
+		if err := conn.Delete("/"+broken.name+"/"+nodes(t, conn, "/"+broken.name)[0], -1); err != nil {
+			t.Fatal(err)
+		}
+		before := m.answers()
+		ctx, giveUp := context.WithCancel(t.Context())
+		done := make(chan error, 1)
+		go func() { done <- se.Confirm(ctx) }()
+		m.awaitAnswers(t, "multi", 2, before)
+		broken.silent(t)
+		giveUp()
+		if err := <-done; err == nil {
+			t.Errorf("an entry of session %d of 2 is gone of which nothing was heard, and all are confirmed", which+1)
+		}
+		m.reset() // the client learns that there is no answer, and asks again
+		confirmSoon(t, se)
+		select {
+		case st := <-broken.heard:
+			if st.State != store.Gone {
+				t.Errorf("an entry that is gone is said to be %v", st.State)
+			}
+		default:
+			t.Errorf("all are confirmed, and nothing was heard of an entry of session %d of 2 that is gone", which+1)
+		}
+		entries[1-which].silent(t)
+	}
+}
+
 // A confirmation that began before a further session was there counts for that too.
 func TestAFurtherSessionIsConfirmedBeforeItIsUsed(t *testing.T) {
 	t.Parallel()
@@ -313,15 +364,63 @@ func TestWhatHasLeftIsNotCountedAnyMore(t *testing.T) {
 		t.Errorf("after a withdrawal, and another, %d bytes are counted", got)
 	}
 
-	j = enqueue(t, se, name, line.Exclusive)
-	j.admitted(t)
-	for _, n := range nodes(t, conn, "/"+name) {
-		if err := conn.Delete("/"+name+"/"+n, -1); err != nil {
-			t.Fatal(err)
+	breakIt := func() {
+		t.Helper()
+		for _, n := range nodes(t, conn, "/"+name) {
+			if err := conn.Delete("/"+name+"/"+n, -1); err != nil {
+				t.Error(err)
+			}
 		}
 	}
+	before := m.answers()
+	j = enqueue(t, se, name, line.Exclusive)
+	j.admitted(t)
+	m.awaitAnswers(t, "setWatches", 1, before)
+	breakIt()
 	j.gone(t, store.ErrGone)
 	nothing("an eviction")
+
+	// It is taken out before it is watched: the request for that tells of it.
+	hold, asked := once(opSetWatches, stall)
+	m.on(hold, nil)
+	j = enqueue(t, se, name, line.Exclusive)
+	j.admitted(t)
+	receive(t, asked, "a request for a watch")
+	breakIt()
+	m.on(nil, nil)
+	m.goOn()
+	j.gone(t, store.ErrGone)
+	nothing("an eviction that a request for a watch has shown")
+
+	for _, tt := range []struct {
+		what            string
+		request, answer verdict // on the first deletion
+		broken          bool    // before that comes to the server
+		want            error
+	}{
+		{"a withdrawal whose request was lost", cut, pass, false, nil},
+		{"a withdrawal whose answer was lost", pass, cut, false, store.ErrNotKnown},
+		{"a withdrawal of what was broken", pass, pass, true, store.ErrGone},
+	} {
+		j = enqueue(t, se, name, line.Exclusive)
+		j.admitted(t)
+		request, asked := once(opDelete, tt.request)
+		answer, _ := once(opDelete, tt.answer)
+		m.on(func(op int32, frame []byte) verdict {
+			if op == opDelete && tt.broken {
+				breakIt()
+			}
+			return request(op, frame)
+		}, answer)
+		if err := j.Withdraw(t.Context()); !errors.Is(err, tt.want) {
+			t.Errorf("%s: %v, want %v", tt.what, err, tt.want)
+		}
+		receive(t, asked, "the request")
+		m.on(nil, nil)
+		if got := counted(); got != 0 {
+			t.Errorf("after %s %d bytes are counted", tt.what, got)
+		}
+	}
 
 	held := enqueue(t, other, name, line.Exclusive)
 	if _, err := tryEnqueue(t.Context(), se, name, line.Exclusive, true); !isHeld(err) {
@@ -336,6 +435,22 @@ func TestWhatHasLeftIsNotCountedAnyMore(t *testing.T) {
 		t.Fatal("no error with a context that has ended")
 	}
 	nothing("a call that had ended before it began")
+
+	hold, asked = once(opDelete, stall)
+	m.on(hold, nil)
+	j = enqueue(t, se, name, line.Exclusive)
+	j.admitted(t)
+	ctx, cancel = context.WithCancel(t.Context())
+	given := make(chan error, 1)
+	go func() { given <- j.Withdraw(ctx) }()
+	receive(t, asked, "the request")
+	cancel()
+	if err := <-given; !errors.Is(err, context.Canceled) {
+		t.Errorf("a withdrawal that is given up: %v", err)
+	}
+	m.on(nil, nil)
+	m.goOn()
+	nothing("a withdrawal that was given up")
 
 	for _, v := range []verdict{swallow, stall} {
 		created := make(chan struct{})

@@ -40,6 +40,7 @@ const (
 	pass    verdict = iota
 	swallow         // it is not passed on
 	cut             // it is not passed on, and the connection is reset
+	last            // it is passed on, and the connection is closed
 	stall           // it, and what comes after it, is passed on when the test calls goOn
 )
 
@@ -246,16 +247,17 @@ func (m *meddler) pass(from, to net.Conn, op func([]byte) int32, judge func(int3
 		m.mu.Lock()
 		goOn := m.stalled // before the test may hear of the frame
 		m.mu.Unlock()
-		switch judge(op(frame), frame) {
+		v := judge(op(frame), frame)
+		switch v {
 		case cut:
 			return
 		case swallow:
 			continue
 		case stall:
 			<-goOn
-		case pass:
+		case pass, last:
 		}
-		if _, err := to.Write(frame); err != nil {
+		if _, err := to.Write(frame); err != nil || v == last {
 			return
 		}
 	}

@@ -127,7 +127,6 @@ func (s *Store) read(ctx context.Context, c *client, name string) (store.Line, [
 	cs := contenders(children)
 	entries := make([]store.Entry, len(cs))
 	errs := make([]error, len(cs))
-	const parallel = 16
 	var reading sync.WaitGroup
 	places := make(chan struct{}, parallel)
 	for i, who := range cs {

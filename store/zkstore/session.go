@@ -38,13 +38,18 @@ type session struct {
 	// bytes is what the session's entries add to the transaction of its end: those that stand in lines, and those that may.
 	bytes atomic.Int64
 
+	// own are the nodes of entries that have to be watched. readings and asks have a place taken for each request that is
+	// made for entries that follow their lines. All are the session's alone: another of its group has another connection.
+	own            *ownNodes
+	readings, asks chan struct{}
+
 	// telling is done when everybody has been told of a loss, so that nobody is told after Close.
 	telling sync.WaitGroup
 
 	// mu is taken before the mutex of a line, and after that of the group.
 	mu      sync.Mutex
 	lines   map[string]*watchedLine // by directory
-	watched map[string]bool         // nodes of whose end the server will tell, or is being asked to; by path
+	watched map[string]bool         // nodes ahead of entries, of whose end the server will tell, or is being asked to; by path
 	until   time.Time               // when the session ends if it is not confirmed again
 	expiry  *time.Timer             // looks whether it is that late
 	ended   bool                    // life has ended
@@ -56,6 +61,7 @@ func newSession(g *group) *session {
 		store: g.store, group: g,
 		lines:   make(map[string]*watchedLine),
 		watched: make(map[string]bool),
+		own:     newOwnNodes(), readings: make(chan struct{}, parallel), asks: make(chan struct{}, parallel),
 	}
 	se.life, se.end = context.WithCancelCause(context.Background())
 	return se
@@ -100,10 +106,11 @@ func (se *session) ID() string { return sessionText(se.id) }
 func sessionText(id int64) string { return "0x" + strconv.FormatUint(uint64(id), 16) }
 
 // Confirm is as that of [store.Session]. The leader is asked, which looks first whether the session lives. Pings are answered
-// by followers alone, even by one that the leader has not heard of for long.
+// by followers alone, even by one that the leader has not heard of for long. Then the watches of entries are set that are
+// missing, so that those are covered too.
 //
-// A request that was lost with its connection is made again. That the answer is late is no reason to ask once more: the
-// server answers in order. See [wire] for when it is left.
+// What was lost with its connection is asked again. That an answer is late is no reason to ask once more: the server answers
+// in order. See [wire] for when it is left.
 func (se *session) Confirm(ctx context.Context) error {
 	if err := se.alive(); err != nil {
 		return err
@@ -111,11 +118,16 @@ func (se *session) Confirm(ctx context.Context) error {
 	bounded, cancel := attempts.Within(ctx, se.life)
 	defer cancel()
 	sent := time.Now()
-	_, err := attempt(bounded, se.client, func(int) (struct{}, error) { return struct{}{}, se.prove() })
-	if err != nil {
+	_, err := attempt(bounded, se.client, func(int) (struct{}, error) {
+		if err := se.prove(); err != nil {
+			return struct{}{}, err
+		}
+		return struct{}{}, se.watchOwn(bounded)
+	})
+	switch {
+	case err != nil:
 		return se.explain(ctx, "confirm the session", err)
-	}
-	if !se.confirmed(sent) {
+	case !se.confirmed(sent):
 		return se.alive()
 	}
 	return nil

@@ -17,13 +17,14 @@ import (
 )
 
 const (
-	// lateWatch is how long an entry that never waited is held before its node is watched. Short holds need no watch.
-	lateWatch = 200 * time.Millisecond
 	// recheck is how often a line with waiters is read although nothing was heard.
 	recheck = 2 * time.Second
 	// nearest is how many of those ahead an entry watches. They tell it of its turn, and the first few in a line also of
 	// how it moves; all others would only be woken in vain.
 	nearest = 8
+	// parallel is how many requests of a kind that is made for many entries at once are under way at a time. After a
+	// reconnection there may be thousands to make, and a confirmation must not come behind all of them.
+	parallel = 16
 )
 
 // watchedLine is what one session knows of one line in which it has entries.
@@ -42,12 +43,10 @@ type watchedLine struct {
 	secretive bool                // there are entries that we must not read
 	told      bool                // the server will tell of the next change of the directory
 	readings  int                 // how many have begun
-	busy      int                 // readings and joins under way
-	left      map[string]bool     // who left during those, by the names of nodes
 }
 
-// join notes that an entry is about to be put in.
-func (se *session) join(e *entry) error {
+// join notes that an entry is about to be put in, which adds so many bytes to the end of the session.
+func (se *session) join(e *entry, size int64) error {
 	se.mu.Lock()
 	defer se.mu.Unlock()
 	if se.ended {
@@ -55,14 +54,14 @@ func (se *session) join(e *entry) error {
 	}
 	dir := se.store.paths.dir(e.req.Name)
 	e.session = se
-	se.bytes.Add(e.bytes)
+	se.bytes.Add(size)
+	e.bytes.Store(size)
 	w := se.lines[dir]
 	if w == nil {
 		w = &watchedLine{
 			session: se, name: e.req.Name, dir: dir,
 			kick: make(chan struct{}, 1),
 			mine: make(map[*entry]struct{}),
-			left: make(map[string]bool),
 		}
 		w.ctx, w.stop = context.WithCancel(se.life)
 		se.lines[dir] = w
@@ -70,7 +69,6 @@ func (se *session) join(e *entry) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.mine[e] = struct{}{}
-	w.busy++
 	e.line = w
 	return nil
 }
@@ -99,26 +97,16 @@ func (w *watchedLine) arrive(e *entry, ahead []contender) bool {
 	if e.state != joining {
 		return false
 	}
-	e.state, e.arrived = standing, w.readings+1
-	out := w.left[e.node.name]
-	e.ahead = w.without(ahead)
-	w.calm()
-	if out {
-		w.gone(e, w.evicted())
-		return true
-	}
-	w.nearer(e, line.Admits(e.req.Mode, modes(ahead)), true)
-	if e.blocking() == 0 {
-		e.late = time.AfterFunc(lateWatch, func() { w.followFor(e) })
-	} else {
+	e.state, e.arrived, e.ahead = standing, w.readings+1, ahead
+	w.session.wantOwn(e.path())
+	w.tell(e)
+	if e.blocking() > 0 {
+		// The directory may be watched since before the entry came, so nothing would tell of who left meanwhile.
+		_, everything := w.wantedLocked()
+		w.stale = w.stale || everything
 		w.follow()
 	}
 	return true
-}
-
-// without returns those of a reading who have not left since it began. It is called with w.mu held.
-func (w *watchedLine) without(cs []contender) []contender {
-	return slices.DeleteFunc(slices.Clone(cs), func(c contender) bool { return w.left[c.name] && !c.mayReturn() })
 }
 
 // stands reports whether an entry of this session stands in the line.
@@ -131,14 +119,6 @@ func (w *watchedLine) stands(order uint64) bool {
 		}
 	}
 	return false
-}
-
-// calm notes the end of a reading or a join. It is called with w.mu held.
-func (w *watchedLine) calm() {
-	w.busy--
-	if w.busy == 0 {
-		clear(w.left)
-	}
 }
 
 // part notes that nobody wants to hear of an entry any more.
@@ -154,14 +134,11 @@ func (w *watchedLine) part(e *entry) {
 
 // settle ends an entry's part in the line. It is called with w.mu held.
 func (w *watchedLine) settle(e *entry) {
-	if e.state == joining {
-		w.calm()
+	if e.state == standing {
+		w.session.own.forget(e.path())
 	}
 	e.state, e.contended = over, nil
 	delete(w.mine, e)
-	if e.late != nil {
-		e.late.Stop()
-	}
 }
 
 // retire lets go of a line without entries. It is called with the mutexes of the session and the line held.
@@ -208,12 +185,12 @@ func (w *watchedLine) tell(e *entry) {
 	}
 }
 
-// nearer is tell for an entry that has fewer ahead of it than before. shown is set if the entry was put in just now, and the
-// listing behind it shows that it is its turn. Otherwise the server is asked whether the entry is there before anybody is told:
-// one transaction may delete all nodes of a line, and the server tells of them one after another. exactly is set if what is
-// known comes from a reading, which may have been made on another connection. It is called with w.mu held.
-func (w *watchedLine) nearer(e *entry, shown, exactly bool) {
-	if shown || e.blocking() > 0 || e.told.State == store.Admitted {
+// nearer is tell for an entry that has fewer ahead of it than before. If it is its turn the server is asked whether the entry is
+// there before anybody is told: one transaction may delete all nodes of a line, and the server tells of them one after another.
+// exactly is set if what is known comes from a reading, which may have been made on another connection. It is called with w.mu
+// held.
+func (w *watchedLine) nearer(e *entry, exactly bool) {
+	if e.blocking() > 0 || e.told.State == store.Admitted {
 		w.tell(e)
 		return
 	}
@@ -233,7 +210,7 @@ func (w *watchedLine) makeSure(e *entry, exactly bool, connection int64) {
 	var there bool
 	for {
 		var err error
-		there, err = ask(se.life, func() (bool, error) {
+		there, err = oneOf(se, se.asks, func() (bool, error) {
 			if exactly {
 				if err := se.client.vote(); err != nil {
 					return false, err
@@ -270,7 +247,7 @@ func (w *watchedLine) makeSure(e *entry, exactly bool, connection int64) {
 func (w *watchedLine) gone(e *entry, cause error) {
 	was := e.state
 	w.settle(e)
-	e.left()
+	e.hasEnded(takenOut)
 	if was == standing && e.req.Notify != nil {
 		e.req.Notify(store.Standing{State: store.Gone, Order: e.order, Cause: cause})
 	}
@@ -325,14 +302,26 @@ func (se *session) nodeGone(path string) {
 
 // unwatched takes in that the watch of a node is used up though the node is there: somebody has changed its data.
 func (se *session) unwatched(path string) {
-	dir, _ := split(path)
+	dir, name := split(path)
 	se.mu.Lock()
 	delete(se.watched, path)
 	w := se.lines[dir]
 	se.mu.Unlock()
 	if w != nil {
-		w.followOn()
+		w.unwatched(name)
 	}
+}
+
+// unwatched has a node watched again, if that is wanted.
+func (w *watchedLine) unwatched(name string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for e := range w.mine {
+		if e.state == standing && e.node.name == name {
+			w.session.wantOwn(e.path())
+		}
+	}
+	w.wake()
 }
 
 // childrenChanged takes in that somebody has joined or left a line.
@@ -345,8 +334,8 @@ func (se *session) childrenChanged(dir string) {
 	}
 }
 
-// reconnected sees to it that nothing is missed because of a connection that was lost, and its watches with it: everything
-// is looked at again, and watched.
+// reconnected sees to it that nothing is missed because of a connection that was lost, and its watches with it: all entries
+// are watched again, and the lines are read that may have changed in a way that concerns them.
 func (se *session) reconnected() {
 	se.mu.Lock()
 	clear(se.watched)
@@ -356,11 +345,24 @@ func (se *session) reconnected() {
 	}
 	se.mu.Unlock()
 	for _, w := range lines {
-		w.mu.Lock()
-		w.told, w.stale = false, true
-		w.mu.Unlock()
-		w.followOn()
+		w.reconnected()
 	}
+}
+
+// reconnected is [session.reconnected] for one line. An entry whose turn it is needs no reading: that it is there is all
+// that matters.
+func (w *watchedLine) reconnected() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.told = false
+	for e := range w.mine {
+		if e.state != standing {
+			continue
+		}
+		w.session.wantOwn(e.path())
+		w.stale = w.stale || w.secretive || e.contended != nil || e.told.State != store.Admitted
+	}
+	w.wake()
 }
 
 // hasLeft lets the entries know of a departure: another's, or their own. Those who were ahead of an entry can only become
@@ -368,9 +370,6 @@ func (se *session) reconnected() {
 func (w *watchedLine) hasLeft(name string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.busy > 0 {
-		w.left[name] = true
-	}
 	for e := range w.mine {
 		if e.state != standing {
 			continue
@@ -386,19 +385,10 @@ func (w *watchedLine) hasLeft(name string) {
 			w.stale = true
 		default:
 			e.ahead = slices.Delete(e.ahead, at, at+1)
-			w.nearer(e, false, false)
+			w.nearer(e, false)
 		}
 	}
 	w.wake()
-}
-
-// followFor has the line followed on behalf of an entry, if that still stands.
-func (w *watchedLine) followFor(e *entry) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if e.state == standing {
-		w.follow()
-	}
 }
 
 // followOn wakes the goroutine that follows the line, if there is one.
@@ -473,17 +463,20 @@ func (w *watchedLine) waiting() bool {
 	return false
 }
 
-// wanted returns the nodes that the entries need to hear of: their own, and those nearest ahead that are in their way.
+// wanted returns the nodes that the entries need to hear of besides their own: those nearest ahead that are in their way.
 // everything is set if that is not enough.
 func (w *watchedLine) wanted() (names []string, everything bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	return w.wantedLocked()
+}
+
+func (w *watchedLine) wantedLocked() (names []string, everything bool) {
 	everything = w.secretive
 	for e := range w.mine {
 		if e.state != standing {
 			continue
 		}
-		names = append(names, e.node.name)
 		everything = everything || e.contended != nil
 		if e.blocking() == 0 || w.secretive {
 			continue
@@ -540,7 +533,7 @@ func (w *watchedLine) watchNodes() error {
 
 func (w *watchedLine) watchNode(name string) error {
 	path := join(w.dir, name)
-	_, err := ask(w.session.life, func() (struct{}, error) {
+	_, err := oneOf(w.session, w.session.readings, func() (struct{}, error) {
 		// Not exists, which would leave a watch on a node that has gone and never comes back.
 		_, _, err := w.session.client.Get(watched(path))
 		return struct{}{}, err
@@ -573,7 +566,6 @@ func (w *watchedLine) reread() error {
 	}
 	w.stale = false
 	w.readings++
-	w.busy++
 	reading, watch := w.readings, everything && !w.told
 	w.told = w.told || watch
 	w.mu.Unlock()
@@ -582,14 +574,13 @@ func (w *watchedLine) reread() error {
 	if watch {
 		path = watched(path)
 	}
-	children, err := ask(w.session.life, func() ([]string, error) {
+	children, err := oneOf(w.session, w.session.readings, func() ([]string, error) {
 		children, _, err := w.session.client.Children(path)
 		return children, err
 	})
 
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	defer w.calm()
 	if err != nil && !errors.Is(err, zk.ErrNoNode) {
 		w.stale = true
 		w.told = w.told && !watch
@@ -599,22 +590,21 @@ func (w *watchedLine) reread() error {
 	return nil
 }
 
-// apply replaces what is known of the line by a reading. Who left since the reading began may be in it, and is not taken
-// back. It is called with w.mu held.
+// apply replaces what is known of the line by a reading. It says nothing of an entry that may have been put in since it
+// began. It is called with w.mu held.
 func (w *watchedLine) apply(cs []contender, reading int) {
-	present := w.without(cs)
 	for e := range w.mine {
 		if e.state != standing || e.arrived > reading {
 			continue
 		}
 		at := e.in(cs)
-		if at < 0 || w.left[e.node.name] {
+		if at < 0 {
 			w.gone(e, w.evicted())
 			continue
 		}
-		e.narrow(present[:e.in(present)])
-		w.nearer(e, false, true)
-		if f := e.contended; f != nil && waitsBehind(present, e.in(present)) {
+		e.narrow(cs[:at])
+		w.nearer(e, true)
+		if f := e.contended; f != nil && waitsBehind(cs, at) {
 			e.contended = nil
 			go f()
 		}
@@ -626,9 +616,9 @@ func (e *entry) in(cs []contender) int {
 	return slices.IndexFunc(cs, func(c contender) bool { return c.name == e.node.name })
 }
 
-// narrow takes in a reading of who is ahead of the entry. The reading may be older than what was heard: after a reconnection
-// it may come from a server that lags behind the one before. But who has left does not come back; and whose turn it is, it
-// remains.
+// narrow takes in a reading of who is ahead of the entry. The reading may be older than what was heard: it was under
+// way already, or comes after a reconnection from a server that lags behind the one before. But who has left does not come
+// back; and whose turn it is, it remains.
 func (e *entry) narrow(ahead []contender) {
 	if e.told.State == store.Admitted {
 		return
@@ -662,4 +652,14 @@ func (e *entry) NotifyContended(f func()) {
 	e.contended = f
 	w.stale = true
 	w.follow()
+}
+
+// oneOf makes a request for an entry that follows its line, when one of the places for such requests is free.
+func oneOf[T any](se *session, places chan struct{}, request func() (T, error)) (T, error) {
+	select {
+	case places <- struct{}{}:
+		defer func() { <-places }()
+	case <-se.life.Done(): // which ask says
+	}
+	return ask(se.life, request)
 }

@@ -313,12 +313,14 @@ func (l *link) greeted(session int64, granted time.Duration) error {
 // The parts of the protocol that are needed here.
 const (
 	opCreate          = 1
+	opDelete          = 2
 	opExists          = 3
 	opGetData         = 4
 	opGetChildren2    = 12
 	opCreate2         = 15 // opCreate, but its answer has the node's stat behind the path
 	opCreateContainer = 19
 	opAuth            = 100
+	opSetWatches      = 101
 	opClose           = -11
 
 	xidAuth = -4
@@ -628,6 +630,8 @@ func (w *wire) translated(p []byte) (said []byte, b birth) {
 		}
 	case opExists, opGetData, opGetChildren2:
 		return watching(p), b
+	case opDelete:
+		return settingWatches(p), b
 	}
 	return p, b
 }
@@ -646,7 +650,8 @@ func withOperation(p []byte, op uint32) []byte {
 func watched(path string) string { return join(path, watchMark) }
 
 // watchMark is the last element of paths that are to be watched. No path that is there, or may be asked for, ends like it:
-// ZooKeeper does not allow the first character, which the library does.
+// ZooKeeper does not allow the first character, which the library does. Readings alone have it: in deletions the same character
+// has another meaning; see pathEnd.
 const watchMark = "\ue000watch"
 
 // watching turns a reading of a path that is marked into one of the path that leaves a watch.

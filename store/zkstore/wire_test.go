@@ -215,6 +215,17 @@ func TestWhatTheClientSaysIsTranslatedOnlyWhereItMustBe(t *testing.T) {
 	read := func(op int32, path string, watch byte) []byte {
 		return request(7, op, append(appendBytes(nil, []byte(path)), watch)...)
 	}
+	remove := func(path string) []byte {
+		return request(7, opDelete, append(appendBytes(nil, []byte(path)), 0xff, 0xff, 0xff, 0xff)...)
+	}
+	setWatches := func(paths ...string) []byte {
+		b := append([]byte{0x7f}, bytes.Repeat([]byte{0xff}, 7)...) // newer than any change
+		b = append(b, 0, 0, 0, byte(len(paths)))
+		for _, path := range paths {
+			b = appendBytes(b, []byte(path))
+		}
+		return request(7, opSetWatches, append(b, 0, 0, 0, 0, 0, 0, 0, 0)...)
+	}
 	for what, tt := range map[string]struct {
 		frame, want []byte // want is nil if it is to be the same
 		before      bool   // the greeting
@@ -229,7 +240,12 @@ func TestWhatTheClientSaysIsTranslatedOnlyWhereItMustBe(t *testing.T) {
 		"a plain reading":                  {frame: read(opGetData, "/a/b", 0)},
 		"a mark that is not the last":      {frame: read(opGetData, mark+"/b", 0)},
 		"a mark that is not an element":    {frame: read(opGetData, "/a"+watchMark, 0)},
-		"a deletion":                       {frame: read(2, "/a"+mark, 0)},
+		"a deletion":                       {frame: remove("/a" + mark)},
+		"one for a watch":                  {frame: remove("/a/b" + pathEnd), want: setWatches("/a/b")},
+		"one for several":                  {frame: remove("/a" + pathEnd + "/b/c" + pathEnd), want: setWatches("/a", "/b/c")},
+		"a deletion without a path":        {frame: remove("/a" + pathEnd)[:12]},
+		"one with half of a path":          {frame: remove("/a" + pathEnd)[:18]},
+		"a reading that ends like those":   {frame: read(opGetData, "/a"+pathEnd, 0)},
 		"a path that is longer than it is": {frame: read(opGetData, "/a"+mark, 0)[:20]},
 		"a path without a flag":            {frame: read(opGetData, "/a"+mark, 0)[:16]},
 		"a ping":                           {frame: request(-2, 11)},
@@ -338,6 +354,7 @@ func FuzzWhatTheClientSaysIsTranslatedOnlyWhereItMustBe(f *testing.F) {
 	f.Add(request(7, opCreate, append(appendBytes(nil, []byte("/a")), 0, 0, 0, 4)...), path, true)
 	f.Add(request(7, opGetChildren2, append(appendBytes(nil, []byte("/"+watchMark)), 0)...), path, true)
 	f.Add(request(7, opGetData, append(appendBytes(nil, []byte("/a/b/"+watchMark)), 0)...), path, true)
+	f.Add(request(7, opDelete, append(appendBytes(nil, []byte("/a"+pathEnd+"/b"+pathEnd)), 0, 0, 0, 1)...), path, true)
 	f.Add(request(-2, 11), "", true)
 	f.Add(request(9, opClose), path, true)
 	f.Fuzz(func(t *testing.T, said []byte, path string, greeted bool) {
@@ -380,6 +397,18 @@ func translation(said []byte, path string) []byte {
 			}
 			return slices.Concat(said[:4], appendBytes(nil, []byte(short)), []byte{1})
 		}
+	case op == opDelete && len(rest) >= 8:
+		paths, ok := strings.CutSuffix(string(rest[4:len(rest)-4]), pathEnd)
+		if !ok || !bytes.Equal(rest[:len(rest)-4], appendBytes(nil, rest[4:len(rest)-4])) {
+			return said
+		}
+		all := strings.Split(paths, pathEnd)
+		b := append([]byte{0, 0, 0, opSetWatches, 0x7f}, bytes.Repeat([]byte{0xff}, 7)...)
+		b = binary.BigEndian.AppendUint32(b, uint32(len(all)))
+		for _, path := range all {
+			b = appendBytes(b, []byte(path))
+		}
+		return append(b, make([]byte, 8)...)
 	}
 	return said
 }

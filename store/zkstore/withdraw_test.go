@@ -1,6 +1,7 @@
 package zkstore_test
 
 import (
+	"context"
 	"errors"
 	"sync"
 	"testing"
@@ -38,4 +39,91 @@ func TestWithdrawWhoseSessionEndsMeanwhile_saysThatTheEntryHasGone(t *testing.T)
 	if err := <-done; !errors.Is(err, store.ErrGone) {
 		t.Errorf("Withdraw, whose session was closed meanwhile: %v, want ErrGone", err)
 	}
+}
+
+// An entry whose connection is lost during the withdrawal may have been broken before the request came; or the request has
+// taken it out, and only the answer was lost. Nobody can tell, so it is not said to have been there until then.
+func TestWithdrawThatIsNotAnswered_doesNotSayThatTheEntryWasThere(t *testing.T) {
+	t.Parallel()
+	conn := connect(t, server(t).Endpoint())
+	for _, tt := range []struct {
+		what   string
+		broken bool // the request is lost, and the entry is taken out by somebody else; otherwise the answer is lost
+	}{
+		{"it was broken", true},
+		{"it was withdrawn", false},
+	} {
+		m := newMeddler(t, server(t).Endpoint())
+		name := newName(t)
+		j := enqueue(t, openSession(t, newStore(t, nil, m.addr())), name, line.Exclusive)
+		j.await(t, store.Admitted)
+		node := "/" + name + "/" + nodes(t, conn, "/"+name)[0]
+		next := enqueue(t, openSession(t, newStore(t, nil, server(t).Endpoint())), name, line.Exclusive)
+		next.await(t, store.Waiting)
+
+		lose, done := once(opDelete, cut)
+		if tt.broken {
+			m.on(func(op int32, frame []byte) verdict {
+				v := lose(op, frame)
+				if v == cut {
+					if err := conn.Delete(node, -1); err != nil {
+						t.Error(err)
+					}
+				}
+				return v
+			}, nil)
+		} else {
+			m.on(nil, lose)
+		}
+		for range 2 { // to ask again tells no more
+			if err := j.Withdraw(t.Context()); !errors.Is(err, store.ErrNotKnown) || errors.Is(err, store.ErrGone) {
+				t.Errorf("%s: Withdraw says %v, want ErrNotKnown", tt.what, err)
+			}
+		}
+		receive(t, done, "a lost frame")
+		next.admitted(t)
+		j.silent(t)
+	}
+}
+
+// What is known is said: of an entry that is seen to have been taken out, and of a request that was never sent.
+func TestWithdrawOfWhatWasBroken_saysSoThoughTheConnectionWasLost(t *testing.T) {
+	t.Parallel()
+	conn := connect(t, server(t).Endpoint())
+	m := newMeddler(t, server(t).Endpoint())
+	name := newName(t)
+	j := enqueue(t, openSession(t, newStore(t, nil, m.addr())), name, line.Exclusive)
+	j.await(t, store.Admitted)
+	if err := conn.Delete("/"+name+"/"+nodes(t, conn, "/"+name)[0], -1); err != nil {
+		t.Fatal(err)
+	}
+	j.gone(t, store.ErrGone)
+	m.reset()
+	if err := j.Withdraw(t.Context()); !errors.Is(err, store.ErrGone) {
+		t.Errorf("Withdraw says %v, want ErrGone", err)
+	}
+}
+
+// The caller gives up while the request is under way, and the request is answered: so it is known what it did.
+func TestWithdrawThatWasGivenUp_isCarriedOut(t *testing.T) {
+	t.Parallel()
+	m := newMeddler(t, server(t).Endpoint())
+	name := newName(t)
+	j := enqueue(t, openSession(t, newStore(t, nil, m.addr())), name, line.Exclusive)
+	j.await(t, store.Admitted)
+	next := enqueue(t, openSession(t, newStore(t, nil, server(t).Endpoint())), name, line.Exclusive)
+	next.await(t, store.Waiting)
+	hold, asked := once(opDelete, stall)
+	m.on(hold, nil)
+	ctx, giveUp := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- j.Withdraw(ctx) }()
+	receive(t, asked, "the request")
+	giveUp()
+	if err := <-done; !errors.Is(err, context.Canceled) {
+		t.Errorf("a withdrawal that was given up says %v", err)
+	}
+	m.goOn()
+	next.admitted(t)
+	await(t, "the withdrawal to be known", func() bool { return errors.Is(j.Withdraw(t.Context()), store.ErrGone) })
 }

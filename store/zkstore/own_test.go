@@ -1,0 +1,295 @@
+package zkstore_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stilelock/stile"
+	"github.com/stilelock/stile/internal/testservers"
+	"github.com/stilelock/stile/line"
+	"github.com/stilelock/stile/store"
+)
+
+// A hold is watched from its beginning, without the caller waiting for that: whoever breaks it before the watch is set is
+// told of by the request itself.
+func TestAHoldThatIsBrokenAtOnceIsToldOf(t *testing.T) {
+	t.Parallel()
+	m := newMeddler(t, server(t).Endpoint())
+	conn := connect(t, server(t).Endpoint())
+	se, name := openSession(t, newStore(t, nil, m.addr())), newName(t)
+	for _, when := range []string{"before its watch is set", "after that"} {
+		if when == "before its watch is set" {
+			m.on(func(op int32, _ []byte) verdict {
+				if op == opSetWatches {
+					return stall
+				}
+				return pass
+			}, nil)
+		}
+		before := m.answers()
+		j := enqueue(t, se, name, line.Exclusive)
+		j.await(t, store.Admitted)
+		if when == "after that" {
+			m.awaitAnswers(t, "setWatches", 1, before)
+		}
+		if err := conn.Delete("/"+name+"/"+nodes(t, conn, "/"+name)[0], -1); err != nil {
+			t.Fatal(err)
+		}
+		m.on(nil, nil)
+		m.goOn()
+		j.gone(t, store.ErrGone) // and the store looks by itself rarely: see there
+		if err := j.Withdraw(t.Context()); !errors.Is(err, store.ErrGone) {
+			t.Errorf("broken %s: Withdraw says %v", when, err)
+		}
+	}
+}
+
+// A confirmation covers the entries too: it is not given before those are watched that were not, as after a reconnection.
+func TestAConfirmationThatSaysNothingOfAnEntryProvesThatItIsThere(t *testing.T) {
+	t.Parallel()
+	m := newMeddler(t, server(t).Endpoint())
+	conn := connect(t, server(t).Endpoint())
+	se, name := openSession(t, newStore(t, nil, m.addr())), newName(t)
+	for _, when := range []string{"as it has come", "after a reconnection"} {
+		lose, lost := once(opSetWatches, swallow)
+		before := m.answers()
+		var j *joined
+		if when == "as it has come" {
+			m.on(lose, nil)
+			j = enqueue(t, se, name, line.Exclusive)
+		} else {
+			j = enqueue(t, se, name, line.Exclusive)
+			m.awaitAnswers(t, "setWatches", 1, before)
+			m.on(lose, nil)
+			m.reset()
+		}
+		j.await(t, store.Admitted)
+		receive(t, lost, "a request for watches, which is lost")
+		if err := conn.Delete("/"+name+"/"+nodes(t, conn, "/"+name)[0], -1); err != nil {
+			t.Fatal(err)
+		}
+		before = m.answers()
+		ctx, giveUp := context.WithCancel(t.Context())
+		done := make(chan error, 1)
+		go func() { done <- se.Confirm(ctx) }()
+		m.awaitAnswers(t, "multi", 1, before)
+		j.silent(t)
+		giveUp()
+		if err := <-done; err == nil {
+			t.Errorf("%s, an entry is gone of which nothing was heard, and the session is confirmed", when)
+		}
+
+		m.reset() // the client learns that there is no answer, and asks again
+		confirmSoon(t, se)
+		select {
+		case st := <-j.heard:
+			if st.State != store.Gone {
+				t.Errorf("%s: an entry that is gone is said to be %v", when, st.State)
+			}
+		default:
+			t.Errorf("%s, the session is confirmed and nothing was heard of an entry that is gone", when)
+		}
+		m.on(nil, nil)
+	}
+}
+
+// After a reconnection there is much to be asked. A confirmation does not come behind all of that: few readings are under way
+// at a time, and entries whose turn it is need none. Here no reading is answered at all.
+func TestAConfirmationAfterAReconnectionDoesNotComeBehindReadings(t *testing.T) {
+	t.Parallel()
+	const (
+		each     = 50
+		readings = 16
+	)
+	m := newMeddler(t, server(t).Endpoint())
+	other, se := openSession(t, newStore(t, nil, server(t).Endpoint())), openSession(t, newStore(t, nil, m.addr()))
+	prefix := newName(t) + "/"
+	before := m.answers()
+	var held, behind []*joined
+	var ahead *joined
+	for i := range each {
+		name := prefix + "held-" + strconv.Itoa(i)
+		holder := enqueue(t, other, name, line.Exclusive) // and so its line is followed
+		held = append(held, enqueue(t, se, name, line.Exclusive))
+		holder.withdraw(t)
+		held[i].await(t, store.Admitted)
+		name = prefix + "waited-" + strconv.Itoa(i)
+		ahead = enqueue(t, other, name, line.Exclusive)
+		behind = append(behind, enqueue(t, se, name, line.Exclusive))
+		behind[i].await(t, store.Waiting)
+	}
+	m.awaitAnswers(t, "getData", 2*each, before) // the holders' nodes
+	confirmed(t, se)                             // so all of its entries are watched
+
+	var mu sync.Mutex
+	asked := map[string]int{}
+	count := func(op int32, frame []byte) verdict {
+		mu.Lock()
+		defer mu.Unlock()
+		asked[opNames[op]]++
+		if (op == opGetChildren2 || op == opGetData) && bytes.Contains(frame, []byte("/held-")) {
+			t.Errorf("%s of a line in which an entry is admitted", opNames[op])
+		}
+		return pass
+	}
+	m.on(count, func(to int32, _ []byte) verdict {
+		if to == opGetChildren2 || to == opGetData {
+			return swallow
+		}
+		return pass
+	})
+	m.reset()
+	await(t, "all readings that are made at a time", func() bool {
+		mu.Lock()
+		defer mu.Unlock()
+		return asked["getChildren"]+asked["getData"] >= readings
+	})
+	confirmed(t, se)
+	mu.Lock()
+	if n := asked["getChildren"] + asked["getData"]; n != readings {
+		t.Errorf("%d readings are under way, want %d", n, readings)
+	}
+	if n := asked["setWatches"]; n < 1 || n > 5 { // the first may come before all are known, and the confirmation may be faster
+		t.Errorf("%d requests for watches of %d entries", n, 2*each)
+	}
+	mu.Unlock()
+
+	// Nothing was forgotten over that.
+	before = m.answers()
+	m.on(count, nil)
+	m.reset()
+	m.awaitAnswers(t, "getData", each, before)
+	confirmed(t, se)
+	ahead.withdraw(t)
+	behind[each-1].admitted(t)
+	for _, j := range append(held, behind...) {
+		j.silently(t)
+	}
+}
+
+// silently checks that nothing more has been heard.
+func (j *joined) silently(t *testing.T) {
+	t.Helper()
+	select {
+	case st := <-j.heard:
+		t.Errorf("the entry for %q was said to be %v (%v)", j.name, st.State, st.Cause)
+	default:
+	}
+}
+
+// A client that holds thousands of locks, and one connection that is reset. It takes minutes and much memory: run it with
+// STILE_MANY_HOLDS=20000.
+func TestManyHoldsSurviveAReconnection(t *testing.T) {
+	n, err := strconv.Atoi(os.Getenv("STILE_MANY_HOLDS"))
+	if err != nil {
+		t.Skip("STILE_MANY_HOLDS is not set to a number of holds")
+	}
+	const ttl = 8 * time.Second
+	z := testservers.StartZooKeeper(t)
+	m := newMeddler(t, z.Endpoint())
+	var failed, renewed atomic.Int32
+	c, err := stile.New(newStore(t, nil, m.addr()), &stile.Options{TTL: ttl, Hooks: stile.Hooks{Renewed: func(r stile.Renewed) {
+		if r.Err == nil {
+			renewed.Add(1)
+			return
+		}
+		failed.Add(1)
+		t.Logf("renewal: %.150s", r.Err)
+	}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { closeSoon(c.Close) })
+	holds := make([]*stile.Hold, n)
+	var locking sync.WaitGroup
+	places := make(chan struct{}, 32)
+	start := time.Now()
+	for i := range n {
+		places <- struct{}{}
+		locking.Go(func() {
+			defer func() { <-places }()
+			h, err := c.Mutex(fmt.Sprintf("many/%d", i)).Lock(t.Context())
+			if err != nil {
+				t.Error(err)
+			}
+			holds[i] = h
+		})
+	}
+	locking.Wait()
+	if t.Failed() {
+		return
+	}
+	t.Logf("%d holds after %v", n, time.Since(start))
+	m.passed()
+	failed.Store(0)
+	start = time.Now()
+	m.reset()
+	last := renewed.Load()
+	await(t, "three renewals", func() bool { return renewed.Load() >= last+3 })
+	lost := len(slices.DeleteFunc(slices.Clone(holds), func(h *stile.Hold) bool { return h.Valid() }))
+	asked := map[string]int{}
+	for _, request := range m.passed() {
+		asked[request]++
+	}
+	t.Logf("%v after a reset %d of %d holds are lost; %d renewals failed; requests: %v", time.Since(start), lost, n, failed.Load(), asked)
+	if lost > 0 {
+		t.Error("holds were lost")
+	}
+}
+
+// A follower lags behind until it is asked to catch up: on each connection, until there was a sync, the listings show no entry
+// that was made since the test began. An entry whose creation was not answered is found all the same, and not made twice.
+func TestAnEntryIsFoundAgainOnAServerThatLags(t *testing.T) {
+	t.Parallel()
+	m := newMeddler(t, server(t).Endpoint())
+	conn := connect(t, server(t).Endpoint())
+	se := openSession(t, newStore(t, nil, m.addr()))
+	for _, close := range []bool{false, true} { // the connection, when the sync has been answered
+		for range 10 {
+			name := newName(t)
+			enqueue(t, se, name, line.Exclusive).withdraw(t) // so that the directory is there
+			lag := false
+			closing := close
+			lose, lost := once(opCreate2, cut)
+			m.on(func(op int32, _ []byte) verdict {
+				switch op {
+				case 0:
+					lag = true
+				case opSync:
+					lag = false
+				}
+				return pass
+			}, func(to int32, frame []byte) verdict {
+				switch {
+				case to == opGetChildren2 && lag:
+					// Nothing of this form is an entry. The listing itself keeps its length.
+					for at := bytes.Index(frame, []byte("-lock-")); at >= 0; at = bytes.Index(frame, []byte("-lock-")) {
+						copy(frame[at:], "-none-")
+					}
+				case to == opSync && closing:
+					closing = false
+					return last
+				}
+				return lose(to, frame)
+			})
+			j := enqueue(t, se, name, line.Exclusive)
+			receive(t, lost, "a lost answer")
+			m.on(nil, nil)
+			if all := nodes(t, conn, "/"+name); len(all) != 1 {
+				t.Fatalf("the line has the entries %s", strings.Join(all, ", "))
+			}
+			j.admitted(t)
+			j.withdraw(t)
+		}
+	}
+}
