@@ -32,6 +32,8 @@ type entry struct {
 
 	// doubt is set while an attempt to put the entry in was given up: it may be carried out later.
 	doubt atomic.Bool
+	// unanswered is set when a request to let the entry leave was not answered: it may have been carried out.
+	unanswered atomic.Bool
 	// out is set when the entry is known not to be in its line any more.
 	out atomic.Bool
 	// outlasts is set if the end of the session may not take the entry out.
@@ -239,7 +241,7 @@ func (e *entry) outcome(ctx context.Context, resp *clientv3.TxnResponse, quiet, 
 		// An earlier entry of this session that is still on its way out: only this session makes such keys. Its own
 		// withdrawal will find nothing, so its trace has to go here.
 		order := mine[0].CreateRevision
-		_, err = e.session.remove(ctx, e.key, order, clientv3.OpDelete(e.session.store.keys.trace(e.req.Name, uint64(order))))
+		_, _, err = e.session.remove(ctx, e.key, order, clientv3.OpDelete(e.session.store.keys.trace(e.req.Name, uint64(order))))
 	}
 	return arrival{}, false, err
 }
@@ -368,13 +370,21 @@ func (e *entry) departAlone(ctx context.Context, doing string, request func(cont
 	return nil
 }
 
+// takenOut is the error of a departure that has not found the entry.
 func (e *entry) takenOut(doing string) error {
+	if e.unanswered.Load() {
+		return fmt.Errorf("%s: %s: the entry is out, but an earlier request to take it out was not answered: %w",
+			e.session.store, doing, store.ErrNotKnown)
+	}
 	return fmt.Errorf("%s: %s: %w: somebody else has taken the entry out", e.session.store, doing, store.ErrGone)
 }
 
 // takeOut is the request of a withdrawal.
 func (e *entry) takeOut(ctx context.Context) (there bool, err error) {
-	there, err = e.session.remove(ctx, e.key, int64(e.order), e.untrace()...)
+	there, unanswered, err := e.session.remove(ctx, e.key, int64(e.order), e.untrace()...)
+	if unanswered {
+		e.unanswered.Store(true)
+	}
 	if err == nil {
 		e.out.Store(true)
 	}

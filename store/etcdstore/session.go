@@ -237,10 +237,10 @@ func (se *session) Close(ctx context.Context) error {
 }
 
 // remove is [Store.remove] for the session's own entries.
-func (se *session) remove(ctx context.Context, key string, created int64, rest ...clientv3.Op) (bool, error) {
-	removed, h, err := se.store.remove(ctx, key, created, rest...)
+func (se *session) remove(ctx context.Context, key string, created int64, rest ...clientv3.Op) (removed, unanswered bool, err error) {
+	removed, unanswered, h, err := se.store.remove(ctx, key, created, rest...)
 	se.shown(h)
-	return removed, err
+	return removed, unanswered, err
 }
 
 // alive returns why the session has ended, or nil.

@@ -126,12 +126,12 @@ func (s *Store) Break(ctx context.Context, name string, order uint64) (store.Ent
 		if e.Order != order {
 			continue
 		}
-		var removed bool
-		removed, _, err = s.remove(ctx, cs[i].ID, int64(cs[i].Order))
+		var removed, unanswered bool
+		removed, unanswered, _, err = s.remove(ctx, cs[i].ID, int64(cs[i].Order))
 		switch {
 		case err != nil:
 			return store.Entry{}, s.explain(doing, err)
-		case !removed:
+		case !removed && !unanswered:
 			return store.Entry{}, gone
 		}
 		return e, nil
@@ -139,26 +139,62 @@ func (s *Store) Break(ctx context.Context, name string, order uint64) (store.Ent
 	return store.Entry{}, gone
 }
 
-// remove deletes a key if it still has the given create revision, and does the rest with it; it reports whether the key was
-// there to be deleted. An attempt whose outcome is unknown, followed by one that finds nothing, counts as deleted:
-// somebody's was.
+// remove deletes a key if it still has the given create revision, and does the rest with it. It reports whether an attempt
+// found the key there to be deleted, and whether one was not answered: that one may have deleted what the others did not find.
+//
+// An attempt that takes long is still waited for when the next is made. On a slow cluster it is the one that deletes the key.
 func (s *Store) remove(
 	ctx context.Context, key string, created int64, rest ...clientv3.Op,
-) (removed bool, h *pb.ResponseHeader, err error) {
-	doubt := false
-	err = attempt(ctx, func(ctx context.Context) error {
-		resp, err := s.cli.Txn(ctx).
-			If(clientv3.Compare(clientv3.CreateRevision(key), "=", created)).
-			Then(append(rest, clientv3.OpDelete(key))...).
-			Commit()
-		if err != nil {
-			doubt = true
-			return err
+) (removed, unanswered bool, h *pb.ResponseHeader, err error) {
+	type answer struct {
+		resp *clientv3.TxnResponse
+		err  error
+	}
+	ops := append(rest, clientv3.OpDelete(key))
+	answers, waiting := make(chan answer), 0
+	life, cancel := context.WithCancel(ctx)
+	defer cancel()
+	hear := func(a answer) error {
+		waiting--
+		if a.err != nil {
+			unanswered = unanswered || !refused(a.err)
+			return a.err
 		}
-		removed, h = resp.Succeeded || doubt, resp.Header
+		removed, h = removed || a.resp.Succeeded, a.resp.Header
 		return nil
+	}
+	err = attempt(ctx, func(ctx context.Context) error {
+		waiting++
+		go func() {
+			resp, err := s.cli.Txn(life).
+				If(clientv3.Compare(clientv3.CreateRevision(key), "=", created)).
+				Then(ops...).
+				Commit()
+			select {
+			case answers <- answer{resp, err}:
+			case <-life.Done():
+			}
+		}()
+		select {
+		case a := <-answers:
+			return hear(a)
+		case <-ctx.Done():
+			return ctx.Err()
+		}
 	})
-	return removed, h, err
+	patience := time.NewTimer(attempts.Longest)
+	defer patience.Stop()
+	for over := err != nil; !over && !removed && waiting > 0; {
+		select {
+		case a := <-answers:
+			_ = hear(a) // that it was refused says no more than that the key was not found
+		case <-patience.C:
+			over = true
+		case <-ctx.Done():
+			over = true
+		}
+	}
+	return removed, unanswered || waiting > 0, h, err
 }
 
 // String names the store in messages: "etcd at 10.0.0.1:2379, 10.0.0.2:2379".
