@@ -97,8 +97,9 @@ type Session interface {
 	// Confirm asks the one authority that could end the session (the etcd leader, the ZooKeeper leader, the
 	// Redis master, a majority of Redlock masters) to keep it for another TTL.
 	//
-	// A nil error proves that the session, and each of its entries that has not been reported [Gone], was alive
-	// at some moment after Confirm was called. An error matching [ErrSessionLost] proves that it has ended. Any
+	// A nil error proves that the session was alive at some moment after Confirm was called, so that the store had not
+	// ended any of its entries by then. It does not prove that nobody else has taken one out, with Break or behind the
+	// store's back: of that Notify tells, as soon as the store hears of it. An error matching [ErrSessionLost] proves that it has ended. Any
 	// other error proves nothing: the request may have been carried out.
 	//
 	// Confirm never answers from what the client knows already, and never takes the answer to an earlier

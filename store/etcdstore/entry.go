@@ -286,7 +286,7 @@ func (e *entry) clear() {
 	se := e.session
 	guard := se.guardKey()
 	mine := clientv3.Compare(clientv3.Value(e.key), "=", e.value)
-	raise := clientv3.OpPut(guard, "", clientv3.WithLease(se.lease))
+	raise := clientv3.OpPut(guard, guardValue, clientv3.WithLease(se.lease))
 	tell := clientv3.OpGet(guard, clientv3.WithKeysOnly())
 	for se.alive() == nil {
 		var resp *clientv3.TxnResponse

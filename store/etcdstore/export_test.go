@@ -21,15 +21,19 @@ func (s *Store) SetTimes(t Times) {
 }
 
 // Watches reports whether a session has a complete watch of a line.
-func Watches(s store.Session, name string) bool {
+func Watches(s store.Session, name string) bool { return WatchOf(s, name) != 0 }
+
+// WatchOf returns the number of the watch of a line that is open and complete; zero if there is none. The first one that
+// the session has opened has number 1.
+func WatchOf(s store.Session, name string) int {
 	se := s.(*session)
 	se.mu.Lock()
 	w := se.lines[name]
 	se.mu.Unlock()
 	if w == nil {
-		return false
+		return 0
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	return w.open != 0
+	return w.open
 }

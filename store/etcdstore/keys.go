@@ -43,23 +43,43 @@ func (k keys) entry(name string, lease clientv3.LeaseID, nonce string) string {
 	return key
 }
 
+// guardValue is what is in a guard key, so that a store with another prefix does not take it for an entry of a lock "….stile".
+const guardValue = "a guard of Stile's"
+
 func (k keys) guard(lease clientv3.LeaseID) string {
 	return k.prefix + reserved + "/" + leaseText(lease)
 }
 
-// parse returns the name of the line that a key is an entry of, and the nonce in the key, if there is one. A key is an
-// entry if its last part is named after the lease attached to it, or if it has a lease and its value, one of ours, says
-// that it is named after another: no other key is made like that by accident.
+// parse returns the name of the line that a key is an entry of, and the nonce in the key, if there is one. A key is an entry
+// if its last part is named after the lease attached to it; or if it has a lease and its value, one of ours, says that it is
+// named after another; or if that name is as long as those of the leases that etcd names: somebody has written over the
+// entry, which took it off its lease, and its owner may not know yet. No other key is made like that by accident.
 func (k keys) parse(kv *mvccpb.KeyValue) (name, nonce string, ok bool) {
 	name, lease, nonce, ok := k.split(kv.Key)
-	if !ok || kv.Lease == 0 {
+	switch {
+	case !ok || string(kv.Value) == guardValue:
 		return "", "", false
+	case kv.Lease != 0 && lease == leaseText(clientv3.LeaseID(kv.Lease)):
+		return name, nonce, true
 	}
-	if lease != leaseText(clientv3.LeaseID(kv.Lease)) {
-		v, ours := decode(kv.Value)
-		ok = ours && v.Session == lease
-	}
+	v, ours := decode(kv.Value)
+	ok = kv.Lease != 0 && ours && v.Session == lease || len(lease) >= leaseDigits
 	return name, nonce, ok
+}
+
+// leaseDigits is how many digits the name of a lease has at least that etcd has chosen. Its last 48 bits are a count of
+// milliseconds and a counter, which have twelve digits from 2012 to 2039, and again soon after that; those before them are
+// of the member's id.
+const leaseDigits = 12
+
+// writtenOver reports whether an entry has lost its lease because somebody has written to its key.
+func (k keys) writtenOver(c contender) bool {
+	_, lease, _, _ := k.split([]byte(c.ID))
+	if lease == leaseText(c.Lease) {
+		return false
+	}
+	v, ours := decode(c.Value)
+	return !ours || v.Session != lease || c.Lease == 0
 }
 
 // name returns the name of the line that a key would be an entry of if it had the right lease.

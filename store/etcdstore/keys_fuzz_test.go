@@ -48,7 +48,8 @@ func FuzzDecode(f *testing.F) {
 	})
 }
 
-// A key belongs to at most one line, under at most one lease unless it says so itself, and the keys we make are understood.
+// A key belongs to at most one line, under at most one lease unless it says so itself or is named after a lease that etcd has
+// chosen, and the keys we make are understood.
 func FuzzParse(f *testing.F) {
 	outlasting := `{"stile":1,"nonce":"N","mode":"exclusive","owner":{},"session":"1f"}`
 	for _, seed := range []struct {
@@ -78,6 +79,9 @@ func FuzzParse(f *testing.F) {
 		{"", "a/1f", 0x2e, outlasting},
 		{"", "a/1f-NONCE", 0x2e, outlasting},
 		{"", "a/1f", 0, outlasting},
+		{"", "a/694d9d3b5a8c1f2e", 0, "who reads this?"},
+		{"", "a/694d9d3b5a8c1f2e-NONCE", 0x1f, ""},
+		{"", "p/.stile/694d9d3b5a8c1f2e", 0x694d9d3b5a8c1f2e, guardValue},
 		{"", "a/2f", 0x2e, outlasting},
 		{"", "a/", 0x2e, `{"stile":1,"session":""}`},
 		{"", "a/x", 0x2e, `{"stile":1,"session":"x"}`},
@@ -91,7 +95,9 @@ func FuzzParse(f *testing.F) {
 		if !ok {
 			return
 		}
-		if lease == 0 || name == "" || name == reserved || strings.HasPrefix(name, reserved+"/") {
+		_, named, _, _ := k.split([]byte(key))
+		chosen := len(named) >= leaseDigits
+		if lease == 0 && !chosen || string(text) == guardValue || name == "" || name == reserved || strings.HasPrefix(name, reserved+"/") {
 			t.Fatalf("key %q with lease %x is an entry of lock %q", key, lease, name)
 		}
 		if of, ok := k.name([]byte(key)); !ok || of != name {
@@ -101,10 +107,10 @@ func FuzzParse(f *testing.F) {
 		bare := k.entry(name, id, "")
 		if v, ours := decode(text); key != bare && key != bare+"-"+nonce {
 			bare = k.line(name) + v.Session
-			if !ours || v.Session == "" || key != bare && key != bare+"-"+nonce {
+			if !chosen && (!ours || v.Session == "" || key != bare && key != bare+"-"+nonce) {
 				t.Errorf("key %q with value %q was read as %q's entry with nonce %q", key, text, name, nonce)
 			}
-			if _, _, ok := k.parse(&mvccpb.KeyValue{Key: []byte(key), Lease: lease}); ok {
+			if _, _, ok := k.parse(&mvccpb.KeyValue{Key: []byte(key), Lease: lease}); ok && !chosen {
 				t.Errorf("key %q is an entry with lease %x, whatever its value", key, lease)
 			}
 			return
@@ -115,7 +121,7 @@ func FuzzParse(f *testing.F) {
 				t.Errorf("the key of lock %q with nonce %q was read as one of %q with nonce %q, %v", name, nonce, again, read, ok)
 			}
 		}
-		if _, _, ok := k.parse(&mvccpb.KeyValue{Key: []byte(key), Lease: lease + 1}); ok {
+		if _, _, ok := k.parse(&mvccpb.KeyValue{Key: []byte(key), Lease: lease + 1}); ok && !chosen {
 			t.Errorf("key %q is an entry with the leases %x and %x", key, lease, lease+1)
 		}
 	})

@@ -124,6 +124,10 @@ func (k keys) reading(name string, kvs []*mvccpb.KeyValue) (store.Line, []conten
 		e := asStoreEntry(c)
 		e.Admitted = admitted[i]
 		l.Entries = append(l.Entries, e)
+		if k.writtenOver(c) {
+			l.Remarks = append(l.Remarks, fmt.Sprintf("key %q is named like an entry, but has not the lease that it is named after: "+
+				"somebody has written over it, and it stays until it is broken or deleted", c.ID))
+		}
 	}
 	for _, key := range strays {
 		l.Remarks = append(l.Remarks, fmt.Sprintf("key %q is not an entry of the lock, and Stile takes no notice of it, but "+

@@ -94,6 +94,9 @@ func (se *session) Confirm(ctx context.Context) error {
 		return se.explain(ctx, "renew the session", err)
 	case ttl <= 0:
 		return se.gone()
+	case time.Duration(ttl)*time.Second < se.ttl:
+		return fmt.Errorf("%s: the renewal of the session was answered with a TTL of %d s, and %v was granted: "+
+			"it is an answer to an earlier one, from a proxy; connect to the cluster itself", se.store, ttl, se.ttl)
 	}
 	return nil
 }

@@ -10,6 +10,7 @@ import (
 	"sync"
 	"time"
 
+	"go.etcd.io/etcd/api/v3/mvccpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"google.golang.org/grpc/metadata"
 
@@ -55,6 +56,7 @@ type watchedLine struct {
 
 	mu       sync.Mutex
 	mine     map[*entry]struct{} // joining or standing
+	holding  bool                // one of them has held for a while: the watch is to tell of what is put, too
 	watching bool                // the goroutine has been started
 	open     int                 // number of the watch that is open and complete; zero for none
 	opened   int                 // number of the last one
@@ -120,11 +122,7 @@ func (w *watchedLine) arrive(e *entry, a arrival) bool {
 	if e.state == standing {
 		w.tell(e)
 	}
-	switch watched := e.watch != 0 && e.watch == w.open; {
-	case watched || e.state != standing:
-	case e.place.Admitted():
-		e.late = time.AfterFunc(w.session.store.times.lateWatch, func() { w.watchFor(e) })
-	default:
+	if e.state == standing && !e.place.Admitted() && (e.watch == 0 || e.watch != w.open) {
 		w.startWatching()
 	}
 	return true
@@ -220,6 +218,9 @@ func (w *watchedLine) tell(e *entry) {
 		return
 	}
 	e.told = now
+	if now.State == store.Admitted && e.late == nil {
+		e.late = time.AfterFunc(w.session.store.times.lateWatch, func() { w.watchFor(e) })
+	}
 	if e.req.Notify != nil {
 		e.req.Notify(now)
 	}
@@ -270,16 +271,30 @@ func (w *watchedLine) vanished(e *entry) {
 	}
 }
 
+// writtenOver ends an entry the key of which somebody has written to: that took it off its lease, so that nobody but its
+// owner would ever take it out. It is called with w.mu held.
+func (w *watchedLine) writtenOver(e *entry) {
+	w.gone(e, fmt.Errorf("%s: %w: somebody has written over the entry for lock %q, key %q, which took it off its lease",
+		w.session.store, store.ErrGone, w.name, e.key))
+	w.session.work.Start(func() {
+		e.keepDeparting(func(ctx context.Context) (bool, error) { // its trace stays: it was not released
+			_, _, err := w.session.remove(ctx, e.key, int64(e.order))
+			return false, err
+		})
+	})
+}
+
 func (w *watchedLine) evicted() error {
 	return fmt.Errorf("%s: %w: the entry for lock %q was taken out: broken by somebody, or its lease ended",
 		w.session.store, store.ErrGone, w.name)
 }
 
-// watchFor sees to it that the line is watched on behalf of an entry, if the entry still stands.
+// watchFor sees to it that the line is watched on behalf of an entry that has held for a while, if it still stands.
 func (w *watchedLine) watchFor(e *entry) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if e.state == standing {
+	if e.state == standing && !w.holding {
+		w.holding = true
 		w.startWatching()
 	}
 }
@@ -306,8 +321,11 @@ func (w *watchedLine) run() {
 		w.mu.Lock()
 		w.open = 0
 		w.mu.Unlock()
-		if w.ctx.Err() != nil {
+		switch {
+		case w.ctx.Err() != nil:
 			return
+		case errors.Is(err, errDeaf):
+			continue
 		}
 		w.session.store.logger.LogAttrs(w.ctx, slog.LevelDebug, "watch of a line ended; opening another",
 			slog.String("lock", w.name), slog.Any("error", err))
@@ -339,6 +357,8 @@ func onStream(ctx context.Context, n int) context.Context {
 var (
 	// errSilent is why a watch is given up that did not begin, or missed something.
 	errSilent = errors.New("the watch is silent")
+	// errDeaf is why a watch is given up that does not tell of what is put, when somebody has to know.
+	errDeaf = errors.New("the watch does not tell of what is put")
 	// errEnded is why another watch is opened if etcd gave no reason for the end of one.
 	errEnded = errors.New("the watch ended")
 )
@@ -368,10 +388,18 @@ func (s *Store) openWatch(
 // What happened before it began is in the reading that follows. From then on the order is: event or reading, one at a
 // time, by this goroutine. A reading is newer than every event that was handled before it, so it can replace what is
 // known; an event that it includes already does no harm when it comes.
+//
+// Those who wait have no use for being told who joins, and where many do, it would be most of what they hear. Who holds hears
+// of it, because among those events is that somebody has written over its own key.
 func (w *watchedLine) follow(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	events, err := w.session.store.openWatch(ctx, cancel, w.session.store.keys.line(w.name), clientv3.WithFilterPut())
+	deaf := !w.holds()
+	var opts []clientv3.OpOption
+	if deaf {
+		opts = append(opts, clientv3.WithFilterPut())
+	}
+	events, err := w.session.store.openWatch(ctx, cancel, w.session.store.keys.line(w.name), opts...)
 	if err != nil {
 		return err
 	}
@@ -388,9 +416,12 @@ func (w *watchedLine) follow(ctx context.Context) error {
 				return resp.Err()
 			}
 			w.session.shown(resp.Header)
-			w.haveLeft(resp.Events)
+			w.heard(resp.Events)
 			silence.Reset(w.pause())
 		case <-w.kick:
+			if deaf && w.holds() {
+				return errDeaf
+			}
 			if _, err := w.reread(ctx); err != nil {
 				return err
 			}
@@ -422,13 +453,22 @@ func (w *watchedLine) opening() {
 	w.open = w.opened
 }
 
-// haveLeft takes in what the watch has said at once. etcd never divides a revision between two answers, unless the watch
-// asks for fragments, which this one does not.
-func (w *watchedLine) haveLeft(events []*clientv3.Event) {
+func (w *watchedLine) holds() bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.holding
+}
+
+// heard takes in what the watch has said at once. etcd never divides a revision between two answers, unless the watch asks
+// for fragments, which this one does not.
+func (w *watchedLine) heard(events []*clientv3.Event) {
 	var left []departure
+	var put []*mvccpb.KeyValue
 	for _, ev := range events {
 		if ev.Type == clientv3.EventTypeDelete {
 			left = append(left, departure{id: string(ev.Kv.Key), at: uint64(ev.Kv.ModRevision)})
+		} else {
+			put = append(put, ev.Kv)
 		}
 	}
 	w.mu.Lock()
@@ -436,6 +476,14 @@ func (w *watchedLine) haveLeft(events []*clientv3.Event) {
 	for together := range atOnce(left) {
 		for e := range w.mine {
 			w.theyLeft(e, together)
+		}
+	}
+	for _, kv := range put {
+		for e := range w.mine {
+			mine := e.state == standing && string(kv.Key) == e.key && uint64(kv.CreateRevision) == e.order
+			if mine && kv.Lease != int64(w.session.lease) {
+				w.writtenOver(e)
+			}
 		}
 	}
 }
@@ -483,22 +531,27 @@ func (w *watchedLine) reread(ctx context.Context) (changed bool, err error) {
 	}
 	found, _ := w.session.store.keys.contenders(w.name, resp.Kvs)
 	others := entries(found)
-	there := make(map[line.Entry]bool, len(others))
-	for _, e := range others {
-		there[line.Entry{ID: e.ID, Order: e.Order}] = true
+	under := make(map[line.Entry]clientv3.LeaseID, len(others)) // the lease of each
+	for _, c := range found {
+		under[line.Entry{ID: c.ID, Order: c.Order}] = c.Lease
 	}
 
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for e := range w.mine {
+		if e.state != standing {
+			continue // it will be told by its own arrival, and ask for a reading if it has to
+		}
+		lease, there := under[line.Entry{ID: e.key, Order: e.order}]
 		switch {
-		case e.state != standing:
-			// It will be told by its own arrival, and ask for a reading if it has to.
 		case e.order > uint64(resp.Header.Revision):
 			// It was put in after the reading, and knows more than that.
-		case !there[line.Entry{ID: e.key, Order: e.order}]:
+		case !there:
 			changed = true
 			w.gone(e, w.evicted())
+		case lease != w.session.lease:
+			changed = true
+			w.writtenOver(e)
 		default:
 			before := e.told
 			e.place.Reread(others)

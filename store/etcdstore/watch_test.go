@@ -260,3 +260,40 @@ func TestNobodyIsAdmittedBecauseEverybodyIsTakenOutWhileItJoins(t *testing.T) {
 		}
 	}
 }
+
+// An entry that joins while no watch is open has to ask for a reading: what happens before the next watch begins, no watch
+// tells it. So a watch that has ended does not count as open, from then on until the next one is complete.
+func TestAWatchThatHasEndedIsNotOpen(t *testing.T) {
+	t.Parallel()
+	cli, now := tampered(t)
+	name := newName(t)
+	st := newStore(t, cli, "")
+	times := byEvents()
+	times.LateWatch = time.Millisecond
+	st.SetTimes(times)
+	se := openSession(t, st)
+	first := enqueue(t, openSession(t, newStore(t, server(t).Client(t), "")), name)
+	first.await(t, store.Admitted)
+	waiter := enqueue(t, se, name)
+	waiter.await(t, store.Waiting)
+	await(t, "its line to be watched", func() bool { return etcdstore.WatchOf(se, name) == 1 })
+
+	reading, goOn := make(chan struct{}), make(chan struct{})
+	once := sync.OnceFunc(func() { close(reading) })
+	f := tampering(func(_ context.Context, request string, carryOut func() error) error {
+		if request == "Range" {
+			once()
+			<-goOn
+		}
+		return carryOut()
+	})
+	now.Store(&f)
+	first.withdraw(t)
+	waiter.await(t, store.Admitted)
+	<-reading // with which the second watch begins, because the first does not tell of what is put
+	if n := etcdstore.WatchOf(se, name); n != 0 {
+		t.Errorf("while the second watch is being opened, watch %d counts as open", n)
+	}
+	close(goOn)
+	await(t, "the second watch to be open", func() bool { return etcdstore.WatchOf(se, name) == 2 })
+}

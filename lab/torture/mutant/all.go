@@ -94,8 +94,13 @@ func All() []Mutant {
 				},
 				{
 					"store/etcdstore/watch.go",
-					"case !there[line.Entry{ID: e.key, Order: e.order}]:",
-					"case false:",
+					"case !there:",
+					"case !there && false:",
+				},
+				{
+					"store/etcdstore/watch.go",
+					"case lease != w.session.lease:",
+					"case there && lease != w.session.lease:",
 				},
 			},
 			Cluster: "etcd", Workload: "long", Faults: "evict",
