@@ -21,19 +21,31 @@ func (s *Store) SetTimes(t Times) {
 }
 
 // Watches reports whether a session has a complete watch of a line.
-func Watches(s store.Session, name string) bool { return WatchOf(s, name) != 0 }
+func Watches(s store.Session, name string) (watches bool) {
+	look(s, name, func(w *watchedLine) { watches = w.open != 0 })
+	return watches
+}
 
-// WatchOf returns the number of the watch of a line that is open and complete; zero if there is none. The first one that
-// the session has opened has number 1.
-func WatchOf(s store.Session, name string) int {
+// WatchesHeld reports whether a session has a complete watch of the key of an entry in a line.
+func WatchesHeld(s store.Session, name string) (watches bool) {
+	look(s, name, func(w *watchedLine) {
+		for e := range w.mine {
+			watches = watches || e.keyWatched
+		}
+	})
+	return watches
+}
+
+// look calls f with what a session knows of a line, if it knows anything.
+func look(s store.Session, name string, f func(*watchedLine)) {
 	se := s.(*session)
 	se.mu.Lock()
 	w := se.lines[name]
 	se.mu.Unlock()
 	if w == nil {
-		return 0
+		return
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	return w.open
+	f(w)
 }

@@ -48,8 +48,8 @@ func FuzzDecode(f *testing.F) {
 	})
 }
 
-// A key belongs to at most one line, under at most one lease unless it says so itself or is named after a lease that etcd has
-// chosen, and the keys we make are understood.
+// A key belongs to at most one line, under at most one lease unless it says so itself or was overwritten, and the keys we make
+// are understood.
 func FuzzParse(f *testing.F) {
 	outlasting := `{"stile":1,"nonce":"N","mode":"exclusive","owner":{},"session":"1f"}`
 	for _, seed := range []struct {
@@ -91,13 +91,16 @@ func FuzzParse(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, prefix, key string, lease int64, text []byte) {
 		k := keys{prefix: prefix}
+		if name, _, ok := k.parse(&mvccpb.KeyValue{Key: []byte(key), Lease: lease, Value: text, Version: 2}); ok {
+			if of, ok := k.name([]byte(key)); !ok || of != name || string(text) == guardValue {
+				t.Errorf("key %q with value %q, overwritten, is an entry of lock %q", key, text, name)
+			}
+		}
 		name, nonce, ok := k.parse(&mvccpb.KeyValue{Key: []byte(key), Lease: lease, Value: text})
 		if !ok {
 			return
 		}
-		_, named, _, _ := k.split([]byte(key))
-		chosen := len(named) >= leaseDigits
-		if lease == 0 && !chosen || string(text) == guardValue || name == "" || name == reserved || strings.HasPrefix(name, reserved+"/") {
+		if lease == 0 || name == "" || name == reserved || strings.HasPrefix(name, reserved+"/") {
 			t.Fatalf("key %q with lease %x is an entry of lock %q", key, lease, name)
 		}
 		if of, ok := k.name([]byte(key)); !ok || of != name {
@@ -107,10 +110,10 @@ func FuzzParse(f *testing.F) {
 		bare := k.entry(name, id, "")
 		if v, ours := decode(text); key != bare && key != bare+"-"+nonce {
 			bare = k.line(name) + v.Session
-			if !chosen && (!ours || v.Session == "" || key != bare && key != bare+"-"+nonce) {
+			if !ours || v.Session == "" || key != bare && key != bare+"-"+nonce {
 				t.Errorf("key %q with value %q was read as %q's entry with nonce %q", key, text, name, nonce)
 			}
-			if _, _, ok := k.parse(&mvccpb.KeyValue{Key: []byte(key), Lease: lease}); ok && !chosen {
+			if _, _, ok := k.parse(&mvccpb.KeyValue{Key: []byte(key), Lease: lease}); ok {
 				t.Errorf("key %q is an entry with lease %x, whatever its value", key, lease)
 			}
 			return
@@ -121,7 +124,7 @@ func FuzzParse(f *testing.F) {
 				t.Errorf("the key of lock %q with nonce %q was read as one of %q with nonce %q, %v", name, nonce, again, read, ok)
 			}
 		}
-		if _, _, ok := k.parse(&mvccpb.KeyValue{Key: []byte(key), Lease: lease + 1}); ok && !chosen {
+		if _, _, ok := k.parse(&mvccpb.KeyValue{Key: []byte(key), Lease: lease + 1}); ok {
 			t.Errorf("key %q is an entry with the leases %x and %x", key, lease, lease+1)
 		}
 	})

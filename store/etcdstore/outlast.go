@@ -91,6 +91,7 @@ func (a *afterlife) attach(ctx context.Context) (there bool, err error) {
 			return err
 		}
 		there = resp.Succeeded
+		e.unanswered.Store(!there && e.unanswered.Load())
 		e.session.shown(resp.Header)
 		return nil
 	})

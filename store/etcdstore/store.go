@@ -142,20 +142,46 @@ func (s *Store) Break(ctx context.Context, name string, order uint64) (store.Ent
 // remove deletes a key if it still has the given create revision, and does the rest with it. It reports whether an attempt
 // found the key there to be deleted, and whether one was not answered: that one may have deleted what the others did not find.
 //
-// An attempt that takes long is still waited for when the next is made. On a slow cluster it is the one that deletes the key.
+// A slow attempt stays outstanding while another is made, because on a slow cluster it is the first that deletes the key.
 func (s *Store) remove(
 	ctx context.Context, key string, created int64, rest ...clientv3.Op,
 ) (removed, unanswered bool, h *pb.ResponseHeader, err error) {
 	type answer struct {
-		resp *clientv3.TxnResponse
-		err  error
+		attempt int
+		resp    *clientv3.TxnResponse
+		err     error
 	}
-	ops := append(rest, clientv3.OpDelete(key))
-	answers, waiting := make(chan answer), 0
-	life, cancel := context.WithCancel(ctx)
-	defer cancel()
+	var (
+		ops         = append(rest, clientv3.OpDelete(key))
+		answers     = make(chan answer)
+		over        = make(chan struct{})
+		outstanding = make(map[int]context.CancelFunc) // by attempt; the last and the one before
+		last        int
+	)
+	defer func() {
+		close(over)
+		for _, cancel := range outstanding {
+			cancel()
+		}
+	}()
+	start := func() {
+		if cancel := outstanding[last-1]; cancel != nil {
+			cancel() // its answer, which counts as none, is on its way
+		}
+		last++
+		one, cancel := context.WithCancel(ctx)
+		outstanding[last] = cancel
+		go func(n int) {
+			resp, err := s.cli.Txn(one).If(clientv3.Compare(clientv3.CreateRevision(key), "=", created)).Then(ops...).Commit()
+			select {
+			case answers <- answer{n, resp, err}:
+			case <-over:
+			}
+		}(last)
+	}
 	hear := func(a answer) error {
-		waiting--
+		outstanding[a.attempt]()
+		delete(outstanding, a.attempt)
 		if a.err != nil {
 			unanswered = unanswered || !refused(a.err)
 			return a.err
@@ -163,38 +189,32 @@ func (s *Store) remove(
 		removed, h = removed || a.resp.Succeeded, a.resp.Header
 		return nil
 	}
-	err = attempt(ctx, func(ctx context.Context) error {
-		waiting++
-		go func() {
-			resp, err := s.cli.Txn(life).
-				If(clientv3.Compare(clientv3.CreateRevision(key), "=", created)).
-				Then(ops...).
-				Commit()
+	// next waits for an answer that decides: not for the failure of an attempt other than the last.
+	next := func(ctx context.Context) error {
+		for {
 			select {
-			case answers <- answer{resp, err}:
-			case <-life.Done():
+			case a := <-answers:
+				if err := hear(a); err == nil || a.attempt == last || len(outstanding) == 0 {
+					return err
+				}
+			case <-ctx.Done():
+				return ctx.Err()
 			}
-		}()
-		select {
-		case a := <-answers:
-			return hear(a)
-		case <-ctx.Done():
-			return ctx.Err()
-		}
-	})
-	patience := time.NewTimer(attempts.Longest)
-	defer patience.Stop()
-	for over := err != nil; !over && !removed && waiting > 0; {
-		select {
-		case a := <-answers:
-			_ = hear(a) // that it was refused says no more than that the key was not found
-		case <-patience.C:
-			over = true
-		case <-ctx.Done():
-			over = true
 		}
 	}
-	return removed, unanswered || waiting > 0, h, err
+	err = attempt(ctx, func(ctx context.Context) error {
+		start()
+		return next(ctx)
+	})
+	if err == nil && !removed && len(outstanding) > 0 {
+		// If one of these has deleted the key, it did so before the one that was answered: its answer should be here by now.
+		late, cancel := context.WithTimeout(ctx, attempts.Shortest)
+		defer cancel()
+		for len(outstanding) > 0 && !removed && late.Err() == nil {
+			_ = next(late)
+		}
+	}
+	return removed, unanswered || len(outstanding) > 0, h, err
 }
 
 // String names the store in messages: "etcd at 10.0.0.1:2379, 10.0.0.2:2379".

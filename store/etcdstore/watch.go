@@ -10,7 +10,6 @@ import (
 	"sync"
 	"time"
 
-	"go.etcd.io/etcd/api/v3/mvccpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"google.golang.org/grpc/metadata"
 
@@ -21,8 +20,8 @@ import (
 
 // times is what a store does by the clock. Tests of what is done without the clock set others than [ordinary].
 type times struct {
-	// lateWatch is how long an entry that never waited is held before its line is watched. Short holds need no watch,
-	// and it would cost more than they do.
+	// lateWatch is how long a lock is held before its entry is watched. Short holds need no watch, which would cost more
+	// than they do.
 	lateWatch time.Duration
 	// linger is how long the watch of a line stays open when none of the session's entries is in it: who contends for
 	// a lock is soon back.
@@ -56,7 +55,6 @@ type watchedLine struct {
 
 	mu       sync.Mutex
 	mine     map[*entry]struct{} // joining or standing
-	holding  bool                // one of them has held for a while: the watch is to tell of what is put, too
 	watching bool                // the goroutine has been started
 	open     int                 // number of the watch that is open and complete; zero for none
 	opened   int                 // number of the last one
@@ -146,6 +144,9 @@ func (w *watchedLine) settle(e *entry) {
 	if e.late != nil {
 		e.late.Stop()
 	}
+	if e.watched != nil {
+		e.watched()
+	}
 	if e.contended != nil {
 		e.contended()
 	}
@@ -214,12 +215,12 @@ func (w *watchedLine) tell(e *entry) {
 	if n := e.place.Blocking(); n > 0 {
 		now.State, now.Ahead = store.Waiting, n
 	}
-	if now == e.told {
-		return
+	if now == e.told || e.told.State == store.Admitted && now.State == store.Waiting {
+		return // who is admitted stays so, even if another's entry is written over and its mode is not known any more
 	}
 	e.told = now
-	if now.State == store.Admitted && e.late == nil {
-		e.late = time.AfterFunc(w.session.store.times.lateWatch, func() { w.watchFor(e) })
+	if now.State == store.Admitted {
+		e.late = time.AfterFunc(w.session.store.times.lateWatch, func() { w.watchHeld(e) })
 	}
 	if e.req.Notify != nil {
 		e.req.Notify(now)
@@ -271,32 +272,17 @@ func (w *watchedLine) vanished(e *entry) {
 	}
 }
 
-// writtenOver ends an entry the key of which somebody has written to: that took it off its lease, so that nobody but its
-// owner would ever take it out. It is called with w.mu held.
-func (w *watchedLine) writtenOver(e *entry) {
-	w.gone(e, fmt.Errorf("%s: %w: somebody has written over the entry for lock %q, key %q, which took it off its lease",
+// overwritten ends an entry whose key somebody has written to. That took the key off its lease, so its owner has to delete it.
+// It is called with w.mu held.
+func (w *watchedLine) overwritten(e *entry) {
+	w.gone(e, fmt.Errorf("%s: %w: somebody has overwritten the entry for lock %q, key %q, which took it off its lease",
 		w.session.store, store.ErrGone, w.name, e.key))
-	w.session.work.Start(func() {
-		e.keepDeparting(func(ctx context.Context) (bool, error) { // its trace stays: it was not released
-			_, _, err := w.session.remove(ctx, e.key, int64(e.order))
-			return false, err
-		})
-	})
+	w.session.deleteOverwritten(e)
 }
 
 func (w *watchedLine) evicted() error {
 	return fmt.Errorf("%s: %w: the entry for lock %q was taken out: broken by somebody, or its lease ended",
 		w.session.store, store.ErrGone, w.name)
-}
-
-// watchFor sees to it that the line is watched on behalf of an entry that has held for a while, if it still stands.
-func (w *watchedLine) watchFor(e *entry) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if e.state == standing && !w.holding {
-		w.holding = true
-		w.startWatching()
-	}
 }
 
 // startWatching starts the goroutine that watches, or makes it read the line once more. It is called with w.mu held.
@@ -321,11 +307,8 @@ func (w *watchedLine) run() {
 		w.mu.Lock()
 		w.open = 0
 		w.mu.Unlock()
-		switch {
-		case w.ctx.Err() != nil:
+		if w.ctx.Err() != nil {
 			return
-		case errors.Is(err, errDeaf):
-			continue
 		}
 		w.session.store.logger.LogAttrs(w.ctx, slog.LevelDebug, "watch of a line ended; opening another",
 			slog.String("lock", w.name), slog.Any("error", err))
@@ -357,8 +340,6 @@ func onStream(ctx context.Context, n int) context.Context {
 var (
 	// errSilent is why a watch is given up that did not begin, or missed something.
 	errSilent = errors.New("the watch is silent")
-	// errDeaf is why a watch is given up that does not tell of what is put, when somebody has to know.
-	errDeaf = errors.New("the watch does not tell of what is put")
 	// errEnded is why another watch is opened if etcd gave no reason for the end of one.
 	errEnded = errors.New("the watch ended")
 )
@@ -388,18 +369,10 @@ func (s *Store) openWatch(
 // What happened before it began is in the reading that follows. From then on the order is: event or reading, one at a
 // time, by this goroutine. A reading is newer than every event that was handled before it, so it can replace what is
 // known; an event that it includes already does no harm when it comes.
-//
-// Those who wait have no use for being told who joins, and where many do, it would be most of what they hear. Who holds hears
-// of it, because among those events is that somebody has written over its own key.
 func (w *watchedLine) follow(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	deaf := !w.holds()
-	var opts []clientv3.OpOption
-	if deaf {
-		opts = append(opts, clientv3.WithFilterPut())
-	}
-	events, err := w.session.store.openWatch(ctx, cancel, w.session.store.keys.line(w.name), opts...)
+	events, err := w.session.store.openWatch(ctx, cancel, w.session.store.keys.line(w.name), clientv3.WithFilterPut())
 	if err != nil {
 		return err
 	}
@@ -416,12 +389,9 @@ func (w *watchedLine) follow(ctx context.Context) error {
 				return resp.Err()
 			}
 			w.session.shown(resp.Header)
-			w.heard(resp.Events)
+			w.haveLeft(resp.Events)
 			silence.Reset(w.pause())
 		case <-w.kick:
-			if deaf && w.holds() {
-				return errDeaf
-			}
 			if _, err := w.reread(ctx); err != nil {
 				return err
 			}
@@ -453,22 +423,13 @@ func (w *watchedLine) opening() {
 	w.open = w.opened
 }
 
-func (w *watchedLine) holds() bool {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return w.holding
-}
-
-// heard takes in what the watch has said at once. etcd never divides a revision between two answers, unless the watch asks
-// for fragments, which this one does not.
-func (w *watchedLine) heard(events []*clientv3.Event) {
+// haveLeft takes in what the watch has said at once. etcd never divides a revision between two answers, unless the watch
+// asks for fragments, which this one does not.
+func (w *watchedLine) haveLeft(events []*clientv3.Event) {
 	var left []departure
-	var put []*mvccpb.KeyValue
 	for _, ev := range events {
 		if ev.Type == clientv3.EventTypeDelete {
 			left = append(left, departure{id: string(ev.Kv.Key), at: uint64(ev.Kv.ModRevision)})
-		} else {
-			put = append(put, ev.Kv)
 		}
 	}
 	w.mu.Lock()
@@ -476,14 +437,6 @@ func (w *watchedLine) heard(events []*clientv3.Event) {
 	for together := range atOnce(left) {
 		for e := range w.mine {
 			w.theyLeft(e, together)
-		}
-	}
-	for _, kv := range put {
-		for e := range w.mine {
-			mine := e.state == standing && string(kv.Key) == e.key && uint64(kv.CreateRevision) == e.order
-			if mine && kv.Lease != int64(w.session.lease) {
-				w.writtenOver(e)
-			}
 		}
 	}
 }
@@ -531,9 +484,9 @@ func (w *watchedLine) reread(ctx context.Context) (changed bool, err error) {
 	}
 	found, _ := w.session.store.keys.contenders(w.name, resp.Kvs)
 	others := entries(found)
-	under := make(map[line.Entry]clientv3.LeaseID, len(others)) // the lease of each
+	leases := make(map[line.Entry]clientv3.LeaseID, len(others))
 	for _, c := range found {
-		under[line.Entry{ID: c.ID, Order: c.Order}] = c.Lease
+		leases[line.Entry{ID: c.ID, Order: c.Order}] = c.Lease
 	}
 
 	w.mu.Lock()
@@ -542,7 +495,7 @@ func (w *watchedLine) reread(ctx context.Context) (changed bool, err error) {
 		if e.state != standing {
 			continue // it will be told by its own arrival, and ask for a reading if it has to
 		}
-		lease, there := under[line.Entry{ID: e.key, Order: e.order}]
+		lease, there := leases[line.Entry{ID: e.key, Order: e.order}]
 		switch {
 		case e.order > uint64(resp.Header.Revision):
 			// It was put in after the reading, and knows more than that.
@@ -551,7 +504,7 @@ func (w *watchedLine) reread(ctx context.Context) (changed bool, err error) {
 			w.gone(e, w.evicted())
 		case lease != w.session.lease:
 			changed = true
-			w.writtenOver(e)
+			w.overwritten(e)
 		default:
 			before := e.told
 			e.place.Reread(others)

@@ -265,18 +265,19 @@ func TestNobodyIsAdmittedBecauseEverybodyIsTakenOutWhileItJoins(t *testing.T) {
 // tells it. So a watch that has ended does not count as open, from then on until the next one is complete.
 func TestAWatchThatHasEndedIsNotOpen(t *testing.T) {
 	t.Parallel()
-	cli, now := tampered(t)
-	name := newName(t)
+	e := testservers.StartEtcd(t) // of its own: compaction is not for one line
+	proxy := testservers.NewProxy(t, e.Endpoint())
+	direct, name := e.Client(t), newName(t)
+	cli, now := tamperedAt(t, proxy.Addr())
 	st := newStore(t, cli, "")
 	times := byEvents()
-	times.LateWatch = time.Millisecond
+	times.Overdue = never
 	st.SetTimes(times)
 	se := openSession(t, st)
-	first := enqueue(t, openSession(t, newStore(t, server(t).Client(t), "")), name)
+	first := enqueue(t, openSession(t, newStore(t, direct, "")), name)
 	first.await(t, store.Admitted)
-	waiter := enqueue(t, se, name)
-	waiter.await(t, store.Waiting)
-	await(t, "its line to be watched", func() bool { return etcdstore.WatchOf(se, name) == 1 })
+	enqueue(t, se, name).await(t, store.Waiting)
+	await(t, "its line to be watched", func() bool { return etcdstore.Watches(se, name) })
 
 	reading, goOn := make(chan struct{}), make(chan struct{})
 	once := sync.OnceFunc(func() { close(reading) })
@@ -288,12 +289,25 @@ func TestAWatchThatHasEndedIsNotOpen(t *testing.T) {
 		return carryOut()
 	})
 	now.Store(&f)
-	first.withdraw(t)
-	waiter.await(t, store.Admitted)
-	<-reading // with which the second watch begins, because the first does not tell of what is put
-	if n := etcdstore.WatchOf(se, name); n != 0 {
-		t.Errorf("while the second watch is being opened, watch %d counts as open", n)
+	// The watch cannot go on where it was: that has been compacted.
+	proxy.Hold()
+	resp, err := direct.Put(t.Context(), name+"-other", "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := direct.Compact(t.Context(), resp.Header.Revision, clientv3.WithCompactPhysical()); err != nil {
+		t.Fatal(err)
+	}
+	proxy.Reset()
+	proxy.Release()
+	select {
+	case <-reading: // with which the next watch begins
+	case <-until(t, soon).Done():
+		t.Fatal("no other watch was opened")
+	}
+	if etcdstore.Watches(se, name) {
+		t.Error("while another watch is being opened the old one counts as open")
 	}
 	close(goOn)
-	await(t, "the second watch to be open", func() bool { return etcdstore.WatchOf(se, name) == 2 })
+	await(t, "the other watch to be open", func() bool { return etcdstore.Watches(se, name) })
 }

@@ -61,11 +61,7 @@ func TestWithdrawAfterARequestThatWasNotAnswered_saysOnlyWhatIsKnown(t *testing.
 			name := newName(t)
 			j := enqueue(t, openSession(t, newStore(t, cli, "")), name)
 			j.await(t, store.Admitted)
-			var asked atomic.Bool
-			f := tampering(func(_ context.Context, request string, carryOut func() error) error {
-				if request != "Txn" || asked.Swap(true) {
-					return carryOut()
-				}
+			f := firstTxn(func(carryOut func() error) error {
 				what.first(t, name, carryOut)
 				return errLost
 			})
@@ -87,11 +83,7 @@ func TestWithdrawAfterATimeAfterARequestThatWasNotAnswered_saysOnlyWhatIsKnown(t
 	name := newName(t)
 	j := enqueue(t, openSession(t, newStore(t, cli, "")), name)
 	j.await(t, store.Admitted)
-	var asked atomic.Bool
-	f := tampering(func(_ context.Context, request string, carryOut func() error) error {
-		if request != "Txn" || asked.Swap(true) {
-			return carryOut()
-		}
+	f := firstTxn(func(carryOut func() error) error {
 		succeed(t, carryOut())
 		removeKeys(t, name)
 		return errLost
@@ -139,6 +131,56 @@ func TestWithdrawFromASlowCluster_isWhatItsFirstAnswerSays(t *testing.T) {
 				t.Errorf("Withdraw: %v, want %v", err, what.want)
 			}
 		})
+	}
+}
+
+// Nothing is answered for long. There are two attempts outstanding then, and not ever more of them.
+func TestWithdrawWithoutAnyAnswer_givesUpItsOlderAttempts(t *testing.T) {
+	t.Parallel()
+	cli, now := tampered(t)
+	j := enqueue(t, openSession(t, newStore(t, cli, "")), newName(t))
+	j.await(t, store.Admitted)
+	attempts := make(chan context.Context, 100)
+	f := tampering(func(ctx context.Context, request string, carryOut func() error) error {
+		if request != "Txn" {
+			return carryOut()
+		}
+		attempts <- ctx
+		<-ctx.Done()
+		return ctx.Err()
+	})
+	now.Store(&f)
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- j.Withdraw(ctx) }()
+	first, second := <-attempts, <-attempts
+	<-attempts
+	<-first.Done()
+	if second.Err() != nil {
+		t.Error("the last attempt but one was given up")
+	}
+	cancel()
+	if err := <-done; !errors.Is(err, context.Canceled) {
+		t.Errorf("Withdraw: %v", err)
+	}
+	now.Store(nil)
+}
+
+// firstTxn does something of its own with the first Txn. The others are carried out after that: the store makes another when
+// the first is slow.
+func firstTxn(does func(carryOut func() error) error) tampering {
+	var asked atomic.Bool
+	done := make(chan struct{})
+	return func(_ context.Context, request string, carryOut func() error) error {
+		switch {
+		case request != "Txn":
+		case !asked.Swap(true):
+			defer close(done)
+			return does(carryOut)
+		default:
+			<-done
+		}
+		return carryOut()
 	}
 }
 
