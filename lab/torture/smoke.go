@@ -187,6 +187,10 @@ func (f *runFlags) apart(ctx context.Context) (*verdict.Verdict, error) {
 	if err != nil {
 		return nil, err
 	}
+	done := filepath.Join(f.out, reportJSON)
+	if err := os.Remove(done); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return nil, err
+	}
 	var said bytes.Buffer
 	args := append(f.args(), "--out", f.out)
 	if f.built != "" {
@@ -199,7 +203,7 @@ func (f *runFlags) apart(ctx context.Context) (*verdict.Verdict, error) {
 	if err := cmd.Run(); err != nil && cmd.ProcessState.ExitCode() != exitBroken {
 		return nil, fmt.Errorf("%s: %w: %s", f.command(), err, said.String())
 	}
-	b, err := os.ReadFile(filepath.Join(f.out, "report.json"))
+	b, err := os.ReadFile(done)
 	if err != nil {
 		return nil, err
 	}
