@@ -3,6 +3,7 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -209,39 +210,55 @@ func (m *matrix) broken() bool {
 	return false
 }
 
-// table writes the table, with what one has to know to repeat it: one line for each row, which adds up the runs with all seeds, then
-// what was broken in which run, and the same for each kind of fault.
+// table writes what there is so far, with what one has to know to repeat it: one line for each row, which adds up the runs with all
+// seeds; what was broken in which run; and what each kind of fault did to Stile's hot lock.
 func (m *matrix) table(w io.Writer) error {
 	versions := map[string]string{}
-	var sums []*verdict.Verdict
-	var broken strings.Builder
+	var sums, hot []*verdict.Verdict
+	var broken, missing []string
 	for _, r := range m.rows {
 		all := m.found[r.String()]
+		if len(all) < len(m.seeds) {
+			missing = append(missing, fmt.Sprintf("%s has %d of %d", r, len(all), len(m.seeds)))
+		}
 		if len(all) == 0 {
 			continue
 		}
 		for _, v := range all {
 			maps.Copy(versions, v.Run.Versions)
 			if len(v.Broken()) > 0 {
-				fmt.Fprintf(&broken, "- %s, seed %d: %s\n", r, v.Run.Seed, report.Summary(v))
+				broken = append(broken, fmt.Sprintf("- %s, seed %d: %s", r, v.Run.Seed, report.Summary(v)))
 			}
 		}
-		sums = append(sums, verdict.Sum(all...))
+		sum := verdict.Sum(all...)
+		sums = append(sums, sum)
+		if strings.HasPrefix(r.target, "stile@") && r.workload == workload.Hot && r.faults == "" {
+			hot = append(hot, sum)
+		}
 	}
-	var programs []string
+	var programs, seeds []string
 	for _, name := range slices.Sorted(maps.Keys(versions)) {
 		programs = append(programs, name+" "+versions[name])
 	}
-	_, err := fmt.Fprintf(w, "%s; seeds %v, %v for each; %s; %d CPUs.\n\n", time.Now().UTC().Format("2006-01-02 15:04"),
-		m.seeds, m.each, strings.Join(programs, ", "), runtime.NumCPU())
-	if err != nil {
+	for _, seed := range m.seeds {
+		seeds = append(seeds, fmt.Sprint(seed))
+	}
+	var b bytes.Buffer
+	fmt.Fprintf(&b, "%s; `go run ./lab/torture matrix --seeds %s --for %v`: a run for each row and seed; %s; %d CPUs.\n\n",
+		time.Now().UTC().Format("2006-01-02 15:04"), strings.Join(seeds, ","), m.each, strings.Join(programs, ", "), runtime.NumCPU())
+	if len(missing) > 0 {
+		fmt.Fprintf(&b, "Runs are missing: %s.\n\n", strings.Join(missing, "; "))
+	}
+	if err := report.Table(&b, true, sums...); err != nil {
 		return err
 	}
-	if err := report.Table(w, true, sums...); err != nil {
+	if len(broken) > 0 {
+		fmt.Fprintf(&b, "\nBroken:\n\n%s\n", strings.Join(broken, "\n"))
+	}
+	b.WriteString("\n")
+	if err := report.FaultTable(&b, hot...); err != nil {
 		return err
 	}
-	if _, err := fmt.Fprintf(w, "\nBroken:\n\n%s\n", broken.String()); err != nil {
-		return err
-	}
-	return report.Table(w, false, sums...)
+	_, err := w.Write(b.Bytes())
+	return err
 }

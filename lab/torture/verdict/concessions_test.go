@@ -173,6 +173,33 @@ func TestTwoGrantsAfterAnEvictionAreExcusedByNothing(t *testing.T) {
 			t.Errorf("%d of two holds were found to be of deleted entries", n)
 		}
 	})
+	t.Run("whichever returns first", func(t *testing.T) {
+		s := tell(t)
+		s.takes("w1", 20, 300, 301)
+		s.evicts(340, 341, 20)
+		s.loses("w1", 20, 341)
+		s.takes("w3", 22, 311, 342)
+		s.takes("w2", 21, 310, 343)
+		s.loses("w3", 22, 345)
+		s.loses("w2", 21, 346)
+		if v := s.judge(RuleOverlap, RuleValidity); v.Conceded() != 0 {
+			t.Errorf("%+v", v.Violations)
+		}
+	})
+	t.Run("but a leader that goes on may end leases after its healing, one after another", func(t *testing.T) {
+		s := tell(t)
+		s.Run.Target = "stile@etcd3"
+		s.fault(1, "leader-pause", "m1", "leader", 340, 341)
+		s.takes("w1", 20, 300, 1341)
+		s.takes("w2", 21, 310, 1343)
+		s.takes("w3", 22, 311, 1345)
+		s.loses("w1", 20, 1344)
+		s.loses("w2", 21, 1346)
+		s.releases("w3", 22, 1400)
+		if v := s.judge(); v.Conceded() != 4 {
+			t.Errorf("%+v", v.Violations)
+		}
+	})
 	t.Run("where nothing tells whose entry was deleted, a quarter of a TTL later", func(t *testing.T) {
 		for late, excused := range map[int64]bool{841: true, 842: false} {
 			s := tell(t)
