@@ -157,7 +157,7 @@ func (m *matrix) once(ctx context.Context, r row, seed uint) error {
 		out: filepath.Join(m.out, fmt.Sprintf("%s-%d", r, seed)), built: m.built,
 	}
 	if r.faults != "" {
-		f.faults = r.faults
+		f.faults, f.ttl = r.faults, fairTTL
 	}
 	tested, err := trial.Built(m.built).Tested(r.workload)
 	if err != nil {

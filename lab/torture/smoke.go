@@ -71,6 +71,10 @@ func smoke(ctx context.Context, out string, duration time.Duration) error {
 	return nil
 }
 
+// fairTTL is the TTL of the runs that show whether somebody is overtaken: a caller that asks a TTL later may not be served first. On a
+// busy machine a request may take two seconds to arrive.
+const fairTTL = 10 * time.Second
+
 // hurt runs Stile itself and judges it.
 func hurt(ctx context.Context, out string, duration time.Duration) ([]*verdict.Verdict, error) {
 	var verdicts []*verdict.Verdict
@@ -83,8 +87,7 @@ func hurt(ctx context.Context, out string, duration time.Duration) ([]*verdict.V
 		f.out = filepath.Join(out, f.target)
 		if f.faults == "none" {
 			f.out += "-none"
-			// Who asks a TTL later may not be served first. On a busy machine a request may take two seconds to arrive.
-			f.ttl = 10 * time.Second
+			f.ttl = fairTTL
 		}
 		v, err := f.apart(ctx)
 		if err != nil {
