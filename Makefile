@@ -128,7 +128,7 @@ torture-smoke: servers ## four minutes: every mutant is caught, and Stile itself
 SEEDS ?= 11,12,13,14,15
 ROW   ?=
 .PHONY: torture
-torture: servers ## HOURS: all targets under all faults, a run for each of SEEDS, or of ROW=zk3-storm; goes on where it was stopped
+torture: servers ## two hours: all targets under all faults, a run for each of SEEDS=11,12,.. or of ROW=zk3-storm; goes on where it was
 	go run ./lab/torture matrix --seeds '$(SEEDS)' --row '$(ROW)'
 
 .PHONY: soak
