@@ -107,6 +107,30 @@ func All() []Mutant {
 			Caught: []string{verdict.RuleUntold},
 		},
 		{
+			Name:   "one-by-one",
+			Breaks: "all deletions of one revision count as one step: here a waiter gets the lock when those ahead go, although it goes with them",
+			Edits: []Edit{
+				{
+					"store/etcdstore/entry.go",
+					"for n < len(left) && left[n].at == left[0].at {",
+					"for false && n < len(left) {",
+				},
+				// A hold that is known to be gone as it is handed over is not handed over, whatever the store says. Here it is.
+				{
+					"hold.go",
+					"if h.Err() != nil {\n\t\treturn false\n\t}\n\ttold := false",
+					"told := false",
+				},
+				{
+					"hold.go",
+					"c.tellOfLoss(loss) // because Acquired was called\n\t}\n\treturn loss == nil",
+					"c.tellOfLoss(loss)\n\t\tc.leave(h.place)\n\t}\n\treturn true",
+				},
+			},
+			Cluster: "etcd", Workload: "hot", Faults: "evict",
+			Caught: []string{verdict.RuleDead},
+		},
+		{
 			Name:   "holder-not-told",
 			Breaks: "a holder is told when its entry is gone: here only those who wait are",
 			Edits: []Edit{{
