@@ -125,9 +125,11 @@ lab: servers ## the tests of the harness that puts Stile under faults
 torture-smoke: servers ## four minutes: every mutant is caught, and Stile itself put under faults (docs/torture.md)
 	go run ./lab/torture smoke
 
+SEEDS ?= 11,12,13,14,15
+ROW   ?=
 .PHONY: torture
-torture: servers ## an hour: all targets under all faults, as a table
-	go run ./lab/torture matrix
+torture: servers ## two hours: all targets under all faults, a run for each of SEEDS=11,12,.. or of ROW=zk3-storm; goes on where it was
+	go run ./lab/torture matrix --seeds '$(SEEDS)' --row '$(ROW)'
 
 .PHONY: soak
 soak: build ## ten minutes: stile serve with 10 000 sessions and 100 000 entries

@@ -12,8 +12,8 @@ var (
 	ErrSessionLost = errors.New("session lost")
 	// ErrGone means that the entry is not in its line: withdrawn, removed by somebody else, or never there.
 	ErrGone = errors.New("entry gone")
-	// ErrNotKnown means that the entry is not in its line, but nobody can tell since when: an earlier request to take it out
-	// was not answered, and this one found nothing. That request may have been carried out, or the entry was gone before.
+	// ErrNotKnown means that the entry is not in its line, and that it is not known when it left: an earlier request to take it
+	// out was not answered, and this one found nothing. That request may have been carried out, or the entry was gone before.
 	ErrNotKnown = errors.New("not known whether the entry was still there")
 	// ErrUnsupported means that the store cannot do what was asked, ever.
 	ErrUnsupported = errors.New("not supported by this store")

@@ -97,8 +97,9 @@ type Session interface {
 	// Confirm asks the one authority that could end the session (the etcd leader, the ZooKeeper leader, the
 	// Redis master, a majority of Redlock masters) to keep it for another TTL.
 	//
-	// A nil error proves that the session, and each of its entries that has not been reported [Gone], was alive
-	// at some moment after Confirm was called. An error matching [ErrSessionLost] proves that it has ended. Any
+	// A nil error proves that the session was alive at some moment after Confirm was called, so that the store had not
+	// ended any of its entries by then. It does not prove that nobody else has taken one out, with Break or in the server
+	// itself: Notify tells of that as soon as the store hears of it. An error matching [ErrSessionLost] proves that it has ended. Any
 	// other error proves nothing: the request may have been carried out.
 	//
 	// Confirm never answers from what the client knows already, and never takes the answer to an earlier
@@ -130,8 +131,8 @@ type Ticket interface {
 	// the same. After it has been called Notify is not called any more, but for a call under way.
 	//
 	// On success the entry is out, and was there until then. If it had gone before, by itself or with its session, the
-	// error matches [ErrGone]; if it is out and the store cannot tell whether it had, [ErrNotKnown]. After any other
-	// error the store goes on trying until the entry is out or the session has ended. It is safe to call it again.
+	// error matches [ErrGone]. If it is out but may have gone before, the error matches [ErrNotKnown]. After any other error
+	// the store goes on trying until the entry is out or the session has ended. It is safe to call it again.
 	Withdraw(ctx context.Context) error
 
 	// WithdrawAfter lets the entry go d from now, by itself: the session's end does not take it out any more, and nobody

@@ -70,18 +70,15 @@ func check(path, out, format string) error {
 		return err
 	}
 	v := verdict.Judge(h)
-	asJSON, err := json.MarshalIndent(v, "", "\t")
-	if err != nil {
-		return err
-	}
-	if err := os.WriteFile(filepath.Join(out, "report.json"), append(asJSON, '\n'), 0o644); err != nil {
-		return err
-	}
-	if err := writeFile(filepath.Join(out, "report.html"), func(w io.Writer) error { return report.Page(w, v) }); err != nil {
+	if err := writeReports(v, out); err != nil {
 		return err
 	}
 	switch format {
 	case "json":
+		asJSON, err := json.MarshalIndent(v, "", "\t")
+		if err != nil {
+			return err
+		}
 		fmt.Printf("%s\n", asJSON)
 	case "text":
 		if err := report.Text(os.Stdout, v); err != nil {
@@ -95,6 +92,21 @@ func check(path, out, format string) error {
 		return errBroken
 	}
 	return nil
+}
+
+// reportJSON is the file with a verdict. A run that has one is complete.
+const reportJSON = "report.json"
+
+// writeReports writes a verdict for people and for programs.
+func writeReports(v *verdict.Verdict, out string) error {
+	asJSON, err := json.MarshalIndent(v, "", "\t")
+	if err != nil {
+		return err
+	}
+	if err := writeFile(filepath.Join(out, "report.html"), func(w io.Writer) error { return report.Page(w, v) }); err != nil {
+		return err
+	}
+	return os.WriteFile(filepath.Join(out, reportJSON), append(asJSON, '\n'), 0o644)
 }
 
 func writeFile(path string, write func(io.Writer) error) error {

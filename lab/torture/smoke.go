@@ -71,6 +71,10 @@ func smoke(ctx context.Context, out string, duration time.Duration) error {
 	return nil
 }
 
+// fairTTL is the TTL of the runs that show whether somebody is overtaken: a caller that asks a TTL later may not be served first. On a
+// busy machine a request may take two seconds to arrive.
+const fairTTL = 10 * time.Second
+
 // hurt runs Stile itself and judges it.
 func hurt(ctx context.Context, out string, duration time.Duration) ([]*verdict.Verdict, error) {
 	var verdicts []*verdict.Verdict
@@ -83,8 +87,7 @@ func hurt(ctx context.Context, out string, duration time.Duration) ([]*verdict.V
 		f.out = filepath.Join(out, f.target)
 		if f.faults == "none" {
 			f.out += "-none"
-			// Who asks a TTL later may not be served first. On a busy machine a request may take two seconds to arrive.
-			f.ttl = 10 * time.Second
+			f.ttl = fairTTL
 		}
 		v, err := f.apart(ctx)
 		if err != nil {
@@ -187,6 +190,10 @@ func (f *runFlags) apart(ctx context.Context) (*verdict.Verdict, error) {
 	if err != nil {
 		return nil, err
 	}
+	done := filepath.Join(f.out, reportJSON)
+	if err := os.Remove(done); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return nil, err
+	}
 	var said bytes.Buffer
 	args := append(f.args(), "--out", f.out)
 	if f.built != "" {
@@ -199,7 +206,7 @@ func (f *runFlags) apart(ctx context.Context) (*verdict.Verdict, error) {
 	if err := cmd.Run(); err != nil && cmd.ProcessState.ExitCode() != exitBroken {
 		return nil, fmt.Errorf("%s: %w: %s", f.command(), err, said.String())
 	}
-	b, err := os.ReadFile(filepath.Join(f.out, "report.json"))
+	b, err := os.ReadFile(done)
 	if err != nil {
 		return nil, err
 	}

@@ -75,8 +75,8 @@ func TestRepeatedReleaseSparesNewerEntry(t *testing.T) {
 
 	second := enqueue(t, se, name)
 	st := second.await(t, store.Admitted)
-	if err := first.Withdraw(t.Context()); !errors.Is(err, store.ErrGone) {
-		t.Errorf("withdrawing again returned %v, want ErrGone", err)
+	if err := first.Withdraw(t.Context()); !errors.Is(err, store.ErrNotKnown) {
+		t.Errorf("withdrawing again returned %v, want ErrNotKnown", err)
 	}
 	wantLine(t, direct, name, st.Order)
 	second.silent(t)

@@ -10,8 +10,11 @@
 // concurrency.Mutex, etcdctl lock and the server's own lock service, so all of them and Stile exclude each other on
 // one name. Entries of other modes add a dash and their nonce to the key, because a session may have several. The
 // value is JSON: the owner, the mode, and a nonce that makes each entry recognisable to the one who made it. A key
-// under a name that is not such an entry (its lease is not the one it is named after, or there is a further slash)
+// under a name that is not such an entry (it is not attached to the lease in its name, or there is a further slash)
 // is not part of the line; [Store.Line] remarks on it, because the other clients would wait for it.
+//
+// An entry that somebody overwrites loses its lease, and keeps its place: a key that was written more than once, and is named
+// after a lease that etcd may have chosen, is an entry. Its owner is told, if it holds, and deletes it.
 //
 // An entry that outlasts its session keeps its key, and with it its order; only the lease attached is another, which
 // nobody renews, and the value says what lease the key is named after. From then on all entries of the session have a
@@ -44,11 +47,12 @@
 // # Watching
 //
 // etcd serves a watch that begins in the past only every 100 ms (the stock mutex begins all of its watches so). Here
-// there is one watch for each line and session. It begins at the present, and what happened before it is read
-// afterwards; while the line is in use it stays open. It tells of every entry that leaves, so the next in line knows
-// that it is its turn when the event arrives, without a further request; and it tells a holder when its own entry is
-// gone. A watch that ends for any reason is opened again and the line read anew; to be safe from one that has fallen
-// silent, a line with waiters is also read every two seconds.
+// there is one watch for each line in which an entry of the session waits. It begins at the present, and what happened before
+// it is read afterwards; while the line is in use it stays open. It tells of every entry that leaves, so the next in line knows
+// that it is its turn when the event arrives, without a further request. What is put it leaves out: where many wait, that
+// would be half of all they hear. Who has held for 200 ms has a watch of its own key besides, which tells that the key was
+// deleted or overwritten. A watch that ends for any reason is opened again and the line or the key read anew; to be safe from
+// one that has fallen silent, a line with waiters is also read every two seconds.
 //
 // [Store.Watch] is another watch, of all the lines that begin with a prefix, for people who look on.
 package etcdstore

@@ -32,6 +32,8 @@ type entry struct {
 
 	// doubt is set while an attempt to put the entry in was given up: it may be carried out later.
 	doubt atomic.Bool
+	// unanswered is set while it is not known what became of a request that deletes the entry or lets it outlast the session.
+	unanswered atomic.Bool
 	// out is set when the entry is known not to be in its line any more.
 	out atomic.Bool
 	// outlasts is set if the end of the session may not take the entry out.
@@ -40,13 +42,15 @@ type entry struct {
 	traced atomic.Bool
 
 	// The fields below are guarded by the line's mutex.
-	state     entryState
-	place     *line.Place    // while standing
-	left      []departure    // who left while the entry was being put in
-	watch     int            // which watch of the line was open when the entry joined; zero for none
-	told      store.Standing // the last that Notify heard
-	late      *time.Timer    // starts the watch of an entry that did not need one so far
-	contended context.CancelFunc
+	state      entryState
+	place      *line.Place    // while standing
+	left       []departure    // who left while the entry was being put in
+	watch      int            // which watch of the line was open when the entry joined; zero for none
+	told       store.Standing // the last that Notify heard
+	late       *time.Timer    // starts the watch of the entry's key, once it is admitted
+	watched    context.CancelFunc
+	keyWatched bool // the watch of the entry's key stands
+	contended  context.CancelFunc
 }
 
 type entryState uint8
@@ -236,10 +240,14 @@ func (e *entry) outcome(ctx context.Context, resp *clientv3.TxnResponse, quiet, 
 	case len(mine) > 0 && string(mine[0].Value) == e.value:
 		return e.foundIn(ctx)
 	case len(mine) > 0:
-		// An earlier entry of this session that is still on its way out: only this session makes such keys. Its own
-		// withdrawal will find nothing, so its trace has to go here.
+		// An earlier entry of this session that is still on its way out: only this session makes such keys. If it was
+		// withdrawn, its withdrawal will find nothing, so its trace has to go here. If it was overwritten its trace stays.
 		order := mine[0].CreateRevision
-		_, err = e.session.remove(ctx, e.key, order, clientv3.OpDelete(e.session.store.keys.trace(e.req.Name, uint64(order))))
+		var untrace []clientv3.Op
+		if _, ours := decode(mine[0].Value); ours {
+			untrace = append(untrace, clientv3.OpDelete(e.session.store.keys.trace(e.req.Name, uint64(order))))
+		}
+		_, _, err = e.session.remove(ctx, e.key, order, untrace...)
 	}
 	return arrival{}, false, err
 }
@@ -284,7 +292,7 @@ func (e *entry) clear() {
 	se := e.session
 	guard := se.guardKey()
 	mine := clientv3.Compare(clientv3.Value(e.key), "=", e.value)
-	raise := clientv3.OpPut(guard, "", clientv3.WithLease(se.lease))
+	raise := clientv3.OpPut(guard, guardValue, clientv3.WithLease(se.lease))
 	tell := clientv3.OpGet(guard, clientv3.WithKeysOnly())
 	for se.alive() == nil {
 		var resp *clientv3.TxnResponse
@@ -328,6 +336,9 @@ func (e *entry) depart(ctx context.Context, request func(context.Context) (bool,
 	doing := fmt.Sprintf("leave the line of lock %q", e.req.Name)
 	e.line.part(e)
 	if e.out.Load() {
+		if e.unanswered.Load() {
+			return e.takenOut(doing)
+		}
 		return fmt.Errorf("%s: %s: %w: the entry had left already", se.store, doing, store.ErrGone)
 	}
 	ended := se.alive()
@@ -368,13 +379,19 @@ func (e *entry) departAlone(ctx context.Context, doing string, request func(cont
 	return nil
 }
 
+// takenOut is the error of a departure that has not found the entry.
 func (e *entry) takenOut(doing string) error {
+	if e.unanswered.Load() {
+		return fmt.Errorf("%s: %s: the entry is out, but an earlier request to take it out was not answered: %w",
+			e.session.store, doing, store.ErrNotKnown)
+	}
 	return fmt.Errorf("%s: %s: %w: somebody else has taken the entry out", e.session.store, doing, store.ErrGone)
 }
 
 // takeOut is the request of a withdrawal.
 func (e *entry) takeOut(ctx context.Context) (there bool, err error) {
-	there, err = e.session.remove(ctx, e.key, int64(e.order), e.untrace()...)
+	there, unanswered, err := e.session.remove(ctx, e.key, int64(e.order), e.untrace()...)
+	e.unanswered.Store(!there && (unanswered || e.unanswered.Load()))
 	if err == nil {
 		e.out.Store(true)
 	}

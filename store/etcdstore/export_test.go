@@ -21,15 +21,31 @@ func (s *Store) SetTimes(t Times) {
 }
 
 // Watches reports whether a session has a complete watch of a line.
-func Watches(s store.Session, name string) bool {
+func Watches(s store.Session, name string) (watches bool) {
+	look(s, name, func(w *watchedLine) { watches = w.open != 0 })
+	return watches
+}
+
+// WatchesHeld reports whether a session has a complete watch of the key of an entry in a line.
+func WatchesHeld(s store.Session, name string) (watches bool) {
+	look(s, name, func(w *watchedLine) {
+		for e := range w.mine {
+			watches = watches || e.keyWatched
+		}
+	})
+	return watches
+}
+
+// look calls f with what a session knows of a line, if it knows anything.
+func look(s store.Session, name string, f func(*watchedLine)) {
 	se := s.(*session)
 	se.mu.Lock()
 	w := se.lines[name]
 	se.mu.Unlock()
 	if w == nil {
-		return false
+		return
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	return w.open != 0
+	f(w)
 }

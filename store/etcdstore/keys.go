@@ -43,23 +43,52 @@ func (k keys) entry(name string, lease clientv3.LeaseID, nonce string) string {
 	return key
 }
 
+// guardValue is what is in a guard key, so that a store with another prefix does not take it for an entry of a lock "….stile".
+const guardValue = "a guard of Stile's"
+
 func (k keys) guard(lease clientv3.LeaseID) string {
 	return k.prefix + reserved + "/" + leaseText(lease)
 }
 
-// parse returns the name of the line that a key is an entry of, and the nonce in the key, if there is one. A key is an
-// entry if its last part is named after the lease attached to it, or if it has a lease and its value, one of ours, says
-// that it is named after another: no other key is made like that by accident.
+// parse returns the name of the line that a key is an entry of, and the nonce in the key, if there is one. The last part of an
+// entry's key is named after a lease. A key with such a name is an entry if
+//
+//   - that lease is attached to it; or
+//   - another one is, and its value, one of ours, says that the key is named after the first: it outlasts its session; or
+//   - it was overwritten, which took it off its lease. Its owner may not know yet, and must not be joined by somebody else. It
+//     is told from other keys by being of a second version and named like a lease that etcd has chosen.
 func (k keys) parse(kv *mvccpb.KeyValue) (name, nonce string, ok bool) {
 	name, lease, nonce, ok := k.split(kv.Key)
-	if !ok || kv.Lease == 0 {
+	switch {
+	case !ok || string(kv.Value) == guardValue:
 		return "", "", false
+	case kv.Lease != 0 && lease == leaseText(clientv3.LeaseID(kv.Lease)):
+		return name, nonce, true
 	}
-	if lease != leaseText(clientv3.LeaseID(kv.Lease)) {
-		v, ours := decode(kv.Value)
-		ok = ours && v.Session == lease
+	v, ours := decode(kv.Value)
+	outlasting := kv.Lease != 0 && ours && v.Session == lease
+	overwritten := kv.Version > 1 && len(lease) >= leaseDigits
+	return name, nonce, outlasting || overwritten
+}
+
+// leaseDigits is the least number of hexadecimal digits in the id of a lease that etcd has chosen. The last 48 bits of one are
+// the time in milliseconds and a count, which take twelve digits until 2039; those before are of the member's id.
+const leaseDigits = 12
+
+// overwritten reports whether an entry has lost its lease because somebody has overwritten its key.
+func (k keys) overwritten(c contender) bool {
+	lease := namedAfter(c.ID)
+	if lease == leaseText(c.Lease) {
+		return false
 	}
-	return name, nonce, ok
+	v, ours := decode(c.Value)
+	return !ours || v.Session != lease || c.Lease == 0
+}
+
+// namedAfter returns the lease that an entry's key is named after.
+func namedAfter(key string) string {
+	lease, _ := named(key[strings.LastIndexByte(key, '/')+1:])
+	return lease
 }
 
 // name returns the name of the line that a key would be an entry of if it had the right lease.
@@ -76,14 +105,22 @@ func (k keys) split(key []byte) (name, lease, nonce string, ok bool) {
 		return "", "", "", false
 	}
 	name, last := rest[:slash], rest[slash+1:]
-	digits, minus := strings.CutPrefix(last, "-") // an id may be negative: its owner chooses
-	digits, nonce, _ = strings.Cut(digits, "-")
-	lease = digits
-	if minus {
-		lease = "-" + digits
-	}
+	lease, nonce = named(last)
 	id, err := strconv.ParseInt(lease, 16, 64)
 	return name, lease, nonce, err == nil && lease == leaseText(clientv3.LeaseID(id))
+}
+
+// named takes the last part of an entry's key apart: the lease that it is named after, and the nonce, if there is one.
+func named(last string) (lease, nonce string) {
+	from := 0
+	if strings.HasPrefix(last, "-") {
+		from = 1 // an id may be negative: its owner chooses
+	}
+	minus := strings.IndexByte(last[from:], '-')
+	if minus < 0 {
+		return last, ""
+	}
+	return last[:from+minus], last[from+minus+1:]
 }
 
 func leaseText(id clientv3.LeaseID) string { return strconv.FormatInt(int64(id), 16) }

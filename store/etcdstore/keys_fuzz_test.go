@@ -48,7 +48,8 @@ func FuzzDecode(f *testing.F) {
 	})
 }
 
-// A key belongs to at most one line, under at most one lease unless it says so itself, and the keys we make are understood.
+// A key belongs to at most one line, under at most one lease unless it says so itself or was overwritten, and the keys we make
+// are understood.
 func FuzzParse(f *testing.F) {
 	outlasting := `{"stile":1,"nonce":"N","mode":"exclusive","owner":{},"session":"1f"}`
 	for _, seed := range []struct {
@@ -78,6 +79,9 @@ func FuzzParse(f *testing.F) {
 		{"", "a/1f", 0x2e, outlasting},
 		{"", "a/1f-NONCE", 0x2e, outlasting},
 		{"", "a/1f", 0, outlasting},
+		{"", "a/694d9d3b5a8c1f2e", 0, "who reads this?"},
+		{"", "a/694d9d3b5a8c1f2e-NONCE", 0x1f, ""},
+		{"", "p/.stile/694d9d3b5a8c1f2e", 0x694d9d3b5a8c1f2e, guardValue},
 		{"", "a/2f", 0x2e, outlasting},
 		{"", "a/", 0x2e, `{"stile":1,"session":""}`},
 		{"", "a/x", 0x2e, `{"stile":1,"session":"x"}`},
@@ -87,6 +91,11 @@ func FuzzParse(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, prefix, key string, lease int64, text []byte) {
 		k := keys{prefix: prefix}
+		if name, _, ok := k.parse(&mvccpb.KeyValue{Key: []byte(key), Lease: lease, Value: text, Version: 2}); ok {
+			if of, ok := k.name([]byte(key)); !ok || of != name || string(text) == guardValue {
+				t.Errorf("key %q with value %q, overwritten, is an entry of lock %q", key, text, name)
+			}
+		}
 		name, nonce, ok := k.parse(&mvccpb.KeyValue{Key: []byte(key), Lease: lease, Value: text})
 		if !ok {
 			return

@@ -86,11 +86,14 @@ func (a *afterlife) attach(ctx context.Context) (there bool, err error) {
 			If(clientv3.Compare(clientv3.CreateRevision(e.key), "=", int64(e.order))).
 			Then(append(e.untrace(), clientv3.OpPut(e.key, a.value, clientv3.WithLease(a.lease)))...).
 			Commit()
-		if err == nil {
-			there = resp.Succeeded
-			e.session.shown(resp.Header)
+		if err != nil {
+			e.unanswered.Store(e.unanswered.Load() || !refused(err))
+			return err
 		}
-		return err
+		there = resp.Succeeded
+		e.unanswered.Store(!there && e.unanswered.Load())
+		e.session.shown(resp.Header)
+		return nil
 	})
 	return there, err
 }

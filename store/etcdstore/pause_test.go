@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/stilelock/stile/line"
+	"github.com/stilelock/stile/store"
 )
 
 // Who waits looks at the line if nothing is heard: less and less often if that is in vain, and the more often the sooner its
@@ -47,4 +48,23 @@ func standingBehind(n int) *entry {
 		others = append(others, line.Entry{ID: strconv.Itoa(i), Order: uint64(i + 1)})
 	}
 	return &entry{state: standing, place: line.NewPlace(line.Entry{ID: "me", Order: uint64(n + 1)}, others)}
+}
+
+// A shared entry that is overwritten counts as exclusive, because nobody knows its mode any more. Who was admitted beside it
+// stays so.
+func TestWhoIsAdmittedIsNotToldToWait(t *testing.T) {
+	me := line.Entry{ID: "me", Order: 2, Mode: line.Shared}
+	for _, ahead := range []line.Mode{line.Shared, line.Exclusive} {
+		var heard []store.Standing
+		e := &entry{
+			order: me.Order,
+			told:  store.Standing{State: store.Admitted, Order: me.Order},
+			place: line.NewPlace(me, []line.Entry{{ID: "other", Order: 1, Mode: ahead}}),
+			req:   store.Request{Notify: func(st store.Standing) { heard = append(heard, st) }},
+		}
+		new(watchedLine).tell(e)
+		if len(heard) > 0 {
+			t.Errorf("behind one who is %v it was told %+v", ahead, heard)
+		}
+	}
 }

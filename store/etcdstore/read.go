@@ -123,6 +123,10 @@ func (k keys) reading(name string, kvs []*mvccpb.KeyValue) (store.Line, []conten
 	for i, c := range cs {
 		e := asStoreEntry(c)
 		e.Admitted = admitted[i]
+		if k.overwritten(c) {
+			l.Remarks = append(l.Remarks, fmt.Sprintf("key %q is not attached to the lease that it is named after: somebody has "+
+				"overwritten it, and it keeps the lock closed until its owner notices or it is broken", c.ID))
+		}
 		l.Entries = append(l.Entries, e)
 	}
 	for _, key := range strays {
@@ -134,10 +138,14 @@ func (k keys) reading(name string, kvs []*mvccpb.KeyValue) (store.Line, []conten
 
 func asStoreEntry(c contender) store.Entry {
 	v, ours := decode(c.Value)
+	session := leaseText(c.Lease)
+	if c.Lease == 0 { // it was overwritten
+		session = namedAfter(c.ID)
+	}
 	return store.Entry{
 		Order:   c.Order,
 		Mode:    c.Mode,
-		Session: leaseText(c.Lease),
+		Session: session,
 		Foreign: !ours,
 		Owner:   v.Owner,
 	}
@@ -171,7 +179,7 @@ func (s *Store) fillRemaining(ctx context.Context, lines []store.Line, contender
 	asked := make(map[clientv3.LeaseID]bool)
 	for _, cs := range contenders {
 		for _, c := range cs {
-			if !asked[c.Lease] && len(asked) < most {
+			if c.Lease != 0 && !asked[c.Lease] && len(asked) < most {
 				asked[c.Lease] = true
 				places <- struct{}{}
 				asking.Go(func() { ask(c.Lease) })

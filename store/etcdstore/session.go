@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -40,6 +42,12 @@ type session struct {
 	stream *renewalStream // belongs to the goroutine that confirms
 	opened bool           // there has been a stream
 	unsure bool           // the stream is not the first, and look has not succeeded since it was opened
+
+	// overwritten are the entries whose keys have to be deleted because they are not attached to the lease any more.
+	overwritten struct {
+		sync.Mutex
+		entries []*entry
+	}
 
 	// mu is taken before the mutex of a line.
 	mu      sync.Mutex
@@ -94,6 +102,9 @@ func (se *session) Confirm(ctx context.Context) error {
 		return se.explain(ctx, "renew the session", err)
 	case ttl <= 0:
 		return se.gone()
+	case time.Duration(ttl)*time.Second < se.ttl: // the leader always grants all of it
+		return fmt.Errorf("%s: the renewal of the session is not confirmed: the answer says %d s, and %v was granted "+
+			"(is there an etcd grpc-proxy in between? connect to the cluster itself)", se.store, ttl, se.ttl)
 	}
 	return nil
 }
@@ -217,6 +228,9 @@ func (se *session) Close(ctx context.Context) error {
 	se.telling.Wait()
 	se.work.Wait()
 
+	within, cancel := context.WithTimeout(ctx, attempts.Patience)
+	defer cancel()
+	se.deleteAllOverwritten(within)
 	se.mu.Lock()
 	revoked, lost := se.revoked, se.lost
 	se.mu.Unlock()
@@ -236,11 +250,44 @@ func (se *session) Close(ctx context.Context) error {
 	return nil
 }
 
+// deleteOverwritten has the key of an entry deleted that was overwritten. What is not done when the session ends, Close does.
+// The entry's trace stays: it was not released.
+func (se *session) deleteOverwritten(e *entry) {
+	se.overwritten.Lock()
+	se.overwritten.entries = append(se.overwritten.entries, e)
+	se.overwritten.Unlock()
+	se.work.Start(func() { se.deleteAllOverwritten(se.life) })
+}
+
+// deleteAllOverwritten deletes the keys of the entries that were overwritten. It goes on until that is done or ctx ends.
+func (se *session) deleteAllOverwritten(ctx context.Context) {
+	for ctx.Err() == nil {
+		se.overwritten.Lock()
+		left := slices.Clone(se.overwritten.entries)
+		se.overwritten.Unlock()
+		if len(left) == 0 {
+			return
+		}
+		for _, e := range left {
+			if _, _, err := se.remove(ctx, e.key, int64(e.order)); err != nil && !refused(err) {
+				attempts.Rest(ctx, attempts.LongestPause)
+				continue
+			} else if err != nil {
+				se.store.logger.LogAttrs(ctx, slog.LevelWarn, "overwritten entry cannot be deleted: delete it by hand",
+					slog.String("key", e.key), slog.Any("error", err))
+			}
+			se.overwritten.Lock()
+			se.overwritten.entries = slices.DeleteFunc(se.overwritten.entries, func(other *entry) bool { return other == e })
+			se.overwritten.Unlock()
+		}
+	}
+}
+
 // remove is [Store.remove] for the session's own entries.
-func (se *session) remove(ctx context.Context, key string, created int64, rest ...clientv3.Op) (bool, error) {
-	removed, h, err := se.store.remove(ctx, key, created, rest...)
+func (se *session) remove(ctx context.Context, key string, created int64, rest ...clientv3.Op) (removed, unanswered bool, err error) {
+	removed, unanswered, h, err := se.store.remove(ctx, key, created, rest...)
 	se.shown(h)
-	return removed, err
+	return removed, unanswered, err
 }
 
 // alive returns why the session has ended, or nil.

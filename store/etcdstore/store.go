@@ -126,12 +126,12 @@ func (s *Store) Break(ctx context.Context, name string, order uint64) (store.Ent
 		if e.Order != order {
 			continue
 		}
-		var removed bool
-		removed, _, err = s.remove(ctx, cs[i].ID, int64(cs[i].Order))
+		var removed, unanswered bool
+		removed, unanswered, _, err = s.remove(ctx, cs[i].ID, int64(cs[i].Order))
 		switch {
 		case err != nil:
 			return store.Entry{}, s.explain(doing, err)
-		case !removed:
+		case !removed && !unanswered:
 			return store.Entry{}, gone
 		}
 		return e, nil
@@ -139,26 +139,82 @@ func (s *Store) Break(ctx context.Context, name string, order uint64) (store.Ent
 	return store.Entry{}, gone
 }
 
-// remove deletes a key if it still has the given create revision, and does the rest with it; it reports whether the key was
-// there to be deleted. An attempt whose outcome is unknown, followed by one that finds nothing, counts as deleted:
-// somebody's was.
+// remove deletes a key if it still has the given create revision, and does the rest with it. It reports whether an attempt
+// found the key there to be deleted, and whether one was not answered: that one may have deleted what the others did not find.
+//
+// A slow attempt stays outstanding while another is made, because on a slow cluster it is the first that deletes the key.
 func (s *Store) remove(
 	ctx context.Context, key string, created int64, rest ...clientv3.Op,
-) (removed bool, h *pb.ResponseHeader, err error) {
-	doubt := false
-	err = attempt(ctx, func(ctx context.Context) error {
-		resp, err := s.cli.Txn(ctx).
-			If(clientv3.Compare(clientv3.CreateRevision(key), "=", created)).
-			Then(append(rest, clientv3.OpDelete(key))...).
-			Commit()
-		if err != nil {
-			doubt = true
-			return err
+) (removed, unanswered bool, h *pb.ResponseHeader, err error) {
+	type answer struct {
+		attempt int
+		resp    *clientv3.TxnResponse
+		err     error
+	}
+	var (
+		ops         = append(rest, clientv3.OpDelete(key))
+		answers     = make(chan answer)
+		over        = make(chan struct{})
+		outstanding = make(map[int]context.CancelFunc) // by attempt; the last and the one before
+		last        int
+	)
+	defer func() {
+		close(over)
+		for _, cancel := range outstanding {
+			cancel()
 		}
-		removed, h = resp.Succeeded || doubt, resp.Header
+	}()
+	start := func() {
+		if cancel := outstanding[last-1]; cancel != nil {
+			cancel() // its answer, which counts as none, is on its way
+		}
+		last++
+		one, cancel := context.WithCancel(ctx)
+		outstanding[last] = cancel
+		go func(n int) {
+			resp, err := s.cli.Txn(one).If(clientv3.Compare(clientv3.CreateRevision(key), "=", created)).Then(ops...).Commit()
+			select {
+			case answers <- answer{n, resp, err}:
+			case <-over:
+			}
+		}(last)
+	}
+	hear := func(a answer) error {
+		outstanding[a.attempt]()
+		delete(outstanding, a.attempt)
+		if a.err != nil {
+			unanswered = unanswered || !refused(a.err)
+			return a.err
+		}
+		removed, h = removed || a.resp.Succeeded, a.resp.Header
 		return nil
+	}
+	// next waits for an answer that decides: not for the failure of an attempt other than the last.
+	next := func(ctx context.Context) error {
+		for {
+			select {
+			case a := <-answers:
+				if err := hear(a); err == nil || a.attempt == last || len(outstanding) == 0 {
+					return err
+				}
+			case <-ctx.Done():
+				return ctx.Err()
+			}
+		}
+	}
+	err = attempt(ctx, func(ctx context.Context) error {
+		start()
+		return next(ctx)
 	})
-	return removed, h, err
+	if err == nil && !removed && len(outstanding) > 0 {
+		// If one of these has deleted the key, it did so before the one that was answered: its answer should be here by now.
+		late, cancel := context.WithTimeout(ctx, attempts.Shortest)
+		defer cancel()
+		for len(outstanding) > 0 && !removed && late.Err() == nil {
+			_ = next(late)
+		}
+	}
+	return removed, unanswered || len(outstanding) > 0, h, err
 }
 
 // String names the store in messages: "etcd at 10.0.0.1:2379, 10.0.0.2:2379".

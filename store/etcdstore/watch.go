@@ -20,8 +20,8 @@ import (
 
 // times is what a store does by the clock. Tests of what is done without the clock set others than [ordinary].
 type times struct {
-	// lateWatch is how long an entry that never waited is held before its line is watched. Short holds need no watch,
-	// and it would cost more than they do.
+	// lateWatch is how long a lock is held before its entry is watched. Short holds need no watch, which would cost more
+	// than they do.
 	lateWatch time.Duration
 	// linger is how long the watch of a line stays open when none of the session's entries is in it: who contends for
 	// a lock is soon back.
@@ -120,11 +120,7 @@ func (w *watchedLine) arrive(e *entry, a arrival) bool {
 	if e.state == standing {
 		w.tell(e)
 	}
-	switch watched := e.watch != 0 && e.watch == w.open; {
-	case watched || e.state != standing:
-	case e.place.Admitted():
-		e.late = time.AfterFunc(w.session.store.times.lateWatch, func() { w.watchFor(e) })
-	default:
+	if e.state == standing && !e.place.Admitted() && (e.watch == 0 || e.watch != w.open) {
 		w.startWatching()
 	}
 	return true
@@ -147,6 +143,9 @@ func (w *watchedLine) settle(e *entry) {
 	delete(w.mine, e)
 	if e.late != nil {
 		e.late.Stop()
+	}
+	if e.watched != nil {
+		e.watched()
 	}
 	if e.contended != nil {
 		e.contended()
@@ -216,10 +215,13 @@ func (w *watchedLine) tell(e *entry) {
 	if n := e.place.Blocking(); n > 0 {
 		now.State, now.Ahead = store.Waiting, n
 	}
-	if now == e.told {
-		return
+	if now == e.told || e.told.State == store.Admitted && now.State == store.Waiting {
+		return // who is admitted stays so, even if another's entry is written over and its mode is not known any more
 	}
 	e.told = now
+	if now.State == store.Admitted {
+		e.late = time.AfterFunc(w.session.store.times.lateWatch, func() { w.watchHeld(e) })
+	}
 	if e.req.Notify != nil {
 		e.req.Notify(now)
 	}
@@ -270,18 +272,17 @@ func (w *watchedLine) vanished(e *entry) {
 	}
 }
 
+// overwritten ends an entry whose key somebody has written to. That took the key off its lease, so its owner has to delete it.
+// It is called with w.mu held.
+func (w *watchedLine) overwritten(e *entry) {
+	w.gone(e, fmt.Errorf("%s: %w: somebody has overwritten the entry for lock %q, key %q, which took it off its lease",
+		w.session.store, store.ErrGone, w.name, e.key))
+	w.session.deleteOverwritten(e)
+}
+
 func (w *watchedLine) evicted() error {
 	return fmt.Errorf("%s: %w: the entry for lock %q was taken out: broken by somebody, or its lease ended",
 		w.session.store, store.ErrGone, w.name)
-}
-
-// watchFor sees to it that the line is watched on behalf of an entry, if the entry still stands.
-func (w *watchedLine) watchFor(e *entry) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if e.state == standing {
-		w.startWatching()
-	}
 }
 
 // startWatching starts the goroutine that watches, or makes it read the line once more. It is called with w.mu held.
@@ -483,22 +484,27 @@ func (w *watchedLine) reread(ctx context.Context) (changed bool, err error) {
 	}
 	found, _ := w.session.store.keys.contenders(w.name, resp.Kvs)
 	others := entries(found)
-	there := make(map[line.Entry]bool, len(others))
-	for _, e := range others {
-		there[line.Entry{ID: e.ID, Order: e.Order}] = true
+	leases := make(map[line.Entry]clientv3.LeaseID, len(others))
+	for _, c := range found {
+		leases[line.Entry{ID: c.ID, Order: c.Order}] = c.Lease
 	}
 
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for e := range w.mine {
+		if e.state != standing {
+			continue // it will be told by its own arrival, and ask for a reading if it has to
+		}
+		lease, there := leases[line.Entry{ID: e.key, Order: e.order}]
 		switch {
-		case e.state != standing:
-			// It will be told by its own arrival, and ask for a reading if it has to.
 		case e.order > uint64(resp.Header.Revision):
 			// It was put in after the reading, and knows more than that.
-		case !there[line.Entry{ID: e.key, Order: e.order}]:
+		case !there:
 			changed = true
 			w.gone(e, w.evicted())
+		case lease != w.session.lease:
+			changed = true
+			w.overwritten(e)
 		default:
 			before := e.told
 			e.place.Reread(others)

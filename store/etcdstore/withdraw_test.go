@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"sync"
+	"sync/atomic"
 	"testing"
 
 	"github.com/stilelock/stile/store"
@@ -39,5 +40,153 @@ func TestWithdrawWhoseSessionEndsMeanwhile_saysThatTheEntryHasGone(t *testing.T)
 	}
 	if err := <-done; !errors.Is(err, store.ErrGone) {
 		t.Errorf("Withdraw, whose session was closed meanwhile: %v, want ErrGone", err)
+	}
+}
+
+// A request that was not answered may have been carried out. If the next one finds nothing, either it was, or the entry had
+// been taken out before, and somebody else may have been in: nobody can tell, and nobody says that the lock was held.
+func TestWithdrawAfterARequestThatWasNotAnswered_saysOnlyWhatIsKnown(t *testing.T) {
+	for _, what := range []struct {
+		name  string
+		first func(t *testing.T, name string, carryOut func() error) // what becomes of the first request
+		want  error
+	}{
+		{"carried out", func(t *testing.T, _ string, carryOut func() error) { succeed(t, carryOut()) }, store.ErrNotKnown},
+		{"evicted before", func(t *testing.T, name string, _ func() error) { removeKeys(t, name) }, store.ErrNotKnown},
+		{"not carried out", func(*testing.T, string, func() error) {}, nil},
+	} {
+		t.Run(what.name, func(t *testing.T) {
+			t.Parallel()
+			cli, now := tampered(t)
+			name := newName(t)
+			j := enqueue(t, openSession(t, newStore(t, cli, "")), name)
+			j.await(t, store.Admitted)
+			f := firstTxn(func(carryOut func() error) error {
+				what.first(t, name, carryOut)
+				return errLost
+			})
+			now.Store(&f)
+			if err := j.Withdraw(t.Context()); !errors.Is(err, what.want) || errors.Is(err, store.ErrGone) {
+				t.Errorf("Withdraw: %v, want %v", err, what.want)
+			}
+			if there(t, server(t).Client(t), name) {
+				t.Error("the entry is still there")
+			}
+		})
+	}
+}
+
+// The same of letting go later. If the first request was carried out the next one finds the entry.
+func TestWithdrawAfterATimeAfterARequestThatWasNotAnswered_saysOnlyWhatIsKnown(t *testing.T) {
+	t.Parallel()
+	cli, now := tampered(t)
+	name := newName(t)
+	j := enqueue(t, openSession(t, newStore(t, cli, "")), name)
+	j.await(t, store.Admitted)
+	f := firstTxn(func(carryOut func() error) error {
+		succeed(t, carryOut())
+		removeKeys(t, name)
+		return errLost
+	})
+	now.Store(&f)
+	if err := j.WithdrawAfter(t.Context(), ample); !errors.Is(err, store.ErrNotKnown) || errors.Is(err, store.ErrGone) {
+		t.Errorf("WithdrawAfter: %v, want ErrNotKnown", err)
+	}
+}
+
+// A slow cluster is asked again before it has answered. Its first answer says what the second cannot.
+func TestWithdrawFromASlowCluster_isWhatItsFirstAnswerSays(t *testing.T) {
+	for _, what := range []struct {
+		name    string
+		evicted bool
+		want    error
+	}{{"removed", false, nil}, {"evicted before", true, store.ErrGone}} {
+		t.Run(what.name, func(t *testing.T) {
+			t.Parallel()
+			cli, now := tampered(t)
+			name := newName(t)
+			j := enqueue(t, openSession(t, newStore(t, cli, "")), name)
+			j.await(t, store.Admitted)
+			var asked atomic.Int32
+			again := make(chan struct{})
+			f := tampering(func(_ context.Context, request string, carryOut func() error) error {
+				if request != "Txn" {
+					return carryOut()
+				}
+				switch asked.Add(1) {
+				case 1:
+					if what.evicted {
+						removeKeys(t, name)
+					}
+					err := carryOut()
+					<-again
+					return err
+				case 2:
+					defer close(again)
+				}
+				return carryOut()
+			})
+			now.Store(&f)
+			if err := j.Withdraw(t.Context()); !errors.Is(err, what.want) || errors.Is(err, store.ErrNotKnown) {
+				t.Errorf("Withdraw: %v, want %v", err, what.want)
+			}
+		})
+	}
+}
+
+// Nothing is answered for long. There are two attempts outstanding then, and not ever more of them.
+func TestWithdrawWithoutAnyAnswer_givesUpItsOlderAttempts(t *testing.T) {
+	t.Parallel()
+	cli, now := tampered(t)
+	j := enqueue(t, openSession(t, newStore(t, cli, "")), newName(t))
+	j.await(t, store.Admitted)
+	attempts := make(chan context.Context, 100)
+	f := tampering(func(ctx context.Context, request string, carryOut func() error) error {
+		if request != "Txn" {
+			return carryOut()
+		}
+		attempts <- ctx
+		<-ctx.Done()
+		return ctx.Err()
+	})
+	now.Store(&f)
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- j.Withdraw(ctx) }()
+	first, second := <-attempts, <-attempts
+	<-attempts
+	<-first.Done()
+	if second.Err() != nil {
+		t.Error("the last attempt but one was given up")
+	}
+	cancel()
+	if err := <-done; !errors.Is(err, context.Canceled) {
+		t.Errorf("Withdraw: %v", err)
+	}
+	now.Store(nil)
+}
+
+// firstTxn does something of its own with the first Txn. The others are carried out after that: the store makes another when
+// the first is slow.
+func firstTxn(does func(carryOut func() error) error) tampering {
+	var asked atomic.Bool
+	done := make(chan struct{})
+	return func(_ context.Context, request string, carryOut func() error) error {
+		switch {
+		case request != "Txn":
+		case !asked.Swap(true):
+			defer close(done)
+			return does(carryOut)
+		default:
+			<-done
+		}
+		return carryOut()
+	}
+}
+
+func succeed(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Error(err)
 	}
 }

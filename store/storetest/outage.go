@@ -11,6 +11,8 @@ import (
 )
 
 func outage(s suite) {
+	fencing := s.needs(Fencing)
+
 	s.test("a confirmation that gets no answer proves nothing and harms nothing", func(t *testing.T, w *world) {
 		c := w.open()
 		p := c.hold(w.name("lock"), line.Exclusive)
@@ -69,6 +71,32 @@ func outage(s suite) {
 		heal()
 		c.keep() // otherwise the entry would go with its session
 		next.admitted()
+		w.lineOf(name, next)
+	})
+
+	fencing.test("a withdrawal that gets no answer does not take credit for what somebody else did", func(t *testing.T, w *world) {
+		name := w.name("lock")
+		c, other := w.open(), w.openKept()
+		p := c.hold(name, line.Exclusive)
+		order := p.admitted()
+		heal := w.cut(c)
+		defer heal()
+		ctx, cancel := context.WithTimeout(t.Context(), w.h.Brief/8)
+		defer cancel()
+		if err := p.withdrawWith(ctx); err == nil {
+			t.Error("Withdraw out of the store's reach returned nil")
+		}
+		within, done := w.call()
+		defer done()
+		if _, err := other.store.Break(within, name, order); err != nil {
+			t.Fatalf("Break: %v", err)
+		}
+		next := other.hold(name, line.Exclusive)
+		heal()
+		c.keep()
+		if err := p.tryWithdraw(); !errors.Is(err, store.ErrGone) && !errors.Is(err, store.ErrNotKnown) {
+			t.Errorf("Withdraw of an entry that was broken meanwhile returned %v, want an error matching ErrGone or ErrNotKnown", err)
+		}
 		w.lineOf(name, next)
 	})
 

@@ -40,8 +40,8 @@
 // which the library would open by itself.
 //
 // A connection that is lost is not a session that is lost: the library connects to another server and goes on. So is a
-// connection given up on which nothing but pings was answered for a quarter of the TTL, or that says nothing for as long
-// after it was made. But a session that a server grants less to than it had is taken for lost.
+// connection given up on which nothing but pings was answered for a quarter of the TTL, or that says nothing for as long,
+// three seconds at most, after it was made. But a session that a server grants less to than it had is taken for lost.
 //
 // # Waiting
 //

@@ -22,6 +22,8 @@ type Run struct {
 	For int64 `json:"for_ns"`
 	// Began is when the run began, by the wall clock, for people.
 	Began string `json:"began"`
+	// Tested identifies the programs that took the locks: it changes with their source.
+	Tested string `json:"tested,omitempty"`
 	// Command repeats the run.
 	Command string `json:"command"`
 	// Versions are those of the servers and libraries, by name.
@@ -173,6 +175,9 @@ type Fault struct {
 	What string `json:"what,omitempty"`
 	// Lock is the lock that it is done to, if it is done to one only.
 	Lock string `json:"lock,omitempty"`
+	// Took are the tokens of the entries that an eviction deleted in one step of the store, in the order of their line: the first
+	// is the holder's, the others waited behind it. It is empty if the store's data do not tell the tokens.
+	Took []uint64 `json:"took,omitempty"`
 }
 
 // Evict is the name of the fault that takes a holder's entry out of the store.

@@ -43,6 +43,8 @@ type Strike struct {
 	What string
 	// Lock is the lock that was hit, if it was one only.
 	Lock string
+	// Took are the tokens of the entries that were deleted: see [history.Fault].
+	Took []uint64
 	// For is how long it is to last before [Strike.Heal].
 	For time.Duration
 

@@ -120,7 +120,9 @@ func (w *World) endure(ctx context.Context, f Fault, b blow) {
 	if errors.Is(err, errTaken) || s.On == "" && ctx.Err() != nil {
 		return // the run has ended before it could do anything
 	}
-	w.Record(history.Event{At: s.At, Fault: &history.Fault{ID: b.id, Name: f.Name, On: s.On, Role: s.Role, What: s.What, Lock: s.Lock}})
+	w.Record(history.Event{At: s.At, Fault: &history.Fault{
+		ID: b.id, Name: f.Name, On: s.On, Role: s.Role, What: s.What, Lock: s.Lock, Took: s.Took,
+	}})
 	if err == nil {
 		pause(ctx, s.For)
 		err = s.Heal()

@@ -46,9 +46,9 @@ func storeFaults() []Fault {
 	}
 }
 
-func evict(ctx context.Context, h *hand) (err error) {
-	h.Role = "holder"
-	h.On, h.Lock, h.What, err = h.world.Evict(ctx)
+func evict(ctx context.Context, h *hand) error {
+	evicted, err := h.world.Evict(ctx, h.random.IntN(2) == 0)
+	h.Role, h.On, h.Lock, h.What, h.Took = "holder", evicted.On, evicted.Lock, evicted.What, evicted.Took
 	if err == nil && h.What == "" {
 		return errors.New("nobody held a lock at this moment")
 	}

@@ -265,8 +265,19 @@ func TestFaultsOfDisks(t *testing.T) {
 	})
 
 	t.Run("evict and compact are the harness's", func(t *testing.T) {
-		if st := s.strike(t, "evict", 1); st.What != "deleted a/1" || st.Lock != "a" || st.For != 0 {
-			t.Errorf("it says %q, for %v", st.What, st.For)
+		if st := s.strike(t, "evict", 1); st.What != "deleted a/1" || st.On != "w1" || st.Lock != "a" || !slices.Equal(st.Took, []uint64{1}) || st.For != 0 {
+			t.Errorf("%+v", st)
+		}
+		whole := map[bool]bool{}
+		s.World.Evict = func(_ context.Context, all bool) (history.Fault, error) {
+			whole[all] = true
+			return history.Fault{What: "deleted"}, nil
+		}
+		for seed := range uint64(20) {
+			s.strike(t, "evict", seed)
+		}
+		if len(whole) != 2 {
+			t.Errorf("of twenty evictions some should be of a whole line, and some of one entry: %v", whole)
 		}
 		s.World.Compact = func(context.Context) error { return io.ErrUnexpectedEOF }
 		if _, err := s.try("compact", 1); !errors.Is(err, io.ErrUnexpectedEOF) {

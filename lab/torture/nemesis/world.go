@@ -36,9 +36,9 @@ type World struct {
 	TTL time.Duration
 	// Record adds an event to the history.
 	Record func(history.Event)
-	// Evict deletes the entry of a current holder in the store, as an administrator might, or all of its line. It says whose it
-	// was, in which lock, and what it did: nothing if nobody held.
-	Evict func(ctx context.Context) (worker, lock, what string, err error)
+	// Evict deletes the entry of a current holder in the store, as an administrator might, or all of its line. It returns the
+	// fault's On, Lock, What and Took. What is empty if nobody held.
+	Evict func(ctx context.Context, all bool) (history.Fault, error)
 	// Compact makes etcd forget its past.
 	Compact func(ctx context.Context) error
 	// Progress returns how many locks have been granted so far.

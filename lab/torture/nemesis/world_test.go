@@ -128,7 +128,9 @@ func newScene(t *testing.T, kind string) *scene {
 		defer s.mu.Unlock()
 		s.events = append(s.events, e)
 	}
-	s.World.Evict = func(context.Context) (string, string, string, error) { return "w1", "a", "deleted a/1", nil }
+	s.World.Evict = func(context.Context, bool) (history.Fault, error) {
+		return history.Fault{On: "w1", Lock: "a", What: "deleted a/1", Took: []uint64{1}}, nil
+	}
 	s.World.Compact = func(context.Context) error { return nil }
 	return s
 }

@@ -3,6 +3,7 @@ package observer
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -82,20 +83,34 @@ func (o *etcd) Left(ctx context.Context) (map[string][]string, error) {
 	return left, nil
 }
 
-func (o *etcd) Evict(ctx context.Context, lock string, all bool) (string, error) {
-	key, options := lock+"/", []clientv3.OpOption{clientv3.WithPrefix()}
-	if !all {
-		first, err := o.Get(ctx, key, clientv3.WithFirstCreate()...)
-		if err != nil || len(first.Kvs) == 0 {
-			return "", err
-		}
-		key, options = string(first.Kvs[0].Key), nil
+// Evict deletes the whole line in one revision. Its first entry is looked up before, and nothing is done if that has left.
+func (o *etcd) Evict(ctx context.Context, lock string, all bool) (Eviction, error) {
+	prefix := lock + "/"
+	first, err := o.Get(ctx, prefix, clientv3.WithFirstCreate()...)
+	if err != nil || len(first.Kvs) == 0 {
+		return Eviction{}, err
 	}
-	deleted, err := o.Delete(ctx, key, options...)
-	if err != nil || deleted.Deleted == 0 {
-		return "", err
+	holder := first.Kvs[0]
+	key, options := string(holder.Key), []clientv3.OpOption{clientv3.WithPrevKV()}
+	if all {
+		key, options = prefix, append(options, clientv3.WithPrefix())
 	}
-	return fmt.Sprintf("etcdctl del %s: %d", key, deleted.Deleted), nil
+	deleted, err := o.Txn(ctx).
+		If(clientv3.Compare(clientv3.CreateRevision(string(holder.Key)), "=", holder.CreateRevision)).
+		Then(clientv3.OpDelete(key, options...)).
+		Commit()
+	if err != nil {
+		return Eviction{Took: []uint64{o.token(uint64(holder.CreateRevision))}}, err
+	}
+	if !deleted.Succeeded {
+		return Eviction{}, nil
+	}
+	var took []uint64
+	for _, kv := range deleted.Responses[0].GetResponseDeleteRange().PrevKvs {
+		took = append(took, o.token(uint64(kv.CreateRevision)))
+	}
+	slices.Sort(took)
+	return Eviction{What: fmt.Sprintf("etcdctl del %s: %d", key, len(took)), Took: took}, nil
 }
 
 func (o *etcd) Compact(ctx context.Context) error {

@@ -19,15 +19,24 @@ type Observer interface {
 	// more. What belongs to no lock is under "".
 	Left(ctx context.Context) (map[string][]string, error)
 
-	// Evict takes the entry out that is first in the line behind lock, or all that are there, as somebody might who has the
-	// store's own tools. It says what it did, and nothing if nobody was there.
-	Evict(ctx context.Context, lock string, all bool) (what string, err error)
+	// Evict deletes the entry that is first in the line behind lock, or all that are there, as somebody might who has the store's
+	// own tools. On etcd and ZooKeeper that is one step of the store. If the line is empty, or changes meanwhile, nothing is done.
+	Evict(ctx context.Context, lock string, all bool) (Eviction, error)
 
 	// Compact makes the store forget what was before, where there is such a thing.
 	Compact(ctx context.Context) error
 
 	// Close ends all connections.
 	Close()
+}
+
+// Eviction is what [Observer.Evict] did.
+type Eviction struct {
+	// What says it in words. It is empty if nothing was done.
+	What string
+	// Took are the tokens of the deleted entries, in the order of their line; empty if the store's data do not tell them. They
+	// are also set if it is not known whether the entries were deleted, with the error.
+	Took []uint64
 }
 
 // Open connects to the servers of a store of one of the kinds "etcd", "redis", "redlock" and "zk". All locks begin with
@@ -37,7 +46,7 @@ func Open(kind string, addrs []string, prefix string, token func(order uint64) u
 	case "etcd":
 		return openEtcd(addrs, prefix, token)
 	case "redis", "redlock":
-		return openRedis(addrs, prefix), nil
+		return openRedis(addrs, prefix, token), nil
 	case "zk":
 		return openZooKeeper(addrs, prefix, token)
 	}

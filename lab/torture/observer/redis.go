@@ -17,10 +17,11 @@ import (
 type redisServers struct {
 	clients []*redis.Client
 	prefix  string
+	token   func(uint64) uint64
 }
 
-func openRedis(addrs []string, prefix string) *redisServers {
-	o := &redisServers{prefix: prefix}
+func openRedis(addrs []string, prefix string, token func(uint64) uint64) *redisServers {
+	o := &redisServers{prefix: prefix, token: token}
 	for _, addr := range addrs {
 		o.clients = append(o.clients, redis.NewClient(&redis.Options{
 			Addr: addr, DialTimeout: time.Second, ReadTimeout: time.Second, MaxRetries: -1,
@@ -83,8 +84,12 @@ func (o *redisServers) Left(ctx context.Context) (map[string][]string, error) {
 	return left, nil
 }
 
-// Evict deletes the lock's own key: those who wait are in keys of Stile's, which nobody deletes by accident.
-func (o *redisServers) Evict(ctx context.Context, lock string, _ bool) (string, error) {
+// Evict deletes the lock's own key: the waiters are in keys of Stile's, which nobody deletes by accident. The token is told only
+// of one server: what is deleted on several is not deleted in one step.
+func (o *redisServers) Evict(ctx context.Context, lock string, _ bool) (Eviction, error) {
+	if len(o.clients) == 1 {
+		return o.evictHere(ctx, lock)
+	}
 	var deleted int64
 	var errs []error
 	var mu sync.Mutex
@@ -100,9 +105,27 @@ func (o *redisServers) Evict(ctx context.Context, lock string, _ bool) (string, 
 	}
 	all.Wait()
 	if deleted == 0 {
-		return "", errors.Join(errs...)
+		return Eviction{}, errors.Join(errs...)
 	}
-	return fmt.Sprintf("DEL %s on %d servers", lock, len(o.clients)), nil
+	return Eviction{What: fmt.Sprintf("DEL %s on %d servers", lock, len(o.clients))}, nil
+}
+
+// evictHere deletes the key, and looks in the same step for the order of the holder, which Stile keeps beside it.
+func (o *redisServers) evictHere(ctx context.Context, lock string) (Eviction, error) {
+	var holders *redis.ZSliceCmd
+	var deleted *redis.IntCmd
+	_, err := o.clients[0].TxPipelined(ctx, func(p redis.Pipeliner) error {
+		holders, deleted = p.ZRangeWithScores(ctx, "{"+lock+"}//h", 0, 0), p.Del(ctx, lock)
+		return nil
+	})
+	if err != nil || deleted.Val() == 0 {
+		return Eviction{}, err
+	}
+	e := Eviction{What: "DEL " + lock}
+	for _, holder := range holders.Val() {
+		e.Took = append(e.Took, o.token(uint64(holder.Score)))
+	}
+	return e, nil
 }
 
 // Compact does nothing: Redis remembers nothing.

@@ -102,23 +102,36 @@ func (o *zookeeper) Left(context.Context) (map[string][]string, error) {
 	return left, nil
 }
 
-func (o *zookeeper) Evict(_ context.Context, lock string, all bool) (string, error) {
+// Evict deletes the whole line in one transaction. If one of the entries has left meanwhile, nothing is done.
+func (o *zookeeper) Evict(_ context.Context, lock string, all bool) (Eviction, error) {
 	entries, err := o.children("/" + lock)
 	if err != nil || len(entries) == 0 {
-		return "", err
+		return Eviction{}, err
 	}
+	// Names end in the sequence number, ten digits.
+	slices.SortFunc(entries, func(a, b string) int { return strings.Compare(last10(a), last10(b)) })
 	if !all {
-		// Names end in the sequence number, ten digits.
-		first := slices.MinFunc(entries, func(a, b string) int { return strings.Compare(last10(a), last10(b)) })
-		entries = []string{first}
+		entries = entries[:1]
 	}
+	var took []uint64
+	var ops []any
 	for _, entry := range entries {
-		err := o.conn.Delete("/"+lock+"/"+entry, -1)
-		if err != nil && !errors.Is(err, zk.ErrNoNode) {
-			return "", err
+		path := "/" + lock + "/" + entry
+		there, stat, err := o.conn.Exists(path)
+		if err != nil || !there {
+			return Eviction{}, err
 		}
+		took = append(took, o.token(uint64(stat.Czxid)))
+		ops = append(ops, &zk.DeleteRequest{Path: path, Version: -1})
 	}
-	return fmt.Sprintf("delete /%s/%s: %d", lock, entries[0], len(entries)), nil
+	_, err = o.conn.Multi(ops...)
+	switch {
+	case errors.Is(err, zk.ErrNoNode):
+		return Eviction{}, nil
+	case err != nil:
+		return Eviction{Took: took}, err
+	}
+	return Eviction{What: fmt.Sprintf("delete /%s/%s: %d", lock, entries[0], len(entries)), Took: took}, nil
 }
 
 // children returns what is in a directory; one that is not there is empty.

@@ -29,6 +29,42 @@ var headings = []string{
 	"stale, unfenced", "stale, fenced", "refused", "lost updates", "longest gap", "verdict",
 }
 
+// FaultTable writes a table with a row for each kind of fault and a column for each verdict: how often the fault struck, and in
+// parentheses how often a holder or a leader; the longest gap; and the overlaps, if there were any.
+func FaultTable(out io.Writer, verdicts ...*verdict.Verdict) error {
+	faults := map[string]bool{}
+	heads := []string{"fault"}
+	for _, v := range verdicts {
+		heads = append(heads, v.Run.Target)
+		for _, f := range v.Faults {
+			faults[f.Name] = true
+		}
+	}
+	table := [][]string{heads}
+	for _, name := range slices.Sorted(maps.Keys(faults)) {
+		line := []string{name}
+		for _, v := range verdicts {
+			line = append(line, faultCell(v, name))
+		}
+		table = append(table, line)
+	}
+	return markdown(out, table)
+}
+
+func faultCell(v *verdict.Verdict, name string) string {
+	for _, f := range v.Faults {
+		if f.Name != name {
+			continue
+		}
+		cell := fmt.Sprintf("%d (%d), %v", f.Strikes, f.OnHolder+f.OnLeader, f.LongestGap.Round(10*time.Millisecond))
+		if f.Overlaps > 0 {
+			cell += fmt.Sprintf(", **%d**", f.Overlaps)
+		}
+		return cell
+	}
+	return "–"
+}
+
 // rows are those of one verdict: for each kind of fault unless they are to be brief, and for the whole.
 func rows(v *verdict.Verdict, brief bool) [][]string {
 	var some [][]string

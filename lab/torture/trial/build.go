@@ -2,7 +2,10 @@ package trial
 
 import (
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"fmt"
+	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
@@ -20,6 +23,23 @@ type Programs struct {
 // Built returns the programs that were built into dir.
 func Built(dir string) Programs {
 	return Programs{Worker: filepath.Join(dir, "worker"), Stile: filepath.Join(dir, "stile")}
+}
+
+// Tested identifies the programs that a workload uses, by their contents.
+func (p Programs) Tested(load string) (string, error) {
+	used := []string{p.Worker}
+	if load == workload.Command {
+		used = append(used, p.Stile)
+	}
+	sum := sha256.New()
+	for _, path := range used {
+		b, err := os.ReadFile(path)
+		if err != nil {
+			return "", err
+		}
+		sum.Write(b)
+	}
+	return hex.EncodeToString(sum.Sum(nil))[:16], nil
 }
 
 // Build builds the programs for a trial into dir, with the mutant's edits if the target is one. The working directory is

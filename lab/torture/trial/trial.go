@@ -9,7 +9,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -26,6 +25,9 @@ import (
 	"github.com/stilelock/stile/lab/torture/site"
 	"github.com/stilelock/stile/lab/torture/workload"
 )
+
+// History is the name of the file with the history of a run.
+const History = "history.jsonl"
 
 // Config says what to run.
 type Config struct {
@@ -112,7 +114,7 @@ func (r *run) run(ctx context.Context) (string, error) {
 	}
 	defer r.observer.Close()
 
-	path := filepath.Join(r.Out, "history.jsonl")
+	path := filepath.Join(r.Out, History)
 	file, err := os.Create(path)
 	if err != nil {
 		return "", err
@@ -250,18 +252,18 @@ func (r *run) hurt(ctx context.Context, workers *crew) {
 // enough is how many grants a run must have that is to prove something. Package verdict believes in fewer, those of lost workers.
 const enough = 20
 
-// evict takes the entry of somebody out who holds a lock, and half of the times those of all who wait behind it.
-func (r *run) evict(ctx context.Context) (worker, lock, what string, err error) {
+// evict deletes the entry of a worker that holds a lock or, with all, its whole line.
+func (r *run) evict(ctx context.Context, all bool) (history.Fault, error) {
 	// After another fault it may take a while until somebody holds again.
 	for end := time.Now().Add(r.TTL); time.Now().Before(end) && ctx.Err() == nil; time.Sleep(time.Millisecond) {
 		for lock, worker := range r.live.locks() { // any: the order of maps is chance enough
-			what, err := r.observer.Evict(ctx, lock, rand.IntN(2) == 0)
-			if what != "" || err != nil {
-				return worker, lock, what, err
+			evicted, err := r.observer.Evict(ctx, lock, all)
+			if evicted.What != "" || err != nil {
+				return history.Fault{On: worker, Lock: lock, What: evicted.What, Took: evicted.Took}, err
 			}
 		}
 	}
-	return "", "", "", nil
+	return history.Fault{}, nil
 }
 
 // aftermath looks at what is left when everybody has gone and every session has ended, and tries every lock once more.
@@ -344,6 +346,10 @@ func (r *run) about(ctx context.Context) (history.Run, error) {
 			return history.Run{}, err
 		}
 	}
+	tested, err := r.programs.Tested(r.Workload)
+	if err != nil {
+		return history.Run{}, err
+	}
 	offers := l.Offers()
 	if err := l.Close(ctx); err != nil {
 		return history.Run{}, err
@@ -351,6 +357,7 @@ func (r *run) about(ctx context.Context) (history.Run, error) {
 	return history.Run{
 		Target: r.Target.String(), Workload: r.Workload, Faults: r.Faults, Seed: r.Seed,
 		TTL: int64(r.TTL), For: int64(r.For), Began: time.Now().UTC().Format(time.RFC3339), Command: r.Command,
+		Tested:   tested,
 		Versions: r.versions(ctx),
 		Offers:   workload.Offers(r.Workload, offers),
 	}, nil

@@ -103,6 +103,180 @@ func TestAnEvictionExcusesOnlyWhatHappensToItsLock(t *testing.T) {
 	}
 }
 
+// evicts tells of an eviction that took the entries of these tokens, and excuses nothing that happens to other entries.
+func (s *story) evicts(from, to int64, took ...uint64) {
+	s.fault(1, history.Evict, "w1", "holder", from, to)
+	for _, e := range s.Events {
+		if e.Fault != nil {
+			e.Fault.Lock, e.Fault.Took = "demo", took
+		}
+	}
+}
+
+func (s *story) loses(worker string, token uint64, at int64) {
+	s.add(at, worker, history.Event{End: &history.End{Grant: name(worker, token), Told: at * ms, Why: "it is gone"}})
+}
+
+func TestAnEvictionExcusesTheHolderThatItEvicted(t *testing.T) {
+	t.Run("until it is told, beside the next one", func(t *testing.T) {
+		s := tell(t)
+		s.takes("w1", 20, 300, 301)
+		s.evicts(340, 341, 20)
+		s.takes("w2", 21, 310, 342)
+		s.loses("w1", 20, 343)
+		s.releases("w2", 21, 400)
+		if v := s.judge(); v.Conceded() != 2 {
+			t.Errorf("%+v", v.Violations)
+		}
+	})
+	t.Run("also if its call returns after the eviction, or after that of the next one", func(t *testing.T) {
+		s := tell(t)
+		s.evicts(340, 341, 20)
+		s.takes("w2", 21, 310, 900)
+		s.takes("w1", 20, 300, 902)
+		s.loses("w1", 20, 903)
+		s.releases("w2", 21, 1000)
+		if v := s.judge(); v.Conceded() != 2 {
+			t.Errorf("%+v", v.Violations)
+		}
+	})
+	t.Run("but not if its release shows that it was there until then", func(t *testing.T) {
+		s := tell(t)
+		s.takes("w1", 20, 300, 301)
+		s.evicts(340, 341, 20)
+		s.takes("w2", 21, 310, 342)
+		s.releases("w1", 20, 350)
+		s.releases("w2", 21, 400)
+		if v := s.judge(RuleOverlap, RuleValidity, RuleStore); v.Conceded() != 0 {
+			t.Errorf("%+v", v.Violations)
+		}
+	})
+}
+
+func TestTwoGrantsAfterAnEvictionAreExcusedByNothing(t *testing.T) {
+	// w2 and w3 waited when w1 was evicted. Both are given the lock, and w3 is told that it has lost it.
+	both := func(t *testing.T, took ...uint64) *story {
+		s := tell(t)
+		s.takes("w1", 20, 300, 301)
+		s.evicts(340, 341, took...)
+		s.loses("w1", 20, 341)
+		s.takes("w2", 21, 310, 342)
+		s.takes("w3", 22, 311, 343)
+		s.loses("w3", 22, 345)
+		s.loses("w2", 21, 346)
+		return s
+	}
+	t.Run("only the holder was evicted", func(t *testing.T) { both(t, 20).judge(RuleOverlap, RuleValidity) })
+	t.Run("all of the line was", func(t *testing.T) {
+		v := both(t, 20, 21, 22).judge(RuleOverlap, RuleValidity, RuleDead)
+		if n := v.Broken()[RuleDead]; n != 2 {
+			t.Errorf("%d of two holds were found to be of deleted entries", n)
+		}
+	})
+	t.Run("whichever returns first", func(t *testing.T) {
+		s := tell(t)
+		s.takes("w1", 20, 300, 301)
+		s.evicts(340, 341, 20)
+		s.loses("w1", 20, 341)
+		s.takes("w3", 22, 311, 342)
+		s.takes("w2", 21, 310, 343)
+		s.loses("w3", 22, 345)
+		s.loses("w2", 21, 346)
+		if v := s.judge(RuleOverlap, RuleValidity); v.Conceded() != 0 {
+			t.Errorf("%+v", v.Violations)
+		}
+	})
+	t.Run("but a leader that goes on may end leases after its healing, one after another", func(t *testing.T) {
+		s := tell(t)
+		s.Run.Target = "stile@etcd3"
+		s.fault(1, "leader-pause", "m1", "leader", 340, 341)
+		s.takes("w1", 20, 300, 1341)
+		s.takes("w2", 21, 310, 1343)
+		s.takes("w3", 22, 311, 1345)
+		s.loses("w1", 20, 1344)
+		s.loses("w2", 21, 1346)
+		s.releases("w3", 22, 1400)
+		if v := s.judge(); v.Conceded() != 4 {
+			t.Errorf("%+v", v.Violations)
+		}
+	})
+	t.Run("where nothing tells whose entry was deleted, a quarter of a TTL later", func(t *testing.T) {
+		for late, excused := range map[int64]bool{841: true, 842: false} {
+			s := tell(t)
+			s.evicts(340, 341)
+			s.takes("w1", 20, 300, late)
+			s.takes("w2", 21, 310, late+2)
+			s.loses("w1", 20, late+4)
+			s.releases("w2", 21, late+50)
+			s.judgeIf(!excused, RuleOverlap, RuleValidity)
+		}
+	})
+}
+
+func TestADeletedEntryIsGivenNoLock(t *testing.T) {
+	deleted := func(t *testing.T) *story {
+		s := tell(t)
+		s.takes("w1", 20, 300, 301)
+		s.evicts(340, 341, 20, 21)
+		s.loses("w1", 20, 341)
+		return s
+	}
+	t.Run("not even for a moment", func(t *testing.T) {
+		s := deleted(t)
+		s.takes("w2", 21, 310, 342)
+		s.loses("w2", 21, 342)
+		s.judge(RuleDead)
+	})
+	t.Run("its owner joins again", func(t *testing.T) {
+		s := deleted(t)
+		s.hold("w2", 24, 310, 345, 400)
+		s.judge()
+	})
+	t.Run("the eviction may have failed", func(t *testing.T) {
+		s := deleted(t)
+		s.hold("w2", 21, 310, 345, 400)
+		for _, e := range s.Events {
+			if e.Heal != nil {
+				e.Heal.Err = "etcdserver: request timed out"
+			}
+		}
+		s.fault(2, "reset", "all", "", 600, 601)
+		s.judge()
+	})
+	t.Run("another lock's tokens are others", func(t *testing.T) {
+		s := deleted(t)
+		s.hold("w2", 21, 310, 345, 400)
+		for _, e := range s.Events {
+			if e.Fault != nil {
+				e.Fault.Lock = "other"
+			}
+		}
+		s.judge()
+	})
+}
+
+// Of two holds that overlap, three rules may be broken. A fault that excuses one of them excuses all, unless the store itself is
+// shown to have let two hold.
+func TestVerdictsOnTwoHoldsAgree(t *testing.T) {
+	for _, fault := range []string{history.Evict, "leader-pause", "server-pause"} {
+		for _, lasted := range []bool{false, true} {
+			s := tell(t)
+			s.Run.Target = "stile@etcd3"
+			s.takes("w1", 20, 300, 301)
+			s.fault(1, fault, "x", "", 340, 341)
+			s.takes("w2", 21, 310, 342)
+			if s.releases("w2", 21, 400); lasted {
+				s.releases("w1", 20, 350)
+			} else {
+				s.loses("w1", 20, 350)
+			}
+			if v := s.judgeIf(lasted, RuleOverlap, RuleValidity, RuleStore); lasted == (v.Conceded() > 0) {
+				t.Errorf("%s, w1 had it to its release: %v: %+v", fault, lasted, v.Violations)
+			}
+		}
+	}
+}
+
 func TestAFaultThatFailedMayHaveHappened(t *testing.T) {
 	s := overlapping(t, "stile@etcd", 400, 450)
 	s.fault(1, history.Evict, "w1", "holder", 390, 395)

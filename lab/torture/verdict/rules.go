@@ -19,6 +19,8 @@ const (
 	RuleValidity = "granted during another's validity"
 	// RuleStore: by the tokens' order, the store itself let two hold at the same time, or gave tokens out of order.
 	RuleStore = "granted twice"
+	// RuleDead: somebody was granted the lock whose entry had been deleted while it waited, in one step with the entries ahead of it.
+	RuleDead = "granted to a deleted entry"
 	// RuleToken: two holds have the same token.
 	RuleToken = "token given twice"
 	// RuleUntold: a holder still believed in its hold two TTLs after the observer had seen its entry go.
@@ -68,11 +70,12 @@ type Violation struct {
 }
 
 // Concessions are, by fault, the rules that nobody promises to keep on a target while it lasts and for a TTL after, because
-// its store cannot: docs/guarantees.md says so. What tokens are for is never conceded.
+// its store cannot: docs/guarantees.md says so. What tokens are for is never conceded, and of two holders only if the fault can
+// have ended the hold of the one: see [Strike.endedOneOf].
 func Concessions(target string) map[string][]string {
 	exclusion := []string{RuleOverlap, RuleValidity}
 	forgetting := []string{RuleOverlap, RuleValidity, RuleStore}
-	// Whoever takes a holder's entry away lets the next one in as the holder is told.
+	// Deleting a holder's entry lets the next one in as the holder is told.
 	conceded := map[string][]string{history.Evict: exclusion}
 	_, cluster, _ := strings.Cut(target, "@")
 	switch strings.TrimRight(cluster, "0123456789") {
@@ -167,6 +170,30 @@ func storeEnd(h *Hold, proof bool) (least, most int64) {
 	}
 }
 
+// dead finds holds whose entries an eviction had deleted in one step with the entries ahead of them: there was no moment at which it
+// was their turn.
+func dead(lock string, holds []*Hold, strikes []Strike) []Violation {
+	took := map[uint64]bool{}
+	for _, s := range strikes {
+		if s.Lock == lock && s.Err == "" && len(s.Took) > 1 {
+			for _, token := range s.Took[1:] {
+				took[token] = true
+			}
+		}
+	}
+	var found []Violation
+	for _, h := range holds {
+		if h.Token != 0 && took[h.Token] {
+			found = append(found, Violation{
+				Rule: RuleDead, Lock: lock, At: h.Return, For: time.Duration(max(0, h.End-h.Return)), Grants: []string{h.Grant},
+				What: fmt.Sprintf("%s (token %d) was given the lock, though its entry had been deleted together with those ahead of it",
+					h.Grant, h.Token),
+			})
+		}
+	}
+	return found
+}
+
 // staleWrites finds writes of older holds that the fenced resource accepted after those of newer ones: older by their tokens,
 // or by when they were granted, which protects nothing if the tokens say otherwise. They come in the order in which the resource,
 // which does one thing at a time, has decided on them.
@@ -192,8 +219,8 @@ func staleWrites(lock string, writes []history.Event, holds map[string]*Hold, tt
 }
 
 // grantedBefore reports whether a was granted before b: certainly if b was asked for later, and, if both were asked for at the same
-// time, if b was given more than a TTL later. When all who wait are let in at once, because somebody has emptied the line, chance
-// decides who hears of that first. Nothing is known of a hold, nil, whose holder was killed before it could tell.
+// time, if b was given more than a TTL later. A worker may be stopped between its grant and the return of its call, so that the
+// order of two returns alone shows nothing. Nothing is known of a hold, nil, whose holder was killed before it could tell.
 func grantedBefore(a, b *Hold, ttl int64) bool {
 	return a != nil && b != nil && (a.Return < b.Call || a.Return+ttl < b.Return)
 }

@@ -262,6 +262,7 @@ func (j *judge) locks() {
 		}
 		if j.Run.Offers.Tokens {
 			found = append(found, inOrder(lock, held, j.Run.Offers)...)
+			found = append(found, dead(lock, held, j.Strikes)...)
 		}
 		if j.Run.Offers.Fair {
 			found = append(found, overtaken(lock, waits[lock], held, j.Run.TTL, j.quiet)...)
@@ -437,22 +438,63 @@ func (j *judge) concede() {
 	for i := range j.Violations {
 		v := &j.Violations[i]
 		for _, s := range j.Strikes {
-			if slices.Contains(concessions[s.Name], v.Rule) && s.excuses(v, j.Run.TTL) {
+			rules := concessions[s.Name]
+			if !slices.Contains(rules, v.Rule) || !s.near(v, j.Run.TTL) {
+				continue
+			}
+			// Tokens go back where the store forgets them, whatever becomes of the holds.
+			if v.since != 0 && slices.Contains(rules, RuleStore) || s.endedOneOf(j.holdsOf(v), j.Run) {
 				v.Conceded = s.Name
 			}
 		}
 	}
 }
 
-// excuses reports whether a strike that a rule does not hold under can be why it was broken. Who held when it struck believes in
-// that for a TTL after its last confirmation; what begins later than that, or lasts twice as long, has another cause.
-func (s *Strike) excuses(v *Violation, ttl int64) bool {
+// holdsOf returns the holds that a violation is about.
+func (j *judge) holdsOf(v *Violation) []*Hold {
+	var holds []*Hold
+	for _, grant := range v.Grants {
+		if h := j.lives.byGrant[grant]; h != nil {
+			holds = append(holds, h)
+		}
+	}
+	return holds
+}
+
+// near reports whether a strike is near enough to a violation to be its cause. A holder believes in its hold for a TTL after its
+// last confirmation; what begins later than that, or lasts twice as long, has another cause.
+func (s *Strike) near(v *Violation, ttl int64) bool {
 	since := v.At
 	if v.since != 0 {
 		since = v.since
 	}
 	return s.From <= v.At && since <= s.To+ttl && int64(v.For) <= 2*ttl && (s.Lock == "" || s.Lock == v.Lock)
 }
+
+// endedOneOf reports whether a strike can have ended a hold whose holder did not know of it yet as the next one was granted. Two
+// holds that were both granted after the strike are excused by nothing.
+func (s *Strike) endedOneOf(holds []*Hold, run history.Run) bool {
+	if len(holds) != 2 {
+		return false
+	}
+	if len(s.Took) > 0 && holds[0].Token != 0 {
+		return slices.ContainsFunc(holds, func(h *Hold) bool { return h.Token == s.Took[0] && !h.proven(run.Offers) })
+	}
+	first := slices.MinFunc(holds, func(a, b *Hold) int { return cmp.Compare(a.Return, b.Return) })
+	return first.Return <= s.To+s.delay(run.TTL) && !first.proven(run.Offers)
+}
+
+// delay is how long after a strike the last hold may be granted that it ends: the answer to the call may be on its way. When a
+// leader goes on that was stopped, it is only then that it ends leases.
+func (s *Strike) delay(ttl int64) int64 {
+	if strings.HasSuffix(s.Name, "-pause") {
+		return ttl
+	}
+	return ttl / 4
+}
+
+// proven reports whether its release has shown that the hold lasted until then: no fault had ended it.
+func (h *Hold) proven(offers history.Offers) bool { return offers.Proof && h.Outcome == history.OK }
 
 // thin says when the history proves nothing.
 func (j *judge) thin() {

@@ -51,6 +51,8 @@ func mishaps() *story {
 	s.hold("w2", 99, 296, 297, 320)
 	s.writes("w2", 99, 298, "unfenced", 1, 2, false)
 	s.writes("w1", 100, 299, "fenced", 0, 0, false)
+	s.add(325, "", history.Event{Fault: &history.Fault{ID: 2, Name: history.Evict, Lock: "demo", Took: []uint64{100, 99}}})
+	s.add(326, "", history.Event{Heal: &history.Heal{ID: 2}})
 	s.add(330, "", history.Event{Entry: &history.Entry{Lock: "demo", Key: "k", Token: 99, Gone: true}})
 	s.add(340, "", history.Event{Left: &history.Left{Lock: "demo", Keys: []string{"k"}}})
 	s.add(350, "", history.Event{Final: &history.Final{Lock: "demo", Outcome: history.Unknown, Err: "no answer"}})

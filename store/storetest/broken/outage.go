@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync/atomic"
 	"time"
 
 	"github.com/stilelock/stile/store"
@@ -67,6 +68,23 @@ func outageBugs() []Bug {
 						}
 						return t.Withdraw(ctx)
 					}}, nil
+				})
+			},
+		},
+		{
+			Name:   "takes an entry that is gone for one that it has taken out, if it was not answered before",
+			Caught: "outage/a withdrawal that gets no answer does not take credit for what somebody else did",
+			Plant: func(m *memstore.Store) store.Store {
+				return withTickets(m, func(inner store.Ticket, _ store.Request) ticket {
+					var unanswered atomic.Bool
+					return ticket{Ticket: inner, withdraw: func(ctx context.Context) error {
+						err := inner.Withdraw(ctx)
+						if errors.Is(err, store.ErrGone) && unanswered.Load() {
+							return nil
+						}
+						unanswered.Store(unanswered.Load() || errors.Is(err, context.DeadlineExceeded))
+						return err
+					}}
 				})
 			},
 		},

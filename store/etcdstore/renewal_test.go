@@ -1,0 +1,58 @@
+package etcdstore_test
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"sync/atomic"
+	"testing"
+
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"google.golang.org/grpc"
+
+	"github.com/stilelock/stile/store"
+)
+
+// shortened is a stream whose renewals are answered with a TTL that is less by a second, as those are that etcd's gRPC proxy
+// answers with what it has heard before.
+type shortened struct {
+	grpc.ClientStream
+	now *atomic.Bool
+}
+
+func (s shortened) RecvMsg(m any) error {
+	err := s.ClientStream.RecvMsg(m)
+	if resp, ok := m.(*pb.LeaseKeepAliveResponse); ok && s.now.Load() {
+		resp.TTL--
+	}
+	return err
+}
+
+// The answer is to an earlier renewal, and nobody can tell to which.
+func TestARenewalThatIsAnsweredWithLessConfirmsNothing(t *testing.T) {
+	t.Parallel()
+	var less atomic.Bool
+	shorten := func(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string, open grpc.Streamer,
+		opts ...grpc.CallOption,
+	) (grpc.ClientStream, error) {
+		s, err := open(ctx, desc, cc, method, opts...)
+		return shortened{s, &less}, err
+	}
+	cli := connectWith(t, clientv3.Config{
+		Endpoints:   []string{server(t).Endpoint()},
+		DialOptions: []grpc.DialOption{grpc.WithStreamInterceptor(shorten)},
+	})
+	se := openSession(t, newStore(t, cli, ""))
+	if err := se.Confirm(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	less.Store(true)
+	if err := se.Confirm(t.Context()); err == nil || errors.Is(err, store.ErrSessionLost) || !strings.Contains(err.Error(), "proxy") {
+		t.Errorf("Confirm: %v, want an error that names a proxy, and a session that is not lost", err)
+	}
+	less.Store(false)
+	if err := se.Confirm(t.Context()); err != nil {
+		t.Errorf("Confirm, the proxy being gone: %v", err)
+	}
+}
