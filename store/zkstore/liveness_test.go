@@ -3,6 +3,8 @@ package zkstore_test
 import (
 	"context"
 	"errors"
+	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -163,27 +165,90 @@ func TestAReadingThatTakesNoMajorityAdmitsNobody(t *testing.T) {
 	p.await(t, store.Waiting)
 	m.awaitAnswers(t, "getData", 1, before) // the holder's node is watched
 
-	swallowed := make(chan struct{}, 10)
-	left := sync.OnceFunc(func() {
+	asked := m.loseMajority(0, 0, func() { // nobody is told of it: the reading that follows shows it
 		if err := holder.Withdraw(t.Context()); err != nil {
 			t.Error(err)
 		}
 	})
+	m.reset()
+	m.admitsOnlyByMajority(t, p, asked)
+}
+
+// The reading may be the one by which a node ahead is to be watched.
+func TestANodeThatIsFoundGoneAdmitsNobodyWithoutAMajority(t *testing.T) {
+	t.Parallel()
+	m := newMeddler(t, server(t).Endpoint())
+	name := newName(t)
+	holder := enqueue(t, openSession(t, newStore(t, nil, server(t).Endpoint())), name, line.Exclusive)
+	se := openSession(t, newStore(t, nil, m.addr()))
+	asked := m.loseMajority(opGetData, 0, func() {
+		if err := holder.Withdraw(t.Context()); err != nil {
+			t.Error(err)
+		}
+	})
+	p := enqueue(t, se, name, line.Exclusive)
+	p.await(t, store.Waiting)
+	m.admitsOnlyByMajority(t, p, asked)
+}
+
+// Or the one by which the entries of a session are watched again, two of which may stand in a line: what it shows of the one
+// concerns the other.
+func TestAnOwnNodeThatIsFoundGoneAdmitsNobodyWithoutAMajority(t *testing.T) {
+	t.Parallel()
+	m := newMeddler(t, server(t).Endpoint())
+	conn := connect(t, server(t).Endpoint())
+	name := newName(t)
+	enqueue(t, openSession(t, newStore(t, nil, server(t).Endpoint())), name, line.Shared).await(t, store.Admitted)
+	se := openSession(t, newStore(t, nil, m.addr()))
+	before := m.answers()
+	writer := enqueue(t, se, name, line.Exclusive)
+	writer.await(t, store.Waiting)
+	m.awaitAnswers(t, "getData", 1, before)
+	two := nodes(t, conn, "/"+name)
+	own := two[slices.IndexFunc(two, func(node string) bool { return strings.HasSuffix(node, "1") })] // the other's ends with 0
+	reader := enqueue(t, se, name, line.Shared)
+	reader.await(t, store.Waiting)
+	m.awaitAnswers(t, "getData", 2, before)
+
+	asked := m.loseMajority(0, opGetChildren2, func() {
+		if err := conn.Delete("/"+name+"/"+own, -1); err != nil {
+			t.Error(err)
+		}
+	})
+	m.reset()
+	writer.gone(t, store.ErrGone)
+	m.admitsOnlyByMajority(t, reader, asked)
+}
+
+// loseMajority has transactions not be answered any more, nor what else is named; and does something when a request comes, 0 for
+// that of the session, before the server has it. Somebody hears of each transaction.
+func (m *meddler) loseMajority(when, unanswered int32, do func()) (asked <-chan struct{}) {
+	transactions := make(chan struct{}, 100)
+	once := sync.OnceFunc(do)
 	m.on(func(op int32, _ []byte) verdict {
-		if op == 0 { // nobody is told of it: the reading that follows shows it
-			left()
+		if op == when {
+			once()
 		}
 		return pass
 	}, func(to int32, _ []byte) verdict {
-		if to == opMulti {
-			swallowed <- struct{}{}
+		switch to {
+		case opMulti:
+			transactions <- struct{}{}
+			return swallow
+		case 0:
+		case unanswered:
 			return swallow
 		}
 		return pass
 	})
-	m.reset()
+	return transactions
+}
+
+// admitsOnlyByMajority checks that an entry is not admitted before a transaction has been answered, and is then.
+func (m *meddler) admitsOnlyByMajority(t *testing.T, p *joined, asked <-chan struct{}) {
+	t.Helper()
 	select {
-	case <-swallowed:
+	case <-asked:
 	case st := <-p.heard:
 		t.Fatalf("by a reading alone the entry is %v", st.State)
 	case <-time.After(soon):

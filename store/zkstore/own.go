@@ -26,12 +26,13 @@ type ownNodes struct {
 
 	mu      sync.Mutex // taken after those of the session and of a line
 	wanted  map[string]uint64
-	reasons uint64 // counts the reasons to set a watch; wanted has the latest of each path
-	running bool   // the goroutine that sets watches has been started
+	reasons uint64         // counts the reasons to set a watch; wanted has the latest of each path
+	asked   map[string]int // how many requests of each path are not answered
+	running bool           // the goroutine that sets watches has been started
 }
 
 func newOwnNodes() *ownNodes {
-	return &ownNodes{kick: make(chan struct{}, 1), turn: make(chan struct{}, 1), wanted: make(map[string]uint64)}
+	return &ownNodes{kick: make(chan struct{}, 1), turn: make(chan struct{}, 1), wanted: make(map[string]uint64), asked: make(map[string]int)}
 }
 
 // forget notes that nobody wants to hear of a node any more.
@@ -39,6 +40,25 @@ func (n *ownNodes) forget(path string) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	delete(n.wanted, path)
+}
+
+// count adds to the number of requests of nodes that are not answered.
+func (n *ownNodes) count(nodes map[string]uint64, more int) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for path := range nodes {
+		if n.asked[path] += more; n.asked[path] == 0 {
+			delete(n.asked, path)
+		}
+	}
+}
+
+// asking reports whether there is a request of a node that is not answered. Then what the server tells of the node may be part
+// of the answer: it may have been so for long.
+func (n *ownNodes) asking(path string) bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.asked[path] > 0
 }
 
 const (
@@ -95,7 +115,9 @@ func (se *session) watchOwn(ctx context.Context) error {
 		}
 		go func() {
 			defer func() { <-places }()
+			se.own.count(nodes, 1)
 			err := se.client.setWatches(slices.Collect(maps.Keys(nodes)))
+			se.own.count(nodes, -1)
 			if err == nil {
 				se.own.set(nodes) // also when nobody waits for it any more
 			}

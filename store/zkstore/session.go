@@ -180,7 +180,7 @@ func (se *session) heard(ev zk.Event) {
 		se.checkGranted()
 		se.reconnected()
 	case ev.Type == zk.EventNodeDeleted:
-		se.nodeGone(ev.Path)
+		se.nodeGone(ev.Path, se.own.asking(ev.Path))
 	case ev.Type == zk.EventNodeDataChanged:
 		se.unwatched(ev.Path)
 	case ev.Type == zk.EventNodeChildrenChanged:

@@ -288,15 +288,15 @@ func (w *watchedLine) holds() bool {
 	return false
 }
 
-// nodeGone takes in that a node has been deleted.
-func (se *session) nodeGone(path string) {
+// nodeGone takes in that a node has been deleted; read is as for hasLeft.
+func (se *session) nodeGone(path string, read bool) {
 	dir, name := split(path)
 	se.mu.Lock()
 	delete(se.watched, path)
 	w := se.lines[dir]
 	se.mu.Unlock()
 	if w != nil {
-		w.hasLeft(name)
+		w.hasLeft(name, read)
 	}
 }
 
@@ -366,8 +366,9 @@ func (w *watchedLine) reconnected() {
 }
 
 // hasLeft lets the entries know of a departure: another's, or their own. Those who were ahead of an entry can only become
-// fewer, so if it knows all of them and all have left it is its turn, and the line need not be read.
-func (w *watchedLine) hasLeft(name string) {
+// fewer, so if it knows all of them and all have left it is its turn, and the line need not be read. read is set if that was
+// asked, and may have been so for long: an event is news.
+func (w *watchedLine) hasLeft(name string, read bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for e := range w.mine {
@@ -385,7 +386,7 @@ func (w *watchedLine) hasLeft(name string) {
 			w.stale = true
 		default:
 			e.ahead = slices.Delete(e.ahead, at, at+1)
-			w.nearer(e, false)
+			w.nearer(e, read)
 		}
 	}
 	w.wake()
@@ -542,7 +543,7 @@ func (w *watchedLine) watchNode(name string) error {
 	case err == nil:
 		return nil
 	case errors.Is(err, zk.ErrNoNode):
-		w.session.nodeGone(path)
+		w.session.nodeGone(path, true)
 		return nil
 	case errors.Is(err, zk.ErrNoAuth): // somebody else's, which we must not hear of either; the directory is ours to read
 		w.mu.Lock()

@@ -56,7 +56,7 @@ func TestAReadingFromBeforeAWriterBecameAReaderAdmitsNobody(t *testing.T) {
 	e.arrives(writer, own)
 
 	e.line.readings++
-	e.line.hasLeft(writer)
+	e.line.hasLeft(writer, false)
 	e.line.apply(contenders([]string{writer, own}), e.line.readings)
 	if e.told.State != store.Waiting || !e.line.stale {
 		t.Errorf("the entry is told that it is %v, and another reading is wanted: %v", e.told.State, e.line.stale)
@@ -97,7 +97,7 @@ func TestWhoHasLeftDoesNotComeBackByAReading(t *testing.T) {
 	e := lt.joining(line.Exclusive)
 	e.arrives(first, second, own)
 	e.line.readings++
-	e.line.hasLeft(second)
+	e.line.hasLeft(second, false)
 	e.line.apply(contenders([]string{first, second, own}), e.line.readings)
 	if len(e.ahead) != 1 || e.ahead[0].name != first {
 		t.Errorf("ahead of the entry are %v, want the first alone", e.ahead)
