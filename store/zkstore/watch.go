@@ -187,8 +187,8 @@ func (w *watchedLine) tell(e *entry) {
 
 // nearer is tell for an entry that has fewer ahead of it than before. If it is its turn the server is asked whether the entry is
 // there before anybody is told: one transaction may delete all nodes of a line, and the server tells of them one after another.
-// exactly is set if what is known comes from a reading, which may have been made on another connection. It is called with w.mu
-// held.
+// exactly is set if what is known comes from a reading, which may have been made on another connection, and of what was so for
+// long. It is called with w.mu held.
 func (w *watchedLine) nearer(e *entry, exactly bool) {
 	if e.blocking() > 0 || e.told.State == store.Admitted {
 		w.tell(e)
