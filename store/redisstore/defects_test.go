@@ -395,6 +395,37 @@ func TestWaiterThatIsAwayKeepsItsPlace(t *testing.T) {
 	}
 }
 
+// A waiter is away while another comes, is let in past it, and leaves. What is remembered of that must not be forgotten though
+// nobody holds the lock any more: the order that the waiter has from its arrival is smaller than the other's.
+func TestWaiterThatIsAwayWhileAnotherComesAndGoesHasALargerOrder(t *testing.T) {
+	t.Parallel()
+	server := testservers.StartRedis(t)
+	name := newName(t)
+	listening := func(n int) {
+		eventually(t, "the server sees who listens", func() bool {
+			channels, err := server.Do("PUBSUB", "CHANNELS", "//wake/*").AsStrSlice()
+			return err == nil && len(channels) == n
+		})
+	}
+	holder := hold(t, open(t, storeAt(t, server.Addr()), lasting), name)
+	proxy := testservers.NewProxy(t, server.Addr())
+	away := join(t, open(t, storeAt(t, proxy.Addr()), lasting), name, line.Exclusive)
+	other := open(t, storeAt(t, server.Addr()), lasting)
+	listening(3)
+	proxy.Refuse()
+	proxy.Reset()
+	listening(2)
+	holder.leave(t)
+	passing := join(t, other, name, line.Exclusive)
+	before, _ := passing.await(t, store.Admitted)
+	passing.leave(t)
+	away.waits(t)
+	proxy.Accept()
+	if after, _ := away.await(t, store.Admitted); after.Order <= before.Order {
+		t.Errorf("the order %d was given after %d", after.Order, before.Order)
+	}
+}
+
 // D8: Redisson's fair lock forgets waiters after five minutes, though they live. Here the server's clock is set forward by
 // most of a lease again and again, and they are confirmed each time.
 func TestWaiterMayWaitForManyLeases(t *testing.T) {

@@ -39,3 +39,6 @@ func (s *Store) Round(n int) { s.server.round = n }
 // Mute makes those who wait never ask how they stand, but when a lease ends or the store has subscribed anew: what they hear
 // is all they know. It is to be called before anybody waits.
 func (s *Store) Mute() { s.pace = rhythm{time.Hour, time.Hour} }
+
+// Script is the script.
+var Script = script
