@@ -373,32 +373,79 @@ var (
 
 // carryOut makes the requests of a departure until one is answered. absent is nil if the entry was there, or why it was not:
 // it matches store.ErrGone, or store.ErrNotKnown if a request that was not answered may have taken it out.
+//
+// A request that is slow is repeated, and waited for all the same: only its own answer tells whether it found the entry.
 func (e *entry) carryOut(ctx context.Context, next func() operation) (absent, err error) {
-	var o operation
-	var n int64
-	err = attempt(ctx, func(ctx context.Context) error {
-		o = next()
-		r := e.session.store.server.eval(ctx, o.line, o.op, o.args...)
-		if r.err != nil {
-			e.asked.Store(true)
+	type answer struct {
+		op  string
+		n   int64
+		err error
+	}
+	within, cancel := context.WithCancel(ctx)
+	defer cancel()
+	answers := make(chan answer)
+	underWay := 0
+	var out, there, lingers bool // out: it is, and requests that may have taken it out are under way
+	err = attempt(ctx, func(try context.Context) error {
+		o := next()
+		underWay++
+		go func() {
+			patient, cancel := context.WithTimeout(within, attempts.Longest)
+			defer cancel()
+			n, err := e.session.store.server.eval(patient, o.line, o.op, o.args...).number()
+			select {
+			case answers <- answer{o.op, n, err}:
+			case <-within.Done():
+			}
+		}()
+		for {
+			limit := try
+			if out {
+				limit = ctx
+			}
+			select {
+			case a := <-answers:
+				underWay--
+				switch {
+				case a.err != nil:
+					e.asked.Store(true)
+					if !out && (underWay == 0 || refused(a.err)) {
+						return a.err
+					}
+				case a.n > 0, a.op != "leave": // a request to let it go later takes nothing out
+					there, lingers = a.n > 0, a.op != "leave"
+					return nil
+				default:
+					out = true
+				}
+				if out && underWay == 0 {
+					return nil
+				}
+			case <-limit.Done():
+				if out {
+					return nil
+				}
+				return limit.Err()
+			}
 		}
-		n, err = r.number()
-		return err
 	})
+	if underWay > 0 {
+		e.asked.Store(true)
+	}
 	if err != nil {
 		return nil, err
 	}
-	if o.op == "leave" || n == 0 {
+	if !there || !lingers {
 		e.out.Store(true)
 	}
 	e.session.forget(e)
 	switch {
-	case n > 0:
+	case there:
 		return nil, nil
-	case o.op == "leave" && e.asked.Load():
+	case !lingers && e.asked.Load():
 		return errUnanswered, nil
 	}
-	return errTaken, nil // a request to let it go later takes nothing out
+	return errTaken, nil
 }
 
 // keepDeparting goes on with a departure whose caller has given up.

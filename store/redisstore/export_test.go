@@ -1,6 +1,10 @@
 package redisstore
 
-import "time"
+import (
+	"time"
+
+	"github.com/stilelock/stile/store"
+)
 
 // Deafen makes the store hear nothing that is said on its channels, as if all messages were lost.
 func (s *Store) Deafen() { s.deaf = true }
@@ -42,3 +46,9 @@ func (s *Store) Mute() { s.pace = rhythm{time.Hour, time.Hour} }
 
 // Script is the script.
 var Script = script
+
+// Ended is closed when a session has ended.
+func Ended(se store.Session) <-chan struct{} { return se.(*session).life.Done() }
+
+// Calls returns how many calls the Redis client has not returned from: subscriptions, and those that were given up, among them.
+func (s *Store) Calls() int { return len(s.server.calls.slots) }

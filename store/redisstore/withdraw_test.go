@@ -69,11 +69,9 @@ func TestWithdrawWhoseReplyIsLost_isNotKnown(t *testing.T) {
 				}
 				send(t.Context())
 				if c.give {
-					// The repetition in the background has to wait until the other call has been answered.
-					courier.next("leave", unanswered)
 					cancel()
 				}
-				return failed(ctx, send)
+				return cut(send)
 			})
 			err := ticket.Withdraw(ctx)
 			if c.give {
@@ -92,13 +90,44 @@ func TestWithdrawWhoseReplyIsLost_isNotKnown(t *testing.T) {
 	}
 }
 
+// A reply is late, so that the request is repeated; it tells all the same that it has taken the entry out.
+func TestWithdrawWhoseReplyIsLate_isKnown(t *testing.T) {
+	t.Parallel()
+	server := testservers.StartRedis(t)
+	st, courier := storeBy(t, server.Addr())
+	ticket := hold(t, open(t, st, lasting), newName(t))
+	courier.next("leave", func(ctx context.Context, send func(context.Context) []rueidis.RedisResult) []rueidis.RedisResult {
+		late := send(t.Context())
+		repeated := make(chan struct{})
+		courier.next("leave", func(ctx context.Context, send func(context.Context) []rueidis.RedisResult) []rueidis.RedisResult {
+			results := send(ctx)
+			close(repeated)
+			return results
+		})
+		<-repeated
+		return late
+	})
+	if err := ticket.Withdraw(t.Context()); err != nil {
+		t.Errorf("it was there until the first request has taken it out, and Withdraw says %v", err)
+	}
+}
+
+// cut returns what the client returns when the connection breaks.
+func cut(send func(context.Context) []rueidis.RedisResult) []rueidis.RedisResult {
+	ended, cancel := context.WithCancel(context.Background())
+	cancel()
+	return send(ended)
+}
+
 // The request is lost on its way, so the repetition finds the entry, and all is known.
 func TestWithdrawWhoseRequestIsLost_isRepeated(t *testing.T) {
 	t.Parallel()
 	server := testservers.StartRedis(t)
 	st, courier := storeBy(t, server.Addr())
 	ticket := hold(t, open(t, st, lasting), newName(t))
-	courier.next("leave", failed)
+	courier.next("leave", func(_ context.Context, send func(context.Context) []rueidis.RedisResult) []rueidis.RedisResult {
+		return cut(send)
+	})
 	if err := ticket.Withdraw(t.Context()); err != nil {
 		t.Errorf("it was there until the repetition has taken it out, and Withdraw says %v", err)
 	}
