@@ -52,3 +52,9 @@ func Ended(se store.Session) <-chan struct{} { return se.(*session).life.Done() 
 
 // Calls returns how many calls the Redis client has not returned from: subscriptions, and those that were given up, among them.
 func (s *Store) Calls() int { return len(s.server.calls.slots) }
+
+// CheckAge says whether a version is too old, Denied whether a right is lacking.
+var (
+	CheckAge = checkAge
+	Denied   = denied
+)
