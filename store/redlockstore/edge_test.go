@@ -334,3 +334,99 @@ func stacks() string {
 	buf := make([]byte, 1<<20)
 	return string(buf[:runtime.Stack(buf, true)])
 }
+
+// The masters' clocks may run fast by a hundredth, and Redis counts in milliseconds: by so much a key may end early.
+func TestTermsReckonWithTheDriftOfClocks(t *testing.T) {
+	t.Parallel()
+	servers := testservers.StartRedisServers(t, 3)
+	se := openSession(t, newStore(t, to(servers)), time.Minute)
+	if drift := time.Minute/100 + time.Millisecond; se.Terms().Slack <= drift {
+		t.Errorf("the slack of a minute is %v, want more than %v", se.Terms().Slack, drift)
+	}
+	ticket, _ := hold(t, se, "lock")
+	everywhere(t, se, servers, "lock")
+	const d = 100 * time.Hour
+	if err := ticket.WithdrawAfter(t.Context(), d); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the masters have given it its time", func() bool {
+		for _, r := range servers {
+			if ms, _ := r.Do("PTTL", "lock").AsInt64(); ms < (d + d/100 - soon).Milliseconds() {
+				return false
+			}
+		}
+		return true
+	})
+}
+
+// A hold is put in again at a master that has forgotten everything. That one must know its order: with another that forgets it
+// may be the majority that the next order comes from.
+func TestARestoredHoldBringsItsOrder(t *testing.T) {
+	t.Parallel()
+	const larger = "9000000000000000 another"
+	servers := testservers.StartRedisServers(t, 3)
+	se := openSession(t, newStore(t, to(servers)), long)
+	_, order := hold(t, se, "lock")
+	everywhere(t, se, servers, "lock")
+	fence := text(servers[1], "{lock}//fence")
+	if !strings.HasPrefix(fence, strconv.FormatUint(order, 10)+" ") {
+		t.Fatalf("a master remembers %q of the order %d", fence, order)
+	}
+	servers[0].Do("FLUSHALL")
+	restored := func(r *testservers.Redis) func() bool {
+		return func() bool {
+			if err := se.Confirm(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			return holding([]*testservers.Redis{r}, "lock") == 1
+		}
+	}
+	eventually(t, "the first master has it again", restored(servers[0]))
+	if got := text(servers[0], "{lock}//fence"); got != fence {
+		t.Errorf("the master that has it again remembers %q, want %q", got, fence)
+	}
+	if ms, _ := servers[0].Do("PTTL", "{lock}//fence").AsInt64(); ms < long.Milliseconds() {
+		t.Errorf("it remembers that for %d ms, want longer than the hold may last", ms)
+	}
+	if ms, _ := servers[0].Do("PTTL", "lock").AsInt64(); ms < (long - soon).Milliseconds() {
+		t.Errorf("it has the hold for %d ms", ms)
+	}
+	servers[1].Do("SET", "{lock}//fence", larger)
+	servers[1].Do("DEL", "lock")
+	eventually(t, "the second master has it again", restored(servers[1]))
+	if got := text(servers[1], "{lock}//fence"); got != larger {
+		t.Errorf("a master that remembered %q remembers %q", larger, got)
+	}
+}
+
+// A confirmation that has begun before an entry was given a time of its own renews it after that, if it renews many.
+func TestARenewalDoesNotShortenAnEntryWithATimeOfItsOwn(t *testing.T) {
+	t.Parallel()
+	const d = 24 * time.Hour
+	servers := testservers.StartRedisServers(t, 3)
+	se := openSession(t, newStore(t, to(servers)), time.Minute)
+	ticket, _ := hold(t, se, "lock")
+	everywhere(t, se, servers, "lock")
+	if err := ticket.WithdrawAfter(t.Context(), d); err != nil {
+		t.Fatal(err)
+	}
+	lasting := func() bool {
+		for _, r := range servers {
+			key, _ := r.Do("PTTL", "lock").AsInt64()
+			fence, _ := r.Do("PTTL", "{lock}//fence").AsInt64()
+			if key < (d-soon).Milliseconds() || fence < (d+time.Hour).Milliseconds() {
+				return false
+			}
+		}
+		return true
+	}
+	eventually(t, "the masters have given it its time", lasting)
+	before := scriptsRun(servers)
+	if err := redlockstore.Renew(t.Context(), se, ticket); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "all masters have renewed it", func() bool { return scriptsRun(servers) >= before+len(servers) })
+	if !lasting() {
+		t.Error("after a renewal it, or its order, ends earlier")
+	}
+}
