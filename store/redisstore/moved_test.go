@@ -40,13 +40,20 @@ func TestDemotedMasterIsLeftWhenTheAddressHasMoved(t *testing.T) {
 			}
 			st := newStore(t, connectWith(t, options), nil)
 			st.Mute()
-			hold(t, open(t, st, lasting), newName(t)).leave(t)
+			se := open(t, st, lasting)
+			hold(t, se, newName(t)).leave(t)
+			now.ReplicaOf(old)
+			eventually(t, "the replica knows the session", func() bool {
+				n, err := now.Do("EXISTS", "//session/"+se.ID()).AsInt64()
+				return err == nil && n == 1
+			})
+			now.ReplicaOf(nil)
 			address.Store(now.Addr())
 			demote(old, now)
 
 			name := newName(t)
 			holder := hold(t, open(t, storeAt(t, now.Addr()), lasting), name)
-			waiter := join(t, open(t, st, lasting), name, line.Exclusive)
+			waiter := join(t, se, name, line.Exclusive)
 			waiter.waits(t)
 			holder.leave(t)
 			waiter.await(t, store.Admitted) // it listens there too, and does not ask
