@@ -32,50 +32,58 @@ func TestNewRefusesWhatIsNoRedlock(t *testing.T) {
 }
 
 // While an entry is being admitted its session is confirmed. The confirmation does not renew the entry, but the holder is
-// valid as long as the session is.
+// valid as long as the session is. A second confirmation overlaps the renewal by which the entry has to make up for the first.
 func TestAnEntryStandsAsLongAsTheConfirmationThatItsAdmissionOverlapped(t *testing.T) {
 	t.Parallel()
-	const ttl = time.Minute
-	servers := testservers.StartRedisServers(t, 3)
-	proxies, options := through(t, servers)
-	se := openSession(t, newStore(t, options), ttl)
-	for _, p := range proxies {
-		p.Delay(1200*time.Millisecond, testservers.Down)
-	}
-	admitted := make(chan error, 1)
-	var told <-chan store.Standing
-	go func() {
-		var err error
-		_, told, err = enqueue(t.Context(), se, "lock", true)
-		admitted <- err
-	}()
-	eventually(t, "the order is known to all masters, and no master has been heard of that", func() bool {
-		for _, r := range servers {
-			if there, _ := r.Do("EXISTS", "{lock}//fence").AsInt64(); there != 1 {
-				return false
+	const ttl = 30 * time.Second
+	for _, confirmations := range []int{1, 2} {
+		t.Run(strconv.Itoa(confirmations), func(t *testing.T) {
+			t.Parallel()
+			servers := testservers.StartRedisServers(t, 3)
+			proxies, options := through(t, servers)
+			se := openSession(t, newStore(t, options), ttl)
+			for _, p := range proxies {
+				p.Delay(1200*time.Millisecond, testservers.Down)
 			}
-		}
-		return true
-	})
-	time.Sleep(se.Terms().Slack + 50*time.Millisecond) // less than the replies take
-	confirmed := time.Now()
-	if err := se.Confirm(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	if err := <-admitted; err != nil {
-		t.Fatal(err)
-	}
-	<-told
-	enough := 0
-	for _, r := range servers {
-		left, _ := r.Do("PTTL", "lock").AsInt64()
-		ends := time.Now().Add(time.Duration(left) * time.Millisecond)
-		if ends.After(confirmed.Add(ttl - se.Terms().Slack)) {
-			enough++
-		}
-	}
-	if enough < 2 {
-		t.Errorf("at only %d masters the entry stands as long as its session", enough)
+			admitted := make(chan error, 1)
+			var told <-chan store.Standing
+			go func() {
+				var err error
+				_, told, err = enqueue(t.Context(), se, "lock", true)
+				admitted <- err
+			}()
+			eventually(t, "the order is known to all masters, and no master has been heard of that", func() bool {
+				for _, r := range servers {
+					if there, _ := r.Do("EXISTS", "{lock}//fence").AsInt64(); there != 1 {
+						return false
+					}
+				}
+				return true
+			})
+			var confirmed time.Time
+			for range confirmations {
+				time.Sleep(se.Terms().Slack + 50*time.Millisecond) // less than the replies take
+				confirmed = time.Now()
+				if err := se.Confirm(t.Context()); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if err := <-admitted; err != nil {
+				t.Fatal(err)
+			}
+			<-told
+			enough := 0
+			for _, r := range servers {
+				left, _ := r.Do("PTTL", "lock").AsInt64()
+				ends := time.Now().Add(time.Duration(left) * time.Millisecond)
+				if ends.After(confirmed.Add(ttl - se.Terms().Slack)) {
+					enough++
+				}
+			}
+			if enough < 2 {
+				t.Errorf("at only %d masters the entry stands as long as its session", enough)
+			}
+		})
 	}
 }
 
@@ -429,4 +437,26 @@ func TestARenewalDoesNotShortenAnEntryWithATimeOfItsOwn(t *testing.T) {
 	if !lasting() {
 		t.Error("after a renewal it, or its order, ends earlier")
 	}
+}
+
+// Somebody deletes an entry at a majority of the masters. What is left of it must not stay in the way of others.
+func TestAnEntryThatAMajorityHasLostIsTakenOutOfTheRest(t *testing.T) {
+	t.Parallel()
+	servers := testservers.StartRedisServers(t, 3)
+	se := openSession(t, newStore(t, to(servers)), long)
+	_, told, err := enqueue(t.Context(), se, "lock", false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	admitted(t, told)
+	everywhere(t, se, servers, "lock")
+	servers[0].Do("DEL", "lock")
+	servers[1].Do("DEL", "lock")
+	if err := se.Confirm(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if st := <-told; st.State != store.Gone {
+		t.Errorf("no majority has it, and its owner was told %+v", st)
+	}
+	eventually(t, "no master has it", func() bool { return holding(servers, "lock") == 0 })
 }
