@@ -70,6 +70,7 @@ func TestFreeLockTakesOneRoundTrip(t *testing.T) {
 		hold(t, se, newName(t)).leave(t) // the server has learnt the script
 		proxy.Delay(rtt / 2)
 		for range 4 {
+			eventually(t, "only the subscription is under way", func() bool { return st.Calls() == 1 })
 			_, before := courier.counts()
 			s := hold(t, se, newName(t))
 			// On a busy machine a request may be given up, and made again: that is not what this is about.
