@@ -31,7 +31,9 @@ func TestContextEndsEveryCallWhileTheServerHangs(t *testing.T) {
 		"Break": func(ctx context.Context, h hung) error { _, err := h.st.Break(ctx, h.name, 1); return err },
 		"Check": func(ctx context.Context, h hung) error { _, err := h.st.Check(ctx); return err },
 		"Confirm": func(ctx context.Context, h hung) (err error) {
-			for err = h.se.Confirm(ctx); ctx.Err() == nil; err = h.se.Confirm(ctx) { // the first may find that its connection has broken
+			// The first may find that its connection has broken.
+			for err = h.se.Confirm(ctx); err != nil && !errors.Is(err, context.Canceled); {
+				err = h.se.Confirm(ctx)
 			}
 			return err
 		},
