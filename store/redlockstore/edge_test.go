@@ -36,8 +36,16 @@ func TestNewRefusesWhatIsNoRedlock(t *testing.T) {
 func TestAnEntryStandsAsLongAsTheConfirmationThatItsAdmissionOverlapped(t *testing.T) {
 	t.Parallel()
 	const ttl = 30 * time.Second
-	for _, confirmations := range []int{1, 2} {
-		t.Run(strconv.Itoa(confirmations), func(t *testing.T) {
+	for what, c := range map[string]struct {
+		known         string // to all masters, when the first confirmation is begun
+		confirmations int
+		pause         time.Duration // besides the slack, before each; less than the replies take
+	}{
+		"before its order is known": {"lock", 1, 300 * time.Millisecond},
+		"once":                      {"{lock}//fence", 1, 50 * time.Millisecond},
+		"twice":                     {"{lock}//fence", 2, 50 * time.Millisecond},
+	} {
+		t.Run(what, func(t *testing.T) {
 			t.Parallel()
 			servers := testservers.StartRedisServers(t, 3)
 			proxies, options := through(t, servers)
@@ -52,17 +60,17 @@ func TestAnEntryStandsAsLongAsTheConfirmationThatItsAdmissionOverlapped(t *testi
 				_, told, err = enqueue(t.Context(), se, "lock", true)
 				admitted <- err
 			}()
-			eventually(t, "the order is known to all masters, and no master has been heard of that", func() bool {
+			eventually(t, "it is known to all masters, and no master has been heard of that", func() bool {
 				for _, r := range servers {
-					if there, _ := r.Do("EXISTS", "{lock}//fence").AsInt64(); there != 1 {
+					if there, _ := r.Do("EXISTS", c.known).AsInt64(); there != 1 {
 						return false
 					}
 				}
 				return true
 			})
 			var confirmed time.Time
-			for range confirmations {
-				time.Sleep(se.Terms().Slack + 50*time.Millisecond) // less than the replies take
+			for range c.confirmations {
+				time.Sleep(se.Terms().Slack + c.pause)
 				confirmed = time.Now()
 				if err := se.Confirm(t.Context()); err != nil {
 					t.Fatal(err)
