@@ -338,8 +338,7 @@ func TestTheContextOfFEndsWithThatOfDo(t *testing.T) {
 func TestDoSaysWhetherTheLockMayHaveBeenLost(t *testing.T) {
 	scenario(t, func(t *testing.T, w *world) {
 		c := w.client("ann")
-		release(t, lock(t, c, "a")) // so that the session is there
-		w.faults(memstore.Fault{LoseReply: true, Err: store.ErrNotKnown}, on(memstore.Withdraw), w.session("ann"))
+		w.faults(memstore.Fault{LoseReply: true, Err: store.ErrNotKnown}, on(memstore.Withdraw))
 		err := c.Mutex("a").Do(t.Context(), func(context.Context, *stile.Hold) error { return nil })
 		expectError(t, err, stile.ErrNotKnown)
 	})

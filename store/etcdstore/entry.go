@@ -247,7 +247,7 @@ func (e *entry) outcome(ctx context.Context, resp *clientv3.TxnResponse, quiet, 
 		if _, ours := decode(mine[0].Value); ours {
 			untrace = append(untrace, clientv3.OpDelete(e.session.store.keys.trace(e.req.Name, uint64(order))))
 		}
-		_, _, err = e.session.remove(ctx, e.key, order, untrace...)
+		_, err = e.session.remove(ctx, e.key, order, untrace...)
 	}
 	return arrival{}, false, err
 }
@@ -390,12 +390,12 @@ func (e *entry) takenOut(doing string) error {
 
 // takeOut is the request of a withdrawal.
 func (e *entry) takeOut(ctx context.Context) (there bool, err error) {
-	there, unanswered, err := e.session.remove(ctx, e.key, int64(e.order), e.untrace()...)
-	e.unanswered.Store(!there && (unanswered || e.unanswered.Load()))
+	r, err := e.session.remove(ctx, e.key, int64(e.order), e.untrace()...)
+	e.unanswered.Store(!r.removed && (r.unanswered || e.unanswered.Load()))
 	if err == nil {
 		e.out.Store(true)
 	}
-	return there, err
+	return r.removed, err
 }
 
 // keepDeparting goes on with a departure whose caller has given up.

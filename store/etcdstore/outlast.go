@@ -12,6 +12,8 @@ import (
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/stilelock/stile/store/internal/attempts"
 )
 
 // WithdrawAfter implements [store.Ticket]: the entry's key is attached to a lease of its own. What can happen on the
@@ -65,8 +67,8 @@ func (a *afterlife) begin(ctx context.Context) (there bool, err error) {
 			return there, err
 		}
 	}
-	if ctx.Err() != nil && err != nil {
-		return false, err
+	if ctx.Err() != nil {
+		return false, attempts.GaveUp(ctx, err) // the time may not be over
 	}
 	return a.entry.takeOut(ctx)
 }

@@ -269,7 +269,7 @@ func (se *session) deleteAllOverwritten(ctx context.Context) {
 			return
 		}
 		for _, e := range left {
-			if _, _, err := se.remove(ctx, e.key, int64(e.order)); err != nil && !refused(err) {
+			if _, err := se.remove(ctx, e.key, int64(e.order)); err != nil && !refused(err) {
 				attempts.Rest(ctx, attempts.LongestPause)
 				continue
 			} else if err != nil {
@@ -284,10 +284,10 @@ func (se *session) deleteAllOverwritten(ctx context.Context) {
 }
 
 // remove is [Store.remove] for the session's own entries.
-func (se *session) remove(ctx context.Context, key string, created int64, rest ...clientv3.Op) (removed, unanswered bool, err error) {
-	removed, unanswered, h, err := se.store.remove(ctx, key, created, rest...)
-	se.shown(h)
-	return removed, unanswered, err
+func (se *session) remove(ctx context.Context, key string, created int64, rest ...clientv3.Op) (removal, error) {
+	r, err := se.store.remove(ctx, key, created, rest...)
+	se.shown(r.header)
+	return r, err
 }
 
 // alive returns why the session has ended, or nil.

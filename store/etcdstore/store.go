@@ -126,12 +126,11 @@ func (s *Store) Break(ctx context.Context, name string, order uint64) (store.Ent
 		if e.Order != order {
 			continue
 		}
-		var removed, unanswered bool
-		removed, unanswered, _, err = s.remove(ctx, cs[i].ID, int64(cs[i].Order))
+		r, err := s.remove(ctx, cs[i].ID, int64(cs[i].Order))
 		switch {
 		case err != nil:
 			return store.Entry{}, s.explain(doing, err)
-		case !removed && !unanswered:
+		case !r.removed && !r.unanswered:
 			return store.Entry{}, gone
 		}
 		return e, nil
@@ -142,79 +141,79 @@ func (s *Store) Break(ctx context.Context, name string, order uint64) (store.Ent
 // remove deletes a key if it still has the given create revision, and does the rest with it. It reports whether an attempt
 // found the key there to be deleted, and whether one was not answered: that one may have deleted what the others did not find.
 //
-// A slow attempt stays outstanding while another is made, because on a slow cluster it is the first that deletes the key.
-func (s *Store) remove(
-	ctx context.Context, key string, created int64, rest ...clientv3.Op,
-) (removed, unanswered bool, h *pb.ResponseHeader, err error) {
-	type answer struct {
-		attempt int
-		resp    *clientv3.TxnResponse
-		err     error
+// If the first attempt is slow others are made, but it is not given up: on a slow cluster it is the one that deletes the key.
+func (s *Store) remove(ctx context.Context, key string, created int64, rest ...clientv3.Op) (removal, error) {
+	del := append(rest, clientv3.OpDelete(key))
+	request := func(ctx context.Context) (*clientv3.TxnResponse, error) {
+		return s.cli.Txn(ctx).If(clientv3.Compare(clientv3.CreateRevision(key), "=", created)).Then(del...).Commit()
 	}
+	again := func(ctx context.Context) (r removal, err error) {
+		err = attempt(ctx, func(ctx context.Context) error { return r.note(request(ctx)) })
+		return r, err
+	}
+
+	ctx, end := context.WithCancel(ctx)
+	defer end()
+	first, giveUp := context.WithCancel(ctx)
+	defer giveUp()
 	var (
-		ops         = append(rest, clientv3.OpDelete(key))
-		answers     = make(chan answer)
-		over        = make(chan struct{})
-		outstanding = make(map[int]context.CancelFunc) // by attempt; the last and the one before
-		last        int
+		others    removal
+		othersErr error
+		done      = make(chan struct{})
 	)
-	defer func() {
-		close(over)
-		for _, cancel := range outstanding {
-			cancel()
+	slow := time.AfterFunc(attempts.Shortest, func() {
+		defer close(done)
+		others, othersErr = again(ctx)
+		if !others.removed {
+			// If the first attempt has deleted the key, it did so before those were carried out: its answer should be here by now.
+			attempts.Rest(first, s.times.lastWord)
 		}
-	}()
-	start := func() {
-		if cancel := outstanding[last-1]; cancel != nil {
-			cancel() // its answer, which counts as none, is on its way
-		}
-		last++
-		one, cancel := context.WithCancel(ctx)
-		outstanding[last] = cancel
-		go func(n int) {
-			resp, err := s.cli.Txn(one).If(clientv3.Compare(clientv3.CreateRevision(key), "=", created)).Then(ops...).Commit()
-			select {
-			case answers <- answer{n, resp, err}:
-			case <-over:
-			}
-		}(last)
-	}
-	hear := func(a answer) error {
-		outstanding[a.attempt]()
-		delete(outstanding, a.attempt)
-		if a.err != nil {
-			unanswered = unanswered || !refused(a.err)
-			return a.err
-		}
-		removed, h = removed || a.resp.Succeeded, a.resp.Header
-		return nil
-	}
-	// next waits for an answer that decides: not for the failure of an attempt other than the last.
-	next := func(ctx context.Context) error {
-		for {
-			select {
-			case a := <-answers:
-				if err := hear(a); err == nil || a.attempt == last || len(outstanding) == 0 {
-					return err
-				}
-			case <-ctx.Done():
-				return ctx.Err()
-			}
-		}
-	}
-	err = attempt(ctx, func(ctx context.Context) error {
-		start()
-		return next(ctx)
+		giveUp()
 	})
-	if err == nil && !removed && len(outstanding) > 0 {
-		// If one of these has deleted the key, it did so before the one that was answered: its answer should be here by now.
-		late, cancel := context.WithTimeout(ctx, attempts.Shortest)
-		defer cancel()
-		for len(outstanding) > 0 && !removed && late.Err() == nil {
-			_ = next(late)
+	var r removal
+	err := r.note(request(first))
+	switch alone := slow.Stop(); {
+	case alone && (err == nil || refused(err)):
+		return r, err
+	case alone:
+		others, othersErr = again(ctx)
+	default:
+		giveUp() // it is not waited for any more
+		if r.removed {
+			end()
 		}
+		<-done
 	}
-	return removed, unanswered || len(outstanding) > 0, h, err
+	if err != nil {
+		err = othersErr
+	}
+	return r.and(others), err
+}
+
+// removal is what became of the attempts to delete a key.
+type removal struct {
+	removed    bool // one found the key and deleted it
+	unanswered bool // one was not answered, and may have been carried out
+	header     *pb.ResponseHeader
+}
+
+// note takes in the answer to one attempt, and returns its error.
+func (r *removal) note(resp *clientv3.TxnResponse, err error) error {
+	if err != nil {
+		r.unanswered = r.unanswered || !refused(err)
+		return err
+	}
+	r.removed, r.header = resp.Succeeded, resp.Header
+	return nil
+}
+
+// and returns what became of the attempts of both.
+func (r removal) and(other removal) removal {
+	r.removed, r.unanswered = r.removed || other.removed, r.unanswered || other.unanswered
+	if r.header == nil {
+		r.header = other.header
+	}
+	return r
 }
 
 // String names the store in messages: "etcd at 10.0.0.1:2379, 10.0.0.2:2379".

@@ -34,6 +34,8 @@ type times struct {
 	// lookAgain is how often a watch of the lines says that there may have been a change although it has heard of none: in
 	// case it is silent because something between here and the cluster is.
 	lookAgain time.Duration
+	// lastWord is how long the first attempt to delete an entry is waited for when a later one has not found it.
+	lastWord time.Duration
 }
 
 var ordinary = times{
@@ -42,6 +44,7 @@ var ordinary = times{
 	recheck:   2 * time.Second,
 	overdue:   2 * time.Second,
 	lookAgain: 5 * time.Second,
+	lastWord:  attempts.Shortest,
 }
 
 // watchedLine is what one session knows of one line in which it has entries.

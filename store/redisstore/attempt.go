@@ -34,12 +34,13 @@ func patiently(ctx context.Context, request func(context.Context) error) error {
 // attempt may well be.
 var passing = []string{
 	"LOADING", "READONLY", "MASTERDOWN", "TRYAGAIN", "CLUSTERDOWN", "BUSY", "NOREPLICAS", "MOVED", "ASK", "NOSCRIPT",
+	"UNBLOCKED", // a WAIT, because the master has become a replica
 }
 
 // refused reports whether an error is the server's considered answer. Other errors tell nothing: neither whether the
 // request was carried out, nor that another attempt would fail.
 func refused(err error) bool {
-	if errors.Is(err, ErrNotReplicated) {
+	if errors.Is(err, ErrNotReplicated) || errors.Is(err, errTooOld) {
 		return true
 	}
 	said, ok := rueidis.IsRedisErr(err)

@@ -2,6 +2,7 @@ package redisstore
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strconv"
@@ -64,7 +65,7 @@ func (s *Store) checkNode(ctx context.Context, addr string, node rueidis.Client)
 	find := func(format string, args ...any) { h.Findings = append(h.Findings, fmt.Sprintf(format, args...)) }
 
 	before := time.Now()
-	clock, err := node.Do(ctx, node.B().Time().Build()).AsStrSlice()
+	clock, err := s.server.ask(ctx, node, func(b rueidis.Builder) rueidis.Completed { return b.Time().Build() }).texts()
 	took := time.Since(before)
 	if err != nil || len(clock) != 2 {
 		return h, false, err
@@ -75,7 +76,7 @@ func (s *Store) checkNode(ctx context.Context, addr string, node rueidis.Client)
 		find("its clock is off by %v: set the clocks of all servers by NTP, or tokens may go back after a failover", h.ClockOffset)
 	}
 
-	info, err := infoOf(ctx, node)
+	info, err := s.server.info(ctx, node)
 	if said, ok := rueidis.IsRedisErr(err); ok && strings.HasPrefix(said.Error(), "NOPERM") {
 		find("we may not ask for INFO, so nothing else is known: grant +info to check more")
 		return h, false, nil
@@ -97,14 +98,8 @@ func (s *Store) checkNode(ctx context.Context, addr string, node rueidis.Client)
 
 // judge finds what is wrong by what the server says of itself.
 func (s *Store) judge(info map[string]string, find func(string, ...any)) {
-	least := [2]int{6, 2}
-	if s.server.cluster {
-		least = [2]int{7, 0}
-	}
-	var major, minor int
-	if _, err := fmt.Sscanf(info["redis_version"], "%d.%d", &major, &minor); err == nil &&
-		(major < least[0] || major == least[0] && minor < least[1]) {
-		find("version %s is too old: Stile needs %d.%d", info["redis_version"], least[0], least[1])
+	if err := checkAge(info["redis_version"]); err != nil {
+		find("%v", err)
 	}
 	if policy := info["maxmemory_policy"]; policy != "" && policy != "noeviction" && info["maxmemory"] != "0" {
 		find("maxmemory-policy is %s: locks are thrown away when memory runs short; set noeviction", policy)
@@ -120,7 +115,13 @@ func (s *Store) checkReplicas(ctx context.Context, node rueidis.Client, replicas
 	if replicas == 0 {
 		return nil
 	}
-	config, err := node.Do(ctx, node.B().ConfigGet().Parameter("min-replicas-to-write").Build()).AsStrMap()
+	r := s.server.ask(ctx, node, func(b rueidis.Builder) rueidis.Completed {
+		return b.ConfigGet().Parameter("min-replicas-to-write").Build()
+	})
+	config, err := map[string]string(nil), r.err
+	if err == nil {
+		config, err = r.AsStrMap()
+	}
 	switch {
 	case err != nil && !refused(err):
 		return err
@@ -143,7 +144,9 @@ func (s *Store) checkChannel(ctx context.Context, node rueidis.Client, find func
 		return nil // where a channel belongs to one node; those who wait find out
 	}
 	channel := s.server.wake(0) + s.client
-	err := node.Do(ctx, node.B().Publish().Channel(channel).Message("").Build()).Error()
+	err := s.server.ask(ctx, node, func(b rueidis.Builder) rueidis.Completed {
+		return b.Publish().Channel(channel).Message("").Build()
+	}).err
 	if err != nil && !refused(err) {
 		return err
 	}
@@ -153,9 +156,47 @@ func (s *Store) checkChannel(ctx context.Context, node rueidis.Client, find func
 	return nil
 }
 
-// infoOf returns what a server says of itself, by name.
-func infoOf(ctx context.Context, node rueidis.Client) (map[string]string, error) {
-	text, err := node.Do(ctx, node.B().Info().Build()).ToString()
+// oldestMajor is the oldest version of Redis that will do. Older ones wrap what a script is refused in words of their own, so
+// that nothing that passes by itself can be told from what does not.
+const oldestMajor = 7
+
+var errTooOld = errors.New("the server is too old")
+
+// checkAge returns an error if a server of the given version is too old. One whose version cannot be read is not.
+func checkAge(version string) error {
+	major, _, _ := strings.Cut(version, ".")
+	if n, err := strconv.Atoi(major); err == nil && n < oldestMajor {
+		return fmt.Errorf("%w: it is Redis %s, and Stile needs %d.0 or newer", errTooOld, version, oldestMajor)
+	}
+	return nil
+}
+
+// checkVersion returns an error if the server is too old. One that does not tell, because something stands in front of it, is
+// taken as it is.
+func (s *server) checkVersion(ctx context.Context) error {
+	r := s.do(ctx, 0, []request{func(b rueidis.Builder) rueidis.Completed { return b.Arbitrary("HELLO").Build() }})[0]
+	if r.err != nil {
+		if refused(r.err) {
+			return nil
+		}
+		return r.err
+	}
+	said, err := r.AsMap()
+	if err != nil {
+		return nil //nolint:nilerr // see above
+	}
+	version := said["version"]
+	text, _ := version.ToString()
+	return checkAge(text)
+}
+
+// info returns what a server says of itself, by name.
+func (s *server) info(ctx context.Context, node rueidis.Client) (map[string]string, error) {
+	r := s.ask(ctx, node, func(b rueidis.Builder) rueidis.Completed { return b.Info().Build() })
+	if r.err != nil {
+		return nil, r.err
+	}
+	text, err := r.ToString()
 	if err != nil {
 		return nil, err
 	}

@@ -70,6 +70,7 @@ func TestFreeLockTakesOneRoundTrip(t *testing.T) {
 		hold(t, se, newName(t)).leave(t) // the server has learnt the script
 		proxy.Delay(rtt / 2)
 		for range 4 {
+			eventually(t, "only the subscription is under way", func() bool { return st.Calls() == 1 })
 			_, before := courier.counts()
 			s := hold(t, se, newName(t))
 			// On a busy machine a request may be given up, and made again: that is not what this is about.
@@ -392,6 +393,37 @@ func TestWaiterThatIsAwayKeepsItsPlace(t *testing.T) {
 	third, _ := last.await(t, store.Admitted)
 	if first.Order >= second.Order || second.Order >= third.Order {
 		t.Errorf("the orders are %d, %d, %d: they must rise", first.Order, second.Order, third.Order)
+	}
+}
+
+// A waiter is away while another comes, is let in past it, and leaves. What is remembered of that must not be forgotten though
+// nobody holds the lock any more: the order that the waiter has from its arrival is smaller than the other's.
+func TestWaiterThatIsAwayWhileAnotherComesAndGoesHasALargerOrder(t *testing.T) {
+	t.Parallel()
+	server := testservers.StartRedis(t)
+	name := newName(t)
+	listening := func(n int) {
+		eventually(t, "the server sees who listens", func() bool {
+			channels, err := server.Do("PUBSUB", "CHANNELS", "//wake/*").AsStrSlice()
+			return err == nil && len(channels) == n
+		})
+	}
+	holder := hold(t, open(t, storeAt(t, server.Addr()), lasting), name)
+	proxy := testservers.NewProxy(t, server.Addr())
+	away := join(t, open(t, storeAt(t, proxy.Addr()), lasting), name, line.Exclusive)
+	other := open(t, storeAt(t, server.Addr()), lasting)
+	listening(3)
+	proxy.Refuse()
+	proxy.Reset()
+	listening(2)
+	holder.leave(t)
+	passing := join(t, other, name, line.Exclusive)
+	before, _ := passing.await(t, store.Admitted)
+	passing.leave(t)
+	away.waits(t)
+	proxy.Accept()
+	if after, _ := away.await(t, store.Admitted); after.Order <= before.Order {
+		t.Errorf("the order %d was given after %d", after.Order, before.Order)
 	}
 }
 

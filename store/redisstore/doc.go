@@ -1,5 +1,5 @@
 // Package redisstore keeps lines in Redis: a single server, the master that Sentinels choose, or a cluster. It needs
-// Redis 6.2, for a cluster 7.0, or Valkey.
+// Redis 7.0 or newer, or Valkey, which is untested; a server that says it is older is refused.
 //
 // # Keys
 //
@@ -11,7 +11,7 @@
 //	{a}//h   those who hold the lock                        a sorted set, by order
 //	{a}//x   when the lease of each of them ends            a sorted set, by the server's clock in milliseconds
 //	{a}//e   what is known of each: client, session, owner  a hash
-//	{a}//f   the last order given out                       a string, for a week after the time that it tells
+//	{a}//f   the last order given out                       a string, for a day after the time that it tells
 //	{a}//v   entries that must not come (back)              a sorted set, for ten minutes
 //
 // in the same slot of a cluster. No name contains "//", so none of these is the key of a lock. They end a minute after the
@@ -47,12 +47,28 @@
 // again as it is let in, if somebody was let in past it. It rises as long as the data are kept; after a loss of data it
 // rises still, if the clock of the server that takes over is not behind by more than the loss took.
 //
+// The last order is kept for a day after the time that it tells, by the server's clock. While it is kept the clock may be set
+// back by any time; after that the clock alone makes orders rise, so they go back if it is set back by more than that day.
+//
 // # Requests whose outcome is unknown
 //
 // Requests are given up after half a second at first, and made again; each does no harm if it is carried out twice. One that
 // would put in an entry, was given up for good and is still under way, is made void: the script remembers its entry's id,
 // which is never used again. One that comes when its session has ended does nothing; but in a cluster, where the session is on
 // another server, its entry stands until its lease ends.
+//
+// The script keeps no record of those who have left. If a request to leave is lost, with its connection, and its repetition
+// finds nothing, nobody can tell which of the two there was: that is store.ErrNotKnown. Requests that are only slow are waited
+// for, because their own answers tell.
+//
+// The Redis client heeds no context while it connects, or waits on a connection that nobody shares. So the store waits for the
+// client in goroutines of its own, and leaves it to itself when a context ends; what the client does then is a request whose
+// outcome is unknown, like any other.
+//
+// # Servers that are not the master any more
+//
+// Behind an address that moves, a DNS name or a virtual IP, the old master may live on as a replica, and connections to it
+// stay. A server that says so, or that it has no data yet, is left: all connections are made anew, at most once a second.
 //
 // # Keys that are lost
 //

@@ -33,6 +33,7 @@ type entry struct {
 	doubt    atomic.Bool // a request to put it in was given up, and may yet be carried out
 	out      atomic.Bool // it is known not to be in the line any more
 	outlasts atomic.Bool // its end is not the session's, or may not be
+	asked    atomic.Bool // a request that was to take it out, at once or later, was not answered and may have been carried out
 
 	known   bool // confirmations renew it; guarded by the session's mutex
 	leaving bool // it is being taken out; guarded by the session's mutex
@@ -352,39 +353,99 @@ func (e *entry) depart(ctx context.Context, next func() operation, lingers bool)
 		bounded, cancel = context.WithTimeoutCause(ctx, attempts.Patience, errPatience)
 	}
 	defer cancel()
-	there, err := e.carryOut(bounded, next)
+	absent, err := e.carryOut(bounded, next)
 	switch {
 	case err != nil && ended != nil:
 		return se.store.explain(doing, attempts.EndedBy(ctx, err))
 	case err != nil:
 		se.work.Start(func() { e.keepDeparting(next) })
 		return se.departureFailed(ctx, doing, err, outlasts || lingers)
-	case !there:
-		return fmt.Errorf("%s: %s: %w: somebody else has taken the entry out", se.store, doing, store.ErrGone)
+	case absent != nil:
+		return fmt.Errorf("%s: %s: %w", se.store, doing, absent)
 	}
 	return nil
 }
 
-// carryOut makes the requests of a departure until one is answered, and reports whether the entry was there.
-func (e *entry) carryOut(ctx context.Context, next func() operation) (there bool, err error) {
-	var before bool // a request was given up that may have been carried out
-	var o operation
-	var n int64
-	err = attempt(ctx, func(ctx context.Context) error {
-		o = next()
-		r := e.session.store.server.eval(ctx, o.line, o.op, o.args...)
-		before = before || r.err != nil
-		n, err = r.number()
-		return err
-	})
-	if err != nil {
-		return false, err
+var (
+	errTaken      = fmt.Errorf("%w: somebody else has taken the entry out", store.ErrGone)
+	errUnanswered = fmt.Errorf("%w: an earlier request was not answered, and now the entry is out", store.ErrNotKnown)
+)
+
+// carryOut makes the requests of a departure until one is answered. absent is nil if the entry was there, or why it was not:
+// it matches store.ErrGone, or store.ErrNotKnown if a request that was not answered may have taken it out.
+//
+// A request that is slow is repeated, and waited for all the same: only its own answer tells whether it found the entry.
+func (e *entry) carryOut(ctx context.Context, next func() operation) (absent, err error) {
+	type answer struct {
+		op  string
+		n   int64
+		err error
 	}
-	if o.op == "leave" || n == 0 {
+	within, cancel := context.WithCancel(ctx)
+	defer cancel()
+	answers := make(chan answer)
+	underWay := 0
+	var out, there, lingers bool // out: it is, and requests that may have taken it out are under way
+	err = attempt(ctx, func(try context.Context) error {
+		o := next()
+		underWay++
+		go func() {
+			patient, cancel := context.WithTimeout(within, attempts.Longest)
+			defer cancel()
+			n, err := e.session.store.server.eval(patient, o.line, o.op, o.args...).number()
+			select {
+			case answers <- answer{o.op, n, err}:
+			case <-within.Done():
+			}
+		}()
+		for {
+			limit := try
+			if out {
+				limit = ctx
+			}
+			select {
+			case a := <-answers:
+				underWay--
+				switch {
+				case a.err != nil:
+					e.asked.Store(true)
+					if !out && (underWay == 0 || refused(a.err)) {
+						return a.err
+					}
+				case a.n > 0, a.op != "leave": // a request to let it go later takes nothing out
+					there, lingers = a.n > 0, a.op != "leave"
+					return nil
+				default:
+					out = true
+				}
+				if out && underWay == 0 {
+					return nil
+				}
+			case <-limit.Done():
+				if out {
+					return nil
+				}
+				return limit.Err()
+			}
+		}
+	})
+	if underWay > 0 {
+		e.asked.Store(true)
+	}
+	if err != nil {
+		return nil, err
+	}
+	if !there || !lingers {
 		e.out.Store(true)
 	}
 	e.session.forget(e)
-	return n > 0 || before && o.op == "leave", nil
+	switch {
+	case there:
+		return nil, nil
+	case !lingers && e.asked.Load():
+		return errUnanswered, nil
+	}
+	return errTaken, nil
 }
 
 // keepDeparting goes on with a departure whose caller has given up.

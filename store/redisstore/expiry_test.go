@@ -1,6 +1,7 @@
 package redisstore_test
 
 import (
+	"strconv"
 	"testing"
 	"time"
 
@@ -30,6 +31,8 @@ func TestKeysOutliveTheirEntriesAndEnd(t *testing.T) {
 				t.Errorf("%s: key %q never ends", when, key)
 			case i == 0 && left > 2*time.Hour, i < 5 && left > 2*time.Hour+5*time.Minute:
 				t.Errorf("%s: key %q ends in %v", when, key, left)
+			case i == 5 && (left > 24*time.Hour || left < 24*time.Hour-time.Since(begun)-time.Second):
+				t.Errorf("%s: the last order is kept for %v, want a day", when, left)
 			case i < 5 && left < without(ttl, begun)-time.Second:
 				t.Errorf("%s: key %q ends in %v, before those who stand there", when, key, left)
 			}
@@ -63,5 +66,79 @@ func TestKeysOutliveTheirEntriesAndEnd(t *testing.T) {
 	fourth.leave(t)
 	if left := keysOf(t, server, name); len(left) > 0 {
 		t.Errorf("nobody stands there, and there are the keys %q", left)
+	}
+}
+
+// byHand makes requests of the script's without a store, for entries of clients that nobody has.
+type byHand struct {
+	server *testservers.Redis
+	name   string
+}
+
+// words are those of a request.
+func (b byHand) words(script, op string, args ...string) []string {
+	keys := redisstore.Keys("", b.name)
+	words := append([]string{"EVAL", script, strconv.Itoa(len(keys))}, keys...)
+	return append(append(words, op, "PUBLISH", "//wake/", "", b.name), args...)
+}
+
+func (b byHand) do(t *testing.T, op string, args ...string) {
+	t.Helper()
+	if err := b.server.Do(b.words(redisstore.Script, op, args...)...).Error(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// A lease includes its last millisecond. Whoever does something in the line just then must not end it.
+func TestLeaseIncludesItsLastMillisecond(t *testing.T) {
+	t.Parallel()
+	server := testservers.StartRedis(t)
+	// The script, begun in the last millisecond of the holder's lease. If it was not over in that, the attempt does not count.
+	inTheLast := `
+		local function ms() local t = redis.call('TIME') return t[1] * 1000 + math.floor(t[2] / 1000) end
+		local ends = tonumber(redis.call('ZSCORE', KEYS[4], 'holder.x'))
+		while ms() < ends do end
+		local function body() ` + redisstore.Script + ` end
+		local said = body()
+		return { ms() == ends and 1 or 0, redis.call('EXISTS', KEYS[1]), said[#said - 1] }`
+	for end := time.Now().Add(soon); ; {
+		if time.Now().After(end) {
+			t.Fatalf("no attempt was quick enough within %v", soon)
+		}
+		l := byHand{server, newName(t)}
+		l.do(t, "join", "holder.x", "3600000", "0", "nobody", "", "{}")
+		l.do(t, "join", "waiter.x", "3600000", "0", "nobody", "", "{}")
+		l.do(t, "linger", "holder.x", "20")
+		said, err := server.Do(l.words(inTheLast, "visit", "3600000", "", "waiter.x")...).ToArray()
+		if err != nil || len(said) != 3 {
+			t.Fatal(said, err)
+		}
+		if inTime, _ := said[0].AsInt64(); inTime == 0 {
+			continue
+		}
+		there, _ := said[1].AsInt64()
+		standing, _ := said[2].ToString()
+		if there != 1 || standing != "wait" {
+			t.Errorf("in the last millisecond of a lease, the lock's key is there: %d; the next is told %q", there, standing)
+		}
+		return
+	}
+}
+
+// Of two who hold the lock one crashes. The key must end with the other, however long those live who wait: if all crash then,
+// it is all that tells plain lockers whether the lock is free.
+func TestKeyEndsWithItsLoneHolder(t *testing.T) {
+	t.Parallel()
+	server := testservers.StartRedisAhead(t)
+	l := byHand{server, newName(t)}
+	l.do(t, "join", "crashes.s", "300000", "0", "nobody", "", "{}")
+	l.do(t, "join", "stays.s", "600000", "0", "nobody", "", "{}")
+	l.do(t, "join", "waits.x", "36000000", "0", "nobody", "", "{}")
+	l.do(t, "visit", "600000", "", "stays.s")
+	server.SetAhead(400 * time.Second)
+	l.do(t, "visit", "0", "", "waits.x")
+	ms, err := server.Do("PTTL", l.name).AsInt64()
+	if err != nil || ms <= 0 || ms > 600000 {
+		t.Errorf("the key of a holder whose lease lasts 600 s at most lasts %d ms more (%v)", ms, err)
 	}
 }

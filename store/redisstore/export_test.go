@@ -1,6 +1,10 @@
 package redisstore
 
-import "time"
+import (
+	"time"
+
+	"github.com/stilelock/stile/store"
+)
 
 // Deafen makes the store hear nothing that is said on its channels, as if all messages were lost.
 func (s *Store) Deafen() { s.deaf = true }
@@ -39,3 +43,18 @@ func (s *Store) Round(n int) { s.server.round = n }
 // Mute makes those who wait never ask how they stand, but when a lease ends or the store has subscribed anew: what they hear
 // is all they know. It is to be called before anybody waits.
 func (s *Store) Mute() { s.pace = rhythm{time.Hour, time.Hour} }
+
+// Script is the script.
+var Script = script
+
+// Ended is closed when a session has ended.
+func Ended(se store.Session) <-chan struct{} { return se.(*session).life.Done() }
+
+// Calls returns how many calls the Redis client has not returned from: subscriptions, and those that were given up, among them.
+func (s *Store) Calls() int { return len(s.server.calls.slots) }
+
+// CheckAge says whether a version is too old, Denied whether a right is lacking.
+var (
+	CheckAge = checkAge
+	Denied   = denied
+)

@@ -142,3 +142,22 @@ func contextOf(t *testing.T) (context.Context, context.CancelFunc) {
 	t.Cleanup(cancel)
 	return ctx, cancel
 }
+
+// Plain lockers that poll tell nobody when they let go, so who waits behind them must ask as often as they do: it asks again
+// soon, however long it has waited and the key may last. Here that is the only reason to ask.
+func TestFirstBehindAPlainLockerAsksOften(t *testing.T) {
+	t.Parallel()
+	server := testservers.StartRedis(t)
+	name := newName(t)
+	if !plainLock(server, name, "theirs", lasting) {
+		t.Fatal("it is locked")
+	}
+	st, courier := storeBy(t, server.Addr())
+	st.Mute()
+	first := join(t, open(t, st, lasting), name, line.Exclusive)
+	first.waitsOn(t, courier)
+	if !plainUnlock(server, name, "theirs") {
+		t.Error("the plain locker had lost its lock")
+	}
+	first.await(t, store.Admitted)
+}

@@ -17,7 +17,8 @@ local op, PUBLISH, wake, changes, name = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARG
 
 local VOID = 600000       -- how long an entry that must not come is remembered
 local ABANDONED = 60000   -- how long a line is kept when all its leases have ended
-local FENCE = 604800000   -- how long the last order is kept when nobody comes
+local FENCE = 86400000    -- how long the last order is kept after the time that it tells: by so much the clock may be set back
+local FOREIGN = 100       -- after how long the first in line asks again for a key that is somebody else's, who tells nobody
 local LAST = 9007199254740992 -- the largest number up to which doubles count
 
 local time = redis.call('TIME') -- once: servers before 7.2 let it run on during a script
@@ -114,7 +115,7 @@ end
 if op == 'visit' and not ARGV[9] then
 	local place, ms, _, flag = alone(ARGV[8]), tonumber(ARGV[6]), split(visited)
 	local ends = now + ms
-	if place and flag == ARGV[7] and ends >= tonumber(early[2]) then
+	if place and flag == ARGV[7] and ms > 0 and ends >= tonumber(early[2]) then
 		redis.call('PEXPIREAT', K, ends) -- first, because it needs no memory: see below
 		redis.call('ZADD', X, ends, ARGV[8])
 		-- H is made to last so much longer than the lease, X and E at least half of that: so H is the first to be short.
@@ -154,18 +155,18 @@ local function disarm(id)
 	end
 end
 
--- Takes an entry out. Returns whether it was there.
+-- Takes an entry out. Returns whether it was there: whether it held or waited. A lease alone is what is left of
+-- an entry whose place was lost.
 local function remove(id)
 	if redis.call('ZREM', X, id) == 0 then return false end
 	redis.call('HDEL', E, id)
 	disarm(id)
+	changed = true
 	if redis.call('ZREM', H, id) == 1 then
 		count, kind, least, moved = count - 1, nil, nil, true
-	else
-		redis.call('ZREM', Q, id)
+		return true
 	end
-	changed = true
-	return true
+	return redis.call('ZREM', Q, id) == 1
 end
 
 local function void(id)
@@ -201,7 +202,7 @@ if held and count == 0 then
 	redis.call('HDEL', E, 'held')
 	held = false
 end
-moved = false -- that is dealt with
+moved = moved and count > 0 -- who is left may be alone now: see finish
 local foreign = value and value ~= held
 
 -- Whether an entry may stand beside those who hold: the rules of package line.
@@ -283,6 +284,8 @@ local function finish()
 		if count == 1 then
 			ends = tonumber(redis.call('ZSCORE', X, first or redis.call('ZRANGE', H, 0, 0)[1]) or now + 1)
 		end
+		-- A lease includes its last millisecond, and a key that is told to end now is deleted.
+		ends = math.max(ends, now + 1)
 		if first then
 			redis.call('SET', K, MARK .. first, 'PXAT', ends)
 			redis.call('HSET', E, 'held', MARK .. first)
@@ -335,14 +338,16 @@ end
 -- When the first lease ends.
 local function earliest() return tonumber(redis.call('ZRANGE', X, 0, 0, 'WITHSCORES')[2] or now + ABANDONED) end
 
--- After how many milliseconds somebody's lease ends, or that of the one who has the key. One ends at a known time; the others
--- are those that were there before.
-local function soonest(known)
+-- After how many milliseconds those who ask should ask again: when somebody's lease ends, or that of the one who has the key;
+-- and if that is somebody else's, the first in line much earlier, because others who want it ask often. One lease ends at a
+-- known time; the others are those that were there before.
+local function soonest(known, asking)
 	local next = math.min(known, tonumber(early[2] or known)) - now
 	if next < 0 then next = earliest() - now end
 	if foreign then
 		local left = redis.call('PTTL', K)
 		if left >= 0 then next = math.min(next, left) end
+		if asking[redis.call('ZRANGE', Q, 0, 0)[1]] then next = math.min(next, FOREIGN) end
 	end
 	return string.format('%.0f', next)
 end
@@ -398,7 +403,7 @@ if op == 'join' then
 				queued = true
 				crowd()
 				local rank = redis.call('ZCARD', Q) - 1
-				reply = { 'wait', tostring(ahead(id, rank)), soonest(now + ms) }
+				reply = { 'wait', tostring(ahead(id, rank)), soonest(now + ms, { [id] = true }) }
 			end
 		else
 			local who = redis.call('ZRANGE', H, 0, 0, 'WITHSCORES')
@@ -409,7 +414,7 @@ if op == 'join' then
 	finish()
 	if not reply then
 		local st, n = standing(id)
-		reply = { st, n, soonest(earliest()) }
+		reply = { st, n, soonest(earliest(), { [id] = true }) }
 	end
 	return reply
 end
@@ -430,7 +435,7 @@ if op == 'visit' then
 	end
 	settle(present)
 	finish()
-	local report = { soonest(earliest()) }
+	local report = { soonest(earliest(), present) }
 	for i = 8, #ARGV do
 		local st, n = 'gone', '0'
 		if present[ARGV[i]] then st, n = standing(ARGV[i]) end
@@ -460,7 +465,7 @@ end
 if op == 'linger' then
 	local id, ms = ARGV[6], tonumber(ARGV[7])
 	local client, _, text = parts(id)
-	local there = client and redis.call('ZSCORE', X, id)
+	local there = client and redis.call('ZSCORE', X, id) and (redis.call('ZSCORE', H, id) or redis.call('ZSCORE', Q, id))
 	if there then
 		redis.call('ZADD', X, now + ms, id)
 		redis.call('HSET', E, id, client .. '|t|' .. text)

@@ -73,7 +73,13 @@ func (s *Store) names(ctx context.Context, prefix string) ([]string, error) {
 		for cursor := uint64(0); ; {
 			var page rueidis.ScanEntry
 			err := patiently(ctx, func(ctx context.Context) (err error) {
-				page, err = node.Do(ctx, node.B().Scan().Cursor(cursor).Match(pattern).Count(1000).Build()).AsScanEntry()
+				r := s.server.ask(ctx, node, func(b rueidis.Builder) rueidis.Completed {
+					return b.Scan().Cursor(cursor).Match(pattern).Count(1000).Build()
+				})
+				if r.err != nil {
+					return r.err
+				}
+				page, err = r.AsScanEntry()
 				return err
 			})
 			if err != nil {
@@ -104,8 +110,12 @@ func (s *server) masters(ctx context.Context) []rueidis.Client {
 	}
 	var masters []rueidis.Client
 	for _, node := range s.cli.Nodes() {
-		role, err := node.Do(ctx, node.B().Role().Build()).ToArray()
-		if err != nil || len(role) == 0 {
+		r := s.ask(ctx, node, func(b rueidis.Builder) rueidis.Completed { return b.Role().Build() })
+		var role []message
+		if r.err == nil {
+			role, _ = r.ToArray()
+		}
+		if len(role) == 0 {
 			masters = append(masters, node) // to find out why
 			continue
 		}

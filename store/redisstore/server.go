@@ -38,6 +38,12 @@ type server struct {
 	replication time.Duration
 
 	round int // how many requests go out together
+
+	calls *calls
+
+	mu       sync.Mutex
+	redialed time.Time                  // when the connections were last made anew
+	ears     map[*subscription]struct{} // those that stand, or are being made
 }
 
 // A request is one command, made as it is sent, and anew for each attempt: the client takes back what it has sent.
@@ -112,6 +118,14 @@ func (r reply) number() (int64, error) {
 	return r.AsInt64()
 }
 
+// texts returns the texts that the server has replied with.
+func (r reply) texts() ([]string, error) {
+	if r.err != nil {
+		return nil, r.err
+	}
+	return r.AsStrSlice()
+}
+
 // firstError returns the first error of replies.
 func firstError(all []reply) error {
 	for _, r := range all {
@@ -163,8 +177,35 @@ func (s *server) evalAll(ctx context.Context, replicas int, first []request, ope
 // behind them.
 const defaultRound = 2000
 
-// do carries out requests, in one round unless there are very many.
+// do carries out requests, in one round unless there are very many. When ctx ends first, each reply is its error, and the
+// requests may yet be carried out.
 func (s *server) do(ctx context.Context, replicas int, requests []request) []reply {
+	all, err := call(ctx, s.calls, func() []reply { return s.send(ctx, replicas, requests) })
+	if err != nil {
+		return failures(len(requests), err)
+	}
+	s.leaveReplica(all)
+	return all
+}
+
+// ask carries out one request at one of the servers.
+func (s *server) ask(ctx context.Context, node rueidis.Client, r request) reply {
+	all, err := call(ctx, s.calls, func() []reply { return replies([]rueidis.RedisResult{node.Do(ctx, r(node.B()))}) })
+	if err != nil {
+		return reply{err: err}
+	}
+	return all[0]
+}
+
+func failures(n int, err error) []reply {
+	all := make([]reply, n)
+	for i := range all {
+		all[i].err = err
+	}
+	return all
+}
+
+func (s *server) send(ctx context.Context, replicas int, requests []request) []reply {
 	send := func(some []request) []reply { return replies(s.cli.DoMulti(ctx, build(s.cli.B(), some)...)) }
 	if replicas > 0 {
 		send = func(some []request) []reply { return s.doReplicated(ctx, replicas, some) }
@@ -204,18 +245,70 @@ func (s *server) doReplicated(ctx context.Context, replicas int, requests []requ
 		}
 		wait := c.B().Wait().Numreplicas(int64(replicas)).Timeout(s.replication.Milliseconds()).Build()
 		n, err := c.Do(ctx, wait).AsInt64()
-		if err == nil && n < int64(replicas) {
+		if err != nil {
+			c.Close() // it may lead to a server that is not the master any more
+		} else if n < int64(replicas) {
 			err = fmt.Errorf("%w: %d of %d within %v", ErrNotReplicated, n, replicas, s.replication)
 		}
 		return err
 	})
 	if err != nil {
-		all = make([]reply, len(requests))
-		for i := range all {
-			all[i].err = err
-		}
+		return failures(len(requests), err)
 	}
 	return all
+}
+
+// redialInterval is how long the connections are kept at least that were made anew.
+const redialInterval = time.Second
+
+var errReplica = errors.New("the server is not the master now; connecting anew")
+
+// leaveReplica connects anew if a server has said that it is not the master, or has no data yet: behind an address that moves
+// (a DNS name, a virtual IP) there may be another one now, and nothing else ends the connections to the old one. Sentinels
+// and clusters tell their clients.
+func (s *server) leaveReplica(all []reply) {
+	if s.cli.Mode() != rueidis.ClientModeStandalone || !slices.ContainsFunc(all, func(r reply) bool { return fromReplica(r.err) }) {
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if time.Since(s.redialed) < redialInterval {
+		return
+	}
+	s.redialed = time.Now()
+	for sub := range s.ears {
+		sub.end(errReplica)
+	}
+	go func() {
+		ctx, cancel := context.WithTimeout(context.Background(), redialInterval)
+		defer cancel()
+		// The client closes a connection when the server does, which QUIT asks for; it notices with the next command.
+		_, _ = call(ctx, s.calls, func() []rueidis.RedisResult {
+			return s.cli.DoMulti(ctx, s.cli.B().Arbitrary("QUIT").Build(), s.cli.B().Ping().Build())
+		})
+	}()
+}
+
+func fromReplica(err error) bool {
+	said, ok := rueidis.IsRedisErr(err)
+	return ok && slices.ContainsFunc([]string{"READONLY", "MASTERDOWN", "LOADING"}, func(word string) bool {
+		return strings.HasPrefix(said.Error(), word)
+	})
+}
+
+// subscription is something that listens on a connection.
+type subscription struct{ end context.CancelCauseFunc }
+
+// subscribed has a subscription ended when the connections are made anew, until the function that it returns is called.
+func (s *server) subscribed(sub *subscription) (forget func()) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.ears[sub] = struct{}{}
+	return func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		delete(s.ears, sub)
+	}
 }
 
 func replies(results []rueidis.RedisResult) []reply {
@@ -236,22 +329,39 @@ func build(b rueidis.Builder, requests []request) []rueidis.Completed {
 }
 
 // listen subscribes to a channel and calls heard with each message, until ctx ends or the connection does. It calls
-// confirmed when the server has said that the subscription stands.
+// confirmed when the server has said that the subscription stands. A call may be under way when it returns.
 func (s *server) listen(ctx context.Context, channel string, confirmed func(), heard func(string)) error {
-	ctx = rueidis.WithOnSubscriptionHook(ctx, func(sub rueidis.PubSubSubscription) {
-		if strings.HasSuffix(sub.Kind, "subscribe") && !strings.Contains(sub.Kind, "unsubscribe") {
+	ctx, end := context.WithCancelCause(ctx)
+	defer end(nil)
+	defer s.subscribed(&subscription{end})()
+	hooked := rueidis.WithOnSubscriptionHook(ctx, func(sub rueidis.PubSubSubscription) {
+		if ctx.Err() == nil && strings.HasSuffix(sub.Kind, "subscribe") && !strings.Contains(sub.Kind, "unsubscribe") {
 			confirmed()
 		}
 	})
-	each := func(m rueidis.PubSubMessage) { heard(m.Message) }
+	each := func(m rueidis.PubSubMessage) {
+		if ctx.Err() == nil {
+			heard(m.Message)
+		}
+	}
+	var err, ended error
 	if s.cluster {
 		// Not on a connection of its own: there may be many such channels, and they share one for each node. So nothing is
-		// ever unsubscribed.
-		return s.cli.Receive(ctx, s.cli.B().Ssubscribe().Channel(channel).Build(), each)
+		// ever unsubscribed, and they are not counted.
+		over := make(chan error, 1)
+		go func() { over <- s.cli.Receive(hooked, s.cli.B().Ssubscribe().Channel(channel).Build(), each) }()
+		err, ended = await(ctx, s.calls, over)
+	} else {
+		err, ended = call(ctx, s.calls, func() error {
+			c, _ := s.cli.Dedicate()
+			defer c.Close() // not released, which would unsubscribe: the client panics if a server that is busy with a script refuses that
+			return c.Receive(hooked, c.B().Subscribe().Channel(channel).Build(), each)
+		})
 	}
-	c, _ := s.cli.Dedicate()
-	defer c.Close() // not released, which would unsubscribe: the client panics if a server that is busy with a script refuses that
-	return c.Receive(ctx, c.B().Subscribe().Channel(channel).Build(), each)
+	if ended != nil {
+		return context.Cause(ctx)
+	}
+	return err
 }
 
 // milliseconds returns d as the script wants it, rounded up: nothing ends early.

@@ -215,7 +215,9 @@ func (se *session) Close(ctx context.Context) error {
 	se.finish(fmt.Errorf("%s: %w: session %s is closed", se.store, store.ErrSessionLost, se.id), false)
 	se.telling.Wait()
 	se.work.Wait()
-	if err := se.clear(ctx); err != nil {
+	err := se.clear(ctx)
+	se.store.unused(ctx)
+	if err != nil {
 		return se.store.explain("end the session", attempts.EndedBy(ctx, err))
 	}
 	return nil

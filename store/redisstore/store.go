@@ -97,6 +97,8 @@ func New(cli rueidis.Client, opts *Options) (*Store, error) {
 			replicas:    opts.WaitReplicas,
 			replication: opts.WaitTimeout,
 			round:       defaultRound,
+			calls:       newCalls(),
+			ears:        make(map[*subscription]struct{}),
 		},
 		logger:  opts.Logger,
 		client:  rand.Text(),
@@ -150,6 +152,9 @@ func (s *Store) Open(ctx context.Context, opts store.SessionOptions) (store.Sess
 	err = patiently(ctx, func(ctx context.Context) error {
 		// Another session with each attempt: one that comes late would bring back what has ended. It makes a key that
 		// nobody uses and that lasts for one TTL.
+		if err := s.server.checkVersion(ctx); err != nil {
+			return err
+		}
 		se = newSession(s, opts)
 		return s.server.do(ctx, s.server.replicas, []request{func(b rueidis.Builder) rueidis.Completed {
 			return b.Set().Key(se.key()).Value(string(text)).Px(opts.TTL).Build()
@@ -181,8 +186,7 @@ func (s *Store) begin(ctx context.Context) error {
 	return err
 }
 
-// end is the opposite of begin. After the last session it returns when nothing is under way any more: a Redis client that is
-// closed while it connects for somebody leaves the connection behind.
+// end is the opposite of begin. After the last session it returns when nobody listens or asks any more.
 func (s *Store) end() {
 	s.mu.Lock()
 	s.open--
@@ -203,6 +207,17 @@ func (s *Store) end() {
 	}
 	for _, p := range leaving {
 		<-p.ended
+	}
+}
+
+// unused waits, after the last session, as long as ctx lasts, until no call that was given up is under way: a Redis client that
+// is closed while it connects for somebody leaves the connection behind.
+func (s *Store) unused(ctx context.Context) {
+	s.mu.Lock()
+	open := s.open
+	s.mu.Unlock()
+	if open == 0 {
+		s.server.calls.wait(ctx)
 	}
 }
 
@@ -227,6 +242,13 @@ func (s *Store) String() string {
 	return "redis at " + strings.Join(addrs, ",")
 }
 
+// denied reports whether the server says that the user lacks a right: a command's, or one of the script's, which Redis 7.0,
+// later ones and Valkey say in words of their own.
+func denied(text string) bool {
+	return strings.HasPrefix(text, "NOPERM") || strings.Contains(text, "user executing the script can't") ||
+		strings.Contains(text, "ACL failure in script")
+}
+
 // explain says what failed, where and, of what the server says, what to do about it.
 func (s *Store) explain(doing string, err error) error {
 	said, ok := errors.AsType[*rueidis.RedisError](err)
@@ -235,7 +257,7 @@ func (s *Store) explain(doing string, err error) error {
 	}
 	advice := ""
 	switch text := said.Error(); {
-	case strings.HasPrefix(text, "NOPERM"), strings.Contains(text, "user executing the script can't"):
+	case denied(text):
 		advice = "; the rights that Stile needs are in docs/stores.md"
 	case strings.HasPrefix(text, "OOM"):
 		advice = "; it is out of memory"

@@ -313,23 +313,33 @@ func (c *claim) adopt(m *master) {
 
 // departure is the taking out of a claim.
 type departure struct {
-	quorum   int
-	mu       sync.Mutex
-	heard    *tally
-	absent   int           // masters that did not have it
-	deleted  int           // masters that had it, and do not any more
-	wasThere bool          // when it was out
-	settled  bool          // done is closed
-	done     chan struct{} // closed when the claim is out, or every master has answered or refused to
+	quorum  int
+	mu      sync.Mutex
+	heard   *tally
+	absent  int           // masters that did not have it
+	deleted int           // masters that had it, and do not any more
+	unclear int           // masters that do not have it, and may have had it when they were first asked
+	found   presence      // when it was out
+	settled bool          // done is closed
+	done    chan struct{} // closed when the claim is out, or every master has answered or refused to
 }
+
+// presence says whether a claim was there when it was taken out.
+type presence uint8
+
+const (
+	notKnown presence = iota // the masters that could tell do not answer, or their first answer was lost
+	wasThere                 // a majority had it
+	wasGone                  // a majority did not
+)
 
 func newDeparture(s *Store) *departure {
 	return &departure{quorum: s.quorum, heard: s.newTally(), done: make(chan struct{})}
 }
 
-// note counts what one master has said. The claim is out when a majority does not have it. It was there if a majority had
-// it; if neither is known, because masters do not answer, it is taken to have been there.
-func (d *departure) note(m *master, deleted bool, err error) {
+// note counts what one master has said: whether it has deleted the claim, and if not, whether an earlier request that was not
+// answered may have. The claim is out when a majority does not have it.
+func (d *departure) note(m *master, deleted, doubt bool, err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.heard.note(m, err)
@@ -337,13 +347,15 @@ func (d *departure) note(m *master, deleted bool, err error) {
 	case err != nil:
 	case deleted:
 		d.deleted++
+	case doubt:
+		d.unclear++
 	default:
 		d.absent++
 	}
 	switch {
 	case d.absent >= d.quorum, d.deleted >= d.quorum, d.heard.all():
 		d.settle()
-	case d.absent+d.deleted == d.quorum:
+	case d.without() == d.quorum:
 		time.AfterFunc(straggleToRead, func() {
 			d.mu.Lock()
 			defer d.mu.Unlock()
@@ -352,22 +364,32 @@ func (d *departure) note(m *master, deleted bool, err error) {
 	}
 }
 
+// without counts the masters that do not have the claim. It is called with d.mu held.
+func (d *departure) without() int { return d.absent + d.deleted + d.unclear }
+
 // settle is called with d.mu held.
 func (d *departure) settle() {
-	if !d.settled {
-		d.settled, d.wasThere = true, d.absent < d.quorum
-		close(d.done)
+	if d.settled {
+		return
 	}
+	d.settled = true
+	switch {
+	case d.deleted >= d.quorum:
+		d.found = wasThere
+	case d.absent >= d.quorum:
+		d.found = wasGone
+	}
+	close(d.done)
 }
 
 // outcome reports whether the claim was there when it was taken out. The error says that it may not be out.
-func (d *departure) outcome() (wasThere bool, err error) {
+func (d *departure) outcome() (presence, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if d.absent+d.deleted < d.quorum {
-		return false, d.heard.err()
+	if d.without() < d.quorum {
+		return notKnown, d.heard.err()
 	}
-	return d.wasThere, nil
+	return d.found, nil
 }
 
 // drop takes the claim out, at once where it is known to be, elsewhere as soon as it is known. It goes on by itself.
@@ -399,7 +421,7 @@ func (c *claim) leave(m *master, d *departure) {
 	loud := c.loud
 	c.mu.Unlock()
 	if !at.ever {
-		d.note(m, false, nil)
+		d.note(m, false, false, nil)
 		return
 	}
 	c.store.takeOut(m, c.name, c.id, at.doubt, loud, d)
@@ -427,7 +449,7 @@ func (s *Store) takeOut(m *master, name, id string, void, loud bool, d *departur
 			if err == nil {
 				deleted, err = isOne(reply)
 			}
-			d.note(m, deleted || doubt, err)
+			d.note(m, deleted, doubt, err)
 		}
 		m.owe(owed)
 	}
@@ -436,16 +458,16 @@ func (s *Store) takeOut(m *master, name, id string, void, loud bool, d *departur
 		switch _, refused := rueidis.IsRedisErr(err); {
 		case err == nil:
 			deleted, err := isOne(reply)
-			d.note(m, deleted, err)
+			d.note(m, deleted, false, err)
 		case refused && !passes(err):
 			s.logger.LogAttrs(s.life, slog.LevelWarn, "an entry could not be taken out; it goes when its time is over",
 				slog.String("lock", name), slog.String("master", m.addr), slog.Any("error", err))
-			d.note(m, false, err)
+			d.note(m, false, false, err)
 		default:
 			owe(inDoubt(err))
 		}
 	}
 	if !s.work.Start(ask) {
-		d.note(m, false, errClosed)
+		d.note(m, false, false, errClosed)
 	}
 }

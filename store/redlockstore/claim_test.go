@@ -17,6 +17,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/redis/rueidis"
+
 	"github.com/stilelock/stile"
 	"github.com/stilelock/stile/internal/testservers"
 	"github.com/stilelock/stile/store"
@@ -93,21 +95,7 @@ func TestARequestThatArrivesAfterItsCleanupIsVoid(t *testing.T) {
 	t.Parallel()
 	servers := testservers.StartRedisServers(t, 3)
 	proxies, options := through(t, servers)
-	first := make(chan *counted, 1)
-	var dialed atomic.Bool
-	options[2].DialCtxFn = func(ctx context.Context, addr string, d *net.Dialer, _ *tls.Config) (net.Conn, error) {
-		again := dialed.Swap(true)
-		if again {
-			addr = servers[2].Addr() // not through the proxy again
-		}
-		conn, err := d.DialContext(ctx, "tcp", addr)
-		if err != nil || again {
-			return conn, err
-		}
-		c := &counted{Conn: conn}
-		first <- c
-		return c, nil
-	}
+	first := once(options, servers)
 	se := openSession(t, newStore(t, options), long)
 	ticket, _ := hold(t, se, "lock")
 	everywhere(t, se, servers, "lock")
@@ -140,6 +128,70 @@ func TestARequestThatArrivesAfterItsCleanupIsVoid(t *testing.T) {
 	if holding(servers[2:], "lock") != 0 {
 		t.Error("the request was carried out after its cleanup")
 	}
+}
+
+// A hold is restored at a master that has lost it. The request is delivered long after its connection was given up, and the
+// hold was released.
+func TestARestorationThatArrivesAfterItsCleanupIsVoid(t *testing.T) {
+	t.Parallel()
+	servers := testservers.StartRedisServers(t, 3)
+	proxies, options := through(t, servers)
+	first := once(options, servers)
+	se := openSession(t, newStore(t, options), long)
+	ticket, _ := hold(t, se, "lock")
+	everywhere(t, se, servers, "lock")
+	servers[2].Do("DEL", "lock")
+	everywhere(t, se, servers, "lock") // so that the master knows the script
+
+	proxies[2].CutReplies()
+	before := scriptsRun(servers[2:])
+	// Several times: a request to restore it may have been on its way from before.
+	eventually(t, "the third master is asked for the hold, and does not have it", func() bool {
+		servers[2].Do("DEL", "lock")
+		if err := se.Confirm(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		return scriptsRun(servers[2:]) >= before+5
+	})
+	servers[2].Do("DEL", "lock")
+	proxies[2].Hold(testservers.Up)
+	conn := <-first
+	sent := conn.takes.Load()
+	proxies[2].Release(testservers.Down)
+	eventually(t, "the request to restore it is on its way", func() bool { return conn.takes.Load() > sent })
+	withdraw(t, ticket)
+	_ = conn.Close()
+	eventually(t, "the third master is told that the attempt is void", func() bool {
+		keys, _ := servers[2].Do("KEYS", "{lock}//void/*").AsStrSlice()
+		return len(keys) == 1
+	})
+	before = scriptsRun(servers[2:])
+	proxies[2].Release()
+	eventually(t, "the request arrives", func() bool { return scriptsRun(servers[2:]) > before })
+	if holding(servers[2:], "lock") != 0 {
+		t.Error("the request was carried out after its cleanup")
+	}
+}
+
+// once makes the third master be connected to as its option says once only, and then directly. It returns the connection that
+// is made first.
+func once(options []rueidis.ClientOption, servers []*testservers.Redis) <-chan *counted {
+	first := make(chan *counted, 1)
+	var dialed atomic.Bool
+	options[2].DialCtxFn = func(ctx context.Context, addr string, d *net.Dialer, _ *tls.Config) (net.Conn, error) {
+		again := dialed.Swap(true)
+		if again {
+			addr = servers[2].Addr() // not through the proxy again
+		}
+		conn, err := d.DialContext(ctx, "tcp", addr)
+		if err != nil || again {
+			return conn, err
+		}
+		c := &counted{Conn: conn}
+		first <- c
+		return c, nil
+	}
+	return first
 }
 
 // counted is a connection that counts the requests to put an entry in.

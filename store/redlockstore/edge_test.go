@@ -32,50 +32,66 @@ func TestNewRefusesWhatIsNoRedlock(t *testing.T) {
 }
 
 // While an entry is being admitted its session is confirmed. The confirmation does not renew the entry, but the holder is
-// valid as long as the session is.
+// valid as long as the session is. A second confirmation overlaps the renewal by which the entry has to make up for the first.
 func TestAnEntryStandsAsLongAsTheConfirmationThatItsAdmissionOverlapped(t *testing.T) {
 	t.Parallel()
-	const ttl = time.Minute
-	servers := testservers.StartRedisServers(t, 3)
-	proxies, options := through(t, servers)
-	se := openSession(t, newStore(t, options), ttl)
-	for _, p := range proxies {
-		p.Delay(1200*time.Millisecond, testservers.Down)
-	}
-	admitted := make(chan error, 1)
-	var told <-chan store.Standing
-	go func() {
-		var err error
-		_, told, err = enqueue(t.Context(), se, "lock", true)
-		admitted <- err
-	}()
-	eventually(t, "the order is known to all masters, and no master has been heard of that", func() bool {
-		for _, r := range servers {
-			if there, _ := r.Do("EXISTS", "{lock}//fence").AsInt64(); there != 1 {
-				return false
+	const ttl = 30 * time.Second
+	for what, c := range map[string]struct {
+		known         string // to all masters, when the first confirmation is begun
+		confirmations int
+		pause         time.Duration // besides the slack, before each; less than the replies take
+	}{
+		"before its order is known": {"lock", 1, 300 * time.Millisecond},
+		"once":                      {"{lock}//fence", 1, 50 * time.Millisecond},
+		"twice":                     {"{lock}//fence", 2, 50 * time.Millisecond},
+	} {
+		t.Run(what, func(t *testing.T) {
+			t.Parallel()
+			servers := testservers.StartRedisServers(t, 3)
+			proxies, options := through(t, servers)
+			se := openSession(t, newStore(t, options), ttl)
+			for _, p := range proxies {
+				p.Delay(1200*time.Millisecond, testservers.Down)
 			}
-		}
-		return true
-	})
-	time.Sleep(se.Terms().Slack + 50*time.Millisecond) // less than the replies take
-	confirmed := time.Now()
-	if err := se.Confirm(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	if err := <-admitted; err != nil {
-		t.Fatal(err)
-	}
-	<-told
-	enough := 0
-	for _, r := range servers {
-		left, _ := r.Do("PTTL", "lock").AsInt64()
-		ends := time.Now().Add(time.Duration(left) * time.Millisecond)
-		if ends.After(confirmed.Add(ttl - se.Terms().Slack)) {
-			enough++
-		}
-	}
-	if enough < 2 {
-		t.Errorf("at only %d masters the entry stands as long as its session", enough)
+			admitted := make(chan error, 1)
+			var told <-chan store.Standing
+			go func() {
+				var err error
+				_, told, err = enqueue(t.Context(), se, "lock", true)
+				admitted <- err
+			}()
+			eventually(t, "it is known to all masters, and no master has been heard of that", func() bool {
+				for _, r := range servers {
+					if there, _ := r.Do("EXISTS", c.known).AsInt64(); there != 1 {
+						return false
+					}
+				}
+				return true
+			})
+			var confirmed time.Time
+			for range c.confirmations {
+				time.Sleep(se.Terms().Slack + c.pause)
+				confirmed = time.Now()
+				if err := se.Confirm(t.Context()); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if err := <-admitted; err != nil {
+				t.Fatal(err)
+			}
+			<-told
+			enough := 0
+			for _, r := range servers {
+				left, _ := r.Do("PTTL", "lock").AsInt64()
+				ends := time.Now().Add(time.Duration(left) * time.Millisecond)
+				if ends.After(confirmed.Add(ttl - se.Terms().Slack)) {
+					enough++
+				}
+			}
+			if enough < 2 {
+				t.Errorf("at only %d masters the entry stands as long as its session", enough)
+			}
+		})
 	}
 }
 
@@ -333,4 +349,122 @@ func TestClosingCleansUpAtTheSlowerMastersAndWaitsForNoHungOne(t *testing.T) {
 func stacks() string {
 	buf := make([]byte, 1<<20)
 	return string(buf[:runtime.Stack(buf, true)])
+}
+
+// The masters' clocks may run fast by a hundredth, and Redis counts in milliseconds: by so much a key may end early.
+func TestTermsReckonWithTheDriftOfClocks(t *testing.T) {
+	t.Parallel()
+	servers := testservers.StartRedisServers(t, 3)
+	se := openSession(t, newStore(t, to(servers)), time.Minute)
+	if drift := time.Minute/100 + time.Millisecond; se.Terms().Slack <= drift {
+		t.Errorf("the slack of a minute is %v, want more than %v", se.Terms().Slack, drift)
+	}
+	ticket, _ := hold(t, se, "lock")
+	everywhere(t, se, servers, "lock")
+	const d = 100 * time.Hour
+	if err := ticket.WithdrawAfter(t.Context(), d); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the masters have given it its time", func() bool {
+		for _, r := range servers {
+			if ms, _ := r.Do("PTTL", "lock").AsInt64(); ms < (d + d/100 - soon).Milliseconds() {
+				return false
+			}
+		}
+		return true
+	})
+}
+
+// A hold is put in again at a master that has forgotten everything. That one must know its order: with another that forgets it
+// may be the majority that the next order comes from.
+func TestARestoredHoldBringsItsOrder(t *testing.T) {
+	t.Parallel()
+	const larger = "9000000000000000 another"
+	servers := testservers.StartRedisServers(t, 3)
+	se := openSession(t, newStore(t, to(servers)), long)
+	_, order := hold(t, se, "lock")
+	everywhere(t, se, servers, "lock")
+	fence := text(servers[1], "{lock}//fence")
+	if !strings.HasPrefix(fence, strconv.FormatUint(order, 10)+" ") {
+		t.Fatalf("a master remembers %q of the order %d", fence, order)
+	}
+	servers[0].Do("FLUSHALL")
+	restored := func(r *testservers.Redis) func() bool {
+		return func() bool {
+			if err := se.Confirm(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			return holding([]*testservers.Redis{r}, "lock") == 1
+		}
+	}
+	eventually(t, "the first master has it again", restored(servers[0]))
+	if got := text(servers[0], "{lock}//fence"); got != fence {
+		t.Errorf("the master that has it again remembers %q, want %q", got, fence)
+	}
+	if ms, _ := servers[0].Do("PTTL", "{lock}//fence").AsInt64(); ms < long.Milliseconds() {
+		t.Errorf("it remembers that for %d ms, want longer than the hold may last", ms)
+	}
+	if ms, _ := servers[0].Do("PTTL", "lock").AsInt64(); ms < (long - soon).Milliseconds() {
+		t.Errorf("it has the hold for %d ms", ms)
+	}
+	servers[1].Do("SET", "{lock}//fence", larger)
+	servers[1].Do("DEL", "lock")
+	eventually(t, "the second master has it again", restored(servers[1]))
+	if got := text(servers[1], "{lock}//fence"); got != larger {
+		t.Errorf("a master that remembered %q remembers %q", larger, got)
+	}
+}
+
+// A confirmation that has begun before an entry was given a time of its own renews it after that, if it renews many.
+func TestARenewalDoesNotShortenAnEntryWithATimeOfItsOwn(t *testing.T) {
+	t.Parallel()
+	const d = 24 * time.Hour
+	servers := testservers.StartRedisServers(t, 3)
+	se := openSession(t, newStore(t, to(servers)), time.Minute)
+	ticket, _ := hold(t, se, "lock")
+	everywhere(t, se, servers, "lock")
+	if err := ticket.WithdrawAfter(t.Context(), d); err != nil {
+		t.Fatal(err)
+	}
+	lasting := func() bool {
+		for _, r := range servers {
+			key, _ := r.Do("PTTL", "lock").AsInt64()
+			fence, _ := r.Do("PTTL", "{lock}//fence").AsInt64()
+			if key < (d-soon).Milliseconds() || fence < (d+time.Hour).Milliseconds() {
+				return false
+			}
+		}
+		return true
+	}
+	eventually(t, "the masters have given it its time", lasting)
+	before := scriptsRun(servers)
+	if err := redlockstore.Renew(t.Context(), se, ticket); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "all masters have renewed it", func() bool { return scriptsRun(servers) >= before+len(servers) })
+	if !lasting() {
+		t.Error("after a renewal it, or its order, ends earlier")
+	}
+}
+
+// Somebody deletes an entry at a majority of the masters. What is left of it must not stay in the way of others.
+func TestAnEntryThatAMajorityHasLostIsTakenOutOfTheRest(t *testing.T) {
+	t.Parallel()
+	servers := testservers.StartRedisServers(t, 3)
+	se := openSession(t, newStore(t, to(servers)), long)
+	_, told, err := enqueue(t.Context(), se, "lock", false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	admitted(t, told)
+	everywhere(t, se, servers, "lock")
+	servers[0].Do("DEL", "lock")
+	servers[1].Do("DEL", "lock")
+	if err := se.Confirm(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if st := <-told; st.State != store.Gone {
+		t.Errorf("no majority has it, and its owner was told %+v", st)
+	}
+	eventually(t, "no master has it", func() bool { return holding(servers, "lock") == 0 })
 }

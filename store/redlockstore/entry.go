@@ -404,23 +404,25 @@ func (e *entry) Withdraw(ctx context.Context) error {
 			return e.session.store.explain(doing, ctx.Err())
 		}
 	}
-	there, err := e.left(ctx)
+	found, err := e.left(ctx)
 	switch {
 	case err != nil:
 		return e.session.store.explain(doing, attempts.EndedBy(ctx, err))
-	case !first, hadIt && !there:
+	case !first, hadIt && found == wasGone:
 		return e.hasGone(doing, nil)
+	case hadIt && found == notKnown:
+		return e.session.store.explain(doing, fmt.Errorf("%w: it is out, and no majority of the masters could tell", store.ErrNotKnown))
 	}
 	return nil
 }
 
 // left waits until what is being taken out of the entry is out, and reports whether that was there.
-func (e *entry) left(ctx context.Context) (wasThere bool, err error) {
+func (e *entry) left(ctx context.Context) (presence, error) {
 	e.mu.Lock()
 	leaving := e.leaving
 	e.mu.Unlock()
 	if leaving == nil {
-		return false, nil
+		return wasGone, nil
 	}
 	return leaving.wait(ctx, e.session.store)
 }
@@ -446,16 +448,16 @@ func (d *departure) over() bool {
 }
 
 // wait waits until the claim is out, and reports whether it was there.
-func (d *departure) wait(ctx context.Context, s *Store) (wasThere bool, err error) {
+func (d *departure) wait(ctx context.Context, s *Store) (presence, error) {
 	select {
 	case <-d.done:
 		return d.outcome()
 	case <-ctx.Done():
 		d.mu.Lock()
 		defer d.mu.Unlock()
-		return false, d.heard.err()
+		return notKnown, d.heard.err()
 	case <-s.life.Done():
-		return false, errClosed
+		return notKnown, errClosed
 	}
 }
 

@@ -256,11 +256,11 @@ func (s *Store) Break(ctx context.Context, name string, order uint64) (store.Ent
 	for _, m := range s.masters {
 		s.takeOut(m, name, id, false, true, d)
 	}
-	there, err := d.wait(within, s)
+	found, err := d.wait(within, s)
 	switch {
 	case err != nil:
 		return store.Entry{}, s.explain(doing, attempts.EndedBy(ctx, err))
-	case !there:
+	case found == wasGone: // otherwise it was there when it was read, and is not now
 		return store.Entry{}, gone
 	}
 	return l.Entries[0], nil

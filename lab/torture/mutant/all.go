@@ -102,6 +102,11 @@ func All() []Mutant {
 					"case lease != w.session.lease:",
 					"case there && lease != w.session.lease:",
 				},
+				{
+					"store/etcdstore/held.go",
+					"case e.state != standing || uint64(at) < e.order:",
+					"case e.state != standing || uint64(at) < e.order || kv == nil:",
+				},
 			},
 			Cluster: "etcd", Workload: "long", Faults: "evict",
 			Caught: []string{verdict.RuleUntold},

@@ -1,0 +1,172 @@
+package redisstore_test
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"net"
+	"strings"
+	"sync/atomic"
+	"testing"
+
+	"github.com/redis/rueidis"
+
+	"github.com/stilelock/stile/internal/testservers"
+	"github.com/stilelock/stile/line"
+	"github.com/stilelock/stile/store"
+	"github.com/stilelock/stile/store/redisstore"
+)
+
+// An address leads to another server after a failover: that of a DNS name, or of a proxy. Connections that are there stay where
+// they are, because the old server lives on, as a replica.
+func TestDemotedMasterIsLeftWhenTheAddressHasMoved(t *testing.T) {
+	t.Parallel()
+	for what, demote := range map[string]func(old, now *testservers.Redis){
+		"a replica": func(old, now *testservers.Redis) { old.ReplicaOf(now) },
+		"a replica without its master": func(old, _ *testservers.Redis) {
+			old.Do("CONFIG", "SET", "replica-serve-stale-data", "no")
+			old.Do("REPLICAOF", "127.0.0.1", "1")
+		},
+	} {
+		t.Run(what, func(t *testing.T) {
+			t.Parallel()
+			servers := testservers.StartRedisServers(t, 2)
+			old, now := servers[0], servers[1]
+			var address atomic.Value
+			address.Store(old.Addr())
+			options := redisstore.Ready("moves:6379")
+			options.DialCtxFn = func(ctx context.Context, _ string, d *net.Dialer, _ *tls.Config) (net.Conn, error) {
+				return d.DialContext(ctx, "tcp", address.Load().(string))
+			}
+			st := newStore(t, connectWith(t, options), nil)
+			st.Mute()
+			se := open(t, st, lasting)
+			hold(t, se, newName(t)).leave(t)
+			now.ReplicaOf(old)
+			eventually(t, "the replica knows the session", func() bool {
+				n, err := now.Do("EXISTS", "//session/"+se.ID()).AsInt64()
+				return err == nil && n == 1
+			})
+			now.ReplicaOf(nil)
+			address.Store(now.Addr())
+			demote(old, now)
+
+			name := newName(t)
+			holder := hold(t, open(t, storeAt(t, now.Addr()), lasting), name)
+			waiter := join(t, se, name, line.Exclusive)
+			waiter.waits(t)
+			holder.leave(t)
+			waiter.await(t, store.Admitted) // it listens there too, and does not ask
+		})
+	}
+}
+
+// A master is demoted while it waits for its replicas, and promoted again. That is a failover as any other: it delays.
+func TestWaitForReplicasThatADemotionEndsIsRepeated(t *testing.T) {
+	t.Parallel()
+	servers := testservers.StartRedisServers(t, 2)
+	master, replica := servers[0], servers[1]
+	replica.ReplicaOf(master)
+	st := newStore(t, connect(t, master.Addr()), &redisstore.Options{WaitReplicas: 1, WaitTimeout: soon})
+	se := open(t, st, lasting)
+	hold(t, se, newName(t)).leave(t) // the server has learnt the script
+	replica.Pause()
+	joined := make(chan error, 1)
+	var s *seat
+	go func() {
+		var err error
+		s, err = tryJoin(t.Context(), se, newName(t), line.Exclusive)
+		joined <- err
+	}()
+	eventually(t, "the master waits for its replica, and is demoted", func() bool {
+		if info, _ := master.Do("INFO", "clients").ToString(); strings.Contains(info, "blocked_clients:0") {
+			return false
+		}
+		master.Do("REPLICAOF", "127.0.0.1", "1")
+		defer master.Do("REPLICAOF", "NO", "ONE")
+		return errorStat(t, master, "UNBLOCKED") != ""
+	})
+	replica.Resume()
+	if err := <-joined; err != nil {
+		t.Fatal(err)
+	}
+	s.await(t, store.Admitted)
+}
+
+// old is a connection to a server that says it is one of version 6.
+type old struct {
+	net.Conn
+	version string
+}
+
+func (c old) Read(p []byte) (int, error) {
+	n, err := c.Conn.Read(p)
+	copy(p, bytes.ReplaceAll(p[:n], []byte("\r\n"+c.version+"\r\n"), []byte("\r\n6"+c.version[1:]+"\r\n")))
+	return n, err
+}
+
+func TestServerThatIsTooOldIsRefused(t *testing.T) {
+	t.Parallel()
+	server := testservers.StartRedis(t)
+	info, err := server.Do("INFO", "server").ToString()
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, after, _ := strings.Cut(info, "redis_version:")
+	version, _, _ := strings.Cut(after, "\r")
+	options := redisstore.Ready(server.Addr())
+	options.DialCtxFn = func(ctx context.Context, addr string, d *net.Dialer, _ *tls.Config) (net.Conn, error) {
+		conn, err := d.DialContext(ctx, "tcp", addr)
+		return old{conn, version}, err
+	}
+	_, err = newStore(t, connectWith(t, options), nil).Open(t.Context(), store.SessionOptions{TTL: lasting})
+	if want := "it is Redis 6" + version[1:] + ", and Stile needs 7.0 or newer"; err == nil || !strings.Contains(err.Error(), want) {
+		t.Errorf("Open says %v, want %q", err, want)
+	}
+}
+
+func TestVersions(t *testing.T) {
+	t.Parallel()
+	for version, tooOld := range map[string]bool{
+		"6.2.14": true, "5.0": true, "6": true, "7.0.0": false, "7.2.4": false, "8.0.1": false, "10.1": false, "": false, "unstable": false,
+	} {
+		if err := redisstore.CheckAge(version); (err != nil) != tooOld {
+			t.Errorf("version %q: %v", version, err)
+		}
+	}
+}
+
+// Something that stands in front of a server does not tell of its version.
+func TestServerThatDoesNotTellItsVersionIsTaken(t *testing.T) {
+	t.Parallel()
+	server := testservers.StartRedis(t)
+	st := newStore(t, noHello{connect(t, server.Addr())}, nil)
+	hold(t, open(t, st, lasting), newName(t)).leave(t)
+}
+
+// noHello is a client of servers that do not know HELLO.
+type noHello struct{ rueidis.Client }
+
+func (c noHello) DoMulti(ctx context.Context, multi ...rueidis.Completed) []rueidis.RedisResult {
+	if multi[0].Commands()[0] == "HELLO" {
+		multi[0] = c.B().Arbitrary("OLLEH").Build()
+	}
+	return c.Client.DoMulti(ctx, multi...)
+}
+
+// What Redis 7.0, later ones and Valkey say when the user lacks a right that the script needs.
+func TestRightThatIsLackingIsSaidToBeOne(t *testing.T) {
+	t.Parallel()
+	for _, text := range []string{
+		"NOPERM this user has no permissions to run the 'evalsha' command",
+		"ERR The user executing the script can't run this command or subcommand script: 8d0",
+		"ERR ACL failure in script: User stile has no permissions to run the 'publish' command script: 8d0",
+	} {
+		if !redisstore.Denied(text) {
+			t.Errorf("%q is not taken for a right that is lacking", text)
+		}
+	}
+	if redisstore.Denied("ERR value is not an integer") {
+		t.Error("something else is")
+	}
+}
