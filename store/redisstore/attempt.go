@@ -3,6 +3,7 @@ package redisstore
 import (
 	"context"
 	"errors"
+	"slices"
 	"strings"
 	"time"
 
@@ -30,12 +31,24 @@ func patiently(ctx context.Context, request func(context.Context) error) error {
 	return attempt(ctx, request)
 }
 
-// passing are the first words of errors that say: not now, or not here. The request has not been carried out, and another
+// notNow are the first words of errors that say: not now, or not here. The request has not been carried out, and another
 // attempt may well be.
-var passing = []string{
+var notNow = []string{
 	"LOADING", "READONLY", "MASTERDOWN", "TRYAGAIN", "CLUSTERDOWN", "BUSY", "NOREPLICAS", "MOVED", "ASK", "NOSCRIPT",
-	"UNBLOCKED", // a WAIT, because the master has become a replica
 }
+
+// unblocked is the first word of the error of a WAIT that ends because the master has become a replica. What was to be waited
+// for has been carried out.
+const unblocked = "UNBLOCKED"
+
+// beginsWith reports whether an error is the server's and begins with one of the words.
+func beginsWith(err error, words ...string) bool {
+	said, ok := rueidis.IsRedisErr(err)
+	return ok && slices.ContainsFunc(words, func(word string) bool { return strings.HasPrefix(said.Error(), word) })
+}
+
+// notCarriedOut reports whether an error tells that the request was not carried out.
+func notCarriedOut(err error) bool { return beginsWith(err, notNow...) }
 
 // refused reports whether an error is the server's considered answer. Other errors tell nothing: neither whether the
 // request was carried out, nor that another attempt would fail.
@@ -43,14 +56,6 @@ func refused(err error) bool {
 	if errors.Is(err, ErrNotReplicated) || errors.Is(err, errTooOld) {
 		return true
 	}
-	said, ok := rueidis.IsRedisErr(err)
-	if !ok {
-		return false
-	}
-	for _, word := range passing {
-		if strings.HasPrefix(said.Error(), word) {
-			return false
-		}
-	}
-	return true
+	_, ok := rueidis.IsRedisErr(err)
+	return ok && !beginsWith(err, notNow...) && !beginsWith(err, unblocked)
 }

@@ -3,39 +3,29 @@ package redisstore
 import (
 	"context"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/stilelock/stile/store/internal/attempts"
 )
 
-// maxCalls is how many calls the client may have to answer at a time. Those that were given up are among them: so there is an
-// end to what gathers at a server that hangs.
-const maxCalls = 4096
-
 // calls are the calls of the client. It does not heed a context while it connects, or while it waits for an answer on a
 // connection that nobody shares: so nobody waits for it longer than its own context lasts.
 type calls struct {
-	slots chan struct{} // holds one for each call under way
+	underWay atomic.Int64
 
 	mu      sync.Mutex
 	givenUp int           // calls under way that nobody waits for any more
 	none    chan struct{} // closed when there are none; nil before there is one
 }
 
-func newCalls() *calls { return &calls{slots: make(chan struct{}, maxCalls)} }
-
 // call has the client do f, and returns what that returns, or the error of ctx if it ends first. Then f goes on, and what it
-// returns is lost: so it must not write to anything outside.
+// returns is lost: so it must not write to anything outside, nor read what its caller changes afterwards.
 func call[T any](ctx context.Context, c *calls, f func() T) (T, error) {
-	var none T
-	select {
-	case c.slots <- struct{}{}:
-	case <-ctx.Done():
-		return none, ctx.Err()
-	}
 	answer := make(chan T, 1)
+	c.underWay.Add(1)
 	go func() {
-		defer func() { <-c.slots }()
+		defer c.underWay.Add(-1)
 		answer <- f()
 	}()
 	return await(ctx, c, answer)

@@ -408,7 +408,7 @@ func (e *entry) carryOut(ctx context.Context, next func() operation) (absent, er
 				underWay--
 				switch {
 				case a.err != nil:
-					e.asked.Store(true)
+					e.asked.Store(e.asked.Load() || !notCarriedOut(a.err))
 					if !out && (underWay == 0 || refused(a.err)) {
 						return a.err
 					}
@@ -442,7 +442,7 @@ func (e *entry) carryOut(ctx context.Context, next func() operation) (absent, er
 	switch {
 	case there:
 		return nil, nil
-	case !lingers && e.asked.Load():
+	case e.asked.Load():
 		return errUnanswered, nil
 	}
 	return errTaken, nil

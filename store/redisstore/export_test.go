@@ -51,7 +51,7 @@ var Script = script
 func Ended(se store.Session) <-chan struct{} { return se.(*session).life.Done() }
 
 // Calls returns how many calls the Redis client has not returned from: subscriptions, and those that were given up, among them.
-func (s *Store) Calls() int { return len(s.server.calls.slots) }
+func (s *Store) Calls() int { return int(s.server.calls.underWay.Load()) }
 
 // CheckAge says whether a version is too old, Denied whether a right is lacking.
 var (

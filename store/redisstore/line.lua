@@ -71,7 +71,13 @@ local queued = false  -- and perhaps of some who wait
 -- Orders count microseconds, or go up by one where that would not do. Returns nothing when they have run out. The last one is
 -- kept until the clock has passed it, if that was set back: else smaller ones would follow.
 local function fence()
-	local order = math.max(tonumber(redis.call('GET', F) or 0) + 1, time[1] * 1000000 + time[2])
+	local last = tonumber(redis.call('GET', F) or 0)
+	if last == 0 then -- it is the first, or the last one is so long ago; but who got it may be here still
+		for _, key in ipairs({ H, Q }) do
+			last = math.max(last, tonumber(redis.call('ZRANGE', key, -1, -1, 'WITHSCORES')[2] or 0))
+		end
+	end
+	local order = math.max(last + 1, time[1] * 1000000 + time[2])
 	if order >= LAST then return nil end
 	local text = string.format('%.0f', order)
 	redis.call('SET', F, text, 'PXAT', math.floor(order / 1000) + FENCE)
@@ -133,9 +139,12 @@ redis.call('ZREM', Q, '')
 count = empty and 0 or redis.call('ZCARD', H)
 if count > 0 and held and mode(held) == 'x' then kind = 'x' end
 
--- How many have heard the message; nothing if that cannot be known, because the server's rules forbid to tell them.
+-- How many have heard the message; nothing if that cannot be known, because the server's rules forbid to tell them. It is not
+-- replicated: whoever still listens at a replica, which was the master before, is not counted, and must not hear it.
 local function publish(client, message)
+	redis.set_repl(redis.REPL_NONE)
 	local heard = redis.pcall(PUBLISH, wake .. client, message)
+	redis.set_repl(redis.REPL_ALL)
 	if type(heard) == 'table' then return nil end
 	return heard
 end

@@ -50,13 +50,18 @@ func TestDemotedMasterIsLeftWhenTheAddressHasMoved(t *testing.T) {
 			now.ReplicaOf(nil)
 			address.Store(now.Addr())
 			demote(old, now)
+			eventually(t, "the session to be confirmed at the new master", func() bool { return se.Confirm(t.Context()) == nil })
+			eventually(t, "the client to listen there", func() bool {
+				channels, err := now.Do("PUBSUB", "CHANNELS").AsStrSlice()
+				return err == nil && len(channels) > 0
+			})
 
 			name := newName(t)
 			holder := hold(t, open(t, storeAt(t, now.Addr()), lasting), name)
 			waiter := join(t, se, name, line.Exclusive)
 			waiter.waits(t)
 			holder.leave(t)
-			waiter.await(t, store.Admitted) // it listens there too, and does not ask
+			waiter.await(t, store.Admitted) // it does not ask
 		})
 	}
 }
@@ -168,5 +173,75 @@ func TestRightThatIsLackingIsSaidToBeOne(t *testing.T) {
 	}
 	if redisstore.Denied("ERR value is not an integer") {
 		t.Error("something else is")
+	}
+}
+
+// The client has several connections, and takes any of them. None may stay with the old master.
+func TestNoConnectionStaysWithADemotedMaster(t *testing.T) {
+	t.Parallel()
+	servers := testservers.StartRedisServers(t, 2)
+	old, now := servers[0], servers[1]
+	now.ReplicaOf(old)
+	var address atomic.Value
+	address.Store(old.Addr())
+	options := redisstore.Ready("moves:6379")
+	options.PipelineMultiplex = 2 // what the client takes by itself on four processors or more
+	options.DialCtxFn = func(ctx context.Context, _ string, d *net.Dialer, _ *tls.Config) (net.Conn, error) {
+		return d.DialContext(ctx, "tcp", address.Load().(string))
+	}
+	se := open(t, newStore(t, connectWith(t, options), nil), lasting)
+	for range 20 { // so that all connections are there
+		hold(t, se, newName(t)).leave(t)
+	}
+	eventually(t, "the replica to know the session", func() bool {
+		n, err := now.Do("EXISTS", "//session/"+se.ID()).AsInt64()
+		return err == nil && n == 1
+	})
+	now.ReplicaOf(nil)
+	address.Store(now.Addr())
+	old.ReplicaOf(now)
+	inARow := 0
+	eventually(t, "forty confirmations in a row to succeed", func() bool {
+		if inARow++; se.Confirm(t.Context()) != nil {
+			inARow = 0
+		}
+		return inARow == 40
+	})
+}
+
+// Whoever still listens at the old master, which is a replica now, hears nothing of what the new one says: there it is not
+// counted among those who have heard, and so another is let in.
+func TestWakeUpsDoNotReachWhoListensAtAReplica(t *testing.T) {
+	t.Parallel()
+	servers := testservers.StartRedisServers(t, 2)
+	old, now := servers[0], servers[1]
+	now.ReplicaOf(old)
+	name := newName(t)
+	away := storeAt(t, old.Addr())
+	away.Mute() // it does not ask by itself
+	held := hold(t, open(t, storeAt(t, old.Addr()), lasting), name)
+	standing, _, _ := held.standing()
+	waiter := join(t, open(t, away, lasting), name, line.Exclusive)
+	waiter.waits(t)
+	lines := func(server *testservers.Redis) int64 {
+		n, err := server.Do("ZCARD", redisstore.Keys("", name)[1]).AsInt64()
+		if err != nil {
+			t.Error(err)
+		}
+		return n
+	}
+	eventually(t, "the replica to know the waiter", func() bool { return lines(now) == 1 })
+	now.ReplicaOf(nil)
+	old.ReplicaOf(now)
+	st := storeAt(t, now.Addr())
+	next := join(t, open(t, st, lasting), name, line.Exclusive)
+	eventually(t, "the old master to know the next one", func() bool { return lines(old) == 2 })
+	if _, err := st.Break(t.Context(), name, standing.Order); err != nil {
+		t.Fatal(err)
+	}
+	next.await(t, store.Admitted)
+	eventually(t, "the old master to know who was let in", func() bool { return lines(old) == 1 })
+	if st, _, _ := waiter.standing(); st.State == store.Admitted {
+		t.Error("two have the lock")
 	}
 }

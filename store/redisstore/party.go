@@ -257,7 +257,9 @@ func (p *party) ask(ctx context.Context, members []*entry) (changed bool, soones
 			s.logger.LogAttrs(ctx, slog.LevelWarn, "who waits does not understand how it stands",
 				slog.String("lock", p.line.name), slog.Any("error", err))
 		}
-		changed, soonest = changed || news, first
+		if changed = changed || news; i == 0 || first < soonest {
+			soonest = first
+		}
 	}
 	for i, r := range all[len(visits):] {
 		if n, err := r.number(); err == nil && n == 1 {

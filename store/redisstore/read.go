@@ -72,9 +72,10 @@ func (s *Store) names(ctx context.Context, prefix string) ([]string, error) {
 	for _, node := range s.server.masters(ctx) {
 		for cursor := uint64(0); ; {
 			var page rueidis.ScanEntry
+			from := cursor // a request that was given up may be made later
 			err := patiently(ctx, func(ctx context.Context) (err error) {
 				r := s.server.ask(ctx, node, func(b rueidis.Builder) rueidis.Completed {
-					return b.Scan().Cursor(cursor).Match(pattern).Count(1000).Build()
+					return b.Scan().Cursor(from).Match(pattern).Count(1000).Build()
 				})
 				if r.err != nil {
 					return r.err

@@ -263,11 +263,12 @@ const redialInterval = time.Second
 
 var errReplica = errors.New("the server is not the master now; connecting anew")
 
-// leaveReplica connects anew if a server has said that it is not the master, or has no data yet: behind an address that moves
+// leaveReplica connects anew if a server says that it is not the master, or has no data yet: behind an address that moves
 // (a DNS name, a virtual IP) there may be another one now, and nothing else ends the connections to the old one. Sentinels
 // and clusters tell their clients.
 func (s *server) leaveReplica(all []reply) {
-	if s.cli.Mode() != rueidis.ClientModeStandalone || !slices.ContainsFunc(all, func(r reply) bool { return fromReplica(r.err) }) {
+	replica := func(r reply) bool { return beginsWith(r.err, "READONLY", "MASTERDOWN", "LOADING") }
+	if s.cli.Mode() != rueidis.ClientModeStandalone || !slices.ContainsFunc(all, replica) {
 		return
 	}
 	s.mu.Lock()
@@ -282,18 +283,14 @@ func (s *server) leaveReplica(all []reply) {
 	go func() {
 		ctx, cancel := context.WithTimeout(context.Background(), redialInterval)
 		defer cancel()
-		// The client closes a connection when the server does, which QUIT asks for; it notices with the next command.
-		_, _ = call(ctx, s.calls, func() []rueidis.RedisResult {
-			return s.cli.DoMulti(ctx, s.cli.B().Arbitrary("QUIT").Build(), s.cli.B().Ping().Build())
-		})
+		// The client closes a connection when the server does, which QUIT asks for; it notices with the next command. It has
+		// up to four connections, of which it takes any for commands that have a key: so it is asked until none is likely left.
+		for range 24 {
+			_, _ = call(ctx, s.calls, func() []rueidis.RedisResult {
+				return s.cli.DoMulti(ctx, s.cli.B().Arbitrary("QUIT").Build().SetSlot("any"), s.cli.B().Ping().Build().SetSlot("any"))
+			})
+		}
 	}()
-}
-
-func fromReplica(err error) bool {
-	said, ok := rueidis.IsRedisErr(err)
-	return ok && slices.ContainsFunc([]string{"READONLY", "MASTERDOWN", "LOADING"}, func(word string) bool {
-		return strings.HasPrefix(said.Error(), word)
-	})
 }
 
 // subscription is something that listens on a connection.

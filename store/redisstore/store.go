@@ -97,7 +97,7 @@ func New(cli rueidis.Client, opts *Options) (*Store, error) {
 			replicas:    opts.WaitReplicas,
 			replication: opts.WaitTimeout,
 			round:       defaultRound,
-			calls:       newCalls(),
+			calls:       new(calls),
 			ears:        make(map[*subscription]struct{}),
 		},
 		logger:  opts.Logger,
@@ -155,9 +155,10 @@ func (s *Store) Open(ctx context.Context, opts store.SessionOptions) (store.Sess
 		if err := s.server.checkVersion(ctx); err != nil {
 			return err
 		}
-		se = newSession(s, opts)
+		one := newSession(s, opts)
+		se = one
 		return s.server.do(ctx, s.server.replicas, []request{func(b rueidis.Builder) rueidis.Completed {
-			return b.Set().Key(se.key()).Value(string(text)).Px(opts.TTL).Build()
+			return b.Set().Key(one.key()).Value(string(text)).Px(opts.TTL).Build()
 		}})[0].err
 	})
 	if err != nil {

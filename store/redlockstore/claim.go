@@ -13,6 +13,8 @@ import (
 	"github.com/redis/rueidis"
 
 	"github.com/stilelock/stile/internal/bootclock"
+
+	"github.com/stilelock/stile/store/internal/attempts"
 )
 
 // fenceTTL is how long a master remembers the last order given out under a name, from the end of the hold. After that the
@@ -338,7 +340,8 @@ func newDeparture(s *Store) *departure {
 }
 
 // note counts what one master has said: whether it has deleted the claim, and if not, whether an earlier request that was not
-// answered may have. The claim is out when a majority does not have it.
+// answered may have. The claim is out when a majority does not have it. If it is not known then whether a majority had it, those
+// masters are waited for that could tell: not all had it, or not all have answered at once, so that is rare.
 func (d *departure) note(m *master, deleted, doubt bool, err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -356,7 +359,7 @@ func (d *departure) note(m *master, deleted, doubt bool, err error) {
 	case d.absent >= d.quorum, d.deleted >= d.quorum, d.heard.all():
 		d.settle()
 	case d.without() == d.quorum:
-		time.AfterFunc(straggleToRead, func() {
+		time.AfterFunc(attempts.Longest, func() {
 			d.mu.Lock()
 			defer d.mu.Unlock()
 			d.settle()

@@ -141,8 +141,7 @@ func (s *Store) poll(ctx context.Context, script *rueidis.Lua, keys, args []stri
 }
 
 // How long the other masters are waited for when a majority has answered, and there is an answer without them. Who reads
-// waits longer, and so does who has taken out what not all had: what a majority has cannot be told from what a minority has
-// if the master that knows was just slow.
+// waits longer: what a majority has cannot be told from what a minority has if the master that knows was just slow.
 const (
 	straggle       = 20 * time.Millisecond
 	straggleToRead = 10 * straggle

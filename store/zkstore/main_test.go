@@ -153,7 +153,7 @@ func newName(t *testing.T) string {
 }
 
 // newStore returns a store on the given servers.
-func newStore(t *testing.T, opts *zkstore.Options, servers ...string) *zkstore.Store {
+func newStore(t testing.TB, opts *zkstore.Options, servers ...string) *zkstore.Store {
 	t.Helper()
 	st, err := zkstore.New(servers, opts)
 	if err != nil {
@@ -338,7 +338,7 @@ func join(t *testing.T, c *stile.Client, name string) *stile.Place {
 }
 
 // await polls until a condition of which nobody tells is met.
-func await(t *testing.T, what string, met func() bool) {
+func await(t testing.TB, what string, met func() bool) {
 	t.Helper()
 	for end := time.Now().Add(soon); !met(); time.Sleep(5 * time.Millisecond) {
 		if time.Now().After(end) {

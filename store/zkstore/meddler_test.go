@@ -62,13 +62,13 @@ type meddler struct {
 	running  sync.WaitGroup
 }
 
-func newMeddler(t *testing.T, target string) *meddler {
+func newMeddler(t testing.TB, target string) *meddler {
 	t.Helper()
 	return newMeddlerFrom(t, nil, target)
 }
 
 // newMeddlerFrom returns a meddler that connects to the server from an address of this machine.
-func newMeddlerFrom(t *testing.T, from net.IP, target string) *meddler {
+func newMeddlerFrom(t testing.TB, from net.IP, target string) *meddler {
 	t.Helper()
 	l, err := net.Listen("tcp", testservers.FreeAddress(t))
 	if err != nil {

@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -187,14 +186,10 @@ func (j *joined) silently(t *testing.T) {
 	}
 }
 
-// A client that holds thousands of locks, and one connection that is reset. It takes minutes and much memory: run it with
-// STILE_MANY_HOLDS=20000.
-func TestManyHoldsSurviveAReconnection(t *testing.T) {
-	n, err := strconv.Atoi(os.Getenv("STILE_MANY_HOLDS"))
-	if err != nil {
-		t.Skip("STILE_MANY_HOLDS is not set to a number of holds")
-	}
-	const ttl = 8 * time.Second
+// A client that holds 20 000 locks, and one connection that is reset. It takes minutes and much memory, so it is no test: run
+// it with go test -run=xxx -bench=ManyHolds -benchtime=1x.
+func BenchmarkManyHoldsSurviveAReconnection(t *testing.B) {
+	const n, ttl = 20_000, 8 * time.Second
 	z := testservers.StartZooKeeper(t)
 	m := newMeddler(t, z.Endpoint())
 	var failed, renewed atomic.Int32
