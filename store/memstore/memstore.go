@@ -222,6 +222,7 @@ func (s *Store) removeFrom(name string, cause error, match func(*entry) bool) {
 	for _, e := range s.lines[name] {
 		if match(e) {
 			e.gone, e.cause = true, cause
+			e.goes()
 			gone = append(gone, e)
 			if e.under != e.session {
 				s.forget(e.under) // it was there for this entry alone

@@ -49,6 +49,7 @@ func (se *session) Enqueue(ctx context.Context, req store.Request) (store.Ticket
 		}
 		s.order++
 		e = &entry{session: se, under: se, req: req, order: s.order, owner: se.opts.Owner}
+		e.out, e.goes = context.WithCancel(context.Background())
 		e.owner.Since = time.Now()
 		s.lines[req.Name] = append(s.lines[req.Name], e)
 		if req.Try && e.standing().State != store.Admitted {
@@ -125,6 +126,8 @@ type entry struct {
 
 	gone   bool
 	cause  error
+	out    context.Context // ends when the entry goes
+	goes   context.CancelFunc
 	silent bool // its owner has withdrawn it, or is about to, and wants to hear no more
 
 	heard       store.Standing
@@ -260,7 +263,7 @@ func (e *entry) keepDeparting(leave func() error) {
 		if e.left() {
 			return
 		}
-		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+		ctx, cancel := context.WithTimeout(e.out, time.Second)
 		err := s.request(ctx, Call{Op: Withdraw, Session: e.session.id, Name: e.req.Name}, leave, nil)
 		if err == nil {
 			cancel()
