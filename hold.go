@@ -168,10 +168,10 @@ func (h *Hold) watchContention() <-chan struct{} {
 // Release gives the lock up. From the call on the hold is not valid and its context has ended, whatever the outcome.
 //
 // On success the store has confirmed that the lock was held until now and is free for the next in line. If the lock had been
-// lost before, known or not, the error is a [*LostError]. If the lock is free, but a request was not answered and so nobody can
-// tell whether it had been lost before, the error matches [ErrNotKnown]. Any other error means that the store has not
-// confirmed; the release goes on in the background and is done at the latest when the session ends. If that is because ctx
-// ended, the error matches ctx.Err().
+// lost before, known or not, the error is a [*LostError]. The error matches [ErrNotKnown] if the lock is free but may have
+// been lost before: a request was not answered, and its repetition found nothing. Any other error means that the store has
+// not confirmed; the release goes on in the background and is done at the latest when the session ends. If that is because
+// ctx ended, the error matches ctx.Err().
 //
 // A ctx that has ended already counts as one that lasts two seconds more, so that defer hold.Release(ctx) works after a
 // signal. Releasing again returns nil.

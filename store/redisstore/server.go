@@ -283,8 +283,8 @@ func (s *server) leaveReplica(all []reply) {
 	go func() {
 		ctx, cancel := context.WithTimeout(context.Background(), redialInterval)
 		defer cancel()
-		// The client closes a connection when the server does, which QUIT asks for; it notices with the next command. It has
-		// up to four connections, of which it takes any for commands that have a key: so it is asked until none is likely left.
+		// QUIT makes the server close a connection; the client notices with its next command. A client has up to four connections,
+		// and sends a command that has a slot on any of them. 24 times leave hardly a chance that one was never chosen.
 		for range 24 {
 			_, _ = call(ctx, s.calls, func() []rueidis.RedisResult {
 				return s.cli.DoMulti(ctx, s.cli.B().Arbitrary("QUIT").Build().SetSlot("any"), s.cli.B().Ping().Build().SetSlot("any"))

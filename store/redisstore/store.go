@@ -72,6 +72,9 @@ var _ store.Store = (*Store)(nil)
 // The client should be made with DisableRetry, because the store makes its requests again by itself and more carefully,
 // and with a ConnWriteTimeout of a few seconds, so that a dead connection is given up well before a TTL has passed. It
 // needs neither its cache nor any other option. [Ready] makes such options.
+//
+// Nobody else should use cli. When a single server says that it is not the master, the store ends all connections of cli, and
+// with them the requests that are under way on them.
 func New(cli rueidis.Client, opts *Options) (*Store, error) {
 	if cli == nil {
 		return nil, errors.New("redis store: no client")
