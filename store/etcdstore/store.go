@@ -210,8 +210,8 @@ func (s *Store) removeAgain(
 		patience = attempts.Shortest
 		pause    = firstPause
 		next     = time.NewTimer(0)
-		nothing  bool        // one has found nothing
-		last     error       // of an attempt that failed
+		nothing  bool  // one has found nothing
+		last     error // of an attempt that failed
 		enough   = time.NewTimer(time.Duration(math.MaxInt64))
 	)
 	defer next.Stop()
