@@ -92,7 +92,7 @@ func TestServeRefuses(t *testing.T) {
 	m.command("serve", "--listen", taken.Addr().String()).begin().wants(125, taken.Addr().String(), "in use", "--listen")
 	m.command("serve", "--listen", "127.0.0.1:0", "--data", m.write("file", "", 0o600)).begin().
 		wants(125, m.path("file"), "--data")
-	m.command("serve", "--socket", hung(t, m.path("sock"))).begin().wants(125, m.path("sock"), "another server listens there")
+	m.command("serve", "--socket", hung(t, m.path("sock"))).begin().wants(125, m.path("sock"), "another server listens")
 	m.command("serve", "surplus").begin().wants(125, "surplus")
 	m.command("serve", "--listen", "127.0.0.1:0", "--data", other.data).begin().
 		wants(125, other.data, "in use by another stile serve", "--data")

@@ -125,8 +125,8 @@ func TestServeOnASocketAndOnTCP(t *testing.T) {
 	holder.wants(0)
 
 	other := []string{"serve", "--data", m.path("other"), "--socket"}
-	m.command(append(other, m.path("run", "stile.sock"))...).begin().wants(125, "--socket", "another server", m.path("run", "stile.sock"))
-	m.command(append(other, m.write("file", "", 0o600))...).begin().wants(125, "--socket", "something else", m.path("file"))
+	m.command(append(other, m.path("run", "stile.sock"))...).begin().wants(125, "--socket", "another server listens", m.path("run", "stile.sock"))
+	m.command(append(other, m.write("file", "", 0o600))...).begin().wants(125, "--socket", "exists and is not a socket", m.path("file"))
 	m.command(append(other, m.path("no", "such", "directory"))...).begin().wants(125, "unix socket", m.path("no", "such"))
 }
 

@@ -3,6 +3,8 @@ package node_test
 import (
 	"errors"
 	"log/slog"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -165,5 +167,20 @@ func TestNobodyGetsInBeforeUsersAreRequired(t *testing.T) {
 	startWith(t, node.Config{Listen: address, RootPassword: secret})
 	if err := <-required; !errors.Is(err, rpctypes.ErrUserEmpty) {
 		t.Errorf("an anonymous client got %v, want to be refused until it gets %v", err, rpctypes.ErrUserEmpty)
+	}
+}
+
+// etcd could not store such a password, whoever waits.
+func TestAPasswordThatIsTooLongIsRefusedAtOnce(t *testing.T) {
+	t.Parallel()
+	dir := filepath.Join(t.TempDir(), "data")
+	long := strings.Repeat("ä", 36) + "x" // 73 bytes
+	refused(t, node.Config{Dir: dir, Listen: "127.0.0.1:0", RootPassword: long}, "--root-password-file", "longer than 72 bytes")
+	if _, err := os.Stat(dir); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the data directory has been made: %v", err)
+	}
+	n := startWith(t, node.Config{Dir: dir, RootPassword: long[:72]})
+	if _, err := userClient(t, n, "root", long[:72]).Put(t.Context(), "k", "v"); err != nil {
+		t.Errorf("with 72 bytes: %v", err)
 	}
 }
