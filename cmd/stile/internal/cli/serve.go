@@ -109,7 +109,7 @@ func (o *serveOptions) add(flags *pflag.FlagSet) {
 	flags.StringVar(&o.tls.Key, "tls-key", "", "PEM `file` with its private key")
 	flags.StringVar(&o.tls.ClientCA, "tls-client-ca", "",
 		"PEM `file` with the authorities for clients' certificates, which are required then")
-	flags.BoolVar(&o.insecure, "insecure", false, "beyond the loopback interface, let in whoever can reach it:\nwithout TLS, or without certificates and users")
+	flags.BoolVar(&o.insecure, "insecure", false, "let in whoever can reach it beyond loopback: without TLS, or without certificates and users")
 	flags.StringVar(&o.rootPasswordFile, "root-password-file", "",
 		"require users; the password of the user root is in this `file`")
 	flags.StringVar(&o.name, "name", "", "`name` of this member of a cluster")

@@ -3,6 +3,7 @@ package node_test
 import (
 	"errors"
 	"log/slog"
+	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
@@ -64,12 +65,12 @@ func TestFailedLoginsAreLogged(t *testing.T) {
 
 	// Over HTTP nobody can pass for another.
 	said.Reset()
-	resp, body := pageRequest{
+	status, _, body := pageRequest{
 		"POST", "/v3/auth/authenticate",
 		"Content-Type: application/json|X-Forwarded-For: 192.0.2.1|Grpc-Metadata-X-Forwarded-For: 192.0.2.2", `{"name":"root","password":"a guess"}`,
 	}.send(t, webClient(t, nil, false), strings.Replace(n.URL(), "etcd", "http", 1))
-	if resp.StatusCode != 400 || !strings.Contains(said.String(), "user=root from=127.0.0.1") {
-		t.Errorf("over HTTP: %s %s; said: %s", resp.Status, body, said)
+	if status != http.StatusBadRequest || !strings.Contains(said.String(), "user=root from=127.0.0.1") {
+		t.Errorf("over HTTP: %d %s; said: %s", status, body, said)
 	}
 }
 

@@ -283,6 +283,17 @@ func TestInsecureListensBeyondLoopback(t *testing.T) {
 	const nowhere = "192.0.2.1:2379"
 	refused(t, node.Config{Listen: nowhere}, "refusing", nowhere, "--insecure")
 	refused(t, node.Config{Listen: nowhere, Insecure: true}, "cannot listen on "+nowhere, "--listen")
+
+	var said strings.Builder
+	n, err := node.Start(t.Context(), node.Config{
+		Dir: t.TempDir(), Listen: nowhere, Insecure: true, Logger: slog.New(slog.NewTextHandler(&said, nil)),
+	})
+	if err == nil {
+		n.Close()
+	}
+	if !strings.Contains(said.String(), `level=WARN msg="--insecure`) || strings.Count(said.String(), "\n") != 1 {
+		t.Errorf("said of --insecure: %q", &said)
+	}
 }
 
 func TestTLSAloneIsNotEnoughBeyondLoopback(t *testing.T) {
@@ -329,24 +340,24 @@ func TestBeyondLoopbackUsersThatAreInTheDataWillDo(t *testing.T) {
 	}
 	n.Close()
 	cfg := exposed(open)
-	got := make(chan error, 1)
-	trying, cancel := context.WithCancel(t.Context())
-	go func() { // whom the server must not let in while it looks
-		cli, err := clientv3.New(clientv3.Config{
-			Endpoints: []string{"https://" + cfg.Listen}, TLS: ca.Client(nil), Context: trying, Logger: zap.NewNop(),
+	// Whoever comes before the server has found out is not let in.
+	err := errors.New("not tried")
+	cfg = cfg.WithBegun(func() {
+		cli, failed := clientv3.New(clientv3.Config{
+			Endpoints: []string{"https://" + cfg.Listen}, TLS: ca.Client(nil), DialTimeout: long, Logger: zap.NewNop(),
 		})
-		if err == nil {
-			defer cli.Close()
-			for err = errors.New("not tried"); err != nil && trying.Err() == nil; {
-				_, err = cli.Put(trying, "k", "anonymous")
-			}
+		if failed != nil {
+			t.Error(failed)
+			return
 		}
-		got <- err
-	}()
+		defer cli.Close()
+		for end := time.Now().Add(long); err != nil && !strings.Contains(err.Error(), "users are being set up") && time.Now().Before(end); {
+			_, err = cli.Put(t.Context(), "k", "anonymous") // at first nobody listens
+		}
+	})
 	refused(t, cfg, "refusing", cfg.Listen, "--root-password-file")
-	cancel()
-	if err := <-got; err == nil {
-		t.Error("an anonymous client has written a key")
+	if err == nil || !strings.Contains(err.Error(), "users are being set up") {
+		t.Errorf("an anonymous client, meanwhile: %v", err)
 	}
 
 	closed := t.TempDir()

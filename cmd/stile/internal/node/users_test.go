@@ -196,12 +196,12 @@ func TestUsersOverHTTP(t *testing.T) {
 		if token != "" {
 			headers += "|Authorization: " + token
 		}
-		resp, text := pageRequest{"POST", path, headers, body}.
+		status, _, text := pageRequest{"POST", path, headers, body}.
 			send(t, webClient(t, nil, false), strings.Replace(n.URL(), "etcd", "http", 1))
 		if err := json.Unmarshal([]byte(text), &fields); err != nil {
 			t.Fatalf("%s: %s: %v", path, text, err)
 		}
-		return resp.StatusCode, fields
+		return status, fields
 	}
 	if status, fields := ask("/v3/lease/grant", "", `{"TTL":"600"}`); status != http.StatusBadRequest {
 		t.Errorf("nobody: %d %v", status, fields)

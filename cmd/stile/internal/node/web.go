@@ -108,7 +108,8 @@ func (w *web) refusePages(hosts []string, next http.HandlerFunc) http.Handler {
 
 // isPage reports whether a web page has made a browser send the request. Browsers send Origin with every request that can
 // change something, from whatever page, and Sec-Fetch-Site with every request to loopback or over TLS; none there is a
-// person who has typed the address. No page is served here, so one of the same site has got there by a trick.
+// person who has typed the address. No page is served here, so one of the same site has got there by a trick. Programs send
+// neither, but some, like Node's fetch, other headers that begin with Sec-Fetch.
 func isPage(h http.Header) bool {
 	return len(h["Origin"]) > 0 || slices.ContainsFunc(h["Sec-Fetch-Site"], func(site string) bool { return site != "none" })
 }
