@@ -126,7 +126,7 @@ func TestTheTeamsOfTheExampleAreApart(t *testing.T) {
 		if len(args) < 4 || args[0] != "etcdctl" {
 			continue
 		}
-		cmd := exec.Command(etcdctl, append(args[1:], "--endpoints", address, "--command-timeout", within.String())...)
+		cmd := exec.Command(etcdctl, append(args[1:], "--endpoints", address, "--command-timeout", within.String(), "--dial-timeout", within.String())...)
 		cmd.Env = append(os.Environ(), "ETCDCTL_USER=root:"+rootPassword)
 		if args[1] == "user" && args[2] == "add" {
 			cmd.Args = append(cmd.Args, "--interactive=false")
