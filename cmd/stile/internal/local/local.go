@@ -1,16 +1,18 @@
 // Package local finds the lock server of this user on this machine, the one behind local:, and starts it in the
 // background if it does not run.
 //
-// What the server is known by is a directory, its home, in the user's state directory:
+// The server belongs to a directory, its home, in the user's state directory:
 //
-//	lock        locked, shared, by who looks for the server, and alone by who starts it and by the server when it ends
-//	socket      a link to the unix socket the server listens on
-//	pid         the process id of the server, which has the file locked for as long as it runs
-//	server.log  what the server has said since it was started
-//	data/       its data
+//	lock         locked, shared, while a process looks for the server, and alone while one starts or ends it
+//	socket       a link to the unix socket that the server listens on
+//	server.sock  that socket
+//	pid          the process id of the server, which keeps the file locked for as long as it runs
+//	server.log   what the server has logged since it was started
+//	data/        its data
 //
-// The socket itself is elsewhere, where a socket may be: in the runtime directory of whoever started the server. That
-// is not the same for all: a login has one that a cron job has not. So it is always found by the link.
+// The socket is elsewhere if the path of server.sock does not fit into the address of a unix socket, or if the file
+// system has no sockets: then it is in a directory in /tmp with a random name, which nobody can occupy beforehand. An
+// earlier version had it in $XDG_RUNTIME_DIR. So clients find it by the link, and nothing else.
 package local
 
 import (
