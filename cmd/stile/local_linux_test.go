@@ -11,6 +11,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -400,6 +401,35 @@ func TestTheServerListensOnNothingButItsSocket(t *testing.T) {
 	}
 	if info, err := os.Stat(m.home()); err != nil || info.Mode().Perm() != 0o700 {
 		t.Errorf("%s: %v, %v, want it to be private", m.home(), info, err)
+	}
+}
+
+// The server outlives its first user, and what that had in the environment can be read in /proc for as long.
+func TestTheServerGetsNoSecretsOfItsFirstUser(t *testing.T) {
+	t.Parallel()
+	m := newMachine(t)
+	for _, name := range []string{
+		"AWS_SECRET_ACCESS_KEY", "PGPASSWORD", "STILE_SECRET", "NOTIFY_SOCKET", "SSH_AUTH_SOCK", "GOPROXY", "ETCD_NAME",
+		"LCX", "PATHS", "HOMES", "_XDG_",
+	} {
+		m.set(name, "not for the server")
+	}
+	passed := []string{"LANG=C", "LC_TIME=C", "TMPDIR=" + m.dir, "TZ=UTC", "GOMAXPROCS=1", "XDG_DATA_HOME=" + m.dir}
+	for _, v := range passed {
+		name, value, _ := strings.Cut(v, "=")
+		m.set(name, value)
+	}
+	m.run("demo", "--", "true").wants(0)
+	environ, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", m.server()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := strings.Split(strings.TrimSuffix(string(environ), "\x00"), "\x00")
+	want := append(passed, "PATH="+os.Getenv("PATH"), "HOME="+m.dir, "XDG_RUNTIME_DIR="+m.path("run"), "LC_ALL=C")
+	slices.Sort(got)
+	slices.Sort(want)
+	if !slices.Equal(got, want) {
+		t.Errorf("the server's environment is %q, want %q", got, want)
 	}
 }
 
