@@ -33,8 +33,8 @@ locks, and after -- whatever the shell would complete.
 
 SHELL is one of ` + strings.Join(shells, ", ") + `.
 
-The names are those that somebody holds or waits for now, in the store of --url on the line,
-of STILE_URL, or else of the local server if that runs; none is started to complete a name. If
+The names are those that somebody holds or waits for now, in the store that the line would
+use; no local server is started to complete a name. If
 the store does not answer within a second, there are no names. Names that a shell would need
 quotes for are not offered.
 
@@ -211,12 +211,16 @@ func completeNames(cmd *cobra.Command, args []string, typed string) ([]cobra.Com
 	}
 	ctx, cancel := context.WithTimeout(cmd.Context(), completionPatience)
 	defer cancel()
-	url, err := runningStore(ctx, storeURL(cmd.Flag("url").Value.String()))
+	chosen, err := chooseStore(cmd.Flag("url").Value.String())
+	if err != nil {
+		return nil, directive
+	}
+	opened, err := openRunning(ctx, chosen)
 	if err != nil {
 		return nil, directive
 	}
 	var names []cobra.Completion
-	_ = withClient(ctx, url, func(client *stile.Client) error {
+	_ = withClientOn(ctx, opened, func(client *stile.Client) error {
 		lines, err := client.Lines(ctx, typed)
 		for _, l := range lines {
 			if isPlain(l.Name) {

@@ -9,6 +9,7 @@
 //	pid          the process id of the server, which keeps the file locked for as long as it runs
 //	server.log   what the server has logged since it was started
 //	data/        its data
+//	said-…       what a person was told once
 //
 // The socket is elsewhere if the path of server.sock does not fit into the address of a unix socket, or if the file
 // system has no sockets: then it is in a directory in /tmp with a random name, which nobody can occupy beforehand. An
@@ -73,3 +74,22 @@ func (h Home) log() string  { return filepath.Join(string(h), "server.log") }
 
 // elsewhere ends the error of somebody for whom there is no local server.
 const elsewhere = "; or name a store with --url or STILE_URL"
+
+// Once reports whether it is the first time that this is called with this key, in any process. It returns false if that
+// cannot be remembered.
+func (h Home) Once(key string) bool {
+	f, err := os.OpenFile(h.once(key), os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return false
+	}
+	_ = f.Close()
+	return true
+}
+
+// WasOnce reports whether Once has been called with this key.
+func (h Home) WasOnce(key string) bool {
+	_, err := os.Lstat(h.once(key))
+	return err == nil
+}
+
+func (h Home) once(key string) string { return filepath.Join(string(h), "said-"+key) }

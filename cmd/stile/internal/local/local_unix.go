@@ -61,9 +61,11 @@ func (h Home) Find(ctx context.Context) (storeURL string, err error) {
 
 // Keep starts the server again when it has ended, until ctx ends. What is held or waited for would be lost with it, and
 // it ends with the service or the login that has started it if the system ends all that such a one leaves behind. It looks
-// every second, and less often after starts that have failed: there may be many who keep the server.
-func (h Home) Keep(ctx context.Context) {
+// every second, and less often after starts that have failed: there may be many who keep the server. Keep calls failed with
+// the reason of a failed start, once for each reason.
+func (h Home) Keep(ctx context.Context, failed func(error)) {
 	const often, seldom = time.Second, 10 * time.Second
+	last := ""
 	for pause := often; ; {
 		select {
 		case <-ctx.Done():
@@ -75,8 +77,12 @@ func (h Home) Keep(ctx context.Context) {
 			continue
 		}
 		pause = min(2*pause, seldom)
-		if _, _, err := h.Ensure(ctx); err == nil { // otherwise who uses the server hears from the store that it is not there
-			pause = often
+		switch _, _, err := h.Ensure(ctx); {
+		case err == nil:
+			pause, last = often, ""
+		case ctx.Err() == nil && err.Error() != last:
+			last = err.Error()
+			failed(err)
 		}
 	}
 }
