@@ -91,7 +91,9 @@ type machine struct {
 	dir  string // the home directory; its path is short, for sockets in it
 	long string // a part of the path of the state directory that makes it too long for a socket; usually empty
 	vars []string
-	end  *os.File // a pipe in it, see untilTold
+	// curious is set where a person is to be told of the servers of other users; in tests there are such everywhere.
+	curious bool
+	end     *os.File // a pipe in it, see untilTold
 }
 
 func newMachine(t *testing.T) *machine {

@@ -62,10 +62,16 @@ func (h Home) Find(ctx context.Context) (storeURL string, err error) {
 // Keep starts the server again when it has ended, until ctx ends. What is held or waited for would be lost with it, and
 // it ends with the service or the login that has started it if the system ends all that such a one leaves behind. It looks
 // every second, and less often after starts that have failed: there may be many who keep the server. Keep calls failed with
-// the reason of a failed start, once for each reason.
+// the reason why the server has failed, or cannot be started again, once for each reason.
 func (h Home) Keep(ctx context.Context, failed func(error)) {
 	const often, seldom = time.Second, 10 * time.Second
-	last := ""
+	reported := make(map[string]bool)
+	report := func(err error) {
+		if err != nil && ctx.Err() == nil && !reported[err.Error()] {
+			reported[err.Error()] = true
+			failed(err)
+		}
+	}
 	for pause := often; ; {
 		select {
 		case <-ctx.Done():
@@ -76,14 +82,13 @@ func (h Home) Keep(ctx context.Context, failed func(error)) {
 			pause = often
 			continue
 		}
+		report(h.failure()) // before the log is overwritten
 		pause = min(2*pause, seldom)
-		switch _, _, err := h.Ensure(ctx); {
-		case err == nil:
-			pause, last = often, ""
-		case ctx.Err() == nil && err.Error() != last:
-			last = err.Error()
-			failed(err)
+		_, _, err := h.Ensure(ctx)
+		if err == nil {
+			pause = often
 		}
+		report(err)
 	}
 }
 
@@ -395,6 +400,17 @@ func (h Home) logTail() string {
 		return "it has said nothing in " + h.log()
 	}
 	return last
+}
+
+// hasFailed is how the error of a server begins that could not go on.
+const hasFailed = "the server has failed: "
+
+// failure is the error of the last server; nil if that was told to end, or killed.
+func (h Home) failure() error {
+	if reason, ok := strings.CutPrefix(h.logTail(), hasFailed); ok {
+		return fmt.Errorf("the local server has failed: %s", reason)
+	}
+	return nil
 }
 
 // moveHome tells what to do about a home that cannot be used.

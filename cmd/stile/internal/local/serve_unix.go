@@ -50,7 +50,7 @@ func (h Home) Serve(ctx context.Context, socket string, idle time.Duration, read
 			h.end(n, socket)
 			return nil
 		case <-n.Stopped():
-			return fmt.Errorf("the server has failed: %w", n.Err())
+			return fmt.Errorf(hasFailed+"%w", n.Err())
 		case <-look.C:
 			if n.IdleFor() >= idle && h.retire(n, socket, idle) {
 				log.Info("stopped", "reason", "idle for "+idle.String())
