@@ -90,7 +90,7 @@ func isRefusal(err error) bool {
 	if name, ok := errors.AsType[*net.DNSError](err); ok {
 		return name.IsNotFound
 	}
-	timeout, ok := err.(interface{ Timeout() bool }) //nolint:errorlint // that of err itself
+	timeout, ok := err.(interface{ Timeout() bool })
 	return !ok || !timeout.Timeout()
 }
 

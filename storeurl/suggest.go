@@ -6,24 +6,24 @@ import (
 	"strings"
 )
 
-// badScheme is what is wrong with the beginning of a URL. It may wrap [ErrScheme], which lists the schemes.
-type badScheme struct {
+// schemeError is what is wrong with the beginning of a URL. It may wrap [ErrScheme], which lists the schemes.
+type schemeError struct {
 	wrong string
 	err   error
 }
 
-func (e *badScheme) Error() string {
+func (e *schemeError) Error() string {
 	if e.err == nil {
 		return e.wrong
 	}
 	return e.wrong + "; " + e.err.Error()
 }
 
-func (e *badScheme) Unwrap() error { return e.err }
+func (e *schemeError) Unwrap() error { return e.err }
 
 // explainParse says what is wrong with a URL that parse refused with err, and what may be meant.
 func explainParse(raw string, err error) error {
-	if bad, ok := errors.AsType[*badScheme](err); ok {
+	if bad, ok := errors.AsType[*schemeError](err); ok {
 		if meant := suggest(raw); meant != "" { // then raw contains no password
 			return fmt.Errorf("store URL %q: %s; did you mean %s?", raw, bad.wrong, meant)
 		}

@@ -3,9 +3,9 @@ package main_test
 import (
 	"fmt"
 	"os"
+	"regexp"
 	"slices"
 	"strconv"
-	"regexp"
 	"strings"
 	"syscall"
 	"testing"

@@ -88,7 +88,7 @@ machine. stile version says which store is used.
 
 Environment:
   STILE_URL        the store, where --url does not name one
-  XDG_STATE_HOME   where the local server and its data are; ~/.local/state if it is not set
+  XDG_STATE_HOME   where stile keeps the local server and its data; ~/.local/state if it is not set
 
 Files:
   ~/.local/state/stile/local   the local server: its data, log, process id and socket

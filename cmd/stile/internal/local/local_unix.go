@@ -414,7 +414,7 @@ func (h Home) failure() error {
 }
 
 // moveHome tells what to do about a home that cannot be used.
-const moveHome = "set HOME or XDG_STATE_HOME to a directory of your own"
+const moveHome = "set HOME or XDG_STATE_HOME to a writable directory"
 
 // noPlace is the error for a file of the local server that cannot be made or used.
 func noPlace(err error) error {
@@ -422,7 +422,7 @@ func noPlace(err error) error {
 	if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
 		advice = "make room there, or " + moveHome
 	}
-	return fmt.Errorf("no place for the local server: %w; %s%s", err, advice, elsewhere)
+	return fmt.Errorf("cannot set up the local server: %w; %s%s", err, advice, elsewhere)
 }
 
 // privateDir makes sure that dir is there and ours alone.
@@ -440,11 +440,11 @@ func privateDir(dir string) error {
 // errNotOurs means that there is something else than a directory of this user.
 var errNotOurs = errors.New("not a directory of this user")
 
-// notOurs is an errNotOurs that says more.
-type notOurs string
+// notOursError is an errNotOurs that says more.
+type notOursError string
 
-func (e notOurs) Error() string   { return string(e) }
-func (e notOurs) Is(t error) bool { return t == errNotOurs }
+func (e notOursError) Error() string   { return string(e) }
+func (e notOursError) Is(t error) bool { return t == errNotOurs }
 
 // checkPrivate reports what is wrong with a directory that should be ours, with nobody else let in.
 func checkPrivate(dir string) error {
@@ -454,10 +454,10 @@ func checkPrivate(dir string) error {
 	}
 	switch {
 	case int(stat.Uid) != os.Getuid():
-		return notOurs(fmt.Sprintf("%s belongs to %s, and this is %s: run stile as that user, or %s (sudo -H does)%s",
+		return notOursError(fmt.Sprintf("%s belongs to %s, and this is %s: run stile as that user, or %s (sudo -H does)%s",
 			dir, userName(int(stat.Uid)), userName(os.Getuid()), moveHome, elsewhere))
 	case stat.Mode&unix.S_IFMT != unix.S_IFDIR:
-		return notOurs(fmt.Sprintf("%s should be a directory and is not: move it away, or %s%s", dir, moveHome, elsewhere))
+		return notOursError(fmt.Sprintf("%s should be a directory and is not: move it away, or %s%s", dir, moveHome, elsewhere))
 	case stat.Mode&0o077 != 0:
 		return fmt.Errorf("the directory %s is accessible to other users: make it private with chmod 700%s", dir, elsewhere)
 	}
