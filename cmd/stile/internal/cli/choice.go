@@ -3,6 +3,7 @@ package cli
 import (
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -75,7 +76,7 @@ func (p sharedPlaces) readConfig() (string, error) {
 	if err := p.checkDir(filepath.Dir(p.config)); err != nil {
 		return "", err
 	}
-	text, err := os.ReadFile(p.config)
+	text, err := io.ReadAll(f)
 	if err != nil {
 		return "", withoutPath(err)
 	}

@@ -236,7 +236,7 @@ func completeNames(cmd *cobra.Command, args []string, typed string) ([]cobra.Com
 // can write to the store chooses the names, and what several names begin with, bash puts into the line without quotes.
 func isPlain(name string) bool {
 	const letters = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
-	return strings.Trim(name, letters+"_./:@+,-=%") == "" && strings.Trim(name[:1], letters+"_./") == ""
+	return name != "" && strings.Trim(name, letters+"_./:@+,-=%") == "" && strings.Trim(name[:1], letters+"_./") == ""
 }
 
 // describe says in a few words who holds a lock.
