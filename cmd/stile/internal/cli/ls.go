@@ -26,7 +26,7 @@ is shown and the others are counted.`,
   stile ls -o json | jq -r '.[] | select(.waiters != []) | .name'`,
 		Args: prefixArg(&prefix),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return withClient(cmd.Context(), r.url, func(client *stile.Client) error {
+			return stdio.withClient(cmd.Context(), r.url, func(client *stile.Client) error {
 				lines, err := client.Lines(cmd.Context(), prefix)
 				switch {
 				case err != nil:

@@ -24,7 +24,7 @@ the line, and how to repair it.`,
   stile show -o json nightly-backup | jq -r '.holders[].token'`,
 		Args: nameArg(&name),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return withClient(cmd.Context(), r.url, func(client *stile.Client) error {
+			return stdio.withClient(cmd.Context(), r.url, func(client *stile.Client) error {
 				line, err := client.Show(cmd.Context(), name)
 				switch {
 				case err != nil:
