@@ -161,7 +161,9 @@ func (h *Hold) watchContention() <-chan struct{} {
 	ch := make(chan struct{})
 	signal := sync.OnceFunc(func() { close(ch) })
 	h.place.client.whenContended(h.place, signal)
-	h.ticket.NotifyContended(signal)
+	if notify := h.ticket.Extensions().NotifyContended; notify != nil {
+		notify(signal)
+	}
 	return ch
 }
 
@@ -193,7 +195,7 @@ func (h *Hold) ReleaseAfter(ctx context.Context, d time.Duration) error {
 		return fmt.Errorf("stile: lock %q (token %d): release after %v: %w by the %s store",
 			h.place.name, h.token, d, ErrUnsupported, caps.Kind)
 	}
-	return h.release(ctx, func(ctx context.Context) error { return h.ticket.WithdrawAfter(ctx, d) })
+	return h.release(ctx, func(ctx context.Context) error { return h.ticket.Extensions().WithdrawAfter(ctx, d) })
 }
 
 // release ends the hold and has its entry taken out.

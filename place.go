@@ -189,7 +189,7 @@ func (p *Place) enter(ctx context.Context) (*Hold, error) {
 
 	err = e.wait(ctx, session, e.admitted)
 	if err == nil && p.client.opts.LockDelay > 0 {
-		err = p.leaveTrace(ctx, session, ticket, e)
+		err = p.mark(ctx, session, ticket, e)
 	}
 	switch {
 	case err == nil && session.Valid():

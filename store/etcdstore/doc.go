@@ -24,7 +24,7 @@
 // everybody who reads the line can see it. Revisions go backwards when a cluster is restored from a snapshot, unless
 // with etcdutl snapshot restore --bump-revision, and begin again in a new one.
 //
-// A trace, which entries leave only if they are asked to, is a key without a lease. It is beside the line and not in it,
+// A marker, which entries leave only if they are asked to, is a key without a lease. It is beside the line and not in it,
 // where the other clients would wait for it, and named after the order of its entry; no name has two slashes in a row. The
 // value is that of the entry.
 //

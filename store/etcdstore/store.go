@@ -73,7 +73,8 @@ func New(cli *clientv3.Client, opts *Options) (*Store, error) {
 // Capabilities implements [store.Store].
 func (s *Store) Capabilities() store.Capabilities {
 	return store.Capabilities{
-		Kind: "etcd", Fair: true, SharedModes: true, Fencing: true, Outlasting: true, Traces: true,
+		Kind: "etcd", Fair: true, SharedModes: true, Fencing: true,
+		Outlasting: true, Contention: true, ClearMarks: s.clearMarks,
 		MinTTL: MinTTL, MaxTTL: MaxTTL,
 	}
 }

@@ -181,7 +181,7 @@ func (e *entry) contended() {
 	}
 }
 
-func (e *entry) NotifyContended(f func()) {
+func (e *entry) notifyContended(f func()) {
 	s := e.session.store
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -189,9 +189,13 @@ func (e *entry) NotifyContended(f func()) {
 	e.contended()
 }
 
+func (e *entry) Extensions() store.Extensions {
+	return store.Extensions{WithdrawAfter: e.withdrawAfter, Mark: e.mark, NotifyContended: e.notifyContended}
+}
+
 func (e *entry) Withdraw(ctx context.Context) error { return e.depart(ctx, e.leave) }
 
-func (e *entry) WithdrawAfter(ctx context.Context, d time.Duration) error {
+func (e *entry) withdrawAfter(ctx context.Context, d time.Duration) error {
 	until := time.Now().Add(d)
 	return e.depart(ctx, func() error { return e.leaveAt(until) })
 }
@@ -228,7 +232,7 @@ func (e *entry) leave() error {
 	if e.gone {
 		return e.goneAlready()
 	}
-	e.session.store.forgetTraces(e.req.Name, []uint64{e.order})
+	e.session.store.unmark(e.req.Name, []uint64{e.order})
 	e.session.store.remove(e, nil)
 	return nil
 }
@@ -244,7 +248,7 @@ func (e *entry) leaveAt(until time.Time) error {
 		s.forget(e.under) // of an earlier call
 	}
 	e.under = s.begin(store.SessionOptions{TTL: d, Owner: e.owner})
-	s.forgetTraces(e.req.Name, []uint64{e.order})
+	s.unmark(e.req.Name, []uint64{e.order})
 	return nil
 }
 

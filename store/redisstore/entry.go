@@ -222,8 +222,8 @@ func (e *entry) silence() {
 	e.silent, e.contended = true, nil
 }
 
-// NotifyContended implements [store.Ticket].
-func (e *entry) NotifyContended(f func()) {
+// notifyContended is [store.Extensions.NotifyContended].
+func (e *entry) notifyContended(f func()) {
 	e.mu.Lock()
 	over := e.silent || e.told && e.heard.State == store.Gone
 	if !over {
@@ -310,13 +310,18 @@ func (e *entry) departure() operation {
 	return operation{line: e.line, op: "leave", args: []string{how, e.id}}
 }
 
+// Extensions implements [store.Ticket].
+func (e *entry) Extensions() store.Extensions {
+	return store.Extensions{WithdrawAfter: e.withdrawAfter, NotifyContended: e.notifyContended}
+}
+
 // Withdraw implements [store.Ticket].
 func (e *entry) Withdraw(ctx context.Context) error {
 	return e.depart(ctx, func() operation { return e.departure() }, false)
 }
 
-// WithdrawAfter implements [store.Ticket].
-func (e *entry) WithdrawAfter(ctx context.Context, d time.Duration) error {
+// withdrawAfter is [store.Extensions.WithdrawAfter].
+func (e *entry) withdrawAfter(ctx context.Context, d time.Duration) error {
 	if d <= 0 {
 		return e.Withdraw(ctx)
 	}

@@ -135,7 +135,8 @@ func Ready(addrs ...string) rueidis.ClientOption {
 // Capabilities implements [store.Store].
 func (s *Store) Capabilities() store.Capabilities {
 	return store.Capabilities{
-		Kind: "redis", Fair: true, SharedModes: true, Fencing: true, Outlasting: true, MinTTL: MinTTL, MaxTTL: MaxTTL,
+		Kind: "redis", Fair: true, SharedModes: true, Fencing: true, Outlasting: true, Contention: true,
+		MinTTL: MinTTL, MaxTTL: MaxTTL,
 	}
 }
 

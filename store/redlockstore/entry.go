@@ -375,6 +375,11 @@ func (e *entry) part() {
 	e.session.release(e)
 }
 
+// Extensions implements [store.Ticket].
+func (e *entry) Extensions() store.Extensions {
+	return store.Extensions{WithdrawAfter: e.withdrawAfter}
+}
+
 // Withdraw implements [store.Ticket].
 func (e *entry) Withdraw(ctx context.Context) error {
 	doing := fmt.Sprintf("leave the line of lock %q", e.req.Name)
@@ -460,6 +465,3 @@ func (d *departure) wait(ctx context.Context, s *Store) (presence, error) {
 		return notKnown, errClosed
 	}
 }
-
-// NotifyContended implements [store.Ticket]. Nobody stands behind an entry, so f is never called.
-func (e *entry) NotifyContended(func()) {}

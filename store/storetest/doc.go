@@ -40,10 +40,10 @@
 // than skipped, so that a test that is skipped is always one that should have been run. The harness has to name in Without
 // what is lacking, and the suite fails if that differs from what the store and the harness say:
 //
-//   - [Fair]: the topic contended, and what is said of waiters in all others;
+//   - [Fair]: what is said of waiters;
 //   - [SharedModes]: what is said of shared entries and slots;
 //   - [Fencing]: the topics order and break, and what comes of breaking an entry in the others;
-//   - [Outlasting] and [Traces]: the topics outlast and trace, except that it is refused as it should be;
+//   - [Outlasting], [Markers] and [Contention]: the topics outlast, marker and contended;
 //   - [WaitersOrders]: that a waiter can be broken;
 //   - [Cut]: the topic outage, and what comes of an outage in the others.
 //

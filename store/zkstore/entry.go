@@ -457,6 +457,11 @@ func (e *entry) remove(ctx context.Context, name string) error {
 	return err
 }
 
+// Extensions implements [store.Ticket]. An entry cannot outlast its session, nor can anything of it: its node is ephemeral.
+func (e *entry) Extensions() store.Extensions {
+	return store.Extensions{NotifyContended: e.notifyContended}
+}
+
 // Withdraw implements [store.Ticket].
 func (e *entry) Withdraw(ctx context.Context) error {
 	se := e.session
@@ -498,13 +503,4 @@ func (e *entry) keepDeparting() {
 		}
 		attempts.Rest(life, lastPause)
 	}
-}
-
-// WithdrawAfter implements [store.Ticket].
-func (e *entry) WithdrawAfter(ctx context.Context, d time.Duration) error {
-	if d <= 0 {
-		return e.Withdraw(ctx)
-	}
-	return fmt.Errorf("%s: leave lock %q later: %w: an entry cannot outlast its session", e.session.store, e.req.Name,
-		store.ErrUnsupported)
 }

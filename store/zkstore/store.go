@@ -159,7 +159,9 @@ func (s *Store) Close() error {
 
 // Capabilities implements [store.Store].
 func (s *Store) Capabilities() store.Capabilities {
-	return store.Capabilities{Kind: "zookeeper", Fair: true, SharedModes: true, Fencing: true, MinTTL: MinTTL, MaxTTL: MaxTTL}
+	return store.Capabilities{
+		Kind: "zookeeper", Fair: true, SharedModes: true, Fencing: true, Contention: true, MinTTL: MinTTL, MaxTTL: MaxTTL,
+	}
 }
 
 // patienceError is why a call without a session gives up when its own ctx would let it go on.

@@ -641,9 +641,9 @@ func waitsBehind(cs []contender, at int) bool {
 	return false
 }
 
-// NotifyContended implements [store.Ticket]. Nobody who does not ask pays for it: for who does, every change of the line
+// notifyContended is [store.Extensions.NotifyContended]. Nobody who does not ask pays for it: for who does, every change of the line
 // is followed by a reading of it.
-func (e *entry) NotifyContended(f func()) {
+func (e *entry) notifyContended(f func()) {
 	w := e.line
 	w.mu.Lock()
 	defer w.mu.Unlock()
