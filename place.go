@@ -309,7 +309,10 @@ type entry struct {
 
 func newEntry(p *Place) *entry {
 	owner := p.client.opts.Owner
-	owner.Since = time.Now()
+	owner.Since, owner.Obtained = time.Now(), time.Time{}
+	if p.try {
+		owner.Obtained = owner.Since // if it is read at all
+	}
 	return &entry{place: p, owner: owner, admitted: make(chan struct{}), gone: make(chan struct{})}
 }
 
