@@ -22,6 +22,7 @@ type Hold struct {
 	ticket   store.Ticket
 	token    uint64
 	acquired bootclock.Instant
+	obtained time.Time // the same, for others to read
 
 	ctx    context.Context
 	end    context.CancelCauseFunc
@@ -35,6 +36,11 @@ type Hold struct {
 	over     bool
 	loss     *LostError // why it was lost; nil if it was not
 	released bool
+
+	// What others see, and how far it is from being complete.
+	owner      Owner
+	publishing *time.Timer
+	attempts   int
 }
 
 // turnBits is how many bits of a token count the hand-overs within one process since the store admitted it.
@@ -52,6 +58,8 @@ func newHold(p *Place, s *keeper.Session, t store.Ticket, e *entry) *Hold {
 		session:  s,
 		ticket:   t,
 		token:    tokenOf(e.order),
+		owner:    e.owner,
+		obtained: time.Now(),
 		acquired: bootclock.Now(),
 		lost:     make(chan struct{}),
 	}
@@ -87,6 +95,9 @@ func (h *Hold) handOver() bool {
 	h.mu.Lock()
 	loss := h.loss
 	h.handed = loss == nil
+	if h.handed {
+		h.publishLater(publishAfter)
+	}
 	h.mu.Unlock()
 	if loss != nil {
 		c.tellOfLoss(loss) // because Acquired was called
@@ -113,8 +124,14 @@ func (h *Hold) giveUp() {
 // Name returns the lock's name.
 func (h *Hold) Name() string { return h.place.name }
 
-// Owner returns who the holder is, as others see it.
-func (h *Hold) Owner() Owner { return h.place.client.opts.Owner }
+// Owner returns who the holder is, as others see it. When the lock was obtained ([Owner.Obtained]) is told to them, in the
+// background, once it has been held for a second; shorter holds cost no request for that. On Redlock
+// it is in the store from the beginning, and not in what Owner returns.
+func (h *Hold) Owner() Owner {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.owner
+}
 
 // Token returns the fencing token: positive, below 2^63, and larger than that of every earlier conflicting hold of the
 // name, for as long as the store keeps its data. A resource that remembers the largest token it has seen, and refuses
@@ -161,7 +178,9 @@ func (h *Hold) watchContention() <-chan struct{} {
 	ch := make(chan struct{})
 	signal := sync.OnceFunc(func() { close(ch) })
 	h.place.client.whenContended(h.place, signal)
-	h.ticket.NotifyContended(signal)
+	if notify := h.ticket.Extensions().NotifyContended; notify != nil {
+		notify(signal)
+	}
 	return ch
 }
 
@@ -188,12 +207,12 @@ func (h *Hold) Release(ctx context.Context) error {
 // error matches [ErrUnsupported], and the lock is held on as if nothing had been called. All other errors are those of
 // Release; who was to be kept out for d may be let in earlier then, but not before the session has ended.
 func (h *Hold) ReleaseAfter(ctx context.Context, d time.Duration) error {
-	caps := h.place.client.store.Capabilities()
+	caps := h.place.client.caps
 	if d > 0 && !caps.Outlasting {
 		return fmt.Errorf("stile: lock %q (token %d): release after %v: %w by the %s store",
 			h.place.name, h.token, d, ErrUnsupported, caps.Kind)
 	}
-	return h.release(ctx, func(ctx context.Context) error { return h.ticket.WithdrawAfter(ctx, d) })
+	return h.release(ctx, func(ctx context.Context) error { return h.ticket.Extensions().WithdrawAfter(ctx, d) })
 }
 
 // release ends the hold and has its entry taken out.
@@ -210,6 +229,7 @@ func (h *Hold) release(ctx context.Context, withdraw func(context.Context) error
 		return h.loss // nobody has a hold that is over for another reason
 	}
 	h.over, h.released = true, true
+	h.stopPublishing()
 	h.mu.Unlock()
 
 	h.forget()
@@ -270,6 +290,7 @@ func (h *Hold) lose(reason keeper.Reason, cause error) {
 	}
 	lost := h.lostError(reason, cause)
 	h.over, h.loss = true, lost
+	h.stopPublishing()
 	handed := h.handed
 	h.mu.Unlock()
 

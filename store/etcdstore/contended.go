@@ -2,15 +2,16 @@ package etcdstore
 
 import (
 	"context"
+	"slices"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/stilelock/stile/store/internal/attempts"
 )
 
-// NotifyContended implements [store.Ticket]. Nobody who does not ask pays for it: it has a watch of its own, for those
+// notifyContended is [store.Extensions.NotifyContended]. Nobody who does not ask pays for it: it has a watch of its own, for those
 // who join, which the line's watch leaves out.
-func (e *entry) NotifyContended(f func()) {
+func (e *entry) notifyContended(f func()) {
 	w := e.line
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -43,6 +44,9 @@ func (e *entry) awaitContention(ctx context.Context) bool {
 	for resp := range joins {
 		if resp.Err() != nil {
 			return false
+		}
+		if !resp.Created && !slices.ContainsFunc(resp.Events, (*clientv3.Event).IsCreate) {
+			continue // an entry was changed
 		}
 		l, _, err := s.read(ctx, e.req.Name)
 		if err != nil {

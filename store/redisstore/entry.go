@@ -55,9 +55,7 @@ func (se *session) Enqueue(ctx context.Context, req store.Request) (store.Ticket
 	e := &entry{
 		session: se, req: req, id: rand.Text() + "." + modeCode(req.Mode), line: se.store.server.keys.of(req.Name),
 	}
-	owner := se.opts.Owner
-	owner.Since = time.Now()
-	text, err := json.Marshal(says{Session: se.id, Owner: owner})
+	text, err := json.Marshal(says{Session: se.id, Owner: req.Owner})
 	if err != nil {
 		return nil, se.store.explain(doing, err)
 	}
@@ -222,10 +220,10 @@ func (e *entry) silence() {
 	e.silent, e.contended = true, nil
 }
 
-// NotifyContended implements [store.Ticket].
-func (e *entry) NotifyContended(f func()) {
+// notifyContended is [store.Extensions.NotifyContended].
+func (e *entry) notifyContended(f func()) {
 	e.mu.Lock()
-	over := e.silent || e.told && e.heard.State == store.Gone
+	over := e.overLocked()
 	if !over {
 		e.contended = f
 	}
@@ -234,6 +232,15 @@ func (e *entry) NotifyContended(f func()) {
 		e.session.store.follow(e, 0)
 	}
 }
+
+// over reports whether the entry was withdrawn, or its owner has heard that it is gone.
+func (e *entry) over() bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.overLocked()
+}
+
+func (e *entry) overLocked() bool { return e.silent || e.told && e.heard.State == store.Gone }
 
 // armed reports whether the owner wants to hear of those who wait behind the entry, and has not.
 func (e *entry) armed() bool {
@@ -310,13 +317,18 @@ func (e *entry) departure() operation {
 	return operation{line: e.line, op: "leave", args: []string{how, e.id}}
 }
 
+// Extensions implements [store.Ticket].
+func (e *entry) Extensions() store.Extensions {
+	return store.Extensions{WithdrawAfter: e.withdrawAfter, SetOwner: e.setOwner, NotifyContended: e.notifyContended}
+}
+
 // Withdraw implements [store.Ticket].
 func (e *entry) Withdraw(ctx context.Context) error {
 	return e.depart(ctx, func() operation { return e.departure() }, false)
 }
 
-// WithdrawAfter implements [store.Ticket].
-func (e *entry) WithdrawAfter(ctx context.Context, d time.Duration) error {
+// withdrawAfter is [store.Extensions.WithdrawAfter].
+func (e *entry) withdrawAfter(ctx context.Context, d time.Duration) error {
 	if d <= 0 {
 		return e.Withdraw(ctx)
 	}

@@ -117,8 +117,10 @@ func lines(s suite) {
 
 	s.test("an owner is shown as it was given", func(t *testing.T, w *world) {
 		name := w.name("lock")
+		since := time.Now().Add(-time.Hour).Round(0)
 		owner := store.Owner{
-			Host: "höst.example", PID: 4711, User: "ann",
+			Since: since,
+			Host:  "höst.example", PID: 4711, User: "ann",
 			Command: "deploy.sh --to \"blue <green>\" & 'x' | y; %s %d",
 			Reason:  "tabs\tand\nlines, {braces}, \\slashes/ and 日本",
 			Labels:  map[string]string{"team": "a", "": "empty", "k=v;": "\u2028&"},
@@ -126,12 +128,11 @@ func lines(s suite) {
 		ctx, cancel := w.call()
 		defer cancel()
 		c := w.openWith(ctx, owner)
-		before := time.Now()
 		p := c.hold(name, line.Exclusive)
 		e := w.lineOf(name, p).Entries[0]
 		wantEntry(t, e, p, true)
-		if e.Owner.Since.Before(before.Add(-time.Second)) || e.Owner.Since.After(time.Now().Add(time.Second)) {
-			t.Errorf("the entry was made at %v, its owner says since %v", before, e.Owner.Since)
+		if !e.Owner.Since.Equal(since) {
+			t.Errorf("the owner says that the entry was made at %v, and is shown with %v", since, e.Owner.Since)
 		}
 		if e.Remaining < 0 || e.Remaining > c.Terms().TTL+tick {
 			t.Errorf("the entry's session lives %v longer, with a TTL of %v", e.Remaining, c.Terms().TTL)
@@ -195,9 +196,9 @@ func wantEntry(t *testing.T, e store.Entry, p *place, admitted bool) {
 	if p.client.w.caps.Fencing && admitted && e.Order == 0 {
 		t.Errorf("the line shows an admitted entry without order")
 	}
-	got, want := e.Owner, p.client.owner
+	got, want := e.Owner, p.owner
 	if got.Host != want.Host || got.PID != want.PID || got.User != want.User || got.Command != want.Command ||
-		got.Reason != want.Reason || !maps.Equal(got.Labels, want.Labels) {
+		got.Reason != want.Reason || !want.Obtained.IsZero() && !got.Obtained.Equal(want.Obtained) || !maps.Equal(got.Labels, want.Labels) {
 		t.Errorf("the line shows the owner %+v, want %+v", got, want)
 	}
 }
