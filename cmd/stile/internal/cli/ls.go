@@ -13,14 +13,16 @@ func newLs(stdio Stdio) *cobra.Command {
 	r := newReader(stdio)
 	var prefix string
 	cmd := &cobra.Command{
-		Use:   "ls [flags] [PREFIX]",
-		Short: "List the locks that are held",
+		Use:        "ls [flags] [PREFIX]",
+		Short:      "List the locks that are held",
+		SuggestFor: []string{"list", "locks", "ps"},
 		Long: `List the locks that somebody holds, with who it is and how many wait, sorted by name: all, or
 those whose name begins with PREFIX.
 
 AGE is how long ago the holder joined the line, by the clock of its host, and LEFT how long
 its session lives if it is not renewed. Where several hold a lock together, the first of them
-is shown and the others are counted.`,
+is shown and the others are counted. A name that stile run could not use, or that cannot be
+printed, stands in double quotes, as Go writes it; show, wait and break take it like that.`,
 		Example: `  stile ls
   stile ls deploy/
   stile ls -o json | jq -r '.[] | select(.waiters != []) | .name'`,
@@ -32,7 +34,11 @@ is shown and the others are counted.`,
 				case err != nil:
 					return err
 				case r.format == formatJSON:
-					return stdio.writeJSON(lines)
+					all := make([]jsonLine, 0, len(lines))
+					for _, l := range lines {
+						all = append(all, asJSONLine(l))
+					}
+					return stdio.writeJSON(all)
 				case len(lines) == 0 && prefix == "":
 					stdio.remark("no lock is held")
 				case len(lines) == 0:
