@@ -171,7 +171,7 @@ func TestOtherClientsAreShown(t *testing.T) {
 	if _, err := cli.Put(t.Context(), "demo/stray", "nobody's"); err != nil {
 		t.Fatal(err)
 	}
-	foreign := fmt.Sprintf("foreign client, session %x", session.Lease())
+	foreign := fmt.Sprintf("unknown client, session %x", session.Lease())
 	for _, args := range [][]string{{"ls"}, {"show", "demo"}} {
 		c := m.stile(args...)
 		c.wants(0)
@@ -198,8 +198,8 @@ func TestNothingIsHeld(t *testing.T) {
 		m.stile("wait", "demo").prints("")
 		m.stile("wait", "-n", "demo").prints("")
 		m.stile("wait", "-o", "json", "demo").prints("{\n  \"name\": \"demo\",\n  \"holders\": [],\n  \"waiters\": []\n}\n")
-		m.stile("break", "demo", "--token", "4352").wants(1, `"demo"`, "4352", "nothing was changed")
-		m.stile("break", "demo").wants(125, `"demo"`, "--token", "nobody holds")
+		m.stile("break", "demo", "--token", "4352").wants(1, `"demo"`, "4352", "nothing changed")
+		m.stile("break", "demo").wants(125, `"demo"`, "--token is required", "nobody holds")
 	}
 	if m.server() == 0 {
 		t.Error("no local server was started for the readers")
@@ -223,18 +223,15 @@ func TestBadUseOfTheReaders(t *testing.T) {
 	m.set("STILE_URL", "etcd://127.0.0.1:1") // where nothing listens: asking it would be another error
 	var all []*command
 	uses := []struct{ line, said string }{
-		{"show", "no lock is named: stile show [flags] NAME; see stile show --help"},
-		{"wait", "no lock is named"},
-		{"break --token 1", "no lock is named"},
-		{"show a b", `"b" is one argument too many`},
-		{"ls a b", `"b" is one argument too many: stile ls [flags] [PREFIX]; see stile ls --help`},
-		{"watch a b", `"b" is one argument too many`},
-		{"show a//b", `bad lock name "a//b"`},
-		{"wait a//b", `bad lock name "a//b"`},
-		{"break a//b --token 1", `bad lock name "a//b"`},
+		{"show", "missing lock name: stile show [flags] NAME; see stile show --help"},
+		{"wait", "missing lock name"},
+		{"break --token 1", "missing lock name"},
+		{"show a b", `unexpected argument "b"`},
+		{"ls a b", `unexpected argument "b": stile ls [flags] [PREFIX]; see stile ls --help`},
+		{"watch a b", `unexpected argument "b"`},
 		{"ls a\a", `bad lock name prefix "a\a"`},
 		{"watch a\a", `bad lock name prefix "a\a"`},
-		{"ls -o yaml", `invalid argument "yaml" for "-o, --output" flag: want text or json; see stile ls --help`},
+		{"ls -o yaml", `invalid argument "yaml" for "-o, --output" flag: must be text or json; see stile ls --help`},
 		{"break a --token x", `invalid argument "x" for "--token"`},
 		{"break a --token -1", `invalid argument "-1" for "--token"`},
 		{"wait -n -w 1 a", "-n and -w contradict each other"},
@@ -290,7 +287,7 @@ func TestBreakingAHoldStopsItsCommand(t *testing.T) {
 	who := fmt.Sprintf("pid %d (sh)", victim.Process.Pid)
 
 	m.stile("break", "demo").wants(125, `"demo"`, who, "--token "+token)
-	m.stile("break", "demo", "--token", wrong).wants(1, `"demo"`, wrong, "nothing was changed", "stile show")
+	m.stile("break", "demo", "--token", wrong).wants(1, `"demo"`, wrong, "nothing changed", "stile show demo")
 	m.stile("break", "other", "--token", token).wants(1, `"other"`)
 	if after := m.show("demo"); fmt.Sprint(pids(after.Holders), pids(after.Waiters)) != fmt.Sprint(pids(line.Holders), pids(line.Waiters)) {
 		t.Errorf("a wrong token has changed the line %+v to %+v", line, after)
@@ -298,16 +295,16 @@ func TestBreakingAHoldStopsItsCommand(t *testing.T) {
 
 	c := m.stile("break", "demo", "--token", token)
 	c.wants(0)
-	if got, want := c.stdout.String(), who+", token "+token+", exclusive, in line for "; !strings.HasPrefix(got, "broke lock demo: it was ") ||
+	if got, want := c.stdout.String(), who+" from lock demo: token "+token+", exclusive, in line for "; !strings.HasPrefix(got, "removed holder ") ||
 		!strings.Contains(got, want) || strings.Count(got, "\n") != 1 {
 		t.Errorf("break printed %q, want one line with %q", got, want)
 	}
-	victim.wants(79, `"demo"`, "taken out of the store", "stopping the command")
+	victim.wants(79, `"demo"`, "was broken, or its lease expired", "stopping the command")
 	if got := m.read("log"); got != "told\n" {
 		t.Errorf("the victim's command was not asked to end: %q", got)
 	}
 	next.wants(0)
-	m.stile("break", "demo", "--token", token).wants(1, "nothing was changed")
+	m.stile("break", "demo", "--token", token).wants(1, "nothing changed")
 }
 
 func TestBreakingAWaiterSendsItToTheEndOfTheLine(t *testing.T) {

@@ -304,8 +304,8 @@ func (g *guard) notReleased(err error) string {
 	case errors.Is(err, stile.ErrNotKnown):
 		return fmt.Sprintf("lock %q is released, but may have been lost before: the store did not answer at first", g.hold.Name())
 	default:
-		return fmt.Sprintf("could not confirm the release of lock %q%s; it may stay held for up to %v",
-			g.hold.Name(), g.because(err), g.ttl)
+		return fmt.Sprintf("could not confirm the release of lock %q%s; it may stay held for up to %s",
+			g.hold.Name(), g.because(err), brief(g.ttl))
 	}
 }
 

@@ -98,6 +98,9 @@ func completePaths(root *cobra.Command) {
 			if len(args) > 0 || !isPath(typed) || err != nil {
 				return complete(cmd, args, typed)
 			}
+			if isDots(path.Base(typed)) && !strings.HasSuffix(typed, "/") {
+				typed += "/"
+			}
 			names, directive := complete(cmd, args, prefix)
 			for i, name := range names {
 				names[i] = typed + strings.TrimPrefix(name, prefix)

@@ -87,8 +87,8 @@ func (c Charge) write() (*os.File, error) {
 	return f, nil
 }
 
-func readCharge() (c Charge, err error) {
-	f := os.NewFile(chargeFile, "charge")
+// readCharge reads a charge, and closes the file.
+func readCharge(f *os.File) (c Charge, err error) {
 	defer f.Close()
 	if err := gob.NewDecoder(f).Decode(&c); err != nil {
 		return c, fmt.Errorf("the watchdog is started by stile run alone: %w", err)
@@ -140,7 +140,7 @@ func (w *Watchdog) tell(text string) {
 // Run is the hidden verb: it watches a command, as it is told on stdin.
 func Run(release Release) error {
 	inherited.Close(chargeFile) // it ends a little later than the process that has started it
-	c, err := readCharge()
+	c, err := readCharge(os.NewFile(chargeFile, "charge"))
 	if err != nil {
 		return err
 	}
