@@ -54,7 +54,9 @@ func TestVerboseTellsWhoIsWaitedFor(t *testing.T) {
 	silent := m.runner("demo", "--", "true").begin()
 	eventually(t, "a waiter", func() bool { return len(entries(t, cli, "demo")) == 2 })
 	c := m.runner("-v", "demo", "--", "true").begin()
-	eventually(t, "word of the waiting", func() bool { return strings.Contains(c.stderr.String(), "next in line") || strings.Contains(c.stderr.String(), "come first") })
+	eventually(t, "word of the waiting", func() bool {
+		return strings.Contains(c.stderr.String(), "next in line") || strings.Contains(c.stderr.String(), "come first")
+	})
 	holder.signal(syscall.SIGTERM)
 	holder.wants(128 + 15)
 	if code := c.code(); code != 0 {
