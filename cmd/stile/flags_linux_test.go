@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/stilelock/stile/internal/testservers"
 )
 
 func TestTheExitCodeOfAConflictCanBeChosen(t *testing.T) {
@@ -270,7 +272,7 @@ func TestAnOutageWhileWaitingIsNoTimeout(t *testing.T) {
 	if code := waiter.code(); code != 125 {
 		t.Errorf("exit code %d", code)
 	}
-	if said := waiter.stderr.String(); !strings.Contains(said, "no answer") || strings.Contains(said, "within") {
+	if said := waiter.stderr.String(); !strings.Contains(said, "no answer") || strings.Contains(said, "could not acquire") {
 		t.Errorf("the waiter has said %s", said)
 	}
 }
@@ -347,19 +349,44 @@ func TestAWaiterAtATerminalIsToldWhoHasTheLock(t *testing.T) {
 	}
 }
 
-// Who waits for itself would wait for ever without knowing why.
+// Who waits for itself would wait for ever without knowing why: also where another lock is between the two.
 func TestWhoWaitsForItselfIsTold(t *testing.T) {
 	t.Parallel()
 	m, s := newMachine(t), shared(t)
 	m.set("STILE_URL", s.url)
-	c := m.runner("demo", "--", stile, "run", "demo", "--", "true").begin()
-	eventually(t, "it is told", func() bool {
-		return strings.Contains(c.stderr.String(), `deadlock: lock "demo" is already held by a stile run that this command runs under`)
-	})
-	c.signal(syscall.SIGTERM)
-	if code := c.code(); code != 128+15 {
-		t.Errorf("exit code %d, stderr: %s", code, c.stderr)
+	for name, args := range map[string][]string{
+		"a-a":   {"a-a", "--", stile, "run", "a-a", "--", "true"},
+		"a-b-a": {"a-b-a", "--", stile, "run", "b", "--", "sh", "-c", `exec "$0" run a-b-a -- true`, stile},
+	} {
+		c := m.runner(args...).begin()
+		eventually(t, "it is told", func() bool {
+			return strings.Contains(c.stderr.String(), `deadlock: lock "`+name+`" is already held by a stile run that this command runs under`)
+		})
+		c.signal(syscall.SIGTERM)
+		if code := c.code(); code != 128+15 {
+			t.Errorf("exit code %d, stderr: %s", code, c.stderr)
+		}
 	}
 	m.start(sleeper, "other")
 	m.run("demo", "--", stile, "run", "-w", "3", "other", "--", "true").wants(75, `could not acquire lock "other" within 3s: it is held by`)
+}
+
+func TestALockInMemoryIsRemarkedOn(t *testing.T) {
+	t.Parallel()
+	m := newMachine(t)
+	m.run("--url", "mem:", "demo", "--", "true").wants(0, "mem:", "keeps nobody out")
+	m.run("-q", "--url", "mem:", "demo", "--", "true").wants(0)
+}
+
+// STILE_URL is for those who use it: without the password it is a URL all the same.
+func TestTheURLThatIsPassedOnIsOne(t *testing.T) {
+	t.Parallel()
+	m := newMachine(t)
+	redis := testservers.StartRedis(t)
+	redis.Do("ACL", "SETUSER", "ann", "on", ">s3cret", "~*", "&*", "+@all")
+	c := m.run("--url", "redis://ann:s3cret@"+redis.Addr()+"/1", "demo", "--", "sh", "-c", `echo "$STILE_URL"`)
+	c.wants(0)
+	if got, want := c.stdout.String(), "redis://ann@"+redis.Addr()+"/1\n"; got != want {
+		t.Errorf("STILE_URL is %q, want %q", got, want)
+	}
 }
