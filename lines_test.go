@@ -191,7 +191,7 @@ func TestNamesOfOtherClients(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		names := []string{"", "/a", "a/", "a\nb", "b//c", "\xff"}
+		names := []string{"", "/a", "a\nb", "a/", "b//c", "\xff"}
 		for _, name := range names {
 			if _, err := session.Enqueue(t.Context(), store.Request{Name: name, Notify: func(store.Standing) {}}); err != nil {
 				t.Fatal(err)
@@ -223,6 +223,9 @@ func TestNamesOfOtherClients(t *testing.T) {
 		}
 		if lines, err := eve.Lines(t.Context(), ""); err != nil || len(lines) > 0 {
 			t.Errorf("after all were broken, Lines returns %+v, %v", lines, err)
+		}
+		if err := session.Close(t.Context()); err != nil {
+			t.Error(err)
 		}
 	})
 }
