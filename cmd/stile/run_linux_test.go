@@ -299,6 +299,20 @@ func TestIgnoredSignalsStayIgnored(t *testing.T) {
 	}
 }
 
+// As with timeout(1): one that is stopped would not notice.
+func TestASignalThatEndsReachesACommandThatIsStopped(t *testing.T) {
+	t.Parallel()
+	m, s := newMachine(t), shared(t)
+	c := m.start(`echo $$ >pid; touch started; kill -STOP $$; exec sleep 1000`, "--url", s.url, "demo")
+	pid := m.pid("pid")
+	eventually(t, "a command that is stopped", func() bool {
+		status, _ := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+		return strings.Contains(string(status), "\nState:\tT")
+	})
+	c.signal(syscall.SIGTERM)
+	c.wants(128 + 15)
+}
+
 func TestAReleaseThatFailsIsToldAndChangesNothing(t *testing.T) {
 	t.Parallel()
 	m, s := newMachine(t), serve(t)

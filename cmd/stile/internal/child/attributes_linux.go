@@ -17,6 +17,6 @@ func attributes() *syscall.SysProcAttr {
 // container does.
 func adopts() bool {
 	var subreaper int32
-	err := unix.Prctl(unix.PR_GET_CHILD_SUBREAPER, uintptr(unsafe.Pointer(&subreaper)), 0, 0, 0)
+	err := unix.Prctl(unix.PR_GET_CHILD_SUBREAPER, uintptr(unsafe.Pointer(&subreaper)), 0, 0, 0) //nolint:gosec // the kernel writes there
 	return os.Getpid() == 1 || err == nil && subreaper != 0
 }

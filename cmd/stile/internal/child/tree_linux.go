@@ -69,7 +69,7 @@ func readProc(pid int, file string) []byte {
 	if err != nil {
 		return nil
 	}
-	defer unix.Close(fd) //nolint:errcheck // it was only read
+	defer unix.Close(fd)
 	text := make([]byte, 0, 1024)
 	for {
 		if len(text) == cap(text) {

@@ -193,7 +193,7 @@ func (p *page) options(flags *pflag.FlagSet) {
 		}
 		p.line(".TP\n%s\n%s", spelled, escape(usage))
 	})
-	p.line(".TP\n\\fB\\-h\\fR, \\fB\\-\\-help\\fR\nsay all this in short")
+	p.line(".TP\n\\fB\\-h\\fR, \\fB\\-\\-help\\fR\nshow help")
 }
 
 // seeAlso names the other pages.

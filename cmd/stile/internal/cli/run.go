@@ -79,7 +79,7 @@ Environment of the command:
 
 Exit codes:
   the command's own, or 128+N if signal N ended it
-  75   the lock was not obtained (-n, -w); -E chooses another
+  75   the lock could not be acquired (-n, -w); -E chooses another
   79   the lock was lost and the command stopped
   124  the command has run for too long and was stopped (--run-timeout)
   125  stile failed; the command was not run

@@ -32,9 +32,9 @@ func newWatch(stdio Stdio) *cobra.Command {
 changes, until it is interrupted: for all locks, or those whose name begins with PREFIX.
 
 Each line of output is one event, at the time by this machine's clock at which it was seen:
-  holds   somebody has obtained the lock
+  holds   somebody has acquired the lock
   waits   somebody has joined the line
-  ended   a hold has ended: let go, lost or broken
+  ended   a hold has ended: released, lost or broken
   left    somebody is not waiting any more, without having had the lock
   remark  something is odd about the line; the remark says how to repair it
 
