@@ -90,7 +90,7 @@ func TestBadUse(t *testing.T) {
 	for typed, meant := range map[string]string{
 		"runn": "run", "lock": "run", "exec": "run", "status": "show", "unlock": "break", "list": "ls",
 	} {
-		m.command(typed, "demo").begin().wants(125, `unknown command "`+typed+`"; did you mean "`+meant+`"`, "--help")
+		m.command(typed, "demo").begin().wants(125, `unknown command "`+typed+`"; did you mean "`+meant+`"?`)
 	}
 	m.command("frobnicate").begin().wants(125, `unknown command "frobnicate"; see stile --help`)
 	if _, err := os.Stat(m.path("was-run")); err == nil {

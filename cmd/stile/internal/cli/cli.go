@@ -94,11 +94,10 @@ Files:
 			if len(args) == 0 {
 				return nil
 			}
-			meant := ""
 			if s := cmd.SuggestionsFor(args[0]); len(s) > 0 {
-				meant = `; did you mean "` + strings.Join(s, `" or "`) + `"?`
+				return fmt.Errorf(`unknown command %q; did you mean "%s"?`, args[0], strings.Join(s, `" or "`))
 			}
-			return fmt.Errorf("unknown command %q%s; see stile --help", args[0], meant)
+			return fmt.Errorf("unknown command %q; see stile --help", args[0])
 		},
 		RunE:                       func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 		SuggestionsMinimumDistance: 2,
