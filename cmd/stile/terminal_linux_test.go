@@ -375,6 +375,41 @@ func TestKillOfAJobThatWantsToReadEndsIt(t *testing.T) {
 	}
 }
 
+// The two signals of a shell's kill need not arrive in order, nor together. Here they are a while apart: one of ten times that
+// works, whatever the machine does meanwhile.
+func TestASignalThatComesAfterContinuingEndsAJob(t *testing.T) {
+	t.Parallel()
+	m, s := newMachine(t), shared(t)
+	c := m.interactive()
+	state := func(pid int) string {
+		status, _ := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+		_, rest, _ := strings.Cut(string(status), "\nState:\t")
+		return rest[:min(len(rest), 1)]
+	}
+	for i := range 10 {
+		m.write("script", fmt.Sprintf("echo $PPID >pid%d.new; mv pid%d.new pid%d; read x", i, i, i), 0o600)
+		c.types(fmt.Sprintf("%s run --url %s --ttl %s demo -- sh script &\n", stile, s.url, lasting))
+		file := fmt.Sprintf("pid%d", i)
+		eventually(t, "start of the script", func() bool { return m.exists(file) })
+		pid := m.pid(file)
+		eventually(t, "stop", func() bool { return state(pid) == "T" })
+		kill(t, pid, syscall.SIGCONT)
+		time.Sleep(100 * time.Millisecond)
+		kill(t, pid, syscall.SIGTERM)
+		stopped := false
+		eventually(t, "end, or stop", func() bool {
+			stopped = state(pid) == "T"
+			return stopped || !running(pid)
+		})
+		if !stopped {
+			return
+		}
+		kill(t, pid, syscall.SIGCONT)
+		eventually(t, "end", func() bool { return !running(pid) })
+	}
+	t.Error("each time it was stopped again, with the signal that it did not notice")
+}
+
 // jobs is what a shell says of its jobs.
 func (c *console) jobs() string {
 	c.t.Helper()

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -94,7 +95,9 @@ Files:
 			if len(args) == 0 {
 				return nil
 			}
-			if s := cmd.SuggestionsFor(args[0]); len(s) > 0 {
+			s := cmd.SuggestionsFor(args[0])
+			slices.Sort(s)
+			if s = slices.Compact(s); len(s) > 0 { // it finds some for two reasons
 				return fmt.Errorf(`unknown command %q; did you mean "%s"?`, args[0], strings.Join(s, `" or "`))
 			}
 			return fmt.Errorf("unknown command %q; see stile --help", args[0])
