@@ -107,7 +107,9 @@ func (g *guard) supervise(stdio Stdio, signals *child.Signals, c child.Command) 
 		case suspended && stopBy > 0 && g.hold.Valid():
 			suspended, continued = false, time.Now()
 			p.Resume()
-		case !suspended && stopBy <= 0 && g.hold.Err() == nil:
+		case !g.hold.Valid():
+			<-g.hold.Lost() // it is on its way: we have stood still
+		case !suspended && stopBy <= 0:
 			g.told = true
 			g.stop(stdio, p, g.atRisk(lastErr), g.killAfter, g.hold.Lost())
 			return exitLost, nil
