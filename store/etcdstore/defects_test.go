@@ -408,13 +408,6 @@ func TestLockIsNotReentrant(t *testing.T) {
 	}
 }
 
-func wantRunning(t *testing.T, cli *clientv3.Client, name string, n int) {
-	t.Helper()
-	if keys := keysUnder(t, cli, name); len(keys) != n {
-		t.Errorf("in the line stand %q, want %d", keys, n)
-	}
-}
-
 func TestTwoStockMutexesOfASessionBothHold(t *testing.T) {
 	t.Parallel()
 	s, name := stockSession(t, server(t).Endpoint()), newName(t)
