@@ -224,7 +224,7 @@ func TestShellsCompleteLines(t *testing.T) {
 			m.write("some-file", "what is in the file\n", 0o600)
 			m.set("PATH", filepath.Dir(stile)+":"+bin+":"+os.Getenv("PATH"))
 			m.set("STILE_URL", s.url)
-			// Whoever can write to the store chooses the names. What several begin with, bash puts into the line as it is.
+			// Anyone who can write to the store chooses the names, and bash inserts their common prefix unquoted.
 			const evil = "evil$(touch pwned)`touch pwned`;touch pwned;"
 			for _, name := range []string{"job:nightly", "job:weekly", "key=a.b", evil + "1", evil + "2"} {
 				m.start(sleeper, name)

@@ -349,7 +349,7 @@ func TestAWaiterAtATerminalIsToldWhoHasTheLock(t *testing.T) {
 	}
 }
 
-// Who waits for itself would wait for ever without knowing why: also where another lock is between the two.
+// A nested run that waits for a lock held by a run around it would never get it. It says so, also if another lock is between the two.
 func TestWhoWaitsForItselfIsTold(t *testing.T) {
 	t.Parallel()
 	m, s := newMachine(t), shared(t)

@@ -99,7 +99,7 @@ type Command struct {
 	Args []string
 	// Env is the whole environment.
 	Env []string
-	// Mark is how an entry of Env begins that nobody else has; see [Tree].
+	// Mark is the beginning of an entry of Env that only this command has; see [Tree].
 	Mark string
 	// Stdin, Stdout and Stderr are inherited as they are.
 	Stdin, Stdout, Stderr *os.File

@@ -73,7 +73,7 @@ func (p *Process) run(c Command, start chan<- error) {
 		ended, err := unix.Wait4(child, &status, unix.WUNTRACED, nil)
 		switch {
 		case errors.Is(err, unix.EINTR):
-		case err == nil && ended != pid: // somebody else's, who has ended before it: now it is gone
+		case err == nil && ended != pid: // an orphan, not the command: it is reaped now
 		case err == nil && status.Stopped():
 			select {
 			case p.stopped <- status.StopSignal():

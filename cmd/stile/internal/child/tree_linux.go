@@ -13,7 +13,7 @@ import (
 )
 
 // Much of what a command starts leaves its process group: timeout(1) in a script, setsid(1), the jobs of a shell that has
-// job control. It is known by its environment, which is inherited, whoever the parent is by now.
+// job control. It is recognized by its environment, which it has inherited, even after its parent has changed.
 
 // process is what /proc tells of one.
 type process struct {

@@ -4,7 +4,7 @@ package child
 
 import "golang.org/x/sys/unix"
 
-// escaped returns nil: on this system nobody knows what has left the group.
+// escaped returns nil: this system does not show which processes have left the group.
 func (t Tree) escaped() []int { return nil }
 
 // Kill kills the process group. It does not wait for it to be dead.
