@@ -90,12 +90,14 @@ func (h *Hold) giveUp() {
 	q.mu.Unlock()
 	h.end(ErrReleased)
 	call, err := q.client.begin(context.Background())
-	if !last || err != nil { // the entry goes with the session, if the client is closed
+	if err != nil { // the entry goes with the session
 		q.leave(h.place)
 		return
 	}
 	q.client.work.Go(func() {
-		h.tenure.withdraw()
+		if last {
+			h.tenure.withdraw()
+		}
 		q.leave(h.place)
 	})
 	call.done()

@@ -85,13 +85,13 @@ func (q *queue) beginSharing() (*tenure, error) {
 	go func() {
 		defer call.done()
 		defer cancel()
-		t.acquireShared(ctx)
+		t.acquireShared(ctx, call)
 	}()
 	return t, nil
 }
 
-func (t *tenure) acquireShared(ctx context.Context) {
-	err := t.acquire(ctx, false)
+func (t *tenure) acquireShared(ctx context.Context, call call) {
+	err := call.ended(t.acquire(ctx, false))
 	s := t.sharing
 	t.queue.mu.Lock()
 	unused := t.over && t.loss == nil // everybody has given up
