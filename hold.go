@@ -21,6 +21,7 @@ type Hold struct {
 	session  *keeper.Session
 	ticket   store.Ticket
 	token    uint64
+	owner    Owner
 	acquired bootclock.Instant
 
 	ctx    context.Context
@@ -52,6 +53,7 @@ func newHold(p *Place, s *keeper.Session, t store.Ticket, e *entry) *Hold {
 		session:  s,
 		ticket:   t,
 		token:    tokenOf(e.order),
+		owner:    e.owner,
 		acquired: bootclock.Now(),
 		lost:     make(chan struct{}),
 	}
@@ -114,7 +116,7 @@ func (h *Hold) giveUp() {
 func (h *Hold) Name() string { return h.place.name }
 
 // Owner returns who the holder is, as others see it.
-func (h *Hold) Owner() Owner { return h.place.client.opts.Owner }
+func (h *Hold) Owner() Owner { return h.owner }
 
 // Token returns the fencing token: positive, below 2^63, and larger than that of every earlier conflicting hold of the
 // name, for as long as the store keeps its data. A resource that remembers the largest token it has seen, and refuses

@@ -176,7 +176,9 @@ func (p *Place) enter(ctx context.Context) (*Hold, error) {
 		return nil, err
 	}
 	e := newEntry(p)
-	ticket, err := session.Store().Enqueue(ctx, store.Request{Name: p.name, Mode: p.mode, Try: p.try, Notify: e.notify})
+	ticket, err := session.Store().Enqueue(ctx, store.Request{
+		Name: p.name, Mode: p.mode, Owner: e.owner, Try: p.try, Notify: e.notify,
+	})
 	var held *store.HeldError
 	switch {
 	case errors.Is(err, store.ErrSessionLost):
@@ -293,6 +295,7 @@ func ended(ctx context.Context, err error) error {
 // entry follows one entry of a place through what the store tells of it.
 type entry struct {
 	place    *Place
+	owner    Owner         // as others see it
 	admitted chan struct{} // closed when it is the entry's turn; order is set
 	gone     chan struct{} // closed when the entry is gone; cause is set
 	order    uint64
@@ -305,7 +308,9 @@ type entry struct {
 }
 
 func newEntry(p *Place) *entry {
-	return &entry{place: p, admitted: make(chan struct{}), gone: make(chan struct{})}
+	owner := p.client.opts.Owner
+	owner.Since = time.Now()
+	return &entry{place: p, owner: owner, admitted: make(chan struct{}), gone: make(chan struct{})}
 }
 
 // wait waits for the end of ch, for as long as the entry is good for anything and the caller wants it.

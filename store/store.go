@@ -59,8 +59,8 @@ type Store interface {
 	// [Session.Terms] tells. It lives until it is closed or not confirmed for its TTL. Open does not keep it
 	// alive: the caller does, with [Session.Confirm].
 	//
-	// On failure there may be a session in the store nobody knows of, without entries, for at most one TTL. A
-	// TTL that the store cannot grant is an error that names the limits.
+	// On failure there may be a session in the store nobody knows of, without entries, for at most one TTL. If the
+	// server grants no such TTL, though the Capabilities allow it, the error names the server's limits.
 	//
 	// ctx bounds the call, not the session.
 	Open(ctx context.Context, opts SessionOptions) (Session, error)
@@ -73,7 +73,7 @@ type Store interface {
 	Lines(ctx context.Context, prefix string) ([]Line, error)
 
 	// Watch calls changed whenever somebody may have joined, left or been admitted to a line whose name begins with
-	// prefix. It returns when ctx ends, with an error matching ctx.Err(), or when the store will never tell: because it
+	// prefix, or an entry there may have changed. It returns when ctx ends, with an error matching ctx.Err(), or when the store will never tell: because it
 	// must not read there, for example. What can pass, it repairs by itself.
 	//
 	// The first call comes when the watch stands; until then nothing is promised. Every change after it is followed by
@@ -120,9 +120,8 @@ type Session interface {
 	// background, beyond ctx, until the entry is out or the session has ended. If req.Try is set and it is not
 	// the entry's turn, the error is a [*HeldError].
 	//
-	// A session has at most one exclusive entry in a line at a time, not counting those that it has begun to
-	// withdraw: enqueueing a second one is the caller's mistake and an error. ctx bounds the call, not the entry.
-	// If ctx ends first the error matches ctx.Err().
+	// A session may have several entries in a line. Each stands for itself: the second of two exclusive ones waits
+	// behind the first. ctx bounds the call, not the entry. If ctx ends first the error matches ctx.Err().
 	Enqueue(ctx context.Context, req Request) (Ticket, error)
 
 	// Close ends the session and takes all its entries out. On failure they go when the TTL has passed. Close
@@ -147,12 +146,9 @@ type Ticket interface {
 
 // SessionOptions are what a session is opened with.
 type SessionOptions struct {
-	// TTL is how long the session lives without being confirmed. It is positive. The store may grant more:
-	// [Terms] tells.
+	// TTL is how long the session lives without being confirmed. The caller sees to it that it is within MinTTL and
+	// MaxTTL of the store's [Capabilities]. The store may grant more: [Terms] tells.
 	TTL time.Duration
-
-	// Owner is who opens the session; the store keeps it with each entry, readable by everyone.
-	Owner Owner
 
 	// Lost, if not nil, is called at most once, with an error matching [ErrSessionLost], when the store learns
 	// by itself that the session has ended; not after Close has returned. It must not block or call the store.
@@ -177,6 +173,8 @@ type Request struct {
 	Name string
 	// Mode is what the entry asks for.
 	Mode line.Mode
+	// Owner is who asks. The store keeps it with the entry as it is, Since included, readable by everyone.
+	Owner Owner
 	// Try asks for the entry only if it is admitted at once.
 	Try bool
 	// Notify is called with each change of the entry's standing, one call at a time and in order. The first
@@ -249,7 +247,7 @@ type Capabilities struct {
 	// It is nil if the store keeps no markers; tickets have Mark if it is not. Markers are known by the orders of their
 	// entries, so Fencing is set too.
 	ClearMarks func(ctx context.Context, name string, orders []uint64) error
-	// MinTTL and MaxTTL bound what Open accepts. A store that cannot know before asking its server tells the
+	// MinTTL and MaxTTL bound the TTL of a session. A store that cannot know before asking its server tells the
 	// widest bounds, and Open's error the real ones.
 	MinTTL, MaxTTL time.Duration
 }
@@ -265,7 +263,8 @@ type Line struct {
 	Remarks []string `json:"remarks,omitempty"`
 }
 
-// An Entry is one place in a line, as everybody can read it.
+// An Entry is one place in a line, as everybody can read it. What it says of itself may change while it stands: Line
+// shows it as it is, Watch tells that it may be another, and Notify does not, because its standing is the same.
 type Entry struct {
 	// Order is the entry's place in the store's order; see [Standing.Order]. Zero if the store gives it at
 	// admission and the entry still waits.

@@ -127,9 +127,7 @@ func (se *session) Enqueue(ctx context.Context, req store.Request) (store.Ticket
 }
 
 func newEntry(se *session, req store.Request) (*entry, error) {
-	owner := se.opts.Owner
-	owner.Since = time.Now()
-	v := value{Stile: valueFormat, Nonce: rand.Text(), Mode: req.Mode, Owner: owner}
+	v := value{Stile: valueFormat, Nonce: rand.Text(), Mode: req.Mode, Owner: req.Owner}
 	text, err := v.encode()
 	if err != nil {
 		return nil, err

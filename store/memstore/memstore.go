@@ -68,9 +68,6 @@ func (s *Store) Capabilities() store.Capabilities {
 
 // Open implements [store.Store].
 func (s *Store) Open(ctx context.Context, opts store.SessionOptions) (store.Session, error) {
-	if opts.TTL < MinTTL || opts.TTL > MaxTTL {
-		return nil, fmt.Errorf("memory store: a TTL of %v: it must be between %v and %v", opts.TTL, MinTTL, MaxTTL)
-	}
 	var se *session
 	err := s.request(ctx, Call{Op: Open}, func() error {
 		se = s.begin(opts)

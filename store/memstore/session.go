@@ -42,15 +42,9 @@ func (se *session) Enqueue(ctx context.Context, req store.Request) (store.Ticket
 		if err := se.alive(); err != nil {
 			return err
 		}
-		for _, other := range s.lines[req.Name] {
-			if other.under == se && !other.silent && req.Mode == line.Exclusive && other.req.Mode == line.Exclusive {
-				return fmt.Errorf("memory store: session %s stands in the line of lock %q already", se.id, req.Name)
-			}
-		}
 		s.order++
-		e = &entry{session: se, under: se, req: req, order: s.order, owner: se.opts.Owner}
+		e = &entry{session: se, under: se, req: req, order: s.order, owner: req.Owner}
 		e.out, e.goes = context.WithCancel(context.Background())
-		e.owner.Since = time.Now()
 		s.lines[req.Name] = append(s.lines[req.Name], e)
 		if req.Try && e.standing().State != store.Admitted {
 			holder := s.inTheWay(e)
@@ -247,7 +241,7 @@ func (e *entry) leaveAt(until time.Time) error {
 	if e.under != e.session {
 		s.forget(e.under) // of an earlier call
 	}
-	e.under = s.begin(store.SessionOptions{TTL: d, Owner: e.owner})
+	e.under = s.begin(store.SessionOptions{TTL: d})
 	s.unmark(e.req.Name, []uint64{e.order})
 	return nil
 }

@@ -55,9 +55,7 @@ func (se *session) Enqueue(ctx context.Context, req store.Request) (store.Ticket
 	e := &entry{
 		session: se, req: req, id: rand.Text() + "." + modeCode(req.Mode), line: se.store.server.keys.of(req.Name),
 	}
-	owner := se.opts.Owner
-	owner.Since = time.Now()
-	text, err := json.Marshal(says{Session: se.id, Owner: owner})
+	text, err := json.Marshal(says{Session: se.id, Owner: req.Owner})
 	if err != nil {
 		return nil, se.store.explain(doing, err)
 	}

@@ -57,8 +57,7 @@
 //
 // The contract is taken at its word. A few words that are easily overlooked: the error of [store.Ticket.Withdraw]
 // matches ErrGone whenever the entry had gone before, also if its session has ended or was closed; waiters are told
-// each change of Ahead, not only that it is their turn; [store.Owner] has its Since from the store; an error for a
-// TTL that cannot be granted contains a duration that can.
+// each change of Ahead, not only that it is their turn; an owner is shown as it was given, to the nanosecond.
 //
 // The suite sees the store from outside, through healthy servers. It does not restart servers, change leaders,
 // lose single messages or pause processes. That a store keeps its promises then is for the store's own tests to show.

@@ -9,7 +9,6 @@ import (
 	"slices"
 	"strings"
 	"sync/atomic"
-	"time"
 
 	"github.com/go-zookeeper/zk"
 
@@ -66,9 +65,7 @@ const (
 // Enqueue implements [store.Session].
 func (g *group) Enqueue(ctx context.Context, req store.Request) (store.Ticket, error) {
 	doing := fmt.Sprintf("join the line of lock %q", req.Name)
-	owner := g.opts.Owner
-	owner.Since = time.Now()
-	data, err := json.Marshal(value{Stile: valueFormat, Mode: req.Mode, Owner: owner})
+	data, err := json.Marshal(value{Stile: valueFormat, Mode: req.Mode, Owner: req.Owner})
 	if err != nil {
 		return nil, g.store.explain(doing, err)
 	}

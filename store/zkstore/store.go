@@ -239,9 +239,6 @@ func (s *Store) explain(doing string, err error) error {
 
 // Open implements [store.Store]. Servers that grant less than the TTL asked for are an error; they may grant more.
 func (s *Store) Open(ctx context.Context, opts store.SessionOptions) (store.Session, error) {
-	if opts.TTL < MinTTL || opts.TTL > MaxTTL {
-		return nil, fmt.Errorf("%s: a TTL of %v: it must be between %v and %v", s, opts.TTL, MinTTL, MaxTTL)
-	}
 	asked := time.Duration(math.Ceil(float64(opts.TTL)/float64(time.Millisecond))) * time.Millisecond
 	bounded, cancel := context.WithTimeoutCause(ctx, s.patience, patienceError(s.patience))
 	defer cancel()
