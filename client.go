@@ -150,7 +150,7 @@ func (c *Client) open(ctx context.Context, o *opening) {
 			c.log(slog.LevelDebug, "session opened", slog.String("session", o.session.Store().ID()))
 		}
 	}()
-	s, err := keeper.Open(ctx, c.store, store.SessionOptions{TTL: c.opts.TTL, Owner: c.opts.Owner}, c.watcher())
+	s, err := keeper.Open(ctx, c.store, store.SessionOptions{TTL: c.opts.TTL}, c.watcher())
 	o.session, o.err, o.mine = s, err, err != nil && ctx.Err() != nil
 }
 

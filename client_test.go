@@ -29,6 +29,7 @@ func TestNewSaysEverythingThatIsWrongWithTheOptions(t *testing.T) {
 		{"a TTL below the store's minimum", memstore.New(), &stile.Options{TTL: time.Millisecond}, []string{"TTL of 1ms", "10ms to 5m0s"}},
 		{"a negative TTL", memstore.New(), &stile.Options{TTL: -time.Second}, []string{"TTL of -1s", "10ms to 5m0s"}},
 		{"a TTL above the maximum", memstore.New(), &stile.Options{TTL: stile.MaxTTL + 1}, []string{"TTL of 5m0.000000001s", "10ms to 5m0s"}},
+		{"a TTL above the store's maximum", hasty{memstore.New()}, &stile.Options{TTL: time.Minute + 1}, []string{"TTL of 1m0.000000001s", "10ms to 1m0s"}},
 		{"an owner that is too large", memstore.New(), &stile.Options{Owner: huge}, []string{"the most is 8192", "shorten its labels or reason"}},
 		{"an owner that is no JSON", memstore.New(), &stile.Options{Owner: stile.Owner{PID: 1, Since: time.Unix(1<<60, 0)}}, []string{"the owner: ", "year"}},
 		{"all at once", memstore.New(), &stile.Options{TTL: 1, Owner: huge}, []string{"TTL of 1ns", "shorten its labels or reason"}},
@@ -46,6 +47,15 @@ func TestNewSaysEverythingThatIsWrongWithTheOptions(t *testing.T) {
 			}
 		})
 	}
+}
+
+// hasty is a store whose sessions live for a minute at most.
+type hasty struct{ *memstore.Store }
+
+func (hasty) Capabilities() store.Capabilities {
+	caps := memstore.New().Capabilities()
+	caps.MaxTTL = time.Minute
+	return caps
 }
 
 func TestOptionsAtTheirLimitsAreGood(t *testing.T) {

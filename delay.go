@@ -15,24 +15,25 @@ import (
 // delay is the time for which a lock stays closed because holds of it have ended without having been released.
 type delay struct {
 	until bootclock.Instant
-	over  chan struct{} // closed when until has come and the store has been told to forget the traces of those holds
+	over  chan struct{} // closed when until has come and the markers of those holds have been cleared
 }
 
 // left is how much longer the lock stays closed; zero or negative if it does not.
 func (d *delay) left() time.Duration { return d.until.Sub(bootclock.Now()) }
 
-// uncleanEnd is the end of one hold that has left its trace in the store.
+// uncleanEnd is the end of one hold that has left its marker in the store.
 type uncleanEnd struct {
 	name  string
 	order uint64
 }
 
-// leaveTrace leaves the trace without which nobody with a LockDelay holds the lock. As long as there are traces of holds
-// that were not released it waits, with the entry in the line to keep others out. In a try it does not wait.
-func (t *tenure) leaveTrace(ctx context.Context, try bool) error {
+// mark leaves the marker without which nobody with a LockDelay holds the lock. As long as there are markers of holds that
+// were not released it waits, with the entry in the line to keep others out. In a try it does not wait.
+func (t *tenure) mark(ctx context.Context, try bool) error {
 	c, name := t.queue.client, t.queue.name
+	mark := t.ticket.Extensions().Mark
 	for {
-		vanished, err := t.ticket.LeaveTrace(ctx)
+		unreleased, err := mark(ctx)
 		switch {
 		case errors.Is(err, store.ErrSessionLost):
 			return t.sessionEnded(err)
@@ -41,11 +42,11 @@ func (t *tenure) leaveTrace(ctx context.Context, try bool) error {
 			return t.joinAgain(err)
 		case err != nil:
 			return err
-		case len(vanished) == 0:
+		case len(unreleased) == 0:
 			return nil
 		}
-		last := vanished[len(vanished)-1]
-		d := c.delayAfter(name, vanished)
+		last := unreleased[len(unreleased)-1]
+		d := c.delayAfter(name, unreleased)
 		left := d.left()
 		if try && left > 0 {
 			return closedError(name, last, left)
@@ -62,13 +63,13 @@ func (t *tenure) leaveTrace(ctx context.Context, try bool) error {
 
 // delayAfter returns the delay that the given unclean ends of holds make necessary. It begins now for those of which this
 // client has not heard yet.
-func (c *Client) delayAfter(name string, vanished []store.Entry) *delay {
+func (c *Client) delayAfter(name string, unreleased []store.Entry) *delay {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	fresh := &delay{until: bootclock.Now().Add(c.opts.LockDelay), over: make(chan struct{})}
 	var longest *delay
 	var unheardOf []uint64
-	for _, e := range vanished {
+	for _, e := range unreleased {
 		end := uncleanEnd{name, e.Order}
 		d := c.delays[end]
 		if d == nil {
@@ -86,10 +87,10 @@ func (c *Client) delayAfter(name string, vanished []store.Entry) *delay {
 	return longest
 }
 
-// forgetting is how long the store is asked to forget traces. If that fails, they delay the next one again.
-const forgetting = 10 * time.Second
+// clearTimeout is how long the store is asked to clear markers. If that fails, they delay the next one again.
+const clearTimeout = 10 * time.Second
 
-// sitOut waits until the delay has passed and has the store forget the traces that were the reason for it: whether or not
+// sitOut waits until the delay has passed and clears the markers that were the reason for it: whether or not
 // anybody here still waits for the lock, so that it also opens for those who only try. A client that is closed meanwhile
 // leaves that to others.
 func (c *Client) sitOut(d *delay, name string, orders []uint64) {
@@ -108,11 +109,11 @@ func (c *Client) sitOut(d *delay, name string, orders []uint64) {
 			return
 		}
 	}
-	ctx, cancel := context.WithTimeout(c.life, forgetting)
+	ctx, cancel := context.WithTimeout(c.life, clearTimeout)
 	defer cancel()
-	if err := c.store.ForgetTraces(ctx, name, orders); err != nil && c.life.Err() == nil {
+	if err := c.store.Capabilities().ClearMarks(ctx, name, orders); err != nil && c.life.Err() == nil {
 		c.news.tell(func() {
-			c.log(slog.LevelWarn, "traces of holds that were not released could not be removed and delay the lock once more",
+			c.log(slog.LevelWarn, "could not clear the markers of holds that were not released; the lock delay will be applied again",
 				slog.String("lock", name), slog.Any("error", err))
 		})
 	}

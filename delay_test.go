@@ -35,8 +35,8 @@ func (w *world) turn(owner, name string) time.Time {
 	panic("unreachable")
 }
 
-// vanish has a client that leaves traces take the lock and lose it to a store that does not keep its promise.
-func (w *world) vanish(name string) (lost *stile.Hold) {
+// unreleased has a client that leaves markers take the lock and lose it to a store that does not keep its promise.
+func (w *world) unreleased(name string) (lost *stile.Hold) {
 	w.t.Helper()
 	h := lock(w.t, w.client("ann", delayed), name)
 	w.store.Expire(w.session("ann"))
@@ -204,7 +204,7 @@ func TestLockDelayAfterAHoldThatWasNotReleased(t *testing.T) {
 // The time counts from when it was noticed, however long ago the hold has ended.
 func TestLockDelayCountsFromWhenItIsNoticed(t *testing.T) {
 	scenario(t, func(t *testing.T, w *world) {
-		w.vanish("a")
+		w.unreleased("a")
 		time.Sleep(time.Hour)
 		wait(t.Context(), t, w.client("bob", delayed), "a").getsAfter(lockDelay, time.Now())
 	})
@@ -238,7 +238,7 @@ func TestAWaiterThatIsDelayedAndGoesLeavesTheDelayToTheNext(t *testing.T) {
 			session := w.session("bob")
 			w.store.SetFaults(func(c memstore.Call) memstore.Fault {
 				// What bob has open, and what he would do after the delay; the others will be done with theirs by then.
-				return memstore.Fault{Drop: c.Session == session || c.Op == memstore.ForgetTraces || c.Op == memstore.Open}
+				return memstore.Fault{Drop: c.Session == session || c.Op == memstore.ClearMarks || c.Op == memstore.Open}
 			})
 			w.store.Expire(session)
 			time.AfterFunc(lockDelay-time.Second, w.heal)
@@ -248,7 +248,7 @@ func TestAWaiterThatIsDelayedAndGoesLeavesTheDelayToTheNext(t *testing.T) {
 		t.Run(how, func(t *testing.T) {
 			scenario(t, func(t *testing.T, w *world) {
 				bob, cid, dan := w.client("bob", delayed), w.client("cid", delayed), w.client("dan", delayed)
-				w.vanish("a")
+				w.unreleased("a")
 				ctx, cancel := context.WithCancel(t.Context())
 				defer cancel()
 				wait(ctx, t, bob, "a").waits()
@@ -277,7 +277,7 @@ func TestAnEntryThatIsLostDuringTheDelay(t *testing.T) {
 		t.Run(how, func(t *testing.T) {
 			scenario(t, func(t *testing.T, w *world) {
 				bob := w.client("bob", delayed)
-				w.vanish("a")
+				w.unreleased("a")
 				start := time.Now()
 				wt := wait(t.Context(), t, bob, "a")
 				time.Sleep(lockDelay / 3)
@@ -296,7 +296,7 @@ func TestAnEntryThatIsLostDuringTheDelay(t *testing.T) {
 func TestTryLockDuringTheDelay(t *testing.T) {
 	scenario(t, func(t *testing.T, w *world) {
 		bob, cid, dan := w.client("bob", delayed), w.client("cid", delayed), w.client("dan", delayed)
-		lost := w.vanish("a")
+		lost := w.unreleased("a")
 		_, err := bob.Mutex("a").TryLock(t.Context())
 		held, ok := errors.AsType[*stile.HeldError](err)
 		if !ok || !errors.Is(err, stile.ErrHeld) {
@@ -329,7 +329,7 @@ func TestAClientThatHasTriedOpensTheLockWhenTheDelayIsOver(t *testing.T) {
 	for _, closed := range []bool{false, true} {
 		scenario(t, func(t *testing.T, w *world) {
 			bob, cid := w.client("bob", delayed), w.client("cid", delayed)
-			w.vanish("a")
+			w.unreleased("a")
 			expectClosed(t, bob, "a", lockDelay)
 			if closed {
 				if err := bob.Close(t.Context()); err != nil {
@@ -350,7 +350,7 @@ func TestAClientThatHasTriedOpensTheLockWhenTheDelayIsOver(t *testing.T) {
 func TestGivingUpDuringTheDelay(t *testing.T) {
 	scenario(t, func(t *testing.T, w *world) {
 		bob, cid := w.client("bob", delayed), w.client("cid", delayed)
-		w.vanish("a")
+		w.unreleased("a")
 		ctx, cancel := context.WithTimeout(t.Context(), lockDelay/3)
 		defer cancel()
 		start := time.Now()
@@ -367,7 +367,7 @@ func TestGivingUpDuringTheDelay(t *testing.T) {
 func TestAPlaceIsReadyAfterTheDelay(t *testing.T) {
 	scenario(t, func(t *testing.T, w *world) {
 		bob := w.client("bob", delayed)
-		w.vanish("a")
+		w.unreleased("a")
 		left, p := join(t.Context(), t, bob, "a"), join(t.Context(), t, bob, "a")
 		time.Sleep(lockDelay / 3)
 		if closed(left.Ready()) || left.Ahead() != 0 {
@@ -412,13 +412,13 @@ func TestWithoutALockDelayNothingIsLeftAndNothingMinded(t *testing.T) {
 		w.store.Expire(w.session("ann"))
 		release(t, wt.getsNow())
 		for _, op := range ops.all() {
-			if op == memstore.LeaveTrace || op == memstore.ForgetTraces {
+			if op == memstore.Mark || op == memstore.ClearMarks {
 				t.Errorf("the store was asked to %s", op)
 			}
 		}
 	})
 	scenario(t, func(t *testing.T, w *world) { // who has none minds nothing
-		w.vanish("a")
+		w.unreleased("a")
 		release(t, wait(t.Context(), t, w.client("bob"), "a").getsNow())
 	})
 	scenario(t, func(t *testing.T, w *world) { // and leaves nothing
@@ -428,11 +428,11 @@ func TestWithoutALockDelayNothingIsLeftAndNothingMinded(t *testing.T) {
 	})
 }
 
-func TestATraceThatCannotBeLeftIsAnError(t *testing.T) {
+func TestAMarkerThatCannotBeLeftIsAnError(t *testing.T) {
 	scenario(t, func(t *testing.T, w *world) {
 		ann, bob := w.client("ann", delayed), w.client("bob", delayed)
 		denied := errors.New("permission denied")
-		w.faults(memstore.Fault{Err: denied}, on(memstore.LeaveTrace))
+		w.faults(memstore.Fault{Err: denied}, on(memstore.Mark))
 		wait(t.Context(), t, ann, "a").fails(denied)
 		_, err := ann.Mutex("a").TryLock(t.Context())
 		expectError(t, err, denied)
@@ -442,12 +442,12 @@ func TestATraceThatCannotBeLeftIsAnError(t *testing.T) {
 	})
 }
 
-// Whether the trace was left is not known; nothing of it remains.
-func TestGivingUpWhileATraceIsLeft(t *testing.T) {
+// Whether the marker was left is not known; nothing of it remains.
+func TestGivingUpWhileAMarkerIsLeft(t *testing.T) {
 	for _, f := range []memstore.Fault{{Drop: true}, {LoseReply: true}} {
 		scenario(t, func(t *testing.T, w *world) {
 			ann, bob := w.client("ann", delayed), w.client("bob", delayed)
-			w.faults(f, on(memstore.LeaveTrace))
+			w.faults(f, on(memstore.Mark))
 			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 			defer cancel()
 			wt := wait(ctx, t, ann, "a")
@@ -461,7 +461,7 @@ func TestGivingUpWhileATraceIsLeft(t *testing.T) {
 }
 
 // The session ends while the answer is on its way: the lock is not held, and the caller stands in line again.
-func TestTheSessionIsLostWhileATraceIsLeft(t *testing.T) {
+func TestTheSessionIsLostWhileAMarkerIsLeft(t *testing.T) {
 	for _, left := range []bool{false, true} {
 		scenario(t, func(t *testing.T, w *world) {
 			ann := w.client("ann", delayed)
@@ -469,7 +469,7 @@ func TestTheSessionIsLostWhileATraceIsLeft(t *testing.T) {
 			if left {
 				late = memstore.Fault{ReplyDelay: time.Second}
 			}
-			w.faults(late, on(memstore.LeaveTrace))
+			w.faults(late, on(memstore.Mark))
 			wt := wait(t.Context(), t, ann, "a")
 			w.heal()
 			w.store.Expire(w.session("ann"))
@@ -484,15 +484,15 @@ func TestTheSessionIsLostWhileATraceIsLeft(t *testing.T) {
 }
 
 // What cannot be removed delays the next one, as if the delay had not been.
-func TestTracesThatCannotBeForgottenDelayOnceMore(t *testing.T) {
+func TestMarkersThatCannotBeClearedDelayOnceMore(t *testing.T) {
 	for _, f := range []memstore.Fault{{Err: errors.New("permission denied")}, {Drop: true}} {
 		scenario(t, func(t *testing.T, w *world) {
 			l := &logged{}
 			bob := w.client("bob", delayed, func(o *stile.Options) { o.Logger = slog.New(l) })
-			w.vanish("a")
+			w.unreleased("a")
 			var asked []time.Time
 			w.store.SetFaults(func(c memstore.Call) memstore.Fault {
-				if c.Op != memstore.ForgetTraces {
+				if c.Op != memstore.ClearMarks {
 					return memstore.Fault{}
 				}
 				if asked = append(asked, time.Now()); len(asked) == 1 {
@@ -504,12 +504,12 @@ func TestTracesThatCannotBeForgottenDelayOnceMore(t *testing.T) {
 			wt := wait(t.Context(), t, bob, "a")
 			release(t, wt.getsWithin(3*lockDelay))
 			if len(asked) != 2 || asked[0].Sub(start) != lockDelay || asked[1].Sub(asked[0]) < lockDelay {
-				t.Errorf("the store was asked to forget %v after the beginning at %v, want it asked twice", asked, start)
+				t.Errorf("the store was asked to clear %v after the beginning at %v, want it asked twice", asked, start)
 			}
 			got := strings.Join(l.above(), "\n")
 			for want, times := range map[string]int{
 				"WARN lock was not released by its last holder and stays closed for a while lock=a holder=(ann)": 2,
-				"WARN traces of holds that were not released could not be removed":                               1,
+				"WARN could not clear the markers of holds that were not released":                               1,
 			} {
 				if strings.Count(got, want) != times {
 					t.Errorf("logged\n%s\nwant %q in it, %d times", got, want, times)
@@ -523,7 +523,7 @@ func TestTracesThatCannotBeForgottenDelayOnceMore(t *testing.T) {
 func TestASecondUncleanEndIsWaitedForToo(t *testing.T) {
 	scenario(t, func(t *testing.T, w *world) {
 		bob := w.client("bob", delayed)
-		w.vanish("a")
+		w.unreleased("a")
 		expectClosed(t, bob, "a", lockDelay)
 		time.Sleep(lockDelay / 3)
 		first := time.Now()
@@ -583,12 +583,12 @@ func TestNoTwoHoldsWhateverEndsEarly(t *testing.T) {
 	})
 }
 
-// traceless is a store in which entries leave no traces.
-type traceless struct{ *memstore.Store }
+// markerless is a store in which entries leave no markers.
+type markerless struct{ *memstore.Store }
 
-func (traceless) Capabilities() store.Capabilities {
+func (markerless) Capabilities() store.Capabilities {
 	caps := memstore.New().Capabilities()
-	caps.Traces = false
+	caps.ClearMarks = nil
 	return caps
 }
 
@@ -600,7 +600,7 @@ func TestALockDelayThatCannotBe(t *testing.T) {
 		want  string
 	}{
 		{"negative", memstore.New(), -time.Second, "a LockDelay of -1s"},
-		{"on a store without traces", traceless{memstore.New()}, time.Second, "memory"},
+		{"on a store without markers", markerless{memstore.New()}, time.Second, "memory"},
 	} {
 		c, err := stile.New(tt.st, &stile.Options{LockDelay: tt.delay})
 		if c != nil || err == nil || !strings.Contains(err.Error(), tt.want) {
@@ -610,7 +610,7 @@ func TestALockDelayThatCannotBe(t *testing.T) {
 			t.Errorf("%s: the error %v matches ErrUnsupported: %v, want %v", tt.name, err, !unsupported, unsupported)
 		}
 	}
-	if _, err := stile.New(traceless{memstore.New()}, nil); err != nil {
+	if _, err := stile.New(markerless{memstore.New()}, nil); err != nil {
 		t.Errorf("without a LockDelay any store will do: %v", err)
 	}
 }

@@ -107,7 +107,7 @@ func (h *Hold) giveUp() {
 func (h *Hold) Name() string { return h.tenure.queue.name }
 
 // Owner returns who the holder is, as others see it.
-func (h *Hold) Owner() Owner { return h.tenure.queue.client.opts.Owner }
+func (h *Hold) Owner() Owner { return h.tenure.owner }
 
 // Token returns the fencing token: positive, below 2^63, and larger than that of every earlier conflicting hold of the
 // name, for as long as the store keeps its data. A resource that remembers the largest token it has seen, and refuses
@@ -184,7 +184,7 @@ func (h *Hold) ReleaseAfter(ctx context.Context, d time.Duration) error {
 		return fmt.Errorf("stile: lock %q (token %d): release after %v: %w by the %s store in mode %v",
 			h.Name(), h.token, d, ErrUnsupported, caps.Kind, h.tenure.mode)
 	}
-	return h.release(ctx, func(ctx context.Context) error { return h.tenure.ticket.WithdrawAfter(ctx, d) })
+	return h.release(ctx, func(ctx context.Context) error { return h.tenure.ticket.Extensions().WithdrawAfter(ctx, d) })
 }
 
 // release ends the hold. If it is the last of its tenure the entry is withdrawn.

@@ -99,8 +99,10 @@ func TestTheOwnerCanBeRead(t *testing.T) {
 		ann := w.client("", func(o *stile.Options) { o.Owner = owner })
 		bob := w.client("bob")
 		h := lock(t, ann, "a")
-		if !reflect.DeepEqual(h.Owner(), owner) {
-			t.Errorf("the hold's owner is %+v, want %+v", h.Owner(), owner)
+		want := owner
+		want.Since = h.Owner().Since
+		if !reflect.DeepEqual(h.Owner(), want) || !want.Since.Equal(time.Now()) {
+			t.Errorf("the hold's owner is %+v, want %+v, and in the line since now", h.Owner(), owner)
 		}
 		_, err := bob.Mutex("a").TryLock(t.Context())
 		var held *stile.HeldError

@@ -37,11 +37,11 @@ type Options struct {
 	// before the next one has it, whether or not it could be told that it was to lose it earlier. The price is that much more
 	// time without the lock after each crash, and one request more to take it.
 	//
-	// It concerns the holds of clients with a LockDelay only: to let others know, a hold leaves a trace in the store, which
+	// It concerns the holds of clients with a LockDelay only: to let others know, a hold leaves a marker in the store, which
 	// goes with its release. All clients of a lock should have the same TTL and LockDelay. One without a LockDelay leaves no
-	// traces, minds none, and is let in at once; where the delays differ, the shortest may be the one that counts for all.
+	// markers, minds none, and is let in at once; where the delays differ, the shortest may be the one that counts for all.
 	//
-	// Zero means none. A negative one is an error from New, and so is one on a store that knows no traces: it matches
+	// Zero means none. A negative one is an error from New, and so is one on a store that keeps no markers: it matches
 	// [ErrUnsupported].
 	LockDelay time.Duration
 
@@ -81,7 +81,7 @@ func (o *Options) complete(caps store.Capabilities) (Options, error) {
 	switch {
 	case c.LockDelay < 0:
 		errs = append(errs, fmt.Errorf("a LockDelay of %v: it must not be negative", c.LockDelay))
-	case c.LockDelay > 0 && !caps.Traces:
+	case c.LockDelay > 0 && caps.ClearMarks == nil:
 		errs = append(errs, fmt.Errorf("a LockDelay: the %s store: %w: leave it at zero", caps.Kind, ErrUnsupported))
 	}
 	if err := checkOwner(c.Owner); err != nil {

@@ -23,6 +23,7 @@ type tenure struct {
 	// enter sets these.
 	session *keeper.Session
 	ticket  store.Ticket
+	owner   Owner // as others see it
 
 	admitted chan struct{} // closed when it is the entry's turn; order is set
 	gone     chan struct{} // closed when the entry is gone; cause is set
@@ -79,8 +80,10 @@ func (t *tenure) enter(ctx context.Context, try bool) (err error) {
 	if t.session, err = t.queue.client.session(ctx); err != nil {
 		return err
 	}
+	t.owner = t.queue.client.opts.Owner
+	t.owner.Since = time.Now()
 	t.ticket, err = t.session.Store().Enqueue(ctx, store.Request{
-		Name: t.queue.name, Mode: t.mode, Try: try, Notify: t.notify,
+		Name: t.queue.name, Mode: t.mode, Owner: t.owner, Try: try, Notify: t.notify,
 	})
 	if held, ok := errors.AsType[*store.HeldError](err); ok {
 		return heldError(held)
@@ -100,7 +103,7 @@ func (t *tenure) await(ctx context.Context, try bool) error {
 		return err
 	}
 	if t.queue.client.opts.LockDelay > 0 {
-		if err := t.leaveTrace(ctx, try); err != nil {
+		if err := t.mark(ctx, try); err != nil {
 			return err
 		}
 	}
@@ -280,12 +283,13 @@ func (t *tenure) whenContended(f func()) {
 
 // watchBehind has the store tell, once, when somebody waits behind the entry.
 func (t *tenure) watchBehind() {
+	notify := t.ticket.Extensions().NotifyContended
 	t.queue.mu.Lock()
 	watching := t.watching
 	t.watching = true
 	t.queue.mu.Unlock()
-	if !watching {
-		t.ticket.NotifyContended(func() {
+	if !watching && notify != nil {
+		notify(func() {
 			t.queue.mu.Lock()
 			defer t.queue.mu.Unlock()
 			t.behind = true

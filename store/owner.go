@@ -21,8 +21,8 @@ type Owner struct {
 	Reason string `json:"reason,omitempty"`
 	// Labels are the owner's own keys and values.
 	Labels map[string]string `json:"labels,omitempty"`
-	// Since is when the entry joined its line, by the owner's wall clock. It is for people: nothing is decided
-	// by it.
+	// Since is when the entry joined its line, by the owner's wall clock; whoever enqueues it sets this. It is for
+	// people: nothing is decided by it.
 	Since time.Time `json:"since,omitzero"`
 }
 

@@ -17,14 +17,26 @@
 //     before it under the same name, for as long as the store keeps its data. Fencing tokens are made of it.
 //   - Life. The entries of a session stand at least until TTL − Slack after the session was last confirmed,
 //     counted from before the confirming request was sent, and are gone soon after TTL when it is not
-//     confirmed again. See [Terms]. What [Ticket.WithdrawAfter] has let go has a time of its own.
+//     confirmed again. See [Terms]. What [Extensions.WithdrawAfter] has let go has a time of its own.
 //   - Own entries only. Withdrawing touches nothing but the one entry it names, even after that entry is gone
 //     and another stands under the same key.
 //   - No debris. When [Session.Enqueue] fails, or its context ends, no entry of that call is in the line, or it
-//     is being taken out already; whatever happens, nothing outlives its session but what WithdrawAfter and
-//     LeaveTrace were asked to leave.
+//     is being taken out already; whatever happens, nothing outlives its session but what
+//     [Extensions.WithdrawAfter] and [Extensions.Mark] were asked to leave.
 //   - No waiter is forgotten. Lost messages, reconnects, compactions and changes of leader delay a change of
 //     standing. They never suppress it.
+//
+// # What a store may do besides
+//
+// The three interfaces are what every store must do. What a store may do besides, a ticket returns as functions: see
+// [Extensions]. [Capabilities] says it beforehand, and has the functions that need no ticket. A function that is nil is
+// an ability that the store lacks, so such a store need not mention it, and an ability can be added to the contract
+// without breaking a store.
+//
+// They are functions, and not interfaces to ask a Store or Ticket for, because stores are wrapped: to rename locks, to
+// count requests, to inject faults. A wrapper that embeds an interface hides the other methods of what it wraps, and
+// looking behind it goes past what it does. A wrapper returns new Extensions and Capabilities with the fields that it
+// knows, each wrapped as it needs to be; what it does not know, it then lacks. Package storetest has such a wrapper.
 //
 // Stores import this package, package line and the client of their server; never the root package.
 package store
@@ -47,8 +59,8 @@ type Store interface {
 	// [Session.Terms] tells. It lives until it is closed or not confirmed for its TTL. Open does not keep it
 	// alive: the caller does, with [Session.Confirm].
 	//
-	// On failure there may be a session in the store nobody knows of, without entries, for at most one TTL. A
-	// TTL that the store cannot grant is an error that names the limits.
+	// On failure there may be a session in the store nobody knows of, without entries, for at most one TTL. If the
+	// server grants no such TTL, though the Capabilities allow it, the error names the server's limits.
 	//
 	// ctx bounds the call, not the session.
 	Open(ctx context.Context, opts SessionOptions) (Session, error)
@@ -61,7 +73,7 @@ type Store interface {
 	Lines(ctx context.Context, prefix string) ([]Line, error)
 
 	// Watch calls changed whenever somebody may have joined, left or been admitted to a line whose name begins with
-	// prefix. It returns when ctx ends, with an error matching ctx.Err(), or when the store will never tell: because it
+	// prefix, or an entry there may have changed. It returns when ctx ends, with an error matching ctx.Err(), or when the store will never tell: because it
 	// must not read there, for example. What can pass, it repairs by itself.
 	//
 	// The first call comes when the watch stands; until then nothing is promised. Every change after it is followed by
@@ -75,13 +87,6 @@ type Store interface {
 	// it was. If there is no such entry the error matches [ErrGone] and nothing was changed. Any other error
 	// leaves open whether the entry is still there.
 	Break(ctx context.Context, name string, order uint64) (Entry, error)
-
-	// ForgetTraces does away with traces under name: those of the entries with the given orders, which
-	// [Ticket.LeaveTrace] has returned. Traces that are not there are none to do away with.
-	//
-	// On failure some may be gone and others not. On a store that knows no traces (see [Capabilities]) the error
-	// matches [ErrUnsupported].
-	ForgetTraces(ctx context.Context, name string, orders []uint64) error
 }
 
 // A Session is what one client has in the store: when it ends, all its entries go. It must be safe for concurrent
@@ -115,9 +120,8 @@ type Session interface {
 	// background, beyond ctx, until the entry is out or the session has ended. If req.Try is set and it is not
 	// the entry's turn, the error is a [*HeldError].
 	//
-	// A session has at most one exclusive entry in a line at a time, not counting those that it has begun to
-	// withdraw: enqueueing a second one is the caller's mistake and an error. ctx bounds the call, not the entry.
-	// If ctx ends first the error matches ctx.Err().
+	// A session may have several entries in a line. Each stands for itself: the second of two exclusive ones waits
+	// behind the first. ctx bounds the call, not the entry. If ctx ends first the error matches ctx.Err().
 	Enqueue(ctx context.Context, req Request) (Ticket, error)
 
 	// Close ends the session and takes all its entries out. On failure they go when the TTL has passed. Close
@@ -135,55 +139,16 @@ type Ticket interface {
 	// the store goes on trying until the entry is out or the session has ended. It is safe to call it again.
 	Withdraw(ctx context.Context) error
 
-	// WithdrawAfter lets the entry go d from now, by itself: the session's end does not take it out any more, and nobody
-	// has to confirm anything. Its order, mode, owner and place in the line stay as they are; to readers, its session may
-	// be another from now on. After WithdrawAfter has been called Notify is not called any more, but for a call under way.
-	//
-	// On success the entry stands until d after the call was made, unless somebody breaks it, and is out soon after: a
-	// store may round d up, to the second or to the least TTL it can grant. If the entry had gone before, the error
-	// matches [ErrGone] or [ErrNotKnown], as that of Withdraw does. A d that is zero or negative is a Withdraw; one that is longer than the store can count, which is
-	// years, is as long as it can. On a store that cannot do it at all (see [Capabilities]) the error matches
-	// [ErrUnsupported], and nothing has been changed.
-	//
-	// After any other error the store goes on in the background until the entry is out, d after the call at the earliest
-	// if the session lives so long, or the session has ended; it is open then whether the entry ends with the session or
-	// stands until d after the call.
-	//
-	// For its session the entry counts as withdrawn: it may enqueue under the same name again, and then stands behind it.
-	// Withdraw takes the entry out before its time, also when the session has ended; too late, it says [ErrGone].
-	// WithdrawAfter sets the time anew; but if an earlier call has not succeeded, either time may be the one that counts.
-	WithdrawAfter(ctx context.Context, d time.Duration) error
-
-	// LeaveTrace has the entry leave a trace: a note that the store keeps beside the line, and that does not end with the
-	// session. Withdraw and WithdrawAfter take it away as they take the entry out or let it go, in one step with that. If the
-	// entry goes in any other way, because its session has ended or somebody has broken it, the trace stays, until
-	// [Store.ForgetTraces] is asked for it. So a trace whose entry is not in the line tells that it was not its owner who
-	// ended it.
-	//
-	// If there are such traces under the name, of entries of any mode, LeaveTrace leaves none, and returns the entries that
-	// have left them, as they were: they may lack what only concerns entries that stand. When it returns neither entries
-	// nor an error, the trace is left.
-	//
-	// It is for entries that have been reported [Admitted] and have not been withdrawn. If the entry has gone the error
-	// matches [ErrGone] or [ErrSessionLost], and no trace was left. On a store that knows no traces (see [Capabilities])
-	// the error matches [ErrUnsupported]. After any other error the trace may have been left or not; it is never left
-	// after the entry has gone. It is safe to call it again.
-	LeaveTrace(ctx context.Context) (vanished []Entry, err error)
-
-	// NotifyContended makes the store call f once, as soon as another entry stands behind this one and waits:
-	// at once if that is so already, never if it does not happen before the entry goes. Like Notify, f must not
-	// block or call the store.
-	NotifyContended(f func())
+	// Extensions returns what else can be done with the entry. It agrees with the store's [Capabilities], and does not
+	// change.
+	Extensions() Extensions
 }
 
 // SessionOptions are what a session is opened with.
 type SessionOptions struct {
-	// TTL is how long the session lives without being confirmed. It is positive. The store may grant more:
-	// [Terms] tells.
+	// TTL is how long the session lives without being confirmed. The caller sees to it that it is within MinTTL and
+	// MaxTTL of the store's [Capabilities]. The store may grant more: [Terms] tells.
 	TTL time.Duration
-
-	// Owner is who opens the session; the store keeps it with each entry, readable by everyone.
-	Owner Owner
 
 	// Lost, if not nil, is called at most once, with an error matching [ErrSessionLost], when the store learns
 	// by itself that the session has ended; not after Close has returned. It must not block or call the store.
@@ -208,6 +173,8 @@ type Request struct {
 	Name string
 	// Mode is what the entry asks for.
 	Mode line.Mode
+	// Owner is who asks. The store keeps it with the entry as it is, Since included, readable by everyone.
+	Owner Owner
 	// Try asks for the entry only if it is admitted at once.
 	Try bool
 	// Notify is called with each change of the entry's standing, one call at a time and in order. The first
@@ -270,12 +237,17 @@ type Capabilities struct {
 	SharedModes bool
 	// Fencing is set if Order is what the contract says. Where it is not, Order is zero and there are no tokens.
 	Fencing bool
-	// Outlasting is set if an entry can outlast its session: if [Ticket.WithdrawAfter] works.
+	// Outlasting is set if an entry can outlast its session: if tickets have [Extensions.WithdrawAfter].
 	Outlasting bool
-	// Traces is set if entries can leave traces that outlast them: if [Ticket.LeaveTrace] and [Store.ForgetTraces] work.
-	// Traces are known by the orders of their entries, so Fencing is set too.
-	Traces bool
-	// MinTTL and MaxTTL bound what Open accepts. A store that cannot know before asking its server tells the
+	// Contention is set if a holder can be told that others wait: if tickets have [Extensions.NotifyContended].
+	Contention bool
+	// ClearMarks removes markers under name: those of the entries with the given orders, which [Extensions.Mark] has
+	// returned. Markers that are not there need not be removed. On failure some may be gone and others not.
+	//
+	// It is nil if the store keeps no markers; tickets have Mark if it is not. Markers are known by the orders of their
+	// entries, so Fencing is set too.
+	ClearMarks func(ctx context.Context, name string, orders []uint64) error
+	// MinTTL and MaxTTL bound the TTL of a session. A store that cannot know before asking its server tells the
 	// widest bounds, and Open's error the real ones.
 	MinTTL, MaxTTL time.Duration
 }
@@ -291,7 +263,8 @@ type Line struct {
 	Remarks []string `json:"remarks,omitempty"`
 }
 
-// An Entry is one place in a line, as everybody can read it.
+// An Entry is one place in a line, as everybody can read it. What it says of itself may change while it stands: Line
+// shows it as it is, Watch tells that it may be another, and Notify does not, because its standing is the same.
 type Entry struct {
 	// Order is the entry's place in the store's order; see [Standing.Order]. Zero if the store gives it at
 	// admission and the entry still waits.

@@ -73,15 +73,6 @@ func TestNamesThatBeginWithOthersAreOtherLocks(t *testing.T) {
 	}
 }
 
-func TestTTLOutOfBounds(t *testing.T) {
-	t.Parallel()
-	st := newStore(t, server(t).Client(t), "")
-	for _, ttl := range []time.Duration{-time.Second, 0, time.Millisecond, 999 * time.Millisecond, 301 * time.Second, time.Hour} {
-		_, err := st.Open(t.Context(), store.SessionOptions{TTL: ttl})
-		wantSays(t, err, ttl.String(), "between 1s and 5m0s")
-	}
-}
-
 func TestTTLBelowMinimumOfTheServer(t *testing.T) {
 	t.Parallel()
 	e := testservers.StartEtcd(t, "--heartbeat-interval=100", "--election-timeout=1000") // etcd's defaults

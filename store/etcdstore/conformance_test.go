@@ -47,3 +47,20 @@ func TestStoreConformsOnACluster(t *testing.T) {
 		Without: []storetest.Ability{storetest.Cut},
 	})
 }
+
+// No ability goes past a wrapper that renames locks.
+func TestStoreConformsRenamed(t *testing.T) {
+	t.Parallel()
+	server := server(t)
+	open := func(t *testing.T) store.Store {
+		return storetest.Renamed(newStore(t, connect(t, server.Endpoint()), ""), "renamed/")
+	}
+	storetest.Run(t, storetest.Harness{
+		Open:    open,
+		Peer:    func(t *testing.T, _ store.Store) store.Store { return open(t) },
+		TTL:     time.Minute,
+		Brief:   3 * time.Second,
+		Grace:   30 * time.Second,
+		Without: []storetest.Ability{storetest.Cut},
+	})
+}

@@ -8,9 +8,9 @@ import (
 	"github.com/stilelock/stile/store/internal/attempts"
 )
 
-// NotifyContended implements [store.Ticket]. Nobody who does not ask pays for it: it has a watch of its own, for those
+// notifyContended is [store.Extensions.NotifyContended]. Nobody who does not ask pays for it: it has a watch of its own, for those
 // who join, which the line's watch leaves out.
-func (e *entry) NotifyContended(f func()) {
+func (e *entry) notifyContended(f func()) {
 	w := e.line
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -8,8 +8,8 @@
 //
 // with the lease attached; entries stand in the order of their create revisions. That is the layout of
 // concurrency.Mutex, etcdctl lock and the server's own lock service, so all of them and Stile exclude each other on
-// one name. Entries of other modes add a dash and their nonce to the key, because a session may have several. The
-// value is JSON: the owner, the mode, and a nonce that makes each entry recognisable to the one who made it. A key
+// one name. An entry adds a dash and its nonce to the key if it is of another mode, or if the session has an
+// exclusive one in the line already: a session may have several. The value is JSON: the owner, the mode, and a nonce that makes each entry recognisable to the one who made it. A key
 // under a name that is not such an entry (it is not attached to the lease in its name, or there is a further slash)
 // is not part of the line; [Store.Line] remarks on it, because the other clients would wait for it.
 //
@@ -24,7 +24,7 @@
 // everybody who reads the line can see it. Revisions go backwards when a cluster is restored from a snapshot, unless
 // with etcdutl snapshot restore --bump-revision, and begin again in a new one.
 //
-// A trace, which entries leave only if they are asked to, is a key without a lease. It is beside the line and not in it,
+// A marker, which entries leave only if they are asked to, is a key without a lease. It is beside the line and not in it,
 // where the other clients would wait for it, and named after the order of its entry; no name has two slashes in a row. The
 // value is that of the entry.
 //

@@ -38,8 +38,8 @@ type entry struct {
 	out atomic.Bool
 	// outlasts is set if the end of the session may not take the entry out.
 	outlasts atomic.Bool
-	// traced is set if the entry may have left a trace.
-	traced atomic.Bool
+	// marked is set if the entry may have left a marker.
+	marked atomic.Bool
 
 	// The fields below are guarded by the line's mutex.
 	state      entryState
@@ -127,9 +127,7 @@ func (se *session) Enqueue(ctx context.Context, req store.Request) (store.Ticket
 }
 
 func newEntry(se *session, req store.Request) (*entry, error) {
-	owner := se.opts.Owner
-	owner.Since = time.Now()
-	v := value{Stile: valueFormat, Nonce: rand.Text(), Mode: req.Mode, Owner: owner}
+	v := value{Stile: valueFormat, Nonce: rand.Text(), Mode: req.Mode, Owner: req.Owner}
 	text, err := v.encode()
 	if err != nil {
 		return nil, err
@@ -241,13 +239,13 @@ func (e *entry) outcome(ctx context.Context, resp *clientv3.TxnResponse, quiet, 
 		return e.foundIn(ctx)
 	case len(mine) > 0:
 		// An earlier entry of this session that is still on its way out: only this session makes such keys. If it was
-		// withdrawn, its withdrawal will find nothing, so its trace has to go here. If it was overwritten its trace stays.
+		// withdrawn, its withdrawal will find nothing, so its marker has to go here. If it was overwritten its marker stays.
 		order := mine[0].CreateRevision
-		var untrace []clientv3.Op
+		var unmark []clientv3.Op
 		if _, ours := decode(mine[0].Value); ours {
-			untrace = append(untrace, clientv3.OpDelete(e.session.store.keys.trace(e.req.Name, uint64(order))))
+			unmark = append(unmark, clientv3.OpDelete(e.session.store.keys.marker(e.req.Name, uint64(order))))
 		}
-		_, err = e.session.remove(ctx, e.key, order, untrace...)
+		_, err = e.session.remove(ctx, e.key, order, unmark...)
 	}
 	return arrival{}, false, err
 }
@@ -326,6 +324,11 @@ func (e *entry) clear() {
 	}
 }
 
+// Extensions implements [store.Ticket].
+func (e *entry) Extensions() store.Extensions {
+	return store.Extensions{WithdrawAfter: e.withdrawAfter, Mark: e.mark, NotifyContended: e.notifyContended}
+}
+
 // Withdraw implements [store.Ticket].
 func (e *entry) Withdraw(ctx context.Context) error { return e.depart(ctx, e.takeOut) }
 
@@ -390,7 +393,7 @@ func (e *entry) takenOut(doing string) error {
 
 // takeOut is the request of a withdrawal.
 func (e *entry) takeOut(ctx context.Context) (there bool, err error) {
-	r, err := e.session.remove(ctx, e.key, int64(e.order), e.untrace()...)
+	r, err := e.session.remove(ctx, e.key, int64(e.order), e.unmark()...)
 	e.unanswered.Store(!r.removed && (r.unanswered || e.unanswered.Load()))
 	if err == nil {
 		e.out.Store(true)

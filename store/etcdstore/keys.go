@@ -20,7 +20,7 @@ type keys struct {
 	prefix string
 }
 
-// reserved is the name under which the keys are that are Stile's own: guards and traces.
+// reserved is the name under which the keys are that are Stile's own: guards and markers.
 const reserved = ".stile"
 
 // check refuses the names that etcd needs for itself.

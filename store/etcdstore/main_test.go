@@ -137,7 +137,7 @@ func newClientOf(t *testing.T, st store.Store, ttl time.Duration) *stile.Client 
 // confirms it.
 func openSession(t *testing.T, st store.Store) store.Session {
 	t.Helper()
-	se, err := st.Open(t.Context(), store.SessionOptions{TTL: etcdstore.MaxTTL, Owner: store.Owner{Host: "test", Command: t.Name()}})
+	se, err := st.Open(t.Context(), store.SessionOptions{TTL: etcdstore.MaxTTL})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -170,7 +170,7 @@ func enqueue(t *testing.T, se store.Session, name string) *joined {
 
 func tryEnqueue(ctx context.Context, se store.Session, name string, try bool) (*joined, error) {
 	heard := make(chan store.Standing, 100)
-	ticket, err := se.Enqueue(ctx, store.Request{Name: name, Try: try, Notify: func(st store.Standing) { heard <- st }})
+	ticket, err := se.Enqueue(ctx, store.Request{Name: name, Owner: store.Owner{Host: "test"}, Try: try, Notify: func(st store.Standing) { heard <- st }})
 	return &joined{ticket, name, heard}, err
 }
 

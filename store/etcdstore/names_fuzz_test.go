@@ -48,11 +48,11 @@ func FuzzKeysOfNames(f *testing.F) {
 			}
 		}
 		order := uint64(lease) & store.MaxOrder
-		trace := &mvccpb.KeyValue{Key: []byte(k.trace(name, order)), Lease: lease}
-		if found := k.vanished(name, []*mvccpb.KeyValue{trace}, nil); len(found) != 1 || found[0].Order != order {
-			t.Errorf("the trace %q of the entry with the order %d is read as %+v", trace.Key, order, found)
+		marker := &mvccpb.KeyValue{Key: []byte(k.marker(name, order)), Lease: lease}
+		if found := k.unreleased(name, []*mvccpb.KeyValue{marker}, nil); len(found) != 1 || found[0].Order != order {
+			t.Errorf("the marker %q of the entry with the order %d is read as %+v", marker.Key, order, found)
 		}
-		for _, own := range []*mvccpb.KeyValue{trace, {Key: []byte(k.guard(id)), Lease: lease}} {
+		for _, own := range []*mvccpb.KeyValue{marker, {Key: []byte(k.guard(id)), Lease: lease}} {
 			if got, _, ok := k.parse(own); ok {
 				t.Errorf("key %q, which is not an entry's, is read as one of lock %q", own.Key, got)
 			}
@@ -63,8 +63,8 @@ func FuzzKeysOfNames(f *testing.F) {
 		if cs, _ := k.contenders(other, []*mvccpb.KeyValue{{Key: []byte(k.entry(name, id, "")), Lease: lease}}); len(cs) > 0 {
 			t.Errorf("an entry of lock %q stands in the line of lock %q", name, other)
 		}
-		if strings.HasPrefix(string(trace.Key), k.traces(other)) {
-			t.Errorf("the trace %q of an entry of lock %q is read as one of lock %q", trace.Key, name, other)
+		if strings.HasPrefix(string(marker.Key), k.markers(other)) {
+			t.Errorf("the marker %q of an entry of lock %q is read as one of lock %q", marker.Key, name, other)
 		}
 	})
 }

@@ -16,9 +16,9 @@ import (
 	"github.com/stilelock/stile/store/internal/attempts"
 )
 
-// WithdrawAfter implements [store.Ticket]: the entry's key is attached to a lease of its own. What can happen on the
+// withdrawAfter is [store.Extensions.WithdrawAfter]: the entry's key is attached to a lease of its own. What can happen on the
 // way, and what is done about it, is in docs/architecture.md.
-func (e *entry) WithdrawAfter(ctx context.Context, d time.Duration) error {
+func (e *entry) withdrawAfter(ctx context.Context, d time.Duration) error {
 	if d <= 0 {
 		return e.Withdraw(ctx)
 	}
@@ -86,7 +86,7 @@ func (a *afterlife) attach(ctx context.Context) (there bool, err error) {
 	err = attempt(ctx, func(ctx context.Context) error {
 		resp, err := e.session.store.cli.Txn(ctx).
 			If(clientv3.Compare(clientv3.CreateRevision(e.key), "=", int64(e.order))).
-			Then(append(e.untrace(), clientv3.OpPut(e.key, a.value, clientv3.WithLease(a.lease)))...).
+			Then(append(e.unmark(), clientv3.OpPut(e.key, a.value, clientv3.WithLease(a.lease)))...).
 			Commit()
 		if err != nil {
 			e.unanswered.Store(e.unanswered.Load() || !refused(err))

@@ -37,7 +37,7 @@ func TestEntryThatOutlastsItsSessionKeepsItsKey(t *testing.T) {
 	j := enqueue(t, se, name)
 	order := j.await(t, store.Admitted).Order
 	before := keyOf(t, name)
-	if err := j.WithdrawAfter(t.Context(), time.Hour); err != nil {
+	if err := j.Extensions().WithdrawAfter(t.Context(), time.Hour); err != nil {
 		t.Fatal(err)
 	}
 	if err := se.Close(t.Context()); err != nil {
@@ -60,7 +60,7 @@ func TestEntryThatOutlastsItsSessionKeepsItsKey(t *testing.T) {
 		e = l.Entries[0]
 		return e.Remaining != 0 // a busy server is not waited for
 	})
-	if e.Order != order || !e.Admitted || e.Foreign || e.Owner.Command != t.Name() {
+	if e.Order != order || !e.Admitted || e.Foreign || e.Owner.Host != "test" {
 		t.Errorf("the entry is %+v, want the one of order %d, admitted, with its owner", e, order)
 	}
 	if e.Remaining < 50*time.Minute || e.Remaining > time.Hour {
@@ -76,7 +76,7 @@ func TestNextEntryOfASessionDoesNotTouchTheOneThatOutlastsIt(t *testing.T) {
 	se := openSession(t, newStore(t, server(t).Client(t), ""))
 	first := enqueue(t, se, name)
 	first.await(t, store.Admitted)
-	if err := first.WithdrawAfter(t.Context(), time.Hour); err != nil {
+	if err := first.Extensions().WithdrawAfter(t.Context(), time.Hour); err != nil {
 		t.Fatal(err)
 	}
 	outlasting := keyOf(t, name)
@@ -170,7 +170,7 @@ func TestLettingGoLaterThroughLosses(t *testing.T) {
 					return errLost
 				})
 				now.Store(&f)
-				if err := j.WithdrawAfter(t.Context(), time.Hour); err != nil {
+				if err := j.Extensions().WithdrawAfter(t.Context(), time.Hour); err != nil {
 					t.Fatal(err)
 				}
 				now.Store(nil)
@@ -221,7 +221,7 @@ func TestLettingGoLaterWhenTheNewLeaseVanishes(t *testing.T) {
 		return carryOut()
 	})
 	now.Store(&f)
-	if err := j.WithdrawAfter(t.Context(), time.Hour); err != nil {
+	if err := j.Extensions().WithdrawAfter(t.Context(), time.Hour); err != nil {
 		t.Fatal(err)
 	}
 	if ids := leases.all(); len(ids) != 2 || keyOf(t, name).Lease != int64(ids[1]) {
@@ -258,7 +258,7 @@ func TestGivingUpAsTheNewLeaseVanishesDoesNotLoseTheSession(t *testing.T) {
 		return err
 	})
 	now.Store(&f)
-	if err := j.WithdrawAfter(ctx, time.Hour); !errors.Is(err, context.Canceled) || errors.Is(err, store.ErrSessionLost) {
+	if err := j.Extensions().WithdrawAfter(ctx, time.Hour); !errors.Is(err, context.Canceled) || errors.Is(err, store.ErrSessionLost) {
 		t.Errorf("WithdrawAfter returned %v, want that its context has ended", err)
 	}
 	if err := se.Confirm(t.Context()); err != nil {
@@ -285,7 +285,7 @@ func TestLettingGoLaterOfABrokenEntryLeavesNoLease(t *testing.T) {
 		return carryOut()
 	})
 	now.Store(&f)
-	if err := j.WithdrawAfter(t.Context(), time.Hour); !errors.Is(err, store.ErrGone) {
+	if err := j.Extensions().WithdrawAfter(t.Context(), time.Hour); !errors.Is(err, store.ErrGone) {
 		t.Errorf("WithdrawAfter of an entry that was broken returned %v, want ErrGone", err)
 	}
 	now.Store(nil)
@@ -321,7 +321,7 @@ func TestEntryInDoubtOutlastsItsSession(t *testing.T) {
 	if txns.Load() < 2 {
 		t.Fatal("the scenario has failed: no attempt was in doubt")
 	}
-	if err := j.WithdrawAfter(t.Context(), time.Hour); err != nil {
+	if err := j.Extensions().WithdrawAfter(t.Context(), time.Hour); err != nil {
 		t.Fatal(err)
 	}
 	await(t, "the guard to be raised", func() bool { return guard(t, direct, se) > 0 })
@@ -354,7 +354,7 @@ func TestEntryThatMayOutlastItsSessionCanBeWithdrawn(t *testing.T) {
 		resp, err := direct.Get(t.Context(), name+"/"+se.ID())
 		return err == nil && len(resp.Kvs) == 1 && resp.Kvs[0].Lease != lease
 	})
-	if err := j.WithdrawAfter(ctx, time.Hour); !errors.Is(err, context.Canceled) {
+	if err := j.Extensions().WithdrawAfter(ctx, time.Hour); !errors.Is(err, context.Canceled) {
 		t.Errorf("WithdrawAfter without a reply returned %v, want the end of its context", err)
 	}
 	if err := se.Close(t.Context()); err != nil {
@@ -376,7 +376,7 @@ func TestLettingGoLaterThanTheServerCounts(t *testing.T) {
 	name := newName(t)
 	j := enqueue(t, openSession(t, newStore(t, server(t).Client(t), "")), name)
 	j.await(t, store.Admitted)
-	if err := j.WithdrawAfter(t.Context(), 1<<63-1); err != nil {
+	if err := j.Extensions().WithdrawAfter(t.Context(), 1<<63-1); err != nil {
 		t.Fatal(err)
 	}
 	j.withdraw(t)

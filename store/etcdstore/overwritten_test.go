@@ -141,15 +141,15 @@ func TestAnOverwrittenKeyIsDeletedThoughItsOwnerCloses(t *testing.T) {
 	}
 }
 
-// An entry that was overwritten was not released, so its trace stays, also if the session's next entry has to delete the key.
-func TestTheTraceOfAnOverwrittenEntryStays(t *testing.T) {
+// An entry that was overwritten was not released, so its marker stays, also if the session's next entry has to delete the key.
+func TestTheMarkerOfAnOverwrittenEntryStays(t *testing.T) {
 	t.Parallel()
 	cli, now := tampered(t)
 	name := newName(t)
 	se := openSession(t, newStore(t, cli, ""))
 	held := enqueue(t, se, name)
 	held.await(t, store.Admitted)
-	if _, err := held.LeaveTrace(t.Context()); err != nil {
+	if _, err := held.Extensions().Mark(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	await(t, "its key to be watched", func() bool { return etcdstore.WatchesHeld(se, name) })
@@ -168,7 +168,7 @@ func TestTheTraceOfAnOverwrittenEntryStays(t *testing.T) {
 	enqueue(t, se, name).await(t, store.Admitted)
 	close(joined)
 	if !there(t, server(t).Client(t), ".stile/traces/"+name) {
-		t.Error("the trace is gone")
+		t.Error("the marker is gone")
 	}
 }
 

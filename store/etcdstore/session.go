@@ -251,7 +251,7 @@ func (se *session) Close(ctx context.Context) error {
 }
 
 // deleteOverwritten has the key of an entry deleted that was overwritten. What is not done when the session ends, Close does.
-// The entry's trace stays: it was not released.
+// The entry's marker stays: it was not released.
 func (se *session) deleteOverwritten(e *entry) {
 	se.overwritten.Lock()
 	se.overwritten.entries = append(se.overwritten.entries, e)

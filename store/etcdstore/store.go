@@ -73,7 +73,8 @@ func New(cli *clientv3.Client, opts *Options) (*Store, error) {
 // Capabilities implements [store.Store].
 func (s *Store) Capabilities() store.Capabilities {
 	return store.Capabilities{
-		Kind: "etcd", Fair: true, SharedModes: true, Fencing: true, Outlasting: true, Traces: true,
+		Kind: "etcd", Fair: true, SharedModes: true, Fencing: true,
+		Outlasting: true, Contention: true, ClearMarks: s.clearMarks,
 		MinTTL: MinTTL, MaxTTL: MaxTTL,
 	}
 }
@@ -81,9 +82,6 @@ func (s *Store) Capabilities() store.Capabilities {
 // Open implements [store.Store]. The TTL is rounded up to a second. A TTL below the server's own minimum is an error,
 // because the server would silently grant another.
 func (s *Store) Open(ctx context.Context, opts store.SessionOptions) (store.Session, error) {
-	if opts.TTL < MinTTL || opts.TTL > MaxTTL {
-		return nil, fmt.Errorf("%s: a TTL of %v: it must be between %v and %v", s, opts.TTL, MinTTL, MaxTTL)
-	}
 	seconds := int64(math.Ceil(opts.TTL.Seconds()))
 
 	var granted *clientv3.LeaseGrantResponse

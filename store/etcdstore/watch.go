@@ -84,18 +84,10 @@ func (se *session) join(e *entry) error {
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if e.req.Mode == line.Exclusive {
-		for other := range w.mine {
-			if other.req.Mode == line.Exclusive {
-				return fmt.Errorf("%s: session %s stands in the line of lock %q already", se.store, se.ID(), w.name)
-			}
-		}
-	}
 	// Named as other clients do, unless the session may have another entry of that name.
-	if e.req.Mode != line.Exclusive || se.outlast {
+	e.key = se.store.keys.entry(w.name, se.lease, "")
+	if e.req.Mode != line.Exclusive || se.outlast || w.hasKey(e.key) {
 		e.key = se.store.keys.entry(w.name, se.lease, e.says.Nonce)
-	} else {
-		e.key = se.store.keys.entry(w.name, se.lease, "")
 	}
 	w.mine[e] = struct{}{}
 	e.line, e.watch = w, w.open
@@ -103,6 +95,16 @@ func (se *session) join(e *entry) error {
 		w.idle.Stop()
 	}
 	return nil
+}
+
+// hasKey reports whether an entry of the session that is joining or standing has a key. It is called with w.mu held.
+func (w *watchedLine) hasKey(key string) bool {
+	for e := range w.mine {
+		if e.key == key {
+			return true
+		}
+	}
+	return false
 }
 
 // arrive notes that an entry has been put in, and tells how it stands. It reports false if the session has ended while

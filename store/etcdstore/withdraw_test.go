@@ -90,7 +90,7 @@ func TestWithdrawAfterATimeAfterARequestThatWasNotAnswered_saysOnlyWhatIsKnown(t
 		return errLost
 	})
 	now.Store(&f)
-	if err := j.WithdrawAfter(t.Context(), ample); !errors.Is(err, store.ErrNotKnown) || errors.Is(err, store.ErrGone) {
+	if err := j.Extensions().WithdrawAfter(t.Context(), ample); !errors.Is(err, store.ErrNotKnown) || errors.Is(err, store.ErrGone) {
 		t.Errorf("WithdrawAfter: %v, want ErrNotKnown", err)
 	}
 }

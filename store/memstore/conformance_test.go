@@ -42,6 +42,15 @@ func TestConformanceOnARealClock(t *testing.T) {
 	})
 }
 
+// No ability goes past a wrapper that renames locks.
+func TestConformanceRenamed(t *testing.T) {
+	storetest.Run(t, storetest.Harness{
+		Open: func(*testing.T) store.Store { return storetest.Renamed(memstore.New(), "renamed/") },
+		Run:  synctest.Test, TTL: time.Hour, Grace: grace,
+		Without: []storetest.Ability{storetest.Cut},
+	})
+}
+
 func faraway(memstore.Call) memstore.Fault {
 	return memstore.Fault{Delay: rand.N(time.Millisecond), ReplyDelay: rand.N(time.Millisecond)}
 }

@@ -11,17 +11,17 @@ type Op string
 
 // The operations that faults can be put on.
 const (
-	Open         Op = "open"          // a session is opened
-	Confirm      Op = "confirm"       // a session is renewed
-	Enqueue      Op = "enqueue"       // an entry is put in
-	LeaveTrace   Op = "leave trace"   // an entry leaves a trace, or hears of others
-	Withdraw     Op = "withdraw"      // an entry is taken out by its session, at once or after a time
-	Close        Op = "close"         // a session is ended by its client
-	Read         Op = "read"          // a line or lines are read
-	Break        Op = "break"         // somebody's entry is taken out
-	ForgetTraces Op = "forget traces" // traces are done away with
-	Watch        Op = "watch"         // a watch begins
-	Notify       Op = "notify"        // an entry's new standing is told, or a change to a watch; only Delay applies
+	Open       Op = "open"        // a session is opened
+	Confirm    Op = "confirm"     // a session is renewed
+	Enqueue    Op = "enqueue"     // an entry is put in
+	Mark       Op = "mark"        // an entry leaves a marker, or is told of others
+	Withdraw   Op = "withdraw"    // an entry is taken out by its session, at once or after a time
+	Close      Op = "close"       // a session is ended by its client
+	Read       Op = "read"        // a line or lines are read
+	Break      Op = "break"       // somebody's entry is taken out
+	ClearMarks Op = "clear marks" // markers are removed
+	Watch      Op = "watch"       // a watch begins
+	Notify     Op = "notify"      // an entry's new standing is told, or a change to a watch; only Delay applies
 )
 
 // Call is one use of the store, about to be made.

@@ -33,7 +33,7 @@ type Store struct {
 	faults   func(Call) Fault
 	sessions map[string]*session
 	lines    map[string][]*entry // in order; no empty lines
-	traces   map[string][]*entry // by the names of their lines: those that have left a trace
+	markers  map[string][]*entry // by the names of their lines: those that have left a marker
 	watches  map[*watch]struct{}
 	order    uint64
 	opened   int
@@ -46,7 +46,7 @@ func New() *Store {
 	return &Store{
 		sessions: make(map[string]*session),
 		lines:    make(map[string][]*entry),
-		traces:   make(map[string][]*entry),
+		markers:  make(map[string][]*entry),
 		watches:  make(map[*watch]struct{}),
 	}
 }
@@ -60,16 +60,14 @@ const (
 // Capabilities implements [store.Store]: memory can do everything.
 func (s *Store) Capabilities() store.Capabilities {
 	return store.Capabilities{
-		Kind: "memory", Fair: true, SharedModes: true, Fencing: true, Outlasting: true, Traces: true,
+		Kind: "memory", Fair: true, SharedModes: true, Fencing: true,
+		Outlasting: true, Contention: true, ClearMarks: s.clearMarks,
 		MinTTL: MinTTL, MaxTTL: MaxTTL,
 	}
 }
 
 // Open implements [store.Store].
 func (s *Store) Open(ctx context.Context, opts store.SessionOptions) (store.Session, error) {
-	if opts.TTL < MinTTL || opts.TTL > MaxTTL {
-		return nil, fmt.Errorf("memory store: a TTL of %v: it must be between %v and %v", opts.TTL, MinTTL, MaxTTL)
-	}
 	var se *session
 	err := s.request(ctx, Call{Op: Open}, func() error {
 		se = s.begin(opts)

@@ -42,15 +42,9 @@ func (se *session) Enqueue(ctx context.Context, req store.Request) (store.Ticket
 		if err := se.alive(); err != nil {
 			return err
 		}
-		for _, other := range s.lines[req.Name] {
-			if other.under == se && !other.silent && req.Mode == line.Exclusive && other.req.Mode == line.Exclusive {
-				return fmt.Errorf("memory store: session %s stands in the line of lock %q already", se.id, req.Name)
-			}
-		}
 		s.order++
-		e = &entry{session: se, under: se, req: req, order: s.order, owner: se.opts.Owner}
+		e = &entry{session: se, under: se, req: req, order: s.order, owner: req.Owner}
 		e.out, e.goes = context.WithCancel(context.Background())
-		e.owner.Since = time.Now()
 		s.lines[req.Name] = append(s.lines[req.Name], e)
 		if req.Try && e.standing().State != store.Admitted {
 			holder := s.inTheWay(e)
@@ -181,7 +175,7 @@ func (e *entry) contended() {
 	}
 }
 
-func (e *entry) NotifyContended(f func()) {
+func (e *entry) notifyContended(f func()) {
 	s := e.session.store
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -189,9 +183,13 @@ func (e *entry) NotifyContended(f func()) {
 	e.contended()
 }
 
+func (e *entry) Extensions() store.Extensions {
+	return store.Extensions{WithdrawAfter: e.withdrawAfter, Mark: e.mark, NotifyContended: e.notifyContended}
+}
+
 func (e *entry) Withdraw(ctx context.Context) error { return e.depart(ctx, e.leave) }
 
-func (e *entry) WithdrawAfter(ctx context.Context, d time.Duration) error {
+func (e *entry) withdrawAfter(ctx context.Context, d time.Duration) error {
 	until := time.Now().Add(d)
 	return e.depart(ctx, func() error { return e.leaveAt(until) })
 }
@@ -228,7 +226,7 @@ func (e *entry) leave() error {
 	if e.gone {
 		return e.goneAlready()
 	}
-	e.session.store.forgetTraces(e.req.Name, []uint64{e.order})
+	e.session.store.unmark(e.req.Name, []uint64{e.order})
 	e.session.store.remove(e, nil)
 	return nil
 }
@@ -243,8 +241,8 @@ func (e *entry) leaveAt(until time.Time) error {
 	if e.under != e.session {
 		s.forget(e.under) // of an earlier call
 	}
-	e.under = s.begin(store.SessionOptions{TTL: d, Owner: e.owner})
-	s.forgetTraces(e.req.Name, []uint64{e.order})
+	e.under = s.begin(store.SessionOptions{TTL: d})
+	s.unmark(e.req.Name, []uint64{e.order})
 	return nil
 }
 

@@ -99,7 +99,7 @@ func TestUserWithTheDocumentedRightsCanDoEverything(t *testing.T) {
 			order, _ := first.await(t, store.Admitted)
 			second := join(t, b, name, line.Exclusive)
 			second.waits(t)
-			first.NotifyContended(func() {})
+			first.Extensions().NotifyContended(func() {})
 			confirm(t, a)
 			if l, err := st.Lines(t.Context(), name); err != nil || len(l) != 1 || len(l[0].Entries) != 2 {
 				t.Errorf("the lines are %+v, %v", l, err)
@@ -108,7 +108,7 @@ func TestUserWithTheDocumentedRightsCanDoEverything(t *testing.T) {
 				t.Error(err)
 			}
 			second.await(t, store.Admitted)
-			if err := second.WithdrawAfter(t.Context(), 50*time.Millisecond); err != nil {
+			if err := second.Extensions().WithdrawAfter(t.Context(), 50*time.Millisecond); err != nil {
 				t.Error(err)
 			}
 		}

@@ -32,7 +32,7 @@ func TestStoreConforms(t *testing.T) {
 		TTL:     time.Minute,
 		Brief:   2 * time.Second,
 		Grace:   30 * time.Second,
-		Without: []storetest.Ability{storetest.Traces},
+		Without: []storetest.Ability{storetest.Markers},
 	})
 }
 
@@ -52,6 +52,6 @@ func TestStoreConformsOnACluster(t *testing.T) {
 		TTL:     time.Minute,
 		Brief:   2 * time.Second,
 		Grace:   30 * time.Second,
-		Without: []storetest.Ability{storetest.Traces, storetest.Cut},
+		Without: []storetest.Ability{storetest.Markers, storetest.Cut},
 	})
 }

@@ -55,9 +55,7 @@ func (se *session) Enqueue(ctx context.Context, req store.Request) (store.Ticket
 	e := &entry{
 		session: se, req: req, id: rand.Text() + "." + modeCode(req.Mode), line: se.store.server.keys.of(req.Name),
 	}
-	owner := se.opts.Owner
-	owner.Since = time.Now()
-	text, err := json.Marshal(says{Session: se.id, Owner: owner})
+	text, err := json.Marshal(says{Session: se.id, Owner: req.Owner})
 	if err != nil {
 		return nil, se.store.explain(doing, err)
 	}
@@ -222,8 +220,8 @@ func (e *entry) silence() {
 	e.silent, e.contended = true, nil
 }
 
-// NotifyContended implements [store.Ticket].
-func (e *entry) NotifyContended(f func()) {
+// notifyContended is [store.Extensions.NotifyContended].
+func (e *entry) notifyContended(f func()) {
 	e.mu.Lock()
 	over := e.silent || e.told && e.heard.State == store.Gone
 	if !over {
@@ -310,13 +308,18 @@ func (e *entry) departure() operation {
 	return operation{line: e.line, op: "leave", args: []string{how, e.id}}
 }
 
+// Extensions implements [store.Ticket].
+func (e *entry) Extensions() store.Extensions {
+	return store.Extensions{WithdrawAfter: e.withdrawAfter, NotifyContended: e.notifyContended}
+}
+
 // Withdraw implements [store.Ticket].
 func (e *entry) Withdraw(ctx context.Context) error {
 	return e.depart(ctx, func() operation { return e.departure() }, false)
 }
 
-// WithdrawAfter implements [store.Ticket].
-func (e *entry) WithdrawAfter(ctx context.Context, d time.Duration) error {
+// withdrawAfter is [store.Extensions.WithdrawAfter].
+func (e *entry) withdrawAfter(ctx context.Context, d time.Duration) error {
 	if d <= 0 {
 		return e.Withdraw(ctx)
 	}

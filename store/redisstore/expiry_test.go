@@ -51,7 +51,7 @@ func TestKeysOutliveTheirEntriesAndEnd(t *testing.T) {
 	check("handed over to two")
 	fourth := join(t, a, name, line.Exclusive)
 	check("waited for again")
-	if err := second.WithdrawAfter(t.Context(), 2*time.Hour); err != nil {
+	if err := second.Extensions().WithdrawAfter(t.Context(), 2*time.Hour); err != nil {
 		t.Fatal(err)
 	}
 	check("one stays for long")

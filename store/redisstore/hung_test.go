@@ -46,7 +46,7 @@ func TestContextEndsEveryCallWhileTheServerHangs(t *testing.T) {
 			return err
 		},
 		"Withdraw":      func(ctx context.Context, h hung) error { return h.held.Withdraw(ctx) },
-		"WithdrawAfter": func(ctx context.Context, h hung) error { return h.held.WithdrawAfter(ctx, lasting) },
+		"WithdrawAfter": func(ctx context.Context, h hung) error { return h.held.Extensions().WithdrawAfter(ctx, lasting) },
 		"Close":         func(ctx context.Context, h hung) error { return h.se.Close(ctx) },
 	} {
 		for how, outage := range map[string]func(*testservers.Proxy){

@@ -138,7 +138,7 @@ func TestEntryMayBeLeftForAsLongAsATimeCanBe(t *testing.T) {
 		name := newName(t)
 		st := storeAt(t, server.Addr())
 		s := hold(t, open(t, st, lasting), name)
-		if err := s.WithdrawAfter(t.Context(), d); err != nil {
+		if err := s.Extensions().WithdrawAfter(t.Context(), d); err != nil {
 			t.Fatal(err)
 		}
 		l, err := st.Line(t.Context(), name)
@@ -189,7 +189,7 @@ func TestEntryThatWasLeftStandsThoughTheSessionIsClosedMeanwhile(t *testing.T) {
 			return results(ctx, send)
 		})
 		done := make(chan error, 1)
-		go func() { done <- s.WithdrawAfter(t.Context(), lasting) }()
+		go func() { done <- s.Extensions().WithdrawAfter(t.Context(), lasting) }()
 		<-asked
 		if err := se.Close(t.Context()); err != nil {
 			t.Error(err)

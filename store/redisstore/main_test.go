@@ -103,7 +103,7 @@ func open(t testing.TB, st store.Store, ttl time.Duration) store.Session {
 func tryOpen(t testing.TB, st store.Store, ttl time.Duration) store.Session {
 	t.Helper()
 	for end := time.Now().Add(soon); ; {
-		se, err := st.Open(t.Context(), store.SessionOptions{TTL: ttl, Owner: store.Owner{Host: "test", Command: t.Name()}})
+		se, err := st.Open(t.Context(), store.SessionOptions{TTL: ttl})
 		if err == nil {
 			return se
 		}
@@ -189,7 +189,7 @@ func join(t *testing.T, se store.Session, name string, mode line.Mode) *seat {
 
 func tryJoin(ctx context.Context, se store.Session, name string, mode line.Mode) (*seat, error) {
 	s := &seat{name: name, changed: make(chan struct{})}
-	ticket, err := se.Enqueue(ctx, store.Request{Name: name, Mode: mode, Notify: s.hear})
+	ticket, err := se.Enqueue(ctx, store.Request{Name: name, Mode: mode, Owner: store.Owner{Host: "test"}, Notify: s.hear})
 	s.Ticket = ticket
 	return s, err
 }

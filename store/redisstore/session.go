@@ -13,7 +13,6 @@ import (
 	"github.com/redis/rueidis"
 
 	"github.com/stilelock/stile/internal/bootclock"
-	"github.com/stilelock/stile/line"
 	"github.com/stilelock/stile/store"
 	"github.com/stilelock/stile/store/internal/attempts"
 	"github.com/stilelock/stile/store/internal/work"
@@ -175,13 +174,6 @@ func (se *session) enter(e *entry) error {
 	defer se.mu.Unlock()
 	if se.ended {
 		return se.alive()
-	}
-	if e.req.Mode == line.Exclusive {
-		for _, other := range se.lines[e.req.Name] {
-			if other.req.Mode == line.Exclusive && !other.leaving && other.stands() {
-				return fmt.Errorf("%s: session %s stands in the line of lock %q already", se.store, se.id, e.req.Name)
-			}
-		}
 	}
 	se.lines[e.req.Name] = append(se.lines[e.req.Name], e)
 	se.store.register(e)

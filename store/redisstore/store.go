@@ -3,7 +3,6 @@ package redisstore
 import (
 	"context"
 	"crypto/rand"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -135,24 +134,18 @@ func Ready(addrs ...string) rueidis.ClientOption {
 // Capabilities implements [store.Store].
 func (s *Store) Capabilities() store.Capabilities {
 	return store.Capabilities{
-		Kind: "redis", Fair: true, SharedModes: true, Fencing: true, Outlasting: true, MinTTL: MinTTL, MaxTTL: MaxTTL,
+		Kind: "redis", Fair: true, SharedModes: true, Fencing: true, Outlasting: true, Contention: true,
+		MinTTL: MinTTL, MaxTTL: MaxTTL,
 	}
 }
 
 // Open implements [store.Store].
 func (s *Store) Open(ctx context.Context, opts store.SessionOptions) (store.Session, error) {
-	if opts.TTL < MinTTL || opts.TTL > MaxTTL {
-		return nil, fmt.Errorf("%s: a TTL of %v: it must be between %v and %v", s, opts.TTL, MinTTL, MaxTTL)
-	}
-	text, err := json.Marshal(opts.Owner)
-	if err != nil {
-		return nil, fmt.Errorf("%s: open a session: owner: %w", s, err)
-	}
 	if err := s.begin(ctx); err != nil {
 		return nil, s.explain("open a session", attempts.EndedBy(ctx, err))
 	}
 	var se *session
-	err = patiently(ctx, func(ctx context.Context) error {
+	err := patiently(ctx, func(ctx context.Context) error {
 		// Another session with each attempt: one that comes late would bring back what has ended. It makes a key that
 		// nobody uses and that lasts for one TTL.
 		if err := s.server.checkVersion(ctx); err != nil {
@@ -161,7 +154,7 @@ func (s *Store) Open(ctx context.Context, opts store.SessionOptions) (store.Sess
 		one := newSession(s, opts)
 		se = one
 		return s.server.do(ctx, s.server.replicas, []request{func(b rueidis.Builder) rueidis.Completed {
-			return b.Set().Key(one.key()).Value(string(text)).Px(opts.TTL).Build()
+			return b.Set().Key(one.key()).Value("").Px(opts.TTL).Build()
 		}})[0].err
 	})
 	if err != nil {

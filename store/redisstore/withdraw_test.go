@@ -141,7 +141,7 @@ func TestWithdrawOfAHoldThatHasLostAKey_saysThatItHasGone(t *testing.T) {
 	for key, what := range map[int]string{0: "the lock's own", 2: "who holds", 3: "the leases", 4: "what is known"} {
 		for how, leave := range map[string]func(*seat) error{
 			"Withdraw":      func(s *seat) error { return s.Withdraw(t.Context()) },
-			"WithdrawAfter": func(s *seat) error { return s.WithdrawAfter(t.Context(), lasting) },
+			"WithdrawAfter": func(s *seat) error { return s.Extensions().WithdrawAfter(t.Context(), lasting) },
 		} {
 			t.Run(how+"/"+what, func(t *testing.T) {
 				name := newName(t)
@@ -175,7 +175,7 @@ func TestWithdrawAfterWhoseRepetitionComesTooLate_isNotKnown(t *testing.T) {
 		})
 		return cut(send)
 	})
-	if err := ticket.WithdrawAfter(t.Context(), 300*time.Millisecond); !errors.Is(err, store.ErrNotKnown) {
+	if err := ticket.Extensions().WithdrawAfter(t.Context(), 300*time.Millisecond); !errors.Is(err, store.ErrNotKnown) {
 		t.Errorf("WithdrawAfter: %v, want ErrNotKnown", err)
 	}
 }

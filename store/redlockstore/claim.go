@@ -6,7 +6,6 @@ import (
 	"log/slog"
 	"slices"
 	"strconv"
-	"strings"
 	"sync"
 	"time"
 
@@ -31,6 +30,7 @@ type claim struct {
 	store *Store
 	name  string
 	id    string
+	says  value
 	value string
 	ttl   time.Duration
 
@@ -61,7 +61,7 @@ const (
 
 // newClaim returns a claim that is nowhere yet.
 func (s *Store) newClaim(name string, v value, ttl time.Duration) (*claim, error) {
-	c := &claim{store: s, name: name, id: newID(), ttl: ttl, at: make([]spot, len(s.masters))}
+	c := &claim{store: s, name: name, id: newID(), says: v, ttl: ttl, at: make([]spot, len(s.masters))}
 	for i, m := range s.masters {
 		c.at[i].master = m
 	}
@@ -175,9 +175,9 @@ func (c *claim) count(ctx context.Context, votes chan vote) result {
 }
 
 // akin reports whether a value is that of another attempt of the same entry, which is on its way out.
-func (c *claim) akin(value string) bool {
-	says := c.value[len(c.id):]
-	return len(value) == len(c.value) && strings.HasSuffix(value, says)
+func (c *claim) akin(text string) bool {
+	_, v, ours := decode(text)
+	return ours && v.Session == c.says.Session && v.Entry == c.says.Entry
 }
 
 // seize puts the claim in at one master.

@@ -320,7 +320,7 @@ func TestTheOrderIsRememberedAsLongAsTheHold(t *testing.T) {
 	if n := remembered(); n < 2 {
 		t.Errorf("after a renewal %d masters go on remembering the order", n)
 	}
-	if err := ticket.WithdrawAfter(t.Context(), 30*24*time.Hour); err != nil {
+	if err := ticket.Extensions().WithdrawAfter(t.Context(), 30*24*time.Hour); err != nil {
 		t.Fatal(err)
 	}
 	n := 0

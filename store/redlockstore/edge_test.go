@@ -226,7 +226,7 @@ func TestAWithdrawalAfterItsTimeSaysThatItHasGoneWhoeverHasItYet(t *testing.T) {
 	ticket, _ := hold(t, se, "lock")
 	everywhere(t, se, servers, "lock")
 	value := text(servers[2], "lock")
-	if err := ticket.WithdrawAfter(t.Context(), 50*time.Millisecond); err != nil {
+	if err := ticket.Extensions().WithdrawAfter(t.Context(), 50*time.Millisecond); err != nil {
 		t.Fatal(err)
 	}
 	eventually(t, "its time is over", func() bool { return holding(servers, "lock") == 0 })
@@ -245,7 +245,7 @@ func TestAnEntryWithATimeOfItsOwnIsNotRenewed(t *testing.T) {
 	se := openSession(t, newStore(t, options), long)
 	first, _ := hold(t, se, "first")
 	everywhere(t, se, servers, "first")
-	if err := first.WithdrawAfter(t.Context(), time.Minute); err != nil {
+	if err := first.Extensions().WithdrawAfter(t.Context(), time.Minute); err != nil {
 		t.Fatal(err)
 	}
 	ticket, _ := hold(t, se, "lock")
@@ -262,7 +262,7 @@ func TestAnEntryWithATimeOfItsOwnIsNotRenewed(t *testing.T) {
 		return n
 	}
 	kept, confirmed := make(chan error, 1), make(chan error, 1)
-	go func() { kept <- ticket.WithdrawAfter(t.Context(), 35*time.Second) }()
+	go func() { kept <- ticket.Extensions().WithdrawAfter(t.Context(), 35*time.Second) }()
 	eventually(t, "the masters have given it its time", func() bool { return inTime() == 3 })
 	before := scriptsRun(servers)
 	go func() { confirmed <- se.Confirm(t.Context()) }()
@@ -362,7 +362,7 @@ func TestTermsReckonWithTheDriftOfClocks(t *testing.T) {
 	ticket, _ := hold(t, se, "lock")
 	everywhere(t, se, servers, "lock")
 	const d = 100 * time.Hour
-	if err := ticket.WithdrawAfter(t.Context(), d); err != nil {
+	if err := ticket.Extensions().WithdrawAfter(t.Context(), d); err != nil {
 		t.Fatal(err)
 	}
 	eventually(t, "the masters have given it its time", func() bool {
@@ -423,7 +423,7 @@ func TestARenewalDoesNotShortenAnEntryWithATimeOfItsOwn(t *testing.T) {
 	se := openSession(t, newStore(t, to(servers)), time.Minute)
 	ticket, _ := hold(t, se, "lock")
 	everywhere(t, se, servers, "lock")
-	if err := ticket.WithdrawAfter(t.Context(), d); err != nil {
+	if err := ticket.Extensions().WithdrawAfter(t.Context(), d); err != nil {
 		t.Fatal(err)
 	}
 	lasting := func() bool {

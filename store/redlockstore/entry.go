@@ -2,9 +2,10 @@ package redlockstore
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
-	"math/rand/v2"
+	mathrand "math/rand/v2"
 	"slices"
 	"sync"
 	"time"
@@ -63,8 +64,7 @@ type entry struct {
 
 func newEntry(se *session, req store.Request) *entry {
 	e := &entry{session: se, req: req, waited: make(chan struct{})}
-	e.says = value{Session: se.id, Owner: se.opts.Owner}
-	e.says.Owner.Since = time.Now()
+	e.says = value{Session: se.id, Entry: rand.Text(), Owner: req.Owner}
 	e.life, e.stop = context.WithCancel(se.life)
 	return e
 }
@@ -96,12 +96,12 @@ func (e *entry) arrive(ctx context.Context) error {
 		case ctx.Err() != nil, r.err != nil && s.refused(r.err):
 			return attempts.EndedBy(ctx, r.err)
 		case r.err != nil:
-			attempts.Rest(ctx, firstRedial+rand.N(firstRedial))
+			attempts.Rest(ctx, firstRedial+mathrand.N(firstRedial))
 		case e.req.Try && (r.held(s) || n >= tries && (!r.late || time.Since(begun) > mostUsual)):
 			return &store.HeldError{Name: e.req.Name, Holder: r.holder()}
 		case e.req.Try:
 			took := time.Since(start)
-			attempts.Rest(ctx, took/2+rand.N(took))
+			attempts.Rest(ctx, took/2+mathrand.N(took))
 		default:
 			return e.wait()
 		}
@@ -227,15 +227,15 @@ func (b *backoff) pause(s *Store, r result, took time.Duration) time.Duration {
 	switch {
 	case r.err != nil:
 		b.silent = min(b.silent+1, 4)
-		return rand.N(firstRedial << b.silent)
+		return mathrand.N(firstRedial << b.silent)
 	case r.held(s):
 		b.silent, b.level = 0, max(0, b.level-1)
-		return min(r.freeAfter(s)+rand.N(2*time.Millisecond), slowPoll/2+rand.N(slowPoll))
+		return min(r.freeAfter(s)+mathrand.N(2*time.Millisecond), slowPoll/2+mathrand.N(slowPoll))
 	default:
 		b.silent, b.level = 0, min(b.level+1, 6)
 		took = max(took, time.Millisecond)
 		b.window = min(took<<b.level, max(mostPause, 4*took))
-		return rand.N(b.window)
+		return mathrand.N(b.window)
 	}
 }
 
@@ -245,7 +245,7 @@ func (b *backoff) scatter() time.Duration {
 	if b.level == 0 {
 		return 0
 	}
-	return rand.N(b.window)
+	return mathrand.N(b.window)
 }
 
 // held reports whether somebody has the lock for certain.
@@ -375,6 +375,11 @@ func (e *entry) part() {
 	e.session.release(e)
 }
 
+// Extensions implements [store.Ticket].
+func (e *entry) Extensions() store.Extensions {
+	return store.Extensions{WithdrawAfter: e.withdrawAfter}
+}
+
 // Withdraw implements [store.Ticket].
 func (e *entry) Withdraw(ctx context.Context) error {
 	doing := fmt.Sprintf("leave the line of lock %q", e.req.Name)
@@ -460,6 +465,3 @@ func (d *departure) wait(ctx context.Context, s *Store) (presence, error) {
 		return notKnown, errClosed
 	}
 }
-
-// NotifyContended implements [store.Ticket]. Nobody stands behind an entry, so f is never called.
-func (e *entry) NotifyContended(func()) {}

@@ -38,7 +38,7 @@ func TestContextEndsEveryCallWhileAllMastersHang(t *testing.T) {
 			return err
 		},
 		"Withdraw":      func(ctx context.Context, h hung) error { return h.held.Withdraw(ctx) },
-		"WithdrawAfter": func(ctx context.Context, h hung) error { return h.held.WithdrawAfter(ctx, long) },
+		"WithdrawAfter": func(ctx context.Context, h hung) error { return h.held.Extensions().WithdrawAfter(ctx, long) },
 		"Close":         func(ctx context.Context, h hung) error { return h.se.Close(ctx) },
 	} {
 		for how, outage := range map[string]func(*testservers.Proxy){

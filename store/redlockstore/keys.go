@@ -51,6 +51,7 @@ const valuePrefix = "stile1:"
 // value is what an entry says of itself, in JSON, behind its id.
 type value struct {
 	Session string      `json:"session"`
+	Entry   string      `json:"entry"` // the same in all attempts of one entry, and in no others
 	Owner   store.Owner `json:"owner"`
 }
 

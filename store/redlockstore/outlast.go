@@ -19,12 +19,12 @@ type keeping struct {
 	err   error
 }
 
-// WithdrawAfter implements [store.Ticket]: the keys are given the time that is asked for, at a majority of the masters. The
+// withdrawAfter is [store.Extensions.WithdrawAfter]: the keys are given the time that is asked for, at a majority of the masters. The
 // session renews them no more from the call on: it might do so after a master has given the key a shorter time.
 //
 // The drift of the masters' clocks is added, so that the entry does not go early. An entry that waits is withdrawn: there
 // is nothing of it in the store that could stand.
-func (e *entry) WithdrawAfter(ctx context.Context, d time.Duration) error {
+func (e *entry) withdrawAfter(ctx context.Context, d time.Duration) error {
 	e.mu.Lock()
 	if d <= 0 || e.state == waiting {
 		e.mu.Unlock()
@@ -56,7 +56,7 @@ func (e *entry) WithdrawAfter(ctx context.Context, d time.Duration) error {
 }
 
 // keep asks the masters until a majority has given the entry its time, or it is over, or the session has ended. A later
-// call of WithdrawAfter takes its place.
+// call of withdrawAfter takes its place.
 func (e *entry) keep(k *keeping) {
 	defer close(k.done)
 	s, c := e.session.store, e.claim

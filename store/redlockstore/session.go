@@ -34,7 +34,7 @@ type session struct {
 	telling sync.WaitGroup
 
 	mu      sync.Mutex
-	entries map[string]*entry // by name: those that were not withdrawn
+	entries map[*entry]struct{} // those that were not withdrawn
 	kept    map[*entry]struct{}
 	asked   bootclock.Instant // when the last confirmation was begun
 	expires bootclock.Instant // unless it is confirmed
@@ -45,7 +45,7 @@ type session struct {
 func newSession(s *Store, opts store.SessionOptions) *session {
 	se := &session{
 		store: s, id: rand.Text()[:16], ttl: opts.TTL, opts: opts,
-		entries: make(map[string]*entry), kept: make(map[*entry]struct{}),
+		entries: make(map[*entry]struct{}), kept: make(map[*entry]struct{}),
 	}
 	se.life, se.end = context.WithCancelCause(s.life)
 	return se
@@ -301,11 +301,8 @@ func (se *session) join(req store.Request) (*entry, error) {
 	if se.ended {
 		return nil, se.alive()
 	}
-	if se.entries[req.Name] != nil {
-		return nil, fmt.Errorf("%s: session %s stands in the line of lock %q already", se.store, se.id, req.Name)
-	}
 	e := newEntry(se, req)
-	se.entries[req.Name] = e
+	se.entries[e] = struct{}{}
 	return e, nil
 }
 
@@ -328,13 +325,11 @@ func (se *session) keep(e *entry, c *claim) (ok bool, err error) {
 	return true, nil
 }
 
-// release has an entry renewed no more, and makes room for another under its name.
+// release has an entry renewed no more.
 func (se *session) release(e *entry) {
 	se.mu.Lock()
 	defer se.mu.Unlock()
-	if se.entries[e.req.Name] == e {
-		delete(se.entries, e.req.Name)
-	}
+	delete(se.entries, e)
 	delete(se.kept, e)
 }
 
@@ -361,13 +356,8 @@ func (se *session) finish(cause error, lost bool) []*entry {
 	}
 	se.ended = true
 	se.timer.Stop()
-	all := make(map[*entry]struct{})
-	for _, e := range se.entries {
-		all[e] = struct{}{}
-	}
-	for e := range se.kept {
-		all[e] = struct{}{}
-	}
+	all := se.entries
+	maps.Copy(all, se.kept)
 	se.entries, se.kept = nil, nil
 	se.work.Refuse()
 	se.end(cause)

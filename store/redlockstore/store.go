@@ -137,9 +137,6 @@ func (s *Store) Capabilities() store.Capabilities {
 // Open implements [store.Store]. A session is nothing that the masters know of: only its entries are. To open one, a
 // majority must answer.
 func (s *Store) Open(ctx context.Context, opts store.SessionOptions) (store.Session, error) {
-	if opts.TTL < MinTTL || opts.TTL > MaxTTL {
-		return nil, fmt.Errorf("%s: a TTL of %v: it must be between %v and %v", s, opts.TTL, MinTTL, MaxTTL)
-	}
 	se := newSession(s, opts)
 	within, cancel := context.WithTimeoutCause(ctx, attempts.Patience, errPatience)
 	defer cancel()

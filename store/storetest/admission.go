@@ -102,16 +102,24 @@ func admission(s suite) {
 		a.stays(store.Admitted)
 	})
 
-	s.test("a session cannot stand in a line twice with exclusive entries", func(t *testing.T, w *world) {
+	s.test("a second exclusive entry of a session stands behind the first", func(t *testing.T, w *world) {
 		name, c := w.name("lock"), w.openKept()
-		p := c.hold(name, line.Exclusive)
-		again, err := c.tryEnqueue(name, line.Exclusive, false)
-		if err == nil {
-			t.Fatalf("the second entry was put in: %s", again.log())
+		first := c.hold(name, line.Exclusive)
+		second := c.enqueue(name, line.Exclusive)
+		second.waiting(1)
+		_, err := c.try(name, line.Exclusive)
+		if !isHeld(err) {
+			t.Fatalf("the session's try behind its own entries returned %v, want a HeldError", err)
 		}
-		again.neverAdmitted()
-		p.stays(store.Admitted)
-		w.lineOf(name, p)
+		third := c.enqueue(name, line.Exclusive)
+		third.withdraw() // and leaves the others where they are
+		first.stays(store.Admitted)
+		second.stays(store.Waiting)
+		first.withdraw()
+		second.admitted()
+		w.lineOf(name, second)
+		second.withdraw()
+		w.lineOf(name)
 	})
 
 	fair.test("a waiter whose session has ended is not admitted when the others leave", func(_ *testing.T, w *world) {

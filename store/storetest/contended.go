@@ -9,7 +9,6 @@ import (
 )
 
 func contended(s suite) {
-	// All of them need Fair: only a line knows who waits.
 	shared := s.needs(SharedModes)
 
 	s.test("a holder is told once when others wait", func(t *testing.T, w *world) {
@@ -81,7 +80,7 @@ func contended(s suite) {
 	})
 }
 
-// bell counts the calls of a function given to NotifyContended.
+// bell counts the calls of a function given to [store.Extensions.NotifyContended].
 type bell struct {
 	p     *place
 	rung  chan struct{}
@@ -90,7 +89,7 @@ type bell struct {
 
 func listen(p *place) *bell {
 	b := &bell{p: p, rung: make(chan struct{})}
-	p.ticket.NotifyContended(func() {
+	p.ticket.Extensions().NotifyContended(func() {
 		if b.times.Add(1) == 1 {
 			close(b.rung)
 		}

@@ -40,10 +40,10 @@
 // than skipped, so that a test that is skipped is always one that should have been run. The harness has to name in Without
 // what is lacking, and the suite fails if that differs from what the store and the harness say:
 //
-//   - [Fair]: the topic contended, and what is said of waiters in all others;
+//   - [Fair]: what is said of waiters;
 //   - [SharedModes]: what is said of shared entries and slots;
 //   - [Fencing]: the topics order and break, and what comes of breaking an entry in the others;
-//   - [Outlasting] and [Traces]: the topics outlast and trace, except that it is refused as it should be;
+//   - [Outlasting], [Markers] and [Contention]: the topics outlast, marker and contended;
 //   - [WaitersOrders]: that a waiter can be broken;
 //   - [Cut]: the topic outage, and what comes of an outage in the others.
 //
@@ -57,8 +57,7 @@
 //
 // The contract is taken at its word. A few words that are easily overlooked: the error of [store.Ticket.Withdraw]
 // matches ErrGone whenever the entry had gone before, also if its session has ended or was closed; waiters are told
-// each change of Ahead, not only that it is their turn; [store.Owner] has its Since from the store; an error for a
-// TTL that cannot be granted contains a duration that can.
+// each change of Ahead, not only that it is their turn; an owner is shown as it was given, to the nanosecond.
 //
 // The suite sees the store from outside, through healthy servers. It does not restart servers, change leaders,
 // lose single messages or pause processes. That a store keeps its promises then is for the store's own tests to show.

@@ -60,7 +60,8 @@ const (
 	SharedModes   Ability = "entries other than exclusive ones (Capabilities.SharedModes)"
 	Fencing       Ability = "orders, of which fencing tokens are made (Capabilities.Fencing)"
 	Outlasting    Ability = "entries that outlast their session (Capabilities.Outlasting)"
-	Traces        Ability = "entries that leave traces (Capabilities.Traces)"
+	Markers       Ability = "entries that leave markers (Capabilities.ClearMarks)"
+	Contention    Ability = "holders that are told that others wait (Capabilities.Contention)"
 	WaitersOrders Ability = "orders of entries that wait, given on arrival and not at admission"
 	Cut           Ability = "sessions that can be cut off from the server (Harness.Cut)"
 )
@@ -76,7 +77,8 @@ func (h Harness) missing(caps store.Capabilities) []Ability {
 		{SharedModes, caps.SharedModes},
 		{Fencing, caps.Fencing},
 		{Outlasting, caps.Outlasting},
-		{Traces, caps.Traces},
+		{Markers, caps.ClearMarks != nil},
+		{Contention, caps.Contention},
 		{WaitersOrders, !slices.Contains(h.Without, WaitersOrders)}, // only a test can tell: see admission
 		{Cut, h.Cut != nil},
 	} {
@@ -131,8 +133,9 @@ func Run(t *testing.T, h Harness) {
 		{"try", try, nil},
 		{"order", order, []Ability{Fencing}},
 		{"withdraw", withdraw, nil},
-		{"outlast", outlast, nil},
-		{"trace", trace, nil},
+		{"extensions", extensions, nil},
+		{"outlast", outlast, []Ability{Outlasting}},
+		{"marker", marker, []Ability{Markers}},
 		{"life", life, nil},
 		{"notify", notify, nil},
 		{"break", breaking, []Ability{Fencing}},
@@ -140,7 +143,7 @@ func Run(t *testing.T, h Harness) {
 		{"close", closing, nil},
 		{"lines", lines, nil},
 		{"watch", watching, nil},
-		{"contended", contended, []Ability{Fair}},
+		{"contended", contended, []Ability{Fair, Contention}},
 		{"concurrency", concurrency, nil},
 		{"sessions", sessions, nil},
 		{"outage", outage, []Ability{Cut}},

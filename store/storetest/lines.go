@@ -117,8 +117,10 @@ func lines(s suite) {
 
 	s.test("an owner is shown as it was given", func(t *testing.T, w *world) {
 		name := w.name("lock")
+		since := time.Now().Add(-time.Hour).Round(0)
 		owner := store.Owner{
-			Host: "höst.example", PID: 4711, User: "ann",
+			Since: since,
+			Host:  "höst.example", PID: 4711, User: "ann",
 			Command: "deploy.sh --to \"blue <green>\" & 'x' | y; %s %d",
 			Reason:  "tabs\tand\nlines, {braces}, \\slashes/ and 日本",
 			Labels:  map[string]string{"team": "a", "": "empty", "k=v;": "\u2028&"},
@@ -126,12 +128,11 @@ func lines(s suite) {
 		ctx, cancel := w.call()
 		defer cancel()
 		c := w.openWith(ctx, owner)
-		before := time.Now()
 		p := c.hold(name, line.Exclusive)
 		e := w.lineOf(name, p).Entries[0]
 		wantEntry(t, e, p, true)
-		if e.Owner.Since.Before(before.Add(-time.Second)) || e.Owner.Since.After(time.Now().Add(time.Second)) {
-			t.Errorf("the entry was made at %v, its owner says since %v", before, e.Owner.Since)
+		if !e.Owner.Since.Equal(since) {
+			t.Errorf("the owner says that the entry was made at %v, and is shown with %v", since, e.Owner.Since)
 		}
 		if e.Remaining < 0 || e.Remaining > c.Terms().TTL+tick {
 			t.Errorf("the entry's session lives %v longer, with a TTL of %v", e.Remaining, c.Terms().TTL)

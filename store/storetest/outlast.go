@@ -12,27 +12,6 @@ import (
 )
 
 func outlast(s suite) {
-	s.test("an entry can outlast its session or that is refused with ErrUnsupported", func(t *testing.T, w *world) {
-		name := w.name("lock")
-		p := w.openKept().hold(name, line.Exclusive)
-		next := w.openKept().enqueue(name, line.Exclusive)
-		err := p.ticket.WithdrawAfter(t.Context(), w.long())
-		switch {
-		case w.caps.Outlasting && err != nil:
-			t.Fatalf("WithdrawAfter: %v", err)
-		case w.caps.Outlasting:
-			p.withdraw()
-			return
-		case !errors.Is(err, store.ErrUnsupported):
-			t.Errorf("WithdrawAfter, which the capabilities exclude, returned %v, want an error matching ErrUnsupported", err)
-		}
-		p.stays(store.Admitted)
-		next.stays(store.Waiting)
-		p.withdraw()
-		next.admitted()
-	})
-
-	s = s.needs(Outlasting)
 	fair, fencing := s.needs(Fair), s.needs(Fencing)
 
 	s.test("an entry stands for its time though its session is closed", func(t *testing.T, w *world) {
@@ -154,7 +133,7 @@ func outlast(s suite) {
 		for _, p := range []*place{withdrawn, lost} {
 			ctx, cancel := w.call()
 			defer cancel()
-			if err := p.ticket.WithdrawAfter(ctx, w.h.Brief); !errors.Is(err, store.ErrGone) {
+			if err := p.ticket.Extensions().WithdrawAfter(ctx, w.h.Brief); !errors.Is(err, store.ErrGone) {
 				t.Errorf("session %s, lock %q: WithdrawAfter of an entry that is gone returned %v, want an error matching ErrGone",
 					p.client.ID(), p.name, err)
 			}
@@ -359,7 +338,7 @@ func (p *place) tryWithdrawAfter(d time.Duration) (called time.Time, err error) 
 }
 
 func (p *place) withdrawAfterWith(ctx context.Context, d time.Duration) error {
-	err := p.ticket.WithdrawAfter(ctx, d)
+	err := p.ticket.Extensions().WithdrawAfter(ctx, d)
 	p.withdrawn.Store(true) // see withdrawWith
 	return err
 }

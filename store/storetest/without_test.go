@@ -1,6 +1,7 @@
 package storetest
 
 import (
+	"context"
 	"slices"
 	"testing"
 
@@ -10,9 +11,12 @@ import (
 // A store that loses an ability loses the tests of it, and a store that gains one is to be tested.
 func TestWithoutIsExactlyWhatIsMissing(t *testing.T) {
 	t.Parallel()
-	all := store.Capabilities{Fair: true, SharedModes: true, Fencing: true, Outlasting: true, Traces: true}
+	all := store.Capabilities{
+		Fair: true, SharedModes: true, Fencing: true, Outlasting: true, Contention: true,
+		ClearMarks: func(context.Context, string, []uint64) error { return nil },
+	}
 	lesser := all
-	lesser.Traces = false
+	lesser.ClearMarks = nil
 	cut := func(*testing.T, store.Store, string) func() { return nil }
 	for _, c := range []struct {
 		what  string
@@ -21,7 +25,7 @@ func TestWithoutIsExactlyWhatIsMissing(t *testing.T) {
 		wrong int
 	}{
 		{"nothing is missing", Harness{Cut: cut}, all, 0},
-		{"what is missing is named", Harness{Without: []Ability{Traces, Cut}}, lesser, 0},
+		{"what is missing is named", Harness{Without: []Ability{Markers, Cut}}, lesser, 0},
 		{"a capability is missing", Harness{Cut: cut}, lesser, 1},
 		{"Cut is missing", Harness{}, all, 1},
 		{"a capability is named that is there", Harness{Cut: cut, Without: []Ability{Fair}}, all, 1},
@@ -33,7 +37,7 @@ func TestWithoutIsExactlyWhatIsMissing(t *testing.T) {
 			t.Errorf("%s: found wrong %q, want %d things", c.what, wrong, c.wrong)
 		}
 	}
-	if s := (suite{h: Harness{}, caps: lesser}); s.needs(Fair, Fencing).leftOut || !s.needs(Fair, Traces).leftOut ||
+	if s := (suite{h: Harness{}, caps: lesser}); s.needs(Fair, Fencing).leftOut || !s.needs(Fair, Markers).leftOut ||
 		!slices.Contains(s.h.missing(lesser), Cut) {
 		t.Error("the tests that are left out are not those that need what is missing")
 	}

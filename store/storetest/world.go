@@ -122,7 +122,7 @@ func (w *world) breakEntry(name string, order uint64) (store.Entry, error) {
 	return w.stores[len(w.stores)-1].Break(ctx, name, order)
 }
 
-// client is one session and what it was opened with.
+// client is one session, and who asks for entries with it.
 type client struct {
 	store.Session
 	w     *world
@@ -247,7 +247,7 @@ func (w *world) nextOwner() store.Owner {
 func (w *world) tryOpen(ctx context.Context, owner store.Owner, ttl time.Duration) (*client, error) {
 	st := w.stores[owner.PID%len(w.stores)]
 	c := &client{w: w, store: st, owner: owner, sent: time.Now(), stopKeep: func() {}}
-	se, err := st.Open(ctx, store.SessionOptions{TTL: ttl, Owner: owner, Lost: c.hearLoss})
+	se, err := st.Open(ctx, store.SessionOptions{TTL: ttl, Lost: c.hearLoss})
 	if err != nil {
 		return nil, fmt.Errorf("opening a session: %w", err)
 	}
@@ -418,7 +418,7 @@ func (c *client) tryEnqueue(name string, mode line.Mode, try bool) (*place, erro
 // enqueueWith returns the place even if there is an error, to show what it heard.
 func (c *client) enqueueWith(ctx context.Context, name string, mode line.Mode, try bool) (*place, error) {
 	p := &place{client: c, name: name, mode: mode, changed: make(chan struct{})}
-	ticket, err := c.Enqueue(ctx, store.Request{Name: name, Mode: mode, Try: try, Notify: p.hear})
+	ticket, err := c.Enqueue(ctx, store.Request{Name: name, Mode: mode, Owner: c.owner, Try: try, Notify: p.hear})
 	if err != nil {
 		return p, fmt.Errorf("session %s, Enqueue for %q, %v: %w", c.ID(), name, mode, err)
 	}

@@ -31,7 +31,7 @@ func TestStoreConforms(t *testing.T) {
 		TTL:     time.Minute,
 		Brief:   4 * time.Second,
 		Grace:   30 * time.Second,
-		Without: []storetest.Ability{storetest.Outlasting, storetest.Traces},
+		Without: []storetest.Ability{storetest.Outlasting, storetest.Markers},
 	})
 }
 
@@ -50,7 +50,7 @@ func TestStoreConformsAsZooKeeperIsShipped(t *testing.T) {
 		TTL:     40 * time.Second,
 		Brief:   8 * time.Second, // four ticks
 		Grace:   30 * time.Second,
-		Without: []storetest.Ability{storetest.Outlasting, storetest.Traces, storetest.Cut},
+		Without: []storetest.Ability{storetest.Outlasting, storetest.Markers, storetest.Cut},
 	})
 }
 
@@ -65,6 +65,6 @@ func TestStoreConformsOnAnEnsemble(t *testing.T) {
 		TTL:     time.Minute,
 		Brief:   4 * time.Second,
 		Grace:   30 * time.Second,
-		Without: []storetest.Ability{storetest.Outlasting, storetest.Traces, storetest.Cut},
+		Without: []storetest.Ability{storetest.Outlasting, storetest.Markers, storetest.Cut},
 	})
 }

@@ -405,7 +405,7 @@ func TestNothingStaysBehind(t *testing.T) {
 				t.Fatal(err)
 			}
 			j := enqueue(t, se, name, line.Shared)
-			j.NotifyContended(func() {})
+			j.Extensions().NotifyContended(func() {})
 			ctx, cancel := context.WithCancel(t.Context())
 			if err := st.Watch(ctx, "", cancel); !errors.Is(err, context.Canceled) { // it stands when it is ended
 				t.Errorf("Watch says %v", err)

@@ -9,7 +9,6 @@ import (
 	"slices"
 	"strings"
 	"sync/atomic"
-	"time"
 
 	"github.com/go-zookeeper/zk"
 
@@ -66,9 +65,7 @@ const (
 // Enqueue implements [store.Session].
 func (g *group) Enqueue(ctx context.Context, req store.Request) (store.Ticket, error) {
 	doing := fmt.Sprintf("join the line of lock %q", req.Name)
-	owner := g.opts.Owner
-	owner.Since = time.Now()
-	data, err := json.Marshal(value{Stile: valueFormat, Mode: req.Mode, Owner: owner})
+	data, err := json.Marshal(value{Stile: valueFormat, Mode: req.Mode, Owner: req.Owner})
 	if err != nil {
 		return nil, g.store.explain(doing, err)
 	}
@@ -457,6 +454,11 @@ func (e *entry) remove(ctx context.Context, name string) error {
 	return err
 }
 
+// Extensions implements [store.Ticket]. An entry cannot outlast its session, nor can anything of it: its node is ephemeral.
+func (e *entry) Extensions() store.Extensions {
+	return store.Extensions{NotifyContended: e.notifyContended}
+}
+
 // Withdraw implements [store.Ticket].
 func (e *entry) Withdraw(ctx context.Context) error {
 	se := e.session
@@ -498,13 +500,4 @@ func (e *entry) keepDeparting() {
 		}
 		attempts.Rest(life, lastPause)
 	}
-}
-
-// WithdrawAfter implements [store.Ticket].
-func (e *entry) WithdrawAfter(ctx context.Context, d time.Duration) error {
-	if d <= 0 {
-		return e.Withdraw(ctx)
-	}
-	return fmt.Errorf("%s: leave lock %q later: %w: an entry cannot outlast its session", e.session.store, e.req.Name,
-		store.ErrUnsupported)
 }

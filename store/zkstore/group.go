@@ -8,7 +8,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/stilelock/stile/line"
 	"github.com/stilelock/stile/store"
 	"github.com/stilelock/stile/store/internal/attempts"
 )
@@ -164,9 +163,6 @@ func (g *group) tryPlace(e *entry) (*opening, error) {
 		return nil, g.ended
 	}
 	dir := g.store.paths.dir(e.req.Name)
-	if e.req.Mode == line.Exclusive && slices.ContainsFunc(g.sessions, func(se *session) bool { return se.hasExclusive(dir) }) {
-		return nil, fmt.Errorf("%s: session %s stands in the line of lock %q already", g.store, g.ID(), e.req.Name)
-	}
 	size := e.sizeIn(dir, g.store.readWrite)
 	for _, se := range g.sessions[:g.usable] {
 		if n := se.bytes.Load(); n > 0 && n+size > g.store.sessionBytes {

@@ -215,7 +215,7 @@ func openSession(t *testing.T, st store.Store) store.Session {
 func openFor(t *testing.T, st store.Store, ttl time.Duration, lost func(error)) store.Session {
 	t.Helper()
 	se, err := st.Open(t.Context(), store.SessionOptions{
-		TTL: ttl, Owner: store.Owner{Host: "test", Command: t.Name()}, Lost: lost,
+		TTL: ttl, Lost: lost,
 	})
 	if err != nil {
 		t.Fatal(err)

@@ -159,7 +159,9 @@ func (s *Store) Close() error {
 
 // Capabilities implements [store.Store].
 func (s *Store) Capabilities() store.Capabilities {
-	return store.Capabilities{Kind: "zookeeper", Fair: true, SharedModes: true, Fencing: true, MinTTL: MinTTL, MaxTTL: MaxTTL}
+	return store.Capabilities{
+		Kind: "zookeeper", Fair: true, SharedModes: true, Fencing: true, Contention: true, MinTTL: MinTTL, MaxTTL: MaxTTL,
+	}
 }
 
 // patienceError is why a call without a session gives up when its own ctx would let it go on.
@@ -237,9 +239,6 @@ func (s *Store) explain(doing string, err error) error {
 
 // Open implements [store.Store]. Servers that grant less than the TTL asked for are an error; they may grant more.
 func (s *Store) Open(ctx context.Context, opts store.SessionOptions) (store.Session, error) {
-	if opts.TTL < MinTTL || opts.TTL > MaxTTL {
-		return nil, fmt.Errorf("%s: a TTL of %v: it must be between %v and %v", s, opts.TTL, MinTTL, MaxTTL)
-	}
 	asked := time.Duration(math.Ceil(float64(opts.TTL)/float64(time.Millisecond))) * time.Millisecond
 	bounded, cancel := context.WithTimeoutCause(ctx, s.patience, patienceError(s.patience))
 	defer cancel()

@@ -73,22 +73,6 @@ func (se *session) join(e *entry, size int64) error {
 	return nil
 }
 
-// hasExclusive reports whether the session has an exclusive entry in the line whose directory is dir.
-func (se *session) hasExclusive(dir string) bool {
-	w := se.lineOf(dir)
-	if w == nil {
-		return false
-	}
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	for e := range w.mine {
-		if e.req.Mode == line.Exclusive {
-			return true
-		}
-	}
-	return false
-}
-
 // arrive notes that an entry has been put in, and tells how it stands. It reports false if the session has ended while
 // the entry was joining.
 func (w *watchedLine) arrive(e *entry, ahead []contender) bool {
@@ -641,9 +625,9 @@ func waitsBehind(cs []contender, at int) bool {
 	return false
 }
 
-// NotifyContended implements [store.Ticket]. Nobody who does not ask pays for it: for who does, every change of the line
+// notifyContended is [store.Extensions.NotifyContended]. Nobody who does not ask pays for it: for who does, every change of the line
 // is followed by a reading of it.
-func (e *entry) NotifyContended(f func()) {
+func (e *entry) notifyContended(f func()) {
 	w := e.line
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -3,6 +3,7 @@ package broken
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"sync"
 
@@ -12,6 +13,7 @@ import (
 )
 
 func admissionBugs() []Bug {
+	const twice = "admission/a second exclusive entry of a session stands behind the first"
 	return []Bug{
 		{
 			Name:   "admits an exclusive entry when one is left ahead",
@@ -71,26 +73,25 @@ func admissionBugs() []Bug {
 		},
 		{
 			Name:   "gives a session that stands in the line already the entry it has",
-			Caught: "admission/a session cannot stand in a line twice with exclusive entries",
-			Plant: func(m *memstore.Store) store.Store {
-				return withSessions(m, func(inner store.Session) session {
-					var mu sync.Mutex
-					have := make(map[string]store.Ticket)
-					return session{Session: inner, enqueue: func(ctx context.Context, req store.Request) (store.Ticket, error) {
-						t, err := inner.Enqueue(ctx, req)
-						mu.Lock()
-						defer mu.Unlock()
-						had := have[req.Name]
-						switch {
-						case err == nil:
-							have[req.Name] = t
-						case had != nil && ctx.Err() == nil && !isHeld(err) && !errors.Is(err, store.ErrSessionLost):
-							return had, nil
-						}
-						return t, err
-					}}
-				})
-			},
+			Caught: twice,
+			Plant: onceInALine(func(_ context.Context, had store.Ticket, req store.Request) (store.Ticket, error) {
+				req.Notify(store.Standing{State: store.Admitted, Order: 1})
+				return had, nil
+			}),
+		},
+		{
+			Name:   "refuses a session a second exclusive entry in a line",
+			Caught: twice,
+			Plant: onceInALine(func(_ context.Context, _ store.Ticket, req store.Request) (store.Ticket, error) {
+				return nil, fmt.Errorf("the session stands in the line of lock %q already", req.Name)
+			}),
+		},
+		{
+			Name:   "takes the first entry of a session in a line for a leftover when there is a second",
+			Caught: twice,
+			Plant: onceInALine(func(ctx context.Context, had store.Ticket, _ store.Request) (store.Ticket, error) {
+				return nil, had.Withdraw(ctx)
+			}),
 		},
 		{
 			Name:   "gives a session one slot however often it asks",
@@ -197,6 +198,30 @@ func admittingOrphans(m *memstore.Store, cause error) store.Store {
 			return err
 		}}, nil
 	})
+}
+
+// onceInALine has again called when a session that has an exclusive entry in a line enqueues another one. If again returns
+// neither a ticket nor an error, that is put in.
+func onceInALine(
+	again func(ctx context.Context, had store.Ticket, req store.Request) (store.Ticket, error),
+) func(*memstore.Store) store.Store {
+	return func(m *memstore.Store) store.Store {
+		return withSessions(m, func(inner store.Session) session {
+			have := make(map[string]store.Ticket)
+			return session{Session: inner, enqueue: func(ctx context.Context, req store.Request) (store.Ticket, error) {
+				if had := have[req.Name]; had != nil && req.Mode == line.Exclusive {
+					if t, err := again(ctx, had, req); t != nil || err != nil {
+						return t, err
+					}
+				}
+				t, err := inner.Enqueue(ctx, req)
+				if err == nil {
+					have[req.Name] = t
+				}
+				return t, err
+			}}
+		})
+	}
 }
 
 // lastFirst puts each new entry ahead of those that wait, by taking them out and putting them in again behind it.

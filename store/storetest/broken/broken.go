@@ -24,7 +24,7 @@ type Bug struct {
 // Bugs returns all of them.
 func Bugs() []Bug {
 	return slices.Concat(
-		admissionBugs(), tryBugs(), orderBugs(), withdrawBugs(), outlastBugs(), traceBugs(), lifeBugs(), notifyBugs(),
+		admissionBugs(), tryBugs(), orderBugs(), withdrawBugs(), outlastBugs(), markerBugs(), extensionBugs(), lifeBugs(), notifyBugs(),
 		breakBugs(), cancelBugs(), closeBugs(), lineBugs(), watchBugs(), contendedBugs(), concurrencyBugs(), sessionBugs(), outageBugs(),
 	)
 }
@@ -40,14 +40,18 @@ type wholeStore struct {
 	lines        func(ctx context.Context, prefix string) ([]store.Line, error)
 	watch        func(ctx context.Context, prefix string, changed func()) error
 	breakEntry   func(ctx context.Context, name string, order uint64) (store.Entry, error)
-	forgetTraces func(ctx context.Context, name string, orders []uint64) error
+	clearMarks   func(ctx context.Context, name string, orders []uint64) error
 }
 
 func (s wholeStore) Capabilities() store.Capabilities {
-	if s.capabilities == nil {
-		return s.Store.Capabilities()
+	c := s.Store.Capabilities()
+	if s.capabilities != nil {
+		c = s.capabilities()
 	}
-	return s.capabilities()
+	if s.clearMarks != nil {
+		c.ClearMarks = s.clearMarks
+	}
+	return c
 }
 
 func (s wholeStore) Open(ctx context.Context, opts store.SessionOptions) (store.Session, error) {
@@ -83,13 +87,6 @@ func (s wholeStore) Break(ctx context.Context, name string, order uint64) (store
 		return s.Store.Break(ctx, name, order)
 	}
 	return s.breakEntry(ctx, name, order)
-}
-
-func (s wholeStore) ForgetTraces(ctx context.Context, name string, orders []uint64) error {
-	if s.forgetTraces == nil {
-		return s.Store.ForgetTraces(ctx, name, orders)
-	}
-	return s.forgetTraces(ctx, name, orders)
 }
 
 type session struct {
@@ -140,8 +137,9 @@ type ticket struct {
 	store.Ticket
 	withdraw        func(context.Context) error
 	withdrawAfter   func(context.Context, time.Duration) error
-	leaveTrace      func(context.Context) ([]store.Entry, error)
+	mark            func(context.Context) ([]store.Entry, error)
 	notifyContended func(func())
+	extend          func(*store.Extensions)
 }
 
 func (t ticket) Withdraw(ctx context.Context) error {
@@ -151,26 +149,21 @@ func (t ticket) Withdraw(ctx context.Context) error {
 	return t.withdraw(ctx)
 }
 
-func (t ticket) WithdrawAfter(ctx context.Context, d time.Duration) error {
-	if t.withdrawAfter == nil {
-		return t.Ticket.WithdrawAfter(ctx, d)
+func (t ticket) Extensions() store.Extensions {
+	e := t.Ticket.Extensions()
+	if t.withdrawAfter != nil {
+		e.WithdrawAfter = t.withdrawAfter
 	}
-	return t.withdrawAfter(ctx, d)
-}
-
-func (t ticket) LeaveTrace(ctx context.Context) ([]store.Entry, error) {
-	if t.leaveTrace == nil {
-		return t.Ticket.LeaveTrace(ctx)
+	if t.mark != nil {
+		e.Mark = t.mark
 	}
-	return t.leaveTrace(ctx)
-}
-
-func (t ticket) NotifyContended(f func()) {
-	if t.notifyContended == nil {
-		t.Ticket.NotifyContended(f)
-		return
+	if t.notifyContended != nil {
+		e.NotifyContended = t.notifyContended
 	}
-	t.notifyContended(f)
+	if t.extend != nil {
+		t.extend(&e)
+	}
+	return e
 }
 
 // withSessions returns the store with the bug that is in the sessions which wrap returns.

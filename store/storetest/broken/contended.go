@@ -30,7 +30,7 @@ func contendedBugs() []Bug {
 			Caught: once,
 			Plant: func(m *memstore.Store) store.Store {
 				return withContended(m, func(inner store.Ticket, _ store.Request, f func()) {
-					inner.NotifyContended(func() { f(); f() })
+					inner.Extensions().NotifyContended(func() { f(); f() })
 				})
 			},
 		},
@@ -40,7 +40,7 @@ func contendedBugs() []Bug {
 			Plant: func(m *memstore.Store) store.Store {
 				return withContended(m, func(inner store.Ticket, req store.Request, f func()) {
 					if l, err := m.Line(context.Background(), req.Name); err == nil && len(l.Entries) < 2 {
-						inner.NotifyContended(f)
+						inner.Extensions().NotifyContended(f)
 					}
 				})
 			},
@@ -109,7 +109,7 @@ func alsoAsked(waits func(m *memstore.Store, name string) bool) func(*memstore.S
 			}
 			return ticket{Ticket: t, notifyContended: func(f func()) {
 				once := sync.OnceFunc(f)
-				t.NotifyContended(once)
+				t.Extensions().NotifyContended(once)
 				mu.Lock()
 				defer mu.Unlock()
 				holders = append(holders, holder{req.Name, once})

@@ -14,28 +14,10 @@ import (
 
 func outlastBugs() []Bug {
 	const (
-		closed  = "outlast/an entry stands for its time though its session is closed"
-		behind  = "outlast/the session stands behind an entry that it lets go later"
-		refused = "outlast/an entry can outlast its session or that is refused with ErrUnsupported"
+		closed = "outlast/an entry stands for its time though its session is closed"
+		behind = "outlast/the session stands behind an entry that it lets go later"
 	)
 	return []Bug{
-		{
-			Name:   "cannot let an entry go later and takes it out at once",
-			Caught: refused,
-			Plant: func(m *memstore.Store) store.Store {
-				return unable(withWithdrawAfter(m, func(ctx context.Context, inner store.Ticket, _ store.Request, _ time.Duration) error {
-					_ = inner.Withdraw(ctx)
-					return store.ErrUnsupported
-				}))
-			},
-		},
-		{
-			Name:   "cannot let an entry go later and says that it does",
-			Caught: refused,
-			Plant: func(m *memstore.Store) store.Store {
-				return unable(withWithdrawAfter(m, func(context.Context, store.Ticket, store.Request, time.Duration) error { return nil }))
-			},
-		},
 		{
 			Name:   "withdraws an entry when its time is over if the session still lives then",
 			Caught: closed,
@@ -51,7 +33,7 @@ func outlastBugs() []Bug {
 			Caught: closed,
 			Plant: func(m *memstore.Store) store.Store {
 				return withWithdrawAfter(m, func(ctx context.Context, inner store.Ticket, _ store.Request, d time.Duration) error {
-					return inner.WithdrawAfter(ctx, d-d/10)
+					return inner.Extensions().WithdrawAfter(ctx, d-d/10)
 				})
 			},
 		},
@@ -68,7 +50,7 @@ func outlastBugs() []Bug {
 					if d > 0 {
 						d += time.Hour
 					}
-					return inner.WithdrawAfter(ctx, d)
+					return inner.Extensions().WithdrawAfter(ctx, d)
 				})
 			},
 		},
@@ -80,7 +62,7 @@ func outlastBugs() []Bug {
 					if l, err := m.Line(ctx, req.Name); err == nil && len(l.Entries) > 2 {
 						d = 0
 					}
-					return inner.WithdrawAfter(ctx, d)
+					return inner.Extensions().WithdrawAfter(ctx, d)
 				})
 			},
 		},
@@ -90,7 +72,7 @@ func outlastBugs() []Bug {
 			Plant: func(m *memstore.Store) store.Store {
 				return withWithdrawAfter(m, func(ctx context.Context, inner store.Ticket, req store.Request, d time.Duration) error {
 					time.AfterFunc(d, func() { req.Notify(store.Standing{State: store.Gone, Cause: store.ErrGone}) })
-					return inner.WithdrawAfter(ctx, d)
+					return inner.Extensions().WithdrawAfter(ctx, d)
 				})
 			},
 		},
@@ -114,7 +96,7 @@ func outlastBugs() []Bug {
 			Caught: "outlast/an entry that has gone cannot be let go later",
 			Plant: func(m *memstore.Store) store.Store {
 				return withWithdrawAfter(m, func(ctx context.Context, inner store.Ticket, _ store.Request, d time.Duration) error {
-					if err := inner.WithdrawAfter(ctx, d); !errors.Is(err, store.ErrGone) {
+					if err := inner.Extensions().WithdrawAfter(ctx, d); !errors.Is(err, store.ErrGone) {
 						return err
 					}
 					return nil
@@ -131,7 +113,7 @@ func outlastBugs() []Bug {
 						return nil, err
 					}
 					return ticket{Ticket: t, withdrawAfter: func(ctx context.Context, d time.Duration) error {
-						err := t.WithdrawAfter(ctx, d)
+						err := t.Extensions().WithdrawAfter(ctx, d)
 						if !errors.Is(err, store.ErrGone) {
 							return err
 						}
@@ -146,7 +128,7 @@ func outlastBugs() []Bug {
 			Caught: "outlast/a time of zero or less is a withdrawal",
 			Plant: func(m *memstore.Store) store.Store {
 				return withWithdrawAfter(m, func(ctx context.Context, inner store.Ticket, _ store.Request, d time.Duration) error {
-					return inner.WithdrawAfter(ctx, max(d, 2*time.Minute))
+					return inner.Extensions().WithdrawAfter(ctx, max(d, 2*time.Minute))
 				})
 			},
 		},
@@ -205,7 +187,7 @@ func outlastBugs() []Bug {
 						},
 						withdrawAfter: func(ctx context.Context, d time.Duration) error {
 							later = true
-							return inner.WithdrawAfter(ctx, d)
+							return inner.Extensions().WithdrawAfter(ctx, d)
 						},
 					}
 				})
@@ -235,7 +217,7 @@ func outlastBugs() []Bug {
 							return nil
 						}
 						set = true
-						return inner.WithdrawAfter(ctx, d)
+						return inner.Extensions().WithdrawAfter(ctx, d)
 					}}
 				})
 			},
@@ -248,7 +230,7 @@ func outlastBugs() []Bug {
 					if err := ctx.Err(); err != nil {
 						return err
 					}
-					return inner.WithdrawAfter(ctx, d)
+					return inner.Extensions().WithdrawAfter(ctx, d)
 				})
 			},
 		},
@@ -266,7 +248,7 @@ func outlastBugs() []Bug {
 						if err := inner.Confirm(ctx); errors.Is(err, context.DeadlineExceeded) {
 							return err
 						}
-						return t.WithdrawAfter(ctx, d)
+						return t.Extensions().WithdrawAfter(ctx, d)
 					}}, nil
 				})
 			},
@@ -287,15 +269,6 @@ func withWithdrawAfter(
 // outlasting reports whether an entry stands under another session than it was made by. The suite numbers the owners of
 // its sessions as memstore does the sessions; it is wrong about sessions that are opened after an entry has been let go.
 func outlasting(e store.Entry) bool { return e.Session != fmt.Sprintf("m%d", e.Owner.PID) }
-
-// unable makes a store say that no entry outlasts its session.
-func unable(st store.Store) store.Store {
-	return wholeStore{Store: st, capabilities: func() store.Capabilities {
-		caps := st.Capabilities()
-		caps.Outlasting = false
-		return caps
-	}}
-}
 
 // outlastingOnlyClose lets entries go later when their session is closed, and until then keeps them in it.
 func outlastingOnlyClose(m *memstore.Store) store.Store {
@@ -320,7 +293,7 @@ func outlastingOnlyClose(m *memstore.Store) store.Store {
 				mu.Lock()
 				defer mu.Unlock()
 				for t, until := range atClose {
-					_ = t.WithdrawAfter(ctx, time.Until(until))
+					_ = t.Extensions().WithdrawAfter(ctx, time.Until(until))
 				}
 				return inner.Close(ctx)
 			},
@@ -351,7 +324,7 @@ func withLatest(
 				mu.Lock()
 				defer mu.Unlock()
 				latest[req.Name] = t
-				return t.WithdrawAfter(ctx, d)
+				return t.Extensions().WithdrawAfter(ctx, d)
 			}}, nil
 		}}
 	})

@@ -3,7 +3,6 @@ package broken
 import (
 	"context"
 	"errors"
-	"fmt"
 	"sync/atomic"
 	"time"
 
@@ -13,10 +12,7 @@ import (
 )
 
 func sessionBugs() []Bug {
-	const (
-		limits = "sessions/a TTL that cannot be granted is an error that names the limits"
-		modes  = "sessions/a mode is supported or refused with ErrUnsupported"
-	)
+	const modes = "sessions/a mode is supported or refused with ErrUnsupported"
 	return []Bug{
 		{
 			Name:   "has a kind of two words",
@@ -31,38 +27,6 @@ func sessionBugs() []Bug {
 			Plant: func(m *memstore.Store) store.Store {
 				var asked atomic.Int64
 				return capable(m, func(c *store.Capabilities) { c.MaxTTL += time.Duration(asked.Add(1)) })
-			},
-		},
-		{
-			Name:   "raises a TTL that is too short",
-			Caught: limits,
-			Plant: func(m *memstore.Store) store.Store {
-				return withOptions(m, func(opts *store.SessionOptions) error {
-					opts.TTL = max(opts.TTL, memstore.MinTTL)
-					return nil
-				})
-			},
-		},
-		{
-			Name:   "cuts a TTL that is too long",
-			Caught: limits,
-			Plant: func(m *memstore.Store) store.Store {
-				return withOptions(m, func(opts *store.SessionOptions) error {
-					opts.TTL = min(opts.TTL, memstore.MaxTTL)
-					return nil
-				})
-			},
-		},
-		{
-			Name:   "refuses a TTL without saying what it may be",
-			Caught: limits,
-			Plant: func(m *memstore.Store) store.Store {
-				return withOptions(m, func(opts *store.SessionOptions) error {
-					if opts.TTL < memstore.MinTTL || opts.TTL > memstore.MaxTTL {
-						return fmt.Errorf("bad TTL %v", opts.TTL)
-					}
-					return nil
-				})
 			},
 		},
 		{
@@ -101,14 +65,5 @@ func capable(m *memstore.Store, change func(*store.Capabilities)) store.Store {
 		c := m.Capabilities()
 		change(&c)
 		return c
-	}}
-}
-
-func withOptions(m *memstore.Store, change func(*store.SessionOptions) error) store.Store {
-	return wholeStore{Store: m, open: func(ctx context.Context, opts store.SessionOptions) (store.Session, error) {
-		if err := change(&opts); err != nil {
-			return nil, err
-		}
-		return m.Open(ctx, opts)
 	}}
 }

@@ -15,8 +15,8 @@ import (
 	"github.com/stilelock/stile/store/etcdstore"
 )
 
-// tracesOf returns the keys of the traces of a lock.
-func tracesOf(t *testing.T, cli *clientv3.Client, name string) []string {
+// markersOf returns the keys of the markers of a lock.
+func markersOf(t *testing.T, cli *clientv3.Client, name string) []string {
 	t.Helper()
 	resp, err := cli.Get(t.Context(), ".stile/traces/"+name+"//", clientv3.WithPrefix())
 	if err != nil {
@@ -25,29 +25,29 @@ func tracesOf(t *testing.T, cli *clientv3.Client, name string) []string {
 	var keys []string
 	for _, kv := range resp.Kvs {
 		if kv.Lease != 0 {
-			t.Errorf("the trace %q has a lease, and goes with it", kv.Key)
+			t.Errorf("the marker %q has a lease, and goes with it", kv.Key)
 		}
 		keys = append(keys, string(kv.Key))
 	}
 	return keys
 }
 
-func wantTraces(t *testing.T, name string, orders ...uint64) {
+func wantMarkers(t *testing.T, name string, orders ...uint64) {
 	t.Helper()
 	var want []string
 	for _, order := range orders {
 		want = append(want, ".stile/traces/"+name+"//"+strconv.FormatUint(order, 10))
 	}
-	if got := tracesOf(t, server(t).Client(t), name); !slices.Equal(got, want) {
-		t.Errorf("the traces are %q, want %q", got, want)
+	if got := markersOf(t, server(t).Client(t), name); !slices.Equal(got, want) {
+		t.Errorf("the markers are %q, want %q", got, want)
 	}
 }
 
-func leaveTrace(t *testing.T, j *joined) (order uint64) {
+func mark(t *testing.T, j *joined) (order uint64) {
 	t.Helper()
 	order = j.await(t, store.Admitted).Order
-	if vanished, err := j.LeaveTrace(t.Context()); err != nil || len(vanished) > 0 {
-		t.Fatalf("LeaveTrace returned %+v, %v; want that the trace is left", vanished, err)
+	if unreleased, err := j.Extensions().Mark(t.Context()); err != nil || len(unreleased) > 0 {
+		t.Fatalf("Mark returned %+v, %v; want that the marker is left", unreleased, err)
 	}
 	return order
 }
@@ -65,17 +65,17 @@ func newDelayedClient(t *testing.T, st *etcdstore.Store, ttl, lockDelay time.Dur
 }
 
 // A LockDelay costs one request to take a lock, and none to release it.
-func TestTraceIsOneTxnAndGoesWithTheRelease(t *testing.T) {
+func TestMarkerIsOneTxnAndGoesWithTheRelease(t *testing.T) {
 	t.Parallel()
 	name := newName(t)
 	c, w := newWiredClient(t, time.Minute)
 	for range 2 {
 		h := lock(t, c, name)
 		wantRequests(t, "Lock", w.passed(), "Txn", "Txn")
-		wantTraces(t, name, h.Token()>>8)
+		wantMarkers(t, name, h.Token()>>8)
 		release(t, h)
 		wantRequests(t, "Release", w.passed(), "Txn")
-		wantTraces(t, name)
+		wantMarkers(t, name)
 	}
 
 	held := lock(t, newDelayedClient(t, newStore(t, server(t).Client(t), ""), ample, time.Minute), name)
@@ -87,16 +87,16 @@ func TestTraceIsOneTxnAndGoesWithTheRelease(t *testing.T) {
 	wantRequests(t, "the hand-over and a release", w.passed(), "Txn", "Txn")
 }
 
-// Whoever does not know of traces takes no notice of them: other clients, and those who look on.
-func TestTracesAreNoBusinessOfOthers(t *testing.T) {
+// Whoever does not know of markers takes no notice of them: other clients, and those who look on.
+func TestMarkersAreNoBusinessOfOthers(t *testing.T) {
 	eachRival(t, func(t *testing.T, r rival, c *stile.Client, name string) {
 		st := newStore(t, server(t).Client(t), "")
 		se := openSession(t, st)
-		order := leaveTrace(t, enqueue(t, se, name))
+		order := mark(t, enqueue(t, se, name))
 		if err := se.Close(t.Context()); err != nil {
 			t.Fatal(err)
 		}
-		wantTraces(t, name, order)
+		wantMarkers(t, name, order)
 		for _, prefix := range []string{name, ".stile"} {
 			if lines, err := st.Lines(t.Context(), prefix); err != nil || len(lines) > 0 {
 				t.Errorf("the lines that begin with %q are %+v, %v; want none", prefix, lines, err)
@@ -106,19 +106,19 @@ func TestTracesAreNoBusinessOfOthers(t *testing.T) {
 		wait(t, acquired, "the rival's lock")
 		leave()
 		release(t, lock(t, c, name)) // has no LockDelay
-		if err := st.ForgetTraces(t.Context(), name, []uint64{order}); err != nil {
+		if err := st.Capabilities().ClearMarks(t.Context(), name, []uint64{order}); err != nil {
 			t.Fatal(err)
 		}
-		wantTraces(t, name)
+		wantMarkers(t, name)
 	})
 }
 
-// The attempt to leave it arrives when the entry has been withdrawn: everybody would take that trace for one of a hold that
+// The attempt to leave it arrives when the entry has been withdrawn: everybody would take that marker for one of a hold that
 // was not released.
-func TestLateTraceIsVoid(t *testing.T) {
+func TestLateMarkerIsVoid(t *testing.T) {
 	for how, leave := range map[string]func(context.Context, *joined) error{
 		"withdrawn":   func(ctx context.Context, j *joined) error { return j.Withdraw(ctx) },
-		"to go later": func(ctx context.Context, j *joined) error { return j.WithdrawAfter(ctx, time.Minute) },
+		"to go later": func(ctx context.Context, j *joined) error { return j.Extensions().WithdrawAfter(ctx, time.Minute) },
 	} {
 		t.Run(how, func(t *testing.T) {
 			t.Parallel()
@@ -126,20 +126,20 @@ func TestLateTraceIsVoid(t *testing.T) {
 			name := newName(t)
 			j := enqueue(t, openSession(t, newStore(t, cli, "")), name)
 			late := nextIsLate(now)
-			leaveTrace(t, j)
+			mark(t, j)
 			if err := leave(t.Context(), j); err != nil {
 				t.Fatal(err)
 			}
 			late.arrives(t)
-			if traces := tracesOf(t, server(t).Client(t), name); len(traces) > 0 {
-				t.Errorf("the late attempt has left %q", traces)
+			if markers := markersOf(t, server(t).Client(t), name); len(markers) > 0 {
+				t.Errorf("the late attempt has left %q", markers)
 			}
 		})
 	}
 }
 
-// Nobody but the refusal of the trace tells that the entry has gone: the caller stands in line again.
-func TestEntryThatGoesBeforeItsTraceIsLeftIsReplaced(t *testing.T) {
+// Nobody but the refusal of the marker tells that the entry has gone: the caller stands in line again.
+func TestEntryThatGoesBeforeItsMarkerIsLeftIsReplaced(t *testing.T) {
 	t.Parallel()
 	cli, now := tampered(t)
 	name := newName(t)
@@ -157,13 +157,13 @@ func TestEntryThatGoesBeforeItsTraceIsLeftIsReplaced(t *testing.T) {
 	now.Store(&f)
 	h := lock(t, c, name)
 	now.Store(nil)
-	wantTraces(t, name, h.Token()>>8)
+	wantMarkers(t, name, h.Token()>>8)
 	release(t, h)
-	wantTraces(t, name)
+	wantMarkers(t, name)
 }
 
-// The trace was left, and nobody heard of it: leaving it again finds it, and leaves no other.
-func TestTraceInDoubtIsLeftOnce(t *testing.T) {
+// The marker was left, and nobody heard of it: leaving it again finds it, and leaves no other.
+func TestMarkerInDoubtIsLeftOnce(t *testing.T) {
 	t.Parallel()
 	cli, now := tampered(t)
 	name := newName(t)
@@ -177,39 +177,39 @@ func TestTraceInDoubtIsLeftOnce(t *testing.T) {
 		return err
 	})
 	now.Store(&f)
-	order := leaveTrace(t, j)
+	order := mark(t, j)
 	if !lost.Load() {
 		t.Fatal("the scenario has failed: no reply was lost")
 	}
-	wantTraces(t, name, order)
+	wantMarkers(t, name, order)
 	j.withdraw(t)
-	wantTraces(t, name)
+	wantMarkers(t, name)
 }
 
 // The withdrawal has not got through when the session puts its next entry in, which takes the old one out.
-func TestTraceGoesWithAnEntryThatMakesRoomForTheNext(t *testing.T) {
+func TestMarkerGoesWithAnEntryThatMakesRoomForTheNext(t *testing.T) {
 	t.Parallel()
 	cli, now := tampered(t)
 	name := newName(t)
 	se := openSession(t, newStore(t, cli, ""))
 	old := enqueue(t, se, name)
-	order := leaveTrace(t, old)
+	order := mark(t, old)
 	f := tampering(func(context.Context, string, func() error) error { return errLost })
 	now.Store(&f)
 	if err := old.Withdraw(until(t, 100*time.Millisecond)); err == nil {
 		t.Fatal("Withdraw succeeded with the cluster out of reach")
 	}
-	wantTraces(t, name, order)
+	wantMarkers(t, name, order)
 	now.Store(nil)
 	next := enqueue(t, se, name)
-	if second := leaveTrace(t, next); second == order {
+	if second := mark(t, next); second == order {
 		t.Errorf("the next entry has the order of the old one, %d", second)
 	}
 	next.withdraw(t)
-	wantTraces(t, name)
+	wantMarkers(t, name)
 }
 
-func TestManyTracesAreForgotten(t *testing.T) {
+func TestManyMarkersAreCleared(t *testing.T) {
 	t.Parallel()
 	const (
 		many  = 301     // of which one request can delete 128
@@ -230,23 +230,23 @@ func TestManyTracesAreForgotten(t *testing.T) {
 	st := newStore(t, cli, "")
 	j := enqueue(t, openSession(t, st), name)
 	j.await(t, store.Admitted)
-	vanished, err := j.LeaveTrace(t.Context())
-	if err != nil || len(vanished) != many {
-		t.Fatalf("LeaveTrace returned %d entries, %v; want %d", len(vanished), err, many)
+	unreleased, err := j.Extensions().Mark(t.Context())
+	if err != nil || len(unreleased) != many {
+		t.Fatalf("Mark returned %d entries, %v; want %d", len(unreleased), err, many)
 	}
-	for i, e := range vanished {
+	for i, e := range unreleased {
 		if e.Order != orders[i] || !e.Owner.IsZero() {
-			t.Fatalf("vanished entry %d is %+v, want one of order %d, of nobody", i, e, orders[i])
+			t.Fatalf("unreleased entry %d is %+v, want one of order %d, of nobody", i, e, orders[i])
 		}
 	}
-	if err := st.ForgetTraces(t.Context(), name, orders); err != nil {
+	if err := st.Capabilities().ClearMarks(t.Context(), name, orders); err != nil {
 		t.Fatal(err)
 	}
-	if vanished, err = j.LeaveTrace(t.Context()); err != nil || len(vanished) > 0 {
-		t.Errorf("when they are forgotten, LeaveTrace returned %d entries, %v; want none", len(vanished), err)
+	if unreleased, err = j.Extensions().Mark(t.Context()); err != nil || len(unreleased) > 0 {
+		t.Errorf("when they are cleared, Mark returned %d entries, %v; want none", len(unreleased), err)
 	}
-	if n := len(tracesOf(t, cli, name)); n != 1 {
-		t.Errorf("there are %d traces, want the entry's own", n)
+	if n := len(markersOf(t, cli, name)); n != 1 {
+		t.Errorf("there are %d markers, want the entry's own", n)
 	}
 	j.withdraw(t)
 }

@@ -1,0 +1,138 @@
+package etcdstore
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	"go.etcd.io/etcd/api/v3/mvccpb"
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/stilelock/stile/store"
+	"github.com/stilelock/stile/store/internal/attempts"
+)
+
+// mark is [store.Extensions.Mark]. The marker is a key without a lease, under a name that no other client looks at.
+// It is put there only while the entry's own key is, and is the session's, so an attempt that is carried out late does
+// nothing.
+func (e *entry) mark(ctx context.Context) ([]store.Entry, error) {
+	se := e.session
+	doing := fmt.Sprintf("leave a marker for lock %q", e.req.Name)
+	if ended := se.alive(); ended != nil {
+		return nil, fmt.Errorf("%w: %w", store.ErrGone, ended)
+	}
+	bounded, cancel := attempts.Within(ctx, se.life)
+	defer cancel()
+	unreleased, there, err := e.leaveMarker(bounded)
+	switch {
+	case err != nil:
+		return nil, se.explain(ctx, doing, err)
+	case !there:
+		return nil, e.takenOut(doing)
+	}
+	return unreleased, nil
+}
+
+// leaveMarker puts the marker there, unless there are those of entries that were not released. It reports whether the entry stands.
+//
+// If there is no marker at all, which is the rule with exclusive locks, one request does it. Otherwise the line has to be
+// read, to tell whose the markers are.
+func (e *entry) leaveMarker(ctx context.Context) (unreleased []store.Entry, stands bool, err error) {
+	s, name := e.session.store, e.req.Name
+	marker := e.says
+	marker.Session = e.session.ID()
+	text, err := marker.encode()
+	if err != nil {
+		return nil, false, err
+	}
+	standing := []clientv3.Cmp{
+		clientv3.Compare(clientv3.CreateRevision(e.key), "=", int64(e.order)),
+		clientv3.Compare(clientv3.LeaseValue(e.key), "=", e.session.lease), // and not let go later
+	}
+	unmarked := clientv3.Compare(clientv3.CreateRevision(s.keys.markers(name)), "=", 0).WithPrefix()
+	put := []clientv3.Op{clientv3.OpPut(s.keys.marker(name, e.order), text)}
+	look := []clientv3.Op{
+		clientv3.OpGet(s.keys.line(name), clientv3.WithPrefix()),
+		clientv3.OpGet(s.keys.markers(name), clientv3.WithPrefix()),
+	}
+	e.marked.Store(true) // before there can be a marker
+	resp, err := s.commit(ctx, append(standing, unmarked), put, look)
+	if err != nil || resp.Succeeded {
+		return nil, true, err
+	}
+	line, _ := s.keys.contenders(name, resp.Responses[0].GetResponseRange().Kvs)
+	unreleased = s.keys.unreleased(name, resp.Responses[1].GetResponseRange().Kvs, line)
+	if len(unreleased) > 0 {
+		stands = slices.ContainsFunc(line, func(c contender) bool { return c.ID == e.key && c.Order == e.order })
+		return unreleased, stands, nil
+	}
+	resp, err = s.commit(ctx, standing, put, nil)
+	return nil, err == nil && resp.Succeeded, err
+}
+
+// unmark is what a departure does besides: it removes the marker, if there may be one.
+func (e *entry) unmark() []clientv3.Op {
+	if !e.marked.Load() {
+		return nil
+	}
+	return []clientv3.Op{clientv3.OpDelete(e.session.store.keys.marker(e.req.Name, e.order))}
+}
+
+// commit makes a transaction until it is answered.
+func (s *Store) commit(
+	ctx context.Context, conditions []clientv3.Cmp, then, otherwise []clientv3.Op,
+) (resp *clientv3.TxnResponse, err error) {
+	err = attempt(ctx, func(ctx context.Context) (err error) {
+		resp, err = s.cli.Txn(ctx).If(conditions...).Then(then...).Else(otherwise...).Commit()
+		return err
+	})
+	return resp, err
+}
+
+// clearMarks is [store.Capabilities.ClearMarks].
+func (s *Store) clearMarks(ctx context.Context, name string, orders []uint64) error {
+	for some := range slices.Chunk(orders, maxCleared) {
+		ops := make([]clientv3.Op, 0, len(some))
+		for _, order := range some {
+			ops = append(ops, clientv3.OpDelete(s.keys.marker(name, order)))
+		}
+		err := patiently(ctx, func(ctx context.Context) error {
+			_, err := s.cli.Txn(ctx).Then(ops...).Commit()
+			return err
+		})
+		if err != nil {
+			return s.explain(fmt.Sprintf("clear the markers of lock %q", name), endedBy(ctx, err))
+		}
+	}
+	return nil
+}
+
+// maxCleared is how many markers are deleted in one request: fewer than a server allows by default, which is 128.
+const maxCleared = 100
+
+// markers is what the keys of all markers of a line begin with. No name has two slashes in a row, so those of a line whose
+// name goes on after a slash do not.
+func (k keys) markers(name string) string { return k.prefix + reserved + "/traces/" + name + "//" }
+
+// marker returns the key of the marker of the entry with the given order.
+func (k keys) marker(name string, order uint64) string {
+	return k.markers(name) + strconv.FormatUint(order, 10)
+}
+
+// unreleased returns the entries of a line that have left markers and do not stand there any more, in order.
+func (k keys) unreleased(name string, markers []*mvccpb.KeyValue, standing []contender) []store.Entry {
+	var found []store.Entry
+	for _, kv := range markers {
+		order, err := strconv.ParseUint(strings.TrimPrefix(string(kv.Key), k.markers(name)), 10, 64)
+		if err != nil || slices.ContainsFunc(standing, func(c contender) bool { return c.Order == order }) {
+			continue // not one of ours, or all is well
+		}
+		v, _ := decode(kv.Value)
+		found = append(found, store.Entry{Order: order, Mode: v.Mode, Session: v.Session, Owner: v.Owner})
+	}
+	slices.SortFunc(found, func(a, b store.Entry) int { return cmp.Compare(a.Order, b.Order) })
+	return found
+}

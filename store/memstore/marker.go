@@ -1,0 +1,65 @@
+package memstore
+
+import (
+	"context"
+	"fmt"
+	"slices"
+
+	"github.com/stilelock/stile/store"
+)
+
+// mark is [store.Extensions.Mark].
+func (e *entry) mark(ctx context.Context) ([]store.Entry, error) {
+	s := e.session.store
+	var unreleased []store.Entry
+	err := e.session.request(ctx, Call{Op: Mark, Session: e.session.id, Name: e.req.Name}, func() error {
+		if e.gone {
+			return e.goneAlready()
+		}
+		unreleased = s.unreleased(e.req.Name)
+		if marked := s.markers[e.req.Name]; len(unreleased) == 0 && !slices.Contains(marked, e) {
+			s.markers[e.req.Name] = append(marked, e)
+		}
+		return nil
+	}, nil)
+	if err != nil {
+		return nil, err
+	}
+	return unreleased, nil
+}
+
+// clearMarks is [store.Capabilities.ClearMarks].
+func (s *Store) clearMarks(ctx context.Context, name string, orders []uint64) error {
+	return s.request(ctx, Call{Op: ClearMarks, Name: name}, func() error {
+		s.unmark(name, orders)
+		return nil
+	}, nil)
+}
+
+// The functions below are called with s.mu held.
+
+// unreleased returns the entries that have left a marker beside a line and have gone.
+func (s *Store) unreleased(name string) []store.Entry {
+	var found []store.Entry
+	for _, e := range s.markers[name] {
+		if e.gone {
+			found = append(found, store.Entry{Order: e.order, Mode: e.req.Mode, Session: e.session.id, Owner: e.owner})
+		}
+	}
+	return found
+}
+
+func (s *Store) unmark(name string, orders []uint64) {
+	s.markers[name] = slices.DeleteFunc(s.markers[name], func(e *entry) bool { return slices.Contains(orders, e.order) })
+	if len(s.markers[name]) == 0 {
+		delete(s.markers, name)
+	}
+}
+
+// goneAlready is the error of a request that comes too late for the entry.
+func (e *entry) goneAlready() error {
+	if e.cause == nil {
+		return fmt.Errorf("%w: the entry for lock %q had left the line already", store.ErrGone, e.req.Name)
+	}
+	return fmt.Errorf("%w: the entry for lock %q had left the line already: %w", store.ErrGone, e.req.Name, e.cause)
+}

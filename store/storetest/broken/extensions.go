@@ -1,0 +1,63 @@
+package broken
+
+import (
+	"context"
+
+	"github.com/stilelock/stile/store"
+	"github.com/stilelock/stile/store/memstore"
+)
+
+func extensionBugs() []Bug {
+	const agree = "extensions/tickets have what the capabilities say and nothing else"
+	var bugs []Bug
+	for _, ability := range []struct {
+		what string
+		deny func(*store.Capabilities)
+		lack func(*store.Extensions)
+	}{
+		{"WithdrawAfter", func(c *store.Capabilities) { c.Outlasting = false }, func(e *store.Extensions) { e.WithdrawAfter = nil }},
+		{"Mark", func(c *store.Capabilities) { c.ClearMarks = nil }, func(e *store.Extensions) { e.Mark = nil }},
+		{"NotifyContended", func(c *store.Capabilities) { c.Contention = false }, func(e *store.Extensions) { e.NotifyContended = nil }},
+	} {
+		bugs = append(bugs, Bug{
+			Name:   "does not say that it has " + ability.what,
+			Caught: agree,
+			Plant:  func(m *memstore.Store) store.Store { return capable(m, ability.deny) },
+		}, Bug{
+			Name:   "says that it has " + ability.what + " and has not",
+			Caught: agree,
+			Plant: func(m *memstore.Store) store.Store {
+				return withTickets(m, func(inner store.Ticket, _ store.Request) ticket {
+					return ticket{Ticket: inner, extend: ability.lack}
+				})
+			},
+		})
+	}
+	return append(bugs, Bug{
+		Name:   "keeps markers and gives no orders",
+		Caught: agree,
+		Plant: func(m *memstore.Store) store.Store {
+			return capable(m, func(c *store.Capabilities) { c.Fencing = false })
+		},
+	}, Bug{
+		Name:   "forgets what a ticket can do when the entry is withdrawn",
+		Caught: agree,
+		Plant: func(m *memstore.Store) store.Store {
+			return withTickets(m, func(inner store.Ticket, _ store.Request) ticket {
+				gone := false
+				return ticket{
+					Ticket: inner,
+					withdraw: func(ctx context.Context) error {
+						gone = true
+						return inner.Withdraw(ctx)
+					},
+					extend: func(e *store.Extensions) {
+						if gone {
+							*e = store.Extensions{}
+						}
+					},
+				}
+			})
+		},
+	})
+}

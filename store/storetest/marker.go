@@ -1,0 +1,297 @@
+package storetest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"testing"
+
+	"github.com/stilelock/stile/line"
+	"github.com/stilelock/stile/store"
+)
+
+func marker(s suite) {
+	shared := s.needs(Fair, SharedModes)
+
+	s.test("an entry that is withdrawn leaves no marker", func(t *testing.T, w *world) {
+		c, name := w.openKept(), w.name("lock")
+		for range 3 {
+			p := c.hold(name, line.Exclusive)
+			p.mark()
+			p.withdraw()
+		}
+		w.openKept().hold(name, line.Exclusive).mark()
+	})
+
+	s.test("an entry whose session is closed leaves its marker", func(t *testing.T, w *world) {
+		name := w.name("lock")
+		order := w.unreleased(name)
+		w.openKept().hold(name, line.Exclusive).finds(order)
+	})
+
+	s.test("an entry whose session expires leaves its marker", func(t *testing.T, w *world) {
+		var order uint64
+		c, _, next := w.doomed(func(_ *client, held, _ *place) (err error) {
+			_, err = held.find()
+			order = held.order()
+			return err
+		})
+		next.admittedWithin(c.Terms().TTL + 2*w.h.Grace)
+		next.finds(order)
+	})
+
+	s.test("an entry that is broken leaves its marker, also for its own session", func(t *testing.T, w *world) {
+		c, name := w.openKept(), w.name("lock")
+		p := c.hold(name, line.Exclusive)
+		order := p.mark()
+		if _, err := w.breakEntry(name, order); err != nil {
+			t.Fatalf("Break: %v", err)
+		}
+		p.gone()
+		own := c.hold(name, line.Exclusive)
+		own.finds(order)
+		own.withdraw()
+		w.openKept().hold(name, line.Exclusive).finds(order)
+	})
+
+	s.test("an entry for which no marker was asked leaves none", func(t *testing.T, w *world) {
+		name := w.name("lock")
+		c := w.open()
+		c.hold(name, line.Exclusive)
+		c.close()
+		w.openKept().hold(name, line.Exclusive).mark()
+	})
+
+	s.test("who finds a marker leaves none", func(t *testing.T, w *world) {
+		name := w.name("lock")
+		order := w.unreleased(name)
+		c := w.open()
+		p := c.hold(name, line.Exclusive)
+		p.finds(order)
+		c.close()
+		w.openKept().hold(name, line.Exclusive).finds(order)
+	})
+
+	s.test("a marker stays until it is cleared", func(t *testing.T, w *world) {
+		name := w.name("lock")
+		order := w.unreleased(name)
+		for range 2 {
+			p := w.openKept().hold(name, line.Exclusive)
+			p.finds(order)
+			p.withdraw()
+		}
+		p := w.openKept().hold(name, line.Exclusive)
+		w.clear(name, order)
+		p.mark()
+		p.withdraw()
+		w.openKept().hold(name, line.Exclusive).mark()
+	})
+
+	s.test("clearing a marker spares those of other locks", func(t *testing.T, w *world) {
+		name, below, other := w.name("lock"), w.name("lock/below"), w.name("other")
+		orders := make(map[string]uint64)
+		for _, n := range []string{name, below, other} {
+			orders[n] = w.unreleased(n)
+		}
+		w.clear(name, orders[name], orders[other])
+		w.clear(below, orders[name])
+		w.openKept().hold(name, line.Exclusive).mark()
+		for _, n := range []string{below, other} {
+			w.openKept().hold(n, line.Exclusive).finds(orders[n])
+		}
+	})
+
+	shared.test("of several markers each is cleared by itself", func(t *testing.T, w *world) {
+		name := w.name("lock")
+		var clients []*client
+		var orders []uint64
+		for range 3 {
+			c := w.open()
+			clients, orders = append(clients, c), append(orders, c.hold(name, line.Shared).mark())
+		}
+		for _, c := range clients {
+			c.close()
+		}
+		p := w.openKept().hold(name, line.Exclusive)
+		p.finds(orders...)
+		w.clear(name, orders[1])
+		p.finds(orders[0], orders[2])
+		w.clear(name, orders...)
+		p.mark()
+	})
+
+	s.test("clearing what is not there does nothing", func(t *testing.T, w *world) {
+		name := w.name("lock")
+		w.clear(name, 1, store.MaxOrder)
+		w.clear(name)
+		order := w.unreleased(name)
+		w.clear(name, order+1, order-1)
+		w.clear(name)
+		w.openKept().hold(name, line.Exclusive).finds(order)
+	})
+
+	s.test("a marker is told to those of its own lock only", func(t *testing.T, w *world) {
+		w.unreleased(w.name("lock"))
+		for _, other := range []string{w.name("lock/below"), w.name("other"), w.prefix} {
+			w.openKept().hold(other, line.Exclusive).mark()
+		}
+	})
+
+	s.test("an entry that has gone leaves no marker", func(t *testing.T, w *world) {
+		name := w.name("lock")
+		broken := w.openKept().hold(name, line.Exclusive)
+		if _, err := w.breakEntry(name, broken.admitted()); err != nil {
+			t.Fatalf("Break: %v", err)
+		}
+		broken.cannotMark()
+		c := w.open()
+		lost := c.hold(name, line.Exclusive)
+		c.close()
+		lost.cannotMark()
+		w.openKept().hold(name, line.Exclusive).mark()
+	})
+
+	s.needs(Outlasting).
+		test("an entry that is let go later leaves no marker", func(t *testing.T, w *world) {
+			name := w.name("lock")
+			c := w.open()
+			p := c.hold(name, line.Exclusive)
+			p.mark()
+			next := w.openKept().enqueue(name, line.Exclusive)
+			called := p.withdrawAfter(w.h.Brief / 2)
+			c.close()
+			w.wantOutAfter(w.h.Brief/2, called, next)
+			next.mark()
+		})
+
+	shared.test("a marker is told to nobody while its entry stands", func(t *testing.T, w *world) {
+		name := w.name("lock")
+		a, b := w.openKept().hold(name, line.Shared), w.openKept().hold(name, line.Shared)
+		a.mark()
+		b.mark()
+		a.mark()
+	})
+
+	s.test("a marker tells whose it is", func(t *testing.T, w *world) {
+		name := w.name("lock")
+		c := w.open()
+		order := c.hold(name, line.Exclusive).mark()
+		c.close()
+		found := w.openKept().hold(name, line.Exclusive).finds(order)
+		if e := found[0]; e.Owner.Command != c.owner.Command || e.Owner.PID != c.owner.PID || e.Mode != line.Exclusive {
+			t.Errorf("the marker of the entry of %+v is told as %+v", c.owner, e)
+		}
+	})
+
+	s.test("a marker can be left twice and is one", func(t *testing.T, w *world) {
+		name := w.name("lock")
+		c := w.open()
+		p := c.hold(name, line.Exclusive)
+		p.mark()
+		p.mark()
+		p.withdraw()
+		p = c.hold(name, line.Exclusive)
+		p.mark()
+		order := p.mark()
+		c.close()
+		w.openKept().hold(name, line.Exclusive).finds(order)
+	})
+
+	s.test("an entry leaves no marker that is withdrawn when leaving one was given up", func(t *testing.T, w *world) {
+		c, name := w.openKept(), w.name("lock")
+		w.stagger(20, func(ctx context.Context) {
+			p := c.hold(name, line.Exclusive)
+			_, _ = p.ticket.Extensions().Mark(ctx) // may say anything
+			p.withdraw()
+		})
+		w.openKept().hold(name, line.Exclusive).mark()
+	})
+
+	s.needs(Cut).test("an entry that is withdrawn during an outage leaves no marker", func(t *testing.T, w *world) {
+		name := w.name("lock")
+		c := w.openKept()
+		p := c.hold(name, line.Exclusive)
+		p.mark()
+		next := w.openKept().enqueue(name, line.Exclusive)
+		heal := w.cut(c)
+		defer heal()
+		ctx, cancel := context.WithTimeout(t.Context(), w.h.Brief/8)
+		defer cancel()
+		if err := p.withdrawWith(ctx); err == nil {
+			t.Error("Withdraw out of the store's reach returned no error")
+		}
+		heal()
+		next.admitted()
+		next.mark()
+	})
+}
+
+// unreleased has an entry leave a marker and go with its session, and returns its order.
+func (w *world) unreleased(name string) (order uint64) {
+	w.t.Helper()
+	c := w.open()
+	order = c.hold(name, line.Exclusive).mark()
+	c.close()
+	return order
+}
+
+// clear removes markers.
+func (w *world) clear(name string, orders ...uint64) {
+	w.t.Helper()
+	ctx, cancel := w.call()
+	defer cancel()
+	if err := w.stores[len(w.stores)-1].Capabilities().ClearMarks(ctx, name, orders); err != nil {
+		w.t.Fatalf("ClearMarks(%q, %v): %v", name, orders, err)
+	}
+}
+
+// mark has the entry leave a marker, checks that there are none of others, and returns its order.
+func (p *place) mark() (order uint64) {
+	p.client.w.t.Helper()
+	p.finds()
+	return p.admitted()
+}
+
+// finds checks that what the entry hears, instead of leaving a marker, is of the markers of entries with the given orders;
+// if there are none, that it has left one.
+func (p *place) finds(orders ...uint64) []store.Entry {
+	p.client.w.t.Helper()
+	unreleased, err := p.find(orders...)
+	if err != nil {
+		p.client.w.t.Fatal(err)
+	}
+	return unreleased
+}
+
+// find is finds for an entry whose session may be over.
+func (p *place) find(orders ...uint64) ([]store.Entry, error) {
+	ctx, cancel := p.client.w.call()
+	defer cancel()
+	unreleased, err := p.ticket.Extensions().Mark(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("session %s, lock %q: Mark: %w", p.client.ID(), p.name, err)
+	}
+	var found []uint64
+	for _, e := range unreleased {
+		found = append(found, e.Order)
+	}
+	slices.Sort(found)
+	if slices.Sort(orders); !slices.Equal(found, orders) {
+		return nil, fmt.Errorf("session %s, lock %q: Mark found the markers of the entries %d, want %d",
+			p.client.ID(), p.name, found, orders)
+	}
+	return unreleased, nil
+}
+
+// cannotMark checks that the entry, which has gone, is told so.
+func (p *place) cannotMark() {
+	p.client.w.t.Helper()
+	ctx, cancel := p.client.w.call()
+	defer cancel()
+	unreleased, err := p.ticket.Extensions().Mark(ctx)
+	if !errors.Is(err, store.ErrGone) && !errors.Is(err, store.ErrSessionLost) {
+		p.client.w.t.Errorf("session %s, lock %q: Mark of an entry that is gone returned %+v and %v, "+
+			"want an error matching ErrGone or ErrSessionLost", p.client.ID(), p.name, unreleased, err)
+	}
+}
