@@ -58,4 +58,3 @@ func (m *Mutex) Join(ctx context.Context) (*Place, error) { return m.locker.join
 func (m *Mutex) Do(ctx context.Context, f func(ctx context.Context, h *Hold) error) error {
 	return m.locker.do(ctx, f)
 }
-

@@ -17,9 +17,9 @@ type queue struct {
 
 	// mu guards the rest, and what places, tenures and holds of the name say it guards. Nothing is waited for while it is
 	// held, and no callback is called.
-	mu      sync.Mutex
-	line    []*Place // those whose turn has come are in front
-	turns   int      // how many those are
+	mu     sync.Mutex
+	line   []*Place // those whose turn has come are in front
+	turns  int      // how many those are
 	shared *tenure  // the last one in shared mode, which others join while it is open; may be nil
 }
 

@@ -8,17 +8,16 @@ import (
 	"github.com/stilelock/stile/line"
 )
 
-// sharing is how the places of one process use a tenure in shared mode together. The tenure acquires its entry in a
-// goroutine of its own, because any of them may give up while the others wait.
+// sharing is how the places of one process use a tenure in shared mode together. The first of them puts the entry into the
+// line. From then on the tenure waits in a goroutine of its own, because any of them may give up.
 type sharing struct {
-	cancel context.CancelFunc // ends the acquisition
+	done chan struct{} // closed when holds can be lent, or never will be; err is set
+	err  error
 
 	// These are guarded by the queue's mutex.
-	acquired bool              // holds can be lent
-	closes   bootclock.Instant // when others cannot join any more, once acquired
-	err      error             // why the acquisition has failed
-
-	done chan struct{} // closed when the acquisition is over
+	acquired bool               // holds can be lent
+	closes   bootclock.Instant  // when others cannot join any more, once acquired
+	giveUp   context.CancelFunc // ends the waiting; nil if it has not begun
 }
 
 // shareFor is how long places may join a tenure after its entry was admitted. They pass those who wait behind the entry in
@@ -32,24 +31,27 @@ func (p *Place) share(ctx context.Context) (*tenure, error) {
 	q := p.queue
 	q.mu.Lock()
 	t := q.shared
-	if t != nil && t.openLocked() {
-		t.users++
-	} else {
-		var err error
-		if t, err = q.beginSharing(); err != nil {
-			q.mu.Unlock()
-			return nil, err
-		}
+	first := t == nil || !t.openLocked()
+	if first {
+		t = newTenure(q, line.Shared)
+		t.sharing = &sharing{done: make(chan struct{})}
 		q.shared = t
+	} else {
+		t.users++
 	}
 	p.tenure = t
 	q.mu.Unlock()
 
+	if first {
+		if err := t.enterShared(ctx); err != nil {
+			return nil, err
+		}
+	}
 	select {
 	case <-t.sharing.done:
 		return t, t.sharing.err
 	case <-ctx.Done():
-		t.giveUpSharing()
+		t.leaveShared()
 		return nil, errLeaving
 	}
 }
@@ -73,49 +75,60 @@ func (t *tenure) openLocked() bool {
 	return !t.over && !t.behind && (!t.sharing.acquired || bootclock.Now().Before(t.sharing.closes))
 }
 
-// beginSharing returns a tenure in shared mode that is being acquired.
-func (q *queue) beginSharing() (*tenure, error) {
-	call, err := q.client.begin(context.Background())
+// enterShared puts the entry of a tenure that others may join into the line, and has the tenure wait there. If that fails
+// because the caller has given up, the others go for a new tenure; otherwise it fails for them too.
+func (t *tenure) enterShared(ctx context.Context) error {
+	err := t.enter(ctx, false)
 	if err != nil {
-		return nil, err
+		forOthers := err
+		if ctx.Err() != nil {
+			forOthers = t.joinAgain(err)
+		}
+		t.finishSharing(forOthers)
+		return err
 	}
-	t := newTenure(q, line.Shared)
-	ctx, cancel := context.WithCancel(call.ctx)
-	t.sharing = &sharing{cancel: cancel, done: make(chan struct{})}
+	call, err := t.queue.client.begin(context.Background())
+	if err != nil { // the client is closed, and the entry goes with its session
+		t.finishSharing(err)
+		return err
+	}
+	waiting, giveUp := context.WithCancel(call.ctx)
+	t.queue.mu.Lock()
+	t.sharing.giveUp = giveUp
+	t.queue.mu.Unlock()
 	go func() {
 		defer call.done()
-		defer cancel()
-		t.acquireShared(ctx, call)
+		defer giveUp()
+		if unused := t.finishSharing(call.ended(t.await(waiting, false))); unused {
+			t.withdraw()
+		}
 	}()
-	return t, nil
+	return nil
 }
 
-func (t *tenure) acquireShared(ctx context.Context, call call) {
-	err := call.ended(t.acquire(ctx, false))
-	s := t.sharing
+// finishSharing lets the places know that holds can be lent or, with an error, never will be. It reports whether they have
+// all given up.
+func (t *tenure) finishSharing(err error) (unused bool) {
 	t.queue.mu.Lock()
-	unused := t.over && t.loss == nil // everybody has given up
+	defer t.queue.mu.Unlock()
+	unused = t.users == 0
+	s := t.sharing
 	s.acquired, s.err = err == nil, err
 	s.closes = bootclock.Now().Add(shareFor)
-	if err != nil {
-		t.over = true
-	}
+	t.over = t.over || err != nil
 	close(s.done)
-	t.queue.mu.Unlock()
-	if unused {
-		t.withdraw()
-	}
+	return unused
 }
 
-// giveUpSharing ends the use of a tenure by a place that does not wait any longer.
-func (t *tenure) giveUpSharing() {
+// leaveShared ends the use of a tenure by a place that does not wait any longer.
+func (t *tenure) leaveShared() {
 	t.queue.mu.Lock()
-	last, acquired := t.dropLocked(), t.sharing.acquired
+	last, acquired, giveUp := t.dropLocked(), t.sharing.acquired, t.sharing.giveUp
 	t.queue.mu.Unlock()
 	switch {
 	case last && acquired:
 		t.queue.client.work.Go(t.withdraw)
 	case last:
-		t.sharing.cancel() // acquireShared withdraws
+		giveUp()
 	}
 }

@@ -10,6 +10,7 @@ import (
 	"github.com/stilelock/stile"
 	"github.com/stilelock/stile/line"
 	"github.com/stilelock/stile/store"
+	"github.com/stilelock/stile/store/memstore"
 )
 
 // waitFor is wait in any mode.
@@ -162,6 +163,30 @@ func TestShare_theFirstGivesUpAndTheOthersGoOn(t *testing.T) {
 		release(t, h)
 		release(t, behind.getsNow())
 	})
+}
+
+// The first of them puts the entry into the line. If its request is lost, the others wait no longer than it does.
+func TestShare_theFirstGivesUpWhileTheEntryIsPutIn(t *testing.T) {
+	for what, f := range map[string]memstore.Fault{
+		"the request is lost": {Drop: true},
+		"the reply is lost":   {LoseReply: true},
+	} {
+		scenario(t, func(t *testing.T, w *world) {
+			ann := w.client("ann")
+			release(t, lock(t, ann, "b")) // it has a session
+			w.faults(f, on(memstore.Enqueue))
+			ctx, end, why := cancelled(t)
+			first := waitFor(ctx, t, ann, "a", line.Shared)
+			second := waitFor(t.Context(), t, ann, "a", line.Shared)
+			w.heal()
+			t.Log(what)
+			second.waits()
+			end()
+			first.fails(context.Canceled, why)
+			release(t, second.getsNow())
+			w.expectLine("a")
+		})
+	}
 }
 
 func TestShare_allGiveUp(t *testing.T) {

@@ -129,7 +129,7 @@ type play struct {
 	client *stile.Client // of the first three callers
 	giveUp [3]func()
 
-	mu      sync.Mutex
+	mu     sync.Mutex
 	steps  int // how many requests there have been
 	over   bool
 	cut    time.Time

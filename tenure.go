@@ -60,19 +60,13 @@ func newTenure(q *queue, mode line.Mode) *tenure {
 	}
 }
 
-// acquire puts an entry into the line in the store and waits until holds can be lent: until it is the entry's turn, and as
-// long as the lock stays closed because of [Options.LockDelay]. On failure no entry is in the line, or it is being taken
-// out, unless the error is errLeaving and there is a ticket: then withdraw is for the caller to call.
+// acquire puts an entry into the line in the store and waits until holds can be lent. On failure no entry is in the line, or
+// it is being taken out, unless the error is errLeaving and there is a ticket: then the caller has to withdraw.
 func (t *tenure) acquire(ctx context.Context, try bool) error {
-	err := t.enter(ctx, try)
-	if err != nil {
+	if err := t.enter(ctx, try); err != nil {
 		return err
 	}
-	err = t.await(ctx, try)
-	if err != nil && !errors.Is(err, errJoinAgain) && !errors.Is(err, errLeaving) {
-		t.withdraw()
-	}
-	return err
+	return t.await(ctx, try)
 }
 
 // enter puts the entry into the line.
@@ -97,13 +91,18 @@ func (t *tenure) enter(ctx context.Context, try bool) (err error) {
 	return err
 }
 
-// await waits until holds can be lent.
+// await waits until holds can be lent: until it is the entry's turn, and as long as the lock stays closed because of
+// [Options.LockDelay]. On failure it is as with acquire.
 func (t *tenure) await(ctx context.Context, try bool) error {
 	if err := t.wait(ctx, t.admitted); err != nil {
 		return err
 	}
 	if t.queue.client.opts.LockDelay > 0 {
-		if err := t.mark(ctx, try); err != nil {
+		err := t.mark(ctx, try)
+		if err != nil && !errors.Is(err, errJoinAgain) && !errors.Is(err, errLeaving) {
+			t.withdraw()
+		}
+		if err != nil {
 			return err
 		}
 	}
