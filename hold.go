@@ -38,7 +38,7 @@ type Hold struct {
 }
 
 // turnBits is how many bits of a token count the hand-overs within one process since the store admitted it.
-const turnBits = 8
+const turnBits = 11
 
 // tokenOf makes the token of the first turn after an admission.
 func tokenOf(order uint64) uint64 { return order << turnBits }

@@ -26,7 +26,7 @@ func testStage(c Config) *stage {
 func lineOf(pids ...int) stile.Line {
 	var l stile.Line
 	for i, pid := range pids {
-		e := stile.Entry{Token: uint64(i+1) << 8, Owner: stile.Owner{PID: pid}}
+		e := stile.Entry{Token: uint64(i+1) << 11, Owner: stile.Owner{PID: pid}}
 		if i == 0 {
 			l.Holders = append(l.Holders, e)
 		} else {
