@@ -438,7 +438,7 @@ func TestWhoHearsOfALossMayTryAtOnce(t *testing.T) {
 					}
 					heard <- err
 				}()
-				if _, err := w.store.Break(t.Context(), "a", h.Token()>>8); err != nil {
+				if _, err := w.store.Break(t.Context(), "a", h.Token()>>11); err != nil {
 					t.Fatal(err)
 				}
 				if err := <-heard; err != nil {
