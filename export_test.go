@@ -27,3 +27,8 @@ func (c *Client) Queues() int {
 	defer c.mu.Unlock()
 	return len(c.queues)
 }
+
+// Tenure is what a hold was lent from.
+type Tenure = tenure
+
+func (h *Hold) Tenure() *Tenure { return h.tenure }
