@@ -19,6 +19,7 @@ import (
 // A Client is safe for concurrent use. Use [New] to make one and [Client.Close] to end it.
 type Client struct {
 	store store.Store
+	caps  store.Capabilities
 	opts  Options
 
 	// life ends when the client is closed.
@@ -26,7 +27,8 @@ type Client struct {
 	close context.CancelFunc
 	work  sync.WaitGroup // what goes on in the background
 
-	news news // for the logger and the hooks
+	news      news      // for the logger and the hooks
+	publisher publisher // for others
 
 	mu       sync.Mutex
 	opening  *opening // under way; nil if none is
@@ -42,12 +44,14 @@ func New(st store.Store, opts *Options) (*Client, error) {
 	if st == nil {
 		return nil, errors.New("stile: no store")
 	}
-	complete, err := opts.complete(st.Capabilities())
+	caps := st.Capabilities()
+	complete, err := opts.complete(caps)
 	if err != nil {
 		return nil, fmt.Errorf("stile: bad options: %w", err)
 	}
 	c := &Client{
 		store:  st,
+		caps:   caps,
 		opts:   complete,
 		queues: make(map[string]*queue),
 		delays: make(map[uncleanEnd]*delay),

@@ -111,7 +111,7 @@ func (c *Client) sitOut(d *delay, name string, orders []uint64) {
 	}
 	ctx, cancel := context.WithTimeout(c.life, clearTimeout)
 	defer cancel()
-	if err := c.store.Capabilities().ClearMarks(ctx, name, orders); err != nil && c.life.Err() == nil {
+	if err := c.caps.ClearMarks(ctx, name, orders); err != nil && c.life.Err() == nil {
 		c.news.tell(func() {
 			c.log(slog.LevelWarn, "could not clear the markers of holds that were not released; the lock delay will be applied again",
 				slog.String("lock", name), slog.Any("error", err))

@@ -75,6 +75,9 @@ func (h *Hold) handOver() bool {
 	q.mu.Lock()
 	loss := h.loss
 	h.handed = loss == nil
+	if h.handed && h.tenure.publication.timer == nil {
+		h.tenure.publishLaterLocked(publishAfter)
+	}
 	q.mu.Unlock()
 	if loss != nil {
 		q.client.tellOfLoss(loss) // because Acquired was called
@@ -106,8 +109,14 @@ func (h *Hold) giveUp() {
 // Name returns the lock's name.
 func (h *Hold) Name() string { return h.tenure.queue.name }
 
-// Owner returns who the holder is, as others see it.
-func (h *Hold) Owner() Owner { return h.tenure.owner }
+// Owner returns who the holder is, as others see it. When the lock was obtained ([Owner.Obtained]) is told to them, in the
+// background, once it has been held for a second; shorter holds cost no request for that. On Redlock
+// it is in the store from the beginning, and not in what Owner returns.
+func (h *Hold) Owner() Owner {
+	h.tenure.queue.mu.Lock()
+	defer h.tenure.queue.mu.Unlock()
+	return h.tenure.owner
+}
 
 // Token returns the fencing token: positive, below 2^63, and larger than that of every earlier conflicting hold of the
 // name, for as long as the store keeps its data. A resource that remembers the largest token it has seen, and refuses
@@ -179,7 +188,7 @@ func (h *Hold) ReleaseAfter(ctx context.Context, d time.Duration) error {
 		return h.Release(ctx)
 	}
 	// Others of this process may go on using a shared entry, and would lose it after d.
-	caps := h.tenure.queue.client.store.Capabilities()
+	caps := h.tenure.queue.client.caps
 	if !caps.Outlasting || h.tenure.mode == line.Shared {
 		return fmt.Errorf("stile: lock %q (token %d): release after %v: %w by the %s store in mode %v",
 			h.Name(), h.token, d, ErrUnsupported, caps.Kind, h.tenure.mode)

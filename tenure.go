@@ -23,7 +23,6 @@ type tenure struct {
 	// enter sets these.
 	session *keeper.Session
 	ticket  store.Ticket
-	owner   Owner // as others see it
 
 	admitted chan struct{} // closed when it is the entry's turn; order is set
 	gone     chan struct{} // closed when the entry is gone; cause is set
@@ -31,6 +30,10 @@ type tenure struct {
 	ahead    atomic.Int64 // how many entries must leave before it is the turn of this one
 
 	// These are guarded by the queue's mutex.
+	owner       Owner     // as others see it
+	obtained    time.Time // when the first hold was lent
+	publication publication
+
 	order   uint64
 	inTurn  bool     // admitted is closed
 	users   int      // the places that wait for the tenure or hold the lock with it
@@ -75,7 +78,10 @@ func (t *tenure) enter(ctx context.Context, try bool) (err error) {
 		return err
 	}
 	t.owner = t.queue.client.opts.Owner
-	t.owner.Since = time.Now()
+	t.owner.Since, t.owner.Obtained = time.Now(), time.Time{}
+	if try {
+		t.owner.Obtained = t.owner.Since // if it is read at all
+	}
 	t.ticket, err = t.session.Store().Enqueue(ctx, store.Request{
 		Name: t.queue.name, Mode: t.mode, Owner: t.owner, Try: try, Notify: t.notify,
 	})
@@ -178,6 +184,9 @@ func (t *tenure) lend(p *Place) (*Hold, error) {
 	if t.over {
 		return nil, t.joinAgain(t.loss)
 	}
+	if t.obtained.IsZero() {
+		t.obtained = time.Now()
+	}
 	h := newHold(p, t)
 	t.holds = append(t.holds, h)
 	return h, nil
@@ -190,6 +199,7 @@ func (t *tenure) dropLocked() (last bool) {
 		return false
 	}
 	t.over = true
+	t.stopPublishingLocked()
 	return true
 }
 
@@ -239,6 +249,7 @@ func (t *tenure) lose(reason keeper.Reason, cause error) {
 	}
 	t.over, t.loss = true, &keeper.LostError{Reason: reason, Err: cause}
 	forget := t.forget
+	t.stopPublishingLocked()
 	// A holder that learns of the loss finds its place out of the queue; and when that gives the turn to another, all the
 	// holders have been told.
 	var handed []*Hold

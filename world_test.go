@@ -137,7 +137,8 @@ func (w *world) heal() { w.store.SetFaults(nil) }
 
 func on(ops ...memstore.Op) []memstore.Op { return ops }
 
-var everything = on(memstore.Open, memstore.Confirm, memstore.Enqueue, memstore.Withdraw, memstore.Close, memstore.Break)
+var everything = on(memstore.Open, memstore.Confirm, memstore.Enqueue, memstore.Withdraw,
+	memstore.SetOwner, memstore.Close, memstore.Break)
 
 // lock takes a lock that is free.
 func lock(t *testing.T, c *stile.Client, name string) *stile.Hold {

@@ -41,6 +41,16 @@ type Extensions struct {
 	// or not; it is never left after the entry has gone. It is safe to call it again.
 	Mark func(ctx context.Context) (unreleased []Entry, err error)
 
+	// SetOwner has others read another owner of the entry from now on. Nothing else changes: not its order, its mode, its
+	// session, its life or its place, and Notify is not called.
+	//
+	// It is for entries that wait or are admitted. If the entry has gone the error matches [ErrGone] or [ErrSessionLost],
+	// and nothing was changed: an entry that has gone is never put in again. So it is once Withdraw or WithdrawAfter has been
+	// called. After any other error it is open which of the two owners others read, and a request that was not answered may
+	// still be carried out; but not after the entry has gone or was let go with WithdrawAfter. It is safe to call it again,
+	// and to call it from several goroutines, though it is open then which call is the last.
+	SetOwner func(ctx context.Context, owner Owner) error
+
 	// NotifyContended makes the store call f once, as soon as another entry stands behind this one and waits: at once if
 	// that is so already, never if it does not happen before the entry goes. Like Notify, f must not block or call the
 	// store.

@@ -24,12 +24,15 @@ type Owner struct {
 	// Since is when the entry joined its line, by the owner's wall clock; whoever enqueues it sets this. It is for
 	// people: nothing is decided by it.
 	Since time.Time `json:"since,omitzero"`
+	// Obtained is when the entry's turn came and its owner had the lock, by the owner's wall clock. It is for people, like
+	// Since, and others read it a little later: see [Extensions.SetOwner]. Zero if it is not known, or not yet.
+	Obtained time.Time `json:"obtained,omitzero"`
 }
 
 // IsZero reports whether nothing is known of the owner.
 func (o Owner) IsZero() bool {
 	return o.Host == "" && o.PID == 0 && o.User == "" && o.Command == "" && o.Reason == "" &&
-		len(o.Labels) == 0 && o.Since.IsZero()
+		len(o.Labels) == 0 && o.Since.IsZero() && o.Obtained.IsZero()
 }
 
 // String describes the owner in one line: "ann@web-3 pid 812 (deploy.sh)". It is empty if nothing is known. Owners are

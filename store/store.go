@@ -173,7 +173,8 @@ type Request struct {
 	Name string
 	// Mode is what the entry asks for.
 	Mode line.Mode
-	// Owner is who asks. The store keeps it with the entry as it is, Since included, readable by everyone.
+	// Owner is who asks. The store keeps it with the entry as it is, Since included, readable by everyone. A store that
+	// writes entries down only as they are admitted sets Obtained.
 	Owner Owner
 	// Try asks for the entry only if it is admitted at once.
 	Try bool
@@ -239,6 +240,8 @@ type Capabilities struct {
 	Fencing bool
 	// Outlasting is set if an entry can outlast its session: if tickets have [Extensions.WithdrawAfter].
 	Outlasting bool
+	// OwnerUpdates is set if an entry's owner can be changed while it stands: if tickets have [Extensions.SetOwner].
+	OwnerUpdates bool
 	// Contention is set if a holder can be told that others wait: if tickets have [Extensions.NotifyContended].
 	Contention bool
 	// ClearMarks removes markers under name: those of the entries with the given orders, which [Extensions.Mark] has

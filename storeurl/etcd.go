@@ -30,9 +30,9 @@ const (
 func etcdSchemes() map[string]scheme {
 	const port = "2379"
 	return map[string]scheme{
-		schemeEtcd: {port: port, parameters: (*target).credentials, set: (*target).setEtcd, open: openEtcd},
+		schemeEtcd: {port: port, parameters: (*target).credentials, set: (*target).setEtcd, open: openEtcd, needed: one},
 		schemeTLS: {
-			port: port, tls: true, set: (*target).setEtcd, open: openEtcd,
+			port: port, tls: true, set: (*target).setEtcd, open: openEtcd, needed: one,
 			parameters: func(t *target) map[string]*string { return joined(t.credentials(), t.certificates()) },
 		},
 		schemeUnix: {
@@ -237,7 +237,7 @@ func explain(ctx context.Context, t target, tlsConfig *tls.Config, err error, mo
 	case errors.Is(err, rpctypes.ErrAuthFailed):
 		return fmt.Errorf("%s does not accept the user %q with this password: %w", at, t.user, err)
 	case errors.Is(err, rpctypes.ErrUserEmpty):
-		return fmt.Errorf("%s wants to know who asks: give a user and a password, or a client certificate: %w", at, err)
+		return fmt.Errorf("%s requires authentication: give a user and password, or a client certificate: %w", at, err)
 	}
 	ctx, cancel := context.WithTimeout(ctx, most)
 	defer cancel()
@@ -253,8 +253,11 @@ func explain(ctx context.Context, t target, tlsConfig *tls.Config, err error, mo
 	return fmt.Errorf("etcd does not answer: %s: %w", strings.Join(reasons, "; "), err)
 }
 
-var errSilent = errors.New("connected, but there was no answer: is it an etcd that is well, and should the URL " +
-	"begin with etcds:// or etcd://?")
+var (
+	errSilent = errors.New("connected, but no answer: the cluster may have no leader, or the URL should begin with etcds://")
+	// errSilentTLS is for a server that has completed the handshake.
+	errSilentTLS = errors.New("connected, but no answer: the cluster may have no leader")
+)
 
 // reach connects to an endpoint as the etcd client would, because that does not tell why it cannot, and returns the
 // reason: always an error.
@@ -283,7 +286,7 @@ func reach(ctx context.Context, endpoint string, tlsConfig *tls.Config) error {
 	if op, ok := errors.AsType[*net.OpError](err); ok && !op.Timeout() {
 		return op.Err
 	}
-	return errSilent
+	return errSilentTLS
 }
 
 // dial connects to an endpoint. Its error does not name the endpoint.

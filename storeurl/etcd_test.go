@@ -168,7 +168,7 @@ func TestOpenEtcdNamesWhatCannotBeReached(t *testing.T) {
 	t.Run("refused and silent", func(t *testing.T) {
 		t.Parallel()
 		err := fails(t.Context(), t, "etcd://127.0.0.1:1,"+silent.Addr().String()+"/p",
-			"127.0.0.1:1: connect: connection refused", silent.Addr().String()+": connected, but there was no answer")
+			"127.0.0.1:1: connect: connection refused", silent.Addr().String()+": connected, but no answer")
 		if errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("the error matches DeadlineExceeded, and no deadline of the caller has passed: %v", err)
 		}
@@ -280,7 +280,7 @@ func TestOpenEtcdLogsIn(t *testing.T) {
 		_ = fails(t.Context(), t, "etcd://bob:"+secret+"@"+etcd.Endpoint(), `the user "bob"`)
 	})
 	t.Run("without a user", func(t *testing.T) {
-		_ = fails(t.Context(), t, "etcd://"+etcd.Endpoint(), "give a user and a password")
+		_ = fails(t.Context(), t, "etcd://"+etcd.Endpoint(), "give a user and password")
 	})
 }
 
@@ -399,7 +399,7 @@ func TestOpenEtcdOverTLS(t *testing.T) {
 			"with a stranger's certificate",
 			"etcds://" + known.Endpoint() + "?ca=" + ca.file("ca.pem") + clientOf(stranger), "unknown certificate authority",
 		},
-		{"without TLS", "etcd://" + anyone.Endpoint(), "should the URL begin with etcds://"},
+		{"without TLS", "etcd://" + anyone.Endpoint(), "the URL should begin with etcds://"},
 		{"by another name", "etcds://" + byAnotherName(t, anyone.Endpoint()) + "?ca=" + ca.file("ca.pem"), "wanted to match localhost"},
 	} {
 		t.Run(c.name, func(t *testing.T) {

@@ -51,22 +51,22 @@ func isScheme(s string) bool {
 func parse(raw string) (target, error) {
 	scheme, rest, ok := strings.Cut(raw, ":")
 	if !ok || !isScheme(scheme) {
-		return target{}, fmt.Errorf("it does not begin with a scheme: %w", ErrScheme)
+		return target{}, &schemeError{"it does not begin with a scheme", ErrScheme}
 	}
 	t := target{scheme: scheme, redacted: raw}
 	known, ok := schemes()[scheme]
 	if !ok {
-		return target{}, fmt.Errorf("unknown scheme %q: %w", scheme, ErrScheme)
+		return target{}, &schemeError{fmt.Sprintf("unknown scheme %q", scheme), ErrScheme}
 	}
 	if scheme == schemeMem {
 		if rest != "" {
-			return target{}, errors.New("after mem: nothing may follow")
+			return target{}, &schemeError{"nothing may follow mem:", nil}
 		}
 		return t, nil
 	}
 	rest, ok = strings.CutPrefix(rest, "//")
 	if !ok {
-		return target{}, fmt.Errorf("%s: must be followed by //", scheme)
+		return target{}, &schemeError{scheme + ": must be followed by //", nil}
 	}
 	rest, query, _ := strings.Cut(rest, "?")
 	authority, path := rest, ""

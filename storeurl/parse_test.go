@@ -77,14 +77,11 @@ func TestParseSaysWhatIsWrong(t *testing.T) {
 		url, want string
 	}{
 		{"", "known are mem: and etcd+unix://, etcd://, etcds://"},
-		{"h:2379", `unknown scheme "h": known are mem: and etcd+unix://, etcd://, etcds://`},
-		{"/etc/x", "does not begin with a scheme"},
-		{"ETCD://h", "does not begin with a scheme"},
-		{"consul://h", `unknown scheme "consul": known are`},
-		{"mem://", "after mem: nothing may follow"},
-		{"mem:x", "after mem: nothing may follow"},
-		{"etcd:h", "etcd: must be followed by //"},
-		{"etcd:/h", "etcd: must be followed by //"},
+		{"h:p", `unknown scheme "h"; known are mem: and etcd+unix://, etcd://, etcds://`},
+		{"h i", "does not begin with a scheme; known are mem: and"},
+		{"consul://h", `store URL consul://***: unknown scheme "consul"; known are`},
+		{"mem:x", "store URL mem:***: nothing may follow mem:"},
+		{"etcd:h", "store URL etcd:***: etcd: must be followed by //"},
 		{"etcd://", "host 1: it is missing"},
 		{"etcd:///p", "host 1: it is missing"},
 		{"etcd://ann:pw@", "host 1: it is missing"},
@@ -140,8 +137,48 @@ func TestParseSaysWhatIsWrong(t *testing.T) {
 	}
 }
 
+func TestOpenSuggestsWhatIsMeant(t *testing.T) {
+	for _, c := range []struct {
+		url, want, meant string
+	}{
+		{"localhost:2379", `unknown scheme "localhost"`, "etcd://localhost:2379"},
+		{"localhost", "it does not begin with a scheme", "etcd://localhost"},
+		{"10.0.0.1:2379,10.0.0.2:2379/team", `unknown scheme "10.0.0.1"`, "etcd://10.0.0.1:2379,10.0.0.2:2379/team"},
+		{"[::1]:2379", "it does not begin with a scheme", "etcd://[::1]:2379"},
+		{"db1:6379", `unknown scheme "db1"`, "redis://db1:6379"},
+		{"zk1:2181,zk2:2181/root", `unknown scheme "zk1"`, "zk://zk1:2181,zk2:2181/root"},
+		{"redis:6379", "redis: must be followed by //", "redis://redis:6379"},
+		{"http://localhost:2379", `unknown scheme "http"`, "etcd://localhost:2379"},
+		{"http://localhost:2379/", `unknown scheme "http"`, "etcd://localhost:2379"},
+		{"https://h:2379/p", `unknown scheme "https"`, "etcds://h:2379/p"},
+		{"HTTP://h", "it does not begin with a scheme", "etcd://h"},
+		{"ETCD://h", "it does not begin with a scheme", "etcd://h"},
+		{"zookeeper://h", `unknown scheme "zookeeper"`, "zk://h"},
+		{"valkey://h", `unknown scheme "valkey"`, "redis://h"},
+		{"etcd:/h", "etcd: must be followed by //", "etcd://h"},
+		{"etcd//h", "it does not begin with a scheme", "etcd://h"},
+		{"etcd//h:2379", "it does not begin with a scheme", "etcd://h:2379"},
+		{"etcds:/h?ca=f", "etcds: must be followed by //", "etcds://h?ca=f"},
+		{"etcd+unix:/run/s", "etcd+unix: must be followed by //", "etcd+unix:///run/s"},
+		{"unix:///run/s", `unknown scheme "unix"`, "etcd+unix:///run/s"},
+		{"redis+unix:/run/s", "redis+unix: must be followed by //", "redis+unix:///run/s"},
+		{"/run/s", "it does not begin with a scheme", "etcd+unix:///run/s"},
+		{"mem", "it does not begin with a scheme", "mem:"},
+		{"mem://", "nothing may follow mem:", "mem:"},
+	} {
+		_, err := Open(t.Context(), c.url, nil)
+		want := "store URL \"" + c.url + "\": " + c.want + "; did you mean " + c.meant + "?"
+		if err == nil || err.Error() != want {
+			t.Errorf("got %v\nwant %s", err, want)
+		}
+		if _, err := parse(c.meant); err != nil {
+			t.Errorf("%s is suggested, but %v", c.meant, err)
+		}
+	}
+}
+
 func TestErrSchemeIsForUnknownSchemesOnly(t *testing.T) {
-	for url, want := range map[string]bool{"": true, "h:2379": true, "consul://h": true, "etcd://": false, "mem:x": false} {
+	for url, want := range map[string]bool{"": true, "h:p": true, "h:2379": false, "consul://h": true, "etcd://": false, "mem:x": false} {
 		if _, err := Open(t.Context(), url, nil); err == nil || errors.Is(err, ErrScheme) != want {
 			t.Errorf("%q: got %v; want it to match ErrScheme: %v", url, err, want)
 		}
@@ -205,6 +242,13 @@ func TestNoErrorTellsAPassword(t *testing.T) {
 		"etcds://ann:" + secret + "@h?cert=x",
 		"etcd+unix://ann:" + secret + "@/p",
 		"mem:" + secret,
+		"mem:/" + secret,
+		"http://ann:" + secret + "@h",
+		"http://ann:" + secret,
+		"etcd:/ann:" + secret + "@h",
+		"etcd//ann:" + secret + "@h",
+		"ETCD://ann:" + secret + "@h",
+		"h:2379?password=" + secret,
 		"redis://:" + secret + "@h",
 		"://ann:" + secret + "@h",
 		"ann:" + secret + "@h",
@@ -261,6 +305,35 @@ func TestPasswordFromFileAndEnvironment(t *testing.T) {
 				t.Errorf("got %q, %v; want %q, an error with %q", got, err, c.want, c.err)
 			}
 		})
+	}
+}
+
+func TestWarningsOfSecretsThatOthersCanRead(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "secret")
+	if err := os.WriteFile(file, []byte("pw"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		mode      os.FileMode
+		url, want string
+	}{
+		{0o600, "etcd://ann@h?password_file=" + file, ""},
+		{0o640, "etcd://ann@h?password_file=" + file, ""},
+		{0o644, "etcd://ann@h?password_file=" + file, "password_file " + file + " is accessible to other users; chmod o= it"},
+		{0o602, "redis://h?password_file=" + file, "password_file " + file + " is accessible to other users; chmod o= it"},
+		{0o644, "etcds://h?cert=" + file + "&key=" + file, "key " + file + " is accessible to other users; chmod o= it"},
+		{0o600, "etcd://h", ""},
+	} {
+		if err := os.Chmod(file, c.mode); err != nil {
+			t.Fatal(err)
+		}
+		target, err := parse(c.url)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := strings.Join(target.warnings(), "\n"); got != c.want {
+			t.Errorf("%s, mode %v: got %q, want %q", c.url, c.mode, got, c.want)
+		}
 	}
 }
 

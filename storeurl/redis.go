@@ -66,8 +66,7 @@ func (t *target) setRedis(authority, path string) error {
 		return err
 	}
 	if len(t.endpoints) > 1 {
-		return errors.New("there is more than one host: independent servers are no store together; write redis+cluster:// for " +
-			"a cluster, redis+sentinel:// for sentinels")
+		return errors.New("multiple hosts are not allowed in " + t.scheme + "://; use redis+cluster://, redis+sentinel:// or redlock://")
 	}
 	t.redis.dbText = strings.TrimPrefix(path, "/")
 	return t.setRedisRest()
@@ -258,7 +257,7 @@ func (t target) explainRedis(err error) error {
 	case strings.HasPrefix(text, "NOAUTH") && t.scheme == schemeRedisSentinel && t.passwords() > 0:
 		what = "the sentinels want a password, and are asked without one: that must be allowed there"
 	case strings.HasPrefix(text, "NOAUTH"):
-		what = "it wants to know who asks: give a password, and a user if it has any"
+		what = "it requires authentication: give a password, and a user if it has any"
 	case strings.HasPrefix(text, "NOPERM"):
 		what = "the rights that Stile needs are in docs/stores.md"
 	case strings.Contains(text, "DB index"):

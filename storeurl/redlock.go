@@ -21,8 +21,8 @@ func redlockSchemes() map[string]scheme {
 	}
 	secured := func(t *target) map[string]*string { return joined(plain(t), t.certificates()) }
 	return map[string]scheme{
-		"redlock":  {port: port, parameters: plain, set: (*target).setMasters, open: openRedlock},
-		"redlocks": {port: port, tls: true, parameters: secured, set: (*target).setMasters, open: openRedlock},
+		"redlock":  {port: port, parameters: plain, set: (*target).setMasters, open: openRedlock, needed: majority},
+		"redlocks": {port: port, tls: true, parameters: secured, set: (*target).setMasters, open: openRedlock, needed: majority},
 	}
 }
 

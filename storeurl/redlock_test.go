@@ -92,7 +92,7 @@ func TestOpenRedlock(t *testing.T) {
 	})
 	t.Run("with a majority down", func(t *testing.T) {
 		servers[1].Kill()
-		_ = fails(t.Context(), t, "redlock://:"+secret+"@"+hosts, "no majority: 1 of 3 masters answered", servers[0].Addr()+": connect: connection refused")
+		_ = fails(t.Context(), t, "redlock://:"+secret+"@"+hosts, "cannot connect to 2 of 3 hosts", servers[0].Addr()+": connect: connection refused")
 	})
 }
 

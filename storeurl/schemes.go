@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
+	"os"
+	"runtime"
 	"slices"
 	"strings"
 
@@ -20,6 +22,9 @@ type scheme struct {
 	parameters func(t *target) map[string]*string            // where the values of the parameters go that it knows
 	set        func(t *target, authority, path string) error // reads what stands between the // and the ?
 	open       func(ctx context.Context, t target, logger *slog.Logger) (*Opened, error)
+	// needed is how many of that many hosts have to answer, for stores whose client goes on trying even if all of them
+	// refuse connections; nil for others.
+	needed func(hosts int) int
 }
 
 const schemeMem = "mem"
@@ -49,6 +54,10 @@ func openMemory(context.Context, target, *slog.Logger) (*Opened, error) {
 	return &Opened{Store: memstore.New(), close: func() error { return nil }}, nil
 }
 
+// one is for stores where each host can stand for the others, and majority for those that need most of them.
+func one(int) int            { return 1 }
+func majority(hosts int) int { return hosts/2 + 1 }
+
 // credentials are the parameters of all servers that know users.
 func (t *target) credentials() map[string]*string {
 	return map[string]*string{"password_file": &t.passwordFile, "password_env": &t.passwordEnv}
@@ -74,6 +83,22 @@ func (t *target) checkPair() error {
 		return errors.New("cert and key belong together: give both or none")
 	}
 	return nil
+}
+
+// warnings says which secrets of ours other users of the machine can read.
+func (t *target) warnings() []string {
+	if runtime.GOOS == "windows" { // where a file's mode says nothing about that
+		return nil
+	}
+	var all []string
+	for _, secret := range []struct{ parameter, path string }{{"password_file", t.passwordFile}, {"key", t.key}} {
+		const others = 0o007
+		info, err := os.Stat(secret.path)
+		if err == nil && info.Mode().Perm()&others != 0 {
+			all = append(all, fmt.Sprintf("%s %s is accessible to other users; chmod o= it", secret.parameter, secret.path))
+		}
+	}
+	return all
 }
 
 // setPrefix sets what all keys begin with.

@@ -88,8 +88,8 @@ import (
 	"github.com/stilelock/stile/store"
 )
 
-// ErrScheme means that the URL does not begin with a scheme that [Open] knows. A program that knows others can add them
-// to what the error says.
+// ErrScheme means that the URL does not begin with a scheme that [Open] knows, or with something like one. A program
+// that knows others can add them to what the error says.
 var ErrScheme = errors.New("known are mem: and " + knownSchemes())
 
 // Options configures [Open]. The zero value, and a nil *Options, are ready for use.
@@ -104,6 +104,9 @@ type Options struct {
 type Opened struct {
 	// Store is the store.
 	Store store.Store
+	// Warnings are what whoever has configured the URL should know, a line for each: that other users can read the file
+	// with the password, for example. Usually there are none. Open does not log them.
+	Warnings []string
 
 	close func() error
 }
@@ -115,21 +118,31 @@ func (o *Opened) Close() error { return o.close() }
 
 // Open opens the store that url names.
 //
-// On success the store has answered a request just now, to this user. Open waits for that for
-// at most five seconds, and no longer than ctx allows; ctx bounds only the call. On failure nothing is left open. If
-// ctx ended first the error matches ctx.Err(); if the scheme of the URL is unknown, or missing, [ErrScheme].
+// On success the store has answered a request just now, to this user. Open waits for that for at most five seconds, and
+// no longer than ctx allows; ctx bounds only the call. It does not wait for servers that refuse connections: if nothing
+// listens at any of the hosts, or a name does not exist, Open fails at once, even if a server is about to start. On
+// failure nothing is left open.
+//
+// If ctx ended first the error matches ctx.Err(). If the scheme of the URL is unknown, or missing, the error matches
+// [ErrScheme], or suggests the URL that is meant.
 func Open(ctx context.Context, url string, opts *Options) (*Opened, error) {
 	if opts == nil {
 		opts = &Options{}
 	}
 	t, err := parse(url)
 	if err != nil {
-		return nil, fmt.Errorf("store URL %s: %w", hide(url), err)
+		return nil, explainParse(url, err)
 	}
-	opened, err := schemes()[t.scheme].open(ctx, t, opts.Logger)
+	within, cancel := whileReachable(ctx, t)
+	defer cancel()
+	opened, err := schemes()[t.scheme].open(within, t, opts.Logger)
 	if err != nil {
+		if refused, ok := errors.AsType[*refusals](context.Cause(within)); ok {
+			err = refused
+		}
 		return nil, fmt.Errorf("store URL %s: %w", t.redacted, err)
 	}
+	opened.Warnings = t.warnings()
 	return opened, nil
 }
 

@@ -27,8 +27,8 @@ func zkSchemes() map[string]scheme {
 	}
 	secured := func(t *target) map[string]*string { return joined(plain(t), t.certificates()) }
 	return map[string]scheme{
-		"zk":  {port: port, parameters: plain, set: (*target).setZooKeeper, open: openZooKeeper},
-		"zks": {port: port, tls: true, parameters: secured, set: (*target).setZooKeeper, open: openZooKeeper},
+		"zk":  {port: port, parameters: plain, set: (*target).setZooKeeper, open: openZooKeeper, needed: one},
+		"zks": {port: port, tls: true, parameters: secured, set: (*target).setZooKeeper, open: openZooKeeper, needed: one},
 	}
 }
 

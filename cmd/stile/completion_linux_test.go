@@ -2,6 +2,7 @@ package main_test
 
 import (
 	"cmp"
+	"context"
 	"fmt"
 	"net"
 	"os"
@@ -12,6 +13,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
 )
 
 // offers checks what stile offers for the last of these words. Names are offered if the store tells them within a second:
@@ -73,6 +76,37 @@ func TestLiveNamesAreCompleted(t *testing.T) {
 		if got := m.complete(verb, "job:nightly", "job:n"); len(got) > 0 {
 			t.Errorf("%s: offered %q after a name", verb, got)
 		}
+	}
+}
+
+func TestNamesThatAShellDoesNotTakeAsTheyAreAreNotCompleted(t *testing.T) {
+	t.Parallel()
+	m, s := newMachine(t), shared(t)
+	cli := s.client(t)
+	plain := []string{"A-1_b", "a%b", "a+b", "a,b", "a.b", "a/b", "a:b", "a=b", "a@b"}
+	for _, name := range plain {
+		put(t, cli, name)
+	}
+	for _, name := range []string{
+		"a b", "a$b", "a`b", "a;b", "a&b", "a|b", "a<b", "a>b", "a(b", "a)b", "a{b", "a}b", "a[b", "a]b", "a*b", "a?b", "a!b",
+		"a#b", "a~b", "a^b", "a'b", `a"b`, `a\b`, "a\u00a0b", "é", "-a", "--", "=a", "~a", "%a", "_activeHelp_ a",
+	} {
+		put(t, cli, name)
+	}
+	m.offers(plain, "run", "--url", s.url, "")
+}
+
+// put makes a holder of the lock name, as other clients of etcd do.
+func put(t *testing.T, cli *clientv3.Client, name string) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), within)
+	defer cancel()
+	lease, err := cli.Grant(ctx, 600)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := cli.Put(ctx, fmt.Sprintf("%s/%x", name, lease.ID), "", clientv3.WithLease(lease.ID)); err != nil {
+		t.Fatal(err)
 	}
 }
 
@@ -190,9 +224,9 @@ func TestShellsCompleteLines(t *testing.T) {
 			m.write("some-file", "what is in the file\n", 0o600)
 			m.set("PATH", filepath.Dir(stile)+":"+bin+":"+os.Getenv("PATH"))
 			m.set("STILE_URL", s.url)
-			// Whoever can write to the store chooses the names.
-			const evil = "evil$(touch pwned)`touch pwned`;touch pwned"
-			for _, name := range []string{"job:nightly", "job:weekly", "key=a b", evil} {
+			// Whoever can write to the store chooses the names. What several begin with, bash puts into the line as it is.
+			const evil = "evil$(touch pwned)`touch pwned`;touch pwned;"
+			for _, name := range []string{"job:nightly", "job:weekly", "key=a.b", evil + "1", evil + "2"} {
 				m.start(sleeper, name)
 			}
 
@@ -203,8 +237,8 @@ func TestShellsCompleteLines(t *testing.T) {
 			ends := 0
 			for typed, seen := range map[string]string{
 				"stile run -n job:n\t-- true\n":                     `lock "job:nightly"`,
-				"stile run -n key=\t-- true\n":                      `lock "key=a b"`,
-				"stile run -n ev\t-- true\n":                        `lock "evil$(touch`,
+				"stile run -n key=\t-- true\n":                      `lock "key=a.b"`,
+				"stile run -n -v ev\t\t -- true\n":                  `lock "ev" obtained`,
 				"stile run --url " + s.url + " -n job:w\t-- true\n": `lock "job:weekly"`,
 				"stile run free -- greet-every\t\n":                 "hello, everybody",
 				"stile run free -- cat some-fi\t\n":                 "what is in the file",

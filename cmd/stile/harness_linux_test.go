@@ -89,8 +89,11 @@ const within = 3 * time.Minute
 type machine struct {
 	t    *testing.T
 	dir  string // the home directory; its path is short, for sockets in it
+	long string // a part of the path of the state directory that makes it too long for a socket; usually empty
 	vars []string
-	end  *os.File // a pipe in it, see untilTold
+	// curious is set where a person is to be told of the servers of other users; in tests there are such everywhere.
+	curious bool
+	end     *os.File // a pipe in it, see untilTold
 }
 
 func newMachine(t *testing.T) *machine {
@@ -113,6 +116,9 @@ func newMachine(t *testing.T) *machine {
 	}
 	t.Cleanup(func() {
 		m.killServers()
+		if socket, err := os.Readlink(m.link()); err == nil && strings.HasPrefix(socket, "/tmp/stile-") {
+			os.RemoveAll(filepath.Dir(socket))
+		}
 		m.end.Close()
 		os.RemoveAll(dir)
 	})
@@ -136,11 +142,17 @@ func (m *machine) path(elem ...string) string {
 }
 
 // home is the home of the machine's local server.
-func (m *machine) home() string { return m.path(".local", "state", "stile", "local") }
+func (m *machine) home() string { return m.path(".local", "state", m.long, "stile", "local") }
+
+// lengthen gives the machine a state directory whose path does not fit into the address of a socket.
+func (m *machine) lengthen() {
+	m.long = strings.Repeat("x", 100)
+	m.set("XDG_STATE_HOME", m.path(".local", "state", m.long))
+}
 
 // in returns the same machine for a part of the test.
 func (m *machine) in(t *testing.T) *machine {
-	return &machine{t: t, dir: m.dir, vars: slices.Clone(m.vars), end: m.end}
+	return &machine{t: t, dir: m.dir, long: m.long, vars: slices.Clone(m.vars), end: m.end}
 }
 
 // set puts a variable into the environment of the commands to come.

@@ -2,13 +2,16 @@ package main_test
 
 import (
 	"crypto/sha256"
+	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -152,10 +155,12 @@ func TestAServerThatDiesJustAfterItWasFoundIsReplaced(t *testing.T) {
 	}
 }
 
-// A cron job has no XDG_RUNTIME_DIR, a login has one: they must exclude each other.
+// A cron job has no XDG_RUNTIME_DIR, a login has one: they must exclude each other. A server of an earlier version has its
+// socket there.
 func TestTheSameServerIsFoundWithoutARuntimeDirectory(t *testing.T) {
 	t.Parallel()
 	m := newMachine(t)
+	m.background(m.place(), time.Hour)
 	m.start(sleeper, "demo")
 	pid := m.server()
 	m.set("XDG_RUNTIME_DIR", "")
@@ -181,18 +186,6 @@ func TestHoldsAndWaitersOutliveTheServer(t *testing.T) {
 	if code := waiter.code(); code != 0 {
 		t.Errorf("the waiter: exit code %d: %s", code, waiter.stderr)
 	}
-}
-
-// Each of them has to go on finding its own server, and who holds a lock there.
-func TestTwoHomesWithOneRuntimeDirectoryHaveTwoServers(t *testing.T) {
-	t.Parallel()
-	m, other := newMachine(t), newMachine(t)
-	other.set("XDG_RUNTIME_DIR", m.path("run"))
-	m.start(sleeper, "demo")
-	other.run("-n", "demo", "--", "true").wants(0)
-	m.run("-n", "demo", "--", "true").wants(75, "demo")
-	other.killServer()
-	m.run("-n", "demo", "--", "true").wants(75, "demo")
 }
 
 // lockPID does what a server does that runs.
@@ -260,35 +253,13 @@ func TestAServerThatWasOnItsWayAlreadyWillDo(t *testing.T) {
 	m := newMachine(t)
 	m.place()
 	busy := m.lockPID()
-	impatient := m.runner("demo", "--", "true").begin()
-	eventually(t, "a server on its way", func() bool { return len(m.servers()) == 1 })
-	first := m.servers()[0]
-	// It waits for a server that is about to end, but not for ever: it is not to give up before all is as the test wants it.
-	if err := syscall.Kill(first, syscall.SIGSTOP); err != nil {
-		t.Fatal(err)
-	}
-	impatient.signal(syscall.SIGTERM)
-	impatient.wants(143)
-
+	first := m.command("serve", "--background", m.home(), "--socket", m.place()).begin() // its starter was stopped
 	again := m.runner("demo", "--", "true").begin()
-	eventually(t, "another one", func() bool { return len(m.servers()) == 2 })
-	for _, pid := range m.servers() {
-		if pid == first {
-			continue
-		}
-		if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
-			t.Fatal(err)
-		}
-		busy.Unlock()
-		if err := syscall.Kill(first, syscall.SIGCONT); err != nil {
-			t.Fatal(err)
-		}
-		eventually(t, "start of the first", func() bool { return m.server() == first })
-		if err := syscall.Kill(pid, syscall.SIGCONT); err != nil {
-			t.Fatal(err)
-		}
-	}
+	busy.Unlock()
 	again.wants(0)
+	if pid := m.server(); pid != 0 && pid != first.Process.Pid {
+		t.Errorf("the server is %d, and %d was on its way", pid, first.Process.Pid)
+	}
 }
 
 // There may be a hundred who hold something while the disk is full.
@@ -349,7 +320,8 @@ func TestTheNextServerIsWhereTheLastOneWas(t *testing.T) {
 	}
 }
 
-// place makes what there is of a local server before it runs, and returns the path of its socket.
+// place makes what there is of a local server before it runs, as an earlier version would: with the socket in the runtime
+// directory. It returns the path of that.
 func (m *machine) place() string {
 	m.t.Helper()
 	sum := sha256.Sum256([]byte(m.home()))
@@ -359,7 +331,7 @@ func (m *machine) place() string {
 			m.t.Fatal(err)
 		}
 	}
-	if err := os.Symlink(socket, m.link()); err != nil {
+	if err := os.Symlink(socket, m.link()); err != nil && !errors.Is(err, fs.ErrExist) {
 		m.t.Fatal(err)
 	}
 	return socket
@@ -427,10 +399,37 @@ func TestTheServerListensOnNothingButItsSocket(t *testing.T) {
 			}
 		}
 	}
-	for _, path := range []string{m.home(), m.path("run", "stile")} {
-		if info, err := os.Stat(path); err != nil || info.Mode().Perm() != 0o700 {
-			t.Errorf("%s: %v, %v, want it to be private", path, info, err)
-		}
+	if info, err := os.Stat(m.home()); err != nil || info.Mode().Perm() != 0o700 {
+		t.Errorf("%s: %v, %v, want it to be private", m.home(), info, err)
+	}
+}
+
+// The server outlives its first user, and what that had in the environment can be read in /proc for as long.
+func TestTheServerGetsNoSecretsOfItsFirstUser(t *testing.T) {
+	t.Parallel()
+	m := newMachine(t)
+	for _, name := range []string{
+		"AWS_SECRET_ACCESS_KEY", "PGPASSWORD", "STILE_SECRET", "NOTIFY_SOCKET", "SSH_AUTH_SOCK", "GOPROXY", "ETCD_NAME",
+		"LCX", "PATHS", "HOMES", "_XDG_",
+	} {
+		m.set(name, "not for the server")
+	}
+	passed := []string{"LANG=C", "LC_TIME=C", "TMPDIR=" + m.dir, "TZ=UTC", "GOMAXPROCS=1", "XDG_DATA_HOME=" + m.dir}
+	for _, v := range passed {
+		name, value, _ := strings.Cut(v, "=")
+		m.set(name, value)
+	}
+	m.run("demo", "--", "true").wants(0)
+	environ, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", m.server()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := strings.Split(strings.TrimSuffix(string(environ), "\x00"), "\x00")
+	want := append(passed, "PATH="+os.Getenv("PATH"), "HOME="+m.dir, "XDG_RUNTIME_DIR="+m.path("run"), "LC_ALL=C")
+	slices.Sort(got)
+	slices.Sort(want)
+	if !slices.Equal(got, want) {
+		t.Errorf("the server's environment is %q, want %q", got, want)
 	}
 }
 

@@ -2,16 +2,19 @@ package main_test
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"io/fs"
 	"math/rand/v2"
 	"net"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"go.etcd.io/bbolt"
 )
@@ -94,7 +97,6 @@ func (m *machine) mount(dir, options string, flags uintptr) {
 type guest struct {
 	*machine
 	uid int
-	tmp string // where its socket goes without a runtime directory
 }
 
 // asGuest makes the machine that of a user that nobody else is: all users share /tmp.
@@ -102,8 +104,7 @@ func (m *machine) asGuest() *guest {
 	m.t.Helper()
 	needsRoot(m.t)
 	uid := 100_000 + rand.IntN(1_000_000_000)
-	g := &guest{machine: m, uid: uid, tmp: fmt.Sprintf("/tmp/stile-%d", uid)}
-	m.t.Cleanup(func() { os.RemoveAll(g.tmp) })
+	g := &guest{machine: m, uid: uid}
 	err := filepath.WalkDir(m.dir, func(path string, _ fs.DirEntry, err error) error {
 		if err != nil {
 			return err
@@ -150,29 +151,9 @@ func TestNoPlaceForALocalServer(t *testing.T) {
 			func(m *machine) { m.mount(m.mkdir(0o700, ".local"), "size=64k", 0) },
 			[]string{"local server did not start", "no space left on device", "make room", "XDG_STATE_HOME", "--url"},
 		},
-		"runtime directory is full": {
-			func(m *machine) { m.mount(m.path("run"), "size=64k,nr_inodes=1,mode=700", 0) },
-			[]string{"run/stile", "no space left on device", "make room", "XDG_RUNTIME_DIR", "--url"},
-		},
-		"runtime directory too long": {
-			func(m *machine) { m.set("XDG_RUNTIME_DIR", m.mkdir(0o700, strings.Repeat("x", 100))) },
-			[]string{"socket", "bytes", "XDG_RUNTIME_DIR", "--url"},
-		},
-		"socket's directory open to others": {
-			func(m *machine) { m.mkdir(0o755, "run", "stile") },
-			[]string{"run/stile", "open to others", "chmod 700", "--url"},
-		},
-		"socket's directory is a link": {
-			func(m *machine) { m.symlink(m.dir, m.path("run", "stile")) },
-			[]string{"run/stile", "should be a directory", "remove it", "--url"},
-		},
-		"socket's directory is a link to nothing": {
-			func(m *machine) { m.symlink("/no/such", m.path("run", "stile")) },
-			[]string{"run/stile", "should be a directory", "remove it", "--url"},
-		},
 		"a directory where the socket should be": {
 			func(m *machine) { m.mkdir(0o700, strings.TrimPrefix(m.usedSocket(), m.dir), "x") },
-			[]string{"local server did not start", "run/stile/local-", "--url"},
+			[]string{"local server did not start", "local/server.sock", "--url"},
 		},
 		"a stranger where the socket should be": {
 			func(m *machine) {
@@ -182,7 +163,18 @@ func TestNoPlaceForALocalServer(t *testing.T) {
 				}
 				m.t.Cleanup(func() { l.Close() })
 			},
-			[]string{"local server did not start", "another program listens", "run/stile/local-", "XDG_RUNTIME_DIR", "--url"},
+			[]string{"local server did not start", "another program listens", "local/server.sock", "XDG_STATE_HOME", "--url"},
+		},
+		"home open to others": {
+			func(m *machine) { m.mkdir(0o755, ".local", "state", "stile", "local") },
+			[]string{"stile/local", "accessible to other users", "chmod 700", "--url"},
+		},
+		"home is a link": {
+			func(m *machine) {
+				m.mkdir(0o700, ".local", "state", "stile")
+				m.symlink(m.dir, m.home())
+			},
+			[]string{"stile/local", "should be a directory", "move it away", "--url"},
 		},
 		"data is a file": {
 			func(m *machine) { m.put("", "data") },
@@ -216,12 +208,6 @@ func TestPlacesThatTheUserMayNotWriteTo(t *testing.T) {
 		g.mkdir(0o500)
 		g.run("demo", "--", "true").wants(125, ".local", "permission denied", "XDG_STATE_HOME", "--url")
 	})
-	t.Run("runtime directory", func(t *testing.T) {
-		t.Parallel()
-		g := newMachine(t).asGuest()
-		g.mkdir(0o500, "run")
-		g.run("demo", "--", "true").wants(125, "run/stile", "permission denied", "XDG_RUNTIME_DIR", "--url")
-	})
 	t.Run("state directory of somebody else", func(t *testing.T) {
 		t.Parallel()
 		m := newMachine(t)
@@ -230,7 +216,7 @@ func TestPlacesThatTheUserMayNotWriteTo(t *testing.T) {
 		if err := os.Chown(m.home(), 0, 0); err != nil {
 			t.Fatal(err)
 		}
-		g.run("demo", "--", "true").wants(125, "stile/local belongs to user 0", "XDG_STATE_HOME", "--url")
+		g.run("demo", "--", "true").wants(125, "stile/local belongs to user root (0)", "XDG_STATE_HOME", "--url")
 	})
 }
 
@@ -243,65 +229,201 @@ func TestWithoutAHomeDirectory(t *testing.T) {
 	g.run("demo", "--", "true").wants(0)
 }
 
-// A cron job has none, after su(1) it belongs to somebody else, and in a container it may not be there.
-func TestWithoutARuntimeDirectoryTheSocketIsInTmp(t *testing.T) {
+// sudo may leave HOME as it is: that must not become a reason to remove what the user has there.
+func TestRootIsNotToldToRemoveTheDataOfAUser(t *testing.T) {
 	t.Parallel()
-	for name, prepare := range map[string]func(g *guest) error{
-		"not set":         func(g *guest) error { g.set("XDG_RUNTIME_DIR", ""); return nil },
-		"missing":         func(g *guest) error { return os.Remove(g.path("run")) },
-		"somebody else's": func(g *guest) error { return os.Chown(g.path("run"), 0, 0) },
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			g := newMachine(t).asGuest()
-			if err := prepare(g); err != nil {
+	g := newMachine(t).asGuest()
+	g.run("demo", "--", "true").wants(0)
+	c := g.machine.run("demo", "--", "true")
+	c.wants(125, fmt.Sprintf("belongs to user %d", g.uid), "this is user root (0)", "run stile as that user", "sudo -H", "--url")
+	if said := c.stderr.String(); strings.Contains(said, "remove") {
+		t.Errorf("stderr says to remove something: %s", said)
+	}
+}
+
+// hasPrivatePlaceInTmp checks that the socket of a machine's server is in a private directory with a random name in /tmp,
+// and returns the path of that directory.
+func (m *machine) hasPrivatePlaceInTmp(uid int) string {
+	m.t.Helper()
+	socket, err := os.Readlink(m.link())
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	dir := filepath.Dir(socket)
+	info, err := os.Lstat(dir)
+	if err != nil || info.Mode() != os.ModeDir|0o700 || info.Sys().(*syscall.Stat_t).Uid != uint32(uid) ||
+		!regexp.MustCompile(`^/tmp/stile-[0-9]+$`).MatchString(dir) || dir == fmt.Sprintf("/tmp/stile-%d", uid) {
+		m.t.Errorf("the socket is in %s: %v, %v; want a private directory with a random name in /tmp", dir, info, err)
+	}
+	return dir
+}
+
+func TestWhereTheSocketIs(t *testing.T) {
+	t.Parallel()
+	t.Run("in the state directory", func(t *testing.T) {
+		t.Parallel()
+		m := newMachine(t)
+		m.run("demo", "--", "true").wants(0)
+		if socket, err := os.Readlink(m.link()); err != nil || socket != filepath.Join(m.home(), "server.sock") {
+			t.Errorf("the socket is %s, %v, want it to be in %s", socket, err, m.home())
+		}
+		for _, dir := range []string{m.home(), m.path("run")} {
+			files, err := filepath.Glob(filepath.Join(dir, "*"))
+			if err != nil || slices.ContainsFunc(files, func(f string) bool {
+				return !slices.Contains([]string{"data", "lock", "pid", "server.log", "server.sock", "socket"}, filepath.Base(f))
+			}) {
+				t.Errorf("there are %q, %v", files, err)
+			}
+		}
+	})
+	t.Run("the path is too long", func(t *testing.T) {
+		t.Parallel()
+		m := newMachine(t)
+		m.lengthen()
+		m.run("demo", "--", "true").wants(0)
+		m.hasPrivatePlaceInTmp(os.Getuid())
+	})
+	// As with those file systems of other machines and of other operating systems that have no sockets.
+	t.Run("a socket cannot be made", func(t *testing.T) {
+		t.Parallel()
+		m := newMachine(t)
+		m.mkdir(0o700, ".local", "state", "stile", "local", "try.sock", "x")
+		m.run("demo", "--", "true").wants(0)
+		m.hasPrivatePlaceInTmp(os.Getuid())
+	})
+	t.Run("of another user", func(t *testing.T) {
+		t.Parallel()
+		g := newMachine(t).asGuest()
+		g.lengthen()
+		g.run("demo", "--", "true").wants(0)
+		g.hasPrivatePlaceInTmp(g.uid)
+	})
+}
+
+// A directory with a random name would stay there for good.
+func TestAServerInTmpLeavesNothingThere(t *testing.T) {
+	t.Parallel()
+	isGone := func(dir string) bool {
+		_, err := os.Lstat(dir)
+		return errors.Is(err, fs.ErrNotExist)
+	}
+	t.Run("told to end", func(t *testing.T) {
+		t.Parallel()
+		m := newMachine(t)
+		m.lengthen()
+		// A server that has not noticed yet that the last client has gone leaves the directory for it, and for the next server.
+		eventually(t, "the end of the directory", func() bool {
+			m.run("demo", "--", "true").wants(0)
+			dir, pid := m.hasPrivatePlaceInTmp(os.Getuid()), m.server()
+			if err := syscall.Kill(pid, syscall.SIGTERM); err != nil {
 				t.Fatal(err)
 			}
-			g.run("demo", "--", "true").wants(0)
-			info, err := os.Lstat(g.tmp)
-			if err != nil || info.Mode() != os.ModeDir|0o700 {
-				t.Errorf("%s: %v, %v; want a private directory", g.tmp, info, err)
-			}
+			eventually(t, "the end of the server", func() bool { return !running(pid) })
+			return isGone(dir)
 		})
+		m.run("demo", "--", "true").wants(0)
+	})
+	t.Run("idle", func(t *testing.T) {
+		t.Parallel()
+		m := newMachine(t)
+		m.lengthen()
+		m.run("demo", "--", "true").wants(0)
+		dir := m.hasPrivatePlaceInTmp(os.Getuid())
+		m.killServer()
+		socket, err := os.Readlink(m.link())
+		if err != nil {
+			t.Fatal(err)
+		}
+		m.background(socket, time.Second)
+		eventually(t, "the end of the directory", func() bool { return isGone(dir) })
+		m.run("demo", "--", "true").wants(0)
+	})
+	t.Run("could not start", func(t *testing.T) {
+		t.Parallel()
+		m := newMachine(t)
+		m.lengthen()
+		m.put("", "data")
+		m.run("demo", "--", "true").wants(125, "not a directory")
+		socket, err := os.Readlink(m.link())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := os.Lstat(filepath.Dir(socket)); !errors.Is(err, fs.ErrNotExist) {
+			t.Errorf("%s is still there: %v", filepath.Dir(socket), err)
+		}
+	})
+}
+
+// Whoever holds something goes on looking for the server there: another user must not get that place.
+func TestAPlaceInTmpIsKeptForThoseWhoHoldSomething(t *testing.T) {
+	t.Parallel()
+	m := newMachine(t)
+	m.lengthen()
+	holder := m.start(untilTold, "demo")
+	dir, before := m.hasPrivatePlaceInTmp(os.Getuid()), m.server()
+	if err := syscall.Kill(before, syscall.SIGTERM); err != nil {
+		t.Fatal(err)
 	}
+	eventually(t, "another server", func() bool { return m.server() != before && running(m.server()) })
+	if again := m.hasPrivatePlaceInTmp(os.Getuid()); again != dir {
+		t.Errorf("the next server is in %s, after %s", again, dir)
+	}
+	m.run("-n", "demo", "--", "true").wants(75, "demo")
+	m.tellEnd()
+	holder.wants(0)
 }
 
 // Everybody may write to /tmp, and can be there first.
-func TestWhatOthersPutIntoTmpIsNotUsed(t *testing.T) {
+func TestAnotherUserCannotOccupyThePlace(t *testing.T) {
 	t.Parallel()
-	const notOurs = "belongs to user 0"
-	for name, c := range map[string]struct {
-		make func(g *guest) error
-		want string
-	}{
-		"a directory":       {func(g *guest) error { return os.Mkdir(g.tmp, 0o700) }, notOurs},
-		"a link":            {func(g *guest) error { return os.Symlink(g.dir, g.tmp) }, notOurs},
-		"a link to nothing": {func(g *guest) error { return os.Symlink("/no/such", g.tmp) }, notOurs},
-		"a link of ours": {func(g *guest) error {
-			return cmp.Or(os.Symlink(g.dir, g.tmp), os.Lchown(g.tmp, g.uid, g.uid))
-		}, "should be a directory"},
+	t.Run("of an earlier version", func(t *testing.T) {
+		t.Parallel()
+		g := newMachine(t).asGuest()
+		g.set("XDG_RUNTIME_DIR", "")
+		squatted := fmt.Sprintf("/tmp/stile-%d", g.uid)
+		if err := os.Mkdir(squatted, 0o700); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { os.Remove(squatted) })
+		g.run("demo", "--", "true").wants(0)
+	})
+	for name, occupy := range map[string]func(g *guest, dir string) error{
+		"a directory":       func(_ *guest, dir string) error { return os.Mkdir(dir, 0o777) },
+		"a link":            func(g *guest, dir string) error { return os.Symlink(g.dir, dir) },
+		"a link to nothing": func(_ *guest, dir string) error { return os.Symlink("/no/such", dir) },
+		"a server": func(g *guest, dir string) error {
+			if err := os.Mkdir(dir, 0o777); err != nil {
+				return err
+			}
+			socket, err := os.Readlink(g.link())
+			if err != nil {
+				return err
+			}
+			l, err := net.Listen("unix", socket)
+			if err == nil {
+				g.t.Cleanup(func() { l.Close() })
+				err = cmp.Or(os.Chmod(socket, 0o777), os.Chmod(dir, 0o777))
+			}
+			return err
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			g := newMachine(t).asGuest()
-			g.set("XDG_RUNTIME_DIR", "")
-			if err := c.make(g); err != nil {
+			g.lengthen()
+			g.run("demo", "--", "true").wants(0)
+			dir := g.hasPrivatePlaceInTmp(g.uid)
+			g.killServer()
+			if err := cmp.Or(os.RemoveAll(dir), occupy(g, dir)); err != nil {
 				t.Fatal(err)
 			}
-			g.run("demo", "--", "true").wants(125, g.tmp, c.want, "set XDG_RUNTIME_DIR", "--url")
+			t.Cleanup(func() { os.RemoveAll(dir) })
+			g.run("demo", "--", "true").wants(0)
+			if again := g.hasPrivatePlaceInTmp(g.uid); again == dir {
+				t.Errorf("the server is still in %s", dir)
+			}
 		})
 	}
-}
-
-func TestAServerOfSomebodyElseIsNotTrusted(t *testing.T) {
-	t.Parallel()
-	needsRoot(t)
-	m := newMachine(t)
-	m.run("demo", "--", "true").wants(0)
-	if err := os.Chown(m.path("run", "stile"), 65534, 65534); err != nil {
-		t.Fatal(err)
-	}
-	m.run("demo", "--", "true").wants(125, "run/stile", "belongs to user 65534", "--url")
 }
 
 func TestFilesInTheWayAreReplaced(t *testing.T) {
@@ -355,43 +477,87 @@ func TestAServerThatDoesNotAnswer(t *testing.T) {
 	}
 }
 
-// logOut removes the runtime directory, as happens when the last login of a user ends, and makes an empty one.
-func (m *machine) logOut() {
-	m.t.Helper()
-	if err := os.RemoveAll(m.path("run")); err != nil {
-		m.t.Fatal(err)
+// A runtime directory is removed at the last logout, /tmp is cleaned up, and an administrator may remove anything. That
+// must not lock anybody out for as long as a job runs, nor let two have a lock.
+func TestAServerWhoseSocketIsRemovedListensAgain(t *testing.T) {
+	t.Parallel()
+	dirOf := func(m *machine) string {
+		socket, err := os.Readlink(m.link())
+		if err != nil {
+			m.t.Fatal(err)
+		}
+		return filepath.Dir(socket)
 	}
-	m.mkdir(0o700, "run")
+	for name, c := range map[string]struct {
+		prepare func(m *machine)
+		remove  func(m *machine) error
+	}{
+		"the socket": {
+			func(*machine) {},
+			func(m *machine) error { return os.Remove(filepath.Join(m.home(), "server.sock")) },
+		},
+		"socket and link": {
+			func(*machine) {},
+			func(m *machine) error {
+				return cmp.Or(os.Remove(filepath.Join(m.home(), "server.sock")), os.Remove(m.link()))
+			},
+		},
+		"a file in its place": {
+			func(*machine) {},
+			func(m *machine) error {
+				socket := filepath.Join(m.home(), "server.sock")
+				return cmp.Or(os.Remove(socket), os.WriteFile(socket, nil, 0o600))
+			},
+		},
+		"the runtime directory": {
+			func(m *machine) { m.place() },
+			func(m *machine) error { return os.RemoveAll(m.path("run")) },
+		},
+		"a directory in /tmp": {
+			(*machine).lengthen,
+			func(m *machine) error { return os.RemoveAll(dirOf(m)) },
+		},
+		"a directory in /tmp that another user makes again": {
+			(*machine).lengthen,
+			func(m *machine) error {
+				needsRoot(m.t)
+				dir := dirOf(m)
+				m.t.Cleanup(func() { os.RemoveAll(dir) })
+				return cmp.Or(os.RemoveAll(dir), os.Mkdir(dir, 0o700), os.Chown(dir, 65534, 65534))
+			},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			m := newMachine(t)
+			c.prepare(m)
+			holder := m.start(untilTold, "demo")
+			pid := m.server()
+			if err := c.remove(m); err != nil {
+				t.Fatal(err)
+			}
+			m.run("-n", "demo", "--", "true").wants(75, "demo")
+			if again := m.server(); again != pid {
+				t.Errorf("another server was started: %d after %d", again, pid)
+			}
+			m.tellEnd()
+			holder.wants(0)
+			m.run("-n", "demo", "--", "true").wants(0)
+		})
+	}
 }
 
-func TestAServerWhoseSocketIsGoneMakesRoom(t *testing.T) {
+// A home on a network file system is that of several machines.
+func TestAServerOnAnotherMachine(t *testing.T) {
 	t.Parallel()
 	m := newMachine(t)
-	m.run("demo", "--", "true").wants(0)
-	before := m.server()
-	m.logOut()
-	m.run("demo", "--", "true").wants(0)
-	if after := m.server(); after == before {
-		t.Errorf("it is the same server still: %d", after)
+	m.put("999999999\n", "pid") // no process has that number
+	defer m.lockPID().Unlock()
+	c := m.run("demo", "--", "true")
+	c.wants(125, "another machine", "XDG_STATE_HOME", "--url")
+	if said := c.stderr.String(); strings.Contains(said, "kill") {
+		t.Errorf("stderr says to kill a process here: %s", said)
 	}
-	eventually(t, "end of the server whose socket is gone", func() bool { return !running(before) })
-}
-
-func TestAServerWhoseSocketIsGoneIsNotTakenFromItsHolders(t *testing.T) {
-	t.Parallel()
-	m := newMachine(t)
-	holder := m.start(sleeper, "demo")
-	pid := m.server()
-	m.logOut()
-	m.run("demo", "--", "true").wants(125, "did not start", "cannot be reached", fmt.Sprintf("kill %d", pid), "--url")
-	select {
-	case <-holder.done:
-		t.Errorf("the holder has ended: %s", holder.stderr)
-	default:
-	}
-	holder.signal(syscall.SIGTERM)
-	holder.code()
-	m.run("demo", "--", "true").wants(0) // nobody needs the old server any more
 }
 
 func TestDataThatCannotBeUsed(t *testing.T) {

@@ -104,7 +104,9 @@ func TestReadersTellWhoHoldsAndWhoWaits(t *testing.T) {
 	if since := owner.Since; since.Before(began) || since.After(time.Now()) {
 		t.Errorf("the holder joined at %v, want it between %v and now", since, began)
 	}
-	owner.Since = time.Time{}
+	if obtained := owner.Obtained; !obtained.IsZero() && (obtained.Before(owner.Since) || obtained.After(time.Now())) {
+		t.Errorf("the holder joined at %v and obtained the lock at %v", owner.Since, obtained)
+	}
 	if got, want := fmt.Sprintf("%q", fmt.Sprint(owner.Host, owner.User, owner.Command, owner.Reason, owner.Labels)),
 		fmt.Sprintf("%q", fmt.Sprint(host, who.Username, "sh", "release \"1.2\"\n", map[string]string{"team": "web", "env": "a=b"})); got != want {
 		t.Errorf("the holder is %s, want %s", got, want)
@@ -125,15 +127,20 @@ func TestReadersTellWhoHoldsAndWhoWaits(t *testing.T) {
 		})
 		return c
 	}
-	c := complete("show", "orders/42")
+	var c *command
 	id := fmt.Sprintf(`%s@%s pid `, who.Username, host)
 	entry := `%s%d \(%s\)
-          token %d, exclusive, in line for \d+s, session \w+ has \d+s left
+          token %d, exclusive, %s, session \w+ has \d+s left
 `
-	want := "lock orders/42: held, 2 waiting\nholder    " + fmt.Sprintf(entry, id, holder.Process.Pid, "sh", all[0].Token) +
+	const held, waits = `held for \d+s(, waited \d+s)?`, `in line for \d+s`
+	eventually(t, "the holders to tell since when they have their locks", func() bool {
+		return !m.show("orders/42").Holders[0].Owner.Obtained.IsZero() && !m.show("orders").Holders[0].Owner.Obtained.IsZero()
+	})
+	c = complete("show", "orders/42")
+	want := "lock orders/42: held, 2 waiting\nholder    " + fmt.Sprintf(entry, id, holder.Process.Pid, "sh", all[0].Token, held) +
 		"          reason: release \"1.2\"\\\\n\n          label: env=a=b\n          label: team=web\n" +
-		"waiter 1  " + fmt.Sprintf(entry, id, first.Process.Pid, "true", all[1].Token) +
-		"waiter 2  " + fmt.Sprintf(entry, id, second.Process.Pid, "true", all[2].Token)
+		"waiter 1  " + fmt.Sprintf(entry, id, first.Process.Pid, "true", all[1].Token, waits) +
+		"waiter 2  " + fmt.Sprintf(entry, id, second.Process.Pid, "true", all[2].Token, waits)
 	if !regexp.MustCompile("^" + want + "$").MatchString(c.stdout.String()) {
 		t.Errorf("show printed:\n%swant a match for:\n%s", c.stdout, want)
 	}

@@ -3,6 +3,7 @@ package main_test
 import (
 	"fmt"
 	"os"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -305,11 +306,16 @@ func TestAReleaseThatFailsIsToldAndChangesNothing(t *testing.T) {
 
 func TestVersion(t *testing.T) {
 	t.Parallel()
-	for _, arg := range []string{"version", "--version"} {
-		c := newMachine(t).command(arg).begin()
+	for arg, want := range map[string]string{
+		"--version": "^stile .*\n$",
+		"version":   `^stile .*\nstore etcd://ann:\*\*\*@h \(named by STILE_URL\)\n$`,
+	} {
+		m := newMachine(t)
+		m.set("STILE_URL", "etcd://ann:secret@h")
+		c := m.command(arg).begin()
 		c.wants(0)
-		if said := c.stdout.String(); !strings.HasPrefix(said, "stile ") || strings.Count(said, "\n") != 1 {
-			t.Errorf("%s printed %q", arg, said)
+		if said := c.stdout.String(); !regexp.MustCompile(want).MatchString(said) {
+			t.Errorf("%s printed %q, want %s", arg, said, want)
 		}
 	}
 }

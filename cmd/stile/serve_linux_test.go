@@ -11,6 +11,8 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.etcd.io/etcd/client/v3/concurrency"
 	"golang.org/x/sys/unix"
+
+	"github.com/stilelock/stile/cmd/stile/internal/node/testcert"
 )
 
 func TestServeEndsAtOnceWhenTold(t *testing.T) {
@@ -88,11 +90,14 @@ func TestServeRefuses(t *testing.T) {
 	defer taken.Close()
 	other := serve(t)
 
-	m.command("serve", "--listen", "0.0.0.0:2379").begin().wants(125, "loopback", "TLS", "127.0.0.1")
+	m.command("serve", "--listen", "0.0.0.0:2379").begin().wants(125, "loopback", "TLS", "127.0.0.1", "--root-password-file")
+	own := testcert.NewAuthority(t).Issue("server", testcert.Spec{Hosts: []string{"127.0.0.1"}})
+	m.command("serve", "--listen", "0.0.0.0:2379", "--tls-cert", own.Cert, "--tls-key", own.Key).begin().
+		wants(125, "loopback", "--tls-client-ca", "--root-password-file", "--insecure")
 	m.command("serve", "--listen", taken.Addr().String()).begin().wants(125, taken.Addr().String(), "in use", "--listen")
 	m.command("serve", "--listen", "127.0.0.1:0", "--data", m.write("file", "", 0o600)).begin().
 		wants(125, m.path("file"), "--data")
-	m.command("serve", "--socket", hung(t, m.path("sock"))).begin().wants(125, m.path("sock"), "another server listens there")
+	m.command("serve", "--socket", hung(t, m.path("sock"))).begin().wants(125, m.path("sock"), "another server listens")
 	m.command("serve", "surplus").begin().wants(125, "surplus")
 	m.command("serve", "--listen", "127.0.0.1:0", "--data", other.data).begin().
 		wants(125, other.data, "in use by another stile serve", "--data")

@@ -1,6 +1,8 @@
 package main_test
 
 import (
+	"context"
+	"errors"
 	"io"
 	"net/http"
 	"os"
@@ -10,8 +12,14 @@ import (
 	"strings"
 	"testing"
 
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.uber.org/zap"
+
+	library "github.com/stilelock/stile"
 	"github.com/stilelock/stile/cmd/stile/internal/node/testcert"
 	"github.com/stilelock/stile/internal/testservers"
+	"github.com/stilelock/stile/storeurl"
 )
 
 const rootPassword = "correct horse battery staple"
@@ -92,6 +100,123 @@ func TestServeWithTLSCertificatesAndUsers(t *testing.T) {
 	}
 }
 
+// Two teams, set up as examples/serve/README.md says, have nothing of each other's.
+func TestTheTeamsOfTheExampleAreApart(t *testing.T) {
+	t.Parallel()
+	etcdctl := testservers.Binary(t, "etcdctl")
+	m := newMachine(t)
+	s := m.serve("--listen", "127.0.0.1:0", "--data", m.path("data"), "--root-password-file", m.write("root", rootPassword, 0o600))
+	address := strings.TrimPrefix(s.found("url"), "etcd://")
+
+	text, err := os.ReadFile(filepath.Join("..", "..", "examples", "serve", "README.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, section, _ := strings.Cut(string(text), "\n## Users\n")
+	section, _, _ = strings.Cut(section, "\n## ")
+	passwordOf := func(user string) string { return user + "s-password" } // etcdctl reads a word
+	var annsURL string
+	users := 0
+	for line := range strings.Lines(section) {
+		line, _, _ = strings.Cut(line, " #")
+		if _, url, ok := strings.Cut(line, "stile run --url '"); ok {
+			annsURL, _, _ = strings.Cut(url, "'")
+		}
+		args := strings.Fields(line)
+		if len(args) < 4 || args[0] != "etcdctl" {
+			continue
+		}
+		cmd := exec.Command(etcdctl, append(args[1:], "--endpoints", address, "--command-timeout", within.String(), "--dial-timeout", within.String())...)
+		cmd.Env = append(os.Environ(), "ETCDCTL_USER=root:"+rootPassword)
+		if args[1] == "user" && args[2] == "add" {
+			cmd.Args = append(cmd.Args, "--interactive=false")
+			cmd.Stdin = strings.NewReader(passwordOf(args[3]) + "\n")
+			users++
+		}
+		if out, err := cmd.CombinedOutput(); err != nil {
+			t.Fatalf("%s: %v: %s", line, err, out)
+		}
+	}
+	if annsURL == "" || users != 2 {
+		t.Fatalf("in the example there are %d users, and the URL %q", users, annsURL)
+	}
+	annsURL = strings.NewReplacer("127.0.0.1:2379", address, "/home/ann/.stile-password", m.write("ann", passwordOf("ann"), 0o600)).Replace(annsURL)
+	bobs := strings.NewReplacer("ann@", "bob@", m.path("ann"), m.write("bob", passwordOf("bob"), 0o600))
+	bobInRed := bobs.Replace(annsURL)
+	bobsURL := strings.Replace(bobInRed, "/red?", "/blue?", 1)
+
+	holder := m.start(untilTold, "--url", annsURL, "--ttl", lasting, "backup")
+	m.busy(annsURL, "backup")
+	m.free(bobsURL, "backup")
+	m.run("--url", bobInRed, "backup", "--", "true").wants(125, "permission denied")
+
+	// A program of ann's with a lock delay leaves a key of Stile's own while it holds a lock.
+	opened, err := storeurl.Open(t.Context(), annsURL, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer opened.Close()
+	program, err := library.New(opened.Store, &library.Options{TTL: library.MaxTTL, LockDelay: library.MaxTTL})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = program.Close(context.WithoutCancel(t.Context())) }()
+	if _, err := program.Mutex("delayed").Lock(t.Context()); err != nil { // until it is closed
+		t.Fatal(err)
+	}
+
+	connect := func(user, password string) *clientv3.Client {
+		cli, err := clientv3.New(clientv3.Config{Endpoints: []string{address}, Username: user, Password: password, Logger: zap.NewNop()})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { cli.Close() })
+		return cli
+	}
+	root, bob := connect("root", rootPassword), connect("bob", passwordOf("bob"))
+	all, err := root.Get(t.Context(), "\x00", clientv3.WithFromKey())
+	if err != nil {
+		t.Fatal(err)
+	}
+	own, entries := 0, 0
+	denied := func(what string, err error) {
+		t.Helper()
+		if !errors.Is(err, rpctypes.ErrPermissionDenied) {
+			t.Errorf("bob, who wants to %s: %v, want %v", what, err, rpctypes.ErrPermissionDenied)
+		}
+	}
+	for _, kv := range all.Kvs {
+		key := string(kv.Key)
+		switch {
+		case strings.HasPrefix(key, "red/.stile/"):
+			own++
+		case strings.HasPrefix(key, "red/backup/"), strings.HasPrefix(key, "red/delayed/"):
+			entries++
+		case strings.HasPrefix(key, "blue/"):
+			continue
+		default:
+			t.Errorf("%s belongs to no team", key)
+		}
+		_, err := bob.Get(t.Context(), key)
+		denied("read "+key, err)
+		_, err = bob.Put(t.Context(), key, "")
+		denied("write "+key, err)
+		_, err = bob.Delete(t.Context(), key)
+		denied("delete "+key, err)
+		if kv.Lease != 0 {
+			_, err = bob.Revoke(t.Context(), clientv3.LeaseID(kv.Lease))
+			denied("end the session of "+key, err)
+		}
+	}
+	if own == 0 || entries != 2 {
+		t.Errorf("team red has %d entries, and %d keys of Stile's own: %v", entries, own, all.Kvs)
+	}
+	_, err = bob.Delete(t.Context(), "\x00", clientv3.WithFromKey())
+	denied("delete everything", err)
+	m.tellEnd()
+	holder.wants(0)
+}
+
 func pid(s *serving) string { return strconv.Itoa(s.Process.Pid) }
 
 func TestServeReadsThePasswordOfRoot(t *testing.T) {
@@ -103,6 +228,10 @@ func TestServeReadsThePasswordOfRoot(t *testing.T) {
 	serveWith(m.path("missing")).wants(125, "--root-password-file", m.path("missing"), "no such file")
 	serveWith(m.write("empty", "\n", 0o600)).wants(125, "--root-password-file", m.path("empty"), "empty")
 	serveWith(m.write("long", "one\ntwo\n", 0o600)).wants(125, "--root-password-file", "more than one line")
+	serveWith(m.write("longer", strings.Repeat("x", 73)+"\n", 0o600)).wants(125, "--root-password-file", "longer than 72 bytes")
+	if m.exists("data") {
+		t.Error("something was started with a password that is too long")
+	}
 
 	s := m.serve("--listen", "127.0.0.1:0", "--data", m.path("data"), "--root-password-file", m.write("open", rootPassword, 0o644))
 	if log := s.log.String(); !strings.Contains(log, "level=WARN") || !strings.Contains(log, m.path("open")) ||
@@ -125,8 +254,8 @@ func TestServeOnASocketAndOnTCP(t *testing.T) {
 	holder.wants(0)
 
 	other := []string{"serve", "--data", m.path("other"), "--socket"}
-	m.command(append(other, m.path("run", "stile.sock"))...).begin().wants(125, "--socket", "another server", m.path("run", "stile.sock"))
-	m.command(append(other, m.write("file", "", 0o600))...).begin().wants(125, "--socket", "something else", m.path("file"))
+	m.command(append(other, m.path("run", "stile.sock"))...).begin().wants(125, "--socket", "another server listens", m.path("run", "stile.sock"))
+	m.command(append(other, m.write("file", "", 0o600))...).begin().wants(125, "--socket", "exists and is not a socket", m.path("file"))
 	m.command(append(other, m.path("no", "such", "directory"))...).begin().wants(125, "unix socket", m.path("no", "such"))
 }
 

@@ -2,6 +2,7 @@ package etcdstore
 
 import (
 	"context"
+	"slices"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
 
@@ -43,6 +44,9 @@ func (e *entry) awaitContention(ctx context.Context) bool {
 	for resp := range joins {
 		if resp.Err() != nil {
 			return false
+		}
+		if !resp.Created && !slices.ContainsFunc(resp.Events, (*clientv3.Event).IsCreate) {
+			continue // an entry was changed
 		}
 		l, _, err := s.read(ctx, e.req.Name)
 		if err != nil {

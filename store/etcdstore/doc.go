@@ -13,7 +13,10 @@
 // under a name that is not such an entry (it is not attached to the lease in its name, or there is a further slash)
 // is not part of the line; [Store.Line] remarks on it, because the other clients would wait for it.
 //
-// An entry that somebody overwrites loses its lease, and keeps its place: a key that was written more than once, and is named
+// What an entry says of itself, its session may change: it puts the key again, under the same lease. To other clients, who wait
+// for keys to be deleted, that makes no difference.
+//
+// An entry that somebody else overwrites loses its lease, and keeps its place: a key that was written more than once, and is named
 // after a lease that etcd may have chosen, is an entry. Its owner is told, if it holds, and deletes it.
 //
 // An entry that outlasts its session keeps its key, and with it its order; only the lease attached is another, which

@@ -25,8 +25,7 @@ type entry struct {
 	session *session
 	line    *watchedLine
 	req     store.Request
-	says    value
-	value   string // the same, as it is put in
+	value   string // what it says of itself, as it is put in
 	key     string // set by join
 	order   uint64 // set when it has been put in
 
@@ -38,10 +37,13 @@ type entry struct {
 	out atomic.Bool
 	// outlasts is set if the end of the session may not take the entry out.
 	outlasts atomic.Bool
+	// modified is the revision at which the entry was changed last, as far as is known; zero if it was not.
+	modified atomic.Int64
 	// marked is set if the entry may have left a marker.
 	marked atomic.Bool
 
 	// The fields below are guarded by the line's mutex.
+	says       value // what it says of itself now
 	state      entryState
 	place      *line.Place    // while standing
 	left       []departure    // who left while the entry was being put in
@@ -326,7 +328,9 @@ func (e *entry) clear() {
 
 // Extensions implements [store.Ticket].
 func (e *entry) Extensions() store.Extensions {
-	return store.Extensions{WithdrawAfter: e.withdrawAfter, Mark: e.mark, NotifyContended: e.notifyContended}
+	return store.Extensions{
+		WithdrawAfter: e.withdrawAfter, Mark: e.mark, SetOwner: e.setOwner, NotifyContended: e.notifyContended,
+	}
 }
 
 // Withdraw implements [store.Ticket].

@@ -42,16 +42,13 @@ func (e *entry) mark(ctx context.Context) ([]store.Entry, error) {
 // read, to tell whose the markers are.
 func (e *entry) leaveMarker(ctx context.Context) (unreleased []store.Entry, stands bool, err error) {
 	s, name := e.session.store, e.req.Name
-	marker := e.says
+	marker := e.said()
 	marker.Session = e.session.ID()
 	text, err := marker.encode()
 	if err != nil {
 		return nil, false, err
 	}
-	standing := []clientv3.Cmp{
-		clientv3.Compare(clientv3.CreateRevision(e.key), "=", int64(e.order)),
-		clientv3.Compare(clientv3.LeaseValue(e.key), "=", e.session.lease), // and not let go later
-	}
+	standing := e.isOurs()
 	unmarked := clientv3.Compare(clientv3.CreateRevision(s.keys.markers(name)), "=", 0).WithPrefix()
 	put := []clientv3.Op{clientv3.OpPut(s.keys.marker(name, e.order), text)}
 	look := []clientv3.Op{

@@ -23,7 +23,7 @@ func (e *entry) withdrawAfter(ctx context.Context, d time.Duration) error {
 		return e.Withdraw(ctx)
 	}
 	until := time.Now().Add(d)
-	alone := e.says
+	alone := e.said()
 	alone.Session = e.session.ID()
 	text, err := alone.encode()
 	if err != nil {

@@ -74,7 +74,7 @@ func New(cli *clientv3.Client, opts *Options) (*Store, error) {
 func (s *Store) Capabilities() store.Capabilities {
 	return store.Capabilities{
 		Kind: "etcd", Fair: true, SharedModes: true, Fencing: true,
-		Outlasting: true, Contention: true, ClearMarks: s.clearMarks,
+		Outlasting: true, OwnerUpdates: true, Contention: true, ClearMarks: s.clearMarks,
 		MinTTL: MinTTL, MaxTTL: MaxTTL,
 	}
 }
@@ -145,10 +145,6 @@ func (s *Store) remove(ctx context.Context, key string, created int64, rest ...c
 	request := func(ctx context.Context) (*clientv3.TxnResponse, error) {
 		return s.cli.Txn(ctx).If(clientv3.Compare(clientv3.CreateRevision(key), "=", created)).Then(del...).Commit()
 	}
-	again := func(ctx context.Context) (r removal, err error) {
-		err = attempt(ctx, func(ctx context.Context) error { return r.note(request(ctx)) })
-		return r, err
-	}
 
 	ctx, end := context.WithCancel(ctx)
 	defer end()
@@ -161,22 +157,18 @@ func (s *Store) remove(ctx context.Context, key string, created int64, rest ...c
 	)
 	slow := time.AfterFunc(attempts.Shortest, func() {
 		defer close(done)
-		others, othersErr = again(ctx)
-		if !others.removed {
-			// If the first attempt has deleted the key, it did so before those were carried out: its answer should be here by now.
-			attempts.Rest(first, s.times.lastWord)
-		}
+		others, othersErr = s.removeAgain(ctx, first.Done(), request)
 		giveUp()
 	})
 	var r removal
 	err := r.note(request(first))
+	giveUp() // for others: it is answered
 	switch alone := slow.Stop(); {
 	case alone && (err == nil || refused(err)):
 		return r, err
 	case alone:
-		others, othersErr = again(ctx)
+		others, othersErr = s.removeAgain(ctx, first.Done(), request)
 	default:
-		giveUp() // it is not waited for any more
 		if r.removed {
 			end()
 		}
@@ -186,6 +178,77 @@ func (s *Store) remove(ctx context.Context, key string, created int64, rest ...c
 		err = othersErr
 	}
 	return r.and(others), err
+}
+
+// removeAgain makes the request of a removal until it is answered. More than one attempt may be under way: when one finds
+// nothing, the others are waited for a while longer, and so is the first one of all, whose end is the end of firstOver. An
+// attempt that is not answered for [attempts.Longest] is given up, so that there are only ever a few.
+func (s *Store) removeAgain(
+	ctx context.Context, firstOver <-chan struct{}, request func(context.Context) (*clientv3.TxnResponse, error),
+) (r removal, err error) {
+	ctx, end := context.WithCancel(ctx)
+	defer end()
+	type answer struct {
+		resp *clientv3.TxnResponse
+		err  error
+	}
+	answers := make(chan answer)
+	attempt := func() {
+		try, cancel := context.WithTimeout(ctx, attempts.Longest)
+		defer cancel()
+		resp, err := request(try)
+		select {
+		case answers <- answer{resp, err}:
+		case <-ctx.Done():
+		}
+	}
+
+	var (
+		underWay = 0
+		patience = attempts.Shortest
+		pause    = firstPause
+		next     = time.NewTimer(0)
+		nothing  bool  // one has found nothing
+		last     error // of an attempt that failed
+		enough   = time.NewTimer(time.Duration(math.MaxInt64))
+	)
+	defer next.Stop()
+	defer enough.Stop()
+	for !nothing || underWay > 0 || firstOver != nil {
+		select {
+		case <-next.C:
+			underWay++
+			go attempt()
+			next.Reset(patience)
+			patience = min(2*patience, attempts.Longest)
+		case a := <-answers:
+			underWay--
+			err := r.note(a.resp, a.err)
+			switch {
+			case r.removed:
+				return r, nil
+			case refused(err) && !nothing:
+				return r, err
+			case err == nil && !nothing:
+				nothing = true
+				next.Stop()
+				enough.Reset(s.times.lastWord)
+			case err != nil && !nothing:
+				last = err
+				next.Reset(pause)
+				pause = min(2*pause, attempts.LongestPause)
+			}
+		case <-firstOver:
+			firstOver = nil
+		case <-enough.C:
+			r.unanswered = r.unanswered || underWay > 0
+			return r, nil
+		case <-ctx.Done():
+			r.unanswered = r.unanswered || underWay > 0
+			return r, attempts.GaveUp(ctx, last)
+		}
+	}
+	return r, nil
 }
 
 // removal is what became of the attempts to delete a key.
@@ -201,7 +264,7 @@ func (r *removal) note(resp *clientv3.TxnResponse, err error) error {
 		r.unanswered = r.unanswered || !refused(err)
 		return err
 	}
-	r.removed, r.header = resp.Succeeded, resp.Header
+	r.removed, r.header = r.removed || resp.Succeeded, resp.Header
 	return nil
 }
 

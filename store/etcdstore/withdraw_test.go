@@ -144,7 +144,47 @@ func TestWithdrawFromASlowCluster_isWhatItsFirstAnswerSays(t *testing.T) {
 	}
 }
 
-// Nothing is answered for long. There are two attempts outstanding then, the first and the last, and not ever more of them.
+// On a cluster that is slower still it may be a later attempt that deletes the entry, and its answer may come last of all.
+func TestWithdrawFromASlowCluster_isWhatALaterAnswerSays(t *testing.T) {
+	t.Parallel()
+	cli, now := tampered(t)
+	st := newStore(t, cli, "")
+	times := byEvents()
+	times.LastWord = never
+	st.SetTimes(times)
+	j := enqueue(t, openSession(t, st), newName(t))
+	j.await(t, store.Admitted)
+	var asked atomic.Int32
+	nothing := make(chan struct{}) // the third attempt has found nothing
+	f := tampering(func(ctx context.Context, request string, carryOut func() error) error {
+		if request != "Txn" {
+			return carryOut()
+		}
+		switch asked.Add(1) {
+		case 1:
+			<-nothing
+			return carryOut()
+		case 2:
+			err := carryOut()
+			<-nothing
+			select { // and a little later, if it is still waited for
+			case <-ctx.Done():
+				return ctx.Err()
+			case <-time.After(10 * time.Millisecond):
+				return err
+			}
+		case 3:
+			defer close(nothing)
+		}
+		return carryOut()
+	})
+	now.Store(&f)
+	if err := j.Withdraw(t.Context()); err != nil {
+		t.Errorf("Withdraw: %v", err)
+	}
+}
+
+// Nothing is answered for long. The first attempt is not given up, the others are: there are not ever more of them.
 func TestWithdrawWithoutAnyAnswer_givesUpAttempts(t *testing.T) {
 	t.Parallel()
 	cli, now := tampered(t)

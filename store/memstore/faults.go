@@ -15,6 +15,7 @@ const (
 	Confirm    Op = "confirm"     // a session is renewed
 	Enqueue    Op = "enqueue"     // an entry is put in
 	Mark       Op = "mark"        // an entry leaves a marker, or is told of others
+	SetOwner   Op = "set owner"   // the owner of an entry is changed
 	Withdraw   Op = "withdraw"    // an entry is taken out by its session, at once or after a time
 	Close      Op = "close"       // a session is ended by its client
 	Read       Op = "read"        // a line or lines are read

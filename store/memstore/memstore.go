@@ -61,7 +61,7 @@ const (
 func (s *Store) Capabilities() store.Capabilities {
 	return store.Capabilities{
 		Kind: "memory", Fair: true, SharedModes: true, Fencing: true,
-		Outlasting: true, Contention: true, ClearMarks: s.clearMarks,
+		Outlasting: true, OwnerUpdates: true, Contention: true, ClearMarks: s.clearMarks,
 		MinTTL: MinTTL, MaxTTL: MaxTTL,
 	}
 }

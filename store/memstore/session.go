@@ -184,7 +184,22 @@ func (e *entry) notifyContended(f func()) {
 }
 
 func (e *entry) Extensions() store.Extensions {
-	return store.Extensions{WithdrawAfter: e.withdrawAfter, Mark: e.mark, NotifyContended: e.notifyContended}
+	return store.Extensions{
+		WithdrawAfter: e.withdrawAfter, Mark: e.mark, SetOwner: e.setOwner, NotifyContended: e.notifyContended,
+	}
+}
+
+// setOwner is [store.Extensions.SetOwner].
+func (e *entry) setOwner(ctx context.Context, owner store.Owner) error {
+	s := e.session.store
+	return e.session.request(ctx, Call{Op: SetOwner, Session: e.session.id, Name: e.req.Name}, func() error {
+		if e.gone || e.silent {
+			return e.goneAlready()
+		}
+		e.owner = owner
+		s.changed(e.req.Name)
+		return nil
+	}, nil)
 }
 
 func (e *entry) Withdraw(ctx context.Context) error { return e.depart(ctx, e.leave) }

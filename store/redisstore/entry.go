@@ -223,7 +223,7 @@ func (e *entry) silence() {
 // notifyContended is [store.Extensions.NotifyContended].
 func (e *entry) notifyContended(f func()) {
 	e.mu.Lock()
-	over := e.silent || e.told && e.heard.State == store.Gone
+	over := e.overLocked()
 	if !over {
 		e.contended = f
 	}
@@ -232,6 +232,15 @@ func (e *entry) notifyContended(f func()) {
 		e.session.store.follow(e, 0)
 	}
 }
+
+// over reports whether the entry was withdrawn, or its owner has heard that it is gone.
+func (e *entry) over() bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.overLocked()
+}
+
+func (e *entry) overLocked() bool { return e.silent || e.told && e.heard.State == store.Gone }
 
 // armed reports whether the owner wants to hear of those who wait behind the entry, and has not.
 func (e *entry) armed() bool {
@@ -310,7 +319,7 @@ func (e *entry) departure() operation {
 
 // Extensions implements [store.Ticket].
 func (e *entry) Extensions() store.Extensions {
-	return store.Extensions{WithdrawAfter: e.withdrawAfter, NotifyContended: e.notifyContended}
+	return store.Extensions{WithdrawAfter: e.withdrawAfter, SetOwner: e.setOwner, NotifyContended: e.notifyContended}
 }
 
 // Withdraw implements [store.Ticket].

@@ -486,6 +486,20 @@ if op == 'linger' then
 	return there and 1 or 0
 end
 
+-- owner id text: changes what is known of an entry, unless that has a time of its own. Returns whether it was there.
+if op == 'owner' then
+	local id = ARGV[6]
+	local client, flag = parts(id)
+	local there = client and flag ~= 't' and (redis.call('ZSCORE', H, id) or redis.call('ZSCORE', Q, id))
+	if there then
+		redis.call('HSET', E, id, client .. '|' .. flag .. '|' .. ARGV[7])
+		changed = true
+	end
+	settle()
+	finish()
+	return there and 1 or 0
+end
+
 -- arm id: has its client told when somebody waits behind an entry. Returns whether somebody does already.
 if op == 'arm' then
 	local id = ARGV[6]

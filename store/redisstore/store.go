@@ -134,7 +134,7 @@ func Ready(addrs ...string) rueidis.ClientOption {
 // Capabilities implements [store.Store].
 func (s *Store) Capabilities() store.Capabilities {
 	return store.Capabilities{
-		Kind: "redis", Fair: true, SharedModes: true, Fencing: true, Outlasting: true, Contention: true,
+		Kind: "redis", Fair: true, SharedModes: true, Fencing: true, Outlasting: true, OwnerUpdates: true, Contention: true,
 		MinTTL: MinTTL, MaxTTL: MaxTTL,
 	}
 }

@@ -47,7 +47,7 @@ func TestStoreConformsOnFiveMasters(t *testing.T) {
 		TTL:     time.Minute,
 		Brief:   4 * time.Second,
 		Grace:   30 * time.Second,
-		Without: []storetest.Ability{storetest.Fair, storetest.SharedModes, storetest.Markers, storetest.Contention},
+		Without: []storetest.Ability{storetest.Fair, storetest.SharedModes, storetest.Markers, storetest.OwnerUpdates, storetest.Contention},
 	})
 }
 
@@ -61,6 +61,6 @@ func TestStoreConformsOnThreeMasters(t *testing.T) {
 		TTL:     time.Minute,
 		Brief:   3 * time.Second,
 		Grace:   30 * time.Second,
-		Without: []storetest.Ability{storetest.Fair, storetest.SharedModes, storetest.Markers, storetest.Contention, storetest.Cut},
+		Without: []storetest.Ability{storetest.Fair, storetest.SharedModes, storetest.Markers, storetest.OwnerUpdates, storetest.Contention, storetest.Cut},
 	})
 }

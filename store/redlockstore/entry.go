@@ -47,7 +47,7 @@ const (
 type entry struct {
 	session *session
 	req     store.Request
-	says    value
+	says    value           // but for Owner.Obtained, which each attempt has of its own
 	life    context.Context // ends when nothing has to be done for it any more
 	stop    context.CancelFunc
 	waited  chan struct{} // closed when it does not try any more
@@ -73,7 +73,9 @@ func newEntry(se *session, req store.Request) *entry {
 func (e *entry) attempt(ctx context.Context) (*claim, result) {
 	within, cancel := context.WithTimeout(ctx, min(e.session.ttl/2, mostAttempt))
 	defer cancel()
-	c, err := e.session.store.newClaim(e.req.Name, e.says, e.session.ttl)
+	says := e.says
+	says.Owner.Obtained = time.Now() // if it wins
+	c, err := e.session.store.newClaim(e.req.Name, says, e.session.ttl)
 	if err != nil {
 		return nil, result{err: err}
 	}

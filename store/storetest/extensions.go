@@ -31,6 +31,7 @@ func agree(t *testing.T, caps store.Capabilities, e store.Extensions) {
 	}{
 		{"WithdrawAfter", "Outlasting", e.WithdrawAfter != nil, caps.Outlasting},
 		{"Mark", "ClearMarks", e.Mark != nil, caps.ClearMarks != nil},
+		{"SetOwner", "OwnerUpdates", e.SetOwner != nil, caps.OwnerUpdates},
 		{"NotifyContended", "Contention", e.NotifyContended != nil, caps.Contention},
 	} {
 		if f.is != f.should {

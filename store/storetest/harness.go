@@ -61,6 +61,7 @@ const (
 	Fencing       Ability = "orders, of which fencing tokens are made (Capabilities.Fencing)"
 	Outlasting    Ability = "entries that outlast their session (Capabilities.Outlasting)"
 	Markers       Ability = "entries that leave markers (Capabilities.ClearMarks)"
+	OwnerUpdates  Ability = "entries whose owner can be changed (Capabilities.OwnerUpdates)"
 	Contention    Ability = "holders that are told that others wait (Capabilities.Contention)"
 	WaitersOrders Ability = "orders of entries that wait, given on arrival and not at admission"
 	Cut           Ability = "sessions that can be cut off from the server (Harness.Cut)"
@@ -78,6 +79,7 @@ func (h Harness) missing(caps store.Capabilities) []Ability {
 		{Fencing, caps.Fencing},
 		{Outlasting, caps.Outlasting},
 		{Markers, caps.ClearMarks != nil},
+		{OwnerUpdates, caps.OwnerUpdates},
 		{Contention, caps.Contention},
 		{WaitersOrders, !slices.Contains(h.Without, WaitersOrders)}, // only a test can tell: see admission
 		{Cut, h.Cut != nil},
@@ -136,6 +138,7 @@ func Run(t *testing.T, h Harness) {
 		{"extensions", extensions, nil},
 		{"outlast", outlast, []Ability{Outlasting}},
 		{"marker", marker, []Ability{Markers}},
+		{"owner", ownership, []Ability{OwnerUpdates}},
 		{"life", life, nil},
 		{"notify", notify, nil},
 		{"break", breaking, []Ability{Fencing}},

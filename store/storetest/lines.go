@@ -196,9 +196,9 @@ func wantEntry(t *testing.T, e store.Entry, p *place, admitted bool) {
 	if p.client.w.caps.Fencing && admitted && e.Order == 0 {
 		t.Errorf("the line shows an admitted entry without order")
 	}
-	got, want := e.Owner, p.client.owner
+	got, want := e.Owner, p.owner
 	if got.Host != want.Host || got.PID != want.PID || got.User != want.User || got.Command != want.Command ||
-		got.Reason != want.Reason || !maps.Equal(got.Labels, want.Labels) {
+		got.Reason != want.Reason || !want.Obtained.IsZero() && !got.Obtained.Equal(want.Obtained) || !maps.Equal(got.Labels, want.Labels) {
 		t.Errorf("the line shows the owner %+v, want %+v", got, want)
 	}
 }

@@ -20,6 +20,9 @@ type place struct {
 	name   string
 	mode   line.Mode
 	ticket store.Ticket
+	owner  store.Owner // as others should see it
+
+	changes int // how often SetOwner has been called
 
 	withdrawn atomic.Bool
 

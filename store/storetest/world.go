@@ -417,7 +417,7 @@ func (c *client) tryEnqueue(name string, mode line.Mode, try bool) (*place, erro
 
 // enqueueWith returns the place even if there is an error, to show what it heard.
 func (c *client) enqueueWith(ctx context.Context, name string, mode line.Mode, try bool) (*place, error) {
-	p := &place{client: c, name: name, mode: mode, changed: make(chan struct{})}
+	p := &place{client: c, name: name, mode: mode, owner: c.owner, changed: make(chan struct{})}
 	ticket, err := c.Enqueue(ctx, store.Request{Name: name, Mode: mode, Owner: c.owner, Try: try, Notify: p.hear})
 	if err != nil {
 		return p, fmt.Errorf("session %s, Enqueue for %q, %v: %w", c.ID(), name, mode, err)

@@ -34,6 +34,7 @@ type entry struct {
 	// carried out.
 	ended      atomic.Int32
 	unanswered atomic.Int32
+	version    atomic.Int32 // of the node's data, as far as is known
 
 	// The fields below are guarded by the line's mutex.
 	state     entryState
@@ -456,7 +457,7 @@ func (e *entry) remove(ctx context.Context, name string) error {
 
 // Extensions implements [store.Ticket]. An entry cannot outlast its session, nor can anything of it: its node is ephemeral.
 func (e *entry) Extensions() store.Extensions {
-	return store.Extensions{NotifyContended: e.notifyContended}
+	return store.Extensions{SetOwner: e.setOwner, NotifyContended: e.notifyContended}
 }
 
 // Withdraw implements [store.Ticket].

@@ -193,6 +193,17 @@ func locksWith(t *testing.T, r rival, st store.Store, mode line.Mode) {
 	if !l.Entries[1].Foreign || l.Entries[1].Admitted || l.Entries[0].Foreign {
 		t.Errorf("of us and the rival behind us the line shows %+v", l.Entries)
 	}
+	// Whoever watches the node is woken, and finds that it stands there as before.
+	for range 3 {
+		if err := ours.Extensions().SetOwner(t.Context(), store.Owner{Reason: "another"}); err != nil {
+			t.Fatal(err)
+		}
+		select {
+		case <-acquired:
+			t.Fatal("the rival has the lock that we hold")
+		case <-time.After(100 * time.Millisecond):
+		}
+	}
 	ours.withdraw(t)
 	receive(t, acquired, "the lock to be the rival's")
 

@@ -19,6 +19,7 @@ import (
 const (
 	opDelete       = 2
 	opGetData      = 4
+	opSetData      = 5
 	opSync         = 9
 	opGetChildren2 = 12
 	opMulti        = 14
@@ -29,7 +30,7 @@ const (
 
 // opNames are for what a meddler notes.
 var opNames = map[int32]string{
-	1: "create", opDelete: "delete", 3: "exists", opGetData: "getData", opSync: "sync", 11: "ping",
+	1: "create", opDelete: "delete", 3: "exists", opGetData: "getData", opSetData: "setData", opSync: "sync", 11: "ping",
 	opGetChildren2: "getChildren", opMulti: "multi", opCreate2: "create2", 19: "createContainer", opAuth: "auth", opSetWatches: "setWatches", -11: "close",
 }
 

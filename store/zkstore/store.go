@@ -160,7 +160,8 @@ func (s *Store) Close() error {
 // Capabilities implements [store.Store].
 func (s *Store) Capabilities() store.Capabilities {
 	return store.Capabilities{
-		Kind: "zookeeper", Fair: true, SharedModes: true, Fencing: true, Contention: true, MinTTL: MinTTL, MaxTTL: MaxTTL,
+		Kind: "zookeeper", Fair: true, SharedModes: true, Fencing: true,
+		OwnerUpdates: true, Contention: true, MinTTL: MinTTL, MaxTTL: MaxTTL,
 	}
 }
 

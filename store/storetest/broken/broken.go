@@ -24,7 +24,7 @@ type Bug struct {
 // Bugs returns all of them.
 func Bugs() []Bug {
 	return slices.Concat(
-		admissionBugs(), tryBugs(), orderBugs(), withdrawBugs(), outlastBugs(), markerBugs(), extensionBugs(), lifeBugs(), notifyBugs(),
+		admissionBugs(), tryBugs(), orderBugs(), withdrawBugs(), outlastBugs(), markerBugs(), ownerBugs(), extensionBugs(), lifeBugs(), notifyBugs(),
 		breakBugs(), cancelBugs(), closeBugs(), lineBugs(), watchBugs(), contendedBugs(), concurrencyBugs(), sessionBugs(), outageBugs(),
 	)
 }
@@ -138,6 +138,7 @@ type ticket struct {
 	withdraw        func(context.Context) error
 	withdrawAfter   func(context.Context, time.Duration) error
 	mark            func(context.Context) ([]store.Entry, error)
+	setOwner        func(context.Context, store.Owner) error
 	notifyContended func(func())
 	extend          func(*store.Extensions)
 }
@@ -156,6 +157,9 @@ func (t ticket) Extensions() store.Extensions {
 	}
 	if t.mark != nil {
 		e.Mark = t.mark
+	}
+	if t.setOwner != nil {
+		e.SetOwner = t.setOwner
 	}
 	if t.notifyContended != nil {
 		e.NotifyContended = t.notifyContended

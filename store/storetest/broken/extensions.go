@@ -17,6 +17,7 @@ func extensionBugs() []Bug {
 	}{
 		{"WithdrawAfter", func(c *store.Capabilities) { c.Outlasting = false }, func(e *store.Extensions) { e.WithdrawAfter = nil }},
 		{"Mark", func(c *store.Capabilities) { c.ClearMarks = nil }, func(e *store.Extensions) { e.Mark = nil }},
+		{"SetOwner", func(c *store.Capabilities) { c.OwnerUpdates = false }, func(e *store.Extensions) { e.SetOwner = nil }},
 		{"NotifyContended", func(c *store.Capabilities) { c.Contention = false }, func(e *store.Extensions) { e.NotifyContended = nil }},
 	} {
 		bugs = append(bugs, Bug{

@@ -64,7 +64,7 @@ Exit codes:
 		Args: nameArg(&b.name),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			b.tokenSet = cmd.Flags().Changed("token")
-			return withClient(cmd.Context(), b.url, func(client *stile.Client) error {
+			return stdio.withClient(cmd.Context(), b.url, func(client *stile.Client) error {
 				return b.run(cmd.Context(), client)
 			})
 		},

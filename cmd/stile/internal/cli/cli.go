@@ -78,16 +78,20 @@ func newRoot(stdio Stdio) *cobra.Command {
 		Short: "Distributed locks that stay correct when processes pause, crash or are cut off",
 		Long: `Stile lets processes over one at a time, wherever they run.
 
-Locks are kept in a store: an etcd, Redis or ZooKeeper that is named with --url or STILE_URL,
-or else a server that stile starts in the background, for this user on this machine.
+Locks are kept in a store: an etcd, Redis or ZooKeeper. The first of these names it:
+  --url                    of the command line
+  STILE_URL                in the environment
+  /etc/stile/config        for all users of this machine: a line "url: URL"
+  /run/stile/stile.sock    a stile serve that all users of this machine may connect to
+If there is none of them, stile starts a server in the background, for this user on this
+machine. stile version says which store is used.
 
 Environment:
   STILE_URL        the store, where --url does not name one
-  XDG_STATE_HOME   where the data of servers is; ~/.local/state if it is not set
-  XDG_RUNTIME_DIR  where the local server's socket is; /tmp/stile-UID if it is not set
+  XDG_STATE_HOME   where stile keeps the local server and its data; ~/.local/state if it is not set
 
 Files:
-  ~/.local/state/stile/local   the local server: its data, log, process id, and where its socket is
+  ~/.local/state/stile/local   the local server: its data, log, process id and socket
   ~/.local/state/stile/server  the data of stile serve`,
 		Example: `  stile run nightly-backup -- ./backup.sh
   stile run --url etcd://db1:2379,db2:2379 -n deploy -- make deploy`,

@@ -13,10 +13,9 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/stilelock/stile"
-	"github.com/stilelock/stile/store"
 )
 
-// completionPatience is how long whoever has pressed TAB may wait for the store. What is not known by then is not
+// completionPatience is how long a user who has pressed TAB waits for the store. Names that are not known by then are not
 // offered.
 const completionPatience = time.Second
 
@@ -34,9 +33,10 @@ locks, and after -- whatever the shell would complete.
 
 SHELL is one of ` + strings.Join(shells, ", ") + `.
 
-The names are those that somebody holds or waits for now, in the store of --url on the line,
-of STILE_URL, or else of the local server if that runs; none is started to complete a name. If
-the store does not answer within a second, there are no names.
+The names are those that somebody holds or waits for now, in the store that the line would
+use; no local server is started to complete a name. If
+the store does not answer within a second, there are no names. Names that a shell would need
+quotes for are not offered.
 
 It needs no other package; bash completes the command after -- and its arguments better if the
 package bash-completion is there.`,
@@ -211,21 +211,32 @@ func completeNames(cmd *cobra.Command, args []string, typed string) ([]cobra.Com
 	}
 	ctx, cancel := context.WithTimeout(cmd.Context(), completionPatience)
 	defer cancel()
-	url, err := runningStore(ctx, storeURL(cmd.Flag("url").Value.String()))
+	chosen, err := chooseStore(cmd.Flag("url").Value.String())
+	if err != nil {
+		return nil, directive
+	}
+	opened, err := openRunning(ctx, chosen)
 	if err != nil {
 		return nil, directive
 	}
 	var names []cobra.Completion
-	_ = withClient(ctx, url, func(client *stile.Client) error {
+	_ = withClientOn(ctx, opened, func(client *stile.Client) error {
 		lines, err := client.Lines(ctx, typed)
 		for _, l := range lines {
-			if store.CheckName(l.Name) == nil { // other clients may have made names that a shell cannot take
+			if isPlain(l.Name) {
 				names = append(names, cobra.CompletionWithDesc(l.Name, describe(l)))
 			}
 		}
 		return err
 	})
 	return names, directive
+}
+
+// isPlain reports whether a name is the same word with and without quotes in every shell. Others are not offered: whoever
+// can write to the store chooses the names, and what several names begin with, bash puts into the line without quotes.
+func isPlain(name string) bool {
+	const letters = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
+	return name != "" && strings.Trim(name, letters+"_./:@+,-=%") == "" && strings.Trim(name[:1], letters+"_./") == ""
 }
 
 // describe says in a few words who holds a lock.

@@ -22,7 +22,7 @@ func newDemo(stdio Stdio) *cobra.Command {
 	var url string
 	var ttl duration
 	var worker int
-	c := demo.Config{Workers: 10, Add: 100_000, Turns: 1, Open: openStore, Out: stdio.Out}
+	c := demo.Config{Workers: 10, Add: 100_000, Turns: 1, Open: stdio.openStore, Out: stdio.Out}
 	cmd := &cobra.Command{
 		Use:   "demo [flags]",
 		Short: "Show that the lock works: ten processes add to one file, and one is killed",
@@ -51,12 +51,16 @@ Exit codes:
 			if worker > 0 {
 				// What a terminal, or timeout(1), sends to all processes at once is for the parent, which ends the workers.
 				signal.Ignore(os.Interrupt, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT)
-				return demo.Work(cmd.Context(), stdio.In, stdio.Out, openStore)
+				return demo.Work(cmd.Context(), stdio.In, stdio.Out, stdio.openStore)
 			}
 			if cmd.Flags().Changed("ttl") && ttl <= 0 {
 				return errors.New("--ttl must be longer than 0")
 			}
-			c.URL, c.TTL = storeURL(url), time.Duration(ttl)
+			chosen, err := chooseStore(url)
+			if err != nil {
+				return err
+			}
+			c.URL, c.TTL = chosen.url, time.Duration(ttl)
 			return runDemo(cmd.Context(), c)
 		},
 	}

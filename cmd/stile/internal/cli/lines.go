@@ -29,7 +29,7 @@ func overview(lines []stile.Line, now time.Time) []byte {
 		age, left := "?", "?"
 		if len(l.Holders) > 0 {
 			first := l.Holders[0]
-			age, left = ageOf(first, now), leftOf(first)
+			age, left = heldFor(first, now), leftOf(first)
 		}
 		fmt.Fprintf(table, "%s\t%s\t%s\t%s\t%d\n", plain(l.Name), holders(l), age, left, len(l.Waiters))
 	}
@@ -56,10 +56,10 @@ func details(l stile.Line, now time.Time) []byte {
 	fmt.Fprintf(&buf, "lock %s: %s\n", plain(l.Name), state(l))
 	table := newTable(&buf)
 	for _, e := range l.Holders {
-		detailsOf(table, "holder", e, now)
+		detailsOf(table, "holder", e, holding(e, now))
 	}
 	for i, e := range l.Waiters {
-		detailsOf(table, fmt.Sprintf("waiter %d", i+1), e, now)
+		detailsOf(table, fmt.Sprintf("waiter %d", i+1), e, "in line for "+ageOf(e, now))
 	}
 	for _, remark := range l.Remarks {
 		fmt.Fprintf(table, "remark\t%s\n", plain(remark))
@@ -85,11 +85,10 @@ func state(l stile.Line) string {
 	return text
 }
 
-// detailsOf writes all there is to know of an entry.
-func detailsOf(table *tabwriter.Writer, role string, e stile.Entry, now time.Time) {
+// detailsOf writes all there is to know of an entry; how long it has been there is for the caller to say.
+func detailsOf(table *tabwriter.Writer, role string, e stile.Entry, time string) {
 	fmt.Fprintf(table, "%s\t%s\n", role, who(e))
-	fmt.Fprintf(table, "\t%s, %v, in line for %s, session %s has %s left\n",
-		tokenOf(e), e.Mode, ageOf(e, now), plain(e.Session), leftOf(e))
+	fmt.Fprintf(table, "\t%s, %v, %s, session %s has %s left\n", tokenOf(e), e.Mode, time, plain(e.Session), leftOf(e))
 	if e.Owner.Reason != "" {
 		fmt.Fprintf(table, "\treason: %s\n", plain(e.Owner.Reason))
 	}
@@ -117,18 +116,48 @@ func tokenOf(e stile.Entry) string {
 	return "token " + strconv.FormatUint(e.Token, 10)
 }
 
-// ageOf writes how long ago an entry joined its line. That is known by the clock of the owner's host only, which may
-// differ from ours by a little, or be nonsense.
+// ageOf writes how long ago an entry joined its line.
 func ageOf(e stile.Entry, now time.Time) string {
+	if age, ok := elapsed(e.Owner.Since, now); ok {
+		return short(age)
+	}
+	return "?"
+}
+
+// heldFor writes how long a holder has held its lock. Before it tells when it obtained the lock, and if it never does,
+// there is a bound: it cannot have done so before it joined the line.
+func heldFor(e stile.Entry, now time.Time) string {
+	if held, ok := elapsed(e.Owner.Obtained, now); ok {
+		return short(held)
+	}
+	if age, ok := elapsed(e.Owner.Since, now); ok && e.Owner.Obtained.IsZero() {
+		return "<" + above(age)
+	}
+	return "?"
+}
+
+// holding writes how long a holder has held its lock, and how long it waited for it.
+func holding(e stile.Entry, now time.Time) string {
+	held, bounded := strings.CutPrefix(heldFor(e, now), "<")
+	if bounded {
+		return "held for less than " + held
+	}
+	text := "held for " + held
+	if waited, ok := elapsed(e.Owner.Since, e.Owner.Obtained); ok && held != "?" && waited >= time.Second {
+		text += ", waited " + short(waited)
+	}
+	return text
+}
+
+// elapsed returns the time between two moments, and whether that can be so: they are known by the clock of the owner's host
+// only, which may differ from ours by a little, or be nonsense.
+func elapsed(from, to time.Time) (time.Duration, bool) {
 	const (
 		little   = time.Minute
 		nonsense = 10 * 365 * 24 * time.Hour
 	)
-	age := now.Sub(e.Owner.Since)
-	if e.Owner.Since.IsZero() || age < -little || age > nonsense {
-		return "?"
-	}
-	return short(age)
+	d := to.Sub(from)
+	return d, !from.IsZero() && -little <= d && d <= nonsense
 }
 
 // leftOf writes how long an entry's session lives if it is not renewed.
@@ -139,13 +168,27 @@ func leftOf(e stile.Entry) string {
 	return short(e.Remaining)
 }
 
+// units are those of durations, the largest first.
+var units = []struct {
+	name   string
+	length time.Duration
+}{{"d", 24 * time.Hour}, {"h", time.Hour}, {"m", time.Minute}, {"s", time.Second}}
+
+// above writes the shortest duration that short can write and that is longer than d.
+func above(d time.Duration) string {
+	step := time.Second
+	for i, u := range units[:len(units)-1] {
+		if d >= u.length {
+			step = units[i+1].length
+			break
+		}
+	}
+	return short(max(d, 0).Truncate(step) + step)
+}
+
 // short writes a duration with its largest unit and the one below: 3s, 4m10s, 2h5m, 3d4h. What is less than a second, or
 // negative, is 0s.
 func short(d time.Duration) string {
-	units := []struct {
-		name   string
-		length time.Duration
-	}{{"d", 24 * time.Hour}, {"h", time.Hour}, {"m", time.Minute}, {"s", time.Second}}
 	for i, u := range units {
 		if d < u.length {
 			continue

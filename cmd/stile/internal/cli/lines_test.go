@@ -20,7 +20,8 @@ func ann() stile.Entry {
 		Token: 34816,
 		Owner: stile.Owner{
 			Host: "web-3", PID: 812, User: "ann", Command: "deploy.sh", Reason: "release 1.2",
-			Labels: map[string]string{"team": "web", "env": "prod"}, Since: noon.Add(-192 * time.Second),
+			Labels: map[string]string{"team": "web", "env": "prod"},
+			Since:  noon.Add(-194 * time.Second), Obtained: noon.Add(-192 * time.Second),
 		},
 		Session:   "694d98a1c2e45f",
 		Remaining: 14 * time.Second,
@@ -76,7 +77,7 @@ deploy/web       ann@web-3 pid 812 (deploy.sh)                    3m12s  14s   2
 etcdctl's        foreign client, session 694d98a1c2e470           ?      58s   0
 evil \u202ename  eve\x1b[2J@web\n3 (x\tnightly-backup\u202e\xff)  ?      ?     0
 odd              nobody                                           ?      ?     1
-readers          bob@web-1 pid 99 (deploy.sh) +2                  2m     9s    0
+readers          bob@web-1 pid 99 (deploy.sh) +2                  <2m1s  9s    0
 says nothing     unknown owner, session 694d                      ?      ?     0
 `)
 	expectText(t, overview(nil, noon), "")
@@ -104,7 +105,7 @@ func TestDetails(t *testing.T) {
 	}, noon), `
 lock deploy/web: held, 4 waiting
 holder    ann@web-3 pid 812 (deploy.sh)
-          token 34816, exclusive, in line for 3m12s, session 694d98a1c2e45f has 14s left
+          token 34816, exclusive, held for 3m12s, waited 2s, session 694d98a1c2e45f has 14s left
           reason: release 1.2
           label: env=prod
           label: team=web
@@ -152,6 +153,40 @@ func TestAges(t *testing.T) {
 	}
 }
 
+// What is said of how long a lock has been held is true, also when it is not known when its holder obtained it.
+func TestHowLongALockHasBeenHeld(t *testing.T) {
+	t.Parallel()
+	ago := func(d time.Duration) time.Time { return noon.Add(-d) }
+	for _, tt := range []struct {
+		what            string
+		since, obtained time.Time
+		age, text       string
+	}{
+		{"obtained after a wait", ago(5 * time.Minute), ago(3 * time.Minute), "3m", "held for 3m, waited 2m"},
+		{"obtained at once", ago(3*time.Minute + 900*time.Millisecond), ago(3 * time.Minute), "3m", "held for 3m"},
+		{"obtained this moment", ago(0), ago(0), "0s", "held for 0s"},
+		{"joined this moment", ago(0), time.Time{}, "<1s", "held for less than 1s"},
+		{"joined less than a second ago", ago(time.Second - 1), time.Time{}, "<1s", "held for less than 1s"},
+		{"joined a second ago", ago(time.Second), time.Time{}, "<2s", "held for less than 2s"},
+		{"joined almost a minute ago", ago(time.Minute - 1), time.Time{}, "<1m", "held for less than 1m"},
+		{"joined a while ago", ago(250*time.Second + 900*time.Millisecond), time.Time{}, "<4m11s", "held for less than 4m11s"},
+		{"joined hours ago", ago(2*time.Hour + 5*time.Minute + 59*time.Second), time.Time{}, "<2h6m", "held for less than 2h6m"},
+		{"joined almost a day ago", ago(24*time.Hour - 1), time.Time{}, "<1d", "held for less than 1d"},
+		{"joined days ago", ago(76*time.Hour + 59*time.Minute), time.Time{}, "<3d5h", "held for less than 3d5h"},
+		{"joined on a host whose clock is ahead", noon.Add(time.Second), time.Time{}, "<1s", "held for less than 1s"},
+		{"obtained on a host whose clock is ahead", noon.Add(time.Second), noon.Add(3 * time.Second), "0s", "held for 0s, waited 2s"},
+		{"nothing is known", time.Time{}, time.Time{}, "?", "held for ?"},
+		{"nobody knows when it joined", time.Time{}, ago(time.Minute), "1m", "held for 1m"},
+		{"nonsense", ago(time.Minute), time.Date(9999, 1, 1, 0, 0, 0, 0, time.UTC), "?", "held for ?"},
+		{"a wait that cannot be", ago(0), ago(time.Minute), "1m", "held for 1m"},
+	} {
+		e := stile.Entry{Owner: stile.Owner{Since: tt.since, Obtained: tt.obtained}}
+		if age, text := heldFor(e, noon), holding(e, noon); age != tt.age || text != tt.text {
+			t.Errorf("%s: written %q and %q, want %q and %q", tt.what, age, text, tt.age, tt.text)
+		}
+	}
+}
+
 func TestPlain(t *testing.T) {
 	t.Parallel()
 	for text, want := range map[string]string{
@@ -177,6 +212,7 @@ func documented() stile.Line {
 	holder, waiter := ann(), foreign()
 	holder.Owner.Labels = map[string]string{"team": "web"}
 	holder.Owner.Since = time.Date(2026, 11, 21, 19, 4, 49, 250e6, time.UTC)
+	holder.Owner.Obtained = holder.Owner.Since.Add(2 * time.Second)
 	waiter.Token, waiter.Session, waiter.Remaining = 36864, "694d98a1c2e460", 9*time.Second
 	return stile.Line{
 		Name:    "orders/42",
@@ -202,7 +238,7 @@ func TestJSONIsAsDocumented(t *testing.T) {
 	}
 	for _, field := range []string{
 		"name", "holders", "waiters", "remarks", "token", "mode", "owner", "foreign", "session", "remaining_ns",
-		"host", "pid", "user", "command", "reason", "labels", "since", "time",
+		"host", "pid", "user", "command", "reason", "labels", "since", "obtained", "time",
 	} {
 		if !strings.Contains(string(docs), "`"+field+"`") {
 			t.Errorf("docs/cli.md does not explain the field %s", field)

@@ -18,15 +18,16 @@ func newLs(stdio Stdio) *cobra.Command {
 		Long: `List the locks that somebody holds, with who it is and how many wait, sorted by name: all, or
 those whose name begins with PREFIX.
 
-AGE is how long ago the holder joined the line, by the clock of its host, and LEFT how long
-its session lives if it is not renewed. Where several hold a lock together, the first of them
-is shown and the others are counted.`,
+AGE is how long the lock has been held, by the clock of the holder's host. Where it is not
+known when the holder obtained the lock, as in the first second, AGE is what it is less than:
+<5m. LEFT is how long the holder's session lives if it is not renewed. Where several hold a
+lock together, the first of them is shown and the others are counted.`,
 		Example: `  stile ls
   stile ls deploy/
   stile ls -o json | jq -r '.[] | select(.waiters != []) | .name'`,
 		Args: prefixArg(&prefix),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return withClient(cmd.Context(), r.url, func(client *stile.Client) error {
+			return stdio.withClient(cmd.Context(), r.url, func(client *stile.Client) error {
 				lines, err := client.Lines(cmd.Context(), prefix)
 				switch {
 				case err != nil:

@@ -114,10 +114,13 @@ var errNoReader = &exit{Code: child.ExitCodeFor(syscall.SIGPIPE)}
 
 // remark says on stderr what only a person wants to know.
 func (s Stdio) remark(text string) {
-	if term.IsTerminal(int(s.Err.Fd())) {
+	if s.hasReader() {
 		s.say(text)
 	}
 }
+
+// hasReader reports whether a person reads stderr.
+func (s Stdio) hasReader() bool { return term.IsTerminal(int(s.Err.Fd())) }
 
 // asJSON returns v as JSON with a newline at the end; in a single line if indent is empty. What a terminal may take for a
 // command, or for nothing, is escaped.

@@ -18,13 +18,13 @@ import (
 	"github.com/stilelock/stile"
 	"github.com/stilelock/stile/cmd/stile/internal/child"
 	"github.com/stilelock/stile/store"
-	"github.com/stilelock/stile/storeurl"
 )
 
 // run is one use of the verb.
 type run struct {
 	stdio      Stdio
 	url        string
+	store      choice
 	nonblock   bool
 	wait       duration
 	waitSet    bool
@@ -158,6 +158,9 @@ func (r *run) run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	if r.store, err = chooseStore(r.url); err != nil {
+		return err
+	}
 	path, err := child.Look(r.argv[0]) // before anybody has to wait for a lock that nothing is done with
 	if err != nil {
 		return commandFailure(err)
@@ -262,7 +265,7 @@ func commandFailure(err error) error {
 
 // acquire takes the lock. If it fails, everything is closed.
 func (r *run) acquire(ctx context.Context, g *guard, owner stile.Owner) (err error) {
-	if g.opened, err = openStore(ctx, storeURL(r.url)); err != nil {
+	if g.opened, err = r.stdio.open(ctx, r.store); err != nil {
 		return err
 	}
 	defer func() {
@@ -372,7 +375,7 @@ func untilInterrupted(ctx context.Context, signals *child.Signals) (context.Cont
 // environment returns our own, with what the command is told about its lock in place of what we may have been told
 // about ours.
 func (r *run) environment(hold *stile.Hold) []string {
-	ours := append(r.mark(hold), "STILE_TTL="+inSeconds(time.Duration(r.ttl)), urlVar+"="+r.urlToShow())
+	ours := append(r.mark(hold), "STILE_TTL="+inSeconds(time.Duration(r.ttl)), urlVar+"="+r.store.forCommand())
 	env := slices.DeleteFunc(os.Environ(), func(v string) bool {
 		return slices.ContainsFunc(ours, func(o string) bool {
 			name, _, _ := strings.Cut(o, "=")
@@ -389,13 +392,4 @@ func (r *run) mark(hold *stile.Hold) []string {
 		token = strconv.FormatUint(hold.Token(), 10)
 	}
 	return []string{"STILE_NAME=" + r.name, "STILE_TOKEN=" + token, "STILE_OWNER=" + hold.Owner().String()}
-}
-
-// urlToShow is the store's URL without a password, unless the password is in the environment already.
-func (r *run) urlToShow() string {
-	url := storeURL(r.url)
-	if r.url == "" || strings.HasPrefix(url, "local:") {
-		return url
-	}
-	return storeurl.Redact(url)
 }

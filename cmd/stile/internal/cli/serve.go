@@ -38,7 +38,8 @@ It is a whole etcd: besides stile, every etcd client can lock on it, etcdctl loc
 JSON gateway (/v3/lock/lock) too. SIGTERM and SIGINT stop it; its data stays, and a lease
 goes on after the next start. Its shortest TTL is one second, in a cluster two.
 
-Without TLS it listens on the loopback interface only, or on a unix socket.`,
+Without TLS it listens on the loopback interface only, or on a unix socket. For clients
+elsewhere it wants TLS, and certificates of theirs or users: TLS alone keeps nobody out.`,
 		Example: `  # for this machine
   stile serve
   stile serve --socket /run/stile/stile.sock
@@ -51,7 +52,8 @@ Without TLS it listens on the loopback interface only, or on a unix socket.`,
   # a member of a cluster of three; the same on b and c, with their names
   stile serve --name a --peers a=https://a.example:2380,b=https://b.example:2380,c=https://c.example:2380 \
     --peer-listen 0.0.0.0:2380 --tls-peer-ca ca.pem \
-    --listen 0.0.0.0:2379 --tls-cert a.pem --tls-key a-key.pem --data /var/lib/stile
+    --listen 0.0.0.0:2379 --tls-cert a.pem --tls-key a-key.pem \
+    --root-password-file root-password --data /var/lib/stile
 
   # everything in a file: "listen: 0.0.0.0:2379" and so on
   stile serve --config-file /etc/stile/stile.yaml`,
@@ -107,7 +109,7 @@ func (o *serveOptions) add(flags *pflag.FlagSet) {
 	flags.StringVar(&o.tls.Key, "tls-key", "", "PEM `file` with its private key")
 	flags.StringVar(&o.tls.ClientCA, "tls-client-ca", "",
 		"PEM `file` with the authorities for clients' certificates, which are required then")
-	flags.BoolVar(&o.insecure, "insecure", false, "allow plain connections beyond the loopback interface")
+	flags.BoolVar(&o.insecure, "insecure", false, "let in whoever can reach it beyond loopback: without TLS, or without certificates and users")
 	flags.StringVar(&o.rootPasswordFile, "root-password-file", "",
 		"require users; the password of the user root is in this `file`")
 	flags.StringVar(&o.name, "name", "", "`name` of this member of a cluster")
@@ -207,14 +209,14 @@ func freeSocket(path string) (string, error) {
 	case err != nil:
 		return "", fmt.Errorf("--socket: %w", err)
 	case info.Mode().Type() != os.ModeSocket:
-		return "", fmt.Errorf("--socket %s: there is something else than a socket; name another path", path)
+		return "", fmt.Errorf("--socket: %s exists and is not a socket; choose another path", path)
 	}
 	conn, err := net.Dial("unix", path)
 	if err == nil {
 		conn.Close()
 	}
 	if err == nil || errors.Is(err, syscall.EAGAIN) { // too many wait for it, because it hangs
-		return "", fmt.Errorf("--socket %s: another server listens there; stop it, or name another path", path)
+		return "", fmt.Errorf("--socket: another server listens at %s; stop it, or choose another path", path)
 	}
 	return path, nil
 }
@@ -228,7 +230,7 @@ func readPassword(file string, log *slog.Logger) (string, error) {
 	}
 	const others = 0o007
 	if runtime.GOOS != "windows" && info.Mode().Perm()&others != 0 {
-		log.Warn("every user of this machine can get at the password of root; use chmod o= on the file", "file", file)
+		log.Warn("the root password file is readable by other users; chmod o= it", "file", file)
 	}
 	text, err := os.ReadFile(file)
 	if err != nil {

@@ -29,6 +29,12 @@ func TestEveryFlagOfServeIsDocumented(t *testing.T) {
 			t.Errorf("the examples of stile serve --help do not show %s", part)
 		}
 	}
+	for example := range strings.SplitSeq(serve.Example, "\n\n") {
+		if strings.Contains(example, "--listen 0.0.0.0") && !strings.Contains(example, "--root-password-file") &&
+			!strings.Contains(example, "--tls-client-ca") {
+			t.Errorf("an example of stile serve --help would be refused:\n%s", example)
+		}
+	}
 }
 
 func TestPeersAreWrittenAsTheyAreRead(t *testing.T) {

@@ -17,14 +17,15 @@ func newShow(stdio Stdio) *cobra.Command {
 		Long: `Show who holds the lock NAME and who waits for it, in order, with all that they say of
 themselves. That a lock is free is no failure.
 
-A token is what stile break wants. An entry is in line since it joined, by the clock of its
-host, and lives as long as its session, which its owner renews. Remarks tell what is odd about
-the line, and how to repair it.`,
+A token is what stile break wants. How long a lock has been held, how long its holder waited
+for it and how long others have been in line is by the clocks of their hosts. An entry lives as
+long as its session, which its owner renews. Remarks tell what is odd about the line, and how
+to repair it.`,
 		Example: `  stile show nightly-backup
   stile show -o json nightly-backup | jq -r '.holders[].token'`,
 		Args: nameArg(&name),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return withClient(cmd.Context(), r.url, func(client *stile.Client) error {
+			return stdio.withClient(cmd.Context(), r.url, func(client *stile.Client) error {
 				line, err := client.Show(cmd.Context(), name)
 				switch {
 				case err != nil:

@@ -1,11 +1,10 @@
 package cli
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
-	"os"
+	"slices"
 	"strings"
 
 	"github.com/spf13/pflag"
@@ -20,18 +19,28 @@ const urlVar = "STILE_URL"
 
 // addURL adds the flag that names the store.
 func addURL(flags *pflag.FlagSet, url *string) {
-	flags.StringVar(url, "url", "", "the `store` (default: the environment's "+urlVar+", or else local:)")
+	flags.StringVar(url, "url", "",
+		"the `store` (default: the environment's "+urlVar+", or that of this machine, or else local:)")
 }
 
-// withClient opens the store that a --url names, as given, and calls f with a client on it, for verbs that read lines or
-// break entries.
-func withClient(ctx context.Context, url string, f func(*stile.Client) error) error {
-	ctx, cancel := context.WithCancel(ctx) // afterwards nobody needs the local server, however long the output takes
-	defer cancel()
-	opened, err := openStore(ctx, storeURL(url))
+// withClient opens the store that a --url names, as given, or that is used without, and calls f with a client on it, for
+// verbs that read lines or break entries.
+func (s Stdio) withClient(ctx context.Context, url string, f func(*stile.Client) error) error {
+	chosen, err := chooseStore(url)
 	if err != nil {
 		return err
 	}
+	ctx, cancel := context.WithCancel(ctx) // afterwards nobody needs the local server, however long the output takes
+	defer cancel()
+	opened, err := s.open(ctx, chosen)
+	if err != nil {
+		return err
+	}
+	return withClientOn(ctx, opened, f)
+}
+
+// withClientOn calls f with a client on a store, and closes both.
+func withClientOn(ctx context.Context, opened *storeurl.Opened, f func(*stile.Client) error) error {
 	defer func() { _ = opened.Close() }() // nothing was written that could be lost
 	client, err := stile.New(opened.Store, nil)
 	if err != nil {
@@ -41,12 +50,22 @@ func withClient(ctx context.Context, url string, f func(*stile.Client) error) er
 	return f(client)
 }
 
-// storeURL returns the URL to use when the flag is as given.
-func storeURL(flag string) string { return cmp.Or(flag, os.Getenv(urlVar), local.URL) }
+// open opens the store that was chosen. To a person it says what is odd about that.
+func (s Stdio) open(ctx context.Context, c choice) (*storeurl.Opened, error) {
+	opened, err := s.openStore(ctx, c.url)
+	if err != nil {
+		return nil, c.explain(err)
+	}
+	for _, text := range slices.Concat(opened.Warnings, c.warnings()) {
+		s.remark(text)
+	}
+	s.remarkOnce(c)
+	return opened, nil
+}
 
 // openStore opens the store that a URL names. If the URL means the local server, that is started if need be, and again if
-// it ends before ctx does.
-func openStore(ctx context.Context, url string) (*storeurl.Opened, error) {
+// it ends before ctx does; if it cannot be started again, its reason is said.
+func (s Stdio) openStore(ctx context.Context, url string) (*storeurl.Opened, error) {
 	switch {
 	case url == local.URL:
 		home, err := local.DefaultHome()
@@ -55,11 +74,13 @@ func openStore(ctx context.Context, url string) (*storeurl.Opened, error) {
 		}
 		opened, err := openLocal(ctx, home)
 		if err == nil {
-			go home.Keep(ctx)
+			go home.Keep(ctx, func(err error) { s.say(err.Error()) })
 		}
 		return opened, err
 	case strings.HasPrefix(url, local.URL):
 		return nil, fmt.Errorf("store URL %s: nothing may follow %s", url, local.URL)
+	case url+":" == local.URL:
+		return nil, fmt.Errorf("store URL %q: it does not begin with a scheme; did you mean %s?", url, local.URL)
 	default:
 		opened, err := storeurl.Open(ctx, url, nil)
 		if errors.Is(err, storeurl.ErrScheme) {
@@ -93,15 +114,19 @@ func openLocal(ctx context.Context, home local.Home) (*storeurl.Opened, error) {
 	return storeurl.Open(ctx, url, nil)
 }
 
-// runningStore returns the URL of a store as openStore would open it, but starts no server: if none runs where one
-// would be started, the error matches local.ErrNone.
-func runningStore(ctx context.Context, url string) (string, error) {
-	if url != local.URL {
-		return url, nil
+// openRunning opens a store as open would, but starts no server, and says nothing: if none runs where one would be
+// started, the error matches local.ErrNone.
+func openRunning(ctx context.Context, c choice) (*storeurl.Opened, error) {
+	if c.url != local.URL {
+		return storeurl.Open(ctx, c.url, nil)
 	}
 	home, err := local.DefaultHome()
 	if err != nil {
-		return "", err
+		return nil, err
 	}
-	return home.Find(ctx)
+	url, err := home.Find(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return storeurl.Open(ctx, url, nil)
 }

@@ -15,10 +15,15 @@ type versions struct {
 	Go       string `json:"go"`
 	Platform string `json:"platform"`
 	Etcd     string `json:"etcd"` // what stile serve is
+
+	// The store that is used without --url, and what names it; Problem says why there is none.
+	Store   string `json:"store,omitempty"`
+	From    string `json:"store_from,omitempty"`
+	Problem string `json:"store_error,omitempty"`
 }
 
 func ourVersions() versions {
-	return versions{version(), runtime.Version(), runtime.GOOS + "/" + runtime.GOARCH, etcd.Version}
+	return versions{Stile: version(), Go: runtime.Version(), Platform: runtime.GOOS + "/" + runtime.GOARCH, Etcd: etcd.Version}
 }
 
 func (v versions) String() string {
@@ -29,17 +34,29 @@ func newVersion(stdio Stdio) *cobra.Command {
 	output := formatText
 	cmd := &cobra.Command{
 		Use:   "version",
-		Short: "Print the version",
-		Long:  `Print the version of stile, of Go, of the platform it is for, and of the etcd in stile serve.`,
+		Short: "Print the version, and which store is used",
+		Long: `Print the version of stile, of Go, of the platform it is for, and of the etcd in stile serve.
+
+The second line is the store that is used without --url, and what names it. It is not asked.`,
 		Example: `  stile version
   stile version -o json | jq -r .etcd`,
 		Args: noArgs,
 		RunE: func(*cobra.Command, []string) error {
 			v := ourVersions()
-			if output == formatJSON {
-				return stdio.writeJSON(v)
+			chosen, err := chooseStore("")
+			if err == nil {
+				v.Store, v.From = chosen.shown(), chosen.from
+			} else {
+				v.Problem = err.Error()
 			}
-			return stdio.write(fmt.Appendln(nil, v))
+			switch {
+			case output == formatJSON:
+				return stdio.writeJSON(v)
+			case err != nil:
+				return stdio.write(fmt.Appendf(nil, "%v\nno store: %v\n", v, err))
+			default:
+				return stdio.write(fmt.Appendf(nil, "%v\nstore %v\n", v, chosen))
+			}
 		},
 	}
 	cmd.Flags().VarP(&output, "output", "o", "text, or json for programs")

@@ -65,7 +65,7 @@ func (w *wait) run(ctx context.Context) error {
 	defer signals.Close()
 	ctx, listened := untilInterrupted(ctx, signals)
 	var line stile.Line
-	err := withClient(ctx, w.url, func(client *stile.Client) (err error) {
+	err := w.stdio.withClient(ctx, w.url, func(client *stile.Client) (err error) {
 		line, err = w.untilFree(ctx, client)
 		return err
 	})

@@ -50,7 +50,7 @@ seen. If the store cannot be reached that is said once, and again when it can.`,
 			ctx, cancel := context.WithCancelCause(cmd.Context())
 			defer cancel(nil)
 			whenUnread(stdio.Out, func() { cancel(errNoReader) })
-			err := withClient(ctx, w.url, func(client *stile.Client) error { return w.run(ctx, client) })
+			err := stdio.withClient(ctx, w.url, func(client *stile.Client) error { return w.run(ctx, client) })
 			if errors.Is(context.Cause(ctx), errNoReader) {
 				return errNoReader
 			}

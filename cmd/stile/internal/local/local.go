@@ -1,16 +1,19 @@
 // Package local finds the lock server of this user on this machine, the one behind local:, and starts it in the
 // background if it does not run.
 //
-// What the server is known by is a directory, its home, in the user's state directory:
+// The server belongs to a directory, its home, in the user's state directory:
 //
-//	lock        locked, shared, by who looks for the server, and alone by who starts it and by the server when it ends
-//	socket      a link to the unix socket the server listens on
-//	pid         the process id of the server, which has the file locked for as long as it runs
-//	server.log  what the server has said since it was started
-//	data/       its data
+//	lock         locked, shared, while a process looks for the server, and alone while one starts or ends it
+//	socket       a link to the unix socket that the server listens on
+//	server.sock  that socket
+//	pid          the process id of the server, which keeps the file locked for as long as it runs
+//	server.log   what the server has logged since it was started
+//	data/        its data
+//	said-…       what a person was told once
 //
-// The socket itself is elsewhere, where a socket may be: in the runtime directory of whoever started the server. That
-// is not the same for all: a login has one that a cron job has not. So it is always found by the link.
+// The socket is elsewhere if the path of server.sock does not fit into the address of a unix socket, or if the file
+// system has no sockets: then it is in a directory in /tmp with a random name, which nobody can occupy beforehand. An
+// earlier version had it in $XDG_RUNTIME_DIR. So clients find it by the link, and nothing else.
 package local
 
 import (
@@ -71,3 +74,22 @@ func (h Home) log() string  { return filepath.Join(string(h), "server.log") }
 
 // elsewhere ends the error of somebody for whom there is no local server.
 const elsewhere = "; or name a store with --url or STILE_URL"
+
+// Once reports whether it is the first time that this is called with this key, in any process. It returns false if that
+// cannot be remembered.
+func (h Home) Once(key string) bool {
+	f, err := os.OpenFile(h.once(key), os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return false
+	}
+	_ = f.Close()
+	return true
+}
+
+// WasOnce reports whether Once has been called with this key.
+func (h Home) WasOnce(key string) bool {
+	_, err := os.Lstat(h.once(key))
+	return err == nil
+}
+
+func (h Home) once(key string) string { return filepath.Join(string(h), "said-"+key) }

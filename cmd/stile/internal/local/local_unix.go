@@ -14,8 +14,10 @@ import (
 	"net/url"
 	"os"
 	"os/exec"
+	"os/user"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -34,7 +36,7 @@ const patience = 30 * time.Second
 func (h Home) Ensure(ctx context.Context) (storeURL string, started bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
-	if err := privateDir(string(h), moveHome); err != nil {
+	if err := privateDir(string(h)); err != nil {
 		return "", false, err
 	}
 	socket, err := h.find(ctx)
@@ -47,7 +49,7 @@ func (h Home) Ensure(ctx context.Context) (storeURL string, started bool, err er
 
 // Find returns the URL of the server. If none runs it starts none, and the error matches [ErrNone].
 func (h Home) Find(ctx context.Context) (storeURL string, err error) {
-	switch err := checkPrivate(string(h), moveHome); {
+	switch err := checkPrivate(string(h)); {
 	case errors.Is(err, fs.ErrNotExist):
 		return "", ErrNone
 	case err != nil:
@@ -59,9 +61,17 @@ func (h Home) Find(ctx context.Context) (storeURL string, err error) {
 
 // Keep starts the server again when it has ended, until ctx ends. What is held or waited for would be lost with it, and
 // it ends with the service or the login that has started it if the system ends all that such a one leaves behind. It looks
-// every second, and less often after starts that have failed: there may be many who keep the server.
-func (h Home) Keep(ctx context.Context) {
+// every second, and less often after starts that have failed: there may be many who keep the server. Keep calls failed with
+// the reason why the server has failed, or cannot be started again, once for each reason.
+func (h Home) Keep(ctx context.Context, failed func(error)) {
 	const often, seldom = time.Second, 10 * time.Second
+	reported := make(map[string]bool)
+	report := func(err error) {
+		if err != nil && ctx.Err() == nil && !reported[err.Error()] {
+			reported[err.Error()] = true
+			failed(err)
+		}
+	}
 	for pause := often; ; {
 		select {
 		case <-ctx.Done():
@@ -72,10 +82,13 @@ func (h Home) Keep(ctx context.Context) {
 			pause = often
 			continue
 		}
+		report(h.failure()) // before the log is overwritten
 		pause = min(2*pause, seldom)
-		if _, _, err := h.Ensure(ctx); err == nil { // otherwise who uses the server hears from the store that it is not there
+		_, _, err := h.Ensure(ctx)
+		if err == nil {
 			pause = often
 		}
+		report(err)
 	}
 }
 
@@ -95,8 +108,8 @@ func urlOf(socket string) string { return "etcd+unix://" + (&url.URL{Path: socke
 // something is wrong with it.
 func (h Home) Silent() error {
 	pid := h.PID()
-	return fmt.Errorf("the local server (pid %s) runs but does not answer: let it go on with kill -CONT %s, "+
-		"or end it with kill -9 %s and run this again; its locks stay%s", pid, pid, pid, elsewhere)
+	return fmt.Errorf("the local server (pid %s) runs but does not answer: resume it (kill -CONT %s), or kill it "+
+		"(kill -9 %s) and retry; no locks are lost%s", pid, pid, pid, elsewhere)
 }
 
 // PID is the process id of the server that runs, or was the last to run; "unknown" if it cannot be read.
@@ -133,9 +146,10 @@ func (h Home) look(ctx context.Context) (string, error) {
 	if h.hasEnded() {
 		return "", ErrNone
 	}
-	// In /tmp everybody can put a socket where ours was before a reboot.
-	switch err := checkPrivate(filepath.Dir(socket), moveSocket); {
-	case errors.Is(err, fs.ErrNotExist):
+	// In /tmp another user can have put a socket where ours was before a restart of the machine. The server of ours that
+	// runs now, if there is one, listens in a new place soon.
+	switch err := checkPrivate(filepath.Dir(socket)); {
+	case errors.Is(err, fs.ErrNotExist), errors.Is(err, errNotOurs):
 		return "", ErrNone
 	case err != nil:
 		return "", err
@@ -155,65 +169,134 @@ func (h Home) look(ctx context.Context) (string, error) {
 	}
 }
 
-// start starts a server, unless somebody else has done so meanwhile.
+// start starts a server, unless another process has done so meanwhile.
 func (h Home) start(ctx context.Context) (string, error) {
 	lock, err := h.locked(ctx, filelock.Exclusive)
 	if err != nil {
 		return "", err
 	}
 	defer lock.Unlock()
-	if socket, err := h.look(ctx); !errors.Is(err, ErrNone) {
+	if socket, err := h.await(ctx); !errors.Is(err, ErrNone) {
 		return socket, err
 	}
-	socket := h.socket()
-	if err := checkSocket(socket); err != nil {
+	socket, isNew, err := h.place()
+	if err != nil {
 		return "", err
 	}
-	if err := privateDir(filepath.Dir(socket), moveSocket); err != nil {
-		return "", err
+	if err = h.setLink(socket); err != nil {
+		err = noPlace(err)
+	} else {
+		err = h.launch(ctx, socket)
 	}
-	if err := h.setLink(socket); err != nil {
-		return "", noPlace(err, moveHome)
-	}
-	if err := h.launch(ctx, socket); err != nil {
-		// Another may have been faster, which was on its way when whoever had started it was stopped.
+	if err != nil {
+		// A server whose starter was stopped may have been on its way, and be faster.
 		if found, e := h.look(ctx); e == nil {
 			return found, nil
+		}
+		if isNew {
+			h.removeDirOf(socket)
 		}
 		return "", err
 	}
 	return socket, nil
 }
 
-// runtimeDir is where the socket of a server goes that this process starts: $XDG_RUNTIME_DIR/stile or, if that is not a
-// directory of this user, as after su(1), a directory of our own in /tmp.
-func runtimeDir() string {
-	if dir := os.Getenv("XDG_RUNTIME_DIR"); filepath.IsAbs(dir) && isOurs(dir) {
-		return filepath.Join(dir, "stile")
+// await returns the socket of the server that runs, or ErrNone if none does. One that runs and cannot be reached is
+// still starting, about to end, or about to notice that its socket was removed: it is waited for.
+func (h Home) await(ctx context.Context) (string, error) {
+	for deadline := time.Now().Add(patience / 2); ; {
+		socket, err := h.look(ctx)
+		if !errors.Is(err, ErrNone) || h.hasEnded() {
+			return socket, err
+		}
+		if time.Now().After(deadline) {
+			return "", h.unreachable()
+		}
+		select {
+		case <-ctx.Done():
+			return "", ctx.Err()
+		case <-time.After(10 * time.Millisecond):
+		}
 	}
-	return fmt.Sprintf("/tmp/stile-%d", os.Getuid())
 }
 
-// socket is where a server listens that this process starts. The name is another for each home, by whatever path that is
-// known: two may have the runtime directory in common, and each has to find its own server there. It is where the last
-// server was, if that is possible: there those look for it who are still connected to that, as they believe.
-func (h Home) socket() string {
-	home, err := filepath.EvalSymlinks(string(h))
+// unreachable is the error for a server that runs and cannot be reached.
+func (h Home) unreachable() error {
+	pid := h.PID()
+	n, err := strconv.Atoi(pid)
+	if err != nil || errors.Is(unix.Kill(n, 0), unix.ESRCH) {
+		return fmt.Errorf("the local server in %s runs on another machine, or in another container, that shares this "+
+			"directory: %s%s", h, moveHome, elsewhere)
+	}
+	return fmt.Errorf("the local server (pid %s) runs but cannot be reached: wait until its locks are free, or end it with "+
+		"kill %s%s", pid, pid, elsewhere)
+}
+
+// serverSocket is the name of the socket in the home of its server.
+const serverSocket = "server.sock"
+
+// real is the path of the home without symbolic links: the same for all processes.
+func (h Home) real() string {
+	path, err := filepath.EvalSymlinks(string(h))
 	if err != nil {
-		home = string(h)
+		return string(h)
 	}
-	sum := sha256.Sum256([]byte(home))
-	name := fmt.Sprintf("local-%x.sock", sum[:6])
-	last, err := os.Readlink(h.link())
-	if err == nil && filepath.Base(last) == name && checkPrivate(filepath.Dir(last), moveSocket) == nil {
-		return last
-	}
-	return filepath.Join(runtimeDir(), name)
+	return path
 }
 
-func isOurs(dir string) bool {
-	var stat unix.Stat_t
-	return unix.Stat(dir, &stat) == nil && stat.Mode&unix.S_IFMT == unix.S_IFDIR && int(stat.Uid) == os.Getuid()
+// place returns the path where a server listens that this process starts, and whether a directory was made for it. It
+// is that of the last server if its directory is still there: clients that were connected look for the next one there.
+func (h Home) place() (socket string, isNew bool, err error) {
+	last, err := os.Readlink(h.link())
+	ours := err == nil && (last == filepath.Join(h.real(), serverSocket) || filepath.Base(last) == h.socketElsewhere())
+	if ours && checkPrivate(filepath.Dir(last)) == nil {
+		return last, false, nil
+	}
+	return h.newPlace()
+}
+
+// newPlace is place without regard to the last server.
+func (h Home) newPlace() (socket string, isNew bool, err error) {
+	socket = filepath.Join(h.real(), serverSocket)
+	if len(socket) < len(unix.RawSockaddrUnix{}.Path) && h.hasSockets() { // the address ends with a zero
+		return socket, false, nil
+	}
+	dir, err := os.MkdirTemp("/tmp", "stile-")
+	if err != nil {
+		return "", false, fmt.Errorf("cannot make a directory for the local server's socket: %w%s", err, elsewhere)
+	}
+	return filepath.Join(dir, h.socketElsewhere()), true, nil
+}
+
+// socketElsewhere is the name of a socket that is not in its home. It is another for each home: the home may be a copy,
+// with a link to the socket of the original.
+func (h Home) socketElsewhere() string {
+	sum := sha256.Sum256([]byte(h.real()))
+	return fmt.Sprintf("local-%x.sock", sum[:6])
+}
+
+// hasSockets reports whether the file system of the home has sockets, by trying one.
+func (h Home) hasSockets() bool {
+	path := filepath.Join(h.real(), "try.sock") // not longer than serverSocket
+	_ = os.Remove(path)                         // left by a process that was killed here
+	l, err := net.Listen("unix", path)
+	if err != nil {
+		return false
+	}
+	defer l.Close() // which removes it
+	conn, err := net.Dial("unix", path)
+	if err != nil {
+		return false
+	}
+	conn.Close()
+	return true
+}
+
+// removeDirOf removes the directory that was made for a socket, if it is empty.
+func (h Home) removeDirOf(socket string) {
+	if dir := filepath.Dir(socket); dir != h.real() {
+		_ = os.Remove(dir)
+	}
 }
 
 func (h Home) locked(ctx context.Context, kind filelock.Kind) (*filelock.Lock, error) {
@@ -223,7 +306,7 @@ func (h Home) locked(ctx context.Context, kind filelock.Kind) (*filelock.Lock, e
 		return nil, fmt.Errorf("the local server is being started or stopped, and has not been ready for %v: "+
 			"see %s, and end what is stuck: fuser %s%s", patience, h.log(), h.lock(), elsewhere)
 	case err != nil:
-		return nil, noPlace(err, moveHome)
+		return nil, noPlace(err)
 	}
 	return lock, nil
 }
@@ -248,7 +331,7 @@ func (h Home) launch(ctx context.Context, socket string) error {
 	}
 	log, err := os.OpenFile(h.log(), os.O_CREATE|os.O_WRONLY|os.O_TRUNC|os.O_APPEND, 0o600)
 	if err != nil {
-		return noPlace(err, moveHome)
+		return noPlace(err)
 	}
 	defer log.Close()
 	ready, readyIn, err := os.Pipe()
@@ -259,8 +342,8 @@ func (h Home) launch(ctx context.Context, socket string) error {
 
 	cmd := exec.Command(self, "serve", "--background", string(h), "--socket", socket, "--ready-fd", "3")
 	cmd.Dir = "/" // it must not keep a file system busy
-	// Nor is it part of the command of a stile run that this may be running under, and that it would be stopped with.
-	cmd.Env = slices.DeleteFunc(os.Environ(), func(v string) bool { return strings.HasPrefix(v, "STILE_") })
+	// Without STILE_NAME and the like it is no part of the command of a stile run around us, and not stopped with it.
+	cmd.Env = slices.DeleteFunc(os.Environ(), func(v string) bool { return !inherits(v) })
 	cmd.Stdout, cmd.Stderr = log, log
 	cmd.ExtraFiles = []*os.File{readyIn} // becomes file 3
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
@@ -289,6 +372,19 @@ func (h Home) launch(ctx context.Context, socket string) error {
 	}
 }
 
+// inherits reports whether the server gets a variable of our environment. It outlives us, and serves others: secrets of
+// its first user are no business of it.
+func inherits(variable string) bool {
+	name, _, _ := strings.Cut(variable, "=")
+	switch name {
+	case "PATH", "HOME", "TMPDIR", "TZ", "LANG":
+		return true
+	case "GODEBUG", "GOGC", "GOMAXPROCS", "GOMEMLIMIT", "GOTRACEBACK": // the Go runtime's
+		return true
+	}
+	return strings.HasPrefix(name, "LC_") || strings.HasPrefix(name, "XDG_")
+}
+
 // readyWord is what the server says on the pipe when it is ready.
 const readyWord = "ready"
 
@@ -306,52 +402,72 @@ func (h Home) logTail() string {
 	return last
 }
 
-// What to do about a directory that cannot be used.
-const (
-	moveHome   = "set HOME or XDG_STATE_HOME to another directory"
-	moveSocket = "set XDG_RUNTIME_DIR to another directory"
-)
+// hasFailed is how the error of a server begins that could not go on.
+const hasFailed = "the server has failed: "
 
-// noPlace is the error for a directory or a file that cannot be written.
-func noPlace(err error, instead string) error {
-	return fmt.Errorf("no place for the local server: %w; make room there, or %s%s", err, instead, elsewhere)
+// failure is the error of the last server; nil if that was told to end, or killed.
+func (h Home) failure() error {
+	if reason, ok := strings.CutPrefix(h.logTail(), hasFailed); ok {
+		return fmt.Errorf("the local server has failed: %s", reason)
+	}
+	return nil
+}
+
+// moveHome tells what to do about a home that cannot be used.
+const moveHome = "set HOME or XDG_STATE_HOME to a writable directory"
+
+// noPlace is the error for a file of the local server that cannot be made or used.
+func noPlace(err error) error {
+	advice := moveHome
+	if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
+		advice = "make room there, or " + moveHome
+	}
+	return fmt.Errorf("cannot set up the local server: %w; %s%s", err, advice, elsewhere)
 }
 
 // privateDir makes sure that dir is there and ours alone.
-func privateDir(dir, instead string) error {
-	err := checkPrivate(dir, instead)
+func privateDir(dir string) error {
+	err := checkPrivate(dir)
 	if !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
 	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return noPlace(err, instead)
+		return noPlace(err)
 	}
-	return checkPrivate(dir, instead)
+	return checkPrivate(dir)
 }
 
+// errNotOurs means that there is something else than a directory of this user.
+var errNotOurs = errors.New("not a directory of this user")
+
+// notOursError is an errNotOurs that says more.
+type notOursError string
+
+func (e notOursError) Error() string   { return string(e) }
+func (e notOursError) Is(t error) bool { return t == errNotOurs }
+
 // checkPrivate reports what is wrong with a directory that should be ours, with nobody else let in.
-func checkPrivate(dir, instead string) error {
+func checkPrivate(dir string) error {
 	var stat unix.Stat_t
 	if err := unix.Lstat(dir, &stat); err != nil {
-		return noPlace(&fs.PathError{Op: "lstat", Path: dir, Err: err}, instead)
+		return noPlace(&fs.PathError{Op: "lstat", Path: dir, Err: err})
 	}
 	switch {
 	case int(stat.Uid) != os.Getuid():
-		return fmt.Errorf("%s belongs to user %d, and this is user %d: remove it, or %s%s",
-			dir, stat.Uid, os.Getuid(), instead, elsewhere)
+		return notOursError(fmt.Sprintf("%s belongs to %s, and this is %s: run stile as that user, or %s (sudo -H does)%s",
+			dir, userName(int(stat.Uid)), userName(os.Getuid()), moveHome, elsewhere))
 	case stat.Mode&unix.S_IFMT != unix.S_IFDIR:
-		return fmt.Errorf("%s should be a directory and is not: remove it, or %s%s", dir, instead, elsewhere)
+		return notOursError(fmt.Sprintf("%s should be a directory and is not: move it away, or %s%s", dir, moveHome, elsewhere))
 	case stat.Mode&0o077 != 0:
-		return fmt.Errorf("the directory %s is open to others: make it private with chmod 700%s", dir, elsewhere)
+		return fmt.Errorf("the directory %s is accessible to other users: make it private with chmod 700%s", dir, elsewhere)
 	}
 	return nil
 }
 
-// checkSocket reports a path that is too long for a unix socket.
-func checkSocket(path string) error {
-	if most := len(unix.RawSockaddrUnix{}.Path) - 1; len(path) > most {
-		return fmt.Errorf("the path of the local server's socket, %s, has %d bytes, and the system allows %d: "+
-			"set XDG_RUNTIME_DIR to a shorter one%s", path, len(path), most, elsewhere)
+// userName names a user for people: by name, if there is one, and number.
+func userName(uid int) string {
+	if u, err := user.LookupId(strconv.Itoa(uid)); err == nil {
+		return fmt.Sprintf("user %s (%d)", u.Username, uid)
 	}
-	return nil
+	return fmt.Sprintf("user %d", uid)
 }

@@ -14,7 +14,10 @@ var errWindows = errors.New("there is no local server on Windows yet: start one 
 func (h Home) Ensure(context.Context) (string, bool, error) { return "", false, errWindows }
 
 // Keep does nothing: there is no local server on Windows.
-func (h Home) Keep(context.Context) {}
+func (h Home) Keep(context.Context, func(error)) {}
+
+// Neighbor returns nothing: there is no local server on Windows.
+func (h Home) Neighbor() string { return "" }
 
 // Find returns an error that matches [ErrNone].
 func (h Home) Find(context.Context) (string, error) { return "", ErrNone }

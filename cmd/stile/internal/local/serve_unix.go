@@ -10,6 +10,7 @@ import (
 	"log/slog"
 	"net"
 	"os"
+	"path/filepath"
 	"strconv"
 	"time"
 
@@ -46,25 +47,70 @@ func (h Home) Serve(ctx context.Context, socket string, idle time.Duration, read
 		select {
 		case <-ctx.Done():
 			log.Info("stopping", "reason", context.Cause(ctx))
+			h.end(n, socket)
 			return nil
 		case <-n.Stopped():
-			return fmt.Errorf("the server has failed: %w", n.Err())
+			return fmt.Errorf(hasFailed+"%w", n.Err())
 		case <-look.C:
-			if n.IdleFor() >= idle && h.retire(n, idle) {
+			if n.IdleFor() >= idle && h.retire(n, socket, idle) {
 				log.Info("stopped", "reason", "idle for "+idle.String())
 				return nil
 			}
-			if n.IdleFor() > 0 && !isAt(socket, listening) {
-				log.Info("stopped", "reason", "nobody can reach "+socket+" any more")
+			if isAt(socket, listening) {
+				continue
+			}
+			again, at, err := h.listenAgain(n, socket)
+			switch {
+			case err == nil:
+				socket, listening = again, at
+				log.Info("socket was removed; listening again", "url", urlOf(socket))
+			case n.IdleFor() > 0:
+				log.Info("stopped", "reason", "nobody can reach "+socket+" anymore")
 				return nil
 			}
 		}
 	}
 }
 
-// attention is how often a server looks whether its socket is still there. When a user has logged out, the runtime
-// directory goes and the server stays; the next one must get at the data while its starter still waits.
+// attention is how often a server looks whether its socket is still there. Programs that clean up may remove it.
 const attention = 2 * time.Second
+
+// listenAgain is for a server whose socket was removed. It listens in the same place, or in a new one if the directory
+// is gone or belongs to another user by now, and sets the link.
+func (h Home) listenAgain(n *node.Node, socket string) (string, fs.FileInfo, error) {
+	isNew := false
+	if checkPrivate(filepath.Dir(socket)) != nil {
+		var err error
+		if socket, isNew, err = h.newPlace(); err != nil {
+			return "", nil, err
+		}
+	}
+	listening, err := h.listenAt(n, socket)
+	if err != nil && isNew {
+		h.removeDirOf(socket)
+	}
+	return socket, listening, err
+}
+
+func (h Home) listenAt(n *node.Node, socket string) (fs.FileInfo, error) {
+	if err := os.Remove(socket); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, err
+	}
+	l, err := net.Listen("unix", socket)
+	if err != nil {
+		return nil, err
+	}
+	listening, err := os.Lstat(socket)
+	if err == nil {
+		err = h.setLink(socket)
+	}
+	if err != nil {
+		_ = l.Close()
+		return nil, err
+	}
+	n.ServeAlso(l)
+	return listening, nil
+}
 
 // claim makes this process the only server of its home, the one whose process id can be read there. A predecessor that
 // was told to end a moment ago, or has noticed that nobody can reach it, is waited for.
@@ -79,19 +125,18 @@ func (h Home) claim(ctx context.Context, socket string) (*filelock.Lock, error) 
 		}
 		if last {
 			pid := h.PID()
-			return nil, fmt.Errorf("the one that runs (pid %s) cannot be reached any more, and has work: "+
-				"wait until that is done, or end it with kill %s", pid, pid)
+			return nil, fmt.Errorf("another one (pid %s) is running", pid)
 		}
 		time.Sleep(10 * time.Millisecond)
 		last = ctx.Err() != nil
 		lock, err = filelock.Try(h.pid(), filelock.Exclusive)
 	}
 	if err != nil {
-		return nil, noPlace(err, moveHome)
+		return nil, noPlace(err)
 	}
 	if err := os.WriteFile(h.pid(), []byte(strconv.Itoa(os.Getpid())+"\n"), 0o600); err != nil {
 		lock.Unlock()
-		return nil, noPlace(err, moveHome)
+		return nil, noPlace(err)
 	}
 	return lock, nil
 }
@@ -109,7 +154,7 @@ func listens(socket string) bool {
 func (h Home) open(ctx context.Context, socket string, log *slog.Logger) (*node.Node, fs.FileInfo, error) {
 	// It would be taken from whoever listens there: a server in another container, say, whose home has the same path.
 	if listens(socket) {
-		return nil, nil, fmt.Errorf("another program listens on %s: end it, or %s", socket, moveSocket)
+		return nil, nil, fmt.Errorf("another program listens on %s: end it, or %s", socket, moveHome)
 	}
 	n, err := node.Start(ctx, node.Config{Dir: h.Data(), MoveDir: moveHome, Socket: socket, Logger: log})
 	if err != nil {
@@ -131,7 +176,7 @@ func isAt(path string, was fs.FileInfo) bool {
 
 // retire closes the server, unless somebody looks for it at this moment or has done so lately. Nobody finds it before
 // it has ended.
-func (h Home) retire(n *node.Node, idle time.Duration) bool {
+func (h Home) retire(n *node.Node, socket string, idle time.Duration) bool {
 	lock, err := filelock.Try(h.lock(), filelock.Exclusive)
 	if err != nil {
 		return false
@@ -142,7 +187,22 @@ func (h Home) retire(n *node.Node, idle time.Duration) bool {
 		return false
 	}
 	n.Close()
+	h.removeDirOf(socket)
 	return true
+}
+
+// end closes the server for another reason than idleness. While clients are connected, the directory of the socket stays:
+// they look for the next server there, and another user must not get that place.
+func (h Home) end(n *node.Node, socket string) {
+	needed := n.IdleFor() == 0
+	n.Close()
+	if needed {
+		return
+	}
+	if lock, err := filelock.Try(h.lock(), filelock.Exclusive); err == nil { // or else the next server is on its way
+		h.removeDirOf(socket)
+		lock.Unlock()
+	}
 }
 
 // tell writes a word for who waits on the other end of a pipe, and closes it. They may have gone.

@@ -50,7 +50,7 @@ func (c Cluster) check(cfg Config) error {
 	case len(c.Peers) == 0:
 		return errors.New("--name and --peer-listen are for the members of a cluster: " + peersForm)
 	case c.Name == "":
-		return fmt.Errorf("which of the members %s is this one? say so with --name", c.names())
+		return fmt.Errorf("--peers needs --name: which of these members (%s) is this server?", c.names())
 	case c.Peers[c.Name] == "":
 		return fmt.Errorf("--name %s is not among the members %s: %s", c.Name, c.names(), peersForm)
 	}
@@ -104,6 +104,22 @@ func (c Config) mayConnect(scheme, host, address string) error {
 	return fmt.Errorf("refusing to connect members at %q without TLS: it is not a loopback address, and everybody who can "+
 		"reach it could become a member; use https in --peers, with --tls-cert, --tls-key and --tls-peer-ca, "+
 		"or say --insecure if the network is yours alone", address)
+}
+
+// exposed returns an address beyond the loopback interface where members connect without TLS; empty if there is none.
+func (c Cluster) exposed() string {
+	if len(c.Peers) == 0 || c.secure() {
+		return ""
+	}
+	for _, name := range slices.Sorted(maps.Keys(c.Peers)) {
+		if u, err := peerURL(name, c.Peers[name]); err == nil && !isLoopback(u.Hostname()) {
+			return u.Host
+		}
+	}
+	if c.Listen != "" && !isLoopback(hostname(c.Listen)) {
+		return c.Listen
+	}
+	return ""
 }
 
 func (c Cluster) names() string { return strings.Join(slices.Sorted(maps.Keys(c.Peers)), ", ") }

@@ -167,7 +167,7 @@ func TestAMemberWhoseDataIsLostComesBackWhenItIsAddedAnew(t *testing.T) {
 
 	lost := members[2]
 	lost.Dir = t.TempDir()
-	refused(t, lost, lost.Dir, "know c with data", "--data", "etcdctl member")
+	refused(t, lost, lost.Dir, "member c has lost its data", "--data", "etcdctl member")
 
 	insist(t, "remove the member", func(ctx context.Context) error {
 		list, err := cli.MemberList(ctx)

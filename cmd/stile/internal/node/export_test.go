@@ -22,6 +22,21 @@ func (c Config) WithPorts(pick func(host string) (string, error)) Config {
 	return c
 }
 
+// Exposed returns the configuration of a server that takes its address for one beyond the loopback interface.
+func (c Config) Exposed() Config {
+	c.exposed = true
+	return c
+}
+
+// WarnInsecure logs what Insecure allows.
+func (c Config) WarnInsecure() { c.warnInsecure() }
+
+// WithBegun returns the configuration of a server that calls f once it has begun, and goes on with its start after that.
+func (c Config) WithBegun(f func()) Config {
+	c.begun = func(*etcdserver.EtcdServer) { f() }
+	return c
+}
+
 // WithLongWaits returns the configuration with which etcd waits for very long for what must not take it so long: for a
 // request to be carried out, and for its clients when it closes. That is five seconds and two elections. An election of a
 // server that is alone is not waited for.

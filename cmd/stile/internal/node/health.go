@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"go.etcd.io/etcd/server/v3/etcdserver"
-	"go.etcd.io/etcd/server/v3/etcdserver/api/etcdhttp"
 	"go.uber.org/zap"
 )
 
@@ -16,6 +15,7 @@ import (
 // started, and if it cannot be, etcd panics.
 type health struct {
 	listener net.Listener
+	hosts    []string // what requests may name; empty for anything
 	server   *http.Server
 }
 
@@ -31,18 +31,22 @@ func listenHealth(address string) (*health, error) {
 	} else if err != nil {
 		return nil, err
 	}
-	return &health{listener: l}, nil
+	h := &health{listener: l}
+	if own := hostname(l.Addr().String()); isLoopback(own) {
+		h.hosts = append(loopbackNames(own), hostname(address))
+	}
+	return h, nil
 }
 
 // serve answers from now on. Until then connections are accepted, but wait.
-func (h *health) serve(etcd *etcdserver.EtcdServer, log *zap.Logger) {
+func (h *health) serve(etcd *etcdserver.EtcdServer, web *web, log *zap.Logger) {
 	if h == nil {
 		return
 	}
-	mux := http.NewServeMux()
-	etcdhttp.HandleHealth(log, mux, etcd)
-	etcdhttp.HandleMetrics(mux)
-	h.server = &http.Server{Handler: mux, ReadHeaderTimeout: 10 * time.Second}
+	h.server = &http.Server{
+		Handler:           web.refusePages(h.hosts, newInfo(etcd, log).ServeHTTP),
+		ReadHeaderTimeout: 10 * time.Second,
+	}
 	go func() { _ = h.server.Serve(h.listener) }() // ends with close
 }
 

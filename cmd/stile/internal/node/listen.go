@@ -14,10 +14,17 @@ import (
 	"go.etcd.io/etcd/server/v3/embed"
 )
 
+// maxPassword is how many bytes bcrypt takes.
+const maxPassword = 72
+
 // check finds what is wrong with the configuration before anything is touched.
 func (c Config) check() error {
 	if c.Listen == "" && c.Socket == "" {
 		return errors.New("nowhere to listen: give an address with --listen, or a path with --socket")
+	}
+	if len(c.RootPassword) > maxPassword {
+		return fmt.Errorf("--root-password-file: the password is longer than %d bytes, and bcrypt, which etcd stores it with, "+
+			"takes no more; choose a shorter one", maxPassword)
 	}
 	if err := c.TLS.check(c.Listen != "" || c.Cluster.secure()); err != nil {
 		return err
@@ -44,13 +51,6 @@ func (c Config) etcd() (*embed.Config, error) {
 	}
 	if c.tune != nil {
 		c.tune(e)
-	}
-	if e.EnableGRPCGateway && c.TLS.ClientCA != "" {
-		if err := c.TLS.acceptsItself(); err != nil {
-			c.Logger.Warn("the JSON gateway is off: it connects to the server with the server's own certificate, which "+
-				"--tls-client-ca does not accept", "reason", err)
-			e.EnableGRPCGateway = false
-		}
 	}
 	return e, nil
 }
@@ -85,7 +85,6 @@ func (c Config) listen(e *embed.Config) error {
 		e.ListenClientUrls, e.AdvertiseClientUrls = []url.URL{socket}, []url.URL{socket}
 	}
 	if c.Listen == "" {
-		e.EnableGRPCGateway = false
 		return nil
 	}
 	host, port, err := c.resolve("--listen", c.Listen)
@@ -96,10 +95,8 @@ func (c Config) listen(e *embed.Config) error {
 	if c.TLS.Cert != "" {
 		scheme = "https"
 	}
-	if scheme == "http" && !isLoopback(host) && !c.Insecure {
-		return fmt.Errorf("refusing to listen on %q without TLS: it is not a loopback address, and everybody who can reach "+
-			"it could take and break locks; give certificates with --tls-cert and --tls-key, or listen on 127.0.0.1, [::1] or "+
-			"localhost, or say --insecure if the network is yours alone", c.Listen)
+	if err := c.mayListen(); err != nil {
+		return err
 	}
 	address := url.URL{Scheme: scheme, Host: net.JoinHostPort(host, port)}
 	known := url.URL{Scheme: scheme, Host: net.JoinHostPort(c.knownAs(host), port)}
@@ -108,12 +105,68 @@ func (c Config) listen(e *embed.Config) error {
 	e.ClientTLSInfo.CertFile, e.ClientTLSInfo.KeyFile = c.TLS.Cert, c.TLS.Key
 	e.ClientTLSInfo.TrustedCAFile, e.ClientTLSInfo.ClientCertAuth = c.TLS.ClientCA, c.TLS.ClientCA != ""
 
-	// Web pages must not get at the gateway through a browser.
-	e.CORS = map[string]struct{}{known.String(): {}}
+	// No web page is allowed anything. Empty would mean that all are.
+	e.CORS = map[string]struct{}{"none": {}}
 	if isLoopback(host) {
-		e.HostWhitelist = map[string]struct{}{"localhost": {}, "127.0.0.1": {}, "::1": {}, host: {}}
+		e.HostWhitelist = map[string]struct{}{}
+		for _, name := range loopbackNames(host) {
+			e.HostWhitelist[name] = struct{}{}
+		}
 	}
 	return nil
+}
+
+// mayListen refuses to listen for clients beyond the loopback interface where nothing would keep strangers out.
+func (c Config) mayListen() error {
+	switch {
+	case !c.isExposed() || c.Insecure:
+		return nil
+	case c.TLS.Cert == "":
+		return fmt.Errorf("refusing to listen on %q without TLS: it is not a loopback address, and everybody who can reach "+
+			"it could take and break locks; give --tls-cert and --tls-key, and --tls-client-ca or --root-password-file; "+
+			"or listen on 127.0.0.1, [::1] or localhost; or say --insecure if the network is yours alone", c.Listen)
+	case c.wantsUsers() && c.RootPassword == "" && !c.hasData():
+		return c.open()
+	default: // if it wants users that are in its data, the start finds out before anybody gets in
+		return nil
+	}
+}
+
+// open is why a server with TLS does not listen beyond the loopback interface.
+func (c Config) open() error {
+	return fmt.Errorf("refusing to listen on %q for clients without certificates and users: it is not a loopback address, and "+
+		"TLS alone keeps nobody out, so everybody who can reach it could take and break locks; give --tls-client-ca or "+
+		"--root-password-file, or say --insecure if the network is yours alone", c.Listen)
+}
+
+// isExposed reports whether clients can connect from other machines.
+func (c Config) isExposed() bool {
+	return c.Listen != "" && (c.exposed || !isLoopback(hostname(c.Listen)))
+}
+
+// warnInsecure logs what Insecure has allowed.
+func (c Config) warnInsecure() {
+	if !c.Insecure {
+		return
+	}
+	switch {
+	case !c.isExposed():
+	case c.TLS.Cert == "":
+		c.Logger.Warn("--insecure: clients connect without TLS; whoever can reach the address can read what they send, and "+
+			"take and break locks", "listen", c.Listen)
+	case c.TLS.ClientCA == "" && c.RootPassword == "":
+		c.Logger.Warn("--insecure: clients need no certificate; unless users are required already, whoever can reach the "+
+			"address can take and break locks", "listen", c.Listen)
+	}
+	if address := c.Cluster.exposed(); address != "" {
+		c.Logger.Warn("--insecure: members connect without TLS; whoever can reach the address can become one", "peer", address)
+	}
+}
+
+// loopbackNames are the hosts that requests may name to a server at host, on the loopback interface: a web page whose host
+// name has been made to point here names its own.
+func loopbackNames(host string) []string {
+	return []string{"localhost", "127.0.0.1", "::1", host}
 }
 
 // knownAs is the host under which clients elsewhere find a server that listens at host.

@@ -157,7 +157,7 @@ func (c Config) isKnownToOthers(err error) bool {
 }
 
 func (c Config) lostData() error {
-	return fmt.Errorf("the data directory %s is empty, but the other members know %s with data: name the directory that has "+
-		"it with --data; if it is lost, remove the member and add it with etcdctl member remove and add, and start again",
-		c.Dir, c.Cluster.Name)
+	return fmt.Errorf("member %s has lost its data: the data directory %s is empty, and the other members know it with data; "+
+		"name the directory that has the data with --data, or, to rejoin with an empty one, run etcdctl member remove and "+
+		"etcdctl member add first", c.Cluster.Name, c.Dir)
 }

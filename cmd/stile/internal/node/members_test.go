@@ -56,7 +56,7 @@ func TestLostDataIsFoundOutFromAMemberThatTakesItsTimeToAnswer(t *testing.T) {
 			m.ClientURLs = []string{own}
 		}
 	}
-	if err := cfg.rejoin(t.Context(), o, e); err == nil || !strings.Contains(err.Error(), "know a with data") {
+	if err := cfg.rejoin(t.Context(), o, e); err == nil || !strings.Contains(err.Error(), "member a has lost its data") {
 		t.Errorf("known to the others with data: %v", err)
 	}
 }

@@ -46,7 +46,8 @@ type Config struct {
 	Socket string
 	// TLS has the certificates for Listen and for the cluster's members. Without, connections are plain.
 	TLS TLS
-	// Insecure allows plain connections beyond the loopback interface, for clients and members.
+	// Insecure allows connections beyond the loopback interface from whoever can reach it: plain ones, of clients and
+	// members, and of clients with TLS where neither certificates nor users are required.
 	Insecure bool
 	// Health is the host:port where /health, /livez, /readyz and /metrics are served in plain HTTP; empty for none. Port
 	// 0 picks a free one.
@@ -56,15 +57,16 @@ type Config struct {
 	// RootPassword, if there is one, becomes the password of the user root, and authentication is enabled, unless it is
 	// already. Until that is done clients are refused.
 	RootPassword string
-	// Logger hears what a start waits for, if it takes longer than a second, and what an operator should know about the
-	// configuration.
+	// Logger gets what a start waits for, if it takes longer than a second, what an operator should know about the
+	// configuration, and then failed logins, requests of web pages, and a cluster's leaders.
 	Logger *slog.Logger
 
 	// bcryptCost is what it costs to guess passwords; zero means etcd's default.
 	bcryptCost uint
 
-	// These are for tests, and may be nil: pickPort is used in place of freePort; tune changes what etcd is given, and begun is
-	// told of the server before it is ready.
+	// These are for tests, and may be zero: exposed makes every address count as one beyond loopback; pickPort is used in
+	// place of freePort; tune changes what etcd is given, and begun is called with the server before it is ready.
+	exposed  bool
 	pickPort func(host string) (port string, err error)
 	tune     func(*embed.Config)
 	begun    func(*etcdserver.EtcdServer)
@@ -78,6 +80,9 @@ type Node struct {
 	failure  *failure
 	health   *health
 	gate     gate
+	web      web
+	logins   logins
+	leaders  *throttle
 	others   *others // nil if it is alone
 	etcd     *embed.Etcd
 	activity activity
@@ -111,6 +116,9 @@ func Start(ctx context.Context, cfg Config) (*Node, error) {
 	n := &Node{
 		cfg: cfg, url: clientURL(ecfg), lock: lock,
 		failure: newFailure(), stopped: make(chan struct{}),
+		web:     web{refused: &throttle{logger: cfg.Logger, level: slog.LevelWarn, text: "refused a web page"}},
+		logins:  logins{failed: &throttle{logger: cfg.Logger, level: slog.LevelWarn, text: "login failed"}},
+		leaders: &throttle{logger: cfg.Logger, level: slog.LevelInfo, text: "leader elected"},
 	}
 	n.activity.began = time.Now()
 	if err := n.start(ctx, ecfg); err != nil {
@@ -142,11 +150,14 @@ func (n *Node) start(ctx context.Context, ecfg *embed.Config) (err error) {
 		defer n.mu.Unlock()
 		n.grpc = append(n.grpc, s)
 	}
-	ecfg.GRPCAdditionalServerOptions = append(ecfg.GRPCAdditionalServerOptions, n.gate.options()...)
-	ecfg.GRPCAdditionalServerOptions = append(ecfg.GRPCAdditionalServerOptions, grpc.StatsHandler(&n.activity))
-	if n.cfg.RootPassword != "" {
+	calls := append(n.gate.options(), n.logins.option())
+	ecfg.GRPCAdditionalServerOptions = append(calls, grpc.StatsHandler(&n.activity))
+	withGateway := n.cfg.Listen != ""
+	ecfg.EnableGRPCGateway, ecfg.UserHandlers = false, n.web.handlers(withGateway)
+	if n.cfg.wantsUsers() {
 		n.gate.shut.Store(&settingUp)
 	}
+	n.cfg.warnInsecure()
 	err = n.startEtcd(ecfg)
 	for tries := 0; tries < 20 && n.cfg.lost(err); tries++ {
 		if err := n.cfg.place(ecfg); err != nil {
@@ -161,12 +172,19 @@ func (n *Node) start(ctx context.Context, ecfg *embed.Config) (err error) {
 	if n.cfg.begun != nil {
 		n.cfg.begun(n.etcd.Server)
 	}
-	n.health.serve(n.etcd.Server, n.failure.zap())
+	n.logins.etcd.Store(n.etcd.Server)
+	if err := n.web.open(n.etcd.Server, n.failure.zap(), withGateway, calls); err != nil {
+		return err
+	}
+	n.health.serve(n.etcd.Server, &n.web, n.failure.zap())
 	go n.awaitEnd()
+	if n.others != nil {
+		go n.logLeaders()
+	}
 	if err := n.awaitReady(ctx); err != nil {
 		return err
 	}
-	if n.cfg.RootPassword == "" {
+	if !n.cfg.wantsUsers() {
 		return nil
 	}
 	return n.requireUsers(ctx)
@@ -300,6 +318,23 @@ func (n *Node) awaitEnd() {
 	}
 }
 
+// logLeaders logs each election that brings a leader, until the server has stopped.
+func (n *Node) logLeaders() {
+	etcd := n.etcd.Server
+	for term := uint64(0); ; {
+		elected := etcd.LeaderChangedNotify()
+		if leader := etcd.Cluster().Member(etcd.Leader()); leader != nil && etcd.Term() != term {
+			term = etcd.Term()
+			n.leaders.log("leader", leader.Name, "term", term)
+		}
+		select {
+		case <-elected:
+		case <-n.stopped:
+			return
+		}
+	}
+}
+
 // URL is where clients reach the server, in the form that Stile's --url takes: at Listen or, if there is none, at the
 // socket. If it listens on every address it is the host's name, in a cluster as the other members know it.
 func (n *Node) URL() string { return n.url }
@@ -340,6 +375,9 @@ func (n *Node) Close() { n.closing.Do(n.close) }
 func (n *Node) close() {
 	n.ending.Store(true)
 	n.health.close()
+	for _, t := range []*throttle{n.web.refused, n.logins.failed, n.leaders} {
+		t.close()
+	}
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
@@ -383,6 +421,7 @@ func (n *Node) stopEtcd() {
 	// With TLS gRPC's calls come through an HTTP server, which goes on. Stop waits for those too that begin while it waits,
 	// and ends only those that had begun before: for ever, if one of the others is a stream.
 	n.gate.shut.Store(&stopping)
+	n.web.close()
 	for _, s := range serving {
 		s.Stop()
 	}

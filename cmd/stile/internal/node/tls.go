@@ -114,11 +114,6 @@ func authorities(flag, file string) (*x509.CertPool, error) {
 	return pool, bad
 }
 
-// acceptsItself tells whether the server's own certificate is good for a client of this server.
-func (t TLS) acceptsItself() error {
-	return t.accepts("--tls-client-ca", t.ClientCA, "", x509.ExtKeyUsageClientAuth)
-}
-
 // accepts checks the server's own certificate as somebody else will, who trusts the authorities in file. Certificates
 // of authorities in between are taken from the same file as the server's own, as it shows them.
 func (t TLS) accepts(flag, file, host string, use x509.ExtKeyUsage) error {

@@ -16,6 +16,7 @@ import (
 	"testing"
 	"time"
 
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.etcd.io/etcd/client/v3/concurrency"
 	"go.uber.org/zap"
@@ -195,25 +196,42 @@ func TestClientCertificatesAreRequired(t *testing.T) {
 	}
 }
 
-// The gateway is a client of the server, and has nothing but the server's certificate to show.
-func TestTheGatewayIsOffIfTheServersCertificateWillNotDoForAClient(t *testing.T) {
+// A server's certificate is often for servers only, and its name may be that of a user.
+func TestTheGatewayMakesNoUseOfTheServersCertificate(t *testing.T) {
 	t.Parallel()
 	ca := testcert.NewAuthority(t)
-	own := ca.Issue("server", testcert.Spec{Hosts: loopbackHosts, Uses: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}})
-	ann := ca.Issue("ann", testcert.Spec{})
-	var said strings.Builder
-	n := startWith(t, node.Config{
-		TLS:    node.TLS{Cert: own.Cert, Key: own.Key, ClientCA: ca.File},
-		Logger: slog.New(slog.NewTextHandler(&said, nil)),
+	own := ca.Issue("server", testcert.Spec{
+		CommonName: "root", Hosts: loopbackHosts, Uses: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
 	})
-	if !strings.Contains(said.String(), "gateway is off") {
-		t.Errorf("nothing is said about it: %s", &said)
+	both := ca.Issue("both", testcert.Spec{CommonName: "root", Hosts: loopbackHosts})
+	host := ca.Issue("host", testcert.Spec{})
+	n := startWith(t, node.Config{TLS: node.TLS{Cert: own.Cert, Key: own.Key, ClientCA: ca.File}})
+	if status, body := lockOverJSON(t, n, ca.Client(&host)); status != http.StatusOK {
+		t.Errorf("/v3/lock/lock: %d %s", status, body)
 	}
-	if _, err := secureClient(t, n, ca.Client(&ann)).Put(t.Context(), "k", "v"); err != nil {
-		t.Errorf("other clients: %v", err)
-	}
-	if status, _ := lockOverJSON(t, n, ca.Client(&ann)); status != http.StatusNotFound {
-		t.Errorf("/v3/lock/lock: %d, want not found", status)
+
+	n = startWith(t, node.Config{TLS: node.TLS{Cert: both.Cert, Key: both.Key, ClientCA: ca.File}, RootPassword: secret})
+	root := ca.Issue("root", testcert.Spec{CommonName: "root"}) // is no user over HTTP either
+	for _, client := range []testcert.Pair{host, root} {
+		for _, accept := range []string{"", "*/*"} { // by which etcd's own gateway is told apart
+			req, err := http.NewRequestWithContext(t.Context(), http.MethodPost,
+				strings.Replace(n.URL(), "etcds", "https", 1)+"/v3/auth/user/list", strings.NewReader("{}"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			req.Header.Set("Content-Type", "application/json")
+			if accept != "" {
+				req.Header.Set("Accept", accept)
+			}
+			web := &http.Client{Transport: &http.Transport{TLSClientConfig: ca.Client(&client), DisableKeepAlives: true}}
+			resp, err := web.Do(req)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if status, body := answer(t, resp); status != http.StatusBadRequest || !strings.Contains(body, "user name is empty") {
+				t.Errorf("/v3/auth/user/list of nobody: %d %s", status, body)
+			}
+		}
 	}
 }
 
@@ -265,6 +283,131 @@ func TestInsecureListensBeyondLoopback(t *testing.T) {
 	const nowhere = "192.0.2.1:2379"
 	refused(t, node.Config{Listen: nowhere}, "refusing", nowhere, "--insecure")
 	refused(t, node.Config{Listen: nowhere, Insecure: true}, "cannot listen on "+nowhere, "--listen")
+
+	var said strings.Builder
+	n, err := node.Start(t.Context(), node.Config{
+		Dir: t.TempDir(), Listen: nowhere, Insecure: true, Logger: slog.New(slog.NewTextHandler(&said, nil)),
+	})
+	if err == nil {
+		n.Close()
+	}
+	if !strings.Contains(said.String(), `level=WARN msg="--insecure`) || strings.Count(said.String(), "\n") != 1 {
+		t.Errorf("said of --insecure: %q", &said)
+	}
+}
+
+func TestTLSAloneIsNotEnoughBeyondLoopback(t *testing.T) {
+	t.Parallel()
+	const nowhere = "192.0.2.1:2379"
+	ca := testcert.NewAuthority(t)
+	own := ca.Issue("server", testcert.Spec{Hosts: loopbackHosts})
+	alone := node.TLS{Cert: own.Cert, Key: own.Key}
+	withCA := node.TLS{Cert: own.Cert, Key: own.Key, ClientCA: ca.File}
+	member := node.Cluster{Name: "a", Peers: map[string]string{"a": "http://127.0.0.1:2380"}}
+	forBoth := []string{"refusing", nowhere, "--tls-client-ca", "--root-password-file", "--insecure"}
+	refused(t, node.Config{Listen: nowhere, TLS: alone}, forBoth...)
+	refused(t, node.Config{Listen: nowhere, TLS: alone, Cluster: member}, forBoth...)
+	refused(t, node.Config{Listen: nowhere, RootPassword: secret}, append(forBoth, "without TLS", "--tls-cert")...)
+	for name, cfg := range map[string]node.Config{
+		"clients' certificates": {TLS: withCA},
+		"users":                 {TLS: alone, RootPassword: secret},
+		"both":                  {TLS: withCA, RootPassword: secret},
+		"--insecure":            {TLS: alone, Insecure: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			cfg.Listen = nowhere
+			refused(t, cfg, "cannot listen on "+nowhere) // so it has tried
+		})
+	}
+}
+
+// That users are required can be known from the data only, and the data only by a server that runs.
+func TestBeyondLoopbackUsersThatAreInTheDataWillDo(t *testing.T) {
+	t.Parallel()
+	ca := testcert.NewAuthority(t)
+	own := ca.Issue("server", testcert.Spec{Hosts: loopbackHosts})
+	exposed := func(dir string) node.Config {
+		return node.Config{
+			Dir: dir, Listen: testservers.FreeAddress(t), TLS: node.TLS{Cert: own.Cert, Key: own.Key},
+		}.Exposed()
+	}
+
+	open := t.TempDir()
+	n := startWith(t, node.Config{Dir: open, Listen: "127.0.0.1:0", TLS: node.TLS{Cert: own.Cert, Key: own.Key}})
+	if _, err := secureClient(t, n, ca.Client(nil)).Put(t.Context(), "k", "v"); err != nil {
+		t.Fatal(err)
+	}
+	n.Close()
+	cfg := exposed(open)
+	// Whoever comes before the server has found out is not let in.
+	err := errors.New("not tried")
+	cfg = cfg.WithBegun(func() {
+		cli, failed := clientv3.New(clientv3.Config{
+			Endpoints: []string{"https://" + cfg.Listen}, TLS: ca.Client(nil), DialTimeout: long, Logger: zap.NewNop(),
+		})
+		if failed != nil {
+			t.Error(failed)
+			return
+		}
+		defer cli.Close()
+		for end := time.Now().Add(long); err != nil && !strings.Contains(err.Error(), "users are being set up") && time.Now().Before(end); {
+			_, err = cli.Put(t.Context(), "k", "anonymous") // at first nobody listens
+		}
+	})
+	refused(t, cfg, "refusing", cfg.Listen, "--root-password-file")
+	if err == nil || !strings.Contains(err.Error(), "users are being set up") {
+		t.Errorf("an anonymous client, meanwhile: %v", err)
+	}
+
+	closed := t.TempDir()
+	startWith(t, node.Config{Dir: closed, RootPassword: secret}).Close()
+	n = startWith(t, exposed(closed))
+	if _, err := secureClient(t, n, ca.Client(nil)).Put(t.Context(), "k", "v"); !errors.Is(err, rpctypes.ErrUserEmpty) {
+		t.Errorf("nobody: %v, want %v", err, rpctypes.ErrUserEmpty)
+	}
+}
+
+func TestInsecureIsWarnedOf(t *testing.T) {
+	t.Parallel()
+	ca := testcert.NewAuthority(t)
+	own := ca.Issue("server", testcert.Spec{Hosts: loopbackHosts})
+	alone := node.TLS{Cert: own.Cert, Key: own.Key}
+	withCA := node.TLS{Cert: own.Cert, Key: own.Key, ClientCA: ca.File}
+	const beyond = "192.0.2.1:2379"
+	insecure := func(cfg node.Config) node.Config {
+		cfg.Insecure = true
+		return cfg
+	}
+	members := node.Cluster{Name: "a", Peers: map[string]string{"a": "http://192.0.2.1:2380", "b": "http://192.0.2.2:2380"}}
+	listening := node.Cluster{Name: "a", Peers: map[string]string{"a": "http://127.0.0.1:2380"}, Listen: "0.0.0.0:2380"}
+	for name, c := range map[string]struct {
+		cfg  node.Config
+		want []string // one for each line
+	}{
+		"plain":              {insecure(node.Config{Listen: beyond}), []string{"without TLS"}},
+		"plain, users":       {insecure(node.Config{Listen: beyond, RootPassword: secret}), []string{"without TLS"}},
+		"TLS alone":          {insecure(node.Config{Listen: beyond, TLS: alone}), []string{"need no certificate"}},
+		"TLS, users":         {insecure(node.Config{Listen: beyond, TLS: alone, RootPassword: secret}), nil},
+		"TLS, certificates":  {insecure(node.Config{Listen: beyond, TLS: withCA}), nil},
+		"loopback":           {insecure(node.Config{Listen: "127.0.0.1:2379"}), nil},
+		"members":            {insecure(node.Config{Listen: "127.0.0.1:2379", Cluster: members}), []string{"192.0.2.1:2380"}},
+		"members, listening": {insecure(node.Config{Socket: "/s", Cluster: listening}), []string{"0.0.0.0:2380"}},
+		"everything":         {insecure(node.Config{Listen: beyond, Cluster: members}), []string{"without TLS", "192.0.2.1:2380"}},
+		"not insecure":       {node.Config{Listen: beyond}, nil},
+	} {
+		var said strings.Builder
+		c.cfg.Logger = slog.New(slog.NewTextHandler(&said, nil))
+		c.cfg.WarnInsecure()
+		if lines := strings.Count(said.String(), "\n"); lines != len(c.want) || lines != strings.Count(said.String(), "level=WARN msg=\"--insecure") {
+			t.Errorf("%s: %d lines: %s", name, lines, &said)
+		}
+		for _, part := range c.want {
+			if !strings.Contains(said.String(), part) {
+				t.Errorf("%s: nothing of %q is said: %s", name, part, &said)
+			}
+		}
+	}
 }
 
 func TestTLSFilesAreCheckedBeforeTheStart(t *testing.T) {

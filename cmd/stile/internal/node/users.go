@@ -59,16 +59,27 @@ func (g *gate) options() []grpc.ServerOption {
 // root is etcd's name for the user, and the role, that may do everything.
 const root = "root"
 
-// requireUsers makes sure that authentication is enabled, and opens the gate. The members of a cluster may all do this
-// at the same time; whoever comes late finds it done.
+// wantsUsers reports whether nobody may get in before it is certain that users are required: because there is a password
+// for root, or because nothing else keeps strangers out.
+func (c Config) wantsUsers() bool {
+	return c.RootPassword != "" || c.TLS.Cert != "" && c.TLS.ClientCA == "" && c.isExposed() && !c.Insecure
+}
+
+// requireUsers makes sure that authentication is enabled, and opens the gate. Without a password for root it has to be
+// already. The members of a cluster may all do this at the same time; a late one finds it done.
 func (n *Node) requireUsers(ctx context.Context) error {
 	deadline := time.Now().Add(startup)
 	for {
 		enabled, err := n.usersRequired(ctx)
 		if err == nil && enabled {
-			n.noteOtherPassword()
+			if n.cfg.RootPassword != "" {
+				n.noteOtherPassword()
+			}
 			n.gate.open()
 			return nil
+		}
+		if err == nil && n.cfg.RootPassword == "" {
+			return n.cfg.open()
 		}
 		if err == nil {
 			err = n.enableUsers(ctx) // and look whether it has come to pass

@@ -1,8 +1,12 @@
 package node_test
 
 import (
+	"encoding/json"
 	"errors"
 	"log/slog"
+	"net/http"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -165,5 +169,52 @@ func TestNobodyGetsInBeforeUsersAreRequired(t *testing.T) {
 	startWith(t, node.Config{Listen: address, RootPassword: secret})
 	if err := <-required; !errors.Is(err, rpctypes.ErrUserEmpty) {
 		t.Errorf("an anonymous client got %v, want to be refused until it gets %v", err, rpctypes.ErrUserEmpty)
+	}
+}
+
+// etcd could not store such a password, whoever waits.
+func TestAPasswordThatIsTooLongIsRefusedAtOnce(t *testing.T) {
+	t.Parallel()
+	dir := filepath.Join(t.TempDir(), "data")
+	long := strings.Repeat("ä", 36) + "x" // 73 bytes
+	refused(t, node.Config{Dir: dir, Listen: "127.0.0.1:0", RootPassword: long}, "--root-password-file", "longer than 72 bytes")
+	if _, err := os.Stat(dir); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the data directory has been made: %v", err)
+	}
+	n := startWith(t, node.Config{Dir: dir, RootPassword: long[:72]})
+	if _, err := userClient(t, n, "root", long[:72]).Put(t.Context(), "k", "v"); err != nil {
+		t.Errorf("with 72 bytes: %v", err)
+	}
+}
+
+func TestUsersOverHTTP(t *testing.T) {
+	t.Parallel()
+	n := startWith(t, node.Config{RootPassword: secret})
+	ask := func(path, token, body string) (status int, fields map[string]any) {
+		t.Helper()
+		headers := "Content-Type: application/json"
+		if token != "" {
+			headers += "|Authorization: " + token
+		}
+		status, _, text := pageRequest{"POST", path, headers, body}.
+			send(t, webClient(t, nil, false), strings.Replace(n.URL(), "etcd", "http", 1))
+		if err := json.Unmarshal([]byte(text), &fields); err != nil {
+			t.Fatalf("%s: %s: %v", path, text, err)
+		}
+		return status, fields
+	}
+	if status, fields := ask("/v3/lease/grant", "", `{"TTL":"600"}`); status != http.StatusBadRequest {
+		t.Errorf("nobody: %d %v", status, fields)
+	}
+	_, login := ask("/v3/auth/authenticate", "", `{"name":"root","password":"`+secret+`"}`)
+	token, _ := login["token"].(string)
+	_, lease := ask("/v3/lease/grant", token, `{"TTL":"600"}`)
+	id, _ := lease["ID"].(string)
+	if status, fields := ask("/v3/lock/lock", token, `{"name":"ZGVtbw==","lease":"`+id+`"}`); status != http.StatusOK || id == "" {
+		t.Errorf("root with lease %q: %d %v", id, status, fields)
+	}
+	keys, err := userClient(t, n, "root", secret).Get(t.Context(), "demo/", clientv3.WithPrefix())
+	if err != nil || keys.Count != 1 {
+		t.Errorf("keys: %v, %v", keys, err)
 	}
 }

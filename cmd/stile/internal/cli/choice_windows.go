@@ -1,0 +1,11 @@
+package cli
+
+import "io/fs"
+
+// A Windows machine has no places for a store of all users: they are not found, and nothing more is asked.
+
+func ownerOf(fs.FileInfo) int { return -1 }
+
+func mayConnect(string) error { return fs.ErrNotExist }
+
+func socketURL(path string) string { return "etcd+unix://" + path }

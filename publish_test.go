@@ -1,0 +1,281 @@
+package stile_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"runtime"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stilelock/stile"
+	"github.com/stilelock/stile/store"
+	"github.com/stilelock/stile/store/memstore"
+)
+
+// published notes the changes of owners that reach the store, and when, and puts a fault on them.
+type published struct {
+	record[time.Time]
+	after record[memstore.Op] // what followed them
+}
+
+func (w *world) publishing(f memstore.Fault) *published {
+	p := &published{}
+	w.store.SetFaults(func(c memstore.Call) memstore.Fault {
+		switch {
+		case c.Op == memstore.SetOwner:
+			p.add(time.Now())
+			return f
+		case c.Op == memstore.Withdraw:
+			p.after.add(c.Op)
+		}
+		return memstore.Fault{}
+	})
+	return p
+}
+
+// ownerOf returns the owner of the only holder of a lock, as others see it.
+func (w *world) ownerOf(name string) stile.Owner {
+	w.t.Helper()
+	l, err := w.store.Line(context.Background(), name)
+	if err != nil || len(l.Entries) == 0 || !l.Entries[0].Admitted {
+		w.t.Fatalf("the line of %q is %+v, %v; want it held", name, l, err)
+	}
+	return l.Entries[0].Owner
+}
+
+func TestOthersSeeWhenALockWasObtained(t *testing.T) {
+	scenario(t, func(t *testing.T, w *world) {
+		const waited = 3 * time.Minute
+		ann, bob := w.client("ann"), w.client("bob")
+		first := lock(t, ann, "a")
+		joined := time.Now()
+		wt := wait(t.Context(), t, bob, "a")
+		wt.waits()
+		time.Sleep(waited)
+		release(t, first)
+		h := wt.getsNow()
+		obtained := time.Now()
+
+		time.Sleep(time.Second - 1)
+		synctest.Wait()
+		if o := w.ownerOf("a"); !o.Obtained.IsZero() || !h.Owner().Obtained.IsZero() {
+			t.Errorf("before a second has passed others see %+v, and the holder says %+v", o, h.Owner())
+		}
+		time.Sleep(1)
+		synctest.Wait()
+		for _, o := range []stile.Owner{w.ownerOf("a"), h.Owner()} {
+			if !o.Obtained.Equal(obtained) || !o.Since.Equal(joined) || o.Command != "bob" {
+				t.Errorf("after a second others see %+v, want bob, who joined at %v and has the lock since %v", o, joined, obtained)
+			}
+		}
+		expectHeld(t, h)
+		release(t, h)
+		w.expectLine("a")
+	})
+}
+
+func TestAHoldOfLessThanASecondCostsNothing(t *testing.T) {
+	scenario(t, func(t *testing.T, w *world) {
+		p := w.publishing(memstore.Fault{})
+		ann := w.client("ann")
+		for range 100 {
+			h := lock(t, ann, "a")
+			time.Sleep(time.Second - 1)
+			release(t, h)
+		}
+		lost := lock(t, ann, "b")
+		if _, err := ann.Break(t.Context(), "b", lost.Token()); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(time.Minute)
+		if at := p.all(); len(at) > 0 {
+			t.Errorf("owners were changed at %v", at)
+		}
+	})
+}
+
+// Who has tried has not waited, so there is nothing to add.
+func TestWhoHasTriedNeedNotPublish(t *testing.T) {
+	scenario(t, func(t *testing.T, w *world) {
+		p := w.publishing(memstore.Fault{})
+		now := time.Now()
+		h, err := w.client("ann").Mutex("a").TryLock(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if o := w.ownerOf("a"); !o.Obtained.Equal(now) || !o.Since.Equal(now) {
+			t.Errorf("others see %+v, want it obtained at %v", o, now)
+		}
+		time.Sleep(time.Minute)
+		release(t, h)
+		if at := p.all(); len(at) > 0 {
+			t.Errorf("the owner was changed at %v", at)
+		}
+	})
+}
+
+// immutable is a store that cannot change what it has.
+type immutable struct{ *memstore.Store }
+
+func (s immutable) Capabilities() store.Capabilities {
+	caps := s.Store.Capabilities()
+	caps.OwnerUpdates = false
+	return caps
+}
+
+func TestWhereOwnersCannotBeChangedNothingIsTried(t *testing.T) {
+	scenario(t, func(t *testing.T, w *world) {
+		p := w.publishing(memstore.Fault{})
+		c, err := stile.New(immutable{w.store}, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close(t.Context())
+		h := lock(t, c, "a")
+		time.Sleep(time.Minute)
+		if at := p.all(); len(at) > 0 || !h.Owner().Obtained.IsZero() {
+			t.Errorf("the owner was changed at %v, and is %+v", at, h.Owner())
+		}
+		release(t, h)
+	})
+}
+
+func TestWhatCannotBePublishedIsTriedThreeTimesAndHarmsNothing(t *testing.T) {
+	for what, f := range map[string]memstore.Fault{
+		"refused":    {Err: errors.New("permission denied")},
+		"lost":       {Drop: true},
+		"unanswered": {LoseReply: true},
+	} {
+		t.Run(what, func(t *testing.T) {
+			scenario(t, func(t *testing.T, w *world) {
+				p := w.publishing(f)
+				l := &logged{}
+				h := lock(t, w.client("ann", func(o *stile.Options) { o.Logger = slog.New(l) }), "a")
+				time.Sleep(10 * time.Minute)
+				if n := len(p.all()); n != 3 {
+					t.Errorf("%d attempts were made, want 3", n)
+				}
+				if said := l.above(); len(said) > 0 {
+					t.Errorf("it is nothing to warn of: %q", said)
+				}
+				n := 0
+				for _, r := range l.all() {
+					if strings.Contains(r.Message, "could not publish") {
+						n++
+					}
+				}
+				if n != 3 {
+					t.Errorf("%d failures are in the log, want 3", n)
+				}
+				expectHeld(t, h)
+				release(t, h)
+				w.expectLine("a")
+			})
+		})
+	}
+}
+
+func TestWhatCouldNotBePublishedIsLater(t *testing.T) {
+	scenario(t, func(t *testing.T, w *world) {
+		w.publishing(memstore.Fault{Err: errors.New("busy")})
+		h := lock(t, w.client("ann"), "a")
+		obtained := time.Now()
+		time.Sleep(2 * time.Second)
+		w.heal()
+		time.Sleep(time.Minute)
+		if o := w.ownerOf("a"); !o.Obtained.Equal(obtained) {
+			t.Errorf("others see %+v, want it obtained at %v", o, obtained)
+		}
+		release(t, h)
+	})
+}
+
+// The request is under way when the release begins. The release does not wait for it, it is given up, and it changes nothing
+// when it arrives.
+func TestAReleaseOvertakesWhatIsBeingPublished(t *testing.T) {
+	for how, leave := range map[string]func(ctx context.Context, h *stile.Hold) error{
+		"Release":      func(ctx context.Context, h *stile.Hold) error { return h.Release(ctx) },
+		"ReleaseAfter": func(ctx context.Context, h *stile.Hold) error { return h.ReleaseAfter(ctx, time.Second) },
+	} {
+		t.Run(how, func(t *testing.T) {
+			scenario(t, func(t *testing.T, w *world) {
+				p := w.publishing(memstore.Fault{Delay: time.Second})
+				h := lock(t, w.client("ann"), "a")
+				time.Sleep(1500 * time.Millisecond)
+				began := time.Now()
+				if err := leave(t.Context(), h); err != nil {
+					t.Fatal(err)
+				}
+				if took := time.Since(began); took != 0 {
+					t.Errorf("the release took %v", took)
+				}
+				time.Sleep(time.Minute)
+				if n, m := len(p.all()), len(p.after.all()); n != 1 || m != 1 {
+					t.Errorf("the owner was changed %d times and the entry taken out %d times, want once each", n, m)
+				}
+				w.expectLine("a")
+			})
+		})
+	}
+}
+
+// Whoever locks as many names as there are, in a store that answers nothing about them, has no more goroutines for that.
+func TestPublishingManyHoldsTakesFewGoroutines(t *testing.T) {
+	scenario(t, func(t *testing.T, w *world) {
+		const many = 2000
+		p := w.publishing(memstore.Fault{Delay: time.Second})
+		ann := w.client("ann")
+		var holds []*stile.Hold
+		for i := range many {
+			holds = append(holds, lock(t, ann, fmt.Sprint("lock ", i)))
+		}
+		synctest.Wait()
+		before := runtime.NumGoroutine()
+		time.Sleep(1100 * time.Millisecond)
+		synctest.Wait()
+		if more := runtime.NumGoroutine() - before; more > 50 {
+			t.Errorf("when %d holds have become a second old, there are %d goroutines more", many, more)
+		}
+		if n := len(p.all()); n == 0 || n > 50 {
+			t.Errorf("%d requests are under way", n)
+		}
+		w.heal()
+		time.Sleep(time.Minute)
+		if o := w.ownerOf(holds[many-1].Name()); o.Obtained.IsZero() {
+			t.Error("the last of them was never published")
+		}
+		var releasing sync.WaitGroup
+		for _, h := range holds {
+			releasing.Go(func() { release(t, h) })
+		}
+		releasing.Wait()
+	})
+}
+
+func TestCloseDoesNotWaitForWhatIsBeingPublished(t *testing.T) {
+	scenario(t, func(t *testing.T, w *world) {
+		ann := w.client("ann")
+		for i := range 20 {
+			lock(t, ann, fmt.Sprint("lock ", i))
+		}
+		p := w.publishing(memstore.Fault{Drop: true})
+		time.Sleep(1500 * time.Millisecond)
+		began := time.Now()
+		if err := ann.Close(t.Context()); err != nil {
+			t.Error(err)
+		}
+		if took := time.Since(began); took != 0 {
+			t.Errorf("Close took %v", took)
+		}
+		asked := len(p.all())
+		time.Sleep(time.Minute)
+		if more := len(p.all()) - asked; more > 0 {
+			t.Errorf("%d requests were made after Close", more)
+		}
+	})
+}

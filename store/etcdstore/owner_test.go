@@ -1,0 +1,216 @@
+package etcdstore_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"go.etcd.io/etcd/api/v3/mvccpb"
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/stilelock/stile"
+	"github.com/stilelock/stile/line"
+	"github.com/stilelock/stile/store"
+	"github.com/stilelock/stile/store/etcdstore"
+)
+
+func setOwner(ctx context.Context, j *joined, reason string) error {
+	return j.Extensions().SetOwner(ctx, store.Owner{Host: "test", Reason: reason})
+}
+
+// onlyKey returns the only key under a name; nil if there is none.
+func onlyKey(t *testing.T, name string) *mvccpb.KeyValue {
+	t.Helper()
+	resp, err := server(t).Client(t).Get(t.Context(), name+"/", clientv3.WithPrefix())
+	if err != nil {
+		t.Fatal(err)
+	}
+	switch len(resp.Kvs) {
+	case 0:
+		return nil
+	case 1:
+		return resp.Kvs[0]
+	}
+	t.Fatalf("there are %d keys under %q", len(resp.Kvs), name)
+	return nil
+}
+
+// An entry's own key is watched for those who overwrite it. What its owner puts there is not taken for that.
+func TestAChangedOwnerIsNotTakenForAnOverwrittenKey(t *testing.T) {
+	t.Parallel()
+	name := newName(t)
+	se := openSession(t, newStore(t, server(t).Client(t), ""))
+	j := enqueue(t, se, name)
+	j.await(t, store.Admitted)
+	await(t, "its key to be watched", func() bool { return etcdstore.WatchesHeld(se, name) })
+	before := onlyKey(t, name)
+	for n := range 3 {
+		if err := setOwner(t.Context(), j, fmt.Sprint("reason ", n)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	after := onlyKey(t, name)
+	if after.CreateRevision != before.CreateRevision || after.Lease != before.Lease || string(after.Key) != string(before.Key) ||
+		after.Version < before.Version+3 || !strings.Contains(string(after.Value), "reason 2") {
+		t.Errorf("the key was %+v, and is %+v", before, after)
+	}
+	// The watch tells of the deletion after all that was put.
+	if _, err := server(t).Client(t).Delete(t.Context(), string(after.Key)); err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case st := <-j.heard:
+		if st.State != store.Gone || !strings.Contains(st.Cause.Error(), "was taken out") {
+			t.Errorf("the entry was changed and then deleted, and its owner hears %+v", st)
+		}
+	case <-time.After(soon):
+		t.Fatal("the entry was deleted, and its owner was not told")
+	}
+}
+
+// An entry that somebody has overwritten is not the session's any more: putting it under the lease again would restore a
+// hold that is lost.
+func TestAnOverwrittenEntryIsNotRestoredWithItsOwner(t *testing.T) {
+	t.Parallel()
+	name := newName(t)
+	cli, now := tampered(t)
+	se := openSession(t, newStore(t, cli, ""))
+	j := enqueue(t, se, name)
+	j.await(t, store.Admitted)
+	// The request was on its way when the key was overwritten.
+	f := tampering(func(_ context.Context, request string, carryOut func() error) error {
+		if request == "Txn" {
+			now.Store(nil)
+			overwrite(t, keyOfSession(name, se))
+		}
+		return carryOut()
+	})
+	now.Store(&f)
+	if err := setOwner(t.Context(), j, "mine"); !errors.Is(err, store.ErrGone) {
+		t.Errorf("SetOwner of an entry that was overwritten returned %v, want an error matching ErrGone", err)
+	}
+	if kv := onlyKey(t, name); kv != nil && kv.Lease != 0 {
+		t.Errorf("the key is %+v, and was overwritten", kv)
+	}
+	j.gone(t)
+	await(t, "its key to be deleted", func() bool { return !there(t, server(t).Client(t), name) })
+}
+
+// A key that was deleted and made anew is another entry, whoever made it.
+func TestAnotherEntryUnderTheSameKeyKeepsItsOwner(t *testing.T) {
+	t.Parallel()
+	name := newName(t)
+	cli, now := tampered(t)
+	se := openSession(t, newStore(t, cli, ""))
+	j := enqueue(t, se, name)
+	j.await(t, store.Admitted)
+	key := keyOfSession(name, se)
+	f := tampering(func(_ context.Context, request string, carryOut func() error) error {
+		if request == "Txn" {
+			now.Store(nil)
+			direct := server(t).Client(t)
+			if _, err := direct.Delete(t.Context(), key); err != nil {
+				t.Error(err)
+			}
+			if _, err := direct.Put(t.Context(), key, "another", clientv3.WithLease(leaseOf(t, se))); err != nil {
+				t.Error(err)
+			}
+		}
+		return carryOut()
+	})
+	now.Store(&f)
+	if err := setOwner(t.Context(), j, "mine"); !errors.Is(err, store.ErrGone) {
+		t.Errorf("SetOwner of an entry whose key is another's returned %v, want an error matching ErrGone", err)
+	}
+	if kv := onlyKey(t, name); kv == nil || string(kv.Value) != "another" {
+		t.Errorf("the other entry's key is %+v", kv)
+	}
+}
+
+// An attempt that was given up is carried out when the entry has left, or has another owner, or was let go later: then the
+// key is under a lease of its own, and must not come back under the session's.
+func TestLateChangeOfAnOwnerIsVoid(t *testing.T) {
+	for how, leave := range map[string]func(context.Context, *joined) error{
+		"withdrawn":   func(ctx context.Context, j *joined) error { return j.Withdraw(ctx) },
+		"to go later": func(ctx context.Context, j *joined) error { return j.Extensions().WithdrawAfter(ctx, time.Minute) },
+		"changed":     func(ctx context.Context, j *joined) error { return setOwner(ctx, j, "later") },
+	} {
+		t.Run(how, func(t *testing.T) {
+			t.Parallel()
+			cli, now := tampered(t)
+			name := newName(t)
+			j := enqueue(t, openSession(t, newStore(t, cli, "")), name)
+			j.await(t, store.Admitted)
+			late := nextIsLate(now)
+			if err := setOwner(t.Context(), j, "mine"); err != nil {
+				t.Fatal(err)
+			}
+			if err := leave(t.Context(), j); err != nil {
+				t.Fatal(err)
+			}
+			before := onlyKey(t, name)
+			late.arrives(t)
+			after := onlyKey(t, name)
+			if before == nil && after != nil || before != nil && after.ModRevision != before.ModRevision {
+				t.Errorf("the key was %+v, and after the late attempt is %+v", before, after)
+			}
+		})
+	}
+}
+
+// The others wait for keys to be deleted. That the key ahead of theirs is written to is not that.
+func TestAChangedOwnerLetsNoRivalIn(t *testing.T) {
+	eachRival(t, func(t *testing.T, r rival, c *stile.Client, name string) {
+		j := enqueue(t, openSession(t, newStore(t, server(t).Client(t), "")), name)
+		j.await(t, store.Admitted)
+		acquired, leave := r.join(t, name)
+		await(t, "the rival to stand in the line", func() bool {
+			l, err := c.Show(t.Context(), name)
+			return err == nil && len(l.Waiters) == 1 && l.Waiters[0].Foreign
+		})
+		for n := range 3 {
+			if err := setOwner(t.Context(), j, fmt.Sprint("reason ", n)); err != nil {
+				t.Fatal(err)
+			}
+			select {
+			case <-acquired:
+				t.Fatal("the rival holds the lock beside Stile")
+			case <-time.After(100 * time.Millisecond):
+			}
+		}
+		j.withdraw(t)
+		wait(t, acquired, "the rival's lock")
+		leave()
+	})
+}
+
+// The names of both keys are different, so neither entry can be taken for what the other has left behind.
+func TestTwoEntriesOfOneSessionInOneLineHaveKeysOfTheirOwn(t *testing.T) {
+	t.Parallel()
+	name := newName(t)
+	st := newStore(t, server(t).Client(t), "")
+	se := openSession(t, st)
+	first := enqueue(t, se, name)
+	first.await(t, store.Admitted)
+	second := enqueue(t, se, name)
+	second.await(t, store.Waiting)
+	l, err := st.Line(t.Context(), name)
+	if err != nil || len(l.Entries) != 2 || len(l.Remarks) > 0 {
+		t.Fatalf("the line is %+v, %v; want both entries", l, err)
+	}
+	for _, e := range l.Entries {
+		if e.Mode != line.Exclusive || e.Session != se.ID() {
+			t.Errorf("the line shows %+v, want an exclusive entry of session %s", e, se.ID())
+		}
+	}
+	first.withdraw(t)
+	second.await(t, store.Admitted)
+	third := enqueue(t, se, name) // has the key of the first
+	third.await(t, store.Waiting)
+	second.withdraw(t)
+	third.await(t, store.Admitted)
+	third.withdraw(t)
+}

@@ -1,0 +1,215 @@
+package broken
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/stilelock/stile/store"
+	"github.com/stilelock/stile/store/memstore"
+)
+
+func ownerBugs() []Bug {
+	const (
+		shown = "owner/an owner that was changed is shown and nothing else has changed"
+		watch = "owner/a watch tells that an owner was changed"
+	)
+	return []Bug{
+		{
+			Name:   "says that an owner was changed and leaves it",
+			Caught: shown,
+			Plant: func(m *memstore.Store) store.Store {
+				return withSetOwner(m, func(context.Context, store.Session, store.Ticket, store.Request, store.Owner) error { return nil })
+			},
+		},
+		{
+			Name:   "calls Notify when an owner is changed",
+			Caught: shown,
+			Plant: func(m *memstore.Store) store.Store {
+				return withSetOwner(m, func(ctx context.Context, _ store.Session, inner store.Ticket, req store.Request, o store.Owner) error {
+					err := inner.Extensions().SetOwner(ctx, o)
+					if l, _ := m.Line(ctx, req.Name); err == nil {
+						req.Notify(store.Standing{State: store.Admitted, Order: l.Entries[0].Order})
+					}
+					return err
+				})
+			},
+		},
+		{
+			Name:   "changes an owner by putting the entry in anew",
+			Caught: "owner/a waiter keeps its place when its owner is changed",
+			Plant: func(m *memstore.Store) store.Store {
+				return withSetOwner(m, func(ctx context.Context, se store.Session, inner store.Ticket, req store.Request, o store.Owner) error {
+					if err := inner.Withdraw(ctx); err != nil {
+						return err
+					}
+					req.Owner = o
+					_, err := se.Enqueue(ctx, req)
+					return err
+				})
+			},
+		},
+		{
+			Name:   "does not tell those who watch that an owner was changed",
+			Caught: watch,
+			Plant:  silentChanges,
+		},
+		{
+			Name:   "puts an entry in again whose owner is changed when it has left",
+			Caught: "owner/an entry that has left does not come back when its owner is changed",
+			Plant:  reviving(func(c *cause) bool { return c.withdrawn }),
+		},
+		{
+			Name:   "says that the owner of an entry was changed that went with its session",
+			Caught: "owner/an entry whose session has ended does not come back when its owner is changed",
+			Plant: func(m *memstore.Store) store.Store {
+				return withSetOwner(m, func(ctx context.Context, _ store.Session, inner store.Ticket, _ store.Request, o store.Owner) error {
+					if err := inner.Extensions().SetOwner(ctx, o); !errors.Is(err, store.ErrSessionLost) {
+						return err
+					}
+					return nil
+				})
+			},
+		},
+		{
+			Name:   "puts an entry in again whose owner is changed when it was broken",
+			Caught: "owner/an entry that was broken does not come back when its owner is changed",
+			Plant:  reviving(func(c *cause) bool { return !c.withdrawn }),
+		},
+		{
+			Name:   "ends an entry whose change is given up",
+			Caught: "owner/a change that is given up harms nothing",
+			Plant: func(m *memstore.Store) store.Store {
+				return withSetOwner(m, func(ctx context.Context, _ store.Session, inner store.Ticket, _ store.Request, o store.Owner) error {
+					if ctx.Err() != nil {
+						_ = inner.Withdraw(context.WithoutCancel(ctx))
+						return ctx.Err()
+					}
+					return inner.Extensions().SetOwner(ctx, o)
+				})
+			},
+		},
+		{
+			Name:   "brings an entry that was let go later back into its session when its owner is changed",
+			Caught: "owner/an entry that was let go later is not changed",
+			Plant: func(m *memstore.Store) store.Store {
+				return withTickets(m, func(inner store.Ticket, _ store.Request) ticket {
+					later := false
+					return ticket{
+						Ticket: inner,
+						withdrawAfter: func(ctx context.Context, d time.Duration) error {
+							later = true
+							return inner.Extensions().WithdrawAfter(ctx, d)
+						},
+						setOwner: func(ctx context.Context, o store.Owner) error {
+							if later {
+								return nil
+							}
+							return inner.Extensions().SetOwner(ctx, o)
+						},
+					}
+				})
+			},
+		},
+		{
+			Name:   "leaves markers with the owner that the entry was put in with",
+			Caught: "owner/a marker tells of the owner that was there when it was left",
+			Plant: func(m *memstore.Store) store.Store {
+				return withMark(m, func(ctx context.Context, inner store.Ticket, _ store.Request) ([]store.Entry, error) {
+					unreleased, err := inner.Extensions().Mark(ctx)
+					for i := range unreleased {
+						unreleased[i].Owner.Reason = ""
+					}
+					return unreleased, err
+				})
+			},
+		},
+		{
+			Name:   "takes a change that was not answered for one that was made",
+			Caught: "owner/an owner is not changed out of the store's reach and the lock can be released after it",
+			Plant: func(m *memstore.Store) store.Store {
+				return withSetOwner(m, func(ctx context.Context, _ store.Session, inner store.Ticket, _ store.Request, o store.Owner) error {
+					if err := inner.Extensions().SetOwner(ctx, o); !errors.Is(err, context.DeadlineExceeded) {
+						return err
+					}
+					return nil
+				})
+			},
+		},
+	}
+}
+
+func withSetOwner(
+	m *memstore.Store,
+	f func(ctx context.Context, se store.Session, inner store.Ticket, req store.Request, o store.Owner) error,
+) store.Store {
+	return withEnqueue(m, func(ctx context.Context, se store.Session, req store.Request) (store.Ticket, error) {
+		t, err := se.Enqueue(ctx, req)
+		if err != nil {
+			return nil, err
+		}
+		return ticket{Ticket: t, setOwner: func(ctx context.Context, o store.Owner) error { return f(ctx, se, t, req, o) }}, nil
+	})
+}
+
+// cause is why an entry has gone.
+type cause struct{ withdrawn bool }
+
+// reviving puts entries in again whose owner is changed when they have gone, for a cause that revived says.
+func reviving(revived func(*cause) bool) func(*memstore.Store) store.Store {
+	return func(m *memstore.Store) store.Store {
+		return withEnqueue(m, func(ctx context.Context, se store.Session, req store.Request) (store.Ticket, error) {
+			t, err := se.Enqueue(ctx, req)
+			if err != nil {
+				return nil, err
+			}
+			var c cause
+			return ticket{
+				Ticket:   t,
+				withdraw: func(ctx context.Context) error { c.withdrawn = true; return t.Withdraw(ctx) },
+				setOwner: func(ctx context.Context, o store.Owner) error {
+					err := t.Extensions().SetOwner(ctx, o)
+					if errors.Is(err, store.ErrGone) && revived(&c) {
+						_, _ = se.Enqueue(ctx, store.Request{Name: req.Name, Owner: o})
+					}
+					return err
+				},
+			}, nil
+		})
+	}
+}
+
+// silentChanges keeps the changes of owners to itself, and shows them to those who read.
+func silentChanges(m *memstore.Store) store.Store {
+	var mu sync.Mutex
+	owners := make(map[uint64]store.Owner)
+	st := withEnqueue(m, func(ctx context.Context, se store.Session, req store.Request) (store.Ticket, error) {
+		var order uint64
+		notify := req.Notify
+		req.Notify = func(st store.Standing) { order = st.Order; notify(st) }
+		t, err := se.Enqueue(ctx, req)
+		if err != nil {
+			return nil, err
+		}
+		return ticket{Ticket: t, setOwner: func(_ context.Context, o store.Owner) error {
+			mu.Lock()
+			defer mu.Unlock()
+			owners[order] = o
+			return nil
+		}}, nil
+	})
+	return wholeStore{Store: st, line: func(ctx context.Context, name string) (store.Line, error) {
+		l, err := m.Line(ctx, name)
+		l.Entries = slices.Clone(l.Entries)
+		mu.Lock()
+		defer mu.Unlock()
+		for i, e := range l.Entries {
+			if o, ok := owners[e.Order]; ok {
+				l.Entries[i].Owner = o
+			}
+		}
+		return l, err
+	}}
+}

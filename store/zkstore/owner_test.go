@@ -1,0 +1,98 @@
+package zkstore_test
+
+import (
+	"errors"
+	"testing"
+
+	"github.com/go-zookeeper/zk"
+
+	"github.com/stilelock/stile/line"
+	"github.com/stilelock/stile/store"
+)
+
+// changed checks that the only entry in a line has the owner that was given to it, and the same order as before.
+func changed(t *testing.T, st store.Store, name string, order uint64, reason string) {
+	t.Helper()
+	l, err := st.Line(t.Context(), name)
+	if err != nil || len(l.Entries) != 1 || l.Entries[0].Order != order || l.Entries[0].Owner.Reason != reason ||
+		l.Entries[0].Mode != line.Exclusive {
+		t.Errorf("the line is %+v, %v; want the entry of order %d, and %q", l, err, order, reason)
+	}
+}
+
+// The node has another version than the session knows.
+func TestAnOwnerIsChangedThoughSomebodyHasWrittenToTheNode(t *testing.T) {
+	t.Parallel()
+	name, st := newName(t), newStore(t, nil, server(t).Endpoint())
+	j := enqueue(t, openSession(t, st), name, line.Exclusive)
+	order := j.admitted(t).Order
+	conn := connect(t, server(t).Endpoint())
+	path := "/" + name + "/" + nodes(t, conn, "/"+name)[0]
+	if _, err := conn.Set(path, []byte("seen by the operators"), -1); err != nil {
+		t.Fatal(err)
+	}
+	for _, reason := range []string{"one", "two"} {
+		if err := j.Extensions().SetOwner(t.Context(), store.Owner{Reason: reason}); err != nil {
+			t.Fatal(err)
+		}
+		changed(t, st, name, order, reason)
+	}
+	j.withdraw(t)
+}
+
+// A node of the same name is not the entry, if somebody has made it.
+func TestANodeThatWasMadeAnewIsNotTheEntry(t *testing.T) {
+	t.Parallel()
+	name := newName(t)
+	m := newMeddler(t, server(t).Endpoint())
+	j := enqueue(t, openSession(t, newStore(t, nil, m.addr())), name, line.Exclusive)
+	j.admitted(t)
+	conn := connect(t, server(t).Endpoint())
+	path := "/" + name + "/" + nodes(t, conn, "/"+name)[0]
+	hold, asked := once(opSetData, stall)
+	m.on(hold, nil)
+	said := make(chan error, 1)
+	go func() { said <- j.Extensions().SetOwner(t.Context(), store.Owner{Reason: "mine"}) }()
+	<-asked
+	if err := conn.Delete(path, -1); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := conn.Create(path, nil, 0, zk.WorldACL(zk.PermAll)); err != nil {
+		t.Fatal(err)
+	}
+	m.goOn()
+	if err := <-said; !errors.Is(err, store.ErrGone) {
+		t.Errorf("SetOwner of an entry whose node is another's returned %v, want an error matching ErrGone", err)
+	}
+	j.gone(t, store.ErrGone)
+}
+
+// The request or its reply is lost with the connection. The next attempt finds the version that the first has left, or not.
+func TestAnOwnerIsChangedOnceThoughTheConnectionIsLost(t *testing.T) {
+	t.Parallel()
+	for what, on := range map[string]func(m *meddler, f func(int32, []byte) verdict){
+		"request": func(m *meddler, f func(int32, []byte) verdict) { m.on(f, nil) },
+		"reply":   func(m *meddler, f func(int32, []byte) verdict) { m.on(nil, f) },
+	} {
+		t.Run(what, func(t *testing.T) {
+			t.Parallel()
+			name := newName(t)
+			m := newMeddler(t, server(t).Endpoint())
+			st := newStore(t, nil, m.addr())
+			j := enqueue(t, openSession(t, st), name, line.Exclusive)
+			order := j.admitted(t).Order
+			lose, lost := once(opSetData, cut)
+			on(m, lose)
+			if err := j.Extensions().SetOwner(t.Context(), store.Owner{Reason: "mine"}); err != nil {
+				t.Fatal(err)
+			}
+			select {
+			case <-lost:
+			default:
+				t.Error("the scenario has failed: nothing was lost")
+			}
+			changed(t, st, name, order, "mine")
+			j.withdraw(t)
+		})
+	}
+}

@@ -1,0 +1,96 @@
+package storeurl
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+)
+
+// schemeError is what is wrong with the beginning of a URL. It may wrap [ErrScheme], which lists the schemes.
+type schemeError struct {
+	wrong string
+	err   error
+}
+
+func (e *schemeError) Error() string {
+	if e.err == nil {
+		return e.wrong
+	}
+	return e.wrong + "; " + e.err.Error()
+}
+
+func (e *schemeError) Unwrap() error { return e.err }
+
+// explainParse says what is wrong with a URL that parse refused with err, and what may be meant.
+func explainParse(raw string, err error) error {
+	if bad, ok := errors.AsType[*schemeError](err); ok {
+		if meant := suggest(raw); meant != "" { // then raw contains no password
+			return fmt.Errorf("store URL %q: %s; did you mean %s?", raw, bad.wrong, meant)
+		}
+	}
+	return fmt.Errorf("store URL %s: %w", hide(raw), err)
+}
+
+// foreign are schemes of other programs, and what they stand for here.
+var foreign = map[string]string{
+	"http": schemeEtcd, "https": schemeTLS, "unix": schemeUnix,
+	"valkey": schemeRedis, "valkeys": schemeRedisTLS, "zookeeper": "zk",
+}
+
+// suggest returns the URL that somebody means who gave one with a missing, foreign or badly written scheme; empty if
+// that is not clear, or if the URL may contain a password.
+func suggest(raw string) string {
+	if strings.Contains(raw, "@") {
+		return ""
+	}
+	meant := ""
+	scheme, rest, ok := cutScheme(raw)
+	switch {
+	case scheme == schemeMem && strings.Trim(rest, "/") == "":
+		meant = schemeMem + ":"
+	case ok && isUnix(scheme):
+		meant = scheme + ":///" + strings.TrimLeft(rest, "/")
+	case ok:
+		meant = scheme + "://" + strings.TrimRight(strings.TrimLeft(rest, "/"), "/")
+	case strings.HasPrefix(raw, "/"):
+		meant = schemeUnix + "://" + raw
+	default:
+		meant = schemeByPort(raw) + "://" + raw
+	}
+	if _, err := parse(meant); err != nil {
+		return ""
+	}
+	return meant
+}
+
+// cutScheme takes a URL apart that begins with something like one of our schemes, and reports whether it does.
+func cutScheme(raw string) (scheme, rest string, ok bool) {
+	end := strings.IndexAny(raw, ":/")
+	if end < 0 {
+		end = len(raw)
+	}
+	scheme, rest = strings.ToLower(raw[:end]), strings.TrimPrefix(raw[end:], ":")
+	if ours := foreign[scheme]; ours != "" {
+		scheme = ours
+	}
+	_, known := schemes()[scheme]
+	// "redis:6379" and "redis" are hosts. A colon and a slash, or two slashes, are not of a host and its port or path.
+	separated := strings.HasPrefix(raw[end:], ":/") || strings.HasPrefix(raw[end:], "//")
+	return scheme, rest, known && separated
+}
+
+func isUnix(scheme string) bool { return strings.HasSuffix(scheme, "+unix") }
+
+// schemeByPort returns the scheme of the store that usually listens at the port in a list of hosts, or else etcd.
+func schemeByPort(raw string) string {
+	hosts, _, _ := strings.Cut(raw, "/")
+	first, _, _ := strings.Cut(hosts, ",")
+	_, port, _ := strings.Cut(first, ":")
+	known := schemes()
+	for _, scheme := range []string{schemeRedis, "zk"} {
+		if known[scheme].port == port {
+			return scheme
+		}
+	}
+	return schemeEtcd
+}
