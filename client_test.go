@@ -154,14 +154,6 @@ func TestBadNames(t *testing.T) {
 		"Do": func(ctx context.Context, c *stile.Client, name string) error {
 			return c.Mutex(name).Do(ctx, func(context.Context, *stile.Hold) error { panic("f was called") })
 		},
-		"Show": func(ctx context.Context, c *stile.Client, name string) error {
-			_, err := c.Show(ctx, name)
-			return err
-		},
-		"Break": func(ctx context.Context, c *stile.Client, name string) error {
-			_, err := c.Break(ctx, name, 256)
-			return err
-		},
 	}
 	scenario(t, func(t *testing.T, w *world) {
 		c := w.client("ann")

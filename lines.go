@@ -58,13 +58,11 @@ func (c *Client) Lines(ctx context.Context, prefix string) ([]Line, error) {
 	return lines, nil
 }
 
-// Show returns the line behind name. If nobody stands there it is empty.
+// Show returns the line behind name. If nobody stands there it is empty. The name may be any that [Client.Lines] returns, those
+// too that no lock can have: other clients may have made them.
 func (c *Client) Show(ctx context.Context, name string) (Line, error) {
 	if err := c.check(); err != nil {
 		return Line{}, err
-	}
-	if err := store.CheckName(name); err != nil {
-		return Line{}, fmt.Errorf("stile: %w", err)
 	}
 	l, err := c.store.Line(ctx, name)
 	if err != nil {
@@ -78,13 +76,10 @@ func (c *Client) Show(ctx context.Context, name string) (Line, error) {
 // fencing keeps the two apart.
 //
 // If no entry with that token stands there the error matches [ErrGone], and nothing was changed. Who was broken while waiting
-// joins the line again, at its end.
+// joins the line again, at its end. Which names are possible is as for [Client.Show].
 func (c *Client) Break(ctx context.Context, name string, token uint64) (Entry, error) {
 	if err := c.check(); err != nil {
 		return Entry{}, err
-	}
-	if err := store.CheckName(name); err != nil {
-		return Entry{}, fmt.Errorf("stile: %w", err)
 	}
 	e, err := c.store.Break(ctx, name, orderOf(token))
 	if err != nil {

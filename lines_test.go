@@ -10,6 +10,7 @@ import (
 
 	"github.com/stilelock/stile"
 	"github.com/stilelock/stile/line"
+	"github.com/stilelock/stile/store"
 	"github.com/stilelock/stile/store/memstore"
 )
 
@@ -177,5 +178,52 @@ func TestReadingPassesOnTheErrorOfTheStore(t *testing.T) {
 		expectError(t, err, denied)
 		_, err = c.Break(t.Context(), "a", 256)
 		expectError(t, err, denied)
+	})
+}
+
+// Other clients make keys of their own, and so names that no lock of this package can have. They can be seen, and so they can be
+// looked at and broken.
+func TestNamesOfOtherClients(t *testing.T) {
+	scenario(t, func(t *testing.T, w *world) {
+		session, err := w.store.Open(t.Context(), store.SessionOptions{TTL: time.Hour})
+		if err != nil {
+			t.Fatal(err)
+		}
+		names := []string{"", "/a", "a\nb", "a/", "b//c", "\xff"}
+		for _, name := range names {
+			if _, err := session.Enqueue(t.Context(), store.Request{Name: name, Notify: func(store.Standing) {}}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		eve := w.client("eve")
+		lines, err := eve.Lines(t.Context(), "")
+		if err != nil || len(lines) != len(names) {
+			t.Fatalf("Lines returns %+v, %v", lines, err)
+		}
+		for i, l := range lines {
+			name := names[i]
+			if l.Name != name {
+				t.Errorf("line %d is called %q, want %q", i, l.Name, name)
+			}
+			shown, err := eve.Show(t.Context(), name)
+			if err != nil || len(shown.Holders) != 1 {
+				t.Errorf("Show(%q) returns %+v, %v", name, shown, err)
+			}
+			for watched, err := range eve.WatchLine(t.Context(), name) {
+				if err != nil || len(watched.Holders) != 1 {
+					t.Errorf("WatchLine(%q) yields %+v, %v", name, watched, err)
+				}
+				break
+			}
+			if _, err := eve.Break(t.Context(), name, l.Holders[0].Token); err != nil {
+				t.Errorf("Break(%q) fails: %v", name, err)
+			}
+		}
+		if lines, err := eve.Lines(t.Context(), ""); err != nil || len(lines) > 0 {
+			t.Errorf("after all were broken, Lines returns %+v, %v", lines, err)
+		}
+		if err := session.Close(t.Context()); err != nil {
+			t.Error(err)
+		}
 	})
 }

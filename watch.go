@@ -34,9 +34,9 @@ func (c *Client) Watch(ctx context.Context, prefix string) iter.Seq2[[]Line, err
 }
 
 // WatchLine yields the line behind name as it is now, and again each time it may have changed. It is [Client.Watch] for a
-// single name.
+// single name, which may be any that [Client.Lines] returns.
 func (c *Client) WatchLine(ctx context.Context, name string) iter.Seq2[Line, error] {
-	return watch(ctx, c, name, store.CheckName(name), func(ctx context.Context) (Line, error) {
+	return watch(ctx, c, name, nil, func(ctx context.Context) (Line, error) {
 		return c.Show(ctx, name)
 	})
 }

@@ -238,7 +238,7 @@ func TestShellsCompleteLines(t *testing.T) {
 			for typed, seen := range map[string]string{
 				"stile run -n job:n\t-- true\n":                     `lock "job:nightly"`,
 				"stile run -n key=\t-- true\n":                      `lock "key=a.b"`,
-				"stile run -n -v ev\t\t -- true\n":                  `lock "ev" obtained`,
+				"stile run -n -v ev\t\t -- true\n":                  `lock "ev" acquired`,
 				"stile run --url " + s.url + " -n job:w\t-- true\n": `lock "job:weekly"`,
 				"stile run free -- greet-every\t\n":                 "hello, everybody",
 				"stile run free -- cat some-fi\t\n":                 "what is in the file",

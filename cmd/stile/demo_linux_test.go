@@ -301,7 +301,7 @@ func TestBadUseOfTheDemo(t *testing.T) {
 		{[]string{"--add", "0"}, []string{"--add 0", "1 to"}},
 		{[]string{"--add", "10", "--turns", "11"}, []string{"--turns 11", "1 to 10"}},
 		{[]string{"--ttl", "0"}, []string{"--ttl", "longer than 0"}},
-		{[]string{"--ttl", "0.5"}, []string{"TTL of 500ms", "1s and 5m0s"}},
+		{[]string{"--ttl", "0.5"}, []string{"TTL of 500ms", "1s to 5m0s"}},
 		{[]string{"--url", "mem:"}, []string{"mem:", "one process alone"}},
 		{[]string{"--url", "etcd://127.0.0.1:1"}, []string{"127.0.0.1:1", "refused"}},
 		{[]string{"--worker", "3"}, []string{"no job", "stile demo"}},

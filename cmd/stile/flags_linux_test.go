@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/stilelock/stile/internal/testservers"
 )
 
 func TestTheExitCodeOfAConflictCanBeChosen(t *testing.T) {
@@ -32,8 +34,8 @@ func TestQuietAndVerbose(t *testing.T) {
 	m, s := newMachine(t), shared(t)
 	m.set("STILE_URL", s.url)
 	c := m.run("-v", "free", "--", "true")
-	if said := c.stderr.String(); c.code() != 0 || !strings.Contains(said, `lock "free" obtained after`) ||
-		!strings.Contains(said, "token") || !strings.Contains(said, `lock "free" let go after`) {
+	if said := c.stderr.String(); c.code() != 0 || !strings.Contains(said, `lock "free" acquired after`) ||
+		!strings.Contains(said, "token") || !strings.Contains(said, `lock "free" released after`) {
 		t.Errorf("-v says %q", said)
 	}
 	m.run("-q", "free", "--", "true").wants(0)
@@ -54,14 +56,16 @@ func TestVerboseTellsWhoIsWaitedFor(t *testing.T) {
 	silent := m.runner("demo", "--", "true").begin()
 	eventually(t, "a waiter", func() bool { return len(entries(t, cli, "demo")) == 2 })
 	c := m.runner("-v", "demo", "--", "true").begin()
-	eventually(t, "word of the waiting", func() bool { return strings.Contains(c.stderr.String(), "waiting for lock") })
+	eventually(t, "word of the waiting", func() bool {
+		return strings.Contains(c.stderr.String(), "next in line") || strings.Contains(c.stderr.String(), "come first")
+	})
 	holder.signal(syscall.SIGTERM)
 	holder.wants(128 + 15)
 	if code := c.code(); code != 0 {
 		t.Errorf("exit code %d: %s", code, c.stderr)
 	}
-	if said := c.stderr.String(); strings.Count(said, "waiting for lock") != 1 ||
-		!strings.Contains(said, fmt.Sprintf("pid %d (sh), there since", holder.Process.Pid)) {
+	if said := c.stderr.String(); strings.Count(said, "held by") != 1 ||
+		!strings.Contains(said, fmt.Sprintf("pid %d (sh) since", holder.Process.Pid)) {
 		t.Errorf("-v says %q", said)
 	}
 	silent.wants(0)
@@ -229,10 +233,10 @@ func TestACommandIsStoppedThoughNobodyReadsWhatStileSays(t *testing.T) {
 func TestHowACommandIsStoppedMustFitIntoTheTTL(t *testing.T) {
 	t.Parallel()
 	m := newMachine(t)
-	m.run("--ttl", "15", "-k", "10", "demo", "--", "true").wants(125, "--kill-after 10s", "TTL of 15s", "5.625s", "--ttl 27s")
+	m.run("--ttl", "15", "-k", "10", "demo", "--", "true").wants(125, "--kill-after 10s is too long for --ttl 15s: use at most 5.625s, or --ttl 27s or more")
 	m.run("--ttl", "15", "-k", "-1", "demo", "--", "true").wants(125, "--kill-after", "negative")
-	m.run("-k", "1000000h", "demo", "--", "true").wants(125, "--kill-after 1000000h0m0s", "the most is 1m52.5s", "--ttl 5m0s")
-	m.run("--ttl", "1000000h", "demo", "--", "true").wants(125, "TTL of 1000000h0m0s", "1s to 5m0s")
+	m.run("-k", "1000000h", "demo", "--", "true").wants(125, "--kill-after 1000000h is too long: use at most 1m52.5s, with --ttl 5m")
+	m.run("--ttl", "1000000h", "demo", "--", "true").wants(125, "--ttl 1000000h: this store allows", "to 5m")
 	m.run("--signal", "NOSUCH", "demo", "--", "true").wants(125, "--signal NOSUCH", "no such signal")
 }
 
@@ -245,7 +249,7 @@ func TestKillAfterIsKeptWhenTheLockIsLost(t *testing.T) {
 	if err := s.Process.Signal(syscall.SIGSTOP); err != nil {
 		t.Fatal(err)
 	}
-	c.wants(79, "about to be lost")
+	c.wants(79, "lost contact with the store", "stopping the command before lock")
 	told, alive := m.stamps("told"), m.stamps("alive")
 	if len(told) != 1 {
 		t.Fatalf("told at %v, want it to be told once", told)
@@ -261,14 +265,14 @@ func TestAnOutageWhileWaitingIsNoTimeout(t *testing.T) {
 	m, s := newMachine(t), serve(t)
 	m.start(sleeper, "--url", s.url, "demo")
 	waiter := m.runner("--url", s.url, "--ttl", "2", "-v", "demo", "--", "true").begin()
-	eventually(t, "the waiter in line", func() bool { return strings.Contains(waiter.stderr.String(), "waiting for lock") })
+	eventually(t, "the waiter in line", func() bool { return strings.Contains(waiter.stderr.String(), "next in line") })
 	if err := s.Process.Signal(syscall.SIGSTOP); err != nil {
 		t.Fatal(err)
 	}
 	if code := waiter.code(); code != 125 {
 		t.Errorf("exit code %d", code)
 	}
-	if said := waiter.stderr.String(); !strings.Contains(said, "no answer") || strings.Contains(said, "within 0s") {
+	if said := waiter.stderr.String(); !strings.Contains(said, "no answer") || strings.Contains(said, "could not acquire") {
 		t.Errorf("the waiter has said %s", said)
 	}
 }
@@ -333,11 +337,11 @@ func TestAWaiterAtATerminalIsToldWhoHasTheLock(t *testing.T) {
 	eventually(t, "the next one in line", func() bool { return len(entries(t, cli, "demo")) == 2 })
 
 	c := m.at(stile, "run", "--ttl", lasting, "demo", "--", "echo", "the command")
-	c.sees(fmt.Sprintf("pid %d (sh), there since", first.Process.Pid))
+	c.sees(fmt.Sprintf("pid %d (sh) since", first.Process.Pid))
 	c.sees("2 come first")
 	first.signal(syscall.SIGTERM)
-	c.sees(fmt.Sprintf("pid %d (sh), there since", next.Process.Pid))
-	c.sees("you are next")
+	c.sees(fmt.Sprintf("pid %d (sh) since", next.Process.Pid))
+	c.sees("next in line")
 	next.signal(syscall.SIGTERM)
 	c.sees("\r\x1b[Kthe command") // in place of the line about the waiting
 	if code := c.code(); code != 0 {
@@ -345,19 +349,44 @@ func TestAWaiterAtATerminalIsToldWhoHasTheLock(t *testing.T) {
 	}
 }
 
-// Who waits for itself would wait for ever without knowing why.
+// Who waits for itself would wait for ever without knowing why: also where another lock is between the two.
 func TestWhoWaitsForItselfIsTold(t *testing.T) {
 	t.Parallel()
 	m, s := newMachine(t), shared(t)
 	m.set("STILE_URL", s.url)
-	c := m.runner("demo", "--", stile, "run", "demo", "--", "true").begin()
-	eventually(t, "it is told", func() bool {
-		return strings.Contains(c.stderr.String(), `lock "demo" is held for the very command that this is a part of`)
-	})
-	c.signal(syscall.SIGTERM)
-	if code := c.code(); code != 128+15 {
-		t.Errorf("exit code %d, stderr: %s", code, c.stderr)
+	for name, args := range map[string][]string{
+		"a-a":   {"a-a", "--", stile, "run", "a-a", "--", "true"},
+		"a-b-a": {"a-b-a", "--", stile, "run", "b", "--", "sh", "-c", `exec "$0" run a-b-a -- true`, stile},
+	} {
+		c := m.runner(args...).begin()
+		eventually(t, "it is told", func() bool {
+			return strings.Contains(c.stderr.String(), `deadlock: lock "`+name+`" is already held by a stile run that this command runs under`)
+		})
+		c.signal(syscall.SIGTERM)
+		if code := c.code(); code != 128+15 {
+			t.Errorf("exit code %d, stderr: %s", code, c.stderr)
+		}
 	}
 	m.start(sleeper, "other")
-	m.run("demo", "--", stile, "run", "-w", "3", "other", "--", "true").wants(75, "not obtained within")
+	m.run("demo", "--", stile, "run", "-w", "3", "other", "--", "true").wants(75, `could not acquire lock "other" within 3s: it is held by`)
+}
+
+func TestALockInMemoryIsRemarkedOn(t *testing.T) {
+	t.Parallel()
+	m := newMachine(t)
+	m.run("--url", "mem:", "demo", "--", "true").wants(0, "mem:", "keeps nobody out")
+	m.run("-q", "--url", "mem:", "demo", "--", "true").wants(0)
+}
+
+// STILE_URL is for those who use it: without the password it is a URL all the same.
+func TestTheURLThatIsPassedOnIsOne(t *testing.T) {
+	t.Parallel()
+	m := newMachine(t)
+	redis := testservers.StartRedis(t)
+	redis.Do("ACL", "SETUSER", "ann", "on", ">s3cret", "~*", "&*", "+@all")
+	c := m.run("--url", "redis://ann:s3cret@"+redis.Addr()+"/1", "demo", "--", "sh", "-c", `echo "$STILE_URL"`)
+	c.wants(0)
+	if got, want := c.stdout.String(), "redis://ann@"+redis.Addr()+"/1\n"; got != want {
+		t.Errorf("STILE_URL is %q, want %q", got, want)
+	}
 }

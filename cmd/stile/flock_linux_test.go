@@ -29,11 +29,36 @@ func TestScriptsWrittenForFlock(t *testing.T) {
 		"in turn":             `for i in 1 2 3; do $LOCK -n x echo $i; done`,
 		"or else":             `$LOCK x sh -c '$LOCK -n x true || echo "somebody else is at it"'`,
 		"two locks":           `$LOCK x $LOCK -n y echo both`,
+		"a path":              `$LOCK $PWD/x sh -c '$LOCK -n -E 9 ./x echo no; echo $?'; $LOCK ./x echo $?`,
+		"above":               `mkdir d; cd d; $LOCK ../x sh -c 'cd ..; $LOCK -n -E 9 ./x echo no; echo $?'`,
+		"flags for nothing":   `$LOCK -x -o ./x echo a; $LOCK -e ./x echo b; $LOCK --exclusive --close ./x echo c; $LOCK -xn ./x echo d`,
+		"other names":         `$LOCK ./x sh -c '$LOCK --nb -E 9 ./x echo no; echo $?; $LOCK --timeout 0.2 -E 8 ./x echo no; echo $?'`,
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			compare(t, script, shared(t).url, "LOCK="+flock, "LOCK="+stile+" run")
 		})
+	}
+}
+
+// What cannot be had is refused, with what to do.
+func TestFlagsOfFlockThatCannotBeHad(t *testing.T) {
+	t.Parallel()
+	m := newMachine(t)
+	m.set("STILE_URL", "etcd://127.0.0.1:1") // where nothing listens: asking it would be another error
+	for _, c := range []struct {
+		args  []string
+		parts []string
+	}{
+		{[]string{"-s", "x", "true"}, []string{"--shared", "exclusive locks only"}},
+		{[]string{"--shared", "x", "true"}, []string{"--shared"}},
+		{[]string{"-u", "9"}, []string{"--unlock", "no file descriptor"}},
+		{[]string{"-F", "x", "true"}, []string{"--no-fork", "has to stay"}},
+		{[]string{"-n", "9"}, []string{`"9"`, "no form for file descriptors"}},
+		{[]string{"-E", "foo", "x", "true"}, []string{`invalid argument "foo" for "-E, --conflict-exit-code" flag: must be a number from 0 to 255`}},
+		{[]string{"/", "true"}, []string{"bad lock name"}},
+	} {
+		m.run(c.args...).wants(125, c.parts...)
 	}
 }
 

@@ -31,6 +31,9 @@ var stile string
 
 // TestMain builds the program, and runs more tests at a time than there are processors: they wait more than they compute.
 func TestMain(m *testing.M) {
+	if file := os.Getenv(reaperVar); file != "" {
+		os.Exit(reap(file, os.Args[1:]))
+	}
 	flag.Parse()
 	if f := flag.Lookup("test.parallel"); f.Value.String() == f.DefValue {
 		_ = flag.Set("test.parallel", "8")

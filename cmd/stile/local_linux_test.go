@@ -176,7 +176,7 @@ func TestHoldsAndWaitersOutliveTheServer(t *testing.T) {
 	m := newMachine(t)
 	holder := m.start(untilTold, "demo")
 	waiter := m.runner("-v", "demo", "--", "true").begin()
-	eventually(t, "the waiter in line", func() bool { return strings.Contains(waiter.stderr.String(), "waiting for lock") })
+	eventually(t, "the waiter in line", func() bool { return strings.Contains(waiter.stderr.String(), "next in line") })
 	before := m.server()
 	m.killServer()
 	eventually(t, "another server", func() bool { return m.server() != before && running(m.server()) })

@@ -156,7 +156,7 @@ func TestCutOffTheCommandIsDeadBeforeTheNextOneStarts(t *testing.T) {
 	eventually(t, "the next one in line", func() bool { return len(entries(t, cli, "demo")) == 2 })
 
 	w.cut()
-	old.wants(79, `"demo"`, "about to be lost", "not confirmed in time", "stopping the command")
+	old.wants(79, "lost contact with the store", `stopping the command before lock "demo" expires`)
 	next.wants(0)
 	m.isDead()
 	m.wasDeadBefore("next", "child", "grandchild")
@@ -172,7 +172,7 @@ func TestAFrozenStoreStopsTheCommand(t *testing.T) {
 	if err := s.Process.Signal(syscall.SIGSTOP); err != nil {
 		t.Fatal(err)
 	}
-	old.wants(79, `"demo"`, "about to be lost")
+	old.wants(79, `"demo"`, "lost contact with the store")
 	if got := m.read("log"); got != "told\n" {
 		t.Errorf("the command was not asked to end first: %q", got)
 	}
@@ -215,7 +215,7 @@ func TestEvictionStopsTheCommand(t *testing.T) {
 	c := m.start(listening, "--url", s.url, "--ttl", "300", "demo")
 	evicted := time.Now()
 	evict(t, s.client(t), "demo")
-	c.wants(79, `"demo"`, "lost", "taken out of the store", "stopping the command")
+	c.wants(79, `lock "demo" was broken, or its lease expired; stopping the command`)
 	if took := time.Since(evicted); took > 45*time.Second {
 		t.Errorf("the command was stopped %v after the eviction: that is a renewal's time, not an event's", took)
 	}
@@ -230,7 +230,7 @@ func TestEvictionKillsACommandThatDoesNotListen(t *testing.T) {
 	c := m.start(stubborn, "--url", s.url, "-k", "0.5", "demo")
 	m.await("grandchild", "\n")
 	evict(t, s.client(t), "demo")
-	c.wants(79, `"demo"`, "taken out of the store")
+	c.wants(79, `"demo"`, "was broken, or its lease expired")
 	m.isDead()
 }
 
@@ -251,7 +251,7 @@ func TestARevokedSessionStopsTheCommand(t *testing.T) {
 	m, s := newMachine(t), shared(t)
 	c := m.start(sleeper, "--url", s.url, "demo")
 	revoke(t, s.client(t), "demo")
-	c.wants(79, `"demo"`, "lost", "stopping the command")
+	c.wants(79, `lock "demo" was broken, or its lease expired; stopping the command`)
 }
 
 func TestKillingStileKillsTheCommand(t *testing.T) {
@@ -304,7 +304,7 @@ func TestWhileStileIsStoppedTheCommandIsDeadBeforeTheNextOneStarts(t *testing.T)
 	m.isDead()
 	m.wasDeadBefore("next", "child", "grandchild")
 	old.signal(syscall.SIGCONT)
-	old.wants(79, `"demo"`, "lost")
+	old.wants(79, `"demo"`, "expired")
 	eventually(t, "end of the watchdog", func() bool { return !running(dog) })
 }
 

@@ -3,10 +3,13 @@ package main_test
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"os"
 	"os/user"
+	"path/filepath"
 	"regexp"
 	"slices"
 	"strconv"
@@ -178,7 +181,7 @@ func TestOtherClientsAreShown(t *testing.T) {
 	if _, err := cli.Put(t.Context(), "demo/stray", "nobody's"); err != nil {
 		t.Fatal(err)
 	}
-	foreign := fmt.Sprintf("foreign client, session %x", session.Lease())
+	foreign := fmt.Sprintf("unknown client, session %x", session.Lease())
 	for _, args := range [][]string{{"ls"}, {"show", "demo"}} {
 		c := m.stile(args...)
 		c.wants(0)
@@ -205,8 +208,8 @@ func TestNothingIsHeld(t *testing.T) {
 		m.stile("wait", "demo").prints("")
 		m.stile("wait", "-n", "demo").prints("")
 		m.stile("wait", "-o", "json", "demo").prints("{\n  \"name\": \"demo\",\n  \"holders\": [],\n  \"waiters\": []\n}\n")
-		m.stile("break", "demo", "--token", "34816").wants(1, `"demo"`, "34816", "nothing was changed")
-		m.stile("break", "demo").wants(125, `"demo"`, "--token", "nobody holds")
+		m.stile("break", "demo", "--token", "34816").wants(1, `"demo"`, "34816", "nothing changed")
+		m.stile("break", "demo").wants(125, `"demo"`, "--token is required", "nobody holds")
 	}
 	if m.server() == 0 {
 		t.Error("no local server was started for the readers")
@@ -230,18 +233,15 @@ func TestBadUseOfTheReaders(t *testing.T) {
 	m.set("STILE_URL", "etcd://127.0.0.1:1") // where nothing listens: asking it would be another error
 	var all []*command
 	uses := []struct{ line, said string }{
-		{"show", "no lock is named: stile show [flags] NAME; see stile show --help"},
-		{"wait", "no lock is named"},
-		{"break --token 1", "no lock is named"},
-		{"show a b", `"b" is one argument too many`},
-		{"ls a b", `"b" is one argument too many: stile ls [flags] [PREFIX]; see stile ls --help`},
-		{"watch a b", `"b" is one argument too many`},
-		{"show a//b", `bad lock name "a//b"`},
-		{"wait a//b", `bad lock name "a//b"`},
-		{"break a//b --token 1", `bad lock name "a//b"`},
+		{"show", "missing lock name: stile show [flags] NAME; see stile show --help"},
+		{"wait", "missing lock name"},
+		{"break --token 1", "missing lock name"},
+		{"show a b", `unexpected argument "b"`},
+		{"ls a b", `unexpected argument "b": stile ls [flags] [PREFIX]; see stile ls --help`},
+		{"watch a b", `unexpected argument "b"`},
 		{"ls a\a", `bad lock name prefix "a\a"`},
 		{"watch a\a", `bad lock name prefix "a\a"`},
-		{"ls -o yaml", `invalid argument "yaml" for "-o, --output" flag: want text or json; see stile ls --help`},
+		{"ls -o yaml", `invalid argument "yaml" for "-o, --output" flag: must be text or json; see stile ls --help`},
 		{"break a --token x", `invalid argument "x" for "--token"`},
 		{"break a --token -1", `invalid argument "-1" for "--token"`},
 		{"wait -n -w 1 a", "-n and -w contradict each other"},
@@ -297,7 +297,7 @@ func TestBreakingAHoldStopsItsCommand(t *testing.T) {
 	who := fmt.Sprintf("pid %d (sh)", victim.Process.Pid)
 
 	m.stile("break", "demo").wants(125, `"demo"`, who, "--token "+token)
-	m.stile("break", "demo", "--token", wrong).wants(1, `"demo"`, wrong, "nothing was changed", "stile show")
+	m.stile("break", "demo", "--token", wrong).wants(1, `"demo"`, wrong, "nothing changed", "stile show demo")
 	m.stile("break", "other", "--token", token).wants(1, `"other"`)
 	if after := m.show("demo"); fmt.Sprint(pids(after.Holders), pids(after.Waiters)) != fmt.Sprint(pids(line.Holders), pids(line.Waiters)) {
 		t.Errorf("a wrong token has changed the line %+v to %+v", line, after)
@@ -305,16 +305,16 @@ func TestBreakingAHoldStopsItsCommand(t *testing.T) {
 
 	c := m.stile("break", "demo", "--token", token)
 	c.wants(0)
-	if got, want := c.stdout.String(), who+", token "+token+", exclusive, in line for "; !strings.HasPrefix(got, "broke lock demo: it was ") ||
+	if got, want := c.stdout.String(), who+" from lock demo: token "+token+", exclusive, in line for "; !strings.HasPrefix(got, "removed holder ") ||
 		!strings.Contains(got, want) || strings.Count(got, "\n") != 1 {
 		t.Errorf("break printed %q, want one line with %q", got, want)
 	}
-	victim.wants(79, `"demo"`, "taken out of the store", "stopping the command")
+	victim.wants(79, `"demo"`, "was broken, or its lease expired", "stopping the command")
 	if got := m.read("log"); got != "told\n" {
 		t.Errorf("the victim's command was not asked to end: %q", got)
 	}
 	next.wants(0)
-	m.stile("break", "demo", "--token", token).wants(1, "nothing was changed")
+	m.stile("break", "demo", "--token", token).wants(1, "nothing changed")
 }
 
 func TestBreakingAWaiterSendsItToTheEndOfTheLine(t *testing.T) {
@@ -335,10 +335,86 @@ func TestBreakingAWaiterSendsItToTheEndOfTheLine(t *testing.T) {
 	}
 	want := fmt.Sprint([]int{second.Process.Pid, first.Process.Pid})
 	eventually(t, "the broken one at the end", func() bool { return fmt.Sprint(pids(m.show("demo").Waiters)) == want })
+
+	text := m.stile("break", "demo", "--token", strconv.FormatUint(m.show("demo").Waiters[0].Token, 10))
+	if text.wants(0); !strings.HasPrefix(text.stdout.String(), "removed waiter ") {
+		t.Errorf("of a waiter break printed %q", text.stdout)
+	}
+	eventually(t, "both in line", func() bool { return len(m.show("demo").Waiters) == 2 })
 	holder.signal(syscall.SIGTERM)
 	holder.wants(128 + 15)
 	first.wants(0)
 	second.wants(0)
+}
+
+// Other clients call their locks as they like. What ls prints of it is what show, wait and break take.
+func TestWhateverIsListedCanBeShownAndBroken(t *testing.T) {
+	t.Parallel()
+	m, s := newMachine(t), shared(t)
+	m.set("STILE_URL", s.url)
+	cli := s.client(t)
+	names := map[string]string{
+		"/a": `"/a"`, "a/": "a/", "b//c": "b//c", "two\nlines": `"two\nlines"`, "\xff\xfe": `"\xff\xfe"`, "./x": `"./x"`, `"q"`: `"\"q\""`,
+		"tab\there": `"tab\there"`, "bidi\u202e": `"bidi\u202e"`, "plain": "plain", " space ": `" space "`,
+	}
+	for name := range names {
+		lease, err := cli.Grant(t.Context(), 600)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := cli.Put(t.Context(), fmt.Sprintf("%s/%x", name, lease.ID), "", clientv3.WithLease(lease.ID)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	c := m.stile("ls", "-o", "json")
+	c.wants(0)
+	lines := parsed[[]struct {
+		lib.Line
+		Argument string `json:"argument"`
+	}](t, c.stdout.Bytes())
+	if len(lines) != len(names) {
+		t.Fatalf("ls lists %s", c.stdout)
+	}
+	table := m.stile("ls").stdout.String()
+	for _, l := range lines {
+		arg := cmp.Or(l.Argument, l.Name)
+		if !slices.Contains(slices.Collect(maps.Values(names)), arg) || !strings.Contains(table, "\n"+arg+" ") {
+			t.Errorf("%q is listed as %s, which is not as expected, or not what the table has:\n%s", l.Name, arg, table)
+		}
+		shown := m.stile("show", arg)
+		if shown.wants(0); !strings.HasPrefix(shown.stdout.String(), "lock "+arg+": held\n") {
+			t.Errorf("show %s prints %s", arg, shown.stdout)
+		}
+		m.stile("wait", "-n", arg).wants(75, "is held by")
+		broken := m.stile("break", arg, "--token", strconv.FormatUint(l.Holders[0].Token, 10))
+		if broken.wants(0); !strings.Contains(broken.stdout.String(), "from lock "+arg+": ") {
+			t.Errorf("break %s prints %s", arg, broken.stdout)
+		}
+	}
+	m.stile("ls").prints("")
+}
+
+func TestAPathIsTheSameLockForEveryVerb(t *testing.T) {
+	t.Parallel()
+	m, s := newMachine(t), shared(t)
+	m.set("STILE_URL", s.url)
+	c := m.start(listening, "./x.lock")
+	name := strings.TrimPrefix(m.path("x.lock"), "/")
+	for _, arg := range []string{"./x.lock", m.path("x.lock"), name, "../" + filepath.Base(m.dir) + "/x.lock"} {
+		if l := m.show(arg); l.Name != name || len(l.Holders) != 1 {
+			t.Errorf("%s is %+v", arg, l)
+		}
+		m.run("-n", arg, "--", "true").wants(75, strconv.Quote(name)+" is held by")
+		m.stile("wait", "-n", arg).wants(75, strconv.Quote(name)+" is held by")
+	}
+	for _, prefix := range []string{"./", "./x", m.dir + "/", "/"} {
+		if ls := m.stile("ls", prefix); ls.code() != 0 || strings.Count(ls.stdout.String(), "\n") != 2 {
+			t.Errorf("ls %s prints %s%s", prefix, ls.stdout, ls.stderr)
+		}
+	}
+	m.offers([]string{"./x.lock"}, "show", "./x")
+	m.stile("break", "./x.lock", "--token", strconv.FormatUint(m.show(name).Holders[0].Token, 10)).wants(0)
+	c.wants(79, "was broken")
 }
 
 // watching is a stile watch that writes into a file.
@@ -457,12 +533,12 @@ func TestReadersSurviveTheStoreGoingAway(t *testing.T) {
 	watch.begin()
 	m.await("events", "demo  holds")
 	wait := m.at("sh", "-c", `"$0" wait demo; echo code $?`, stile)
-	wait.sees("s until lock demo is free")
+	wait.sees("; waited ")
 
 	s.kill()
 	m.await("errors", "; trying again\n")
 	wait.sees("; trying again\r\n")
-	wait.sees("until lock demo is free")
+	wait.sees("; waited ")
 	m.serve(args...)
 	m.await("errors", "stile: the store can be read again\n")
 	wait.sees("stile: the store can be read again\r\n")
@@ -559,9 +635,10 @@ func TestWaitingAtATerminalIsShown(t *testing.T) {
 	m.set("STILE_URL", s.url)
 	holder := m.start(sleeper, "demo")
 	c := m.at("sh", "-c", `"$0" wait demo; echo code $?`, stile)
-	c.sees("s until lock demo is free: held by ")
-	c.sees(fmt.Sprintf("pid %d (sh)", holder.Process.Pid))
-	c.sees("waiting for ") // again, and so on
+	c.sees(`"demo": held by `)
+	c.sees(fmt.Sprintf("pid %d (sh) since ", holder.Process.Pid))
+	c.sees("; waited ") // again, and so on
+	c.sees("; waited ")
 	holder.signal(syscall.SIGTERM)
 	c.sees("\r\x1b[K")
 	c.sees("code 0\r\n")

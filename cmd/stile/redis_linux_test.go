@@ -37,7 +37,7 @@ func TestAllVerbsOnRedis(t *testing.T) {
 	m.await("events", "deploy/web  holds")
 	waits := m.command("wait", "deploy/web").begin()
 	m.stile("break", "deploy/web", "--token", strconv.FormatUint(line.Holders[0].Token, 10)).wants(0)
-	holder.wants(79, `"deploy/web"`, "taken out of the store", "stopping the command")
+	holder.wants(79, `"deploy/web"`, "was broken, or its lease expired", "stopping the command")
 	first.wants(0)
 	second.wants(0)
 	waits.wants(0)
@@ -72,7 +72,7 @@ func TestARedisThatRefusesIsNoConflict(t *testing.T) {
 	servers := testservers.StartRedisServers(t, 2)
 	servers[1].ReplicaOf(servers[0])
 	m.run("--url", "redis://"+servers[1].Addr(), "-w", "5", "demo", "--", "true").
-		wants(125, `"demo" not obtained within 5s, though nobody holds it: redis at`, "READONLY", "it is a replica")
+		wants(125, `could not acquire lock "demo" within 5s, though nobody holds it: redis at`, "READONLY", "it is a replica")
 	m.run("--url", "redis://"+servers[0].Addr(), "-w", "300", "demo", "--", "true").wants(0)
 }
 
@@ -104,6 +104,6 @@ func TestAStoppedHolderOnRedisIsDeadBeforeTheNextOneStarts(t *testing.T) {
 	m.isDead()
 	m.wasDeadBefore("next", "child", "grandchild")
 	old.signal(syscall.SIGCONT)
-	old.wants(79, `"demo"`, "lost")
+	old.wants(79, `"demo"`, "expired")
 	eventually(t, "end of the watchdog", func() bool { return !running(dog) })
 }

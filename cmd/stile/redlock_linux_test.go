@@ -38,7 +38,7 @@ func TestRunOnRedlock(t *testing.T) {
 	}
 	next := m.runner("demo", "--", "sh", "-c", `[ "$STILE_TOKEN" -gt "$(cat token)" ]`).begin()
 	m.stile("break", "demo", "--token", token).wants(0)
-	holder.wants(79, `"demo"`, "taken out of the store", "stopping the command")
+	holder.wants(79, `"demo"`, "was broken, or its lease expired", "stopping the command")
 	next.wants(0)
 	m.stile("wait", "demo").wants(0)
 }

@@ -63,10 +63,10 @@ func TestBadUse(t *testing.T) {
 		args  []string
 		parts []string
 	}{
-		{[]string{}, []string{"no lock is named", "--help"}},
+		{[]string{}, []string{"missing lock name", "--help"}},
 		{[]string{"demo"}, []string{"no command", `"demo"`, "--help"}},
 		{[]string{"demo", "--"}, []string{"no command"}},
-		{append([]string{"demo", "-n"}, touch...), []string{"-n after the lock's name", "--help"}},
+		{append([]string{"demo", "-n"}, touch...), []string{"put flags before the lock name: stile run -n … demo -- COMMAND", "--help"}},
 		{append([]string{""}, touch...), []string{"bad lock name", "empty"}},
 		{append([]string{"a//b"}, touch...), []string{"bad lock name", `"a//b"`}},
 		{append([]string{"a\tb"}, touch...), []string{"bad lock name", "control character"}},
@@ -75,9 +75,9 @@ func TestBadUse(t *testing.T) {
 		{append([]string{"-w", "-1", "demo"}, touch...), []string{"--wait", "negative"}},
 		{append([]string{"-w", "soon", "demo"}, touch...), []string{`"soon"`, "--wait", "seconds", "--help"}},
 		{append([]string{"--no-such-flag", "demo"}, touch...), []string{"--no-such-flag", "--help"}},
-		{append([]string{"--ttl", "0", "demo"}, touch...), []string{"--ttl", "5m0s"}},
-		{append([]string{"--ttl", "301", "demo"}, touch...), []string{"TTL of 5m1s", "1s to 5m0s"}},
-		{append([]string{"--ttl", "10ms", "demo"}, touch...), []string{"TTL of 10ms", "1s to 5m0s"}},
+		{append([]string{"--ttl", "0", "demo"}, touch...), []string{"--ttl", "at most 5m"}},
+		{append([]string{"--ttl", "301", "demo"}, touch...), []string{"--ttl 5m1s: this store allows 1s to 5m"}},
+		{append([]string{"--ttl", "10ms", "demo"}, touch...), []string{"--ttl 10ms: this store allows 1s to 5m"}},
 		{append([]string{"--url", "etcd://127.0.0.1:1", "demo"}, touch...), []string{"127.0.0.1:1", "refused"}},
 		{append([]string{"--url", "gopher://x", "demo"}, touch...), []string{"gopher", "etcd://"}},
 		{append([]string{"--url", "local:x", "demo"}, touch...), []string{"local:x", "nothing may follow"}},
@@ -88,7 +88,12 @@ func TestBadUse(t *testing.T) {
 			m.run(c.args...).wants(125, c.parts...)
 		})
 	}
-	m.command("runn").begin().wants(125, `"runn"`, "did you mean run?", "--help")
+	for typed, meant := range map[string]string{
+		"runn": "run", "lock": "run", "exec": "run", "status": "show", "unlock": "break", "list": "ls",
+	} {
+		m.command(typed, "demo").begin().wants(125, `unknown command "`+typed+`"; did you mean "`+meant+`"?`)
+	}
+	m.command("frobnicate").begin().wants(125, `unknown command "frobnicate"; see stile --help`)
 	if _, err := os.Stat(m.path("was-run")); err == nil {
 		t.Error("one of the commands was run")
 	}
@@ -214,7 +219,7 @@ func TestAPasswordOnTheCommandLineIsNotPassedOn(t *testing.T) {
 	secret := "etcd://root:secret@" + s.endpoint()
 	c := m.run("--url", secret, "demo", "--", "sh", "-c", "env")
 	c.wants(0)
-	if env := c.stdout.String(); strings.Contains(env, "secret") || !strings.Contains(env, "STILE_URL=etcd://root:***@") {
+	if env := c.stdout.String(); strings.Contains(env, "secret") || !strings.Contains(env, "STILE_URL=etcd://root@"+s.endpoint()+"\n") {
 		t.Errorf("the command's environment:\n%s", env)
 	}
 	c = m.run("--url", "etcd://root:wrong-secret@"+s.endpoint(), "demo", "--", "true")
@@ -295,13 +300,27 @@ func TestIgnoredSignalsStayIgnored(t *testing.T) {
 	}
 }
 
+// As with timeout(1): one that is stopped would not notice.
+func TestASignalThatEndsReachesACommandThatIsStopped(t *testing.T) {
+	t.Parallel()
+	m, s := newMachine(t), shared(t)
+	c := m.start(`echo $$ >pid; touch started; kill -STOP $$; exec sleep 1000`, "--url", s.url, "demo")
+	pid := m.pid("pid")
+	eventually(t, "a command that is stopped", func() bool {
+		status, _ := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+		return strings.Contains(string(status), "\nState:\tT")
+	})
+	c.signal(syscall.SIGTERM)
+	c.wants(128 + 15)
+}
+
 func TestAReleaseThatFailsIsToldAndChangesNothing(t *testing.T) {
 	t.Parallel()
 	m, s := newMachine(t), serve(t)
 	// The command cuts its own branch: it freezes the server and ends.
 	c := m.run("--url", s.url, "--ttl", "60", "demo", "--", "sh", "-c", fmt.Sprintf(
 		`kill -STOP %[1]d; while grep -L '^State:.T' /proc/%[1]d/task/*/status | grep -q .; do sleep 0.05; done; exit 3`, s.Process.Pid))
-	c.wants(3, `"demo"`, "release", "not confirmed", "until its TTL of 1m0s is over")
+	c.wants(3, `"demo"`, "could not confirm the release of lock", "it may stay held for up to 1m")
 }
 
 func TestVersion(t *testing.T) {
@@ -351,7 +370,7 @@ func TestArgumentsThatNobodyTakes(t *testing.T) {
 	m := newMachine(t)
 	for _, verb := range []string{"serve", "demo", "version", "man here"} {
 		args := strings.Fields(verb + " more")
-		m.command(args...).begin().wants(125, `"more" is one argument too many`, "stile "+args[0]+" --help")
+		m.command(args...).begin().wants(125, `unexpected argument "more"`, "stile "+args[0]+" --help")
 	}
-	m.command("man").begin().wants(125, "no directory is named", "stile man --help")
+	m.command("man").begin().wants(125, "missing directory", "stile man --help")
 }

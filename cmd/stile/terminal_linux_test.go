@@ -301,7 +301,7 @@ func TestACommandSuspendedForTooLongIsNotContinued(t *testing.T) {
 	steps := len(m.read("steps"))
 	m.run("--url", s.url, "demo", "--", "true").wants(0)
 	c.types("fg; echo code $?\n")
-	c.sees("lost")
+	c.sees("expired")
 	c.sees("code 79")
 	if n := len(m.read("steps")) - steps; n != 0 {
 		t.Errorf("the command made %d steps after its lock was somebody else's", n)
@@ -356,4 +356,113 @@ func TestACommandSuspendedShortlyIsContinued(t *testing.T) {
 	awaitRenewal(t, s.client(t), "demo")
 	m.tellEnd()
 	c.sees("code 0")
+}
+
+// A shell's kill sends TERM and then CONT to a job that is stopped. As soon as it is continued the command reads again, and is
+// stopped again.
+func TestKillOfAJobThatWantsToReadEndsIt(t *testing.T) {
+	t.Parallel()
+	m, s := newMachine(t), shared(t)
+	c := m.interactive()
+	for i := range 5 {
+		m.write("script", fmt.Sprintf("touch started%d; read x; echo read $x", i), 0o600)
+		c.types(fmt.Sprintf("%s run --url %s --ttl %s demo -- sh script &\n", stile, s.url, lasting))
+		eventually(t, "start of the script", func() bool { return m.exists(fmt.Sprintf("started%d", i)) })
+		eventually(t, "stop", func() bool { return strings.Contains(c.jobs(), "Stopped") })
+		c.types("kill %1\n")
+		eventually(t, "end", func() bool { return !strings.Contains(c.jobs(), "stile run") })
+	}
+	c.types("exit 0\n")
+	if code := c.code(); code != 0 {
+		t.Errorf("the shell's exit code is %d", code)
+	}
+}
+
+// The two signals of a shell's kill need not arrive in order, nor together. Here they are a while apart: one of ten times that
+// works, whatever the machine does meanwhile.
+func TestASignalThatComesAfterContinuingEndsAJob(t *testing.T) {
+	t.Parallel()
+	m, s := newMachine(t), shared(t)
+	c := m.interactive()
+	state := func(pid int) string {
+		status, _ := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+		_, rest, _ := strings.Cut(string(status), "\nState:\t")
+		return rest[:min(len(rest), 1)]
+	}
+	for i := range 10 {
+		m.write("script", fmt.Sprintf("echo $PPID >pid%d.new; mv pid%d.new pid%d; read x", i, i, i), 0o600)
+		c.types(fmt.Sprintf("%s run --url %s --ttl %s demo -- sh script &\n", stile, s.url, lasting))
+		file := fmt.Sprintf("pid%d", i)
+		eventually(t, "start of the script", func() bool { return m.exists(file) })
+		pid := m.pid(file)
+		eventually(t, "stop", func() bool { return state(pid) == "T" })
+		kill(t, pid, syscall.SIGCONT)
+		time.Sleep(100 * time.Millisecond)
+		kill(t, pid, syscall.SIGTERM)
+		stopped := false
+		eventually(t, "end, or stop", func() bool {
+			stopped = state(pid) == "T"
+			return stopped || !running(pid)
+		})
+		if !stopped {
+			return
+		}
+		kill(t, pid, syscall.SIGCONT)
+		eventually(t, "end", func() bool { return !running(pid) })
+	}
+	t.Error("each time it was stopped again, with the signal that it did not notice")
+}
+
+// jobs is what a shell says of its jobs.
+func (c *console) jobs() string {
+	c.t.Helper()
+	c.types("jobs; echo 'that was all'\n")
+	c.sees("echo 'that was all'\r\n")
+	at := c.seen
+	c.sees("that was all\r\n")
+	return c.shown()[at:c.seen]
+}
+
+// resize sets how many columns a terminal has.
+func (c *console) resize(columns int) {
+	c.t.Helper()
+	raw, err := c.keys.SyscallConn()
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	var failed error
+	err = raw.Control(func(fd uintptr) {
+		failed = unix.IoctlSetWinsize(int(fd), unix.TIOCSWINSZ, &unix.Winsize{Row: 24, Col: uint16(columns)})
+	})
+	if err != nil || failed != nil {
+		c.t.Fatal(err, failed)
+	}
+}
+
+func TestTheLineOfAWaiterFitsTheTerminal(t *testing.T) {
+	t.Parallel()
+	m, s := newMachine(t), shared(t)
+	m.set("STILE_URL", s.url)
+	holder := m.start(sleeper, "demo")
+	owner := m.show("demo").Holders[0].Owner
+	full := fmt.Sprintf(`stile: "demo": held by %v since %s; next in line; waited `, owner, owner.Since.Local().Format(time.TimeOnly))
+	c := m.at(stile, "run", "--ttl", lasting, "demo", "--", "echo", "was run")
+	c.resize(200)
+	c.sees(full)
+	short := fmt.Sprintf(`stile: "demo": held by %v; next in line`, owner)
+	c.resize(len(short) + 3)
+	c.sees("\x1b[K" + short)
+	c.resize(25)
+	c.sees("\x1b[Kstile: next in line")
+	c.resize(10)
+	c.sees("\x1b[Knext i…")
+	c.types(ctrlC)
+	if code := c.code(); code != 128+2 {
+		t.Errorf("exit code %d", code)
+	}
+	if screen := c.shown(); !strings.HasSuffix(screen, "\r\x1b[K") {
+		t.Errorf("the screen ends with %q", screen[max(len(screen)-100, 0):])
+	}
+	holder.signal(syscall.SIGTERM)
+	holder.wants(128 + 15)
 }

@@ -408,18 +408,6 @@ func TestLockIsNotReentrant(t *testing.T) {
 	}
 }
 
-// The same below, where there is no local queue: the store refuses a second exclusive entry of one session.
-func TestSecondExclusiveEntryOfASessionIsAnError(t *testing.T) {
-	t.Parallel()
-	se, name := openSession(t, newStore(t, server(t).Client(t), "")), newName(t)
-	j := enqueue(t, se, name)
-	if _, err := tryEnqueue(t.Context(), se, name, false); err == nil {
-		t.Error("a session has two exclusive entries in one line")
-	}
-	j.await(t, store.Admitted)
-	wantRunning(t, server(t).Client(t), name, 1)
-}
-
 func wantRunning(t *testing.T, cli *clientv3.Client, name string, n int) {
 	t.Helper()
 	if keys := keysUnder(t, cli, name); len(keys) != n {

@@ -7,17 +7,17 @@ import (
 )
 
 // Times is what a store does by the clock; see times.
-type Times struct{ LateWatch, Linger, Recheck, Overdue, LookAgain, LastWord time.Duration }
+type Times struct{ LateWatch, Linger, Recheck, Overdue, LookAgain, Again, LastWord time.Duration }
 
 // Ordinary returns the times of a store as it is made.
 func Ordinary() Times {
 	t := ordinary
-	return Times{t.lateWatch, t.linger, t.recheck, t.overdue, t.lookAgain, t.lastWord}
+	return Times{t.lateWatch, t.linger, t.recheck, t.overdue, t.lookAgain, t.again, t.lastWord}
 }
 
 // SetTimes makes the store go by other times. It must be called before the store is used.
 func (s *Store) SetTimes(t Times) {
-	s.times = times{t.LateWatch, t.Linger, t.Recheck, t.Overdue, t.LookAgain, t.LastWord}
+	s.times = times{t.LateWatch, t.Linger, t.Recheck, t.Overdue, t.LookAgain, t.Again, t.LastWord}
 }
 
 // Watches reports whether a session has a complete watch of a line.

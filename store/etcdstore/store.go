@@ -155,7 +155,7 @@ func (s *Store) remove(ctx context.Context, key string, created int64, rest ...c
 		othersErr error
 		done      = make(chan struct{})
 	)
-	slow := time.AfterFunc(attempts.Shortest, func() {
+	slow := time.AfterFunc(s.times.again, func() {
 		defer close(done)
 		others, othersErr = s.removeAgain(ctx, first.Done(), request)
 		giveUp()

@@ -34,6 +34,8 @@ type times struct {
 	// lookAgain is how often a watch of the lines says that there may have been a change although it has heard of none: in
 	// case it is silent because something between here and the cluster is.
 	lookAgain time.Duration
+	// again is how long the first attempt to delete an entry may take before another is made.
+	again time.Duration
 	// lastWord is how long the attempts to delete an entry are waited for that have not been answered when another has not
 	// found it. It is rarely waited for: only if the answer of the one that has deleted the entry is lost, and the connection stands.
 	lastWord time.Duration
@@ -45,6 +47,7 @@ var ordinary = times{
 	recheck:   2 * time.Second,
 	overdue:   2 * time.Second,
 	lookAgain: 5 * time.Second,
+	again:     attempts.Shortest,
 	lastWord:  attempts.Longest,
 }
 

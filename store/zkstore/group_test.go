@@ -83,9 +83,6 @@ func TestEntriesBeyondWhatASessionBearsAreInAnother(t *testing.T) {
 	if got := ids(se); len(got) != 2 || sessionOf(t, entries[4].name) != got[0] {
 		t.Errorf("an entry was withdrawn, and another is in session %s of %v, want the first", sessionOf(t, entries[4].name), got)
 	}
-	if _, err := tryEnqueue(t.Context(), se, entries[3].name, line.Exclusive, false); err == nil || errors.Is(err, store.ErrSessionLost) {
-		t.Errorf("a second exclusive entry in a line: %v", err)
-	}
 	if err := se.Close(t.Context()); err != nil {
 		t.Error(err)
 	}

@@ -83,14 +83,16 @@ func writePart(b *strings.Builder, part string, atTop bool) {
 	case atTop && part == systemDir:
 		special = 0
 	}
-	for i, r := range part {
+	for i := 0; i < len(part); {
+		r, size := utf8.DecodeRuneInString(part[i:]) // a name that is only read need not be UTF-8
 		if i != special && allowed(r) {
 			b.WriteRune(r)
-			continue
+		} else {
+			for _, c := range []byte(part[i : i+size]) {
+				fmt.Fprintf(b, "%c%02X", escape, c)
+			}
 		}
-		for _, c := range []byte(part[i : i+utf8.RuneLen(r)]) {
-			fmt.Fprintf(b, "%c%02X", escape, c)
-		}
+		i += size
 	}
 }
 

@@ -25,6 +25,7 @@ func TestPathsOfNames(t *testing.T) {
 		{"", "a/zookeeper", "/a/zookeeper"},
 		{"/team", "zookeeper", "/team/zookeeper"},
 		{"", "...", "/..."},
+		{"", "a\nb", "/a~0Ab"},
 	} {
 		p := paths{root: tt.root}
 		if got := p.dir(tt.name); got != tt.dir {
@@ -33,6 +34,9 @@ func TestPathsOfNames(t *testing.T) {
 		if got, ok := p.nameOf(tt.dir); !ok || got != tt.name {
 			t.Errorf("below %q the name of %q is %q, %v, want %q", tt.root, tt.dir, got, ok, tt.name)
 		}
+	}
+	if got := (paths{}).dir("a\xff"); got != "/a~FF" { // no lock has that name, but somebody may ask
+		t.Errorf("the directory of a name that is not UTF-8 is %q", got)
 	}
 	for _, dir := range []string{"/~", "/~4", "/~41", "/~zz", "/~7e", "/zookeeper", "/~FF", "/lock-0000000001"} {
 		if name, ok := (paths{}).nameOf(dir); ok {

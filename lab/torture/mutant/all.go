@@ -177,7 +177,7 @@ func All() []Mutant {
 				},
 				{
 					"cmd/stile/internal/cli/guard.go",
-					"unwatched := time.After(min(time.Second, g.ttl/4))",
+					"unwatched := time.After(moment)",
 					"unwatched := time.After(stile.MaxTTL)",
 				},
 			},

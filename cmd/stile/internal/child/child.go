@@ -99,9 +99,8 @@ type Command struct {
 	Args []string
 	// Env is the whole environment.
 	Env []string
-	// Mark is entries of Env that together nobody else has. On Linux what the command has started is known by them when it
-	// has left the process group.
-	Mark []string
+	// Mark is how an entry of Env begins that nobody else has; see [Tree].
+	Mark string
 	// Stdin, Stdout and Stderr are inherited as they are.
 	Stdin, Stdout, Stderr *os.File
 }

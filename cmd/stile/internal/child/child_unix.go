@@ -15,8 +15,7 @@ import (
 
 // A Process is a command that was started. Its methods are for one goroutine, but for Done.
 type Process struct {
-	pid     int // of the command; also the number of its process group
-	mark    []string
+	tree    Tree
 	tty     *terminal
 	stopped chan unix.Signal
 	done    chan struct{}
@@ -26,11 +25,11 @@ type Process struct {
 // Start starts a command. If that fails the error is an [*Error]. From now on signals also receives the one that asks to
 // be suspended.
 func Start(c Command, signals *Signals) (*Process, error) {
-	p := &Process{mark: c.Mark, tty: openTerminal(), stopped: make(chan unix.Signal, 1), done: make(chan struct{})}
+	p := &Process{tree: Tree{Mark: c.Mark}, tty: openTerminal(), stopped: make(chan unix.Signal, 1), done: make(chan struct{})}
 	signals.add(unix.SIGTSTP)
-	started := make(chan error)
-	go p.run(c, started)
-	if err := <-started; err != nil {
+	start := make(chan error)
+	go p.run(c, start)
+	if err := <-start; err != nil {
 		p.tty.close()
 		if errors.Is(err, unix.ENOENT) { // the command was there a moment ago
 			return nil, &Error{NotFound, c.Args[0], errNoInterpreter}
@@ -44,7 +43,7 @@ var errNoInterpreter = errors.New("the interpreter that it names in its first li
 
 // run starts the command and waits for it. Both happen on one thread, which is not used for anything else meanwhile:
 // on Linux the command is killed when the thread that has started it ends, and Go ends threads as it likes.
-func (p *Process) run(c Command, started chan<- error) {
+func (p *Process) run(c Command, start chan<- error) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	attr := &syscall.ProcAttr{
@@ -58,16 +57,23 @@ func (p *Process) run(c Command, started chan<- error) {
 		// timeout.
 		pid, err = syscall.ForkExec("/bin/sh", append([]string{"sh", c.Path}, c.Args[1:]...), attr)
 	}
-	p.pid = pid
-	started <- err
+	if err == nil {
+		p.tree.Group, p.tree.Started = pid, started(pid)
+	}
+	start <- err
 	if err != nil {
 		return
 	}
+	child := pid
+	if adopts() {
+		child = -1 // any
+	}
 	for {
 		var status unix.WaitStatus
-		_, err := unix.Wait4(pid, &status, unix.WUNTRACED, nil)
+		ended, err := unix.Wait4(child, &status, unix.WUNTRACED, nil)
 		switch {
 		case errors.Is(err, unix.EINTR):
+		case err == nil && ended != pid: // somebody else's, who has ended before it: now it is gone
 		case err == nil && status.Stopped():
 			select {
 			case p.stopped <- status.StopSignal():
@@ -114,8 +120,8 @@ func exitCode(status unix.WaitStatus, err error) int {
 	}
 }
 
-// Group returns the number of the command's process group.
-func (p *Process) Group() int { return p.pid }
+// Tree returns what others need to know to end the command and all that it has started.
+func (p *Process) Tree() Tree { return p.tree }
 
 // Signal sends a signal to the command and everything in its process group.
 func (p *Process) Signal(sig os.Signal) {
@@ -123,34 +129,19 @@ func (p *Process) Signal(sig os.Signal) {
 }
 
 // signal fails only if the group is empty, or has become somebody else by setuid: there is nothing to do about either.
-func (p *Process) signal(sig unix.Signal) { _ = unix.Kill(-p.pid, sig) }
+func (p *Process) signal(sig unix.Signal) { _ = unix.Kill(-p.tree.Group, sig) }
 
 func (p *Process) ask(sig os.Signal) {
 	p.Signal(sig)
-	for _, pid := range escaped(p.pid, p.mark) {
+	for _, pid := range p.tree.escaped() {
 		_ = unix.Kill(pid, sig.(syscall.Signal))
 	}
 }
 
-func (p *Process) kill() { Kill(p.pid, p.mark) }
+func (p *Process) kill() { p.tree.Kill() }
 
 func (p *Process) anyAlive() bool {
-	return unix.Kill(-p.pid, 0) == nil || len(escaped(p.pid, p.mark)) > 0
-}
-
-// Kill kills a command, by the number of its process group, and everything that it has started, as far as the group and
-// the mark tell. It does not wait for them to be dead.
-func Kill(group int, mark []string) {
-	_ = unix.Kill(-group, unix.SIGKILL)
-	for range 10 { // they may start others meanwhile
-		pids := escaped(group, mark)
-		for _, pid := range pids {
-			_ = unix.Kill(pid, unix.SIGKILL)
-		}
-		if len(pids) == 0 {
-			return
-		}
-	}
+	return unix.Kill(-p.tree.Group, 0) == nil || len(p.tree.escaped()) > 0
 }
 
 // ExitCodeFor returns the exit code that says that a signal ended a program.

@@ -37,8 +37,8 @@ func Start(c Command, _ *Signals) (*Process, error) {
 // ExitCode returns the command's own exit code, after Done is closed.
 func (p *Process) ExitCode() int { return p.code }
 
-// Group returns the command's process id: there are no process groups.
-func (p *Process) Group() int { return p.process.Pid }
+// Tree returns the command's process id: there are no process groups.
+func (p *Process) Tree() Tree { return Tree{Group: p.process.Pid} }
 
 // Signal kills the command if it is told to end by anything but ^C, which reaches it by itself.
 func (p *Process) Signal(sig os.Signal) {

@@ -85,7 +85,7 @@ func (p *Process) Stopped() <-chan unix.Signal { return p.stopped }
 func (p *Process) WantsToStop(sig unix.Signal) bool {
 	switch sig {
 	case unix.SIGTTIN, unix.SIGTTOU:
-		if p.tty.lend(p.pid) {
+		if p.tty.lend(p.tree.Group) {
 			p.signal(unix.SIGCONT)
 			return false
 		}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"time"
 
@@ -30,7 +31,7 @@ type token uint64
 func (t *token) Set(s string) error {
 	n, err := strconv.ParseUint(s, 10, 64)
 	if err != nil {
-		return errors.New("want a number, as stile show tells it")
+		return errors.New("must be a number, as stile show prints it")
 	}
 	*t = token(n)
 	return nil
@@ -45,19 +46,22 @@ func (t *token) Type() string { return "token" }
 func newBreak(stdio Stdio) *cobra.Command {
 	b := breaking{reader: newReader(stdio)}
 	cmd := &cobra.Command{
-		Use:   "break [flags] NAME --token N",
-		Short: "Take somebody's hold, or place in the line, away",
-		Long: `Remove the entry with the given token from the line of the lock NAME, whosever it is, and
-print whose it was. If no entry has that token, nothing is changed: a lock that has gone to
-somebody else since you looked is not broken by mistake. stile show tells the tokens.
+		Use:        "break [flags] NAME --token N",
+		Short:      "Forcibly remove a holder or a waiter",
+		SuggestFor: []string{"unlock", "release", "kill", "rm", "remove", "delete", "steal"},
+		Long: `Remove the holder or waiter with the given token from the line of the lock NAME, and print
+who it was. If nobody there has that token, nothing is changed: a lock that has gone to
+somebody else since you looked is not broken by mistake. stile show prints the tokens.
+
+NAME may be any name that stile ls prints, in double quotes too, or a path as for stile run.
 
 A holder that is broken is told so, and its command is stopped if stile run has started it; but
 the next one is let in at once, and may meet the old one at work. Only a resource that checks
 tokens is safe from that. A waiter that is broken joins the line again, at its end.
 
 Exit codes:
-  0    the entry was removed
-  1    no entry in the line has that token; nothing was changed
+  0    the holder or waiter was removed
+  1    no holder or waiter has that token; nothing was changed
   125  stile failed; the message says whether something may have been changed`,
 		Example: `  stile show nightly-backup
   stile break nightly-backup --token 34816`,
@@ -71,7 +75,7 @@ Exit codes:
 	}
 	flags := cmd.Flags()
 	b.addFlags(flags)
-	flags.Var(&b.token, "token", "the `token` of the entry to remove; required")
+	flags.Var(&b.token, "token", "the `token` of the holder or waiter to remove; required")
 	return cmd
 }
 
@@ -79,18 +83,27 @@ func (b *breaking) run(ctx context.Context, client *stile.Client) error {
 	if !b.tokenSet {
 		return b.whichToken(ctx, client)
 	}
+	// Before it is broken, because a store says no more of a removed entry than of one that stands.
+	line, err := client.Show(ctx, b.name)
+	if err != nil {
+		return err
+	}
 	entry, err := client.Break(ctx, b.name, uint64(b.token))
 	switch {
 	case errors.Is(err, stile.ErrGone):
-		return &exit{exitNothingBroken, fmt.Errorf("nobody in the line of lock %q has the token %d: nothing was changed; "+
-			"stile show tells who stands there now", b.name, b.token)}
+		return &exit{exitNothingBroken, fmt.Errorf("no holder or waiter of %q has token %d; nothing changed (see stile show %s)",
+			b.name, b.token, asArgument(b.name))}
 	case err != nil:
-		return fmt.Errorf("%w; whether the entry has been removed stile show tells", err)
+		return fmt.Errorf("%w; run stile show %s to see whether the entry was removed", err, asArgument(b.name))
 	case b.format == formatJSON:
-		return b.stdio.writeJSON(broken{b.name, entry})
+		return b.stdio.writeJSON(broken{b.name, entry, argumentFor(b.name)})
 	default:
-		return b.stdio.write(fmt.Appendf(nil, "broke lock %s: it was %s, %s, %v, in line for %s\n",
-			plain(b.name), who(entry), tokenOf(entry), entry.Mode, ageOf(entry, time.Now())))
+		was := "holder"
+		if slices.ContainsFunc(line.Waiters, func(e stile.Entry) bool { return e.Token == entry.Token }) {
+			was = "waiter"
+		}
+		return b.stdio.write(fmt.Appendf(nil, "removed %s %s from lock %s: %s, %v, in line for %s\n",
+			was, who(entry), asArgument(b.name), tokenOf(entry), entry.Mode, ageOf(entry, time.Now())))
 	}
 }
 
@@ -98,6 +111,7 @@ func (b *breaking) run(ctx context.Context, client *stile.Client) error {
 type broken struct {
 	Name string `json:"name"`
 	stile.Entry
+	Argument string `json:"argument,omitempty"`
 }
 
 // whichToken is the error for a missing token.
@@ -105,17 +119,17 @@ func (b *breaking) whichToken(ctx context.Context, client *stile.Client) error {
 	line, err := client.Show(ctx, b.name)
 	switch {
 	case err != nil:
-		return fmt.Errorf("no --token is given, and who holds the lock cannot be read: %w", err)
+		return fmt.Errorf("--token is required, and the holder cannot be read: %w", err)
 	case len(line.Holders) == 0:
-		return fmt.Errorf("no --token is given, and nobody holds the lock %q: there is nothing to break", b.name)
+		return fmt.Errorf("--token is required, and nobody holds lock %q: there is nothing to break", b.name)
 	case len(line.Holders) > 1:
-		return fmt.Errorf("no --token is given, and %d hold the lock %q: stile show tells their tokens",
-			len(line.Holders), b.name)
+		return fmt.Errorf("--token is required; %d hold lock %q (see stile show %s)",
+			len(line.Holders), b.name, asArgument(b.name))
 	case line.Holders[0].Token == 0:
-		return fmt.Errorf("no --token is given, and the lock %q is held by %s, which has none: stile cannot break what it has "+
-			"not made; delete its key in the store", b.name, who(line.Holders[0]))
+		return fmt.Errorf("--token is required, and the holder of %q (%s) has none: stile cannot break what it has not made; "+
+			"delete its key in the store", b.name, who(line.Holders[0]))
 	default:
-		return fmt.Errorf("no --token is given: to break the lock %q of %s, give --token %d",
+		return fmt.Errorf("--token is required; the holder of %q (%s) has --token %d",
 			b.name, who(line.Holders[0]), line.Holders[0].Token)
 	}
 }

@@ -189,7 +189,7 @@ func (c choice) forCommand() string {
 	case c.isNamedForAll() && shown != c.url:
 		return ""
 	default:
-		return shown
+		return strings.Replace(shown, ":***@", "@", 1) // the user stays
 	}
 }
 

@@ -6,7 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"strconv"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -99,11 +99,12 @@ Files:
 			if len(args) == 0 {
 				return nil
 			}
-			meant := ""
-			if s := cmd.SuggestionsFor(args[0]); len(s) > 0 {
-				meant = ": did you mean " + strings.Join(s, " or ") + "?"
+			s := cmd.SuggestionsFor(args[0])
+			slices.Sort(s)
+			if s = slices.Compact(s); len(s) > 0 { // it finds some for two reasons
+				return fmt.Errorf(`unknown command %q; did you mean "%s"?`, args[0], strings.Join(s, `" or "`))
 			}
-			return fmt.Errorf("there is no command %q%s; see stile --help", args[0], meant)
+			return fmt.Errorf("unknown command %q; see stile --help", args[0])
 		},
 		RunE:                       func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 		SuggestionsMinimumDistance: 2,
@@ -120,6 +121,7 @@ Files:
 	root.AddCommand(newLs(stdio), newShow(stdio), newWatch(stdio), newWait(stdio), newBreak(stdio))
 	root.AddCommand(newWatchdog())
 	addCompletions(root)
+	completePaths(root)
 	hideZeros(root)
 	return root
 }
@@ -138,16 +140,9 @@ func hideZeros(root *cobra.Command) {
 // newWatchdog returns the verb of the process that watches the command of another; see package watchdog.
 func newWatchdog() *cobra.Command {
 	return &cobra.Command{
-		Use:    watchdog.Verb + " GROUP MARK…",
+		Use:    watchdog.Verb + " NAME",
 		Hidden: true,
-		Args:   cobra.MinimumNArgs(1),
-		RunE: func(_ *cobra.Command, args []string) error {
-			group, err := strconv.Atoi(args[0])
-			if err != nil || group <= 1 {
-				return fmt.Errorf("bad process group %q", args[0])
-			}
-			watchdog.Run(group, args[1:])
-			return nil
-		},
+		Args:   cobra.ExactArgs(1),
+		RunE:   func(*cobra.Command, []string) error { return watchdog.Run(releaseOrphaned) },
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math"
 	"strconv"
+	"strings"
 	"time"
 )
 
@@ -17,7 +18,7 @@ func (d *duration) Set(s string) error {
 	if seconds, e := strconv.ParseFloat(s, 64); e == nil {
 		parsed, err = time.Duration(seconds*float64(time.Second)), nil
 		if math.IsNaN(seconds) || math.Abs(seconds) > math.MaxInt64/float64(time.Second)/2 {
-			return fmt.Errorf("out of range")
+			return fmt.Errorf("too large")
 		}
 		if seconds > 0 {
 			parsed = max(parsed, 1) // zero means something else
@@ -25,9 +26,9 @@ func (d *duration) Set(s string) error {
 	}
 	switch {
 	case err != nil:
-		return fmt.Errorf("want seconds, as in 5 or 0.5, or a unit with each number, as in 500ms or 1m30s")
+		return fmt.Errorf("must be seconds (5, 0.5) or a duration such as 500ms, 1m30s")
 	case parsed < 0:
-		return fmt.Errorf("it is negative")
+		return fmt.Errorf("must not be negative")
 	}
 	*d = duration(parsed)
 	return nil
@@ -41,3 +42,15 @@ func (d *duration) Type() string { return "duration" }
 
 // inSeconds writes d as a number of seconds.
 func inSeconds(d time.Duration) string { return strconv.FormatFloat(d.Seconds(), 'f', -1, 64) }
+
+// brief writes a duration as people do: 5m, not 5m0s.
+func brief(d time.Duration) string {
+	text := d.String()
+	if strings.HasSuffix(text, "m0s") {
+		text = strings.TrimSuffix(text, "0s")
+	}
+	if strings.HasSuffix(text, "h0m") {
+		text = strings.TrimSuffix(text, "0m")
+	}
+	return text
+}

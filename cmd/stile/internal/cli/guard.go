@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"strings"
+	"syscall"
 	"time"
 
 	"github.com/stilelock/stile"
@@ -27,6 +29,7 @@ type guard struct {
 	renewed    chan stile.Renewed // the last attempt at a renewal, until it is looked at
 	told       bool               // the user knows that the lock is lost, or as good as lost
 	dog        *watchdog.Watchdog // what takes longer than a moment is watched by another process too
+	charge     watchdog.Charge    // what that has to know
 }
 
 // noteRenewal is a hook: it must not block.
@@ -72,7 +75,7 @@ func (g *guard) supervise(stdio Stdio, signals *child.Signals, c child.Command) 
 	if !g.hold.Valid() { // we have stood still since it was obtained, stopped perhaps, or writing to a terminal held with ^S
 		<-g.hold.Lost() // it is on its way
 		g.told = true
-		stdio.say(g.hold.Err().Error() + "; the command was not run")
+		stdio.say(g.lost() + "; the command was not run")
 		return exitLost, nil
 	}
 	p, err := child.Start(c, signals)
@@ -85,7 +88,9 @@ func (g *guard) supervise(stdio Stdio, signals *child.Signals, c child.Command) 
 	defer timer.Stop()
 
 	defer func() { g.dog.Close() }()
-	unwatched := time.After(min(time.Second, g.ttl/4))
+	g.charge.Tree = p.Tree()
+	moment := min(time.Second, g.ttl/4)
+	unwatched := time.After(moment)
 
 	var timeout <-chan time.Time
 	if g.runTimeout > 0 {
@@ -93,13 +98,18 @@ func (g *guard) supervise(stdio Stdio, signals *child.Signals, c child.Command) 
 	}
 	var lastErr error
 	suspended := false // the command is, because we were; that it is past stopBy does no harm then
+	var continued time.Time
+	var toSuspend <-chan time.Time
+	var stoppedBy syscall.Signal
 	for {
 		stopBy := time.Until(g.stopBy())
 		switch {
 		case suspended && stopBy > 0 && g.hold.Valid():
-			suspended = false
+			suspended, continued = false, time.Now()
 			p.Resume()
-		case !suspended && stopBy <= 0 && g.hold.Err() == nil:
+		case !g.hold.Valid():
+			<-g.hold.Lost() // it is on its way: we have stood still
+		case !suspended && stopBy <= 0:
 			g.told = true
 			g.stop(stdio, p, g.atRisk(lastErr), g.killAfter, g.hold.Lost())
 			return exitLost, nil
@@ -111,22 +121,24 @@ func (g *guard) supervise(stdio Stdio, signals *child.Signals, c child.Command) 
 		timer.Reset(min(stopBy, longest))
 		select {
 		case <-unwatched:
-			if g.dog, err = watchdog.Start(p.Group(), c.Mark, time.Until(g.hold.Deadline())); err != nil && g.verbose {
-				go stdio.say(err.Error()) // a terminal may be held with ^S
-			}
+			unwatched = g.watch(stdio, 10*moment)
+		case <-g.dog.Gone():
+			g.remark(stdio, "the watchdog of the command was killed; starting another")
+			g.dog.Close()
+			g.dog, unwatched = nil, time.After(moment)
 		case <-p.Done():
 			code := p.ExitCode()
 			if !g.hold.Valid() {
 				<-g.hold.Lost() // it is on its way
 				g.told = true
-				stdio.say(fmt.Sprintf("%v; the command has ended before it was stopped, with exit code %d", g.hold.Err(), code))
+				stdio.say(fmt.Sprintf("%s; the command had ended by then, with exit code %d", g.lost(), code))
 				return exitLost, nil
 			}
 			return code, nil
 		case <-g.hold.Lost():
 			g.told = true
 			g.dog.Until(g.graceAfterLoss())
-			g.stop(stdio, p, g.hold.Err().Error()+"; stopping the command", g.graceAfterLoss(), nil)
+			g.stop(stdio, p, g.lost()+"; stopping the command", g.graceAfterLoss(), nil)
 			return exitLost, nil
 		case <-timeout:
 			why := fmt.Sprintf("the command under lock %q has run for %v; stopping it", g.hold.Name(), g.runTimeout)
@@ -134,15 +146,26 @@ func (g *guard) supervise(stdio Stdio, signals *child.Signals, c child.Command) 
 			return exitTimeout, nil
 		case sig := <-signals.C():
 			if child.Stops(sig) {
-				suspended = true
+				suspended, toSuspend = true, nil
 				p.AskToStop(min(preparation, time.Until(g.stopBy())), g.hold.Lost())
 				g.dog.Until(time.Until(g.hold.Deadline())) // there may have been renewals
 				p.Suspend()
-			} else {
-				p.Signal(sig)
+				break
+			}
+			p.Signal(sig)
+			if child.Ends(sig) && !suspended { // one that is stopped would not notice
+				continued, toSuspend = time.Now(), nil
+				p.Resume()
 			}
 		case sig := <-p.Stopped():
+			// kill %1 of a shell sends TERM and then CONT. A command that was stopped because it reads from the terminal is so
+			// again at once, and we must not stop too before TERM has arrived: it would be lost on both.
 			if p.WantsToStop(sig) {
+				stoppedBy, toSuspend = sig, time.After(time.Until(continued.Add(settling)))
+			}
+		case <-toSuspend:
+			toSuspend = nil
+			if p.WantsToStop(stoppedBy) { // it may have come to the foreground meanwhile
 				suspended = true
 				p.Suspend()
 			}
@@ -150,6 +173,27 @@ func (g *guard) supervise(stdio Stdio, signals *child.Signals, c child.Command) 
 			lastErr = r.Err
 		case <-timer.C:
 		}
+	}
+}
+
+// settling is how long the signals that have come with CONT may take to arrive, on a busy machine too.
+const settling = time.Second
+
+// watch starts the watchdog. If that fails, it returns when to try again.
+func (g *guard) watch(stdio Stdio, pause time.Duration) (again <-chan time.Time) {
+	var err error
+	if g.dog, err = watchdog.Start(g.charge, time.Until(g.hold.Deadline())); err != nil {
+		g.remark(stdio, err.Error())
+		return time.After(pause)
+	}
+	return nil
+}
+
+// remark says something if the user wants to know everything. It does not wait for that to be read: a terminal may be held with
+// ^S.
+func (g *guard) remark(stdio Stdio, text string) {
+	if g.verbose {
+		go stdio.say(text)
 	}
 }
 
@@ -172,12 +216,55 @@ func (g *guard) stop(stdio Stdio, p *child.Process, why string, grace time.Durat
 
 // atRisk says why the command is stopped though the lock is still held.
 func (g *guard) atRisk(lastErr error) string {
-	why := "its session was not confirmed in time"
-	if lastErr != nil {
-		why += ": " + lastErr.Error()
+	return fmt.Sprintf("lost contact with the store%s; stopping the command before lock %q expires", g.because(lastErr), g.hold.Name())
+}
+
+// lost says why the lock is not held any more.
+func (g *guard) lost() string {
+	lost, ok := errors.AsType[*stile.LostError](g.hold.Err())
+	switch {
+	case !ok:
+		return fmt.Sprintf("lock %q was lost", g.hold.Name())
+	case lost.Reason == stile.LostDeadline:
+		return fmt.Sprintf("lock %q expired: it was not renewed in time%s", lost.Name, g.because(lost.Err))
+	default:
+		return fmt.Sprintf("lock %q was broken, or its lease expired", lost.Name)
 	}
-	return fmt.Sprintf("lock %q (token %d) is about to be lost: %s; stopping the command",
-		g.hold.Name(), g.hold.Token(), why)
+}
+
+// because puts an error of the store into parentheses: all of it for those who want to know everything, for others what they
+// can do something about.
+func (g *guard) because(err error) string {
+	switch {
+	case err == nil:
+		return ""
+	case g.verbose:
+		return " (" + err.Error() + ")"
+	case gist(err) == "":
+		return ""
+	default:
+		return " (" + gist(err) + ")"
+	}
+}
+
+// gist says in a few words why a store was not reached; nothing if that is not simply put.
+func gist(err error) string {
+	if errno, ok := errors.AsType[syscall.Errno](err); ok {
+		return errno.Error()
+	}
+	text := err.Error() // not every client of a store passes on what the system has said
+	for _, known := range []string{
+		"connection refused", "connection reset by peer", "no route to host", "network is unreachable", "no such host",
+		"broken pipe", "no such file or directory", "permission denied", "no answer",
+	} {
+		if strings.Contains(text, known) {
+			return known
+		}
+	}
+	if errors.Is(err, context.DeadlineExceeded) || strings.Contains(text, context.DeadlineExceeded.Error()) {
+		return "no answer"
+	}
+	return ""
 }
 
 // graceAfterLoss is how long a command may take to end after its lock was lost. None if the time is up, because that
@@ -211,13 +298,17 @@ func (g *guard) keepFor(stdio Stdio, signals *child.Signals, rest time.Duration)
 	g.hold = nil
 }
 
-// notReleased says that the lock may not have been let go. The library's error says that it goes on trying; but we end.
+// notReleased says that the lock may not have been released. The library's error says that it goes on trying; but we end.
 func (g *guard) notReleased(err error) string {
-	if errors.Is(err, stile.ErrLost) || errors.Is(err, stile.ErrNotKnown) {
-		return err.Error()
+	switch {
+	case errors.Is(err, stile.ErrLost):
+		return fmt.Sprintf("lock %q was broken, or its lease expired, before it was released", g.hold.Name())
+	case errors.Is(err, stile.ErrNotKnown):
+		return fmt.Sprintf("lock %q is released, but may have been lost before: the store did not answer at first", g.hold.Name())
+	default:
+		return fmt.Sprintf("could not confirm the release of lock %q%s; it may stay held for up to %s",
+			g.hold.Name(), g.because(err), brief(g.ttl))
 	}
-	return fmt.Sprintf("release of lock %q (token %d) not confirmed: it may stay closed until its TTL of %v is over: %v",
-		g.hold.Name(), g.hold.Token(), g.ttl, errors.Unwrap(err))
 }
 
 // waitFor waits while the lock is kept.
@@ -263,7 +354,7 @@ func (g *guard) close(stdio Stdio) {
 		case err != nil && !g.told:
 			stdio.say(g.notReleased(err))
 		case err == nil && g.verbose:
-			stdio.say(fmt.Sprintf("lock %q let go after %v", g.hold.Name(), round(time.Since(g.obtained))))
+			stdio.say(fmt.Sprintf("lock %q released after %v", g.hold.Name(), round(time.Since(g.obtained))))
 		}
 	}
 	if g.client != nil {

@@ -31,7 +31,7 @@ func overview(lines []stile.Line, now time.Time) []byte {
 			first := l.Holders[0]
 			age, left = heldFor(first, now), leftOf(first)
 		}
-		fmt.Fprintf(table, "%s\t%s\t%s\t%s\t%d\n", plain(l.Name), holders(l), age, left, len(l.Waiters))
+		fmt.Fprintf(table, "%s\t%s\t%s\t%s\t%d\n", asArgument(l.Name), holders(l), age, left, len(l.Waiters))
 	}
 	table.Flush()
 	return buf.Bytes()
@@ -53,7 +53,7 @@ func holders(l stile.Line) string {
 // details writes all there is to know of a line.
 func details(l stile.Line, now time.Time) []byte {
 	var buf bytes.Buffer
-	fmt.Fprintf(&buf, "lock %s: %s\n", plain(l.Name), state(l))
+	fmt.Fprintf(&buf, "lock %s: %s\n", asArgument(l.Name), state(l))
 	table := newTable(&buf)
 	for _, e := range l.Holders {
 		detailsOf(table, "holder", e, holding(e, now))
@@ -103,7 +103,7 @@ func who(e stile.Entry) string {
 	case known != "":
 		return plain(known)
 	case e.Foreign:
-		return "foreign client, session " + plain(e.Session)
+		return "unknown client, session " + plain(e.Session)
 	default:
 		return "unknown owner, session " + plain(e.Session)
 	}

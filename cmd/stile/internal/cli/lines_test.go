@@ -72,13 +72,13 @@ func TestOverview(t *testing.T) {
 		{Name: "readers", Holders: []stile.Entry{shared(bob()), shared(ann()), shared(ann())}},
 		{Name: "says nothing", Holders: []stile.Entry{{Token: 256, Session: "694d"}}},
 	}, noon), `
-NAME             HOLDER                                           AGE    LEFT  WAITING
-deploy/web       ann@web-3 pid 812 (deploy.sh)                    3m12s  14s   2
-etcdctl's        foreign client, session 694d98a1c2e470           ?      58s   0
-evil \u202ename  eve\x1b[2J@web\n3 (x\tnightly-backup\u202e\xff)  ?      ?     0
-odd              nobody                                           ?      ?     1
-readers          bob@web-1 pid 99 (deploy.sh) +2                  <2m1s  9s    0
-says nothing     unknown owner, session 694d                      ?      ?     0
+NAME               HOLDER                                           AGE    LEFT  WAITING
+deploy/web         ann@web-3 pid 812 (deploy.sh)                    3m12s  14s   2
+etcdctl's          unknown client, session 694d98a1c2e470           ?      58s   0
+"evil \u202ename"  eve\x1b[2J@web\n3 (x\tnightly-backup\u202e\xff)  ?      ?     0
+odd                nobody                                           ?      ?     1
+readers            bob@web-1 pid 99 (deploy.sh) +2                  <2m1s  9s    0
+says nothing       unknown owner, session 694d                      ?      ?     0
 `)
 	expectText(t, overview(nil, noon), "")
 }
@@ -111,7 +111,7 @@ holder    ann@web-3 pid 812 (deploy.sh)
           label: team=web
 waiter 1  bob@web-1 pid 99 (deploy.sh)
           token 36864, slot/3, in line for 2m, session 694d98a1c2e460 has 9s left
-waiter 2  foreign client, session 694d98a1c2e470
+waiter 2  unknown client, session 694d98a1c2e470
           token 5120, exclusive, in line for ?, session 694d98a1c2e470 has 58s left
 waiter 3  eve\x1b[2J@web\n3 (x\tnightly-backup\u202e\xff)
           token 5376, exclusive, in line for ?, session s\a1 has ? left
@@ -269,23 +269,23 @@ func TestJSON(t *testing.T) {
 `},
 		{
 			"watch",
-			seen{seenAt, empty},
+			seen{seenAt, asJSONLine(empty)},
 			"",
 			`{"time":"2026-11-21T19:08:01.123Z","name":"a","holders":[],"waiters":[]}` + "\n",
 		},
 		{
 			"break",
-			broken{"a", slot},
+			broken{"a", slot, ""},
 			"",
 			`{"name":"a","token":"9223372036854775807","mode":"slot/3","owner":{"host":"web-1","pid":99,"user":"bob",` +
 				`"command":"deploy.sh","since":"2026-11-21T11:58:00Z"},"session":"694d98a1c2e460"}` + "\n",
 		},
 		{
 			"evil",
-			broken{"<a>&\u202e", stile.Entry{Owner: stile.Owner{Command: "\x1b[2J\u009b\x7f\U000e0001\xff"}, Session: "1"}},
+			broken{"<a>&\u202e", stile.Entry{Owner: stile.Owner{Command: "\x1b[2J\u009b\x7f\U000e0001\xff"}, Session: "1"}, argumentFor("<a>&\u202e")},
 			"",
 			`{"name":"<a>&\u202e","token":"0","mode":"exclusive","owner":` +
-				`{"command":"\u001b[2J\u009b\u007f\udb40\udc01\ufffd"},"session":"1"}` + "\n",
+				`{"command":"\u001b[2J\u009b\u007f\udb40\udc01\ufffd"},"session":"1","argument":"\"<a>&\\u202e\""}` + "\n",
 		},
 	} {
 		got, err := asJSON(c.value, c.indent)

@@ -13,15 +13,18 @@ func newLs(stdio Stdio) *cobra.Command {
 	r := newReader(stdio)
 	var prefix string
 	cmd := &cobra.Command{
-		Use:   "ls [flags] [PREFIX]",
-		Short: "List the locks that are held",
+		Use:        "ls [flags] [PREFIX]",
+		Short:      "List the locks that are held",
+		SuggestFor: []string{"list", "locks", "ps"},
 		Long: `List the locks that somebody holds, with who it is and how many wait, sorted by name: all, or
 those whose name begins with PREFIX.
 
 AGE is how long the lock has been held, by the clock of the holder's host. Where it is not
 known when the holder obtained the lock, as in the first second, AGE is what it is less than:
 <5m. LEFT is how long the holder's session lives if it is not renewed. Where several hold a
-lock together, the first of them is shown and the others are counted.`,
+lock together, the first of them is shown and the others are counted. A name that stile run
+could not use, or that cannot be printed, stands in double quotes, as Go writes it; show, wait
+and break take it like that.`,
 		Example: `  stile ls
   stile ls deploy/
   stile ls -o json | jq -r '.[] | select(.waiters != []) | .name'`,
@@ -33,7 +36,11 @@ lock together, the first of them is shown and the others are counted.`,
 				case err != nil:
 					return err
 				case r.format == formatJSON:
-					return stdio.writeJSON(lines)
+					all := make([]jsonLine, 0, len(lines))
+					for _, l := range lines {
+						all = append(all, asJSONLine(l))
+					}
+					return stdio.writeJSON(all)
 				case len(lines) == 0 && prefix == "":
 					stdio.remark("no lock is held")
 				case len(lines) == 0:

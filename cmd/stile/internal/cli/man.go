@@ -22,7 +22,7 @@ func newMan() *cobra.Command {
   stile man . && man ./stile-run.1`,
 		Args: func(cmd *cobra.Command, args []string) error {
 			if len(args) == 0 {
-				return fmt.Errorf("no directory is named: %s; see %s --help", cmd.UseLine(), cmd.CommandPath())
+				return fmt.Errorf("missing directory: %s; see %s --help", cmd.UseLine(), cmd.CommandPath())
 			}
 			return atMost(1, cmd, args)
 		},
@@ -193,7 +193,7 @@ func (p *page) options(flags *pflag.FlagSet) {
 		}
 		p.line(".TP\n%s\n%s", spelled, escape(usage))
 	})
-	p.line(".TP\n\\fB\\-h\\fR, \\fB\\-\\-help\\fR\nsay all this in short")
+	p.line(".TP\n\\fB\\-h\\fR, \\fB\\-\\-help\\fR\nshow help")
 }
 
 // seeAlso names the other pages.

@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/pflag"
 	"golang.org/x/term"
 
+	"github.com/stilelock/stile"
 	"github.com/stilelock/stile/cmd/stile/internal/child"
 	"github.com/stilelock/stile/store"
 )
@@ -46,7 +47,7 @@ func (f *format) Set(s string) error {
 		*f = format(s)
 		return nil
 	default:
-		return errors.New("want text or json")
+		return errors.New("must be text or json")
 	}
 }
 
@@ -56,27 +57,29 @@ func (f *format) String() string { return string(*f) }
 // Type implements pflag.Value.
 func (f *format) Type() string { return "format" }
 
-// nameArg takes the name of a lock as the only argument.
+// nameArg takes the name of a lock as the only argument. It may be any name that stile ls prints.
 func nameArg(name *string) cobra.PositionalArgs {
-	return func(cmd *cobra.Command, args []string) error {
-		if len(args) == 0 {
-			return fmt.Errorf("no lock is named: %s; see %s --help", cmd.UseLine(), cmd.CommandPath())
+	return func(cmd *cobra.Command, args []string) (err error) {
+		if len(args) == 0 || args[0] == "" {
+			return fmt.Errorf("missing lock name: %s; see %s --help", cmd.UseLine(), cmd.CommandPath())
 		}
 		if err := atMost(1, cmd, args); err != nil {
 			return err
 		}
-		*name = args[0]
-		return store.CheckName(*name)
+		*name, err = nameOf(args[0])
+		return err
 	}
 }
 
 // prefixArg takes the beginning of names as the only argument, or none for all names.
 func prefixArg(prefix *string) cobra.PositionalArgs {
-	return func(cmd *cobra.Command, args []string) error {
+	return func(cmd *cobra.Command, args []string) (err error) {
 		if err := atMost(1, cmd, args); err != nil || len(args) == 0 {
 			return err
 		}
-		*prefix = args[0]
+		if *prefix, err = prefixOf(args[0]); err != nil {
+			return err
+		}
 		return store.CheckPrefix(*prefix)
 	}
 }
@@ -86,9 +89,25 @@ func noArgs(cmd *cobra.Command, args []string) error { return atMost(0, cmd, arg
 
 func atMost(n int, cmd *cobra.Command, args []string) error {
 	if len(args) > n {
-		return fmt.Errorf("%q is one argument too many: %s; see %s --help", args[n], cmd.UseLine(), cmd.CommandPath())
+		return fmt.Errorf("unexpected argument %q: %s; see %s --help", args[n], cmd.UseLine(), cmd.CommandPath())
 	}
 	return nil
+}
+
+// jsonLine is a line as JSON. Where the name of the lock is not what to give to stile as an argument, that is there too.
+type jsonLine struct {
+	stile.Line
+	Argument string `json:"argument,omitempty"`
+}
+
+func asJSONLine(l stile.Line) jsonLine { return jsonLine{l, argumentFor(l.Name)} }
+
+// argumentFor returns the argument for a name, or nothing if that is the name itself.
+func argumentFor(name string) string {
+	if arg := asArgument(name); arg != name {
+		return arg
+	}
+	return ""
 }
 
 // writeJSON writes v to stdout, over several lines.

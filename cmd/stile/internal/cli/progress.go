@@ -3,35 +3,81 @@ package cli
 import (
 	"fmt"
 	"os"
+	"strings"
+	"unicode"
 
 	"golang.org/x/term"
+	"golang.org/x/text/width"
 )
 
 // progress is one line on the terminal that is kept up to date. A nil progress shows nothing. It is for one goroutine.
 type progress struct {
 	terminal *os.File
-	shown    bool
+	columns  func() int // of the terminal; zero if that is not known
+	rewraps  bool       // the terminal wraps anew what is in it when it gets narrower
+	shown    int        // how many columns of text are there
 }
 
 // newProgress returns nil if nobody would see it: if stderr is not a terminal.
 func newProgress(stdio Stdio) *progress {
-	if !term.IsTerminal(int(stdio.Err.Fd())) {
+	fd := int(stdio.Err.Fd())
+	if !term.IsTerminal(fd) {
 		return nil
 	}
-	return &progress{terminal: stdio.Err}
+	return &progress{terminal: stdio.Err, rewraps: rewraps(os.Getenv), columns: func() int {
+		columns, _, _ := term.GetSize(fd)
+		return columns
+	}}
 }
 
-// show puts text in place of what was shown before, as much of it as fits into the line.
-func (p *progress) show(text string) {
+// rewraps reports whether the terminal is none of those that cut lines off when they get narrower, as is known of them.
+func rewraps(env func(string) string) bool {
+	kind, _, _ := strings.Cut(env("TERM"), "-")
+	switch kind {
+	case "linux", "dumb", "vt100", "vt220", "rxvt":
+		return false
+	case "screen":
+		return env("TMUX") != ""
+	default:
+		return env("XTERM_VERSION") == ""
+	}
+}
+
+// show puts a text in place of what was shown before: the first that fits into the line, or what fits of the last.
+func (p *progress) show(texts ...string) {
 	if p == nil {
 		return
 	}
-	line := "stile: " + text
-	if width, _, err := term.GetSize(int(p.terminal.Fd())); err == nil && width > 1 {
-		line = fit(line, width-1) // the last column is left free: some terminals begin a new line there
+	var line string
+	// Some terminals begin a new line after the last column; and there has to be room for the ^C that they show.
+	most := p.columns() - 3
+	for _, text := range texts {
+		if line = "stile: " + text; most < 1 || columnsOf(line) <= most {
+			break
+		}
 	}
-	fmt.Fprintf(p.terminal, "\r%s\x1b[K", line)
-	p.shown = true
+	if last := texts[len(texts)-1]; most >= 1 && columnsOf(line) > most {
+		line = fit(last, most)
+	}
+	fmt.Fprint(p.terminal, p.erasure()+line)
+	p.shown = columnsOf(line)
+}
+
+// erasure is what takes away what is shown, which may stand on several lines by now, and leaves the cursor where it began.
+func (p *progress) erasure() string {
+	if columns := p.columns(); p.rewraps && columns > 0 && p.shown > columns {
+		return fmt.Sprintf("\x1b[%dA\r\x1b[J", (p.shown-1)/columns)
+	}
+	return "\r\x1b[K"
+}
+
+// clear leaves the terminal as if nothing had been there.
+func (p *progress) clear() {
+	if p == nil || p.shown == 0 {
+		return
+	}
+	fmt.Fprint(p.terminal, p.erasure())
+	p.shown = 0
 }
 
 // fit shortens a line to a number of columns.
@@ -41,26 +87,34 @@ func fit(line string, columns int) string {
 		if used < columns {
 			cut = i
 		}
-		if used += columnsOf(r); used > columns {
+		if used += runeColumns(r); used > columns {
 			return line[:cut] + "…"
 		}
 	}
 	return line
 }
 
-// columnsOf returns how many columns of a terminal a character takes at most: East Asian ones and pictures take two.
-func columnsOf(r rune) int {
-	if r >= 0x1100 && r != '…' {
-		return 2
+// columnsOf returns how many columns of a terminal a text takes.
+func columnsOf(text string) (columns int) {
+	for _, r := range text {
+		columns += runeColumns(r)
 	}
-	return 1
+	return columns
 }
 
-// clear leaves the line as if nothing had been there.
-func (p *progress) clear() {
-	if p == nil || !p.shown {
-		return
+// runeColumns returns how many columns of a terminal a character takes: East Asian ones and pictures take two, accents that are
+// put on the character before take none.
+func runeColumns(r rune) int {
+	switch {
+	case unicode.In(r, unicode.Mn, unicode.Me, unicode.Cf):
+		return 0
+	case r < 0x1100:
+		return 1
 	}
-	fmt.Fprint(p.terminal, "\r\x1b[K")
-	p.shown = false
+	switch width.LookupRune(r).Kind() {
+	case width.EastAsianWide, width.EastAsianFullwidth:
+		return 2
+	default:
+		return 1
+	}
 }

@@ -17,6 +17,7 @@ import (
 
 	"github.com/stilelock/stile"
 	"github.com/stilelock/stile/cmd/stile/internal/child"
+	"github.com/stilelock/stile/cmd/stile/internal/watchdog"
 	"github.com/stilelock/stile/store"
 )
 
@@ -28,7 +29,7 @@ type run struct {
 	nonblock   bool
 	wait       duration
 	waitSet    bool
-	conflict   int
+	conflict   exitCode
 	ttl        duration
 	minHold    duration
 	runTimeout duration
@@ -42,25 +43,31 @@ type run struct {
 	line       string
 	name       string
 	argv       []string
+	flock      flockFlags
 }
 
 func newRun(stdio Stdio) *cobra.Command { return newRunInto(&run{stdio: stdio}) }
 
 // newRunInto returns the verb; its flags and arguments go into r.
 func newRunInto(r *run) *cobra.Command {
-	r.ttl = duration(stile.DefaultTTL)
+	r.ttl, r.conflict = duration(stile.DefaultTTL), exitNotObtained
 	cmd := &cobra.Command{
-		Use:   "run [flags] NAME -- COMMAND [ARGUMENT…]",
-		Short: "Run a command while holding a lock",
-		Long: `Wait until the lock NAME is free, take it, run the command, and let the lock go.
+		Use:        "run [flags] NAME -- COMMAND [ARGUMENT…]",
+		Short:      "Run a command while holding a lock",
+		SuggestFor: []string{"lock", "exec", "flock", "acquire", "with"},
+		Long: `Acquire the lock NAME, run the command, and release the lock.
 
 If the lock cannot be kept, because the store cannot be reached or somebody has broken the
 lock, the command is stopped, with everything it has started: SIGTERM first, and SIGKILL
-while nobody else can have been let in yet. (If somebody has broken the lock, that is too
-late: the token in STILE_TOKEN, which grows with every holder, tells old from new.)
+while nobody else can have been let in yet. (If somebody has broken the lock, then two commands
+may overlap briefly; use STILE_TOKEN, which increases with every holder, to tell them apart.)
 
 The command inherits stdin, stdout, stderr and the terminal. Signals are passed on to it.
-Who waits longer than a second at a terminal is told who has the lock.
+If acquiring takes more than a second, a status line on the terminal shows the holder.
+
+A NAME that begins with /, ./ or ../ is a path, as flock takes it: it is made absolute, and
+the lock is called like that without the first slash. No file is made or opened. flock's -x,
+-e, -o, --nb and --timeout are understood.
 
 Environment of the command:
   STILE_NAME   the name of the lock
@@ -68,10 +75,11 @@ Environment of the command:
   STILE_OWNER  who holds the lock, as others see it
   STILE_TTL    the TTL, in seconds
   STILE_URL    the store, without a password that was given with --url
+  STILE_HELD   this lock and those of stile runs around this one, in JSON
 
 Exit codes:
   the command's own, or 128+N if signal N ended it
-  75   the lock was not obtained (-n, -w); -E chooses another
+  75   the lock could not be acquired (-n, -w); -E chooses another
   79   the lock was lost and the command stopped
   124  the command has run for too long and was stopped (--run-timeout)
   125  stile failed; the command was not run
@@ -84,11 +92,19 @@ A DURATION is in seconds (5, 0.5) or has units (500ms, 1m30s).`,
   stile run -n reindex -- ./reindex --all || echo "somebody else is at it"
   stile run -w 30 --ttl 10s deploy/web -- sh -c 'echo "token $STILE_TOKEN"; make deploy'
   stile run -n -q -E 0 --min-hold 50s report -- ./report   # in a crontab of several hosts
+  stile run -n /var/lock/backup.lock ./backup.sh           # instead of flock -n …
   stile run --run-timeout 1h --ttl 60 -k 20 --reason "ticket 812" migrate -- ./migrate up
   stile run --url etcd://db1:2379,db2:2379/team -c 'dump | gzip >dump.gz' backup`,
 		Args: func(cmd *cobra.Command, args []string) error {
-			var err error
-			r.name, r.argv, err = nameAndCommand(args, cmd.Flags().Changed("command"), r.line)
+			if err := r.flock.refused(cmd.Flags()); err != nil {
+				return err
+			}
+			name, argv, err := nameAndCommand(args, cmd.Flags().Changed("command"), r.line)
+			if err != nil {
+				return err
+			}
+			r.argv = argv
+			r.name, err = lockName(name)
 			return err
 		},
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -100,19 +116,20 @@ A DURATION is in seconds (5, 0.5) or has units (500ms, 1m30s).`,
 	flags.SetInterspersed(false) // what follows NAME is not for us
 	addURL(flags, &r.url)
 	flags.BoolVarP(&r.nonblock, "nonblock", "n", false, "do not wait if the lock is not free")
-	flags.VarP(&r.wait, "wait", "w", "wait no longer than that; 0 is -n")
-	flags.IntVarP(&r.conflict, "conflict-exit-code", "E", exitNotObtained, "exit code if the lock is not obtained")
-	flags.Var(&r.ttl, "ttl", "after a crash the lock is free that much later; renewed three times in that time")
-	flags.Var(&r.minHold, "min-hold", "keep the lock for at least that long, even if the command ends sooner")
-	flags.Var(&r.runTimeout, "run-timeout", "stop the command when it has run for that long; 0 is never")
+	flags.VarP(&r.wait, "wait", "w", "give up after this long; 0 means -n")
+	flags.VarP(&r.conflict, "conflict-exit-code", "E", "exit status if the lock could not be acquired")
+	flags.Var(&r.ttl, "ttl", "how long the lock stays held after this process dies (renewed at a third of that)")
+	flags.Var(&r.minHold, "min-hold", "keep the lock for at least this long, even if the command ends sooner")
+	flags.Var(&r.runTimeout, "run-timeout", "stop the command when it has run for this long; 0 means never")
 	flags.VarP(&r.killAfter, "kill-after", "k",
-		"kill a command that is being stopped that long after telling it (default: a quarter of the TTL, on ZooKeeper a sixth, 5s at most)")
-	flags.StringVar(&r.signal, "signal", "TERM", "what a command that is being stopped is told first, a `name` or number")
-	flags.StringArrayVar(&r.labels, "label", nil, "tell others about this holder, as `name=value`; may be repeated")
-	flags.StringVar(&r.reason, "reason", "", "tell others why the lock is wanted, in a `text`")
+		"time between the stop signal and SIGKILL (default: a quarter of --ttl, at most 5s; a sixth on ZooKeeper)")
+	flags.StringVar(&r.signal, "signal", "TERM", "`signal` that asks the command to stop, by name or number")
+	flags.StringArrayVar(&r.labels, "label", nil, "label shown to others in stile show, as `name=value`; may be repeated")
+	flags.StringVar(&r.reason, "reason", "", "why you hold the lock, a `text` shown in stile show")
 	flags.StringVarP(&r.line, "command", "c", "", "run this `line` with sh, instead of a COMMAND")
-	flags.BoolVarP(&r.quiet, "quiet", "q", false, "say nothing about waiting, or not obtaining the lock")
-	flags.BoolVarP(&r.verbose, "verbose", "v", false, "say when waiting begins, the lock is obtained, and let go")
+	flags.BoolVarP(&r.quiet, "quiet", "q", false, "do not report waiting or failure to acquire")
+	flags.BoolVarP(&r.verbose, "verbose", "v", false, "report waiting, acquiring and releasing")
+	r.flock.add(flags)
 	return cmd
 }
 
@@ -122,7 +139,7 @@ A DURATION is in seconds (5, 0.5) or has units (500ms, 1m30s).`,
 func nameAndCommand(args []string, lineSet bool, line string) (name string, argv []string, err error) {
 	const see = "; see stile run --help"
 	if len(args) == 0 {
-		return "", nil, errors.New("no lock is named: stile run [flags] NAME -- COMMAND [ARGUMENT…]" + see)
+		return "", nil, errors.New("missing lock name: stile run [flags] NAME -- COMMAND [ARGUMENT…]" + see)
 	}
 	name, argv = args[0], args[1:]
 	switch {
@@ -135,14 +152,16 @@ func nameAndCommand(args []string, lineSet bool, line string) (name string, argv
 		}
 		return name, shell(argv[1]), nil
 	case len(argv) > 0 && strings.HasPrefix(argv[0], "-"):
-		return "", nil, fmt.Errorf("%s after the lock's name: flags stand before it, and the command after --%s",
-			argv[0], see)
+		return "", nil, fmt.Errorf("put flags before the lock name: stile run %s … %s -- COMMAND%s", argv[0], asArgument(name), see)
 	}
 	switch {
 	case lineSet && len(argv) > 0:
-		return "", nil, fmt.Errorf("there is a line for the shell (-c) and a command, %s: give one of them%s", argv[0], see)
+		return "", nil, fmt.Errorf("both -c and a command, %s, are given: use one of them%s", argv[0], see)
 	case lineSet:
 		return name, shell(line), nil
+	case len(argv) == 0 && isDescriptor(name):
+		return "", nil, fmt.Errorf("no command to run under the lock %q: there is no form for file descriptors, "+
+			"give the command: stile run [flags] NAME -- COMMAND [ARGUMENT…]%s", name, see)
 	case len(argv) == 0:
 		return "", nil, fmt.Errorf("no command to run under the lock %q: stile run [flags] NAME -- COMMAND [ARGUMENT…]%s",
 			name, see)
@@ -186,8 +205,16 @@ func (r *run) run(ctx context.Context) error {
 	}
 	defer g.close(r.stdio)
 
+	inner := r.held(g.hold)
+	value, mark := inner.within()
+	g.charge = watchdog.Charge{
+		Name: inner.Name, Token: inner.Token, Owner: inner.Owner, URL: r.store.url, Env: os.Environ(),
+		NotBefore: watchdog.Now() + time.Duration(r.minHold),
+	}
+	g.charge.Dir, _ = os.Getwd() // if that is not known, paths in the URL have to be absolute
+
 	code, err := g.supervise(r.stdio, signals, child.Command{
-		Path: path, Args: r.argv, Env: r.environment(g.hold), Mark: r.mark(g.hold),
+		Path: path, Args: r.argv, Env: r.environment(inner, value), Mark: heldVar + "=" + mark,
 		Stdin: r.stdio.In, Stdout: r.stdio.Out, Stderr: r.stdio.Err,
 	})
 	if err != nil {
@@ -225,19 +252,17 @@ func (r *run) check() (*guard, stile.Owner, error) {
 	}
 	switch longest := mostKillAfter(g.ttl); {
 	case r.nonblock && r.waitSet:
-		return nil, owner, errors.New("-n and -w contradict each other: give one of them")
+		return nil, owner, errors.New("-n and -w contradict each other: use one of them")
 	case r.quiet && r.verbose:
-		return nil, owner, errors.New("-q and -v contradict each other: give one of them")
-	case r.conflict < 0 || r.conflict > 255:
-		return nil, owner, fmt.Errorf("--conflict-exit-code %d: exit codes are 0 to 255", r.conflict)
+		return nil, owner, errors.New("-q and -v contradict each other: use one of them")
 	case g.ttl == 0:
-		return nil, owner, fmt.Errorf("--ttl must be more than 0, and at most %v; stores have higher lower limits", stile.MaxTTL)
+		return nil, owner, fmt.Errorf("--ttl must be more than 0, and at most %s; stores may require a larger minimum", brief(stile.MaxTTL))
 	case g.killAfter > mostKillAfter(stile.MaxTTL):
-		return nil, owner, fmt.Errorf("--kill-after %v: the most is %v, with --ttl %v",
-			g.killAfter, mostKillAfter(stile.MaxTTL), stile.MaxTTL)
+		return nil, owner, fmt.Errorf("--kill-after %s is too long: use at most %s, with --ttl %s",
+			brief(g.killAfter), brief(mostKillAfter(stile.MaxTTL)), brief(stile.MaxTTL))
 	case g.killAfter > longest:
-		return nil, owner, fmt.Errorf("--kill-after %v is too long for a TTL of %v, after which others are let in: "+
-			"it can be %v, or give --ttl %v", g.killAfter, g.ttl, longest, leastTTL(g.killAfter))
+		return nil, owner, fmt.Errorf("--kill-after %s is too long for --ttl %s: use at most %s, or --ttl %s or more",
+			brief(g.killAfter), brief(g.ttl), brief(longest), brief(leastTTL(g.killAfter)))
 	}
 	return g, owner, store.CheckName(r.name)
 }
@@ -273,6 +298,12 @@ func (r *run) acquire(ctx context.Context, g *guard, owner stile.Owner) (err err
 			g.close(r.stdio)
 		}
 	}()
+	if caps := g.opened.Store.Capabilities(); g.ttl < caps.MinTTL || g.ttl > min(caps.MaxTTL, stile.MaxTTL) {
+		return fmt.Errorf("--ttl %s: this store allows %s to %s", brief(g.ttl), brief(caps.MinTTL), brief(min(caps.MaxTTL, stile.MaxTTL)))
+	}
+	if r.store.url == "mem:" && !r.quiet {
+		r.stdio.say("mem: is the memory of this process alone: this lock keeps nobody out")
+	}
 	st := &stoppable{Store: g.opened.Store, killAfter: g.killAfter, asked: r.killSet}
 	g.client, err = stile.New(st, &stile.Options{
 		TTL: g.ttl, Owner: owner, Hooks: stile.Hooks{Renewed: g.noteRenewal},
@@ -284,7 +315,7 @@ func (r *run) acquire(ctx context.Context, g *guard, owner stile.Owner) (err err
 	if r.nonblock || r.waitSet && r.wait == 0 {
 		g.hold, err = g.client.Mutex(r.name).TryLock(ctx)
 		if errors.Is(err, stile.ErrHeld) {
-			return r.notObtained(err)
+			return r.notObtained(heldError(err))
 		}
 	} else {
 		g.hold, err = r.lock(ctx, g.client)
@@ -294,7 +325,7 @@ func (r *run) acquire(ctx context.Context, g *guard, owner stile.Owner) (err err
 	}
 	g.obtained, g.killAfter = time.Now(), time.Duration(st.fitting.Load())
 	if r.verbose {
-		r.stdio.say(fmt.Sprintf("lock %q obtained after %v, token %d", r.name, round(g.obtained.Sub(began)), g.hold.Token()))
+		r.stdio.say(fmt.Sprintf("lock %q acquired after %v, token %d", r.name, round(g.obtained.Sub(began)), g.hold.Token()))
 	}
 	return nil
 }
@@ -304,7 +335,16 @@ func (r *run) notObtained(err error) error {
 	if r.quiet {
 		err = nil
 	}
-	return &exit{r.conflict, err}
+	return &exit{int(r.conflict), err}
+}
+
+// heldError says who holds a lock that was tried for.
+func heldError(err error) error {
+	held, ok := errors.AsType[*stile.HeldError](err)
+	if !ok || held.Holder == nil || held.Closed > 0 {
+		return err
+	}
+	return fmt.Errorf("lock %q is held by %s", held.Name, holderName(*held.Holder))
 }
 
 // lock waits for the lock, no longer than -w says.
@@ -334,12 +374,13 @@ func (r *run) lock(ctx context.Context, client *stile.Client) (*stile.Hold, erro
 	line, unread := client.Show(asking, r.name)
 	switch {
 	case unread != nil: // so that may be why the lock was not obtained
-		return nil, fmt.Errorf("lock %q not obtained within %v, and the store does not tell who holds it: %w",
-			r.name, &r.wait, unread)
+		return nil, fmt.Errorf("could not acquire lock %q within %s, and the store does not say who holds it: %w",
+			r.name, brief(time.Duration(r.wait)), unread)
 	case trouble != context.DeadlineExceeded && len(line.Holders) == 0:
-		return nil, fmt.Errorf("lock %q not obtained within %v, though nobody holds it: %w", r.name, &r.wait, trouble)
+		return nil, fmt.Errorf("could not acquire lock %q within %s, though nobody holds it: %w",
+			r.name, brief(time.Duration(r.wait)), trouble)
 	}
-	return nil, r.notObtained(fmt.Errorf("lock %q not obtained within %v: %s", r.name, &r.wait, holderOf(line)))
+	return nil, r.notObtained(fmt.Errorf("could not acquire lock %q within %s: %s", r.name, brief(time.Duration(r.wait)), holderOf(line)))
 }
 
 // interruption is the cause with which the waiting ends when a signal does it.
@@ -372,10 +413,20 @@ func untilInterrupted(ctx context.Context, signals *child.Signals) (context.Cont
 	}
 }
 
+// held is the hold as those under it know it.
+func (r *run) held(hold *stile.Hold) held { return held{r.name, hold.Token(), hold.Owner().String()} }
+
 // environment returns our own, with what the command is told about its lock in place of what we may have been told
 // about ours.
-func (r *run) environment(hold *stile.Hold) []string {
-	ours := append(r.mark(hold), "STILE_TTL="+inSeconds(time.Duration(r.ttl)), urlVar+"="+r.store.forCommand())
+func (r *run) environment(h held, all string) []string {
+	token := "" // where the store has none, and then not that of the lock around us either
+	if h.Token > 0 {
+		token = strconv.FormatUint(h.Token, 10)
+	}
+	ours := []string{
+		"STILE_NAME=" + h.Name, "STILE_TOKEN=" + token, "STILE_OWNER=" + h.Owner, heldVar + "=" + all,
+		"STILE_TTL=" + inSeconds(time.Duration(r.ttl)), urlVar + "=" + r.store.forCommand(),
+	}
 	env := slices.DeleteFunc(os.Environ(), func(v string) bool {
 		return slices.ContainsFunc(ours, func(o string) bool {
 			name, _, _ := strings.Cut(o, "=")
@@ -383,13 +434,4 @@ func (r *run) environment(hold *stile.Hold) []string {
 		})
 	})
 	return append(env, ours...)
-}
-
-// mark is the part of the environment that tells this hold, and with it what runs under it, from all others.
-func (r *run) mark(hold *stile.Hold) []string {
-	token := "" // where the store has none, and then not that of the lock around us either
-	if hold.Token() > 0 {
-		token = strconv.FormatUint(hold.Token(), 10)
-	}
-	return []string{"STILE_NAME=" + r.name, "STILE_TOKEN=" + token, "STILE_OWNER=" + hold.Owner().String()}
 }

@@ -12,10 +12,13 @@ func newShow(stdio Stdio) *cobra.Command {
 	r := newReader(stdio)
 	var name string
 	cmd := &cobra.Command{
-		Use:   "show [flags] NAME",
-		Short: "Show who holds a lock, and who waits for it",
+		Use:        "show [flags] NAME",
+		Short:      "Show who holds a lock, and who waits for it",
+		SuggestFor: []string{"status", "info", "get", "who", "state"},
 		Long: `Show who holds the lock NAME and who waits for it, in order, with all that they say of
-themselves. That a lock is free is no failure.
+themselves. A free lock is not an error.
+
+NAME may be any name that stile ls prints, in double quotes too, or a path as for stile run.
 
 A token is what stile break wants. How long a lock has been held, how long its holder waited
 for it and how long others have been in line is by the clocks of their hosts. An entry lives as
@@ -31,7 +34,7 @@ to repair it.`,
 				case err != nil:
 					return err
 				case r.format == formatJSON:
-					return stdio.writeJSON(line)
+					return stdio.writeJSON(asJSONLine(line))
 				default:
 					return stdio.write(details(line, time.Now()))
 				}

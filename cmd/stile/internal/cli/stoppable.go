@@ -36,8 +36,8 @@ func (s *stoppable) Open(ctx context.Context, opts store.SessionOptions) (store.
 		fitting = min(fitting, usualKillAfter(certain))
 	case s.killAfter > longest:
 		_ = session.Close(ctx) // without entries: it may as well end by itself
-		return nil, fmt.Errorf("--kill-after %v is too long for a TTL of %v on this store, which may let others in after %v: "+
-			"it can be %v, or give a longer --ttl", s.killAfter, granted.TTL, round(certain), longest.Truncate(time.Millisecond))
+		return nil, fmt.Errorf("--kill-after %s is too long for --ttl %s on this store, which may end a session after %s: "+
+			"use at most %s, or a longer --ttl", brief(s.killAfter), brief(granted.TTL), brief(round(certain)), brief(longest.Truncate(time.Millisecond)))
 	}
 	s.fitting.Store(int64(fitting))
 	return session, nil

@@ -29,6 +29,8 @@ func newWait(stdio Stdio) *cobra.Command {
 		Long: `Wait until nobody holds the lock NAME. It is neither taken nor stood in line for: somebody else
 may have it a moment later. To do something while nobody else does, there is stile run.
 
+NAME may be any name that stile ls prints, in double quotes too, or a path as for stile run.
+
 The store is read at most ten times a second: that a lock was free for less than that may not
 be seen.
 
@@ -52,14 +54,14 @@ A DURATION is in seconds (5, 0.5) or has units (500ms, 1m30s).`,
 	}
 	flags := cmd.Flags()
 	w.addFlags(flags)
-	flags.BoolVarP(&w.nonblock, "nonblock", "n", false, "do not wait, only tell")
-	flags.VarP(&w.most, "wait", "w", "wait no longer than that; 0 is -n")
+	flags.BoolVarP(&w.nonblock, "nonblock", "n", false, "do not wait, only report")
+	flags.VarP(&w.most, "wait", "w", "give up after this long; 0 means -n")
 	return cmd
 }
 
 func (w *wait) run(ctx context.Context) error {
 	if w.nonblock && w.mostSet {
-		return errors.New("-n and -w contradict each other: give one of them")
+		return errors.New("-n and -w contradict each other: use one of them")
 	}
 	signals := child.Listen()
 	defer signals.Close()
@@ -113,10 +115,19 @@ func (w *wait) untilFree(ctx context.Context, client *stile.Client) (stile.Line,
 				line = r.line
 			}
 		case <-tick.C:
-			progress.show(fmt.Sprintf("waiting for %s until lock %s is free: %s", short(time.Since(began)), plain(w.name), heldBy(line)))
+			progress.show(w.status(line, time.Since(began))...)
 		}
 	}
 	return line, nil
+}
+
+// status says, in as many ways as the width of a terminal may want, who is waited for.
+func (w *wait) status(line stile.Line, waited time.Duration) []string {
+	name := fmt.Sprintf("%q: ", w.name)
+	held, since := "held by "+holders(line), sinceWhen(line)
+	return []string{
+		name + held + since + "; waited " + short(waited), name + held + since, name + held, held, "waited " + short(waited),
+	}
 }
 
 // bounded returns a context that ends when there has been enough waiting.
@@ -151,7 +162,7 @@ func read(ctx context.Context, client *stile.Client, name string) <-chan reading
 // tell says how the waiting has ended.
 func (w *wait) tell(line stile.Line) error {
 	if w.format == formatJSON {
-		if err := w.stdio.writeJSON(line); err != nil {
+		if err := w.stdio.writeJSON(asJSONLine(line)); err != nil {
 			return err
 		}
 	}
@@ -161,7 +172,7 @@ func (w *wait) tell(line stile.Line) error {
 	case w.nonblock || w.most == 0:
 		return &exit{exitNotObtained, fmt.Errorf("lock %q is %s", w.name, heldBy(line))}
 	default:
-		return &exit{exitNotObtained, fmt.Errorf("lock %q was not free within %v: it is %s", w.name, &w.most, heldBy(line))}
+		return &exit{exitNotObtained, fmt.Errorf("lock %q was not free within %s: it is %s", w.name, brief(time.Duration(w.most)), heldBy(line))}
 	}
 }
 

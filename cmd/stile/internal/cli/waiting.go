@@ -3,8 +3,7 @@ package cli
 import (
 	"context"
 	"fmt"
-	"os"
-	"strconv"
+	"slices"
 	"time"
 
 	"github.com/stilelock/stile"
@@ -13,7 +12,7 @@ import (
 // untilShown is how long something may take before the user is told what is going on.
 const untilShown = time.Second
 
-// showWaiting returns when the place is ready. If that takes longer than a moment the user is told who has the lock: on a
+// showWaiting returns when the place is ready. If that takes longer than a moment the user is shown who has the lock: on a
 // terminal in a line that is kept up to date, otherwise once, and only if -v was given or nobody else can end the waiting.
 func (r *run) showWaiting(ctx context.Context, client *stile.Client, place *stile.Place) {
 	began := time.Now()
@@ -23,8 +22,8 @@ func (r *run) showWaiting(ctx context.Context, client *stile.Client, place *stil
 	case <-time.After(untilShown):
 	}
 	progress := newProgress(r.stdio)
-	nested := os.Getenv("STILE_NAME") == r.name
-	if progress == nil && !r.verbose && !nested {
+	around := slices.DeleteFunc(heldAround(), func(h held) bool { return h.Name != r.name })
+	if progress == nil && !r.verbose && len(around) == 0 {
 		return
 	}
 	defer progress.clear()
@@ -41,33 +40,24 @@ func (r *run) showWaiting(ctx context.Context, client *stile.Client, place *stil
 		case line = <-lines:
 		case <-tick.C:
 		}
-		if nested && holdsForUs(line) {
-			nested = false
+		if slices.ContainsFunc(around, func(h held) bool { return h.holds(line) }) {
+			around = nil
 			progress.clear()
-			r.stdio.say(fmt.Sprintf("lock %q is held for the very command that this is a part of: while that runs, this waits", r.name))
+			r.stdio.say(fmt.Sprintf("deadlock: lock %q is already held by a stile run that this command runs under; "+
+				"it will not be free before that ends", r.name))
 		}
-		text := fmt.Sprintf("waiting for lock %q for %v: %s", r.name, round(time.Since(began)), whoIsAhead(line, place.Ahead()))
+		texts := waitingTexts(r.name, line, place.Ahead(), time.Since(began))
 		switch {
 		case progress != nil:
-			progress.show(text)
+			progress.show(texts...)
 		case line.Name == "":
 		case r.verbose:
-			r.stdio.say(text)
+			r.stdio.say(texts[0])
 			return
 		default:
 			return
 		}
 	}
-}
-
-// holdsForUs reports whether a lock is held by the stile run that this one runs under.
-func holdsForUs(line stile.Line) bool {
-	for _, h := range line.Holders {
-		if strconv.FormatUint(h.Token, 10) == os.Getenv("STILE_TOKEN") && h.Owner.String() == os.Getenv("STILE_OWNER") {
-			return true
-		}
-	}
-	return false
 }
 
 // latest returns a channel that always has the newest reading of a line that was not received yet, until ctx ends.
@@ -88,36 +78,53 @@ func latest(ctx context.Context, client *stile.Client, name string) <-chan stile
 	return lines
 }
 
-// whoIsAhead tells a waiter who holds the lock, since when, and how many come first.
-func whoIsAhead(line stile.Line, ahead int) string {
+// waitingTexts tells a waiter who holds the lock, since when, and how many come first: all of it first, and then ever less, what
+// matters least left out first.
+func waitingTexts(lock string, line stile.Line, ahead int, waited time.Duration) []string {
+	name, so := fmt.Sprintf("%q: ", lock), "; waited "+round(waited).String()
 	switch {
 	case line.Name == "":
-		return "asking who has it"
+		return []string{name + "asking who holds it" + so, "asking who holds it"}
 	case len(line.Holders) == 0:
-		return "it has become free"
+		return []string{name + "just became free" + so, "just became free"}
 	}
-	text := holderOf(line)
-	if since := line.Holders[0].Owner.Since; !since.IsZero() {
-		text += ", there since " + clock(since)
-	}
+	place := "next in line"
 	if ahead > 1 {
-		text += fmt.Sprintf("; %d come first", ahead)
-	} else {
-		text += "; you are next"
+		place = fmt.Sprintf("%d come first", ahead)
 	}
-	return text
+	held, since := "held by "+holderName(line.Holders[0]), sinceWhen(line)
+	texts := []string{name + held + since + "; " + place + so, name + held + since + "; " + place, name + held + "; " + place}
+	if owner := line.Holders[0].Owner; owner.Command != "" && owner.Host != "" {
+		owner.Command = ""
+		texts = append(texts, name+"held by "+owner.String()+"; "+place)
+		owner.PID = 0
+		texts = append(texts, name+"held by "+owner.String()+"; "+place, "held by "+owner.String()+"; "+place)
+	}
+	return append(texts, place)
+}
+
+// sinceWhen says since when the first holder is in the line, if it is known.
+func sinceWhen(line stile.Line) string {
+	if len(line.Holders) == 0 || line.Holders[0].Owner.Since.IsZero() {
+		return ""
+	}
+	return " since " + clock(line.Holders[0].Owner.Since)
 }
 
 // holderOf says who holds a lock that others wait for.
 func holderOf(line stile.Line) string {
-	switch {
-	case len(line.Holders) == 0:
-		return "it has become free just now"
-	case line.Holders[0].Owner.IsZero():
-		return fmt.Sprintf("it is held by session %s, a client that left no word of who it is", line.Holders[0].Session)
-	default:
-		return fmt.Sprintf("it is held by %v", line.Holders[0].Owner)
+	if len(line.Holders) == 0 {
+		return "it has just become free"
 	}
+	return "it is held by " + holderName(line.Holders[0])
+}
+
+// holderName says who somebody is, who may be no stile.
+func holderName(e stile.Entry) string {
+	if e.Owner.IsZero() {
+		return fmt.Sprintf("an unknown client (session %s), not stile", plain(e.Session))
+	}
+	return e.Owner.String()
 }
 
 // clock writes a time for somebody who has a clock on the wall, and a calendar if it is not of today.

@@ -25,15 +25,16 @@ type watch struct {
 func newWatch(stdio Stdio) *cobra.Command {
 	w := watch{reader: newReader(stdio), known: make(map[string]stile.Line)}
 	cmd := &cobra.Command{
-		Use:   "watch [flags] [PREFIX]",
-		Short: "Write down who holds and who waits, as it happens",
-		Long: `Write down who holds a lock and who waits for one, first as it is and then whenever something
+		Use:        "watch [flags] [PREFIX]",
+		SuggestFor: []string{"tail", "follow", "monitor"},
+		Short:      "Print changes to locks as they happen",
+		Long: `Print who holds a lock and who waits for one, first as it is and then whenever something
 changes, until it is interrupted: for all locks, or those whose name begins with PREFIX.
 
 Each line of output is one event, at the time by this machine's clock at which it was seen:
-  holds   somebody has obtained the lock
+  holds   somebody has acquired the lock
   waits   somebody has joined the line
-  ended   a hold has ended: let go, lost or broken
+  ended   a hold has ended: released, lost or broken
   left    somebody is not waiting any more, without having had the lock
   remark  something is odd about the line; the remark says how to repair it
 
@@ -94,7 +95,7 @@ func (w *watch) write(lines []stile.Line, now time.Time) ([]byte, error) {
 			c.writeEvents(&buf, now)
 			continue
 		}
-		b, err := asJSON(seen{now.UTC().Truncate(time.Millisecond), c.now}, "")
+		b, err := asJSON(seen{now.UTC().Truncate(time.Millisecond), asJSONLine(c.now)}, "")
 		if err != nil {
 			return nil, err
 		}
@@ -106,7 +107,7 @@ func (w *watch) write(lines []stile.Line, now time.Time) ([]byte, error) {
 // seen is what watch writes as JSON.
 type seen struct {
 	Time time.Time `json:"time"`
-	stile.Line
+	jsonLine
 }
 
 // change is a line that is not as it was.
@@ -154,11 +155,11 @@ func withoutClocks(l stile.Line) stile.Line {
 func (c change) writeEvents(to *bytes.Buffer, now time.Time) {
 	at := now.Local().Format(time.DateTime)
 	for _, e := range c.events() {
-		fmt.Fprintf(to, "%s  %s  %-5s  %s  %s\n", at, plain(c.now.Name), e.what, tokenOf(e.entry), who(e.entry))
+		fmt.Fprintf(to, "%s  %s  %-5s  %s  %s\n", at, asArgument(c.now.Name), e.what, tokenOf(e.entry), who(e.entry))
 	}
 	for _, remark := range c.now.Remarks {
 		if !slices.Contains(c.before.Remarks, remark) {
-			fmt.Fprintf(to, "%s  %s  remark %s\n", at, plain(c.now.Name), plain(remark))
+			fmt.Fprintf(to, "%s  %s  remark %s\n", at, asArgument(c.now.Name), plain(remark))
 		}
 	}
 }

@@ -122,9 +122,9 @@ func TestWatchWritesText(t *testing.T) {
 		t.Fatal(err)
 	}
 	expectText(t, b, strings.ReplaceAll(`
-AT  a\u202e  holds  token 34816  ann@web-3 pid 812 (deploy.sh)
-AT  a\u202e  waits  token 5376  eve\x1b[2J@web\n3 (x\tnightly-backup\u202e\xff)
-AT  a\u202e  remark stray\nkey
+AT  "a\u202e"  holds  token 34816  ann@web-3 pid 812 (deploy.sh)
+AT  "a\u202e"  waits  token 5376  eve\x1b[2J@web\n3 (x\tnightly-backup\u202e\xff)
+AT  "a\u202e"  remark stray\nkey
 `, "AT", noon.Local().Format("2006-01-02 15:04:05")))
 	odd.Holders[0].Remaining--
 	if b, _ := w.write([]stile.Line{odd}, noon); len(b) > 0 {

@@ -3,9 +3,12 @@ package watchdog
 import (
 	"io"
 	"os"
+	"reflect"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/stilelock/stile/cmd/stile/internal/child"
 )
 
 // pipes returns a watchdog that nobody is, and what it is told.
@@ -16,7 +19,7 @@ func pipes(t *testing.T) (w *Watchdog, told *os.File) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { read.Close() })
-	return &Watchdog{write}, read
+	return &Watchdog{pipe: write}, read
 }
 
 func TestAWatchdogIsToldADeadlineAndThatAllIsOver(t *testing.T) {
@@ -46,5 +49,26 @@ func TestAWatchdogThatDoesNotListenIsNotWaitedFor(t *testing.T) {
 	w.Until(time.Hour)
 	if err := w.pipe.Close(); err == nil {
 		t.Error("the pipe was still open after Close")
+	}
+}
+
+// What a watchdog has to know may be more than there is room for in a pipe, and not be UTF-8.
+func TestAChargeIsReadAsItWasWritten(t *testing.T) {
+	t.Parallel()
+	c := Charge{
+		Tree: child.Tree{Group: 4711, Started: 1 << 40, Mark: "A=b"}, Name: "demo", Token: 1<<63 - 1, Owner: "ann@web-3",
+		URL: "etcd://root:secret@host", Dir: "/", Env: []string{"BYTES=\xff\xfe", "LONG=" + strings.Repeat("x", 1<<20)},
+		NotBefore: time.Hour, PID: 42,
+	}
+	f, err := c.write()
+	if err != nil {
+		t.Fatal(err)
+	}
+	again, err := readCharge(f)
+	if err != nil || !reflect.DeepEqual(again, c) {
+		t.Errorf("read %+v, %v", again, err)
+	}
+	if _, err := f.Stat(); err == nil {
+		t.Error("the file is still open")
 	}
 }

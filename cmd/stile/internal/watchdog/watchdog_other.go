@@ -11,7 +11,10 @@ const Verb = "watchdog"
 type Watchdog struct{}
 
 // Start returns nil.
-func Start(int, []string, time.Duration) (*Watchdog, error) { return nil, nil }
+func Start(Charge, time.Duration) (*Watchdog, error) { return nil, nil }
+
+// Gone returns nil.
+func (w *Watchdog) Gone() <-chan struct{} { return nil }
 
 // Until does nothing.
 func (w *Watchdog) Until(time.Duration) {}
@@ -20,4 +23,9 @@ func (w *Watchdog) Until(time.Duration) {}
 func (w *Watchdog) Close() {}
 
 // Run returns at once.
-func Run(int, []string) {}
+func Run(Release) error { return nil }
+
+// Now is the time since the program was started.
+func Now() time.Duration { return time.Since(began) }
+
+var began = time.Now()

@@ -14,6 +14,7 @@ type watched struct {
 	pipe  *io.PipeWriter
 	began time.Time
 	kills atomic.Int64
+	left  atomic.Int64 // the deadline with which it was orphaned; -1 if it was not
 	gone  chan struct{}
 }
 
@@ -21,9 +22,11 @@ type watched struct {
 func watch() *watched {
 	read, write := io.Pipe()
 	w := &watched{pipe: write, began: time.Now(), gone: make(chan struct{})}
+	w.left.Store(-1)
 	go func() {
 		defer close(w.gone)
-		Watch(read, func() time.Duration { return time.Since(w.began) }, func() { w.kills.Add(1) })
+		Watch(read, func() time.Duration { return time.Since(w.began) }, func() { w.kills.Add(1) },
+			func(deadline time.Duration) { w.left.Store(int64(deadline)) })
 	}()
 	return w
 }
@@ -57,12 +60,37 @@ func TestWhoIsNotToldInTimeKills(t *testing.T) {
 	})
 }
 
-func TestTheEndOfTheOtherProcessKills(t *testing.T) {
+// wantsOrphaned checks with which deadline it was orphaned, if it was.
+func (w *watched) wantsOrphaned(t *testing.T, deadline time.Duration) {
+	t.Helper()
+	if got := time.Duration(w.left.Load()); got != deadline {
+		t.Errorf("orphaned with the deadline %v, want %v", got, deadline)
+	}
+}
+
+func TestTheEndOfTheOtherProcessIsNoticed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := watch()
+		w.tell(deadline(5 * time.Second))
+		w.tell(deadline(8 * time.Second))
+		w.pipe.Close()
+		<-w.gone
+		w.wants(t, 0)
+		w.wantsOrphaned(t, 8*time.Second)
+	})
+}
+
+// The command was killed, because the other process was stopped for too long. The lock is not its own any more.
+func TestTheEndOfTheOtherProcessAfterTheDeadline(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := watch()
+		w.tell(deadline(5 * time.Second))
+		time.Sleep(10 * time.Second)
+		w.wants(t, 1)
 		w.pipe.Close()
 		<-w.gone
 		w.wants(t, 1)
+		w.wantsOrphaned(t, 5*time.Second) // it is over
 	})
 }
 
@@ -75,6 +103,7 @@ func TestWhoIsDismissedKillsNobody(t *testing.T) {
 		<-w.gone
 		time.Sleep(time.Minute)
 		w.wants(t, 0)
+		w.wantsOrphaned(t, -1)
 	})
 }
 

@@ -1,0 +1,74 @@
+package cli
+
+import (
+	"errors"
+	"fmt"
+	"strconv"
+
+	"github.com/spf13/pflag"
+)
+
+// flockFlags are those of flock(1) that are not flags of stile run by themselves. Some are another name for one, or change
+// nothing for an exclusive lock without a file; others cannot be had.
+type flockFlags struct{ ignored bool }
+
+// add adds them. Help does not mention them.
+func (f *flockFlags) add(flags *pflag.FlagSet) {
+	flags.BoolVarP(&f.ignored, "exclusive", "x", false, "")
+	flags.BoolVarP(&f.ignored, "e", "e", false, "") // no second shorthand is possible
+	flags.BoolVarP(&f.ignored, "close", "o", false, "")
+	flags.BoolVarP(&f.ignored, "shared", "s", false, "")
+	flags.BoolVarP(&f.ignored, "unlock", "u", false, "")
+	flags.BoolVarP(&f.ignored, "no-fork", "F", false, "")
+	for _, name := range []string{"exclusive", "e", "close", "shared", "unlock", "no-fork"} {
+		flags.Lookup(name).Hidden = true
+	}
+	flags.SetNormalizeFunc(func(_ *pflag.FlagSet, name string) pflag.NormalizedName {
+		switch name {
+		case "nb", "nonblocking":
+			name = "nonblock"
+		case "timeout":
+			name = "wait"
+		}
+		return pflag.NormalizedName(name)
+	})
+}
+
+// refused returns what to do instead if there is a flag that cannot be had.
+func (f *flockFlags) refused(flags *pflag.FlagSet) error {
+	switch {
+	case flags.Changed("shared"):
+		return errors.New("-s, --shared: stile run takes exclusive locks only; leave the flag out, if those who read may exclude each other too")
+	case flags.Changed("unlock"):
+		return errors.New("-u, --unlock: there is no file descriptor to unlock; the lock is released when the command ends, " +
+			"and stile break releases somebody else's")
+	case flags.Changed("no-fork"):
+		return errors.New("-F, --no-fork: stile has to stay to renew the lock; leave the flag out")
+	}
+	return nil
+}
+
+// isDescriptor reports whether flock would take an argument without a command for the number of a file descriptor.
+func isDescriptor(arg string) bool {
+	_, err := strconv.ParseUint(arg, 10, 31)
+	return err == nil
+}
+
+// exitCode is the value of a flag that takes one.
+type exitCode uint8
+
+// Set implements pflag.Value.
+func (c *exitCode) Set(s string) error {
+	n, err := strconv.ParseUint(s, 10, 8)
+	if err != nil {
+		return errors.New("must be a number from 0 to 255")
+	}
+	*c = exitCode(n)
+	return nil
+}
+
+// String implements pflag.Value.
+func (c *exitCode) String() string { return fmt.Sprint(uint8(*c)) }
+
+// Type implements pflag.Value.
+func (c *exitCode) Type() string { return "int" }

@@ -1,0 +1,362 @@
+package main_test
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/stilelock/stile/internal/testservers"
+)
+
+// reaperVar makes the test program a reaper, and names the file for the process id of what it runs.
+const reaperVar = "STILE_TEST_REAPER"
+
+// reap runs a command, and gets the children of all that end below it, as the init of a container does. So what other tests
+// leave behind is not taken for a part of the command. It returns the exit code when nothing is left.
+func reap(file string, args []string) int {
+	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
+		panic(err)
+	}
+	os.Unsetenv(reaperVar)
+	cmd := exec.Command(args[0], args[1:]...)
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
+	if err := cmd.Start(); err != nil {
+		panic(err)
+	}
+	pid := strconv.Itoa(cmd.Process.Pid)
+	if err := os.WriteFile(file+".new", []byte(pid), 0o600); err != nil {
+		panic(err)
+	}
+	if err := os.Rename(file+".new", file); err != nil {
+		panic(err)
+	}
+	code := 0
+	for {
+		var status unix.WaitStatus
+		ended, err := unix.Wait4(-1, &status, 0, nil)
+		switch {
+		case err == unix.EINTR:
+		case err != nil:
+			return code
+		case ended == cmd.Process.Pid:
+			code = status.ExitStatus()
+		}
+	}
+}
+
+// startReaped is start for a stile whose orphans nobody else gets. It returns its process id too.
+func (m *machine) startReaped(script string, args ...string) (c *command, pid int) {
+	m.t.Helper()
+	self, err := os.Executable()
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	os.Remove(m.path("started"))
+	os.Remove(m.path("stile.pid"))
+	c = m.runner(append(args, "--", "sh", "-c", "exec 2>/dev/null; "+script)...)
+	c.Args = append([]string{self, stile}, c.Args[1:]...)
+	c.Path = self
+	c.Env = append(c.Env, reaperVar+"="+m.path("stile.pid"))
+	c.begin()
+	eventually(m.t, "start of the script", func() bool {
+		select {
+		case <-c.done:
+			m.t.Fatalf("%v has ended with %v: %s", c.Args, c.ProcessState, c.stderr)
+		default:
+		}
+		return m.exists("started")
+	})
+	return c, m.pid("stile.pid")
+}
+
+func kill(t *testing.T, pid int, sig syscall.Signal) {
+	t.Helper()
+	if err := syscall.Kill(pid, sig); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// endless is a TTL that nobody waits for: who gets the lock before has not waited for it.
+const endless = "300"
+
+// orphaned is a script that ticks, and has what it has started tick too: in its group, in another one, and in another session
+// without parents.
+var orphaned = `
+	tick() { trap '' TERM; while :; do ` + uptime(">>$1") + `; sleep 0.1; done; }
+	tick child &
+	timeout 1000 sh -c 'while :; do ` + uptime(">>group") + `; sleep 0.1; done' &
+	(setsid sh -c 'while :; do ` + uptime(">>session") + `; sleep 0.1; done' &)
+	until test -s child && test -s group && test -s session; do sleep 0.02; done
+	touch started
+	wait`
+
+// stores are URLs of every kind of store, each with servers of its own.
+func stores(t *testing.T) map[string]func(t *testing.T, m *machine) string {
+	return map[string]func(t *testing.T, m *machine) string{
+		"etcd":  func(t *testing.T, _ *machine) string { return shared(t).url },
+		"local": func(*testing.T, *machine) string { return "local:" },
+		"redis": func(t *testing.T, m *machine) string {
+			m.set("REDIS_PASSWORD", "hunter2")
+			return "redis://" + testservers.StartRedis(t, "requirepass hunter2").Addr() + "?password_env=REDIS_PASSWORD"
+		},
+		"redlock": func(t *testing.T, _ *machine) string {
+			_, url := redlock(t, 3)
+			return url
+		},
+		"zookeeper": func(t *testing.T, _ *machine) string {
+			return "zk://" + testservers.StartZooKeeper(t).Endpoint() + "/team"
+		},
+	}
+}
+
+func TestWhenStileIsKilledTheNextOneBeginsOnceTheCommandIsDead(t *testing.T) {
+	t.Parallel()
+	for name, url := range stores(t) {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			m := newMachine(t)
+			m.set("STILE_URL", url(t, m))
+			ttl := endless
+			if name == "zookeeper" { // a server of the usual kind grants 40 s at most
+				ttl = "40"
+			}
+			if name == "local" { // it has to be there before
+				m.stile("ls").wants(0)
+			}
+			_, pid := m.startReaped(orphaned, "--ttl", ttl, "demo")
+			dog := watched(t, pid)
+			next := m.runner("demo", "--", "sh", "-c", uptime(">next")).begin()
+			eventually(t, "the next one in line", func() bool { return len(m.show("demo").Waiters) == 1 || name == "redlock" })
+			kill(t, pid, syscall.SIGKILL)
+			began := time.Now()
+			next.wants(0)
+			if took := time.Since(began); name == "zookeeper" && took > 25*time.Second {
+				t.Errorf("the next one began after %v: that is when the session has ended", took)
+			}
+			m.wasDeadBefore("next", "child", "group", "session")
+			eventually(t, "end of the watchdog", func() bool { return !running(dog) })
+		})
+	}
+}
+
+// What hides its environment, and has left the process group, is not known to be a part of the command. It might be.
+func TestWhileSomethingMayBeAliveOfTheCommandTheLockIsNotReleased(t *testing.T) {
+	t.Parallel()
+	m, s := newMachine(t), shared(t)
+	m.set("STILE_URL", s.url)
+	_, pid := m.startReaped(`env -i setsid sh -c 'echo $$ >hidden.pid; exec sleep 1000' &
+		until test -s hidden.pid; do sleep 0.02; done
+		echo $$ >child.pid; touch started; wait; sleep 1000`, "--ttl", endless, "demo")
+	hidden, child := m.pid("hidden.pid"), m.pid("child.pid")
+	t.Cleanup(func() {
+		if t.Failed() {
+			_ = syscall.Kill(hidden, syscall.SIGKILL)
+		}
+	})
+	watched(t, pid)
+	next := m.waiter(1, "demo")
+	kill(t, pid, syscall.SIGKILL)
+	eventually(t, "end of the command", func() bool { return !running(child) })
+	time.Sleep(2 * time.Second) // in which a watchdog that is not careful releases the lock
+	if l := m.show("demo"); len(l.Waiters) != 1 {
+		t.Errorf("the lock is %+v, though a process lives that may be a part of the command", l)
+	}
+	if !running(hidden) {
+		t.Error("it was killed, though it may be somebody else's")
+	}
+	kill(t, hidden, syscall.SIGKILL)
+	next.wants(0)
+}
+
+// The command under a lock may take another one. What runs under that is a part of both.
+func TestWhatRunsUnderALockWithinIsDeadToo(t *testing.T) {
+	t.Parallel()
+	m, s := newMachine(t), shared(t)
+	m.set("STILE_URL", s.url)
+	m.write("inner", `sh -c 'while :; do `+uptime(">>inner.ticks")+`; sleep 0.1; done' &
+		echo $PPID >inner.pid; until test -s inner.ticks; do sleep 0.02; done; touch started; wait`, 0o600)
+	_, pid := m.startReaped(`"`+stile+`" run --ttl `+endless+` inner -- sh inner`, "--ttl", endless, "outer")
+	watched(t, pid)
+	dog := watched(t, m.pid("inner.pid"))
+	next := m.waiter(1, "outer")
+	// That of the inner one must not be what ends it.
+	kill(t, dog, syscall.SIGSTOP)
+	kill(t, pid, syscall.SIGKILL)
+	next.wants(0)
+	now := m.run("other", "--", "sh", "-c", uptime(">next"))
+	now.wants(0)
+	m.wasDeadBefore("next", "inner.ticks")
+	ticks := len(m.read("inner.ticks"))
+	time.Sleep(time.Second)
+	if more := len(m.read("inner.ticks")); more != ticks {
+		t.Error("what runs under the inner lock is alive, though the outer one was released")
+	}
+	kill(t, dog, syscall.SIGCONT)
+	m.run("inner", "--", "true").wants(0) // its own watchdog has released that
+}
+
+// Between the end of stile and that of the command the lock may have become somebody else's.
+func TestAWatchdogReleasesNobodyElsesLock(t *testing.T) {
+	t.Parallel()
+	m, s := newMachine(t), shared(t)
+	m.set("STILE_URL", s.url)
+	_, pid := m.startReaped(sleeper, "--ttl", endless, "demo")
+	dog := watched(t, pid)
+	token := m.show("demo").Holders[0].Token
+	kill(t, dog, syscall.SIGSTOP)
+	kill(t, pid, syscall.SIGKILL)
+	m.stile("break", "demo", "--token", strconv.FormatUint(token, 10)).wants(0)
+	other := m.start(untilTold, "demo")
+	kill(t, dog, syscall.SIGCONT)
+	eventually(t, "end of the watchdog", func() bool { return !running(dog) })
+	if l := m.show("demo"); len(l.Holders) != 1 || l.Holders[0].Owner.PID != other.Process.Pid {
+		t.Errorf("the lock is %+v, want it held by process %d", l, other.Process.Pid)
+	}
+	m.tellEnd()
+	other.wants(0)
+}
+
+// Nobody can release the lock then: it goes with the TTL, and so does the watchdog.
+func TestAWatchdogThatCannotReachTheStoreGivesUp(t *testing.T) {
+	t.Parallel()
+	m, s := newMachine(t), shared(t)
+	w := newWire(t, s.endpoint())
+	_, pid := m.startReaped(sleeper, "--url", s.through(w), "--ttl", "12", "demo")
+	dog := watched(t, pid)
+	w.cut()
+	kill(t, pid, syscall.SIGKILL)
+	m.run("--url", s.url, "demo", "--", "true").wants(0)
+	eventually(t, "end of the watchdog", func() bool { return !running(dog) })
+}
+
+// With --min-hold somebody relies on the lock not being free soon, however the command ends.
+func TestAWatchdogKeepsALockForItsLeastTime(t *testing.T) {
+	t.Parallel()
+	m, s := newMachine(t), shared(t)
+	m.set("STILE_URL", s.url)
+	_, pid := m.startReaped("echo $$ >child.pid; "+sleeper, "--ttl", endless, "--min-hold", "1000", "demo")
+	watched(t, pid)
+	kill(t, pid, syscall.SIGKILL)
+	child := m.pid("child.pid")
+	eventually(t, "end of the command", func() bool { return !running(child) })
+	time.Sleep(2 * time.Second) // in which a watchdog that is not careful releases the lock
+	m.run("-n", "demo", "--", "true").wants(75, `"demo" is held by`)
+}
+
+func TestAWatchdogThatWasKilledIsReplaced(t *testing.T) {
+	t.Parallel()
+	m, s := newMachine(t), shared(t)
+	m.set("STILE_URL", s.url)
+	c, pid := m.startReaped(sleeper, "-v", "--ttl", endless, "demo")
+	first := watched(t, pid)
+	kill(t, first, syscall.SIGTERM) // as all of a service are: that it ignores
+	kill(t, first, syscall.SIGKILL)
+	eventually(t, "word of it", func() bool {
+		return strings.Contains(c.stderr.String(), "the watchdog of the command was killed; starting another\n")
+	})
+	second := 0
+	eventually(t, "another watchdog", func() bool {
+		second = watched(t, pid)
+		return second != first
+	})
+	next := m.waiter(1, "demo")
+	kill(t, pid, syscall.SIGKILL)
+	next.wants(0)
+}
+
+func TestAWatchdogIsNotEndedByWhatEndsAService(t *testing.T) {
+	t.Parallel()
+	m, s := newMachine(t), shared(t)
+	c := m.start(untilTold, "--url", s.url, "demo")
+	dog := watched(t, c.Process.Pid)
+	eventually(t, "a watchdog that ignores signals", func() bool {
+		status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", dog))
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, rest, _ := strings.Cut(string(status), "\nSigIgn:\t")
+		var ignored uint64
+		if _, err := fmt.Sscanf(rest, "%x", &ignored); err != nil {
+			t.Fatal(err)
+		}
+		const all = 1<<(syscall.SIGHUP-1) | 1<<(syscall.SIGINT-1) | 1<<(syscall.SIGQUIT-1) | 1<<(syscall.SIGTERM-1)
+		return ignored&all == all
+	})
+	for _, sig := range []syscall.Signal{syscall.SIGHUP, syscall.SIGINT, syscall.SIGQUIT, syscall.SIGTERM} {
+		kill(t, dog, sig)
+	}
+	m.tellEnd()
+	c.wants(0)
+	eventually(t, "end of the watchdog", func() bool { return !running(dog) })
+}
+
+// A watchdog gets at the store as stile has, and shows nobody how.
+func TestAWatchdogKeepsSecrets(t *testing.T) {
+	t.Parallel()
+	m, s := newMachine(t), serve(t)
+	cli := s.client(t)
+	for _, step := range []func() error{
+		func() error { _, err := cli.UserAdd(t.Context(), "root", "s3cret"); return err },
+		func() error { _, err := cli.UserGrantRole(t.Context(), "root", "root"); return err },
+		func() error { _, err := cli.AuthEnable(t.Context()); return err },
+	} {
+		if err := step(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	m.write("password", "s3cret\n", 0o600)
+	m.set("PASSWORD", "s3cret")
+	for name, url := range map[string]string{
+		"in the URL":    "etcd://root:s3cret@" + s.endpoint(),
+		"in a file":     "etcd://root@" + s.endpoint() + "?password_file=password",
+		"in a variable": "etcd://root@" + s.endpoint() + "?password_env=PASSWORD",
+	} {
+		t.Run(name, func(t *testing.T) {
+			m := m.in(t)
+			m.set("STILE_URL", url)
+			lock := strings.ReplaceAll(name, " ", "-")
+			_, pid := m.startReaped(sleeper, "--ttl", endless, lock)
+			dog := watched(t, pid)
+			for _, file := range []string{"cmdline", "environ"} {
+				text, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(dog), file))
+				if err != nil || strings.Contains(string(text), "s3cret") {
+					t.Errorf("its %s is %q, %v", file, text, err)
+				}
+			}
+			next := m.waiter(1, lock)
+			kill(t, pid, syscall.SIGKILL)
+			next.wants(0)
+		})
+	}
+}
+
+// In a container stile may be the first process, and gets the children of all others that end.
+func TestAsTheFirstProcessStileWaitsForOrphans(t *testing.T) {
+	t.Parallel()
+	unshare, err := exec.LookPath("unshare")
+	if err != nil {
+		t.Skipf("SKIPPED: no program to make a namespace with: %v", err)
+	}
+	if out, err := exec.Command(unshare, "--pid", "--fork", "--mount-proc", "true").CombinedOutput(); err != nil {
+		t.Skipf("SKIPPED: no namespaces: %v, %s", err, out)
+	}
+	m, s := newMachine(t), shared(t)
+	c := m.runner("--url", s.url, "demo", "--", "sh", "-c", `
+		test $PPID = 1 || exit 8
+		for i in 1 2 3 4 5 6 7 8 9 10; do (sleep 0 &); done
+		while grep -qs '^State:.Z' /proc/[0-9]*/status; do sleep 0.05; done
+		echo none is left; exit 7`)
+	c.Path, c.Args = unshare, append([]string{unshare, "--pid", "--fork", "--mount-proc", "--kill-child", stile}, c.Args[1:]...)
+	c.begin().wants(7)
+	if got := c.stdout.String(); got != "none is left\n" {
+		t.Errorf("it printed %q", got)
+	}
+}
