@@ -128,7 +128,7 @@ func TestManyWhoNeedASessionOpenOne(t *testing.T) {
 func TestBadNames(t *testing.T) {
 	names := []struct{ what, name, want string }{
 		{"empty", "", "empty"},
-		{"too long", strings.Repeat("x", store.MaxName+1), "the most is 512"},
+		{"too long", strings.Repeat("x", store.MaxName+1), "maximum is 512"},
 		{"not UTF-8", "a\xff", "UTF-8"},
 		{"control character", "a\nb", "control character"},
 		{"zero byte", "a\x00b", "control character"},

@@ -18,7 +18,7 @@ var (
 	// ErrUnsupported means that the store cannot do what was asked, ever.
 	ErrUnsupported = errors.New("not supported by this store")
 	// ErrBadName means that a lock cannot have this name.
-	ErrBadName = errors.New("bad lock name")
+	ErrBadName = errors.New("invalid lock name")
 )
 
 // HeldError is what trying for a lock that is not free returns.

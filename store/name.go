@@ -21,7 +21,7 @@ func CheckName(name string) error {
 	case name == "":
 		return bad("it is empty")
 	case len(name) > MaxName:
-		return bad(fmt.Sprintf("it has %d bytes, the most is %d", len(name), MaxName))
+		return bad(fmt.Sprintf("it has %d bytes, maximum is %d", len(name), MaxName))
 	case !utf8.ValidString(name):
 		return bad("it is not UTF-8")
 	case strings.ContainsFunc(name, unicode.IsControl):
@@ -30,9 +30,9 @@ func CheckName(name string) error {
 	for part := range strings.SplitSeq(name, "/") {
 		switch part {
 		case "":
-			return bad(`it begins or ends with "/", or contains "//"`)
+			return bad(`it must not begin or end with "/", or contain "//"`)
 		case ".", "..":
-			return bad(`one of its parts is "." or ".."`)
+			return bad(`no part of it may be "." or ".."`)
 		}
 	}
 	return nil
@@ -42,7 +42,7 @@ func CheckName(name string) error {
 func CheckPrefix(prefix string) error {
 	switch {
 	case len(prefix) > MaxName:
-		return fmt.Errorf("%w prefix %q: it has %d bytes, the most is %d", ErrBadName, shorten(prefix), len(prefix), MaxName)
+		return fmt.Errorf("%w prefix %q: it has %d bytes, maximum is %d", ErrBadName, shorten(prefix), len(prefix), MaxName)
 	case !utf8.ValidString(prefix) || strings.ContainsFunc(prefix, unicode.IsControl):
 		return fmt.Errorf("%w prefix %q: it is not UTF-8 or contains a control character", ErrBadName, shorten(prefix))
 	}

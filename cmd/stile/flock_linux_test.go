@@ -56,7 +56,7 @@ func TestFlagsOfFlockThatCannotBeHad(t *testing.T) {
 		{[]string{"-F", "x", "true"}, []string{"--no-fork", "has to stay"}},
 		{[]string{"-n", "9"}, []string{`"9"`, "no form for file descriptors"}},
 		{[]string{"-E", "foo", "x", "true"}, []string{`invalid argument "foo" for "-E, --conflict-exit-code" flag: must be a number from 0 to 255`}},
-		{[]string{"/", "true"}, []string{"bad lock name"}},
+		{[]string{"/", "true"}, []string{"invalid lock name"}},
 	} {
 		m.run(c.args...).wants(125, c.parts...)
 	}

@@ -460,9 +460,7 @@ func TestTheLineOfAWaiterFitsTheTerminal(t *testing.T) {
 	if code := c.code(); code != 128+2 {
 		t.Errorf("exit code %d", code)
 	}
-	if screen := c.shown(); !strings.HasSuffix(screen, "\r\x1b[K") {
-		t.Errorf("the screen ends with %q", screen[max(len(screen)-100, 0):])
-	}
+	eventually(t, "empty line at the end of the screen", func() bool { return strings.HasSuffix(c.shown(), "\r\x1b[K") })
 	holder.signal(syscall.SIGTERM)
 	holder.wants(128 + 15)
 }

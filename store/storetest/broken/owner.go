@@ -30,7 +30,7 @@ func ownerBugs() []Bug {
 			Plant: func(m *memstore.Store) store.Store {
 				return withSetOwner(m, func(ctx context.Context, _ store.Session, inner store.Ticket, req store.Request, o store.Owner) error {
 					err := inner.Extensions().SetOwner(ctx, o)
-					if l, _ := m.Line(ctx, req.Name); err == nil {
+					if l, _ := m.Line(ctx, req.Name); err == nil && len(l.Entries) > 0 {
 						req.Notify(store.Standing{State: store.Admitted, Order: l.Entries[0].Order})
 					}
 					return err

@@ -50,7 +50,7 @@ func (c Cluster) check(cfg Config) error {
 	case len(c.Peers) == 0:
 		return errors.New("--name and --peer-listen are for the members of a cluster: " + peersForm)
 	case c.Name == "":
-		return fmt.Errorf("--peers needs --name: which of these members (%s) is this server?", c.names())
+		return fmt.Errorf("--peers needs --name: which member (%s) is this server?", c.names())
 	case c.Peers[c.Name] == "":
 		return fmt.Errorf("--name %s is not among the members %s: %s", c.Name, c.names(), peersForm)
 	}
