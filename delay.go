@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"github.com/stilelock/stile/internal/bootclock"
-	"github.com/stilelock/stile/keeper"
 	"github.com/stilelock/stile/store"
 )
 
@@ -28,34 +27,35 @@ type uncleanEnd struct {
 	order uint64
 }
 
-// mark leaves the marker without which nobody with a LockDelay holds the lock. As long as there are markers of holds
-// that were not released it waits, with the entry in the line to keep others out. In a try it does not wait.
-func (p *Place) mark(ctx context.Context, session *keeper.Session, ticket store.Ticket, e *entry) error {
-	leaveMarker := ticket.Extensions().Mark
+// mark leaves the marker without which nobody with a LockDelay holds the lock. As long as there are markers of holds that
+// were not released it waits, with the entry in the line to keep others out. In a try it does not wait.
+func (t *tenure) mark(ctx context.Context, try bool) error {
+	c, name := t.queue.client, t.queue.name
+	mark := t.ticket.Extensions().Mark
 	for {
-		unreleased, err := leaveMarker(ctx)
+		unreleased, err := mark(ctx)
 		switch {
 		case errors.Is(err, store.ErrSessionLost):
-			return sessionEnded(session, err)
+			return t.sessionEnded(err)
 		case errors.Is(err, store.ErrGone):
-			p.withdraw(ticket) // until then, or until it has heard of it too, the session has it
-			return fmt.Errorf("%w: %w", errJoinAgain, err)
+			t.withdraw() // until then, or until it has heard of it too, the session has it
+			return t.joinAgain(err)
 		case err != nil:
 			return err
 		case len(unreleased) == 0:
-			return e.stillThere()
+			return nil
 		}
 		last := unreleased[len(unreleased)-1]
-		d := p.client.delayAfter(p.name, unreleased)
+		d := c.delayAfter(name, unreleased)
 		left := d.left()
-		if p.try && left > 0 {
-			return closedError(p.name, last, left)
+		if try && left > 0 {
+			return closedError(name, last, left)
 		}
-		p.client.news.tell(func() {
-			p.client.log(slog.LevelWarn, "lock was not released by its last holder and stays closed for a while",
-				slog.String("lock", p.name), slog.String("holder", last.Owner.String()), slog.Duration("left", left))
+		c.news.tell(func() {
+			c.log(slog.LevelWarn, "lock was not released by its last holder and stays closed for a while",
+				slog.String("lock", name), slog.String("holder", last.Owner.String()), slog.Duration("left", left))
 		})
-		if err := e.wait(ctx, session, d.over); err != nil {
+		if err := t.wait(ctx, d.over); err != nil {
 			return err
 		}
 	}

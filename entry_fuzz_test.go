@@ -11,9 +11,9 @@ import (
 // string, which readers of JSON leave as it is.
 func FuzzEntryJSON(f *testing.F) {
 	for _, seed := range []string{
-		`{"token":"4352","mode":"exclusive","owner":{"host":"h","pid":1,"since":"2026-11-21T20:00:00.5Z"},"session":"1f","remaining_ns":1}`,
+		`{"token":"34816","mode":"exclusive","owner":{"host":"h","pid":1,"since":"2026-11-21T20:00:00.5Z"},"session":"1f","remaining_ns":1}`,
 		`{"token":"9223372036854775807","mode":"slot/3","foreign":true}`,
-		`{"token":"18446744073709551616"}`, `{"token":4352}`, `{"token":"-1"}`, `{"token":"0x10"}`, `{"token":""}`, `{"token":null}`, `{"token":"007"}`,
+		`{"token":"18446744073709551616"}`, `{"token":34816}`, `{"token":"-1"}`, `{"token":"0x10"}`, `{"token":""}`, `{"token":null}`, `{"token":"007"}`,
 		`{"mode":"slot/0"}`, `{"mode":null}`, `{"remaining_ns":1e3}`, `{"owner":null}`, `{"owner":{"labels":{"a":"\u0000"}}}`, `null`, `{}`, `[]`,
 	} {
 		f.Add([]byte(seed))

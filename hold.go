@@ -5,11 +5,13 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/stilelock/stile/internal/bootclock"
-	"github.com/stilelock/stile/keeper"
+	"github.com/stilelock/stile/line"
 	"github.com/stilelock/stile/store"
 )
 
@@ -18,33 +20,25 @@ import (
 // It ends once, in one of two ways: it is released, or it is lost.
 type Hold struct {
 	place    *Place
-	session  *keeper.Session
-	ticket   store.Ticket
+	tenure   *tenure
 	token    uint64
 	acquired bootclock.Instant
-	obtained time.Time // the same, for others to read
 
-	ctx    context.Context
-	end    context.CancelCauseFunc
-	forget func() // no longer follow the session
-	lost   chan struct{}
-
+	ctx       context.Context
+	end       context.CancelCauseFunc
+	lost      chan struct{}
 	contended func() <-chan struct{}
 
-	mu       sync.Mutex
-	handed   bool // the caller gets it: from here on its end is told to the hooks, and ends its place
-	over     bool
+	over atomic.Bool // it has ended; set with the queue's mutex held
+
+	// These are guarded by the queue's mutex.
+	handed   bool       // the caller gets it: from here on its end is told to the hooks, and ends its place
 	loss     *LostError // why it was lost; nil if it was not
 	released bool
-
-	// What others see, and how far it is from being complete.
-	owner      Owner
-	publishing *time.Timer
-	attempts   int
 }
 
 // turnBits is how many bits of a token count the hand-overs within one process since the store admitted it.
-const turnBits = 8
+const turnBits = 11
 
 // tokenOf makes the token of the first turn after an admission.
 func tokenOf(order uint64) uint64 { return order << turnBits }
@@ -52,29 +46,17 @@ func tokenOf(order uint64) uint64 { return order << turnBits }
 // orderOf returns the order that a token was made of.
 func orderOf(token uint64) uint64 { return token >> turnBits }
 
-func newHold(p *Place, s *keeper.Session, t store.Ticket, e *entry) *Hold {
-	h := &Hold{
-		place:    p,
-		session:  s,
-		ticket:   t,
-		token:    tokenOf(e.order),
-		owner:    e.owner,
-		obtained: time.Now(),
-		acquired: bootclock.Now(),
-		lost:     make(chan struct{}),
-	}
+func newHold(p *Place, t *tenure) *Hold {
+	h := &Hold{place: p, tenure: t, token: tokenOf(t.order), acquired: bootclock.Now(), lost: make(chan struct{})}
 	h.ctx, h.end = context.WithCancelCause(p.values)
 	h.contended = sync.OnceValue(h.watchContention)
-	// Both may call lose at once.
-	h.forget = s.OnLoss(func(lost *keeper.LostError) { h.lose(lost.Reason, lost.Err) })
-	e.whenGone(h.entryGone)
 	return h
 }
 
 // handOver tells of the hold before its holder gets it, and reports whether there is still something to get. If not, nobody
-// has had it, and its place is at the head of its queue as before. If the hook or the logger panics the lock is given up.
+// has had it, and its place is in its queue as before. If the hook or the logger panics the lock is given up.
 func (h *Hold) handOver() bool {
-	c := h.place.client
+	q := h.tenure.queue
 	if h.Err() != nil {
 		return false
 	}
@@ -84,53 +66,56 @@ func (h *Hold) handOver() bool {
 			h.giveUp()
 		}
 	}()
-	c.log(slog.LevelDebug, "lock acquired", slog.String("lock", h.Name()), slog.Uint64("token", h.token))
-	if f := c.opts.Hooks.Acquired; f != nil {
-		f(Acquired{Name: h.Name(), Token: h.token, Waited: h.acquired.Sub(h.place.began)})
+	q.client.log(slog.LevelDebug, "lock acquired", slog.String("lock", q.name), slog.Uint64("token", h.token))
+	if f := q.client.opts.Hooks.Acquired; f != nil {
+		f(Acquired{Name: q.name, Token: h.token, Waited: h.acquired.Sub(h.place.began)})
 	}
 	told = true
-	if !h.session.Valid() {
-		<-h.session.Context().Done() // it is on its way, and lose is called before it comes
-	}
-	h.mu.Lock()
+	h.tenure.settle()
+	q.mu.Lock()
 	loss := h.loss
 	h.handed = loss == nil
-	if h.handed {
-		h.publishLater(publishAfter)
+	if h.handed && h.tenure.publication.timer == nil {
+		h.tenure.publishLaterLocked(publishAfter)
 	}
-	h.mu.Unlock()
+	q.mu.Unlock()
 	if loss != nil {
-		c.tellOfLoss(loss) // because Acquired was called
+		q.client.tellOfLoss(loss) // because Acquired was called
 	}
 	return loss == nil
 }
 
 // giveUp gives up a lock that was not handed over.
 func (h *Hold) giveUp() {
-	h.mu.Lock()
-	h.over = true
-	h.mu.Unlock()
-	h.forget()
+	q := h.tenure.queue
+	q.mu.Lock()
+	last := h.giveBackLocked()
+	q.mu.Unlock()
 	h.end(ErrReleased)
-	c := h.place.client
-	if _, done, err := c.begin(context.Background()); err == nil {
-		h.place.abandon(h.ticket)
-		done()
-	} else {
-		c.leave(h.place) // the entry goes with the session
+	call, err := q.client.begin(context.Background())
+	if err != nil { // the entry goes with the session
+		q.leave(h.place)
+		return
 	}
+	q.client.work.Go(func() {
+		if last {
+			h.tenure.withdraw()
+		}
+		q.leave(h.place)
+	})
+	call.done()
 }
 
 // Name returns the lock's name.
-func (h *Hold) Name() string { return h.place.name }
+func (h *Hold) Name() string { return h.tenure.queue.name }
 
 // Owner returns who the holder is, as others see it. When the lock was obtained ([Owner.Obtained]) is told to them, in the
 // background, once it has been held for a second; shorter holds cost no request for that. On Redlock
 // it is in the store from the beginning, and not in what Owner returns.
 func (h *Hold) Owner() Owner {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	return h.owner
+	h.tenure.queue.mu.Lock()
+	defer h.tenure.queue.mu.Unlock()
+	return h.tenure.owner
 }
 
 // Token returns the fencing token: positive, below 2^63, and larger than that of every earlier conflicting hold of the
@@ -147,8 +132,8 @@ func (h *Hold) Lost() <-chan struct{} { return h.lost }
 
 // Err returns the [*LostError] that tells why the hold was lost; nil if it was not.
 func (h *Hold) Err() error {
-	h.mu.Lock()
-	defer h.mu.Unlock()
+	h.tenure.queue.mu.Lock()
+	defer h.tenure.queue.mu.Unlock()
 	if h.loss == nil {
 		return nil
 	}
@@ -159,16 +144,11 @@ func (h *Hold) Err() error {
 // cheap, asks nobody, and is more exact than Context, which depends on timers: after a suspend it knows at once.
 //
 // True does not mean that the lock will be held a moment later; for that there is the token.
-func (h *Hold) Valid() bool {
-	h.mu.Lock()
-	over := h.over
-	h.mu.Unlock()
-	return !over && h.session.Valid()
-}
+func (h *Hold) Valid() bool { return !h.over.Load() && h.tenure.session.Valid() }
 
 // Deadline returns until when the hold is valid if the session is not confirmed again, as a time of the wall clock. It
 // moves on with each renewal; after the end of the hold it means nothing.
-func (h *Hold) Deadline() time.Time { return h.session.Deadline().Time() }
+func (h *Hold) Deadline() time.Time { return h.tenure.session.Deadline().Time() }
 
 // Contended returns a channel that is closed when somebody waits for the lock: a hint to finish early, if that is
 // possible. Looking for others begins with the first call. The channel may stay open for ever.
@@ -176,11 +156,8 @@ func (h *Hold) Contended() <-chan struct{} { return h.contended() }
 
 func (h *Hold) watchContention() <-chan struct{} {
 	ch := make(chan struct{})
-	signal := sync.OnceFunc(func() { close(ch) })
-	h.place.client.whenContended(h.place, signal)
-	if notify := h.ticket.Extensions().NotifyContended; notify != nil {
-		notify(signal)
-	}
+	h.tenure.whenContended(func() { close(ch) })
+	h.tenure.watchBehind()
 	return ch
 }
 
@@ -195,7 +172,7 @@ func (h *Hold) watchContention() <-chan struct{} {
 // A ctx that has ended already counts as one that lasts two seconds more, so that defer hold.Release(ctx) works after a
 // signal. Releasing again returns nil.
 func (h *Hold) Release(ctx context.Context) error {
-	return h.release(ctx, h.ticket.Withdraw)
+	return h.release(ctx, func(ctx context.Context) error { return h.tenure.ticket.Withdraw(ctx) })
 }
 
 // ReleaseAfter gives the lock up as [Hold.Release] does, but keeps it closed to others for d: its entry stays in the line
@@ -207,116 +184,78 @@ func (h *Hold) Release(ctx context.Context) error {
 // error matches [ErrUnsupported], and the lock is held on as if nothing had been called. All other errors are those of
 // Release; who was to be kept out for d may be let in earlier then, but not before the session has ended.
 func (h *Hold) ReleaseAfter(ctx context.Context, d time.Duration) error {
-	caps := h.place.client.caps
-	if d > 0 && !caps.Outlasting {
-		return fmt.Errorf("stile: lock %q (token %d): release after %v: %w by the %s store",
-			h.place.name, h.token, d, ErrUnsupported, caps.Kind)
+	if d <= 0 {
+		return h.Release(ctx)
 	}
-	return h.release(ctx, func(ctx context.Context) error { return h.ticket.Extensions().WithdrawAfter(ctx, d) })
+	// Others of this process may go on using a shared entry, and would lose it after d.
+	caps := h.tenure.queue.client.caps
+	if !caps.Outlasting || h.tenure.mode == line.Shared {
+		return fmt.Errorf("stile: lock %q (token %d): release after %v: %w by the %s store in mode %v",
+			h.Name(), h.token, d, ErrUnsupported, caps.Kind, h.tenure.mode)
+	}
+	return h.release(ctx, func(ctx context.Context) error { return h.tenure.ticket.Extensions().WithdrawAfter(ctx, d) })
 }
 
-// release ends the hold and has its entry taken out.
+// release ends the hold. If it is the last of its tenure the entry is withdrawn.
 func (h *Hold) release(ctx context.Context, withdraw func(context.Context) error) error {
-	lost := h.session.Reason()
-	h.mu.Lock()
+	t, q := h.tenure, h.tenure.queue
+	lost := t.session.Reason()
+	q.mu.Lock()
 	switch {
 	case h.released:
-		h.mu.Unlock()
+		q.mu.Unlock()
 		return nil
-	case h.over:
+	case h.over.Load():
 		h.released = true
-		defer h.mu.Unlock()
+		defer q.mu.Unlock()
 		return h.loss // nobody has a hold that is over for another reason
 	}
-	h.over, h.released = true, true
-	h.stopPublishing()
-	h.mu.Unlock()
+	h.released = true
+	last := h.giveBackLocked()
+	q.mu.Unlock()
 
-	h.forget()
 	h.end(ErrReleased)
-	ctx, cancel := graced(ctx)
-	defer cancel()
-	err := withdraw(ctx)
-	h.place.client.leave(h.place)
+	var err error
+	if last {
+		t.stopFollowing()
+		ctx, cancel := graced(ctx)
+		defer cancel()
+		err = withdraw(ctx)
+	}
+	q.leave(h.place)
 	if lost == 0 {
-		lost = h.reasonIn(err)
+		lost = t.reasonIn(err)
 	}
 	switch {
 	case lost != 0:
-		err = h.lostError(lost, err)
+		err = &LostError{Name: q.name, Token: h.token, Reason: lost, Err: err}
 	case errors.Is(err, store.ErrNotKnown):
-		err = fmt.Errorf("stile: lock %q (token %d) is released, but may have been lost before: %w", h.place.name, h.token, err)
+		err = fmt.Errorf("stile: lock %q (token %d) is released, but may have been lost before: %w", q.name, h.token, err)
 	case err != nil:
 		err = fmt.Errorf("stile: release of lock %q (token %d) not confirmed, going on in the background: %w",
-			h.place.name, h.token, err)
+			q.name, h.token, err)
 	}
-	h.place.client.log(slog.LevelDebug, "lock released", slog.String("lock", h.place.name), slog.Uint64("token", h.token))
-	if f := h.place.client.opts.Hooks.Released; f != nil {
-		f(Released{Name: h.place.name, Token: h.token, Held: bootclock.Now().Sub(h.acquired), Err: err})
+	q.client.log(slog.LevelDebug, "lock released", slog.String("lock", q.name), slog.Uint64("token", h.token))
+	if f := q.client.opts.Hooks.Released; f != nil {
+		f(Released{Name: q.name, Token: h.token, Held: bootclock.Now().Sub(h.acquired), Err: err})
 	}
 	return err
 }
 
-// entryGone ends the hold because its entry is not in the line any more.
-func (h *Hold) entryGone(cause error) {
-	h.forget()
-	h.lose(h.reasonIn(cause), cause)
+// giveBackLocked ends a hold that is not over by giving it back to its tenure. It reports whether the entry is to be withdrawn.
+func (h *Hold) giveBackLocked() (last bool) {
+	if h.over.Swap(true) {
+		return false
+	}
+	t := h.tenure
+	t.holds = slices.DeleteFunc(t.holds, func(other *Hold) bool { return other == h })
+	return t.dropLocked()
 }
 
-// reasonIn returns the reason for a loss of which an error of the store tells; zero if it tells of none. An entry that
-// went with its session was lost for the session's reason; if that has not been known here, it is now.
-func (h *Hold) reasonIn(err error) keeper.Reason {
-	expired, gone := errors.Is(err, store.ErrSessionLost), errors.Is(err, store.ErrGone)
-	known := h.session.Reason()
-	switch {
-	case !expired && !gone:
-		return 0
-	case known != 0:
-		return known
-	case expired:
-		h.session.Ended(err)
-		return keeper.Expired
-	default:
-		return keeper.Evicted
-	}
-}
-
-// lose ends the hold, unless it has ended. It does not block: the store may be calling.
-func (h *Hold) lose(reason keeper.Reason, cause error) {
-	h.mu.Lock()
-	if h.over {
-		h.mu.Unlock()
-		return
-	}
-	lost := h.lostError(reason, cause)
-	h.over, h.loss = true, lost
-	h.stopPublishing()
-	handed := h.handed
-	h.mu.Unlock()
-
-	// Who is told of it finds the queue without it, and whose turn it is in the queue finds that the holder was told.
-	c := h.place.client
-	c.mu.Lock()
-	h.end(lost)
+// loseLocked ends a hold that is lost.
+func (h *Hold) loseLocked(reason Reason, cause error) {
+	h.loss = &LostError{Name: h.Name(), Token: h.token, Reason: reason, Err: cause}
+	h.over.Store(true)
+	h.end(h.loss)
 	close(h.lost)
-	if handed {
-		c.passOn(h.place)
-	}
-	c.mu.Unlock()
-	if handed {
-		c.tellOfLoss(lost)
-	}
-}
-
-func (c *Client) tellOfLoss(lost *LostError) {
-	c.news.tell(func() {
-		c.log(slog.LevelWarn, "lock lost", slog.String("lock", lost.Name), slog.Any("error", lost))
-		if f := c.opts.Hooks.Lost; f != nil {
-			f(lost)
-		}
-	})
-}
-
-func (h *Hold) lostError(reason keeper.Reason, cause error) *LostError {
-	return &LostError{Name: h.place.name, Token: h.token, Reason: reason, Err: cause}
 }

@@ -438,7 +438,7 @@ func TestWhoHearsOfALossMayTryAtOnce(t *testing.T) {
 					}
 					heard <- err
 				}()
-				if _, err := w.store.Break(t.Context(), "a", h.Token()>>8); err != nil {
+				if _, err := w.store.Break(t.Context(), "a", h.Token()>>11); err != nil {
 					t.Fatal(err)
 				}
 				if err := <-heard; err != nil {
@@ -881,12 +881,12 @@ func TestAReleasedHoldIsForgotten(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer c.Close(t.Context())
-	released := func() weak.Pointer[stile.Hold] {
+	hold, tenure := func() (weak.Pointer[stile.Hold], weak.Pointer[stile.Tenure]) {
 		h := lock(t, c, "a")
 		release(t, h)
-		return weak.Make(h)
+		return weak.Make(h), weak.Make(h.Tenure())
 	}()
-	for end := time.Now().Add(time.Minute); released.Value() != nil; runtime.GC() {
+	for end := time.Now().Add(time.Minute); hold.Value() != nil || tenure.Value() != nil; runtime.GC() {
 		if time.Now().After(end) {
 			t.Fatal("a released hold is kept for as long as the client's session")
 		}

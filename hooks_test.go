@@ -286,6 +286,23 @@ func TestAHoldThatIsLostInTheHookIsNotHandedOver(t *testing.T) {
 	}
 }
 
+// A lock that comes when the session has passed its deadline already, because the machine was suspended, is not acquired.
+func TestHooks_nothingIsAcquiredAfterASuspend(t *testing.T) {
+	scenario(t, func(t *testing.T, w *world) {
+		acquired := &record[stile.Acquired]{}
+		bob := w.client("bob")
+		lock(t, bob, "a")
+		ann := w.client("ann", func(o *stile.Options) { o.Hooks.Acquired = acquired.add })
+		wt := wait(t.Context(), t, ann, "a")
+		bootclock.PretendSuspend(ttl)
+		w.takeOut("a", "bob")
+		h := wt.gets()
+		if all := acquired.all(); len(all) != 1 || all[0].Token != h.Token() {
+			t.Errorf("the hook was told of %+v, want one lock acquired, with the token %d", all, h.Token())
+		}
+	})
+}
+
 // The process goes on, as an HTTP server does.
 func TestAPanicInACallbackGivesTheLockBack(t *testing.T) {
 	for what, use := range map[string]func(*stile.Options, func()){

@@ -152,7 +152,7 @@ func TestBreakingWithAnotherTokenChangesNothing(t *testing.T) {
 		release(t, old)
 		h := lock(t, ann, "a")
 		wt := wait(t.Context(), t, bob, "a")
-		for _, token := range []uint64{0, old.Token(), h.Token() + 100<<8, 1<<63 + h.Token(), ^uint64(0)} {
+		for _, token := range []uint64{0, old.Token(), h.Token() + 100<<11, 1<<63 + h.Token(), ^uint64(0)} {
 			_, err := bob.Break(t.Context(), "a", token)
 			expectError(t, err, stile.ErrGone)
 			if err != nil && !strings.Contains(err.Error(), `"a"`) {

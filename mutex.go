@@ -2,24 +2,20 @@ package stile
 
 import (
 	"context"
-	"errors"
 
 	"github.com/stilelock/stile/line"
 )
 
 // Mutex is a lock that one holder has at a time. It has no state of its own: two Mutexes of one client with the same name
 // are the same lock, and making one costs nothing. It is safe for concurrent use.
-type Mutex struct {
-	client *Client
-	name   string
-}
+type Mutex struct{ locker locker }
 
 // Mutex returns the lock called name. A name that cannot be, as package store's CheckName says, is an error from every
 // method of the Mutex, matching [ErrBadName].
-func (c *Client) Mutex(name string) *Mutex { return &Mutex{c, name} }
+func (c *Client) Mutex(name string) *Mutex { return &Mutex{locker{c, name, line.Exclusive}} }
 
 // Name returns the lock's name.
-func (m *Mutex) Name() string { return m.name }
+func (m *Mutex) Name() string { return m.locker.name }
 
 // Lock waits until it is the caller's turn, and returns the hold.
 //
@@ -33,19 +29,12 @@ func (m *Mutex) Name() string { return m.name }
 //
 // Callers are served in the order in which they arrived, in their process and then in the store. Lock does not know who
 // calls it: a goroutine that holds the lock and calls Lock waits for itself until ctx ends.
-func (m *Mutex) Lock(ctx context.Context) (*Hold, error) {
-	p := m.place(ctx)
-	return p.run(ctx)
-}
+func (m *Mutex) Lock(ctx context.Context) (*Hold, error) { return m.locker.lock(ctx, false) }
 
 // TryLock takes the lock if nobody holds it or stands in line for it, in this process or elsewhere, and answers at once.
 // If somebody does, or if the lock is closed because of [Options.LockDelay], the error is a [*HeldError] that says who or
 // for how long, and nothing is left behind. In everything else it is as Lock.
-func (m *Mutex) TryLock(ctx context.Context) (*Hold, error) {
-	p := m.place(ctx)
-	p.try = true
-	return p.run(ctx)
-}
+func (m *Mutex) TryLock(ctx context.Context) (*Hold, error) { return m.locker.lock(ctx, true) }
 
 // Join gets in line for the lock and returns at once. It is Lock for those who have other things to wait for:
 //
@@ -60,52 +49,12 @@ func (m *Mutex) TryLock(ctx context.Context) (*Hold, error) {
 //
 // The error is about the name or a closed client; what else may go wrong is told by [Place.Hold]. If ctx ends before the
 // place is ready, the place is given up.
-func (m *Mutex) Join(ctx context.Context) (*Place, error) {
-	p := m.place(ctx)
-	ctx, p.cancel = context.WithCancelCause(ctx)
-	counted, done, err := p.start(ctx)
-	if err != nil {
-		p.cancel(nil)
-		return nil, err
-	}
-	go func() {
-		defer p.cancel(nil)
-		p.finish(ctx, counted, done)
-	}()
-	return p, nil
-}
+func (m *Mutex) Join(ctx context.Context) (*Place, error) { return m.locker.join(ctx) }
 
 // Do runs f while it holds the lock. f's context ends with ctx and with the hold; f should return when it does.
 //
 // Do returns the error of taking the lock, in which case f was not run, or else f's error joined with that of losing or
 // releasing the lock. A nil error therefore means that f succeeded and the lock was held until f returned.
 func (m *Mutex) Do(ctx context.Context, f func(ctx context.Context, h *Hold) error) error {
-	hold, err := m.Lock(ctx)
-	if err != nil {
-		return err
-	}
-	inner, cancel := context.WithCancelCause(ctx) // ends with the hold; the release must not
-	defer cancel(nil)
-	defer context.AfterFunc(hold.Context(), func() { cancel(context.Cause(hold.Context())) })()
-
-	returned := false
-	defer func() {
-		if !returned { // f has panicked, or ended the goroutine
-			_ = hold.Release(ctx)
-		}
-	}()
-	err = f(inner, hold)
-	returned = true
-	return errors.Join(err, hold.Release(ctx))
-}
-
-func (m *Mutex) place(ctx context.Context) *Place {
-	return &Place{
-		client: m.client,
-		name:   m.name,
-		mode:   line.Exclusive,
-		values: context.WithoutCancel(ctx),
-		turn:   make(chan struct{}),
-		ready:  make(chan struct{}),
-	}
+	return m.locker.do(ctx, f)
 }

@@ -23,20 +23,20 @@ const (
 	publishParallel = 4
 )
 
-// publisher writes into the store when holds were obtained, for others to read. A hold waits for its time on a timer, and
-// then for one of a few goroutines, which exist only while there is something to publish: however many holds there are, and
+// publisher writes into the store when locks were obtained, for others to read. A tenure waits for its time on a timer, and
+// then for one of a few goroutines, which exist only while there is something to publish: however many tenures there are, and
 // however slow the store is, they cost no more goroutines, and nobody waits for the outcome.
 type publisher struct {
 	mu      sync.Mutex
-	due     []*Hold
+	due     []*tenure
 	running int // goroutines
 }
 
-// publish has a hold published.
-func (c *Client) publish(h *Hold) {
+// publish has a tenure published.
+func (c *Client) publish(t *tenure) {
 	p := &c.publisher
 	p.mu.Lock()
-	p.due = append(p.due, h)
+	p.due = append(p.due, t)
 	start := p.running < publishParallel
 	if start {
 		p.running++
@@ -45,18 +45,18 @@ func (c *Client) publish(h *Hold) {
 	if !start {
 		return
 	}
-	ctx, done, err := c.begin(context.Background())
+	call, err := c.begin(context.Background())
 	if err != nil {
 		return // the client is closed, and its holds are lost
 	}
-	defer done()
-	for h := p.next(); h != nil; h = p.next() {
-		h.publishNow(ctx)
+	defer call.done()
+	for t := p.next(); t != nil; t = p.next() {
+		t.publishNow(call.ctx)
 	}
 }
 
-// next returns a hold that is due; nil if there is none, and the goroutine has to end.
-func (p *publisher) next() *Hold {
+// next returns a tenure that is due; nil if there is none, and the goroutine has to end.
+func (p *publisher) next() *tenure {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if len(p.due) == 0 {
@@ -64,58 +64,69 @@ func (p *publisher) next() *Hold {
 		p.running--
 		return nil
 	}
-	h := p.due[0]
+	t := p.due[0]
 	p.due[0] = nil
 	p.due = p.due[1:]
-	return h
+	return t
 }
 
-// publishLater has the hold published when d has passed, unless others know already, or never will. It is called with h.mu
-// held, while the hold is not over.
-func (h *Hold) publishLater(d time.Duration) {
-	c := h.place.client
-	if c.caps.OwnerUpdates && h.owner.Obtained.IsZero() {
-		h.publishing = time.AfterFunc(d, func() { c.publish(h) }) // in a goroutine of its own
+// publication is how far others have been told when the lock was obtained. It is guarded by the queue's mutex.
+type publication struct {
+	timer    *time.Timer        // nil if it is not to be published
+	cancel   context.CancelFunc // ends the attempt under way, if there is one
+	attempts int
+}
+
+// publishLaterLocked has the tenure published when d has passed, unless others know already, or never will.
+func (t *tenure) publishLaterLocked(d time.Duration) {
+	c := t.queue.client
+	if c.caps.OwnerUpdates && t.owner.Obtained.IsZero() && !t.over {
+		t.publication.timer = time.AfterFunc(d, func() { c.publish(t) }) // in a goroutine of its own
 	}
 }
 
-// publishNow makes one attempt, which ends with the hold. It does no harm if the release overtakes it: SetOwner never brings
-// an entry back, and changes none that was let go.
-func (h *Hold) publishNow(ctx context.Context) {
-	h.mu.Lock()
-	owner, over := h.owner, h.over
-	h.mu.Unlock()
+// publishNow makes one attempt, which ends with the tenure. It does no harm if the withdrawal overtakes it: SetOwner never
+// brings an entry back, and changes none that was let go.
+func (t *tenure) publishNow(ctx context.Context) {
+	c, p := t.queue.client, &t.publication
+	ctx, cancel := context.WithTimeout(ctx, publishTimeout)
+	defer cancel()
+	t.queue.mu.Lock()
+	owner, over := t.owner, t.over
+	p.cancel = cancel
+	t.queue.mu.Unlock()
 	if over {
 		return
 	}
-	owner.Obtained = h.obtained
-	ctx, cancel := context.WithTimeout(ctx, publishTimeout)
-	defer cancel()
-	defer context.AfterFunc(h.ctx, cancel)()
-	err := h.ticket.Extensions().SetOwner(ctx, owner)
+	owner.Obtained = t.obtained
+	err := t.ticket.Extensions().SetOwner(ctx, owner)
 
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	h.attempts++
+	t.queue.mu.Lock()
+	defer t.queue.mu.Unlock()
+	p.cancel = nil
+	p.attempts++
 	switch {
 	case err == nil:
-		h.owner = owner
-	case h.over || h.place.client.life.Err() != nil:
+		t.owner = owner
+	case t.over || c.life.Err() != nil:
 	default:
-		name, token := h.Name(), h.token
-		h.place.client.news.tell(func() {
-			h.place.client.log(slog.LevelDebug, "could not publish when the lock was obtained",
+		name, token := t.queue.name, tokenOf(t.order)
+		c.news.tell(func() {
+			c.log(slog.LevelDebug, "could not publish when the lock was obtained",
 				slog.String("lock", name), slog.Uint64("token", token), slog.Any("error", err))
 		})
-		if h.attempts < publishAttempts && !errors.Is(err, store.ErrGone) && !errors.Is(err, store.ErrSessionLost) {
-			h.publishLater(publishRetry)
+		if p.attempts < publishAttempts && !errors.Is(err, store.ErrGone) && !errors.Is(err, store.ErrSessionLost) {
+			t.publishLaterLocked(publishRetry)
 		}
 	}
 }
 
-// stopPublishing is called with h.mu held, when the hold is over.
-func (h *Hold) stopPublishing() {
-	if h.publishing != nil {
-		h.publishing.Stop()
+// stopPublishingLocked is for a tenure that is over.
+func (t *tenure) stopPublishingLocked() {
+	if t.publication.timer != nil {
+		t.publication.timer.Stop()
+	}
+	if t.publication.cancel != nil {
+		t.publication.cancel()
 	}
 }

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/stilelock/stile"
+	"github.com/stilelock/stile/line"
 	"github.com/stilelock/stile/store/memstore"
 )
 
@@ -45,7 +46,10 @@ const (
 	stressTTL     = 2 * time.Second
 )
 
-var stressNames = []string{"a", "b"}
+var (
+	stressNames = []string{"a", "b"}
+	stressModes = []line.Mode{line.Exclusive, line.Exclusive, line.Shared, line.Slot(2)}
+)
 
 // stressed counts what has happened.
 type stressed struct{ holds, lost, failed, faults int }
@@ -60,7 +64,7 @@ type stress struct {
 	rnd   *rand.Rand
 	cut   map[string]time.Time // sessions out of reach, and until when
 	holds map[string]map[*stile.Hold]bool
-	last  map[string]uint64 // the largest token seen with a valid hold of the name
+	last  map[string]map[line.Mode]uint64 // the largest token seen with a valid hold of the name and mode
 	did   stressed
 }
 
@@ -68,10 +72,11 @@ func newStress(t *testing.T, seed uint64) *stress {
 	s := &stress{
 		t: t, seed: seed, store: memstore.New(), end: time.Now().Add(stressTime),
 		rnd: rand.New(rand.NewPCG(seed, 0)), cut: map[string]time.Time{},
-		holds: map[string]map[*stile.Hold]bool{}, last: map[string]uint64{},
+		holds: map[string]map[*stile.Hold]bool{}, last: map[string]map[line.Mode]uint64{},
 	}
 	for _, name := range stressNames {
 		s.holds[name] = map[*stile.Hold]bool{}
+		s.last[name] = map[line.Mode]uint64{}
 	}
 	s.store.SetFaults(s.fault)
 	return s
@@ -176,7 +181,7 @@ func (s *stress) play() {
 
 // use takes a lock in one of the ways there are.
 func (s *stress) use(c *stile.Client) {
-	m := c.Mutex(stressNames[s.below(len(stressNames))])
+	m := c.Locker(stressNames[s.below(len(stressNames))], stressModes[s.below(len(stressModes))])
 	ctx, cancel := context.WithTimeout(s.t.Context(), s.upTo(10*time.Second))
 	defer cancel()
 	var hold *stile.Hold
@@ -243,7 +248,7 @@ func (s *stress) release(h *stile.Hold) {
 func (s *stress) lastRound(c *stile.Client) {
 	for _, name := range stressNames {
 		ctx, cancel := context.WithTimeout(s.t.Context(), time.Minute)
-		h, err := c.Mutex(name).Lock(ctx)
+		h, err := c.Locker(name, stressModes[s.below(len(stressModes))]).Lock(ctx)
 		cancel()
 		if err != nil {
 			s.errorf("after the faults: %v", err)
@@ -282,10 +287,12 @@ func (s *stress) held(h *stile.Hold) {
 	s.did.holds++
 	s.alone(h.Name(), h)
 	if h.Valid() {
-		if h.Token() <= s.last[h.Name()] {
-			s.errorf("the lock %q has the token %d after %d", h.Name(), h.Token(), s.last[h.Name()])
+		for mode, last := range s.last[h.Name()] {
+			if line.Conflict(mode, h.Mode()) && h.Token() <= last {
+				s.errorf("the lock %q has the token %d in mode %v after %d in mode %v", h.Name(), h.Token(), h.Mode(), last, mode)
+			}
 		}
-		s.last[h.Name()] = h.Token()
+		s.last[h.Name()][h.Mode()] = max(h.Token(), s.last[h.Name()][h.Mode()])
 	}
 	s.holds[h.Name()][h] = true
 }
@@ -312,12 +319,16 @@ func (s *stress) look() {
 	}
 }
 
-// alone checks that no other hold is valid if h is. A hold that has not been valid never is again, so that it is enough
-// to look at the others first: those that are valid then, and h if it is valid after, are valid at once.
+// alone checks that no other holds that conflict with h are valid if h is. A hold that has not been valid never is again, so
+// that it is enough to look at the others first: those that are valid then, and h if it is valid after, are valid at once.
 func (s *stress) alone(name string, h *stile.Hold) {
+	var others []line.Mode
 	for other := range s.holds[name] {
-		if other != h && other.Valid() && h.Valid() {
-			s.errorf("two holds of %q are valid: tokens %d and %d", name, other.Token(), h.Token())
+		if other != h && other.Valid() {
+			others = append(others, other.Mode())
 		}
+	}
+	if h.Valid() && !line.Admits(h.Mode(), others) {
+		s.errorf("a hold of %q is valid in mode %v, and so are others in the modes %v", name, h.Mode(), others)
 	}
 }

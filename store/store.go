@@ -217,7 +217,7 @@ type Standing struct {
 	// Ahead is, while waiting, how many entries must leave before this one's turn; at least 1.
 	Ahead int
 	// Order is the store's order of admissions. It is set when the state is Admitted, and before that in stores
-	// that fix it on arrival. It is positive and below 2^55, so that a token made of it fits a signed 64-bit
+	// that fix it on arrival. It is positive and below 2^52, so that a token made of it fits a signed 64-bit
 	// integer.
 	Order uint64
 	// Cause is, when the state is Gone, an error that says why, matching [ErrGone] or [ErrSessionLost].
@@ -225,7 +225,7 @@ type Standing struct {
 }
 
 // MaxOrder is the largest order a token can be made of. A store that runs past it fails closed.
-const MaxOrder = 1<<55 - 1
+const MaxOrder = 1<<52 - 1
 
 // Capabilities say what a store can do.
 type Capabilities struct {

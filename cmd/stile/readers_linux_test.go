@@ -208,7 +208,7 @@ func TestNothingIsHeld(t *testing.T) {
 		m.stile("wait", "demo").prints("")
 		m.stile("wait", "-n", "demo").prints("")
 		m.stile("wait", "-o", "json", "demo").prints("{\n  \"name\": \"demo\",\n  \"holders\": [],\n  \"waiters\": []\n}\n")
-		m.stile("break", "demo", "--token", "4352").wants(1, `"demo"`, "4352", "nothing changed")
+		m.stile("break", "demo", "--token", "34816").wants(1, `"demo"`, "34816", "nothing changed")
 		m.stile("break", "demo").wants(125, `"demo"`, "--token is required", "nobody holds")
 	}
 	if m.server() == 0 {

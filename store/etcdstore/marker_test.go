@@ -72,7 +72,7 @@ func TestMarkerIsOneTxnAndGoesWithTheRelease(t *testing.T) {
 	for range 2 {
 		h := lock(t, c, name)
 		wantRequests(t, "Lock", w.passed(), "Txn", "Txn")
-		wantMarkers(t, name, h.Token()>>8)
+		wantMarkers(t, name, h.Token()>>11)
 		release(t, h)
 		wantRequests(t, "Release", w.passed(), "Txn")
 		wantMarkers(t, name)
@@ -157,7 +157,7 @@ func TestEntryThatGoesBeforeItsMarkerIsLeftIsReplaced(t *testing.T) {
 	now.Store(&f)
 	h := lock(t, c, name)
 	now.Store(nil)
-	wantMarkers(t, name, h.Token()>>8)
+	wantMarkers(t, name, h.Token()>>11)
 	release(t, h)
 	wantMarkers(t, name)
 }

@@ -61,13 +61,13 @@ func All() []Mutant {
 			Breaks: "what is lost is not taken again silently: here a hold goes on when its session has ended",
 			Edits: []Edit{
 				{
-					"hold.go",
-					"h.forget = s.OnLoss(func(lost *keeper.LostError) { h.lose(lost.Reason, lost.Err) })",
-					"h.forget = func() {}",
+					"tenure.go",
+					"forget := t.session.OnLoss(func(lost *keeper.LostError) { t.lose(lost.Reason, lost.Err) })",
+					"forget := func() {}",
 				},
-				{"hold.go", "e.whenGone(h.entryGone)", "_ = h.entryGone"},
-				{"hold.go", "return !over && h.session.Valid()", "return !over"},
-				{"hold.go", "return h.session.Deadline().Time() }", "return time.Now().Add(h.place.client.opts.TTL) }"},
+				{"tenure.go", "t.lose(t.reasonIn(st.Cause), st.Cause)", "_ = t.lose"},
+				{"hold.go", "return !h.over.Load() && h.tenure.session.Valid()", "return !h.over.Load()"},
+				{"hold.go", "return h.tenure.session.Deadline().Time() }", "return time.Now().Add(h.tenure.queue.client.opts.TTL) }"},
 			},
 			Cluster: "etcd", Workload: "hot", Faults: "holder-pause",
 			Caught: []string{verdict.RuleOverlap},
@@ -120,17 +120,8 @@ func All() []Mutant {
 					"for n < len(left) && left[n].at == left[0].at {",
 					"for false && n < len(left) {",
 				},
-				// A hold that is known to be gone as it is handed over is not handed over, whatever the store says. Here it is.
-				{
-					"hold.go",
-					"if h.Err() != nil {\n\t\treturn false\n\t}\n\ttold := false",
-					"told := false",
-				},
-				{
-					"hold.go",
-					"c.tellOfLoss(loss) // because Acquired was called\n\t}\n\treturn loss == nil",
-					"c.tellOfLoss(loss)\n\t\tc.leave(h.place)\n\t}\n\treturn true",
-				},
+				// Nothing is lent from a tenure that is known to be lost, whatever the store says. Here it is.
+				{"tenure.go", "if t.over {\n\t\treturn nil,", "if t.over && t.ticket == nil {\n\t\treturn nil,"},
 			},
 			Cluster: "etcd", Workload: "hot", Faults: "evict",
 			Caught: []string{verdict.RuleDead},
@@ -150,9 +141,9 @@ func All() []Mutant {
 			Name:   "abandoned-entries",
 			Breaks: "a call that fails leaves nothing behind: here a waiter that gives up leaves its entry",
 			Edits: []Edit{{
-				"place.go",
-				"_ = ticket.Withdraw(ctx) // the store goes on until the entry is out",
-				"_, _ = ctx, ticket",
+				"tenure.go",
+				"_ = t.ticket.Withdraw(ctx)",
+				"_ = ctx",
 			}},
 			Cluster: "etcd", Workload: "storm", Faults: "none",
 			Caught: []string{verdict.RuleStranded, verdict.RuleThin},

@@ -36,7 +36,7 @@ type scene struct {
 func newScene(t *testing.T, kind, url, addr string) *scene {
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	t.Cleanup(cancel)
-	eyes, err := observer.Open(kind, []string{addr}, "torture/", func(order uint64) uint64 { return order << 8 })
+	eyes, err := observer.Open(kind, []string{addr}, "torture/", func(order uint64) uint64 { return order << 11 })
 	must(t, err)
 	t.Cleanup(eyes.Close)
 	return &scene{t, ctx, url, eyes}

@@ -79,7 +79,7 @@ func (t Target) store() string { return strings.TrimRight(t.Cluster, "0123456789
 // token makes a token of the order that an entry has in the store's own data.
 func (t Target) token(order uint64) uint64 {
 	if t.Locker == "stile" {
-		return order << 8
+		return order << 11
 	}
 	return order
 }

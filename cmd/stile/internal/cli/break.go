@@ -64,7 +64,7 @@ Exit codes:
   1    no holder or waiter has that token; nothing was changed
   125  stile failed; the message says whether something may have been changed`,
 		Example: `  stile show nightly-backup
-  stile break nightly-backup --token 4352`,
+  stile break nightly-backup --token 34816`,
 		Args: nameArg(&b.name),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			b.tokenSet = cmd.Flags().Changed("token")

@@ -17,7 +17,7 @@ var noon = time.Date(2026, 11, 21, 12, 0, 0, 0, time.UTC)
 // ann and bob are entries as they should be.
 func ann() stile.Entry {
 	return stile.Entry{
-		Token: 4352,
+		Token: 34816,
 		Owner: stile.Owner{
 			Host: "web-3", PID: 812, User: "ann", Command: "deploy.sh", Reason: "release 1.2",
 			Labels: map[string]string{"team": "web", "env": "prod"},
@@ -30,7 +30,7 @@ func ann() stile.Entry {
 
 func bob() stile.Entry {
 	return stile.Entry{
-		Token:     4608,
+		Token:     36864,
 		Owner:     stile.Owner{Host: "web-1", PID: 99, User: "bob", Command: "deploy.sh", Since: noon.Add(-2 * time.Minute)},
 		Session:   "694d98a1c2e460",
 		Remaining: 9500 * time.Millisecond,
@@ -105,12 +105,12 @@ func TestDetails(t *testing.T) {
 	}, noon), `
 lock deploy/web: held, 4 waiting
 holder    ann@web-3 pid 812 (deploy.sh)
-          token 4352, exclusive, held for 3m12s, waited 2s, session 694d98a1c2e45f has 14s left
+          token 34816, exclusive, held for 3m12s, waited 2s, session 694d98a1c2e45f has 14s left
           reason: release 1.2
           label: env=prod
           label: team=web
 waiter 1  bob@web-1 pid 99 (deploy.sh)
-          token 4608, slot/3, in line for 2m, session 694d98a1c2e460 has 9s left
+          token 36864, slot/3, in line for 2m, session 694d98a1c2e460 has 9s left
 waiter 2  unknown client, session 694d98a1c2e470
           token 5120, exclusive, in line for ?, session 694d98a1c2e470 has 58s left
 waiter 3  eve\x1b[2J@web\n3 (x\tnightly-backup\u202e\xff)
@@ -213,7 +213,7 @@ func documented() stile.Line {
 	holder.Owner.Labels = map[string]string{"team": "web"}
 	holder.Owner.Since = time.Date(2026, 11, 21, 19, 4, 49, 250e6, time.UTC)
 	holder.Owner.Obtained = holder.Owner.Since.Add(2 * time.Second)
-	waiter.Token, waiter.Session, waiter.Remaining = 4608, "694d98a1c2e460", 9*time.Second
+	waiter.Token, waiter.Session, waiter.Remaining = 36864, "694d98a1c2e460", 9*time.Second
 	return stile.Line{
 		Name:    "orders/42",
 		Holders: []stile.Entry{holder},

@@ -53,7 +53,7 @@ func FuzzDuration(f *testing.F) {
 // A token that is taken is the number that people and programs are shown, to the last digit.
 func FuzzToken(f *testing.F) {
 	for _, text := range []string{
-		"4352", "0", "9223372036854775807", "18446744073709551615", "18446744073709551616", "-1", "+1", "010", "0x1100", "0b1", "1_000", "4.5", " 7", "",
+		"34816", "0", "9223372036854775807", "18446744073709551615", "18446744073709551616", "-1", "+1", "010", "0x1100", "0b1", "1_000", "4.5", " 7", "",
 	} {
 		f.Add(text)
 	}

@@ -107,7 +107,7 @@ func TestWatchKnowsAnEntryAgain(t *testing.T) {
 		[]stile.Line{lineOf("a", ann(), bob())},
 		[]stile.Line{lineOf("a", bob())},
 		[]stile.Line{lineOf("a", moved)},
-	); got[1] != "" || got[2] != "a ended token 4352, a holds token 4608" || got[3] != "" {
+	); got[1] != "" || got[2] != "a ended token 34816, a holds token 36864" || got[3] != "" {
 		t.Errorf("the readings show %q", got)
 	}
 }
@@ -122,7 +122,7 @@ func TestWatchWritesText(t *testing.T) {
 		t.Fatal(err)
 	}
 	expectText(t, b, strings.ReplaceAll(`
-AT  "a\u202e"  holds  token 4352  ann@web-3 pid 812 (deploy.sh)
+AT  "a\u202e"  holds  token 34816  ann@web-3 pid 812 (deploy.sh)
 AT  "a\u202e"  waits  token 5376  eve\x1b[2J@web\n3 (x\tnightly-backup\u202e\xff)
 AT  "a\u202e"  remark stray\nkey
 `, "AT", noon.Local().Format("2006-01-02 15:04:05")))

@@ -26,7 +26,7 @@ func testStage(c Config) *stage {
 func lineOf(pids ...int) stile.Line {
 	var l stile.Line
 	for i, pid := range pids {
-		e := stile.Entry{Token: uint64(i+1) << 8, Owner: stile.Owner{PID: pid}}
+		e := stile.Entry{Token: uint64(i+1) << 11, Owner: stile.Owner{PID: pid}}
 		if i == 0 {
 			l.Holders = append(l.Holders, e)
 		} else {
@@ -153,7 +153,7 @@ func TestPlacesAreTheStores(t *testing.T) {
 	if got, want := places(), "waits #2, holds, joins, waits #1"; got != want {
 		t.Errorf("%s; want %s", got, want)
 	}
-	if want := "worker 2 holds the lock, token 256; waiting: 4 1"; said != want {
+	if want := "worker 2 holds the lock, token 2048; waiting: 4 1"; said != want {
 		t.Errorf("%q; want %q", said, want)
 	}
 	if again := s.saw(lineOf(102, 104, 101), nil); again != "" {
@@ -164,11 +164,11 @@ func TestPlacesAreTheStores(t *testing.T) {
 	if got, want := places(), "waits #2, killed, holds, joins, waits #1"; got != want {
 		t.Errorf("%s; want %s", got, want)
 	}
-	if want := "worker 2, which is dead, holds the lock, token 256; waiting: 4 1"; said != want {
+	if want := "worker 2, which is dead, holds the lock, token 2048; waiting: 4 1"; said != want {
 		t.Errorf("%q; want %q", said, want)
 	}
 	said = s.saw(lineOf(104, 999), nil)
-	if want := "worker 4 holds the lock, token 256; waiting: a stranger"; said != want {
+	if want := "worker 4 holds the lock, token 2048; waiting: a stranger"; said != want {
 		t.Errorf("%q; want %q", said, want)
 	}
 	if said = s.saw(stile.Line{}, errors.New("no store")); said != "cannot be read: no store" {

@@ -167,7 +167,7 @@ func TestAWorkerThatLosesTheLockStopsTellsAndJoinsAgain(t *testing.T) {
 			if o.Halt {
 				h.tells(halted)
 			}
-			if _, err := opened.Store.Break(t.Context(), "demo", first.Token>>8); err != nil {
+			if _, err := opened.Store.Break(t.Context(), "demo", first.Token>>11); err != nil {
 				t.Fatal(err)
 			}
 			// It cannot go on before somebody reads what it reports of each hundredth. In the meantime it hears of its loss.

@@ -1,0 +1,34 @@
+package stile
+
+import (
+	"context"
+
+	"github.com/stilelock/stile/line"
+)
+
+// Locker takes a lock in any mode, as the kinds of locks do that are made of it.
+type Locker struct{ l locker }
+
+func (c *Client) Locker(name string, mode line.Mode) Locker { return Locker{locker{c, name, mode}} }
+
+func (l Locker) Lock(ctx context.Context) (*Hold, error)    { return l.l.lock(ctx, false) }
+func (l Locker) TryLock(ctx context.Context) (*Hold, error) { return l.l.lock(ctx, true) }
+func (l Locker) Join(ctx context.Context) (*Place, error)   { return l.l.join(ctx) }
+func (l Locker) Do(ctx context.Context, f func(context.Context, *Hold) error) error {
+	return l.l.do(ctx, f)
+}
+
+// Mode returns the mode of a hold.
+func (h *Hold) Mode() line.Mode { return h.tenure.mode }
+
+// Queues is of how many names the client has a queue.
+func (c *Client) Queues() int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return len(c.queues)
+}
+
+// Tenure is what a hold was lent from.
+type Tenure = tenure
+
+func (h *Hold) Tenure() *Tenure { return h.tenure }

@@ -1,0 +1,279 @@
+package stile_test
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stilelock/stile"
+	"github.com/stilelock/stile/line"
+	"github.com/stilelock/stile/store"
+	"github.com/stilelock/stile/store/memstore"
+)
+
+// waitFor is wait in any mode.
+func waitFor(ctx context.Context, t *testing.T, c *stile.Client, name string, mode line.Mode) *waiter {
+	t.Helper()
+	w := &waiter{t: t, done: make(chan struct{})}
+	go func() {
+		defer close(w.done)
+		w.hold, w.err = c.Locker(name, mode).Lock(ctx)
+	}()
+	synctest.Wait()
+	return w
+}
+
+func lockFor(t *testing.T, c *stile.Client, name string, mode line.Mode) *stile.Hold {
+	t.Helper()
+	return waitFor(t.Context(), t, c, name, mode).getsNow()
+}
+
+func TestShare_readersOfAProcessHaveOneEntry(t *testing.T) {
+	scenario(t, func(t *testing.T, w *world) {
+		ann := w.client("ann")
+		first := lockFor(t, ann, "a", line.Shared)
+		second := lockFor(t, ann, "a", line.Shared)
+		w.expectLine("a", "ann")
+		if first.Token() != second.Token() {
+			t.Errorf("the tokens are %d and %d, want one for the entry", first.Token(), second.Token())
+		}
+		writer := waitFor(t.Context(), t, w.client("bob"), "a", line.Exclusive)
+		release(t, first)
+		expectHeld(t, second)
+		writer.waits()
+		release(t, second)
+		release(t, writer.getsNow())
+	})
+}
+
+// A reader that comes while somebody waits behind the entry of its process stands behind that one.
+func TestShare_readersDoNotPassAWriterOfAnotherProcess(t *testing.T) {
+	scenario(t, func(t *testing.T, w *world) {
+		ann, bob := w.client("ann"), w.client("bob")
+		reader := lockFor(t, ann, "a", line.Shared)
+		writer := waitFor(t.Context(), t, bob, "a", line.Exclusive)
+		late := waitFor(t.Context(), t, ann, "a", line.Shared)
+		w.expectLine("a", "ann", "bob", "ann")
+		if _, err := ann.Locker("a", line.Shared).TryLock(t.Context()); !errors.Is(err, stile.ErrHeld) {
+			t.Errorf("a try that would pass the writer: %v, want ErrHeld", err)
+		}
+		release(t, reader)
+		late.waits()
+		release(t, writer.getsNow())
+		release(t, late.getsNow())
+	})
+}
+
+func TestShare_readersDoNotPassAWriterOfTheirProcess(t *testing.T) {
+	scenario(t, func(t *testing.T, w *world) {
+		ann := w.client("ann")
+		reader := lockFor(t, ann, "a", line.Shared)
+		writer := waitFor(t.Context(), t, ann, "a", line.Exclusive)
+		late := waitFor(t.Context(), t, ann, "a", line.Shared)
+		if _, err := ann.Locker("a", line.Shared).TryLock(t.Context()); !errors.Is(err, stile.ErrHeld) {
+			t.Errorf("a try that would pass the writer: %v, want ErrHeld", err)
+		}
+		release(t, reader)
+		h := writer.getsNow()
+		late.waits()
+		release(t, h)
+		release(t, late.getsNow())
+	})
+}
+
+// Readers that come together behind a writer of their process get one entry, although another writer waits behind them.
+func TestShare_readersBetweenWritersHaveOneEntry(t *testing.T) {
+	scenario(t, func(t *testing.T, w *world) {
+		ann := w.client("ann")
+		first := lockFor(t, ann, "a", line.Exclusive)
+		r1 := waitFor(t.Context(), t, ann, "a", line.Shared)
+		r2 := waitFor(t.Context(), t, ann, "a", line.Shared)
+		last := waitFor(t.Context(), t, ann, "a", line.Exclusive)
+		release(t, first)
+		h1, h2 := r1.getsNow(), r2.getsNow()
+		w.expectLine("a", "ann")
+		release(t, h1)
+		release(t, h2)
+		release(t, last.getsNow())
+	})
+}
+
+// deaf is a memory store that tells nobody of those who wait behind.
+type deaf struct{ store.Store }
+
+func (s deaf) Open(ctx context.Context, opts store.SessionOptions) (store.Session, error) {
+	inner, err := s.Store.Open(ctx, opts)
+	return deafSession{inner}, err
+}
+
+type deafSession struct{ store.Session }
+
+func (s deafSession) Enqueue(ctx context.Context, req store.Request) (store.Ticket, error) {
+	inner, err := s.Session.Enqueue(ctx, req)
+	return deafTicket{inner}, err
+}
+
+type deafTicket struct{ store.Ticket }
+
+func (t deafTicket) Extensions() store.Extensions {
+	e := t.Ticket.Extensions()
+	e.NotifyContended = func(func()) {}
+	return e
+}
+
+// Though nobody tells of a writer, readers do not keep it out for ever.
+func TestShare_endsAfterAWhileWhateverTheStoreTells(t *testing.T) {
+	scenario(t, func(t *testing.T, w *world) {
+		ann, err := stile.New(deaf{w.store}, &stile.Options{TTL: ttl, Owner: stile.Owner{Command: "ann"}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer ann.Close(t.Context())
+		reader := lockFor(t, ann, "a", line.Shared)
+		writer := waitFor(t.Context(), t, w.client("bob"), "a", line.Exclusive)
+		early := lockFor(t, ann, "a", line.Shared)
+		w.expectLine("a", "ann", "bob")
+		time.Sleep(time.Second)
+		late := waitFor(t.Context(), t, ann, "a", line.Shared)
+		w.expectLine("a", "ann", "bob", "ann")
+		release(t, reader)
+		release(t, early)
+		release(t, writer.getsNow())
+		release(t, late.getsNow())
+	})
+}
+
+func TestShare_theFirstGivesUpAndTheOthersGoOn(t *testing.T) {
+	scenario(t, func(t *testing.T, w *world) {
+		ann, bob, cid := w.client("ann"), w.client("bob"), w.client("cid")
+		writer := lock(t, bob, "a")
+		ctx, end, why := cancelled(t)
+		first := waitFor(ctx, t, ann, "a", line.Shared)
+		second := waitFor(t.Context(), t, ann, "a", line.Shared)
+		behind := waitFor(t.Context(), t, cid, "a", line.Exclusive)
+		w.expectLine("a", "bob", "ann", "cid")
+		end()
+		first.fails(context.Canceled, why)
+		w.expectLine("a", "bob", "ann", "cid")
+		release(t, writer)
+		h := second.getsNow()
+		behind.waits()
+		release(t, h)
+		release(t, behind.getsNow())
+	})
+}
+
+// The first of them puts the entry into the line. If its request is lost, the others wait no longer than it does.
+func TestShare_theFirstGivesUpWhileTheEntryIsPutIn(t *testing.T) {
+	for what, f := range map[string]memstore.Fault{
+		"the request is lost": {Drop: true},
+		"the reply is lost":   {LoseReply: true},
+	} {
+		scenario(t, func(t *testing.T, w *world) {
+			ann := w.client("ann")
+			release(t, lock(t, ann, "b")) // it has a session
+			w.faults(f, on(memstore.Enqueue))
+			ctx, end, why := cancelled(t)
+			first := waitFor(ctx, t, ann, "a", line.Shared)
+			second := waitFor(t.Context(), t, ann, "a", line.Shared)
+			w.heal()
+			t.Log(what)
+			second.waits()
+			end()
+			first.fails(context.Canceled, why)
+			release(t, second.getsNow())
+			w.expectLine("a")
+		})
+	}
+}
+
+func TestShare_allGiveUp(t *testing.T) {
+	scenario(t, func(t *testing.T, w *world) {
+		ann, bob := w.client("ann"), w.client("bob")
+		writer := lock(t, bob, "a")
+		ctx, end, why := cancelled(t)
+		first := waitFor(ctx, t, ann, "a", line.Shared)
+		second := waitFor(ctx, t, ann, "a", line.Shared)
+		end()
+		first.fails(context.Canceled, why)
+		second.fails(context.Canceled, why)
+		w.expectLine("a", "bob")
+		third := waitFor(t.Context(), t, ann, "a", line.Shared)
+		release(t, writer)
+		release(t, third.getsNow())
+	})
+}
+
+func TestShare_allAreLostTogether(t *testing.T) {
+	scenario(t, func(t *testing.T, w *world) {
+		ann := w.client("ann")
+		first, second := lockFor(t, ann, "a", line.Shared), lockFor(t, ann, "a", line.Shared)
+		released := lockFor(t, ann, "a", line.Shared)
+		release(t, released)
+		w.takeOut("a", "ann")
+		expectLost(t, first, stile.LostEvicted)
+		expectLost(t, second, stile.LostEvicted)
+		if released.Err() != nil {
+			t.Errorf("a hold that was released before is lost: %v", released.Err())
+		}
+		release(t, lockFor(t, ann, "a", line.Shared))
+	})
+}
+
+func TestShare_aTryJoinsAnEntryThatIsAdmitted(t *testing.T) {
+	scenario(t, func(t *testing.T, w *world) {
+		ann := w.client("ann")
+		first := lockFor(t, ann, "a", line.Shared)
+		second, err := ann.Locker("a", line.Shared).TryLock(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		w.expectLine("a", "ann")
+		release(t, first)
+		expectHeld(t, second)
+		release(t, second)
+	})
+}
+
+func TestShare_aTryDoesNotWaitWithOthers(t *testing.T) {
+	scenario(t, func(t *testing.T, w *world) {
+		ann, bob := w.client("ann"), w.client("bob")
+		writer := lock(t, bob, "a")
+		waits := waitFor(t.Context(), t, ann, "a", line.Shared)
+		if _, err := ann.Locker("a", line.Shared).TryLock(t.Context()); !errors.Is(err, stile.ErrHeld) {
+			t.Errorf("a try for what others of its process wait for: %v, want ErrHeld", err)
+		}
+		w.expectLine("a", "bob", "ann")
+		release(t, writer)
+		release(t, waits.getsNow())
+	})
+}
+
+func TestShare_cannotBeReleasedLater(t *testing.T) {
+	scenario(t, func(t *testing.T, w *world) {
+		h := lockFor(t, w.client("ann"), "a", line.Shared)
+		if err := h.ReleaseAfter(t.Context(), time.Minute); !errors.Is(err, stile.ErrUnsupported) {
+			t.Errorf("ReleaseAfter of a shared hold: %v, want ErrUnsupported", err)
+		}
+		expectHeld(t, h)
+		release(t, h)
+	})
+}
+
+func TestSlots_eachHasAnEntry(t *testing.T) {
+	scenario(t, func(t *testing.T, w *world) {
+		ann, bob := w.client("ann"), w.client("bob")
+		first, second := lockFor(t, ann, "a", line.Slot(2)), lockFor(t, ann, "a", line.Slot(2))
+		w.expectLine("a", "ann", "ann")
+		here := waitFor(t.Context(), t, ann, "a", line.Slot(2))
+		there := waitFor(t.Context(), t, bob, "a", line.Slot(2))
+		release(t, first)
+		h := there.getsNow()
+		here.waits()
+		release(t, second)
+		release(t, here.getsNow())
+		release(t, h)
+	})
+}

@@ -1,0 +1,291 @@
+package stile_test
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stilelock/stile"
+	"github.com/stilelock/stile/line"
+	"github.com/stilelock/stile/store/memstore"
+)
+
+// What happens to the callers of one process while one of them goes wrong must not depend on when that is. So each of these
+// plays is performed again and again, and what goes wrong does so at the first request to the store, at the second, and so
+// on, while the request is on its way or the reply is.
+//
+// In each play three callers of one process, and one of another, take the same lock one after another, hold it for a while
+// and release it.
+func TestQueue_whateverGoesWrongAtAnyStep(t *testing.T) {
+	plays := map[string][4]line.Mode{
+		"exclusive":        {line.Exclusive, line.Exclusive, line.Exclusive, line.Exclusive},
+		"readers":          {line.Shared, line.Shared, line.Shared, line.Exclusive},
+		"a writer among":   {line.Shared, line.Exclusive, line.Shared, line.Shared},
+		"a writer first":   {line.Exclusive, line.Shared, line.Shared, line.Shared},
+		"slots":            {line.Slot(2), line.Slot(2), line.Slot(2), line.Slot(2)},
+		"a writer's slots": {line.Slot(2), line.Slot(2), line.Exclusive, line.Slot(2)},
+	}
+	for what, modes := range plays {
+		for _, trouble := range troubles {
+			t.Run(what+"/"+trouble.name, func(t *testing.T) {
+				steps := 0
+				for _, reply := range []bool{false, true} {
+					for step := 1; ; step++ {
+						p := &play{modes: modes, trouble: trouble, step: step, reply: reply}
+						synctest.Test(t, p.perform)
+						if t.Failed() {
+							t.Fatalf("at step %d of %d, with the reply on its way: %v", step, p.steps, reply)
+						}
+						if p.steps < step {
+							break
+						}
+						steps++
+					}
+				}
+				if steps < 10 {
+					t.Errorf("it was played %d times only", steps)
+				}
+			})
+		}
+	}
+}
+
+// A trouble is what goes wrong.
+type trouble struct {
+	name string
+	// strike makes it happen.
+	strike func(p *play)
+	// mayFail reports whether a caller may fail with an error because of it.
+	mayFail func(p *play, caller int, err error) bool
+}
+
+var errThrown = errors.New("thrown")
+
+var troubles = []trouble{
+	{name: "nothing", strike: func(*play) {}, mayFail: never},
+	{
+		name: "the first caller gives up", strike: func(p *play) { p.giveUp[0]() },
+		mayFail: func(_ *play, caller int, err error) bool { return caller == 0 && errors.Is(err, context.Canceled) },
+	},
+	{
+		name: "the second caller gives up", strike: func(p *play) { p.giveUp[1]() },
+		mayFail: func(_ *play, caller int, err error) bool { return caller == 1 && errors.Is(err, context.Canceled) },
+	},
+	{
+		name: "all callers give up", strike: func(p *play) { p.giveUp[0](); p.giveUp[1](); p.giveUp[2]() },
+		mayFail: func(_ *play, caller int, err error) bool { return caller < 3 && errors.Is(err, context.Canceled) },
+	},
+	{
+		name: "the whole line is deleted",
+		strike: func(p *play) {
+			l, err := p.store.Line(context.Background(), "a")
+			if err != nil {
+				p.t.Error(err)
+			}
+			for _, e := range l.Entries {
+				_, _ = p.store.Break(context.Background(), "a", e.Order)
+			}
+		},
+		mayFail: func(_ *play, _ int, err error) bool { return lostFor(err, stile.LostEvicted) },
+	},
+	{
+		name: "the first process is cut off for longer than its session lives", strike: func(p *play) { p.cutUntil(time.Now().Add(2 * ttl)) },
+		mayFail: func(_ *play, caller int, err error) bool {
+			return caller < 3 && lostFor(err, stile.LostDeadline, stile.LostExpired)
+		},
+	},
+	{
+		name: "the client is closed", strike: func(p *play) { _ = p.client.Close(context.Background()) },
+		mayFail: func(_ *play, caller int, err error) bool {
+			return caller < 3 && (errors.Is(err, stile.ErrClosed) || lostFor(err, stile.LostClosed))
+		},
+	},
+	{
+		name: "the hook panics", strike: func(p *play) { p.throw() },
+		mayFail: func(_ *play, caller int, err error) bool { return caller < 3 && errors.Is(err, errThrown) },
+	},
+}
+
+func never(*play, int, error) bool { return false }
+
+func lostFor(err error, reasons ...stile.Reason) bool {
+	lost, ok := errors.AsType[*stile.LostError](err)
+	return ok && slices.Contains(reasons, lost.Reason)
+}
+
+// A play is one performance.
+type play struct {
+	modes   [4]line.Mode
+	trouble trouble
+	step    int  // the request at which the trouble strikes
+	reply   bool // it strikes while the reply is on its way
+
+	t      *testing.T
+	store  *memstore.Store
+	client *stile.Client // of the first three callers
+	giveUp [3]func()
+
+	mu     sync.Mutex
+	steps  int // how many requests there have been
+	over   bool
+	cut    time.Time
+	thrown bool
+	holds  []*stile.Hold
+	struck chan struct{}
+}
+
+func (p *play) perform(t *testing.T) {
+	p.t, p.store, p.struck = t, memstore.New(), make(chan struct{})
+	opts := &stile.Options{TTL: ttl, Hooks: stile.Hooks{Acquired: func(stile.Acquired) { p.hook() }}}
+	p.client = p.newClient(opts)
+	other := p.newClient(&stile.Options{TTL: ttl})
+	lock(t, other, "b") // so that it has the first session, and the second is that of the other three
+	p.store.SetFaults(p.fault)
+	ctxs := [4]context.Context{3: t.Context()}
+	for i := range p.giveUp {
+		ctxs[i], p.giveUp[i] = context.WithCancel(t.Context())
+	}
+
+	go func() {
+		<-p.struck
+		time.Sleep(time.Millisecond) // the request is under way
+		p.trouble.strike(p)
+	}()
+	var all sync.WaitGroup
+	for i, mode := range p.modes {
+		c := p.client
+		if i == 3 {
+			c = other
+		}
+		all.Go(func() {
+			if err := p.use(ctxs[i], c.Locker("a", mode)); err != nil && !p.trouble.mayFail(p, i, err) {
+				t.Errorf("caller %d: %v", i, err)
+			}
+		})
+		time.Sleep(100 * time.Microsecond)
+	}
+	done := make(chan struct{})
+	go func() { all.Wait(); close(done) }()
+	if !closesWithin(done, 10*time.Minute) {
+		t.Fatal("somebody waits for ever")
+	}
+	p.end(other)
+}
+
+// end checks what has to be so when all is over.
+func (p *play) end(other *stile.Client) {
+	p.mu.Lock()
+	if p.steps < p.step {
+		close(p.struck)
+	}
+	p.over = true
+	p.mu.Unlock()
+	time.Sleep(3 * ttl) // what goes on in the background comes to its end
+	p.store.SetFaults(nil)
+	if n := p.client.Queues(); n != 0 {
+		p.t.Errorf("%d queues are left", n)
+	}
+	if l, err := p.store.Line(p.t.Context(), "a"); err != nil || len(l.Entries) != 0 {
+		p.t.Errorf("entries are left: %+v, %v", l, err)
+	}
+	for _, c := range []*stile.Client{p.client, other} {
+		if err := c.Close(context.Background()); err != nil {
+			p.t.Error(err)
+		}
+	}
+	if ids := p.store.Sessions(); len(ids) != 0 {
+		p.t.Errorf("sessions are left: %v", ids)
+	}
+}
+
+func (p *play) newClient(opts *stile.Options) *stile.Client {
+	c, err := stile.New(p.store, opts)
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	return c
+}
+
+// use takes the lock, holds it for a second, and releases it.
+func (p *play) use(ctx context.Context, l stile.Locker) (err error) {
+	defer func() {
+		if thrown := recover(); thrown != nil {
+			err = thrown.(error)
+		}
+	}()
+	return l.Do(ctx, func(ctx context.Context, h *stile.Hold) error {
+		p.held(h)
+		select {
+		case <-time.After(time.Second):
+		case <-h.Context().Done():
+		}
+		p.held(nil)
+		return nil
+	})
+}
+
+// held checks that no two of all the holds that conflict are valid at once, and takes in a new one.
+func (p *play) held(h *stile.Hold) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if h != nil {
+		p.holds = append(p.holds, h)
+	}
+	var valid []line.Mode
+	for _, h := range p.holds {
+		if h.Valid() {
+			if !line.Admits(h.Mode(), valid) {
+				p.t.Errorf("a hold in mode %v is valid beside %v", h.Mode(), valid)
+			}
+			valid = append(valid, h.Mode())
+		}
+	}
+}
+
+// fault counts the requests of the first process, and has the trouble strike at one of them.
+func (p *play) fault(c memstore.Call) memstore.Fault {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if time.Now().Before(p.cut) && c.Op != memstore.Notify && c.Session == "m2" {
+		return memstore.Fault{Drop: true}
+	}
+	if p.over || c.Op == memstore.Read || c.Op == memstore.Break {
+		return memstore.Fault{}
+	}
+	p.steps++
+	if p.steps != p.step {
+		return memstore.Fault{}
+	}
+	close(p.struck)
+	if p.reply && c.Op != memstore.Notify {
+		return memstore.Fault{ReplyDelay: 2 * time.Millisecond}
+	}
+	return memstore.Fault{Delay: 2 * time.Millisecond}
+}
+
+func (p *play) cutUntil(until time.Time) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.cut = until
+}
+
+// throw makes the next call of the hook panic.
+func (p *play) throw() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.thrown = true
+}
+
+func (p *play) hook() {
+	p.mu.Lock()
+	throws := p.thrown
+	p.thrown = false
+	p.mu.Unlock()
+	if throws {
+		panic(errThrown)
+	}
+}
