@@ -147,7 +147,8 @@ func (p *play) perform(t *testing.T) {
 	p.store.SetFaults(p.fault)
 	ctxs := [4]context.Context{3: t.Context()}
 	for i := range p.giveUp {
-		ctxs[i], p.giveUp[i] = context.WithCancel(t.Context())
+		ctx, giveUp := context.WithCancel(t.Context())
+		ctxs[i], p.giveUp[i] = ctx, giveUp
 	}
 
 	go func() {

@@ -207,6 +207,7 @@ func (t *tenure) dropLocked() (last bool) {
 func (t *tenure) notify(st store.Standing) {
 	t.ahead.Store(int64(st.Ahead))
 	switch st.State {
+	case store.Waiting:
 	case store.Admitted:
 		t.queue.mu.Lock()
 		defer t.queue.mu.Unlock()

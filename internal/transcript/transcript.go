@@ -44,7 +44,7 @@ func (t *Transcript) Compare(tb testing.TB, file string) {
 	got := t.text.String()
 	t.mu.Unlock()
 	if *update {
-		if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
+		if err := os.MkdirAll(filepath.Dir(file), 0o750); err != nil {
 			tb.Fatal(err)
 		}
 		if err := os.WriteFile(file, []byte(got), 0o644); err != nil {
