@@ -148,7 +148,7 @@ func (p *play) perform(t *testing.T) {
 	ctxs := [4]context.Context{3: t.Context()}
 	for i := range p.giveUp {
 		ctx, giveUp := context.WithCancel(t.Context())
-		ctxs[i], p.giveUp[i] = ctx, giveUp
+		ctxs[i], p.giveUp[i] = ctx, giveUp //nolint:fatcontext // they are beside each other
 	}
 
 	go func() {
