@@ -35,6 +35,7 @@ func TestDemotedMasterIsLeftWhenTheAddressHasMoved(t *testing.T) {
 			var address atomic.Value
 			address.Store(old.Addr())
 			options := redisstore.Ready("moves:6379")
+			options.ConnWriteTimeout = soon // only what the store does ends a connection
 			options.DialCtxFn = func(ctx context.Context, _ string, d *net.Dialer, _ *tls.Config) (net.Conn, error) {
 				return d.DialContext(ctx, "tcp", address.Load().(string))
 			}
