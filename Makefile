@@ -4,8 +4,10 @@ SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DELETE_ON_ERROR:
 
-# The modules that are checked, one by one and without the workspace: with the versions that their users get.
-MODULES := . cmd/stile
+# The modules that users get, and those beside them. All are checked one by one and without the workspace: with the versions
+# that their users get.
+MODULES := . store/etcdstore store/redisstore store/redlockstore store/zkstore storeurl cmd/stile
+BESIDE  := examples lab
 each_module = for m in $(MODULES); do cd $(CURDIR)/$$m;
 
 BIN      := $(CURDIR)/.bin
@@ -72,18 +74,19 @@ fmt: $(BIN)/gofumpt ## check the formatting (to repair it: .bin/gofumpt -w .)
 	if [ -n "$$unformatted" ]; then echo "not formatted, run .bin/gofumpt -w on:" $$unformatted; exit 1; fi
 
 .PHONY: vet
-vet: ## go vet, over the workspace
-	$(spendthrift) go vet work
+vet: MODULES += $(BESIDE)
+vet: ## go vet
+	$(each_module) $(spendthrift) GOWORK=off go vet ./...; done
 
 .PHONY: lint
-lint: MODULES += lab
+lint: MODULES += $(BESIDE)
 lint: $(BIN)/golangci-lint ## golangci-lint
 	$(each_module) $(spendthrift) GOWORK=off $(BIN)/golangci-lint run ./...; done
 
 .PHONY: tidy
+tidy: MODULES += $(BESIDE) tools tools/etcd tools/gotestsum
 tidy: ## check that every go.mod and go.sum is tidy
 	$(each_module) GOWORK=off go mod tidy -diff; done
-	for m in tools tools/etcd tools/gotestsum; do cd $(CURDIR)/$$m; GOWORK=off go mod tidy -diff; done
 
 .PHONY: types
 types: $(BIN)/typecheck ## check that everything compiles on the other systems, tests too, as far as types can tell
@@ -101,7 +104,7 @@ cross: ## build for the other systems, before a release (types, which is much fa
 
 .PHONY: bench-etcd
 bench-etcd: $(BIN)/etcd ## measure against the stock etcd mutex
-	go run ./internal/etcdbench
+	cd lab && GOWORK=off go run ./etcdbench -etcd $(BIN)/etcd
 
 .PHONY: bench-startup
 bench-startup: build ## measure stile run against flock
@@ -109,12 +112,12 @@ bench-startup: build ## measure stile run against flock
 
 .PHONY: bench-zk
 bench-zk: ## measure against go-zookeeper's Lock
-	go run ./internal/zkbench
+	cd lab && GOWORK=off go run ./zkbench
 
 .PHONY: bench-redis
 bench-redis: servers ## measure against redsync, redislock and rueidislock, and 100 000 locks of one process
 	cd lab && GOWORK=off go run ./redisbench
-	GOWORK=off go test -run='^$$' -bench=ManyHolds -benchtime=1x ./store/redisstore
+	cd store/redisstore && GOWORK=off go test -run='^$$' -bench=ManyHolds -benchtime=1x .
 
 .PHONY: lab
 lab: servers ## the tests of the harness that puts Stile under faults
