@@ -30,7 +30,7 @@ test: servers $(BIN)/gotestsum ## all tests of library and command, with real se
 		--post-run-command=tools/test-summary --raw-command -- tools/test-events
 
 .PHONY: check
-check: fmt vet lint tidy types examples lab torture-smoke ## what else must pass: formatting, linters, other systems, faults
+check: fmt vet lint tidy types examples release-check lab torture-smoke ## what else must pass: formatting, linters, other systems, faults
 
 N        ?= 10
 BUSY     ?= 0
@@ -59,7 +59,7 @@ servers: $(BIN)/etcd $(BIN)/etcdctl
 tool = cd $(<D) && $(spendthrift) GOWORK=off go build -o $@
 $(BIN)/etcd $(BIN)/etcdctl: tools/etcd/go.mod tools/etcd/go.sum
 $(BIN)/gotestsum: tools/gotestsum/go.mod tools/gotestsum/go.sum
-$(BIN)/gofumpt $(BIN)/golangci-lint $(BIN)/typecheck: tools/go.mod tools/go.sum
+$(BIN)/gofumpt $(BIN)/golangci-lint $(BIN)/typecheck $(BIN)/release: tools/go.mod tools/go.sum
 $(BIN)/etcd:          ; $(tool) go.etcd.io/etcd/server/v3
 $(BIN)/etcdctl:       ; $(tool) go.etcd.io/etcd/etcdctl/v3
 $(BIN)/gotestsum:     ; $(tool) gotest.tools/gotestsum
@@ -67,6 +67,8 @@ $(BIN)/gofumpt:       ; $(tool) mvdan.cc/gofumpt
 $(BIN)/golangci-lint: ; $(tool) github.com/golangci/golangci-lint/v2/cmd/golangci-lint
 $(BIN)/typecheck:     ; $(tool) ./typecheck
 $(BIN)/typecheck: tools/typecheck/main.go
+$(BIN)/release:       ; $(tool) ./release
+$(BIN)/release: tools/release/main.go
 
 .PHONY: fmt
 fmt: $(BIN)/gofumpt ## check the formatting (to repair it: .bin/gofumpt -w .)
@@ -79,7 +81,7 @@ vet: ## go vet
 	$(each_module) $(spendthrift) GOWORK=off go vet ./...; done
 
 .PHONY: lint
-lint: MODULES += $(BESIDE)
+lint: MODULES += $(BESIDE) tools
 lint: $(BIN)/golangci-lint ## golangci-lint
 	$(each_module) $(spendthrift) GOWORK=off $(BIN)/golangci-lint run ./...; done
 
@@ -101,6 +103,19 @@ examples: ## run what examples/ has to show
 cross: ## build for the other systems, before a release (types, which is much faster, is the everyday check)
 	$(each_module) for os in linux darwin windows; do \
 		echo "$$m for $$os"; GOWORK=off GOOS=$$os go build ./...; done; done
+
+# All modules are released together, in one version. In the repository they require each other in no version, and replace each
+# other by folders; what is released must not. So a release is a commit of its own, on no branch, with the requirements written
+# out, and has a tag for each module: v0.1.0, store/redisstore/v0.1.0 and so on. The tags are pushed all at once.
+VERSION ?=
+TAG     ?=
+.PHONY: release
+release: $(BIN)/release ## VERSION=v0.1.0, into a module proxy in .bin/proxy, and what would be tagged; with TAG=yes it is
+	@$(BIN)/release $(if $(filter yes,$(TAG)),-tag) -proxy $(BIN)/proxy -version '$(VERSION)' $(MODULES)
+
+.PHONY: release-check
+release-check: ## install the command, and build a program, from a release of what is committed
+	cd tools && GOWORK=off go test ./release
 
 .PHONY: bench-etcd
 bench-etcd: $(BIN)/etcd ## measure against the stock etcd mutex
