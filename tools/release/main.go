@@ -170,7 +170,7 @@ func (r *release) pack(m *released) error {
 		return err
 	}
 	dir := filepath.Join(r.proxy, filepath.FromSlash(escaped), "@v")
-	if err := os.MkdirAll(dir, 0o755); err != nil {
+	if err := os.MkdirAll(dir, 0o750); err != nil {
 		return err
 	}
 	var packed bytes.Buffer

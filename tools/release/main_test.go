@@ -81,7 +81,9 @@ func (w *workshop) forget(t *testing.T) {
 	cache := strings.TrimSpace(string(out))
 	for _, pattern := range []string{"", "/*", "/*/*"} {
 		for _, path := range []string{
-			filepath.Join(cache, stile+pattern+"@"+w.version), filepath.Join(cache, "cache/download", stile+pattern, "@v", w.version+".*"),
+			filepath.Join(cache, stile+pattern+"@"+w.version),
+			filepath.Join(cache, "cache/download", stile+pattern, "@v", w.version+".*"),
+			filepath.Join(cache, "cache/download", stile+pattern, "@v", "list"), // the go command writes it again
 		} {
 			found, err := filepath.Glob(path)
 			if err != nil {
