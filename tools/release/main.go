@@ -88,11 +88,7 @@ func (r *release) run(dirs []string, tag bool) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(r.clone)) }()
-	top, err := git(r.repo, "rev-parse", "--show-toplevel")
-	if err != nil {
-		return err
-	}
-	if _, err := git(r.repo, "clone", "-q", "--shared", top, r.clone); err != nil {
+	if err := r.checkOut(); err != nil {
 		return err
 	}
 	if err := r.read(dirs); err != nil {
@@ -108,6 +104,28 @@ func (r *release) run(dirs []string, tag bool) (err error) {
 		}
 	}
 	return r.finish(order, tag)
+}
+
+// checkOut makes the clone, which shares the objects of the repository. git clone itself refuses a repository of another user,
+// as a checkout in CI may be.
+func (r *release) checkOut() error {
+	objects, err := git(r.repo, "rev-parse", "--path-format=absolute", "--git-path", "objects")
+	if err != nil {
+		return err
+	}
+	head, err := git(r.repo, "rev-parse", "HEAD")
+	if err != nil {
+		return err
+	}
+	if _, err := git(r.clone, "init", "-q"); err != nil {
+		return err
+	}
+	alternates := filepath.Join(r.clone, ".git", "objects", "info", "alternates")
+	if err := os.WriteFile(alternates, []byte(objects+"\n"), 0o600); err != nil {
+		return err
+	}
+	_, err = git(r.clone, "reset", "-q", "--hard", head)
+	return err
 }
 
 // read reads the modules' go.mod files.
@@ -313,12 +331,12 @@ func (r *release) commit() (string, error) {
 
 // git runs git in a directory and returns what it prints.
 func git(dir string, args ...string) (string, error) {
-	cmd := exec.Command("git", args...)
+	cmd := exec.Command("git", append([]string{"-c", "safe.directory=*"}, args...)...)
 	var failure strings.Builder
 	cmd.Dir, cmd.Stderr = dir, &failure
 	out, err := cmd.Output()
 	if err != nil {
-		return "", fmt.Errorf("git %s: %w: %s", args[0], err, strings.TrimSpace(failure.String()))
+		return "", fmt.Errorf("git %s: %w: %s", strings.Join(args, " "), err, strings.TrimSpace(failure.String()))
 	}
 	return strings.TrimSpace(string(out)), nil
 }

@@ -154,8 +154,10 @@ func TestRelease_Tags(t *testing.T) {
 		t.Helper()
 		return run(t, repo, nil, "git", args...)
 	}
-	top := run(t, ".", nil, "git", "rev-parse", "--show-toplevel")
-	git("clone", "-q", "--shared", top, ".")
+	here := release{repo: ".", clone: repo}
+	if err := here.checkOut(); err != nil {
+		t.Fatal(err)
+	}
 	git("config", "user.name", "Somebody")
 	git("config", "user.email", "somebody@example.com")
 	head := git("rev-parse", "HEAD")
