@@ -181,6 +181,9 @@ func (r *Redis) Socket() string { return filepath.Join(r.dir, "sock") }
 // does. It may be called while the server is paused, and then waits until it is not. All commands go through one connection,
 // so that WAIT tells of those before it; none must change what the connection is, as SELECT and SUBSCRIBE do.
 func (r *Redis) Do(words ...string) Reply {
+	if r.t != nil {
+		r.t.Helper()
+	}
 	reply, err := r.do(words...)
 	if err != nil {
 		must(r.t, fmt.Errorf("redis at %s: %s: %w", r.addr, strings.Join(words, " "), err))
