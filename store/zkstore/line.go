@@ -14,6 +14,7 @@ import (
 	"github.com/stilelock/stile/line"
 	"github.com/stilelock/stile/store"
 	"github.com/stilelock/stile/store/internal/attempts"
+	"github.com/stilelock/stile/store/internal/work"
 )
 
 const (
@@ -27,14 +28,14 @@ const (
 	parallel = 16
 )
 
-// watchedLine is what one session knows of one line in which it has entries.
-type watchedLine struct {
+// follower is what one session knows of one line in which it has entries.
+type follower struct {
 	session *session
 	name    string
 	dir     string
 	ctx     context.Context // ends with the line's usefulness, or the session
 	stop    context.CancelFunc
-	kick    chan struct{} // asks the following goroutine to look what is to be done; holds one request
+	kick    work.Signal // makes the following goroutine look what is to be done
 
 	mu        sync.Mutex
 	mine      map[*entry]struct{} // joining or standing
@@ -49,8 +50,8 @@ type watchedLine struct {
 func (se *session) join(e *entry, size int64) error {
 	se.mu.Lock()
 	defer se.mu.Unlock()
-	if se.ended {
-		return se.alive()
+	if err := se.life.Err(); err != nil {
+		return err
 	}
 	dir := se.store.paths.dir(e.req.Name)
 	e.session = se
@@ -58,12 +59,12 @@ func (se *session) join(e *entry, size int64) error {
 	e.bytes.Store(size)
 	w := se.lines[dir]
 	if w == nil {
-		w = &watchedLine{
+		w = &follower{
 			session: se, name: e.req.Name, dir: dir,
-			kick: make(chan struct{}, 1),
+			kick: work.NewSignal(),
 			mine: make(map[*entry]struct{}),
 		}
-		w.ctx, w.stop = context.WithCancel(se.life)
+		w.ctx, w.stop = context.WithCancel(se.life.Context())
 		se.lines[dir] = w
 	}
 	w.mu.Lock()
@@ -75,13 +76,14 @@ func (se *session) join(e *entry, size int64) error {
 
 // arrive notes that an entry has been put in, and tells how it stands. It reports false if the session has ended while
 // the entry was joining.
-func (w *watchedLine) arrive(e *entry, ahead []contender) bool {
+func (w *follower) arrive(e *entry, ahead []contender) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if e.state != joining {
 		return false
 	}
 	e.state, e.arrived, e.ahead = standing, w.readings+1, ahead
+	e.delivery.Begin()
 	w.session.wantOwn(e.path())
 	w.tell(e)
 	if e.blocking() > 0 {
@@ -94,7 +96,7 @@ func (w *watchedLine) arrive(e *entry, ahead []contender) bool {
 }
 
 // stands reports whether an entry of this session stands in the line.
-func (w *watchedLine) stands(order uint64) bool {
+func (w *follower) stands(order uint64) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for e := range w.mine {
@@ -106,7 +108,7 @@ func (w *watchedLine) stands(order uint64) bool {
 }
 
 // part notes that nobody wants to hear of an entry any more.
-func (w *watchedLine) part(e *entry) {
+func (w *follower) part(e *entry) {
 	se := w.session
 	se.mu.Lock()
 	defer se.mu.Unlock()
@@ -117,16 +119,17 @@ func (w *watchedLine) part(e *entry) {
 }
 
 // settle ends an entry's part in the line. It is called with w.mu held.
-func (w *watchedLine) settle(e *entry) {
+func (w *follower) settle(e *entry) {
 	if e.state == standing {
 		w.session.own.forget(e.path())
 	}
 	e.state, e.contended = over, nil
+	e.delivery.Silence()
 	delete(w.mine, e)
 }
 
 // retire lets go of a line without entries. It is called with the mutexes of the session and the line held.
-func (w *watchedLine) retire() {
+func (w *follower) retire() {
 	if len(w.mine) > 0 {
 		return
 	}
@@ -137,7 +140,7 @@ func (w *watchedLine) retire() {
 }
 
 // close ends the line with its session; if that was lost, its entries hear of it.
-func (w *watchedLine) close(cause error, lost bool) {
+func (w *follower) close(cause error, lost bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.stop()
@@ -153,35 +156,28 @@ func (w *watchedLine) close(cause error, lost bool) {
 // blocking says how many must leave before it is the entry's turn.
 func (e *entry) blocking() int { return line.Blocking(e.req.Mode, modes(e.ahead)) }
 
-// tell lets an entry's owner hear how it stands, if that has changed. It is called with w.mu held, which keeps the
-// calls in order.
-func (w *watchedLine) tell(e *entry) {
+// tell delivers an entry's standing. It is called with w.mu held.
+func (w *follower) tell(e *entry) {
 	now := store.Standing{State: store.Admitted, Order: e.order}
 	if n := e.blocking(); n > 0 {
 		now.State, now.Ahead = store.Waiting, n
 	}
-	if now == e.told {
-		return
-	}
-	e.told = now
-	if e.req.Notify != nil {
-		e.req.Notify(now)
-	}
+	e.delivery.Deliver(now)
 }
 
 // nearer is tell for an entry that has fewer ahead of it than before. If it is its turn the server is asked whether the entry is
 // there before anybody is told: one transaction may delete all nodes of a line, and the server tells of them one after another.
 // exactly is set if what is known comes from a reading, which may have been made on another connection, and of what was so for
 // long. It is called with w.mu held.
-func (w *watchedLine) nearer(e *entry, exactly bool) {
-	if e.blocking() > 0 || e.told.State == store.Admitted {
+func (w *follower) nearer(e *entry, exactly bool) {
+	if e.blocking() > 0 || e.delivery.Admitted() {
 		w.tell(e)
 		return
 	}
 	if !e.asking {
 		e.asking = true
 		connection := w.session.connection.Load()
-		w.session.work.Start(func() { w.makeSure(e, exactly, connection) })
+		w.session.life.Start(func() { w.makeSure(e, exactly, connection) })
 	}
 }
 
@@ -189,7 +185,7 @@ func (w *watchedLine) nearer(e *entry, exactly bool) {
 // answers after all of the transaction has been done that the departure was part of. Another server may lag behind: it has
 // to catch up first. And it may be with a leader whom the others have left, at which who only waits is confirmed; see prove.
 // So it takes a transaction, as those confirmations do that come after.
-func (w *watchedLine) makeSure(e *entry, exactly bool, connection int64) {
+func (w *follower) makeSure(e *entry, exactly bool, connection int64) {
 	se := w.session
 	var there bool
 	for {
@@ -212,7 +208,7 @@ func (w *watchedLine) makeSure(e *entry, exactly bool, connection int64) {
 		}
 		exactly, connection = true, now
 		if err != nil {
-			attempts.Rest(se.life, firstPause)
+			attempts.Rest(se.life.Context(), firstPause)
 		}
 	}
 	w.mu.Lock()
@@ -228,22 +224,19 @@ func (w *watchedLine) makeSure(e *entry, exactly bool, connection int64) {
 }
 
 // gone tells an entry's owner that the entry is not in the line any more. It is called with w.mu held.
-func (w *watchedLine) gone(e *entry, cause error) {
-	was := e.state
-	w.settle(e)
+func (w *follower) gone(e *entry, cause error) {
 	e.hasEnded(takenOut)
-	if was == standing && e.req.Notify != nil {
-		e.req.Notify(store.Standing{State: store.Gone, Order: e.order, Cause: cause})
-	}
+	e.delivery.Deliver(store.Standing{State: store.Gone, Order: e.order, Cause: cause})
+	w.settle(e)
 }
 
-func (w *watchedLine) evicted() error {
+func (w *follower) evicted() error {
 	return fmt.Errorf("%s: %w: the entry for lock %q was taken out: broken by somebody, or its session ended",
 		w.session.store, store.ErrGone, w.name)
 }
 
 // lineOf returns the line whose directory is dir, nil if the session has no entry there.
-func (se *session) lineOf(dir string) *watchedLine {
+func (se *session) lineOf(dir string) *follower {
 	se.mu.Lock()
 	defer se.mu.Unlock()
 	return se.lines[dir]
@@ -261,11 +254,11 @@ func (se *session) holds() bool {
 	return false
 }
 
-func (w *watchedLine) holds() bool {
+func (w *follower) holds() bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for e := range w.mine {
-		if e.state == joining || e.told.State == store.Admitted || e.asking {
+		if e.state == joining || e.delivery.Admitted() || e.asking {
 			return true
 		}
 	}
@@ -297,7 +290,7 @@ func (se *session) unwatched(path string) {
 }
 
 // unwatched has a node watched again, if that is wanted.
-func (w *watchedLine) unwatched(name string) {
+func (w *follower) unwatched(name string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for e := range w.mine {
@@ -323,7 +316,7 @@ func (se *session) childrenChanged(dir string) {
 func (se *session) reconnected() {
 	se.mu.Lock()
 	clear(se.watched)
-	lines := make([]*watchedLine, 0, len(se.lines))
+	lines := make([]*follower, 0, len(se.lines))
 	for _, w := range se.lines {
 		lines = append(lines, w)
 	}
@@ -335,7 +328,7 @@ func (se *session) reconnected() {
 
 // reconnected is [session.reconnected] for one line. An entry whose turn it is needs no reading: that it is there is all
 // that matters.
-func (w *watchedLine) reconnected() {
+func (w *follower) reconnected() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.told = false
@@ -344,7 +337,7 @@ func (w *watchedLine) reconnected() {
 			continue
 		}
 		w.session.wantOwn(e.path())
-		w.stale = w.stale || w.secretive || e.contended != nil || e.told.State != store.Admitted
+		w.stale = w.stale || w.secretive || e.contended != nil || !e.delivery.Admitted()
 	}
 	w.wake()
 }
@@ -352,7 +345,7 @@ func (w *watchedLine) reconnected() {
 // hasLeft lets the entries know of a departure: another's, or their own. Those who were ahead of an entry can only become
 // fewer, so if it knows all of them and all have left it is its turn, and the line need not be read. read is set if that was
 // asked, and may have been so for long: an event is news.
-func (w *watchedLine) hasLeft(name string, read bool) {
+func (w *follower) hasLeft(name string, read bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for e := range w.mine {
@@ -377,35 +370,31 @@ func (w *watchedLine) hasLeft(name string, read bool) {
 }
 
 // followOn wakes the goroutine that follows the line, if there is one.
-func (w *watchedLine) followOn() {
+func (w *follower) followOn() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.wake()
 }
 
 // follow starts the goroutine that follows the line, or wakes it. It is called with w.mu held.
-func (w *watchedLine) follow() {
+func (w *follower) follow() {
 	if !w.following {
 		w.following = true
-		w.session.work.Start(w.run)
+		w.session.life.Start(w.run)
 	}
 	w.wake()
 }
 
 // wake makes the following goroutine look what is to be done. It is called with w.mu held.
-func (w *watchedLine) wake() {
-	if !w.following {
-		return
-	}
-	select {
-	case w.kick <- struct{}{}:
-	default:
+func (w *follower) wake() {
+	if w.following {
+		w.kick.Set()
 	}
 }
 
 // run follows the line until it is of no more use: it sets the watches that entries need, and reads the line when
 // something may have been missed. What the watches tell does not wait for it.
-func (w *watchedLine) run() {
+func (w *follower) run() {
 	ticker := time.NewTicker(w.session.store.recheck)
 	defer ticker.Stop()
 	for {
@@ -430,18 +419,18 @@ func (w *watchedLine) run() {
 	}
 }
 
-func (w *watchedLine) catchUp() error {
+func (w *follower) catchUp() error {
 	if err := w.reread(); err != nil {
 		return err
 	}
 	return w.watchNodes()
 }
 
-func (w *watchedLine) waiting() bool {
+func (w *follower) waiting() bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for e := range w.mine {
-		if e.state == standing && e.told.State == store.Waiting {
+		if e.delivery.Waiting() {
 			return true
 		}
 	}
@@ -450,13 +439,13 @@ func (w *watchedLine) waiting() bool {
 
 // wanted returns the nodes that the entries need to hear of besides their own: those nearest ahead that are in their way.
 // everything is set if that is not enough.
-func (w *watchedLine) wanted() (names []string, everything bool) {
+func (w *follower) wanted() (names []string, everything bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.wantedLocked()
 }
 
-func (w *watchedLine) wantedLocked() (names []string, everything bool) {
+func (w *follower) wantedLocked() (names []string, everything bool) {
 	everything = w.secretive
 	for e := range w.mine {
 		if e.state != standing {
@@ -483,7 +472,7 @@ func (w *watchedLine) wantedLocked() (names []string, everything bool) {
 
 // watchNodes sets the watches that are wanted and not there. There is one of each node, however many entries want it:
 // the client cannot take watches back, so they stay for as long as their nodes, or the connection.
-func (w *watchedLine) watchNodes() error {
+func (w *follower) watchNodes() error {
 	names, everything := w.wanted()
 	se := w.session
 	se.mu.Lock()
@@ -516,7 +505,7 @@ func (w *watchedLine) watchNodes() error {
 	return nil
 }
 
-func (w *watchedLine) watchNode(name string) error {
+func (w *follower) watchNode(name string) error {
 	path := join(w.dir, name)
 	_, err := oneOf(w.session, w.session.readings, func() (struct{}, error) {
 		// Not exists, which would leave a watch on a node that has gone and never comes back.
@@ -542,7 +531,7 @@ func (w *watchedLine) watchNode(name string) error {
 }
 
 // reread reads the line, if that is necessary, and puts right what is known of it.
-func (w *watchedLine) reread() error {
+func (w *follower) reread() error {
 	_, everything := w.wanted()
 	w.mu.Lock()
 	if !w.stale {
@@ -577,7 +566,7 @@ func (w *watchedLine) reread() error {
 
 // apply replaces what is known of the line by a reading. It says nothing of an entry that may have been put in since it
 // began. It is called with w.mu held.
-func (w *watchedLine) apply(cs []contender, reading int) {
+func (w *follower) apply(cs []contender, reading int) {
 	for e := range w.mine {
 		if e.state != standing || e.arrived > reading {
 			continue
@@ -605,7 +594,7 @@ func (e *entry) in(cs []contender) int {
 // way already, or comes after a reconnection from a server that lags behind the one before. But who has left does not come
 // back; and whose turn it is, it remains.
 func (e *entry) narrow(ahead []contender) {
-	if e.told.State == store.Admitted {
+	if e.delivery.Admitted() {
 		return
 	}
 	known := make(map[string]bool, len(e.ahead))
@@ -615,36 +604,12 @@ func (e *entry) narrow(ahead []contender) {
 	e.ahead = slices.DeleteFunc(slices.Clone(ahead), func(c contender) bool { return !known[c.name] && !c.mayFollowOn() })
 }
 
-// waitsBehind reports whether somebody behind the entry at the given place is not admitted.
-func waitsBehind(cs []contender, at int) bool {
-	for i := at + 1; i < len(cs); i++ {
-		if !line.Admits(cs[i].mode, modes(cs[:i])) {
-			return true
-		}
-	}
-	return false
-}
-
-// notifyContended is [store.Extensions.NotifyContended]. Nobody who does not ask pays for it: for who does, every change of the line
-// is followed by a reading of it.
-func (e *entry) notifyContended(f func()) {
-	w := e.line
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if e.state != standing || e.contended != nil {
-		return
-	}
-	e.contended = f
-	w.stale = true
-	w.follow()
-}
-
 // oneOf makes a request for an entry that follows its line, when one of the places for such requests is free.
 func oneOf[T any](se *session, places chan struct{}, request func() (T, error)) (T, error) {
 	select {
 	case places <- struct{}{}:
 		defer func() { <-places }()
-	case <-se.life.Done(): // which ask says
+	case <-se.life.Context().Done(): // which ask says
 	}
-	return ask(se.life, request)
+	return ask(se.life.Context(), request)
 }

@@ -10,6 +10,8 @@ import (
 	"github.com/go-zookeeper/zk"
 
 	"github.com/stilelock/stile/store/internal/attempts"
+	"github.com/stilelock/stile/store/internal/watchpump"
+	"github.com/stilelock/stile/store/internal/work"
 )
 
 // lookAgain is how often a watch says that there may have been a change although it has heard of none: in case something
@@ -20,54 +22,27 @@ const lookAgain = 5 * time.Second
 // whose name begins with prefix; ZooKeeper's recursive watches cannot be had with this client. So in an ensemble that is
 // used for much else a root of Stile's own is kinder.
 func (s *Store) Watch(ctx context.Context, prefix string, changed func()) error {
-	ctx, cancel := context.WithCancel(ctx)
-	c := &changes{
-		store: s, prefix: prefix,
-		news:   make(chan struct{}, 1),
-		events: make(chan struct{}, 1),
-		dirty:  make(map[string]bool),
-	}
-	var err error
-	var hearing sync.WaitGroup
-	over := make(chan struct{})
-	hearing.Go(func() {
-		defer close(over)
-		err = c.hear(ctx)
+	return watchpump.Run(ctx, changed, func(ctx context.Context, tell func()) error {
+		c := &changes{store: s, prefix: prefix, tell: tell, events: work.NewSignal(), dirty: make(map[string]bool)}
+		return c.listen(ctx)
 	})
-	defer hearing.Wait()
-	defer cancel()
-	for {
-		select {
-		case <-c.news:
-			changed()
-		case <-over:
-			return err
-		}
-	}
 }
 
-// changes hears of what happens to the lines whose name begins with a prefix. It never waits for whoever is told.
+// changes is the watch of the lines whose name begins with a prefix.
 type changes struct {
 	store  *Store
 	client *client
 	prefix string
-	news   chan struct{} // holds one: the next reading will show all that happened before it
-	events chan struct{} // holds one: there is something in dirty, or all is set
+	tell   func()
+	events work.Signal // there is something in dirty, or all is set
 
 	mu    sync.Mutex
 	dirty map[string]bool // directories whose watch is used up
 	all   bool            // all watches may be gone
 
 	// below has the directories that are watched, and the names whose directories are in them. It belongs to the goroutine
-	// that hears.
+	// that listens.
 	below map[string][]string
-}
-
-func signal(ch chan<- struct{}) {
-	select {
-	case ch <- struct{}{}:
-	default:
-	}
 }
 
 // heard takes in an event.
@@ -82,11 +57,11 @@ func (c *changes) heard(ev zk.Event) {
 	default:
 		return
 	}
-	signal(c.events)
+	c.events.Set()
 }
 
-// hear follows the directories until ctx ends or the servers refuse.
-func (c *changes) hear(ctx context.Context) error {
+// listen follows the directories until ctx ends or the servers refuse.
+func (c *changes) listen(ctx context.Context) error {
 	doing := fmt.Sprintf("watch the locks that begin with %q", c.prefix)
 	client, err := c.store.connect(readingTTL, false, c.heard)
 	if err != nil {
@@ -105,9 +80,9 @@ func (c *changes) hear(ctx context.Context) error {
 			if err := c.catchUp(ctx); err != nil {
 				return c.store.explain(doing, attempts.EndedBy(ctx, err))
 			}
-			signal(c.news)
+			c.tell()
 		case <-ticker.C:
-			signal(c.news)
+			c.tell()
 		case <-ctx.Done():
 			return ctx.Err()
 		}
