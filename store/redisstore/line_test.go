@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/stilelock/stile/store"
+	"github.com/stilelock/stile/store/internal/delivery"
 )
 
 // What a wake-up costs that is lost: until those who wait ask the next time, however many they are and whatever they have
@@ -12,17 +13,17 @@ import (
 func TestNobodyAsksMoreRarelyThanOnceAHeartbeat(t *testing.T) {
 	t.Parallel()
 	for _, members := range []int{1, 3, 100, 10_000, 1_000_000} {
-		all := rhythm{soon, heartbeat}
+		all := pollInterval{pollMin, pollMax}
 		pace := all.first(members)
-		if members <= 3 && pace > 2*soon {
+		if members <= 3 && pace > 2*pollMin {
 			t.Errorf("%d ask for the first time after %v", members, pace)
 		}
 		for n := range 10 {
-			if pace < soon || pace > heartbeat {
-				t.Errorf("%d ask for time %d after %v, want %v to %v", members, n, pace, soon, heartbeat)
+			if pace < pollMin || pace > pollMax {
+				t.Errorf("%d ask for time %d after %v, want %v to %v", members, n, pace, pollMin, pollMax)
 			}
 			next := all.next(pace, false, members)
-			if next < pace || next == pace && pace < heartbeat {
+			if next < pace || next == pace && pace < pollMax {
 				t.Errorf("nothing happens, and %d ask after %v and then after %v", members, pace, next)
 			}
 			if again := all.next(next, true, members); again != all.first(members) {
@@ -30,8 +31,8 @@ func TestNobodyAsksMoreRarelyThanOnceAHeartbeat(t *testing.T) {
 			}
 			pace = next
 		}
-		if pace != heartbeat {
-			t.Errorf("for long nothing has happened, and %d ask every %v, want %v", members, pace, heartbeat)
+		if pace != pollMax {
+			t.Errorf("for long nothing has happened, and %d ask every %v, want %v", members, pace, pollMax)
 		}
 	}
 }
@@ -40,7 +41,9 @@ func TestNobodyAsksMoreRarelyThanOnceAHeartbeat(t *testing.T) {
 func TestWhoIsNearAsksWhenALeaseEnds(t *testing.T) {
 	t.Parallel()
 	waiter := func(ahead int) []*entry {
-		return []*entry{{joined: true, told: true, heard: store.Standing{State: store.Waiting, Ahead: ahead}}}
+		e := &entry{delivery: delivery.New(nil)}
+		e.update(store.Standing{State: store.Waiting, Ahead: ahead})
+		return []*entry{e}
 	}
 	for _, c := range []struct {
 		what          string
@@ -48,14 +51,14 @@ func TestWhoIsNearAsksWhenALeaseEnds(t *testing.T) {
 		members       []*entry
 		want          time.Duration
 	}{
-		{"it ends soon, one is near", heartbeat, 300 * time.Millisecond, waiter(1), 300*time.Millisecond + late},
-		{"it ends soon, one is near enough", heartbeat, 300 * time.Millisecond, waiter(near), 300*time.Millisecond + late},
-		{"it ends soon, all are far", heartbeat, 300 * time.Millisecond, waiter(near + 1), heartbeat},
-		{"it ends soon, who waits is not known", heartbeat, 300 * time.Millisecond, nil, 300*time.Millisecond + late},
-		{"it ends later than they ask", soon, 300 * time.Millisecond, waiter(1), soon},
-		{"it is not known when it ends", heartbeat, 0, waiter(1), heartbeat},
+		{"it ends soon, one is near", pollMax, 300 * time.Millisecond, waiter(1), 300*time.Millisecond + leaseSlack},
+		{"it ends soon, one is near enough", pollMax, 300 * time.Millisecond, waiter(nearHead), 300*time.Millisecond + leaseSlack},
+		{"it ends soon, all are far", pollMax, 300 * time.Millisecond, waiter(nearHead + 1), pollMax},
+		{"it ends soon, who waits is not known", pollMax, 300 * time.Millisecond, nil, 300*time.Millisecond + leaseSlack},
+		{"it ends later than they ask", pollMin, 300 * time.Millisecond, waiter(1), pollMin},
+		{"it is not known when it ends", pollMax, 0, waiter(1), pollMax},
 	} {
-		if got := new(party).pause(c.pace, c.soonest, c.members); got != c.want {
+		if got := new(poller).pause(c.pace, c.soonest, c.members); got != c.want {
 			t.Errorf("%s: they ask after %v, want %v", c.what, got, c.want)
 		}
 	}
