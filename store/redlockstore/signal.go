@@ -5,69 +5,56 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/stilelock/stile/store/internal/work"
 )
 
-// patter is how long a bell waits for the other masters when one has told of something.
-const patter = 5 * time.Millisecond
+// debounce is how long a quorum signal waits for the other masters when one has told of something.
+const debounce = 5 * time.Millisecond
 
-// bell rings when a majority of the masters have told the same: that an entry is out, or that they are listened to from
-// now on. If they have not, it rings all the same, a moment after the first has: some may be out of reach.
-type bell struct {
+// quorumSignal is set when a majority of the masters have published the same: that an entry is out, or that they are listened
+// to from now on. If they have not, it is set all the same, a moment after the first has: some may be out of reach.
+type quorumSignal struct {
+	work.Signal
 	quorum int
-	rung   chan struct{} // holds one
 
 	mu    sync.Mutex
 	heard map[string]int
 }
 
-func newBell(quorum int) *bell {
-	return &bell{quorum: quorum, rung: make(chan struct{}, 1), heard: make(map[string]int)}
+func newQuorumSignal(quorum int) *quorumSignal {
+	return &quorumSignal{Signal: work.NewSignal(), quorum: quorum, heard: make(map[string]int)}
 }
 
-// hear takes what was heard from one master.
-func (b *bell) hear(n news) {
+// received takes in what one master has published.
+func (q *quorumSignal) received(n news) {
 	if !n.begun && !strings.HasPrefix(n.payload, "-") {
 		return
 	}
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.heard[n.payload]++
-	switch b.heard[n.payload] {
-	case b.quorum:
-		b.ring()
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.heard[n.payload]++
+	switch q.heard[n.payload] {
+	case q.quorum:
+		q.Set()
 	case 1:
-		time.AfterFunc(patter, func() { b.late(n.payload) })
+		time.AfterFunc(debounce, func() { q.late(n.payload) })
 	}
 }
 
-// late forgets what was heard, and rings if not all that should have told of it have.
-func (b *bell) late(payload string) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if b.heard[payload] < b.quorum {
-		b.ring()
+// late forgets what was heard, and is a signal if not all that should have told of it have.
+func (q *quorumSignal) late(payload string) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if q.heard[payload] < q.quorum {
+		q.Set()
 	}
-	delete(b.heard, payload)
+	delete(q.heard, payload)
 }
 
-func (b *bell) ring() {
-	select {
-	case b.rung <- struct{}{}:
-	default:
-	}
-}
-
-// forget forgets that the bell has rung: who is about to look need not look again for that.
-func (b *bell) forget() {
-	select {
-	case <-b.rung:
-	default:
-	}
-}
-
-// wait waits until the bell has rung, and reports true; or for the time that is given, unless that is negative, or until
+// wait waits until the signal is set, and reports true; or for the time that is given, unless that is negative, or until
 // ctx ends, and reports false.
-func (b *bell) wait(ctx context.Context, most time.Duration) bool {
+func (q *quorumSignal) wait(ctx context.Context, most time.Duration) bool {
 	var late <-chan time.Time
 	if most >= 0 {
 		timer := time.NewTimer(most)
@@ -75,7 +62,7 @@ func (b *bell) wait(ctx context.Context, most time.Duration) bool {
 		late = timer.C
 	}
 	select {
-	case <-b.rung:
+	case <-q.Signal:
 		return true
 	case <-late:
 		return false

@@ -10,6 +10,7 @@ import (
 	"github.com/redis/rueidis"
 
 	"github.com/stilelock/stile/store/internal/attempts"
+	"github.com/stilelock/stile/store/internal/work"
 )
 
 // topic is something to subscribe to.
@@ -18,8 +19,8 @@ type topic struct {
 	pattern bool
 }
 
-// news is what a listener hears from one master: what was published, or that nothing will be missed from now on, or that
-// the master does not allow listening.
+// news is what a listener receives from one master: what was published, or that nothing will be missed from now on, or
+// that the master does not permit the subscription.
 type news struct {
 	from    *master
 	channel string
@@ -28,115 +29,109 @@ type news struct {
 	refused error
 }
 
-// listener hears of one topic. heard is called by the goroutines that read from the masters: it must not block.
+// listener receives what is published on one topic. receive is called by the goroutines that read from the masters: it must
+// not block.
 type listener struct {
 	topic
-	heard func(news)
+	receive func(news)
 }
 
-// hub hears for the whole store what the masters publish: each master on one connection of its own, which is made when
-// there is first something to listen to.
-type hub struct {
-	mu     sync.Mutex
-	wanted map[topic]map[*listener]struct{}
-	ears   []*ear
+// subscriptions receive for the whole store what the masters publish: from each master on one connection, which is made
+// when there is first something to listen to.
+type subscriptions struct {
+	mu          sync.Mutex
+	wanted      map[topic]map[*listener]struct{}
+	subscribers []*subscriber // one for each master
 }
 
-// ear is the hub's connection to one master.
-type ear struct {
-	hub    *hub
+// subscriber is the connection to one master.
+type subscriber struct {
+	all    *subscriptions
 	master *master
-	kick   chan struct{}   // tells that what is wanted has changed; holds one
+	kick   work.Signal     // what is wanted has changed
 	begun  map[topic]error // what is listened to, wanted or not, or was refused
 }
 
-func newHub(masters []*master) *hub {
-	h := &hub{wanted: make(map[topic]map[*listener]struct{})}
+func newSubscriptions(masters []*master) *subscriptions {
+	subs := &subscriptions{wanted: make(map[topic]map[*listener]struct{})}
 	for _, m := range masters {
-		h.ears = append(h.ears, &ear{hub: h, master: m, kick: make(chan struct{}, 1)})
+		subs.subscribers = append(subs.subscribers, &subscriber{all: subs, master: m, kick: work.NewSignal()})
 	}
-	return h
+	return subs
 }
 
-// listen has heard called with what is published from now on, until the function that it returns is called; a call may
-// be under way then. It is also called for each master when it begins to be listened to, at once if it is already.
-func (h *hub) listen(t topic, heard func(news)) (stop func()) {
-	l := &listener{topic: t, heard: heard}
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if h.wanted[t] == nil {
-		h.wanted[t] = make(map[*listener]struct{})
+// listen calls receive with what is published from now on, until the function that it returns is called; a call may be
+// under way then. It also calls it for each master when the subscription stands, at once if it does already.
+func (subs *subscriptions) listen(t topic, receive func(news)) (stop func()) {
+	l := &listener{topic: t, receive: receive}
+	subs.mu.Lock()
+	defer subs.mu.Unlock()
+	if subs.wanted[t] == nil {
+		subs.wanted[t] = make(map[*listener]struct{})
 	}
-	h.wanted[t][l] = struct{}{}
-	for _, e := range h.ears {
-		if err, ok := e.begun[t]; ok {
-			l.heard(news{from: e.master, begun: err == nil, refused: err})
+	subs.wanted[t][l] = struct{}{}
+	for _, sub := range subs.subscribers {
+		if err, ok := sub.begun[t]; ok {
+			l.receive(news{from: sub.master, begun: err == nil, refused: err})
 		}
-		e.wake()
+		sub.kick.Set()
 	}
 	return func() {
-		h.mu.Lock()
-		defer h.mu.Unlock()
-		delete(h.wanted[t], l)
-		if len(h.wanted[t]) == 0 {
-			delete(h.wanted, t)
-			for _, e := range h.ears {
-				e.wake()
+		subs.mu.Lock()
+		defer subs.mu.Unlock()
+		delete(subs.wanted[t], l)
+		if len(subs.wanted[t]) == 0 {
+			delete(subs.wanted, t)
+			for _, sub := range subs.subscribers {
+				sub.kick.Set()
 			}
 		}
 	}
 }
 
-// tell tells those who listen to a topic.
-func (h *hub) tell(t topic, n news) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	for l := range h.wanted[t] {
-		l.heard(n)
-	}
-}
-
-func (e *ear) wake() {
-	select {
-	case e.kick <- struct{}{}:
-	default:
+// publish passes on what was published on a topic.
+func (subs *subscriptions) publish(t topic, n news) {
+	subs.mu.Lock()
+	defer subs.mu.Unlock()
+	for l := range subs.wanted[t] {
+		l.receive(n)
 	}
 }
 
 // run listens until ctx ends.
-func (e *ear) run(ctx context.Context) {
+func (sub *subscriber) run(ctx context.Context) {
 	for ctx.Err() == nil {
-		if !e.needed() {
+		if !sub.needed() {
 			select {
-			case <-e.kick:
+			case <-sub.kick:
 			case <-ctx.Done():
 			}
 			continue
 		}
-		client := e.master.await(ctx)
+		client := sub.master.await(ctx)
 		if client == nil {
 			return
 		}
 		start := time.Now()
-		err := e.follow(ctx, client)
-		e.forget()
+		err := sub.follow(ctx, client)
+		sub.forget()
 		if ctx.Err() == nil {
-			e.master.logger.LogAttrs(ctx, slog.LevelDebug, "listening ended; beginning again", slog.Any("error", err))
+			sub.master.logger.LogAttrs(ctx, slog.LevelDebug, "listening ended; beginning again", slog.Any("error", err))
 			attempts.Rest(ctx, max(firstRedial, lastRedial/4-time.Since(start)))
 		}
 	}
 }
 
-func (e *ear) needed() bool {
-	e.hub.mu.Lock()
-	defer e.hub.mu.Unlock()
-	return len(e.hub.wanted) > 0
+func (sub *subscriber) needed() bool {
+	sub.all.mu.Lock()
+	defer sub.all.mu.Unlock()
+	return len(sub.all.wanted) > 0
 }
 
-func (e *ear) forget() {
-	e.hub.mu.Lock()
-	defer e.hub.mu.Unlock()
-	e.begun = nil
+func (sub *subscriber) forget() {
+	sub.all.mu.Lock()
+	defer sub.all.mu.Unlock()
+	sub.begun = nil
 }
 
 // mostIdle is how many topics that are not wanted any more may be listened to, or else as many as are wanted.
@@ -146,7 +141,7 @@ var errIdle = errors.New("most of what is listened to is not wanted any more")
 
 // follow listens to what is wanted, on one connection, until that ends or too much of it is not wanted any more. It never
 // unsubscribes: the Redis client panics if a server that is busy with a script refuses that.
-func (e *ear) follow(ctx context.Context, client rueidis.Client) error {
+func (sub *subscriber) follow(ctx context.Context, client rueidis.Client) error {
 	conn, release := client.Dedicate()
 	defer release()
 	defer conn.Close()
@@ -155,10 +150,10 @@ func (e *ear) follow(ctx context.Context, client rueidis.Client) error {
 		if m.Pattern != "" {
 			t = topic{channel: m.Pattern, pattern: true}
 		}
-		e.hub.tell(t, news{from: e.master, channel: m.Channel, payload: m.Message})
+		sub.all.publish(t, news{from: sub.master, channel: m.Channel, payload: m.Message})
 	}})
 	for {
-		begin, idle := e.difference()
+		begin, idle := sub.difference()
 		if idle {
 			return errIdle
 		}
@@ -167,10 +162,10 @@ func (e *ear) follow(ctx context.Context, client rueidis.Client) error {
 			if _, refused := rueidis.IsRedisErr(err); err != nil && !refused || passes(err) {
 				return err
 			}
-			e.note(t, err)
+			sub.note(t, err)
 		}
 		select {
-		case <-e.kick:
+		case <-sub.kick:
 		case err := <-over:
 			return err
 		case <-ctx.Done():
@@ -180,32 +175,32 @@ func (e *ear) follow(ctx context.Context, client rueidis.Client) error {
 }
 
 // difference returns what is to be listened to, and whether too much is listened to that is not.
-func (e *ear) difference() (begin []topic, idle bool) {
-	e.hub.mu.Lock()
-	defer e.hub.mu.Unlock()
-	for t := range e.hub.wanted {
-		if _, ok := e.begun[t]; !ok {
+func (sub *subscriber) difference() (begin []topic, idle bool) {
+	sub.all.mu.Lock()
+	defer sub.all.mu.Unlock()
+	for t := range sub.all.wanted {
+		if _, ok := sub.begun[t]; !ok {
 			begin = append(begin, t)
 		}
 	}
-	wanted := len(e.hub.wanted)
-	notWanted := len(e.begun) - (wanted - len(begin))
+	wanted := len(sub.all.wanted)
+	notWanted := len(sub.begun) - (wanted - len(begin))
 	return begin, notWanted > max(wanted, mostIdle)
 }
 
 // note notes that a topic is listened to, or refused, and tells those who want to know.
-func (e *ear) note(t topic, refused error) {
-	e.hub.mu.Lock()
-	defer e.hub.mu.Unlock()
-	if e.begun == nil {
-		e.begun = make(map[topic]error)
+func (sub *subscriber) note(t topic, refused error) {
+	sub.all.mu.Lock()
+	defer sub.all.mu.Unlock()
+	if sub.begun == nil {
+		sub.begun = make(map[topic]error)
 	}
-	e.begun[t] = refused
-	for l := range e.hub.wanted[t] {
-		l.heard(news{from: e.master, begun: refused == nil, refused: refused})
+	sub.begun[t] = refused
+	for l := range sub.all.wanted[t] {
+		l.receive(news{from: sub.master, begun: refused == nil, refused: refused})
 	}
 	if refused != nil {
-		e.master.logger.LogAttrs(context.Background(), slog.LevelWarn, "the master does not allow listening; changes are heard of late",
+		sub.master.logger.LogAttrs(context.Background(), slog.LevelWarn, "SUBSCRIBE not permitted; falling back to polling",
 			slog.String("channel", t.channel), slog.Any("error", refused))
 	}
 }

@@ -59,7 +59,8 @@ type Auth struct {
 	Scheme, Credentials string
 }
 
-// Store is a [store.Store] on ZooKeeper. It is safe for concurrent use.
+// Store is a [store.Store] on ZooKeeper. It is safe for concurrent use. It makes its connections by itself, so it has to be
+// closed, after its sessions: see [Store.Close].
 type Store struct {
 	servers   []string
 	paths     paths
