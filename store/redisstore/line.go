@@ -22,9 +22,9 @@ type message = rueidis.RedisMessage
 type pollInterval struct{ min, max time.Duration }
 
 const (
-	pollMin   = 100 * time.Millisecond
-	pollMax   = time.Second
-	perWaiter = 500 * time.Microsecond // is added to pollMin for each entry that is polled
+	shortestPoll = 100 * time.Millisecond
+	longestPoll  = time.Second
+	perWaiter    = 500 * time.Microsecond // is added to shortestPoll for each entry that is polled
 	// nearHead is how many may be ahead of an entry that is polled at the very moment at which the first lease in the line
 	// ends.
 	nearHead = 3

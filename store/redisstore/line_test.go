@@ -13,17 +13,17 @@ import (
 func TestNobodyAsksMoreRarelyThanOnceAHeartbeat(t *testing.T) {
 	t.Parallel()
 	for _, members := range []int{1, 3, 100, 10_000, 1_000_000} {
-		all := pollInterval{pollMin, pollMax}
+		all := pollInterval{shortestPoll, longestPoll}
 		pace := all.first(members)
-		if members <= 3 && pace > 2*pollMin {
+		if members <= 3 && pace > 2*shortestPoll {
 			t.Errorf("%d ask for the first time after %v", members, pace)
 		}
 		for n := range 10 {
-			if pace < pollMin || pace > pollMax {
-				t.Errorf("%d ask for time %d after %v, want %v to %v", members, n, pace, pollMin, pollMax)
+			if pace < shortestPoll || pace > longestPoll {
+				t.Errorf("%d ask for time %d after %v, want %v to %v", members, n, pace, shortestPoll, longestPoll)
 			}
 			next := all.next(pace, false, members)
-			if next < pace || next == pace && pace < pollMax {
+			if next < pace || next == pace && pace < longestPoll {
 				t.Errorf("nothing happens, and %d ask after %v and then after %v", members, pace, next)
 			}
 			if again := all.next(next, true, members); again != all.first(members) {
@@ -31,8 +31,8 @@ func TestNobodyAsksMoreRarelyThanOnceAHeartbeat(t *testing.T) {
 			}
 			pace = next
 		}
-		if pace != pollMax {
-			t.Errorf("for long nothing has happened, and %d ask every %v, want %v", members, pace, pollMax)
+		if pace != longestPoll {
+			t.Errorf("for long nothing has happened, and %d ask every %v, want %v", members, pace, longestPoll)
 		}
 	}
 }
@@ -51,12 +51,12 @@ func TestWhoIsNearAsksWhenALeaseEnds(t *testing.T) {
 		members       []*entry
 		want          time.Duration
 	}{
-		{"it ends soon, one is near", pollMax, 300 * time.Millisecond, waiter(1), 300*time.Millisecond + leaseSlack},
-		{"it ends soon, one is near enough", pollMax, 300 * time.Millisecond, waiter(nearHead), 300*time.Millisecond + leaseSlack},
-		{"it ends soon, all are far", pollMax, 300 * time.Millisecond, waiter(nearHead + 1), pollMax},
-		{"it ends soon, who waits is not known", pollMax, 300 * time.Millisecond, nil, 300*time.Millisecond + leaseSlack},
-		{"it ends later than they ask", pollMin, 300 * time.Millisecond, waiter(1), pollMin},
-		{"it is not known when it ends", pollMax, 0, waiter(1), pollMax},
+		{"it ends soon, one is near", longestPoll, 300 * time.Millisecond, waiter(1), 300*time.Millisecond + leaseSlack},
+		{"it ends soon, one is near enough", longestPoll, 300 * time.Millisecond, waiter(nearHead), 300*time.Millisecond + leaseSlack},
+		{"it ends soon, all are far", longestPoll, 300 * time.Millisecond, waiter(nearHead + 1), longestPoll},
+		{"it ends soon, who waits is not known", longestPoll, 300 * time.Millisecond, nil, 300*time.Millisecond + leaseSlack},
+		{"it ends later than they ask", shortestPoll, 300 * time.Millisecond, waiter(1), shortestPoll},
+		{"it is not known when it ends", longestPoll, 0, waiter(1), longestPoll},
 	} {
 		if got := new(poller).pause(c.pace, c.soonest, c.members); got != c.want {
 			t.Errorf("%s: they ask after %v, want %v", c.what, got, c.want)

@@ -105,7 +105,7 @@ func New(cli rueidis.Client, opts *Options) (*Store, error) {
 		},
 		logger:      cmp.Or(opts.Logger, slog.New(slog.DiscardHandler)),
 		client:      rand.Text(),
-		interval:    pollInterval{pollMin, pollMax},
+		interval:    pollInterval{shortestPoll, longestPoll},
 		subscribers: make(map[uint16]*subscriber),
 		entries:     make(map[string]*entry),
 		pollers:     make(map[uint16]map[string]*poller),

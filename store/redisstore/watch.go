@@ -31,7 +31,7 @@ func (s *Store) watch(ctx context.Context, prefix string, tell func()) error {
 		if _, err := s.names(ctx, prefix); err != nil { // whether it may
 			return s.explain(doing, attempts.EndedBy(ctx, err))
 		}
-		interval = pollMax
+		interval = longestPoll
 		tell()
 	} else {
 		sub = s.subscribe(s.server.keys.changes(), tell, func(name string) {

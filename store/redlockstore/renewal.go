@@ -18,7 +18,7 @@ func (s *Store) renew(ctx context.Context, claims []*claim, ttl time.Duration) (
 	}
 	r := &renewal{store: s, claims: claims, have: make([]int, len(claims)), lack: make([]int, len(claims)), heard: s.newTally()}
 	answers := s.poll(ctx, renewScript, keys, args)
-	defer r.finish(answers)
+	defer r.complete(answers)
 	for !r.decided() {
 		if r.heard.all() {
 			return nil, r.heard.err()
@@ -87,9 +87,9 @@ func readRenewed(a answer, n int) ([]int64, error) {
 	return said, err
 }
 
-// finish has the claims that a majority has put in where they are missing, also at the masters that answer later. It
+// complete puts the claims that a majority has in where they are missing, also at the masters that answer later. It
 // does not wait for that, and of those masters none waits for another.
-func (r *renewal) finish(answers <-chan answer) {
+func (r *renewal) complete(answers <-chan answer) {
 	r.store.work.Start(func() {
 		for r.restore(); !r.heard.all(); r.restore() {
 			r.count(<-answers)
@@ -97,7 +97,7 @@ func (r *renewal) finish(answers <-chan answer) {
 	})
 }
 
-// restore has the claims that a majority has put in where they are known to be missing.
+// restore puts the claims that a majority has in where they are known to be missing.
 func (r *renewal) restore() {
 	r.absent = slices.DeleteFunc(r.absent, func(missing [2]int) bool {
 		c, m := r.claims[missing[0]], r.store.masters[missing[1]]

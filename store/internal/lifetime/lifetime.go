@@ -96,10 +96,10 @@ func (l *Life) AwaitWork() { l.work.Wait() }
 // CutShort returns why the life has ended if that is why a call failed that was bounded by ctx and by the life; nil if
 // ctx has ended too, or the life has not.
 func (l *Life) CutShort(ctx context.Context) error {
-	if ctx.Err() != nil {
-		return nil
+	if ctx.Err() == nil {
+		return l.Err()
 	}
-	return l.Err()
+	return nil
 }
 
 // WentWith returns the error of a request to take an entry out that has failed with err: if the life cut it short, the

@@ -53,8 +53,7 @@ func TestLife_EndHappensOnce(t *testing.T) {
 func TestLife_EndOrder(t *testing.T) {
 	var mu sync.Mutex
 	var steps []string
-	var l *lifetime.Life
-	l = lifetime.New(t.Context(), &mu, func(err error) {
+	l := lifetime.New(t.Context(), &mu, func(err error) {
 		if !errors.Is(err, store.ErrSessionLost) {
 			t.Errorf("the owner was notified of %v", err)
 		}
