@@ -20,7 +20,7 @@ func (e *entry) notifyContended(f func()) {
 	}
 	ctx, cancel := context.WithCancel(w.ctx)
 	e.contended = cancel
-	e.session.work.Start(func() {
+	e.session.life.Start(func() {
 		defer cancel()
 		for ctx.Err() == nil {
 			if e.awaitContention(ctx) {

@@ -22,13 +22,13 @@ func (s *Store) SetTimes(t Times) {
 
 // Watches reports whether a session has a complete watch of a line.
 func Watches(s store.Session, name string) (watches bool) {
-	look(s, name, func(w *watchedLine) { watches = w.open != 0 })
+	look(s, name, func(w *follower) { watches = w.open != 0 })
 	return watches
 }
 
 // WatchesHeld reports whether a session has a complete watch of the key of an entry in a line.
 func WatchesHeld(s store.Session, name string) (watches bool) {
-	look(s, name, func(w *watchedLine) {
+	look(s, name, func(w *follower) {
 		for e := range w.mine {
 			watches = watches || e.keyWatched
 		}
@@ -37,7 +37,7 @@ func WatchesHeld(s store.Session, name string) (watches bool) {
 }
 
 // look calls f with what a session knows of a line, if it knows anything.
-func look(s store.Session, name string, f func(*watchedLine)) {
+func look(s store.Session, name string, f func(*follower)) {
 	se := s.(*session)
 	se.mu.Lock()
 	w := se.lines[name]

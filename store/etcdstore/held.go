@@ -12,7 +12,7 @@ import (
 
 // watchHeld watches the key of an entry that has held its lock for a while, if it still stands. The watch of the line, if
 // there is one, is for those who wait: it leaves out what is put, and so does not tell that the key was overwritten.
-func (w *watchedLine) watchHeld(e *entry) {
+func (w *follower) watchHeld(e *entry) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if e.state != standing {
@@ -20,7 +20,7 @@ func (w *watchedLine) watchHeld(e *entry) {
 	}
 	ctx, cancel := context.WithCancel(w.ctx)
 	e.watched = cancel
-	w.session.work.Start(func() {
+	w.session.life.Start(func() {
 		defer cancel()
 		for ctx.Err() == nil {
 			err := e.followKey(ctx)
@@ -82,7 +82,7 @@ func (e *entry) readKey(ctx context.Context) error {
 }
 
 // keyIs takes in what the entry's key was at a revision; nil if it was not there.
-func (w *watchedLine) keyIs(e *entry, kv *mvccpb.KeyValue, at int64) {
+func (w *follower) keyIs(e *entry, kv *mvccpb.KeyValue, at int64) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	switch {
@@ -95,7 +95,7 @@ func (w *watchedLine) keyIs(e *entry, kv *mvccpb.KeyValue, at int64) {
 }
 
 // watches notes that the watch of the entry's key stands.
-func (w *watchedLine) watches(e *entry) {
+func (w *follower) watches(e *entry) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	e.keyWatched = true

@@ -2,11 +2,13 @@ package zkstore
 
 import (
 	"fmt"
+	"slices"
 	"testing"
 	"time"
 
 	"github.com/stilelock/stile/line"
 	"github.com/stilelock/stile/store"
+	"github.com/stilelock/stile/store/internal/delivery"
 )
 
 // lineTest is a session without servers, whose goroutines are played by the test, and what its entries hear.
@@ -32,6 +34,7 @@ func (lt *lineTest) joining(mode line.Mode) *entry {
 	lt.t.Helper()
 	e := &entry{session: lt.session}
 	e.req = store.Request{Name: "a", Mode: mode, Notify: func(st store.Standing) { lt.heard[e] = append(lt.heard[e], st.State) }}
+	e.delivery = delivery.New(e.req.Notify)
 	if err := lt.join(e, 1); err != nil {
 		lt.t.Fatal(err)
 	}
@@ -58,8 +61,8 @@ func TestAReadingFromBeforeAWriterBecameAReaderAdmitsNobody(t *testing.T) {
 	e.line.readings++
 	e.line.hasLeft(writer, false)
 	e.line.apply(contenders([]string{writer, own}), e.line.readings)
-	if e.told.State != store.Waiting || !e.line.stale {
-		t.Errorf("the entry is told that it is %v, and another reading is wanted: %v", e.told.State, e.line.stale)
+	if !e.delivery.Waiting() || !e.line.stale {
+		t.Errorf("the entry is told %v, and another reading is wanted: %v", lt.heard[e], e.line.stale)
 	}
 }
 
@@ -82,7 +85,7 @@ func TestAReadingFromBeforeAnEntryCameDoesNotEndIt(t *testing.T) {
 
 	a.line.readings++
 	a.line.apply(contenders([]string{first}), a.line.readings)
-	if a.state != standing || b.state != over || b.told.State != store.Admitted {
+	if a.state != standing || b.state != over || !slices.Equal(lt.heard[b], []store.State{store.Admitted, store.Gone}) {
 		t.Errorf("by a reading that began later they were told %v and %v", lt.heard[a], lt.heard[b])
 	}
 }
@@ -116,8 +119,8 @@ func TestAnEntryThatDoesNotWatchAllAheadReadsTheLineAfterItsArrival(t *testing.T
 	e := lt.joining(line.Slot(nearest + 1))
 	e.line.told = true
 	e.arrives(listing...)
-	if e.told.State != store.Waiting || !e.line.stale {
-		t.Errorf("the entry is told that it is %v, and a reading is wanted: %v", e.told.State, e.line.stale)
+	if !e.delivery.Waiting() || !e.line.stale {
+		t.Errorf("the entry is told %v, and a reading is wanted: %v", lt.heard[e], e.line.stale)
 	}
 }
 

@@ -9,14 +9,13 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
-	"time"
 
 	"github.com/stilelock/stile/store"
 	"github.com/stilelock/stile/store/internal/attempts"
 )
 
-// ear hears what is said on one channel, and subscribes again whenever the subscription ends.
-type ear struct {
+// subscriber listens to one channel, and subscribes again whenever the subscription ends.
+type subscriber struct {
 	listening atomic.Bool // the server has said that the subscription stands, and nothing else since
 
 	cancel context.CancelFunc
@@ -26,64 +25,58 @@ type ear struct {
 	err    error         // the refusal; read it after ready
 }
 
-// newEar begins to listen. It calls heard with each message, and confirmed each time the subscription stands. The connection
-// waits for both.
-func (s *Store) newEar(channel string, confirmed func(), heard func(string)) *ear {
+// subscribe begins to listen. It calls received with each message, and confirmed each time the subscription stands. The
+// connection waits for both.
+func (s *Store) subscribe(channel string, confirmed func(), received func(string)) *subscriber {
 	ctx, cancel := context.WithCancel(context.Background())
-	e := &ear{cancel: cancel, ready: make(chan struct{})}
-	e.work.Go(func() { s.listen(ctx, e, channel, confirmed, heard) })
-	return e
+	sub := &subscriber{cancel: cancel, ready: make(chan struct{})}
+	sub.work.Go(func() { s.listen(ctx, sub, channel, confirmed, received) })
+	return sub
 }
 
 // await waits until the subscription stands for the first time, and returns why it does not.
-func (e *ear) await(ctx context.Context) error {
+func (sub *subscriber) await(ctx context.Context) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, attempts.Patience, errPatience)
 	defer cancel()
 	select {
-	case <-e.ready:
-		return e.err
+	case <-sub.ready:
+		return sub.err
 	case <-ctx.Done():
 		return context.Cause(ctx)
 	}
 }
 
-// stop ends the listening, and returns when nothing is heard any more.
-func (e *ear) stop() {
-	e.cancel()
-	e.work.Wait()
+// stop ends the subscription, and returns when nothing is received any more.
+func (sub *subscriber) stop() {
+	sub.cancel()
+	sub.work.Wait()
 }
 
-func (s *Store) listen(ctx context.Context, e *ear, channel string, confirmed func(), heard func(string)) {
-	pause := firstPause
-	for ctx.Err() == nil {
-		start := time.Now()
+func (s *Store) listen(ctx context.Context, sub *subscriber, channel string, confirmed func(), received func(string)) {
+	_ = attempts.KeepUp(ctx, firstPause, func() error {
 		err := s.server.listen(ctx, channel, func() {
-			e.listening.Store(true)
-			e.once.Do(func() { close(e.ready) })
+			sub.listening.Store(true)
+			sub.once.Do(func() { close(sub.ready) })
 			confirmed()
-		}, heard)
-		e.listening.Store(false)
+		}, received)
+		sub.listening.Store(false)
 		if ctx.Err() != nil {
-			return
+			return ctx.Err()
 		}
 		if refused(err) {
-			e.once.Do(func() {
-				e.err = fmt.Errorf("subscribe to channel %q: %w", channel, err)
-				close(e.ready)
+			sub.once.Do(func() {
+				sub.err = fmt.Errorf("subscribe to channel %q: %w", channel, err)
+				close(sub.ready)
 			})
 		}
-		s.logger.LogAttrs(ctx, slog.LevelWarn, "wake-ups are not heard; subscribing again",
+		s.logger.LogAttrs(ctx, slog.LevelWarn, "subscription lost; subscribing again",
 			slog.String("channel", channel), slog.Any("error", err))
-		if time.Since(start) > attempts.LongestPause {
-			pause = firstPause
-		}
-		attempts.Rest(ctx, pause)
-		pause = min(2*pause, attempts.LongestPause)
-	}
+		return nil
+	})
 }
 
-// hear passes on what the script says on a channel.
-func (s *Store) hear(message string) {
+// received passes on what the script has published on a channel.
+func (s *Store) received(message string) {
 	words := strings.Fields(message)
 	if len(words) < 2 || s.deaf {
 		return
@@ -94,11 +87,11 @@ func (s *Store) hear(message string) {
 	switch {
 	case e == nil: // it is leaving, or has left
 	case words[0] == "in" && len(words) == 3:
-		e.hear(standingOf(words[0], words[2], e))
+		e.update(standingOf(words[0], words[2], e))
 	case words[0] == "gone" && len(words) == 3:
-		e.hear(store.Standing{State: store.Gone, Cause: e.evicted(words[2])})
+		e.update(store.Standing{State: store.Gone, Cause: e.evicted(words[2])})
 	case words[0] == "crowd":
-		e.ring()
+		e.callContended()
 	}
 }
 

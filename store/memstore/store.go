@@ -1,17 +1,3 @@
-// Package memstore is a store in the memory of one process: complete, and made to be hurt.
-//
-// It keeps every promise of package store, measures TTLs on Go's clock, so that they elapse at once inside
-// testing/synctest, and can be told to delay, drop or forget to answer requests, to expire sessions early and to
-// evict entries. Use it to test code that takes locks:
-//
-//	st := memstore.New()
-//	client, err := stile.New(st, nil)
-//	…
-//	st.SetFaults(func(c memstore.Call) memstore.Fault {
-//		return memstore.Fault{Drop: c.Op == memstore.Confirm} // the store is out of reach for renewals
-//	})
-//
-// Everything in it is gone with the process, and its order starts at 1 again: its tokens fence nothing outside.
 package memstore
 
 import (
@@ -246,17 +232,17 @@ func (s *Store) removeFrom(name string, cause error, match func(*entry) bool) {
 	s.changed(name)
 }
 
-// tell lets an entry hear how it stands, now or after the delay that the faults ask for.
+// tell delivers an entry's standing to its owner, now or after the delay that the faults ask for.
 func (s *Store) tell(e *entry) {
 	f := s.fault(Call{Op: Notify, Session: e.session.id, Name: e.req.Name})
 	if f.Delay <= 0 {
-		e.hear()
+		e.delivery.Deliver(e.standing())
 		return
 	}
 	time.AfterFunc(f.Delay, func() {
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		e.hear()
+		e.delivery.Deliver(e.standing())
 	})
 }
 

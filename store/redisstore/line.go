@@ -11,54 +11,56 @@ import (
 
 	"github.com/stilelock/stile/store"
 	"github.com/stilelock/stile/store/internal/attempts"
+	"github.com/stilelock/stile/store/internal/work"
 )
 
 // message is a part of a reply.
 type message = rueidis.RedisMessage
 
-// rhythm is how often those who wait ask how they stand, although they are woken when it is their turn: at first after the
-// shorter time, and, while nothing changes, less and less often. The longer is what a wake-up costs that is lost.
-type rhythm struct{ shorter, longer time.Duration }
+// pollInterval bounds the interval at which waiting entries are polled, although their client is woken when it is their
+// turn: it begins with min, and doubles up to max while nothing changes. A wake-up that is lost costs max.
+type pollInterval struct{ min, max time.Duration }
 
 const (
-	soon      = 100 * time.Millisecond // the shorter
-	heartbeat = time.Second            // the longer
-	crowding  = 500 * time.Microsecond // by which the shorter is longer for each who asks
-	// near is how many may be ahead of those who ask at the very moment at which the first lease in the line ends.
-	near = 3
-	// late is how long after that moment: servers count milliseconds.
-	late = 2 * time.Millisecond
+	shortestPoll = 100 * time.Millisecond
+	longestPoll  = time.Second
+	perWaiter    = 500 * time.Microsecond // is added to shortestPoll for each entry that is polled
+	// nearHead is how many may be ahead of an entry that is polled at the very moment at which the first lease in the line
+	// ends.
+	nearHead = 3
+	// leaseSlack is how long after that moment: servers count milliseconds.
+	leaseSlack = 2 * time.Millisecond
 )
 
-// first is after what time so many ask at first, and after something has happened.
-func (r rhythm) first(members int) time.Duration {
-	return min(r.shorter+time.Duration(members)*crowding, r.longer)
+// first is the interval at first, and after something has happened.
+func (p pollInterval) first(members int) time.Duration {
+	return min(p.min+time.Duration(members)*perWaiter, p.max)
 }
 
-// next is after what time they ask again who have asked after the time before, and if that brought news.
-func (r rhythm) next(before time.Duration, news bool, members int) time.Duration {
+// next is the interval after the one before, and after a poll that brought news or did not.
+func (p pollInterval) next(before time.Duration, news bool, members int) time.Duration {
 	if news {
-		return r.first(members)
+		return p.first(members)
 	}
-	return min(2*before, r.longer)
+	return min(2*before, p.max)
 }
 
-// party is those of one store who want to know what happens in one line: because they wait, or because they want to hear of
-// others who do. One goroutine asks for all of them.
-type party struct {
+// poller polls one line for the entries of one store that want to know what happens there: because they wait, or because
+// they want to know of others who do.
+type poller struct {
 	store   *Store
 	line    lineKeys
 	section uint16
-	kick    chan struct{} // asks it to look at its members now; holds one request
-	ended   chan struct{} // closed when it asks no more
+	kick    work.Signal   // makes it look at its members now
+	ended   chan struct{} // closed when it polls no more
 
 	// Guarded by the store's mutex.
 	members map[*entry]struct{}
-	urgent  bool               // ask at once
+	urgent  bool               // poll at once
 	giveUp  context.CancelFunc // ends the request under way, if there is one
 }
 
-// follow has an entry followed until it neither waits nor is armed. soonest is after what time the first lease in the line
+// follow has an entry polled until it neither waits nor is armed. soonest is after what time the first lease in the line
 // ends, or zero if that is not known.
 func (s *Store) follow(e *entry, soonest time.Duration) {
 	s.mu.Lock()
@@ -67,26 +69,26 @@ func (s *Store) follow(e *entry, soonest time.Duration) {
 		return // it has left meanwhile
 	}
 	section := s.server.section(e.line)
-	p := s.parties[section][e.req.Name]
+	p := s.pollers[section][e.req.Name]
 	if p != nil {
 		p.members[e] = struct{}{}
 		p.urgent = p.urgent || soonest == 0
-		p.nudge()
+		p.kick.Set()
 		return
 	}
-	p = &party{
-		store: s, line: e.line, section: section, kick: make(chan struct{}, 1), ended: make(chan struct{}),
+	p = &poller{
+		store: s, line: e.line, section: section, kick: work.NewSignal(), ended: make(chan struct{}),
 		members: map[*entry]struct{}{e: {}}, urgent: soonest == 0,
 	}
-	if s.parties[section] == nil {
-		s.parties[section] = make(map[string]*party)
+	if s.pollers[section] == nil {
+		s.pollers[section] = make(map[string]*poller)
 	}
-	s.parties[section][e.req.Name] = p
+	s.pollers[section][e.req.Name] = p
 	s.listenIn(section)
 	go p.run(soonest)
 }
 
-// register lets an entry hear what is said on the store's channels.
+// register passes what is published for an entry on to it.
 func (s *Store) register(e *entry) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -98,7 +100,7 @@ func (s *Store) unregister(e *entry) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.entries, e.id)
-	p := s.parties[s.server.section(e.line)][e.req.Name]
+	p := s.pollers[s.server.section(e.line)][e.req.Name]
 	if p == nil {
 		return
 	}
@@ -107,17 +109,17 @@ func (s *Store) unregister(e *entry) {
 		if p.giveUp != nil {
 			p.giveUp()
 		}
-		p.nudge()
+		p.kick.Set()
 	}
 }
 
-// askAgain has all who wait in the lines of a section ask how they stand.
-func (s *Store) askAgain(section uint16) {
+// pollAll polls the lines of a section at once.
+func (s *Store) pollAll(section uint16) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for _, p := range s.parties[section] {
+	for _, p := range s.pollers[section] {
 		p.urgent = true
-		p.nudge()
+		p.kick.Set()
 	}
 }
 
@@ -125,23 +127,15 @@ func (s *Store) askAgain(section uint16) {
 func (s *Store) listens(l lineKeys) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	ear := s.ears[s.server.section(l)]
-	return ear != nil && ear.listening.Load()
+	sub := s.subscribers[s.server.section(l)]
+	return sub != nil && sub.listening.Load()
 }
 
-// nudge has the party look at its members.
-func (p *party) nudge() {
-	select {
-	case p.kick <- struct{}{}:
-	default:
-	}
-}
-
-// run asks how the members stand until there are none.
-func (p *party) run(soonest time.Duration) {
+// run polls for the members until there are none.
+func (p *poller) run(soonest time.Duration) {
 	defer close(p.ended)
-	pace := p.store.pace.shorter
-	due := time.Now().Add(p.pause(pace, soonest, nil))
+	interval := p.store.interval.min
+	due := time.Now().Add(p.pause(interval, soonest, nil))
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for {
@@ -153,11 +147,11 @@ func (p *party) run(soonest time.Duration) {
 			}
 			continue
 		case urgent || !now.Before(due):
-			changed, soonest := p.ask(ctx, members)
-			pace = p.store.pace.next(pace, changed || urgent, len(members))
-			due = time.Now().Add(p.pause(pace, soonest, members))
+			changed, soonest := p.poll(ctx, members)
+			interval = p.store.interval.next(interval, changed || urgent, len(members))
+			due = time.Now().Add(p.pause(interval, soonest, members))
 		default: // somebody has joined, and knows how it stands
-			if sooner := now.Add(p.store.pace.first(len(members))); sooner.Before(due) {
+			if sooner := now.Add(p.store.interval.first(len(members))); sooner.Before(due) {
 				due = sooner
 			}
 		}
@@ -170,7 +164,7 @@ func (p *party) run(soonest time.Duration) {
 }
 
 // gather returns the members who still wait or are armed, the context of a request for them, and whether it is urgent.
-func (p *party) gather() (ctx context.Context, members []*entry, urgent bool) {
+func (p *poller) gather() (ctx context.Context, members []*entry, urgent bool) {
 	p.store.mu.Lock()
 	defer p.store.mu.Unlock()
 	members = make([]*entry, 0, len(p.members))
@@ -190,8 +184,8 @@ func (p *party) gather() (ctx context.Context, members []*entry, urgent bool) {
 	return ctx, members, urgent
 }
 
-// over ends the party, unless somebody has joined it.
-func (p *party) over() bool {
+// over ends the poller, unless an entry has joined it.
+func (p *poller) over() bool {
 	s := p.store
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -199,28 +193,28 @@ func (p *party) over() bool {
 		return false
 	}
 	p.giveUp()
-	delete(s.parties[p.section], p.line.name)
-	if len(s.parties[p.section]) == 0 {
-		delete(s.parties, p.section)
+	delete(s.pollers[p.section], p.line.name)
+	if len(s.pollers[p.section]) == 0 {
+		delete(s.pollers, p.section)
 	}
 	return true
 }
 
-// pause is how long to wait before the next request.
-func (p *party) pause(pace, soonest time.Duration, members []*entry) time.Duration {
-	if soonest <= 0 || soonest+late > pace {
-		return pace
+// pause is how long to wait before the next poll.
+func (p *poller) pause(interval, soonest time.Duration, members []*entry) time.Duration {
+	if soonest <= 0 || soonest+leaseSlack > interval {
+		return interval
 	}
-	near := func(e *entry) bool { return e.ahead() <= near }
+	near := func(e *entry) bool { return e.ahead() <= nearHead }
 	if members == nil || slices.ContainsFunc(members, near) {
-		return soonest + late
+		return soonest + leaseSlack
 	}
-	return pace
+	return interval
 }
 
-// ask asks how the members stand and tells them. It returns whether anything has changed, and after what time the first lease
-// in the line ends.
-func (p *party) ask(ctx context.Context, members []*entry) (changed bool, soonest time.Duration) {
+// poll asks the server how the members stand and updates them. It returns whether anything has changed, and after what time
+// the first lease in the line ends.
+func (p *poller) poll(ctx context.Context, members []*entry) (changed bool, soonest time.Duration) {
 	s := p.store
 	var waiting, armed []*entry
 	for _, e := range members {
@@ -246,7 +240,7 @@ func (p *party) ask(ctx context.Context, members []*entry) (changed bool, soones
 	})
 	if err != nil {
 		if ctx.Err() == nil {
-			s.logger.LogAttrs(ctx, slog.LevelWarn, "who waits cannot ask how it stands",
+			s.logger.LogAttrs(ctx, slog.LevelWarn, "poll of waiters failed",
 				slog.String("lock", p.line.name), slog.Any("error", err))
 		}
 		return false, 0
@@ -254,7 +248,7 @@ func (p *party) ask(ctx context.Context, members []*entry) (changed bool, soones
 	for i, v := range visits {
 		news, first, err := v.report(all[i])
 		if err != nil {
-			s.logger.LogAttrs(ctx, slog.LevelWarn, "who waits does not understand how it stands",
+			s.logger.LogAttrs(ctx, slog.LevelWarn, "unexpected poll reply",
 				slog.String("lock", p.line.name), slog.Any("error", err))
 		}
 		if changed = changed || news; i == 0 || first < soonest {
@@ -263,7 +257,7 @@ func (p *party) ask(ctx context.Context, members []*entry) (changed bool, soones
 	}
 	for i, r := range all[len(visits):] {
 		if n, err := r.number(); err == nil && n == 1 {
-			armed[i].ring()
+			armed[i].callContended()
 		}
 	}
 	return changed, soonest
@@ -274,16 +268,16 @@ type visit struct {
 	store   *Store
 	line    lineKeys
 	entries []*entry
-	in      []bool // which of them had heard before that they were let in
+	in      []bool // which of them had been admitted before, as far as was known
 }
 
-// batch is how many entries one visit asks for.
-const batch = 500
+// batchSize is how many entries one visit asks for.
+const batchSize = 500
 
 // visits returns what asks how entries of one line stand.
 func (s *Store) visits(l lineKeys, entries []*entry) []visit {
 	var all []visit
-	for some := range slices.Chunk(entries, batch) {
+	for some := range slices.Chunk(entries, batchSize) {
 		v := visit{store: s, line: l, entries: some, in: make([]bool, len(some))}
 		for i, e := range some {
 			v.in[i] = e.admitted()
@@ -306,7 +300,7 @@ func (v visit) operation(keep time.Duration) operation {
 	return operation{line: v.line, op: "visit", args: args}
 }
 
-// report tells the entries what the reply says. It returns whether anything was news, and after what time the first lease in
+// report updates the entries with what the reply says. It returns whether anything was news, and after what time the first lease in
 // the line ends.
 func (v visit) report(r reply) (changed bool, soonest time.Duration, err error) {
 	if r.err != nil {
@@ -314,7 +308,7 @@ func (v visit) report(r reply) (changed bool, soonest time.Duration, err error) 
 	}
 	words, err := r.AsStrSlice()
 	if err != nil || len(words) != 1+2*len(v.entries) {
-		return false, 0, errors.New("the script's reply makes no sense")
+		return false, 0, errors.New("unexpected script reply")
 	}
 	for i, e := range v.entries {
 		now := standingOf(words[1+2*i], words[2+2*i], e)
@@ -323,7 +317,7 @@ func (v visit) report(r reply) (changed bool, soonest time.Duration, err error) 
 		if forgotten {
 			now = store.Standing{State: store.Gone, Cause: e.evicted("forgotten")}
 		}
-		if !e.hear(now) {
+		if !e.update(now) {
 			continue
 		}
 		changed = true
@@ -334,12 +328,8 @@ func (v visit) report(r reply) (changed bool, soonest time.Duration, err error) 
 	return changed, time.Duration(integer(words[0])) * time.Millisecond, nil
 }
 
-// ahead is how many are ahead of the entry, as far as it has heard; none if it does not wait.
+// ahead is how many are ahead of the entry, as far as is known; none if it does not wait.
 func (e *entry) ahead() int {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	if e.heard.State != store.Waiting {
-		return 0
-	}
-	return e.heard.Ahead
+	now, _ := e.last()
+	return now.Ahead
 }
