@@ -143,7 +143,7 @@ func (r *run) waitFor(ctx context.Context, client *stile.Client) (*stile.Hold, e
 // waitedEnough makes an error of having waited for as long as -w says. It tells who has the lock, or what was wrong with the
 // store if that is why it was not obtained.
 func (r *run) waitedEnough(ctx context.Context, client *stile.Client, err error) error {
-	trouble := errors.Unwrap(err) // more than the deadline, if the store has not let us join the line
+	trouble := reasonOf(err) // more than the deadline, if the store has not let us join the line
 	// As long as opening a store may take. On a busy machine it does take seconds, and that the store was slow to tell must not look
 	// like an outage.
 	asking, cancel := context.WithTimeout(ctx, 5*time.Second)
@@ -152,7 +152,7 @@ func (r *run) waitedEnough(ctx context.Context, client *stile.Client, err error)
 	within := brief(time.Duration(r.wait))
 	switch {
 	case unread != nil:
-		return fmt.Errorf("could not acquire lock %q within %s, and the store does not say who holds it: %w", r.name, within, unread)
+		return fmt.Errorf("could not acquire lock %q within %s, and the store does not say who holds it: %w", r.name, within, reasonOf(unread))
 	case trouble != context.DeadlineExceeded && len(line.Holders) == 0:
 		return fmt.Errorf("could not acquire lock %q within %s, though nobody holds it: %w", r.name, within, trouble)
 	}
@@ -257,7 +257,7 @@ func (l *lock) notReleased(err error) string {
 		return fmt.Sprintf("lock %q is released, but may have been lost before: the store did not answer at first", l.hold.Name())
 	default:
 		return fmt.Sprintf("could not confirm the release of lock %q%s; it may stay held for up to %s",
-			l.hold.Name(), l.because(err), brief(l.ttl))
+			l.hold.Name(), l.because(reasonOf(err)), brief(l.ttl))
 	}
 }
 
@@ -283,7 +283,7 @@ func (l *lock) because(err error) string {
 	case err == nil:
 		return ""
 	case l.verbose:
-		return " (" + err.Error() + ")"
+		return " (" + textOf(err) + ")"
 	case gist(err) == "":
 		return ""
 	default:
