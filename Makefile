@@ -115,7 +115,7 @@ release: $(BIN)/release ## VERSION=v0.1.0, into a module proxy in .bin/proxy, an
 
 .PHONY: release-check
 release-check: ## install the command, and build a program, from a release of what is committed
-	cd tools && GOWORK=off go test ./release
+	cd tools && GOWORK=off go test -count=1 ./release
 
 .PHONY: bench-etcd
 bench-etcd: $(BIN)/etcd ## measure against the stock etcd mutex
