@@ -62,7 +62,7 @@ func newSession(g *group) *session {
 // open opens the session in ZooKeeper, for a TTL that the servers must grant. They may grant more.
 func (se *session) open(ctx context.Context, ttl time.Duration) error {
 	sent := time.Now()
-	c, err := se.store.connect(ttl, true, se.heard)
+	c, err := se.store.connect(ttl, true, se.handle)
 	if err != nil {
 		return err
 	}
@@ -162,8 +162,8 @@ func (se *session) expire() {
 	se.lose(fmt.Errorf("%s: %w: session %s was not confirmed for %v", se.store, store.ErrSessionLost, se.ID(), se.ttl))
 }
 
-// heard takes in an event. It is called by the goroutines that read from the server, and must not wait for answers.
-func (se *session) heard(ev zk.Event) {
+// handle handles an event. It is called by the goroutines that read from the server, and must not wait for answers.
+func (se *session) handle(ev zk.Event) {
 	switch {
 	case ev.Type == zk.EventSession && ev.State == zk.StateExpired:
 		_ = se.gone()
