@@ -4,8 +4,10 @@ SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DELETE_ON_ERROR:
 
-# The modules that are checked, one by one and without the workspace: with the versions that their users get.
-MODULES := . cmd/stile
+# The modules that users get, and those beside them. All are checked one by one and without the workspace: with the versions
+# that their users get.
+MODULES := . store/etcdstore store/redisstore store/redlockstore store/zkstore storeurl cmd/stile
+BESIDE  := examples lab
 each_module = for m in $(MODULES); do cd $(CURDIR)/$$m;
 
 BIN      := $(CURDIR)/.bin
@@ -28,7 +30,7 @@ test: servers $(BIN)/gotestsum ## all tests of library and command, with real se
 		--post-run-command=tools/test-summary --raw-command -- tools/test-events
 
 .PHONY: check
-check: fmt vet lint tidy types examples lab torture-smoke ## what else must pass: formatting, linters, other systems, faults
+check: fmt vet lint tidy types examples release-check lab torture-smoke ## what else must pass: formatting, linters, other systems, faults
 
 N        ?= 10
 BUSY     ?= 0
@@ -57,7 +59,7 @@ servers: $(BIN)/etcd $(BIN)/etcdctl
 tool = cd $(<D) && $(spendthrift) GOWORK=off go build -o $@
 $(BIN)/etcd $(BIN)/etcdctl: tools/etcd/go.mod tools/etcd/go.sum
 $(BIN)/gotestsum: tools/gotestsum/go.mod tools/gotestsum/go.sum
-$(BIN)/gofumpt $(BIN)/golangci-lint $(BIN)/typecheck: tools/go.mod tools/go.sum
+$(BIN)/gofumpt $(BIN)/golangci-lint $(BIN)/typecheck $(BIN)/release: tools/go.mod tools/go.sum
 $(BIN)/etcd:          ; $(tool) go.etcd.io/etcd/server/v3
 $(BIN)/etcdctl:       ; $(tool) go.etcd.io/etcd/etcdctl/v3
 $(BIN)/gotestsum:     ; $(tool) gotest.tools/gotestsum
@@ -65,6 +67,8 @@ $(BIN)/gofumpt:       ; $(tool) mvdan.cc/gofumpt
 $(BIN)/golangci-lint: ; $(tool) github.com/golangci/golangci-lint/v2/cmd/golangci-lint
 $(BIN)/typecheck:     ; $(tool) ./typecheck
 $(BIN)/typecheck: tools/typecheck/main.go
+$(BIN)/release:       ; $(tool) ./release
+$(BIN)/release: tools/release/main.go
 
 .PHONY: fmt
 fmt: $(BIN)/gofumpt ## check the formatting (to repair it: .bin/gofumpt -w .)
@@ -72,18 +76,19 @@ fmt: $(BIN)/gofumpt ## check the formatting (to repair it: .bin/gofumpt -w .)
 	if [ -n "$$unformatted" ]; then echo "not formatted, run .bin/gofumpt -w on:" $$unformatted; exit 1; fi
 
 .PHONY: vet
-vet: ## go vet, over the workspace
-	$(spendthrift) go vet work
+vet: MODULES += $(BESIDE)
+vet: ## go vet
+	$(each_module) $(spendthrift) GOWORK=off go vet ./...; done
 
 .PHONY: lint
-lint: MODULES += lab
+lint: MODULES += $(BESIDE) tools
 lint: $(BIN)/golangci-lint ## golangci-lint
 	$(each_module) $(spendthrift) GOWORK=off $(BIN)/golangci-lint run ./...; done
 
 .PHONY: tidy
+tidy: MODULES += $(BESIDE) tools tools/etcd tools/gotestsum
 tidy: ## check that every go.mod and go.sum is tidy
 	$(each_module) GOWORK=off go mod tidy -diff; done
-	for m in tools tools/etcd tools/gotestsum; do cd $(CURDIR)/$$m; GOWORK=off go mod tidy -diff; done
 
 .PHONY: types
 types: $(BIN)/typecheck ## check that everything compiles on the other systems, tests too, as far as types can tell
@@ -99,9 +104,22 @@ cross: ## build for the other systems, before a release (types, which is much fa
 	$(each_module) for os in linux darwin windows; do \
 		echo "$$m for $$os"; GOWORK=off GOOS=$$os go build ./...; done; done
 
+# All modules are released together, in one version. In the repository they require each other in no version, and replace each
+# other by folders; what is released must not. So a release is a commit of its own, on no branch, with the requirements written
+# out, and has a tag for each module: v0.1.0, store/redisstore/v0.1.0 and so on. The tags are pushed all at once.
+VERSION ?=
+TAG     ?=
+.PHONY: release
+release: $(BIN)/release ## VERSION=v0.1.0, into a module proxy in .bin/proxy, and what would be tagged; with TAG=yes it is
+	@$(BIN)/release $(if $(filter yes,$(TAG)),-tag) -proxy $(BIN)/proxy -version '$(VERSION)' $(MODULES)
+
+.PHONY: release-check
+release-check: ## install the command, and build a program, from a release of what is committed
+	cd tools && GOWORK=off go test -count=1 ./release
+
 .PHONY: bench-etcd
 bench-etcd: $(BIN)/etcd ## measure against the stock etcd mutex
-	go run ./internal/etcdbench
+	cd lab && GOWORK=off go run ./etcdbench -etcd $(BIN)/etcd
 
 .PHONY: bench-startup
 bench-startup: build ## measure stile run against flock
@@ -109,12 +127,12 @@ bench-startup: build ## measure stile run against flock
 
 .PHONY: bench-zk
 bench-zk: ## measure against go-zookeeper's Lock
-	go run ./internal/zkbench
+	cd lab && GOWORK=off go run ./zkbench
 
 .PHONY: bench-redis
 bench-redis: servers ## measure against redsync, redislock and rueidislock, and 100 000 locks of one process
 	cd lab && GOWORK=off go run ./redisbench
-	GOWORK=off go test -run='^$$' -bench=ManyHolds -benchtime=1x ./store/redisstore
+	cd store/redisstore && GOWORK=off go test -run='^$$' -bench=ManyHolds -benchtime=1x .
 
 .PHONY: lab
 lab: servers ## the tests of the harness that puts Stile under faults

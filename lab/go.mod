@@ -11,6 +11,10 @@ require (
 	github.com/redis/rueidis v1.0.79
 	github.com/spf13/cobra v1.10.2
 	github.com/stilelock/stile v0.0.0-00010101000000-000000000000
+	github.com/stilelock/stile/store/etcdstore v0.0.0-00010101000000-000000000000
+	github.com/stilelock/stile/store/redisstore v0.0.0-00010101000000-000000000000
+	github.com/stilelock/stile/store/zkstore v0.0.0-00010101000000-000000000000
+	github.com/stilelock/stile/storeurl v0.0.0-00010101000000-000000000000
 	go.etcd.io/etcd/api/v3 v3.7.3
 	go.etcd.io/etcd/client/v3 v3.7.3
 	go.uber.org/zap v1.27.1
@@ -24,7 +28,8 @@ require (
 	github.com/golang/protobuf v1.5.4 // indirect
 	github.com/grpc-ecosystem/grpc-gateway/v2 v2.29.0 // indirect
 	github.com/inconshreveable/mousetrap v1.1.0 // indirect
-	github.com/spf13/pflag v1.0.9 // indirect
+	github.com/spf13/pflag v1.0.10 // indirect
+	github.com/stilelock/stile/store/redlockstore v0.0.0-00010101000000-000000000000 // indirect
 	go.etcd.io/etcd/client/pkg/v3 v3.7.3 // indirect
 	go.uber.org/atomic v1.12.0 // indirect
 	go.uber.org/multierr v1.11.0 // indirect
@@ -36,4 +41,11 @@ require (
 	google.golang.org/protobuf v1.36.11 // indirect
 )
 
-replace github.com/stilelock/stile => ../
+replace (
+	github.com/stilelock/stile => ../
+	github.com/stilelock/stile/store/etcdstore => ../store/etcdstore
+	github.com/stilelock/stile/store/redisstore => ../store/redisstore
+	github.com/stilelock/stile/store/redlockstore => ../store/redlockstore
+	github.com/stilelock/stile/store/zkstore => ../store/zkstore
+	github.com/stilelock/stile/storeurl => ../storeurl
+)

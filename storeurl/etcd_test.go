@@ -21,6 +21,7 @@ import (
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.uber.org/zap"
 
 	"github.com/stilelock/stile/internal/tcpproxy"
 	"github.com/stilelock/stile/internal/testservers"
@@ -37,6 +38,17 @@ func TestMain(m *testing.M) {
 	}
 	patience = 15 * time.Second
 	os.Exit(m.Run())
+}
+
+// clientOf returns a client of a server, which is closed when t ends.
+func clientOf(t *testing.T, etcd *testservers.Etcd) *clientv3.Client {
+	t.Helper()
+	cli, err := clientv3.New(clientv3.Config{Endpoints: []string{etcd.Endpoint()}, Logger: zap.NewNop()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = cli.Close() })
+	return cli
 }
 
 func open(t *testing.T, url string) store.Store {
@@ -81,7 +93,7 @@ func TestOpenMemory(t *testing.T) {
 func TestOpenEtcdUsesThePrefix(t *testing.T) {
 	t.Parallel()
 	etcd := testservers.StartEtcd(t)
-	cli := etcd.Client(t)
+	cli := clientOf(t, etcd)
 	for _, c := range []struct {
 		url, key string
 	}{
@@ -235,7 +247,7 @@ func TestTheContextOfOpenDoesNotEndTheClient(t *testing.T) {
 
 func TestOpenEtcdLogsIn(t *testing.T) {
 	etcd := testservers.StartEtcd(t)
-	admin := etcd.Client(t)
+	admin := clientOf(t, etcd)
 	must := func(_ any, err error) {
 		t.Helper()
 		if err != nil {

@@ -8,6 +8,7 @@ require (
 	github.com/spf13/cobra v1.10.2
 	github.com/spf13/pflag v1.0.10
 	github.com/stilelock/stile v0.0.0-00010101000000-000000000000
+	github.com/stilelock/stile/storeurl v0.0.0-00010101000000-000000000000
 	go.etcd.io/bbolt v1.5.0
 	go.etcd.io/etcd/api/v3 v3.7.3
 	go.etcd.io/etcd/client/pkg/v3 v3.7.3
@@ -49,6 +50,10 @@ require (
 	github.com/redis/rueidis v1.0.79 // indirect
 	github.com/sirupsen/logrus v1.9.4 // indirect
 	github.com/soheilhy/cmux v0.1.5 // indirect
+	github.com/stilelock/stile/store/etcdstore v0.0.0-00010101000000-000000000000 // indirect
+	github.com/stilelock/stile/store/redisstore v0.0.0-00010101000000-000000000000 // indirect
+	github.com/stilelock/stile/store/redlockstore v0.0.0-00010101000000-000000000000 // indirect
+	github.com/stilelock/stile/store/zkstore v0.0.0-00010101000000-000000000000 // indirect
 	github.com/tmc/grpc-websocket-proxy v0.0.0-20220101234140-673ab2c3ae75 // indirect
 	github.com/xiang90/probing v0.0.0-20221125231312-a49e3df8f510 // indirect
 	go.etcd.io/etcd/pkg/v3 v3.7.3 // indirect
@@ -72,4 +77,11 @@ require (
 	k8s.io/utils v0.0.0-20260108192941-914a6e750570 // indirect
 )
 
-replace github.com/stilelock/stile => ../..
+replace (
+	github.com/stilelock/stile => ../../
+	github.com/stilelock/stile/store/etcdstore => ../../store/etcdstore
+	github.com/stilelock/stile/store/redisstore => ../../store/redisstore
+	github.com/stilelock/stile/store/redlockstore => ../../store/redlockstore
+	github.com/stilelock/stile/store/zkstore => ../../store/zkstore
+	github.com/stilelock/stile/storeurl => ../../storeurl
+)

@@ -1,6 +1,6 @@
 // Lock takes a lock on the store that STILE_URL names, holds it until it is lost or the user has enough, and lets it go.
 //
-//	STILE_URL=etcd://localhost:2379 go run ./examples/lock orders/42
+//	cd examples && STILE_URL=etcd://localhost:2379 go run ./lock orders/42
 //
 // Run it twice to see one wait for the other; stop the etcd server, or delete the key, to see a hold being lost.
 package main

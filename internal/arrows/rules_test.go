@@ -1,7 +1,5 @@
 package arrows
 
-import "slices"
-
 // rules are the arrows of the house, each with its reason. Tests may use what they like: the rules are about what
 // is built.
 var rules = []rule{
@@ -65,8 +63,13 @@ var rules = []rule{
 	},
 	{
 		who:   []string{stile + "/store/storetest/..."},
-		never: append(slices.Clip(clients), stile+"/internal/testservers"),
-		why:   "third parties run the conformance suite on their stores and must not compile the clients of ours",
+		never: []string{stile + "/internal/testservers"},
+		why:   "third parties run the conformance suite on their stores, and start their own servers",
+	},
+	{
+		who:  []string{stile + "/internal/testservers"},
+		only: []string{stile + "/internal/tcpproxy", stile + "/internal/clockshim", "golang.org/x/sys/..."},
+		why:  "the tests of every store start their servers with it, and must not need the client of another store",
 	},
 	{
 		who:    []string{stile + "/..."},
@@ -98,12 +101,5 @@ const stile = "github.com/stilelock/stile"
 // stores are the implementations of the store contract.
 var stores = []string{
 	stile + "/store/memstore", stile + "/store/etcdstore", stile + "/store/redisstore", stile + "/store/redlockstore",
-	stile + "/store/zkstore",
-}
-
-// clients are the modules that talk to the servers of the stores, and the stores that need them.
-var clients = []string{
-	"go.etcd.io/...", "google.golang.org/grpc/...", "github.com/redis/...", "github.com/go-zookeeper/...",
-	stile + "/store/etcdstore", stile + "/store/redisstore", stile + "/store/redlockstore",
 	stile + "/store/zkstore",
 }

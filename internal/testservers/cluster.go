@@ -1,13 +1,17 @@
 package testservers
 
 import (
+	"bytes"
 	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
 	"slices"
 	"sync"
 	"testing"
 	"time"
-
-	clientv3 "go.etcd.io/etcd/client/v3"
 )
 
 // EtcdCluster is several etcd servers that agree with each other.
@@ -22,7 +26,13 @@ type EtcdCluster struct {
 func StartEtcdCluster(t testing.TB, n int, flags ...string) *EtcdCluster {
 	t.Helper()
 	flags = append([]string{"--heartbeat-interval=200", "--election-timeout=2000"}, flags...)
-	return &EtcdCluster{members: startMembers(t, n, flags)}
+	members, err := startMembers(n, flags)
+	Check(t, err)
+	for _, m := range members {
+		m.t = t
+	}
+	bind(t, members...)
+	return &EtcdCluster{members}
 }
 
 // Members returns the members, always in the same order.
@@ -37,22 +47,14 @@ func (c *EtcdCluster) Endpoints() []string {
 	return endpoints
 }
 
-// Client returns a client of all members, which is closed when t ends. It speaks neither TLS nor for a user.
-func (c *EtcdCluster) Client(t testing.TB) *clientv3.Client {
-	t.Helper()
-	return newClient(t, c.Endpoints()...)
-}
-
 // Leader returns the member that leads. While there is none, after the last one was killed or paused say, it waits;
 // after minutes the test fails. A leader that was paused and has not heard of its successor yet is not
 // mistaken for one.
 func (c *EtcdCluster) Leader(t testing.TB) *Etcd {
 	t.Helper()
-	cli := newClient(t, c.Endpoints()...)
-	defer cli.Close()
 	// Polling, because etcd tells nobody outside of an election.
 	for end := time.Now().Add(longEnough); time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
-		if leader := c.leader(t.Context(), cli); leader != nil {
+		if leader := c.leader(t.Context()); leader != nil {
 			return leader
 		}
 	}
@@ -61,13 +63,18 @@ func (c *EtcdCluster) Leader(t testing.TB) *Etcd {
 }
 
 // leader asks every member once and returns the one that leads, nil if none does.
-func (c *EtcdCluster) leader(ctx context.Context, cli *clientv3.Client) *Etcd {
+func (c *EtcdCluster) leader(ctx context.Context) *Etcd {
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
 	defer cancel()
-	replies := make([]*clientv3.StatusResponse, len(c.members))
+	replies := make([]*etcdStatus, len(c.members))
 	var asking sync.WaitGroup
 	for i, m := range c.members {
-		asking.Go(func() { replies[i], _ = cli.Status(ctx, m.Endpoint()) })
+		asking.Go(func() {
+			var reply etcdStatus
+			if m.call(ctx, "maintenance/status", struct{}{}, &reply) == nil {
+				replies[i] = &reply
+			}
+		})
 	}
 	asking.Wait()
 	if i := leads(replies); i >= 0 {
@@ -76,9 +83,18 @@ func (c *EtcdCluster) leader(ctx context.Context, cli *clientv3.Client) *Etcd {
 	return nil
 }
 
+// etcdStatus is what a member says of the cluster, as far as we want to know.
+type etcdStatus struct {
+	Header struct {
+		MemberID uint64 `json:"member_id,string"`
+	} `json:"header"`
+	Leader   uint64 `json:"leader,string"`
+	RaftTerm uint64 `json:"raftTerm,string"`
+}
+
 // leads returns which of the members, by their replies or nil, says that it leads in the latest term that any of them
 // knows of; -1 if none does.
-func leads(replies []*clientv3.StatusResponse) int {
+func leads(replies []*etcdStatus) int {
 	leader, term := -1, uint64(0)
 	for i, r := range replies {
 		if r == nil || r.RaftTerm < term {
@@ -87,9 +103,34 @@ func leads(replies []*clientv3.StatusResponse) int {
 		if r.RaftTerm > term {
 			leader, term = -1, r.RaftTerm
 		}
-		if r.Leader == r.Header.MemberId {
+		if r.Leader == r.Header.MemberID {
 			leader = i
 		}
 	}
 	return leader
+}
+
+// call makes a request of etcd's JSON gateway, "kv/range" for example. The server must speak neither TLS nor know users.
+func (e *Etcd) call(ctx context.Context, method string, request, reply any) error {
+	body, err := json.Marshal(request)
+	if err != nil {
+		return err
+	}
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://"+e.client+"/v3/"+method, bytes.NewReader(body))
+	if err != nil {
+		return err
+	}
+	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
+	res, err := client.Do(req)
+	if err != nil {
+		return err
+	}
+	text, err := io.ReadAll(res.Body)
+	if err := errors.Join(err, res.Body.Close()); err != nil {
+		return err
+	}
+	if res.StatusCode != http.StatusOK {
+		return fmt.Errorf("etcd %s: %s: %s", e.name, res.Status, text)
+	}
+	return json.Unmarshal(text, reply)
 }

@@ -9,16 +9,13 @@ import (
 	"strings"
 	"testing"
 	"time"
-
-	clientv3 "go.etcd.io/etcd/client/v3"
-	"go.uber.org/zap"
 )
 
 // Etcd is an etcd server, the only one or a member of an [EtcdCluster], in a process of its own.
 //
 // It does not sync its data to disk: a killed process loses nothing by that, and tests do not wait for the disk.
 type Etcd struct {
-	t      testing.TB
+	t      testing.TB // the test that it belongs to; nil if it belongs to none
 	name   string
 	binary string
 	dir    string // data, log and socket
@@ -38,73 +35,75 @@ type Etcd struct {
 // speak TLS.
 func StartEtcd(t testing.TB, flags ...string) *Etcd {
 	t.Helper()
+	e, err := NewEtcd(flags...)
+	Check(t, err)
+	e.t = t
+	bind(t, e)
+	return e
+}
+
+// NewEtcd is [StartEtcd] for a server that belongs to no test.
+func NewEtcd(flags ...string) (*Etcd, error) {
 	flags = append([]string{"--heartbeat-interval=130", "--election-timeout=650"}, flags...)
-	return startMembers(t, 1, flags)[0]
+	members, err := startMembers(1, flags)
+	if err != nil {
+		return nil, err
+	}
+	return members[0], nil
 }
 
 // startMembers starts n members that know each other and waits until all of them answer.
-func startMembers(t testing.TB, n int, flags []string) []*Etcd {
-	t.Helper()
-	binary := Binary(t, "etcd")
-	// The path of a unix socket has little room, less than the name of a test may take in t.TempDir.
-	dir, err := os.MkdirTemp("", "etcd")
+func startMembers(n int, flags []string) ([]*Etcd, error) {
+	binary, err := pinned("etcd")
 	if err != nil {
-		t.Fatal(err)
+		return nil, err
 	}
-	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-
 	// Another process may take a port between our looking and etcd's listening: then begin again.
 	for attempt := 1; ; attempt++ {
-		members, err := newMembers(t, n, binary, filepath.Join(dir, fmt.Sprint(attempt)), flags)
+		members, err := newMembers(n, binary, flags)
 		if err == nil {
 			err = launch(members)
 		}
 		if err == nil {
-			t.Cleanup(func() { cleanUp(members) })
-			return members
+			return members, nil
 		}
-		for _, m := range members {
-			if m.process.running() {
-				_ = m.process.kill()
-			}
+		again := attempt < 5 && errors.Is(err, errPortTaken)
+		if !again {
+			err = fmt.Errorf("%w\n%s", err, logs(members))
 		}
-		if attempt == 5 || !errors.Is(err, errPortTaken) {
-			for _, m := range members {
-				m.showLog()
-			}
-			t.Fatalf("testservers: %v", err)
+		if err := errors.Join(err, closeAll(members)); !again {
+			return nil, err
 		}
 	}
 }
 
-func newMembers(t testing.TB, n int, binary, dir string, flags []string) ([]*Etcd, error) {
-	members := make([]*Etcd, n)
+// newMembers prepares members. Those that it returns beside an error have to be closed too.
+func newMembers(n int, binary string, flags []string) (members []*Etcd, err error) {
 	var initial []string
-	for i := range members {
-		e := &Etcd{t: t, name: fmt.Sprintf("m%d", i+1), binary: binary}
-		e.dir = filepath.Join(dir, e.name)
-		if err := os.MkdirAll(e.dir, 0o700); err != nil {
-			return nil, err
+	for i := range n {
+		e := &Etcd{name: fmt.Sprintf("m%d", i+1), binary: binary}
+		// The path of a unix socket has little room, less than the name of a test may take in t.TempDir.
+		if e.dir, err = os.MkdirTemp("", "etcd"); err != nil {
+			return members, err
 		}
+		members = append(members, e)
 		for _, f := range flags {
 			e.secure = e.secure || strings.HasPrefix(strings.TrimLeft(f, "-"), "cert-file")
 		}
 		for _, addr := range []*string{&e.client, &e.peer, &e.health} {
-			var err error
-			if *addr, err = freePort(); err != nil {
-				return nil, err
+			if *addr, err = NewAddress(); err != nil {
+				return members, err
 			}
 		}
-		members[i] = e
 		initial = append(initial, e.name+"=http://"+e.peer)
 	}
 	for _, e := range members {
-		e.flags = append(e.baseFlags(strings.Join(initial, ",")), flags...)
+		e.flags = append(e.baseFlags(strings.Join(initial, ","), members[0].dir), flags...)
 	}
 	return members, nil
 }
 
-func (e *Etcd) baseFlags(initialCluster string) []string {
+func (e *Etcd) baseFlags(initialCluster, token string) []string {
 	client, listen := "http://"+e.client, "http://"+e.client+",unix://"+e.Socket()
 	if e.secure {
 		client, listen = "https://"+e.client, "https://"+e.client
@@ -118,7 +117,7 @@ func (e *Etcd) baseFlags(initialCluster string) []string {
 		"--initial-advertise-peer-urls=http://" + e.peer,
 		"--listen-metrics-urls=http://" + e.health, // so that we need neither certificate nor user to look
 		"--initial-cluster=" + initialCluster,
-		"--initial-cluster-token=" + filepath.Dir(e.dir), // the same for all members, another for every cluster
+		"--initial-cluster-token=" + token, // the same for all members, another for every cluster
 		"--log-format=console",
 		"--unsafe-no-fsync",
 	}
@@ -139,21 +138,18 @@ func launch(members []*Etcd) error {
 	return nil
 }
 
-// cleanUp shows the logs if the test failed, and ends the processes. Nothing is asked of them politely: they may be
-// paused or without a leader, and nobody needs their data any more.
-func cleanUp(members []*Etcd) {
-	for _, e := range members {
-		if e.process.running() {
-			if err := e.process.kill(); err != nil {
-				e.t.Errorf("testservers: %v", err)
-			}
-		}
+// Close ends the process and removes its data.
+func (e *Etcd) Close() error {
+	var err error
+	if e.process.running() {
+		err = e.process.kill()
 	}
-	for _, e := range members {
-		if e.t.Failed() {
-			e.showLog()
-		}
-	}
+	return errors.Join(err, os.RemoveAll(e.dir))
+}
+
+// Log returns what the server logged last.
+func (e *Etcd) Log() string {
+	return fmt.Sprintf("etcd %s at %s logged last:\n%s", e.name, e.client, tail(e.log(), 6<<10))
 }
 
 // Endpoint returns the address that clients connect to, as host:port. It never changes.
@@ -168,43 +164,32 @@ func (e *Etcd) DataDir() string { return filepath.Join(e.dir, "data") }
 // Name returns the member's name: "m1", "m2" and so on.
 func (e *Etcd) Name() string { return e.name }
 
-// Client returns a client of this server, which is closed when t ends. It speaks neither TLS nor for a user.
-func (e *Etcd) Client(t testing.TB) *clientv3.Client {
-	t.Helper()
-	return newClient(t, e.Endpoint())
-}
-
 // Pause stops the process where it is (SIGSTOP) until [Etcd.Resume]. Its connections stay open.
 func (e *Etcd) Pause() {
-	e.t.Helper()
 	e.must("pause", e.process.pause())
 }
 
 // Resume lets a paused process go on.
 func (e *Etcd) Resume() {
-	e.t.Helper()
 	e.must("resume", e.process.resume())
 }
 
 // Kill ends the process with SIGKILL, paused or not, and returns when it is gone. Its data stay.
 func (e *Etcd) Kill() {
-	e.t.Helper()
 	e.must("kill", e.process.kill())
 }
 
 // Stop makes the process shut down in order and returns when it is gone. With clients still connected that takes up
 // to seven seconds. Its data stay.
 func (e *Etcd) Stop() {
-	e.t.Helper()
 	e.must("stop", e.process.terminate())
 }
 
 // Start starts the process again after Kill or Stop, with the same data and addresses, and returns without waiting
 // until it answers: what a member alone cannot do while the others are down. See [Etcd.AwaitReady].
 func (e *Etcd) Start() {
-	e.t.Helper()
 	if e.process.running() {
-		e.t.Fatalf("testservers: etcd %s is running already", e.name)
+		e.must("start", errors.New("it is running already"))
 	}
 	e.must("start", e.start())
 }
@@ -212,14 +197,12 @@ func (e *Etcd) Start() {
 // AwaitReady returns when the server answers a linearizable read, which needs a leader and a majority. After
 // minutes without an answer the test fails.
 func (e *Etcd) AwaitReady() {
-	e.t.Helper()
 	e.must("wait for", e.awaitReady())
 }
 
 // Restart kills the process if it runs, starts it again with the same data and addresses and waits until it answers
 // a linearizable read.
 func (e *Etcd) Restart() {
-	e.t.Helper()
 	if e.process.running() {
 		e.Kill()
 	}
@@ -228,9 +211,8 @@ func (e *Etcd) Restart() {
 }
 
 func (e *Etcd) must(what string, err error) {
-	e.t.Helper()
 	if err != nil {
-		e.t.Fatalf("testservers: cannot %s etcd %s: %v", what, e.name, err)
+		must(e.t, fmt.Errorf("cannot %s etcd %s: %w", what, e.name, err))
 	}
 }
 
@@ -240,13 +222,6 @@ func (e *Etcd) start() (err error) {
 }
 
 func (e *Etcd) log() string { return filepath.Join(e.dir, "log") }
-
-func (e *Etcd) showLog() {
-	e.t.Helper()
-	if e.process != nil {
-		e.t.Logf("etcd %s at %s said last:\n%s", e.name, e.client, tail(e.log(), 6<<10))
-	}
-}
 
 var errPortTaken = errors.New("a port has been taken by somebody else")
 
@@ -276,15 +251,4 @@ func (e *Etcd) awaitReady() error {
 		}
 	}
 	return fmt.Errorf("etcd %s is not ready after %v: %w", e.name, longEnough, last)
-}
-
-// newClient returns a silent client of the endpoints, which is closed when t ends.
-func newClient(t testing.TB, endpoints ...string) *clientv3.Client {
-	t.Helper()
-	cli, err := clientv3.New(clientv3.Config{Endpoints: endpoints, Logger: zap.NewNop()})
-	if err != nil {
-		t.Fatalf("testservers: client of etcd at %s: %v", strings.Join(endpoints, ","), err)
-	}
-	t.Cleanup(func() { _ = cli.Close() })
-	return cli
 }

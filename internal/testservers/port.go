@@ -25,11 +25,24 @@ const claimPort = 10999
 // tests uses. Its host is the same for all calls in a process: see [Host].
 func FreeAddress(tb testing.TB) string {
 	tb.Helper()
-	addr, err := freePort()
-	if err != nil {
-		tb.Fatal(err)
-	}
+	addr, err := NewAddress()
+	must(tb, err)
 	return addr
+}
+
+// NewAddress is [FreeAddress] without a test.
+func NewAddress() (string, error) {
+	h := claimedHost()
+	var err error
+	for range 50 {
+		port := firstPort + (h.begin+taken.Add(1))%(lastPort-firstPort)
+		addr := net.JoinHostPort(h.ip, strconv.Itoa(int(port)))
+		var l net.Listener
+		if l, err = net.Listen("tcp", addr); err == nil {
+			return addr, l.Close()
+		}
+	}
+	return "", fmt.Errorf("no free port on %s between %d and %d: %w", h.ip, firstPort, lastPort, err)
 }
 
 // Host returns the loopback address on which this process's servers listen. Where every address in 127.0.0.0/8 is the
@@ -61,17 +74,3 @@ var (
 	})
 	taken atomic.Uint32 // how many ports this process has taken: it takes none twice
 )
-
-func freePort() (string, error) {
-	h := claimedHost()
-	var err error
-	for range 50 {
-		port := firstPort + (h.begin+taken.Add(1))%(lastPort-firstPort)
-		addr := net.JoinHostPort(h.ip, strconv.Itoa(int(port)))
-		var l net.Listener
-		if l, err = net.Listen("tcp", addr); err == nil {
-			return addr, l.Close()
-		}
-	}
-	return "", fmt.Errorf("no free port on %s between %d and %d: %w", h.ip, firstPort, lastPort, err)
-}

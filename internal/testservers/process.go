@@ -139,3 +139,21 @@ func tail(path string, n int64) string {
 	}
 	return text
 }
+
+// logs returns what several servers logged last.
+func logs[S Server](servers []S) string {
+	var all []string
+	for _, s := range servers {
+		all = append(all, s.Log())
+	}
+	return strings.Join(all, "\n")
+}
+
+// closeAll closes several servers.
+func closeAll[S Server](servers []S) error {
+	var all []error
+	for _, s := range servers {
+		all = append(all, s.Close())
+	}
+	return errors.Join(all...)
+}

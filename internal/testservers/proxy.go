@@ -1,6 +1,7 @@
 package testservers
 
 import (
+	"fmt"
 	"net"
 	"testing"
 
@@ -28,26 +29,32 @@ type Proxy struct {
 // with all its connections, when t ends.
 func NewProxy(t testing.TB, target string) *Proxy {
 	t.Helper()
+	p, err := newProxy(target)
+	must(t, err)
+	t.Cleanup(p.Close)
+	p.t = t
+	return p
+}
+
+// newProxy starts a proxy that belongs to no test.
+func newProxy(target string) (*Proxy, error) {
 	var err error
 	for range 5 {
 		var addr string
-		if addr, err = freePort(); err != nil {
+		if addr, err = NewAddress(); err != nil {
 			break
 		}
 		var p *tcpproxy.Proxy
 		if p, err = tcpproxy.New(target, func() (net.Listener, error) { return net.Listen("tcp", addr) }); err == nil {
-			t.Cleanup(p.Close)
-			return &Proxy{Proxy: p, t: t}
+			return &Proxy{Proxy: p}, nil
 		}
 	}
-	t.Fatalf("testservers: proxy for %s: %v", target, err)
-	return nil
+	return nil, fmt.Errorf("proxy for %s: %w", target, err)
 }
 
 // Accept ends Refuse: clients are served again.
 func (p *Proxy) Accept() {
-	p.t.Helper()
 	if err := p.Proxy.Accept(); err != nil {
-		p.t.Fatalf("testservers: proxy of %s: %v", p.Addr(), err)
+		must(p.t, fmt.Errorf("proxy of %s: %w", p.Addr(), err))
 	}
 }

@@ -277,7 +277,7 @@ func TestProxyRefusesAndAccepts(t *testing.T) {
 }
 
 func TestProxyResetsClientsOfADeadServer(t *testing.T) {
-	addr, err := freePort()
+	addr, err := NewAddress()
 	if err != nil {
 		t.Fatal(err)
 	}

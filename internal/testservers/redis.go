@@ -1,8 +1,6 @@
 package testservers
 
 import (
-	"context"
-	"crypto/tls"
 	"errors"
 	"fmt"
 	"net"
@@ -14,8 +12,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/redis/rueidis"
-
 	"github.com/stilelock/stile/internal/clockshim"
 )
 
@@ -23,7 +19,7 @@ import (
 //
 // It keeps nothing on disk: killed and started again it is empty, but for what a cluster's node knows of its cluster.
 type Redis struct {
-	t      testing.TB
+	t      testing.TB // the test that it belongs to; nil if it belongs to none
 	binary string
 	args   []string // before the configuration file
 	dir    string   // configuration, log and socket
@@ -32,9 +28,14 @@ type Redis struct {
 
 	process *process // the last one started
 
+	asking sync.Mutex // is had by a command of Do's
+
 	mu     sync.Mutex
-	direct rueidis.Client // for Do; nil until it is needed, and after Kill
+	direct *respConn // for Do; nil until it is needed, and after Kill
 }
+
+// RedisUser is who may do everything, without a password.
+const RedisUser = "testservers"
 
 // redisPatience is how long a server may take for what it does at once. Machines that run tests may be very busy: only a
 // server that does not do it at all takes longer.
@@ -45,11 +46,20 @@ const redisPatience = 2 * time.Minute
 // Each of config is a line of its configuration, "maxmemory-policy noeviction" for example, and wins over those given
 // here. With "tls-cert-file …" among them, the port speaks TLS.
 //
-// Whatever the configuration demands of clients, the ACL user "testservers" may do everything without a password:
-// [Redis.Client] and [Redis.Do] speak for it.
+// Whatever the configuration demands of clients, the ACL user [RedisUser] may do everything without a password:
+// [Redis.Do] speaks for it.
 func StartRedis(t testing.TB, config ...string) *Redis {
 	t.Helper()
 	return startRedis(t, 1, nil, nil, func(int) []string { return config })[0]
+}
+
+// NewRedis is [StartRedis] for a server that belongs to no test.
+func NewRedis(config ...string) (*Redis, error) {
+	servers, err := newRedis(1, nil, nil, func(int) []string { return config })
+	if err != nil {
+		return nil, err
+	}
+	return servers[0], nil
 }
 
 // StartRedisAhead starts a redis-server whose wall clock can be set forward while it runs, with [Redis.SetAhead]. It needs
@@ -59,42 +69,59 @@ func StartRedisAhead(t testing.TB, config ...string) *Redis {
 	return startRedis(t, 1, nil, jumpingClock(t), func(int) []string { return config })[0]
 }
 
-// startRedis starts n servers and waits until all of them answer. args come before the configuration file on their
-// command lines, clock is their wall clock or nil, and config returns what their configurations have beside the rest.
+// startRedis starts n servers that end with the test: see newRedis.
 func startRedis(t testing.TB, n int, args []string, clock *clockshim.Clock, config func(i int) []string) []*Redis {
 	t.Helper()
-	binary := installed(t, "redis-server")
-	// The path of a unix socket has little room, less than the name of a test may take in t.TempDir.
-	dir, err := os.MkdirTemp("", "redis")
-	if err != nil {
-		t.Fatal(err)
+	servers, err := newRedis(n, args, clock, config)
+	Check(t, err)
+	for _, r := range servers {
+		r.t = t
 	}
-	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	servers := make([]*Redis, n)
-	t.Cleanup(func() { cleanUpRedis(servers) })
-	for i := range servers {
-		r := &Redis{t: t, binary: binary, args: args, clock: clock, dir: filepath.Join(dir, fmt.Sprint(i+1))}
-		servers[i] = r
-		r.must("prepare", os.Mkdir(r.dir, 0o700))
+	bind(t, servers...)
+	return servers
+}
+
+// newRedis starts n servers and waits until all of them answer. args come before the configuration file on their
+// command lines, clock is their wall clock or nil, and config returns what their configurations have beside the rest.
+func newRedis(n int, args []string, clock *clockshim.Clock, config func(i int) []string) (servers []*Redis, err error) {
+	binary, err := installed("redis-server")
+	if err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(fmt.Errorf("%w\n%s", err, logs(servers)), closeAll(servers))
+		}
+	}()
+	for i := range n {
+		r := &Redis{binary: binary, args: args, clock: clock}
+		// The path of a unix socket has little room, less than the name of a test may take in t.TempDir.
+		if r.dir, err = os.MkdirTemp("", "redis"); err != nil {
+			return servers, err
+		}
+		servers = append(servers, r)
 		// Another process may take a port between our looking and the server's listening: then begin again.
 		for attempt := 1; ; attempt++ {
-			r.must("configure", r.configure(config(i)))
-			r.must("start", r.start())
-			err := r.awaitReady()
+			if err = r.configure(config(i)); err == nil {
+				err = r.start()
+			}
+			if err == nil {
+				err = r.awaitReady()
+			}
 			if err == nil {
 				break
 			}
 			if attempt == 5 || !errors.Is(err, errPortTaken) {
-				r.must("start", err)
+				return servers, fmt.Errorf("cannot start redis at %s: %w", r.addr, err)
 			}
 		}
 	}
-	return servers
+	return servers, nil
 }
 
 // configure chooses a port and writes the configuration.
 func (r *Redis) configure(config []string) (err error) {
-	if r.addr, err = freePort(); err != nil {
+	if r.addr, err = NewAddress(); err != nil {
 		return err
 	}
 	_, port, err := net.SplitHostPort(r.addr)
@@ -117,7 +144,7 @@ func (r *Redis) configure(config []string) (err error) {
 	}
 	if !slices.Contains(r.args, "--sentinel") {
 		// To itself it is at 127.0.0.1, whence its connections come; others are to know it by its address.
-		lines = append(lines, "replica-announce-ip "+Host(), "user testservers on nopass ~* &* +@all")
+		lines = append(lines, "replica-announce-ip "+Host(), "user "+RedisUser+" on nopass ~* &* +@all")
 	} else {
 		lines = append(lines, "sentinel announce-ip "+Host())
 		lines = slices.DeleteFunc(lines, func(line string) bool {
@@ -129,22 +156,19 @@ func (r *Redis) configure(config []string) (err error) {
 	return os.WriteFile(r.configFile(), []byte(strings.Join(lines, "\n")+"\n"), 0o600)
 }
 
-// cleanUpRedis shows the logs if the test failed, and ends the processes.
-func cleanUpRedis(servers []*Redis) {
-	for _, r := range servers {
-		if r == nil || r.process == nil {
-			continue
-		}
-		r.hangUp()
-		if r.process.running() {
-			if err := r.process.kill(); err != nil {
-				r.t.Errorf("testservers: %v", err)
-			}
-		}
-		if r.t.Failed() {
-			r.t.Logf("redis at %s said last:\n%s", r.addr, tail(r.log(), 4<<10))
-		}
+// Close ends the process.
+func (r *Redis) Close() error {
+	r.hangUp()
+	var err error
+	if r.process.running() {
+		err = r.process.kill()
 	}
+	return errors.Join(err, os.RemoveAll(r.dir))
+}
+
+// Log returns what the server logged last.
+func (r *Redis) Log() string {
+	return fmt.Sprintf("redis at %s logged last:\n%s", r.addr, tail(r.log(), 4<<10))
 }
 
 // Addr returns the address that clients connect to, as host:port. It never changes.
@@ -153,53 +177,40 @@ func (r *Redis) Addr() string { return r.addr }
 // Socket returns the path of the unix socket on which it listens too, without TLS.
 func (r *Redis) Socket() string { return filepath.Join(r.dir, "sock") }
 
-// Client returns a client that may do everything, and is closed when t ends. It comes through the unix socket.
-func (r *Redis) Client(t testing.TB) rueidis.Client {
-	t.Helper()
-	cli, err := r.connect("testservers")
-	if err != nil {
-		t.Fatalf("testservers: client of redis at %s: %v", r.addr, err)
+// Do carries out a command, given word by word, and returns the reply. An error fails the test, as a reply that is nil
+// does. It may be called while the server is paused, and then waits until it is not. All commands go through one connection,
+// so that WAIT tells of those before it; none must change what the connection is, as SELECT and SUBSCRIBE do.
+func (r *Redis) Do(words ...string) Reply {
+	if r.t != nil {
+		r.t.Helper()
 	}
-	t.Cleanup(cli.Close)
-	return cli
-}
-
-// Do carries out a command, given word by word, and returns the reply. An error fails the test. It may be called while the
-// server is paused, and then waits until it is not. All commands go through one connection, so that WAIT tells of those
-// before it; none must change what the connection is, as SELECT and SUBSCRIBE do.
-func (r *Redis) Do(words ...string) *rueidis.RedisMessage {
-	r.t.Helper()
-	reply, err := r.do(r.t.Context(), words...)
+	reply, err := r.do(words...)
 	if err != nil {
-		r.t.Fatalf("testservers: redis at %s: %s: %v", r.addr, strings.Join(words, " "), err)
+		must(r.t, fmt.Errorf("redis at %s: %s: %w", r.addr, strings.Join(words, " "), err))
 	}
-	return &reply
+	return reply
 }
 
 // Pause stops the process where it is (SIGSTOP) until [Redis.Resume]. Its connections stay open.
 func (r *Redis) Pause() {
-	r.t.Helper()
 	r.must("pause", r.process.pause())
 }
 
 // Resume lets a paused process go on.
 func (r *Redis) Resume() {
-	r.t.Helper()
 	r.must("resume", r.process.resume())
 }
 
 // Kill ends the process with SIGKILL, paused or not, and returns when it is gone, with all that it knew.
 func (r *Redis) Kill() {
-	r.t.Helper()
 	r.must("kill", r.process.kill())
 	r.hangUp()
 }
 
 // Start starts the process again after [Redis.Kill], empty, at the same address, and returns when it answers.
 func (r *Redis) Start() {
-	r.t.Helper()
 	if r.process.running() {
-		r.t.Fatalf("testservers: redis at %s is running already", r.addr)
+		r.must("start", errors.New("it is running already"))
 	}
 	r.must("start", r.start())
 	r.must("wait for", r.awaitReady())
@@ -207,7 +218,6 @@ func (r *Redis) Start() {
 
 // Restart kills the process and starts it again, empty, at the same address.
 func (r *Redis) Restart() {
-	r.t.Helper()
 	r.Kill()
 	r.Start()
 }
@@ -215,7 +225,6 @@ func (r *Redis) Restart() {
 // ReplicaOf makes the server a replica of another, and returns when it has everything that the other had; or, if master
 // is nil, a master again.
 func (r *Redis) ReplicaOf(master *Redis) {
-	r.t.Helper()
 	if master == nil {
 		r.Do("REPLICAOF", "NO", "ONE")
 		return
@@ -230,7 +239,6 @@ func (r *Redis) ReplicaOf(master *Redis) {
 
 // RunID returns what the server calls itself, anew with each start.
 func (r *Redis) RunID() string {
-	r.t.Helper()
 	_, after, _ := strings.Cut(r.info("server"), "run_id:")
 	id, _, _ := strings.Cut(after, "\r")
 	return id
@@ -239,9 +247,8 @@ func (r *Redis) RunID() string {
 // SetAhead sets the wall clock of a server started by [StartRedisAhead] so much ahead of the machine's, or, if d is
 // negative, behind it.
 func (r *Redis) SetAhead(d time.Duration) {
-	r.t.Helper()
 	if r.clock == nil {
-		r.t.Fatal("testservers: SetAhead needs a server started by StartRedisAhead")
+		r.must("set the clock of", errors.New("StartRedisAhead has not started it"))
 	}
 	r.must("set the clock of", r.clock.Set(d))
 	// The server looks at the file at most once in ten milliseconds.
@@ -264,7 +271,6 @@ func (r *Redis) port() string {
 }
 
 func (r *Redis) info(section string) string {
-	r.t.Helper()
 	text, err := r.Do("INFO", section).ToString()
 	r.must("read the state of", err)
 	return text
@@ -272,18 +278,16 @@ func (r *Redis) info(section string) string {
 
 // await polls, because redis tells nobody of its states.
 func (r *Redis) await(what string, is func() bool) {
-	r.t.Helper()
 	for end := time.Now().Add(redisPatience); !is(); time.Sleep(10 * time.Millisecond) {
 		if time.Now().After(end) {
-			r.t.Fatalf("testservers: redis at %s took more than %v %s", r.addr, redisPatience, what)
+			must(r.t, fmt.Errorf("redis at %s took more than %v %s", r.addr, redisPatience, what))
 		}
 	}
 }
 
 func (r *Redis) must(what string, err error) {
-	r.t.Helper()
 	if err != nil {
-		r.t.Fatalf("testservers: cannot %s redis at %s: %v\n%s", what, r.addr, err, tail(r.log(), 2<<10))
+		must(r.t, fmt.Errorf("cannot %s redis at %s: %w", what, r.addr, err))
 	}
 }
 
@@ -300,65 +304,41 @@ func (r *Redis) start() (err error) {
 	return err
 }
 
-// connect makes a client for a user without a password, through the unix socket.
-func (r *Redis) connect(user string) (rueidis.Client, error) {
-	if slices.Contains(r.args, "--sentinel") {
-		user = ""
-	}
-	return rueidis.NewClient(rueidis.ClientOption{
-		InitAddress: []string{r.Socket()},
-		DialCtxFn: func(ctx context.Context, _ string, dialer *net.Dialer, _ *tls.Config) (net.Conn, error) {
-			return dialer.DialContext(ctx, "unix", r.Socket())
-		},
-		Username:          user,
-		ForceSingleClient: true,
-		DisableCache:      true,
-		DisableRetry:      true,
-		PipelineMultiplex: -1,
-		ConnWriteTimeout:  redisPatience, // that the server answers late is no reason to hang up
-	})
-}
-
 // do carries out a command on the connection that is there, or on a new one.
-func (r *Redis) do(ctx context.Context, words ...string) (rueidis.RedisMessage, error) {
-	ctx, cancel := context.WithTimeout(ctx, redisPatience)
-	defer cancel()
+func (r *Redis) do(words ...string) (Reply, error) {
+	r.asking.Lock()
+	defer r.asking.Unlock()
+	deadline := time.Now().Add(redisPatience) // that the server answers late is no reason to hang up
 	for {
-		cli, isNew, err := r.dialOnce()
+		conn, isNew, err := r.connect(deadline)
 		if err != nil {
-			return rueidis.RedisMessage{}, err
+			return Reply{}, err
 		}
-		reply, err := cli.Do(ctx, cli.B().Arbitrary(words...).Build()).ToMessage()
-		if _, said := rueidis.IsRedisErr(err); err == nil || said || rueidis.IsRedisNil(err) {
+		reply, err := conn.do(deadline, words...)
+		if _, refused := errors.AsType[refusal](err); err == nil || refused || errors.Is(err, errNil) {
 			return reply, err
 		}
-		r.drop(cli)
+		r.hangUp()
 		// An old connection may have been cut, by CLIENT KILL say, and nobody notices before it is used.
-		if isNew || ctx.Err() != nil {
-			return reply, err
+		if isNew || time.Now().After(deadline) {
+			return Reply{}, err
 		}
 	}
 }
 
-// dialOnce returns the client for do, and whether it was made just now.
-func (r *Redis) dialOnce() (cli rueidis.Client, isNew bool, err error) {
+// connect returns the connection for do, and whether it was made just now.
+func (r *Redis) connect(deadline time.Time) (conn *respConn, isNew bool, err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.direct != nil {
 		return r.direct, false, nil
 	}
-	r.direct, err = r.connect("testservers")
-	return r.direct, true, err
-}
-
-// drop closes a client of do's that is of no use any more.
-func (r *Redis) drop(cli rueidis.Client) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.direct == cli {
-		r.direct = nil
-		cli.Close()
+	user := RedisUser
+	if slices.Contains(r.args, "--sentinel") {
+		user = ""
 	}
+	r.direct, err = dialRESP(r.Socket(), user, deadline)
+	return r.direct, true, err
 }
 
 // hangUp closes the connection of do, if there is one.
@@ -366,7 +346,7 @@ func (r *Redis) hangUp() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.direct != nil {
-		r.direct.Close()
+		_ = r.direct.Close()
 		r.direct = nil
 	}
 }
@@ -375,7 +355,7 @@ func (r *Redis) hangUp() {
 func (r *Redis) awaitReady() error {
 	var last error
 	for end := time.Now().Add(redisPatience); time.Now().Before(end); {
-		if _, last = r.do(context.Background(), "PING"); last == nil {
+		if _, last = r.do("PING"); last == nil {
 			return nil
 		}
 		select {

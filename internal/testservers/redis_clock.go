@@ -12,7 +12,7 @@ func jumpingClock(t testing.TB) *clockshim.Clock {
 	t.Helper()
 	shim, err := clockshim.Build(t.TempDir())
 	if errors.Is(err, clockshim.ErrNoCompiler) {
-		missing(t, "cc", "cc on the PATH", "install a C compiler")
+		Check(t, &missingError{"cc", "cc on the PATH", "install a C compiler"})
 	}
 	if err != nil {
 		t.Skipf("SKIPPED, NOT TESTED: this test needs a wall clock that jumps: %v", err)

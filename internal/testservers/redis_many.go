@@ -20,11 +20,7 @@ func StartRedisCluster(t testing.TB, n int, config ...string) []*Redis {
 	t.Helper()
 	nodes := startRedis(t, n, nil, nil, func(int) []string {
 		// The port of the cluster's bus would be 10000 above the other, perhaps out of range and never looked at.
-		bus, err := freePort()
-		if err != nil {
-			t.Fatal(err)
-		}
-		_, port, _ := net.SplitHostPort(bus)
+		_, port, _ := net.SplitHostPort(FreeAddress(t))
 		return append([]string{
 			"cluster-enabled yes", "cluster-config-file nodes.conf", "cluster-port " + port, "cluster-announce-ip " + Host(),
 			"cluster-node-timeout 120000", // else a node that a busy machine lets wait is taken for dead by the others
@@ -84,7 +80,7 @@ func StartRedisFailover(t testing.TB, config ...string) *RedisFailover {
 			"sentinel monitor " + SentinelMaster + " " + host + " " + port + " 2",
 			"sentinel down-after-milliseconds " + SentinelMaster + " " + patientSentinel,
 			"sentinel failover-timeout " + SentinelMaster + " 5000",
-			"sentinel auth-user " + SentinelMaster + " testservers",
+			"sentinel auth-user " + SentinelMaster + " " + RedisUser,
 			"sentinel auth-pass " + SentinelMaster + " any", // the user needs none
 		}
 	})

@@ -41,8 +41,12 @@ func TestRedisDoesWhatIsAskedAfterItsConnectionWasCut(t *testing.T) {
 	t.Parallel()
 	r := StartRedis(t)
 	r.Do("SET", "k", "v")
-	other := r.Client(t)
-	if err := other.Do(t.Context(), other.B().Arbitrary("CLIENT", "KILL", "TYPE", "normal").Build()).Error(); err != nil {
+	other, err := dialRESP(r.Socket(), RedisUser, time.Now().Add(longEnough))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer other.Close()
+	if _, err := other.do(time.Now().Add(longEnough), "CLIENT", "KILL", "TYPE", "normal"); err != nil {
 		t.Fatal(err)
 	}
 	if v, err := r.Do("GET", "k").ToString(); err != nil || v != "v" {
@@ -55,7 +59,7 @@ func TestRedisClusterSendsAwayKeysOfOthers(t *testing.T) {
 	nodes := StartRedisCluster(t, 3)
 	moved := 0
 	for _, n := range nodes {
-		if _, err := n.do(t.Context(), "SET", "k", "v"); err != nil {
+		if _, err := n.do("SET", "k", "v"); err != nil {
 			moved++
 		}
 	}

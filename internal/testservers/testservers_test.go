@@ -1,6 +1,7 @@
 package testservers
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -88,4 +89,76 @@ func TestBinarySkipsLoudlyOrFailsIfRequired(t *testing.T) {
 			}
 		})
 	}
+}
+
+// A fake is a server that is none.
+type fake struct{ closed *int }
+
+func (f fake) Close() error { *f.closed++; return nil }
+func (f fake) Log() string  { return "" }
+
+func TestShared_StartsOnceAndCloses(t *testing.T) {
+	started, closed := 0, 0
+	s := Shared[fake]{New: func() (fake, error) { started++; return fake{&closed}, nil }}
+	for range 2 {
+		s.Get(t)
+	}
+	s.Close()
+	if started != 1 || closed != 1 {
+		t.Errorf("it was started %d times and closed %d times, want once each", started, closed)
+	}
+	never := Shared[fake]{New: func() (fake, error) { started++; return fake{&closed}, nil }}
+	never.Close()
+	if started != 1 || closed != 1 {
+		t.Error("a server that nobody needed was started, or closed")
+	}
+}
+
+// getOnce calls Get as a test would.
+func getOnce(s *Shared[fake]) recorder {
+	var r recorder
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		s.Get(&r)
+	}()
+	<-done
+	return r
+}
+
+func TestShared_EveryTestHearsWhyThereIsNone(t *testing.T) {
+	t.Setenv("STILE_TEST_REQUIRE", "")
+	missing := Shared[fake]{New: func() (fake, error) { return fake{}, &missingError{"mydb", "mydb", "install it"} }}
+	broken := Shared[fake]{New: func() (fake, error) { return fake{}, errors.New("it has a leak") }}
+	for range 2 {
+		if r := getOnce(&missing); !strings.Contains(r.skipped, "mydb") || r.failed != "" {
+			t.Errorf("without its program: skipped %q, failed %q", r.skipped, r.failed)
+		}
+		if r := getOnce(&broken); !strings.Contains(r.failed, "it has a leak") || r.skipped != "" {
+			t.Errorf("of a server that does not start: skipped %q, failed %q", r.skipped, r.failed)
+		}
+	}
+	missing.Close()
+	broken.Close()
+}
+
+// What fails a test panics where there is none.
+func TestNewEtcd_PanicsWithoutATest(t *testing.T) {
+	Binary(t, "etcd")
+	e, err := NewEtcd()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if said := fmt.Sprint(recover()); !strings.Contains(said, "cannot start etcd m1: it is running already") {
+			t.Errorf("it panics with %q", said)
+		}
+		if err := e.Close(); err != nil {
+			t.Error(err)
+		}
+		if _, err := os.Stat(e.DataDir()); !errors.Is(err, os.ErrNotExist) {
+			t.Errorf("after Close its data are still there: %v", err)
+		}
+	}()
+	e.Start()
 }

@@ -17,8 +17,8 @@ import (
 // It is the one of the Debian package libzookeeper-java, run by the java on the PATH. It does not sync its data to disk:
 // a killed process loses nothing by that, and tests do not wait for the disk.
 type ZooKeeper struct {
-	t      testing.TB
-	id     int // 1, 2 and so on
+	t      testing.TB // the test that it belongs to; nil if it belongs to none
+	id     int        // 1, 2 and so on
 	java   string
 	dir    string // data, configuration and log
 	config []string
@@ -36,27 +36,23 @@ const zkPatience = 4 * time.Minute
 // zkJars is where Debian puts Java's libraries.
 const zkJars = "/usr/share/java"
 
-// Jars returns the class path of the named libraries of Debian packages, such as "curator-recipes". If one is not there
-// the test is skipped or fails, as [Binary] says.
-func Jars(t testing.TB, names ...string) string {
-	t.Helper()
-	paths := make([]string, 0, len(names))
-	for _, name := range names {
+// ClassPath returns the class path of the named libraries of Debian packages, such as "curator-recipes". For a library that
+// is not installed the error is one for [Check].
+func ClassPath(libraries ...string) (string, error) {
+	paths := make([]string, 0, len(libraries))
+	for _, name := range libraries {
 		path := filepath.Join(zkJars, name+".jar")
 		if _, err := os.Stat(path); err != nil {
-			missing(t, name, path, "run `make servers`")
+			return "", &missingError{name, path, "run `make servers`"}
 		}
 		paths = append(paths, path)
 	}
-	return strings.Join(paths, string(filepath.ListSeparator))
+	return strings.Join(paths, string(filepath.ListSeparator)), nil
 }
 
-// Java returns the path of java, which can run a source file too if the compiler is installed. If it is not there the
-// test is skipped or fails, as [Binary] says.
-func Java(t testing.TB) string {
-	t.Helper()
-	return installed(t, "java")
-}
+// Java returns the path of java, which can run a source file too if the compiler is installed. If it is not installed the
+// error is one for [Check].
+func Java() (string, error) { return installed("java") }
 
 // StartZooKeeper starts a ZooKeeper of one server, waits until it answers and stops it when the test ends.
 //
@@ -64,67 +60,76 @@ func Java(t testing.TB) string {
 // and wins over those given here. It speaks the four-letter words to everybody.
 func StartZooKeeper(t testing.TB, config ...string) *ZooKeeper {
 	t.Helper()
+	z, err := NewZooKeeper(config...)
+	Check(t, err)
+	z.t = t
+	bind(t, z)
+	return z
+}
+
+// NewZooKeeper is [StartZooKeeper] for a server that belongs to no test.
+func NewZooKeeper(config ...string) (*ZooKeeper, error) {
 	config = append([]string{"tickTime=100", "initLimit=100", "syncLimit=100"}, config...)
-	return startZooKeepers(t, 1, config)[0]
+	members, err := startZooKeepers(1, config)
+	if err != nil {
+		return nil, err
+	}
+	return members[0], nil
 }
 
 // startZooKeepers starts n servers that know each other and waits until all of them serve.
-func startZooKeepers(t testing.TB, n int, config []string) []*ZooKeeper {
-	t.Helper()
-	java := Java(t)
-	Jars(t, "zookeeper")
-	dir, err := os.MkdirTemp("", "zookeeper")
+func startZooKeepers(n int, config []string) ([]*ZooKeeper, error) {
+	java, err := Java()
 	if err != nil {
-		t.Fatal(err)
+		return nil, err
 	}
-	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-
+	if _, err := ClassPath("zookeeper"); err != nil {
+		return nil, err
+	}
 	// Another process may take a port between our looking and the server's listening: then begin again.
 	for attempt := 1; ; attempt++ {
-		members, err := newZooKeepers(t, n, java, filepath.Join(dir, fmt.Sprint(attempt)), config)
+		members, err := newZooKeepers(n, java, config)
 		if err == nil {
 			err = launchZooKeepers(members)
 		}
 		if err == nil {
-			t.Cleanup(func() { cleanUpZooKeepers(members) })
-			return members
+			return members, nil
 		}
-		for _, z := range members {
-			if z.process.running() {
-				_ = z.process.kill()
-			}
+		again := attempt < 5 && errors.Is(err, errPortTaken)
+		if !again {
+			err = fmt.Errorf("%w\n%s", err, logs(members))
 		}
-		if attempt == 5 || !errors.Is(err, errPortTaken) {
-			for _, z := range members {
-				z.showLog()
-			}
-			t.Fatalf("testservers: %v", err)
+		if err := errors.Join(err, closeAll(members)); !again {
+			return nil, err
 		}
 	}
 }
 
-func newZooKeepers(t testing.TB, n int, java, dir string, config []string) ([]*ZooKeeper, error) {
-	t.Helper()
-	members := make([]*ZooKeeper, n)
-	for i := range members {
-		z := &ZooKeeper{t: t, id: i + 1, java: java, config: config, links: make(map[int]*Proxy)}
-		z.dir = filepath.Join(dir, fmt.Sprint(z.id))
+// newZooKeepers prepares servers. Those that it returns beside an error have to be closed too.
+func newZooKeepers(n int, java string, config []string) (members []*ZooKeeper, err error) {
+	for i := range n {
+		z := &ZooKeeper{id: i + 1, java: java, config: config, links: make(map[int]*Proxy)}
+		if z.dir, err = os.MkdirTemp("", "zookeeper"); err != nil {
+			return members, err
+		}
+		members = append(members, z)
 		for _, addr := range []*string{&z.client, &z.quorum, &z.election} {
-			var err error
-			if *addr, err = freePort(); err != nil {
-				return nil, err
+			if *addr, err = NewAddress(); err != nil {
+				return members, err
 			}
 		}
-		members[i] = z
 	}
 	for _, z := range members {
 		for _, other := range members {
-			if other != z {
-				z.links[other.id] = NewProxy(t, other.quorum)
+			if other == z {
+				continue
+			}
+			if z.links[other.id], err = newProxy(other.quorum); err != nil {
+				return members, err
 			}
 		}
 		if err := z.writeFiles(members); err != nil {
-			return nil, err
+			return members, err
 		}
 	}
 	return members, nil
@@ -186,20 +191,23 @@ func launchZooKeepers(members []*ZooKeeper) error {
 	return nil
 }
 
-// cleanUpZooKeepers shows the logs if the test failed, and ends the processes.
-func cleanUpZooKeepers(members []*ZooKeeper) {
-	for _, z := range members {
-		if z.process.running() {
-			if err := z.process.kill(); err != nil {
-				z.t.Errorf("testservers: %v", err)
-			}
+// Close ends the process and removes its data.
+func (z *ZooKeeper) Close() error {
+	var err error
+	if z.process.running() {
+		err = z.process.kill()
+	}
+	for _, link := range z.links {
+		if link != nil {
+			link.Close()
 		}
 	}
-	for _, z := range members {
-		if z.t.Failed() {
-			z.showLog()
-		}
-	}
+	return errors.Join(err, os.RemoveAll(z.dir))
+}
+
+// Log returns what the server logged last.
+func (z *ZooKeeper) Log() string {
+	return fmt.Sprintf("zookeeper %d at %s logged last:\n%s", z.id, z.client, tail(z.log(), 4<<10))
 }
 
 // Endpoint returns the address that clients connect to, as host:port. It never changes.
@@ -208,28 +216,24 @@ func (z *ZooKeeper) Endpoint() string { return z.client }
 // Pause stops the process where it is (SIGSTOP) until [ZooKeeper.Resume]. Its connections stay open, and the system goes
 // on accepting new ones: a server that is hung.
 func (z *ZooKeeper) Pause() {
-	z.t.Helper()
 	z.must("pause", z.process.pause())
 }
 
 // Resume lets a paused process go on.
 func (z *ZooKeeper) Resume() {
-	z.t.Helper()
 	z.must("resume", z.process.resume())
 }
 
 // Kill ends the process with SIGKILL, paused or not, and returns when it is gone. Its data stay.
 func (z *ZooKeeper) Kill() {
-	z.t.Helper()
 	z.must("kill", z.process.kill())
 }
 
 // Start starts the process again after Kill, with the same data and addresses, and returns without waiting until it
 // serves: what a member alone cannot do while the others are down. See [ZooKeeper.AwaitReady].
 func (z *ZooKeeper) Start() {
-	z.t.Helper()
 	if z.process.running() {
-		z.t.Fatalf("testservers: zookeeper %d is running already", z.id)
+		z.must("start", errors.New("it is running already"))
 	}
 	z.must("start", z.start())
 }
@@ -237,13 +241,11 @@ func (z *ZooKeeper) Start() {
 // AwaitReady returns when the server serves clients: alone, or as the leader or a follower of a majority. After some
 // minutes the test fails.
 func (z *ZooKeeper) AwaitReady() {
-	z.t.Helper()
 	z.must("wait for", z.awaitReady())
 }
 
 // Restart kills the process if it runs, starts it again with the same data and addresses and waits until it serves.
 func (z *ZooKeeper) Restart() {
-	z.t.Helper()
 	if z.process.running() {
 		z.Kill()
 	}
@@ -299,9 +301,8 @@ func (z *ZooKeeper) mode() string {
 }
 
 func (z *ZooKeeper) must(what string, err error) {
-	z.t.Helper()
 	if err != nil {
-		z.t.Fatalf("testservers: cannot %s zookeeper %d: %v", what, z.id, err)
+		must(z.t, fmt.Errorf("cannot %s zookeeper %d: %w", what, z.id, err))
 	}
 }
 
@@ -324,13 +325,6 @@ func (z *ZooKeeper) start() (err error) {
 func (z *ZooKeeper) configFile() string { return filepath.Join(z.dir, "zoo.cfg") }
 
 func (z *ZooKeeper) log() string { return filepath.Join(z.dir, "log") }
-
-func (z *ZooKeeper) showLog() {
-	z.t.Helper()
-	if z.process != nil {
-		z.t.Logf("zookeeper %d at %s said last:\n%s", z.id, z.client, tail(z.log(), 4<<10))
-	}
-}
 
 // awaitReady polls, because ZooKeeper has no event for "able to serve".
 func (z *ZooKeeper) awaitReady() error {

@@ -17,9 +17,30 @@ type ZooKeeperEnsemble struct {
 // [StartZooKeeper], for all of them.
 func StartZooKeeperEnsemble(t testing.TB, n int, config ...string) *ZooKeeperEnsemble {
 	t.Helper()
-	config = append([]string{"tickTime=250", "initLimit=40", "syncLimit=40"}, config...)
-	return &ZooKeeperEnsemble{members: startZooKeepers(t, n, config)}
+	e, err := NewZooKeeperEnsemble(n, config...)
+	Check(t, err)
+	for _, z := range e.members {
+		z.t = t
+	}
+	bind(t, e)
+	return e
 }
+
+// NewZooKeeperEnsemble is [StartZooKeeperEnsemble] for servers that belong to no test.
+func NewZooKeeperEnsemble(n int, config ...string) (*ZooKeeperEnsemble, error) {
+	config = append([]string{"tickTime=250", "initLimit=40", "syncLimit=40"}, config...)
+	members, err := startZooKeepers(n, config)
+	if err != nil {
+		return nil, err
+	}
+	return &ZooKeeperEnsemble{members}, nil
+}
+
+// Close ends the processes and removes their data.
+func (e *ZooKeeperEnsemble) Close() error { return closeAll(e.members) }
+
+// Log returns what the servers logged last.
+func (e *ZooKeeperEnsemble) Log() string { return logs(e.members) }
 
 // Members returns the servers, always in the same order.
 func (e *ZooKeeperEnsemble) Members() []*ZooKeeper { return slices.Clone(e.members) }

@@ -75,8 +75,8 @@ func TestNamesThatBeginWithOthersAreOtherLocks(t *testing.T) {
 
 func TestTTLBelowMinimumOfTheServer(t *testing.T) {
 	t.Parallel()
-	e := testservers.StartEtcd(t, "--heartbeat-interval=100", "--election-timeout=1000") // etcd's defaults
-	w := patientWire()                                                                   // a lease that is not revoked in time is left to expire
+	e := startEtcd(t, "--heartbeat-interval=100", "--election-timeout=1000") // etcd's defaults
+	w := patientWire()                                                       // a lease that is not revoked in time is left to expire
 	cli := connectWith(t, w.config(e.Endpoint()))
 	st := newStore(t, cli, "")
 	_, err := st.Open(t.Context(), store.SessionOptions{TTL: time.Second})
@@ -137,9 +137,9 @@ func TestUnreachableEndpointAndShorterContext(t *testing.T) {
 }
 
 // startWithUsers starts a server with a user "root" and a user "app" who has rights on the keys under "app/" only.
-func startWithUsers(t *testing.T) *testservers.Etcd {
+func startWithUsers(t *testing.T) etcd {
 	t.Helper()
-	e := testservers.StartEtcd(t, "--bcrypt-cost=4")
+	e := startEtcd(t, "--bcrypt-cost=4")
 	cli := e.Client(t)
 	ctx := t.Context()
 	for _, err := range []error{
@@ -245,7 +245,7 @@ func TestWrongCredentials(t *testing.T) {
 
 func TestClusterOutOfSpace(t *testing.T) {
 	t.Parallel()
-	e := testservers.StartEtcd(t, "--quota-backend-bytes=1000000")
+	e := startEtcd(t, "--quota-backend-bytes=1000000")
 	cli := e.Client(t)
 	st := newStore(t, cli, "")
 	se := openSession(t, st)
@@ -284,7 +284,7 @@ func TestClusterOutOfSpace(t *testing.T) {
 // An entry in doubt must be out even if the guard cannot be raised for want of space.
 func TestEntryInDoubtIsTakenOutOfAFullCluster(t *testing.T) {
 	t.Parallel()
-	e := testservers.StartEtcd(t, "--quota-backend-bytes=1000000")
+	e := startEtcd(t, "--quota-backend-bytes=1000000")
 	direct := e.Client(t)
 	cli, now := tamperedAt(t, e.Endpoint())
 	se := openSession(t, newStore(t, cli, ""))

@@ -33,7 +33,7 @@ func startLoad(t *testing.T, cluster *testservers.EtcdCluster, name string) *loa
 	t.Helper()
 	const goroutines = 6
 	l := &load{
-		client: newClient(t, cluster.Client(t), ample), // etcd may end early what was renewed while its leader stood still
+		client: newClient(t, connect(t, cluster.Endpoints()...), ample), // etcd may end early what was renewed while its leader stood still
 		stop:   make(chan struct{}),
 		rounds: make([]atomic.Int64, goroutines),
 	}
@@ -88,7 +88,7 @@ func (l *load) end() {
 func TestMemberDiesUnderLoad(t *testing.T) {
 	t.Parallel()
 	cluster := testservers.StartEtcdCluster(t, 3, quickly...)
-	name, direct := newName(t), cluster.Client(t)
+	name, direct := newName(t), connect(t, cluster.Endpoints()...)
 	l := startLoad(t, cluster, name)
 	end := sync.OnceFunc(l.end)
 	defer end()
@@ -147,9 +147,9 @@ func TestNothingIsHeldWithoutAQuorum(t *testing.T) {
 	cluster := testservers.StartEtcdCluster(t, 3)
 	last := cluster.Members()[0]
 	const ttl = 15 * time.Second // to expire, but not before the quorum has gone
-	name, cli := newName(t), last.Client(t)
+	name, cli := newName(t), connect(t, last.Endpoint())
 	c := newClient(t, cli, ttl)
-	session, err := concurrency.NewSession(last.Client(t), concurrency.WithTTL(int(ample.Seconds())))
+	session, err := concurrency.NewSession(connect(t, last.Endpoint()), concurrency.WithTTL(int(ample.Seconds())))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -198,7 +198,7 @@ func TestWaiterSurvivesDeathOfEachMember(t *testing.T) {
 	t.Parallel()
 	cluster := testservers.StartEtcdCluster(t, 3, quickly...)
 	name := newName(t)
-	holder, waiter := newClient(t, cluster.Client(t), ample), newClient(t, cluster.Client(t), ample)
+	holder, waiter := newClient(t, connect(t, cluster.Endpoints()...), ample), newClient(t, connect(t, cluster.Endpoints()...), ample)
 	for _, m := range cluster.Members() {
 		held := lock(t, holder, name)
 		place := join(t, waiter, name)
@@ -241,7 +241,7 @@ func TestLeaderStoppedForLongerThanTheTTL(t *testing.T) {
 	defer cancel()
 	var working sync.WaitGroup
 	for range 3 {
-		st := newStore(t, cluster.Client(t), "")
+		st := newStore(t, connect(t, cluster.Endpoints()...), "")
 		st.SetTimes(etcdstore.Ordinary()) // a watch on the paused member is silent
 		c := newDelayedClient(t, st, ttl, ttl)
 		working.Go(func() {

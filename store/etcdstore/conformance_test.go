@@ -39,8 +39,10 @@ func TestStoreConformsOnACluster(t *testing.T) {
 	t.Parallel()
 	cluster := testservers.StartEtcdCluster(t, 3)
 	storetest.Run(t, storetest.Harness{
-		Open:    func(t *testing.T) store.Store { return newStore(t, cluster.Client(t), "") },
-		Peer:    func(t *testing.T, _ store.Store) store.Store { return newStore(t, cluster.Client(t), "") },
+		Open: func(t *testing.T) store.Store { return newStore(t, connect(t, cluster.Endpoints()...), "") },
+		Peer: func(t *testing.T, _ store.Store) store.Store {
+			return newStore(t, connect(t, cluster.Endpoints()...), "")
+		},
 		TTL:     time.Minute,
 		Brief:   3 * time.Second,
 		Grace:   30 * time.Second,

@@ -23,7 +23,7 @@ import (
 // compacted.
 func TestWaiterSurvivesCompaction(t *testing.T) {
 	t.Parallel()
-	e := testservers.StartEtcd(t) // of its own: compaction is not for one line
+	e := startEtcd(t) // of its own: compaction is not for one line
 	direct := e.Client(t)
 	proxy, name := testservers.NewProxy(t, e.Endpoint()), newName(t)
 	holder := openSession(t, newStore(t, direct, ""))
@@ -57,7 +57,7 @@ func TestWaiterSurvivesCompaction(t *testing.T) {
 
 func TestWaiterSurvivesRestartOfTheServer(t *testing.T) {
 	t.Parallel()
-	e := testservers.StartEtcd(t)
+	e := startEtcd(t)
 	name := newName(t)
 	holder, waiter := newClient(t, e.Client(t), ample), newClient(t, e.Client(t), ample)
 	held := lock(t, holder, name)
@@ -265,7 +265,7 @@ func TestNobodyIsAdmittedBecauseEverybodyIsTakenOutWhileItJoins(t *testing.T) {
 // tells it. So a watch that has ended does not count as open, from then on until the next one is complete.
 func TestAWatchThatHasEndedIsNotOpen(t *testing.T) {
 	t.Parallel()
-	e := testservers.StartEtcd(t) // of its own: compaction is not for one line
+	e := startEtcd(t) // of its own: compaction is not for one line
 	proxy := testservers.NewProxy(t, e.Endpoint())
 	direct, name := e.Client(t), newName(t)
 	cli, now := tamperedAt(t, proxy.Addr())

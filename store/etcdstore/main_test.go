@@ -5,9 +5,7 @@ import (
 	"crypto/rand"
 	"errors"
 	"flag"
-	"fmt"
 	"os"
-	"sync"
 	"testing"
 	"time"
 
@@ -46,42 +44,34 @@ func TestMain(m *testing.M) {
 		_ = flag.Set("test.parallel", "8")
 	}
 	code := m.Run()
-	sharedServer.end()
+	sharedServer.Close()
 	os.Exit(code)
 }
 
 // sharedServer is one etcd for all tests that do it no harm. Each uses names of its own; see [newName].
-var sharedServer serverOfMain
-
-type serverOfMain struct {
-	testing.TB // for what is not defined below; nil, because nothing else is used
-
-	start    sync.Once
-	etcd     *testservers.Etcd
-	cleanups []func()
-}
-
-func (s *serverOfMain) Helper()          {}
-func (s *serverOfMain) Failed() bool     { return false }
-func (s *serverOfMain) Cleanup(f func()) { s.cleanups = append(s.cleanups, f) }
-func (s *serverOfMain) Fatal(a ...any)   { panic(fmt.Sprint(a...)) }
-
-func (s *serverOfMain) Fatalf(format string, a ...any) { panic(fmt.Sprintf(format, a...)) }
-func (s *serverOfMain) Errorf(format string, a ...any) { fmt.Fprintf(os.Stderr, format+"\n", a...) }
-func (s *serverOfMain) Logf(format string, a ...any)   { fmt.Fprintf(os.Stderr, format+"\n", a...) }
-
-func (s *serverOfMain) end() {
-	for _, f := range s.cleanups {
-		f()
-	}
+var sharedServer = testservers.Shared[*testservers.Etcd]{
+	New: func() (*testservers.Etcd, error) { return testservers.NewEtcd() },
 }
 
 // server returns the shared etcd: one member, smallest TTL one second.
-func server(t *testing.T) *testservers.Etcd {
+func server(t *testing.T) etcd {
 	t.Helper()
-	testservers.Binary(t, "etcd") // skips the test, and not all of them, if there is none
-	sharedServer.start.Do(func() { sharedServer.etcd = testservers.StartEtcd(&sharedServer) })
-	return sharedServer.etcd
+	return etcd{sharedServer.Get(t)}
+}
+
+// etcd is a server of which there are clients.
+type etcd struct{ *testservers.Etcd }
+
+// startEtcd starts a server of the test's own.
+func startEtcd(t *testing.T, flags ...string) etcd {
+	t.Helper()
+	return etcd{testservers.StartEtcd(t, flags...)}
+}
+
+// Client returns a client of the server, which is closed when t ends. It speaks neither TLS nor for a user.
+func (e etcd) Client(t *testing.T) *clientv3.Client {
+	t.Helper()
+	return connect(t, e.Endpoint())
 }
 
 // newName returns a lock name that nothing else uses, whatever runs at the same time or ran before.

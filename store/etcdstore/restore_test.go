@@ -6,7 +6,6 @@ import (
 	"path/filepath"
 	"testing"
 
-	"github.com/stilelock/stile/internal/testservers"
 	"github.com/stilelock/stile/store"
 )
 
@@ -15,7 +14,7 @@ import (
 func TestWhenTheDataGoBackWhoHasSeenMoreHearsOfIt(t *testing.T) {
 	t.Parallel()
 	for what, since := range map[string]int{"at once": 0, "when others have written as much again": 100} {
-		e := testservers.StartEtcd(t)
+		e := startEtcd(t)
 		st := newStore(t, e.Client(t), "")
 		open := func() store.Session {
 			se := openSession(t, st)

@@ -51,7 +51,7 @@ func told(t *testing.T, calls <-chan struct{}, st store.Store, name string, leng
 
 func TestWatchOfLinesSurvivesCompaction(t *testing.T) {
 	t.Parallel()
-	e := testservers.StartEtcd(t)
+	e := startEtcd(t)
 	direct := e.Client(t)
 	proxy, name := testservers.NewProxy(t, e.Endpoint()), newName(t)
 	calls := watchAll(t, newStore(t, connect(t, proxy.Addr()), ""))
@@ -73,7 +73,7 @@ func TestWatchOfLinesSurvivesCompaction(t *testing.T) {
 
 func TestWatchOfLinesSurvivesRestartOfTheServer(t *testing.T) {
 	t.Parallel()
-	e := testservers.StartEtcd(t)
+	e := startEtcd(t)
 	name := newName(t)
 	st := newStore(t, e.Client(t), "")
 	calls := watchAll(t, st)
@@ -116,7 +116,7 @@ func TestSilentWatchOfLinesDelaysButNeverMisses(t *testing.T) {
 // What is not about locks is not worth a call.
 func TestWatchOfLinesIsDeafToOtherKeys(t *testing.T) {
 	t.Parallel()
-	e := testservers.StartEtcd(t) // of its own, where nobody else locks
+	e := startEtcd(t) // of its own, where nobody else locks
 	cli, name := e.Client(t), newName(t)
 	st := newStore(t, cli, "")
 	calls := watchAll(t, st)

@@ -21,7 +21,7 @@ const atOnce = "lua-time-limit 1" // millisecond
 // keepBusy has a server run a script, until the function that it returns is called.
 func keepBusy(t *testing.T, server *testservers.Redis) (end func()) {
 	t.Helper()
-	runs, asks := server.Client(t), server.Client(t)
+	runs, asks := direct(t, server), direct(t, server)
 	go runs.Do(context.WithoutCancel(t.Context()), runs.B().Arbitrary("EVAL", "while true do end", "0").Build())
 	eventually(t, "the server is busy", func() bool {
 		err := asks.Do(t.Context(), asks.B().Arbitrary("GET", "a").Build()).Error()

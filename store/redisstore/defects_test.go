@@ -344,7 +344,7 @@ func TestSilentWaitersHoldNobodyUpLongerThanTheirLeases(t *testing.T) {
 	name := newName(t)
 	holder := hold(t, open(t, storeAt(t, server.Addr()), lasting), name)
 	// A connection that stays, and from which nothing comes.
-	silent := server.Client(t)
+	silent := direct(t, server)
 	ctx, cancel := context.WithCancel(t.Context())
 	var listening sync.WaitGroup
 	listening.Go(func() {

@@ -4,8 +4,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/redis/rueidis"
-
 	"github.com/stilelock/stile/internal/testservers"
 	"github.com/stilelock/stile/store"
 	"github.com/stilelock/stile/store/redisstore"
@@ -18,25 +16,19 @@ var awkward = []string{
 
 func TestKeysAndChannelsOfALineAreInOneSlot(t *testing.T) {
 	t.Parallel()
-	cli := testservers.StartRedisCluster(t, 3)[0].Client(t)
+	node := testservers.StartRedisCluster(t, 3)[0]
+	slot := func(key string) int64 {
+		n, err := node.Do("CLUSTER", "KEYSLOT", key).AsInt64()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return n
+	}
 	for _, prefix := range []string{"", "team:"} {
 		for _, name := range awkward {
-			keys := append(redisstore.Keys(prefix, name), redisstore.Channel(prefix, name, "client"))
-			ask := []rueidis.Completed{cli.B().ClusterKeyslot().Key(prefix + name).Build()}
-			for _, key := range keys {
-				ask = append(ask, cli.B().ClusterKeyslot().Key(key).Build())
-			}
-			replies := cli.DoMulti(t.Context(), ask...)
-			want, err := replies[0].AsInt64()
-			if err != nil {
-				t.Fatal(err)
-			}
-			for i, key := range keys {
-				got, err := replies[1+i].AsInt64()
-				if err != nil {
-					t.Fatal(err)
-				}
-				if got != want || int64(redisstore.Slot(key)) != want {
+			want := slot(prefix + name)
+			for _, key := range append(redisstore.Keys(prefix, name), redisstore.Channel(prefix, name, "client")) {
+				if got := slot(key); got != want || int64(redisstore.Slot(key)) != want {
 					t.Errorf("name %q: key %q has slot %d, we say %d, want %d", name, key, got, redisstore.Slot(key), want)
 				}
 			}

@@ -63,6 +63,16 @@ func connectWith(t testing.TB, options rueidis.ClientOption) rueidis.Client {
 	return cli
 }
 
+// direct returns a client of the server, which may do everything, whatever its configuration demands, waits for an answer
+// as long as it takes, and is closed when t ends.
+func direct(t *testing.T, r *testservers.Redis) rueidis.Client {
+	t.Helper()
+	return connectWith(t, rueidis.ClientOption{
+		InitAddress: []string{r.Addr()}, Username: testservers.RedisUser,
+		ForceSingleClient: true, DisableCache: true, DisableRetry: true, PipelineMultiplex: -1, ConnWriteTimeout: soon,
+	})
+}
+
 // newStore returns a store on a server, with its own connections.
 func newStore(t testing.TB, cli rueidis.Client, opts *redisstore.Options) *redisstore.Store {
 	t.Helper()

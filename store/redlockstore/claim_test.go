@@ -354,7 +354,7 @@ func TestOtherRedlockClientsAndStileExcludeEachOther(t *testing.T) {
 	se := openSession(t, st, long)
 	take := func(ms string) (n int) {
 		for _, r := range servers {
-			cli := r.Client(t)
+			cli := direct(t, r)
 			if cli.Do(t.Context(), cli.B().Arbitrary("SET", "lock", "theirs", "NX", "PX", ms).Build()).Error() == nil {
 				n++
 			}

@@ -33,6 +33,21 @@ const soon = 2 * time.Minute
 // long is the TTL of sessions that outlive their test though nobody confirms them.
 const long = time.Hour
 
+// direct returns a client of the server, which may do everything, whatever its configuration demands, waits for an answer
+// as long as it takes, and is closed when t ends.
+func direct(t *testing.T, r *testservers.Redis) rueidis.Client {
+	t.Helper()
+	cli, err := rueidis.NewClient(rueidis.ClientOption{
+		InitAddress: []string{r.Addr()}, Username: testservers.RedisUser,
+		ForceSingleClient: true, DisableCache: true, DisableRetry: true, PipelineMultiplex: -1, ConnWriteTimeout: soon,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(cli.Close)
+	return cli
+}
+
 func newStore(t *testing.T, options []rueidis.ClientOption) *redlockstore.Store {
 	t.Helper()
 	st, err := redlockstore.New(options, nil)

@@ -328,7 +328,7 @@ func TestAStallOfAllMastersDelaysByNoMoreThanTheStall(t *testing.T) {
 	release(t, lock(t, client, "lock"))
 	var stallable []rueidis.Client
 	for _, r := range servers {
-		stallable = append(stallable, r.Client(t))
+		stallable = append(stallable, direct(t, r))
 	}
 	for _, stall := range []time.Duration{60 * time.Millisecond, 200 * time.Millisecond} {
 		wantQuick(t, stall+time.Second, fmt.Sprintf("with a stall of %v, to lock and unlock", stall), func() {
@@ -432,7 +432,7 @@ func TestWhatIsNotWantedAnyMoreIsNotListenedTo(t *testing.T) {
 // keepBusy has a server run a script until SCRIPT KILL.
 func keepBusy(t *testing.T, r *testservers.Redis) {
 	t.Helper()
-	runs, asks := r.Client(t), r.Client(t)
+	runs, asks := direct(t, r), direct(t, r)
 	go runs.Do(context.WithoutCancel(t.Context()), runs.B().Arbitrary("EVAL", "while true do end", "0").Build())
 	eventually(t, "the server is busy", func() bool {
 		err := asks.Do(t.Context(), asks.B().Arbitrary("GET", "lock").Build()).Error()

@@ -41,7 +41,6 @@ var shipped = []string{"tickTime=2000", "initLimit=10", "syncLimit=5", "minSessi
 
 func TestStoreConformsAsZooKeeperIsShipped(t *testing.T) {
 	t.Parallel()
-	needZooKeeper(t)
 	z := testservers.StartZooKeeper(t, shipped...)
 	open := func(t *testing.T) store.Store { return newStore(t, nil, z.Endpoint()) }
 	storetest.Run(t, storetest.Harness{

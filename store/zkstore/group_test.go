@@ -492,7 +492,6 @@ func TestWhatHasLeftIsNotCountedAnyMore(t *testing.T) {
 // With the bound that all have. What is counted is what a server writes at the end of a session, and it can read it again.
 func TestTheEndOfAFullSessionCanBeReadAgain(t *testing.T) {
 	t.Parallel()
-	needZooKeeper(t)
 	logs := t.TempDir()
 	z := testservers.StartZooKeeper(t, largestTTL, "dataLogDir="+logs)
 	st := newStore(t, nil, z.Endpoint())

@@ -63,6 +63,8 @@ type curator struct {
 // curatorProcess is a process with Curator's locks in it. It is one for all tests, because each takes seconds of the processor
 // to start.
 type curatorProcess struct {
+	cmd *exec.Cmd
+
 	mu    sync.Mutex
 	in    io.Writer
 	heard map[string]chan string // by the id of a curator
@@ -70,52 +72,62 @@ type curatorProcess struct {
 
 func startCurator(t *testing.T, kind string) *curator {
 	t.Helper()
-	z := server(t)
-	jars := testservers.Jars(t, "curator-recipes", "curator-framework", "curator-client", "zookeeper", "zookeeper-jute",
-		"guava", "slf4j-api", "slf4j-nop")
-	java := testservers.Java(t)
-	shared.onceCurator.Do(func() {
-		// It compiles the program too, for which the JDK must be installed, and not only the JRE.
-		cmd := exec.Command(java, "-Xmx128m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1",
-			"-cp", jars, filepath.Join("testdata", "Curator.java"), z.Endpoint())
-		cmd.Stderr = os.Stderr
-		in, err := cmd.StdinPipe()
-		if err != nil {
-			shared.Logf("starting Curator: %v", err)
-			return
-		}
-		out, err := cmd.StdoutPipe()
-		if err == nil {
-			err = cmd.Start()
-		}
-		if err != nil {
-			shared.Logf("starting Curator: %v", err)
-			return
-		}
-		shared.Cleanup(func() {
-			_ = in.Close()
-			_ = cmd.Process.Kill()
-			_ = cmd.Wait()
-		})
-		lines := bufio.NewScanner(out)
-		if lines.Scan(); lines.Text() != "ready" {
-			shared.Logf("Curator said %q", lines.Text())
-			return
-		}
-		p := &curatorProcess{in: in, heard: make(map[string]chan string)}
-		go p.hear(lines)
-		shared.curator = p
-	})
-	p := shared.curator
-	if p == nil {
-		t.Fatal("testdata/Curator.java does not run: is the JDK installed, and not only the JRE?")
-	}
+	p := sharedCurator.Get(t)
 	c := &curator{process: p, id: rand.Text(), kind: kind, heard: make(chan string, 10)}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.heard[c.id] = c.heard
 	return c
 }
+
+func newCurator() (*curatorProcess, error) {
+	jars, err := testservers.ClassPath("curator-recipes", "curator-framework", "curator-client", "zookeeper", "zookeeper-jute",
+		"guava", "slf4j-api", "slf4j-nop")
+	if err != nil {
+		return nil, err
+	}
+	java, err := testservers.Java()
+	if err != nil {
+		return nil, err
+	}
+	z, err := sharedServer.Start()
+	if err != nil {
+		return nil, err
+	}
+	// It compiles the program too, for which the JDK must be installed, and not only the JRE.
+	p := &curatorProcess{heard: make(map[string]chan string), cmd: exec.Command(java,
+		"-Xmx128m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1",
+		"-cp", jars, filepath.Join("testdata", "Curator.java"), z.Endpoint())}
+	p.cmd.Stderr = os.Stderr
+	in, err := p.cmd.StdinPipe()
+	if err != nil {
+		return nil, err
+	}
+	out, err := p.cmd.StdoutPipe()
+	if err != nil {
+		return nil, err
+	}
+	if err := p.cmd.Start(); err != nil {
+		return nil, err
+	}
+	p.in = in
+	lines := bufio.NewScanner(out)
+	if lines.Scan(); lines.Text() != "ready" {
+		return nil, errors.Join(fmt.Errorf("testdata/Curator.java says %q: is the JDK installed, and not only the JRE?", lines.Text()), p.Close())
+	}
+	go p.hear(lines)
+	return p, nil
+}
+
+// Close ends the process.
+func (p *curatorProcess) Close() error {
+	err := p.cmd.Process.Kill()
+	_ = p.cmd.Wait() // it was killed
+	return err
+}
+
+// Log returns nothing: what the process logs is shown as it comes.
+func (p *curatorProcess) Log() string { return "" }
 
 // hear passes on what is said: the id of a curator, and what it is told.
 func (p *curatorProcess) hear(lines *bufio.Scanner) {

@@ -10,7 +10,6 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -42,108 +41,74 @@ func TestMain(m *testing.M) {
 		_ = flag.Set("test.parallel", "8")
 	}
 	code := m.Run()
-	shared.end()
+	sharedCurator.Close()
+	sharedServer.Close()
+	sharedEnsemble.Close()
+	sharedStrange.Close()
+	closeHurt()
 	os.Exit(code)
 }
 
-// shared are servers for all tests that do them no harm. Each test uses names of its own; see [newName].
-var shared serversOfMain
-
-type serversOfMain struct {
-	testing.TB // for what is not defined below; nil, because nothing else is used
-
-	once         sync.Once
-	onceEnsemble sync.Once
-	onceStrange  sync.Once
-	onceCurator  sync.Once
-	server       *testservers.ZooKeeper
-	ensemble     *testservers.ZooKeeperEnsemble
-	strange      strangeServer
-	curator      *curatorProcess
-
-	hurting sync.Mutex                     // is had by the test that uses toHurt
-	toHurt  *testservers.ZooKeeperEnsemble // nil if there is none that is well
-
-	failed atomic.Bool // a test that used one of them, whose logs are shown then
-
-	mu       sync.Mutex
-	cleanups []func()
-}
-
-func (s *serversOfMain) Helper()      {}
-func (s *serversOfMain) Failed() bool { return s.failed.Load() }
-func (s *serversOfMain) Cleanup(f func()) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.cleanups = append(s.cleanups, f)
-}
-func (s *serversOfMain) Fatal(a ...any) { panic(fmt.Sprint(a...)) }
-
-func (s *serversOfMain) Fatalf(format string, a ...any) { panic(fmt.Sprintf(format, a...)) }
-func (s *serversOfMain) Errorf(format string, a ...any) { fmt.Fprintf(os.Stderr, format+"\n", a...) }
-
-func (s *serversOfMain) Logf(format string, a ...any) { fmt.Fprintf(os.Stderr, format+"\n", a...) }
-
-func (s *serversOfMain) end() {
-	for _, f := range slices.Backward(s.cleanups) {
-		f()
+// Servers for all tests that do them no harm. Each test uses names of its own; see [newName].
+var (
+	sharedServer = testservers.Shared[*testservers.ZooKeeper]{
+		New: func() (*testservers.ZooKeeper, error) { return testservers.NewZooKeeper(largestTTL) },
 	}
-}
+	sharedEnsemble = testservers.Shared[*testservers.ZooKeeperEnsemble]{New: newEnsemble}
+	sharedStrange  = testservers.Shared[strangeServer]{New: newStrange}
+	sharedCurator  = testservers.Shared[*curatorProcess]{New: newCurator}
+)
 
 // largestTTL is what the shared servers grant. It is not below longTTL.
 const largestTTL = "maxSessionTimeout=1800000"
 
+// newEnsemble starts three servers that wait a minute for each other, so that a busy machine makes none give up the others.
+// See [testservers.ZooKeeperEnsemble.Abandon].
+func newEnsemble() (*testservers.ZooKeeperEnsemble, error) {
+	return testservers.NewZooKeeperEnsemble(3, largestTTL, "initLimit=240", "syncLimit=240")
+}
+
 // server returns the shared server: its tick is 100 ms, its smallest TTL one second.
 func server(t *testing.T) *testservers.ZooKeeper {
 	t.Helper()
-	needZooKeeper(t)
-	shared.once.Do(func() { shared.server = testservers.StartZooKeeper(&shared, largestTTL) })
-	return shared.server
+	return sharedServer.Get(t)
 }
-
-// patient has the servers of an ensemble wait a minute for each other, so that a busy machine makes none give up the others.
-// See [testservers.ZooKeeperEnsemble.Abandon].
-var patient = []string{largestTTL, "initLimit=240", "syncLimit=240"}
 
 // ensemble returns the shared ensemble of three.
 func ensemble(t *testing.T) *testservers.ZooKeeperEnsemble {
 	t.Helper()
-	needZooKeeper(t)
-	shared.onceEnsemble.Do(func() { shared.ensemble = testservers.StartZooKeeperEnsemble(&shared, 3, patient...) })
-	return shared.ensemble
+	return sharedEnsemble.Get(t)
+}
+
+// hurtEnsemble is the ensemble for tests that hurt one. One test has it at a time.
+var hurtEnsemble struct {
+	sync.Mutex
+	shared *testservers.Shared[*testservers.ZooKeeperEnsemble] // nil if there is none that is well
 }
 
 // ensembleToHurt returns an ensemble of three that no other test uses until this one has ended. All is to be well with it
 // then, unless the test has failed.
 func ensembleToHurt(t *testing.T) *testservers.ZooKeeperEnsemble {
 	t.Helper()
-	needZooKeeper(t)
-	shared.hurting.Lock()
-	t.Cleanup(func() {
-		if t.Failed() && shared.toHurt != nil {
-			for _, z := range shared.toHurt.Members() {
-				z.Kill()
-			}
-			shared.toHurt = nil
-		}
-		shared.hurting.Unlock()
-	})
-	if shared.toHurt == nil {
-		shared.toHurt = testservers.StartZooKeeperEnsemble(&shared, 3, patient...)
-	}
-	return shared.toHurt
-}
-
-// needZooKeeper skips the test, and not all of them, if there is none.
-func needZooKeeper(t *testing.T) {
-	t.Helper()
-	testservers.Java(t)
-	testservers.Jars(t, "zookeeper")
+	hurtEnsemble.Lock()
 	t.Cleanup(func() {
 		if t.Failed() {
-			shared.failed.Store(true)
+			closeHurt()
 		}
+		hurtEnsemble.Unlock()
 	})
+	if hurtEnsemble.shared == nil {
+		hurtEnsemble.shared = &testservers.Shared[*testservers.ZooKeeperEnsemble]{New: newEnsemble}
+	}
+	return hurtEnsemble.shared.Get(t)
+}
+
+// closeHurt ends the ensemble for tests that hurt one. The next such test starts another.
+func closeHurt() {
+	if hurtEnsemble.shared != nil {
+		hurtEnsemble.shared.Close()
+		hurtEnsemble.shared = nil
+	}
 }
 
 // newName returns a lock name that nothing else uses, whatever runs at the same time or ran before.

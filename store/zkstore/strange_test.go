@@ -7,6 +7,7 @@ import (
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"encoding/pem"
+	"errors"
 	"math/big"
 	"net"
 	"os"
@@ -24,9 +25,12 @@ import (
 // for all of them, because each server takes seconds of the processor to start.
 type strangeServer struct {
 	*testservers.ZooKeeper
+	dir         string // the certificate and its key
 	secure      string // the address where it speaks TLS
 	certificate *x509.Certificate
 }
+
+func (s strangeServer) Close() error { return errors.Join(s.ZooKeeper.Close(), os.RemoveAll(s.dir)) }
 
 // What is strange about it.
 const (
@@ -42,35 +46,39 @@ func known(auth zkstore.Auth) *zkstore.Options { return &zkstore.Options{Auth: [
 
 func strange(t *testing.T) strangeServer {
 	t.Helper()
-	needZooKeeper(t)
-	shared.onceStrange.Do(func() {
-		dir, err := os.MkdirTemp("", "zkstore")
-		if err != nil {
-			shared.Fatal(err)
-		}
-		shared.Cleanup(func() { _ = os.RemoveAll(dir) })
-		s := &shared.strange
-		s.certificate = makeCertificate(&shared, dir)
-		s.secure = testservers.FreeAddress(&shared)
-		host, port, err := net.SplitHostPort(s.secure)
-		if err != nil {
-			shared.Fatal(err)
-		}
-		s.ZooKeeper = testservers.StartZooKeeper(&shared, largestTTL,
-			"minSessionTimeout=3000",
-			"maxClientCnxns=40",
-			"enforceQuota=true", "enforce.auth.enabled=true", "enforce.auth.schemes=digest",
-			"secureClientPort="+port, "secureClientPortAddress="+host,
-			"serverCnxnFactory=org.apache.zookeeper.server.NettyServerCnxnFactory",
-			"ssl.keyStore.location="+filepath.Join(dir, "both.pem"), "ssl.keyStore.type=PEM",
-			"ssl.trustStore.location="+filepath.Join(dir, "cert.pem"), "ssl.trustStore.type=PEM",
-			"ssl.clientAuth=none",
-		)
-	})
-	if shared.strange.ZooKeeper == nil {
-		t.Fatal("the server did not start")
+	return sharedStrange.Get(t)
+}
+
+func newStrange() (s strangeServer, err error) {
+	if s.dir, err = os.MkdirTemp("", "zkstore"); err != nil {
+		return s, err
 	}
-	return shared.strange
+	defer func() {
+		if err != nil {
+			_ = os.RemoveAll(s.dir)
+		}
+	}()
+	if s.certificate, err = makeCertificate(s.dir); err != nil {
+		return s, err
+	}
+	if s.secure, err = testservers.NewAddress(); err != nil {
+		return s, err
+	}
+	host, port, err := net.SplitHostPort(s.secure)
+	if err != nil {
+		return s, err
+	}
+	s.ZooKeeper, err = testservers.NewZooKeeper(largestTTL,
+		"minSessionTimeout=3000",
+		"maxClientCnxns=40",
+		"enforceQuota=true", "enforce.auth.enabled=true", "enforce.auth.schemes=digest",
+		"secureClientPort="+port, "secureClientPortAddress="+host,
+		"serverCnxnFactory=org.apache.zookeeper.server.NettyServerCnxnFactory",
+		"ssl.keyStore.location="+filepath.Join(s.dir, "both.pem"), "ssl.keyStore.type=PEM",
+		"ssl.trustStore.location="+filepath.Join(s.dir, "cert.pem"), "ssl.trustStore.type=PEM",
+		"ssl.clientAuth=none",
+	)
+	return s, err
 }
 
 // connectTo connects to the strange server as ann.
@@ -84,11 +92,10 @@ func (s strangeServer) connect(t *testing.T) *zk.Conn {
 }
 
 // makeCertificate writes a certificate for the host of this process's servers to cert.pem, and it and its key to both.pem.
-func makeCertificate(t testing.TB, dir string) *x509.Certificate {
-	t.Helper()
+func makeCertificate(dir string) (*x509.Certificate, error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
-		t.Fatal(err)
+		return nil, err
 	}
 	template := &x509.Certificate{
 		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "test"},
@@ -98,22 +105,18 @@ func makeCertificate(t testing.TB, dir string) *x509.Certificate {
 	}
 	der, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
 	if err != nil {
-		t.Fatal(err)
+		return nil, err
 	}
 	private, err := x509.MarshalPKCS8PrivateKey(key)
 	if err != nil {
-		t.Fatal(err)
+		return nil, err
 	}
 	cert := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})
 	both := append(pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: private}), cert...)
 	for name, text := range map[string][]byte{"cert.pem": cert, "both.pem": both} {
 		if err := os.WriteFile(filepath.Join(dir, name), text, 0o600); err != nil {
-			t.Fatal(err)
+			return nil, err
 		}
 	}
-	parsed, err := x509.ParseCertificate(der)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return parsed
+	return x509.ParseCertificate(der)
 }

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.uber.org/zap"
 
 	"github.com/stilelock/stile/internal/testservers"
 	"github.com/stilelock/stile/lab/torture/history"
@@ -115,16 +116,24 @@ func addresses(servers []*testservers.Redis) []string {
 func del(t *testing.T, key string, servers ...*testservers.Redis) {
 	t.Helper()
 	for _, s := range servers {
-		cli := s.Client(t)
-		if err := cli.Do(t.Context(), cli.B().Del().Key(key).Build()).Error(); err != nil {
-			t.Fatal(err)
-		}
+		s.Do("DEL", key)
 	}
+}
+
+// clientOf returns a client of the server, which is closed when t ends.
+func clientOf(t *testing.T, etcd *testservers.Etcd) *clientv3.Client {
+	t.Helper()
+	cli, err := clientv3.New(clientv3.Config{Endpoints: []string{etcd.Endpoint()}, Logger: zap.NewNop()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = cli.Close() })
+	return cli
 }
 
 func deleteKeys(t *testing.T, etcd *testservers.Etcd, name string) {
 	t.Helper()
-	if _, err := etcd.Client(t).Delete(t.Context(), name+"/", clientv3.WithPrefix()); err != nil {
+	if _, err := clientOf(t, etcd).Delete(t.Context(), name+"/", clientv3.WithPrefix()); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -132,7 +141,7 @@ func deleteKeys(t *testing.T, etcd *testservers.Etcd, name string) {
 // revokeLeases ends the leases of all who hold a lock or wait for it.
 func revokeLeases(t *testing.T, etcd *testservers.Etcd, name string) {
 	t.Helper()
-	cli := etcd.Client(t)
+	cli := clientOf(t, etcd)
 	line, err := cli.Get(t.Context(), name+"/", clientv3.WithPrefix())
 	if err != nil {
 		t.Fatal(err)

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.uber.org/zap"
 
 	"github.com/stilelock/stile/internal/testservers"
 	"github.com/stilelock/stile/lab/torture/history"
@@ -256,7 +257,12 @@ func TestAHolderWhoseKeyIsDeletedIsTold(t *testing.T) {
 	defer end()
 	hold := stage.Await("acquisition", acquired).Acquire
 	before := history.Now()
-	if _, err := etcd.Client(t).Delete(t.Context(), "t/", clientv3.WithPrefix()); err != nil {
+	cli, err := clientv3.New(clientv3.Config{Endpoints: []string{etcd.Endpoint()}, Logger: zap.NewNop()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer cli.Close()
+	if _, err := cli.Delete(t.Context(), "t/", clientv3.WithPrefix()); err != nil {
 		t.Fatal(err)
 	}
 	e := stage.Await("end", func(e history.Event) bool { return e.End != nil && e.End.Grant == hold.Grant && e.End.Return != 0 }).End
