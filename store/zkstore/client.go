@@ -63,7 +63,7 @@ func (c *client) shut() { c.shutWithin(c.link.over) } // which ends at once
 func (c *client) shutWithin(ctx context.Context) {
 	c.link.stop()
 	c.Close()
-	for ctx.Err() == nil && c.State() == zk.StateHasSession && !c.link.hadFarewell() && !c.link.hasEnded() {
+	for ctx.Err() == nil && c.State() == zk.StateHasSession && !c.link.closeConfirmed() && !c.link.hasEnded() {
 		attempts.Rest(ctx, firstPause)
 	}
 	c.link.drop()

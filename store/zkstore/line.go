@@ -37,13 +37,13 @@ type follower struct {
 	stop    context.CancelFunc
 	kick    work.Signal // makes the following goroutine look for something to do
 
-	mu        sync.Mutex
-	mine      map[*entry]struct{} // joining or standing
-	following bool                // the goroutine has been started
-	stale     bool                // the line has to be read
-	secretive bool                // there are entries that the client may not read
-	watched   bool                // the server will send an event for the next change of the directory
-	readings  int                 // how many have begun
+	mu         sync.Mutex
+	mine       map[*entry]struct{} // joining or standing
+	following  bool                // the goroutine has been started
+	stale      bool                // the line has to be read
+	unreadable bool                // there are entries that the client may not read
+	watched    bool                // the server will send an event for the next change of the directory
+	readings   int                 // how many have begun
 }
 
 // join adds an entry that is about to be put in. It adds size bytes to the transaction that ends the session.
@@ -336,7 +336,7 @@ func (w *follower) reconnected() {
 			continue
 		}
 		w.session.wantOwn(e.path())
-		w.stale = w.stale || w.secretive || e.contended != nil || !e.delivery.Admitted()
+		w.stale = w.stale || w.unreadable || e.contended != nil || !e.delivery.Admitted()
 	}
 	w.wakeLocked()
 }
@@ -445,13 +445,13 @@ func (w *follower) wanted() (names []string, everything bool) {
 }
 
 func (w *follower) wantedLocked() (names []string, everything bool) {
-	everything = w.secretive
+	everything = w.unreadable
 	for e := range w.mine {
 		if e.state != standing {
 			continue
 		}
 		everything = everything || e.contended != nil
-		if e.blocking() == 0 || w.secretive {
+		if e.blocking() == 0 || w.unreadable {
 			continue
 		}
 		blockers := slices.DeleteFunc(slices.Clone(e.ahead), func(c contender) bool {
@@ -495,7 +495,7 @@ func (w *follower) watchNodes() error {
 		return err
 	}
 	w.mu.Lock()
-	again := (everything || w.secretive) && !w.watched
+	again := (everything || w.unreadable) && !w.watched
 	w.stale = w.stale || again
 	w.mu.Unlock()
 	if again {
@@ -519,7 +519,7 @@ func (w *follower) watchNode(name string) error {
 		return nil
 	case errors.Is(err, zk.ErrNoAuth): // the node may not be watched either; the directory may be read
 		w.mu.Lock()
-		w.secretive = true
+		w.unreadable = true
 		w.mu.Unlock()
 		err = nil
 	}
@@ -600,7 +600,7 @@ func (e *entry) narrow(ahead []contender) {
 	for _, c := range e.ahead {
 		known[c.name] = true
 	}
-	e.ahead = slices.DeleteFunc(slices.Clone(ahead), func(c contender) bool { return !known[c.name] && !c.mayFollowOn() })
+	e.ahead = slices.DeleteFunc(slices.Clone(ahead), func(c contender) bool { return !known[c.name] && !c.mayReplace() })
 }
 
 // oneOf makes a request for an entry that is followed, when one of the places for such requests is free.

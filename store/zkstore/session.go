@@ -217,16 +217,16 @@ func (se *session) Close(ctx context.Context) error {
 	if over {
 		return nil
 	}
-	err := se.farewell(ctx)
+	err := se.endRemote(ctx)
 	if err != nil {
 		return se.store.explain("end the session", attempts.EndedBy(ctx, err))
 	}
 	return nil
 }
 
-// farewell ends the session in ZooKeeper, and the client. Once it has begun there is no second attempt: a client that was
+// endRemote ends the session in ZooKeeper, and the client. Once it has begun there is no second attempt: a client that was
 // told to end can do nothing more.
-func (se *session) farewell(ctx context.Context) error {
+func (se *session) endRemote(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, se.ttl) // after which there is nothing left
 	defer cancel()
 	for ctx.Err() == nil && se.client.State() != zk.StateHasSession && !se.client.link.hasEnded() {
@@ -243,7 +243,7 @@ func (se *session) farewell(ctx context.Context) error {
 	case <-ctx.Done():
 	}
 	switch {
-	case se.client.link.hadFarewell(), se.client.link.hasEnded():
+	case se.client.link.closeConfirmed(), se.client.link.hasEnded():
 		return nil
 	case ctx.Err() != nil:
 		return attempts.GaveUp(ctx, se.client.link.trouble())
