@@ -12,7 +12,7 @@ type Times struct{ LateWatch, Linger, Recheck, Overdue, LookAgain, Again, LastWo
 // Ordinary returns the times of a store as it is made.
 func Ordinary() Times {
 	t := ordinary
-	return Times{t.lateWatch, t.linger, t.recheck, t.overdue, t.lookAgain, t.again, t.lastWord}
+	return Times{t.heldWatchDelay, t.idleTimeout, t.recheckInterval, t.watchTimeout, t.resyncInterval, t.retryDelay, t.answerTimeout}
 }
 
 // SetTimes makes the store go by other times. It must be called before the store is used.

@@ -19,47 +19,45 @@ import (
 	"github.com/stilelock/stile/store/internal/work"
 )
 
-// times is what a store does by the clock. Tests of what is done without the clock set others than [ordinary].
+// times are the delays and timeouts of a store. The default is [ordinary]; tests set others.
 type times struct {
-	// lateWatch is how long a lock is held before its entry is watched. Short holds need no watch, which would cost more
-	// than they do.
-	lateWatch time.Duration
-	// linger is how long the watch of a line stays open when none of the session's entries is in it: who contends for
-	// a lock is soon back.
-	linger time.Duration
-	// recheck is how soon a line with waiters is read although nothing was heard: in case the watch is silent because
-	// something between here and the cluster is. It is read again more and more rarely; see follower.pause.
-	recheck time.Duration
-	// overdue is how long a watch may take to begin.
-	overdue time.Duration
-	// lookAgain is how often a watch of the lines says that there may have been a change although it has heard of none: in
-	// case it is silent because something between here and the cluster is.
-	lookAgain time.Duration
-	// again is how long the first attempt to delete an entry may take before another is made.
-	again time.Duration
-	// lastWord is how long the attempts to delete an entry are waited for that have not been answered when another has not
-	// found it. It is rarely waited for: only if the answer of the one that has deleted the entry is lost, and the connection stands.
-	lastWord time.Duration
+	// heldWatchDelay is how long a lock is held before its entry is watched. A watch would cost more than a short hold does.
+	heldWatchDelay time.Duration
+	// idleTimeout is how long the watch of a line stays open when none of the session's entries is in the line: a client
+	// that contends for a lock is soon back.
+	idleTimeout time.Duration
+	// recheckInterval is after how much silence a line with waiters is read, in case something between here and the cluster
+	// keeps the watch silent. The interval grows; see follower.pause.
+	recheckInterval time.Duration
+	// watchTimeout is how long a watch may take to begin.
+	watchTimeout time.Duration
+	// resyncInterval is how often [Store.Watch] reports a possible change although it has received none, for the same reason.
+	resyncInterval time.Duration
+	// retryDelay is how long the first attempt to delete an entry may take before another is made.
+	retryDelay time.Duration
+	// answerTimeout is how long unanswered attempts to delete an entry are waited for when another has not found the entry.
+	// It rarely passes: only if the answer of the attempt that deleted the entry is lost, and the connection stands.
+	answerTimeout time.Duration
 }
 
 var ordinary = times{
-	lateWatch: 200 * time.Millisecond,
-	linger:    5 * time.Second,
-	recheck:   2 * time.Second,
-	overdue:   2 * time.Second,
-	lookAgain: 5 * time.Second,
-	again:     attempts.Shortest,
-	lastWord:  attempts.Longest,
+	heldWatchDelay:  200 * time.Millisecond,
+	idleTimeout:     5 * time.Second,
+	recheckInterval: 2 * time.Second,
+	watchTimeout:    2 * time.Second,
+	resyncInterval:  5 * time.Second,
+	retryDelay:      attempts.Shortest,
+	answerTimeout:   attempts.Longest,
 }
 
-// follower is what one session knows of one line in which it has entries.
+// follower follows one line for the entries that one session has in it.
 type follower struct {
 	session *session
 	name    string
-	ctx     context.Context // ends with the line's usefulness, or the session
+	ctx     context.Context // ends when the line need not be followed any more, or with the session
 	stop    context.CancelFunc
-	kick    work.Signal // asks the watching goroutine to read the line
-	quiet   int         // readings in vain since the watch was last found to be silent; belongs to that goroutine
+	kick    work.Signal // makes the watching goroutine read the line
+	quiet   int         // readings in vain since the watch was last found to be silent; only that goroutine uses it
 
 	mu       sync.Mutex
 	mine     map[*entry]struct{} // joining or standing
@@ -69,7 +67,7 @@ type follower struct {
 	idle     *time.Timer         // runs while mine is empty and watching is set
 }
 
-// join notes that an entry is about to be put in: from here on it is told who leaves.
+// join adds an entry that is about to be put in. From here on it learns of those who leave.
 func (se *session) join(e *entry) error {
 	se.mu.Lock()
 	defer se.mu.Unlock()
@@ -89,9 +87,9 @@ func (se *session) join(e *entry) error {
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	// Named as other clients do, unless the session may have another entry of that name.
+	// The key is the one that other clients would choose, unless the session may have another entry under that key.
 	e.key = se.store.keys.entry(w.name, se.lease, "")
-	if e.req.Mode != line.Exclusive || se.outlast || w.hasKey(e.key) {
+	if e.req.Mode != line.Exclusive || se.outlast || w.hasKeyLocked(e.key) {
 		e.key = se.store.keys.entry(w.name, se.lease, e.says.Nonce)
 	}
 	w.mine[e] = struct{}{}
@@ -102,8 +100,8 @@ func (se *session) join(e *entry) error {
 	return nil
 }
 
-// hasKey reports whether an entry of the session that is joining or standing has a key. It is called with w.mu held.
-func (w *follower) hasKey(key string) bool {
+// hasKeyLocked reports whether a joining or standing entry of the session has the key.
+func (w *follower) hasKeyLocked(key string) bool {
 	for e := range w.mine {
 		if e.key == key {
 			return true
@@ -112,8 +110,8 @@ func (w *follower) hasKey(key string) bool {
 	return false
 }
 
-// arrive notes that an entry has been put in, and tells how it stands. It reports false if the session has ended while
-// the entry was joining.
+// arrive marks an entry as standing, because it has been put in, and delivers how it stands. It reports false if the session
+// has ended meanwhile.
 func (w *follower) arrive(e *entry, a arrival) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -126,30 +124,30 @@ func (w *follower) arrive(e *entry, a arrival) bool {
 	left := e.left
 	e.left = nil
 	for together := range atOnce(left) {
-		w.theyLeft(e, together)
+		w.theyLeftLocked(e, together)
 	}
 	if e.state == standing {
-		w.tell(e)
+		w.tellLocked(e)
 	}
 	if e.state == standing && !e.place.Admitted() && (e.watch == 0 || e.watch != w.open) {
-		w.startWatching()
+		w.watchLocked()
 	}
 	return true
 }
 
-// part notes that nobody wants to hear of an entry any more.
+// part ends the delivery to an entry that its owner has withdrawn.
 func (w *follower) part(e *entry) {
 	se := w.session
 	se.mu.Lock()
 	defer se.mu.Unlock()
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.settle(e)
-	w.retire()
+	w.settleLocked(e)
+	w.retireLocked()
 }
 
-// settle ends an entry's part in the line. It is called with w.mu held.
-func (w *follower) settle(e *entry) {
+// settleLocked removes an entry from the follower and stops what was done for it.
+func (w *follower) settleLocked(e *entry) {
 	e.state = over
 	e.delivery.Silence()
 	delete(w.mine, e)
@@ -164,26 +162,26 @@ func (w *follower) settle(e *entry) {
 	}
 }
 
-// retire lets go of a line without entries: at once if it is not watched, otherwise when it has lingered. It is called
-// with the mutexes of the session and the line held.
-func (w *follower) retire() {
+// retireLocked drops a follower without entries: at once if the line is not watched, otherwise after the idle timeout. It is
+// called with the mutexes of the session and the follower held.
+func (w *follower) retireLocked() {
 	switch {
 	case len(w.mine) > 0 || w.session.life.EndedLocked():
 	case !w.watching:
-		w.drop()
+		w.dropLocked()
 	default:
-		w.lingering()
+		w.idleLocked()
 	}
 }
 
-// lingering sets the end of a line without entries. It is called with w.mu held.
-func (w *follower) lingering() {
-	linger := w.session.store.times.linger
+// idleLocked starts the idle timeout.
+func (w *follower) idleLocked() {
+	timeout := w.session.store.times.idleTimeout
 	if w.idle == nil {
-		w.idle = time.AfterFunc(linger, w.dropIfIdle)
+		w.idle = time.AfterFunc(timeout, w.dropIfIdle)
 		return
 	}
-	w.idle.Reset(linger)
+	w.idle.Reset(timeout)
 }
 
 func (w *follower) dropIfIdle() {
@@ -192,18 +190,19 @@ func (w *follower) dropIfIdle() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if len(w.mine) == 0 {
-		w.drop()
+		w.dropLocked()
 	}
 }
 
-func (w *follower) drop() {
+// dropLocked is called with the mutexes of the session and the follower held.
+func (w *follower) dropLocked() {
 	w.stop()
 	if w.session.lines[w.name] == w {
 		delete(w.session.lines, w.name)
 	}
 }
 
-// close ends the line with its session; if that was lost, its entries hear of it.
+// close ends the follower with its session. If that was lost, the owners of the entries are notified.
 func (w *follower) close(cause error, lost bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -213,72 +212,72 @@ func (w *follower) close(cause error, lost bool) {
 	}
 	for e := range w.mine {
 		if lost {
-			w.gone(e, cause)
+			w.goneLocked(e, cause)
 		} else {
-			w.settle(e)
+			w.settleLocked(e)
 		}
 	}
 }
 
-// tell delivers an entry's standing, and reports whether it is news. An entry that was admitted stays so, even if another's
-// is overwritten and its mode is not known any more. It is called with w.mu held.
-func (w *follower) tell(e *entry) (news bool) {
+// tellLocked delivers an entry's standing, and reports whether it is news. An entry that was admitted stays so, even if
+// another is overwritten and its mode is not known any more.
+func (w *follower) tellLocked(e *entry) (news bool) {
 	now := store.Standing{State: store.Admitted, Order: e.order}
 	if n := e.place.Blocking(); n > 0 {
 		now.State, now.Ahead = store.Waiting, n
 	}
 	if news = e.delivery.Deliver(now); news && now.State == store.Admitted {
-		e.late = time.AfterFunc(w.session.store.times.lateWatch, func() { w.watchHeld(e) })
+		e.late = time.AfterFunc(w.session.store.times.heldWatchDelay, func() { w.watchHeld(e) })
 	}
 	return news
 }
 
-// gone tells an entry's owner that the entry is not in the line any more. It is called with w.mu held.
-func (w *follower) gone(e *entry, cause error) {
+// goneLocked ends an entry that is not in the line any more, and delivers that.
+func (w *follower) goneLocked(e *entry, cause error) {
 	e.out.Store(true)
 	e.delivery.Deliver(store.Standing{State: store.Gone, Order: e.order, Cause: cause})
-	w.settle(e)
+	w.settleLocked(e)
 	if len(w.mine) == 0 {
-		w.lingering()
+		w.idleLocked()
 	}
 	if e.doubt.Load() {
 		w.session.life.Start(e.clear)
 	}
 }
 
-// theyLeft lets an entry know who has left in one revision: others, itself, or both. An entry that is gone is told so, and
-// never that it is its turn because the others went with it. It is called with w.mu held.
-func (w *follower) theyLeft(e *entry, together []departure) {
+// theyLeftLocked updates an entry with the departures of one revision: those of others, its own, or both. If its own is
+// among them the entry is gone; it never gets its turn because others went with it.
+func (w *follower) theyLeftLocked(e *entry, together []departure) {
 	switch {
 	case e.state == joining:
 		e.left = append(e.left, together...)
 	case e.state != standing:
 	case slices.ContainsFunc(together, func(d departure) bool { return d.id == e.key && d.at > e.order }):
-		w.gone(e, w.evicted())
+		w.goneLocked(e, w.evicted())
 	default:
 		nearer := false
 		for _, d := range together {
 			nearer = e.place.Left(d.id, d.at) || nearer
 		}
 		if nearer {
-			w.tell(e)
+			w.tellLocked(e)
 		}
 	}
 }
 
-// vanished notes that an entry is not in the line any more.
+// vanished ends an entry that a reading has not shown.
 func (w *follower) vanished(e *entry) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if e.state == standing {
-		w.gone(e, w.evicted())
+		w.goneLocked(e, w.evicted())
 	}
 }
 
-// overwritten ends an entry whose key somebody has written to. That took the key off its lease, so its owner has to delete it.
-// It is called with w.mu held.
-func (w *follower) overwritten(e *entry) {
-	w.gone(e, fmt.Errorf("%s: %w: somebody has overwritten the entry for lock %q, key %q, which took it off its lease",
+// overwrittenLocked ends an entry whose key somebody has overwritten. That took the key off its lease, so the session has to
+// delete it.
+func (w *follower) overwrittenLocked(e *entry) {
+	w.goneLocked(e, fmt.Errorf("%s: %w: somebody has overwritten the entry for lock %q, key %q, which took it off its lease",
 		w.session.store, store.ErrGone, w.name, e.key))
 	w.session.deleteOverwritten(e)
 }
@@ -288,8 +287,8 @@ func (w *follower) evicted() error {
 		w.session.store, store.ErrGone, w.name)
 }
 
-// startWatching starts the goroutine that watches, or makes it read the line once more. It is called with w.mu held.
-func (w *follower) startWatching() {
+// watchLocked starts the goroutine that watches the line, or makes it read the line once more.
+func (w *follower) watchLocked() {
 	if !w.watching {
 		w.watching = true
 		w.session.life.Start(w.run)
@@ -298,7 +297,7 @@ func (w *follower) startWatching() {
 	w.kick.Set()
 }
 
-// run watches the line until it is of no more use.
+// run watches the line until the follower is dropped.
 func (w *follower) run() {
 	stream := 0
 	_ = attempts.KeepUp(w.ctx, firstPause, func() error {
@@ -312,8 +311,8 @@ func (w *follower) run() {
 		w.session.store.logger.LogAttrs(w.ctx, slog.LevelDebug, "watch of a line ended; opening another",
 			slog.String("lock", w.name), slog.Any("error", err))
 		if errors.Is(err, errSilent) {
-			stream++ // that is probably what is silent
-			// Whatever becomes of the next watch, those who wait must not depend on it.
+			stream++ // the stream is probably what is silent
+			// Whatever becomes of the next watch, the waiters must not depend on it.
 			if _, err := w.reread(w.ctx); err != nil {
 				w.session.store.logger.LogAttrs(w.ctx, slog.LevelDebug, "line could not be read",
 					slog.String("lock", w.name), slog.Any("error", err))
@@ -323,8 +322,8 @@ func (w *follower) run() {
 	})
 }
 
-// onStream returns a context for watches that are not to share the stream of those with another number. Those with the
-// same one share it for as long as one of them is open: the etcd client keeps a stream for each kind of metadata.
+// onStream returns a context for watches that must not share a stream with those of another number. Watches of one number
+// share a stream for as long as one of them is open: the etcd client keeps one for each kind of metadata.
 func onStream(ctx context.Context, n int) context.Context {
 	if n == 0 {
 		return ctx
@@ -333,18 +332,18 @@ func onStream(ctx context.Context, n int) context.Context {
 }
 
 var (
-	// errSilent is why a watch is given up that did not begin, or missed something.
+	// errSilent means that a watch did not begin, or missed something.
 	errSilent = errors.New("the watch is silent")
-	// errEnded is why another watch is opened if etcd gave no reason for the end of one.
+	// errEnded means that a watch ended, and etcd gave no reason.
 	errEnded = errors.New("the watch ended")
 )
 
-// openWatch opens a watch of the keys that begin with prefix, from the present on, and waits until it stands. cancel ends
-// ctx, and with it the watch; if the watch takes too long to stand, that is done.
+// openWatch opens a watch of the keys that begin with prefix, from the present on, and waits until it stands. It calls cancel,
+// which must end ctx and with it the watch, if that takes too long.
 func (s *Store) openWatch(
 	ctx context.Context, cancel context.CancelFunc, prefix string, opts ...clientv3.OpOption,
 ) (clientv3.WatchChan, error) {
-	late := time.AfterFunc(s.times.overdue, cancel)
+	late := time.AfterFunc(s.times.watchTimeout, cancel)
 	events := s.cli.Watch(ctx, prefix, append(opts, clientv3.WithPrefix(), clientv3.WithCreatedNotify())...)
 	created, ok := <-events
 	switch {
@@ -361,9 +360,9 @@ func (s *Store) openWatch(
 // follow opens one watch and follows it to its end.
 //
 // The watch begins at the present, because one that begins in the past is served by etcd with up to 100 ms delay.
-// What happened before it began is in the reading that follows. From then on the order is: event or reading, one at a
-// time, by this goroutine. A reading is newer than every event that was handled before it, so it can replace what is
-// known; an event that it includes already does no harm when it comes.
+// What happened before it began is in the reading that follows. From then on this goroutine handles events and readings, one
+// at a time. A reading is newer than every event that was handled before it, so it replaces what is known; an event that the
+// reading includes does no harm when it comes.
 func (w *follower) follow(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -409,8 +408,8 @@ func (w *follower) follow(ctx context.Context) error {
 	}
 }
 
-// opening marks the watch as open: an entry that joins from here on misses nothing. One that joined before and arrives
-// after the reading asks for another.
+// opening marks the watch as open: an entry that joins from here on misses nothing. An entry that joined before, and arrives
+// after the reading, makes the goroutine read the line again.
 func (w *follower) opening() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -418,8 +417,8 @@ func (w *follower) opening() {
 	w.open = w.opened
 }
 
-// haveLeft takes in what the watch has said at once. etcd never divides a revision between two answers, unless the watch
-// asks for fragments, which this one does not.
+// haveLeft handles the events of one watch response. etcd never divides a revision between two responses, unless the watch
+// allows fragments, which this one does not.
 func (w *follower) haveLeft(events []*clientv3.Event) {
 	var left []departure
 	for _, ev := range events {
@@ -431,23 +430,22 @@ func (w *follower) haveLeft(events []*clientv3.Event) {
 	defer w.mu.Unlock()
 	for together := range atOnce(left) {
 		for e := range w.mine {
-			w.theyLeft(e, together)
+			w.theyLeftLocked(e, together)
 		}
 	}
 }
 
-// pause returns after how much silence the line is to be read. Each reading in vain doubles it: a watch that has worked for
-// long is rarely the one that falls silent, and where many wait for long, looking is all that the cluster would do. But who
-// is next soon wants to know, and is the one who can be let in: for each who is ahead it is four times the shortest pause at
-// most.
+// pause returns after how much silence the line is read. Each reading in vain doubles it: a watch that has worked for long
+// rarely falls silent, and where many wait for long the cluster would do nothing but serve readings. But the next in line
+// wants to know soon, and is the one that can be admitted: so the pause is at most four times the interval for each entry
+// ahead.
 func (w *follower) pause() time.Duration {
-	const most = 32
-	times := min(1<<min(w.quiet, 5), 4*max(w.ahead(), 1), most)
-	return time.Duration(times) * w.session.store.times.recheck
+	const limit = 32
+	times := min(1<<min(w.quiet, 5), 4*max(w.ahead(), 1), limit)
+	return time.Duration(times) * w.session.store.times.recheckInterval
 }
 
-// ahead returns how many must leave before it is the turn of the next of the session's entries that wait; zero if none
-// does.
+// ahead returns how many entries must leave before the first waiting entry of the session has its turn; zero if none waits.
 func (w *follower) ahead() int {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -488,21 +486,21 @@ func (w *follower) reread(ctx context.Context) (changed bool, err error) {
 	defer w.mu.Unlock()
 	for e := range w.mine {
 		if e.state != standing {
-			continue // it will be told by its own arrival, and ask for a reading if it has to
+			continue // its arrival delivers how it stands, and makes this goroutine read again if necessary
 		}
 		lease, there := leases[line.Entry{ID: e.key, Order: e.order}]
 		switch {
 		case e.order > uint64(resp.Header.Revision):
-			// It was put in after the reading, and knows more than that.
+			// It was put in after the reading, so it knows more.
 		case !there:
 			changed = true
-			w.gone(e, w.evicted())
+			w.goneLocked(e, w.evicted())
 		case lease != w.session.lease:
 			changed = true
-			w.overwritten(e)
+			w.overwrittenLocked(e)
 		default:
 			e.place.Reread(others)
-			changed = w.tell(e) || changed
+			changed = w.tellLocked(e) || changed
 		}
 	}
 	return changed, nil

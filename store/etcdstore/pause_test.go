@@ -32,7 +32,7 @@ func TestALineIsReadTheMoreRarelyTheLongerNothingWasMissed(t *testing.T) {
 		{[]int{0}, 0, 1 * time.Second}, // it holds, and nobody here waits
 		{nil, 0, 1 * time.Second},
 	} {
-		w := &follower{session: &session{store: &Store{times: times{recheck: time.Second}}}, quiet: tt.quiet, mine: make(map[*entry]struct{})}
+		w := &follower{session: &session{store: &Store{times: times{recheckInterval: time.Second}}}, quiet: tt.quiet, mine: make(map[*entry]struct{})}
 		for _, n := range tt.ahead {
 			w.mine[standingBehind(n)] = struct{}{}
 		}
@@ -65,7 +65,7 @@ func TestWhoIsAdmittedIsNotToldToWait(t *testing.T) {
 		e.delivery.Deliver(store.Standing{State: store.Admitted, Order: me.Order})
 		e.delivery.Begin()
 		heard = nil
-		new(follower).tell(e)
+		new(follower).tellLocked(e)
 		if len(heard) > 0 {
 			t.Errorf("behind one who is %v it was told %+v", ahead, heard)
 		}

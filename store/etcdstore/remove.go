@@ -11,8 +11,9 @@ import (
 	"github.com/stilelock/stile/store/internal/attempts"
 )
 
-// remove deletes a key if it still has the given create revision, and does the rest with it. It reports whether an attempt
-// found the key there to be deleted, and whether one was not answered: that one may have deleted what the others did not find.
+// remove deletes a key if it still has the given create revision, and does the rest in the same transaction. It reports
+// whether an attempt found the key and deleted it, and whether one was not answered: that one may have deleted what the
+// others did not find.
 //
 // If the first attempt is slow others are made, but it is not given up: on a slow cluster it is the one that deletes the key.
 func (s *Store) remove(ctx context.Context, key string, created int64, rest ...clientv3.Op) (removal, error) {
@@ -30,7 +31,7 @@ func (s *Store) remove(ctx context.Context, key string, created int64, rest ...c
 		othersErr error
 		done      = make(chan struct{})
 	)
-	slow := time.AfterFunc(s.times.again, func() {
+	slow := time.AfterFunc(s.times.retryDelay, func() {
 		defer close(done)
 		others, othersErr = s.removeAgain(ctx, first.Done(), request)
 		giveUp()
@@ -55,9 +56,9 @@ func (s *Store) remove(ctx context.Context, key string, created int64, rest ...c
 	return r.and(others), err
 }
 
-// removeAgain makes the request of a removal until it is answered. More than one attempt may be under way: when one finds
-// nothing, the others are waited for a while longer, and so is the first one of all, whose end is the end of firstOver. An
-// attempt that is not answered for [attempts.Longest] is given up, so that there are only ever a few.
+// removeAgain makes the request of a removal until it is answered. Several attempts may be under way. When one finds nothing,
+// the others are waited for a while longer, and so is the very first, until firstOver is closed. An attempt that is not
+// answered for [attempts.Longest] is given up, so that there are never more than a few.
 func (s *Store) removeAgain(
 	ctx context.Context, firstOver <-chan struct{}, request func(context.Context) (*clientv3.TxnResponse, error),
 ) (r removal, err error) {
@@ -83,7 +84,7 @@ func (s *Store) removeAgain(
 		patience = attempts.Shortest
 		pause    = firstPause
 		next     = time.NewTimer(0)
-		nothing  bool  // one has found nothing
+		nothing  bool  // an attempt has found nothing
 		last     error // of an attempt that failed
 		enough   = time.NewTimer(time.Duration(math.MaxInt64))
 	)
@@ -107,7 +108,7 @@ func (s *Store) removeAgain(
 			case err == nil && !nothing:
 				nothing = true
 				next.Stop()
-				enough.Reset(s.times.lastWord)
+				enough.Reset(s.times.answerTimeout)
 			case err != nil && !nothing:
 				last = err
 				next.Reset(pause)
@@ -128,12 +129,12 @@ func (s *Store) removeAgain(
 
 // removal is what became of the attempts to delete a key.
 type removal struct {
-	removed    bool // one found the key and deleted it
-	unanswered bool // one was not answered, and may have been carried out
+	removed    bool // an attempt found the key and deleted it
+	unanswered bool // an attempt was not answered, and may have been carried out
 	header     *pb.ResponseHeader
 }
 
-// note takes in the answer to one attempt, and returns its error.
+// note adds the answer to one attempt, and returns its error.
 func (r *removal) note(resp *clientv3.TxnResponse, err error) error {
 	if err != nil {
 		r.unanswered = r.unanswered || !refused(err)

@@ -35,7 +35,7 @@ type changes struct {
 func (c *changes) listen(ctx context.Context) error {
 	stream := 0
 	return attempts.KeepUp(ctx, firstPause, func() error {
-		if err := c.mayRead(ctx); err != nil {
+		if err := c.checkReadable(ctx); err != nil {
 			return c.store.explain(fmt.Sprintf("watch the locks that begin with %q", c.prefix), endedBy(ctx, err))
 		}
 		err := c.follow(onStream(clientv3.WithRequireLeader(ctx), stream))
@@ -51,9 +51,10 @@ func (c *changes) listen(ctx context.Context) error {
 	})
 }
 
-// mayRead returns the cluster's refusal to let the keys be read. It is asked before a watch, because one that is refused
-// would end all others on the same stream, and because reasons for which a watch ends may pass.
-func (c *changes) mayRead(ctx context.Context) error {
+// checkReadable returns the error if the cluster does not permit reading the keys. It is called before a watch is opened,
+// because a watch that is refused would end all others on the same stream, and because the reason that a watch ends with may
+// be a passing one.
+func (c *changes) checkReadable(ctx context.Context) error {
 	return attempt(ctx, func(ctx context.Context) error {
 		_, err := c.store.cli.Get(ctx, c.store.keys.prefix+c.prefix,
 			clientv3.WithPrefix(), clientv3.WithKeysOnly(), clientv3.WithLimit(1))
@@ -70,7 +71,7 @@ func (c *changes) follow(ctx context.Context) error {
 		return err
 	}
 	c.tell() // of what happened before
-	ticker := time.NewTicker(c.store.times.lookAgain)
+	ticker := time.NewTicker(c.store.times.resyncInterval)
 	defer ticker.Stop()
 	for {
 		select {
@@ -78,7 +79,7 @@ func (c *changes) follow(ctx context.Context) error {
 			if !ok || resp.Err() != nil {
 				return resp.Err()
 			}
-			if c.matter(resp.Events) {
+			if c.relevant(resp.Events) {
 				c.tell()
 			}
 		case <-ticker.C:
@@ -87,8 +88,8 @@ func (c *changes) follow(ctx context.Context) error {
 	}
 }
 
-// matter reports whether one of the events is about what may be an entry.
-func (c *changes) matter(events []*clientv3.Event) bool {
+// relevant reports whether one of the events is about a key that may be an entry.
+func (c *changes) relevant(events []*clientv3.Event) bool {
 	for _, ev := range events {
 		if name, ok := c.store.keys.name(ev.Kv.Key); ok && strings.HasPrefix(name, c.prefix) {
 			return true

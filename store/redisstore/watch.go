@@ -10,9 +10,9 @@ import (
 	"github.com/stilelock/stile/store/internal/watchpump"
 )
 
-// lookAgain is how often a watch says that there may have been a change although it has heard of none: leases end, and keys
-// of other clients come and go, without a word. In a cluster, where such words would go to all servers, none are said.
-const lookAgain = 2 * time.Second
+// resyncInterval is how often a watch reports a possible change although nothing was published: nothing is when leases end,
+// or when keys of other clients come and go. In a cluster, where it would go to all servers, nothing is published at all.
+const resyncInterval = 2 * time.Second
 
 // Watch implements [store.Store].
 func (s *Store) Watch(ctx context.Context, prefix string, changed func()) error {
@@ -24,7 +24,7 @@ func (s *Store) Watch(ctx context.Context, prefix string, changed func()) error 
 // watch calls tell after each change until ctx ends or the server refuses.
 func (s *Store) watch(ctx context.Context, prefix string, tell func()) error {
 	doing := fmt.Sprintf("watch the locks that begin with %q", prefix)
-	interval := lookAgain
+	interval := resyncInterval
 	var refusal <-chan struct{}
 	var sub *subscriber
 	if s.server.cluster {

@@ -20,10 +20,10 @@ const (
 	// tries is how often a try is made while nobody has the lock, but others who try as well are in the way: more often if the
 	// masters that might settle it are slow.
 	tries = 4
-	// lateListening is how long an entry is held before it is listened to whether somebody takes it out. Short holds need
-	// not, and it would cost more than they do.
-	lateListening = 200 * time.Millisecond
-	// slowPoll is about how often a lock is tried for although nothing was heard: in case nothing can be.
+	// listenDelay is how long an entry is held before it subscribes to its own removal. That would cost more than a short
+	// hold does.
+	listenDelay = 200 * time.Millisecond
+	// slowPoll is about how often a lock is tried for although nothing was published, in case nothing can be received.
 	slowPoll = time.Second
 	// mostAttempt bounds the time of one attempt, as half the TTL does.
 	mostAttempt = 5 * time.Second
@@ -170,7 +170,7 @@ func (e *entry) admitNow(c *claim) (ok bool, err error) {
 	e.state = admitted
 	e.delivery.Begin()
 	e.delivery.Deliver(store.Standing{State: store.Admitted, Order: c.order})
-	time.AfterFunc(lateListening, func() { e.session.life.Start(e.listen) })
+	time.AfterFunc(listenDelay, func() { e.session.life.Start(e.listen) })
 	return true, nil
 }
 
@@ -189,7 +189,7 @@ func (c *claim) stillMine(ctx context.Context) bool {
 	return true
 }
 
-// listen hears whether somebody takes the entry out while it is held. What it misses the next confirmation tells.
+// listen notices if somebody takes the entry out while it is held. What it misses the next confirmation shows.
 func (e *entry) listen() {
 	if e.life.Err() != nil {
 		return
@@ -218,7 +218,7 @@ func (e *entry) goneAlone() {
 	if e.state != admitted && e.state != outlives {
 		return
 	}
-	e.session.release(e) // first: who is told may enqueue again
+	e.session.release(e) // first: an owner that is notified may enqueue again
 	e.delivery.Deliver(store.Standing{State: store.Gone, Cause: cause})
 	e.state, e.gone = over, cause
 	e.stop()
@@ -265,9 +265,9 @@ func (e *entry) Withdraw(ctx context.Context) error {
 		defer e.mu.Unlock()
 		return e.hasGone(doing, e.gone)
 	}
-	// It is taken out once: who comes while that is under way, because an earlier call has begun it or the entry's time is
-	// over, waits for the end of it, and hears then that the entry has gone. The masters' answers may have been on their way
-	// when this call was made, and say nothing of how the entry stood then.
+	// It is taken out once. A call that comes while that is under way, because an earlier call has begun it or the entry's
+	// time is over, waits for the end of it, and returns that the entry has gone: the masters' answers may have been on their
+	// way when the call was made, and do not show how the entry stood then.
 	first := !e.parting && e.leaving == nil && (e.state != outlives || time.Now().Before(e.until.until))
 	e.parting = true
 	e.state = over

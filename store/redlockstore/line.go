@@ -10,7 +10,7 @@ import (
 	"github.com/stilelock/stile/store/internal/attempts"
 )
 
-// wait lets the entry wait, unless its session has ended meanwhile, which is an error.
+// wait marks the entry as waiting and starts to contend for the lock. It is an error if the session has ended meanwhile.
 func (e *entry) wait() error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -26,9 +26,9 @@ func (e *entry) wait() error {
 	return nil
 }
 
-// contend tries for the lock until the entry has it. Between the attempts it waits for word that the lock was freed, for
-// the time that it is freed by itself, or, if others contend as well, for a moment that is left to chance: those who come
-// at the same moment get a minority each, and nobody the lock.
+// contend tries for the lock until the entry has it. Between the attempts it waits until the masters publish that the lock was
+// freed, until the hold in the way expires, or, if others contend as well, for a random time: clients that try at the same
+// moment get a minority each, and none gets the lock.
 func (e *entry) contend() {
 	var c *claim
 	defer func() { e.endContention(c) }()
@@ -68,10 +68,10 @@ func (e *entry) endContention(last *claim) {
 type backoff struct {
 	level  int           // how much others contend
 	silent int           // attempts in a row that no majority has answered
-	window time.Duration // in which chance chooses
+	window time.Duration // of which the pause is a random part
 }
 
-// pause returns how long to wait, if nothing is heard, after an attempt that took so long and has failed.
+// pause returns how long to wait after an attempt that has failed, and took so long, if nothing is published meanwhile.
 func (b *backoff) pause(s *Store, r result, took time.Duration) time.Duration {
 	switch {
 	case r.err != nil:
@@ -88,8 +88,8 @@ func (b *backoff) pause(s *Store, r result, took time.Duration) time.Duration {
 	}
 }
 
-// scatter returns how long to wait when the lock was freed, so that not all who have heard it ask at the same moment. Who
-// has met nobody else need not wait.
+// scatter returns how long to wait when the lock was freed, so that not all waiters try at the same moment. A waiter that has
+// met no other need not wait.
 func (b *backoff) scatter() time.Duration {
 	if b.level == 0 {
 		return 0
@@ -97,7 +97,7 @@ func (b *backoff) scatter() time.Duration {
 	return mathrand.N(b.window)
 }
 
-// held reports whether somebody has the lock for certain.
+// held reports whether a client certainly has the lock.
 func (r result) held(s *Store) bool {
 	for _, o := range r.obstacles {
 		same := 0

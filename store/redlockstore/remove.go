@@ -11,7 +11,7 @@ import (
 	"github.com/stilelock/stile/store/internal/attempts"
 )
 
-// removal is the taking out of a claim.
+// removal takes a claim out at all masters.
 type removal struct {
 	quorum  int
 	mu      sync.Mutex

@@ -8,8 +8,8 @@ import (
 	"github.com/stilelock/stile/store/internal/attempts"
 )
 
-// renew has claims renewed, and returns when it is known of each that a majority has it, or that none can have: the
-// numbers of the latter it returns.
+// renew renews claims. It returns when each is known to be at a majority of the masters, or to be lost because it cannot be;
+// lost has the indexes of those.
 func (s *Store) renew(ctx context.Context, claims []*claim, ttl time.Duration) (lost []int, err error) {
 	keys, args := []string{s.keys.index()}, []string{millis(ttl), millis(fenceTTL)}
 	for _, c := range claims {

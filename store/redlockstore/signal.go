@@ -9,7 +9,7 @@ import (
 	"github.com/stilelock/stile/store/internal/work"
 )
 
-// debounce is how long a quorum signal waits for the other masters when one has told of something.
+// debounce is how long a quorum signal waits for the other masters when one has published something.
 const debounce = 5 * time.Millisecond
 
 // quorumSignal is set when a majority of the masters have published the same: that an entry is out, or that they are listened
@@ -42,7 +42,7 @@ func (q *quorumSignal) received(n news) {
 	}
 }
 
-// late forgets what was heard, and is a signal if not all that should have told of it have.
+// late forgets a payload, and sets the signal if no majority has published it.
 func (q *quorumSignal) late(payload string) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -52,12 +52,11 @@ func (q *quorumSignal) late(payload string) {
 	delete(q.heard, payload)
 }
 
-// wait waits until the signal is set, and reports true; or for the time that is given, unless that is negative, or until
-// ctx ends, and reports false.
-func (q *quorumSignal) wait(ctx context.Context, most time.Duration) bool {
+// wait reports whether the signal was set before the timeout passed and before ctx ended. A negative timeout never passes.
+func (q *quorumSignal) wait(ctx context.Context, timeout time.Duration) bool {
 	var late <-chan time.Time
-	if most >= 0 {
-		timer := time.NewTimer(most)
+	if timeout >= 0 {
+		timer := time.NewTimer(timeout)
 		defer timer.Stop()
 		late = timer.C
 	}

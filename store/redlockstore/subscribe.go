@@ -48,8 +48,8 @@ type subscriptions struct {
 type subscriber struct {
 	all    *subscriptions
 	master *master
-	kick   work.Signal     // what is wanted has changed
-	begun  map[topic]error // what is listened to, wanted or not, or was refused
+	kick   work.Signal     // the wanted topics have changed
+	begun  map[topic]error // nil for topics that are subscribed to, wanted or not; otherwise the refusal
 }
 
 func newSubscriptions(masters []*master) *subscriptions {
@@ -98,7 +98,7 @@ func (subs *subscriptions) publish(t topic, n news) {
 	}
 }
 
-// run listens until ctx ends.
+// run keeps the master subscribed to the wanted topics until ctx ends.
 func (sub *subscriber) run(ctx context.Context) {
 	for ctx.Err() == nil {
 		if !sub.needed() {
@@ -116,7 +116,7 @@ func (sub *subscriber) run(ctx context.Context) {
 		err := sub.follow(ctx, client)
 		sub.forget()
 		if ctx.Err() == nil {
-			sub.master.logger.LogAttrs(ctx, slog.LevelDebug, "listening ended; beginning again", slog.Any("error", err))
+			sub.master.logger.LogAttrs(ctx, slog.LevelDebug, "subscriptions lost; subscribing again", slog.Any("error", err))
 			attempts.Rest(ctx, max(firstRedial, lastRedial/4-time.Since(start)))
 		}
 	}
@@ -134,13 +134,13 @@ func (sub *subscriber) forget() {
 	sub.begun = nil
 }
 
-// mostIdle is how many topics that are not wanted any more may be listened to, or else as many as are wanted.
-const mostIdle = 100
+// maxIdle is how many topics that are not wanted any more may stay subscribed to, or else as many as are wanted.
+const maxIdle = 100
 
-var errIdle = errors.New("most of what is listened to is not wanted any more")
+var errIdle = errors.New("most subscriptions are not wanted any more")
 
-// follow listens to what is wanted, on one connection, until that ends or too much of it is not wanted any more. It never
-// unsubscribes: the Redis client panics if a server that is busy with a script refuses that.
+// follow subscribes to the wanted topics on one connection, until that ends or too many topics are not wanted any more. It
+// never unsubscribes: the Redis client panics if a server that is busy with a script refuses that.
 func (sub *subscriber) follow(ctx context.Context, client rueidis.Client) error {
 	conn, release := client.Dedicate()
 	defer release()
@@ -174,7 +174,7 @@ func (sub *subscriber) follow(ctx context.Context, client rueidis.Client) error 
 	}
 }
 
-// difference returns what is to be listened to, and whether too much is listened to that is not.
+// difference returns the wanted topics that are not subscribed to, and whether there are too many that are not wanted.
 func (sub *subscriber) difference() (begin []topic, idle bool) {
 	sub.all.mu.Lock()
 	defer sub.all.mu.Unlock()
@@ -185,10 +185,10 @@ func (sub *subscriber) difference() (begin []topic, idle bool) {
 	}
 	wanted := len(sub.all.wanted)
 	notWanted := len(sub.begun) - (wanted - len(begin))
-	return begin, notWanted > max(wanted, mostIdle)
+	return begin, notWanted > max(wanted, maxIdle)
 }
 
-// note notes that a topic is listened to, or refused, and tells those who want to know.
+// note notes that a topic is subscribed to, or refused, and passes that on to its listeners.
 func (sub *subscriber) note(t topic, refused error) {
 	sub.all.mu.Lock()
 	defer sub.all.mu.Unlock()

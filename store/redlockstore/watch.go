@@ -10,9 +10,9 @@ import (
 	"github.com/stilelock/stile/store/internal/watchpump"
 )
 
-// lookAgain is how often a watch says that there may have been a change although it has heard of none: nothing is
-// published when an entry's time is over, or when a client that is not Stile comes or goes.
-const lookAgain = 2 * time.Second
+// resyncInterval is how often a watch reports a possible change although nothing was published: nothing is when an entry
+// expires, or when a client that is not Stile comes or goes.
+const resyncInterval = 2 * time.Second
 
 // Watch implements [store.Store].
 func (s *Store) Watch(ctx context.Context, prefix string, changed func()) error {
@@ -42,7 +42,7 @@ func (s *Store) watch(ctx context.Context, prefix, doing string, tell func()) er
 			tell()
 		}
 	})()
-	ticker := time.NewTicker(lookAgain)
+	ticker := time.NewTicker(resyncInterval)
 	defer ticker.Stop()
 	begun, refused := make(map[*master]bool), make(map[*master]bool)
 	for {

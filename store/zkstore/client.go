@@ -18,9 +18,9 @@ type client struct {
 	ready chan struct{} // closed when there has been a session
 }
 
-// connect starts a client. Sessions are asked to last for timeout; see [link] for once. heard is told of what happens, by
-// goroutines of the client that wait for it.
-func (s *Store) connect(timeout time.Duration, once bool, heard func(zk.Event)) (*client, error) {
+// connect starts a client. It requests sessions that last for timeout; see [link] for once. handle is called with each event,
+// by goroutines of the client that wait for it.
+func (s *Store) connect(timeout time.Duration, once bool, handle func(zk.Event)) (*client, error) {
 	c := &client{link: newLink(s, timeout, once), ready: make(chan struct{})}
 	ready := false
 	conn, _, err := zk.Connect(c.link.servers, timeout,
@@ -33,7 +33,7 @@ func (s *Store) connect(timeout time.Duration, once bool, heard func(zk.Event)) 
 				ready = true
 				close(c.ready)
 			}
-			heard(ev)
+			handle(ev)
 		}),
 	)
 	if err != nil {
@@ -63,7 +63,7 @@ func (c *client) shut() { c.shutWithin(c.link.over) } // which ends at once
 func (c *client) shutWithin(ctx context.Context) {
 	c.link.stop()
 	c.Close()
-	for ctx.Err() == nil && c.State() == zk.StateHasSession && !c.link.hadFarewell() && !c.link.hasEnded() {
+	for ctx.Err() == nil && c.State() == zk.StateHasSession && !c.link.closeConfirmed() && !c.link.hasEnded() {
 		attempts.Rest(ctx, firstPause)
 	}
 	c.link.drop()
@@ -75,7 +75,7 @@ func (c *client) sync(ctx context.Context, path string) error {
 	return err
 }
 
-// vote makes a transaction that changes nothing. That it is refused to look at the top is as much of an answer: the
+// vote makes a transaction that changes nothing. If the client may not check the top node that is an answer as good: the
 // refusal is a transaction too.
 func (c *client) vote() error {
 	_, err := c.Multi(&zk.CheckVersionRequest{Path: "/", Version: -1})
@@ -105,7 +105,7 @@ func (c *client) remove(ctx context.Context, path string) (bool, error) {
 	})
 }
 
-// final reports whether there is no use in another attempt.
+// final reports whether another attempt is of no use.
 func (c *client) final(err error) bool {
 	if errors.Is(err, zk.ErrSessionExpired) && !c.link.once {
 		return false // there will be another

@@ -2,8 +2,8 @@ package zkstore
 
 import "github.com/stilelock/stile/line"
 
-// notifyContended is [store.Extensions.NotifyContended]. Nobody who does not ask pays for it: for who does, every change of the line
-// is followed by a reading of it.
+// notifyContended is [store.Extensions.NotifyContended]. From here on the line is read after each of its changes, so only the
+// owners that call it pay for it.
 func (e *entry) notifyContended(f func()) {
 	w := e.line
 	w.mu.Lock()
@@ -13,10 +13,10 @@ func (e *entry) notifyContended(f func()) {
 	}
 	e.contended = f
 	w.stale = true
-	w.follow()
+	w.followLocked()
 }
 
-// waitsBehind reports whether somebody behind the entry at the given place is not admitted.
+// waitsBehind reports whether an entry behind the one at the given place is not admitted.
 func waitsBehind(cs []contender, at int) bool {
 	for i := at + 1; i < len(cs); i++ {
 		if !line.Admits(cs[i].mode, modes(cs[:i])) {

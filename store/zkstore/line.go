@@ -18,35 +18,35 @@ import (
 )
 
 const (
-	// recheck is how often a line with waiters is read although nothing was heard.
-	recheck = 2 * time.Second
-	// nearest is how many of those ahead an entry watches. They tell it of its turn, and the first few in a line also of
-	// how it moves; all others would only be woken in vain.
+	// recheckInterval is how often a line with waiters is read although no event was received.
+	recheckInterval = 2 * time.Second
+	// nearest is how many of the entries ahead an entry watches. They show its turn, and to the first few in a line also how
+	// the line moves; to watch more would wake waiters in vain.
 	nearest = 8
 	// parallel is how many requests of a kind that is made for many entries at once are under way at a time. After a
 	// reconnection there may be thousands to make, and a confirmation must not come behind all of them.
 	parallel = 16
 )
 
-// follower is what one session knows of one line in which it has entries.
+// follower follows one line for the entries that one session has in it.
 type follower struct {
 	session *session
 	name    string
 	dir     string
-	ctx     context.Context // ends with the line's usefulness, or the session
+	ctx     context.Context // ends when the line need not be followed any more, or with the session
 	stop    context.CancelFunc
-	kick    work.Signal // makes the following goroutine look what is to be done
+	kick    work.Signal // makes the following goroutine look for something to do
 
-	mu        sync.Mutex
-	mine      map[*entry]struct{} // joining or standing
-	following bool                // the goroutine has been started
-	stale     bool                // the line has to be read
-	secretive bool                // there are entries that we must not read
-	told      bool                // the server will tell of the next change of the directory
-	readings  int                 // how many have begun
+	mu         sync.Mutex
+	mine       map[*entry]struct{} // joining or standing
+	following  bool                // the goroutine has been started
+	stale      bool                // the line has to be read
+	unreadable bool                // there are entries that the client may not read
+	watched    bool                // the server will send an event for the next change of the directory
+	readings   int                 // how many have begun
 }
 
-// join notes that an entry is about to be put in, which adds so many bytes to the end of the session.
+// join adds an entry that is about to be put in. It adds size bytes to the transaction that ends the session.
 func (se *session) join(e *entry, size int64) error {
 	se.mu.Lock()
 	defer se.mu.Unlock()
@@ -74,8 +74,8 @@ func (se *session) join(e *entry, size int64) error {
 	return nil
 }
 
-// arrive notes that an entry has been put in, and tells how it stands. It reports false if the session has ended while
-// the entry was joining.
+// arrive marks an entry as standing, because it has been put in, and delivers how it stands. It reports false if the session
+// has ended meanwhile.
 func (w *follower) arrive(e *entry, ahead []contender) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -85,12 +85,12 @@ func (w *follower) arrive(e *entry, ahead []contender) bool {
 	e.state, e.arrived, e.ahead = standing, w.readings+1, ahead
 	e.delivery.Begin()
 	w.session.wantOwn(e.path())
-	w.tell(e)
+	w.tellLocked(e)
 	if e.blocking() > 0 {
-		// The directory may be watched since before the entry came, so nothing would tell of who left meanwhile.
+		// The directory may have been watched since before the entry came, so no event would show who left meanwhile.
 		_, everything := w.wantedLocked()
 		w.stale = w.stale || everything
-		w.follow()
+		w.followLocked()
 	}
 	return true
 }
@@ -107,19 +107,19 @@ func (w *follower) stands(order uint64) bool {
 	return false
 }
 
-// part notes that nobody wants to hear of an entry any more.
+// part ends the delivery to an entry that its owner has withdrawn.
 func (w *follower) part(e *entry) {
 	se := w.session
 	se.mu.Lock()
 	defer se.mu.Unlock()
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.settle(e)
-	w.retire()
+	w.settleLocked(e)
+	w.retireLocked()
 }
 
-// settle ends an entry's part in the line. It is called with w.mu held.
-func (w *follower) settle(e *entry) {
+// settleLocked removes an entry from the follower.
+func (w *follower) settleLocked(e *entry) {
 	if e.state == standing {
 		w.session.own.forget(e.path())
 	}
@@ -128,8 +128,8 @@ func (w *follower) settle(e *entry) {
 	delete(w.mine, e)
 }
 
-// retire lets go of a line without entries. It is called with the mutexes of the session and the line held.
-func (w *follower) retire() {
+// retireLocked drops a follower without entries. It is called with the mutexes of the session and the follower held.
+func (w *follower) retireLocked() {
 	if len(w.mine) > 0 {
 		return
 	}
@@ -139,16 +139,16 @@ func (w *follower) retire() {
 	}
 }
 
-// close ends the line with its session; if that was lost, its entries hear of it.
+// close ends the follower with its session. If that was lost, the owners of the entries are notified.
 func (w *follower) close(cause error, lost bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.stop()
 	for e := range w.mine {
 		if lost {
-			w.gone(e, cause)
+			w.goneLocked(e, cause)
 		} else {
-			w.settle(e)
+			w.settleLocked(e)
 		}
 	}
 }
@@ -156,8 +156,8 @@ func (w *follower) close(cause error, lost bool) {
 // blocking says how many must leave before it is the entry's turn.
 func (e *entry) blocking() int { return line.Blocking(e.req.Mode, modes(e.ahead)) }
 
-// tell delivers an entry's standing. It is called with w.mu held.
-func (w *follower) tell(e *entry) {
+// tellLocked delivers an entry's standing.
+func (w *follower) tellLocked(e *entry) {
 	now := store.Standing{State: store.Admitted, Order: e.order}
 	if n := e.blocking(); n > 0 {
 		now.State, now.Ahead = store.Waiting, n
@@ -165,13 +165,13 @@ func (w *follower) tell(e *entry) {
 	e.delivery.Deliver(now)
 }
 
-// nearer is tell for an entry that has fewer ahead of it than before. If it is its turn the server is asked whether the entry is
-// there before anybody is told: one transaction may delete all nodes of a line, and the server tells of them one after another.
-// exactly is set if what is known comes from a reading, which may have been made on another connection, and of what was so for
-// long. It is called with w.mu held.
-func (w *follower) nearer(e *entry, exactly bool) {
+// nearerLocked is tellLocked for an entry that has fewer ahead of it than before. If it is the entry's turn, the server is
+// asked whether the entry is there before that is delivered: one transaction may delete all nodes of a line, and the server
+// sends the events one after another. exactly is set if what is known comes from a reading, which may have been made on
+// another connection, and of a state that was old.
+func (w *follower) nearerLocked(e *entry, exactly bool) {
 	if e.blocking() > 0 || e.delivery.Admitted() {
-		w.tell(e)
+		w.tellLocked(e)
 		return
 	}
 	if !e.asking {
@@ -181,10 +181,10 @@ func (w *follower) nearer(e *entry, exactly bool) {
 	}
 }
 
-// makeSure tells an entry that it is its turn, if the entry is there. On the connection that told of a departure, the server
-// answers after all of the transaction has been done that the departure was part of. Another server may lag behind: it has
-// to catch up first. And it may be with a leader whom the others have left, at which who only waits is confirmed; see prove.
-// So it takes a transaction, as those confirmations do that come after.
+// makeSure delivers that it is an entry's turn, if the entry is there. On the connection that the event of a departure came on,
+// the server answers when the whole transaction has been done that the departure was part of. Another server may lag behind:
+// it has to catch up first. And it may follow a leader that the others have left, at which a session that only waits is
+// confirmed; see prove. So this takes a transaction, as the confirmations do that come after.
 func (w *follower) makeSure(e *entry, exactly bool, connection int64) {
 	se := w.session
 	var there bool
@@ -201,7 +201,7 @@ func (w *follower) makeSure(e *entry, exactly bool, connection int64) {
 		})
 		now := se.connection.Load()
 		if se.life.Err() != nil {
-			return // who ended it tells
+			return // whoever ended the session notifies the owner
 		}
 		if err == nil && now == connection {
 			break
@@ -217,17 +217,17 @@ func (w *follower) makeSure(e *entry, exactly bool, connection int64) {
 	switch {
 	case e.state != standing:
 	case !there:
-		w.gone(e, w.evicted())
+		w.goneLocked(e, w.evicted())
 	default:
-		w.tell(e)
+		w.tellLocked(e)
 	}
 }
 
-// gone tells an entry's owner that the entry is not in the line any more. It is called with w.mu held.
-func (w *follower) gone(e *entry, cause error) {
+// goneLocked ends an entry that is not in the line any more, and delivers that.
+func (w *follower) goneLocked(e *entry, cause error) {
 	e.hasEnded(takenOut)
 	e.delivery.Deliver(store.Standing{State: store.Gone, Order: e.order, Cause: cause})
-	w.settle(e)
+	w.settleLocked(e)
 }
 
 func (w *follower) evicted() error {
@@ -265,7 +265,7 @@ func (w *follower) holds() bool {
 	return false
 }
 
-// nodeGone takes in that a node has been deleted; read is as for hasLeft.
+// nodeGone handles that a node has been deleted; read is as for hasLeft.
 func (se *session) nodeGone(path string, read bool) {
 	dir, name := split(path)
 	se.mu.Lock()
@@ -277,7 +277,7 @@ func (se *session) nodeGone(path string, read bool) {
 	}
 }
 
-// unwatched takes in that the watch of a node is used up though the node is there: somebody has changed its data.
+// unwatched handles that the watch of a node is used up though the node is there: somebody has changed its data.
 func (se *session) unwatched(path string) {
 	dir, name := split(path)
 	se.mu.Lock()
@@ -289,7 +289,7 @@ func (se *session) unwatched(path string) {
 	}
 }
 
-// unwatched has a node watched again, if that is wanted.
+// unwatched makes a node be watched again, if that is wanted.
 func (w *follower) unwatched(name string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -298,21 +298,21 @@ func (w *follower) unwatched(name string) {
 			w.session.wantOwn(e.path())
 		}
 	}
-	w.wake()
+	w.wakeLocked()
 }
 
-// childrenChanged takes in that somebody has joined or left a line.
+// childrenChanged handles that an entry has joined or left a line.
 func (se *session) childrenChanged(dir string) {
 	if w := se.lineOf(dir); w != nil {
 		w.mu.Lock()
-		w.told, w.stale = false, true
+		w.watched, w.stale = false, true
 		w.mu.Unlock()
 		w.followOn()
 	}
 }
 
-// reconnected sees to it that nothing is missed because of a connection that was lost, and its watches with it: all entries
-// are watched again, and the lines are read that may have changed in a way that concerns them.
+// reconnected makes up for a connection that was lost with its watches: all entries are watched again, and the lines are read
+// that may have changed in a way that concerns them.
 func (se *session) reconnected() {
 	se.mu.Lock()
 	clear(se.watched)
@@ -326,25 +326,24 @@ func (se *session) reconnected() {
 	}
 }
 
-// reconnected is [session.reconnected] for one line. An entry whose turn it is needs no reading: that it is there is all
-// that matters.
+// reconnected is [session.reconnected] for one line. An admitted entry needs no reading: all that matters is that it is there.
 func (w *follower) reconnected() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.told = false
+	w.watched = false
 	for e := range w.mine {
 		if e.state != standing {
 			continue
 		}
 		w.session.wantOwn(e.path())
-		w.stale = w.stale || w.secretive || e.contended != nil || !e.delivery.Admitted()
+		w.stale = w.stale || w.unreadable || e.contended != nil || !e.delivery.Admitted()
 	}
-	w.wake()
+	w.wakeLocked()
 }
 
-// hasLeft lets the entries know of a departure: another's, or their own. Those who were ahead of an entry can only become
-// fewer, so if it knows all of them and all have left it is its turn, and the line need not be read. read is set if that was
-// asked, and may have been so for long: an event is news.
+// hasLeft updates the entries with a departure: another's, or their own. The entries ahead of one can only become fewer, so if
+// it knows all of them and all have left it is its turn, and the line need not be read. read is set if the departure was found
+// by a request, and may be old: an event is news.
 func (w *follower) hasLeft(name string, read bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -353,7 +352,7 @@ func (w *follower) hasLeft(name string, read bool) {
 			continue
 		}
 		if e.node.name == name {
-			w.gone(e, w.evicted())
+			w.goneLocked(e, w.evicted())
 			continue
 		}
 		at := slices.IndexFunc(e.ahead, func(c contender) bool { return c.name == name })
@@ -363,39 +362,39 @@ func (w *follower) hasLeft(name string, read bool) {
 			w.stale = true
 		default:
 			e.ahead = slices.Delete(e.ahead, at, at+1)
-			w.nearer(e, read)
+			w.nearerLocked(e, read)
 		}
 	}
-	w.wake()
+	w.wakeLocked()
 }
 
-// followOn wakes the goroutine that follows the line, if there is one.
+// followOn wakes the goroutine that follows the line, if it runs.
 func (w *follower) followOn() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.wake()
+	w.wakeLocked()
 }
 
-// follow starts the goroutine that follows the line, or wakes it. It is called with w.mu held.
-func (w *follower) follow() {
+// followLocked starts the goroutine that follows the line, or wakes it.
+func (w *follower) followLocked() {
 	if !w.following {
 		w.following = true
 		w.session.life.Start(w.run)
 	}
-	w.wake()
+	w.wakeLocked()
 }
 
-// wake makes the following goroutine look what is to be done. It is called with w.mu held.
-func (w *follower) wake() {
+// wakeLocked makes the following goroutine look for something to do, if it runs.
+func (w *follower) wakeLocked() {
 	if w.following {
 		w.kick.Set()
 	}
 }
 
-// run follows the line until it is of no more use: it sets the watches that entries need, and reads the line when
-// something may have been missed. What the watches tell does not wait for it.
+// run follows the line until the follower is dropped: it sets the watches that entries need, and reads the line when an event
+// may have been missed. The handling of events does not wait for it.
 func (w *follower) run() {
-	ticker := time.NewTicker(w.session.store.recheck)
+	ticker := time.NewTicker(w.session.store.recheckInterval)
 	defer ticker.Stop()
 	for {
 		select {
@@ -437,8 +436,8 @@ func (w *follower) waiting() bool {
 	return false
 }
 
-// wanted returns the nodes that the entries need to hear of besides their own: those nearest ahead that are in their way.
-// everything is set if that is not enough.
+// wanted returns the nodes that have to be watched besides the entries' own: those nearest ahead that block them. everything is
+// set if that is not enough.
 func (w *follower) wanted() (names []string, everything bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -446,32 +445,32 @@ func (w *follower) wanted() (names []string, everything bool) {
 }
 
 func (w *follower) wantedLocked() (names []string, everything bool) {
-	everything = w.secretive
+	everything = w.unreadable
 	for e := range w.mine {
 		if e.state != standing {
 			continue
 		}
 		everything = everything || e.contended != nil
-		if e.blocking() == 0 || w.secretive {
+		if e.blocking() == 0 || w.unreadable {
 			continue
 		}
-		inTheWay := slices.DeleteFunc(slices.Clone(e.ahead), func(c contender) bool {
+		blockers := slices.DeleteFunc(slices.Clone(e.ahead), func(c contender) bool {
 			return e.req.Mode.Slots() == 0 && line.Admits(e.req.Mode, []line.Mode{c.mode})
 		})
-		if over := len(inTheWay) - nearest; over > 0 {
-			inTheWay = inTheWay[over:]
+		if over := len(blockers) - nearest; over > 0 {
+			blockers = blockers[over:]
 			// Of all the slots that are taken, any may become free.
 			everything = everything || e.req.Mode.Slots() > 0
 		}
-		for _, c := range inTheWay {
+		for _, c := range blockers {
 			names = append(names, c.name)
 		}
 	}
 	return names, everything
 }
 
-// watchNodes sets the watches that are wanted and not there. There is one of each node, however many entries want it:
-// the client cannot take watches back, so they stay for as long as their nodes, or the connection.
+// watchNodes sets the watches that are wanted and not set. There is one for each node, however many entries want it. The
+// client cannot remove watches, so they stay for as long as their nodes, or the connection.
 func (w *follower) watchNodes() error {
 	names, everything := w.wanted()
 	se := w.session
@@ -496,7 +495,7 @@ func (w *follower) watchNodes() error {
 		return err
 	}
 	w.mu.Lock()
-	again := (everything || w.secretive) && !w.told
+	again := (everything || w.unreadable) && !w.watched
 	w.stale = w.stale || again
 	w.mu.Unlock()
 	if again {
@@ -518,9 +517,9 @@ func (w *follower) watchNode(name string) error {
 	case errors.Is(err, zk.ErrNoNode):
 		w.session.nodeGone(path, true)
 		return nil
-	case errors.Is(err, zk.ErrNoAuth): // somebody else's, which we must not hear of either; the directory is ours to read
+	case errors.Is(err, zk.ErrNoAuth): // the node may not be watched either; the directory may be read
 		w.mu.Lock()
-		w.secretive = true
+		w.unreadable = true
 		w.mu.Unlock()
 		err = nil
 	}
@@ -530,7 +529,7 @@ func (w *follower) watchNode(name string) error {
 	return err
 }
 
-// reread reads the line, if that is necessary, and puts right what is known of it.
+// reread reads the line, if that is necessary, and corrects what is known of it.
 func (w *follower) reread() error {
 	_, everything := w.wanted()
 	w.mu.Lock()
@@ -540,8 +539,8 @@ func (w *follower) reread() error {
 	}
 	w.stale = false
 	w.readings++
-	reading, watch := w.readings, everything && !w.told
-	w.told = w.told || watch
+	reading, watch := w.readings, everything && !w.watched
+	w.watched = w.watched || watch
 	w.mu.Unlock()
 
 	path := w.dir
@@ -557,27 +556,27 @@ func (w *follower) reread() error {
 	defer w.mu.Unlock()
 	if err != nil && !errors.Is(err, zk.ErrNoNode) {
 		w.stale = true
-		w.told = w.told && !watch
+		w.watched = w.watched && !watch
 		return err
 	}
-	w.apply(contenders(children), reading)
+	w.applyLocked(contenders(children), reading)
 	return nil
 }
 
-// apply replaces what is known of the line by a reading. It says nothing of an entry that may have been put in since it
-// began. It is called with w.mu held.
-func (w *follower) apply(cs []contender, reading int) {
+// applyLocked replaces what is known of the line by a reading. The reading says nothing of an entry that may have been put in
+// since it began.
+func (w *follower) applyLocked(cs []contender, reading int) {
 	for e := range w.mine {
 		if e.state != standing || e.arrived > reading {
 			continue
 		}
 		at := e.in(cs)
 		if at < 0 {
-			w.gone(e, w.evicted())
+			w.goneLocked(e, w.evicted())
 			continue
 		}
 		e.narrow(cs[:at])
-		w.nearer(e, true)
+		w.nearerLocked(e, true)
 		if f := e.contended; f != nil && waitsBehind(cs, at) {
 			e.contended = nil
 			go f()
@@ -590,9 +589,9 @@ func (e *entry) in(cs []contender) int {
 	return slices.IndexFunc(cs, func(c contender) bool { return c.name == e.node.name })
 }
 
-// narrow takes in a reading of who is ahead of the entry. The reading may be older than what was heard: it was under
-// way already, or comes after a reconnection from a server that lags behind the one before. But who has left does not come
-// back; and whose turn it is, it remains.
+// narrow applies a reading to what is known of the entries ahead. The reading may be older than the last event: it was under
+// way already, or comes after a reconnection from a server that lags behind the one before. But an entry that has left does
+// not come back, and an entry that was admitted stays so.
 func (e *entry) narrow(ahead []contender) {
 	if e.delivery.Admitted() {
 		return
@@ -601,10 +600,10 @@ func (e *entry) narrow(ahead []contender) {
 	for _, c := range e.ahead {
 		known[c.name] = true
 	}
-	e.ahead = slices.DeleteFunc(slices.Clone(ahead), func(c contender) bool { return !known[c.name] && !c.mayFollowOn() })
+	e.ahead = slices.DeleteFunc(slices.Clone(ahead), func(c contender) bool { return !known[c.name] && !c.mayReplace() })
 }
 
-// oneOf makes a request for an entry that follows its line, when one of the places for such requests is free.
+// oneOf makes a request for an entry that is followed, when one of the places for such requests is free.
 func oneOf[T any](se *session, places chan struct{}, request func() (T, error)) (T, error) {
 	select {
 	case places <- struct{}{}:

@@ -60,7 +60,7 @@ func TestAReadingFromBeforeAWriterBecameAReaderAdmitsNobody(t *testing.T) {
 
 	e.line.readings++
 	e.line.hasLeft(writer, false)
-	e.line.apply(contenders([]string{writer, own}), e.line.readings)
+	e.line.applyLocked(contenders([]string{writer, own}), e.line.readings)
 	if !e.delivery.Waiting() || !e.line.stale {
 		t.Errorf("the entry is told %v, and another reading is wanted: %v", lt.heard[e], e.line.stale)
 	}
@@ -78,13 +78,13 @@ func TestAReadingFromBeforeAnEntryCameDoesNotEndIt(t *testing.T) {
 
 	a.line.readings++ // as reread does, before it asks
 	b.arrives(first, second)
-	a.line.apply(contenders([]string{first}), a.line.readings)
+	a.line.applyLocked(contenders([]string{first}), a.line.readings)
 	if a.state != standing || b.state != standing {
 		t.Errorf("they were told %v and %v", lt.heard[a], lt.heard[b])
 	}
 
 	a.line.readings++
-	a.line.apply(contenders([]string{first}), a.line.readings)
+	a.line.applyLocked(contenders([]string{first}), a.line.readings)
 	if a.state != standing || b.state != over || !slices.Equal(lt.heard[b], []store.State{store.Admitted, store.Gone}) {
 		t.Errorf("by a reading that began later they were told %v and %v", lt.heard[a], lt.heard[b])
 	}
@@ -101,7 +101,7 @@ func TestWhoHasLeftDoesNotComeBackByAReading(t *testing.T) {
 	e.arrives(first, second, own)
 	e.line.readings++
 	e.line.hasLeft(second, false)
-	e.line.apply(contenders([]string{first, second, own}), e.line.readings)
+	e.line.applyLocked(contenders([]string{first, second, own}), e.line.readings)
 	if len(e.ahead) != 1 || e.ahead[0].name != first {
 		t.Errorf("ahead of the entry are %v, want the first alone", e.ahead)
 	}
@@ -117,7 +117,7 @@ func TestAnEntryThatDoesNotWatchAllAheadReadsTheLineAfterItsArrival(t *testing.T
 	}
 	lt := newLineTest(t, nil)
 	e := lt.joining(line.Slot(nearest + 1))
-	e.line.told = true
+	e.line.watched = true
 	e.arrives(listing...)
 	if !e.delivery.Waiting() || !e.line.stale {
 		t.Errorf("the entry is told %v, and a reading is wanted: %v", lt.heard[e], e.line.stale)

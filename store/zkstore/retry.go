@@ -11,8 +11,8 @@ import (
 	"github.com/stilelock/stile/store/internal/attempts"
 )
 
-// ask makes a request, and gives up waiting for the answer when ctx ends. The request itself cannot be taken back: it
-// goes on, and its answer is lost.
+// ask makes a request, and stops waiting for the answer when ctx ends. The request itself cannot be canceled: it goes on, and
+// its answer is lost.
 func ask[T any](ctx context.Context, request func() (T, error)) (T, error) {
 	type answer struct {
 		value T
@@ -61,7 +61,7 @@ func attempt[T any](ctx context.Context, c *client, request func(before int) (T,
 	}
 }
 
-// patienceError is why a call without a session gives up when its own ctx would let it go on.
+// patienceError is why a call without a session gives up before its own ctx ends.
 type patienceError time.Duration
 
 func (e patienceError) Error() string {
@@ -74,9 +74,9 @@ func (s *Store) patiently(ctx context.Context, doing string, requests func(conte
 }
 
 func (s *Store) patientlyFor(
-	ctx context.Context, most time.Duration, doing string, requests func(context.Context, *client) error,
+	ctx context.Context, timeout time.Duration, doing string, requests func(context.Context, *client) error,
 ) error {
-	bounded, cancel := context.WithTimeoutCause(ctx, most, patienceError(most))
+	bounded, cancel := context.WithTimeoutCause(ctx, timeout, patienceError(timeout))
 	defer cancel()
 	c, err := s.reader()
 	if err == nil {

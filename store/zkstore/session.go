@@ -62,7 +62,7 @@ func newSession(g *group) *session {
 // open opens the session in ZooKeeper, for a TTL that the servers must grant. They may grant more.
 func (se *session) open(ctx context.Context, ttl time.Duration) error {
 	sent := time.Now()
-	c, err := se.store.connect(ttl, true, se.heard)
+	c, err := se.store.connect(ttl, true, se.handle)
 	if err != nil {
 		return err
 	}
@@ -162,8 +162,8 @@ func (se *session) expire() {
 	se.lose(fmt.Errorf("%s: %w: session %s was not confirmed for %v", se.store, store.ErrSessionLost, se.ID(), se.ttl))
 }
 
-// heard takes in an event. It is called by the goroutines that read from the server, and must not wait for answers.
-func (se *session) heard(ev zk.Event) {
+// handle handles an event. It is called by the goroutines that read from the server, and must not wait for answers.
+func (se *session) handle(ev zk.Event) {
 	switch {
 	case ev.Type == zk.EventSession && ev.State == zk.StateExpired:
 		_ = se.gone()
@@ -217,16 +217,16 @@ func (se *session) Close(ctx context.Context) error {
 	if over {
 		return nil
 	}
-	err := se.farewell(ctx)
+	err := se.endRemote(ctx)
 	if err != nil {
 		return se.store.explain("end the session", attempts.EndedBy(ctx, err))
 	}
 	return nil
 }
 
-// farewell ends the session in ZooKeeper, and the client. Once it has begun there is no second attempt: a client that was
+// endRemote ends the session in ZooKeeper, and the client. Once it has begun there is no second attempt: a client that was
 // told to end can do nothing more.
-func (se *session) farewell(ctx context.Context) error {
+func (se *session) endRemote(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, se.ttl) // after which there is nothing left
 	defer cancel()
 	for ctx.Err() == nil && se.client.State() != zk.StateHasSession && !se.client.link.hasEnded() {
@@ -243,7 +243,7 @@ func (se *session) farewell(ctx context.Context) error {
 	case <-ctx.Done():
 	}
 	switch {
-	case se.client.link.hadFarewell(), se.client.link.hasEnded():
+	case se.client.link.closeConfirmed(), se.client.link.hasEnded():
 		return nil
 	case ctx.Err() != nil:
 		return attempts.GaveUp(ctx, se.client.link.trouble())

@@ -75,8 +75,8 @@ type Store struct {
 	dial   func(ctx context.Context, network, address string) (net.Conn, error)
 
 	// As the constants; tests of what happens without them set others.
-	recheck, lookAgain, patience time.Duration
-	sessionBytes                 int64
+	recheckInterval, resyncInterval, patience time.Duration
+	sessionBytes                              int64
 
 	mu      sync.Mutex
 	reading *client // for what is done without a session; nil until it is needed
@@ -119,7 +119,7 @@ func New(servers []string, opts *Options) (*Store, error) {
 		servers: addresses, paths: paths{root: root}, readWrite: opts.ReadWrite,
 		auth: slices.Clone(opts.Auth), acl: acl, tls: opts.TLS, logger: cmp.Or(opts.Logger, slog.New(slog.DiscardHandler)),
 		lookup: net.DefaultResolver.LookupHost, dial: (&net.Dialer{}).DialContext,
-		recheck: recheck, lookAgain: lookAgain, patience: attempts.Patience, sessionBytes: maxSessionBytes,
+		recheckInterval: recheckInterval, resyncInterval: resyncInterval, patience: attempts.Patience, sessionBytes: maxSessionBytes,
 	}, nil
 }
 

@@ -14,9 +14,8 @@ import (
 	"github.com/stilelock/stile/store/internal/work"
 )
 
-// lookAgain is how often a watch says that there may have been a change although it has heard of none: in case something
-// was missed.
-const lookAgain = 5 * time.Second
+// resyncInterval is how often a watch reports a possible change although it has received no event, in case one was missed.
+const resyncInterval = 5 * time.Second
 
 // Watch implements [store.Store]. It has a connection of its own, and one watch for each directory that may have a lock
 // whose name begins with prefix; ZooKeeper's recursive watches cannot be had with this client. So in an ensemble that is
@@ -45,8 +44,8 @@ type changes struct {
 	below map[string][]string
 }
 
-// heard takes in an event.
-func (c *changes) heard(ev zk.Event) {
+// handle notes what an event says.
+func (c *changes) handle(ev zk.Event) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	switch {
@@ -63,7 +62,7 @@ func (c *changes) heard(ev zk.Event) {
 // listen follows the directories until ctx ends or the servers refuse.
 func (c *changes) listen(ctx context.Context) error {
 	doing := fmt.Sprintf("watch the locks that begin with %q", c.prefix)
-	client, err := c.store.connect(readingTTL, false, c.heard)
+	client, err := c.store.connect(readingTTL, false, c.handle)
 	if err != nil {
 		return c.store.explain(doing, err)
 	}
@@ -72,7 +71,7 @@ func (c *changes) listen(ctx context.Context) error {
 	if err := client.await(ctx); err != nil {
 		return c.store.explain(doing, attempts.EndedBy(ctx, err))
 	}
-	ticker := time.NewTicker(c.store.lookAgain)
+	ticker := time.NewTicker(c.store.resyncInterval)
 	defer ticker.Stop()
 	for {
 		select {
