@@ -99,21 +99,13 @@ cross: ## build for the other systems, before a release (types, which is much fa
 	$(each_module) for os in linux darwin windows; do \
 		echo "$$m for $$os"; GOWORK=off GOOS=$$os go build ./...; done; done
 
-.PHONY: bench-etcd
-bench-etcd: $(BIN)/etcd ## measure against the stock etcd mutex
-	go run ./internal/etcdbench
+STORE ?= etcd
+.PHONY: bench
+bench: servers build ## measure against others, on STORE=etcd, redis or zk, or stile run against flock, STORE=startup
+	cd lab && GOWORK=off go run ./bench -store $(STORE) -etcd $(BIN)/etcd -stile $(BIN)/stile
 
-.PHONY: bench-startup
-bench-startup: build ## measure stile run against flock
-	cd cmd/stile && GOWORK=off go run ./internal/startupbench -stile $(BIN)/stile
-
-.PHONY: bench-zk
-bench-zk: ## measure against go-zookeeper's Lock
-	go run ./internal/zkbench
-
-.PHONY: bench-redis
-bench-redis: servers ## measure against redsync, redislock and rueidislock, and 100 000 locks of one process
-	cd lab && GOWORK=off go run ./redisbench
+.PHONY: bench-holds
+bench-holds: ## 100 000 locks of one process on Redis
 	GOWORK=off go test -run='^$$' -bench=ManyHolds -benchtime=1x ./store/redisstore
 
 .PHONY: lab
