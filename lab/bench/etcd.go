@@ -120,7 +120,7 @@ func (e *etcd) setting(other *clientv3.Client) setting {
 			{name: stockMutex, connect: e.connectStock},
 			{name: stileName, connect: e.connectStile},
 		},
-		settle:  func(int) time.Duration { return 3 * time.Millisecond },
+		settle:  func(int) time.Duration { return 10 * time.Millisecond },
 		between: func(ctx context.Context) error { return compact(ctx, other) },
 		noise:   func(ctx context.Context) func() (float64, error) { return startPuts(ctx, other) },
 	}
