@@ -1,73 +1,69 @@
-//go:build unix
-
-// Command startupbench measures what it takes to run a command under a lock of the local server, beside what flock(1)
-// takes. It prints a table for docs/performance.md.
 package main
 
 import (
-	"flag"
+	"context"
 	"fmt"
 	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"runtime"
-	"slices"
 	"strconv"
 	"strings"
-	"syscall"
 	"time"
 )
 
-func main() {
-	stile := flag.String("stile", "", "the `program` to measure")
-	rounds := flag.Int("rounds", 100, "how often to run each command")
-	flag.Parse()
-	if err := run(*stile, *rounds); err != nil {
-		fmt.Fprintln(os.Stderr, "startupbench:", err)
-		os.Exit(1)
-	}
-}
-
-func run(stile string, rounds int) error {
-	stile, err := filepath.Abs(stile)
+// measureStartup measures what it takes to run a command under a lock of the local server, beside what flock(1) takes. What is
+// compared are commands: a round runs each of them once, and there are twenty for each of those of the other stores.
+func measureStartup(ctx context.Context, c config) (*report, error) {
+	stile, err := filepath.Abs(c.stile)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	a, err := newAccount()
 	if err != nil {
-		return err
+		return nil, err
 	}
 	defer a.remove()
+	run := []string{stile, "run", "x", "--", "true"}
 	commands := []*command{
 		{name: "`true`", argv: []string{"true"}},
 		{name: "`flock x true`", argv: []string{"flock", a.path("x"), "true"}},
 		{name: "`stile version`", argv: []string{stile, "version"}},
-		{
-			name: "`stile run x -- true`, the local server runs",
-			argv: []string{stile, "run", "x", "--", "true"},
-		},
-		{
-			name:    "the same, the server has ended",
-			argv:    []string{stile, "run", "x", "--", "true"},
-			prepare: a.endServer,
-		},
-		{
-			name:    "the same, for the first time in this account",
-			argv:    []string{stile, "run", "x", "--", "true"},
-			prepare: a.forget,
-		},
+		{name: "`stile run x -- true`, the local server runs", argv: run},
+		{name: "the same, the server has ended", argv: run, prepare: a.endServer},
+		{name: "the same, for the first time in this account", argv: run, prepare: a.forget},
 	}
-	for round := range rounds + 1 {
+	for round := range 20*c.rounds + 1 {
 		for i := range commands {
 			c := commands[(round+i)%len(commands)] // so that none always comes after the same one
-			if err := c.measure(a, round > 0); err != nil {
-				return err
+			if err := c.measure(ctx, a, round > 0); err != nil {
+				return nil, err
 			}
 		}
 	}
-	report(commands, rounds)
-	return nil
+	r := &report{About: []string{fmt.Sprintf("%s: each command %d times, in turns, in rotating order", runtime.Version(), 20*c.rounds)}}
+	for _, c := range commands {
+		r.Startup = append(r.Startup, startupRow{
+			c.name, quantile(c.took, 0.5), quantile(c.took, 0.9), quantile(c.took, 0),
+		})
+	}
+	return r, nil
+}
+
+// startupRow is how long one command takes.
+type startupRow struct {
+	Command              string
+	Median, P90, Fastest time.Duration
+}
+
+func startupTable(t *strings.Builder, rows []startupRow) {
+	ms := func(d time.Duration) string { return fmt.Sprintf("%.1f ms", d.Seconds()*1e3) }
+	cells := [][]string{{"command", "median", "90 % are below", "fastest"}}
+	for _, r := range rows {
+		cells = append(cells, []string{r.Command, ms(r.Median), ms(r.P90), ms(r.Fastest)})
+	}
+	table(t, cells)
 }
 
 // account is a user's account where stile is used for the first time.
@@ -104,8 +100,12 @@ func (a account) endServer() error {
 	if err != nil {
 		return err
 	}
+	p, err := os.FindProcess(pid)
+	if err != nil {
+		return err
+	}
 	for a.isListening() {
-		_ = syscall.Kill(pid, syscall.SIGKILL)
+		_ = p.Kill()
 		time.Sleep(time.Millisecond)
 	}
 	return nil
@@ -140,13 +140,13 @@ type command struct {
 	took    []time.Duration
 }
 
-func (c *command) measure(a account, counts bool) error {
+func (c *command) measure(ctx context.Context, a account, counts bool) error {
 	if c.prepare != nil {
 		if err := c.prepare(); err != nil {
 			return err
 		}
 	}
-	cmd := exec.Command(c.argv[0], c.argv[1:]...)
+	cmd := exec.CommandContext(ctx, c.argv[0], c.argv[1:]...)
 	cmd.Env, cmd.Stderr = a.environment(), os.Stderr
 	start := time.Now()
 	err := cmd.Run()
@@ -158,41 +158,4 @@ func (c *command) measure(a account, counts bool) error {
 		c.took = append(c.took, took)
 	}
 	return nil
-}
-
-func report(commands []*command, rounds int) {
-	fmt.Printf("* Date: %s\n", time.Now().UTC().Format("2006-01-02 15:04 MST"))
-	fmt.Printf("* %s, %s/%s, %d CPUs (%s), load at the end %s\n",
-		runtime.Version(), runtime.GOOS, runtime.GOARCH, runtime.NumCPU(), processor(), load())
-	fmt.Printf("* `make bench-startup`: %d rounds, the commands in turns, in rotating order\n\n", rounds)
-	fmt.Println("| command | median | 90 % are below | fastest |")
-	fmt.Println("|---|---|---|---|")
-	for _, c := range commands {
-		slices.Sort(c.took)
-		fmt.Printf("| %s | %s | %s | %s |\n", c.name, ms(c.took[len(c.took)/2]), ms(c.took[len(c.took)*9/10]), ms(c.took[0]))
-	}
-}
-
-func ms(d time.Duration) string { return fmt.Sprintf("%.1f ms", d.Seconds()*1e3) }
-
-// load is how busy the machine is: what else runs makes everything slower.
-func load() string {
-	text, err := os.ReadFile("/proc/loadavg")
-	if err != nil {
-		return "unknown"
-	}
-	return strings.Join(strings.Fields(string(text))[:3], " ")
-}
-
-func processor() string {
-	text, err := os.ReadFile("/proc/cpuinfo")
-	if err != nil {
-		return "unknown"
-	}
-	for line := range strings.Lines(string(text)) {
-		if name, ok := strings.CutPrefix(line, "model name"); ok {
-			return strings.Trim(name, " \t:\n")
-		}
-	}
-	return "unknown"
 }
