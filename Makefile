@@ -115,23 +115,15 @@ release: $(BIN)/release ## VERSION=v0.1.0, into a module proxy in .bin/proxy, an
 
 .PHONY: release-check
 release-check: ## install the command, and build a program, from a release of what is committed
-	cd tools && GOWORK=off go test ./release
+	cd tools && GOWORK=off go test -count=1 ./release
 
-.PHONY: bench-etcd
-bench-etcd: $(BIN)/etcd ## measure against the stock etcd mutex
-	cd lab && GOWORK=off go run ./etcdbench -etcd $(BIN)/etcd
+STORE ?= etcd
+.PHONY: bench
+bench: servers build ## measure against others, on STORE=etcd, redis or zk, or stile run against flock, STORE=startup
+	cd lab && GOWORK=off go run ./bench -store $(STORE) -etcd $(BIN)/etcd -stile $(BIN)/stile
 
-.PHONY: bench-startup
-bench-startup: build ## measure stile run against flock
-	cd cmd/stile && GOWORK=off go run ./internal/startupbench -stile $(BIN)/stile
-
-.PHONY: bench-zk
-bench-zk: ## measure against go-zookeeper's Lock
-	cd lab && GOWORK=off go run ./zkbench
-
-.PHONY: bench-redis
-bench-redis: servers ## measure against redsync, redislock and rueidislock, and 100 000 locks of one process
-	cd lab && GOWORK=off go run ./redisbench
+.PHONY: bench-holds
+bench-holds: ## 100 000 locks of one process on Redis
 	cd store/redisstore && GOWORK=off go test -run='^$$' -bench=ManyHolds -benchtime=1x .
 
 .PHONY: lab

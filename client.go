@@ -139,6 +139,22 @@ func (c *Client) session(ctx context.Context) (*keeper.Session, error) {
 	}
 }
 
+// Terms returns what the store has granted the client's session, and opens one if there is none that is valid. After a renewal
+// nobody else is let in for TTL less Slack, for example. A session that follows a lost one may have other terms:
+// those of a hold are [Hold.Terms].
+func (c *Client) Terms(ctx context.Context) (store.Terms, error) {
+	call, err := c.begin(ctx)
+	if err != nil {
+		return store.Terms{}, fmt.Errorf("stile: %w", err)
+	}
+	defer call.done()
+	s, err := c.session(call.ctx)
+	if err != nil {
+		return store.Terms{}, fmt.Errorf("stile: open session: %w", call.ended(err))
+	}
+	return s.Store().Terms(), nil
+}
+
 func (c *Client) open(ctx context.Context, o *opening) {
 	o.mine = true // if the store panics
 	defer func() {

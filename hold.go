@@ -151,6 +151,9 @@ func (h *Hold) Valid() bool { return !h.over.Load() && h.tenure.session.Valid() 
 // moves on with each renewal; after the end of the hold it means nothing.
 func (h *Hold) Deadline() time.Time { return h.tenure.session.Deadline().Time() }
 
+// Terms returns what the store has granted the session that the lock is held under. They do not change.
+func (h *Hold) Terms() store.Terms { return h.tenure.session.Store().Terms() }
+
 // Contended returns a channel that is closed when somebody waits for the lock: a hint to finish early, if that is
 // possible. Looking for others begins with the first call. The channel may stay open for ever.
 func (h *Hold) Contended() <-chan struct{} { return h.contended() }

@@ -164,7 +164,7 @@ func openRedis(ctx context.Context, t target, logger *slog.Logger) (*Opened, err
 		if ctx.Err() == nil { // else that says it all
 			err = t.explainRedis(err)
 		}
-		return nil, fmt.Errorf("redis at %s: %w", strings.Join(t.endpoints, ", "), err)
+		return nil, fmt.Errorf("cannot connect: %w", err) // the URL stands before it
 	}
 	st, err := redisstore.New(cli, &redisstore.Options{
 		Prefix: t.prefix, WaitReplicas: t.redis.replicas, WaitTimeout: t.redis.timeout, Logger: logger,

@@ -148,7 +148,7 @@ func TestOpenRedisWithAPassword(t *testing.T) {
 func TestOpenRedisThatIsNotThere(t *testing.T) {
 	t.Parallel()
 	for _, url := range []string{"redis://127.0.0.1:1", "redis+unix:///nothing/here", "redis+cluster://127.0.0.1:1", "redis+sentinel://127.0.0.1:1/m"} {
-		t.Run(url, func(t *testing.T) { _ = fails(t.Context(), t, url, "redis at ") })
+		t.Run(url, func(t *testing.T) { _ = fails(t.Context(), t, url, "cannot connect: ") })
 	}
 	t.Run("silent", func(t *testing.T) {
 		l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -156,7 +156,7 @@ func TestOpenRedisThatIsNotThere(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer l.Close()
-		_ = fails(hurry(t), t, "redis://"+l.Addr().String(), "redis at ")
+		_ = fails(hurry(t), t, "redis://"+l.Addr().String(), "cannot connect: ")
 	})
 }
 
@@ -176,7 +176,7 @@ func TestOpenRedisOverTLS(t *testing.T) {
 	good := "rediss://" + redis.Addr() + "?ca=" + ca.file("ca.pem") + "&cert=" + ca.file("client.pem") + "&key=" + ca.file("client-key.pem")
 	t.Run("with a certificate", func(t *testing.T) { enqueue(t, open(t, good), "a") })
 	t.Run("without a certificate", func(t *testing.T) {
-		_ = fails(t.Context(), t, "rediss://"+redis.Addr()+"?ca="+ca.file("ca.pem"), "redis at ")
+		_ = fails(t.Context(), t, "rediss://"+redis.Addr()+"?ca="+ca.file("ca.pem"), "cannot connect: ")
 	})
 	t.Run("where there is none", func(t *testing.T) {
 		_ = fails(t.Context(), t, "rediss://"+testservers.StartRedis(t).Addr(), "there is no TLS connection", "without TLS")

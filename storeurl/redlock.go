@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"log/slog"
 	"strings"
-	"sync"
 
 	"github.com/redis/rueidis"
 
@@ -60,10 +59,10 @@ func openRedlock(ctx context.Context, t target, logger *slog.Logger) (*Opened, e
 		return nil, err
 	}
 	if err := answers(ctx, st); err != nil {
-		st.Close()
+		_ = st.Close()
 		return nil, err
 	}
-	return &Opened{Store: st, close: sync.OnceValue(func() error { st.Close(); return nil })}, nil
+	return &Opened{Store: st, close: st.Close}, nil
 }
 
 // answers makes sure that a majority of the masters answers.

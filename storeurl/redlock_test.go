@@ -46,7 +46,7 @@ func TestParseRedlock(t *testing.T) {
 func TestParseRedlockSaysWhatIsWrong(t *testing.T) {
 	for url, want := range map[string]string{
 		"redlock://h":               "give three, of which one may fail, or five, of which two may",
-		"redlock://h1,h2,h3,h4":     "as few may fail as of 3, and more must answer: give 3 or 5",
+		"redlock://h1,h2,h3,h4":     "an even number tolerates no more failures than 3; use 3 or 5",
 		"redlock://h1,h2,h1:6379":   "master h1:6379 is given twice",
 		"redlock://h1,h2,h3/team":   "the database is not a number: to set a prefix before all keys, write ?prefix=PREFIX",
 		"redlock://h1,h2,h3?ca=f":   `unknown parameter "ca": redlock:// knows password_env, password_file, prefix`,

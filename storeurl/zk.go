@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"log/slog"
 	"strings"
-	"sync"
 
 	"github.com/go-zookeeper/zk"
 
@@ -110,5 +109,5 @@ func openZooKeeper(ctx context.Context, t target, logger *slog.Logger) (*Opened,
 		_ = st.Close()
 		return nil, err
 	}
-	return &Opened{Store: st, close: sync.OnceValue(st.Close)}, nil
+	return &Opened{Store: st, close: st.Close}, nil
 }

@@ -9,8 +9,8 @@ import (
 	"github.com/stilelock/stile/store/internal/attempts"
 )
 
-// notifyContended is [store.Extensions.NotifyContended]. Nobody who does not ask pays for it: it has a watch of its own, for those
-// who join, which the line's watch leaves out.
+// notifyContended is [store.Extensions.NotifyContended]. It opens a watch of its own for entries that join, which the line's
+// watch filters out; so only the owners that call it pay for it.
 func (e *entry) notifyContended(f func()) {
 	w := e.line
 	w.mu.Lock()
@@ -20,7 +20,7 @@ func (e *entry) notifyContended(f func()) {
 	}
 	ctx, cancel := context.WithCancel(w.ctx)
 	e.contended = cancel
-	e.session.work.Start(func() {
+	e.session.life.Start(func() {
 		defer cancel()
 		for ctx.Err() == nil {
 			if e.awaitContention(ctx) {
@@ -32,15 +32,15 @@ func (e *entry) notifyContended(f func()) {
 	})
 }
 
-// awaitContention waits until somebody who is not admitted stands behind the entry. It returns false if it cannot go
-// on: ctx has ended, or the watch.
+// awaitContention waits until an entry that is not admitted stands behind this one. It returns false if ctx ends first, or the
+// watch does.
 func (e *entry) awaitContention(ctx context.Context) bool {
 	s := e.session.store
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	joins := s.cli.Watch(ctx, s.keys.line(e.req.Name),
 		clientv3.WithPrefix(), clientv3.WithFilterDelete(), clientv3.WithCreatedNotify())
-	// The first response says that the watch has begun; those who joined before it are in the reading that follows.
+	// The first response says that the watch has begun; the reading that follows shows the entries that joined before.
 	for resp := range joins {
 		if resp.Err() != nil {
 			return false

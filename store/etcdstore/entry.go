@@ -18,12 +18,13 @@ import (
 	"github.com/stilelock/stile/line"
 	"github.com/stilelock/stile/store"
 	"github.com/stilelock/stile/store/internal/attempts"
+	"github.com/stilelock/stile/store/internal/delivery"
 )
 
 // entry is one place in a line, and the ticket to it.
 type entry struct {
 	session *session
-	line    *watchedLine
+	line    *follower
 	req     store.Request
 	value   string // what it says of itself, as it is put in
 	key     string // set by join
@@ -45,11 +46,11 @@ type entry struct {
 	// The fields below are guarded by the line's mutex.
 	says       value // what it says of itself now
 	state      entryState
-	place      *line.Place    // while standing
-	left       []departure    // who left while the entry was being put in
-	watch      int            // which watch of the line was open when the entry joined; zero for none
-	told       store.Standing // the last that Notify heard
-	late       *time.Timer    // starts the watch of the entry's key, once it is admitted
+	place      *line.Place // while standing
+	left       []departure // who left while the entry was being put in
+	watch      int         // which watch of the line was open when the entry joined; zero for none
+	delivery   delivery.Delivery
+	late       *time.Timer // starts the watch of the entry's key, once it is admitted
 	watched    context.CancelFunc
 	keyWatched bool // the watch of the entry's key stands
 	contended  context.CancelFunc
@@ -98,7 +99,7 @@ func (se *session) Enqueue(ctx context.Context, req store.Request) (store.Ticket
 	if err := se.join(e); err != nil {
 		return nil, err
 	}
-	bounded, cancel := attempts.Within(ctx, se.life)
+	bounded, cancel := se.life.Within(ctx)
 	defer cancel()
 
 	arrived, err := e.putIn(bounded, req.Try)
@@ -113,12 +114,12 @@ func (se *session) Enqueue(ctx context.Context, req store.Request) (store.Ticket
 		_ = e.Withdraw(bounded)
 		err = arrived.heldBy(e)
 	case !e.line.arrive(e, arrived):
-		err = se.alive() // the session was lost meanwhile, and the entry with it
+		err = se.life.Err() // the session was lost meanwhile, and the entry with it
 	}
 	if err != nil {
 		e.line.part(e)
 		if e.doubt.Load() {
-			se.work.Start(e.clear)
+			se.life.Start(e.clear)
 		}
 		if _, held := errors.AsType[*store.HeldError](err); held {
 			return nil, err
@@ -134,7 +135,7 @@ func newEntry(se *session, req store.Request) (*entry, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &entry{session: se, req: req, says: v, value: text}, nil
+	return &entry{session: se, req: req, says: v, value: text, delivery: delivery.New(req.Notify)}, nil
 }
 
 // arrival is what is known of an entry that has been put in.
@@ -294,9 +295,10 @@ func (e *entry) clear() {
 	mine := clientv3.Compare(clientv3.Value(e.key), "=", e.value)
 	raise := clientv3.OpPut(guard, guardValue, clientv3.WithLease(se.lease))
 	tell := clientv3.OpGet(guard, clientv3.WithKeysOnly())
-	for se.alive() == nil {
+	life := se.life.Context()
+	attempts.UntilDone(life, attempts.Longest, func() error {
 		var resp *clientv3.TxnResponse
-		err := attempt(se.life, func(ctx context.Context) (err error) {
+		err := attempt(life, func(ctx context.Context) (err error) {
 			resp, err = se.store.cli.Txn(ctx).
 				If(mine).
 				Then(raise, tell, clientv3.OpDelete(e.key)).
@@ -307,23 +309,21 @@ func (e *entry) clear() {
 		switch {
 		case err == nil:
 			se.sawGuard(resp.Responses[1].GetResponseRange().Kvs, resp.Header.Revision)
-			return
 		case errors.Is(err, rpctypes.ErrLeaseNotFound):
 			_ = se.gone()
-			return
-		case se.alive() == nil:
+		case se.life.Err() == nil:
 			if errors.Is(err, rpctypes.ErrNoSpace) {
 				// Deleting needs no space, and an attempt that is still under way finds none either. The guard comes later.
-				_ = attempt(se.life, func(ctx context.Context) error {
+				_ = attempt(life, func(ctx context.Context) error {
 					_, err := se.store.cli.Txn(ctx).If(mine).Then(clientv3.OpDelete(e.key)).Commit()
 					return err
 				})
 			}
-			se.store.logger.LogAttrs(se.life, slog.LevelWarn, "entry in doubt could not be taken out yet",
+			se.store.logger.LogAttrs(life, slog.LevelWarn, "entry in doubt could not be taken out yet",
 				slog.String("lock", e.req.Name), slog.Any("error", err))
-			attempts.Rest(se.life, attempts.Longest)
 		}
-	}
+		return err
+	})
 }
 
 // Extensions implements [store.Ticket].
@@ -348,39 +348,29 @@ func (e *entry) depart(ctx context.Context, request func(context.Context) (bool,
 		}
 		return fmt.Errorf("%s: %s: %w: the entry had left already", se.store, doing, store.ErrGone)
 	}
-	ended := se.alive()
+	ended := se.life.Err()
 	if ended != nil && !e.outlasts.Load() {
 		return fmt.Errorf("%w: %w", store.ErrGone, ended) // it goes with the session
 	}
+	bounded, cancel := se.life.Within(ctx)
 	if ended != nil {
-		return e.departAlone(ctx, doing, request)
+		bounded, cancel = context.WithTimeoutCause(ctx, attempts.Patience, errPatience)
 	}
-	bounded, cancel := attempts.Within(ctx, se.life)
 	defer cancel()
 	there, err := request(bounded)
 	switch {
+	case err != nil && ended != nil: // the entry has an end of its own, so nothing is done for it in the background
+		return se.store.explain(doing, endedBy(ctx, err))
 	case err != nil:
-		se.work.Start(func() { e.keepDeparting(request) })
-		return se.departureFailed(ctx, doing, err, e.outlasts.Load())
+		se.life.Start(func() { e.keepDeparting(request) })
+		if err = se.explain(ctx, doing, err); !e.outlasts.Load() {
+			err = se.life.WentWith(ctx, err)
+		}
+		return err
 	case e.doubt.Load():
-		se.work.Start(e.clear)
+		se.life.Start(e.clear)
 	}
 	if !there {
-		return e.takenOut(doing)
-	}
-	return nil
-}
-
-// departAlone is the part of depart that concerns entries which may have outlasted their session. For them nothing is
-// done in the background: they have an end of their own.
-func (e *entry) departAlone(ctx context.Context, doing string, request func(context.Context) (bool, error)) error {
-	ctx, cancel := context.WithTimeoutCause(ctx, attempts.Patience, errPatience)
-	defer cancel()
-	there, err := request(ctx)
-	switch {
-	case err != nil:
-		return e.session.store.explain(doing, endedBy(ctx, err))
-	case !there:
 		return e.takenOut(doing)
 	}
 	return nil
@@ -407,13 +397,11 @@ func (e *entry) takeOut(ctx context.Context) (there bool, err error) {
 
 // keepDeparting goes on with a departure whose caller has given up.
 func (e *entry) keepDeparting(request func(context.Context) (bool, error)) {
-	se := e.session
-	for se.alive() == nil {
-		if _, err := request(se.life); err == nil {
-			break
-		}
-		attempts.Rest(se.life, attempts.Longest)
-	}
+	life := e.session.life.Context()
+	attempts.UntilDone(life, attempts.Longest, func() error {
+		_, err := request(life)
+		return err
+	})
 	if e.doubt.Load() {
 		e.clear()
 	}

@@ -12,7 +12,7 @@ type Times struct{ LateWatch, Linger, Recheck, Overdue, LookAgain, Again, LastWo
 // Ordinary returns the times of a store as it is made.
 func Ordinary() Times {
 	t := ordinary
-	return Times{t.lateWatch, t.linger, t.recheck, t.overdue, t.lookAgain, t.again, t.lastWord}
+	return Times{t.heldWatchDelay, t.idleTimeout, t.recheckInterval, t.watchTimeout, t.resyncInterval, t.retryDelay, t.answerTimeout}
 }
 
 // SetTimes makes the store go by other times. It must be called before the store is used.
@@ -22,13 +22,13 @@ func (s *Store) SetTimes(t Times) {
 
 // Watches reports whether a session has a complete watch of a line.
 func Watches(s store.Session, name string) (watches bool) {
-	look(s, name, func(w *watchedLine) { watches = w.open != 0 })
+	look(s, name, func(w *follower) { watches = w.open != 0 })
 	return watches
 }
 
 // WatchesHeld reports whether a session has a complete watch of the key of an entry in a line.
 func WatchesHeld(s store.Session, name string) (watches bool) {
-	look(s, name, func(w *watchedLine) {
+	look(s, name, func(w *follower) {
 		for e := range w.mine {
 			watches = watches || e.keyWatched
 		}
@@ -37,7 +37,7 @@ func WatchesHeld(s store.Session, name string) (watches bool) {
 }
 
 // look calls f with what a session knows of a line, if it knows anything.
-func look(s store.Session, name string, f func(*watchedLine)) {
+func look(s store.Session, name string, f func(*follower)) {
 	se := s.(*session)
 	se.mu.Lock()
 	w := se.lines[name]

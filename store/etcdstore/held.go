@@ -11,8 +11,8 @@ import (
 )
 
 // watchHeld watches the key of an entry that has held its lock for a while, if it still stands. The watch of the line, if
-// there is one, is for those who wait: it leaves out what is put, and so does not tell that the key was overwritten.
-func (w *watchedLine) watchHeld(e *entry) {
+// there is one, is for waiters: it filters out puts, and so does not show that the key was overwritten.
+func (w *follower) watchHeld(e *entry) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if e.state != standing {
@@ -20,7 +20,7 @@ func (w *watchedLine) watchHeld(e *entry) {
 	}
 	ctx, cancel := context.WithCancel(w.ctx)
 	e.watched = cancel
-	w.session.work.Start(func() {
+	w.session.life.Start(func() {
 		defer cancel()
 		for ctx.Err() == nil {
 			err := e.followKey(ctx)
@@ -31,7 +31,7 @@ func (w *watchedLine) watchHeld(e *entry) {
 	})
 }
 
-// followKey watches the entry's key until the watch ends. What happened before the watch stood is in the reading that follows.
+// followKey watches the entry's key until the watch ends. The reading after the watch has begun shows what happened before.
 func (e *entry) followKey(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -44,7 +44,7 @@ func (e *entry) followKey(ctx context.Context) error {
 			if err := e.readKey(ctx); err != nil {
 				return err
 			}
-			w.watches(e)
+			w.keyWatchStands(e)
 		}
 		w.session.shown(resp.Header)
 		for _, ev := range resp.Events {
@@ -58,7 +58,7 @@ func (e *entry) followKey(ctx context.Context) error {
 	return errEnded
 }
 
-// readKey reads the entry's key and takes in what it shows.
+// readKey reads the entry's key and handles what it shows.
 func (e *entry) readKey(ctx context.Context) error {
 	se := e.session
 	var resp *clientv3.GetResponse
@@ -81,21 +81,21 @@ func (e *entry) readKey(ctx context.Context) error {
 	return nil
 }
 
-// keyIs takes in what the entry's key was at a revision; nil if it was not there.
-func (w *watchedLine) keyIs(e *entry, kv *mvccpb.KeyValue, at int64) {
+// keyIs handles what the entry's key was at a revision; nil if it was not there.
+func (w *follower) keyIs(e *entry, kv *mvccpb.KeyValue, at int64) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	switch {
 	case e.state != standing || uint64(at) < e.order:
 	case kv == nil || uint64(kv.CreateRevision) != e.order:
-		w.gone(e, w.evicted())
+		w.goneLocked(e, w.evicted())
 	case kv.Lease != int64(w.session.lease):
-		w.overwritten(e)
+		w.overwrittenLocked(e)
 	}
 }
 
-// watches notes that the watch of the entry's key stands.
-func (w *watchedLine) watches(e *entry) {
+// keyWatchStands marks that the watch of the entry's key stands.
+func (w *follower) keyWatchStands(e *entry) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	e.keyWatched = true

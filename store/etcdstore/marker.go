@@ -12,7 +12,6 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/stilelock/stile/store"
-	"github.com/stilelock/stile/store/internal/attempts"
 )
 
 // mark is [store.Extensions.Mark]. The marker is a key without a lease, under a name that no other client looks at.
@@ -21,10 +20,10 @@ import (
 func (e *entry) mark(ctx context.Context) ([]store.Entry, error) {
 	se := e.session
 	doing := fmt.Sprintf("leave a marker for lock %q", e.req.Name)
-	if ended := se.alive(); ended != nil {
+	if ended := se.life.Err(); ended != nil {
 		return nil, fmt.Errorf("%w: %w", store.ErrGone, ended)
 	}
-	bounded, cancel := attempts.Within(ctx, se.life)
+	bounded, cancel := se.life.Within(ctx)
 	defer cancel()
 	unreleased, there, err := e.leaveMarker(bounded)
 	switch {

@@ -29,39 +29,39 @@ func (e *entry) withdrawAfter(ctx context.Context, d time.Duration) error {
 	if err != nil {
 		return e.session.store.explain(fmt.Sprintf("keep the entry for lock %q", e.req.Name), err)
 	}
-	e.session.letOutlast() // before another entry of that name can join
-	a := &afterlife{entry: e, value: text, until: until}
-	return e.depart(ctx, a.begin)
+	e.session.allowOutlasting() // before another entry of that name can join
+	l := &detachedLease{entry: e, value: text, until: until}
+	return e.depart(ctx, l.attachUntil)
 }
 
-// letOutlast makes the entries to come have keys that no entry has which may outlast the session.
-func (se *session) letOutlast() {
+// allowOutlasting gives the entries to come other keys than any that may outlast the session.
+func (se *session) allowOutlasting() {
 	se.mu.Lock()
 	defer se.mu.Unlock()
 	se.outlast = true
 }
 
-// afterlife is the time that an entry stands after it was withdrawn.
-type afterlife struct {
+// detachedLease is the lease that an entry is attached to when it outlasts its session. Nobody renews it.
+type detachedLease struct {
 	entry *entry
 	value string
 	until time.Time
-	lease clientv3.LeaseID // that the entry is to be attached to; zero for none
+	id    clientv3.LeaseID // zero if it has not been chosen
 }
 
-// begin attaches the entry to a lease that lasts until the time is over. If it is over already, the entry is taken out.
+// attachUntil attaches the entry to a lease that lasts until the time is over. If it is over already, the entry is taken out.
 // It reports whether the entry was there.
-func (a *afterlife) begin(ctx context.Context) (there bool, err error) {
-	within, cancel := context.WithDeadline(ctx, a.until)
+func (l *detachedLease) attachUntil(ctx context.Context) (there bool, err error) {
+	within, cancel := context.WithDeadline(ctx, l.until)
 	defer cancel()
 	for within.Err() == nil {
-		there, err = a.attach(within)
+		there, err = l.attach(within)
 		switch {
 		case errors.Is(err, rpctypes.ErrLeaseNotFound):
-			a.lease, err = 0, nil // it has run out, or somebody has revoked it: another, for the rest of the time
+			l.id, err = 0, nil // it has run out, or somebody has revoked it: another, for the rest of the time
 		case err == nil && !there:
-			a.entry.out.Store(true)
-			a.entry.session.store.revoke(ctx, a.lease) // nothing is attached to it, nor can be
+			l.entry.out.Store(true)
+			l.entry.session.store.revoke(ctx, l.id) // nothing is attached to it, nor can be
 			return false, nil
 		case err == nil || within.Err() == nil:
 			return there, err
@@ -70,23 +70,23 @@ func (a *afterlife) begin(ctx context.Context) (there bool, err error) {
 	if ctx.Err() != nil {
 		return false, attempts.GaveUp(ctx, err) // the time may not be over
 	}
-	return a.entry.takeOut(ctx)
+	return l.entry.takeOut(ctx)
 }
 
-// attach has the lease granted and the entry attached to it. It reports whether the entry was there.
-func (a *afterlife) attach(ctx context.Context) (there bool, err error) {
-	if a.lease == 0 {
-		a.lease = newLease()
+// attach requests the lease and attaches the entry to it. It reports whether the entry was there.
+func (l *detachedLease) attach(ctx context.Context) (there bool, err error) {
+	if l.id == 0 {
+		l.id = newLease()
 	}
-	if err := a.grant(ctx); err != nil {
+	if err := l.grant(ctx); err != nil {
 		return false, err
 	}
-	e := a.entry
+	e := l.entry
 	e.outlasts.Store(true)
 	err = attempt(ctx, func(ctx context.Context) error {
 		resp, err := e.session.store.cli.Txn(ctx).
 			If(clientv3.Compare(clientv3.CreateRevision(e.key), "=", int64(e.order))).
-			Then(append(e.unmark(), clientv3.OpPut(e.key, a.value, clientv3.WithLease(a.lease)))...).
+			Then(append(e.unmark(), clientv3.OpPut(e.key, l.value, clientv3.WithLease(l.id)))...).
 			Commit()
 		if err != nil {
 			e.unanswered.Store(e.unanswered.Load() || !refused(err))
@@ -100,16 +100,16 @@ func (a *afterlife) attach(ctx context.Context) (there bool, err error) {
 	return there, err
 }
 
-// longest is the longest TTL that etcd grants, in seconds: 285 years.
-const longest = 9_000_000_000
+// maxLease is the longest TTL that etcd grants, in seconds: 285 years.
+const maxLease = 9_000_000_000
 
-// grant has the lease granted, unless an earlier attempt has.
-func (a *afterlife) grant(ctx context.Context) error {
+// grant requests the lease, unless an earlier attempt has.
+func (l *detachedLease) grant(ctx context.Context) error {
 	return attempt(ctx, func(ctx context.Context) error {
-		seconds := int64(math.Ceil(time.Until(a.until).Seconds()))
-		_, err := a.entry.session.leases.LeaseGrant(ctx, &pb.LeaseGrantRequest{
-			ID:  int64(a.lease),
-			TTL: min(max(seconds, 1), longest),
+		seconds := int64(math.Ceil(time.Until(l.until).Seconds()))
+		_, err := l.entry.session.leases.LeaseGrant(ctx, &pb.LeaseGrantRequest{
+			ID:  int64(l.id),
+			TTL: min(max(seconds, 1), maxLease),
 		})
 		if err = rpctypes.Error(err); errors.Is(err, rpctypes.ErrLeaseExist) {
 			return nil

@@ -8,7 +8,6 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/stilelock/stile/store"
-	"github.com/stilelock/stile/store/internal/attempts"
 )
 
 // setOwner is [store.Extensions.SetOwner]. The key is put once more under the same lease: its create revision, which is the
@@ -26,7 +25,7 @@ func (e *entry) setOwner(ctx context.Context, owner store.Owner) error {
 	if err != nil {
 		return se.store.explain(doing, err)
 	}
-	bounded, cancel := attempts.Within(ctx, se.life)
+	bounded, cancel := se.life.Within(ctx)
 	defer cancel()
 	put := []clientv3.Op{clientv3.OpPut(e.key, text, clientv3.WithLease(se.lease))}
 	look := []clientv3.Op{clientv3.OpGet(e.key)}

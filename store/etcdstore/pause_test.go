@@ -7,6 +7,7 @@ import (
 
 	"github.com/stilelock/stile/line"
 	"github.com/stilelock/stile/store"
+	"github.com/stilelock/stile/store/internal/delivery"
 )
 
 // Who waits looks at the line if nothing is heard: less and less often if that is in vain, and the more often the sooner its
@@ -31,7 +32,7 @@ func TestALineIsReadTheMoreRarelyTheLongerNothingWasMissed(t *testing.T) {
 		{[]int{0}, 0, 1 * time.Second}, // it holds, and nobody here waits
 		{nil, 0, 1 * time.Second},
 	} {
-		w := &watchedLine{session: &session{store: &Store{times: times{recheck: time.Second}}}, quiet: tt.quiet, mine: make(map[*entry]struct{})}
+		w := &follower{session: &session{store: &Store{times: times{recheckInterval: time.Second}}}, quiet: tt.quiet, mine: make(map[*entry]struct{})}
 		for _, n := range tt.ahead {
 			w.mine[standingBehind(n)] = struct{}{}
 		}
@@ -57,12 +58,14 @@ func TestWhoIsAdmittedIsNotToldToWait(t *testing.T) {
 	for _, ahead := range []line.Mode{line.Shared, line.Exclusive} {
 		var heard []store.Standing
 		e := &entry{
-			order: me.Order,
-			told:  store.Standing{State: store.Admitted, Order: me.Order},
-			place: line.NewPlace(me, []line.Entry{{ID: "other", Order: 1, Mode: ahead}}),
-			req:   store.Request{Notify: func(st store.Standing) { heard = append(heard, st) }},
+			order:    me.Order,
+			place:    line.NewPlace(me, []line.Entry{{ID: "other", Order: 1, Mode: ahead}}),
+			delivery: delivery.New(func(st store.Standing) { heard = append(heard, st) }),
 		}
-		new(watchedLine).tell(e)
+		e.delivery.Deliver(store.Standing{State: store.Admitted, Order: me.Order})
+		e.delivery.Begin()
+		heard = nil
+		new(follower).tellLocked(e)
 		if len(heard) > 0 {
 			t.Errorf("behind one who is %v it was told %+v", ahead, heard)
 		}

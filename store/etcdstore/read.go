@@ -193,3 +193,29 @@ func (s *Store) fillRemaining(ctx context.Context, lines []store.Line, contender
 		}
 	}
 }
+
+// Break implements [store.Store]. It works on the entries of any client.
+func (s *Store) Break(ctx context.Context, name string, order uint64) (store.Entry, error) {
+	doing := fmt.Sprintf("break lock %q", name)
+	ctx, cancel := context.WithTimeoutCause(ctx, attempts.Patience, errPatience)
+	defer cancel()
+	l, cs, err := s.read(ctx, name)
+	if err != nil {
+		return store.Entry{}, s.explain(doing, err)
+	}
+	gone := fmt.Errorf("%s: %s: %w: no entry with order %d stands there", s, doing, store.ErrGone, order)
+	for i, e := range l.Entries {
+		if e.Order != order {
+			continue
+		}
+		r, err := s.remove(ctx, cs[i].ID, int64(cs[i].Order))
+		switch {
+		case err != nil:
+			return store.Entry{}, s.explain(doing, err)
+		case !r.removed && !r.unanswered:
+			return store.Entry{}, gone
+		}
+		return e, nil
+	}
+	return store.Entry{}, gone
+}

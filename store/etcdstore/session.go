@@ -16,7 +16,7 @@ import (
 
 	"github.com/stilelock/stile/store"
 	"github.com/stilelock/stile/store/internal/attempts"
-	"github.com/stilelock/stile/store/internal/work"
+	"github.com/stilelock/stile/store/internal/lifetime"
 )
 
 // session is a lease and what is attached to it.
@@ -29,14 +29,7 @@ type session struct {
 	cluster uint64
 	seen    atomic.Int64 // the largest revision that the cluster has shown
 
-	// life ends, with a cause that matches store.ErrSessionLost, when the session is closed or known to be lost.
-	// Everything that works for the session ends with it, and is counted in work.
-	life context.Context
-	end  context.CancelCauseFunc
-	work work.Group
-
-	// telling is done when everybody has been told of a loss, so that nobody is told after Close.
-	telling sync.WaitGroup
+	life *lifetime.Life
 
 	leases pb.LeaseClient
 	stream *renewalStream // belongs to the goroutine that confirms
@@ -51,11 +44,10 @@ type session struct {
 
 	// mu is taken before the mutex of a line.
 	mu      sync.Mutex
-	lines   map[string]*watchedLine
+	lines   map[string]*follower
 	guard   guard // what was last seen of the guard key
 	outlast bool  // an entry stands, or may, that outlasts the session
-	ended   bool  // life has ended
-	lost    bool  // and not because of Close
+	lost    bool  // life has ended, and not because of Close
 	revoked bool  // the lease is known not to exist any more
 }
 
@@ -66,14 +58,14 @@ func newSession(s *Store, granted *clientv3.LeaseGrantResponse, opts store.Sessi
 		ttl:    time.Duration(granted.TTL) * time.Second,
 		opts:   opts,
 		leases: clientv3.RetryLeaseClient(s.cli),
-		lines:  make(map[string]*watchedLine),
+		lines:  make(map[string]*follower),
 
 		cluster: granted.ResponseHeader.GetClusterId(),
 	}
 	se.seen.Store(granted.ResponseHeader.GetRevision())
 	// All streams of all sessions carry the same metadata: the etcd client then needs one connection's stream for
 	// all watches. A member that has lost its leader ends them instead of falling silent.
-	se.life, se.end = context.WithCancelCause(clientv3.WithRequireLeader(context.Background()))
+	se.life = lifetime.New(clientv3.WithRequireLeader(context.Background()), &se.mu, opts.Lost)
 	return se
 }
 
@@ -87,7 +79,7 @@ func (se *session) Terms() store.Terms { return store.Terms{TTL: se.ttl} }
 // Confirm implements [store.Session]. A renewal is answered by the leader or not at all. The etcd client's own
 // keep-alive is not used: it hides when a renewal was sent, and counts from its reply.
 func (se *session) Confirm(ctx context.Context) error {
-	if err := se.alive(); err != nil {
+	if err := se.life.Err(); err != nil {
 		return err
 	}
 	ttl, err := se.renew(ctx)
@@ -112,7 +104,7 @@ func (se *session) Confirm(ctx context.Context) error {
 // look makes sure that the cluster still has what this session has put in. Data that were set back, to a backup for example,
 // may have the lease without its keys.
 func (se *session) look(ctx context.Context) error {
-	ctx, cancel := attempts.Within(ctx, se.life)
+	ctx, cancel := se.life.Within(ctx)
 	defer cancel()
 	own := se.standing()
 	for first := true; first || len(own) > 0; first = false {
@@ -194,7 +186,7 @@ type renewalStream struct {
 
 func (se *session) renew(ctx context.Context) (ttl int64, err error) {
 	if se.stream == nil {
-		life, cancel := context.WithCancel(se.life)
+		life, cancel := context.WithCancel(se.life.Context())
 		stop := context.AfterFunc(ctx, cancel)
 		inner, err := se.leases.LeaseKeepAlive(life)
 		if !stop() || err != nil {
@@ -225,8 +217,8 @@ func (se *session) renew(ctx context.Context) (ttl int64, err error) {
 // Close implements [store.Session].
 func (se *session) Close(ctx context.Context) error {
 	se.finish(fmt.Errorf("%s: %w: session %s is closed", se.store, store.ErrSessionLost, se.ID()), false)
-	se.telling.Wait()
-	se.work.Wait()
+	se.life.AwaitNotified()
+	se.life.AwaitWork()
 
 	within, cancel := context.WithTimeout(ctx, attempts.Patience)
 	defer cancel()
@@ -256,7 +248,7 @@ func (se *session) deleteOverwritten(e *entry) {
 	se.overwritten.Lock()
 	se.overwritten.entries = append(se.overwritten.entries, e)
 	se.overwritten.Unlock()
-	se.work.Start(func() { se.deleteAllOverwritten(se.life) })
+	se.life.Start(func() { se.deleteAllOverwritten(se.life.Context()) })
 }
 
 // deleteAllOverwritten deletes the keys of the entries that were overwritten. It goes on until that is done or ctx ends.
@@ -290,9 +282,6 @@ func (se *session) remove(ctx context.Context, key string, created int64, rest .
 	return r, err
 }
 
-// alive returns why the session has ended, or nil.
-func (se *session) alive() error { return context.Cause(se.life) }
-
 // gone ends the session because etcd does not know its lease any more, and returns the error that says so.
 func (se *session) gone() error {
 	se.mu.Lock()
@@ -307,48 +296,27 @@ func (se *session) lose(cause error) error {
 	return cause
 }
 
-// finish ends the session's life. If it was lost, everybody who stands in a line under it is told, and the one who
+// finish ends the session's life. If it was lost, everybody who stands in a line under it is notified, and the one who
 // opened it.
 func (se *session) finish(cause error, lost bool) {
-	se.mu.Lock()
-	if se.ended {
-		se.mu.Unlock()
-		return
-	}
-	se.ended, se.lost = true, lost
-	lines := se.lines
-	se.lines = nil
-	se.work.Refuse()
-	se.end(cause)
-	se.telling.Add(1)
-	defer se.telling.Done()
-	se.mu.Unlock()
-
-	for _, w := range lines {
-		w.close(cause, lost)
-	}
-	if lost && se.opts.Lost != nil {
-		se.opts.Lost(cause)
-	}
+	var lines map[string]*follower
+	se.life.End(cause, lost, func() {
+		se.lost = lost
+		lines, se.lines = se.lines, nil
+	}, func() {
+		for _, w := range lines {
+			w.close(cause, lost)
+		}
+	})
 }
 
 // explain is [Store.explain] for calls that were bounded by ctx and by the session's life.
 func (se *session) explain(ctx context.Context, doing string, err error) error {
-	switch {
-	case errors.Is(err, rpctypes.ErrLeaseNotFound):
+	if errors.Is(err, rpctypes.ErrLeaseNotFound) {
 		return se.gone()
-	case ctx.Err() == nil && se.alive() != nil:
-		return se.alive()
+	}
+	if ended := se.life.CutShort(ctx); ended != nil {
+		return ended
 	}
 	return se.store.explain(doing, endedBy(ctx, err))
-}
-
-// departureFailed is explain for an entry that was to leave the line. If the session has ended meanwhile the entry went with
-// it, unless it may outlast it.
-func (se *session) departureFailed(ctx context.Context, doing string, err error, outlasts bool) error {
-	err = se.explain(ctx, doing, err)
-	if !outlasts && se.alive() != nil && ctx.Err() == nil {
-		return fmt.Errorf("%w: %w", store.ErrGone, err)
-	}
-	return err
 }

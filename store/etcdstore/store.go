@@ -1,6 +1,7 @@
 package etcdstore
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -10,12 +11,10 @@ import (
 	"strings"
 	"time"
 
-	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/stilelock/stile/store"
-	"github.com/stilelock/stile/store/internal/attempts"
 )
 
 // MinTTL and MaxTTL bound the TTL of a session. The server may have a larger minimum: one and a half times its
@@ -63,10 +62,7 @@ func New(cli *clientv3.Client, opts *Options) (*Store, error) {
 	if err := store.CheckPrefix(opts.Prefix); err != nil {
 		return nil, fmt.Errorf("etcd store: key prefix: %w", err)
 	}
-	logger := opts.Logger
-	if logger == nil {
-		logger = slog.New(slog.DiscardHandler)
-	}
+	logger := cmp.Or(opts.Logger, slog.New(slog.DiscardHandler))
 	return &Store{cli: cli, keys: keys{prefix: opts.Prefix}, logger: logger, times: ordinary}, nil
 }
 
@@ -108,173 +104,6 @@ func (s *Store) revoke(ctx context.Context, id clientv3.LeaseID) {
 	if _, err := s.cli.Revoke(ctx, id); err != nil {
 		s.logger.LogAttrs(ctx, slog.LevelDebug, "unused lease left to expire", slog.Any("error", err))
 	}
-}
-
-// Break implements [store.Store]. It works on the entries of any client.
-func (s *Store) Break(ctx context.Context, name string, order uint64) (store.Entry, error) {
-	doing := fmt.Sprintf("break lock %q", name)
-	ctx, cancel := context.WithTimeoutCause(ctx, attempts.Patience, errPatience)
-	defer cancel()
-	l, cs, err := s.read(ctx, name)
-	if err != nil {
-		return store.Entry{}, s.explain(doing, err)
-	}
-	gone := fmt.Errorf("%s: %s: %w: no entry with order %d stands there", s, doing, store.ErrGone, order)
-	for i, e := range l.Entries {
-		if e.Order != order {
-			continue
-		}
-		r, err := s.remove(ctx, cs[i].ID, int64(cs[i].Order))
-		switch {
-		case err != nil:
-			return store.Entry{}, s.explain(doing, err)
-		case !r.removed && !r.unanswered:
-			return store.Entry{}, gone
-		}
-		return e, nil
-	}
-	return store.Entry{}, gone
-}
-
-// remove deletes a key if it still has the given create revision, and does the rest with it. It reports whether an attempt
-// found the key there to be deleted, and whether one was not answered: that one may have deleted what the others did not find.
-//
-// If the first attempt is slow others are made, but it is not given up: on a slow cluster it is the one that deletes the key.
-func (s *Store) remove(ctx context.Context, key string, created int64, rest ...clientv3.Op) (removal, error) {
-	del := append(rest, clientv3.OpDelete(key))
-	request := func(ctx context.Context) (*clientv3.TxnResponse, error) {
-		return s.cli.Txn(ctx).If(clientv3.Compare(clientv3.CreateRevision(key), "=", created)).Then(del...).Commit()
-	}
-
-	ctx, end := context.WithCancel(ctx)
-	defer end()
-	first, giveUp := context.WithCancel(ctx)
-	defer giveUp()
-	var (
-		others    removal
-		othersErr error
-		done      = make(chan struct{})
-	)
-	slow := time.AfterFunc(s.times.again, func() {
-		defer close(done)
-		others, othersErr = s.removeAgain(ctx, first.Done(), request)
-		giveUp()
-	})
-	var r removal
-	err := r.note(request(first))
-	giveUp() // for others: it is answered
-	switch alone := slow.Stop(); {
-	case alone && (err == nil || refused(err)):
-		return r, err
-	case alone:
-		others, othersErr = s.removeAgain(ctx, first.Done(), request)
-	default:
-		if r.removed {
-			end()
-		}
-		<-done
-	}
-	if err != nil {
-		err = othersErr
-	}
-	return r.and(others), err
-}
-
-// removeAgain makes the request of a removal until it is answered. More than one attempt may be under way: when one finds
-// nothing, the others are waited for a while longer, and so is the first one of all, whose end is the end of firstOver. An
-// attempt that is not answered for [attempts.Longest] is given up, so that there are only ever a few.
-func (s *Store) removeAgain(
-	ctx context.Context, firstOver <-chan struct{}, request func(context.Context) (*clientv3.TxnResponse, error),
-) (r removal, err error) {
-	ctx, end := context.WithCancel(ctx)
-	defer end()
-	type answer struct {
-		resp *clientv3.TxnResponse
-		err  error
-	}
-	answers := make(chan answer)
-	attempt := func() {
-		try, cancel := context.WithTimeout(ctx, attempts.Longest)
-		defer cancel()
-		resp, err := request(try)
-		select {
-		case answers <- answer{resp, err}:
-		case <-ctx.Done():
-		}
-	}
-
-	var (
-		underWay = 0
-		patience = attempts.Shortest
-		pause    = firstPause
-		next     = time.NewTimer(0)
-		nothing  bool  // one has found nothing
-		last     error // of an attempt that failed
-		enough   = time.NewTimer(time.Duration(math.MaxInt64))
-	)
-	defer next.Stop()
-	defer enough.Stop()
-	for !nothing || underWay > 0 || firstOver != nil {
-		select {
-		case <-next.C:
-			underWay++
-			go attempt()
-			next.Reset(patience)
-			patience = min(2*patience, attempts.Longest)
-		case a := <-answers:
-			underWay--
-			err := r.note(a.resp, a.err)
-			switch {
-			case r.removed:
-				return r, nil
-			case refused(err) && !nothing:
-				return r, err
-			case err == nil && !nothing:
-				nothing = true
-				next.Stop()
-				enough.Reset(s.times.lastWord)
-			case err != nil && !nothing:
-				last = err
-				next.Reset(pause)
-				pause = min(2*pause, attempts.LongestPause)
-			}
-		case <-firstOver:
-			firstOver = nil
-		case <-enough.C:
-			r.unanswered = r.unanswered || underWay > 0
-			return r, nil
-		case <-ctx.Done():
-			r.unanswered = r.unanswered || underWay > 0
-			return r, attempts.GaveUp(ctx, last)
-		}
-	}
-	return r, nil
-}
-
-// removal is what became of the attempts to delete a key.
-type removal struct {
-	removed    bool // one found the key and deleted it
-	unanswered bool // one was not answered, and may have been carried out
-	header     *pb.ResponseHeader
-}
-
-// note takes in the answer to one attempt, and returns its error.
-func (r *removal) note(resp *clientv3.TxnResponse, err error) error {
-	if err != nil {
-		r.unanswered = r.unanswered || !refused(err)
-		return err
-	}
-	r.removed, r.header = r.removed || resp.Succeeded, resp.Header
-	return nil
-}
-
-// and returns what became of the attempts of both.
-func (r removal) and(other removal) removal {
-	r.removed, r.unanswered = r.removed || other.removed, r.unanswered || other.unanswered
-	if r.header == nil {
-		r.header = other.header
-	}
-	return r
 }
 
 // String names the store in messages: "etcd at 10.0.0.1:2379, 10.0.0.2:2379".

@@ -17,14 +17,13 @@ import (
 	"google.golang.org/grpc"
 
 	"github.com/stilelock/stile"
-	"github.com/stilelock/stile/internal/testservers"
 	"github.com/stilelock/stile/internal/transcript"
 )
 
 // What Stile and etcd say to each other: testdata/transcript.txt. A scene in which the machine was so slow that a request
 // was made again is played again.
 func TestTranscript(t *testing.T) {
-	etcd := testservers.StartEtcd(t)
+	etcd := startEtcd(t)
 	var text transcript.Transcript
 	for _, scene := range scenes {
 		text.Scene(scene.title, scene.about)

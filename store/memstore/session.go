@@ -6,8 +6,8 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/stilelock/stile/line"
 	"github.com/stilelock/stile/store"
+	"github.com/stilelock/stile/store/internal/attempts"
 )
 
 type session struct {
@@ -35,35 +35,6 @@ func (se *session) Confirm(ctx context.Context) error {
 	}, nil)
 }
 
-func (se *session) Enqueue(ctx context.Context, req store.Request) (store.Ticket, error) {
-	s := se.store
-	var e *entry
-	err := se.request(ctx, Call{Op: Enqueue, Session: se.id, Name: req.Name}, func() error {
-		if err := se.alive(); err != nil {
-			return err
-		}
-		s.order++
-		e = &entry{session: se, under: se, req: req, order: s.order, owner: req.Owner}
-		e.out, e.goes = context.WithCancel(context.Background())
-		s.lines[req.Name] = append(s.lines[req.Name], e)
-		if req.Try && e.standing().State != store.Admitted {
-			holder := s.inTheWay(e)
-			s.remove(e, nil)
-			return &store.HeldError{Name: req.Name, Holder: &holder}
-		}
-		for _, other := range s.lines[req.Name] {
-			other.contended()
-		}
-		s.tell(e)
-		s.changed(req.Name)
-		return nil
-	}, func() { _ = e.withdraw() })
-	if err != nil {
-		return nil, err
-	}
-	return e, nil
-}
-
 func (se *session) Close(ctx context.Context) error {
 	s := se.store
 	s.mu.Lock()
@@ -83,9 +54,8 @@ func (se *session) Close(ctx context.Context) error {
 // request carries one call of the session. Closing the session ends it: whoever waits for a reply that will not come
 // learns that there is no more to wait for.
 func (se *session) request(ctx context.Context, c Call, apply func() error, undo func()) error {
-	bounded, cancel := context.WithCancel(ctx)
+	bounded, cancel := attempts.Within(ctx, se.life)
 	defer cancel()
-	defer context.AfterFunc(se.life, cancel)()
 	err := se.store.request(bounded, c, apply, undo)
 	if errors.Is(err, context.Canceled) && ctx.Err() == nil {
 		return fmt.Errorf("%w: %s was closed during %s %s", store.ErrSessionLost, se.id, c.Op, c.Name)
@@ -108,181 +78,4 @@ func (se *session) alive() error {
 func (se *session) extend() {
 	se.expires = time.Now().Add(se.opts.TTL)
 	se.timer.Reset(se.opts.TTL)
-}
-
-// entry is one place in a line, and the ticket to it. Its fields are guarded by the store's mutex.
-type entry struct {
-	session *session // that made it
-	under   *session // whose end takes it out: the same, or one of the entry's own
-	req     store.Request
-	order   uint64
-	owner   store.Owner
-
-	gone   bool
-	cause  error
-	out    context.Context // ends when the entry goes
-	goes   context.CancelFunc
-	silent bool // its owner has withdrawn it, or is about to, and wants to hear no more
-
-	heard       store.Standing
-	told        bool // heard is set
-	onContended func()
-}
-
-// The methods of entry that begin in lower case are called with the store's mutex held, but for the last three.
-
-func (e *entry) standing() store.Standing {
-	if e.gone {
-		return store.Standing{State: store.Gone, Order: e.order, Cause: e.cause}
-	}
-	var ahead []line.Mode
-	for _, other := range e.session.store.lines[e.req.Name] {
-		if other == e {
-			break
-		}
-		ahead = append(ahead, other.req.Mode)
-	}
-	if n := line.Blocking(e.req.Mode, ahead); n > 0 {
-		return store.Standing{State: store.Waiting, Ahead: n, Order: e.order}
-	}
-	return store.Standing{State: store.Admitted, Order: e.order}
-}
-
-// hear tells the entry's owner how it stands, if that has changed and anybody should know.
-func (e *entry) hear() {
-	now := e.standing()
-	if e.silent || e.told && now.State == e.heard.State && now.Ahead == e.heard.Ahead {
-		return
-	}
-	e.heard, e.told = now, true
-	if e.req.Notify != nil {
-		e.req.Notify(now)
-	}
-}
-
-// contended tells the entry's owner that somebody behind it waits, if so, and if the owner asked and was not told.
-func (e *entry) contended() {
-	if e.onContended == nil || e.gone {
-		return
-	}
-	entries := e.session.store.lines[e.req.Name]
-	for i, admitted := range e.session.store.admitted(e.req.Name) {
-		if entries[i].order > e.order && !admitted {
-			e.onContended()
-			e.onContended = nil
-			return
-		}
-	}
-}
-
-func (e *entry) notifyContended(f func()) {
-	s := e.session.store
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	e.onContended = f
-	e.contended()
-}
-
-func (e *entry) Extensions() store.Extensions {
-	return store.Extensions{
-		WithdrawAfter: e.withdrawAfter, Mark: e.mark, SetOwner: e.setOwner, NotifyContended: e.notifyContended,
-	}
-}
-
-// setOwner is [store.Extensions.SetOwner].
-func (e *entry) setOwner(ctx context.Context, owner store.Owner) error {
-	s := e.session.store
-	return e.session.request(ctx, Call{Op: SetOwner, Session: e.session.id, Name: e.req.Name}, func() error {
-		if e.gone || e.silent {
-			return e.goneAlready()
-		}
-		e.owner = owner
-		s.changed(e.req.Name)
-		return nil
-	}, nil)
-}
-
-func (e *entry) Withdraw(ctx context.Context) error { return e.depart(ctx, e.leave) }
-
-func (e *entry) withdrawAfter(ctx context.Context, d time.Duration) error {
-	until := time.Now().Add(d)
-	return e.depart(ctx, func() error { return e.leaveAt(until) })
-}
-
-// depart has leave called, with the store's mutex held, for an owner who wants to hear no more.
-func (e *entry) depart(ctx context.Context, leave func() error) error {
-	s := e.session.store
-	s.mu.Lock()
-	e.silent = true
-	request := e.session.request
-	if e.under != e.session {
-		request = s.request // its session has no part in it any more, and may have ended
-	}
-	s.mu.Unlock()
-
-	err := request(ctx, Call{Op: Withdraw, Session: e.session.id, Name: e.req.Name}, leave, nil)
-	switch {
-	case err == nil || errors.Is(err, store.ErrGone):
-		return err
-	case errors.Is(err, store.ErrSessionLost) && e.left():
-		return fmt.Errorf("%w with its session: %w", store.ErrGone, err)
-	}
-	go e.keepDeparting(leave)
-	return err
-}
-
-func (e *entry) left() bool {
-	e.session.store.mu.Lock()
-	defer e.session.store.mu.Unlock()
-	return e.gone
-}
-
-func (e *entry) leave() error {
-	if e.gone {
-		return e.goneAlready()
-	}
-	e.session.store.unmark(e.req.Name, []uint64{e.order})
-	e.session.store.remove(e, nil)
-	return nil
-}
-
-// leaveAt lets the entry stand until a certain time, under a session of its own that nobody confirms.
-func (e *entry) leaveAt(until time.Time) error {
-	d := time.Until(until)
-	if d <= 0 || e.gone {
-		return e.leave()
-	}
-	s := e.session.store
-	if e.under != e.session {
-		s.forget(e.under) // of an earlier call
-	}
-	e.under = s.begin(store.SessionOptions{TTL: d})
-	s.unmark(e.req.Name, []uint64{e.order})
-	return nil
-}
-
-// withdraw takes the entry out without asking the faults.
-func (e *entry) withdraw() error {
-	e.session.store.mu.Lock()
-	defer e.session.store.mu.Unlock()
-	e.silent = true
-	return e.leave()
-}
-
-// keepDeparting asks once a second until the faults let a request through, or the entry is gone with its session.
-func (e *entry) keepDeparting(leave func() error) {
-	s := e.session.store
-	for {
-		if e.left() {
-			return
-		}
-		ctx, cancel := context.WithTimeout(e.out, time.Second)
-		err := s.request(ctx, Call{Op: Withdraw, Session: e.session.id, Name: e.req.Name}, leave, nil)
-		if err == nil {
-			cancel()
-			return
-		}
-		<-ctx.Done()
-		cancel()
-	}
 }

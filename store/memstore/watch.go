@@ -4,41 +4,32 @@ import (
 	"context"
 	"strings"
 	"time"
+
+	"github.com/stilelock/stile/store/internal/watchpump"
 )
 
 // watch is one call of [Store.Watch] under way.
 type watch struct {
-	prefix  string
-	changes chan struct{} // holds one: the call to come stands for all that happened before it
-}
-
-func (w *watch) tell() {
-	select {
-	case w.changes <- struct{}{}:
-	default:
-	}
+	prefix string
+	tell   func()
 }
 
 // Watch implements [store.Store]. A fault on [Watch] is one of its beginning; what it tells, a fault on [Notify] delays.
 func (s *Store) Watch(ctx context.Context, prefix string, changed func()) error {
-	w := &watch{prefix: prefix, changes: make(chan struct{}, 1)}
-	w.tell()
-	err := s.request(ctx, Call{Op: Watch, Name: prefix}, func() error {
-		s.watches[w] = struct{}{}
-		return nil
-	}, nil)
-	defer s.unwatch(w)
-	if err != nil {
-		return err
-	}
-	for {
-		select {
-		case <-w.changes:
-			changed()
-		case <-ctx.Done():
-			return ctx.Err()
+	return watchpump.Run(ctx, changed, func(ctx context.Context, tell func()) error {
+		w := &watch{prefix: prefix, tell: tell}
+		defer s.unwatch(w)
+		err := s.request(ctx, Call{Op: Watch, Name: prefix}, func() error {
+			s.watches[w] = struct{}{}
+			return nil
+		}, nil)
+		if err != nil {
+			return err
 		}
-	}
+		tell()
+		<-ctx.Done()
+		return ctx.Err()
+	})
 }
 
 func (s *Store) unwatch(w *watch) {

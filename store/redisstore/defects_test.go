@@ -245,8 +245,8 @@ func (l lateJoin) sendFor(t *testing.T, id string, ttl time.Duration, client, fl
 	return said
 }
 
-// D6: rueidislock waits for ever for a wake-up that was lost. Here none is heard, and who waits asks: at least once a
-// heartbeat, as TestNobodyAsksMoreRarelyThanOnceAHeartbeat shows.
+// D6: rueidislock waits for ever for a wake-up that was lost. Here none is heard, and the waiter polls: at least once a
+// second, as TestNobodyAsksMoreRarelyThanOnceAHeartbeat shows.
 func TestLostWakeUpsCostOneHeartbeat(t *testing.T) {
 	t.Parallel()
 	server := testservers.StartRedis(t)

@@ -14,10 +14,11 @@ import (
 
 	"github.com/stilelock/stile/store"
 	"github.com/stilelock/stile/store/internal/attempts"
+	"github.com/stilelock/stile/store/internal/delivery"
 )
 
-// says is what an entry tells everybody, as JSON.
-type says struct {
+// payload is what an entry says of itself to everybody, as JSON.
+type payload struct {
 	Session string      `json:"session"`
 	Owner   store.Owner `json:"owner"`
 }
@@ -39,23 +40,21 @@ type entry struct {
 	leaving bool // it is being taken out; guarded by the session's mutex
 
 	mu        sync.Mutex
-	joined    bool // Notify may be called
-	silent    bool // Notify is not called any more
-	heard     store.Standing
-	told      bool // heard is set
+	delivery  delivery.Delivery
 	contended func()
 }
 
 // Enqueue implements [store.Session].
 func (se *session) Enqueue(ctx context.Context, req store.Request) (store.Ticket, error) {
-	if err := se.alive(); err != nil {
+	if err := se.life.Err(); err != nil {
 		return nil, err
 	}
 	doing := fmt.Sprintf("join the line of lock %q", req.Name)
 	e := &entry{
 		session: se, req: req, id: rand.Text() + "." + modeCode(req.Mode), line: se.store.server.keys.of(req.Name),
+		delivery: delivery.New(req.Notify),
 	}
-	text, err := json.Marshal(says{Session: se.id, Owner: req.Owner})
+	text, err := json.Marshal(payload{Session: se.id, Owner: req.Owner})
 	if err != nil {
 		return nil, se.store.explain(doing, err)
 	}
@@ -63,14 +62,14 @@ func (se *session) Enqueue(ctx context.Context, req store.Request) (store.Ticket
 	if err := se.enter(e); err != nil {
 		return nil, err
 	}
-	bounded, cancel := attempts.Within(ctx, se.life)
+	bounded, cancel := se.life.Within(ctx)
 	defer cancel()
 	err = e.join(bounded)
 	if err == nil {
 		return e, nil
 	}
 	e.silence()
-	if e.doubt.Load() || e.isIn() {
+	if _, in := e.last(); in || e.doubt.Load() {
 		e.discard()
 	} else {
 		se.forget(e)
@@ -103,7 +102,7 @@ func (e *entry) join(ctx context.Context) error {
 		}
 		words, err := r.ToArray()
 		if err != nil || len(words) < 1 {
-			return fmt.Errorf("the script's reply makes no sense: %w", err)
+			return fmt.Errorf("unexpected script reply: %w", err)
 		}
 		word, _ := words[0].ToString()
 		switch {
@@ -114,10 +113,10 @@ func (e *entry) join(ctx context.Context) error {
 		case word == "void":
 			return fmt.Errorf("%w: %w", store.ErrGone, errVoid)
 		case len(words) < 3:
-			return fmt.Errorf("the script's reply %q makes no sense", word)
+			return fmt.Errorf("unexpected script reply %q", word)
 		}
 		number, _ := words[1].ToString()
-		e.hear(standingOf(word, number, e))
+		e.update(standingOf(word, number, e))
 		if se.kept(e, begun) {
 			soonest, _ := words[2].ToString()
 			e.begin(time.Duration(integer(soonest)) * time.Millisecond)
@@ -147,116 +146,68 @@ func (e *entry) ask(ctx context.Context, keep time.Duration) reply {
 	return r
 }
 
-// begin lets the owner hear how the entry stands, and has it followed while it waits.
+// begin delivers to the owner how the entry stands, and has it polled while it waits.
 func (e *entry) begin(soonest time.Duration) {
 	e.mu.Lock()
-	e.joined = true
-	waits := e.told && e.heard.State == store.Waiting
-	if e.told && !e.silent && e.req.Notify != nil {
-		e.req.Notify(e.heard)
-	}
+	e.delivery.Begin()
+	waits := e.delivery.Waiting()
 	e.mu.Unlock()
 	if waits {
 		e.session.store.follow(e, soonest)
 	}
 }
 
-// hear takes in how the entry stands, from whatever source and in whatever order, tells its owner if that is news, and
-// reports whether it is. An entry is never let in and then waits again, and what is gone is gone.
-func (e *entry) hear(now store.Standing) bool {
+// update takes in how the entry stands, from whatever source and in whatever order, and reports whether that is news.
+func (e *entry) update(now store.Standing) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if e.silent || e.told && !newer(now, e.heard) {
+	// Those who stood aside while they were away may find others in front of them; what counts is who must leave at least.
+	if last, known := e.delivery.Last(); known && now.State == store.Waiting && now.Ahead > last.Ahead {
 		return false
 	}
-	e.heard, e.told = now, true
-	if e.joined && e.req.Notify != nil {
-		e.req.Notify(now)
-	}
-	return true
+	return e.delivery.Deliver(now)
 }
 
-// newer reports whether a standing is news to whoever has heard the other.
-func newer(now, heard store.Standing) bool {
-	if now.State != heard.State {
-		return now.State > heard.State
-	}
-	// Those who stood aside while they were away may find others in front of them; what counts is who must leave at least.
-	return now.State == store.Waiting && now.Ahead < heard.Ahead
-}
-
-// waits reports whether the entry has not heard that its turn has come, or that it is gone.
+// waits reports whether the entry's turn has not come yet, as far as is known, and its owner waits for it.
 func (e *entry) waits() bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	return e.joined && !e.silent && e.heard.State == store.Waiting
+	return e.delivery.Waiting()
 }
 
-// admitted reports whether the entry has heard that its turn has come, and not that it is gone.
+// admitted reports whether the entry's turn has come, and the entry is not gone, as far as is known.
 func (e *entry) admitted() bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	return e.told && e.heard.State == store.Admitted
+	return e.delivery.Admitted()
 }
 
-// isIn reports whether the entry has heard how it stands: so it has been put in.
-func (e *entry) isIn() bool {
+// last returns how the entry stands, as far as is known, and whether anything is: so it has been put in.
+func (e *entry) last() (now store.Standing, known bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	return e.told
+	return e.delivery.Last()
 }
 
-// stands reports whether the entry has not heard that it is gone.
+// stands reports whether the entry is not gone, as far as is known.
 func (e *entry) stands() bool {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	return !e.told || e.heard.State != store.Gone
+	now, _ := e.last()
+	return now.State != store.Gone
 }
 
-// silence makes the owner hear no more.
+// silence ends the calls of the owner.
 func (e *entry) silence() {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	e.silent, e.contended = true, nil
+	e.delivery.Silence()
+	e.contended = nil
 }
 
-// notifyContended is [store.Extensions.NotifyContended].
-func (e *entry) notifyContended(f func()) {
-	e.mu.Lock()
-	over := e.overLocked()
-	if !over {
-		e.contended = f
-	}
-	e.mu.Unlock()
-	if !over {
-		e.session.store.follow(e, 0)
-	}
-}
-
-// over reports whether the entry was withdrawn, or its owner has heard that it is gone.
+// over reports whether the entry was withdrawn, or is gone, as far as is known.
 func (e *entry) over() bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	return e.overLocked()
-}
-
-func (e *entry) overLocked() bool { return e.silent || e.told && e.heard.State == store.Gone }
-
-// armed reports whether the owner wants to hear of those who wait behind the entry, and has not.
-func (e *entry) armed() bool {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	return e.contended != nil && !e.silent && e.heard.State != store.Gone
-}
-
-// ring tells the owner that somebody waits behind the entry.
-func (e *entry) ring() {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	if f := e.contended; f != nil && !e.silent {
-		e.contended = nil
-		f()
-	}
+	return e.delivery.Over()
 }
 
 // heldBy returns the error of a try that found the lock held, from the script's reply: what is in the lock's key, if it is not
@@ -284,28 +235,28 @@ func (e *entry) heldBy(words []message) error {
 // discard has the entry taken out, in the background.
 func (e *entry) discard() {
 	e.session.leave(e)
-	e.session.work.Start(e.clear)
+	e.session.life.Start(e.clear)
 }
 
 // clear takes the entry out, and makes sure that no request that is still under way puts it in. It goes on until that is done
 // or the session has ended, which does the same.
 func (e *entry) clear() {
 	se := e.session
-	for se.alive() == nil {
+	life := se.life.Context()
+	attempts.UntilDone(life, attempts.Longest, func() error {
 		o := e.departure()
-		err := attempt(se.life, func(ctx context.Context) error {
+		err := attempt(life, func(ctx context.Context) error {
 			return se.store.server.eval(ctx, o.line, o.op, o.args...).err
 		})
-		if err == nil {
+		switch {
+		case err == nil:
 			se.forget(e)
-			return
-		}
-		if se.alive() == nil {
-			se.store.logger.LogAttrs(se.life, slog.LevelWarn, "entry in doubt could not be taken out yet",
+		case life.Err() == nil:
+			se.store.logger.LogAttrs(life, slog.LevelWarn, "entry in doubt could not be taken out yet",
 				slog.String("lock", e.req.Name), slog.Any("error", err))
-			attempts.Rest(se.life, attempts.Longest)
 		}
-	}
+		return err
+	})
 }
 
 // departure is the operation that takes the entry out.
@@ -327,21 +278,6 @@ func (e *entry) Withdraw(ctx context.Context) error {
 	return e.depart(ctx, func() operation { return e.departure() }, false)
 }
 
-// withdrawAfter is [store.Extensions.WithdrawAfter].
-func (e *entry) withdrawAfter(ctx context.Context, d time.Duration) error {
-	if d <= 0 {
-		return e.Withdraw(ctx)
-	}
-	until := time.Now().Add(d)
-	return e.depart(ctx, func() operation {
-		left := time.Until(until)
-		if left <= 0 {
-			return e.departure()
-		}
-		return operation{line: e.line, op: "linger", args: []string{e.id, milliseconds(left)}}
-	}, true)
-}
-
 // depart has the entry leave its line, at once or later, by means of operations that do no harm if they are carried out more
 // than once and say whether the entry was there. If the caller gives up they are carried out in the background.
 func (e *entry) depart(ctx context.Context, next func() operation, lingers bool) error {
@@ -356,11 +292,11 @@ func (e *entry) depart(ctx context.Context, next func() operation, lingers bool)
 	if lingers {
 		e.outlasts.Store(true) // perhaps, from now on; before Close looks
 	}
-	ended := se.alive()
+	ended := se.life.Err()
 	if ended != nil && !outlasts {
 		return fmt.Errorf("%w: %w", store.ErrGone, ended) // it goes with the session
 	}
-	bounded, cancel := attempts.Within(ctx, se.life)
+	bounded, cancel := se.life.Within(ctx)
 	if ended != nil {
 		bounded, cancel = context.WithTimeoutCause(ctx, attempts.Patience, errPatience)
 	}
@@ -370,105 +306,24 @@ func (e *entry) depart(ctx context.Context, next func() operation, lingers bool)
 	case err != nil && ended != nil:
 		return se.store.explain(doing, attempts.EndedBy(ctx, err))
 	case err != nil:
-		se.work.Start(func() { e.keepDeparting(next) })
-		return se.departureFailed(ctx, doing, err, outlasts || lingers)
+		se.life.Start(func() { e.keepDeparting(next) })
+		if err = se.explain(ctx, doing, err); !outlasts && !lingers {
+			err = se.life.WentWith(ctx, err)
+		}
+		return err
 	case absent != nil:
 		return fmt.Errorf("%s: %s: %w", se.store, doing, absent)
 	}
 	return nil
 }
 
-var (
-	errTaken      = fmt.Errorf("%w: somebody else has taken the entry out", store.ErrGone)
-	errUnanswered = fmt.Errorf("%w: an earlier request was not answered, and now the entry is out", store.ErrNotKnown)
-)
-
-// carryOut makes the requests of a departure until one is answered. absent is nil if the entry was there, or why it was not:
-// it matches store.ErrGone, or store.ErrNotKnown if a request that was not answered may have taken it out.
-//
-// A request that is slow is repeated, and waited for all the same: only its own answer tells whether it found the entry.
-func (e *entry) carryOut(ctx context.Context, next func() operation) (absent, err error) {
-	type answer struct {
-		op  string
-		n   int64
-		err error
-	}
-	within, cancel := context.WithCancel(ctx)
-	defer cancel()
-	answers := make(chan answer)
-	underWay := 0
-	var out, there, lingers bool // out: it is, and requests that may have taken it out are under way
-	err = attempt(ctx, func(try context.Context) error {
-		o := next()
-		underWay++
-		go func() {
-			patient, cancel := context.WithTimeout(within, attempts.Longest)
-			defer cancel()
-			n, err := e.session.store.server.eval(patient, o.line, o.op, o.args...).number()
-			select {
-			case answers <- answer{o.op, n, err}:
-			case <-within.Done():
-			}
-		}()
-		for {
-			limit := try
-			if out {
-				limit = ctx
-			}
-			select {
-			case a := <-answers:
-				underWay--
-				switch {
-				case a.err != nil:
-					e.asked.Store(e.asked.Load() || !notCarriedOut(a.err))
-					if !out && (underWay == 0 || refused(a.err)) {
-						return a.err
-					}
-				case a.n > 0, a.op != "leave": // a request to let it go later takes nothing out
-					there, lingers = a.n > 0, a.op != "leave"
-					return nil
-				default:
-					out = true
-				}
-				if out && underWay == 0 {
-					return nil
-				}
-			case <-limit.Done():
-				if out {
-					return nil
-				}
-				return limit.Err()
-			}
-		}
-	})
-	if underWay > 0 {
-		e.asked.Store(true)
-	}
-	if err != nil {
-		return nil, err
-	}
-	if !there || !lingers {
-		e.out.Store(true)
-	}
-	e.session.forget(e)
-	switch {
-	case there:
-		return nil, nil
-	case e.asked.Load():
-		return errUnanswered, nil
-	}
-	return errTaken, nil
-}
-
 // keepDeparting goes on with a departure whose caller has given up.
 func (e *entry) keepDeparting(next func() operation) {
-	se := e.session
-	for se.alive() == nil {
-		if _, err := e.carryOut(se.life, next); err == nil {
-			return
-		}
-		attempts.Rest(se.life, attempts.Longest)
-	}
+	life := e.session.life.Context()
+	attempts.UntilDone(life, attempts.Longest, func() error {
+		_, err := e.carryOut(life, next)
+		return err
+	})
 }
 
 // leave notes that an entry is on its way out.

@@ -42,13 +42,13 @@ func (s *Store) Round(n int) { s.server.round = n }
 
 // Mute makes those who wait never ask how they stand, but when a lease ends or the store has subscribed anew: what they hear
 // is all they know. It is to be called before anybody waits.
-func (s *Store) Mute() { s.pace = rhythm{time.Hour, time.Hour} }
+func (s *Store) Mute() { s.interval = pollInterval{time.Hour, time.Hour} }
 
 // Script is the script.
 var Script = script
 
 // Ended is closed when a session has ended.
-func Ended(se store.Session) <-chan struct{} { return se.(*session).life.Done() }
+func Ended(se store.Session) <-chan struct{} { return se.(*session).life.Context().Done() }
 
 // Calls returns how many calls the Redis client has not returned from: subscriptions, and those that were given up, among them.
 func (s *Store) Calls() int { return int(s.server.calls.underWay.Load()) }

@@ -6,7 +6,6 @@ import (
 	"fmt"
 
 	"github.com/stilelock/stile/store"
-	"github.com/stilelock/stile/store/internal/attempts"
 )
 
 // setOwner is [store.Extensions.SetOwner]. The entry's id is used once, so whenever the request is carried out it finds this
@@ -17,11 +16,11 @@ func (e *entry) setOwner(ctx context.Context, owner store.Owner) error {
 	if e.over() {
 		return fmt.Errorf("%s: %s: %w: the entry had left already", se.store, doing, store.ErrGone)
 	}
-	text, err := json.Marshal(says{Session: se.id, Owner: owner})
+	text, err := json.Marshal(payload{Session: se.id, Owner: owner})
 	if err != nil {
 		return se.store.explain(doing, err)
 	}
-	bounded, cancel := attempts.Within(ctx, se.life)
+	bounded, cancel := se.life.Within(ctx)
 	defer cancel()
 	var found int64
 	err = attempt(bounded, func(ctx context.Context) (err error) {

@@ -145,7 +145,7 @@ func (s *Store) read(ctx context.Context, names []string) ([]store.Line, error) 
 		}
 		parts, err := r.ToArray()
 		if err != nil || len(parts) != 7 {
-			return nil, errors.New("the script's reply makes no sense")
+			return nil, errors.New("unexpected script reply")
 		}
 		lines = append(lines, reading(names[i], parts))
 	}
@@ -224,7 +224,7 @@ func described(id, order, known string) store.Entry {
 		e.Order = n
 	}
 	parts := strings.SplitN(known, "|", 3)
-	var said says
+	var said payload
 	if len(parts) == 3 && json.Unmarshal([]byte(parts[2]), &said) == nil {
 		e.Session, e.Owner = said.Session, said.Owner
 	}
@@ -243,7 +243,7 @@ func foreign(value string, left time.Duration) store.Entry {
 // Break implements [store.Store].
 func (s *Store) Break(ctx context.Context, name string, order uint64) (store.Entry, error) {
 	doing := fmt.Sprintf("take the entry with order %d out of the line of lock %q", order, name)
-	gone := fmt.Errorf("%s: %s: %w: nobody there has it", s, doing, store.ErrGone)
+	gone := fmt.Errorf("%s: %s: %w: no entry with order %d", s, doing, store.ErrGone, order)
 	l, err := s.Line(ctx, name) // first: the reply to what takes it out may be lost
 	if err != nil {
 		return store.Entry{}, err

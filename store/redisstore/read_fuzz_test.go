@@ -62,7 +62,7 @@ func FuzzDescribed(f *testing.F) {
 		if again := modeOf("ABC." + modeCode(e.Mode)); again != e.Mode {
 			t.Errorf("the id %q is read as one of the mode %v, and that again as %v", id, e.Mode, again)
 		}
-		text, err := json.Marshal(says{Session: e.Session, Owner: e.Owner})
+		text, err := json.Marshal(payload{Session: e.Session, Owner: e.Owner})
 		if err != nil {
 			t.Fatalf("%q is read as %+v, which cannot be written: %v", known, e, err)
 		}

@@ -41,9 +41,9 @@ type server struct {
 
 	calls *calls
 
-	mu       sync.Mutex
-	redialed time.Time                  // when the connections were last made anew
-	ears     map[*subscription]struct{} // those that stand, or are being made
+	mu            sync.Mutex
+	redialed      time.Time                  // when the connections were last made anew
+	subscriptions map[*subscription]struct{} // those that stand, or are being made
 }
 
 // A request is one command, made as it is sent, and anew for each attempt: the client takes back what it has sent.
@@ -277,7 +277,7 @@ func (s *server) leaveReplica(all []reply) {
 		return
 	}
 	s.redialed = time.Now()
-	for sub := range s.ears {
+	for sub := range s.subscriptions {
 		sub.end(errReplica)
 	}
 	go func() {
@@ -300,11 +300,11 @@ type subscription struct{ end context.CancelCauseFunc }
 func (s *server) subscribed(sub *subscription) (forget func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.ears[sub] = struct{}{}
+	s.subscriptions[sub] = struct{}{}
 	return func() {
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		delete(s.ears, sub)
+		delete(s.subscriptions, sub)
 	}
 }
 

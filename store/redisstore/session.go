@@ -15,7 +15,7 @@ import (
 	"github.com/stilelock/stile/internal/bootclock"
 	"github.com/stilelock/stile/store"
 	"github.com/stilelock/stile/store/internal/attempts"
-	"github.com/stilelock/stile/store/internal/work"
+	"github.com/stilelock/stile/store/internal/lifetime"
 )
 
 // session is a key that lives for the TTL, and the entries that are kept with it. Each entry has a lease of its own, in its
@@ -25,26 +25,18 @@ type session struct {
 	id    string
 	opts  store.SessionOptions
 
-	// life ends, with a cause that matches store.ErrSessionLost, when the session is closed or known to be lost. Everything
-	// that works for the session ends with it, and is counted in work.
-	life context.Context
-	end  context.CancelCauseFunc
-	work work.Group
-
-	// telling is done when everybody has been told of a loss, so that nobody is told after Close.
-	telling sync.WaitGroup
+	life *lifetime.Life
 
 	mu    sync.Mutex
 	lines map[string][]*entry // joining, standing or leaving, by name
 	begun int                 // confirmations begun
 	at    bootclock.Instant   // when the last one was
-	ended bool                // life has ended
 	gone  bool                // nothing of it is in the store any more
 }
 
 func newSession(s *Store, opts store.SessionOptions) *session {
 	se := &session{store: s, id: strings.ToLower(rand.Text()[:16]), opts: opts, lines: make(map[string][]*entry)}
-	se.life, se.end = context.WithCancelCause(context.Background())
+	se.life = lifetime.New(context.Background(), &se.mu, opts.Lost)
 	se.at = bootclock.Now() // before the key is made
 	return se
 }
@@ -60,7 +52,7 @@ func (se *session) key() string { return se.store.server.keys.session(se.id) }
 
 // Confirm implements [store.Session]. Everything is renewed in one round, on the master.
 func (se *session) Confirm(ctx context.Context) error {
-	if err := se.alive(); err != nil {
+	if err := se.life.Err(); err != nil {
 		return err
 	}
 	visits := se.begin()
@@ -85,7 +77,7 @@ func (se *session) Confirm(ctx context.Context) error {
 	if err != nil {
 		return se.store.explain("renew the session", attempts.EndedBy(ctx, err))
 	}
-	return se.alive() // it may have been closed meanwhile
+	return se.life.Err() // it may have been closed meanwhile
 }
 
 // begin counts a confirmation that is about to be sent, and returns the visits to all lines in which the session stands.
@@ -153,10 +145,11 @@ func (se *session) left(ctx context.Context) (time.Duration, error) {
 
 // lookAfter learns of the session's end when nobody confirms it.
 func (se *session) lookAfter() {
-	for se.alive() == nil {
+	life := se.life.Context()
+	for life.Err() == nil {
 		d, _ := se.lease()
 		if d <= 0 {
-			err := attempt(se.life, func(ctx context.Context) (err error) {
+			err := attempt(life, func(ctx context.Context) (err error) {
 				d, err = se.left(ctx)
 				return err
 			})
@@ -164,7 +157,7 @@ func (se *session) lookAfter() {
 				d = attempts.Longest
 			}
 		}
-		attempts.Rest(se.life, d+time.Millisecond)
+		attempts.Rest(life, d+time.Millisecond)
 	}
 }
 
@@ -172,8 +165,8 @@ func (se *session) lookAfter() {
 func (se *session) enter(e *entry) error {
 	se.mu.Lock()
 	defer se.mu.Unlock()
-	if se.ended {
-		return se.alive()
+	if err := se.life.Err(); err != nil {
+		return err
 	}
 	se.lines[e.req.Name] = append(se.lines[e.req.Name], e)
 	se.store.register(e)
@@ -205,8 +198,8 @@ func (se *session) all() []*entry {
 // Close implements [store.Session].
 func (se *session) Close(ctx context.Context) error {
 	se.finish(fmt.Errorf("%s: %w: session %s is closed", se.store, store.ErrSessionLost, se.id), false)
-	se.telling.Wait()
-	se.work.Wait()
+	se.life.AwaitNotified()
+	se.life.AwaitWork()
 	err := se.clear(ctx)
 	se.store.unused(ctx)
 	if err != nil {
@@ -248,46 +241,35 @@ func (se *session) clear(ctx context.Context) error {
 	return nil
 }
 
-// alive returns why the session has ended, or nil.
-func (se *session) alive() error { return context.Cause(se.life) }
-
 // lost ends the session because the server does not know it any more, and returns the error that says so.
 func (se *session) lost() error {
 	se.finish(fmt.Errorf("%s: %w: session %s was not renewed for %v, or its key was deleted or forgotten",
 		se.store, store.ErrSessionLost, se.id, se.opts.TTL), true)
-	return se.alive()
+	return se.life.Err()
 }
 
-// finish ends the session's life. If it was lost, everybody who stands in a line under it is told, and the one who opened it.
+// finish ends the session's life. If it was lost, everybody who stands in a line under it is notified, and the one who
+// opened it.
 func (se *session) finish(cause error, lost bool) {
-	se.mu.Lock()
-	if se.ended {
-		se.mu.Unlock()
-		return
-	}
-	se.ended = true
-	mine := se.all()
-	if lost {
-		// In a cluster its entries may stand a little longer than the session: elsewhere there is nothing left to do.
-		se.work.Start(func() { se.sweep() })
-	}
-	se.work.Refuse()
-	se.end(cause)
-	se.telling.Add(1)
-	se.mu.Unlock()
-
-	for _, e := range mine {
+	var mine []*entry
+	ended := se.life.End(cause, lost, func() {
+		mine = se.all()
 		if lost {
-			e.hear(store.Standing{State: store.Gone, Cause: cause})
+			// In a cluster its entries may stand a little longer than the session: elsewhere there is nothing left to do.
+			se.life.Start(se.sweep)
 		}
-		e.silence()
-		se.store.unregister(e)
+	}, func() {
+		for _, e := range mine {
+			if lost {
+				e.update(store.Standing{State: store.Gone, Cause: cause})
+			}
+			e.silence()
+			se.store.unregister(e)
+		}
+	})
+	if ended {
+		se.store.end() // last, because it may have to wait
 	}
-	if lost && se.opts.Lost != nil {
-		se.opts.Lost(cause)
-	}
-	se.telling.Done()
-	se.store.end() // last, because it may have to wait
 }
 
 // sweep tries once to take out what is left of a session that is lost.
@@ -304,18 +286,8 @@ func (se *session) sweep() {
 
 // explain is [Store.explain] for calls that were bounded by ctx and by the session's life.
 func (se *session) explain(ctx context.Context, doing string, err error) error {
-	if ctx.Err() == nil && se.alive() != nil && !errors.Is(err, store.ErrGone) {
-		return se.alive()
+	if ended := se.life.CutShort(ctx); ended != nil && !errors.Is(err, store.ErrGone) {
+		return ended
 	}
 	return se.store.explain(doing, attempts.EndedBy(ctx, err))
-}
-
-// departureFailed is explain for an entry that was to leave the line. If the session has ended meanwhile the entry went with
-// it, unless it may outlast it.
-func (se *session) departureFailed(ctx context.Context, doing string, err error, outlasts bool) error {
-	err = se.explain(ctx, doing, err)
-	if !outlasts && se.alive() != nil && ctx.Err() == nil {
-		return fmt.Errorf("%w: %w", store.ErrGone, err)
-	}
-	return err
 }

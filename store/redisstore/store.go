@@ -1,6 +1,7 @@
 package redisstore
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"errors"
@@ -53,14 +54,14 @@ type Store struct {
 	logger *slog.Logger
 	client string // in the names of the channels on which this store is woken
 
-	pace rhythm
-	deaf bool // to what is said on its channels: for tests of what happens without
+	interval pollInterval
+	deaf     bool // to what is published on its channels: for tests of what happens without
 
-	mu      sync.Mutex
-	open    int                          // sessions
-	ears    map[uint16]*ear              // by section; in a cluster, those in which somebody has waited while there were sessions
-	entries map[string]*entry            // by id: those that are joining or standing
-	parties map[uint16]map[string]*party // by section and name
+	mu          sync.Mutex
+	open        int                           // sessions
+	subscribers map[uint16]*subscriber        // by section; in a cluster, those in which somebody has waited while there were sessions
+	entries     map[string]*entry             // by id: those that are joining or standing
+	pollers     map[uint16]map[string]*poller // by section and name
 }
 
 var _ store.Store = (*Store)(nil)
@@ -91,31 +92,24 @@ func New(cli rueidis.Client, opts *Options) (*Store, error) {
 	if opts.WaitReplicas < 0 || opts.WaitTimeout < 0 {
 		return nil, fmt.Errorf("redis store: wait for %d replicas for %v: neither can be negative", opts.WaitReplicas, opts.WaitTimeout)
 	}
-	s := &Store{
+	return &Store{
 		server: &server{
-			cli:         cli,
-			cluster:     cli.Mode() == rueidis.ClientModeCluster,
-			keys:        keys{prefix: opts.Prefix},
-			replicas:    opts.WaitReplicas,
-			replication: opts.WaitTimeout,
-			round:       defaultRound,
-			calls:       new(calls),
-			ears:        make(map[*subscription]struct{}),
+			cli:           cli,
+			cluster:       cli.Mode() == rueidis.ClientModeCluster,
+			keys:          keys{prefix: opts.Prefix},
+			replicas:      opts.WaitReplicas,
+			replication:   cmp.Or(opts.WaitTimeout, DefaultWaitTimeout),
+			round:         defaultRound,
+			calls:         new(calls),
+			subscriptions: make(map[*subscription]struct{}),
 		},
-		logger:  opts.Logger,
-		client:  rand.Text(),
-		pace:    rhythm{soon, heartbeat},
-		ears:    make(map[uint16]*ear),
-		entries: make(map[string]*entry),
-		parties: make(map[uint16]map[string]*party),
-	}
-	if s.server.replication == 0 {
-		s.server.replication = DefaultWaitTimeout
-	}
-	if s.logger == nil {
-		s.logger = slog.New(slog.DiscardHandler)
-	}
-	return s, nil
+		logger:      cmp.Or(opts.Logger, slog.New(slog.DiscardHandler)),
+		client:      rand.Text(),
+		interval:    pollInterval{shortestPoll, longestPoll},
+		subscribers: make(map[uint16]*subscriber),
+		entries:     make(map[string]*entry),
+		pollers:     make(map[uint16]map[string]*poller),
+	}, nil
 }
 
 // Ready returns options for a client of the servers at the given addresses, as [New] wants them: for a single server
@@ -161,12 +155,12 @@ func (s *Store) Open(ctx context.Context, opts store.SessionOptions) (store.Sess
 		s.end()
 		return nil, s.explain("open a session", attempts.EndedBy(ctx, err))
 	}
-	se.work.Start(se.lookAfter)
+	se.life.Start(se.lookAfter)
 	return se, nil
 }
 
-// begin counts a session. The first one starts what hears the wake-ups, and returns the server's refusal if there is one;
-// but in a cluster that is started for each slot when there is first somebody who waits.
+// begin counts a session. The first one subscribes to the wake-ups, and returns the server's refusal if there is one; but
+// in a cluster that is done for each slot when there is first somebody who waits.
 func (s *Store) begin(ctx context.Context) error {
 	s.mu.Lock()
 	s.open++
@@ -174,33 +168,33 @@ func (s *Store) begin(ctx context.Context) error {
 		s.mu.Unlock()
 		return nil
 	}
-	ear := s.listenIn(0)
+	sub := s.listenIn(0)
 	s.mu.Unlock()
-	err := ear.await(ctx)
+	err := sub.await(ctx)
 	if err != nil {
 		s.end()
 	}
 	return err
 }
 
-// end is the opposite of begin. After the last session it returns when nobody listens or asks any more.
+// end is the opposite of begin. After the last session it returns when nothing is received or polled any more.
 func (s *Store) end() {
 	s.mu.Lock()
 	s.open--
-	var unused map[uint16]*ear
-	var leaving []*party
+	var unused map[uint16]*subscriber
+	var leaving []*poller
 	if s.open == 0 {
-		unused, s.ears = s.ears, make(map[uint16]*ear)
-		for _, some := range s.parties {
+		unused, s.subscribers = s.subscribers, make(map[uint16]*subscriber)
+		for _, some := range s.pollers {
 			leaving = slices.AppendSeq(leaving, maps.Values(some))
 		}
 	}
 	s.mu.Unlock()
-	for _, e := range unused {
-		e.cancel() // all, before any is waited for: they may wait for one connection that does not come
+	for _, sub := range unused {
+		sub.cancel() // all, before any is waited for: they may wait for one connection that does not come
 	}
-	for _, e := range unused {
-		e.stop()
+	for _, sub := range unused {
+		sub.stop()
 	}
 	for _, p := range leaving {
 		<-p.ended
@@ -218,15 +212,15 @@ func (s *Store) unused(ctx context.Context) {
 	}
 }
 
-// listenIn returns what hears the wake-ups of a section, and starts it if it is the first who needs it. The store's mutex
-// is held.
-func (s *Store) listenIn(section uint16) *ear {
-	e := s.ears[section]
-	if e == nil {
-		e = s.newEar(s.server.wake(section)+s.client, func() { s.askAgain(section) }, s.hear)
-		s.ears[section] = e
+// listenIn returns the subscriber to the wake-ups of a section, and starts it if this is the first need of it. It is called
+// with s.mu held.
+func (s *Store) listenIn(section uint16) *subscriber {
+	sub := s.subscribers[section]
+	if sub == nil {
+		sub = s.subscribe(s.server.wake(section)+s.client, func() { s.pollAll(section) }, s.received)
+		s.subscribers[section] = sub
 	}
-	return e
+	return sub
 }
 
 // String names the store by what it is connected to.

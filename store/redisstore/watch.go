@@ -7,55 +7,52 @@ import (
 	"time"
 
 	"github.com/stilelock/stile/store/internal/attempts"
+	"github.com/stilelock/stile/store/internal/watchpump"
 )
 
-// lookAgain is how often a watch says that there may have been a change although it has heard of none: leases end, and keys
-// of other clients come and go, without a word. In a cluster, where such words would go to all servers, none are said.
-const lookAgain = 2 * time.Second
+// resyncInterval is how often a watch reports a possible change although nothing was published: nothing is when leases end,
+// or when keys of other clients come and go. In a cluster, where it would go to all servers, nothing is published at all.
+const resyncInterval = 2 * time.Second
 
 // Watch implements [store.Store].
 func (s *Store) Watch(ctx context.Context, prefix string, changed func()) error {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
+	return watchpump.Run(ctx, changed, func(ctx context.Context, tell func()) error {
+		return s.watch(ctx, prefix, tell)
+	})
+}
+
+// watch calls tell after each change until ctx ends or the server refuses.
+func (s *Store) watch(ctx context.Context, prefix string, tell func()) error {
 	doing := fmt.Sprintf("watch the locks that begin with %q", prefix)
-	news := make(chan struct{}, 1)
-	tell := func() {
-		select {
-		case news <- struct{}{}:
-		default:
-		}
-	}
-	pace := lookAgain
+	interval := resyncInterval
 	var refusal <-chan struct{}
-	var e *ear
+	var sub *subscriber
 	if s.server.cluster {
 		if _, err := s.names(ctx, prefix); err != nil { // whether it may
 			return s.explain(doing, attempts.EndedBy(ctx, err))
 		}
-		pace = heartbeat
+		interval = longestPoll
 		tell()
 	} else {
-		e = s.newEar(s.server.keys.changes(), tell, func(name string) {
+		sub = s.subscribe(s.server.keys.changes(), tell, func(name string) {
 			if strings.HasPrefix(name, prefix) {
 				tell()
 			}
 		})
-		defer e.stop()
-		refusal = e.ready
+		defer sub.stop()
+		refusal = sub.ready
 	}
-	ticker := time.NewTicker(pace)
+	ticker := time.NewTicker(interval)
 	defer ticker.Stop()
 	for {
 		select {
-		case <-news:
-			changed()
 		case <-ticker.C:
-			if e == nil || e.listening.Load() {
+			if sub == nil || sub.listening.Load() {
 				tell()
 			}
 		case <-refusal:
-			if refusal = nil; e.err != nil {
-				return s.explain(doing, e.err)
+			if refusal = nil; sub.err != nil {
+				return s.explain(doing, sub.err)
 			}
 		case <-ctx.Done():
 			return ctx.Err()

@@ -3,7 +3,6 @@ package redlockstore
 import (
 	"cmp"
 	"context"
-	"log/slog"
 	"slices"
 	"strconv"
 	"sync"
@@ -12,8 +11,6 @@ import (
 	"github.com/redis/rueidis"
 
 	"github.com/stilelock/stile/internal/bootclock"
-
-	"github.com/stilelock/stile/store/internal/attempts"
 )
 
 // fenceTTL is how long a master remembers the last order given out under a name, from the end of the hold. After that the
@@ -35,33 +32,33 @@ type claim struct {
 	ttl   time.Duration
 
 	mu      sync.Mutex
-	at      []spot
+	at      []replica
 	order   uint64            // zero until known
 	renewed bootclock.Instant // before the requests were sent by which a majority has it
 	loud    bool              // it may have kept others out: they should be told when it goes
-	leaving *departure        // once it is being taken out
+	leaving *removal          // once it is being taken out
 }
 
-// spot is how a claim stands at one master.
-type spot struct {
+// replica is how a claim stands at one master.
+type replica struct {
 	master *master
-	state  spotState
+	state  replicaState
 	ever   bool // it has been put in, or may have been
 	doubt  bool // a request to put it in may yet be carried out
 	grant  bool // the order has been sent
 }
 
-type spotState uint8
+type replicaState uint8
 
 const (
-	out    spotState = iota // not there
-	asking                  // a request to put it in is unanswered
-	in                      // there, when it was last heard of
+	out    replicaState = iota // not there
+	asking                     // a request to put it in is unanswered
+	in                         // there, when it was last heard of
 )
 
 // newClaim returns a claim that is nowhere yet.
 func (s *Store) newClaim(name string, v value, ttl time.Duration) (*claim, error) {
-	c := &claim{store: s, name: name, id: newID(), says: v, ttl: ttl, at: make([]spot, len(s.masters))}
+	c := &claim{store: s, name: name, id: newID(), says: v, ttl: ttl, at: make([]replica, len(s.masters))}
 	for i, m := range s.masters {
 		c.at[i].master = m
 	}
@@ -157,7 +154,7 @@ func (c *claim) count(ctx context.Context, votes chan vote) result {
 			}
 		case v.refused != nil:
 			lost++
-			if !c.akin(v.refused.value) {
+			if !c.sameEntry(v.refused.value) {
 				r.obstacles = append(r.obstacles, *v.refused)
 			}
 		default:
@@ -174,8 +171,8 @@ func (c *claim) count(ctx context.Context, votes chan vote) result {
 	return r
 }
 
-// akin reports whether a value is that of another attempt of the same entry, which is on its way out.
-func (c *claim) akin(text string) bool {
+// sameEntry reports whether a value is that of another attempt of the same entry, which is on its way out.
+func (c *claim) sameEntry(text string) bool {
 	_, v, ours := decode(text)
 	return ours && v.Session == c.says.Session && v.Entry == c.says.Entry
 }
@@ -276,7 +273,7 @@ func (c *claim) grant(m *master, votes chan<- vote) {
 	votes <- vote{master: m, granted: mine, err: err}
 }
 
-// said notes what a master has answered to a renewal. It reports whether the claim should be adopted there: if the
+// said notes what a master has answered to a renewal. It reports whether the claim should be restored there: if the
 // master has nobody's.
 func (c *claim) said(m *master, answer int64) (absent bool) {
 	c.mu.Lock()
@@ -291,8 +288,8 @@ func (c *claim) said(m *master, answer int64) (absent bool) {
 	return answer == 0 && at.state == out
 }
 
-// adopt puts the claim in at a master that does not have it, while a majority has.
-func (c *claim) adopt(m *master) {
+// restore puts the claim in at a master that does not have it, while a majority has.
+func (c *claim) restore(m *master) {
 	c.mu.Lock()
 	at := &c.at[m.number]
 	if c.leaving != nil || at.state != out {
@@ -303,7 +300,7 @@ func (c *claim) adopt(m *master) {
 	c.mu.Unlock()
 
 	k := c.store.keys
-	reply, err := m.ask(c.store.life, adoptScript,
+	reply, err := m.ask(c.store.life, restoreScript,
 		[]string{k.lock(c.name), k.fence(c.name), k.void(c.name, c.id), k.index()},
 		[]string{c.id, c.value, strconv.FormatUint(c.order, 10), millis(c.ttl), millis(fenceTTL), c.name})
 	mine := false
@@ -311,166 +308,4 @@ func (c *claim) adopt(m *master) {
 		mine, err = isOne(reply)
 	}
 	c.seized(m, err, mine)
-}
-
-// departure is the taking out of a claim.
-type departure struct {
-	quorum  int
-	mu      sync.Mutex
-	heard   *tally
-	absent  int           // masters that did not have it
-	deleted int           // masters that had it, and do not any more
-	unclear int           // masters that do not have it, and may have had it when they were first asked
-	found   presence      // when it was out
-	settled bool          // done is closed
-	done    chan struct{} // closed when the claim is out, or every master has answered or refused to
-}
-
-// presence says whether a claim was there when it was taken out.
-type presence uint8
-
-const (
-	notKnown presence = iota // the masters that could tell do not answer, or their first answer was lost
-	wasThere                 // a majority had it
-	wasGone                  // a majority did not
-)
-
-func newDeparture(s *Store) *departure {
-	return &departure{quorum: s.quorum, heard: s.newTally(), done: make(chan struct{})}
-}
-
-// note counts what one master has said: whether it has deleted the claim, and if not, whether an earlier request that was not
-// answered may have. The claim is out when a majority does not have it. If it is not known then whether a majority had it, those
-// masters are waited for that could tell: not all had it, or not all have answered at once, so that is rare.
-func (d *departure) note(m *master, deleted, doubt bool, err error) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	d.heard.note(m, err)
-	switch {
-	case err != nil:
-	case deleted:
-		d.deleted++
-	case doubt:
-		d.unclear++
-	default:
-		d.absent++
-	}
-	switch {
-	case d.absent >= d.quorum, d.deleted >= d.quorum, d.heard.all():
-		d.settle()
-	case d.without() == d.quorum:
-		time.AfterFunc(attempts.Longest, func() {
-			d.mu.Lock()
-			defer d.mu.Unlock()
-			d.settle()
-		})
-	}
-}
-
-// without counts the masters that do not have the claim. It is called with d.mu held.
-func (d *departure) without() int { return d.absent + d.deleted + d.unclear }
-
-// settle is called with d.mu held.
-func (d *departure) settle() {
-	if d.settled {
-		return
-	}
-	d.settled = true
-	switch {
-	case d.deleted >= d.quorum:
-		d.found = wasThere
-	case d.absent >= d.quorum:
-		d.found = wasGone
-	}
-	close(d.done)
-}
-
-// outcome reports whether the claim was there when it was taken out. The error says that it may not be out.
-func (d *departure) outcome() (presence, error) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if d.without() < d.quorum {
-		return notKnown, d.heard.err()
-	}
-	return d.found, nil
-}
-
-// drop takes the claim out, at once where it is known to be, elsewhere as soon as it is known. It goes on by itself.
-func (c *claim) drop() *departure {
-	c.mu.Lock()
-	if c.leaving != nil {
-		defer c.mu.Unlock()
-		return c.leaving
-	}
-	d := newDeparture(c.store)
-	c.leaving = d
-	var where []*master
-	for _, at := range c.at {
-		if at.state != asking {
-			where = append(where, at.master)
-		}
-	}
-	c.mu.Unlock()
-	for _, m := range where {
-		c.leave(m, d)
-	}
-	return d
-}
-
-// leave takes the claim out at one master, where no request to put it in is unanswered any more.
-func (c *claim) leave(m *master, d *departure) {
-	c.mu.Lock()
-	at := c.at[m.number]
-	loud := c.loud
-	c.mu.Unlock()
-	if !at.ever {
-		d.note(m, false, false, nil)
-		return
-	}
-	c.store.takeOut(m, c.name, c.id, at.doubt, loud, d)
-}
-
-// takeOut takes an entry out at one master. If it may yet be put in there, void prevents it. If the master is out of
-// reach it is done when that is over.
-func (s *Store) takeOut(m *master, name, id string, void, loud bool, d *departure) {
-	channel := ""
-	if loud {
-		channel = s.keys.channel(name)
-	}
-	keys := []string{s.keys.lock(name), s.keys.void(name, id), s.keys.index()}
-	args := func(void bool) []string {
-		ttl := "0"
-		if void {
-			ttl = millis(voidTTL)
-		}
-		return []string{id, ttl, name, channel}
-	}
-	owed := &debt{keys: keys, args: args(true)}
-	owe := func(doubt bool) {
-		owed.paid = func(reply rueidis.RedisMessage, err error) {
-			deleted := false
-			if err == nil {
-				deleted, err = isOne(reply)
-			}
-			d.note(m, deleted, doubt, err)
-		}
-		m.owe(owed)
-	}
-	ask := func() {
-		reply, err := m.ask(s.life, leaveScript, keys, args(void))
-		switch _, refused := rueidis.IsRedisErr(err); {
-		case err == nil:
-			deleted, err := isOne(reply)
-			d.note(m, deleted, false, err)
-		case refused && !passes(err):
-			s.logger.LogAttrs(s.life, slog.LevelWarn, "an entry could not be taken out; it goes when its time is over",
-				slog.String("lock", name), slog.String("master", m.addr), slog.Any("error", err))
-			d.note(m, false, false, err)
-		default:
-			owe(inDoubt(err))
-		}
-	}
-	if !s.work.Start(ask) {
-		d.note(m, false, false, errClosed)
-	}
 }

@@ -21,7 +21,7 @@ func TestNewRefusesWhatIsNoRedlock(t *testing.T) {
 		"":        "0 masters: give three",
 		"a":       "1 masters: give three",
 		"a b":     "2 masters: give three",
-		"a b c d": "4 masters: as few may fail as of 3, and more must answer: give 3 or 5",
+		"a b c d": "4 masters: an even number tolerates no more failures than 3; use 3 or 5",
 		"a b a":   "master a is given twice",
 	} {
 		wantSaid(t, redlockstore.CheckMasters(strings.Fields(addrs)), want)

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	mathrand "math/rand/v2"
-	"slices"
 	"sync"
 	"time"
 
@@ -14,16 +13,17 @@ import (
 	"github.com/stilelock/stile/line"
 	"github.com/stilelock/stile/store"
 	"github.com/stilelock/stile/store/internal/attempts"
+	"github.com/stilelock/stile/store/internal/delivery"
 )
 
 const (
 	// tries is how often a try is made while nobody has the lock, but others who try as well are in the way: more often if the
 	// masters that might settle it are slow.
 	tries = 4
-	// lateListening is how long an entry is held before it is listened to whether somebody takes it out. Short holds need
-	// not, and it would cost more than they do.
-	lateListening = 200 * time.Millisecond
-	// slowPoll is about how often a lock is tried for although nothing was heard: in case nothing can be.
+	// listenDelay is how long an entry is held before it subscribes to its own removal. That would cost more than a short
+	// hold does.
+	listenDelay = 200 * time.Millisecond
+	// slowPoll is about how often a lock is tried for although nothing was published, in case nothing can be received.
 	slowPoll = time.Second
 	// mostAttempt bounds the time of one attempt, as half the TTL does.
 	mostAttempt = 5 * time.Second
@@ -54,19 +54,43 @@ type entry struct {
 	claim   *claim        // that it was admitted with; set once, with mu held, before it is in the session's kept
 
 	// mu is taken before the session's, and before the claim's.
-	mu      sync.Mutex
-	state   state
-	gone    error      // why it went by itself
-	leaving *departure // its claim's or, if it was not admitted, that of its last attempt
-	parting bool       // Withdraw has been called
-	until   *keeping   // while it is being given a time of its own, and afterwards
+	mu       sync.Mutex
+	state    state
+	delivery delivery.Delivery
+	gone     error    // why it went by itself
+	leaving  *removal // its claim's or, if it was not admitted, that of its last attempt
+	parting  bool     // Withdraw has been called
+	until    *keeping // while it is being given a time of its own, and afterwards
 }
 
 func newEntry(se *session, req store.Request) *entry {
-	e := &entry{session: se, req: req, waited: make(chan struct{})}
+	e := &entry{session: se, req: req, waited: make(chan struct{}), delivery: delivery.New(req.Notify)}
 	e.says = value{Session: se.id, Entry: rand.Text(), Owner: req.Owner}
-	e.life, e.stop = context.WithCancel(se.life)
+	e.life, e.stop = context.WithCancel(se.life.Context())
 	return e
+}
+
+// Enqueue implements [store.Session].
+func (se *session) Enqueue(ctx context.Context, req store.Request) (store.Ticket, error) {
+	doing := fmt.Sprintf("join the line of lock %q", req.Name)
+	if req.Mode != line.Exclusive {
+		return nil, se.store.explain(doing, fmt.Errorf("%w: a lock of mode %v: Redlock has exclusive ones only",
+			store.ErrUnsupported, req.Mode))
+	}
+	if err := ctx.Err(); err != nil {
+		return nil, se.store.explain(doing, err)
+	}
+	e, err := se.join(req)
+	if err != nil {
+		return nil, err
+	}
+	bounded, cancel := se.life.Within(ctx)
+	defer cancel()
+	if err := e.arrive(bounded); err != nil {
+		e.part()
+		return nil, se.explain(ctx, doing, err)
+	}
+	return e, nil
 }
 
 // attempt tries for the lock once.
@@ -144,8 +168,9 @@ func (e *entry) admitNow(c *claim) (ok bool, err error) {
 		return false, err
 	}
 	e.state = admitted
-	e.tell(store.Standing{State: store.Admitted, Order: c.order})
-	time.AfterFunc(lateListening, func() { e.session.work.Start(e.listen) })
+	e.delivery.Begin()
+	e.delivery.Deliver(store.Standing{State: store.Admitted, Order: c.order})
+	time.AfterFunc(listenDelay, func() { e.session.life.Start(e.listen) })
 	return true, nil
 }
 
@@ -164,173 +189,24 @@ func (c *claim) stillMine(ctx context.Context) bool {
 	return true
 }
 
-// wait lets the entry wait, unless its session has ended meanwhile, which is an error.
-func (e *entry) wait() error {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	if e.state == over {
-		return e.gone
-	}
-	e.state = waiting
-	e.tell(store.Standing{State: store.Waiting, Ahead: 1})
-	if !e.session.work.Start(e.contend) {
-		close(e.waited)
-	}
-	return nil
-}
-
-// contend tries for the lock until the entry has it. Between the attempts it waits for word that the lock was freed, for
-// the time that it is freed by itself, or, if others contend as well, for a moment that is left to chance: those who come
-// at the same moment get a minority each, and nobody the lock.
-func (e *entry) contend() {
-	var c *claim
-	defer func() { e.contended(c) }()
-	s := e.session.store
-	freed := newBell(s.quorum)
-	defer s.hub.listen(topic{channel: s.keys.channel(e.req.Name)}, freed.hear)()
-	var b backoff
-	for e.life.Err() == nil {
-		freed.forget()
-		start := time.Now()
-		var r result
-		c, r = e.attempt(e.life)
-		if r.won {
-			if ok, err := e.admit(e.life, c); ok || err != nil {
-				return
-			}
-			continue
-		}
-		if freed.wait(e.life, b.pause(s, r, time.Since(start))) {
-			attempts.Rest(e.life, b.scatter())
-		}
-	}
-}
-
-// contended notes that the entry does not try for the lock any more. If it was not admitted, its last claim is on its way
-// out.
-func (e *entry) contended(last *claim) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	if e.claim == nil && last != nil {
-		e.leaving = last.drop()
-	}
-	close(e.waited)
-}
-
-// backoff decides how long to wait between attempts.
-type backoff struct {
-	level  int           // how much others contend
-	silent int           // attempts in a row that no majority has answered
-	window time.Duration // in which chance chooses
-}
-
-// pause returns how long to wait, if nothing is heard, after an attempt that took so long and has failed.
-func (b *backoff) pause(s *Store, r result, took time.Duration) time.Duration {
-	switch {
-	case r.err != nil:
-		b.silent = min(b.silent+1, 4)
-		return mathrand.N(firstRedial << b.silent)
-	case r.held(s):
-		b.silent, b.level = 0, max(0, b.level-1)
-		return min(r.freeAfter(s)+mathrand.N(2*time.Millisecond), slowPoll/2+mathrand.N(slowPoll))
-	default:
-		b.silent, b.level = 0, min(b.level+1, 6)
-		took = max(took, time.Millisecond)
-		b.window = min(took<<b.level, max(mostPause, 4*took))
-		return mathrand.N(b.window)
-	}
-}
-
-// scatter returns how long to wait when the lock was freed, so that not all who have heard it ask at the same moment. Who
-// has met nobody else need not wait.
-func (b *backoff) scatter() time.Duration {
-	if b.level == 0 {
-		return 0
-	}
-	return mathrand.N(b.window)
-}
-
-// held reports whether somebody has the lock for certain.
-func (r result) held(s *Store) bool {
-	for _, o := range r.obstacles {
-		same := 0
-		for _, other := range r.obstacles {
-			if other.value == o.value {
-				same++
-			}
-		}
-		if same >= s.quorum {
-			return true
-		}
-	}
-	return false
-}
-
-// freeAfter returns when a majority of the masters is free at the latest, if nothing is renewed.
-func (r result) freeAfter(s *Store) time.Duration {
-	var left []time.Duration
-	for _, o := range r.obstacles {
-		if o.ttl >= 0 {
-			left = append(left, o.ttl+time.Millisecond)
-		}
-	}
-	slices.Sort(left)
-	if n := s.quorum - r.free; n <= 0 {
-		return 0
-	} else if n <= len(left) {
-		return left[n-1]
-	}
-	return 2 * slowPoll
-}
-
-// holder returns the entry that is in the way at most masters, nil if there is none.
-func (r result) holder() *store.Entry {
-	best, times := obstacle{}, 0
-	for _, o := range r.obstacles {
-		n := 0
-		for _, other := range r.obstacles {
-			if other.value == o.value {
-				n++
-			}
-		}
-		if n > times {
-			best, times = o, n
-		}
-	}
-	if times == 0 {
-		return nil
-	}
-	_, v, ours := decode(best.value)
-	return &store.Entry{
-		Mode: line.Exclusive, Admitted: true, Session: v.Session, Foreign: !ours, Owner: v.Owner, Remaining: max(0, best.ttl),
-	}
-}
-
-// listen hears whether somebody takes the entry out while it is held. What it misses the next confirmation tells.
+// listen notices if somebody takes the entry out while it is held. What it misses the next confirmation shows.
 func (e *entry) listen() {
 	if e.life.Err() != nil {
 		return
 	}
 	s := e.session.store
-	taken := newBell(s.quorum)
+	taken := newQuorumSignal(s.quorum)
 	heard := func(n news) {
 		if n.payload == "-"+e.claim.id {
-			taken.hear(n)
+			taken.received(n)
 		}
 	}
-	defer s.hub.listen(topic{channel: s.keys.channel(e.req.Name)}, heard)()
+	defer s.subscriptions.listen(topic{channel: s.keys.channel(e.req.Name)}, heard)()
 	for taken.wait(e.life, -1) {
 		lost, err := s.renew(e.life, []*claim{e.claim}, e.session.ttl)
 		if err == nil && len(lost) > 0 {
 			e.goneAlone()
 		}
-	}
-}
-
-// tell tells the entry's owner how it stands. It is called with e.mu held, and never after the state is over.
-func (e *entry) tell(st store.Standing) {
-	if e.req.Notify != nil {
-		e.req.Notify(st)
 	}
 }
 
@@ -342,10 +218,8 @@ func (e *entry) goneAlone() {
 	if e.state != admitted && e.state != outlives {
 		return
 	}
-	e.session.release(e) // first: who is told may enqueue again
-	if e.state == admitted {
-		e.tell(store.Standing{State: store.Gone, Cause: cause})
-	}
+	e.session.release(e) // first: an owner that is notified may enqueue again
+	e.delivery.Deliver(store.Standing{State: store.Gone, Cause: cause})
 	e.state, e.gone = over, cause
 	e.stop()
 	e.claim.drop()
@@ -360,7 +234,7 @@ func (e *entry) sessionEnded(cause error, lost bool) {
 		return
 	}
 	if lost {
-		e.tell(store.Standing{State: store.Gone, Cause: cause})
+		e.delivery.Deliver(store.Standing{State: store.Gone, Cause: cause})
 	}
 	e.state, e.gone = over, cause
 	if e.claim != nil {
@@ -372,6 +246,7 @@ func (e *entry) sessionEnded(cause error, lost bool) {
 func (e *entry) part() {
 	e.mu.Lock()
 	e.state = over
+	e.delivery.Silence()
 	e.mu.Unlock()
 	e.stop()
 	e.session.release(e)
@@ -390,12 +265,13 @@ func (e *entry) Withdraw(ctx context.Context) error {
 		defer e.mu.Unlock()
 		return e.hasGone(doing, e.gone)
 	}
-	// It is taken out once: who comes while that is under way, because an earlier call has begun it or the entry's time is
-	// over, waits for the end of it, and hears then that the entry has gone. The masters' answers may have been on their way
-	// when this call was made, and say nothing of how the entry stood then.
+	// It is taken out once. A call that comes while that is under way, because an earlier call has begun it or the entry's
+	// time is over, waits for the end of it, and returns that the entry has gone: the masters' answers may have been on their
+	// way when the call was made, and do not show how the entry stood then.
 	first := !e.parting && e.leaving == nil && (e.state != outlives || time.Now().Before(e.until.until))
 	e.parting = true
 	e.state = over
+	e.delivery.Silence()
 	e.stop()
 	hadIt := e.claim != nil
 	if hadIt && e.leaving == nil {
@@ -441,29 +317,4 @@ func (e *entry) hasGone(doing string, why error) error {
 		why = errors.New("the masters do not have the entry any more")
 	}
 	return fmt.Errorf("%s: %s: %w: %w", e.session.store, doing, store.ErrGone, why)
-}
-
-// over reports whether the claim is out.
-func (d *departure) over() bool {
-	select {
-	case <-d.done:
-		_, err := d.outcome()
-		return err == nil
-	default:
-		return false
-	}
-}
-
-// wait waits until the claim is out, and reports whether it was there.
-func (d *departure) wait(ctx context.Context, s *Store) (presence, error) {
-	select {
-	case <-d.done:
-		return d.outcome()
-	case <-ctx.Done():
-		d.mu.Lock()
-		defer d.mu.Unlock()
-		return notKnown, d.heard.err()
-	case <-s.life.Done():
-		return notKnown, errClosed
-	}
 }

@@ -54,7 +54,7 @@ func newStore(t *testing.T, options []rueidis.ClientOption) *redlockstore.Store 
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(st.Close)
+	t.Cleanup(func() { _ = st.Close() })
 	return st
 }
 
@@ -262,7 +262,7 @@ func redlockStoreAt(t *testing.T, options []rueidis.ClientOption, prefix string)
 	t.Helper()
 	st, err := redlockstore.New(options, &redlockstore.Options{Prefix: prefix})
 	if err == nil {
-		t.Cleanup(st.Close)
+		t.Cleanup(func() { _ = st.Close() })
 	}
 	return st, err
 }

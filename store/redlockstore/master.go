@@ -15,6 +15,7 @@ import (
 	"github.com/redis/rueidis"
 
 	"github.com/stilelock/stile/store/internal/attempts"
+	"github.com/stilelock/stile/store/internal/work"
 )
 
 const (
@@ -64,20 +65,20 @@ type master struct {
 
 	first chan struct{} // closed when the first attempt to connect is over
 	takes chan struct{} // holds one for each request to put something in that is unanswered
-	kick  chan struct{} // tells run that the connection has broken, or that there are new debts; holds one
+	kick  work.Signal   // tells run that the connection has broken, or that there are new pending removals
 
-	mu     sync.Mutex
-	client rueidis.Client // nil while there is no connection
-	up     chan struct{}  // closed when there is one; replaced when it breaks
-	why    error          // why there is none
-	pace   pace           // how long its answers take
-	debts  map[*debt]struct{}
+	mu      sync.Mutex
+	client  rueidis.Client // nil while there is no connection
+	up      chan struct{}  // closed when there is one; replaced when it breaks
+	why     error          // why there is none
+	pace    pace           // how long its answers take
+	pending map[*pendingRemoval]struct{}
 }
 
-// debt is a leaving that has to be carried out at a master when it can be.
-type debt struct {
+// pendingRemoval is a removal that has to be carried out at a master when it can be.
+type pendingRemoval struct {
 	keys, args []string
-	paid       func(reply rueidis.RedisMessage, err error)
+	done       func(reply rueidis.RedisMessage, err error)
 }
 
 // pace is how long something has taken of late, at its quickest: what it takes when it is not stopped.
@@ -114,16 +115,16 @@ func newMaster(number int, option rueidis.ClientOption, logger *slog.Logger) *ma
 		option.WriteBufferEachConn = 32 << 10
 	}
 	return &master{
-		number: number,
-		addr:   option.InitAddress[0],
-		option: option,
-		logger: logger.With(slog.String("master", option.InitAddress[0])),
-		first:  make(chan struct{}),
-		takes:  make(chan struct{}, mostTakes),
-		kick:   make(chan struct{}, 1),
-		up:     make(chan struct{}),
-		why:    errConnecting,
-		debts:  make(map[*debt]struct{}),
+		number:  number,
+		addr:    option.InitAddress[0],
+		option:  option,
+		logger:  logger.With(slog.String("master", option.InitAddress[0])),
+		first:   make(chan struct{}),
+		takes:   make(chan struct{}, mostTakes),
+		kick:    work.NewSignal(),
+		up:      make(chan struct{}),
+		why:     errConnecting,
+		pending: make(map[*pendingRemoval]struct{}),
 	}
 }
 
@@ -190,8 +191,8 @@ func (m *master) run(ctx context.Context) {
 	m.failed(errClosed)
 }
 
-// connect connects to the master, until ctx ends, and pays what is owed to it. Nothing else is asked of it before: what is
-// owed to one that lets itself be connected to, and then answers nothing, does not become more with every connection.
+// connect connects to the master, until ctx ends, and carries out the pending removals. Nothing else is asked of it before: what
+// is pending at one that lets itself be connected to, and then answers nothing, does not become more with every connection.
 func (m *master) connect(ctx context.Context) (rueidis.Client, error) {
 	option := m.option
 	option.DialCtxFn = dialWithin(ctx, option.DialCtxFn)
@@ -199,18 +200,18 @@ func (m *master) connect(ctx context.Context) (rueidis.Client, error) {
 	if err != nil {
 		return nil, unwrapDial(err)
 	}
-	if err := m.pay(client); err != nil {
+	if err := m.removePending(client); err != nil {
 		client.Close()
 		return nil, err
 	}
 	return client, nil
 }
 
-// serve pays the master's debts until its connection breaks or ctx ends.
+// serve carries out the pending removals until its connection breaks or ctx ends.
 func (m *master) serve(ctx context.Context, client rueidis.Client) {
-	for m.pay(client) == nil {
+	for m.removePending(client) == nil {
 		var again <-chan time.Time
-		if m.owes() {
+		if m.hasPending() {
 			again = time.After(lastRedial)
 		}
 		select {
@@ -249,20 +250,12 @@ func (m *master) broke(client rueidis.Client, why error) {
 		return
 	}
 	m.client, m.up, m.why = nil, make(chan struct{}), why
-	m.wake()
+	m.kick.Set()
 	m.logger.LogAttrs(context.Background(), slog.LevelInfo, "connection lost; connecting again", slog.Any("error", why))
 }
 
 // disconnected notes that nothing more can be sent on the connection.
 func (m *master) disconnected(client rueidis.Client) { m.broke(client, errClosed) }
-
-// wake makes run look what there is to do. It may be called with m.mu held.
-func (m *master) wake() {
-	select {
-	case m.kick <- struct{}{}:
-	default:
-	}
-}
 
 // ask runs a script at the master and waits for its answer, as long as there is hope for one, which is a few seconds at
 // most. If the connection has never been there it is waited for, until ctx ends; once the request is sent ctx does not
@@ -314,30 +307,30 @@ func (m *master) exec(client rueidis.Client, script *rueidis.Lua, keys, args []s
 	return result.ToMessage()
 }
 
-// owe has a leaving carried out as soon as the master answers.
-func (m *master) owe(d *debt) {
+// removeLater has an entry removed as soon as the master answers.
+func (m *master) removeLater(d *pendingRemoval) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.debts[d] = struct{}{}
-	m.wake()
+	m.pending[d] = struct{}{}
+	m.kick.Set()
 }
 
-func (m *master) owes() bool {
+func (m *master) hasPending() bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return len(m.debts) > 0
+	return len(m.pending) > 0
 }
 
-// pay carries out what is owed to the master. It returns the error that the connection broke with, if it did.
-func (m *master) pay(client rueidis.Client) error {
+// removePending carries out the pending removals. It returns the error that the connection broke with, if it did.
+func (m *master) removePending(client rueidis.Client) error {
 	m.mu.Lock()
-	due := slices.Collect(maps.Keys(m.debts))
+	due := slices.Collect(maps.Keys(m.pending))
 	m.mu.Unlock()
 	broke := make(chan error, len(due))
 	var all sync.WaitGroup
 	for _, d := range due {
 		all.Go(func() {
-			if doubt, ok := errors.AsType[doubtError](m.payOne(client, d)); ok {
+			if doubt, ok := errors.AsType[doubtError](m.removeOne(client, d)); ok {
 				broke <- doubt.error
 			}
 		})
@@ -347,9 +340,10 @@ func (m *master) pay(client rueidis.Client) error {
 	return <-broke
 }
 
-// payOne pays a debt. What cannot be sent, or not be done just now, stays owed; what the master refuses for good does not:
+// removeOne carries out one. What cannot be sent, or not be done just now, stays pending; what the master refuses for good does
+// not:
 // the entry goes when its time is over.
-func (m *master) payOne(client rueidis.Client, d *debt) error {
+func (m *master) removeOne(client rueidis.Client, d *pendingRemoval) error {
 	reply, err := m.exec(client, leaveScript, d.keys, d.args)
 	if inDoubt(err) || passes(err) {
 		return err
@@ -359,9 +353,9 @@ func (m *master) payOne(client rueidis.Client, d *debt) error {
 			"an entry could not be taken out; it goes when its time is over", slog.Any("error", err))
 	}
 	m.mu.Lock()
-	delete(m.debts, d)
+	delete(m.pending, d)
 	m.mu.Unlock()
-	d.paid(reply, err)
+	d.done(reply, err)
 	return err
 }
 

@@ -9,8 +9,8 @@ import (
 	"github.com/stilelock/stile/store/internal/attempts"
 )
 
-// longest is the longest time that an entry is kept: a century.
-const longest = 100 * 365 * 24 * time.Hour
+// maxKept is the longest time that an entry is kept: a century.
+const maxKept = 100 * 365 * 24 * time.Hour
 
 // keeping is the time that an entry stands after it was withdrawn.
 type keeping struct {
@@ -35,8 +35,9 @@ func (e *entry) withdrawAfter(ctx context.Context, d time.Duration) error {
 		defer e.mu.Unlock()
 		return e.hasGone(doing, e.gone)
 	}
-	k := &keeping{until: time.Now().Add(min(d, longest)), done: make(chan struct{})}
+	k := &keeping{until: time.Now().Add(min(d, maxKept)), done: make(chan struct{})}
 	e.state, e.until = outlives, k
+	e.delivery.Silence()
 	e.stop()
 	e.mu.Unlock()
 	e.session.release(e)

@@ -48,7 +48,7 @@ func (s *Store) Lines(ctx context.Context, prefix string) ([]store.Line, error) 
 		return nil, s.explain(doing, attempts.EndedBy(ctx, err))
 	}
 	var found []store.Line
-	for chunk := range slices.Chunk(names, most) {
+	for chunk := range slices.Chunk(names, batchSize) {
 		ls, err := s.look(within, chunk)
 		if err != nil {
 			return nil, s.explain(doing, attempts.EndedBy(ctx, err))
@@ -206,7 +206,7 @@ func (s *Store) add(l store.Line, text string, views []view) store.Line {
 			continue
 		}
 		if v.ttl < 0 {
-			v.ttl = longest
+			v.ttl = maxKept
 		}
 		left = append(left, v.ttl)
 		e.Order = max(e.Order, orderOf(v.fence, id))
@@ -215,7 +215,7 @@ func (s *Store) add(l store.Line, text string, views []view) store.Line {
 	slices.Reverse(left)
 	if len(left) < s.quorum {
 		ends := fmt.Sprintf("it ends there within %v", left[0].Round(time.Millisecond))
-		if left[0] == longest {
+		if left[0] == maxKept {
 			ends = "it never ends: delete the key there"
 		}
 		l.Remarks = append(l.Remarks, fmt.Sprintf("%d of %d masters, no majority, have an entry of session %s; %s",
@@ -225,7 +225,7 @@ func (s *Store) add(l store.Line, text string, views []view) store.Line {
 	if len(left) < len(views) {
 		l.Remarks = append(l.Remarks, fmt.Sprintf("session %s is at %d of %d masters", e.Session, len(left), len(s.masters)))
 	}
-	if left[s.quorum-1] != longest {
+	if left[s.quorum-1] != maxKept {
 		e.Remaining = left[s.quorum-1]
 	} else if !ours {
 		l.Remarks = append(l.Remarks, fmt.Sprintf("session %s, of another client, never ends by itself", e.Session))
@@ -251,7 +251,7 @@ func (s *Store) Break(ctx context.Context, name string, order uint64) (store.Ent
 	if order == 0 || len(l.Entries) == 0 || l.Entries[0].Order != order {
 		return store.Entry{}, gone
 	}
-	d := newDeparture(s)
+	d := newRemoval(s)
 	id := s.majority(views[0])
 	for _, m := range s.masters {
 		s.takeOut(m, name, id, false, true, d)

@@ -56,11 +56,11 @@ show(KEYS[3], ARGV[5], tonumber(ARGV[3]))
 redis.pcall('PUBLISH', ARGV[6], '+' .. ARGV[1])
 return 1`)
 
-// adoptScript puts a hold in at a master that does not have it, with its order.
+// restoreScript puts a hold in at a master that does not have it, with its order.
 //
 //	KEYS key, fence, void, index    ARGV id, value, order, TTL in ms, fence's TTL in ms, name
 //	1 if it is mine, otherwise 0
-var adoptScript = rueidis.NewLuaScript(luaMine + `
+var restoreScript = rueidis.NewLuaScript(luaMine + `
 local is, v = mine(KEYS[1], ARGV[1])
 if is then return 1 end
 if v or redis.call('EXISTS', KEYS[3]) == 1 then return 0 end

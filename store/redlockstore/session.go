@@ -10,10 +10,9 @@ import (
 	"time"
 
 	"github.com/stilelock/stile/internal/bootclock"
-	"github.com/stilelock/stile/line"
 	"github.com/stilelock/stile/store"
 	"github.com/stilelock/stile/store/internal/attempts"
-	"github.com/stilelock/stile/store/internal/work"
+	"github.com/stilelock/stile/store/internal/lifetime"
 )
 
 // session is a set of entries that are renewed together. The masters know only of the entries: that the session has
@@ -24,14 +23,7 @@ type session struct {
 	ttl   time.Duration
 	opts  store.SessionOptions
 
-	// life ends, with a cause that matches store.ErrSessionLost, when the session is closed or lost. What works for the
-	// session ends with it, and is counted in work.
-	life context.Context
-	end  context.CancelCauseFunc
-	work work.Group
-
-	// telling is done when everybody has been told of a loss, so that nobody is told after Close.
-	telling sync.WaitGroup
+	life *lifetime.Life
 
 	mu      sync.Mutex
 	entries map[*entry]struct{} // those that were not withdrawn
@@ -39,7 +31,6 @@ type session struct {
 	asked   bootclock.Instant // when the last confirmation was begun
 	expires bootclock.Instant // unless it is confirmed
 	timer   *time.Timer       // fires then
-	ended   bool              // life has ended
 }
 
 func newSession(s *Store, opts store.SessionOptions) *session {
@@ -47,7 +38,7 @@ func newSession(s *Store, opts store.SessionOptions) *session {
 		store: s, id: rand.Text()[:16], ttl: opts.TTL, opts: opts,
 		entries: make(map[*entry]struct{}), kept: make(map[*entry]struct{}),
 	}
-	se.life, se.end = context.WithCancelCause(s.life)
+	se.life = lifetime.New(s.life, &se.mu, opts.Lost)
 	return se
 }
 
@@ -81,7 +72,7 @@ func (se *session) begin(ctx context.Context) error {
 func (se *session) look() {
 	se.mu.Lock()
 	left := se.expires.Sub(bootclock.Now())
-	if left > 0 && !se.ended {
+	if left > 0 && !se.life.EndedLocked() {
 		se.timer.Reset(left)
 	}
 	se.mu.Unlock()
@@ -99,17 +90,15 @@ func (se *session) expired() error {
 
 // alive returns why the session has ended, or nil.
 func (se *session) alive() error {
-	if err := context.Cause(se.life); err != nil {
-		if se.store.life.Err() != nil {
-			return fmt.Errorf("%s: %w: %w", se.store, store.ErrSessionLost, errClosed)
-		}
-		return err
+	err := se.life.Err()
+	if err != nil && se.store.life.Err() != nil {
+		return fmt.Errorf("%s: %w: %w", se.store, store.ErrSessionLost, errClosed)
 	}
-	return nil
+	return err
 }
 
-// most is how many locks are renewed by one request.
-const most = 256
+// batchSize is how many locks are renewed, or read, by one request.
+const batchSize = 256
 
 // Confirm implements [store.Session]. It proves that a majority of the masters has answered, and of each entry that is
 // admitted, that a majority has it; an entry that no majority can have any more is reported gone. At masters where an
@@ -117,7 +106,7 @@ const most = 256
 func (se *session) Confirm(ctx context.Context) error {
 	sent := bootclock.Now()
 	se.mu.Lock()
-	overdue := se.expires.Before(sent) && !se.ended
+	overdue := se.expires.Before(sent) && !se.life.EndedLocked()
 	se.asked = sent
 	held := make([]*entry, 0, len(se.kept))
 	for e := range se.kept {
@@ -133,10 +122,10 @@ func (se *session) Confirm(ctx context.Context) error {
 	if err := ctx.Err(); err != nil {
 		return se.store.explain("renew the session", err)
 	}
-	bounded, cancel := attempts.Within(ctx, se.life)
+	bounded, cancel := se.life.Within(ctx)
 	defer cancel()
-	for first := 0; first == 0 || first < len(held); first += most {
-		if err := se.renew(bounded, held[first:min(first+most, len(held))]); err != nil {
+	for first := 0; first == 0 || first < len(held); first += batchSize {
+		if err := se.renew(bounded, held[first:min(first+batchSize, len(held))]); err != nil {
 			return se.explain(ctx, "renew the session", err)
 		}
 	}
@@ -146,7 +135,7 @@ func (se *session) Confirm(ctx context.Context) error {
 func (se *session) confirmed(sent bootclock.Instant) error {
 	se.mu.Lock()
 	defer se.mu.Unlock()
-	if se.ended {
+	if se.life.EndedLocked() {
 		return se.alive()
 	}
 	se.expires = max(se.expires, sent.Add(se.ttl-slack(se.ttl)))
@@ -168,137 +157,17 @@ func (se *session) renew(ctx context.Context, held []*entry) error {
 	return err
 }
 
-// renew has claims renewed, and returns when it is known of each that a majority has it, or that none can have: the
-// numbers of the latter it returns.
-func (s *Store) renew(ctx context.Context, claims []*claim, ttl time.Duration) (lost []int, err error) {
-	keys, args := []string{s.keys.index()}, []string{millis(ttl), millis(fenceTTL)}
-	for _, c := range claims {
-		keys = append(keys, s.keys.lock(c.name), s.keys.fence(c.name))
-		args = append(args, c.id, c.name)
-	}
-	r := &renewal{store: s, claims: claims, have: make([]int, len(claims)), lack: make([]int, len(claims)), heard: s.newTally()}
-	answers := s.poll(ctx, renewScript, keys, args)
-	defer r.finish(answers)
-	for !r.decided() {
-		if r.heard.all() {
-			return nil, r.heard.err()
-		}
-		select {
-		case a := <-answers:
-			r.count(a)
-		case <-ctx.Done():
-			return nil, attempts.EndedBy(ctx, r.heard.err())
-		}
-	}
-	for i := range claims {
-		if r.lack[i] > len(s.masters)-s.quorum {
-			lost = append(lost, i)
-		}
-	}
-	return lost, nil
-}
-
-// renewal counts the answers to the renewal of some claims.
-type renewal struct {
-	store      *Store
-	claims     []*claim
-	have, lack []int // masters, for each claim
-	heard      *tally
-	absent     [][2]int // claims and masters that have nothing in their place
-}
-
-// decided reports whether it is known how each claim stands.
-func (r *renewal) decided() bool {
-	n := len(r.store.masters)
-	for i := range r.claims {
-		if r.have[i] < r.store.quorum && r.lack[i] <= n-r.store.quorum {
-			return false
-		}
-	}
-	return r.heard.answered() >= r.store.quorum
-}
-
-func (r *renewal) count(a answer) {
-	said, err := readRenewed(a, len(r.claims))
-	r.heard.note(a.master, err)
-	if err != nil {
-		return
-	}
-	for i, c := range r.claims {
-		if said[i] == 1 {
-			r.have[i]++
-		} else {
-			r.lack[i]++
-		}
-		if c.said(a.master, said[i]) {
-			r.absent = append(r.absent, [2]int{i, a.master.number})
-		}
-	}
-}
-
-func readRenewed(a answer, n int) ([]int64, error) {
-	if a.err != nil {
-		return nil, a.err
-	}
-	said, err := a.reply.AsIntSlice()
-	if err == nil && len(said) != n {
-		err = errStrange
-	}
-	return said, err
-}
-
-// finish has the claims that a majority has put in where they are missing, also at the masters that answer later. It
-// does not wait for that, and of those masters none waits for another.
-func (r *renewal) finish(answers <-chan answer) {
-	r.store.work.Start(func() {
-		for r.restore(); !r.heard.all(); r.restore() {
-			r.count(<-answers)
-		}
-	})
-}
-
-// restore has the claims that a majority has put in where they are known to be missing.
-func (r *renewal) restore() {
-	r.absent = slices.DeleteFunc(r.absent, func(missing [2]int) bool {
-		c, m := r.claims[missing[0]], r.store.masters[missing[1]]
-		return r.have[missing[0]] >= r.store.quorum && r.store.work.Start(func() { c.adopt(m) })
-	})
-}
-
-// Enqueue implements [store.Session].
-func (se *session) Enqueue(ctx context.Context, req store.Request) (store.Ticket, error) {
-	doing := fmt.Sprintf("join the line of lock %q", req.Name)
-	if req.Mode != line.Exclusive {
-		return nil, se.store.explain(doing, fmt.Errorf("%w: a lock of mode %v: Redlock has exclusive ones only",
-			store.ErrUnsupported, req.Mode))
-	}
-	if err := ctx.Err(); err != nil {
-		return nil, se.store.explain(doing, err)
-	}
-	e, err := se.join(req)
-	if err != nil {
-		return nil, err
-	}
-	bounded, cancel := attempts.Within(ctx, se.life)
-	defer cancel()
-	if err := e.arrive(bounded); err != nil {
-		e.part()
-		return nil, se.explain(ctx, doing, err)
-	}
-	return e, nil
-}
-
 // join notes that an entry is about to be put in.
 func (se *session) join(req store.Request) (*entry, error) {
 	se.mu.Lock()
-	late := se.expires.Before(bootclock.Now()) && !se.ended
+	late := se.expires.Before(bootclock.Now()) && !se.life.EndedLocked()
 	se.mu.Unlock()
 	if late {
 		return nil, se.expired()
 	}
 	se.mu.Lock()
 	defer se.mu.Unlock()
-	if se.ended {
+	if se.life.EndedLocked() {
 		return nil, se.alive()
 	}
 	e := newEntry(se, req)
@@ -311,7 +180,7 @@ func (se *session) join(req store.Request) (*entry, error) {
 func (se *session) keep(e *entry, c *claim) (ok bool, err error) {
 	se.mu.Lock()
 	defer se.mu.Unlock()
-	if se.ended {
+	if se.life.EndedLocked() {
 		return false, se.alive()
 	}
 	c.mu.Lock()
@@ -336,8 +205,8 @@ func (se *session) release(e *entry) {
 // Close implements [store.Session].
 func (se *session) Close(ctx context.Context) error {
 	ended := se.finish(fmt.Errorf("%s: %w: session %s is closed", se.store, store.ErrSessionLost, se.id), false)
-	se.telling.Wait()
-	se.work.Wait()
+	se.life.AwaitNotified()
+	se.life.AwaitWork()
 	for _, e := range ended {
 		if _, err := e.left(ctx); err != nil {
 			return se.store.explain("end the session", attempts.EndedBy(ctx, err))
@@ -347,36 +216,25 @@ func (se *session) Close(ctx context.Context) error {
 }
 
 // finish ends the session's life, and begins to take its entries out, which it returns. If it was lost, everybody who
-// stands in a line under it is told, and the one who opened it.
+// stands in a line under it is notified, and the one who opened it.
 func (se *session) finish(cause error, lost bool) []*entry {
-	se.mu.Lock()
-	if se.ended {
-		se.mu.Unlock()
-		return nil
-	}
-	se.ended = true
-	se.timer.Stop()
-	all := se.entries
-	maps.Copy(all, se.kept)
-	se.entries, se.kept = nil, nil
-	se.work.Refuse()
-	se.end(cause)
-	se.telling.Add(1)
-	defer se.telling.Done()
-	se.mu.Unlock()
-
-	for e := range all {
-		e.sessionEnded(cause, lost)
-	}
-	if lost && se.opts.Lost != nil {
-		se.opts.Lost(cause)
-	}
+	var all map[*entry]struct{}
+	se.life.End(cause, lost, func() {
+		se.timer.Stop()
+		all = se.entries
+		maps.Copy(all, se.kept)
+		se.entries, se.kept = nil, nil
+	}, func() {
+		for e := range all {
+			e.sessionEnded(cause, lost)
+		}
+	})
 	return slices.Collect(maps.Keys(all))
 }
 
 // explain is [Store.explain] for calls that were bounded by ctx and by the session's life.
 func (se *session) explain(ctx context.Context, doing string, err error) error {
-	if ctx.Err() == nil && se.alive() != nil {
+	if se.life.CutShort(ctx) != nil {
 		return se.alive()
 	}
 	return se.store.explain(doing, attempts.EndedBy(ctx, err))

@@ -1,6 +1,7 @@
 package redlockstore
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"log/slog"
@@ -34,13 +35,15 @@ type Options struct {
 	_ struct{}
 }
 
-// Store is a [store.Store] on several Redis servers that know nothing of each other. It is safe for concurrent use.
+// Store is a [store.Store] on several Redis servers that know nothing of each other. It is safe for concurrent use. It makes
+// its connections by itself, so it has to be closed, after its sessions: see [Store.Close].
 type Store struct {
 	masters []*master
 	quorum  int // how many of the masters are a majority
 	keys    keys
-	hub     *hub
 	logger  *slog.Logger
+
+	subscriptions *subscriptions
 
 	life context.Context
 	end  context.CancelFunc
@@ -76,18 +79,19 @@ func New(masters []rueidis.ClientOption, opts *Options) (*Store, error) {
 	if err := store.CheckPrefix(opts.Prefix); err != nil {
 		return nil, fmt.Errorf("redlock store: key prefix: %w", err)
 	}
-	s := &Store{quorum: len(masters)/2 + 1, keys: keys{prefix: opts.Prefix}, logger: opts.Logger}
-	if s.logger == nil {
-		s.logger = slog.New(slog.DiscardHandler)
+	s := &Store{
+		quorum: len(masters)/2 + 1,
+		keys:   keys{prefix: opts.Prefix},
+		logger: cmp.Or(opts.Logger, slog.New(slog.DiscardHandler)),
 	}
 	s.life, s.end = context.WithCancel(context.Background())
 	for i, option := range masters {
 		s.masters = append(s.masters, newMaster(i, option, s.logger))
 	}
-	s.hub = newHub(s.masters)
+	s.subscriptions = newSubscriptions(s.masters)
 	for i, m := range s.masters {
 		s.runs.Go(func() { m.run(s.life) })
-		s.runs.Go(func() { s.hub.ears[i].run(s.life) })
+		s.runs.Go(func() { s.subscriptions.subscribers[i].run(s.life) })
 	}
 	return s, nil
 }
@@ -99,7 +103,7 @@ func CheckMasters(addrs []string) error {
 	case n < 3:
 		return fmt.Errorf("redlock with %d masters: give three, of which one may fail, or five, of which two may", n)
 	case n%2 == 0:
-		return fmt.Errorf("redlock with %d masters: as few may fail as of %d, and more must answer: give %d or %d", n, n-1, n-1, n+1)
+		return fmt.Errorf("redlock with %d masters: an even number tolerates no more failures than %d; use %d or %d", n, n-1, n-1, n+1)
 	}
 	for i, addr := range addrs {
 		if slices.Contains(addrs[:i], addr) {
@@ -109,15 +113,15 @@ func CheckMasters(addrs []string) error {
 	return nil
 }
 
-// parting is how long Close waits for requests that are under way.
-const parting = 250 * time.Millisecond
+// closeTimeout is how long Close waits for requests that are under way.
+const closeTimeout = 250 * time.Millisecond
 
 // Close closes the connections. Close the sessions first: what they hold is freed otherwise only when its TTL has
 // passed. Requests that are under way, to clean up at the slower masters, are given a quarter of a second. Close after
-// Close does nothing.
-func (s *Store) Close() {
+// Close does nothing. The error is always nil.
+func (s *Store) Close() error {
 	s.work.Refuse()
-	within, cancel := context.WithTimeout(s.life, parting)
+	within, cancel := context.WithTimeout(s.life, closeTimeout)
 	defer cancel()
 	go func() {
 		s.work.Wait()
@@ -127,6 +131,7 @@ func (s *Store) Close() {
 	s.end()
 	s.runs.Wait()
 	s.work.Wait()
+	return nil
 }
 
 // Capabilities implements [store.Store].
@@ -154,8 +159,6 @@ func (s *Store) String() string {
 	}
 	return "Redlock at " + strings.Join(addrs, ", ")
 }
-
-var errPatience = fmt.Errorf("no majority of the masters has answered within %v", attempts.Patience)
 
 // explain says what failed, where, and, for the failures that a person has to see to, what to do.
 func (s *Store) explain(doing string, err error) error {

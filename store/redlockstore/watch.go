@@ -7,11 +7,12 @@ import (
 	"time"
 
 	"github.com/stilelock/stile/store/internal/attempts"
+	"github.com/stilelock/stile/store/internal/watchpump"
 )
 
-// lookAgain is how often a watch says that there may have been a change although it has heard of none: nothing is
-// published when an entry's time is over, or when a client that is not Stile comes or goes.
-const lookAgain = 2 * time.Second
+// resyncInterval is how often a watch reports a possible change although nothing was published: nothing is when an entry
+// expires, or when a client that is not Stile comes or goes.
+const resyncInterval = 2 * time.Second
 
 // Watch implements [store.Store].
 func (s *Store) Watch(ctx context.Context, prefix string, changed func()) error {
@@ -22,26 +23,29 @@ func (s *Store) Watch(ctx context.Context, prefix string, changed func()) error 
 	if err != nil && (ctx.Err() != nil || s.refused(err)) {
 		return s.explain(doing, attempts.EndedBy(ctx, err))
 	}
-	heard := make(chan news, 1)
+	return watchpump.Run(ctx, changed, func(ctx context.Context, tell func()) error {
+		return s.watch(ctx, prefix, doing, tell)
+	})
+}
+
+// watch calls tell after each change until ctx ends or a majority of the masters refuses.
+func (s *Store) watch(ctx context.Context, prefix, doing string, tell func()) error {
 	listening := make(chan news, len(s.masters))
-	defer s.hub.listen(topic{channel: s.keys.channels(), pattern: true}, func(n news) {
-		to := heard
+	defer s.subscriptions.listen(topic{channel: s.keys.channels(), pattern: true}, func(n news) {
 		switch {
 		case n.begun || n.refused != nil:
-			to = listening
-		case !strings.HasPrefix(n.channel, s.keys.channel(prefix)):
-			return
-		}
-		select {
-		case to <- n:
-		default: // there is a call to come, and it stands for this as well
+			select {
+			case listening <- n:
+			default: // there is one to come, and it stands for this as well
+			}
+		case strings.HasPrefix(n.channel, s.keys.channel(prefix)):
+			tell()
 		}
 	})()
-	ticker := time.NewTicker(lookAgain)
+	ticker := time.NewTicker(resyncInterval)
 	defer ticker.Stop()
 	begun, refused := make(map[*master]bool), make(map[*master]bool)
 	for {
-		tell := true
 		select {
 		case n := <-listening:
 			if n.refused != nil {
@@ -53,16 +57,15 @@ func (s *Store) Watch(ctx context.Context, prefix string, changed func()) error 
 				return s.explain(doing, n.refused)
 			}
 			// Before a majority is listened to, something might not be heard of.
-			tell = n.begun && len(begun) >= s.quorum
-		case <-heard:
+			if n.begun && len(begun) >= s.quorum {
+				tell()
+			}
 		case <-ticker.C:
+			tell()
 		case <-ctx.Done():
 			return ctx.Err()
 		case <-s.life.Done():
 			return s.explain(doing, errClosed)
-		}
-		if tell {
-			changed()
 		}
 	}
 }

@@ -15,12 +15,13 @@ import (
 	"github.com/stilelock/stile/line"
 	"github.com/stilelock/stile/store"
 	"github.com/stilelock/stile/store/internal/attempts"
+	"github.com/stilelock/stile/store/internal/delivery"
 )
 
 // entry is one place in a line, and the ticket to it.
 type entry struct {
 	session *session
-	line    *watchedLine
+	line    *follower
 	req     store.Request
 	guid    string
 	data    []byte
@@ -38,11 +39,11 @@ type entry struct {
 
 	// The fields below are guarded by the line's mutex.
 	state     entryState
-	arrived   int            // the number of the first reading of the line that must show the entry
-	ahead     []contender    // those who stand before the entry, as far as is known
-	told      store.Standing // the last that Notify heard
-	asking    bool           // the server is being asked whether the entry is there
-	contended func()         // to be called when somebody waits behind the entry
+	arrived   int         // the number of the first reading of the line that must show the entry
+	ahead     []contender // those who stand before the entry, as far as is known
+	delivery  delivery.Delivery
+	asking    bool   // the server is being asked whether the entry is there
+	contended func() // to be called when somebody waits behind the entry
 }
 
 type entryState uint8
@@ -70,12 +71,12 @@ func (g *group) Enqueue(ctx context.Context, req store.Request) (store.Ticket, e
 	if err != nil {
 		return nil, g.store.explain(doing, err)
 	}
-	e := &entry{req: req, guid: newGUID(), data: data}
+	e := &entry{req: req, guid: newGUID(), data: data, delivery: delivery.New(req.Notify)}
 	if err := g.place(ctx, e); err != nil {
 		return nil, err
 	}
 	se := e.session
-	bounded, cancel := attempts.Within(ctx, se.life)
+	bounded, cancel := se.life.Within(ctx)
 	defer cancel()
 
 	err = e.enter(bounded)
@@ -110,7 +111,7 @@ func (e *entry) enter(ctx context.Context) error {
 		_, held := e.heldBy(ctx, before)
 		return held
 	case !e.line.arrive(e, before):
-		err = e.session.alive() // the session was lost meanwhile, and the entry with it
+		err = e.session.life.Err() // the session was lost meanwhile, and the entry with it
 	}
 	if err != nil {
 		e.takeBack(ctx)
@@ -121,7 +122,7 @@ func (e *entry) enter(ctx context.Context) error {
 // takeBack takes the entry out that was put in just now, in the background if ctx ends.
 func (e *entry) takeBack(ctx context.Context) {
 	if err := e.remove(ctx, e.node.name); err != nil {
-		e.session.work.Start(e.clear)
+		e.session.life.Start(e.clear)
 	}
 }
 
@@ -205,7 +206,7 @@ func (e *entry) putIn(ctx context.Context) (children []string, err error) {
 		select {
 		case c = <-made:
 		case <-ctx.Done(): // and the attempt goes on
-			e.session.work.Start(func() {
+			e.session.life.Start(func() {
 				if c := <-made; c.err != nil && refused(c.err) {
 					e.left()
 					return
@@ -233,7 +234,7 @@ func (e *entry) putIn(ctx context.Context) (children []string, err error) {
 			attempts.Rest(ctx, firstPause)
 		}
 		if err != nil {
-			e.session.work.Start(e.clear)
+			e.session.life.Start(e.clear)
 			return nil, err
 		}
 	}
@@ -396,23 +397,23 @@ func (se *session) makeDir(ctx context.Context, dir string) error {
 // clear takes out what attempts to put the entry in may have left, and goes on until that is done or the session has ended.
 func (e *entry) clear() {
 	se := e.session
-	for se.alive() == nil {
-		cs, err := se.list(se.life, e.line.dir, true)
+	life := se.life.Context()
+	attempts.UntilDone(life, lastPause, func() error {
+		cs, err := se.list(life, e.line.dir, true)
 		for _, c := range cs {
 			if err == nil && c.guid == e.guid {
-				err = e.remove(se.life, c.name)
+				err = e.remove(life, c.name)
 			}
 		}
-		if err == nil {
+		switch {
+		case err == nil:
 			e.left()
-			return
-		}
-		if se.alive() == nil {
-			se.store.logger.LogAttrs(se.life, slog.LevelWarn, "entry in doubt could not be taken out yet",
+		case life.Err() == nil:
+			se.store.logger.LogAttrs(life, slog.LevelWarn, "entry in doubt could not be taken out yet",
 				slog.String("lock", e.req.Name), slog.Any("error", err))
-			attempts.Rest(se.life, lastPause)
 		}
-	}
+		return err
+	})
 }
 
 // hasEnded notes that the entry is not in its line any more, and why. What a request of ours has done is known for certain.
@@ -467,14 +468,14 @@ func (e *entry) Withdraw(ctx context.Context) error {
 	e.line.part(e)
 	before := ending(e.ended.Load())
 	if before == inLine {
-		if err := se.alive(); err != nil {
+		if err := se.life.Err(); err != nil {
 			return fmt.Errorf("%w: %w", store.ErrGone, err) // it goes with the session
 		}
-		bounded, cancel := attempts.Within(ctx, se.life)
+		bounded, cancel := se.life.Within(ctx)
 		defer cancel()
 		if err := e.remove(bounded, e.node.name); err != nil {
-			se.work.Start(e.keepDeparting)
-			return se.departureFailed(ctx, doing, err)
+			se.life.Start(e.keepDeparting)
+			return se.life.WentWith(ctx, se.explain(ctx, doing, err))
 		}
 	}
 	switch ending(e.ended.Load()) {
@@ -494,11 +495,6 @@ func (e *entry) Withdraw(ctx context.Context) error {
 // keepDeparting goes on with a withdrawal that has failed, or whose caller has given up: if the servers refuse, an ACL was
 // changed, and may be changed back.
 func (e *entry) keepDeparting() {
-	life := e.session.life
-	for life.Err() == nil {
-		if err := e.remove(life, e.node.name); err == nil {
-			return
-		}
-		attempts.Rest(life, lastPause)
-	}
+	life := e.session.life.Context()
+	attempts.UntilDone(life, lastPause, func() error { return e.remove(life, e.node.name) })
 }

@@ -9,7 +9,7 @@ import (
 // SetPatience makes calls without a session wait that long for servers, and makes the store look for changes of which it has
 // heard nothing that rarely. It must be called before the store is used.
 func (s *Store) SetPatience(patience, rarely time.Duration) {
-	s.patience, s.recheck, s.lookAgain = patience, rarely, rarely
+	s.patience, s.recheckInterval, s.resyncInterval = patience, rarely, rarely
 }
 
 // SetSessionBytes sets the bound of what the end of one session may write. It must be called before the store is used.

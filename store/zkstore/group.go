@@ -147,8 +147,8 @@ func (g *group) place(ctx context.Context, e *entry) error {
 			}
 		case <-ctx.Done():
 			return g.store.explain(furtherSession, attempts.EndedBy(ctx, context.Cause(ctx)))
-		case <-g.first.life.Done():
-			return g.first.alive()
+		case <-g.first.life.Context().Done():
+			return g.first.life.Err()
 		}
 	}
 }
@@ -172,7 +172,7 @@ func (g *group) tryPlace(e *entry) (*opening, error) {
 	}
 	if g.opening == nil {
 		g.opening = &opening{done: make(chan struct{})}
-		g.first.work.Start(g.openFurther)
+		g.first.life.Start(g.openFurther)
 	}
 	return g.opening, nil
 }
@@ -183,12 +183,12 @@ func (g *group) tryPlace(e *entry) (*opening, error) {
 // nothing about it; so it is confirmed by itself before it is used.
 func (g *group) openFurther() {
 	se := newSession(g)
-	err := se.open(g.first.life, g.first.ttl)
+	err := se.open(g.first.life.Context(), g.first.ttl)
 	if err == nil {
 		err = g.add(se)
 	}
 	if err == nil {
-		err = se.Confirm(g.first.life)
+		err = se.Confirm(g.first.life.Context())
 	}
 	g.mu.Lock()
 	defer g.mu.Unlock()

@@ -125,8 +125,8 @@ func (n node) curators() bool { return n.guid != "" && !n.ours() }
 // becomes a reader makes a node with its own number.
 func (n node) mayReturn() bool { return n.mark == markWrite && n.curators() }
 
-// mayFollowOn reports whether the entry may have taken the place of one of which that is true.
-func (n node) mayFollowOn() bool { return n.mark == markRead && n.curators() }
+// mayReplace reports whether the entry may have taken the place of one of which that is true.
+func (n node) mayReplace() bool { return n.mark == markRead && n.curators() }
 
 // unseen reports whether the client that made the entry would not see ours: Curator's two kinds of locks see only entries
 // of their own kind.

@@ -7,6 +7,7 @@ import (
 
 	"github.com/stilelock/stile/line"
 	"github.com/stilelock/stile/store"
+	"github.com/stilelock/stile/store/internal/delivery"
 )
 
 const (
@@ -103,7 +104,7 @@ func TestAnEntryThatCannotBeReliedOnIsRefused(t *testing.T) {
 		{"a transaction beyond what a token can say", stat{czxid: store.MaxOrder + 1, owner: 7}, 3, "where fencing tokens end"},
 		{"a transaction below zero", stat{czxid: -1, owner: 7}, 3, "where fencing tokens end"},
 	} {
-		e := &entry{session: se, line: &watchedLine{dir: "/a"}, node: contender{node: node{sequence: tt.sequence}}}
+		e := &entry{session: se, line: &follower{dir: "/a"}, node: contender{node: node{sequence: tt.sequence}}}
 		err := e.check(tt.st)
 		switch {
 		case tt.want == "" && (err != nil || e.order != uint64(tt.st.czxid)):
@@ -136,7 +137,7 @@ func TestAReadingBringsNobodyBack(t *testing.T) {
 		{"a writer has become a reader", []string{second}, []string{reader}, []string{reader}},
 		{"all have left", []string{first}, nil, nil},
 	} {
-		e := &entry{ahead: line(tt.known...), told: store.Standing{State: store.Waiting}}
+		e := &entry{ahead: line(tt.known...)}
 		e.narrow(line(tt.reading...))
 		var got []string
 		for _, c := range e.ahead {
@@ -146,7 +147,8 @@ func TestAReadingBringsNobodyBack(t *testing.T) {
 			t.Errorf("%s: ahead are %q, want %q", tt.what, got, tt.want)
 		}
 	}
-	e := &entry{told: store.Standing{State: store.Admitted}}
+	e := &entry{delivery: delivery.New(nil)}
+	e.delivery.Deliver(store.Standing{State: store.Admitted})
 	if e.narrow(line(first)); len(e.ahead) > 0 {
 		t.Error("an old reading has taken the turn from one who was admitted")
 	}

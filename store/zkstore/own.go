@@ -12,6 +12,7 @@ import (
 	"sync"
 
 	"github.com/stilelock/stile/store/internal/attempts"
+	"github.com/stilelock/stile/store/internal/work"
 )
 
 // ownNodes are the nodes of a session's entries for which the server may have no watch yet, or no longer. Every entry is
@@ -21,7 +22,7 @@ import (
 // watched again with a few dozen requests, and a confirmation is not kept waiting. The request is answered
 // with an event for each node that is not there, and leaves no watch on those.
 type ownNodes struct {
-	kick chan struct{} // holds one request to look for nodes that want a watch
+	kick work.Signal   // there may be nodes that want a watch
 	turn chan struct{} // is had by the call that sets watches
 
 	mu      sync.Mutex // taken after those of the session and of a line
@@ -32,7 +33,7 @@ type ownNodes struct {
 }
 
 func newOwnNodes() *ownNodes {
-	return &ownNodes{kick: make(chan struct{}, 1), turn: make(chan struct{}, 1), wanted: make(map[string]uint64), asked: make(map[string]int)}
+	return &ownNodes{kick: work.NewSignal(), turn: make(chan struct{}, 1), wanted: make(map[string]uint64), asked: make(map[string]int)}
 }
 
 // forget notes that nobody wants to hear of a node any more.
@@ -145,25 +146,26 @@ func (se *session) wantOwn(path string) {
 	defer n.mu.Unlock()
 	n.reasons++
 	n.wanted[path] = n.reasons
-	signal(n.kick)
+	n.kick.Set()
 	if !n.running {
 		n.running = true
-		se.work.Start(se.keepWatching)
+		se.life.Start(se.keepWatching)
 	}
 }
 
 // keepWatching sets watches as they are wanted, until the session ends.
 func (se *session) keepWatching() {
+	life := se.life.Context()
 	for {
 		select {
 		case <-se.own.kick:
-		case <-se.life.Done():
+		case <-life.Done():
 			return
 		}
-		if err := se.watchOwn(se.life); err != nil && se.life.Err() == nil {
-			se.store.logger.LogAttrs(se.life, slog.LevelDebug, "entries could not be watched", slog.Any("error", err))
-			attempts.Rest(se.life, firstPause)
-			signal(se.own.kick)
+		if err := se.watchOwn(life); err != nil && life.Err() == nil {
+			se.store.logger.LogAttrs(life, slog.LevelDebug, "entries could not be watched", slog.Any("error", err))
+			attempts.Rest(life, firstPause)
+			se.own.kick.Set()
 		}
 	}
 }

@@ -9,7 +9,6 @@ import (
 	"github.com/go-zookeeper/zk"
 
 	"github.com/stilelock/stile/store"
-	"github.com/stilelock/stile/store/internal/attempts"
 )
 
 // setOwner is [store.Extensions.SetOwner]. The name of the entry's node is used once, and a node is not made by setting its
@@ -26,7 +25,7 @@ func (e *entry) setOwner(ctx context.Context, owner store.Owner) error {
 	if !e.line.stands(e.order) {
 		return fmt.Errorf("%s: %s: %w: the entry had left already", se.store, doing, store.ErrGone)
 	}
-	bounded, cancel := attempts.Within(ctx, se.life)
+	bounded, cancel := se.life.Within(ctx)
 	defer cancel()
 	for {
 		version := e.version.Load()

@@ -13,7 +13,7 @@ import (
 
 	"github.com/stilelock/stile/store"
 	"github.com/stilelock/stile/store/internal/attempts"
-	"github.com/stilelock/stile/store/internal/work"
+	"github.com/stilelock/stile/store/internal/lifetime"
 )
 
 // session is a ZooKeeper session, with a connection of its own, and the entries in it.
@@ -26,11 +26,7 @@ type session struct {
 	id     int64
 	ttl    time.Duration
 
-	// life ends, with a cause that matches store.ErrSessionLost, when the session is closed or known to be lost.
-	// Everything that works for the session ends with it, and is counted in work.
-	life context.Context
-	end  context.CancelCauseFunc
-	work work.Group
+	life *lifetime.Life
 
 	// connection counts the connections on which the session has been.
 	connection atomic.Int64
@@ -43,34 +39,30 @@ type session struct {
 	own            *ownNodes
 	readings, asks chan struct{}
 
-	// telling is done when everybody has been told of a loss, so that nobody is told after Close.
-	telling sync.WaitGroup
-
 	// mu is taken before the mutex of a line, and after that of the group.
 	mu      sync.Mutex
-	lines   map[string]*watchedLine // by directory
-	watched map[string]bool         // nodes ahead of entries, of whose end the server will tell, or is being asked to; by path
-	until   time.Time               // when the session ends if it is not confirmed again
-	expiry  *time.Timer             // looks whether it is that late
-	ended   bool                    // life has ended
-	over    bool                    // it is gone, or goes by itself: there is nothing more to close
+	lines   map[string]*follower // by directory
+	watched map[string]bool      // nodes ahead of entries, of whose end the server will tell, or is being asked to; by path
+	until   time.Time            // when the session ends if it is not confirmed again
+	expiry  *time.Timer          // looks whether it is that late
+	over    bool                 // it is gone, or goes by itself: there is nothing more to close
 }
 
 func newSession(g *group) *session {
 	se := &session{
 		store: g.store, group: g,
-		lines:   make(map[string]*watchedLine),
+		lines:   make(map[string]*follower),
 		watched: make(map[string]bool),
 		own:     newOwnNodes(), readings: make(chan struct{}, parallel), asks: make(chan struct{}, parallel),
 	}
-	se.life, se.end = context.WithCancelCause(context.Background())
+	se.life = lifetime.New(context.Background(), &se.mu, func(cause error) { g.lose(se, cause) })
 	return se
 }
 
 // open opens the session in ZooKeeper, for a TTL that the servers must grant. They may grant more.
 func (se *session) open(ctx context.Context, ttl time.Duration) error {
 	sent := time.Now()
-	c, err := se.store.connect(ttl, true, se.heard)
+	c, err := se.store.connect(ttl, true, se.handle)
 	if err != nil {
 		return err
 	}
@@ -92,7 +84,7 @@ func (se *session) begin(c *client, id int64, ttl time.Duration, sent time.Time)
 	se.mu.Lock()
 	defer se.mu.Unlock()
 	se.client, se.id, se.ttl = c, id, ttl
-	if se.ended { // already
+	if se.life.EndedLocked() { // already
 		go c.shut()
 		return
 	}
@@ -112,10 +104,10 @@ func sessionText(id int64) string { return "0x" + strconv.FormatUint(uint64(id),
 // What was lost with its connection is asked again. That an answer is late is no reason to ask once more: the server answers
 // in order. See [wire] for when it is left.
 func (se *session) Confirm(ctx context.Context) error {
-	if err := se.alive(); err != nil {
+	if err := se.life.Err(); err != nil {
 		return err
 	}
-	bounded, cancel := attempts.Within(ctx, se.life)
+	bounded, cancel := se.life.Within(ctx)
 	defer cancel()
 	sent := time.Now()
 	_, err := attempt(bounded, se.client, func(int) (struct{}, error) {
@@ -128,7 +120,7 @@ func (se *session) Confirm(ctx context.Context) error {
 	case err != nil:
 		return se.explain(ctx, "confirm the session", err)
 	case !se.confirmed(sent):
-		return se.alive()
+		return se.life.Err()
 	}
 	return nil
 }
@@ -150,7 +142,7 @@ func (se *session) prove() error {
 func (se *session) confirmed(sent time.Time) bool {
 	se.mu.Lock()
 	defer se.mu.Unlock()
-	if se.ended {
+	if se.life.EndedLocked() {
 		return false
 	}
 	se.until = sent.Add(se.ttl)
@@ -170,8 +162,8 @@ func (se *session) expire() {
 	se.lose(fmt.Errorf("%s: %w: session %s was not confirmed for %v", se.store, store.ErrSessionLost, se.ID(), se.ttl))
 }
 
-// heard takes in an event. It is called by the goroutines that read from the server, and must not wait for answers.
-func (se *session) heard(ev zk.Event) {
+// handle handles an event. It is called by the goroutines that read from the server, and must not wait for answers.
+func (se *session) handle(ev zk.Event) {
 	switch {
 	case ev.Type == zk.EventSession && ev.State == zk.StateExpired:
 		_ = se.gone()
@@ -214,7 +206,7 @@ func (se *session) begun() *client {
 // Close is as that of [store.Session].
 func (se *session) Close(ctx context.Context) error {
 	se.finish(fmt.Errorf("%s: %w: session %s is closed", se.store, store.ErrSessionLost, se.ID()), false, false)
-	se.telling.Wait()
+	se.life.AwaitNotified()
 	se.mu.Lock()
 	over := se.over
 	se.over = true
@@ -225,16 +217,16 @@ func (se *session) Close(ctx context.Context) error {
 	if over {
 		return nil
 	}
-	err := se.farewell(ctx)
+	err := se.endRemote(ctx)
 	if err != nil {
 		return se.store.explain("end the session", attempts.EndedBy(ctx, err))
 	}
 	return nil
 }
 
-// farewell ends the session in ZooKeeper, and the client. Once it has begun there is no second attempt: a client that was
+// endRemote ends the session in ZooKeeper, and the client. Once it has begun there is no second attempt: a client that was
 // told to end can do nothing more.
-func (se *session) farewell(ctx context.Context) error {
+func (se *session) endRemote(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, se.ttl) // after which there is nothing left
 	defer cancel()
 	for ctx.Err() == nil && se.client.State() != zk.StateHasSession && !se.client.link.hasEnded() {
@@ -244,23 +236,20 @@ func (se *session) farewell(ctx context.Context) error {
 	go func() {
 		defer close(done)
 		se.client.shutWithin(ctx)
-		se.work.Wait()
+		se.life.AwaitWork()
 	}()
 	select {
 	case <-done:
 	case <-ctx.Done():
 	}
 	switch {
-	case se.client.link.hadFarewell(), se.client.link.hasEnded():
+	case se.client.link.closeConfirmed(), se.client.link.hasEnded():
 		return nil
 	case ctx.Err() != nil:
 		return attempts.GaveUp(ctx, se.client.link.trouble())
 	}
 	return errors.New("the server has not confirmed it: the entries go when the TTL has passed")
 }
-
-// alive returns nil, or why the session has ended.
-func (se *session) alive() error { return context.Cause(se.life) }
 
 // gone notes that the servers have ended the session.
 func (se *session) gone() error {
@@ -269,7 +258,7 @@ func (se *session) gone() error {
 	se.mu.Unlock()
 	err := fmt.Errorf("%s: %w: session %s has expired, or was ended by somebody", se.store, store.ErrSessionLost, id)
 	se.lose(err)
-	return se.alive()
+	return se.life.Err()
 }
 
 // lose ends a session that was not closed. The client would open another, or go on with this one: it is ended too.
@@ -293,52 +282,30 @@ func (se *session) abandon(cause error) {
 	se.expiry = time.AfterFunc(time.Until(se.until), se.client.shut)
 }
 
-// finish ends the session once, and reports whether it was this call that did. If the session was lost, everybody is told; if
-// it is over there is nothing to close.
+// finish ends the session once, and reports whether it was this call that did. If the session was lost, everybody is
+// notified; if it is over there is nothing to close.
 func (se *session) finish(cause error, lost, over bool) bool {
-	se.mu.Lock()
-	if se.ended {
-		se.mu.Unlock()
-		return false
-	}
-	se.ended, se.over = true, over
-	lines := se.lines
-	se.lines = nil
-	if se.expiry != nil {
-		se.expiry.Stop()
-	}
-	se.work.Refuse()
-	se.end(cause)
-	se.telling.Add(1)
-	defer se.telling.Done()
-	se.mu.Unlock()
-
-	for _, w := range lines {
-		w.close(cause, lost)
-	}
-	if lost {
-		se.group.lose(se, cause)
-	}
-	return true
+	var lines map[string]*follower
+	return se.life.End(cause, lost, func() {
+		se.over = over
+		lines, se.lines = se.lines, nil
+		if se.expiry != nil {
+			se.expiry.Stop()
+		}
+	}, func() {
+		for _, w := range lines {
+			w.close(cause, lost)
+		}
+	})
 }
 
 // explain is [Store.explain] for calls that were bounded by ctx and by the session's life.
 func (se *session) explain(ctx context.Context, doing string, err error) error {
-	switch {
-	case errors.Is(err, zk.ErrSessionExpired):
+	if errors.Is(err, zk.ErrSessionExpired) {
 		return se.gone()
-	case ctx.Err() == nil && se.alive() != nil:
-		return se.alive()
+	}
+	if ended := se.life.CutShort(ctx); ended != nil {
+		return ended
 	}
 	return se.store.explain(doing, attempts.EndedBy(ctx, err))
-}
-
-// departureFailed is explain for an entry that was to leave the line. If the session has ended meanwhile the entry went with
-// it.
-func (se *session) departureFailed(ctx context.Context, doing string, err error) error {
-	err = se.explain(ctx, doing, err)
-	if se.alive() != nil && ctx.Err() == nil {
-		return fmt.Errorf("%w: %w", store.ErrGone, err)
-	}
-	return err
 }

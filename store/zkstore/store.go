@@ -59,7 +59,8 @@ type Auth struct {
 	Scheme, Credentials string
 }
 
-// Store is a [store.Store] on ZooKeeper. It is safe for concurrent use.
+// Store is a [store.Store] on ZooKeeper. It is safe for concurrent use. It makes its connections by itself, so it has to be
+// closed, after its sessions: see [Store.Close].
 type Store struct {
 	servers   []string
 	paths     paths
@@ -74,8 +75,8 @@ type Store struct {
 	dial   func(ctx context.Context, network, address string) (net.Conn, error)
 
 	// As the constants; tests of what happens without them set others.
-	recheck, lookAgain, patience time.Duration
-	sessionBytes                 int64
+	recheckInterval, resyncInterval, patience time.Duration
+	sessionBytes                              int64
 
 	mu      sync.Mutex
 	reading *client // for what is done without a session; nil until it is needed
@@ -110,19 +111,15 @@ func New(servers []string, opts *Options) (*Store, error) {
 			return nil, fmt.Errorf("zookeeper store: root %q: it must be a path that ZooKeeper allows, like /team/locks", root)
 		}
 	}
-	logger := opts.Logger
-	if logger == nil {
-		logger = slog.New(slog.DiscardHandler)
-	}
 	acl := slices.Clone(opts.ACL)
 	if len(acl) == 0 {
 		acl = zk.WorldACL(zk.PermAll)
 	}
 	return &Store{
 		servers: addresses, paths: paths{root: root}, readWrite: opts.ReadWrite,
-		auth: slices.Clone(opts.Auth), acl: acl, tls: opts.TLS, logger: logger,
+		auth: slices.Clone(opts.Auth), acl: acl, tls: opts.TLS, logger: cmp.Or(opts.Logger, slog.New(slog.DiscardHandler)),
 		lookup: net.DefaultResolver.LookupHost, dial: (&net.Dialer{}).DialContext,
-		recheck: recheck, lookAgain: lookAgain, patience: attempts.Patience, sessionBytes: maxSessionBytes,
+		recheckInterval: recheckInterval, resyncInterval: resyncInterval, patience: attempts.Patience, sessionBytes: maxSessionBytes,
 	}, nil
 }
 
@@ -165,13 +162,6 @@ func (s *Store) Capabilities() store.Capabilities {
 	}
 }
 
-// patienceError is why a call without a session gives up when its own ctx would let it go on.
-type patienceError time.Duration
-
-func (e patienceError) Error() string {
-	return "no answer for " + time.Duration(e).String() + ": check that the servers are right and within reach"
-}
-
 // readingTTL is how long the session of the store's own connection lasts. It has no entries. After two thirds of it a server
 // that does not answer is given up, which must be in time for [Store.Ping].
 const readingTTL = 6 * time.Second
@@ -191,29 +181,6 @@ func (s *Store) reader() (*client, error) {
 		s.reading = c
 	}
 	return s.reading, nil
-}
-
-// patiently makes requests on the store's own connection. They must do no harm if they are made more than once.
-func (s *Store) patiently(ctx context.Context, doing string, requests func(context.Context, *client) error) error {
-	return s.patientlyFor(ctx, s.patience, doing, requests)
-}
-
-func (s *Store) patientlyFor(
-	ctx context.Context, most time.Duration, doing string, requests func(context.Context, *client) error,
-) error {
-	bounded, cancel := context.WithTimeoutCause(ctx, most, patienceError(most))
-	defer cancel()
-	c, err := s.reader()
-	if err == nil {
-		err = c.await(bounded)
-	}
-	if err == nil {
-		err = requests(bounded, c)
-	}
-	if err != nil && !errors.Is(err, store.ErrGone) {
-		return s.explain(doing, attempts.EndedBy(ctx, err))
-	}
-	return err
 }
 
 // String names the store in messages: "zookeeper at 10.0.0.1:2181, 10.0.0.2:2181".

@@ -4,647 +4,139 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
-	"slices"
 	"sync"
 	"time"
 
 	"github.com/go-zookeeper/zk"
 
-	"github.com/stilelock/stile/line"
-	"github.com/stilelock/stile/store"
 	"github.com/stilelock/stile/store/internal/attempts"
+	"github.com/stilelock/stile/store/internal/watchpump"
+	"github.com/stilelock/stile/store/internal/work"
 )
 
-const (
-	// recheck is how often a line with waiters is read although nothing was heard.
-	recheck = 2 * time.Second
-	// nearest is how many of those ahead an entry watches. They tell it of its turn, and the first few in a line also of
-	// how it moves; all others would only be woken in vain.
-	nearest = 8
-	// parallel is how many requests of a kind that is made for many entries at once are under way at a time. After a
-	// reconnection there may be thousands to make, and a confirmation must not come behind all of them.
-	parallel = 16
-)
+// resyncInterval is how often a watch reports a possible change although it has received no event, in case one was missed.
+const resyncInterval = 5 * time.Second
 
-// watchedLine is what one session knows of one line in which it has entries.
-type watchedLine struct {
-	session *session
-	name    string
-	dir     string
-	ctx     context.Context // ends with the line's usefulness, or the session
-	stop    context.CancelFunc
-	kick    chan struct{} // asks the following goroutine to look what is to be done; holds one request
-
-	mu        sync.Mutex
-	mine      map[*entry]struct{} // joining or standing
-	following bool                // the goroutine has been started
-	stale     bool                // the line has to be read
-	secretive bool                // there are entries that we must not read
-	told      bool                // the server will tell of the next change of the directory
-	readings  int                 // how many have begun
+// Watch implements [store.Store]. It has a connection of its own, and one watch for each directory that may have a lock
+// whose name begins with prefix; ZooKeeper's recursive watches cannot be had with this client. So in an ensemble that is
+// used for much else a root of Stile's own is kinder.
+func (s *Store) Watch(ctx context.Context, prefix string, changed func()) error {
+	return watchpump.Run(ctx, changed, func(ctx context.Context, tell func()) error {
+		c := &changes{store: s, prefix: prefix, tell: tell, events: work.NewSignal(), dirty: make(map[string]bool)}
+		return c.listen(ctx)
+	})
 }
 
-// join notes that an entry is about to be put in, which adds so many bytes to the end of the session.
-func (se *session) join(e *entry, size int64) error {
-	se.mu.Lock()
-	defer se.mu.Unlock()
-	if se.ended {
-		return se.alive()
-	}
-	dir := se.store.paths.dir(e.req.Name)
-	e.session = se
-	se.bytes.Add(size)
-	e.bytes.Store(size)
-	w := se.lines[dir]
-	if w == nil {
-		w = &watchedLine{
-			session: se, name: e.req.Name, dir: dir,
-			kick: make(chan struct{}, 1),
-			mine: make(map[*entry]struct{}),
-		}
-		w.ctx, w.stop = context.WithCancel(se.life)
-		se.lines[dir] = w
-	}
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.mine[e] = struct{}{}
-	e.line = w
-	return nil
+// changes is the watch of the lines whose name begins with a prefix.
+type changes struct {
+	store  *Store
+	client *client
+	prefix string
+	tell   func()
+	events work.Signal // there is something in dirty, or all is set
+
+	mu    sync.Mutex
+	dirty map[string]bool // directories whose watch is used up
+	all   bool            // all watches may be gone
+
+	// below has the directories that are watched, and the names whose directories are in them. It belongs to the goroutine
+	// that listens.
+	below map[string][]string
 }
 
-// arrive notes that an entry has been put in, and tells how it stands. It reports false if the session has ended while
-// the entry was joining.
-func (w *watchedLine) arrive(e *entry, ahead []contender) bool {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if e.state != joining {
-		return false
-	}
-	e.state, e.arrived, e.ahead = standing, w.readings+1, ahead
-	w.session.wantOwn(e.path())
-	w.tell(e)
-	if e.blocking() > 0 {
-		// The directory may be watched since before the entry came, so nothing would tell of who left meanwhile.
-		_, everything := w.wantedLocked()
-		w.stale = w.stale || everything
-		w.follow()
-	}
-	return true
-}
-
-// stands reports whether an entry of this session stands in the line.
-func (w *watchedLine) stands(order uint64) bool {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	for e := range w.mine {
-		if e.state == standing && e.order == order {
-			return true
-		}
-	}
-	return false
-}
-
-// part notes that nobody wants to hear of an entry any more.
-func (w *watchedLine) part(e *entry) {
-	se := w.session
-	se.mu.Lock()
-	defer se.mu.Unlock()
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.settle(e)
-	w.retire()
-}
-
-// settle ends an entry's part in the line. It is called with w.mu held.
-func (w *watchedLine) settle(e *entry) {
-	if e.state == standing {
-		w.session.own.forget(e.path())
-	}
-	e.state, e.contended = over, nil
-	delete(w.mine, e)
-}
-
-// retire lets go of a line without entries. It is called with the mutexes of the session and the line held.
-func (w *watchedLine) retire() {
-	if len(w.mine) > 0 {
-		return
-	}
-	w.stop()
-	if w.session.lines[w.dir] == w {
-		delete(w.session.lines, w.dir)
-	}
-}
-
-// close ends the line with its session; if that was lost, its entries hear of it.
-func (w *watchedLine) close(cause error, lost bool) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.stop()
-	for e := range w.mine {
-		if lost {
-			w.gone(e, cause)
-		} else {
-			w.settle(e)
-		}
-	}
-}
-
-// blocking says how many must leave before it is the entry's turn.
-func (e *entry) blocking() int { return line.Blocking(e.req.Mode, modes(e.ahead)) }
-
-// tell lets an entry's owner hear how it stands, if that has changed. It is called with w.mu held, which keeps the
-// calls in order.
-func (w *watchedLine) tell(e *entry) {
-	now := store.Standing{State: store.Admitted, Order: e.order}
-	if n := e.blocking(); n > 0 {
-		now.State, now.Ahead = store.Waiting, n
-	}
-	if now == e.told {
-		return
-	}
-	e.told = now
-	if e.req.Notify != nil {
-		e.req.Notify(now)
-	}
-}
-
-// nearer is tell for an entry that has fewer ahead of it than before. If it is its turn the server is asked whether the entry is
-// there before anybody is told: one transaction may delete all nodes of a line, and the server tells of them one after another.
-// exactly is set if what is known comes from a reading, which may have been made on another connection, and of what was so for
-// long. It is called with w.mu held.
-func (w *watchedLine) nearer(e *entry, exactly bool) {
-	if e.blocking() > 0 || e.told.State == store.Admitted {
-		w.tell(e)
-		return
-	}
-	if !e.asking {
-		e.asking = true
-		connection := w.session.connection.Load()
-		w.session.work.Start(func() { w.makeSure(e, exactly, connection) })
-	}
-}
-
-// makeSure tells an entry that it is its turn, if the entry is there. On the connection that told of a departure, the server
-// answers after all of the transaction has been done that the departure was part of. Another server may lag behind: it has
-// to catch up first. And it may be with a leader whom the others have left, at which who only waits is confirmed; see prove.
-// So it takes a transaction, as those confirmations do that come after.
-func (w *watchedLine) makeSure(e *entry, exactly bool, connection int64) {
-	se := w.session
-	var there bool
-	for {
-		var err error
-		there, err = oneOf(se, se.asks, func() (bool, error) {
-			if exactly {
-				if err := se.client.vote(); err != nil {
-					return false, err
-				}
-			}
-			there, _, err := se.client.Exists(join(w.dir, e.node.name))
-			return there, err
-		})
-		now := se.connection.Load()
-		if se.life.Err() != nil {
-			return // who ended it tells
-		}
-		if err == nil && now == connection {
-			break
-		}
-		exactly, connection = true, now
-		if err != nil {
-			attempts.Rest(se.life, firstPause)
-		}
-	}
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	e.asking = false
+// handle notes what an event says.
+func (c *changes) handle(ev zk.Event) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
 	switch {
-	case e.state != standing:
-	case !there:
-		w.gone(e, w.evicted())
+	case ev.Type == zk.EventSession && ev.State == zk.StateHasSession:
+		c.all = true
+	case ev.Type == zk.EventNodeChildrenChanged, ev.Type == zk.EventNodeDeleted, ev.Type == zk.EventNodeCreated:
+		c.dirty[ev.Path] = true
 	default:
-		w.tell(e)
-	}
-}
-
-// gone tells an entry's owner that the entry is not in the line any more. It is called with w.mu held.
-func (w *watchedLine) gone(e *entry, cause error) {
-	was := e.state
-	w.settle(e)
-	e.hasEnded(takenOut)
-	if was == standing && e.req.Notify != nil {
-		e.req.Notify(store.Standing{State: store.Gone, Order: e.order, Cause: cause})
-	}
-}
-
-func (w *watchedLine) evicted() error {
-	return fmt.Errorf("%s: %w: the entry for lock %q was taken out: broken by somebody, or its session ended",
-		w.session.store, store.ErrGone, w.name)
-}
-
-// lineOf returns the line whose directory is dir, nil if the session has no entry there.
-func (se *session) lineOf(dir string) *watchedLine {
-	se.mu.Lock()
-	defer se.mu.Unlock()
-	return se.lines[dir]
-}
-
-// holds reports whether it is the turn of one of the session's entries, or may be of one that is being put in.
-func (se *session) holds() bool {
-	se.mu.Lock()
-	defer se.mu.Unlock()
-	for _, w := range se.lines {
-		if w.holds() {
-			return true
-		}
-	}
-	return false
-}
-
-func (w *watchedLine) holds() bool {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	for e := range w.mine {
-		if e.state == joining || e.told.State == store.Admitted || e.asking {
-			return true
-		}
-	}
-	return false
-}
-
-// nodeGone takes in that a node has been deleted; read is as for hasLeft.
-func (se *session) nodeGone(path string, read bool) {
-	dir, name := split(path)
-	se.mu.Lock()
-	delete(se.watched, path)
-	w := se.lines[dir]
-	se.mu.Unlock()
-	if w != nil {
-		w.hasLeft(name, read)
-	}
-}
-
-// unwatched takes in that the watch of a node is used up though the node is there: somebody has changed its data.
-func (se *session) unwatched(path string) {
-	dir, name := split(path)
-	se.mu.Lock()
-	delete(se.watched, path)
-	w := se.lines[dir]
-	se.mu.Unlock()
-	if w != nil {
-		w.unwatched(name)
-	}
-}
-
-// unwatched has a node watched again, if that is wanted.
-func (w *watchedLine) unwatched(name string) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	for e := range w.mine {
-		if e.state == standing && e.node.name == name {
-			w.session.wantOwn(e.path())
-		}
-	}
-	w.wake()
-}
-
-// childrenChanged takes in that somebody has joined or left a line.
-func (se *session) childrenChanged(dir string) {
-	if w := se.lineOf(dir); w != nil {
-		w.mu.Lock()
-		w.told, w.stale = false, true
-		w.mu.Unlock()
-		w.followOn()
-	}
-}
-
-// reconnected sees to it that nothing is missed because of a connection that was lost, and its watches with it: all entries
-// are watched again, and the lines are read that may have changed in a way that concerns them.
-func (se *session) reconnected() {
-	se.mu.Lock()
-	clear(se.watched)
-	lines := make([]*watchedLine, 0, len(se.lines))
-	for _, w := range se.lines {
-		lines = append(lines, w)
-	}
-	se.mu.Unlock()
-	for _, w := range lines {
-		w.reconnected()
-	}
-}
-
-// reconnected is [session.reconnected] for one line. An entry whose turn it is needs no reading: that it is there is all
-// that matters.
-func (w *watchedLine) reconnected() {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.told = false
-	for e := range w.mine {
-		if e.state != standing {
-			continue
-		}
-		w.session.wantOwn(e.path())
-		w.stale = w.stale || w.secretive || e.contended != nil || e.told.State != store.Admitted
-	}
-	w.wake()
-}
-
-// hasLeft lets the entries know of a departure: another's, or their own. Those who were ahead of an entry can only become
-// fewer, so if it knows all of them and all have left it is its turn, and the line need not be read. read is set if that was
-// asked, and may have been so for long: an event is news.
-func (w *watchedLine) hasLeft(name string, read bool) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	for e := range w.mine {
-		if e.state != standing {
-			continue
-		}
-		if e.node.name == name {
-			w.gone(e, w.evicted())
-			continue
-		}
-		at := slices.IndexFunc(e.ahead, func(c contender) bool { return c.name == name })
-		switch {
-		case at < 0:
-		case e.ahead[at].mayReturn():
-			w.stale = true
-		default:
-			e.ahead = slices.Delete(e.ahead, at, at+1)
-			w.nearer(e, read)
-		}
-	}
-	w.wake()
-}
-
-// followOn wakes the goroutine that follows the line, if there is one.
-func (w *watchedLine) followOn() {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.wake()
-}
-
-// follow starts the goroutine that follows the line, or wakes it. It is called with w.mu held.
-func (w *watchedLine) follow() {
-	if !w.following {
-		w.following = true
-		w.session.work.Start(w.run)
-	}
-	w.wake()
-}
-
-// wake makes the following goroutine look what is to be done. It is called with w.mu held.
-func (w *watchedLine) wake() {
-	if !w.following {
 		return
 	}
-	select {
-	case w.kick <- struct{}{}:
-	default:
-	}
+	c.events.Set()
 }
 
-// run follows the line until it is of no more use: it sets the watches that entries need, and reads the line when
-// something may have been missed. What the watches tell does not wait for it.
-func (w *watchedLine) run() {
-	ticker := time.NewTicker(w.session.store.recheck)
+// listen follows the directories until ctx ends or the servers refuse.
+func (c *changes) listen(ctx context.Context) error {
+	doing := fmt.Sprintf("watch the locks that begin with %q", c.prefix)
+	client, err := c.store.connect(readingTTL, false, c.handle)
+	if err != nil {
+		return c.store.explain(doing, err)
+	}
+	defer func() { go client.shut() }() // which may take a second
+	c.client = client
+	if err := client.await(ctx); err != nil {
+		return c.store.explain(doing, attempts.EndedBy(ctx, err))
+	}
+	ticker := time.NewTicker(c.store.resyncInterval)
 	defer ticker.Stop()
 	for {
 		select {
-		case <-w.kick:
-		case <-ticker.C:
-			if w.waiting() {
-				w.mu.Lock()
-				w.stale = true
-				w.mu.Unlock()
+		case <-c.events:
+			if err := c.catchUp(ctx); err != nil {
+				return c.store.explain(doing, attempts.EndedBy(ctx, err))
 			}
-		case <-w.ctx.Done():
-			return
-		}
-		err := w.catchUp()
-		if err != nil && w.ctx.Err() == nil {
-			w.session.store.logger.LogAttrs(w.ctx, slog.LevelDebug, "line could not be followed",
-				slog.String("lock", w.name), slog.Any("error", err))
-			attempts.Rest(w.ctx, firstPause)
-			w.followOn()
+			c.tell()
+		case <-ticker.C:
+			c.tell()
+		case <-ctx.Done():
+			return ctx.Err()
 		}
 	}
 }
 
-func (w *watchedLine) catchUp() error {
-	if err := w.reread(); err != nil {
-		return err
+// catchUp sets the watches that are used up, and those of directories that are new.
+func (c *changes) catchUp(ctx context.Context) error {
+	c.mu.Lock()
+	dirty, all := c.dirty, c.all
+	c.dirty, c.all = make(map[string]bool), false
+	c.mu.Unlock()
+	if all {
+		c.below = make(map[string][]string)
 	}
-	return w.watchNodes()
+	for dir := range dirty {
+		delete(c.below, dir)
+	}
+	return c.walk(ctx, "")
 }
 
-func (w *watchedLine) waiting() bool {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	for e := range w.mine {
-		if e.state == standing && e.told.State == store.Waiting {
-			return true
+// walk makes sure that the directory of name, and those below, are watched.
+func (c *changes) walk(ctx context.Context, name string) error {
+	dir := c.store.dirOf(name)
+	below, watched := c.below[dir]
+	if !watched {
+		children, err := c.watch(ctx, dir)
+		switch {
+		case errors.Is(err, zk.ErrNoNode), errors.Is(err, zk.ErrNoAuth) && name != "":
+			return nil // gone again, which the directory above tells of; or not for us
+		case err != nil:
+			return err
 		}
+		below = c.store.below(name, c.prefix, children)
+		c.below[dir] = below
 	}
-	return false
-}
-
-// wanted returns the nodes that the entries need to hear of besides their own: those nearest ahead that are in their way.
-// everything is set if that is not enough.
-func (w *watchedLine) wanted() (names []string, everything bool) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return w.wantedLocked()
-}
-
-func (w *watchedLine) wantedLocked() (names []string, everything bool) {
-	everything = w.secretive
-	for e := range w.mine {
-		if e.state != standing {
-			continue
+	for _, n := range below {
+		if err := c.walk(ctx, n); err != nil {
+			return err
 		}
-		everything = everything || e.contended != nil
-		if e.blocking() == 0 || w.secretive {
-			continue
-		}
-		inTheWay := slices.DeleteFunc(slices.Clone(e.ahead), func(c contender) bool {
-			return e.req.Mode.Slots() == 0 && line.Admits(e.req.Mode, []line.Mode{c.mode})
-		})
-		if over := len(inTheWay) - nearest; over > 0 {
-			inTheWay = inTheWay[over:]
-			// Of all the slots that are taken, any may become free.
-			everything = everything || e.req.Mode.Slots() > 0
-		}
-		for _, c := range inTheWay {
-			names = append(names, c.name)
-		}
-	}
-	return names, everything
-}
-
-// watchNodes sets the watches that are wanted and not there. There is one of each node, however many entries want it:
-// the client cannot take watches back, so they stay for as long as their nodes, or the connection.
-func (w *watchedLine) watchNodes() error {
-	names, everything := w.wanted()
-	se := w.session
-	se.mu.Lock()
-	names = slices.DeleteFunc(names, func(name string) bool {
-		path := join(w.dir, name)
-		if se.watched[path] {
-			return true
-		}
-		se.watched[path] = true
-		return false
-	})
-	se.mu.Unlock()
-
-	errs := make([]error, len(names))
-	var asking sync.WaitGroup
-	for i, name := range names {
-		asking.Go(func() { errs[i] = w.watchNode(name) })
-	}
-	asking.Wait()
-	if err := errors.Join(errs...); err != nil {
-		return err
-	}
-	w.mu.Lock()
-	again := (everything || w.secretive) && !w.told
-	w.stale = w.stale || again
-	w.mu.Unlock()
-	if again {
-		return w.reread()
 	}
 	return nil
 }
 
-func (w *watchedLine) watchNode(name string) error {
-	path := join(w.dir, name)
-	_, err := oneOf(w.session, w.session.readings, func() (struct{}, error) {
-		// Not exists, which would leave a watch on a node that has gone and never comes back.
-		_, _, err := w.session.client.Get(watched(path))
-		return struct{}{}, err
-	})
-	switch {
-	case err == nil:
-		return nil
-	case errors.Is(err, zk.ErrNoNode):
-		w.session.nodeGone(path, true)
-		return nil
-	case errors.Is(err, zk.ErrNoAuth): // somebody else's, which we must not hear of either; the directory is ours to read
-		w.mu.Lock()
-		w.secretive = true
-		w.mu.Unlock()
-		err = nil
-	}
-	w.session.mu.Lock()
-	defer w.session.mu.Unlock()
-	delete(w.session.watched, path)
-	return err
-}
-
-// reread reads the line, if that is necessary, and puts right what is known of it.
-func (w *watchedLine) reread() error {
-	_, everything := w.wanted()
-	w.mu.Lock()
-	if !w.stale {
-		w.mu.Unlock()
-		return nil
-	}
-	w.stale = false
-	w.readings++
-	reading, watch := w.readings, everything && !w.told
-	w.told = w.told || watch
-	w.mu.Unlock()
-
-	path := w.dir
-	if watch {
-		path = watched(path)
-	}
-	children, err := oneOf(w.session, w.session.readings, func() ([]string, error) {
-		children, _, err := w.session.client.Children(path)
+// watch lists a directory and has the server tell when that changes: when the directory is made, if it is the topmost and
+// not there.
+func (c *changes) watch(ctx context.Context, dir string) ([]string, error) {
+	return attempt(ctx, c.client, func(int) ([]string, error) {
+		children, _, err := c.client.Children(watched(dir))
+		if errors.Is(err, zk.ErrNoNode) && dir == c.store.paths.top() {
+			var there bool
+			if there, _, err = c.client.Exists(watched(dir)); err == nil && there {
+				children, _, err = c.client.Children(watched(dir))
+			}
+		}
 		return children, err
 	})
-
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if err != nil && !errors.Is(err, zk.ErrNoNode) {
-		w.stale = true
-		w.told = w.told && !watch
-		return err
-	}
-	w.apply(contenders(children), reading)
-	return nil
-}
-
-// apply replaces what is known of the line by a reading. It says nothing of an entry that may have been put in since it
-// began. It is called with w.mu held.
-func (w *watchedLine) apply(cs []contender, reading int) {
-	for e := range w.mine {
-		if e.state != standing || e.arrived > reading {
-			continue
-		}
-		at := e.in(cs)
-		if at < 0 {
-			w.gone(e, w.evicted())
-			continue
-		}
-		e.narrow(cs[:at])
-		w.nearer(e, true)
-		if f := e.contended; f != nil && waitsBehind(cs, at) {
-			e.contended = nil
-			go f()
-		}
-	}
-}
-
-// in returns where the entry stands in a reading of the line; -1 if it is not there.
-func (e *entry) in(cs []contender) int {
-	return slices.IndexFunc(cs, func(c contender) bool { return c.name == e.node.name })
-}
-
-// narrow takes in a reading of who is ahead of the entry. The reading may be older than what was heard: it was under
-// way already, or comes after a reconnection from a server that lags behind the one before. But who has left does not come
-// back; and whose turn it is, it remains.
-func (e *entry) narrow(ahead []contender) {
-	if e.told.State == store.Admitted {
-		return
-	}
-	known := make(map[string]bool, len(e.ahead))
-	for _, c := range e.ahead {
-		known[c.name] = true
-	}
-	e.ahead = slices.DeleteFunc(slices.Clone(ahead), func(c contender) bool { return !known[c.name] && !c.mayFollowOn() })
-}
-
-// waitsBehind reports whether somebody behind the entry at the given place is not admitted.
-func waitsBehind(cs []contender, at int) bool {
-	for i := at + 1; i < len(cs); i++ {
-		if !line.Admits(cs[i].mode, modes(cs[:i])) {
-			return true
-		}
-	}
-	return false
-}
-
-// notifyContended is [store.Extensions.NotifyContended]. Nobody who does not ask pays for it: for who does, every change of the line
-// is followed by a reading of it.
-func (e *entry) notifyContended(f func()) {
-	w := e.line
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if e.state != standing || e.contended != nil {
-		return
-	}
-	e.contended = f
-	w.stale = true
-	w.follow()
-}
-
-// oneOf makes a request for an entry that follows its line, when one of the places for such requests is free.
-func oneOf[T any](se *session, places chan struct{}, request func() (T, error)) (T, error) {
-	select {
-	case places <- struct{}{}:
-		defer func() { <-places }()
-	case <-se.life.Done(): // which ask says
-	}
-	return ask(se.life, request)
 }

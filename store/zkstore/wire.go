@@ -45,14 +45,14 @@ type link struct {
 	first time.Time      // when the first of these was
 	last  time.Time      // when the last was
 
-	mu       sync.Mutex
-	conn     *wire // the last one made; nil when it was dropped
-	session  int64
-	granted  time.Duration
-	ended    bool             // the session, if once is set
-	err      error            // why the last connection failed
-	births   map[string]birth // by the path that is asked for
-	farewell bool             // the server has ended the session because we asked
+	mu      sync.Mutex
+	conn    *wire // the last one made; nil when it was dropped
+	session int64
+	granted time.Duration
+	ended   bool             // the session, if once is set
+	err     error            // why the last connection failed
+	births  map[string]birth // by the path that is asked for
+	closed  bool             // the server has ended the session because we asked
 
 	rejected chan struct{} // closed when a server has said that it does not accept who we are
 	reject   func()
@@ -266,10 +266,10 @@ func (l *link) hasEnded() bool {
 	return l.ended
 }
 
-func (l *link) hadFarewell() bool {
+func (l *link) closeConfirmed() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.farewell
+	return l.closed
 }
 
 // terms returns what the server granted when the session was opened.
@@ -507,7 +507,7 @@ func (w *wire) look() error {
 	switch {
 	case closed && !failed:
 		w.link.mu.Lock()
-		w.link.farewell = true
+		w.link.closed = true
 		w.link.mu.Unlock()
 	case born && !failed:
 		frame, err := w.r.Peek(min(w.left, w.r.Size()))
@@ -546,7 +546,7 @@ func (w *wire) Write(p []byte) (int, error) {
 	said := p
 	switch {
 	case !w.greeted:
-		said = w.link.introduction(p)
+		said = w.link.sessionRequest(p)
 	case len(p) >= requestHeader:
 		w.ask(int32(binary.BigEndian.Uint32(p[4:])))
 		var b birth
@@ -671,10 +671,10 @@ func watching(p []byte) []byte {
 	return appendBytes(nil, append(body, 1))
 }
 
-// introduction is the client's request for a session, as it is to be sent. The client says in it how much it has seen, and
+// sessionRequest is the client's request for a session, as it is to be sent. The client says in it how much it has seen, and
 // servers that know of less do not let it in: none does any more after the ensemble was restored from a backup or set up
 // anew. A client that may go on with another session therefore has seen nothing, once its own must have ended.
-func (l *link) introduction(p []byte) []byte {
+func (l *link) sessionRequest(p []byte) []byte {
 	const seen, size = 4 + 4, 8 // behind length and version
 	if _, granted := l.terms(); l.once || time.Since(l.first) <= granted || len(p) < seen+size {
 		return p

@@ -88,17 +88,17 @@ func All() []Mutant {
 			Breaks: "who is admitted has an entry: here all who wait have won when all entries vanish",
 			Edits: []Edit{
 				{
-					"store/etcdstore/watch.go",
+					"store/etcdstore/line.go",
 					"return d.id == e.key && d.at > e.order",
 					"return false && d.at > e.order",
 				},
 				{
-					"store/etcdstore/watch.go",
+					"store/etcdstore/line.go",
 					"case !there:",
 					"case !there && false:",
 				},
 				{
-					"store/etcdstore/watch.go",
+					"store/etcdstore/line.go",
 					"case lease != w.session.lease:",
 					"case there && lease != w.session.lease:",
 				},
@@ -130,9 +130,9 @@ func All() []Mutant {
 			Name:   "holder-not-told",
 			Breaks: "a holder is told when its entry is gone: here only those who wait are",
 			Edits: []Edit{{
-				"store/etcdstore/watch.go",
-				"if was == standing && e.req.Notify != nil {",
-				"if was == standing && e.req.Notify != nil && e.told.State == store.Waiting {",
+				"store/etcdstore/line.go",
+				"e.delivery.Deliver(store.Standing{State: store.Gone, Order: e.order, Cause: cause})",
+				"if !e.delivery.Admitted() {\n\t\te.delivery.Deliver(store.Standing{State: store.Gone, Order: e.order, Cause: cause})\n\t}",
 			}},
 			Cluster: "etcd", Workload: "long", Faults: "evict",
 			Caught: []string{verdict.RuleUntold},

@@ -65,6 +65,36 @@ func UntilAnswered(
 	}
 }
 
+// UntilDone calls f until it succeeds or ctx ends, and reports whether it did succeed. Between the calls there are pauses
+// of the given length. It is for what goes on in the background: f logs what others should know of.
+func UntilDone(ctx context.Context, pause time.Duration, f func() error) bool {
+	for ctx.Err() == nil {
+		if f() == nil {
+			return true
+		}
+		Rest(ctx, pause)
+	}
+	return false
+}
+
+// KeepUp calls f, which is to last (a watch, a subscription), again whenever it returns nil, until it returns an error or
+// ctx ends. After a call that did not last there is a pause, of firstPause to begin with.
+func KeepUp(ctx context.Context, firstPause time.Duration, f func() error) error {
+	pause := firstPause
+	for ctx.Err() == nil {
+		start := time.Now()
+		if err := f(); err != nil {
+			return err
+		}
+		if time.Since(start) > LongestPause {
+			pause = firstPause
+		}
+		Rest(ctx, pause)
+		pause = min(2*pause, LongestPause)
+	}
+	return ctx.Err()
+}
+
 // Rest waits for d, or until ctx ends. It does not wait if d is zero or negative.
 func Rest(ctx context.Context, d time.Duration) {
 	timer := time.NewTimer(d)

@@ -328,3 +328,67 @@ func (l *countedLife) AfterFunc(func()) (stop func() bool) {
 		return true
 	}
 }
+
+func TestUntilDone(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		start, n := time.Now(), 0
+		if !attempts.UntilDone(t.Context(), time.Second, func() error {
+			if n++; n < 4 {
+				return errors.New("not yet")
+			}
+			return nil
+		}) {
+			t.Error("it has succeeded, and UntilDone says that it has not")
+		}
+		if took := time.Since(start); n != 4 || took != 3*time.Second {
+			t.Errorf("%d calls took %v, want 4 calls with three pauses of 1s", n, took)
+		}
+	})
+}
+
+func TestUntilDone_endsWithItsContext(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithTimeout(t.Context(), 90*time.Second)
+		defer cancel()
+		start, n := time.Now(), 0
+		done := attempts.UntilDone(ctx, time.Minute, func() error { n++; return errors.New("never") })
+		if took := time.Since(start); done || n != 2 || took != 90*time.Second {
+			t.Errorf("done %t after %d calls and %v", done, n, took)
+		}
+	})
+}
+
+func TestKeepUp_pausesGrowWhileNothingLasts(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		last := time.Now()
+		var pauses []time.Duration
+		refused := errors.New("refused")
+		err := attempts.KeepUp(t.Context(), 100*time.Millisecond, func() error {
+			pauses = append(pauses, time.Since(last))
+			switch len(pauses) {
+			case 6:
+				time.Sleep(time.Minute) // this one lasts
+			case 7:
+				return refused
+			}
+			last = time.Now()
+			return nil
+		})
+		ms := time.Millisecond
+		want := []time.Duration{0, 100 * ms, 200 * ms, 400 * ms, attempts.LongestPause, attempts.LongestPause, 100 * ms}
+		if err != refused || !slices.Equal(pauses, want) {
+			t.Errorf("the pauses were %v, want %v; the error is %v", pauses, want, err)
+		}
+	})
+}
+
+func TestKeepUp_endsWithItsContext(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithCancel(t.Context())
+		time.AfterFunc(time.Hour, cancel)
+		err := attempts.KeepUp(ctx, time.Millisecond, func() error { return nil })
+		if !errors.Is(err, context.Canceled) {
+			t.Errorf("the error is %v", err)
+		}
+	})
+}

@@ -1,9 +1,10 @@
-// Package work counts the goroutines that work for a session or a store, so that their end can be waited for.
+// Package work is about the goroutines of a session or a store: a [Group] counts them, so that their end can be waited
+// for, and a [Signal] wakes one.
 package work
 
 import "sync"
 
-// A Group is goroutines that work for the same. The zero Group has none, and is ready. Its methods may be called at any
+// Group is the goroutines that work for one session or store. The zero Group has none, and is ready. Its methods may be called at any
 // time, from any goroutine, and with any mutex held; but see [Group.Wait].
 type Group struct {
 	mu    sync.Mutex // taken last of all

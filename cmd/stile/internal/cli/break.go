@@ -119,7 +119,7 @@ func (b *breaking) whichToken(ctx context.Context, client *stile.Client) error {
 	line, err := client.Show(ctx, b.name)
 	switch {
 	case err != nil:
-		return fmt.Errorf("--token is required, and the holder cannot be read: %w", err)
+		return fmt.Errorf("--token is required, and the holder of %q cannot be read: %w", b.name, reasonOf(err))
 	case len(line.Holders) == 0:
 		return fmt.Errorf("--token is required, and nobody holds lock %q: there is nothing to break", b.name)
 	case len(line.Holders) > 1:

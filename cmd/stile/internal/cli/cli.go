@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"github.com/stilelock/stile"
 	"github.com/stilelock/stile/cmd/stile/internal/watchdog"
 )
 
@@ -60,16 +61,32 @@ func Run(ctx context.Context, args []string, stdio Stdio) int {
 		e = &exit{exitFailure, err}
 	}
 	if e.Err != nil {
-		stdio.say(e.Err.Error())
+		stdio.sayError(e.Err)
 	}
 	return e.Code
 }
 
+// speaker begins every line on stderr.
+const speaker = "stile: "
+
 // say writes one line to stderr that says who speaks.
-func (s Stdio) say(text string) {
-	// The library's errors begin that way too, and may be the reason for another.
-	text = strings.ReplaceAll(strings.TrimPrefix(text, "stile: "), ": stile: ", ": ")
-	fmt.Fprintln(s.Err, "stile: "+text)
+func (s Stdio) say(text string) { fmt.Fprintln(s.Err, speaker+text) }
+
+// sayError says what went wrong.
+func (s Stdio) sayError(err error) { s.say(textOf(err)) }
+
+// textOf returns the text of an error, to be said. Those of the library begin with who speaks, as say does.
+func textOf(err error) string { return strings.TrimPrefix(err.Error(), speaker) }
+
+// reasonOf returns what an error of the library gives as the reason, for texts that name the lock by themselves.
+func reasonOf(err error) error {
+	if lost, ok := errors.AsType[*stile.LostError](err); ok && lost.Err != nil {
+		return lost.Err
+	}
+	if reason := errors.Unwrap(err); reason != nil && strings.HasPrefix(err.Error(), speaker) {
+		return reason
+	}
+	return err
 }
 
 func newRoot(stdio Stdio) *cobra.Command {

@@ -6,6 +6,8 @@ import (
 	"time"
 
 	"github.com/stilelock/stile"
+	"github.com/stilelock/stile/cmd/stile/internal/supervise"
+	"github.com/stilelock/stile/store"
 )
 
 func TestDuration(t *testing.T) {
@@ -135,10 +137,13 @@ func TestKillAfterIsAPartOfTheTTL(t *testing.T) {
 		5 * time.Minute:  5 * time.Second,
 	} {
 		r := run{ttl: duration(ttl), signal: "TERM", name: "n", argv: []string{"x"}}
-		if g, _, err := r.check(); err != nil || g.killAfter != want {
-			t.Errorf("TTL %v: %+v, %v, want %v", ttl, g, err, want)
+		if _, _, err := r.check(); err != nil {
+			t.Errorf("TTL %v: %v", ttl, err)
 		}
-		r.killAfter, r.killSet = duration(mostKillAfter(ttl)), true
+		if got, err := r.killAfterUnder(store.Terms{TTL: ttl}); err != nil || got != want {
+			t.Errorf("TTL %v: %v, %v, want %v", ttl, got, err, want)
+		}
+		r.killAfter, r.killSet = duration(supervise.MaxKillAfter(ttl)), true
 		if _, _, err := r.check(); err != nil {
 			t.Errorf("TTL %v: the longest possible is refused: %v", ttl, err)
 		}
@@ -149,7 +154,7 @@ func TestKillAfterIsAPartOfTheTTL(t *testing.T) {
 		if ttl == stile.MaxTTL {
 			continue
 		}
-		r.ttl = duration(leastTTL(time.Duration(r.killAfter)))
+		r.ttl = duration(supervise.MinTTL(time.Duration(r.killAfter)))
 		if _, _, err := r.check(); err != nil {
 			t.Errorf("%v to kill it: the TTL that is recommended is refused: %v", &r.killAfter, err)
 		}

@@ -11,7 +11,7 @@ func (o *outage) news(err error) string {
 	o.err = err
 	switch {
 	case err != nil && before == nil:
-		return err.Error() + "; trying again"
+		return textOf(err) + "; trying again"
 	case err == nil && before != nil:
 		return "the store can be read again"
 	default:

@@ -52,7 +52,7 @@ func (p *progress) show(texts ...string) {
 	// Some terminals begin a new line after the last column; and there has to be room for the ^C that they show.
 	most := p.columns() - 3
 	for _, text := range texts {
-		if line = "stile: " + text; most < 1 || columnsOf(line) <= most {
+		if line = speaker + text; most < 1 || columnsOf(line) <= most {
 			break
 		}
 	}

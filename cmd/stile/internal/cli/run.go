@@ -17,6 +17,7 @@ import (
 
 	"github.com/stilelock/stile"
 	"github.com/stilelock/stile/cmd/stile/internal/child"
+	"github.com/stilelock/stile/cmd/stile/internal/supervise"
 	"github.com/stilelock/stile/cmd/stile/internal/watchdog"
 	"github.com/stilelock/stile/store"
 )
@@ -173,7 +174,7 @@ func nameAndCommand(args []string, lineSet bool, line string) (name string, argv
 func shell(line string) []string { return []string{"sh", "-c", line} }
 
 func (r *run) run(ctx context.Context) error {
-	g, owner, err := r.check()
+	owner, stopSignal, err := r.check()
 	if err != nil {
 		return err
 	}
@@ -191,80 +192,85 @@ func (r *run) run(ctx context.Context) error {
 
 	ctx, cancel := context.WithCancel(ctx) // afterwards nobody needs the local server, however long the last word takes
 	defer cancel()
-	waiting, listened := untilInterrupted(ctx, signals)
-	err = r.acquire(waiting, g, owner)
-	listened()
-	if interrupted, ok := errors.AsType[*interruption](context.Cause(waiting)); ok {
-		if err == nil {
-			g.close(r.stdio)
-		}
-		return &exit{Code: child.ExitCodeFor(interrupted.signal)}
-	}
+	l, err := r.acquire(ctx, signals, owner)
 	if err != nil {
 		return err
 	}
-	defer g.close(r.stdio)
+	defer l.close()
 
-	inner := r.held(g.hold)
-	value, mark := inner.within()
-	g.charge = watchdog.Charge{
-		Name: inner.Name, Token: inner.Token, Owner: inner.Owner, URL: r.store.url, Env: os.Environ(),
-		NotBefore: watchdog.Now() + time.Duration(r.minHold),
-	}
-	g.charge.Dir, _ = os.Getwd() // if that is not known, paths in the URL have to be absolute
-
-	code, err := g.supervise(r.stdio, signals, child.Command{
-		Path: path, Args: r.argv, Env: r.environment(inner, value), Mark: heldVar + "=" + mark,
-		Stdin: r.stdio.In, Stdout: r.stdio.Out, Stderr: r.stdio.Err,
-	})
+	outcome, code, err := supervise.Run(r.job(l, path, stopSignal, signals))
 	if err != nil {
 		return commandFailure(err)
 	}
-	g.keepFor(r.stdio, signals, time.Duration(r.minHold)-time.Since(g.obtained))
-	if code != 0 {
-		return &exit{Code: code}
-	}
-	return nil
+	l.lossSaid = outcome == supervise.Lost
+	l.keepFor(signals, time.Duration(r.minHold)-time.Since(l.obtained))
+	return exitFor(outcome, code)
 }
 
-// check finds what is wrong before the store is asked. What it returns is not connected to anything yet.
-func (r *run) check() (*guard, stile.Owner, error) {
-	g := &guard{
-		ttl:        time.Duration(r.ttl),
-		killAfter:  usualKillAfter(time.Duration(r.ttl)),
-		runTimeout: time.Duration(r.runTimeout),
-		verbose:    r.verbose,
-		renewed:    make(chan stile.Renewed, 1),
+// job is the command under the lock.
+func (r *run) job(l *lock, path string, stopSignal os.Signal, signals *child.Signals) supervise.Job {
+	inner := held{r.name, l.hold.Token(), l.hold.Owner().String()}
+	all, mark := inner.within()
+	charge := watchdog.Charge{
+		Name: inner.Name, Token: inner.Token, Owner: inner.Owner, URL: r.store.url, Env: os.Environ(),
+		NotBefore: watchdog.Now() + time.Duration(r.minHold),
 	}
-	owner := stile.DefaultOwner()
+	charge.Dir, _ = os.Getwd() // if that is not known, paths in the URL have to be absolute
+	return supervise.Job{
+		Command: child.Command{
+			Path: path, Args: r.argv, Env: r.environment(inner, all), Mark: heldVar + "=" + mark,
+			Stdin: r.stdio.In, Stdout: r.stdio.Out, Stderr: r.stdio.Err,
+		},
+		Signals: signals, Hold: l.hold, TTL: l.ttl, Renewals: l.renewals,
+		StopSignal: stopSignal, KillAfter: l.killAfter, Timeout: time.Duration(r.runTimeout),
+		Charge: charge, Say: r.stdio.say, Remark: l.remark, Because: l.because,
+	}
+}
+
+// exitFor returns the error with the exit code for how a command has come to its end; nil if that is a success.
+func exitFor(outcome supervise.Outcome, code int) error {
+	switch outcome {
+	case supervise.Lost:
+		code = exitLost
+	case supervise.TimedOut:
+		code = exitTimeout
+	case supervise.Ended:
+	}
+	if code == 0 {
+		return nil
+	}
+	return &exit{Code: code}
+}
+
+// check finds what is wrong before the store is asked.
+func (r *run) check() (owner stile.Owner, stopSignal os.Signal, err error) {
+	owner = stile.DefaultOwner()
 	owner.Command = filepath.Base(r.argv[0]) // its arguments may be secret
 	owner.Reason = r.reason
-
-	var err error
-	if g.signal, err = child.SignalNamed(r.signal); err != nil {
-		return nil, owner, fmt.Errorf("--signal %s: %w", r.signal, err)
+	if stopSignal, err = child.SignalNamed(r.signal); err != nil {
+		return owner, nil, fmt.Errorf("--signal %s: %w", r.signal, err)
 	}
 	if owner.Labels, err = labels(r.labels); err != nil {
-		return nil, owner, err
+		return owner, nil, err
 	}
-	if r.killSet {
-		g.killAfter = time.Duration(r.killAfter)
-	}
-	switch longest := mostKillAfter(g.ttl); {
+	ttl, killAfter := time.Duration(r.ttl), time.Duration(r.killAfter)
+	switch longest := supervise.MaxKillAfter(ttl); {
 	case r.nonblock && r.waitSet:
-		return nil, owner, errors.New("-n and -w contradict each other: use one of them")
+		err = errors.New("-n and -w contradict each other: use one of them")
 	case r.quiet && r.verbose:
-		return nil, owner, errors.New("-q and -v contradict each other: use one of them")
-	case g.ttl == 0:
-		return nil, owner, fmt.Errorf("--ttl must be more than 0, and at most %s; stores may require a larger minimum", brief(stile.MaxTTL))
-	case g.killAfter > mostKillAfter(stile.MaxTTL):
-		return nil, owner, fmt.Errorf("--kill-after %s is too long: use at most %s, with --ttl %s",
-			brief(g.killAfter), brief(mostKillAfter(stile.MaxTTL)), brief(stile.MaxTTL))
-	case g.killAfter > longest:
-		return nil, owner, fmt.Errorf("--kill-after %s is too long for --ttl %s: use at most %s, or --ttl %s or more",
-			brief(g.killAfter), brief(g.ttl), brief(longest), brief(leastTTL(g.killAfter)))
+		err = errors.New("-q and -v contradict each other: use one of them")
+	case ttl == 0:
+		err = fmt.Errorf("--ttl must be more than 0, and at most %s; stores may require a larger minimum", brief(stile.MaxTTL))
+	case killAfter > supervise.MaxKillAfter(stile.MaxTTL):
+		err = fmt.Errorf("--kill-after %s is too long: use at most %s, with --ttl %s",
+			brief(killAfter), brief(supervise.MaxKillAfter(stile.MaxTTL)), brief(stile.MaxTTL))
+	case killAfter > longest:
+		err = fmt.Errorf("--kill-after %s is too long for --ttl %s: use at most %s, or --ttl %s or more",
+			brief(killAfter), brief(ttl), brief(longest), brief(supervise.MinTTL(killAfter)))
+	default:
+		err = store.CheckName(r.name)
 	}
-	return g, owner, store.CheckName(r.name)
+	return owner, stopSignal, err
 }
 
 // labels takes name=value apart.
@@ -286,101 +292,6 @@ func commandFailure(err error) error {
 		return &exit{e.Code, err}
 	}
 	return err
-}
-
-// acquire takes the lock. If it fails, everything is closed.
-func (r *run) acquire(ctx context.Context, g *guard, owner stile.Owner) (err error) {
-	if g.opened, err = r.stdio.open(ctx, r.store); err != nil {
-		return err
-	}
-	defer func() {
-		if err != nil {
-			g.close(r.stdio)
-		}
-	}()
-	if caps := g.opened.Store.Capabilities(); g.ttl < caps.MinTTL || g.ttl > min(caps.MaxTTL, stile.MaxTTL) {
-		return fmt.Errorf("--ttl %s: this store allows %s to %s", brief(g.ttl), brief(caps.MinTTL), brief(min(caps.MaxTTL, stile.MaxTTL)))
-	}
-	if r.store.url == "mem:" && !r.quiet {
-		r.stdio.say("mem: is the memory of this process alone: this lock keeps nobody out")
-	}
-	st := &stoppable{Store: g.opened.Store, killAfter: g.killAfter, asked: r.killSet}
-	g.client, err = stile.New(st, &stile.Options{
-		TTL: g.ttl, Owner: owner, Hooks: stile.Hooks{Renewed: g.noteRenewal},
-	})
-	if err != nil {
-		return err
-	}
-	began := time.Now()
-	if r.nonblock || r.waitSet && r.wait == 0 {
-		g.hold, err = g.client.Mutex(r.name).TryLock(ctx)
-		if errors.Is(err, stile.ErrHeld) {
-			return r.notObtained(heldError(err))
-		}
-	} else {
-		g.hold, err = r.lock(ctx, g.client)
-	}
-	if err != nil {
-		return err
-	}
-	g.obtained, g.killAfter = time.Now(), time.Duration(st.fitting.Load())
-	if r.verbose {
-		r.stdio.say(fmt.Sprintf("lock %q acquired after %v, token %d", r.name, round(g.obtained.Sub(began)), g.hold.Token()))
-	}
-	return nil
-}
-
-// notObtained is the error of a lock that somebody else has.
-func (r *run) notObtained(err error) error {
-	if r.quiet {
-		err = nil
-	}
-	return &exit{int(r.conflict), err}
-}
-
-// heldError says who holds a lock that was tried for.
-func heldError(err error) error {
-	held, ok := errors.AsType[*stile.HeldError](err)
-	if !ok || held.Holder == nil || held.Closed > 0 {
-		return err
-	}
-	return fmt.Errorf("lock %q is held by %s", held.Name, holderName(*held.Holder))
-}
-
-// lock waits for the lock, no longer than -w says.
-func (r *run) lock(ctx context.Context, client *stile.Client) (*stile.Hold, error) {
-	within, cancel := ctx, context.CancelFunc(func() {})
-	if r.waitSet {
-		within, cancel = context.WithTimeout(ctx, time.Duration(r.wait))
-	}
-	defer cancel()
-	place, err := client.Mutex(r.name).Join(within)
-	if err != nil {
-		return nil, err
-	}
-	if !r.quiet {
-		r.showWaiting(within, client, place)
-	}
-	hold, err := place.Hold()
-	// An attempt to reach the store has deadlines of its own.
-	if !errors.Is(err, context.DeadlineExceeded) || within.Err() == nil || ctx.Err() != nil {
-		return hold, err
-	}
-	trouble := errors.Unwrap(err) // more than the deadline, if the store has not let us join the line
-	// As long as opening a store may take. On a busy machine it does take seconds, and that the store was slow to tell must not look
-	// like an outage.
-	asking, cancel := context.WithTimeout(ctx, 5*time.Second)
-	defer cancel()
-	line, unread := client.Show(asking, r.name)
-	switch {
-	case unread != nil: // so that may be why the lock was not obtained
-		return nil, fmt.Errorf("could not acquire lock %q within %s, and the store does not say who holds it: %w",
-			r.name, brief(time.Duration(r.wait)), unread)
-	case trouble != context.DeadlineExceeded && len(line.Holders) == 0:
-		return nil, fmt.Errorf("could not acquire lock %q within %s, though nobody holds it: %w",
-			r.name, brief(time.Duration(r.wait)), trouble)
-	}
-	return nil, r.notObtained(fmt.Errorf("could not acquire lock %q within %s: %s", r.name, brief(time.Duration(r.wait)), holderOf(line)))
 }
 
 // interruption is the cause with which the waiting ends when a signal does it.
@@ -412,9 +323,6 @@ func untilInterrupted(ctx context.Context, signals *child.Signals) (context.Cont
 		<-ended
 	}
 }
-
-// held is the hold as those under it know it.
-func (r *run) held(hold *stile.Hold) held { return held{r.name, hold.Token(), hold.Owner().String()} }
 
 // environment returns our own, with what the command is told about its lock in place of what we may have been told
 // about ours.

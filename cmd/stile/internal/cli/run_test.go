@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"context"
 	"os"
 	"strings"
 	"testing"
@@ -73,9 +74,9 @@ func TestWhereTheStoreCannotKeepALockItIsWaitedFor(t *testing.T) {
 	defer signals.Close()
 
 	const rest = 100 * time.Millisecond
-	g := &guard{client: client, hold: hold, opened: &storeurl.Opened{Store: st}, obtained: time.Now()}
+	l := &lock{stdio: stdio, client: client, hold: hold, opened: &storeurl.Opened{Store: st}, obtained: time.Now()}
 	began := time.Now()
-	g.keepFor(stdio, signals, rest)
+	l.keepFor(signals, rest)
 	if took := time.Since(began); took < rest {
 		t.Errorf("was waited for during %v, want %v", took, rest)
 	}
@@ -90,42 +91,60 @@ func TestWhereTheStoreCannotKeepALockItIsWaitedFor(t *testing.T) {
 	}
 }
 
-// Between the two stile may have been stopped.
-func TestALockThatIsLostBeforeTheCommandIsStarted(t *testing.T) {
-	t.Parallel()
-	st := memstore.New()
-	client, err := stile.New(st, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	hold, err := client.Mutex("demo").Lock(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := client.Break(t.Context(), "demo", hold.Token()); err != nil {
-		t.Fatal(err)
-	}
-	<-hold.Lost()
-	said, err := os.CreateTemp(t.TempDir(), "")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer said.Close()
-	stdio := Stdio{Err: said}
-	signals := child.Listen()
-	defer signals.Close()
+// hasty is a store that may end its sessions early, as ZooKeeper may.
+type hasty struct{ store.Store }
 
-	g := &guard{client: client, hold: hold, ttl: stile.DefaultTTL}
-	code, err := g.supervise(stdio, signals, child.Command{
-		Path: "/bin/false", Args: []string{"false"}, Stdin: said, Stdout: said, Stderr: said,
-	})
-	if code != exitLost || err != nil {
-		t.Errorf("exit code %d, %v, want %d", code, err, exitLost)
-	}
-	if text, err := os.ReadFile(said.Name()); err != nil || !strings.Contains(string(text), "the command was not run") {
-		t.Errorf("said %q, %v", text, err)
-	}
-	if err := client.Close(t.Context()); err != nil {
-		t.Error(err)
+func (h hasty) Open(ctx context.Context, opts store.SessionOptions) (store.Session, error) {
+	session, err := h.Store.Open(ctx, opts)
+	return hastySession{session}, err
+}
+
+type hastySession struct{ store.Session }
+
+func (s hastySession) Terms() store.Terms {
+	granted := s.Session.Terms()
+	granted.Slack = granted.TTL / 3
+	return granted
+}
+
+// A lock under which the command could not be stopped as was asked is neither taken nor waited for.
+func TestRun_killAfterUnderTheTermsOfTheStore(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		st      store.Store
+		longest time.Duration
+	}{
+		{memstore.New(), 5625 * time.Millisecond},
+		{hasty{memstore.New()}, 3750 * time.Millisecond},
+	} {
+		client, err := stile.New(tt.st, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		r := run{name: "demo", ttl: duration(stile.DefaultTTL), killAfter: duration(tt.longest), killSet: true, quiet: true}
+		hold, err := r.obtain(t.Context(), client)
+		if err != nil {
+			t.Fatalf("%T: the longest possible: %v", tt.st, err)
+		}
+		if got, err := r.killAfterUnder(hold.Terms()); err != nil || got != tt.longest {
+			t.Errorf("%T: the longest possible: %v, %v", tt.st, got, err)
+		}
+		// The lock is held: whoever waited for it would wait for ever.
+		ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+		defer cancel()
+		r.killAfter++
+		for _, nonblock := range []bool{false, true} {
+			r.nonblock = nonblock
+			if _, err := r.obtain(ctx, client); err == nil || !strings.Contains(err.Error(), "use at most "+tt.longest.String()) {
+				t.Errorf("%T: more than the longest possible, %v: %v", tt.st, tt.longest, err)
+			}
+		}
+		r.killSet = false
+		if got, err := r.killAfterUnder(hold.Terms()); err != nil || got > tt.longest {
+			t.Errorf("%T: if the user has not chosen: %v, %v", tt.st, got, err)
+		}
+		if err := client.Close(t.Context()); err != nil {
+			t.Error(err)
+		}
 	}
 }

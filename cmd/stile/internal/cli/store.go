@@ -74,7 +74,7 @@ func (s Stdio) openStore(ctx context.Context, url string) (*storeurl.Opened, err
 		}
 		opened, err := openLocal(ctx, home)
 		if err == nil {
-			go home.Keep(ctx, func(err error) { s.say(err.Error()) })
+			go home.Keep(ctx, s.sayError)
 		}
 		return opened, err
 	case strings.HasPrefix(url, local.URL):

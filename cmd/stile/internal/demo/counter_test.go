@@ -41,7 +41,7 @@ func TestTheLargestNumberHasRoom(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer f.Close()
-	for _, n := range []int{MaxWorkers * MaxAdd, 7} {
+	for _, n := range []int{maxWorkers * maxAdd, 7} {
 		if err := setCounter(f, n); err != nil {
 			t.Fatal(err)
 		}

@@ -24,9 +24,9 @@ type Config struct {
 	// URL names the store, and Open opens it. Store is the URL for people, without a password.
 	URL, Store string
 	Open       Open
-	// Workers is how many processes there are: 2 to [MaxWorkers].
+	// Workers is how many processes there are: 2 to maxWorkers.
 	Workers int
-	// Add is how many increments each has to make, 1 to [MaxAdd], in so many Turns, each of which takes the lock once:
+	// Add is how many increments each has to make, 1 to maxAdd, in so many Turns, each of which takes the lock once:
 	// 1 to Add.
 	Add, Turns int
 	// TTL is that of the workers' sessions. Zero means three seconds or, where the server grants none so short, five,
@@ -43,16 +43,16 @@ type Config struct {
 
 // Limits of what can be shown, and counted.
 const (
-	MaxWorkers = 20
-	MaxAdd     = 10_000_000
+	maxWorkers = 20
+	maxAdd     = 10_000_000
 )
 
 func (c Config) check() error {
 	switch {
-	case c.Workers < 2 || c.Workers > MaxWorkers:
-		return fmt.Errorf("--workers %d: it must be 2 to %d", c.Workers, MaxWorkers)
-	case c.Add < 1 || c.Add > MaxAdd:
-		return fmt.Errorf("--add %d: it must be 1 to %d", c.Add, MaxAdd)
+	case c.Workers < 2 || c.Workers > maxWorkers:
+		return fmt.Errorf("--workers %d: it must be 2 to %d", c.Workers, maxWorkers)
+	case c.Add < 1 || c.Add > maxAdd:
+		return fmt.Errorf("--add %d: it must be 1 to %d", c.Add, maxAdd)
 	case c.Turns < 1 || c.Turns > c.Add:
 		return fmt.Errorf("--turns %d: it must be 1 to %d, the number that each worker adds", c.Turns, c.Add)
 	case !c.WithoutLock && strings.HasPrefix(c.URL, "mem:"):

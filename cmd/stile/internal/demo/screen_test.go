@@ -41,12 +41,12 @@ func TestTheTable(t *testing.T) {
 
 func TestTheTableFitsIntoEightyColumns(t *testing.T) {
 	t.Parallel()
-	s := testStage(Config{Workers: MaxWorkers, Add: MaxAdd, Turns: 1})
+	s := testStage(Config{Workers: maxWorkers, Add: maxAdd, Turns: 1})
 	for i := range s.parts {
 		s.parts[i].pid = 4_000_000 + i
-		s.told(i, report{Event: begun, Added: MaxAdd, Token: 1 << 49, Waited: time.Hour}, opening)
+		s.told(i, report{Event: begun, Added: maxAdd, Token: 1 << 49, Waited: time.Hour}, opening)
 	}
-	s.counter = MaxWorkers * MaxAdd
+	s.counter = maxWorkers * maxAdd
 	s.killed(opening)
 	s.saw(lineOf(s.parts[s.victim].pid), nil)
 	lines := s.table(opening.Add(100 * time.Second))

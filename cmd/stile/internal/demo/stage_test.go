@@ -57,7 +57,7 @@ func TestVerdict(t *testing.T) {
 // However the turns fall, there is a worker left after the kill to show when the lock is let go.
 func TestOneIsKilledInTheMiddleOfTheWhole(t *testing.T) {
 	t.Parallel()
-	for workers := 2; workers <= MaxWorkers; workers++ {
+	for workers := 2; workers <= maxWorkers; workers++ {
 		for turns := 1; turns <= 4; turns++ {
 			for name, next := range map[string]func(n int) int{
 				"one after another": func(n int) int { return n / turns },
@@ -181,7 +181,7 @@ func TestPlacesAreTheStores(t *testing.T) {
 
 func TestTurnsAreAsEqualAsTheyCanBe(t *testing.T) {
 	t.Parallel()
-	for _, j := range []job{{Add: 10, Turns: 3}, {Add: 7, Turns: 7}, {Add: MaxAdd, Turns: 11}} {
+	for _, j := range []job{{Add: 10, Turns: 3}, {Add: 7, Turns: 7}, {Add: maxAdd, Turns: 11}} {
 		before := 0
 		for turn := 1; turn <= j.Turns; turn++ {
 			n := j.end(turn) - before
@@ -204,9 +204,9 @@ func TestLimits(t *testing.T) {
 	}
 	for flag, bad := range map[string]func(*Config){
 		"--workers 1":                  func(c *Config) { c.Workers = 1 },
-		"--workers 21":                 func(c *Config) { c.Workers = MaxWorkers + 1 },
+		"--workers 21":                 func(c *Config) { c.Workers = maxWorkers + 1 },
 		"--add 0":                      func(c *Config) { c.Add = 0 },
-		fmt.Sprint("--add ", MaxAdd+1): func(c *Config) { c.Add = MaxAdd + 1 },
+		fmt.Sprint("--add ", maxAdd+1): func(c *Config) { c.Add = maxAdd + 1 },
 		"--turns 0":                    func(c *Config) { c.Turns = 0 },
 		"--turns 2":                    func(c *Config) { c.Turns = 2 },
 		"--url mem:":                   func(c *Config) { c.URL = "mem:" },

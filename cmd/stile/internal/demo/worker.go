@@ -119,7 +119,7 @@ func (w *worker) turn(ctx context.Context, until int) error {
 	r := report{Event: ended, Held: time.Since(g.since)}
 	switch {
 	case errors.Is(err, stile.ErrLost):
-		r.Event, r.Why = lost, err.Error()
+		r.Event, r.Why = lost, reasonOf(err)
 	case err != nil:
 		return err
 	}
@@ -227,6 +227,19 @@ func (g grip) check() error {
 		return g.hold.Err()
 	default: // the clock is ahead of the timer
 		return fmt.Errorf("%w: its deadline has passed", stile.ErrLost)
+	}
+}
+
+// reasonOf says why a lock was lost, and not which: the report is about that.
+func reasonOf(err error) string {
+	lost, ok := errors.AsType[*stile.LostError](err)
+	switch {
+	case !ok:
+		return err.Error()
+	case lost.Err == nil:
+		return lost.Reason.String()
+	default:
+		return fmt.Sprintf("%v: %v", lost.Reason, lost.Err)
 	}
 }
 

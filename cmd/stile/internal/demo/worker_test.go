@@ -10,6 +10,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/stilelock/stile"
 	"github.com/stilelock/stile/storeurl"
 )
 
@@ -176,8 +177,8 @@ func TestAWorkerThatLosesTheLockStopsTellsAndJoinsAgain(t *testing.T) {
 			if n, err := readCounter(counter); r.Added == all || n != r.Added || err != nil {
 				t.Errorf("acknowledged %d, in the file %d, %v", r.Added, n, err)
 			}
-			if !strings.Contains(r.Why, "lost") {
-				t.Errorf("why: %q", r.Why)
+			if !strings.HasPrefix(r.Why, stile.LostEvicted.String()) {
+				t.Errorf("why: %q, want %q first", r.Why, stile.LostEvicted)
 			}
 			h.tells(waiting)
 			if again := h.tells(begun); again.Token <= first.Token || again.Added != r.Added {

@@ -1,0 +1,143 @@
+//go:build unix
+
+package supervise
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stilelock/stile"
+	"github.com/stilelock/stile/cmd/stile/internal/child"
+	"github.com/stilelock/stile/store/memstore"
+)
+
+// stage is a client on a store in memory that holds a lock, and a job to run under it. Jobs are too short for a watchdog.
+type stage struct {
+	*testing.T
+	store  *memstore.Store
+	client *stile.Client
+	job    Job
+	said   chan string
+}
+
+func newStage(t *testing.T, ttl time.Duration, argv ...string) *stage {
+	t.Helper()
+	s := &stage{T: t, store: memstore.New(), said: make(chan string, 10)}
+	renewals := NewRenewals()
+	var err error
+	s.client, err = stile.New(s.store, &stile.Options{TTL: ttl, Hooks: stile.Hooks{Renewed: renewals.Note}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	hold, err := s.client.Mutex("demo").Lock(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	signals := child.Listen()
+	t.Cleanup(func() {
+		signals.Close()
+		s.store.SetFaults(nil)
+		if err := s.client.Close(t.Context()); err != nil {
+			t.Error(err)
+		}
+		null.Close()
+	})
+	s.job = Job{
+		Command: child.Command{Path: argv[0], Args: argv, Stdin: null, Stdout: null, Stderr: null},
+		Signals: signals, Hold: hold, TTL: ttl, Renewals: renewals,
+		StopSignal: syscall.SIGTERM, KillAfter: DefaultKillAfter(ttl),
+		Say:     func(text string) { s.said <- text },
+		Remark:  func(string) {},
+		Because: func(err error) string { return " (because)" },
+	}
+	return s
+}
+
+// wants runs the job. The user is to be told something that has the parts or, if there are none, nothing.
+func (s *stage) wants(outcome Outcome, code int, parts ...string) {
+	s.Helper()
+	gotOutcome, gotCode, err := Run(s.job)
+	if gotOutcome != outcome || gotCode != code || err != nil {
+		s.Errorf("outcome %v, exit code %d, %v, want %v, %d", gotOutcome, gotCode, err, outcome, code)
+	}
+	if len(parts) == 0 {
+		s.said <- ""
+	}
+	said := <-s.said
+	if len(parts) == 0 && said != "" {
+		s.Errorf("said %q, want nothing", said)
+	}
+	for _, part := range parts {
+		if !strings.Contains(said, part) {
+			s.Errorf("said %q, want %q", said, part)
+		}
+	}
+}
+
+func TestRun_exitCode(t *testing.T) {
+	newStage(t, stile.MaxTTL, "/bin/sh", "-c", "exit 7").wants(Ended, 7)
+}
+
+func TestRun_noSuchCommand(t *testing.T) {
+	s := newStage(t, stile.MaxTTL, "/no/such/command")
+	if _, _, err := Run(s.job); err == nil {
+		t.Error("a command that is not there was run")
+	} else if e, ok := errors.AsType[*child.Error](err); !ok || e.Code != child.NotFound {
+		t.Errorf("%v, want the error of package child", err)
+	}
+}
+
+// Between the two this process may have been stopped.
+func TestRun_lostBeforeStart(t *testing.T) {
+	ran := filepath.Join(t.TempDir(), "ran")
+	s := newStage(t, stile.MaxTTL, "/bin/sh", "-c", `: >"$0"`, ran)
+	if _, err := s.client.Break(t.Context(), "demo", s.job.Hold.Token()); err != nil {
+		t.Fatal(err)
+	}
+	<-s.job.Hold.Lost()
+	s.wants(Lost, 0, `lock "demo" was broken`, "the command was not run")
+	if _, err := os.Stat(ran); err == nil {
+		t.Error("the command was run")
+	}
+}
+
+func TestRun_broken(t *testing.T) {
+	s := newStage(t, stile.MaxTTL, "/bin/sh", "-c", "echo started; exec sleep 1000")
+	started, stdout, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer started.Close()
+	defer stdout.Close()
+	s.job.Command.Stdout = stdout
+	go func() {
+		_, _ = started.Read(make([]byte, 1))
+		if _, err := s.client.Break(t.Context(), "demo", s.job.Hold.Token()); err != nil {
+			t.Error(err)
+		}
+	}()
+	s.wants(Lost, 0, `lock "demo" was broken, or its lease expired; stopping the command`)
+}
+
+func TestRun_timeout(t *testing.T) {
+	s := newStage(t, stile.MaxTTL, "/bin/sleep", "1000")
+	s.job.Timeout = time.Millisecond
+	s.wants(TimedOut, 0, `the command under lock "demo" has run for 1ms; stopping it`)
+}
+
+// A command that ignores the stop signal ends all the same.
+func TestRun_storeUnreachable(t *testing.T) {
+	const ttl = 8 * time.Second
+	s := newStage(t, ttl, "/bin/sh", "-c", `trap "" TERM; while :; do sleep 1; done`)
+	s.store.SetFaults(func(memstore.Call) memstore.Fault { return memstore.Fault{Err: errors.New("refused")} })
+	s.wants(Lost, 0, "(because)", `"demo"`)
+}

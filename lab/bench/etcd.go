@@ -1,0 +1,337 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.etcd.io/etcd/client/v3/concurrency"
+	"go.uber.org/zap"
+
+	"github.com/stilelock/stile"
+	"github.com/stilelock/stile/store/etcdstore"
+)
+
+// The contenders on etcd besides Stile.
+const (
+	rawEtcd      = "raw Txn (create == 0 → put), Delete"
+	rawTurns     = "raw, taking turns"
+	stockMutex   = "concurrency.Mutex"
+	sessionTTL   = stile.DefaultTTL // of all sessions and locks
+	zkSessionTTL = 40 * time.Second
+)
+
+func measureEtcd(ctx context.Context, c config) (_ *report, err error) {
+	s, err := newServer()
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, s.stop()) }()
+	ports, err := freePorts(2)
+	if err != nil {
+		return nil, err
+	}
+	own, peer := "http://"+ports[0], "http://"+ports[1]
+	err = s.start(c.etcd, "--name=bench", "--data-dir="+filepath.Join(s.dir, "data"),
+		"--listen-client-urls="+own, "--advertise-client-urls="+own,
+		"--listen-peer-urls="+peer, "--initial-advertise-peer-urls="+peer, "--initial-cluster=bench="+peer)
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := s.until(ctx)
+	defer cancel()
+	e := &etcd{endpoint: ports[0]}
+	defer e.close()
+	other, err := e.dial()
+	if err != nil {
+		return nil, err
+	}
+	if err := await(ctx, func(ctx context.Context) error { _, err := other.Put(ctx, "ready", ""); return err }); err != nil {
+		return nil, err
+	}
+	status, err := other.Status(ctx, e.endpoint)
+	if err != nil {
+		return nil, err
+	}
+	b, err := in(ctx, c, e.setting(other))
+	if err != nil {
+		return nil, errors.Join(err, context.Cause(ctx))
+	}
+	return &report{
+		About: []string{
+			fmt.Sprintf("etcd %s, %s", status.Version, versions("go.etcd.io/etcd/client/v3")),
+			fmt.Sprintf("One etcd with default settings, compacted between rounds; TTL %v and the settings of the etcd client are the same for all",
+				sessionTTL),
+		},
+		Settings: []settingReport{b.report()},
+		Expected: etcdExpectations(b),
+	}, nil
+}
+
+func etcdExpectations(b *bench) []expectation {
+	const hold = 3 * time.Millisecond
+	over := func(clients int, hold time.Duration, noise bool) *ratio {
+		return b.rateRatio(contest{clients, hold, noise}, stockMutex)
+	}
+	all := []expectation{
+		{"uncontended pair, Stile / raw", b.pairRatio(rawEtcd), 1.10, true},
+		{"hand-over, Stile / raw delete → watch event", b.handOverRatio(rawEtcd), 1.4, true},
+		{"2 clients, hold 0: acquisitions/s, Stile / concurrency.Mutex", over(2, 0, false), 25, false},
+		{"2 clients, hold 3 ms: the same", over(2, hold, false), 9, false},
+		{"2 clients, hold 3 ms, with unrelated writes: the same", over(2, hold, true), 9, false},
+		{"10 clients, hold 0: the same", over(10, 0, false), 5, false},
+	}
+	worst := slices.MinFunc(b.contests, func(k, l contest) int {
+		return cmp.Compare(b.rateRatio(k, stockMutex).median(), b.rateRatio(l, stockMutex).median())
+	})
+	return append(all, expectation{
+		fmt.Sprintf("never slower: the lowest of all contests (%v)", worst), b.rateRatio(worst, stockMutex), 1, false,
+	})
+}
+
+// etcd is the server, and the connections to it.
+type etcd struct {
+	endpoint string
+
+	connections []*clientv3.Client
+}
+
+func (e *etcd) setting(other *clientv3.Client) setting {
+	var contests []contest
+	for _, clients := range []int{2, 10, 32} {
+		for _, hold := range []time.Duration{0, 3 * time.Millisecond} {
+			contests = append(contests, contest{clients, hold, false}, contest{clients, hold, true})
+		}
+	}
+	none := func(contest) bool { return false }
+	two := func(k contest) bool { return k.Clients == 2 }
+	return setting{
+		name: "etcd", contests: contests,
+		contenders: []contender{
+			{name: rawEtcd, connect: e.connectRaw, contests: none},
+			{name: rawTurns, connect: e.connectTurns, contests: two, onlyIn: true},
+			{name: stockMutex, connect: e.connectStock},
+			{name: stileName, connect: e.connectStile},
+		},
+		settle:  func(int) time.Duration { return 10 * time.Millisecond },
+		between: func(ctx context.Context) error { return compact(ctx, other) },
+		noise:   func(ctx context.Context) func() (float64, error) { return startPuts(ctx, other) },
+	}
+}
+
+// dial returns a new client, on a connection of its own. The settings are the same for whatever is measured.
+func (e *etcd) dial() (*clientv3.Client, error) {
+	cli, err := clientv3.New(clientv3.Config{
+		Endpoints:            []string{e.endpoint},
+		DialTimeout:          5 * time.Second,
+		DialKeepAliveTime:    10 * time.Second,
+		DialKeepAliveTimeout: 3 * time.Second,
+		Logger:               zap.NewNop(),
+	})
+	if err == nil {
+		e.connections = append(e.connections, cli)
+	}
+	return cli, err
+}
+
+func (e *etcd) close() {
+	for _, cli := range e.connections {
+		_ = cli.Close()
+	}
+}
+
+// compact forgets the history of all keys, so that the rounds begin alike.
+func compact(ctx context.Context, cli *clientv3.Client) error {
+	resp, err := cli.Put(ctx, "compaction", "")
+	if err != nil {
+		return err
+	}
+	_, err = cli.Compact(ctx, resp.Header.Revision, clientv3.WithCompactPhysical())
+	return err
+}
+
+// rawClient makes the requests that no lock can do without, and nothing else. Nobody closes the sessions: the server is
+// thrown away with them.
+type rawClient struct {
+	cli     *clientv3.Client
+	session *concurrency.Session
+}
+
+func (e *etcd) connectRaw(context.Context, int) (client, error) { return e.raw() }
+
+func (e *etcd) raw() (*rawClient, error) {
+	cli, err := e.dial()
+	if err != nil {
+		return nil, err
+	}
+	session, err := concurrency.NewSession(cli, concurrency.WithTTL(int(sessionTTL/time.Second)))
+	return &rawClient{cli, session}, err
+}
+
+// create puts a key if it is not there. The revision is that of the store before anything else is done to the key.
+func (c *rawClient) create(ctx context.Context, key string) (created bool, revision int64, err error) {
+	resp, err := c.cli.Txn(ctx).
+		If(clientv3.Compare(clientv3.CreateRevision(key), "=", 0)).
+		Then(clientv3.OpPut(key, "", clientv3.WithLease(c.session.Lease()))).
+		Commit()
+	if err != nil {
+		return false, 0, err
+	}
+	return resp.Succeeded, resp.Header.Revision, nil
+}
+
+// Lock is the floor under every lock and every hand-over. If the key is there, it waits until it is deleted, and then has
+// nothing to release: the next Lock may be anybody's.
+func (c *rawClient) Lock(ctx context.Context, key string) (func(context.Context) error, error) {
+	created, revision, err := c.create(ctx, key)
+	if err != nil {
+		return nil, err
+	}
+	if created {
+		return func(ctx context.Context) error { _, err := c.cli.Delete(ctx, key); return err }, nil
+	}
+	watching, stop := context.WithCancel(ctx)
+	defer stop()
+	for resp := range c.cli.Watch(watching, key, clientv3.WithRev(revision+1), clientv3.WithFilterPut()) {
+		if len(resp.Events) > 0 {
+			return func(context.Context) error { return nil }, nil
+		}
+	}
+	return nil, fmt.Errorf("the watch has ended: %w", context.Cause(ctx))
+}
+
+func (c *rawClient) Close() {}
+
+// turnClient is one of two that take turns. Their requests are those of two clients that want the same lock again and again:
+// while one deletes its key, the other may still be putting its own in.
+type turnClient struct {
+	*rawClient
+	index int
+	heard chan struct{} // the other's key was deleted
+	stop  context.CancelFunc
+}
+
+func (e *etcd) connectTurns(_ context.Context, i int) (client, error) {
+	raw, err := e.raw()
+	return &turnClient{rawClient: raw, index: i, stop: func() {}}, err
+}
+
+// prepare opens the watch on the other's key.
+func (c *turnClient) prepare(ctx context.Context, name string) error {
+	c.stop()
+	c.heard = make(chan struct{}, 1)
+	if c.index == 0 {
+		c.heard <- struct{}{} // it begins
+	}
+	ctx, c.stop = context.WithCancel(ctx)
+	events := c.cli.Watch(ctx, c.key(name, 1-c.index), clientv3.WithFilterPut(), clientv3.WithCreatedNotify())
+	if resp, ok := <-events; !ok || !resp.Created {
+		return fmt.Errorf("the watch did not begin: %w", context.Cause(ctx))
+	}
+	go func(heard chan<- struct{}) {
+		for resp := range events {
+			for range resp.Events {
+				heard <- struct{}{}
+			}
+		}
+	}(c.heard)
+	return nil
+}
+
+func (c *turnClient) key(name string, i int) string { return fmt.Sprintf("%s/%d", name, i) }
+
+// Lock puts the client's own key in and waits for its turn.
+func (c *turnClient) Lock(ctx context.Context, name string) (func(context.Context) error, error) {
+	key := c.key(name, c.index)
+	if created, _, err := c.create(ctx, key); err != nil || !created {
+		return nil, errors.Join(err, fmt.Errorf("put %s: it was there: %t", key, !created))
+	}
+	remove := func(ctx context.Context) error { _, err := c.cli.Delete(ctx, key); return err }
+	select {
+	case <-c.heard:
+		return remove, nil
+	case <-ctx.Done():
+		return nil, errors.Join(ctx.Err(), remove(context.WithoutCancel(ctx)))
+	}
+}
+
+func (c *turnClient) Close() { c.stop() }
+
+// stockClient takes locks with the etcd client's own mutex.
+type stockClient struct{ *rawClient }
+
+func (e *etcd) connectStock(context.Context, int) (client, error) {
+	raw, err := e.raw()
+	return stockClient{raw}, err
+}
+
+func (c stockClient) Lock(ctx context.Context, name string) (func(context.Context) error, error) {
+	m := concurrency.NewMutex(c.session, name)
+	if err := m.Lock(ctx); err != nil {
+		return nil, err
+	}
+	return m.Unlock, nil
+}
+
+func (e *etcd) connectStile(context.Context, int) (client, error) {
+	cli, err := e.dial()
+	if err != nil {
+		return nil, err
+	}
+	st, err := etcdstore.New(cli, nil)
+	if err != nil {
+		return nil, err
+	}
+	return newStile(st, sessionTTL, func() {})
+}
+
+// putters and putPause make 300 unrelated puts a second, if etcd keeps up.
+const (
+	putters  = 3
+	putPause = 10 * time.Millisecond
+)
+
+// startPuts writes keys that have nothing to do with any lock until stop is called, which tells how many a second it
+// came to.
+func startPuts(ctx context.Context, cli *clientv3.Client) (stop func() (float64, error)) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	var (
+		putting sync.WaitGroup
+		done    atomic.Int64
+		start   = time.Now()
+		over    = make(chan struct{})
+	)
+	for i := range putters {
+		putting.Go(func() {
+			ticker := time.NewTicker(putPause)
+			defer ticker.Stop()
+			for n := 0; ; n++ {
+				select {
+				case <-over:
+					return
+				case <-ticker.C:
+				}
+				if _, err := cli.Put(ctx, fmt.Sprintf("unrelated/%d/%d", i, n%100), "value"); err != nil {
+					cancel(fmt.Errorf("unrelated put: %w", err))
+					return
+				}
+				done.Add(1)
+			}
+		})
+	}
+	return func() (float64, error) {
+		elapsed := time.Since(start)
+		close(over)
+		putting.Wait()
+		err := context.Cause(ctx)
+		cancel(nil)
+		return float64(done.Load()) / elapsed.Seconds(), err
+	}
+}

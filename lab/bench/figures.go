@@ -1,0 +1,132 @@
+package main
+
+import (
+	"fmt"
+	"math"
+	"slices"
+	"time"
+)
+
+// series are measurements, by round.
+type series [][]time.Duration
+
+// A spread is what a series comes to, all rounds together.
+type spread struct {
+	P50, P99 time.Duration
+	Count    int
+}
+
+func (s series) spread() spread {
+	all := slices.Concat(s...)
+	return spread{quantile(all, 0.5), quantile(all, 0.99), len(all)}
+}
+
+func (s spread) String() string {
+	if s.Count == 0 {
+		return "–"
+	}
+	return short(s.P50) + " / " + short(s.P99)
+}
+
+func short(d time.Duration) string {
+	if d < 10*time.Millisecond {
+		return fmt.Sprintf("%d µs", d.Microseconds())
+	}
+	return fmt.Sprintf("%.1f ms", float64(d.Microseconds())/1000)
+}
+
+func quantile(d []time.Duration, q float64) time.Duration {
+	if len(d) == 0 {
+		return 0
+	}
+	d = slices.Sorted(slices.Values(d))
+	return d[min(int(q*float64(len(d))), len(d)-1)]
+}
+
+// medians returns each round's median; NaN for rounds without measurements.
+func (s series) medians() []float64 {
+	var m []float64
+	for _, round := range s {
+		if len(round) == 0 {
+			m = append(m, math.NaN())
+			continue
+		}
+		m = append(m, float64(quantile(round, 0.5)))
+	}
+	return m
+}
+
+// A ratio is how two figures compare, in the rounds in which both were measured. A nil ratio is of figures that never were.
+type ratio struct{ Median, Lowest, Highest float64 }
+
+// compare divides a by b round by round.
+func compare(a, b []float64) *ratio {
+	var r []float64
+	for i := range min(len(a), len(b)) {
+		if x := a[i] / b[i]; !math.IsNaN(x) && !math.IsInf(x, 0) {
+			r = append(r, x)
+		}
+	}
+	if len(r) == 0 {
+		return nil
+	}
+	return &ratio{median(r), slices.Min(r), slices.Max(r)}
+}
+
+func median(x []float64) float64 {
+	if len(x) == 0 {
+		return 0
+	}
+	x = slices.Sorted(slices.Values(x))
+	return (x[(len(x)-1)/2] + x[len(x)/2]) / 2
+}
+
+// median returns the median; NaN, which sorts below all numbers, if nothing was measured.
+func (r *ratio) median() float64 {
+	if r == nil {
+		return math.NaN()
+	}
+	return r.Median
+}
+
+func (r *ratio) String() string {
+	if r == nil {
+		return "–"
+	}
+	digits := 2
+	if r.Median >= 10 {
+		digits = 1
+	}
+	return fmt.Sprintf("%.*f (%.*f–%.*f)", digits, r.Median, digits, r.Lowest, digits, r.Highest)
+}
+
+// An expectation is one of the figures that the project has set itself.
+type expectation struct {
+	What   string
+	Got    *ratio
+	Limit  float64
+	AtMost bool // otherwise at least
+}
+
+// reached reports whether the median keeps to the limit. What was not measured was not reached.
+func (e expectation) reached() bool {
+	switch {
+	case e.Got == nil:
+		return false
+	case e.AtMost:
+		return e.Got.Median <= e.Limit
+	default:
+		return e.Got.Median >= e.Limit
+	}
+}
+
+func (e expectation) String() string {
+	verdict, sign := "**not reached**", "≥"
+	if e.reached() {
+		verdict = "reached"
+	}
+	if e.AtMost {
+		sign = "≤"
+	}
+	return fmt.Sprintf("%s %s %g: %v: %s", e.What, sign, e.Limit, e.Got, verdict)
+}

@@ -1,0 +1,114 @@
+// The bench program measures what a lock costs with Stile, with its peers, and with nothing but the requests that no lock can
+// do without: on etcd, Redis or ZooKeeper. And it measures what it takes to run a command under a lock, beside flock(1).
+// `make bench STORE=etcd` runs it.
+//
+// The servers are processes of their own with default settings, with their data in the directory for temporary files. All
+// clients are in this process; each has its own connection and its own session. What is compared runs in turns, in an order
+// that changes, so that what else the machine does hits all alike. It can hardly do so to a ratio within one round: the ratios are
+// medians of those of the rounds.
+//
+// Every contest checks that no two clients are in the lock at once. The program exits with 1 if two were, whoever's lock it
+// was, or if anything fails. An expectation that is not reached is reported and is not a failure.
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"runtime/pprof"
+	"syscall"
+	"time"
+)
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	if err := run(ctx, os.Args[1:], os.Stdout); err != nil {
+		if !errors.Is(err, flag.ErrHelp) {
+			fmt.Fprintln(os.Stderr, "bench:", err)
+		}
+		stop()
+		os.Exit(1)
+	}
+}
+
+// config is what the flags say.
+type config struct {
+	store  string
+	rounds int
+	slice  time.Duration
+	etcd   string
+	redis  string
+	stile  string
+	format string
+}
+
+// stores are what can be measured.
+var stores = map[string]func(context.Context, config) (*report, error){
+	"etcd": measureEtcd, "redis": measureRedis, "zk": measureZooKeeper, "startup": measureStartup,
+}
+
+func run(ctx context.Context, args []string, out io.Writer) (err error) {
+	var c config
+	flags := flag.NewFlagSet("bench", flag.ContinueOnError)
+	flags.StringVar(&c.store, "store", "etcd", "what to measure: etcd, redis, zk or startup")
+	flags.IntVar(&c.rounds, "rounds", 5, "how many times everything is measured")
+	flags.DurationVar(&c.slice, "slice", time.Second, "how long each contender runs at a time")
+	flags.StringVar(&c.etcd, "etcd", ".bin/etcd", "the etcd `program`")
+	flags.StringVar(&c.redis, "redis", "redis-server", "the redis-server `program`")
+	flags.StringVar(&c.stile, "stile", ".bin/stile", "the stile `program`, for -store startup")
+	flags.StringVar(&c.format, "o", "text", "text, for people (in Markdown), or json")
+	profile := flags.String("cpuprofile", "",
+		"write a CPU profile to this `file`; go tool pprof -tagfocus contender=Stile shows one contender's part")
+	if err := flags.Parse(args); err != nil {
+		return err
+	}
+	measure, ok := stores[c.store]
+	switch {
+	case !ok:
+		return fmt.Errorf("-store %s: want etcd, redis, zk or startup", c.store)
+	case c.format != "text" && c.format != "json":
+		return fmt.Errorf("-o %s: want text or json", c.format)
+	case flags.NArg() > 0 || c.rounds < 1 || c.slice < 10*time.Millisecond:
+		return errors.New("want flags only, at least one round, and slices of at least 10 ms")
+	}
+	if *profile != "" {
+		f, err := os.Create(*profile)
+		if err != nil {
+			return err
+		}
+		defer func() { err = errors.Join(err, f.Close()) }()
+		if err := pprof.StartCPUProfile(f); err != nil {
+			return err
+		}
+		defer pprof.StopCPUProfile()
+	}
+	began := time.Now()
+	r, err := measure(ctx, c)
+	if err != nil {
+		return err
+	}
+	r.About = append(about(began, c), r.About...)
+	if err := r.write(out, c.format); err != nil {
+		return err
+	}
+	if n := r.violations(); n > 0 {
+		return fmt.Errorf("%d times a client took a lock that another was holding; the report tells whose lock", n)
+	}
+	return nil
+}
+
+func (r *report) write(out io.Writer, format string) error {
+	if format == "text" {
+		_, err := io.WriteString(out, r.markdown())
+		return err
+	}
+	encoder := json.NewEncoder(out)
+	encoder.SetIndent("", "  ")
+	return encoder.Encode(r)
+}

@@ -1,0 +1,296 @@
+package main
+
+import (
+	"fmt"
+	"os"
+	"runtime"
+	"runtime/debug"
+	"slices"
+	"strings"
+	"time"
+)
+
+// A report is all that was measured.
+type report struct {
+	About    []string
+	Settings []settingReport `json:",omitempty"`
+	Startup  []startupRow    `json:",omitempty"`
+	Expected []expectation   `json:",omitempty"`
+}
+
+// settingReport is what was measured in one setting.
+type settingReport struct {
+	Name     string
+	Alone    []aloneRow
+	Contests []contestRow `json:",omitempty"`
+}
+
+// aloneRow is what one contender does while nobody else wants the lock, and a hand-over. The ratios are Stile's figure divided
+// by this one's.
+type aloneRow struct {
+	Contender                string
+	Lock, Unlock, Pair       spread
+	HandOver                 spread
+	LockAfterPause           spread
+	StilePair, StileHandOver *ratio `json:",omitempty"`
+	GivenUp                  int
+}
+
+// contestRow is how one contender has done in a contest.
+type contestRow struct {
+	contest
+	Writes        float64 `json:",omitempty"` // unrelated ones a second
+	Contender     string
+	HandOver      spread
+	PerSecond     float64
+	StileHandOver *ratio  `json:",omitempty"`
+	StileRate     *ratio  `json:",omitempty"`
+	Most, Least   int     // acquisitions of one client in the most unequal round
+	Commands      float64 `json:",omitempty"` // of the server for each acquisition
+	GivenUp       int
+	Violations    int // two clients in the lock at once
+}
+
+// report returns what a bench has measured.
+func (b *bench) report() settingReport {
+	r := settingReport{Name: b.name}
+	for _, c := range b.contenders {
+		a := b.alone[c.name]
+		if a == nil {
+			continue
+		}
+		row := aloneRow{
+			Contender: c.name, Lock: a.locks.spread(), Unlock: a.unlocks.spread(), Pair: a.pairs.spread(),
+			HandOver: a.handOvers.spread(), LockAfterPause: a.afterPause.spread(), GivenUp: a.givenUp,
+		}
+		if c.name != stileName {
+			row.StilePair, row.StileHandOver = b.pairRatio(c.name), b.handOverRatio(c.name)
+		}
+		r.Alone = append(r.Alone, row)
+	}
+	for _, k := range b.contests {
+		for _, c := range b.contenders {
+			t := b.fights[k][c.name]
+			if t == nil {
+				continue
+			}
+			row := contestRow{
+				contest: k, Writes: median(b.noises[k]), Contender: c.name, HandOver: t.handOvers.spread(),
+				PerSecond: median(t.rates), Commands: median(t.commands), GivenUp: t.givenUp, Violations: t.violations,
+			}
+			row.Most, row.Least = t.shares()
+			if c.name != stileName {
+				row.StileRate = b.rateRatio(k, c.name)
+				row.StileHandOver = compare(b.fights[k][stileName].handOvers.medians(), t.handOvers.medians())
+			}
+			r.Contests = append(r.Contests, row)
+		}
+	}
+	return r
+}
+
+func (b *bench) pairRatio(other string) *ratio {
+	return compare(b.alone[stileName].pairs.medians(), b.alone[other].pairs.medians())
+}
+
+func (b *bench) handOverRatio(other string) *ratio {
+	return compare(b.alone[stileName].handOvers.medians(), b.alone[other].handOvers.medians())
+}
+
+func (b *bench) rateRatio(k contest, other string) *ratio {
+	return compare(b.fights[k][stileName].rates, b.fights[k][other].rates)
+}
+
+// shares returns what the luckiest and the unluckiest client got in the most unequal round.
+func (t *together) shares() (most, least int) {
+	worst := 0
+	for i := range t.most {
+		if t.most[i]*max(t.least[worst], 1) > t.most[worst]*max(t.least[i], 1) {
+			worst = i
+		}
+	}
+	return t.most[worst], t.least[worst]
+}
+
+func (r *report) violations() (n int) {
+	for _, s := range r.Settings {
+		for _, c := range s.Contests {
+			n += c.Violations
+		}
+	}
+	return n
+}
+
+// markdown returns the report in Markdown that can be read as it is.
+func (r *report) markdown() string {
+	var t strings.Builder
+	for _, line := range r.About {
+		fmt.Fprintf(&t, "* %s\n", line)
+	}
+	if len(r.Startup) > 0 {
+		t.WriteString("\n")
+		startupTable(&t, r.Startup)
+		return t.String()
+	}
+	t.WriteString("\nRatios are medians of the ratios within each round, with the lowest and the highest; times are p50 / p99 " +
+		"of all rounds together.\n")
+	contests := false
+	for _, s := range r.Settings {
+		s.markdown(&t)
+		contests = contests || len(s.Contests) > 0
+	}
+	t.WriteString("\nHand-over: from just before one client releases until Lock returns in the next, which was already in Lock.\n\nExpected:\n\n")
+	for _, e := range r.Expected {
+		fmt.Fprintf(&t, "* %v\n", e)
+	}
+	if contests {
+		fmt.Fprintf(&t, "* two clients in one lock at once: %s\n", r.exclusion())
+	}
+	return t.String()
+}
+
+func (r *report) exclusion() string {
+	var found []string
+	for _, s := range r.Settings {
+		for _, c := range s.Contests {
+			if c.Violations > 0 {
+				found = append(found, fmt.Sprintf("**%s, %s, %v: %d times**", c.Contender, s.Name, c.contest, c.Violations))
+			}
+		}
+	}
+	if len(found) == 0 {
+		return "never"
+	}
+	return strings.Join(found, ", ")
+}
+
+func (s settingReport) markdown(t *strings.Builder) {
+	t.WriteString("\n")
+	rows := [][]string{{
+		s.Name, "Lock", "Unlock", "pair", "Stile's pair / this one's", "hand-over", "Stile's hand-over / this one's", "Lock after a pause", "given up",
+	}}
+	for _, a := range s.Alone {
+		rows = append(rows, []string{
+			a.Contender, a.Lock.String(), a.Unlock.String(), a.Pair.String(), a.StilePair.String(), a.HandOver.String(),
+			a.StileHandOver.String(), a.LockAfterPause.String(), fmt.Sprint(a.GivenUp),
+		})
+	}
+	table(t, rows)
+	if len(s.Contests) == 0 {
+		return
+	}
+	t.WriteString("\n")
+	rows = [][]string{{
+		s.Name + ": clients, hold", "unrelated writes/s", "", "acq/s", "Stile's / this one's", "hand-over", "Stile's / this one's",
+		"most / least of one client", "commands per acquisition", "given up",
+	}}
+	for _, c := range s.Contests {
+		commands := "–"
+		if c.Commands > 0 {
+			commands = fmt.Sprintf("%.1f", c.Commands)
+		}
+		rows = append(rows, []string{
+			fmt.Sprintf("%d, %v", c.Clients, c.Hold), fmt.Sprintf("%.0f", c.Writes), c.Contender, fmt.Sprintf("%.0f", c.PerSecond),
+			c.StileRate.String(), c.HandOver.String(), c.StileHandOver.String(), fmt.Sprintf("%d / %d", c.Most, c.Least), commands,
+			fmt.Sprint(c.GivenUp),
+		})
+	}
+	table(t, rows)
+}
+
+// table writes rows as a Markdown table whose columns line up. The first row is the head.
+func table(t *strings.Builder, rows [][]string) {
+	widths := make([]int, len(rows[0]))
+	for _, row := range rows {
+		for i, cell := range row {
+			widths[i] = max(widths[i], len([]rune(cell)))
+		}
+	}
+	for n, row := range rows {
+		for i, cell := range row {
+			fmt.Fprintf(t, "| %-*s ", widths[i], cell)
+		}
+		t.WriteString("|\n")
+		if n == 0 {
+			for _, w := range widths {
+				t.WriteString("|" + strings.Repeat("-", w+2))
+			}
+			t.WriteString("|\n")
+		}
+	}
+}
+
+// about says when, where and how the measurements were made.
+func about(began time.Time, c config) []string {
+	return []string{
+		"Date: " + began.UTC().Format("2006-01-02 15:04 UTC"),
+		"Machine: " + machine(),
+		fmt.Sprintf("`bench -store %s`: rounds: %d, slices of %v, %v in all",
+			c.store, c.rounds, c.slice, time.Since(began).Round(time.Second)),
+	}
+}
+
+// versions says what was measured: this program's own version of Go and of some modules.
+func versions(paths ...string) string {
+	all := []string{runtime.Version()}
+	info, ok := debug.ReadBuildInfo()
+	if !ok {
+		return all[0]
+	}
+	for _, m := range info.Deps {
+		if slices.Contains(paths, m.Path) {
+			all = append(all, m.Path+" "+m.Version)
+		}
+	}
+	return strings.Join(all, ", ")
+}
+
+// machine describes the machine as far as it can be found out.
+func machine() string {
+	parts := []string{fmt.Sprintf("%s/%s, %d CPUs", runtime.GOOS, runtime.GOARCH, runtime.NumCPU())}
+	if model := field("/proc/cpuinfo", "model name"); model != "" {
+		parts = append(parts, model)
+	}
+	if memory := field("/proc/meminfo", "MemTotal"); memory != "" {
+		parts = append(parts, memory+" of memory")
+	}
+	if release, err := os.ReadFile("/proc/sys/kernel/osrelease"); err == nil {
+		parts = append(parts, "kernel "+strings.TrimSpace(string(release)))
+	}
+	parts = append(parts, fmt.Sprintf("temporary files on %s", filesystem(os.TempDir())))
+	if load, err := os.ReadFile("/proc/loadavg"); err == nil {
+		parts = append(parts, "load at the end "+strings.Join(strings.Fields(string(load))[:3], " "))
+	}
+	return strings.Join(parts, ", ")
+}
+
+// filesystem tells the kind of file system that a directory is in: syncing costs nothing on tmpfs.
+func filesystem(dir string) string {
+	mounts, err := os.ReadFile("/proc/self/mounts")
+	if err != nil {
+		return "an unknown file system"
+	}
+	point, kind := "", "an unknown file system"
+	for line := range strings.Lines(string(mounts)) {
+		f := strings.Fields(line)
+		inside := len(f) > 2 && (f[1] == "/" || dir == f[1] || strings.HasPrefix(dir, f[1]+"/"))
+		if inside && len(f[1]) >= len(point) {
+			point, kind = f[1], f[2]
+		}
+	}
+	return kind
+}
+
+// field returns what a file of lines "name: text" has under name; empty if it has nothing.
+func field(file, name string) string {
+	b, err := os.ReadFile(file)
+	if err != nil {
+		return ""
+	}
+	for line := range strings.Lines(string(b)) {
+		if key, text, ok := strings.Cut(line, ":"); ok && strings.TrimSpace(key) == name {
+			return strings.TrimSpace(text)
+		}
+	}
+	return ""
+}

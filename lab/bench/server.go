@@ -1,0 +1,119 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"time"
+)
+
+// server is one program or several that are measured, with a directory for their data that goes with them.
+type server struct {
+	dir     string
+	cmds    []*exec.Cmd
+	running sync.WaitGroup
+	ended   chan error // how the first of them ended
+}
+
+func newServer() (*server, error) {
+	dir, err := os.MkdirTemp("", "stile-bench")
+	return &server{dir: dir, ended: make(chan error, 1)}, err
+}
+
+// start starts a program. It ends when stop says so, not with an interrupted benchmark, which still ends its sessions.
+func (s *server) start(program string, args ...string) error {
+	path, err := exec.LookPath(program)
+	if err != nil {
+		return fmt.Errorf("nothing to measure: %w; run `make servers`", err)
+	}
+	log, err := os.Create(filepath.Join(s.dir, fmt.Sprintf("log-%d", len(s.cmds))))
+	if err != nil {
+		return err
+	}
+	defer log.Close()
+	cmd := exec.Command(path, args...)
+	cmd.Stdout, cmd.Stderr = log, log
+	for _, v := range os.Environ() {
+		if !strings.HasPrefix(v, "ETCD_") {
+			cmd.Env = append(cmd.Env, v)
+		}
+	}
+	if err := cmd.Start(); err != nil {
+		return err
+	}
+	s.cmds = append(s.cmds, cmd)
+	s.running.Go(func() {
+		_ = cmd.Wait() // its state tells
+		text, _ := os.ReadFile(log.Name())
+		select {
+		case s.ended <- fmt.Errorf("%s has ended: %v\n%s", program, cmd.ProcessState, text[max(0, len(text)-4<<10):]):
+		default:
+		}
+	})
+	return nil
+}
+
+// until returns a context that ends with an error when a program ends. Some clients would wait for it for ever.
+func (s *server) until(ctx context.Context) (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	go func() {
+		select {
+		case err := <-s.ended:
+			cancel(err)
+		case <-ctx.Done():
+		}
+	}()
+	return ctx, func() { cancel(nil) }
+}
+
+// await calls ready, which the server has no event for, until it returns nil.
+func await(ctx context.Context, ready func(context.Context) error) error {
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Minute) // as a busy machine may need
+	defer cancel()
+	for {
+		try, stop := context.WithTimeout(ctx, 2*time.Second)
+		err := ready(try)
+		stop()
+		if err == nil {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("the server does not answer: %w: %w", context.Cause(ctx), err)
+		case <-time.After(20 * time.Millisecond):
+		}
+	}
+}
+
+// stop ends the programs and removes what they have written.
+func (s *server) stop() error {
+	for _, cmd := range s.cmds {
+		_ = cmd.Process.Kill()
+	}
+	s.running.Wait()
+	return os.RemoveAll(s.dir)
+}
+
+// freePorts returns loopback addresses that nobody listens on.
+func freePorts(n int) ([]string, error) {
+	var addrs []string
+	for range n {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			return nil, err
+		}
+		defer l.Close()
+		addrs = append(addrs, l.Addr().String())
+	}
+	return addrs, nil
+}
+
+func port(addr string) string {
+	_, port, _ := net.SplitHostPort(addr)
+	return port
+}

@@ -1,0 +1,161 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// measureStartup measures what it takes to run a command under a lock of the local server, beside what flock(1) takes. What is
+// compared are commands: a round runs each of them once, and there are twenty for each of those of the other stores.
+func measureStartup(ctx context.Context, c config) (*report, error) {
+	stile, err := filepath.Abs(c.stile)
+	if err != nil {
+		return nil, err
+	}
+	a, err := newAccount()
+	if err != nil {
+		return nil, err
+	}
+	defer a.remove()
+	run := []string{stile, "run", "x", "--", "true"}
+	commands := []*command{
+		{name: "`true`", argv: []string{"true"}},
+		{name: "`flock x true`", argv: []string{"flock", a.path("x"), "true"}},
+		{name: "`stile version`", argv: []string{stile, "version"}},
+		{name: "`stile run x -- true`, the local server runs", argv: run},
+		{name: "the same, the server has ended", argv: run, prepare: a.endServer},
+		{name: "the same, for the first time in this account", argv: run, prepare: a.forget},
+	}
+	for round := range 20*c.rounds + 1 {
+		for i := range commands {
+			c := commands[(round+i)%len(commands)] // so that none always comes after the same one
+			if err := c.measure(ctx, a, round > 0); err != nil {
+				return nil, err
+			}
+		}
+	}
+	r := &report{About: []string{fmt.Sprintf("%s: each command %d times, in turns, in rotating order", runtime.Version(), 20*c.rounds)}}
+	for _, c := range commands {
+		r.Startup = append(r.Startup, startupRow{
+			c.name, quantile(c.took, 0.5), quantile(c.took, 0.9), quantile(c.took, 0),
+		})
+	}
+	return r, nil
+}
+
+// startupRow is how long one command takes.
+type startupRow struct {
+	Command              string
+	Median, P90, Fastest time.Duration
+}
+
+func startupTable(t *strings.Builder, rows []startupRow) {
+	ms := func(d time.Duration) string { return fmt.Sprintf("%.1f ms", d.Seconds()*1e3) }
+	cells := [][]string{{"command", "median", "90 % are below", "fastest"}}
+	for _, r := range rows {
+		cells = append(cells, []string{r.Command, ms(r.Median), ms(r.P90), ms(r.Fastest)})
+	}
+	table(t, cells)
+}
+
+// account is a user's account where stile is used for the first time.
+type account struct{ dir string }
+
+func newAccount() (account, error) {
+	dir, err := os.MkdirTemp("", "stile-bench") // short enough for a socket in it
+	if err != nil {
+		return account{}, err
+	}
+	a := account{dir}
+	return a, os.Mkdir(a.path("run"), 0o700)
+}
+
+func (a account) path(elem ...string) string {
+	return filepath.Join(append([]string{a.dir}, elem...)...)
+}
+
+func (a account) home() string { return a.path("state", "stile", "local") }
+
+func (a account) environment() []string {
+	return append(os.Environ(), "XDG_STATE_HOME="+a.path("state"), "XDG_RUNTIME_DIR="+a.path("run"), "STILE_URL=")
+}
+
+// endServer ends the local server, if it runs, and returns when nobody listens any more.
+func (a account) endServer() error {
+	said, err := os.ReadFile(filepath.Join(a.home(), "pid"))
+	if os.IsNotExist(err) {
+		return nil
+	} else if err != nil {
+		return err
+	}
+	pid, err := strconv.Atoi(strings.TrimSpace(string(said)))
+	if err != nil {
+		return err
+	}
+	p, err := os.FindProcess(pid)
+	if err != nil {
+		return err
+	}
+	for a.isListening() {
+		_ = p.Kill()
+		time.Sleep(time.Millisecond)
+	}
+	return nil
+}
+
+func (a account) isListening() bool {
+	conn, err := net.Dial("unix", filepath.Join(a.home(), "socket"))
+	if err == nil {
+		_ = conn.Close()
+	}
+	return err == nil
+}
+
+// forget ends the local server and removes all that it keeps.
+func (a account) forget() error {
+	if err := a.endServer(); err != nil {
+		return err
+	}
+	return os.RemoveAll(a.path("state"))
+}
+
+func (a account) remove() {
+	_ = a.endServer()
+	_ = os.RemoveAll(a.dir)
+}
+
+// command is what is measured.
+type command struct {
+	name    string
+	argv    []string
+	prepare func() error // before each time; may be nil
+	took    []time.Duration
+}
+
+func (c *command) measure(ctx context.Context, a account, counts bool) error {
+	if c.prepare != nil {
+		if err := c.prepare(); err != nil {
+			return err
+		}
+	}
+	cmd := exec.CommandContext(ctx, c.argv[0], c.argv[1:]...)
+	cmd.Env, cmd.Stderr = a.environment(), os.Stderr
+	start := time.Now()
+	err := cmd.Run()
+	took := time.Since(start)
+	if err != nil {
+		return fmt.Errorf("%v: %w", c.argv, err)
+	}
+	if counts {
+		c.took = append(c.took, took)
+	}
+	return nil
+}

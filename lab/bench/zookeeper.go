@@ -1,0 +1,240 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/go-zookeeper/zk"
+
+	"github.com/stilelock/stile/store/zkstore"
+)
+
+// The contenders on ZooKeeper besides Stile.
+const (
+	rawZK   = "raw create, delete"
+	stockZK = "go-zookeeper's Lock"
+)
+
+// jars are those of the Debian package libzookeeper-java.
+const jars = "/usr/share/java/zookeeper.jar:/usr/share/java/slf4j-nop.jar"
+
+func measureZooKeeper(ctx context.Context, c config) (*report, error) {
+	r := &report{About: []string{
+		versions("github.com/go-zookeeper/zk"),
+		fmt.Sprintf("ZooKeeper with default settings but for the ticks; TTL %v for all", zkSessionTTL),
+	}}
+	for _, n := range []int{1, 3} {
+		b, err := measureEnsemble(ctx, c, n)
+		if err != nil {
+			return nil, err
+		}
+		created := compare(b.alone[stileName].handOvers.medians(), b.alone[rawZK].afterPause.medians())
+		r.Settings = append(r.Settings, b.report())
+		r.Expected = append(r.Expected,
+			expectation{b.name + ": pair, Stile / go-zookeeper's Lock", b.pairRatio(stockZK), 1, true},
+			expectation{b.name + ": hand-over, Stile / raw create after the same pause", created, 1.3, true})
+	}
+	return r, nil
+}
+
+// measureEnsemble measures on n servers.
+func measureEnsemble(ctx context.Context, c config, n int) (_ *bench, err error) {
+	s, err := newServer()
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, s.stop()) }()
+	addrs, err := startEnsemble(s, n)
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := s.until(ctx)
+	defer cancel()
+	// Clients are of two of the servers: of followers, if there are any.
+	var followers []string
+	for _, addr := range addrs {
+		var mode string
+		if err := await(ctx, func(ctx context.Context) (err error) { mode, err = modeOf(ctx, addr); return err }); err != nil {
+			return nil, err
+		}
+		if mode != "leader" {
+			followers = append(followers, addr)
+		}
+	}
+	where := "one server"
+	if n > 1 {
+		where = fmt.Sprintf("%d servers, clients of two followers", n)
+	}
+	at := func(connect func(ctx context.Context, addr string) (client, error)) func(context.Context, int) (client, error) {
+		return func(ctx context.Context, i int) (client, error) { return connect(ctx, followers[i%len(followers)]) }
+	}
+	b, err := in(ctx, c, setting{
+		name: where,
+		contenders: []contender{
+			{name: rawZK, connect: at(connectRawZK)},
+			{name: stockZK, connect: at(connectStockZK)},
+			{name: stileName, connect: at(connectStileZK)},
+		},
+		settle: func(int) time.Duration { return 10 * time.Millisecond },
+	})
+	if err != nil {
+		return nil, errors.Join(err, context.Cause(ctx))
+	}
+	return b, nil
+}
+
+// startEnsemble starts n servers that know each other, and returns their clients' addresses.
+func startEnsemble(s *server, n int) (addrs []string, err error) {
+	ports, err := freePorts(3 * n)
+	if err != nil {
+		return nil, err
+	}
+	var members []string
+	for i := range n {
+		members = append(members, fmt.Sprintf("server.%d=127.0.0.1:%s:%s", i+1, port(ports[n+i]), port(ports[2*n+i])))
+	}
+	if n == 1 {
+		members = nil
+	}
+	for i := range n {
+		data := filepath.Join(s.dir, fmt.Sprint(i+1))
+		if err := os.Mkdir(data, 0o700); err != nil {
+			return nil, err
+		}
+		if err := os.WriteFile(filepath.Join(data, "myid"), fmt.Append(nil, i+1), 0o600); err != nil {
+			return nil, err
+		}
+		lines := append([]string{
+			"tickTime=500", "initLimit=80", "syncLimit=80", "dataDir=" + data,
+			"clientPort=" + port(ports[i]), "clientPortAddress=127.0.0.1", "maxClientCnxns=0", "maxSessionTimeout=60000",
+			"admin.enableServer=false", "4lw.commands.whitelist=srvr",
+		}, members...)
+		file := filepath.Join(data, "zoo.cfg")
+		if err := os.WriteFile(file, []byte(strings.Join(lines, "\n")+"\n"), 0o600); err != nil {
+			return nil, err
+		}
+		if err := s.start("java", "-Xmx256m", "-cp", jars, "org.apache.zookeeper.server.quorum.QuorumPeerMain", file); err != nil {
+			return nil, err
+		}
+	}
+	return ports[:n], nil
+}
+
+// modeOf returns what a server says it is.
+func modeOf(ctx context.Context, addr string) (string, error) {
+	conn, err := (&net.Dialer{}).DialContext(ctx, "tcp", addr)
+	if err != nil {
+		return "", err
+	}
+	defer conn.Close()
+	// One that is just starting may take the connection and never answer.
+	if deadline, ok := ctx.Deadline(); ok {
+		if err := conn.SetDeadline(deadline); err != nil {
+			return "", err
+		}
+	}
+	if _, err := io.WriteString(conn, "srvr"); err != nil {
+		return "", err
+	}
+	answer, err := io.ReadAll(conn)
+	if err != nil {
+		return "", err
+	}
+	_, mode, found := strings.Cut(string(answer), "Mode: ")
+	if !found {
+		return "", errors.New("the server does not serve yet")
+	}
+	mode, _, _ = strings.Cut(mode, "\n")
+	return mode, nil
+}
+
+var everybody = zk.WorldACL(zk.PermAll)
+
+// rawZKClient makes the requests that no lock can do without, and nothing else: it creates a node and deletes it.
+type rawZKClient struct {
+	conn *zk.Conn
+	made map[string]bool // directories
+}
+
+func connectZK(server string) (*zk.Conn, error) {
+	conn, events, err := zk.Connect([]string{server}, zkSessionTTL, zk.WithLogInfo(false))
+	if err != nil {
+		return nil, err
+	}
+	for ev := range events {
+		if ev.State == zk.StateHasSession {
+			break
+		}
+	}
+	return conn, nil
+}
+
+func connectRawZK(_ context.Context, server string) (client, error) {
+	conn, err := connectZK(server)
+	return &rawZKClient{conn, make(map[string]bool)}, err
+}
+
+func (c *rawZKClient) Close() { c.conn.Close() }
+
+// Lock is the floor under every lock and every hand-over. If the node is there, it waits until it is deleted, and then has
+// nothing to release: the next Lock may be anybody's.
+func (c *rawZKClient) Lock(ctx context.Context, name string) (func(context.Context) error, error) {
+	if !c.made[name] {
+		c.made[name] = true
+		if _, err := c.conn.Create("/"+name, nil, zk.FlagPersistent, everybody); err != nil && !errors.Is(err, zk.ErrNodeExists) {
+			return nil, err
+		}
+	}
+	node := "/" + name + "/lock"
+	_, err := c.conn.Create(node, nil, zk.FlagEphemeral, everybody)
+	if err == nil {
+		return func(context.Context) error { return c.conn.Delete(node, -1) }, nil
+	}
+	if !errors.Is(err, zk.ErrNodeExists) {
+		return nil, err
+	}
+	if _, err := c.conn.Sync(node); err != nil { // this client's server may not have heard of it
+		return nil, err
+	}
+	nothing := func(context.Context) error { return nil }
+	_, _, deleted, err := c.conn.GetW(node)
+	if errors.Is(err, zk.ErrNoNode) { // it was deleted meanwhile
+		return nothing, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	select {
+	case <-deleted:
+		return nothing, nil
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+}
+
+func connectStockZK(_ context.Context, server string) (client, error) {
+	conn, err := connectZK(server)
+	if err != nil {
+		return nil, err
+	}
+	lock := func(_ context.Context, name string) (func(context.Context) error, error) {
+		l := zk.NewLock(conn, "/"+name, everybody)
+		return func(context.Context) error { return l.Unlock() }, l.Lock()
+	}
+	return funcClient{lock, conn.Close}, nil
+}
+
+func connectStileZK(_ context.Context, server string) (client, error) {
+	st, err := zkstore.New([]string{server}, nil)
+	if err != nil {
+		return nil, err
+	}
+	return newStile(st, zkSessionTTL, func() { _ = st.Close() })
+}

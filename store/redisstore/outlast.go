@@ -1,0 +1,21 @@
+package redisstore
+
+import (
+	"context"
+	"time"
+)
+
+// withdrawAfter is [store.Extensions.WithdrawAfter].
+func (e *entry) withdrawAfter(ctx context.Context, d time.Duration) error {
+	if d <= 0 {
+		return e.Withdraw(ctx)
+	}
+	until := time.Now().Add(d)
+	return e.depart(ctx, func() operation {
+		left := time.Until(until)
+		if left <= 0 {
+			return e.departure()
+		}
+		return operation{line: e.line, op: "linger", args: []string{e.id, milliseconds(left)}}
+	}, true)
+}

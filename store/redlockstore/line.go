@@ -1,0 +1,154 @@
+package redlockstore
+
+import (
+	mathrand "math/rand/v2"
+	"slices"
+	"time"
+
+	"github.com/stilelock/stile/line"
+	"github.com/stilelock/stile/store"
+	"github.com/stilelock/stile/store/internal/attempts"
+)
+
+// wait marks the entry as waiting and starts to contend for the lock. It is an error if the session has ended meanwhile.
+func (e *entry) wait() error {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.state == over {
+		return e.gone
+	}
+	e.state = waiting
+	e.delivery.Begin()
+	e.delivery.Deliver(store.Standing{State: store.Waiting, Ahead: 1})
+	if !e.session.life.Start(e.contend) {
+		close(e.waited)
+	}
+	return nil
+}
+
+// contend tries for the lock until the entry has it. Between the attempts it waits until the masters publish that the lock was
+// freed, until the hold in the way expires, or, if others contend as well, for a random time: clients that try at the same
+// moment get a minority each, and none gets the lock.
+func (e *entry) contend() {
+	var c *claim
+	defer func() { e.endContention(c) }()
+	s := e.session.store
+	freed := newQuorumSignal(s.quorum)
+	defer s.subscriptions.listen(topic{channel: s.keys.channel(e.req.Name)}, freed.received)()
+	var b backoff
+	for e.life.Err() == nil {
+		freed.Clear()
+		start := time.Now()
+		var r result
+		c, r = e.attempt(e.life)
+		if r.won {
+			if ok, err := e.admit(e.life, c); ok || err != nil {
+				return
+			}
+			continue
+		}
+		if freed.wait(e.life, b.pause(s, r, time.Since(start))) {
+			attempts.Rest(e.life, b.scatter())
+		}
+	}
+}
+
+// endContention notes that the entry does not try for the lock any more. If it was not admitted, its last claim is on its way
+// out.
+func (e *entry) endContention(last *claim) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.claim == nil && last != nil {
+		e.leaving = last.drop()
+	}
+	close(e.waited)
+}
+
+// backoff decides how long to wait between attempts.
+type backoff struct {
+	level  int           // how much others contend
+	silent int           // attempts in a row that no majority has answered
+	window time.Duration // of which the pause is a random part
+}
+
+// pause returns how long to wait after an attempt that has failed, and took so long, if nothing is published meanwhile.
+func (b *backoff) pause(s *Store, r result, took time.Duration) time.Duration {
+	switch {
+	case r.err != nil:
+		b.silent = min(b.silent+1, 4)
+		return mathrand.N(firstRedial << b.silent)
+	case r.held(s):
+		b.silent, b.level = 0, max(0, b.level-1)
+		return min(r.freeAfter(s)+mathrand.N(2*time.Millisecond), slowPoll/2+mathrand.N(slowPoll))
+	default:
+		b.silent, b.level = 0, min(b.level+1, 6)
+		took = max(took, time.Millisecond)
+		b.window = min(took<<b.level, max(mostPause, 4*took))
+		return mathrand.N(b.window)
+	}
+}
+
+// scatter returns how long to wait when the lock was freed, so that not all waiters try at the same moment. A waiter that has
+// met no other need not wait.
+func (b *backoff) scatter() time.Duration {
+	if b.level == 0 {
+		return 0
+	}
+	return mathrand.N(b.window)
+}
+
+// held reports whether a client certainly has the lock.
+func (r result) held(s *Store) bool {
+	for _, o := range r.obstacles {
+		same := 0
+		for _, other := range r.obstacles {
+			if other.value == o.value {
+				same++
+			}
+		}
+		if same >= s.quorum {
+			return true
+		}
+	}
+	return false
+}
+
+// freeAfter returns when a majority of the masters is free at the latest, if nothing is renewed.
+func (r result) freeAfter(s *Store) time.Duration {
+	var left []time.Duration
+	for _, o := range r.obstacles {
+		if o.ttl >= 0 {
+			left = append(left, o.ttl+time.Millisecond)
+		}
+	}
+	slices.Sort(left)
+	if n := s.quorum - r.free; n <= 0 {
+		return 0
+	} else if n <= len(left) {
+		return left[n-1]
+	}
+	return 2 * slowPoll
+}
+
+// holder returns the entry that is in the way at most masters, nil if there is none.
+func (r result) holder() *store.Entry {
+	best, times := obstacle{}, 0
+	for _, o := range r.obstacles {
+		n := 0
+		for _, other := range r.obstacles {
+			if other.value == o.value {
+				n++
+			}
+		}
+		if n > times {
+			best, times = o, n
+		}
+	}
+	if times == 0 {
+		return nil
+	}
+	_, v, ours := decode(best.value)
+	return &store.Entry{
+		Mode: line.Exclusive, Admitted: true, Session: v.Session, Foreign: !ours, Owner: v.Owner, Remaining: max(0, best.ttl),
+	}
+}

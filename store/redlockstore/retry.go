@@ -1,0 +1,60 @@
+package redlockstore
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/redis/rueidis"
+
+	"github.com/stilelock/stile/internal/bootclock"
+	"github.com/stilelock/stile/store/internal/attempts"
+)
+
+var errPatience = fmt.Errorf("no majority of the masters has answered within %v", attempts.Patience)
+
+// patiently calls ask until it succeeds or a majority of the masters refuses, and returns when the last call was begun. If
+// ctx ends first, the error is that of the last call that was not cut short by that.
+func (s *Store) patiently(ctx context.Context, ask func() error) (begun bootclock.Instant, err error) {
+	var last error
+	for {
+		begun = bootclock.Now()
+		err := ask()
+		switch {
+		case err == nil:
+			return begun, nil
+		case ctx.Err() != nil:
+			return begun, attempts.EndedBy(ctx, cmp.Or(last, err))
+		case s.life.Err() != nil:
+			return begun, errClosed
+		case s.refused(err):
+			return begun, err
+		}
+		last = err
+		attempts.Rest(ctx, firstRedial)
+	}
+}
+
+// refused reports whether so many masters have refused what was asked that asking again is no use until somebody has
+// seen to it.
+func (s *Store) refused(err error) bool {
+	q, ok := errors.AsType[*quorumError](err)
+	if !ok {
+		return false
+	}
+	n := 0
+	for _, err := range q.errs {
+		if _, ok := errors.AsType[*rueidis.RedisError](err); ok && !passes(err) {
+			n++
+		}
+	}
+	return n >= s.quorum
+}
+
+// passes reports whether a master has refused for a reason that passes by itself.
+func passes(err error) bool {
+	reply, ok := errors.AsType[*rueidis.RedisError](err)
+	return ok && (reply.IsLoading() || strings.HasPrefix(reply.Error(), "BUSY"))
+}

@@ -1,0 +1,114 @@
+package zkstore
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/go-zookeeper/zk"
+
+	"github.com/stilelock/stile/store/internal/attempts"
+)
+
+// client is a go-zookeeper client and what stands between it and its servers.
+type client struct {
+	*zk.Conn
+
+	link  *link
+	ready chan struct{} // closed when there has been a session
+}
+
+// connect starts a client. It requests sessions that last for timeout; see [link] for once. handle is called with each event,
+// by goroutines of the client that wait for it.
+func (s *Store) connect(timeout time.Duration, once bool, handle func(zk.Event)) (*client, error) {
+	c := &client{link: newLink(s, timeout, once), ready: make(chan struct{})}
+	ready := false
+	conn, _, err := zk.Connect(c.link.servers, timeout,
+		zk.WithDialer(c.link.dial),
+		zk.WithHostProvider(c.link),
+		zk.WithLogger(libraryLogger{s.logger}),
+		zk.WithLogInfo(false),
+		zk.WithEventCallback(func(ev zk.Event) {
+			if ev.Type == zk.EventSession && ev.State == zk.StateHasSession && !ready {
+				ready = true
+				close(c.ready)
+			}
+			handle(ev)
+		}),
+	)
+	if err != nil {
+		c.link.stop()
+		return nil, err
+	}
+	c.Conn = conn
+	return c, nil
+}
+
+// await waits until there is a session, or a server has refused one.
+func (c *client) await(ctx context.Context) error {
+	select {
+	case <-c.ready:
+		return nil
+	case <-c.link.rejected:
+		return c.link.trouble()
+	case <-ctx.Done():
+		return attempts.GaveUp(ctx, c.link.trouble())
+	}
+}
+
+// shut ends the session, as far as that can be done within a second, and everything that works for it.
+func (c *client) shut() { c.shutWithin(c.link.over) } // which ends at once
+
+// shutWithin is shut, but waits for the server's answer, for which the client waits a second, until ctx ends.
+func (c *client) shutWithin(ctx context.Context) {
+	c.link.stop()
+	c.Close()
+	for ctx.Err() == nil && c.State() == zk.StateHasSession && !c.link.closeConfirmed() && !c.link.hasEnded() {
+		attempts.Rest(ctx, firstPause)
+	}
+	c.link.drop()
+}
+
+// sync makes sure that what is read from here on is as new as when sync was called.
+func (c *client) sync(ctx context.Context, path string) error {
+	_, err := attempt(ctx, c, func(int) (string, error) { return c.Sync(path) })
+	return err
+}
+
+// vote makes a transaction that changes nothing. If the client may not check the top node that is an answer as good: the
+// refusal is a transaction too.
+func (c *client) vote() error {
+	_, err := c.Multi(&zk.CheckVersionRequest{Path: "/", Version: -1})
+	if errors.Is(err, zk.ErrNoAuth) {
+		return nil
+	}
+	return err
+}
+
+// list lists a directory.
+func (c *client) list(ctx context.Context, dir string) ([]string, error) {
+	return attempt(ctx, c, func(int) ([]string, error) {
+		children, _, err := c.Children(dir)
+		return children, err
+	})
+}
+
+// remove deletes a node, and reports whether it was there to be deleted. An attempt whose outcome is unknown, followed by
+// one that finds nothing, counts as deleted: somebody's was.
+func (c *client) remove(ctx context.Context, path string) (bool, error) {
+	return attempt(ctx, c, func(before int) (bool, error) {
+		err := c.Delete(path, -1)
+		if errors.Is(err, zk.ErrNoNode) {
+			return before > 0, nil
+		}
+		return err == nil, err
+	})
+}
+
+// final reports whether another attempt is of no use.
+func (c *client) final(err error) bool {
+	if errors.Is(err, zk.ErrSessionExpired) && !c.link.once {
+		return false // there will be another
+	}
+	return refused(err) || c.link.over.Err() != nil
+}

@@ -1,0 +1,27 @@
+package zkstore
+
+import "github.com/stilelock/stile/line"
+
+// notifyContended is [store.Extensions.NotifyContended]. From here on the line is read after each of its changes, so only the
+// owners that call it pay for it.
+func (e *entry) notifyContended(f func()) {
+	w := e.line
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if e.state != standing || e.contended != nil {
+		return
+	}
+	e.contended = f
+	w.stale = true
+	w.followLocked()
+}
+
+// waitsBehind reports whether an entry behind the one at the given place is not admitted.
+func waitsBehind(cs []contender, at int) bool {
+	for i := at + 1; i < len(cs); i++ {
+		if !line.Admits(cs[i].mode, modes(cs[:i])) {
+			return true
+		}
+	}
+	return false
+}

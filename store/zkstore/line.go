@@ -1,0 +1,614 @@
+package zkstore
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/go-zookeeper/zk"
+
+	"github.com/stilelock/stile/line"
+	"github.com/stilelock/stile/store"
+	"github.com/stilelock/stile/store/internal/attempts"
+	"github.com/stilelock/stile/store/internal/work"
+)
+
+const (
+	// recheckInterval is how often a line with waiters is read although no event was received.
+	recheckInterval = 2 * time.Second
+	// nearest is how many of the entries ahead an entry watches. They show its turn, and to the first few in a line also how
+	// the line moves; to watch more would wake waiters in vain.
+	nearest = 8
+	// parallel is how many requests of a kind that is made for many entries at once are under way at a time. After a
+	// reconnection there may be thousands to make, and a confirmation must not come behind all of them.
+	parallel = 16
+)
+
+// follower follows one line for the entries that one session has in it.
+type follower struct {
+	session *session
+	name    string
+	dir     string
+	ctx     context.Context // ends when the line need not be followed any more, or with the session
+	stop    context.CancelFunc
+	kick    work.Signal // makes the following goroutine look for something to do
+
+	mu         sync.Mutex
+	mine       map[*entry]struct{} // joining or standing
+	following  bool                // the goroutine has been started
+	stale      bool                // the line has to be read
+	unreadable bool                // there are entries that the client may not read
+	watched    bool                // the server will send an event for the next change of the directory
+	readings   int                 // how many have begun
+}
+
+// join adds an entry that is about to be put in. It adds size bytes to the transaction that ends the session.
+func (se *session) join(e *entry, size int64) error {
+	se.mu.Lock()
+	defer se.mu.Unlock()
+	if err := se.life.Err(); err != nil {
+		return err
+	}
+	dir := se.store.paths.dir(e.req.Name)
+	e.session = se
+	se.bytes.Add(size)
+	e.bytes.Store(size)
+	w := se.lines[dir]
+	if w == nil {
+		w = &follower{
+			session: se, name: e.req.Name, dir: dir,
+			kick: work.NewSignal(),
+			mine: make(map[*entry]struct{}),
+		}
+		w.ctx, w.stop = context.WithCancel(se.life.Context())
+		se.lines[dir] = w
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.mine[e] = struct{}{}
+	e.line = w
+	return nil
+}
+
+// arrive marks an entry as standing, because it has been put in, and delivers how it stands. It reports false if the session
+// has ended meanwhile.
+func (w *follower) arrive(e *entry, ahead []contender) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if e.state != joining {
+		return false
+	}
+	e.state, e.arrived, e.ahead = standing, w.readings+1, ahead
+	e.delivery.Begin()
+	w.session.wantOwn(e.path())
+	w.tellLocked(e)
+	if e.blocking() > 0 {
+		// The directory may have been watched since before the entry came, so no event would show who left meanwhile.
+		_, everything := w.wantedLocked()
+		w.stale = w.stale || everything
+		w.followLocked()
+	}
+	return true
+}
+
+// stands reports whether an entry of this session stands in the line.
+func (w *follower) stands(order uint64) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for e := range w.mine {
+		if e.state == standing && e.order == order {
+			return true
+		}
+	}
+	return false
+}
+
+// part ends the delivery to an entry that its owner has withdrawn.
+func (w *follower) part(e *entry) {
+	se := w.session
+	se.mu.Lock()
+	defer se.mu.Unlock()
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.settleLocked(e)
+	w.retireLocked()
+}
+
+// settleLocked removes an entry from the follower.
+func (w *follower) settleLocked(e *entry) {
+	if e.state == standing {
+		w.session.own.forget(e.path())
+	}
+	e.state, e.contended = over, nil
+	e.delivery.Silence()
+	delete(w.mine, e)
+}
+
+// retireLocked drops a follower without entries. It is called with the mutexes of the session and the follower held.
+func (w *follower) retireLocked() {
+	if len(w.mine) > 0 {
+		return
+	}
+	w.stop()
+	if w.session.lines[w.dir] == w {
+		delete(w.session.lines, w.dir)
+	}
+}
+
+// close ends the follower with its session. If that was lost, the owners of the entries are notified.
+func (w *follower) close(cause error, lost bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.stop()
+	for e := range w.mine {
+		if lost {
+			w.goneLocked(e, cause)
+		} else {
+			w.settleLocked(e)
+		}
+	}
+}
+
+// blocking says how many must leave before it is the entry's turn.
+func (e *entry) blocking() int { return line.Blocking(e.req.Mode, modes(e.ahead)) }
+
+// tellLocked delivers an entry's standing.
+func (w *follower) tellLocked(e *entry) {
+	now := store.Standing{State: store.Admitted, Order: e.order}
+	if n := e.blocking(); n > 0 {
+		now.State, now.Ahead = store.Waiting, n
+	}
+	e.delivery.Deliver(now)
+}
+
+// nearerLocked is tellLocked for an entry that has fewer ahead of it than before. If it is the entry's turn, the server is
+// asked whether the entry is there before that is delivered: one transaction may delete all nodes of a line, and the server
+// sends the events one after another. exactly is set if what is known comes from a reading, which may have been made on
+// another connection, and of a state that was old.
+func (w *follower) nearerLocked(e *entry, exactly bool) {
+	if e.blocking() > 0 || e.delivery.Admitted() {
+		w.tellLocked(e)
+		return
+	}
+	if !e.asking {
+		e.asking = true
+		connection := w.session.connection.Load()
+		w.session.life.Start(func() { w.makeSure(e, exactly, connection) })
+	}
+}
+
+// makeSure delivers that it is an entry's turn, if the entry is there. On the connection that the event of a departure came on,
+// the server answers when the whole transaction has been done that the departure was part of. Another server may lag behind:
+// it has to catch up first. And it may follow a leader that the others have left, at which a session that only waits is
+// confirmed; see prove. So this takes a transaction, as the confirmations do that come after.
+func (w *follower) makeSure(e *entry, exactly bool, connection int64) {
+	se := w.session
+	var there bool
+	for {
+		var err error
+		there, err = oneOf(se, se.asks, func() (bool, error) {
+			if exactly {
+				if err := se.client.vote(); err != nil {
+					return false, err
+				}
+			}
+			there, _, err := se.client.Exists(join(w.dir, e.node.name))
+			return there, err
+		})
+		now := se.connection.Load()
+		if se.life.Err() != nil {
+			return // whoever ended the session notifies the owner
+		}
+		if err == nil && now == connection {
+			break
+		}
+		exactly, connection = true, now
+		if err != nil {
+			attempts.Rest(se.life.Context(), firstPause)
+		}
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	e.asking = false
+	switch {
+	case e.state != standing:
+	case !there:
+		w.goneLocked(e, w.evicted())
+	default:
+		w.tellLocked(e)
+	}
+}
+
+// goneLocked ends an entry that is not in the line any more, and delivers that.
+func (w *follower) goneLocked(e *entry, cause error) {
+	e.hasEnded(takenOut)
+	e.delivery.Deliver(store.Standing{State: store.Gone, Order: e.order, Cause: cause})
+	w.settleLocked(e)
+}
+
+func (w *follower) evicted() error {
+	return fmt.Errorf("%s: %w: the entry for lock %q was taken out: broken by somebody, or its session ended",
+		w.session.store, store.ErrGone, w.name)
+}
+
+// lineOf returns the line whose directory is dir, nil if the session has no entry there.
+func (se *session) lineOf(dir string) *follower {
+	se.mu.Lock()
+	defer se.mu.Unlock()
+	return se.lines[dir]
+}
+
+// holds reports whether it is the turn of one of the session's entries, or may be of one that is being put in.
+func (se *session) holds() bool {
+	se.mu.Lock()
+	defer se.mu.Unlock()
+	for _, w := range se.lines {
+		if w.holds() {
+			return true
+		}
+	}
+	return false
+}
+
+func (w *follower) holds() bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for e := range w.mine {
+		if e.state == joining || e.delivery.Admitted() || e.asking {
+			return true
+		}
+	}
+	return false
+}
+
+// nodeGone handles that a node has been deleted; read is as for hasLeft.
+func (se *session) nodeGone(path string, read bool) {
+	dir, name := split(path)
+	se.mu.Lock()
+	delete(se.watched, path)
+	w := se.lines[dir]
+	se.mu.Unlock()
+	if w != nil {
+		w.hasLeft(name, read)
+	}
+}
+
+// unwatched handles that the watch of a node is used up though the node is there: somebody has changed its data.
+func (se *session) unwatched(path string) {
+	dir, name := split(path)
+	se.mu.Lock()
+	delete(se.watched, path)
+	w := se.lines[dir]
+	se.mu.Unlock()
+	if w != nil {
+		w.unwatched(name)
+	}
+}
+
+// unwatched makes a node be watched again, if that is wanted.
+func (w *follower) unwatched(name string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for e := range w.mine {
+		if e.state == standing && e.node.name == name {
+			w.session.wantOwn(e.path())
+		}
+	}
+	w.wakeLocked()
+}
+
+// childrenChanged handles that an entry has joined or left a line.
+func (se *session) childrenChanged(dir string) {
+	if w := se.lineOf(dir); w != nil {
+		w.mu.Lock()
+		w.watched, w.stale = false, true
+		w.mu.Unlock()
+		w.followOn()
+	}
+}
+
+// reconnected makes up for a connection that was lost with its watches: all entries are watched again, and the lines are read
+// that may have changed in a way that concerns them.
+func (se *session) reconnected() {
+	se.mu.Lock()
+	clear(se.watched)
+	lines := make([]*follower, 0, len(se.lines))
+	for _, w := range se.lines {
+		lines = append(lines, w)
+	}
+	se.mu.Unlock()
+	for _, w := range lines {
+		w.reconnected()
+	}
+}
+
+// reconnected is [session.reconnected] for one line. An admitted entry needs no reading: all that matters is that it is there.
+func (w *follower) reconnected() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.watched = false
+	for e := range w.mine {
+		if e.state != standing {
+			continue
+		}
+		w.session.wantOwn(e.path())
+		w.stale = w.stale || w.unreadable || e.contended != nil || !e.delivery.Admitted()
+	}
+	w.wakeLocked()
+}
+
+// hasLeft updates the entries with a departure: another's, or their own. The entries ahead of one can only become fewer, so if
+// it knows all of them and all have left it is its turn, and the line need not be read. read is set if the departure was found
+// by a request, and may be old: an event is news.
+func (w *follower) hasLeft(name string, read bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for e := range w.mine {
+		if e.state != standing {
+			continue
+		}
+		if e.node.name == name {
+			w.goneLocked(e, w.evicted())
+			continue
+		}
+		at := slices.IndexFunc(e.ahead, func(c contender) bool { return c.name == name })
+		switch {
+		case at < 0:
+		case e.ahead[at].mayReturn():
+			w.stale = true
+		default:
+			e.ahead = slices.Delete(e.ahead, at, at+1)
+			w.nearerLocked(e, read)
+		}
+	}
+	w.wakeLocked()
+}
+
+// followOn wakes the goroutine that follows the line, if it runs.
+func (w *follower) followOn() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.wakeLocked()
+}
+
+// followLocked starts the goroutine that follows the line, or wakes it.
+func (w *follower) followLocked() {
+	if !w.following {
+		w.following = true
+		w.session.life.Start(w.run)
+	}
+	w.wakeLocked()
+}
+
+// wakeLocked makes the following goroutine look for something to do, if it runs.
+func (w *follower) wakeLocked() {
+	if w.following {
+		w.kick.Set()
+	}
+}
+
+// run follows the line until the follower is dropped: it sets the watches that entries need, and reads the line when an event
+// may have been missed. The handling of events does not wait for it.
+func (w *follower) run() {
+	ticker := time.NewTicker(w.session.store.recheckInterval)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-w.kick:
+		case <-ticker.C:
+			if w.waiting() {
+				w.mu.Lock()
+				w.stale = true
+				w.mu.Unlock()
+			}
+		case <-w.ctx.Done():
+			return
+		}
+		err := w.catchUp()
+		if err != nil && w.ctx.Err() == nil {
+			w.session.store.logger.LogAttrs(w.ctx, slog.LevelDebug, "line could not be followed",
+				slog.String("lock", w.name), slog.Any("error", err))
+			attempts.Rest(w.ctx, firstPause)
+			w.followOn()
+		}
+	}
+}
+
+func (w *follower) catchUp() error {
+	if err := w.reread(); err != nil {
+		return err
+	}
+	return w.watchNodes()
+}
+
+func (w *follower) waiting() bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for e := range w.mine {
+		if e.delivery.Waiting() {
+			return true
+		}
+	}
+	return false
+}
+
+// wanted returns the nodes that have to be watched besides the entries' own: those nearest ahead that block them. everything is
+// set if that is not enough.
+func (w *follower) wanted() (names []string, everything bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.wantedLocked()
+}
+
+func (w *follower) wantedLocked() (names []string, everything bool) {
+	everything = w.unreadable
+	for e := range w.mine {
+		if e.state != standing {
+			continue
+		}
+		everything = everything || e.contended != nil
+		if e.blocking() == 0 || w.unreadable {
+			continue
+		}
+		blockers := slices.DeleteFunc(slices.Clone(e.ahead), func(c contender) bool {
+			return e.req.Mode.Slots() == 0 && line.Admits(e.req.Mode, []line.Mode{c.mode})
+		})
+		if over := len(blockers) - nearest; over > 0 {
+			blockers = blockers[over:]
+			// Of all the slots that are taken, any may become free.
+			everything = everything || e.req.Mode.Slots() > 0
+		}
+		for _, c := range blockers {
+			names = append(names, c.name)
+		}
+	}
+	return names, everything
+}
+
+// watchNodes sets the watches that are wanted and not set. There is one for each node, however many entries want it. The
+// client cannot remove watches, so they stay for as long as their nodes, or the connection.
+func (w *follower) watchNodes() error {
+	names, everything := w.wanted()
+	se := w.session
+	se.mu.Lock()
+	names = slices.DeleteFunc(names, func(name string) bool {
+		path := join(w.dir, name)
+		if se.watched[path] {
+			return true
+		}
+		se.watched[path] = true
+		return false
+	})
+	se.mu.Unlock()
+
+	errs := make([]error, len(names))
+	var asking sync.WaitGroup
+	for i, name := range names {
+		asking.Go(func() { errs[i] = w.watchNode(name) })
+	}
+	asking.Wait()
+	if err := errors.Join(errs...); err != nil {
+		return err
+	}
+	w.mu.Lock()
+	again := (everything || w.unreadable) && !w.watched
+	w.stale = w.stale || again
+	w.mu.Unlock()
+	if again {
+		return w.reread()
+	}
+	return nil
+}
+
+func (w *follower) watchNode(name string) error {
+	path := join(w.dir, name)
+	_, err := oneOf(w.session, w.session.readings, func() (struct{}, error) {
+		// Not exists, which would leave a watch on a node that has gone and never comes back.
+		_, _, err := w.session.client.Get(watched(path))
+		return struct{}{}, err
+	})
+	switch {
+	case err == nil:
+		return nil
+	case errors.Is(err, zk.ErrNoNode):
+		w.session.nodeGone(path, true)
+		return nil
+	case errors.Is(err, zk.ErrNoAuth): // the node may not be watched either; the directory may be read
+		w.mu.Lock()
+		w.unreadable = true
+		w.mu.Unlock()
+		err = nil
+	}
+	w.session.mu.Lock()
+	defer w.session.mu.Unlock()
+	delete(w.session.watched, path)
+	return err
+}
+
+// reread reads the line, if that is necessary, and corrects what is known of it.
+func (w *follower) reread() error {
+	_, everything := w.wanted()
+	w.mu.Lock()
+	if !w.stale {
+		w.mu.Unlock()
+		return nil
+	}
+	w.stale = false
+	w.readings++
+	reading, watch := w.readings, everything && !w.watched
+	w.watched = w.watched || watch
+	w.mu.Unlock()
+
+	path := w.dir
+	if watch {
+		path = watched(path)
+	}
+	children, err := oneOf(w.session, w.session.readings, func() ([]string, error) {
+		children, _, err := w.session.client.Children(path)
+		return children, err
+	})
+
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if err != nil && !errors.Is(err, zk.ErrNoNode) {
+		w.stale = true
+		w.watched = w.watched && !watch
+		return err
+	}
+	w.applyLocked(contenders(children), reading)
+	return nil
+}
+
+// applyLocked replaces what is known of the line by a reading. The reading says nothing of an entry that may have been put in
+// since it began.
+func (w *follower) applyLocked(cs []contender, reading int) {
+	for e := range w.mine {
+		if e.state != standing || e.arrived > reading {
+			continue
+		}
+		at := e.in(cs)
+		if at < 0 {
+			w.goneLocked(e, w.evicted())
+			continue
+		}
+		e.narrow(cs[:at])
+		w.nearerLocked(e, true)
+		if f := e.contended; f != nil && waitsBehind(cs, at) {
+			e.contended = nil
+			go f()
+		}
+	}
+}
+
+// in returns where the entry stands in a reading of the line; -1 if it is not there.
+func (e *entry) in(cs []contender) int {
+	return slices.IndexFunc(cs, func(c contender) bool { return c.name == e.node.name })
+}
+
+// narrow applies a reading to what is known of the entries ahead. The reading may be older than the last event: it was under
+// way already, or comes after a reconnection from a server that lags behind the one before. But an entry that has left does
+// not come back, and an entry that was admitted stays so.
+func (e *entry) narrow(ahead []contender) {
+	if e.delivery.Admitted() {
+		return
+	}
+	known := make(map[string]bool, len(e.ahead))
+	for _, c := range e.ahead {
+		known[c.name] = true
+	}
+	e.ahead = slices.DeleteFunc(slices.Clone(ahead), func(c contender) bool { return !known[c.name] && !c.mayReplace() })
+}
+
+// oneOf makes a request for an entry that is followed, when one of the places for such requests is free.
+func oneOf[T any](se *session, places chan struct{}, request func() (T, error)) (T, error) {
+	select {
+	case places <- struct{}{}:
+		defer func() { <-places }()
+	case <-se.life.Context().Done(): // which ask says
+	}
+	return ask(se.life.Context(), request)
+}

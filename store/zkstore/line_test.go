@@ -1,0 +1,163 @@
+package zkstore
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/stilelock/stile/line"
+	"github.com/stilelock/stile/store"
+	"github.com/stilelock/stile/store/internal/delivery"
+)
+
+// lineTest is a session without servers, whose goroutines are played by the test, and what its entries hear.
+type lineTest struct {
+	*session
+	t     *testing.T
+	heard map[*entry][]store.State
+}
+
+func newLineTest(t *testing.T, opts *Options) *lineTest {
+	t.Helper()
+	s, err := New([]string{"nowhere"}, opts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	lt := &lineTest{newGroup(s, store.SessionOptions{TTL: time.Minute}).first, t, make(map[*entry][]store.State)}
+	lt.own.running = true
+	return lt
+}
+
+// joining returns an entry that is being put in.
+func (lt *lineTest) joining(mode line.Mode) *entry {
+	lt.t.Helper()
+	e := &entry{session: lt.session}
+	e.req = store.Request{Name: "a", Mode: mode, Notify: func(st store.Standing) { lt.heard[e] = append(lt.heard[e], st.State) }}
+	e.delivery = delivery.New(e.req.Notify)
+	if err := lt.join(e, 1); err != nil {
+		lt.t.Fatal(err)
+	}
+	e.line.following = true
+	return e
+}
+
+// arrives has the last of the nodes of a listing be the entry's.
+func (e *entry) arrives(listing ...string) {
+	cs := contenders(listing)
+	e.node = cs[len(cs)-1]
+	e.line.arrive(e, cs[:len(cs)-1])
+}
+
+// A writer of Curator's may become a reader, and leave as a writer, while a reading is under way that was answered before
+// that. It shows the writer only, of whom it is known that it has left.
+func TestAReadingFromBeforeAWriterBecameAReaderAdmitsNobody(t *testing.T) {
+	t.Parallel()
+	const writer, own = "_c_" + theirs + "-__WRIT__0000000001", "_c_" + ours + "-__WRIT__0000000002"
+	lt := newLineTest(t, &Options{ReadWrite: true})
+	e := lt.joining(line.Exclusive)
+	e.arrives(writer, own)
+
+	e.line.readings++
+	e.line.hasLeft(writer, false)
+	e.line.applyLocked(contenders([]string{writer, own}), e.line.readings)
+	if !e.delivery.Waiting() || !e.line.stale {
+		t.Errorf("the entry is told %v, and another reading is wanted: %v", lt.heard[e], e.line.stale)
+	}
+}
+
+// Two readers of one session: a reading was answered before the second was put in, and is understood when that stands. That
+// the second is not in it says nothing.
+func TestAReadingFromBeforeAnEntryCameDoesNotEndIt(t *testing.T) {
+	t.Parallel()
+	const first, second = "_c_" + ours + "-shared-lock-0000000001", "_c_" + ours + "-shared-lock-0000000002"
+	lt := newLineTest(t, nil)
+	a := lt.joining(line.Shared)
+	a.arrives(first)
+	b := lt.joining(line.Shared)
+
+	a.line.readings++ // as reread does, before it asks
+	b.arrives(first, second)
+	a.line.applyLocked(contenders([]string{first}), a.line.readings)
+	if a.state != standing || b.state != standing {
+		t.Errorf("they were told %v and %v", lt.heard[a], lt.heard[b])
+	}
+
+	a.line.readings++
+	a.line.applyLocked(contenders([]string{first}), a.line.readings)
+	if a.state != standing || b.state != over || !slices.Equal(lt.heard[b], []store.State{store.Admitted, store.Gone}) {
+		t.Errorf("by a reading that began later they were told %v and %v", lt.heard[a], lt.heard[b])
+	}
+}
+
+// Somebody leaves while a reading is under way that shows them. They do not come back by it: nobody would tell of their end
+// again.
+func TestWhoHasLeftDoesNotComeBackByAReading(t *testing.T) {
+	t.Parallel()
+	const first, second = "_c_" + theirs + "-lock-0000000001", "_c_" + theirs + "-lock-0000000002"
+	const own = "_c_" + ours + "-lock-0000000003"
+	lt := newLineTest(t, nil)
+	e := lt.joining(line.Exclusive)
+	e.arrives(first, second, own)
+	e.line.readings++
+	e.line.hasLeft(second, false)
+	e.line.applyLocked(contenders([]string{first, second, own}), e.line.readings)
+	if len(e.ahead) != 1 || e.ahead[0].name != first {
+		t.Errorf("ahead of the entry are %v, want the first alone", e.ahead)
+	}
+}
+
+// Of many slots that are taken only the nearest are watched, and the directory. That may have been watched since before the
+// entry came: then it is read again, because somebody far ahead may have left since the listing that the entry came with.
+func TestAnEntryThatDoesNotWatchAllAheadReadsTheLineAfterItsArrival(t *testing.T) {
+	t.Parallel()
+	var listing []string
+	for i := range nearest + 2 {
+		listing = append(listing, fmt.Sprintf("_c_%s-slot-%d-lock-%010d", ours, nearest+1, i))
+	}
+	lt := newLineTest(t, nil)
+	e := lt.joining(line.Slot(nearest + 1))
+	e.line.watched = true
+	e.arrives(listing...)
+	if !e.delivery.Waiting() || !e.line.stale {
+		t.Errorf("the entry is told %v, and a reading is wanted: %v", lt.heard[e], e.line.stale)
+	}
+}
+
+// A node whose watch is used up while it is being set, or that is asked for on another connection, wants one again.
+func TestANodeThatWantsAWatchAgainIsNotTakenForWatched(t *testing.T) {
+	t.Parallel()
+	lt := newLineTest(t, nil)
+	lt.wantOwn("/a")
+	lt.wantOwn("/b")
+	asked := lt.own.chunks()
+	lt.wantOwn("/b")
+	for _, nodes := range asked {
+		lt.own.set(nodes)
+	}
+	if left := lt.own.chunks(); len(left) != 1 || len(left[0]) != 1 || left[0]["/b"] == 0 {
+		t.Errorf("watches are wanted of %v, want one of /b", left)
+	}
+	lt.own.forget("/b")
+	if left := lt.own.chunks(); len(left) != 0 {
+		t.Errorf("watches are wanted of %v, want none", left)
+	}
+
+	const many = 3000
+	for i := range many {
+		lt.wantOwn(fmt.Sprintf("/a/%0100d", i))
+	}
+	chunks, all := lt.own.chunks(), 0
+	for _, nodes := range chunks {
+		size := 0
+		for path := range nodes {
+			size += 4 + len(path)
+		}
+		if all += len(nodes); size > chunk {
+			t.Errorf("one request has %d bytes of paths, want at most %d", size, chunk)
+		}
+	}
+	if want := (many*107 + chunk - 1) / chunk; all != many || len(chunks) != want {
+		t.Errorf("%d watches in %d requests, want %d in %d", all, len(chunks), many, want)
+	}
+}

@@ -1,0 +1,115 @@
+package zkstore
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/go-zookeeper/zk"
+
+	"github.com/stilelock/stile/store"
+	"github.com/stilelock/stile/store/internal/attempts"
+)
+
+// ask makes a request, and stops waiting for the answer when ctx ends. The request itself cannot be canceled: it goes on, and
+// its answer is lost.
+func ask[T any](ctx context.Context, request func() (T, error)) (T, error) {
+	type answer struct {
+		value T
+		err   error
+	}
+	answers := make(chan answer, 1)
+	if ctx.Err() == nil {
+		go func() {
+			value, err := request()
+			answers <- answer{value, err}
+		}()
+	}
+	select {
+	case a := <-answers:
+		return a.value, a.err
+	case <-ctx.Done():
+		var none T
+		return none, context.Cause(ctx)
+	}
+}
+
+// attempt makes a request until it is answered, and returns the answer, the refusal or, when ctx ends, ctx's error joined
+// with that of the last attempt. The request is told how many attempts there were before, and must do no harm if it is
+// carried out more than once. As one may go on when attempt has returned, it must not write to anything outside.
+func attempt[T any](ctx context.Context, c *client, request func(before int) (T, error)) (T, error) {
+	var none T
+	var last error
+	for n := 0; ; n++ {
+		if ctx.Err() != nil {
+			return none, attempts.GaveUp(ctx, last)
+		}
+		value, err := ask(ctx, func() (T, error) { return request(n) })
+		switch {
+		case ctx.Err() != nil && err != nil:
+			if last == nil || errors.Is(last, zk.ErrNoServer) {
+				last = c.link.trouble() // tells more
+			}
+			return none, attempts.GaveUp(ctx, last)
+		case err == nil || c.final(err):
+			return value, err
+		}
+		last = err
+		if n > 0 { // the first repetition may well find another server
+			attempts.Rest(ctx, firstPause)
+		}
+	}
+}
+
+// patienceError is why a call without a session gives up before its own ctx ends.
+type patienceError time.Duration
+
+func (e patienceError) Error() string {
+	return "no answer for " + time.Duration(e).String() + ": check that the servers are right and within reach"
+}
+
+// patiently makes requests on the store's own connection. They must do no harm if they are made more than once.
+func (s *Store) patiently(ctx context.Context, doing string, requests func(context.Context, *client) error) error {
+	return s.patientlyFor(ctx, s.patience, doing, requests)
+}
+
+func (s *Store) patientlyFor(
+	ctx context.Context, timeout time.Duration, doing string, requests func(context.Context, *client) error,
+) error {
+	bounded, cancel := context.WithTimeoutCause(ctx, timeout, patienceError(timeout))
+	defer cancel()
+	c, err := s.reader()
+	if err == nil {
+		err = c.await(bounded)
+	}
+	if err == nil {
+		err = requests(bounded, c)
+	}
+	if err != nil && !errors.Is(err, store.ErrGone) {
+		return s.explain(doing, attempts.EndedBy(ctx, err))
+	}
+	return err
+}
+
+// refused reports whether an error is a server's considered answer, the request not having been carried out. Other errors
+// tell nothing: neither whether it was, nor that another attempt would fail.
+func refused(err error) bool {
+	for _, answer := range []error{
+		zk.ErrNoNode, zk.ErrNoAuth, zk.ErrBadVersion, zk.ErrNoChildrenForEphemerals, zk.ErrNodeExists, zk.ErrNotEmpty,
+		zk.ErrInvalidACL, zk.ErrInvalidPath, zk.ErrInvalidFlags, zk.ErrAuthFailed, zk.ErrBadArguments, zk.ErrAPIError,
+		zk.ErrSessionExpired,
+	} {
+		if errors.Is(err, answer) {
+			return true
+		}
+	}
+	return unnamed[err.Error()] != ""
+}
+
+// unnamed are answers that the library has no names for: what it says of them, and what they mean.
+var unnamed = map[string]string{
+	"unknown error: -6":   "the servers do not know the request: they must be 3.5.3 or later",
+	"unknown error: -120": "sessions here are local to their servers and can have no entries: set localSessionsUpgradingEnabled",
+	"unknown error: -124": "the servers want clients to authenticate, in a way that this one did not",
+	"unknown error: -125": "a quota is used up: zkCli.sh shows it with listquota",
+}
