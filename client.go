@@ -9,7 +9,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/stilelock/stile/keeper"
+	"github.com/stilelock/stile/internal/keeper"
 	"github.com/stilelock/stile/store"
 )
 

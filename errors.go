@@ -5,7 +5,7 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/stilelock/stile/keeper"
+	"github.com/stilelock/stile/internal/keeper"
 	"github.com/stilelock/stile/store"
 )
 
@@ -14,7 +14,7 @@ var (
 	// ErrHeld: trying for the lock found it held. See [HeldError].
 	ErrHeld = errors.New("lock is held")
 	// ErrLost: a hold ended before it was released. See [LostError].
-	ErrLost = keeper.ErrLost
+	ErrLost = errors.New("lock lost")
 	// ErrClosed: the client is closed.
 	ErrClosed = errors.New("client is closed")
 	// ErrReleased is the cause with which the context of a released hold ended.
@@ -52,19 +52,24 @@ func (e *HeldError) Error() string { return "stile: " + e.inner.Error() }
 func (e *HeldError) Is(target error) bool { return target == ErrHeld }
 
 // Reason is why a hold was lost.
-type Reason = keeper.Reason
+type Reason uint8
 
-// The reasons.
+// The reasons for which a hold is lost.
 const (
-	// LostDeadline: the session was not confirmed in time, so nobody here can know whether the store still has it.
-	LostDeadline = keeper.Deadline
+	// LostDeadline: the session was not confirmed in time, so it cannot be known here whether the store still has it.
+	LostDeadline Reason = iota + 1
 	// LostExpired: the store said that the session has ended.
-	LostExpired = keeper.Expired
+	LostExpired
 	// LostEvicted: the entry was taken out of the store: by somebody, or because the session ended there.
-	LostEvicted = keeper.Evicted
+	LostEvicted
 	// LostClosed: the client was closed.
-	LostClosed = keeper.Closed
+	LostClosed
 )
+
+// String returns the reason as a clause, such as "the client was closed".
+func (r Reason) String() string {
+	return keeper.Reason(r).String() // they are numbered alike
+}
 
 // LostError is the cause with which the context of a lost hold ended. It matches [ErrLost] and what Err matches.
 type LostError struct {

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/stilelock/stile/internal/bootclock"
+	"github.com/stilelock/stile/internal/keeper"
 	"github.com/stilelock/stile/line"
 	"github.com/stilelock/stile/store"
 )
@@ -231,7 +232,7 @@ func (h *Hold) release(ctx context.Context, withdraw func(context.Context) error
 	}
 	switch {
 	case lost != 0:
-		err = &LostError{Name: q.name, Token: h.token, Reason: lost, Err: err}
+		err = &LostError{Name: q.name, Token: h.token, Reason: Reason(lost), Err: err}
 	case errors.Is(err, store.ErrNotKnown):
 		err = fmt.Errorf("stile: lock %q (token %d) is released, but may have been lost before: %w", q.name, h.token, err)
 	case err != nil:
@@ -256,8 +257,8 @@ func (h *Hold) giveBackLocked() (last bool) {
 }
 
 // loseLocked ends a hold that is lost.
-func (h *Hold) loseLocked(reason Reason, cause error) {
-	h.loss = &LostError{Name: h.Name(), Token: h.token, Reason: reason, Err: cause}
+func (h *Hold) loseLocked(reason keeper.Reason, cause error) {
+	h.loss = &LostError{Name: h.Name(), Token: h.token, Reason: Reason(reason), Err: cause}
 	h.over.Store(true)
 	h.end(h.loss)
 	close(h.lost)

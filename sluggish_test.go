@@ -6,7 +6,7 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/stilelock/stile/keeper"
+	"github.com/stilelock/stile/internal/keeper"
 	"github.com/stilelock/stile/store"
 	"github.com/stilelock/stile/store/memstore"
 )

@@ -8,7 +8,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/stilelock/stile/keeper"
+	"github.com/stilelock/stile/internal/keeper"
 	"github.com/stilelock/stile/line"
 	"github.com/stilelock/stile/store"
 )

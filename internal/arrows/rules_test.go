@@ -14,7 +14,7 @@ var rules = []rule{
 		why:  "who writes a store reads and imports the contract, and nothing of those who fulfil or use it",
 	},
 	{
-		who:  []string{stile + "/keeper"},
+		who:  []string{stile + "/internal/keeper"},
 		only: []string{stile + "/store", stile + "/line", stile + "/internal/bootclock", "golang.org/x/sys/..."},
 		why:  "time is judged in the keeper alone, the same for every store",
 	},
@@ -52,13 +52,13 @@ var rules = []rule{
 	{
 		who: []string{stile},
 		only: []string{
-			stile + "/keeper", stile + "/store", stile + "/line", stile + "/internal/bootclock", "golang.org/x/sys/...",
+			stile + "/internal/keeper", stile + "/store", stile + "/line", stile + "/internal/bootclock", "golang.org/x/sys/...",
 		},
 		why: "the library works with any store: who uses one must not compile the client of another",
 	},
 	{
 		who:   []string{stile + "/store/..."},
-		never: []string{stile, stile + "/keeper", stile + "/storeurl", stile + "/guard/..."},
+		never: []string{stile, stile + "/internal/keeper", stile + "/storeurl", stile + "/guard/..."},
 		why:   "a store only puts entries in, takes them out and tells of them: holds and time are made above it",
 	},
 	{

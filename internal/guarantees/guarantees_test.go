@@ -13,7 +13,7 @@ const root = "../.."
 
 // folders maps the names by which the page calls packages to where they are.
 var folders = map[string]string{
-	"keeper":             "keeper",
+	"internal/keeper":    "internal/keeper",
 	"stile":              ".",
 	"store/etcdstore":    "store/etcdstore",
 	"store/redisstore":   "store/redisstore",

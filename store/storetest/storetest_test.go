@@ -14,7 +14,7 @@ import (
 	"github.com/stilelock/stile/store"
 	"github.com/stilelock/stile/store/memstore"
 	"github.com/stilelock/stile/store/storetest"
-	"github.com/stilelock/stile/store/storetest/broken"
+	"github.com/stilelock/stile/store/storetest/internal/broken"
 )
 
 // The suite has to be seen failing, and a failing test fails the binary it is part of. So this binary runs itself,

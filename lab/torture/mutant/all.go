@@ -31,7 +31,7 @@ func All() []Mutant {
 			Name:   "no-deadline",
 			Breaks: "what is not confirmed in time is lost: here it is held ten times as long",
 			Edits: []Edit{{
-				"keeper/lease.go",
+				"internal/keeper/lease.go",
 				"return l.confirmed.Add(l.terms.Valid) }",
 				"return l.confirmed.Add(10 * l.terms.Valid) }",
 			}},
@@ -43,12 +43,12 @@ func All() []Mutant {
 			Breaks: "the deadline counts from when the confirmed request was sent: here from when the answer came, and all of the TTL",
 			Edits: []Edit{
 				{
-					"keeper/lease.go",
+					"internal/keeper/lease.go",
 					"l.confirmed = max(l.confirmed, sent)",
 					"l.confirmed = max(l.confirmed, now)",
 				},
 				{
-					"keeper/lease.go",
+					"internal/keeper/lease.go",
 					"valid := granted.TTL - granted.TTL/10 - granted.Slack",
 					"valid := granted.TTL",
 				},

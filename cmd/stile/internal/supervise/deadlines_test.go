@@ -4,7 +4,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/stilelock/stile/keeper"
+	"github.com/stilelock/stile/internal/keeper"
 	"github.com/stilelock/stile/store"
 )
 
