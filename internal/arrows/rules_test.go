@@ -80,7 +80,7 @@ var rules = []rule{
 	},
 	{
 		who:    []string{stile + "/..."},
-		except: []string{stile + "/internal/testservers", stile + "/store/storetest/...", stile + "/lab/torture/workload/workloadtest"},
+		except: []string{stile + "/internal/testservers", stile + "/internal/transcript", stile + "/store/storetest/...", stile + "/lab/torture/workload/workloadtest"},
 		never:  []string{stile + "/internal/testservers", "testing"},
 		why:    "servers are started by tests, and package testing has no place in a program",
 	},

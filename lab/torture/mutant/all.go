@@ -171,14 +171,19 @@ func All() []Mutant {
 			Breaks: "a command ends before its lock can be somebody else's: here `stile run` lets the lock go and the command run on",
 			Edits: []Edit{
 				{
-					"cmd/stile/internal/cli/guard.go",
-					"p.Stop(g.signal, grace, hurry)",
-					"_, _ = grace, hurry\n\tgo g.hold.Release(context.Background())\n\t<-p.Done()",
+					"cmd/stile/internal/supervise/supervise.go",
+					"import (\n",
+					"import (\n\t\"context\"\n",
 				},
 				{
-					"cmd/stile/internal/cli/guard.go",
-					"unwatched := time.After(moment)",
-					"unwatched := time.After(stile.MaxTTL)",
+					"cmd/stile/internal/supervise/supervise.go",
+					"s.process.Stop(s.StopSignal, grace, hurry)",
+					"_, _ = grace, hurry\n\tgo s.Hold.Release(context.Background())\n\t<-s.process.Done()",
+				},
+				{
+					"cmd/stile/internal/supervise/supervise.go",
+					"s.unwatched = time.After(moment)",
+					"s.unwatched = time.After(stile.MaxTTL)",
 				},
 			},
 			Cluster: "etcd", Workload: "command", Faults: "holder-pause",
