@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -19,10 +20,8 @@ func TestTexts_failures(t *testing.T) {
 	const reason = "etcd at db1:2379: no answer"
 	down := func(ops ...memstore.Op) func(memstore.Call) memstore.Fault {
 		return func(c memstore.Call) memstore.Fault {
-			for _, op := range ops {
-				if op == c.Op {
-					return memstore.Fault{Err: errors.New(reason)}
-				}
+			if slices.Contains(ops, c.Op) {
+				return memstore.Fault{Err: errors.New(reason)}
 			}
 			return memstore.Fault{}
 		}
