@@ -34,11 +34,11 @@ func measureEtcd(ctx context.Context, c config) (_ *report, err error) {
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, s.stop()) }()
-	ports, err := freePorts(2)
+	addrs, err := freeAddresses(2)
 	if err != nil {
 		return nil, err
 	}
-	own, peer := "http://"+ports[0], "http://"+ports[1]
+	own, peer := "http://"+addrs[0], "http://"+addrs[1]
 	err = s.start(c.etcd, "--name=bench", "--data-dir="+filepath.Join(s.dir, "data"),
 		"--listen-client-urls="+own, "--advertise-client-urls="+own,
 		"--listen-peer-urls="+peer, "--initial-advertise-peer-urls="+peer, "--initial-cluster=bench="+peer)
@@ -47,7 +47,7 @@ func measureEtcd(ctx context.Context, c config) (_ *report, err error) {
 	}
 	ctx, cancel := s.until(ctx)
 	defer cancel()
-	e := &etcd{endpoint: ports[0]}
+	e := &etcd{endpoint: addrs[0]}
 	defer e.close()
 	other, err := e.dial()
 	if err != nil {

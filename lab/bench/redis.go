@@ -33,17 +33,17 @@ func measureRedis(ctx context.Context, c config) (_ *report, err error) {
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, s.stop()) }()
-	ports, err := freePorts(1)
+	addrs, err := freeAddresses(1)
 	if err != nil {
 		return nil, err
 	}
-	err = s.start(c.redis, "--port", port(ports[0]), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no", "--dir", s.dir)
+	err = s.start(c.redis, "--port", port(addrs[0]), "--bind", host(addrs[0]), "--save", "", "--appendonly", "no", "--dir", s.dir)
 	if err != nil {
 		return nil, err
 	}
 	ctx, cancel := s.until(ctx)
 	defer cancel()
-	other := goRedis(ports[0])
+	other := goRedis(addrs[0])
 	defer other.Close()
 	if err := await(ctx, func(ctx context.Context) error { return other.Ping(ctx).Err() }); err != nil {
 		return nil, err
@@ -52,14 +52,14 @@ func measureRedis(ctx context.Context, c config) (_ *report, err error) {
 	if err != nil {
 		return nil, err
 	}
-	proxy, err := tcpproxy.New(ports[0], func() (net.Listener, error) { return net.Listen("tcp", "127.0.0.1:0") })
+	proxy, err := tcpproxy.New(addrs[0], func() (net.Listener, error) { return net.Listen("tcp", "127.0.0.1:0") })
 	if err != nil {
 		return nil, err
 	}
 	defer proxy.Close()
 	proxy.Delay(rtt / 2)
 
-	near, err := in(ctx, c, redisSetting("loopback", ports[0], other))
+	near, err := in(ctx, c, redisSetting("loopback", addrs[0], other))
 	if err != nil {
 		return nil, errors.Join(err, context.Cause(ctx))
 	}

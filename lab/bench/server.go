@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"math/rand/v2"
 	"net"
 	"os"
 	"os/exec"
@@ -99,11 +100,13 @@ func (s *server) stop() error {
 	return os.RemoveAll(s.dir)
 }
 
-// freePorts returns loopback addresses that nobody listens on.
-func freePorts(n int) ([]string, error) {
+// freeAddresses returns addresses of one host that nobody listens on. Other programs, which take their ports on 127.0.0.1,
+// cannot take these before they are used.
+func freeAddresses(n int) ([]string, error) {
+	host := loopback()
 	var addrs []string
 	for range n {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
+		l, err := net.Listen("tcp", net.JoinHostPort(host, "0"))
 		if err != nil {
 			return nil, err
 		}
@@ -111,6 +114,22 @@ func freePorts(n int) ([]string, error) {
 		addrs = append(addrs, l.Addr().String())
 	}
 	return addrs, nil
+}
+
+// loopback returns an address of the machine's own that hardly anybody else uses, where there is more than one.
+func loopback() string {
+	host := fmt.Sprintf("127.%d.%d.%d", 1+rand.N(250), rand.N(256), 1+rand.N(254))
+	l, err := net.Listen("tcp", net.JoinHostPort(host, "0"))
+	if err != nil {
+		return "127.0.0.1"
+	}
+	_ = l.Close()
+	return host
+}
+
+func host(addr string) string {
+	host, _, _ := net.SplitHostPort(addr)
+	return host
 }
 
 func port(addr string) string {

@@ -92,13 +92,13 @@ func measureEnsemble(ctx context.Context, c config, n int) (_ *bench, err error)
 
 // startEnsemble starts n servers that know each other, and returns their clients' addresses.
 func startEnsemble(s *server, n int) (addrs []string, err error) {
-	ports, err := freePorts(3 * n)
+	all, err := freeAddresses(3 * n)
 	if err != nil {
 		return nil, err
 	}
 	var members []string
 	for i := range n {
-		members = append(members, fmt.Sprintf("server.%d=127.0.0.1:%s:%s", i+1, port(ports[n+i]), port(ports[2*n+i])))
+		members = append(members, fmt.Sprintf("server.%d=%s:%s:%s", i+1, host(all[i]), port(all[n+i]), port(all[2*n+i])))
 	}
 	if n == 1 {
 		members = nil
@@ -113,7 +113,7 @@ func startEnsemble(s *server, n int) (addrs []string, err error) {
 		}
 		lines := append([]string{
 			"tickTime=500", "initLimit=80", "syncLimit=80", "dataDir=" + data,
-			"clientPort=" + port(ports[i]), "clientPortAddress=127.0.0.1", "maxClientCnxns=0", "maxSessionTimeout=60000",
+			"clientPort=" + port(all[i]), "clientPortAddress=" + host(all[i]), "maxClientCnxns=0", "maxSessionTimeout=60000",
 			"admin.enableServer=false", "4lw.commands.whitelist=srvr",
 		}, members...)
 		file := filepath.Join(data, "zoo.cfg")
@@ -124,7 +124,7 @@ func startEnsemble(s *server, n int) (addrs []string, err error) {
 			return nil, err
 		}
 	}
-	return ports[:n], nil
+	return all[:n], nil
 }
 
 // modeOf returns what a server says it is.
