@@ -18,7 +18,7 @@ import (
 )
 
 func TestNewSaysEverythingThatIsWrongWithTheOptions(t *testing.T) {
-	huge := stile.Owner{Labels: map[string]string{"essay": strings.Repeat("x", stile.MaxOwner)}}
+	huge := stile.Owner{Labels: map[string]string{"essay": strings.Repeat("x", stile.MaxOwnerBytes)}}
 	tests := []struct {
 		name string
 		st   store.Store
@@ -75,7 +75,7 @@ func TestTheZeroOptionsAreTheDefaults(t *testing.T) {
 			}
 			defer c.Close(t.Context())
 			lock(t, c, "a")
-			l, err := c.Show(t.Context(), "a")
+			l, err := c.Line(t.Context(), "a")
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -128,7 +128,7 @@ func TestManyWhoNeedASessionOpenOne(t *testing.T) {
 func TestBadNames(t *testing.T) {
 	names := []struct{ what, name, want string }{
 		{"empty", "", "empty"},
-		{"too long", strings.Repeat("x", store.MaxName+1), "maximum is 512"},
+		{"too long", strings.Repeat("x", store.MaxNameBytes+1), "maximum is 512"},
 		{"not UTF-8", "a\xff", "UTF-8"},
 		{"control character", "a\nb", "control character"},
 		{"zero byte", "a\x00b", "control character"},
@@ -168,7 +168,7 @@ func TestBadNames(t *testing.T) {
 				}
 			}
 		}
-		for _, prefix := range []string{"\xff", "a\n", strings.Repeat("x", store.MaxName+1)} {
+		for _, prefix := range []string{"\xff", "a\n", strings.Repeat("x", store.MaxNameBytes+1)} {
 			if _, err := c.Lines(t.Context(), prefix); !errors.Is(err, stile.ErrBadName) {
 				t.Errorf("Lines with the prefix %.10q: error %v, want ErrBadName", prefix, err)
 			}
@@ -182,7 +182,7 @@ func TestBadNames(t *testing.T) {
 func TestGoodNames(t *testing.T) {
 	scenario(t, func(t *testing.T, w *world) {
 		c := w.client("ann")
-		for _, name := range []string{"a", "a/b", "a b", "…", "a.b", "a/..b", strings.Repeat("x", store.MaxName)} {
+		for _, name := range []string{"a", "a/b", "a b", "…", "a.b", "a/..b", strings.Repeat("x", store.MaxNameBytes)} {
 			if got := lock(t, c, name).Name(); got != name {
 				t.Errorf("the hold of %q says it is of %q", name, got)
 			}
@@ -253,7 +253,7 @@ func TestAfterCloseEverythingIsErrClosed(t *testing.T) {
 			expectError(t, err, stile.ErrClosed)
 			_, err = c.Lines(t.Context(), "")
 			expectError(t, err, stile.ErrClosed)
-			_, err = c.Show(t.Context(), "a")
+			_, err = c.Line(t.Context(), "a")
 			expectError(t, err, stile.ErrClosed)
 			_, err = c.Break(t.Context(), "a", 256)
 			expectError(t, err, stile.ErrClosed)

@@ -124,9 +124,9 @@ func closedError(name string, last store.Entry, left time.Duration) *HeldError {
 	holder := entryOf(last)
 	who := cmp.Or(last.Owner.String(), "session "+last.Session)
 	return &HeldError{
-		Name:   name,
-		Holder: &holder,
-		Closed: left,
+		Name:      name,
+		Holder:    &holder,
+		ClosedFor: left,
 		inner: fmt.Errorf("lock %q is closed for %v more: it was not released by %s, who held it last",
 			name, left.Round(time.Millisecond), who),
 	}

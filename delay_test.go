@@ -80,8 +80,8 @@ func expectClosed(t *testing.T, c *stile.Client, name string, closed time.Durati
 	if h != nil || !ok || !errors.Is(err, stile.ErrHeld) {
 		t.Fatalf("TryLock returned %v, %v, want a HeldError, matching ErrHeld", h, err)
 	}
-	if held.Closed != closed {
-		t.Errorf("TryLock says that the lock is closed for %v, want %v", held.Closed, closed)
+	if held.ClosedFor != closed {
+		t.Errorf("TryLock says that the lock is closed for %v, want %v", held.ClosedFor, closed)
 	}
 	if d := time.Since(before); d != 0 {
 		t.Errorf("TryLock took %v", d)
@@ -281,7 +281,7 @@ func TestAnEntryThatIsLostDuringTheDelay(t *testing.T) {
 				start := time.Now()
 				wt := wait(t.Context(), t, bob, "a")
 				time.Sleep(lockDelay / 3)
-				l, err := bob.Show(t.Context(), "a")
+				l, err := bob.Line(t.Context(), "a")
 				if err != nil || len(l.Holders) != 1 {
 					t.Fatalf("the line is %+v, %v", l, err)
 				}
@@ -302,7 +302,7 @@ func TestTryLockDuringTheDelay(t *testing.T) {
 		if !ok || !errors.Is(err, stile.ErrHeld) {
 			t.Fatalf("TryLock returned %v, want a HeldError, matching ErrHeld", err)
 		}
-		if held.Name != "a" || held.Closed != lockDelay || held.Holder == nil || held.Holder.Owner.Command != "ann" ||
+		if held.Name != "a" || held.ClosedFor != lockDelay || held.Holder == nil || held.Holder.Owner.Command != "ann" ||
 			held.Holder.Token != lost.Token() {
 			t.Errorf("TryLock returned %+v, want that a is closed for %v because of ann", held, lockDelay)
 		}

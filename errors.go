@@ -38,9 +38,9 @@ type HeldError struct {
 	Name string
 	// Holder is who is in the way; nil if the store could not tell.
 	Holder *Entry
-	// Closed is how much longer the lock stays closed because Holder, who does not hold it any more, has not released it.
+	// ClosedFor is how much longer the lock stays closed because Holder, who does not hold it any more, has not released it.
 	// See [Options.LockDelay]. Zero if that is not why.
-	Closed time.Duration
+	ClosedFor time.Duration
 
 	inner error
 }

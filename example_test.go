@@ -106,7 +106,7 @@ func ExampleMutex_Join() {
 	requests := make(chan string) // whatever else the program waits for
 	select {
 	case <-place.Ready():
-		hold, err := place.Hold()
+		hold, err := place.Wait(ctx)
 		if err != nil {
 			log.Fatal(err)
 		}

@@ -344,7 +344,7 @@ func TestAWaiterThatIsBrokenJoinsAgainAtTheEnd(t *testing.T) {
 		h := lock(t, ann, "a")
 		broken := wait(t.Context(), t, bob, "a")
 		other := wait(t.Context(), t, cid, "a")
-		l, err := ann.Show(t.Context(), "a")
+		l, err := ann.Line(t.Context(), "a")
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -364,7 +364,7 @@ func TestALostLockIsNeverTakenAgain(t *testing.T) {
 		"deadline": func(_ *testing.T, w *world, _ *stile.Client) { w.cut(w.session("ann")); time.Sleep(ttl); w.heal() },
 		"expiry":   func(_ *testing.T, w *world, _ *stile.Client) { w.store.Expire(w.session("ann")) },
 		"eviction": func(t *testing.T, _ *world, c *stile.Client) {
-			l, err := c.Show(t.Context(), "a")
+			l, err := c.Line(t.Context(), "a")
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -686,7 +686,7 @@ func TestEvictionAsTheTurnComes(t *testing.T) {
 		for range 300 {
 			h := lock(t, ann, "a")
 			wt := wait(t.Context(), t, bob, "a")
-			l, err := ann.Show(t.Context(), "a")
+			l, err := ann.Line(t.Context(), "a")
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -722,7 +722,7 @@ func TestReleaseAfterKeepsTheLockClosedForThatLong(t *testing.T) {
 		if err := ann.Close(t.Context()); err != nil {
 			t.Fatal(err)
 		}
-		l, err := bob.Show(t.Context(), "a")
+		l, err := bob.Line(t.Context(), "a")
 		if err != nil || commands(l.Holders) != "ann" || l.Holders[0].Token != h.Token() || l.Holders[0].Remaining != d {
 			t.Errorf("the line is %+v, %v; want ann with token %d for another hour", l, err, h.Token())
 		}

@@ -240,7 +240,7 @@ func TestAHoldThatIsLostInTheHookIsNotHandedOver(t *testing.T) {
 			if err != nil {
 				return nil, err
 			}
-			return p.Hold()
+			return p.Wait(t.Context())
 		},
 	} {
 		for how, lose := range map[string]func(*world, stile.Acquired){

@@ -58,9 +58,9 @@ func (c *Client) Lines(ctx context.Context, prefix string) ([]Line, error) {
 	return lines, nil
 }
 
-// Show returns the line behind name. If nobody stands there it is empty. The name may be any that [Client.Lines] returns, those
+// Line returns the line behind name. If nobody stands there it is empty. The name may be any that [Client.Lines] returns, those
 // too that no lock can have: other clients may have made them.
-func (c *Client) Show(ctx context.Context, name string) (Line, error) {
+func (c *Client) Line(ctx context.Context, name string) (Line, error) {
 	if err := c.check(); err != nil {
 		return Line{}, err
 	}
@@ -76,7 +76,7 @@ func (c *Client) Show(ctx context.Context, name string) (Line, error) {
 // fencing keeps the two apart.
 //
 // If no entry with that token stands there the error matches [ErrGone], and nothing was changed. Who was broken while waiting
-// joins the line again, at its end. Which names are possible is as for [Client.Show].
+// joins the line again, at its end. Which names are possible is as for [Client.Line].
 func (c *Client) Break(ctx context.Context, name string, token uint64) (Entry, error) {
 	if err := c.check(); err != nil {
 		return Entry{}, err

@@ -31,7 +31,7 @@ func TestShow(t *testing.T) {
 		wait(t.Context(), t, cid, "a")
 		wait(t.Context(), t, cid, "a") // waits in its process, not in the line
 
-		l, err := cid.Show(t.Context(), "a")
+		l, err := cid.Line(t.Context(), "a")
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -53,7 +53,7 @@ func TestShow(t *testing.T) {
 
 func TestShowOfALineInWhichNobodyStands(t *testing.T) {
 	scenario(t, func(t *testing.T, w *world) {
-		l, err := w.client("ann").Show(t.Context(), "a")
+		l, err := w.client("ann").Line(t.Context(), "a")
 		if err != nil || l.Name != "a" || len(l.Holders)+len(l.Waiters)+len(l.Remarks) > 0 {
 			t.Errorf("the line is %+v, %v, want an empty one", l, err)
 		}
@@ -174,7 +174,7 @@ func TestReadingPassesOnTheErrorOfTheStore(t *testing.T) {
 		w.faults(memstore.Fault{Err: denied}, on(memstore.Read, memstore.Break))
 		_, err := c.Lines(t.Context(), "")
 		expectError(t, err, denied)
-		_, err = c.Show(t.Context(), "a")
+		_, err = c.Line(t.Context(), "a")
 		expectError(t, err, denied)
 		_, err = c.Break(t.Context(), "a", 256)
 		expectError(t, err, denied)
@@ -205,7 +205,7 @@ func TestNamesOfOtherClients(t *testing.T) {
 			if l.Name != name {
 				t.Errorf("line %d is called %q, want %q", i, l.Name, name)
 			}
-			shown, err := eve.Show(t.Context(), name)
+			shown, err := eve.Line(t.Context(), name)
 			if err != nil || len(shown.Holders) != 1 {
 				t.Errorf("Show(%q) returns %+v, %v", name, shown, err)
 			}

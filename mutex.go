@@ -42,12 +42,12 @@ func (m *Mutex) TryLock(ctx context.Context) (*Hold, error) { return m.locker.lo
 //	…
 //	select {
 //	case <-place.Ready():
-//		hold, err := place.Hold()
+//		hold, err := place.Wait(ctx)
 //	case <-other:
 //		place.Leave(ctx)
 //	}
 //
-// The error is about the name or a closed client; what else may go wrong is told by [Place.Hold]. If ctx ends before the
+// The error is about the name or a closed client; what else may go wrong is told by [Place.Wait]. If ctx ends before the
 // place is ready, the place is given up.
 func (m *Mutex) Join(ctx context.Context) (*Place, error) { return m.locker.join(ctx) }
 

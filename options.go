@@ -30,7 +30,7 @@ type Options struct {
 	// LockDelay is for how long a lock stays closed after a hold of it that was not released: its process has died or was
 	// cut off, the client was closed, somebody has broken it, or the store has ended it early. The time counts from when
 	// this client has noticed, which is when it is its turn: Lock and Join wait for that much longer then, and TryLock says
-	// that the lock is closed ([HeldError.Closed]). After a release nothing is delayed.
+	// that the lock is closed ([HeldError.ClosedFor]). After a release nothing is delayed.
 	//
 	// It is for stores that may end a session before its time, as etcd does when its leader's process was stopped for longer
 	// than the TTL and goes on. With a LockDelay no shorter than the TTL, who held the lock has lost it by its own deadline

@@ -20,7 +20,7 @@ func TestAWatchNoticesAnOutageThoughNothingHappens(t *testing.T) {
 			began = time.Now()
 			w.faults(memstore.Fault{Err: outage}, on(memstore.Read))
 		})
-		for _, err := range w.client("ann").Watch(ctx, "") {
+		for _, err := range w.client("ann").WatchLines(ctx, "") {
 			if err == nil {
 				continue
 			}

@@ -13,8 +13,8 @@ import (
 // Owner is who holds a lock or waits for it, readable by everyone who can read the store. Put no secrets in it.
 type Owner = store.Owner
 
-// MaxOwner is the size of the largest owner, in bytes of JSON. It is written into the store with every entry.
-const MaxOwner = 8 << 10
+// MaxOwnerBytes is the size of the largest owner, in bytes of JSON. It is written into the store with every entry.
+const MaxOwnerBytes = 8 << 10
 
 // DefaultOwner describes this process: host, process id, user, and the name of the program without its arguments, which
 // may be secret. What cannot be found out is left empty.
@@ -34,8 +34,8 @@ func checkOwner(o Owner) error {
 	if err != nil {
 		return fmt.Errorf("the owner: %w", err)
 	}
-	if len(b) > MaxOwner {
-		return fmt.Errorf("the owner: %d bytes of JSON, the most is %d: shorten its labels or reason", len(b), MaxOwner)
+	if len(b) > MaxOwnerBytes {
+		return fmt.Errorf("the owner: %d bytes of JSON, the most is %d: shorten its labels or reason", len(b), MaxOwnerBytes)
 	}
 	return nil
 }

@@ -29,14 +29,26 @@ type Place struct {
 	err    error
 }
 
-// Ready is closed when there is an outcome: the lock is held, or it will not be. [Place.Hold] tells which.
+// Ready is closed when there is an outcome: the lock is held, or it will not be. [Place.Wait] tells which.
 func (p *Place) Ready() <-chan struct{} { return p.ready }
 
-// Hold waits until the place is ready and returns the hold, or the error that Lock would have returned. If the place was
-// left before it was ready the error matches [ErrLeft].
-func (p *Place) Hold() (*Hold, error) {
-	<-p.ready
-	return p.hold, p.err
+// Wait waits until the place is ready and returns the hold, or the error that Lock would have returned. If the place was
+// left before it was ready the error matches [ErrLeft]. It may be called more than once, and returns the same hold.
+//
+// The end of ctx ends this call only, with ctx.Err(): the place stays in line and may have the lock later. [Place.Leave]
+// gives it up. If the place is ready when Wait is called, the outcome is returned even if ctx has ended.
+func (p *Place) Wait(ctx context.Context) (*Hold, error) {
+	select {
+	case <-p.ready:
+		return p.hold, p.err
+	default:
+	}
+	select {
+	case <-p.ready:
+		return p.hold, p.err
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
 }
 
 // Ahead says how many must leave before it is this place's turn, as far as is known: the ones in the line in the store,

@@ -34,7 +34,7 @@ func expectReady(t *testing.T, p *stile.Place) *stile.Hold {
 	if !closed(p.Ready()) {
 		t.Fatalf("the place is not ready; %d are ahead", p.Ahead())
 	}
-	h, err := p.Hold()
+	h, err := p.Wait(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -57,7 +57,7 @@ func expectLeft(t *testing.T, p *stile.Place, want ...error) {
 	if !closed(p.Ready()) {
 		t.Fatal("a place that was given up is not ready")
 	}
-	h, err := p.Hold()
+	h, err := p.Wait(t.Context())
 	if h != nil {
 		t.Errorf("a place that was given up has the hold %v", h)
 	}
@@ -75,7 +75,7 @@ func TestJoin(t *testing.T) {
 		release(t, h)
 		h = expectReady(t, p)
 		expectAhead(t, p, 0)
-		again, err := p.Hold()
+		again, err := p.Wait(t.Context())
 		if again != h || err != nil {
 			t.Errorf("Hold called again returned %v, %v, want the same hold", again, err)
 		}
@@ -95,7 +95,7 @@ func TestHoldOfAPlaceWaits(t *testing.T) {
 			release(t, h)
 		})
 		before := time.Now()
-		if _, err := p.Hold(); err != nil {
+		if _, err := p.Wait(t.Context()); err != nil {
 			t.Fatal(err)
 		}
 		<-released // the test's context lasts until here
@@ -198,7 +198,7 @@ func TestLeavingAPlaceThatHoldsReleases(t *testing.T) {
 			t.Fatal(err)
 		}
 		next.getsNow()
-		h, err := p.Hold()
+		h, err := p.Wait(t.Context())
 		if err != nil || h.Valid() {
 			t.Errorf("the hold of a place left after it was ready: valid %v, error %v", h.Valid(), err)
 		}

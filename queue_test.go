@@ -447,7 +447,7 @@ func TestNothingStaysWithTheCallersContext(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		use(p.Hold())
+		use(p.Wait(t.Context()))
 		if err := m.Do(r, func(context.Context, *stile.Hold) error { return nil }); err != nil {
 			t.Fatal(err)
 		}

@@ -90,7 +90,7 @@ func TestLockNeverReturnsAHoldThatIsOver(t *testing.T) {
 		if err := held.Release(t.Context()); err != nil {
 			t.Fatal(err)
 		}
-		h, err := place.Hold()
+		h, err := place.Wait(t.Context())
 		if err != nil {
 			t.Fatal(err)
 		}

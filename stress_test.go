@@ -196,7 +196,7 @@ func (s *stress) use(c *stile.Client) {
 		}
 		select {
 		case <-p.Ready():
-			hold, err = p.Hold()
+			hold, err = p.Wait(ctx)
 		case <-time.After(s.upTo(3 * time.Second)):
 			s.leave(p)
 			return

@@ -19,7 +19,7 @@ const (
 	watchAnyway = 10 * time.Second
 )
 
-// Watch yields the lines whose name begins with prefix as they are now, as [Client.Lines] would, and again each time
+// WatchLines yields the lines whose name begins with prefix as they are now, as [Client.Lines] would, and again each time
 // something may have changed, until ctx ends or the loop is left. What comes and goes between two readings, of which there
 // are at most ten a second, is not seen; that nothing has changed between two readings is possible, and when nothing
 // happens there is one every ten seconds.
@@ -27,17 +27,17 @@ const (
 // A reading that fails is yielded as an error; if the loop goes on, so does the watch, with the next reading a second later.
 // What cannot pass is the last thing yielded: a bad prefix, a closed client, a watch that the store refuses. The end of ctx
 // is not an error: the loop just ends.
-func (c *Client) Watch(ctx context.Context, prefix string) iter.Seq2[[]Line, error] {
+func (c *Client) WatchLines(ctx context.Context, prefix string) iter.Seq2[[]Line, error] {
 	return watch(ctx, c, prefix, store.CheckPrefix(prefix), func(ctx context.Context) ([]Line, error) {
 		return c.Lines(ctx, prefix)
 	})
 }
 
-// WatchLine yields the line behind name as it is now, and again each time it may have changed. It is [Client.Watch] for a
+// WatchLine yields the line behind name as it is now, and again each time it may have changed. It is [Client.WatchLines] for a
 // single name, which may be any that [Client.Lines] returns.
 func (c *Client) WatchLine(ctx context.Context, name string) iter.Seq2[Line, error] {
 	return watch(ctx, c, name, nil, func(ctx context.Context) (Line, error) {
-		return c.Show(ctx, name)
+		return c.Line(ctx, name)
 	})
 }
 

@@ -40,7 +40,7 @@ type watcher struct {
 func watch(t *testing.T, c *stile.Client, prefix string, body func(n int) (goOn bool)) *watcher {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
-	return loop(t, cancel, c.Watch(ctx, prefix), func(lines []stile.Line) string {
+	return loop(t, cancel, c.WatchLines(ctx, prefix), func(lines []stile.Line) string {
 		var all []string
 		for _, l := range lines {
 			all = append(all, asText(l))

@@ -25,7 +25,7 @@ const ttl = time.Minute
 // newStile returns a Stile client of a server.
 func newStile(t *testing.T, addr string, ttl time.Duration) *stile.Client {
 	t.Helper()
-	cli, err := rueidis.NewClient(redisstore.Ready(addr))
+	cli, err := rueidis.NewClient(redisstore.ClientOptions(addr))
 	if err != nil {
 		t.Fatal(err)
 	}

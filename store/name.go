@@ -7,12 +7,12 @@ import (
 	"unicode/utf8"
 )
 
-// MaxName is the length of the longest name, in bytes.
-const MaxName = 512
+// MaxNameBytes is the length of the longest name, in bytes.
+const MaxNameBytes = 512
 
 // CheckName reports what is wrong with a lock's name, as an error matching [ErrBadName], or nil.
 //
-// A name is 1 to [MaxName] bytes of UTF-8 without control characters. Slashes make paths of names for people and
+// A name is 1 to [MaxNameBytes] bytes of UTF-8 without control characters. Slashes make paths of names for people and
 // for prefixes; they mean nothing to the locks: "a" and "a/b" are two locks that know nothing of each other. So
 // that a path can be written in one way only, no part of it is empty or a dot or two.
 func CheckName(name string) error {
@@ -20,8 +20,8 @@ func CheckName(name string) error {
 	switch {
 	case name == "":
 		return bad("it is empty")
-	case len(name) > MaxName:
-		return bad(fmt.Sprintf("it has %d bytes, maximum is %d", len(name), MaxName))
+	case len(name) > MaxNameBytes:
+		return bad(fmt.Sprintf("it has %d bytes, maximum is %d", len(name), MaxNameBytes))
 	case !utf8.ValidString(name):
 		return bad("it is not UTF-8")
 	case strings.ContainsFunc(name, unicode.IsControl):
@@ -41,8 +41,8 @@ func CheckName(name string) error {
 // CheckPrefix is [CheckName] for the beginning of a name: it may be empty or end anywhere.
 func CheckPrefix(prefix string) error {
 	switch {
-	case len(prefix) > MaxName:
-		return fmt.Errorf("%w prefix %q: it has %d bytes, maximum is %d", ErrBadName, shorten(prefix), len(prefix), MaxName)
+	case len(prefix) > MaxNameBytes:
+		return fmt.Errorf("%w prefix %q: it has %d bytes, maximum is %d", ErrBadName, shorten(prefix), len(prefix), MaxNameBytes)
 	case !utf8.ValidString(prefix) || strings.ContainsFunc(prefix, unicode.IsControl):
 		return fmt.Errorf("%w prefix %q: it is not UTF-8 or contains a control character", ErrBadName, shorten(prefix))
 	}

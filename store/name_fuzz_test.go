@@ -15,12 +15,12 @@ import (
 func FuzzCheckName(f *testing.F) {
 	for _, name := range []string{
 		"a", "a/b", "ä/日/🔒", "", "/", "a/", "/a", "a//b", ".", "a/..", "a/.b", "a\nb", "a\x00", "\u0085", "\xff", "a\xc3", "\u2028",
-		".stile", "-n", "{a}", "~41", strings.Repeat("x", store.MaxName), strings.Repeat("x", store.MaxName+1), strings.Repeat("ä", 300),
+		".stile", "-n", "{a}", "~41", strings.Repeat("x", store.MaxNameBytes), strings.Repeat("x", store.MaxNameBytes+1), strings.Repeat("ä", 300),
 	} {
 		f.Add(name)
 	}
 	f.Fuzz(func(t *testing.T, name string) {
-		good := name != "" && len(name) <= store.MaxName && utf8.ValidString(name) && !strings.ContainsFunc(name, unicode.IsControl)
+		good := name != "" && len(name) <= store.MaxNameBytes && utf8.ValidString(name) && !strings.ContainsFunc(name, unicode.IsControl)
 		for _, bad := range []string{"//", "/./", "/../"} {
 			good = good && !strings.Contains("/"+name+"/", bad)
 		}
@@ -41,11 +41,11 @@ func FuzzCheckName(f *testing.F) {
 }
 
 func FuzzCheckPrefix(f *testing.F) {
-	for _, prefix := range []string{"", "a", "a/", "/", "..", "a\tb", "\xff", strings.Repeat("x", store.MaxName+1)} {
+	for _, prefix := range []string{"", "a", "a/", "/", "..", "a\tb", "\xff", strings.Repeat("x", store.MaxNameBytes+1)} {
 		f.Add(prefix)
 	}
 	f.Fuzz(func(t *testing.T, prefix string) {
-		good := len(prefix) <= store.MaxName && utf8.ValidString(prefix) && !strings.ContainsFunc(prefix, unicode.IsControl)
+		good := len(prefix) <= store.MaxNameBytes && utf8.ValidString(prefix) && !strings.ContainsFunc(prefix, unicode.IsControl)
 		err := store.CheckPrefix(prefix)
 		if (err == nil) != good {
 			t.Fatalf("%q: the error is %v, want one: %v", prefix, err, !good)

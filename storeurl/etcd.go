@@ -79,7 +79,7 @@ func (t *target) setFolder(prefix string) error {
 var patience = 5 * time.Second
 
 // openEtcd connects to etcd and makes sure that it answers.
-func openEtcd(ctx context.Context, t target, logger *slog.Logger) (*Opened, error) {
+func openEtcd(ctx context.Context, t target, logger *slog.Logger) (*Conn, error) {
 	password, err := t.readPassword()
 	if err != nil {
 		return nil, err
@@ -106,7 +106,7 @@ func openEtcd(ctx context.Context, t target, logger *slog.Logger) (*Opened, erro
 		_ = cli.Close()
 		return nil, err
 	}
-	return &Opened{Store: st, close: sync.OnceValue(cli.Close)}, nil
+	return &Conn{Store: st, close: sync.OnceValue(cli.Close)}, nil
 }
 
 // readPassword returns the password, wherever it is; empty if there is no user.

@@ -51,12 +51,12 @@ func isScheme(s string) bool {
 func parse(raw string) (target, error) {
 	scheme, rest, ok := strings.Cut(raw, ":")
 	if !ok || !isScheme(scheme) {
-		return target{}, &schemeError{"it does not begin with a scheme", ErrScheme}
+		return target{}, &schemeError{"it does not begin with a scheme", ErrUnknownScheme}
 	}
 	t := target{scheme: scheme, redacted: raw}
 	known, ok := schemes()[scheme]
 	if !ok {
-		return target{}, &schemeError{fmt.Sprintf("unknown scheme %q", scheme), ErrScheme}
+		return target{}, &schemeError{fmt.Sprintf("unknown scheme %q", scheme), ErrUnknownScheme}
 	}
 	if scheme == schemeMem {
 		if rest != "" {

@@ -179,8 +179,8 @@ func TestOpenSuggestsWhatIsMeant(t *testing.T) {
 
 func TestErrSchemeIsForUnknownSchemesOnly(t *testing.T) {
 	for url, want := range map[string]bool{"": true, "h:p": true, "h:2379": false, "consul://h": true, "etcd://": false, "mem:x": false} {
-		if _, err := Open(t.Context(), url, nil); err == nil || errors.Is(err, ErrScheme) != want {
-			t.Errorf("%q: got %v; want it to match ErrScheme: %v", url, err, want)
+		if _, err := Open(t.Context(), url, nil); err == nil || errors.Is(err, ErrUnknownScheme) != want {
+			t.Errorf("%q: got %v; want it to match ErrUnknownScheme: %v", url, err, want)
 		}
 	}
 }

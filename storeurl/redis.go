@@ -146,7 +146,7 @@ func (t *target) setRedisRest() error {
 }
 
 // openRedis connects to Redis and makes sure that it answers.
-func openRedis(ctx context.Context, t target, logger *slog.Logger) (*Opened, error) {
+func openRedis(ctx context.Context, t target, logger *slog.Logger) (*Conn, error) {
 	password, err := t.readPassword()
 	if err != nil {
 		return nil, err
@@ -173,7 +173,7 @@ func openRedis(ctx context.Context, t target, logger *slog.Logger) (*Opened, err
 		cli.Close()
 		return nil, err
 	}
-	return &Opened{Store: st, close: sync.OnceValue(func() error {
+	return &Conn{Store: st, close: sync.OnceValue(func() error {
 		cli.Close()
 		return nil
 	})}, nil
@@ -186,7 +186,7 @@ func dialing() time.Duration { return patience * 4 / 5 }
 
 // redisOptions are the options of the client.
 func (t target) redisOptions(password string, secure *tls.Config) rueidis.ClientOption {
-	options := redisstore.Ready(t.endpoints...)
+	options := redisstore.ClientOptions(t.endpoints...)
 	options.Username, options.Password, options.TLSConfig = t.user, password, secure
 	options.SelectDB = t.redis.db
 	options.Dialer.Timeout = dialing()

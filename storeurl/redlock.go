@@ -38,7 +38,7 @@ func (t *target) setMasters(authority, path string) error {
 }
 
 // openRedlock begins to connect to the masters and makes sure that a majority answers.
-func openRedlock(ctx context.Context, t target, logger *slog.Logger) (*Opened, error) {
+func openRedlock(ctx context.Context, t target, logger *slog.Logger) (*Conn, error) {
 	password, err := t.readPassword()
 	if err != nil {
 		return nil, err
@@ -62,7 +62,7 @@ func openRedlock(ctx context.Context, t target, logger *slog.Logger) (*Opened, e
 		_ = st.Close()
 		return nil, err
 	}
-	return &Opened{Store: st, close: st.Close}, nil
+	return &Conn{Store: st, close: st.Close}, nil
 }
 
 // answers makes sure that a majority of the masters answers.

@@ -21,7 +21,7 @@ type scheme struct {
 	tls        bool                                          // whether connections are secured
 	parameters func(t *target) map[string]*string            // where the values of the parameters go that it knows
 	set        func(t *target, authority, path string) error // reads what stands between the // and the ?
-	open       func(ctx context.Context, t target, logger *slog.Logger) (*Opened, error)
+	open       func(ctx context.Context, t target, logger *slog.Logger) (*Conn, error)
 	// needed is how many of that many hosts have to answer, for stores whose client goes on trying even if all of them
 	// refuse connections; nil for others.
 	needed func(hosts int) int
@@ -50,8 +50,8 @@ func knownSchemes() string {
 	return strings.Join(names, ", ")
 }
 
-func openMemory(context.Context, target, *slog.Logger) (*Opened, error) {
-	return &Opened{Store: memstore.New(), close: func() error { return nil }}, nil
+func openMemory(context.Context, target, *slog.Logger) (*Conn, error) {
+	return &Conn{Store: memstore.New(), close: func() error { return nil }}, nil
 }
 
 // one is for stores where each host can stand for the others, and majority for those that need most of them.
@@ -104,7 +104,7 @@ func (t *target) warnings() []string {
 // setPrefix sets what all keys begin with.
 func (t *target) setPrefix(prefix string) error {
 	if store.CheckPrefix(prefix) != nil {
-		return fmt.Errorf("the prefix is longer than %d bytes, not UTF-8, or contains a control character", store.MaxName)
+		return fmt.Errorf("the prefix is longer than %d bytes, not UTF-8, or contains a control character", store.MaxNameBytes)
 	}
 	t.prefix = prefix
 	return nil

@@ -88,9 +88,9 @@ import (
 	"github.com/stilelock/stile/store"
 )
 
-// ErrScheme means that the URL does not begin with a scheme that [Open] knows, or with something like one. A program
+// ErrUnknownScheme means that the URL does not begin with a scheme that [Open] knows, or with something like one. A program
 // that knows others can add them to what the error says.
-var ErrScheme = errors.New("known are mem: and " + knownSchemes())
+var ErrUnknownScheme = errors.New("known are mem: and " + knownSchemes())
 
 // Options configures [Open]. The zero value, and a nil *Options, are ready for use.
 type Options struct {
@@ -100,8 +100,8 @@ type Options struct {
 	_ struct{}
 }
 
-// Opened is a store together with the connections made for it. It is safe for concurrent use.
-type Opened struct {
+// A Conn is a store together with the connections made for it. It is safe for concurrent use.
+type Conn struct {
 	// Store is the store.
 	Store store.Store
 	// Warnings are what whoever has configured the URL should know, a line for each: that other users can read the file
@@ -114,7 +114,7 @@ type Opened struct {
 // Close closes the connections. Close the clients that use the store first: with their connections gone they can
 // release nothing, and what they hold is freed only when its TTL has passed. Close after Close does nothing and
 // returns what the first one did.
-func (o *Opened) Close() error { return o.close() }
+func (c *Conn) Close() error { return c.close() }
 
 // Open opens the store that url names.
 //
@@ -124,8 +124,8 @@ func (o *Opened) Close() error { return o.close() }
 // failure nothing is left open.
 //
 // If ctx ended first the error matches ctx.Err(). If the scheme of the URL is unknown, or missing, the error matches
-// [ErrScheme], or suggests the URL that is meant.
-func Open(ctx context.Context, url string, opts *Options) (*Opened, error) {
+// [ErrUnknownScheme], or suggests the URL that is meant.
+func Open(ctx context.Context, url string, opts *Options) (*Conn, error) {
 	if opts == nil {
 		opts = &Options{}
 	}

@@ -6,7 +6,7 @@ import (
 	"strings"
 )
 
-// schemeError is what is wrong with the beginning of a URL. It may wrap [ErrScheme], which lists the schemes.
+// schemeError is what is wrong with the beginning of a URL. It may wrap [ErrUnknownScheme], which lists the schemes.
 type schemeError struct {
 	wrong string
 	err   error

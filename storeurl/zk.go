@@ -81,7 +81,7 @@ func (t *target) setACL() error {
 }
 
 // openZooKeeper makes a store and makes sure that the ensemble answers.
-func openZooKeeper(ctx context.Context, t target, logger *slog.Logger) (*Opened, error) {
+func openZooKeeper(ctx context.Context, t target, logger *slog.Logger) (*Conn, error) {
 	password, err := t.readPassword()
 	if err != nil {
 		return nil, err
@@ -109,5 +109,5 @@ func openZooKeeper(ctx context.Context, t target, logger *slog.Logger) (*Opened,
 		_ = st.Close()
 		return nil, err
 	}
-	return &Opened{Store: st, close: st.Close}, nil
+	return &Conn{Store: st, close: st.Close}, nil
 }

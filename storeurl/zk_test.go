@@ -57,7 +57,7 @@ func TestParseZooKeeper(t *testing.T) {
 		"zk://ann@h":         "without a password",
 		"zk://a%3Ab:pw@h":    "contains a colon",
 		"zks://h?cert=c":     "belong together",
-		"zk://h/" + strings.Repeat("x", store.MaxName): "longer than",
+		"zk://h/" + strings.Repeat("x", store.MaxNameBytes): "longer than",
 	} {
 		if _, err := parse(url); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: the error is %v, want one that says %q", url, err, want)

@@ -216,7 +216,7 @@ func rueidislockOf(addr string, majority int32) func(context.Context, int) (clie
 
 func redisStile(addr string) func(context.Context, int) (client, error) {
 	return func(context.Context, int) (client, error) {
-		cli, err := rueidis.NewClient(redisstore.Ready(addr))
+		cli, err := rueidis.NewClient(redisstore.ClientOptions(addr))
 		if err != nil {
 			return nil, err
 		}

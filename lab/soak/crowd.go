@@ -20,7 +20,7 @@ const hot = "hot"
 
 // crowd is everybody who stands in line.
 type crowd struct {
-	stores  []*storeurl.Opened
+	stores  []*storeurl.Conn
 	clients []*stile.Client
 	hot     []*stile.Place // those who stand in the long line, in order
 
@@ -53,7 +53,7 @@ func each(ctx context.Context, n int, f func(ctx context.Context, i int) error) 
 
 // connect makes the clients. None of them has a session yet.
 func (c *crowd) connect(ctx context.Context, p plan, url string) error {
-	c.stores, c.clients = make([]*storeurl.Opened, p.connections), make([]*stile.Client, p.sessions)
+	c.stores, c.clients = make([]*storeurl.Conn, p.connections), make([]*stile.Client, p.sessions)
 	err := each(ctx, p.connections, func(ctx context.Context, i int) (err error) {
 		c.stores[i], err = storeurl.Open(ctx, url, nil)
 		return err
@@ -130,7 +130,7 @@ func join(ctx context.Context, client *stile.Client, name string, behind bool) (
 	for {
 		select {
 		case <-place.Ready():
-			if _, err := place.Hold(); err != nil {
+			if _, err := place.Wait(ctx); err != nil {
 				return nil, err
 			}
 			if behind {

@@ -78,7 +78,7 @@ func handOvers(ctx context.Context, one, other *stile.Client, n int) (took times
 
 // handOver releases the lock of a place and waits until the next has it. It returns how long that took.
 func handOver(ctx context.Context, place, next *stile.Place) (time.Duration, error) {
-	hold, err := place.Hold()
+	hold, err := place.Wait(ctx)
 	if err != nil {
 		return 0, err
 	}
@@ -91,7 +91,7 @@ func handOver(ctx context.Context, place, next *stile.Place) (time.Duration, err
 		return 0, ctx.Err()
 	}
 	took := time.Since(began)
-	if _, err := next.Hold(); err != nil {
+	if _, err := next.Wait(ctx); err != nil {
 		return 0, err
 	}
 	return took, <-released

@@ -343,7 +343,7 @@ func TestForeignKeysUnderAName(t *testing.T) {
 	}
 	release(t, h)
 	lock(t, c, name)
-	l, err := c.Show(t.Context(), name)
+	l, err := c.Line(t.Context(), name)
 	if err != nil || len(l.Holders) != 1 || len(l.Waiters) != 0 {
 		t.Errorf("the line is %+v, %v; want the holder alone", l, err)
 	}
@@ -374,7 +374,7 @@ func TestEntryWithAnUnknownValue(t *testing.T) {
 			t.Errorf("value %q: TryLock returned %v, want ErrHeld", value, err)
 		}
 		wantSays(t, err, name, se.ID(), "left no word of who it is")
-		l, err := c.Show(t.Context(), name)
+		l, err := c.Line(t.Context(), name)
 		if err != nil || len(l.Holders) != 1 || !l.Holders[0].Foreign {
 			t.Fatalf("value %q: the line is %+v, %v; want one foreign holder", value, l, err)
 		}

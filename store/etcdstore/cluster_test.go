@@ -177,7 +177,7 @@ func TestNothingIsHeldWithoutAQuorum(t *testing.T) {
 	if _, err := c.Mutex(name).TryLock(until(t, time.Second)); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("TryLock without a quorum returned %v, want the end of its context", err)
 	}
-	if _, err := c.Show(until(t, time.Second), name); !errors.Is(err, context.DeadlineExceeded) {
+	if _, err := c.Line(until(t, time.Second), name); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("Show without a quorum returned %v, want the end of its context", err)
 	}
 	select {

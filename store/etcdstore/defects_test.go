@@ -169,7 +169,7 @@ func TestLockJoinsAgainWhenItsEntryIsTakenOut(t *testing.T) {
 	holder, waiter := newClient(t, server(t).Client(t), ample), newClient(t, server(t).Client(t), ample)
 	held := lock(t, holder, name)
 	place := join(t, waiter, name)
-	l, err := holder.Show(t.Context(), name)
+	l, err := holder.Line(t.Context(), name)
 	if err != nil || len(l.Waiters) != 1 {
 		t.Fatalf("the line is %+v, %v", l, err)
 	}
@@ -177,7 +177,7 @@ func TestLockJoinsAgainWhenItsEntryIsTakenOut(t *testing.T) {
 		t.Fatal(err)
 	}
 	await(t, "the waiter to stand there again", func() bool {
-		again, err := holder.Show(t.Context(), name)
+		again, err := holder.Line(t.Context(), name)
 		return err == nil && len(again.Waiters) == 1 && again.Waiters[0].Token > l.Waiters[0].Token
 	})
 	release(t, held)
@@ -339,12 +339,12 @@ func TestLockReturnsWhenItsContextEndsOutOfReach(t *testing.T) {
 	proxy.Hold()
 	cancel()
 	wait(t, place.Ready(), "the end of Lock, whose context has ended")
-	if _, err := place.Hold(); !errors.Is(err, context.Canceled) {
+	if _, err := place.Wait(t.Context()); !errors.Is(err, context.Canceled) {
 		t.Errorf("Lock returned %v, want context.Canceled", err)
 	}
 	proxy.Release()
 	await(t, "the waiter to be out of the line", func() bool {
-		l, err := holder.Show(t.Context(), name)
+		l, err := holder.Line(t.Context(), name)
 		return err == nil && len(l.Holders) == 1 && len(l.Waiters) == 0
 	})
 }
@@ -525,7 +525,7 @@ func TestLockAfterLeaseWasRevoked(t *testing.T) {
 	name, direct := newName(t), server(t).Client(t)
 	c := newClient(t, server(t).Client(t), ample)
 	h := lock(t, c, name)
-	l, err := c.Show(t.Context(), name)
+	l, err := c.Line(t.Context(), name)
 	if err != nil || len(l.Holders) != 1 {
 		t.Fatalf("the line is %+v, %v", l, err)
 	}

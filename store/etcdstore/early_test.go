@@ -98,7 +98,7 @@ func pauseTheLeader(t *testing.T, cluster *testservers.EtcdCluster, ttl, lockDel
 			select {
 			case <-c.place.Ready():
 				// On a busy machine it may have lost its session, and then there is no next one to overlap with.
-				if c.next, c.err = c.place.Hold(); c.err == nil {
+				if c.next, c.err = c.place.Wait(t.Context()); c.err == nil {
 					c.overlap = c.hold.Valid() && c.next.Valid()
 				}
 			case <-time.After(soon):

@@ -166,7 +166,7 @@ func TestRivalHoldsStileWaits(t *testing.T) {
 		if got := place.Ahead(); got != 1 {
 			t.Errorf("%d are ahead of the waiter, want the rival alone", got)
 		}
-		l, err := c.Show(t.Context(), name)
+		l, err := c.Line(t.Context(), name)
 		if err != nil || len(l.Holders) != 1 || !l.Holders[0].Foreign || len(l.Waiters) != 1 || l.Waiters[0].Foreign {
 			t.Errorf("the line is %+v, %v; want the rival to hold and Stile to wait", l, err)
 		}
@@ -185,7 +185,7 @@ func TestStileHoldsRivalWaits(t *testing.T) {
 		hold := lock(t, c, name)
 		acquired, leave := r.join(t, name)
 		await(t, "the rival to stand in the line", func() bool {
-			l, err := c.Show(t.Context(), name)
+			l, err := c.Line(t.Context(), name)
 			return err == nil && len(l.Waiters) == 1 && l.Waiters[0].Foreign
 		})
 		select {
@@ -210,7 +210,7 @@ func TestStileAndRivalAreServedInTurn(t *testing.T) {
 		first := lock(t, c, name)
 		acquired, leave := r.join(t, name)
 		await(t, "the rival to stand in the line", func() bool {
-			l, err := c.Show(t.Context(), name)
+			l, err := c.Line(t.Context(), name)
 			return err == nil && len(l.Waiters) == 1
 		})
 		last := join(t, newClient(t, server(t).Client(t), ample), name)

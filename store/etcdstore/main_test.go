@@ -261,7 +261,7 @@ func holdSoon(t *testing.T, p *stile.Place) *stile.Hold {
 	case <-time.After(soon):
 		t.Fatalf("a waiter is not admitted after %v", soon)
 	}
-	h, err := p.Hold()
+	h, err := p.Wait(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -104,7 +104,7 @@ func TestRivalWaitsForAnEntryThatOutlastsItsSession(t *testing.T) {
 		hold := lock(t, c, name)
 		acquired, leave := r.join(t, name)
 		await(t, "the rival to stand in the line", func() bool {
-			l, err := c.Show(t.Context(), name)
+			l, err := c.Line(t.Context(), name)
 			return err == nil && len(l.Waiters) == 1
 		})
 		called := time.Now()

@@ -196,7 +196,7 @@ func TestAnOverwrittenKeyExcludesAsBefore(t *testing.T) {
 				!held.Holder.Foreign || held.Holder.Session != se.ID() {
 				t.Fatalf("TryLock: %v, want a HeldError that names the session", err)
 			}
-			l, err := c.Show(t.Context(), name)
+			l, err := c.Line(t.Context(), name)
 			if err != nil || len(l.Holders) != 1 {
 				t.Fatalf("the line is %+v, %v", l, err)
 			}
@@ -242,7 +242,7 @@ func TestTheGuardsOfAStoreWithAPrefixAreNoEntries(t *testing.T) {
 	await(t, "the guard to be raised", func() bool { return there(t, server(t).Client(t), name+"/.stile") })
 
 	c := newClient(t, server(t).Client(t), ample)
-	l, err := c.Show(t.Context(), name+"/.stile")
+	l, err := c.Line(t.Context(), name+"/.stile")
 	if err != nil || len(l.Holders) > 0 {
 		t.Errorf("the line is %+v, %v; want nobody", l, err)
 	}

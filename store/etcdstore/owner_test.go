@@ -168,7 +168,7 @@ func TestAChangedOwnerLetsNoRivalIn(t *testing.T) {
 		j.await(t, store.Admitted)
 		acquired, leave := r.join(t, name)
 		await(t, "the rival to stand in the line", func() bool {
-			l, err := c.Show(t.Context(), name)
+			l, err := c.Line(t.Context(), name)
 			return err == nil && len(l.Waiters) == 1 && l.Waiters[0].Foreign
 		})
 		for n := range 3 {

@@ -212,7 +212,7 @@ func (a *actor) join() {
 }
 
 func (a *actor) hasLock() {
-	hold, err := a.place.Hold()
+	hold, err := a.place.Wait(a.t.Context())
 	if err != nil {
 		a.t.Fatal(err)
 	}

@@ -54,7 +54,7 @@ func TestUserWithTheDocumentedRightsIsWokenInACluster(t *testing.T) {
 	more := between(t, storesPage(t), "in a cluster `", "`")
 	nodes := testservers.StartRedisCluster(t, 3, "user stile "+strings.ReplaceAll(rights(t), "PASSWORD", "secret")+" "+more)
 	session := func() store.Session {
-		options := redisstore.Ready(nodes[0].Addr(), nodes[1].Addr())
+		options := redisstore.ClientOptions(nodes[0].Addr(), nodes[1].Addr())
 		options.Username, options.Password = "stile", "secret"
 		st := newStore(t, connectWith(t, options), &redisstore.Options{Prefix: "team:"})
 		st.Mute()
@@ -75,7 +75,7 @@ func TestUserWithTheDocumentedRightsCanDoEverything(t *testing.T) {
 	t.Parallel()
 	server := testservers.StartRedis(t, "user stile "+strings.ReplaceAll(rights(t), "PASSWORD", "secret"))
 	newTeamStore := func() *redisstore.Store {
-		options := redisstore.Ready(server.Addr())
+		options := redisstore.ClientOptions(server.Addr())
 		options.Username, options.Password = "stile", "secret"
 		return newStore(t, connectWith(t, options), &redisstore.Options{Prefix: "team:"})
 	}
@@ -118,7 +118,7 @@ func TestUserWithTheDocumentedRightsCanDoEverything(t *testing.T) {
 	<-watched
 
 	cli := connectWith(t, func() (o rueidis.ClientOption) {
-		o = redisstore.Ready(server.Addr())
+		o = redisstore.ClientOptions(server.Addr())
 		o.Username, o.Password = "stile", "secret"
 		return o
 	}())
@@ -132,7 +132,7 @@ func TestUserWithTheDocumentedRightsCanUseAnotherDatabase(t *testing.T) {
 	t.Parallel()
 	more := between(t, storesPage(t), "a database other than 0 it needs `", "`")
 	server := testservers.StartRedis(t, "user stile "+strings.ReplaceAll(rights(t), "PASSWORD", "secret")+" "+more)
-	options := redisstore.Ready(server.Addr())
+	options := redisstore.ClientOptions(server.Addr())
 	options.Username, options.Password, options.SelectDB = "stile", "secret", 1
 	st := newStore(t, connectWith(t, options), &redisstore.Options{Prefix: "team:"})
 	hold(t, open(t, st, lasting), newName(t)).leave(t)
@@ -142,7 +142,7 @@ func TestUserWithTheDocumentedRightsCanUseAnotherDatabase(t *testing.T) {
 func TestRightThatTheScriptLacksIsSaidToBeOne(t *testing.T) {
 	t.Parallel()
 	server := testservers.StartRedis(t, "user clerk on >secret ~* &* +@all -zadd")
-	options := redisstore.Ready(server.Addr())
+	options := redisstore.ClientOptions(server.Addr())
 	options.Username, options.Password = "clerk", "secret"
 	_, err := tryJoin(t.Context(), open(t, newStore(t, connectWith(t, options), nil), lasting), newName(t), line.Exclusive)
 	if err == nil || !strings.Contains(err.Error(), "docs/stores.md") {
@@ -222,7 +222,7 @@ func TestCheckFindsWhatWouldBreakPromises(t *testing.T) {
 	}
 
 	mute := testservers.StartRedis(t, "user mute on nopass ~* resetchannels +@all")
-	options := redisstore.Ready(mute.Addr())
+	options := redisstore.ClientOptions(mute.Addr())
 	options.Username, options.Password = "mute", "any"
 	all, err = newStore(t, connectWith(t, options), nil).Check(t.Context())
 	if err != nil || len(all) != 1 || !strings.Contains(strings.Join(all[0].Findings, "\n"), "//wake/") {

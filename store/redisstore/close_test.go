@@ -22,7 +22,7 @@ func TestNoConnectionIsLeftThatWasMadeDuringClose(t *testing.T) {
 	server := testservers.StartRedis(t)
 	proxy := testservers.NewProxy(t, server.Addr())
 	var outage atomic.Bool
-	options := redisstore.Ready(proxy.Addr())
+	options := redisstore.ClientOptions(proxy.Addr())
 	options.DialCtxFn = func(ctx context.Context, addr string, d *net.Dialer, _ *tls.Config) (net.Conn, error) {
 		if outage.Load() {
 			if _, bounded := ctx.Deadline(); !bounded {

@@ -19,7 +19,7 @@ func clusterStore(t *testing.T, nodes []*testservers.Redis) *redisstore.Store {
 	for _, node := range nodes {
 		addrs = append(addrs, node.Addr())
 	}
-	return newStore(t, connectWith(t, redisstore.Ready(addrs...)), nil)
+	return newStore(t, connectWith(t, redisstore.ClientOptions(addrs...)), nil)
 }
 
 // channels returns the channels that are subscribed to at the nodes of a cluster.

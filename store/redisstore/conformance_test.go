@@ -44,7 +44,7 @@ func TestStoreConformsOnACluster(t *testing.T) {
 		addrs = append(addrs, node.Addr())
 	}
 	open := func(t *testing.T) store.Store {
-		return newStore(t, connectWith(t, redisstore.Ready(addrs...)), nil)
+		return newStore(t, connectWith(t, redisstore.ClientOptions(addrs...)), nil)
 	}
 	storetest.Run(t, storetest.Harness{
 		Open:    open,

@@ -553,7 +553,7 @@ func wantTold(t *testing.T, h *stile.Hold) {
 func TestUserWithoutChannelsIsRefusedAtOnce(t *testing.T) {
 	t.Parallel()
 	server := testservers.StartRedis(t, "user mute on >secret ~* resetchannels +@all")
-	options := redisstore.Ready(server.Addr())
+	options := redisstore.ClientOptions(server.Addr())
 	options.Username, options.Password = "mute", "secret"
 	st := newStore(t, connectWith(t, options), nil)
 	_, err := st.Open(t.Context(), store.SessionOptions{TTL: lasting})
@@ -687,7 +687,7 @@ func TestPasswordIsNotShown(t *testing.T) {
 	t.Parallel()
 	const password = "v3ry-s3cret"
 	server := testservers.StartRedis(t, "requirepass "+password)
-	options := redisstore.Ready(server.Addr())
+	options := redisstore.ClientOptions(server.Addr())
 	options.Password = password
 	cli := connectWith(t, options)
 	st := newStore(t, cli, nil)

@@ -85,7 +85,7 @@ func TestFailoverToAReplica(t *testing.T) {
 			t.Parallel()
 			const ttl, some = 10 * time.Second, 20
 			f := testservers.StartRedisFailover(t)
-			options := redisstore.Ready(f.SentinelAddrs()...)
+			options := redisstore.ClientOptions(f.SentinelAddrs()...)
 			options.Sentinel.MasterSet = testservers.SentinelMaster
 			options.Sentinel.TopologyRefreshInterval = time.Second
 			turns, stop := contest(t, 4, newName(t), func() store.Store {

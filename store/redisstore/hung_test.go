@@ -57,7 +57,7 @@ func TestContextEndsEveryCallWhileTheServerHangs(t *testing.T) {
 				t.Parallel()
 				server := testservers.StartRedis(t)
 				proxy := testservers.NewProxy(t, server.Addr())
-				options := redisstore.Ready(proxy.Addr())
+				options := redisstore.ClientOptions(proxy.Addr())
 				// The client's own limits end no call within this test.
 				options.ConnWriteTimeout, options.Dialer.Timeout = lasting, lasting
 				h := hung{st: newStore(t, connectWith(t, options), nil), name: newName(t)}

@@ -50,7 +50,7 @@ func newName(t *testing.T) string {
 // connect makes a client of the server at addr, which is closed when t ends.
 func connect(t testing.TB, addr string) rueidis.Client {
 	t.Helper()
-	return connectWith(t, redisstore.Ready(addr))
+	return connectWith(t, redisstore.ClientOptions(addr))
 }
 
 func connectWith(t testing.TB, options rueidis.ClientOption) rueidis.Client {

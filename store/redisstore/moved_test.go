@@ -34,7 +34,7 @@ func TestDemotedMasterIsLeftWhenTheAddressHasMoved(t *testing.T) {
 			old, now := servers[0], servers[1]
 			var address atomic.Value
 			address.Store(old.Addr())
-			options := redisstore.Ready("moves:6379")
+			options := redisstore.ClientOptions("moves:6379")
 			options.ConnWriteTimeout = soon // only what the store does ends a connection
 			options.DialCtxFn = func(ctx context.Context, _ string, d *net.Dialer, _ *tls.Config) (net.Conn, error) {
 				return d.DialContext(ctx, "tcp", address.Load().(string))
@@ -120,7 +120,7 @@ func TestServerThatIsTooOldIsRefused(t *testing.T) {
 	}
 	_, after, _ := strings.Cut(info, "redis_version:")
 	version, _, _ := strings.Cut(after, "\r")
-	options := redisstore.Ready(server.Addr())
+	options := redisstore.ClientOptions(server.Addr())
 	options.DialCtxFn = func(ctx context.Context, addr string, d *net.Dialer, _ *tls.Config) (net.Conn, error) {
 		conn, err := d.DialContext(ctx, "tcp", addr)
 		return old{conn, version}, err
@@ -185,7 +185,7 @@ func TestNoConnectionStaysWithADemotedMaster(t *testing.T) {
 	now.ReplicaOf(old)
 	var address atomic.Value
 	address.Store(old.Addr())
-	options := redisstore.Ready("moves:6379")
+	options := redisstore.ClientOptions("moves:6379")
 	options.PipelineMultiplex = 2 // what the client takes by itself on four processors or more
 	options.DialCtxFn = func(ctx context.Context, _ string, d *net.Dialer, _ *tls.Config) (net.Conn, error) {
 		return d.DialContext(ctx, "tcp", address.Load().(string))

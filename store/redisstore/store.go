@@ -71,7 +71,7 @@ var _ store.Store = (*Store)(nil)
 //
 // The client should be made with DisableRetry, because the store makes its requests again by itself and more carefully,
 // and with a ConnWriteTimeout of a few seconds, so that a dead connection is given up well before a TTL has passed. It
-// needs neither its cache nor any other option. [Ready] makes such options.
+// needs neither its cache nor any other option. [ClientOptions] makes such options.
 //
 // Nobody else should use cli. When a single server says that it is not the master, the store ends all connections of cli, and
 // with them the requests that are under way on them.
@@ -112,10 +112,10 @@ func New(cli rueidis.Client, opts *Options) (*Store, error) {
 	}, nil
 }
 
-// Ready returns options for a client of the servers at the given addresses, as [New] wants them: for a single server
+// ClientOptions returns options for a client of the servers at the given addresses, as [New] wants them: for a single server
 // one address, for a cluster those of some of its nodes, for Sentinels theirs. Who has more to say, about users, passwords,
 // TLS and the name of the master, adds it; and unsets ForceSingleClient if there is one address only, but not one server.
-func Ready(addrs ...string) rueidis.ClientOption {
+func ClientOptions(addrs ...string) rueidis.ClientOption {
 	return rueidis.ClientOption{
 		InitAddress:       addrs,
 		ForceSingleClient: len(addrs) == 1,

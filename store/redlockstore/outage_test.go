@@ -265,7 +265,7 @@ func TestAWaiterWhoseConnectionsAreCutIsNotForgotten(t *testing.T) {
 		case <-time.After(soon):
 			t.Fatal("forgotten")
 		}
-		got, err := p.Hold()
+		got, err := p.Wait(t.Context())
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -314,7 +314,7 @@ func TestAReleaseWakesWhoWaits(t *testing.T) {
 		}
 		time.Sleep(20 * time.Millisecond) // it has subscribed
 		release(t, h)
-		if h, err = p.Hold(); err != nil {
+		if h, err = p.Wait(t.Context()); err != nil {
 			t.Fatal(err)
 		}
 		a, b = b, a

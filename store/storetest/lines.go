@@ -153,7 +153,7 @@ func alike(w *world) []string {
 	for i, n := range names {
 		names[i] = w.name(n)
 	}
-	return append(names, w.name(strings.Repeat("x", store.MaxName-len(w.name("")))), w.prefix)
+	return append(names, w.name(strings.Repeat("x", store.MaxNameBytes-len(w.name("")))), w.prefix)
 }
 
 // wantLines checks which of the test's own names Lines returns.

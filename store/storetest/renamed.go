@@ -14,7 +14,7 @@ import (
 // It is also an example of a wrapper. Everything that has a name in it is wrapped, one field after the other, and what it
 // does not know it does not pass on. Tickets have no names, so they can be returned as they are.
 //
-// Names become longer by the prefix, so st must bear names that are so much longer than [store.MaxName].
+// Names become longer by the prefix, so st must bear names that are so much longer than [store.MaxNameBytes].
 func Renamed(st store.Store, prefix string) store.Store { return &renamed{st, prefix} }
 
 type renamed struct {

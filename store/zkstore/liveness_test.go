@@ -76,7 +76,7 @@ func TestAHolderWhoseServerIsCutOffHearsOfItBeforeAnotherIsAdmitted(t *testing.T
 	follower.Reconnect()
 	follower.AwaitReady()
 	for _, p := range next {
-		h, err := p.Hold()
+		h, err := p.Wait(t.Context())
 		if err == nil {
 			err = h.Release(t.Context())
 		}

@@ -13,7 +13,7 @@ import (
 
 // stileLocker is Stile. Whatever the error of its Lock, nothing is held.
 type stileLocker struct {
-	opened *storeurl.Opened
+	opened *storeurl.Conn
 	client *stile.Client
 }
 

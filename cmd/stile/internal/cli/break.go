@@ -84,7 +84,7 @@ func (b *breaking) run(ctx context.Context, client *stile.Client) error {
 		return b.whichToken(ctx, client)
 	}
 	// Before it is broken, because a store says no more of a removed entry than of one that stands.
-	line, err := client.Show(ctx, b.name)
+	line, err := client.Line(ctx, b.name)
 	if err != nil {
 		return err
 	}
@@ -116,7 +116,7 @@ type broken struct {
 
 // whichToken is the error for a missing token.
 func (b *breaking) whichToken(ctx context.Context, client *stile.Client) error {
-	line, err := client.Show(ctx, b.name)
+	line, err := client.Line(ctx, b.name)
 	switch {
 	case err != nil:
 		return fmt.Errorf("--token is required, and the holder of %q cannot be read: %w", b.name, reasonOf(err))

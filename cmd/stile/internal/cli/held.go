@@ -84,7 +84,7 @@ func tryReleaseOrphaned(ctx context.Context, c watchdog.Charge, safe <-chan stru
 		}
 		// A token tells one entry from all others for as long as the store keeps its data. A store that has lost some may have
 		// given the token to somebody else by now.
-		line, err := client.Show(ctx, c.Name)
+		line, err := client.Line(ctx, c.Name)
 		if err != nil || !(held{c.Name, c.Token, c.Owner}).holds(line) {
 			return err
 		}

@@ -19,7 +19,7 @@ import (
 type lock struct {
 	stdio     Stdio
 	verbose   bool
-	opened    *storeurl.Opened
+	opened    *storeurl.Conn
 	client    *stile.Client
 	renewals  supervise.Renewals
 	ttl       time.Duration
@@ -137,7 +137,7 @@ func (r *run) waitFor(ctx context.Context, client *stile.Client) (*stile.Hold, e
 	if !r.quiet {
 		r.showWaiting(ctx, client, place)
 	}
-	return place.Hold()
+	return place.Wait(ctx)
 }
 
 // waitedEnough makes an error of having waited for as long as -w says. It tells who has the lock, or what was wrong with the
@@ -148,7 +148,7 @@ func (r *run) waitedEnough(ctx context.Context, client *stile.Client, err error)
 	// like an outage.
 	asking, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
-	line, unread := client.Show(asking, r.name)
+	line, unread := client.Line(asking, r.name)
 	within := brief(time.Duration(r.wait))
 	switch {
 	case unread != nil:
@@ -170,7 +170,7 @@ func (r *run) notObtained(err error) error {
 // heldError says who holds a lock that was tried for.
 func heldError(err error) error {
 	held, ok := errors.AsType[*stile.HeldError](err)
-	if !ok || held.Holder == nil || held.Closed > 0 {
+	if !ok || held.Holder == nil || held.ClosedFor > 0 {
 		return err
 	}
 	return fmt.Errorf("lock %q is held by %s", held.Name, holderName(*held.Holder))

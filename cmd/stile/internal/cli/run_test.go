@@ -74,7 +74,7 @@ func TestWhereTheStoreCannotKeepALockItIsWaitedFor(t *testing.T) {
 	defer signals.Close()
 
 	const rest = 100 * time.Millisecond
-	l := &lock{stdio: stdio, client: client, hold: hold, opened: &storeurl.Opened{Store: st}, obtained: time.Now()}
+	l := &lock{stdio: stdio, client: client, hold: hold, opened: &storeurl.Conn{Store: st}, obtained: time.Now()}
 	began := time.Now()
 	l.keepFor(signals, rest)
 	if took := time.Since(began); took < rest {

@@ -29,7 +29,7 @@ to repair it.`,
 		Args: nameArg(&name),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return stdio.withClient(cmd.Context(), r.url, func(client *stile.Client) error {
-				line, err := client.Show(cmd.Context(), name)
+				line, err := client.Line(cmd.Context(), name)
 				switch {
 				case err != nil:
 					return err

@@ -40,7 +40,7 @@ func (s Stdio) withClient(ctx context.Context, url string, f func(*stile.Client)
 }
 
 // withClientOn calls f with a client on a store, and closes both.
-func withClientOn(ctx context.Context, opened *storeurl.Opened, f func(*stile.Client) error) error {
+func withClientOn(ctx context.Context, opened *storeurl.Conn, f func(*stile.Client) error) error {
 	defer func() { _ = opened.Close() }() // nothing was written that could be lost
 	client, err := stile.New(opened.Store, nil)
 	if err != nil {
@@ -51,7 +51,7 @@ func withClientOn(ctx context.Context, opened *storeurl.Opened, f func(*stile.Cl
 }
 
 // open opens the store that was chosen. To a person it says what is odd about that.
-func (s Stdio) open(ctx context.Context, c choice) (*storeurl.Opened, error) {
+func (s Stdio) open(ctx context.Context, c choice) (*storeurl.Conn, error) {
 	opened, err := s.openStore(ctx, c.url)
 	if err != nil {
 		return nil, c.explain(err)
@@ -65,7 +65,7 @@ func (s Stdio) open(ctx context.Context, c choice) (*storeurl.Opened, error) {
 
 // openStore opens the store that a URL names. If the URL means the local server, that is started if need be, and again if
 // it ends before ctx does; if it cannot be started again, its reason is said.
-func (s Stdio) openStore(ctx context.Context, url string) (*storeurl.Opened, error) {
+func (s Stdio) openStore(ctx context.Context, url string) (*storeurl.Conn, error) {
 	switch {
 	case url == local.URL:
 		home, err := local.DefaultHome()
@@ -83,14 +83,14 @@ func (s Stdio) openStore(ctx context.Context, url string) (*storeurl.Opened, err
 		return nil, fmt.Errorf("store URL %q: it does not begin with a scheme; did you mean %s?", url, local.URL)
 	default:
 		opened, err := storeurl.Open(ctx, url, nil)
-		if errors.Is(err, storeurl.ErrScheme) {
+		if errors.Is(err, storeurl.ErrUnknownScheme) {
 			err = fmt.Errorf("%w; and %s, the server that stile starts by itself", err, local.URL)
 		}
 		return opened, err
 	}
 }
 
-func openLocal(ctx context.Context, home local.Home) (*storeurl.Opened, error) {
+func openLocal(ctx context.Context, home local.Home) (*storeurl.Conn, error) {
 	url, _, err := home.Ensure(ctx)
 	if err != nil {
 		return nil, err
@@ -116,7 +116,7 @@ func openLocal(ctx context.Context, home local.Home) (*storeurl.Opened, error) {
 
 // openRunning opens a store as open would, but starts no server, and says nothing: if none runs where one would be
 // started, the error matches local.ErrNone.
-func openRunning(ctx context.Context, c choice) (*storeurl.Opened, error) {
+func openRunning(ctx context.Context, c choice) (*storeurl.Conn, error) {
 	if c.url != local.URL {
 		return storeurl.Open(ctx, c.url, nil)
 	}

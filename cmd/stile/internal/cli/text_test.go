@@ -82,7 +82,7 @@ func TestTexts_failures(t *testing.T) {
 		{
 			"reading", func(ctx context.Context, s scene) error {
 				s.store.SetFaults(down(memstore.Read))
-				_, err := s.client.Show(ctx, "demo")
+				_, err := s.client.Line(ctx, "demo")
 				return errors.New((&outage{}).news(err))
 			}, `stile: show lock "demo": ` + reason + "; trying again",
 		},
@@ -104,7 +104,7 @@ func TestTexts_failures(t *testing.T) {
 			s := scene{
 				run:   &run{name: "demo", ttl: duration(stile.DefaultTTL), conflict: exitNotObtained},
 				store: st, client: newTestClient(t, st, stile.Owner{}),
-				lock: &lock{hold: hold, ttl: stile.DefaultTTL, verbose: true, opened: &storeurl.Opened{Store: st}},
+				lock: &lock{hold: hold, ttl: stile.DefaultTTL, verbose: true, opened: &storeurl.Conn{Store: st}},
 			}
 			ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 			defer cancel()

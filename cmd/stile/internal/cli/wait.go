@@ -84,7 +84,7 @@ func (w *wait) run(ctx context.Context) error {
 // untilFree waits as long as it is to wait, and returns the line as last read.
 func (w *wait) untilFree(ctx context.Context, client *stile.Client) (stile.Line, error) {
 	began := time.Now()
-	line, err := client.Show(ctx, w.name)
+	line, err := client.Line(ctx, w.name)
 	if err != nil || len(line.Holders) == 0 || w.nonblock || w.mostSet && w.most == 0 {
 		return line, err
 	}

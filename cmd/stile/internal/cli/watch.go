@@ -65,7 +65,7 @@ seen. If the store cannot be reached that is said once, and again when it can.`,
 func (w *watch) run(ctx context.Context, client *stile.Client) error {
 	var store outage
 	begun := false
-	for lines, err := range client.Watch(ctx, w.prefix) {
+	for lines, err := range client.WatchLines(ctx, w.prefix) {
 		if err != nil && !begun {
 			return err
 		}

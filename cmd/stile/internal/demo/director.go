@@ -99,7 +99,7 @@ func (d *director) watch(ctx context.Context) {
 func (d *director) look(ctx context.Context) {
 	if d.client != nil {
 		d.listening.Go(func() {
-			line, err := d.client.Show(ctx, d.job.Lock)
+			line, err := d.client.Line(ctx, d.job.Lock)
 			d.pass(ctx, reading{line, err})
 		})
 	}

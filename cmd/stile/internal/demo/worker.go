@@ -13,7 +13,7 @@ import (
 )
 
 // Open opens the store that a URL names.
-type Open func(ctx context.Context, url string) (*storeurl.Opened, error)
+type Open func(ctx context.Context, url string) (*storeurl.Conn, error)
 
 // Work is what a worker process does: it gets its job from in, does it, and reports to out. It ends when the job is done,
 // when it cannot be done, which is the error, and when in ends, because then there is nobody left to work for.

@@ -28,7 +28,7 @@ type hired struct {
 const ttl = 5 * time.Minute
 
 // hire starts a worker on a store in memory.
-func hire(t *testing.T, opened *storeurl.Opened, j job) *hired {
+func hire(t *testing.T, opened *storeurl.Conn, j job) *hired {
 	t.Helper()
 	fromParent, toWorker := io.Pipe()
 	fromWorker, toParent := io.Pipe()
@@ -37,7 +37,7 @@ func hire(t *testing.T, opened *storeurl.Opened, j job) *hired {
 		orders: json.NewEncoder(toWorker), reports: json.NewDecoder(fromWorker),
 	}
 	go func() {
-		err := Work(t.Context(), fromParent, toParent, func(context.Context, string) (*storeurl.Opened, error) {
+		err := Work(t.Context(), fromParent, toParent, func(context.Context, string) (*storeurl.Conn, error) {
 			return opened, nil
 		})
 		toParent.Close()
@@ -53,7 +53,7 @@ func hire(t *testing.T, opened *storeurl.Opened, j job) *hired {
 	return h
 }
 
-func memory(t *testing.T) *storeurl.Opened {
+func memory(t *testing.T) *storeurl.Conn {
 	t.Helper()
 	opened, err := storeurl.Open(t.Context(), "mem:", nil)
 	if err != nil {
