@@ -30,7 +30,7 @@ func newStage(t *testing.T, ttl time.Duration, argv ...string) *stage {
 	s := &stage{T: t, store: memstore.New(), said: make(chan string, 10)}
 	renewals := NewRenewals()
 	var err error
-	s.client, err = stile.New(s.store, &stile.Options{TTL: ttl, Hooks: stile.Hooks{Renewed: renewals.Note}})
+	s.client, err = stile.New(s.store, &stile.Options{TTL: ttl, Hooks: stile.Hooks{SessionRenewed: renewals.Note}})
 	if err != nil {
 		t.Fatal(err)
 	}
