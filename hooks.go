@@ -37,8 +37,8 @@ type Hooks struct {
 	AttemptEnd func(ctx context.Context, e AttemptEndEvent)
 
 	// HoldStart is called when a lock has been acquired, after AttemptEnd and before the caller has the hold. ctx has the
-	// values of the context that AttemptStart has returned, and does not end. [Hold.Context] has the values of the context
-	// returned, which must be ctx or derived from it. Nil means ctx.
+	// values of the context that AttemptStart has returned, and does not end. [Hold.Context], and the context of a function
+	// that Do runs, have the values of the context returned, which must be ctx or derived from it. Nil means ctx.
 	HoldStart func(ctx context.Context, e HoldStartEvent) context.Context
 	// HoldEnd is called when the hold has been released, or after it was lost.
 	HoldEnd func(ctx context.Context, e HoldEndEvent)

@@ -55,7 +55,8 @@ func (l locker) do(ctx context.Context, f func(ctx context.Context, h *Hold) err
 	if err != nil {
 		return err
 	}
-	inner, cancel := context.WithCancelCause(ctx) // ends with the hold; the release must not
+	withHold := valuesContext{ctx, context.WithoutCancel(hold.Context())}
+	inner, cancel := context.WithCancelCause(withHold) // ends with the hold; the release must not
 	defer cancel(nil)
 	defer context.AfterFunc(hold.Context(), func() { cancel(context.Cause(hold.Context())) })()
 
@@ -68,6 +69,20 @@ func (l locker) do(ctx context.Context, f func(ctx context.Context, h *Hold) err
 	err = f(inner, hold)
 	returned = true
 	return errors.Join(err, hold.Release(ctx))
+}
+
+// A valuesContext ends with its Context and has the values of another, which does not end.
+type valuesContext struct {
+	context.Context
+	values context.Context
+}
+
+// Value asks the Context too, for what package context keeps there about its end.
+func (c valuesContext) Value(key any) any {
+	if v := c.values.Value(key); v != nil {
+		return v
+	}
+	return c.Context.Value(key)
 }
 
 // arrive starts an attempt and puts its place at the end of the queue of its process. The call is for the place to end. On
