@@ -193,39 +193,49 @@ func over(s *keeper.Session) bool {
 
 // watcher passes on what happens to a session.
 func (c *Client) watcher() keeper.Watcher {
-	hooks := c.opts.Hooks
+	hooks := &c.opts.Hooks
+	var id string
+	renewed := func(e RenewalEvent) {
+		if hooks.SessionRenewed != nil {
+			e.Session = id
+			c.news.tell(func() { hooks.SessionRenewed(e) })
+		}
+	}
 	return keeper.Watcher{
-		Confirmed: func(roundTrip time.Duration) {
-			if hooks.Renewed != nil {
-				c.news.tell(func() { hooks.Renewed(Renewed{RoundTrip: roundTrip}) })
+		Opened: func(session string) {
+			id = session
+			if hooks.SessionOpened != nil {
+				c.news.tell(func() { hooks.SessionOpened(SessionEvent{id}) })
 			}
 		},
-		Unconfirmed: func(err error) {
-			c.news.tell(func() {
-				c.log(slog.LevelDebug, "renewal not confirmed", slog.Any("error", err))
-				if hooks.Renewed != nil {
-					hooks.Renewed(Renewed{Err: err})
-				}
-			})
+		Confirmed: func(roundTrip, left time.Duration) { renewed(RenewalEvent{RoundTrip: roundTrip, Left: left}) },
+		Unconfirmed: func(err error, left time.Duration) {
+			c.news.tell(func() { c.log(slog.LevelDebug, "renewal not confirmed", slog.Any("error", err)) })
+			renewed(RenewalEvent{Left: left, Err: err})
 		},
 		AtRisk: func(err error, left time.Duration) {
 			c.news.tell(func() {
 				c.log(slog.LevelWarn, "renewal overdue", slog.Duration("left", left), slog.Any("error", err))
-				if hooks.AtRisk != nil {
-					hooks.AtRisk(left)
+				if hooks.SessionAtRisk != nil {
+					hooks.SessionAtRisk(RiskEvent{Session: id, Left: left, Err: err})
 				}
 			})
 		},
 		Recovered: func() {
 			c.news.tell(func() {
 				c.log(slog.LevelDebug, "session confirmed again")
-				if hooks.AtRisk != nil {
-					hooks.AtRisk(0)
+				if hooks.SessionRecovered != nil {
+					hooks.SessionRecovered(SessionEvent{id})
 				}
 			})
 		},
 		Lost: func(err *keeper.LostError) {
-			c.news.tell(func() { c.log(slog.LevelWarn, "session lost", slog.Any("error", err)) })
+			c.news.tell(func() {
+				c.log(slog.LevelWarn, "session lost", slog.Any("error", err))
+				if hooks.SessionLost != nil {
+					hooks.SessionLost(SessionLossEvent{Session: id, Reason: Reason(err.Reason), Err: err.Err})
+				}
+			})
 		},
 	}
 }

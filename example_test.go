@@ -165,6 +165,42 @@ func ExampleHold_ReleaseAfter() {
 	// web-2 has nothing to do
 }
 
+// Metrics are counters; a span begins where its start is called, and travels in the context.
+func ExampleHooks() {
+	attempts := make(map[stile.Outcome]int) // one goroutine here; otherwise use a mutex or a metrics library
+	metrics := stile.Hooks{
+		AttemptEnd: func(_ context.Context, e stile.AttemptEndEvent) { attempts[e.Outcome]++ },
+	}
+	type span struct{}
+	tracing := stile.Hooks{
+		HoldStart: func(ctx context.Context, e stile.HoldStartEvent) context.Context {
+			return context.WithValue(ctx, span{}, "hold of "+e.Name)
+		},
+		HoldEnd: func(ctx context.Context, e stile.HoldEndEvent) {
+			fmt.Println(ctx.Value(span{}), "ended:", e.Reason)
+		},
+	}
+	client, err := stile.New(memstore.New(), &stile.Options{Hooks: stile.JoinHooks(metrics, tracing)})
+	if err != nil {
+		log.Fatal(err)
+	}
+	ctx := context.Background()
+	defer client.Close(ctx)
+
+	err = client.Mutex("report").Do(ctx, func(ctx context.Context, _ *stile.Hold) error {
+		fmt.Println("working in the", ctx.Value(span{})) // so that spans of the work are children
+		_, err := client.Mutex("report").TryLock(ctx)
+		fmt.Println("refused:", errors.Is(err, stile.ErrHeld))
+		return nil
+	})
+	fmt.Println(err, attempts)
+	// Output:
+	// working in the hold of report
+	// refused: true
+	// hold of report ended: released
+	// <nil> map[acquired:1 refused:1]
+}
+
 func ExampleClient_WatchLine() {
 	client, err := stile.New(memstore.New(), nil)
 	if err != nil {

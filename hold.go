@@ -25,8 +25,11 @@ type Hold struct {
 	token    uint64
 	acquired bootclock.Instant
 
-	ctx       context.Context
-	end       context.CancelCauseFunc
+	// handOver sets these, before the caller gets the hold.
+	started context.Context // what HoldStart has returned
+	ctx     context.Context
+	end     context.CancelCauseFunc
+
 	lost      chan struct{}
 	contended func() <-chan struct{}
 
@@ -49,7 +52,6 @@ func orderOf(token uint64) uint64 { return token >> turnBits }
 
 func newHold(p *Place, t *tenure) *Hold {
 	h := &Hold{place: p, tenure: t, token: tokenOf(t.order), acquired: bootclock.Now(), lost: make(chan struct{})}
-	h.ctx, h.end = context.WithCancelCause(p.values)
 	h.contended = sync.OnceValue(h.watchContention)
 	return h
 }
@@ -68,22 +70,56 @@ func (h *Hold) handOver() bool {
 		}
 	}()
 	q.client.log(slog.LevelDebug, "lock acquired", slog.String("lock", q.name), slog.Uint64("token", h.token))
-	if f := q.client.opts.Hooks.Acquired; f != nil {
-		f(Acquired{Name: q.name, Token: h.token, Waited: h.acquired.Sub(h.place.began)})
-	}
+	h.place.attempt.end(nil)
+	values := h.start()
 	told = true
 	h.tenure.settle()
 	q.mu.Lock()
-	loss := h.loss
-	h.handed = loss == nil
-	if h.handed && h.tenure.publication.timer == nil {
-		h.tenure.publishLaterLocked(publishAfter)
+	if h.loss == nil {
+		h.handed = true
+		h.ctx, h.end = context.WithCancelCause(values)
+		if h.tenure.publication.timer == nil {
+			h.tenure.publishLaterLocked(publishAfter)
+		}
 	}
 	q.mu.Unlock()
-	if loss != nil {
-		q.client.tellOfLoss(loss) // because Acquired was called
+	if !h.handed {
+		h.tellOfLoss() // because HoldStart was called
+		return false
 	}
-	return loss == nil
+	h.tenure.tellOfContention(h)
+	return true
+}
+
+// start calls HoldStart. It returns a context that does not end, with the values for the hold's own.
+func (h *Hold) start() (values context.Context) {
+	h.started = context.WithoutCancel(h.place.attempt.ctx)
+	f := h.tenure.queue.client.opts.Hooks.HoldStart
+	if f == nil {
+		return h.started
+	}
+	h.started = derived(h.started, f(h.started, h.event()))
+	return context.WithoutCancel(h.started)
+}
+
+func (h *Hold) event() HoldStartEvent {
+	return HoldStartEvent{Name: h.Name(), Mode: h.tenure.mode, Token: h.token}
+}
+
+// tellEnd calls HoldEnd for a hold that was handed over.
+func (h *Hold) tellEnd(reason EndReason, err error, held time.Duration) {
+	if f := h.tenure.queue.client.opts.Hooks.HoldEnd; f != nil {
+		f(h.started, HoldEndEvent{h.event(), reason, err, held})
+	}
+}
+
+// tellOfLoss tells that the hold is lost. It does not block.
+func (h *Hold) tellOfLoss() {
+	c, held := h.tenure.queue.client, bootclock.Now().Sub(h.acquired)
+	c.news.tell(func() {
+		c.log(slog.LevelWarn, "lock lost", slog.String("lock", h.loss.Name), slog.Any("error", h.loss))
+		h.tellEnd(EndLost, h.loss, held)
+	})
 }
 
 // giveUp gives up a lock that was not handed over.
@@ -92,7 +128,6 @@ func (h *Hold) giveUp() {
 	q.mu.Lock()
 	last := h.giveBackLocked()
 	q.mu.Unlock()
-	h.end(ErrReleased)
 	call, err := q.client.begin(context.Background())
 	if err != nil { // the entry goes with the session
 		q.leave(h.place)
@@ -125,7 +160,7 @@ func (h *Hold) Owner() Owner {
 func (h *Hold) Token() uint64 { return h.token }
 
 // Context ends when the hold does: when it is lost the cause is a [*LostError], when it is released the cause is
-// [ErrReleased]. It has the values of the context that the lock was taken with.
+// [ErrReleased]. It has the values of the context that the lock was taken with, or of the one that [Hooks] have made of it.
 func (h *Hold) Context() context.Context { return h.ctx }
 
 // Lost is closed when the hold is lost. It stays open when the hold is released.
@@ -176,7 +211,7 @@ func (h *Hold) watchContention() <-chan struct{} {
 // A ctx that has ended already counts as one that lasts two seconds more, so that defer hold.Release(ctx) works after a
 // signal. Releasing again returns nil.
 func (h *Hold) Release(ctx context.Context) error {
-	return h.release(ctx, func(ctx context.Context) error { return h.tenure.ticket.Withdraw(ctx) })
+	return h.release(ctx, EndReleased, func(ctx context.Context) error { return h.tenure.ticket.Withdraw(ctx) })
 }
 
 // ReleaseAfter gives the lock up as [Hold.Release] does, but keeps it closed to others for d: its entry stays in the line
@@ -197,11 +232,13 @@ func (h *Hold) ReleaseAfter(ctx context.Context, d time.Duration) error {
 		return fmt.Errorf("stile: lock %q (token %d): release after %v: %w by the %s store in mode %v",
 			h.Name(), h.token, d, ErrUnsupported, caps.Kind, h.tenure.mode)
 	}
-	return h.release(ctx, func(ctx context.Context) error { return h.tenure.ticket.Extensions().WithdrawAfter(ctx, d) })
+	return h.release(ctx, EndReleasedAfter, func(ctx context.Context) error {
+		return h.tenure.ticket.Extensions().WithdrawAfter(ctx, d)
+	})
 }
 
 // release ends the hold. If it is the last of its tenure the entry is withdrawn.
-func (h *Hold) release(ctx context.Context, withdraw func(context.Context) error) error {
+func (h *Hold) release(ctx context.Context, reason EndReason, withdraw func(context.Context) error) error {
 	t, q := h.tenure, h.tenure.queue
 	lost := t.session.Reason()
 	q.mu.Lock()
@@ -232,6 +269,7 @@ func (h *Hold) release(ctx context.Context, withdraw func(context.Context) error
 	}
 	switch {
 	case lost != 0:
+		reason = EndLost
 		err = &LostError{Name: q.name, Token: h.token, Reason: Reason(lost), Err: err}
 	case errors.Is(err, store.ErrNotKnown):
 		err = fmt.Errorf("stile: lock %q (token %d) is released, but may have been lost before: %w", q.name, h.token, err)
@@ -240,9 +278,7 @@ func (h *Hold) release(ctx context.Context, withdraw func(context.Context) error
 			q.name, h.token, err)
 	}
 	q.client.log(slog.LevelDebug, "lock released", slog.String("lock", q.name), slog.Uint64("token", h.token))
-	if f := q.client.opts.Hooks.Released; f != nil {
-		f(Released{Name: q.name, Token: h.token, Held: bootclock.Now().Sub(h.acquired), Err: err})
-	}
+	h.tellEnd(reason, err, bootclock.Now().Sub(h.acquired))
 	return err
 }
 
@@ -260,6 +296,8 @@ func (h *Hold) giveBackLocked() (last bool) {
 func (h *Hold) loseLocked(reason keeper.Reason, cause error) {
 	h.loss = &LostError{Name: h.Name(), Token: h.token, Reason: Reason(reason), Err: cause}
 	h.over.Store(true)
-	h.end(h.loss)
+	if h.handed {
+		h.end(h.loss)
+	}
 	close(h.lost)
 }

@@ -173,8 +173,11 @@ func TestTheLoserIsToldBeforeTheNextIsAdmitted(t *testing.T) {
 
 func TestAnOutageThatIsShorterThanTheDeadlineLosesNothing(t *testing.T) {
 	scenario(t, func(t *testing.T, w *world) {
-		var told record[time.Duration]
-		ann := w.client("ann", func(o *stile.Options) { o.Hooks.AtRisk = told.add })
+		var told record[stile.RiskEvent]
+		var recovered record[stile.SessionEvent]
+		ann := w.client("ann", func(o *stile.Options) {
+			o.Hooks.SessionAtRisk, o.Hooks.SessionRecovered = told.add, recovered.add
+		})
 		h := lock(t, ann, "a")
 		wt := wait(t.Context(), t, ann, "a")
 		bob := wait(t.Context(), t, w.client("bob"), "a")
@@ -186,14 +189,14 @@ func TestAnOutageThatIsShorterThanTheDeadlineLosesNothing(t *testing.T) {
 		}
 		time.Sleep(2 * time.Second)
 		expectHeld(t, h)
-		if got := told.all(); len(got) != 1 || (got[0]-risk).Abs() > 50*time.Millisecond {
-			t.Errorf("at risk: told %v, want once that %v are left", got, risk)
+		if got := told.all(); len(got) != 1 || (got[0].Left-risk).Abs() > 50*time.Millisecond {
+			t.Errorf("at risk: told %+v, want once that %v are left", got, risk)
 		}
 		w.heal()
 		time.Sleep(time.Hour)
 		expectHeld(t, h)
-		if got := told.all(); len(got) != 2 || got[1] != 0 {
-			t.Errorf("after the recovery: told %v, want a zero at last", got)
+		if n, m := len(told.all()), len(recovered.all()); n != 1 || m != 1 {
+			t.Errorf("at risk %d times, recovered %d times, want once each", n, m)
 		}
 		wt.waits()
 		bob.waits()

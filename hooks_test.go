@@ -11,61 +11,114 @@ import (
 
 	"github.com/stilelock/stile"
 	"github.com/stilelock/stile/internal/bootclock"
+	"github.com/stilelock/stile/line"
 	"github.com/stilelock/stile/store/memstore"
 )
 
+// ending makes a hook of a function that needs no context.
+func ending[E any](f func(E)) func(context.Context, E) {
+	return func(_ context.Context, e E) { f(e) }
+}
+
+// starting is ending for the hook of a start.
+func starting[E any](f func(E)) func(context.Context, E) context.Context {
+	return func(ctx context.Context, e E) context.Context {
+		f(e)
+		return ctx
+	}
+}
+
 func TestHooksOfALock(t *testing.T) {
 	scenario(t, func(t *testing.T, w *world) {
-		var acquired record[stile.Acquired]
-		var released record[stile.Released]
-		var lost record[*stile.LostError]
+		var started record[stile.AttemptStartEvent]
+		var attempts record[stile.AttemptEndEvent]
+		var holds record[stile.HoldStartEvent]
+		var ends record[stile.HoldEndEvent]
 		bob := w.client("bob")
 		ann := w.client("ann", func(o *stile.Options) {
-			o.Hooks = stile.Hooks{Acquired: acquired.add, Released: released.add, Lost: lost.add}
+			o.Hooks = stile.Hooks{
+				AttemptStart: starting(started.add), AttemptEnd: ending(attempts.add),
+				HoldStart: starting(holds.add), HoldEnd: ending(ends.add),
+			}
 		})
 		h := lock(t, bob, "a")
 		wt := wait(t.Context(), t, ann, "a")
 		time.Sleep(time.Minute)
-		if n := len(acquired.all()); n > 0 {
-			t.Errorf("Acquired was called %d times for one who waits", n)
+		attempt := stile.AttemptStartEvent{Name: "a", Mode: line.Exclusive}
+		if got := started.all(); len(got) != 1 || got[0] != attempt {
+			t.Errorf("AttemptStart was called with %+v, want %+v", got, attempt)
+		}
+		if n := len(attempts.all()) + len(holds.all()); n > 0 {
+			t.Errorf("AttemptEnd or HoldStart was called for one who waits")
 		}
 		release(t, h)
 		h = wt.getsNow()
-		if got := acquired.all(); len(got) != 1 || got[0].Name != "a" || got[0].Token != h.Token() || got[0].Waited.Round(time.Second) != time.Minute {
-			t.Errorf("Acquired was called with %+v", got)
+		if got := attempts.all(); len(got) != 1 || got[0].AttemptStartEvent != attempt || got[0].Outcome != stile.Acquired ||
+			got[0].Err != nil || got[0].Waited.Round(time.Second) != time.Minute {
+			t.Errorf("AttemptEnd was called with %+v", got)
+		}
+		hold := stile.HoldStartEvent{Name: "a", Mode: line.Exclusive, Token: h.Token()}
+		if got := holds.all(); len(got) != 1 || got[0] != hold {
+			t.Errorf("HoldStart was called with %+v, want %+v", got, hold)
 		}
 		time.Sleep(time.Hour)
 		release(t, h)
 		release(t, h)
-		if got := released.all(); len(got) != 1 || got[0].Name != "a" || got[0].Token != h.Token() ||
+		if got := ends.all(); len(got) != 1 || got[0].HoldStartEvent != hold || got[0].Reason != stile.EndReleased ||
 			got[0].Held.Round(time.Second) != time.Hour || got[0].Err != nil {
-			t.Errorf("Released was called with %+v", got)
+			t.Errorf("HoldEnd was called with %+v", got)
 		}
 
 		h = lock(t, ann, "b")
+		time.Sleep(time.Minute)
 		if _, err := bob.Break(t.Context(), "b", h.Token()); err != nil {
 			t.Fatal(err)
 		}
-		if got := lost.all(); len(got) != 1 || error(got[0]) != h.Err() {
-			t.Errorf("Lost was called with %v, want %v", got, h.Err())
+		if got := ends.all(); len(got) != 2 || got[1].Reason != stile.EndLost || got[1].Err != h.Err() ||
+			got[1].Token != h.Token() || got[1].Held.Round(time.Second) != time.Minute {
+			t.Errorf("HoldEnd was called with %+v, want the second one for the reason %v", got, h.Err())
 		}
 		asLost(t, h.Release(t.Context()))
-		if n := len(released.all()); n != 1 {
-			t.Errorf("Released was called %d times, want once: a lost hold is not released", n)
+		if n := len(ends.all()); n != 2 {
+			t.Errorf("HoldEnd was called %d times, want twice: a lost hold is not released", n)
+		}
+
+		h = lock(t, ann, "c")
+		if err := h.ReleaseAfter(t.Context(), time.Minute); err != nil {
+			t.Fatal(err)
+		}
+		if got := ends.all(); len(got) != 3 || got[2].Reason != stile.EndReleasedAfter || got[2].Err != nil {
+			t.Errorf("HoldEnd was called with %+v, want a ReleaseAfter at last", got)
+		}
+		time.Sleep(2 * time.Minute)
+	})
+}
+
+// A release that finds that the lock had been lost before is the end of a lost hold.
+func TestHooks_lossFoundByTheRelease(t *testing.T) {
+	scenario(t, func(t *testing.T, w *world) {
+		var ends record[stile.HoldEndEvent]
+		c := w.client("ann", func(o *stile.Options) { o.Hooks.HoldEnd = ending(ends.add) })
+		h := lock(t, c, "a")
+		w.deafen("a")
+		w.takeOut("a", "ann")
+		lost := asLost(t, h.Release(t.Context()))
+		if got := ends.all(); len(got) != 1 || got[0].Reason != stile.EndLost || got[0].Err != error(lost) {
+			t.Errorf("HoldEnd was called with %+v, want %v", got, lost)
 		}
 	})
 }
 
-// When Lost is called the hold is over in every respect.
+// When HoldEnd is called for a loss the hold is over in every respect.
 func TestTheHookOfALossComesAfterTheLoss(t *testing.T) {
 	scenario(t, func(t *testing.T, w *world) {
 		var h *stile.Hold
 		called := false
 		c := w.client("ann", func(o *stile.Options) {
-			o.Hooks.Lost = func(lost *stile.LostError) {
+			o.Hooks.HoldEnd = func(_ context.Context, e stile.HoldEndEvent) {
 				called = true
-				if h.Valid() || h.Context().Err() == nil || h.Err() != error(lost) {
-					t.Errorf("in the hook: valid %v, context %v, error %v", h.Valid(), h.Context().Err(), h.Err())
+				if h.Valid() || h.Context().Err() == nil || h.Err() != e.Err || e.Reason != stile.EndLost {
+					t.Errorf("in the hook: valid %v, context %v, error %v, event %+v", h.Valid(), h.Context().Err(), h.Err(), e)
 				}
 			}
 		})
@@ -78,39 +131,76 @@ func TestTheHookOfALossComesAfterTheLoss(t *testing.T) {
 
 func TestTheHookOfAReleaseThatWasNotConfirmed(t *testing.T) {
 	scenario(t, func(t *testing.T, w *world) {
-		var released record[stile.Released]
-		c := w.client("ann", func(o *stile.Options) { o.Hooks.Released = released.add })
+		var ends record[stile.HoldEndEvent]
+		c := w.client("ann", func(o *stile.Options) { o.Hooks.HoldEnd = ending(ends.add) })
 		h := lock(t, c, "a")
 		refused := errors.New("refused")
 		w.faults(memstore.Fault{Err: refused}, on(memstore.Withdraw))
 		if err := h.Release(t.Context()); !errors.Is(err, refused) {
 			t.Errorf("Release: %v, want %v", err, refused)
 		}
-		if got := released.all(); len(got) != 1 || !errors.Is(got[0].Err, refused) {
-			t.Errorf("Released was called with %+v, want the error", got)
+		if got := ends.all(); len(got) != 1 || got[0].Reason != stile.EndReleased || !errors.Is(got[0].Err, refused) {
+			t.Errorf("HoldEnd was called with %+v, want the error", got)
 		}
 	})
 }
 
 func TestHooksOfASession(t *testing.T) {
 	scenario(t, func(t *testing.T, w *world) {
-		var renewed record[stile.Renewed]
-		c := w.client("ann", func(o *stile.Options) { o.Hooks.Renewed = renewed.add })
+		var renewed record[stile.RenewalEvent]
+		var opened, recovered record[stile.SessionEvent]
+		var atRisk record[stile.RiskEvent]
+		var lost record[stile.SessionLossEvent]
+		c := w.client("ann", func(o *stile.Options) {
+			o.Hooks = stile.Hooks{
+				SessionOpened: opened.add, SessionRenewed: renewed.add, SessionAtRisk: atRisk.add,
+				SessionRecovered: recovered.add, SessionLost: lost.add,
+			}
+		})
 		h := lock(t, c, "a")
+		session := w.session("ann")
+		if got := opened.all(); len(got) != 1 || got[0].Session != session {
+			t.Errorf("SessionOpened was called with %+v, want session %s", got, session)
+		}
 		w.faults(memstore.Fault{ReplyDelay: time.Second}, on(memstore.Confirm))
 		time.Sleep(renew + 2*time.Second)
-		if got := renewed.all(); len(got) != 1 || got[0].Err != nil || got[0].RoundTrip.Round(100*time.Millisecond) != time.Second {
-			t.Errorf("Renewed was called with %+v, want once, with a round trip of a second", got)
+		if got := renewed.all(); len(got) != 1 || got[0].Err != nil || got[0].RoundTrip.Round(100*time.Millisecond) != time.Second ||
+			got[0].Left.Round(100*time.Millisecond) != valid-time.Second || got[0].Session != session {
+			t.Errorf("SessionRenewed was called with %+v, want once, with a round trip of a second", got)
 		}
 		refused := errors.New("refused")
 		w.faults(memstore.Fault{Err: refused}, on(memstore.Confirm))
 		time.Sleep(renew)
-		if got := renewed.all(); len(got) < 2 || !errors.Is(got[1].Err, refused) || got[1].RoundTrip != 0 {
-			t.Errorf("Renewed was called with %+v, want an error at last", got)
+		if got := renewed.all(); len(got) < 2 || !errors.Is(got[1].Err, refused) || got[1].RoundTrip != 0 ||
+			got[1].Left <= 0 || got[1].Left >= valid-renew+time.Second {
+			t.Errorf("SessionRenewed was called with %+v, want an error at last", got)
+		}
+		if got := atRisk.all(); len(got) != 1 || got[0].Session != session || got[0].Left <= 0 || !errors.Is(got[0].Err, refused) {
+			t.Errorf("SessionAtRisk was called with %+v, want once, with the error", got)
+		}
+		if n := len(recovered.all()); n > 0 {
+			t.Errorf("SessionRecovered was called %d times while the session is at risk", n)
 		}
 		w.heal()
 		time.Sleep(ttl)
 		expectHeld(t, h)
+		if got := recovered.all(); len(got) != 1 || got[0].Session != session {
+			t.Errorf("SessionRecovered was called with %+v, want once", got)
+		}
+		w.store.Expire(session)
+		if got := lost.all(); len(got) != 1 || got[0].Session != session || got[0].Reason != stile.LostExpired {
+			t.Errorf("SessionLost was called with %+v, want once, with the reason %v", got, stile.LostExpired)
+		}
+		release(t, lock(t, c, "a"))
+		if got := opened.all(); len(got) != 2 || got[1].Session == session {
+			t.Errorf("SessionOpened was called with %+v, want a second session", got)
+		}
+		if err := c.Close(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if n := len(lost.all()); n != 1 {
+			t.Errorf("SessionLost was called %d times: a session that was closed is not lost", n)
+		}
 	})
 }
 
@@ -208,9 +298,28 @@ func TestErrorsThatAreReturnedAreNotLogged(t *testing.T) {
 // A log whose reader has stopped reading is such a hook.
 func TestAHookThatBlocksKeepsNobodyFromLearningOfALoss(t *testing.T) {
 	for what, block := range map[string]func(o *stile.Options, until <-chan struct{}){
-		"at risk": func(o *stile.Options, until <-chan struct{}) { o.Hooks.AtRisk = func(time.Duration) { <-until } },
-		"lost":    func(o *stile.Options, until <-chan struct{}) { o.Hooks.Lost = func(*stile.LostError) { <-until } },
-		"renewed": func(o *stile.Options, until <-chan struct{}) { o.Hooks.Renewed = func(stile.Renewed) { <-until } },
+		"at risk": func(o *stile.Options, until <-chan struct{}) {
+			o.Hooks.SessionAtRisk = func(stile.RiskEvent) { <-until }
+		},
+		"opened": func(o *stile.Options, until <-chan struct{}) {
+			o.Hooks.SessionOpened = func(stile.SessionEvent) { <-until }
+		},
+		"session lost": func(o *stile.Options, until <-chan struct{}) {
+			o.Hooks.SessionLost = func(stile.SessionLossEvent) { <-until }
+		},
+		"lost": func(o *stile.Options, until <-chan struct{}) {
+			o.Hooks.HoldEnd = func(_ context.Context, e stile.HoldEndEvent) {
+				if e.Reason == stile.EndLost {
+					<-until
+				}
+			}
+		},
+		"contended": func(o *stile.Options, until <-chan struct{}) {
+			o.Hooks.Contended = func(context.Context, stile.ContentionEvent) { <-until }
+		},
+		"renewed": func(o *stile.Options, until <-chan struct{}) {
+			o.Hooks.SessionRenewed = func(stile.RenewalEvent) { <-until }
+		},
 	} {
 		scenario(t, func(t *testing.T, w *world) {
 			t.Log(what)
@@ -230,7 +339,8 @@ func TestAHookThatBlocksKeepsNobodyFromLearningOfALoss(t *testing.T) {
 	}
 }
 
-// Until Acquired has returned nobody has the hold. If it is lost meanwhile nobody gets it, however the lock was asked for.
+// Until HoldStart has returned nobody has the hold. If it is lost meanwhile, or in AttemptEnd, nobody gets it, however the lock
+// was asked for.
 func TestAHoldThatIsLostInTheHookIsNotHandedOver(t *testing.T) {
 	for what, take := range map[string]func(context.Context, *stile.Mutex) (*stile.Hold, error){
 		"Lock":    func(ctx context.Context, m *stile.Mutex) (*stile.Hold, error) { return m.Lock(ctx) },
@@ -243,45 +353,63 @@ func TestAHoldThatIsLostInTheHookIsNotHandedOver(t *testing.T) {
 			return p.Wait(t.Context())
 		},
 	} {
-		for how, lose := range map[string]func(*world, stile.Acquired){
-			"broken":             func(w *world, got stile.Acquired) { w.takeOut(got.Name, "ann") },
-			"its session ended":  func(w *world, _ stile.Acquired) { w.store.Expire(w.session("ann")) },
-			"its time ran out":   func(w *world, _ stile.Acquired) { w.cut(w.session("ann")); time.Sleep(valid) },
-			"the process paused": func(w *world, _ stile.Acquired) { w.cut(w.session("ann")); time.Sleep(2 * ttl) },
-			"suspended":          func(w *world, _ stile.Acquired) { bootclock.PretendSuspend(ttl) },
+		for how, lose := range map[string]func(*world, string){
+			"broken":             func(w *world, name string) { w.takeOut(name, "ann") },
+			"its session ended":  func(w *world, _ string) { w.store.Expire(w.session("ann")) },
+			"its time ran out":   func(w *world, _ string) { w.cut(w.session("ann")); time.Sleep(valid) },
+			"the process paused": func(w *world, _ string) { w.cut(w.session("ann")); time.Sleep(2 * ttl) },
+			"suspended":          func(w *world, _ string) { bootclock.PretendSuspend(ttl) },
 		} {
-			scenario(t, func(t *testing.T, w *world) {
-				t.Log(what, how)
-				if what == "TryLock" && (how == "its time ran out" || how == "suspended") {
-					return // its entry is in its own way, as long as the store does not know that the session is over
-				}
-				var acquired record[stile.Acquired]
-				var lost record[*stile.LostError]
-				ann := w.client("ann", func(o *stile.Options) {
-					o.Hooks.Lost = lost.add
-					o.Hooks.Acquired = func(got stile.Acquired) {
-						acquired.add(got)
-						if len(acquired.all()) == 1 {
-							lose(w, got)
-							w.heal()
-						}
+			for _, in := range []string{"AttemptEnd", "HoldStart"} {
+				scenario(t, func(t *testing.T, w *world) {
+					t.Log(what, how, in)
+					if what == "TryLock" && (how == "its time ran out" || how == "suspended") {
+						return // its entry is in its own way, as long as the store does not know that the session is over
 					}
+					var acquired record[stile.HoldStartEvent]
+					var attempts record[stile.AttemptEndEvent]
+					var ends record[stile.HoldEndEvent]
+					l := newLedger(t)
+					ann := w.client("ann", func(o *stile.Options) {
+						trouble := stile.Hooks{
+							AttemptEnd: func(_ context.Context, e stile.AttemptEndEvent) {
+								attempts.add(e)
+								if in == "AttemptEnd" && len(attempts.all()) == 1 {
+									lose(w, e.Name)
+									w.heal()
+								}
+							},
+							HoldStart: starting(func(e stile.HoldStartEvent) {
+								acquired.add(e)
+								if in == "HoldStart" && len(acquired.all()) == 1 {
+									lose(w, e.Name)
+									w.heal()
+								}
+							}),
+							HoldEnd: ending(ends.add),
+						}
+						o.Hooks = stile.JoinHooks(l.hooks(), trouble)
+					})
+					h, err := take(t.Context(), ann.Mutex("a"))
+					if err != nil {
+						t.Fatal(err)
+					}
+					expectHeld(t, h)
+					w.expectLine("a", "ann")
+					got := acquired.all()
+					if len(got) != 2 || got[0].Token >= got[1].Token || got[1].Token != h.Token() {
+						t.Errorf("HoldStart was called with %+v, want two holds, the second with the token %d", got, h.Token())
+					}
+					if got := attempts.all(); len(got) != 2 || got[0].Outcome != stile.Acquired || got[1].Outcome != stile.Acquired {
+						t.Errorf("AttemptEnd was called with %+v, want two attempts", got)
+					}
+					if got := ends.all(); len(got) != 1 || got[0].Token != acquired.all()[0].Token || got[0].Reason != stile.EndLost {
+						t.Errorf("HoldEnd was called with %v, want the loss of the first hold", got)
+					}
+					release(t, h)
+					l.settled()
 				})
-				h, err := take(t.Context(), ann.Mutex("a"))
-				if err != nil {
-					t.Fatal(err)
-				}
-				expectHeld(t, h)
-				w.expectLine("a", "ann")
-				got := acquired.all()
-				if len(got) != 2 || got[0].Token >= got[1].Token || got[1].Token != h.Token() {
-					t.Errorf("Acquired was called with %+v, want two holds, the second with the token %d", got, h.Token())
-				}
-				if got := lost.all(); len(got) != 1 || got[0].Token != acquired.all()[0].Token {
-					t.Errorf("Lost was called with %v, want the first hold", got)
-				}
-				release(t, h)
-			})
+			}
 		}
 	}
 }
@@ -289,10 +417,10 @@ func TestAHoldThatIsLostInTheHookIsNotHandedOver(t *testing.T) {
 // A lock that comes when the session has passed its deadline already, because the machine was suspended, is not acquired.
 func TestHooks_nothingIsAcquiredAfterASuspend(t *testing.T) {
 	scenario(t, func(t *testing.T, w *world) {
-		acquired := &record[stile.Acquired]{}
+		acquired := &record[stile.HoldStartEvent]{}
 		bob := w.client("bob")
 		lock(t, bob, "a")
-		ann := w.client("ann", func(o *stile.Options) { o.Hooks.Acquired = acquired.add })
+		ann := w.client("ann", func(o *stile.Options) { o.Hooks.HoldStart = starting(acquired.add) })
 		wt := wait(t.Context(), t, ann, "a")
 		bootclock.PretendSuspend(ttl)
 		w.takeOut("a", "bob")
@@ -306,7 +434,16 @@ func TestHooks_nothingIsAcquiredAfterASuspend(t *testing.T) {
 // The process goes on, as an HTTP server does.
 func TestAPanicInACallbackGivesTheLockBack(t *testing.T) {
 	for what, use := range map[string]func(*stile.Options, func()){
-		"the hook":   func(o *stile.Options, fail func()) { o.Hooks.Acquired = func(stile.Acquired) { fail() } },
+		"AttemptEnd": func(o *stile.Options, fail func()) {
+			o.Hooks.AttemptEnd = func(context.Context, stile.AttemptEndEvent) { fail() }
+		},
+		"HoldStart": func(o *stile.Options, fail func()) {
+			o.Hooks.HoldStart = starting(func(stile.HoldStartEvent) { fail() })
+		},
+		"AttemptEnd, joined": func(o *stile.Options, fail func()) {
+			o.Hooks.AttemptEnd = func(context.Context, stile.AttemptEndEvent) { fail() }
+			o.Hooks = stile.JoinHooks(stile.Hooks{}, o.Hooks, stile.Hooks{})
+		},
 		"the logger": func(o *stile.Options, fail func()) { o.Logger = slog.New(failing{"lock acquired", fail}) },
 		"the logger, before the entry is in the line": func(o *stile.Options, fail func()) {
 			o.Logger = slog.New(failing{"session opened", fail})
@@ -366,11 +503,20 @@ func (f failing) Handle(_ context.Context, r slog.Record) error {
 
 func TestAHookMayCloseTheClient(t *testing.T) {
 	for what, use := range map[string]func(*stile.Options, func()){
-		"Acquired": func(o *stile.Options, f func()) { o.Hooks.Acquired = func(stile.Acquired) { f() } },
-		"Released": func(o *stile.Options, f func()) { o.Hooks.Released = func(stile.Released) { f() } },
-		"Lost":     func(o *stile.Options, f func()) { o.Hooks.Lost = func(*stile.LostError) { f() } },
-		"Renewed":  func(o *stile.Options, f func()) { o.Hooks.Renewed = func(stile.Renewed) { f() } },
-		"AtRisk":   func(o *stile.Options, f func()) { o.Hooks.AtRisk = func(time.Duration) { f() } },
+		"AttemptStart": func(o *stile.Options, f func()) {
+			o.Hooks.AttemptStart = starting(func(stile.AttemptStartEvent) { f() })
+		},
+		"AttemptEnd": func(o *stile.Options, f func()) {
+			o.Hooks.AttemptEnd = ending(func(stile.AttemptEndEvent) { f() })
+		},
+		"HoldStart":     func(o *stile.Options, f func()) { o.Hooks.HoldStart = starting(func(stile.HoldStartEvent) { f() }) },
+		"HoldEnd":       func(o *stile.Options, f func()) { o.Hooks.HoldEnd = ending(func(stile.HoldEndEvent) { f() }) },
+		"loss":          func(o *stile.Options, f func()) { o.Hooks.HoldEnd = ending(func(stile.HoldEndEvent) { f() }) },
+		"Contended":     func(o *stile.Options, f func()) { o.Hooks.Contended = ending(func(stile.ContentionEvent) { f() }) },
+		"SessionOpened": func(o *stile.Options, f func()) { o.Hooks.SessionOpened = func(stile.SessionEvent) { f() } },
+		"SessionLost":   func(o *stile.Options, f func()) { o.Hooks.SessionLost = func(stile.SessionLossEvent) { f() } },
+		"Renewed":       func(o *stile.Options, f func()) { o.Hooks.SessionRenewed = func(stile.RenewalEvent) { f() } },
+		"AtRisk":        func(o *stile.Options, f func()) { o.Hooks.SessionAtRisk = func(stile.RiskEvent) { f() } },
 	} {
 		scenario(t, func(t *testing.T, w *world) {
 			t.Log(what)
@@ -387,13 +533,21 @@ func TestAHookMayCloseTheClient(t *testing.T) {
 			})
 			wt := wait(t.Context(), t, ann, "a")
 			switch what {
-			case "Acquired":
+			case "AttemptStart", "AttemptEnd", "HoldStart":
 				wt.fails(stile.ErrClosed)
-			case "Released":
+			case "SessionOpened": // before or after the lock
+				wt.returns(ttl)
+			case "HoldEnd":
 				release(t, wt.getsNow())
-			case "Lost":
+			case "loss":
 				wt.getsNow()
 				w.takeOut("a", "ann")
+			case "Contended":
+				wt.getsNow()
+				wait(t.Context(), t, ann, "a")
+			case "SessionLost":
+				wt.getsNow()
+				w.store.Expire(w.session("ann"))
 			case "Renewed":
 				wt.getsNow()
 			case "AtRisk":

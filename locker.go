@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 
-	"github.com/stilelock/stile/internal/bootclock"
 	"github.com/stilelock/stile/line"
 	"github.com/stilelock/stile/store"
 )
@@ -24,22 +23,28 @@ func (l locker) lock(ctx context.Context, try bool) (*Hold, error) {
 	if err != nil {
 		return nil, err
 	}
-	p.obtain(ctx, call)
+	p.obtain(call)
 	return p.hold, p.err
 }
 
 // join is [Mutex.Join].
 func (l locker) join(ctx context.Context) (*Place, error) {
 	ctx, cancel := context.WithCancelCause(ctx)
+	joined := false
+	defer func() {
+		if !joined { // or a hook has panicked
+			cancel(nil)
+		}
+	}()
 	p, call, err := l.arrive(ctx, false)
 	if err != nil {
-		cancel(nil)
 		return nil, err
 	}
+	joined = true
 	p.cancel = cancel
 	go func() {
 		defer cancel(nil)
-		p.obtain(ctx, call)
+		p.obtain(call)
 	}()
 	return p, nil
 }
@@ -50,7 +55,8 @@ func (l locker) do(ctx context.Context, f func(ctx context.Context, h *Hold) err
 	if err != nil {
 		return err
 	}
-	inner, cancel := context.WithCancelCause(ctx) // ends with the hold; the release must not
+	withHold := valuesContext{ctx, context.WithoutCancel(hold.Context())}
+	inner, cancel := context.WithCancelCause(withHold) // ends with the hold; the release must not
 	defer cancel(nil)
 	defer context.AfterFunc(hold.Context(), func() { cancel(context.Cause(hold.Context())) })()
 
@@ -65,28 +71,57 @@ func (l locker) do(ctx context.Context, f func(ctx context.Context, h *Hold) err
 	return errors.Join(err, hold.Release(ctx))
 }
 
-// arrive puts a place at the end of the queue of its process. The call is for the place to end.
+// A valuesContext ends with its Context and has the values of another, which does not end.
+type valuesContext struct {
+	context.Context
+	values context.Context
+}
+
+// Value asks the Context too, for what package context keeps there about its end.
+func (c valuesContext) Value(key any) any {
+	if v := c.values.Value(key); v != nil {
+		return v
+	}
+	return c.Context.Value(key)
+}
+
+// arrive starts an attempt and puts its place at the end of the queue of its process. The call is for the place to end. On
+// failure the attempt has ended.
 func (l locker) arrive(ctx context.Context, try bool) (*Place, call, error) {
-	if err := store.CheckName(l.name); err != nil {
-		return nil, call{}, fmt.Errorf("stile: %w", err)
-	}
-	counted, err := l.client.begin(ctx)
-	if err != nil {
-		return nil, call{}, lockError(l.name, err)
-	}
 	p := &Place{
-		mode:   l.mode,
-		try:    try,
-		began:  bootclock.Now(),
-		values: context.WithoutCancel(ctx),
-		turn:   make(chan struct{}),
-		ready:  make(chan struct{}),
+		mode: l.mode,
+		try:  try,
+		attempt: attempt{
+			hooks:  &l.client.opts.Hooks,
+			event:  AttemptStartEvent{Name: l.name, Mode: l.mode, Try: try},
+			caller: ctx,
+		},
+		turn:  make(chan struct{}),
+		ready: make(chan struct{}),
+	}
+	p.attempt.start() // not part of the call: the hook may close the client
+	call, err := l.enqueue(p)
+	if err != nil {
+		p.attempt.end(err)
+		return nil, call, err
+	}
+	return p, call, nil
+}
+
+// enqueue puts a place at the end of the queue of its process.
+func (l locker) enqueue(p *Place) (call, error) {
+	if err := store.CheckName(l.name); err != nil {
+		return call{}, fmt.Errorf("stile: %w", err)
+	}
+	counted, err := l.client.begin(p.attempt.ctx)
+	if err != nil {
+		return call{}, lockError(l.name, err)
 	}
 	if inTheWay := l.client.join(l.name, p); inTheWay != nil {
 		counted.done()
-		return nil, call{}, inTheWay.heldHere()
+		return call{}, inTheWay.heldHere()
 	}
-	return p, counted, nil
+	return counted, nil
 }
 
 // A call is one that [Client.Close] waits for.

@@ -51,7 +51,8 @@ func (m *Mutex) TryLock(ctx context.Context) (*Hold, error) { return m.locker.lo
 // place is ready, the place is given up.
 func (m *Mutex) Join(ctx context.Context) (*Place, error) { return m.locker.join(ctx) }
 
-// Do runs f while it holds the lock. f's context ends with ctx and with the hold; f should return when it does.
+// Do runs f while it holds the lock. f's context ends with ctx and with the hold; f should return when it does. It has the
+// values of [Hold.Context].
 //
 // Do returns the error of taking the lock, in which case f was not run, or else f's error joined with that of losing or
 // releasing the lock. A nil error therefore means that f succeeded and the lock was held until f returned.

@@ -417,8 +417,8 @@ func (s fleetingSession) Enqueue(ctx context.Context, req store.Request) (store.
 // Both are known when the caller wakes up: that it was its turn, and that the entry is gone.
 func TestAHoldWhoseEntryIsKnownToBeGoneIsNotReturned(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var acquired record[stile.Acquired]
-		c, err := stile.New(fleeting{memstore.New()}, &stile.Options{Hooks: stile.Hooks{Acquired: acquired.add}})
+		var acquired record[stile.HoldStartEvent]
+		c, err := stile.New(fleeting{memstore.New()}, &stile.Options{Hooks: stile.Hooks{HoldStart: starting(acquired.add)}})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -429,7 +429,7 @@ func TestAHoldWhoseEntryIsKnownToBeGoneIsNotReturned(t *testing.T) {
 			release(t, h)
 		}
 		if n := len(acquired.all()); n != 30 {
-			t.Errorf("Acquired was called %d times for 30 holds", n)
+			t.Errorf("HoldStart was called %d times for 30 holds", n)
 		}
 	})
 }

@@ -52,7 +52,7 @@ type Options struct {
 	// warnings, the rest as debug messages. Nil discards it.
 	Logger *slog.Logger
 
-	// Hooks are told of events, for metrics and traces.
+	// Hooks are called as things happen, for metrics and traces.
 	Hooks Hooks
 
 	_ struct{} // keyed literals only, so that fields can be added

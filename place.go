@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"log/slog"
 
-	"github.com/stilelock/stile/internal/bootclock"
 	"github.com/stilelock/stile/line"
 	"github.com/stilelock/stile/store"
 )
@@ -15,11 +14,10 @@ import (
 //
 // A place that is ready and has a hold holds the lock until the hold is released or the place is left.
 type Place struct {
-	queue  *queue
-	mode   line.Mode
-	try    bool
-	began  bootclock.Instant
-	values context.Context // what the hold's context has of its caller's
+	queue   *queue
+	mode    line.Mode
+	try     bool
+	attempt attempt
 
 	turn   chan struct{} // closed when the place's turn has come in its queue
 	tenure *tenure       // what the place waits for or holds the lock with, once it has its turn; guarded by the queue's mutex
@@ -77,17 +75,16 @@ func (p *Place) Leave(ctx context.Context) error {
 // obtain takes a place that is in its queue to its hold, and makes it ready. A hold that is lost before its holder has it
 // is not handed over: the place, which is in its queue as before, goes for another.
 //
-// Close waits for the call until it is done. The hook of the hold is called after that, so that it may close the client.
-func (p *Place) obtain(ctx context.Context, call call) {
-	p.err = errUnfinished
+// Close waits for the call until it is done. The hooks are called after that, so that they may close the client.
+func (p *Place) obtain(call call) {
+	p.err = errUnfinished // if a hook or the logger panics
 	defer close(p.ready)
+	defer func() { p.attempt.end(p.err) }()
 	hold, err := p.seek(call)
 	for err == nil && !hold.handOver() {
-		if call, err = p.queue.client.begin(ctx); err != nil {
-			p.queue.leave(p)
-			break
+		if call, err = p.again(); err == nil {
+			hold, err = p.seek(call)
 		}
-		hold, err = p.seek(call)
 	}
 	if err != nil {
 		hold, err = nil, lockError(p.queue.name, err)
@@ -95,8 +92,22 @@ func (p *Place) obtain(ctx context.Context, call call) {
 	p.hold, p.err = hold, err
 }
 
-// errUnfinished is the error of a place whose goroutine was ended by a callback.
-var errUnfinished = errors.New("stile: a hook or the logger has ended the goroutine that was to take the lock")
+// again begins a call to go for another hold, and an attempt if there is none under way. On failure the place has left its
+// queue.
+func (p *Place) again() (call call, err error) {
+	leaves := true // also if the hook panics
+	defer func() {
+		if leaves {
+			p.queue.leave(p)
+		}
+	}()
+	if !p.attempt.open {
+		p.attempt.start()
+	}
+	call, err = p.queue.client.begin(p.attempt.ctx)
+	leaves = err != nil
+	return call, err
+}
 
 // seek waits for a hold. On failure the place has left its queue, or leaves it when its entry is out.
 func (p *Place) seek(call call) (hold *Hold, err error) {

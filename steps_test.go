@@ -105,12 +105,22 @@ var troubles = []trouble{
 		},
 	},
 	{
-		name: "the hook panics", strike: func(p *play) { p.throw() },
-		mayFail: func(_ *play, caller int, err error) bool { return caller < 3 && errors.Is(err, errThrown) },
+		name: "AttemptStart panics", strike: func(p *play) { p.throw("AttemptStart") }, mayFail: thrown,
+	},
+	{
+		name: "AttemptEnd panics", strike: func(p *play) { p.throw("AttemptEnd") }, mayFail: thrown,
+	},
+	{
+		name: "HoldStart panics", strike: func(p *play) { p.throw("HoldStart") }, mayFail: thrown,
+	},
+	{
+		name: "HoldEnd panics", strike: func(p *play) { p.throw("HoldEnd") }, mayFail: thrown,
 	},
 }
 
 func never(*play, int, error) bool { return false }
+
+func thrown(_ *play, caller int, err error) bool { return caller < 3 && errors.Is(err, errThrown) }
 
 func lostFor(err error, reasons ...stile.Reason) bool {
 	lost, ok := errors.AsType[*stile.LostError](err)
@@ -133,14 +143,25 @@ type play struct {
 	steps  int // how many requests there have been
 	over   bool
 	cut    time.Time
-	thrown bool
+	thrown string // the hook that panics when it is called next
+	ledger *ledger
 	holds  []*stile.Hold
 	struck chan struct{}
 }
 
 func (p *play) perform(t *testing.T) {
 	p.t, p.store, p.struck = t, memstore.New(), make(chan struct{})
-	opts := &stile.Options{TTL: ttl, Hooks: stile.Hooks{Acquired: func(stile.Acquired) { p.hook() }}}
+	p.ledger = newLedger(t)
+	opts := &stile.Options{TTL: ttl, Hooks: stile.JoinHooks(p.ledger.hooks(), stile.Hooks{
+		AttemptStart: starting(func(stile.AttemptStartEvent) { p.hook("AttemptStart") }),
+		AttemptEnd:   ending(func(stile.AttemptEndEvent) { p.hook("AttemptEnd") }),
+		HoldStart:    starting(func(stile.HoldStartEvent) { p.hook("HoldStart") }),
+		HoldEnd: ending(func(e stile.HoldEndEvent) {
+			if e.Reason != stile.EndLost { // a panic there would end the process
+				p.hook("HoldEnd")
+			}
+		}),
+	})}
 	p.client = p.newClient(opts)
 	other := p.newClient(&stile.Options{TTL: ttl})
 	lock(t, other, "b") // so that it has the first session, and the second is that of the other three
@@ -200,6 +221,10 @@ func (p *play) end(other *stile.Client) {
 	}
 	if ids := p.store.Sessions(); len(ids) != 0 {
 		p.t.Errorf("sessions are left: %v", ids)
+	}
+	p.ledger.settled()
+	if n := p.ledger.attempts(); n < 3 {
+		p.t.Errorf("%d attempts were seen of 3 calls", n)
 	}
 }
 
@@ -274,17 +299,19 @@ func (p *play) cutUntil(until time.Time) {
 	p.cut = until
 }
 
-// throw makes the next call of the hook panic.
-func (p *play) throw() {
+// throw makes the next call of a hook panic.
+func (p *play) throw(hook string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.thrown = true
+	p.thrown = hook
 }
 
-func (p *play) hook() {
+func (p *play) hook(name string) {
 	p.mu.Lock()
-	throws := p.thrown
-	p.thrown = false
+	throws := p.thrown == name
+	if throws {
+		p.thrown = ""
+	}
 	p.mu.Unlock()
 	if throws {
 		panic(errThrown)

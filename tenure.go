@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"sync/atomic"
 	"time"
 
@@ -47,6 +46,7 @@ type tenure struct {
 	behind      bool     // somebody waits, or has waited, behind the entry
 	onContended []func() // called when contended is set
 	watching    bool     // the store was asked to tell of those behind the entry
+	hooked      bool     // onContended has, or had, the hook
 }
 
 var (
@@ -267,17 +267,30 @@ func (t *tenure) lose(reason keeper.Reason, cause error) {
 	forget()
 	for _, h := range handed {
 		q.client.forgetPlace(q)
-		q.client.tellOfLoss(h.loss)
+		h.tellOfLoss()
 	}
 }
 
-func (c *Client) tellOfLoss(lost *LostError) {
-	c.news.tell(func() {
-		c.log(slog.LevelWarn, "lock lost", slog.String("lock", lost.Name), slog.Any("error", lost))
-		if f := c.opts.Hooks.Lost; f != nil {
-			f(lost)
+// tellOfContention has Contended called, if there is such a hook, for the first hold that is handed over.
+func (t *tenure) tellOfContention(h *Hold) {
+	c := t.queue.client
+	hook := c.opts.Hooks.Contended
+	if hook == nil {
+		return
+	}
+	t.queue.mu.Lock()
+	first := !t.hooked
+	t.hooked = true
+	t.queue.mu.Unlock()
+	if !first {
+		return
+	}
+	t.whenContended(func() {
+		if !t.over { // with the queue's mutex held
+			c.news.tell(func() { hook(h.started, ContentionEvent{Name: h.Name(), Token: h.token}) })
 		}
 	})
+	t.watchBehind()
 }
 
 // whenContended has f called when somebody waits for the lock while the tenure has it: at once, if somebody does. f must

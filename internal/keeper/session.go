@@ -10,13 +10,15 @@ import (
 	"github.com/stilelock/stile/store"
 )
 
-// Watcher hears of the life of a session. Any of the functions may be nil. They are called one at a time, from the
-// session's own goroutine, possibly before [Open] has returned, and must not block: the next renewal waits for them.
+// Watcher hears of the life of a session. Any of the functions may be nil. They are called one at a time; but for
+// Opened, from the session's own goroutine, possibly before [Open] has returned. They must not block: the next renewal waits for them.
 type Watcher struct {
-	// Confirmed is called after each renewal, with the time from request to reply.
-	Confirmed func(roundTrip time.Duration)
-	// Unconfirmed is called after each failed attempt at a renewal.
-	Unconfirmed func(err error)
+	// Opened is called before all others, and before Open returns, with the session's ID in the store.
+	Opened func(id string)
+	// Confirmed is called after each renewal, with the time from request to reply and the time left until the deadline.
+	Confirmed func(roundTrip, left time.Duration)
+	// Unconfirmed is called after each failed attempt at a renewal, with the time left until the deadline.
+	Unconfirmed func(err error, left time.Duration)
 	// AtRisk is called when renewal becomes overdue, with what was last heard (nil if no attempt failed yet) and
 	// the time left until the deadline.
 	AtRisk func(err error, left time.Duration)
@@ -70,6 +72,9 @@ func Open(ctx context.Context, st store.Store, opts store.SessionOptions, w Watc
 	s.life, s.close = context.WithCancel(context.Background())
 	s.valid, s.invalid = context.WithCancelCause(context.Background())
 	s.lease = Granted(s.terms, sent, bootclock.Now())
+	if w.Opened != nil {
+		w.Opened(inner.ID())
+	}
 	go s.run()
 	return s, nil
 }
@@ -244,13 +249,14 @@ func (s *Session) heard(a answer) {
 	default:
 		s.lease.Unanswered(now)
 	}
+	left := max(s.lease.Deadline().Sub(now), 0)
 	s.mu.Unlock()
 
 	switch {
 	case a.err == nil && s.watcher.Confirmed != nil:
-		s.watcher.Confirmed(now.Sub(a.sent))
+		s.watcher.Confirmed(now.Sub(a.sent), left)
 	case a.err != nil && s.watcher.Unconfirmed != nil:
-		s.watcher.Unconfirmed(a.err)
+		s.watcher.Unconfirmed(a.err, left)
 	}
 }
 

@@ -49,8 +49,8 @@ func (j *journal) expect(t *testing.T, want ...string) {
 
 func (j *journal) watcher() Watcher {
 	return Watcher{
-		Confirmed:   func(roundTrip time.Duration) { j.write("confirmed in %v", roundTrip) },
-		Unconfirmed: func(err error) { j.write("unconfirmed: %v", err) },
+		Confirmed:   func(roundTrip, _ time.Duration) { j.write("confirmed in %v", roundTrip) },
+		Unconfirmed: func(err error, _ time.Duration) { j.write("unconfirmed: %v", err) },
 		AtRisk:      func(err error, left time.Duration) { j.write("at risk, %v left: %v", left, err) },
 		Recovered:   func() { j.write("recovered") },
 		Lost:        func(err *LostError) { j.write("%v", err) },
@@ -122,8 +122,8 @@ func TestSessionRenewsForADay(t *testing.T) {
 		st := memstore.New()
 		confirmed := 0
 		s := openFor(t, st, 20*ttl30, Watcher{ // so long that a day of it is not many thousands of confirmations
-			Confirmed:   func(time.Duration) { confirmed++ },
-			Unconfirmed: func(err error) { t.Error("unconfirmed:", err) },
+			Confirmed:   func(time.Duration, time.Duration) { confirmed++ },
+			Unconfirmed: func(err error, _ time.Duration) { t.Error("unconfirmed:", err) },
 			AtRisk:      func(err error, _ time.Duration) { t.Error("at risk:", err) },
 		})
 		const day = 24 * time.Hour
@@ -246,7 +246,7 @@ func TestTransientErrorsLoseNothing(t *testing.T) {
 			return memstore.Fault{}
 		})
 		failed := 0
-		s := open(t, st, Watcher{Unconfirmed: func(error) { failed++ }})
+		s := open(t, st, Watcher{Unconfirmed: func(error, time.Duration) { failed++ }})
 		time.Sleep(time.Hour)
 		synctest.Wait()
 		if !s.Valid() || failed < 100 {

@@ -65,15 +65,16 @@ func (c *crowd) connect(ctx context.Context, p plan, url string) error {
 		c.clients[i], err = stile.New(c.stores[i%p.connections].Store, &stile.Options{
 			TTL: p.ttl,
 			Hooks: stile.Hooks{
-				Renewed: func(r stile.Renewed) {
+				SessionRenewed: func(r stile.RenewalEvent) {
 					if r.Err == nil {
 						c.renewed.Add(1)
 					} else {
 						c.failed.Add(1)
 					}
 				},
-				Lost: func(err *stile.LostError) {
-					if err.Reason != stile.LostClosed {
+				HoldEnd: func(_ context.Context, e stile.HoldEndEvent) {
+					lost, ok := errors.AsType[*stile.LostError](e.Err)
+					if ok && lost.Reason != stile.LostClosed {
 						c.lost.Add(1)
 					}
 				},

@@ -21,10 +21,10 @@ func BenchmarkManyHolds(b *testing.B) {
 	const locks, ttl = 100_000, time.Minute
 	for b.Loop() {
 		server := testservers.StartRedis(b)
-		renewals := make(chan stile.Renewed, 1000)
+		renewals := make(chan stile.RenewalEvent, 1000)
 		client, err := stile.New(storeAt(b, server.Addr()), &stile.Options{
 			TTL:   ttl,
-			Hooks: stile.Hooks{Renewed: func(r stile.Renewed) { renewals <- r }},
+			Hooks: stile.Hooks{SessionRenewed: func(r stile.RenewalEvent) { renewals <- r }},
 		})
 		if err != nil {
 			b.Fatal(err)
@@ -82,7 +82,7 @@ func lockMany(b *testing.B, client *stile.Client, locks int) []*stile.Hold {
 	return holds
 }
 
-func wantRenewed(b *testing.B, r stile.Renewed) {
+func wantRenewed(b *testing.B, r stile.RenewalEvent) {
 	b.Helper()
 	if r.Err != nil {
 		b.Errorf("a renewal has failed: %v", r.Err)

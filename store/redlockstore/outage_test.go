@@ -181,13 +181,9 @@ func TestWithoutAMajorityAHoldIsLostByItsDeadline(t *testing.T) {
 	t.Parallel()
 	const ttl = 15 * time.Second
 	servers := testservers.StartRedisServers(t, 3)
-	atRisk := make(chan time.Duration, 1)
+	atRisk := make(chan stile.RiskEvent, 1)
 	client, err := stile.New(newStore(t, to(servers)), &stile.Options{TTL: ttl, Hooks: stile.Hooks{
-		AtRisk: func(left time.Duration) {
-			if left > 0 {
-				atRisk <- left
-			}
-		},
+		SessionAtRisk: func(e stile.RiskEvent) { atRisk <- e },
 	}})
 	if err != nil {
 		t.Fatal(err)

@@ -193,7 +193,7 @@ func BenchmarkManyHoldsSurviveAReconnection(t *testing.B) {
 	z := testservers.StartZooKeeper(t)
 	m := newMeddler(t, z.Endpoint())
 	var failed, renewed atomic.Int32
-	c, err := stile.New(newStore(t, nil, m.addr()), &stile.Options{TTL: ttl, Hooks: stile.Hooks{Renewed: func(r stile.Renewed) {
+	c, err := stile.New(newStore(t, nil, m.addr()), &stile.Options{TTL: ttl, Hooks: stile.Hooks{SessionRenewed: func(r stile.RenewalEvent) {
 		if r.Err == nil {
 			renewed.Add(1)
 			return

@@ -59,7 +59,7 @@ func (r *run) take(ctx context.Context, owner stile.Owner) (_ *lock, err error) 
 	if r.store.url == "mem:" && !r.quiet {
 		r.stdio.say("mem: is the memory of this process alone: this lock keeps nobody out")
 	}
-	hooks := stile.Hooks{Renewed: l.renewals.Note}
+	hooks := stile.Hooks{SessionRenewed: l.renewals.Note}
 	if l.client, err = stile.New(l.opened.Store, &stile.Options{TTL: l.ttl, Owner: owner, Hooks: hooks}); err != nil {
 		return nil, err
 	}

@@ -48,13 +48,13 @@ const (
 )
 
 // Renewals carries the last attempt at a renewal from a client's hook to the supervisor. Make one with [NewRenewals].
-type Renewals chan stile.Renewed
+type Renewals chan stile.RenewalEvent
 
 // NewRenewals returns one that has nothing to report.
 func NewRenewals() Renewals { return make(Renewals, 1) }
 
 // Note is for the hook. It does not block.
-func (r Renewals) Note(attempt stile.Renewed) {
+func (r Renewals) Note(attempt stile.RenewalEvent) {
 	select {
 	case <-r: // nobody has looked at the one before
 	default:

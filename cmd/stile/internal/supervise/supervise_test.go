@@ -16,7 +16,7 @@ import (
 	"github.com/stilelock/stile/store/memstore"
 )
 
-// stage is a client on a store in memory that holds a lock, and a job to run under it. Jobs are too short for a watchdog.
+// stage is a client on a store in memory that holds a lock, and a job to run under it.
 type stage struct {
 	*testing.T
 	store  *memstore.Store
@@ -30,7 +30,7 @@ func newStage(t *testing.T, ttl time.Duration, argv ...string) *stage {
 	s := &stage{T: t, store: memstore.New(), said: make(chan string, 10)}
 	renewals := NewRenewals()
 	var err error
-	s.client, err = stile.New(s.store, &stile.Options{TTL: ttl, Hooks: stile.Hooks{Renewed: renewals.Note}})
+	s.client, err = stile.New(s.store, &stile.Options{TTL: ttl, Hooks: stile.Hooks{SessionRenewed: renewals.Note}})
 	if err != nil {
 		t.Fatal(err)
 	}
