@@ -350,7 +350,7 @@ func TestAHoldThatIsLostInTheHookIsNotHandedOver(t *testing.T) {
 			if err != nil {
 				return nil, err
 			}
-			return p.Wait(t.Context())
+			return p.Wait(ctx)
 		},
 	} {
 		for how, lose := range map[string]func(*world, string){

@@ -77,14 +77,14 @@ func TestJoin(t *testing.T) {
 		expectAhead(t, p, 0)
 		again, err := p.Wait(t.Context())
 		if again != h || err != nil {
-			t.Errorf("Hold called again returned %v, %v, want the same hold", again, err)
+			t.Errorf("Wait called again returned %v, %v, want the same hold", again, err)
 		}
 		release(t, h)
 		w.expectLine("a")
 	})
 }
 
-func TestHoldOfAPlaceWaits(t *testing.T) {
+func TestPlace_Wait(t *testing.T) {
 	scenario(t, func(t *testing.T, w *world) {
 		ann, bob := w.client("ann"), w.client("bob")
 		h := lock(t, ann, "a")
@@ -100,8 +100,29 @@ func TestHoldOfAPlaceWaits(t *testing.T) {
 		}
 		<-released // the test's context lasts until here
 		if d := time.Since(before); d != time.Hour {
-			t.Errorf("Hold waited for %v, want an hour", d)
+			t.Errorf("Wait waited for %v, want an hour", d)
 		}
+	})
+}
+
+// The end of the context is the end of one call, and the place does not notice.
+func TestPlace_Wait_givenUp(t *testing.T) {
+	scenario(t, func(t *testing.T, w *world) {
+		ann, bob := w.client("ann"), w.client("bob")
+		h := lock(t, ann, "a")
+		p := join(t.Context(), t, bob, "a")
+		short, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		if got, err := p.Wait(short); got != nil || !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("Wait returned %v, %v, want the end of its context", got, err)
+		}
+		expectAhead(t, p, 1)
+		release(t, h)
+		h = expectReady(t, p)
+		if got, err := p.Wait(short); got != h || err != nil {
+			t.Errorf("when the place is ready Wait returned %v, %v, want the hold", got, err)
+		}
+		release(t, h)
 	})
 }
 
