@@ -9,7 +9,9 @@ import (
 // Locker takes a lock in any mode, as the kinds of locks do that are made of it.
 type Locker struct{ l locker }
 
-func (c *Client) Locker(name string, mode line.Mode) Locker { return Locker{locker{c, name, mode}} }
+func (c *Client) Locker(name string, mode line.Mode) Locker {
+	return Locker{locker{client: c, name: name, mode: mode}}
+}
 
 func (l Locker) Lock(ctx context.Context) (*Hold, error)    { return l.l.lock(ctx, false) }
 func (l Locker) TryLock(ctx context.Context) (*Hold, error) { return l.l.lock(ctx, true) }
@@ -32,3 +34,9 @@ func (c *Client) Queues() int {
 type Tenure = tenure
 
 func (h *Hold) Tenure() *Tenure { return h.tenure }
+
+// With is [Mutex.With] for a Locker.
+func (l Locker) With(opts LockOptions) Locker {
+	l.l.opts = opts
+	return l
+}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 
 	"github.com/stilelock/stile/line"
 	"github.com/stilelock/stile/store"
@@ -14,6 +15,7 @@ type locker struct {
 	client *Client
 	name   string
 	mode   line.Mode
+	opts   LockOptions
 }
 
 // lock is [Mutex.Lock] or, with try, [Mutex.TryLock]. It runs in the caller's goroutine all the way, so that a hand-over
@@ -89,8 +91,10 @@ func (c valuesContext) Value(key any) any {
 // failure the attempt has ended.
 func (l locker) arrive(ctx context.Context, try bool) (*Place, call, error) {
 	p := &Place{
-		mode: l.mode,
-		try:  try,
+		mode:     l.mode,
+		try:      try,
+		owner:    l.owner(),
+		ownOwner: !l.opts.isZero(),
 		attempt: attempt{
 			hooks:  &l.client.opts.Hooks,
 			event:  AttemptStartEvent{Name: l.name, Mode: l.mode, Try: try},
@@ -113,6 +117,11 @@ func (l locker) enqueue(p *Place) (call, error) {
 	if err := store.CheckName(l.name); err != nil {
 		return call{}, fmt.Errorf("stile: %w", err)
 	}
+	if p.ownOwner {
+		if err := checkOwner(p.owner); err != nil {
+			return call{}, lockError(l.name, err)
+		}
+	}
 	counted, err := l.client.begin(p.attempt.ctx)
 	if err != nil {
 		return call{}, lockError(l.name, err)
@@ -122,6 +131,24 @@ func (l locker) enqueue(p *Place) (call, error) {
 		return call{}, inTheWay.heldHere()
 	}
 	return counted, nil
+}
+
+// owner returns who takes the lock, as others see it.
+func (l locker) owner() Owner {
+	owner := l.client.opts.Owner
+	if l.opts.Reason != "" {
+		owner.Reason = l.opts.Reason
+	}
+	if len(l.opts.Labels) > 0 {
+		labels := maps.Clone(l.opts.Labels)
+		for key, value := range owner.Labels {
+			if _, ours := labels[key]; !ours {
+				labels[key] = value
+			}
+		}
+		owner.Labels = labels
+	}
+	return owner
 }
 
 // A call is one that [Client.Close] waits for.

@@ -2,6 +2,7 @@ package stile
 
 import (
 	"context"
+	"maps"
 
 	"github.com/stilelock/stile/line"
 )
@@ -12,7 +13,18 @@ type Mutex struct{ locker locker }
 
 // Mutex returns the lock called name. A name that cannot be, as package store's CheckName says, is an error from every
 // method of the Mutex, matching [ErrBadName].
-func (c *Client) Mutex(name string) *Mutex { return &Mutex{locker{c, name, line.Exclusive}} }
+func (c *Client) Mutex(name string) *Mutex {
+	return &Mutex{locker{client: c, name: name, mode: line.Exclusive}}
+}
+
+// With returns the same lock, taken with opts besides the options of the client. It changes nothing about m; what an earlier
+// With has set is not kept. If the owner becomes larger than [MaxOwnerBytes], that is an error from every method that takes
+// the lock.
+func (m *Mutex) With(opts LockOptions) *Mutex {
+	l := m.locker
+	l.opts = LockOptions{Reason: opts.Reason, Labels: maps.Clone(opts.Labels)}
+	return &Mutex{l}
+}
 
 // Name returns the lock's name.
 func (m *Mutex) Name() string { return m.locker.name }

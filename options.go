@@ -89,3 +89,14 @@ func (o *Options) complete(caps store.Capabilities) (Options, error) {
 	}
 	return c, errors.Join(errs...)
 }
+
+// LockOptions say more about one lock than the [Options] of its client do; see [Mutex.With]. The zero value says nothing.
+type LockOptions struct {
+	// Reason is why the lock is wanted, for people who read its line. It takes the place of the Reason in the client's
+	// Owner; if it is empty, that stays.
+	Reason string
+	// Labels are added to those of the client's Owner. Of two with the same key this one counts.
+	Labels map[string]string
+}
+
+func (o LockOptions) isZero() bool { return o.Reason == "" && len(o.Labels) == 0 }

@@ -14,9 +14,13 @@ import (
 //
 // A place that is ready and has a hold holds the lock until the hold is released or the place is left.
 type Place struct {
-	queue   *queue
-	mode    line.Mode
-	try     bool
+	queue *queue
+	mode  line.Mode
+	try   bool
+
+	owner    Owner // as others see it, but for the times
+	ownOwner bool  // it is not the client's: so the place has an entry of its own, in shared mode too
+
 	attempt attempt
 
 	turn   chan struct{} // closed when the place's turn has come in its queue
@@ -149,15 +153,15 @@ func (p *Place) seek(call call) (hold *Hold, err error) {
 
 // use returns a tenure to lend a hold from. If the error is errLeaving, a tenure that is returned with it is to be withdrawn.
 func (p *Place) use(ctx context.Context) (*tenure, error) {
-	if p.mode == line.Shared && !p.try {
+	if p.mode == line.Shared && !p.try && !p.ownOwner {
 		return p.share(ctx)
 	}
-	if p.mode == line.Shared {
+	if p.mode == line.Shared && !p.ownOwner {
 		if t := p.shareNow(); t != nil {
 			return t, nil
 		}
 	}
-	t := newTenure(p.queue, p.mode)
+	t := newTenure(p.queue, p.mode, p.owner)
 	p.queue.mu.Lock()
 	p.tenure = t
 	p.queue.mu.Unlock()
@@ -166,7 +170,7 @@ func (p *Place) use(ctx context.Context) (*tenure, error) {
 
 // heldHere is the error of trying for a lock that this place, of the same process, holds or goes for.
 func (p *Place) heldHere() error {
-	return heldError(&store.HeldError{Name: p.queue.name, Holder: &store.Entry{Mode: p.mode, Owner: p.queue.client.opts.Owner}})
+	return heldError(&store.HeldError{Name: p.queue.name, Holder: &store.Entry{Mode: p.mode, Owner: p.owner}})
 }
 
 func heldError(inner *store.HeldError) *HeldError {

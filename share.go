@@ -33,7 +33,7 @@ func (p *Place) share(ctx context.Context) (*tenure, error) {
 	t := q.shared
 	first := t == nil || !t.openLocked()
 	if first {
-		t = newTenure(q, line.Shared)
+		t = newTenure(q, line.Shared, p.owner)
 		t.sharing = &sharing{done: make(chan struct{})}
 		q.shared = t
 	} else {

@@ -56,9 +56,9 @@ var (
 	errLeaving = errors.New("given up")
 )
 
-func newTenure(q *queue, mode line.Mode) *tenure {
+func newTenure(q *queue, mode line.Mode, owner Owner) *tenure {
 	return &tenure{
-		queue: q, mode: mode, users: 1, forget: func() {},
+		queue: q, mode: mode, owner: owner, users: 1, forget: func() {},
 		admitted: make(chan struct{}), gone: make(chan struct{}),
 	}
 }
@@ -77,7 +77,6 @@ func (t *tenure) enter(ctx context.Context, try bool) (err error) {
 	if t.session, err = t.queue.client.session(ctx); err != nil {
 		return err
 	}
-	t.owner = t.queue.client.opts.Owner
 	t.owner.Since, t.owner.Obtained = time.Now(), time.Time{}
 	if try {
 		t.owner.Obtained = t.owner.Since // if it is read at all
