@@ -60,14 +60,14 @@ func New(st store.Store, opts *Options) (*Client, error) {
 	return c, nil
 }
 
-// Close ends the client: what is held is lost, with reason [LostClosed], who waits gets an error matching [ErrClosed], and
-// the session is ended in the store, so that the next in line need not wait for it to expire. Release holds first to end
-// them in order, and to spare the others [Options.LockDelay].
+// Close ends the client. What is held is lost, with reason [LostClosed]; calls that wait return an error matching
+// [ErrClosed]; and the session is ended in the store, so that the next in line need not wait for it to expire. Release holds
+// first to end them in order, and to spare the others [Options.LockDelay].
 //
-// ctx bounds the farewell to the store; if it has ended already Close takes two seconds for it, so that defer
-// client.Close(ctx) also works after a signal. Hooks that have not been told everything yet are waited for as long as ctx
-// lasts, and two seconds at most. On failure everything is over on this side all the same, and in the store when the TTL has
-// passed. Closing again tries the farewell again. Close does not close the store's connection.
+// ctx bounds the request that ends the session. If ctx has ended already, Close takes two seconds for it, so that
+// defer client.Close(ctx) also works after a signal. Close waits for hooks that have not been told everything yet, as long as
+// ctx lasts and two seconds at most. After a failure the client is closed all the same, and its session ends when the TTL has
+// passed; Close may be called again to try again. Close does not close the store's connection.
 func (c *Client) Close(ctx context.Context) error {
 	ctx, cancel := graced(ctx)
 	defer cancel()
@@ -83,16 +83,16 @@ func (c *Client) Close(ctx context.Context) error {
 	for _, s := range sessions {
 		errs = append(errs, s.Close(ctx))
 	}
-	c.news.wait(ctx, farewellToHooks)
+	c.news.wait(ctx, patienceWithHooks)
 	if err := errors.Join(errs...); err != nil {
 		return fmt.Errorf("stile: close: %w", err)
 	}
 	return nil
 }
 
-// farewellToHooks is how long Close waits at most for the hooks to be told everything. One that calls Close would wait for
+// patienceWithHooks is how long Close waits at most for the hooks to be told everything. One that calls Close would wait for
 // itself.
-const farewellToHooks = 2 * time.Second
+const patienceWithHooks = 2 * time.Second
 
 // graced returns ctx or, if it has ended already, one that lasts for two seconds more.
 func graced(ctx context.Context) (context.Context, context.CancelFunc) {
@@ -139,9 +139,9 @@ func (c *Client) session(ctx context.Context) (*keeper.Session, error) {
 	}
 }
 
-// Terms returns what the store has granted the client's session, and opens one if there is none that is valid. After a renewal
-// nobody else is let in for TTL less Slack, for example. A session that follows a lost one may have other terms:
-// those of a hold are [Hold.Terms].
+// Terms returns what the store has granted the client's session, and opens one if there is none that is valid. For TTL less
+// Slack after each renewal the store lets nobody else in. A session that follows a lost one may have other terms: those of a
+// hold are [Hold.Terms].
 func (c *Client) Terms(ctx context.Context) (store.Terms, error) {
 	call, err := c.begin(ctx)
 	if err != nil {

@@ -58,8 +58,8 @@ func (c *Client) Lines(ctx context.Context, prefix string) ([]Line, error) {
 	return lines, nil
 }
 
-// Line returns the line behind name. If nobody stands there it is empty. The name may be any that [Client.Lines] returns, those
-// too that no lock can have: other clients may have made them.
+// Line returns the line behind name. If nobody stands there it is empty. The name may be any that [Client.Lines] returns, even
+// one that no lock of Stile can have, because another client has made it.
 func (c *Client) Line(ctx context.Context, name string) (Line, error) {
 	if err := c.check(); err != nil {
 		return Line{}, err
@@ -73,10 +73,10 @@ func (c *Client) Line(ctx context.Context, name string) (Line, error) {
 
 // Break takes the entry with the given token out of the line behind name, whosever it is, and returns it as it was. A holder
 // that is broken loses the lock and is told so; but it may be working still when the next one is let in, so that only
-// fencing keeps the two apart.
+// fencing keeps the two apart. A waiter that is broken joins the line again, at its end.
 //
-// If no entry with that token stands there the error matches [ErrGone], and nothing was changed. Who was broken while waiting
-// joins the line again, at its end. Which names are possible is as for [Client.Line].
+// If no entry with that token stands there the error matches [ErrGone], and nothing was changed. The name may be any that
+// [Client.Line] takes.
 func (c *Client) Break(ctx context.Context, name string, token uint64) (Entry, error) {
 	if err := c.check(); err != nil {
 		return Entry{}, err
