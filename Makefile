@@ -14,6 +14,9 @@ BIN      := $(CURDIR)/.bin
 CHECKERS := $(BIN)/gofumpt $(BIN)/golangci-lint $(BIN)/typecheck
 started  := $(shell date +%s)
 
+# Each recipe says itself whether it means the workspace, which is what an empty GOWORK stands for.
+unexport GOWORK
+
 # For what compiles or checks, never for what is tested: it lives for seconds, and works less if it collects garbage less
 # often than a program that stays.
 spendthrift := GOGC=400 GOMEMLIMIT=2GiB

@@ -5,7 +5,8 @@ import (
 	"fmt"
 )
 
-// The errors that callers of a store tell apart. Stores wrap them with what happened, to which lock and where.
+// The errors that callers of a store tell apart. Stores wrap them with what happened and where. Who has called
+// the store knows which lock it is about, and says so once.
 var (
 	// ErrSessionLost means that the session has ended: not confirmed for its TTL, ended by somebody else, or
 	// closed.

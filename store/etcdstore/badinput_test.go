@@ -133,7 +133,7 @@ func TestUnreachableEndpointAndShorterContext(t *testing.T) {
 	if !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("Line returned %v, want the end of its context", err)
 	}
-	wantSays(t, err, proxy.Addr(), `read the line of lock "lock"`)
+	wantSays(t, err, proxy.Addr(), "read the line")
 }
 
 // startWithUsers starts a server with a user "root" and a user "app" who has rights on the keys under "app/" only.

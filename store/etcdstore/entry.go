@@ -88,7 +88,7 @@ func atOnce(left []departure) iter.Seq[[]departure] {
 
 // Enqueue implements [store.Session].
 func (se *session) Enqueue(ctx context.Context, req store.Request) (store.Ticket, error) {
-	doing := fmt.Sprintf("join the line of lock %q", req.Name)
+	doing := "join the line"
 	if err := se.store.keys.check(req.Name); err != nil {
 		return nil, fmt.Errorf("%s: %w", se.store, err)
 	}
@@ -340,7 +340,7 @@ func (e *entry) Withdraw(ctx context.Context) error { return e.depart(ctx, e.tak
 // request does no harm if it is made more than once. If the caller gives up it is made in the background.
 func (e *entry) depart(ctx context.Context, request func(context.Context) (bool, error)) error {
 	se := e.session
-	doing := fmt.Sprintf("leave the line of lock %q", e.req.Name)
+	doing := "leave the line"
 	e.line.part(e)
 	if e.out.Load() {
 		if e.unanswered.Load() {

@@ -277,14 +277,13 @@ func (w *follower) vanished(e *entry) {
 // overwrittenLocked ends an entry whose key somebody has overwritten. That took the key off its lease, so the session has to
 // delete it.
 func (w *follower) overwrittenLocked(e *entry) {
-	w.goneLocked(e, fmt.Errorf("%s: %w: somebody has overwritten the entry for lock %q, key %q, which took it off its lease",
-		w.session.store, store.ErrGone, w.name, e.key))
+	w.goneLocked(e, fmt.Errorf("%s: %w: somebody has overwritten its key %q, which took it off its lease",
+		w.session.store, store.ErrGone, e.key))
 	w.session.deleteOverwritten(e)
 }
 
 func (w *follower) evicted() error {
-	return fmt.Errorf("%s: %w: the entry for lock %q was taken out: broken by somebody, or its lease ended",
-		w.session.store, store.ErrGone, w.name)
+	return fmt.Errorf("%s: %w: broken by somebody, or its lease ended", w.session.store, store.ErrGone)
 }
 
 // watchLocked starts the goroutine that watches the line, or makes it read the line once more.

@@ -19,7 +19,7 @@ import (
 // nothing.
 func (e *entry) mark(ctx context.Context) ([]store.Entry, error) {
 	se := e.session
-	doing := fmt.Sprintf("leave a marker for lock %q", e.req.Name)
+	doing := "leave a marker"
 	if ended := se.life.Err(); ended != nil {
 		return nil, fmt.Errorf("%w: %w", store.ErrGone, ended)
 	}
@@ -100,7 +100,7 @@ func (s *Store) clearMarks(ctx context.Context, name string, orders []uint64) er
 			return err
 		})
 		if err != nil {
-			return s.explain(fmt.Sprintf("clear the markers of lock %q", name), endedBy(ctx, err))
+			return s.explain("clear the markers", endedBy(ctx, err))
 		}
 	}
 	return nil

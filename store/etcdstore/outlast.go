@@ -5,7 +5,6 @@ import (
 	"crypto/rand"
 	"encoding/binary"
 	"errors"
-	"fmt"
 	"math"
 	"time"
 
@@ -27,7 +26,7 @@ func (e *entry) withdrawAfter(ctx context.Context, d time.Duration) error {
 	alone.Session = e.session.ID()
 	text, err := alone.encode()
 	if err != nil {
-		return e.session.store.explain(fmt.Sprintf("keep the entry for lock %q", e.req.Name), err)
+		return e.session.store.explain("keep the entry", err)
 	}
 	e.session.allowOutlasting() // before another entry of that name can join
 	l := &detachedLease{entry: e, value: text, until: until}

@@ -16,7 +16,7 @@ import (
 // value that it replaces, so an attempt that is carried out late, after another, does nothing.
 func (e *entry) setOwner(ctx context.Context, owner store.Owner) error {
 	se := e.session
-	doing := fmt.Sprintf("change the owner of the entry for lock %q", e.req.Name)
+	doing := "change the owner of the entry"
 	says, stands := e.describe(owner)
 	if !stands {
 		return fmt.Errorf("%s: %s: %w: the entry had left already", se.store, doing, store.ErrGone)

@@ -22,7 +22,7 @@ func (s *Store) Line(ctx context.Context, name string) (store.Line, error) {
 	defer cancel()
 	l, cs, err := s.read(ctx, name)
 	if err != nil {
-		return store.Line{}, s.explain(fmt.Sprintf("read the line of lock %q", name), err)
+		return store.Line{}, s.explain("read the line", err)
 	}
 	s.fillRemaining(ctx, []store.Line{l}, [][]contender{cs})
 	return l, nil
@@ -196,7 +196,7 @@ func (s *Store) fillRemaining(ctx context.Context, lines []store.Line, contender
 
 // Break implements [store.Store]. It works on the entries of any client.
 func (s *Store) Break(ctx context.Context, name string, order uint64) (store.Entry, error) {
-	doing := fmt.Sprintf("break lock %q", name)
+	doing := "break the entry"
 	ctx, cancel := context.WithTimeoutCause(ctx, attempts.Patience, errPatience)
 	defer cancel()
 	l, cs, err := s.read(ctx, name)

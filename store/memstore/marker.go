@@ -59,7 +59,7 @@ func (s *Store) unmark(name string, orders []uint64) {
 // goneAlready is the error of a request that comes too late for the entry.
 func (e *entry) goneAlready() error {
 	if e.cause == nil {
-		return fmt.Errorf("%w: the entry for lock %q had left the line already", store.ErrGone, e.req.Name)
+		return fmt.Errorf("%w: it had left the line already", store.ErrGone)
 	}
-	return fmt.Errorf("%w: the entry for lock %q had left the line already: %w", store.ErrGone, e.req.Name, e.cause)
+	return fmt.Errorf("%w: it had left the line already: %w", store.ErrGone, e.cause)
 }

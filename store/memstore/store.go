@@ -96,10 +96,10 @@ func (s *Store) Break(ctx context.Context, name string, order uint64) (store.Ent
 	err := s.request(ctx, Call{Op: Break, Name: name}, func() error {
 		i := slices.IndexFunc(s.lines[name], func(e *entry) bool { return e.order == order })
 		if i < 0 {
-			return fmt.Errorf("%w: no entry with order %d stands for lock %q", store.ErrGone, order, name)
+			return fmt.Errorf("%w: there is none with order %d", store.ErrGone, order)
 		}
 		broken = s.read(name).Entries[i]
-		s.remove(s.lines[name][i], fmt.Errorf("%w: lock %q was broken", store.ErrGone, name))
+		s.remove(s.lines[name][i], fmt.Errorf("%w: it was broken", store.ErrGone))
 		return nil
 	}, nil)
 	return broken, err

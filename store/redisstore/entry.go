@@ -49,7 +49,7 @@ func (se *session) Enqueue(ctx context.Context, req store.Request) (store.Ticket
 	if err := se.life.Err(); err != nil {
 		return nil, err
 	}
-	doing := fmt.Sprintf("join the line of lock %q", req.Name)
+	doing := "join the line"
 	e := &entry{
 		session: se, req: req, id: rand.Text() + "." + modeCode(req.Mode), line: se.store.server.keys.of(req.Name),
 		delivery: delivery.New(req.Notify),
@@ -282,7 +282,7 @@ func (e *entry) Withdraw(ctx context.Context) error {
 // than once and say whether the entry was there. If the caller gives up they are carried out in the background.
 func (e *entry) depart(ctx context.Context, next func() operation, lingers bool) error {
 	se := e.session
-	doing := fmt.Sprintf("leave the line of lock %q", e.req.Name)
+	doing := "leave the line"
 	e.silence()
 	se.leave(e)
 	if e.out.Load() {

@@ -12,7 +12,7 @@ import (
 // entry or none.
 func (e *entry) setOwner(ctx context.Context, owner store.Owner) error {
 	se := e.session
-	doing := fmt.Sprintf("change the owner of the entry for lock %q", e.req.Name)
+	doing := "change the owner of the entry"
 	if e.over() {
 		return fmt.Errorf("%s: %s: %w: the entry had left already", se.store, doing, store.ErrGone)
 	}

@@ -30,7 +30,7 @@ func (s *Store) Line(ctx context.Context, name string) (store.Line, error) {
 		return err
 	})
 	if err != nil {
-		return store.Line{}, s.explain(fmt.Sprintf("read the line of lock %q", name), attempts.EndedBy(ctx, err))
+		return store.Line{}, s.explain("read the line", attempts.EndedBy(ctx, err))
 	}
 	return l, nil
 }
@@ -242,7 +242,7 @@ func foreign(value string, left time.Duration) store.Entry {
 
 // Break implements [store.Store].
 func (s *Store) Break(ctx context.Context, name string, order uint64) (store.Entry, error) {
-	doing := fmt.Sprintf("take the entry with order %d out of the line of lock %q", order, name)
+	doing := fmt.Sprintf("take the entry with order %d out of the line", order)
 	gone := fmt.Errorf("%s: %s: %w: no entry with order %d", s, doing, store.ErrGone, order)
 	l, err := s.Line(ctx, name) // first: the reply to what takes it out may be lost
 	if err != nil {

@@ -121,7 +121,7 @@ func (e *entry) evicted(why string) error {
 	if what == "" {
 		what = "it is not in the line any more"
 	}
-	return fmt.Errorf("%w: entry for lock %q: %s", store.ErrGone, e.req.Name, what)
+	return fmt.Errorf("%w: %s", store.ErrGone, what)
 }
 
 var errVoid = errors.New("it was taken out while it was being put in")

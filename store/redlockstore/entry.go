@@ -72,7 +72,7 @@ func newEntry(se *session, req store.Request) *entry {
 
 // Enqueue implements [store.Session].
 func (se *session) Enqueue(ctx context.Context, req store.Request) (store.Ticket, error) {
-	doing := fmt.Sprintf("join the line of lock %q", req.Name)
+	doing := "join the line"
 	if req.Mode != line.Exclusive {
 		return nil, se.store.explain(doing, fmt.Errorf("%w: a lock of mode %v: Redlock has exclusive ones only",
 			store.ErrUnsupported, req.Mode))
@@ -212,7 +212,7 @@ func (e *entry) listen() {
 
 // goneAlone ends an entry that no majority of the masters has any more, while its session lives on.
 func (e *entry) goneAlone() {
-	cause := fmt.Errorf("%s: %w: no majority of the masters has the entry for lock %q any more", e.session.store, store.ErrGone, e.req.Name)
+	cause := fmt.Errorf("%s: %w: no majority of the masters has it any more", e.session.store, store.ErrGone)
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.state != admitted && e.state != outlives {
@@ -259,7 +259,7 @@ func (e *entry) Extensions() store.Extensions {
 
 // Withdraw implements [store.Ticket].
 func (e *entry) Withdraw(ctx context.Context) error {
-	doing := fmt.Sprintf("leave the line of lock %q", e.req.Name)
+	doing := "leave the line"
 	e.mu.Lock()
 	if e.gone != nil || e.leaving != nil && e.leaving.over() {
 		defer e.mu.Unlock()

@@ -30,7 +30,7 @@ func (e *entry) withdrawAfter(ctx context.Context, d time.Duration) error {
 		e.mu.Unlock()
 		return e.Withdraw(ctx)
 	}
-	doing := fmt.Sprintf("keep the entry for lock %q", e.req.Name)
+	doing := "keep the entry"
 	if e.state == over {
 		defer e.mu.Unlock()
 		return e.hasGone(doing, e.gone)

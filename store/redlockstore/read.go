@@ -32,7 +32,7 @@ func (s *Store) Line(ctx context.Context, name string) (store.Line, error) {
 	defer cancel()
 	ls, err := s.look(within, []string{name})
 	if err != nil {
-		return store.Line{}, s.explain(fmt.Sprintf("read lock %q", name), attempts.EndedBy(ctx, err))
+		return store.Line{}, s.explain("read the line", attempts.EndedBy(ctx, err))
 	}
 	return ls[0], nil
 }
@@ -238,7 +238,7 @@ func (s *Store) add(l store.Line, text string, views []view) store.Line {
 // Break implements [store.Store]. Entries of other clients have no order, so they cannot be broken: delete their keys at
 // the masters instead.
 func (s *Store) Break(ctx context.Context, name string, order uint64) (store.Entry, error) {
-	doing := fmt.Sprintf("break lock %q", name)
+	doing := "break the entry"
 	within, cancel := context.WithTimeoutCause(ctx, attempts.Patience, errPatience)
 	defer cancel()
 	views, err := s.views(within, []string{name})

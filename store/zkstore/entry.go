@@ -66,7 +66,7 @@ const (
 
 // Enqueue implements [store.Session].
 func (g *group) Enqueue(ctx context.Context, req store.Request) (store.Ticket, error) {
-	doing := fmt.Sprintf("join the line of lock %q", req.Name)
+	doing := "join the line"
 	data, err := json.Marshal(value{Stile: valueFormat, Mode: req.Mode, Owner: req.Owner})
 	if err != nil {
 		return nil, g.store.explain(doing, err)
@@ -464,7 +464,7 @@ func (e *entry) Extensions() store.Extensions {
 // Withdraw implements [store.Ticket].
 func (e *entry) Withdraw(ctx context.Context) error {
 	se := e.session
-	doing := fmt.Sprintf("leave the line of lock %q", e.req.Name)
+	doing := "leave the line"
 	e.line.part(e)
 	before := ending(e.ended.Load())
 	if before == inLine {

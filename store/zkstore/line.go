@@ -231,8 +231,7 @@ func (w *follower) goneLocked(e *entry, cause error) {
 }
 
 func (w *follower) evicted() error {
-	return fmt.Errorf("%s: %w: the entry for lock %q was taken out: broken by somebody, or its session ended",
-		w.session.store, store.ErrGone, w.name)
+	return fmt.Errorf("%s: %w: broken by somebody, or its session ended", w.session.store, store.ErrGone)
 }
 
 // lineOf returns the line whose directory is dir, nil if the session has no entry there.

@@ -17,7 +17,7 @@ import (
 // watch it again; for the entry's own watch see [session.unwatched].
 func (e *entry) setOwner(ctx context.Context, owner store.Owner) error {
 	se := e.session
-	doing := fmt.Sprintf("change the owner of the entry for lock %q", e.req.Name)
+	doing := "change the owner of the entry"
 	data, err := json.Marshal(value{Stile: valueFormat, Mode: e.req.Mode, Owner: owner})
 	if err != nil {
 		return se.store.explain(doing, err)

@@ -32,7 +32,7 @@ func (s *Store) Ping(ctx context.Context) error {
 
 // Line implements [store.Store].
 func (s *Store) Line(ctx context.Context, name string) (l store.Line, err error) {
-	err = s.patiently(ctx, fmt.Sprintf("read the line of lock %q", name), func(ctx context.Context, c *client) error {
+	err = s.patiently(ctx, "read the line", func(ctx context.Context, c *client) error {
 		l, _, err = s.read(ctx, c, name)
 		return err
 	})
@@ -198,7 +198,7 @@ func readEntry(ctx context.Context, c *client, dir string, who contender) (store
 
 // Break implements [store.Store]. It works on the entries of any client.
 func (s *Store) Break(ctx context.Context, name string, order uint64) (broken store.Entry, err error) {
-	doing := fmt.Sprintf("break lock %q", name)
+	doing := "break the entry"
 	gone := fmt.Errorf("%s: %s: %w: no entry with order %d stands there", s, doing, store.ErrGone, order)
 	err = s.patiently(ctx, doing, func(ctx context.Context, c *client) error {
 		l, cs, err := s.read(ctx, c, name)
