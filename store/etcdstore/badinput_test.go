@@ -205,7 +205,7 @@ func TestUserWithRightsOnAPrefix(t *testing.T) {
 	for _, try := range []bool{false, true} {
 		ctx := until(t, soon)
 		_, err := tryEnqueue(ctx, elsewhere, "lock", try)
-		wantSays(t, err, "lock", proxy.Addr(), "permission denied", "read and write", `"elsewhere/"`)
+		wantSays(t, err, "join the line", proxy.Addr(), "permission denied", "read and write", `"elsewhere/"`)
 		if ctx.Err() != nil {
 			t.Error("it was tried until its context ended")
 		}
@@ -264,7 +264,7 @@ func TestClusterOutOfSpace(t *testing.T) {
 	advice := []string{e.Endpoint(), "out of space", "compact and defragment", "etcdctl alarm disarm"}
 	for _, try := range []bool{false, true} {
 		_, err := tryEnqueue(t.Context(), se, "another", try)
-		wantSays(t, err, append(advice, `"another"`)...)
+		wantSays(t, err, append(advice, "join the line")...)
 	}
 	_, err := st.Open(t.Context(), store.SessionOptions{TTL: 10 * time.Second})
 	wantSays(t, err, advice...)

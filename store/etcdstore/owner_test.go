@@ -63,7 +63,7 @@ func TestAChangedOwnerIsNotTakenForAnOverwrittenKey(t *testing.T) {
 	}
 	select {
 	case st := <-j.heard:
-		if st.State != store.Gone || !strings.Contains(st.Cause.Error(), "was taken out") {
+		if st.State != store.Gone || !strings.Contains(st.Cause.Error(), "broken by somebody") {
 			t.Errorf("the entry was changed and then deleted, and its owner hears %+v", st)
 		}
 	case <-time.After(soon):

@@ -403,7 +403,7 @@ func TestAKeyThatIsNoLockIsAnError(t *testing.T) {
 		r.Do("LPUSH", "lock", "data")
 	}
 	_, _, err := enqueue(t.Context(), openSession(t, st, long), "lock", false)
-	wantSaid(t, err, `lock "lock"`, "WRONGTYPE", "give the locks a prefix or a database of their own")
+	wantSaid(t, err, "join the line", "WRONGTYPE", "give the locks a prefix or a database of their own")
 	eventually(t, "the line has nobody and three remarks, one for each master", func() bool { // which are not all waited for
 		l, err := st.Line(t.Context(), "lock")
 		if err != nil || len(l.Entries) != 0 {
