@@ -20,18 +20,17 @@ import (
 
 func newDemo(stdio Stdio) *cobra.Command {
 	var url string
-	var ttl duration
+	ttl := duration(5 * time.Second)
 	var worker int
-	c := demo.Config{Workers: 10, Add: 100_000, Turns: 1, Open: stdio.openStore, Out: stdio.Out}
+	c := demo.Config{Workers: 10, Add: 100_000, Open: stdio.openStore, Out: stdio.Out}
 	cmd := &cobra.Command{
 		Use:   "demo [flags]",
 		Short: "Show that the lock works: ten processes add to one file, and one is killed",
 		Long: `Show, for real, that the lock works.
 
 Ten processes each add 1 to the number in a file, 100000 times: read, add, write. Nothing
-keeps them apart but a lock, which each takes once for its whole part. One of them is
-killed with -9 halfway through its part, while it holds the lock; the others wait until
-its lease has run out.
+keeps them apart but a lock, which each takes once. One of them is killed with -9 halfway,
+while it holds the lock; the others wait until its lease has run out.
 
 The screen shows who holds the lock and who waits for it, as the store has it. The last
 line compares the number in the file with what the processes have acknowledged, the killed
@@ -43,9 +42,9 @@ Exit codes:
   125  the demo could not be carried out
   128+N  signal N has ended it`,
 		Example: `  stile demo
-  stile demo --turns 20
   stile demo --without-lock
-  stile demo --url etcd://db1:2379,db2:2379,db3:2379 --ttl 5s`,
+  stile demo --workers 20 --ttl 3s
+  stile demo --url etcd://db1:2379,db2:2379,db3:2379`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if worker > 0 {
@@ -53,7 +52,7 @@ Exit codes:
 				signal.Ignore(os.Interrupt, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT)
 				return demo.Work(cmd.Context(), stdio.In, stdio.Out, stdio.openStore)
 			}
-			if cmd.Flags().Changed("ttl") && ttl <= 0 {
+			if ttl <= 0 {
 				return errors.New("--ttl must be longer than 0")
 			}
 			chosen, err := chooseStore(url)
@@ -69,9 +68,7 @@ Exit codes:
 	addURL(flags, &url)
 	flags.IntVar(&c.Workers, "workers", c.Workers, "how many processes there are")
 	flags.IntVar(&c.Add, "add", c.Add, "how many times each adds 1")
-	flags.IntVar(&c.Turns, "turns", c.Turns, "how many times each takes the lock")
-	flags.Var(&ttl, "ttl", "after the kill the lock is free that much later (default 3s, or more if the server wants that)")
-	flags.Lookup("ttl").DefValue = "" // the usage says it
+	flags.Var(&ttl, "ttl", "TTL of the leases: after the kill the lock is free that much later")
 	flags.BoolVar(&c.WithoutLock, "without-lock", false, "show what goes wrong without the lock")
 	flags.IntVar(&worker, "worker", 0, "be the worker with this number")
 	flags.Lookup("worker").Hidden = true
@@ -89,16 +86,13 @@ func runDemo(ctx context.Context, c demo.Config) error {
 	// If nobody reads what we say, that is an error like another: we would leave a file behind if it killed us.
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
 	running, listened := untilInterrupted(ctx, signals)
-	verdict, err := demo.Run(running, c)
+	ok, err := demo.Run(running, c)
 	listened()
 	if interrupted, ok := errors.AsType[*interruption](context.Cause(running)); ok {
 		return &exit{Code: child.ExitCodeFor(interrupted.signal)}
 	}
-	if err != nil {
-		return err
-	}
-	if !verdict.OK() {
+	if err == nil && !ok {
 		return &exit{Code: 1}
 	}
-	return nil
+	return err
 }

@@ -1,61 +1,41 @@
 package demo
 
 import (
+	"errors"
 	"fmt"
-	"io"
 	"os"
 	"strconv"
+	"strings"
 )
 
-// The counter is a file with a decimal number, so that people can look at it. The number always has as many digits: so it
+// asText is what the file contains: a decimal number, so that people can look at it. It always has as many digits: so it
 // remains one even if processes write at the same time.
-const digits = 10
-
-// setCounter writes a number into the file.
-func setCounter(f io.WriterAt, n int) error {
-	_, err := f.WriteAt(fmt.Appendf(nil, "%0*d\n", digits, n), 0)
-	return err
-}
-
-// counterIn reads the number.
-func counterIn(f io.ReaderAt) (int, error) {
-	var text [digits]byte
-	if _, err := f.ReadAt(text[:], 0); err != nil {
-		return 0, err
-	}
-	return strconv.Atoi(string(text[:]))
-}
+func asText(n int) []byte { return fmt.Appendf(nil, "%010d\n", n) }
 
 // readCounter reads the number in the file at path.
 func readCounter(path string) (int, error) {
-	f, err := os.Open(path)
+	text, err := os.ReadFile(path)
 	if err != nil {
 		return 0, err
 	}
-	defer f.Close()
-	n, err := counterIn(f)
-	if err != nil {
-		return 0, fmt.Errorf("%s: %w", path, err)
+	n, err := strconv.Atoi(strings.TrimSuffix(string(text), "\n"))
+	if err != nil || len(text) != len(asText(0)) {
+		return 0, fmt.Errorf("%s: %q is not a number of 10 digits", path, text)
 	}
 	return n, nil
 }
 
-// increment adds one to the number in the file at path: it opens the file, reads, adds and writes, as a script would,
-// and takes no care of others who do the same.
+// increment adds one to the number in the file at path: it reads, adds and writes, as a script would, and takes no care of
+// others who do the same.
 func increment(path string) error {
-	f, err := os.OpenFile(path, os.O_RDWR, 0)
+	n, err := readCounter(path)
 	if err != nil {
 		return err
 	}
-	n, err := counterIn(f)
-	if err == nil {
-		err = setCounter(f, n+1)
-	}
-	if e := f.Close(); err == nil {
-		err = e
-	}
+	f, err := os.OpenFile(path, os.O_WRONLY, 0)
 	if err != nil {
-		return fmt.Errorf("%s: %w", path, err)
+		return err
 	}
-	return nil
+	_, err = f.Write(asText(n + 1))
+	return errors.Join(err, f.Close())
 }

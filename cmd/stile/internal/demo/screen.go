@@ -1,178 +1,159 @@
 package demo
 
 import (
-	"bytes"
 	"fmt"
 	"os"
-	"strconv"
+	"slices"
 	"strings"
 	"time"
 
 	"golang.org/x/term"
+
+	"github.com/stilelock/stile"
 )
 
-// screen shows what happens. It is for one goroutine.
-type screen interface {
-	// say tells what has happened, and to whom: "worker 3", "line".
-	say(s *stage, now time.Time, who, what string) error
-	// tick is called several times a second.
-	tick(s *stage, now time.Time) error
-	// end makes way for the results.
-	end()
-}
-
-// newScreen returns a table that is kept up to date if out is a terminal that has room for it, and otherwise a screen with a
-// line for each event.
-func newScreen(out *os.File, s *stage) screen {
-	_, height, err := term.GetSize(int(out.Fd()))
-	if err == nil && height > len(s.table(s.began)) && os.Getenv("TERM") != "dumb" {
-		return &live{out: out}
-	}
-	return events{out}
-}
-
-// events is a screen with a line for each event.
-type events struct{ out *os.File }
-
-func (e events) say(s *stage, now time.Time, who, what string) error {
-	_, err := fmt.Fprintf(e.out, "%7.3f  %-9s  %s\n", now.Sub(s.began).Seconds(), who, what)
-	return err
-}
-
-func (events) tick(*stage, time.Time) error { return nil }
-func (events) end()                         {}
-
-// live is a table that is drawn over and over in the same place. A picture is written at once, so that it does not flicker,
-// and whatever it changes in the terminal's ways is put right at its end: so there is nothing to restore if the demo is
-// suspended or killed.
-type live struct {
+// screen is where the demo is shown: as a table that is drawn over and over in the same place if out is a terminal that has
+// room for it, and otherwise as a line for each event.
+type screen struct {
 	out   *os.File
-	drawn int // lines, above the cursor
-	at    time.Time
+	live  bool
+	drawn int       // lines above the cursor that are the table's
+	at    time.Time // when it was drawn
 }
 
-// aWhile without a new picture means that the demo was suspended: then the shell has written below the old one.
-const aWhile = 2 * time.Second
+func newScreen(out *os.File, workers int) screen {
+	_, height, err := term.GetSize(int(out.Fd()))
+	return screen{out: out, live: err == nil && height > workers+2 && os.Getenv("TERM") != "dumb"}
+}
+
+const (
+	// interval is how often the table is drawn.
+	interval = 100 * time.Millisecond
+	// suspended is the age of a table that was left because the demo was suspended: the shell has written below it.
+	suspended = 2 * time.Second
+)
 
 // Control sequences.
 const (
 	upLines   = "\x1b[%dA"
 	clearLine = "\x1b[K" // the rest of it
-	clearDown = "\x1b[J" // and all below
 	noCursor  = "\x1b[?25l"
 	cursor    = "\x1b[?25h"
 	noWrap    = "\x1b[?7l" // what does not fit into a line is not shown: else a line would be two
 	wrap      = "\x1b[?7h"
 )
 
-func (*live) say(*stage, time.Time, string, string) error { return nil }
-
-func (l *live) tick(s *stage, now time.Time) error {
-	if now.Sub(l.at) > aWhile {
-		l.drawn = 0
+// say shows an event as a line, unless there is a table.
+func (p *play) say(now time.Time, who, what string) error {
+	if p.screen.live || what == "" {
+		return nil
 	}
-	lines := s.table(now)
-	var b bytes.Buffer
-	b.WriteString(noCursor + noWrap)
-	l.back(&b)
-	for _, line := range lines {
-		b.WriteString(line + clearLine + "\r\n")
-	}
-	b.WriteString(wrap + cursor)
-	l.drawn, l.at = len(lines), now
-	_, err := l.out.Write(b.Bytes())
+	_, err := fmt.Fprintf(p.Out, "%7.3f  %-9s  %s\n", now.Sub(p.began).Seconds(), who, what)
 	return err
 }
 
-func (l *live) end() {
-	var b bytes.Buffer
-	l.back(&b)
-	b.WriteString(clearDown)
-	l.drawn = 0
-	_, _ = l.out.Write(b.Bytes()) // whoever writes next will see what is wrong
-}
-
-// back goes to where the table begins.
-func (l *live) back(b *bytes.Buffer) {
-	b.WriteString("\r") // keys that were typed may have been shown
-	if l.drawn > 0 {
-		fmt.Fprintf(b, upLines, l.drawn)
+// draw draws the table if there is one. It is written at once, so that it does not flicker, and its end undoes what it has
+// changed in the terminal: there is nothing to restore if the demo is suspended or killed.
+func (p *play) draw(now time.Time) error {
+	s := &p.screen
+	if !s.live {
+		return nil
 	}
+	lines := p.table(now)
+	text := noCursor + noWrap + "\r" // keys that were typed may have been shown
+	if s.drawn > 0 && now.Sub(s.at) <= suspended {
+		text += fmt.Sprintf(upLines, s.drawn)
+	}
+	text += strings.Join(lines, clearLine+"\r\n") + clearLine + "\r\n" + wrap + cursor
+	s.drawn, s.at = len(lines), now
+	_, err := s.out.WriteString(text)
+	return err
 }
 
-// table is the picture: a row for each worker, and what the lock and the counter are at. It is 79 columns wide.
-func (s *stage) table(now time.Time) []string {
-	lines := []string{row("%6s  %7s  %-13s  %29s  %15s", "worker", "pid", "", "added", s.ifLocked("token"))}
-	for i, p := range s.parts {
-		const width = 20
-		full := width * p.added / s.add
+// end shows the results.
+func (p *play) end(now time.Time) error {
+	lines := p.table(now)
+	if p.screen.live {
+		if err := p.draw(now); err != nil {
+			return err
+		}
+		lines = nil // they are there
+	}
+	if !p.WithoutLock {
+		lines = append(lines, fmt.Sprintf("After the kill the lock stayed closed for %.2f s.", p.reopened.Sub(p.killedAt).Seconds()))
+	}
+	if lost := p.acknowledged() - p.number; lost > 0 {
+		lines = append(lines, fmt.Sprintf("%d increments were lost: others had read the number before, and wrote theirs over it.", lost))
+	}
+	_, err := fmt.Fprintf(p.Out, "%s\nexpected %d, found %d\n", strings.Join(lines, "\n"), p.acknowledged(), p.number)
+	return err
+}
+
+// table has a row for each worker, and one for what goes on. It is 79 columns wide, but for the last.
+func (p *play) table(now time.Time) []string {
+	lines := []string{fmt.Sprintf("%6s  %7s  %-15s  %45s", "worker", "pid", "", "added")}
+	for i, w := range p.parts {
+		const width = 36
+		full := width * w.added / p.Add
 		bar := strings.Repeat("#", full) + strings.Repeat(".", width-full)
-		place, mark := s.place(i), ""
-		if strings.HasSuffix(place, "holds") {
-			mark = ">"
-		}
-		lines = append(lines, row("%1s%5d  %7d  %-13s  %s %8d  %15s", mark, i+1, p.pid, place, bar, p.added, s.token(i)))
+		lines = append(lines, fmt.Sprintf("%6d  %7d  %-15s  %s %8d", i+1, w.pid, p.place(i), bar, w.added))
 	}
-	return append(lines, row("%s  in the file: %d; %s", seconds(now.Sub(s.began)), s.counter, s.doing(now)))
+	what := p.lineText()
+	if p.WithoutLock {
+		what = "there is no lock"
+	}
+	return append(lines, fmt.Sprintf("%.2f s  in the file: %d; %s", now.Sub(p.began).Seconds(), p.number, what))
 }
 
-// doing says what goes on, in a few words.
-func (s *stage) doing(now time.Time) string {
-	switch {
-	case !s.locked:
-		return "there is no lock"
-	case s.lineErr != nil:
-		return "the line " + s.lineText()
-	case !s.killedAt.IsZero() && s.reopened.IsZero():
-		return fmt.Sprintf("locked by a dead worker for %s", seconds(now.Sub(s.killedAt)))
+// lineText says who stands in the line, by number, as the store has it.
+func (p *play) lineText() string {
+	if p.lineErr != nil {
+		return "the line cannot be read: " + p.lineErr.Error()
+	}
+	text := "nobody holds the lock"
+	for _, e := range p.line.Holders {
+		i, dead := p.who(e), ""
+		if i >= 0 && p.parts[i].last == killed {
+			dead = ", which is dead,"
+		}
+		text = fmt.Sprintf("%s%s holds the lock, token %d", workerName(i), dead, e.Token)
+	}
+	for i, e := range p.line.Waiters {
+		if i == 0 {
+			text += "; waiting:"
+		}
+		text += strings.TrimPrefix(" "+workerName(p.who(e)), " worker")
+	}
+	return text
+}
+
+// place returns where worker i stands, as the store has it: holding or waiting. If it does not stand in the line, place
+// returns what the worker does by its own account.
+func (p *play) place(i int) string {
+	own := func(e stile.Entry) bool { return p.who(e) == i }
+	holds, n := slices.ContainsFunc(p.line.Holders, own), slices.IndexFunc(p.line.Waiters, own)
+	switch last := p.parts[i].last; {
+	case last == done:
+		return string(done) // the reading may be a moment old
+	case holds && last == killed:
+		return "killed, holds"
+	case holds:
+		return "holds"
+	case n >= 0:
+		return fmt.Sprintf("waits #%d", n+1)
 	default:
-		return fmt.Sprintf("%d wait for the lock", len(s.line.Waiters))
+		return string(last)
 	}
 }
 
-// summary is what is shown after the end, but for the last line.
-func (s *stage) summary(v Verdict) []string {
-	lines := []string{row("%6s  %8s  %8s  %5s  %8s  %15s", "worker", s.ifLocked("waited"), s.ifLocked("held"),
-		s.ifLocked("turns"), "added", s.ifLocked("last token"))}
-	for i, p := range s.parts {
-		note := ""
-		if p.state == killed {
-			note = "  killed -9"
-		}
-		if p.lost > 0 {
-			note += fmt.Sprintf("  lost the lock: %d", p.lost)
-		}
-		lines = append(lines, row("%6d  %8s  %8s  %5s  %8d  %15s%s", i+1, s.ifLocked(seconds(p.waited)),
-			s.ifLocked(seconds(p.held)), s.ifLocked(strconv.Itoa(p.turns)), p.added, s.token(i), note))
-	}
-	if s.locked {
-		lines = append(lines, fmt.Sprintf("%d hand-overs. After the kill the lock stayed closed for %s.",
-			s.begun-1, seconds(s.reopened.Sub(s.killedAt))))
-	}
-	if lost := v.Expected - v.Found; lost > 0 {
-		lines = append(lines, fmt.Sprintf(
-			"%d increments were lost: others had read the number before, and wrote theirs over it.", lost))
-	}
-	return lines
+// who returns the worker whose entry it is; negative if it is none of ours.
+func (p *play) who(e stile.Entry) int {
+	return slices.IndexFunc(p.parts, func(w part) bool { return w.pid == e.Owner.PID })
 }
 
-// token is that of the worker's last turn.
-func (s *stage) token(i int) string {
-	if s.parts[i].token == 0 {
-		return ""
+func workerName(i int) string {
+	if i < 0 {
+		return "a stranger" // nobody knows the name of the lock, but everybody can read it in the store
 	}
-	return strconv.FormatUint(s.parts[i].token, 10)
-}
-
-// ifLocked returns text that says nothing where there is no lock.
-func (s *stage) ifLocked(text string) string {
-	if s.locked {
-		return text
-	}
-	return ""
-}
-
-// row formats a line, without spaces at its end.
-func row(format string, args ...any) string {
-	return strings.TrimRight(fmt.Sprintf(format, args...), " ")
+	return fmt.Sprintf("worker %d", i+1)
 }

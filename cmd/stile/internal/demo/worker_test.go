@@ -80,22 +80,20 @@ func (h *hired) tells(e event) report {
 	}
 }
 
-func (h *hired) order(o order) {
+func (h *hired) goesOn() {
 	h.t.Helper()
-	if err := h.orders.Encode(o); err != nil {
+	if err := h.orders.Encode(goOn{}); err != nil {
 		h.t.Fatal(err)
 	}
 }
 
-// begins starts the worker and has it begin its first turn.
-func (h *hired) begins(o order) report {
+// begins starts the worker, and returns when it has the lock.
+func (h *hired) begins() {
 	h.t.Helper()
 	h.tells(ready)
-	h.order(order{})
+	h.goesOn()
 	h.tells(waiting)
-	r := h.tells(begun)
-	h.order(o)
-	return r
+	h.tells(adding)
 }
 
 func (h *hired) ends() error {
@@ -109,20 +107,13 @@ func (h *hired) ends() error {
 	}
 }
 
-func TestAWorkerDoesItsPartInTurns(t *testing.T) {
+func TestAWorkerDoesItsPart(t *testing.T) {
 	t.Parallel()
 	counter := testCounter(t)
-	h := hire(t, memory(t), job{Lock: "demo", TTL: ttl, Counter: counter, Add: 1000, Turns: 2})
-	first := h.begins(order{})
-	if r := h.tells(ended); r.Added != 500 {
-		t.Errorf("after the first of two turns: %+v", r)
-	}
-	h.tells(waiting)
-	if second := h.tells(begun); second.Token <= first.Token {
-		t.Errorf("token %d after %d", second.Token, first.Token)
-	}
-	h.order(order{})
-	h.tells(ended)
+	h := hire(t, memory(t), job{Lock: "demo", TTL: ttl, Counter: counter, Add: 1000})
+	h.begins()
+	h.tells(halfway)
+	h.goesOn()
 	if r := h.tells(done); r.Added != 1000 {
 		t.Errorf("at the end: %+v", r)
 	}
@@ -135,12 +126,12 @@ func TestAWorkerDoesItsPartInTurns(t *testing.T) {
 }
 
 // So that the parent can kill it there, and knows to the last one what it has written.
-func TestAWorkerThatIsToHaltHasAcknowledgedAllThatItHasWritten(t *testing.T) {
+func TestAWorkerHalfwayHoldsTheLockAndHasAcknowledgedAllThatItHasWritten(t *testing.T) {
 	t.Parallel()
 	counter, opened := testCounter(t), memory(t)
-	h := hire(t, opened, job{Lock: "demo", TTL: ttl, Counter: counter, Add: 999, Turns: 1})
-	h.begins(order{Halt: true})
-	r := h.tells(halted)
+	h := hire(t, opened, job{Lock: "demo", TTL: ttl, Counter: counter, Add: 999})
+	h.begins()
+	r := h.tells(halfway)
 	if n, err := readCounter(counter); r.Added != 499 || n != 499 || err != nil {
 		t.Errorf("acknowledged %d, in the file %d, %v; want half of 999", r.Added, n, err)
 	}
@@ -159,16 +150,20 @@ func TestAWorkerThatIsToHaltHasAcknowledgedAllThatItHasWritten(t *testing.T) {
 
 func TestAWorkerThatLosesTheLockStopsTellsAndJoinsAgain(t *testing.T) {
 	t.Parallel()
-	for name, o := range map[string]order{"while it adds": {}, "while it halts": {Halt: true}} {
+	for _, name := range []string{"while it adds", "while it waits halfway"} {
 		caught := func(t *testing.T) {
 			counter, opened := testCounter(t), memory(t)
 			const all = 1000
-			h := hire(t, opened, job{Lock: "demo", TTL: ttl, Counter: counter, Add: all, Turns: 1})
-			first := h.begins(o)
-			if o.Halt {
-				h.tells(halted)
+			h := hire(t, opened, job{Lock: "demo", TTL: ttl, Counter: counter, Add: all})
+			h.begins()
+			if name == "while it waits halfway" {
+				h.tells(halfway)
 			}
-			if _, err := opened.Store.Break(t.Context(), "demo", first.Token>>11); err != nil {
+			line, err := opened.Store.Line(t.Context(), "demo")
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := opened.Store.Break(t.Context(), "demo", line.Entries[0].Order); err != nil {
 				t.Fatal(err)
 			}
 			// It cannot go on before somebody reads what it reports of each hundredth. In the meantime it hears of its loss.
@@ -177,15 +172,15 @@ func TestAWorkerThatLosesTheLockStopsTellsAndJoinsAgain(t *testing.T) {
 			if n, err := readCounter(counter); r.Added == all || n != r.Added || err != nil {
 				t.Errorf("acknowledged %d, in the file %d, %v", r.Added, n, err)
 			}
-			if !strings.HasPrefix(r.Why, stile.LostEvicted.String()) {
-				t.Errorf("why: %q, want %q first", r.Why, stile.LostEvicted)
+			if !strings.Contains(r.Text, stile.LostEvicted.String()) {
+				t.Errorf("%q does not say why: %v", r.Text, stile.LostEvicted)
 			}
 			h.tells(waiting)
-			if again := h.tells(begun); again.Token <= first.Token || again.Added != r.Added {
+			if again := h.tells(adding); again.Added != r.Added {
 				t.Errorf("it goes on as %+v, after %+v", again, r)
 			}
-			h.order(order{})
-			h.tells(ended)
+			h.tells(halfway)
+			h.goesOn()
 			h.tells(done)
 			if n, err := readCounter(counter); n != all || err != nil {
 				t.Errorf("at the end: %d, %v", n, err)
@@ -209,13 +204,13 @@ func TestAWorkerWithoutAJobSaysWhoStartsWorkers(t *testing.T) {
 func TestAWorkerEndsWithItsParentWhileItWaits(t *testing.T) {
 	t.Parallel()
 	opened := memory(t)
-	j := job{Lock: "demo", TTL: ttl, Counter: testCounter(t), Add: 10, Turns: 1}
+	j := job{Lock: "demo", TTL: ttl, Counter: testCounter(t), Add: 10}
 	holder := hire(t, opened, j)
-	holder.begins(order{Halt: true})
-	holder.tells(halted)
+	holder.begins()
+	holder.tells(halfway)
 	waiter := hire(t, opened, j)
 	waiter.tells(ready)
-	waiter.order(order{})
+	waiter.goesOn()
 	waiter.tells(waiting)
 	waiter.quit.Close()
 	if err := waiter.ends(); !errors.Is(err, errAlone) {
