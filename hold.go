@@ -228,7 +228,7 @@ func (h *Hold) ReleaseAfter(ctx context.Context, d time.Duration) error {
 	}
 	// Others of this process may go on using a shared entry, and would lose it after d.
 	caps := h.tenure.queue.client.caps
-	if !caps.Outlasting || h.tenure.mode == line.Shared {
+	if !caps.ReleaseAfter || h.tenure.mode == line.Shared {
 		return fmt.Errorf("stile: lock %q (token %d): release after %v: %w by the %s store in mode %v",
 			h.Name(), h.token, d, ErrUnsupported, caps.Kind, h.tenure.mode)
 	}

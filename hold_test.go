@@ -801,7 +801,7 @@ type uptight struct{ *memstore.Store }
 
 func (uptight) Capabilities() store.Capabilities {
 	caps := memstore.New().Capabilities()
-	caps.Outlasting = false
+	caps.ReleaseAfter = false
 	return caps
 }
 

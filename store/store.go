@@ -238,8 +238,9 @@ type Capabilities struct {
 	SharedModes bool
 	// Fencing is set if Order is what the contract says. Where it is not, Order is zero and there are no tokens.
 	Fencing bool
-	// Outlasting is set if an entry can outlast its session: if tickets have [Extensions.WithdrawAfter].
-	Outlasting bool
+	// ReleaseAfter is set if a lock can stay closed after its release, even if the session ends: if tickets have
+	// [Extensions.WithdrawAfter].
+	ReleaseAfter bool
 	// OwnerUpdates is set if an entry's owner can be changed while it stands: if tickets have [Extensions.SetOwner].
 	OwnerUpdates bool
 	// Contention is set if a holder can be told that others wait: if tickets have [Extensions.NotifyContended].

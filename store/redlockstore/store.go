@@ -136,7 +136,7 @@ func (s *Store) Close() error {
 
 // Capabilities implements [store.Store].
 func (s *Store) Capabilities() store.Capabilities {
-	return store.Capabilities{Kind: "redlock", Fencing: true, Outlasting: true, MinTTL: MinTTL, MaxTTL: MaxTTL}
+	return store.Capabilities{Kind: "redlock", Fencing: true, ReleaseAfter: true, MinTTL: MinTTL, MaxTTL: MaxTTL}
 }
 
 // Open implements [store.Store]. A session is nothing that the masters know of: only its entries are. To open one, a

@@ -43,7 +43,7 @@
 //   - [Fair]: what is said of waiters;
 //   - [SharedModes]: what is said of shared entries and slots;
 //   - [Fencing]: the topics order and break, and what comes of breaking an entry in the others;
-//   - [Outlasting], [Markers], [OwnerUpdates] and [Contention]: the topics outlast, marker, owner and
+//   - [ReleaseAfter], [Markers], [OwnerUpdates] and [Contention]: the topics outlast, marker, owner and
 //     contended;
 //   - [WaitersOrders]: that a waiter can be broken;
 //   - [Cut]: the topic outage, and what comes of an outage in the others.

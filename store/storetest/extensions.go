@@ -29,7 +29,7 @@ func agree(t *testing.T, caps store.Capabilities, e store.Extensions) {
 		function, capability string
 		is, should           bool
 	}{
-		{"WithdrawAfter", "Outlasting", e.WithdrawAfter != nil, caps.Outlasting},
+		{"WithdrawAfter", "ReleaseAfter", e.WithdrawAfter != nil, caps.ReleaseAfter},
 		{"Mark", "ClearMarks", e.Mark != nil, caps.ClearMarks != nil},
 		{"SetOwner", "OwnerUpdates", e.SetOwner != nil, caps.OwnerUpdates},
 		{"NotifyContended", "Contention", e.NotifyContended != nil, caps.Contention},

@@ -59,7 +59,7 @@ const (
 	Fair          Ability = "admission in order of arrival (Capabilities.Fair)"
 	SharedModes   Ability = "entries other than exclusive ones (Capabilities.SharedModes)"
 	Fencing       Ability = "orders, of which fencing tokens are made (Capabilities.Fencing)"
-	Outlasting    Ability = "entries that outlast their session (Capabilities.Outlasting)"
+	ReleaseAfter  Ability = "entries that outlast their session (Capabilities.ReleaseAfter)"
 	Markers       Ability = "entries that leave markers (Capabilities.ClearMarks)"
 	OwnerUpdates  Ability = "entries whose owner can be changed (Capabilities.OwnerUpdates)"
 	Contention    Ability = "holders that are told that others wait (Capabilities.Contention)"
@@ -77,7 +77,7 @@ func (h Harness) missing(caps store.Capabilities) []Ability {
 		{Fair, caps.Fair},
 		{SharedModes, caps.SharedModes},
 		{Fencing, caps.Fencing},
-		{Outlasting, caps.Outlasting},
+		{ReleaseAfter, caps.ReleaseAfter},
 		{Markers, caps.ClearMarks != nil},
 		{OwnerUpdates, caps.OwnerUpdates},
 		{Contention, caps.Contention},
@@ -136,7 +136,7 @@ func Run(t *testing.T, h Harness) {
 		{"order", order, []Ability{Fencing}},
 		{"withdraw", withdraw, nil},
 		{"extensions", extensions, nil},
-		{"outlast", outlast, []Ability{Outlasting}},
+		{"outlast", outlast, []Ability{ReleaseAfter}},
 		{"marker", marker, []Ability{Markers}},
 		{"owner", ownership, []Ability{OwnerUpdates}},
 		{"life", life, nil},

@@ -152,7 +152,7 @@ func marker(s suite) {
 		w.openKept().hold(name, line.Exclusive).mark()
 	})
 
-	s.needs(Outlasting).
+	s.needs(ReleaseAfter).
 		test("an entry that is let go later leaves no marker", func(t *testing.T, w *world) {
 			name := w.name("lock")
 			c := w.open()

@@ -103,7 +103,7 @@ func ownership(s suite) {
 		w.lineOf(name, p)
 	})
 
-	s.needs(Outlasting).
+	s.needs(ReleaseAfter).
 		test("an entry that was let go later is not changed", func(t *testing.T, w *world) {
 			w.inTime(func(brief time.Duration) bool {
 				name := w.newName()

@@ -26,7 +26,7 @@ func (r *renamed) Capabilities() store.Capabilities {
 	inner := r.inner.Capabilities()
 	c := store.Capabilities{
 		Kind: inner.Kind, Fair: inner.Fair, SharedModes: inner.SharedModes, Fencing: inner.Fencing,
-		Outlasting: inner.Outlasting, OwnerUpdates: inner.OwnerUpdates, Contention: inner.Contention,
+		ReleaseAfter: inner.ReleaseAfter, OwnerUpdates: inner.OwnerUpdates, Contention: inner.Contention,
 		MinTTL: inner.MinTTL, MaxTTL: inner.MaxTTL,
 	}
 	if inner.ClearMarks != nil {

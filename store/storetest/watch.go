@@ -96,7 +96,7 @@ func watching(s suite) {
 		watch.shows(name)
 	})
 
-	s.needs(Outlasting).
+	s.needs(ReleaseAfter).
 		test("a watch tells that the time of an entry is over", func(_ *testing.T, w *world) {
 			w.inTime(func(brief time.Duration) bool {
 				name := w.newName()

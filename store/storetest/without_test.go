@@ -12,7 +12,7 @@ import (
 func TestWithoutIsExactlyWhatIsMissing(t *testing.T) {
 	t.Parallel()
 	all := store.Capabilities{
-		Fair: true, SharedModes: true, Fencing: true, Outlasting: true, OwnerUpdates: true, Contention: true,
+		Fair: true, SharedModes: true, Fencing: true, ReleaseAfter: true, OwnerUpdates: true, Contention: true,
 		ClearMarks: func(context.Context, string, []uint64) error { return nil },
 	}
 	lesser := all

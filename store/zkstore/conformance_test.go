@@ -31,7 +31,7 @@ func TestStoreConforms(t *testing.T) {
 		TTL:     time.Minute,
 		Brief:   4 * time.Second,
 		Grace:   30 * time.Second,
-		Without: []storetest.Ability{storetest.Outlasting, storetest.Markers},
+		Without: []storetest.Ability{storetest.ReleaseAfter, storetest.Markers},
 	})
 }
 
@@ -49,7 +49,7 @@ func TestStoreConformsAsZooKeeperIsShipped(t *testing.T) {
 		TTL:     40 * time.Second,
 		Brief:   8 * time.Second, // four ticks
 		Grace:   30 * time.Second,
-		Without: []storetest.Ability{storetest.Outlasting, storetest.Markers, storetest.Cut},
+		Without: []storetest.Ability{storetest.ReleaseAfter, storetest.Markers, storetest.Cut},
 	})
 }
 
@@ -64,6 +64,6 @@ func TestStoreConformsOnAnEnsemble(t *testing.T) {
 		TTL:     time.Minute,
 		Brief:   4 * time.Second,
 		Grace:   30 * time.Second,
-		Without: []storetest.Ability{storetest.Outlasting, storetest.Markers, storetest.Cut},
+		Without: []storetest.Ability{storetest.ReleaseAfter, storetest.Markers, storetest.Cut},
 	})
 }

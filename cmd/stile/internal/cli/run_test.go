@@ -49,7 +49,7 @@ type fleeting struct{ *memstore.Store }
 
 func (s fleeting) Capabilities() store.Capabilities {
 	c := s.Store.Capabilities()
-	c.Outlasting = false
+	c.ReleaseAfter = false
 	return c
 }
 

@@ -46,9 +46,9 @@ type Release func(ctx context.Context, c Charge, safe <-chan struct{})
 // over is what a watchdog is told when it is not needed any more.
 const over = "over"
 
-// Watch is the watchdog's side: it reads from the pipe and calls kill when the deadline has come, and orphaned, with the last
+// await is the watchdog's side: it reads from the pipe and calls kill when the deadline has come, and orphaned, with the last
 // deadline, when the pipe ends. It returns when it is not needed any more. now is the clock that the deadlines are on.
-func Watch(pipe io.Reader, now func() time.Duration, kill func(), orphaned func(deadline time.Duration)) {
+func await(pipe io.Reader, now func() time.Duration, kill func(), orphaned func(deadline time.Duration)) {
 	told := make(chan string)
 	go func() {
 		defer close(told)

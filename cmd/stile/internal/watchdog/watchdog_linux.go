@@ -146,7 +146,7 @@ func Run(release Release) error {
 	}
 	// Who ends a service, or a login, ends all of its processes at once. It is the other one that has to know when it is over.
 	signal.Ignore(unix.SIGHUP, unix.SIGINT, unix.SIGQUIT, unix.SIGTERM)
-	Watch(os.Stdin, Now, c.Tree.Kill, func(deadline time.Duration) { c.orphaned(deadline, release) })
+	await(os.Stdin, Now, c.Tree.Kill, func(deadline time.Duration) { c.orphaned(deadline, release) })
 	return nil
 }
 

@@ -25,7 +25,7 @@ func watch() *watched {
 	w.left.Store(-1)
 	go func() {
 		defer close(w.gone)
-		Watch(read, func() time.Duration { return time.Since(w.began) }, func() { w.kills.Add(1) },
+		await(read, func() time.Duration { return time.Since(w.began) }, func() { w.kills.Add(1) },
 			func(deadline time.Duration) { w.left.Store(int64(deadline)) })
 	}()
 	return w

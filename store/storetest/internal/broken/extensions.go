@@ -15,7 +15,7 @@ func extensionBugs() []Bug {
 		deny func(*store.Capabilities)
 		lack func(*store.Extensions)
 	}{
-		{"WithdrawAfter", func(c *store.Capabilities) { c.Outlasting = false }, func(e *store.Extensions) { e.WithdrawAfter = nil }},
+		{"WithdrawAfter", func(c *store.Capabilities) { c.ReleaseAfter = false }, func(e *store.Extensions) { e.WithdrawAfter = nil }},
 		{"Mark", func(c *store.Capabilities) { c.ClearMarks = nil }, func(e *store.Extensions) { e.Mark = nil }},
 		{"SetOwner", func(c *store.Capabilities) { c.OwnerUpdates = false }, func(e *store.Extensions) { e.SetOwner = nil }},
 		{"NotifyContended", func(c *store.Capabilities) { c.Contention = false }, func(e *store.Extensions) { e.NotifyContended = nil }},
