@@ -567,9 +567,13 @@ func TestASessionIsRenewedWhileManyTryAtOnce(t *testing.T) {
 	const many = 700
 	servers := testservers.StartRedisServers(t, 3)
 	proxies, options := through(t, servers)
+	for i := range options {
+		// Otherwise a connection on which no two requests have overlapped yet sends none before the last is answered.
+		options[i].AlwaysPipelining = true
+	}
 	se := openSession(t, newStore(t, options), long)
 	ticket, _ := hold(t, se, "lock")
-	everywhere(t, se, servers, "lock")
+	everywhere(t, se, servers, "lock") // so that all connections are there
 	withdraw(t, ticket)
 	for _, p := range proxies {
 		p.CutReplies()
