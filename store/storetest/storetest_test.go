@@ -93,27 +93,6 @@ func TestTheSuiteAcceptsAStoreWithoutBugs(t *testing.T) {
 	}
 }
 
-func TestTheSuiteRejectsEveryBug(t *testing.T) {
-	for _, bug := range broken.Bugs() {
-		t.Run(bug.Name, func(t *testing.T) {
-			t.Parallel()
-			topic, _, _ := strings.Cut(bug.Caught, "/")
-			out, err := runSuite(t, bug.Name, "TestSuite/"+topic)
-			exit, failed := errors.AsType[*exec.ExitError](err)
-			switch {
-			case err == nil:
-				t.Fatalf("the suite passes a store that %s\n%s", bug.Name, out)
-			case !failed || exit.ExitCode() != 1:
-				t.Fatalf("the suite did not fail, it broke down: %v\n%s", err, out)
-			case !tests(out, "FAIL")["TestSuite/"+rewritten(bug.Caught)]:
-				t.Fatalf("the suite rejects the store, but not by the test %q\n%s", bug.Caught, out)
-			case bytes.Contains(out, []byte("DATA RACE")):
-				t.Errorf("a data race\n%s", out)
-			}
-		})
-	}
-}
-
 // runSuite runs this binary again, with a bug, and returns what it prints. The limit is there so that a suite that
 // hangs is seen to hang: a test that fails ends long before.
 func runSuite(t *testing.T, bug, run string) ([]byte, error) {

@@ -1,0 +1,34 @@
+//go:build !race
+
+// Each bug takes a process, and processes with the race detector take ten times as long to start. The suite itself runs under
+// it beside this, on every store. So this is left out where it is on, and make test runs it by itself.
+
+package storetest_test
+
+import (
+	"errors"
+	"os/exec"
+	"strings"
+	"testing"
+
+	"github.com/stilelock/stile/store/storetest/internal/broken"
+)
+
+func TestTheSuiteRejectsEveryBug(t *testing.T) {
+	for _, bug := range broken.Bugs() {
+		t.Run(bug.Name, func(t *testing.T) {
+			t.Parallel()
+			topic, _, _ := strings.Cut(bug.Caught, "/")
+			out, err := runSuite(t, bug.Name, "TestSuite/"+topic)
+			exit, failed := errors.AsType[*exec.ExitError](err)
+			switch {
+			case err == nil:
+				t.Fatalf("the suite passes a store that %s\n%s", bug.Name, out)
+			case !failed || exit.ExitCode() != 1:
+				t.Fatalf("the suite did not fail, it broke down: %v\n%s", err, out)
+			case !tests(out, "FAIL")["TestSuite/"+rewritten(bug.Caught)]:
+				t.Fatalf("the suite rejects the store, but not by the test %q\n%s", bug.Caught, out)
+			}
+		})
+	}
+}
