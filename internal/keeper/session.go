@@ -145,14 +145,6 @@ func (s *Session) Deadline() Instant {
 	return s.lease.Deadline()
 }
 
-// State returns how the session stands now.
-func (s *Session) State() State {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.lease.Look(bootclock.Now())
-	return s.lease.State()
-}
-
 // Close stops keeping the session and ends it in the store, with everything it has there. What was held under it
 // is lost from here on, with reason [Closed]. ctx bounds the farewell to the store: if that fails, the error says
 // so, and the session ends by itself when its TTL has passed. It may be called again, to try again.

@@ -590,3 +590,11 @@ func TestALossDuringASuspendIsNoticedSoonAfterwards(t *testing.T) {
 		}
 	})
 }
+
+// State returns how the session stands now.
+func (s *Session) State() State {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.lease.Look(bootclock.Now())
+	return s.lease.State()
+}
