@@ -97,6 +97,7 @@ func tryLock(t *testing.T, c *stile.Client, name string) *stile.Hold {
 	return h
 }
 
+// Promise: LockDelay
 func TestNoDelayAfterACleanEnd(t *testing.T) {
 	ends := map[string]func(*testing.T, *world, *stile.Client){
 		"released": func(t *testing.T, _ *world, ann *stile.Client) { release(t, lock(t, ann, "a")) },
@@ -153,6 +154,7 @@ func TestNoDelayAfterACleanEnd(t *testing.T) {
 	}
 }
 
+// Promise: LockDelay
 func TestAReleaseHandsTheLockOverWithoutDelay(t *testing.T) {
 	scenario(t, func(t *testing.T, w *world) {
 		ann, bob := w.client("ann", delayed), w.client("bob", delayed)
@@ -164,6 +166,7 @@ func TestAReleaseHandsTheLockOverWithoutDelay(t *testing.T) {
 	})
 }
 
+// Promise: LockDelay
 func TestLockDelayAfterAHoldThatWasNotReleased(t *testing.T) {
 	ends := map[string]func(*testing.T, *world, *stile.Client, *stile.Hold){
 		"the store has ended its session early": func(_ *testing.T, w *world, _ *stile.Client, _ *stile.Hold) {
@@ -202,6 +205,7 @@ func TestLockDelayAfterAHoldThatWasNotReleased(t *testing.T) {
 }
 
 // The time counts from when it was noticed, however long ago the hold has ended.
+// Promise: LockDelay
 func TestLockDelayCountsFromWhenItIsNoticed(t *testing.T) {
 	scenario(t, func(t *testing.T, w *world) {
 		w.unreleased("a")
@@ -211,6 +215,7 @@ func TestLockDelayCountsFromWhenItIsNoticed(t *testing.T) {
 }
 
 // The holder cannot be reached, and the store has given its lock away.
+// Promise: LockDelay
 func TestWithALockDelayWhoCannotBeToldHasLostByItself(t *testing.T) {
 	for _, with := range []time.Duration{0, ttl} {
 		scenario(t, func(t *testing.T, w *world) {
@@ -227,6 +232,7 @@ func TestWithALockDelayWhoCannotBeToldHasLostByItself(t *testing.T) {
 }
 
 // Nothing is left of who has waited in vain that would delay the next one further.
+// Promise: LockDelay
 func TestAWaiterThatIsDelayedAndGoesLeavesTheDelayToTheNext(t *testing.T) {
 	goes := map[string]func(*testing.T, *world, *stile.Client){
 		"closed": func(t *testing.T, _ *world, bob *stile.Client) {
@@ -264,6 +270,7 @@ func TestAWaiterThatIsDelayedAndGoesLeavesTheDelayToTheNext(t *testing.T) {
 }
 
 // Who loses its place during the delay stands in line again, and has not noticed anything new.
+// Promise: LockDelay
 func TestAnEntryThatIsLostDuringTheDelay(t *testing.T) {
 	losses := map[string]func(*testing.T, *world, stile.Entry){
 		"broken": func(t *testing.T, w *world, e stile.Entry) {
@@ -293,6 +300,7 @@ func TestAnEntryThatIsLostDuringTheDelay(t *testing.T) {
 	}
 }
 
+// Promise: LockDelay
 func TestTryLockDuringTheDelay(t *testing.T) {
 	scenario(t, func(t *testing.T, w *world) {
 		bob, cid, dan := w.client("bob", delayed), w.client("cid", delayed), w.client("dan", delayed)
@@ -325,6 +333,7 @@ func TestTryLockDuringTheDelay(t *testing.T) {
 }
 
 // Who only tries once has the lock opened for the others, if it lives so long.
+// Promise: LockDelay
 func TestAClientThatHasTriedOpensTheLockWhenTheDelayIsOver(t *testing.T) {
 	for _, closed := range []bool{false, true} {
 		scenario(t, func(t *testing.T, w *world) {
@@ -347,6 +356,7 @@ func TestAClientThatHasTriedOpensTheLockWhenTheDelayIsOver(t *testing.T) {
 	}
 }
 
+// Promise: LockDelay
 func TestGivingUpDuringTheDelay(t *testing.T) {
 	scenario(t, func(t *testing.T, w *world) {
 		bob, cid := w.client("bob", delayed), w.client("cid", delayed)
@@ -364,6 +374,7 @@ func TestGivingUpDuringTheDelay(t *testing.T) {
 	})
 }
 
+// Promise: LockDelay
 func TestAPlaceIsReadyAfterTheDelay(t *testing.T) {
 	scenario(t, func(t *testing.T, w *world) {
 		bob := w.client("bob", delayed)
@@ -387,6 +398,7 @@ func TestAPlaceIsReadyAfterTheDelay(t *testing.T) {
 }
 
 // The goroutines of the process that has lost are no better than others.
+// Promise: LockDelay
 func TestTheDelayIsAlsoForTheClientThatHasLost(t *testing.T) {
 	scenario(t, func(t *testing.T, w *world) {
 		ann := w.client("ann", delayed)
@@ -399,6 +411,7 @@ func TestTheDelayIsAlsoForTheClientThatHasLost(t *testing.T) {
 	})
 }
 
+// Promise: LockDelay
 func TestWithoutALockDelayNothingIsLeftAndNothingMinded(t *testing.T) {
 	scenario(t, func(t *testing.T, w *world) {
 		var ops record[memstore.Op]
@@ -484,6 +497,7 @@ func TestTheSessionIsLostWhileAMarkerIsLeft(t *testing.T) {
 }
 
 // What cannot be removed delays the next one, as if the delay had not been.
+// Promise: LockDelay
 func TestMarkersThatCannotBeClearedDelayOnceMore(t *testing.T) {
 	for _, f := range []memstore.Fault{{Err: errors.New("permission denied")}, {Drop: true}} {
 		scenario(t, func(t *testing.T, w *world) {
@@ -537,6 +551,7 @@ func TestASecondUncleanEndIsWaitedForToo(t *testing.T) {
 }
 
 // Whatever ends early and whoever dies: no two holds are valid at a time.
+// Promise: LockDelay
 func TestNoTwoHoldsWhateverEndsEarly(t *testing.T) {
 	scenario(t, func(t *testing.T, w *world) {
 		var clients []*stile.Client

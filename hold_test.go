@@ -37,6 +37,7 @@ func TestTheDeadlineMovesOnWithEachRenewal(t *testing.T) {
 }
 
 // The reply may take long; the store has counted from before it was sent.
+// Promise: P6
 func TestTheDeadlineCountsFromTheRequest(t *testing.T) {
 	scenario(t, func(t *testing.T, w *world) {
 		w.faults(memstore.Fault{ReplyDelay: time.Second}, on(memstore.Open, memstore.Confirm, memstore.Enqueue))
@@ -125,6 +126,7 @@ func TestTheReasonsAreToldApart(t *testing.T) {
 
 // Promise P6: in the very moment in which the next one is admitted, the one before knows that it has lost. The store
 // hears of the loss from the loser itself, so that little time is between the two.
+// Promise: P6
 func TestTheLoserIsToldBeforeTheNextIsAdmitted(t *testing.T) {
 	for reason, lose := range map[stile.Reason]func(t *testing.T, w *world, ann *stile.Client, session string){
 		stile.LostDeadline: func(_ *testing.T, w *world, _ *stile.Client, session string) {
@@ -289,6 +291,7 @@ func TestAfterALossTheClientOpensANewSessionByItself(t *testing.T) {
 }
 
 // Those who wait have lost their place, not their wish.
+// Promise: P7
 func TestWaitersJoinAgainAtTheEndWhenTheSessionIsLost(t *testing.T) {
 	for what, lose := range map[string]func(w *world){
 		"deadline": func(w *world) { w.cut(w.session("ann")); time.Sleep(ttl) },
@@ -341,6 +344,7 @@ func TestWaitersJoinAgainAtTheDeadline(t *testing.T) {
 	})
 }
 
+// Promise: P7
 func TestAWaiterThatIsBrokenJoinsAgainAtTheEnd(t *testing.T) {
 	scenario(t, func(t *testing.T, w *world) {
 		ann, bob, cid := w.client("ann"), w.client("bob"), w.client("cid")
@@ -393,6 +397,7 @@ func TestALostLockIsNeverTakenAgain(t *testing.T) {
 	}
 }
 
+// Promise: P7
 func TestThoseQueuedBehindALostHoldGetTheirTurn(t *testing.T) {
 	for what, lose := range map[string]func(t *testing.T, w *world, h *stile.Hold){
 		"deadline": func(_ *testing.T, w *world, _ *stile.Hold) { w.cut(w.session("ann")) },
@@ -556,6 +561,7 @@ func TestReleasingWithAnEndedContext(t *testing.T) {
 }
 
 // The hold is over at once; the lock is free when the store can be reached again, without anybody doing anything.
+// Promise: P5
 func TestReleasingWhileTheStoreDoesNotAnswer(t *testing.T) {
 	scenario(t, func(t *testing.T, w *world) {
 		ann, bob := w.client("ann"), w.client("bob")
@@ -607,6 +613,7 @@ func TestTheReplyToAReleaseIsLost(t *testing.T) {
 }
 
 // The store had to ask twice, and the second time the entry was not there.
+// Promise: P5
 func TestAReleaseOfALockThatMayHaveBeenLost(t *testing.T) {
 	scenario(t, func(t *testing.T, w *world) {
 		ann, bob := w.client("ann"), w.client("bob")
@@ -709,6 +716,7 @@ func TestEvictionAsTheTurnComes(t *testing.T) {
 	})
 }
 
+// Promise: P5
 func TestReleaseAfterKeepsTheLockClosedForThatLong(t *testing.T) {
 	scenario(t, func(t *testing.T, w *world) {
 		const d = time.Hour
@@ -853,6 +861,7 @@ func TestReleaseAfterOfALostHold(t *testing.T) {
 }
 
 // The hold is over at once; what it was to keep out is kept out, as soon as the store can be told.
+// Promise: P5
 func TestReleaseAfterWhileTheStoreDoesNotAnswer(t *testing.T) {
 	scenario(t, func(t *testing.T, w *world) {
 		const d = ttl / 2

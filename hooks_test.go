@@ -341,6 +341,7 @@ func TestAHookThatBlocksKeepsNobodyFromLearningOfALoss(t *testing.T) {
 
 // Until HoldStart has returned nobody has the hold. If it is lost meanwhile, or in AttemptEnd, nobody gets it, however the lock
 // was asked for.
+// Promise: P1
 func TestAHoldThatIsLostInTheHookIsNotHandedOver(t *testing.T) {
 	for what, take := range map[string]func(context.Context, *stile.Mutex) (*stile.Hold, error){
 		"Lock":    func(ctx context.Context, m *stile.Mutex) (*stile.Hold, error) { return m.Lock(ctx) },

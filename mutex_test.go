@@ -163,6 +163,7 @@ func TestTryLockWithAnEndedContext(t *testing.T) {
 }
 
 // For fencing: whatever happened to the holds before, the next one's token is larger.
+// Promise: P2
 func TestTokensIncrease(t *testing.T) {
 	scenario(t, func(t *testing.T, w *world) {
 		ann, bob := w.client("ann"), w.client("bob")
@@ -415,6 +416,7 @@ func (s fleetingSession) Enqueue(ctx context.Context, req store.Request) (store.
 }
 
 // Both are known when the caller wakes up: that it was its turn, and that the entry is gone.
+// Promise: P1
 func TestAHoldWhoseEntryIsKnownToBeGoneIsNotReturned(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var acquired record[stile.HoldStartEvent]

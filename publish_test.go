@@ -145,6 +145,7 @@ func TestWhereOwnersCannotBeChangedNothingIsTried(t *testing.T) {
 	})
 }
 
+// Promise: P5
 func TestWhatCannotBePublishedIsTriedThreeTimesAndHarmsNothing(t *testing.T) {
 	for what, f := range map[string]memstore.Fault{
 		"refused":    {Err: errors.New("permission denied")},
@@ -197,6 +198,7 @@ func TestWhatCouldNotBePublishedIsLater(t *testing.T) {
 
 // The request is under way when the release begins. The release does not wait for it, it is given up, and it changes nothing
 // when it arrives.
+// Promise: P5
 func TestAReleaseOvertakesWhatIsBeingPublished(t *testing.T) {
 	for how, leave := range map[string]func(ctx context.Context, h *stile.Hold) error{
 		"Release":      func(ctx context.Context, h *stile.Hold) error { return h.Release(ctx) },

@@ -14,6 +14,7 @@ import (
 	"github.com/stilelock/stile/store/memstore"
 )
 
+// Promise: P3
 func TestClientsAreServedInTheOrderOfArrival(t *testing.T) {
 	scenario(t, func(t *testing.T, w *world) {
 		h := lock(t, w.client("ann"), "a")
@@ -36,6 +37,7 @@ func TestClientsAreServedInTheOrderOfArrival(t *testing.T) {
 }
 
 // However many goroutines of one process want a lock, the process stands in the line once.
+// Promise: P3
 func TestGoroutinesAreServedInTheOrderOfArrival(t *testing.T) {
 	scenario(t, func(t *testing.T, w *world) {
 		c := w.client("ann")
@@ -93,6 +95,7 @@ func TestWaitersOfDifferentNamesDoNotWaitForEachOther(t *testing.T) {
 }
 
 // Each release wakes one waiter: the next.
+// Promise: P4
 func TestOnlyTheNextInLineIsWoken(t *testing.T) {
 	scenario(t, func(t *testing.T, w *world) {
 		h := lock(t, w.client("ann"), "a")
@@ -116,6 +119,7 @@ func TestOnlyTheNextInLineIsWoken(t *testing.T) {
 
 // Many goroutines of many clients: each adds to a counter that nothing else protects, so that the race detector
 // watches as well.
+// Promise: P1
 func TestExclusion(t *testing.T) {
 	scenario(t, func(t *testing.T, w *world) {
 		counter, last := 0, uint64(0)
@@ -283,6 +287,7 @@ func TestGivingUpWhileWaitingForAnothersSession(t *testing.T) {
 }
 
 // Whether an entry got into the line or not, when its caller gives up none is left, and nobody waits for it.
+// Promise: P5
 func TestGivingUpWhileTheEntryIsPutIn(t *testing.T) {
 	for what, f := range map[string]memstore.Fault{
 		"the request is slow": {Delay: time.Second},
@@ -321,6 +326,7 @@ func TestGivingUpWhileTheEntryIsPutIn(t *testing.T) {
 
 // The caller gives up just as its turn comes. Whichever is first: it has the lock or an error, and not both; nothing is
 // left behind, and the next one's turn comes.
+// Promise: P5
 func TestGivingUpAsTheTurnComes(t *testing.T) {
 	scenario(t, func(t *testing.T, w *world) {
 		ann, bob, cid := w.client("ann"), w.client("bob"), w.client("cid")
@@ -376,6 +382,7 @@ func TestGivingUpAsTheTurnComesInTheQueueOfTheProcess(t *testing.T) {
 
 // An entry that cannot be taken out at once delays the next of its process by a second, no more, and its caller not at
 // all.
+// Promise: P5
 func TestGivingUpWhileTheStoreIsOutOfReach(t *testing.T) {
 	scenario(t, func(t *testing.T, w *world) {
 		ann, bob, cid := w.client("ann"), w.client("bob"), w.client("cid")

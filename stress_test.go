@@ -19,6 +19,7 @@ import (
 // are late or lost and sessions are cut off for longer than they live. Then the faults end. All along, of two holds of a
 // name no two are valid and tokens increase; afterwards everybody gets every lock, and when all are gone the store is
 // empty.
+// Promise: P1
 func TestStress(t *testing.T) {
 	total := stressed{}
 	for seed := range uint64(12) {

@@ -206,6 +206,7 @@ func TestWatchOfLinesInWhichNothingHappensIsQuiet(t *testing.T) {
 }
 
 // What happens while the body of the loop is busy is seen afterwards.
+// Promise: P7
 func TestWatchWithASlowLoopMissesNothing(t *testing.T) {
 	scenario(t, func(t *testing.T, w *world) {
 		ann := w.client("ann")
@@ -222,6 +223,7 @@ func TestWatchWithASlowLoopMissesNothing(t *testing.T) {
 	})
 }
 
+// Promise: P7
 func TestWatchGoesOnAfterReadingsThatFail(t *testing.T) {
 	scenario(t, func(t *testing.T, w *world) {
 		ann, eve := w.client("ann"), w.client("eve")

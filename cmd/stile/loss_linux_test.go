@@ -144,6 +144,7 @@ func (m *machine) wasDeadBefore(next string, names ...string) {
 // is what a busy machine has for killing it.
 const untilExpired = "16"
 
+// Promise: P6
 func TestCutOffTheCommandIsDeadBeforeTheNextOneStarts(t *testing.T) {
 	t.Parallel()
 	m, s := newMachine(t), shared(t)
@@ -165,6 +166,7 @@ func TestCutOffTheCommandIsDeadBeforeTheNextOneStarts(t *testing.T) {
 // listening is a script that writes down that it was told to end.
 const listening = `trap 'echo told >>log; exit 0' TERM; touch started; while :; do read end <end; done`
 
+// Promise: P6
 func TestAFrozenStoreStopsTheCommand(t *testing.T) {
 	t.Parallel()
 	m, s := newMachine(t), serve(t)
@@ -254,6 +256,7 @@ func TestARevokedSessionStopsTheCommand(t *testing.T) {
 	c.wants(79, `lock "demo" was broken, or its lease expired; stopping the command`)
 }
 
+// Promise: P6
 func TestKillingStileKillsTheCommand(t *testing.T) {
 	t.Parallel()
 	m, s := newMachine(t), shared(t)
@@ -287,6 +290,7 @@ func watched(t *testing.T, stile int) (dog int) {
 }
 
 // Stile itself stands still: it cannot renew, and it cannot stop the command either.
+// Promise: P6
 func TestWhileStileIsStoppedTheCommandIsDeadBeforeTheNextOneStarts(t *testing.T) {
 	t.Parallel()
 	m, s := newMachine(t), shared(t)
@@ -308,6 +312,7 @@ func TestWhileStileIsStoppedTheCommandIsDeadBeforeTheNextOneStarts(t *testing.T)
 	eventually(t, "end of the watchdog", func() bool { return !running(dog) })
 }
 
+// Promise: P6
 func TestKillingStileKillsWhatTheCommandHasStarted(t *testing.T) {
 	t.Parallel()
 	m, s := newMachine(t), shared(t)
@@ -321,6 +326,7 @@ func TestKillingStileKillsWhatTheCommandHasStarted(t *testing.T) {
 
 // Much of what a command starts leaves its process group: timeout(1) in a script makes one of its own, and setsid(1) even a
 // session, whose parent has ended here.
+// Promise: P6
 func TestWhatHasLeftTheProcessGroupIsStoppedToo(t *testing.T) {
 	t.Parallel()
 	const script = `

@@ -64,6 +64,7 @@ func mustHaveSeen(t *testing.T, m *model, wanted ...sight) {
 
 // The promise: whatever is late, lost, doubled, reported as failed or paused, and for however long, at most one
 // conflicting hold is valid, a hold ends before anybody else can be let in, and what has ended does not come back.
+// Promise: P1
 func TestExploreAtMostOneHolds(t *testing.T) {
 	always := []sight{
 		someoneHeld, handedOver, admittedAfterDeadline, admittedBehindAPause, recoveredFromAtRisk, lateReplyTooLate,
@@ -155,6 +156,7 @@ func TestExploreStatesOfOneKeyHaveOneFuture(t *testing.T) {
 
 // The mistakes below are planted around the shipping lease. The explorer has to find each of them.
 
+// Promise: P1
 func TestExploreFindsDeadlinesCountedFromTheReply(t *testing.T) {
 	fromReply := func(l *Lease, _, now Instant) { l.Answered(now, now) }
 	for clients := 2; clients <= maxClients; clients++ {
@@ -179,6 +181,7 @@ func TestExploreFindsUnansweredRequestsThatCount(t *testing.T) {
 	find(t, m, "both hold")
 }
 
+// Promise: P1
 func TestExploreFindsRepliesThatRaiseTheDead(t *testing.T) {
 	raise := func(l *Lease, sent, now Instant) {
 		l.Answered(sent, now)
@@ -198,6 +201,7 @@ func TestExploreFindsRepliesThatRaiseTheDead(t *testing.T) {
 
 // The margin is as small as it can be: a clock that loses one tick more in a TTL than it covers breaks the promise,
 // and so does a clock that it would cover if there were one.
+// Promise: P1
 func TestExploreFindsClocksBeyondTheMargin(t *testing.T) {
 	m := newModel(2, 3, withMargin(3))
 	m.lag = 2
@@ -226,6 +230,7 @@ func TestExploreFindsOverlapsIfTheStoreBreaksItsPromise(t *testing.T) {
 
 // What remains then: the hold that was admitted later has the larger token, a resource that looks at tokens accepts
 // no write of the other after one of it, and the overlap ends when the news of the loss arrives.
+// Promise: P2
 func TestExploreTokensFenceWhatDeadlinesCannot(t *testing.T) {
 	m := newModel(2, 1, exact(1)) // time matters little here, and the rest multiplies
 	m.revokes, m.evictions, m.writes = true, true, true
@@ -235,6 +240,7 @@ func TestExploreTokensFenceWhatDeadlinesCannot(t *testing.T) {
 }
 
 // Even if everybody keeps every promise, a write can be on its way for longer than its hold is valid.
+// Promise: P2
 func TestExploreFindsStaleWritesWithoutAGuard(t *testing.T) {
 	m := newModel(2, 3, exact(3))
 	m.writes = true

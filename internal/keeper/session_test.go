@@ -291,6 +291,7 @@ func expectToldFirst(t *testing.T, st *memstore.Store, holder *Session, faults f
 
 // The last renewal is answered after d, and then the store is out of reach, for the farewell too. Whatever d is, the
 // deadline is before the store's.
+// Promise: P1
 func TestHolderIsToldBeforeTheWaiterHoweverLateTheReplyToARenewal(t *testing.T) {
 	for d := time.Duration(0); d <= ttl30; d += ttl30 / 60 {
 		t.Run(d.String(), func(t *testing.T) {
@@ -313,6 +314,7 @@ func TestHolderIsToldBeforeTheWaiterHoweverLateTheReplyToARenewal(t *testing.T) 
 
 // The session itself is opened by a request that is answered after d, and never renewed. From 27 s on nobody gets to
 // hold anything: see TestOpenTakesLongerThanTheSessionIsGood.
+// Promise: P6
 func TestHolderIsToldBeforeTheWaiterHoweverLateTheReplyToTheOpening(t *testing.T) {
 	for d := time.Duration(0); d < 27*time.Second; d += ttl30 / 60 {
 		t.Run(d.String(), func(t *testing.T) {
@@ -343,6 +345,7 @@ func TestHolderIsToldBeforeTheWaiterHoweverLateTheReplyToTheOpening(t *testing.T
 
 // With the store within reach the session is closed after a loss: not before the holder was told, and has had the margin
 // to stop.
+// Promise: P6
 func TestHolderIsToldBeforeItsSessionIsClosed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		st := memstore.New()

@@ -85,6 +85,7 @@ func (l *load) end() {
 }
 
 // The stock mutex stands still for seven seconds, returns errors, and leaves half of the keys behind.
+// Promise: P4
 func TestMemberDiesUnderLoad(t *testing.T) {
 	t.Parallel()
 	cluster := testservers.StartEtcdCluster(t, 3, quickly...)
@@ -142,6 +143,7 @@ func follower(t *testing.T, cluster *testservers.EtcdCluster) *testservers.Etcd 
 
 // Two of three members are gone, and the third answers what needs no quorum: nothing is claimed to be held on its
 // word, as a compare-only transaction of the stock does (defect B9).
+// Promise: P6
 func TestNothingIsHeldWithoutAQuorum(t *testing.T) {
 	t.Parallel()
 	cluster := testservers.StartEtcdCluster(t, 3)
@@ -194,6 +196,7 @@ func TestNothingIsHeldWithoutAQuorum(t *testing.T) {
 }
 
 // The member that a waiter's watch is on dies, whichever that is.
+// Promise: P7
 func TestWaiterSurvivesDeathOfEachMember(t *testing.T) {
 	t.Parallel()
 	cluster := testservers.StartEtcdCluster(t, 3, quickly...)
@@ -284,6 +287,7 @@ func TestLeaderStoppedForLongerThanTheTTL(t *testing.T) {
 }
 
 // A holder is admitted in the order of tokens on whatever member the request arrives.
+// Promise: P2
 func TestTokensGrowAcrossMembers(t *testing.T) {
 	t.Parallel()
 	cluster := testservers.StartEtcdCluster(t, 3)

@@ -10,6 +10,7 @@ import (
 	"github.com/stilelock/stile/store/storetest"
 )
 
+// Promise: P1
 func TestStoreConforms(t *testing.T) {
 	t.Parallel()
 	server := server(t)

@@ -151,6 +151,7 @@ func (c *cutter) put(t *testing.T) int {
 }
 
 // Defect B3: the stock mutex leaves the key behind if the context ends during the Txn.
+// Promise: P5
 func TestContextEndsDuringEnqueue(t *testing.T) {
 	t.Parallel()
 	c := newCutter(t)
@@ -223,6 +224,7 @@ func TestContextEndsDuringEnqueue(t *testing.T) {
 	c.wantNoDebris(t, least)
 }
 
+// Promise: P5
 func TestConnectionIsCutDuringEnqueue(t *testing.T) {
 	t.Parallel()
 	c := newCutter(t)

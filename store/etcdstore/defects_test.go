@@ -218,6 +218,7 @@ func TestStockLeaksKeyWhenContextEndsDuringTxn(t *testing.T) {
 
 // B4: a waiter's entry is taken out and another is made under the same key, by the same session. Whoever made the first
 // must not take the second for its own.
+// Promise: P1
 func TestRecreatedKeyIsNotMistakenForOwn(t *testing.T) {
 	t.Parallel()
 	direct, name := server(t).Client(t), newName(t)
@@ -245,6 +246,7 @@ func TestRecreatedKeyIsNotMistakenForOwn(t *testing.T) {
 	first.silent(t)
 }
 
+// Promise: P1
 func TestTwoEntriesOfOneSessionAfterAnotherHaveOneOwner(t *testing.T) {
 	t.Parallel()
 	direct, name := server(t).Client(t), newName(t)
@@ -289,6 +291,7 @@ func TestTwoStockMutexesOwnARecreatedKey(t *testing.T) {
 }
 
 // B5: a release that failed is carried out as soon as possible, though the session lives on.
+// Promise: P5
 func TestFailedReleaseIsCarriedOutLater(t *testing.T) {
 	t.Parallel()
 	proxy, name := testservers.NewProxy(t, server(t).Endpoint()), newName(t)
@@ -419,6 +422,7 @@ func TestTwoStockMutexesOfASessionBothHold(t *testing.T) {
 }
 
 // A holder that is cut off knows that it has lost before the server lets others in.
+// Promise: P6
 func TestHolderOutOfReachKnowsBeforeTheServer(t *testing.T) {
 	t.Parallel()
 	const ttl = 15 * time.Second // this one is to expire, but not before it is cut off
@@ -446,6 +450,7 @@ func TestHolderOutOfReachKnowsBeforeTheServer(t *testing.T) {
 
 // What the test above shows holds of slow replies, too: the deadline counts from the sending of the last renewal, not from
 // its reply.
+// Promise: P6
 func TestDeadlineCountsFromTheSendingOfARenewal(t *testing.T) {
 	t.Parallel()
 	const (
@@ -470,6 +475,7 @@ func TestDeadlineCountsFromTheSendingOfARenewal(t *testing.T) {
 }
 
 // A hold whose key or lease somebody else removed is lost at once, although the session could go on.
+// Promise: P6
 func TestEvictedHolderKnowsAtOnce(t *testing.T) {
 	t.Parallel()
 	const (

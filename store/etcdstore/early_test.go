@@ -128,6 +128,7 @@ func pauseTheLeader(t *testing.T, cluster *testservers.EtcdCluster, ttl, lockDel
 
 // What etcd does to a lease that it gives up early, done by hand, so that it is done for certain. Without a LockDelay the holder,
 // which is cut off, is still valid when the next one has the lock.
+// Promise: LockDelay
 func TestWithALockDelayAHoldWhoseLeaseIsRevokedDoesNotOverlapWithTheNext(t *testing.T) {
 	t.Parallel()
 	for _, with := range []struct{ ttl, lockDelay time.Duration }{
@@ -164,6 +165,7 @@ func TestWithALockDelayAHoldWhoseLeaseIsRevokedDoesNotOverlapWithTheNext(t *test
 // Up to version 3.7.3 at least, etcd may revoke leases early that were renewed while its leader was stopped. Their holders
 // are cut off here, and know nothing of it. It may or may not happen, so this shows less than the test above; but here etcd
 // does it.
+// Promise: LockDelay
 func TestWithALockDelayHoldsDoNotOverlapWhenTheStoreEndsThemEarly(t *testing.T) {
 	t.Parallel()
 	const ttl = 5 * time.Second // long enough for an election

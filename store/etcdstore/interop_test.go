@@ -152,6 +152,7 @@ func wait(t *testing.T, event <-chan struct{}, what string) {
 	}
 }
 
+// Promise: P1
 func TestRivalHoldsStileWaits(t *testing.T) {
 	eachRival(t, func(t *testing.T, r rival, c *stile.Client, name string) {
 		acquired, release := r.join(t, name)
@@ -180,6 +181,7 @@ func TestRivalHoldsStileWaits(t *testing.T) {
 	})
 }
 
+// Promise: P1
 func TestStileHoldsRivalWaits(t *testing.T) {
 	eachRival(t, func(t *testing.T, r rival, c *stile.Client, name string) {
 		hold := lock(t, c, name)
@@ -205,6 +207,7 @@ func TestStileHoldsRivalWaits(t *testing.T) {
 }
 
 // A waiter of either kind keeps its place between others of the other kind.
+// Promise: P3
 func TestStileAndRivalAreServedInTurn(t *testing.T) {
 	eachRival(t, func(t *testing.T, r rival, c *stile.Client, name string) {
 		first := lock(t, c, name)
@@ -232,6 +235,7 @@ func TestStileAndRivalAreServedInTurn(t *testing.T) {
 	})
 }
 
+// Promise: P1
 func TestStileAndStockContend(t *testing.T) {
 	t.Parallel()
 	const rounds = 8 // the stock takes a tenth of a second for each

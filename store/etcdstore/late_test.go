@@ -88,6 +88,7 @@ func (h *history) upTo(t *testing.T, cli *clientv3.Client, name string) []string
 
 // An attempt to put an entry in that was given up is carried out after the lock was taken, and released, by another
 // attempt. It must be void, because nobody would ever take that entry out. The guard key makes it so.
+// Promise: P5
 func TestLateAttemptIsVoid(t *testing.T) {
 	for _, how := range []struct {
 		name string
@@ -129,6 +130,7 @@ func guard(t *testing.T, cli *clientv3.Client, se store.Session) int64 {
 }
 
 // An attempt that was given up for good, with no other that succeeded.
+// Promise: P5
 func TestLateAttemptOfFailedEnqueueIsVoid(t *testing.T) {
 	t.Parallel()
 	cli, now := tampered(t)
@@ -152,6 +154,7 @@ func TestLateAttemptOfFailedEnqueueIsVoid(t *testing.T) {
 }
 
 // The unlocking of one entry is carried out after its successor, under the same key, was put in (defect B1).
+// Promise: P5
 func TestLateReleaseSparesNewerEntry(t *testing.T) {
 	t.Parallel()
 	cli, now := tampered(t)

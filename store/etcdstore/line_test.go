@@ -21,6 +21,7 @@ import (
 
 // The waiter cannot be told of the release, and cannot be told of it later either, because the history has been
 // compacted.
+// Promise: P7
 func TestWaiterSurvivesCompaction(t *testing.T) {
 	t.Parallel()
 	e := startEtcd(t) // of its own: compaction is not for one line
@@ -55,6 +56,7 @@ func TestWaiterSurvivesCompaction(t *testing.T) {
 	}
 }
 
+// Promise: P7
 func TestWaiterSurvivesRestartOfTheServer(t *testing.T) {
 	t.Parallel()
 	e := startEtcd(t)
@@ -69,6 +71,7 @@ func TestWaiterSurvivesRestartOfTheServer(t *testing.T) {
 }
 
 // Promise P7, with connections that are cut at random moments of many hand-overs.
+// Promise: P7
 func TestNoWaiterIsForgottenWhenConnectionsAreCut(t *testing.T) {
 	t.Parallel()
 	const (
@@ -127,6 +130,7 @@ func TestNoWaiterIsForgottenWhenConnectionsAreCut(t *testing.T) {
 
 // The watch's connection falls silent for good, and nothing tells the client: no reset, no answer. The other way to the
 // server works.
+// Promise: P7
 func TestSilentWatchDelaysButNeverStrands(t *testing.T) {
 	t.Parallel()
 	name := newName(t)
@@ -204,6 +208,7 @@ func TestContendedIsToldThroughCuts(t *testing.T) {
 }
 
 // All keys of a line go in one revision while several wait. That the others are gone makes it nobody's turn.
+// Promise: P1
 func TestNobodyIsAdmittedBecauseEverybodyIsTakenOutAtOnce(t *testing.T) {
 	t.Parallel()
 	name, st := newName(t), newStore(t, server(t).Client(t), "")
@@ -221,6 +226,7 @@ func TestNobodyIsAdmittedBecauseEverybodyIsTakenOutAtOnce(t *testing.T) {
 }
 
 // The same for an entry whose session hears of it before it hears that the entry was put in.
+// Promise: P1
 func TestNobodyIsAdmittedBecauseEverybodyIsTakenOutWhileItJoins(t *testing.T) {
 	t.Parallel()
 	cli, now := tampered(t)

@@ -65,6 +65,7 @@ func newDelayedClient(t *testing.T, st *etcdstore.Store, ttl, lockDelay time.Dur
 }
 
 // A LockDelay costs one request to take a lock, and none to release it.
+// Promise: LockDelay
 func TestMarkerIsOneTxnAndGoesWithTheRelease(t *testing.T) {
 	t.Parallel()
 	name := newName(t)
@@ -88,6 +89,7 @@ func TestMarkerIsOneTxnAndGoesWithTheRelease(t *testing.T) {
 }
 
 // Whoever does not know of markers takes no notice of them: other clients, and those who look on.
+// Promise: LockDelay
 func TestMarkersAreNoBusinessOfOthers(t *testing.T) {
 	eachRival(t, func(t *testing.T, r rival, c *stile.Client, name string) {
 		st := newStore(t, server(t).Client(t), "")
@@ -115,6 +117,7 @@ func TestMarkersAreNoBusinessOfOthers(t *testing.T) {
 
 // The attempt to leave it arrives when the entry has been withdrawn: everybody would take that marker for one of a hold that
 // was not released.
+// Promise: LockDelay
 func TestLateMarkerIsVoid(t *testing.T) {
 	for how, leave := range map[string]func(context.Context, *joined) error{
 		"withdrawn":   func(ctx context.Context, j *joined) error { return j.Withdraw(ctx) },
@@ -163,6 +166,7 @@ func TestEntryThatGoesBeforeItsMarkerIsLeftIsReplaced(t *testing.T) {
 }
 
 // The marker was left, and nobody heard of it: leaving it again finds it, and leaves no other.
+// Promise: LockDelay
 func TestMarkerInDoubtIsLeftOnce(t *testing.T) {
 	t.Parallel()
 	cli, now := tampered(t)
@@ -187,6 +191,7 @@ func TestMarkerInDoubtIsLeftOnce(t *testing.T) {
 }
 
 // The withdrawal has not got through when the session puts its next entry in, which takes the old one out.
+// Promise: LockDelay
 func TestMarkerGoesWithAnEntryThatMakesRoomForTheNext(t *testing.T) {
 	t.Parallel()
 	cli, now := tampered(t)

@@ -70,6 +70,7 @@ func TestEntryThatOutlastsItsSessionKeepsItsKey(t *testing.T) {
 }
 
 // The key that the session's next entry would have is in use.
+// Promise: P1
 func TestNextEntryOfASessionDoesNotTouchTheOneThatOutlastsIt(t *testing.T) {
 	t.Parallel()
 	name := newName(t)
@@ -98,6 +99,7 @@ func TestNextEntryOfASessionDoesNotTouchTheOneThatOutlastsIt(t *testing.T) {
 }
 
 // Other clients know nothing of entries that outlast their session, and wait for them like for any other.
+// Promise: P1
 func TestRivalWaitsForAnEntryThatOutlastsItsSession(t *testing.T) {
 	const d = 2 * time.Second
 	eachRival(t, func(t *testing.T, r rival, c *stile.Client, name string) {
@@ -147,6 +149,7 @@ func (g *grants) all() []clientv3.LeaseID {
 }
 
 // Each request may be lost on its way, and each reply.
+// Promise: P5
 func TestLettingGoLaterThroughLosses(t *testing.T) {
 	t.Parallel()
 	for _, of := range []string{"LeaseGrant", "Txn"} {
@@ -203,6 +206,7 @@ func TestLettingGoLaterThroughLosses(t *testing.T) {
 }
 
 // The lease is gone before the entry is attached to it: its time has run out on the way, or somebody has revoked it.
+// Promise: P5
 func TestLettingGoLaterWhenTheNewLeaseVanishes(t *testing.T) {
 	t.Parallel()
 	var leases grants
@@ -271,6 +275,7 @@ func TestGivingUpAsTheNewLeaseVanishesDoesNotLoseTheSession(t *testing.T) {
 	j.withdraw(t)
 }
 
+// Promise: P5
 func TestLettingGoLaterOfABrokenEntryLeavesNoLease(t *testing.T) {
 	t.Parallel()
 	var leases grants

@@ -32,6 +32,7 @@ func overwrite(t *testing.T, key string) {
 func keyOfSession(name string, se store.Session) string { return name + "/" + se.ID() }
 
 // Without its lease a key stays when its owner dies. So its owner deletes it, and is told before anybody else is let in.
+// Promise: P6
 func TestWhoseKeyIsOverwrittenIsToldBeforeAnotherIsLetIn(t *testing.T) {
 	t.Parallel()
 	name := newName(t)
@@ -77,6 +78,7 @@ func TestWhoseKeyIsOverwrittenIsToldBeforeAnotherIsLetIn(t *testing.T) {
 }
 
 // Who has waited has a watch of the line, which does not tell what is put. It watches its key besides.
+// Promise: P6
 func TestWhoHasWaitedIsToldThatItsKeyIsOverwritten(t *testing.T) {
 	t.Parallel()
 	name := newName(t)
@@ -96,6 +98,7 @@ func TestWhoHasWaitedIsToldThatItsKeyIsOverwritten(t *testing.T) {
 }
 
 // Whose key is overwritten while it waits finds out by the reading with which the watch of its key begins.
+// Promise: P6
 func TestAWaiterWhoseKeyIsOverwrittenIsToldWhenItHolds(t *testing.T) {
 	t.Parallel()
 	name := newName(t)
@@ -113,6 +116,7 @@ func TestAWaiterWhoseKeyIsOverwrittenIsToldWhenItHolds(t *testing.T) {
 }
 
 // Who is told that it has lost its lock may well close the client at once. That is no reason to leave the key behind.
+// Promise: P5
 func TestAnOverwrittenKeyIsDeletedThoughItsOwnerCloses(t *testing.T) {
 	t.Parallel()
 	cli, now := tampered(t)
@@ -173,6 +177,7 @@ func TestTheMarkerOfAnOverwrittenEntryStays(t *testing.T) {
 }
 
 // The owner is dead, or has not heard yet. Nobody else is let in, and who looks is told what to do.
+// Promise: P1
 func TestAnOverwrittenKeyExcludesAsBefore(t *testing.T) {
 	t.Parallel()
 	for _, mode := range []line.Mode{line.Exclusive, line.Shared} {

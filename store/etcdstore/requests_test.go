@@ -218,6 +218,7 @@ func wantRequests(t *testing.T, doing string, got []string, want ...string) {
 	}
 }
 
+// Promise: P4
 func TestUncontendedLockIsOneTxnAndReleaseIsOneTxn(t *testing.T) {
 	t.Parallel()
 	c, w := newWiredClient(t, 0)
@@ -258,6 +259,7 @@ func TestFailedTryLockWritesNothing(t *testing.T) {
 
 // The stock mutex asks for a watch from the past, which etcd serves every 100 ms, and reads twice after the event
 // (defect B7).
+// Promise: P4
 func TestHandOverNeedsNoLateWatchAndNoRead(t *testing.T) {
 	t.Parallel()
 	c, w := newWiredClient(t, 0)
@@ -287,6 +289,7 @@ func TestHandOverNeedsNoLateWatchAndNoRead(t *testing.T) {
 	release(t, h)
 }
 
+// Promise: P4
 func TestOnlyTheReleaseNextInLineAdmits(t *testing.T) {
 	t.Parallel()
 	c, w := newWiredClient(t, 0)

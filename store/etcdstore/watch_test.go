@@ -49,6 +49,7 @@ func told(t *testing.T, calls <-chan struct{}, st store.Store, name string, leng
 	}
 }
 
+// Promise: P7
 func TestWatchOfLinesSurvivesCompaction(t *testing.T) {
 	t.Parallel()
 	e := startEtcd(t)
@@ -71,6 +72,7 @@ func TestWatchOfLinesSurvivesCompaction(t *testing.T) {
 	told(t, calls, other, name, 1)
 }
 
+// Promise: P7
 func TestWatchOfLinesSurvivesRestartOfTheServer(t *testing.T) {
 	t.Parallel()
 	e := startEtcd(t)
@@ -86,6 +88,7 @@ func TestWatchOfLinesSurvivesRestartOfTheServer(t *testing.T) {
 }
 
 // The connection of the watch falls silent for good, and nothing tells the client. The other way to the server works.
+// Promise: P7
 func TestSilentWatchOfLinesDelaysButNeverMisses(t *testing.T) {
 	t.Parallel()
 	name := newName(t)

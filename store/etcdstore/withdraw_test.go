@@ -46,6 +46,7 @@ func TestWithdrawWhoseSessionEndsMeanwhile_saysThatTheEntryHasGone(t *testing.T)
 
 // A request that was not answered may have been carried out. If the next one finds nothing, either it was, or the entry had
 // been taken out before, and somebody else may have been in: nobody can tell, and nobody says that the lock was held.
+// Promise: P5
 func TestWithdrawAfterARequestThatWasNotAnswered_saysOnlyWhatIsKnown(t *testing.T) {
 	for _, what := range []struct {
 		name  string
@@ -78,6 +79,7 @@ func TestWithdrawAfterARequestThatWasNotAnswered_saysOnlyWhatIsKnown(t *testing.
 }
 
 // The same of letting go later. If the first request was carried out the next one finds the entry.
+// Promise: P5
 func TestWithdrawAfterATimeAfterARequestThatWasNotAnswered_saysOnlyWhatIsKnown(t *testing.T) {
 	t.Parallel()
 	cli, now := tampered(t)
@@ -96,6 +98,7 @@ func TestWithdrawAfterATimeAfterARequestThatWasNotAnswered_saysOnlyWhatIsKnown(t
 }
 
 // A slow cluster is asked again before it has answered. Its first answer says what the second cannot.
+// Promise: P5
 func TestWithdrawFromASlowCluster_isWhatItsFirstAnswerSays(t *testing.T) {
 	for _, what := range []struct {
 		name    string

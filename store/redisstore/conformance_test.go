@@ -11,6 +11,7 @@ import (
 	"github.com/stilelock/stile/store/storetest"
 )
 
+// Promise: P1, P3
 func TestStoreConforms(t *testing.T) {
 	t.Parallel()
 	server := testservers.StartRedis(t)
@@ -37,6 +38,7 @@ func TestStoreConforms(t *testing.T) {
 }
 
 // In a cluster the entries of one session are on several servers, and wake-ups go through a channel for each line.
+// Promise: P1
 func TestStoreConformsOnACluster(t *testing.T) {
 	t.Parallel()
 	var addrs []string

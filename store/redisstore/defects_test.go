@@ -26,6 +26,7 @@ import (
 // Masters that hang (D5) are a matter of store/redlockstore.
 
 // D1: rueidislock waits for ever for a free lock if the server stands still for longer than its retry while it asks.
+// Promise: P7
 func TestStalledServerDelaysAndStrandsNobody(t *testing.T) {
 	t.Parallel()
 	server := testservers.StartRedis(t)
@@ -60,6 +61,7 @@ func TestStalledServerDelaysAndStrandsNobody(t *testing.T) {
 }
 
 // D2: with its defaults rueidislock never gets a free lock where a round trip takes 24 ms.
+// Promise: P4
 func TestFreeLockTakesOneRoundTrip(t *testing.T) {
 	t.Parallel()
 	server := testservers.StartRedis(t)
@@ -87,6 +89,7 @@ func TestFreeLockTakesOneRoundTrip(t *testing.T) {
 
 // D3: rueidislock writes ends of leases by the client's clock: with a server ten seconds ahead, two have the lock at once.
 // Wherever the server's clock is, a lease lasts as long as it was asked for: no shorter, and not by a day longer.
+// Promise: P1
 func TestServersClockMayBeAnywhere(t *testing.T) {
 	t.Parallel()
 	const ttl, short, off = 10 * time.Minute, time.Second, 24 * time.Hour
@@ -141,6 +144,7 @@ func TestServersClockMayBeAnywhere(t *testing.T) {
 }
 
 // D4: redsync and redislock leave the lock behind, for its TTL, if the caller's context ends while they ask for it.
+// Promise: P5
 func TestCancelledRequestLeavesNoLockBehind(t *testing.T) {
 	t.Parallel()
 	server := testservers.StartRedis(t)
@@ -168,6 +172,7 @@ func TestCancelledRequestLeavesNoLockBehind(t *testing.T) {
 }
 
 // D4, the worst of it: the request was given up, everything was cleaned up, and then it arrives.
+// Promise: P5
 func TestRequestThatArrivesAfterItsCancellationIsVoid(t *testing.T) {
 	t.Parallel()
 	server := testservers.StartRedis(t)
@@ -247,6 +252,7 @@ func (l lateJoin) sendFor(t *testing.T, id string, ttl time.Duration, client, fl
 
 // D6: rueidislock waits for ever for a wake-up that was lost. Here none is heard, and the waiter polls: at least once a
 // second, as TestNobodyAsksMoreRarelyThanOnceAHeartbeat shows.
+// Promise: P7
 func TestLostWakeUpsCostOneHeartbeat(t *testing.T) {
 	t.Parallel()
 	server := testservers.StartRedis(t)
@@ -263,6 +269,7 @@ func TestLostWakeUpsCostOneHeartbeat(t *testing.T) {
 }
 
 // D6: the same, with connections that are cut again and again.
+// Promise: P1, P7
 func TestCutSubscriptionsStrandNobody(t *testing.T) {
 	t.Parallel()
 	server := testservers.StartRedis(t)
@@ -309,6 +316,7 @@ func TestCutSubscriptionsStrandNobody(t *testing.T) {
 }
 
 // D7: in Redisson's fair lock each dead waiter may hold up the others for five minutes.
+// Promise: P4
 func TestDeadWaitersHoldNobodyUp(t *testing.T) {
 	t.Parallel()
 	const dead = 50
@@ -337,6 +345,7 @@ func TestDeadWaitersHoldNobodyUp(t *testing.T) {
 }
 
 // D7: if nobody can see that they are dead, their leases end: all of them at a time, not one after the other.
+// Promise: P4
 func TestSilentWaitersHoldNobodyUpLongerThanTheirLeases(t *testing.T) {
 	t.Parallel()
 	const dead, ttl = 60, 3 * time.Second // one lease after the other would take longer than we wait here
@@ -367,6 +376,7 @@ func TestSilentWaitersHoldNobodyUpLongerThanTheirLeases(t *testing.T) {
 }
 
 // A waiter whose connection is down when its turn comes keeps its place.
+// Promise: P2, P3
 func TestWaiterThatIsAwayKeepsItsPlace(t *testing.T) {
 	t.Parallel()
 	server := testservers.StartRedis(t)
@@ -401,6 +411,7 @@ func TestWaiterThatIsAwayKeepsItsPlace(t *testing.T) {
 
 // A waiter is away while another comes, is let in past it, and leaves. What is remembered of that must not be forgotten though
 // nobody holds the lock any more: the order that the waiter has from its arrival is smaller than the other's.
+// Promise: P2
 func TestWaiterThatIsAwayWhileAnotherComesAndGoesHasALargerOrder(t *testing.T) {
 	t.Parallel()
 	server := testservers.StartRedis(t)
@@ -432,6 +443,7 @@ func TestWaiterThatIsAwayWhileAnotherComesAndGoesHasALargerOrder(t *testing.T) {
 
 // D8: Redisson's fair lock forgets waiters after five minutes, though they live. Here the server's clock is set forward by
 // most of a lease again and again, and they are confirmed each time.
+// Promise: P7
 func TestWaiterMayWaitForManyLeases(t *testing.T) {
 	t.Parallel()
 	const ttl = 10 * time.Minute
@@ -451,6 +463,7 @@ func TestWaiterMayWaitForManyLeases(t *testing.T) {
 
 // D9: with rueidislock the lock of a dead holder is free up to 100 ms after its TTL. Here who waits asks at that moment, and
 // in this test at no other.
+// Promise: P4
 func TestLockOfADeadHolderIsFreeAfterItsTTL(t *testing.T) {
 	t.Parallel()
 	const ttl = 500 * time.Millisecond
@@ -477,6 +490,7 @@ func TestLockOfADeadHolderIsFreeAfterItsTTL(t *testing.T) {
 
 // D10: most locks tell nobody that the lock was lost while its process stood still. Here the client is cut off: to it that
 // is the same.
+// Promise: P6
 func TestHolderIsToldBeforeTheNextIsLetIn(t *testing.T) {
 	t.Parallel()
 	const ttl = 15 * time.Second // of which a tenth is between the two, for a machine that is busy
@@ -504,6 +518,7 @@ func TestHolderIsToldBeforeTheNextIsLetIn(t *testing.T) {
 }
 
 // D11: counters begin again when Redis has lost its data, and holders hear nothing of it.
+// Promise: P2
 func TestHolderIsToldOfLostDataAndTokensStillRise(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
@@ -550,6 +565,7 @@ func wantTold(t *testing.T, h *stile.Hold) {
 }
 
 // D13: who may not use the channels has the script stopped in its middle, after the lock was taken.
+// Promise: P5
 func TestUserWithoutChannelsIsRefusedAtOnce(t *testing.T) {
 	t.Parallel()
 	server := testservers.StartRedis(t, "user mute on >secret ~* resetchannels +@all")
@@ -567,6 +583,7 @@ func TestUserWithoutChannelsIsRefusedAtOnce(t *testing.T) {
 }
 
 // D15: in Redisson's read-write lock, and in many others, readers that keep coming leave no room for a writer.
+// Promise: P3
 func TestFloodOfReadersLeavesRoomForAWriter(t *testing.T) {
 	t.Parallel()
 	server := testservers.StartRedis(t)
@@ -633,6 +650,7 @@ func TestNothingGoesOnAfterClose(t *testing.T) { // not parallel: it looks at al
 }
 
 // D17: WAIT on a client that shares connections tells of the changes of others.
+// Promise: P1
 func TestEntryThatIsNotReplicatedIsRefused(t *testing.T) {
 	t.Parallel()
 	servers := testservers.StartRedisServers(t, 2)
@@ -664,6 +682,7 @@ func TestEntryThatIsNotReplicatedIsRefused(t *testing.T) {
 }
 
 // D18: rueidislock tells nobody that a release has failed.
+// Promise: P5
 func TestFailedReleaseIsReportedAndMadeUpFor(t *testing.T) {
 	t.Parallel()
 	server := testservers.StartRedis(t)

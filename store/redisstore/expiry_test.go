@@ -13,6 +13,7 @@ import (
 )
 
 // Whatever happens in a line, all its keys end by themselves, and none before those who stand there.
+// Promise: P5
 func TestKeysOutliveTheirEntriesAndEnd(t *testing.T) {
 	t.Parallel()
 	const ttl = 5 * time.Minute
@@ -90,6 +91,7 @@ func (b byHand) do(t *testing.T, op string, args ...string) {
 }
 
 // A lease includes its last millisecond. Whoever does something in the line just then must not end it.
+// Promise: P5
 func TestLeaseIncludesItsLastMillisecond(t *testing.T) {
 	t.Parallel()
 	server := testservers.StartRedis(t)
@@ -127,6 +129,7 @@ func TestLeaseIncludesItsLastMillisecond(t *testing.T) {
 
 // Of two who hold the lock one crashes. The key must end with the other, however long those live who wait: if all crash then,
 // it is all that tells plain lockers whether the lock is free.
+// Promise: P4
 func TestKeyEndsWithItsLoneHolder(t *testing.T) {
 	t.Parallel()
 	server := testservers.StartRedisAhead(t)
@@ -144,6 +147,7 @@ func TestKeyEndsWithItsLoneHolder(t *testing.T) {
 }
 
 // The last order that was given is forgotten a day after its time. Those who are in the line still know it.
+// Promise: P2
 func TestOrdersRiseInALineThatOutlastsItsLastOrder(t *testing.T) {
 	t.Parallel()
 	server := testservers.StartRedis(t)

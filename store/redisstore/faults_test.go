@@ -13,6 +13,7 @@ import (
 )
 
 // Servers forget scripts when they are restarted, when another is promoted and when somebody says so.
+// Promise: P7
 func TestForgottenScriptIsSentAgain(t *testing.T) {
 	t.Parallel()
 	server := testservers.StartRedis(t)
@@ -73,6 +74,7 @@ func contest(t *testing.T, clients int, name string, connect func() store.Store,
 
 // A replica is promoted because the master stands still, or has ended. The holders' sessions are on both, or are lost; in
 // either case everything goes on.
+// Promise: P1, P7
 func TestFailoverToAReplica(t *testing.T) {
 	for _, c := range []struct {
 		how  string
@@ -107,6 +109,7 @@ func TestFailoverToAReplica(t *testing.T) {
 
 // The one thing that Redis cannot promise: a lock that the replica has never heard of is free after a failover. The next
 // token is larger, so a guard refuses the one who was forgotten. Until that one is told it knows of nothing.
+// Promise: P2
 func TestForgottenHoldIsFenced(t *testing.T) {
 	t.Parallel()
 	servers := testservers.StartRedisServers(t, 2)
@@ -133,6 +136,7 @@ func TestForgottenHoldIsFenced(t *testing.T) {
 // A server whose wall clock is set forward ends all leases early: Redis counts them by that clock. Two may then hold the lock,
 // until the first one hears of it: at once if the server still knows of its entry when the second one comes, else at its next
 // confirmation.
+// Promise: P2
 func TestClockThatIsSetForwardIsFencedAndNoticed(t *testing.T) {
 	t.Parallel()
 	const ttl = 30 * time.Second
@@ -154,6 +158,7 @@ func TestClockThatIsSetForwardIsFencedAndNoticed(t *testing.T) {
 }
 
 // A clock that is set back makes leases last longer, and orders still rise.
+// Promise: P1
 func TestClockThatIsSetBackOnlyDelays(t *testing.T) {
 	t.Parallel()
 	server := testservers.StartRedisAhead(t)
@@ -171,6 +176,7 @@ func TestClockThatIsSetBackOnlyDelays(t *testing.T) {
 }
 
 // Somebody deletes the lock's key, by hand say: the holder is told, and nobody is let in beside it unnoticed.
+// Promise: P1
 func TestDeletedKeyIsNoticed(t *testing.T) {
 	t.Parallel()
 	server := testservers.StartRedis(t)

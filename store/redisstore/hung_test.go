@@ -12,6 +12,7 @@ import (
 )
 
 // Nobody waits for a server that hangs longer than the context lasts: here the server goes on only when the call has returned.
+// Promise: P5
 func TestContextEndsEveryCallWhileTheServerHangs(t *testing.T) {
 	t.Parallel()
 	type hung struct {

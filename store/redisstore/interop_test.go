@@ -27,6 +27,7 @@ func plainUnlock(server *testservers.Redis, name, value string) bool {
 	return err == nil && n == 1
 }
 
+// Promise: P1
 func TestPlainLockersAndStileExcludeEachOther(t *testing.T) {
 	t.Parallel()
 	server := testservers.StartRedis(t)
@@ -56,6 +57,7 @@ func TestPlainLockersAndStileExcludeEachOther(t *testing.T) {
 	}
 }
 
+// Promise: P4
 func TestPlainLockerThatCrashesIsReplacedAfterItsTTL(t *testing.T) {
 	t.Parallel()
 	const ttl = 700 * time.Millisecond
@@ -73,6 +75,7 @@ func TestPlainLockerThatCrashesIsReplacedAfterItsTTL(t *testing.T) {
 	}
 }
 
+// Promise: P1
 func TestPlainLockerGetsTheLockOfADeadStileAfterItsTTL(t *testing.T) {
 	t.Parallel()
 	const ttl = 500 * time.Millisecond
@@ -90,6 +93,7 @@ func TestPlainLockerGetsTheLockOfADeadStileAfterItsTTL(t *testing.T) {
 }
 
 // A plain locker that was late takes a key whose lease had ended; a waiter of Stile's then waits for that one, too.
+// Promise: P1
 func TestPlainLockerBetweenTwoHolders(t *testing.T) {
 	t.Parallel()
 	server := testservers.StartRedis(t)
@@ -145,6 +149,7 @@ func contextOf(t *testing.T) (context.Context, context.CancelFunc) {
 
 // Plain lockers that poll tell nobody when they let go, so who waits behind them must ask as often as they do: it asks again
 // soon, however long it has waited and the key may last. Here that is the only reason to ask.
+// Promise: P4
 func TestFirstBehindAPlainLockerAsksOften(t *testing.T) {
 	t.Parallel()
 	server := testservers.StartRedis(t)

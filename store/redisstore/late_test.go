@@ -17,6 +17,7 @@ import (
 )
 
 // The session is closed while an entry is put in, and the request arrives after everything was taken out.
+// Promise: P5
 func TestRequestThatArrivesAfterCloseIsVoid(t *testing.T) {
 	t.Parallel()
 	server := testservers.StartRedis(t)
@@ -54,6 +55,7 @@ func TestRequestThatArrivesAfterCloseIsVoid(t *testing.T) {
 }
 
 // A request arrives so late that its session has ended, and nobody remembers that it was given up; its process has died, say.
+// Promise: P5
 func TestRequestThatArrivesAfterItsSessionIsVoid(t *testing.T) {
 	t.Parallel()
 	server := testservers.StartRedis(t)
@@ -90,6 +92,7 @@ func TestRequestThatArrivesAfterItsSessionIsVoid(t *testing.T) {
 }
 
 // The caller gives up at the worst moment: the entry is in, and has to be kept for another confirmation.
+// Promise: P5
 func TestNothingIsLeftOfARequestThatIsGivenUpBetweenTwoConfirmations(t *testing.T) {
 	t.Parallel()
 	server := testservers.StartRedis(t)
@@ -167,6 +170,7 @@ func TestForgottenScriptIsSentOnce(t *testing.T) {
 }
 
 // Letting an entry go later is one moment with closing its session. Whoever says that it will stand must be right.
+// Promise: P5
 func TestEntryThatWasLeftStandsThoughTheSessionIsClosedMeanwhile(t *testing.T) {
 	t.Parallel()
 	server := testservers.StartRedis(t)

@@ -10,6 +10,7 @@ import (
 
 // What a wake-up costs that is lost: until those who wait ask the next time, however many they are and whatever they have
 // heard. While nothing happens they ask less and less often.
+// Promise: P7
 func TestNobodyAsksMoreRarelyThanOnceAHeartbeat(t *testing.T) {
 	t.Parallel()
 	for _, members := range []int{1, 3, 100, 10_000, 1_000_000} {

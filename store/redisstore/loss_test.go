@@ -17,6 +17,7 @@ import (
 // Redis throws away keys one by one when memory is short and it is not told otherwise. Whichever of a line's keys it is:
 // who is not told that its entry is gone has what a confirmation promises, others in the same session lose nothing, and the
 // line goes on.
+// Promise: P1
 func TestLossOfOneKeyIsNoticed(t *testing.T) {
 	t.Parallel()
 	const ttl, longer = 10 * time.Minute, 30 * time.Minute
@@ -112,6 +113,7 @@ func remember(t *testing.T, server *testservers.Redis, name string) (forget func
 
 // A failover forgets that the lock was handed over. Its new holder waits again, as far as the server knows, and others may be
 // let in before it: it must be told, and must not be in their way.
+// Promise: P1
 func TestForgottenHandOverIsNoticed(t *testing.T) {
 	t.Parallel()
 	const ttl = lasting / 4
@@ -134,6 +136,7 @@ func TestForgottenHandOverIsNoticed(t *testing.T) {
 }
 
 // A server that refuses to write lets nobody in, and does not say so either.
+// Promise: P1
 func TestWhereNothingIsWrittenNobodyIsLetIn(t *testing.T) {
 	t.Parallel()
 	server := testservers.StartRedisAhead(t)
@@ -191,6 +194,7 @@ func TestWhoIsInMayStayWhenMemoryIsShort(t *testing.T) {
 
 // A clock that was far ahead for a while leaves orders behind that are far ahead; they must not be forgotten before the clock
 // has caught up.
+// Promise: P2
 func TestOrdersOfAClockThatWasAheadAreRemembered(t *testing.T) {
 	t.Parallel()
 	const day = 24 * time.Hour

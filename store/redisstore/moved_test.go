@@ -19,6 +19,7 @@ import (
 
 // An address leads to another server after a failover: that of a DNS name, or of a proxy. Connections that are there stay where
 // they are, because the old server lives on, as a replica.
+// Promise: P7
 func TestDemotedMasterIsLeftWhenTheAddressHasMoved(t *testing.T) {
 	t.Parallel()
 	for what, demote := range map[string]func(old, now *testservers.Redis){
@@ -68,6 +69,7 @@ func TestDemotedMasterIsLeftWhenTheAddressHasMoved(t *testing.T) {
 }
 
 // A master is demoted while it waits for its replicas, and promoted again. That is a failover as any other: it delays.
+// Promise: P7
 func TestWaitForReplicasThatADemotionEndsIsRepeated(t *testing.T) {
 	t.Parallel()
 	servers := testservers.StartRedisServers(t, 2)
@@ -178,6 +180,7 @@ func TestRightThatIsLackingIsSaidToBeOne(t *testing.T) {
 }
 
 // The client has several connections, and takes any of them. None may stay with the old master.
+// Promise: P7
 func TestNoConnectionStaysWithADemotedMaster(t *testing.T) {
 	t.Parallel()
 	servers := testservers.StartRedisServers(t, 2)
@@ -212,6 +215,7 @@ func TestNoConnectionStaysWithADemotedMaster(t *testing.T) {
 
 // Whoever still listens at the old master, which is a replica now, hears nothing of what the new one says: there it is not
 // counted among those who have heard, and so another is let in.
+// Promise: P1
 func TestWakeUpsDoNotReachWhoListensAtAReplica(t *testing.T) {
 	t.Parallel()
 	servers := testservers.StartRedisServers(t, 2)

@@ -13,6 +13,7 @@ import (
 )
 
 // A request that was given up arrives when the entry has left, or has been given a time of its own.
+// Promise: P1
 func TestAnOwnerThatArrivesLateChangesNothing(t *testing.T) {
 	for how, leave := range map[string]func(context.Context, *seat) error{
 		"withdrawn":   func(ctx context.Context, s *seat) error { return s.Withdraw(ctx) },

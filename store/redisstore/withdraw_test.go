@@ -39,6 +39,7 @@ func TestWithdrawWhoseSessionEndsMeanwhile_saysThatTheEntryHasGone(t *testing.T)
 
 // A reply is lost, and the repetition finds nothing. The lost request may have taken the entry out, or somebody else before it:
 // nobody can tell, so a withdrawal that returned nil might be wrong.
+// Promise: P5
 func TestWithdrawWhoseReplyIsLost_isNotKnown(t *testing.T) {
 	t.Parallel()
 	server := testservers.StartRedis(t)
@@ -134,6 +135,7 @@ func TestWithdrawWhoseRequestIsLost_isRepeated(t *testing.T) {
 }
 
 // A hold has lost one of its keys. To let it go, at once or later, is no success.
+// Promise: P5
 func TestWithdrawOfAHoldThatHasLostAKey_saysThatItHasGone(t *testing.T) {
 	t.Parallel()
 	server := testservers.StartRedis(t)
@@ -157,6 +159,7 @@ func TestWithdrawOfAHoldThatHasLostAKey_saysThatItHasGone(t *testing.T) {
 }
 
 // An entry that has been let go ends by itself, so a repetition may find nothing though the first request was carried out.
+// Promise: P5
 func TestWithdrawAfterWhoseRepetitionFindsNothing_isNotKnown(t *testing.T) {
 	t.Parallel()
 	server := testservers.StartRedis(t)

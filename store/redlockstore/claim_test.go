@@ -25,6 +25,7 @@ import (
 )
 
 // redsync leaves the lock behind for its whole TTL, ten times out of ten, if the context ends while it is on its way.
+// Promise: P5
 func TestWhatIsGivenUpLeavesNothingAtAnyMaster(t *testing.T) {
 	t.Parallel()
 	servers := testservers.StartRedisServers(t, 3)
@@ -91,6 +92,7 @@ func TestWhatIsGivenUpAsItIsRefusedIsAnError(t *testing.T) {
 
 // The request is in the hands of something that delivers it long after its connection was given up and everything was
 // cleaned up on another.
+// Promise: P5
 func TestARequestThatArrivesAfterItsCleanupIsVoid(t *testing.T) {
 	t.Parallel()
 	servers := testservers.StartRedisServers(t, 3)
@@ -215,6 +217,7 @@ func calls(stats, command string) string {
 
 // Each hold's majority has but one master in common with that of the one before, and the clocks of the masters are of no
 // help: the orders begin a thousand seconds ahead.
+// Promise: P2
 func TestOrdersRiseWhateverTheMajority(t *testing.T) {
 	t.Parallel()
 	servers := testservers.StartRedisServers(t, 3)
@@ -237,6 +240,7 @@ func TestOrdersRiseWhateverTheMajority(t *testing.T) {
 	}
 }
 
+// Promise: P2
 func TestOrdersRiseAfterAllIsForgotten(t *testing.T) {
 	t.Parallel()
 	servers := testservers.StartRedisServers(t, 3)
@@ -255,6 +259,7 @@ func TestOrdersRiseAfterAllIsForgotten(t *testing.T) {
 
 // A request to put an entry in is on its way to one master so long that another has had the lock, and has left it again,
 // when it arrives; and of the masters that were quicker one has lost the entry, because its clock was set.
+// Promise: P2
 func TestAnOrderIsNotGivenAfterALargerOne(t *testing.T) {
 	t.Parallel()
 	servers := testservers.StartRedisServers(t, 3)
@@ -335,6 +340,7 @@ func TestTheOrderIsRememberedAsLongAsTheHold(t *testing.T) {
 }
 
 // A master whose clock or data is from another age must not bring the orders to where they cannot rise.
+// Promise: P2
 func TestTheEndOfTheOrdersIsAnError(t *testing.T) {
 	t.Parallel()
 	servers := testservers.StartRedisServers(t, 3)
@@ -347,6 +353,7 @@ func TestTheEndOfTheOrdersIsAnError(t *testing.T) {
 }
 
 // What redsync and everybody who writes SET NX PX by hand do, at each master.
+// Promise: P1
 func TestOtherRedlockClientsAndStileExcludeEachOther(t *testing.T) {
 	t.Parallel()
 	servers := testservers.StartRedisServers(t, 3)
@@ -703,6 +710,7 @@ func TestAWrongPasswordIsSaidAtOnce(t *testing.T) {
 
 // Clients contend while some of the masters are stopped, cut off, refused and slow, at times so many of them and for so
 // long that holds are lost. No two holds are valid at a time, and the tokens rise.
+// Promise: P1
 func TestHoldsNeverOverlapUnderFaults(t *testing.T) {
 	t.Parallel()
 	servers := testservers.StartRedisServers(t, 5)

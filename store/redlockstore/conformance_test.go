@@ -13,6 +13,7 @@ import (
 
 // The suite's own tests are run in parallel, and have sessions that must be confirmed in time; so it is not run in parallel
 // with the others, where there are many masters and proxies.
+// Promise: P1
 func TestStoreConformsOnFiveMasters(t *testing.T) {
 	servers := testservers.StartRedisServers(t, 5)
 	var proxies sync.Map // of stores
@@ -51,6 +52,7 @@ func TestStoreConformsOnFiveMasters(t *testing.T) {
 	})
 }
 
+// Promise: P1
 func TestStoreConformsOnThreeMasters(t *testing.T) {
 	t.Parallel()
 	servers := testservers.StartRedisServers(t, 3)

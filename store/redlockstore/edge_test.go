@@ -121,6 +121,7 @@ func TestAnEntryIsNotRestoredAfterItsWithdrawal(t *testing.T) {
 }
 
 // A waiter goes as it has just been put in, which nobody has heard yet.
+// Promise: P5
 func TestAWaiterThatHasLeftIsOut(t *testing.T) {
 	t.Parallel()
 	for name, leave := range map[string]func(*testing.T, store.Session, store.Ticket) error{
@@ -377,6 +378,7 @@ func TestTermsReckonWithTheDriftOfClocks(t *testing.T) {
 
 // A hold is put in again at a master that has forgotten everything. That one must know its order: with another that forgets it
 // may be the majority that the next order comes from.
+// Promise: P2
 func TestARestoredHoldBringsItsOrder(t *testing.T) {
 	t.Parallel()
 	const larger = "9000000000000000 another"
@@ -416,6 +418,7 @@ func TestARestoredHoldBringsItsOrder(t *testing.T) {
 }
 
 // A confirmation that has begun before an entry was given a time of its own renews it after that, if it renews many.
+// Promise: P5
 func TestARenewalDoesNotShortenAnEntryWithATimeOfItsOwn(t *testing.T) {
 	t.Parallel()
 	const d = 24 * time.Hour

@@ -144,6 +144,7 @@ func (r rules) search(s state, seen map[state]bool) (way []state) {
 }
 
 // Everything that can happen is looked at. That this would show a mistake is shown by rules that are mistaken.
+// Promise: P2
 func TestExploreOrdersRiseWhateverHappensWhen(t *testing.T) {
 	for what, c := range map[string]struct {
 		rules rules

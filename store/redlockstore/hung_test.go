@@ -12,6 +12,7 @@ import (
 )
 
 // Nobody waits for masters that hang longer than the context lasts: here they go on only when the call has returned.
+// Promise: P5
 func TestContextEndsEveryCallWhileAllMastersHang(t *testing.T) {
 	t.Parallel()
 	type hung struct {

@@ -20,6 +20,7 @@ import (
 
 // redsync with its defaults: 5 s to lock and 5 s to unlock with one of three masters hung, 0.4 s and 1.7 s with one that
 // refuses.
+// Promise: P7
 func TestAMinorityOutOfReachDelaysNobody(t *testing.T) {
 	t.Parallel()
 	const most = 2 * time.Second // who waited for the minority would do so for 5 s to lock, and for longer to unlock
@@ -116,6 +117,7 @@ func TestAMasterThatComesLaterTakesPart(t *testing.T) {
 	}
 }
 
+// Promise: P1
 func TestAHoldIsRestoredAtAMasterThatHasForgotten(t *testing.T) {
 	t.Parallel()
 	servers := testservers.StartRedisServers(t, 3)
@@ -151,6 +153,7 @@ func TestAHoldIsRestoredWhileAnotherMasterHangs(t *testing.T) {
 }
 
 // The hole in Redlock: one of a bare majority forgets, and the lock is given away. The token is what remains.
+// Promise: P2
 func TestTheTokenTellsWhoIsLaterWhenAMasterHasForgotten(t *testing.T) {
 	t.Parallel()
 	servers := testservers.StartRedisServers(t, 3)
@@ -177,6 +180,7 @@ func TestTheTokenTellsWhoIsLaterWhenAMasterHasForgotten(t *testing.T) {
 	}
 }
 
+// Promise: P6
 func TestWithoutAMajorityAHoldIsLostByItsDeadline(t *testing.T) {
 	t.Parallel()
 	const ttl = 15 * time.Second
@@ -239,6 +243,7 @@ func TestOpeningWithoutAMajorityNamesThoseThatAreMissing(t *testing.T) {
 }
 
 // The bell that tells a waiter is lost with the connection: what remains is to look now and then.
+// Promise: P7
 func TestAWaiterWhoseConnectionsAreCutIsNotForgotten(t *testing.T) {
 	t.Parallel()
 	servers := testservers.StartRedisServers(t, 3)
@@ -269,6 +274,7 @@ func TestAWaiterWhoseConnectionsAreCutIsNotForgotten(t *testing.T) {
 	}
 }
 
+// Promise: P1
 func TestASteppedClockOfOneMasterHarmsNothing(t *testing.T) {
 	t.Parallel()
 	servers := append(testservers.StartRedisServers(t, 2), testservers.StartRedisAhead(t))
@@ -365,6 +371,7 @@ func TestFlushedScriptsAreLoadedAgain(t *testing.T) {
 }
 
 // The masters are in the midst of something else when the entry is to be taken out.
+// Promise: P5
 func TestAnEntryIsTakenOutAtMastersThatWereBusy(t *testing.T) {
 	t.Parallel()
 	servers := testservers.StartRedisServers(t, 3, "lua-time-limit 1")
@@ -446,6 +453,7 @@ func listening(servers []*testservers.Redis, name string) (n int) {
 	return n
 }
 
+// Promise: P5
 func TestAMasterWithoutMemoryIsCleanedUp(t *testing.T) {
 	t.Parallel()
 	servers := testservers.StartRedisServers(t, 3)

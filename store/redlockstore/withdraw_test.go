@@ -10,6 +10,7 @@ import (
 
 // All connections break before a withdrawal is answered, and the repetition finds nothing. The lost requests may have taken the
 // entry out, or somebody else before them: nobody can tell, so a withdrawal that returned nil might be wrong.
+// Promise: P5
 func TestWithdrawWhoseRepliesAreLost_isNotKnown(t *testing.T) {
 	t.Parallel()
 	for what, broken := range map[string]bool{"the requests take it out": false, "somebody has broken it before": true} {

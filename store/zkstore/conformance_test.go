@@ -10,6 +10,7 @@ import (
 	"github.com/stilelock/stile/store/storetest"
 )
 
+// Promise: P1
 func TestStoreConforms(t *testing.T) {
 	t.Parallel()
 	server := server(t)
@@ -54,6 +55,7 @@ func TestStoreConformsAsZooKeeperIsShipped(t *testing.T) {
 }
 
 // In an ensemble a server may not have heard of what was done at another.
+// Promise: P1
 func TestStoreConformsOnAnEnsemble(t *testing.T) {
 	t.Parallel()
 	ensemble := ensemble(t)

@@ -23,6 +23,7 @@ import (
 
 // The reply to the creation of an entry is lost, and the session lives on. go-zookeeper's Lock looks for its node without
 // a sync, on a server that may not have heard of it yet, and leaves it behind on every error.
+// Promise: P5
 func TestAnEntryWhoseCreationWasNotAnsweredIsFoundAgain(t *testing.T) {
 	t.Parallel()
 	m := newMeddler(t, server(t).Endpoint())
@@ -57,6 +58,7 @@ func TestAnEntryWhoseCreationWasNotAnsweredIsFoundAgain(t *testing.T) {
 	}
 }
 
+// Promise: P5
 func TestAnEntryWhoseCallerGaveUpWhileItWasMadeIsTakenOut(t *testing.T) {
 	t.Parallel()
 	proxy := testservers.NewProxy(t, server(t).Endpoint())
@@ -166,6 +168,7 @@ func TestWaitersThatGiveUpDoNotPileUpWatches(t *testing.T) {
 	}
 }
 
+// Promise: P4
 func TestWhatIsAskedOfTheServer(t *testing.T) {
 	t.Parallel()
 	m := newMeddler(t, server(t).Endpoint())
@@ -224,6 +227,7 @@ func confirmed(t *testing.T, se store.Session) {
 	}
 }
 
+// Promise: P2
 func TestTheOrderIsTheTransactionThatMadeTheEntry(t *testing.T) {
 	t.Parallel()
 	conn := connect(t, server(t).Endpoint())
@@ -244,6 +248,7 @@ func TestTheOrderIsTheTransactionThatMadeTheEntry(t *testing.T) {
 }
 
 // At 2147483647 the servers stop counting, and give the same number to everybody.
+// Promise: P1
 func TestALineWhoseSequenceNumbersAreUsedUpIsRefused(t *testing.T) {
 	t.Parallel()
 	conn := connect(t, server(t).Endpoint())
@@ -266,6 +271,7 @@ func TestALineWhoseSequenceNumbersAreUsedUpIsRefused(t *testing.T) {
 
 // In go-zookeeper, the two are one: sending its credentials again after a reconnection can make a client stand still for
 // ever, if the connection ends meanwhile.
+// Promise: P7
 func TestAClientWithCredentialsReconnectsThroughFailures(t *testing.T) {
 	t.Parallel()
 	m := newMeddler(t, server(t).Endpoint())
@@ -385,6 +391,7 @@ func TestATTLThatTheServersDoNotGrantIsAnErrorThatNamesWhatTheyDo(t *testing.T) 
 }
 
 // Not in parallel with others: it counts goroutines.
+// Promise: P5
 func TestNothingStaysBehind(t *testing.T) {
 	z := server(t)
 	before := runtime.NumGoroutine()

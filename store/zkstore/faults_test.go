@@ -19,6 +19,7 @@ import (
 )
 
 // When a session has expired go-zookeeper opens another by itself, and goes on under the same connection.
+// Promise: P6
 func TestASessionThatExpiresIsLostForHoldersAndWaitersAndNoOtherIsOpened(t *testing.T) {
 	t.Parallel()
 	proxy := testservers.NewProxy(t, server(t).Endpoint())
@@ -89,6 +90,7 @@ func TestTheSameClientTakesTheLockAgainAfterALoss(t *testing.T) {
 
 // The bounds of a server's sessions were lowered, and it was restarted. To the servers a session lasts as long as the last
 // of them has granted.
+// Promise: P1
 func TestASessionThatIsGrantedLessAfterAReconnectionIsLost(t *testing.T) {
 	t.Parallel()
 	m := newMeddler(t, server(t).Endpoint())
@@ -190,6 +192,7 @@ func confirmSoon(t *testing.T, se store.Session) {
 	}
 }
 
+// Promise: P7
 func TestHoldsSurviveWhatHappensToServers(t *testing.T) {
 	t.Parallel()
 	e := ensembleToHurt(t)
@@ -232,6 +235,7 @@ func TestHoldsSurviveWhatHappensToServers(t *testing.T) {
 }
 
 // Others are well: a server that is frozen, or cut off from the leader, costs nobody a lock.
+// Promise: P7
 func TestAHoldSurvivesThatItsServerIsHungOrCutOff(t *testing.T) {
 	t.Parallel()
 	const ttl = time.Minute
@@ -427,6 +431,7 @@ func TestAPingIsAnsweredThoughTheServerItWasSentToIsHung(t *testing.T) {
 
 // After a backup was restored, or when an ensemble has been set up anew, the servers have seen less than their clients, and
 // let in none of them.
+// Promise: P7
 func TestReadersComeBackToServersThatHaveSeenLessThanThey(t *testing.T) {
 	t.Parallel()
 	m := newMeddler(t, server(t).Endpoint())
@@ -452,6 +457,7 @@ func TestReadersComeBackToServersThatHaveSeenLessThanThey(t *testing.T) {
 
 // A connection that takes its time to be made is not one on which nothing is answered: giving it up for each confirmation
 // that was not answered meanwhile would lose the session.
+// Promise: P7
 func TestAReconnectionThatIsSlowerThanAConfirmationIsWaitedFor(t *testing.T) {
 	t.Parallel()
 	const (
@@ -502,6 +508,7 @@ func TestAReconnectionThatIsSlowerThanAConfirmationIsWaitedFor(t *testing.T) {
 }
 
 // go-zookeeper sends its watches anew after a reconnection, and only logs if that fails. Here it is tried again.
+// Promise: P7
 func TestAWaiterWhoseWatchesWereNotSetAgainIsAdmitted(t *testing.T) {
 	t.Parallel()
 	m := newMeddler(t, server(t).Endpoint())

@@ -123,6 +123,7 @@ func TestAHolderHearsOfItsEndAfterSomebodyHasChangedItsNode(t *testing.T) {
 	}
 }
 
+// Promise: P7
 func TestAWaiterBehindAnEntryThatItMayNotReadIsAdmitted(t *testing.T) {
 	t.Parallel()
 	name := newName(t)
@@ -231,6 +232,7 @@ func TestWatchingBelowARootThatIsNotThereYet(t *testing.T) {
 
 // All nodes of a line go in one transaction while several wait, and the servers tell of one after another. That the others
 // are gone makes it nobody's turn.
+// Promise: P1
 func TestNobodyIsAdmittedBecauseEverybodyIsTakenOutAtOnce(t *testing.T) {
 	t.Parallel()
 	z, name, conn := server(t), newName(t), connect(t, server(t).Endpoint())

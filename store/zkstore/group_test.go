@@ -124,6 +124,7 @@ func TestNoMoreSessionsAreOpenedThanAreNeeded(t *testing.T) {
 }
 
 // To its user a session is one: who is confirmed, or hears that all is lost, need not know that it is several.
+// Promise: P1
 func TestALossOfOneSessionIsTheLossOfAllThatAreOne(t *testing.T) {
 	t.Parallel()
 	for which := range 2 {
@@ -178,6 +179,7 @@ func TestALossOfOneSessionIsTheLossOfAllThatAreOne(t *testing.T) {
 }
 
 // A confirmation is good for what is in the further sessions too, so it must not come from the first alone.
+// Promise: P1
 func TestASessionIsConfirmedWhenAllThatAreOneAre(t *testing.T) {
 	t.Parallel()
 	base := newName(t)
@@ -216,6 +218,7 @@ func TestASessionIsConfirmedWhenAllThatAreOneAre(t *testing.T) {
 }
 
 // Each has watches of its own: a confirmation is good only when the entries of all are watched.
+// Promise: P1
 func TestAConfirmationCoversTheEntriesOfAllSessionsThatAreOne(t *testing.T) {
 	t.Parallel()
 	for which := range 2 {
@@ -267,6 +270,7 @@ func TestAConfirmationCoversTheEntriesOfAllSessionsThatAreOne(t *testing.T) {
 }
 
 // A confirmation that began before a further session was there counts for that too.
+// Promise: P1
 func TestAFurtherSessionIsConfirmedBeforeItIsUsed(t *testing.T) {
 	t.Parallel()
 	base := newName(t)
@@ -490,6 +494,7 @@ func TestWhatHasLeftIsNotCountedAnyMore(t *testing.T) {
 }
 
 // With the bound that all have. What is counted is what a server writes at the end of a session, and it can read it again.
+// Promise: P1
 func TestTheEndOfAFullSessionCanBeReadAgain(t *testing.T) {
 	t.Parallel()
 	logs := t.TempDir()

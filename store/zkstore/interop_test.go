@@ -244,6 +244,7 @@ func receive(t *testing.T, ch <-chan struct{}, what string) {
 	}
 }
 
+// Promise: P1
 func TestGoZookeepersLockAndOursExcludeEachOther(t *testing.T) {
 	t.Parallel()
 	for _, mode := range []line.Mode{line.Exclusive, line.Shared, line.Slot(3)} {
@@ -257,6 +258,7 @@ func TestGoZookeepersLockAndOursExcludeEachOther(t *testing.T) {
 	}
 }
 
+// Promise: P1
 func TestCuratorsMutexAndOursExcludeEachOther(t *testing.T) {
 	t.Parallel()
 	c := startCurator(t, "mutex")
@@ -266,6 +268,7 @@ func TestCuratorsMutexAndOursExcludeEachOther(t *testing.T) {
 	}
 }
 
+// Promise: P1
 func TestCuratorsReadWriteLockAndOursExcludeEachOther(t *testing.T) {
 	t.Parallel()
 	st := newStore(t, &zkstore.Options{ReadWrite: true}, server(t).Endpoint())
@@ -286,6 +289,7 @@ func TestCuratorsReadWriteLockAndOursExcludeEachOther(t *testing.T) {
 }
 
 // Curator's two kinds of locks do not see each other's entries. Nor would they see ours, if named as the other kind is.
+// Promise: P1
 func TestALineWithEntriesThatWouldNotSeeOursIsRefused(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct {

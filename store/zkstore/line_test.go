@@ -51,6 +51,7 @@ func (e *entry) arrives(listing ...string) {
 
 // A writer of Curator's may become a reader, and leave as a writer, while a reading is under way that was answered before
 // that. It shows the writer only, of whom it is known that it has left.
+// Promise: P1
 func TestAReadingFromBeforeAWriterBecameAReaderAdmitsNobody(t *testing.T) {
 	t.Parallel()
 	const writer, own = "_c_" + theirs + "-__WRIT__0000000001", "_c_" + ours + "-__WRIT__0000000002"
@@ -68,6 +69,7 @@ func TestAReadingFromBeforeAWriterBecameAReaderAdmitsNobody(t *testing.T) {
 
 // Two readers of one session: a reading was answered before the second was put in, and is understood when that stands. That
 // the second is not in it says nothing.
+// Promise: P6
 func TestAReadingFromBeforeAnEntryCameDoesNotEndIt(t *testing.T) {
 	t.Parallel()
 	const first, second = "_c_" + ours + "-shared-lock-0000000001", "_c_" + ours + "-shared-lock-0000000002"
@@ -92,6 +94,7 @@ func TestAReadingFromBeforeAnEntryCameDoesNotEndIt(t *testing.T) {
 
 // Somebody leaves while a reading is under way that shows them. They do not come back by it: nobody would tell of their end
 // again.
+// Promise: P7
 func TestWhoHasLeftDoesNotComeBackByAReading(t *testing.T) {
 	t.Parallel()
 	const first, second = "_c_" + theirs + "-lock-0000000001", "_c_" + theirs + "-lock-0000000002"

@@ -22,6 +22,7 @@ import (
 // on for as long as the follower takes to notice: a minute here.
 //
 // There are several holders, whose confirmations are at different phases when the cut comes.
+// Promise: P6
 func TestAHolderWhoseServerIsCutOffHearsOfItBeforeAnotherIsAdmitted(t *testing.T) {
 	t.Parallel()
 	const (
@@ -88,6 +89,7 @@ func TestAHolderWhoseServerIsCutOffHearsOfItBeforeAnotherIsAdmitted(t *testing.T
 
 // A leader that all others have left, and that has not noticed, goes on answering all that takes no majority: pings,
 // readings and syncs. Meanwhile the others may have ended the session.
+// Promise: P1
 func TestAnAnswerThatTakesNoMajorityConfirmsNoHold(t *testing.T) {
 	t.Parallel()
 	m := newMeddler(t, server(t).Endpoint())
@@ -154,6 +156,7 @@ func TestAnAnswerThatTakesNoMajorityConfirmsNoHold(t *testing.T) {
 
 // Who waits is confirmed by a sync, which such a leader answers. What a reading shows there may have been so for long: it
 // admits nobody before a majority has answered.
+// Promise: P1
 func TestAReadingThatTakesNoMajorityAdmitsNobody(t *testing.T) {
 	t.Parallel()
 	m := newMeddler(t, server(t).Endpoint())
@@ -175,6 +178,7 @@ func TestAReadingThatTakesNoMajorityAdmitsNobody(t *testing.T) {
 }
 
 // The reading may be the one by which a node ahead is to be watched.
+// Promise: P1
 func TestANodeThatIsFoundGoneAdmitsNobodyWithoutAMajority(t *testing.T) {
 	t.Parallel()
 	m := newMeddler(t, server(t).Endpoint())
@@ -193,6 +197,7 @@ func TestANodeThatIsFoundGoneAdmitsNobodyWithoutAMajority(t *testing.T) {
 
 // Or the one by which the entries of a session are watched again, two of which may stand in a line: what it shows of the one
 // concerns the other.
+// Promise: P1
 func TestAnOwnNodeThatIsFoundGoneAdmitsNobodyWithoutAMajority(t *testing.T) {
 	t.Parallel()
 	m := newMeddler(t, server(t).Endpoint())

@@ -88,6 +88,7 @@ func TestEntriesOfEqualNumberAreOrdered(t *testing.T) {
 	}
 }
 
+// Promise: P2
 func TestAnEntryThatCannotBeReliedOnIsRefused(t *testing.T) {
 	se := &session{id: 7}
 	for _, tt := range []struct {

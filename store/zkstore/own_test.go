@@ -21,6 +21,7 @@ import (
 
 // A hold is watched from its beginning, without the caller waiting for that: whoever breaks it before the watch is set is
 // told of by the request itself.
+// Promise: P6
 func TestAHoldThatIsBrokenAtOnceIsToldOf(t *testing.T) {
 	t.Parallel()
 	m := newMeddler(t, server(t).Endpoint())
@@ -54,6 +55,7 @@ func TestAHoldThatIsBrokenAtOnceIsToldOf(t *testing.T) {
 }
 
 // A confirmation covers the entries too: it is not given before those are watched that were not, as after a reconnection.
+// Promise: P1
 func TestAConfirmationThatSaysNothingOfAnEntryProvesThatItIsThere(t *testing.T) {
 	t.Parallel()
 	m := newMeddler(t, server(t).Endpoint())
@@ -104,6 +106,7 @@ func TestAConfirmationThatSaysNothingOfAnEntryProvesThatItIsThere(t *testing.T) 
 
 // After a reconnection there is much to be asked. A confirmation does not come behind all of that: few readings are under way
 // at a time, and entries whose turn it is need none. Here no reading is answered at all.
+// Promise: P7
 func TestAConfirmationAfterAReconnectionDoesNotComeBehindReadings(t *testing.T) {
 	t.Parallel()
 	const (
@@ -244,6 +247,7 @@ func BenchmarkManyHoldsSurviveAReconnection(t *testing.B) {
 
 // A follower lags behind until it is asked to catch up: on each connection, until there was a sync, the listings show no entry
 // that was made since the test began. An entry whose creation was not answered is found all the same, and not made twice.
+// Promise: P5
 func TestAnEntryIsFoundAgainOnAServerThatLags(t *testing.T) {
 	t.Parallel()
 	m := newMeddler(t, server(t).Endpoint())

@@ -41,6 +41,7 @@ func TestAnOwnerIsChangedThoughSomebodyHasWrittenToTheNode(t *testing.T) {
 }
 
 // A node of the same name is not the entry, if somebody has made it.
+// Promise: P1
 func TestANodeThatWasMadeAnewIsNotTheEntry(t *testing.T) {
 	t.Parallel()
 	name := newName(t)

@@ -118,6 +118,7 @@ func kept(t *testing.T, ttl time.Duration, servers ...*fakeServer) (*keeper.Sess
 }
 
 // Each answer comes in time for the next.
+// Promise: P4
 func TestAHoldSurvivesThatEachAnswerTakesAFifthOfTheTTL(t *testing.T) {
 	const ttl = 10 * time.Second
 	synctest.Test(t, func(t *testing.T) {
@@ -138,6 +139,7 @@ func TestAHoldSurvivesThatEachAnswerTakesAFifthOfTheTTL(t *testing.T) {
 
 // A server that stops to answer is left for another in time for those who hold something: whenever it does, and if it goes on
 // to answer pings, as one does that is cut off from its leader.
+// Promise: P4
 func TestAHoldSurvivesThatItsServerStopsToAnswer(t *testing.T) {
 	const ttl = 10 * time.Second
 	for what, only := range map[string]int32{"is hung": 0, "answers pings": opPing} {
@@ -163,6 +165,7 @@ func TestAHoldSurvivesThatItsServerStopsToAnswer(t *testing.T) {
 }
 
 // The first of the addresses that accepts connections may be that of a server that is hung, or that turns everybody away.
+// Promise: P4
 func TestOfANameWithSeveralAddressesAllAreTried(t *testing.T) {
 	const ttl = 10 * time.Second
 	for range 20 { // which is tried first is chance

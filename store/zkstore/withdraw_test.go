@@ -43,6 +43,7 @@ func TestWithdrawWhoseSessionEndsMeanwhile_saysThatTheEntryHasGone(t *testing.T)
 
 // An entry whose connection is lost during the withdrawal may have been broken before the request came; or the request has
 // taken it out, and only the answer was lost. Nobody can tell, so it is not said to have been there until then.
+// Promise: P5
 func TestWithdrawThatIsNotAnswered_doesNotSayThatTheEntryWasThere(t *testing.T) {
 	t.Parallel()
 	conn := connect(t, server(t).Endpoint())
@@ -105,6 +106,7 @@ func TestWithdrawOfWhatWasBroken_saysSoThoughTheConnectionWasLost(t *testing.T) 
 }
 
 // The caller gives up while the request is under way, and the request is answered: so it is known what it did.
+// Promise: P5
 func TestWithdrawThatWasGivenUp_isCarriedOut(t *testing.T) {
 	t.Parallel()
 	m := newMeddler(t, server(t).Endpoint())
