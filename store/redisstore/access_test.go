@@ -48,10 +48,16 @@ func between(t *testing.T, page, begin, end string) string {
 	return text
 }
 
+// inline returns the code that stands in the docs after a piece of text, however the lines are broken.
+func inline(t *testing.T, begin string) string {
+	t.Helper()
+	return between(t, strings.ReplaceAll(storesPage(t), "\n", " "), begin, "`")
+}
+
 // In a cluster, what the docs say is enough to be woken.
 func TestUserWithTheDocumentedRightsIsWokenInACluster(t *testing.T) {
 	t.Parallel()
-	more := between(t, strings.ReplaceAll(storesPage(t), "\n", " "), "in a cluster `", "`") // lines may break anywhere
+	more := inline(t, "in a cluster `")
 	nodes := testservers.StartRedisCluster(t, 3, "user stile "+strings.ReplaceAll(rights(t), "PASSWORD", "secret")+" "+more)
 	session := func() store.Session {
 		options := redisstore.ClientOptions(nodes[0].Addr(), nodes[1].Addr())
@@ -130,7 +136,7 @@ func TestUserWithTheDocumentedRightsCanDoEverything(t *testing.T) {
 // A database of its own takes one right more.
 func TestUserWithTheDocumentedRightsCanUseAnotherDatabase(t *testing.T) {
 	t.Parallel()
-	more := between(t, storesPage(t), "a database other than 0 it needs `", "`")
+	more := inline(t, "a database other than 0 it needs `")
 	server := testservers.StartRedis(t, "user stile "+strings.ReplaceAll(rights(t), "PASSWORD", "secret")+" "+more)
 	options := redisstore.ClientOptions(server.Addr())
 	options.Username, options.Password, options.SelectDB = "stile", "secret", 1
