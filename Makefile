@@ -11,7 +11,7 @@ BESIDE  := examples lab
 each_module = for m in $(MODULES); do cd $(CURDIR)/$$m;
 
 BIN      := $(CURDIR)/.bin
-CHECKERS := $(BIN)/gofumpt $(BIN)/golangci-lint $(BIN)/typecheck
+CHECKERS := $(BIN)/gofumpt $(BIN)/golangci-lint $(BIN)/typecheck $(BIN)/prose
 started  := $(shell date +%s)
 
 # Each recipe says itself whether it means the workspace, which is what an empty GOWORK stands for.
@@ -33,7 +33,7 @@ test: servers $(BIN)/gotestsum ## all tests of library and command, with real se
 		--post-run-command=tools/test-summary --raw-command -- tools/test-events
 
 .PHONY: check
-check: fmt vet lint tidy types examples release-check lab torture-smoke ## what else must pass: formatting, linters, other systems, faults
+check: fmt vet lint prose tidy types examples release-check lab torture-smoke ## what else must pass: formatting, linters, other systems, faults
 
 N        ?= 10
 BUSY     ?= 0
@@ -62,7 +62,7 @@ servers: $(BIN)/etcd $(BIN)/etcdctl
 tool = cd $(<D) && $(spendthrift) GOWORK=off go build -o $@
 $(BIN)/etcd $(BIN)/etcdctl: tools/etcd/go.mod tools/etcd/go.sum
 $(BIN)/gotestsum: tools/gotestsum/go.mod tools/gotestsum/go.sum
-$(BIN)/gofumpt $(BIN)/golangci-lint $(BIN)/typecheck $(BIN)/release: tools/go.mod tools/go.sum
+$(BIN)/gofumpt $(BIN)/golangci-lint $(BIN)/typecheck $(BIN)/prose $(BIN)/release: tools/go.mod tools/go.sum
 $(BIN)/etcd:          ; $(tool) go.etcd.io/etcd/server/v3
 $(BIN)/etcdctl:       ; $(tool) go.etcd.io/etcd/etcdctl/v3
 $(BIN)/gotestsum:     ; $(tool) gotest.tools/gotestsum
@@ -70,6 +70,8 @@ $(BIN)/gofumpt:       ; $(tool) mvdan.cc/gofumpt
 $(BIN)/golangci-lint: ; $(tool) github.com/golangci/golangci-lint/v2/cmd/golangci-lint
 $(BIN)/typecheck:     ; $(tool) ./typecheck
 $(BIN)/typecheck: tools/typecheck/main.go
+$(BIN)/prose:         ; $(tool) ./prose
+$(BIN)/prose: tools/prose/main.go tools/prose/phrases.txt
 $(BIN)/release:       ; $(tool) ./release
 $(BIN)/release: tools/release/main.go
 
@@ -87,6 +89,11 @@ vet: ## go vet
 lint: MODULES += $(BESIDE) tools
 lint: $(BIN)/golangci-lint ## golangci-lint
 	$(each_module) $(spendthrift) GOWORK=off $(BIN)/golangci-lint run ./...; done
+
+.PHONY: prose
+prose: $(BIN)/prose ## check what people read: spelling, links, width, and phrases that must not come back
+	$(BIN)/prose
+	cd tools && GOWORK=off go test ./prose
 
 .PHONY: tidy
 tidy: MODULES += $(BESIDE) tools tools/etcd tools/gotestsum

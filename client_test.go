@@ -30,7 +30,7 @@ func TestNewSaysEverythingThatIsWrongWithTheOptions(t *testing.T) {
 		{"a negative TTL", memstore.New(), &stile.Options{TTL: -time.Second}, []string{"TTL of -1s", "10ms to 5m0s"}},
 		{"a TTL above the maximum", memstore.New(), &stile.Options{TTL: stile.MaxTTL + 1}, []string{"TTL of 5m0.000000001s", "10ms to 5m0s"}},
 		{"a TTL above the store's maximum", hasty{memstore.New()}, &stile.Options{TTL: time.Minute + 1}, []string{"TTL of 1m0.000000001s", "10ms to 1m0s"}},
-		{"an owner that is too large", memstore.New(), &stile.Options{Owner: huge}, []string{"the most is 8192", "shorten its labels or reason"}},
+		{"an owner that is too large", memstore.New(), &stile.Options{Owner: huge}, []string{"maximum is 8192", "shorten its labels or reason"}},
 		{"an owner that is no JSON", memstore.New(), &stile.Options{Owner: stile.Owner{PID: 1, Since: time.Unix(1<<60, 0)}}, []string{"the owner: ", "year"}},
 		{"all at once", memstore.New(), &stile.Options{TTL: 1, Owner: huge}, []string{"TTL of 1ns", "shorten its labels or reason"}},
 	}
@@ -433,7 +433,7 @@ func TestManyWaitForAStoreThatCannotBeReachedAsLongAsOne(t *testing.T) {
 		unreachable := errors.New("unreachable")
 		w.faults(memstore.Fault{Delay: 10 * time.Second, Err: unreachable}, on(memstore.Open))
 		before := time.Now()
-		ctx, end, why := cancelled(t)
+		ctx, end, why := canceled(t)
 		first := wait(ctx, t, c, "first")
 		var others []*waiter
 		for n := range 20 {

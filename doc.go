@@ -1,4 +1,4 @@
-// Package stile takes distributed locks: on etcd, on the other stores that fulfil the contract of package store, and
+// Package stile takes distributed locks: on etcd, on the other stores that fulfill the contract of package store, and
 // in memory for tests.
 //
 //	client, err := stile.New(st, nil)                  // st: an etcdstore, a memstore, …

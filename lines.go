@@ -71,7 +71,7 @@ func (c *Client) Line(ctx context.Context, name string) (Line, error) {
 	return lineOf(l), nil
 }
 
-// Break takes the entry with the given token out of the line behind name, whosever it is, and returns it as it was. A holder
+// Break takes the entry with the given token out of the line behind name, no matter whose it is, and returns it as it was. A holder
 // that is broken loses the lock and is told so; but it may be working still when the next one is let in, so that only
 // fencing keeps the two apart. A waiter that is broken joins the line again, at its end.
 //

@@ -35,7 +35,7 @@ func checkOwner(o Owner) error {
 		return fmt.Errorf("the owner: %w", err)
 	}
 	if len(b) > MaxOwnerBytes {
-		return fmt.Errorf("the owner: %d bytes of JSON, the most is %d: shorten its labels or reason", len(b), MaxOwnerBytes)
+		return fmt.Errorf("the owner: %d bytes of JSON, maximum is %d: shorten its labels or reason", len(b), MaxOwnerBytes)
 	}
 	return nil
 }

@@ -36,7 +36,7 @@ func (e *HeldError) Error() string {
 	case e.Holder == nil:
 		return fmt.Sprintf("lock %q is held", e.Name)
 	case e.Holder.Foreign || e.Holder.Owner.IsZero():
-		return fmt.Sprintf("lock %q is held by session %s, a client that left no word of who it is", e.Name, e.Holder.Session)
+		return fmt.Sprintf("lock %q is held by an unknown client (session %s)", e.Name, e.Holder.Session)
 	default:
 		return fmt.Sprintf("lock %q is held by %s", e.Name, e.Holder.Owner)
 	}

@@ -83,7 +83,7 @@ type Store interface {
 	// a call under way before it returns, and there is none after.
 	Watch(ctx context.Context, prefix string, changed func()) error
 
-	// Break takes the entry with the given order out of the line behind name, whosever it is, and returns it as
+	// Break takes the entry with the given order out of the line behind name, no matter whose it is, and returns it as
 	// it was. If there is no such entry the error matches [ErrGone] and nothing was changed. Any other error
 	// leaves open whether the entry is still there.
 	Break(ctx context.Context, name string, order uint64) (Entry, error)

@@ -11,7 +11,7 @@ var rules = []rule{
 	{
 		who:  []string{stile + "/store"},
 		only: []string{stile + "/line"},
-		why:  "who writes a store reads and imports the contract, and nothing of those who fulfil or use it",
+		why:  "who writes a store reads and imports the contract, and nothing of those who fulfill or use it",
 	},
 	{
 		who:  []string{stile + "/internal/keeper"},

@@ -264,7 +264,7 @@ func TestProxyRefusesAndAccepts(t *testing.T) {
 	p.Refuse()
 	p.Refuse() // twice is once
 	if conn, err := net.Dial("tcp", p.Addr()); !errors.Is(err, syscall.ECONNREFUSED) {
-		t.Errorf("dialling: %v, %v; want to be refused", conn, err)
+		t.Errorf("dialing: %v, %v; want to be refused", conn, err)
 	}
 	send(t, old, "b")
 	expect(t, old, "b")
@@ -283,13 +283,13 @@ func TestProxyResetsClientsOfADeadServer(t *testing.T) {
 	}
 	p := NewProxy(t, addr)
 	conn, err := net.Dial("tcp", p.Addr())
-	if err == nil { // else the reset came while we dialled
+	if err == nil { // else the reset came while we dialed
 		defer conn.Close()
 		_ = conn.SetReadDeadline(time.Now().Add(longEnough))
 		_, err = conn.Read(make([]byte, 1))
 	}
 	if !isReset(err) {
-		t.Errorf("dialling and reading: %v, want a reset", err)
+		t.Errorf("dialing and reading: %v, want a reset", err)
 	}
 }
 

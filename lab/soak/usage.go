@@ -27,7 +27,7 @@ func usageOf(pid int) (usage, error) {
 	fields := strings.Fields(rest)
 	const utime, stime, rss = 14 - 3, 15 - 3, 24 - 3 // as proc(5) counts them
 	if len(fields) <= rss {
-		return usage{}, fmt.Errorf("/proc/%d/stat makes no sense: %q", pid, text)
+		return usage{}, fmt.Errorf("/proc/%d/stat: unexpected content %q", pid, text)
 	}
 	var sum [3]int64
 	for i, field := range []int{utime, stime, rss} {

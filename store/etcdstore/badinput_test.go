@@ -373,7 +373,7 @@ func TestEntryWithAnUnknownValue(t *testing.T) {
 		if !errors.Is(err, stile.ErrHeld) {
 			t.Errorf("value %q: TryLock returned %v, want ErrHeld", value, err)
 		}
-		wantSays(t, err, name, se.ID(), "left no word of who it is")
+		wantSays(t, err, name, se.ID(), "an unknown client")
 		l, err := c.Line(t.Context(), name)
 		if err != nil || len(l.Holders) != 1 || !l.Holders[0].Foreign {
 			t.Fatalf("value %q: the line is %+v, %v; want one foreign holder", value, l, err)

@@ -9,7 +9,7 @@
 // with the lease attached; entries stand in the order of their create revisions. That is the layout of
 // concurrency.Mutex, etcdctl lock and the server's own lock service, so all of them and Stile exclude each other on
 // one name. An entry adds a dash and its nonce to the key if it is of another mode, or if the session has an
-// exclusive one in the line already: a session may have several. The value is JSON: the owner, the mode, and a nonce that makes each entry recognisable to the one who made it. A key
+// exclusive one in the line already: a session may have several. The value is JSON: the owner, the mode, and a nonce that makes each entry recognizable to the one who made it. A key
 // under a name that is not such an entry (it is not attached to the lease in its name, or there is a further slash)
 // is not part of the line; [Store.Line] remarks on it, because the other clients would wait for it.
 //

@@ -47,7 +47,7 @@ func refused(err error) bool {
 		codes.Unauthenticated, codes.DataLoss: // the last one for as long as there is a CORRUPT alarm
 		return true
 	case codes.FailedPrecondition:
-		// Members that are about to step down, or not ready yet, say so with this code.
+		// Members that are about to step down, or not ready yet, answer with this code.
 		return !errors.Is(err, rpctypes.ErrNotLeader)
 	case codes.ResourceExhausted:
 		return errors.Is(err, rpctypes.ErrNoSpace)

@@ -21,7 +21,7 @@ func TestConformance(t *testing.T) {
 	})
 }
 
-// Requests that take time can be cancelled while they are under way, and overtake each other.
+// Requests that take time can be canceled while they are under way, and overtake each other.
 func TestConformanceFarAway(t *testing.T) {
 	storetest.Run(t, storetest.Harness{
 		Open: func(*testing.T) store.Store {

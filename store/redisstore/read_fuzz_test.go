@@ -73,7 +73,7 @@ func FuzzDescribed(f *testing.F) {
 	})
 }
 
-// Of a standing that makes no sense the entry is gone: nobody is let in by mistake, or without a token.
+// After an unexpected answer the entry counts as gone: nobody is let in by mistake, or without a token.
 func FuzzStandingOf(f *testing.F) {
 	for _, seed := range []struct{ word, number string }{
 		{"in", "1758000000000000"},

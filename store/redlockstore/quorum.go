@@ -15,7 +15,7 @@ import (
 )
 
 var (
-	errStrange = errors.New("its answer makes no sense")
+	errStrange = errors.New("unexpected answer")
 	errSilent  = errors.New("no answer")
 )
 

@@ -17,11 +17,11 @@ func cancellation(s suite) {
 
 		s.test(call+" whose context has ended leaves nothing behind", func(t *testing.T, w *world) {
 			c, name := w.openKept(), w.name("lock")
-			cancelled, cancel := context.WithCancel(t.Context())
+			canceled, cancel := context.WithCancel(t.Context())
 			cancel()
 			tooLate, cancel := context.WithTimeout(t.Context(), 0)
 			defer cancel()
-			for _, ctx := range []context.Context{cancelled, tooLate} {
+			for _, ctx := range []context.Context{canceled, tooLate} {
 				p, err := c.enqueueWith(ctx, name, line.Exclusive, try)
 				if !errors.Is(err, ctx.Err()) {
 					t.Fatalf("the error is %v, want one matching %v", err, ctx.Err())
@@ -32,7 +32,7 @@ func cancellation(s suite) {
 			c.hold(name, line.Exclusive)
 		})
 
-		s.test(call+" that is cancelled at any moment leaves nothing behind", func(t *testing.T, w *world) {
+		s.test(call+" that is canceled at any moment leaves nothing behind", func(t *testing.T, w *world) {
 			c, other, name := w.openKept(), w.openKept(), w.name("lock")
 			w.stagger(rounds, func(ctx context.Context) {
 				p, err := c.enqueueWith(ctx, name, line.Exclusive, try)
@@ -44,7 +44,7 @@ func cancellation(s suite) {
 		})
 	}
 
-	s.test("an enqueue behind others that is cancelled at any moment holds nobody up", func(t *testing.T, w *world) {
+	s.test("an enqueue behind others that is canceled at any moment holds nobody up", func(t *testing.T, w *world) {
 		a, b, c, name := w.openKept(), w.openKept(), w.openKept(), w.name("lock")
 		w.stagger(rounds, func(ctx context.Context) {
 			holder := a.hold(name, line.Exclusive)

@@ -118,7 +118,7 @@ func installCommand(t *testing.T, w *workshop) {
 	}
 	run(t, dir, w.env, "go", "list", "-mod=readonly", "-deps", ".")
 	if _, err := os.Stat(filepath.Join(dir, "LICENSE")); err != nil {
-		t.Errorf("the module of the command has no licence: %v", err)
+		t.Errorf("the module of the command has no license: %v", err)
 	}
 }
 

@@ -18,7 +18,7 @@ import (
 // has made. What there is are the events of the session: as ZooKeeper's documentation demands, a holder who is told
 // that the connection is broken no longer believes in its lock. A lost connection is noticed after two thirds of the TTL.
 //
-// Lock cannot be cancelled, so that who does not want to wait any longer must wait in the background, and unlock then.
+// Lock cannot be canceled, so that who does not want to wait any longer must wait in the background, and unlock then.
 type zkLocker struct {
 	conn    *zk.Conn
 	closing chan struct{}

@@ -114,7 +114,7 @@ func exitCode(status unix.WaitStatus, err error) int {
 	case err != nil: // there is nothing to wait for, though nobody else waits: never a success
 		return unknown
 	case status.Signaled():
-		return signalled + int(status.Signal())
+		return signaled + int(status.Signal())
 	default:
 		return status.ExitStatus()
 	}
@@ -145,4 +145,4 @@ func (p *Process) anyAlive() bool {
 }
 
 // ExitCodeFor returns the exit code that says that a signal ended a program.
-func ExitCodeFor(sig os.Signal) int { return signalled + int(sig.(syscall.Signal)) }
+func ExitCodeFor(sig os.Signal) int { return signaled + int(sig.(syscall.Signal)) }

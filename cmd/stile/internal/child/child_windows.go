@@ -99,4 +99,4 @@ func SignalNamed(name string) (os.Signal, error) {
 }
 
 // ExitCodeFor returns the exit code that says that a signal ended a program.
-func ExitCodeFor(sig os.Signal) int { return signalled + int(sig.(syscall.Signal)) }
+func ExitCodeFor(sig os.Signal) int { return signaled + int(sig.(syscall.Signal)) }

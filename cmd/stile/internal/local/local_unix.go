@@ -420,7 +420,7 @@ const moveHome = "set HOME or XDG_STATE_HOME to a writable directory"
 func noPlace(err error) error {
 	advice := moveHome
 	if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
-		advice = "make room there, or " + moveHome
+		advice = "free space on that disk, or " + moveHome
 	}
 	return fmt.Errorf("cannot set up the local server: %w; %s%s", err, advice, elsewhere)
 }
@@ -437,7 +437,7 @@ func privateDir(dir string) error {
 	return checkPrivate(dir)
 }
 
-// errNotOurs means that there is something else than a directory of this user.
+// errNotOurs means that the path does not lead to a directory of this user.
 var errNotOurs = errors.New("not a directory of this user")
 
 // notOursError is an errNotOurs that says more.

@@ -13,14 +13,14 @@ func cancelBugs() []Bug {
 	return []Bug{
 		{
 			Name:   "leaves the entry in the line when the context of its enqueue has ended",
-			Caught: "cancel/an enqueue that is cancelled at any moment leaves nothing behind",
+			Caught: "cancel/an enqueue that is canceled at any moment leaves nothing behind",
 			Plant: func(m *memstore.Store) store.Store {
 				return leaking(m, func(ctx context.Context, req store.Request) bool { return !req.Try })
 			},
 		},
 		{
 			Name:   "leaves the entry in the line when the context of its try has ended",
-			Caught: "cancel/a try that is cancelled at any moment leaves nothing behind",
+			Caught: "cancel/a try that is canceled at any moment leaves nothing behind",
 			Plant: func(m *memstore.Store) store.Store {
 				return leaking(m, func(ctx context.Context, req store.Request) bool { return req.Try })
 			},
@@ -49,8 +49,8 @@ func cancelBugs() []Bug {
 			},
 		},
 		{
-			Name:   "leaves the entry of a cancelled enqueue in the line if others are ahead",
-			Caught: "cancel/an enqueue behind others that is cancelled at any moment holds nobody up",
+			Name:   "leaves the entry of a canceled enqueue in the line if others are ahead",
+			Caught: "cancel/an enqueue behind others that is canceled at any moment holds nobody up",
 			Plant: func(m *memstore.Store) store.Store {
 				return leaking(m, func(_ context.Context, req store.Request) bool {
 					l, err := m.Line(context.Background(), req.Name)
