@@ -77,7 +77,7 @@ func TestScriptsWrittenForTimeout(t *testing.T) {
 		"its own end":   `limit 5 sh -c 'trap "echo told; exit 7" TERM; while :; do read end <end; done'; echo $?`,
 		"not found":     `limit 300 no-such-command; echo $?`,
 		"no executable": `touch file; limit 300 ./file; echo $?`,
-		"signaled":     `limit 300 sh -c 'kill -KILL $$'; echo $?`,
+		"signaled":      `limit 300 sh -c 'kill -KILL $$'; echo $?`,
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -17,7 +17,7 @@ const (
 	CannotExecute = 126
 	NotFound      = 127
 	unknown       = 125 // nothing is known of how it ended
-	signaled     = 128 // plus the number of the signal that ended a command
+	signaled      = 128 // plus the number of the signal that ended a command
 )
 
 // Error says why a command could not be run.
