@@ -433,7 +433,7 @@ func TestManyWaitForAStoreThatCannotBeReachedAsLongAsOne(t *testing.T) {
 		unreachable := errors.New("unreachable")
 		w.faults(memstore.Fault{Delay: 10 * time.Second, Err: unreachable}, on(memstore.Open))
 		before := time.Now()
-		ctx, end, why := canceled(t)
+		ctx, end, why := cancelable(t)
 		first := wait(ctx, t, c, "first")
 		var others []*waiter
 		for n := range 20 {

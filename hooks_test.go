@@ -234,7 +234,7 @@ func TestTheLogOfALifeWithoutTrouble(t *testing.T) {
 		ann := w.client("ann", func(o *stile.Options) { o.Logger = slog.New(l) })
 		h := lock(t, ann, "a")
 		wt := wait(t.Context(), t, w.client("bob"), "a")
-		ctx, end, _ := canceled(t)
+		ctx, end, _ := cancelable(t)
 		quits := wait(ctx, t, ann, "a")
 		end()
 		quits.fails(context.Canceled)

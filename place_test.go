@@ -277,7 +277,7 @@ func TestTheContextOfJoinEnds(t *testing.T) {
 	scenario(t, func(t *testing.T, w *world) {
 		ann, bob := w.client("ann"), w.client("bob")
 		h := lock(t, ann, "a")
-		ctx, end, why := canceled(t)
+		ctx, end, why := cancelable(t)
 		inLine, inQueue := join(ctx, t, bob, "a"), join(ctx, t, ann, "a")
 		w.expectLine("a", "ann", "bob")
 		end()
@@ -286,7 +286,7 @@ func TestTheContextOfJoinEnds(t *testing.T) {
 		w.expectLine("a", "ann")
 		release(t, h)
 
-		ctx, end, _ = canceled(t)
+		ctx, end, _ = cancelable(t)
 		h = expectReady(t, join(ctx, t, bob, "a"))
 		end()
 		time.Sleep(time.Hour)

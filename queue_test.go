@@ -153,8 +153,8 @@ func TestExclusion(t *testing.T) {
 	})
 }
 
-// canceled is a context that ends with a cause of its own.
-func canceled(t *testing.T) (ctx context.Context, end func(), why error) {
+// cancelable is a context that ends with a cause of its own.
+func cancelable(t *testing.T) (ctx context.Context, end func(), why error) {
 	ctx, cancel := context.WithCancelCause(t.Context())
 	why = errors.New("the caller has better things to do")
 	return ctx, func() { cancel(why); synctest.Wait() }, why
@@ -164,7 +164,7 @@ func TestGivingUpInTheQueueOfTheProcess(t *testing.T) {
 	scenario(t, func(t *testing.T, w *world) {
 		c := w.client("ann")
 		h := lock(t, c, "a")
-		ctx, end, why := canceled(t)
+		ctx, end, why := cancelable(t)
 		first := wait(t.Context(), t, c, "a")
 		quits := wait(ctx, t, c, "a")
 		last := wait(t.Context(), t, c, "a")
@@ -180,7 +180,7 @@ func TestGivingUpInTheLineOfTheStore(t *testing.T) {
 	scenario(t, func(t *testing.T, w *world) {
 		ann, bob, cid := w.client("ann"), w.client("bob"), w.client("cid")
 		h := lock(t, ann, "a")
-		ctx, end, why := canceled(t)
+		ctx, end, why := cancelable(t)
 		quits := wait(ctx, t, bob, "a")
 		behind := wait(t.Context(), t, bob, "a")
 		next := wait(t.Context(), t, cid, "a")
@@ -224,7 +224,7 @@ func TestGivingUpWhileTheSessionIsOpened(t *testing.T) {
 		scenario(t, func(t *testing.T, w *world) {
 			c := w.client("ann")
 			w.faults(f, on(memstore.Open))
-			ctx, end, why := canceled(t)
+			ctx, end, why := cancelable(t)
 			opens := wait(ctx, t, c, "a")
 			behind := wait(t.Context(), t, c, "a")
 			asWell := wait(t.Context(), t, c, "b") // waits for the same session
@@ -260,7 +260,7 @@ func TestTheErrorOfGivingUpSaysSoWhateverTheStoreSays(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		ctx, end, why := canceled(t)
+		ctx, end, why := cancelable(t)
 		wt := wait(ctx, t, c, "a")
 		end()
 		wt.fails(context.Canceled, why, reset)
@@ -277,7 +277,7 @@ func TestGivingUpWhileWaitingForAnothersSession(t *testing.T) {
 		c := w.client("ann")
 		w.faults(memstore.Fault{Delay: time.Second}, on(memstore.Open))
 		opens := wait(t.Context(), t, c, "a")
-		ctx, end, why := canceled(t)
+		ctx, end, why := cancelable(t)
 		quits := wait(ctx, t, c, "b")
 		end()
 		quits.fails(context.Canceled, why)
@@ -304,7 +304,7 @@ func TestGivingUpWhileTheEntryIsPutIn(t *testing.T) {
 					h, line = lock(t, bob, "a"), []string{"bob"}
 				}
 				w.faults(f, on(memstore.Enqueue))
-				ctx, end, why := canceled(t)
+				ctx, end, why := cancelable(t)
 				quits := wait(ctx, t, ann, "a")
 				behind := wait(t.Context(), t, ann, "a")
 				time.Sleep(time.Millisecond)
@@ -387,7 +387,7 @@ func TestGivingUpWhileTheStoreIsOutOfReach(t *testing.T) {
 	scenario(t, func(t *testing.T, w *world) {
 		ann, bob, cid := w.client("ann"), w.client("bob"), w.client("cid")
 		h := lock(t, bob, "a")
-		ctx, end, why := canceled(t)
+		ctx, end, why := cancelable(t)
 		quits := wait(ctx, t, ann, "a")
 		behind := wait(t.Context(), t, ann, "a")
 		next := wait(t.Context(), t, cid, "a")

@@ -149,7 +149,7 @@ func TestShare_theFirstGivesUpAndTheOthersGoOn(t *testing.T) {
 	scenario(t, func(t *testing.T, w *world) {
 		ann, bob, cid := w.client("ann"), w.client("bob"), w.client("cid")
 		writer := lock(t, bob, "a")
-		ctx, end, why := canceled(t)
+		ctx, end, why := cancelable(t)
 		first := waitFor(ctx, t, ann, "a", line.Shared)
 		second := waitFor(t.Context(), t, ann, "a", line.Shared)
 		behind := waitFor(t.Context(), t, cid, "a", line.Exclusive)
@@ -175,7 +175,7 @@ func TestShare_theFirstGivesUpWhileTheEntryIsPutIn(t *testing.T) {
 			ann := w.client("ann")
 			release(t, lock(t, ann, "b")) // it has a session
 			w.faults(f, on(memstore.Enqueue))
-			ctx, end, why := canceled(t)
+			ctx, end, why := cancelable(t)
 			first := waitFor(ctx, t, ann, "a", line.Shared)
 			second := waitFor(t.Context(), t, ann, "a", line.Shared)
 			w.heal()
@@ -193,7 +193,7 @@ func TestShare_allGiveUp(t *testing.T) {
 	scenario(t, func(t *testing.T, w *world) {
 		ann, bob := w.client("ann"), w.client("bob")
 		writer := lock(t, bob, "a")
-		ctx, end, why := canceled(t)
+		ctx, end, why := cancelable(t)
 		first := waitFor(ctx, t, ann, "a", line.Shared)
 		second := waitFor(ctx, t, ann, "a", line.Shared)
 		end()
