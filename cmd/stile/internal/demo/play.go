@@ -139,7 +139,10 @@ func (p *play) employ(ctx context.Context, i int) error {
 	if err != nil {
 		cancel() // which kills it
 	}
-	return errors.Join(err, p.exited(i, cmd.Wait(), stderr.String()))
+	if exited := p.exited(i, cmd.Wait(), stderr.String()); err == nil {
+		err = exited
+	}
+	return err
 }
 
 // told takes in what worker i has reported. It reports whether the worker is to be killed.
