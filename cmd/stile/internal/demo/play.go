@@ -40,7 +40,7 @@ type play struct {
 // part is what is known of one worker.
 type part struct {
 	pid   int
-	last  event // by its own account: who holds the lock and who waits for it, the store says
+	last  event // as the worker reports it; the store alone says where the worker stands in the line
 	added int   // acknowledged
 }
 
@@ -167,7 +167,7 @@ func (p *play) told(i int, r report, now time.Time) (kill bool, err error) {
 			p.reopened = now
 		}
 	case halfway:
-		// The one in the middle is killed: somebody comes after it, and shows when the lock is free again.
+		// The worker in the middle is killed: another one comes after it, and shows when the lock is free again.
 		p.halves++
 		kill = p.halves == len(p.parts)/2
 	default:

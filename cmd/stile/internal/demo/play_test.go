@@ -127,7 +127,7 @@ func TestOnlyTheOneThatIsKilledMayDie(t *testing.T) {
 	}
 }
 
-// Who holds and who waits is what the store says, not what the workers say.
+// The table shows holders and waiters as the store has them, not as the workers report them.
 func TestPlacesAreTheStores(t *testing.T) {
 	t.Parallel()
 	p := testPlay(t, Config{Workers: 4, Add: 10})

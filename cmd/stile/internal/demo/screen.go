@@ -105,7 +105,7 @@ func (p *play) table(now time.Time) []string {
 	return append(lines, fmt.Sprintf("%.2f s  in the file: %d; %s", now.Sub(p.began).Seconds(), p.number, what))
 }
 
-// lineText says who stands in the line, by number, as the store has it.
+// lineText names the holder and the waiters, as the store has them.
 func (p *play) lineText() string {
 	if p.lineErr != nil {
 		return "the line cannot be read: " + p.lineErr.Error()
@@ -153,7 +153,7 @@ func (p *play) who(e stile.Entry) int {
 
 func workerName(i int) string {
 	if i < 0 {
-		return "a stranger" // nobody knows the name of the lock, but everybody can read it in the store
+		return "a stranger" // another client of the store has found the name of the lock there
 	}
 	return fmt.Sprintf("worker %d", i+1)
 }
