@@ -46,7 +46,7 @@ type entry struct {
 	// The fields below are guarded by the line's mutex.
 	says       value // what it says of itself now
 	state      entryState
-	place      *line.Place // while standing
+	place      *line.Tracker // while standing
 	left       []departure // who left while the entry was being put in
 	watch      int         // which watch of the line was open when the entry joined; zero for none
 	delivery   delivery.Delivery
@@ -146,7 +146,7 @@ type arrival struct {
 
 func (a arrival) blocking(e *entry) int {
 	me := line.Entry{ID: e.key, Order: a.order, Mode: e.req.Mode}
-	return line.NewPlace(me, entries(a.others)).Blocking()
+	return line.NewTracker(me, entries(a.others)).Blocking()
 }
 
 // heldBy is the error of a try that somebody is in the way of: the first who would be alone, or else the first.

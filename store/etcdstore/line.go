@@ -120,7 +120,7 @@ func (w *follower) arrive(e *entry, a arrival) bool {
 	}
 	e.state = standing
 	e.delivery.Begin()
-	e.place = line.NewPlace(line.Entry{ID: e.key, Order: a.order, Mode: e.req.Mode}, entries(a.others))
+	e.place = line.NewTracker(line.Entry{ID: e.key, Order: a.order, Mode: e.req.Mode}, entries(a.others))
 	left := e.left
 	e.left = nil
 	for together := range atOnce(left) {

@@ -48,7 +48,7 @@ func standingBehind(n int) *entry {
 	for i := range n {
 		others = append(others, line.Entry{ID: strconv.Itoa(i), Order: uint64(i + 1)})
 	}
-	return &entry{state: standing, place: line.NewPlace(line.Entry{ID: "me", Order: uint64(n + 1)}, others)}
+	return &entry{state: standing, place: line.NewTracker(line.Entry{ID: "me", Order: uint64(n + 1)}, others)}
 }
 
 // A shared entry that is overwritten counts as exclusive, because nobody knows its mode any more. Who was admitted beside it
@@ -59,7 +59,7 @@ func TestWhoIsAdmittedIsNotToldToWait(t *testing.T) {
 		var heard []store.Standing
 		e := &entry{
 			order:    me.Order,
-			place:    line.NewPlace(me, []line.Entry{{ID: "other", Order: 1, Mode: ahead}}),
+			place:    line.NewTracker(me, []line.Entry{{ID: "other", Order: 1, Mode: ahead}}),
 			delivery: delivery.New(func(st store.Standing) { heard = append(heard, st) }),
 		}
 		e.delivery.Deliver(store.Standing{State: store.Admitted, Order: me.Order})

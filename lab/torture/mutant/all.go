@@ -9,7 +9,7 @@ func All() []Mutant {
 			Name:   "two-at-once",
 			Breaks: "whose turn it is: one who stands ahead does not count",
 			Edits: []Edit{{
-				"line/place.go",
+				"line/tracker.go",
 				"return len(p.ahead)\n",
 				"return max(0, len(p.ahead)-1)\n",
 			}},

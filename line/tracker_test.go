@@ -9,7 +9,7 @@ import (
 
 func TestPlaceMovesUp(t *testing.T) {
 	me := Entry{ID: "me", Order: 5, Mode: Exclusive}
-	p := NewPlace(me, []Entry{{ID: "a", Order: 1}, {ID: "b", Order: 3}, me, {ID: "c", Order: 7}})
+	p := NewTracker(me, []Entry{{ID: "a", Order: 1}, {ID: "b", Order: 3}, me, {ID: "c", Order: 7}})
 	expect := func(what string, blocking int) {
 		t.Helper()
 		if got := p.Blocking(); got != blocking {
@@ -44,7 +44,7 @@ func TestPlaceMovesUp(t *testing.T) {
 
 func TestPlaceTellsAnEntryFromAnEarlierOneOfTheSameID(t *testing.T) {
 	me := Entry{ID: "me", Order: 10, Mode: Exclusive}
-	p := NewPlace(me, []Entry{{ID: "a", Order: 8}}) // a stood at 5, left at 7 and joined again at 8
+	p := NewTracker(me, []Entry{{ID: "a", Order: 8}}) // a stood at 5, left at 7 and joined again at 8
 	for _, at := range []uint64{6, 7, 8} {
 		if p.Left("a", at) || p.Admitted() {
 			t.Errorf("an entry that joined at 8 was taken for one that left at %d", at)
@@ -57,7 +57,7 @@ func TestPlaceTellsAnEntryFromAnEarlierOneOfTheSameID(t *testing.T) {
 
 func TestPlaceBreaksTiesByID(t *testing.T) {
 	me := Entry{ID: "m", Order: 5, Mode: Exclusive}
-	p := NewPlace(me, []Entry{{ID: "a", Order: 5}, {ID: "z", Order: 5}})
+	p := NewTracker(me, []Entry{{ID: "a", Order: 5}, {ID: "z", Order: 5}})
 	if got := p.Blocking(); got != 1 {
 		t.Errorf("%d block, want 1: a, and not z", got)
 	}
@@ -120,7 +120,7 @@ func TestPlaceAgreesWithTheWholeLine(t *testing.T) {
 		}
 		me := h.join("me", randomMode(r, n))
 		known := me.Order
-		p := NewPlace(me, h.now())
+		p := NewTracker(me, h.now())
 		told := len(h.events) // events from here on are news
 
 		check := func(after string) {
