@@ -18,16 +18,20 @@ import (
 
 const atOnce = "lua-time-limit 1" // millisecond
 
-// keepBusy has a server run a script, until the function that it returns is called.
+// keepBusy makes a server run a script until end is called. Afterwards the server answers requests again.
 func keepBusy(t *testing.T, server *testservers.Redis) (end func()) {
 	t.Helper()
 	runs, asks := direct(t, server), direct(t, server)
 	go runs.Do(context.WithoutCancel(t.Context()), runs.B().Arbitrary("EVAL", "while true do end", "0").Build())
-	eventually(t, "the server is busy", func() bool {
+	busy := func() bool {
 		err := asks.Do(t.Context(), asks.B().Arbitrary("GET", "a").Build()).Error()
 		return err != nil && strings.HasPrefix(err.Error(), "BUSY")
-	})
-	return func() { server.Do("SCRIPT", "KILL") }
+	}
+	eventually(t, "the server is busy", busy)
+	return func() {
+		server.Do("SCRIPT", "KILL") // replies before the script has ended
+		eventually(t, "the server is not busy", func() bool { return !busy() })
+	}
 }
 
 func TestSessionThatIsOpenedWhileTheServerIsBusy(t *testing.T) {

@@ -379,14 +379,15 @@ func TestAnEntryIsTakenOutAtMastersThatWereBusy(t *testing.T) {
 	ticket, _ := hold(t, se, "lock")
 	everywhere(t, se, servers, "lock")
 	eventually(t, "all masters are listened to", func() bool { return listening(servers, "lock") == 3 })
+	var ends []func()
 	for _, r := range servers {
-		keepBusy(t, r)
+		ends = append(ends, keepBusy(t, r))
 	}
 	if err := ticket.Withdraw(timeout(t, 200*time.Millisecond)); err == nil {
 		t.Error("it is said to be out")
 	}
-	for _, r := range servers {
-		r.Do("SCRIPT", "KILL")
+	for _, end := range ends {
+		end()
 	}
 	eventually(t, "no master has it", func() bool { return holding(servers, "lock") == 0 })
 	if err := ticket.Withdraw(t.Context()); err != nil && !errors.Is(err, store.ErrGone) {
@@ -397,11 +398,11 @@ func TestAnEntryIsTakenOutAtMastersThatWereBusy(t *testing.T) {
 func TestAMasterThatWasBusyIsListenedTo(t *testing.T) {
 	t.Parallel()
 	servers := testservers.StartRedisServers(t, 3, "lua-time-limit 1")
-	keepBusy(t, servers[0])
+	end := keepBusy(t, servers[0])
 	st := newStore(t, to(servers))
 	hold(t, openSession(t, st, long), "lock")
 	eventually(t, "the others are listened to", func() bool { return listening(servers[1:], "lock") == 2 })
-	servers[0].Do("SCRIPT", "KILL")
+	end()
 	eventually(t, "so is the first", func() bool { return listening(servers, "lock") == 3 })
 }
 
@@ -432,15 +433,20 @@ func TestWhatIsNotWantedAnyMoreIsNotListenedTo(t *testing.T) {
 	eventually(t, "few of them are", listened(100, 0))
 }
 
-// keepBusy has a server run a script until SCRIPT KILL.
-func keepBusy(t *testing.T, r *testservers.Redis) {
+// keepBusy makes a server run a script until end is called. Afterwards the server answers requests again.
+func keepBusy(t *testing.T, r *testservers.Redis) (end func()) {
 	t.Helper()
 	runs, asks := direct(t, r), direct(t, r)
 	go runs.Do(context.WithoutCancel(t.Context()), runs.B().Arbitrary("EVAL", "while true do end", "0").Build())
-	eventually(t, "the server is busy", func() bool {
+	busy := func() bool {
 		err := asks.Do(t.Context(), asks.B().Arbitrary("GET", "lock").Build()).Error()
 		return err != nil && strings.HasPrefix(err.Error(), "BUSY")
-	})
+	}
+	eventually(t, "the server is busy", busy)
+	return func() {
+		r.Do("SCRIPT", "KILL") // replies before the script has ended
+		eventually(t, "the server is not busy", func() bool { return !busy() })
+	}
 }
 
 // listening returns how many of the servers are listened to for what happens to a lock.

@@ -218,14 +218,14 @@ func TestAClientsCertificateDoesNotMakeAMember(t *testing.T) {
 		}
 		return err
 	}
+	deadline := time.After(time.Minute)
 	for err := ask(own); err != nil; err = ask(own) {
-		if _, dialing := errors.AsType[*net.OpError](err); !dialing {
-			t.Fatalf("a member's own certificate: %v", err)
-		}
 		select {
 		case err := <-ended:
 			t.Fatalf("the member that was to be asked: %v", err)
-		case <-time.After(10 * time.Millisecond): // it does not listen yet
+		case <-deadline:
+			t.Fatalf("a member's own certificate, for a minute: %v", err)
+		case <-time.After(10 * time.Millisecond): // it may not serve yet
 		}
 	}
 	if err := ask(ann); err == nil {
