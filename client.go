@@ -13,10 +13,11 @@ import (
 	"github.com/stilelock/stile/store"
 )
 
-// Client takes locks on one store. Make one for each store and process, and share it: all its holds are renewed with one
-// session, and goroutines that want the same lock queue in the process before they queue in the store.
+// A Client takes locks on one store. Make one per store and process and share it: all its holds are
+// renewed with one session, and goroutines that want the same lock queue inside the process first,
+// with one entry in the store.
 //
-// A Client is safe for concurrent use. Use [New] to make one and [Client.Close] to end it.
+// A Client is safe for concurrent use. [New] makes one; [Client.Close] ends it.
 type Client struct {
 	store store.Store
 	caps  store.Capabilities
@@ -25,21 +26,22 @@ type Client struct {
 	// life ends when the client is closed.
 	life  context.Context
 	close context.CancelFunc
-	work  sync.WaitGroup // what goes on in the background
+	work  sync.WaitGroup // calls under way and background goroutines
 
-	news      news      // for the logger and the hooks
-	publisher publisher // for others
+	notifier  notifier  // calls the logger and the hooks
+	publisher publisher // writes into the store when locks were obtained
 
 	mu       sync.Mutex
-	opening  *opening // under way; nil if none is
+	opening  *opening // the attempt under way; nil if there is none
 	current  *keeper.Session
-	sessions []*keeper.Session // current, and lost ones that may not have come to their end
-	queues   map[string]*queue // of the names that somebody here holds or waits for
-	delays   map[uncleanEnd]*delay
+	sessions []*keeper.Session // current, and lost ones that may not have finished
+	queues   map[string]*queue // by name; a queue exists while it has places
+	delays   map[markerKey]*delay
 }
 
-// New returns a client on the store st. It opens no session before it is needed. A nil opts means the defaults. Everything
-// that is wrong with opts is in the error.
+// New returns a client on the store st. It does not contact the store: the first call that needs a
+// session opens it. A nil opts means the defaults. The error lists everything that is wrong with
+// opts.
 func New(st store.Store, opts *Options) (*Client, error) {
 	if st == nil {
 		return nil, errors.New("stile: no store")
@@ -54,27 +56,30 @@ func New(st store.Store, opts *Options) (*Client, error) {
 		caps:   caps,
 		opts:   complete,
 		queues: make(map[string]*queue),
-		delays: make(map[uncleanEnd]*delay),
+		delays: make(map[markerKey]*delay),
 	}
 	c.life, c.close = context.WithCancel(context.Background())
 	return c, nil
 }
 
-// Close ends the client. What is held is lost, with reason [LostClosed]; calls that wait return an error matching
-// [ErrClosed]; and the session is ended in the store, so that the next in line need not wait for it to expire. Release holds
-// first to end them in order, and to spare the others [Options.LockDelay].
+// Close ends the client and its session. Holds that have not been released are lost, with reason
+// [LostClosed], and calls under way return an error matching [ErrClosed]. Because the session is
+// ended in the store, the next waiters need not wait for it to expire. Release holds before Close:
+// then the last request of each is confirmed, and [Options.LockDelay] delays nobody.
 //
-// ctx bounds the request that ends the session. If ctx has ended already, Close takes two seconds for it, so that
-// defer client.Close(ctx) also works after a signal. Close waits for hooks that have not been told everything yet, as long as
-// ctx lasts and two seconds at most. After a failure the client is closed all the same, and its session ends when the TTL has
-// passed; Close may be called again to try again. Close does not close the store's connection.
+// ctx bounds the request that ends the session. If ctx has already ended, Close allows two seconds,
+// so that defer client.Close(ctx) also works after a signal. Close also waits for pending hooks and
+// log messages, at most two seconds.
+//
+// On failure the client is closed nevertheless, and the store ends its session when the TTL has
+// passed. Close may be called again to retry. It does not close the store's connection.
 func (c *Client) Close(ctx context.Context) error {
-	ctx, cancel := graced(ctx)
+	ctx, cancel := withGrace(ctx)
 	defer cancel()
 	c.mu.Lock()
-	c.close() // with the mutex, so that no call begins any more
+	c.close() // under the mutex: no call starts after this
 	c.mu.Unlock()
-	c.work.Wait() // calls under way end at once; after that nobody opens a session
+	c.work.Wait() // calls under way end at once; then no more sessions are opened
 
 	c.mu.Lock()
 	sessions := slices.Clone(c.sessions)
@@ -83,35 +88,35 @@ func (c *Client) Close(ctx context.Context) error {
 	for _, s := range sessions {
 		errs = append(errs, s.Close(ctx))
 	}
-	c.news.wait(ctx, patienceWithHooks)
+	c.notifier.wait(ctx, hooksTimeout)
 	if err := errors.Join(errs...); err != nil {
 		return fmt.Errorf("stile: close: %w", err)
 	}
 	return nil
 }
 
-// patienceWithHooks is how long Close waits at most for the hooks to be told everything. One that calls Close would wait for
-// itself.
-const patienceWithHooks = 2 * time.Second
+// hooksTimeout is how long Close waits for pending hooks. It is bounded because a hook that calls
+// Close would wait for itself.
+const hooksTimeout = 2 * time.Second
 
-// graced returns ctx or, if it has ended already, one that lasts for two seconds more.
-func graced(ctx context.Context) (context.Context, context.CancelFunc) {
+// withGrace returns ctx or, if it has already ended, a context that lasts two seconds more.
+func withGrace(ctx context.Context) (context.Context, context.CancelFunc) {
 	if ctx.Err() == nil {
 		return ctx, func() {}
 	}
 	return context.WithTimeout(context.WithoutCancel(ctx), 2*time.Second)
 }
 
-// opening is an attempt to open a session. Those who need one meanwhile wait for it and share its outcome, so that nobody
-// waits for a store that cannot be reached longer than the store does.
+// An opening is an attempt to open a session. Calls that need a session meanwhile wait for it and
+// share its outcome, so that many calls wait for an unreachable store no longer than one does.
 type opening struct {
-	over    chan struct{} // closed when there is an outcome
-	session *keeper.Session
-	err     error
-	mine    bool // it failed because of the one who made it, and says nothing to others
+	done       chan struct{} // closed when session or err is set
+	session    *keeper.Session
+	err        error
+	callerOnly bool // err concerns only the caller that made the attempt
 }
 
-// session returns the session to enqueue with, opening one if there is none that is alive.
+// session returns the current session, and opens one if there is none or it is lost.
 func (c *Client) session(ctx context.Context) (*keeper.Session, error) {
 	for {
 		c.mu.Lock()
@@ -121,7 +126,7 @@ func (c *Client) session(ctx context.Context) (*keeper.Session, error) {
 		}
 		o := c.opening
 		if o == nil {
-			o = &opening{over: make(chan struct{})}
+			o = &opening{done: make(chan struct{})}
 			c.opening = o
 			c.mu.Unlock()
 			c.open(ctx, o)
@@ -129,8 +134,8 @@ func (c *Client) session(ctx context.Context) (*keeper.Session, error) {
 		}
 		c.mu.Unlock()
 		select {
-		case <-o.over:
-			if !o.mine {
+		case <-o.done:
+			if !o.callerOnly {
 				return o.session, o.err
 			}
 		case <-ctx.Done():
@@ -139,11 +144,11 @@ func (c *Client) session(ctx context.Context) (*keeper.Session, error) {
 	}
 }
 
-// Terms returns what the store has granted the client's session, and opens one if there is none that is valid. For TTL less
-// Slack after each renewal the store lets nobody else in. A session that follows a lost one may have other terms: those of a
-// hold are [Hold.Terms].
+// Terms returns the terms of the client's session, and opens a session if there is no valid one.
+// The store admits no conflicting entry for TTL − Slack after each renewal. A session that follows
+// a lost one may have other terms; see [Hold.Terms] for those of a hold.
 func (c *Client) Terms(ctx context.Context) (store.Terms, error) {
-	call, err := c.begin(ctx)
+	call, err := c.track(ctx)
 	if err != nil {
 		return store.Terms{}, fmt.Errorf("stile: %w", err)
 	}
@@ -156,25 +161,25 @@ func (c *Client) Terms(ctx context.Context) (store.Terms, error) {
 }
 
 func (c *Client) open(ctx context.Context, o *opening) {
-	o.mine = true // if the store panics
+	o.callerOnly = true // in case the store panics
 	defer func() {
 		c.mu.Lock()
 		c.opening = nil
 		if o.session != nil {
 			c.current = o.session
-			c.sessions = append(slices.DeleteFunc(c.sessions, over), o.session)
+			c.sessions = append(slices.DeleteFunc(c.sessions, isDone), o.session)
 		}
 		c.mu.Unlock()
-		close(o.over)
+		close(o.done)
 		if o.session != nil {
 			c.log(slog.LevelDebug, "session opened", slog.String("session", o.session.Store().ID()))
 		}
 	}()
-	s, err := keeper.Open(ctx, c.store, store.SessionOptions{TTL: c.opts.TTL}, c.watcher())
-	o.session, o.err, o.mine = s, err, err != nil && ctx.Err() != nil
+	s, err := keeper.Open(ctx, c.store, store.SessionOptions{TTL: c.opts.TTL}, c.callbacks())
+	o.session, o.err, o.callerOnly = s, err, err != nil && ctx.Err() != nil
 }
 
-// check returns an error if the client is closed.
+// check returns an error matching ErrClosed if the client is closed.
 func (c *Client) check() error {
 	if c.life.Err() != nil {
 		return fmt.Errorf("stile: %w", ErrClosed)
@@ -182,7 +187,7 @@ func (c *Client) check() error {
 	return nil
 }
 
-func over(s *keeper.Session) bool {
+func isDone(s *keeper.Session) bool {
 	select {
 	case <-s.Done():
 		return true
@@ -191,30 +196,30 @@ func over(s *keeper.Session) bool {
 	}
 }
 
-// watcher passes on what happens to a session.
-func (c *Client) watcher() keeper.Watcher {
+// watcher returns the callbacks that pass a session's events to the logger and the hooks.
+func (c *Client) callbacks() keeper.Callbacks {
 	hooks := &c.opts.Hooks
 	var id string
 	renewed := func(e RenewalEvent) {
 		if hooks.SessionRenewed != nil {
 			e.Session = id
-			c.news.tell(func() { hooks.SessionRenewed(e) })
+			c.notifier.post(func() { hooks.SessionRenewed(e) })
 		}
 	}
-	return keeper.Watcher{
+	return keeper.Callbacks{
 		Opened: func(session string) {
 			id = session
 			if hooks.SessionOpened != nil {
-				c.news.tell(func() { hooks.SessionOpened(SessionEvent{id}) })
+				c.notifier.post(func() { hooks.SessionOpened(SessionEvent{id}) })
 			}
 		},
 		Confirmed: func(roundTrip, left time.Duration) { renewed(RenewalEvent{RoundTrip: roundTrip, Left: left}) },
 		Unconfirmed: func(err error, left time.Duration) {
-			c.news.tell(func() { c.log(slog.LevelDebug, "renewal not confirmed", slog.Any("error", err)) })
+			c.notifier.post(func() { c.log(slog.LevelDebug, "renewal not confirmed", slog.Any("error", err)) })
 			renewed(RenewalEvent{Left: left, Err: err})
 		},
 		AtRisk: func(err error, left time.Duration) {
-			c.news.tell(func() {
+			c.notifier.post(func() {
 				c.log(slog.LevelWarn, "renewal overdue", slog.Duration("left", left), slog.Any("error", err))
 				if hooks.SessionAtRisk != nil {
 					hooks.SessionAtRisk(RiskEvent{Session: id, Left: left, Err: err})
@@ -222,7 +227,7 @@ func (c *Client) watcher() keeper.Watcher {
 			})
 		},
 		Recovered: func() {
-			c.news.tell(func() {
+			c.notifier.post(func() {
 				c.log(slog.LevelDebug, "session confirmed again")
 				if hooks.SessionRecovered != nil {
 					hooks.SessionRecovered(SessionEvent{id})
@@ -230,7 +235,7 @@ func (c *Client) watcher() keeper.Watcher {
 			})
 		},
 		Lost: func(err *keeper.LostError) {
-			c.news.tell(func() {
+			c.notifier.post(func() {
 				c.log(slog.LevelWarn, "session lost", slog.Any("error", err))
 				if hooks.SessionLost != nil {
 					hooks.SessionLost(SessionLossEvent{Session: id, Reason: Reason(err.Reason), Err: err.Err})

@@ -212,7 +212,7 @@ func TestClose(t *testing.T) {
 	scenario(t, func(t *testing.T, w *world) {
 		ann, bob := w.client("ann"), w.client("bob")
 		held := lock(t, ann, "a")
-		behind := wait(t.Context(), t, ann, "a")
+		waitersBehind := wait(t.Context(), t, ann, "a")
 		lock(t, bob, "b")
 		inLine := wait(t.Context(), t, ann, "b")
 		next := wait(t.Context(), t, bob, "a")
@@ -222,7 +222,7 @@ func TestClose(t *testing.T) {
 			t.Fatal(err)
 		}
 		expectLost(t, held, stile.LostClosed)
-		behind.fails(stile.ErrClosed)
+		waitersBehind.fails(stile.ErrClosed)
 		inLine.fails(stile.ErrClosed)
 		next.getsNow()
 		if ids := w.store.Sessions(); len(ids) != 1 {
@@ -286,7 +286,7 @@ func TestCloseWhileTheStoreIsOutOfReach(t *testing.T) {
 	scenario(t, func(t *testing.T, w *world) {
 		ann, bob := w.client("ann"), w.client("bob")
 		held := lock(t, ann, "a")
-		behind := wait(t.Context(), t, ann, "a")
+		waitersBehind := wait(t.Context(), t, ann, "a")
 		lock(t, bob, "b")
 		inLine := wait(t.Context(), t, ann, "b")
 		next := wait(t.Context(), t, bob, "a")
@@ -301,7 +301,7 @@ func TestCloseWhileTheStoreIsOutOfReach(t *testing.T) {
 			t.Errorf("Close took %v, its context allowed 100ms", d)
 		}
 		expectLost(t, held, stile.LostClosed)
-		for _, wt := range []*waiter{behind, inLine, asking} {
+		for _, wt := range []*waiter{waitersBehind, inLine, asking} {
 			wt.fails(stile.ErrClosed)
 		}
 		next.getsWithin(ttl)

@@ -1,5 +1,5 @@
-// Package stile takes distributed locks: on etcd, on the other stores that fulfill the contract of package store, and
-// in memory for tests.
+// Package stile provides distributed locks on etcd, Redis, ZooKeeper and other stores, and in
+// memory for tests.
 //
 //	client, err := stile.New(st, nil)                  // st: an etcdstore, a memstore, …
 //	defer client.Close(ctx)
@@ -7,30 +7,32 @@
 //	hold, err := client.Mutex("orders/42").Lock(ctx)   // waits in line
 //	if err != nil { … }                                // not held, and nothing left behind
 //	defer hold.Release(ctx)
-//	charge(hold.Context(), hold.Token())               // stops when the lock is lost; the token tells stale holders
+//	charge(hold.Context(), hold.Token())               // the context ends when the lock is lost
 //
-// # What a hold is
+// # Holds
 //
-// A [Hold] says until when it is valid ([Hold.Deadline], [Hold.Valid]), ends its context when it is lost, with the
-// reason as the cause, and carries a fencing token ([Hold.Token]) larger than that of every earlier conflicting hold of
-// the name.
+// A [Hold] is a lock that is held until it is released or lost. It has a deadline ([Hold.Deadline],
+// [Hold.Valid]), which every renewal of the client's session moves forward. Its context ends when
+// the lock is lost; the cause of the context is the reason. Its fencing token ([Hold.Token]) is
+// larger than the token of every earlier conflicting hold of the same name.
 //
-// At most one conflicting hold is valid at a time, provided that the store keeps its promises and clocks run at about
-// the same rate (docs/guarantees.md in the repository has the table). No lock can stop a process that has been
-// suspended in the middle of its work from finishing it afterwards: only the resource can, by refusing tokens smaller
-// than the largest it has seen. Check Valid before a step that must not be done twice, and give the token to whatever
-// can check it.
+// Conflicting holds are never valid at the same time, provided that the store keeps its promises
+// and that all clocks run at about the same rate; docs/guarantees.md in the repository has the
+// details. But no lock can stop a process that is suspended in the middle of a write and finishes
+// it later. Only the resource can: it must remember the largest token it has seen and refuse
+// smaller ones. So check Valid before a step that must not happen twice, and pass the token to
+// every resource that can check it.
 //
-// # What happens to a session
+// # Sessions
 //
-// All that a client has in the store belongs to one session, which the client opens when it is first needed and renews
-// until it is closed. If renewal fails for too long, everything held is lost, at the same deadline. The client then opens
-// another session by itself. Those who were waiting join their lines again, at the end; what was held is never silently
-// taken again.
+// Everything a client has in the store belongs to one session. The client opens the session on
+// first use and renews it until [Client.Close]. If no renewal is confirmed in time, all holds of
+// the client are lost at the same deadline. The client then opens a new session by itself. Waiters
+// rejoin their lines, at the end. A lost hold is never taken again silently.
 //
 // # What it does not do
 //
-// Locks are not re-entrant: who holds a lock and asks for it again waits for itself. The order in which several locks are
-// taken is the caller's business, and so is the deadlock. A hold belongs to nobody but those who have it: any goroutine
-// may release it.
+// Locks are not re-entrant: a goroutine that holds a lock and locks it again waits for itself.
+// Stile does not detect deadlocks; take several locks in the same order everywhere. A hold does not
+// belong to a goroutine: any goroutine may release it.
 package stile

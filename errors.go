@@ -9,43 +9,44 @@ import (
 	"github.com/stilelock/stile/store"
 )
 
-// The errors to tell apart with [errors.Is]. Whatever the error, the lock is not held.
+// Errors to test for with [errors.Is]. With any error from a locking method, the lock is not held.
 var (
-	// ErrHeld: trying for the lock found it held. See [HeldError].
+	// ErrHeld means that TryLock found the lock held. See [HeldError].
 	ErrHeld = errors.New("lock is held")
-	// ErrLost: a hold ended before it was released. See [LostError].
+	// ErrLost means that a hold ended before it was released. See [LostError].
 	ErrLost = errors.New("lock lost")
-	// ErrClosed: the client is closed.
+	// ErrClosed means that the client is closed.
 	ErrClosed = errors.New("client is closed")
-	// ErrReleased is the cause with which the context of a released hold ended.
+	// ErrReleased is the cause of a hold's context after its release.
 	ErrReleased = errors.New("lock released")
-	// ErrLeft: the place was given up with [Place.Leave].
+	// ErrLeft means that the place was given up with [Place.Leave].
 	ErrLeft = errors.New("left the line")
-	// ErrGone: there is no entry with that token to break.
+	// ErrGone means that no entry has the given token.
 	ErrGone = store.ErrGone
-	// ErrNotKnown: the lock was released, but it is not known whether it was held until then. See [Hold.Release].
+	// ErrNotKnown means that the lock is released but may have been lost before. See
+	// [Hold.Release].
 	ErrNotKnown = store.ErrNotKnown
-	// ErrUnsupported: the store cannot do it, ever.
+	// ErrUnsupported means that the store does not have this feature.
 	ErrUnsupported = store.ErrUnsupported
-	// ErrBadName: a lock cannot have that name.
+	// ErrBadName means that the name is not valid for a lock.
 	ErrBadName = store.ErrBadName
 )
 
-// HeldError is what [Mutex.TryLock] returns when somebody else has the lock, or stands in line for it, or when it is closed
-// because its last holder has not released it. It matches [ErrHeld].
+// A HeldError is returned by [Mutex.TryLock] if another client holds the lock or waits for it, or
+// if the lock is closed because its last holder has not released it. It matches [ErrHeld].
 type HeldError struct {
 	// Name is the lock's name.
 	Name string
-	// Holder is who is in the way; nil if the store could not tell.
+	// Holder is the entry in front; nil if the store does not know it.
 	Holder *Entry
-	// ClosedFor is how much longer the lock stays closed because Holder, who does not hold it any more, has not released it.
-	// See [Options.LockDelay]. Zero if that is not why.
+	// ClosedFor is how much longer the lock stays closed because its last holder, Holder, has not
+	// released it. See [Options.LockDelay]. Zero if the lock is held.
 	ClosedFor time.Duration
 
 	inner error
 }
 
-// Error says who holds the lock, as far as that is known, or why it is closed.
+// Error names the lock and its holder, or says why the lock is closed.
 func (e *HeldError) Error() string { return "stile: " + e.inner.Error() }
 
 // Is reports whether target is [ErrHeld].
@@ -54,13 +55,15 @@ func (e *HeldError) Is(target error) bool { return target == ErrHeld }
 // Reason is why a hold was lost.
 type Reason uint8
 
-// The reasons for which a hold is lost.
+// The reasons for a loss.
 const (
-	// LostDeadline: the session was not confirmed in time, so it cannot be known here whether the store still has it.
+	// LostDeadline: no renewal was confirmed before the deadline. The store may or may not have
+	// ended the session.
 	LostDeadline Reason = iota + 1
-	// LostExpired: the store said that the session has ended.
+	// LostExpired: the store reported that the session has ended.
 	LostExpired
-	// LostEvicted: the entry was taken out of the store: by somebody, or because the session ended there.
+	// LostEvicted: the entry was removed from the store, by another client or because its session
+	// ended there.
 	LostEvicted
 	// LostClosed: the client was closed.
 	LostClosed
@@ -68,21 +71,22 @@ const (
 
 // String returns the reason as a clause, such as "the client was closed".
 func (r Reason) String() string {
-	return keeper.Reason(r).String() // they are numbered alike
+	return keeper.Reason(r).String() // both have the same numbers
 }
 
-// LostError is the cause with which the context of a lost hold ended. It matches [ErrLost] and what Err matches.
+// A LostError is the cause of a lost hold's context. It matches [ErrLost] and everything that Err
+// matches.
 type LostError struct {
-	// Name is the lock's name, Token the lost hold's token.
+	// Name is the lock's name, Token the token of the lost hold.
 	Name  string
 	Token uint64
-	// Reason is why.
+	// Reason is why the hold was lost.
 	Reason Reason
-	// Err is what was last heard from the store; nil if that says no more than Reason.
+	// Err is the last error from the store; nil if it adds nothing to Reason.
 	Err error
 }
 
-// Error says which lock was lost, and why.
+// Error names the lock, its token and the reason.
 func (e *LostError) Error() string {
 	s := fmt.Sprintf("stile: lock %q (token %d) lost: %v", e.Name, e.Token, e.Reason)
 	if e.Err != nil {

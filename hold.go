@@ -16,38 +16,37 @@ import (
 	"github.com/stilelock/stile/store"
 )
 
-// Hold is a lock being held. It is safe for concurrent use, and may be released by any goroutine.
-//
-// It ends once, in one of two ways: it is released, or it is lost.
+// A Hold is a lock that is held. It ends once: it is either released or lost. It is safe for
+// concurrent use; any goroutine may release it.
 type Hold struct {
 	place    *Place
 	tenure   *tenure
 	token    uint64
 	acquired bootclock.Instant
 
-	// handOver sets these, before the caller gets the hold.
-	started context.Context // what HoldStart has returned
+	// deliver sets these, before the caller gets the hold.
+	started context.Context // returned by HoldStart
 	ctx     context.Context
 	end     context.CancelCauseFunc
 
 	lost      chan struct{}
 	contended func() <-chan struct{}
 
-	over atomic.Bool // it has ended; set with the queue's mutex held
+	over atomic.Bool // the hold has ended; set under the queue's mutex
 
-	// These are guarded by the queue's mutex.
-	handed   bool       // the caller gets it: from here on its end is told to the hooks, and ends its place
-	loss     *LostError // why it was lost; nil if it was not
-	released bool
+	// Guarded by the queue's mutex.
+	delivered bool       // the caller gets the hold: its end now calls HoldEnd and removes its place
+	loss      *LostError // set if it was lost
+	released  bool
 }
 
-// turnBits is how many bits of a token count the hand-overs within one process since the store admitted it.
+// turnBits is the number of low bits of a token that count local hand-overs since the admission.
 const turnBits = 11
 
-// tokenOf makes the token of the first turn after an admission.
+// tokenOf returns the token of the first turn after an admission.
 func tokenOf(order uint64) uint64 { return order << turnBits }
 
-// orderOf returns the order that a token was made of.
+// orderOf returns the order that is part of a token.
 func orderOf(token uint64) uint64 { return token >> turnBits }
 
 func newHold(p *Place, t *tenure) *Hold {
@@ -56,9 +55,10 @@ func newHold(p *Place, t *tenure) *Hold {
 	return h
 }
 
-// handOver tells of the hold before its holder gets it, and reports whether there is still something to get. If not, nobody
-// has had it, and its place is in its queue as before. If the hook or the logger panics the lock is given up.
-func (h *Hold) handOver() bool {
+// deliver calls the hooks of an acquired lock and reports whether the caller gets the hold. It
+// returns false if the hold is lost by then; the place keeps its position in the queue. If a hook
+// or the logger panics, the lock is given up.
+func (h *Hold) deliver() bool {
 	q := h.tenure.queue
 	if h.Err() != nil {
 		return false
@@ -73,25 +73,26 @@ func (h *Hold) handOver() bool {
 	h.place.attempt.end(nil)
 	values := h.start()
 	told = true
-	h.tenure.settle()
+	h.tenure.awaitPendingLoss()
 	q.mu.Lock()
 	if h.loss == nil {
-		h.handed = true
+		h.delivered = true
 		h.ctx, h.end = context.WithCancelCause(values)
 		if h.tenure.publication.timer == nil {
 			h.tenure.publishLaterLocked(publishAfter)
 		}
 	}
 	q.mu.Unlock()
-	if !h.handed {
-		h.tellOfLoss() // because HoldStart was called
+	if !h.delivered {
+		h.reportLoss() // HoldStart was called, so HoldEnd must be
 		return false
 	}
-	h.tenure.tellOfContention(h)
+	h.tenure.hookContended(h)
 	return true
 }
 
-// start calls HoldStart. It returns a context that does not end, with the values for the hold's own.
+// start calls HoldStart. It returns a context that does not end, whose values the hold's context
+// gets.
 func (h *Hold) start() (values context.Context) {
 	h.started = context.WithoutCancel(h.place.attempt.ctx)
 	f := h.tenure.queue.client.opts.Hooks.HoldStart
@@ -106,30 +107,30 @@ func (h *Hold) event() HoldStartEvent {
 	return HoldStartEvent{Name: h.Name(), Mode: h.tenure.mode, Token: h.token}
 }
 
-// tellEnd calls HoldEnd for a hold that was handed over.
-func (h *Hold) tellEnd(reason EndReason, err error, held time.Duration) {
+// callHoldEnd calls HoldEnd.
+func (h *Hold) callHoldEnd(reason EndReason, err error, held time.Duration) {
 	if f := h.tenure.queue.client.opts.Hooks.HoldEnd; f != nil {
 		f(h.started, HoldEndEvent{h.event(), reason, err, held})
 	}
 }
 
-// tellOfLoss tells that the hold is lost. It does not block.
-func (h *Hold) tellOfLoss() {
+// reportLoss logs the loss and calls HoldEnd, in the background.
+func (h *Hold) reportLoss() {
 	c, held := h.tenure.queue.client, bootclock.Now().Sub(h.acquired)
-	c.news.tell(func() {
+	c.notifier.post(func() {
 		c.log(slog.LevelWarn, "lock lost", slog.String("lock", h.loss.Name), slog.Any("error", h.loss))
-		h.tellEnd(EndLost, h.loss, held)
+		h.callHoldEnd(EndLost, h.loss, held)
 	})
 }
 
-// giveUp gives up a lock that was not handed over.
+// giveUp withdraws a lock that was not delivered.
 func (h *Hold) giveUp() {
 	q := h.tenure.queue
 	q.mu.Lock()
 	last := h.giveBackLocked()
 	q.mu.Unlock()
-	call, err := q.client.begin(context.Background())
-	if err != nil { // the entry goes with the session
+	call, err := q.client.track(context.Background())
+	if err != nil { // the client is closed: the entry ends with its session
 		q.leave(h.place)
 		return
 	}
@@ -145,28 +146,30 @@ func (h *Hold) giveUp() {
 // Name returns the lock's name.
 func (h *Hold) Name() string { return h.tenure.queue.name }
 
-// Owner returns who the holder is, as others see it. When the lock was obtained ([Owner.Obtained]) is told to them, in the
-// background, once it has been held for a second; shorter holds cost no request for that. On Redlock
-// it is in the store from the beginning, and not in what Owner returns.
+// Owner returns the holder as others see it. [Owner.Obtained] is published in the background once
+// the lock has been held for a second; shorter holds cost no request for it. On Redlock the store
+// has it from the start, and Owner returns it as zero.
 func (h *Hold) Owner() Owner {
 	h.tenure.queue.mu.Lock()
 	defer h.tenure.queue.mu.Unlock()
 	return h.tenure.owner
 }
 
-// Token returns the fencing token: positive, below 2^63, and larger than that of every earlier conflicting hold of the
-// name, for as long as the store keeps its data. A resource that remembers the largest token it has seen, and refuses
-// smaller ones, is safe from holders that do not know yet that they have lost. It is zero on stores that cannot fence.
+// Token returns the fencing token. It is positive, below 2^63, and larger than the token of every
+// earlier conflicting hold of the name, as long as the store keeps its data. A resource that
+// remembers the largest token it has seen and refuses smaller ones is protected from holders that
+// do not know yet that they have lost. On stores without fencing it is zero.
 func (h *Hold) Token() uint64 { return h.token }
 
-// Context ends when the hold does: when it is lost the cause is a [*LostError], when it is released the cause is
-// [ErrReleased]. It has the values of the context that the lock was taken with, or of the one that [Hooks] have made of it.
+// Context returns a context that ends when the hold does. Its cause is a [*LostError] after a loss
+// and [ErrReleased] after a release. It has the values of the context that was passed to the
+// locking method, or of the context that [Hooks] returned.
 func (h *Hold) Context() context.Context { return h.ctx }
 
-// Lost is closed when the hold is lost. It stays open when the hold is released.
+// Lost returns a channel that is closed when the hold is lost. It stays open after a release.
 func (h *Hold) Lost() <-chan struct{} { return h.lost }
 
-// Err returns the [*LostError] that tells why the hold was lost; nil if it was not.
+// Err returns a [*LostError] if the hold was lost, and nil otherwise.
 func (h *Hold) Err() error {
 	h.tenure.queue.mu.Lock()
 	defer h.tenure.queue.mu.Unlock()
@@ -176,21 +179,23 @@ func (h *Hold) Err() error {
 	return h.loss
 }
 
-// Valid reports whether the lock is held now, by the clock and by all that was heard. Once false it stays false. It is
-// cheap, asks nobody, and is more exact than Context, which depends on timers: after a suspend it knows at once.
+// Valid reports whether the lock is held now, by the clock and by all that is known of the store.
+// Once it is false it stays false. Valid is cheap, sends no request, and is more exact than
+// Context, which depends on timers: it is right immediately after a suspend.
 //
-// True does not mean that the lock will be held a moment later; for that there is the token.
+// True does not mean that the lock will still be held a moment later. Use the token for that.
 func (h *Hold) Valid() bool { return !h.over.Load() && h.tenure.session.Valid() }
 
-// Deadline returns until when the hold is valid if the session is not confirmed again, as a time of the wall clock. It
-// moves on with each renewal; after the end of the hold it means nothing.
+// Deadline returns when the hold will be lost if no further renewal is confirmed, in wall-clock
+// time. Renewals move it forward. After the end of the hold it has no meaning.
 func (h *Hold) Deadline() time.Time { return h.tenure.session.Deadline().Time() }
 
-// Terms returns what the store has granted the session that the lock is held under. They do not change.
+// Terms returns the terms of the session that the hold belongs to. They do not change.
 func (h *Hold) Terms() store.Terms { return h.tenure.session.Store().Terms() }
 
-// Contended returns a channel that is closed when somebody waits for the lock: a hint to finish early, if that is
-// possible. Looking for others begins with the first call. The channel may stay open for ever.
+// Contended returns a channel that is closed when another client or goroutine waits for the lock.
+// It is a hint to finish early. The first call makes the store look for waiters. The channel may
+// never be closed, even if there are waiters.
 func (h *Hold) Contended() <-chan struct{} { return h.contended() }
 
 func (h *Hold) watchContention() <-chan struct{} {
@@ -200,33 +205,40 @@ func (h *Hold) watchContention() <-chan struct{} {
 	return ch
 }
 
-// Release gives the lock up. From the call on the hold is not valid and its context has ended, whatever the outcome.
+// Release gives the lock up. The hold is invalid and its context has ended as soon as Release is
+// called, whatever it returns.
 //
-// On success the store has confirmed that the lock was held until now and is free for the next in line. If the lock had been
-// lost before, known or not, the error is a [*LostError]. The error matches [ErrNotKnown] if the lock is free but may have
-// been lost before: a request was not answered, and its repetition found nothing. Any other error means that the store has
-// not confirmed; the release goes on in the background and is done at the latest when the session ends. If that is because
-// ctx ended, the error matches ctx.Err().
+// On success the store has confirmed that the lock was held until now and is free for the next
+// waiter. The error is a [*LostError] if the lock had been lost. It matches [ErrNotKnown] if the
+// lock is free now but may have been lost before: a request got no reply, and its repetition found
+// no entry. After any other error the release is not confirmed; it continues in the background and
+// is complete when the session ends, at the latest. If ctx ended first, the error matches
+// ctx.Err().
 //
-// A ctx that has ended already counts as one that lasts two seconds more, so that defer hold.Release(ctx) works after a
-// signal. Releasing again returns nil.
+// If ctx has already ended, Release allows two seconds, so that defer hold.Release(ctx) works after
+// a signal. Releasing again returns nil.
 func (h *Hold) Release(ctx context.Context) error {
 	return h.release(ctx, EndReleased, func(ctx context.Context) error { return h.tenure.ticket.Withdraw(ctx) })
 }
 
-// ReleaseAfter gives the lock up as [Hold.Release] does, but keeps it closed to others for d: its entry stays in the line
-// that long without anybody renewing it, even if the process ends meanwhile. It is for jobs that should not run again too
-// soon, on a machine whose clock is behind, for example. Others see who has had the lock, and can break it.
+// ReleaseAfter gives the lock up like [Hold.Release], but the lock stays closed to others for d.
+// The entry stays in the line that long without renewal, even if the process ends. Use it for jobs
+// that must not run again too early, for example on a machine whose clock is slow. Others can see
+// the entry, and break it.
 //
-// On success nobody else has the lock before d has passed since the call, and the next in line has it soon after: a store may
-// round d up, to the second or to its least TTL. A d that is zero or negative is a Release. On a store that cannot do it the
-// error matches [ErrUnsupported], and the lock is held on as if nothing had been called. All other errors are those of
-// Release; who was to be kept out for d may be let in earlier then, but not before the session has ended.
+// On success nobody else gets the lock until d after the call; then the next waiter does. A store
+// may round d up to a full second or to its minimum TTL. If d is zero or negative, ReleaseAfter is
+// Release.
+//
+// If the store or the mode does not support it, the error matches [ErrUnsupported] and the lock is
+// still held. All other errors are those of Release; after one, others may get the lock before d
+// has passed, but not before the session has ended.
 func (h *Hold) ReleaseAfter(ctx context.Context, d time.Duration) error {
 	if d <= 0 {
 		return h.Release(ctx)
 	}
-	// Others of this process may go on using a shared entry, and would lose it after d.
+	// Other goroutines of this process may continue to use a shared entry, and would lose it after
+	// d.
 	caps := h.tenure.queue.client.caps
 	if !caps.ReleaseAfter || h.tenure.mode == line.Shared {
 		return fmt.Errorf("stile: lock %q (token %d): release after %v: %w by the %s store in mode %v",
@@ -237,7 +249,7 @@ func (h *Hold) ReleaseAfter(ctx context.Context, d time.Duration) error {
 	})
 }
 
-// release ends the hold. If it is the last of its tenure the entry is withdrawn.
+// release ends the hold. If it was the last one of its tenure, the entry is withdrawn.
 func (h *Hold) release(ctx context.Context, reason EndReason, withdraw func(context.Context) error) error {
 	t, q := h.tenure, h.tenure.queue
 	lost := t.session.Reason()
@@ -249,7 +261,7 @@ func (h *Hold) release(ctx context.Context, reason EndReason, withdraw func(cont
 	case h.over.Load():
 		h.released = true
 		defer q.mu.Unlock()
-		return h.loss // nobody has a hold that is over for another reason
+		return h.loss // a hold that is over and was not released is lost
 	}
 	h.released = true
 	last := h.giveBackLocked()
@@ -258,8 +270,8 @@ func (h *Hold) release(ctx context.Context, reason EndReason, withdraw func(cont
 	h.end(ErrReleased)
 	var err error
 	if last {
-		t.stopFollowing()
-		ctx, cancel := graced(ctx)
+		t.unsubscribe()
+		ctx, cancel := withGrace(ctx)
 		defer cancel()
 		err = withdraw(ctx)
 	}
@@ -278,11 +290,12 @@ func (h *Hold) release(ctx context.Context, reason EndReason, withdraw func(cont
 			q.name, h.token, err)
 	}
 	q.client.log(slog.LevelDebug, "lock released", slog.String("lock", q.name), slog.Uint64("token", h.token))
-	h.tellEnd(reason, err, bootclock.Now().Sub(h.acquired))
+	h.callHoldEnd(reason, err, bootclock.Now().Sub(h.acquired))
 	return err
 }
 
-// giveBackLocked ends a hold that is not over by giving it back to its tenure. It reports whether the entry is to be withdrawn.
+// giveBackLocked returns the hold to its tenure, unless it is over. It reports whether the entry
+// must be withdrawn.
 func (h *Hold) giveBackLocked() (last bool) {
 	if h.over.Swap(true) {
 		return false
@@ -292,11 +305,11 @@ func (h *Hold) giveBackLocked() (last bool) {
 	return t.dropLocked()
 }
 
-// loseLocked ends a hold that is lost.
+// loseLocked marks the hold as lost.
 func (h *Hold) loseLocked(reason keeper.Reason, cause error) {
 	h.loss = &LostError{Name: h.Name(), Token: h.token, Reason: Reason(reason), Err: cause}
 	h.over.Store(true)
-	if h.handed {
+	if h.delivered {
 		h.end(h.loss)
 	}
 	close(h.lost)

@@ -209,16 +209,16 @@ func TestAnOutageThatIsShorterThanTheDeadlineLosesNothing(t *testing.T) {
 
 // Requests are lost for two fifths of the TTL, beginning at each moment between two renewals.
 func TestAnOutageOfTwoFifthsOfTheTTLLosesNothing(t *testing.T) {
-	for begin := time.Duration(0); begin <= renew; begin += renew / 20 {
+	for track := time.Duration(0); track <= renew; track += renew / 20 {
 		scenario(t, func(t *testing.T, w *world) {
 			h := lock(t, w.client("ann"), "a")
-			time.Sleep(begin)
+			time.Sleep(track)
 			w.cut(w.session("ann"))
 			time.Sleep(ttl * 2 / 5)
 			w.heal()
 			time.Sleep(ttl)
 			if !h.Valid() {
-				t.Errorf("an outage that began %v after the last renewal: %v", begin, h.Err())
+				t.Errorf("an outage that began %v after the last renewal: %v", track, h.Err())
 			}
 		})
 	}
@@ -566,7 +566,7 @@ func TestReleasingWhileTheStoreDoesNotAnswer(t *testing.T) {
 	scenario(t, func(t *testing.T, w *world) {
 		ann, bob := w.client("ann"), w.client("bob")
 		h := lock(t, ann, "a")
-		behind := wait(t.Context(), t, ann, "a")
+		waitersBehind := wait(t.Context(), t, ann, "a")
 		wt := wait(t.Context(), t, bob, "a")
 		w.faults(memstore.Fault{Drop: true}, on(memstore.Withdraw))
 
@@ -586,9 +586,9 @@ func TestReleasingWhileTheStoreDoesNotAnswer(t *testing.T) {
 		wt.waits()
 		w.heal()
 		next := wt.getsWithin(3 * time.Second)
-		behind.waits()
+		waitersBehind.waits()
 		release(t, next)
-		release(t, behind.getsNow())
+		release(t, waitersBehind.getsNow())
 	})
 }
 
@@ -638,7 +638,7 @@ func TestReleasingEndsWithTheSession(t *testing.T) {
 		ann := w.client("ann")
 		start := time.Now()
 		h := lock(t, ann, "a")
-		behind := wait(t.Context(), t, ann, "a")
+		waitersBehind := wait(t.Context(), t, ann, "a")
 		w.cut(w.session("ann"))
 		done := make(chan error)
 		go func() { done <- h.Release(t.Context()) }()
@@ -646,7 +646,7 @@ func TestReleasingEndsWithTheSession(t *testing.T) {
 		if d := time.Since(start); err == nil || d > ttl {
 			t.Errorf("Release returned %v after %v, want an error before the TTL is over", err, d)
 		}
-		release(t, behind.gets())
+		release(t, waitersBehind.gets())
 	})
 }
 
@@ -758,7 +758,7 @@ func TestReleaseAfterKeepsTheOwnProcessOut(t *testing.T) {
 	scenario(t, func(t *testing.T, w *world) {
 		ann := w.client("ann")
 		h := lock(t, ann, "a")
-		behind := wait(t.Context(), t, ann, "a")
+		waitersBehind := wait(t.Context(), t, ann, "a")
 		if err := h.ReleaseAfter(t.Context(), ttl); err != nil {
 			t.Fatal(err)
 		}
@@ -766,9 +766,9 @@ func TestReleaseAfterKeepsTheOwnProcessOut(t *testing.T) {
 			t.Errorf("TryLock returned %v, want ErrHeld", err)
 		}
 		time.Sleep(ttl - time.Second)
-		behind.waits()
+		waitersBehind.waits()
 		w.expectLine("a", "ann", "ann")
-		next := behind.getsWithin(time.Second)
+		next := waitersBehind.getsWithin(time.Second)
 		w.expectLine("a", "ann")
 		expectHeld(t, next)
 		release(t, next)

@@ -9,101 +9,106 @@ import (
 	"github.com/stilelock/stile/line"
 )
 
-// Hooks are functions that a client calls as things happen, for metrics and traces; any may be nil. [JoinHooks] combines
-// several Hooks.
+// Hooks are functions that a client calls when something happens, for metrics and tracing. Any of
+// them may be nil. [JoinHooks] combines several Hooks.
 //
-// The hooks of a call are AttemptStart, AttemptEnd, HoldStart, and the HoldEnd of a release. They are called by the goroutine
-// that locks or releases, which waits for them; the goroutine that goes for the lock after Join calls AttemptEnd and
-// HoldStart. The other hooks, and the HoldEnd of a loss, are called one after another by a goroutine of the client's own: one
-// that blocks delays those, and nothing else.
+// AttemptStart, AttemptEnd, HoldStart, and the HoldEnd of a release are called by the goroutine
+// that locks or releases, which waits for them. After Join, AttemptEnd and HoldStart are called by
+// the goroutine that waits for the lock. All other hooks, and the HoldEnd of a loss, are called one
+// after another by a goroutine of the client: a hook that blocks delays the next ones but nothing
+// else.
 //
-// Every attempt that has started ends, and so does every hold: for each return of a start there is exactly one call of the
-// end, with the context that the start has returned. For a start that is nil, the end gets the context that the start would
-// have got. A start that panics has not started anything.
+// Starts and ends are paired. For each start hook that returns, the end hook is called exactly
+// once, with the context that the start returned. If the start hook is nil, the end hook gets the
+// context that the start would have got. If a start hook panics, its end is not called.
 //
-// A hook may use the client and its locks, and may close the client. But a hook of a call must not wait for the lock that it
-// is called about, which is not free before the hook has returned. A panic in a hook of a call goes on in the call; the
-// attempt is given up, and so is the lock if the attempt had acquired it. A panic in another hook, or after Join has
-// returned, ends the process, because it is in a goroutine of the client's own.
+// A hook may use the client and its locks, and may close the client. But a hook that is called
+// during a call must not wait for that call's lock: the lock is not free before the hook returns. A
+// panic in such a hook propagates through the call; the attempt is given up, and so is the lock if
+// it had been acquired. A panic in another hook, or in any hook after Join has returned, ends the
+// process, because it happens in a goroutine of the client.
 type Hooks struct {
-	// AttemptStart is called when an attempt at taking a lock begins: in each call of Lock, TryLock, Join and Do, also with a
-	// bad name or when the client is closed. ctx is that of the call. The attempt goes on with the context returned, which
-	// must be ctx or derived from it. Nil means ctx.
+	// AttemptStart is called when Lock, TryLock, Join or Do begins, even if the name is invalid or
+	// the client is closed. ctx is the call's context. The attempt continues with the returned
+	// context, which must be ctx or derived from it; nil means ctx.
 	AttemptStart func(ctx context.Context, e AttemptStartEvent) context.Context
-	// AttemptEnd is called when the attempt has an outcome, before the caller has it. ctx may have ended.
+	// AttemptEnd is called when the attempt has an outcome, before the caller gets it. ctx may have
+	// ended.
 	//
-	// If a lock is lost before HoldStart has returned, the caller does not get the hold. Then another attempt starts in the
-	// same call.
+	// If a lock is lost before HoldStart has returned, the caller does not get the hold, and
+	// another attempt starts in the same call.
 	AttemptEnd func(ctx context.Context, e AttemptEndEvent)
 
-	// HoldStart is called when a lock has been acquired, after AttemptEnd and before the caller has the hold. ctx has the
-	// values of the context that AttemptStart has returned, and does not end. [Hold.Context], and the context of a function
-	// that Do runs, have the values of the context returned, which must be ctx or derived from it. Nil means ctx.
+	// HoldStart is called when a lock has been acquired, after AttemptEnd and before the caller
+	// gets the hold. ctx does not end; it has the values of the context that AttemptStart returned.
+	// The returned context must be ctx or derived from it; nil means ctx. [Hold.Context], and the
+	// context of a function run by Do, have its values.
 	HoldStart func(ctx context.Context, e HoldStartEvent) context.Context
-	// HoldEnd is called when the hold has been released, or after it was lost.
+	// HoldEnd is called after the hold was released or lost.
 	HoldEnd func(ctx context.Context, e HoldEndEvent)
 
-	// Contended is called when somebody waits for a lock that is held here: once for each entry in the store, however many
-	// shared holds use it, with the context of the first of them. The hold may have ended meanwhile.
+	// Contended is called when another client or goroutine waits for a lock that this client holds.
+	// It is called once for each entry in the store, with the context of its first hold, however
+	// many shared holds use the entry. The hold may have ended by then.
 	//
-	// Those who wait in this process are known without asking. For the others the store is asked to look, as with
-	// [Hold.Contended], and that can cost it a request for each entry. It is asked only if this hook is set.
+	// If this hook is set, the store is asked to look for waiters, as with [Hold.Contended]; that
+	// can cost a request for each entry. Waiters in the same process are known without a request.
 	Contended func(ctx context.Context, e ContentionEvent)
 
 	// SessionOpened is called when the client has opened a session.
 	SessionOpened func(SessionEvent)
-	// SessionRenewed is called after each attempt at renewing the session.
+	// SessionRenewed is called after each attempt to renew the session.
 	SessionRenewed func(RenewalEvent)
 	// SessionAtRisk is called when renewal becomes overdue.
 	SessionAtRisk func(RiskEvent)
-	// SessionRecovered is called when a session that was at risk has been confirmed.
+	// SessionRecovered is called when a session at risk is confirmed again.
 	SessionRecovered func(SessionEvent)
-	// SessionLost is called when a session is lost, and all that is held under it. It is not called for a session that
-	// [Client.Close] ends.
+	// SessionLost is called when a session is lost with all its holds. It is not called for a
+	// session that [Client.Close] ends.
 	SessionLost func(SessionLossEvent)
 
 	_ struct{}
 }
 
-// AttemptStartEvent describes an attempt at taking a lock.
+// An AttemptStartEvent describes an attempt to take a lock.
 type AttemptStartEvent struct {
-	// Name is the lock's name, and Mode how it is to be held.
+	// Name is the lock's name, Mode the requested mode.
 	Name string
 	Mode line.Mode
-	// Try is set if the attempt does not wait: it is one of TryLock.
+	// Try is true for TryLock, which does not wait.
 	Try bool
 }
 
-// AttemptEndEvent describes how an attempt has ended.
+// An AttemptEndEvent describes the end of an attempt.
 type AttemptEndEvent struct {
 	AttemptStartEvent
 	Outcome Outcome
 	// Err is the error that the caller gets; nil if the lock was acquired.
 	Err error
-	// Waited is the time since the attempt began.
+	// Waited is the time since the attempt started.
 	Waited time.Duration
 }
 
-// Outcome is how an attempt at taking a lock has ended.
+// Outcome is how an attempt ended.
 type Outcome int
 
 // The outcomes.
 const (
 	// Acquired: the lock is held.
 	Acquired Outcome = iota + 1
-	// Refused: TryLock has found the lock held or closed. The error is a [*HeldError].
+	// Refused: TryLock found the lock held or closed. The error is a [*HeldError].
 	Refused
-	// TimedOut: the deadline of the call's context has passed.
+	// TimedOut: the deadline of the call's context passed.
 	TimedOut
 	// Canceled: the call's context was canceled, or the place was left.
 	Canceled
-	// Failed: there was another error, or a panic.
+	// Failed: the attempt ended with another error or a panic.
 	Failed
 )
 
 var outcomes = [...]string{Acquired: "acquired", Refused: "refused", TimedOut: "timeout", Canceled: "canceled", Failed: "error"}
 
-// String returns the outcome in one word, for labels: acquired, refused, timeout, canceled or error.
+// String returns the outcome as a label: acquired, refused, timeout, canceled or error.
 func (o Outcome) String() string {
 	if o < Acquired || o > Failed {
 		return "unknown"
@@ -111,41 +116,42 @@ func (o Outcome) String() string {
 	return outcomes[o]
 }
 
-// HoldStartEvent describes a hold.
+// A HoldStartEvent describes a new hold.
 type HoldStartEvent struct {
-	// Name is the lock's name, and Mode how it is held.
+	// Name is the lock's name, Mode the mode of the hold.
 	Name string
 	Mode line.Mode
 	// Token is the hold's fencing token. See [Hold.Token].
 	Token uint64
 }
 
-// HoldEndEvent describes how a hold has ended.
+// A HoldEndEvent describes the end of a hold.
 type HoldEndEvent struct {
 	HoldStartEvent
 	Reason EndReason
-	// Err is a [*LostError] if the hold was lost. Otherwise it is the error of the release; nil if the store has confirmed it.
+	// Err is a [*LostError] if the hold was lost, and otherwise what the release returned.
 	Err error
-	// Held is the time from acquiring to the end.
+	// Held is the time since the lock was acquired.
 	Held time.Duration
 }
 
-// EndReason is why a hold has ended.
+// EndReason is why a hold ended.
 type EndReason int
 
-// The reasons why a hold ends.
+// The reasons for the end of a hold.
 const (
-	// EndReleased: it was released with [Hold.Release] or [Place.Leave].
+	// EndReleased: the hold was released with [Hold.Release] or [Place.Leave].
 	EndReleased EndReason = iota + 1
-	// EndReleasedAfter: it was released with [Hold.ReleaseAfter], and the lock stays closed for a while.
+	// EndReleasedAfter: the hold was released with [Hold.ReleaseAfter]; the lock stays closed for
+	// that time.
 	EndReleasedAfter
-	// EndLost: it was lost, or its release has found that it had been lost.
+	// EndLost: the hold was lost. A release may be what finds this out.
 	EndLost
 )
 
 var endReasons = [...]string{EndReleased: "released", EndReleasedAfter: "released-after", EndLost: "lost"}
 
-// String returns the reason in one word, for labels: released, released-after or lost.
+// String returns the reason as a label: released, released-after or lost.
 func (r EndReason) String() string {
 	if r < EndReleased || r > EndLost {
 		return "unknown"
@@ -153,60 +159,61 @@ func (r EndReason) String() string {
 	return endReasons[r]
 }
 
-// ContentionEvent describes a lock that somebody waits for while it is held here.
+// A ContentionEvent describes a hold whose lock others wait for.
 type ContentionEvent struct {
-	// Name is the lock's name, Token that of the hold.
+	// Name is the lock's name, Token the hold's token.
 	Name  string
 	Token uint64
 }
 
-// SessionEvent describes a session.
+// A SessionEvent describes a session.
 type SessionEvent struct {
 	// Session is the session's ID in the store.
 	Session string
 }
 
-// RenewalEvent describes an attempt at renewing a session.
+// A RenewalEvent describes an attempt to renew a session.
 type RenewalEvent struct {
 	// Session is the session's ID in the store.
 	Session string
-	// RoundTrip is the time from request to reply; zero if there was none.
+	// RoundTrip is the time from request to reply; zero if there was no reply.
 	RoundTrip time.Duration
-	// Left is the time until everything held under the session is lost if it is not confirmed again.
+	// Left is the time until the session is lost if it is not confirmed again.
 	Left time.Duration
 	// Err is nil if the session was confirmed.
 	Err error
 }
 
-// RiskEvent describes a session whose renewal is overdue.
+// A RiskEvent describes a session whose renewal is overdue.
 type RiskEvent struct {
 	// Session is the session's ID in the store.
 	Session string
-	// Left is the time until everything held under the session is lost if it is not confirmed.
+	// Left is the time until the session is lost if it is not confirmed.
 	Left time.Duration
-	// Err is that of the last renewal; nil if no attempt has failed yet.
+	// Err is the error of the last renewal; nil if none has failed yet.
 	Err error
 }
 
-// SessionLossEvent describes the loss of a session.
+// A SessionLossEvent describes the loss of a session.
 type SessionLossEvent struct {
 	// Session is the session's ID in the store.
 	Session string
-	// Reason is why it was lost.
+	// Reason is why the session was lost.
 	Reason Reason
-	// Err is what was last heard from the store; nil if that says no more than Reason.
+	// Err is the last error from the store; nil if it adds nothing to Reason.
 	Err error
 }
 
-// errUnfinished is the error of an attempt whose goroutine was ended by a callback.
+// errUnfinished is the error of an attempt that a hook or the logger ended by a panic or
+// runtime.Goexit.
 var errUnfinished = errors.New("stile: a hook or the logger has ended the goroutine that was to take the lock")
 
-// An attempt is what the hooks see of a call that goes for a lock.
+// An attempt calls the attempt hooks of one call.
 type attempt struct {
 	hooks  *Hooks
 	event  AttemptStartEvent
-	caller context.Context // that of the call
-	ctx    context.Context // what AttemptStart has made of it
+	caller context.Context // of the call
+	ctx    context.Context // returned by AttemptStart
 	began  bootclock.Instant
 	open   bool // started and not ended
 }
@@ -219,7 +226,7 @@ func (a *attempt) start() {
 	a.open = true
 }
 
-// end ends the attempt, unless it has ended.
+// end ends the attempt if it is open.
 func (a *attempt) end(err error) {
 	if !a.open {
 		return
@@ -238,7 +245,7 @@ func outcomeOf(ctx context.Context, err error) Outcome {
 		return Refused
 	case errors.Is(err, ErrLeft):
 		return Canceled
-	case ctx.Err() == nil || !errors.Is(err, ctx.Err()): // a timeout of the store's is not the caller's
+	case ctx.Err() == nil || !errors.Is(err, ctx.Err()): // the store's own timeout is not the caller's
 		return Failed
 	case ctx.Err() == context.DeadlineExceeded:
 		return TimedOut

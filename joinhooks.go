@@ -2,9 +2,10 @@ package stile
 
 import "context"
 
-// JoinHooks returns Hooks that call all of the given ones. Starts are called in the order given, each with the context that
-// the one before has returned. Ends are called in the reverse order, each with the context that its own start has returned.
-// If a start panics, those before it get their end.
+// JoinHooks returns Hooks that call all of the given Hooks. Starts are called in the given order,
+// each with the context that the previous one returned. Ends are called in reverse order, each with
+// the context that its own start returned. If a start panics, the ends of the earlier ones are
+// called.
 func JoinHooks(hooks ...Hooks) Hooks {
 	var all Hooks
 	for _, h := range hooks {
@@ -45,12 +46,12 @@ func joinTwo(a, b Hooks) Hooks {
 	return j
 }
 
-// spans joins two pairs of start and end. The context that the joined start returns is B's; it carries A's as a value, whose
-// key is the address of the spans.
+// spans joins two pairs of start and end. The joined start returns B's context, which carries A's
+// context as a value; the key is the address of the spans.
 type spans[S, E any] struct {
 	startA, startB func(context.Context, S) context.Context
 	endA, endB     func(context.Context, E)
-	abandoned      func(S) E // what A's end gets if B's start panics
+	abandoned      func(S) E // makes the event for A's end if B's start panics
 }
 
 func (s *spans[S, E]) join() (start func(context.Context, S) context.Context, end func(context.Context, E)) {
@@ -77,7 +78,7 @@ func (s *spans[S, E]) start(ctx context.Context, e S) context.Context {
 	return context.WithValue(ctxB, s, ctx)
 }
 
-// end calls A's end also if B's panics.
+// end calls A's end even if B's panics.
 func (s *spans[S, E]) end(ctx context.Context, e E) {
 	if s.endA != nil {
 		defer s.endA(s.contextOfA(ctx), e)

@@ -9,37 +9,39 @@ import (
 	"github.com/stilelock/stile/store"
 )
 
-// Line is who stands behind one name, as read at one moment.
+// A Line is the line of one name at one moment.
 type Line struct {
 	// Name is the lock's name.
 	Name string `json:"name"`
-	// Holders are those whose turn it is; for a mutex at most one.
+	// Holders are the admitted entries; for a mutex at most one.
 	Holders []Entry `json:"holders"`
-	// Waiters are the others, in order.
+	// Waiters are the other entries, in order.
 	Waiters []Entry `json:"waiters"`
-	// Remarks tell what is odd about the line, and what to do.
+	// Remarks say what is wrong with the line and what to do about it.
 	Remarks []string `json:"remarks,omitempty"`
 }
 
-// Entry is one place in a line, as others see it.
+// An Entry is one position in a line, as others see it.
 type Entry struct {
-	// Token is what the entry's hold carries, or will carry; zero if the store does not tell yet. In JSON it is a
-	// string: many readers of JSON take numbers for floating point, where tokens would not fit.
+	// Token is the fencing token that the entry's hold has or will have; zero if the store does not
+	// know it yet. In JSON it is a string, because many JSON readers use floating-point numbers,
+	// which are not exact enough for tokens.
 	Token uint64 `json:"token,string"`
-	// Mode is what the entry asks for.
+	// Mode is the requested mode.
 	Mode line.Mode `json:"mode"`
-	// Owner is who it is.
+	// Owner describes the holder or waiter.
 	Owner Owner `json:"owner"`
-	// Foreign is set if another client than Stile made the entry; then Owner is empty.
+	// Foreign is true if a client other than Stile made the entry; then Owner is empty.
 	Foreign bool `json:"foreign,omitempty"`
-	// Session names the session that the entry belongs to in the store.
+	// Session is the ID of the entry's session in the store.
 	Session string `json:"session"`
-	// Remaining is how much longer that session lives if it is not renewed; zero if the store did not tell.
+	// Remaining is how long the session will live if it is not renewed; zero if the store does not
+	// know.
 	Remaining time.Duration `json:"remaining_ns,omitempty"`
 }
 
-// Lines returns the lines, sorted by name, whose name begins with prefix; the empty prefix means all. Names that nobody
-// holds or waits for are not among them.
+// Lines returns the lines whose name begins with prefix, sorted by name. The empty prefix means
+// all. A name without holders and waiters has no line.
 func (c *Client) Lines(ctx context.Context, prefix string) ([]Line, error) {
 	if err := c.check(); err != nil {
 		return nil, err
@@ -58,8 +60,8 @@ func (c *Client) Lines(ctx context.Context, prefix string) ([]Line, error) {
 	return lines, nil
 }
 
-// Line returns the line behind name. If nobody stands there it is empty. The name may be any that [Client.Lines] returns, even
-// one that no lock of Stile can have, because another client has made it.
+// Line returns the line of name; it is empty if the name has no holders and waiters. Line accepts
+// every name that [Client.Lines] returns, including names that only other clients can have created.
 func (c *Client) Line(ctx context.Context, name string) (Line, error) {
 	if err := c.check(); err != nil {
 		return Line{}, err
@@ -71,12 +73,13 @@ func (c *Client) Line(ctx context.Context, name string) (Line, error) {
 	return lineOf(l), nil
 }
 
-// Break takes the entry with the given token out of the line behind name, no matter whose it is, and returns it as it was. A holder
-// that is broken loses the lock and is told so; but it may be working still when the next one is let in, so that only
-// fencing keeps the two apart. A waiter that is broken joins the line again, at its end.
+// Break removes the entry with the given token from the line of name, no matter which client owns
+// it, and returns the removed entry. A holder that is broken loses its hold and is notified. But it
+// may still be working when the next holder is admitted; only fencing protects against that. A
+// waiter that is broken rejoins the line at its end.
 //
-// If no entry with that token stands there the error matches [ErrGone], and nothing was changed. The name may be any that
-// [Client.Line] takes.
+// If no entry has that token, the error matches [ErrGone] and nothing has changed. Break accepts
+// the same names as [Client.Line].
 func (c *Client) Break(ctx context.Context, name string, token uint64) (Entry, error) {
 	if err := c.check(); err != nil {
 		return Entry{}, err

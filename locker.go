@@ -10,7 +10,7 @@ import (
 	"github.com/stilelock/stile/store"
 )
 
-// A locker takes the lock called name in one mode. It is what [Mutex] is made of.
+// A locker takes the lock called name in one mode. [Mutex] is built on it.
 type locker struct {
 	client *Client
 	name   string
@@ -18,8 +18,8 @@ type locker struct {
 	opts   LockOptions
 }
 
-// lock is [Mutex.Lock] or, with try, [Mutex.TryLock]. It runs in the caller's goroutine all the way, so that a hand-over
-// wakes the caller and nobody else.
+// lock implements [Mutex.Lock] and, if try is set, [Mutex.TryLock]. All of it runs in the caller's
+// goroutine, so that a hand-over wakes only that one.
 func (l locker) lock(ctx context.Context, try bool) (*Hold, error) {
 	p, call, err := l.arrive(ctx, try)
 	if err != nil {
@@ -29,12 +29,12 @@ func (l locker) lock(ctx context.Context, try bool) (*Hold, error) {
 	return p.hold, p.err
 }
 
-// join is [Mutex.Join].
+// join implements [Mutex.Join].
 func (l locker) join(ctx context.Context) (*Place, error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	joined := false
 	defer func() {
-		if !joined { // or a hook has panicked
+		if !joined { // also if a hook panicked
 			cancel(nil)
 		}
 	}()
@@ -51,20 +51,20 @@ func (l locker) join(ctx context.Context) (*Place, error) {
 	return p, nil
 }
 
-// do is [Mutex.Do].
+// do implements [Mutex.Do].
 func (l locker) do(ctx context.Context, f func(ctx context.Context, h *Hold) error) error {
 	hold, err := l.lock(ctx, false)
 	if err != nil {
 		return err
 	}
 	withHold := valuesContext{ctx, context.WithoutCancel(hold.Context())}
-	inner, cancel := context.WithCancelCause(withHold) // ends with the hold; the release must not
+	inner, cancel := context.WithCancelCause(withHold) // ends with the hold, unlike the context for the release
 	defer cancel(nil)
 	defer context.AfterFunc(hold.Context(), func() { cancel(context.Cause(hold.Context())) })()
 
 	returned := false
 	defer func() {
-		if !returned { // f has panicked, or ended the goroutine
+		if !returned { // f panicked or called runtime.Goexit
 			_ = hold.Release(ctx)
 		}
 	}()
@@ -73,13 +73,13 @@ func (l locker) do(ctx context.Context, f func(ctx context.Context, h *Hold) err
 	return errors.Join(err, hold.Release(ctx))
 }
 
-// A valuesContext ends with its Context and has the values of another, which does not end.
+// A valuesContext ends with its Context and has the values of another context.
 type valuesContext struct {
 	context.Context
 	values context.Context
 }
 
-// Value asks the Context too, for what package context keeps there about its end.
+// Value falls back to the Context, where package context keeps values for its own use.
 func (c valuesContext) Value(key any) any {
 	if v := c.values.Value(key); v != nil {
 		return v
@@ -87,8 +87,8 @@ func (c valuesContext) Value(key any) any {
 	return c.Context.Value(key)
 }
 
-// arrive starts an attempt and puts its place at the end of the queue of its process. The call is for the place to end. On
-// failure the attempt has ended.
+// arrive starts an attempt and appends its place to the local queue. The place must end the
+// returned call. On failure the attempt has ended.
 func (l locker) arrive(ctx context.Context, try bool) (*Place, call, error) {
 	p := &Place{
 		mode:     l.mode,
@@ -103,7 +103,7 @@ func (l locker) arrive(ctx context.Context, try bool) (*Place, call, error) {
 		turn:  make(chan struct{}),
 		ready: make(chan struct{}),
 	}
-	p.attempt.start() // not part of the call: the hook may close the client
+	p.attempt.start() // before the call is tracked: the hook may close the client
 	call, err := l.enqueue(p)
 	if err != nil {
 		p.attempt.end(err)
@@ -112,7 +112,7 @@ func (l locker) arrive(ctx context.Context, try bool) (*Place, call, error) {
 	return p, call, nil
 }
 
-// enqueue puts a place at the end of the queue of its process.
+// enqueue appends a place to the local queue.
 func (l locker) enqueue(p *Place) (call, error) {
 	if err := store.CheckName(l.name); err != nil {
 		return call{}, fmt.Errorf("stile: %w", err)
@@ -122,18 +122,18 @@ func (l locker) enqueue(p *Place) (call, error) {
 			return call{}, lockError(l.name, err)
 		}
 	}
-	counted, err := l.client.begin(p.attempt.ctx)
+	counted, err := l.client.track(p.attempt.ctx)
 	if err != nil {
 		return call{}, lockError(l.name, err)
 	}
-	if inTheWay := l.client.join(l.name, p); inTheWay != nil {
+	if blocker := l.client.join(l.name, p); blocker != nil {
 		counted.done()
-		return call{}, inTheWay.heldHere()
+		return call{}, blocker.localHeldError()
 	}
 	return counted, nil
 }
 
-// owner returns who takes the lock, as others see it.
+// owner returns the owner that others see.
 func (l locker) owner() Owner {
 	owner := l.client.opts.Owner
 	if l.opts.Reason != "" {
@@ -151,14 +151,14 @@ func (l locker) owner() Owner {
 	return owner
 }
 
-// A call is one that [Client.Close] waits for.
+// A call is tracked so that [Client.Close] can end it and wait for it.
 type call struct {
-	ctx  context.Context // ends with the caller's and with the client
+	ctx  context.Context // ends with the caller's context and with the client
 	done func()
 }
 
-// begin begins a call. It fails, with [ErrClosed], if the client is closed.
-func (c *Client) begin(ctx context.Context) (call, error) {
+// track starts a call. It returns [ErrClosed] if the client is closed.
+func (c *Client) track(ctx context.Context) (call, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.life.Err() != nil {
@@ -174,7 +174,7 @@ func (c *Client) begin(ctx context.Context) (call, error) {
 	}}, nil
 }
 
-// ended puts into err what ended the call's context, if that is what happened.
+// ended adds to err the cause that ended the call's context, if it has ended.
 func (c call) ended(err error) error {
 	cause := context.Cause(c.ctx)
 	switch {
@@ -182,7 +182,7 @@ func (c call) ended(err error) error {
 		return err
 	case cause == ErrClosed, cause == ErrLeft:
 		return cause
-	case err == errLeaving:
+	case err == errGaveUp:
 		err = c.ctx.Err()
 	}
 	for _, e := range []error{cause, c.ctx.Err()} {

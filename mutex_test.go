@@ -182,10 +182,10 @@ func TestTokensIncrease(t *testing.T) {
 
 		h := lock(t, ann, "a")
 		next("another", h)
-		behind := wait(t.Context(), t, ann, "a")
+		waitersBehind := wait(t.Context(), t, ann, "a")
 		w.store.Expire(w.session("ann"))
 		expectLost(t, h, stile.LostExpired)
-		h = next("a session that expired", behind.gets())
+		h = next("a session that expired", waitersBehind.gets())
 
 		if _, err := bob.Break(t.Context(), "a", h.Token()); err != nil {
 			t.Fatal(err)

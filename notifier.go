@@ -6,53 +6,53 @@ import (
 	"time"
 )
 
-// news is told to the logger and the hooks one thing after another, by a goroutine that exists only while there is
-// something to tell. Whoever renews a session or ends a hold does not wait for it: a log whose reader has stopped
-// reading must not keep others from learning that they have lost.
-type news struct {
-	mu     sync.Mutex
-	untold []func()
-	told   chan struct{} // closed when all has been told; nil if nobody is telling
+// A notifier calls the logger and the hooks, one after another, in a goroutine that exists only
+// while calls are pending. The goroutines that renew a session or end a hold do not wait for these
+// calls: a log writer that blocks must not delay the notification of lost holders.
+type notifier struct {
+	mu      sync.Mutex
+	pending []func()
+	idle    chan struct{} // closed when no call is pending; nil while the goroutine does not run
 }
 
-func (n *news) tell(f func()) {
+func (n *notifier) post(f func()) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	n.untold = append(n.untold, f)
-	if n.told == nil {
-		n.told = make(chan struct{})
+	n.pending = append(n.pending, f)
+	if n.idle == nil {
+		n.idle = make(chan struct{})
 		go n.run()
 	}
 }
 
-func (n *news) run() {
+func (n *notifier) run() {
 	for {
 		n.mu.Lock()
-		if len(n.untold) == 0 {
-			close(n.told)
-			n.told = nil
+		if len(n.pending) == 0 {
+			close(n.idle)
+			n.idle = nil
 			n.mu.Unlock()
 			return
 		}
-		f := n.untold[0]
-		n.untold = n.untold[1:]
+		f := n.pending[0]
+		n.pending = n.pending[1:]
 		n.mu.Unlock()
 		f()
 	}
 }
 
-// wait returns when all has been told, or ctx has ended, or after most.
-func (n *news) wait(ctx context.Context, most time.Duration) {
+// wait waits until no call is pending, ctx ends or the timeout passes.
+func (n *notifier) wait(ctx context.Context, timeout time.Duration) {
 	n.mu.Lock()
-	told := n.told
+	idle := n.idle
 	n.mu.Unlock()
-	if told == nil {
+	if idle == nil {
 		return
 	}
-	timer := time.NewTimer(most)
+	timer := time.NewTimer(timeout)
 	defer timer.Stop()
 	select {
-	case <-told:
+	case <-idle:
 	case <-timer.C:
 	case <-ctx.Done():
 	}

@@ -10,55 +10,62 @@ import (
 	"github.com/stilelock/stile/store"
 )
 
-// DefaultTTL is the TTL of sessions for which none is given.
+// DefaultTTL is the default TTL of a session.
 const DefaultTTL = 15 * time.Second
 
-// MaxTTL is the longest TTL a session can have. It is also how long a lock may stay closed after its holder has died.
+// MaxTTL is the longest TTL of a session, and so the longest time that a lock stays closed after
+// its holder has died.
 const MaxTTL = 300 * time.Second
 
-// Options configures a [Client]. The zero value, and a nil *Options, are ready for use.
+// Options configure a [Client]. The zero value and a nil *Options mean the defaults.
 type Options struct {
-	// TTL is how long the client's session lives in the store without being renewed: after a crash its locks are free
-	// again that much later. Renewal is due every 3/10 of it, and what is held counts as lost 9/10 of it after the last
-	// confirmed renewal was sent (less on stores that may end sessions early). So an outage of the store that is shorter
-	// than 4/10 of it loses nothing, whenever it begins.
+	// TTL is how long the client's session lives in the store without renewal. After a crash, the
+	// client's locks are free again when it has passed. The session is renewed every 3/10 of the
+	// TTL. Its holds are lost 9/10 of the TTL after the last confirmed renewal was sent, or earlier
+	// on stores that may end sessions early. So an outage of the store that is shorter than 4/10 of
+	// the TTL loses nothing, whenever it begins.
 	//
-	// Zero means [DefaultTTL]. A negative TTL, one below what the store can do, or above [MaxTTL], is an error from New or,
-	// where only the server knows, from the first Lock.
+	// Zero means [DefaultTTL]. If the TTL is negative, shorter than the store's minimum or longer
+	// than [MaxTTL], New returns an error. If only the server knows the limits, the first call that
+	// opens a session returns it.
 	TTL time.Duration
 
-	// LockDelay is for how long a lock stays closed after a hold of it that was not released: its process has died or was
-	// cut off, the client was closed, somebody has broken it, or the store has ended it early. The time counts from when
-	// this client has noticed, which is when it is its turn: Lock and Join wait for that much longer then, and TryLock says
-	// that the lock is closed ([HeldError.ClosedFor]). After a release nothing is delayed.
+	// LockDelay keeps a lock closed for a time after a hold that ended without a release: its
+	// process died or was cut off, its client was closed, the entry was broken, or the store ended
+	// its session early. The delay starts when this client finds out, which is when it would get
+	// the lock. Lock and Join then wait for the delay, and TryLock returns an error with
+	// [HeldError.ClosedFor]. After a release there is no delay.
 	//
-	// It is for stores that may end a session before its time, as etcd does when its leader's process was stopped for longer
-	// than the TTL and goes on. With a LockDelay no shorter than the TTL, who held the lock has lost it by its own deadline
-	// before the next one has it, whether or not it could be told that it was to lose it earlier. The price is that much more
-	// time without the lock after each crash, and one request more to take it.
+	// Use it on stores that may end a session early, as etcd does if its leader's process is
+	// suspended for longer than the TTL. If LockDelay is at least the TTL, the previous holder has
+	// reached its own deadline before the next one gets the lock, even if it received no
+	// notification. The price is the longer wait after each crash, and one more request for each
+	// lock.
 	//
-	// It concerns the holds of clients with a LockDelay only: to let others know, a hold leaves a marker in the store, which
-	// goes with its release. All clients of a lock should have the same TTL and LockDelay. One without a LockDelay leaves no
-	// markers, minds none, and is let in at once; where the delays differ, the shortest may be the one that counts for all.
+	// LockDelay works between clients that set it: each hold leaves a marker in the store, which
+	// its release removes. A client without LockDelay leaves no markers and ignores those of
+	// others. All clients of a lock should have the same TTL and LockDelay; otherwise the shortest
+	// delay may be the effective one.
 	//
-	// Zero means none. A negative one is an error from New, and so is one on a store that keeps no markers: it matches
-	// [ErrUnsupported].
+	// Zero means no delay. New returns an error if it is negative, and an error matching
+	// [ErrUnsupported] if the store keeps no markers.
 	LockDelay time.Duration
 
-	// Owner is who holds the client's locks, for others to read. The zero Owner means [DefaultOwner].
+	// Owner describes the client to others. The zero Owner means [DefaultOwner].
 	Owner Owner
 
-	// Logger receives what happens to sessions and holds: losses, renewals overdue and locks that were not released as
-	// warnings, the rest as debug messages. Nil discards it.
+	// Logger gets warnings about lost sessions and holds, overdue renewals and locks that were not
+	// released, and debug messages about everything else. Nil means no logging.
 	Logger *slog.Logger
 
-	// Hooks are called as things happen, for metrics and traces.
+	// Hooks are called for metrics and tracing.
 	Hooks Hooks
 
-	_ struct{} // keyed literals only, so that fields can be added
+	_ struct{} // forces keyed literals, so that fields can be added
 }
 
-// complete returns the options with the defaults filled in, or everything that is wrong with them.
+// complete returns the options with defaults filled in, or an error that lists everything wrong
+// with them.
 func (o *Options) complete(caps store.Capabilities) (Options, error) {
 	var c Options
 	if o != nil {
@@ -90,12 +97,13 @@ func (o *Options) complete(caps store.Capabilities) (Options, error) {
 	return c, errors.Join(errs...)
 }
 
-// LockOptions say more about one lock than the [Options] of its client do; see [Mutex.With]. The zero value says nothing.
+// LockOptions are additional options for one lock; see [Mutex.With]. The zero value changes
+// nothing.
 type LockOptions struct {
-	// Reason is why the lock is wanted, for people who read its line. It takes the place of the Reason in the client's
-	// Owner; if it is empty, that stays.
+	// Reason says why the lock is wanted, for people who look at its line. It replaces the Reason
+	// of the client's Owner unless it is empty.
 	Reason string
-	// Labels are added to those of the client's Owner. Of two with the same key this one counts.
+	// Labels are added to the labels of the client's Owner, and replace those with the same key.
 	Labels map[string]string
 }
 

@@ -10,14 +10,16 @@ import (
 	"github.com/stilelock/stile/store"
 )
 
-// Owner is who holds a lock or waits for it, readable by everyone who can read the store. Put no secrets in it.
+// Owner describes a holder or waiter. Everyone who can read the store can read it: put no secrets
+// in it.
 type Owner = store.Owner
 
-// MaxOwnerBytes is the size of the largest owner, in bytes of JSON. It is written into the store with every entry.
+// MaxOwnerBytes is the maximum size of an owner in bytes of JSON. The owner is stored with every
+// entry.
 const MaxOwnerBytes = 8 << 10
 
-// DefaultOwner describes this process: host, process id, user, and the name of the program without its arguments, which
-// may be secret. What cannot be found out is left empty.
+// DefaultOwner describes this process: host, process ID, user, and the program's name. It leaves
+// the arguments out, because they may be secret. What it cannot find out stays empty.
 func DefaultOwner() Owner {
 	o := Owner{PID: os.Getpid(), Command: filepath.Base(os.Args[0])}
 	if host, err := os.Hostname(); err == nil {

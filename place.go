@@ -10,35 +10,39 @@ import (
 	"github.com/stilelock/stile/store"
 )
 
-// Place is a place in the line for a lock; [Mutex.Join] returns one. It is safe for concurrent use.
+// A Place is a position in the line for a lock, or the hold that came of it. [Mutex.Join] returns
+// one. It is safe for concurrent use.
 //
-// A place that is ready and has a hold holds the lock until the hold is released or the place is left.
+// A ready place with a hold keeps the lock until the hold is released or the place is left.
 type Place struct {
 	queue *queue
 	mode  line.Mode
 	try   bool
 
-	owner    Owner // as others see it, but for the times
-	ownOwner bool  // it is not the client's: so the place has an entry of its own, in shared mode too
+	owner    Owner // as others see it, without the times
+	ownOwner bool  // owner is not the client's, so the place needs an entry of its own in shared mode too
 
 	attempt attempt
 
-	turn   chan struct{} // closed when the place's turn has come in its queue
-	tenure *tenure       // what the place waits for or holds the lock with, once it has its turn; guarded by the queue's mutex
+	turn   chan struct{} // closed when the place is admitted in its queue
+	tenure *tenure       // set after turn is closed; guarded by the queue's mutex
 	ready  chan struct{} // closed when hold and err are set
 	cancel context.CancelCauseFunc
 	hold   *Hold
 	err    error
 }
 
-// Ready is closed when there is an outcome: the lock is held, or it will not be. [Place.Wait] tells which.
+// Ready returns a channel that is closed when there is an outcome: a hold or an error. [Place.Wait]
+// returns it.
 func (p *Place) Ready() <-chan struct{} { return p.ready }
 
-// Wait waits until the place is ready and returns the hold, or the error that Lock would have returned. If the place was
-// left before it was ready the error matches [ErrLeft]. It may be called more than once, and returns the same hold.
+// Wait waits until the place is ready, and returns the hold or the error that Lock would have
+// returned. If the place was left before it was ready, the error matches [ErrLeft]. Calling Wait
+// again returns the same result.
 //
-// The end of ctx ends this call only, with ctx.Err(): the place stays in line and may have the lock later. [Place.Leave]
-// gives it up. If the place is ready when Wait is called, the outcome is returned even if ctx has ended.
+// If ctx ends first, Wait returns ctx.Err(), and the place stays in line and may still get the
+// lock. To give it up, call [Place.Leave]. If the place is ready when Wait is called, Wait returns
+// the outcome even if ctx has ended.
 func (p *Place) Wait(ctx context.Context) (*Hold, error) {
 	select {
 	case <-p.ready:
@@ -53,9 +57,11 @@ func (p *Place) Wait(ctx context.Context) (*Hold, error) {
 	}
 }
 
-// Ahead says how many must leave before it is this place's turn, as far as is known: the ones in the line in the store,
-// and those of this process who wait to join it. Those who will have joined the line before them are not known yet. It is
-// zero if the place is ready, and may be before its entry has reached the store and during [Options.LockDelay].
+// Ahead returns how many entries and places must leave before this place gets the lock, as far as
+// is known: entries ahead of it in the store, and places of this process that wait to join the
+// line. Entries that other clients add before those places join are not known yet. Ahead returns
+// zero if the place is ready. It may also return zero before the place's entry has reached the
+// store, and during [Options.LockDelay].
 func (p *Place) Ahead() int {
 	select {
 	case <-p.ready:
@@ -65,8 +71,9 @@ func (p *Place) Ahead() int {
 	}
 }
 
-// Leave gives the place up. If it has a hold already, that is released, and the error is that of the release. Otherwise the
-// error is nil: what could not be taken out of the line at once is taken out in the background. Leaving again does nothing.
+// Leave gives the place up. If it has a hold, the hold is released, and Leave returns the error of
+// the release. Otherwise it returns nil; if the entry cannot be removed at once, that continues in
+// the background. Leaving again does nothing.
 func (p *Place) Leave(ctx context.Context) error {
 	p.cancel(ErrLeft)
 	<-p.ready
@@ -76,18 +83,20 @@ func (p *Place) Leave(ctx context.Context) error {
 	return p.hold.Release(ctx)
 }
 
-// obtain takes a place that is in its queue to its hold, and makes it ready. A hold that is lost before its holder has it
-// is not handed over: the place, which is in its queue as before, goes for another.
+// obtain gets the hold of a place that is in its queue, and makes the place ready. If a hold is
+// lost before it can be delivered, the place keeps its position in the queue and obtain tries
+// again.
 //
-// Close waits for the call until it is done. The hooks are called after that, so that they may close the client.
+// Client.Close waits for the call. The attempt's end is reported after that, so that the hook may
+// close the client.
 func (p *Place) obtain(call call) {
 	p.err = errUnfinished // if a hook or the logger panics
 	defer close(p.ready)
 	defer func() { p.attempt.end(p.err) }()
-	hold, err := p.seek(call)
-	for err == nil && !hold.handOver() {
-		if call, err = p.again(); err == nil {
-			hold, err = p.seek(call)
+	hold, err := p.obtainOnce(call)
+	for err == nil && !hold.deliver() {
+		if call, err = p.retry(); err == nil {
+			hold, err = p.obtainOnce(call)
 		}
 	}
 	if err != nil {
@@ -96,9 +105,9 @@ func (p *Place) obtain(call call) {
 	p.hold, p.err = hold, err
 }
 
-// again begins a call to go for another hold, and an attempt if there is none under way. On failure the place has left its
-// queue.
-func (p *Place) again() (call call, err error) {
+// retry starts a call for another hold, and an attempt if none is open. On failure the place has
+// left its queue.
+func (p *Place) retry() (call call, err error) {
 	leaves := true // also if the hook panics
 	defer func() {
 		if leaves {
@@ -108,13 +117,14 @@ func (p *Place) again() (call call, err error) {
 	if !p.attempt.open {
 		p.attempt.start()
 	}
-	call, err = p.queue.client.begin(p.attempt.ctx)
+	call, err = p.queue.client.track(p.attempt.ctx)
 	leaves = err != nil
 	return call, err
 }
 
-// seek waits for a hold. On failure the place has left its queue, or leaves it when its entry is out.
-func (p *Place) seek(call call) (hold *Hold, err error) {
+// obtainOnce waits for a hold. On failure the place has left its queue, or leaves it once its entry
+// is withdrawn.
+func (p *Place) obtainOnce(call call) (hold *Hold, err error) {
 	leaves := true // also if the logger panics
 	defer func() {
 		if leaves {
@@ -136,11 +146,11 @@ func (p *Place) seek(call call) (hold *Hold, err error) {
 		case err == nil:
 			leaves = false
 			return hold, nil
-		case errors.Is(err, errJoinAgain):
+		case errors.Is(err, errRejoin):
 			p.queue.client.log(slog.LevelDebug, "joining the line again", slog.String("lock", p.queue.name), slog.Any("error", err))
 			continue
-		case errors.Is(err, errLeaving) && t != nil && t.ticket != nil:
-			// The next of this process joins the line when this entry is out of it.
+		case errors.Is(err, errGaveUp) && t != nil && t.ticket != nil:
+			// The next place joins the line when this entry is out of it.
 			leaves = false
 			p.queue.client.work.Go(func() {
 				t.withdraw()
@@ -151,13 +161,13 @@ func (p *Place) seek(call call) (hold *Hold, err error) {
 	}
 }
 
-// use returns a tenure to lend a hold from. If the error is errLeaving, a tenure that is returned with it is to be withdrawn.
+// use returns a tenure to lend a hold from. A tenure returned with errGaveUp must be withdrawn.
 func (p *Place) use(ctx context.Context) (*tenure, error) {
 	if p.mode == line.Shared && !p.try && !p.ownOwner {
 		return p.share(ctx)
 	}
 	if p.mode == line.Shared && !p.ownOwner {
-		if t := p.shareNow(); t != nil {
+		if t := p.tryShare(); t != nil {
 			return t, nil
 		}
 	}
@@ -168,8 +178,8 @@ func (p *Place) use(ctx context.Context) (*tenure, error) {
 	return t, t.acquire(ctx, p.try)
 }
 
-// heldHere is the error of trying for a lock that this place, of the same process, holds or goes for.
-func (p *Place) heldHere() error {
+// localHeldError is the error of a try that this place, of the same process, blocks.
+func (p *Place) localHeldError() error {
 	return heldError(&store.HeldError{Name: p.queue.name, Holder: &store.Entry{Mode: p.mode, Owner: p.owner}})
 }
 
@@ -182,7 +192,7 @@ func heldError(inner *store.HeldError) *HeldError {
 	return e
 }
 
-// lockError says which lock an error is about.
+// lockError adds the lock's name to an error.
 func lockError(name string, err error) error {
 	if held, ok := errors.AsType[*HeldError](err); ok {
 		return held

@@ -11,28 +11,29 @@ import (
 )
 
 const (
-	// publishAfter is how long a lock is held before others are told when it was obtained: shorter holds cost no request.
+	// publishAfter is how long a lock must be held before the time of its acquisition is published.
 	publishAfter = time.Second
 	// publishTimeout bounds one attempt.
 	publishTimeout = 5 * time.Second
 	// publishRetry is the pause after a failed attempt.
 	publishRetry = 10 * time.Second
-	// publishAttempts is how many attempts there are. Nothing depends on their success.
+	// publishAttempts is the number of attempts. Nothing depends on their success.
 	publishAttempts = 3
-	// publishParallel is how many holds of one client are published at a time.
+	// publishParallel is how many holds of a client are published at the same time.
 	publishParallel = 4
 )
 
-// publisher writes into the store when locks were obtained, for others to read. A tenure waits for its time on a timer, and
-// then for one of a few goroutines, which exist only while there is something to publish: however many tenures there are, and
-// however slow the store is, they cost no more goroutines, and nobody waits for the outcome.
+// A publisher writes into the store when locks were acquired, for others to read. Each tenure waits
+// for its time on a timer, and then for one of publishParallel goroutines, which exist only while
+// there is work. So the cost is bounded however many tenures there are and however slow the store
+// is. No call waits for a publisher.
 type publisher struct {
 	mu      sync.Mutex
 	due     []*tenure
-	running int // goroutines
+	running int // number of goroutines
 }
 
-// publish has a tenure published.
+// publish queues a tenure for publication.
 func (c *Client) publish(t *tenure) {
 	p := &c.publisher
 	p.mu.Lock()
@@ -45,9 +46,9 @@ func (c *Client) publish(t *tenure) {
 	if !start {
 		return
 	}
-	call, err := c.begin(context.Background())
+	call, err := c.track(context.Background())
 	if err != nil {
-		return // the client is closed, and its holds are lost
+		return // the client is closed: its holds are lost
 	}
 	defer call.done()
 	for t := p.next(); t != nil; t = p.next() {
@@ -55,7 +56,8 @@ func (c *Client) publish(t *tenure) {
 	}
 }
 
-// next returns a tenure that is due; nil if there is none, and the goroutine has to end.
+// next returns the next tenure that is due. If there is none, it returns nil, and the goroutine
+// must end.
 func (p *publisher) next() *tenure {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -70,23 +72,24 @@ func (p *publisher) next() *tenure {
 	return t
 }
 
-// publication is how far others have been told when the lock was obtained. It is guarded by the queue's mutex.
+// A publication is the state of publishing one tenure. It is guarded by the queue's mutex.
 type publication struct {
 	timer    *time.Timer        // nil if it is not to be published
-	cancel   context.CancelFunc // ends the attempt under way, if there is one
+	cancel   context.CancelFunc // ends the attempt under way; nil if there is none
 	attempts int
 }
 
-// publishLaterLocked has the tenure published when d has passed, unless others know already, or never will.
+// publishLaterLocked schedules the publication of the tenure after d, unless it is published
+// already or never will be.
 func (t *tenure) publishLaterLocked(d time.Duration) {
 	c := t.queue.client
 	if c.caps.OwnerUpdates && t.owner.Obtained.IsZero() && !t.over {
-		t.publication.timer = time.AfterFunc(d, func() { c.publish(t) }) // in a goroutine of its own
+		t.publication.timer = time.AfterFunc(d, func() { c.publish(t) }) // runs in a goroutine of its own
 	}
 }
 
-// publishNow makes one attempt, which ends with the tenure. It does no harm if the withdrawal overtakes it: SetOwner never
-// brings an entry back, and changes none that was let go.
+// publishNow makes one attempt. The attempt ends with the tenure. It is harmless if the withdrawal
+// overtakes it: SetOwner never restores a removed entry and never changes a detached one.
 func (t *tenure) publishNow(ctx context.Context) {
 	c, p := t.queue.client, &t.publication
 	ctx, cancel := context.WithTimeout(ctx, publishTimeout)
@@ -111,7 +114,7 @@ func (t *tenure) publishNow(ctx context.Context) {
 	case t.over || c.life.Err() != nil:
 	default:
 		name, token := t.queue.name, tokenOf(t.order)
-		c.news.tell(func() {
+		c.notifier.post(func() {
 			c.log(slog.LevelDebug, "could not publish when the lock was obtained",
 				slog.String("lock", name), slog.Uint64("token", token), slog.Any("error", err))
 		})
@@ -121,7 +124,7 @@ func (t *tenure) publishNow(ctx context.Context) {
 	}
 }
 
-// stopPublishingLocked is for a tenure that is over.
+// stopPublishingLocked ends the publication of a tenure that is over.
 func (t *tenure) stopPublishingLocked() {
 	if t.publication.timer != nil {
 		t.publication.timer.Stop()

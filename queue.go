@@ -7,25 +7,25 @@ import (
 	"github.com/stilelock/stile/line"
 )
 
-// A queue is the local line of one name: the places of this process, in order of arrival. Package line decides whose turn
-// it is, as it does in the store. A place whose turn has come holds the lock, or goes for it in the store; the others wait
-// behind it without an entry.
+// A queue is the local line of one name: the places of this process, in order of arrival. The rules
+// of package line apply, as in the store. An admitted place holds the lock or waits for it in the
+// store; the other places wait behind it and have no entry in the store.
 type queue struct {
 	client *Client
 	name   string
-	refs   int // the places that have joined and not left; guarded by the client's mutex
+	refs   int // places in the queue; guarded by the client's mutex
 
-	// mu guards the rest, and what places, tenures and holds of the name say it guards. Nothing is waited for while it is
-	// held, and no callback is called.
+	// mu guards the fields below, and those fields of the name's places, tenures and holds that say
+	// so. No call under it blocks or calls back.
 	mu     sync.Mutex
-	line   []*Place // those whose turn has come are in front
-	turns  int      // how many those are
-	shared *tenure  // the last one in shared mode, which others join while it is open; may be nil
+	line   []*Place // the admitted ones are in front
+	turns  int      // how many are admitted
+	shared *tenure  // the latest shared tenure, which places may join while it is joinable; may be nil
 }
 
-// join puts a place at the end of its queue. A place that does not wait, and whose turn it is not, is not put there: then
-// join returns the one that holds the lock or goes for it.
-func (c *Client) join(name string, p *Place) (inTheWay *Place) {
+// join appends a place to its queue. If the place is a try and is not admitted at once, join does
+// not append it and returns the place at the head.
+func (c *Client) join(name string, p *Place) (blocker *Place) {
 	c.mu.Lock()
 	q := c.queues[name]
 	if q == nil {
@@ -39,32 +39,33 @@ func (c *Client) join(name string, p *Place) (inTheWay *Place) {
 	q.mu.Lock()
 	q.line = append(q.line, p)
 	q.admitLocked()
-	inTurn := q.turns == len(q.line)
-	if p.try && !inTurn {
+	atOnce := q.turns == len(q.line)
+	if p.try && !atOnce {
 		q.line = q.line[:len(q.line)-1]
-		inTheWay = q.line[0]
-	} else if !inTurn {
+		blocker = q.line[0]
+	} else if !atOnce {
 		q.contendedLocked()
 	}
 	q.mu.Unlock()
 
-	if inTheWay != nil {
-		c.forgetPlace(q)
+	if blocker != nil {
+		c.unref(q)
 	}
-	return inTheWay
+	return blocker
 }
 
-// leave takes a place out of its queue, if it is there. Others' turn may come with that.
+// leave removes a place from its queue, if it is there, and admits the places that may follow.
 func (q *queue) leave(p *Place) {
 	q.mu.Lock()
 	left := q.leaveLocked(p)
 	q.mu.Unlock()
 	if left {
-		q.client.forgetPlace(q)
+		q.client.unref(q)
 	}
 }
 
-// leaveLocked is leave but for the client, which has to be told of a place that has left with forgetPlace.
+// leaveLocked is leave without unref: if the place was there, the caller must call unref later,
+// without the lock.
 func (q *queue) leaveLocked(p *Place) (left bool) {
 	i := slices.Index(q.line, p)
 	if i < 0 {
@@ -78,8 +79,8 @@ func (q *queue) leaveLocked(p *Place) (left bool) {
 	return true
 }
 
-// admitLocked gives those their turn whose turn has come. Who is admitted behind others finds only admitted ones ahead: so
-// they are the first of the line, and looking goes on where it ended.
+// admitLocked admits all places that may be admitted. Admitted places are always the first ones of
+// the line, so the search starts behind them.
 func (q *queue) admitLocked() {
 	for q.turns < len(q.line) && line.Admits(q.line[q.turns].mode, modes(q.line[:q.turns])) {
 		close(q.line[q.turns].turn)
@@ -87,8 +88,8 @@ func (q *queue) admitLocked() {
 	}
 }
 
-// forgetPlace lets the client forget a queue when its last place has left.
-func (c *Client) forgetPlace(q *queue) {
+// unref removes a queue from the client when its last place has left.
+func (c *Client) unref(q *queue) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if q.refs--; q.refs == 0 {
@@ -96,7 +97,7 @@ func (c *Client) forgetPlace(q *queue) {
 	}
 }
 
-// contendedLocked lets those who have their turn know that somebody waits for it.
+// contendedLocked notifies the admitted places that another place waits.
 func (q *queue) contendedLocked() {
 	for _, p := range q.line[:q.turns] {
 		if p.tenure != nil {
@@ -105,7 +106,8 @@ func (q *queue) contendedLocked() {
 	}
 }
 
-// ahead is how many must leave before it is p's turn to hold the lock: in the queue, and in the store as far as is known.
+// ahead returns how many entries and places must leave before p holds the lock: in the queue, and
+// in the store as far as is known.
 func (q *queue) ahead(p *Place) int {
 	q.mu.Lock()
 	defer q.mu.Unlock()

@@ -182,7 +182,7 @@ func TestGivingUpInTheLineOfTheStore(t *testing.T) {
 		h := lock(t, ann, "a")
 		ctx, end, why := cancelable(t)
 		quits := wait(ctx, t, bob, "a")
-		behind := wait(t.Context(), t, bob, "a")
+		waitersBehind := wait(t.Context(), t, bob, "a")
 		next := wait(t.Context(), t, cid, "a")
 		w.expectLine("a", "ann", "bob", "cid")
 		end()
@@ -190,7 +190,7 @@ func TestGivingUpInTheLineOfTheStore(t *testing.T) {
 		w.expectLine("a", "ann", "cid", "bob")
 		release(t, h)
 		release(t, next.getsNow())
-		release(t, behind.getsNow())
+		release(t, waitersBehind.getsNow())
 	})
 }
 
@@ -226,13 +226,13 @@ func TestGivingUpWhileTheSessionIsOpened(t *testing.T) {
 			w.faults(f, on(memstore.Open))
 			ctx, end, why := cancelable(t)
 			opens := wait(ctx, t, c, "a")
-			behind := wait(t.Context(), t, c, "a")
+			waitersBehind := wait(t.Context(), t, c, "a")
 			asWell := wait(t.Context(), t, c, "b") // waits for the same session
 			time.Sleep(time.Millisecond)
 			w.heal()
 			end()
 			opens.fails(context.Canceled, why)
-			release(t, behind.getsNow())
+			release(t, waitersBehind.getsNow())
 			release(t, asWell.getsNow())
 			w.expectLine("a")
 			if ids := w.store.Sessions(); len(ids) != 1 {
@@ -306,7 +306,7 @@ func TestGivingUpWhileTheEntryIsPutIn(t *testing.T) {
 				w.faults(f, on(memstore.Enqueue))
 				ctx, end, why := cancelable(t)
 				quits := wait(ctx, t, ann, "a")
-				behind := wait(t.Context(), t, ann, "a")
+				waitersBehind := wait(t.Context(), t, ann, "a")
 				time.Sleep(time.Millisecond)
 				w.heal()
 				end()
@@ -314,10 +314,10 @@ func TestGivingUpWhileTheEntryIsPutIn(t *testing.T) {
 				quits.fails(context.Canceled, why)
 				w.expectLine("a", append(line, "ann")...)
 				if held {
-					behind.waits()
+					waitersBehind.waits()
 					release(t, h)
 				}
-				release(t, behind.getsNow())
+				release(t, waitersBehind.getsNow())
 				release(t, lock(t, bob, "a"))
 			})
 		}
@@ -335,7 +335,7 @@ func TestGivingUpAsTheTurnComes(t *testing.T) {
 			h := lock(t, ann, "a")
 			ctx, cancel := context.WithCancel(t.Context())
 			races := wait(ctx, t, bob, "a")
-			behind := wait(t.Context(), t, bob, "a")
+			waitersBehind := wait(t.Context(), t, bob, "a")
 			next := wait(t.Context(), t, cid, "a")
 			go cancel()
 			release(t, h)
@@ -349,7 +349,7 @@ func TestGivingUpAsTheTurnComes(t *testing.T) {
 				expectError(t, races.err, context.Canceled)
 			}
 			release(t, next.getsNow())
-			release(t, behind.getsNow())
+			release(t, waitersBehind.getsNow())
 			w.expectLine("a")
 		}
 		t.Logf("got the lock %d times of 300", got)
@@ -389,7 +389,7 @@ func TestGivingUpWhileTheStoreIsOutOfReach(t *testing.T) {
 		h := lock(t, bob, "a")
 		ctx, end, why := cancelable(t)
 		quits := wait(ctx, t, ann, "a")
-		behind := wait(t.Context(), t, ann, "a")
+		waitersBehind := wait(t.Context(), t, ann, "a")
 		next := wait(t.Context(), t, cid, "a")
 		w.faults(memstore.Fault{Drop: true}, on(memstore.Withdraw), w.session("ann"))
 		end()
@@ -402,7 +402,7 @@ func TestGivingUpWhileTheStoreIsOutOfReach(t *testing.T) {
 		w.expectLine("a", "bob", "cid", "ann")
 		release(t, h)
 		release(t, next.getsNow())
-		release(t, behind.getsNow())
+		release(t, waitersBehind.getsNow())
 	})
 }
 

@@ -8,30 +8,32 @@ import (
 	"github.com/stilelock/stile/line"
 )
 
-// sharing is how the places of one process use a tenure in shared mode together. The first of them puts the entry into the
-// line. From then on the tenure waits in a goroutine of its own, because any of them may give up.
+// sharing is the state of a tenure in shared mode that several places of the process use. The first
+// place puts the entry into the line. After that the tenure waits in its own goroutine, because any
+// of the places may give up.
 type sharing struct {
-	done chan struct{} // closed when holds can be lent, or never will be; err is set
+	done chan struct{} // closed when holds can be lent, or err is set
 	err  error
 
-	// These are guarded by the queue's mutex.
-	acquired bool               // holds can be lent
-	closes   bootclock.Instant  // when others cannot join any more, once acquired
-	giveUp   context.CancelFunc // ends the waiting; nil if it has not begun
+	// Guarded by the queue's mutex.
+	acquired  bool               // holds can be lent
+	joinUntil bootclock.Instant  // once acquired, no place joins after this time
+	giveUp    context.CancelFunc // ends the wait; nil before it starts
 }
 
-// shareFor is how long places may join a tenure after its entry was admitted. They pass those who wait behind the entry in
-// the store. The store tells of these, and then nobody joins any more; but what it tells may be lost or late. A place that comes
-// after this time makes an entry of its own, behind everybody, so that readers without end do not keep a writer out for ever.
-const shareFor = time.Second
+// shareWindow is how long places may join a tenure after its admission. Those places overtake the
+// waiters behind the entry in the store. The store notifies the tenure of such waiters, and then no
+// place joins any more; but the notification may be late or lost. The window bounds how long
+// readers can keep a writer out then: a later place makes a new entry, at the end of the line.
+const shareWindow = time.Second
 
-// share returns a tenure in shared mode for p to use: the one there is, if others may join it, or a new one. It waits until
-// holds can be lent. On failure p does not use a tenure.
+// share returns a shared tenure for p: the current one if p may join it, or a new one. It waits
+// until holds can be lent. On failure p uses no tenure.
 func (p *Place) share(ctx context.Context) (*tenure, error) {
 	q := p.queue
 	q.mu.Lock()
 	t := q.shared
-	first := t == nil || !t.openLocked()
+	first := t == nil || !t.joinableLocked()
 	if first {
 		t = newTenure(q, line.Shared, p.owner)
 		t.sharing = &sharing{done: make(chan struct{})}
@@ -52,17 +54,17 @@ func (p *Place) share(ctx context.Context) (*tenure, error) {
 		return t, t.sharing.err
 	case <-ctx.Done():
 		t.leaveShared()
-		return nil, errLeaving
+		return nil, errGaveUp
 	}
 }
 
-// shareNow is share for a place that does not wait: it returns a tenure whose entry is admitted already, or nil.
-func (p *Place) shareNow() *tenure {
+// tryShare returns a tenure that is already admitted and that p may join, or nil. It does not wait.
+func (p *Place) tryShare() *tenure {
 	q := p.queue
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	t := q.shared
-	if t == nil || !t.openLocked() || !t.sharing.acquired {
+	if t == nil || !t.joinableLocked() || !t.sharing.acquired {
 		return nil
 	}
 	t.users++
@@ -70,25 +72,27 @@ func (p *Place) shareNow() *tenure {
 	return t
 }
 
-// openLocked reports whether other places may join the tenure: only those who came before anybody waited behind its entry.
-func (t *tenure) openLocked() bool {
-	return !t.over && !t.behind && (!t.sharing.acquired || bootclock.Now().Before(t.sharing.closes))
+// joinableLocked reports whether places may join the tenure: until another client waits behind its
+// entry.
+func (t *tenure) joinableLocked() bool {
+	return !t.over && !t.waitersBehind && (!t.sharing.acquired || bootclock.Now().Before(t.sharing.joinUntil))
 }
 
-// enterShared puts the entry of a tenure that others may join into the line, and has the tenure wait there. If that fails
-// because the caller has given up, the others go for a new tenure; otherwise it fails for them too.
+// enterShared puts the entry of a shared tenure into the line and starts the tenure's wait. If it
+// fails because the caller gave up, the other places get a new tenure; if it fails otherwise, they
+// fail too.
 func (t *tenure) enterShared(ctx context.Context) error {
 	err := t.enter(ctx, false)
 	if err != nil {
 		forOthers := err
 		if ctx.Err() != nil {
-			forOthers = t.joinAgain(err)
+			forOthers = t.rejoinError(err)
 		}
 		t.finishSharing(forOthers)
 		return err
 	}
-	call, err := t.queue.client.begin(context.Background())
-	if err != nil { // the client is closed, and the entry goes with its session
+	call, err := t.queue.client.track(context.Background())
+	if err != nil { // the client is closed: the entry ends with its session
 		t.finishSharing(err)
 		return err
 	}
@@ -106,21 +110,21 @@ func (t *tenure) enterShared(ctx context.Context) error {
 	return nil
 }
 
-// finishSharing lets the places know that holds can be lent or, with an error, never will be. It reports whether they have
-// all given up.
+// finishSharing publishes the outcome of the wait to the places: nil if holds can be lent. It
+// reports whether all places have given up.
 func (t *tenure) finishSharing(err error) (unused bool) {
 	t.queue.mu.Lock()
 	defer t.queue.mu.Unlock()
 	unused = t.users == 0
 	s := t.sharing
 	s.acquired, s.err = err == nil, err
-	s.closes = bootclock.Now().Add(shareFor)
+	s.joinUntil = bootclock.Now().Add(shareWindow)
 	t.over = t.over || err != nil
 	close(s.done)
 	return unused
 }
 
-// leaveShared ends the use of a tenure by a place that does not wait any longer.
+// leaveShared ends the use of a tenure by a place that gave up.
 func (t *tenure) leaveShared() {
 	t.queue.mu.Lock()
 	last, acquired, giveUp := t.dropLocked(), t.sharing.acquired, t.sharing.giveUp

@@ -21,7 +21,7 @@ func newSluggish(t *testing.T, st *memstore.Store) (c *Client, s *keeper.Session
 		t.Fatal(err)
 	}
 	s, err = keeper.Open(t.Context(), st, store.SessionOptions{TTL: DefaultTTL},
-		keeper.Watcher{AtRisk: func(error, time.Duration) { time.Sleep(2 * DefaultTTL) }})
+		keeper.Callbacks{AtRisk: func(error, time.Duration) { time.Sleep(2 * DefaultTTL) }})
 	if err != nil {
 		t.Fatal(err)
 	}

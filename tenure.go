@@ -12,59 +12,61 @@ import (
 	"github.com/stilelock/stile/store"
 )
 
-// A tenure is what this process has in the store for a name: an entry in the line, of one session. Holds are lent from it
-// once the entry is admitted: one in exclusive mode and for a slot, any number in shared mode, where all have the same
-// token and are lost together. When nobody uses the tenure any more, its entry is withdrawn.
+// A tenure is one entry of this process in the line of a name. Once the entry is admitted, holds
+// are lent from it: one in exclusive mode and for a slot; any number in shared mode, all with the
+// same token, and all lost together. When no place uses the tenure any more, its entry is
+// withdrawn.
 type tenure struct {
 	queue *queue
 	mode  line.Mode
 
-	// enter sets these.
+	// Set by enter.
 	session *keeper.Session
 	ticket  store.Ticket
 
-	admitted chan struct{} // closed when it is the entry's turn; order is set
+	admitted chan struct{} // closed when the entry is admitted; order is set
 	gone     chan struct{} // closed when the entry is gone; cause is set
 	cause    error
-	ahead    atomic.Int64 // how many entries must leave before it is the turn of this one
+	ahead    atomic.Int64 // entries that must leave before this one is admitted
 
-	// These are guarded by the queue's mutex.
+	// Guarded by the queue's mutex.
 	owner       Owner     // as others see it
 	obtained    time.Time // when the first hold was lent
 	publication publication
 
-	order   uint64
-	inTurn  bool     // admitted is closed
-	users   int      // the places that wait for the tenure or hold the lock with it
-	holds   []*Hold  // lent, and neither given back nor lost
-	over    bool     // nothing is lent any more: it was lost, or nobody uses it
-	loss    error    // why it was lost; nil if it was not
-	forget  func()   // stop following the session
-	sharing *sharing // how places share it; nil if it has one user only
+	order        uint64
+	isAdmitted   bool     // admitted is closed
+	users        int      // places that wait for the tenure or hold the lock with it
+	holds        []*Hold  // lent, and neither returned nor lost
+	over         bool     // nothing is lent any more: lost, or without users
+	loss         error    // set if it was lost
+	cancelOnLoss func()   // unsubscribes from the session
+	sharing      *sharing // nil if the tenure has one user only
 
-	contended   bool     // somebody waits, or has waited, in the queue or behind the entry
-	behind      bool     // somebody waits, or has waited, behind the entry
-	onContended []func() // called when contended is set
-	watching    bool     // the store was asked to tell of those behind the entry
-	hooked      bool     // onContended has, or had, the hook
+	contended     bool     // a waiter was seen, in the queue or behind the entry
+	waitersBehind bool     // a waiter was seen behind the entry
+	onContended   []func() // called when contended becomes true
+	watching      bool     // the store was asked to report waiters behind the entry
+	hookAdded     bool     // the Contended hook was added to onContended
 }
 
 var (
-	// errJoinAgain: the entry is gone, and the caller still wants the lock.
-	errJoinAgain = errors.New("the entry was lost while it waited")
-	// errLeaving: the caller has given up. If there is an entry it is in the line still.
-	errLeaving = errors.New("given up")
+	// errRejoin: the entry is gone, and the caller still wants the lock.
+	errRejoin = errors.New("the entry was lost while it waited")
+	// errGaveUp: the caller gave up. If there is an entry, it is still in the line.
+	errGaveUp = errors.New("given up")
 )
 
 func newTenure(q *queue, mode line.Mode, owner Owner) *tenure {
 	return &tenure{
-		queue: q, mode: mode, owner: owner, users: 1, forget: func() {},
+		queue: q, mode: mode, owner: owner, users: 1, cancelOnLoss: func() {},
 		admitted: make(chan struct{}), gone: make(chan struct{}),
 	}
 }
 
-// acquire puts an entry into the line in the store and waits until holds can be lent. On failure no entry is in the line, or
-// it is being taken out, unless the error is errLeaving and there is a ticket: then the caller has to withdraw.
+// acquire puts an entry into the line in the store and waits until holds can be lent. On failure
+// the entry is out of the line or is being removed. The exception is errGaveUp with a ticket: then
+// the caller must withdraw.
 func (t *tenure) acquire(ctx context.Context, try bool) error {
 	if err := t.enter(ctx, try); err != nil {
 		return err
@@ -79,7 +81,7 @@ func (t *tenure) enter(ctx context.Context, try bool) (err error) {
 	}
 	t.owner.Since, t.owner.Obtained = time.Now(), time.Time{}
 	if try {
-		t.owner.Obtained = t.owner.Since // if it is read at all
+		t.owner.Obtained = t.owner.Since // others see it only if the try succeeds
 	}
 	t.ticket, err = t.session.Store().Enqueue(ctx, store.Request{
 		Name: t.queue.name, Mode: t.mode, Owner: t.owner, Try: try, Notify: t.notify,
@@ -96,92 +98,95 @@ func (t *tenure) enter(ctx context.Context, try bool) (err error) {
 	return err
 }
 
-// await waits until holds can be lent: until it is the entry's turn, and as long as the lock stays closed because of
-// [Options.LockDelay]. On failure it is as with acquire.
+// await waits until holds can be lent: until the entry is admitted and [Options.LockDelay] is over.
+// It fails like acquire.
 func (t *tenure) await(ctx context.Context, try bool) error {
 	if err := t.wait(ctx, t.admitted); err != nil {
 		return err
 	}
 	if t.queue.client.opts.LockDelay > 0 {
 		err := t.mark(ctx, try)
-		if err != nil && !errors.Is(err, errJoinAgain) && !errors.Is(err, errLeaving) {
+		if err != nil && !errors.Is(err, errRejoin) && !errors.Is(err, errGaveUp) {
 			t.withdraw()
 		}
 		if err != nil {
 			return err
 		}
 	}
-	forget := t.session.OnLoss(func(lost *keeper.LostError) { t.lose(lost.Reason, lost.Err) }) // at once, if it is lost
+	cancelOnLoss := t.session.OnLoss(func(lost *keeper.LostError) { t.lose(lost.Reason, lost.Err) }) // at once if the session is already lost
 	t.queue.mu.Lock()
-	t.forget = forget
+	t.cancelOnLoss = cancelOnLoss
 	over := t.over
 	t.queue.mu.Unlock()
 	if over {
-		forget()
+		cancelOnLoss()
 	}
 	return nil
 }
 
-// wait waits for the end of ch, for as long as the entry is good for anything and the caller wants it.
+// wait waits until ch is closed, the entry is gone, its session is lost, or ctx ends.
 func (t *tenure) wait(ctx context.Context, ch <-chan struct{}) error {
 	select {
 	case <-ch:
 		return nil
 	case <-t.gone:
-		return t.joinAgain(t.cause)
+		return t.rejoinError(t.cause)
 	case <-t.session.Context().Done():
-		return t.joinAgain(context.Cause(t.session.Context()))
+		return t.rejoinError(context.Cause(t.session.Context()))
 	case <-ctx.Done():
-		return errLeaving
+		return errGaveUp
 	}
 }
 
-func (t *tenure) joinAgain(why error) error { return fmt.Errorf("%w: %w", errJoinAgain, why) }
+func (t *tenure) rejoinError(why error) error { return fmt.Errorf("%w: %w", errRejoin, why) }
 
-// sessionEnded returns the error of an entry whose session the store says has ended.
+// sessionEnded handles the store's report that the session has ended, and returns the error to
+// rejoin with.
 func (t *tenure) sessionEnded(err error) error {
-	t.session.Ended(err)
-	<-t.session.Context().Done() // until then it would be used again
-	return t.joinAgain(err)
+	t.session.ReportEnded(err)
+	<-t.session.Context().Done() // otherwise the retry would use this session again
+	return t.rejoinError(err)
 }
 
-// withdrawTimeout is how long an entry that nobody wants any more is waited for before the next of this process joins the
-// line.
+// withdrawTimeout bounds the withdrawal of an abandoned entry, which the next place of this process
+// waits for.
 const withdrawTimeout = time.Second
 
-// withdraw takes out an entry, if there is one, that nobody wants any more. It returns when that is done, or after a while:
-// then the store goes on by itself.
+// withdraw takes out an abandoned entry, if there is one. It returns when that is done or after
+// withdrawTimeout; then the store continues in the background.
 func (t *tenure) withdraw() {
 	if t.ticket == nil {
 		return
 	}
-	t.stopFollowing()
+	t.unsubscribe()
 	ctx, cancel := context.WithTimeout(t.queue.client.life, withdrawTimeout)
 	defer cancel()
 	_ = t.ticket.Withdraw(ctx)
 }
 
-func (t *tenure) stopFollowing() {
+func (t *tenure) unsubscribe() {
 	t.queue.mu.Lock()
-	forget := t.forget
+	cancelOnLoss := t.cancelOnLoss
 	t.queue.mu.Unlock()
-	forget()
+	cancelOnLoss()
 }
 
-// settle waits, if the session is not valid any more, until lose has been called, which is on its way then.
-func (t *tenure) settle() {
+// awaitPendingLoss returns at once if the session is valid, and otherwise after lose was called,
+// which is imminent.
+func (t *tenure) awaitPendingLoss() {
 	if !t.session.Valid() {
 		<-t.session.Context().Done()
 	}
 }
 
-// lend returns a hold for a place that uses the tenure. If the tenure is lost, the error is errJoinAgain.
+// lend returns a hold for a place that uses the tenure. If the tenure is over, the error matches
+// errRejoin.
 func (t *tenure) lend(p *Place) (*Hold, error) {
-	t.settle()
+	t.awaitPendingLoss()
 	t.queue.mu.Lock()
 	defer t.queue.mu.Unlock()
 	if t.over {
-		return nil, t.joinAgain(t.loss)
+		return nil, t.rejoinError(t.loss)
 	}
 	if t.obtained.IsZero() {
 		t.obtained = time.Now()
@@ -191,7 +196,8 @@ func (t *tenure) lend(p *Place) (*Hold, error) {
 	return h, nil
 }
 
-// dropLocked ends one use of the tenure. It reports whether that was the last one: then the entry is to be withdrawn.
+// dropLocked ends one use of the tenure. It reports whether this was the last one: then the entry
+// must be withdrawn.
 func (t *tenure) dropLocked() (last bool) {
 	t.users--
 	if t.users > 0 || t.over {
@@ -202,7 +208,7 @@ func (t *tenure) dropLocked() (last bool) {
 	return true
 }
 
-// notify is called by the store.
+// notify is the entry's [store.Request.Notify].
 func (t *tenure) notify(st store.Standing) {
 	t.ahead.Store(int64(st.Ahead))
 	switch st.State {
@@ -210,19 +216,20 @@ func (t *tenure) notify(st store.Standing) {
 	case store.Admitted:
 		t.queue.mu.Lock()
 		defer t.queue.mu.Unlock()
-		if !t.inTurn {
-			t.inTurn, t.order = true, st.Order
+		if !t.isAdmitted {
+			t.isAdmitted, t.order = true, st.Order
 			close(t.admitted)
 		}
 	case store.Gone:
-		t.cause = st.Cause // the store calls notify no more
+		t.cause = st.Cause // safe without the mutex: the store does not call notify again
 		close(t.gone)
 		t.lose(t.reasonIn(st.Cause), st.Cause)
 	}
 }
 
-// reasonIn returns the reason for a loss of which an error of the store tells; zero if it tells of none. An entry that
-// went with its session was lost for the session's reason; if that has not been known here, it is now.
+// reasonIn returns the reason for the loss that a store's error reports; zero if it reports none.
+// If the session is already known to be lost, its reason is the entry's reason too. An error that
+// reports the end of the session ends the session here.
 func (t *tenure) reasonIn(err error) keeper.Reason {
 	expired, gone := errors.Is(err, store.ErrSessionLost), errors.Is(err, store.ErrGone)
 	known := t.session.Reason()
@@ -232,14 +239,15 @@ func (t *tenure) reasonIn(err error) keeper.Reason {
 	case known != 0:
 		return known
 	case expired:
-		t.session.Ended(err)
+		t.session.ReportEnded(err)
 		return keeper.Expired
 	default:
 		return keeper.Evicted
 	}
 }
 
-// lose ends the tenure with all its holds, unless it has ended. It does not block: the store may be calling.
+// lose ends the tenure and all its holds, once. It does not block, because the store may be the
+// caller.
 func (t *tenure) lose(reason keeper.Reason, cause error) {
 	q := t.queue
 	q.mu.Lock()
@@ -248,52 +256,53 @@ func (t *tenure) lose(reason keeper.Reason, cause error) {
 		return
 	}
 	t.over, t.loss = true, &keeper.LostError{Reason: reason, Err: cause}
-	forget := t.forget
+	cancelOnLoss := t.cancelOnLoss
 	t.stopPublishingLocked()
-	// A holder that learns of the loss finds its place out of the queue; and when that gives the turn to another, all the
-	// holders have been told.
-	var handed []*Hold
+	// The places leave the queue before any holder can act on its loss, and after all holds are
+	// lost: so a holder that locks again is not behind itself, and the next place is admitted only
+	// when every hold is over.
+	var delivered []*Hold
 	for _, h := range t.holds {
 		h.loseLocked(reason, cause)
-		if h.handed {
-			handed = append(handed, h)
+		if h.delivered {
+			delivered = append(delivered, h)
 		}
 	}
-	for _, h := range handed {
+	for _, h := range delivered {
 		q.leaveLocked(h.place)
 	}
 	q.mu.Unlock()
-	forget()
-	for _, h := range handed {
-		q.client.forgetPlace(q)
-		h.tellOfLoss()
+	cancelOnLoss()
+	for _, h := range delivered {
+		q.client.unref(q)
+		h.reportLoss()
 	}
 }
 
-// tellOfContention has Contended called, if there is such a hook, for the first hold that is handed over.
-func (t *tenure) tellOfContention(h *Hold) {
+// hookContended makes the Contended hook fire for the first delivered hold of the tenure.
+func (t *tenure) hookContended(h *Hold) {
 	c := t.queue.client
 	hook := c.opts.Hooks.Contended
 	if hook == nil {
 		return
 	}
 	t.queue.mu.Lock()
-	first := !t.hooked
-	t.hooked = true
+	first := !t.hookAdded
+	t.hookAdded = true
 	t.queue.mu.Unlock()
 	if !first {
 		return
 	}
 	t.whenContended(func() {
-		if !t.over { // with the queue's mutex held
-			c.news.tell(func() { hook(h.started, ContentionEvent{Name: h.Name(), Token: h.token}) })
+		if !t.over { // called under the queue's mutex
+			c.notifier.post(func() { hook(h.started, ContentionEvent{Name: h.Name(), Token: h.token}) })
 		}
 	})
 	t.watchBehind()
 }
 
-// whenContended has f called when somebody waits for the lock while the tenure has it: at once, if somebody does. f must
-// not block. The store looks for others from the first call on.
+// whenContended calls f once another client or goroutine waits for the lock: at once if one does
+// already. f must not block.
 func (t *tenure) whenContended(f func()) {
 	q := t.queue
 	q.mu.Lock()
@@ -304,7 +313,7 @@ func (t *tenure) whenContended(f func()) {
 	}
 }
 
-// watchBehind has the store tell, once, when somebody waits behind the entry.
+// watchBehind asks the store, once, to report a waiter behind the entry.
 func (t *tenure) watchBehind() {
 	notify := t.ticket.Extensions().NotifyContended
 	t.queue.mu.Lock()
@@ -315,7 +324,7 @@ func (t *tenure) watchBehind() {
 		notify(func() {
 			t.queue.mu.Lock()
 			defer t.queue.mu.Unlock()
-			t.behind = true
+			t.waitersBehind = true
 			t.contendedLocked()
 		})
 	}

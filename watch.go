@@ -11,37 +11,39 @@ import (
 )
 
 const (
-	// watchPace is the least time between two readings of a watch.
-	watchPace = 100 * time.Millisecond
-	// watchRetry is how long after a reading that has failed the next one is tried.
-	watchRetry = time.Second
-	// watchAnyway is how long after a reading there is another though nothing was heard: so that an outage is noticed.
-	watchAnyway = 10 * time.Second
+	// watchInterval is the minimum time between two readings.
+	watchInterval = 100 * time.Millisecond
+	// watchRetryInterval is the time from a failed reading to the next one.
+	watchRetryInterval = time.Second
+	// watchResyncInterval is the time after which the lines are read again without a notification,
+	// so that an outage is noticed.
+	watchResyncInterval = 10 * time.Second
 )
 
-// WatchLines yields the lines whose name begins with prefix as they are now, as [Client.Lines] would, and again each time
-// something may have changed, until ctx ends or the loop is left. What comes and goes between two readings, of which there
-// are at most ten a second, is not seen; that nothing has changed between two readings is possible, and when nothing
-// happens there is one every ten seconds.
+// WatchLines yields the lines whose name begins with prefix, like [Client.Lines], at once and again
+// each time they may have changed, until ctx ends or the loop is left. It reads them at most ten
+// times a second and at least every ten seconds. So it can miss a change that is undone between two
+// readings, and can yield the same lines twice.
 //
-// A reading that fails is yielded as an error; if the loop goes on, so does the watch, with the next reading a second later.
-// What cannot pass is the last thing yielded: a bad prefix, a closed client, a watch that the store refuses. The end of ctx
-// is not an error: the loop just ends.
+// If a reading fails, its error is yielded, and the next reading follows a second later. If the
+// prefix is bad, the client is closed, or the store refuses the watch, that error is yielded last.
+// The end of ctx is not an error: the loop just ends.
 func (c *Client) WatchLines(ctx context.Context, prefix string) iter.Seq2[[]Line, error] {
 	return watch(ctx, c, prefix, store.CheckPrefix(prefix), func(ctx context.Context) ([]Line, error) {
 		return c.Lines(ctx, prefix)
 	})
 }
 
-// WatchLine yields the line behind name as it is now, and again each time it may have changed. It is [Client.WatchLines] for a
-// single name, which may be any that [Client.Lines] returns.
+// WatchLine is [Client.WatchLines] for a single name. It accepts every name that [Client.Lines]
+// returns.
 func (c *Client) WatchLine(ctx context.Context, name string) iter.Seq2[Line, error] {
 	return watch(ctx, c, name, nil, func(ctx context.Context) (Line, error) {
 		return c.Line(ctx, name)
 	})
 }
 
-// watch yields what read returns, at first and whenever the store says that something with that prefix may have changed.
+// watch yields the results of read: at first, and whenever the store reports that a line with the
+// prefix may have changed.
 func watch[T any](
 	ctx context.Context, c *Client, prefix string, bad error, read func(context.Context) (T, error),
 ) iter.Seq2[T, error] {
@@ -59,7 +61,7 @@ func watch[T any](
 		again := func() {
 			select {
 			case changes <- struct{}{}:
-			default: // the reading to come will see this change too
+			default: // the next reading will include this change too
 			}
 		}
 		var watching sync.WaitGroup
@@ -67,18 +69,19 @@ func watch[T any](
 		defer watching.Wait()
 		defer cancel()
 
-		// The first reading does not wait for the watch: of a store that cannot be reached one wants to hear.
+		// The first reading does not wait for the watch, so that the error of an unreachable store
+		// is yielded at once.
 		for c.check() == nil && ctx.Err() == nil {
 			got, err := read(ctx)
 			if c.check() != nil || ctx.Err() != nil {
-				break // that is why it failed, if it has
+				break // the end of ctx or of the client is the cause of err
 			}
 			if !yield(got, err) {
 				return
 			}
-			pace := watchPace
+			pace := watchInterval
 			if err != nil {
-				pace = watchRetry
+				pace = watchRetryInterval
 				again()
 			}
 			select {
@@ -87,7 +90,7 @@ func watch[T any](
 			}
 			select {
 			case <-changes:
-			case <-time.After(watchAnyway):
+			case <-time.After(watchResyncInterval):
 			case <-ctx.Done():
 			case err := <-refused:
 				if ctx.Err() == nil {

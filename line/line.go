@@ -1,30 +1,33 @@
-// Package line holds the rules of whose turn it is.
+// Package line has the rules that decide which entries of a line are admitted.
 //
-// A line is the ordered queue behind one lock name. Its members are entries, each with a [Mode]. An entry
-// is admitted when the rule of its mode is met by the entries ahead of it, and by nothing else: no clock, no
-// network and no store takes part. Mutex, read-write lock and semaphore are these rules and nothing more.
+// A line is the ordered queue of one lock name. It consists of entries, each with a [Mode]. Whether
+// an entry is admitted depends only on its mode and on the entries ahead of it; no clock, network
+// or store is involved. Mutexes, read-write locks and semaphores differ only in these rules:
 //
-//	exclusive    nobody ahead
-//	shared       nobody ahead but shared entries
-//	slot of n    nobody ahead but slot entries, and fewer than n of them; if they disagree on n, the smallest
+//	exclusive    admitted if there is no entry ahead
+//	shared       admitted if there are only shared entries ahead
+//	slot of n    admitted if there are fewer than n entries ahead, all of them slots;
+//	             if they disagree on n, the smallest n counts
 //
-// Three things follow, and are tested over random lines: the admitted entries of a line never conflict; the
-// first entry is always admitted; and an admitted entry stays admitted whatever joins behind it or leaves.
-// Kinds that conflict may stand in one line: a slot waits behind an exclusive entry as anything else does.
+// Three properties follow, and are tested on random lines. The admitted entries of a line never
+// conflict. The first entry is always admitted. An admitted entry stays admitted, whichever entries
+// join behind it or leave. A line may have entries of different kinds: a slot waits behind an
+// exclusive entry like any other entry.
 package line
 
-// Entry is one place in a line, as the rules see it.
+// An Entry is one position in a line.
 type Entry struct {
-	// ID names the entry within its line.
+	// ID identifies the entry within its line.
 	ID string
-	// Order is the store's position of the entry: of two entries the one with the smaller order is ahead. IDs
-	// break ties, which only a foreign client that enqueues twice in one transaction can cause.
+	// Order is the entry's position in the store's order: a smaller order is ahead. Entries with
+	// the same order are sorted by ID; only a foreign client that enqueues two entries in one
+	// transaction makes such entries.
 	Order uint64
-	// Mode is what the entry asks for.
+	// Mode is the requested mode.
 	Mode Mode
 }
 
-// Before reports whether e stands ahead of other.
+// Before reports whether e is ahead of other.
 func (e Entry) Before(other Entry) bool {
 	if e.Order != other.Order {
 		return e.Order < other.Order
@@ -37,8 +40,8 @@ func Admits(m Mode, ahead []Mode) bool {
 	return Blocking(m, ahead) == 0
 }
 
-// Blocking says how many of the entries ahead must leave before an entry of mode m is admitted: zero when it
-// is admitted already.
+// Blocking returns how many of the entries ahead must leave before an entry of mode m is admitted.
+// Zero means that it is admitted already.
 func Blocking(m Mode, ahead []Mode) int {
 	var beside, others int
 	slots := m.Slots()
@@ -56,13 +59,13 @@ func Blocking(m Mode, ahead []Mode) int {
 	return others
 }
 
-// Conflict reports whether holds of the modes a and b may never be valid together, however many slots there
-// are.
+// Conflict reports whether holds of the modes a and b may never be valid at the same time, however
+// many slots there are.
 func Conflict(a, b Mode) bool {
 	return !a.standsBeside(b) || a.Slots() == 1 || b.Slots() == 1
 }
 
-// Admitted reports for each entry of a line, given in order, whether it is admitted.
+// Admitted reports for each entry of a line whether it is admitted. The entries must be in order.
 func Admitted(entries []Entry) []bool {
 	admitted := make([]bool, len(entries))
 	ahead := make([]Mode, 0, len(entries))

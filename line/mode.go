@@ -6,8 +6,8 @@ import (
 	"strings"
 )
 
-// Mode says beside whom an entry may be admitted. The zero Mode is [Exclusive]: an entry of which nothing is
-// known excludes everybody.
+// Mode is how an entry wants to hold the lock: alone, or together with which others. The zero Mode
+// is [Exclusive], so that an entry of unknown mode excludes all others.
 type Mode struct {
 	kind  kind
 	slots int
@@ -24,14 +24,15 @@ const (
 // Exclusive is the mode of an entry that is admitted alone.
 var Exclusive = Mode{kind: exclusive}
 
-// Shared is the mode of an entry that is admitted beside other shared entries.
+// Shared is the mode of an entry that is admitted together with other shared entries.
 var Shared = Mode{kind: shared}
 
-// MaxSlots is the largest number of slots a line may have.
+// MaxSlots is the maximum number of slots of a line.
 const MaxSlots = 1 << 20
 
-// Slot is the mode of an entry that takes one of n slots. Entries of one line should agree on n: where they
-// don't, the smallest n among an entry and those ahead of it counts. Slot panics unless 1 ≤ n ≤ [MaxSlots].
+// Slot returns the mode of an entry that takes one of n slots. The entries of a line should agree
+// on n. If they do not, the smallest n of an entry and those ahead of it counts. Slot panics unless
+// 1 ≤ n ≤ [MaxSlots].
 func Slot(n int) Mode {
 	if n < 1 || n > MaxSlots {
 		panic(fmt.Sprintf("line: a line of %d slots: there must be between 1 and %d", n, MaxSlots))
@@ -39,7 +40,7 @@ func Slot(n int) Mode {
 	return Mode{kind: slot, slots: n}
 }
 
-// Slots is the n of a slot of n, and zero for the other modes.
+// Slots returns the n of a slot mode, and zero for the other modes.
 func (m Mode) Slots() int { return m.slots }
 
 func (m Mode) standsBeside(other Mode) bool {
@@ -61,7 +62,7 @@ func (m Mode) String() string {
 // MarshalText returns what [Mode.String] returns. It never fails.
 func (m Mode) MarshalText() ([]byte, error) { return []byte(m.String()), nil }
 
-// UnmarshalText reads what [Mode.String] writes; the empty text is [Exclusive].
+// UnmarshalText parses the output of [Mode.String]. The empty text means [Exclusive].
 func (m *Mode) UnmarshalText(text []byte) error {
 	switch s := string(text); {
 	case s == "" || s == "exclusive":

@@ -1,9 +1,8 @@
 package line
 
-// Tracker follows one entry from the middle of its line to the front. A store that learns of a line by events
-// keeps one for each entry of its own and tells it what it hears; the place says whose turn it is.
-//
-// What it relies on: entries join at the end only, so the set of entries ahead can only shrink.
+// A Tracker follows one entry while the entries ahead of it leave. A store that learns about a line
+// through events has one Tracker for each of its own entries. The Tracker relies on the rule that
+// entries join only at the end of a line, so the set of entries ahead can only shrink.
 //
 // A Tracker is not safe for concurrent use.
 type Tracker struct {
@@ -11,17 +10,17 @@ type Tracker struct {
 	ahead map[string]Entry
 }
 
-// NewTracker returns the place of me behind those of the others that are ahead of it; the rest, and me itself,
-// are ignored.
+// NewTracker returns a tracker of the entry me. It keeps those of the other entries that are ahead
+// of me, and ignores the rest.
 func NewTracker(me Entry, others []Entry) *Tracker {
 	p := &Tracker{me: me}
 	p.Reread(others)
 	return p
 }
 
-// Left tells the place that the entry named id left the line at the given point of the store's order, and
-// reports whether that entry had been ahead. An entry that joined under the same id at a later point is
-// another one, and stays.
+// Left records that the entry with the given ID left the line at the given point of the store's
+// order, and reports whether that entry was ahead. An entry that joined later with the same ID is a
+// different one and is not removed.
 func (p *Tracker) Left(id string, at uint64) bool {
 	e, ok := p.ahead[id]
 	if !ok || at <= e.Order {
@@ -31,7 +30,7 @@ func (p *Tracker) Left(id string, at uint64) bool {
 	return true
 }
 
-// Reread replaces what is known of the line by a complete and newer reading of it.
+// Reread replaces the known line with a complete and newer reading of it.
 func (p *Tracker) Reread(others []Entry) {
 	p.ahead = make(map[string]Entry, len(others))
 	for _, e := range others {
@@ -41,10 +40,11 @@ func (p *Tracker) Reread(others []Entry) {
 	}
 }
 
-// Entry returns the entry whose place this is.
+// Entry returns the tracked entry.
 func (p *Tracker) Entry() Entry { return p.me }
 
-// Blocking says how many entries must leave before this one is admitted; zero means that it is its turn.
+// Blocking returns how many entries must leave before the tracked entry is admitted; zero if it is
+// admitted.
 func (p *Tracker) Blocking() int {
 	if p.me.Mode == Exclusive {
 		return len(p.ahead)
@@ -56,5 +56,5 @@ func (p *Tracker) Blocking() int {
 	return Blocking(p.me.Mode, modes)
 }
 
-// Admitted reports whether it is the entry's turn.
+// Admitted reports whether the tracked entry is admitted.
 func (p *Tracker) Admitted() bool { return p.Blocking() == 0 }

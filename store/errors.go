@@ -5,28 +5,30 @@ import (
 	"fmt"
 )
 
-// The errors that callers of a store tell apart. Stores wrap them with what happened and where. Who has called
-// the store knows which lock it is about, and says so once.
+// Errors that the callers of a store test for with [errors.Is]. Stores wrap them with what happened
+// and where, but without the lock's name, which the caller adds.
 var (
-	// ErrSessionLost means that the session has ended: not confirmed for its TTL, ended by somebody else, or
-	// closed.
+	// ErrSessionLost means that the session has ended: it was closed, it expired, or another client
+	// ended it.
 	ErrSessionLost = errors.New("session lost")
-	// ErrGone means that the entry is not in its line: withdrawn, removed by somebody else, or never there.
+	// ErrGone means that the entry is not in its line: it was withdrawn, it was removed by another
+	// client, or it never existed.
 	ErrGone = errors.New("entry gone")
-	// ErrNotKnown means that the entry is not in its line, and that it is not known when it left: an earlier request to take it
-	// out was not answered, and this one found nothing. That request may have been carried out, or the entry was gone before.
+	// ErrNotKnown means that the entry is out of its line, but that its removal may not be this
+	// caller's doing: an earlier request to remove it got no reply, and the repeated request found
+	// no entry.
 	ErrNotKnown = errors.New("not known whether the entry was still there")
-	// ErrUnsupported means that the store cannot do what was asked, ever.
+	// ErrUnsupported means that the store does not have this feature.
 	ErrUnsupported = errors.New("not supported by this store")
-	// ErrBadName means that a lock cannot have this name.
+	// ErrBadName means that the name is not valid for a lock.
 	ErrBadName = errors.New("invalid lock name")
 )
 
-// HeldError is what trying for a lock that is not free returns.
+// A HeldError is returned if a try finds the lock held or waited for.
 type HeldError struct {
 	// Name is the lock's name.
 	Name string
-	// Holder is an entry that stands in the way, as far as the store could tell; nil if it could not.
+	// Holder is the entry in front; nil if the store does not know it.
 	Holder *Entry
 }
 

@@ -5,57 +5,59 @@ import (
 	"time"
 )
 
-// Extensions are what can be done with an entry besides withdrawing it, on a store that can. They are functions bound to
-// the entry's ticket, and may be called by any goroutine. One that is nil is an ability that the store lacks.
+// Extensions are optional operations on one entry. The functions may be called by any goroutine. A
+// nil function means that the store does not support the operation.
 type Extensions struct {
-	// WithdrawAfter lets the entry go d from now, by itself: the session's end does not take it out any more, and nobody
-	// has to confirm anything. Its order, mode, owner and place in the line stay as they are; to readers, its session may
-	// be another from now on. After WithdrawAfter has been called Notify is not called any more, but for a call under way.
+	// WithdrawAfter detaches the entry from its session and removes it d after the call. Until then
+	// it stays in the line without being confirmed, with the same order, mode and owner; its
+	// session, as shown to readers, may change. Notify is not called after the call starts, except
+	// for a call under way.
 	//
-	// On success the entry stands until d after the call was made, unless somebody breaks it, and is out soon after: a
-	// store may round d up, to the second or to the least TTL it can grant. If the entry had gone before, the error
-	// matches [ErrGone] or [ErrNotKnown], as that of Withdraw does. A d that is zero or negative is a Withdraw; one that is
-	// longer than the store can count, which is years, is as long as it can.
+	// On success the entry stays in the line for at least d after the call, unless it is broken,
+	// and is removed shortly afterwards. A store may round d up to a full second or to its minimum
+	// TTL. If the entry was already gone, the error matches [ErrGone] or [ErrNotKnown], as with
+	// Withdraw. If d is zero or negative, WithdrawAfter is Withdraw. If d is longer than the store
+	// can represent, which is years, the store uses the longest time that it can.
 	//
-	// After any other error the store goes on in the background until the entry is out, d after the call at the earliest
-	// if the session lives so long, or the session has ended; it is open then whether the entry ends with the session or
-	// stands until d after the call.
+	// After any other error the store continues in the background until the entry is removed or the
+	// session has ended. The entry may then end with its session, or stay until d after the call.
 	//
-	// For its session the entry counts as withdrawn: it may enqueue under the same name again, and then stands behind it.
-	// Withdraw takes the entry out before its time, also when the session has ended; too late, it says [ErrGone].
-	// WithdrawAfter sets the time anew; but if an earlier call has not succeeded, either time may be the one that counts.
+	// The session treats the entry as withdrawn: it may enqueue another one with the same name,
+	// which then waits behind this one. Withdraw removes the entry early, even if the session has
+	// ended; if it is already removed, the error matches [ErrGone]. Calling WithdrawAfter again
+	// sets a new time; if the earlier call failed, either time may apply.
 	WithdrawAfter func(ctx context.Context, d time.Duration) error
 
-	// Mark leaves a marker for the entry: a note that the store keeps beside the line, and that does not end with the
-	// session. Withdraw and WithdrawAfter remove it as they take the entry out or let it go, in one step with that. If the
-	// entry goes in any other way, because its session has ended or somebody has broken it, the marker stays, until
-	// [Capabilities.ClearMarks] removes it. So a marker whose entry is not in the line shows that the entry was not
-	// released by its owner.
+	// Mark leaves a marker for the entry. The store keeps markers beside the line, and they do not
+	// end with the session. Withdraw and WithdrawAfter remove the entry's marker in the same step
+	// as they remove or detach the entry. If the entry ends in another way, because its session
+	// ended or because it was broken, the marker stays until [Capabilities.ClearMarks] removes it.
+	// So a marker without an entry shows that the entry's owner did not release it.
 	//
-	// If there are such markers under the name, of entries of any mode, Mark leaves none, and returns the entries that
-	// were not released, as they were: they may lack what only concerns entries that stand. When it returns neither
-	// entries nor an error, the marker is left.
+	// If such markers exist for the name, from entries of any mode, Mark leaves no marker and
+	// returns the unreleased entries; fields that only concern current entries may be missing. If
+	// it returns neither entries nor an error, the marker was left.
 	//
-	// It is for entries that have been reported [Admitted] and have not been withdrawn. If the entry has gone the error
-	// matches [ErrGone] or [ErrSessionLost], and no marker was left. After any other error the marker may have been left
-	// or not; it is never left after the entry has gone. It is safe to call it again.
+	// The entry must be admitted and not withdrawn. If it is gone, the error matches [ErrGone] or
+	// [ErrSessionLost] and no marker was left. After any other error the marker may have been left,
+	// but never after the entry is gone. Mark may be called again.
 	Mark func(ctx context.Context) (unreleased []Entry, err error)
 
-	// SetOwner has others read another owner of the entry from now on. Nothing else changes: not its order, its mode, its
-	// session, its life or its place, and Notify is not called.
+	// SetOwner replaces the owner that others see. It changes nothing else about the entry, and
+	// Notify is not called.
 	//
-	// It is for entries that wait or are admitted. If the entry has gone the error matches [ErrGone] or [ErrSessionLost],
-	// and nothing was changed: an entry that has gone is never put in again. So it is once Withdraw or WithdrawAfter has been
-	// called. After any other error it is open which of the two owners others read, and a request that was not answered may
-	// still be carried out; but not after the entry has gone or was let go with WithdrawAfter. It is safe to call it again,
-	// and to call it from several goroutines, though it is open then which call is the last.
+	// The entry may be waiting or admitted. If it is gone, or Withdraw or WithdrawAfter was called,
+	// the error matches [ErrGone] or [ErrSessionLost] and nothing changes: a removed entry is never
+	// restored. After any other error others may see either owner, and an unanswered request may
+	// still take effect, but not after the entry is gone or detached. SetOwner may be called again
+	// and concurrently; then any of the calls may take effect last.
 	SetOwner func(ctx context.Context, owner Owner) error
 
-	// NotifyContended makes the store call f once, as soon as another entry stands behind this one and waits: at once if
-	// that is so already, never if it does not happen before the entry goes. Like Notify, f must not block or call the
+	// NotifyContended makes the store call f once when another entry waits behind this one: at once
+	// if one already does, and never if the entry goes before that. f must not block or call the
 	// store.
 	//
-	// It is not a field of [Request], because to watch for those who join can cost a store more than all the rest does.
-	// Only the entries whose owners ask for it pay.
+	// It is not part of [Request], because watching for later entries can cost a store more than
+	// everything else. Only entries that call it pay that cost.
 	NotifyContended func(f func())
 }

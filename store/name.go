@@ -7,14 +7,15 @@ import (
 	"unicode/utf8"
 )
 
-// MaxNameBytes is the length of the longest name, in bytes.
+// MaxNameBytes is the maximum length of a name in bytes.
 const MaxNameBytes = 512
 
-// CheckName reports what is wrong with a lock's name, as an error matching [ErrBadName], or nil.
+// CheckName returns nil if name is a valid lock name, and otherwise an error that matches
+// [ErrBadName] and says what is wrong.
 //
-// A name is 1 to [MaxNameBytes] bytes of UTF-8 without control characters. Slashes make paths of names for people and
-// for prefixes; they mean nothing to the locks: "a" and "a/b" are two locks that know nothing of each other. So
-// that a path can be written in one way only, no part of it is empty or a dot or two.
+// A name has 1 to [MaxNameBytes] bytes of UTF-8 without control characters. Slashes group names for
+// people and for prefixes and mean nothing to the locks: "a" and "a/b" are independent locks. So
+// that each path has only one spelling, no part of a name may be empty, "." or "..".
 func CheckName(name string) error {
 	bad := func(why string) error { return fmt.Errorf("%w %q: %s", ErrBadName, shorten(name), why) }
 	switch {
@@ -38,7 +39,7 @@ func CheckName(name string) error {
 	return nil
 }
 
-// CheckPrefix is [CheckName] for the beginning of a name: it may be empty or end anywhere.
+// CheckPrefix is [CheckName] for a prefix of names: it may be empty, and may end anywhere.
 func CheckPrefix(prefix string) error {
 	switch {
 	case len(prefix) > MaxNameBytes:
@@ -50,9 +51,9 @@ func CheckPrefix(prefix string) error {
 }
 
 func shorten(s string) string {
-	const most = 64
-	if len(s) <= most {
+	const limit = 64
+	if len(s) <= limit {
 		return s
 	}
-	return s[:most] + "…"
+	return s[:limit] + "…"
 }

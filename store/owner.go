@@ -8,35 +8,36 @@ import (
 	"unicode"
 )
 
-// Owner is who stands in a line. It is written into the store as JSON, where everyone who can read the store
-// can read it: put no secrets in it.
+// Owner describes a holder or a waiter. It is stored as JSON. Everyone who can read the store can
+// read it: put no secrets in it.
 type Owner struct {
-	// Host, PID and User say which process it is.
+	// Host, PID and User identify the process.
 	Host string `json:"host,omitempty"`
 	PID  int    `json:"pid,omitempty"`
 	User string `json:"user,omitempty"`
-	// Command is what the process runs, for people.
+	// Command is the program that the process runs.
 	Command string `json:"command,omitempty"`
-	// Reason is why the lock is wanted, in the owner's words.
+	// Reason says why the lock is wanted.
 	Reason string `json:"reason,omitempty"`
-	// Labels are the owner's own keys and values.
+	// Labels are additional keys and values.
 	Labels map[string]string `json:"labels,omitempty"`
-	// Since is when the entry joined its line, by the owner's wall clock; whoever enqueues it sets this. It is for
-	// people: nothing is decided by it.
+	// Since is when the entry joined its line, by the owner's wall clock. The client that enqueues
+	// the entry sets it. It is informational: no decision depends on it.
 	Since time.Time `json:"since,omitzero"`
-	// Obtained is when the entry's turn came and its owner had the lock, by the owner's wall clock. It is for people, like
-	// Since, and others read it a little later: see [Extensions.SetOwner]. Zero if it is not known, or not yet.
+	// Obtained is when the owner got the lock, by the owner's wall clock. It is informational too,
+	// and others see it with a delay; see [Extensions.SetOwner]. Zero means that it is not known.
 	Obtained time.Time `json:"obtained,omitzero"`
 }
 
-// IsZero reports whether nothing is known of the owner.
+// IsZero reports whether the owner is empty.
 func (o Owner) IsZero() bool {
 	return o.Host == "" && o.PID == 0 && o.User == "" && o.Command == "" && o.Reason == "" &&
 		len(o.Labels) == 0 && o.Since.IsZero() && o.Obtained.IsZero()
 }
 
-// String describes the owner in one line: "ann@web-3 pid 812 (deploy.sh)". It is empty if nothing is known. Owners are
-// written by everyone who can write to the store: what a terminal would not print is shown escaped, as Go does.
+// String describes the owner in one line: "ann@web-3 pid 812 (deploy.sh)". It returns "" for an
+// unknown owner. Owners are written by other clients, so unprintable characters are escaped as in
+// Go strings.
 func (o Owner) String() string {
 	var b strings.Builder
 	switch {
@@ -54,7 +55,7 @@ func (o Owner) String() string {
 	return strings.TrimSpace(b.String())
 }
 
-// printable returns s without anything that a terminal would take for a command.
+// printable escapes s if it contains anything that a terminal might interpret.
 func printable(s string) string {
 	if !strings.ContainsFunc(s, func(r rune) bool { return !unicode.IsPrint(r) || r == unicode.ReplacementChar }) {
 		return s

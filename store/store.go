@@ -1,44 +1,49 @@
-// Package store is the contract between Stile and the place where lines are kept.
+// Package store is the contract between Stile and the servers that keep its lines.
 //
-// A store puts entries into lines, takes them out, tells how they stand, and confirms sessions. That is all:
-// time belongs to package keeper, which decides how long a confirmation is good for, and whose turn it is
-// belongs to package line, whose rules every store applies to the order it keeps. A store that can do less says
-// so in its [Capabilities].
+// A store adds entries to lines, removes them, reports their standing, and confirms sessions. It
+// does nothing else: package keeper decides how long a confirmation is valid, and package line
+// decides which entries are admitted, in the order that the store keeps. A store declares its
+// limits and its optional features in its [Capabilities].
 //
-// # The promises of a store
+// # What a store promises
 //
-// Stile's guarantees stand on these. Package storetest proves as many of them as can be proved from outside,
-// for every store, and third parties should run it on theirs.
+// Stile's guarantees depend on these promises. Package storetest tests as many of them as can be
+// tested from outside. Run it on every new store.
 //
-//   - Admission. An entry is reported [Admitted] only when the rules of package line admit it, in the order of
-//     arrival at the store. It is admitted because its own entry, the very one it made, is there to be admitted:
-//     never because the others have vanished.
-//   - Order. [Standing.Order] of an admitted entry is larger than that of every conflicting entry admitted
-//     before it under the same name, for as long as the store keeps its data. Fencing tokens are made of it.
-//   - Life. The entries of a session stand at least until TTL − Slack after the session was last confirmed,
-//     counted from before the confirming request was sent, and are gone soon after TTL when it is not
-//     confirmed again. See [Terms]. What [Extensions.WithdrawAfter] has let go has a time of its own.
-//   - Own entries only. Withdrawing touches nothing but the one entry it names, even after that entry is gone
-//     and another stands under the same key.
-//   - No debris. When [Session.Enqueue] fails, or its context ends, no entry of that call is in the line, or it
-//     is being taken out already; whatever happens, nothing outlives its session but what
-//     [Extensions.WithdrawAfter] and [Extensions.Mark] were asked to leave.
-//   - No waiter is forgotten. Lost messages, reconnects, compactions and changes of leader delay a change of
-//     standing. They never suppress it.
+//   - Admission. An entry is reported [Admitted] only if the rules of package line admit it, in the
+//     order of arrival at the store. The store must have seen the entry itself, the one made by
+//     this call: an entry is never admitted just because all others are gone.
+//   - Order. The [Standing.Order] of an admitted entry is larger than that of every conflicting
+//     entry admitted before it with the same name, as long as the store keeps its data. Fencing
+//     tokens are made from it.
+//   - Life. A session's entries stay in their lines at least until TTL − Slack after the last
+//     confirmation, counted from before its request was sent. They are removed shortly after the
+//     TTL if the session is not confirmed again. See [Terms]. Entries detached with
+//     [Extensions.WithdrawAfter] have a time of their own.
+//   - Own entries only. Withdraw removes only its own entry, even if that entry is gone and another
+//     one has the same key.
+//   - No debris. If [Session.Enqueue] fails or its context ends, no entry of that call stays in the
+//     line, or its removal has started. Nothing outlives its session, except what
+//     [Extensions.WithdrawAfter] and [Extensions.Mark] leave on purpose.
+//   - No waiter is forgotten. Lost messages, reconnections, compactions and leader changes may
+//     delay the report of a new standing, but never suppress it.
 //
-// # What a store may do besides
+// # Optional features
 //
-// The three interfaces are what every store must do. What a store may do besides, a ticket returns as functions: see
-// [Extensions]. [Capabilities] says it beforehand, and has the functions that need no ticket. A function that is nil is
-// an ability that the store lacks, so such a store need not mention it, and an ability can be added to the contract
-// without breaking a store.
+// Every store implements the three interfaces. Optional features are functions: those for one entry
+// are in the [Extensions] of its ticket, the others in [Capabilities], which also says in advance
+// which Extensions there are. A nil function means that the store lacks the feature. So a store
+// does not mention what it lacks, and a new feature can be added to the contract without breaking
+// existing stores.
 //
-// They are functions, and not interfaces to ask a Store or Ticket for, because stores are wrapped: to rename locks, to
-// count requests, to inject faults. A wrapper that embeds an interface hides the other methods of what it wraps, and
-// looking behind it goes past what it does. A wrapper returns new Extensions and Capabilities with the fields that it
-// knows, each wrapped as it needs to be; what it does not know, it then lacks. Package storetest has such a wrapper.
+// They are functions, not optional interfaces, because stores are wrapped: to rename locks, count
+// requests or inject faults. A wrapper that embeds an interface hides the additional methods of the
+// wrapped value, and unwrapping it would bypass the wrapper. Instead, a wrapper returns new
+// Extensions and Capabilities with the fields that it knows, each wrapped as necessary, and so
+// lacks all features that it does not know. Package storetest has an example.
 //
-// Stores import this package, package line and the client of their server; never the root package.
+// A store imports this package, package line, and the client library of its server, but never the
+// root package.
 package store
 
 import (
@@ -48,154 +53,163 @@ import (
 	"github.com/stilelock/stile/line"
 )
 
-// A Store keeps lines: one for each name. It must be safe for concurrent use.
+// A Store keeps one line for each name. It must be safe for concurrent use.
 type Store interface {
-	// Capabilities says what the store can do. It answers the same on every call, without asking the server.
+	// Capabilities returns what the store supports. It sends no request and always returns the
+	// same.
 	Capabilities() Capabilities
 
 	// Open starts a session.
 	//
-	// On success the session was alive at some moment after Open was called, and is granted the terms that
-	// [Session.Terms] tells. It lives until it is closed or not confirmed for its TTL. Open does not keep it
-	// alive: the caller does, with [Session.Confirm].
+	// On success the session was alive at some moment after Open was called; [Session.Terms]
+	// returns what the store granted. The session lives until it is closed or not confirmed for its
+	// TTL. The caller keeps it alive with [Session.Confirm].
 	//
-	// On failure there may be a session in the store nobody knows of, without entries, for at most one TTL. If the
-	// server grants no such TTL, though the Capabilities allow it, the error names the server's limits.
+	// On failure the store may have an unused session, without entries, for at most one TTL. If the
+	// server does not grant the TTL although the Capabilities allow it, the error names the
+	// server's limits.
 	//
 	// ctx bounds the call, not the session.
 	Open(ctx context.Context, opts SessionOptions) (Session, error)
 
-	// Line returns the line behind name. A name nobody stands for is an empty line, not an error.
+	// Line returns the line of name. It is empty, without an error, if there are no entries.
 	Line(ctx context.Context, name string) (Line, error)
 
-	// Lines returns the lines whose name begins with prefix, sorted by name: those in which somebody stands.
-	// The empty prefix means all. Each line is as it was at one moment; together they need not be.
+	// Lines returns the lines that have entries and whose name begins with prefix, sorted by name.
+	// The empty prefix means all. Each line is consistent in itself, but not with the others.
 	Lines(ctx context.Context, prefix string) ([]Line, error)
 
-	// Watch calls changed whenever somebody may have joined, left or been admitted to a line whose name begins with
-	// prefix, or an entry there may have changed. It returns when ctx ends, with an error matching ctx.Err(), or when the store will never tell: because it
-	// must not read there, for example. What can pass, it repairs by itself.
+	// Watch calls changed when an entry may have joined, left, been admitted or otherwise changed,
+	// in a line whose name begins with prefix. It returns when ctx ends, with an error matching
+	// ctx.Err(), or when the store cannot watch at all, for example for lack of permission. It
+	// recovers from temporary failures by itself.
 	//
-	// The first call comes when the watch stands; until then nothing is promised. Every change after it is followed by
-	// another, after which a reading shows the change: soon, or, if connections are lost, when there is a connection
-	// again. Calls for several changes may be one, and there may be calls for none. changed is called by one goroutine
-	// at a time, and may block and call the store: it is then called once for all that happened meanwhile. Watch waits for
-	// a call under way before it returns, and there is none after.
+	// The first call of changed shows that the watch is established. Every later change is followed
+	// by a call, after which a reading shows the change; if the connection is lost, the call comes
+	// after it is restored. Several changes may lead to one call, and a call may come without a
+	// change. changed is called by one goroutine at a time; it may block and call the store, and
+	// changes meanwhile lead to one more call. Watch returns only after the last call has returned.
 	Watch(ctx context.Context, prefix string, changed func()) error
 
-	// Break takes the entry with the given order out of the line behind name, no matter whose it is, and returns it as
-	// it was. If there is no such entry the error matches [ErrGone] and nothing was changed. Any other error
-	// leaves open whether the entry is still there.
+	// Break removes the entry with the given order from the line of name, no matter which session
+	// it belongs to, and returns it. If there is no such entry, the error matches [ErrGone] and
+	// nothing has changed. After any other error the entry may or may not be there.
 	Break(ctx context.Context, name string, order uint64) (Entry, error)
 }
 
-// A Session is what one client has in the store: when it ends, all its entries go. It must be safe for concurrent
-// use. After Close, or once it is lost, every method returns an error matching [ErrSessionLost], except Close
-// itself; calls under way return.
+// A Session owns the entries of one client: when it ends, they are removed. It must be safe for
+// concurrent use. After Close or a loss, calls under way return, and every method but Close returns
+// an error matching [ErrSessionLost].
 type Session interface {
-	// ID names the session, in the store's own way, to people who look into the store with other tools.
+	// ID returns the session's ID in the store, for people who look at the store with other tools.
 	ID() string
 
-	// Terms returns what the store granted. They do not change.
+	// Terms returns what the store granted. The terms do not change.
 	Terms() Terms
 
-	// Confirm asks the one authority that could end the session (the etcd leader, the ZooKeeper leader, the
-	// Redis master, a majority of Redlock masters) to keep it for another TTL.
+	// Confirm asks the authority that could end the session (the etcd leader, the ZooKeeper leader,
+	// the Redis master, a majority of the Redlock masters) to keep it for another TTL.
 	//
-	// A nil error proves that the session was alive at some moment after Confirm was called, so that the store had not
-	// ended any of its entries by then. It does not prove that nobody else has taken one out, with Break or in the server
-	// itself: Notify tells of that as soon as the store hears of it. An error matching [ErrSessionLost] proves that it has ended. Any
-	// other error proves nothing: the request may have been carried out.
+	// If it returns nil, the session was alive at some moment after Confirm was called, and the
+	// store had not ended any of its entries by then. An entry may have been removed in another
+	// way, by Break or at the server; Notify reports that. If the error matches [ErrSessionLost],
+	// the session has ended. Any other error proves nothing: the request may or may not have taken
+	// effect.
 	//
-	// Confirm never answers from what the client knows already, and never takes the answer to an earlier
-	// request for its own. It is called by one goroutine at a time.
+	// Confirm never returns a cached result, and never takes the reply to an earlier request for
+	// its own. It is called by one goroutine at a time.
 	Confirm(ctx context.Context) error
 
-	// Enqueue puts an entry at the end of the line behind req.Name and follows it from there.
+	// Enqueue adds an entry at the end of the line of req.Name and follows it from then on.
 	//
-	// On success the entry was put in by this call, and [Request.Notify] hears of its standing from now on,
-	// beginning with the standing it has as Enqueue returns.
+	// On success this call has added the entry, and [Request.Notify] receives its standings,
+	// starting with the one at the return of Enqueue.
 	//
-	// On failure no entry of this call will be admitted. If its outcome is unknown the store goes on in the
-	// background, beyond ctx, until the entry is out or the session has ended. If req.Try is set and it is not
-	// the entry's turn, the error is a [*HeldError].
+	// On failure no entry of this call will ever be admitted. If the outcome of the request is
+	// unknown, the store continues in the background, beyond ctx, until the entry is removed or the
+	// session has ended. If req.Try is set and the entry is not admitted, the error is a
+	// [*HeldError].
 	//
-	// A session may have several entries in a line. Each stands for itself: the second of two exclusive ones waits
-	// behind the first. ctx bounds the call, not the entry. If ctx ends first the error matches ctx.Err().
+	// A session may have several entries in a line, and they are independent: the second of two
+	// exclusive entries waits behind the first. ctx bounds the call, not the entry. If ctx ends
+	// first, the error matches ctx.Err().
 	Enqueue(ctx context.Context, req Request) (Ticket, error)
 
-	// Close ends the session and takes all its entries out. On failure they go when the TTL has passed. Close
-	// after Close, or after a loss, does nothing and returns nil.
+	// Close ends the session and removes all its entries. If it fails, they are removed when the
+	// TTL has passed. After Close or a loss, it does nothing and returns nil.
 	Close(ctx context.Context) error
 }
 
-// A Ticket is the handle to one entry. It must be safe for concurrent use.
+// A Ticket is the handle of one entry. It must be safe for concurrent use.
 type Ticket interface {
-	// Withdraw takes the entry out of its line, wherever it stands: leaving the line and releasing a hold are
-	// the same. After it has been called Notify is not called any more, but for a call under way.
+	// Withdraw removes the entry from its line, whether it waits or is admitted. Notify is not
+	// called after the call starts, except for a call under way.
 	//
-	// On success the entry is out, and was there until then. If it had gone before, by itself or with its session, the
-	// error matches [ErrGone]. If it is out but may have gone before, the error matches [ErrNotKnown]. After any other error
-	// the store goes on trying until the entry is out or the session has ended. It is safe to call it again.
+	// On success the entry was in the line until now and is removed. If it was already gone, the
+	// error matches [ErrGone]. If it is removed but may have been gone before, the error matches
+	// [ErrNotKnown]. After any other error the store continues in the background until the entry is
+	// removed or the session has ended. Withdraw may be called again.
 	Withdraw(ctx context.Context) error
 
-	// Extensions returns what else can be done with the entry. It agrees with the store's [Capabilities], and does not
-	// change.
+	// Extensions returns the optional operations on the entry. They agree with the store's
+	// [Capabilities] and do not change.
 	Extensions() Extensions
 }
 
-// SessionOptions are what a session is opened with.
+// SessionOptions are the parameters of a new session.
 type SessionOptions struct {
-	// TTL is how long the session lives without being confirmed. The caller sees to it that it is within MinTTL and
-	// MaxTTL of the store's [Capabilities]. The store may grant more: [Terms] tells.
+	// TTL is how long the session lives without confirmation. It must be within the MinTTL and
+	// MaxTTL of the store's [Capabilities]. The store may grant a longer one; see [Terms].
 	TTL time.Duration
 
-	// Lost, if not nil, is called at most once, with an error matching [ErrSessionLost], when the store learns
-	// by itself that the session has ended; not after Close has returned. It must not block or call the store.
+	// Lost, if not nil, is called at most once, with an error matching [ErrSessionLost], when the
+	// store finds out that the session has ended. It is not called after Close has returned. It
+	// must not block or call the store.
 	Lost func(error)
 }
 
-// Terms are what the store promises of a session.
+// Terms are what the store promises about a session.
 type Terms struct {
 	// TTL is how long the session lives after its last confirmation, by the store's clock.
 	TTL time.Duration
-	// Slack is by how much the store may end a session early. Zero for stores that never do in normal
-	// operation; a third of TTL on ZooKeeper, whose followers report their clients' signs of life late.
+	// Slack is how much earlier than the TTL the store may end a session. It is zero for stores
+	// that never do so in normal operation. On ZooKeeper, whose followers report the activity of
+	// their clients late, it is a third of the TTL.
 	Slack time.Duration
-	// Attempt is how long one call of [Session.Confirm] should be given, for stores that make the request again by
-	// themselves when it was lost, and know better how long to wait. Zero for those that make one request for each call.
+	// Attempt is the timeout of one call of [Session.Confirm], for stores that repeat lost requests
+	// themselves. It is zero for stores that send one request for each call.
 	Attempt time.Duration
 }
 
-// A Request asks for an entry.
+// A Request describes a new entry.
 type Request struct {
 	// Name is the lock's name. It has passed [CheckName].
 	Name string
-	// Mode is what the entry asks for.
+	// Mode is the requested mode.
 	Mode line.Mode
-	// Owner is who asks. The store keeps it with the entry as it is, Since included, readable by everyone. A store that
-	// writes entries down only as they are admitted sets Obtained.
+	// Owner describes the client. The store stores it unchanged, Since included, and everyone can
+	// read it. A store that writes entries only when they are admitted sets Obtained.
 	Owner Owner
-	// Try asks for the entry only if it is admitted at once.
+	// Try means that the entry is added only if it is admitted at once.
 	Try bool
-	// Notify is called with each change of the entry's standing, one call at a time and in order. The first
-	// call may come before Enqueue returns. The last standing is always delivered; those in between may be
-	// skipped. After a standing that is [Gone] it is not called again.
+	// Notify is called for each change of the entry's standing, one call at a time and in order.
+	// The first call may come before Enqueue returns. Intermediate standings may be skipped, but
+	// the last one is always delivered. [Gone] is the last standing.
 	//
-	// Notify is called from the goroutine that heard of the change, for the shortest hand-over: it must not
-	// block and must not call the store.
+	// It is called by the goroutine that received the change, so that a hand-over takes as little
+	// time as possible. It must not block or call the store.
 	Notify func(Standing)
 }
 
-// State is what a standing says of an entry.
+// State is the state of an entry in its line.
 type State uint8
 
 const (
-	// Waiting: others must leave first.
+	// Waiting: the entry waits for others to leave.
 	Waiting State = iota
-	// Admitted: it is the entry's turn.
+	// Admitted: the rules of package line admit the entry.
 	Admitted
-	// Gone: the entry is not in its line any more, though nobody withdrew it. It never comes back.
+	// Gone: the entry is out of its line without having been withdrawn. This state is final.
 	Gone
 )
 
@@ -211,79 +225,81 @@ func (s State) String() string {
 	}
 }
 
-// A Standing is how an entry stands in its line.
+// A Standing is an entry's state in its line, and its position.
 type Standing struct {
 	State State
-	// Ahead is, while waiting, how many entries must leave before this one's turn; at least 1.
+	// Ahead is how many entries must leave before a waiting entry is admitted; at least 1.
 	Ahead int
-	// Order is the store's order of admissions. It is set when the state is Admitted, and before that in stores
-	// that fix it on arrival. It is positive and below 2^52, so that a token made of it fits a signed 64-bit
-	// integer.
+	// Order is the entry's position in the store's order of admissions. It is set if the entry is
+	// admitted, and earlier on stores that assign it on arrival. It is positive and below 2^52, so
+	// that a token made from it fits a signed 64-bit integer.
 	Order uint64
-	// Cause is, when the state is Gone, an error that says why, matching [ErrGone] or [ErrSessionLost].
+	// Cause says why the entry is gone. It matches [ErrGone] or [ErrSessionLost].
 	Cause error
 }
 
-// MaxOrder is the largest order a token can be made of. A store that runs past it fails closed.
+// MaxOrder is the largest order that a token can be made from. A store that reaches it must return
+// errors rather than exceed it.
 const MaxOrder = 1<<52 - 1
 
-// Capabilities say what a store can do.
+// Capabilities are the features and limits of a store.
 type Capabilities struct {
-	// Kind names the kind of store: "etcd", "redis", "memory". It is one word, for messages and metrics.
+	// Kind is the kind of store in one word, for messages and metrics: "etcd", "redis", "memory".
 	Kind string
-	// Fair is set if admission follows arrival.
+	// Fair is set if entries are admitted in order of arrival.
 	Fair bool
-	// SharedModes is set if entries other than exclusive ones are possible. Where it is not, enqueueing one is
-	// an error matching [ErrUnsupported].
+	// SharedModes is set if the store supports modes other than exclusive. If not, Enqueue with
+	// another mode returns an error matching [ErrUnsupported].
 	SharedModes bool
-	// Fencing is set if Order is what the contract says. Where it is not, Order is zero and there are no tokens.
+	// Fencing is set if Order is as promised. If not, Order is zero and there are no fencing
+	// tokens.
 	Fencing bool
-	// ReleaseAfter is set if a lock can stay closed after its release, even if the session ends: if tickets have
-	// [Extensions.WithdrawAfter].
+	// ReleaseAfter is set if tickets have [Extensions.WithdrawAfter].
 	ReleaseAfter bool
-	// OwnerUpdates is set if an entry's owner can be changed while it stands: if tickets have [Extensions.SetOwner].
+	// OwnerUpdates is set if tickets have [Extensions.SetOwner].
 	OwnerUpdates bool
-	// Contention is set if a holder can be told that others wait: if tickets have [Extensions.NotifyContended].
+	// Contention is set if tickets have [Extensions.NotifyContended].
 	Contention bool
-	// ClearMarks removes markers under name: those of the entries with the given orders, which [Extensions.Mark] has
-	// returned. Markers that are not there need not be removed. On failure some may be gone and others not.
+	// ClearMarks removes the markers of the entries with the given orders, which [Extensions.Mark]
+	// returned, from a name. Missing markers are not an error. After a failure some may be removed
+	// and others not.
 	//
-	// It is nil if the store keeps no markers; tickets have Mark if it is not. Markers are known by the orders of their
-	// entries, so Fencing is set too.
+	// It is nil if the store keeps no markers; otherwise tickets have Mark. Markers are identified
+	// by the orders of their entries, so a store with markers also has Fencing.
 	ClearMarks func(ctx context.Context, name string, orders []uint64) error
-	// MinTTL and MaxTTL bound the TTL of a session. A store that cannot know before asking its server tells the
-	// widest bounds, and Open's error the real ones.
+	// MinTTL and MaxTTL are the limits of a session's TTL. A store that learns its limits from the
+	// server returns the widest ones here, and the server's in the error of Open.
 	MinTTL, MaxTTL time.Duration
 }
 
-// A Line is the queue behind one name, as read at one moment.
+// A Line is the line of one name at one moment.
 type Line struct {
 	// Name is the lock's name.
 	Name string `json:"name"`
-	// Entries are those who stand there, in order of admission.
+	// Entries are all entries, in order of admission.
 	Entries []Entry `json:"entries"`
-	// Remarks tell a person what is odd about the line, and what to do: a foreign key that other clients would
-	// wait for, for example.
+	// Remarks say what is wrong with the line and what to do, for example about a foreign key that
+	// other clients would wait for.
 	Remarks []string `json:"remarks,omitempty"`
 }
 
-// An Entry is one place in a line, as everybody can read it. What it says of itself may change while it stands: Line
-// shows it as it is, Watch tells that it may be another, and Notify does not, because its standing is the same.
+// An Entry is one entry of a line, as all clients see it. Changes of its owner are visible to Line
+// and reported by Watch, but not by Notify, because the standing does not change.
 type Entry struct {
-	// Order is the entry's place in the store's order; see [Standing.Order]. Zero if the store gives it at
-	// admission and the entry still waits.
+	// Order is the entry's position in the store's order; see [Standing.Order]. It is zero while
+	// the entry waits on a store that assigns orders at admission.
 	Order uint64 `json:"order"`
-	// Mode is what the entry asks for.
+	// Mode is the requested mode.
 	Mode line.Mode `json:"mode"`
-	// Admitted is set if it is the entry's turn.
+	// Admitted is set if the entry is admitted.
 	Admitted bool `json:"admitted"`
-	// Session names the session the entry belongs to; see [Session.ID].
+	// Session is the ID of the entry's session; see [Session.ID].
 	Session string `json:"session"`
-	// Foreign is set if another client than Stile made the entry; then Owner is empty.
+	// Foreign is set if a client other than Stile made the entry; then Owner is empty.
 	Foreign bool `json:"foreign,omitempty"`
-	// Owner is who stands there.
+	// Owner describes the holder or waiter.
 	Owner Owner `json:"owner"`
-	// Remaining is how much longer the entry's session lives if it is not confirmed again. Zero if the store did
-	// not tell.
+	// Remaining is how long the session will live if it is not confirmed again; zero if the store
+	// does not know.
 	Remaining time.Duration `json:"remaining_ns,omitempty"`
 }

@@ -1,41 +1,44 @@
-// Package keeper is the one place in Stile where time is judged: it keeps sessions alive and decides until when
-// what is held under them counts as held.
+// Package keeper keeps sessions alive and decides how long their holds are valid. It is the only
+// place in Stile that makes decisions about time.
 //
 // # The rule
 //
-// A store promises that a session lives for its TTL after it was confirmed. The client does not know when that
-// was. It does know when it sent the request, which was earlier, so it counts from there:
+// A store promises to keep a session for its TTL after each confirmation. The client does not know
+// when the store confirmed it, but it knows when it sent the request, which was earlier. So it
+// counts from there:
 //
-//	valid until = sending of the last confirmed request + granted TTL − slack − margin
+//	valid until = time at which the last confirmed request was sent + granted TTL − slack − margin
 //
 //	client   ──── send ────────────────── reply ─────────────────── valid until ┐
 //	               │  \                   /                                     │ slack + margin
 //	store    ──────┼── confirmed ────────────────────────────────────────────── expires
 //	               └── counted from here      └── not from here
 //
-// Counting from the reply is the classic mistake: a slow reply makes the holder believe for longer than the store
-// does. It is planted in this package's tests, where the explorer has to find it.
+// Counting from the reply is the classic mistake: after a slow reply, the holder believes in its
+// lock for longer than the store does. This package's tests contain that mistake on purpose, and
+// the explorer must find it.
 //
 // # The states
 //
 //	        renewal overdue              deadline
 //	┌──────┐ ───────────────▶ ┌─────────┐ ─────────▶ ┌──────┐
-//	│ held │                  │ at risk │            │ lost │   for good, once, with one reason
+//	│ held │                  │ at risk │            │ lost │   final, with one reason
 //	└──────┘ ◀─────────────── └─────────┘            └──────┘
 //	    │       confirmed                               ▲
-//	    └───── the store says so, or the client closes ─┘
+//	    └── the store reports it, or Close is called ───┘
 //
-// A request that fails, or whose outcome is unknown, loses nothing before the deadline: it counts as not made.
+// A request that fails or gets no reply changes nothing before the deadline.
 //
-// # What is assumed
+// # Assumptions
 //
-// "Nobody else is admitted while I am valid" holds if the store keeps its promise (it does not end a session
-// early, nor remove an entry before its session ends) and if the clocks of client and store run at rates that
-// differ by less than the margin allows. Clocks need not agree on what time it is, and may step. Where a store
-// is known to break its promise, fencing tokens are what remains; docs/guarantees.md has the list.
+// While a hold is valid, no conflicting entry is admitted, provided that the store keeps its
+// promise (it neither ends a session early nor removes an entry before its session ends) and that
+// the clock rates of client and store differ by less than the margin allows. The clocks may show
+// different times, and may jump. Where a store is known to break its promise, only fencing tokens
+// protect; docs/guarantees.md has the list.
 //
 // # The parts
 //
-// [Lease] is the rules, without clock or I/O. [Session] runs one: it sends the requests, sets the timers and tells
-// of the changes.
+// [Lease] has the rules and neither a clock nor I/O. [Session] runs a lease: it sends the requests,
+// sets the timers and calls the [Callbacks].
 package keeper

@@ -31,9 +31,9 @@ const maxClients = 3
 
 // model is what can happen, and what must not.
 type model struct {
-	clients int
-	ttl     time.Duration // by the store's clock
-	terms   Terms         // by the client's
+	clients  int
+	ttl      time.Duration // by the store's clock
+	schedule Schedule      // by the client's
 
 	// lag lets the clock of client 0 lose a tick, but not two within so many ticks. Zero: its clock is exact.
 	lag int
@@ -50,7 +50,7 @@ type model struct {
 	lingering bool
 
 	// The three places where a mistake can be planted; see newModel for the shipping ones.
-	granted    func(terms Terms, sent, now Instant) Lease
+	granted    func(schedule Schedule, sent, now Instant) Lease
 	answered   func(l *Lease, sent, now Instant)
 	unanswered func(l *Lease, sent, now Instant)
 
@@ -61,14 +61,14 @@ type model struct {
 }
 
 // newModel returns the model of the shipping code, in which the store keeps its promises.
-func newModel(clients int, ttl time.Duration, terms Terms) *model {
+func newModel(clients int, ttl time.Duration, schedule Schedule) *model {
 	return &model{
 		clients:    clients,
 		ttl:        ttl,
-		terms:      terms,
-		granted:    Granted,
-		answered:   func(l *Lease, sent, now Instant) { l.Answered(sent, now) },
-		unanswered: func(l *Lease, _, now Instant) { l.Unanswered(now) },
+		schedule:   schedule,
+		granted:    NewLease,
+		answered:   func(l *Lease, sent, now Instant) { l.RequestConfirmed(sent, now) },
+		unanswered: func(l *Lease, _, now Instant) { l.RequestFailed(now) },
 		check:      (*model).checkPromises,
 	}
 }
@@ -262,9 +262,9 @@ func (m *model) step(w *world, e event, next *world) (wrong string) {
 	case opens:
 		c.request, c.sent = opening, c.clock
 	case renews:
-		c.lease.Look(c.clock)
+		c.lease.Advance(c.clock)
 		if c.lease.Due(c.clock) {
-			c.lease.Asked(c.clock)
+			c.lease.RequestSent(c.clock)
 			c.request, c.sent = renewing, c.clock
 		}
 	case arrives:
@@ -393,10 +393,10 @@ func (m *model) arrive(w *world, c *client) {
 // reply brings the outcome of a request to the client.
 func (m *model) reply(c *client) {
 	before := c.lease
-	before.Look(c.clock)
+	before.Advance(c.clock)
 	switch c.request {
 	case opened:
-		c.open, c.lease = true, m.granted(m.terms, c.sent, c.clock)
+		c.open, c.lease = true, m.granted(m.schedule, c.sent, c.clock)
 	case renewed:
 		m.answered(&c.lease, c.sent, c.clock)
 		if before.State() == AtRisk && c.lease.State() == Held {
@@ -417,7 +417,7 @@ func (m *model) reply(c *client) {
 // hear brings the oldest news of its entry to the client.
 func (m *model) hear(c *client) {
 	admission := c.news != goneNews
-	c.lease.Look(c.clock)
+	c.lease.Advance(c.clock)
 	switch {
 	case c.lease.State() == Lost: // it has no ears for it
 		c.news = noNews
@@ -641,7 +641,7 @@ func (m *model) clientKey(w *world, i int, smaller func(int) int) uint64 {
 	p.number(c.sinceLag, 4)
 	p.number(int(c.request), 3)
 	if c.request != noRequest {
-		p.number(clamp(c.clock-c.sent, m.terms.Valid), 4)
+		p.number(clamp(c.clock-c.sent, m.schedule.Valid), 4)
 	}
 	p.bit(c.alive)
 	p.bit(c.inLine)
@@ -661,9 +661,9 @@ func (m *model) clientKey(w *world, i int, smaller func(int) int) uint64 {
 		return p.bits // its session may end at any moment from here on, and no news matters
 	default:
 		p.number(2, 2)
-		p.number(clamp(c.clock-c.lease.confirmed, m.terms.Valid), 4)
-		p.bit(c.lease.asking)
-		if !c.lease.asking {
+		p.number(clamp(c.clock-c.lease.confirmed, m.schedule.Valid), 4)
+		p.bit(c.lease.inFlight)
+		if !c.lease.inFlight {
 			p.number(clamp(c.lease.next-c.clock, m.ttl), 4)
 		}
 	}

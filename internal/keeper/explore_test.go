@@ -15,12 +15,12 @@ import (
 
 // exact are terms for clocks that are exact: the last moment at which a holder is valid is the one before its session
 // may end. A request is due whenever none is under way, so that it is sent at every possible moment.
-func exact(ttl time.Duration) Terms {
-	return Terms{Valid: ttl, Every: 0, Attempt: 1, Retry: 0, Overdue: max(1, ttl/2)}
+func exact(ttl time.Duration) Schedule {
+	return Schedule{Valid: ttl, Every: 0, Attempt: 1, Retry: 0, Overdue: max(1, ttl/2)}
 }
 
 // withMargin are terms for clocks that lose up to one tick in a TTL.
-func withMargin(ttl time.Duration) Terms { return exact(ttl - 1) }
+func withMargin(ttl time.Duration) Schedule { return exact(ttl - 1) }
 
 // mostStates is far above what any walk here needs; beyond it something is wrong with the model.
 const mostStates = 4_000_000
@@ -158,7 +158,7 @@ func TestExploreStatesOfOneKeyHaveOneFuture(t *testing.T) {
 
 // Promise: P1
 func TestExploreFindsDeadlinesCountedFromTheReply(t *testing.T) {
-	fromReply := func(l *Lease, _, now Instant) { l.Answered(now, now) }
+	fromReply := func(l *Lease, _, now Instant) { l.RequestConfirmed(now, now) }
 	for clients := 2; clients <= maxClients; clients++ {
 		m := newModel(clients, 2, exact(2))
 		m.answered = fromReply
@@ -169,14 +169,14 @@ func TestExploreFindsDeadlinesCountedFromTheReply(t *testing.T) {
 
 func TestExploreFindsTheFirstDeadlineCountedFromTheReply(t *testing.T) {
 	m := newModel(2, 3, exact(3))
-	m.granted = func(terms Terms, _, now Instant) Lease { return Granted(terms, now, now) }
+	m.granted = func(schedule Schedule, _, now Instant) Lease { return NewLease(schedule, now, now) }
 	m.check = (*model).checkOverlap
 	find(t, m, "both hold")
 }
 
 func TestExploreFindsUnansweredRequestsThatCount(t *testing.T) {
 	m := newModel(2, 3, exact(3))
-	m.unanswered = func(l *Lease, sent, now Instant) { l.Answered(sent, now) }
+	m.unanswered = func(l *Lease, sent, now Instant) { l.RequestConfirmed(sent, now) }
 	m.check = (*model).checkOverlap
 	find(t, m, "both hold")
 }
@@ -184,7 +184,7 @@ func TestExploreFindsUnansweredRequestsThatCount(t *testing.T) {
 // Promise: P1
 func TestExploreFindsRepliesThatRaiseTheDead(t *testing.T) {
 	raise := func(l *Lease, sent, now Instant) {
-		l.Answered(sent, now)
+		l.RequestConfirmed(sent, now)
 		if l.state == Lost && l.cause == Deadline {
 			l.state, l.confirmed = Held, max(l.confirmed, sent)
 		}

@@ -9,37 +9,38 @@ import (
 	"github.com/stilelock/stile/store"
 )
 
-// Instant is a moment on the clock that never steps and counts suspends.
+// Instant is a time of a clock that never jumps and that counts suspends.
 type Instant = bootclock.Instant
 
-// Terms are the durations by which a session is kept. They follow from what the store granted; see [TermsFor].
-type Terms struct {
-	// Valid is how long a confirmation is good for, counted from before its request was sent.
+// A Schedule has the durations by which a session is kept; see [ScheduleFor].
+type Schedule struct {
+	// Valid is how long a confirmation is valid, counted from when its request was sent.
 	Valid time.Duration
-	// Every is the time from one request to the next, if it was answered.
+	// Every is the time from one request to the next if it was confirmed.
 	Every time.Duration
-	// Attempt is how long one request may take. A request given up proves nothing.
+	// Attempt is the timeout of one request.
 	Attempt time.Duration
 	// Retry is the time from a failed request to the next.
 	Retry time.Duration
-	// Overdue is how old a confirmation is when its holds are at risk.
+	// Overdue is the age of the last confirmation at which the session is at risk.
 	Overdue time.Duration
 }
 
-// TermsFor derives the terms from what the store granted.
+// ScheduleFor returns the schedule for the terms that the store granted.
 //
-// A confirmation is good for the TTL less the store's slack less a margin of a tenth of the TTL. The margin
-// covers clocks that run at different rates (real ones differ by parts in ten thousand) and, mostly, gives a
-// holder's code the time to stop between being told and being replaced. Requests go out every third of the
-// valid time, so that two may fail in a row before anything is lost. A store that repeats lost requests by itself says
-// how long an attempt may take.
-func TermsFor(granted store.Terms) Terms {
+// A confirmation is valid for the TTL less the store's slack less a margin of a tenth of the TTL.
+// The margin allows for clocks that run at different rates; real ones differ by parts in ten
+// thousand. Most of it is time for the holder's code to stop between the notification of the loss
+// and the admission of the next holder. Requests are sent every third of the valid time, so two in
+// a row may fail before anything is lost. A store that repeats lost requests itself sets the
+// timeout of an attempt.
+func ScheduleFor(granted store.Terms) Schedule {
 	valid := granted.TTL - granted.TTL/10 - granted.Slack
 	attempt := granted.Attempt
 	if attempt == 0 {
 		attempt = valid / 5
 	}
-	return Terms{
+	return Schedule{
 		Valid:   valid,
 		Every:   valid / 3,
 		Attempt: attempt,
@@ -48,52 +49,52 @@ func TermsFor(granted store.Terms) Terms {
 	}
 }
 
-// State is how a session stands.
+// State is the state of a session.
 type State uint8
 
 const (
-	// Held: confirmed, and renewed in time.
+	// Held: the session is confirmed, and renewed in time.
 	Held State = iota
-	// AtRisk: renewal is overdue; what is held is still valid.
+	// AtRisk: renewal is overdue; the holds are still valid.
 	AtRisk
-	// Lost: what was held can no longer be shown to be held. It is never held again.
+	// Lost: the holds are no longer valid. This state is final.
 	Lost
 )
 
 // String returns "held", "at risk" or "lost".
 func (s State) String() string { return [...]string{"held", "at risk", "lost"}[s] }
 
-// Lease is the pure core of the keeper: all that is known of one session's life, and the rules of what follows
-// from it. It has no clock; the present comes with every call. It is a value that can be copied and compared,
-// which is how the explorer of this package's tests walks through all its futures.
+// A Lease is the pure core of the keeper: what is known about one session, and the rules that
+// follow from it. It has no clock; the current time is a parameter of each call. It is a value that
+// can be copied and compared, so the explorer in this package's tests can walk through all of its
+// futures.
 //
-// Each method that is told something first looks at the time: a reply that is handled after the deadline does not
-// bring back what was lost at the deadline, because a holder may have seen the loss meanwhile, and another may
-// have been admitted. So validity ends once.
+// Every method that records an event first advances the lease to the current time. A reply that is
+// handled after the deadline therefore cannot undo the loss: a holder may have seen the loss
+// already, and another client may have been admitted. So validity ends only once.
 type Lease struct {
-	terms     Terms
-	confirmed Instant // before the last confirmed request was sent
+	schedule  Schedule
+	confirmed Instant // when the last confirmed request was sent
 	next      Instant // when the next request is due
-	asking    bool    // a request is under way
+	inFlight  bool    // a request was sent and has no outcome yet
 	state     State
 	cause     Reason
 }
 
-// Granted returns the lease of a session that was opened by a request sent at the instant sent.
-func Granted(terms Terms, sent, now Instant) Lease {
-	l := Lease{terms: terms, confirmed: sent, next: sent.Add(terms.Every)}
-	l.Look(now)
+// NewLease returns the lease of a session that was opened by a request sent at the given time.
+func NewLease(schedule Schedule, sent, now Instant) Lease {
+	l := Lease{schedule: schedule, confirmed: sent, next: sent.Add(schedule.Every)}
+	l.Advance(now)
 	return l
 }
 
-// Deadline is the instant at which the lease is lost if nothing is heard until then: the sending of the last
-// confirmed request plus the time it is good for.
-func (l Lease) Deadline() Instant { return l.confirmed.Add(l.terms.Valid) }
+// Deadline returns when the lease is lost if no further request is confirmed.
+func (l Lease) Deadline() Instant { return l.confirmed.Add(l.schedule.Valid) }
 
-// ValidAt reports whether what is held under the lease is still held at the instant now.
+// ValidAt reports whether the holds of the lease are valid at the given time.
 func (l Lease) ValidAt(now Instant) bool { return l.state != Lost && now.Before(l.Deadline()) }
 
-// State returns how the lease stood when it was last told something.
+// State returns the state after the last recorded event.
 func (l Lease) State() State { return l.state }
 
 // Reason returns why the lease was lost.
@@ -103,64 +104,65 @@ func (l Lease) Reason() Reason { return l.cause }
 func (l Lease) Confirmed() Instant { return l.confirmed }
 
 // Due reports whether a request should be sent now.
-func (l Lease) Due(now Instant) bool { return l.state != Lost && !l.asking && !now.Before(l.next) }
+func (l Lease) Due(now Instant) bool { return l.state != Lost && !l.inFlight && !now.Before(l.next) }
 
-// Wake returns the next instant at which time alone changes something.
+// Wake returns the next time at which the state changes or a request is due, if nothing else
+// happens.
 func (l Lease) Wake() Instant {
 	wake := l.Deadline()
 	if l.state == Held {
-		wake = min(wake, l.confirmed.Add(l.terms.Overdue))
+		wake = min(wake, l.confirmed.Add(l.schedule.Overdue))
 	}
-	if !l.asking {
+	if !l.inFlight {
 		wake = min(wake, l.next)
 	}
 	return wake
 }
 
-// Look lets the lease see what time it is.
-func (l *Lease) Look(now Instant) {
+// Advance updates the state to the given time.
+func (l *Lease) Advance(now Instant) {
 	switch {
 	case l.state == Lost:
 	case !now.Before(l.Deadline()):
 		l.lose(Deadline)
-	case !now.Before(l.confirmed.Add(l.terms.Overdue)):
+	case !now.Before(l.confirmed.Add(l.schedule.Overdue)):
 		l.state = AtRisk
 	default:
 		l.state = Held
 	}
 }
 
-// Asked tells the lease that a request is being sent.
-func (l *Lease) Asked(now Instant) {
-	l.Look(now)
-	l.asking = true
+// RequestSent records that a request is being sent.
+func (l *Lease) RequestSent(now Instant) {
+	l.Advance(now)
+	l.inFlight = true
 }
 
-// Answered tells the lease that the request sent at the instant sent was confirmed. It counts from sent: when the
-// authority looked at the request is not known, only that it was later. A late answer to an early request never
-// moves the deadline back.
-func (l *Lease) Answered(sent, now Instant) {
-	l.Look(now)
-	l.asking = false
+// RequestConfirmed records that the request sent at the given time was confirmed. The new deadline
+// counts from that time, because the store handled the request at an unknown later time. A late
+// reply to an early request never moves the deadline back.
+func (l *Lease) RequestConfirmed(sent, now Instant) {
+	l.Advance(now)
+	l.inFlight = false
 	if l.state == Lost {
 		return
 	}
 	l.confirmed = max(l.confirmed, sent)
-	l.next = l.confirmed.Add(l.terms.Every)
-	l.Look(now)
+	l.next = l.confirmed.Add(l.schedule.Every)
+	l.Advance(now)
 }
 
-// Unanswered tells the lease that a request failed or was given up. It may have been carried out, so it neither
-// helps nor harms: nothing is lost before the deadline.
-func (l *Lease) Unanswered(now Instant) {
-	l.Look(now)
-	l.asking = false
-	l.next = now.Add(l.terms.Retry)
+// RequestFailed records that a request failed or timed out. The store may have handled it or not,
+// so the deadline stays as it is.
+func (l *Lease) RequestFailed(now Instant) {
+	l.Advance(now)
+	l.inFlight = false
+	l.next = now.Add(l.schedule.Retry)
 }
 
-// End tells the lease that the session has ended for the given reason.
+// End records that the session has ended for the given reason.
 func (l *Lease) End(reason Reason, now Instant) {
-	l.Look(now)
+	l.Advance(now)
 	if l.state != Lost {
 		l.lose(reason)
 	}
@@ -170,16 +172,16 @@ func (l *Lease) lose(reason Reason) {
 	l.state, l.cause = Lost, reason
 }
 
-// Reason is why something was lost.
+// Reason is why a session or a hold was lost.
 type Reason uint8
 
 const (
-	// Deadline: no confirmation arrived in time. The store may think otherwise, but nobody here can know.
+	// Deadline: no confirmation arrived in time. The store may still have the session.
 	Deadline Reason = iota + 1
-	// Expired: the store said that the session has ended.
+	// Expired: the store reported that the session has ended.
 	Expired
-	// Evicted: the store said that the entry is gone, and has not said so of the session. It may have ended: on etcd the
-	// loss of the entry is heard of first.
+	// Evicted: the store reported that the entry is gone, and nothing about the session. The
+	// session may have ended too: on etcd the loss of the entry is reported first.
 	Evicted
 	// Closed: the client was closed.
 	Closed
@@ -201,18 +203,19 @@ func (r Reason) String() string {
 	}
 }
 
-// ErrLost is what the cause of every lost hold matches.
+// ErrLost is matched by every [LostError].
 var ErrLost = errors.New("lock lost")
 
-// LostError says why something was lost. It matches [ErrLost] and whatever Err matches.
+// A LostError says why a session or a hold was lost. It matches [ErrLost] and everything that Err
+// matches.
 type LostError struct {
-	// Reason is which of the ways to lose it was.
+	// Reason is the kind of loss.
 	Reason Reason
-	// Err is what was last heard from the store: why the requests failed, or what it said. It may be nil.
+	// Err is the last error from the store; it may be nil.
 	Err error
 }
 
-// Error returns the reason and what was heard.
+// Error returns the reason and Err.
 func (e *LostError) Error() string {
 	if e.Err == nil {
 		return fmt.Sprintf("%v: %v", ErrLost, e.Reason)

@@ -11,7 +11,7 @@ import (
 
 // In the tests below a TTL of 30 s is granted. A confirmation is then good for 27 s, renewed every 9 s, overdue after
 // 13.5 s; a failed request is made again after 0.9 s.
-var terms30 = TermsFor(store.Terms{TTL: 30 * time.Second})
+var terms30 = ScheduleFor(store.Terms{TTL: 30 * time.Second})
 
 // at is the instant that many seconds after the beginning.
 func at(seconds float64) Instant { return Instant(seconds * float64(time.Second)) }
@@ -19,30 +19,30 @@ func at(seconds float64) Instant { return Instant(seconds * float64(time.Second)
 func TestTermsFor(t *testing.T) {
 	tests := []struct {
 		granted store.Terms
-		want    Terms
+		want    Schedule
 	}{
 		{
 			store.Terms{TTL: 30 * time.Second},
-			Terms{
+			Schedule{
 				Valid: 27 * time.Second, Every: 9 * time.Second, Attempt: 5400 * time.Millisecond,
 				Retry: 900 * time.Millisecond, Overdue: 13500 * time.Millisecond,
 			},
 		},
 		{
 			store.Terms{TTL: 30 * time.Second, Slack: 10 * time.Second}, // ZooKeeper
-			Terms{
+			Schedule{
 				Valid: 17 * time.Second, Every: 17 * time.Second / 3, Attempt: 3400 * time.Millisecond,
 				Retry: 17 * time.Second / 30, Overdue: 8500 * time.Millisecond,
 			},
 		},
 	}
 	own := store.Terms{TTL: 30 * time.Second, Slack: 10 * time.Second, Attempt: 9 * time.Second}
-	if got, want := TermsFor(own), TermsFor(tests[1].granted); got.Attempt != own.Attempt || got.Valid != want.Valid ||
+	if got, want := ScheduleFor(own), ScheduleFor(tests[1].granted); got.Attempt != own.Attempt || got.Valid != want.Valid ||
 		got.Every != want.Every || got.Retry != want.Retry {
 		t.Errorf("%+v give %+v, want but for the attempts %+v", own, got, want)
 	}
 	for _, tt := range tests {
-		got := TermsFor(tt.granted)
+		got := ScheduleFor(tt.granted)
 		if got != tt.want {
 			t.Errorf("%+v give\n\t%+v, want\n\t%+v", tt.granted, got, tt.want)
 		}
@@ -62,11 +62,11 @@ func TestLease(t *testing.T) {
 		state    State
 		deadline float64
 	}
-	asks := func(l *Lease, now Instant) { l.Asked(now) }
-	looks := func(l *Lease, now Instant) { l.Look(now) }
-	fails := func(l *Lease, now Instant) { l.Unanswered(now) }
+	asks := func(l *Lease, now Instant) { l.RequestSent(now) }
+	looks := func(l *Lease, now Instant) { l.Advance(now) }
+	fails := func(l *Lease, now Instant) { l.RequestFailed(now) }
 	answer := func(sent float64) func(*Lease, Instant) {
-		return func(l *Lease, now Instant) { l.Answered(at(sent), now) }
+		return func(l *Lease, now Instant) { l.RequestConfirmed(at(sent), now) }
 	}
 	ends := func(r Reason) func(*Lease, Instant) {
 		return func(l *Lease, now Instant) { l.End(r, now) }
@@ -153,7 +153,7 @@ func TestLease(t *testing.T) {
 	}
 	for _, sc := range scenarios {
 		t.Run(sc.name, func(t *testing.T) {
-			l := Granted(terms30, at(sc.sent), at(sc.opened))
+			l := NewLease(terms30, at(sc.sent), at(sc.opened))
 			for _, s := range sc.steps {
 				now := at(s.at)
 				s.do(&l, now)
@@ -176,7 +176,7 @@ func TestLease(t *testing.T) {
 
 // Time alone ends validity: nobody needs to have told the lease what time it is.
 func TestLeaseIsNotValidAfterItsDeadlineThoughNobodyLooked(t *testing.T) {
-	l := Granted(terms30, at(0), at(0))
+	l := NewLease(terms30, at(0), at(0))
 	if !l.ValidAt(at(26.999)) || l.ValidAt(at(27)) {
 		t.Errorf("valid just before the deadline: %v, at it: %v", l.ValidAt(at(26.999)), l.ValidAt(at(27)))
 	}
@@ -189,16 +189,16 @@ func TestLeaseDue(t *testing.T) {
 			t.Errorf("at %v a request is due: %v, want %v", seconds, got, want)
 		}
 	}
-	l := Granted(terms30, at(0), at(1))
+	l := NewLease(terms30, at(0), at(1))
 	due(l, 8.9, false)
 	due(l, 9, true)
-	l.Asked(at(9))
+	l.RequestSent(at(9))
 	due(l, 20, false) // one at a time
-	l.Unanswered(at(14.4))
+	l.RequestFailed(at(14.4))
 	due(l, 15.2, false)
 	due(l, 15.3, true)
-	l.Asked(at(15.3))
-	l.Answered(at(15.3), at(16))
+	l.RequestSent(at(15.3))
+	l.RequestConfirmed(at(15.3), at(16))
 	due(l, 24.2, false)
 	due(l, 24.3, true)
 	l.End(Closed, at(24.3))
@@ -207,9 +207,9 @@ func TestLeaseDue(t *testing.T) {
 
 // randomLife tells a lease random things at random times, in the order of time, and lets check look after each. The
 // durations are so small that things coincide all the time.
-func randomLife(r *rand.Rand, terms Terms, from Instant, check func(l Lease, now Instant)) {
+func randomLife(r *rand.Rand, schedule Schedule, from Instant, check func(l Lease, now Instant)) {
 	now := from
-	l := Granted(terms, now, now.Add(time.Duration(r.IntN(3))))
+	l := NewLease(schedule, now, now.Add(time.Duration(r.IntN(3))))
 	sent := now
 	for range 40 {
 		now = now.Add(time.Duration(r.IntN(4)))
@@ -218,20 +218,20 @@ func randomLife(r *rand.Rand, terms Terms, from Instant, check func(l Lease, now
 		}
 		switch r.IntN(8) {
 		case 0, 1, 2:
-			if l.Look(now); l.Due(now) {
-				l.Asked(now)
+			if l.Advance(now); l.Due(now) {
+				l.RequestSent(now)
 				sent = now
 			}
 		case 3, 4:
-			if l.asking {
-				l.Answered(sent, now)
+			if l.inFlight {
+				l.RequestConfirmed(sent, now)
 			}
 		case 5:
-			if l.asking {
-				l.Unanswered(now)
+			if l.inFlight {
+				l.RequestFailed(now)
 			}
 		case 6:
-			l.Look(now)
+			l.Advance(now)
 		case 7:
 			if r.IntN(10) == 0 {
 				l.End(Expired, now)
@@ -241,10 +241,10 @@ func randomLife(r *rand.Rand, terms Terms, from Instant, check func(l Lease, now
 	}
 }
 
-func randomTerms(r *rand.Rand) Terms {
+func randomTerms(r *rand.Rand) Schedule {
 	d := func() time.Duration { return time.Duration(1 + r.IntN(6)) }
 	valid := 2 + d()
-	return Terms{Valid: valid, Every: d(), Attempt: d(), Retry: d(), Overdue: min(d(), valid)}
+	return Schedule{Valid: valid, Every: d(), Attempt: d(), Retry: d(), Overdue: min(d(), valid)}
 }
 
 // The runner sleeps until Wake. It must neither sleep past anything, nor wake up for nothing: until then time changes
@@ -254,7 +254,7 @@ func TestLeaseWake(t *testing.T) {
 	for i := range uint64(20_000) {
 		r := rand.New(rand.NewPCG(seed, i))
 		randomLife(r, randomTerms(r), 0, func(l Lease, now Instant) {
-			l.Look(now)
+			l.Advance(now)
 			if l.State() == Lost || l.Due(now) {
 				return // there is something to do now
 			}
@@ -265,14 +265,14 @@ func TestLeaseWake(t *testing.T) {
 			}
 			for soon := now; soon < wake; soon++ {
 				later := l
-				later.Look(soon)
+				later.Advance(soon)
 				if later != l || later.Due(soon) || !later.ValidAt(soon) {
 					t.Fatalf("seed %d, %d: at %d something happens, but Wake is %d: the runner would sleep past it\n%+v",
 						seed, i, soon, wake, l)
 				}
 			}
 			later := l
-			if later.Look(wake); later == l && !later.Due(wake) {
+			if later.Advance(wake); later == l && !later.Due(wake) {
 				t.Fatalf("seed %d, %d: Wake is %d, but nothing happens then\n%+v", seed, i, wake, l)
 			}
 		})
@@ -284,11 +284,11 @@ func TestLeaseIsTheSameAtAllTimes(t *testing.T) {
 	const shift = 1_000_003
 	seed := rand.Uint64()
 	for i := range uint64(5_000) {
-		terms := randomTerms(rand.New(rand.NewPCG(seed, i)))
+		schedule := randomTerms(rand.New(rand.NewPCG(seed, i)))
 		var early []Lease
-		randomLife(rand.New(rand.NewPCG(seed, i)), terms, 0, func(l Lease, _ Instant) { early = append(early, l) })
+		randomLife(rand.New(rand.NewPCG(seed, i)), schedule, 0, func(l Lease, _ Instant) { early = append(early, l) })
 		at := 0
-		randomLife(rand.New(rand.NewPCG(seed, i)), terms, shift, func(l Lease, _ Instant) {
+		randomLife(rand.New(rand.NewPCG(seed, i)), schedule, shift, func(l Lease, _ Instant) {
 			want := early[at]
 			want.confirmed += shift
 			want.next += shift

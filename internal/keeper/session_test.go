@@ -47,8 +47,8 @@ func (j *journal) expect(t *testing.T, want ...string) {
 	}
 }
 
-func (j *journal) watcher() Watcher {
-	return Watcher{
+func (j *journal) callbacks() Callbacks {
+	return Callbacks{
 		Confirmed:   func(roundTrip, _ time.Duration) { j.write("confirmed in %v", roundTrip) },
 		Unconfirmed: func(err error, _ time.Duration) { j.write("unconfirmed: %v", err) },
 		AtRisk:      func(err error, left time.Duration) { j.write("at risk, %v left: %v", left, err) },
@@ -58,12 +58,12 @@ func (j *journal) watcher() Watcher {
 }
 
 // open opens a session that is closed at the end of the test.
-func open(t *testing.T, st store.Store, w Watcher) *Session {
+func open(t *testing.T, st store.Store, w Callbacks) *Session {
 	t.Helper()
 	return openFor(t, st, ttl30, w)
 }
 
-func openFor(t *testing.T, st store.Store, ttl time.Duration, w Watcher) *Session {
+func openFor(t *testing.T, st store.Store, ttl time.Duration, w Callbacks) *Session {
 	t.Helper()
 	s, err := Open(t.Context(), st, store.SessionOptions{TTL: ttl}, w)
 	if err != nil {
@@ -121,7 +121,7 @@ func TestSessionRenewsForADay(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		st := memstore.New()
 		confirmed := 0
-		s := openFor(t, st, 20*ttl30, Watcher{ // so long that a day of it is not many thousands of confirmations
+		s := openFor(t, st, 20*ttl30, Callbacks{ // so long that a day of it is not many thousands of confirmations
 			Confirmed:   func(time.Duration, time.Duration) { confirmed++ },
 			Unconfirmed: func(err error, _ time.Duration) { t.Error("unconfirmed:", err) },
 			AtRisk:      func(err error, _ time.Duration) { t.Error("at risk:", err) },
@@ -140,7 +140,7 @@ func TestSessionAtRiskRecovers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		st, j := memstore.New(), newJournal()
 		st.SetFaults(confirming(memstore.Fault{Drop: true}))
-		s := open(t, st, j.watcher())
+		s := open(t, st, j.callbacks())
 		time.Sleep(13 * time.Second)
 		expectHeld(t, s, Held, 14*time.Second)
 		time.Sleep(time.Second)
@@ -176,7 +176,7 @@ func TestSessionIsLostByItsDeadline(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				st := memstore.New()
-				s := open(t, st, Watcher{})
+				s := open(t, st, Callbacks{})
 				time.Sleep(10 * time.Second) // renewed at 9
 				st.SetFaults(confirming(tt.fault))
 				time.Sleep(26*time.Second - 1)
@@ -202,7 +202,7 @@ func TestSessionsTellTheirLastError(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		st, j := memstore.New(), newJournal()
 		st.SetFaults(confirming(memstore.Fault{Err: errRefused}))
-		s := open(t, st, j.watcher())
+		s := open(t, st, j.callbacks())
 		<-s.Context().Done()
 		synctest.Wait()
 		if err := context.Cause(s.Context()); !errors.Is(err, errRefused) ||
@@ -246,7 +246,7 @@ func TestTransientErrorsLoseNothing(t *testing.T) {
 			return memstore.Fault{}
 		})
 		failed := 0
-		s := open(t, st, Watcher{Unconfirmed: func(error, time.Duration) { failed++ }})
+		s := open(t, st, Callbacks{Unconfirmed: func(error, time.Duration) { failed++ }})
 		time.Sleep(time.Hour)
 		synctest.Wait()
 		if !s.Valid() || failed < 100 {
@@ -263,7 +263,7 @@ func expectToldFirst(t *testing.T, st *memstore.Store, holder *Session, faults f
 	if _, err := holder.Store().Enqueue(t.Context(), req); err != nil {
 		t.Fatal(err)
 	}
-	waiter := open(t, st, Watcher{})
+	waiter := open(t, st, Callbacks{})
 	admitted := make(chan error, 1)
 	req.Notify = func(now store.Standing) {
 		if now.State == store.Admitted {
@@ -298,7 +298,7 @@ func TestHolderIsToldBeforeTheWaiterHoweverLateTheReplyToARenewal(t *testing.T) 
 			synctest.Test(t, func(t *testing.T) {
 				st := memstore.New()
 				renewals := 0
-				expectToldFirst(t, st, open(t, st, Watcher{}), func(c memstore.Call) memstore.Fault {
+				expectToldFirst(t, st, open(t, st, Callbacks{}), func(c memstore.Call) memstore.Fault {
 					if c.Op == memstore.Confirm {
 						renewals++
 					}
@@ -330,7 +330,7 @@ func TestHolderIsToldBeforeTheWaiterHoweverLateTheReplyToTheOpening(t *testing.T
 					return memstore.Fault{}
 				}
 				st.SetFaults(drop)
-				holder := open(t, st, Watcher{})
+				holder := open(t, st, Callbacks{})
 				st.SetFaults(func(c memstore.Call) memstore.Fault {
 					if c.Op == memstore.Open {
 						return memstore.Fault{}
@@ -351,14 +351,14 @@ func TestHolderIsToldBeforeItsSessionIsClosed(t *testing.T) {
 		st := memstore.New()
 		began := time.Now()
 		carriedOut := memstore.Fault{Err: errRefused, LoseReply: true} // so that the store would keep the session
-		expectToldFirst(t, st, open(t, st, Watcher{}), confirming(carriedOut))
+		expectToldFirst(t, st, open(t, st, Callbacks{}), confirming(carriedOut))
 		if took := time.Since(began); took != 30*time.Second {
 			t.Errorf("the waiter was admitted after %v, want 30s: the holder was told at 27s, and has 3s to stop", took)
 		}
 	})
 	synctest.Test(t, func(t *testing.T) {
 		st := memstore.New()
-		holder := open(t, st, Watcher{})
+		holder := open(t, st, Callbacks{})
 		time.AfterFunc(time.Second, func() { _ = holder.Close(context.Background()) })
 		expectToldFirst(t, st, holder, confirming(memstore.Fault{}))
 		expectLost(t, holder, Closed)
@@ -368,7 +368,7 @@ func TestHolderIsToldBeforeItsSessionIsClosed(t *testing.T) {
 func TestSessionThatTheStoreEndedIsLostWithTheNextRenewal(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		st, j := memstore.New(), newJournal()
-		s := open(t, st, j.watcher())
+		s := open(t, st, j.callbacks())
 		time.Sleep(time.Second)
 		st.Expire(s.Store().ID())
 		time.Sleep(8*time.Second - 1)
@@ -401,7 +401,7 @@ func (s *telling) Open(ctx context.Context, opts store.SessionOptions) (store.Se
 func TestSessionThatTheStoreSaysHasEndedIsLostAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		st, j := &telling{Store: memstore.New()}, newJournal()
-		s := open(t, st, j.watcher())
+		s := open(t, st, j.callbacks())
 		time.Sleep(time.Second)
 		st.lost(fmt.Errorf("%w: revoked by an administrator", store.ErrSessionLost))
 		synctest.Wait()
@@ -416,7 +416,7 @@ func TestLostIsToldAfterTheContextHasEnded(t *testing.T) {
 		st.SetFaults(confirming(memstore.Fault{Err: errRefused}))
 		opened := make(chan *Session, 1)
 		told := 0
-		s := open(t, st, Watcher{Lost: func(e *LostError) {
+		s := open(t, st, Callbacks{Lost: func(e *LostError) {
 			told++
 			s := <-opened
 			if s.Context().Err() == nil {
@@ -445,7 +445,7 @@ func TestLostIsToldAfterTheContextHasEnded(t *testing.T) {
 func TestClosedSession(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		st, j := memstore.New(), newJournal()
-		s := open(t, st, j.watcher())
+		s := open(t, st, j.callbacks())
 		time.Sleep(time.Second)
 		if err := s.Close(t.Context()); err != nil {
 			t.Fatal(err)
@@ -465,7 +465,7 @@ func TestClosedSession(t *testing.T) {
 func TestCloseOutOfReach(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		st := memstore.New()
-		s := open(t, st, Watcher{})
+		s := open(t, st, Callbacks{})
 		time.Sleep(10 * time.Second)
 		st.SetFaults(func(memstore.Call) memstore.Fault { return memstore.Fault{Drop: true} })
 		time.Sleep(9 * time.Second) // a renewal is under way since one second
@@ -499,7 +499,7 @@ func TestCloseOutOfReach(t *testing.T) {
 func TestAbandonedSessionEndsByItself(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		st := memstore.New()
-		s := open(t, st, Watcher{})
+		s := open(t, st, Callbacks{})
 		st.SetFaults(func(memstore.Call) memstore.Fault { return memstore.Fault{Drop: true} })
 		ctx, cancel := context.WithCancel(t.Context())
 		cancel()
@@ -518,7 +518,7 @@ func TestOpenFails(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		st, j := memstore.New(), newJournal()
 		st.SetFaults(func(memstore.Call) memstore.Fault { return memstore.Fault{Err: errRefused} })
-		s, err := Open(t.Context(), st, store.SessionOptions{TTL: ttl30}, j.watcher())
+		s, err := Open(t.Context(), st, store.SessionOptions{TTL: ttl30}, j.callbacks())
 		if s != nil || !errors.Is(err, errRefused) {
 			t.Errorf("got %v, %v, want what the store said", s, err)
 		}
@@ -526,7 +526,7 @@ func TestOpenFails(t *testing.T) {
 		st.SetFaults(func(memstore.Call) memstore.Fault { return memstore.Fault{LoseReply: true} })
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
-		s, err = Open(ctx, st, store.SessionOptions{TTL: ttl30}, j.watcher())
+		s, err = Open(ctx, st, store.SessionOptions{TTL: ttl30}, j.callbacks())
 		if s != nil || !errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("got %v, %v, want that it took too long", s, err)
 		}
@@ -543,7 +543,7 @@ func TestOpenTakesLongerThanTheSessionIsGood(t *testing.T) {
 			}
 			return memstore.Fault{}
 		})
-		s := open(t, st, j.watcher())
+		s := open(t, st, j.callbacks())
 		if s.Valid() {
 			t.Error("valid at first, although it was opened for 27 s 28 s ago")
 		}
@@ -557,15 +557,15 @@ func TestOpenTakesLongerThanTheSessionIsGood(t *testing.T) {
 // others saw it pass. In real time, because goroutines that wait for a mutex stop the fake one.
 func TestValidityEndsOnceThoughAReplyIsHandledSlowly(t *testing.T) {
 	sent := bootclock.Now()
-	s := &Session{lease: Granted(Terms{Valid: time.Minute, Every: time.Minute, Overdue: time.Minute},
+	s := &Session{lease: NewLease(Schedule{Valid: time.Minute, Every: time.Minute, Overdue: time.Minute},
 		sent.Add(50*time.Millisecond-time.Minute), sent)} // 50 ms are left
-	s.lease.Asked(sent)
+	s.lease.RequestSent(sent)
 
 	s.mu.Lock()
 	handled := make(chan struct{})
 	go func() {
 		defer close(handled)
-		s.heard(answer{sent: sent})
+		s.handleReply(reply{sent: sent})
 	}()
 	for s.lease.ValidAt(bootclock.Now()) {
 		time.Sleep(time.Millisecond)
@@ -580,7 +580,7 @@ func TestValidityEndsOnceThoughAReplyIsHandledSlowly(t *testing.T) {
 // Timers stand still while the machine is suspended. That the deadline has passed meanwhile is noticed within a second.
 func TestALossDuringASuspendIsNoticedSoonAfterwards(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := openFor(t, memstore.New(), time.Hour, Watcher{})
+		s := openFor(t, memstore.New(), time.Hour, Callbacks{})
 		time.Sleep(90*time.Second + 500*time.Millisecond) // half-way between two looks, if there is one each second or each minute
 		bootclock.PretendSuspend(time.Hour)
 		if s.Valid() {
@@ -598,6 +598,6 @@ func TestALossDuringASuspendIsNoticedSoonAfterwards(t *testing.T) {
 func (s *Session) State() State {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.lease.Look(bootclock.Now())
+	s.lease.Advance(bootclock.Now())
 	return s.lease.State()
 }

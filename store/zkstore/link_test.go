@@ -101,7 +101,7 @@ func TestAttemptsFitIntoTheTimeThatAConfirmationIsGoodFor(t *testing.T) {
 	for _, ttl := range []time.Duration{MinTTL, 15 * time.Second, MaxTTL} {
 		g := &group{first: &session{ttl: ttl}}
 		granted := g.Terms()
-		terms := keeper.TermsFor(granted)
+		terms := keeper.ScheduleFor(granted)
 		if left := terms.Every + patienceFor(ttl); left >= terms.Every+terms.Attempt || terms.Every+terms.Attempt+terms.Retry >= terms.Valid {
 			t.Errorf("a TTL of %v: a silent server is left after %v, an attempt ends after %v, all is lost after %v",
 				ttl, left, terms.Every+terms.Attempt, terms.Valid)

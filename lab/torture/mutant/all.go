@@ -32,8 +32,8 @@ func All() []Mutant {
 			Breaks: "what is not confirmed in time is lost: here it is held ten times as long",
 			Edits: []Edit{{
 				"internal/keeper/lease.go",
-				"return l.confirmed.Add(l.terms.Valid) }",
-				"return l.confirmed.Add(10 * l.terms.Valid) }",
+				"return l.confirmed.Add(l.schedule.Valid) }",
+				"return l.confirmed.Add(10 * l.schedule.Valid) }",
 			}},
 			Cluster: "redis", Workload: "hot", Faults: "holder-pause",
 			Caught: []string{verdict.RuleOverlap},
@@ -62,8 +62,8 @@ func All() []Mutant {
 			Edits: []Edit{
 				{
 					"tenure.go",
-					"forget := t.session.OnLoss(func(lost *keeper.LostError) { t.lose(lost.Reason, lost.Err) })",
-					"forget := func() {}",
+					"cancelOnLoss := t.session.OnLoss(func(lost *keeper.LostError) { t.lose(lost.Reason, lost.Err) })",
+					"cancelOnLoss := func() {}",
 				},
 				{"tenure.go", "t.lose(t.reasonIn(st.Cause), st.Cause)", "_ = t.lose"},
 				{"hold.go", "return !h.over.Load() && h.tenure.session.Valid()", "return !h.over.Load()"},

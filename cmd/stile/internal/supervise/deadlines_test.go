@@ -17,7 +17,7 @@ func TestDeadlines_secondRenewalBeforeStopSignal(t *testing.T) {
 			if slack > 0 {
 				granted.Slack = ttl / slack
 			}
-			terms := keeper.TermsFor(granted)
+			terms := keeper.ScheduleFor(granted)
 			told := terms.Valid - DefaultKillAfter(Certain(granted)) - busyTime(ttl)
 			asked := terms.Every + terms.Attempt + terms.Retry
 			if room := told - asked; room < ttl/20 {
