@@ -17,7 +17,7 @@ import (
 	"github.com/stilelock/stile/store/memstore"
 )
 
-func TestNewSaysEverythingThatIsWrongWithTheOptions(t *testing.T) {
+func TestNew_reportsAllBadOptions(t *testing.T) {
 	huge := stile.Owner{Labels: map[string]string{"essay": strings.Repeat("x", stile.MaxOwnerBytes)}}
 	tests := []struct {
 		name string
@@ -58,7 +58,7 @@ func (hasty) Capabilities() store.Capabilities {
 	return caps
 }
 
-func TestOptionsAtTheirLimitsAreGood(t *testing.T) {
+func TestOptions_limitsAreValid(t *testing.T) {
 	for _, ttl := range []time.Duration{0, memstore.MinTTL, stile.MaxTTL} {
 		if _, err := stile.New(memstore.New(), &stile.Options{TTL: ttl}); err != nil {
 			t.Errorf("with a TTL of %v: %v", ttl, err)
@@ -66,7 +66,7 @@ func TestOptionsAtTheirLimitsAreGood(t *testing.T) {
 	}
 }
 
-func TestTheZeroOptionsAreTheDefaults(t *testing.T) {
+func TestOptions_zeroMeansDefaults(t *testing.T) {
 	for name, opts := range map[string]*stile.Options{"nil": nil, "zero": {}} {
 		scenario(t, func(t *testing.T, w *world) {
 			c, err := stile.New(w.store, opts)
@@ -91,7 +91,7 @@ func TestTheZeroOptionsAreTheDefaults(t *testing.T) {
 	}
 }
 
-func TestNoSessionIsOpenedBeforeItIsNeeded(t *testing.T) {
+func TestClient_opensSessionOnFirstUse(t *testing.T) {
 	scenario(t, func(t *testing.T, w *world) {
 		c := w.client("ann")
 		if _, err := c.Lines(t.Context(), ""); err != nil {
@@ -108,7 +108,7 @@ func TestNoSessionIsOpenedBeforeItIsNeeded(t *testing.T) {
 	})
 }
 
-func TestManyWhoNeedASessionOpenOne(t *testing.T) {
+func TestClient_concurrentCallsOpenOneSession(t *testing.T) {
 	scenario(t, func(t *testing.T, w *world) {
 		c := w.client("ann")
 		w.faults(memstore.Fault{Delay: time.Second}, on(memstore.Open))
@@ -125,7 +125,7 @@ func TestManyWhoNeedASessionOpenOne(t *testing.T) {
 	})
 }
 
-func TestBadNames(t *testing.T) {
+func TestMutex_badNames(t *testing.T) {
 	names := []struct{ what, name, want string }{
 		{"empty", "", "empty"},
 		{"too long", strings.Repeat("x", store.MaxNameBytes+1), "maximum is 512"},
@@ -179,7 +179,7 @@ func TestBadNames(t *testing.T) {
 	})
 }
 
-func TestGoodNames(t *testing.T) {
+func TestMutex_goodNames(t *testing.T) {
 	scenario(t, func(t *testing.T, w *world) {
 		c := w.client("ann")
 		for _, name := range []string{"a", "a/b", "a b", "…", "a.b", "a/..b", strings.Repeat("x", store.MaxNameBytes)} {
@@ -190,7 +190,7 @@ func TestGoodNames(t *testing.T) {
 	})
 }
 
-func TestTheErrorOfAStoreReachesTheCaller(t *testing.T) {
+func TestLock_returnsStoreError(t *testing.T) {
 	full := errors.New("database space exceeded: free some")
 	for _, op := range on(memstore.Open, memstore.Enqueue) {
 		scenario(t, func(t *testing.T, w *world) {
@@ -235,7 +235,7 @@ func TestClose(t *testing.T) {
 	})
 }
 
-func TestAfterCloseEverythingIsErrClosed(t *testing.T) {
+func TestClose_laterCallsReturnErrClosed(t *testing.T) {
 	scenario(t, func(t *testing.T, w *world) {
 		c := w.client("ann")
 		for range 2 {
@@ -264,7 +264,7 @@ func TestAfterCloseEverythingIsErrClosed(t *testing.T) {
 	})
 }
 
-func TestClosingAgainTriesTheFarewellAgain(t *testing.T) {
+func TestClose_againRetries(t *testing.T) {
 	scenario(t, func(t *testing.T, w *world) {
 		c := w.client("ann")
 		lock(t, c, "a")
@@ -282,7 +282,7 @@ func TestClosingAgainTriesTheFarewellAgain(t *testing.T) {
 
 // Closing takes no longer than its context allows, whatever is going on, and what could not be said to the store ends
 // with the TTL.
-func TestCloseWhileTheStoreIsOutOfReach(t *testing.T) {
+func TestClose_storeUnreachable(t *testing.T) {
 	scenario(t, func(t *testing.T, w *world) {
 		ann, bob := w.client("ann"), w.client("bob")
 		held := lock(t, ann, "a")
@@ -308,7 +308,7 @@ func TestCloseWhileTheStoreIsOutOfReach(t *testing.T) {
 	})
 }
 
-func TestCloseWithAnEndedContextTakesTwoSeconds(t *testing.T) {
+func TestClose_endedContextAllowsTwoSeconds(t *testing.T) {
 	ended, cancel := context.WithCancel(context.Background())
 	cancel()
 	scenario(t, func(t *testing.T, w *world) {
@@ -333,7 +333,7 @@ func TestCloseWithAnEndedContextTakesTwoSeconds(t *testing.T) {
 	})
 }
 
-func TestCloseWhileASessionIsBeingOpened(t *testing.T) {
+func TestClose_whileSessionOpens(t *testing.T) {
 	scenario(t, func(t *testing.T, w *world) {
 		c := w.client("ann")
 		w.faults(memstore.Fault{ReplyDelay: time.Second}, on(memstore.Open))
@@ -362,7 +362,7 @@ func (s stubborn) Open(_ context.Context, opts store.SessionOptions) (store.Sess
 	return s.Store.Open(context.Background(), opts)
 }
 
-func TestASessionThatOpensDuringCloseIsClosed(t *testing.T) {
+func TestClose_closesSessionOpenedMeanwhile(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		mem := memstore.New()
 		st := stubborn{mem, make(chan struct{}), make(chan struct{})}
@@ -387,7 +387,7 @@ func TestASessionThatOpensDuringCloseIsClosed(t *testing.T) {
 }
 
 // Whoever sees the session end first, when a client is closed, must not open another.
-func TestClosingNeverOpensASession(t *testing.T) {
+func TestClose_opensNoSession(t *testing.T) {
 	scenario(t, func(t *testing.T, w *world) {
 		bob := w.client("bob")
 		lock(t, bob, "a")
@@ -417,7 +417,7 @@ func TestClosingNeverOpensASession(t *testing.T) {
 	})
 }
 
-func TestAClientThatWasNeverUsedCloses(t *testing.T) {
+func TestClose_unusedClient(t *testing.T) {
 	c, err := stile.New(memstore.New(), nil)
 	if err != nil {
 		t.Fatal(err)
@@ -427,7 +427,7 @@ func TestAClientThatWasNeverUsedCloses(t *testing.T) {
 	}
 }
 
-func TestManyWaitForAStoreThatCannotBeReachedAsLongAsOne(t *testing.T) {
+func TestClient_manyCallsWaitForUnreachableStoreAsLongAsOne(t *testing.T) {
 	scenario(t, func(t *testing.T, w *world) {
 		c := w.client("ann")
 		unreachable := errors.New("unreachable")
@@ -467,7 +467,7 @@ func (s brittle) Open(ctx context.Context, opts store.SessionOptions) (store.Ses
 	return s.Store.Open(ctx, opts)
 }
 
-func TestAPanicWhileASessionIsOpenedConcernsNobodyElse(t *testing.T) {
+func TestClient_panicWhileOpeningAffectsOneCall(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		st := brittle{memstore.New(), make(chan struct{}), new(atomic.Bool)}
 		c, err := stile.New(st, nil)

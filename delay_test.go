@@ -98,7 +98,7 @@ func tryLock(t *testing.T, c *stile.Client, name string) *stile.Hold {
 }
 
 // Promise: LockDelay
-func TestNoDelayAfterACleanEnd(t *testing.T) {
+func TestLockDelay_noneAfterCleanEnd(t *testing.T) {
 	ends := map[string]func(*testing.T, *world, *stile.Client){
 		"released": func(t *testing.T, _ *world, ann *stile.Client) { release(t, lock(t, ann, "a")) },
 		"left": func(t *testing.T, _ *world, ann *stile.Client) {
@@ -155,7 +155,7 @@ func TestNoDelayAfterACleanEnd(t *testing.T) {
 }
 
 // Promise: LockDelay
-func TestAReleaseHandsTheLockOverWithoutDelay(t *testing.T) {
+func TestLockDelay_noneAfterRelease(t *testing.T) {
 	scenario(t, func(t *testing.T, w *world) {
 		ann, bob := w.client("ann", delayed), w.client("bob", delayed)
 		h := lock(t, ann, "a")
@@ -167,7 +167,7 @@ func TestAReleaseHandsTheLockOverWithoutDelay(t *testing.T) {
 }
 
 // Promise: LockDelay
-func TestLockDelayAfterAHoldThatWasNotReleased(t *testing.T) {
+func TestLockDelay_afterUnreleasedHold(t *testing.T) {
 	ends := map[string]func(*testing.T, *world, *stile.Client, *stile.Hold){
 		"the store has ended its session early": func(_ *testing.T, w *world, _ *stile.Client, _ *stile.Hold) {
 			w.store.Expire(w.session("ann"))
@@ -206,7 +206,7 @@ func TestLockDelayAfterAHoldThatWasNotReleased(t *testing.T) {
 
 // The time counts from when it was noticed, however long ago the hold has ended.
 // Promise: LockDelay
-func TestLockDelayCountsFromWhenItIsNoticed(t *testing.T) {
+func TestLockDelay_startsWhenNoticed(t *testing.T) {
 	scenario(t, func(t *testing.T, w *world) {
 		w.unreleased("a")
 		time.Sleep(time.Hour)
@@ -216,7 +216,7 @@ func TestLockDelayCountsFromWhenItIsNoticed(t *testing.T) {
 
 // The holder cannot be reached, and the store has given its lock away.
 // Promise: LockDelay
-func TestWithALockDelayWhoCannotBeToldHasLostByItself(t *testing.T) {
+func TestLockDelay_unreachableHolderHasLostBefore(t *testing.T) {
 	for _, with := range []time.Duration{0, ttl} {
 		scenario(t, func(t *testing.T, w *world) {
 			set := func(o *stile.Options) { o.LockDelay = with }
@@ -233,7 +233,7 @@ func TestWithALockDelayWhoCannotBeToldHasLostByItself(t *testing.T) {
 
 // Nothing is left of who has waited in vain that would delay the next one further.
 // Promise: LockDelay
-func TestAWaiterThatIsDelayedAndGoesLeavesTheDelayToTheNext(t *testing.T) {
+func TestLockDelay_passesToTheNextWaiter(t *testing.T) {
 	goes := map[string]func(*testing.T, *world, *stile.Client){
 		"closed": func(t *testing.T, _ *world, bob *stile.Client) {
 			if err := bob.Close(t.Context()); err != nil {
@@ -271,7 +271,7 @@ func TestAWaiterThatIsDelayedAndGoesLeavesTheDelayToTheNext(t *testing.T) {
 
 // Who loses its place during the delay stands in line again, and has not noticed anything new.
 // Promise: LockDelay
-func TestAnEntryThatIsLostDuringTheDelay(t *testing.T) {
+func TestLockDelay_entryLostMeanwhile(t *testing.T) {
 	losses := map[string]func(*testing.T, *world, stile.Entry){
 		"broken": func(t *testing.T, w *world, e stile.Entry) {
 			if _, err := w.client("dan").Break(t.Context(), "a", e.Token); err != nil {
@@ -301,7 +301,7 @@ func TestAnEntryThatIsLostDuringTheDelay(t *testing.T) {
 }
 
 // Promise: LockDelay
-func TestTryLockDuringTheDelay(t *testing.T) {
+func TestLockDelay_tryLock(t *testing.T) {
 	scenario(t, func(t *testing.T, w *world) {
 		bob, cid, dan := w.client("bob", delayed), w.client("cid", delayed), w.client("dan", delayed)
 		lost := w.unreleased("a")
@@ -334,7 +334,7 @@ func TestTryLockDuringTheDelay(t *testing.T) {
 
 // Who only tries once has the lock opened for the others, if it lives so long.
 // Promise: LockDelay
-func TestAClientThatHasTriedOpensTheLockWhenTheDelayIsOver(t *testing.T) {
+func TestLockDelay_endsAfterTryLockAlone(t *testing.T) {
 	for _, closed := range []bool{false, true} {
 		scenario(t, func(t *testing.T, w *world) {
 			bob, cid := w.client("bob", delayed), w.client("cid", delayed)
@@ -357,7 +357,7 @@ func TestAClientThatHasTriedOpensTheLockWhenTheDelayIsOver(t *testing.T) {
 }
 
 // Promise: LockDelay
-func TestGivingUpDuringTheDelay(t *testing.T) {
+func TestLockDelay_contextEndsMeanwhile(t *testing.T) {
 	scenario(t, func(t *testing.T, w *world) {
 		bob, cid := w.client("bob", delayed), w.client("cid", delayed)
 		w.unreleased("a")
@@ -375,7 +375,7 @@ func TestGivingUpDuringTheDelay(t *testing.T) {
 }
 
 // Promise: LockDelay
-func TestAPlaceIsReadyAfterTheDelay(t *testing.T) {
+func TestLockDelay_placeIsReadyAfterwards(t *testing.T) {
 	scenario(t, func(t *testing.T, w *world) {
 		bob := w.client("bob", delayed)
 		w.unreleased("a")
@@ -399,7 +399,7 @@ func TestAPlaceIsReadyAfterTheDelay(t *testing.T) {
 
 // The goroutines of the process that has lost are no better than others.
 // Promise: LockDelay
-func TestTheDelayIsAlsoForTheClientThatHasLost(t *testing.T) {
+func TestLockDelay_appliesToTheLoser(t *testing.T) {
 	scenario(t, func(t *testing.T, w *world) {
 		ann := w.client("ann", delayed)
 		h := lock(t, ann, "a")
@@ -412,7 +412,7 @@ func TestTheDelayIsAlsoForTheClientThatHasLost(t *testing.T) {
 }
 
 // Promise: LockDelay
-func TestWithoutALockDelayNothingIsLeftAndNothingMinded(t *testing.T) {
+func TestLockDelay_zeroUsesNoMarkers(t *testing.T) {
 	scenario(t, func(t *testing.T, w *world) {
 		var ops record[memstore.Op]
 		w.store.SetFaults(func(c memstore.Call) memstore.Fault {
@@ -441,7 +441,7 @@ func TestWithoutALockDelayNothingIsLeftAndNothingMinded(t *testing.T) {
 	})
 }
 
-func TestAMarkerThatCannotBeLeftIsAnError(t *testing.T) {
+func TestLockDelay_markFails(t *testing.T) {
 	scenario(t, func(t *testing.T, w *world) {
 		ann, bob := w.client("ann", delayed), w.client("bob", delayed)
 		denied := errors.New("permission denied")
@@ -456,7 +456,7 @@ func TestAMarkerThatCannotBeLeftIsAnError(t *testing.T) {
 }
 
 // Whether the marker was left is not known; nothing of it remains.
-func TestGivingUpWhileAMarkerIsLeft(t *testing.T) {
+func TestLockDelay_contextEndsDuringMark(t *testing.T) {
 	for _, f := range []memstore.Fault{{Drop: true}, {LoseReply: true}} {
 		scenario(t, func(t *testing.T, w *world) {
 			ann, bob := w.client("ann", delayed), w.client("bob", delayed)
@@ -474,7 +474,7 @@ func TestGivingUpWhileAMarkerIsLeft(t *testing.T) {
 }
 
 // The session ends while the answer is on its way: the lock is not held, and the caller stands in line again.
-func TestTheSessionIsLostWhileAMarkerIsLeft(t *testing.T) {
+func TestLockDelay_sessionLostDuringMark(t *testing.T) {
 	for _, left := range []bool{false, true} {
 		scenario(t, func(t *testing.T, w *world) {
 			ann := w.client("ann", delayed)
@@ -498,7 +498,7 @@ func TestTheSessionIsLostWhileAMarkerIsLeft(t *testing.T) {
 
 // What cannot be removed delays the next one, as if the delay had not been.
 // Promise: LockDelay
-func TestMarkersThatCannotBeClearedDelayOnceMore(t *testing.T) {
+func TestLockDelay_appliedAgainIfMarkersStay(t *testing.T) {
 	for _, f := range []memstore.Fault{{Err: errors.New("permission denied")}, {Drop: true}} {
 		scenario(t, func(t *testing.T, w *world) {
 			l := &logged{}
@@ -534,7 +534,7 @@ func TestMarkersThatCannotBeClearedDelayOnceMore(t *testing.T) {
 }
 
 // Two unclean ends, one after the other: each is waited for from when it was noticed.
-func TestASecondUncleanEndIsWaitedForToo(t *testing.T) {
+func TestLockDelay_secondUncleanEnd(t *testing.T) {
 	scenario(t, func(t *testing.T, w *world) {
 		bob := w.client("bob", delayed)
 		w.unreleased("a")
@@ -552,7 +552,7 @@ func TestASecondUncleanEndIsWaitedForToo(t *testing.T) {
 
 // Whatever ends early and whoever dies: no two holds are valid at a time.
 // Promise: LockDelay
-func TestNoTwoHoldsWhateverEndsEarly(t *testing.T) {
+func TestLockDelay_noOverlapIfSessionsEndEarly(t *testing.T) {
 	scenario(t, func(t *testing.T, w *world) {
 		var clients []*stile.Client
 		for _, name := range []string{"ann", "bob", "cid"} {
@@ -607,7 +607,7 @@ func (markerless) Capabilities() store.Capabilities {
 	return caps
 }
 
-func TestALockDelayThatCannotBe(t *testing.T) {
+func TestLockDelay_invalid(t *testing.T) {
 	for _, tt := range []struct {
 		name  string
 		st    store.Store

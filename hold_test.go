@@ -18,7 +18,7 @@ import (
 // The clock that judges holds reads real clocks as well, which add a little noise.
 func near(a, b time.Time) bool { return a.Sub(b).Abs() < 50*time.Millisecond }
 
-func TestTheDeadlineMovesOnWithEachRenewal(t *testing.T) {
+func TestDeadline_movesWithEachRenewal(t *testing.T) {
 	scenario(t, func(t *testing.T, w *world) {
 		start := time.Now()
 		h := lock(t, w.client("ann"), "a")
@@ -38,7 +38,7 @@ func TestTheDeadlineMovesOnWithEachRenewal(t *testing.T) {
 
 // The reply may take long; the store has counted from before it was sent.
 // Promise: P6
-func TestTheDeadlineCountsFromTheRequest(t *testing.T) {
+func TestDeadline_countsFromTheRequest(t *testing.T) {
 	scenario(t, func(t *testing.T, w *world) {
 		w.faults(memstore.Fault{ReplyDelay: time.Second}, on(memstore.Open, memstore.Confirm, memstore.Enqueue))
 		start := time.Now()
@@ -53,7 +53,7 @@ func TestTheDeadlineCountsFromTheRequest(t *testing.T) {
 	})
 }
 
-func TestLostByDeadline(t *testing.T) {
+func TestLoss_byDeadline(t *testing.T) {
 	scenario(t, func(t *testing.T, w *world) {
 		start := time.Now()
 		ann, bob := w.client("ann"), w.client("bob")
@@ -80,7 +80,7 @@ func TestLostByDeadline(t *testing.T) {
 	})
 }
 
-func TestLostByExpiry(t *testing.T) {
+func TestLoss_byExpiry(t *testing.T) {
 	for what, f := range map[string]memstore.Fault{
 		"the entry hears of it":                  {},
 		"nothing is heard before the next reply": {Delay: time.Hour},
@@ -100,7 +100,7 @@ func TestLostByExpiry(t *testing.T) {
 	}
 }
 
-func TestLostByEviction(t *testing.T) {
+func TestLoss_byEviction(t *testing.T) {
 	scenario(t, func(t *testing.T, w *world) {
 		ann, bob := w.client("ann"), w.client("bob")
 		h, other := lock(t, ann, "a"), lock(t, ann, "b")
@@ -114,7 +114,7 @@ func TestLostByEviction(t *testing.T) {
 	})
 }
 
-func TestTheReasonsAreToldApart(t *testing.T) {
+func TestLoss_reasons(t *testing.T) {
 	seen := map[stile.Reason]bool{}
 	for _, r := range []stile.Reason{stile.LostDeadline, stile.LostExpired, stile.LostEvicted, stile.LostClosed} {
 		if seen[r] || r == 0 || strings.Contains(r.String(), "unknown") {
@@ -127,7 +127,7 @@ func TestTheReasonsAreToldApart(t *testing.T) {
 // Promise P6: in the very moment in which the next one is admitted, the one before knows that it has lost. The store
 // hears of the loss from the loser itself, so that little time is between the two.
 // Promise: P6
-func TestTheLoserIsToldBeforeTheNextIsAdmitted(t *testing.T) {
+func TestLoss_loserIsNotifiedBeforeTheNextAdmission(t *testing.T) {
 	for reason, lose := range map[stile.Reason]func(t *testing.T, w *world, ann *stile.Client, session string){
 		stile.LostDeadline: func(_ *testing.T, w *world, _ *stile.Client, session string) {
 			w.faults(memstore.Fault{Drop: true}, on(memstore.Confirm), session)
@@ -173,7 +173,7 @@ func TestTheLoserIsToldBeforeTheNextIsAdmitted(t *testing.T) {
 	}
 }
 
-func TestAnOutageThatIsShorterThanTheDeadlineLosesNothing(t *testing.T) {
+func TestLoss_notByShortOutage(t *testing.T) {
 	scenario(t, func(t *testing.T, w *world) {
 		var told record[stile.RiskEvent]
 		var recovered record[stile.SessionEvent]
@@ -208,7 +208,7 @@ func TestAnOutageThatIsShorterThanTheDeadlineLosesNothing(t *testing.T) {
 }
 
 // Requests are lost for two fifths of the TTL, beginning at each moment between two renewals.
-func TestAnOutageOfTwoFifthsOfTheTTLLosesNothing(t *testing.T) {
+func TestLoss_notByOutageOfTwoFifthsOfTheTTL(t *testing.T) {
 	for track := time.Duration(0); track <= renew; track += renew / 20 {
 		scenario(t, func(t *testing.T, w *world) {
 			h := lock(t, w.client("ann"), "a")
@@ -226,7 +226,7 @@ func TestAnOutageOfTwoFifthsOfTheTTLLosesNothing(t *testing.T) {
 
 // Whoever is told by the store that the session has ended tells the rest of the process: nobody waits for the next
 // renewal to find out.
-func TestTheFirstToHearOfTheEndOfTheSessionTellsTheOthers(t *testing.T) {
+func TestLoss_firstReportEndsAllHolds(t *testing.T) {
 	for what, hears := range map[string]func(t *testing.T, w *world, ann *stile.Client){
 		"joining a line": func(t *testing.T, w *world, ann *stile.Client) {
 			w.store.Expire(w.session("ann"))
@@ -273,7 +273,7 @@ func TestTheFirstToHearOfTheEndOfTheSessionTellsTheOthers(t *testing.T) {
 	}
 }
 
-func TestAfterALossTheClientOpensANewSessionByItself(t *testing.T) {
+func TestLoss_clientOpensNewSession(t *testing.T) {
 	scenario(t, func(t *testing.T, w *world) {
 		c := w.client("ann")
 		h := lock(t, c, "a")
@@ -292,7 +292,7 @@ func TestAfterALossTheClientOpensANewSessionByItself(t *testing.T) {
 
 // Those who wait have lost their place, not their wish.
 // Promise: P7
-func TestWaitersJoinAgainAtTheEndWhenTheSessionIsLost(t *testing.T) {
+func TestWaiters_rejoinAtTheEndAfterSessionLoss(t *testing.T) {
 	for what, lose := range map[string]func(w *world){
 		"deadline": func(w *world) { w.cut(w.session("ann")); time.Sleep(ttl) },
 		"expiry":   func(w *world) { w.store.Expire(w.session("ann")); time.Sleep(renew) },
@@ -318,7 +318,7 @@ func TestWaitersJoinAgainAtTheEndWhenTheSessionIsLost(t *testing.T) {
 }
 
 // They do not wait for the store to tell them: it may be out of reach.
-func TestWaitersJoinAgainAtTheDeadline(t *testing.T) {
+func TestWaiters_rejoinAtTheDeadline(t *testing.T) {
 	scenario(t, func(t *testing.T, w *world) {
 		ann, bob := w.client("ann"), w.client("bob")
 		h := lock(t, bob, "a")
@@ -345,7 +345,7 @@ func TestWaitersJoinAgainAtTheDeadline(t *testing.T) {
 }
 
 // Promise: P7
-func TestAWaiterThatIsBrokenJoinsAgainAtTheEnd(t *testing.T) {
+func TestWaiters_rejoinAtTheEndAfterBreak(t *testing.T) {
 	scenario(t, func(t *testing.T, w *world) {
 		ann, bob, cid := w.client("ann"), w.client("bob"), w.client("cid")
 		h := lock(t, ann, "a")
@@ -366,7 +366,7 @@ func TestAWaiterThatIsBrokenJoinsAgainAtTheEnd(t *testing.T) {
 	})
 }
 
-func TestALostLockIsNeverTakenAgain(t *testing.T) {
+func TestLoss_isFinal(t *testing.T) {
 	for what, lose := range map[string]func(t *testing.T, w *world, c *stile.Client){
 		"deadline": func(_ *testing.T, w *world, _ *stile.Client) { w.cut(w.session("ann")); time.Sleep(ttl); w.heal() },
 		"expiry":   func(_ *testing.T, w *world, _ *stile.Client) { w.store.Expire(w.session("ann")) },
@@ -398,7 +398,7 @@ func TestALostLockIsNeverTakenAgain(t *testing.T) {
 }
 
 // Promise: P7
-func TestThoseQueuedBehindALostHoldGetTheirTurn(t *testing.T) {
+func TestLoss_admitsTheNextInTheQueue(t *testing.T) {
 	for what, lose := range map[string]func(t *testing.T, w *world, h *stile.Hold){
 		"deadline": func(_ *testing.T, w *world, _ *stile.Hold) { w.cut(w.session("ann")) },
 		"expiry":   func(_ *testing.T, w *world, _ *stile.Hold) { w.store.Expire(w.session("ann")) },
@@ -428,7 +428,7 @@ func TestThoseQueuedBehindALostHoldGetTheirTurn(t *testing.T) {
 }
 
 // The lost hold is not in the way of its own process, not even for the moment in which its holder is told.
-func TestWhoHearsOfALossMayTryAtOnce(t *testing.T) {
+func TestLoss_loserMayTryAtOnce(t *testing.T) {
 	for what, told := range map[string]func(*stile.Hold) <-chan struct{}{
 		"by the channel": (*stile.Hold).Lost,
 		"by the context": func(h *stile.Hold) <-chan struct{} { return h.Context().Done() },
@@ -457,7 +457,7 @@ func TestWhoHearsOfALossMayTryAtOnce(t *testing.T) {
 	}
 }
 
-func TestReleasingTwice(t *testing.T) {
+func TestRelease_twice(t *testing.T) {
 	scenario(t, func(t *testing.T, w *world) {
 		ann, bob := w.client("ann"), w.client("bob")
 		h := lock(t, ann, "a")
@@ -473,7 +473,7 @@ func TestReleasingTwice(t *testing.T) {
 	})
 }
 
-func TestReleasingALostHold(t *testing.T) {
+func TestRelease_lostHold(t *testing.T) {
 	scenario(t, func(t *testing.T, w *world) {
 		ann, bob := w.client("ann"), w.client("bob")
 		h := lock(t, ann, "a")
@@ -490,7 +490,7 @@ func TestReleasingALostHold(t *testing.T) {
 }
 
 // The store has taken the entry away and nobody has told the holder yet: the release finds out.
-func TestReleasingAHoldWhoseLossIsNotKnownYet(t *testing.T) {
+func TestRelease_lossNotKnownYet(t *testing.T) {
 	for reason, lose := range map[stile.Reason]func(*testing.T, *world, *stile.Hold){
 		stile.LostEvicted: func(t *testing.T, w *world, h *stile.Hold) {
 			if _, err := w.client("bob").Break(t.Context(), "a", h.Token()); err != nil {
@@ -516,7 +516,7 @@ func TestReleasingAHoldWhoseLossIsNotKnownYet(t *testing.T) {
 }
 
 // Who releases as the client is closed hears of one or the other, and of nothing else.
-func TestReleasingAsTheClientIsClosed(t *testing.T) {
+func TestRelease_whileClientCloses(t *testing.T) {
 	scenario(t, func(t *testing.T, w *world) {
 		for range 300 {
 			c := w.client("ann")
@@ -536,7 +536,7 @@ func TestReleasingAsTheClientIsClosed(t *testing.T) {
 	})
 }
 
-func TestReleasingWithAnEndedContext(t *testing.T) {
+func TestRelease_endedContext(t *testing.T) {
 	scenario(t, func(t *testing.T, w *world) {
 		ann, bob := w.client("ann"), w.client("bob")
 		ended, cancel := context.WithCancel(t.Context())
@@ -562,7 +562,7 @@ func TestReleasingWithAnEndedContext(t *testing.T) {
 
 // The hold is over at once; the lock is free when the store can be reached again, without anybody doing anything.
 // Promise: P5
-func TestReleasingWhileTheStoreDoesNotAnswer(t *testing.T) {
+func TestRelease_storeUnreachable(t *testing.T) {
 	scenario(t, func(t *testing.T, w *world) {
 		ann, bob := w.client("ann"), w.client("bob")
 		h := lock(t, ann, "a")
@@ -592,7 +592,7 @@ func TestReleasingWhileTheStoreDoesNotAnswer(t *testing.T) {
 	})
 }
 
-func TestTheReplyToAReleaseIsLost(t *testing.T) {
+func TestRelease_replyLost(t *testing.T) {
 	scenario(t, func(t *testing.T, w *world) {
 		ann, bob := w.client("ann"), w.client("bob")
 		h := lock(t, ann, "a")
@@ -614,7 +614,7 @@ func TestTheReplyToAReleaseIsLost(t *testing.T) {
 
 // The store had to ask twice, and the second time the entry was not there.
 // Promise: P5
-func TestAReleaseOfALockThatMayHaveBeenLost(t *testing.T) {
+func TestRelease_notKnown(t *testing.T) {
 	scenario(t, func(t *testing.T, w *world) {
 		ann, bob := w.client("ann"), w.client("bob")
 		h := lock(t, ann, "a")
@@ -633,7 +633,7 @@ func TestAReleaseOfALockThatMayHaveBeenLost(t *testing.T) {
 }
 
 // A release whose context does not end takes no longer than the session lives: then the lock is free in any case.
-func TestReleasingEndsWithTheSession(t *testing.T) {
+func TestRelease_endsWithTheSession(t *testing.T) {
 	scenario(t, func(t *testing.T, w *world) {
 		ann := w.client("ann")
 		start := time.Now()
@@ -651,7 +651,7 @@ func TestReleasingEndsWithTheSession(t *testing.T) {
 }
 
 // The same for those who join a line.
-func TestJoiningALineEndsWithTheSession(t *testing.T) {
+func TestLock_enqueueEndsWithTheSession(t *testing.T) {
 	scenario(t, func(t *testing.T, w *world) {
 		ann := w.client("ann")
 		lock(t, ann, "b")
@@ -662,7 +662,7 @@ func TestJoiningALineEndsWithTheSession(t *testing.T) {
 	})
 }
 
-func TestHoldsOfOneSessionAreLostTogether(t *testing.T) {
+func TestLoss_allHoldsOfASessionTogether(t *testing.T) {
 	scenario(t, func(t *testing.T, w *world) {
 		c := w.client("ann")
 		var holds []*stile.Hold
@@ -677,7 +677,7 @@ func TestHoldsOfOneSessionAreLostTogether(t *testing.T) {
 	})
 }
 
-func TestTheLossOfAnOldSessionDoesNotTouchTheNewOne(t *testing.T) {
+func TestLoss_oldSessionDoesNotAffectNew(t *testing.T) {
 	scenario(t, func(t *testing.T, w *world) {
 		c := w.client("ann")
 		old := lock(t, c, "a")
@@ -690,7 +690,7 @@ func TestTheLossOfAnOldSessionDoesNotTouchTheNewOne(t *testing.T) {
 }
 
 // A hold that is evicted before its caller has seen it is lost, or not had at all; it is never held in the dark.
-func TestEvictionAsTheTurnComes(t *testing.T) {
+func TestLoss_evictionDuringAdmission(t *testing.T) {
 	scenario(t, func(t *testing.T, w *world) {
 		ann, bob := w.client("ann"), w.client("bob")
 		for range 300 {
@@ -717,7 +717,7 @@ func TestEvictionAsTheTurnComes(t *testing.T) {
 }
 
 // Promise: P5
-func TestReleaseAfterKeepsTheLockClosedForThatLong(t *testing.T) {
+func TestReleaseAfter_keepsLockClosed(t *testing.T) {
 	scenario(t, func(t *testing.T, w *world) {
 		const d = time.Hour
 		ann, bob := w.client("ann"), w.client("bob")
@@ -754,7 +754,7 @@ func TestReleaseAfterKeepsTheLockClosedForThatLong(t *testing.T) {
 }
 
 // The goroutines of the process that released it are others, too.
-func TestReleaseAfterKeepsTheOwnProcessOut(t *testing.T) {
+func TestReleaseAfter_keepsOwnProcessOut(t *testing.T) {
 	scenario(t, func(t *testing.T, w *world) {
 		ann := w.client("ann")
 		h := lock(t, ann, "a")
@@ -775,7 +775,7 @@ func TestReleaseAfterKeepsTheOwnProcessOut(t *testing.T) {
 	})
 }
 
-func TestReleaseAfterNoTimeIsARelease(t *testing.T) {
+func TestReleaseAfter_zeroIsRelease(t *testing.T) {
 	scenario(t, func(t *testing.T, w *world) {
 		ann, bob := w.client("ann"), w.client("bob")
 		for _, d := range []time.Duration{0, -time.Second} {
@@ -788,7 +788,7 @@ func TestReleaseAfterNoTimeIsARelease(t *testing.T) {
 	})
 }
 
-func TestReleaseAfterCanBeBroken(t *testing.T) {
+func TestReleaseAfter_canBeBroken(t *testing.T) {
 	scenario(t, func(t *testing.T, w *world) {
 		ann, bob := w.client("ann"), w.client("bob")
 		h := lock(t, ann, "a")
@@ -813,7 +813,7 @@ func (uptight) Capabilities() store.Capabilities {
 	return caps
 }
 
-func TestReleaseAfterWhereTheStoreCannot(t *testing.T) {
+func TestReleaseAfter_unsupported(t *testing.T) {
 	scenario(t, func(t *testing.T, w *world) {
 		c, err := stile.New(uptight{w.store}, nil)
 		if err != nil {
@@ -835,7 +835,7 @@ func TestReleaseAfterWhereTheStoreCannot(t *testing.T) {
 	})
 }
 
-func TestReleaseAfterOfALostHold(t *testing.T) {
+func TestReleaseAfter_lostHold(t *testing.T) {
 	for _, known := range []bool{true, false} {
 		scenario(t, func(t *testing.T, w *world) {
 			ann, bob := w.client("ann"), w.client("bob")
@@ -862,7 +862,7 @@ func TestReleaseAfterOfALostHold(t *testing.T) {
 
 // The hold is over at once; what it was to keep out is kept out, as soon as the store can be told.
 // Promise: P5
-func TestReleaseAfterWhileTheStoreDoesNotAnswer(t *testing.T) {
+func TestReleaseAfter_storeUnreachable(t *testing.T) {
 	scenario(t, func(t *testing.T, w *world) {
 		const d = ttl / 2
 		ann, bob := w.client("ann"), w.client("bob")
@@ -887,7 +887,7 @@ func TestReleaseAfterWhileTheStoreDoesNotAnswer(t *testing.T) {
 }
 
 // A client that lives for long takes many locks. What it has released it does not remember.
-func TestAReleasedHoldIsForgotten(t *testing.T) {
+func TestRelease_freesMemory(t *testing.T) {
 	c, err := stile.New(memstore.New(), nil)
 	if err != nil {
 		t.Fatal(err)

@@ -28,7 +28,7 @@ func starting[E any](f func(E)) func(context.Context, E) context.Context {
 	}
 }
 
-func TestHooksOfALock(t *testing.T) {
+func TestHooks_lock(t *testing.T) {
 	scenario(t, func(t *testing.T, w *world) {
 		var started record[stile.AttemptStartEvent]
 		var attempts record[stile.AttemptEndEvent]
@@ -110,7 +110,7 @@ func TestHooks_lossFoundByTheRelease(t *testing.T) {
 }
 
 // When HoldEnd is called for a loss the hold is over in every respect.
-func TestTheHookOfALossComesAfterTheLoss(t *testing.T) {
+func TestHooks_lossIsReportedAfterTheLoss(t *testing.T) {
 	scenario(t, func(t *testing.T, w *world) {
 		var h *stile.Hold
 		called := false
@@ -129,7 +129,7 @@ func TestTheHookOfALossComesAfterTheLoss(t *testing.T) {
 	})
 }
 
-func TestTheHookOfAReleaseThatWasNotConfirmed(t *testing.T) {
+func TestHooks_unconfirmedRelease(t *testing.T) {
 	scenario(t, func(t *testing.T, w *world) {
 		var ends record[stile.HoldEndEvent]
 		c := w.client("ann", func(o *stile.Options) { o.Hooks.HoldEnd = ending(ends.add) })
@@ -145,7 +145,7 @@ func TestTheHookOfAReleaseThatWasNotConfirmed(t *testing.T) {
 	})
 }
 
-func TestHooksOfASession(t *testing.T) {
+func TestHooks_session(t *testing.T) {
 	scenario(t, func(t *testing.T, w *world) {
 		var renewed record[stile.RenewalEvent]
 		var opened, recovered record[stile.SessionEvent]
@@ -228,7 +228,7 @@ func (l *logged) above() []string {
 	return lines
 }
 
-func TestTheLogOfALifeWithoutTrouble(t *testing.T) {
+func TestLog_withoutTrouble(t *testing.T) {
 	scenario(t, func(t *testing.T, w *world) {
 		l := &logged{}
 		ann := w.client("ann", func(o *stile.Options) { o.Logger = slog.New(l) })
@@ -256,7 +256,7 @@ func TestTheLogOfALifeWithoutTrouble(t *testing.T) {
 	})
 }
 
-func TestTheLogOfALoss(t *testing.T) {
+func TestLog_loss(t *testing.T) {
 	scenario(t, func(t *testing.T, w *world) {
 		l := &logged{}
 		ann := w.client("ann", func(o *stile.Options) { o.Logger = slog.New(l) })
@@ -277,7 +277,7 @@ func TestTheLogOfALoss(t *testing.T) {
 }
 
 // An error is returned or logged, never both.
-func TestErrorsThatAreReturnedAreNotLogged(t *testing.T) {
+func TestLog_returnedErrorsAreNotLogged(t *testing.T) {
 	scenario(t, func(t *testing.T, w *world) {
 		l := &logged{}
 		ann := w.client("ann", func(o *stile.Options) { o.Logger = slog.New(l) })
@@ -296,7 +296,7 @@ func TestErrorsThatAreReturnedAreNotLogged(t *testing.T) {
 }
 
 // A log whose reader has stopped reading is such a hook.
-func TestAHookThatBlocksKeepsNobodyFromLearningOfALoss(t *testing.T) {
+func TestHooks_blockedHookDelaysNoLoss(t *testing.T) {
 	for what, block := range map[string]func(o *stile.Options, until <-chan struct{}){
 		"at risk": func(o *stile.Options, until <-chan struct{}) {
 			o.Hooks.SessionAtRisk = func(stile.RiskEvent) { <-until }
@@ -342,7 +342,7 @@ func TestAHookThatBlocksKeepsNobodyFromLearningOfALoss(t *testing.T) {
 // Until HoldStart has returned nobody has the hold. If it is lost meanwhile, or in AttemptEnd, nobody gets it, however the lock
 // was asked for.
 // Promise: P1
-func TestAHoldThatIsLostInTheHookIsNotHandedOver(t *testing.T) {
+func TestHooks_holdLostDuringHookIsNotDelivered(t *testing.T) {
 	for what, take := range map[string]func(context.Context, *stile.Mutex) (*stile.Hold, error){
 		"Lock":    func(ctx context.Context, m *stile.Mutex) (*stile.Hold, error) { return m.Lock(ctx) },
 		"TryLock": func(ctx context.Context, m *stile.Mutex) (*stile.Hold, error) { return m.TryLock(ctx) },
@@ -433,7 +433,7 @@ func TestHooks_nothingIsAcquiredAfterASuspend(t *testing.T) {
 }
 
 // The process goes on, as an HTTP server does.
-func TestAPanicInACallbackGivesTheLockBack(t *testing.T) {
+func TestHooks_panicReleasesTheLock(t *testing.T) {
 	for what, use := range map[string]func(*stile.Options, func()){
 		"AttemptEnd": func(o *stile.Options, fail func()) {
 			o.Hooks.AttemptEnd = func(context.Context, stile.AttemptEndEvent) { fail() }
@@ -502,7 +502,7 @@ func (f failing) Handle(_ context.Context, r slog.Record) error {
 	return nil
 }
 
-func TestAHookMayCloseTheClient(t *testing.T) {
+func TestHooks_mayCloseTheClient(t *testing.T) {
 	for what, use := range map[string]func(*stile.Options, func()){
 		"AttemptStart": func(o *stile.Options, f func()) {
 			o.Hooks.AttemptStart = starting(func(stile.AttemptStartEvent) { f() })

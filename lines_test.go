@@ -22,7 +22,7 @@ func commands(entries []stile.Entry) string {
 	return strings.Join(names, " ")
 }
 
-func TestShow(t *testing.T) {
+func TestLine(t *testing.T) {
 	scenario(t, func(t *testing.T, w *world) {
 		ann, bob, cid := w.client("ann"), w.client("bob"), w.client("cid")
 		h := lock(t, ann, "a")
@@ -51,7 +51,7 @@ func TestShow(t *testing.T) {
 	})
 }
 
-func TestShowOfALineInWhichNobodyStands(t *testing.T) {
+func TestLine_empty(t *testing.T) {
 	scenario(t, func(t *testing.T, w *world) {
 		l, err := w.client("ann").Line(t.Context(), "a")
 		if err != nil || l.Name != "a" || len(l.Holders)+len(l.Waiters)+len(l.Remarks) > 0 {
@@ -91,7 +91,7 @@ func TestLines(t *testing.T) {
 }
 
 // Whatever an owner says of itself can be read by others as it was said.
-func TestTheOwnerCanBeRead(t *testing.T) {
+func TestLine_showsOwner(t *testing.T) {
 	scenario(t, func(t *testing.T, w *world) {
 		owner := stile.Owner{
 			Host: "web-3", PID: 812, User: "ann", Command: "deploy.sh", Reason: "release 1.2 \"beta\"\n…",
@@ -145,7 +145,7 @@ func TestBreak(t *testing.T) {
 }
 
 // Who breaks a hold has seen its token. If it is another's turn by now, nothing happens.
-func TestBreakingWithAnotherTokenChangesNothing(t *testing.T) {
+func TestBreak_wrongToken(t *testing.T) {
 	scenario(t, func(t *testing.T, w *world) {
 		ann, bob := w.client("ann"), w.client("bob")
 		old := lock(t, ann, "a")
@@ -167,7 +167,7 @@ func TestBreakingWithAnotherTokenChangesNothing(t *testing.T) {
 	})
 }
 
-func TestReadingPassesOnTheErrorOfTheStore(t *testing.T) {
+func TestLines_returnsStoreError(t *testing.T) {
 	scenario(t, func(t *testing.T, w *world) {
 		c := w.client("ann")
 		denied := errors.New("permission denied")
@@ -183,7 +183,7 @@ func TestReadingPassesOnTheErrorOfTheStore(t *testing.T) {
 
 // Other clients make keys of their own, and so names that no lock of this package can have. They can be seen, and so they can be
 // looked at and broken.
-func TestNamesOfOtherClients(t *testing.T) {
+func TestLines_namesOfOtherClients(t *testing.T) {
 	scenario(t, func(t *testing.T, w *world) {
 		session, err := w.store.Open(t.Context(), store.SessionOptions{TTL: time.Hour})
 		if err != nil {

@@ -15,7 +15,7 @@ import (
 	"github.com/stilelock/stile/store/memstore"
 )
 
-func TestLockAndRelease(t *testing.T) {
+func TestMutex_lockAndRelease(t *testing.T) {
 	scenario(t, func(t *testing.T, w *world) {
 		ann, bob := w.client("ann"), w.client("bob")
 		h := lock(t, ann, "a")
@@ -40,7 +40,7 @@ func TestLockAndRelease(t *testing.T) {
 	})
 }
 
-func TestAHoldLastsUntilItIsReleased(t *testing.T) {
+func TestHold_lastsUntilReleased(t *testing.T) {
 	scenario(t, func(t *testing.T, w *world) {
 		ann, bob := w.client("ann"), w.client("bob")
 		h := lock(t, ann, "a")
@@ -53,7 +53,7 @@ func TestAHoldLastsUntilItIsReleased(t *testing.T) {
 	})
 }
 
-func TestDifferentNamesAreDifferentLocks(t *testing.T) {
+func TestMutex_differentNames(t *testing.T) {
 	scenario(t, func(t *testing.T, w *world) {
 		ann, bob := w.client("ann"), w.client("bob")
 		for _, name := range []string{"a", "a/b", "a/b/c", "A"} {
@@ -63,7 +63,7 @@ func TestDifferentNamesAreDifferentLocks(t *testing.T) {
 	})
 }
 
-func TestTwoMutexesOfOneNameAreOneLock(t *testing.T) {
+func TestMutex_sameName(t *testing.T) {
 	scenario(t, func(t *testing.T, w *world) {
 		c := w.client("ann")
 		one, two := c.Mutex("a"), c.Mutex("a")
@@ -81,7 +81,7 @@ func TestTwoMutexesOfOneNameAreOneLock(t *testing.T) {
 	})
 }
 
-func TestWhoLocksTwiceWaitsForItself(t *testing.T) {
+func TestLock_isNotReentrant(t *testing.T) {
 	scenario(t, func(t *testing.T, w *world) {
 		c := w.client("ann")
 		h := lock(t, c, "a")
@@ -132,7 +132,7 @@ func TestTryLock(t *testing.T) {
 	})
 }
 
-func TestTryLockTellsTheTokenOfTheHolder(t *testing.T) {
+func TestTryLock_errorHasHolderToken(t *testing.T) {
 	scenario(t, func(t *testing.T, w *world) {
 		ann, bob := w.client("ann"), w.client("bob")
 		h := lock(t, ann, "a")
@@ -147,7 +147,7 @@ func TestTryLockTellsTheTokenOfTheHolder(t *testing.T) {
 	})
 }
 
-func TestTryLockWithAnEndedContext(t *testing.T) {
+func TestTryLock_endedContext(t *testing.T) {
 	scenario(t, func(t *testing.T, w *world) {
 		c := w.client("ann")
 		ctx, cancel := context.WithCancel(t.Context())
@@ -164,7 +164,7 @@ func TestTryLockWithAnEndedContext(t *testing.T) {
 
 // For fencing: whatever happened to the holds before, the next one's token is larger.
 // Promise: P2
-func TestTokensIncrease(t *testing.T) {
+func TestToken_increases(t *testing.T) {
 	scenario(t, func(t *testing.T, w *world) {
 		ann, bob := w.client("ann"), w.client("bob")
 		var last uint64
@@ -207,7 +207,7 @@ func TestTokensIncrease(t *testing.T) {
 
 type key struct{}
 
-func TestTheContextOfLockBoundsOnlyTheWaiting(t *testing.T) {
+func TestLock_contextBoundsOnlyTheWait(t *testing.T) {
 	scenario(t, func(t *testing.T, w *world) {
 		c := w.client("ann")
 		ctx, cancel := context.WithTimeout(context.WithValue(t.Context(), key{}, "value"), time.Second)
@@ -228,7 +228,7 @@ func TestTheContextOfLockBoundsOnlyTheWaiting(t *testing.T) {
 	})
 }
 
-func TestDoHoldsTheLockWhileFRuns(t *testing.T) {
+func TestDo_holdsLockWhileFRuns(t *testing.T) {
 	scenario(t, func(t *testing.T, w *world) {
 		c := w.client("ann")
 		ctx := context.WithValue(t.Context(), key{}, "value")
@@ -252,7 +252,7 @@ func TestDoHoldsTheLockWhileFRuns(t *testing.T) {
 	})
 }
 
-func TestDoReturnsTheErrorOfF(t *testing.T) {
+func TestDo_returnsErrorOfF(t *testing.T) {
 	scenario(t, func(t *testing.T, w *world) {
 		mine := errors.New("mine")
 		err := w.client("ann").Mutex("a").Do(t.Context(), func(context.Context, *stile.Hold) error { return mine })
@@ -261,7 +261,7 @@ func TestDoReturnsTheErrorOfF(t *testing.T) {
 	})
 }
 
-func TestDoThatDoesNotGetTheLockDoesNotCallF(t *testing.T) {
+func TestDo_doesNotRunFWithoutLock(t *testing.T) {
 	scenario(t, func(t *testing.T, w *world) {
 		ann, bob := w.client("ann"), w.client("bob")
 		lock(t, ann, "a")
@@ -272,7 +272,7 @@ func TestDoThatDoesNotGetTheLockDoesNotCallF(t *testing.T) {
 	})
 }
 
-func TestDoTellsFOfTheLoss(t *testing.T) {
+func TestDo_lossEndsContextOfF(t *testing.T) {
 	scenario(t, func(t *testing.T, w *world) {
 		ann, bob := w.client("ann"), w.client("bob")
 		mine := errors.New("mine")
@@ -297,7 +297,7 @@ func TestDoTellsFOfTheLoss(t *testing.T) {
 }
 
 // Success means that the lock was held to the end, even if f did not look.
-func TestDoFailsIfTheLockWasLostThoughFSucceeded(t *testing.T) {
+func TestDo_lossIsAnErrorIfFSucceeds(t *testing.T) {
 	scenario(t, func(t *testing.T, w *world) {
 		ann, bob := w.client("ann"), w.client("bob")
 		err := ann.Mutex("a").Do(t.Context(), func(_ context.Context, h *stile.Hold) error {
@@ -308,7 +308,7 @@ func TestDoFailsIfTheLockWasLostThoughFSucceeded(t *testing.T) {
 	})
 }
 
-func TestTheContextOfFEndsWithThatOfDo(t *testing.T) {
+func TestDo_contextOfFEndsWithItsOwn(t *testing.T) {
 	scenario(t, func(t *testing.T, w *world) {
 		c := w.client("ann")
 		why := errors.New("shutting down")
@@ -336,7 +336,7 @@ func TestTheContextOfFEndsWithThatOfDo(t *testing.T) {
 	})
 }
 
-func TestDoSaysWhetherTheLockMayHaveBeenLost(t *testing.T) {
+func TestDo_notKnown(t *testing.T) {
 	scenario(t, func(t *testing.T, w *world) {
 		c := w.client("ann")
 		w.faults(memstore.Fault{LoseReply: true, Err: store.ErrNotKnown}, on(memstore.Withdraw))
@@ -345,7 +345,7 @@ func TestDoSaysWhetherTheLockMayHaveBeenLost(t *testing.T) {
 	})
 }
 
-func TestDoReleasesWhenFPanics(t *testing.T) {
+func TestDo_releasesAfterPanic(t *testing.T) {
 	scenario(t, func(t *testing.T, w *world) {
 		c := w.client("ann")
 		func() {
@@ -361,7 +361,7 @@ func TestDoReleasesWhenFPanics(t *testing.T) {
 	})
 }
 
-func TestDoReleasesWhenFEndsItsGoroutine(t *testing.T) {
+func TestDo_releasesAfterGoexit(t *testing.T) {
 	scenario(t, func(t *testing.T, w *world) {
 		c := w.client("ann")
 		go func() {
@@ -376,7 +376,7 @@ func TestDoReleasesWhenFEndsItsGoroutine(t *testing.T) {
 	})
 }
 
-func TestFMayReleaseByItself(t *testing.T) {
+func TestDo_fMayRelease(t *testing.T) {
 	scenario(t, func(t *testing.T, w *world) {
 		ann, bob := w.client("ann"), w.client("bob")
 		err := ann.Mutex("a").Do(t.Context(), func(ctx context.Context, h *stile.Hold) error {
@@ -417,7 +417,7 @@ func (s fleetingSession) Enqueue(ctx context.Context, req store.Request) (store.
 
 // Both are known when the caller wakes up: that it was its turn, and that the entry is gone.
 // Promise: P1
-func TestAHoldWhoseEntryIsKnownToBeGoneIsNotReturned(t *testing.T) {
+func TestLock_doesNotReturnHoldThatIsGone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var acquired record[stile.HoldStartEvent]
 		c, err := stile.New(fleeting{memstore.New()}, &stile.Options{Hooks: stile.Hooks{HoldStart: starting(acquired.add)}})

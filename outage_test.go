@@ -10,7 +10,7 @@ import (
 )
 
 // A store that cannot be reached cannot say so: whoever watches has to ask, every now and then.
-func TestAWatchNoticesAnOutageThoughNothingHappens(t *testing.T) {
+func TestWatch_noticesOutageWithoutChanges(t *testing.T) {
 	scenario(t, func(t *testing.T, w *world) {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
 		defer cancel()

@@ -127,7 +127,7 @@ func TestPlace_Wait_givenUp(t *testing.T) {
 }
 
 // Whoever joined first is first: also among those that one goroutine has joined without a pause.
-func TestPlacesAreServedInTheOrderOfJoining(t *testing.T) {
+func TestPlace_orderOfJoining(t *testing.T) {
 	scenario(t, func(t *testing.T, w *world) {
 		c := w.client("ann")
 		for range 20 {
@@ -147,7 +147,7 @@ func TestPlacesAreServedInTheOrderOfJoining(t *testing.T) {
 	})
 }
 
-func TestAheadCountsDown(t *testing.T) {
+func TestPlace_aheadCountsDown(t *testing.T) {
 	scenario(t, func(t *testing.T, w *world) {
 		ann, bob, cid := w.client("ann"), w.client("bob"), w.client("cid")
 		h := lock(t, ann, "a")
@@ -174,7 +174,7 @@ func TestAheadCountsDown(t *testing.T) {
 	})
 }
 
-func TestLeavingTheLineOfTheStore(t *testing.T) {
+func TestPlace_leaveLineInStore(t *testing.T) {
 	scenario(t, func(t *testing.T, w *world) {
 		ann, bob, cid := w.client("ann"), w.client("bob"), w.client("cid")
 		h := lock(t, ann, "a")
@@ -193,7 +193,7 @@ func TestLeavingTheLineOfTheStore(t *testing.T) {
 	})
 }
 
-func TestLeavingTheQueueOfTheProcess(t *testing.T) {
+func TestPlace_leaveLocalQueue(t *testing.T) {
 	scenario(t, func(t *testing.T, w *world) {
 		c := w.client("ann")
 		h := lock(t, c, "a")
@@ -209,7 +209,7 @@ func TestLeavingTheQueueOfTheProcess(t *testing.T) {
 }
 
 // Nobody took the hold, and there is nobody else who could release it.
-func TestLeavingAPlaceThatHoldsReleases(t *testing.T) {
+func TestPlace_leaveReleasesHold(t *testing.T) {
 	scenario(t, func(t *testing.T, w *world) {
 		ann, bob := w.client("ann"), w.client("bob")
 		p := join(t.Context(), t, ann, "a")
@@ -229,7 +229,7 @@ func TestLeavingAPlaceThatHoldsReleases(t *testing.T) {
 	})
 }
 
-func TestLeavingAPlaceThatLostItsHold(t *testing.T) {
+func TestPlace_leaveAfterLoss(t *testing.T) {
 	scenario(t, func(t *testing.T, w *world) {
 		c := w.client("ann")
 		p := join(t.Context(), t, c, "a")
@@ -241,7 +241,7 @@ func TestLeavingAPlaceThatLostItsHold(t *testing.T) {
 	})
 }
 
-func TestLeavingJustAfterJoining(t *testing.T) {
+func TestPlace_leaveAtOnce(t *testing.T) {
 	scenario(t, func(t *testing.T, w *world) {
 		c := w.client("ann")
 		for range 100 {
@@ -254,7 +254,7 @@ func TestLeavingJustAfterJoining(t *testing.T) {
 }
 
 // Leaving as the turn comes: the lock is not held afterwards, whichever was first.
-func TestLeavingAsTheTurnComes(t *testing.T) {
+func TestPlace_leaveDuringAdmission(t *testing.T) {
 	scenario(t, func(t *testing.T, w *world) {
 		ann, bob, cid := w.client("ann"), w.client("bob"), w.client("cid")
 		for range 300 {
@@ -273,7 +273,7 @@ func TestLeavingAsTheTurnComes(t *testing.T) {
 	})
 }
 
-func TestTheContextOfJoinEnds(t *testing.T) {
+func TestPlace_contextOfJoinEnds(t *testing.T) {
 	scenario(t, func(t *testing.T, w *world) {
 		ann, bob := w.client("ann"), w.client("bob")
 		h := lock(t, ann, "a")
@@ -294,7 +294,7 @@ func TestTheContextOfJoinEnds(t *testing.T) {
 	})
 }
 
-func TestAPlaceTellsWhatWentWrong(t *testing.T) {
+func TestPlace_waitReturnsError(t *testing.T) {
 	scenario(t, func(t *testing.T, w *world) {
 		c := w.client("ann")
 		full := errors.New("database space exceeded")
@@ -307,7 +307,7 @@ func TestAPlaceTellsWhatWentWrong(t *testing.T) {
 	})
 }
 
-func TestClosingTheClientEndsPlaces(t *testing.T) {
+func TestPlace_clientCloses(t *testing.T) {
 	scenario(t, func(t *testing.T, w *world) {
 		ann, bob := w.client("ann"), w.client("bob")
 		lock(t, bob, "a")

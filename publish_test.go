@@ -48,7 +48,7 @@ func (w *world) ownerOf(name string) stile.Owner {
 	return l.Entries[0].Owner
 }
 
-func TestOthersSeeWhenALockWasObtained(t *testing.T) {
+func TestPublish_othersSeeTimeOfAcquisition(t *testing.T) {
 	scenario(t, func(t *testing.T, w *world) {
 		const waited = 3 * time.Minute
 		ann, bob := w.client("ann"), w.client("bob")
@@ -79,7 +79,7 @@ func TestOthersSeeWhenALockWasObtained(t *testing.T) {
 	})
 }
 
-func TestAHoldOfLessThanASecondCostsNothing(t *testing.T) {
+func TestPublish_shortHoldSendsNoRequest(t *testing.T) {
 	scenario(t, func(t *testing.T, w *world) {
 		p := w.publishing(memstore.Fault{})
 		ann := w.client("ann")
@@ -100,7 +100,7 @@ func TestAHoldOfLessThanASecondCostsNothing(t *testing.T) {
 }
 
 // Who has tried has not waited, so there is nothing to add.
-func TestWhoHasTriedNeedNotPublish(t *testing.T) {
+func TestPublish_notAfterTryLock(t *testing.T) {
 	scenario(t, func(t *testing.T, w *world) {
 		p := w.publishing(memstore.Fault{})
 		now := time.Now()
@@ -128,7 +128,7 @@ func (s immutable) Capabilities() store.Capabilities {
 	return caps
 }
 
-func TestWhereOwnersCannotBeChangedNothingIsTried(t *testing.T) {
+func TestPublish_notIfUnsupported(t *testing.T) {
 	scenario(t, func(t *testing.T, w *world) {
 		p := w.publishing(memstore.Fault{})
 		c, err := stile.New(immutable{w.store}, nil)
@@ -146,7 +146,7 @@ func TestWhereOwnersCannotBeChangedNothingIsTried(t *testing.T) {
 }
 
 // Promise: P5
-func TestWhatCannotBePublishedIsTriedThreeTimesAndHarmsNothing(t *testing.T) {
+func TestPublish_threeAttempts(t *testing.T) {
 	for what, f := range map[string]memstore.Fault{
 		"refused":    {Err: errors.New("permission denied")},
 		"lost":       {Drop: true},
@@ -181,7 +181,7 @@ func TestWhatCannotBePublishedIsTriedThreeTimesAndHarmsNothing(t *testing.T) {
 	}
 }
 
-func TestWhatCouldNotBePublishedIsLater(t *testing.T) {
+func TestPublish_retrySucceeds(t *testing.T) {
 	scenario(t, func(t *testing.T, w *world) {
 		w.publishing(memstore.Fault{Err: errors.New("busy")})
 		h := lock(t, w.client("ann"), "a")
@@ -199,7 +199,7 @@ func TestWhatCouldNotBePublishedIsLater(t *testing.T) {
 // The request is under way when the release begins. The release does not wait for it, it is given up, and it changes nothing
 // when it arrives.
 // Promise: P5
-func TestAReleaseOvertakesWhatIsBeingPublished(t *testing.T) {
+func TestPublish_releaseEndsAttempt(t *testing.T) {
 	for how, leave := range map[string]func(ctx context.Context, h *stile.Hold) error{
 		"Release":      func(ctx context.Context, h *stile.Hold) error { return h.Release(ctx) },
 		"ReleaseAfter": func(ctx context.Context, h *stile.Hold) error { return h.ReleaseAfter(ctx, time.Second) },
@@ -227,7 +227,7 @@ func TestAReleaseOvertakesWhatIsBeingPublished(t *testing.T) {
 }
 
 // Whoever locks as many names as there are, in a store that answers nothing about them, has no more goroutines for that.
-func TestPublishingManyHoldsTakesFewGoroutines(t *testing.T) {
+func TestPublish_fewGoroutinesForManyHolds(t *testing.T) {
 	scenario(t, func(t *testing.T, w *world) {
 		const many = 2000
 		p := w.publishing(memstore.Fault{Delay: time.Second})
@@ -259,7 +259,7 @@ func TestPublishingManyHoldsTakesFewGoroutines(t *testing.T) {
 	})
 }
 
-func TestCloseDoesNotWaitForWhatIsBeingPublished(t *testing.T) {
+func TestPublish_closeDoesNotWait(t *testing.T) {
 	scenario(t, func(t *testing.T, w *world) {
 		ann := w.client("ann")
 		for i := range 20 {

@@ -15,7 +15,7 @@ import (
 )
 
 // Promise: P3
-func TestClientsAreServedInTheOrderOfArrival(t *testing.T) {
+func TestQueue_clientsInOrderOfArrival(t *testing.T) {
 	scenario(t, func(t *testing.T, w *world) {
 		h := lock(t, w.client("ann"), "a")
 		names := []string{"ann"}
@@ -38,7 +38,7 @@ func TestClientsAreServedInTheOrderOfArrival(t *testing.T) {
 
 // However many goroutines of one process want a lock, the process stands in the line once.
 // Promise: P3
-func TestGoroutinesAreServedInTheOrderOfArrival(t *testing.T) {
+func TestQueue_goroutinesInOrderOfArrival(t *testing.T) {
 	scenario(t, func(t *testing.T, w *world) {
 		c := w.client("ann")
 		h := lock(t, c, "a")
@@ -61,7 +61,7 @@ func TestGoroutinesAreServedInTheOrderOfArrival(t *testing.T) {
 }
 
 // A process goes to the end of the line between the turns of its goroutines: others are not starved.
-func TestAProcessOfManyGoroutinesTakesTurnsWithOthers(t *testing.T) {
+func TestQueue_busyProcessTakesTurnsWithOthers(t *testing.T) {
 	scenario(t, func(t *testing.T, w *world) {
 		ann, bob := w.client("ann"), w.client("bob")
 		first := lock(t, ann, "a")
@@ -84,7 +84,7 @@ func TestAProcessOfManyGoroutinesTakesTurnsWithOthers(t *testing.T) {
 	})
 }
 
-func TestWaitersOfDifferentNamesDoNotWaitForEachOther(t *testing.T) {
+func TestQueue_namesAreIndependent(t *testing.T) {
 	scenario(t, func(t *testing.T, w *world) {
 		ann, bob := w.client("ann"), w.client("bob")
 		lock(t, bob, "a")
@@ -96,7 +96,7 @@ func TestWaitersOfDifferentNamesDoNotWaitForEachOther(t *testing.T) {
 
 // Each release wakes one waiter: the next.
 // Promise: P4
-func TestOnlyTheNextInLineIsWoken(t *testing.T) {
+func TestQueue_wakesOnlyTheNext(t *testing.T) {
 	scenario(t, func(t *testing.T, w *world) {
 		h := lock(t, w.client("ann"), "a")
 		b := wait(t.Context(), t, w.client("bob"), "a")
@@ -120,7 +120,7 @@ func TestOnlyTheNextInLineIsWoken(t *testing.T) {
 // Many goroutines of many clients: each adds to a counter that nothing else protects, so that the race detector
 // watches as well.
 // Promise: P1
-func TestExclusion(t *testing.T) {
+func TestQueue_exclusion(t *testing.T) {
 	scenario(t, func(t *testing.T, w *world) {
 		counter, last := 0, uint64(0)
 		var all sync.WaitGroup
@@ -160,7 +160,7 @@ func cancelable(t *testing.T) (ctx context.Context, end func(), why error) {
 	return ctx, func() { cancel(why); synctest.Wait() }, why
 }
 
-func TestGivingUpInTheQueueOfTheProcess(t *testing.T) {
+func TestGiveUp_inLocalQueue(t *testing.T) {
 	scenario(t, func(t *testing.T, w *world) {
 		c := w.client("ann")
 		h := lock(t, c, "a")
@@ -176,7 +176,7 @@ func TestGivingUpInTheQueueOfTheProcess(t *testing.T) {
 	})
 }
 
-func TestGivingUpInTheLineOfTheStore(t *testing.T) {
+func TestGiveUp_inLineInStore(t *testing.T) {
 	scenario(t, func(t *testing.T, w *world) {
 		ann, bob, cid := w.client("ann"), w.client("bob"), w.client("cid")
 		h := lock(t, ann, "a")
@@ -194,7 +194,7 @@ func TestGivingUpInTheLineOfTheStore(t *testing.T) {
 	})
 }
 
-func TestTheDeadlineOfTheContext(t *testing.T) {
+func TestGiveUp_contextDeadline(t *testing.T) {
 	scenario(t, func(t *testing.T, w *world) {
 		ann, bob := w.client("ann"), w.client("bob")
 		h := lock(t, ann, "a")
@@ -214,7 +214,7 @@ func TestTheDeadlineOfTheContext(t *testing.T) {
 	})
 }
 
-func TestGivingUpWhileTheSessionIsOpened(t *testing.T) {
+func TestGiveUp_whileSessionOpens(t *testing.T) {
 	for what, f := range map[string]memstore.Fault{
 		"the request is slow": {Delay: time.Second},
 		"the reply is slow":   {ReplyDelay: time.Second},
@@ -253,7 +253,7 @@ func (s abrupt) Open(ctx context.Context, _ store.SessionOptions) (store.Session
 	return nil, s.err
 }
 
-func TestTheErrorOfGivingUpSaysSoWhateverTheStoreSays(t *testing.T) {
+func TestGiveUp_errorMatchesContextError(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		reset := errors.New("connection reset")
 		c, err := stile.New(abrupt{memstore.New(), reset}, nil)
@@ -272,7 +272,7 @@ func TestTheErrorOfGivingUpSaysSoWhateverTheStoreSays(t *testing.T) {
 	})
 }
 
-func TestGivingUpWhileWaitingForAnothersSession(t *testing.T) {
+func TestGiveUp_whileAnotherCallOpensSession(t *testing.T) {
 	scenario(t, func(t *testing.T, w *world) {
 		c := w.client("ann")
 		w.faults(memstore.Fault{Delay: time.Second}, on(memstore.Open))
@@ -288,7 +288,7 @@ func TestGivingUpWhileWaitingForAnothersSession(t *testing.T) {
 
 // Whether an entry got into the line or not, when its caller gives up none is left, and nobody waits for it.
 // Promise: P5
-func TestGivingUpWhileTheEntryIsPutIn(t *testing.T) {
+func TestGiveUp_duringEnqueue(t *testing.T) {
 	for what, f := range map[string]memstore.Fault{
 		"the request is slow": {Delay: time.Second},
 		"the reply is slow":   {ReplyDelay: time.Second},
@@ -327,7 +327,7 @@ func TestGivingUpWhileTheEntryIsPutIn(t *testing.T) {
 // The caller gives up just as its turn comes. Whichever is first: it has the lock or an error, and not both; nothing is
 // left behind, and the next one's turn comes.
 // Promise: P5
-func TestGivingUpAsTheTurnComes(t *testing.T) {
+func TestGiveUp_duringAdmission(t *testing.T) {
 	scenario(t, func(t *testing.T, w *world) {
 		ann, bob, cid := w.client("ann"), w.client("bob"), w.client("cid")
 		got := 0
@@ -357,7 +357,7 @@ func TestGivingUpAsTheTurnComes(t *testing.T) {
 }
 
 // The same within one process.
-func TestGivingUpAsTheTurnComesInTheQueueOfTheProcess(t *testing.T) {
+func TestGiveUp_duringAdmissionInLocalQueue(t *testing.T) {
 	scenario(t, func(t *testing.T, w *world) {
 		c := w.client("ann")
 		for range 300 {
@@ -383,7 +383,7 @@ func TestGivingUpAsTheTurnComesInTheQueueOfTheProcess(t *testing.T) {
 // An entry that cannot be taken out at once delays the next of its process by a second, no more, and its caller not at
 // all.
 // Promise: P5
-func TestGivingUpWhileTheStoreIsOutOfReach(t *testing.T) {
+func TestGiveUp_storeUnreachable(t *testing.T) {
 	scenario(t, func(t *testing.T, w *world) {
 		ann, bob, cid := w.client("ann"), w.client("bob"), w.client("cid")
 		h := lock(t, bob, "a")
@@ -432,7 +432,7 @@ func (r *registrations) AfterFunc(f func()) func() bool {
 }
 
 // A context may live as long as the process: what is registered with it for one lock must not stay.
-func TestNothingStaysWithTheCallersContext(t *testing.T) {
+func TestGiveUp_leavesNothingOnCallersContext(t *testing.T) {
 	scenario(t, func(t *testing.T, w *world) {
 		ann, bob := w.client("ann"), w.client("bob")
 		ctx, cancel := context.WithCancel(t.Context())
@@ -520,7 +520,7 @@ func TestContended(t *testing.T) {
 	}
 }
 
-func TestContendedAskedLate(t *testing.T) {
+func TestContended_askedLate(t *testing.T) {
 	scenario(t, func(t *testing.T, w *world) {
 		ann, bob := w.client("ann"), w.client("bob")
 		a, b := lock(t, ann, "a"), lock(t, ann, "b")
@@ -532,7 +532,7 @@ func TestContendedAskedLate(t *testing.T) {
 	})
 }
 
-func TestContendedAfterTheHold(t *testing.T) {
+func TestContended_afterTheHold(t *testing.T) {
 	scenario(t, func(t *testing.T, w *world) {
 		ann, bob := w.client("ann"), w.client("bob")
 		h := lock(t, ann, "a")
@@ -545,7 +545,7 @@ func TestContendedAfterTheHold(t *testing.T) {
 	})
 }
 
-func TestDifferentLinesAreIndependentInOneProcess(t *testing.T) {
+func TestQueue_linesAreIndependent(t *testing.T) {
 	scenario(t, func(t *testing.T, w *world) {
 		c := w.client("ann")
 		var holds []*stile.Hold

@@ -49,7 +49,7 @@ func TestShare_readersOfAProcessHaveOneEntry(t *testing.T) {
 }
 
 // A reader that comes while somebody waits behind the entry of its process stands behind that one.
-func TestShare_readersDoNotPassAWriterOfAnotherProcess(t *testing.T) {
+func TestShare_readersDoNotOvertakeWriterOfAnotherProcess(t *testing.T) {
 	scenario(t, func(t *testing.T, w *world) {
 		ann, bob := w.client("ann"), w.client("bob")
 		reader := lockFor(t, ann, "a", line.Shared)
@@ -66,7 +66,7 @@ func TestShare_readersDoNotPassAWriterOfAnotherProcess(t *testing.T) {
 	})
 }
 
-func TestShare_readersDoNotPassAWriterOfTheirProcess(t *testing.T) {
+func TestShare_readersDoNotOvertakeWriterOfTheirProcess(t *testing.T) {
 	scenario(t, func(t *testing.T, w *world) {
 		ann := w.client("ann")
 		reader := lockFor(t, ann, "a", line.Shared)
@@ -124,7 +124,7 @@ func (t deafTicket) Extensions() store.Extensions {
 }
 
 // Though nobody tells of a writer, readers do not keep it out for ever.
-func TestShare_endsAfterAWhileWhateverTheStoreTells(t *testing.T) {
+func TestShare_windowEndsWithoutNotification(t *testing.T) {
 	scenario(t, func(t *testing.T, w *world) {
 		ann, err := stile.New(deaf{w.store}, &stile.Options{TTL: ttl, Owner: stile.Owner{Command: "ann"}})
 		if err != nil {
@@ -145,7 +145,7 @@ func TestShare_endsAfterAWhileWhateverTheStoreTells(t *testing.T) {
 	})
 }
 
-func TestShare_theFirstGivesUpAndTheOthersGoOn(t *testing.T) {
+func TestShare_firstGivesUp(t *testing.T) {
 	scenario(t, func(t *testing.T, w *world) {
 		ann, bob, cid := w.client("ann"), w.client("bob"), w.client("cid")
 		writer := lock(t, bob, "a")
@@ -166,7 +166,7 @@ func TestShare_theFirstGivesUpAndTheOthersGoOn(t *testing.T) {
 }
 
 // The first of them puts the entry into the line. If its request is lost, the others wait no longer than it does.
-func TestShare_theFirstGivesUpWhileTheEntryIsPutIn(t *testing.T) {
+func TestShare_firstGivesUpDuringEnqueue(t *testing.T) {
 	for what, f := range map[string]memstore.Fault{
 		"the request is lost": {Drop: true},
 		"the reply is lost":   {LoseReply: true},
@@ -222,7 +222,7 @@ func TestShare_allAreLostTogether(t *testing.T) {
 	})
 }
 
-func TestShare_aTryJoinsAnEntryThatIsAdmitted(t *testing.T) {
+func TestShare_tryJoinsAdmittedEntry(t *testing.T) {
 	scenario(t, func(t *testing.T, w *world) {
 		ann := w.client("ann")
 		first := lockFor(t, ann, "a", line.Shared)
@@ -237,7 +237,7 @@ func TestShare_aTryJoinsAnEntryThatIsAdmitted(t *testing.T) {
 	})
 }
 
-func TestShare_aTryDoesNotWaitWithOthers(t *testing.T) {
+func TestShare_tryDoesNotWait(t *testing.T) {
 	scenario(t, func(t *testing.T, w *world) {
 		ann, bob := w.client("ann"), w.client("bob")
 		writer := lock(t, bob, "a")
@@ -251,7 +251,7 @@ func TestShare_aTryDoesNotWaitWithOthers(t *testing.T) {
 	})
 }
 
-func TestShare_cannotBeReleasedLater(t *testing.T) {
+func TestShare_releaseAfterIsUnsupported(t *testing.T) {
 	scenario(t, func(t *testing.T, w *world) {
 		h := lockFor(t, w.client("ann"), "a", line.Shared)
 		if err := h.ReleaseAfter(t.Context(), time.Minute); !errors.Is(err, stile.ErrUnsupported) {

@@ -42,7 +42,7 @@ func asleep(t *testing.T, s *keeper.Session) {
 	}
 }
 
-func TestValidLooksAtTheClockItself(t *testing.T) {
+func TestValid_readsTheClock(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c, s, cut := newSluggish(t, memstore.New())
 		defer c.Close(context.Background())
@@ -65,7 +65,7 @@ func TestValidLooksAtTheClockItself(t *testing.T) {
 }
 
 // The store lets in one whose deadline has passed. Nobody but the clock says so.
-func TestLockNeverReturnsAHoldThatIsOver(t *testing.T) {
+func TestLock_neverReturnsEndedHold(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		st := memstore.New()
 		c, s, cut := newSluggish(t, st)

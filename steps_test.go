@@ -20,7 +20,7 @@ import (
 //
 // In each play three callers of one process, and one of another, take the same lock one after another, hold it for a while
 // and release it.
-func TestQueue_whateverGoesWrongAtAnyStep(t *testing.T) {
+func TestQueue_failureAtEachStep(t *testing.T) {
 	plays := map[string][4]line.Mode{
 		"exclusive":        {line.Exclusive, line.Exclusive, line.Exclusive, line.Exclusive},
 		"readers":          {line.Shared, line.Shared, line.Shared, line.Exclusive},

@@ -65,7 +65,7 @@ func TestClient_Terms(t *testing.T) {
 	})
 }
 
-func TestClient_TermsWhenItIsTooLate(t *testing.T) {
+func TestClient_Terms_tooLate(t *testing.T) {
 	scenario(t, func(t *testing.T, w *world) {
 		c, err := stile.New(w.store, &stile.Options{TTL: ttl})
 		if err != nil {

@@ -111,7 +111,7 @@ func (w *watcher) endsWith(readings int, want error) {
 	expectError(w.t, all[readings].err, want)
 }
 
-func TestWatchFollowsTheLines(t *testing.T) {
+func TestWatchLines(t *testing.T) {
 	scenario(t, func(t *testing.T, w *world) {
 		ann, bob := w.client("ann"), w.client("bob")
 		lines := watch(t, w.client("eve"), "a", nil)
@@ -134,7 +134,7 @@ func TestWatchFollowsTheLines(t *testing.T) {
 	})
 }
 
-func TestWatchLineFollowsOneLine(t *testing.T) {
+func TestWatchLine(t *testing.T) {
 	scenario(t, func(t *testing.T, w *world) {
 		ann, bob := w.client("ann"), w.client("bob")
 		ctx, cancel := context.WithCancel(t.Context())
@@ -152,7 +152,7 @@ func TestWatchLineFollowsOneLine(t *testing.T) {
 }
 
 // Whatever becomes of the watch, what there is now can be read.
-func TestWatchBeginsWithAReadingAtOnce(t *testing.T) {
+func TestWatch_readsAtOnce(t *testing.T) {
 	scenario(t, func(t *testing.T, w *world) {
 		ann, eve := w.client("ann"), w.client("eve")
 		w.faults(memstore.Fault{Delay: time.Second}, on(memstore.Watch))
@@ -169,7 +169,7 @@ func TestWatchBeginsWithAReadingAtOnce(t *testing.T) {
 	})
 }
 
-func TestWatchReadsAtMostTenTimesASecond(t *testing.T) {
+func TestWatch_readsAtMostTenTimesASecond(t *testing.T) {
 	scenario(t, func(t *testing.T, w *world) {
 		ann := w.client("ann")
 		lines := watch(t, w.client("eve"), "", nil)
@@ -190,7 +190,7 @@ func TestWatchReadsAtMostTenTimesASecond(t *testing.T) {
 	})
 }
 
-func TestWatchOfLinesInWhichNothingHappensIsQuiet(t *testing.T) {
+func TestWatch_quietWithoutChanges(t *testing.T) {
 	scenario(t, func(t *testing.T, w *world) {
 		lines := watch(t, w.client("eve"), "", nil)
 		time.Sleep(anyway)
@@ -207,7 +207,7 @@ func TestWatchOfLinesInWhichNothingHappensIsQuiet(t *testing.T) {
 
 // What happens while the body of the loop is busy is seen afterwards.
 // Promise: P7
-func TestWatchWithASlowLoopMissesNothing(t *testing.T) {
+func TestWatch_slowLoopSeesLastState(t *testing.T) {
 	scenario(t, func(t *testing.T, w *world) {
 		ann := w.client("ann")
 		lines := watch(t, w.client("eve"), "", func(n int) bool {
@@ -224,7 +224,7 @@ func TestWatchWithASlowLoopMissesNothing(t *testing.T) {
 }
 
 // Promise: P7
-func TestWatchGoesOnAfterReadingsThatFail(t *testing.T) {
+func TestWatch_continuesAfterFailedReading(t *testing.T) {
 	scenario(t, func(t *testing.T, w *world) {
 		ann, eve := w.client("ann"), w.client("eve")
 		lines := watch(t, eve, "", nil)
@@ -256,7 +256,7 @@ func TestWatchGoesOnAfterReadingsThatFail(t *testing.T) {
 }
 
 // synctest fails the test if a goroutine is left.
-func TestLeavingTheLoopEndsTheWatch(t *testing.T) {
+func TestWatch_endsWithTheLoop(t *testing.T) {
 	for _, after := range []int{1, 2, 3} {
 		t.Run(fmt.Sprint(after), func(t *testing.T) {
 			scenario(t, func(t *testing.T, w *world) {
@@ -276,7 +276,7 @@ func TestLeavingTheLoopEndsTheWatch(t *testing.T) {
 	}
 }
 
-func TestWatchEndsWithItsContext(t *testing.T) {
+func TestWatch_endsWithContext(t *testing.T) {
 	scenario(t, func(t *testing.T, w *world) {
 		ann := w.client("ann")
 		lines := watch(t, w.client("eve"), "", nil)
@@ -294,7 +294,7 @@ func TestWatchEndsWithItsContext(t *testing.T) {
 	})
 }
 
-func TestWatchEndsWithItsContextDuringAReading(t *testing.T) {
+func TestWatch_endsWithContextDuringReading(t *testing.T) {
 	scenario(t, func(t *testing.T, w *world) {
 		eve := w.client("eve")
 		w.faults(memstore.Fault{Drop: true}, on(memstore.Read, memstore.Watch))
@@ -307,7 +307,7 @@ func TestWatchEndsWithItsContextDuringAReading(t *testing.T) {
 	})
 }
 
-func TestWatchOfAClosedClient(t *testing.T) {
+func TestWatch_closedClient(t *testing.T) {
 	scenario(t, func(t *testing.T, w *world) {
 		eve := w.client("eve")
 		lines := watch(t, eve, "", nil)
@@ -321,7 +321,7 @@ func TestWatchOfAClosedClient(t *testing.T) {
 }
 
 // Whenever the client is closed, that is the last thing yielded, and it is yielded once.
-func TestWatchWhileTheClientIsClosed(t *testing.T) {
+func TestWatch_clientClosesMeanwhile(t *testing.T) {
 	scenario(t, func(t *testing.T, w *world) {
 		for range 200 {
 			eve := w.client("eve")
@@ -337,14 +337,14 @@ func TestWatchWhileTheClientIsClosed(t *testing.T) {
 	})
 }
 
-func TestWatchOfABadPrefix(t *testing.T) {
+func TestWatch_badPrefix(t *testing.T) {
 	scenario(t, func(t *testing.T, w *world) {
 		eve := w.client("eve")
 		watch(t, eve, "a\x00", nil).endsWith(0, stile.ErrBadName)
 	})
 }
 
-func TestWatchThatTheStoreRefuses(t *testing.T) {
+func TestWatch_refusedByStore(t *testing.T) {
 	scenario(t, func(t *testing.T, w *world) {
 		denied := errors.New("permission denied")
 		w.faults(memstore.Fault{Err: denied}, on(memstore.Watch))

@@ -91,7 +91,7 @@ func TestConflict(t *testing.T) {
 	}
 }
 
-func TestBeforeIsTheOrderAndThenTheID(t *testing.T) {
+func TestBefore_byOrderThenID(t *testing.T) {
 	inOrder := []Entry{{ID: "b", Order: 1}, {ID: "a", Order: 2}, {ID: "c", Order: 2}, {ID: "a", Order: 3}}
 	for i, e := range inOrder {
 		for j, other := range inOrder {
@@ -141,7 +141,7 @@ func overRandomLines(t *testing.T, check func(r *rand.Rand, entries []Entry) err
 	}
 }
 
-func TestAdmittedEntriesNeverConflict(t *testing.T) {
+func TestAdmitted_entriesNeverConflict(t *testing.T) {
 	together := 0
 	overRandomLines(t, func(_ *rand.Rand, entries []Entry) error {
 		var slots, n int
@@ -172,7 +172,7 @@ func TestAdmittedEntriesNeverConflict(t *testing.T) {
 	}
 }
 
-func TestTheFirstIsAlwaysAdmitted(t *testing.T) {
+func TestAdmitted_firstAlways(t *testing.T) {
 	overRandomLines(t, func(_ *rand.Rand, entries []Entry) error {
 		if len(entries) > 0 && !Admitted(entries)[0] {
 			return fmt.Errorf("the first is not")
@@ -181,7 +181,7 @@ func TestTheFirstIsAlwaysAdmitted(t *testing.T) {
 	})
 }
 
-func TestAnAdmittedEntryStaysAdmitted(t *testing.T) {
+func TestAdmitted_staysAdmitted(t *testing.T) {
 	overRandomLines(t, func(r *rand.Rand, entries []Entry) error {
 		before := Admitted(entries)
 
@@ -207,7 +207,7 @@ func TestAnAdmittedEntryStaysAdmitted(t *testing.T) {
 }
 
 // Whatever the order in which the admitted leave, everybody's turn comes, and nobody is overtaken.
-func TestEverybodysTurnComesInOrder(t *testing.T) {
+func TestAdmitted_inOrder(t *testing.T) {
 	overRandomLines(t, func(r *rand.Rand, entries []Entry) error {
 		entries = slices.Clone(entries)
 		for len(entries) > 0 {
@@ -232,7 +232,7 @@ func TestEverybodysTurnComesInOrder(t *testing.T) {
 	})
 }
 
-func TestALineOfSlotsIsFilledToN(t *testing.T) {
+func TestAdmitted_fillsAllSlots(t *testing.T) {
 	for n := 1; n <= 6; n++ {
 		for length := range 2*n + 2 {
 			entries := make([]Entry, length)
@@ -253,7 +253,7 @@ func TestALineOfSlotsIsFilledToN(t *testing.T) {
 }
 
 // Blocking is no estimate: so many must leave, and if the right ones do, so many are enough.
-func TestBlockingIsTheLeastThatMustLeave(t *testing.T) {
+func TestBlocking_isMinimal(t *testing.T) {
 	overRandomLines(t, func(r *rand.Rand, entries []Entry) error {
 		me := randomMode(r, 1+r.IntN(4))
 		ahead := make([]Mode, 0, 6)

@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-func TestModeText(t *testing.T) {
+func TestMode_text(t *testing.T) {
 	tests := []struct {
 		mode Mode
 		text string
@@ -33,14 +33,14 @@ func TestModeText(t *testing.T) {
 	}
 }
 
-func TestNoTextIsExclusive(t *testing.T) {
+func TestMode_emptyTextIsExclusive(t *testing.T) {
 	m := Shared
 	if err := m.UnmarshalText(nil); err != nil || m != Exclusive {
 		t.Errorf("the empty text reads as %v, %v, want exclusive", m, err)
 	}
 }
 
-func TestBadModeText(t *testing.T) {
+func TestMode_badText(t *testing.T) {
 	tests := []struct{ text, want string }{
 		{"slot/0", "between 1 and 1048576"},
 		{"slot/-1", "between 1 and 1048576"},
@@ -70,7 +70,7 @@ func TestBadModeText(t *testing.T) {
 	}
 }
 
-func TestModeInJSON(t *testing.T) {
+func TestMode_json(t *testing.T) {
 	type entry struct {
 		Mode Mode `json:"mode"`
 	}
@@ -89,7 +89,7 @@ func TestModeInJSON(t *testing.T) {
 	}
 }
 
-func TestSlotPanicsOutsideItsBounds(t *testing.T) {
+func TestSlot_panicsOutsideLimits(t *testing.T) {
 	for _, n := range []int{-1, 0, MaxSlots + 1} {
 		func() {
 			defer func() {

@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-func TestPlaceMovesUp(t *testing.T) {
+func TestTracker_movesUp(t *testing.T) {
 	me := Entry{ID: "me", Order: 5, Mode: Exclusive}
 	p := NewTracker(me, []Entry{{ID: "a", Order: 1}, {ID: "b", Order: 3}, me, {ID: "c", Order: 7}})
 	expect := func(what string, blocking int) {
@@ -42,7 +42,7 @@ func TestPlaceMovesUp(t *testing.T) {
 	}
 }
 
-func TestPlaceTellsAnEntryFromAnEarlierOneOfTheSameID(t *testing.T) {
+func TestTracker_sameIDAgain(t *testing.T) {
 	me := Entry{ID: "me", Order: 10, Mode: Exclusive}
 	p := NewTracker(me, []Entry{{ID: "a", Order: 8}}) // a stood at 5, left at 7 and joined again at 8
 	for _, at := range []uint64{6, 7, 8} {
@@ -55,7 +55,7 @@ func TestPlaceTellsAnEntryFromAnEarlierOneOfTheSameID(t *testing.T) {
 	}
 }
 
-func TestPlaceBreaksTiesByID(t *testing.T) {
+func TestTracker_tiesByID(t *testing.T) {
 	me := Entry{ID: "m", Order: 5, Mode: Exclusive}
 	p := NewTracker(me, []Entry{{ID: "a", Order: 5}, {ID: "z", Order: 5}})
 	if got := p.Blocking(); got != 1 {
@@ -90,7 +90,7 @@ func (h *history) leave(i int) {
 
 // A place is told of a random line by events, some of them repeated or late, and by readings in between. At each
 // point it knows what the whole line knew at the newest point it was told of.
-func TestPlaceAgreesWithTheWholeLine(t *testing.T) {
+func TestTracker_agreesWithWholeLine(t *testing.T) {
 	const cases = 10_000
 	base := rand.Uint64()
 	var admissions, rejoined, late int

@@ -65,7 +65,7 @@ func mustHaveSeen(t *testing.T, m *model, wanted ...sight) {
 // The promise: whatever is late, lost, doubled, reported as failed or paused, and for however long, at most one
 // conflicting hold is valid, a hold ends before anybody else can be let in, and what has ended does not come back.
 // Promise: P1
-func TestExploreAtMostOneHolds(t *testing.T) {
+func TestExplore_atMostOneHolds(t *testing.T) {
 	always := []sight{
 		someoneHeld, handedOver, admittedAfterDeadline, admittedBehindAPause, recoveredFromAtRisk, lateReplyTooLate,
 		stragglerHelped, unansweredButCarriedOut, admissionHeardTooLate,
@@ -96,7 +96,7 @@ func TestExploreAtMostOneHolds(t *testing.T) {
 
 // What the explorer takes for one state must have one future. It is shown on long random walks: of each state on the
 // way, the states that can follow are those that can follow the first state that had the same key.
-func TestExploreStatesOfOneKeyHaveOneFuture(t *testing.T) {
+func TestExplore_equalKeysHaveEqualFutures(t *testing.T) {
 	m := newModel(2, 3, withMargin(3))
 	m.lag, m.revokes, m.evictions, m.writes, m.lingering = 3, true, true, true, true
 	m.check = (*model).checkBroken
@@ -157,7 +157,7 @@ func TestExploreStatesOfOneKeyHaveOneFuture(t *testing.T) {
 // The mistakes below are planted around the shipping lease. The explorer has to find each of them.
 
 // Promise: P1
-func TestExploreFindsDeadlinesCountedFromTheReply(t *testing.T) {
+func TestExplore_findsDeadlineFromReply(t *testing.T) {
 	fromReply := func(l *Lease, _, now Instant) { l.RequestConfirmed(now, now) }
 	for clients := 2; clients <= maxClients; clients++ {
 		m := newModel(clients, 2, exact(2))
@@ -167,14 +167,14 @@ func TestExploreFindsDeadlinesCountedFromTheReply(t *testing.T) {
 	}
 }
 
-func TestExploreFindsTheFirstDeadlineCountedFromTheReply(t *testing.T) {
+func TestExplore_findsFirstDeadlineFromReply(t *testing.T) {
 	m := newModel(2, 3, exact(3))
 	m.granted = func(schedule Schedule, _, now Instant) Lease { return NewLease(schedule, now, now) }
 	m.check = (*model).checkOverlap
 	find(t, m, "both hold")
 }
 
-func TestExploreFindsUnansweredRequestsThatCount(t *testing.T) {
+func TestExplore_findsUnansweredRequestsThatCount(t *testing.T) {
 	m := newModel(2, 3, exact(3))
 	m.unanswered = func(l *Lease, sent, now Instant) { l.RequestConfirmed(sent, now) }
 	m.check = (*model).checkOverlap
@@ -182,7 +182,7 @@ func TestExploreFindsUnansweredRequestsThatCount(t *testing.T) {
 }
 
 // Promise: P1
-func TestExploreFindsRepliesThatRaiseTheDead(t *testing.T) {
+func TestExplore_findsRepliesThatReviveSessions(t *testing.T) {
 	raise := func(l *Lease, sent, now Instant) {
 		l.RequestConfirmed(sent, now)
 		if l.state == Lost && l.cause == Deadline {
@@ -202,7 +202,7 @@ func TestExploreFindsRepliesThatRaiseTheDead(t *testing.T) {
 // The margin is as small as it can be: a clock that loses one tick more in a TTL than it covers breaks the promise,
 // and so does a clock that it would cover if there were one.
 // Promise: P1
-func TestExploreFindsClocksBeyondTheMargin(t *testing.T) {
+func TestExplore_findsClocksBeyondTheMargin(t *testing.T) {
 	m := newModel(2, 3, withMargin(3))
 	m.lag = 2
 	m.check = (*model).checkOverlap
@@ -216,7 +216,7 @@ func TestExploreFindsClocksBeyondTheMargin(t *testing.T) {
 
 // A deadline is not enough where the store ends sessions that it has just confirmed, or where entries are removed by
 // hand: two clients hold, until the news arrives.
-func TestExploreFindsOverlapsIfTheStoreBreaksItsPromise(t *testing.T) {
+func TestExplore_findsOverlapsOfBrokenStore(t *testing.T) {
 	m := newModel(2, 3, exact(3))
 	m.revokes = true
 	m.check = (*model).checkOverlap
@@ -231,7 +231,7 @@ func TestExploreFindsOverlapsIfTheStoreBreaksItsPromise(t *testing.T) {
 // What remains then: the hold that was admitted later has the larger token, a resource that looks at tokens accepts
 // no write of the other after one of it, and the overlap ends when the news of the loss arrives.
 // Promise: P2
-func TestExploreTokensFenceWhatDeadlinesCannot(t *testing.T) {
+func TestExplore_tokensFenceWhatDeadlinesCannot(t *testing.T) {
 	m := newModel(2, 1, exact(1)) // time matters little here, and the rest multiplies
 	m.revokes, m.evictions, m.writes = true, true, true
 	m.check = (*model).checkBroken
@@ -241,7 +241,7 @@ func TestExploreTokensFenceWhatDeadlinesCannot(t *testing.T) {
 
 // Even if everybody keeps every promise, a write can be on its way for longer than its hold is valid.
 // Promise: P2
-func TestExploreFindsStaleWritesWithoutAGuard(t *testing.T) {
+func TestExplore_findsStaleWritesWithoutGuard(t *testing.T) {
 	m := newModel(2, 3, exact(3))
 	m.writes = true
 	m.unguarded = true

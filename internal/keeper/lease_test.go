@@ -16,7 +16,7 @@ var terms30 = ScheduleFor(store.Terms{TTL: 30 * time.Second})
 // at is the instant that many seconds after the beginning.
 func at(seconds float64) Instant { return Instant(seconds * float64(time.Second)) }
 
-func TestTermsFor(t *testing.T) {
+func TestScheduleFor(t *testing.T) {
 	tests := []struct {
 		granted store.Terms
 		want    Schedule
@@ -175,14 +175,14 @@ func TestLease(t *testing.T) {
 }
 
 // Time alone ends validity: nobody needs to have told the lease what time it is.
-func TestLeaseIsNotValidAfterItsDeadlineThoughNobodyLooked(t *testing.T) {
+func TestLease_notValidAfterDeadline(t *testing.T) {
 	l := NewLease(terms30, at(0), at(0))
 	if !l.ValidAt(at(26.999)) || l.ValidAt(at(27)) {
 		t.Errorf("valid just before the deadline: %v, at it: %v", l.ValidAt(at(26.999)), l.ValidAt(at(27)))
 	}
 }
 
-func TestLeaseDue(t *testing.T) {
+func TestLease_Due(t *testing.T) {
 	due := func(l Lease, seconds float64, want bool) {
 		t.Helper()
 		if got := l.Due(at(seconds)); got != want {
@@ -249,7 +249,7 @@ func randomTerms(r *rand.Rand) Schedule {
 
 // The runner sleeps until Wake. It must neither sleep past anything, nor wake up for nothing: until then time changes
 // nothing, and then it does.
-func TestLeaseWake(t *testing.T) {
+func TestLease_Wake(t *testing.T) {
 	seed := rand.Uint64()
 	for i := range uint64(20_000) {
 		r := rand.New(rand.NewPCG(seed, i))
@@ -280,7 +280,7 @@ func TestLeaseWake(t *testing.T) {
 }
 
 // A lease knows no other time than how long ago things were. The explorer relies on it.
-func TestLeaseIsTheSameAtAllTimes(t *testing.T) {
+func TestLease_sameAtAllTimes(t *testing.T) {
 	const shift = 1_000_003
 	seed := rand.Uint64()
 	for i := range uint64(5_000) {
@@ -301,7 +301,7 @@ func TestLeaseIsTheSameAtAllTimes(t *testing.T) {
 }
 
 // Validity ends once, and reasons do not change.
-func TestLeaseEndsOnce(t *testing.T) {
+func TestLease_endsOnce(t *testing.T) {
 	seed := rand.Uint64()
 	lost := 0
 	for i := range uint64(20_000) {
@@ -328,7 +328,7 @@ func TestLeaseEndsOnce(t *testing.T) {
 	}
 }
 
-func TestStateString(t *testing.T) {
+func TestState_String(t *testing.T) {
 	for s, want := range map[State]string{Held: "held", AtRisk: "at risk", Lost: "lost"} {
 		if got := s.String(); got != want {
 			t.Errorf("%d is %q, want %q", s, got, want)

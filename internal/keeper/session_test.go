@@ -117,7 +117,7 @@ func expectLost(t *testing.T, s *Session, reason Reason) {
 	}
 }
 
-func TestSessionRenewsForADay(t *testing.T) {
+func TestSession_renewsForADay(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		st := memstore.New()
 		confirmed := 0
@@ -136,7 +136,7 @@ func TestSessionRenewsForADay(t *testing.T) {
 	})
 }
 
-func TestSessionAtRiskRecovers(t *testing.T) {
+func TestSession_recoversFromRisk(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		st, j := memstore.New(), newJournal()
 		st.SetFaults(confirming(memstore.Fault{Drop: true}))
@@ -160,7 +160,7 @@ func TestSessionAtRiskRecovers(t *testing.T) {
 	})
 }
 
-func TestSessionIsLostByItsDeadline(t *testing.T) {
+func TestSession_lostByDeadline(t *testing.T) {
 	tests := []struct {
 		name  string
 		fault memstore.Fault
@@ -198,7 +198,7 @@ func TestSessionIsLostByItsDeadline(t *testing.T) {
 	}
 }
 
-func TestSessionsTellTheirLastError(t *testing.T) {
+func TestSession_lossHasLastError(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		st, j := memstore.New(), newJournal()
 		st.SetFaults(confirming(memstore.Fault{Err: errRefused}))
@@ -229,7 +229,7 @@ func TestSessionsTellTheirLastError(t *testing.T) {
 	})
 }
 
-func TestTransientErrorsLoseNothing(t *testing.T) {
+func TestSession_survivesTransientErrors(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		st := memstore.New()
 		calls := 0
@@ -292,7 +292,7 @@ func expectToldFirst(t *testing.T, st *memstore.Store, holder *Session, faults f
 // The last renewal is answered after d, and then the store is out of reach, for the farewell too. Whatever d is, the
 // deadline is before the store's.
 // Promise: P1
-func TestHolderIsToldBeforeTheWaiterHoweverLateTheReplyToARenewal(t *testing.T) {
+func TestSession_lostBeforeNextAdmissionAfterLateRenewal(t *testing.T) {
 	for d := time.Duration(0); d <= ttl30; d += ttl30 / 60 {
 		t.Run(d.String(), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -313,9 +313,9 @@ func TestHolderIsToldBeforeTheWaiterHoweverLateTheReplyToARenewal(t *testing.T) 
 }
 
 // The session itself is opened by a request that is answered after d, and never renewed. From 27 s on nobody gets to
-// hold anything: see TestOpenTakesLongerThanTheSessionIsGood.
+// hold anything: see TestOpen_slowerThanTheDeadline.
 // Promise: P6
-func TestHolderIsToldBeforeTheWaiterHoweverLateTheReplyToTheOpening(t *testing.T) {
+func TestSession_lostBeforeNextAdmissionAfterLateOpen(t *testing.T) {
 	for d := time.Duration(0); d < 27*time.Second; d += ttl30 / 60 {
 		t.Run(d.String(), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -346,7 +346,7 @@ func TestHolderIsToldBeforeTheWaiterHoweverLateTheReplyToTheOpening(t *testing.T
 // With the store within reach the session is closed after a loss: not before the holder was told, and has had the margin
 // to stop.
 // Promise: P6
-func TestHolderIsToldBeforeItsSessionIsClosed(t *testing.T) {
+func TestSession_notifiesHoldersBeforeClosing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		st := memstore.New()
 		began := time.Now()
@@ -365,7 +365,7 @@ func TestHolderIsToldBeforeItsSessionIsClosed(t *testing.T) {
 	})
 }
 
-func TestSessionThatTheStoreEndedIsLostWithTheNextRenewal(t *testing.T) {
+func TestSession_lostWithNextRenewal(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		st, j := memstore.New(), newJournal()
 		s := open(t, st, j.callbacks())
@@ -398,7 +398,7 @@ func (s *telling) Open(ctx context.Context, opts store.SessionOptions) (store.Se
 	return s.Store.Open(ctx, opts)
 }
 
-func TestSessionThatTheStoreSaysHasEndedIsLostAtOnce(t *testing.T) {
+func TestSession_lostAtOnceIfReported(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		st, j := &telling{Store: memstore.New()}, newJournal()
 		s := open(t, st, j.callbacks())
@@ -410,7 +410,7 @@ func TestSessionThatTheStoreSaysHasEndedIsLostAtOnce(t *testing.T) {
 	})
 }
 
-func TestLostIsToldAfterTheContextHasEnded(t *testing.T) {
+func TestSession_lostCallbackAfterContext(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		st := memstore.New()
 		st.SetFaults(confirming(memstore.Fault{Err: errRefused}))
@@ -442,7 +442,7 @@ func TestLostIsToldAfterTheContextHasEnded(t *testing.T) {
 	})
 }
 
-func TestClosedSession(t *testing.T) {
+func TestSession_closed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		st, j := memstore.New(), newJournal()
 		s := open(t, st, j.callbacks())
@@ -462,7 +462,7 @@ func TestClosedSession(t *testing.T) {
 	})
 }
 
-func TestCloseOutOfReach(t *testing.T) {
+func TestSession_closeFails(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		st := memstore.New()
 		s := open(t, st, Callbacks{})
@@ -496,7 +496,7 @@ func TestCloseOutOfReach(t *testing.T) {
 	})
 }
 
-func TestAbandonedSessionEndsByItself(t *testing.T) {
+func TestSession_abandonedEndsByItself(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		st := memstore.New()
 		s := open(t, st, Callbacks{})
@@ -514,7 +514,7 @@ func TestAbandonedSessionEndsByItself(t *testing.T) {
 	})
 }
 
-func TestOpenFails(t *testing.T) {
+func TestOpen_fails(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		st, j := memstore.New(), newJournal()
 		st.SetFaults(func(memstore.Call) memstore.Fault { return memstore.Fault{Err: errRefused} })
@@ -534,7 +534,7 @@ func TestOpenFails(t *testing.T) {
 	})
 }
 
-func TestOpenTakesLongerThanTheSessionIsGood(t *testing.T) {
+func TestOpen_slowerThanTheDeadline(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		st, j := memstore.New(), newJournal()
 		st.SetFaults(func(c memstore.Call) memstore.Fault {
@@ -555,7 +555,7 @@ func TestOpenTakesLongerThanTheSessionIsGood(t *testing.T) {
 
 // A reply may be handled by a goroutine that stood still, on its way to the lock, while the deadline passed and
 // others saw it pass. In real time, because goroutines that wait for a mutex stop the fake one.
-func TestValidityEndsOnceThoughAReplyIsHandledSlowly(t *testing.T) {
+func TestSession_validityEndsOnce(t *testing.T) {
 	sent := bootclock.Now()
 	s := &Session{lease: NewLease(Schedule{Valid: time.Minute, Every: time.Minute, Overdue: time.Minute},
 		sent.Add(50*time.Millisecond-time.Minute), sent)} // 50 ms are left
@@ -578,7 +578,7 @@ func TestValidityEndsOnceThoughAReplyIsHandledSlowly(t *testing.T) {
 }
 
 // Timers stand still while the machine is suspended. That the deadline has passed meanwhile is noticed within a second.
-func TestALossDuringASuspendIsNoticedSoonAfterwards(t *testing.T) {
+func TestSession_noticesLossAfterSuspend(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := openFor(t, memstore.New(), time.Hour, Callbacks{})
 		time.Sleep(90*time.Second + 500*time.Millisecond) // half-way between two looks, if there is one each second or each minute
