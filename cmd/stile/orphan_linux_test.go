@@ -257,7 +257,8 @@ func TestAWatchdogThatWasKilledIsReplaced(t *testing.T) {
 	m.set("STILE_URL", s.url)
 	c, pid := m.startReaped(sleeper, "-v", "--ttl", endless, "demo")
 	first := watched(t, pid)
-	kill(t, first, syscall.SIGTERM) // as all of a service are: that it ignores
+	ignoresSignals(t, first)
+	kill(t, first, syscall.SIGTERM) // as all of a service are
 	kill(t, first, syscall.SIGKILL)
 	eventually(t, "word of it", func() bool {
 		return strings.Contains(c.stderr.String(), "the watchdog of the command was killed; starting another\n")
@@ -277,6 +278,18 @@ func TestAWatchdogIsNotEndedByWhatEndsAService(t *testing.T) {
 	m, s := newMachine(t), shared(t)
 	c := m.start(untilTold, "--url", s.url, "demo")
 	dog := watched(t, c.Process.Pid)
+	ignoresSignals(t, dog)
+	for _, sig := range []syscall.Signal{syscall.SIGHUP, syscall.SIGINT, syscall.SIGQUIT, syscall.SIGTERM} {
+		kill(t, dog, sig)
+	}
+	m.tellEnd()
+	c.wants(0)
+	eventually(t, "end of the watchdog", func() bool { return !running(dog) })
+}
+
+// ignoresSignals waits until a watchdog ignores the signals that end a service, which it does as it starts.
+func ignoresSignals(t *testing.T, dog int) {
+	t.Helper()
 	eventually(t, "a watchdog that ignores signals", func() bool {
 		status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", dog))
 		if err != nil {
@@ -290,12 +303,6 @@ func TestAWatchdogIsNotEndedByWhatEndsAService(t *testing.T) {
 		const all = 1<<(syscall.SIGHUP-1) | 1<<(syscall.SIGINT-1) | 1<<(syscall.SIGQUIT-1) | 1<<(syscall.SIGTERM-1)
 		return ignored&all == all
 	})
-	for _, sig := range []syscall.Signal{syscall.SIGHUP, syscall.SIGINT, syscall.SIGQUIT, syscall.SIGTERM} {
-		kill(t, dog, sig)
-	}
-	m.tellEnd()
-	c.wants(0)
-	eventually(t, "end of the watchdog", func() bool { return !running(dog) })
 }
 
 // A watchdog gets at the store as stile has, and shows nobody how.
