@@ -103,7 +103,9 @@ func (se *session) Enqueue(ctx context.Context, req store.Request) (store.Ticket
 	defer cancel()
 
 	arrived, err := e.putIn(bounded, req.Try)
+	e.line.mu.Lock() // the session may be lost at this moment
 	e.order = arrived.order
+	e.line.mu.Unlock()
 	switch {
 	case err != nil:
 	case e.order > store.MaxOrder:

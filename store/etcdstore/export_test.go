@@ -49,3 +49,6 @@ func look(s store.Session, name string, f func(*follower)) {
 	defer w.mu.Unlock()
 	f(w)
 }
+
+// Lose ends a session as if the store had found out that its lease is gone.
+func Lose(s store.Session) { _ = s.(*session).gone() }

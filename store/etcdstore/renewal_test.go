@@ -3,15 +3,19 @@ package etcdstore_test
 import (
 	"context"
 	"errors"
+	"math/rand/v2"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"google.golang.org/grpc"
 
 	"github.com/stilelock/stile/store"
+	"github.com/stilelock/stile/store/etcdstore"
 )
 
 // shortened is a stream whose renewals are answered with a TTL that is less by a second, as those are that etcd's gRPC proxy
@@ -54,5 +58,33 @@ func TestARenewalThatIsAnsweredWithLessConfirmsNothing(t *testing.T) {
 	less.Store(false)
 	if err := se.Confirm(t.Context()); err != nil {
 		t.Errorf("Confirm, the proxy being gone: %v", err)
+	}
+}
+
+// The session is lost at every moment between the request for an entry and its reply. The race detector sees whether the
+// two goroutines agree on the entry.
+func TestSession_lostDuringEnqueue(t *testing.T) {
+	t.Parallel()
+	st := newStore(t, connect(t, server(t).Endpoint()), "")
+	for range 300 {
+		se := openSession(t, st)
+		var lost sync.WaitGroup
+		lost.Go(func() {
+			time.Sleep(rand.N(3 * time.Millisecond))
+			etcdstore.Lose(se)
+		})
+		j, err := tryEnqueue(t.Context(), se, t.Name(), false)
+		lost.Wait()
+		switch {
+		case err == nil:
+			if st := <-j.heard; st.State == store.Admitted || st.State == store.Waiting {
+				st = <-j.heard
+				if !errors.Is(st.Cause, store.ErrSessionLost) {
+					t.Errorf("the entry's last standing is %+v, want the loss of the session", st)
+				}
+			}
+		case !errors.Is(err, store.ErrSessionLost):
+			t.Errorf("Enqueue: got %v, want ErrSessionLost", err)
+		}
 	}
 }

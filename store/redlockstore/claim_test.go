@@ -574,6 +574,7 @@ func TestASessionIsRenewedWhileManyTryAtOnce(t *testing.T) {
 	const many = 700
 	servers := testservers.StartRedisServers(t, 3)
 	proxies, options := through(t, servers)
+	neverSilent(options)
 	se := openSession(t, newStore(t, options), long)
 	// First all are connected to. Then all are asked to put something in, and so know the script: one that does not would
 	// say so, unheard, instead of putting in what follows.

@@ -243,9 +243,7 @@ func TestAnEntryWithATimeOfItsOwnIsNotRenewed(t *testing.T) {
 	t.Parallel()
 	servers := testservers.StartRedisServers(t, 3)
 	proxies, options := through(t, servers)
-	for i := range options {
-		options[i].ConnWriteTimeout = soon // so that no connection is given up while its replies are cut
-	}
+	neverSilent(options)
 	se := openSession(t, newStore(t, options), long)
 	first, _ := hold(t, se, "first")
 	everywhere(t, se, servers, "first")

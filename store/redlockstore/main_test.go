@@ -106,6 +106,14 @@ func through(t *testing.T, servers []*testservers.Redis) ([]*testservers.Proxy, 
 	return proxies, options
 }
 
+// neverSilent makes clients keep a connection however long there is no reply: one that is opened anew while replies are cut
+// transmits no request.
+func neverSilent(options []rueidis.ClientOption) {
+	for i := range options {
+		options[i].ConnWriteTimeout = soon
+	}
+}
+
 // lock takes a lock soon.
 func lock(t *testing.T, c *stile.Client, name string) *stile.Hold {
 	t.Helper()
