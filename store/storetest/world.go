@@ -16,17 +16,18 @@ import (
 	"github.com/stilelock/stile/store"
 )
 
-// settle is how long the suite waits to see that something does not happen. On a fake clock it means: until
-// nothing moves any more.
-const settle = 100 * time.Millisecond
+// settleTime is how long the suite waits to see that something does not happen. On a fake clock it
+// passes only when all goroutines are blocked.
+const settleTime = 100 * time.Millisecond
 
-// look is how often the suite looks again where nothing tells it.
-const look = 20 * time.Millisecond
+// pollInterval is the interval between two reads where no notification exists.
+const pollInterval = 20 * time.Millisecond
 
-// tick is by how much a server may round the times it keeps.
-const tick = 2 * time.Millisecond
+// clockRounding is the largest error of the times that a server keeps.
+const clockRounding = 2 * time.Millisecond
 
-// world is what one test lives in: a store, or two clients of one, and names that nobody else uses.
+// world is the environment of one test: a store, or two clients of one, and lock names that no
+// other test uses.
 type world struct {
 	t      *testing.T
 	h      Harness
@@ -34,10 +35,10 @@ type world struct {
 	stores []store.Store
 	prefix string
 	opened int
-	named  int // how many names newName has given
+	named  int // number of names returned by newName
 
 	mu     sync.Mutex
-	broken []string // promises seen broken by goroutines other than the test's
+	broken []string // violations reported by goroutines other than the test's
 }
 
 func newWorld(t *testing.T, h Harness) *world {
@@ -46,7 +47,7 @@ func newWorld(t *testing.T, h Harness) *world {
 	if h.Peer != nil {
 		w.stores = append(w.stores, h.Peer(t, st))
 	}
-	t.Cleanup(func() { // the last cleanup but those of Open and Peer: all sessions are closed
+	t.Cleanup(func() { // runs before only the cleanups of Open and Peer: all sessions are closed
 		w.mu.Lock()
 		defer w.mu.Unlock()
 		for _, b := range w.broken {
@@ -56,7 +57,8 @@ func newWorld(t *testing.T, h Harness) *world {
 	return w
 }
 
-// brokenf records that the store has broken a promise. It may be called by any goroutine, during the test.
+// brokenf records that the store has broken a promise. It may be called by any goroutine during the
+// test.
 func (w *world) brokenf(format string, args ...any) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -68,14 +70,14 @@ func (w *world) brokenf(format string, args ...any) {
 // name returns a lock name of this test.
 func (w *world) name(s string) string { return w.prefix + "/" + s }
 
-// newName returns one that the test has not used yet.
+// newName returns a lock name that the test has not used yet.
 func (w *world) newName() string {
 	w.named++
 	return w.name(fmt.Sprintf("lock%d", w.named))
 }
 
-// call returns the context of one call to the store, so that no call hangs the suite. It ends long after a store that works
-// has answered, however busy the machine is.
+// call returns the context of one call to the store, so that no call hangs the suite. Its timeout
+// is far longer than a working store needs, even on a busy machine.
 func (w *world) call() (context.Context, context.CancelFunc) {
 	return context.WithTimeout(w.t.Context(), w.h.TTL+w.h.Grace)
 }
@@ -92,15 +94,15 @@ func (w *world) line(name string) store.Line {
 	return l
 }
 
-// lineOf waits until exactly these places stand in the line behind name, in this order. Others may see a change
-// a little later than the one who made it, and nothing tells them.
-func (w *world) lineOf(name string, places ...*place) store.Line {
+// wantLine waits until the line behind name has exactly these entries, in this order. Clients other
+// than the one that made a change may see it a little later, without a notification.
+func (w *world) wantLine(name string, entries ...*entry) store.Line {
 	w.t.Helper()
 	var want []string
-	for _, p := range places {
+	for _, p := range entries {
 		want = append(want, p.client.ID())
 	}
-	for end := time.Now().Add(w.h.Grace); ; time.Sleep(look) {
+	for end := time.Now().Add(w.h.Grace); ; time.Sleep(pollInterval) {
 		l := w.line(name)
 		var got []string
 		for _, e := range l.Entries {
@@ -110,19 +112,19 @@ func (w *world) lineOf(name string, places ...*place) store.Line {
 			return l
 		}
 		if time.Now().After(end) {
-			w.t.Fatalf("in the line of %q stand the sessions %q, want %q", name, got, want)
+			w.t.Fatalf("the line of %q has the sessions %q, want %q", name, got, want)
 		}
 	}
 }
 
-// breakEntry takes somebody's entry out.
+// breakEntry breaks the entry with the given order.
 func (w *world) breakEntry(name string, order uint64) (store.Entry, error) {
 	ctx, cancel := w.call()
 	defer cancel()
 	return w.stores[len(w.stores)-1].Break(ctx, name, order)
 }
 
-// client is one session, and who asks for entries with it.
+// client is one session and the owner of its entries.
 type client struct {
 	store.Session
 	w     *world
@@ -130,14 +132,14 @@ type client struct {
 	owner store.Owner
 
 	mu       sync.Mutex
-	sent     time.Time // before the last request was sent that was confirmed
-	late     bool      // a confirmation was answered too late to show anything
+	sent     time.Time // send time of the last request that confirmed the session
+	late     bool      // a confirmation returned too late for the test to be conclusive
 	closing  bool
-	lost     int // how often Lost was called
+	lost     int // number of calls of Lost
 	stopKeep func()
 }
 
-// open opens a session that nobody confirms.
+// open opens a session that is not confirmed automatically.
 func (w *world) open() *client {
 	w.t.Helper()
 	ctx, cancel := w.call()
@@ -145,37 +147,39 @@ func (w *world) open() *client {
 	return w.openWith(ctx, w.nextOwner())
 }
 
-// inTime runs attempt with a brief time. It returns false when so much time has passed that it could show nothing, as
-// happens on a busy machine, and is run again then with a time twice as long: nothing has been seen of the store that
-// could be right or wrong.
-func (w *world) inTime(attempt func(brief time.Duration) bool) {
+// retryLonger runs attempt with a brief duration. attempt returns false if it took so long that it
+// is inconclusive, as happens on a busy machine. It is then repeated with twice the duration, up to
+// TTL.
+func (w *world) retryLonger(attempt func(brief time.Duration) bool) {
 	w.t.Helper()
 	for brief := w.h.Brief; !attempt(brief); brief = min(2*brief, w.h.TTL) {
 		if brief >= w.h.TTL {
-			w.t.Fatalf("the machine is too busy: it cannot do within %v what this test begins with", brief)
+			w.t.Fatalf("the machine is too busy: it cannot complete the start of this test within %v", brief)
 		}
 	}
 }
 
-// expiring opens a session that nobody confirms afterwards, and has prepare do with it what has to be done while it
-// lives, under a name that is new each time. Prepare may be called again: see inTime. It returns the errors that a session
-// may cause that is over too soon. What it does with other sessions has nothing to do with this, and may fail at once.
+// expiring opens a session that is left to expire, and calls prepare with it and an unused lock
+// name while the session is alive. If preparing took so long that the session may have expired,
+// expiring tries again with a new session and a longer TTL: see retryLonger. prepare returns the
+// errors that an expired session may cause. Failures in other sessions are unrelated and may end
+// the test at once.
 func (w *world) expiring(prepare func(c *client, name string) error) *client {
 	w.t.Helper()
 	var c *client
-	w.inTime(func(brief time.Duration) bool {
+	w.retryLonger(func(brief time.Duration) bool {
 		ctx, cancel := w.call()
 		defer cancel()
 		var err error
 		if c, err = w.tryOpen(ctx, w.nextOwner(), brief); err != nil {
 			w.t.Fatal(err)
 		}
-		w.t.Cleanup(c.leave)
+		w.t.Cleanup(c.closeAtEnd)
 		err = prepare(c, w.newName())
 		if since := time.Since(c.lastSent()); since >= c.guaranteed() || c.wasLate() {
-			w.t.Logf("session %s was confirmed %v ago, and can be over: once more with a longer TTL than %v (%v)",
+			w.t.Logf("session %s was confirmed %v ago and may have expired: trying again with a TTL longer than %v (%v)",
 				c.ID(), since, c.Terms().TTL, err)
-			c.leave()
+			c.closeAtEnd()
 			return false
 		}
 		if err != nil {
@@ -186,9 +190,9 @@ func (w *world) expiring(prepare func(c *client, name string) error) *client {
 	return c
 }
 
-// doomed returns a session that holds a lock and is left to expire, its hold, and one who waits behind it. Each of the
-// steps is something done before with the session, see expiring.
-func (w *world) doomed(steps ...func(c *client, held, next *place) error) (c *client, held, next *place) {
+// expiringHold returns a session that holds a lock and is left to expire, its hold, and the next
+// waiter. The steps run before, while the session is alive: see expiring.
+func (w *world) expiringHold(steps ...func(c *client, held, next *entry) error) (c *client, held, next *entry) {
 	w.t.Helper()
 	c = w.expiring(func(c *client, name string) (err error) {
 		if held, err = c.tryHold(name, line.Exclusive); err != nil {
@@ -205,19 +209,19 @@ func (w *world) doomed(steps ...func(c *client, held, next *place) error) (c *cl
 	return c, held, next
 }
 
-// confirmed is a step of doomed.
-func confirmed(c *client, _, _ *place) error { return c.confirmNow() }
+// confirmed is a step for expiringHold.
+func confirmed(c *client, _, _ *entry) error { return c.confirmNow() }
 
-// wantOver waits until everything has ended that is to end by itself and was to live as long as brief sessions do, counted
-// from before the call: until a session has that is opened now.
-func (w *world) wantOver() {
+// waitExpired waits as long as a brief session lives that is opened by this call. By then,
+// everything has expired that had at most that long to live.
+func (w *world) waitExpired() {
 	w.t.Helper()
-	c, _, next := w.doomed()
+	c, _, next := w.expiringHold()
 	next.admittedWithin(c.Terms().TTL + 2*w.h.Grace)
-	time.Sleep(settle) // the store may carry out together what comes at the same time
+	time.Sleep(settleTime) // the store may process simultaneous expirations together
 }
 
-// openKept opens a session and confirms it until the test is over.
+// openKept opens a session and confirms it until the test ends.
 func (w *world) openKept() *client {
 	w.t.Helper()
 	c := w.open()
@@ -225,14 +229,14 @@ func (w *world) openKept() *client {
 	return c
 }
 
-// openWith opens a session that is closed when the test is over.
+// openWith opens a session that is closed when the test ends.
 func (w *world) openWith(ctx context.Context, owner store.Owner) *client {
 	w.t.Helper()
 	c, err := w.tryOpen(ctx, owner, w.h.TTL)
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	w.t.Cleanup(c.leave)
+	w.t.Cleanup(c.closeAtEnd)
 	return c
 }
 
@@ -243,11 +247,11 @@ func (w *world) nextOwner() store.Owner {
 	return store.Owner{Host: "host.example", PID: w.opened, User: "storetest", Command: fmt.Sprintf("session %d", w.opened)}
 }
 
-// tryOpen opens a session, with each of the test's clients in turn.
+// tryOpen opens a session, alternating between the test's clients.
 func (w *world) tryOpen(ctx context.Context, owner store.Owner, ttl time.Duration) (*client, error) {
 	st := w.stores[owner.PID%len(w.stores)]
 	c := &client{w: w, store: st, owner: owner, sent: time.Now(), stopKeep: func() {}}
-	se, err := st.Open(ctx, store.SessionOptions{TTL: ttl, Lost: c.hearLoss})
+	se, err := st.Open(ctx, store.SessionOptions{TTL: ttl, Lost: c.onLost})
 	if err != nil {
 		return nil, fmt.Errorf("opening a session: %w", err)
 	}
@@ -255,12 +259,13 @@ func (w *world) tryOpen(ctx context.Context, owner store.Owner, ttl time.Duratio
 	return c, nil
 }
 
-// keep confirms the session until stopKeep is called or the session is lost: far more often than its TTL needs, because on
-// some stores that is when a session learns what has become of its entries.
+// keep confirms the session until stopKeep is called or the session is lost. It confirms far more
+// often than the TTL requires, because in some stores a session learns the fate of its entries only
+// from confirmations.
 func (c *client) keep() {
 	within := c.Terms().TTL / 4
 	every := min(within, c.w.h.Brief/2)
-	// Not the test's own context: that ends before the cleanups, which close the sessions first.
+	// The test's context ends before the cleanups that close the sessions.
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
 	c.stopKeep = func() { cancel(); <-done }
@@ -290,7 +295,7 @@ func (c *client) confirm(ctx context.Context, within time.Duration) error {
 	err := c.Confirm(ctx)
 	if err == nil {
 		c.mu.Lock()
-		// Its entries may have ended before the request arrived, though the session had not yet.
+		// The entries may have ended before the request arrived even if the session had not.
 		c.late = c.late || time.Since(c.sent) >= c.guaranteed()
 		c.sent = sent
 		c.mu.Unlock()
@@ -298,46 +303,47 @@ func (c *client) confirm(ctx context.Context, within time.Duration) error {
 	return err
 }
 
-// confirmNow confirms the session once, with the time that any call has.
+// confirmNow confirms the session once, with the timeout of any call.
 func (c *client) confirmNow() error { return c.confirm(c.w.t.Context(), c.w.h.TTL+c.w.h.Grace) }
 
-// wasLate reports whether a confirmation was answered only after what the one before had guaranteed.
+// wasLate reports whether a confirmation returned later than the previous one guaranteed the
+// session.
 func (c *client) wasLate() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.late
 }
 
-// lastSent is when the last request was sent that confirmed the session.
+// lastSent returns when the last request that confirmed the session was sent.
 func (c *client) lastSent() time.Time {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.sent
 }
 
-// guaranteed is how long after a confirmation was sent the session cannot have ended.
+// guaranteed returns how long the session lives at least, counted from sending a confirmation.
 func (c *client) guaranteed() time.Duration { return c.Terms().TTL - c.Terms().Slack }
 
-// reportLoss is called when a session was lost that is being kept.
+// reportLoss reports the loss of a session that keep confirms.
 func (c *client) reportLoss(err error) {
 	since := time.Since(c.lastSent())
 	if since < c.guaranteed() {
-		c.w.brokenf("session %s was lost only %v after a confirmation was sent; it should live for %v: %v",
+		c.w.brokenf("session %s was lost %v after a confirmation was sent, want at least %v: %v",
 			c.ID(), since, c.guaranteed(), err)
 	} else {
-		c.w.brokenf("session %s was lost: the suite came to confirm it only after %v, too late: "+
+		c.w.brokenf("session %s was lost: the suite confirmed it only after %v: "+
 			"the machine is too busy for a TTL of %v: %v", c.ID(), since, c.Terms().TTL, err)
 	}
 }
 
-// hearLoss is the Lost function of the session.
-func (c *client) hearLoss(err error) {
+// onLost is the session's Lost function.
+func (c *client) onLost(err error) {
 	c.mu.Lock()
 	c.lost++
 	lost, closing := c.lost, c.closing
 	c.mu.Unlock()
 	if lost > 1 {
-		c.w.brokenf("Lost was called %d times for one session", lost)
+		c.w.brokenf("Lost was called %d times for one session, want at most once", lost)
 	}
 	if closing {
 		c.w.brokenf("Lost was called after Close: %v", err)
@@ -347,7 +353,7 @@ func (c *client) hearLoss(err error) {
 	}
 }
 
-// close closes the session and checks that it could be.
+// close closes the session and fails the test if that fails.
 func (c *client) close() {
 	c.w.t.Helper()
 	if err := c.tryClose(); err != nil {
@@ -360,15 +366,15 @@ func (c *client) tryClose() error {
 	ctx, cancel := context.WithTimeout(context.Background(), c.w.h.TTL+c.w.h.Grace)
 	defer cancel()
 	err := c.Close(ctx)
-	// Not before: a loss during Close is no mistake.
+	// Set only now: Lost may be called during Close.
 	c.mu.Lock()
 	c.closing = true
 	c.mu.Unlock()
 	return err
 }
 
-// leave is close at the end of a test, when a second Close is not what is tested.
-func (c *client) leave() {
+// leave closes the session at the end of a test, unless the test has closed it.
+func (c *client) closeAtEnd() {
 	c.mu.Lock()
 	closed := c.closing
 	c.mu.Unlock()
@@ -377,8 +383,8 @@ func (c *client) leave() {
 	}
 }
 
-// enqueue puts an entry in.
-func (c *client) enqueue(name string, mode line.Mode) *place {
+// enqueue adds an entry to the line.
+func (c *client) enqueue(name string, mode line.Mode) *entry {
 	c.w.t.Helper()
 	p, err := c.tryEnqueue(name, mode, false)
 	if err != nil {
@@ -387,16 +393,16 @@ func (c *client) enqueue(name string, mode line.Mode) *place {
 	return p
 }
 
-// hold puts an entry in and waits until it is admitted.
-func (c *client) hold(name string, mode line.Mode) *place {
+// hold adds an entry to the line and waits until it is admitted.
+func (c *client) hold(name string, mode line.Mode) *entry {
 	c.w.t.Helper()
 	p := c.enqueue(name, mode)
 	p.admitted()
 	return p
 }
 
-// tryHold is hold for a session that may be over.
-func (c *client) tryHold(name string, mode line.Mode) (*place, error) {
+// tryHold is hold for a session that may have expired.
+func (c *client) tryHold(name string, mode line.Mode) (*entry, error) {
 	p, err := c.tryEnqueue(name, mode, false)
 	if err == nil {
 		_, _, err = p.await(c.w.h.Grace, "admitted", isAdmitted)
@@ -404,21 +410,21 @@ func (c *client) tryHold(name string, mode line.Mode) (*place, error) {
 	return p, err
 }
 
-// try tries for an entry.
-func (c *client) try(name string, mode line.Mode) (*place, error) {
+// try enqueues an entry with Request.Try.
+func (c *client) try(name string, mode line.Mode) (*entry, error) {
 	return c.tryEnqueue(name, mode, true)
 }
 
-func (c *client) tryEnqueue(name string, mode line.Mode, try bool) (*place, error) {
+func (c *client) tryEnqueue(name string, mode line.Mode, try bool) (*entry, error) {
 	ctx, cancel := c.w.call()
 	defer cancel()
 	return c.enqueueWith(ctx, name, mode, try)
 }
 
-// enqueueWith returns the place even if there is an error, to show what it heard.
-func (c *client) enqueueWith(ctx context.Context, name string, mode line.Mode, try bool) (*place, error) {
-	p := &place{client: c, name: name, mode: mode, owner: c.owner, changed: make(chan struct{})}
-	ticket, err := c.Enqueue(ctx, store.Request{Name: name, Mode: mode, Owner: c.owner, Try: try, Notify: p.hear})
+// enqueueWith returns the entry also if there is an error, so that its standings can be checked.
+func (c *client) enqueueWith(ctx context.Context, name string, mode line.Mode, try bool) (*entry, error) {
+	p := &entry{client: c, name: name, mode: mode, owner: c.owner, changed: make(chan struct{})}
+	ticket, err := c.Enqueue(ctx, store.Request{Name: name, Mode: mode, Owner: c.owner, Try: try, Notify: p.onNotify})
 	if err != nil {
 		return p, fmt.Errorf("session %s, Enqueue for %q, %v: %w", c.ID(), name, mode, err)
 	}
@@ -426,13 +432,13 @@ func (c *client) enqueueWith(ctx context.Context, name string, mode line.Mode, t
 	return p, nil
 }
 
-// stagger runs body with contexts that end at moments spread over twice the time that body takes with one that
-// does not end.
+// stagger runs body repeatedly with contexts that are canceled at times spread evenly over twice
+// the duration of an uncanceled run.
 func (w *world) stagger(rounds int, body func(ctx context.Context)) {
 	start := time.Now()
 	body(w.t.Context())
 	span := 2 * time.Since(start)
-	for range 2 { // the machine may have been busy with something else
+	for range 2 { // the first run may have been slow because the machine was busy
 		start = time.Now()
 		body(w.t.Context())
 		span = min(span, 2*time.Since(start))
@@ -440,14 +446,14 @@ func (w *world) stagger(rounds int, body func(ctx context.Context)) {
 	for i := range rounds {
 		ctx, cancel := context.WithCancel(w.t.Context())
 		done := make(chan struct{})
-		var canceller sync.WaitGroup
-		canceller.Go(func() {
+		var canceler sync.WaitGroup
+		canceler.Go(func() {
 			select {
 			case <-time.After(span * time.Duration(i) / time.Duration(rounds)):
 			case <-done:
 				return
 			}
-			// A fake clock stands still while body runs, and span is zero: goroutines have to take turns instead.
+			// On a fake clock span is zero, so the cancellation is delayed by yielding instead.
 			for range i {
 				runtime.Gosched()
 			}
@@ -455,18 +461,18 @@ func (w *world) stagger(rounds int, body func(ctx context.Context)) {
 		})
 		body(ctx)
 		close(done)
-		canceller.Wait()
+		canceler.Wait()
 		cancel()
 	}
 }
 
-// standings describes what was told, the last of it if it is long: stores that say too much may go on for thousands.
+// standings formats the last standings of a log. A broken store may deliver thousands.
 func standings(log []store.Standing) string {
 	var b strings.Builder
-	const most = 12
-	if len(log) > most {
-		fmt.Fprintf(&b, "(%d before) ", len(log)-most)
-		log = log[len(log)-most:]
+	const limit = 12
+	if len(log) > limit {
+		fmt.Fprintf(&b, "(%d earlier) ", len(log)-limit)
+		log = log[len(log)-limit:]
 	}
 	for i, st := range log {
 		if i > 0 {

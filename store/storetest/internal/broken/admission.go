@@ -13,7 +13,7 @@ import (
 )
 
 func admissionBugs() []Bug {
-	const twice = "admission/a second exclusive entry of a session stands behind the first"
+	const twice = "admission/a second exclusive entry of a session waits behind the first"
 	return []Bug{
 		{
 			Name:   "admits an exclusive entry when one is left ahead",
@@ -24,14 +24,14 @@ func admissionBugs() []Bug {
 		},
 		{
 			Name:   "admits one slot too many",
-			Caught: "admission/of n slots n are admitted and each that leaves lets one in",
+			Caught: "admission/of n slots n are admitted and each withdrawal admits one more",
 			Plant: func(m *memstore.Store) store.Store {
 				return admittingEarly(m, func(mode line.Mode, ahead int) bool { return mode.Slots() > 0 && ahead == 1 })
 			},
 		},
 		{
 			Name:   "lets readers overtake a writer that waits",
-			Caught: "admission/a shared entry does not overtake an exclusive one that waits",
+			Caught: "admission/a shared entry does not overtake a waiting exclusive one",
 			Plant: func(m *memstore.Store) store.Store {
 				return joining(m, func(mode, head line.Mode) bool { return mode == line.Shared && head == line.Shared })
 			},
@@ -50,7 +50,7 @@ func admissionBugs() []Bug {
 		},
 		{
 			Name:   "lets a writer in when one of the readers has left",
-			Caught: "admission/an exclusive entry waits for every shared one ahead",
+			Caught: "admission/an exclusive entry waits for all shared ones ahead",
 			Plant: func(m *memstore.Store) store.Store {
 				return withNotify(m, func(req store.Request) func(store.Standing) {
 					first := 0
@@ -95,7 +95,7 @@ func admissionBugs() []Bug {
 		},
 		{
 			Name:   "gives a session one slot however often it asks",
-			Caught: "admission/one session may have several slots",
+			Caught: "admission/a session may hold several slots",
 			Plant: func(m *memstore.Store) store.Store {
 				return withSessions(m, func(inner store.Session) session {
 					var mu sync.Mutex
@@ -118,17 +118,17 @@ func admissionBugs() []Bug {
 		},
 		{
 			Name:   "takes an empty line for its turn though its own entry has ended with its session",
-			Caught: "admission/a waiter whose session has ended is not admitted when the others leave",
+			Caught: "admission/a waiter of an expired session is not admitted when others leave",
 			Plant:  func(m *memstore.Store) store.Store { return admittingOrphans(m, store.ErrSessionLost) },
 		},
 		{
 			Name:   "takes an empty line for its turn though its own entry was broken",
-			Caught: "admission/a waiter whose entry was broken is not admitted when the others leave",
+			Caught: "admission/a broken waiter is not admitted when others leave",
 			Plant:  func(m *memstore.Store) store.Store { return admittingOrphans(m, store.ErrGone) },
 		},
 		{
 			Name:   "lets slots stand beside readers",
-			Caught: "admission/lines of all modes mixed follow the rules",
+			Caught: "admission/lines of mixed modes follow the admission rules",
 			Plant: func(m *memstore.Store) store.Store {
 				return joining(m, func(mode, head line.Mode) bool { return mode.Slots() > 0 && head == line.Shared })
 			},

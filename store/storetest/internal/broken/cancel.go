@@ -13,31 +13,31 @@ func cancelBugs() []Bug {
 	return []Bug{
 		{
 			Name:   "leaves the entry in the line when the context of its enqueue has ended",
-			Caught: "cancel/an enqueue that is canceled at any moment leaves nothing behind",
+			Caught: "cancel/an enqueue canceled at any moment leaves no entry",
 			Plant: func(m *memstore.Store) store.Store {
 				return leaking(m, func(ctx context.Context, req store.Request) bool { return !req.Try })
 			},
 		},
 		{
 			Name:   "leaves the entry in the line when the context of its try has ended",
-			Caught: "cancel/a try that is canceled at any moment leaves nothing behind",
+			Caught: "cancel/a try canceled at any moment leaves no entry",
 			Plant: func(m *memstore.Store) store.Store {
 				return leaking(m, func(ctx context.Context, req store.Request) bool { return req.Try })
 			},
 		},
 		{
 			Name:   "puts an entry in although the context of the enqueue had ended before",
-			Caught: "cancel/an enqueue whose context has ended leaves nothing behind",
+			Caught: "cancel/an enqueue whose context has ended leaves no entry",
 			Plant:  func(m *memstore.Store) store.Store { return heedless(m, false) },
 		},
 		{
 			Name:   "puts an entry in although the context of the try had ended before",
-			Caught: "cancel/a try whose context has ended leaves nothing behind",
+			Caught: "cancel/a try whose context has ended leaves no entry",
 			Plant:  func(m *memstore.Store) store.Store { return heedless(m, true) },
 		},
 		{
 			Name:   "does not say that it was the context that ended",
-			Caught: "cancel/an enqueue whose context has ended leaves nothing behind",
+			Caught: "cancel/an enqueue whose context has ended leaves no entry",
 			Plant: func(m *memstore.Store) store.Store {
 				return withEnqueue(m, func(ctx context.Context, inner store.Session, req store.Request) (store.Ticket, error) {
 					t, err := inner.Enqueue(ctx, req)
@@ -50,7 +50,7 @@ func cancelBugs() []Bug {
 		},
 		{
 			Name:   "leaves the entry of a canceled enqueue in the line if others are ahead",
-			Caught: "cancel/an enqueue behind others that is canceled at any moment holds nobody up",
+			Caught: "cancel/canceling an enqueue at any moment does not block later entries",
 			Plant: func(m *memstore.Store) store.Store {
 				return leaking(m, func(_ context.Context, req store.Request) bool {
 					l, err := m.Line(context.Background(), req.Name)
@@ -60,7 +60,7 @@ func cancelBugs() []Bug {
 		},
 		{
 			Name:   "takes an entry out when the context ends that it was put in with",
-			Caught: "cancel/an entry outlives the context it was put in with",
+			Caught: "cancel/an entry outlives the context of its Enqueue",
 			Plant: func(m *memstore.Store) store.Store {
 				return withEnqueue(m, func(ctx context.Context, inner store.Session, req store.Request) (store.Ticket, error) {
 					t, err := inner.Enqueue(ctx, req)
@@ -80,7 +80,7 @@ func cancelBugs() []Bug {
 		},
 		{
 			Name:   "ends a session with the context that it was opened with",
-			Caught: "cancel/a session outlives the context it was opened with",
+			Caught: "cancel/a session outlives the context of its Open",
 			Plant: func(m *memstore.Store) store.Store {
 				return wholeStore{Store: m, open: func(ctx context.Context, opts store.SessionOptions) (store.Session, error) {
 					inner, err := m.Open(ctx, opts)

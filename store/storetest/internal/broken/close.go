@@ -16,17 +16,17 @@ func closeBugs() []Bug {
 	return []Bug{
 		{
 			Name:   "leaves the entries of a closed session to expire",
-			Caught: "close/closing a session takes out its holds at once",
+			Caught: "close/closing a session removes its holds at once",
 			Plant:  func(m *memstore.Store) store.Store { return closingWith(m, func(store.Session) error { return nil }) },
 		},
 		{
 			Name:   "takes the holds of a closed session out and forgets its waiters",
-			Caught: "close/closing a session takes out its waiters",
+			Caught: "close/closing a session removes its waiters",
 			Plant:  forgettingWaiters,
 		},
 		{
 			Name:   "closes every session of the store",
-			Caught: "close/closing a session spares the others",
+			Caught: "close/closing a session leaves other sessions alone",
 			Plant: func(m *memstore.Store) store.Store {
 				return closingWith(m, func(store.Session) error {
 					for _, id := range m.Sessions() {
@@ -90,7 +90,7 @@ func closeBugs() []Bug {
 		},
 		{
 			Name:   "tells of the loss of sessions that were closed",
-			Caught: "close/who has closed a session is not told that it is lost",
+			Caught: "close/Lost is not called for a closed session",
 			Plant: func(m *memstore.Store) store.Store {
 				return wholeStore{Store: m, open: func(ctx context.Context, opts store.SessionOptions) (store.Session, error) {
 					inner, err := m.Open(ctx, opts)

@@ -14,7 +14,7 @@ func concurrencyBugs() []Bug {
 	return []Bug{
 		{
 			Name:   "looks whether a lock is free before it puts an entry in, and not again",
-			Caught: "concurrency/holds of many sessions never overlap and their orders rise",
+			Caught: "concurrency/holds of many sessions never overlap and their orders increase",
 			Plant: func(m *memstore.Store) store.Store {
 				return checkingFirst(m, func(mode line.Mode) bool { return mode == line.Exclusive })
 			},
@@ -28,7 +28,7 @@ func concurrencyBugs() []Bug {
 		},
 		{
 			Name:   "wakes nobody when a session is closed",
-			Caught: "concurrency/sessions that come and go leave nobody waiting",
+			Caught: "concurrency/no waiter is stranded when sessions open and close",
 			Plant:  closingSilently,
 		},
 	}

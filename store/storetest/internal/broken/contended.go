@@ -9,7 +9,7 @@ import (
 )
 
 func contendedBugs() []Bug {
-	const once = "contended/a holder is told once when others wait"
+	const once = "contended/a holder is notified once when others wait"
 	return []Bug{
 		{
 			Name:   "never says that others wait",
@@ -36,7 +36,7 @@ func contendedBugs() []Bug {
 		},
 		{
 			Name:   "does not see who waits already",
-			Caught: "contended/a holder is told at once if others wait already",
+			Caught: "contended/a holder is notified at once if others already wait",
 			Plant: func(m *memstore.Store) store.Store {
 				return withContended(m, func(inner store.Ticket, req store.Request, f func()) {
 					if l, err := m.Line(context.Background(), req.Name); err == nil && len(l.Entries) < 2 {
@@ -47,12 +47,12 @@ func contendedBugs() []Bug {
 		},
 		{
 			Name:   "takes those who wait for a/b as waiting for a",
-			Caught: "contended/a holder is not told of those who wait for other names",
+			Caught: "contended/a holder is not notified of waiters for other names",
 			Plant:  alsoAsked(func(m *memstore.Store, name string) bool { return waitsSomebody(m, name+"/") }),
 		},
 		{
 			Name:   "takes every other entry as waiting",
-			Caught: "contended/one who is admitted beside the holder does not wait",
+			Caught: "contended/an entry admitted beside the holder is not a waiter",
 			Plant: alsoAsked(func(m *memstore.Store, name string) bool {
 				l, err := m.Line(context.Background(), name)
 				return err == nil && len(l.Entries) > 1
@@ -60,12 +60,12 @@ func contendedBugs() []Bug {
 		},
 		{
 			Name:   "goes on looking for those who wait after the withdrawal",
-			Caught: "contended/who was told of nobody before is told of nobody after the withdrawal",
+			Caught: "contended/a holder is not notified after its withdrawal",
 			Plant:  alsoAsked(waitsSomebody),
 		},
 		{
 			Name:   "tells only who was admitted at once",
-			Caught: "contended/the next holder is told of those behind it",
+			Caught: "contended/the next holder is notified of its own waiters",
 			Plant: func(m *memstore.Store) store.Store {
 				return withEnqueue(m, func(ctx context.Context, inner store.Session, req store.Request) (store.Ticket, error) {
 					l, _ := m.Line(ctx, req.Name)

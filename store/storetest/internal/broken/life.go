@@ -13,7 +13,7 @@ import (
 )
 
 func lifeBugs() []Bug {
-	const deadHold = "life/the hold of a session never confirmed stands for the TTL after Open and goes then"
+	const deadHold = "life/a session that is never confirmed ends one TTL after Open"
 	return []Bug{
 		{
 			Name:   "never ends a session that is not confirmed",
@@ -45,21 +45,21 @@ func lifeBugs() []Bug {
 		},
 		{
 			Name:   "grants a shorter TTL than was asked for",
-			Caught: "life/the terms are at least the TTL that was asked for less a slack below it",
+			Caught: "life/the terms grant at least the requested TTL and a smaller slack",
 			Plant: func(m *memstore.Store) store.Store {
 				return withTerms(m, func(t store.Terms) store.Terms { return store.Terms{TTL: t.TTL / 2} })
 			},
 		},
 		{
 			Name:   "has a slack that leaves nothing of the TTL",
-			Caught: "life/the terms are at least the TTL that was asked for less a slack below it",
+			Caught: "life/the terms grant at least the requested TTL and a smaller slack",
 			Plant: func(m *memstore.Store) store.Store {
 				return withTerms(m, func(t store.Terms) store.Terms { return store.Terms{TTL: t.TTL, Slack: t.TTL} })
 			},
 		},
 		{
 			Name:   "confirms without asking",
-			Caught: "life/a session that has ended cannot be confirmed or used",
+			Caught: "life/an expired session cannot be confirmed or used",
 			Plant: func(m *memstore.Store) store.Store {
 				return withConfirm(m, func(context.Context, store.Session) error { return nil })
 			},
@@ -71,7 +71,7 @@ func lifeBugs() []Bug {
 		},
 		{
 			Name:   "confirms sessions that have ended",
-			Caught: "life/a session that has ended cannot be confirmed although it was confirmed before",
+			Caught: "life/an expired session that was confirmed before cannot be confirmed again",
 			Plant: func(m *memstore.Store) store.Store {
 				return withSessions(m, func(inner store.Session) session {
 					var closed atomic.Bool
@@ -106,7 +106,7 @@ func lifeBugs() []Bug {
 		},
 		{
 			Name:   "ends a session whose confirmation is given up",
-			Caught: "life/a confirmation given up at once does not end the session",
+			Caught: "life/an abandoned confirmation does not end the session",
 			Plant: func(m *memstore.Store) store.Store {
 				return withConfirm(m, func(ctx context.Context, inner store.Session) error {
 					err := inner.Confirm(ctx)
@@ -120,7 +120,7 @@ func lifeBugs() []Bug {
 		},
 		{
 			Name:   "ends sessions that stand in no line",
-			Caught: "life/a session lives on while it stands in no line",
+			Caught: "life/a session without entries stays alive",
 			Plant: func(m *memstore.Store) store.Store {
 				return withConfirm(m, func(ctx context.Context, inner store.Session) error {
 					ls, err := m.Lines(ctx, "")
@@ -141,7 +141,7 @@ func lifeBugs() []Bug {
 		},
 		{
 			Name:   "forgets to take out the waiters of a dead session",
-			Caught: "life/the entries of a dead session go wherever they stand",
+			Caught: "life/all entries of an expired session go, holds and waiters",
 			Plant:  immortalWaiters,
 		},
 	}

@@ -15,12 +15,12 @@ import (
 func markerBugs() []Bug {
 	const (
 		stays    = "marker/a marker stays until it is cleared"
-		notThere = "marker/clearing what is not there does nothing"
+		notThere = "marker/clearing unknown markers does nothing"
 	)
 	return []Bug{
 		{
 			Name:   "keeps the markers of entries that are withdrawn",
-			Caught: "marker/an entry that is withdrawn leaves no marker",
+			Caught: "marker/a withdrawn entry leaves no marker",
 			Plant: func(m *memstore.Store) store.Store {
 				return haunted(m, func(inner store.Ticket, haunt func()) ticket {
 					marked := false
@@ -42,17 +42,17 @@ func markerBugs() []Bug {
 		},
 		{
 			Name:   "removes the markers of a session that is closed",
-			Caught: "marker/an entry whose session is closed leaves its marker",
+			Caught: "marker/an entry of a closed session leaves its marker",
 			Plant:  markersOf(func(closed map[string]bool, session string) bool { return !closed[session] }),
 		},
 		{
 			Name:   "removes the markers of a session that expires",
-			Caught: "marker/an entry whose session expires leaves its marker",
+			Caught: "marker/an entry of an expired session leaves its marker",
 			Plant:  markersOf(func(closed map[string]bool, session string) bool { return closed[session] }),
 		},
 		{
 			Name:   "takes the marker out with the entry that is broken",
-			Caught: "marker/an entry that is broken leaves its marker, also for its own session",
+			Caught: "marker/a broken entry leaves its marker, also for its own session",
 			Plant: func(m *memstore.Store) store.Store {
 				return withBreak(m, func(ctx context.Context, name string, order uint64) (store.Entry, error) {
 					e, err := m.Break(ctx, name, order)
@@ -65,7 +65,7 @@ func markerBugs() []Bug {
 		},
 		{
 			Name:   "has every entry leave a marker",
-			Caught: "marker/an entry for which no marker was asked leaves none",
+			Caught: "marker/an entry without Mark leaves no marker",
 			Plant: func(m *memstore.Store) store.Store {
 				return withEnqueue(m, func(ctx context.Context, inner store.Session, req store.Request) (store.Ticket, error) {
 					t, err := inner.Enqueue(ctx, req)
@@ -78,7 +78,7 @@ func markerBugs() []Bug {
 		},
 		{
 			Name:   "has an entry leave a marker though there are others",
-			Caught: "marker/who finds a marker leaves none",
+			Caught: "marker/an entry that finds a marker leaves none",
 			Plant: func(m *memstore.Store) store.Store {
 				return haunted(m, func(inner store.Ticket, haunt func()) ticket {
 					return ticket{Ticket: inner, mark: func(ctx context.Context) ([]store.Entry, error) {
@@ -118,7 +118,7 @@ func markerBugs() []Bug {
 		},
 		{
 			Name:   "clears all the markers of a lock together",
-			Caught: "marker/of several markers each is cleared by itself",
+			Caught: "marker/several markers are cleared independently",
 			Plant: func(m *memstore.Store) store.Store {
 				return withClearMarks(m, func(ctx context.Context, name string, orders []uint64) error {
 					for order := range uint64(100) {
@@ -156,12 +156,12 @@ func markerBugs() []Bug {
 		},
 		{
 			Name:   "tells of the markers of locks whose names go on",
-			Caught: "marker/a marker is told to those of its own lock only",
+			Caught: "marker/a marker is found only under its own name",
 			Plant:  tellingOfLocksBelow,
 		},
 		{
 			Name:   "says that an entry that has gone has left a marker",
-			Caught: "marker/an entry that has gone leaves no marker",
+			Caught: "marker/an entry that has gone cannot be marked",
 			Plant: func(m *memstore.Store) store.Store {
 				return withMark(m, func(ctx context.Context, inner store.Ticket, _ store.Request) ([]store.Entry, error) {
 					unreleased, err := inner.Extensions().Mark(ctx)
@@ -174,7 +174,7 @@ func markerBugs() []Bug {
 		},
 		{
 			Name:   "keeps the markers of entries that are let go later",
-			Caught: "marker/an entry that is let go later leaves no marker",
+			Caught: "marker/an entry released with a delay leaves no marker",
 			Plant: func(m *memstore.Store) store.Store {
 				return haunted(m, func(inner store.Ticket, haunt func()) ticket {
 					return ticket{Ticket: inner, withdrawAfter: func(ctx context.Context, d time.Duration) error {
@@ -186,7 +186,7 @@ func markerBugs() []Bug {
 		},
 		{
 			Name:   "tells of the markers of entries that stand",
-			Caught: "marker/a marker is told to nobody while its entry stands",
+			Caught: "marker/a marker is not found while its entry exists",
 			Plant: func(m *memstore.Store) store.Store {
 				return withMark(m, func(ctx context.Context, inner store.Ticket, req store.Request) ([]store.Entry, error) {
 					unreleased, err := inner.Extensions().Mark(ctx)
@@ -199,7 +199,7 @@ func markerBugs() []Bug {
 		},
 		{
 			Name:   "does not tell whose a marker is",
-			Caught: "marker/a marker tells whose it is",
+			Caught: "marker/a marker names the owner of its entry",
 			Plant: func(m *memstore.Store) store.Store {
 				return withMark(m, func(ctx context.Context, inner store.Ticket, _ store.Request) ([]store.Entry, error) {
 					unreleased, err := inner.Extensions().Mark(ctx)
@@ -212,7 +212,7 @@ func markerBugs() []Bug {
 		},
 		{
 			Name:   "takes the entry's own marker for another's",
-			Caught: "marker/a marker can be left twice and is one",
+			Caught: "marker/marking twice leaves one marker",
 			Plant: func(m *memstore.Store) store.Store {
 				return withTickets(m, func(inner store.Ticket, _ store.Request) ticket {
 					left := false
@@ -229,7 +229,7 @@ func markerBugs() []Bug {
 		},
 		{
 			Name:   "leaves markers that were asked for in vain when their entries have gone",
-			Caught: "marker/an entry leaves no marker that is withdrawn when leaving one was given up",
+			Caught: "marker/an entry withdrawn after an abandoned Mark leaves no marker",
 			Plant: func(m *memstore.Store) store.Store {
 				return haunted(m, func(inner store.Ticket, haunt func()) ticket {
 					return ticket{Ticket: inner, mark: func(ctx context.Context) ([]store.Entry, error) {
@@ -244,7 +244,7 @@ func markerBugs() []Bug {
 		},
 		{
 			Name:   "takes markers away only if the store answers at once",
-			Caught: "marker/an entry that is withdrawn during an outage leaves no marker",
+			Caught: "marker/an entry withdrawn during an outage leaves no marker",
 			Plant: func(m *memstore.Store) store.Store {
 				return haunted(m, func(inner store.Ticket, haunt func()) ticket {
 					return ticket{Ticket: inner, withdraw: func(ctx context.Context) error {

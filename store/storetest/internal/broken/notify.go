@@ -14,35 +14,35 @@ func notifyBugs() []Bug {
 	return []Bug{
 		{
 			Name:   "does not tell the first standing of those admitted at once",
-			Caught: "notify/the first standing is told: admitted",
+			Caught: "notify/the first standing is delivered: admitted",
 			Plant: func(m *memstore.Store) store.Store {
 				return hiding(m, func(first bool, st store.Standing) bool { return first && st.State == store.Admitted })
 			},
 		},
 		{
 			Name:   "does not tell waiters that they wait",
-			Caught: "notify/the first standing is told: waiting",
+			Caught: "notify/the first standing is delivered: waiting",
 			Plant: func(m *memstore.Store) store.Store {
 				return hiding(m, func(first bool, st store.Standing) bool { return first && st.State == store.Waiting })
 			},
 		},
 		{
 			Name:   "tells waiters nothing between the first standing and the last",
-			Caught: "notify/those who wait are told how many are ahead as it changes",
+			Caught: "notify/waiters are notified of each change of Ahead",
 			Plant: func(m *memstore.Store) store.Store {
 				return hiding(m, func(first bool, st store.Standing) bool { return !first && st.State == store.Waiting })
 			},
 		},
 		{
 			Name:   "does not tell of evictions",
-			Caught: "notify/a holder is told when its entry is broken",
+			Caught: "notify/a holder is notified when its entry is broken",
 			Plant: func(m *memstore.Store) store.Store {
 				return hiding(m, func(_ bool, st store.Standing) bool { return errors.Is(st.Cause, store.ErrGone) })
 			},
 		},
 		{
 			Name:   "tells who is evicted that the session is lost",
-			Caught: "notify/a holder is told when its entry is broken",
+			Caught: "notify/a holder is notified when its entry is broken",
 			Plant: func(m *memstore.Store) store.Store {
 				return withNotify(m, func(req store.Request) func(store.Standing) {
 					return func(st store.Standing) {
@@ -56,7 +56,7 @@ func notifyBugs() []Bug {
 		},
 		{
 			Name:   "tells who is evicted twice",
-			Caught: "notify/a holder is told when its entry is broken",
+			Caught: "notify/a holder is notified when its entry is broken",
 			Plant: func(m *memstore.Store) store.Store {
 				return withNotify(m, func(req store.Request) func(store.Standing) {
 					return func(st store.Standing) {
@@ -70,22 +70,22 @@ func notifyBugs() []Bug {
 		},
 		{
 			Name:   "does not tell holders that their session has ended",
-			Caught: "notify/a holder is told when its session has ended",
+			Caught: "notify/a holder is notified when its session expires",
 			Plant:  func(m *memstore.Store) store.Store { return hidingLoss(m, store.Admitted) },
 		},
 		{
 			Name:   "does not tell waiters that their session has ended",
-			Caught: "notify/a waiter is told when its session has ended",
+			Caught: "notify/a waiter is notified when its session expires",
 			Plant:  func(m *memstore.Store) store.Store { return hidingLoss(m, store.Waiting) },
 		},
 		{
 			Name:   "tells of an entry that it has gone after it was withdrawn",
-			Caught: "notify/who has withdrawn a hold is told no more",
+			Caught: "notify/Notify is not called after a hold is withdrawn",
 			Plant:  echoing,
 		},
 		{
 			Name:   "tells those who were withdrawn of the changes that they would have seen",
-			Caught: "notify/who has withdrawn a waiter is told no more",
+			Caught: "notify/Notify is not called after a waiter is withdrawn",
 			Plant:  neverDeaf,
 		},
 		{
@@ -95,17 +95,17 @@ func notifyBugs() []Bug {
 		},
 		{
 			Name:   "misses what happens between an arrival and the first look at the line",
-			Caught: "notify/no wake-up is lost when a release races with an arrival",
+			Caught: "notify/no notification is lost when a release races with an arrival",
 			Plant:  lookingTooEarly,
 		},
 		{
 			Name:   "watches the one ahead only, and not who was ahead of that",
-			Caught: "notify/no wake-up is lost when a waiter leaves while the holder releases",
+			Caught: "notify/no notification is lost when a waiter leaves during a release",
 			Plant:  watchingOnlyTheNext,
 		},
 		{
 			Name:   "tells each standing in a goroutine of its own",
-			Caught: "notify/those who wait are told how many are ahead as it changes",
+			Caught: "notify/waiters are notified of each change of Ahead",
 			Plant: func(m *memstore.Store) store.Store {
 				return withNotify(m, func(req store.Request) func(store.Standing) {
 					return func(st store.Standing) {
@@ -119,7 +119,7 @@ func notifyBugs() []Bug {
 		},
 		{
 			Name:   "tells those who are admitted afterwards that they wait",
-			Caught: "notify/those who wait are told how many are ahead as it changes",
+			Caught: "notify/waiters are notified of each change of Ahead",
 			Plant: func(m *memstore.Store) store.Store {
 				return withNotify(m, func(req store.Request) func(store.Standing) {
 					var last store.Standing

@@ -15,40 +15,40 @@ func orderBugs() []Bug {
 	return []Bug{
 		{
 			Name:   "keeps orders in four bits",
-			Caught: "order/orders rise from hold to hold although the line is empty between",
+			Caught: "order/orders increase from hold to hold, also across an empty line",
 			Plant: func(m *memstore.Store) store.Store {
 				return renumbered(m, func(_ string, order uint64) uint64 { return 1 + order%16 })
 			},
 		},
 		{
 			Name:   "counts orders down",
-			Caught: "order/orders rise along a line of waiters",
+			Caught: "order/orders increase along a line of waiters",
 			Plant: func(m *memstore.Store) store.Store {
 				return renumbered(m, func(_ string, order uint64) uint64 { return 1<<40 - order })
 			},
 		},
 		{
 			Name:   "has orders too large for a token",
-			Caught: "order/orders rise from hold to hold although the line is empty between",
+			Caught: "order/orders increase from hold to hold, also across an empty line",
 			Plant: func(m *memstore.Store) store.Store {
 				return renumbered(m, func(_ string, order uint64) uint64 { return store.MaxOrder + order })
 			},
 		},
 		{
 			Name:   "begins to count anew when a line was empty",
-			Caught: "order/an order is not given out again after its session was closed",
+			Caught: "order/an order is not reused after its session was closed",
 			Plant:  countingFromEmpty,
 		},
 		{
 			Name:   "gives an order out twice in a row",
-			Caught: "order/orders rise along a line of waiters",
+			Caught: "order/orders increase along a line of waiters",
 			Plant: func(m *memstore.Store) store.Store {
 				return renumbered(m, func(_ string, order uint64) uint64 { return (order + 1) / 2 })
 			},
 		},
 		{
 			Name:   "orders sessions, not holds",
-			Caught: "order/orders rise from hold to hold although the line is empty between",
+			Caught: "order/orders increase from hold to hold, also across an empty line",
 			Plant: func(m *memstore.Store) store.Store {
 				return withSessions(m, func(inner store.Session) session {
 					return session{Session: inner, enqueue: func(ctx context.Context, req store.Request) (store.Ticket, error) {
@@ -64,14 +64,14 @@ func orderBugs() []Bug {
 		},
 		{
 			Name:   "tells readers the order of the writer before them",
-			Caught: "order/orders rise from kind to kind of conflicting entries",
+			Caught: "order/orders increase between conflicting modes",
 			Plant: func(m *memstore.Store) store.Store {
 				return renumbered(m, func(_ string, order uint64) uint64 { return 1 + (order-1)/3 })
 			},
 		},
 		{
 			Name:   "shows another order than it tells",
-			Caught: "order/a line shows the order that the holder was told",
+			Caught: "order/Line and Notify report the same order",
 			Plant: func(m *memstore.Store) store.Store {
 				return withNotify(m, func(req store.Request) func(store.Standing) {
 					return func(st store.Standing) {
@@ -83,17 +83,17 @@ func orderBugs() []Bug {
 		},
 		{
 			Name:   "takes orders back when a try fails, and one too many",
-			Caught: "order/an order is not given out again after a try that failed",
+			Caught: "order/an order is not reused after a failed try",
 			Plant:  takingBack,
 		},
 		{
 			Name:   "gives the next holder the order of one that was broken",
-			Caught: "order/an order is not given out again after its entry was broken",
+			Caught: "order/an order is not reused after its entry was broken",
 			Plant:  func(m *memstore.Store) store.Store { return inheriting(m, store.ErrGone) },
 		},
 		{
 			Name:   "gives the next holder the order of one that has expired",
-			Caught: "order/an order is not given out again after its session expired",
+			Caught: "order/an order is not reused after its session expired",
 			Plant:  func(m *memstore.Store) store.Store { return inheriting(m, store.ErrSessionLost) },
 		},
 	}

@@ -12,7 +12,7 @@ import (
 )
 
 func outageBugs() []Bug {
-	const unanswered = "outage/a confirmation that gets no answer proves nothing and harms nothing"
+	const unanswered = "outage/an unanswered confirmation proves nothing and does no harm"
 	return []Bug{
 		{
 			Name:   "takes silence for a confirmation",
@@ -41,7 +41,7 @@ func outageBugs() []Bug {
 		},
 		{
 			Name:   "goes on with an enqueue that was given up",
-			Caught: "outage/an enqueue that gets no answer leaves nothing behind",
+			Caught: "outage/an unanswered enqueue leaves no entry",
 			Plant: func(m *memstore.Store) store.Store {
 				return withEnqueue(m, func(ctx context.Context, inner store.Session, req store.Request) (store.Ticket, error) {
 					t, err := inner.Enqueue(ctx, req)
@@ -54,7 +54,7 @@ func outageBugs() []Bug {
 		},
 		{
 			Name:   "asks once for a withdrawal and leaves it at that",
-			Caught: "outage/a withdrawal that gets no answer is carried out after the outage",
+			Caught: "outage/an unanswered withdrawal is carried out after the outage",
 			Plant: func(m *memstore.Store) store.Store {
 				return withEnqueue(m, func(ctx context.Context, inner store.Session, req store.Request) (store.Ticket, error) {
 					t, err := inner.Enqueue(ctx, req)
@@ -73,7 +73,7 @@ func outageBugs() []Bug {
 		},
 		{
 			Name:   "takes an entry that is gone for one that it has taken out, if it was not answered before",
-			Caught: "outage/a withdrawal that gets no answer does not take credit for what somebody else did",
+			Caught: "outage/an unanswered withdrawal does not report success after a break",
 			Plant: func(m *memstore.Store) store.Store {
 				return withTickets(m, func(inner store.Ticket, _ store.Request) ticket {
 					var unanswered atomic.Bool
@@ -90,7 +90,7 @@ func outageBugs() []Bug {
 		},
 		{
 			Name:   "does not read a line again after an outage",
-			Caught: "outage/a waiter whose turn came during an outage hears of it after",
+			Caught: "outage/a waiter admitted during an outage is notified after it",
 			Plant: func(m *memstore.Store) store.Store {
 				return withEnqueue(m, func(ctx context.Context, inner store.Session, req store.Request) (store.Ticket, error) {
 					notify := req.Notify
@@ -107,7 +107,7 @@ func outageBugs() []Bug {
 		},
 		{
 			Name:   "lets no session expire while it cannot be reached",
-			Caught: "outage/an outage longer than the TTL ends the session and lets others in",
+			Caught: "outage/an outage longer than the TTL ends the session and admits others",
 			Plant: func(m *memstore.Store) store.Store {
 				return living(m, func(time.Duration) time.Duration { return memstore.MaxTTL })
 			},

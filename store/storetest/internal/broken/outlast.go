@@ -14,8 +14,8 @@ import (
 
 func outlastBugs() []Bug {
 	const (
-		closed = "outlast/an entry stands for its time though its session is closed"
-		behind = "outlast/the session stands behind an entry that it lets go later"
+		closed = "outlast/an entry outlasts its closed session for the given time"
+		behind = "outlast/the session waits behind its own outlasting entry"
 	)
 	return []Bug{
 		{
@@ -39,12 +39,12 @@ func outlastBugs() []Bug {
 		},
 		{
 			Name:   "sees to the entries that are to go later when their session is closed",
-			Caught: "outlast/an entry stands for its time though its session expires",
+			Caught: "outlast/an entry outlasts its expired session for the given time",
 			Plant:  outlastingOnlyClose,
 		},
 		{
 			Name:   "counts the time of an entry from the end of its session",
-			Caught: "outlast/an entry goes when its time is over though its session lives",
+			Caught: "outlast/an entry goes after the given time though its session lives",
 			Plant: func(m *memstore.Store) store.Store {
 				return withWithdrawAfter(m, func(ctx context.Context, inner store.Ticket, _ store.Request, d time.Duration) error {
 					if d > 0 {
@@ -56,7 +56,7 @@ func outlastBugs() []Bug {
 		},
 		{
 			Name:   "takes waiters out that are to go later",
-			Caught: "outlast/a waiter that is to go later keeps its place until then",
+			Caught: "outlast/a waiter withdrawn with a delay keeps its place until then",
 			Plant: func(m *memstore.Store) store.Store {
 				return withWithdrawAfter(m, func(ctx context.Context, inner store.Ticket, req store.Request, d time.Duration) error {
 					if l, err := m.Line(ctx, req.Name); err == nil && len(l.Entries) > 2 {
@@ -68,7 +68,7 @@ func outlastBugs() []Bug {
 		},
 		{
 			Name:   "tells who has let an entry go later that its time is over",
-			Caught: "outlast/who has let an entry go later is told no more",
+			Caught: "outlast/Notify is not called after WithdrawAfter",
 			Plant: func(m *memstore.Store) store.Store {
 				return withWithdrawAfter(m, func(ctx context.Context, inner store.Ticket, req store.Request, d time.Duration) error {
 					time.AfterFunc(d, func() { req.Notify(store.Standing{State: store.Gone, Cause: store.ErrGone}) })
@@ -78,7 +78,7 @@ func outlastBugs() []Bug {
 		},
 		{
 			Name:   "forgets the owner of an entry that outlasts its session",
-			Caught: "outlast/a line shows what it did of an entry that outlasts its session",
+			Caught: "outlast/a line returns an outlasting entry unchanged",
 			Plant: func(m *memstore.Store) store.Store {
 				return wholeStore{Store: m, line: func(ctx context.Context, name string) (store.Line, error) {
 					l, err := m.Line(ctx, name)
@@ -93,7 +93,7 @@ func outlastBugs() []Bug {
 		},
 		{
 			Name:   "says of entries that have gone that they will go",
-			Caught: "outlast/an entry that has gone cannot be let go later",
+			Caught: "outlast/WithdrawAfter of an entry that has gone returns ErrGone",
 			Plant: func(m *memstore.Store) store.Store {
 				return withWithdrawAfter(m, func(ctx context.Context, inner store.Ticket, _ store.Request, d time.Duration) error {
 					if err := inner.Extensions().WithdrawAfter(ctx, d); !errors.Is(err, store.ErrGone) {
@@ -105,7 +105,7 @@ func outlastBugs() []Bug {
 		},
 		{
 			Name:   "puts an entry that was broken in again to let it go later",
-			Caught: "outlast/an entry that was broken cannot be let go later",
+			Caught: "outlast/WithdrawAfter of a broken entry returns ErrGone",
 			Plant: func(m *memstore.Store) store.Store {
 				return withEnqueue(m, func(ctx context.Context, inner store.Session, req store.Request) (store.Ticket, error) {
 					t, err := inner.Enqueue(ctx, req)
@@ -125,7 +125,7 @@ func outlastBugs() []Bug {
 		},
 		{
 			Name:   "takes no time for the least one",
-			Caught: "outlast/a time of zero or less is a withdrawal",
+			Caught: "outlast/WithdrawAfter with zero or less is a withdrawal",
 			Plant: func(m *memstore.Store) store.Store {
 				return withWithdrawAfter(m, func(ctx context.Context, inner store.Ticket, _ store.Request, d time.Duration) error {
 					return inner.Extensions().WithdrawAfter(ctx, max(d, 2*time.Minute))
@@ -158,7 +158,7 @@ func outlastBugs() []Bug {
 		},
 		{
 			Name:   "breaks no entry that outlasts its session",
-			Caught: "outlast/an entry that outlasts its session can be broken",
+			Caught: "outlast/an outlasting entry can be broken",
 			Plant: func(m *memstore.Store) store.Store {
 				return withBreak(m, func(ctx context.Context, name string, order uint64) (store.Entry, error) {
 					l, _ := m.Line(ctx, name)
@@ -173,7 +173,7 @@ func outlastBugs() []Bug {
 		},
 		{
 			Name:   "withdraws nothing that is to go later",
-			Caught: "outlast/an entry can be withdrawn before its time",
+			Caught: "outlast/an outlasting entry can be withdrawn early",
 			Plant: func(m *memstore.Store) store.Store {
 				return withTickets(m, func(inner store.Ticket, _ store.Request) ticket {
 					later := false
@@ -195,7 +195,7 @@ func outlastBugs() []Bug {
 		},
 		{
 			Name:   "withdraws what the session has under the name if the entry's time is over",
-			Caught: "outlast/a withdrawal after its time says ErrGone and spares the session's next entry",
+			Caught: "outlast/a withdrawal after the given time returns ErrGone and keeps the session's next entry",
 			Plant: func(m *memstore.Store) store.Store {
 				return byName(m, func(ctx context.Context, own, latest store.Ticket) error {
 					err := own.Withdraw(ctx)
@@ -208,7 +208,7 @@ func outlastBugs() []Bug {
 		},
 		{
 			Name:   "sets the time of an entry once",
-			Caught: "outlast/the time of an entry can be set anew",
+			Caught: "outlast/the time of an outlasting entry can be changed",
 			Plant: func(m *memstore.Store) store.Store {
 				return withTickets(m, func(inner store.Ticket, _ store.Request) ticket {
 					set := false
@@ -224,7 +224,7 @@ func outlastBugs() []Bug {
 		},
 		{
 			Name:   "does not let an entry go later if the context has ended",
-			Caught: "outlast/an entry is let go later though the context of the call has ended",
+			Caught: "outlast/WithdrawAfter is carried out though its context has ended",
 			Plant: func(m *memstore.Store) store.Store {
 				return withWithdrawAfter(m, func(ctx context.Context, inner store.Ticket, _ store.Request, d time.Duration) error {
 					if err := ctx.Err(); err != nil {
@@ -236,7 +236,7 @@ func outlastBugs() []Bug {
 		},
 		{
 			Name:   "asks once that an entry may go later and leaves it at that",
-			Caught: "outlast/what could not be told during an outage is done after it",
+			Caught: "outlast/an unanswered WithdrawAfter is carried out after the outage",
 			Plant: func(m *memstore.Store) store.Store {
 				return withEnqueue(m, func(ctx context.Context, inner store.Session, req store.Request) (store.Ticket, error) {
 					t, err := inner.Enqueue(ctx, req)

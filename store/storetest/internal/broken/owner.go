@@ -13,8 +13,8 @@ import (
 
 func ownerBugs() []Bug {
 	const (
-		shown = "owner/an owner that was changed is shown and nothing else has changed"
-		watch = "owner/a watch tells that an owner was changed"
+		shown = "owner/SetOwner changes the owner and nothing else"
+		watch = "owner/a watch reports a changed owner"
 	)
 	return []Bug{
 		{
@@ -58,12 +58,12 @@ func ownerBugs() []Bug {
 		},
 		{
 			Name:   "puts an entry in again whose owner is changed when it has left",
-			Caught: "owner/an entry that has left does not come back when its owner is changed",
+			Caught: "owner/SetOwner does not restore a withdrawn entry",
 			Plant:  reviving(func(c *cause) bool { return c.withdrawn }),
 		},
 		{
 			Name:   "says that the owner of an entry was changed that went with its session",
-			Caught: "owner/an entry whose session has ended does not come back when its owner is changed",
+			Caught: "owner/SetOwner does not restore an entry of a closed session",
 			Plant: func(m *memstore.Store) store.Store {
 				return withSetOwner(m, func(ctx context.Context, _ store.Session, inner store.Ticket, _ store.Request, o store.Owner) error {
 					if err := inner.Extensions().SetOwner(ctx, o); !errors.Is(err, store.ErrSessionLost) {
@@ -75,12 +75,12 @@ func ownerBugs() []Bug {
 		},
 		{
 			Name:   "puts an entry in again whose owner is changed when it was broken",
-			Caught: "owner/an entry that was broken does not come back when its owner is changed",
+			Caught: "owner/SetOwner does not restore a broken entry",
 			Plant:  reviving(func(c *cause) bool { return !c.withdrawn }),
 		},
 		{
 			Name:   "ends an entry whose change is given up",
-			Caught: "owner/a change that is given up harms nothing",
+			Caught: "owner/an abandoned SetOwner does no harm",
 			Plant: func(m *memstore.Store) store.Store {
 				return withSetOwner(m, func(ctx context.Context, _ store.Session, inner store.Ticket, _ store.Request, o store.Owner) error {
 					if ctx.Err() != nil {
@@ -93,7 +93,7 @@ func ownerBugs() []Bug {
 		},
 		{
 			Name:   "brings an entry that was let go later back into its session when its owner is changed",
-			Caught: "owner/an entry that was let go later is not changed",
+			Caught: "owner/SetOwner does not change an entry after WithdrawAfter",
 			Plant: func(m *memstore.Store) store.Store {
 				return withTickets(m, func(inner store.Ticket, _ store.Request) ticket {
 					later := false
@@ -115,7 +115,7 @@ func ownerBugs() []Bug {
 		},
 		{
 			Name:   "leaves markers with the owner that the entry was put in with",
-			Caught: "owner/a marker tells of the owner that was there when it was left",
+			Caught: "owner/a marker has the owner at the time of Mark",
 			Plant: func(m *memstore.Store) store.Store {
 				return withMark(m, func(ctx context.Context, inner store.Ticket, _ store.Request) ([]store.Entry, error) {
 					unreleased, err := inner.Extensions().Mark(ctx)
@@ -128,7 +128,7 @@ func ownerBugs() []Bug {
 		},
 		{
 			Name:   "takes a change that was not answered for one that was made",
-			Caught: "owner/an owner is not changed out of the store's reach and the lock can be released after it",
+			Caught: "owner/an unanswered SetOwner does not prevent the release",
 			Plant: func(m *memstore.Store) store.Store {
 				return withSetOwner(m, func(ctx context.Context, _ store.Session, inner store.Ticket, _ store.Request, o store.Owner) error {
 					if err := inner.Extensions().SetOwner(ctx, o); !errors.Is(err, context.DeadlineExceeded) {

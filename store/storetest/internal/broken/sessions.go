@@ -12,18 +12,18 @@ import (
 )
 
 func sessionBugs() []Bug {
-	const modes = "sessions/a mode is supported or refused with ErrUnsupported"
+	const modes = "sessions/a mode is supported or rejected with ErrUnsupported"
 	return []Bug{
 		{
 			Name:   "has a kind of two words",
-			Caught: "sessions/the capabilities make sense",
+			Caught: "sessions/the capabilities are valid and constant",
 			Plant: func(m *memstore.Store) store.Store {
 				return capable(m, func(c *store.Capabilities) { c.Kind = "memory store" })
 			},
 		},
 		{
 			Name:   "says something else each time it is asked what it can do",
-			Caught: "sessions/the capabilities make sense",
+			Caught: "sessions/the capabilities are valid and constant",
 			Plant: func(m *memstore.Store) store.Store {
 				var asked atomic.Int64
 				return capable(m, func(c *store.Capabilities) { c.MaxTTL += time.Duration(asked.Add(1)) })
@@ -31,7 +31,7 @@ func sessionBugs() []Bug {
 		},
 		{
 			Name:   "gives all sessions one ID",
-			Caught: "sessions/sessions have IDs of their own",
+			Caught: "sessions/session IDs are unique",
 			Plant: func(m *memstore.Store) store.Store {
 				return withSessions(m, func(inner store.Session) session {
 					return session{Session: inner, id: func() string { return "client" }}

@@ -14,7 +14,7 @@ func tryBugs() []Bug {
 	return []Bug{
 		{
 			Name:   "leaves the entry of a failed try in the line",
-			Caught: "try/a try for a held lock is a HeldError and leaves nothing behind",
+			Caught: "try/a try for a held lock returns a HeldError and leaves no entry",
 			Plant: func(m *memstore.Store) store.Store {
 				return withEnqueue(m, func(ctx context.Context, inner store.Session, req store.Request) (store.Ticket, error) {
 					t, err := inner.Enqueue(ctx, req)
@@ -28,7 +28,7 @@ func tryBugs() []Bug {
 		},
 		{
 			Name:   "leaves the entry of a failed try in the line if others wait there",
-			Caught: "try/a failed try does not hold up those who wait",
+			Caught: "try/a failed try does not delay waiters",
 			Plant: func(m *memstore.Store) store.Store {
 				return withEnqueue(m, func(ctx context.Context, inner store.Session, req store.Request) (store.Ticket, error) {
 					t, err := inner.Enqueue(ctx, req)
@@ -68,14 +68,14 @@ func tryBugs() []Bug {
 		},
 		{
 			Name:   "says of a lock that is held only that it is not free",
-			Caught: "try/a try for a held lock is a HeldError and leaves nothing behind",
+			Caught: "try/a try for a held lock returns a HeldError and leaves no entry",
 			Plant: func(m *memstore.Store) store.Store {
 				return withTryError(m, func(store.Session, error) error { return errors.New("not free") })
 			},
 		},
 		{
 			Name:   "names the one who tries as the holder",
-			Caught: "try/a try for a held lock tells who holds it",
+			Caught: "try/a try for a held lock names the holder",
 			Plant: func(m *memstore.Store) store.Store {
 				return withTryError(m, func(inner store.Session, err error) error {
 					held, _ := errors.AsType[*store.HeldError](err)
@@ -85,7 +85,7 @@ func tryBugs() []Bug {
 		},
 		{
 			Name:   "treats a try as an enqueue",
-			Caught: "try/of many tries at once one is admitted at most",
+			Caught: "try/at most one of many concurrent tries is admitted",
 			Plant: func(m *memstore.Store) store.Store {
 				return withEnqueue(m, func(ctx context.Context, inner store.Session, req store.Request) (store.Ticket, error) {
 					req.Try = false
@@ -95,7 +95,7 @@ func tryBugs() []Bug {
 		},
 		{
 			Name:   "fails a try unless nobody at all stands there",
-			Caught: "try/a try stands beside those it may stand beside",
+			Caught: "try/a try is admitted beside compatible holds",
 			Plant: func(m *memstore.Store) store.Store {
 				return withEnqueue(m, func(ctx context.Context, inner store.Session, req store.Request) (store.Ticket, error) {
 					if l, err := m.Line(ctx, req.Name); err == nil && req.Try && len(l.Entries) > 0 {
@@ -107,7 +107,7 @@ func tryBugs() []Bug {
 		},
 		{
 			Name:   "lets a try overtake those who wait",
-			Caught: "try/a try does not overtake those who wait",
+			Caught: "try/a try does not overtake waiters",
 			Plant: func(m *memstore.Store) store.Store {
 				return withEnqueue(m, func(ctx context.Context, inner store.Session, req store.Request) (store.Ticket, error) {
 					if l, err := m.Line(ctx, req.Name); err == nil && req.Try && len(l.Entries) > 1 && l.Entries[0].Mode == line.Shared {
@@ -119,7 +119,7 @@ func tryBugs() []Bug {
 		},
 		{
 			Name:   "releases a second after it has said so",
-			Caught: "try/a lock can be had by a try as soon as it was released",
+			Caught: "try/a try succeeds right after a release",
 			Plant: func(m *memstore.Store) store.Store {
 				return withTickets(m, func(inner store.Ticket, _ store.Request) ticket {
 					return ticket{Ticket: inner, withdraw: func(context.Context) error {

@@ -14,14 +14,14 @@ import (
 
 func watchBugs() []Bug {
 	const (
-		prefixes = "watch/a watch tells of every name that begins with its prefix"
-		ended    = "watch/a watch returns when its context ends and calls no more"
-		blocks   = "watch/a watch whose function blocks misses nothing and calls once for all"
+		prefixes = "watch/a watch reports every name with its prefix"
+		ended    = "watch/a watch returns when its context ends and stops calling"
+		blocks   = "watch/a watch whose callback blocks misses nothing and calls once for all changes"
 	)
 	return []Bug{
 		{
 			Name:   "does not say when a watch stands",
-			Caught: "watch/a watch calls when it stands",
+			Caught: "watch/a watch calls when it is established",
 			Plant: func(m *memstore.Store) store.Store {
 				return withWatch(m, func(ctx context.Context, prefix string, changed func()) error {
 					first := true
@@ -36,42 +36,42 @@ func watchBugs() []Bug {
 		},
 		{
 			Name:   "does not tell who joins an empty line",
-			Caught: "watch/a watch tells who joins",
+			Caught: "watch/a watch reports an entry joining",
 			Plant: func(m *memstore.Store) store.Store {
 				return deafTo(m, func(c change) bool { return len(c.joined) > 0 && len(c.was) == 0 })
 			},
 		},
 		{
 			Name:   "does not tell who joins behind others",
-			Caught: "watch/a watch tells who joins behind others",
+			Caught: "watch/a watch reports an entry joining behind others",
 			Plant: func(m *memstore.Store) store.Store {
 				return deafTo(m, func(c change) bool { return len(c.joined) > 0 && len(c.was) > 0 })
 			},
 		},
 		{
 			Name:   "does not tell of waiters who leave",
-			Caught: "watch/a watch tells that a waiter has left",
+			Caught: "watch/a watch reports a waiter leaving",
 			Plant: func(m *memstore.Store) store.Store {
 				return deafTo(m, func(c change) bool { return len(c.left) > 0 && !c.left[0].Admitted })
 			},
 		},
 		{
 			Name:   "does not tell that a line is empty",
-			Caught: "watch/a watch tells that a lock is free",
+			Caught: "watch/a watch reports a release",
 			Plant: func(m *memstore.Store) store.Store {
 				return deafTo(m, func(c change) bool { return len(c.left) > 0 && len(c.left) == len(c.was) })
 			},
 		},
 		{
 			Name:   "does not tell that somebody was admitted",
-			Caught: "watch/a watch tells that the next was admitted",
+			Caught: "watch/a watch reports an admission",
 			Plant: func(m *memstore.Store) store.Store {
 				return deafTo(m, func(c change) bool { return len(c.left) > 0 && c.left[0].Admitted && len(c.was) > 1 })
 			},
 		},
 		{
 			Name:   "does not tell what goes with its session",
-			Caught: "watch/a watch tells what went with its session",
+			Caught: "watch/a watch reports entries that went with their session",
 			Plant: func(m *memstore.Store) store.Store {
 				return deafTo(m, func(c change) bool {
 					return len(c.left) > 0 && !slices.Contains(m.Sessions(), c.left[0].Session)
@@ -80,12 +80,12 @@ func watchBugs() []Bug {
 		},
 		{
 			Name:   "does not tell of breaks",
-			Caught: "watch/a watch tells that an entry was broken",
+			Caught: "watch/a watch reports a broken entry",
 			Plant:  deafToBreaks,
 		},
 		{
 			Name:   "does not tell when an entry goes that has outlasted its session",
-			Caught: "watch/a watch tells that the time of an entry is over",
+			Caught: "watch/a watch reports the end of an outlasting entry",
 			Plant: func(m *memstore.Store) store.Store {
 				return deafTo(m, func(c change) bool { return len(c.left) > 0 && outlasting(c.left[0]) })
 			},
@@ -192,7 +192,7 @@ func watchBugs() []Bug {
 		},
 		{
 			Name:   "looks at the context only when a watch stands",
-			Caught: "watch/a watch whose context has ended returns",
+			Caught: "watch/a watch with an ended context returns",
 			Plant: func(m *memstore.Store) store.Store {
 				return withWatch(m, func(ctx context.Context, prefix string, changed func()) error {
 					if ctx.Err() != nil {
@@ -204,7 +204,7 @@ func watchBugs() []Bug {
 		},
 		{
 			Name:   "forgets what has happened during an outage",
-			Caught: "watch/a watch tells after an outage what happened during it",
+			Caught: "watch/a watch reports after an outage the changes made during it",
 			Plant:  deafInOutages,
 		},
 	}

@@ -15,14 +15,14 @@ func withdrawBugs() []Bug {
 	return []Bug{
 		{
 			Name:   "withdraws whatever the session has under the name",
-			Caught: "withdraw/a second withdrawal spares the session's next entry",
+			Caught: "withdraw/a second withdrawal keeps the session's next entry",
 			Plant: func(m *memstore.Store) store.Store {
 				return byName(m, func(ctx context.Context, _ store.Ticket, latest store.Ticket) error { return latest.Withdraw(ctx) })
 			},
 		},
 		{
 			Name:   "withdraws what the session has under the name if its own entry is gone",
-			Caught: "withdraw/withdrawing a broken entry says ErrGone and spares the session's next entry",
+			Caught: "withdraw/withdrawing a broken entry returns ErrGone and keeps the session's next entry",
 			Plant: func(m *memstore.Store) store.Store {
 				return byName(m, func(ctx context.Context, own, latest store.Ticket) error {
 					err := own.Withdraw(ctx)
@@ -35,7 +35,7 @@ func withdrawBugs() []Bug {
 		},
 		{
 			Name:   "withdraws whoever is first in the line",
-			Caught: "withdraw/a second withdrawal spares the next holder",
+			Caught: "withdraw/a second withdrawal keeps the next holder",
 			Plant: func(m *memstore.Store) store.Store {
 				return withTickets(m, func(inner store.Ticket, req store.Request) ticket {
 					return ticket{Ticket: inner, withdraw: func(ctx context.Context) error {
@@ -63,7 +63,7 @@ func withdrawBugs() []Bug {
 		},
 		{
 			Name:   "says of every withdrawal that it went well",
-			Caught: "withdraw/a second withdrawal says ErrGone",
+			Caught: "withdraw/a second withdrawal returns ErrGone",
 			Plant: func(m *memstore.Store) store.Store {
 				return withTickets(m, func(inner store.Ticket, _ store.Request) ticket {
 					return ticket{Ticket: inner, withdraw: func(ctx context.Context) error {
@@ -77,7 +77,7 @@ func withdrawBugs() []Bug {
 		},
 		{
 			Name:   "says of entries that ended with their session that they were withdrawn",
-			Caught: "withdraw/withdrawing an entry whose session has ended says ErrGone",
+			Caught: "withdraw/withdrawing an entry of an expired session returns ErrGone",
 			Plant: func(m *memstore.Store) store.Store {
 				return withEnqueue(m, func(ctx context.Context, inner store.Session, req store.Request) (store.Ticket, error) {
 					t, err := inner.Enqueue(ctx, req)
@@ -96,7 +96,7 @@ func withdrawBugs() []Bug {
 		},
 		{
 			Name:   "does not release holds",
-			Caught: "withdraw/withdrawing a hold takes it out of the line",
+			Caught: "withdraw/withdrawing a hold removes it from the line",
 			Plant: func(m *memstore.Store) store.Store {
 				return withTickets(m, func(inner store.Ticket, _ store.Request) ticket {
 					return ticket{Ticket: inner, withdraw: func(context.Context) error { return nil }}
@@ -105,12 +105,12 @@ func withdrawBugs() []Bug {
 		},
 		{
 			Name:   "takes waiters out only when their turn has come",
-			Caught: "withdraw/those behind a waiter that is withdrawn move up",
+			Caught: "withdraw/entries behind a withdrawn waiter move up",
 			Plant:  lazyLeaving,
 		},
 		{
 			Name:   "gives a withdrawal up when its context has ended",
-			Caught: "withdraw/a withdrawal whose context has ended is carried out all the same",
+			Caught: "withdraw/a withdrawal whose context has ended is carried out",
 			Plant: func(m *memstore.Store) store.Store {
 				return withTickets(m, func(inner store.Ticket, _ store.Request) ticket {
 					return ticket{Ticket: inner, withdraw: func(ctx context.Context) error {
