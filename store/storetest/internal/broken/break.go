@@ -11,7 +11,7 @@ import (
 func breakBugs() []Bug {
 	return []Bug{
 		{
-			Name:   "breaks whoever is first, whatever the order",
+			Name:   "breaks the first entry, regardless of the order",
 			Caught: "break/breaking an unknown order returns ErrGone and changes nothing",
 			Plant: func(m *memstore.Store) store.Store {
 				return withBreak(m, func(ctx context.Context, name string, order uint64) (store.Entry, error) {
@@ -23,7 +23,7 @@ func breakBugs() []Bug {
 			},
 		},
 		{
-			Name:   "breaks the entry of the session that once had the order",
+			Name:   "breaks a later entry of the session that had the order",
 			Caught: "break/breaking a released order returns ErrGone and keeps the session's next hold",
 			Plant: func(m *memstore.Store) store.Store {
 				return withBreak(m, func(ctx context.Context, name string, order uint64) (store.Entry, error) {
@@ -36,7 +36,7 @@ func breakBugs() []Bug {
 			},
 		},
 		{
-			Name:   "breaks the next one if the order is gone",
+			Name:   "breaks the next entry if the order is gone",
 			Caught: "break/an entry can be broken only once",
 			Plant: func(m *memstore.Store) store.Store {
 				return withBreak(m, func(ctx context.Context, name string, order uint64) (store.Entry, error) {
@@ -49,7 +49,7 @@ func breakBugs() []Bug {
 			},
 		},
 		{
-			Name:   "says of a break that hit nobody that it went well",
+			Name:   "returns no error for a break of an unknown order",
 			Caught: "break/breaking an unknown order returns ErrGone and changes nothing",
 			Plant: func(m *memstore.Store) store.Store {
 				return withBreak(m, func(ctx context.Context, name string, order uint64) (store.Entry, error) {
@@ -62,7 +62,7 @@ func breakBugs() []Bug {
 			},
 		},
 		{
-			Name:   "breaks nothing and says that it did",
+			Name:   "reports a break without breaking anything",
 			Caught: "break/breaking a hold admits the next waiter",
 			Plant: func(m *memstore.Store) store.Store {
 				return withBreak(m, func(ctx context.Context, name string, order uint64) (store.Entry, error) {
@@ -77,7 +77,7 @@ func breakBugs() []Bug {
 			},
 		},
 		{
-			Name:   "does not return what it broke",
+			Name:   "does not return the entry that it broke",
 			Caught: "break/breaking an entry returns it as it was",
 			Plant: func(m *memstore.Store) store.Store {
 				return withBreak(m, func(ctx context.Context, name string, order uint64) (store.Entry, error) {
@@ -87,7 +87,7 @@ func breakBugs() []Bug {
 			},
 		},
 		{
-			Name:   "breaks the order under whatever name it is",
+			Name:   "breaks the order under any name",
 			Caught: "break/breaking under another name returns ErrGone and changes nothing",
 			Plant: func(m *memstore.Store) store.Store {
 				return withBreak(m, func(ctx context.Context, _ string, order uint64) (store.Entry, error) {

@@ -12,31 +12,31 @@ import (
 func cancelBugs() []Bug {
 	return []Bug{
 		{
-			Name:   "leaves the entry in the line when the context of its enqueue has ended",
+			Name:   "leaves the entry of a canceled enqueue in the line",
 			Caught: "cancel/an enqueue canceled at any moment leaves no entry",
 			Plant: func(m *memstore.Store) store.Store {
 				return leaking(m, func(ctx context.Context, req store.Request) bool { return !req.Try })
 			},
 		},
 		{
-			Name:   "leaves the entry in the line when the context of its try has ended",
+			Name:   "leaves the entry of a canceled try in the line",
 			Caught: "cancel/a try canceled at any moment leaves no entry",
 			Plant: func(m *memstore.Store) store.Store {
 				return leaking(m, func(ctx context.Context, req store.Request) bool { return req.Try })
 			},
 		},
 		{
-			Name:   "puts an entry in although the context of the enqueue had ended before",
+			Name:   "enqueues although the context has ended before",
 			Caught: "cancel/an enqueue whose context has ended leaves no entry",
-			Plant:  func(m *memstore.Store) store.Store { return heedless(m, false) },
+			Plant:  func(m *memstore.Store) store.Store { return ignoringContext(m, false) },
 		},
 		{
-			Name:   "puts an entry in although the context of the try had ended before",
+			Name:   "tries although the context has ended before",
 			Caught: "cancel/a try whose context has ended leaves no entry",
-			Plant:  func(m *memstore.Store) store.Store { return heedless(m, true) },
+			Plant:  func(m *memstore.Store) store.Store { return ignoringContext(m, true) },
 		},
 		{
-			Name:   "does not say that it was the context that ended",
+			Name:   "returns an error that does not match the context's",
 			Caught: "cancel/an enqueue whose context has ended leaves no entry",
 			Plant: func(m *memstore.Store) store.Store {
 				return withEnqueue(m, func(ctx context.Context, inner store.Session, req store.Request) (store.Ticket, error) {
@@ -49,7 +49,7 @@ func cancelBugs() []Bug {
 			},
 		},
 		{
-			Name:   "leaves the entry of a canceled enqueue in the line if others are ahead",
+			Name:   "leaves the entry of a canceled enqueue behind others in the line",
 			Caught: "cancel/canceling an enqueue at any moment does not block later entries",
 			Plant: func(m *memstore.Store) store.Store {
 				return leaking(m, func(_ context.Context, req store.Request) bool {
@@ -59,7 +59,7 @@ func cancelBugs() []Bug {
 			},
 		},
 		{
-			Name:   "takes an entry out when the context ends that it was put in with",
+			Name:   "withdraws an entry when the context of its Enqueue ends",
 			Caught: "cancel/an entry outlives the context of its Enqueue",
 			Plant: func(m *memstore.Store) store.Store {
 				return withEnqueue(m, func(ctx context.Context, inner store.Session, req store.Request) (store.Ticket, error) {
@@ -68,7 +68,7 @@ func cancelBugs() []Bug {
 						return nil, err
 					}
 					if _, bounded := ctx.Deadline(); bounded {
-						return t, nil // a time limit is over soon; what is meant here is a cancellation
+						return t, nil // the deadline of every call; the bug is about cancellation
 					}
 					context.AfterFunc(ctx, func() {
 						_ = t.Withdraw(context.Background())
@@ -79,7 +79,7 @@ func cancelBugs() []Bug {
 			},
 		},
 		{
-			Name:   "ends a session with the context that it was opened with",
+			Name:   "ends a session when the context of its Open ends",
 			Caught: "cancel/a session outlives the context of its Open",
 			Plant: func(m *memstore.Store) store.Store {
 				return wholeStore{Store: m, open: func(ctx context.Context, opts store.SessionOptions) (store.Session, error) {
@@ -97,13 +97,13 @@ func cancelBugs() []Bug {
 	}
 }
 
-// leaking does not take an entry out again when the context has ended by the time it is in, if leaks says so.
+// leaking leaves the entry in the line if the context ends during Enqueue and leaks returns true.
 func leaking(m *memstore.Store, leaks func(context.Context, store.Request) bool) store.Store {
 	return withEnqueue(m, func(ctx context.Context, inner store.Session, req store.Request) (store.Ticket, error) {
 		if ctx.Err() != nil || !leaks(ctx, req) {
 			return inner.Enqueue(ctx, req)
 		}
-		// The request takes its time, so that there is time to cancel it.
+		// The delays give the suite time to cancel the request.
 		time.Sleep(time.Millisecond)
 		t, err := inner.Enqueue(context.WithoutCancel(ctx), req)
 		time.Sleep(time.Millisecond)
@@ -114,8 +114,8 @@ func leaking(m *memstore.Store, leaks func(context.Context, store.Request) bool)
 	})
 }
 
-// heedless looks at the context when everything is done.
-func heedless(m *memstore.Store, try bool) store.Store {
+// ignoringContext enqueues although the context has ended.
+func ignoringContext(m *memstore.Store, try bool) store.Store {
 	return withEnqueue(m, func(ctx context.Context, inner store.Session, req store.Request) (store.Ticket, error) {
 		if ctx.Err() == nil || req.Try != try {
 			return inner.Enqueue(ctx, req)

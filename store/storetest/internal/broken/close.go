@@ -20,9 +20,9 @@ func closeBugs() []Bug {
 			Plant:  func(m *memstore.Store) store.Store { return closingWith(m, func(store.Session) error { return nil }) },
 		},
 		{
-			Name:   "takes the holds of a closed session out and forgets its waiters",
+			Name:   "removes the holds of a closed session but not its waiters",
 			Caught: "close/closing a session removes its waiters",
-			Plant:  forgettingWaiters,
+			Plant:  keepingWaiters,
 		},
 		{
 			Name:   "closes every session of the store",
@@ -89,7 +89,7 @@ func closeBugs() []Bug {
 			},
 		},
 		{
-			Name:   "tells of the loss of sessions that were closed",
+			Name:   "calls Lost for closed sessions",
 			Caught: "close/Lost is not called for a closed session",
 			Plant: func(m *memstore.Store) store.Store {
 				return wholeStore{Store: m, open: func(ctx context.Context, opts store.SessionOptions) (store.Session, error) {
@@ -109,7 +109,7 @@ func closeBugs() []Bug {
 	}
 }
 
-// closingWith closes sessions with the given function; to their owners they look as if they were closed.
+// closingWith closes sessions with the function end. Their callers see them as closed.
 func closingWith(m *memstore.Store, end func(store.Session) error) store.Store {
 	return withSessions(m, func(inner store.Session) session {
 		var mu sync.Mutex
@@ -149,8 +149,8 @@ func closingWith(m *memstore.Store, end func(store.Session) error) store.Store {
 	})
 }
 
-// forgettingWaiters breaks the entries of a closed session that are admitted, and leaves it at that.
-func forgettingWaiters(m *memstore.Store) store.Store {
+// keepingWaiters removes only the admitted entries of a closed session.
+func keepingWaiters(m *memstore.Store) store.Store {
 	return closingWith(m, func(inner store.Session) error {
 		ls, err := m.Lines(context.Background(), "")
 		for _, l := range ls {

@@ -18,15 +18,15 @@ func sessionBugs() []Bug {
 			Name:   "has a kind of two words",
 			Caught: "sessions/the capabilities are valid and constant",
 			Plant: func(m *memstore.Store) store.Store {
-				return capable(m, func(c *store.Capabilities) { c.Kind = "memory store" })
+				return withCapabilities(m, func(c *store.Capabilities) { c.Kind = "memory store" })
 			},
 		},
 		{
-			Name:   "says something else each time it is asked what it can do",
+			Name:   "returns different capabilities on each call",
 			Caught: "sessions/the capabilities are valid and constant",
 			Plant: func(m *memstore.Store) store.Store {
 				var asked atomic.Int64
-				return capable(m, func(c *store.Capabilities) { c.MaxTTL += time.Duration(asked.Add(1)) })
+				return withCapabilities(m, func(c *store.Capabilities) { c.MaxTTL += time.Duration(asked.Add(1)) })
 			},
 		},
 		{
@@ -39,14 +39,14 @@ func sessionBugs() []Bug {
 			},
 		},
 		{
-			Name:   "says that it has no shared modes and has them",
+			Name:   "does not report the capability SharedModes but has it",
 			Caught: modes,
 			Plant: func(m *memstore.Store) store.Store {
-				return capable(m, func(c *store.Capabilities) { c.SharedModes = false })
+				return withCapabilities(m, func(c *store.Capabilities) { c.SharedModes = false })
 			},
 		},
 		{
-			Name:   "says that it has shared modes and has not",
+			Name:   "reports the capability SharedModes but lacks it",
 			Caught: modes,
 			Plant: func(m *memstore.Store) store.Store {
 				return withEnqueue(m, func(ctx context.Context, inner store.Session, req store.Request) (store.Ticket, error) {
@@ -60,7 +60,7 @@ func sessionBugs() []Bug {
 	}
 }
 
-func capable(m *memstore.Store, change func(*store.Capabilities)) store.Store {
+func withCapabilities(m *memstore.Store, change func(*store.Capabilities)) store.Store {
 	return wholeStore{Store: m, capabilities: func() store.Capabilities {
 		c := m.Capabilities()
 		change(&c)

@@ -27,7 +27,7 @@ func tryBugs() []Bug {
 			},
 		},
 		{
-			Name:   "leaves the entry of a failed try in the line if others wait there",
+			Name:   "leaves the entry of a failed try behind waiters in the line",
 			Caught: "try/a failed try does not delay waiters",
 			Plant: func(m *memstore.Store) store.Store {
 				return withEnqueue(m, func(ctx context.Context, inner store.Session, req store.Request) (store.Ticket, error) {
@@ -53,7 +53,7 @@ func tryBugs() []Bug {
 			},
 		},
 		{
-			Name:   "lets a try take a slot too many",
+			Name:   "lets a try take one slot too many",
 			Caught: "try/a try takes a slot only if one is free",
 			Plant: func(m *memstore.Store) store.Store {
 				return withEnqueue(m, func(ctx context.Context, inner store.Session, req store.Request) (store.Ticket, error) {
@@ -67,14 +67,14 @@ func tryBugs() []Bug {
 			},
 		},
 		{
-			Name:   "says of a lock that is held only that it is not free",
+			Name:   "returns another error than HeldError for a held lock",
 			Caught: "try/a try for a held lock returns a HeldError and leaves no entry",
 			Plant: func(m *memstore.Store) store.Store {
 				return withTryError(m, func(store.Session, error) error { return errors.New("not free") })
 			},
 		},
 		{
-			Name:   "names the one who tries as the holder",
+			Name:   "names the caller of the try as the holder",
 			Caught: "try/a try for a held lock names the holder",
 			Plant: func(m *memstore.Store) store.Store {
 				return withTryError(m, func(inner store.Session, err error) error {
@@ -94,7 +94,7 @@ func tryBugs() []Bug {
 			},
 		},
 		{
-			Name:   "fails a try unless nobody at all stands there",
+			Name:   "fails a try unless the line is empty",
 			Caught: "try/a try is admitted beside compatible holds",
 			Plant: func(m *memstore.Store) store.Store {
 				return withEnqueue(m, func(ctx context.Context, inner store.Session, req store.Request) (store.Ticket, error) {
@@ -106,7 +106,7 @@ func tryBugs() []Bug {
 			},
 		},
 		{
-			Name:   "lets a try overtake those who wait",
+			Name:   "lets a try overtake waiters",
 			Caught: "try/a try does not overtake waiters",
 			Plant: func(m *memstore.Store) store.Store {
 				return withEnqueue(m, func(ctx context.Context, inner store.Session, req store.Request) (store.Ticket, error) {
@@ -118,7 +118,7 @@ func tryBugs() []Bug {
 			},
 		},
 		{
-			Name:   "releases a second after it has said so",
+			Name:   "releases one second after Withdraw has returned",
 			Caught: "try/a try succeeds right after a release",
 			Plant: func(m *memstore.Store) store.Store {
 				return withTickets(m, func(inner store.Ticket, _ store.Request) ticket {
