@@ -13,11 +13,11 @@ import (
 // A rule restricts the direct and indirect imports of some packages. Packages are given by import
 // path. A path that ends with /... includes everything below it.
 type rule struct {
-	who, except []string // packages that the rule applies to, and exceptions
-	only        []string // allowed imports besides the standard library; nil allows all
-	never       []string // forbidden imports
-	most        int      // number of forbidden imports that are tolerated
-	why         string
+	packages, except []string // packages that the rule applies to, and exceptions
+	allowed          []string // allowed imports besides the standard library; nil allows all
+	forbidden        []string // forbidden imports
+	tolerated        int      // number of forbidden imports that are tolerated
+	reason           string
 }
 
 // A graph maps the import paths of packages to their imports.
@@ -41,19 +41,19 @@ func matches(path string, patterns []string) bool {
 func (r rule) check(g graph) (broken []string) {
 	applied := 0
 	for _, path := range sortedKeys(g) {
-		if !matches(path, r.who) || matches(path, r.except) {
+		if !matches(path, r.packages) || matches(path, r.except) {
 			continue
 		}
 		applied++
 		chains := g.uses(path)
 		var found []string
 		for _, used := range sortedKeys(chains) {
-			outside := r.only != nil && !g[used].standard && !matches(used, r.only)
-			if used != path && (outside || matches(used, r.never)) {
+			outside := r.allowed != nil && !g[used].standard && !matches(used, r.allowed)
+			if used != path && (outside || matches(used, r.forbidden)) {
 				found = append(found, used)
 			}
 		}
-		if len(found) <= r.most {
+		if len(found) <= r.tolerated {
 			continue
 		}
 		for _, used := range found {
@@ -62,12 +62,12 @@ func (r rule) check(g graph) (broken []string) {
 				continue // imported through another violation
 			}
 			broken = append(broken, fmt.Sprintf("%s must not use %s (%s): %s",
-				path, used, strings.Join(chains[used], " -> "), r.why))
+				path, used, strings.Join(chains[used], " -> "), r.reason))
 		}
 	}
 	if applied == 0 {
 		broken = append(broken, fmt.Sprintf("there is no package %s: the rule has no effect",
-			strings.Join(r.who, ", ")))
+			strings.Join(r.packages, ", ")))
 	}
 	return broken
 }
@@ -168,38 +168,38 @@ func TestRule_check(t *testing.T) {
 		rule rule
 		want []string
 	}{
-		{"a package without imports", rule{who: []string{"x/pure"}, only: []string{}}, nil},
+		{"a package without imports", rule{packages: []string{"x/pure"}, allowed: []string{}}, nil},
 		{
-			"only: direct import",
-			rule{who: []string{"x/contract"}, only: []string{}, why: "because"},
+			"allowed: direct import",
+			rule{packages: []string{"x/contract"}, allowed: []string{}, reason: "because"},
 			[]string{"x/contract must not use x/pure (x/contract -> x/pure): because"},
 		},
-		{"only: allowed import", rule{who: []string{"x/contract"}, only: []string{"x/pure"}}, nil},
+		{"allowed: allowed import", rule{packages: []string{"x/contract"}, allowed: []string{"x/pure"}}, nil},
 		{
-			"only: indirect import",
-			rule{who: []string{"x/two"}, only: []string{"x/contract"}, why: "because"},
+			"allowed: indirect import",
+			rule{packages: []string{"x/two"}, allowed: []string{"x/contract"}, reason: "because"},
 			[]string{"x/two must not use x/pure (x/two -> x/contract -> x/pure): because"},
 		},
 		{
-			"never: only the first of a chain is reported",
-			rule{who: []string{"x/all"}, never: []string{"y/client/..."}, why: "because"},
+			"forbidden: only the first of a chain is reported",
+			rule{packages: []string{"x/all"}, forbidden: []string{"y/client/..."}, reason: "because"},
 			[]string{"x/all must not use y/client (x/all -> x/one -> y/client): because"},
 		},
 		{
-			"never: package below the pattern",
-			rule{who: []string{"x/one"}, never: []string{"y/client/deep/..."}, why: "because"},
+			"forbidden: package below the pattern",
+			rule{packages: []string{"x/one"}, forbidden: []string{"y/client/deep/..."}, reason: "because"},
 			[]string{"x/one must not use y/client/deep (x/one -> y/client -> y/client/deep): because"},
 		},
-		{"never: not imported", rule{who: []string{"x/pure"}, never: []string{"y/client"}}, nil},
-		{"never: the package itself is ignored", rule{who: []string{"x/two"}, never: []string{"x/two"}}, nil},
+		{"forbidden: not imported", rule{packages: []string{"x/pure"}, forbidden: []string{"y/client"}}, nil},
+		{"forbidden: the package itself is ignored", rule{packages: []string{"x/two"}, forbidden: []string{"x/two"}}, nil},
 		{
 			"except",
-			rule{who: []string{"x/..."}, except: []string{"x/all"}, never: []string{"y/client"}, why: "because"},
+			rule{packages: []string{"x/..."}, except: []string{"x/all"}, forbidden: []string{"y/client"}, reason: "because"},
 			[]string{"x/one must not use y/client (x/one -> y/client): because"},
 		},
 		{
-			"most",
-			rule{who: []string{"x/..."}, never: []string{"x/one", "x/two"}, most: 1, why: "because"},
+			"tolerated",
+			rule{packages: []string{"x/..."}, forbidden: []string{"x/one", "x/two"}, tolerated: 1, reason: "because"},
 			[]string{
 				"x/all must not use x/one (x/all -> x/one): because",
 				"x/all must not use x/two (x/all -> x/two): because",
@@ -207,7 +207,7 @@ func TestRule_check(t *testing.T) {
 		},
 		{
 			"a rule that applies to no package",
-			rule{who: []string{"x/tow"}, only: []string{}},
+			rule{packages: []string{"x/tow"}, allowed: []string{}},
 			[]string{"there is no package x/tow: the rule has no effect"},
 		},
 	} {

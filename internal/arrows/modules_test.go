@@ -59,9 +59,9 @@ func TestModules_programGetsOneClient(t *testing.T) {
 			if !slices.Contains(all, used) {
 				t.Errorf("the program does not require %s but %q, so this test is inconclusive", used, all)
 			}
-			for other, never := range clients {
+			for other, forbidden := range clients {
 				for _, path := range all {
-					if matches(path, never) && !matches(path, clients[used]) {
+					if matches(path, forbidden) && !matches(path, clients[used]) {
 						t.Errorf("a program that uses only %s requires the module %s, which belongs to %s", used, path, other)
 					}
 				}

@@ -192,15 +192,15 @@ func TestProxy_holdAndRelease(t *testing.T) {
 	p.Hold()
 	send(t, conn, "b")
 	expectNothing(t, conn)
-	late := dial(t, p.Addr())
-	send(t, late, "x")
-	expectNothing(t, late)
+	second := dial(t, p.Addr())
+	send(t, second, "x")
+	expectNothing(t, second)
 
 	p.Release(Up)
 	expectNothing(t, conn)
 	p.Release(Down)
 	expect(t, conn, "b")
-	expect(t, late, "x")
+	expect(t, second, "x")
 }
 
 func TestProxy_holdsClose(t *testing.T) {

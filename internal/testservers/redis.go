@@ -259,15 +259,15 @@ func (r *Redis) SetAhead(d time.Duration) {
 	r.must("set the clock of", r.clock.Set(d))
 	// The server reads the file at most once in 10 ms.
 	r.await("to see its new clock", func() bool {
-		begun := time.Now()
+		sent := time.Now()
 		words, err := r.Do("TIME").AsStrSlice()
 		if err != nil || len(words) != 2 {
 			return false
 		}
 		seconds, err := time.ParseDuration(words[0] + "s")
-		// The server read its clock between begun and now, and rounded it down to a second.
+		// The server read its clock between sent and now, and rounded it down to a second.
 		shown := time.Unix(0, 0).Add(seconds).Add(-d)
-		return err == nil && shown.After(begun.Add(-2*time.Second)) && shown.Before(time.Now().Add(time.Second))
+		return err == nil && shown.After(sent.Add(-2*time.Second)) && shown.Before(time.Now().Add(time.Second))
 	})
 }
 

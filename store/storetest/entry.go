@@ -35,9 +35,9 @@ type entry struct {
 
 // onNotify is the entry's Notify function.
 func (p *entry) onNotify(now store.Standing) {
-	late := p.withdrawn.Load() // read first, so that a call from before the withdrawal is not reported
+	afterWithdraw := p.withdrawn.Load() // read first, so that a call from before the withdrawal is not reported
 	p.mu.Lock()
-	p.check(now, late)
+	p.check(now, afterWithdraw)
 	p.calling = true
 	p.received = append(p.received, now)
 	p.at = time.Now()
@@ -52,7 +52,7 @@ func (p *entry) onNotify(now store.Standing) {
 	p.mu.Unlock()
 }
 
-func (p *entry) check(now store.Standing, late bool) {
+func (p *entry) check(now store.Standing, afterWithdraw bool) {
 	wrong := func(what string) {
 		p.client.w.brokenf("session %s, lock %q: Notify was called with %s after %s, but %s",
 			p.client.ID(), p.name, standings([]store.Standing{now}), standings(p.received), what)
@@ -60,7 +60,7 @@ func (p *entry) check(now store.Standing, late bool) {
 	if p.calling {
 		wrong("another call was in progress")
 	}
-	if late {
+	if afterWithdraw {
 		wrong("the entry had been withdrawn")
 	}
 	caps := p.client.w.caps

@@ -47,7 +47,7 @@ func newWorld(t *testing.T, h Harness) *world {
 	if h.Peer != nil {
 		w.stores = append(w.stores, h.Peer(t, st))
 	}
-	t.Cleanup(func() { // runs before only the cleanups of Open and Peer: all sessions are closed
+	t.Cleanup(func() { // runs after all sessions are closed and before the cleanups of Open and Peer
 		w.mu.Lock()
 		defer w.mu.Unlock()
 		for _, b := range w.broken {
@@ -147,9 +147,9 @@ func (w *world) open() *client {
 	return w.openWith(ctx, w.nextOwner())
 }
 
-// retryLonger runs attempt with a brief duration. attempt returns false if it took so long that it
-// is inconclusive, as happens on a busy machine. It is then repeated with twice the duration, up to
-// TTL.
+// retryLonger calls attempt with the duration Brief. attempt returns false if it took so long that
+// it is inconclusive, as happens on a busy machine. It is then called again with twice the
+// duration, up to TTL.
 func (w *world) retryLonger(attempt func(brief time.Duration) bool) {
 	w.t.Helper()
 	for brief := w.h.Brief; !attempt(brief); brief = min(2*brief, w.h.TTL) {
@@ -209,11 +209,11 @@ func (w *world) expiringHold(steps ...func(c *client, held, next *entry) error) 
 	return c, held, next
 }
 
-// confirmed is a step for expiringHold.
+// confirmed is a step for expiringHold that confirms the session.
 func confirmed(c *client, _, _ *entry) error { return c.confirmNow() }
 
-// waitExpired waits as long as a brief session lives that is opened by this call. By then,
-// everything has expired that had at most that long to live.
+// waitExpired opens a brief session and waits until it has expired. Anything that had at most as
+// long to live when waitExpired was called has expired then too.
 func (w *world) waitExpired() {
 	w.t.Helper()
 	c, _, next := w.expiringHold()
