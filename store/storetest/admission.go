@@ -12,7 +12,7 @@ import (
 func admission(s suite) {
 	fair, shared := s.needs(Fair), s.needs(Fair, SharedModes)
 
-	s.test("an exclusive entry is not admitted while another is held", func(t *testing.T, w *world) {
+	s.test("an exclusive entry is not admitted while another is held", func(t *testing.T, w *testEnv) {
 		name := w.name("lock")
 		a := w.openKept().hold(name, line.Exclusive)
 		b := w.openKept().enqueue(name, line.Exclusive)
@@ -22,7 +22,7 @@ func admission(s suite) {
 		b.admitted()
 	})
 
-	fair.test("exclusive entries are admitted one at a time in order of arrival", func(t *testing.T, w *world) {
+	fair.test("exclusive entries are admitted one at a time in order of arrival", func(t *testing.T, w *testEnv) {
 		name := w.name("lock")
 		var entries []*entry
 		for range 5 {
@@ -38,7 +38,7 @@ func admission(s suite) {
 		}
 	})
 
-	shared.test("shared entries are admitted together", func(t *testing.T, w *world) {
+	shared.test("shared entries are admitted together", func(t *testing.T, w *testEnv) {
 		name := w.name("lock")
 		var entries []*entry
 		for range 3 {
@@ -49,7 +49,7 @@ func admission(s suite) {
 		}
 	})
 
-	shared.test("an exclusive entry waits for all shared ones ahead", func(t *testing.T, w *world) {
+	shared.test("an exclusive entry waits for all shared ones ahead", func(t *testing.T, w *testEnv) {
 		name := w.name("lock")
 		a, b := w.openKept().hold(name, line.Shared), w.openKept().hold(name, line.Shared)
 		writer := w.openKept().enqueue(name, line.Exclusive)
@@ -61,7 +61,7 @@ func admission(s suite) {
 		writer.admitted()
 	})
 
-	shared.test("a shared entry does not overtake a waiting exclusive one", func(t *testing.T, w *world) {
+	shared.test("a shared entry does not overtake a waiting exclusive one", func(t *testing.T, w *testEnv) {
 		name := w.name("lock")
 		reader := w.openKept().hold(name, line.Shared)
 		writer := w.openKept().enqueue(name, line.Exclusive)
@@ -75,7 +75,7 @@ func admission(s suite) {
 		lastReader.admitted()
 	})
 
-	shared.test("of n slots n are admitted and each withdrawal admits one more", func(t *testing.T, w *world) {
+	shared.test("of n slots n are admitted and each withdrawal admits one more", func(t *testing.T, w *testEnv) {
 		name, mode := w.name("lock"), line.Slot(3)
 		var in []*entry
 		for range 3 {
@@ -92,7 +92,7 @@ func admission(s suite) {
 		second.admitted()
 	})
 
-	shared.test("a session may hold several slots", func(t *testing.T, w *world) {
+	shared.test("a session may hold several slots", func(t *testing.T, w *testEnv) {
 		name, c := w.name("lock"), w.openKept()
 		a, b := c.hold(name, line.Slot(2)), c.hold(name, line.Slot(2))
 		third := c.enqueue(name, line.Slot(2))
@@ -102,7 +102,7 @@ func admission(s suite) {
 		a.stays(store.Admitted)
 	})
 
-	s.test("a second exclusive entry of a session waits behind the first", func(t *testing.T, w *world) {
+	s.test("a second exclusive entry of a session waits behind the first", func(t *testing.T, w *testEnv) {
 		name, c := w.name("lock"), w.openKept()
 		first := c.hold(name, line.Exclusive)
 		second := c.enqueue(name, line.Exclusive)
@@ -122,7 +122,7 @@ func admission(s suite) {
 		w.wantLine(name)
 	})
 
-	fair.test("a waiter of an expired session is not admitted when others leave", func(_ *testing.T, w *world) {
+	fair.test("a waiter of an expired session is not admitted when others leave", func(_ *testing.T, w *testEnv) {
 		var a, dead, c *entry
 		w.expiring(func(d *client, name string) (err error) {
 			a = w.openKept().hold(name, line.Exclusive)
@@ -138,7 +138,7 @@ func admission(s suite) {
 		dead.neverAdmitted()
 	})
 
-	s.needs(Fair, Fencing, WaitersOrders).test("a broken waiter is not admitted when others leave", func(t *testing.T, w *world) {
+	s.needs(Fair, Fencing, WaitersOrders).test("a broken waiter is not admitted when others leave", func(t *testing.T, w *testEnv) {
 		name := w.name("lock")
 		a := w.openKept().hold(name, line.Exclusive)
 		b := w.openKept().enqueue(name, line.Exclusive)
@@ -160,7 +160,7 @@ func admission(s suite) {
 		b.neverAdmitted()
 	})
 
-	shared.test("lines of mixed modes follow the admission rules", func(t *testing.T, w *world) {
+	shared.test("lines of mixed modes follow the admission rules", func(t *testing.T, w *testEnv) {
 		const clients, steps = 6, 60
 		name := w.name("lock")
 		var cs []*client

@@ -15,7 +15,7 @@ func cancellation(s suite) {
 	for _, try := range []bool{false, true} {
 		call := map[bool]string{false: "an enqueue", true: "a try"}[try]
 
-		s.test(call+" whose context has ended leaves no entry", func(t *testing.T, w *world) {
+		s.test(call+" whose context has ended leaves no entry", func(t *testing.T, w *testEnv) {
 			c, name := w.openKept(), w.name("lock")
 			canceled, cancel := context.WithCancel(t.Context())
 			cancel()
@@ -32,7 +32,7 @@ func cancellation(s suite) {
 			c.hold(name, line.Exclusive)
 		})
 
-		s.test(call+" canceled at any moment leaves no entry", func(t *testing.T, w *world) {
+		s.test(call+" canceled at any moment leaves no entry", func(t *testing.T, w *testEnv) {
 			c, other, name := w.openKept(), w.openKept(), w.name("lock")
 			w.stagger(rounds, func(ctx context.Context) {
 				p, err := c.enqueueWith(ctx, name, line.Exclusive, try)
@@ -44,7 +44,7 @@ func cancellation(s suite) {
 		})
 	}
 
-	s.test("canceling an enqueue at any moment does not block later entries", func(t *testing.T, w *world) {
+	s.test("canceling an enqueue at any moment does not block later entries", func(t *testing.T, w *testEnv) {
 		a, b, c, name := w.openKept(), w.openKept(), w.openKept(), w.name("lock")
 		w.stagger(rounds, func(ctx context.Context) {
 			holder := a.hold(name, line.Exclusive)
@@ -58,7 +58,7 @@ func cancellation(s suite) {
 		w.wantLine(name)
 	})
 
-	s.test("an entry outlives the context of its Enqueue", func(t *testing.T, w *world) {
+	s.test("an entry outlives the context of its Enqueue", func(t *testing.T, w *testEnv) {
 		c, name := w.openKept(), w.name("lock")
 		ctx, cancel := context.WithCancel(t.Context())
 		p, err := c.enqueueWith(ctx, name, line.Exclusive, false)
@@ -77,7 +77,7 @@ func cancellation(s suite) {
 		q.admitted()
 	})
 
-	s.test("a session outlives the context of its Open", func(t *testing.T, w *world) {
+	s.test("a session outlives the context of its Open", func(t *testing.T, w *testEnv) {
 		ctx, cancel := context.WithCancel(t.Context())
 		c := w.openWith(ctx, w.nextOwner())
 		cancel()

@@ -8,7 +8,7 @@ import (
 )
 
 func closing(s suite) {
-	s.test("closing a session removes its holds at once", func(t *testing.T, w *world) {
+	s.test("closing a session removes its holds at once", func(t *testing.T, w *testEnv) {
 		c := w.open()
 		var next []*entry
 		for _, n := range []string{"one", "two", "three"} {
@@ -25,7 +25,7 @@ func closing(s suite) {
 		}
 	})
 
-	s.needs(Fair).test("closing a session removes its waiters", func(t *testing.T, w *world) {
+	s.needs(Fair).test("closing a session removes its waiters", func(t *testing.T, w *testEnv) {
 		name := w.name("lock")
 		a := w.openKept().hold(name, line.Exclusive)
 		c := w.openKept()
@@ -40,7 +40,7 @@ func closing(s suite) {
 		b.neverAdmitted()
 	})
 
-	s.test("closing a session leaves other sessions alone", func(t *testing.T, w *world) {
+	s.test("closing a session leaves other sessions alone", func(t *testing.T, w *testEnv) {
 		p := w.openKept().hold(w.name("lock"), line.Exclusive)
 		c := w.openKept()
 		c.hold(w.name("other"), line.Exclusive)
@@ -49,7 +49,7 @@ func closing(s suite) {
 		p.withdraw()
 	})
 
-	s.test("a closed session cannot be confirmed or used", func(t *testing.T, w *world) {
+	s.test("a closed session cannot be confirmed or used", func(t *testing.T, w *testEnv) {
 		name := w.name("lock")
 		c := w.openKept()
 		p := c.hold(name, line.Exclusive)
@@ -59,14 +59,14 @@ func closing(s suite) {
 		p.wantGone()
 	})
 
-	s.test("closing a closed session does nothing", func(t *testing.T, w *world) {
+	s.test("closing a closed session does nothing", func(t *testing.T, w *testEnv) {
 		c := w.openKept()
 		for range 3 {
 			c.close()
 		}
 	})
 
-	s.test("closing a session that has expired does nothing", func(t *testing.T, w *world) {
+	s.test("closing a session that has expired does nothing", func(t *testing.T, w *testEnv) {
 		c, p, next := w.expiringHold()
 		p.goneInTime()
 		next.admittedWithin(c.Terms().TTL + 2*w.h.Grace)
@@ -76,7 +76,7 @@ func closing(s suite) {
 	})
 
 	// onLost checks that Lost is not called after Close.
-	s.test("Lost is not called for a closed session", func(t *testing.T, w *world) {
+	s.test("Lost is not called for a closed session", func(t *testing.T, w *testEnv) {
 		c := w.expiring(func(*client, string) error { return nil })
 		c.close()
 		w.waitExpired()

@@ -13,17 +13,17 @@ import (
 func concurrency(s suite) {
 	const clients = 8
 
-	s.test("holds of many sessions never overlap and their orders increase", func(t *testing.T, w *world) {
+	s.test("holds of many sessions never overlap and their orders increase", func(t *testing.T, w *testEnv) {
 		names := []string{w.name("a"), w.name("b"), w.name("a/b")}
 		w.contend(clients, 25, names, []line.Mode{line.Exclusive})
 	})
 
-	s.needs(SharedModes).test("conflicting holds of many sessions never overlap", func(t *testing.T, w *world) {
+	s.needs(SharedModes).test("conflicting holds of many sessions never overlap", func(t *testing.T, w *testEnv) {
 		modes := []line.Mode{line.Exclusive, line.Shared, line.Shared, line.Slot(2), line.Slot(2)}
 		w.contend(clients, 25, []string{w.name("a"), w.name("b")}, modes)
 	})
 
-	s.test("no waiter is stranded when sessions open and close", func(t *testing.T, w *world) {
+	s.test("no waiter is stranded when sessions open and close", func(t *testing.T, w *testEnv) {
 		const rounds = 10
 		name := w.name("lock")
 		var all sync.WaitGroup
@@ -43,7 +43,7 @@ func concurrency(s suite) {
 }
 
 // contend lets many sessions hold the given locks repeatedly.
-func (w *world) contend(clients, rounds int, names []string, modes []line.Mode) {
+func (w *testEnv) contend(clients, rounds int, names []string, modes []line.Mode) {
 	w.t.Helper()
 	seed := rand.Uint64()
 	w.t.Logf("seed %d", seed)
@@ -90,7 +90,7 @@ func (c *client) visit(f *holders, name string, mode line.Mode, stay time.Durati
 }
 
 // acquireAndClose opens a session, acquires the lock, and closes the session without withdrawing.
-func (w *world) acquireAndClose(name string, others int) error {
+func (w *testEnv) acquireAndClose(name string, others int) error {
 	ctx, cancel := w.call()
 	defer cancel()
 	c, err := w.tryOpen(ctx, w.nextOwner(), w.h.TTL)

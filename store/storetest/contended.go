@@ -11,30 +11,30 @@ import (
 func contended(s suite) {
 	shared := s.needs(SharedModes)
 
-	s.test("a holder is notified once when others wait", func(t *testing.T, w *world) {
+	s.test("a holder is notified once when others wait", func(t *testing.T, w *testEnv) {
 		name := w.name("lock")
 		calls := countContended(w.openKept().hold(name, line.Exclusive))
 		time.Sleep(settleTime)
 		calls.wantNone(t)
 		w.openKept().enqueue(name, line.Exclusive)
-		calls.wantOne(t)
+		calls.awaitCall(t)
 		w.openKept().enqueue(name, line.Exclusive)
 		time.Sleep(settleTime)
 		calls.wantExactlyOne(t)
 	})
 
-	s.test("a holder is notified at once if others already wait", func(t *testing.T, w *world) {
+	s.test("a holder is notified at once if others already wait", func(t *testing.T, w *testEnv) {
 		name := w.name("lock")
 		p := w.openKept().hold(name, line.Exclusive)
 		w.openKept().enqueue(name, line.Exclusive).waiting(1)
 		calls := countContended(p)
-		calls.wantOne(t)
+		calls.awaitCall(t)
 		w.openKept().enqueue(name, line.Exclusive)
 		time.Sleep(settleTime)
 		calls.wantExactlyOne(t)
 	})
 
-	s.test("a holder is not notified of waiters for other names", func(t *testing.T, w *world) {
+	s.test("a holder is not notified of waiters for other names", func(t *testing.T, w *testEnv) {
 		name, below := w.name("lock"), w.name("lock/below")
 		calls := countContended(w.openKept().hold(name, line.Exclusive))
 		w.openKept().hold(below, line.Exclusive)
@@ -43,7 +43,7 @@ func contended(s suite) {
 		calls.wantNone(t)
 	})
 
-	s.test("a holder is not notified after its withdrawal", func(t *testing.T, w *world) {
+	s.test("a holder is not notified after its withdrawal", func(t *testing.T, w *testEnv) {
 		name := w.name("lock")
 		p := w.openKept().hold(name, line.Exclusive)
 		calls := countContended(p)
@@ -54,7 +54,7 @@ func contended(s suite) {
 		calls.wantNone(t)
 	})
 
-	s.test("the next holder is notified of its own waiters", func(t *testing.T, w *world) {
+	s.test("the next holder is notified of its own waiters", func(t *testing.T, w *testEnv) {
 		name := w.name("lock")
 		a := w.openKept().hold(name, line.Exclusive)
 		b := w.openKept().enqueue(name, line.Exclusive)
@@ -64,10 +64,10 @@ func contended(s suite) {
 		time.Sleep(settleTime)
 		calls.wantNone(t)
 		w.openKept().enqueue(name, line.Exclusive)
-		calls.wantOne(t)
+		calls.awaitCall(t)
 	})
 
-	shared.test("an entry admitted beside the holder is not a waiter", func(t *testing.T, w *world) {
+	shared.test("an entry admitted beside the holder is not a waiter", func(t *testing.T, w *testEnv) {
 		name := w.name("lock")
 		first := countContended(w.openKept().hold(name, line.Shared))
 		second := countContended(w.openKept().hold(name, line.Shared))
@@ -75,8 +75,8 @@ func contended(s suite) {
 		first.wantNone(t)
 		second.wantNone(t)
 		w.openKept().enqueue(name, line.Exclusive)
-		first.wantOne(t)
-		second.wantOne(t)
+		first.awaitCall(t)
+		second.awaitCall(t)
 	})
 }
 
@@ -97,7 +97,7 @@ func countContended(p *entry) *contentionCalls {
 	return b
 }
 
-func (b *contentionCalls) wantOne(t *testing.T) {
+func (b *contentionCalls) awaitCall(t *testing.T) {
 	t.Helper()
 	select {
 	case <-b.rung:

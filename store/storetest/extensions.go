@@ -8,7 +8,7 @@ import (
 )
 
 func extensions(s suite) {
-	s.test("tickets have exactly the extensions that the capabilities report", func(t *testing.T, w *world) {
+	s.test("tickets have exactly the extensions that the capabilities report", func(t *testing.T, w *testEnv) {
 		if w.caps.ClearMarks != nil && !w.caps.Fencing {
 			t.Error("the store has ClearMarks but not Fencing; markers are identified by orders")
 		}

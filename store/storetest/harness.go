@@ -205,7 +205,7 @@ func (s suite) needs(abilities ...Ability) suite {
 }
 
 // test runs one test. The name is the promise that the test checks.
-func (s suite) test(name string, body func(t *testing.T, w *world)) {
+func (s suite) test(name string, body func(t *testing.T, w *testEnv)) {
 	if s.leftOut {
 		return
 	}
@@ -213,6 +213,6 @@ func (s suite) test(name string, body func(t *testing.T, w *world)) {
 		if s.h.Run == nil {
 			t.Parallel()
 		}
-		s.h.run(t, func(t *testing.T) { body(t, newWorld(t, s.h)) })
+		s.h.run(t, func(t *testing.T) { body(t, newTestEnv(t, s.h)) })
 	})
 }

@@ -12,7 +12,7 @@ import (
 )
 
 func life(s suite) {
-	s.test("the terms grant at least the requested TTL and a smaller slack", func(t *testing.T, w *world) {
+	s.test("the terms grant at least the requested TTL and a smaller slack", func(t *testing.T, w *testEnv) {
 		c := w.open()
 		terms := c.Terms()
 		if terms.TTL < w.h.TTL || terms.Slack < 0 || terms.Slack >= terms.TTL {
@@ -26,13 +26,13 @@ func life(s suite) {
 		}
 	})
 
-	s.test("a session that is never confirmed ends one TTL after Open", func(_ *testing.T, w *world) {
+	s.test("a session that is never confirmed ends one TTL after Open", func(_ *testing.T, w *testEnv) {
 		c, p, next := w.expiringHold()
 		w.wantTakenOver(c, next)
 		p.gone()
 	})
 
-	s.test("a confirmation keeps a hold for another TTL", func(_ *testing.T, w *world) {
+	s.test("a confirmation keeps a hold for another TTL", func(_ *testing.T, w *testEnv) {
 		c, p, next := w.expiringHold(func(c *client, _, next *entry) error {
 			// The last one follows so soon that a faulty store might reply from a cache.
 			for _, tenths := range []time.Duration{3, 5, 3, 1} {
@@ -48,7 +48,7 @@ func life(s suite) {
 		p.gone()
 	})
 
-	s.test("a confirmation just before the end counts in full", func(_ *testing.T, w *world) {
+	s.test("a confirmation just before the end counts in full", func(_ *testing.T, w *testEnv) {
 		c, _, next := w.expiringHold(func(c *client, _, _ *entry) error {
 			time.Sleep(c.guaranteed() * 4 / 5)
 			return c.confirmNow()
@@ -56,7 +56,7 @@ func life(s suite) {
 		w.wantTakenOver(c, next)
 	})
 
-	s.needs(Fair).test("all entries of an expired session go, holds and waiters", func(_ *testing.T, w *world) {
+	s.needs(Fair).test("all entries of an expired session go, holds and waiters", func(_ *testing.T, w *testEnv) {
 		var a, held, waits, c *entry
 		w.expiring(func(dead *client, name string) (err error) {
 			a = w.openKept().hold(name, line.Exclusive)
@@ -78,7 +78,7 @@ func life(s suite) {
 		c.admitted()
 	})
 
-	s.test("an expired session cannot be confirmed or used", func(t *testing.T, w *world) {
+	s.test("an expired session cannot be confirmed or used", func(t *testing.T, w *testEnv) {
 		name := w.name("lock")
 		c := w.expiring(func(*client, string) error { return nil })
 		w.waitExpired()
@@ -86,7 +86,7 @@ func life(s suite) {
 		wantLost(t, c, name) // it must not come back either
 	})
 
-	s.test("an expired session that was confirmed before cannot be confirmed again", func(t *testing.T, w *world) {
+	s.test("an expired session that was confirmed before cannot be confirmed again", func(t *testing.T, w *testEnv) {
 		c, p, next := w.expiringHold(confirmed)
 		w.wantTakenOver(c, next)
 		// If a session and its entry are on two servers, their ends are as far apart as the
@@ -103,7 +103,7 @@ func life(s suite) {
 		wantLost(t, c, p.name)
 	})
 
-	s.test("an abandoned confirmation does not end the session", func(t *testing.T, w *world) {
+	s.test("an abandoned confirmation does not end the session", func(t *testing.T, w *testEnv) {
 		c := w.open() // not kept, because Confirm must not be called concurrently
 		p := c.hold(w.name("lock"), line.Exclusive)
 		ended, cancel := context.WithCancel(t.Context())
@@ -119,7 +119,7 @@ func life(s suite) {
 		p.stays(store.Admitted)
 	})
 
-	s.test("a session without entries stays alive", func(_ *testing.T, w *world) {
+	s.test("a session without entries stays alive", func(_ *testing.T, w *testEnv) {
 		w.expiring(func(c *client, name string) error {
 			for _, quarters := range []int{6, 5} { // both are longer than the TTL
 				for range quarters {
@@ -144,7 +144,7 @@ func life(s suite) {
 // wantTakenOver waits until next is admitted in place of c, which is no longer confirmed. It checks
 // that next was admitted neither before the time guaranteed to c was over nor more than Grace after
 // its TTL.
-func (w *world) wantTakenOver(c *client, next *entry) {
+func (w *testEnv) wantTakenOver(c *client, next *entry) {
 	w.t.Helper()
 	sent, terms := c.lastSent(), c.Terms()
 	latest := sent.Add(terms.TTL + w.h.Grace)

@@ -14,7 +14,7 @@ import (
 func lines(s suite) {
 	fair, shared := s.needs(Fair), s.needs(Fair, SharedModes)
 
-	s.test("similar names do not block each other", func(t *testing.T, w *world) {
+	s.test("similar names do not block each other", func(t *testing.T, w *testEnv) {
 		c := w.openKept()
 		for _, n := range similarNames(w) {
 			p, err := c.try(n, line.Exclusive)
@@ -26,7 +26,7 @@ func lines(s suite) {
 		}
 	})
 
-	s.test("a line has no entries of another name", func(t *testing.T, w *world) {
+	s.test("a line has no entries of another name", func(t *testing.T, w *testEnv) {
 		names := similarNames(w)
 		for i, n := range names {
 			c := w.openKept()
@@ -43,7 +43,7 @@ func lines(s suite) {
 		}
 	})
 
-	s.test("Lines returns the lines with the prefix sorted by name", func(t *testing.T, w *world) {
+	s.test("Lines returns the lines with the prefix sorted by name", func(t *testing.T, w *testEnv) {
 		c := w.openKept()
 		names := similarNames(w)
 		for _, n := range names {
@@ -65,7 +65,7 @@ func lines(s suite) {
 		}
 	})
 
-	s.test("Lines leaves out empty lines", func(t *testing.T, w *world) {
+	s.test("Lines leaves out empty lines", func(t *testing.T, w *testEnv) {
 		c := w.openKept()
 		a, b := c.hold(w.name("a"), line.Exclusive), c.hold(w.name("b"), line.Exclusive)
 		wantLines(t, w, w.name(""), []string{a.name, b.name})
@@ -75,14 +75,14 @@ func lines(s suite) {
 		wantLines(t, w, w.name(""), nil)
 	})
 
-	s.test("an unused name is an empty line and no error", func(t *testing.T, w *world) {
+	s.test("an unused name is an empty line and no error", func(t *testing.T, w *testEnv) {
 		name := w.name("nobody")
 		if l := w.line(name); l.Name != name || len(l.Entries) != 0 {
 			t.Errorf("Line(%q) is %+v, want an empty line of that name", name, l)
 		}
 	})
 
-	fair.test("a line has its entries in order", func(t *testing.T, w *world) {
+	fair.test("a line has its entries in order", func(t *testing.T, w *testEnv) {
 		name := w.name("lock")
 		var entries []*entry
 		for range 4 {
@@ -102,7 +102,7 @@ func lines(s suite) {
 		}
 	})
 
-	shared.test("a line has the mode and admission of each entry", func(t *testing.T, w *world) {
+	shared.test("a line has the mode and admission of each entry", func(t *testing.T, w *testEnv) {
 		name := w.name("lock")
 		modes := []line.Mode{line.Shared, line.Shared, line.Slot(7), line.Exclusive, line.Shared}
 		var entries []*entry
@@ -115,7 +115,7 @@ func lines(s suite) {
 		}
 	})
 
-	s.test("an owner is returned as it was given", func(t *testing.T, w *world) {
+	s.test("an owner is returned as it was given", func(t *testing.T, w *testEnv) {
 		name := w.name("lock")
 		since := time.Now().Add(-time.Hour).Round(0)
 		owner := store.Owner{
@@ -142,7 +142,7 @@ func lines(s suite) {
 
 // similarNames returns names that a store could confuse with each other: paths and their prefixes,
 // and names that escaping, patterns, case folding or sequence numbers could make equal.
-func similarNames(w *world) []string {
+func similarNames(w *testEnv) []string {
 	names := []string{
 		"a", "a/b", "a/b/c", "ab", "a-b", "a.b", "A", "a/B", "b",
 		"a%2Fb", "a%2fb", "a%", "%61", "a b", "a+b", "a\\b", "a_b", "a:b", "a~b", "a|b", "a,b", "a#b", "a?b", "a&b=c",
@@ -157,7 +157,7 @@ func similarNames(w *world) []string {
 }
 
 // wantLines waits until Lines(prefix) returns the wanted lines, ignoring other tests' names.
-func wantLines(t *testing.T, w *world, prefix string, want []string) {
+func wantLines(t *testing.T, w *testEnv, prefix string, want []string) {
 	t.Helper()
 	var got []string
 	for end := time.Now().Add(w.h.Grace); ; time.Sleep(w.h.Grace / 100) {

@@ -14,7 +14,7 @@ import (
 func marker(s suite) {
 	shared := s.needs(Fair, SharedModes)
 
-	s.test("a withdrawn entry leaves no marker", func(t *testing.T, w *world) {
+	s.test("a withdrawn entry leaves no marker", func(t *testing.T, w *testEnv) {
 		c, name := w.openKept(), w.name("lock")
 		for range 3 {
 			p := c.hold(name, line.Exclusive)
@@ -24,13 +24,13 @@ func marker(s suite) {
 		w.openKept().hold(name, line.Exclusive).mark()
 	})
 
-	s.test("an entry of a closed session leaves its marker", func(t *testing.T, w *world) {
+	s.test("an entry of a closed session leaves its marker", func(t *testing.T, w *testEnv) {
 		name := w.name("lock")
 		order := w.unreleased(name)
 		w.openKept().hold(name, line.Exclusive).markFinds(order)
 	})
 
-	s.test("an entry of an expired session leaves its marker", func(t *testing.T, w *world) {
+	s.test("an entry of an expired session leaves its marker", func(t *testing.T, w *testEnv) {
 		var order uint64
 		c, _, next := w.expiringHold(func(_ *client, held, _ *entry) (err error) {
 			_, err = held.tryMarkFinds()
@@ -41,7 +41,7 @@ func marker(s suite) {
 		next.markFinds(order)
 	})
 
-	s.test("a broken entry leaves its marker, also for its own session", func(t *testing.T, w *world) {
+	s.test("a broken entry leaves its marker, also for its own session", func(t *testing.T, w *testEnv) {
 		c, name := w.openKept(), w.name("lock")
 		p := c.hold(name, line.Exclusive)
 		order := p.mark()
@@ -55,7 +55,7 @@ func marker(s suite) {
 		w.openKept().hold(name, line.Exclusive).markFinds(order)
 	})
 
-	s.test("an entry without Mark leaves no marker", func(t *testing.T, w *world) {
+	s.test("an entry without Mark leaves no marker", func(t *testing.T, w *testEnv) {
 		name := w.name("lock")
 		c := w.open()
 		c.hold(name, line.Exclusive)
@@ -63,7 +63,7 @@ func marker(s suite) {
 		w.openKept().hold(name, line.Exclusive).mark()
 	})
 
-	s.test("an entry that finds a marker leaves none", func(t *testing.T, w *world) {
+	s.test("an entry that finds a marker leaves none", func(t *testing.T, w *testEnv) {
 		name := w.name("lock")
 		order := w.unreleased(name)
 		c := w.open()
@@ -73,7 +73,7 @@ func marker(s suite) {
 		w.openKept().hold(name, line.Exclusive).markFinds(order)
 	})
 
-	s.test("a marker stays until it is cleared", func(t *testing.T, w *world) {
+	s.test("a marker stays until it is cleared", func(t *testing.T, w *testEnv) {
 		name := w.name("lock")
 		order := w.unreleased(name)
 		for range 2 {
@@ -88,7 +88,7 @@ func marker(s suite) {
 		w.openKept().hold(name, line.Exclusive).mark()
 	})
 
-	s.test("clearing a marker spares those of other locks", func(t *testing.T, w *world) {
+	s.test("clearing a marker spares those of other locks", func(t *testing.T, w *testEnv) {
 		name, below, other := w.name("lock"), w.name("lock/below"), w.name("other")
 		orders := make(map[string]uint64)
 		for _, n := range []string{name, below, other} {
@@ -102,7 +102,7 @@ func marker(s suite) {
 		}
 	})
 
-	shared.test("several markers are cleared independently", func(t *testing.T, w *world) {
+	shared.test("several markers are cleared independently", func(t *testing.T, w *testEnv) {
 		name := w.name("lock")
 		var clients []*client
 		var orders []uint64
@@ -121,7 +121,7 @@ func marker(s suite) {
 		p.mark()
 	})
 
-	s.test("clearing unknown markers does nothing", func(t *testing.T, w *world) {
+	s.test("clearing unknown markers does nothing", func(t *testing.T, w *testEnv) {
 		name := w.name("lock")
 		w.clear(name, 1, store.MaxOrder)
 		w.clear(name)
@@ -131,14 +131,14 @@ func marker(s suite) {
 		w.openKept().hold(name, line.Exclusive).markFinds(order)
 	})
 
-	s.test("a marker is found only under its own name", func(t *testing.T, w *world) {
+	s.test("a marker is found only under its own name", func(t *testing.T, w *testEnv) {
 		w.unreleased(w.name("lock"))
 		for _, other := range []string{w.name("lock/below"), w.name("other"), w.prefix} {
 			w.openKept().hold(other, line.Exclusive).mark()
 		}
 	})
 
-	s.test("an entry that has gone cannot be marked", func(t *testing.T, w *world) {
+	s.test("an entry that has gone cannot be marked", func(t *testing.T, w *testEnv) {
 		name := w.name("lock")
 		broken := w.openKept().hold(name, line.Exclusive)
 		if _, err := w.breakEntry(name, broken.admitted()); err != nil {
@@ -153,7 +153,7 @@ func marker(s suite) {
 	})
 
 	s.needs(ReleaseAfter).
-		test("an entry released with a delay leaves no marker", func(t *testing.T, w *world) {
+		test("an entry released with a delay leaves no marker", func(t *testing.T, w *testEnv) {
 			name := w.name("lock")
 			c := w.open()
 			p := c.hold(name, line.Exclusive)
@@ -165,7 +165,7 @@ func marker(s suite) {
 			next.mark()
 		})
 
-	shared.test("a marker is not found while its entry exists", func(t *testing.T, w *world) {
+	shared.test("a marker is not found while its entry exists", func(t *testing.T, w *testEnv) {
 		name := w.name("lock")
 		a, b := w.openKept().hold(name, line.Shared), w.openKept().hold(name, line.Shared)
 		a.mark()
@@ -173,7 +173,7 @@ func marker(s suite) {
 		a.mark()
 	})
 
-	s.test("a marker names the owner of its entry", func(t *testing.T, w *world) {
+	s.test("a marker names the owner of its entry", func(t *testing.T, w *testEnv) {
 		name := w.name("lock")
 		c := w.open()
 		order := c.hold(name, line.Exclusive).mark()
@@ -184,7 +184,7 @@ func marker(s suite) {
 		}
 	})
 
-	s.test("marking twice leaves one marker", func(t *testing.T, w *world) {
+	s.test("marking twice leaves one marker", func(t *testing.T, w *testEnv) {
 		name := w.name("lock")
 		c := w.open()
 		p := c.hold(name, line.Exclusive)
@@ -198,7 +198,7 @@ func marker(s suite) {
 		w.openKept().hold(name, line.Exclusive).markFinds(order)
 	})
 
-	s.test("an entry withdrawn after an abandoned Mark leaves no marker", func(t *testing.T, w *world) {
+	s.test("an entry withdrawn after an abandoned Mark leaves no marker", func(t *testing.T, w *testEnv) {
 		c, name := w.openKept(), w.name("lock")
 		w.stagger(20, func(ctx context.Context) {
 			p := c.hold(name, line.Exclusive)
@@ -208,7 +208,7 @@ func marker(s suite) {
 		w.openKept().hold(name, line.Exclusive).mark()
 	})
 
-	s.needs(Cut).test("an entry withdrawn during an outage leaves no marker", func(t *testing.T, w *world) {
+	s.needs(Cut).test("an entry withdrawn during an outage leaves no marker", func(t *testing.T, w *testEnv) {
 		name := w.name("lock")
 		c := w.openKept()
 		p := c.hold(name, line.Exclusive)
@@ -228,7 +228,7 @@ func marker(s suite) {
 }
 
 // unreleased leaves the marker of an entry whose session was closed, and returns its order.
-func (w *world) unreleased(name string) (order uint64) {
+func (w *testEnv) unreleased(name string) (order uint64) {
 	w.t.Helper()
 	c := w.open()
 	order = c.hold(name, line.Exclusive).mark()
@@ -237,7 +237,7 @@ func (w *world) unreleased(name string) (order uint64) {
 }
 
 // clear removes the markers of the entries with the given orders.
-func (w *world) clear(name string, orders ...uint64) {
+func (w *testEnv) clear(name string, orders ...uint64) {
 	w.t.Helper()
 	ctx, cancel := w.call()
 	defer cancel()

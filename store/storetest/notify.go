@@ -15,17 +15,17 @@ func notify(s suite) {
 	// In every test, onNotify checks that calls do not overlap and that there is none after Gone or
 	// after Withdraw.
 
-	s.test("the first standing is delivered: admitted", func(t *testing.T, w *world) {
+	s.test("the first standing is delivered: admitted", func(t *testing.T, w *testEnv) {
 		w.openKept().enqueue(w.name("lock"), line.Exclusive).admitted()
 	})
 
-	s.test("the first standing is delivered: waiting", func(t *testing.T, w *world) {
+	s.test("the first standing is delivered: waiting", func(t *testing.T, w *testEnv) {
 		name := w.name("lock")
 		w.openKept().hold(name, line.Exclusive)
 		w.openKept().enqueue(name, line.Exclusive).waiting(1)
 	})
 
-	fair.test("waiters are notified of each change of Ahead", func(t *testing.T, w *world) {
+	fair.test("waiters are notified of each change of Ahead", func(t *testing.T, w *testEnv) {
 		name := w.name("lock")
 		var entries []*entry
 		for i := range 5 {
@@ -45,7 +45,7 @@ func notify(s suite) {
 		}
 	})
 
-	s.needs(Fencing).test("a holder is notified when its entry is broken", func(t *testing.T, w *world) {
+	s.needs(Fencing).test("a holder is notified when its entry is broken", func(t *testing.T, w *testEnv) {
 		name := w.name("lock")
 		p := w.openKept().hold(name, line.Exclusive)
 		if _, err := w.breakEntry(name, p.admitted()); err != nil {
@@ -57,7 +57,7 @@ func notify(s suite) {
 		p.stays(store.Gone)
 	})
 
-	s.test("a holder is notified when its session expires", func(_ *testing.T, w *world) {
+	s.test("a holder is notified when its session expires", func(_ *testing.T, w *testEnv) {
 		var p *entry
 		w.expiring(func(c *client, name string) (err error) {
 			p, err = c.tryHold(name, line.Exclusive)
@@ -67,7 +67,7 @@ func notify(s suite) {
 		p.stays(store.Gone)
 	})
 
-	s.test("a waiter is notified when its session expires", func(_ *testing.T, w *world) {
+	s.test("a waiter is notified when its session expires", func(_ *testing.T, w *testEnv) {
 		var p *entry
 		w.expiring(func(c *client, name string) (err error) {
 			w.openKept().hold(name, line.Exclusive)
@@ -79,7 +79,7 @@ func notify(s suite) {
 		p.neverAdmitted()
 	})
 
-	s.test("Notify is not called after a hold is withdrawn", func(t *testing.T, w *world) {
+	s.test("Notify is not called after a hold is withdrawn", func(t *testing.T, w *testEnv) {
 		name := w.name("lock")
 		a := w.openKept().hold(name, line.Exclusive)
 		b := w.openKept().enqueue(name, line.Exclusive)
@@ -88,7 +88,7 @@ func notify(s suite) {
 		a.stays(store.Admitted) // the last standing delivered
 	})
 
-	fair.test("Notify is not called after a waiter is withdrawn", func(t *testing.T, w *world) {
+	fair.test("Notify is not called after a waiter is withdrawn", func(t *testing.T, w *testEnv) {
 		name := w.name("lock")
 		a := w.openKept().hold(name, line.Exclusive)
 		b, c := w.openKept().enqueue(name, line.Exclusive), w.openKept().enqueue(name, line.Exclusive)
@@ -99,7 +99,7 @@ func notify(s suite) {
 		b.stays(store.Waiting) // the last standing delivered
 	})
 
-	s.test("every waiter of a long line is admitted in turn", func(t *testing.T, w *world) {
+	s.test("every waiter of a long line is admitted in turn", func(t *testing.T, w *testEnv) {
 		const clients = 24
 		name := w.name("lock")
 		first := w.openKept().hold(name, line.Exclusive)
@@ -127,7 +127,7 @@ func notify(s suite) {
 		w.wantLine(name)
 	})
 
-	s.test("no notification is lost when a release races with an arrival", func(t *testing.T, w *world) {
+	s.test("no notification is lost when a release races with an arrival", func(t *testing.T, w *testEnv) {
 		const rounds = 100
 		a, b, name := w.openKept(), w.openKept(), w.name("lock")
 		holder := a.hold(name, line.Exclusive)
@@ -145,7 +145,7 @@ func notify(s suite) {
 		}
 	})
 
-	s.test("no notification is lost when a waiter leaves during a release", func(t *testing.T, w *world) {
+	s.test("no notification is lost when a waiter leaves during a release", func(t *testing.T, w *testEnv) {
 		const rounds = 100
 		a, b, c, name := w.openKept(), w.openKept(), w.openKept(), w.name("lock")
 		for range rounds {

@@ -9,7 +9,7 @@ import (
 func order(s suite) {
 	// In every test, entry.check checks that an order is positive, at most MaxOrder and constant.
 
-	s.test("orders increase from hold to hold, also across an empty line", func(t *testing.T, w *world) {
+	s.test("orders increase from hold to hold, also across an empty line", func(t *testing.T, w *testEnv) {
 		a, b, name := w.openKept(), w.openKept(), w.name("lock")
 		var orders risingOrders
 		for range 20 {
@@ -22,7 +22,7 @@ func order(s suite) {
 		}
 	})
 
-	s.needs(Fair).test("orders increase along a line of waiters", func(t *testing.T, w *world) {
+	s.needs(Fair).test("orders increase along a line of waiters", func(t *testing.T, w *testEnv) {
 		name := w.name("lock")
 		var entries []*entry
 		for range 8 {
@@ -35,7 +35,7 @@ func order(s suite) {
 		}
 	})
 
-	s.test("an order is not reused after a failed try", func(t *testing.T, w *world) {
+	s.test("an order is not reused after a failed try", func(t *testing.T, w *testEnv) {
 		a, b, name := w.openKept(), w.openKept(), w.name("lock")
 		var orders risingOrders
 		for range 5 {
@@ -47,7 +47,7 @@ func order(s suite) {
 		}
 	})
 
-	s.test("an order is not reused after its session expired", func(t *testing.T, w *world) {
+	s.test("an order is not reused after its session expired", func(t *testing.T, w *testEnv) {
 		var orders risingOrders
 		_, p, next := w.expiringHold()
 		orders.last = p.order()
@@ -55,7 +55,7 @@ func order(s suite) {
 		orders.next(t, next)
 	})
 
-	s.test("an order is not reused after its entry was broken", func(t *testing.T, w *world) {
+	s.test("an order is not reused after its entry was broken", func(t *testing.T, w *testEnv) {
 		a, b, name := w.openKept(), w.openKept(), w.name("lock")
 		var orders risingOrders
 		for range 5 {
@@ -71,7 +71,7 @@ func order(s suite) {
 		}
 	})
 
-	s.test("an order is not reused after its session was closed", func(t *testing.T, w *world) {
+	s.test("an order is not reused after its session was closed", func(t *testing.T, w *testEnv) {
 		name := w.name("lock")
 		var orders risingOrders
 		for range 5 {
@@ -81,7 +81,7 @@ func order(s suite) {
 		}
 	})
 
-	s.needs(SharedModes).test("orders increase between conflicting modes", func(t *testing.T, w *world) {
+	s.needs(SharedModes).test("orders increase between conflicting modes", func(t *testing.T, w *testEnv) {
 		a, b, name := w.openKept(), w.openKept(), w.name("lock")
 		var last uint64
 		for range 5 {
@@ -99,7 +99,7 @@ func order(s suite) {
 		}
 	})
 
-	s.test("Line and Notify report the same order", func(t *testing.T, w *world) {
+	s.test("Line and Notify report the same order", func(t *testing.T, w *testEnv) {
 		name := w.name("lock")
 		p := w.openKept().hold(name, line.Exclusive)
 		if got, want := w.wantLine(name, p).Entries[0].Order, p.admitted(); got != want {

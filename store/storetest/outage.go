@@ -13,7 +13,7 @@ import (
 func outage(s suite) {
 	fencing := s.needs(Fencing)
 
-	s.test("an unanswered confirmation proves nothing and does no harm", func(t *testing.T, w *world) {
+	s.test("an unanswered confirmation proves nothing and does no harm", func(t *testing.T, w *testEnv) {
 		c := w.open()
 		p := c.hold(w.name("lock"), line.Exclusive)
 		if err := c.confirmNow(); err != nil {
@@ -31,7 +31,7 @@ func outage(s suite) {
 		p.stays(store.Admitted)
 	})
 
-	s.test("an unanswered enqueue leaves no entry", func(t *testing.T, w *world) {
+	s.test("an unanswered enqueue leaves no entry", func(t *testing.T, w *testEnv) {
 		for _, try := range []bool{false, true} {
 			name := w.name("lock")
 			c := w.open()
@@ -56,7 +56,7 @@ func outage(s suite) {
 		}
 	})
 
-	s.test("an unanswered withdrawal is carried out after the outage", func(t *testing.T, w *world) {
+	s.test("an unanswered withdrawal is carried out after the outage", func(t *testing.T, w *testEnv) {
 		name := w.name("lock")
 		c := w.open()
 		p := c.hold(name, line.Exclusive)
@@ -74,7 +74,7 @@ func outage(s suite) {
 		w.wantLine(name, next)
 	})
 
-	fencing.test("an unanswered withdrawal does not report success after a break", func(t *testing.T, w *world) {
+	fencing.test("an unanswered withdrawal does not report success after a break", func(t *testing.T, w *testEnv) {
 		name := w.name("lock")
 		c, other := w.open(), w.openKept()
 		p := c.hold(name, line.Exclusive)
@@ -100,7 +100,7 @@ func outage(s suite) {
 		w.wantLine(name, next)
 	})
 
-	s.test("a waiter admitted during an outage is notified after it", func(t *testing.T, w *world) {
+	s.test("a waiter admitted during an outage is notified after it", func(t *testing.T, w *testEnv) {
 		name := w.name("lock")
 		other := w.openKept()
 		a := other.hold(name, line.Exclusive)
@@ -117,7 +117,7 @@ func outage(s suite) {
 		p.stays(store.Admitted)
 	})
 
-	s.test("an outage longer than the TTL ends the session and admits others", func(t *testing.T, w *world) {
+	s.test("an outage longer than the TTL ends the session and admits others", func(t *testing.T, w *testEnv) {
 		c, p, next := w.expiringHold(confirmed)
 		heal := w.cut(c)
 		defer heal()
@@ -132,7 +132,7 @@ func outage(s suite) {
 }
 
 // cut disconnects a session. The returned function may be called more than once.
-func (w *world) cut(c *client) (heal func()) {
+func (w *testEnv) cut(c *client) (heal func()) {
 	w.t.Helper()
 	undo := w.h.Cut(w.t, c.store, c.ID())
 	healed := false

@@ -14,7 +14,7 @@ import (
 func outlast(s suite) {
 	fair, fencing := s.needs(Fair), s.needs(Fencing)
 
-	s.test("an entry outlasts its closed session for the given time", func(t *testing.T, w *world) {
+	s.test("an entry outlasts its closed session for the given time", func(t *testing.T, w *testEnv) {
 		name := w.name("lock")
 		c := w.open()
 		p := c.hold(name, line.Exclusive)
@@ -24,7 +24,7 @@ func outlast(s suite) {
 		w.wantOutAfter(w.h.Brief, called, next)
 	})
 
-	s.test("an entry outlasts its expired session for the given time", func(t *testing.T, w *world) {
+	s.test("an entry outlasts its expired session for the given time", func(t *testing.T, w *testEnv) {
 		var p, other, next, behind *entry
 		var called time.Time
 		var d time.Duration
@@ -48,7 +48,7 @@ func outlast(s suite) {
 		wantLost(t, c, p.name)
 	})
 
-	s.test("an entry goes after the given time though its session lives", func(t *testing.T, w *world) {
+	s.test("an entry goes after the given time though its session lives", func(t *testing.T, w *testEnv) {
 		name := w.name("lock")
 		c := w.openKept()
 		p, other := c.hold(name, line.Exclusive), c.hold(w.name("other"), line.Exclusive)
@@ -59,7 +59,7 @@ func outlast(s suite) {
 		other.stays(store.Admitted)
 	})
 
-	fair.test("a waiter withdrawn with a delay keeps its place until then", func(t *testing.T, w *world) {
+	fair.test("a waiter withdrawn with a delay keeps its place until then", func(t *testing.T, w *testEnv) {
 		w.retryLonger(func(brief time.Duration) bool {
 			name := w.newName()
 			a := w.openKept().hold(name, line.Exclusive)
@@ -80,7 +80,7 @@ func outlast(s suite) {
 	})
 
 	// onNotify reports every call after WithdrawAfter.
-	fair.test("Notify is not called after WithdrawAfter", func(t *testing.T, w *world) {
+	fair.test("Notify is not called after WithdrawAfter", func(t *testing.T, w *testEnv) {
 		name := w.name("lock")
 		a := w.openKept().hold(name, line.Exclusive)
 		b := w.openKept().enqueue(name, line.Exclusive)
@@ -91,7 +91,7 @@ func outlast(s suite) {
 		time.Sleep(settleTime)
 	})
 
-	s.test("a line returns an outlasting entry unchanged", func(t *testing.T, w *world) {
+	s.test("a line returns an outlasting entry unchanged", func(t *testing.T, w *testEnv) {
 		name := w.name("lock")
 		modes := []line.Mode{line.Exclusive}
 		if w.caps.Fair && w.caps.SharedModes {
@@ -122,7 +122,7 @@ func outlast(s suite) {
 		}
 	})
 
-	s.test("WithdrawAfter of an entry that has gone returns ErrGone", func(t *testing.T, w *world) {
+	s.test("WithdrawAfter of an entry that has gone returns ErrGone", func(t *testing.T, w *testEnv) {
 		name := w.name("lock")
 		c, dead := w.openKept(), w.open()
 		withdrawn := c.hold(name, line.Exclusive)
@@ -142,7 +142,7 @@ func outlast(s suite) {
 		w.wantLine(w.name("other"))
 	})
 
-	s.test("WithdrawAfter of a broken entry returns ErrGone", func(t *testing.T, w *world) {
+	s.test("WithdrawAfter of a broken entry returns ErrGone", func(t *testing.T, w *testEnv) {
 		name := w.name("lock")
 		p := w.openKept().hold(name, line.Exclusive)
 		for _, e := range w.line(name).Entries {
@@ -158,7 +158,7 @@ func outlast(s suite) {
 		w.wantLine(name)
 	})
 
-	s.test("WithdrawAfter with zero or less is a withdrawal", func(t *testing.T, w *world) {
+	s.test("WithdrawAfter with zero or less is a withdrawal", func(t *testing.T, w *testEnv) {
 		for _, d := range []time.Duration{0, -1, -w.h.Brief} {
 			name := w.name("lock")
 			p := w.openKept().hold(name, line.Exclusive)
@@ -168,7 +168,7 @@ func outlast(s suite) {
 		}
 	})
 
-	fair.test("the session waits behind its own outlasting entry", func(t *testing.T, w *world) {
+	fair.test("the session waits behind its own outlasting entry", func(t *testing.T, w *testEnv) {
 		w.retryLonger(func(brief time.Duration) bool {
 			name := w.newName()
 			c := w.openKept()
@@ -207,7 +207,7 @@ func outlast(s suite) {
 		})
 	})
 
-	fencing.test("an outlasting entry can be broken", func(t *testing.T, w *world) {
+	fencing.test("an outlasting entry can be broken", func(t *testing.T, w *testEnv) {
 		name := w.name("lock")
 		c := w.open()
 		p := c.hold(name, line.Exclusive)
@@ -225,7 +225,7 @@ func outlast(s suite) {
 		w.wantLine(name, next)
 	})
 
-	s.test("an outlasting entry can be withdrawn early", func(t *testing.T, w *world) {
+	s.test("an outlasting entry can be withdrawn early", func(t *testing.T, w *testEnv) {
 		for _, closed := range []bool{false, true} {
 			name := w.name("lock")
 			c := w.open()
@@ -242,7 +242,7 @@ func outlast(s suite) {
 		}
 	})
 
-	s.test("a withdrawal after the given time returns ErrGone and keeps the session's next entry", func(t *testing.T, w *world) {
+	s.test("a withdrawal after the given time returns ErrGone and keeps the session's next entry", func(t *testing.T, w *testEnv) {
 		c, name := w.openKept(), w.name("lock")
 		p := c.hold(name, line.Exclusive)
 		called := p.withdrawAfter(w.h.Brief / 2)
@@ -253,7 +253,7 @@ func outlast(s suite) {
 		w.wantLine(name, now)
 	})
 
-	s.test("the time of an outlasting entry can be changed", func(t *testing.T, w *world) {
+	s.test("the time of an outlasting entry can be changed", func(t *testing.T, w *testEnv) {
 		w.retryLonger(func(brief time.Duration) bool {
 			name := w.newName()
 			p := w.openKept().hold(name, line.Exclusive)
@@ -273,7 +273,7 @@ func outlast(s suite) {
 		})
 	})
 
-	s.test("WithdrawAfter is carried out though its context has ended", func(t *testing.T, w *world) {
+	s.test("WithdrawAfter is carried out though its context has ended", func(t *testing.T, w *testEnv) {
 		name := w.name("lock")
 		p := w.openKept().hold(name, line.Exclusive)
 		next := w.openKept().enqueue(name, line.Exclusive)
@@ -284,7 +284,7 @@ func outlast(s suite) {
 		w.wantOutAfter(w.h.Brief, called, next)
 	})
 
-	s.needs(Cut).test("an unanswered WithdrawAfter is carried out after the outage", func(t *testing.T, w *world) {
+	s.needs(Cut).test("an unanswered WithdrawAfter is carried out after the outage", func(t *testing.T, w *testEnv) {
 		for _, d := range []time.Duration{w.h.Brief, w.h.Brief / 4} { // the second ends during the outage
 			name := w.name("lock")
 			c := w.open()
@@ -309,7 +309,7 @@ func outlast(s suite) {
 }
 
 // longDelay returns a delay that does not end within the test's timeouts.
-func (w *world) longDelay() time.Duration { return 10 * (w.h.Brief + w.h.Grace) }
+func (w *testEnv) longDelay() time.Duration { return 10 * (w.h.Brief + w.h.Grace) }
 
 func isHeld(err error) bool {
 	_, held := errors.AsType[*store.HeldError](err)
@@ -345,7 +345,7 @@ func (p *entry) withdrawAfterWith(ctx context.Context, d time.Duration) error {
 
 // wantOutAfter waits until next is admitted, and checks that this was between d and d + Grace after
 // the call.
-func (w *world) wantOutAfter(d time.Duration, called time.Time, next *entry) {
+func (w *testEnv) wantOutAfter(d time.Duration, called time.Time, next *entry) {
 	w.t.Helper()
 	// Wait longer than allowed, to report how late it was.
 	_, at := next.admittedWithin(time.Until(called.Add(d)) + w.h.Brief + 2*w.h.Grace)

@@ -14,7 +14,7 @@ import (
 func ownership(s suite) {
 	fair, fencing := s.needs(Fair), s.needs(Fencing)
 
-	s.test("SetOwner changes the owner and nothing else", func(t *testing.T, w *world) {
+	s.test("SetOwner changes the owner and nothing else", func(t *testing.T, w *testEnv) {
 		name := w.name("lock")
 		p := w.openKept().hold(name, line.Exclusive)
 		before := w.wantLine(name, p).Entries[0]
@@ -35,7 +35,7 @@ func ownership(s suite) {
 		w.wantLine(name)
 	})
 
-	fair.test("a waiter keeps its place when its owner is changed", func(t *testing.T, w *world) {
+	fair.test("a waiter keeps its place when its owner is changed", func(t *testing.T, w *testEnv) {
 		name := w.name("lock")
 		a := w.openKept().hold(name, line.Exclusive)
 		b, c := w.openKept().enqueue(name, line.Exclusive), w.openKept().enqueue(name, line.Exclusive)
@@ -53,7 +53,7 @@ func ownership(s suite) {
 		c.admitted()
 	})
 
-	s.test("a watch reports a changed owner", func(_ *testing.T, w *world) {
+	s.test("a watch reports a changed owner", func(_ *testing.T, w *testEnv) {
 		name := w.name("lock")
 		p := w.openKept().hold(name, line.Exclusive)
 		watch := w.watch(name)
@@ -61,7 +61,7 @@ func ownership(s suite) {
 		watch.showsOwner(p)
 	})
 
-	s.test("SetOwner does not restore a withdrawn entry", func(t *testing.T, w *world) {
+	s.test("SetOwner does not restore a withdrawn entry", func(t *testing.T, w *testEnv) {
 		c, name := w.openKept(), w.name("lock")
 		withdrawn := c.hold(name, line.Exclusive)
 		withdrawn.withdraw()
@@ -72,7 +72,7 @@ func ownership(s suite) {
 		wantEntry(t, w.wantLine(name, now).Entries[0], now, true)
 	})
 
-	s.test("SetOwner does not restore an entry of a closed session", func(_ *testing.T, w *world) {
+	s.test("SetOwner does not restore an entry of a closed session", func(_ *testing.T, w *testEnv) {
 		name := w.name("lock")
 		dead := w.open()
 		closed := dead.hold(name, line.Exclusive)
@@ -81,7 +81,7 @@ func ownership(s suite) {
 		w.wantLine(name)
 	})
 
-	fencing.test("SetOwner does not restore a broken entry", func(t *testing.T, w *world) {
+	fencing.test("SetOwner does not restore a broken entry", func(t *testing.T, w *testEnv) {
 		name := w.name("lock")
 		p := w.openKept().hold(name, line.Exclusive)
 		if _, err := w.breakEntry(name, p.admitted()); err != nil {
@@ -91,7 +91,7 @@ func ownership(s suite) {
 		w.wantLine(name)
 	})
 
-	s.test("an abandoned SetOwner does no harm", func(_ *testing.T, w *world) {
+	s.test("an abandoned SetOwner does no harm", func(_ *testing.T, w *testEnv) {
 		c, name := w.openKept(), w.name("lock")
 		w.stagger(20, func(ctx context.Context) {
 			p := c.hold(name, line.Exclusive)
@@ -104,7 +104,7 @@ func ownership(s suite) {
 	})
 
 	s.needs(ReleaseAfter).
-		test("SetOwner does not change an entry after WithdrawAfter", func(t *testing.T, w *world) {
+		test("SetOwner does not change an entry after WithdrawAfter", func(t *testing.T, w *testEnv) {
 			w.retryLonger(func(brief time.Duration) bool {
 				name := w.newName()
 				c := w.open()
@@ -127,7 +127,7 @@ func ownership(s suite) {
 			})
 		})
 
-	s.needs(Markers).test("a marker has the owner at the time of Mark", func(t *testing.T, w *world) {
+	s.needs(Markers).test("a marker has the owner at the time of Mark", func(t *testing.T, w *testEnv) {
 		name := w.name("lock")
 		c := w.open()
 		p := c.hold(name, line.Exclusive)
@@ -139,7 +139,7 @@ func ownership(s suite) {
 		}
 	})
 
-	s.needs(Cut).test("an unanswered SetOwner does not prevent the release", func(t *testing.T, w *world) {
+	s.needs(Cut).test("an unanswered SetOwner does not prevent the release", func(t *testing.T, w *testEnv) {
 		name := w.name("lock")
 		c := w.openKept()
 		p := c.hold(name, line.Exclusive)

@@ -11,7 +11,7 @@ import (
 )
 
 func sessions(s suite) {
-	s.test("the capabilities are valid and constant", func(t *testing.T, w *world) {
+	s.test("the capabilities are valid and constant", func(t *testing.T, w *testEnv) {
 		caps := w.stores[0].Capabilities()
 		if caps.Kind == "" || strings.ContainsAny(caps.Kind, " \t\n") {
 			t.Errorf("Kind is %q, want one word", caps.Kind)
@@ -27,7 +27,7 @@ func sessions(s suite) {
 		}
 	})
 
-	s.test("session IDs are unique", func(t *testing.T, w *world) {
+	s.test("session IDs are unique", func(t *testing.T, w *testEnv) {
 		seen := make(map[string]bool)
 		for range 5 {
 			c := w.open()
@@ -39,7 +39,7 @@ func sessions(s suite) {
 		}
 	})
 
-	s.test("a mode is supported or rejected with ErrUnsupported", func(t *testing.T, w *world) {
+	s.test("a mode is supported or rejected with ErrUnsupported", func(t *testing.T, w *testEnv) {
 		for _, mode := range []line.Mode{line.Shared, line.Slot(2)} {
 			name := w.name(mode.String())
 			p, err := w.openKept().tryEnqueue(name, mode, false)

@@ -12,7 +12,7 @@ import (
 func try(s suite) {
 	fair, shared := s.needs(Fair), s.needs(Fair, SharedModes)
 
-	s.test("a try for a free lock is admitted", func(t *testing.T, w *world) {
+	s.test("a try for a free lock is admitted", func(t *testing.T, w *testEnv) {
 		p, err := w.openKept().try(w.name("lock"), line.Exclusive)
 		if err != nil {
 			t.Fatal(err)
@@ -21,7 +21,7 @@ func try(s suite) {
 		p.stays(store.Admitted)
 	})
 
-	s.test("a try succeeds right after a release", func(t *testing.T, w *world) {
+	s.test("a try succeeds right after a release", func(t *testing.T, w *testEnv) {
 		a, b, name := w.openKept(), w.openKept(), w.name("lock")
 		for range 20 {
 			a.hold(name, line.Exclusive).withdraw()
@@ -34,7 +34,7 @@ func try(s suite) {
 		}
 	})
 
-	s.test("a try for a held lock returns a HeldError and leaves no entry", func(t *testing.T, w *world) {
+	s.test("a try for a held lock returns a HeldError and leaves no entry", func(t *testing.T, w *testEnv) {
 		name := w.name("lock")
 		a := w.openKept().hold(name, line.Exclusive)
 		b := w.openKept()
@@ -46,7 +46,7 @@ func try(s suite) {
 		p.neverAdmitted()
 	})
 
-	s.test("a try for a held lock names the holder", func(t *testing.T, w *world) {
+	s.test("a try for a held lock names the holder", func(t *testing.T, w *testEnv) {
 		name := w.name("lock")
 		a := w.openKept().hold(name, line.Exclusive)
 		p, err := w.openKept().try(name, line.Exclusive)
@@ -61,7 +61,7 @@ func try(s suite) {
 		}
 	})
 
-	fair.test("a failed try does not delay waiters", func(t *testing.T, w *world) {
+	fair.test("a failed try does not delay waiters", func(t *testing.T, w *testEnv) {
 		name := w.name("lock")
 		a := w.openKept().hold(name, line.Exclusive)
 		b := w.openKept().enqueue(name, line.Exclusive)
@@ -75,7 +75,7 @@ func try(s suite) {
 		c.admitted()
 	})
 
-	shared.test("a try is admitted beside compatible holds", func(t *testing.T, w *world) {
+	shared.test("a try is admitted beside compatible holds", func(t *testing.T, w *testEnv) {
 		name := w.name("lock")
 		w.openKept().hold(name, line.Shared)
 		p, err := w.openKept().try(name, line.Shared)
@@ -87,7 +87,7 @@ func try(s suite) {
 		wantHeld(t, p, err)
 	})
 
-	shared.test("a try does not overtake waiters", func(t *testing.T, w *world) {
+	shared.test("a try does not overtake waiters", func(t *testing.T, w *testEnv) {
 		name := w.name("lock")
 		a := w.openKept().hold(name, line.Shared)
 		b := w.openKept().enqueue(name, line.Exclusive)
@@ -97,7 +97,7 @@ func try(s suite) {
 		b.admitted()
 	})
 
-	shared.test("a try takes a slot only if one is free", func(t *testing.T, w *world) {
+	shared.test("a try takes a slot only if one is free", func(t *testing.T, w *testEnv) {
 		name := w.name("lock")
 		a := w.openKept().hold(name, line.Slot(2))
 		w.openKept().hold(name, line.Slot(2))
@@ -111,7 +111,7 @@ func try(s suite) {
 		p.admitted()
 	})
 
-	s.test("at most one of many concurrent tries is admitted", func(t *testing.T, w *world) {
+	s.test("at most one of many concurrent tries is admitted", func(t *testing.T, w *testEnv) {
 		const clients, rounds = 5, 20
 		name := w.name("lock")
 		var cs []*client

@@ -17,18 +17,18 @@ import (
 func watching(s suite) {
 	fair := s.needs(Fair)
 
-	s.test("a watch calls when it is established", func(_ *testing.T, w *world) {
+	s.test("a watch calls when it is established", func(_ *testing.T, w *testEnv) {
 		w.watch(w.name("lock")) // waits for the first call
 	})
 
-	s.test("a watch reports an entry joining", func(_ *testing.T, w *world) {
+	s.test("a watch reports an entry joining", func(_ *testing.T, w *testEnv) {
 		name := w.name("lock")
 		watch := w.watch(name)
 		p := w.openKept().hold(name, line.Exclusive)
 		watch.shows(name, p)
 	})
 
-	fair.test("a watch reports an entry joining behind others", func(_ *testing.T, w *world) {
+	fair.test("a watch reports an entry joining behind others", func(_ *testing.T, w *testEnv) {
 		name := w.name("lock")
 		a := w.openKept().hold(name, line.Exclusive)
 		watch := w.watch(name)
@@ -36,7 +36,7 @@ func watching(s suite) {
 		watch.shows(name, a, b)
 	})
 
-	fair.test("a watch reports a waiter leaving", func(_ *testing.T, w *world) {
+	fair.test("a watch reports a waiter leaving", func(_ *testing.T, w *testEnv) {
 		name := w.name("lock")
 		a, b := w.openKept().hold(name, line.Exclusive), w.openKept().enqueue(name, line.Exclusive)
 		watch := w.watch(name)
@@ -44,7 +44,7 @@ func watching(s suite) {
 		watch.shows(name, a)
 	})
 
-	s.test("a watch reports a release", func(_ *testing.T, w *world) {
+	s.test("a watch reports a release", func(_ *testing.T, w *testEnv) {
 		name := w.name("lock")
 		p := w.openKept().hold(name, line.Exclusive)
 		watch := w.watch(name)
@@ -52,7 +52,7 @@ func watching(s suite) {
 		watch.shows(name)
 	})
 
-	fair.test("a watch reports an admission", func(t *testing.T, w *world) {
+	fair.test("a watch reports an admission", func(t *testing.T, w *testEnv) {
 		name := w.name("lock")
 		a, b := w.openKept().hold(name, line.Exclusive), w.openKept().enqueue(name, line.Exclusive)
 		watch := w.watch(name)
@@ -62,7 +62,7 @@ func watching(s suite) {
 		}
 	})
 
-	s.test("a watch reports entries that went with their session", func(_ *testing.T, w *world) {
+	s.test("a watch reports entries that went with their session", func(_ *testing.T, w *testEnv) {
 		for _, expire := range []bool{false, true} {
 			if !expire {
 				name := w.name("lock")
@@ -86,7 +86,7 @@ func watching(s suite) {
 		}
 	})
 
-	s.needs(Fencing).test("a watch reports a broken entry", func(t *testing.T, w *world) {
+	s.needs(Fencing).test("a watch reports a broken entry", func(t *testing.T, w *testEnv) {
 		name := w.name("lock")
 		p := w.openKept().hold(name, line.Exclusive)
 		watch := w.watch(name)
@@ -97,7 +97,7 @@ func watching(s suite) {
 	})
 
 	s.needs(ReleaseAfter).
-		test("a watch reports the end of an outlasting entry", func(_ *testing.T, w *world) {
+		test("a watch reports the end of an outlasting entry", func(_ *testing.T, w *testEnv) {
 			w.retryLonger(func(brief time.Duration) bool {
 				name := w.newName()
 				c := w.open()
@@ -112,7 +112,7 @@ func watching(s suite) {
 			})
 		})
 
-	s.test("a watch reports every name with its prefix", func(_ *testing.T, w *world) {
+	s.test("a watch reports every name with its prefix", func(_ *testing.T, w *testEnv) {
 		c := w.openKept()
 		all, deep, shallow, exact := w.watch(""), w.watch(w.prefix), w.watch(w.name("a")), w.watch(w.name("a/b"))
 		for _, n := range []string{"a", "a/b", "a/b/c", "ab", "b", "a%"} {
@@ -132,7 +132,7 @@ func watching(s suite) {
 		}
 	})
 
-	s.test("a watch whose callback blocks misses nothing and calls once for all changes", func(t *testing.T, w *world) {
+	s.test("a watch whose callback blocks misses nothing and calls once for all changes", func(t *testing.T, w *testEnv) {
 		name := w.name("lock")
 		c := w.openKept()
 		watch, other := w.watch(name), w.watch(name)
@@ -160,7 +160,7 @@ func watching(s suite) {
 		}
 	})
 
-	s.test("a watch returns when its context ends and stops calling", func(_ *testing.T, w *world) {
+	s.test("a watch returns when its context ends and stops calling", func(_ *testing.T, w *testEnv) {
 		name := w.name("lock")
 		ctx, cancel := context.WithCancel(context.Background())
 		watch := w.watchWith(ctx, name)
@@ -170,7 +170,7 @@ func watching(s suite) {
 		time.Sleep(settleTime) // watch.onChange checks that there is no call
 	})
 
-	s.test("a watch returns at its deadline", func(_ *testing.T, w *world) {
+	s.test("a watch returns at its deadline", func(_ *testing.T, w *testEnv) {
 		w.retryLonger(func(brief time.Duration) (stood bool) {
 			ctx, cancel := context.WithTimeout(context.Background(), brief)
 			defer cancel()
@@ -181,13 +181,13 @@ func watching(s suite) {
 		})
 	})
 
-	s.test("a watch with an ended context returns", func(t *testing.T, w *world) {
+	s.test("a watch with an ended context returns", func(t *testing.T, w *testEnv) {
 		ended, cancel := context.WithCancel(t.Context())
 		cancel()
 		w.startWatch(ended, w.name("lock")).returns(context.Canceled)
 	})
 
-	s.needs(Cut).test("a watch reports after an outage the changes made during it", func(_ *testing.T, w *world) {
+	s.needs(Cut).test("a watch reports after an outage the changes made during it", func(_ *testing.T, w *testEnv) {
 		name := w.name("lock")
 		c, other := w.open(), w.openKept()
 		watch := w.watchOn(c.store, name)
@@ -206,7 +206,7 @@ func watching(s suite) {
 
 // watch is one call of Watch in progress.
 type watch struct {
-	w      *world
+	w      *testEnv
 	store  store.Store
 	prefix string
 	done   chan struct{}
@@ -222,31 +222,31 @@ type watch struct {
 }
 
 // watch starts a watch that lasts until the test ends, and waits until it is established.
-func (w *world) watch(prefix string) *watch {
+func (w *testEnv) watch(prefix string) *watch {
 	w.t.Helper()
 	return w.watchOn(w.stores[len(w.stores)-1], prefix)
 }
 
-func (w *world) watchOn(st store.Store, prefix string) *watch {
+func (w *testEnv) watchOn(st store.Store, prefix string) *watch {
 	w.t.Helper()
 	watch := w.beginWatch(context.Background(), st, prefix)
 	watch.waitEstablished()
 	return watch
 }
 
-func (w *world) watchWith(ctx context.Context, prefix string) *watch {
+func (w *testEnv) watchWith(ctx context.Context, prefix string) *watch {
 	w.t.Helper()
 	watch := w.startWatch(ctx, prefix)
 	watch.waitEstablished()
 	return watch
 }
 
-func (w *world) startWatch(ctx context.Context, prefix string) *watch {
+func (w *testEnv) startWatch(ctx context.Context, prefix string) *watch {
 	w.t.Helper()
 	return w.beginWatch(ctx, w.stores[len(w.stores)-1], prefix)
 }
 
-func (w *world) beginWatch(ctx context.Context, st store.Store, prefix string) *watch {
+func (w *testEnv) beginWatch(ctx context.Context, st store.Store, prefix string) *watch {
 	ctx, cancel := context.WithCancel(ctx)
 	watch := &watch{w: w, store: st, prefix: prefix, done: make(chan struct{}), called: make(chan struct{})}
 	go func() {

@@ -11,20 +11,20 @@ import (
 func withdraw(s suite) {
 	fair, shared, fencing := s.needs(Fair), s.needs(Fair, SharedModes), s.needs(Fencing)
 
-	s.test("withdrawing a hold removes it from the line", func(t *testing.T, w *world) {
+	s.test("withdrawing a hold removes it from the line", func(t *testing.T, w *testEnv) {
 		name := w.name("lock")
 		w.openKept().hold(name, line.Exclusive).withdraw()
 		w.wantLine(name)
 	})
 
-	s.test("a second withdrawal returns ErrGone", func(t *testing.T, w *world) {
+	s.test("a second withdrawal returns ErrGone", func(t *testing.T, w *testEnv) {
 		p := w.openKept().hold(w.name("lock"), line.Exclusive)
 		p.withdraw()
 		p.wantGone()
 		p.wantGone()
 	})
 
-	s.test("a second withdrawal keeps the session's next entry", func(t *testing.T, w *world) {
+	s.test("a second withdrawal keeps the session's next entry", func(t *testing.T, w *testEnv) {
 		c, name := w.openKept(), w.name("lock")
 		old := c.hold(name, line.Exclusive)
 		old.withdraw()
@@ -35,7 +35,7 @@ func withdraw(s suite) {
 		now.withdraw()
 	})
 
-	s.test("a second withdrawal keeps the next holder", func(t *testing.T, w *world) {
+	s.test("a second withdrawal keeps the next holder", func(t *testing.T, w *testEnv) {
 		name := w.name("lock")
 		old := w.openKept().hold(name, line.Exclusive)
 		old.withdraw()
@@ -45,7 +45,7 @@ func withdraw(s suite) {
 		now.withdraw()
 	})
 
-	fencing.test("withdrawing a broken entry returns ErrGone and keeps the session's next entry", func(t *testing.T, w *world) {
+	fencing.test("withdrawing a broken entry returns ErrGone and keeps the session's next entry", func(t *testing.T, w *testEnv) {
 		c, name := w.openKept(), w.name("lock")
 		old := c.hold(name, line.Exclusive)
 		if _, err := w.breakEntry(name, old.admitted()); err != nil {
@@ -59,7 +59,7 @@ func withdraw(s suite) {
 		now.withdraw()
 	})
 
-	s.test("withdrawing an entry of an expired session returns ErrGone", func(t *testing.T, w *world) {
+	s.test("withdrawing an entry of an expired session returns ErrGone", func(t *testing.T, w *testEnv) {
 		_, p, now := w.expiringHold()
 		p.goneInTime()
 		now.admittedWithin(p.client.Terms().TTL + 2*w.h.Grace)
@@ -68,7 +68,7 @@ func withdraw(s suite) {
 		now.withdraw()
 	})
 
-	fair.test("entries behind a withdrawn waiter move up", func(t *testing.T, w *world) {
+	fair.test("entries behind a withdrawn waiter move up", func(t *testing.T, w *testEnv) {
 		name := w.name("lock")
 		a := w.openKept().hold(name, line.Exclusive)
 		b, c := w.openKept().enqueue(name, line.Exclusive), w.openKept().enqueue(name, line.Exclusive)
@@ -81,7 +81,7 @@ func withdraw(s suite) {
 		b.neverAdmitted()
 	})
 
-	shared.test("withdrawing one of a session's entries leaves the other", func(t *testing.T, w *world) {
+	shared.test("withdrawing one of a session's entries leaves the other", func(t *testing.T, w *testEnv) {
 		c, name := w.openKept(), w.name("lock")
 		a, b := c.hold(name, line.Shared), c.hold(name, line.Shared)
 		a.withdraw()
@@ -92,7 +92,7 @@ func withdraw(s suite) {
 		b.withdraw()
 	})
 
-	s.test("a withdrawal whose context has ended is carried out", func(t *testing.T, w *world) {
+	s.test("a withdrawal whose context has ended is carried out", func(t *testing.T, w *testEnv) {
 		name := w.name("lock")
 		p := w.openKept().hold(name, line.Exclusive)
 		next := w.openKept().enqueue(name, line.Exclusive)

@@ -26,9 +26,9 @@ const pollInterval = 20 * time.Millisecond
 // clockRounding is the largest error of the times that a server keeps.
 const clockRounding = 2 * time.Millisecond
 
-// world is the environment of one test: a store, or two clients of one, and lock names that no
+// testEnv is the environment of one test: a store, or two clients of one, and lock names that no
 // other test uses.
-type world struct {
+type testEnv struct {
 	t      *testing.T
 	h      Harness
 	caps   store.Capabilities
@@ -41,9 +41,9 @@ type world struct {
 	broken []string // violations reported by goroutines other than the test's
 }
 
-func newWorld(t *testing.T, h Harness) *world {
+func newTestEnv(t *testing.T, h Harness) *testEnv {
 	st := h.Open(t)
-	w := &world{t: t, h: h, caps: st.Capabilities(), stores: []store.Store{st}, prefix: "storetest/" + rand.Text()[:10]}
+	w := &testEnv{t: t, h: h, caps: st.Capabilities(), stores: []store.Store{st}, prefix: "storetest/" + rand.Text()[:10]}
 	if h.Peer != nil {
 		w.stores = append(w.stores, h.Peer(t, st))
 	}
@@ -59,7 +59,7 @@ func newWorld(t *testing.T, h Harness) *world {
 
 // brokenf records that the store has broken a promise. It may be called by any goroutine during the
 // test.
-func (w *world) brokenf(format string, args ...any) {
+func (w *testEnv) brokenf(format string, args ...any) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if len(w.broken) < 20 {
@@ -68,22 +68,22 @@ func (w *world) brokenf(format string, args ...any) {
 }
 
 // name returns a lock name of this test.
-func (w *world) name(s string) string { return w.prefix + "/" + s }
+func (w *testEnv) name(s string) string { return w.prefix + "/" + s }
 
 // newName returns a lock name that the test has not used yet.
-func (w *world) newName() string {
+func (w *testEnv) newName() string {
 	w.named++
 	return w.name(fmt.Sprintf("lock%d", w.named))
 }
 
 // call returns the context of one call to the store, so that no call hangs the suite. Its timeout
 // is far longer than a working store needs, even on a busy machine.
-func (w *world) call() (context.Context, context.CancelFunc) {
+func (w *testEnv) call() (context.Context, context.CancelFunc) {
 	return context.WithTimeout(w.t.Context(), w.h.TTL+w.h.Grace)
 }
 
 // line returns the line behind name.
-func (w *world) line(name string) store.Line {
+func (w *testEnv) line(name string) store.Line {
 	w.t.Helper()
 	ctx, cancel := w.call()
 	defer cancel()
@@ -96,7 +96,7 @@ func (w *world) line(name string) store.Line {
 
 // wantLine waits until the line behind name has exactly these entries, in this order. Clients other
 // than the one that made a change may see it a little later, without a notification.
-func (w *world) wantLine(name string, entries ...*entry) store.Line {
+func (w *testEnv) wantLine(name string, entries ...*entry) store.Line {
 	w.t.Helper()
 	var want []string
 	for _, p := range entries {
@@ -118,7 +118,7 @@ func (w *world) wantLine(name string, entries ...*entry) store.Line {
 }
 
 // breakEntry breaks the entry with the given order.
-func (w *world) breakEntry(name string, order uint64) (store.Entry, error) {
+func (w *testEnv) breakEntry(name string, order uint64) (store.Entry, error) {
 	ctx, cancel := w.call()
 	defer cancel()
 	return w.stores[len(w.stores)-1].Break(ctx, name, order)
@@ -127,7 +127,7 @@ func (w *world) breakEntry(name string, order uint64) (store.Entry, error) {
 // client is one session and the owner of its entries.
 type client struct {
 	store.Session
-	w     *world
+	w     *testEnv
 	store store.Store
 	owner store.Owner
 
@@ -140,7 +140,7 @@ type client struct {
 }
 
 // open opens a session that is not confirmed automatically.
-func (w *world) open() *client {
+func (w *testEnv) open() *client {
 	w.t.Helper()
 	ctx, cancel := w.call()
 	defer cancel()
@@ -150,7 +150,7 @@ func (w *world) open() *client {
 // retryLonger calls attempt with the duration Brief. attempt returns false if it took so long that
 // it is inconclusive, as happens on a busy machine. It is then called again with twice the
 // duration, up to TTL.
-func (w *world) retryLonger(attempt func(brief time.Duration) bool) {
+func (w *testEnv) retryLonger(attempt func(brief time.Duration) bool) {
 	w.t.Helper()
 	for brief := w.h.Brief; !attempt(brief); brief = min(2*brief, w.h.TTL) {
 		if brief >= w.h.TTL {
@@ -164,7 +164,7 @@ func (w *world) retryLonger(attempt func(brief time.Duration) bool) {
 // expiring tries again with a new session and a longer TTL: see retryLonger. prepare returns the
 // errors that an expired session may cause. Failures in other sessions are unrelated and may end
 // the test at once.
-func (w *world) expiring(prepare func(c *client, name string) error) *client {
+func (w *testEnv) expiring(prepare func(c *client, name string) error) *client {
 	w.t.Helper()
 	var c *client
 	w.retryLonger(func(brief time.Duration) bool {
@@ -192,7 +192,7 @@ func (w *world) expiring(prepare func(c *client, name string) error) *client {
 
 // expiringHold returns a session that holds a lock and is left to expire, its hold, and the next
 // waiter. The steps run before, while the session is alive: see expiring.
-func (w *world) expiringHold(steps ...func(c *client, held, next *entry) error) (c *client, held, next *entry) {
+func (w *testEnv) expiringHold(steps ...func(c *client, held, next *entry) error) (c *client, held, next *entry) {
 	w.t.Helper()
 	c = w.expiring(func(c *client, name string) (err error) {
 		if held, err = c.tryHold(name, line.Exclusive); err != nil {
@@ -214,7 +214,7 @@ func confirmed(c *client, _, _ *entry) error { return c.confirmNow() }
 
 // waitExpired opens a brief session and waits until it has expired. Anything that had at most as
 // long to live when waitExpired was called has expired then too.
-func (w *world) waitExpired() {
+func (w *testEnv) waitExpired() {
 	w.t.Helper()
 	c, _, next := w.expiringHold()
 	next.admittedWithin(c.Terms().TTL + 2*w.h.Grace)
@@ -222,7 +222,7 @@ func (w *world) waitExpired() {
 }
 
 // openKept opens a session and confirms it until the test ends.
-func (w *world) openKept() *client {
+func (w *testEnv) openKept() *client {
 	w.t.Helper()
 	c := w.open()
 	c.keep()
@@ -230,7 +230,7 @@ func (w *world) openKept() *client {
 }
 
 // openWith opens a session that is closed when the test ends.
-func (w *world) openWith(ctx context.Context, owner store.Owner) *client {
+func (w *testEnv) openWith(ctx context.Context, owner store.Owner) *client {
 	w.t.Helper()
 	c, err := w.tryOpen(ctx, owner, w.h.TTL)
 	if err != nil {
@@ -240,7 +240,7 @@ func (w *world) openWith(ctx context.Context, owner store.Owner) *client {
 	return c
 }
 
-func (w *world) nextOwner() store.Owner {
+func (w *testEnv) nextOwner() store.Owner {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.opened++
@@ -248,7 +248,7 @@ func (w *world) nextOwner() store.Owner {
 }
 
 // tryOpen opens a session, alternating between the test's clients.
-func (w *world) tryOpen(ctx context.Context, owner store.Owner, ttl time.Duration) (*client, error) {
+func (w *testEnv) tryOpen(ctx context.Context, owner store.Owner, ttl time.Duration) (*client, error) {
 	st := w.stores[owner.PID%len(w.stores)]
 	c := &client{w: w, store: st, owner: owner, sent: time.Now(), stopKeep: func() {}}
 	se, err := st.Open(ctx, store.SessionOptions{TTL: ttl, Lost: c.onLost})
@@ -434,7 +434,7 @@ func (c *client) enqueueWith(ctx context.Context, name string, mode line.Mode, t
 
 // stagger runs body repeatedly with contexts that are canceled at times spread evenly over twice
 // the duration of an uncanceled run.
-func (w *world) stagger(rounds int, body func(ctx context.Context)) {
+func (w *testEnv) stagger(rounds int, body func(ctx context.Context)) {
 	start := time.Now()
 	body(w.t.Context())
 	span := 2 * time.Since(start)
