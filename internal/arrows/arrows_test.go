@@ -10,17 +10,17 @@ import (
 	"testing"
 )
 
-// A rule says what some packages may use, themselves or through others. Packages are named by import path; a path
-// that ends with /... stands for everything below it, too.
+// A rule restricts the direct and indirect imports of some packages. Packages are given by import
+// path. A path that ends with /... includes everything below it.
 type rule struct {
-	who, except []string // the packages that the rule is about
-	only        []string // beside the standard library they use nothing but this; nil: anything
-	never       []string // they do not use this
-	most        int      // but so many of it
-	why         string
+	packages, except []string // packages that the rule applies to, and exceptions
+	allowed          []string // allowed imports besides the standard library; nil allows all
+	forbidden        []string // forbidden imports
+	tolerated        int      // number of forbidden imports that are tolerated
+	reason           string
 }
 
-// A graph has the packages that are built, by import path.
+// A graph maps the import paths of packages to their imports.
 type graph map[string]node
 
 type node struct {
@@ -28,7 +28,7 @@ type node struct {
 	imports  []string
 }
 
-// matches reports whether path is one of the patterns, or below one that ends with /...
+// matches reports whether path matches one of the patterns.
 func matches(path string, patterns []string) bool {
 	return slices.ContainsFunc(patterns, func(pattern string) bool {
 		root, below := strings.CutSuffix(pattern, "/...")
@@ -36,43 +36,44 @@ func matches(path string, patterns []string) bool {
 	})
 }
 
-// check returns how the packages break the rule. That the rule is about nobody counts as breaking it: most likely a
-// package has been renamed.
+// check returns the violations of the rule. A rule that applies to no package is a violation: most
+// likely a package was renamed.
 func (r rule) check(g graph) (broken []string) {
-	about := 0
+	applied := 0
 	for _, path := range sortedKeys(g) {
-		if !matches(path, r.who) || matches(path, r.except) {
+		if !matches(path, r.packages) || matches(path, r.except) {
 			continue
 		}
-		about++
+		applied++
 		chains := g.uses(path)
-		var seen []string
+		var found []string
 		for _, used := range sortedKeys(chains) {
-			outside := r.only != nil && !g[used].standard && !matches(used, r.only)
-			if used != path && (outside || matches(used, r.never)) {
-				seen = append(seen, used)
+			outside := r.allowed != nil && !g[used].standard && !matches(used, r.allowed)
+			if used != path && (outside || matches(used, r.forbidden)) {
+				found = append(found, used)
 			}
 		}
-		if len(seen) <= r.most {
+		if len(found) <= r.tolerated {
 			continue
 		}
-		for _, used := range seen {
+		for _, used := range found {
 			between := chains[used][1 : len(chains[used])-1]
-			if slices.ContainsFunc(between, func(b string) bool { return slices.Contains(seen, b) }) {
-				continue // it comes with another that is reported
+			if slices.ContainsFunc(between, func(b string) bool { return slices.Contains(found, b) }) {
+				continue // imported through another violation
 			}
 			broken = append(broken, fmt.Sprintf("%s must not use %s (%s): %s",
-				path, used, strings.Join(chains[used], " -> "), r.why))
+				path, used, strings.Join(chains[used], " -> "), r.reason))
 		}
 	}
-	if about == 0 {
-		broken = append(broken, fmt.Sprintf("there is no package %s: the rule about it protects nothing",
-			strings.Join(r.who, ", ")))
+	if applied == 0 {
+		broken = append(broken, fmt.Sprintf("there is no package %s: the rule has no effect",
+			strings.Join(r.packages, ", ")))
 	}
 	return broken
 }
 
-// uses returns everything that the package at path uses, each with a shortest chain of imports that leads there.
+// uses returns the direct and indirect imports of the package at path, each with a shortest chain
+// of imports.
 func (g graph) uses(path string) map[string][]string {
 	chains := map[string][]string{path: {path}}
 	for queue := []string{path}; len(queue) > 0; queue = queue[1:] {
@@ -96,7 +97,7 @@ func sortedKeys[V any](m map[string]V) []string {
 	return keys
 }
 
-func TestArrows(t *testing.T) {
+func TestRules(t *testing.T) {
 	readEverything(t)
 	for _, system := range []string{"linux", "darwin", "windows"} {
 		t.Run(system, func(t *testing.T) {
@@ -110,8 +111,8 @@ func TestArrows(t *testing.T) {
 	}
 }
 
-// readEverything reads the repository's directories, so that go test knows that the result depends on them and does
-// not take it from its cache when an import has changed.
+// readEverything reads the repository's directories, so that go test includes them in its cache key
+// and runs the test again when an import has changed.
 func readEverything(t *testing.T) {
 	t.Helper()
 	err := filepath.WalkDir("../..", func(_ string, d os.DirEntry, err error) error {
@@ -125,7 +126,7 @@ func readEverything(t *testing.T) {
 	}
 }
 
-// list asks the go command for all packages of the workspace, and all that they use, on the given system.
+// list returns all packages of the workspace and their dependencies on the given system.
 func list(t *testing.T, system string) graph {
 	t.Helper()
 	work, err := filepath.Abs("../../go.work")
@@ -148,7 +149,7 @@ func list(t *testing.T, system string) graph {
 	return g
 }
 
-func TestRulesAreChecked(t *testing.T) {
+func TestRule_check(t *testing.T) {
 	g := graph{
 		"fmt":        {standard: true, imports: []string{"unsafe"}},
 		"unsafe":     {standard: true},
@@ -158,7 +159,7 @@ func TestRulesAreChecked(t *testing.T) {
 		"x/two":      {imports: []string{"x/contract"}},
 		"x/all":      {imports: []string{"x/one", "x/two"}},
 		"y/client":   {imports: []string{"y/client/deep"}},
-		// client/deep is used by nobody but client.
+		// Only y/client imports y/client/deep.
 		"y/client/deep": {imports: []string{"fmt"}},
 		"y/clients":     {},
 	}
@@ -167,47 +168,47 @@ func TestRulesAreChecked(t *testing.T) {
 		rule rule
 		want []string
 	}{
-		{"pure is pure", rule{who: []string{"x/pure"}, only: []string{}}, nil},
+		{"a package without imports", rule{packages: []string{"x/pure"}, allowed: []string{}}, nil},
 		{
-			"only, directly",
-			rule{who: []string{"x/contract"}, only: []string{}, why: "because"},
+			"allowed: direct import",
+			rule{packages: []string{"x/contract"}, allowed: []string{}, reason: "because"},
 			[]string{"x/contract must not use x/pure (x/contract -> x/pure): because"},
 		},
-		{"only, allowed", rule{who: []string{"x/contract"}, only: []string{"x/pure"}}, nil},
+		{"allowed: allowed import", rule{packages: []string{"x/contract"}, allowed: []string{"x/pure"}}, nil},
 		{
-			"only, through others",
-			rule{who: []string{"x/two"}, only: []string{"x/contract"}, why: "because"},
+			"allowed: indirect import",
+			rule{packages: []string{"x/two"}, allowed: []string{"x/contract"}, reason: "because"},
 			[]string{"x/two must not use x/pure (x/two -> x/contract -> x/pure): because"},
 		},
 		{
-			"never, through others, where it begins",
-			rule{who: []string{"x/all"}, never: []string{"y/client/..."}, why: "because"},
+			"forbidden: only the first of a chain is reported",
+			rule{packages: []string{"x/all"}, forbidden: []string{"y/client/..."}, reason: "because"},
 			[]string{"x/all must not use y/client (x/all -> x/one -> y/client): because"},
 		},
 		{
-			"never, below the pattern",
-			rule{who: []string{"x/one"}, never: []string{"y/client/deep/..."}, why: "because"},
+			"forbidden: package below the pattern",
+			rule{packages: []string{"x/one"}, forbidden: []string{"y/client/deep/..."}, reason: "because"},
 			[]string{"x/one must not use y/client/deep (x/one -> y/client -> y/client/deep): because"},
 		},
-		{"never, exactly", rule{who: []string{"x/pure"}, never: []string{"y/client"}}, nil},
-		{"a package may be what others may not use", rule{who: []string{"x/two"}, never: []string{"x/two"}}, nil},
+		{"forbidden: not imported", rule{packages: []string{"x/pure"}, forbidden: []string{"y/client"}}, nil},
+		{"forbidden: the package itself is ignored", rule{packages: []string{"x/two"}, forbidden: []string{"x/two"}}, nil},
 		{
-			"everybody but",
-			rule{who: []string{"x/..."}, except: []string{"x/all"}, never: []string{"y/client"}, why: "because"},
+			"except",
+			rule{packages: []string{"x/..."}, except: []string{"x/all"}, forbidden: []string{"y/client"}, reason: "because"},
 			[]string{"x/one must not use y/client (x/one -> y/client): because"},
 		},
 		{
-			"one at most",
-			rule{who: []string{"x/..."}, never: []string{"x/one", "x/two"}, most: 1, why: "because"},
+			"tolerated",
+			rule{packages: []string{"x/..."}, forbidden: []string{"x/one", "x/two"}, tolerated: 1, reason: "because"},
 			[]string{
 				"x/all must not use x/one (x/all -> x/one): because",
 				"x/all must not use x/two (x/all -> x/two): because",
 			},
 		},
 		{
-			"a rule about nobody",
-			rule{who: []string{"x/tow"}, only: []string{}},
-			[]string{"there is no package x/tow: the rule about it protects nothing"},
+			"a rule that applies to no package",
+			rule{packages: []string{"x/tow"}, allowed: []string{}},
+			[]string{"there is no package x/tow: the rule has no effect"},
 		},
 	} {
 		t.Run(c.name, func(t *testing.T) {

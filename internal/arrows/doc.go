@@ -1,3 +1,4 @@
-// Package arrows has only tests: they check which package of Stile may use which, directly or through others, and which
-// modules a module and its users need, and say why. The rules are in rules_test.go.
+// Package arrows contains only tests. They check which packages of Stile may import which others,
+// directly or indirectly, and which modules a module and its users require. The rules and their
+// reasons are in rules_test.go.
 package arrows

@@ -12,7 +12,8 @@ import (
 	"testing"
 )
 
-// clients are the modules that talk to the servers of the stores, and the stores that need them, by store.
+// clients maps each store to the modules that only it, or a store with the same client, may
+// require.
 var clients = map[string][]string{
 	stile + "/store/etcdstore":    {stile + "/store/etcdstore", "go.etcd.io/...", "google.golang.org/grpc"},
 	stile + "/store/redisstore":   {stile + "/store/redisstore", "github.com/redis/..."},
@@ -20,18 +21,18 @@ var clients = map[string][]string{
 	stile + "/store/zkstore":      {stile + "/store/zkstore", "github.com/go-zookeeper/..."},
 }
 
-// The library's module and its tests require golang.org/x/sys, and nothing else: what it requires is a lower bound for the
-// versions of every program that uses Stile.
-func TestModules_LibraryRequiresOnlySys(t *testing.T) {
+// The library's module and its tests require only golang.org/x/sys, because its requirements are
+// lower bounds for every program that uses Stile.
+func TestModules_libraryRequiresOnlySys(t *testing.T) {
 	readEverything(t)
 	want := []string{stile, "golang.org/x/sys"}
 	if got := allModules(t, repository(t)); !slices.Equal(got, want) {
-		t.Errorf("the library's module needs the modules %q, want %q", got, want)
+		t.Errorf("the library's module requires %q, want %q", got, want)
 	}
 }
 
-// A program downloads no client but that of its own store.
-func TestModules_ProgramGetsOneClient(t *testing.T) {
+// A program that uses a store downloads only the client of that store.
+func TestModules_programGetsOneClient(t *testing.T) {
 	readEverything(t)
 	root := repository(t)
 	for used := range clients {
@@ -52,16 +53,16 @@ func TestModules_ProgramGetsOneClient(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			// It adds to go.mod what go mod tidy would, but for the tests of others.
+			// Adds to go.mod what go mod tidy would, without the tests of dependencies.
 			goTool(t, dir, "list", "-mod=mod", "-deps", ".")
 			all := allModules(t, dir)
 			if !slices.Contains(all, used) {
-				t.Errorf("the program does not need %s, but %q: this shows nothing", used, all)
+				t.Errorf("the program does not require %s but %q, so this test is inconclusive", used, all)
 			}
-			for other, never := range clients {
+			for other, forbidden := range clients {
 				for _, path := range all {
-					if matches(path, never) && !matches(path, clients[used]) {
-						t.Errorf("a program that uses %s only needs the module %s, which is for %s", used, path, other)
+					if matches(path, forbidden) && !matches(path, clients[used]) {
+						t.Errorf("a program that uses only %s requires the module %s, which belongs to %s", used, path, other)
 					}
 				}
 			}
@@ -69,9 +70,10 @@ func TestModules_ProgramGetsOneClient(t *testing.T) {
 	}
 }
 
-// What several modules require they require in the same version: it is compiled once for all of them, and tested as the
-// command has it. tools/etcd is the etcd that the command contains.
-func TestModules_AgreeOnVersions(t *testing.T) {
+// Modules that share a dependency require the same version, so that it is compiled once and each
+// module is tested with the version in the command. tools/etcd is the etcd that the command
+// contains.
+func TestModules_agreeOnVersions(t *testing.T) {
 	root := repository(t)
 	type requirement struct{ version, by string }
 	first := map[string]requirement{}
@@ -80,18 +82,18 @@ func TestModules_AgreeOnVersions(t *testing.T) {
 			if other, seen := first[path]; !seen {
 				first[path] = requirement{version, dir}
 			} else if other.version != version {
-				t.Errorf("%s requires %s %s, and %s requires %s: in %[1]s, go get %[2]s@%[5]s, or the other way round",
+				t.Errorf("%s requires %s %s, and %s requires %s: run go get %[2]s@%[5]s in %[1]s, or update the other",
 					dir, path, version, other.by, other.version)
 			}
 		}
 	}
 	if len(first) < 20 {
-		t.Errorf("only %d modules are required: the files are not read as they are written", len(first))
+		t.Errorf("got only %d required modules; the files are not parsed correctly", len(first))
 	}
 }
 
-// No module is left out of make test and make check.
-func TestModules_AreAllChecked(t *testing.T) {
+// make test and make check include every module.
+func TestModules_allAreChecked(t *testing.T) {
 	root := repository(t)
 	read := func(name string) string {
 		text, err := os.ReadFile(filepath.Join(root, name))
@@ -103,7 +105,7 @@ func TestModules_AreAllChecked(t *testing.T) {
 	list := func(name string) []string {
 		found := regexp.MustCompile(`(?m)^` + name + ` +:= (.*)$`).FindStringSubmatch(read("Makefile"))
 		if found == nil {
-			t.Fatalf("the Makefile has no %s", name)
+			t.Fatalf("the Makefile does not define %s", name)
 		}
 		return strings.Fields(found[1])
 	}
@@ -111,7 +113,7 @@ func TestModules_AreAllChecked(t *testing.T) {
 	all := slices.Concat(modules, beside)
 	slices.Sort(all)
 	if want := workspace(t, root); !slices.Equal(all, want) {
-		t.Errorf("the Makefile's MODULES and BESIDE are %q, but go.work has %q", all, want)
+		t.Errorf("the Makefile's MODULES and BESIDE are %q, want %q as in go.work", all, want)
 	}
 	var tested []string
 	for _, line := range regexp.MustCompile(`(?m)^\ttest_modules (.*) >>"\$events" &$`).FindAllStringSubmatch(read("tools/test-events"), -1) {
@@ -120,11 +122,11 @@ func TestModules_AreAllChecked(t *testing.T) {
 	slices.Sort(tested)
 	slices.Sort(modules)
 	if !slices.Equal(tested, modules) {
-		t.Errorf("tools/test-events tests %q, but the Makefile's MODULES are %q", tested, modules)
+		t.Errorf("tools/test-events tests %q, want %q as in the Makefile's MODULES", tested, modules)
 	}
 }
 
-// repository returns the top of the repository.
+// repository returns the root of the repository.
 func repository(t *testing.T) string {
 	t.Helper()
 	root, err := filepath.Abs("../..")
@@ -147,7 +149,7 @@ func workspace(t *testing.T, root string) []string {
 	return dirs
 }
 
-// requirements returns the versions that the module in a folder requires, by module.
+// requirements returns the required version of each module in the go.mod of dir.
 func requirements(t *testing.T, dir string) map[string]string {
 	t.Helper()
 	var mod struct {
@@ -161,8 +163,8 @@ func requirements(t *testing.T, dir string) map[string]string {
 	return versions
 }
 
-// readJSON reads what the go command says of a file. It opens the file itself too, so that go test knows that the result
-// depends on it.
+// readJSON decodes the go command's JSON output for a file. It also opens the file, so that go test
+// includes the file in its cache key.
 func readJSON(t *testing.T, file string, to any, args ...string) {
 	t.Helper()
 	if _, err := os.ReadFile(file); err != nil {
@@ -173,13 +175,13 @@ func readJSON(t *testing.T, file string, to any, args ...string) {
 	}
 }
 
-// allModules returns the modules that may be needed by the module in a folder and by its tests.
+// allModules returns all modules in the build list of the module in dir.
 func allModules(t *testing.T, dir string) []string {
 	t.Helper()
 	return strings.Fields(goTool(t, dir, "list", "-m", "-f", "{{.Path}}", "all"))
 }
 
-// goTool runs the go command in a folder, without the workspace.
+// goTool runs the go command in dir, without the workspace.
 func goTool(t *testing.T, dir string, args ...string) string {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), "go", args...)

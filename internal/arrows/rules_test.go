@@ -1,98 +1,97 @@
 package arrows
 
-// rules are the arrows of the house, each with its reason. Tests may use what they like: the rules are about what
-// is built.
+// rules are the import rules, each with its reason. They apply to non-test code only.
 var rules = []rule{
 	{
-		who:  []string{stile + "/line"},
-		only: []string{},
-		why:  "whose turn it is must be decided by pure rules, which need no clock, no I/O and no store",
+		packages: []string{stile + "/line"},
+		allowed:  []string{},
+		reason:   "admission is decided by pure functions, which need no clock, no I/O and no store",
 	},
 	{
-		who:  []string{stile + "/store"},
-		only: []string{stile + "/line"},
-		why:  "who writes a store reads and imports the contract, and nothing of those who fulfill or use it",
+		packages: []string{stile + "/store"},
+		allowed:  []string{stile + "/line"},
+		reason:   "authors of stores need only the contract, and none of its implementations or users",
 	},
 	{
-		who:  []string{stile + "/internal/keeper"},
-		only: []string{stile + "/store", stile + "/line", stile + "/internal/bootclock", "golang.org/x/sys/..."},
-		why:  "time is judged in the keeper alone, the same for every store",
+		packages: []string{stile + "/internal/keeper"},
+		allowed:  []string{stile + "/store", stile + "/line", stile + "/internal/bootclock", "golang.org/x/sys/..."},
+		reason:   "deadlines are computed only in the keeper, in the same way for every store",
 	},
 	{
-		who:  []string{stile + "/store/memstore"},
-		only: []string{stile + "/store", stile + "/line", stile + "/store/internal/..."},
-		why:  "users test their own code with the memory store, and must get nothing else with it",
+		packages: []string{stile + "/store/memstore"},
+		allowed:  []string{stile + "/store", stile + "/line", stile + "/store/internal/..."},
+		reason:   "users test their own code with the memory store, and must not get other dependencies with it",
 	},
 	{
-		who: []string{stile + "/store/redisstore"},
-		only: []string{
+		packages: []string{stile + "/store/redisstore"},
+		allowed: []string{
 			stile + "/store", stile + "/line", stile + "/store/internal/...", stile + "/internal/bootclock",
 			"github.com/redis/rueidis/...", "golang.org/x/sys/...",
 		},
-		why: "who keeps locks in Redis must not compile the client of another store",
+		reason: "a program that uses Redis must not compile the client of another store",
 	},
 	{
-		who: []string{stile + "/store/redlockstore"},
-		only: []string{
+		packages: []string{stile + "/store/redlockstore"},
+		allowed: []string{
 			stile + "/store", stile + "/line", stile + "/store/internal/...", stile + "/internal/bootclock",
 			"github.com/redis/rueidis/...", "golang.org/x/sys/...",
 		},
-		why: "it shares with the store on one Redis the client and what all stores share: they keep locks in different ways",
+		reason: "it shares with redisstore only the client and the internal packages of all stores, because their algorithms differ",
 	},
 	{
-		who:  []string{stile + "/store/zkstore"},
-		only: []string{stile + "/store", stile + "/line", stile + "/store/internal/...", "github.com/go-zookeeper/zk"},
-		why:  "who keeps locks in ZooKeeper must not compile the client of another store",
+		packages: []string{stile + "/store/zkstore"},
+		allowed:  []string{stile + "/store", stile + "/line", stile + "/store/internal/...", "github.com/go-zookeeper/zk"},
+		reason:   "a program that uses ZooKeeper must not compile the client of another store",
 	},
 	{
-		who:  []string{stile + "/store/internal/..."},
-		only: []string{stile + "/store", stile + "/line", stile + "/store/internal/..."},
-		why:  "what the stores share must bring along the client of none of them",
+		packages: []string{stile + "/store/internal/..."},
+		allowed:  []string{stile + "/store", stile + "/line", stile + "/store/internal/..."},
+		reason:   "the shared packages of the stores must not depend on a client",
 	},
 	{
-		who: []string{stile},
-		only: []string{
+		packages: []string{stile},
+		allowed: []string{
 			stile + "/internal/keeper", stile + "/store", stile + "/line", stile + "/internal/bootclock", "golang.org/x/sys/...",
 		},
-		why: "the library works with any store: who uses one must not compile the client of another",
+		reason: "the library works with any store, and must not depend on the client of one",
 	},
 	{
-		who:   []string{stile + "/store/..."},
-		never: []string{stile, stile + "/internal/keeper", stile + "/storeurl", stile + "/guard/..."},
-		why:   "a store only puts entries in, takes them out and tells of them: holds and time are made above it",
+		packages:  []string{stile + "/store/..."},
+		forbidden: []string{stile, stile + "/internal/keeper", stile + "/storeurl", stile + "/guard/..."},
+		reason:    "a store only adds, removes and reports entries; holds and deadlines belong to the layers above",
 	},
 	{
-		who:   []string{stile + "/store/storetest/..."},
-		never: []string{stile + "/internal/testservers"},
-		why:   "third parties run the conformance suite on their stores, and start their own servers",
+		packages:  []string{stile + "/store/storetest/..."},
+		forbidden: []string{stile + "/internal/testservers"},
+		reason:    "third parties run the conformance suite with their own servers",
 	},
 	{
-		who:  []string{stile + "/internal/testservers"},
-		only: []string{stile + "/internal/tcpproxy", stile + "/internal/clockshim", "golang.org/x/sys/..."},
-		why:  "the tests of every store start their servers with it, and must not need the client of another store",
+		packages: []string{stile + "/internal/testservers"},
+		allowed:  []string{stile + "/internal/tcpproxy", stile + "/internal/clockshim", "golang.org/x/sys/..."},
+		reason:   "the tests of every store use it, and must not need the client of another store",
 	},
 	{
-		who:    []string{stile + "/..."},
-		except: []string{stile + "/storeurl", stile + "/examples/...", stile + "/cmd/...", stile + "/lab/..."},
-		never:  stores,
-		most:   1,
-		why:    "only who is told by a URL which store to use needs more than one of them",
+		packages:  []string{stile + "/..."},
+		except:    []string{stile + "/storeurl", stile + "/examples/...", stile + "/cmd/...", stile + "/lab/..."},
+		forbidden: stores,
+		tolerated: 1,
+		reason:    "only packages that choose a store by URL need more than one store",
 	},
 	{
-		who:    []string{stile + "/..."},
-		except: []string{stile + "/internal/testservers", stile + "/internal/transcript", stile + "/store/storetest/...", stile + "/lab/torture/workload/workloadtest"},
-		never:  []string{stile + "/internal/testservers", "testing"},
-		why:    "servers are started by tests, and package testing has no place in a program",
+		packages:  []string{stile + "/..."},
+		except:    []string{stile + "/internal/testservers", stile + "/internal/transcript", stile + "/store/storetest/...", stile + "/lab/torture/workload/workloadtest"},
+		forbidden: []string{stile + "/internal/testservers", "testing"},
+		reason:    "only tests start servers, and programs must not contain package testing",
 	},
 	{
-		who:    []string{stile + "/..."},
-		except: []string{stile + "/cmd/...", stile + "/lab/..."},
-		never: []string{
+		packages: []string{stile + "/..."},
+		except:   []string{stile + "/cmd/...", stile + "/lab/..."},
+		forbidden: []string{
 			stile + "/cmd/...", stile + "/lab/...", "go.etcd.io/etcd/server/...", "go.etcd.io/bbolt/...",
 			"github.com/prometheus/...", "github.com/spf13/...",
 		},
-		why: "who imports the library must not build, nor be bound to versions of, a server, a metrics vendor or a " +
-			"command line",
+		reason: "a program that imports the library must not compile, or be bound to versions of, a server, a metrics vendor or " +
+			"a command-line library",
 	},
 }
 

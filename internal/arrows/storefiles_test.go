@@ -10,13 +10,13 @@ import (
 	"testing"
 )
 
-// Whoever knows one store finds the same thing in the same file of the others. The memory store is smaller, and has some of
-// it in fewer files.
+// Stores have the same files with the same functions, so that a reader of one store finds the
+// counterpart in another. The memory store is smaller and combines some of the files.
 var (
 	storeFiles = []string{
 		"doc.go", "store.go", "session.go", "entry.go", "line.go", "read.go", "watch.go", "retry.go", "keys.go",
 	}
-	storeFunctions = map[string]string{ // as far as a store has them
+	storeFunctions = map[string]string{ // file of each function, if a store has the function
 		"New": "store.go", "Capabilities": "store.go", "Open": "store.go",
 		"newSession": "session.go", "finish": "session.go",
 		"Enqueue": "entry.go", "Withdraw": "entry.go", "Extensions": "entry.go",
@@ -27,13 +27,13 @@ var (
 	}
 )
 
-func TestStoresHaveTheSameFiles(t *testing.T) {
+func TestStores_haveTheSameFiles(t *testing.T) {
 	for _, name := range []string{"etcdstore", "redisstore", "redlockstore", "zkstore"} {
 		t.Run(name, func(t *testing.T) {
 			dir := filepath.Join("..", "..", "store", name)
 			for _, file := range storeFiles {
 				if _, err := os.Stat(filepath.Join(dir, file)); err != nil {
-					t.Errorf("every store has this file: %v", err)
+					t.Errorf("a file is missing that every store must have: %v", err)
 				}
 			}
 			files, err := filepath.Glob(filepath.Join(dir, "*.go"))
@@ -49,7 +49,7 @@ func TestStoresHaveTheSameFiles(t *testing.T) {
 	}
 }
 
-// checkFunctions reports the functions that are in this file and should be in another.
+// checkFunctions reports functions of the file that belong in another file.
 func checkFunctions(t *testing.T, file string) {
 	t.Helper()
 	parsed, err := parser.ParseFile(token.NewFileSet(), file, nil, parser.SkipObjectResolution)
@@ -62,7 +62,7 @@ func checkFunctions(t *testing.T, file string) {
 			continue
 		}
 		if want, ok := storeFunctions[f.Name.Name]; ok && want != filepath.Base(file) {
-			t.Errorf("%s has %s, which other stores have in %s", file, f.Name.Name, want)
+			t.Errorf("%s has %s, want it in %s as in other stores", file, f.Name.Name, want)
 		}
 	}
 }

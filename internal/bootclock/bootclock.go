@@ -1,12 +1,14 @@
-// Package bootclock tells the time by which Stile judges whether a lock is still held: a clock that never steps,
-// and that goes on while the machine is suspended.
+// Package bootclock is the clock by which Stile decides whether a lock is still held. It never
+// steps, and it continues while the machine is suspended.
 //
-// Go's monotonic clock does the first and, on Linux, not the second: it is CLOCK_MONOTONIC, which stands still
-// during suspend (golang/go#24595). A laptop or virtual machine that wakes up would find its leases fresh. So the
-// time here is the monotonic time plus what suspends have added: on Linux the growth of CLOCK_BOOTTIME over
-// CLOCK_MONOTONIC, elsewhere what the wall clock has gained, if it has.
+// Go's monotonic clock never steps, but on Linux it is CLOCK_MONOTONIC, which stops during suspend
+// (golang/go#24595). After a resume, a laptop or virtual machine would consider its expired leases
+// valid. So bootclock adds the duration of suspends to the monotonic time. On Linux that is the
+// growth of CLOCK_BOOTTIME relative to CLOCK_MONOTONIC. Elsewhere it is the sum of the wall clock's
+// jumps ahead of the monotonic clock.
 //
-// Built that way, rather than on CLOCK_BOOTTIME itself, the clock also follows the fake time of testing/synctest.
+// Because it starts from Go's monotonic time and not from CLOCK_BOOTTIME, the clock also follows
+// the fake time of testing/synctest.
 package bootclock
 
 import (
@@ -14,8 +16,8 @@ import (
 	"time"
 )
 
-// Instant is a moment, as the time since this process began to look at the clock. Instants of different
-// processes cannot be compared.
+// Instant is a point in time, as the duration since the start of this process. Instants of
+// different processes cannot be compared.
 type Instant time.Duration
 
 // Add returns the instant d later.
@@ -31,13 +33,13 @@ var (
 	start = time.Now()
 	base  = suspended()
 
-	pretended atomic.Int64 // suspends that tests have made up
+	pretended atomic.Int64 // total of PretendSuspend
 )
 
-// Now returns the present instant. It is safe for concurrent use.
+// Now returns the current instant. It is safe for concurrent use.
 func Now() Instant {
-	// Monotonic first: a suspend between the two readings then counts in the second, and the instant is late
-	// rather than early.
+	// The monotonic clock is read first: a suspend between the two reads is then included, so the
+	// instant is too late rather than too early.
 	elapsed := time.Since(start)
 	if s := suspended() - base; s > noise {
 		elapsed += s
@@ -45,13 +47,14 @@ func Now() Instant {
 	return Instant(elapsed).Add(time.Duration(pretended.Load()))
 }
 
-// PretendSuspend makes it seem as if the machine had been suspended for d just now: timers stand as they stood. It is for
-// tests, of which no other may run at the same time in the same process.
+// PretendSuspend simulates a suspend of duration d: the clock advances by d, timers do not. It is
+// for tests that do not run in parallel with others.
 func PretendSuspend(d time.Duration) { pretended.Add(int64(d)) }
 
-// noise is what the two clocks behind suspended may seem to drift apart by being read one after the other.
+// noise is the largest apparent drift caused by reading the two clocks of suspended one after the
+// other.
 const noise = 10 * time.Millisecond
 
-// Time returns the wall-clock time that will be at i if no clock steps and nothing is suspended: for people and
-// for APIs that take deadlines.
+// Time returns the wall-clock time at i, assuming that no clock steps and the machine is not
+// suspended until then. It is for display and for APIs that take deadlines.
 func (i Instant) Time() time.Time { return time.Now().Add(i.Sub(Now())) }

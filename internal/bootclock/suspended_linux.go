@@ -6,26 +6,29 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// apart is how far apart the readings of the two clocks may be to be compared.
-const apart = time.Millisecond
+// maxReadGap is the longest time between the reads of the two clocks that is accepted without a
+// retry.
+const maxReadGap = time.Millisecond
 
-// suspended returns for how long the machine has been suspended since it booted.
+// suspended returns a lower bound of how long the machine has been suspended since it booted.
 //
-// A thread that has to wait for a processor between reading the one clock and the other would take that for a suspend. So
-// the one is read before and after the other, again if the two are far apart; what is returned is never more than the truth.
+// If the thread is descheduled between reading the two clocks, the delay looks like a suspend. So
+// CLOCK_MONOTONIC is read before and after CLOCK_BOOTTIME, and again if the two reads are far
+// apart. The result is never more than the real duration.
 func suspended() time.Duration {
-	var least, most time.Duration
+	var lower, upper time.Duration
 	for range 5 {
 		before, boot, after := read(unix.CLOCK_MONOTONIC), read(unix.CLOCK_BOOTTIME), read(unix.CLOCK_MONOTONIC)
-		least, most = max(least, boot-after), boot-before
-		if most-least < apart {
+		lower, upper = max(lower, boot-after), boot-before
+		if upper-lower < maxReadGap {
 			break
 		}
 	}
-	return least
+	return lower
 }
 
-// read reads a clock. The call cannot fail on a kernel that Go runs on; zero for both means "as if never suspended".
+// read reads a clock. The call cannot fail on a kernel that Go supports. Zero for both clocks means
+// "never suspended".
 func read(clock int32) time.Duration {
 	var ts unix.Timespec
 	if unix.ClockGettime(clock, &ts) != nil {

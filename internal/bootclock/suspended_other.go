@@ -7,30 +7,32 @@ import (
 	"time"
 )
 
-// leaps adds up by how much the wall clock has leapt ahead of the monotonic clock.
-var leaps struct {
+// jumps accumulates how far the wall clock has jumped ahead of the monotonic clock.
+var jumps struct {
 	mu   sync.Mutex
 	last time.Time
 	sum  time.Duration
 }
 
-// most bounds what counts as a leap. Larger ones are the way into, or out of, the fake time of testing/synctest.
-const most = 5 * 365 * 24 * time.Hour
+// maxJump is the limit for a jump. A larger difference is the start or end of the fake time of
+// testing/synctest.
+const maxJump = 5 * 365 * 24 * time.Hour
 
-// suspended returns for how long the machine seems to have been suspended since the process started: by how much the
-// wall clock has leapt ahead of the monotonic clock between one call and the next. A wall clock set forward by hand
-// looks the same, and makes leases look older than they are. One set back is taken no notice of, so that nothing ever
-// looks younger.
+// suspended estimates how long the machine has been suspended since the process started: by how
+// much the wall clock has jumped ahead of the monotonic clock between calls. Setting the wall clock
+// forward has the same effect and makes leases look older. Setting it back is ignored, so leases
+// never look younger.
 func suspended() time.Duration {
-	leaps.mu.Lock()
-	defer leaps.mu.Unlock()
+	jumps.mu.Lock()
+	defer jumps.mu.Unlock()
 	now := time.Now()
-	if !leaps.last.IsZero() {
-		// Round strips the monotonic reading, so that the first difference is that of the wall clock.
-		if leap := now.Round(0).Sub(leaps.last.Round(0)) - now.Sub(leaps.last); leap > noise && leap < most {
-			leaps.sum += leap
+	if !jumps.last.IsZero() {
+		// Round strips the monotonic reading, so that the first difference is that of the wall
+		// clock.
+		if jump := now.Round(0).Sub(jumps.last.Round(0)) - now.Sub(jumps.last); jump > noise && jump < maxJump {
+			jumps.sum += jump
 		}
 	}
-	leaps.last = now
-	return leaps.sum
+	jumps.last = now
+	return jumps.sum
 }

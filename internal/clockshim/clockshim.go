@@ -1,8 +1,8 @@
-// Package clockshim lets the wall clock of a C program jump while it runs: the program believes that it is as much ahead of
-// the machine's, or behind it, as a file says. Monotonic clocks are left alone.
+// Package clockshim changes the wall clock of a C program while it runs. The program sees the
+// system clock plus an offset that is read from a file. Monotonic clocks are not affected.
 //
-// It works by a few lines of C that are loaded before the program's own, so it needs a C compiler, and does nothing to
-// programs that are linked statically, as Go's are.
+// It preloads a small C library, so it needs a C compiler. It has no effect on statically linked
+// programs, such as Go programs.
 package clockshim
 
 import (
@@ -19,15 +19,15 @@ import (
 var source []byte
 
 // ErrNoCompiler means that there is no cc on the PATH.
-var ErrNoCompiler = errors.New("there is no C compiler, cc, on the PATH")
+var ErrNoCompiler = errors.New("no C compiler (cc) on the PATH")
 
-// Shim is a library to be loaded before a program, or before several: each has a clock of its own.
+// Shim is a library to preload into programs. Each program has its own [Clock].
 type Shim struct {
 	dir, library string
 }
 
-// Build makes the library, in the directory dir, where the files of the clocks will be too. The error is
-// [ErrNoCompiler], or says why it does not compile.
+// Build compiles the library in the directory dir, which will also contain the files of the clocks.
+// It returns [ErrNoCompiler], or an error with the compiler's output.
 func Build(dir string) (*Shim, error) {
 	cc, err := exec.LookPath("cc")
 	if err != nil {
@@ -37,8 +37,8 @@ func Build(dir string) (*Shim, error) {
 	if err := os.WriteFile(code, source, 0o600); err != nil {
 		return nil, err
 	}
-	if said, err := exec.Command(cc, "-shared", "-fPIC", "-O1", "-o", library, code, "-ldl").CombinedOutput(); err != nil {
-		return nil, fmt.Errorf("the clock shim does not compile: %w\n%s", err, said)
+	if output, err := exec.Command(cc, "-shared", "-fPIC", "-O1", "-o", library, code, "-ldl").CombinedOutput(); err != nil {
+		return nil, fmt.Errorf("cannot compile the clock shim: %w\n%s", err, output)
 	}
 	return &Shim{dir: dir, library: library}, nil
 }
@@ -48,19 +48,19 @@ type Clock struct {
 	library, file string
 }
 
-// Clock makes a clock, that is right. No two of a shim have the same name.
+// Clock returns a new clock without an offset. Names must be unique within a shim.
 func (s *Shim) Clock(name string) (*Clock, error) {
 	c := &Clock{library: s.library, file: filepath.Join(s.dir, name+".ahead")}
 	return c, c.Set(0)
 }
 
-// Env is what the environment of the program must have.
+// Env returns the environment variables that the program needs.
 func (c *Clock) Env() []string {
 	return []string{"LD_PRELOAD=" + c.library, "STILE_CLOCK_FILE=" + c.file}
 }
 
-// Set sets the clock so much ahead of the machine's or, if ahead is negative, behind it, in whole milliseconds. The program
-// sees it within ten milliseconds after its next look at the clock.
+// Set sets the clock ahead of the system clock, or behind it if ahead is negative, in whole
+// milliseconds. A running program sees the change within 10 ms.
 func (c *Clock) Set(ahead time.Duration) error {
 	return os.WriteFile(c.file, fmt.Appendf(nil, "%d\n", ahead.Milliseconds()), 0o600)
 }

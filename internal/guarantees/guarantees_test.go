@@ -1,5 +1,5 @@
-// Package guarantees writes the tests behind each promise into docs/guarantees.md. A test says in its comment which
-// promises it fails for when they are broken:
+// Package guarantees maintains the list of tests for each promise in docs/guarantees.md. A test
+// lists in its doc comment the promises that it verifies:
 //
 //	// Promise: P1, P6
 package guarantees
@@ -18,48 +18,49 @@ import (
 	"testing"
 )
 
-var update = flag.Bool("update", false, "write the list of tests into docs/guarantees.md")
+var update = flag.Bool("update", false, "write the list of tests to docs/guarantees.md")
 
 const (
-	root  = "../.."
-	page  = "docs/guarantees.md"
-	begin = "<!-- The rest is made from the tests' comments: go test ./internal/guarantees -update -->\n"
+	root       = "../.."
+	docPage    = "docs/guarantees.md"
+	listMarker = "<!-- The rest is made from the tests' comments: go test ./internal/guarantees -update -->\n"
 )
 
-// promises are those that a test may name, in the page's order.
+// promises are the promises that a test may list, in the order of the page.
 var promises = []string{"P1", "P2", "P3", "P4", "P5", "P6", "P7", "LockDelay"}
 
-// fewest is how many tests stand behind each promise at least. A smaller number means that labels are not found.
-const fewest = 3
+// minTests is the smallest plausible number of tests for a promise. A smaller number means that
+// labels are not found.
+const minTests = 3
 
-func TestThePageListsTheTestsBehindEachPromise(t *testing.T) {
+func TestPage_listsTestsOfEachPromise(t *testing.T) {
 	listed := list(t, labels(t))
-	path := filepath.Join(root, page)
+	path := filepath.Join(root, docPage)
 	text, err := os.ReadFile(path)
 	if err != nil {
 		t.Fatal(err)
 	}
-	prose, old, found := strings.Cut(string(text), begin)
+	prose, old, found := strings.Cut(string(text), listMarker)
 	if !found {
-		t.Fatalf("%s has no line %q", page, begin)
+		t.Fatalf("%s has no line %q", docPage, listMarker)
 	}
 	for _, p := range promises[:7] {
 		if !strings.Contains(prose, "\n## "+p+". ") {
-			t.Errorf("%s does not say what %s is", page, p)
+			t.Errorf("%s has no section about %s", docPage, p)
 		}
 	}
 	if old == listed {
 		return
 	}
 	if !*update {
-		t.Fatalf("%s does not list the tests as their comments have them: go test ./internal/guarantees -update", page)
+		t.Fatalf("%s does not list the tests as labeled in their comments: run go test ./internal/guarantees -update", docPage)
 	}
-	if err := os.WriteFile(path, []byte(prose+begin+listed), 0o644); err != nil {
+	if err := os.WriteFile(path, []byte(prose+listMarker+listed), 0o644); err != nil {
 		t.Fatal(err)
 	}
 }
 
-// labels returns the tests that name each promise: by package, in the order of their files.
+// labels returns the tests of each promise by folder, in the order of their files.
 func labels(t *testing.T) map[string]map[string][]string {
 	t.Helper()
 	found := make(map[string]map[string][]string)
@@ -90,7 +91,7 @@ func labels(t *testing.T) map[string]map[string][]string {
 			}
 			for _, p := range promisesOf(f.Doc) {
 				if found[p] == nil || !strings.HasPrefix(f.Name.Name, "Test") {
-					t.Errorf("%s: %s names the promise %q: there is none, or it is not a test", path, f.Name.Name, p)
+					t.Errorf("%s: %s lists the promise %q, which does not exist, or %[2]s is not a test", path, f.Name.Name, p)
 					continue
 				}
 				found[p][folder] = append(found[p][folder], f.Name.Name)
@@ -104,7 +105,7 @@ func labels(t *testing.T) map[string]map[string][]string {
 	return found
 }
 
-// promisesOf returns the promises that a comment names.
+// promisesOf returns the promises that a doc comment lists.
 func promisesOf(doc *ast.CommentGroup) []string {
 	if doc == nil {
 		return nil
@@ -117,7 +118,7 @@ func promisesOf(doc *ast.CommentGroup) []string {
 	return nil
 }
 
-// list writes the tests down in Markdown.
+// list formats the tests as Markdown.
 func list(t *testing.T, found map[string]map[string][]string) string {
 	t.Helper()
 	var b strings.Builder
@@ -130,8 +131,8 @@ func list(t *testing.T, found map[string]map[string][]string) string {
 			folders = append(folders, folder)
 			n += len(tests)
 		}
-		if n < fewest {
-			t.Errorf("%d tests stand behind %s, want %d at least", n, p, fewest)
+		if n < minTests {
+			t.Errorf("got %d tests for %s, want at least %d", n, p, minTests)
 		}
 		slices.Sort(folders)
 		for _, folder := range folders {

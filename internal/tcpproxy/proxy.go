@@ -1,4 +1,5 @@
-// Package tcpproxy stands between TCP clients and a server and does to them what bad networks do.
+// Package tcpproxy is a TCP proxy for tests. It simulates network faults between clients and a
+// server: delays, stalls, resets and refused connections.
 package tcpproxy
 
 import (
@@ -10,7 +11,7 @@ import (
 	"time"
 )
 
-// Direction is a way through a [Proxy].
+// Direction is one direction of the traffic through a [Proxy].
 type Direction int
 
 const (
@@ -20,38 +21,38 @@ const (
 	Down
 )
 
-// Proxy stands between clients and one server, and passes on what they say, late, not yet or never. It is safe for
+// Proxy forwards TCP connections to one server, and can delay, hold or reset them. It is safe for
 // concurrent use.
 //
-// What it does to a direction it does to all connections, those that come later included. It never reorders or loses
-// bytes within a connection that lives on, as TCP does not.
+// A setting for a direction applies to all connections, including later ones. Like TCP, the proxy
+// never reorders or loses bytes within a connection that stays open.
 type Proxy struct {
 	target string
 	addr   string
 	listen func() (net.Listener, error)
 
-	mu       sync.Mutex
-	listener net.Listener // nil while refusing
-	pairs    map[*pair]struct{}
-	lanes    [2]lane
-	late     map[string]time.Duration // what is sent to the clients of an address
-	changed  chan struct{}            // closed and replaced when lanes change
-	closed   bool
+	mu          sync.Mutex
+	listener    net.Listener // nil while refusing
+	pairs       map[*pair]struct{}
+	lanes       [2]lane
+	clientDelay map[string]time.Duration // additional delay of replies, by client IP address
+	changed     chan struct{}            // closed and replaced when a setting changes
+	closed      bool
 
 	running sync.WaitGroup
 }
 
-// A lane is how one direction is treated.
+// A lane has the settings of one direction.
 type lane struct {
 	delay time.Duration
 	held  bool
 }
 
-// New starts a proxy in front of the server at target, a host:port that nobody need listen on yet. listen returns the
-// listener at which clients connect; it is called again, and must return one at the same address, by [Proxy.Accept]. Close
-// the proxy when it is not needed any more.
+// New starts a proxy for the server at target, a host:port. The server need not be running. listen
+// returns the listener for clients. [Proxy.Accept] calls it again, and it must then return a
+// listener with the same address. The caller must call Close.
 func New(target string, listen func() (net.Listener, error)) (*Proxy, error) {
-	p := &Proxy{target: target, listen: listen, pairs: make(map[*pair]struct{}), late: make(map[string]time.Duration), changed: make(chan struct{})}
+	p := &Proxy{target: target, listen: listen, pairs: make(map[*pair]struct{}), clientDelay: make(map[string]time.Duration), changed: make(chan struct{})}
 	if err := p.open(); err != nil {
 		return nil, err
 	}
@@ -59,38 +60,40 @@ func New(target string, listen func() (net.Listener, error)) (*Proxy, error) {
 	return p, nil
 }
 
-// Addr returns the address that clients connect to, as host:port. It never changes.
+// Addr returns the address for clients, as host:port. It never changes.
 func (p *Proxy) Addr() string { return p.addr }
 
-// Delay makes everything arrive d later than it was sent, in the given directions or, if none is given, in both.
-// Zero ends the delay. It holds for what is on its way already, too.
+// Delay delays all data by d in the given directions, or in both if none is given. It also applies
+// to data already in transit. Zero ends the delay.
 func (p *Proxy) Delay(d time.Duration, directions ...Direction) {
 	p.change(directions, func(l *lane) { l.delay = d })
 }
 
-// DelayTo makes what the server sends arrive d later at the clients of one IP address, besides what [Proxy.Delay] says. Zero
-// ends that.
+// DelayTo delays replies to clients with the given IP address by d, in addition to [Proxy.Delay].
+// Zero ends the delay.
 func (p *Proxy) DelayTo(client string, d time.Duration) {
-	p.change([]Direction{Down}, func(*lane) { p.late[client] = d })
+	p.change([]Direction{Down}, func(*lane) { p.clientDelay[client] = d })
 }
 
-// Hold lets nothing pass any more in the given directions or, if none is given, in both. Connections stay open, and
-// new ones are accepted; neither side is told that the other has closed. See [Proxy.Release].
+// Hold stops forwarding in the given directions, or in both if none is given, until
+// [Proxy.Release]. Connections stay open, new ones are accepted, and a close by one side is not
+// forwarded.
 func (p *Proxy) Hold(directions ...Direction) {
 	p.change(directions, func(l *lane) { l.held = true })
 }
 
-// Release ends [Proxy.Hold] in the given directions or, if none is given, in both: what was held arrives now.
+// Release ends [Proxy.Hold] in the given directions, or in both if none is given, and forwards the
+// held data.
 func (p *Proxy) Release(directions ...Direction) {
 	p.change(directions, func(l *lane) { l.held = false })
 }
 
-// CutReplies lets requests reach the server and keeps its replies back: it is Hold(Down). To have the replies arrive
-// late, Release; to have them lost, Reset, then Release.
+// CutReplies forwards requests and holds replies. It is equivalent to Hold(Down). To deliver the
+// replies late, call Release. To lose them, call Reset, then Release.
 func (p *Proxy) CutReplies() { p.Hold(Down) }
 
-// Reset cuts all present connections, on both sides, as a reset. What was held or delayed in them is lost. New ones
-// are accepted as before.
+// Reset resets all current connections, on both sides. Held and delayed data is lost. New
+// connections are accepted as before.
 func (p *Proxy) Reset() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -100,8 +103,8 @@ func (p *Proxy) Reset() {
 	}
 }
 
-// Refuse makes new connections be refused until [Proxy.Accept], as if no server ran. The present ones stay: call
-// [Proxy.Reset] to cut them too.
+// Refuse refuses new connections until [Proxy.Accept], as if no server was listening. Current
+// connections stay open: see [Proxy.Reset].
 func (p *Proxy) Refuse() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -111,7 +114,8 @@ func (p *Proxy) Refuse() {
 	}
 }
 
-// Accept ends [Proxy.Refuse]. It fails if the listener cannot be made again; clients are refused then as before.
+// Accept ends [Proxy.Refuse]. If listening again fails, it returns the error, and connections are
+// still refused.
 func (p *Proxy) Accept() error {
 	p.mu.Lock()
 	refusing := p.listener == nil
@@ -122,14 +126,14 @@ func (p *Proxy) Accept() error {
 	return p.open()
 }
 
-// Connections returns how many connections are open.
+// Connections returns the number of open connections.
 func (p *Proxy) Connections() int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return len(p.pairs)
 }
 
-// Close ends the proxy and all of its connections.
+// Close closes the proxy and all of its connections.
 func (p *Proxy) Close() {
 	p.Refuse()
 	p.mu.Lock()
@@ -171,7 +175,7 @@ func (p *Proxy) open() error {
 	return nil
 }
 
-// serve connects client with the server until both have closed or the two are cut.
+// serve forwards between client and the server until both have closed or the connections are reset.
 func (p *Proxy) serve(client *net.TCPConn) {
 	host, _, _ := net.SplitHostPort(client.RemoteAddr().String())
 	c := &pair{client: client, host: host, cut: make(chan struct{})}
@@ -180,13 +184,13 @@ func (p *Proxy) serve(client *net.TCPConn) {
 	}
 	defer p.remove(c)
 	server, err := net.Dial("tcp", p.target)
-	if err != nil || !c.join(server.(*net.TCPConn)) {
+	if err != nil || !c.setServer(server.(*net.TCPConn)) {
 		c.abort()
 		return
 	}
 	var both sync.WaitGroup
-	both.Go(func() { p.pass(c, Up, c.client, c.server) })
-	both.Go(func() { p.pass(c, Down, c.server, c.client) })
+	both.Go(func() { p.forward(c, Up, c.client, c.server) })
+	both.Go(func() { p.forward(c, Down, c.server, c.client) })
 	both.Wait()
 	_, _ = c.client.Close(), c.server.Close()
 }
@@ -208,24 +212,24 @@ func (p *Proxy) remove(c *pair) {
 	delete(p.pairs, c)
 }
 
-// A piece is what was read at once, or how reading ended.
-type piece struct {
+// A chunk is the result of one read.
+type chunk struct {
 	data []byte
 	read time.Time
 	end  error
 }
 
-// pass carries what arrives from one side to the other, as direction d is treated. It returns when that side has
-// closed and the other has been told, or when the pair is cut.
-func (p *Proxy) pass(c *pair, d Direction, from, to *net.TCPConn) {
-	pieces := make(chan piece, 256) // when it is full the sender is held up, as by a full socket
+// forward copies data in direction d. It returns when from is closed and to has been closed for
+// writing, or when the pair is reset.
+func (p *Proxy) forward(c *pair, d Direction, from, to *net.TCPConn) {
+	chunks := make(chan chunk, 256) // when full, the sender blocks as with a full socket
 	go func() {
-		defer close(pieces)
+		defer close(chunks)
 		for {
 			buf := make([]byte, 16<<10)
 			n, err := from.Read(buf)
 			select {
-			case pieces <- piece{data: buf[:n], read: time.Now(), end: err}:
+			case chunks <- chunk{data: buf[:n], read: time.Now(), end: err}:
 			case <-c.cut:
 				return
 			}
@@ -234,17 +238,17 @@ func (p *Proxy) pass(c *pair, d Direction, from, to *net.TCPConn) {
 			}
 		}
 	}()
-	for piece := range pieces {
-		if !p.await(c, d, piece.read) {
+	for chunk := range chunks {
+		if !p.await(c, d, chunk.read) {
 			return
 		}
-		if _, err := to.Write(piece.data); err != nil {
+		if _, err := to.Write(chunk.data); err != nil {
 			c.abort()
 			return
 		}
 		switch {
-		case piece.end == nil:
-		case errors.Is(piece.end, io.EOF):
+		case chunk.end == nil:
+		case errors.Is(chunk.end, io.EOF):
 			_ = to.CloseWrite()
 		default:
 			c.abort()
@@ -252,13 +256,14 @@ func (p *Proxy) pass(c *pair, d Direction, from, to *net.TCPConn) {
 	}
 }
 
-// await returns true when what was read then may pass in direction d, false when the pair is cut.
+// await blocks until data that was read at the given time may be forwarded in direction d. It
+// returns false if the pair is reset.
 func (p *Proxy) await(c *pair, d Direction, read time.Time) bool {
 	for {
 		p.mu.Lock()
 		lane, changed := p.lanes[d], p.changed
 		if d == Down {
-			lane.delay += p.late[c.host]
+			lane.delay += p.clientDelay[c.host]
 		}
 		p.mu.Unlock()
 		var due <-chan time.Time
@@ -278,18 +283,18 @@ func (p *Proxy) await(c *pair, d Direction, read time.Time) bool {
 	}
 }
 
-// A pair is a client's connection and the one made to the server for it.
+// A pair is a client's connection and the corresponding connection to the server.
 type pair struct {
 	host   string // the client's IP address
 	mu     sync.Mutex
 	client *net.TCPConn
-	server *net.TCPConn // nil until joined
+	server *net.TCPConn // nil until setServer
 	cut    chan struct{}
 	isCut  bool
 }
 
-// join adds the server's side, unless the pair has been cut meanwhile.
-func (c *pair) join(server *net.TCPConn) bool {
+// setServer sets the server's side. If the pair has been reset, it resets server and returns false.
+func (c *pair) setServer(server *net.TCPConn) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.server = server
@@ -315,6 +320,6 @@ func (c *pair) abort() {
 }
 
 func reset(conn *net.TCPConn) {
-	_ = conn.SetLinger(0) // closing then sends a reset
+	_ = conn.SetLinger(0) // makes Close send a reset
 	_ = conn.Close()
 }

@@ -14,15 +14,17 @@ import (
 	"time"
 )
 
-// EtcdCluster is several etcd servers that agree with each other.
+// EtcdCluster is an etcd cluster of several members.
 type EtcdCluster struct {
 	members []*Etcd
 }
 
-// StartEtcdCluster starts an etcd of n members, waits until each of them answers and stops them when the test ends.
+// StartEtcdCluster starts an etcd cluster of n members, waits until all are ready, and stops them
+// when the test ends.
 //
-// They beat every 200 ms with elections after two seconds, so the smallest TTL they grant is three seconds: on a busy
-// machine members that wait for less elect leaders all the time. flags are as in [StartEtcd].
+// The heartbeat interval is 200 ms and the election timeout 2 s, so the smallest TTL granted is 3
+// s. With shorter timeouts, members on a busy machine elect leaders constantly. flags are as in
+// [StartEtcd].
 func StartEtcdCluster(t testing.TB, n int, flags ...string) *EtcdCluster {
 	t.Helper()
 	flags = append([]string{"--heartbeat-interval=200", "--election-timeout=2000"}, flags...)
@@ -31,14 +33,14 @@ func StartEtcdCluster(t testing.TB, n int, flags ...string) *EtcdCluster {
 	for _, m := range members {
 		m.t = t
 	}
-	bind(t, members...)
+	closeWithTest(t, members...)
 	return &EtcdCluster{members}
 }
 
 // Members returns the members, always in the same order.
 func (c *EtcdCluster) Members() []*Etcd { return slices.Clone(c.members) }
 
-// Endpoints returns the addresses that clients connect to, as host:port, in the order of Members.
+// Endpoints returns the addresses for clients, as host:port, in the order of Members.
 func (c *EtcdCluster) Endpoints() []string {
 	var endpoints []string
 	for _, m := range c.members {
@@ -47,43 +49,43 @@ func (c *EtcdCluster) Endpoints() []string {
 	return endpoints
 }
 
-// Leader returns the member that leads. While there is none, after the last one was killed or paused say, it waits;
-// after minutes the test fails. A leader that was paused and has not heard of its successor yet is not
-// mistaken for one.
+// Leader returns the leader. While there is none, for example after a leader was killed or paused,
+// it waits. The test fails after three minutes. A former leader that was paused and does not know
+// of its successor is not returned.
 func (c *EtcdCluster) Leader(t testing.TB) *Etcd {
 	t.Helper()
-	// Polling, because etcd tells nobody outside of an election.
-	for end := time.Now().Add(longEnough); time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
+	// etcd does not notify clients of elections, so poll.
+	for end := time.Now().Add(processTimeout); time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
 		if leader := c.leader(t.Context()); leader != nil {
 			return leader
 		}
 	}
-	t.Fatalf("testservers: the etcd cluster %v has had no leader for %v", c.Endpoints(), longEnough)
+	t.Fatalf("testservers: the etcd cluster %v has had no leader for %v", c.Endpoints(), processTimeout)
 	return nil
 }
 
-// leader asks every member once and returns the one that leads, nil if none does.
+// leader asks every member once and returns the leader, or nil.
 func (c *EtcdCluster) leader(ctx context.Context) *Etcd {
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
 	defer cancel()
 	replies := make([]*etcdStatus, len(c.members))
-	var asking sync.WaitGroup
+	var doMu sync.WaitGroup
 	for i, m := range c.members {
-		asking.Go(func() {
+		doMu.Go(func() {
 			var reply etcdStatus
 			if m.call(ctx, "maintenance/status", struct{}{}, &reply) == nil {
 				replies[i] = &reply
 			}
 		})
 	}
-	asking.Wait()
-	if i := leads(replies); i >= 0 {
+	doMu.Wait()
+	if i := leaderIndex(replies); i >= 0 {
 		return c.members[i]
 	}
 	return nil
 }
 
-// etcdStatus is what a member says of the cluster, as far as we want to know.
+// etcdStatus is the part of a member's status that is used here.
 type etcdStatus struct {
 	Header struct {
 		MemberID uint64 `json:"member_id,string"`
@@ -92,9 +94,9 @@ type etcdStatus struct {
 	RaftTerm uint64 `json:"raftTerm,string"`
 }
 
-// leads returns which of the members, by their replies or nil, says that it leads in the latest term that any of them
-// knows of; -1 if none does.
-func leads(replies []*etcdStatus) int {
+// leaderIndex returns the index of the member that reports itself as leader in the latest term of
+// all replies, or -1. A reply is nil if the member did not answer.
+func leaderIndex(replies []*etcdStatus) int {
 	leader, term := -1, uint64(0)
 	for i, r := range replies {
 		if r == nil || r.RaftTerm < term {
@@ -110,7 +112,8 @@ func leads(replies []*etcdStatus) int {
 	return leader
 }
 
-// call makes a request of etcd's JSON gateway, "kv/range" for example. The server must speak neither TLS nor know users.
+// call makes a request to etcd's JSON gateway; method is "kv/range", for example. It works only
+// without TLS and authentication.
 func (e *Etcd) call(ctx context.Context, method string, request, reply any) error {
 	body, err := json.Marshal(request)
 	if err != nil {

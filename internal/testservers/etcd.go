@@ -11,34 +11,35 @@ import (
 	"time"
 )
 
-// Etcd is an etcd server, the only one or a member of an [EtcdCluster], in a process of its own.
+// Etcd is an etcd server process, single or a member of an [EtcdCluster].
 //
-// It does not sync its data to disk: a killed process loses nothing by that, and tests do not wait for the disk.
+// It does not fsync its data. This loses nothing when the process is killed, and saves tests from
+// waiting for the disk.
 type Etcd struct {
-	t      testing.TB // the test that it belongs to; nil if it belongs to none
+	t      testing.TB // the test that owns the server, or nil
 	name   string
 	binary string
 	dir    string // data, log and socket
 	flags  []string
 
 	client, peer, health string // addresses
-	secure               bool   // clients speak TLS
+	secure               bool   // clients use TLS
 
 	process *process // the last one started
 }
 
-// StartEtcd starts an etcd of one member, waits until it answers and stops it when the test ends.
+// StartEtcd starts an etcd of one member, waits until it is ready, and stops it when the test ends.
 //
-// It beats every 130 ms with elections after 650 ms, which are the longest with which the smallest TTL it grants is one
-// second: on a busy machine a leader that beats more often is late, and renews no leases until it has asked whether it
-// leads. flags are further flags of the program, which win over those given here. With --cert-file among them clients
-// speak TLS.
+// The heartbeat interval is 130 ms and the election timeout 650 ms, the longest with which etcd
+// grants a TTL of 1 s. With shorter intervals, a leader on a busy machine misses heartbeats, and
+// does not renew leases until it has confirmed its leadership. flags are additional flags of the
+// program and override the defaults. With --cert-file among them, clients use TLS.
 func StartEtcd(t testing.TB, flags ...string) *Etcd {
 	t.Helper()
 	e, err := NewEtcd(flags...)
 	Check(t, err)
 	e.t = t
-	bind(t, e)
+	closeWithTest(t, e)
 	return e
 }
 
@@ -52,13 +53,13 @@ func NewEtcd(flags ...string) (*Etcd, error) {
 	return members[0], nil
 }
 
-// startMembers starts n members that know each other and waits until all of them answer.
+// startMembers starts a cluster of n members and waits until all are ready.
 func startMembers(n int, flags []string) ([]*Etcd, error) {
 	binary, err := pinned("etcd")
 	if err != nil {
 		return nil, err
 	}
-	// Another process may take a port between our looking and etcd's listening: then begin again.
+	// Another process may take a port before etcd listens on it: then start over.
 	for attempt := 1; ; attempt++ {
 		members, err := newMembers(n, binary, flags)
 		if err == nil {
@@ -77,12 +78,12 @@ func startMembers(n int, flags []string) ([]*Etcd, error) {
 	}
 }
 
-// newMembers prepares members. Those that it returns beside an error have to be closed too.
+// newMembers prepares n members. The caller must close the returned members also after an error.
 func newMembers(n int, binary string, flags []string) (members []*Etcd, err error) {
 	var initial []string
 	for i := range n {
 		e := &Etcd{name: fmt.Sprintf("m%d", i+1), binary: binary}
-		// The path of a unix socket has little room, less than the name of a test may take in t.TempDir.
+		// t.TempDir contains the test's name and may exceed the length limit of unix socket paths.
 		if e.dir, err = os.MkdirTemp("", "etcd"); err != nil {
 			return members, err
 		}
@@ -115,15 +116,15 @@ func (e *Etcd) baseFlags(initialCluster, token string) []string {
 		"--advertise-client-urls=" + client,
 		"--listen-peer-urls=http://" + e.peer,
 		"--initial-advertise-peer-urls=http://" + e.peer,
-		"--listen-metrics-urls=http://" + e.health, // so that we need neither certificate nor user to look
+		"--listen-metrics-urls=http://" + e.health, // health checks need neither certificate nor user
 		"--initial-cluster=" + initialCluster,
-		"--initial-cluster-token=" + token, // the same for all members, another for every cluster
+		"--initial-cluster-token=" + token, // the same for all members, unique for each cluster
 		"--log-format=console",
 		"--unsafe-no-fsync",
 	}
 }
 
-// launch starts the members and waits until all of them answer.
+// launch starts the members and waits until all are ready.
 func launch(members []*Etcd) error {
 	for _, e := range members {
 		if err := e.start(); err != nil {
@@ -138,7 +139,7 @@ func launch(members []*Etcd) error {
 	return nil
 }
 
-// Close ends the process and removes its data.
+// Close kills the process and removes its data.
 func (e *Etcd) Close() error {
 	var err error
 	if e.process.running() {
@@ -147,61 +148,64 @@ func (e *Etcd) Close() error {
 	return errors.Join(err, os.RemoveAll(e.dir))
 }
 
-// Log returns what the server logged last.
+// Log returns the end of the server's log.
 func (e *Etcd) Log() string {
-	return fmt.Sprintf("etcd %s at %s logged last:\n%s", e.name, e.client, tail(e.log(), 6<<10))
+	return fmt.Sprintf("end of the log of etcd %s at %s:\n%s", e.name, e.client, tail(e.log(), 6<<10))
 }
 
-// Endpoint returns the address that clients connect to, as host:port. It never changes.
+// Endpoint returns the address for clients, as host:port. It never changes.
 func (e *Etcd) Endpoint() string { return e.client }
 
-// Socket returns the path of the unix socket on which it listens too, unless clients speak TLS.
+// Socket returns the path of the unix socket for clients. There is none if clients use TLS.
 func (e *Etcd) Socket() string { return filepath.Join(e.dir, "sock") }
 
-// DataDir returns the directory that has the member's data. They may be copied and replaced while it does not run.
+// DataDir returns the member's data directory. It may be copied and replaced while the process is
+// not running.
 func (e *Etcd) DataDir() string { return filepath.Join(e.dir, "data") }
 
 // Name returns the member's name: "m1", "m2" and so on.
 func (e *Etcd) Name() string { return e.name }
 
-// Pause stops the process where it is (SIGSTOP) until [Etcd.Resume]. Its connections stay open.
+// Pause suspends the process with SIGSTOP until [Etcd.Resume]. Its connections stay open.
 func (e *Etcd) Pause() {
 	e.must("pause", e.process.pause())
 }
 
-// Resume lets a paused process go on.
+// Resume continues a paused process.
 func (e *Etcd) Resume() {
 	e.must("resume", e.process.resume())
 }
 
-// Kill ends the process with SIGKILL, paused or not, and returns when it is gone. Its data stay.
+// Kill kills the process with SIGKILL, also if it is paused, and waits until it is gone. Its data
+// stays.
 func (e *Etcd) Kill() {
 	e.must("kill", e.process.kill())
 }
 
-// Stop makes the process shut down in order and returns when it is gone. With clients still connected that takes up
-// to seven seconds. Its data stay.
+// Stop shuts the process down with SIGTERM and waits until it is gone. With connected clients this
+// takes up to 7 s. Its data stays.
 func (e *Etcd) Stop() {
 	e.must("stop", e.process.terminate())
 }
 
-// Start starts the process again after Kill or Stop, with the same data and addresses, and returns without waiting
-// until it answers: what a member alone cannot do while the others are down. See [Etcd.AwaitReady].
+// Start starts the process again after Kill or Stop, with the same data and addresses. It does not
+// wait until the server is ready, because a member cannot become ready without a majority. See
+// [Etcd.AwaitReady].
 func (e *Etcd) Start() {
 	if e.process.running() {
-		e.must("start", errors.New("it is running already"))
+		e.must("start", errors.New("already running"))
 	}
 	e.must("start", e.start())
 }
 
-// AwaitReady returns when the server answers a linearizable read, which needs a leader and a majority. After
-// minutes without an answer the test fails.
+// AwaitReady waits until the server answers a linearizable read, which needs a leader and a
+// majority. The test fails after three minutes.
 func (e *Etcd) AwaitReady() {
 	e.must("wait for", e.awaitReady())
 }
 
-// Restart kills the process if it runs, starts it again with the same data and addresses and waits until it answers
-// a linearizable read.
+// Restart kills the process if it is running, starts it again with the same data and addresses, and
+// waits until it is ready.
 func (e *Etcd) Restart() {
 	if e.process.running() {
 		e.Kill()
@@ -223,15 +227,15 @@ func (e *Etcd) start() (err error) {
 
 func (e *Etcd) log() string { return filepath.Join(e.dir, "log") }
 
-var errPortTaken = errors.New("a port has been taken by somebody else")
+var errPortTaken = errors.New("another process is using the port")
 
-// awaitReady polls, because etcd has no event for "able to serve".
+// awaitReady polls, because etcd does not notify clients when it is ready.
 func (e *Etcd) awaitReady() error {
 	client := http.Client{Timeout: 10 * time.Second, Transport: &http.Transport{DisableKeepAlives: true}}
-	// A full disk or a corrupt member is what a test may be about.
+	// Tests may fill the disk or corrupt a member on purpose.
 	url := "http://" + e.health + "/health?exclude=NOSPACE&exclude=CORRUPT"
 	var last error
-	for end := time.Now().Add(longEnough); time.Now().Before(end); {
+	for end := time.Now().Add(processTimeout); time.Now().Before(end); {
 		res, err := client.Get(url)
 		switch {
 		case err != nil:
@@ -246,9 +250,9 @@ func (e *Etcd) awaitReady() error {
 			if strings.Contains(tail(e.log(), 16<<10), "address already in use") {
 				return fmt.Errorf("etcd %s: %w", e.name, errPortTaken)
 			}
-			return fmt.Errorf("etcd %s has ended: %s", e.name, e.process.how())
+			return fmt.Errorf("etcd %s has exited: %s", e.name, e.process.exitReason())
 		case <-time.After(10 * time.Millisecond):
 		}
 	}
-	return fmt.Errorf("etcd %s is not ready after %v: %w", e.name, longEnough, last)
+	return fmt.Errorf("etcd %s is not ready after %v: %w", e.name, processTimeout, last)
 }

@@ -7,8 +7,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// pause stops the process, and returns when it stands still: the signal alone only asks for that, and a thread that runs
-// on another processor may yet answer a request.
+// pause suspends the process and waits until it has stopped. SIGSTOP is asynchronous: without the
+// wait, a thread running on another processor could still reply to a request.
 func (p *process) pause() error {
 	if err := p.proc.Signal(syscall.SIGSTOP); err != nil {
 		return err

@@ -12,19 +12,20 @@ import (
 	"time"
 )
 
-// longEnough is how long we wait for a process to become ready, or to end: what only a process that never will exceeds, on
-// a machine that does much else.
-const longEnough = 3 * time.Minute
+// processTimeout is how long to wait until a process is ready or has ended. It is generous, because
+// other tests may keep the machine busy.
+const processTimeout = 3 * time.Minute
 
 // A process is one run of a server's program.
 type process struct {
 	pid  int
 	proc *os.Process
 	done chan struct{} // closed when the process has ended
-	err  error         // how it ended; read it after done
+	err  error         // result of Wait; valid once done is closed
 }
 
-// startProcess starts the program with its output appended to the file at log, and env added to its environment.
+// startProcess starts the program with its output appended to the file at log, and env added to its
+// environment.
 func startProcess(path string, args []string, log string, env ...string) (*process, error) {
 	out, err := os.OpenFile(log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {
@@ -39,8 +40,8 @@ func startProcess(path string, args []string, log string, env ...string) (*proce
 	p := &process{done: make(chan struct{})}
 	started := make(chan error)
 	go func() {
-		// On Linux the child is to die with us, and "us" is the thread that starts it: that thread must live
-		// as long as the child.
+		// On Linux, Pdeathsig kills the child when the thread that started it exits, so the thread
+		// must live as long as the child.
 		runtime.LockOSThread()
 		defer runtime.UnlockOSThread()
 		err := cmd.Start()
@@ -59,7 +60,7 @@ func startProcess(path string, args []string, log string, env ...string) (*proce
 	return p, nil
 }
 
-// environ is this process's environment without what would configure an etcd.
+// environ returns this process's environment without variables that configure etcd.
 func environ() []string {
 	var env []string
 	for _, e := range os.Environ() {
@@ -83,40 +84,41 @@ func (p *process) running() bool {
 	}
 }
 
-// how tells how the process ended. It must have.
-func (p *process) how() string {
+// exitReason describes how the process ended. It must be called after done is closed.
+func (p *process) exitReason() string {
 	if p.err == nil {
-		return "as if it had been asked to"
+		return "exit status 0"
 	}
 	return p.err.Error()
 }
 
-// kill ends the process with SIGKILL and waits until it is gone. A process that ended before is no error.
+// kill sends SIGKILL and waits until the process is gone. It returns nil if the process has ended
+// before.
 func (p *process) kill() error {
 	if err := p.proc.Kill(); err != nil && !errors.Is(err, os.ErrProcessDone) {
 		return err
 	}
-	return p.wait(longEnough)
+	return p.wait(processTimeout)
 }
 
-// terminate asks the process to end, and waits until it has.
+// terminate sends SIGTERM and waits until the process is gone.
 func (p *process) terminate() error {
 	if err := p.proc.Signal(syscall.SIGTERM); err != nil && !errors.Is(err, os.ErrProcessDone) {
 		return err
 	}
-	return p.wait(longEnough)
+	return p.wait(processTimeout)
 }
 
-func (p *process) wait(most time.Duration) error {
+func (p *process) wait(timeout time.Duration) error {
 	select {
 	case <-p.done:
 		return nil
-	case <-time.After(most):
-		return fmt.Errorf("process %d has not ended within %v", p.pid, most)
+	case <-time.After(timeout):
+		return fmt.Errorf("process %d did not exit within %v", p.pid, timeout)
 	}
 }
 
-// tail returns about the last n bytes of the file at path, beginning with a whole line.
+// tail returns about the last n bytes of the file at path, starting with a whole line.
 func tail(path string, n int64) string {
 	f, err := os.Open(path)
 	if err != nil {
@@ -140,7 +142,7 @@ func tail(path string, n int64) string {
 	return text
 }
 
-// logs returns what several servers logged last.
+// logs returns the ends of the servers' logs.
 func logs[S Server](servers []S) string {
 	var all []string
 	for _, s := range servers {
@@ -149,7 +151,7 @@ func logs[S Server](servers []S) string {
 	return strings.Join(all, "\n")
 }
 
-// closeAll closes several servers.
+// closeAll closes all servers.
 func closeAll[S Server](servers []S) error {
 	var all []error
 	for _, s := range servers {

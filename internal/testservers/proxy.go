@@ -8,7 +8,7 @@ import (
 	"github.com/stilelock/stile/internal/tcpproxy"
 )
 
-// Direction is a way through a [Proxy].
+// Direction is one direction of the traffic through a [Proxy].
 type Direction = tcpproxy.Direction
 
 const (
@@ -18,15 +18,15 @@ const (
 	Down = tcpproxy.Down
 )
 
-// Proxy stands between clients and one server, and passes on what they say, late, not yet or never. It is safe for
+// Proxy forwards TCP connections to one server, and can delay, hold or reset them. It is safe for
 // concurrent use.
 type Proxy struct {
 	*tcpproxy.Proxy
 	t testing.TB
 }
 
-// NewProxy starts a proxy in front of the server at target, a host:port that nobody need listen on yet. It ends,
-// with all its connections, when t ends.
+// NewProxy starts a proxy for the server at target, a host:port. The server need not be running.
+// The proxy and its connections are closed when the test ends.
 func NewProxy(t testing.TB, target string) *Proxy {
 	t.Helper()
 	p, err := newProxy(target)
@@ -52,7 +52,7 @@ func newProxy(target string) (*Proxy, error) {
 	return nil, fmt.Errorf("proxy for %s: %w", target, err)
 }
 
-// Accept ends Refuse: clients are served again.
+// Accept ends Refuse. The test fails if listening again fails.
 func (p *Proxy) Accept() {
 	if err := p.Proxy.Accept(); err != nil {
 		must(p.t, fmt.Errorf("proxy of %s: %w", p.Addr(), err))

@@ -10,10 +10,10 @@ import (
 	"time"
 )
 
-// aWhile is how long nothing must come before we say that nothing comes.
-const aWhile = 50 * time.Millisecond
+// quietPeriod is how long to wait to see that nothing arrives.
+const quietPeriod = 50 * time.Millisecond
 
-// startEcho starts a server that sends back what it gets.
+// startEcho starts a server that echoes its input.
 func startEcho(t *testing.T) (addr string) {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -56,7 +56,7 @@ func send(t *testing.T, conn net.Conn, text string) {
 func expect(t *testing.T, conn net.Conn, text string) {
 	t.Helper()
 	buf := make([]byte, len(text))
-	_ = conn.SetReadDeadline(time.Now().Add(longEnough))
+	_ = conn.SetReadDeadline(time.Now().Add(processTimeout))
 	if _, err := io.ReadFull(conn, buf); err != nil || string(buf) != text {
 		t.Fatalf("received %q, %v; want %q", buf, err, text)
 	}
@@ -64,17 +64,17 @@ func expect(t *testing.T, conn net.Conn, text string) {
 
 func expectNothing(t *testing.T, conn net.Conn) {
 	t.Helper()
-	_ = conn.SetReadDeadline(time.Now().Add(aWhile))
+	_ = conn.SetReadDeadline(time.Now().Add(quietPeriod))
 	buf := make([]byte, 100)
 	if n, err := conn.Read(buf); !errors.Is(err, os.ErrDeadlineExceeded) {
 		t.Fatalf("received %q, %v; want nothing", buf[:n], err)
 	}
 }
 
-func TestProxyPassesEverythingInOrder(t *testing.T) {
+func TestProxy_forwardsInOrder(t *testing.T) {
 	p := NewProxy(t, startEcho(t))
 	conn := dial(t, p.Addr())
-	const size = 3 << 20 // more than all the buffers on the way
+	const size = 3 << 20 // more than all buffers in between hold
 	sent := make([]byte, size)
 	for i := range sent {
 		sent[i] = byte(i * i / 7)
@@ -83,14 +83,14 @@ func TestProxyPassesEverythingInOrder(t *testing.T) {
 		_, _ = conn.Write(sent)
 		_ = conn.CloseWrite()
 	}()
-	_ = conn.SetReadDeadline(time.Now().Add(longEnough))
-	got, err := io.ReadAll(conn) // ends only because closing passes too
+	_ = conn.SetReadDeadline(time.Now().Add(processTimeout))
+	got, err := io.ReadAll(conn) // returns only if the close is forwarded
 	if err != nil || string(got) != string(sent) {
-		t.Errorf("%d of %d bytes came back as sent, error %v", len(got), size, err)
+		t.Errorf("got %d bytes, want the %d bytes sent; error %v", len(got), size, err)
 	}
 }
 
-// connected returns the two ends of a connection through a proxy.
+// connected returns a proxy and both ends of a connection through it.
 func connected(t *testing.T) (p *Proxy, client, server net.Conn) {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -107,12 +107,12 @@ func connected(t *testing.T) (p *Proxy, client, server net.Conn) {
 	return p, client, server
 }
 
-func TestProxyDelaysOneDirection(t *testing.T) {
+func TestProxy_delayByDirection(t *testing.T) {
 	p, client, server := connected(t)
 	for _, c := range []struct {
 		name       string
 		directions []Direction
-		up, down   bool // are delayed
+		up, down   bool // whether the direction is delayed
 	}{
 		{"up", []Direction{Up}, true, false},
 		{"down", []Direction{Down}, false, true},
@@ -140,12 +140,12 @@ func TestProxyDelaysOneDirection(t *testing.T) {
 			expect(t, client, "b")
 		}
 		if t.Failed() {
-			t.Fatalf("with a delay of %s", c.name)
+			t.Fatalf("failed with the delay %s", c.name)
 		}
 	}
 }
 
-func TestProxyDelaysNoLessThanItIsTold(t *testing.T) {
+func TestProxy_delayIsAtLeastTheDuration(t *testing.T) {
 	p, client, server := connected(t)
 	const delay = 50 * time.Millisecond
 	p.Delay(delay)
@@ -153,17 +153,17 @@ func TestProxyDelaysNoLessThanItIsTold(t *testing.T) {
 	send(t, client, "a")
 	expect(t, server, "a")
 	if took := time.Since(start); took < delay {
-		t.Errorf("a request arrived after %v, want %v at least", took, delay)
+		t.Errorf("a request arrived after %v, want at least %v", took, delay)
 	}
 	start = time.Now()
 	send(t, server, "b")
 	expect(t, client, "b")
 	if took := time.Since(start); took < delay {
-		t.Errorf("a reply arrived after %v, want %v at least", took, delay)
+		t.Errorf("a reply arrived after %v, want at least %v", took, delay)
 	}
 }
 
-func TestProxyDelaysWhatOneClientHears(t *testing.T) {
+func TestProxy_delayTo(t *testing.T) {
 	p := NewProxy(t, startEcho(t))
 	from := func(ip string) net.Conn {
 		conn, err := (&net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(ip)}}).Dial("tcp", p.Addr())
@@ -183,7 +183,7 @@ func TestProxyDelaysWhatOneClientHears(t *testing.T) {
 	expect(t, one, "a")
 }
 
-func TestProxyHoldsAndReleases(t *testing.T) {
+func TestProxy_holdAndRelease(t *testing.T) {
 	p := NewProxy(t, startEcho(t))
 	conn := dial(t, p.Addr())
 	send(t, conn, "a")
@@ -192,30 +192,30 @@ func TestProxyHoldsAndReleases(t *testing.T) {
 	p.Hold()
 	send(t, conn, "b")
 	expectNothing(t, conn)
-	late := dial(t, p.Addr())
-	send(t, late, "x")
-	expectNothing(t, late)
+	second := dial(t, p.Addr())
+	send(t, second, "x")
+	expectNothing(t, second)
 
 	p.Release(Up)
 	expectNothing(t, conn)
 	p.Release(Down)
 	expect(t, conn, "b")
-	expect(t, late, "x")
+	expect(t, second, "x")
 }
 
-func TestProxyKeepsAClosingToItselfWhileHeld(t *testing.T) {
+func TestProxy_holdsClose(t *testing.T) {
 	p, client, server := connected(t)
 	p.Hold(Down)
 	_ = server.Close()
 	expectNothing(t, client)
 	p.Release(Down)
-	_ = client.SetReadDeadline(time.Now().Add(longEnough))
+	_ = client.SetReadDeadline(time.Now().Add(processTimeout))
 	if n, err := client.Read(make([]byte, 1)); err == nil || errors.Is(err, os.ErrDeadlineExceeded) {
-		t.Errorf("read %d, %v; want to be told that the server closed", n, err)
+		t.Errorf("got %d, %v; want the close of the server", n, err)
 	}
 }
 
-func TestProxyCutsReplies(t *testing.T) {
+func TestProxy_cutReplies(t *testing.T) {
 	p, client, server := connected(t)
 	p.CutReplies()
 	send(t, client, "request")
@@ -225,29 +225,29 @@ func TestProxyCutsReplies(t *testing.T) {
 
 	p.Reset()
 	p.Release()
-	_ = client.SetReadDeadline(time.Now().Add(longEnough))
+	_ = client.SetReadDeadline(time.Now().Add(processTimeout))
 	buf := make([]byte, 10)
 	if n, err := client.Read(buf); n != 0 || !isReset(err) {
 		t.Errorf("received %q, %v; want the reply lost and the connection reset", buf[:n], err)
 	}
 }
 
-func TestProxyResets(t *testing.T) {
+func TestProxy_reset(t *testing.T) {
 	p := NewProxy(t, startEcho(t))
 	conn := dial(t, p.Addr())
 	send(t, conn, "a")
 	expect(t, conn, "a")
 	if n := p.Connections(); n != 1 {
-		t.Errorf("%d connections, want 1", n)
+		t.Errorf("got %d connections, want 1", n)
 	}
 
 	p.Reset()
 	if n := p.Connections(); n != 0 {
-		t.Errorf("%d connections after Reset, want none", n)
+		t.Errorf("got %d connections after Reset, want none", n)
 	}
-	_ = conn.SetReadDeadline(time.Now().Add(longEnough))
+	_ = conn.SetReadDeadline(time.Now().Add(processTimeout))
 	if _, err := conn.Read(make([]byte, 1)); !isReset(err) {
-		t.Errorf("reading after Reset: %v, want a reset", err)
+		t.Errorf("reading after Reset: got %v, want a reset", err)
 	}
 
 	again := dial(t, p.Addr())
@@ -255,16 +255,16 @@ func TestProxyResets(t *testing.T) {
 	expect(t, again, "b")
 }
 
-func TestProxyRefusesAndAccepts(t *testing.T) {
+func TestProxy_refuseAndAccept(t *testing.T) {
 	p := NewProxy(t, startEcho(t))
 	old := dial(t, p.Addr())
 	send(t, old, "a")
 	expect(t, old, "a")
 
 	p.Refuse()
-	p.Refuse() // twice is once
+	p.Refuse() // the second call has no effect
 	if conn, err := net.Dial("tcp", p.Addr()); !errors.Is(err, syscall.ECONNREFUSED) {
-		t.Errorf("dialing: %v, %v; want to be refused", conn, err)
+		t.Errorf("dialing: got %v, %v; want ECONNREFUSED", conn, err)
 	}
 	send(t, old, "b")
 	expect(t, old, "b")
@@ -276,20 +276,20 @@ func TestProxyRefusesAndAccepts(t *testing.T) {
 	expect(t, conn, "c")
 }
 
-func TestProxyResetsClientsOfADeadServer(t *testing.T) {
+func TestProxy_resetsClientsWithoutServer(t *testing.T) {
 	addr, err := NewAddress()
 	if err != nil {
 		t.Fatal(err)
 	}
 	p := NewProxy(t, addr)
 	conn, err := net.Dial("tcp", p.Addr())
-	if err == nil { // else the reset came while we dialed
+	if err == nil { // otherwise the reset arrived while dialing
 		defer conn.Close()
-		_ = conn.SetReadDeadline(time.Now().Add(longEnough))
+		_ = conn.SetReadDeadline(time.Now().Add(processTimeout))
 		_, err = conn.Read(make([]byte, 1))
 	}
 	if !isReset(err) {
-		t.Errorf("dialing and reading: %v, want a reset", err)
+		t.Errorf("dialing and reading: got %v, want a reset", err)
 	}
 }
 

@@ -15,39 +15,40 @@ import (
 	"github.com/stilelock/stile/internal/clockshim"
 )
 
-// Redis is a redis-server in a process of its own: alone, a replica, or a node of a cluster.
+// Redis is a redis-server process: single, a replica, or a node of a cluster.
 //
-// It keeps nothing on disk: killed and started again it is empty, but for what a cluster's node knows of its cluster.
+// It persists nothing. After a restart it is empty, except for a cluster node's knowledge of its
+// cluster.
 type Redis struct {
-	t      testing.TB // the test that it belongs to; nil if it belongs to none
+	t      testing.TB // the test that owns the server, or nil
 	binary string
-	args   []string // before the configuration file
+	args   []string // precede the configuration file
 	dir    string   // configuration, log and socket
 	addr   string
-	clock  *clockshim.Clock // nil: the machine's
+	clock  *clockshim.Clock // nil for the system clock
 
 	process *process // the last one started
 
-	asking sync.Mutex // is had by a command of Do's
+	doMu sync.Mutex // held during a command of Do
 
 	mu     sync.Mutex
-	direct *respConn // for Do; nil until it is needed, and after Kill
+	direct *respConn // connection of Do; nil before the first use and after Kill
 }
 
-// RedisUser is who may do everything, without a password.
+// RedisUser is an ACL user with all permissions and without a password.
 const RedisUser = "testservers"
 
-// redisPatience is how long a server may take for what it does at once. Machines that run tests may be very busy: only a
-// server that does not do it at all takes longer.
-const redisPatience = 2 * time.Minute
+// redisTimeout is the time limit for operations that normally complete at once. It is generous,
+// because other tests may keep the machine busy.
+const redisTimeout = 2 * time.Minute
 
-// StartRedis starts a redis-server, waits until it answers and stops it when the test ends.
+// StartRedis starts a redis-server, waits until it is ready, and stops it when the test ends.
 //
-// Each of config is a line of its configuration, "maxmemory-policy noeviction" for example, and wins over those given
-// here. With "tls-cert-file …" among them, the port speaks TLS.
+// Each element of config is a line of its configuration, for example "maxmemory-policy noeviction",
+// and overrides the defaults. With "tls-cert-file …" among them, the port uses TLS.
 //
-// Whatever the configuration demands of clients, the ACL user [RedisUser] may do everything without a password:
-// [Redis.Do] speaks for it.
+// In any configuration the ACL user [RedisUser] has all permissions without a password. [Redis.Do]
+// uses it.
 func StartRedis(t testing.TB, config ...string) *Redis {
 	t.Helper()
 	return startRedis(t, 1, nil, nil, func(int) []string { return config })[0]
@@ -62,14 +63,15 @@ func NewRedis(config ...string) (*Redis, error) {
 	return servers[0], nil
 }
 
-// StartRedisAhead starts a redis-server whose wall clock can be set forward while it runs, with [Redis.SetAhead]. It needs
-// a C compiler, for the few lines that stand between the server and the clock; without one the test is skipped.
+// StartRedisAhead starts a redis-server whose wall clock can be set while it runs, with
+// [Redis.SetAhead]. It needs a C compiler for the clock shim. Without one the test is skipped, or
+// fails as [Binary] describes.
 func StartRedisAhead(t testing.TB, config ...string) *Redis {
 	t.Helper()
-	return startRedis(t, 1, nil, jumpingClock(t), func(int) []string { return config })[0]
+	return startRedis(t, 1, nil, adjustableClock(t), func(int) []string { return config })[0]
 }
 
-// startRedis starts n servers that end with the test: see newRedis.
+// startRedis starts n servers that are closed when the test ends: see newRedis.
 func startRedis(t testing.TB, n int, args []string, clock *clockshim.Clock, config func(i int) []string) []*Redis {
 	t.Helper()
 	servers, err := newRedis(n, args, clock, config)
@@ -77,12 +79,13 @@ func startRedis(t testing.TB, n int, args []string, clock *clockshim.Clock, conf
 	for _, r := range servers {
 		r.t = t
 	}
-	bind(t, servers...)
+	closeWithTest(t, servers...)
 	return servers
 }
 
-// newRedis starts n servers and waits until all of them answer. args come before the configuration file on their
-// command lines, clock is their wall clock or nil, and config returns what their configurations have beside the rest.
+// newRedis starts n servers and waits until all are ready. args precede the configuration file on
+// the command line. clock is their wall clock, or nil. config returns additional configuration
+// lines of the i-th server.
 func newRedis(n int, args []string, clock *clockshim.Clock, config func(i int) []string) (servers []*Redis, err error) {
 	binary, err := installed("redis-server")
 	if err != nil {
@@ -95,12 +98,12 @@ func newRedis(n int, args []string, clock *clockshim.Clock, config func(i int) [
 	}()
 	for i := range n {
 		r := &Redis{binary: binary, args: args, clock: clock}
-		// The path of a unix socket has little room, less than the name of a test may take in t.TempDir.
+		// t.TempDir contains the test's name and may exceed the length limit of unix socket paths.
 		if r.dir, err = os.MkdirTemp("", "redis"); err != nil {
 			return servers, err
 		}
 		servers = append(servers, r)
-		// Another process may take a port between our looking and the server's listening: then begin again.
+		// Another process may take a port before the server listens on it: then start over.
 		for attempt := 1; ; attempt++ {
 			if err = r.configure(config(i)); err == nil {
 				err = r.start()
@@ -140,10 +143,10 @@ func (r *Redis) configure(config []string) (err error) {
 		"save \"\"",
 		"appendonly no",
 		"enable-debug-command yes",
-		"repl-diskless-sync no", // with which a replica would not be sent anything new for up to a second
+		"repl-diskless-sync no", // diskless sync would delay the replication stream by up to a second
 	}
 	if !slices.Contains(r.args, "--sentinel") {
-		// To itself it is at 127.0.0.1, whence its connections come; others are to know it by its address.
+		// Its connections come from 127.0.0.1, so it must announce its own address.
 		lines = append(lines, "replica-announce-ip "+Host(), "user "+RedisUser+" on nopass ~* &* +@all")
 	} else {
 		lines = append(lines, "sentinel announce-ip "+Host())
@@ -156,9 +159,9 @@ func (r *Redis) configure(config []string) (err error) {
 	return os.WriteFile(r.configFile(), []byte(strings.Join(lines, "\n")+"\n"), 0o600)
 }
 
-// Close ends the process.
+// Close kills the process and removes its files.
 func (r *Redis) Close() error {
-	r.hangUp()
+	r.closeConn()
 	var err error
 	if r.process.running() {
 		err = r.process.kill()
@@ -166,20 +169,21 @@ func (r *Redis) Close() error {
 	return errors.Join(err, os.RemoveAll(r.dir))
 }
 
-// Log returns what the server logged last.
+// Log returns the end of the server's log.
 func (r *Redis) Log() string {
-	return fmt.Sprintf("redis at %s logged last:\n%s", r.addr, tail(r.log(), 4<<10))
+	return fmt.Sprintf("end of the log of redis at %s:\n%s", r.addr, tail(r.log(), 4<<10))
 }
 
-// Addr returns the address that clients connect to, as host:port. It never changes.
+// Addr returns the address for clients, as host:port. It never changes.
 func (r *Redis) Addr() string { return r.addr }
 
-// Socket returns the path of the unix socket on which it listens too, without TLS.
+// Socket returns the path of the unix socket for clients. It does not use TLS.
 func (r *Redis) Socket() string { return filepath.Join(r.dir, "sock") }
 
-// Do carries out a command, given word by word, and returns the reply. An error fails the test, as a reply that is nil
-// does. It may be called while the server is paused, and then waits until it is not. All commands go through one connection,
-// so that WAIT tells of those before it; none must change what the connection is, as SELECT and SUBSCRIBE do.
+// Do runs a command, given as words, and returns the reply. The test fails if the command fails or
+// the reply is nil. While the server is paused, Do blocks. All commands use one connection, so WAIT
+// covers earlier commands. A command must not change the state of the connection, as SELECT and
+// SUBSCRIBE do.
 func (r *Redis) Do(words ...string) Reply {
 	if r.t != nil {
 		r.t.Helper()
@@ -191,77 +195,79 @@ func (r *Redis) Do(words ...string) Reply {
 	return reply
 }
 
-// Pause stops the process where it is (SIGSTOP) until [Redis.Resume]. Its connections stay open.
+// Pause suspends the process with SIGSTOP until [Redis.Resume]. Its connections stay open.
 func (r *Redis) Pause() {
 	r.must("pause", r.process.pause())
 }
 
-// Resume lets a paused process go on.
+// Resume continues a paused process.
 func (r *Redis) Resume() {
 	r.must("resume", r.process.resume())
 }
 
-// Kill ends the process with SIGKILL, paused or not, and returns when it is gone, with all that it knew.
+// Kill kills the process with SIGKILL, also if it is paused, and waits until it is gone. Its data
+// is lost.
 func (r *Redis) Kill() {
 	r.must("kill", r.process.kill())
-	r.hangUp()
+	r.closeConn()
 }
 
-// Start starts the process again after [Redis.Kill], empty, at the same address, and returns when it answers.
+// Start starts the process again after [Redis.Kill], at the same address and without data, and
+// waits until it is ready.
 func (r *Redis) Start() {
 	if r.process.running() {
-		r.must("start", errors.New("it is running already"))
+		r.must("start", errors.New("already running"))
 	}
 	r.must("start", r.start())
 	r.must("wait for", r.awaitReady())
 }
 
-// Restart kills the process and starts it again, empty, at the same address.
+// Restart kills the process and starts it again, at the same address and without data.
 func (r *Redis) Restart() {
 	r.Kill()
 	r.Start()
 }
 
-// ReplicaOf makes the server a replica of another, and returns when it has everything that the other had; or, if master
-// is nil, a master again.
+// ReplicaOf makes the server a replica of master and waits until it is in sync. If master is nil,
+// it makes the server a master.
 func (r *Redis) ReplicaOf(master *Redis) {
 	if master == nil {
 		r.Do("REPLICAOF", "NO", "ONE")
 		return
 	}
 	r.Do("REPLICAOF", Host(), master.port())
-	r.await("to be in step with its master", func() bool {
-		// A replica that has everything does not count until the master has heard so.
+	r.await("to be in sync with its master", func() bool {
+		// The master counts a replica only after it has acknowledged the data.
 		return strings.Contains(r.info("replication"), "master_link_status:up") &&
 			strings.Contains(master.info("replication"), "port="+r.port()+",state=online")
 	})
 }
 
-// RunID returns what the server calls itself, anew with each start.
+// RunID returns the server's run ID, which changes with each start.
 func (r *Redis) RunID() string {
 	_, after, _ := strings.Cut(r.info("server"), "run_id:")
 	id, _, _ := strings.Cut(after, "\r")
 	return id
 }
 
-// SetAhead sets the wall clock of a server started by [StartRedisAhead] so much ahead of the machine's, or, if d is
-// negative, behind it.
+// SetAhead sets the wall clock of a server started by [StartRedisAhead] ahead of the system clock
+// by d, or behind it if d is negative.
 func (r *Redis) SetAhead(d time.Duration) {
 	if r.clock == nil {
-		r.must("set the clock of", errors.New("StartRedisAhead has not started it"))
+		r.must("set the clock of", errors.New("it was not started by StartRedisAhead"))
 	}
 	r.must("set the clock of", r.clock.Set(d))
-	// The server looks at the file at most once in ten milliseconds.
+	// The server reads the file at most once in 10 ms.
 	r.await("to see its new clock", func() bool {
-		begun := time.Now()
+		sent := time.Now()
 		words, err := r.Do("TIME").AsStrSlice()
 		if err != nil || len(words) != 2 {
 			return false
 		}
 		seconds, err := time.ParseDuration(words[0] + "s")
-		// It has read its clock between our question and now, however long that took, and rounded it down.
+		// The server read its clock between sent and now, and rounded it down to a second.
 		shown := time.Unix(0, 0).Add(seconds).Add(-d)
-		return err == nil && shown.After(begun.Add(-2*time.Second)) && shown.Before(time.Now().Add(time.Second))
+		return err == nil && shown.After(sent.Add(-2*time.Second)) && shown.Before(time.Now().Add(time.Second))
 	})
 }
 
@@ -276,11 +282,11 @@ func (r *Redis) info(section string) string {
 	return text
 }
 
-// await polls, because redis tells nobody of its states.
-func (r *Redis) await(what string, is func() bool) {
-	for end := time.Now().Add(redisPatience); !is(); time.Sleep(10 * time.Millisecond) {
+// await polls until is returns true, because redis does not notify clients of its state.
+func (r *Redis) await(what string, done func() bool) {
+	for end := time.Now().Add(redisTimeout); !done(); time.Sleep(10 * time.Millisecond) {
 		if time.Now().After(end) {
-			must(r.t, fmt.Errorf("redis at %s took more than %v %s", r.addr, redisPatience, what))
+			must(r.t, fmt.Errorf("redis at %s took more than %v %s", r.addr, redisTimeout, what))
 		}
 	}
 }
@@ -304,29 +310,30 @@ func (r *Redis) start() (err error) {
 	return err
 }
 
-// do carries out a command on the connection that is there, or on a new one.
+// do runs a command on the existing connection or a new one.
 func (r *Redis) do(words ...string) (Reply, error) {
-	r.asking.Lock()
-	defer r.asking.Unlock()
-	deadline := time.Now().Add(redisPatience) // that the server answers late is no reason to hang up
+	r.doMu.Lock()
+	defer r.doMu.Unlock()
+	deadline := time.Now().Add(redisTimeout) // a slow server is no reason to reconnect
 	for {
 		conn, isNew, err := r.connect(deadline)
 		if err != nil {
 			return Reply{}, err
 		}
 		reply, err := conn.do(deadline, words...)
-		if _, refused := errors.AsType[refusal](err); err == nil || refused || errors.Is(err, errNil) {
+		if _, refused := errors.AsType[replyError](err); err == nil || refused || errors.Is(err, errNil) {
 			return reply, err
 		}
-		r.hangUp()
-		// An old connection may have been cut, by CLIENT KILL say, and nobody notices before it is used.
+		r.closeConn()
+		// An existing connection may have been closed, for example by CLIENT KILL, which only use
+		// reveals.
 		if isNew || time.Now().After(deadline) {
 			return Reply{}, err
 		}
 	}
 }
 
-// connect returns the connection for do, and whether it was made just now.
+// connect returns the connection for do, and whether it is new.
 func (r *Redis) connect(deadline time.Time) (conn *respConn, isNew bool, err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -341,8 +348,8 @@ func (r *Redis) connect(deadline time.Time) (conn *respConn, isNew bool, err err
 	return r.direct, true, err
 }
 
-// hangUp closes the connection of do, if there is one.
-func (r *Redis) hangUp() {
+// closeConn closes the connection of do, if there is one.
+func (r *Redis) closeConn() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.direct != nil {
@@ -351,10 +358,10 @@ func (r *Redis) hangUp() {
 	}
 }
 
-// awaitReady polls, because redis has no event for "able to serve".
+// awaitReady polls, because redis does not notify clients when it is ready.
 func (r *Redis) awaitReady() error {
 	var last error
-	for end := time.Now().Add(redisPatience); time.Now().Before(end); {
+	for end := time.Now().Add(redisTimeout); time.Now().Before(end); {
 		if _, last = r.do("PING"); last == nil {
 			return nil
 		}
@@ -363,9 +370,9 @@ func (r *Redis) awaitReady() error {
 			if strings.Contains(tail(r.log(), 16<<10), "Address already in use") {
 				return errPortTaken
 			}
-			return fmt.Errorf("it has ended: %s", r.process.how())
+			return fmt.Errorf("it has exited: %s", r.process.exitReason())
 		case <-time.After(5 * time.Millisecond):
 		}
 	}
-	return fmt.Errorf("it is not ready after %v: %w", redisPatience, last)
+	return fmt.Errorf("it is not ready after %v: %w", redisTimeout, last)
 }

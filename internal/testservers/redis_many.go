@@ -7,23 +7,23 @@ import (
 	"testing"
 )
 
-// StartRedisServers starts n servers that know nothing of each other, each with the given configuration; see
+// StartRedisServers starts n independent servers, each with the given configuration; see
 // [StartRedis].
 func StartRedisServers(t testing.TB, n int, config ...string) []*Redis {
 	t.Helper()
 	return startRedis(t, n, nil, nil, func(int) []string { return config })
 }
 
-// StartRedisCluster starts a Redis Cluster of n masters without replicas, 3 at least, and waits until all of them know of
-// all slots. config is as in [StartRedis].
+// StartRedisCluster starts a Redis Cluster of n masters without replicas, where n is at least 3,
+// and waits until all know all slots. config is as in [StartRedis].
 func StartRedisCluster(t testing.TB, n int, config ...string) []*Redis {
 	t.Helper()
 	nodes := startRedis(t, n, nil, nil, func(int) []string {
-		// The port of the cluster's bus would be 10000 above the other, perhaps out of range and never looked at.
+		// The default bus port, 10000 above the other, could be out of range or in use.
 		_, port, _ := net.SplitHostPort(FreeAddress(t))
 		return append([]string{
 			"cluster-enabled yes", "cluster-config-file nodes.conf", "cluster-port " + port, "cluster-announce-ip " + Host(),
-			"cluster-node-timeout 120000", // else a node that a busy machine lets wait is taken for dead by the others
+			"cluster-node-timeout 120000", // so that a node delayed by a busy machine is not considered failed
 		}, config...)
 	})
 	const slots = 16384
@@ -42,7 +42,7 @@ func StartRedisCluster(t testing.TB, n int, config ...string) []*Redis {
 		}
 	}
 	for _, node := range nodes {
-		node.await("to know its cluster", func() bool {
+		node.await("to discover its cluster", func() bool {
 			text, err := node.Do("CLUSTER", "INFO").ToString()
 			return err == nil && strings.Contains(text, "cluster_state:ok") &&
 				strings.Contains(text, fmt.Sprintf("cluster_known_nodes:%d", n))
@@ -51,25 +51,25 @@ func StartRedisCluster(t testing.TB, n int, config ...string) []*Redis {
 	return nodes
 }
 
-// A RedisFailover is a master, its replicas and the sentinels that watch over them.
+// A RedisFailover is a master, its replicas and the sentinels that monitor them.
 type RedisFailover struct {
-	Servers   []*Redis // the master is the first, until another is promoted
+	Servers   []*Redis // the first is the master until another is promoted
 	Sentinels []*Redis
 }
 
-// SentinelMaster is the name under which the sentinels of a [RedisFailover] know the master.
+// SentinelMaster is the name of the master in the sentinels of a [RedisFailover].
 const SentinelMaster = "mymaster"
 
-// Sentinels are as patient as can be until [RedisFailover.AwaitMaster] is called: else a master that a busy machine lets
-// wait would be replaced by one beside it.
+// Values of down-after-milliseconds. Failure detection is in effect disabled until
+// [RedisFailover.AwaitMaster] is called, because otherwise a busy machine could trigger a failover.
 const (
-	patientSentinel = "600000" // milliseconds
-	alertSentinel   = "500"
+	slowDetection = "600000" // in milliseconds
+	fastDetection = "500"
 )
 
-// StartRedisFailover starts a master with one replica, and three sentinels. They promote the replica when the master has
-// ended or stands still, but not before [RedisFailover.AwaitMaster] is called. config is as in [StartRedis], for the
-// master and the replica.
+// StartRedisFailover starts a master, one replica and three sentinels. The sentinels promote the
+// replica when the master has ended or is paused, but only after a call of
+// [RedisFailover.AwaitMaster]. config is as in [StartRedis], for the master and the replica.
 func StartRedisFailover(t testing.TB, config ...string) *RedisFailover {
 	t.Helper()
 	servers := StartRedisServers(t, 2, config...)
@@ -78,15 +78,15 @@ func StartRedisFailover(t testing.TB, config ...string) *RedisFailover {
 	sentinels := startRedis(t, 3, []string{"--sentinel"}, nil, func(int) []string {
 		return []string{
 			"sentinel monitor " + SentinelMaster + " " + host + " " + port + " 2",
-			"sentinel down-after-milliseconds " + SentinelMaster + " " + patientSentinel,
+			"sentinel down-after-milliseconds " + SentinelMaster + " " + slowDetection,
 			"sentinel failover-timeout " + SentinelMaster + " 5000",
 			"sentinel auth-user " + SentinelMaster + " " + RedisUser,
-			"sentinel auth-pass " + SentinelMaster + " any", // the user needs none
+			"sentinel auth-pass " + SentinelMaster + " any", // the user needs no password
 		}
 	})
 	f := &RedisFailover{Servers: servers, Sentinels: sentinels}
 	for _, s := range sentinels {
-		s.await("to know the replica and the other sentinels", func() bool {
+		s.await("to discover the replica and the other sentinels", func() bool {
 			state, err := s.Do("SENTINEL", "MASTER", SentinelMaster).AsStrMap()
 			return err == nil && state["num-slaves"] == "1" && state["num-other-sentinels"] == "2" && state["flags"] == "master"
 		})
@@ -103,11 +103,11 @@ func (f *RedisFailover) SentinelAddrs() []string {
 	return addrs
 }
 
-// AwaitMaster has the sentinels look for another master if the present one does not answer, and returns when all of them
-// say that the given server is the master, and it is.
+// AwaitMaster enables failure detection, so that the sentinels replace a master that does not
+// answer. It waits until all sentinels report want as the master and want has that role.
 func (f *RedisFailover) AwaitMaster(t testing.TB, want *Redis) {
 	t.Helper()
-	f.setPatience(alertSentinel)
+	f.setDownAfter(fastDetection)
 	want.await("to become the master", func() bool {
 		for _, s := range f.Sentinels {
 			addr, err := s.Do("SENTINEL", "GET-MASTER-ADDR-BY-NAME", SentinelMaster).AsStrSlice()
@@ -117,11 +117,12 @@ func (f *RedisFailover) AwaitMaster(t testing.TB, want *Redis) {
 		}
 		return strings.Contains(want.info("replication"), "role:master")
 	})
-	f.setPatience(patientSentinel)
+	f.setDownAfter(slowDetection)
 }
 
-// setPatience sets how long, in milliseconds, a server may be silent before it is taken for dead.
-func (f *RedisFailover) setPatience(ms string) {
+// setDownAfter sets how long, in milliseconds, a server may be unreachable before it is considered
+// down.
+func (f *RedisFailover) setDownAfter(ms string) {
 	for _, s := range f.Sentinels {
 		s.Do("SENTINEL", "SET", SentinelMaster, "down-after-milliseconds", ms)
 	}

@@ -6,55 +6,55 @@ import (
 	"time"
 )
 
-func TestRedisRestartedIsEmpty(t *testing.T) {
+func TestRedis_emptyAfterRestart(t *testing.T) {
 	t.Parallel()
 	r := StartRedis(t)
 	id := r.RunID()
 	r.Do("SET", "k", "v")
 	r.Restart()
 	if n, err := r.Do("DBSIZE").AsInt64(); err != nil || n != 0 {
-		t.Errorf("after a restart there are %d keys, %v", n, err)
+		t.Errorf("after a restart: got %d keys, %v; want 0", n, err)
 	}
 	if r.RunID() == id {
-		t.Errorf("the run id is still %s", id)
+		t.Errorf("after a restart: the run ID is still %s", id)
 	}
 }
 
-func TestRedisReplicaTakesOverWhenItsMasterStands(t *testing.T) {
+func TestRedisFailover_promotesReplicaOfPausedMaster(t *testing.T) {
 	t.Parallel()
 	f := StartRedisFailover(t)
 	master, replica := f.Servers[0], f.Servers[1]
 	master.Do("SET", "k", "v")
-	// It is asked on the connection that has made the change: on another it would be about nothing.
+	// WAIT covers only commands of its own connection, which is the one that made the change.
 	if n, err := master.Do("WAIT", "1", "60000").AsInt64(); err != nil || n != 1 {
-		t.Fatalf("%d replicas have it, %v", n, err)
+		t.Fatalf("WAIT: got %d replicas, %v; want 1", n, err)
 	}
 	master.Pause()
 	f.AwaitMaster(t, replica)
 	if v, err := replica.Do("GET", "k").ToString(); err != nil || v != "v" {
-		t.Errorf("the new master has %q, %v", v, err)
+		t.Errorf("the new master: got %q, %v; want v", v, err)
 	}
 }
 
-// A connection that was cut is not the end of Do.
-func TestRedisDoesWhatIsAskedAfterItsConnectionWasCut(t *testing.T) {
+// Do reconnects after its connection was closed.
+func TestRedis_doReconnects(t *testing.T) {
 	t.Parallel()
 	r := StartRedis(t)
 	r.Do("SET", "k", "v")
-	other, err := dialRESP(r.Socket(), RedisUser, time.Now().Add(longEnough))
+	other, err := dialRESP(r.Socket(), RedisUser, time.Now().Add(processTimeout))
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer other.Close()
-	if _, err := other.do(time.Now().Add(longEnough), "CLIENT", "KILL", "TYPE", "normal"); err != nil {
+	if _, err := other.do(time.Now().Add(processTimeout), "CLIENT", "KILL", "TYPE", "normal"); err != nil {
 		t.Fatal(err)
 	}
 	if v, err := r.Do("GET", "k").ToString(); err != nil || v != "v" {
-		t.Errorf("it has %q, %v", v, err)
+		t.Errorf("after reconnecting: got %q, %v; want v", v, err)
 	}
 }
 
-func TestRedisClusterSendsAwayKeysOfOthers(t *testing.T) {
+func TestRedisCluster_redirectsKeysOfOtherNodes(t *testing.T) {
 	t.Parallel()
 	nodes := StartRedisCluster(t, 3)
 	moved := 0
@@ -64,11 +64,11 @@ func TestRedisClusterSendsAwayKeysOfOthers(t *testing.T) {
 		}
 	}
 	if moved != 2 {
-		t.Errorf("%d of 3 nodes sent the key away, want 2", moved)
+		t.Errorf("%d of 3 nodes redirected the key, want 2", moved)
 	}
 }
 
-func TestRedisClockJumps(t *testing.T) {
+func TestRedis_setAhead(t *testing.T) {
 	t.Parallel()
 	r := StartRedisAhead(t)
 	for _, ahead := range []time.Duration{24 * time.Hour, -24 * time.Hour, 0} {

@@ -11,22 +11,22 @@ import (
 	"time"
 )
 
-// A Reply is what a Redis server has replied to a command. Its methods are named as those of the client whose stores are
-// tested.
+// A Reply is a reply of a Redis server. Its methods are named like those of rueidis, the client
+// that the Redis stores use.
 type Reply struct {
 	kind byte // as in the protocol: '+', '-', ':', '$' or '*'; 0 for nil
 	text string
 	list []Reply
 }
 
-// errNil says that the reply is nil.
+// errNil reports a nil reply.
 var errNil = errors.New("the reply is nil")
 
 func (r Reply) unexpected(want string) error {
 	return fmt.Errorf("the reply %q %v is not %s", r.text, r.list, want)
 }
 
-// ToString returns a reply that is a string.
+// ToString returns the string of a string reply.
 func (r Reply) ToString() (string, error) {
 	if r.kind != '+' && r.kind != '$' {
 		return "", r.unexpected("a string")
@@ -34,7 +34,7 @@ func (r Reply) ToString() (string, error) {
 	return r.text, nil
 }
 
-// AsInt64 returns a reply that is a number, or a string with one.
+// AsInt64 returns the number of an integer reply or of a bulk string that contains one.
 func (r Reply) AsInt64() (int64, error) {
 	if r.kind != ':' && r.kind != '$' {
 		return 0, r.unexpected("a number")
@@ -42,7 +42,7 @@ func (r Reply) AsInt64() (int64, error) {
 	return strconv.ParseInt(r.text, 10, 64)
 }
 
-// ToArray returns the replies that a reply consists of.
+// ToArray returns the elements of an array reply.
 func (r Reply) ToArray() ([]Reply, error) {
 	if r.kind != '*' {
 		return nil, r.unexpected("an array")
@@ -50,7 +50,7 @@ func (r Reply) ToArray() ([]Reply, error) {
 	return r.list, nil
 }
 
-// AsStrSlice returns a reply that consists of strings or numbers.
+// AsStrSlice returns the elements of an array of strings or numbers.
 func (r Reply) AsStrSlice() ([]string, error) {
 	if r.kind != '*' {
 		return nil, r.unexpected("an array")
@@ -65,11 +65,11 @@ func (r Reply) AsStrSlice() ([]string, error) {
 	return all, nil
 }
 
-// AsStrMap returns a reply that consists of names, each before its value.
+// AsStrMap returns an array of alternating names and values as a map.
 func (r Reply) AsStrMap() (map[string]string, error) {
 	all, err := r.AsStrSlice()
 	if err != nil || len(all)%2 != 0 {
-		return nil, errors.Join(err, r.unexpected("of names and values"))
+		return nil, errors.Join(err, r.unexpected("an array of names and values"))
 	}
 	m := make(map[string]string)
 	for i := 0; i < len(all); i += 2 {
@@ -78,7 +78,7 @@ func (r Reply) AsStrMap() (map[string]string, error) {
 	return m, nil
 }
 
-// AsIntMap returns a reply that consists of names, each before its number.
+// AsIntMap returns an array of alternating names and numbers as a map.
 func (r Reply) AsIntMap() (map[string]int64, error) {
 	all, err := r.AsStrMap()
 	if err != nil {
@@ -93,18 +93,19 @@ func (r Reply) AsIntMap() (map[string]int64, error) {
 	return m, nil
 }
 
-// A refusal is an error that the server has replied with.
-type refusal string
+// A replyError is an error reply of the server.
+type replyError string
 
-func (r refusal) Error() string { return string(r) }
+func (r replyError) Error() string { return string(r) }
 
-// respConn is a connection to a Redis server, for one command after the other.
+// respConn is a connection to a Redis server. Commands must not overlap.
 type respConn struct {
 	net.Conn
 	in *bufio.Reader
 }
 
-// dialRESP connects through a unix socket, as the given user, who needs no password; as the default user if it is empty.
+// dialRESP connects to a unix socket as the given user, who needs no password, or as the default
+// user if user is empty.
 func dialRESP(socket, user string, deadline time.Time) (*respConn, error) {
 	dialer := net.Dialer{Deadline: deadline}
 	conn, err := dialer.Dial("unix", socket)
@@ -121,7 +122,7 @@ func dialRESP(socket, user string, deadline time.Time) (*respConn, error) {
 	return c, nil
 }
 
-// do carries out a command. After an error that is neither a [refusal] nor errNil the connection is of no use any more.
+// do runs a command. After an error other than a [replyError] or errNil the connection is unusable.
 func (c *respConn) do(deadline time.Time, words ...string) (Reply, error) {
 	if err := c.SetDeadline(deadline); err != nil {
 		return Reply{}, err
@@ -139,14 +140,14 @@ func (c *respConn) do(deadline time.Time, words ...string) (Reply, error) {
 	case err != nil:
 		return Reply{}, err
 	case reply.kind == '-':
-		return Reply{}, refusal(reply.text)
+		return Reply{}, replyError(reply.text)
 	case reply.kind == 0:
 		return Reply{}, errNil
 	}
 	return reply, nil
 }
 
-// read reads one reply, which may be an error or nil, as its elements may be.
+// read reads one reply. The reply or its elements may be errors or nil.
 func (c *respConn) read() (Reply, error) {
 	head, err := c.in.ReadString('\n')
 	if err != nil {

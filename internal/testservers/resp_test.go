@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-func TestReply_Read(t *testing.T) {
+func TestRespConn_read(t *testing.T) {
 	str := func(text string) Reply { return Reply{kind: '$', text: text} }
 	for _, c := range []struct {
 		in   string
@@ -28,47 +28,47 @@ func TestReply_Read(t *testing.T) {
 	} {
 		conn := respConn{in: bufio.NewReader(strings.NewReader(c.in + "+next\r\n"))}
 		if got, err := conn.read(); err != nil || !reflect.DeepEqual(got, c.want) {
-			t.Errorf("%q is read as %+v, %v; want %+v", c.in, got, err, c.want)
+			t.Errorf("%q: got %+v, %v; want %+v", c.in, got, err, c.want)
 		}
 		if next, err := conn.read(); err != nil || next.text != "next" {
-			t.Errorf("after %q comes %+v, %v", c.in, next, err)
+			t.Errorf("after %q: got %+v, %v; want the next reply", c.in, next, err)
 		}
 	}
 	for _, in := range []string{"", "\r\n", "$x\r\n", "$4\r\nab", "*2\r\n:1\r\n"} {
 		conn := respConn{in: bufio.NewReader(strings.NewReader(in))}
 		if got, err := conn.read(); err == nil {
-			t.Errorf("%q is read as %+v", in, got)
+			t.Errorf("%q: got %+v, want an error", in, got)
 		}
 	}
 }
 
-func TestRedis_Replies(t *testing.T) {
+func TestRedis_replies(t *testing.T) {
 	t.Parallel()
 	r := StartRedis(t)
 	r.Do("SET", "text", "a\r\nb")
 	r.Do("HSET", "hash", "one", "1", "two", "2")
 	if text, err := r.Do("GET", "text").ToString(); err != nil || text != "a\r\nb" {
-		t.Errorf("the text is %q, %v", text, err)
+		t.Errorf("GET: got %q, %v", text, err)
 	}
 	if m, err := r.Do("HGETALL", "hash").AsIntMap(); err != nil || !reflect.DeepEqual(m, map[string]int64{"one": 1, "two": 2}) {
-		t.Errorf("the hash is %v, %v", m, err)
+		t.Errorf("HGETALL: got %v, %v", m, err)
 	}
 	if _, err := r.Do("GET", "text").AsInt64(); err == nil {
-		t.Error("a text was taken for a number")
+		t.Error("AsInt64 of a text: got no error")
 	}
 	if _, err := r.Do("HGETALL", "hash").ToString(); err == nil {
-		t.Error("a hash was taken for a string")
+		t.Error("ToString of a hash: got no error")
 	}
 	if _, err := r.do("GET", "nothing"); err == nil || err.Error() != "the reply is nil" {
-		t.Errorf("of what is not there it says %v", err)
+		t.Errorf("GET of a missing key: got %v, want a nil reply", err)
 	}
 	if _, err := r.do("INCR", "text"); err == nil || !strings.Contains(err.Error(), "not an integer") {
-		t.Errorf("a refusal is %v", err)
+		t.Errorf("INCR of a text: got %v, want the server's error", err)
 	}
 }
 
-// A command waits for a server that is paused, and does not for one that has been killed.
-func TestRedis_DoWhilePausedAndKilled(t *testing.T) {
+// A command waits for a paused server and fails when the server is killed.
+func TestRedis_doWhilePausedAndKilled(t *testing.T) {
 	t.Parallel()
 	r := StartRedis(t)
 	r.Do("PING")
@@ -81,7 +81,7 @@ func TestRedis_DoWhilePausedAndKilled(t *testing.T) {
 	select {
 	case err := <-replied:
 		t.Errorf("a paused server replied: %v", err)
-	case <-time.After(aWhile):
+	case <-time.After(quietPeriod):
 	}
 	r.Resume()
 	if err := <-replied; err != nil {

@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// Shared is a server that several tests use and none of them hurts. The first that needs it starts it, and TestMain
-// closes it.
+// Shared is a server that several tests share and none disturbs. The first call of Start or Get
+// starts it. TestMain closes it.
 type Shared[S Server] struct {
 	// New starts the server.
 	New func() (S, error)
@@ -17,16 +17,18 @@ type Shared[S Server] struct {
 	start  sync.Once
 	server S
 	err    error
-	failed atomic.Bool // a test that used it
+	failed atomic.Bool // whether a test that used it has failed
 }
 
-// Start starts the server if it has not been started, and returns it.
+// Start returns the server, starting it on the first call. Later calls return the same server or
+// error.
 func (s *Shared[S]) Start() (S, error) {
 	s.start.Do(func() { s.server, s.err = s.New() })
 	return s.server, s.err
 }
 
-// Get returns the server. If it could not be started the test fails, or is skipped as [Check] says.
+// Get returns the server, starting it on the first call. If that failed, Get fails or skips the
+// test: see [Check].
 func (s *Shared[S]) Get(t testing.TB) S {
 	t.Helper()
 	server, err := s.Start()
@@ -39,8 +41,8 @@ func (s *Shared[S]) Get(t testing.TB) S {
 	return server
 }
 
-// Close ends the server, if it was started. What it logged last is shown if a test that used it has failed. No test may
-// call Get any more.
+// Close closes the server, if it was started. It shows the end of its log if a test that used it
+// has failed. Get must not be called afterwards.
 func (s *Shared[S]) Close() {
 	s.start.Do(func() { s.err = os.ErrClosed })
 	if s.err != nil {

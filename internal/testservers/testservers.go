@@ -1,6 +1,6 @@
-// Package testservers starts real servers for tests and hurts them: etcd, Redis and ZooKeeper as processes of their own,
-// alone or as a cluster, that can be paused, killed and restarted, and a [Proxy] that delays, holds and cuts what passes
-// to it.
+// Package testservers starts real servers for tests and injects faults: etcd, Redis and ZooKeeper
+// as separate processes, single or clustered, that can be paused, killed and restarted, and a
+// [Proxy] that delays, holds and resets connections.
 //
 //	func TestSomething(t *testing.T) {
 //		etcd := testservers.StartEtcd(t)
@@ -10,16 +10,18 @@
 //		etcd.Pause()
 //	}
 //
-// What a function named Start… starts ends with the test that called it. What a function named New… starts belongs to no
-// test: the function returns an error if it cannot, and the caller calls Close. [Shared] shares such a server between tests.
+// A server returned by a function named Start… is closed at the end of the test. A server returned
+// by a function named New… belongs to no test: the function returns an error on failure, and the
+// caller must call Close. [Shared] shares such a server between tests.
 //
-// Like [testing.TB.FailNow], the functions and methods that may fail a test must be called from its own goroutine; [Proxy]
-// has none such but [NewProxy] and [Proxy.Accept]. Where they would fail a test, the methods of a server that belongs to no
-// test panic.
+// Functions and methods that may fail a test must be called from the test's goroutine, like
+// [testing.TB.FailNow]. Those of [Proxy] may be called from any goroutine, except [NewProxy] and
+// [Proxy.Accept]. On a server that belongs to no test, methods panic where they would fail the
+// test.
 //
-// Everything listens on loopback only. The package brings no client of the servers along: a test uses the one that its
-// module has anyway. The programs are the pinned ones that `make servers` builds into .bin, or those of Debian packages.
-// Only tests import this package.
+// All servers listen on loopback addresses only. The package imports no client of the servers: each
+// test uses the client of its own module. The programs are the pinned ones that `make servers`
+// builds into .bin, or those of Debian packages. Only tests import this package.
 package testservers
 
 import (
@@ -34,17 +36,18 @@ import (
 	"testing"
 )
 
-// A Server is what this package starts: one process or several.
+// A Server is one or several processes started by this package.
 type Server interface {
-	// Close ends the processes with SIGKILL and removes their data. Nothing is asked of them politely: they may be paused
-	// or without a leader, and nobody needs their data any more.
+	// Close kills the processes with SIGKILL and removes their data. It does not shut them down in
+	// order, because they may be paused or without a leader.
 	Close() error
-	// Log returns what the processes have logged last.
+	// Log returns the end of the processes' logs.
 	Log() string
 }
 
-// bind ends the servers with the test, and shows what all of them logged last if it has failed.
-func bind[S Server](t testing.TB, servers ...S) {
+// closeWithTest closes the servers when the test ends, after showing the ends of their logs if the
+// test has failed.
+func closeWithTest[S Server](t testing.TB, servers ...S) {
 	t.Cleanup(func() {
 		for _, s := range servers {
 			if t.Failed() {
@@ -59,7 +62,7 @@ func bind[S Server](t testing.TB, servers ...S) {
 	})
 }
 
-// must fails the test that a server belongs to. t is nil if there is none.
+// must fails t if err is not nil. If t is nil, it panics.
 func must(t testing.TB, err error) {
 	if err == nil {
 		return
@@ -71,8 +74,8 @@ func must(t testing.TB, err error) {
 	t.Fatalf("testservers: %v", err)
 }
 
-// Check ends a test if err is not nil. If err, as functions of this package return it, says that a program is not installed
-// the test is skipped, or fails, as [Binary] says.
+// Check ends the test if err is not nil. If a function of this package returned err because a
+// program is not installed, Check skips the test or fails it as described at [Binary].
 func Check(t testing.TB, err error) {
 	t.Helper()
 	if missing, ok := errors.AsType[*missingError](err); ok && !missing.required() {
@@ -81,30 +84,31 @@ func Check(t testing.TB, err error) {
 	must(t, err)
 }
 
-// A missingError says that a program, which some tests need, is not installed.
+// A missingError reports that a program needed by tests is not installed.
 type missingError struct {
 	name, path, advice string
 }
 
 func (e *missingError) Error() string {
-	text := fmt.Sprintf("this test needs a real %s, but there is no %s: %s", e.name, e.path, e.advice)
+	text := fmt.Sprintf("this test needs %s, but there is no %s: %s", e.name, e.path, e.advice)
 	if e.required() {
 		text += " (STILE_TEST_REQUIRE=" + os.Getenv("STILE_TEST_REQUIRE") + " forbids skipping it)"
 	}
 	return text
 }
 
-// required reports whether the variable STILE_TEST_REQUIRE names the program.
+// required reports whether STILE_TEST_REQUIRE lists the program.
 func (e *missingError) required() bool {
 	required := strings.Split(os.Getenv("STILE_TEST_REQUIRE"), ",")
 	return slices.Contains(required, e.name) || slices.Contains(required, "all")
 }
 
-// Binary returns the path of a server's program: $STILE_TEST_BIN/name or, if that variable is not set,
-// <repository>/.bin/name.
+// Binary returns the path of a server's program: $STILE_TEST_BIN/name or, if that variable is not
+// set, <repository>/.bin/name.
 //
-// If the program is not there the test is skipped; it fails instead if the variable STILE_TEST_REQUIRE, a list
-// separated by commas, contains the name or the word "all", so that CI cannot pass by skipping.
+// If the program does not exist, Binary skips the test. It fails the test instead if
+// STILE_TEST_REQUIRE, a comma-separated list, contains the name or "all". This prevents CI from
+// passing by skipping tests.
 func Binary(t testing.TB, name string) string {
 	t.Helper()
 	path, err := pinned(name)
@@ -112,7 +116,7 @@ func Binary(t testing.TB, name string) string {
 	return path
 }
 
-// pinned returns the path of a program that `make servers` builds.
+// pinned returns the path of a program built by `make servers`.
 func pinned(name string) (string, error) {
 	dir, err := binaries()
 	if err != nil {
@@ -128,7 +132,8 @@ func pinned(name string) (string, error) {
 	return path, nil
 }
 
-// installed returns the path of a server's program that a Debian package brings: on the PATH, or where [Binary] looks.
+// installed returns the path of a program from a Debian package: where [Binary] looks, or on the
+// PATH.
 func installed(name string) (string, error) {
 	if path, err := pinned(name); err == nil {
 		return path, nil
@@ -140,7 +145,7 @@ func installed(name string) (string, error) {
 	return path, nil
 }
 
-// binaries returns the directory of the servers' programs.
+// binaries returns the directory of the pinned programs.
 func binaries() (string, error) {
 	if dir := os.Getenv("STILE_TEST_BIN"); dir != "" {
 		return dir, nil

@@ -10,7 +10,7 @@ import (
 	"testing"
 )
 
-// A recorder is a test that notes how it ended.
+// A recorder is a testing.TB that records how the test ended.
 type recorder struct {
 	testing.TB
 	skipped, failed string
@@ -28,8 +28,8 @@ func (r *recorder) Fatalf(format string, args ...any) {
 	runtime.Goexit()
 }
 
-// lookFor calls Binary as a test would.
-func lookFor(name string) (path string, r recorder) {
+// callBinary calls Binary as a test would.
+func callBinary(name string) (path string, r recorder) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
@@ -39,7 +39,7 @@ func lookFor(name string) (path string, r recorder) {
 	return path, r
 }
 
-func TestBinaryFindsTheProgram(t *testing.T) {
+func TestBinary_findsProgram(t *testing.T) {
 	dir := t.TempDir()
 	t.Setenv("STILE_TEST_BIN", dir)
 	want := filepath.Join(dir, "mydb")
@@ -49,12 +49,12 @@ func TestBinaryFindsTheProgram(t *testing.T) {
 	if err := os.WriteFile(want, nil, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	if got, r := lookFor("mydb"); got != want || r.skipped != "" || r.failed != "" {
-		t.Errorf("%q, skipped %q, failed %q; want %q", got, r.skipped, r.failed, want)
+	if got, r := callBinary("mydb"); got != want || r.skipped != "" || r.failed != "" {
+		t.Errorf("got %q, skipped %q, failed %q; want %q", got, r.skipped, r.failed, want)
 	}
 }
 
-func TestBinaryLooksInTheRepository(t *testing.T) {
+func TestBinary_looksInRepository(t *testing.T) {
 	t.Setenv("STILE_TEST_BIN", "")
 	got, err := binaries()
 	if err != nil {
@@ -65,7 +65,7 @@ func TestBinaryLooksInTheRepository(t *testing.T) {
 	}
 }
 
-func TestBinarySkipsLoudlyOrFailsIfRequired(t *testing.T) {
+func TestBinary_skipsOrFailsIfRequired(t *testing.T) {
 	for _, c := range []struct {
 		require string
 		fails   bool
@@ -79,25 +79,25 @@ func TestBinarySkipsLoudlyOrFailsIfRequired(t *testing.T) {
 		t.Run("STILE_TEST_REQUIRE="+c.require, func(t *testing.T) {
 			t.Setenv("STILE_TEST_BIN", t.TempDir())
 			t.Setenv("STILE_TEST_REQUIRE", c.require)
-			_, r := lookFor("mydb")
-			said, silent := r.skipped, r.failed
+			_, r := callBinary("mydb")
+			got, none := r.skipped, r.failed
 			if c.fails {
-				said, silent = r.failed, r.skipped
+				got, none = r.failed, r.skipped
 			}
-			if !strings.Contains(said, "make servers") || !strings.Contains(said, "mydb") || silent != "" {
+			if !strings.Contains(got, "make servers") || !strings.Contains(got, "mydb") || none != "" {
 				t.Errorf("skipped %q, failed %q", r.skipped, r.failed)
 			}
 		})
 	}
 }
 
-// A fake is a server that is none.
+// A fake is a Server without a process.
 type fake struct{ closed *int }
 
 func (f fake) Close() error { *f.closed++; return nil }
 func (f fake) Log() string  { return "" }
 
-func TestShared_StartsOnceAndCloses(t *testing.T) {
+func TestShared_startsOnceAndCloses(t *testing.T) {
 	started, closed := 0, 0
 	s := Shared[fake]{New: func() (fake, error) { started++; return fake{&closed}, nil }}
 	for range 2 {
@@ -105,17 +105,17 @@ func TestShared_StartsOnceAndCloses(t *testing.T) {
 	}
 	s.Close()
 	if started != 1 || closed != 1 {
-		t.Errorf("it was started %d times and closed %d times, want once each", started, closed)
+		t.Errorf("started %d times and closed %d times, want once each", started, closed)
 	}
 	never := Shared[fake]{New: func() (fake, error) { started++; return fake{&closed}, nil }}
 	never.Close()
 	if started != 1 || closed != 1 {
-		t.Error("a server that nobody needed was started, or closed")
+		t.Error("a server without users was started or closed")
 	}
 }
 
-// getOnce calls Get as a test would.
-func getOnce(s *Shared[fake]) recorder {
+// callGet calls Get as a test would.
+func callGet(s *Shared[fake]) recorder {
 	var r recorder
 	done := make(chan struct{})
 	go func() {
@@ -126,38 +126,38 @@ func getOnce(s *Shared[fake]) recorder {
 	return r
 }
 
-func TestShared_EveryTestHearsWhyThereIsNone(t *testing.T) {
+func TestShared_reportsErrorToEveryTest(t *testing.T) {
 	t.Setenv("STILE_TEST_REQUIRE", "")
 	missing := Shared[fake]{New: func() (fake, error) { return fake{}, &missingError{"mydb", "mydb", "install it"} }}
-	broken := Shared[fake]{New: func() (fake, error) { return fake{}, errors.New("it has a leak") }}
+	broken := Shared[fake]{New: func() (fake, error) { return fake{}, errors.New("broken server") }}
 	for range 2 {
-		if r := getOnce(&missing); !strings.Contains(r.skipped, "mydb") || r.failed != "" {
-			t.Errorf("without its program: skipped %q, failed %q", r.skipped, r.failed)
+		if r := callGet(&missing); !strings.Contains(r.skipped, "mydb") || r.failed != "" {
+			t.Errorf("without the program: skipped %q, failed %q", r.skipped, r.failed)
 		}
-		if r := getOnce(&broken); !strings.Contains(r.failed, "it has a leak") || r.skipped != "" {
-			t.Errorf("of a server that does not start: skipped %q, failed %q", r.skipped, r.failed)
+		if r := callGet(&broken); !strings.Contains(r.failed, "broken server") || r.skipped != "" {
+			t.Errorf("with a server that does not start: skipped %q, failed %q", r.skipped, r.failed)
 		}
 	}
 	missing.Close()
 	broken.Close()
 }
 
-// What fails a test panics where there is none.
-func TestNewEtcd_PanicsWithoutATest(t *testing.T) {
+// Methods that would fail a test panic if there is none.
+func TestNewEtcd_panicsWithoutTest(t *testing.T) {
 	Binary(t, "etcd")
 	e, err := NewEtcd()
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer func() {
-		if said := fmt.Sprint(recover()); !strings.Contains(said, "cannot start etcd m1: it is running already") {
-			t.Errorf("it panics with %q", said)
+		if got := fmt.Sprint(recover()); !strings.Contains(got, "cannot start etcd m1: already running") {
+			t.Errorf("got the panic %q", got)
 		}
 		if err := e.Close(); err != nil {
 			t.Error(err)
 		}
 		if _, err := os.Stat(e.DataDir()); !errors.Is(err, os.ErrNotExist) {
-			t.Errorf("after Close its data are still there: %v", err)
+			t.Errorf("the data directory after Close: got %v, want ErrNotExist", err)
 		}
 	}()
 	e.Start()

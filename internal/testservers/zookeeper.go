@@ -12,12 +12,12 @@ import (
 	"time"
 )
 
-// ZooKeeper is a ZooKeeper server, the only one or a member of a [ZooKeeperEnsemble], in a process of its own.
+// ZooKeeper is a ZooKeeper server process, single or a member of a [ZooKeeperEnsemble].
 //
-// It is the one of the Debian package libzookeeper-java, run by the java on the PATH. It does not sync its data to disk:
-// a killed process loses nothing by that, and tests do not wait for the disk.
+// It runs the Debian package libzookeeper-java with the java on the PATH. It does not fsync its
+// data. This loses nothing when the process is killed, and saves tests from waiting for the disk.
 type ZooKeeper struct {
-	t      testing.TB // the test that it belongs to; nil if it belongs to none
+	t      testing.TB // the test that owns the server, or nil
 	id     int        // 1, 2 and so on
 	java   string
 	dir    string // data, configuration and log
@@ -25,19 +25,19 @@ type ZooKeeper struct {
 
 	client, quorum, election string // addresses
 
-	links   map[int]*Proxy // to the quorum ports of the others, by id
+	proxies map[int]*Proxy // to the quorum ports of the other members, by id
 	process *process       // the last one started
 }
 
-// zkPatience is how long is waited for servers to serve, or to agree on a leader. On a busy machine one may take a minute
-// to start.
-const zkPatience = 4 * time.Minute
+// zkTimeout is how long to wait until servers are ready or have elected a leader. On a busy machine
+// a server may need a minute to start.
+const zkTimeout = 4 * time.Minute
 
-// zkJars is where Debian puts Java's libraries.
+// zkJars is Debian's directory of Java libraries.
 const zkJars = "/usr/share/java"
 
-// ClassPath returns the class path of the named libraries of Debian packages, such as "curator-recipes". For a library that
-// is not installed the error is one for [Check].
+// ClassPath returns the class path of the named libraries from Debian packages, such as
+// "curator-recipes". If a library is not installed, the error is one for [Check].
 func ClassPath(libraries ...string) (string, error) {
 	paths := make([]string, 0, len(libraries))
 	for _, name := range libraries {
@@ -50,20 +50,21 @@ func ClassPath(libraries ...string) (string, error) {
 	return strings.Join(paths, string(filepath.ListSeparator)), nil
 }
 
-// Java returns the path of java, which can run a source file too if the compiler is installed. If it is not installed the
-// error is one for [Check].
+// Java returns the path of java. If the compiler is installed too, java can run source files. If
+// java is not installed, the error is one for [Check].
 func Java() (string, error) { return installed("java") }
 
-// StartZooKeeper starts a ZooKeeper of one server, waits until it answers and stops it when the test ends.
+// StartZooKeeper starts a single ZooKeeper server, waits until it is ready, and stops it when the
+// test ends.
 //
-// Its tick is 100 ms, and it grants sessions of one second to a minute. Each of config is a line of its configuration
-// and wins over those given here. It speaks the four-letter words to everybody.
+// Its tick is 100 ms, and it grants session timeouts from 1 s to 60 s. Each element of config is a
+// line of its configuration and overrides the defaults. All four-letter words are enabled.
 func StartZooKeeper(t testing.TB, config ...string) *ZooKeeper {
 	t.Helper()
 	z, err := NewZooKeeper(config...)
 	Check(t, err)
 	z.t = t
-	bind(t, z)
+	closeWithTest(t, z)
 	return z
 }
 
@@ -77,7 +78,7 @@ func NewZooKeeper(config ...string) (*ZooKeeper, error) {
 	return members[0], nil
 }
 
-// startZooKeepers starts n servers that know each other and waits until all of them serve.
+// startZooKeepers starts an ensemble of n servers and waits until all are ready.
 func startZooKeepers(n int, config []string) ([]*ZooKeeper, error) {
 	java, err := Java()
 	if err != nil {
@@ -86,7 +87,7 @@ func startZooKeepers(n int, config []string) ([]*ZooKeeper, error) {
 	if _, err := ClassPath("zookeeper"); err != nil {
 		return nil, err
 	}
-	// Another process may take a port between our looking and the server's listening: then begin again.
+	// Another process may take a port before the server listens on it: then start over.
 	for attempt := 1; ; attempt++ {
 		members, err := newZooKeepers(n, java, config)
 		if err == nil {
@@ -105,10 +106,10 @@ func startZooKeepers(n int, config []string) ([]*ZooKeeper, error) {
 	}
 }
 
-// newZooKeepers prepares servers. Those that it returns beside an error have to be closed too.
+// newZooKeepers prepares n servers. The caller must close the returned servers also after an error.
 func newZooKeepers(n int, java string, config []string) (members []*ZooKeeper, err error) {
 	for i := range n {
-		z := &ZooKeeper{id: i + 1, java: java, config: config, links: make(map[int]*Proxy)}
+		z := &ZooKeeper{id: i + 1, java: java, config: config, proxies: make(map[int]*Proxy)}
 		if z.dir, err = os.MkdirTemp("", "zookeeper"); err != nil {
 			return members, err
 		}
@@ -124,7 +125,7 @@ func newZooKeepers(n int, java string, config []string) (members []*ZooKeeper, e
 			if other == z {
 				continue
 			}
-			if z.links[other.id], err = newProxy(other.quorum); err != nil {
+			if z.proxies[other.id], err = newProxy(other.quorum); err != nil {
 				return members, err
 			}
 		}
@@ -135,8 +136,8 @@ func newZooKeepers(n int, java string, config []string) (members []*ZooKeeper, e
 	return members, nil
 }
 
-// writeFiles writes the server's configuration. Each server is told that the quorum ports of the others are where its
-// proxies are: a follower connects to its leader there.
+// writeFiles writes the server's configuration. Followers connect to the quorum port of their
+// leader, so each server is configured with its own proxies as the quorum ports of the others.
 func (z *ZooKeeper) writeFiles(members []*ZooKeeper) error {
 	data := filepath.Join(z.dir, "data")
 	if err := os.MkdirAll(data, 0o700); err != nil {
@@ -165,7 +166,7 @@ func (z *ZooKeeper) writeFiles(members []*ZooKeeper) error {
 		}
 		quorum := other.quorum
 		if other != z {
-			quorum = z.links[other.id].Addr()
+			quorum = z.proxies[other.id].Addr()
 		}
 		_, election, err := net.SplitHostPort(other.election)
 		if err != nil {
@@ -191,60 +192,63 @@ func launchZooKeepers(members []*ZooKeeper) error {
 	return nil
 }
 
-// Close ends the process and removes its data.
+// Close kills the process and removes its data.
 func (z *ZooKeeper) Close() error {
 	var err error
 	if z.process.running() {
 		err = z.process.kill()
 	}
-	for _, link := range z.links {
-		if link != nil {
-			link.Close()
+	for _, proxy := range z.proxies {
+		if proxy != nil {
+			proxy.Close()
 		}
 	}
 	return errors.Join(err, os.RemoveAll(z.dir))
 }
 
-// Log returns what the server logged last.
+// Log returns the end of the server's log.
 func (z *ZooKeeper) Log() string {
-	return fmt.Sprintf("zookeeper %d at %s logged last:\n%s", z.id, z.client, tail(z.log(), 4<<10))
+	return fmt.Sprintf("end of the log of zookeeper %d at %s:\n%s", z.id, z.client, tail(z.log(), 4<<10))
 }
 
-// Endpoint returns the address that clients connect to, as host:port. It never changes.
+// Endpoint returns the address for clients, as host:port. It never changes.
 func (z *ZooKeeper) Endpoint() string { return z.client }
 
-// Pause stops the process where it is (SIGSTOP) until [ZooKeeper.Resume]. Its connections stay open, and the system goes
-// on accepting new ones: a server that is hung.
+// Pause suspends the process with SIGSTOP until [ZooKeeper.Resume]. Its connections stay open, and
+// the kernel still accepts new ones, as for a hung server.
 func (z *ZooKeeper) Pause() {
 	z.must("pause", z.process.pause())
 }
 
-// Resume lets a paused process go on.
+// Resume continues a paused process.
 func (z *ZooKeeper) Resume() {
 	z.must("resume", z.process.resume())
 }
 
-// Kill ends the process with SIGKILL, paused or not, and returns when it is gone. Its data stay.
+// Kill kills the process with SIGKILL, also if it is paused, and waits until it is gone. Its data
+// stays.
 func (z *ZooKeeper) Kill() {
 	z.must("kill", z.process.kill())
 }
 
-// Start starts the process again after Kill, with the same data and addresses, and returns without waiting until it
-// serves: what a member alone cannot do while the others are down. See [ZooKeeper.AwaitReady].
+// Start starts the process again after Kill, with the same data and addresses. It does not wait
+// until the server is ready, because a member cannot become ready without a majority. See
+// [ZooKeeper.AwaitReady].
 func (z *ZooKeeper) Start() {
 	if z.process.running() {
-		z.must("start", errors.New("it is running already"))
+		z.must("start", errors.New("already running"))
 	}
 	z.must("start", z.start())
 }
 
-// AwaitReady returns when the server serves clients: alone, or as the leader or a follower of a majority. After some
-// minutes the test fails.
+// AwaitReady waits until the server serves clients: alone, or as the leader or a follower of a
+// majority. The test fails after four minutes.
 func (z *ZooKeeper) AwaitReady() {
 	z.must("wait for", z.awaitReady())
 }
 
-// Restart kills the process if it runs, starts it again with the same data and addresses and waits until it serves.
+// Restart kills the process if it is running, starts it again with the same data and addresses, and
+// waits until it is ready.
 func (z *ZooKeeper) Restart() {
 	if z.process.running() {
 		z.Kill()
@@ -253,33 +257,35 @@ func (z *ZooKeeper) Restart() {
 	z.AwaitReady()
 }
 
-// CutOff lets nothing pass between this member and the others any more, but the votes of an election: as a follower it
-// goes on serving its clients, and answering their pings, until its syncLimit has passed. See [ZooKeeper.Reconnect].
+// CutOff holds all traffic between this member and the others, except for election messages. A
+// follower continues to serve its clients and answer their pings until its syncLimit has passed.
+// See [ZooKeeper.Reconnect].
 func (z *ZooKeeper) CutOff() {
-	for _, link := range z.links {
-		link.Hold()
+	for _, proxy := range z.proxies {
+		proxy.Hold()
 	}
 }
 
-// Reconnect ends [ZooKeeper.CutOff]. What was held is lost with its connections, as in a network that was divided.
+// Reconnect ends [ZooKeeper.CutOff]. It resets the connections and loses the held data, as after a
+// network partition.
 func (z *ZooKeeper) Reconnect() {
-	for _, link := range z.links {
-		link.Reset()
-		link.Release()
+	for _, proxy := range z.proxies {
+		proxy.Reset()
+		proxy.Release()
 	}
 }
 
-// Say returns the server's answer to a four-letter word, "srvr" for example. It may be empty: from a server that is
-// starting, say.
+// Say sends a four-letter word, for example "srvr", and returns the server's reply. The reply may
+// be empty, for example while the server is starting.
 func (z *ZooKeeper) Say(word string) (string, error) { return z.say(word, 20*time.Second) }
 
-func (z *ZooKeeper) say(word string, patience time.Duration) (string, error) {
-	conn, err := net.DialTimeout("tcp", z.client, patience)
+func (z *ZooKeeper) say(word string, timeout time.Duration) (string, error) {
+	conn, err := net.DialTimeout("tcp", z.client, timeout)
 	if err != nil {
 		return "", err
 	}
 	defer conn.Close()
-	if err := conn.SetDeadline(time.Now().Add(patience)); err != nil {
+	if err := conn.SetDeadline(time.Now().Add(timeout)); err != nil {
 		return "", err
 	}
 	if _, err := io.WriteString(conn, word); err != nil {
@@ -289,9 +295,10 @@ func (z *ZooKeeper) say(word string, patience time.Duration) (string, error) {
 	return string(answer), err
 }
 
-// mode returns "standalone", "leader", "follower" or, if the server does not serve, the empty string.
+// mode returns "standalone", "leader" or "follower", or the empty string if the server is not
+// ready.
 func (z *ZooKeeper) mode() string {
-	answer, err := z.say("srvr", 2*time.Second) // one that is asked too early never answers
+	answer, err := z.say("srvr", 2*time.Second) // a server that is starting may never reply
 	if err != nil {
 		return ""
 	}
@@ -307,13 +314,13 @@ func (z *ZooKeeper) must(what string, err error) {
 }
 
 func (z *ZooKeeper) start() (err error) {
-	// The jar's manifest names what it needs itself; what TLS needs beside that, it forgets.
+	// The jar's manifest lists its dependencies except those of TLS.
 	jars := []string{"zookeeper", "slf4j-simple", "netty-codec", "netty-resolver", "netty-transport-native-unix-common"}
 	for i, jar := range jars {
 		jars[i] = filepath.Join(zkJars, jar+".jar")
 	}
 	z.process, err = startProcess(z.java, []string{
-		"-Xmx128m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", // they start in half the time
+		"-Xmx128m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", // halves the start time
 		"-Dzookeeper.forceSync=no",
 		"-Dorg.slf4j.simpleLogger.defaultLogLevel=warn",
 		"-cp", strings.Join(jars, string(filepath.ListSeparator)),
@@ -326,10 +333,10 @@ func (z *ZooKeeper) configFile() string { return filepath.Join(z.dir, "zoo.cfg")
 
 func (z *ZooKeeper) log() string { return filepath.Join(z.dir, "log") }
 
-// awaitReady polls, because ZooKeeper has no event for "able to serve".
+// awaitReady polls, because ZooKeeper does not notify clients when it is ready.
 func (z *ZooKeeper) awaitReady() error {
-	const most = zkPatience
-	for end := time.Now().Add(most); time.Now().Before(end); {
+	const timeout = zkTimeout
+	for end := time.Now().Add(timeout); time.Now().Before(end); {
 		if z.mode() != "" {
 			return nil
 		}
@@ -338,9 +345,9 @@ func (z *ZooKeeper) awaitReady() error {
 			if strings.Contains(tail(z.log(), 16<<10), "Address already in use") {
 				return fmt.Errorf("zookeeper %d: %w", z.id, errPortTaken)
 			}
-			return fmt.Errorf("zookeeper %d has ended: %s", z.id, z.process.how())
-		case <-time.After(50 * time.Millisecond): // each look costs a server that is starting something
+			return fmt.Errorf("zookeeper %d has exited: %s", z.id, z.process.exitReason())
+		case <-time.After(50 * time.Millisecond): // polling slows down a starting server
 		}
 	}
-	return fmt.Errorf("zookeeper %d does not serve after %v", z.id, most)
+	return fmt.Errorf("zookeeper %d is not ready after %v", z.id, timeout)
 }

@@ -6,14 +6,15 @@ import (
 	"time"
 )
 
-// ZooKeeperEnsemble is several ZooKeeper servers that agree with each other.
+// ZooKeeperEnsemble is a ZooKeeper ensemble of several servers.
 type ZooKeeperEnsemble struct {
 	members []*ZooKeeper
 }
 
-// StartZooKeeperEnsemble starts n servers, waits until each of them serves and stops them when the test ends.
+// StartZooKeeperEnsemble starts an ensemble of n servers, waits until all are ready, and stops them
+// when the test ends.
 //
-// Their tick is 250 ms, and they give each other up after 40 ticks, which is ten seconds. config is as in
+// Their tick is 250 ms, and initLimit and syncLimit are 40 ticks, which is 10 s. config is as in
 // [StartZooKeeper], for all of them.
 func StartZooKeeperEnsemble(t testing.TB, n int, config ...string) *ZooKeeperEnsemble {
 	t.Helper()
@@ -22,7 +23,7 @@ func StartZooKeeperEnsemble(t testing.TB, n int, config ...string) *ZooKeeperEns
 	for _, z := range e.members {
 		z.t = t
 	}
-	bind(t, e)
+	closeWithTest(t, e)
 	return e
 }
 
@@ -36,16 +37,16 @@ func NewZooKeeperEnsemble(n int, config ...string) (*ZooKeeperEnsemble, error) {
 	return &ZooKeeperEnsemble{members}, nil
 }
 
-// Close ends the processes and removes their data.
+// Close kills the processes and removes their data.
 func (e *ZooKeeperEnsemble) Close() error { return closeAll(e.members) }
 
-// Log returns what the servers logged last.
+// Log returns the ends of the servers' logs.
 func (e *ZooKeeperEnsemble) Log() string { return logs(e.members) }
 
 // Members returns the servers, always in the same order.
 func (e *ZooKeeperEnsemble) Members() []*ZooKeeper { return slices.Clone(e.members) }
 
-// Endpoints returns the addresses that clients connect to, as host:port, in the order of Members.
+// Endpoints returns the addresses for clients, as host:port, in the order of Members.
 func (e *ZooKeeperEnsemble) Endpoints() []string {
 	var endpoints []string
 	for _, z := range e.members {
@@ -54,32 +55,33 @@ func (e *ZooKeeperEnsemble) Endpoints() []string {
 	return endpoints
 }
 
-// Abandon resets the connections of the other members to z, so that they need not find out for themselves, in the time of
-// their syncLimit, that z was paused or cut off: if it led, they begin to elect another now.
+// Abandon resets the connections of the other members to z. After z was paused or cut off, they
+// notice it at once, not only after their syncLimit. If z was the leader, they elect another.
 func (e *ZooKeeperEnsemble) Abandon(z *ZooKeeper) {
 	for _, other := range e.members {
 		if other != z {
-			other.links[z.id].Reset()
+			other.proxies[z.id].Reset()
 		}
 	}
 }
 
-// Leader returns the member that leads. While there is none it waits; after some minutes the test fails. A member that
-// was paused while it led must not be asked for.
+// Leader returns the leader. While there is none it waits. The test fails after four minutes. Do
+// not call it while a former leader that was paused may not know of its successor: Leader could
+// return it.
 func (e *ZooKeeperEnsemble) Leader(t testing.TB) *ZooKeeper {
 	t.Helper()
-	for end := time.Now().Add(zkPatience); time.Now().Before(end); time.Sleep(50 * time.Millisecond) {
+	for end := time.Now().Add(zkTimeout); time.Now().Before(end); time.Sleep(50 * time.Millisecond) {
 		for _, z := range e.members {
 			if z.process.running() && z.mode() == "leader" {
 				return z
 			}
 		}
 	}
-	t.Fatalf("testservers: the ensemble %v has had no leader for %v", e.Endpoints(), zkPatience)
+	t.Fatalf("testservers: the ensemble %v has had no leader for %v", e.Endpoints(), zkTimeout)
 	return nil
 }
 
-// Followers returns the members that do not lead, when there is one that does.
+// Followers waits until there is a leader and returns the other members.
 func (e *ZooKeeperEnsemble) Followers(t testing.TB) []*ZooKeeper {
 	t.Helper()
 	leader := e.Leader(t)

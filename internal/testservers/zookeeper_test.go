@@ -6,41 +6,41 @@ import (
 	"time"
 )
 
-func TestZooKeeperServesPausedKilledAndRestarted(t *testing.T) {
+func TestZooKeeper_pauseKillRestart(t *testing.T) {
 	t.Parallel()
 	z := StartZooKeeper(t)
 	answers := func() bool { a, err := z.Say("ruok"); return err == nil && a == "imok" }
 	if !answers() {
-		t.Error("a server that was started does not answer")
+		t.Error("a started server does not reply")
 	}
 	z.Pause()
-	heard := make(chan bool, 1)
-	go func() { heard <- answers() }()
+	result := make(chan bool, 1)
+	go func() { result <- answers() }()
 	select {
-	case <-heard:
-		t.Error("a paused server answered, or refused to")
+	case <-result:
+		t.Error("a paused server replied or refused the connection")
 	case <-time.After(200 * time.Millisecond):
 	}
 	z.Resume()
-	zkAwait(t, "an answer of a server that was resumed", answers)
+	zkAwait(t, "a reply of the resumed server", answers)
 	z.Kill()
 	if answers() {
-		t.Error("a killed server answers")
+		t.Error("a killed server replied")
 	}
 	z.Restart()
 	if !answers() {
-		t.Error("a restarted server does not answer")
+		t.Error("a restarted server does not reply")
 	}
 }
 
-// One ensemble for both, because each of its servers takes seconds of the processor to start.
-func TestZooKeeperEnsembleLosesItsLeaderAndFindsAnother(t *testing.T) {
+// The subtests share one ensemble, because starting its servers takes seconds of CPU time.
+func TestZooKeeperEnsemble_survivesLossOfMembers(t *testing.T) {
 	t.Parallel()
 	e := StartZooKeeperEnsemble(t, 3)
 	if n := len(e.Followers(t)); n != 2 {
-		t.Fatalf("there are %d followers, want 2", n)
+		t.Fatalf("got %d followers, want 2", n)
 	}
-	t.Run("a follower that is cut off goes on serving, and then does not", func(t *testing.T) { cutOffAFollower(t, e) })
+	t.Run("a follower cut off stops serving after its syncLimit", func(t *testing.T) { testCutOffFollower(t, e) })
 	t.Run("the leader is paused", func(t *testing.T) {
 		first := e.Leader(t)
 		first.Pause()
@@ -54,24 +54,24 @@ func TestZooKeeperEnsembleLosesItsLeaderAndFindsAnother(t *testing.T) {
 			return false
 		})
 		first.Resume()
-		zkAwait(t, "the leader of before to follow", func() bool { return first.mode() == "follower" })
+		zkAwait(t, "the former leader to become a follower", func() bool { return first.mode() == "follower" })
 	})
 	t.Run("the leader is killed", func(t *testing.T) {
 		first := e.Leader(t)
 		first.Kill()
 		if second := e.Leader(t); second == first {
-			t.Error("the leader that was killed leads")
+			t.Error("Leader returned the killed member")
 		}
 		first.Restart()
-		zkAwait(t, "the leader that was killed to follow after its restart", func() bool { return first.mode() == "follower" })
+		zkAwait(t, "the killed leader to become a follower after its restart", func() bool { return first.mode() == "follower" })
 	})
 }
 
-// It takes a follower ten seconds to notice.
-func cutOffAFollower(t *testing.T, e *ZooKeeperEnsemble) {
+// testCutOffFollower takes 10 s, the follower's syncLimit.
+func testCutOffFollower(t *testing.T, e *ZooKeeperEnsemble) {
 	follower := e.Followers(t)[0]
 	served := false
-	for range 5 { // a machine may be so busy that ten seconds pass before anybody looks
+	for range 5 { // on a busy machine 10 s may pass before the check
 		follower.CutOff()
 		if served = follower.mode() == "follower"; served {
 			break
@@ -80,21 +80,21 @@ func cutOffAFollower(t *testing.T, e *ZooKeeperEnsemble) {
 		follower.AwaitReady()
 	}
 	if !served {
-		t.Error("a follower that was cut off just now serves nobody")
+		t.Error("a follower does not serve right after it was cut off")
 	}
-	zkAwait(t, "the follower that was cut off to notice", func() bool { return follower.mode() != "follower" })
+	zkAwait(t, "the follower to stop serving", func() bool { return follower.mode() != "follower" })
 	follower.Reconnect()
 	follower.AwaitReady()
 	if answer, err := follower.Say("srvr"); err != nil || !strings.Contains(answer, "Mode: follower") {
-		t.Errorf("the follower that was reconnected says %q, %v", answer, err)
+		t.Errorf("the reconnected follower: got %q, %v; want the mode follower", answer, err)
 	}
 }
 
 func zkAwait(t *testing.T, what string, met func() bool) {
 	t.Helper()
-	for end := time.Now().Add(zkPatience); !met(); time.Sleep(20 * time.Millisecond) {
+	for end := time.Now().Add(zkTimeout); !met(); time.Sleep(20 * time.Millisecond) {
 		if time.Now().After(end) {
-			t.Fatalf("waited %v in vain for %s", zkPatience, what)
+			t.Fatalf("timeout after %v waiting for %s", zkTimeout, what)
 		}
 	}
 }

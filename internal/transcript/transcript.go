@@ -1,5 +1,5 @@
-// Package transcript writes down what the parts of Stile say to each other in a test: to be read by people, and compared
-// with a file, so that it stays true.
+// Package transcript records the messages between the parts of Stile in a test and compares them
+// with a golden file, so that the file is readable documentation and stays up to date.
 package transcript
 
 import (
@@ -12,15 +12,15 @@ import (
 	"testing"
 )
 
-var update = flag.Bool("update", false, "write the transcripts anew instead of comparing them")
+var update = flag.Bool("update", false, "write the transcripts instead of comparing them")
 
-// A Transcript is a text of scenes. It is safe for concurrent use.
+// A Transcript is a text that consists of scenes. It is safe for concurrent use.
 type Transcript struct {
 	mu   sync.Mutex
 	text strings.Builder
 }
 
-// Scene begins a scene. About says in a few lines what there is to see.
+// Scene starts a scene with a title and a description of a few lines.
 func (t *Transcript) Scene(title, about string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -37,7 +37,8 @@ func (t *Transcript) Line(format string, args ...any) {
 	t.text.WriteString(strings.TrimRight(fmt.Sprintf(format, args...), " ") + "\n")
 }
 
-// Compare compares the text with the file's, and fails the test where they part. With -update it writes the file.
+// Compare fails the test if the text differs from the file. With the flag -update it writes the
+// file instead.
 func (t *Transcript) Compare(tb testing.TB, file string) {
 	tb.Helper()
 	t.mu.Lock()
@@ -59,15 +60,15 @@ func (t *Transcript) Compare(tb testing.TB, file string) {
 	gotLines, wantLines := strings.Split(got, "\n"), strings.Split(string(want), "\n")
 	for i, line := range gotLines {
 		if i >= len(wantLines) || line != wantLines[i] {
-			was := "the end of the file"
+			expected := "the end of the file"
 			if i < len(wantLines) {
-				was = wantLines[i]
+				expected = wantLines[i]
 			}
-			tb.Fatalf("line %d of %s is\n\t%s\nand was\n\t%s\nThe whole of it now (go test -run '^%s$' -update writes it):\n\n%s",
-				i+1, file, line, was, tb.Name(), got)
+			tb.Fatalf("line %d of %s: got\n\t%s\nwant\n\t%s\nThe complete transcript (go test -run '^%s$' -update writes it):\n\n%s",
+				i+1, file, line, expected, tb.Name(), got)
 		}
 	}
 	if len(gotLines) < len(wantLines) {
-		tb.Fatalf("%s has %d lines more:\n\t%s", file, len(wantLines)-len(gotLines), wantLines[len(gotLines)])
+		tb.Fatalf("%s has %d more lines:\n\t%s", file, len(wantLines)-len(gotLines), wantLines[len(gotLines)])
 	}
 }

@@ -12,7 +12,7 @@ import (
 func admission(s suite) {
 	fair, shared := s.needs(Fair), s.needs(Fair, SharedModes)
 
-	s.test("an exclusive entry is not admitted while another is held", func(t *testing.T, w *world) {
+	s.test("an exclusive entry is not admitted while another is held", func(t *testing.T, w *testEnv) {
 		name := w.name("lock")
 		a := w.openKept().hold(name, line.Exclusive)
 		b := w.openKept().enqueue(name, line.Exclusive)
@@ -22,15 +22,15 @@ func admission(s suite) {
 		b.admitted()
 	})
 
-	fair.test("exclusive entries are admitted one at a time in order of arrival", func(t *testing.T, w *world) {
+	fair.test("exclusive entries are admitted one at a time in order of arrival", func(t *testing.T, w *testEnv) {
 		name := w.name("lock")
-		var places []*place
+		var entries []*entry
 		for range 5 {
-			places = append(places, w.openKept().enqueue(name, line.Exclusive))
+			entries = append(entries, w.openKept().enqueue(name, line.Exclusive))
 		}
-		for i, p := range places {
+		for i, p := range entries {
 			p.admitted()
-			for _, behind := range places[i+1:] {
+			for _, behind := range entries[i+1:] {
 				behind.neverAdmitted()
 			}
 			p.stays(store.Admitted)
@@ -38,18 +38,18 @@ func admission(s suite) {
 		}
 	})
 
-	shared.test("shared entries are admitted together", func(t *testing.T, w *world) {
+	shared.test("shared entries are admitted together", func(t *testing.T, w *testEnv) {
 		name := w.name("lock")
-		var places []*place
+		var entries []*entry
 		for range 3 {
-			places = append(places, w.openKept().hold(name, line.Shared))
+			entries = append(entries, w.openKept().hold(name, line.Shared))
 		}
-		for _, p := range places {
+		for _, p := range entries {
 			p.stays(store.Admitted)
 		}
 	})
 
-	shared.test("an exclusive entry waits for every shared one ahead", func(t *testing.T, w *world) {
+	shared.test("an exclusive entry waits for all shared ones ahead", func(t *testing.T, w *testEnv) {
 		name := w.name("lock")
 		a, b := w.openKept().hold(name, line.Shared), w.openKept().hold(name, line.Shared)
 		writer := w.openKept().enqueue(name, line.Exclusive)
@@ -61,23 +61,23 @@ func admission(s suite) {
 		writer.admitted()
 	})
 
-	shared.test("a shared entry does not overtake an exclusive one that waits", func(t *testing.T, w *world) {
+	shared.test("a shared entry does not overtake a waiting exclusive one", func(t *testing.T, w *testEnv) {
 		name := w.name("lock")
 		reader := w.openKept().hold(name, line.Shared)
 		writer := w.openKept().enqueue(name, line.Exclusive)
-		late := w.openKept().enqueue(name, line.Shared)
-		late.waiting(1)
-		late.stays(store.Waiting)
+		lastReader := w.openKept().enqueue(name, line.Shared)
+		lastReader.waiting(1)
+		lastReader.stays(store.Waiting)
 		reader.withdraw()
 		writer.admitted()
-		late.stays(store.Waiting)
+		lastReader.stays(store.Waiting)
 		writer.withdraw()
-		late.admitted()
+		lastReader.admitted()
 	})
 
-	shared.test("of n slots n are admitted and each that leaves lets one in", func(t *testing.T, w *world) {
+	shared.test("of n slots n are admitted and each withdrawal admits one more", func(t *testing.T, w *testEnv) {
 		name, mode := w.name("lock"), line.Slot(3)
-		var in []*place
+		var in []*entry
 		for range 3 {
 			in = append(in, w.openKept().hold(name, mode))
 		}
@@ -92,7 +92,7 @@ func admission(s suite) {
 		second.admitted()
 	})
 
-	shared.test("one session may have several slots", func(t *testing.T, w *world) {
+	shared.test("a session may hold several slots", func(t *testing.T, w *testEnv) {
 		name, c := w.name("lock"), w.openKept()
 		a, b := c.hold(name, line.Slot(2)), c.hold(name, line.Slot(2))
 		third := c.enqueue(name, line.Slot(2))
@@ -102,28 +102,28 @@ func admission(s suite) {
 		a.stays(store.Admitted)
 	})
 
-	s.test("a second exclusive entry of a session stands behind the first", func(t *testing.T, w *world) {
+	s.test("a second exclusive entry of a session waits behind the first", func(t *testing.T, w *testEnv) {
 		name, c := w.name("lock"), w.openKept()
 		first := c.hold(name, line.Exclusive)
 		second := c.enqueue(name, line.Exclusive)
 		second.waiting(1)
 		_, err := c.try(name, line.Exclusive)
 		if !isHeld(err) {
-			t.Fatalf("the session's try behind its own entries returned %v, want a HeldError", err)
+			t.Fatalf("a try of the session behind its own entries returned %v, want a HeldError", err)
 		}
 		third := c.enqueue(name, line.Exclusive)
-		third.withdraw() // and leaves the others where they are
+		third.withdraw() // must not affect the others
 		first.stays(store.Admitted)
 		second.stays(store.Waiting)
 		first.withdraw()
 		second.admitted()
-		w.lineOf(name, second)
+		w.wantLine(name, second)
 		second.withdraw()
-		w.lineOf(name)
+		w.wantLine(name)
 	})
 
-	fair.test("a waiter whose session has ended is not admitted when the others leave", func(_ *testing.T, w *world) {
-		var a, dead, c *place
+	fair.test("a waiter of an expired session is not admitted when others leave", func(_ *testing.T, w *testEnv) {
+		var a, dead, c *entry
 		w.expiring(func(d *client, name string) (err error) {
 			a = w.openKept().hold(name, line.Exclusive)
 			dead, err = d.tryEnqueue(name, line.Exclusive, false)
@@ -138,20 +138,20 @@ func admission(s suite) {
 		dead.neverAdmitted()
 	})
 
-	s.needs(Fair, Fencing, WaitersOrders).test("a waiter whose entry was broken is not admitted when the others leave", func(t *testing.T, w *world) {
+	s.needs(Fair, Fencing, WaitersOrders).test("a broken waiter is not admitted when others leave", func(t *testing.T, w *testEnv) {
 		name := w.name("lock")
 		a := w.openKept().hold(name, line.Exclusive)
 		b := w.openKept().enqueue(name, line.Exclusive)
 		c := w.openKept().enqueue(name, line.Exclusive)
-		order := w.lineOf(name, a, b, c).Entries[1].Order
+		order := w.wantLine(name, a, b, c).Entries[1].Order
 		if order == 0 {
-			t.Fatalf("an entry that waits has no order and cannot be named to Break: Harness.Without has to name %q", WaitersOrders)
+			t.Fatalf("a waiter has no order and cannot be broken: add %q to Harness.Without", WaitersOrders)
 		}
 		if _, err := w.breakEntry(name, order); err != nil {
-			t.Fatalf("Break of an entry that waits: %v", err)
+			t.Fatalf("Break of a waiter: %v", err)
 		}
 		if cause := b.gone(); !errors.Is(cause, store.ErrGone) {
-			t.Errorf("the broken entry went because of %v, want an error matching ErrGone", cause)
+			t.Errorf("the broken entry went with cause %v, want an error matching ErrGone", cause)
 		}
 		a.withdraw()
 		c.admitted()
@@ -160,7 +160,7 @@ func admission(s suite) {
 		b.neverAdmitted()
 	})
 
-	shared.test("lines of all modes mixed follow the rules", func(t *testing.T, w *world) {
+	shared.test("lines of mixed modes follow the admission rules", func(t *testing.T, w *testEnv) {
 		const clients, steps = 6, 60
 		name := w.name("lock")
 		var cs []*client
@@ -170,23 +170,23 @@ func admission(s suite) {
 		modes := []line.Mode{line.Exclusive, line.Shared, line.Shared, line.Slot(2), line.Slot(3)}
 		seed := rand.Uint64()
 		t.Logf("seed %d", seed)
-		dice := rand.New(rand.NewPCG(seed, 0))
+		rng := rand.New(rand.NewPCG(seed, 0))
 
-		// Whatever the dice say, each kind stands behind another once.
+		// Start with a fixed sequence, so that each mode waits behind another at least once.
 		opening := []line.Mode{line.Shared, line.Slot(2), line.Shared, line.Exclusive}
-		var places []*place // the line as it should be
+		var entries []*entry // the expected line
 		for step := range steps {
-			switch at := dice.IntN(clients); {
+			switch at := rng.IntN(clients); {
 			case step < len(opening):
-				places = append(places, free(cs, places).enqueue(name, opening[step]))
-			case at < len(places):
-				places[at].withdraw()
-				places = append(places[:at:at], places[at+1:]...)
+				entries = append(entries, free(cs, entries).enqueue(name, opening[step]))
+			case at < len(entries):
+				entries[at].withdraw()
+				entries = append(entries[:at:at], entries[at+1:]...)
 			default:
-				places = append(places, free(cs, places).enqueue(name, modes[dice.IntN(len(modes))]))
+				entries = append(entries, free(cs, entries).enqueue(name, modes[rng.IntN(len(modes))]))
 			}
 			var ahead []line.Mode
-			for _, p := range places {
+			for _, p := range entries {
 				if n := line.Blocking(p.mode, ahead); n == 0 {
 					p.admitted()
 				} else {
@@ -198,10 +198,10 @@ func admission(s suite) {
 	})
 }
 
-// free returns a client that has no place among places.
-func free(cs []*client, places []*place) *client {
+// free returns a client without an entry among places.
+func free(cs []*client, entries []*entry) *client {
 	busy := make(map[*client]bool)
-	for _, p := range places {
+	for _, p := range entries {
 		busy[p.client] = true
 	}
 	for _, c := range cs {
@@ -209,5 +209,5 @@ func free(cs []*client, places []*place) *client {
 			return c
 		}
 	}
-	panic("storetest: everybody stands in the line")
+	panic("storetest: every client has an entry in the line")
 }

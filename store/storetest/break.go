@@ -9,9 +9,9 @@ import (
 )
 
 func breaking(s suite) {
-	// All of them need Fencing: without orders nothing says which entry is meant.
+	// The whole topic needs Fencing, because Break names an entry by its order.
 
-	s.test("breaking a hold lets the next in", func(t *testing.T, w *world) {
+	s.test("breaking a hold admits the next waiter", func(t *testing.T, w *testEnv) {
 		name := w.name("lock")
 		p := w.openKept().hold(name, line.Exclusive)
 		next := w.openKept().enqueue(name, line.Exclusive)
@@ -20,10 +20,10 @@ func breaking(s suite) {
 		}
 		next.admitted()
 		p.gone()
-		w.lineOf(name, next)
+		w.wantLine(name, next)
 	})
 
-	s.test("breaking an entry returns it as it was", func(t *testing.T, w *world) {
+	s.test("breaking an entry returns it as it was", func(t *testing.T, w *testEnv) {
 		name := w.name("lock")
 		p := w.openKept().hold(name, line.Exclusive)
 		order := p.admitted()
@@ -33,11 +33,11 @@ func breaking(s suite) {
 		}
 		wantEntry(t, broken, p, true)
 		if broken.Order != order {
-			t.Errorf("Break returned order %d, the holder was told %d", broken.Order, order)
+			t.Errorf("Break returned order %d, want %d as delivered to the holder", broken.Order, order)
 		}
 	})
 
-	s.test("breaking an order that nobody has says ErrGone and changes nothing", func(t *testing.T, w *world) {
+	s.test("breaking an unknown order returns ErrGone and changes nothing", func(t *testing.T, w *testEnv) {
 		name := w.name("lock")
 		p := w.openKept().hold(name, line.Exclusive)
 		next := w.openKept().enqueue(name, line.Exclusive)
@@ -49,7 +49,7 @@ func breaking(s suite) {
 		next.stays(store.Waiting)
 	})
 
-	s.test("breaking an order that was released says ErrGone and spares the session's next hold", func(t *testing.T, w *world) {
+	s.test("breaking a released order returns ErrGone and keeps the session's next hold", func(t *testing.T, w *testEnv) {
 		c, name := w.openKept(), w.name("lock")
 		old := c.hold(name, line.Exclusive)
 		order := old.admitted()
@@ -60,7 +60,7 @@ func breaking(s suite) {
 		now.withdraw()
 	})
 
-	s.test("an entry can be broken once", func(t *testing.T, w *world) {
+	s.test("an entry can be broken only once", func(t *testing.T, w *testEnv) {
 		name := w.name("lock")
 		p := w.openKept().hold(name, line.Exclusive)
 		next := w.openKept().enqueue(name, line.Exclusive)
@@ -73,7 +73,7 @@ func breaking(s suite) {
 		next.stays(store.Admitted)
 	})
 
-	s.test("breaking under another name says ErrGone and changes nothing", func(t *testing.T, w *world) {
+	s.test("breaking under another name returns ErrGone and changes nothing", func(t *testing.T, w *testEnv) {
 		p := w.openKept().hold(w.name("lock"), line.Exclusive)
 		for _, other := range []string{w.name("other"), w.name("lock/below"), w.prefix} {
 			wantNothingBroken(t, w, other, p.admitted())
@@ -82,7 +82,7 @@ func breaking(s suite) {
 		p.withdraw()
 	})
 
-	s.test("a session survives the breaking of its entry", func(t *testing.T, w *world) {
+	s.test("a session continues after its entry is broken", func(t *testing.T, w *testEnv) {
 		name, other := w.name("lock"), w.name("other")
 		c := w.openKept()
 		broken, stays := c.hold(name, line.Exclusive), c.hold(other, line.Exclusive)
@@ -92,15 +92,15 @@ func breaking(s suite) {
 		broken.gone()
 		stays.stays(store.Admitted)
 		again := c.hold(name, line.Exclusive)
-		w.lineOf(name, again)
-		w.lineOf(other, stays)
+		w.wantLine(name, again)
+		w.wantLine(other, stays)
 	})
 }
 
-func wantNothingBroken(t *testing.T, w *world, name string, order uint64) {
+func wantNothingBroken(t *testing.T, w *testEnv, name string, order uint64) {
 	t.Helper()
 	if e, err := w.breakEntry(name, order); !errors.Is(err, store.ErrGone) {
-		t.Fatalf("Break(%q, %d) of an order that nobody has returned %+v and %v, want an error matching ErrGone",
+		t.Fatalf("Break(%q, %d) of an unknown order returned %+v and %v, want an error matching ErrGone",
 			name, order, e, err)
 	}
 }

@@ -15,50 +15,50 @@ func cancellation(s suite) {
 	for _, try := range []bool{false, true} {
 		call := map[bool]string{false: "an enqueue", true: "a try"}[try]
 
-		s.test(call+" whose context has ended leaves nothing behind", func(t *testing.T, w *world) {
+		s.test(call+" whose context has ended leaves no entry", func(t *testing.T, w *testEnv) {
 			c, name := w.openKept(), w.name("lock")
 			canceled, cancel := context.WithCancel(t.Context())
 			cancel()
-			tooLate, cancel := context.WithTimeout(t.Context(), 0)
+			expired, cancel := context.WithTimeout(t.Context(), 0)
 			defer cancel()
-			for _, ctx := range []context.Context{canceled, tooLate} {
+			for _, ctx := range []context.Context{canceled, expired} {
 				p, err := c.enqueueWith(ctx, name, line.Exclusive, try)
 				if !errors.Is(err, ctx.Err()) {
-					t.Fatalf("the error is %v, want one matching %v", err, ctx.Err())
+					t.Fatalf("Enqueue returned %v, want an error matching %v", err, ctx.Err())
 				}
-				w.lineOf(name)
+				w.wantLine(name)
 				p.neverAdmitted()
 			}
 			c.hold(name, line.Exclusive)
 		})
 
-		s.test(call+" that is canceled at any moment leaves nothing behind", func(t *testing.T, w *world) {
+		s.test(call+" canceled at any moment leaves no entry", func(t *testing.T, w *testEnv) {
 			c, other, name := w.openKept(), w.openKept(), w.name("lock")
 			w.stagger(rounds, func(ctx context.Context) {
 				p, err := c.enqueueWith(ctx, name, line.Exclusive, try)
-				wantDoneOrCancelled(ctx, p, err)
+				wantDoneOrCanceled(ctx, p, err)
 				p = other.hold(name, line.Exclusive)
-				w.lineOf(name, p)
+				w.wantLine(name, p)
 				p.withdraw()
 			})
 		})
 	}
 
-	s.test("an enqueue behind others that is canceled at any moment holds nobody up", func(t *testing.T, w *world) {
+	s.test("canceling an enqueue at any moment does not block later entries", func(t *testing.T, w *testEnv) {
 		a, b, c, name := w.openKept(), w.openKept(), w.openKept(), w.name("lock")
 		w.stagger(rounds, func(ctx context.Context) {
 			holder := a.hold(name, line.Exclusive)
 			p, err := b.enqueueWith(ctx, name, line.Exclusive, false)
 			last := c.enqueue(name, line.Exclusive)
-			wantDoneOrCancelled(ctx, p, err)
+			wantDoneOrCanceled(ctx, p, err)
 			holder.withdraw()
 			last.admitted()
 			last.withdraw()
 		})
-		w.lineOf(name)
+		w.wantLine(name)
 	})
 
-	s.test("an entry outlives the context it was put in with", func(t *testing.T, w *world) {
+	s.test("an entry outlives the context of its Enqueue", func(t *testing.T, w *testEnv) {
 		c, name := w.openKept(), w.name("lock")
 		ctx, cancel := context.WithCancel(t.Context())
 		p, err := c.enqueueWith(ctx, name, line.Exclusive, false)
@@ -77,7 +77,7 @@ func cancellation(s suite) {
 		q.admitted()
 	})
 
-	s.test("a session outlives the context it was opened with", func(t *testing.T, w *world) {
+	s.test("a session outlives the context of its Open", func(t *testing.T, w *testEnv) {
 		ctx, cancel := context.WithCancel(t.Context())
 		c := w.openWith(ctx, w.nextOwner())
 		cancel()
@@ -88,17 +88,17 @@ func cancellation(s suite) {
 	})
 }
 
-// wantDoneOrCancelled checks that an enqueue either was successful, and withdraws the entry then, or says that ctx
-// has ended.
-func wantDoneOrCancelled(ctx context.Context, p *place, err error) {
+// wantDoneOrCanceled checks that an enqueue either succeeded, and then withdraws the entry, or
+// failed with an error that matches ctx.Err().
+func wantDoneOrCanceled(ctx context.Context, p *entry, err error) {
 	t := p.client.w.t
 	t.Helper()
 	switch {
 	case err == nil:
 		p.withdraw()
 	case ctx.Err() == nil:
-		t.Fatalf("the context has not ended: %v", err)
+		t.Fatalf("Enqueue failed before its context ended: %v", err)
 	case !errors.Is(err, ctx.Err()):
-		t.Fatalf("the error is %v, want one matching %v", err, ctx.Err())
+		t.Fatalf("Enqueue returned %v, want an error matching %v", err, ctx.Err())
 	}
 }

@@ -8,9 +8,9 @@ import (
 )
 
 func closing(s suite) {
-	s.test("closing a session takes out its holds at once", func(t *testing.T, w *world) {
+	s.test("closing a session removes its holds at once", func(t *testing.T, w *testEnv) {
 		c := w.open()
-		var next []*place
+		var next []*entry
 		for _, n := range []string{"one", "two", "three"} {
 			name := w.name(n)
 			c.hold(name, line.Exclusive)
@@ -21,11 +21,11 @@ func closing(s suite) {
 		}
 		c.close()
 		for _, p := range next {
-			p.admittedWithin(min(w.h.Grace, c.guaranteed()/2)) // it has not simply expired
+			p.admittedWithin(min(w.h.Grace, c.guaranteed()/2)) // before it could have expired
 		}
 	})
 
-	s.needs(Fair).test("closing a session takes out its waiters", func(t *testing.T, w *world) {
+	s.needs(Fair).test("closing a session removes its waiters", func(t *testing.T, w *testEnv) {
 		name := w.name("lock")
 		a := w.openKept().hold(name, line.Exclusive)
 		c := w.openKept()
@@ -34,13 +34,13 @@ func closing(s suite) {
 		last.waiting(2)
 		c.close()
 		last.waiting(1)
-		w.lineOf(name, a, last)
+		w.wantLine(name, a, last)
 		a.withdraw()
 		last.admitted()
 		b.neverAdmitted()
 	})
 
-	s.test("closing a session spares the others", func(t *testing.T, w *world) {
+	s.test("closing a session leaves other sessions alone", func(t *testing.T, w *testEnv) {
 		p := w.openKept().hold(w.name("lock"), line.Exclusive)
 		c := w.openKept()
 		c.hold(w.name("other"), line.Exclusive)
@@ -49,25 +49,25 @@ func closing(s suite) {
 		p.withdraw()
 	})
 
-	s.test("a closed session cannot be confirmed or used", func(t *testing.T, w *world) {
+	s.test("a closed session cannot be confirmed or used", func(t *testing.T, w *testEnv) {
 		name := w.name("lock")
 		c := w.openKept()
 		p := c.hold(name, line.Exclusive)
 		c.close()
 		wantLost(t, c, name)
-		w.lineOf(name)
+		w.wantLine(name)
 		p.wantGone()
 	})
 
-	s.test("closing a closed session does nothing", func(t *testing.T, w *world) {
+	s.test("closing a closed session does nothing", func(t *testing.T, w *testEnv) {
 		c := w.openKept()
 		for range 3 {
 			c.close()
 		}
 	})
 
-	s.test("closing a session that has expired does nothing", func(t *testing.T, w *world) {
-		c, p, next := w.doomed()
+	s.test("closing a session that has expired does nothing", func(t *testing.T, w *testEnv) {
+		c, p, next := w.expiringHold()
 		p.goneInTime()
 		next.admittedWithin(c.Terms().TTL + 2*w.h.Grace)
 		c.close()
@@ -75,10 +75,10 @@ func closing(s suite) {
 		next.withdraw()
 	})
 
-	// hearLoss checks that Lost is not called after Close.
-	s.test("who has closed a session is not told that it is lost", func(t *testing.T, w *world) {
+	// onLost checks that Lost is not called after Close.
+	s.test("Lost is not called for a closed session", func(t *testing.T, w *testEnv) {
 		c := w.expiring(func(*client, string) error { return nil })
 		c.close()
-		w.wantOver()
+		w.waitExpired()
 	})
 }

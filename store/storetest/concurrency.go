@@ -13,24 +13,24 @@ import (
 func concurrency(s suite) {
 	const clients = 8
 
-	s.test("holds of many sessions never overlap and their orders rise", func(t *testing.T, w *world) {
+	s.test("holds of many sessions never overlap and their orders increase", func(t *testing.T, w *testEnv) {
 		names := []string{w.name("a"), w.name("b"), w.name("a/b")}
 		w.contend(clients, 25, names, []line.Mode{line.Exclusive})
 	})
 
-	s.needs(SharedModes).test("conflicting holds of many sessions never overlap", func(t *testing.T, w *world) {
+	s.needs(SharedModes).test("conflicting holds of many sessions never overlap", func(t *testing.T, w *testEnv) {
 		modes := []line.Mode{line.Exclusive, line.Shared, line.Shared, line.Slot(2), line.Slot(2)}
 		w.contend(clients, 25, []string{w.name("a"), w.name("b")}, modes)
 	})
 
-	s.test("sessions that come and go leave nobody waiting", func(t *testing.T, w *world) {
+	s.test("no waiter is stranded when sessions open and close", func(t *testing.T, w *testEnv) {
 		const rounds = 10
 		name := w.name("lock")
 		var all sync.WaitGroup
 		for range clients {
 			all.Go(func() {
 				for range rounds {
-					if err := w.comeAndGo(name, clients); err != nil {
+					if err := w.acquireAndClose(name, clients); err != nil {
 						w.brokenf("%v", err)
 						return
 					}
@@ -38,27 +38,27 @@ func concurrency(s suite) {
 			})
 		}
 		all.Wait()
-		w.lineOf(name)
+		w.wantLine(name)
 	})
 }
 
-// contend lets many sessions hold a few locks again and again.
-func (w *world) contend(clients, rounds int, names []string, modes []line.Mode) {
+// contend lets many sessions hold the given locks repeatedly.
+func (w *testEnv) contend(clients, rounds int, names []string, modes []line.Mode) {
 	w.t.Helper()
 	seed := rand.Uint64()
 	w.t.Logf("seed %d", seed)
-	floors := make(map[string]*floor)
+	holdersOf := make(map[string]*holders)
 	for _, n := range names {
-		floors[n] = &floor{inside: make(map[*place]bool), last: make(map[line.Mode]uint64)}
+		holdersOf[n] = &holders{inside: make(map[*entry]bool), last: make(map[line.Mode]uint64)}
 	}
 	var all sync.WaitGroup
 	for i := range clients {
-		c, dice := w.openKept(), rand.New(rand.NewPCG(seed, uint64(i)))
+		c, rng := w.openKept(), rand.New(rand.NewPCG(seed, uint64(i)))
 		all.Go(func() {
 			for range rounds {
-				name, mode := names[dice.IntN(len(names))], modes[dice.IntN(len(modes))]
-				stay := time.Duration(dice.IntN(1000)) * time.Microsecond
-				if err := c.visit(floors[name], name, mode, stay, clients); err != nil {
+				name, mode := names[rng.IntN(len(names))], modes[rng.IntN(len(modes))]
+				stay := time.Duration(rng.IntN(1000)) * time.Microsecond
+				if err := c.visit(holdersOf[name], name, mode, stay, clients); err != nil {
 					w.brokenf("%v", err)
 					return
 				}
@@ -68,8 +68,8 @@ func (w *world) contend(clients, rounds int, names []string, modes []line.Mode) 
 	all.Wait()
 }
 
-// visit holds a lock once for the duration stay, among so many others who want it.
-func (c *client) visit(f *floor, name string, mode line.Mode, stay time.Duration, others int) error {
+// visit holds a lock once for the duration stay, in competition with the given number of others.
+func (c *client) visit(f *holders, name string, mode line.Mode, stay time.Duration, others int) error {
 	p, err := c.tryEnqueue(name, mode, false)
 	if err != nil {
 		return err
@@ -89,8 +89,8 @@ func (c *client) visit(f *floor, name string, mode line.Mode, stay time.Duration
 	return nil
 }
 
-// comeAndGo opens a session, waits for the lock, and closes the session without withdrawing.
-func (w *world) comeAndGo(name string, others int) error {
+// acquireAndClose opens a session, acquires the lock, and closes the session without withdrawing.
+func (w *testEnv) acquireAndClose(name string, others int) error {
 	ctx, cancel := w.call()
 	defer cancel()
 	c, err := w.tryOpen(ctx, w.nextOwner(), w.h.TTL)
@@ -101,7 +101,7 @@ func (w *world) comeAndGo(name string, others int) error {
 	p, err := c.tryEnqueue(name, line.Exclusive, false)
 	if err == nil {
 		_, _, err = p.await(time.Duration(others)*w.h.Grace, "admitted", isAdmitted)
-		time.Sleep(time.Millisecond) // in which the others get in line
+		time.Sleep(time.Millisecond) // lets the others join the line
 	}
 	if e := c.tryClose(); err == nil && e != nil {
 		err = fmt.Errorf("closing session %s: %w", c.ID(), e)
@@ -109,15 +109,16 @@ func (w *world) comeAndGo(name string, others int) error {
 	return err
 }
 
-// floor is where the holders of one lock are, and what they find there.
-type floor struct {
+// holders are the current holders of one lock and the orders admitted so far.
+type holders struct {
 	mu     sync.Mutex
-	inside map[*place]bool
-	last   map[line.Mode]uint64 // the largest order so far of each mode
+	inside map[*entry]bool
+	last   map[line.Mode]uint64 // largest order so far of each mode
 }
 
-// enter checks that p may be inside together with those who are.
-func (f *floor) enter(p *place, order uint64, fencing bool) error {
+// enter adds p and checks that it does not conflict with the current holders, and that its order is
+// larger than those of all earlier conflicting holds.
+func (f *holders) enter(p *entry, order uint64, fencing bool) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	var err error
@@ -126,11 +127,11 @@ func (f *floor) enter(p *place, order uint64, fencing bool) error {
 		modes = append(modes, other.mode)
 	}
 	if !line.Admits(p.mode, modes) {
-		err = fmt.Errorf("lock %q: a hold of mode %v was admitted while holds of the modes %v were", p.name, p.mode, modes)
+		err = fmt.Errorf("lock %q: a hold of mode %v was admitted beside holds of modes %v", p.name, p.mode, modes)
 	}
 	for mode, last := range f.last {
 		if fencing && line.Conflict(p.mode, mode) && order <= last {
-			err = fmt.Errorf("lock %q: a hold of mode %v has order %d, after one of mode %v with %d",
+			err = fmt.Errorf("lock %q: a hold of mode %v has order %d, want more than %[5]d, the order of an earlier hold of mode %[4]v",
 				p.name, p.mode, order, mode, last)
 		}
 	}
@@ -139,7 +140,7 @@ func (f *floor) enter(p *place, order uint64, fencing bool) error {
 	return err
 }
 
-func (f *floor) leave(p *place) {
+func (f *holders) leave(p *entry) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	delete(f.inside, p)

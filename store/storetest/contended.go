@@ -11,84 +11,84 @@ import (
 func contended(s suite) {
 	shared := s.needs(SharedModes)
 
-	s.test("a holder is told once when others wait", func(t *testing.T, w *world) {
+	s.test("a holder is notified once when others wait", func(t *testing.T, w *testEnv) {
 		name := w.name("lock")
-		bell := listen(w.openKept().hold(name, line.Exclusive))
-		time.Sleep(settle)
-		bell.silent(t)
+		calls := countContended(w.openKept().hold(name, line.Exclusive))
+		time.Sleep(settleTime)
+		calls.wantNone(t)
 		w.openKept().enqueue(name, line.Exclusive)
-		bell.rings(t)
+		calls.awaitCall(t)
 		w.openKept().enqueue(name, line.Exclusive)
-		time.Sleep(settle)
-		bell.rangOnce(t)
+		time.Sleep(settleTime)
+		calls.wantExactlyOne(t)
 	})
 
-	s.test("a holder is told at once if others wait already", func(t *testing.T, w *world) {
+	s.test("a holder is notified at once if others already wait", func(t *testing.T, w *testEnv) {
 		name := w.name("lock")
 		p := w.openKept().hold(name, line.Exclusive)
 		w.openKept().enqueue(name, line.Exclusive).waiting(1)
-		bell := listen(p)
-		bell.rings(t)
+		calls := countContended(p)
+		calls.awaitCall(t)
 		w.openKept().enqueue(name, line.Exclusive)
-		time.Sleep(settle)
-		bell.rangOnce(t)
+		time.Sleep(settleTime)
+		calls.wantExactlyOne(t)
 	})
 
-	s.test("a holder is not told of those who wait for other names", func(t *testing.T, w *world) {
+	s.test("a holder is not notified of waiters for other names", func(t *testing.T, w *testEnv) {
 		name, below := w.name("lock"), w.name("lock/below")
-		bell := listen(w.openKept().hold(name, line.Exclusive))
+		calls := countContended(w.openKept().hold(name, line.Exclusive))
 		w.openKept().hold(below, line.Exclusive)
 		w.openKept().enqueue(below, line.Exclusive).waiting(1)
-		time.Sleep(settle)
-		bell.silent(t)
+		time.Sleep(settleTime)
+		calls.wantNone(t)
 	})
 
-	s.test("who was told of nobody before is told of nobody after the withdrawal", func(t *testing.T, w *world) {
+	s.test("a holder is not notified after its withdrawal", func(t *testing.T, w *testEnv) {
 		name := w.name("lock")
 		p := w.openKept().hold(name, line.Exclusive)
-		bell := listen(p)
+		calls := countContended(p)
 		p.withdraw()
 		w.openKept().hold(name, line.Exclusive)
 		w.openKept().enqueue(name, line.Exclusive).waiting(1)
-		time.Sleep(settle)
-		bell.silent(t)
+		time.Sleep(settleTime)
+		calls.wantNone(t)
 	})
 
-	s.test("the next holder is told of those behind it", func(t *testing.T, w *world) {
+	s.test("the next holder is notified of its own waiters", func(t *testing.T, w *testEnv) {
 		name := w.name("lock")
 		a := w.openKept().hold(name, line.Exclusive)
 		b := w.openKept().enqueue(name, line.Exclusive)
 		a.withdraw()
 		b.admitted()
-		bell := listen(b)
-		time.Sleep(settle)
-		bell.silent(t)
+		calls := countContended(b)
+		time.Sleep(settleTime)
+		calls.wantNone(t)
 		w.openKept().enqueue(name, line.Exclusive)
-		bell.rings(t)
+		calls.awaitCall(t)
 	})
 
-	shared.test("one who is admitted beside the holder does not wait", func(t *testing.T, w *world) {
+	shared.test("an entry admitted beside the holder is not a waiter", func(t *testing.T, w *testEnv) {
 		name := w.name("lock")
-		first := listen(w.openKept().hold(name, line.Shared))
-		second := listen(w.openKept().hold(name, line.Shared))
-		time.Sleep(settle)
-		first.silent(t)
-		second.silent(t)
+		first := countContended(w.openKept().hold(name, line.Shared))
+		second := countContended(w.openKept().hold(name, line.Shared))
+		time.Sleep(settleTime)
+		first.wantNone(t)
+		second.wantNone(t)
 		w.openKept().enqueue(name, line.Exclusive)
-		first.rings(t)
-		second.rings(t)
+		first.awaitCall(t)
+		second.awaitCall(t)
 	})
 }
 
-// bell counts the calls of a function given to [store.Extensions.NotifyContended].
-type bell struct {
-	p     *place
+// contentionCalls counts the calls of a function given to [store.Extensions.NotifyContended].
+type contentionCalls struct {
+	p     *entry
 	rung  chan struct{}
 	times atomic.Int32
 }
 
-func listen(p *place) *bell {
-	b := &bell{p: p, rung: make(chan struct{})}
+func countContended(p *entry) *contentionCalls {
+	b := &contentionCalls{p: p, rung: make(chan struct{})}
 	p.ticket.Extensions().NotifyContended(func() {
 		if b.times.Add(1) == 1 {
 			close(b.rung)
@@ -97,25 +97,25 @@ func listen(p *place) *bell {
 	return b
 }
 
-func (b *bell) rings(t *testing.T) {
+func (b *contentionCalls) awaitCall(t *testing.T) {
 	t.Helper()
 	select {
 	case <-b.rung:
 	case <-time.After(b.p.client.w.h.Grace):
-		t.Fatalf("lock %q: others wait, and NotifyContended has not called within %v", b.p.name, b.p.client.w.h.Grace)
+		t.Fatalf("lock %q: NotifyContended has not called its function within %v though others wait", b.p.name, b.p.client.w.h.Grace)
 	}
 }
 
-func (b *bell) silent(t *testing.T) {
+func (b *contentionCalls) wantNone(t *testing.T) {
 	t.Helper()
 	if n := b.times.Load(); n != 0 {
-		t.Fatalf("lock %q: nobody waits, and NotifyContended has called %d times", b.p.name, n)
+		t.Fatalf("lock %q: NotifyContended has called its function %d times, want 0 because no entry waits", b.p.name, n)
 	}
 }
 
-func (b *bell) rangOnce(t *testing.T) {
+func (b *contentionCalls) wantExactlyOne(t *testing.T) {
 	t.Helper()
 	if n := b.times.Load(); n != 1 {
-		t.Fatalf("lock %q: NotifyContended has called %d times, want once", b.p.name, n)
+		t.Fatalf("lock %q: NotifyContended has called its function %d times, want 1", b.p.name, n)
 	}
 }

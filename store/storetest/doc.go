@@ -1,9 +1,9 @@
-// Package storetest is the conformance suite for stores: what package store promises, as tests that every store
-// runs. It uses the contract alone, so a store made by a third party is tested by the same suite.
+// Package storetest is the conformance suite for stores. It tests what package store promises, and
+// it uses only that contract, so the authors of third-party stores can run it on theirs.
 //
-// # Running it on a store of your own
+// # Running it on your own store
 //
-// Tell the suite how to reach the store, and for how long its sessions should live:
+// Give the suite a function that opens your store, and the TTLs its sessions use:
 //
 //	func TestStore(t *testing.T) {
 //		server := startServer(t)
@@ -19,9 +19,9 @@
 //		})
 //	}
 //
-// That runs in real time and takes half a minute, most of which is waiting for sessions to expire; the tests run
-// in parallel. A store that lives in the test's own process, and measures time by package time, runs on a
-// fake clock instead, where all waiting is over at once:
+// This runs on the real clock and takes about half a minute, mostly spent waiting for sessions to
+// expire. The tests run in parallel. A store that lives in the test's process, and measures time
+// with package time, can run on a fake clock instead, so that no time is spent waiting:
 //
 //	storetest.Run(t, storetest.Harness{
 //		Open:  func(*testing.T) store.Store { return mystore.New() },
@@ -30,36 +30,41 @@
 //		Grace: time.Minute,
 //	})
 //
-// Give it Peer too if the store talks to a server: then each test has two clients, as two processes would, and what
-// one of them does must reach the other. Give it Cut if the connection can be cut: there are promises that only
-// show then.
+// If the store talks to a server, set Peer too: each test then has two clients, like two processes,
+// and checks that the actions of one reach the other. If a client's connection can be cut, set Cut:
+// some promises can only be tested during an outage.
 //
-// # What is left out
+// # Abilities
 //
-// Not every store can do everything. The tests that need what a store lacks are left out: they are not there at all, rather
-// than skipped, so that a test that is skipped is always one that should have been run. The harness has to name in Without
-// what is lacking, and the suite fails if that differs from what the store and the harness say:
+// Not every store has every ability. A test that needs an ability that the store lacks is left out:
+// it does not run and is not reported as skipped, so every skipped test is one that should have
+// run. Harness.Without must list the missing abilities, and the suite fails if the list differs
+// from what the store's Capabilities and the harness provide. Each ability and the tests that need
+// it:
 //
-//   - [Fair]: what is said of waiters;
-//   - [SharedModes]: what is said of shared entries and slots;
-//   - [Fencing]: the topics order and break, and what comes of breaking an entry in the others;
-//   - [ReleaseAfter], [Markers], [OwnerUpdates] and [Contention]: the topics outlast, marker, owner and
-//     contended;
-//   - [WaitersOrders]: that a waiter can be broken;
-//   - [Cut]: the topic outage, and what comes of an outage in the others.
+//   - [Fair]: tests of the order of waiters;
+//   - [SharedModes]: tests of shared entries and slots;
+//   - [Fencing]: the topics order and break, and the tests in other topics that break an entry;
+//   - [ReleaseAfter], [Markers], [OwnerUpdates] and [Contention]: the topics outlast, marker, owner
+//     and contended;
+//   - [WaitersOrders]: the test that breaks a waiter;
+//   - [Cut]: the topic outage, and the tests in other topics that need an outage.
 //
-// Run it with -race, and more than once.
+// Run the suite with -race, and more than once.
 //
-// # What it proves, and what not
+// # What the suite proves
 //
-// Each topic (admission, life, notify and so on) is one file, and each test is named after the one thing that it
-// shows. Package broken, below this one, has stores with one bug each; this package's own tests show that the suite
-// rejects every one of them, by the test that is meant to, and that there is no test without such a store.
+// Each topic (admission, life, notify and so on) is one file. Each test checks one promise and is
+// named after it. Package broken, in this folder, has stores with one bug each. The tests of this
+// package check that the suite rejects every broken store with the intended test, and that every
+// test rejects at least one broken store.
 //
-// The contract is taken at its word. A few words that are easily overlooked: the error of [store.Ticket.Withdraw]
-// matches ErrGone whenever the entry had gone before, also if its session has ended or was closed; waiters are told
-// each change of Ahead, not only that it is their turn; an owner is shown as it was given, to the nanosecond.
+// The suite checks the contract literally. Some details are easily overlooked: the error of
+// [store.Ticket.Withdraw] matches ErrGone whenever the entry had gone before, also when its session
+// has ended or was closed; Notify is called for each change of Ahead, not only at admission; an
+// owner is returned exactly as it was given, to the nanosecond.
 //
-// The suite sees the store from outside, through healthy servers. It does not restart servers, change leaders,
-// lose single messages or pause processes. That a store keeps its promises then is for the store's own tests to show.
+// The suite uses the store through healthy servers. It does not restart servers, change leaders,
+// drop single messages or pause processes. The store's own tests must show that the promises hold
+// then.
 package storetest

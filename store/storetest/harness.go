@@ -9,70 +9,75 @@ import (
 	"github.com/stilelock/stile/store"
 )
 
-// Harness tells the suite how to make a store and how to run one test.
+// Harness describes to the suite how to make a store and how to run one test.
 type Harness struct {
-	// Open returns a store. It is called once in each test, with the test's own t; what has to be closed is closed
-	// by t.Cleanup, after the suite has closed its sessions. Several tests may use one server at the same time: each
-	// uses lock names of its own, that begin with "storetest/" and a random word.
+	// Open returns a store. It is called once in each test, with the test's own t. Resources are to
+	// be closed with t.Cleanup, which runs after the suite has closed its sessions. Several tests
+	// may use one server at the same time: the lock names of each test begin with "storetest/" and
+	// a random word.
 	Open func(t *testing.T) store.Store
 
-	// Peer returns another client of the server that st is a client of, as another process would be. Nil means that
+	// Peer returns another client of st's server, as another process would have. If Peer is nil,
 	// all sessions are opened with st.
 	Peer func(t *testing.T, st store.Store) store.Store
 
-	// Cut cuts off from the server the session with the given ID, which was opened with st: requests go unanswered
-	// and nothing is heard, until heal is called. It may cut all of st; it must not cut its peer, nor, where there is
-	// no Peer, the other sessions of st. If it is nil, Without has to name [Cut].
+	// Cut disconnects the session with the given ID, which was opened with st, from the server:
+	// requests get no reply and no events arrive until heal is called. Cut may disconnect all of
+	// st. It must not disconnect the peer of st or, without a Peer, other sessions of st. If Cut is
+	// nil, Without must list [Cut].
 	Cut func(t *testing.T, st store.Store, session string) (heal func())
 
-	// Run runs the body of one test. Nil means body(t), in parallel with the other tests. A store in
-	// memory sets it to [synctest.Test], so that all TTLs elapse at once on a fake clock.
+	// Run runs the body of one test. Nil means body(t), in parallel with the other tests. A store
+	// in memory sets it to [synctest.Test], which makes all TTLs elapse immediately on a fake
+	// clock.
 	Run func(t *testing.T, body func(t *testing.T))
 
-	// TTL is that of the sessions that have to live. On a real clock it should be the longest of which the store is sure, up
-	// to a minute: a machine so busy that the suite does not come to confirm a session for so long fails the test.
+	// TTL is the TTL of sessions that must not expire. On a real clock use the longest that the
+	// store is certain to grant, up to a minute: if the machine is so busy that the suite fails to
+	// confirm a session within TTL, the test fails.
 	TTL time.Duration
 
-	// Brief is the TTL of the sessions that are left to expire, and the time that entries are to outlast theirs by: the
-	// suite waits for it again and again, so it should be a second or two on a real clock. Nothing depends on what the suite
-	// can do within it: where a session is over too soon for a test to show anything, the test begins again with one that
-	// lives twice as long. Zero means TTL.
+	// Brief is the TTL of sessions that are left to expire, and how long entries outlast their
+	// sessions. The suite waits for it many times, so use one or two seconds on a real clock. No
+	// test depends on what the suite can do within Brief: if a session expires before a test has
+	// shown anything, the test starts over with twice the TTL. Zero means TTL.
 	Brief time.Duration
 
-	// Grace is how long after its TTL the entries of a dead session may still stand, and how long the suite waits
-	// for what the contract sets no time for, such as a waiter's turn after a release. It is positive. It is there to
-	// tell what is late from what never comes, and makes only failures slower: on a real clock half a minute is about
-	// right, because a busy machine can be late by many seconds.
+	// Grace is how long the entries of an expired session may remain after its TTL, and how long
+	// the suite waits for events for which the contract sets no time, such as an admission after a
+	// release. It must be positive. It only separates late events from events that never come, so a
+	// long Grace slows down only failures. On a real clock use about 30 s, because events can be
+	// many seconds late on a busy machine.
 	Grace time.Duration
 
-	// Without names what the store cannot do, or the harness cannot do to it. The tests that need it are left out: they
-	// are not run and do not show as skipped. It has to be exactly what is missing, so that a store cannot lose an
-	// ability, and with it the tests of that, without anybody noticing.
+	// Without lists the abilities that the store or the harness lacks. The tests that need one of
+	// them are left out: they do not run and are not reported as skipped. The list must be exact,
+	// so that a store cannot silently lose an ability together with its tests.
 	Without []Ability
 }
 
-// An Ability is what some tests of the suite need, and not every store has.
+// An Ability is something that some tests of the suite need and some stores lack.
 type Ability string
 
-// The abilities. All but the last two are what the store's Capabilities say.
+// The abilities. The store's Capabilities report all but the last two.
 const (
 	Fair          Ability = "admission in order of arrival (Capabilities.Fair)"
-	SharedModes   Ability = "entries other than exclusive ones (Capabilities.SharedModes)"
-	Fencing       Ability = "orders, of which fencing tokens are made (Capabilities.Fencing)"
+	SharedModes   Ability = "shared and slot entries (Capabilities.SharedModes)"
+	Fencing       Ability = "orders for fencing tokens (Capabilities.Fencing)"
 	ReleaseAfter  Ability = "entries that outlast their session (Capabilities.ReleaseAfter)"
-	Markers       Ability = "entries that leave markers (Capabilities.ClearMarks)"
-	OwnerUpdates  Ability = "entries whose owner can be changed (Capabilities.OwnerUpdates)"
-	Contention    Ability = "holders that are told that others wait (Capabilities.Contention)"
-	WaitersOrders Ability = "orders of entries that wait, given on arrival and not at admission"
-	Cut           Ability = "sessions that can be cut off from the server (Harness.Cut)"
+	Markers       Ability = "markers of unreleased entries (Capabilities.ClearMarks)"
+	OwnerUpdates  Ability = "changing the owner of an entry (Capabilities.OwnerUpdates)"
+	Contention    Ability = "notifying holders of waiters (Capabilities.Contention)"
+	WaitersOrders Ability = "orders assigned on arrival, not at admission"
+	Cut           Ability = "disconnecting a session from the server (Harness.Cut)"
 )
 
-// missing returns the abilities that a store with these capabilities lacks in this harness.
+// missing returns the abilities that a store with the given capabilities lacks in this harness.
 func (h Harness) missing(caps store.Capabilities) []Ability {
 	var missing []Ability
 	for _, a := range []struct {
 		ability Ability
-		there   bool
+		present bool
 	}{
 		{Fair, caps.Fair},
 		{SharedModes, caps.SharedModes},
@@ -81,40 +86,41 @@ func (h Harness) missing(caps store.Capabilities) []Ability {
 		{Markers, caps.ClearMarks != nil},
 		{OwnerUpdates, caps.OwnerUpdates},
 		{Contention, caps.Contention},
-		{WaitersOrders, !slices.Contains(h.Without, WaitersOrders)}, // only a test can tell: see admission
+		{WaitersOrders, !slices.Contains(h.Without, WaitersOrders)}, // not in Capabilities: only a test can detect it, see admission
 		{Cut, h.Cut != nil},
 	} {
-		if !a.there {
+		if !a.present {
 			missing = append(missing, a.ability)
 		}
 	}
 	return missing
 }
 
-// undeclared says in what Without is not what is missing.
+// undeclared describes the differences between Without and the missing abilities.
 func (h Harness) undeclared(caps store.Capabilities) []string {
 	var wrong []string
 	missing := h.missing(caps)
 	for _, a := range missing {
 		if !slices.Contains(h.Without, a) {
-			wrong = append(wrong, fmt.Sprintf("the store is without %s: is it meant to be? Then Harness.Without names it, "+
-				"and the tests that need it are left out", a))
+			wrong = append(wrong, fmt.Sprintf("the store lacks the ability %q: if that is intended, add it to Harness.Without "+
+				"to leave out the tests that need it", a))
 		}
 	}
 	for _, a := range h.Without {
 		if !slices.Contains(missing, a) {
-			wrong = append(wrong, fmt.Sprintf("Harness.Without names %q, which the store has or the suite does not know: "+
-				"are its tests to be left out?", a))
+			wrong = append(wrong, fmt.Sprintf("Harness.Without lists %q, which the store has or the suite does not know: "+
+				"remove it to run the tests that need it", a))
 		}
 	}
 	return wrong
 }
 
-// Run runs the suite. On a real clock the tests are parallel to each other: as parallel subtests do they go on after Run
-// has returned, and end before the cleanups of t. So what they need is closed by t.Cleanup, not by defer.
+// Run runs the suite. On a real clock the tests are parallel subtests: they continue after Run has
+// returned and end before the cleanups of t run. Close what they need with t.Cleanup, not with
+// defer.
 func Run(t *testing.T, h Harness) {
 	if h.Open == nil || h.TTL <= 0 || h.Grace <= 0 {
-		t.Fatalf("storetest: Harness needs Open, TTL and Grace; it has TTL %v and Grace %v", h.TTL, h.Grace)
+		t.Fatalf("storetest: Harness needs Open, a positive TTL and a positive Grace; TTL is %v and Grace %v", h.TTL, h.Grace)
 	}
 	if h.Brief == 0 {
 		h.Brief = h.TTL
@@ -129,7 +135,7 @@ func Run(t *testing.T, h Harness) {
 	for _, topic := range []struct {
 		name  string
 		tests func(suite)
-		needs []Ability // without which there is nothing in the topic to run
+		needs []Ability // every test of the topic needs these
 	}{
 		{"admission", admission, nil},
 		{"try", try, nil},
@@ -185,11 +191,11 @@ type suite struct {
 	t       *testing.T
 	h       Harness
 	caps    store.Capabilities
-	leftOut bool // since the store lacks what the tests need
+	leftOut bool // the store lacks an ability that the tests need
 }
 
-// needs returns the suite for tests that need these abilities. Those of a store that lacks one are left out: not skipped,
-// so that every test that is skipped is one that should have been run.
+// needs returns the suite for tests that need the given abilities. If the store lacks one of them,
+// the tests are left out, not skipped, so that every skipped test is one that should have run.
 func (s suite) needs(abilities ...Ability) suite {
 	missing := s.h.missing(s.caps)
 	for _, a := range abilities {
@@ -198,8 +204,8 @@ func (s suite) needs(abilities ...Ability) suite {
 	return s
 }
 
-// test runs one test, named after what it shows.
-func (s suite) test(name string, body func(t *testing.T, w *world)) {
+// test runs one test. The name is the promise that the test checks.
+func (s suite) test(name string, body func(t *testing.T, w *testEnv)) {
 	if s.leftOut {
 		return
 	}
@@ -207,6 +213,6 @@ func (s suite) test(name string, body func(t *testing.T, w *world)) {
 		if s.h.Run == nil {
 			t.Parallel()
 		}
-		s.h.run(t, func(t *testing.T) { body(t, newWorld(t, s.h)) })
+		s.h.run(t, func(t *testing.T) { body(t, newTestEnv(t, s.h)) })
 	})
 }

@@ -12,33 +12,33 @@ import (
 )
 
 func life(s suite) {
-	s.test("the terms are at least the TTL that was asked for less a slack below it", func(t *testing.T, w *world) {
+	s.test("the terms grant at least the requested TTL and a smaller slack", func(t *testing.T, w *testEnv) {
 		c := w.open()
 		terms := c.Terms()
 		if terms.TTL < w.h.TTL || terms.Slack < 0 || terms.Slack >= terms.TTL {
-			t.Fatalf("asked for a TTL of %v, got the terms %+v", w.h.TTL, terms)
+			t.Fatalf("the requested TTL is %v, got terms %+v", w.h.TTL, terms)
 		}
 		if err := c.confirmNow(); err != nil {
 			t.Fatalf("Confirm: %v", err)
 		}
 		if again := c.Terms(); again != terms {
-			t.Errorf("the terms were %+v and are %+v after a confirmation", terms, again)
+			t.Errorf("the terms changed from %+v to %+v after a confirmation", terms, again)
 		}
 	})
 
-	s.test("the hold of a session never confirmed stands for the TTL after Open and goes then", func(_ *testing.T, w *world) {
-		c, p, next := w.doomed()
+	s.test("a session that is never confirmed ends one TTL after Open", func(_ *testing.T, w *testEnv) {
+		c, p, next := w.expiringHold()
 		w.wantTakenOver(c, next)
 		p.gone()
 	})
 
-	s.test("a confirmation keeps a hold for another TTL", func(_ *testing.T, w *world) {
-		c, p, next := w.doomed(func(c *client, _, next *place) error {
-			// The last comes so soon after the one before that an answer from memory might seem good enough.
+	s.test("a confirmation keeps a hold for another TTL", func(_ *testing.T, w *testEnv) {
+		c, p, next := w.expiringHold(func(c *client, _, next *entry) error {
+			// The last one follows so soon that a faulty store might reply from a cache.
 			for _, tenths := range []time.Duration{3, 5, 3, 1} {
 				time.Sleep(c.guaranteed() * tenths / 10)
 				if err := c.confirmNow(); err != nil {
-					return fmt.Errorf("confirming %v after the time before: %w", time.Since(c.lastSent()), err)
+					return fmt.Errorf("confirming %v after the previous confirmation: %w", time.Since(c.lastSent()), err)
 				}
 				next.neverAdmitted()
 			}
@@ -48,16 +48,16 @@ func life(s suite) {
 		p.gone()
 	})
 
-	s.test("a confirmation just before the end counts in full", func(_ *testing.T, w *world) {
-		c, _, next := w.doomed(func(c *client, _, _ *place) error {
+	s.test("a confirmation just before the end counts in full", func(_ *testing.T, w *testEnv) {
+		c, _, next := w.expiringHold(func(c *client, _, _ *entry) error {
 			time.Sleep(c.guaranteed() * 4 / 5)
 			return c.confirmNow()
 		})
 		w.wantTakenOver(c, next)
 	})
 
-	s.needs(Fair).test("the entries of a dead session go wherever they stand", func(_ *testing.T, w *world) {
-		var a, held, waits, c *place
+	s.needs(Fair).test("all entries of an expired session go, holds and waiters", func(_ *testing.T, w *testEnv) {
+		var a, held, waits, c *entry
 		w.expiring(func(dead *client, name string) (err error) {
 			a = w.openKept().hold(name, line.Exclusive)
 			if held, err = dead.tryHold(name+"/other", line.Exclusive); err != nil {
@@ -67,30 +67,31 @@ func life(s suite) {
 				return err
 			}
 			c = w.openKept().enqueue(name, line.Exclusive)
-			return c.isWaiting(2)
+			return c.tryWaiting(2)
 		})
 		waits.goneInTime()
 		held.gone()
 		c.waiting(1)
-		w.lineOf(a.name, a, c)
-		w.lineOf(held.name)
+		w.wantLine(a.name, a, c)
+		w.wantLine(held.name)
 		a.withdraw()
 		c.admitted()
 	})
 
-	s.test("a session that has ended cannot be confirmed or used", func(t *testing.T, w *world) {
+	s.test("an expired session cannot be confirmed or used", func(t *testing.T, w *testEnv) {
 		name := w.name("lock")
 		c := w.expiring(func(*client, string) error { return nil })
-		w.wantOver()
+		w.waitExpired()
 		wantLost(t, c, name)
-		wantLost(t, c, name) // it does not come back either
+		wantLost(t, c, name) // it must not come back either
 	})
 
-	s.test("a session that has ended cannot be confirmed although it was confirmed before", func(t *testing.T, w *world) {
-		c, p, next := w.doomed(confirmed)
+	s.test("an expired session that was confirmed before cannot be confirmed again", func(t *testing.T, w *testEnv) {
+		c, p, next := w.expiringHold(confirmed)
 		w.wantTakenOver(c, next)
-		// Where a session and its entry are on two servers, they end as far apart as the last confirmation reached them. Then
-		// the session may be confirmed once more; its owner is told all the same that the entry has gone.
+		// If a session and its entry are on two servers, their ends are as far apart as the
+		// arrivals of the last confirmation. The session may then be confirmed once more, but the
+		// entry must still be reported gone.
 		ctx, cancel := w.call()
 		if err := c.Confirm(ctx); err != nil && !errors.Is(err, store.ErrSessionLost) {
 			t.Errorf("Confirm returned %v, want nil or an error matching ErrSessionLost", err)
@@ -98,33 +99,33 @@ func life(s suite) {
 		cancel()
 		p.gone()
 		next.stays(store.Admitted)
-		w.wantOver()
+		w.waitExpired()
 		wantLost(t, c, p.name)
 	})
 
-	s.test("a confirmation given up at once does not end the session", func(t *testing.T, w *world) {
-		c := w.open() // Confirm is for one goroutine at a time
+	s.test("an abandoned confirmation does not end the session", func(t *testing.T, w *testEnv) {
+		c := w.open() // not kept, because Confirm must not be called concurrently
 		p := c.hold(w.name("lock"), line.Exclusive)
 		ended, cancel := context.WithCancel(t.Context())
 		cancel()
 		for range 5 {
 			if err := c.Confirm(ended); errors.Is(err, store.ErrSessionLost) {
-				t.Fatalf("Confirm with a context that has ended said that the session has: %v", err)
+				t.Fatalf("Confirm with an ended context reported that the session was lost: %v", err)
 			}
 		}
 		if err := c.confirmNow(); err != nil {
-			t.Fatalf("Confirm after confirmations that were given up: %v", err)
+			t.Fatalf("Confirm after abandoned confirmations: %v", err)
 		}
 		p.stays(store.Admitted)
 	})
 
-	s.test("a session lives on while it stands in no line", func(_ *testing.T, w *world) {
+	s.test("a session without entries stays alive", func(_ *testing.T, w *testEnv) {
 		w.expiring(func(c *client, name string) error {
 			for _, quarters := range []int{6, 5} { // both are longer than the TTL
 				for range quarters {
 					time.Sleep(c.Terms().TTL / 4)
 					if err := c.confirmNow(); err != nil {
-						return fmt.Errorf("confirming %v after the time before: %w", time.Since(c.lastSent()), err)
+						return fmt.Errorf("confirming %v after the previous confirmation: %w", time.Since(c.lastSent()), err)
 					}
 				}
 				p, err := c.tryHold(name, line.Exclusive)
@@ -140,25 +141,26 @@ func life(s suite) {
 	})
 }
 
-// wantTakenOver waits until next is admitted in place of c, which is not confirmed any more, and checks that this
-// came neither before nor long after the time that c was promised.
-func (w *world) wantTakenOver(c *client, next *place) {
+// wantTakenOver waits until next is admitted in place of c, which is no longer confirmed. It checks
+// that next was admitted neither before the time guaranteed to c was over nor more than Grace after
+// its TTL.
+func (w *testEnv) wantTakenOver(c *client, next *entry) {
 	w.t.Helper()
 	sent, terms := c.lastSent(), c.Terms()
 	latest := sent.Add(terms.TTL + w.h.Grace)
-	// Some more, to tell how late it is.
+	// Wait longer than allowed, to report how late it was.
 	_, at := next.admittedWithin(time.Until(latest) + terms.TTL + w.h.Grace)
-	if after := at.Sub(sent); after < c.guaranteed()-tick {
-		w.t.Errorf("the next was admitted %v after the last confirmation was sent: the terms %+v promise %v",
+	if after := at.Sub(sent); after < c.guaranteed()-clockRounding {
+		w.t.Errorf("the next waiter was admitted %v after the last confirmation was sent; the terms %+v guarantee %v",
 			after, terms, c.guaranteed())
 	}
 	if at.After(latest) {
-		w.t.Errorf("the next was admitted %v after the last confirmation was sent: later than TTL %v + Grace %v",
+		w.t.Errorf("the next waiter was admitted %v after the last confirmation was sent, want at most TTL %v + Grace %v",
 			at.Sub(sent), terms.TTL, w.h.Grace)
 	}
 }
 
-// wantLost checks that nothing can be done with a session that has ended.
+// wantLost checks that Confirm and Enqueue fail with ErrSessionLost for a session that has ended.
 func wantLost(t *testing.T, c *client, name string) {
 	t.Helper()
 	ctx, cancel := c.w.call()

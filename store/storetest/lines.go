@@ -14,38 +14,38 @@ import (
 func lines(s suite) {
 	fair, shared := s.needs(Fair), s.needs(Fair, SharedModes)
 
-	s.test("names do not block each other however alike they are", func(t *testing.T, w *world) {
+	s.test("similar names do not block each other", func(t *testing.T, w *testEnv) {
 		c := w.openKept()
-		for _, n := range alike(w) {
+		for _, n := range similarNames(w) {
 			p, err := c.try(n, line.Exclusive)
 			if err != nil {
 				t.Fatalf("after holds of other names: %v", err)
 			}
 			p.admitted()
-			w.lineOf(n, p)
+			w.wantLine(n, p)
 		}
 	})
 
-	s.test("a line shows nobody who stands for another name", func(t *testing.T, w *world) {
-		names := alike(w)
+	s.test("a line has no entries of another name", func(t *testing.T, w *testEnv) {
+		names := similarNames(w)
 		for i, n := range names {
 			c := w.openKept()
 			p := c.hold(n, line.Exclusive)
 			for _, other := range names {
 				if other != n {
-					w.lineOf(other)
+					w.wantLine(other)
 				}
 			}
 			p.withdraw()
 			if i == 8 {
-				break // the rest differs in nothing that matters here
+				break // the other names need not be tested here
 			}
 		}
 	})
 
-	s.test("Lines returns those whose name begins with the prefix sorted by name", func(t *testing.T, w *world) {
+	s.test("Lines returns the lines with the prefix sorted by name", func(t *testing.T, w *testEnv) {
 		c := w.openKept()
-		names := alike(w)
+		names := similarNames(w)
 		for _, n := range names {
 			c.hold(n, line.Exclusive)
 		}
@@ -65,7 +65,7 @@ func lines(s suite) {
 		}
 	})
 
-	s.test("Lines leaves out a name as soon as nobody stands for it", func(t *testing.T, w *world) {
+	s.test("Lines leaves out empty lines", func(t *testing.T, w *testEnv) {
 		c := w.openKept()
 		a, b := c.hold(w.name("a"), line.Exclusive), c.hold(w.name("b"), line.Exclusive)
 		wantLines(t, w, w.name(""), []string{a.name, b.name})
@@ -75,47 +75,47 @@ func lines(s suite) {
 		wantLines(t, w, w.name(""), nil)
 	})
 
-	s.test("the line of a name nobody stands for is empty and no error", func(t *testing.T, w *world) {
+	s.test("an unused name is an empty line and no error", func(t *testing.T, w *testEnv) {
 		name := w.name("nobody")
 		if l := w.line(name); l.Name != name || len(l.Entries) != 0 {
 			t.Errorf("Line(%q) is %+v, want an empty line of that name", name, l)
 		}
 	})
 
-	fair.test("a line shows who stands there in order", func(t *testing.T, w *world) {
+	fair.test("a line has its entries in order", func(t *testing.T, w *testEnv) {
 		name := w.name("lock")
-		var places []*place
+		var entries []*entry
 		for range 4 {
-			places = append(places, w.openKept().enqueue(name, line.Exclusive))
+			entries = append(entries, w.openKept().enqueue(name, line.Exclusive))
 		}
-		places[0].admitted()
-		l := w.lineOf(name, places...)
+		entries[0].admitted()
+		l := w.wantLine(name, entries...)
 		if l.Name != name {
-			t.Errorf("the line's name is %q, want %q", l.Name, name)
+			t.Errorf("the line has name %q, want %q", l.Name, name)
 		}
 		for i, e := range l.Entries {
-			wantEntry(t, e, places[i], i == 0)
+			wantEntry(t, e, entries[i], i == 0)
 			if i > 0 && e.Order != 0 && slices.Contains(w.h.Without, WaitersOrders) {
-				t.Errorf("an entry that waits has order %d, and Harness.Without names %q: are its tests to be left out?",
+				t.Errorf("a waiter has order %d, but Harness.Without lists %q: remove it to run its tests",
 					e.Order, WaitersOrders)
 			}
 		}
 	})
 
-	shared.test("a line shows the mode of each entry and who is admitted", func(t *testing.T, w *world) {
+	shared.test("a line has the mode and admission of each entry", func(t *testing.T, w *testEnv) {
 		name := w.name("lock")
 		modes := []line.Mode{line.Shared, line.Shared, line.Slot(7), line.Exclusive, line.Shared}
-		var places []*place
+		var entries []*entry
 		for _, m := range modes {
-			places = append(places, w.openKept().enqueue(name, m))
+			entries = append(entries, w.openKept().enqueue(name, m))
 		}
-		places[1].admitted()
-		for i, e := range w.lineOf(name, places...).Entries {
-			wantEntry(t, e, places[i], i < 2)
+		entries[1].admitted()
+		for i, e := range w.wantLine(name, entries...).Entries {
+			wantEntry(t, e, entries[i], i < 2)
 		}
 	})
 
-	s.test("an owner is shown as it was given", func(t *testing.T, w *world) {
+	s.test("an owner is returned as it was given", func(t *testing.T, w *testEnv) {
 		name := w.name("lock")
 		since := time.Now().Add(-time.Hour).Round(0)
 		owner := store.Owner{
@@ -129,20 +129,20 @@ func lines(s suite) {
 		defer cancel()
 		c := w.openWith(ctx, owner)
 		p := c.hold(name, line.Exclusive)
-		e := w.lineOf(name, p).Entries[0]
+		e := w.wantLine(name, p).Entries[0]
 		wantEntry(t, e, p, true)
 		if !e.Owner.Since.Equal(since) {
-			t.Errorf("the owner says that the entry was made at %v, and is shown with %v", since, e.Owner.Since)
+			t.Errorf("the owner was given with Since %v and returned with %v", since, e.Owner.Since)
 		}
-		if e.Remaining < 0 || e.Remaining > c.Terms().TTL+tick {
-			t.Errorf("the entry's session lives %v longer, with a TTL of %v", e.Remaining, c.Terms().TTL)
+		if e.Remaining < 0 || e.Remaining > c.Terms().TTL+clockRounding {
+			t.Errorf("Remaining is %v with a TTL of %v", e.Remaining, c.Terms().TTL)
 		}
 	})
 }
 
-// alike returns names that a store could confuse with each other: paths and their beginnings, and what escaping,
-// patterns, cases and sequence numbers could make equal.
-func alike(w *world) []string {
+// similarNames returns names that a store could confuse with each other: paths and their prefixes,
+// and names that escaping, patterns, case folding or sequence numbers could make equal.
+func similarNames(w *testEnv) []string {
 	names := []string{
 		"a", "a/b", "a/b/c", "ab", "a-b", "a.b", "A", "a/B", "b",
 		"a%2Fb", "a%2fb", "a%", "%61", "a b", "a+b", "a\\b", "a_b", "a:b", "a~b", "a|b", "a,b", "a#b", "a?b", "a&b=c",
@@ -156,8 +156,8 @@ func alike(w *world) []string {
 	return append(names, w.name(strings.Repeat("x", store.MaxNameBytes-len(w.name("")))), w.prefix)
 }
 
-// wantLines checks which of the test's own names Lines returns.
-func wantLines(t *testing.T, w *world, prefix string, want []string) {
+// wantLines waits until Lines(prefix) returns the wanted lines, ignoring other tests' names.
+func wantLines(t *testing.T, w *testEnv, prefix string, want []string) {
 	t.Helper()
 	var got []string
 	for end := time.Now().Add(w.h.Grace); ; time.Sleep(w.h.Grace / 100) {
@@ -186,19 +186,19 @@ func wantLines(t *testing.T, w *world, prefix string, want []string) {
 	}
 }
 
-// wantEntry checks an entry against the place it is read from.
-func wantEntry(t *testing.T, e store.Entry, p *place, admitted bool) {
+// wantEntry checks an entry that was read against the suite's own.
+func wantEntry(t *testing.T, e store.Entry, p *entry, admitted bool) {
 	t.Helper()
 	if e.Mode != p.mode || e.Admitted != admitted || e.Session != p.client.ID() || e.Foreign {
-		t.Errorf("the line shows an entry with mode %v, admitted %v, session %q, foreign %v; want %v, %v, %q, false",
+		t.Errorf("the line has an entry with mode %v, admitted %v, session %q, foreign %v; want %v, %v, %q, false",
 			e.Mode, e.Admitted, e.Session, e.Foreign, p.mode, admitted, p.client.ID())
 	}
 	if p.client.w.caps.Fencing && admitted && e.Order == 0 {
-		t.Errorf("the line shows an admitted entry without order")
+		t.Errorf("the line has an admitted entry without an order")
 	}
 	got, want := e.Owner, p.owner
 	if got.Host != want.Host || got.PID != want.PID || got.User != want.User || got.Command != want.Command ||
 		got.Reason != want.Reason || !want.Obtained.IsZero() && !got.Obtained.Equal(want.Obtained) || !maps.Equal(got.Labels, want.Labels) {
-		t.Errorf("the line shows the owner %+v, want %+v", got, want)
+		t.Errorf("the line has the owner %+v, want %+v", got, want)
 	}
 }

@@ -14,7 +14,7 @@ import (
 func marker(s suite) {
 	shared := s.needs(Fair, SharedModes)
 
-	s.test("an entry that is withdrawn leaves no marker", func(t *testing.T, w *world) {
+	s.test("a withdrawn entry leaves no marker", func(t *testing.T, w *testEnv) {
 		c, name := w.openKept(), w.name("lock")
 		for range 3 {
 			p := c.hold(name, line.Exclusive)
@@ -24,24 +24,24 @@ func marker(s suite) {
 		w.openKept().hold(name, line.Exclusive).mark()
 	})
 
-	s.test("an entry whose session is closed leaves its marker", func(t *testing.T, w *world) {
+	s.test("an entry of a closed session leaves its marker", func(t *testing.T, w *testEnv) {
 		name := w.name("lock")
 		order := w.unreleased(name)
-		w.openKept().hold(name, line.Exclusive).finds(order)
+		w.openKept().hold(name, line.Exclusive).markFinds(order)
 	})
 
-	s.test("an entry whose session expires leaves its marker", func(t *testing.T, w *world) {
+	s.test("an entry of an expired session leaves its marker", func(t *testing.T, w *testEnv) {
 		var order uint64
-		c, _, next := w.doomed(func(_ *client, held, _ *place) (err error) {
-			_, err = held.find()
+		c, _, next := w.expiringHold(func(_ *client, held, _ *entry) (err error) {
+			_, err = held.tryMarkFinds()
 			order = held.order()
 			return err
 		})
 		next.admittedWithin(c.Terms().TTL + 2*w.h.Grace)
-		next.finds(order)
+		next.markFinds(order)
 	})
 
-	s.test("an entry that is broken leaves its marker, also for its own session", func(t *testing.T, w *world) {
+	s.test("a broken entry leaves its marker, also for its own session", func(t *testing.T, w *testEnv) {
 		c, name := w.openKept(), w.name("lock")
 		p := c.hold(name, line.Exclusive)
 		order := p.mark()
@@ -50,12 +50,12 @@ func marker(s suite) {
 		}
 		p.gone()
 		own := c.hold(name, line.Exclusive)
-		own.finds(order)
+		own.markFinds(order)
 		own.withdraw()
-		w.openKept().hold(name, line.Exclusive).finds(order)
+		w.openKept().hold(name, line.Exclusive).markFinds(order)
 	})
 
-	s.test("an entry for which no marker was asked leaves none", func(t *testing.T, w *world) {
+	s.test("an entry without Mark leaves no marker", func(t *testing.T, w *testEnv) {
 		name := w.name("lock")
 		c := w.open()
 		c.hold(name, line.Exclusive)
@@ -63,22 +63,22 @@ func marker(s suite) {
 		w.openKept().hold(name, line.Exclusive).mark()
 	})
 
-	s.test("who finds a marker leaves none", func(t *testing.T, w *world) {
+	s.test("an entry that finds a marker leaves none", func(t *testing.T, w *testEnv) {
 		name := w.name("lock")
 		order := w.unreleased(name)
 		c := w.open()
 		p := c.hold(name, line.Exclusive)
-		p.finds(order)
+		p.markFinds(order)
 		c.close()
-		w.openKept().hold(name, line.Exclusive).finds(order)
+		w.openKept().hold(name, line.Exclusive).markFinds(order)
 	})
 
-	s.test("a marker stays until it is cleared", func(t *testing.T, w *world) {
+	s.test("a marker stays until it is cleared", func(t *testing.T, w *testEnv) {
 		name := w.name("lock")
 		order := w.unreleased(name)
 		for range 2 {
 			p := w.openKept().hold(name, line.Exclusive)
-			p.finds(order)
+			p.markFinds(order)
 			p.withdraw()
 		}
 		p := w.openKept().hold(name, line.Exclusive)
@@ -88,7 +88,7 @@ func marker(s suite) {
 		w.openKept().hold(name, line.Exclusive).mark()
 	})
 
-	s.test("clearing a marker spares those of other locks", func(t *testing.T, w *world) {
+	s.test("clearing a marker spares those of other locks", func(t *testing.T, w *testEnv) {
 		name, below, other := w.name("lock"), w.name("lock/below"), w.name("other")
 		orders := make(map[string]uint64)
 		for _, n := range []string{name, below, other} {
@@ -98,11 +98,11 @@ func marker(s suite) {
 		w.clear(below, orders[name])
 		w.openKept().hold(name, line.Exclusive).mark()
 		for _, n := range []string{below, other} {
-			w.openKept().hold(n, line.Exclusive).finds(orders[n])
+			w.openKept().hold(n, line.Exclusive).markFinds(orders[n])
 		}
 	})
 
-	shared.test("of several markers each is cleared by itself", func(t *testing.T, w *world) {
+	shared.test("several markers are cleared independently", func(t *testing.T, w *testEnv) {
 		name := w.name("lock")
 		var clients []*client
 		var orders []uint64
@@ -114,31 +114,31 @@ func marker(s suite) {
 			c.close()
 		}
 		p := w.openKept().hold(name, line.Exclusive)
-		p.finds(orders...)
+		p.markFinds(orders...)
 		w.clear(name, orders[1])
-		p.finds(orders[0], orders[2])
+		p.markFinds(orders[0], orders[2])
 		w.clear(name, orders...)
 		p.mark()
 	})
 
-	s.test("clearing what is not there does nothing", func(t *testing.T, w *world) {
+	s.test("clearing unknown markers does nothing", func(t *testing.T, w *testEnv) {
 		name := w.name("lock")
 		w.clear(name, 1, store.MaxOrder)
 		w.clear(name)
 		order := w.unreleased(name)
 		w.clear(name, order+1, order-1)
 		w.clear(name)
-		w.openKept().hold(name, line.Exclusive).finds(order)
+		w.openKept().hold(name, line.Exclusive).markFinds(order)
 	})
 
-	s.test("a marker is told to those of its own lock only", func(t *testing.T, w *world) {
+	s.test("a marker is found only under its own name", func(t *testing.T, w *testEnv) {
 		w.unreleased(w.name("lock"))
 		for _, other := range []string{w.name("lock/below"), w.name("other"), w.prefix} {
 			w.openKept().hold(other, line.Exclusive).mark()
 		}
 	})
 
-	s.test("an entry that has gone leaves no marker", func(t *testing.T, w *world) {
+	s.test("an entry that has gone cannot be marked", func(t *testing.T, w *testEnv) {
 		name := w.name("lock")
 		broken := w.openKept().hold(name, line.Exclusive)
 		if _, err := w.breakEntry(name, broken.admitted()); err != nil {
@@ -153,7 +153,7 @@ func marker(s suite) {
 	})
 
 	s.needs(ReleaseAfter).
-		test("an entry that is let go later leaves no marker", func(t *testing.T, w *world) {
+		test("an entry released with a delay leaves no marker", func(t *testing.T, w *testEnv) {
 			name := w.name("lock")
 			c := w.open()
 			p := c.hold(name, line.Exclusive)
@@ -165,7 +165,7 @@ func marker(s suite) {
 			next.mark()
 		})
 
-	shared.test("a marker is told to nobody while its entry stands", func(t *testing.T, w *world) {
+	shared.test("a marker is not found while its entry exists", func(t *testing.T, w *testEnv) {
 		name := w.name("lock")
 		a, b := w.openKept().hold(name, line.Shared), w.openKept().hold(name, line.Shared)
 		a.mark()
@@ -173,18 +173,18 @@ func marker(s suite) {
 		a.mark()
 	})
 
-	s.test("a marker tells whose it is", func(t *testing.T, w *world) {
+	s.test("a marker names the owner of its entry", func(t *testing.T, w *testEnv) {
 		name := w.name("lock")
 		c := w.open()
 		order := c.hold(name, line.Exclusive).mark()
 		c.close()
-		found := w.openKept().hold(name, line.Exclusive).finds(order)
+		found := w.openKept().hold(name, line.Exclusive).markFinds(order)
 		if e := found[0]; e.Owner.Command != c.owner.Command || e.Owner.PID != c.owner.PID || e.Mode != line.Exclusive {
-			t.Errorf("the marker of the entry of %+v is told as %+v", c.owner, e)
+			t.Errorf("the marker of the entry of %+v is %+v", c.owner, e)
 		}
 	})
 
-	s.test("a marker can be left twice and is one", func(t *testing.T, w *world) {
+	s.test("marking twice leaves one marker", func(t *testing.T, w *testEnv) {
 		name := w.name("lock")
 		c := w.open()
 		p := c.hold(name, line.Exclusive)
@@ -195,20 +195,20 @@ func marker(s suite) {
 		p.mark()
 		order := p.mark()
 		c.close()
-		w.openKept().hold(name, line.Exclusive).finds(order)
+		w.openKept().hold(name, line.Exclusive).markFinds(order)
 	})
 
-	s.test("an entry leaves no marker that is withdrawn when leaving one was given up", func(t *testing.T, w *world) {
+	s.test("an entry withdrawn after an abandoned Mark leaves no marker", func(t *testing.T, w *testEnv) {
 		c, name := w.openKept(), w.name("lock")
 		w.stagger(20, func(ctx context.Context) {
 			p := c.hold(name, line.Exclusive)
-			_, _ = p.ticket.Extensions().Mark(ctx) // may say anything
+			_, _ = p.ticket.Extensions().Mark(ctx) // may succeed or fail
 			p.withdraw()
 		})
 		w.openKept().hold(name, line.Exclusive).mark()
 	})
 
-	s.needs(Cut).test("an entry that is withdrawn during an outage leaves no marker", func(t *testing.T, w *world) {
+	s.needs(Cut).test("an entry withdrawn during an outage leaves no marker", func(t *testing.T, w *testEnv) {
 		name := w.name("lock")
 		c := w.openKept()
 		p := c.hold(name, line.Exclusive)
@@ -219,7 +219,7 @@ func marker(s suite) {
 		ctx, cancel := context.WithTimeout(t.Context(), w.h.Brief/8)
 		defer cancel()
 		if err := p.withdrawWith(ctx); err == nil {
-			t.Error("Withdraw out of the store's reach returned no error")
+			t.Error("Withdraw during an outage returned nil, want an error")
 		}
 		heal()
 		next.admitted()
@@ -227,8 +227,8 @@ func marker(s suite) {
 	})
 }
 
-// unreleased has an entry leave a marker and go with its session, and returns its order.
-func (w *world) unreleased(name string) (order uint64) {
+// unreleased leaves the marker of an entry whose session was closed, and returns its order.
+func (w *testEnv) unreleased(name string) (order uint64) {
 	w.t.Helper()
 	c := w.open()
 	order = c.hold(name, line.Exclusive).mark()
@@ -236,8 +236,8 @@ func (w *world) unreleased(name string) (order uint64) {
 	return order
 }
 
-// clear removes markers.
-func (w *world) clear(name string, orders ...uint64) {
+// clear removes the markers of the entries with the given orders.
+func (w *testEnv) clear(name string, orders ...uint64) {
 	w.t.Helper()
 	ctx, cancel := w.call()
 	defer cancel()
@@ -246,26 +246,26 @@ func (w *world) clear(name string, orders ...uint64) {
 	}
 }
 
-// mark has the entry leave a marker, checks that there are none of others, and returns its order.
-func (p *place) mark() (order uint64) {
+// mark marks the entry, checks that no unreleased entries are found, and returns the entry's order.
+func (p *entry) mark() (order uint64) {
 	p.client.w.t.Helper()
-	p.finds()
+	p.markFinds()
 	return p.admitted()
 }
 
-// finds checks that what the entry hears, instead of leaving a marker, is of the markers of entries with the given orders;
-// if there are none, that it has left one.
-func (p *place) finds(orders ...uint64) []store.Entry {
+// markFinds calls Mark and checks that it returns the unreleased entries with the given orders.
+// Without orders it checks that the entry itself was marked.
+func (p *entry) markFinds(orders ...uint64) []store.Entry {
 	p.client.w.t.Helper()
-	unreleased, err := p.find(orders...)
+	unreleased, err := p.tryMarkFinds(orders...)
 	if err != nil {
 		p.client.w.t.Fatal(err)
 	}
 	return unreleased
 }
 
-// find is finds for an entry whose session may be over.
-func (p *place) find(orders ...uint64) ([]store.Entry, error) {
+// tryMarkFinds is markFinds for an entry whose session may have expired.
+func (p *entry) tryMarkFinds(orders ...uint64) ([]store.Entry, error) {
 	ctx, cancel := p.client.w.call()
 	defer cancel()
 	unreleased, err := p.ticket.Extensions().Mark(ctx)
@@ -278,14 +278,14 @@ func (p *place) find(orders ...uint64) ([]store.Entry, error) {
 	}
 	slices.Sort(found)
 	if slices.Sort(orders); !slices.Equal(found, orders) {
-		return nil, fmt.Errorf("session %s, lock %q: Mark found the markers of the entries %d, want %d",
+		return nil, fmt.Errorf("session %s, lock %q: Mark found markers of the orders %d, want %d",
 			p.client.ID(), p.name, found, orders)
 	}
 	return unreleased, nil
 }
 
-// cannotMark checks that the entry, which has gone, is told so.
-func (p *place) cannotMark() {
+// cannotMark checks that marking an entry that has gone fails.
+func (p *entry) cannotMark() {
 	p.client.w.t.Helper()
 	ctx, cancel := p.client.w.call()
 	defer cancel()

@@ -12,53 +12,53 @@ import (
 func notify(s suite) {
 	fair := s.needs(Fair)
 
-	// That calls come one at a time, none after Gone and none after Withdraw, is checked by each place in every test
-	// of the suite: see place.hear.
+	// In every test, onNotify checks that calls do not overlap and that there is none after Gone or
+	// after Withdraw.
 
-	s.test("the first standing is told: admitted", func(t *testing.T, w *world) {
+	s.test("the first standing is delivered: admitted", func(t *testing.T, w *testEnv) {
 		w.openKept().enqueue(w.name("lock"), line.Exclusive).admitted()
 	})
 
-	s.test("the first standing is told: waiting", func(t *testing.T, w *world) {
+	s.test("the first standing is delivered: waiting", func(t *testing.T, w *testEnv) {
 		name := w.name("lock")
 		w.openKept().hold(name, line.Exclusive)
 		w.openKept().enqueue(name, line.Exclusive).waiting(1)
 	})
 
-	fair.test("those who wait are told how many are ahead as it changes", func(t *testing.T, w *world) {
+	fair.test("waiters are notified of each change of Ahead", func(t *testing.T, w *testEnv) {
 		name := w.name("lock")
-		var places []*place
+		var entries []*entry
 		for i := range 5 {
 			p := w.openKept().enqueue(name, line.Exclusive)
 			if i > 0 {
 				p.waiting(i)
 			}
-			places = append(places, p)
+			entries = append(entries, p)
 		}
-		for len(places) > 0 {
-			places[0].admitted()
-			for i, p := range places[1:] {
+		for len(entries) > 0 {
+			entries[0].admitted()
+			for i, p := range entries[1:] {
 				p.waiting(i + 1)
 			}
-			places[0].withdraw()
-			places = places[1:]
+			entries[0].withdraw()
+			entries = entries[1:]
 		}
 	})
 
-	s.needs(Fencing).test("a holder is told when its entry is broken", func(t *testing.T, w *world) {
+	s.needs(Fencing).test("a holder is notified when its entry is broken", func(t *testing.T, w *testEnv) {
 		name := w.name("lock")
 		p := w.openKept().hold(name, line.Exclusive)
 		if _, err := w.breakEntry(name, p.admitted()); err != nil {
 			t.Fatalf("Break: %v", err)
 		}
 		if cause := p.gone(); !errors.Is(cause, store.ErrGone) || errors.Is(cause, store.ErrSessionLost) {
-			t.Errorf("the entry was broken and its session lives, but Cause is %v: want an error matching ErrGone alone", cause)
+			t.Errorf("the entry of a live session was broken with cause %v, want an error matching only ErrGone", cause)
 		}
 		p.stays(store.Gone)
 	})
 
-	s.test("a holder is told when its session has ended", func(_ *testing.T, w *world) {
-		var p *place
+	s.test("a holder is notified when its session expires", func(_ *testing.T, w *testEnv) {
+		var p *entry
 		w.expiring(func(c *client, name string) (err error) {
 			p, err = c.tryHold(name, line.Exclusive)
 			return err
@@ -67,8 +67,8 @@ func notify(s suite) {
 		p.stays(store.Gone)
 	})
 
-	s.test("a waiter is told when its session has ended", func(_ *testing.T, w *world) {
-		var p *place
+	s.test("a waiter is notified when its session expires", func(_ *testing.T, w *testEnv) {
+		var p *entry
 		w.expiring(func(c *client, name string) (err error) {
 			w.openKept().hold(name, line.Exclusive)
 			p, err = c.tryEnqueue(name, line.Exclusive, false)
@@ -79,16 +79,16 @@ func notify(s suite) {
 		p.neverAdmitted()
 	})
 
-	s.test("who has withdrawn a hold is told no more", func(t *testing.T, w *world) {
+	s.test("Notify is not called after a hold is withdrawn", func(t *testing.T, w *testEnv) {
 		name := w.name("lock")
 		a := w.openKept().hold(name, line.Exclusive)
 		b := w.openKept().enqueue(name, line.Exclusive)
 		a.withdraw()
 		b.admitted()
-		a.stays(store.Admitted) // the last it heard
+		a.stays(store.Admitted) // the last standing delivered
 	})
 
-	fair.test("who has withdrawn a waiter is told no more", func(t *testing.T, w *world) {
+	fair.test("Notify is not called after a waiter is withdrawn", func(t *testing.T, w *testEnv) {
 		name := w.name("lock")
 		a := w.openKept().hold(name, line.Exclusive)
 		b, c := w.openKept().enqueue(name, line.Exclusive), w.openKept().enqueue(name, line.Exclusive)
@@ -96,10 +96,10 @@ func notify(s suite) {
 		b.withdraw()
 		a.withdraw()
 		c.admitted()
-		b.stays(store.Waiting) // the last it heard
+		b.stays(store.Waiting) // the last standing delivered
 	})
 
-	s.test("every waiter of a long line is admitted in turn", func(t *testing.T, w *world) {
+	s.test("every waiter of a long line is admitted in turn", func(t *testing.T, w *testEnv) {
 		const clients = 24
 		name := w.name("lock")
 		first := w.openKept().hold(name, line.Exclusive)
@@ -112,7 +112,7 @@ func notify(s suite) {
 					w.brokenf("%v", err)
 					return
 				}
-				// Its turn comes after all the others', each of which may take Grace.
+				// It is admitted after all others, each of which may take Grace.
 				if _, _, err := p.await((clients+1)*w.h.Grace, "admitted", isAdmitted); err != nil {
 					w.brokenf("%v", err)
 				}
@@ -124,10 +124,10 @@ func notify(s suite) {
 		first.stays(store.Admitted)
 		first.withdraw()
 		all.Wait()
-		w.lineOf(name)
+		w.wantLine(name)
 	})
 
-	s.test("no wake-up is lost when a release races with an arrival", func(t *testing.T, w *world) {
+	s.test("no notification is lost when a release races with an arrival", func(t *testing.T, w *testEnv) {
 		const rounds = 100
 		a, b, name := w.openKept(), w.openKept(), w.name("lock")
 		holder := a.hold(name, line.Exclusive)
@@ -145,14 +145,14 @@ func notify(s suite) {
 		}
 	})
 
-	s.test("no wake-up is lost when a waiter leaves while the holder releases", func(t *testing.T, w *world) {
+	s.test("no notification is lost when a waiter leaves during a release", func(t *testing.T, w *testEnv) {
 		const rounds = 100
 		a, b, c, name := w.openKept(), w.openKept(), w.openKept(), w.name("lock")
 		for range rounds {
 			holder := a.hold(name, line.Exclusive)
 			waiter, last := b.enqueue(name, line.Exclusive), c.enqueue(name, line.Exclusive)
 			var left sync.WaitGroup
-			for _, p := range []*place{holder, waiter} {
+			for _, p := range []*entry{holder, waiter} {
 				left.Go(func() {
 					if err := p.tryWithdraw(); err != nil {
 						w.brokenf("session %s, lock %q: Withdraw: %v", p.client.ID(), name, err)

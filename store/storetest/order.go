@@ -7,37 +7,37 @@ import (
 )
 
 func order(s suite) {
-	// Each place checks that its own order is positive, at most MaxOrder and never changes: see place.check.
+	// In every test, entry.check checks that an order is positive, at most MaxOrder and constant.
 
-	s.test("orders rise from hold to hold although the line is empty between", func(t *testing.T, w *world) {
+	s.test("orders increase from hold to hold, also across an empty line", func(t *testing.T, w *testEnv) {
 		a, b, name := w.openKept(), w.openKept(), w.name("lock")
-		var orders rising
+		var orders risingOrders
 		for range 20 {
 			for _, c := range []*client{a, b} {
 				p := c.hold(name, line.Exclusive)
 				orders.next(t, p)
 				p.withdraw()
 			}
-			w.lineOf(name)
+			w.wantLine(name)
 		}
 	})
 
-	s.needs(Fair).test("orders rise along a line of waiters", func(t *testing.T, w *world) {
+	s.needs(Fair).test("orders increase along a line of waiters", func(t *testing.T, w *testEnv) {
 		name := w.name("lock")
-		var places []*place
+		var entries []*entry
 		for range 8 {
-			places = append(places, w.openKept().enqueue(name, line.Exclusive))
+			entries = append(entries, w.openKept().enqueue(name, line.Exclusive))
 		}
-		var orders rising
-		for _, p := range places {
+		var orders risingOrders
+		for _, p := range entries {
 			orders.next(t, p)
 			p.withdraw()
 		}
 	})
 
-	s.test("an order is not given out again after a try that failed", func(t *testing.T, w *world) {
+	s.test("an order is not reused after a failed try", func(t *testing.T, w *testEnv) {
 		a, b, name := w.openKept(), w.openKept(), w.name("lock")
-		var orders rising
+		var orders risingOrders
 		for range 5 {
 			p := a.hold(name, line.Exclusive)
 			orders.next(t, p)
@@ -47,17 +47,17 @@ func order(s suite) {
 		}
 	})
 
-	s.test("an order is not given out again after its session expired", func(t *testing.T, w *world) {
-		var orders rising
-		_, p, next := w.doomed()
+	s.test("an order is not reused after its session expired", func(t *testing.T, w *testEnv) {
+		var orders risingOrders
+		_, p, next := w.expiringHold()
 		orders.last = p.order()
 		next.admittedWithin(p.client.Terms().TTL + 2*w.h.Grace)
 		orders.next(t, next)
 	})
 
-	s.test("an order is not given out again after its entry was broken", func(t *testing.T, w *world) {
+	s.test("an order is not reused after its entry was broken", func(t *testing.T, w *testEnv) {
 		a, b, name := w.openKept(), w.openKept(), w.name("lock")
-		var orders rising
+		var orders risingOrders
 		for range 5 {
 			p := a.hold(name, line.Exclusive)
 			orders.next(t, p)
@@ -71,9 +71,9 @@ func order(s suite) {
 		}
 	})
 
-	s.test("an order is not given out again after its session was closed", func(t *testing.T, w *world) {
+	s.test("an order is not reused after its session was closed", func(t *testing.T, w *testEnv) {
 		name := w.name("lock")
-		var orders rising
+		var orders risingOrders
 		for range 5 {
 			c := w.open()
 			orders.next(t, c.hold(name, line.Exclusive))
@@ -81,7 +81,7 @@ func order(s suite) {
 		}
 	})
 
-	s.needs(SharedModes).test("orders rise from kind to kind of conflicting entries", func(t *testing.T, w *world) {
+	s.needs(SharedModes).test("orders increase between conflicting modes", func(t *testing.T, w *testEnv) {
 		a, b, name := w.openKept(), w.openKept(), w.name("lock")
 		var last uint64
 		for range 5 {
@@ -93,29 +93,29 @@ func order(s suite) {
 			p.withdraw()
 			q.withdraw()
 			if first <= last || second <= first || third <= first {
-				t.Fatalf("the orders of two readers, a writer and two readers: up to %d, %d, %d and %d", last, first, second, third)
+				t.Fatalf("the orders of readers, a writer and two readers are %d, %d, %d and %d, want an increase between modes", last, first, second, third)
 			}
 			last = max(second, third)
 		}
 	})
 
-	s.test("a line shows the order that the holder was told", func(t *testing.T, w *world) {
+	s.test("Line and Notify report the same order", func(t *testing.T, w *testEnv) {
 		name := w.name("lock")
 		p := w.openKept().hold(name, line.Exclusive)
-		if got, want := w.lineOf(name, p).Entries[0].Order, p.admitted(); got != want {
-			t.Errorf("the line shows order %d, the holder was told %d", got, want)
+		if got, want := w.wantLine(name, p).Entries[0].Order, p.admitted(); got != want {
+			t.Errorf("the line has order %d, want %d as delivered to the holder", got, want)
 		}
 	})
 }
 
-// rising checks that the orders of holds that follow each other rise.
-type rising struct{ last uint64 }
+// risingOrders checks that the orders of consecutive holds increase.
+type risingOrders struct{ last uint64 }
 
-func (r *rising) next(t *testing.T, p *place) {
+func (r *risingOrders) next(t *testing.T, p *entry) {
 	t.Helper()
 	now := p.admitted()
 	if now <= r.last {
-		t.Fatalf("session %s, lock %q: admitted with order %d after a hold with order %d", p.client.ID(), p.name, now, r.last)
+		t.Fatalf("session %s, lock %q: admitted with order %d, want more than the previous hold's %d", p.client.ID(), p.name, now, r.last)
 	}
 	r.last = now
 }

@@ -13,7 +13,7 @@ import (
 func outage(s suite) {
 	fencing := s.needs(Fencing)
 
-	s.test("a confirmation that gets no answer proves nothing and harms nothing", func(t *testing.T, w *world) {
+	s.test("an unanswered confirmation proves nothing and does no harm", func(t *testing.T, w *testEnv) {
 		c := w.open()
 		p := c.hold(w.name("lock"), line.Exclusive)
 		if err := c.confirmNow(); err != nil {
@@ -22,16 +22,16 @@ func outage(s suite) {
 		heal := w.cut(c)
 		defer heal()
 		if err := c.confirm(t.Context(), w.h.Brief/8); err == nil || errors.Is(err, store.ErrSessionLost) {
-			t.Errorf("Confirm out of the store's reach returned %v; it cannot know whether the session lives", err)
+			t.Errorf("Confirm during an outage returned %v, want an error not matching ErrSessionLost", err)
 		}
 		heal()
-		if err := c.confirmSoon(); err != nil {
+		if err := c.confirmAfterOutage(); err != nil {
 			t.Fatalf("Confirm after the outage: %v", err)
 		}
 		p.stays(store.Admitted)
 	})
 
-	s.test("an enqueue that gets no answer leaves nothing behind", func(t *testing.T, w *world) {
+	s.test("an unanswered enqueue leaves no entry", func(t *testing.T, w *testEnv) {
 		for _, try := range []bool{false, true} {
 			name := w.name("lock")
 			c := w.open()
@@ -40,23 +40,23 @@ func outage(s suite) {
 			ctx, cancel := context.WithTimeout(t.Context(), w.h.Brief/8)
 			p, err := c.enqueueWith(ctx, name, line.Exclusive, try)
 			if !errors.Is(err, context.DeadlineExceeded) {
-				t.Errorf("Enqueue (try %v) out of the store's reach returned %v, want an error matching %v",
+				t.Errorf("Enqueue (try %v) during an outage returned %v, want an error matching %v",
 					try, err, context.DeadlineExceeded)
 			}
 			cancel()
 			heal()
-			if err := c.confirmSoon(); err != nil {
+			if err := c.confirmAfterOutage(); err != nil {
 				t.Fatalf("Confirm after the outage: %v", err)
 			}
-			time.Sleep(settle) // in which whatever goes on with it would come through
+			time.Sleep(settleTime) // gives a late request time to arrive
 			next := w.openKept().hold(name, line.Exclusive)
-			w.lineOf(name, next)
+			w.wantLine(name, next)
 			p.neverAdmitted()
 			next.withdraw()
 		}
 	})
 
-	s.test("a withdrawal that gets no answer is carried out after the outage", func(t *testing.T, w *world) {
+	s.test("an unanswered withdrawal is carried out after the outage", func(t *testing.T, w *testEnv) {
 		name := w.name("lock")
 		c := w.open()
 		p := c.hold(name, line.Exclusive)
@@ -66,15 +66,15 @@ func outage(s suite) {
 		ctx, cancel := context.WithTimeout(t.Context(), w.h.Brief/8)
 		defer cancel()
 		if err := p.withdrawWith(ctx); err == nil || errors.Is(err, store.ErrGone) {
-			t.Errorf("Withdraw out of the store's reach returned %v; it cannot know that the entry is out", err)
+			t.Errorf("Withdraw during an outage returned %v, want an error not matching ErrGone", err)
 		}
 		heal()
 		c.keep() // otherwise the entry would go with its session
 		next.admitted()
-		w.lineOf(name, next)
+		w.wantLine(name, next)
 	})
 
-	fencing.test("a withdrawal that gets no answer does not take credit for what somebody else did", func(t *testing.T, w *world) {
+	fencing.test("an unanswered withdrawal does not report success after a break", func(t *testing.T, w *testEnv) {
 		name := w.name("lock")
 		c, other := w.open(), w.openKept()
 		p := c.hold(name, line.Exclusive)
@@ -84,7 +84,7 @@ func outage(s suite) {
 		ctx, cancel := context.WithTimeout(t.Context(), w.h.Brief/8)
 		defer cancel()
 		if err := p.withdrawWith(ctx); err == nil {
-			t.Error("Withdraw out of the store's reach returned nil")
+			t.Error("Withdraw during an outage returned nil, want an error")
 		}
 		within, done := w.call()
 		defer done()
@@ -95,12 +95,12 @@ func outage(s suite) {
 		heal()
 		c.keep()
 		if err := p.tryWithdraw(); !errors.Is(err, store.ErrGone) && !errors.Is(err, store.ErrNotKnown) {
-			t.Errorf("Withdraw of an entry that was broken meanwhile returned %v, want an error matching ErrGone or ErrNotKnown", err)
+			t.Errorf("Withdraw of an entry broken during the outage returned %v, want an error matching ErrGone or ErrNotKnown", err)
 		}
-		w.lineOf(name, next)
+		w.wantLine(name, next)
 	})
 
-	s.test("a waiter whose turn came during an outage hears of it after", func(t *testing.T, w *world) {
+	s.test("a waiter admitted during an outage is notified after it", func(t *testing.T, w *testEnv) {
 		name := w.name("lock")
 		other := w.openKept()
 		a := other.hold(name, line.Exclusive)
@@ -117,13 +117,13 @@ func outage(s suite) {
 		p.stays(store.Admitted)
 	})
 
-	s.test("an outage longer than the TTL ends the session and lets others in", func(t *testing.T, w *world) {
-		c, p, next := w.doomed(confirmed)
+	s.test("an outage longer than the TTL ends the session and admits others", func(t *testing.T, w *testEnv) {
+		c, p, next := w.expiringHold(confirmed)
 		heal := w.cut(c)
 		defer heal()
 		w.wantTakenOver(c, next)
 		heal()
-		if err := c.confirmSoon(); !errors.Is(err, store.ErrSessionLost) {
+		if err := c.confirmAfterOutage(); !errors.Is(err, store.ErrSessionLost) {
 			t.Errorf("Confirm after an outage longer than the TTL returned %v, want an error matching ErrSessionLost", err)
 		}
 		p.gone()
@@ -131,8 +131,8 @@ func outage(s suite) {
 	})
 }
 
-// cut cuts a session off. The function it returns may be called twice.
-func (w *world) cut(c *client) (heal func()) {
+// cut disconnects a session. The returned function may be called more than once.
+func (w *testEnv) cut(c *client) (heal func()) {
 	w.t.Helper()
 	undo := w.h.Cut(w.t, c.store, c.ID())
 	healed := false
@@ -144,14 +144,15 @@ func (w *world) cut(c *client) (heal func()) {
 	}
 }
 
-// confirmSoon confirms the session when the connection is there again, which may take some attempts.
-func (c *client) confirmSoon() error {
-	within := c.w.h.Brief / 8 // more each time: the machine may be busy
+// confirmAfterOutage confirms the session after a reconnect, repeating the request until it is
+// answered.
+func (c *client) confirmAfterOutage() error {
+	within := c.w.h.Brief / 8 // doubled on each attempt, because the machine may be busy
 	for end := time.Now().Add(c.w.h.Grace); ; within *= 2 {
 		err := c.confirm(c.w.t.Context(), within)
 		if err == nil || errors.Is(err, store.ErrSessionLost) || time.Now().After(end) {
 			return err
 		}
-		time.Sleep(look)
+		time.Sleep(pollInterval)
 	}
 }

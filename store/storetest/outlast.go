@@ -14,7 +14,7 @@ import (
 func outlast(s suite) {
 	fair, fencing := s.needs(Fair), s.needs(Fencing)
 
-	s.test("an entry stands for its time though its session is closed", func(t *testing.T, w *world) {
+	s.test("an entry outlasts its closed session for the given time", func(t *testing.T, w *testEnv) {
 		name := w.name("lock")
 		c := w.open()
 		p := c.hold(name, line.Exclusive)
@@ -24,8 +24,8 @@ func outlast(s suite) {
 		w.wantOutAfter(w.h.Brief, called, next)
 	})
 
-	s.test("an entry stands for its time though its session expires", func(t *testing.T, w *world) {
-		var p, other, next, behind *place
+	s.test("an entry outlasts its expired session for the given time", func(t *testing.T, w *testEnv) {
+		var p, other, next, behind *entry
 		var called time.Time
 		var d time.Duration
 		c := w.expiring(func(c *client, name string) (err error) {
@@ -42,32 +42,32 @@ func outlast(s suite) {
 		})
 		behind.admittedWithin(c.Terms().TTL + 2*w.h.Grace)
 		if after := time.Since(called); after < d {
-			t.Logf("the session has ended %v after the entry was to stand %v more", after, d)
+			t.Logf("the session ended %v after WithdrawAfter(%v)", after, d)
 		}
 		w.wantOutAfter(d, called, next)
 		wantLost(t, c, p.name)
 	})
 
-	s.test("an entry goes when its time is over though its session lives", func(t *testing.T, w *world) {
+	s.test("an entry goes after the given time though its session lives", func(t *testing.T, w *testEnv) {
 		name := w.name("lock")
 		c := w.openKept()
 		p, other := c.hold(name, line.Exclusive), c.hold(w.name("other"), line.Exclusive)
 		next := w.openKept().enqueue(name, line.Exclusive)
 		d := w.h.Brief / 2
 		w.wantOutAfter(d, p.withdrawAfter(d), next)
-		w.lineOf(name, next)
+		w.wantLine(name, next)
 		other.stays(store.Admitted)
 	})
 
-	fair.test("a waiter that is to go later keeps its place until then", func(t *testing.T, w *world) {
-		w.inTime(func(brief time.Duration) bool {
+	fair.test("a waiter withdrawn with a delay keeps its place until then", func(t *testing.T, w *testEnv) {
+		w.retryLonger(func(brief time.Duration) bool {
 			name := w.newName()
 			a := w.openKept().hold(name, line.Exclusive)
 			b, c := w.openKept().enqueue(name, line.Exclusive), w.openKept().enqueue(name, line.Exclusive)
 			c.waiting(2)
 			called := b.withdrawAfter(brief)
 			a.withdraw()
-			switch err := c.isWaiting(1); {
+			switch err := c.tryWaiting(1); {
 			case time.Since(called) >= brief:
 				return false
 			case err != nil:
@@ -79,8 +79,8 @@ func outlast(s suite) {
 		})
 	})
 
-	// The check is in place.hear: every change from here on is one too many.
-	fair.test("who has let an entry go later is told no more", func(t *testing.T, w *world) {
+	// onNotify reports every call after WithdrawAfter.
+	fair.test("Notify is not called after WithdrawAfter", func(t *testing.T, w *testEnv) {
 		name := w.name("lock")
 		a := w.openKept().hold(name, line.Exclusive)
 		b := w.openKept().enqueue(name, line.Exclusive)
@@ -88,41 +88,41 @@ func outlast(s suite) {
 		called := b.withdrawAfter(w.h.Brief)
 		a.withdrawAfter(w.h.Brief / 4)
 		w.wantOutAfter(w.h.Brief, called, last)
-		time.Sleep(settle)
+		time.Sleep(settleTime)
 	})
 
-	s.test("a line shows what it did of an entry that outlasts its session", func(t *testing.T, w *world) {
+	s.test("a line returns an outlasting entry unchanged", func(t *testing.T, w *testEnv) {
 		name := w.name("lock")
 		modes := []line.Mode{line.Exclusive}
 		if w.caps.Fair && w.caps.SharedModes {
 			modes = []line.Mode{line.Shared, line.Shared, line.Slot(3), line.Exclusive}
 		}
-		var places []*place
+		var entries []*entry
 		for _, mode := range modes {
-			places = append(places, w.open().enqueue(name, mode))
+			entries = append(entries, w.open().enqueue(name, mode))
 		}
 		before := w.line(name).Entries
-		for _, p := range places {
-			p.withdrawAfter(w.long())
+		for _, p := range entries {
+			p.withdrawAfter(w.longDelay())
 			p.client.close()
 		}
 		after := w.line(name).Entries
-		if len(before) != len(places) || len(after) != len(places) {
-			t.Fatalf("in the line stood\n%+v, and now\n%+v", before, after)
+		if len(before) != len(entries) || len(after) != len(entries) {
+			t.Fatalf("the line changed from\n%+v to\n%+v", before, after)
 		}
 		for i := range after {
 			b, a := before[i], after[i]
 			if a.Order != b.Order || a.Mode != b.Mode || a.Admitted != b.Admitted || a.Foreign ||
 				a.Owner.Command != b.Owner.Command || a.Owner.PID != b.Owner.PID || !a.Owner.Since.Equal(b.Owner.Since) {
-				t.Errorf("an entry was\n%+v, and is\n%+v", b, a)
+				t.Errorf("an entry changed from\n%+v to\n%+v", b, a)
 			}
-			if a.Remaining < 0 || a.Remaining > w.long()+w.h.Grace {
-				t.Errorf("an entry that was to stand for %v longer has %v left", w.long(), a.Remaining)
+			if a.Remaining < 0 || a.Remaining > w.longDelay()+w.h.Grace {
+				t.Errorf("after WithdrawAfter(%v) Remaining is %v", w.longDelay(), a.Remaining)
 			}
 		}
 	})
 
-	s.test("an entry that has gone cannot be let go later", func(t *testing.T, w *world) {
+	s.test("WithdrawAfter of an entry that has gone returns ErrGone", func(t *testing.T, w *testEnv) {
 		name := w.name("lock")
 		c, dead := w.openKept(), w.open()
 		withdrawn := c.hold(name, line.Exclusive)
@@ -130,7 +130,7 @@ func outlast(s suite) {
 		lost := dead.hold(w.name("other"), line.Exclusive)
 		dead.close()
 		now := c.hold(name, line.Exclusive)
-		for _, p := range []*place{withdrawn, lost} {
+		for _, p := range []*entry{withdrawn, lost} {
 			ctx, cancel := w.call()
 			defer cancel()
 			if err := p.ticket.Extensions().WithdrawAfter(ctx, w.h.Brief); !errors.Is(err, store.ErrGone) {
@@ -139,10 +139,10 @@ func outlast(s suite) {
 			}
 		}
 		now.stays(store.Admitted)
-		w.lineOf(w.name("other"))
+		w.wantLine(w.name("other"))
 	})
 
-	s.test("an entry that was broken cannot be let go later", func(t *testing.T, w *world) {
+	s.test("WithdrawAfter of a broken entry returns ErrGone", func(t *testing.T, w *testEnv) {
 		name := w.name("lock")
 		p := w.openKept().hold(name, line.Exclusive)
 		for _, e := range w.line(name).Entries {
@@ -155,21 +155,21 @@ func outlast(s suite) {
 		if err := p.withdrawAfterWith(ctx, w.h.Brief); !errors.Is(err, store.ErrGone) {
 			t.Errorf("WithdrawAfter of an entry that was broken returned %v, want an error matching ErrGone", err)
 		}
-		w.lineOf(name)
+		w.wantLine(name)
 	})
 
-	s.test("a time of zero or less is a withdrawal", func(t *testing.T, w *world) {
+	s.test("WithdrawAfter with zero or less is a withdrawal", func(t *testing.T, w *testEnv) {
 		for _, d := range []time.Duration{0, -1, -w.h.Brief} {
 			name := w.name("lock")
 			p := w.openKept().hold(name, line.Exclusive)
 			p.withdrawAfter(d)
-			w.lineOf(name)
+			w.wantLine(name)
 			p.wantGone()
 		}
 	})
 
-	fair.test("the session stands behind an entry that it lets go later", func(t *testing.T, w *world) {
-		w.inTime(func(brief time.Duration) bool {
+	fair.test("the session waits behind its own outlasting entry", func(t *testing.T, w *testEnv) {
+		w.retryLonger(func(brief time.Duration) bool {
 			name := w.newName()
 			c := w.openKept()
 			p := c.hold(name, line.Exclusive)
@@ -180,19 +180,19 @@ func outlast(s suite) {
 			case over():
 				return false
 			default:
-				t.Fatalf("the session's try behind its own entry returned %v, want a HeldError", err)
+				t.Fatalf("a try of the session behind its own entry returned %v, want a HeldError", err)
 			}
 			given := c.enqueue(name, line.Exclusive)
-			switch err := given.isWaiting(1); {
+			switch err := given.tryWaiting(1); {
 			case over():
 				return false
 			case err != nil:
 				t.Fatal(err)
 			}
-			given.withdraw() // and leaves the one ahead where it is
+			given.withdraw() // must not affect the entry ahead
 			again := c.enqueue(name, line.Exclusive)
 			next := w.openKept().enqueue(name, line.Exclusive)
-			switch err := next.isWaiting(2); {
+			switch err := next.tryWaiting(2); {
 			case over():
 				return false
 			case err != nil:
@@ -200,19 +200,19 @@ func outlast(s suite) {
 			}
 			w.wantOutAfter(brief, called, again)
 			next.waiting(1)
-			w.lineOf(name, again, next)
+			w.wantLine(name, again, next)
 			again.withdraw()
 			next.admitted()
 			return true
 		})
 	})
 
-	fencing.test("an entry that outlasts its session can be broken", func(t *testing.T, w *world) {
+	fencing.test("an outlasting entry can be broken", func(t *testing.T, w *testEnv) {
 		name := w.name("lock")
 		c := w.open()
 		p := c.hold(name, line.Exclusive)
 		next := w.openKept().enqueue(name, line.Exclusive)
-		p.withdrawAfter(w.long())
+		p.withdrawAfter(w.longDelay())
 		c.close()
 		broken, err := w.breakEntry(name, p.admitted())
 		if err != nil {
@@ -222,16 +222,16 @@ func outlast(s suite) {
 			t.Errorf("Break returned %+v, want the entry of %+v", broken, c.owner)
 		}
 		next.admitted()
-		w.lineOf(name, next)
+		w.wantLine(name, next)
 	})
 
-	s.test("an entry can be withdrawn before its time", func(t *testing.T, w *world) {
+	s.test("an outlasting entry can be withdrawn early", func(t *testing.T, w *testEnv) {
 		for _, closed := range []bool{false, true} {
 			name := w.name("lock")
 			c := w.open()
 			p := c.hold(name, line.Exclusive)
 			next := w.openKept().enqueue(name, line.Exclusive)
-			p.withdrawAfter(w.long())
+			p.withdrawAfter(w.longDelay())
 			if closed {
 				c.close()
 			}
@@ -242,7 +242,7 @@ func outlast(s suite) {
 		}
 	})
 
-	s.test("a withdrawal after its time says ErrGone and spares the session's next entry", func(t *testing.T, w *world) {
+	s.test("a withdrawal after the given time returns ErrGone and keeps the session's next entry", func(t *testing.T, w *testEnv) {
 		c, name := w.openKept(), w.name("lock")
 		p := c.hold(name, line.Exclusive)
 		called := p.withdrawAfter(w.h.Brief / 2)
@@ -250,19 +250,19 @@ func outlast(s suite) {
 		w.wantOutAfter(w.h.Brief/2, called, now)
 		p.wantGone()
 		now.stays(store.Admitted)
-		w.lineOf(name, now)
+		w.wantLine(name, now)
 	})
 
-	s.test("the time of an entry can be set anew", func(t *testing.T, w *world) {
-		w.inTime(func(brief time.Duration) bool {
+	s.test("the time of an outlasting entry can be changed", func(t *testing.T, w *testEnv) {
+		w.retryLonger(func(brief time.Duration) bool {
 			name := w.newName()
 			p := w.openKept().hold(name, line.Exclusive)
 			next := w.openKept().enqueue(name, line.Exclusive)
-			p.withdrawAfter(w.long())
-			soon := p.withdrawAfter(brief)
+			p.withdrawAfter(w.longDelay())
+			second := p.withdrawAfter(brief)
 			d := 2 * brief
 			switch called, err := p.tryWithdrawAfter(d); {
-			case time.Since(soon) >= brief:
+			case time.Since(second) >= brief:
 				return false
 			case err != nil:
 				t.Fatal(err)
@@ -273,19 +273,19 @@ func outlast(s suite) {
 		})
 	})
 
-	s.test("an entry is let go later though the context of the call has ended", func(t *testing.T, w *world) {
+	s.test("WithdrawAfter is carried out though its context has ended", func(t *testing.T, w *testEnv) {
 		name := w.name("lock")
 		p := w.openKept().hold(name, line.Exclusive)
 		next := w.openKept().enqueue(name, line.Exclusive)
 		ended, cancel := context.WithCancel(t.Context())
 		cancel()
 		called := time.Now()
-		_ = p.withdrawAfterWith(ended, w.h.Brief) // may say anything
+		_ = p.withdrawAfterWith(ended, w.h.Brief) // may succeed or fail
 		w.wantOutAfter(w.h.Brief, called, next)
 	})
 
-	s.needs(Cut).test("what could not be told during an outage is done after it", func(t *testing.T, w *world) {
-		for _, d := range []time.Duration{w.h.Brief, w.h.Brief / 4} { // the second is over during the outage
+	s.needs(Cut).test("an unanswered WithdrawAfter is carried out after the outage", func(t *testing.T, w *testEnv) {
+		for _, d := range []time.Duration{w.h.Brief, w.h.Brief / 4} { // the second ends during the outage
 			name := w.name("lock")
 			c := w.open()
 			p := c.hold(name, line.Exclusive)
@@ -296,7 +296,7 @@ func outlast(s suite) {
 			ctx, cancel := context.WithTimeout(t.Context(), w.h.Brief/8)
 			defer cancel()
 			if err := p.withdrawAfterWith(ctx, d); err == nil || errors.Is(err, store.ErrGone) {
-				t.Errorf("WithdrawAfter out of the store's reach returned %v; it cannot know of the entry", err)
+				t.Errorf("WithdrawAfter during an outage returned %v, want an error not matching ErrGone", err)
 			}
 			time.Sleep(w.h.Brief / 4)
 			d = max(d, time.Since(called))
@@ -308,16 +308,16 @@ func outlast(s suite) {
 	})
 }
 
-// long is a time so long that what happens when it is over is not seen to happen in time.
-func (w *world) long() time.Duration { return 10 * (w.h.Brief + w.h.Grace) }
+// longDelay returns a delay that does not end within the test's timeouts.
+func (w *testEnv) longDelay() time.Duration { return 10 * (w.h.Brief + w.h.Grace) }
 
 func isHeld(err error) bool {
 	_, held := errors.AsType[*store.HeldError](err)
 	return held
 }
 
-// withdrawAfter lets the entry go later, and returns when that was called.
-func (p *place) withdrawAfter(d time.Duration) (called time.Time) {
+// withdrawAfter withdraws the entry after d, and returns when the call began.
+func (p *entry) withdrawAfter(d time.Duration) (called time.Time) {
 	p.client.w.t.Helper()
 	called, err := p.tryWithdrawAfter(d)
 	if err != nil {
@@ -326,8 +326,8 @@ func (p *place) withdrawAfter(d time.Duration) (called time.Time) {
 	return called
 }
 
-// tryWithdrawAfter is withdrawAfter for an entry whose time may be over.
-func (p *place) tryWithdrawAfter(d time.Duration) (called time.Time, err error) {
+// tryWithdrawAfter is withdrawAfter for an entry whose earlier delay may be over.
+func (p *entry) tryWithdrawAfter(d time.Duration) (called time.Time, err error) {
 	ctx, cancel := p.client.w.call()
 	defer cancel()
 	called = time.Now()
@@ -337,23 +337,23 @@ func (p *place) tryWithdrawAfter(d time.Duration) (called time.Time, err error) 
 	return called, err
 }
 
-func (p *place) withdrawAfterWith(ctx context.Context, d time.Duration) error {
+func (p *entry) withdrawAfterWith(ctx context.Context, d time.Duration) error {
 	err := p.ticket.Extensions().WithdrawAfter(ctx, d)
 	p.withdrawn.Store(true) // see withdrawWith
 	return err
 }
 
-// wantOutAfter waits until next is admitted, and checks that this came neither before d had passed since the call nor
-// long after.
-func (w *world) wantOutAfter(d time.Duration, called time.Time, next *place) {
+// wantOutAfter waits until next is admitted, and checks that this was between d and d + Grace after
+// the call.
+func (w *testEnv) wantOutAfter(d time.Duration, called time.Time, next *entry) {
 	w.t.Helper()
-	// Some more, to tell how late it is.
+	// Wait longer than allowed, to report how late it was.
 	_, at := next.admittedWithin(time.Until(called.Add(d)) + w.h.Brief + 2*w.h.Grace)
 	switch after := at.Sub(called); {
-	case after < d-tick:
-		w.t.Errorf("the next was admitted %v after the entry was to stand %v more", after, d)
+	case after < d-clockRounding:
+		w.t.Errorf("the next waiter was admitted %v after WithdrawAfter(%v)", after, d)
 	case after > d+w.h.Grace:
-		w.t.Errorf("the next was admitted %v after the entry was to stand %v more: later than Grace %v allows",
+		w.t.Errorf("the next waiter was admitted %v after WithdrawAfter(%v), more than Grace %v too late",
 			after, d, w.h.Grace)
 	}
 }

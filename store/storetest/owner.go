@@ -14,35 +14,35 @@ import (
 func ownership(s suite) {
 	fair, fencing := s.needs(Fair), s.needs(Fencing)
 
-	s.test("an owner that was changed is shown and nothing else has changed", func(t *testing.T, w *world) {
+	s.test("SetOwner changes the owner and nothing else", func(t *testing.T, w *testEnv) {
 		name := w.name("lock")
 		p := w.openKept().hold(name, line.Exclusive)
-		before := w.lineOf(name, p).Entries[0]
+		before := w.wantLine(name, p).Entries[0]
 		log := p.log()
 		for range 3 {
 			p.setOwner()
-			after := w.lineOf(name, p).Entries[0]
+			after := w.wantLine(name, p).Entries[0]
 			wantEntry(t, after, p, true)
 			if after.Order != before.Order {
-				t.Errorf("the order was %d, and is %d", before.Order, after.Order)
+				t.Errorf("the order changed from %d to %d", before.Order, after.Order)
 			}
 		}
-		time.Sleep(settle)
+		time.Sleep(settleTime)
 		if now := p.log(); now != log {
-			t.Errorf("Notify was called with %s, and later also: %s", log, now)
+			t.Errorf("the standings changed from %s to %s", log, now)
 		}
 		p.withdraw()
-		w.lineOf(name)
+		w.wantLine(name)
 	})
 
-	fair.test("a waiter keeps its place when its owner is changed", func(t *testing.T, w *world) {
+	fair.test("a waiter keeps its place when its owner is changed", func(t *testing.T, w *testEnv) {
 		name := w.name("lock")
 		a := w.openKept().hold(name, line.Exclusive)
 		b, c := w.openKept().enqueue(name, line.Exclusive), w.openKept().enqueue(name, line.Exclusive)
 		b.setOwner()
 		a.setOwner()
-		for i, e := range w.lineOf(name, a, b, c).Entries {
-			wantEntry(t, e, []*place{a, b, c}[i], i == 0)
+		for i, e := range w.wantLine(name, a, b, c).Entries {
+			wantEntry(t, e, []*entry{a, b, c}[i], i == 0)
 		}
 		b.stays(store.Waiting)
 		c.stays(store.Waiting)
@@ -53,7 +53,7 @@ func ownership(s suite) {
 		c.admitted()
 	})
 
-	s.test("a watch tells that an owner was changed", func(_ *testing.T, w *world) {
+	s.test("a watch reports a changed owner", func(_ *testing.T, w *testEnv) {
 		name := w.name("lock")
 		p := w.openKept().hold(name, line.Exclusive)
 		watch := w.watch(name)
@@ -61,51 +61,51 @@ func ownership(s suite) {
 		watch.showsOwner(p)
 	})
 
-	s.test("an entry that has left does not come back when its owner is changed", func(t *testing.T, w *world) {
+	s.test("SetOwner does not restore a withdrawn entry", func(t *testing.T, w *testEnv) {
 		c, name := w.openKept(), w.name("lock")
 		withdrawn := c.hold(name, line.Exclusive)
 		withdrawn.withdraw()
 		withdrawn.cannotSetOwner()
-		w.lineOf(name)
+		w.wantLine(name)
 		now := c.hold(name, line.Exclusive)
 		withdrawn.cannotSetOwner()
-		wantEntry(t, w.lineOf(name, now).Entries[0], now, true)
+		wantEntry(t, w.wantLine(name, now).Entries[0], now, true)
 	})
 
-	s.test("an entry whose session has ended does not come back when its owner is changed", func(_ *testing.T, w *world) {
+	s.test("SetOwner does not restore an entry of a closed session", func(_ *testing.T, w *testEnv) {
 		name := w.name("lock")
 		dead := w.open()
 		closed := dead.hold(name, line.Exclusive)
 		dead.close()
 		closed.cannotSetOwner()
-		w.lineOf(name)
+		w.wantLine(name)
 	})
 
-	fencing.test("an entry that was broken does not come back when its owner is changed", func(t *testing.T, w *world) {
+	fencing.test("SetOwner does not restore a broken entry", func(t *testing.T, w *testEnv) {
 		name := w.name("lock")
 		p := w.openKept().hold(name, line.Exclusive)
 		if _, err := w.breakEntry(name, p.admitted()); err != nil {
 			t.Fatalf("Break: %v", err)
 		}
 		p.cannotSetOwner()
-		w.lineOf(name)
+		w.wantLine(name)
 	})
 
-	s.test("a change that is given up harms nothing", func(_ *testing.T, w *world) {
+	s.test("an abandoned SetOwner does no harm", func(_ *testing.T, w *testEnv) {
 		c, name := w.openKept(), w.name("lock")
 		w.stagger(20, func(ctx context.Context) {
 			p := c.hold(name, line.Exclusive)
-			_ = p.setOwnerWith(ctx) // may say anything
+			_ = p.setOwnerWith(ctx) // may succeed or fail
 			p.withdraw()
 		})
 		p := c.hold(name, line.Exclusive)
 		p.stays(store.Admitted)
-		w.lineOf(name, p)
+		w.wantLine(name, p)
 	})
 
 	s.needs(ReleaseAfter).
-		test("an entry that was let go later is not changed", func(t *testing.T, w *world) {
-			w.inTime(func(brief time.Duration) bool {
+		test("SetOwner does not change an entry after WithdrawAfter", func(t *testing.T, w *testEnv) {
+			w.retryLonger(func(brief time.Duration) bool {
 				name := w.newName()
 				c := w.open()
 				p := c.hold(name, line.Exclusive)
@@ -120,26 +120,26 @@ func ownership(s suite) {
 					return false
 				}
 				if len(l.Entries) == 0 || l.Entries[0].Owner.Reason != owner.Reason {
-					t.Errorf("in the line stand %+v, want the entry of %+v first", l.Entries, owner)
+					t.Errorf("the line has %+v, want the entry of %+v first", l.Entries, owner)
 				}
 				w.wantOutAfter(brief, called, next)
 				return true
 			})
 		})
 
-	s.needs(Markers).test("a marker tells of the owner that was there when it was left", func(t *testing.T, w *world) {
+	s.needs(Markers).test("a marker has the owner at the time of Mark", func(t *testing.T, w *testEnv) {
 		name := w.name("lock")
 		c := w.open()
 		p := c.hold(name, line.Exclusive)
 		p.setOwner()
 		order := p.mark()
 		c.close()
-		if e := w.openKept().hold(name, line.Exclusive).finds(order)[0]; e.Owner.Reason != p.owner.Reason {
-			t.Errorf("the marker of the entry of %+v tells of %+v", p.owner, e.Owner)
+		if e := w.openKept().hold(name, line.Exclusive).markFinds(order)[0]; e.Owner.Reason != p.owner.Reason {
+			t.Errorf("the marker of the entry of %+v has the owner %+v", p.owner, e.Owner)
 		}
 	})
 
-	s.needs(Cut).test("an owner is not changed out of the store's reach and the lock can be released after it", func(t *testing.T, w *world) {
+	s.needs(Cut).test("an unanswered SetOwner does not prevent the release", func(t *testing.T, w *testEnv) {
 		name := w.name("lock")
 		c := w.openKept()
 		p := c.hold(name, line.Exclusive)
@@ -149,17 +149,17 @@ func ownership(s suite) {
 		ctx, cancel := context.WithTimeout(t.Context(), w.h.Brief/8)
 		defer cancel()
 		if err := p.setOwnerWith(ctx); err == nil || errors.Is(err, store.ErrGone) {
-			t.Errorf("SetOwner out of the store's reach returned %v; it cannot know", err)
+			t.Errorf("SetOwner during an outage returned %v, want an error not matching ErrGone", err)
 		}
 		heal()
 		p.withdraw()
 		next.admitted()
-		w.lineOf(name, next)
+		w.wantLine(name, next)
 	})
 }
 
-// setOwner gives the entry another owner, unlike all before, which the place expects from then on.
-func (p *place) setOwner() {
+// setOwner gives the entry a new unique owner.
+func (p *entry) setOwner() {
 	p.client.w.t.Helper()
 	ctx, cancel := p.client.w.call()
 	defer cancel()
@@ -168,10 +168,10 @@ func (p *place) setOwner() {
 	}
 }
 
-func (p *place) setOwnerWith(ctx context.Context) error {
+func (p *entry) setOwnerWith(ctx context.Context) error {
 	p.changes++
 	owner := p.client.owner
-	owner.Reason = fmt.Sprintf("for the %d. reason", p.changes)
+	owner.Reason = fmt.Sprintf("reason %d", p.changes)
 	owner.Obtained = time.Now().Round(0)
 	err := p.ticket.Extensions().SetOwner(ctx, owner)
 	if err == nil {
@@ -180,8 +180,8 @@ func (p *place) setOwnerWith(ctx context.Context) error {
 	return err
 }
 
-// cannotSetOwner checks that the entry, which has gone, is not changed.
-func (p *place) cannotSetOwner() {
+// cannotSetOwner checks that changing the owner of an entry that has gone fails.
+func (p *entry) cannotSetOwner() {
 	p.client.w.t.Helper()
 	ctx, cancel := p.client.w.call()
 	defer cancel()
@@ -191,8 +191,8 @@ func (p *place) cannotSetOwner() {
 	}
 }
 
-// showsOwner waits for calls until a reading made after one shows the place with the owner that it has.
-func (watch *watch) showsOwner(p *place) {
+// showsOwner waits for calls until a read after one returns the entry with its current owner.
+func (watch *watch) showsOwner(p *entry) {
 	watch.w.t.Helper()
 	for end := time.Now().Add(watch.w.h.Grace); watch.next(time.Until(end)); {
 		for _, e := range watch.w.line(p.name).Entries {
@@ -201,5 +201,5 @@ func (watch *watch) showsOwner(p *place) {
 			}
 		}
 	}
-	watch.w.t.Fatalf("Watch(%q) did not tell within %v that lock %q has another owner", watch.prefix, watch.w.h.Grace, p.name)
+	watch.w.t.Fatalf("Watch(%q) did not report within %v the new owner of lock %q", watch.prefix, watch.w.h.Grace, p.name)
 }

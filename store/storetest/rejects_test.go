@@ -1,7 +1,8 @@
 //go:build !race
 
-// Each bug takes a process, and processes with the race detector take ten times as long to start. The suite itself runs under
-// it beside this, on every store. So this is left out where it is on, and make test runs it by itself.
+// Each bug needs a process, and processes with the race detector take ten times as long to start.
+// The suite itself runs with the race detector in every store's tests, so this test is excluded
+// there, and make test runs it separately.
 
 package storetest_test
 
@@ -14,7 +15,7 @@ import (
 	"github.com/stilelock/stile/store/storetest/internal/broken"
 )
 
-func TestTheSuiteRejectsEveryBug(t *testing.T) {
+func TestSuite_rejectsEveryBug(t *testing.T) {
 	for _, bug := range broken.Bugs() {
 		t.Run(bug.Name, func(t *testing.T) {
 			t.Parallel()
@@ -23,11 +24,11 @@ func TestTheSuiteRejectsEveryBug(t *testing.T) {
 			exit, failed := errors.AsType[*exec.ExitError](err)
 			switch {
 			case err == nil:
-				t.Fatalf("the suite passes a store that %s\n%s", bug.Name, out)
+				t.Fatalf("the suite accepts a store that %s\n%s", bug.Name, out)
 			case !failed || exit.ExitCode() != 1:
-				t.Fatalf("the suite did not fail, it broke down: %v\n%s", err, out)
+				t.Fatalf("the suite did not fail but broke down: %v\n%s", err, out)
 			case !tests(out, "FAIL")["TestSuite/"+rewritten(bug.Caught)]:
-				t.Fatalf("the suite rejects the store, but not by the test %q\n%s", bug.Caught, out)
+				t.Fatalf("the suite rejects the store, but not with the test %q\n%s", bug.Caught, out)
 			}
 		})
 	}

@@ -8,13 +8,16 @@ import (
 	"github.com/stilelock/stile/store"
 )
 
-// Renamed returns a store that keeps each lock in st under its name with prefix before it, and otherwise is st. The suite
-// has to accept it if it accepts st: so it shows that no ability of st goes past what a wrapper does to names.
+// Renamed returns a store that behaves like st, but keeps each lock under prefix + name. If the
+// suite accepts st, it must accept the renamed store too, which shows that no method or extension
+// of st bypasses a wrapper's change of names.
 //
-// It is also an example of a wrapper. Everything that has a name in it is wrapped, one field after the other, and what it
-// does not know it does not pass on. Tickets have no names, so they can be returned as they are.
+// Renamed is also an example of a wrapper. It wraps every field and method that takes or returns a
+// name, and does not pass on Capabilities that it does not know. Tickets contain no names and are
+// returned unchanged.
 //
-// Names become longer by the prefix, so st must bear names that are so much longer than [store.MaxNameBytes].
+// The prefix makes names longer, so st must accept names of [store.MaxNameBytes] plus the length of
+// prefix.
 func Renamed(st store.Store, prefix string) store.Store { return &renamed{st, prefix} }
 
 type renamed struct {

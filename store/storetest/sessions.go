@@ -11,35 +11,35 @@ import (
 )
 
 func sessions(s suite) {
-	s.test("the capabilities make sense", func(t *testing.T, w *world) {
+	s.test("the capabilities are valid and constant", func(t *testing.T, w *testEnv) {
 		caps := w.stores[0].Capabilities()
 		if caps.Kind == "" || strings.ContainsAny(caps.Kind, " \t\n") {
 			t.Errorf("Kind is %q, want one word", caps.Kind)
 		}
 		if caps.MinTTL < 0 || caps.MaxTTL < caps.MinTTL || w.h.TTL < caps.MinTTL || w.h.TTL > caps.MaxTTL {
-			t.Errorf("MinTTL is %v and MaxTTL %v; the harness's TTL is %v", caps.MinTTL, caps.MaxTTL, w.h.TTL)
+			t.Errorf("MinTTL is %v and MaxTTL %v, want a range with the harness's TTL %v", caps.MinTTL, caps.MaxTTL, w.h.TTL)
 		}
 		again := w.stores[0].Capabilities()
 		clears, clearsAgain := caps.ClearMarks != nil, again.ClearMarks != nil
 		caps.ClearMarks, again.ClearMarks = nil, nil // functions cannot be compared
 		if clears != clearsAgain || !reflect.DeepEqual(caps, again) {
-			t.Errorf("the capabilities were %+v, ClearMarks %v, and are %+v, %v", caps, clears, again, clearsAgain)
+			t.Errorf("the capabilities changed from %+v, ClearMarks %v, to %+v, %v", caps, clears, again, clearsAgain)
 		}
 	})
 
-	s.test("sessions have IDs of their own", func(t *testing.T, w *world) {
+	s.test("session IDs are unique", func(t *testing.T, w *testEnv) {
 		seen := make(map[string]bool)
 		for range 5 {
 			c := w.open()
 			if id := c.ID(); id == "" || seen[id] {
-				t.Errorf("the ID %q is empty or was given before", id)
+				t.Errorf("the session ID %q is empty or not unique", id)
 			} else {
 				seen[id] = true
 			}
 		}
 	})
 
-	s.test("a mode is supported or refused with ErrUnsupported", func(t *testing.T, w *world) {
+	s.test("a mode is supported or rejected with ErrUnsupported", func(t *testing.T, w *testEnv) {
 		for _, mode := range []line.Mode{line.Shared, line.Slot(2)} {
 			name := w.name(mode.String())
 			p, err := w.openKept().tryEnqueue(name, mode, false)
@@ -51,9 +51,9 @@ func sessions(s suite) {
 				continue
 			}
 			if !errors.Is(err, store.ErrUnsupported) {
-				t.Errorf("Enqueue with mode %v, which the capabilities exclude, returned %v, want ErrUnsupported", mode, err)
+				t.Errorf("Enqueue with the unsupported mode %v returned %v, want ErrUnsupported", mode, err)
 			}
-			w.lineOf(name)
+			w.wantLine(name)
 		}
 	})
 }

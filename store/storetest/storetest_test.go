@@ -17,8 +17,9 @@ import (
 	"github.com/stilelock/stile/store/storetest/internal/broken"
 )
 
-// The suite has to be seen failing, and a failing test fails the binary it is part of. So this binary runs itself,
-// with the name of a bug in its environment, and TestSuite runs the suite on the store that has it.
+// The tests check that the suite fails, and a failing test fails its whole binary. So the binary
+// runs itself with the name of a bug in its environment, and TestSuite then runs the suite on the
+// store with that bug.
 const plantedBug = "STORETEST_PLANTED_BUG"
 
 func TestSuite(t *testing.T) {
@@ -43,10 +44,10 @@ func TestSuite(t *testing.T) {
 
 const grace = time.Minute
 
-// planted makes of any store one that can be the key of a map.
+// planted wraps a store in a pointer, so that any store can be a map key.
 type planted struct{ store.Store }
 
-// cutOff lets no request of a session through, and tells it everything late.
+// cutOff drops all requests of a session and delays its notifications by half of Grace.
 func cutOff(m *memstore.Store, session string) (heal func()) {
 	m.SetFaults(func(c memstore.Call) memstore.Fault {
 		switch {
@@ -68,33 +69,33 @@ func bugNamed(t *testing.T, name string) broken.Bug {
 			return b
 		}
 	}
-	t.Fatalf("there is no bug named %q", name)
+	t.Fatalf("unknown bug %q", name)
 	panic("unreachable")
 }
 
-func TestTheSuiteAcceptsAStoreWithoutBugs(t *testing.T) {
+func TestSuite_acceptsStoreWithoutBugs(t *testing.T) {
 	t.Parallel()
 	out, err := runSuite(t, "", "TestSuite")
 	if err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
 	if bytes.Contains(out, []byte("--- SKIP")) {
-		t.Errorf("some tests were skipped, so they are not shown to accept anything\n%s", out)
+		t.Errorf("some tests were skipped, so this run does not show that they accept a correct store\n%s", out)
 	}
-	// A test that no bug is meant to fail may be one that cannot fail.
-	meant := make(map[string]bool)
+	// A test that no bug has to fail may be unable to fail.
+	caught := make(map[string]bool)
 	for _, bug := range broken.Bugs() {
-		meant["TestSuite/"+rewritten(bug.Caught)] = true
+		caught["TestSuite/"+rewritten(bug.Caught)] = true
 	}
 	for test := range tests(out, "PASS") {
-		if strings.Count(test, "/") == 2 && !meant[test] {
-			t.Errorf("no bug is there to show that %q can fail", test)
+		if strings.Count(test, "/") == 2 && !caught[test] {
+			t.Errorf("no bug shows that %q can fail", test)
 		}
 	}
 }
 
-// runSuite runs this binary again, with a bug, and returns what it prints. The limit is there so that a suite that
-// hangs is seen to hang: a test that fails ends long before.
+// runSuite runs this binary again with a bug and returns its output. The timeout detects a suite
+// that hangs: a failing test ends long before it.
 func runSuite(t *testing.T, bug, run string) ([]byte, error) {
 	t.Helper()
 	self, err := os.Executable()
@@ -110,14 +111,14 @@ func runSuite(t *testing.T, bug, run string) ([]byte, error) {
 	cmd.Env = append(os.Environ(), plantedBug+"="+bug, "GORACE=atexit_sleep_ms=0")
 	out, err := cmd.CombinedOutput()
 	if bytes.Contains(out, []byte("\npanic: ")) {
-		return out, errors.New("it panicked")
+		return out, errors.New("the suite panicked")
 	}
 	return out, err
 }
 
 var result = regexp.MustCompile(`(?m)^\s*--- (\w+): (.+) \([0-9.]+s\)$`)
 
-// tests returns the names of the tests that ended in the given way.
+// tests returns the names of the tests with the given result, such as "PASS".
 func tests(out []byte, how string) map[string]bool {
 	found := make(map[string]bool)
 	for _, m := range result.FindAllSubmatch(out, -1) {
@@ -128,5 +129,5 @@ func tests(out []byte, how string) map[string]bool {
 	return found
 }
 
-// rewritten is what package testing makes of the name of a test.
+// rewritten returns the name that package testing prints for a test.
 func rewritten(name string) string { return strings.ReplaceAll(name, " ", "_") }

@@ -12,7 +12,7 @@ import (
 func try(s suite) {
 	fair, shared := s.needs(Fair), s.needs(Fair, SharedModes)
 
-	s.test("a try for a free lock is admitted", func(t *testing.T, w *world) {
+	s.test("a try for a free lock is admitted", func(t *testing.T, w *testEnv) {
 		p, err := w.openKept().try(w.name("lock"), line.Exclusive)
 		if err != nil {
 			t.Fatal(err)
@@ -21,7 +21,7 @@ func try(s suite) {
 		p.stays(store.Admitted)
 	})
 
-	s.test("a lock can be had by a try as soon as it was released", func(t *testing.T, w *world) {
+	s.test("a try succeeds right after a release", func(t *testing.T, w *testEnv) {
 		a, b, name := w.openKept(), w.openKept(), w.name("lock")
 		for range 20 {
 			a.hold(name, line.Exclusive).withdraw()
@@ -34,19 +34,19 @@ func try(s suite) {
 		}
 	})
 
-	s.test("a try for a held lock is a HeldError and leaves nothing behind", func(t *testing.T, w *world) {
+	s.test("a try for a held lock returns a HeldError and leaves no entry", func(t *testing.T, w *testEnv) {
 		name := w.name("lock")
 		a := w.openKept().hold(name, line.Exclusive)
 		b := w.openKept()
 		p, err := b.try(name, line.Exclusive)
 		wantHeld(t, p, err)
-		w.lineOf(name, a)
+		w.wantLine(name, a)
 		a.withdraw()
-		a.client.hold(name, line.Exclusive) // nothing is in the way
+		a.client.hold(name, line.Exclusive) // the failed try does not block it
 		p.neverAdmitted()
 	})
 
-	s.test("a try for a held lock tells who holds it", func(t *testing.T, w *world) {
+	s.test("a try for a held lock names the holder", func(t *testing.T, w *testEnv) {
 		name := w.name("lock")
 		a := w.openKept().hold(name, line.Exclusive)
 		p, err := w.openKept().try(name, line.Exclusive)
@@ -55,13 +55,13 @@ func try(s suite) {
 		case held.Name != name:
 			t.Errorf("the HeldError is for lock %q, want %q", held.Name, name)
 		case held.Holder == nil:
-			t.Log("the store could not tell who holds the lock; it should where it can")
+			t.Log("the HeldError has no Holder; a store should set it if it can")
 		case held.Holder.Session != a.client.ID():
-			t.Errorf("the HeldError says that session %s holds the lock; session %s does", held.Holder.Session, a.client.ID())
+			t.Errorf("the HeldError names session %s as the holder, want %s", held.Holder.Session, a.client.ID())
 		}
 	})
 
-	fair.test("a failed try does not hold up those who wait", func(t *testing.T, w *world) {
+	fair.test("a failed try does not delay waiters", func(t *testing.T, w *testEnv) {
 		name := w.name("lock")
 		a := w.openKept().hold(name, line.Exclusive)
 		b := w.openKept().enqueue(name, line.Exclusive)
@@ -75,7 +75,7 @@ func try(s suite) {
 		c.admitted()
 	})
 
-	shared.test("a try stands beside those it may stand beside", func(t *testing.T, w *world) {
+	shared.test("a try is admitted beside compatible holds", func(t *testing.T, w *testEnv) {
 		name := w.name("lock")
 		w.openKept().hold(name, line.Shared)
 		p, err := w.openKept().try(name, line.Shared)
@@ -87,7 +87,7 @@ func try(s suite) {
 		wantHeld(t, p, err)
 	})
 
-	shared.test("a try does not overtake those who wait", func(t *testing.T, w *world) {
+	shared.test("a try does not overtake waiters", func(t *testing.T, w *testEnv) {
 		name := w.name("lock")
 		a := w.openKept().hold(name, line.Shared)
 		b := w.openKept().enqueue(name, line.Exclusive)
@@ -97,7 +97,7 @@ func try(s suite) {
 		b.admitted()
 	})
 
-	shared.test("a try takes a slot only if one is free", func(t *testing.T, w *world) {
+	shared.test("a try takes a slot only if one is free", func(t *testing.T, w *testEnv) {
 		name := w.name("lock")
 		a := w.openKept().hold(name, line.Slot(2))
 		w.openKept().hold(name, line.Slot(2))
@@ -111,7 +111,7 @@ func try(s suite) {
 		p.admitted()
 	})
 
-	s.test("of many tries at once one is admitted at most", func(t *testing.T, w *world) {
+	s.test("at most one of many concurrent tries is admitted", func(t *testing.T, w *testEnv) {
 		const clients, rounds = 5, 20
 		name := w.name("lock")
 		var cs []*client
@@ -119,14 +119,14 @@ func try(s suite) {
 			cs = append(cs, w.openKept())
 		}
 		for range rounds {
-			places, errs := make([]*place, clients), make([]error, clients)
+			entries, errs := make([]*entry, clients), make([]error, clients)
 			var all sync.WaitGroup
 			for i, c := range cs {
-				all.Go(func() { places[i], errs[i] = c.try(name, line.Exclusive) })
+				all.Go(func() { entries[i], errs[i] = c.try(name, line.Exclusive) })
 			}
 			all.Wait()
-			var in []*place
-			for i, p := range places {
+			var in []*entry
+			for i, p := range entries {
 				if errs[i] == nil {
 					p.admitted()
 					in = append(in, p)
@@ -134,9 +134,10 @@ func try(s suite) {
 					wantHeld(t, p, errs[i])
 				}
 			}
-			// Those that fail may have stood in each other's way for a moment; in a line the first one cannot fail.
+			// Without a line, failing tries may briefly block each other. With one, the first
+			// succeeds.
 			if len(in) > 1 || w.caps.Fair && len(in) == 0 {
-				t.Fatalf("%d of %d tries were admitted", len(in), clients)
+				t.Fatalf("%d of %d concurrent tries were admitted", len(in), clients)
 			}
 			for _, p := range in {
 				p.withdraw()
@@ -145,11 +146,11 @@ func try(s suite) {
 	})
 }
 
-// wantHeld checks the outcome of a try that had to fail.
-func wantHeld(t *testing.T, p *place, err error) {
+// wantHeld checks that a try failed with a HeldError.
+func wantHeld(t *testing.T, p *entry, err error) {
 	t.Helper()
 	p.neverAdmitted()
 	if _, ok := errors.AsType[*store.HeldError](err); !ok {
-		t.Fatalf("a try that could not succeed returned %v, want a *store.HeldError", err)
+		t.Fatalf("a try for a held lock returned %v, want a *store.HeldError", err)
 	}
 }

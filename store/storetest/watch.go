@@ -17,18 +17,18 @@ import (
 func watching(s suite) {
 	fair := s.needs(Fair)
 
-	s.test("a watch calls when it stands", func(_ *testing.T, w *world) {
-		w.watch(w.name("lock")) // waits for it
+	s.test("a watch calls when it is established", func(_ *testing.T, w *testEnv) {
+		w.watch(w.name("lock")) // waits for the first call
 	})
 
-	s.test("a watch tells who joins", func(_ *testing.T, w *world) {
+	s.test("a watch reports an entry joining", func(_ *testing.T, w *testEnv) {
 		name := w.name("lock")
 		watch := w.watch(name)
 		p := w.openKept().hold(name, line.Exclusive)
 		watch.shows(name, p)
 	})
 
-	fair.test("a watch tells who joins behind others", func(_ *testing.T, w *world) {
+	fair.test("a watch reports an entry joining behind others", func(_ *testing.T, w *testEnv) {
 		name := w.name("lock")
 		a := w.openKept().hold(name, line.Exclusive)
 		watch := w.watch(name)
@@ -36,7 +36,7 @@ func watching(s suite) {
 		watch.shows(name, a, b)
 	})
 
-	fair.test("a watch tells that a waiter has left", func(_ *testing.T, w *world) {
+	fair.test("a watch reports a waiter leaving", func(_ *testing.T, w *testEnv) {
 		name := w.name("lock")
 		a, b := w.openKept().hold(name, line.Exclusive), w.openKept().enqueue(name, line.Exclusive)
 		watch := w.watch(name)
@@ -44,7 +44,7 @@ func watching(s suite) {
 		watch.shows(name, a)
 	})
 
-	s.test("a watch tells that a lock is free", func(_ *testing.T, w *world) {
+	s.test("a watch reports a release", func(_ *testing.T, w *testEnv) {
 		name := w.name("lock")
 		p := w.openKept().hold(name, line.Exclusive)
 		watch := w.watch(name)
@@ -52,17 +52,17 @@ func watching(s suite) {
 		watch.shows(name)
 	})
 
-	fair.test("a watch tells that the next was admitted", func(t *testing.T, w *world) {
+	fair.test("a watch reports an admission", func(t *testing.T, w *testEnv) {
 		name := w.name("lock")
 		a, b := w.openKept().hold(name, line.Exclusive), w.openKept().enqueue(name, line.Exclusive)
 		watch := w.watch(name)
 		a.withdraw()
 		if e := watch.shows(name, b)[0]; !e.Admitted {
-			t.Errorf("the line shows %+v, want it admitted", e)
+			t.Errorf("the line has %+v, want it admitted", e)
 		}
 	})
 
-	s.test("a watch tells what went with its session", func(_ *testing.T, w *world) {
+	s.test("a watch reports entries that went with their session", func(_ *testing.T, w *testEnv) {
 		for _, expire := range []bool{false, true} {
 			if !expire {
 				name := w.name("lock")
@@ -73,7 +73,7 @@ func watching(s suite) {
 				watch.shows(name)
 				continue
 			}
-			var p *place
+			var p *entry
 			var watch *watch
 			c := w.expiring(func(c *client, name string) (err error) {
 				if p, err = c.tryHold(name, line.Exclusive); err != nil {
@@ -86,7 +86,7 @@ func watching(s suite) {
 		}
 	})
 
-	s.needs(Fencing).test("a watch tells that an entry was broken", func(t *testing.T, w *world) {
+	s.needs(Fencing).test("a watch reports a broken entry", func(t *testing.T, w *testEnv) {
 		name := w.name("lock")
 		p := w.openKept().hold(name, line.Exclusive)
 		watch := w.watch(name)
@@ -97,8 +97,8 @@ func watching(s suite) {
 	})
 
 	s.needs(ReleaseAfter).
-		test("a watch tells that the time of an entry is over", func(_ *testing.T, w *world) {
-			w.inTime(func(brief time.Duration) bool {
+		test("a watch reports the end of an outlasting entry", func(_ *testing.T, w *testEnv) {
+			w.retryLonger(func(brief time.Duration) bool {
 				name := w.newName()
 				c := w.open()
 				called := c.hold(name, line.Exclusive).withdrawAfter(brief)
@@ -112,7 +112,7 @@ func watching(s suite) {
 			})
 		})
 
-	s.test("a watch tells of every name that begins with its prefix", func(_ *testing.T, w *world) {
+	s.test("a watch reports every name with its prefix", func(_ *testing.T, w *testEnv) {
 		c := w.openKept()
 		all, deep, shallow, exact := w.watch(""), w.watch(w.prefix), w.watch(w.name("a")), w.watch(w.name("a/b"))
 		for _, n := range []string{"a", "a/b", "a/b/c", "ab", "b", "a%"} {
@@ -132,7 +132,7 @@ func watching(s suite) {
 		}
 	})
 
-	s.test("a watch whose function blocks misses nothing and calls once for all", func(t *testing.T, w *world) {
+	s.test("a watch whose callback blocks misses nothing and calls once for all changes", func(t *testing.T, w *testEnv) {
 		name := w.name("lock")
 		c := w.openKept()
 		watch, other := w.watch(name), w.watch(name)
@@ -141,37 +141,37 @@ func watching(s suite) {
 		const rounds = 20
 		for range rounds {
 			p := c.hold(name, line.Exclusive)
-			time.Sleep(tick)
+			time.Sleep(clockRounding)
 			p.withdraw()
-			time.Sleep(tick)
+			time.Sleep(clockRounding)
 		}
 		last := c.hold(name, line.Exclusive)
-		other.shows(name, last) // the news has come
-		time.Sleep(settle)
+		other.shows(name, last) // the change has been delivered
+		time.Sleep(settleTime)
 		if n := watch.calls(); n > before+1 {
-			t.Errorf("%d calls were made while one was under way", n-before-1)
+			t.Errorf("%d calls were made during another call, want none", n-before-1)
 		}
 		watch.mark()
 		release()
 		watch.shows(name, last)
-		time.Sleep(settle)
+		time.Sleep(settleTime)
 		if n := watch.calls() - before; n > rounds/2 {
-			t.Errorf("of %d changes while a call was under way, %d calls were made afterwards", 2*rounds+1, n)
+			t.Errorf("%d changes during a call led to %d calls afterwards, want them combined", 2*rounds+1, n)
 		}
 	})
 
-	s.test("a watch returns when its context ends and calls no more", func(_ *testing.T, w *world) {
+	s.test("a watch returns when its context ends and stops calling", func(_ *testing.T, w *testEnv) {
 		name := w.name("lock")
 		ctx, cancel := context.WithCancel(context.Background())
 		watch := w.watchWith(ctx, name)
 		cancel()
 		watch.returns(context.Canceled)
 		w.openKept().hold(name, line.Exclusive).withdraw()
-		time.Sleep(settle) // watch.hear checks that there is no call
+		time.Sleep(settleTime) // watch.onChange checks that there is no call
 	})
 
-	s.test("a watch returns at its deadline", func(_ *testing.T, w *world) {
-		w.inTime(func(brief time.Duration) (stood bool) {
+	s.test("a watch returns at its deadline", func(_ *testing.T, w *testEnv) {
+		w.retryLonger(func(brief time.Duration) (stood bool) {
 			ctx, cancel := context.WithTimeout(context.Background(), brief)
 			defer cancel()
 			watch := w.startWatch(ctx, w.name("lock"))
@@ -181,17 +181,17 @@ func watching(s suite) {
 		})
 	})
 
-	s.test("a watch whose context has ended returns", func(t *testing.T, w *world) {
+	s.test("a watch with an ended context returns", func(t *testing.T, w *testEnv) {
 		ended, cancel := context.WithCancel(t.Context())
 		cancel()
 		w.startWatch(ended, w.name("lock")).returns(context.Canceled)
 	})
 
-	s.needs(Cut).test("a watch tells after an outage what happened during it", func(_ *testing.T, w *world) {
+	s.needs(Cut).test("a watch reports after an outage the changes made during it", func(_ *testing.T, w *testEnv) {
 		name := w.name("lock")
 		c, other := w.open(), w.openKept()
 		watch := w.watchOn(c.store, name)
-		for range 2 { // also of the second one
+		for range 2 { // the watch must survive more than one outage
 			heal := w.cut(c)
 			defer heal()
 			p := other.hold(name, line.Exclusive)
@@ -204,57 +204,57 @@ func watching(s suite) {
 	})
 }
 
-// watch is one call of Watch under way.
+// watch is one call of Watch in progress.
 type watch struct {
-	w      *world
+	w      *testEnv
 	store  store.Store
 	prefix string
 	done   chan struct{}
 	err    error // set when done is closed
 
-	mu      sync.Mutex
-	called  chan struct{} // closed and replaced by each call
-	n       int
-	marked  int // n at the last mark
-	calling bool
-	over    bool
-	gate    chan struct{} // calls wait until it is closed; nil for none
+	mu       sync.Mutex
+	called   chan struct{} // closed and replaced by each call
+	n        int           // number of calls
+	marked   int           // n at the last mark
+	calling  bool
+	returned bool
+	gate     chan struct{} // if not nil, calls block until it is closed
 }
 
-// watch begins a watch that lasts until the test is over, and waits until it stands.
-func (w *world) watch(prefix string) *watch {
+// watch starts a watch that lasts until the test ends, and waits until it is established.
+func (w *testEnv) watch(prefix string) *watch {
 	w.t.Helper()
 	return w.watchOn(w.stores[len(w.stores)-1], prefix)
 }
 
-func (w *world) watchOn(st store.Store, prefix string) *watch {
+func (w *testEnv) watchOn(st store.Store, prefix string) *watch {
 	w.t.Helper()
 	watch := w.beginWatch(context.Background(), st, prefix)
-	watch.stands()
+	watch.waitEstablished()
 	return watch
 }
 
-func (w *world) watchWith(ctx context.Context, prefix string) *watch {
+func (w *testEnv) watchWith(ctx context.Context, prefix string) *watch {
 	w.t.Helper()
 	watch := w.startWatch(ctx, prefix)
-	watch.stands()
+	watch.waitEstablished()
 	return watch
 }
 
-func (w *world) startWatch(ctx context.Context, prefix string) *watch {
+func (w *testEnv) startWatch(ctx context.Context, prefix string) *watch {
 	w.t.Helper()
 	return w.beginWatch(ctx, w.stores[len(w.stores)-1], prefix)
 }
 
-func (w *world) beginWatch(ctx context.Context, st store.Store, prefix string) *watch {
+func (w *testEnv) beginWatch(ctx context.Context, st store.Store, prefix string) *watch {
 	ctx, cancel := context.WithCancel(ctx)
 	watch := &watch{w: w, store: st, prefix: prefix, done: make(chan struct{}), called: make(chan struct{})}
 	go func() {
 		defer close(watch.done)
-		watch.err = st.Watch(ctx, prefix, watch.hear)
+		watch.err = st.Watch(ctx, prefix, watch.onChange)
 		watch.mu.Lock()
 		defer watch.mu.Unlock()
-		watch.over = true
+		watch.returned = true
 	}()
 	w.t.Cleanup(func() {
 		cancel()
@@ -263,14 +263,14 @@ func (w *world) beginWatch(ctx context.Context, st store.Store, prefix string) *
 	return watch
 }
 
-// hear is the watch's function.
-func (watch *watch) hear() {
+// onChange is the watch's callback.
+func (watch *watch) onChange() {
 	watch.mu.Lock()
 	if watch.calling {
-		watch.w.brokenf("Watch(%q) called its function while another call was under way", watch.prefix)
+		watch.w.brokenf("Watch(%q) called its callback during another call", watch.prefix)
 	}
-	if watch.over {
-		watch.w.brokenf("Watch(%q) called its function after it had returned", watch.prefix)
+	if watch.returned {
+		watch.w.brokenf("Watch(%q) called its callback after it had returned", watch.prefix)
 	}
 	watch.calling = true
 	watch.n++
@@ -279,13 +279,13 @@ func (watch *watch) hear() {
 	gate := watch.gate
 	watch.mu.Unlock()
 
-	runtime.Gosched() // makes room for a second call, which there must not be
+	runtime.Gosched() // give an erroneous concurrent call a chance to run
 	if gate != nil {
 		<-gate
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), watch.w.h.TTL)
 	defer cancel()
-	// It may call the store, whatever comes of that: the test may be over.
+	// The callback may call the store. The result does not matter: the test may have ended.
 	_, _ = watch.store.Line(ctx, watch.w.name("nobody"))
 
 	watch.mu.Lock()
@@ -299,13 +299,13 @@ func (watch *watch) calls() int {
 	return watch.n
 }
 
-// block makes the next call wait until release is called, and returns when it does.
+// block makes the next call wait until release is called, and returns when that call has begun.
 func (watch *watch) block() (release func()) {
 	watch.w.t.Helper()
 	gate := make(chan struct{})
 	watch.mu.Lock()
 	watch.gate = gate
-	watch.marked = watch.n // in one step with the gate: the next call is the one that waits there
+	watch.marked = watch.n // set together with gate: the next call is the one that blocks
 	watch.mu.Unlock()
 	release = sync.OnceFunc(func() {
 		watch.mu.Lock()
@@ -316,20 +316,20 @@ func (watch *watch) block() (release func()) {
 	watch.w.t.Cleanup(release)
 	p := watch.w.openKept().hold(watch.prefix, line.Exclusive)
 	if !watch.next(watch.w.h.Grace) {
-		watch.w.t.Fatalf("Watch(%q) did not call its function within %v of a change", watch.prefix, watch.w.h.Grace)
+		watch.w.t.Fatalf("Watch(%q) did not call its callback within %v of a change", watch.prefix, watch.w.h.Grace)
 	}
 	p.withdraw()
 	return release
 }
 
-// mark makes shows count calls from here on.
+// mark makes next and shows ignore earlier calls.
 func (watch *watch) mark() {
 	watch.mu.Lock()
 	defer watch.mu.Unlock()
 	watch.marked = watch.n
 }
 
-// next waits for a call since the mark, and sets the next mark there. It reports false if there is none in time.
+// next waits for a call since the mark and moves the mark there. It returns false on timeout.
 func (watch *watch) next(within time.Duration) bool {
 	timer := time.NewTimer(within)
 	defer timer.Stop()
@@ -351,22 +351,22 @@ func (watch *watch) next(within time.Duration) bool {
 	}
 }
 
-// stands waits for the first call.
-func (watch *watch) stands() {
+// waitEstablished waits for the first call.
+func (watch *watch) waitEstablished() {
 	watch.w.t.Helper()
 	if !watch.next(watch.w.h.Grace) {
-		watch.w.t.Fatalf("Watch(%q) did not call its function within %v", watch.prefix, watch.w.h.Grace)
+		watch.w.t.Fatalf("Watch(%q) did not call its callback within %v", watch.prefix, watch.w.h.Grace)
 	}
 }
 
-// shows waits for calls until a reading made after one shows these places, and no others, in the line behind name. A call
-// that came before the change, or that a mark has gone by, does not help.
-func (watch *watch) shows(name string, places ...*place) []store.Entry {
+// shows waits for calls until a read after one returns exactly these entries in the line behind
+// name. A call before the change, or before the mark, is not sufficient.
+func (watch *watch) shows(name string, places ...*entry) []store.Entry {
 	watch.w.t.Helper()
 	return watch.showsWithin(watch.w.h.Grace, name, places...)
 }
 
-func (watch *watch) showsWithin(d time.Duration, name string, places ...*place) []store.Entry {
+func (watch *watch) showsWithin(d time.Duration, name string, places ...*entry) []store.Entry {
 	watch.w.t.Helper()
 	var want, got []string
 	for _, p := range places {
@@ -384,16 +384,16 @@ func (watch *watch) showsWithin(d time.Duration, name string, places ...*place) 
 			return entries
 		}
 	}
-	shown := "none was there to read after"
+	shown := "there was no call"
 	if calls > 0 {
-		shown = fmt.Sprintf("the last reading showed the sessions %q", got)
+		shown = fmt.Sprintf("the last read returned the sessions %q", got)
 	}
-	watch.w.t.Fatalf("Watch(%q) made %d calls within %v, and after none of them the line of %q was %q: %s",
+	watch.w.t.Fatalf("Watch(%q) made %d calls within %v, but the line of %q never had the sessions %q: %s",
 		watch.prefix, calls, d, name, want, shown)
 	return nil
 }
 
-// returns checks that Watch returns, with one of the errors.
+// returns checks that Watch returns with one of the errors.
 func (watch *watch) returns(want ...error) {
 	watch.w.t.Helper()
 	timer := time.NewTimer(watch.w.h.Grace)

@@ -13,10 +13,10 @@ import (
 )
 
 func admissionBugs() []Bug {
-	const twice = "admission/a second exclusive entry of a session stands behind the first"
+	const secondExclusive = "admission/a second exclusive entry of a session waits behind the first"
 	return []Bug{
 		{
-			Name:   "admits an exclusive entry when one is left ahead",
+			Name:   "admits an exclusive entry with one entry ahead",
 			Caught: "admission/an exclusive entry is not admitted while another is held",
 			Plant: func(m *memstore.Store) store.Store {
 				return admittingEarly(m, func(mode line.Mode, ahead int) bool { return mode == line.Exclusive && ahead == 1 })
@@ -24,20 +24,20 @@ func admissionBugs() []Bug {
 		},
 		{
 			Name:   "admits one slot too many",
-			Caught: "admission/of n slots n are admitted and each that leaves lets one in",
+			Caught: "admission/of n slots n are admitted and each withdrawal admits one more",
 			Plant: func(m *memstore.Store) store.Store {
 				return admittingEarly(m, func(mode line.Mode, ahead int) bool { return mode.Slots() > 0 && ahead == 1 })
 			},
 		},
 		{
-			Name:   "lets readers overtake a writer that waits",
-			Caught: "admission/a shared entry does not overtake an exclusive one that waits",
+			Name:   "lets shared entries overtake an exclusive waiter",
+			Caught: "admission/a shared entry does not overtake a waiting exclusive one",
 			Plant: func(m *memstore.Store) store.Store {
-				return joining(m, func(mode, head line.Mode) bool { return mode == line.Shared && head == line.Shared })
+				return admittingWithHead(m, func(mode, head line.Mode) bool { return mode == line.Shared && head == line.Shared })
 			},
 		},
 		{
-			Name:   "admits one reader at a time",
+			Name:   "admits one shared entry at a time",
 			Caught: "admission/shared entries are admitted together",
 			Plant: func(m *memstore.Store) store.Store {
 				return withEnqueue(m, func(ctx context.Context, inner store.Session, req store.Request) (store.Ticket, error) {
@@ -49,8 +49,8 @@ func admissionBugs() []Bug {
 			},
 		},
 		{
-			Name:   "lets a writer in when one of the readers has left",
-			Caught: "admission/an exclusive entry waits for every shared one ahead",
+			Name:   "admits an exclusive entry when one of several shared holders leaves",
+			Caught: "admission/an exclusive entry waits for all shared ones ahead",
 			Plant: func(m *memstore.Store) store.Store {
 				return withNotify(m, func(req store.Request) func(store.Standing) {
 					first := 0
@@ -67,35 +67,35 @@ func admissionBugs() []Bug {
 			},
 		},
 		{
-			Name:   "admits the last to arrive first",
+			Name:   "admits waiters in reverse order",
 			Caught: "admission/exclusive entries are admitted one at a time in order of arrival",
 			Plant:  lastFirst,
 		},
 		{
-			Name:   "gives a session that stands in the line already the entry it has",
-			Caught: twice,
-			Plant: onceInALine(func(_ context.Context, had store.Ticket, req store.Request) (store.Ticket, error) {
+			Name:   "returns a session's existing entry instead of a second one",
+			Caught: secondExclusive,
+			Plant: onSecondExclusive(func(_ context.Context, had store.Ticket, req store.Request) (store.Ticket, error) {
 				req.Notify(store.Standing{State: store.Admitted, Order: 1})
 				return had, nil
 			}),
 		},
 		{
 			Name:   "refuses a session a second exclusive entry in a line",
-			Caught: twice,
-			Plant: onceInALine(func(_ context.Context, _ store.Ticket, req store.Request) (store.Ticket, error) {
-				return nil, fmt.Errorf("the session stands in the line of lock %q already", req.Name)
+			Caught: secondExclusive,
+			Plant: onSecondExclusive(func(_ context.Context, _ store.Ticket, req store.Request) (store.Ticket, error) {
+				return nil, fmt.Errorf("the session already has an entry for lock %q", req.Name)
 			}),
 		},
 		{
-			Name:   "takes the first entry of a session in a line for a leftover when there is a second",
-			Caught: twice,
-			Plant: onceInALine(func(ctx context.Context, had store.Ticket, _ store.Request) (store.Ticket, error) {
+			Name:   "withdraws a session's first entry when it enqueues a second",
+			Caught: secondExclusive,
+			Plant: onSecondExclusive(func(ctx context.Context, had store.Ticket, _ store.Request) (store.Ticket, error) {
 				return nil, had.Withdraw(ctx)
 			}),
 		},
 		{
-			Name:   "gives a session one slot however often it asks",
-			Caught: "admission/one session may have several slots",
+			Name:   "gives a session only one slot",
+			Caught: "admission/a session may hold several slots",
 			Plant: func(m *memstore.Store) store.Store {
 				return withSessions(m, func(inner store.Session) session {
 					var mu sync.Mutex
@@ -117,26 +117,26 @@ func admissionBugs() []Bug {
 			},
 		},
 		{
-			Name:   "takes an empty line for its turn though its own entry has ended with its session",
-			Caught: "admission/a waiter whose session has ended is not admitted when the others leave",
+			Name:   "admits a waiter of an expired session when the line becomes empty",
+			Caught: "admission/a waiter of an expired session is not admitted when others leave",
 			Plant:  func(m *memstore.Store) store.Store { return admittingOrphans(m, store.ErrSessionLost) },
 		},
 		{
-			Name:   "takes an empty line for its turn though its own entry was broken",
-			Caught: "admission/a waiter whose entry was broken is not admitted when the others leave",
+			Name:   "admits a broken waiter when the line becomes empty",
+			Caught: "admission/a broken waiter is not admitted when others leave",
 			Plant:  func(m *memstore.Store) store.Store { return admittingOrphans(m, store.ErrGone) },
 		},
 		{
-			Name:   "lets slots stand beside readers",
-			Caught: "admission/lines of all modes mixed follow the rules",
+			Name:   "admits slots beside shared entries",
+			Caught: "admission/lines of mixed modes follow the admission rules",
 			Plant: func(m *memstore.Store) store.Store {
-				return joining(m, func(mode, head line.Mode) bool { return mode.Slots() > 0 && head == line.Shared })
+				return admittingWithHead(m, func(mode, head line.Mode) bool { return mode.Slots() > 0 && head == line.Shared })
 			},
 		},
 	}
 }
 
-// admittingEarly tells those that they are admitted who wait and for whom early says so.
+// admittingEarly reports waiters as admitted if early returns true.
 func admittingEarly(m *memstore.Store, early func(mode line.Mode, ahead int) bool) store.Store {
 	return withNotify(m, func(req store.Request) func(store.Standing) {
 		return func(st store.Standing) {
@@ -148,8 +148,9 @@ func admittingEarly(m *memstore.Store, early func(mode line.Mode, ahead int) boo
 	})
 }
 
-// joining admits an entry because of the mode of the one at the head of the line, whoever stands between.
-func joining(m *memstore.Store, joins func(mode, head line.Mode) bool) store.Store {
+// admittingWithHead admits an entry if joins accepts the mode of the head of the line, regardless
+// of the entries between.
+func admittingWithHead(m *memstore.Store, joins func(mode, head line.Mode) bool) store.Store {
 	return withEnqueue(m, func(ctx context.Context, inner store.Session, req store.Request) (store.Ticket, error) {
 		if l, err := m.Line(ctx, req.Name); err == nil && len(l.Entries) > 0 && joins(req.Mode, l.Entries[0].Mode) {
 			req.Notify = admitting(req.Notify)
@@ -158,7 +159,7 @@ func joining(m *memstore.Store, joins func(mode, head line.Mode) bool) store.Sto
 	})
 }
 
-// admitting tells an entry that it is admitted whenever it should be told that it waits.
+// admitting reports an entry as admitted whenever it should be reported waiting.
 func admitting(notify func(store.Standing)) func(store.Standing) {
 	return func(st store.Standing) {
 		if st.State == store.Waiting {
@@ -168,20 +169,20 @@ func admitting(notify func(store.Standing)) func(store.Standing) {
 	}
 }
 
-// admittingOrphans hides from those who wait that their entry went because of cause, and tells them that they are
-// admitted when an entry of the line is withdrawn.
+// admittingOrphans reports waiters that went because of cause as admitted when an entry of their
+// line is withdrawn.
 func admittingOrphans(m *memstore.Store, cause error) store.Store {
 	var mu sync.Mutex
 	orphans := make(map[string][]func(store.Standing))
 	return withEnqueue(m, func(ctx context.Context, inner store.Session, req store.Request) (store.Ticket, error) {
-		notify, waits := req.Notify, false
+		notify, waiting := req.Notify, false
 		req.Notify = func(st store.Standing) {
-			if waits && errors.Is(st.Cause, cause) {
+			if waiting && errors.Is(st.Cause, cause) {
 				mu.Lock()
 				orphans[req.Name] = append(orphans[req.Name], notify)
 				mu.Unlock()
 			}
-			waits = st.State == store.Waiting
+			waiting = st.State == store.Waiting
 			notify(st)
 		}
 		t, err := inner.Enqueue(ctx, req)
@@ -200,17 +201,17 @@ func admittingOrphans(m *memstore.Store, cause error) store.Store {
 	})
 }
 
-// onceInALine has again called when a session that has an exclusive entry in a line enqueues another one. If again returns
-// neither a ticket nor an error, that is put in.
-func onceInALine(
-	again func(ctx context.Context, had store.Ticket, req store.Request) (store.Ticket, error),
+// onSecondExclusive calls second when a session that has an exclusive entry in a line enqueues
+// another. If second returns neither a ticket nor an error, the entry is enqueued.
+func onSecondExclusive(
+	second func(ctx context.Context, had store.Ticket, req store.Request) (store.Ticket, error),
 ) func(*memstore.Store) store.Store {
 	return func(m *memstore.Store) store.Store {
 		return withSessions(m, func(inner store.Session) session {
 			have := make(map[string]store.Ticket)
 			return session{Session: inner, enqueue: func(ctx context.Context, req store.Request) (store.Ticket, error) {
 				if had := have[req.Name]; had != nil && req.Mode == line.Exclusive {
-					if t, err := again(ctx, had, req); t != nil || err != nil {
+					if t, err := second(ctx, had, req); t != nil || err != nil {
 						return t, err
 					}
 				}
@@ -224,10 +225,10 @@ func onceInALine(
 	}
 }
 
-// lastFirst puts each new entry ahead of those that wait, by taking them out and putting them in again behind it.
+// lastFirst puts each new entry ahead of the waiters, by withdrawing and enqueueing them again.
 func lastFirst(m *memstore.Store) store.Store {
 	var mu sync.Mutex
-	lines := make(map[string][]*movable) // those who wait, the next one last
+	lines := make(map[string][]*movable) // waiters, in reverse order
 	return withEnqueue(m, func(ctx context.Context, inner store.Session, req store.Request) (store.Ticket, error) {
 		mu.Lock()
 		defer mu.Unlock()
@@ -242,7 +243,7 @@ func lastFirst(m *memstore.Store) store.Store {
 			return nil, err
 		}
 		for _, other := range slices.Backward(waiting) {
-			_ = other.putIn(ctx) // its session may have ended meanwhile
+			_ = other.putIn(ctx) // fails if its session has ended
 		}
 		lines[req.Name] = append(waiting, mine)
 		return ticket{
@@ -252,7 +253,7 @@ func lastFirst(m *memstore.Store) store.Store {
 	})
 }
 
-// movable is an entry that can be put in anew.
+// movable is an entry that can be enqueued again.
 type movable struct {
 	inner store.Session
 	req   store.Request

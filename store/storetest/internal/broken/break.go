@@ -11,8 +11,8 @@ import (
 func breakBugs() []Bug {
 	return []Bug{
 		{
-			Name:   "breaks whoever is first, whatever the order",
-			Caught: "break/breaking an order that nobody has says ErrGone and changes nothing",
+			Name:   "breaks the first entry, regardless of the order",
+			Caught: "break/breaking an unknown order returns ErrGone and changes nothing",
 			Plant: func(m *memstore.Store) store.Store {
 				return withBreak(m, func(ctx context.Context, name string, order uint64) (store.Entry, error) {
 					if l, err := m.Line(ctx, name); err == nil && len(l.Entries) > 0 {
@@ -23,8 +23,8 @@ func breakBugs() []Bug {
 			},
 		},
 		{
-			Name:   "breaks the entry of the session that once had the order",
-			Caught: "break/breaking an order that was released says ErrGone and spares the session's next hold",
+			Name:   "breaks a later entry of the session that had the order",
+			Caught: "break/breaking a released order returns ErrGone and keeps the session's next hold",
 			Plant: func(m *memstore.Store) store.Store {
 				return withBreak(m, func(ctx context.Context, name string, order uint64) (store.Entry, error) {
 					l, err := m.Line(ctx, name)
@@ -36,8 +36,8 @@ func breakBugs() []Bug {
 			},
 		},
 		{
-			Name:   "breaks the next one if the order is gone",
-			Caught: "break/an entry can be broken once",
+			Name:   "breaks the next entry if the order is gone",
+			Caught: "break/an entry can be broken only once",
 			Plant: func(m *memstore.Store) store.Store {
 				return withBreak(m, func(ctx context.Context, name string, order uint64) (store.Entry, error) {
 					e, err := m.Break(ctx, name, order)
@@ -49,8 +49,8 @@ func breakBugs() []Bug {
 			},
 		},
 		{
-			Name:   "says of a break that hit nobody that it went well",
-			Caught: "break/breaking an order that nobody has says ErrGone and changes nothing",
+			Name:   "returns no error for a break of an unknown order",
+			Caught: "break/breaking an unknown order returns ErrGone and changes nothing",
 			Plant: func(m *memstore.Store) store.Store {
 				return withBreak(m, func(ctx context.Context, name string, order uint64) (store.Entry, error) {
 					e, err := m.Break(ctx, name, order)
@@ -62,8 +62,8 @@ func breakBugs() []Bug {
 			},
 		},
 		{
-			Name:   "breaks nothing and says that it did",
-			Caught: "break/breaking a hold lets the next in",
+			Name:   "reports a break without breaking anything",
+			Caught: "break/breaking a hold admits the next waiter",
 			Plant: func(m *memstore.Store) store.Store {
 				return withBreak(m, func(ctx context.Context, name string, order uint64) (store.Entry, error) {
 					l, err := m.Line(ctx, name)
@@ -77,7 +77,7 @@ func breakBugs() []Bug {
 			},
 		},
 		{
-			Name:   "does not return what it broke",
+			Name:   "does not return the entry that it broke",
 			Caught: "break/breaking an entry returns it as it was",
 			Plant: func(m *memstore.Store) store.Store {
 				return withBreak(m, func(ctx context.Context, name string, order uint64) (store.Entry, error) {
@@ -87,8 +87,8 @@ func breakBugs() []Bug {
 			},
 		},
 		{
-			Name:   "breaks the order under whatever name it is",
-			Caught: "break/breaking under another name says ErrGone and changes nothing",
+			Name:   "breaks the order under any name",
+			Caught: "break/breaking under another name returns ErrGone and changes nothing",
 			Plant: func(m *memstore.Store) store.Store {
 				return withBreak(m, func(ctx context.Context, _ string, order uint64) (store.Entry, error) {
 					ls, _ := m.Lines(ctx, "")
@@ -103,7 +103,7 @@ func breakBugs() []Bug {
 		},
 		{
 			Name:   "ends the session whose entry it breaks",
-			Caught: "break/a session survives the breaking of its entry",
+			Caught: "break/a session continues after its entry is broken",
 			Plant: func(m *memstore.Store) store.Store {
 				return withBreak(m, func(ctx context.Context, name string, order uint64) (store.Entry, error) {
 					e, err := m.Break(ctx, name, order)

@@ -1,5 +1,5 @@
-// Package broken has stores that are wrong on purpose: memstore with one bug each. They are there to test package
-// storetest, which has to reject every one of them; a suite that has not been seen to fail shows nothing.
+// Package broken has stores that consist of memstore and one deliberate bug each. They test package
+// storetest, which must reject every one of them: a suite that has never failed proves nothing.
 package broken
 
 import (
@@ -11,17 +11,17 @@ import (
 	"github.com/stilelock/stile/store/memstore"
 )
 
-// Bug is one thing that can be wrong with a store.
+// Bug is one deliberate defect of a store.
 type Bug struct {
-	// Name says what the store does.
+	// Name describes what the store does, as in "a store that" Name.
 	Name string
-	// Caught is the test of the suite that has to fail: its topic, a slash, its name.
+	// Caught is the test of the suite that must fail: topic, slash, test name.
 	Caught string
-	// Plant returns m with the bug in it.
+	// Plant returns m with the bug.
 	Plant func(m *memstore.Store) store.Store
 }
 
-// Bugs returns all of them.
+// Bugs returns all bugs.
 func Bugs() []Bug {
 	return slices.Concat(
 		admissionBugs(), tryBugs(), orderBugs(), withdrawBugs(), outlastBugs(), markerBugs(), ownerBugs(), extensionBugs(), lifeBugs(), notifyBugs(),
@@ -29,8 +29,8 @@ func Bugs() []Bug {
 	)
 }
 
-// The types below are what contains the bugs: each method does what the function says that is named after it, or,
-// if that is nil, what it should.
+// The types below wrap a store, its sessions and its tickets. Each method calls the function field
+// with its name, or the wrapped method if that field is nil.
 
 type wholeStore struct {
 	store.Store
@@ -170,7 +170,7 @@ func (t ticket) Extensions() store.Extensions {
 	return e
 }
 
-// withSessions returns the store with the bug that is in the sessions which wrap returns.
+// withSessions returns m with the sessions that wrap returns.
 func withSessions(m *memstore.Store, wrap func(store.Session) session) store.Store {
 	return wholeStore{Store: m, open: func(ctx context.Context, opts store.SessionOptions) (store.Session, error) {
 		inner, err := m.Open(ctx, opts)
@@ -181,7 +181,7 @@ func withSessions(m *memstore.Store, wrap func(store.Session) session) store.Sto
 	}}
 }
 
-// withEnqueue returns the store with the bug that is in enqueue.
+// withEnqueue returns m with enqueue in place of Session.Enqueue.
 func withEnqueue(
 	m *memstore.Store, enqueue func(context.Context, store.Session, store.Request) (store.Ticket, error),
 ) store.Store {
@@ -192,7 +192,7 @@ func withEnqueue(
 	})
 }
 
-// withTickets returns the store with the bug that is in the tickets which wrap returns.
+// withTickets returns m with the tickets that wrap returns.
 func withTickets(m *memstore.Store, wrap func(store.Ticket, store.Request) ticket) store.Store {
 	return withEnqueue(m, func(ctx context.Context, inner store.Session, req store.Request) (store.Ticket, error) {
 		t, err := inner.Enqueue(ctx, req)
@@ -203,8 +203,9 @@ func withTickets(m *memstore.Store, wrap func(store.Ticket, store.Request) ticke
 	})
 }
 
-// withNotify returns the store with the bug that is in the Notify functions which wrap returns. One is made for each
-// entry; like any Notify function it is called one call at a time and must not call the store.
+// withNotify returns m with the Notify functions that wrap returns. wrap is called once for each
+// entry. Like any Notify function, the result is not called concurrently and must not call the
+// store.
 func withNotify(m *memstore.Store, wrap func(store.Request) func(store.Standing)) store.Store {
 	return withEnqueue(m, func(ctx context.Context, inner store.Session, req store.Request) (store.Ticket, error) {
 		req.Notify = wrap(req)

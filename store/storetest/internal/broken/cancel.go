@@ -12,32 +12,32 @@ import (
 func cancelBugs() []Bug {
 	return []Bug{
 		{
-			Name:   "leaves the entry in the line when the context of its enqueue has ended",
-			Caught: "cancel/an enqueue that is canceled at any moment leaves nothing behind",
+			Name:   "leaves the entry of a canceled enqueue in the line",
+			Caught: "cancel/an enqueue canceled at any moment leaves no entry",
 			Plant: func(m *memstore.Store) store.Store {
 				return leaking(m, func(ctx context.Context, req store.Request) bool { return !req.Try })
 			},
 		},
 		{
-			Name:   "leaves the entry in the line when the context of its try has ended",
-			Caught: "cancel/a try that is canceled at any moment leaves nothing behind",
+			Name:   "leaves the entry of a canceled try in the line",
+			Caught: "cancel/a try canceled at any moment leaves no entry",
 			Plant: func(m *memstore.Store) store.Store {
 				return leaking(m, func(ctx context.Context, req store.Request) bool { return req.Try })
 			},
 		},
 		{
-			Name:   "puts an entry in although the context of the enqueue had ended before",
-			Caught: "cancel/an enqueue whose context has ended leaves nothing behind",
-			Plant:  func(m *memstore.Store) store.Store { return heedless(m, false) },
+			Name:   "enqueues although the context has ended before",
+			Caught: "cancel/an enqueue whose context has ended leaves no entry",
+			Plant:  func(m *memstore.Store) store.Store { return ignoringContext(m, false) },
 		},
 		{
-			Name:   "puts an entry in although the context of the try had ended before",
-			Caught: "cancel/a try whose context has ended leaves nothing behind",
-			Plant:  func(m *memstore.Store) store.Store { return heedless(m, true) },
+			Name:   "tries although the context has ended before",
+			Caught: "cancel/a try whose context has ended leaves no entry",
+			Plant:  func(m *memstore.Store) store.Store { return ignoringContext(m, true) },
 		},
 		{
-			Name:   "does not say that it was the context that ended",
-			Caught: "cancel/an enqueue whose context has ended leaves nothing behind",
+			Name:   "returns an error that does not match the context's",
+			Caught: "cancel/an enqueue whose context has ended leaves no entry",
 			Plant: func(m *memstore.Store) store.Store {
 				return withEnqueue(m, func(ctx context.Context, inner store.Session, req store.Request) (store.Ticket, error) {
 					t, err := inner.Enqueue(ctx, req)
@@ -49,8 +49,8 @@ func cancelBugs() []Bug {
 			},
 		},
 		{
-			Name:   "leaves the entry of a canceled enqueue in the line if others are ahead",
-			Caught: "cancel/an enqueue behind others that is canceled at any moment holds nobody up",
+			Name:   "leaves the entry of a canceled enqueue behind others in the line",
+			Caught: "cancel/canceling an enqueue at any moment does not block later entries",
 			Plant: func(m *memstore.Store) store.Store {
 				return leaking(m, func(_ context.Context, req store.Request) bool {
 					l, err := m.Line(context.Background(), req.Name)
@@ -59,8 +59,8 @@ func cancelBugs() []Bug {
 			},
 		},
 		{
-			Name:   "takes an entry out when the context ends that it was put in with",
-			Caught: "cancel/an entry outlives the context it was put in with",
+			Name:   "withdraws an entry when the context of its Enqueue ends",
+			Caught: "cancel/an entry outlives the context of its Enqueue",
 			Plant: func(m *memstore.Store) store.Store {
 				return withEnqueue(m, func(ctx context.Context, inner store.Session, req store.Request) (store.Ticket, error) {
 					t, err := inner.Enqueue(ctx, req)
@@ -68,7 +68,7 @@ func cancelBugs() []Bug {
 						return nil, err
 					}
 					if _, bounded := ctx.Deadline(); bounded {
-						return t, nil // a time limit is over soon; what is meant here is a cancellation
+						return t, nil // the deadline of every call; the bug is about cancellation
 					}
 					context.AfterFunc(ctx, func() {
 						_ = t.Withdraw(context.Background())
@@ -79,8 +79,8 @@ func cancelBugs() []Bug {
 			},
 		},
 		{
-			Name:   "ends a session with the context that it was opened with",
-			Caught: "cancel/a session outlives the context it was opened with",
+			Name:   "ends a session when the context of its Open ends",
+			Caught: "cancel/a session outlives the context of its Open",
 			Plant: func(m *memstore.Store) store.Store {
 				return wholeStore{Store: m, open: func(ctx context.Context, opts store.SessionOptions) (store.Session, error) {
 					inner, err := m.Open(ctx, opts)
@@ -97,13 +97,13 @@ func cancelBugs() []Bug {
 	}
 }
 
-// leaking does not take an entry out again when the context has ended by the time it is in, if leaks says so.
+// leaking leaves the entry in the line if the context ends during Enqueue and leaks returns true.
 func leaking(m *memstore.Store, leaks func(context.Context, store.Request) bool) store.Store {
 	return withEnqueue(m, func(ctx context.Context, inner store.Session, req store.Request) (store.Ticket, error) {
 		if ctx.Err() != nil || !leaks(ctx, req) {
 			return inner.Enqueue(ctx, req)
 		}
-		// The request takes its time, so that there is time to cancel it.
+		// The delays give the suite time to cancel the request.
 		time.Sleep(time.Millisecond)
 		t, err := inner.Enqueue(context.WithoutCancel(ctx), req)
 		time.Sleep(time.Millisecond)
@@ -114,8 +114,8 @@ func leaking(m *memstore.Store, leaks func(context.Context, store.Request) bool)
 	})
 }
 
-// heedless looks at the context when everything is done.
-func heedless(m *memstore.Store, try bool) store.Store {
+// ignoringContext enqueues although the context has ended.
+func ignoringContext(m *memstore.Store, try bool) store.Store {
 	return withEnqueue(m, func(ctx context.Context, inner store.Session, req store.Request) (store.Ticket, error) {
 		if ctx.Err() == nil || req.Try != try {
 			return inner.Enqueue(ctx, req)

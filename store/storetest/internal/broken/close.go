@@ -16,17 +16,17 @@ func closeBugs() []Bug {
 	return []Bug{
 		{
 			Name:   "leaves the entries of a closed session to expire",
-			Caught: "close/closing a session takes out its holds at once",
+			Caught: "close/closing a session removes its holds at once",
 			Plant:  func(m *memstore.Store) store.Store { return closingWith(m, func(store.Session) error { return nil }) },
 		},
 		{
-			Name:   "takes the holds of a closed session out and forgets its waiters",
-			Caught: "close/closing a session takes out its waiters",
-			Plant:  forgettingWaiters,
+			Name:   "removes the holds of a closed session but not its waiters",
+			Caught: "close/closing a session removes its waiters",
+			Plant:  keepingWaiters,
 		},
 		{
 			Name:   "closes every session of the store",
-			Caught: "close/closing a session spares the others",
+			Caught: "close/closing a session leaves other sessions alone",
 			Plant: func(m *memstore.Store) store.Store {
 				return closingWith(m, func(store.Session) error {
 					for _, id := range m.Sessions() {
@@ -89,8 +89,8 @@ func closeBugs() []Bug {
 			},
 		},
 		{
-			Name:   "tells of the loss of sessions that were closed",
-			Caught: "close/who has closed a session is not told that it is lost",
+			Name:   "calls Lost for closed sessions",
+			Caught: "close/Lost is not called for a closed session",
 			Plant: func(m *memstore.Store) store.Store {
 				return wholeStore{Store: m, open: func(ctx context.Context, opts store.SessionOptions) (store.Session, error) {
 					inner, err := m.Open(ctx, opts)
@@ -109,7 +109,7 @@ func closeBugs() []Bug {
 	}
 }
 
-// closingWith closes sessions with the given function; to their owners they look as if they were closed.
+// closingWith closes sessions with the function end. Their callers see them as closed.
 func closingWith(m *memstore.Store, end func(store.Session) error) store.Store {
 	return withSessions(m, func(inner store.Session) session {
 		var mu sync.Mutex
@@ -149,8 +149,8 @@ func closingWith(m *memstore.Store, end func(store.Session) error) store.Store {
 	})
 }
 
-// forgettingWaiters breaks the entries of a closed session that are admitted, and leaves it at that.
-func forgettingWaiters(m *memstore.Store) store.Store {
+// keepingWaiters removes only the admitted entries of a closed session.
+func keepingWaiters(m *memstore.Store) store.Store {
 	return closingWith(m, func(inner store.Session) error {
 		ls, err := m.Lines(context.Background(), "")
 		for _, l := range ls {

@@ -9,24 +9,24 @@ import (
 )
 
 func contendedBugs() []Bug {
-	const once = "contended/a holder is told once when others wait"
+	const once = "contended/a holder is notified once when others wait"
 	return []Bug{
 		{
-			Name:   "never says that others wait",
+			Name:   "never notifies holders of waiters",
 			Caught: once,
 			Plant: func(m *memstore.Store) store.Store {
 				return withContended(m, func(store.Ticket, store.Request, func()) {})
 			},
 		},
 		{
-			Name:   "says that others wait before they do",
+			Name:   "notifies holders before others wait",
 			Caught: once,
 			Plant: func(m *memstore.Store) store.Store {
 				return withContended(m, func(_ store.Ticket, _ store.Request, f func()) { f() })
 			},
 		},
 		{
-			Name:   "says twice that others wait",
+			Name:   "notifies holders twice",
 			Caught: once,
 			Plant: func(m *memstore.Store) store.Store {
 				return withContended(m, func(inner store.Ticket, _ store.Request, f func()) {
@@ -35,8 +35,8 @@ func contendedBugs() []Bug {
 			},
 		},
 		{
-			Name:   "does not see who waits already",
-			Caught: "contended/a holder is told at once if others wait already",
+			Name:   "does not notify a holder of existing waiters",
+			Caught: "contended/a holder is notified at once if others already wait",
 			Plant: func(m *memstore.Store) store.Store {
 				return withContended(m, func(inner store.Ticket, req store.Request, f func()) {
 					if l, err := m.Line(context.Background(), req.Name); err == nil && len(l.Entries) < 2 {
@@ -46,26 +46,26 @@ func contendedBugs() []Bug {
 			},
 		},
 		{
-			Name:   "takes those who wait for a/b as waiting for a",
-			Caught: "contended/a holder is not told of those who wait for other names",
-			Plant:  alsoAsked(func(m *memstore.Store, name string) bool { return waitsSomebody(m, name+"/") }),
+			Name:   "notifies holders of a of waiters for a/b",
+			Caught: "contended/a holder is not notified of waiters for other names",
+			Plant:  alsoContended(func(m *memstore.Store, name string) bool { return hasWaiter(m, name+"/") }),
 		},
 		{
-			Name:   "takes every other entry as waiting",
-			Caught: "contended/one who is admitted beside the holder does not wait",
-			Plant: alsoAsked(func(m *memstore.Store, name string) bool {
+			Name:   "notifies holders of entries that do not wait",
+			Caught: "contended/an entry admitted beside the holder is not a waiter",
+			Plant: alsoContended(func(m *memstore.Store, name string) bool {
 				l, err := m.Line(context.Background(), name)
 				return err == nil && len(l.Entries) > 1
 			}),
 		},
 		{
-			Name:   "goes on looking for those who wait after the withdrawal",
-			Caught: "contended/who was told of nobody before is told of nobody after the withdrawal",
-			Plant:  alsoAsked(waitsSomebody),
+			Name:   "notifies holders after their withdrawal",
+			Caught: "contended/a holder is not notified after its withdrawal",
+			Plant:  alsoContended(hasWaiter),
 		},
 		{
-			Name:   "tells only who was admitted at once",
-			Caught: "contended/the next holder is told of those behind it",
+			Name:   "notifies only holders that were admitted at once",
+			Caught: "contended/the next holder is notified of its own waiters",
 			Plant: func(m *memstore.Store) store.Store {
 				return withEnqueue(m, func(ctx context.Context, inner store.Session, req store.Request) (store.Ticket, error) {
 					l, _ := m.Line(ctx, req.Name)
@@ -86,11 +86,11 @@ func withContended(m *memstore.Store, f func(inner store.Ticket, req store.Reque
 	})
 }
 
-// alsoAsked tells holders that others wait also if waits says so when an entry has been put in, into any line.
-func alsoAsked(waits func(m *memstore.Store, name string) bool) func(*memstore.Store) store.Store {
+// alsoContended also notifies holders if waits returns true after any entry is enqueued.
+func alsoContended(waits func(m *memstore.Store, name string) bool) func(*memstore.Store) store.Store {
 	type holder struct {
-		name string
-		tell func()
+		name   string
+		notify func()
 	}
 	return func(m *memstore.Store) store.Store {
 		var mu sync.Mutex
@@ -101,7 +101,7 @@ func alsoAsked(waits func(m *memstore.Store, name string) bool) func(*memstore.S
 			defer mu.Unlock()
 			for _, h := range holders {
 				if waits(m, h.name) {
-					h.tell()
+					h.notify()
 				}
 			}
 			if err != nil {
@@ -118,8 +118,8 @@ func alsoAsked(waits func(m *memstore.Store, name string) bool) func(*memstore.S
 	}
 }
 
-// waitsSomebody reports whether anybody waits in a line whose name begins with prefix.
-func waitsSomebody(m *memstore.Store, prefix string) bool {
+// hasWaiter reports whether there is a waiter in a line whose name begins with prefix.
+func hasWaiter(m *memstore.Store, prefix string) bool {
 	ls, _ := m.Lines(context.Background(), prefix)
 	for _, l := range ls {
 		for _, e := range l.Entries {

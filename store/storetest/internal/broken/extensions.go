@@ -8,7 +8,7 @@ import (
 )
 
 func extensionBugs() []Bug {
-	const agree = "extensions/tickets have what the capabilities say and nothing else"
+	const matches = "extensions/tickets have exactly the extensions that the capabilities report"
 	var bugs []Bug
 	for _, ability := range []struct {
 		what string
@@ -21,12 +21,12 @@ func extensionBugs() []Bug {
 		{"NotifyContended", func(c *store.Capabilities) { c.Contention = false }, func(e *store.Extensions) { e.NotifyContended = nil }},
 	} {
 		bugs = append(bugs, Bug{
-			Name:   "does not say that it has " + ability.what,
-			Caught: agree,
-			Plant:  func(m *memstore.Store) store.Store { return capable(m, ability.deny) },
+			Name:   "does not report the capability for " + ability.what,
+			Caught: matches,
+			Plant:  func(m *memstore.Store) store.Store { return withCapabilities(m, ability.deny) },
 		}, Bug{
-			Name:   "says that it has " + ability.what + " and has not",
-			Caught: agree,
+			Name:   "reports the capability for " + ability.what + " but lacks it",
+			Caught: matches,
 			Plant: func(m *memstore.Store) store.Store {
 				return withTickets(m, func(inner store.Ticket, _ store.Request) ticket {
 					return ticket{Ticket: inner, extend: ability.lack}
@@ -35,14 +35,14 @@ func extensionBugs() []Bug {
 		})
 	}
 	return append(bugs, Bug{
-		Name:   "keeps markers and gives no orders",
-		Caught: agree,
+		Name:   "has ClearMarks without Fencing",
+		Caught: matches,
 		Plant: func(m *memstore.Store) store.Store {
-			return capable(m, func(c *store.Capabilities) { c.Fencing = false })
+			return withCapabilities(m, func(c *store.Capabilities) { c.Fencing = false })
 		},
 	}, Bug{
-		Name:   "forgets what a ticket can do when the entry is withdrawn",
-		Caught: agree,
+		Name:   "returns no extensions after the withdrawal",
+		Caught: matches,
 		Plant: func(m *memstore.Store) store.Store {
 			return withTickets(m, func(inner store.Ticket, _ store.Request) ticket {
 				gone := false

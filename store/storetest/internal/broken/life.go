@@ -13,27 +13,27 @@ import (
 )
 
 func lifeBugs() []Bug {
-	const deadHold = "life/the hold of a session never confirmed stands for the TTL after Open and goes then"
+	const deadHold = "life/a session that is never confirmed ends one TTL after Open"
 	return []Bug{
 		{
 			Name:   "never ends a session that is not confirmed",
 			Caught: deadHold,
 			Plant: func(m *memstore.Store) store.Store {
-				return living(m, func(time.Duration) time.Duration { return memstore.MaxTTL })
+				return withRealTTL(m, func(time.Duration) time.Duration { return memstore.MaxTTL })
 			},
 		},
 		{
 			Name:   "ends sessions a tenth of the TTL early",
 			Caught: deadHold,
 			Plant: func(m *memstore.Store) store.Store {
-				return living(m, func(ttl time.Duration) time.Duration { return ttl - ttl/10 })
+				return withRealTTL(m, func(ttl time.Duration) time.Duration { return ttl - ttl/10 })
 			},
 		},
 		{
 			Name:   "ends sessions half a TTL late",
 			Caught: deadHold,
 			Plant: func(m *memstore.Store) store.Store {
-				return living(m, func(ttl time.Duration) time.Duration { return ttl + ttl/2 })
+				return withRealTTL(m, func(ttl time.Duration) time.Duration { return ttl + ttl/2 })
 			},
 		},
 		{
@@ -44,34 +44,34 @@ func lifeBugs() []Bug {
 			},
 		},
 		{
-			Name:   "grants a shorter TTL than was asked for",
-			Caught: "life/the terms are at least the TTL that was asked for less a slack below it",
+			Name:   "grants a shorter TTL than requested",
+			Caught: "life/the terms grant at least the requested TTL and a smaller slack",
 			Plant: func(m *memstore.Store) store.Store {
 				return withTerms(m, func(t store.Terms) store.Terms { return store.Terms{TTL: t.TTL / 2} })
 			},
 		},
 		{
-			Name:   "has a slack that leaves nothing of the TTL",
-			Caught: "life/the terms are at least the TTL that was asked for less a slack below it",
+			Name:   "grants a slack as long as the TTL",
+			Caught: "life/the terms grant at least the requested TTL and a smaller slack",
 			Plant: func(m *memstore.Store) store.Store {
 				return withTerms(m, func(t store.Terms) store.Terms { return store.Terms{TTL: t.TTL, Slack: t.TTL} })
 			},
 		},
 		{
-			Name:   "confirms without asking",
-			Caught: "life/a session that has ended cannot be confirmed or used",
+			Name:   "confirms without a request",
+			Caught: "life/an expired session cannot be confirmed or used",
 			Plant: func(m *memstore.Store) store.Store {
 				return withConfirm(m, func(context.Context, store.Session) error { return nil })
 			},
 		},
 		{
-			Name:   "confirms from memory if the last confirmation was a moment ago",
+			Name:   "confirms from a cache if the last confirmation was recent",
 			Caught: "life/a confirmation keeps a hold for another TTL",
-			Plant:  remembering,
+			Plant:  cachingConfirm,
 		},
 		{
 			Name:   "confirms sessions that have ended",
-			Caught: "life/a session that has ended cannot be confirmed although it was confirmed before",
+			Caught: "life/an expired session that was confirmed before cannot be confirmed again",
 			Plant: func(m *memstore.Store) store.Store {
 				return withSessions(m, func(inner store.Session) session {
 					var closed atomic.Bool
@@ -92,21 +92,21 @@ func lifeBugs() []Bug {
 			},
 		},
 		{
-			Name:   "asks who is alive but extends nothing",
+			Name:   "checks that the session is alive without extending it",
 			Caught: "life/a confirmation just before the end counts in full",
 			Plant: func(m *memstore.Store) store.Store {
 				return withConfirm(m, func(ctx context.Context, inner store.Session) error {
 					_, err := inner.Enqueue(ctx, store.Request{Name: "alive/" + inner.ID(), Try: true})
 					if err != nil && !errors.Is(err, store.ErrSessionLost) && ctx.Err() == nil {
-						return nil // it stands there already, so it is alive
+						return nil // its entry exists, so the session is alive
 					}
 					return err
 				})
 			},
 		},
 		{
-			Name:   "ends a session whose confirmation is given up",
-			Caught: "life/a confirmation given up at once does not end the session",
+			Name:   "ends a session whose confirmation is canceled",
+			Caught: "life/an abandoned confirmation does not end the session",
 			Plant: func(m *memstore.Store) store.Store {
 				return withConfirm(m, func(ctx context.Context, inner store.Session) error {
 					err := inner.Confirm(ctx)
@@ -119,8 +119,8 @@ func lifeBugs() []Bug {
 			},
 		},
 		{
-			Name:   "ends sessions that stand in no line",
-			Caught: "life/a session lives on while it stands in no line",
+			Name:   "ends sessions without entries",
+			Caught: "life/a session without entries stays alive",
 			Plant: func(m *memstore.Store) store.Store {
 				return withConfirm(m, func(ctx context.Context, inner store.Session) error {
 					ls, err := m.Lines(ctx, "")
@@ -140,15 +140,15 @@ func lifeBugs() []Bug {
 			},
 		},
 		{
-			Name:   "forgets to take out the waiters of a dead session",
-			Caught: "life/the entries of a dead session go wherever they stand",
+			Name:   "does not remove the waiters of an expired session",
+			Caught: "life/all entries of an expired session go, holds and waiters",
 			Plant:  immortalWaiters,
 		},
 	}
 }
 
-// living opens sessions with another TTL than it was asked for and grants.
-func living(m *memstore.Store, kept func(ttl time.Duration) time.Duration) store.Store {
+// withRealTTL opens sessions whose actual TTL is kept(ttl) while they report the requested one.
+func withRealTTL(m *memstore.Store, kept func(ttl time.Duration) time.Duration) store.Store {
 	return wholeStore{Store: m, open: func(ctx context.Context, opts store.SessionOptions) (store.Session, error) {
 		asked := opts.TTL
 		if asked >= memstore.MinTTL && asked <= memstore.MaxTTL {
@@ -174,8 +174,8 @@ func withConfirm(m *memstore.Store, confirm func(context.Context, store.Session)
 	})
 }
 
-// remembering confirms every other time only, if the last time is less than half a TTL ago.
-func remembering(m *memstore.Store) store.Store {
+// cachingConfirm sends a confirmation only if the last one was at least half a TTL ago.
+func cachingConfirm(m *memstore.Store) store.Store {
 	return withSessions(m, func(inner store.Session) session {
 		var asked time.Time
 		return session{Session: inner, confirm: func(ctx context.Context) error {
@@ -191,7 +191,7 @@ func remembering(m *memstore.Store) store.Store {
 	})
 }
 
-// immortalWaiters enqueues those who will have to wait with a session of its own, which nobody lets expire.
+// immortalWaiters enqueues waiters with a session of its own that never expires.
 func immortalWaiters(m *memstore.Store) store.Store {
 	var once sync.Once
 	var immortal store.Session

@@ -13,11 +13,11 @@ import (
 )
 
 func lineBugs() []Bug {
-	const prefixes = "lines/Lines returns those whose name begins with the prefix sorted by name"
+	const prefixes = "lines/Lines returns the lines with the prefix sorted by name"
 	return []Bug{
 		{
 			Name:   "lets a hold of a/b block a",
-			Caught: "lines/names do not block each other however alike they are",
+			Caught: "lines/similar names do not block each other",
 			Plant: func(m *memstore.Store) store.Store {
 				return withEnqueue(m, func(ctx context.Context, inner store.Session, req store.Request) (store.Ticket, error) {
 					if below, err := m.Lines(ctx, req.Name+"/"); err == nil && len(below) > 0 && req.Try {
@@ -28,20 +28,20 @@ func lineBugs() []Bug {
 			},
 		},
 		{
-			Name:   "does not tell upper from lower case",
-			Caught: "lines/names do not block each other however alike they are",
+			Name:   "ignores the case of names",
+			Caught: "lines/similar names do not block each other",
 			Plant:  func(m *memstore.Store) store.Store { return renamed(m, strings.ToLower) },
 		},
 		{
-			Name:   "cuts long names short",
-			Caught: "lines/names do not block each other however alike they are",
+			Name:   "truncates long names",
+			Caught: "lines/similar names do not block each other",
 			Plant: func(m *memstore.Store) store.Store {
 				return renamed(m, func(name string) string { return name[:min(len(name), 24)] })
 			},
 		},
 		{
-			Name:   "shows the entries of a/b in the line of a",
-			Caught: "lines/a line shows nobody who stands for another name",
+			Name:   "returns the entries of a/b in the line of a",
+			Caught: "lines/a line has no entries of another name",
 			Plant: func(m *memstore.Store) store.Store {
 				return wholeStore{Store: m, line: func(ctx context.Context, name string) (store.Line, error) {
 					l, err := m.Line(ctx, name)
@@ -54,7 +54,7 @@ func lineBugs() []Bug {
 			},
 		},
 		{
-			Name:   "takes a prefix for a folder",
+			Name:   "treats a prefix as a folder",
 			Caught: prefixes,
 			Plant: func(m *memstore.Store) store.Store {
 				return withLines(m, func(prefix string, ls []store.Line) []store.Line {
@@ -76,15 +76,15 @@ func lineBugs() []Bug {
 			},
 		},
 		{
-			Name:   "returns all lines whatever the prefix",
+			Name:   "returns all lines for any prefix",
 			Caught: prefixes,
 			Plant: func(m *memstore.Store) store.Store {
 				return wholeStore{Store: m, lines: func(ctx context.Context, _ string) ([]store.Line, error) { return m.Lines(ctx, "") }}
 			},
 		},
 		{
-			Name:   "lists the name of the prefix though nobody stands for it",
-			Caught: "lines/Lines leaves out a name as soon as nobody stands for it",
+			Name:   "lists the prefix as a name though its line is empty",
+			Caught: "lines/Lines leaves out empty lines",
 			Plant: func(m *memstore.Store) store.Store {
 				seen := make(map[string]bool)
 				return withLines(m, func(prefix string, ls []store.Line) []store.Line {
@@ -102,8 +102,8 @@ func lineBugs() []Bug {
 			},
 		},
 		{
-			Name:   "fails to read a line that is empty",
-			Caught: "lines/the line of a name nobody stands for is empty and no error",
+			Name:   "fails to read an empty line",
+			Caught: "lines/an unused name is an empty line and no error",
 			Plant: func(m *memstore.Store) store.Store {
 				return wholeStore{Store: m, line: func(ctx context.Context, name string) (store.Line, error) {
 					l, err := m.Line(ctx, name)
@@ -115,44 +115,44 @@ func lineBugs() []Bug {
 			},
 		},
 		{
-			Name:   "shows everybody as admitted",
-			Caught: "lines/a line shows who stands there in order",
+			Name:   "returns every entry as admitted",
+			Caught: "lines/a line has its entries in order",
 			Plant:  func(m *memstore.Store) store.Store { return showing(m, func(e *store.Entry) { e.Admitted = true }) },
 		},
 		{
-			Name:   "shows everybody as exclusive",
-			Caught: "lines/a line shows the mode of each entry and who is admitted",
+			Name:   "returns every entry as exclusive",
+			Caught: "lines/a line has the mode and admission of each entry",
 			Plant: func(m *memstore.Store) store.Store {
 				return showing(m, func(e *store.Entry) { e.Mode = line.Exclusive })
 			},
 		},
 		{
-			Name:   "shows nobody's session",
-			Caught: "lines/a line shows who stands there in order",
+			Name:   "returns no session IDs",
+			Caught: "lines/a line has its entries in order",
 			Plant:  func(m *memstore.Store) store.Store { return showing(m, func(e *store.Entry) { e.Session = "" }) },
 		},
 		{
-			Name:   "forgets the owner's labels",
-			Caught: "lines/an owner is shown as it was given",
+			Name:   "drops the owner's labels",
+			Caught: "lines/an owner is returned as it was given",
 			Plant:  func(m *memstore.Store) store.Store { return showing(m, func(e *store.Entry) { e.Owner.Labels = nil }) },
 		},
 		{
-			Name:   "mangles an owner's words that are not ASCII",
-			Caught: "lines/an owner is shown as it was given",
+			Name:   "mangles text of an owner that is not ASCII",
+			Caught: "lines/an owner is returned as it was given",
 			Plant: func(m *memstore.Store) store.Store {
 				return showing(m, func(e *store.Entry) { e.Owner.Host = strings.ReplaceAll(e.Owner.Host, "ö", "?") })
 			},
 		},
 		{
-			Name:   "does not note when an entry joined",
-			Caught: "lines/an owner is shown as it was given",
+			Name:   "drops the owner's Since",
+			Caught: "lines/an owner is returned as it was given",
 			Plant: func(m *memstore.Store) store.Store {
 				return showing(m, func(e *store.Entry) { e.Owner.Since = time.Time{} })
 			},
 		},
 		{
-			Name:   "shows more time remaining than there is",
-			Caught: "lines/an owner is shown as it was given",
+			Name:   "returns a Remaining that is too long",
+			Caught: "lines/an owner is returned as it was given",
 			Plant: func(m *memstore.Store) store.Store {
 				return showing(m, func(e *store.Entry) { e.Remaining += 100 * time.Hour })
 			},
@@ -178,7 +178,7 @@ func showing(m *memstore.Store, change func(*store.Entry)) store.Store {
 	}}
 }
 
-// renamed keeps the line of each name under another one.
+// renamed keeps the line of each name under key(name).
 func renamed(m *memstore.Store, key func(name string) string) store.Store {
 	return withEnqueue(m, func(ctx context.Context, inner store.Session, req store.Request) (store.Ticket, error) {
 		req.Name = key(req.Name)

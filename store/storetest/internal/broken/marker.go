@@ -15,14 +15,14 @@ import (
 func markerBugs() []Bug {
 	const (
 		stays    = "marker/a marker stays until it is cleared"
-		notThere = "marker/clearing what is not there does nothing"
+		notThere = "marker/clearing unknown markers does nothing"
 	)
 	return []Bug{
 		{
-			Name:   "keeps the markers of entries that are withdrawn",
-			Caught: "marker/an entry that is withdrawn leaves no marker",
+			Name:   "keeps the markers of withdrawn entries",
+			Caught: "marker/a withdrawn entry leaves no marker",
 			Plant: func(m *memstore.Store) store.Store {
-				return haunted(m, func(inner store.Ticket, haunt func()) ticket {
+				return withStaleMarkers(m, func(inner store.Ticket, keepMarker func()) ticket {
 					marked := false
 					return ticket{
 						Ticket: inner,
@@ -32,7 +32,7 @@ func markerBugs() []Bug {
 						},
 						withdraw: func(ctx context.Context) error {
 							if marked {
-								haunt()
+								keepMarker()
 							}
 							return inner.Withdraw(ctx)
 						},
@@ -41,18 +41,18 @@ func markerBugs() []Bug {
 			},
 		},
 		{
-			Name:   "removes the markers of a session that is closed",
-			Caught: "marker/an entry whose session is closed leaves its marker",
+			Name:   "removes the markers of a closed session",
+			Caught: "marker/an entry of a closed session leaves its marker",
 			Plant:  markersOf(func(closed map[string]bool, session string) bool { return !closed[session] }),
 		},
 		{
-			Name:   "removes the markers of a session that expires",
-			Caught: "marker/an entry whose session expires leaves its marker",
+			Name:   "removes the markers of an expired session",
+			Caught: "marker/an entry of an expired session leaves its marker",
 			Plant:  markersOf(func(closed map[string]bool, session string) bool { return closed[session] }),
 		},
 		{
-			Name:   "takes the marker out with the entry that is broken",
-			Caught: "marker/an entry that is broken leaves its marker, also for its own session",
+			Name:   "removes the marker of a broken entry",
+			Caught: "marker/a broken entry leaves its marker, also for its own session",
 			Plant: func(m *memstore.Store) store.Store {
 				return withBreak(m, func(ctx context.Context, name string, order uint64) (store.Entry, error) {
 					e, err := m.Break(ctx, name, order)
@@ -64,8 +64,8 @@ func markerBugs() []Bug {
 			},
 		},
 		{
-			Name:   "has every entry leave a marker",
-			Caught: "marker/an entry for which no marker was asked leaves none",
+			Name:   "marks every entry",
+			Caught: "marker/an entry without Mark leaves no marker",
 			Plant: func(m *memstore.Store) store.Store {
 				return withEnqueue(m, func(ctx context.Context, inner store.Session, req store.Request) (store.Ticket, error) {
 					t, err := inner.Enqueue(ctx, req)
@@ -77,14 +77,14 @@ func markerBugs() []Bug {
 			},
 		},
 		{
-			Name:   "has an entry leave a marker though there are others",
-			Caught: "marker/who finds a marker leaves none",
+			Name:   "marks an entry though it found markers",
+			Caught: "marker/an entry that finds a marker leaves none",
 			Plant: func(m *memstore.Store) store.Store {
-				return haunted(m, func(inner store.Ticket, haunt func()) ticket {
+				return withStaleMarkers(m, func(inner store.Ticket, keepMarker func()) ticket {
 					return ticket{Ticket: inner, mark: func(ctx context.Context) ([]store.Entry, error) {
 						unreleased, err := inner.Extensions().Mark(ctx)
 						if len(unreleased) > 0 {
-							defer haunt()
+							defer keepMarker()
 						}
 						return unreleased, err
 					}}
@@ -92,7 +92,7 @@ func markerBugs() []Bug {
 			},
 		},
 		{
-			Name:   "clears markers when it has told of them",
+			Name:   "clears markers that Mark has returned",
 			Caught: stays,
 			Plant: func(m *memstore.Store) store.Store {
 				return withMark(m, func(ctx context.Context, inner store.Ticket, req store.Request) ([]store.Entry, error) {
@@ -112,13 +112,13 @@ func markerBugs() []Bug {
 			},
 		},
 		{
-			Name:   "clears the markers with the given orders whatever the lock",
+			Name:   "clears the markers with the given orders under all names",
 			Caught: "marker/clearing a marker spares those of other locks",
 			Plant:  clearingUnderAllNames,
 		},
 		{
-			Name:   "clears all the markers of a lock together",
-			Caught: "marker/of several markers each is cleared by itself",
+			Name:   "clears all markers of a lock together",
+			Caught: "marker/several markers are cleared independently",
 			Plant: func(m *memstore.Store) store.Store {
 				return withClearMarks(m, func(ctx context.Context, name string, orders []uint64) error {
 					for order := range uint64(100) {
@@ -129,7 +129,7 @@ func markerBugs() []Bug {
 			},
 		},
 		{
-			Name:   "cannot clear a marker that is not there",
+			Name:   "fails to clear a missing marker",
 			Caught: notThere,
 			Plant: func(m *memstore.Store) store.Store {
 				return withClearMarks(m, func(ctx context.Context, name string, orders []uint64) error {
@@ -141,7 +141,7 @@ func markerBugs() []Bug {
 			},
 		},
 		{
-			Name:   "takes no orders for all of them",
+			Name:   "treats an empty list of orders as all",
 			Caught: notThere,
 			Plant: func(m *memstore.Store) store.Store {
 				return withClearMarks(m, func(ctx context.Context, name string, orders []uint64) error {
@@ -155,13 +155,13 @@ func markerBugs() []Bug {
 			},
 		},
 		{
-			Name:   "tells of the markers of locks whose names go on",
-			Caught: "marker/a marker is told to those of its own lock only",
-			Plant:  tellingOfLocksBelow,
+			Name:   "returns the markers of names below the lock's",
+			Caught: "marker/a marker is found only under its own name",
+			Plant:  findingMarkersBelow,
 		},
 		{
-			Name:   "says that an entry that has gone has left a marker",
-			Caught: "marker/an entry that has gone leaves no marker",
+			Name:   "reports success for Mark of an entry that has gone",
+			Caught: "marker/an entry that has gone cannot be marked",
 			Plant: func(m *memstore.Store) store.Store {
 				return withMark(m, func(ctx context.Context, inner store.Ticket, _ store.Request) ([]store.Entry, error) {
 					unreleased, err := inner.Extensions().Mark(ctx)
@@ -173,20 +173,20 @@ func markerBugs() []Bug {
 			},
 		},
 		{
-			Name:   "keeps the markers of entries that are let go later",
-			Caught: "marker/an entry that is let go later leaves no marker",
+			Name:   "keeps the markers of entries released with a delay",
+			Caught: "marker/an entry released with a delay leaves no marker",
 			Plant: func(m *memstore.Store) store.Store {
-				return haunted(m, func(inner store.Ticket, haunt func()) ticket {
+				return withStaleMarkers(m, func(inner store.Ticket, keepMarker func()) ticket {
 					return ticket{Ticket: inner, withdrawAfter: func(ctx context.Context, d time.Duration) error {
-						haunt()
+						keepMarker()
 						return inner.Extensions().WithdrawAfter(ctx, d)
 					}}
 				})
 			},
 		},
 		{
-			Name:   "tells of the markers of entries that stand",
-			Caught: "marker/a marker is told to nobody while its entry stands",
+			Name:   "returns the markers of existing entries",
+			Caught: "marker/a marker is not found while its entry exists",
 			Plant: func(m *memstore.Store) store.Store {
 				return withMark(m, func(ctx context.Context, inner store.Ticket, req store.Request) ([]store.Entry, error) {
 					unreleased, err := inner.Extensions().Mark(ctx)
@@ -198,8 +198,8 @@ func markerBugs() []Bug {
 			},
 		},
 		{
-			Name:   "does not tell whose a marker is",
-			Caught: "marker/a marker tells whose it is",
+			Name:   "returns markers without an owner",
+			Caught: "marker/a marker names the owner of its entry",
 			Plant: func(m *memstore.Store) store.Store {
 				return withMark(m, func(ctx context.Context, inner store.Ticket, _ store.Request) ([]store.Entry, error) {
 					unreleased, err := inner.Extensions().Mark(ctx)
@@ -211,8 +211,8 @@ func markerBugs() []Bug {
 			},
 		},
 		{
-			Name:   "takes the entry's own marker for another's",
-			Caught: "marker/a marker can be left twice and is one",
+			Name:   "returns the entry's own marker",
+			Caught: "marker/marking twice leaves one marker",
 			Plant: func(m *memstore.Store) store.Store {
 				return withTickets(m, func(inner store.Ticket, _ store.Request) ticket {
 					left := false
@@ -228,14 +228,14 @@ func markerBugs() []Bug {
 			},
 		},
 		{
-			Name:   "leaves markers that were asked for in vain when their entries have gone",
-			Caught: "marker/an entry leaves no marker that is withdrawn when leaving one was given up",
+			Name:   "keeps the marker of an entry withdrawn after an abandoned Mark",
+			Caught: "marker/an entry withdrawn after an abandoned Mark leaves no marker",
 			Plant: func(m *memstore.Store) store.Store {
-				return haunted(m, func(inner store.Ticket, haunt func()) ticket {
+				return withStaleMarkers(m, func(inner store.Ticket, keepMarker func()) ticket {
 					return ticket{Ticket: inner, mark: func(ctx context.Context) ([]store.Entry, error) {
 						unreleased, err := inner.Extensions().Mark(ctx)
 						if err != nil {
-							haunt()
+							keepMarker()
 						}
 						return unreleased, err
 					}}
@@ -243,14 +243,14 @@ func markerBugs() []Bug {
 			},
 		},
 		{
-			Name:   "takes markers away only if the store answers at once",
-			Caught: "marker/an entry that is withdrawn during an outage leaves no marker",
+			Name:   "removes the marker only if the first withdrawal is answered",
+			Caught: "marker/an entry withdrawn during an outage leaves no marker",
 			Plant: func(m *memstore.Store) store.Store {
-				return haunted(m, func(inner store.Ticket, haunt func()) ticket {
+				return withStaleMarkers(m, func(inner store.Ticket, keepMarker func()) ticket {
 					return ticket{Ticket: inner, withdraw: func(ctx context.Context) error {
 						err := inner.Withdraw(ctx)
 						if err != nil {
-							haunt()
+							keepMarker()
 						}
 						return err
 					}}
@@ -274,9 +274,9 @@ func withClearMarks(
 	return wholeStore{Store: m, clearMarks: f}
 }
 
-// haunted returns the store with the bug that is in the tickets which wrap returns. When they call haunt, there is a
-// marker under their name for good.
-func haunted(m *memstore.Store, wrap func(inner store.Ticket, haunt func()) ticket) store.Store {
+// withStaleMarkers returns m with the tickets that wrap returns. A ticket that calls keepMarker
+// leaves a permanent marker under its name.
+func withStaleMarkers(m *memstore.Store, wrap func(inner store.Ticket, keepMarker func()) ticket) store.Store {
 	var mu sync.Mutex
 	names := make(map[string]bool)
 	return withTickets(m, func(inner store.Ticket, req store.Request) ticket {
@@ -288,10 +288,10 @@ func haunted(m *memstore.Store, wrap func(inner store.Ticket, haunt func()) tick
 		t := buggy
 		t.mark = func(ctx context.Context) ([]store.Entry, error) {
 			mu.Lock()
-			ghost := names[req.Name]
+			stale := names[req.Name]
 			mu.Unlock()
 			unreleased, err := buggy.Extensions().Mark(ctx)
-			if ghost && err == nil {
+			if stale && err == nil {
 				unreleased = append(unreleased, store.Entry{Order: store.MaxOrder})
 			}
 			return unreleased, err
@@ -300,7 +300,8 @@ func haunted(m *memstore.Store, wrap func(inner store.Ticket, haunt func()) tick
 	})
 }
 
-// markersOf returns a store that tells only of those markers whose session, known to be closed or not, is kept.
+// markersOf returns a store whose Mark returns only the markers of the sessions for which keep
+// returns true. closed has the sessions that were closed.
 func markersOf(keep func(closed map[string]bool, session string) bool) func(*memstore.Store) store.Store {
 	return func(m *memstore.Store) store.Store {
 		var mu sync.Mutex
@@ -331,7 +332,7 @@ func markersOf(keep func(closed map[string]bool, session string) bool) func(*mem
 	}
 }
 
-// names is the names of the locks for which entries were put in.
+// names are the names under which entries were enqueued.
 type names struct {
 	mu   sync.Mutex
 	seen map[string]bool
@@ -369,7 +370,7 @@ func clearingUnderAllNames(m *memstore.Store) store.Store {
 	}}
 }
 
-func tellingOfLocksBelow(m *memstore.Store) store.Store {
+func findingMarkersBelow(m *memstore.Store) store.Store {
 	marked := &names{seen: make(map[string]bool)}
 	return withMark(m, func(ctx context.Context, inner store.Ticket, req store.Request) ([]store.Entry, error) {
 		unreleased, err := inner.Extensions().Mark(ctx)

@@ -13,36 +13,36 @@ import (
 func notifyBugs() []Bug {
 	return []Bug{
 		{
-			Name:   "does not tell the first standing of those admitted at once",
-			Caught: "notify/the first standing is told: admitted",
+			Name:   "does not deliver the first standing if the entry is admitted at once",
+			Caught: "notify/the first standing is delivered: admitted",
 			Plant: func(m *memstore.Store) store.Store {
-				return hiding(m, func(first bool, st store.Standing) bool { return first && st.State == store.Admitted })
+				return hidingStandings(m, func(first bool, st store.Standing) bool { return first && st.State == store.Admitted })
 			},
 		},
 		{
-			Name:   "does not tell waiters that they wait",
-			Caught: "notify/the first standing is told: waiting",
+			Name:   "does not deliver the first standing of waiters",
+			Caught: "notify/the first standing is delivered: waiting",
 			Plant: func(m *memstore.Store) store.Store {
-				return hiding(m, func(first bool, st store.Standing) bool { return first && st.State == store.Waiting })
+				return hidingStandings(m, func(first bool, st store.Standing) bool { return first && st.State == store.Waiting })
 			},
 		},
 		{
-			Name:   "tells waiters nothing between the first standing and the last",
-			Caught: "notify/those who wait are told how many are ahead as it changes",
+			Name:   "delivers only the first and last standings of waiters",
+			Caught: "notify/waiters are notified of each change of Ahead",
 			Plant: func(m *memstore.Store) store.Store {
-				return hiding(m, func(first bool, st store.Standing) bool { return !first && st.State == store.Waiting })
+				return hidingStandings(m, func(first bool, st store.Standing) bool { return !first && st.State == store.Waiting })
 			},
 		},
 		{
-			Name:   "does not tell of evictions",
-			Caught: "notify/a holder is told when its entry is broken",
+			Name:   "does not report broken entries",
+			Caught: "notify/a holder is notified when its entry is broken",
 			Plant: func(m *memstore.Store) store.Store {
-				return hiding(m, func(_ bool, st store.Standing) bool { return errors.Is(st.Cause, store.ErrGone) })
+				return hidingStandings(m, func(_ bool, st store.Standing) bool { return errors.Is(st.Cause, store.ErrGone) })
 			},
 		},
 		{
-			Name:   "tells who is evicted that the session is lost",
-			Caught: "notify/a holder is told when its entry is broken",
+			Name:   "reports a broken entry as a lost session",
+			Caught: "notify/a holder is notified when its entry is broken",
 			Plant: func(m *memstore.Store) store.Store {
 				return withNotify(m, func(req store.Request) func(store.Standing) {
 					return func(st store.Standing) {
@@ -55,8 +55,8 @@ func notifyBugs() []Bug {
 			},
 		},
 		{
-			Name:   "tells who is evicted twice",
-			Caught: "notify/a holder is told when its entry is broken",
+			Name:   "reports a broken entry twice",
+			Caught: "notify/a holder is notified when its entry is broken",
 			Plant: func(m *memstore.Store) store.Store {
 				return withNotify(m, func(req store.Request) func(store.Standing) {
 					return func(st store.Standing) {
@@ -69,57 +69,57 @@ func notifyBugs() []Bug {
 			},
 		},
 		{
-			Name:   "does not tell holders that their session has ended",
-			Caught: "notify/a holder is told when its session has ended",
+			Name:   "does not notify holders of the end of their session",
+			Caught: "notify/a holder is notified when its session expires",
 			Plant:  func(m *memstore.Store) store.Store { return hidingLoss(m, store.Admitted) },
 		},
 		{
-			Name:   "does not tell waiters that their session has ended",
-			Caught: "notify/a waiter is told when its session has ended",
+			Name:   "does not notify waiters of the end of their session",
+			Caught: "notify/a waiter is notified when its session expires",
 			Plant:  func(m *memstore.Store) store.Store { return hidingLoss(m, store.Waiting) },
 		},
 		{
-			Name:   "tells of an entry that it has gone after it was withdrawn",
-			Caught: "notify/who has withdrawn a hold is told no more",
-			Plant:  echoing,
+			Name:   "reports a withdrawn entry as gone",
+			Caught: "notify/Notify is not called after a hold is withdrawn",
+			Plant:  notifyingOwnWithdrawal,
 		},
 		{
-			Name:   "tells those who were withdrawn of the changes that they would have seen",
-			Caught: "notify/who has withdrawn a waiter is told no more",
-			Plant:  neverDeaf,
+			Name:   "notifies withdrawn waiters of later changes",
+			Caught: "notify/Notify is not called after a waiter is withdrawn",
+			Plant:  notifyingWithdrawn,
 		},
 		{
-			Name:   "loses every twentieth wake-up",
+			Name:   "loses every twentieth admission of a waiter",
 			Caught: "notify/every waiter of a long line is admitted in turn",
-			Plant:  losingWakeUps,
+			Plant:  losingAdmissions,
 		},
 		{
-			Name:   "misses what happens between an arrival and the first look at the line",
-			Caught: "notify/no wake-up is lost when a release races with an arrival",
-			Plant:  lookingTooEarly,
+			Name:   "misses changes between the first read of a line and the subscription",
+			Caught: "notify/no notification is lost when a release races with an arrival",
+			Plant:  subscribingLate,
 		},
 		{
-			Name:   "watches the one ahead only, and not who was ahead of that",
-			Caught: "notify/no wake-up is lost when a waiter leaves while the holder releases",
+			Name:   "watches only the entry ahead when it was enqueued",
+			Caught: "notify/no notification is lost when a waiter leaves during a release",
 			Plant:  watchingOnlyTheNext,
 		},
 		{
-			Name:   "tells each standing in a goroutine of its own",
-			Caught: "notify/those who wait are told how many are ahead as it changes",
+			Name:   "delivers each standing in its own goroutine",
+			Caught: "notify/waiters are notified of each change of Ahead",
 			Plant: func(m *memstore.Store) store.Store {
 				return withNotify(m, func(req store.Request) func(store.Standing) {
 					return func(st store.Standing) {
-						// One of them comes after those of the changes that follow, whatever goroutine runs first.
-						for _, late := range []time.Duration{time.Millisecond, 3 * time.Millisecond} {
-							time.AfterFunc(late, func() { req.Notify(st) })
+						// The second call comes after those for later changes, in any schedule.
+						for _, delay := range []time.Duration{time.Millisecond, 3 * time.Millisecond} {
+							time.AfterFunc(delay, func() { req.Notify(st) })
 						}
 					}
 				})
 			},
 		},
 		{
-			Name:   "tells those who are admitted afterwards that they wait",
-			Caught: "notify/those who wait are told how many are ahead as it changes",
+			Name:   "reports entries as waiting after their admission",
+			Caught: "notify/waiters are notified of each change of Ahead",
 			Plant: func(m *memstore.Store) store.Store {
 				return withNotify(m, func(req store.Request) func(store.Standing) {
 					var last store.Standing
@@ -137,8 +137,8 @@ func notifyBugs() []Bug {
 	}
 }
 
-// hiding does not tell the standings for which hide says so.
-func hiding(m *memstore.Store, hide func(first bool, st store.Standing) bool) store.Store {
+// hidingStandings does not deliver the standings for which hide returns true.
+func hidingStandings(m *memstore.Store, hide func(first bool, st store.Standing) bool) store.Store {
 	return withNotify(m, func(req store.Request) func(store.Standing) {
 		first := true
 		return func(st store.Standing) {
@@ -150,7 +150,7 @@ func hiding(m *memstore.Store, hide func(first bool, st store.Standing) bool) st
 	})
 }
 
-// hidingLoss does not tell of the end of a session those of its entries that were last told state.
+// hidingLoss does not report the end of a session to entries whose last standing was state.
 func hidingLoss(m *memstore.Store, state store.State) store.Store {
 	return withNotify(m, func(req store.Request) func(store.Standing) {
 		last := store.Gone
@@ -163,8 +163,8 @@ func hidingLoss(m *memstore.Store, state store.State) store.Store {
 	})
 }
 
-// echoing tells an entry that it has gone when it hears of that, which is after the withdrawal was answered.
-func echoing(m *memstore.Store) store.Store {
+// notifyingOwnWithdrawal reports an entry as gone after its withdrawal has returned.
+func notifyingOwnWithdrawal(m *memstore.Store) store.Store {
 	return withTickets(m, func(inner store.Ticket, req store.Request) ticket {
 		return ticket{Ticket: inner, withdraw: func(ctx context.Context) error {
 			err := inner.Withdraw(ctx)
@@ -176,36 +176,36 @@ func echoing(m *memstore.Store) store.Store {
 	})
 }
 
-// neverDeaf goes on telling an entry that was withdrawn while it waited when others of its line leave.
-func neverDeaf(m *memstore.Store) store.Store {
+// notifyingWithdrawn continues to notify withdrawn entries when other entries of their line leave.
+func notifyingWithdrawn(m *memstore.Store) store.Store {
 	var mu sync.Mutex
-	deaf := make(map[string][]func(store.Standing))
+	withdrawn := make(map[string][]func(store.Standing))
 	return withTickets(m, func(inner store.Ticket, req store.Request) ticket {
 		return ticket{Ticket: inner, withdraw: func(ctx context.Context) error {
 			err := inner.Withdraw(ctx)
 			mu.Lock()
 			defer mu.Unlock()
-			for _, notify := range deaf[req.Name] {
+			for _, notify := range withdrawn[req.Name] {
 				notify(store.Standing{State: store.Gone, Cause: store.ErrGone})
 			}
-			deaf[req.Name] = append(deaf[req.Name], req.Notify)
+			withdrawn[req.Name] = append(withdrawn[req.Name], req.Notify)
 			return err
 		}}
 	})
 }
 
-// losingWakeUps does not tell every twentieth of those who had to wait that they are admitted.
-func losingWakeUps(m *memstore.Store) store.Store {
+// losingAdmissions does not report every twentieth admission of a waiter.
+func losingAdmissions(m *memstore.Store) store.Store {
 	var mu sync.Mutex
-	wakeUps := 0
+	admissions := 0
 	return withNotify(m, func(req store.Request) func(store.Standing) {
 		waited := false
 		return func(st store.Standing) {
 			mu.Lock()
 			if waited && st.State == store.Admitted {
-				wakeUps++
+				admissions++
 			}
-			lost := waited && st.State == store.Admitted && wakeUps%20 == 0
+			lost := waited && st.State == store.Admitted && admissions%20 == 0
 			mu.Unlock()
 			waited = st.State == store.Waiting
 			if !lost {
@@ -215,31 +215,31 @@ func losingWakeUps(m *memstore.Store) store.Store {
 	})
 }
 
-// lookingTooEarly reads how an entry stands, and begins to listen for changes a moment later.
-func lookingTooEarly(m *memstore.Store) store.Store {
+// subscribingLate delivers the first standing, then ignores changes until a moment after Enqueue.
+func subscribingLate(m *memstore.Store) store.Store {
 	return withEnqueue(m, func(ctx context.Context, inner store.Session, req store.Request) (store.Ticket, error) {
 		var mu sync.Mutex
-		told, listening := false, false
+		delivered, subscribed := false, false
 		notify := req.Notify
 		req.Notify = func(st store.Standing) {
 			mu.Lock()
-			tell := !told || listening
-			told = true
+			deliver := !delivered || subscribed
+			delivered = true
 			mu.Unlock()
-			if tell {
+			if deliver {
 				notify(st)
 			}
 		}
 		t, err := inner.Enqueue(ctx, req)
 		time.Sleep(time.Millisecond)
 		mu.Lock()
-		listening = true
+		subscribed = true
 		mu.Unlock()
 		return t, err
 	})
 }
 
-// watchingOnlyTheNext tells an entry that it is admitted only if the one ahead of it left last.
+// watchingOnlyTheNext reports an admission only if the entry directly ahead left last.
 func watchingOnlyTheNext(m *memstore.Store) store.Store {
 	return withNotify(m, func(req store.Request) func(store.Standing) {
 		first := 0

@@ -15,40 +15,40 @@ func orderBugs() []Bug {
 	return []Bug{
 		{
 			Name:   "keeps orders in four bits",
-			Caught: "order/orders rise from hold to hold although the line is empty between",
+			Caught: "order/orders increase from hold to hold, also across an empty line",
 			Plant: func(m *memstore.Store) store.Store {
 				return renumbered(m, func(_ string, order uint64) uint64 { return 1 + order%16 })
 			},
 		},
 		{
-			Name:   "counts orders down",
-			Caught: "order/orders rise along a line of waiters",
+			Name:   "assigns descending orders",
+			Caught: "order/orders increase along a line of waiters",
 			Plant: func(m *memstore.Store) store.Store {
 				return renumbered(m, func(_ string, order uint64) uint64 { return 1<<40 - order })
 			},
 		},
 		{
 			Name:   "has orders too large for a token",
-			Caught: "order/orders rise from hold to hold although the line is empty between",
+			Caught: "order/orders increase from hold to hold, also across an empty line",
 			Plant: func(m *memstore.Store) store.Store {
 				return renumbered(m, func(_ string, order uint64) uint64 { return store.MaxOrder + order })
 			},
 		},
 		{
-			Name:   "begins to count anew when a line was empty",
-			Caught: "order/an order is not given out again after its session was closed",
-			Plant:  countingFromEmpty,
+			Name:   "restarts orders after the line was empty",
+			Caught: "order/an order is not reused after its session was closed",
+			Plant:  restartingOrders,
 		},
 		{
-			Name:   "gives an order out twice in a row",
-			Caught: "order/orders rise along a line of waiters",
+			Name:   "uses each order twice",
+			Caught: "order/orders increase along a line of waiters",
 			Plant: func(m *memstore.Store) store.Store {
 				return renumbered(m, func(_ string, order uint64) uint64 { return (order + 1) / 2 })
 			},
 		},
 		{
-			Name:   "orders sessions, not holds",
-			Caught: "order/orders rise from hold to hold although the line is empty between",
+			Name:   "assigns orders to sessions instead of holds",
+			Caught: "order/orders increase from hold to hold, also across an empty line",
 			Plant: func(m *memstore.Store) store.Store {
 				return withSessions(m, func(inner store.Session) session {
 					return session{Session: inner, enqueue: func(ctx context.Context, req store.Request) (store.Ticket, error) {
@@ -63,15 +63,15 @@ func orderBugs() []Bug {
 			},
 		},
 		{
-			Name:   "tells readers the order of the writer before them",
-			Caught: "order/orders rise from kind to kind of conflicting entries",
+			Name:   "gives shared entries the order of the exclusive one before them",
+			Caught: "order/orders increase between conflicting modes",
 			Plant: func(m *memstore.Store) store.Store {
 				return renumbered(m, func(_ string, order uint64) uint64 { return 1 + (order-1)/3 })
 			},
 		},
 		{
-			Name:   "shows another order than it tells",
-			Caught: "order/a line shows the order that the holder was told",
+			Name:   "returns a different order from Line than from Notify",
+			Caught: "order/Line and Notify report the same order",
 			Plant: func(m *memstore.Store) store.Store {
 				return withNotify(m, func(req store.Request) func(store.Standing) {
 					return func(st store.Standing) {
@@ -82,25 +82,26 @@ func orderBugs() []Bug {
 			},
 		},
 		{
-			Name:   "takes orders back when a try fails, and one too many",
-			Caught: "order/an order is not given out again after a try that failed",
-			Plant:  takingBack,
+			Name:   "takes back one order too many when a try fails",
+			Caught: "order/an order is not reused after a failed try",
+			Plant:  decrementingOrders,
 		},
 		{
-			Name:   "gives the next holder the order of one that was broken",
-			Caught: "order/an order is not given out again after its entry was broken",
-			Plant:  func(m *memstore.Store) store.Store { return inheriting(m, store.ErrGone) },
+			Name:   "gives the next holder the order of a broken entry",
+			Caught: "order/an order is not reused after its entry was broken",
+			Plant:  func(m *memstore.Store) store.Store { return reusingOrders(m, store.ErrGone) },
 		},
 		{
-			Name:   "gives the next holder the order of one that has expired",
-			Caught: "order/an order is not given out again after its session expired",
-			Plant:  func(m *memstore.Store) store.Store { return inheriting(m, store.ErrSessionLost) },
+			Name:   "gives the next holder the order of an expired entry",
+			Caught: "order/an order is not reused after its session expired",
+			Plant:  func(m *memstore.Store) store.Store { return reusingOrders(m, store.ErrSessionLost) },
 		},
 	}
 }
 
-// takingBack lowers all later orders by two when a try, which had taken one, has failed.
-func takingBack(m *memstore.Store) store.Store {
+// decrementingOrders lowers all later orders by two when a try has failed. The try had used one
+// order.
+func decrementingOrders(m *memstore.Store) store.Store {
 	var taken atomic.Uint64
 	return withEnqueue(m, func(ctx context.Context, inner store.Session, req store.Request) (store.Ticket, error) {
 		notify, less := req.Notify, taken.Load()
@@ -116,8 +117,8 @@ func takingBack(m *memstore.Store) store.Store {
 	})
 }
 
-// inheriting tells the next to be admitted the order of the holder that went because of cause.
-func inheriting(m *memstore.Store, cause error) store.Store {
+// reusingOrders gives the next admitted entry the order of the holder that went because of cause.
+func reusingOrders(m *memstore.Store, cause error) store.Store {
 	var mu sync.Mutex
 	left := make(map[string]uint64)
 	return withNotify(m, func(req store.Request) func(store.Standing) {
@@ -136,30 +137,30 @@ func inheriting(m *memstore.Store, cause error) store.Store {
 	})
 }
 
-// renumbered shows and tells other orders than m's: those that number returns, all through.
+// renumbered replaces the orders of m with those that number returns, in all methods.
 func renumbered(m *memstore.Store, number func(name string, order uint64) uint64) store.Store {
-	shown := func(l store.Line) store.Line {
+	renumberLine := func(l store.Line) store.Line {
 		for i := range l.Entries {
 			l.Entries[i].Order = number(l.Name, l.Entries[i].Order)
 		}
 		return l
 	}
-	told := withNotify(m, func(req store.Request) func(store.Standing) {
+	notifying := withNotify(m, func(req store.Request) func(store.Standing) {
 		return func(st store.Standing) {
 			st.Order = number(req.Name, st.Order)
 			req.Notify(st)
 		}
 	})
 	return wholeStore{
-		Store: told,
+		Store: notifying,
 		line: func(ctx context.Context, name string) (store.Line, error) {
 			l, err := m.Line(ctx, name)
-			return shown(l), err
+			return renumberLine(l), err
 		},
 		lines: func(ctx context.Context, prefix string) ([]store.Line, error) {
 			ls, err := m.Lines(ctx, prefix)
 			for i := range ls {
-				ls[i] = shown(ls[i])
+				ls[i] = renumberLine(ls[i])
 			}
 			return ls, err
 		},
@@ -180,8 +181,8 @@ func renumbered(m *memstore.Store, number func(name string, order uint64) uint64
 	}
 }
 
-// countingFromEmpty gives the first entry of an empty line the order 1.
-func countingFromEmpty(m *memstore.Store) store.Store {
+// restartingOrders gives the first entry of an empty line the order 1.
+func restartingOrders(m *memstore.Store) store.Store {
 	var mu sync.Mutex
 	base := make(map[string]uint64)
 	st := renumbered(m, func(name string, order uint64) uint64 {

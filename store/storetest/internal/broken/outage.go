@@ -12,10 +12,10 @@ import (
 )
 
 func outageBugs() []Bug {
-	const unanswered = "outage/a confirmation that gets no answer proves nothing and harms nothing"
+	const unanswered = "outage/an unanswered confirmation proves nothing and does no harm"
 	return []Bug{
 		{
-			Name:   "takes silence for a confirmation",
+			Name:   "treats a timeout as a confirmation",
 			Caught: unanswered,
 			Plant: func(m *memstore.Store) store.Store {
 				return withConfirm(m, func(ctx context.Context, inner store.Session) error {
@@ -27,7 +27,7 @@ func outageBugs() []Bug {
 			},
 		},
 		{
-			Name:   "takes silence for the end of the session",
+			Name:   "treats a timeout as the end of the session",
 			Caught: unanswered,
 			Plant: func(m *memstore.Store) store.Store {
 				return withConfirm(m, func(ctx context.Context, inner store.Session) error {
@@ -40,8 +40,8 @@ func outageBugs() []Bug {
 			},
 		},
 		{
-			Name:   "goes on with an enqueue that was given up",
-			Caught: "outage/an enqueue that gets no answer leaves nothing behind",
+			Name:   "continues an enqueue that has returned an error",
+			Caught: "outage/an unanswered enqueue leaves no entry",
 			Plant: func(m *memstore.Store) store.Store {
 				return withEnqueue(m, func(ctx context.Context, inner store.Session, req store.Request) (store.Ticket, error) {
 					t, err := inner.Enqueue(ctx, req)
@@ -53,8 +53,8 @@ func outageBugs() []Bug {
 			},
 		},
 		{
-			Name:   "asks once for a withdrawal and leaves it at that",
-			Caught: "outage/a withdrawal that gets no answer is carried out after the outage",
+			Name:   "does not repeat an unanswered withdrawal",
+			Caught: "outage/an unanswered withdrawal is carried out after the outage",
 			Plant: func(m *memstore.Store) store.Store {
 				return withEnqueue(m, func(ctx context.Context, inner store.Session, req store.Request) (store.Ticket, error) {
 					t, err := inner.Enqueue(ctx, req)
@@ -62,7 +62,7 @@ func outageBugs() []Bug {
 						return nil, err
 					}
 					return ticket{Ticket: t, withdraw: func(ctx context.Context) error {
-						// A request of the same session: it shows whether one would arrive.
+						// Tests with another request of the session whether it is connected.
 						if err := inner.Confirm(ctx); errors.Is(err, context.DeadlineExceeded) {
 							return err
 						}
@@ -72,8 +72,8 @@ func outageBugs() []Bug {
 			},
 		},
 		{
-			Name:   "takes an entry that is gone for one that it has taken out, if it was not answered before",
-			Caught: "outage/a withdrawal that gets no answer does not take credit for what somebody else did",
+			Name:   "reports success for an entry that has gone after an unanswered withdrawal",
+			Caught: "outage/an unanswered withdrawal does not report success after a break",
 			Plant: func(m *memstore.Store) store.Store {
 				return withTickets(m, func(inner store.Ticket, _ store.Request) ticket {
 					var unanswered atomic.Bool
@@ -90,13 +90,13 @@ func outageBugs() []Bug {
 		},
 		{
 			Name:   "does not read a line again after an outage",
-			Caught: "outage/a waiter whose turn came during an outage hears of it after",
+			Caught: "outage/a waiter admitted during an outage is notified after it",
 			Plant: func(m *memstore.Store) store.Store {
 				return withEnqueue(m, func(ctx context.Context, inner store.Session, req store.Request) (store.Ticket, error) {
 					notify := req.Notify
 					req.Notify = func(st store.Standing) {
 						if st.State == store.Admitted {
-							time.AfterFunc(0, func() { tellIfInReach(inner, notify, st) })
+							time.AfterFunc(0, func() { notifyIfConnected(inner, notify, st) })
 							return
 						}
 						notify(st)
@@ -106,16 +106,16 @@ func outageBugs() []Bug {
 			},
 		},
 		{
-			Name:   "lets no session expire while it cannot be reached",
-			Caught: "outage/an outage longer than the TTL ends the session and lets others in",
+			Name:   "does not expire disconnected sessions",
+			Caught: "outage/an outage longer than the TTL ends the session and admits others",
 			Plant: func(m *memstore.Store) store.Store {
-				return living(m, func(time.Duration) time.Duration { return memstore.MaxTTL })
+				return withRealTTL(m, func(time.Duration) time.Duration { return memstore.MaxTTL })
 			},
 		},
 	}
 }
 
-// keepEnqueueing asks until it gets an answer.
+// keepEnqueueing repeats the request until it is answered.
 func keepEnqueueing(inner store.Session, req store.Request) {
 	for {
 		ctx, cancel := context.WithTimeout(context.Background(), time.Millisecond)
@@ -127,8 +127,8 @@ func keepEnqueueing(inner store.Session, req store.Request) {
 	}
 }
 
-// tellIfInReach tells a standing only if the session can be confirmed at the time.
-func tellIfInReach(inner store.Session, notify func(store.Standing), st store.Standing) {
+// notifyIfConnected delivers a standing only if the session can be confirmed now.
+func notifyIfConnected(inner store.Session, notify func(store.Standing), st store.Standing) {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Millisecond)
 	defer cancel()
 	if !errors.Is(inner.Confirm(ctx), context.DeadlineExceeded) {

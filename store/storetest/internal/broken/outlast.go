@@ -14,12 +14,12 @@ import (
 
 func outlastBugs() []Bug {
 	const (
-		closed = "outlast/an entry stands for its time though its session is closed"
-		behind = "outlast/the session stands behind an entry that it lets go later"
+		closed = "outlast/an entry outlasts its closed session for the given time"
+		behind = "outlast/the session waits behind its own outlasting entry"
 	)
 	return []Bug{
 		{
-			Name:   "withdraws an entry when its time is over if the session still lives then",
+			Name:   "withdraws an entry after the given time only if its session is alive",
 			Caught: closed,
 			Plant: func(m *memstore.Store) store.Store {
 				return withWithdrawAfter(m, func(_ context.Context, inner store.Ticket, _ store.Request, d time.Duration) error {
@@ -29,7 +29,7 @@ func outlastBugs() []Bug {
 			},
 		},
 		{
-			Name:   "lets an entry go a little early",
+			Name:   "withdraws an entry early",
 			Caught: closed,
 			Plant: func(m *memstore.Store) store.Store {
 				return withWithdrawAfter(m, func(ctx context.Context, inner store.Ticket, _ store.Request, d time.Duration) error {
@@ -38,13 +38,13 @@ func outlastBugs() []Bug {
 			},
 		},
 		{
-			Name:   "sees to the entries that are to go later when their session is closed",
-			Caught: "outlast/an entry stands for its time though its session expires",
+			Name:   "keeps entries after WithdrawAfter only if their session is closed",
+			Caught: "outlast/an entry outlasts its expired session for the given time",
 			Plant:  outlastingOnlyClose,
 		},
 		{
-			Name:   "counts the time of an entry from the end of its session",
-			Caught: "outlast/an entry goes when its time is over though its session lives",
+			Name:   "counts the given time from the end of the session",
+			Caught: "outlast/an entry goes after the given time though its session lives",
 			Plant: func(m *memstore.Store) store.Store {
 				return withWithdrawAfter(m, func(ctx context.Context, inner store.Ticket, _ store.Request, d time.Duration) error {
 					if d > 0 {
@@ -55,8 +55,8 @@ func outlastBugs() []Bug {
 			},
 		},
 		{
-			Name:   "takes waiters out that are to go later",
-			Caught: "outlast/a waiter that is to go later keeps its place until then",
+			Name:   "withdraws waiters at once",
+			Caught: "outlast/a waiter withdrawn with a delay keeps its place until then",
 			Plant: func(m *memstore.Store) store.Store {
 				return withWithdrawAfter(m, func(ctx context.Context, inner store.Ticket, req store.Request, d time.Duration) error {
 					if l, err := m.Line(ctx, req.Name); err == nil && len(l.Entries) > 2 {
@@ -67,8 +67,8 @@ func outlastBugs() []Bug {
 			},
 		},
 		{
-			Name:   "tells who has let an entry go later that its time is over",
-			Caught: "outlast/who has let an entry go later is told no more",
+			Name:   "notifies an entry of its delayed withdrawal",
+			Caught: "outlast/Notify is not called after WithdrawAfter",
 			Plant: func(m *memstore.Store) store.Store {
 				return withWithdrawAfter(m, func(ctx context.Context, inner store.Ticket, req store.Request, d time.Duration) error {
 					time.AfterFunc(d, func() { req.Notify(store.Standing{State: store.Gone, Cause: store.ErrGone}) })
@@ -77,8 +77,8 @@ func outlastBugs() []Bug {
 			},
 		},
 		{
-			Name:   "forgets the owner of an entry that outlasts its session",
-			Caught: "outlast/a line shows what it did of an entry that outlasts its session",
+			Name:   "drops the owner of an outlasting entry",
+			Caught: "outlast/a line returns an outlasting entry unchanged",
 			Plant: func(m *memstore.Store) store.Store {
 				return wholeStore{Store: m, line: func(ctx context.Context, name string) (store.Line, error) {
 					l, err := m.Line(ctx, name)
@@ -92,8 +92,8 @@ func outlastBugs() []Bug {
 			},
 		},
 		{
-			Name:   "says of entries that have gone that they will go",
-			Caught: "outlast/an entry that has gone cannot be let go later",
+			Name:   "reports success of WithdrawAfter for entries that have gone",
+			Caught: "outlast/WithdrawAfter of an entry that has gone returns ErrGone",
 			Plant: func(m *memstore.Store) store.Store {
 				return withWithdrawAfter(m, func(ctx context.Context, inner store.Ticket, _ store.Request, d time.Duration) error {
 					if err := inner.Extensions().WithdrawAfter(ctx, d); !errors.Is(err, store.ErrGone) {
@@ -104,8 +104,8 @@ func outlastBugs() []Bug {
 			},
 		},
 		{
-			Name:   "puts an entry that was broken in again to let it go later",
-			Caught: "outlast/an entry that was broken cannot be let go later",
+			Name:   "enqueues a broken entry again in WithdrawAfter",
+			Caught: "outlast/WithdrawAfter of a broken entry returns ErrGone",
 			Plant: func(m *memstore.Store) store.Store {
 				return withEnqueue(m, func(ctx context.Context, inner store.Session, req store.Request) (store.Ticket, error) {
 					t, err := inner.Enqueue(ctx, req)
@@ -124,8 +124,8 @@ func outlastBugs() []Bug {
 			},
 		},
 		{
-			Name:   "takes no time for the least one",
-			Caught: "outlast/a time of zero or less is a withdrawal",
+			Name:   "treats a time of zero as the shortest possible",
+			Caught: "outlast/WithdrawAfter with zero or less is a withdrawal",
 			Plant: func(m *memstore.Store) store.Store {
 				return withWithdrawAfter(m, func(ctx context.Context, inner store.Ticket, _ store.Request, d time.Duration) error {
 					return inner.Extensions().WithdrawAfter(ctx, max(d, 2*time.Minute))
@@ -133,7 +133,7 @@ func outlastBugs() []Bug {
 			},
 		},
 		{
-			Name:   "takes the session's entry that is to go later for a leftover",
+			Name:   "withdraws the session's outlasting entry on the next Enqueue",
 			Caught: behind,
 			Plant: func(m *memstore.Store) store.Store {
 				return withLatest(m, func(ctx context.Context, inner store.Session, req store.Request, latest store.Ticket) (store.Ticket, error) {
@@ -145,20 +145,20 @@ func outlastBugs() []Bug {
 			},
 		},
 		{
-			Name:   "refuses a session another entry while one of it is to go later",
+			Name:   "rejects another entry of the session beside an outlasting one",
 			Caught: behind,
 			Plant: func(m *memstore.Store) store.Store {
 				return withLatest(m, func(ctx context.Context, inner store.Session, req store.Request, latest store.Ticket) (store.Ticket, error) {
 					if l, err := m.Line(ctx, req.Name); err == nil && latest != nil && len(l.Entries) > 0 && !req.Try {
-						return nil, fmt.Errorf("session %s stands in the line of lock %q already", inner.ID(), req.Name)
+						return nil, fmt.Errorf("session %s already has an entry for lock %q", inner.ID(), req.Name)
 					}
 					return inner.Enqueue(ctx, req)
 				})
 			},
 		},
 		{
-			Name:   "breaks no entry that outlasts its session",
-			Caught: "outlast/an entry that outlasts its session can be broken",
+			Name:   "does not break outlasting entries",
+			Caught: "outlast/an outlasting entry can be broken",
 			Plant: func(m *memstore.Store) store.Store {
 				return withBreak(m, func(ctx context.Context, name string, order uint64) (store.Entry, error) {
 					l, _ := m.Line(ctx, name)
@@ -172,8 +172,8 @@ func outlastBugs() []Bug {
 			},
 		},
 		{
-			Name:   "withdraws nothing that is to go later",
-			Caught: "outlast/an entry can be withdrawn before its time",
+			Name:   "does not withdraw outlasting entries early",
+			Caught: "outlast/an outlasting entry can be withdrawn early",
 			Plant: func(m *memstore.Store) store.Store {
 				return withTickets(m, func(inner store.Ticket, _ store.Request) ticket {
 					later := false
@@ -194,10 +194,10 @@ func outlastBugs() []Bug {
 			},
 		},
 		{
-			Name:   "withdraws what the session has under the name if the entry's time is over",
-			Caught: "outlast/a withdrawal after its time says ErrGone and spares the session's next entry",
+			Name:   "withdraws the session's next entry after the given time",
+			Caught: "outlast/a withdrawal after the given time returns ErrGone and keeps the session's next entry",
 			Plant: func(m *memstore.Store) store.Store {
-				return byName(m, func(ctx context.Context, own, latest store.Ticket) error {
+				return withLatestTicket(m, func(ctx context.Context, own, latest store.Ticket) error {
 					err := own.Withdraw(ctx)
 					if errors.Is(err, store.ErrGone) {
 						_ = latest.Withdraw(ctx)
@@ -207,8 +207,8 @@ func outlastBugs() []Bug {
 			},
 		},
 		{
-			Name:   "sets the time of an entry once",
-			Caught: "outlast/the time of an entry can be set anew",
+			Name:   "does not change the time of an outlasting entry",
+			Caught: "outlast/the time of an outlasting entry can be changed",
 			Plant: func(m *memstore.Store) store.Store {
 				return withTickets(m, func(inner store.Ticket, _ store.Request) ticket {
 					set := false
@@ -223,8 +223,8 @@ func outlastBugs() []Bug {
 			},
 		},
 		{
-			Name:   "does not let an entry go later if the context has ended",
-			Caught: "outlast/an entry is let go later though the context of the call has ended",
+			Name:   "does nothing in WithdrawAfter if the context has ended",
+			Caught: "outlast/WithdrawAfter is carried out though its context has ended",
 			Plant: func(m *memstore.Store) store.Store {
 				return withWithdrawAfter(m, func(ctx context.Context, inner store.Ticket, _ store.Request, d time.Duration) error {
 					if err := ctx.Err(); err != nil {
@@ -235,8 +235,8 @@ func outlastBugs() []Bug {
 			},
 		},
 		{
-			Name:   "asks once that an entry may go later and leaves it at that",
-			Caught: "outlast/what could not be told during an outage is done after it",
+			Name:   "does not repeat an unanswered WithdrawAfter",
+			Caught: "outlast/an unanswered WithdrawAfter is carried out after the outage",
 			Plant: func(m *memstore.Store) store.Store {
 				return withEnqueue(m, func(ctx context.Context, inner store.Session, req store.Request) (store.Ticket, error) {
 					t, err := inner.Enqueue(ctx, req)
@@ -244,7 +244,7 @@ func outlastBugs() []Bug {
 						return nil, err
 					}
 					return ticket{Ticket: t, withdrawAfter: func(ctx context.Context, d time.Duration) error {
-						// A request of the same session: it shows whether one would arrive.
+						// Tests with another request of the session whether it is connected.
 						if err := inner.Confirm(ctx); errors.Is(err, context.DeadlineExceeded) {
 							return err
 						}
@@ -266,11 +266,12 @@ func withWithdrawAfter(
 	})
 }
 
-// outlasting reports whether an entry stands under another session than it was made by. The suite numbers the owners of
-// its sessions as memstore does the sessions; it is wrong about sessions that are opened after an entry has been let go.
+// outlasting reports whether an entry belongs to another session than the one that made it. It
+// relies on the suite numbering owners as memstore numbers sessions. It is wrong for sessions
+// opened after a WithdrawAfter.
 func outlasting(e store.Entry) bool { return e.Session != fmt.Sprintf("m%d", e.Owner.PID) }
 
-// outlastingOnlyClose lets entries go later when their session is closed, and until then keeps them in it.
+// outlastingOnlyClose applies WithdrawAfter only when the session is closed.
 func outlastingOnlyClose(m *memstore.Store) store.Store {
 	return withSessions(m, func(inner store.Session) session {
 		var mu sync.Mutex
@@ -301,7 +302,7 @@ func outlastingOnlyClose(m *memstore.Store) store.Store {
 	})
 }
 
-// withLatest lets enqueue know the latest ticket that the session has let go later under the name, if there is one.
+// withLatest passes to enqueue the ticket of the session's last WithdrawAfter for the name, or nil.
 func withLatest(
 	m *memstore.Store,
 	enqueue func(ctx context.Context, inner store.Session, req store.Request, latest store.Ticket) (store.Ticket, error),

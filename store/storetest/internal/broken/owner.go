@@ -13,12 +13,12 @@ import (
 
 func ownerBugs() []Bug {
 	const (
-		shown = "owner/an owner that was changed is shown and nothing else has changed"
-		watch = "owner/a watch tells that an owner was changed"
+		shown = "owner/SetOwner changes the owner and nothing else"
+		watch = "owner/a watch reports a changed owner"
 	)
 	return []Bug{
 		{
-			Name:   "says that an owner was changed and leaves it",
+			Name:   "reports a changed owner without changing it",
 			Caught: shown,
 			Plant: func(m *memstore.Store) store.Store {
 				return withSetOwner(m, func(context.Context, store.Session, store.Ticket, store.Request, store.Owner) error { return nil })
@@ -38,7 +38,7 @@ func ownerBugs() []Bug {
 			},
 		},
 		{
-			Name:   "changes an owner by putting the entry in anew",
+			Name:   "changes an owner by enqueueing again",
 			Caught: "owner/a waiter keeps its place when its owner is changed",
 			Plant: func(m *memstore.Store) store.Store {
 				return withSetOwner(m, func(ctx context.Context, se store.Session, inner store.Ticket, req store.Request, o store.Owner) error {
@@ -52,18 +52,18 @@ func ownerBugs() []Bug {
 			},
 		},
 		{
-			Name:   "does not tell those who watch that an owner was changed",
+			Name:   "does not report a changed owner to watches",
 			Caught: watch,
 			Plant:  silentChanges,
 		},
 		{
-			Name:   "puts an entry in again whose owner is changed when it has left",
-			Caught: "owner/an entry that has left does not come back when its owner is changed",
+			Name:   "enqueues a withdrawn entry again in SetOwner",
+			Caught: "owner/SetOwner does not restore a withdrawn entry",
 			Plant:  reviving(func(c *cause) bool { return c.withdrawn }),
 		},
 		{
-			Name:   "says that the owner of an entry was changed that went with its session",
-			Caught: "owner/an entry whose session has ended does not come back when its owner is changed",
+			Name:   "reports success of SetOwner for an entry of a closed session",
+			Caught: "owner/SetOwner does not restore an entry of a closed session",
 			Plant: func(m *memstore.Store) store.Store {
 				return withSetOwner(m, func(ctx context.Context, _ store.Session, inner store.Ticket, _ store.Request, o store.Owner) error {
 					if err := inner.Extensions().SetOwner(ctx, o); !errors.Is(err, store.ErrSessionLost) {
@@ -74,13 +74,13 @@ func ownerBugs() []Bug {
 			},
 		},
 		{
-			Name:   "puts an entry in again whose owner is changed when it was broken",
-			Caught: "owner/an entry that was broken does not come back when its owner is changed",
+			Name:   "enqueues a broken entry again in SetOwner",
+			Caught: "owner/SetOwner does not restore a broken entry",
 			Plant:  reviving(func(c *cause) bool { return !c.withdrawn }),
 		},
 		{
-			Name:   "ends an entry whose change is given up",
-			Caught: "owner/a change that is given up harms nothing",
+			Name:   "withdraws an entry whose SetOwner is canceled",
+			Caught: "owner/an abandoned SetOwner does no harm",
 			Plant: func(m *memstore.Store) store.Store {
 				return withSetOwner(m, func(ctx context.Context, _ store.Session, inner store.Ticket, _ store.Request, o store.Owner) error {
 					if ctx.Err() != nil {
@@ -92,8 +92,8 @@ func ownerBugs() []Bug {
 			},
 		},
 		{
-			Name:   "brings an entry that was let go later back into its session when its owner is changed",
-			Caught: "owner/an entry that was let go later is not changed",
+			Name:   "reports success of SetOwner after WithdrawAfter",
+			Caught: "owner/SetOwner does not change an entry after WithdrawAfter",
 			Plant: func(m *memstore.Store) store.Store {
 				return withTickets(m, func(inner store.Ticket, _ store.Request) ticket {
 					later := false
@@ -114,8 +114,8 @@ func ownerBugs() []Bug {
 			},
 		},
 		{
-			Name:   "leaves markers with the owner that the entry was put in with",
-			Caught: "owner/a marker tells of the owner that was there when it was left",
+			Name:   "leaves markers with the original owner",
+			Caught: "owner/a marker has the owner at the time of Mark",
 			Plant: func(m *memstore.Store) store.Store {
 				return withMark(m, func(ctx context.Context, inner store.Ticket, _ store.Request) ([]store.Entry, error) {
 					unreleased, err := inner.Extensions().Mark(ctx)
@@ -127,8 +127,8 @@ func ownerBugs() []Bug {
 			},
 		},
 		{
-			Name:   "takes a change that was not answered for one that was made",
-			Caught: "owner/an owner is not changed out of the store's reach and the lock can be released after it",
+			Name:   "reports success of an unanswered SetOwner",
+			Caught: "owner/an unanswered SetOwner does not prevent the release",
 			Plant: func(m *memstore.Store) store.Store {
 				return withSetOwner(m, func(ctx context.Context, _ store.Session, inner store.Ticket, _ store.Request, o store.Owner) error {
 					if err := inner.Extensions().SetOwner(ctx, o); !errors.Is(err, context.DeadlineExceeded) {
@@ -154,10 +154,11 @@ func withSetOwner(
 	})
 }
 
-// cause is why an entry has gone.
+// cause is the reason why an entry has gone.
 type cause struct{ withdrawn bool }
 
-// reviving puts entries in again whose owner is changed when they have gone, for a cause that revived says.
+// reviving enqueues entries that have gone again in SetOwner, if revived returns true for the
+// cause.
 func reviving(revived func(*cause) bool) func(*memstore.Store) store.Store {
 	return func(m *memstore.Store) store.Store {
 		return withEnqueue(m, func(ctx context.Context, se store.Session, req store.Request) (store.Ticket, error) {
@@ -181,7 +182,7 @@ func reviving(revived func(*cause) bool) func(*memstore.Store) store.Store {
 	}
 }
 
-// silentChanges keeps the changes of owners to itself, and shows them to those who read.
+// silentChanges changes owners only in the results of Line, without notifying watches.
 func silentChanges(m *memstore.Store) store.Store {
 	var mu sync.Mutex
 	owners := make(map[uint64]store.Owner)

@@ -12,26 +12,26 @@ import (
 )
 
 func sessionBugs() []Bug {
-	const modes = "sessions/a mode is supported or refused with ErrUnsupported"
+	const modes = "sessions/a mode is supported or rejected with ErrUnsupported"
 	return []Bug{
 		{
 			Name:   "has a kind of two words",
-			Caught: "sessions/the capabilities make sense",
+			Caught: "sessions/the capabilities are valid and constant",
 			Plant: func(m *memstore.Store) store.Store {
-				return capable(m, func(c *store.Capabilities) { c.Kind = "memory store" })
+				return withCapabilities(m, func(c *store.Capabilities) { c.Kind = "memory store" })
 			},
 		},
 		{
-			Name:   "says something else each time it is asked what it can do",
-			Caught: "sessions/the capabilities make sense",
+			Name:   "returns different capabilities on each call",
+			Caught: "sessions/the capabilities are valid and constant",
 			Plant: func(m *memstore.Store) store.Store {
 				var asked atomic.Int64
-				return capable(m, func(c *store.Capabilities) { c.MaxTTL += time.Duration(asked.Add(1)) })
+				return withCapabilities(m, func(c *store.Capabilities) { c.MaxTTL += time.Duration(asked.Add(1)) })
 			},
 		},
 		{
 			Name:   "gives all sessions one ID",
-			Caught: "sessions/sessions have IDs of their own",
+			Caught: "sessions/session IDs are unique",
 			Plant: func(m *memstore.Store) store.Store {
 				return withSessions(m, func(inner store.Session) session {
 					return session{Session: inner, id: func() string { return "client" }}
@@ -39,14 +39,14 @@ func sessionBugs() []Bug {
 			},
 		},
 		{
-			Name:   "says that it has no shared modes and has them",
+			Name:   "does not report the capability SharedModes but has it",
 			Caught: modes,
 			Plant: func(m *memstore.Store) store.Store {
-				return capable(m, func(c *store.Capabilities) { c.SharedModes = false })
+				return withCapabilities(m, func(c *store.Capabilities) { c.SharedModes = false })
 			},
 		},
 		{
-			Name:   "says that it has shared modes and has not",
+			Name:   "reports the capability SharedModes but lacks it",
 			Caught: modes,
 			Plant: func(m *memstore.Store) store.Store {
 				return withEnqueue(m, func(ctx context.Context, inner store.Session, req store.Request) (store.Ticket, error) {
@@ -60,7 +60,7 @@ func sessionBugs() []Bug {
 	}
 }
 
-func capable(m *memstore.Store, change func(*store.Capabilities)) store.Store {
+func withCapabilities(m *memstore.Store, change func(*store.Capabilities)) store.Store {
 	return wholeStore{Store: m, capabilities: func() store.Capabilities {
 		c := m.Capabilities()
 		change(&c)

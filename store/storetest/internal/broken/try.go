@@ -14,7 +14,7 @@ func tryBugs() []Bug {
 	return []Bug{
 		{
 			Name:   "leaves the entry of a failed try in the line",
-			Caught: "try/a try for a held lock is a HeldError and leaves nothing behind",
+			Caught: "try/a try for a held lock returns a HeldError and leaves no entry",
 			Plant: func(m *memstore.Store) store.Store {
 				return withEnqueue(m, func(ctx context.Context, inner store.Session, req store.Request) (store.Ticket, error) {
 					t, err := inner.Enqueue(ctx, req)
@@ -27,8 +27,8 @@ func tryBugs() []Bug {
 			},
 		},
 		{
-			Name:   "leaves the entry of a failed try in the line if others wait there",
-			Caught: "try/a failed try does not hold up those who wait",
+			Name:   "leaves the entry of a failed try behind waiters in the line",
+			Caught: "try/a failed try does not delay waiters",
 			Plant: func(m *memstore.Store) store.Store {
 				return withEnqueue(m, func(ctx context.Context, inner store.Session, req store.Request) (store.Ticket, error) {
 					t, err := inner.Enqueue(ctx, req)
@@ -53,7 +53,7 @@ func tryBugs() []Bug {
 			},
 		},
 		{
-			Name:   "lets a try take a slot too many",
+			Name:   "lets a try take one slot too many",
 			Caught: "try/a try takes a slot only if one is free",
 			Plant: func(m *memstore.Store) store.Store {
 				return withEnqueue(m, func(ctx context.Context, inner store.Session, req store.Request) (store.Ticket, error) {
@@ -67,15 +67,15 @@ func tryBugs() []Bug {
 			},
 		},
 		{
-			Name:   "says of a lock that is held only that it is not free",
-			Caught: "try/a try for a held lock is a HeldError and leaves nothing behind",
+			Name:   "returns another error than HeldError for a held lock",
+			Caught: "try/a try for a held lock returns a HeldError and leaves no entry",
 			Plant: func(m *memstore.Store) store.Store {
 				return withTryError(m, func(store.Session, error) error { return errors.New("not free") })
 			},
 		},
 		{
-			Name:   "names the one who tries as the holder",
-			Caught: "try/a try for a held lock tells who holds it",
+			Name:   "names the caller of the try as the holder",
+			Caught: "try/a try for a held lock names the holder",
 			Plant: func(m *memstore.Store) store.Store {
 				return withTryError(m, func(inner store.Session, err error) error {
 					held, _ := errors.AsType[*store.HeldError](err)
@@ -85,7 +85,7 @@ func tryBugs() []Bug {
 		},
 		{
 			Name:   "treats a try as an enqueue",
-			Caught: "try/of many tries at once one is admitted at most",
+			Caught: "try/at most one of many concurrent tries is admitted",
 			Plant: func(m *memstore.Store) store.Store {
 				return withEnqueue(m, func(ctx context.Context, inner store.Session, req store.Request) (store.Ticket, error) {
 					req.Try = false
@@ -94,8 +94,8 @@ func tryBugs() []Bug {
 			},
 		},
 		{
-			Name:   "fails a try unless nobody at all stands there",
-			Caught: "try/a try stands beside those it may stand beside",
+			Name:   "fails a try unless the line is empty",
+			Caught: "try/a try is admitted beside compatible holds",
 			Plant: func(m *memstore.Store) store.Store {
 				return withEnqueue(m, func(ctx context.Context, inner store.Session, req store.Request) (store.Ticket, error) {
 					if l, err := m.Line(ctx, req.Name); err == nil && req.Try && len(l.Entries) > 0 {
@@ -106,8 +106,8 @@ func tryBugs() []Bug {
 			},
 		},
 		{
-			Name:   "lets a try overtake those who wait",
-			Caught: "try/a try does not overtake those who wait",
+			Name:   "lets a try overtake waiters",
+			Caught: "try/a try does not overtake waiters",
 			Plant: func(m *memstore.Store) store.Store {
 				return withEnqueue(m, func(ctx context.Context, inner store.Session, req store.Request) (store.Ticket, error) {
 					if l, err := m.Line(ctx, req.Name); err == nil && req.Try && len(l.Entries) > 1 && l.Entries[0].Mode == line.Shared {
@@ -118,8 +118,8 @@ func tryBugs() []Bug {
 			},
 		},
 		{
-			Name:   "releases a second after it has said so",
-			Caught: "try/a lock can be had by a try as soon as it was released",
+			Name:   "releases one second after Withdraw has returned",
+			Caught: "try/a try succeeds right after a release",
 			Plant: func(m *memstore.Store) store.Store {
 				return withTickets(m, func(inner store.Ticket, _ store.Request) ticket {
 					return ticket{Ticket: inner, withdraw: func(context.Context) error {

@@ -14,14 +14,14 @@ import (
 
 func watchBugs() []Bug {
 	const (
-		prefixes = "watch/a watch tells of every name that begins with its prefix"
-		ended    = "watch/a watch returns when its context ends and calls no more"
-		blocks   = "watch/a watch whose function blocks misses nothing and calls once for all"
+		prefixes = "watch/a watch reports every name with its prefix"
+		ended    = "watch/a watch returns when its context ends and stops calling"
+		blocks   = "watch/a watch whose callback blocks misses nothing and calls once for all changes"
 	)
 	return []Bug{
 		{
-			Name:   "does not say when a watch stands",
-			Caught: "watch/a watch calls when it stands",
+			Name:   "does not call when the watch is established",
+			Caught: "watch/a watch calls when it is established",
 			Plant: func(m *memstore.Store) store.Store {
 				return withWatch(m, func(ctx context.Context, prefix string, changed func()) error {
 					first := true
@@ -35,73 +35,73 @@ func watchBugs() []Bug {
 			},
 		},
 		{
-			Name:   "does not tell who joins an empty line",
-			Caught: "watch/a watch tells who joins",
+			Name:   "does not report an entry joining an empty line",
+			Caught: "watch/a watch reports an entry joining",
 			Plant: func(m *memstore.Store) store.Store {
-				return deafTo(m, func(c change) bool { return len(c.joined) > 0 && len(c.was) == 0 })
+				return hidingChanges(m, func(c change) bool { return len(c.joined) > 0 && len(c.was) == 0 })
 			},
 		},
 		{
-			Name:   "does not tell who joins behind others",
-			Caught: "watch/a watch tells who joins behind others",
+			Name:   "does not report an entry joining behind others",
+			Caught: "watch/a watch reports an entry joining behind others",
 			Plant: func(m *memstore.Store) store.Store {
-				return deafTo(m, func(c change) bool { return len(c.joined) > 0 && len(c.was) > 0 })
+				return hidingChanges(m, func(c change) bool { return len(c.joined) > 0 && len(c.was) > 0 })
 			},
 		},
 		{
-			Name:   "does not tell of waiters who leave",
-			Caught: "watch/a watch tells that a waiter has left",
+			Name:   "does not report waiters leaving",
+			Caught: "watch/a watch reports a waiter leaving",
 			Plant: func(m *memstore.Store) store.Store {
-				return deafTo(m, func(c change) bool { return len(c.left) > 0 && !c.left[0].Admitted })
+				return hidingChanges(m, func(c change) bool { return len(c.left) > 0 && !c.left[0].Admitted })
 			},
 		},
 		{
-			Name:   "does not tell that a line is empty",
-			Caught: "watch/a watch tells that a lock is free",
+			Name:   "does not report that a line is empty",
+			Caught: "watch/a watch reports a release",
 			Plant: func(m *memstore.Store) store.Store {
-				return deafTo(m, func(c change) bool { return len(c.left) > 0 && len(c.left) == len(c.was) })
+				return hidingChanges(m, func(c change) bool { return len(c.left) > 0 && len(c.left) == len(c.was) })
 			},
 		},
 		{
-			Name:   "does not tell that somebody was admitted",
-			Caught: "watch/a watch tells that the next was admitted",
+			Name:   "does not report admissions",
+			Caught: "watch/a watch reports an admission",
 			Plant: func(m *memstore.Store) store.Store {
-				return deafTo(m, func(c change) bool { return len(c.left) > 0 && c.left[0].Admitted && len(c.was) > 1 })
+				return hidingChanges(m, func(c change) bool { return len(c.left) > 0 && c.left[0].Admitted && len(c.was) > 1 })
 			},
 		},
 		{
-			Name:   "does not tell what goes with its session",
-			Caught: "watch/a watch tells what went with its session",
+			Name:   "does not report entries that go with their session",
+			Caught: "watch/a watch reports entries that went with their session",
 			Plant: func(m *memstore.Store) store.Store {
-				return deafTo(m, func(c change) bool {
+				return hidingChanges(m, func(c change) bool {
 					return len(c.left) > 0 && !slices.Contains(m.Sessions(), c.left[0].Session)
 				})
 			},
 		},
 		{
-			Name:   "does not tell of breaks",
-			Caught: "watch/a watch tells that an entry was broken",
-			Plant:  deafToBreaks,
+			Name:   "does not report breaks",
+			Caught: "watch/a watch reports a broken entry",
+			Plant:  hidingBreaks,
 		},
 		{
-			Name:   "does not tell when an entry goes that has outlasted its session",
-			Caught: "watch/a watch tells that the time of an entry is over",
+			Name:   "does not report the end of outlasting entries",
+			Caught: "watch/a watch reports the end of an outlasting entry",
 			Plant: func(m *memstore.Store) store.Store {
-				return deafTo(m, func(c change) bool { return len(c.left) > 0 && outlasting(c.left[0]) })
+				return hidingChanges(m, func(c change) bool { return len(c.left) > 0 && outlasting(c.left[0]) })
 			},
 		},
 		{
-			Name:   "watches the one line that is called as the prefix",
+			Name:   "watches only the line named like the prefix",
 			Caught: prefixes,
 			Plant: func(m *memstore.Store) store.Store {
-				return deafTo(m, func(c change) bool { return c.prefix != "" && c.name != c.prefix })
+				return hidingChanges(m, func(c change) bool { return c.prefix != "" && c.name != c.prefix })
 			},
 		},
 		{
-			Name:   "takes the prefix for a folder",
+			Name:   "treats the prefix as a folder",
 			Caught: prefixes,
 			Plant: func(m *memstore.Store) store.Store {
-				return deafTo(m, func(c change) bool {
+				return hidingChanges(m, func(c change) bool {
 					rest := strings.TrimPrefix(c.name, c.prefix)
 					return c.prefix != "" && rest != "" && rest[0] != '/'
 				})
@@ -111,11 +111,11 @@ func watchBugs() []Bug {
 			Name:   "watches nothing if the prefix is empty",
 			Caught: prefixes,
 			Plant: func(m *memstore.Store) store.Store {
-				return deafTo(m, func(c change) bool { return c.prefix == "" })
+				return hidingChanges(m, func(c change) bool { return c.prefix == "" })
 			},
 		},
 		{
-			Name:   "drops what happens while the function is called",
+			Name:   "drops changes during a call",
 			Caught: blocks,
 			Plant: func(m *memstore.Store) store.Store {
 				return withWatch(m, func(ctx context.Context, prefix string, changed func()) error {
@@ -131,7 +131,7 @@ func watchBugs() []Bug {
 			},
 		},
 		{
-			Name:   "calls for each change although there were many meanwhile",
+			Name:   "calls once for each change during a call",
 			Caught: blocks,
 			Plant: func(m *memstore.Store) store.Store {
 				return withWatch(m, func(ctx context.Context, prefix string, changed func()) error {
@@ -149,7 +149,7 @@ func watchBugs() []Bug {
 			},
 		},
 		{
-			Name:   "does not wait for the function to return",
+			Name:   "makes concurrent calls",
 			Caught: blocks,
 			Plant: func(m *memstore.Store) store.Store {
 				return withWatch(m, func(ctx context.Context, prefix string, changed func()) error {
@@ -160,7 +160,7 @@ func watchBugs() []Bug {
 			},
 		},
 		{
-			Name:   "says nothing of why a watch has ended",
+			Name:   "returns no error when the context ends",
 			Caught: ended,
 			Plant: func(m *memstore.Store) store.Store {
 				return withWatch(m, func(ctx context.Context, prefix string, changed func()) error {
@@ -170,7 +170,7 @@ func watchBugs() []Bug {
 			},
 		},
 		{
-			Name:   "goes on calling after it has returned",
+			Name:   "calls after Watch has returned",
 			Caught: ended,
 			Plant: func(m *memstore.Store) store.Store {
 				return withWatch(m, func(ctx context.Context, prefix string, changed func()) error {
@@ -181,7 +181,7 @@ func watchBugs() []Bug {
 			},
 		},
 		{
-			Name:   "calls every end of a context a cancellation",
+			Name:   "returns context.Canceled at a deadline",
 			Caught: "watch/a watch returns at its deadline",
 			Plant: func(m *memstore.Store) store.Store {
 				return withWatch(m, func(ctx context.Context, prefix string, changed func()) error {
@@ -191,8 +191,8 @@ func watchBugs() []Bug {
 			},
 		},
 		{
-			Name:   "looks at the context only when a watch stands",
-			Caught: "watch/a watch whose context has ended returns",
+			Name:   "checks the context only after the watch is established",
+			Caught: "watch/a watch with an ended context returns",
 			Plant: func(m *memstore.Store) store.Store {
 				return withWatch(m, func(ctx context.Context, prefix string, changed func()) error {
 					if ctx.Err() != nil {
@@ -203,9 +203,9 @@ func watchBugs() []Bug {
 			},
 		},
 		{
-			Name:   "forgets what has happened during an outage",
-			Caught: "watch/a watch tells after an outage what happened during it",
-			Plant:  deafInOutages,
+			Name:   "drops changes made during an outage",
+			Caught: "watch/a watch reports after an outage the changes made during it",
+			Plant:  notCallingInOutages,
 		},
 	}
 }
@@ -214,22 +214,24 @@ func withWatch(m *memstore.Store, f func(ctx context.Context, prefix string, cha
 	return wholeStore{Store: m, watch: f}
 }
 
-// change is what has happened to one line between two calls.
+// change is the difference of one line between two calls.
 type change struct {
 	prefix, name string
 	was          []store.Entry
 	joined, left []store.Entry
 }
 
-// deafTo does not tell of changes of which deaf says so. The first call is always made.
-func deafTo(m *memstore.Store, deaf func(change) bool) store.Store {
+// hidingChanges does not call for changes for which hidden returns true. It always makes the first
+// call.
+func hidingChanges(m *memstore.Store, hidden func(change) bool) store.Store {
 	return withWatch(m, func(ctx context.Context, prefix string, changed func()) error {
-		return m.Watch(ctx, prefix, differing(m, prefix, deaf, changed))
+		return m.Watch(ctx, prefix, unlessHidden(m, prefix, hidden, changed))
 	})
 }
 
-// differing returns a function that calls changed unless all that has changed since its last call is what deaf says.
-func differing(m *memstore.Store, prefix string, deaf func(change) bool, changed func()) func() {
+// unlessHidden returns a function that calls changed unless all changes since its last call are
+// hidden.
+func unlessHidden(m *memstore.Store, prefix string, hidden func(change) bool, changed func()) func() {
 	first := true
 	before := make(map[string][]store.Entry)
 	return func() {
@@ -238,12 +240,12 @@ func differing(m *memstore.Store, prefix string, deaf func(change) bool, changed
 		for _, l := range lines {
 			now[l.Name] = l.Entries
 		}
-		tell := first
+		call := first
 		for _, c := range changes(prefix, before, now) {
-			tell = tell || !deaf(c)
+			call = call || !hidden(c)
 		}
 		first, before = false, now
-		if tell {
+		if call {
 			changed()
 		}
 	}
@@ -269,17 +271,17 @@ func changes(prefix string, before, now map[string][]store.Entry) []change {
 	return all
 }
 
-// without returns the entries that are not among the others.
+// without returns the entries that others does not contain.
 func without(entries, others []store.Entry) []store.Entry {
 	return slices.DeleteFunc(slices.Clone(entries), func(e store.Entry) bool {
 		return slices.ContainsFunc(others, func(o store.Entry) bool { return o.Order == e.Order })
 	})
 }
 
-// deafToBreaks does not tell of entries that were broken.
-func deafToBreaks(m *memstore.Store) store.Store {
-	var broken sync.Map // of orders
-	st := deafTo(m, func(c change) bool {
+// hidingBreaks does not call for broken entries.
+func hidingBreaks(m *memstore.Store) store.Store {
+	var broken sync.Map // keys are orders
+	st := hidingChanges(m, func(c change) bool {
 		if len(c.left) == 0 {
 			return false
 		}
@@ -293,8 +295,8 @@ func deafToBreaks(m *memstore.Store) store.Store {
 	return st
 }
 
-// deafInOutages makes no call while a session of the store cannot be reached.
-func deafInOutages(m *memstore.Store) store.Store {
+// notCallingInOutages makes no call while a session of the store is disconnected.
+func notCallingInOutages(m *memstore.Store) store.Store {
 	var mu sync.Mutex
 	var sessions []store.Session
 	st := withSessions(m, func(inner store.Session) session {
@@ -309,7 +311,7 @@ func deafInOutages(m *memstore.Store) store.Store {
 			all := slices.Clone(sessions)
 			mu.Unlock()
 			for _, se := range all {
-				if !inReach(se) {
+				if !isConnected(se) {
 					return
 				}
 			}
@@ -319,7 +321,7 @@ func deafInOutages(m *memstore.Store) store.Store {
 	return st
 }
 
-func inReach(se store.Session) bool {
+func isConnected(se store.Session) bool {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Millisecond)
 	defer cancel()
 	return !errors.Is(se.Confirm(ctx), context.DeadlineExceeded)

@@ -14,17 +14,17 @@ import (
 func withdrawBugs() []Bug {
 	return []Bug{
 		{
-			Name:   "withdraws whatever the session has under the name",
-			Caught: "withdraw/a second withdrawal spares the session's next entry",
+			Name:   "withdraws the session's latest entry for the name",
+			Caught: "withdraw/a second withdrawal keeps the session's next entry",
 			Plant: func(m *memstore.Store) store.Store {
-				return byName(m, func(ctx context.Context, _ store.Ticket, latest store.Ticket) error { return latest.Withdraw(ctx) })
+				return withLatestTicket(m, func(ctx context.Context, _ store.Ticket, latest store.Ticket) error { return latest.Withdraw(ctx) })
 			},
 		},
 		{
-			Name:   "withdraws what the session has under the name if its own entry is gone",
-			Caught: "withdraw/withdrawing a broken entry says ErrGone and spares the session's next entry",
+			Name:   "withdraws the session's latest entry if its own is gone",
+			Caught: "withdraw/withdrawing a broken entry returns ErrGone and keeps the session's next entry",
 			Plant: func(m *memstore.Store) store.Store {
-				return byName(m, func(ctx context.Context, own, latest store.Ticket) error {
+				return withLatestTicket(m, func(ctx context.Context, own, latest store.Ticket) error {
 					err := own.Withdraw(ctx)
 					if errors.Is(err, store.ErrGone) {
 						_ = latest.Withdraw(ctx)
@@ -34,8 +34,8 @@ func withdrawBugs() []Bug {
 			},
 		},
 		{
-			Name:   "withdraws whoever is first in the line",
-			Caught: "withdraw/a second withdrawal spares the next holder",
+			Name:   "withdraws the first entry of the line",
+			Caught: "withdraw/a second withdrawal keeps the next holder",
 			Plant: func(m *memstore.Store) store.Store {
 				return withTickets(m, func(inner store.Ticket, req store.Request) ticket {
 					return ticket{Ticket: inner, withdraw: func(ctx context.Context) error {
@@ -49,10 +49,10 @@ func withdrawBugs() []Bug {
 			},
 		},
 		{
-			Name:   "withdraws all that a session has under a name",
+			Name:   "withdraws all entries of the session for the name",
 			Caught: "withdraw/withdrawing one of a session's entries leaves the other",
 			Plant: func(m *memstore.Store) store.Store {
-				return byName(m, func(ctx context.Context, own, latest store.Ticket) error {
+				return withLatestTicket(m, func(ctx context.Context, own, latest store.Ticket) error {
 					err := own.Withdraw(ctx)
 					if err == nil && latest != own {
 						_ = latest.Withdraw(ctx)
@@ -62,8 +62,8 @@ func withdrawBugs() []Bug {
 			},
 		},
 		{
-			Name:   "says of every withdrawal that it went well",
-			Caught: "withdraw/a second withdrawal says ErrGone",
+			Name:   "reports success for every withdrawal",
+			Caught: "withdraw/a second withdrawal returns ErrGone",
 			Plant: func(m *memstore.Store) store.Store {
 				return withTickets(m, func(inner store.Ticket, _ store.Request) ticket {
 					return ticket{Ticket: inner, withdraw: func(ctx context.Context) error {
@@ -76,8 +76,8 @@ func withdrawBugs() []Bug {
 			},
 		},
 		{
-			Name:   "says of entries that ended with their session that they were withdrawn",
-			Caught: "withdraw/withdrawing an entry whose session has ended says ErrGone",
+			Name:   "reports success for entries that went with their session",
+			Caught: "withdraw/withdrawing an entry of an expired session returns ErrGone",
 			Plant: func(m *memstore.Store) store.Store {
 				return withEnqueue(m, func(ctx context.Context, inner store.Session, req store.Request) (store.Ticket, error) {
 					t, err := inner.Enqueue(ctx, req)
@@ -96,7 +96,7 @@ func withdrawBugs() []Bug {
 		},
 		{
 			Name:   "does not release holds",
-			Caught: "withdraw/withdrawing a hold takes it out of the line",
+			Caught: "withdraw/withdrawing a hold removes it from the line",
 			Plant: func(m *memstore.Store) store.Store {
 				return withTickets(m, func(inner store.Ticket, _ store.Request) ticket {
 					return ticket{Ticket: inner, withdraw: func(context.Context) error { return nil }}
@@ -104,13 +104,13 @@ func withdrawBugs() []Bug {
 			},
 		},
 		{
-			Name:   "takes waiters out only when their turn has come",
-			Caught: "withdraw/those behind a waiter that is withdrawn move up",
-			Plant:  lazyLeaving,
+			Name:   "withdraws waiters only when they are admitted",
+			Caught: "withdraw/entries behind a withdrawn waiter move up",
+			Plant:  withdrawingLate,
 		},
 		{
-			Name:   "gives a withdrawal up when its context has ended",
-			Caught: "withdraw/a withdrawal whose context has ended is carried out all the same",
+			Name:   "abandons a withdrawal when its context has ended",
+			Caught: "withdraw/a withdrawal whose context has ended is carried out",
 			Plant: func(m *memstore.Store) store.Store {
 				return withTickets(m, func(inner store.Ticket, _ store.Request) ticket {
 					return ticket{Ticket: inner, withdraw: func(ctx context.Context) error {
@@ -125,8 +125,8 @@ func withdrawBugs() []Bug {
 	}
 }
 
-// byName lets withdraw know the latest ticket that the session has for the name.
-func byName(m *memstore.Store, withdraw func(ctx context.Context, own, latest store.Ticket) error) store.Store {
+// withLatestTicket passes to withdraw the session's latest ticket for the name.
+func withLatestTicket(m *memstore.Store, withdraw func(ctx context.Context, own, latest store.Ticket) error) store.Store {
 	return withSessions(m, func(inner store.Session) session {
 		var mu sync.Mutex
 		latest := make(map[string]store.Ticket)
@@ -148,8 +148,8 @@ func byName(m *memstore.Store, withdraw func(ctx context.Context, own, latest st
 	})
 }
 
-// lazyLeaving lets a waiter that was withdrawn stand in the line until it is at its head.
-func lazyLeaving(m *memstore.Store) store.Store {
+// withdrawingLate leaves a withdrawn waiter in the line until it is admitted.
+func withdrawingLate(m *memstore.Store) store.Store {
 	return withEnqueue(m, func(ctx context.Context, inner store.Session, req store.Request) (store.Ticket, error) {
 		var mu sync.Mutex
 		withdrawn, waits := false, false
