@@ -63,7 +63,7 @@ func TestUserWithTheDocumentedRightsIsWokenInACluster(t *testing.T) {
 		options := redisstore.ClientOptions(nodes[0].Addr(), nodes[1].Addr())
 		options.Username, options.Password = "stile", "secret"
 		st := newStore(t, connectWith(t, options), &redisstore.Options{Prefix: "team:"})
-		st.Mute()
+		st.DisablePolling()
 		return open(t, st, lasting)
 	}
 	a, b := session(), session()

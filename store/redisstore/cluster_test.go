@@ -60,7 +60,7 @@ func TestLocksOfOneSlotAreHandedOverByMessages(t *testing.T) {
 	t.Parallel()
 	nodes := testservers.StartRedisCluster(t, 3)
 	st := clusterStore(t, nodes)
-	st.Mute()
+	st.DisablePolling()
 	holder, waiter := open(t, clusterStore(t, nodes), lasting), open(t, st, lasting)
 	var first, second []*seat
 	for i := range 5 {
@@ -81,7 +81,7 @@ func TestWhoWaitsListensWhereTheSlotHasGone(t *testing.T) {
 	t.Parallel()
 	nodes := testservers.StartRedisCluster(t, 3)
 	st := clusterStore(t, nodes)
-	st.Mute()
+	st.DisablePolling()
 	holder, waiter := open(t, clusterStore(t, nodes), lasting), open(t, st, lasting)
 	name := newName(t)
 	first, second := hold(t, holder, name), join(t, waiter, name, line.Exclusive)

@@ -256,9 +256,9 @@ func (l lateJoin) sendFor(t *testing.T, id string, ttl time.Duration, client, fl
 func TestLostWakeUpsCostOneHeartbeat(t *testing.T) {
 	t.Parallel()
 	server := testservers.StartRedis(t)
-	deaf, courier := storeBy(t, server.Addr())
-	deaf.Deafen()
-	a, b := open(t, storeAt(t, server.Addr()), lasting), open(t, deaf, lasting)
+	dropMessages, courier := storeBy(t, server.Addr())
+	dropMessages.DropMessages()
+	a, b := open(t, storeAt(t, server.Addr()), lasting), open(t, dropMessages, lasting)
 	name := newName(t)
 	first := hold(t, a, name)
 	second := join(t, b, name, line.Exclusive)
@@ -296,7 +296,7 @@ func TestCutSubscriptionsStrandNobody(t *testing.T) {
 	var all sync.WaitGroup
 	for range clients {
 		st := storeAt(t, server.Addr())
-		st.Mute() // so that they ask when they hear again, and at no other time
+		st.DisablePolling() // so that they ask when they hear again, and at no other time
 		se := open(t, st, lasting)
 		all.Go(func() {
 			for n := 0; n < turns || cut.Load() < cuts; n++ {
@@ -469,7 +469,7 @@ func TestLockOfADeadHolderIsFreeAfterItsTTL(t *testing.T) {
 	const ttl = 500 * time.Millisecond
 	server := testservers.StartRedis(t)
 	st := storeAt(t, server.Addr())
-	st.Mute()
+	st.DisablePolling()
 	b := open(t, st, lasting)
 	hold(t, b, newName(t)).leave(t) // the server has learnt the script
 	best := time.Hour

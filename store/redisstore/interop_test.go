@@ -68,7 +68,7 @@ func TestPlainLockerThatCrashesIsReplacedAfterItsTTL(t *testing.T) {
 		t.Fatal("it is locked")
 	}
 	st := storeAt(t, server.Addr())
-	st.Mute() // so that it asks at that moment only
+	st.DisablePolling() // so that it asks at that moment only
 	_, at := join(t, open(t, st, lasting), name, line.Exclusive).await(t, store.Admitted)
 	if took := at.Sub(start); took < ttl {
 		t.Errorf("the lock of a plain locker with a TTL of %v was free after %v", ttl, took)
@@ -158,7 +158,7 @@ func TestFirstBehindAPlainLockerAsksOften(t *testing.T) {
 		t.Fatal("it is locked")
 	}
 	st, courier := storeBy(t, server.Addr())
-	st.Mute()
+	st.DisablePolling()
 	first := join(t, open(t, st, lasting), name, line.Exclusive)
 	first.waitsOn(t, courier)
 	if !plainUnlock(server, name, "theirs") {

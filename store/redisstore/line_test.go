@@ -14,17 +14,17 @@ import (
 func TestNobodyAsksMoreRarelyThanOnceAHeartbeat(t *testing.T) {
 	t.Parallel()
 	for _, members := range []int{1, 3, 100, 10_000, 1_000_000} {
-		all := pollInterval{shortestPoll, longestPoll}
+		all := pollInterval{minPollInterval, maxPollInterval}
 		pace := all.first(members)
-		if members <= 3 && pace > 2*shortestPoll {
+		if members <= 3 && pace > 2*minPollInterval {
 			t.Errorf("%d ask for the first time after %v", members, pace)
 		}
 		for n := range 10 {
-			if pace < shortestPoll || pace > longestPoll {
-				t.Errorf("%d ask for time %d after %v, want %v to %v", members, n, pace, shortestPoll, longestPoll)
+			if pace < minPollInterval || pace > maxPollInterval {
+				t.Errorf("%d ask for time %d after %v, want %v to %v", members, n, pace, minPollInterval, maxPollInterval)
 			}
 			next := all.next(pace, false, members)
-			if next < pace || next == pace && pace < longestPoll {
+			if next < pace || next == pace && pace < maxPollInterval {
 				t.Errorf("nothing happens, and %d ask after %v and then after %v", members, pace, next)
 			}
 			if again := all.next(next, true, members); again != all.first(members) {
@@ -32,8 +32,8 @@ func TestNobodyAsksMoreRarelyThanOnceAHeartbeat(t *testing.T) {
 			}
 			pace = next
 		}
-		if pace != longestPoll {
-			t.Errorf("for long nothing has happened, and %d ask every %v, want %v", members, pace, longestPoll)
+		if pace != maxPollInterval {
+			t.Errorf("for long nothing has happened, and %d ask every %v, want %v", members, pace, maxPollInterval)
 		}
 	}
 }
@@ -52,12 +52,12 @@ func TestWhoIsNearAsksWhenALeaseEnds(t *testing.T) {
 		members       []*entry
 		want          time.Duration
 	}{
-		{"it ends soon, one is near", longestPoll, 300 * time.Millisecond, waiter(1), 300*time.Millisecond + leaseSlack},
-		{"it ends soon, one is near enough", longestPoll, 300 * time.Millisecond, waiter(nearHead), 300*time.Millisecond + leaseSlack},
-		{"it ends soon, all are far", longestPoll, 300 * time.Millisecond, waiter(nearHead + 1), longestPoll},
-		{"it ends soon, who waits is not known", longestPoll, 300 * time.Millisecond, nil, 300*time.Millisecond + leaseSlack},
-		{"it ends later than they ask", shortestPoll, 300 * time.Millisecond, waiter(1), shortestPoll},
-		{"it is not known when it ends", longestPoll, 0, waiter(1), longestPoll},
+		{"it ends soon, one is near", maxPollInterval, 300 * time.Millisecond, waiter(1), 300*time.Millisecond + leaseSlack},
+		{"it ends soon, one is near enough", maxPollInterval, 300 * time.Millisecond, waiter(nearHead), 300*time.Millisecond + leaseSlack},
+		{"it ends soon, all are far", maxPollInterval, 300 * time.Millisecond, waiter(nearHead + 1), maxPollInterval},
+		{"it ends soon, who waits is not known", maxPollInterval, 300 * time.Millisecond, nil, 300*time.Millisecond + leaseSlack},
+		{"it ends later than they ask", minPollInterval, 300 * time.Millisecond, waiter(1), minPollInterval},
+		{"it is not known when it ends", maxPollInterval, 0, waiter(1), maxPollInterval},
 	} {
 		if got := new(poller).pause(c.pace, c.soonest, c.members); got != c.want {
 			t.Errorf("%s: they ask after %v, want %v", c.what, got, c.want)

@@ -23,7 +23,7 @@ func TestManyWaiters(t *testing.T) {
 	name := newName(t)
 	holder := hold(t, open(t, storeAt(t, server.Addr()), lasting), name)
 	st := storeAt(t, server.Addr())
-	st.Mute() // so that they move on by messages only
+	st.DisablePolling() // so that they move on by messages only
 	se := open(t, st, lasting)
 	start := time.Now()
 	seats := make([]*seat, 0, turns)
@@ -60,7 +60,7 @@ func TestManyHolds(t *testing.T) {
 	const locks = 500
 	server := testservers.StartRedis(t)
 	st := storeAt(t, server.Addr())
-	st.Round(locks * 2 / 5) // three of them
+	st.SetChunkSize(locks * 2 / 5) // three of them
 	se := open(t, st, lasting)
 	start := time.Now()
 	seats := takeMany(t, se, locks)

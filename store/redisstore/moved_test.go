@@ -41,7 +41,7 @@ func TestDemotedMasterIsLeftWhenTheAddressHasMoved(t *testing.T) {
 				return d.DialContext(ctx, "tcp", address.Load().(string))
 			}
 			st := newStore(t, connectWith(t, options), nil)
-			st.Mute()
+			st.DisablePolling()
 			se := open(t, st, lasting)
 			hold(t, se, newName(t)).leave(t)
 			now.ReplicaOf(old)
@@ -139,7 +139,7 @@ func TestVersions(t *testing.T) {
 	for version, tooOld := range map[string]bool{
 		"6.2.14": true, "5.0": true, "6": true, "7.0.0": false, "7.2.4": false, "8.0.1": false, "10.1": false, "": false, "unstable": false,
 	} {
-		if err := redisstore.CheckAge(version); (err != nil) != tooOld {
+		if err := redisstore.CheckSupported(version); (err != nil) != tooOld {
 			t.Errorf("version %q: %v", version, err)
 		}
 	}
@@ -224,7 +224,7 @@ func TestWakeUpsDoNotReachWhoListensAtAReplica(t *testing.T) {
 	now.ReplicaOf(old)
 	name := newName(t)
 	away := storeAt(t, old.Addr())
-	away.Mute() // it does not ask by itself
+	away.DisablePolling() // it does not ask by itself
 	held := hold(t, open(t, storeAt(t, old.Addr()), lasting), name)
 	standing, _, _ := held.standing()
 	waiter := join(t, open(t, away, lasting), name, line.Exclusive)

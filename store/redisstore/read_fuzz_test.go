@@ -32,7 +32,7 @@ func FuzzNamesOfKeys(f *testing.F) {
 		if !ok {
 			return
 		}
-		if all := k.of(name).all(); !slices.Contains(all, key) {
+		if all := k.forLine(name).all(); !slices.Contains(all, key) {
 			t.Errorf("with the prefix %q the key %q is taken for one of %q, whose keys are %q", prefix, key, name, all)
 		}
 	})
@@ -55,7 +55,7 @@ func FuzzDescribed(f *testing.F) {
 		f.Add(seed.id, seed.order, seed.known)
 	}
 	f.Fuzz(func(t *testing.T, id, order, known string) {
-		e := described(id, order, known)
+		e := parseEntry(id, order, known)
 		if e.Order > store.MaxOrder {
 			t.Errorf("the order %q is read as %d, which no token can be made of", order, e.Order)
 		}
@@ -66,7 +66,7 @@ func FuzzDescribed(f *testing.F) {
 		if err != nil {
 			t.Fatalf("%q is read as %+v, which cannot be written: %v", known, e, err)
 		}
-		again := described(id, order, "client|l|"+string(text))
+		again := parseEntry(id, order, "client|l|"+string(text))
 		if again.Session != e.Session || again.Owner.String() != e.Owner.String() {
 			t.Errorf("%q is read as %+v, and what is written of that as %+v", known, e, again)
 		}
@@ -90,7 +90,7 @@ func FuzzStandingOf(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, word, number string) {
 		e := &entry{req: store.Request{Name: "a", Mode: line.Exclusive}}
-		switch st := standingOf(word, number, e); {
+		switch st := parseStanding(word, number, e); {
 		case st.State == store.Admitted && (word != "in" || st.Order == 0 || st.Order > store.MaxOrder):
 			t.Errorf("%q %q admits with the order %d", word, number, st.Order)
 		case st.State == store.Waiting && (word != "wait" || st.Ahead < 1):
