@@ -45,8 +45,10 @@ func (s *Store) SetChunkSize(n int) { s.server.chunkSize = n }
 // entry waits.
 func (s *Store) DisablePolling() { s.interval = pollInterval{time.Hour, time.Hour} }
 
+// Script is the text of the script.
 var Script = script
 
+// Ended returns a channel that is closed when the session has ended.
 func Ended(se store.Session) <-chan struct{} { return se.(*session).life.Context().Done() }
 
 // Calls returns the number of running calls of the Redis client, subscriptions and abandoned calls

@@ -14,6 +14,7 @@ import (
 	"github.com/stilelock/stile/store/internal/work"
 )
 
+// message is a part of a reply.
 type message = rueidis.RedisMessage
 
 // pollInterval bounds the interval between polls of waiting entries. It starts at min and doubles

@@ -21,7 +21,7 @@ func retry(ctx context.Context, request func(context.Context) error) error {
 	return attempts.UntilAnswered(ctx, firstPause, refused, request)
 }
 
-// errPatience is why a call without a session stops although its own ctx has not ended.
+// errNoSuccess is why a call without a session stops although its own ctx has not ended.
 var errNoSuccess = errors.New("no success within " + attempts.Patience.String() + ": check that the address is right and reachable")
 
 // retryBounded is retry for calls that no session bounds. It stops after attempts.Patience.

@@ -121,7 +121,7 @@ func (r reply) number() (int64, error) {
 	return r.AsInt64()
 }
 
-// texts returns a reply that is a list of strings.
+// strings returns a reply that is a list of strings.
 func (r reply) strings() ([]string, error) {
 	if r.err != nil {
 		return nil, r.err
@@ -129,6 +129,7 @@ func (r reply) strings() ([]string, error) {
 	return r.AsStrSlice()
 }
 
+// firstError returns the first error of replies, or nil.
 func firstError(all []reply) error {
 	for _, r := range all {
 		if r.err != nil {

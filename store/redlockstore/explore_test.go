@@ -22,7 +22,7 @@ type state struct {
 	wrong    bool // who was admitted has an order that is not larger than those before
 }
 
-const majority = 2
+const majorityID = 2
 
 type claimant struct {
 	does     int8
@@ -32,7 +32,7 @@ type claimant struct {
 }
 
 const ( // what a claimant does
-	tries int8 = iota
+	minTries int8 = iota
 	holds
 	gone // it has given up, released or crashed: its entries end at any time, each by itself
 )
@@ -84,9 +84,9 @@ func (r rules) goesOn(s *state, i, m int) bool {
 	switch at := &c.at[m]; {
 	case *at == taking && s.entry[m] == 0:
 		*at, s.entry[m], c.proposed[m] = taken, int8(i+1), max(s.fence[m]+1, [3]int8{1, 3, 5}[m])
-	case *at == taken && c.does == tries:
+	case *at == taken && c.does == minTries:
 		*at = telling
-		if n, _ := s.count(i, telling); n == majority && c.order == 0 {
+		if n, _ := s.count(i, telling); n == majorityID && c.order == 0 {
 			for m, at := range c.at {
 				if at == telling {
 					c.order = max(c.order, c.proposed[m])
@@ -98,7 +98,7 @@ func (r rules) goesOn(s *state, i, m int) bool {
 	case *at == telling && c.order != 0 && s.entry[m] == int8(i+1) && (c.order > s.fence[m] || r.obeys):
 		*at, s.fence[m] = told, max(s.fence[m], c.order)
 		n, _ := s.count(i, told)
-		s.admit(i, told, n == majority)
+		s.admit(i, told, n == majorityID)
 	default:
 		return false
 	}
@@ -120,9 +120,9 @@ func (s *state) count(i int, far int8) (n, have int) {
 // admit admits a claimant who tries, if there is enough for that. Who has lost an entry by then may be admitted after
 // another, as one whom that has followed: then the order is the smaller one, and should be.
 func (s *state) admit(i int, far int8, enough bool) {
-	if c := &s.by[i]; enough && c.does == tries {
+	if c := &s.by[i]; enough && c.does == minTries {
 		_, have := s.count(i, far)
-		s.wrong = have >= majority && c.order <= s.last
+		s.wrong = have >= majorityID && c.order <= s.last
 		c.does, s.last = holds, max(s.last, c.order)
 	}
 }

@@ -85,12 +85,12 @@ func to(servers []*testservers.Redis) []rueidis.ClientOption {
 // option says how to connect to a server. Connections on which nothing is heard are not given up: on a busy machine even a
 // server that is well may be silent for seconds, and who waits for one that hangs waits for longer than a test should take.
 func option(addr string) rueidis.ClientOption {
-	o := rueidis.ClientOption{InitAddress: []string{addr}, ConnWriteTimeout: silence}
-	o.Dialer.Timeout = silence
+	o := rueidis.ClientOption{InitAddress: []string{addr}, ConnWriteTimeout: silenceTimeout}
+	o.Dialer.Timeout = silenceTimeout
 	return o
 }
 
-const silence = 3 * time.Minute
+const silenceTimeout = 3 * time.Minute
 
 // through returns proxies to the servers, and the options for connecting to them.
 func through(t *testing.T, servers []*testservers.Redis) ([]*testservers.Proxy, []rueidis.ClientOption) {

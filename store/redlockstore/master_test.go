@@ -40,7 +40,7 @@ func TestABrokenConnectionIsReplacedByOne(t *testing.T) {
 	})
 	soon(t, "the client connects again", func() bool { return d.dialing.Load() == 1 })
 	again.Store(true)
-	m.broke(client, io.EOF)
+	m.markBroken(client, io.EOF)
 	soon(t, "so does the master, with another client", func() bool { return d.dialing.Load() == 2 })
 	d.gate.Unlock()
 	soon(t, "both have", func() bool { return d.dialing.Load() == 0 })

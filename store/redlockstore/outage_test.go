@@ -548,10 +548,10 @@ func TestContendersDoNotWaitForThoseThatHang(t *testing.T) {
 	for range 3 {
 		start := time.Now()
 		contend()
-		usual := time.Since(start) // on this machine, as busy as it is
+		outcomeWait := time.Since(start) // on this machine, as busy as it is
 		servers[0].Pause()
 		servers[1].Pause()
-		wantQuick(t, 4*time.Second+10*usual, "to let all in, one after the other,", contend) // an attempt alone may take 5 s
+		wantQuick(t, 4*time.Second+10*outcomeWait, "to let all in, one after the other,", contend) // an attempt alone may take 5 s
 		servers[0].Resume()
 		servers[1].Resume()
 	}

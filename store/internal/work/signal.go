@@ -5,6 +5,7 @@ package work
 // [NewSignal].
 type Signal chan struct{}
 
+// NewSignal returns a Signal that is not set.
 func NewSignal() Signal { return make(Signal, 1) }
 
 // Set wakes the goroutine, now or when it next receives. It never blocks, and may be called with
