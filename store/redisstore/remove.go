@@ -10,7 +10,7 @@ import (
 
 var (
 	errRemovedByOther = fmt.Errorf("%w: another client removed the entry", store.ErrGone)
-	errUnanswered     = fmt.Errorf("%w: an earlier request got no reply, and now the entry is removed", store.ErrNotKnown)
+	errUnanswered     = fmt.Errorf("%w: an earlier request got no reply, and now the entry is not there", store.ErrNotKnown)
 )
 
 // requestRemoval sends the requests of a withdrawal until one is answered. absent is nil if the
