@@ -161,7 +161,7 @@ func (s *Store) checkChannel(ctx context.Context, node rueidis.Client, add func(
 }
 
 // minMajor is the oldest supported major version of Redis. Older versions wrap the errors of
-// commands in a script, so that temporary errors cannot be told from lasting ones.
+// commands in a script, so that temporary errors look like permanent ones.
 const minMajor = 7
 
 var errTooOld = errors.New("the server is too old")

@@ -415,7 +415,7 @@ func TestLine_disconnectedWaiterKeepsItsPlace(t *testing.T) {
 }
 
 // While a waiter is disconnected, another entry joins, is admitted past it, and leaves. That order
-// must be remembered though nobody holds the lock anymore: the waiter's order from its arrival is
+// must be remembered although the lock is free again: the waiter's order from its arrival is
 // smaller.
 // Promise: P2
 func TestOrder_disconnectedWaiterGetsLargerOrder(t *testing.T) {

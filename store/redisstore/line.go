@@ -203,8 +203,9 @@ func (p *poller) stop() bool {
 	return true
 }
 
-// pause returns the time until the next poll. If an entry near the head is polled it is no longer
-// than until the first lease ends. members is nil before the first poll.
+// pause returns the time until the next poll: the interval or, if an entry near the head is polled
+// and the first lease in the line ends sooner, the time until just after that. members is nil
+// before the first poll.
 func (p *poller) pause(interval, soonest time.Duration, members []*entry) time.Duration {
 	if soonest <= 0 || soonest+leaseSlack > interval {
 		return interval

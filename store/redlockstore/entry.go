@@ -17,7 +17,7 @@ import (
 )
 
 const (
-	// minTries is how often a Try entry attempts to take a lock that nobody certainly holds, if
+	// minTries is how often a Try entry attempts to take a lock that no client certainly holds, if
 	// other attempts are in the way. There are more attempts if slow masters might settle the
 	// matter.
 	minTries = 4
@@ -29,8 +29,8 @@ const (
 	pollInterval = time.Second
 	// maxAttemptTime bounds the time of one attempt, as half the TTL does.
 	maxAttemptTime = 5 * time.Second
-	// maxBackoff bounds the pauses between attempts while nobody certainly holds the lock, unless
-	// the attempts themselves take long.
+	// maxBackoff bounds the pauses between attempts while no client certainly holds the lock,
+	// unless the attempts themselves take long.
 	maxBackoff = 250 * time.Millisecond
 )
 

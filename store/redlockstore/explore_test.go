@@ -39,10 +39,10 @@ const ( // state of a claimant
 )
 
 const ( // progress of a claimant at a master
-	taking  int8 = iota // the request to put the entry in is in flight
-	taken               // the reply is in flight
-	telling             // the order is in flight, once it is chosen
-	told                // the master has recorded the order
+	taking   int8 = iota // the request to put the entry in is in flight
+	taken                // the reply is in flight
+	granting             // the order is in flight, once it is chosen
+	granted              // the master has recorded the order
 )
 
 // rules are the rules of package redlockstore, or wrong variants.
@@ -86,20 +86,20 @@ func (r rules) step(s *state, i, m int) bool {
 	case *at == taking && s.entry[m] == 0:
 		*at, s.entry[m], c.proposed[m] = taken, int8(i+1), max(s.fence[m]+1, [3]int8{1, 3, 5}[m])
 	case *at == taken && c.does == trying:
-		*at = telling
-		if n, _ := s.count(i, telling); n == majority && c.order == 0 {
+		*at = granting
+		if n, _ := s.count(i, granting); n == majority && c.order == 0 {
 			for m, at := range c.at {
-				if at == telling {
+				if at == granting {
 					c.order = max(c.order, c.proposed[m])
 				}
 			}
 			c.proposed = [3]int8{}
-			s.admit(i, telling, r.oneRound)
+			s.admit(i, granting, r.oneRound)
 		}
-	case *at == telling && c.order != 0 && s.entry[m] == int8(i+1) && (c.order > s.fence[m] || r.acceptsSmaller):
-		*at, s.fence[m] = told, max(s.fence[m], c.order)
-		n, _ := s.count(i, told)
-		s.admit(i, told, n == majority)
+	case *at == granting && c.order != 0 && s.entry[m] == int8(i+1) && (c.order > s.fence[m] || r.acceptsSmaller):
+		*at, s.fence[m] = granted, max(s.fence[m], c.order)
+		n, _ := s.count(i, granted)
+		s.admit(i, granted, n == majority)
 	default:
 		return false
 	}

@@ -158,7 +158,7 @@ func (s *Store) line(name string, views []view) store.Line {
 	for _, v := range views {
 		switch {
 		case v.other:
-			l.Remarks = append(l.Remarks, fmt.Sprintf("at %s the key %q is in use for something else, so nobody can lock there",
+			l.Remarks = append(l.Remarks, fmt.Sprintf("at %s the key %q is in use for something else, so no client can lock there",
 				v.master.addr, s.keys.lock(name)))
 		case v.there && firstWith(views, v.value) == v.master:
 			l = s.addHold(l, v.value, views)
