@@ -9,7 +9,7 @@ func (e *entry) notifyContended(f func()) {
 	}
 	e.mu.Unlock()
 	if !over {
-		e.session.store.follow(e, 0)
+		e.session.store.startPolling(e, 0)
 	}
 }
 

@@ -8,12 +8,12 @@
 // as redsync and hand-written ones, and Stile therefore exclude each other on the same name. The
 // other keys of the line are
 //
-//	{a}//q   waiters, in the order of arrival                 a sorted set
-//	{a}//h   holders, by order                                a sorted set
-//	{a}//x   when each lease ends, in ms of the server's time a sorted set
-//	{a}//e   client, session and owner of each entry          a hash
-//	{a}//f   the last order given out                         a string, kept for a day
-//	{a}//v   entries that must not be put in (again)          a sorted set, kept for ten minutes
+//	{a}//q   waiters, in the order of arrival                    a sorted set
+//	{a}//h   holders, by order                                   a sorted set
+//	{a}//x   end of each lease, in ms of the server's time       a sorted set
+//	{a}//e   client, session and owner of each entry             a hash
+//	{a}//f   the last order given out; kept for a day            a string
+//	{a}//v   entries not to be put in (again), for ten minutes   a sorted set
 //
 // They are in the same slot of a cluster. No lock name contains "//", so none of these is the key
 // of a lock. They expire a minute after the last lease. A session is the key "//session/<id>".
@@ -68,9 +68,9 @@
 // entry stands until its lease ends.
 //
 // The script keeps no record of entries that have left. If a request to leave is lost with its
-// connection, and the repetition does not find the entry, it is unknown which of the two requests
-// removed it: that is store.ErrNotKnown. A request that is only slow is waited for, because its own
-// reply tells.
+// connection, and the repetition does not find the entry, it is unknown whether the lost request or
+// another client removed it: that is store.ErrNotKnown. A request that is only slow is waited for,
+// because its own reply tells.
 //
 // The Redis client ignores contexts while it connects, and while it waits on a connection that is
 // not shared. The store therefore calls the client in separate goroutines and abandons the call

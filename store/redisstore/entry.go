@@ -108,7 +108,7 @@ func (e *entry) join(ctx context.Context) error {
 		word, _ := words[0].ToString()
 		switch {
 		case word == "held":
-			return e.heldBy(words)
+			return e.heldError(words)
 		case word == "ended":
 			return se.lost()
 		case word == "void":
@@ -119,8 +119,8 @@ func (e *entry) join(ctx context.Context) error {
 		number, _ := words[1].ToString()
 		e.update(parseStanding(word, number, e))
 		if se.markRenewed(e, begun) {
-			soonest, _ := words[2].ToString()
-			e.beginDelivery(time.Duration(parseInt(soonest)) * time.Millisecond)
+			nextExpiry, _ := words[2].ToString()
+			e.beginDelivery(time.Duration(parseInt(nextExpiry)) * time.Millisecond)
 			return nil
 		}
 		// Another confirmation has begun meanwhile, and does not renew this entry. Repeat the
@@ -136,7 +136,7 @@ func (e *entry) sendJoin(ctx context.Context, keep time.Duration) reply {
 	if e.req.Try {
 		try = "1"
 	}
-	if s.listens(e.line) {
+	if s.isSubscribed(e.line) {
 		flag = "l"
 	}
 	r := s.server.evalAll(ctx, s.server.replicas, nil, []operation{{
@@ -152,13 +152,13 @@ func (e *entry) sendJoin(ctx context.Context, keep time.Duration) reply {
 
 // beginDelivery delivers the entry's standing to the owner, and has the entry polled while it
 // waits.
-func (e *entry) beginDelivery(soonest time.Duration) {
+func (e *entry) beginDelivery(nextExpiry time.Duration) {
 	e.mu.Lock()
 	e.delivery.Begin()
 	waits := e.delivery.Waiting()
 	e.mu.Unlock()
 	if waits {
-		e.session.store.follow(e, soonest)
+		e.session.store.startPolling(e, nextExpiry)
 	}
 }
 
@@ -216,10 +216,10 @@ func (e *entry) over() bool {
 	return e.delivery.Over()
 }
 
-// heldBy returns the error of a try that found the lock held. The script's reply has the value of
-// the lock's key if it is foreign, the first holder or waiter with its order, and that entry's
+// heldError returns the error of a try that found the lock held. The script's reply has the value
+// of the lock's key if it is foreign, the first holder or waiter with its order, and that entry's
 // information.
-func (e *entry) heldBy(words []message) error {
+func (e *entry) heldError(words []message) error {
 	held := &store.HeldError{Name: e.req.Name}
 	if len(words) != 4 {
 		return held

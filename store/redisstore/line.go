@@ -53,7 +53,7 @@ type poller struct {
 	store   *Store
 	line    lineKeys
 	section uint16
-	kick    work.Signal   // wakes run
+	wakeup  work.Signal   // wakes run
 	ended   chan struct{} // closed when run has returned
 
 	// Guarded by the store's mutex.
@@ -62,9 +62,9 @@ type poller struct {
 	cancelRequest context.CancelFunc // cancels the request in flight; nil before the first one
 }
 
-// follow polls for an entry until it neither waits nor is armed. soonest is the time until the
-// first lease in the line ends, or zero if it is not known.
-func (s *Store) follow(e *entry, soonest time.Duration) {
+// startPolling polls for an entry until it neither waits nor is armed. nextExpiry is the time until
+// the first lease in the line ends, or zero if it is not known.
+func (s *Store) startPolling(e *entry, nextExpiry time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.entries[e.id] != e {
@@ -74,20 +74,20 @@ func (s *Store) follow(e *entry, soonest time.Duration) {
 	p := s.pollers[section][e.req.Name]
 	if p != nil {
 		p.members[e] = struct{}{}
-		p.urgent = p.urgent || soonest == 0
-		p.kick.Set()
+		p.urgent = p.urgent || nextExpiry == 0
+		p.wakeup.Set()
 		return
 	}
 	p = &poller{
-		store: s, line: e.line, section: section, kick: work.NewSignal(), ended: make(chan struct{}),
-		members: map[*entry]struct{}{e: {}}, urgent: soonest == 0,
+		store: s, line: e.line, section: section, wakeup: work.NewSignal(), ended: make(chan struct{}),
+		members: map[*entry]struct{}{e: {}}, urgent: nextExpiry == 0,
 	}
 	if s.pollers[section] == nil {
 		s.pollers[section] = make(map[string]*poller)
 	}
 	s.pollers[section][e.req.Name] = p
 	s.subscriberLocked(section)
-	go p.run(soonest)
+	go p.run(nextExpiry)
 }
 
 // register delivers published messages for an entry to it.
@@ -97,7 +97,7 @@ func (s *Store) register(e *entry) {
 	s.entries[e.id] = e
 }
 
-// unregister is the inverse of register and follow.
+// unregister is the inverse of register and startPolling.
 func (s *Store) unregister(e *entry) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -111,7 +111,7 @@ func (s *Store) unregister(e *entry) {
 		if p.cancelRequest != nil {
 			p.cancelRequest()
 		}
-		p.kick.Set()
+		p.wakeup.Set()
 	}
 }
 
@@ -121,23 +121,23 @@ func (s *Store) pollAll(section uint16) {
 	defer s.mu.Unlock()
 	for _, p := range s.pollers[section] {
 		p.urgent = true
-		p.kick.Set()
+		p.wakeup.Set()
 	}
 }
 
-// listens reports whether this store is subscribed to the wake-ups of a line.
-func (s *Store) listens(l lineKeys) bool {
+// isSubscribed reports whether this store is subscribed to the wake-ups of a line.
+func (s *Store) isSubscribed(l lineKeys) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	sub := s.subscribers[s.server.section(l)]
-	return sub != nil && sub.listening.Load()
+	return sub != nil && sub.active.Load()
 }
 
 // run polls until the poller has no members.
-func (p *poller) run(soonest time.Duration) {
+func (p *poller) run(nextExpiry time.Duration) {
 	defer close(p.ended)
 	interval := p.store.interval.min
-	due := time.Now().Add(p.pause(interval, soonest, nil))
+	due := time.Now().Add(p.pause(interval, nextExpiry, nil))
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for {
@@ -149,9 +149,9 @@ func (p *poller) run(soonest time.Duration) {
 			}
 			continue
 		case urgent || !now.Before(due):
-			changed, soonest := p.poll(ctx, members)
+			changed, nextExpiry := p.poll(ctx, members)
 			interval = p.store.interval.next(interval, changed || urgent, len(members))
-			due = time.Now().Add(p.pause(interval, soonest, members))
+			due = time.Now().Add(p.pause(interval, nextExpiry, members))
 		default: // a new member has joined, and its standing is known
 			if sooner := now.Add(p.store.interval.first(len(members))); sooner.Before(due) {
 				due = sooner
@@ -160,7 +160,7 @@ func (p *poller) run(soonest time.Duration) {
 		timer.Reset(time.Until(due))
 		select {
 		case <-timer.C:
-		case <-p.kick:
+		case <-p.wakeup:
 		}
 	}
 }
@@ -206,20 +206,20 @@ func (p *poller) stop() bool {
 // pause returns the time until the next poll: the interval or, if an entry near the head is polled
 // and the first lease in the line ends sooner, the time until just after that. members is nil
 // before the first poll.
-func (p *poller) pause(interval, soonest time.Duration, members []*entry) time.Duration {
-	if soonest <= 0 || soonest+leaseSlack > interval {
+func (p *poller) pause(interval, nextExpiry time.Duration, members []*entry) time.Duration {
+	if nextExpiry <= 0 || nextExpiry+leaseSlack > interval {
 		return interval
 	}
 	near := func(e *entry) bool { return e.ahead() <= nearHead }
 	if members == nil || slices.ContainsFunc(members, near) {
-		return soonest + leaseSlack
+		return nextExpiry + leaseSlack
 	}
 	return interval
 }
 
 // poll requests the standings of the members and updates them. It returns whether anything has
 // changed, and the time until the first lease in the line ends.
-func (p *poller) poll(ctx context.Context, members []*entry) (changed bool, soonest time.Duration) {
+func (p *poller) poll(ctx context.Context, members []*entry) (changed bool, nextExpiry time.Duration) {
 	s := p.store
 	var waiting, armed []*entry
 	for _, e := range members {
@@ -256,8 +256,8 @@ func (p *poller) poll(ctx context.Context, members []*entry) (changed bool, soon
 			s.logger.LogAttrs(ctx, slog.LevelWarn, "unexpected poll reply",
 				slog.String("lock", p.line.name), slog.Any("error", err))
 		}
-		if changed = changed || updated; i == 0 || first < soonest {
-			soonest = first
+		if changed = changed || updated; i == 0 || first < nextExpiry {
+			nextExpiry = first
 		}
 	}
 	for i, r := range all[len(visits):] {
@@ -265,7 +265,7 @@ func (p *poller) poll(ctx context.Context, members []*entry) (changed bool, soon
 			armed[i].callContended()
 		}
 	}
-	return changed, soonest
+	return changed, nextExpiry
 }
 
 // visit requests, in one operation, the standings of entries of one line.
@@ -296,7 +296,7 @@ func (s *Store) visits(l lineKeys, entries []*entry) []visit {
 // long.
 func (v visit) operation(keep time.Duration) operation {
 	flag := ""
-	if v.store.listens(v.line) {
+	if v.store.isSubscribed(v.line) {
 		flag = "l"
 	}
 	args := append(make([]string, 0, 2+len(v.entries)), milliseconds(keep), flag)
@@ -308,7 +308,7 @@ func (v visit) operation(keep time.Duration) operation {
 
 // apply updates the entries with the reply. It returns whether anything has changed, and the time
 // until the first lease in the line ends.
-func (v visit) apply(r reply) (changed bool, soonest time.Duration, err error) {
+func (v visit) apply(r reply) (changed bool, nextExpiry time.Duration, err error) {
 	if r.err != nil {
 		return false, 0, r.err
 	}

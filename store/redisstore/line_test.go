@@ -47,10 +47,10 @@ func TestPoller_pauseEndsWithLease(t *testing.T) {
 		return []*entry{e}
 	}
 	for _, c := range []struct {
-		what              string
-		interval, soonest time.Duration
-		members           []*entry
-		want              time.Duration
+		what                 string
+		interval, nextExpiry time.Duration
+		members              []*entry
+		want                 time.Duration
 	}{
 		{"ends early, next in line", maxPollInterval, 300 * time.Millisecond, waiter(1), 300*time.Millisecond + leaseSlack},
 		{"ends early, still near the head", maxPollInterval, 300 * time.Millisecond, waiter(nearHead), 300*time.Millisecond + leaseSlack},
@@ -59,7 +59,7 @@ func TestPoller_pauseEndsWithLease(t *testing.T) {
 		{"ends after the interval", minPollInterval, 300 * time.Millisecond, waiter(1), minPollInterval},
 		{"end unknown", maxPollInterval, 0, waiter(1), maxPollInterval},
 	} {
-		if got := new(poller).pause(c.interval, c.soonest, c.members); got != c.want {
+		if got := new(poller).pause(c.interval, c.nextExpiry, c.members); got != c.want {
 			t.Errorf("%s: got %v, want %v", c.what, got, c.want)
 		}
 	}

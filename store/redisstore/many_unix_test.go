@@ -15,9 +15,9 @@ import (
 	"github.com/stilelock/stile/internal/testservers"
 )
 
-// BenchmarkManyHolds makes one client take 100 000 locks, renew them and release them: the other
-// half of D14. It reports the time of each step and the cost of a renewal in commands and in CPU
-// time of the server and the client.
+// BenchmarkSession_manyHolds makes one client take 100 000 locks, renew them and release them: the
+// other half of D14. It reports the time of each step and the cost of a renewal in commands and in
+// CPU time of the server and the client.
 func BenchmarkSession_manyHolds(b *testing.B) {
 	const locks, ttl = 100_000, time.Minute
 	for b.Loop() {

@@ -16,7 +16,7 @@ import (
 
 // subscriber receives from one channel, and subscribes again whenever the subscription ends.
 type subscriber struct {
-	listening atomic.Bool // the subscription is confirmed and not lost
+	active atomic.Bool // the subscription is confirmed and not lost
 
 	cancel context.CancelFunc
 	work   sync.WaitGroup
@@ -55,11 +55,11 @@ func (sub *subscriber) stop() {
 func (s *Store) listen(ctx context.Context, sub *subscriber, channel string, confirmed func(), received func(string)) {
 	_ = attempts.KeepUp(ctx, firstPause, func() error {
 		err := s.server.listen(ctx, channel, func() {
-			sub.listening.Store(true)
+			sub.active.Store(true)
 			sub.once.Do(func() { close(sub.ready) })
 			confirmed()
 		}, received)
-		sub.listening.Store(false)
+		sub.active.Store(false)
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}

@@ -48,7 +48,7 @@ func (s *Store) watch(ctx context.Context, prefix string, notify func()) error {
 	for {
 		select {
 		case <-ticker.C:
-			if sub == nil || sub.listening.Load() {
+			if sub == nil || sub.active.Load() {
 				notify()
 			}
 		case <-refusal:

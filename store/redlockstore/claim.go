@@ -109,8 +109,8 @@ func (c *claim) take(ctx context.Context) result {
 	}
 	c.mu.Unlock()
 	for i := range c.placements {
-		if m := c.placements[i].master; !c.store.work.Start(func() { c.seize(ctx, m, votes) }) {
-			c.seized(m, unsentError{errClosed}, false)
+		if m := c.placements[i].master; !c.store.work.Start(func() { c.takeAt(ctx, m, votes) }) {
+			c.recordTake(m, unsentError{errClosed}, false)
 			votes <- vote{master: m, err: errClosed}
 		}
 	}
@@ -181,8 +181,8 @@ func (c *claim) sameEntry(text string) bool {
 	return ours && v.Session == c.info.Session && v.Entry == c.info.Entry
 }
 
-// seize puts the claim in at one master.
-func (c *claim) seize(ctx context.Context, m *master, votes chan<- vote) {
+// takeAt puts the claim in at one master.
+func (c *claim) takeAt(ctx context.Context, m *master, votes chan<- vote) {
 	k := c.store.keys
 	reply, err := m.take(ctx,
 		[]string{k.lock(c.name), k.fence(c.name), k.void(c.name, c.id)},
@@ -192,7 +192,7 @@ func (c *claim) seize(ctx context.Context, m *master, votes chan<- vote) {
 		v.order, v.refused, v.err = parseTake(reply)
 	}
 	taken := v.order != 0
-	grant := c.seized(m, err, taken)
+	grant := c.recordTake(m, err, taken)
 	votes <- v
 	if grant {
 		c.grant(m, votes)
@@ -219,9 +219,9 @@ func parseTake(reply rueidis.RedisMessage) (order uint64, refused *obstacle, err
 	}
 }
 
-// seized records the end of a request to put the claim in. It reports whether the order is to be
+// recordTake records the end of a request to put the claim in. It reports whether the order is to be
 // sent now. If the claim was dropped it is removed at this master.
-func (c *claim) seized(m *master, err error, taken bool) (grant bool) {
+func (c *claim) recordTake(m *master, err error, taken bool) (grant bool) {
 	c.mu.Lock()
 	at := &c.placements[m.number]
 	at.state = absent
@@ -311,5 +311,5 @@ func (c *claim) restore(m *master) {
 	if err == nil {
 		mine, err = parseBool(reply)
 	}
-	c.seized(m, err, mine)
+	c.recordTake(m, err, mine)
 }

@@ -50,7 +50,7 @@ func (e *entry) contend() {
 			continue
 		}
 		if freed.wait(e.life, b.pause(s, r, time.Since(start))) {
-			attempts.Rest(e.life, b.scatter())
+			attempts.Rest(e.life, b.jitter())
 		}
 	}
 }
@@ -91,9 +91,9 @@ func (b *backoff) pause(s *Store, r result, took time.Duration) time.Duration {
 	}
 }
 
-// scatter returns how long to wait after the lock was freed, so that not all waiters try at the
+// jitter returns how long to wait after the lock was freed, so that not all waiters try at the
 // same moment. Without contention it is zero.
-func (b *backoff) scatter() time.Duration {
+func (b *backoff) jitter() time.Duration {
 	if b.level == 0 {
 		return 0
 	}

@@ -64,9 +64,9 @@ type master struct {
 	option rueidis.ClientOption
 	logger *slog.Logger
 
-	first chan struct{} // closed after the first attempt to connect
-	takes chan struct{} // holds one element for each unanswered take request
-	kick  work.Signal   // wakes run: the connection has broken, or a removal is pending
+	first  chan struct{} // closed after the first attempt to connect
+	takes  chan struct{} // holds one element for each unanswered take request
+	wakeup work.Signal   // wakes run: the connection has broken, or a removal is pending
 
 	mu      sync.Mutex
 	client  rueidis.Client // nil while disconnected
@@ -122,7 +122,7 @@ func newMaster(number int, option rueidis.ClientOption, logger *slog.Logger) *ma
 		logger:  logger.With(slog.String("master", option.InitAddress[0])),
 		first:   make(chan struct{}),
 		takes:   make(chan struct{}, maxTakes),
-		kick:    work.NewSignal(),
+		wakeup:  work.NewSignal(),
 		up:      make(chan struct{}),
 		err:     errConnecting,
 		pending: make(map[*pendingRemoval]struct{}),
@@ -221,7 +221,7 @@ func (m *master) serve(ctx context.Context, client rueidis.Client) {
 		case <-ctx.Done():
 			return
 		case <-again:
-		case <-m.kick:
+		case <-m.wakeup:
 		}
 		m.mu.Lock()
 		broken := m.client != client
@@ -253,7 +253,7 @@ func (m *master) markBroken(client rueidis.Client, why error) {
 		return
 	}
 	m.client, m.up, m.err = nil, make(chan struct{}), why
-	m.kick.Set()
+	m.wakeup.Set()
 	m.logger.LogAttrs(context.Background(), slog.LevelInfo, "connection lost; connecting again", slog.Any("error", why))
 }
 
@@ -317,7 +317,7 @@ func (m *master) removeLater(d *pendingRemoval) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.pending[d] = struct{}{}
-	m.kick.Set()
+	m.wakeup.Set()
 }
 
 func (m *master) hasPending() bool {

@@ -48,14 +48,14 @@ type subscriptions struct {
 type subscriber struct {
 	all    *subscriptions
 	master *master
-	kick   work.Signal     // the wanted topics have changed
+	wakeup work.Signal     // the wanted topics have changed
 	topics map[topic]error // topics that were subscribed to, wanted or not; the value is the refusal, if any
 }
 
 func newSubscriptions(masters []*master) *subscriptions {
 	subs := &subscriptions{wanted: make(map[topic]map[*listener]struct{})}
 	for _, m := range masters {
-		subs.subscribers = append(subs.subscribers, &subscriber{all: subs, master: m, kick: work.NewSignal()})
+		subs.subscribers = append(subs.subscribers, &subscriber{all: subs, master: m, wakeup: work.NewSignal()})
 	}
 	return subs
 }
@@ -75,7 +75,7 @@ func (subs *subscriptions) listen(t topic, receive func(event)) (stop func()) {
 		if err, ok := sub.topics[t]; ok {
 			l.receive(event{from: sub.master, subscribed: err == nil, refused: err})
 		}
-		sub.kick.Set()
+		sub.wakeup.Set()
 	}
 	return func() {
 		subs.mu.Lock()
@@ -84,7 +84,7 @@ func (subs *subscriptions) listen(t topic, receive func(event)) (stop func()) {
 		if len(subs.wanted[t]) == 0 {
 			delete(subs.wanted, t)
 			for _, sub := range subs.subscribers {
-				sub.kick.Set()
+				sub.wakeup.Set()
 			}
 		}
 	}
@@ -104,7 +104,7 @@ func (sub *subscriber) run(ctx context.Context) {
 	for ctx.Err() == nil {
 		if !sub.needed() {
 			select {
-			case <-sub.kick:
+			case <-sub.wakeup:
 			case <-ctx.Done():
 			}
 			continue
@@ -168,7 +168,7 @@ func (sub *subscriber) serve(ctx context.Context, client rueidis.Client) error {
 			sub.record(t, err)
 		}
 		select {
-		case <-sub.kick:
+		case <-sub.wakeup:
 		case err := <-over:
 			return err
 		case <-ctx.Done():
