@@ -44,7 +44,7 @@ func TestCluster_oneSubscriptionPerSlot(t *testing.T) {
 		name := fmt.Sprintf("{tag}%d", i)
 		first := hold(t, holder, name)
 		second := join(t, waiter, name, line.Exclusive)
-		eventually(t, "who waits listens", func() bool { return len(channels(t, nodes)) > 0 })
+		eventually(t, "the waiter has subscribed", func() bool { return len(channels(t, nodes)) > 0 })
 		first.leave(t)
 		second.await(t, store.Admitted)
 		second.leave(t)
@@ -68,7 +68,7 @@ func TestCluster_handoverByMessages(t *testing.T) {
 		second = append(second, join(t, waiter, name, line.Exclusive))
 	}
 	for i, s := range second {
-		eventually(t, "who waits listens", func() bool { return len(channels(t, nodes)) == 1 })
+		eventually(t, "the waiter has subscribed", func() bool { return len(channels(t, nodes)) == 1 })
 		first[i].leave(t)
 		s.await(t, store.Admitted)
 		s.leave(t)
@@ -111,7 +111,7 @@ func TestCluster_subscriptionFollowsSlot(t *testing.T) {
 // each node.
 func subscriptionCounts(t *testing.T, nodes []*testservers.Redis) (counts []int) {
 	t.Helper()
-	eventually(t, "who waits listens", func() bool {
+	eventually(t, "the waiter has subscribed", func() bool {
 		counts = nil
 		for i := range nodes {
 			counts = append(counts, len(channels(t, nodes[i:i+1])))

@@ -66,7 +66,7 @@ func TestPlainLocker_crashFreesAfterTTL(t *testing.T) {
 	name := newName(t)
 	start := time.Now()
 	if !plainLock(server, name, "theirs", ttl) {
-		t.Fatal("it is locked")
+		t.Fatal("the plain locker cannot take the free lock")
 	}
 	st := storeAt(t, server.Addr())
 	st.DisablePolling() // so that it polls only when the lease ends
@@ -158,7 +158,7 @@ func TestPlainLocker_firstWaiterPollsOften(t *testing.T) {
 	server := testservers.StartRedis(t)
 	name := newName(t)
 	if !plainLock(server, name, "theirs", longTTL) {
-		t.Fatal("it is locked")
+		t.Fatal("the plain locker cannot take the free lock")
 	}
 	st, interceptor := interceptedStore(t, server.Addr())
 	st.DisablePolling()

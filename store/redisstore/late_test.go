@@ -51,7 +51,7 @@ func TestEnqueue_lateRequestAfterCloseIsVoid(t *testing.T) {
 		t.Errorf("join: got %v, want ErrSessionLost", err)
 	}
 	if left := keysOf(t, server, name); len(left) > 0 {
-		t.Errorf("the request that came late has left %q", left)
+		t.Errorf("the late request left keys %q", left)
 	}
 }
 
@@ -85,7 +85,7 @@ func TestEnqueue_lateRequestAfterSessionEnded(t *testing.T) {
 		t.Error(err)
 	}
 	if left := keysOf(t, server, name); len(left) > 0 {
-		t.Errorf("the request that came late has left %q", left)
+		t.Errorf("the late request left keys %q", left)
 	}
 	if _, err := tryJoin(t.Context(), se, name, line.Exclusive); !errors.Is(err, store.ErrSessionLost) {
 		t.Errorf("join: got %v, want ErrSessionLost", err)

@@ -142,7 +142,7 @@ func TestLine_noAdmissionWithoutWrites(t *testing.T) {
 	server := testservers.StartRedisAhead(t)
 	name := newName(t)
 	if !plainLock(server, name, "theirs", longTTL) {
-		t.Fatal("it is locked")
+		t.Fatal("the plain locker cannot take the free lock")
 	}
 	st, interceptor := interceptedStore(t, server.Addr())
 	s := join(t, open(t, st, redisstore.MaxTTL), name, line.Exclusive)

@@ -16,8 +16,8 @@ import (
 // Promise: P1
 func TestSetOwner_lateRequestChangesNothing(t *testing.T) {
 	for how, leave := range map[string]func(context.Context, *testEntry) error{
-		"withdrawn":   func(ctx context.Context, s *testEntry) error { return s.Withdraw(ctx) },
-		"to go later": func(ctx context.Context, s *testEntry) error { return s.Extensions().WithdrawAfter(ctx, longTTL) },
+		"withdrawn": func(ctx context.Context, s *testEntry) error { return s.Withdraw(ctx) },
+		"for later": func(ctx context.Context, s *testEntry) error { return s.Extensions().WithdrawAfter(ctx, longTTL) },
 	} {
 		t.Run(how, func(t *testing.T) {
 			t.Parallel()

@@ -267,7 +267,7 @@ func TestWithdrawAfter_confirmationDoesNotRenew(t *testing.T) {
 	}
 	extended, confirmed := make(chan error, 1), make(chan error, 1)
 	go func() { extended <- ticket.Extensions().WithdrawAfter(t.Context(), 35*time.Second) }()
-	eventually(t, "the masters have given it its time", func() bool { return inTime() == 3 })
+	eventually(t, "the masters have set its time", func() bool { return inTime() == 3 })
 	before := scriptsRun(servers)
 	go func() { confirmed <- se.Confirm(t.Context()) }()
 	eventually(t, "the masters have confirmed the session", func() bool { return scriptsRun(servers) >= before+3 })
@@ -369,7 +369,7 @@ func TestTerms_allowForClockDrift(t *testing.T) {
 	if err := ticket.Extensions().WithdrawAfter(t.Context(), d); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "the masters have given it its time", func() bool {
+	eventually(t, "the masters have set its time", func() bool {
 		for _, r := range servers {
 			if ms, _ := r.Do("PTTL", "lock").AsInt64(); ms < (d + d/100 - testTimeout).Milliseconds() {
 				return false
@@ -443,7 +443,7 @@ func TestWithdrawAfter_renewalDoesNotShorten(t *testing.T) {
 		}
 		return true
 	}
-	eventually(t, "the masters have given it its time", hasItsTime)
+	eventually(t, "the masters have set its time", hasItsTime)
 	before := scriptsRun(servers)
 	if err := redlockstore.Renew(t.Context(), se, ticket); err != nil {
 		t.Fatal(err)

@@ -157,7 +157,7 @@ func TestExploreOrders_allInterleavings(t *testing.T) {
 		"an entry ends too early":    {rules{}, state{losses: 1}, false},
 		"without the second round":   {rules{oneRound: true}, state{}, true},
 		"masters that do not refuse": {rules{acceptsSmaller: true}, state{losses: 1}, true},
-		"a master forgets":           {rules{}, state{restarts: 1}, true}, // because no clock helps here: see docs/stores.md
+		"a master loses data":        {rules{}, state{restarts: 1}, true}, // because no clock helps here: see docs/stores.md
 	} {
 		seen := make(map[state]bool)
 		path := c.rules.search(c.from, seen)

@@ -44,8 +44,8 @@ func TestContext_endsCallsWhileMastersHang(t *testing.T) {
 		"Close":         func(ctx context.Context, h hung) error { return h.se.Close(ctx) },
 	} {
 		for how, outage := range map[string]func(*testservers.Proxy){
-			"the connections stay":    func(*testservers.Proxy) {},
-			"the connections are new": func(p *testservers.Proxy) { p.Reset() },
+			"existing connections": func(*testservers.Proxy) {},
+			"new connections":      func(p *testservers.Proxy) { p.Reset() },
 		} {
 			t.Run(what+"/"+how, func(t *testing.T) {
 				t.Parallel()
