@@ -18,11 +18,12 @@ import (
 	"github.com/stilelock/stile/store/redisstore"
 )
 
-// channelsOf returns what the channels begin with on which those are woken who wait for a lock in a cluster.
+// channelsOf returns the prefix of the channels on which waiters for a lock are notified in a
+// cluster.
 func channelsOf(prefix, name string) string { return redisstore.Channel(prefix, name, "") }
 
-// rights returns what docs/stores.md says that a user needs, for the prefix team:.
-func rights(t *testing.T) string {
+// documentedACL returns the ACL rules in docs/stores.md, for the prefix team:.
+func documentedACL(t *testing.T) string {
 	t.Helper()
 	page := storesPage(t)
 	return strings.Join(strings.Fields(strings.ReplaceAll(between(t, page, "ACL SETUSER stile ", "```"), "\\\n", " ")), " ")
@@ -37,49 +38,49 @@ func storesPage(t *testing.T) string {
 	return string(page)
 }
 
-// between returns what the docs say between two pieces of text.
+// between returns the text of the page between begin and end.
 func between(t *testing.T, page, begin, end string) string {
 	t.Helper()
 	_, after, found := strings.Cut(page, begin)
 	text, _, ended := strings.Cut(after, end)
 	if !found || !ended {
-		t.Fatalf("docs/stores.md does not say what a user needs after %q", begin)
+		t.Fatalf("docs/stores.md: no text after %q", begin)
 	}
 	return text
 }
 
-// inline returns the code that stands in the docs after a piece of text, however the lines are broken.
+// inline returns the inline code that follows begin in the docs, ignoring line breaks.
 func inline(t *testing.T, begin string) string {
 	t.Helper()
 	return between(t, strings.ReplaceAll(storesPage(t), "\n", " "), begin, "`")
 }
 
-// In a cluster, what the docs say is enough to be woken.
-func TestUserWithTheDocumentedRightsIsWokenInACluster(t *testing.T) {
+// In a cluster, the documented permissions suffice to be notified.
+func TestACL_documentedSufficesInCluster(t *testing.T) {
 	t.Parallel()
 	more := inline(t, "in a cluster `")
-	nodes := testservers.StartRedisCluster(t, 3, "user stile "+strings.ReplaceAll(rights(t), "PASSWORD", "secret")+" "+more)
+	nodes := testservers.StartRedisCluster(t, 3, "user stile "+strings.ReplaceAll(documentedACL(t), "PASSWORD", "secret")+" "+more)
 	session := func() store.Session {
 		options := redisstore.ClientOptions(nodes[0].Addr(), nodes[1].Addr())
 		options.Username, options.Password = "stile", "secret"
 		st := newStore(t, connectWith(t, options), &redisstore.Options{Prefix: "team:"})
-		st.Mute()
-		return open(t, st, lasting)
+		st.DisablePolling()
+		return open(t, st, longTTL)
 	}
 	a, b := session(), session()
 	for _, name := range []string{newName(t), "{x}" + newName(t), newName(t) + "}"} {
 		first, second := hold(t, a, name), join(t, b, name, line.Exclusive)
-		listens := func(channel string) bool { return strings.HasPrefix(channel, channelsOf("team:", name)) }
-		eventually(t, "who waits listens", func() bool { return slices.ContainsFunc(channels(t, nodes), listens) })
+		subscribed := func(channel string) bool { return strings.HasPrefix(channel, channelsOf("team:", name)) }
+		eventually(t, "the waiter has subscribed", func() bool { return slices.ContainsFunc(channels(t, nodes), subscribed) })
 		first.leave(t)
 		second.await(t, store.Admitted)
 	}
 }
 
-// What the docs say is enough for everything, and lets nobody touch other keys.
-func TestUserWithTheDocumentedRightsCanDoEverything(t *testing.T) {
+// The documented permissions suffice for all operations, and do not give access to other keys.
+func TestACL_documentedSuffices(t *testing.T) {
 	t.Parallel()
-	server := testservers.StartRedis(t, "user stile "+strings.ReplaceAll(rights(t), "PASSWORD", "secret"))
+	server := testservers.StartRedis(t, "user stile "+strings.ReplaceAll(documentedACL(t), "PASSWORD", "secret"))
 	newTeamStore := func() *redisstore.Store {
 		options := redisstore.ClientOptions(server.Addr())
 		options.Username, options.Password = "stile", "secret"
@@ -92,7 +93,7 @@ func TestUserWithTheDocumentedRightsCanDoEverything(t *testing.T) {
 	changed := func() {
 		select {
 		case changes <- struct{}{}:
-		default: // there are many
+		default: // enough are buffered
 		}
 	}
 	go func() { watched <- st.Watch(watching, "", changed) }()
@@ -100,15 +101,15 @@ func TestUserWithTheDocumentedRightsCanDoEverything(t *testing.T) {
 
 	for _, mode := range []line.Mode{line.Exclusive, line.Shared, line.Slot(2)} {
 		for _, name := range []string{newName(t), "{x}" + newName(t), newName(t) + "}"} {
-			a, b := open(t, newTeamStore(), lasting), open(t, newTeamStore(), lasting)
+			a, b := open(t, newTeamStore(), longTTL), open(t, newTeamStore(), longTTL)
 			first := join(t, a, name, mode)
 			order, _ := first.await(t, store.Admitted)
 			second := join(t, b, name, line.Exclusive)
-			second.waits(t)
+			second.checkWaits(t)
 			first.Extensions().NotifyContended(func() {})
 			confirm(t, a)
 			if l, err := st.Lines(t.Context(), name); err != nil || len(l) != 1 || len(l[0].Entries) != 2 {
-				t.Errorf("the lines are %+v, %v", l, err)
+				t.Errorf("got lines %+v, %v", l, err)
 			}
 			if _, err := st.Break(t.Context(), name, order.Order); err != nil {
 				t.Error(err)
@@ -129,44 +130,44 @@ func TestUserWithTheDocumentedRightsCanDoEverything(t *testing.T) {
 		return o
 	}())
 	if err := cli.Do(t.Context(), cli.B().Get().Key("other").Build()).Error(); err == nil || !strings.HasPrefix(err.Error(), "NOPERM") {
-		t.Errorf("the user may read other keys: %v", err)
+		t.Errorf("reading another key: got %v, want NOPERM", err)
 	}
 }
 
-// A database of its own takes one right more.
-func TestUserWithTheDocumentedRightsCanUseAnotherDatabase(t *testing.T) {
+// Another database needs one more permission.
+func TestACL_documentedSufficesForDatabase(t *testing.T) {
 	t.Parallel()
 	more := inline(t, "a database other than 0 it needs `")
-	server := testservers.StartRedis(t, "user stile "+strings.ReplaceAll(rights(t), "PASSWORD", "secret")+" "+more)
+	server := testservers.StartRedis(t, "user stile "+strings.ReplaceAll(documentedACL(t), "PASSWORD", "secret")+" "+more)
 	options := redisstore.ClientOptions(server.Addr())
 	options.Username, options.Password, options.SelectDB = "stile", "secret", 1
 	st := newStore(t, connectWith(t, options), &redisstore.Options{Prefix: "team:"})
-	hold(t, open(t, st, lasting), newName(t)).leave(t)
+	hold(t, open(t, st, longTTL), newName(t)).leave(t)
 }
 
-// What a script may not do is refused in other words than what a client may not.
-func TestRightThatTheScriptLacksIsSaidToBeOne(t *testing.T) {
+// Redis words a missing permission differently if it is the script that needs it.
+func TestACL_scriptLacksPermission(t *testing.T) {
 	t.Parallel()
 	server := testservers.StartRedis(t, "user clerk on >secret ~* &* +@all -zadd")
 	options := redisstore.ClientOptions(server.Addr())
 	options.Username, options.Password = "clerk", "secret"
-	_, err := tryJoin(t.Context(), open(t, newStore(t, connectWith(t, options), nil), lasting), newName(t), line.Exclusive)
+	_, err := tryJoin(t.Context(), open(t, newStore(t, connectWith(t, options), nil), longTTL), newName(t), line.Exclusive)
 	if err == nil || !strings.Contains(err.Error(), "docs/stores.md") {
-		t.Errorf("the error must say where the rights are listed: %v", err)
+		t.Errorf("got %v, want an error that names the page", err)
 	}
 }
 
-// forgetful is a client that leaves the first command of each kind unanswered.
-type forgetful struct {
+// dropFirst is a client that never sends the first command of each kind.
+type dropFirst struct {
 	rueidis.Client
 
 	mu   sync.Mutex
 	seen map[string]bool
 }
 
-func (f *forgetful) Nodes() map[string]rueidis.Client { return map[string]rueidis.Client{"server": f} }
+func (f *dropFirst) Nodes() map[string]rueidis.Client { return map[string]rueidis.Client{"server": f} }
 
-func (f *forgetful) Do(ctx context.Context, cmd rueidis.Completed) rueidis.RedisResult {
+func (f *dropFirst) Do(ctx context.Context, cmd rueidis.Completed) rueidis.RedisResult {
 	f.mu.Lock()
 	word := cmd.Commands()[0]
 	known := f.seen[word]
@@ -178,28 +179,28 @@ func (f *forgetful) Do(ctx context.Context, cmd rueidis.Completed) rueidis.Redis
 	return f.Client.Do(ctx, cmd)
 }
 
-// That a server has not answered in time is no finding: it is asked again.
-func TestCheckThatIsNotAnsweredIsMadeAgain(t *testing.T) {
+// A server that has not answered in time is asked again; that is no finding.
+func TestCheck_repeatsUnansweredRequests(t *testing.T) {
 	t.Parallel()
 	servers := testservers.StartRedisServers(t, 2, "min-replicas-to-write 1")
 	servers[1].ReplicaOf(servers[0])
-	client := &forgetful{Client: connect(t, servers[0].Addr()), seen: make(map[string]bool)}
+	client := &dropFirst{Client: connect(t, servers[0].Addr()), seen: make(map[string]bool)}
 	for _, word := range []string{"TIME", "INFO"} {
-		client.seen[word] = true // else the check, whose patience ends, would be cut off more often than need be
+		client.seen[word] = true // answered at once: otherwise the check would time out more often than needed
 	}
 	all, err := newStore(t, client, &redisstore.Options{WaitReplicas: 1}).Check(t.Context())
 	if err != nil || len(all) != 1 {
 		t.Fatalf("%+v, %v", all, err)
 	}
 	if !client.seen["CONFIG"] || !client.seen["PUBLISH"] {
-		t.Fatalf("it has asked %v only: the test is about nothing", client.seen)
+		t.Fatalf("only %v were sent; the test needs CONFIG and PUBLISH", client.seen)
 	}
 	if found := all[0].Findings; len(found) > 0 {
-		t.Errorf("all is well, and it has found %q", found)
+		t.Errorf("got findings %q, want none", found)
 	}
 }
 
-func TestCheckFindsWhatWouldBreakPromises(t *testing.T) {
+func TestCheck_findings(t *testing.T) {
 	t.Parallel()
 	servers := testservers.StartRedisServers(t, 2, "maxmemory 100mb", "maxmemory-policy volatile-lru")
 	master := servers[0]
@@ -211,12 +212,12 @@ func TestCheckFindsWhatWouldBreakPromises(t *testing.T) {
 	}
 	h := all[0]
 	if h.Replicas != 1 || h.RunID != master.RunID() || h.Version == "" || h.ClockOffset.Abs() > time.Hour {
-		t.Errorf("the server is %+v", h)
+		t.Errorf("got %+v", h)
 	}
 	found := strings.Join(h.Findings, "\n")
 	for _, want := range []string{"maxmemory-policy is volatile-lru", "min-replicas-to-write is 0", "WaitReplicas"} {
 		if !strings.Contains(found, want) {
-			t.Errorf("it has not found %q:\n%s", want, found)
+			t.Errorf("no finding %q in:\n%s", want, found)
 		}
 	}
 
@@ -224,7 +225,7 @@ func TestCheckFindsWhatWouldBreakPromises(t *testing.T) {
 	ahead.SetAhead(24 * time.Hour)
 	all, err = storeAt(t, ahead.Addr()).Check(t.Context())
 	if err != nil || len(all) != 1 || !strings.Contains(strings.Join(all[0].Findings, "\n"), "clock is off by") {
-		t.Errorf("of a clock a day ahead it says %+v, %v", all, err)
+		t.Errorf("clock a day ahead: got %+v, %v", all, err)
 	}
 
 	mute := testservers.StartRedis(t, "user mute on nopass ~* resetchannels +@all")
@@ -232,6 +233,6 @@ func TestCheckFindsWhatWouldBreakPromises(t *testing.T) {
 	options.Username, options.Password = "mute", "any"
 	all, err = newStore(t, connectWith(t, options), nil).Check(t.Context())
 	if err != nil || len(all) != 1 || !strings.Contains(strings.Join(all[0].Findings, "\n"), "//wake/") {
-		t.Errorf("of a user who may not publish it says %+v, %v", all, err)
+		t.Errorf("without permission to publish: got %+v, %v", all, err)
 	}
 }

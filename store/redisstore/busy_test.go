@@ -13,15 +13,17 @@ import (
 	"github.com/stilelock/stile/store/redisstore"
 )
 
-// A server that has been in one script for longer than its busy-reply-threshold refuses nearly everything, what ends a
-// subscription among it; and if it is asked for that the Redis client panics, with the whole process.
+// A server that has run one script for longer than its busy-reply-threshold refuses nearly
+// everything, including UNSUBSCRIBE. If that is refused the Redis client panics, and with it the
+// process.
 
 const atOnce = "lua-time-limit 1" // millisecond
 
-// keepBusy makes a server run a script until end is called. Afterwards the server answers requests again.
+// keepBusy makes a server run a script until end is called. Afterwards the server answers requests
+// again.
 func keepBusy(t *testing.T, server *testservers.Redis) (end func()) {
 	t.Helper()
-	runs, asks := direct(t, server), direct(t, server)
+	runs, asks := adminClient(t, server), adminClient(t, server)
 	go runs.Do(context.WithoutCancel(t.Context()), runs.B().Arbitrary("EVAL", "while true do end", "0").Build())
 	busy := func() bool {
 		err := asks.Do(t.Context(), asks.B().Arbitrary("GET", "a").Build()).Error()
@@ -34,7 +36,7 @@ func keepBusy(t *testing.T, server *testservers.Redis) (end func()) {
 	}
 }
 
-func TestSessionThatIsOpenedWhileTheServerIsBusy(t *testing.T) {
+func TestOpen_whileServerIsBusy(t *testing.T) {
 	t.Parallel()
 	server := testservers.StartRedis(t, atOnce)
 	refusals := make(logLines, 100)
@@ -42,15 +44,15 @@ func TestSessionThatIsOpenedWhileTheServerIsBusy(t *testing.T) {
 	end := keepBusy(t, server)
 	opened := make(chan error, 1)
 	go func() {
-		se, err := st.Open(t.Context(), store.SessionOptions{TTL: lasting})
+		se, err := st.Open(t.Context(), store.SessionOptions{TTL: longTTL})
 		if err == nil {
 			err = se.Close(t.Context())
 		}
 		opened <- err
 	}()
 	for range 2 {
-		if said := <-refusals; !strings.Contains(said, "BUSY") {
-			t.Errorf("the log says %s", said)
+		if reply := <-refusals; !strings.Contains(reply, "BUSY") {
+			t.Errorf("got log line %s, want BUSY", reply)
 		}
 	}
 	end()
@@ -59,7 +61,7 @@ func TestSessionThatIsOpenedWhileTheServerIsBusy(t *testing.T) {
 	}
 }
 
-// logLines are the lines of a log.
+// logLines receives the lines of a log.
 type logLines chan string
 
 func (l logLines) Write(line []byte) (int, error) {
@@ -67,16 +69,16 @@ func (l logLines) Write(line []byte) (int, error) {
 	return len(line), nil
 }
 
-func TestSessionThatIsClosedWhileTheServerIsBusy(t *testing.T) {
+func TestClose_whileServerIsBusy(t *testing.T) {
 	t.Parallel()
 	server := testservers.StartRedis(t, atOnce)
-	se := open(t, storeAt(t, server.Addr()), lasting)
+	se := open(t, storeAt(t, server.Addr()), longTTL)
 	hold(t, se, newName(t))
 	end := keepBusy(t, server)
 	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 	defer cancel()
 	if err := se.Close(ctx); !errors.Is(err, context.DeadlineExceeded) {
-		t.Errorf("nothing can have been carried out, and closing says %v", err)
+		t.Errorf("Close: got %v, want DeadlineExceeded", err)
 	}
 	end()
 	if err := se.Close(t.Context()); err != nil {
@@ -84,7 +86,7 @@ func TestSessionThatIsClosedWhileTheServerIsBusy(t *testing.T) {
 	}
 }
 
-func TestWatchThatEndsWhileTheServerIsBusy(t *testing.T) {
+func TestWatch_endsWhileServerIsBusy(t *testing.T) {
 	t.Parallel()
 	server := testservers.StartRedis(t, atOnce)
 	ctx, cancel := context.WithCancel(t.Context())
@@ -96,23 +98,23 @@ func TestWatchThatEndsWhileTheServerIsBusy(t *testing.T) {
 	defer end()
 	cancel()
 	if err := <-watched; !errors.Is(err, context.Canceled) {
-		t.Errorf("the watch ended with %v", err)
+		t.Errorf("Watch: got %v, want Canceled", err)
 	}
 }
 
-// What waits for replicas goes over connections of its own.
-func TestConfirmationWithReplicasWhileTheServerIsBusy(t *testing.T) {
+// Requests that wait for replicas use separate connections.
+func TestConfirm_withReplicasWhileServerIsBusy(t *testing.T) {
 	t.Parallel()
 	servers := testservers.StartRedisServers(t, 2, atOnce)
 	servers[1].ReplicaOf(servers[0])
-	se := open(t, newStore(t, connect(t, servers[0].Addr()), &redisstore.Options{WaitReplicas: 1, WaitTimeout: soon}), lasting)
+	se := open(t, newStore(t, connect(t, servers[0].Addr()), &redisstore.Options{WaitReplicas: 1, WaitTimeout: testTimeout}), longTTL)
 	end := keepBusy(t, servers[0])
 	for range 3 {
 		if err := se.Confirm(t.Context()); err == nil || !strings.Contains(err.Error(), "BUSY") {
-			t.Errorf("the server is busy, and a confirmation says %v", err)
+			t.Errorf("Confirm: got %v, want BUSY", err)
 		}
 	}
 	end()
-	// For a moment it may still say that it is busy: it has killed the script, and not yet said goodbye to it.
+	// The server may reply BUSY a moment longer, while it ends the killed script.
 	eventually(t, "the session is confirmed", func() bool { return se.Confirm(t.Context()) == nil })
 }

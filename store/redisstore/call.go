@@ -9,29 +9,31 @@ import (
 	"github.com/stilelock/stile/store/internal/attempts"
 )
 
-// calls are the calls of the client. It does not heed a context while it connects, or while it waits for an answer on a
-// connection that nobody shares: so nobody waits for it longer than its own context lasts.
+// calls tracks the calls of the Redis client. The client ignores contexts while it connects, and
+// while it waits for a reply on a connection that is not shared. Callers therefore abandon a call
+// when their own context ends.
 type calls struct {
-	underWay atomic.Int64
+	running atomic.Int64
 
-	mu      sync.Mutex
-	givenUp int           // calls under way that nobody waits for any more
-	none    chan struct{} // closed when there are none; nil before there is one
+	mu            sync.Mutex
+	abandoned     int           // abandoned calls that have not returned
+	noneAbandoned chan struct{} // closed when abandoned is zero again; nil before the first abandoned call
 }
 
-// call has the client do f, and returns what that returns, or the error of ctx if it ends first. Then f goes on, and what it
-// returns is lost: so it must not write to anything outside, nor read what its caller changes afterwards.
+// call runs f and returns its result, or the error of ctx if that ends first. Then f keeps running,
+// and its result is discarded. So f must not write to variables outside, nor read what the caller
+// changes afterwards.
 func call[T any](ctx context.Context, c *calls, f func() T) (T, error) {
 	answer := make(chan T, 1)
-	c.underWay.Add(1)
+	c.running.Add(1)
 	go func() {
-		defer c.underWay.Add(-1)
+		defer c.running.Add(-1)
 		answer <- f()
 	}()
 	return await(ctx, c, answer)
 }
 
-// await waits for an answer, or until ctx ends. An answer that is there counts, though ctx has ended as well.
+// await waits for an answer until ctx ends. If both have happened the answer is returned.
 func await[T any](ctx context.Context, c *calls, answer chan T) (T, error) {
 	select {
 	case v := <-answer:
@@ -43,44 +45,44 @@ func await[T any](ctx context.Context, c *calls, answer chan T) (T, error) {
 		return v, nil
 	default:
 	}
-	c.giveUp()
+	c.abandon()
 	go func() {
 		<-answer
-		c.over()
+		c.abandonedReturned()
 	}()
-	var none T
-	return none, ctx.Err()
+	var zero T
+	return zero, ctx.Err()
 }
 
-func (c *calls) giveUp() {
+func (c *calls) abandon() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.givenUp == 0 {
-		c.none = make(chan struct{})
+	if c.abandoned == 0 {
+		c.noneAbandoned = make(chan struct{})
 	}
-	c.givenUp++
+	c.abandoned++
 }
 
-func (c *calls) over() {
+func (c *calls) abandonedReturned() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.givenUp--; c.givenUp == 0 {
-		close(c.none)
+	if c.abandoned--; c.abandoned == 0 {
+		close(c.noneAbandoned)
 	}
 }
 
-// maxParting is how long to wait for calls that were given up: an attempt lasts no longer.
-const maxParting = attempts.Longest + time.Second
+// abandonedTimeout bounds wait: an attempt lasts no longer than attempts.Longest.
+const abandonedTimeout = attempts.Longest + time.Second
 
-// wait waits until no call that was given up is under way, as long as ctx lasts.
+// wait waits, until ctx ends, for all abandoned calls to return.
 func (c *calls) wait(ctx context.Context) {
 	c.mu.Lock()
-	none, some := c.none, c.givenUp > 0
+	none, abandoned := c.noneAbandoned, c.abandoned > 0
 	c.mu.Unlock()
-	if !some {
+	if !abandoned {
 		return
 	}
-	timer := time.NewTimer(maxParting)
+	timer := time.NewTimer(abandonedTimeout)
 	defer timer.Stop()
 	select {
 	case <-none:

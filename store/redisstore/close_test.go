@@ -15,9 +15,9 @@ import (
 	"github.com/stilelock/stile/store/redisstore"
 )
 
-// The Redis client keeps a connection that it was making for somebody while it was closed. So nobody may be asking any more
-// when the last session is closed, in an outage either.
-func TestNoConnectionIsLeftThatWasMadeDuringClose(t *testing.T) {
+// The Redis client leaks a connection that it is making when it is closed. So no call may be
+// running when the last session has been closed, not even in an outage.
+func TestClose_leavesNoConnections(t *testing.T) {
 	t.Parallel()
 	server := testservers.StartRedis(t)
 	proxy := testservers.NewProxy(t, server.Addr())
@@ -26,7 +26,7 @@ func TestNoConnectionIsLeftThatWasMadeDuringClose(t *testing.T) {
 	options.DialCtxFn = func(ctx context.Context, addr string, d *net.Dialer, _ *tls.Config) (net.Conn, error) {
 		if outage.Load() {
 			if _, bounded := ctx.Deadline(); !bounded {
-				return nil, errors.New("nobody may listen now") // so that closing does not wait for that
+				return nil, errors.New("no subscriptions during the outage") // so that Close does not wait for a subscription
 			}
 		}
 		return d.DialContext(ctx, "tcp", addr)
@@ -37,18 +37,18 @@ func TestNoConnectionIsLeftThatWasMadeDuringClose(t *testing.T) {
 	}
 	st := newStore(t, cli, nil)
 	name := newName(t)
-	a, b := open(t, st, lasting), open(t, st, lasting)
+	a, b := open(t, st, longTTL), open(t, st, longTTL)
 	hold(t, a, name)
 	join(t, b, name, line.Exclusive)
 
 	outage.Store(true)
 	proxy.Hold()
 	proxy.Reset()
-	eventually(t, "who waits asks, on a new connection", func() bool { return proxy.Connections() > 0 })
+	eventually(t, "the waiter polls on a new connection", func() bool { return proxy.Connections() > 0 })
 	over, cancel := context.WithCancel(t.Context())
 	cancel()
 	if err := a.Close(over); !errors.Is(err, context.Canceled) {
-		t.Errorf("nothing can have been carried out, and closing says %v", err)
+		t.Errorf("Close: got %v, want Canceled", err)
 	}
 	closed := make(chan error, 1)
 	go func() { closed <- b.Close(t.Context()) }()

@@ -12,7 +12,6 @@ import (
 	"github.com/stilelock/stile/store/redisstore"
 )
 
-// clusterStore returns a store on a cluster.
 func clusterStore(t *testing.T, nodes []*testservers.Redis) *redisstore.Store {
 	t.Helper()
 	var addrs []string
@@ -22,70 +21,70 @@ func clusterStore(t *testing.T, nodes []*testservers.Redis) *redisstore.Store {
 	return newStore(t, connectWith(t, redisstore.ClientOptions(addrs...)), nil)
 }
 
-// channels returns the channels that are subscribed to at the nodes of a cluster.
+// channels returns the channels with subscriptions at the nodes of a cluster.
 func channels(t *testing.T, nodes []*testservers.Redis) (all []string) {
 	t.Helper()
 	for _, node := range nodes {
-		some, err := node.Do("PUBSUB", "SHARDCHANNELS").AsStrSlice()
+		chunk, err := node.Do("PUBSUB", "SHARDCHANNELS").AsStrSlice()
 		if err != nil {
 			t.Fatal(err)
 		}
-		all = append(all, some...)
+		all = append(all, chunk...)
 	}
 	return all
 }
 
-// The Redis client never unsubscribes from what others may listen to on the same connection. So there must be an end to what
-// a process subscribes to, however many locks it ever waits for.
-func TestWaitingForManyLocksOfOneSlotTakesOneSubscription(t *testing.T) {
+// The Redis client never unsubscribes on a connection that it shares. The number of subscriptions
+// must therefore be bounded, however many locks a process waits for over time.
+func TestCluster_oneSubscriptionPerSlot(t *testing.T) {
 	t.Parallel()
 	nodes := testservers.StartRedisCluster(t, 3)
-	holder, waiter := open(t, clusterStore(t, nodes), lasting), open(t, clusterStore(t, nodes), lasting)
+	holder, waiter := open(t, clusterStore(t, nodes), longTTL), open(t, clusterStore(t, nodes), longTTL)
 	for i := range 6 {
 		name := fmt.Sprintf("{tag}%d", i)
 		first := hold(t, holder, name)
 		second := join(t, waiter, name, line.Exclusive)
-		eventually(t, "who waits listens", func() bool { return len(channels(t, nodes)) > 0 })
+		eventually(t, "the waiter has subscribed", func() bool { return len(channels(t, nodes)) > 0 })
 		first.leave(t)
 		second.await(t, store.Admitted)
 		second.leave(t)
 	}
 	if all := channels(t, nodes); len(all) != 1 {
-		t.Errorf("for locks of one slot there are the subscriptions %q", all)
+		t.Errorf("got subscriptions %q, want one", all)
 	}
 }
 
-// Those who wait for locks of one slot share what they hear; nobody asks here.
-func TestLocksOfOneSlotAreHandedOverByMessages(t *testing.T) {
+// Waiters for locks of one slot share a channel. They do not poll here.
+func TestCluster_handoverByMessages(t *testing.T) {
 	t.Parallel()
 	nodes := testservers.StartRedisCluster(t, 3)
 	st := clusterStore(t, nodes)
-	st.Mute()
-	holder, waiter := open(t, clusterStore(t, nodes), lasting), open(t, st, lasting)
-	var first, second []*seat
+	st.DisablePolling()
+	holder, waiter := open(t, clusterStore(t, nodes), longTTL), open(t, st, longTTL)
+	var first, second []*testEntry
 	for i := range 5 {
 		name := fmt.Sprintf("{tag}%d", i)
 		first = append(first, hold(t, holder, name))
 		second = append(second, join(t, waiter, name, line.Exclusive))
 	}
 	for i, s := range second {
-		eventually(t, "who waits listens", func() bool { return len(channels(t, nodes)) == 1 })
+		eventually(t, "the waiter has subscribed", func() bool { return len(channels(t, nodes)) == 1 })
 		first[i].leave(t)
 		s.await(t, store.Admitted)
 		s.leave(t)
 	}
 }
 
-// A slot goes to another node, which ends the subscriptions to its channels.
-func TestWhoWaitsListensWhereTheSlotHasGone(t *testing.T) {
+// A slot moves to another node, which ends the subscriptions to its channels.
+func TestCluster_subscriptionFollowsSlot(t *testing.T) {
 	t.Parallel()
 	nodes := testservers.StartRedisCluster(t, 3)
 	st := clusterStore(t, nodes)
-	st.Mute()
-	holder, waiter := open(t, clusterStore(t, nodes), lasting), open(t, st, lasting)
+	st.DisablePolling()
+	holder, waiter := open(t, clusterStore(t, nodes), longTTL), open(t, st, longTTL)
 	name := newName(t)
 	first, second := hold(t, holder, name), join(t, waiter, name, line.Exclusive)
-	before := listened(t, nodes)
+	before := subscriptionCounts(t, nodes)
 	first.leave(t)
 	second.await(t, store.Admitted)
 	second.leave(t)
@@ -102,16 +101,17 @@ func TestWhoWaitsListensWhereTheSlotHasGone(t *testing.T) {
 	for _, node := range nodes {
 		node.Do("CLUSTER", "SETSLOT", slot, "NODE", id)
 	}
-	eventually(t, "it listens there", func() bool { return listened(t, []*testservers.Redis{to})[0] == 1 })
+	eventually(t, "it has subscribed at the new node", func() bool { return subscriptionCounts(t, []*testservers.Redis{to})[0] == 1 })
 	first, second = hold(t, holder, name), join(t, waiter, name, line.Exclusive)
 	first.leave(t)
 	second.await(t, store.Admitted)
 }
 
-// listened waits until one of the nodes has a subscription, and returns how many each has.
-func listened(t *testing.T, nodes []*testservers.Redis) (counts []int) {
+// subscriptionCounts waits until one of the nodes has a subscription, and returns the number at
+// each node.
+func subscriptionCounts(t *testing.T, nodes []*testservers.Redis) (counts []int) {
 	t.Helper()
-	eventually(t, "who waits listens", func() bool {
+	eventually(t, "the waiter has subscribed", func() bool {
 		counts = nil
 		for i := range nodes {
 			counts = append(counts, len(channels(t, nodes[i:i+1])))

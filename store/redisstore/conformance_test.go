@@ -12,10 +12,10 @@ import (
 )
 
 // Promise: P1, P3
-func TestStoreConforms(t *testing.T) {
+func TestStore_conforms(t *testing.T) {
 	t.Parallel()
 	server := testservers.StartRedis(t)
-	var proxies sync.Map // of stores
+	var proxies sync.Map // by store
 	open := func(t *testing.T) store.Store {
 		proxy := testservers.NewProxy(t, server.Addr())
 		st := newStore(t, connect(t, proxy.Addr()), nil)
@@ -37,9 +37,10 @@ func TestStoreConforms(t *testing.T) {
 	})
 }
 
-// In a cluster the entries of one session are on several servers, and wake-ups go through a channel for each line.
+// In a cluster the entries of one session are on several servers, and each slot has its own
+// channel.
 // Promise: P1
-func TestStoreConformsOnACluster(t *testing.T) {
+func TestStore_conformsOnCluster(t *testing.T) {
 	t.Parallel()
 	var addrs []string
 	for _, node := range testservers.StartRedisCluster(t, 3) {

@@ -9,22 +9,22 @@ func (e *entry) notifyContended(f func()) {
 	}
 	e.mu.Unlock()
 	if !over {
-		e.session.store.follow(e, 0)
+		e.session.store.startPolling(e, 0)
 	}
 }
 
-// armed reports whether the owner wants to know of those who wait behind the entry, and has not been notified.
+// armed reports whether the owner waits for a notification of contention.
 func (e *entry) armed() bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	return e.contended != nil && !e.delivery.Over()
 }
 
-// callContended notifies the owner that somebody waits behind the entry.
+// callContended notifies the owner, once, that an entry waits behind this one.
 func (e *entry) callContended() {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if f := e.contended; f != nil { // nil when the owner has been silenced
+	if f := e.contended; f != nil { // nil after silence
 		e.contended = nil
 		f()
 	}

@@ -20,77 +20,80 @@ import (
 	"github.com/stilelock/stile/store/redisstore"
 )
 
-// The tests of this file are about defects that were seen in other locks on Redis, or are documented there: redsync, bsm's
-// redislock, rueidislock and Redisson. Each says which and what they do.
+// The tests in this file check for defects that are known in other Redis locks: redsync, bsm's
+// redislock, rueidislock and Redisson. Each comment names the lock and its defect.
 //
-// Masters that hang (D5) are a matter of store/redlockstore.
+// Masters that hang (D5) are tested in store/redlockstore.
 
-// D1: rueidislock waits for ever for a free lock if the server stands still for longer than its retry while it asks.
+// D1: rueidislock never gets a free lock if the server hangs for longer than the retry interval
+// during a request.
 // Promise: P7
-func TestStalledServerDelaysAndStrandsNobody(t *testing.T) {
+func TestEnqueue_hungServerOnlyDelays(t *testing.T) {
 	t.Parallel()
 	server := testservers.StartRedis(t)
-	st, courier := storeBy(t, server.Addr())
-	se := open(t, st, lasting)
-	hold(t, se, newName(t)).leave(t)          // the server has learnt the script
-	for _, requests := range []int{1, 2, 3} { // so many are made while the server stands, all but one of them given up
+	st, interceptor := interceptedStore(t, server.Addr())
+	se := open(t, st, longTTL)
+	hold(t, se, newName(t)).leave(t)          // loads the script
+	for _, requests := range []int{1, 2, 3} { // requests while the server hangs; all but one are abandoned
 		name := newName(t)
-		before, _ := courier.counts()
+		before, _ := interceptor.counts()
 		server.Pause()
-		var s *seat
+		var s *testEntry
 		joined := make(chan error, 1)
 		go func() (err error) {
 			defer func() { joined <- err }()
 			s, err = tryJoin(t.Context(), se, name, line.Exclusive)
 			return err
 		}()
-		eventually(t, "it asks for the lock", func() bool {
-			n, _ := courier.counts()
+		eventually(t, "the requests are sent", func() bool {
+			n, _ := interceptor.counts()
 			return n >= before+requests
 		})
 		server.Resume()
 		if err := <-joined; err != nil {
-			t.Fatalf("after %d requests to a server that stood: %v", requests, err)
+			t.Fatalf("after %d requests to a hung server: %v", requests, err)
 		}
 		s.await(t, store.Admitted)
 		s.leave(t)
 		if left := keysOf(t, server, name); len(left) > 0 {
-			t.Errorf("after %d requests to a server that stood, the release has left %q", requests, left)
+			t.Errorf("after %d requests to a hung server: the release left keys %q", requests, left)
 		}
 	}
 }
 
-// D2: with its defaults rueidislock never gets a free lock where a round trip takes 24 ms.
+// D2: with its defaults rueidislock never gets a free lock if a round trip takes 24ms.
 // Promise: P4
-func TestFreeLockTakesOneRoundTrip(t *testing.T) {
+func TestEnqueue_freeLockTakesOneRoundTrip(t *testing.T) {
 	t.Parallel()
 	server := testservers.StartRedis(t)
 	for _, rtt := range []time.Duration{24 * time.Millisecond, 120 * time.Millisecond} {
 		proxy := testservers.NewProxy(t, server.Addr())
-		st, courier := storeBy(t, proxy.Addr())
-		se := open(t, st, lasting)
-		hold(t, se, newName(t)).leave(t) // the server has learnt the script
+		st, interceptor := interceptedStore(t, proxy.Addr())
+		se := open(t, st, longTTL)
+		hold(t, se, newName(t)).leave(t) // loads the script
 		proxy.Delay(rtt / 2)
-		// On a busy machine a request may be made again before it is answered: that is not what this is about.
+		// On a busy machine a request may be repeated before it is answered, so the minimum of
+		// several tries counts.
 		least := 2
 		for tries := 0; least > 1 && tries < 100; tries++ {
-			eventually(t, "only the subscription is under way", func() bool { return st.Calls() == 1 })
-			_, before := courier.counts()
+			eventually(t, "only the subscription is running", func() bool { return st.Calls() == 1 })
+			_, before := interceptor.counts()
 			s := hold(t, se, newName(t))
-			_, answered := courier.counts()
+			_, answered := interceptor.counts()
 			least = min(least, answered-before)
 			s.leave(t)
 		}
 		if least != 1 {
-			t.Errorf("with a round trip of %v a free lock takes %d requests that are answered", rtt, least)
+			t.Errorf("round trip %v: a free lock took %d answered requests, want 1", rtt, least)
 		}
 	}
 }
 
-// D3: rueidislock writes ends of leases by the client's clock: with a server ten seconds ahead, two have the lock at once.
-// Wherever the server's clock is, a lease lasts as long as it was asked for: no shorter, and not by a day longer.
+// D3: rueidislock computes the end of a lease by the client's clock: if the server's is ten seconds
+// ahead, two clients hold the lock at once. Wherever the server's clock is, a lease must last as
+// long as requested: no shorter, and at most a day longer.
 // Promise: P1
-func TestServersClockMayBeAnywhere(t *testing.T) {
+func TestLease_anyServerClock(t *testing.T) {
 	t.Parallel()
 	const ttl, short, off = 10 * time.Minute, time.Second, 24 * time.Hour
 	server := testservers.StartRedisAhead(t)
@@ -99,58 +102,59 @@ func TestServersClockMayBeAnywhere(t *testing.T) {
 	for _, ahead := range []time.Duration{off, -off, 0} {
 		server.SetAhead(ahead)
 		begun := time.Now()
-		a, b := open(t, storeAt(t, server.Addr()), ttl), open(t, storeAt(t, server.Addr()), lasting)
-		rises := func(s *seat) {
+		a, b := open(t, storeAt(t, server.Addr()), ttl), open(t, storeAt(t, server.Addr()), longTTL)
+		checkRises := func(s *testEntry) {
 			t.Helper()
 			st, _, _ := s.standing()
 			if st.State != store.Admitted || st.Order <= last {
-				t.Errorf("clock %v ahead: %+v after order %d", ahead, st, last)
+				t.Errorf("clock %v ahead: got %+v after order %d", ahead, st, last)
 			}
 			last = st.Order
 		}
-		kept := func(begun time.Time) {
+		checkTTL := func(begun time.Time) {
 			t.Helper()
 			ms, err := server.Do("PTTL", name).AsInt64()
 			left := time.Duration(ms) * time.Millisecond
-			if err != nil || left > ttl || left < without(ttl, begun)-time.Second {
-				t.Errorf("clock %v ahead: the lock is kept for %v more, %v; want %v", ahead, left, err, ttl)
+			if err != nil || left > ttl || left < timeLeft(ttl, begun)-time.Second {
+				t.Errorf("clock %v ahead: got PTTL %v, %v; want %v", ahead, left, err, ttl)
 			}
 		}
 		first := hold(t, a, name)
-		kept(begun) // for as long as the session lives that was opened before
-		rises(first)
+		checkTTL(begun) // as long as the session, which was opened before
+		checkRises(first)
 		second := join(t, b, name, line.Exclusive)
 		begun = time.Now()
 		confirm(t, a, b)
-		kept(begun)
-		second.waits(t)
+		checkTTL(begun)
+		second.checkWaits(t)
 		first.leave(t)
 		second.await(t, store.Admitted)
-		rises(second)
+		checkRises(second)
 		second.leave(t)
 
-		dead := lateJoin{server, name} // whose process is nowhere
+		dead := rawClient{server, name} // a holder without a process
 		begun = time.Now()
 		if got := dead.send(t, fmt.Sprintf("dead%v.x", ahead), short); got != "in" {
-			t.Fatalf("clock %v ahead: the dead holder was told %q", ahead, got)
+			t.Fatalf("clock %v ahead: dead holder: got %q, want in", ahead, got)
 		}
 		third := join(t, b, name, line.Exclusive)
 		if _, at := third.await(t, store.Admitted); at.Sub(begun) < short {
-			t.Errorf("clock %v ahead: the lock of a dead holder was free after %v, with a TTL of %v", ahead, at.Sub(begun), short)
+			t.Errorf("clock %v ahead: the dead holder's lock was free after %v, TTL %v", ahead, at.Sub(begun), short)
 		}
-		rises(third)
+		checkRises(third)
 		third.leave(t)
 	}
 }
 
-// D4: redsync and redislock leave the lock behind, for its TTL, if the caller's context ends while they ask for it.
+// D4: redsync and redislock leave the lock behind, for its TTL, if the caller's context ends during
+// the request.
 // Promise: P5
-func TestCancelledRequestLeavesNoLockBehind(t *testing.T) {
+func TestEnqueue_canceledLeavesNoKeys(t *testing.T) {
 	t.Parallel()
 	server := testservers.StartRedis(t)
 	proxy := testservers.NewProxy(t, server.Addr())
 	st := storeAt(t, proxy.Addr())
-	se := open(t, st, lasting)
+	se := open(t, st, longTTL)
 	hold(t, se, newName(t)).leave(t)
 	proxy.Delay(4 * time.Millisecond)
 	failed := 0
@@ -162,59 +166,59 @@ func TestCancelledRequestLeavesNoLockBehind(t *testing.T) {
 		if err == nil {
 			s.leave(t)
 		} else if failed++; !errors.Is(err, context.DeadlineExceeded) {
-			t.Errorf("want an error that says so, got %v", err)
+			t.Errorf("got %v, want DeadlineExceeded", err)
 		}
-		eventually(t, "no key is left of a lock that was given up", func() bool { return len(keysOf(t, server, name)) == 0 })
+		eventually(t, "no key of the abandoned lock is left", func() bool { return len(keysOf(t, server, name)) == 0 })
 	}
 	if failed < 10 {
-		t.Errorf("only %d of 30 contexts ended too early: the test is not about anything", failed)
+		t.Errorf("only %d of 30 contexts ended early; the test needs at least 10", failed)
 	}
 }
 
-// D4, the worst of it: the request was given up, everything was cleaned up, and then it arrives.
+// D4, worst case: the request was abandoned, everything was cleaned up, and then it arrives.
 // Promise: P5
-func TestRequestThatArrivesAfterItsCancellationIsVoid(t *testing.T) {
+func TestEnqueue_lateRequestAfterCancelIsVoid(t *testing.T) {
 	t.Parallel()
 	server := testservers.StartRedis(t)
 	name := newName(t)
-	st, courier := storeBy(t, server.Addr())
-	se := open(t, st, lasting)
-	hold(t, se, newName(t)).leave(t) // the server has learnt the script
-	// The cancellation, by way of the public door: an enqueue that is carried out and not answered, given up, and cleaned up
-	// after.
+	st, interceptor := interceptedStore(t, server.Addr())
+	se := open(t, st, longTTL)
+	hold(t, se, newName(t)).leave(t) // loads the script
+	// Enqueue sends a request that is carried out but not answered; the caller gives up, and the
+	// store cleans up.
 	ctx, cancel := context.WithCancel(t.Context())
-	courier.next("join", func(ctx context.Context, send func(context.Context) []rueidis.RedisResult) []rueidis.RedisResult {
+	interceptor.next("join", func(ctx context.Context, send func(context.Context) []rueidis.RedisResult) []rueidis.RedisResult {
 		if err := send(t.Context())[0].Error(); err != nil {
 			t.Error(err)
 		}
 		cancel()
-		return failed(ctx, send)
+		return failRequest(ctx, send)
 	})
 	if _, err := tryJoin(ctx, se, name, line.Exclusive); !errors.Is(err, context.Canceled) {
-		t.Fatalf("it was given up, and joining says %v", err)
+		t.Fatalf("join: got %v, want Canceled", err)
 	}
-	script := lateJoin{server, name}
+	script := rawClient{server, name}
 	id := script.voided(t)
-	eventually(t, "the entry is taken out", func() bool { return len(keysOf(t, server, name)) == 0 })
-	if got := script.send(t, id, lasting); got != "void" {
-		t.Errorf("the request that came late was answered with %q, want void", got)
+	eventually(t, "the entry is removed", func() bool { return len(keysOf(t, server, name)) == 0 })
+	if got := script.send(t, id, longTTL); got != "void" {
+		t.Errorf("late request: got %q, want void", got)
 	}
 	if left := keysOf(t, server, name); len(left) > 0 {
-		t.Errorf("the request that came late has left %q", left)
+		t.Errorf("the late request left keys %q", left)
 	}
 }
 
-// lateJoin makes requests by hand.
-type lateJoin struct {
+// rawClient sends requests without a store.
+type rawClient struct {
 	server *testservers.Redis
 	name   string
 }
 
-// voided waits until there is an entry that must not come, and returns its id.
-func (l lateJoin) voided(t *testing.T) string {
+// voided waits until an entry is voided, and returns its id.
+func (l rawClient) voided(t *testing.T) string {
 	t.Helper()
 	var ids []string
-	eventually(t, "it is noted that the entry must not come", func() bool {
+	eventually(t, "the entry is voided", func() bool {
 		var err error
 		if ids, err = l.server.Do("ZRANGE", redisstore.Keys("", l.name)[6], "0", "-1").AsStrSlice(); err != nil {
 			t.Fatal(err)
@@ -222,19 +226,19 @@ func (l lateJoin) voided(t *testing.T) string {
 		return len(ids) > 0
 	})
 	if len(ids) != 1 {
-		t.Fatalf("the entries that must not come are %q; want one", ids)
+		t.Fatalf("got void entries %q, want one", ids)
 	}
 	return ids[0]
 }
 
-// send puts the entry in, for a client that nobody has, and returns what the script says to that.
-func (l lateJoin) send(t *testing.T, id string, ttl time.Duration) string {
+// send puts an entry in, for a client without a process, and returns the script's reply.
+func (l rawClient) send(t *testing.T, id string, ttl time.Duration) string {
 	t.Helper()
 	return l.sendFor(t, id, ttl, "nobody", "")
 }
 
-// sendFor puts the entry in for a client, whose flag says whether it listens.
-func (l lateJoin) sendFor(t *testing.T, id string, ttl time.Duration, client, flag string) string {
+// sendFor puts an entry in for a client, with a flag that says whether it has subscribed.
+func (l rawClient) sendFor(t *testing.T, id string, ttl time.Duration, client, flag string) string {
 	t.Helper()
 	keys := redisstore.Keys("", l.name)
 	words := append([]string{"EVALSHA", redisstore.ScriptSum, fmt.Sprint(len(keys))}, keys...)
@@ -243,41 +247,41 @@ func (l lateJoin) sendFor(t *testing.T, id string, ttl time.Duration, client, fl
 	if err != nil || len(reply) == 0 {
 		t.Fatal(reply, err)
 	}
-	said, err := reply[0].ToString()
+	code, err := reply[0].ToString()
 	if err != nil {
 		t.Fatal(err)
 	}
-	return said
+	return code
 }
 
-// D6: rueidislock waits for ever for a wake-up that was lost. Here none is heard, and the waiter polls: at least once a
-// second, as TestNobodyAsksMoreRarelyThanOnceAHeartbeat shows.
+// D6: rueidislock waits forever if a wake-up is lost. Here all are lost and the waiter polls, at
+// least once a second: see TestPollInterval_bounds.
 // Promise: P7
-func TestLostWakeUpsCostOneHeartbeat(t *testing.T) {
+func TestPolling_replacesLostMessages(t *testing.T) {
 	t.Parallel()
 	server := testservers.StartRedis(t)
-	deaf, courier := storeBy(t, server.Addr())
-	deaf.Deafen()
-	a, b := open(t, storeAt(t, server.Addr()), lasting), open(t, deaf, lasting)
+	noMessages, interceptor := interceptedStore(t, server.Addr())
+	noMessages.DropMessages()
+	a, b := open(t, storeAt(t, server.Addr()), longTTL), open(t, noMessages, longTTL)
 	name := newName(t)
 	first := hold(t, a, name)
 	second := join(t, b, name, line.Exclusive)
-	second.waitsOn(t, courier)
+	second.checkStillWaits(t, interceptor)
 	first.leave(t)
 	second.await(t, store.Admitted)
 	second.leave(t)
 }
 
-// D6: the same, with connections that are cut again and again.
+// D6: the same, with connections that are cut repeatedly.
 // Promise: P1, P7
-func TestCutSubscriptionsStrandNobody(t *testing.T) {
+func TestSubscriber_cutRepeatedly(t *testing.T) {
 	t.Parallel()
 	server := testservers.StartRedis(t)
 	name := newName(t)
-	const clients, turns, cuts = 4, 5, 24 // at least
+	const clients, turns, cuts = 4, 5, 24 // minimum numbers
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	var cut atomic.Int64
+	var cutConnection atomic.Int64
 	var cutter sync.WaitGroup
 	cutter.Go(func() {
 		for ctx.Err() == nil {
@@ -285,7 +289,7 @@ func TestCutSubscriptionsStrandNobody(t *testing.T) {
 			if err != nil {
 				t.Error(err)
 			}
-			cut.Add(n)
+			cutConnection.Add(n)
 			select {
 			case <-ctx.Done():
 			case <-time.After(40 * time.Millisecond):
@@ -296,13 +300,13 @@ func TestCutSubscriptionsStrandNobody(t *testing.T) {
 	var all sync.WaitGroup
 	for range clients {
 		st := storeAt(t, server.Addr())
-		st.Mute() // so that they ask when they hear again, and at no other time
-		se := open(t, st, lasting)
+		st.DisablePolling() // so that they poll only after they have subscribed again
+		se := open(t, st, longTTL)
 		all.Go(func() {
-			for n := 0; n < turns || cut.Load() < cuts; n++ {
+			for n := 0; n < turns || cutConnection.Load() < cuts; n++ {
 				s := hold(t, se, name)
 				if inside.Add(1) > 1 {
-					t.Error("two hold the lock")
+					t.Error("two clients hold the lock")
 				}
 				time.Sleep(time.Millisecond)
 				inside.Add(-1)
@@ -315,45 +319,46 @@ func TestCutSubscriptionsStrandNobody(t *testing.T) {
 	cutter.Wait()
 }
 
-// D7: in Redisson's fair lock each dead waiter may hold up the others for five minutes.
+// D7: in Redisson's fair lock each dead waiter may delay the others by five minutes.
 // Promise: P4
-func TestDeadWaitersHoldNobodyUp(t *testing.T) {
+func TestLine_deadWaitersAreSkipped(t *testing.T) {
 	t.Parallel()
 	const dead = 50
 	server := testservers.StartRedis(t)
 	name := newName(t)
-	holder := hold(t, open(t, storeAt(t, server.Addr()), lasting), name)
+	holder := hold(t, open(t, storeAt(t, server.Addr()), longTTL), name)
 
 	proxy := testservers.NewProxy(t, server.Addr())
 	doomed := storeAt(t, proxy.Addr())
-	for _, se := range openMany(t, doomed, dead, lasting) {
-		join(t, se, name, line.Exclusive).waits(t)
+	for _, se := range openMany(t, doomed, dead, longTTL) {
+		join(t, se, name, line.Exclusive).checkWaits(t)
 	}
-	live := join(t, open(t, storeAt(t, server.Addr()), lasting), name, line.Exclusive)
-	live.waits(t)
-	// As if the process had been killed: nothing more comes from it, and its connections are closed.
+	live := join(t, open(t, storeAt(t, server.Addr()), longTTL), name, line.Exclusive)
+	live.checkWaits(t)
+	// As if the process had been killed: its connections are closed and it sends nothing.
 	proxy.Refuse()
 	proxy.Reset()
-	eventually(t, "the server sees that they are gone", func() bool {
+	eventually(t, "the server has closed their connections", func() bool {
 		n, err := server.Do("PUBSUB", "CHANNELS", "//wake/*").AsStrSlice()
 		return err == nil && len(n) == 2
 	})
 	start := time.Now()
 	holder.leave(t)
-	_, at := live.await(t, store.Admitted) // the lease of any of them would take longer than we wait here
+	_, at := live.await(t, store.Admitted) // the lease of any dead waiter would take longer than testTimeout
 	t.Logf("%d dead waiters cost %v", dead, at.Sub(start))
 }
 
-// D7: if nobody can see that they are dead, their leases end: all of them at a time, not one after the other.
+// D7: if the server cannot see that waiters are dead, their leases end all at the same time, not
+// one after the other.
 // Promise: P4
-func TestSilentWaitersHoldNobodyUpLongerThanTheirLeases(t *testing.T) {
+func TestLine_silentWaitersExpireTogether(t *testing.T) {
 	t.Parallel()
-	const dead, ttl = 60, 3 * time.Second // one lease after the other would take longer than we wait here
+	const dead, ttl = 60, 3 * time.Second // one lease after the other would take longer than testTimeout
 	server := testservers.StartRedis(t)
 	name := newName(t)
-	holder := hold(t, open(t, storeAt(t, server.Addr()), lasting), name)
-	// A connection that stays, and from which nothing comes.
-	silent := direct(t, server)
+	holder := hold(t, open(t, storeAt(t, server.Addr()), longTTL), name)
+	// An open connection on which nothing is received.
+	silent := adminClient(t, server)
 	ctx, cancel := context.WithCancel(t.Context())
 	var listening sync.WaitGroup
 	listening.Go(func() {
@@ -361,90 +366,92 @@ func TestSilentWaitersHoldNobodyUpLongerThanTheirLeases(t *testing.T) {
 	})
 	defer listening.Wait()
 	defer cancel()
-	eventually(t, "it listens", func() bool {
+	eventually(t, "the subscription exists", func() bool {
 		n, err := server.Do("PUBSUB", "NUMSUB", "//wake/silent").AsIntMap()
 		return err == nil && n["//wake/silent"] == 1
 	})
 	for i := range dead {
-		if got := (lateJoin{server, name}).sendFor(t, fmt.Sprintf("dead%d.x", i), ttl, "silent", "l"); got != "wait" {
-			t.Fatalf("a silent waiter was told %q", got)
+		if got := (rawClient{server, name}).sendFor(t, fmt.Sprintf("dead%d.x", i), ttl, "silent", "l"); got != "wait" {
+			t.Fatalf("silent waiter: got %q, want wait", got)
 		}
 	}
-	live := join(t, open(t, storeAt(t, server.Addr()), lasting), name, line.Exclusive)
+	live := join(t, open(t, storeAt(t, server.Addr()), longTTL), name, line.Exclusive)
 	holder.leave(t)
 	live.await(t, store.Admitted)
 }
 
-// A waiter whose connection is down when its turn comes keeps its place.
+// A waiter whose connection is down when it could be admitted keeps its place.
 // Promise: P2, P3
-func TestWaiterThatIsAwayKeepsItsPlace(t *testing.T) {
+func TestLine_disconnectedWaiterKeepsItsPlace(t *testing.T) {
 	t.Parallel()
 	server := testservers.StartRedis(t)
 	name := newName(t)
-	holder := hold(t, open(t, storeAt(t, server.Addr()), lasting), name)
+	holder := hold(t, open(t, storeAt(t, server.Addr()), longTTL), name)
 	proxy := testservers.NewProxy(t, server.Addr())
-	away := join(t, open(t, storeAt(t, proxy.Addr()), lasting), name, line.Exclusive)
-	next := join(t, open(t, storeAt(t, server.Addr()), lasting), name, line.Exclusive)
-	last := join(t, open(t, storeAt(t, server.Addr()), lasting), name, line.Exclusive)
+	away := join(t, open(t, storeAt(t, proxy.Addr()), longTTL), name, line.Exclusive)
+	next := join(t, open(t, storeAt(t, server.Addr()), longTTL), name, line.Exclusive)
+	last := join(t, open(t, storeAt(t, server.Addr()), longTTL), name, line.Exclusive)
 	proxy.Refuse()
 	proxy.Reset()
-	eventually(t, "the server sees that it is gone", func() bool {
+	eventually(t, "the server has closed its connection", func() bool {
 		n, err := server.Do("PUBSUB", "CHANNELS", "//wake/*").AsStrSlice()
 		return err == nil && len(n) == 3
 	})
 	holder.leave(t)
 	first, _ := next.await(t, store.Admitted)
 	proxy.Accept()
-	eventually(t, "it is back", func() bool {
+	eventually(t, "it has subscribed again", func() bool {
 		n, err := server.Do("PUBSUB", "CHANNELS", "//wake/*").AsStrSlice()
 		return err == nil && len(n) == 4
 	})
 	next.leave(t)
 	second, _ := away.await(t, store.Admitted)
-	last.waits(t)
+	last.checkWaits(t)
 	away.leave(t)
 	third, _ := last.await(t, store.Admitted)
 	if first.Order >= second.Order || second.Order >= third.Order {
-		t.Errorf("the orders are %d, %d, %d: they must rise", first.Order, second.Order, third.Order)
+		t.Errorf("got orders %d, %d, %d; want rising ones", first.Order, second.Order, third.Order)
 	}
 }
 
-// A waiter is away while another comes, is let in past it, and leaves. What is remembered of that must not be forgotten though
-// nobody holds the lock any more: the order that the waiter has from its arrival is smaller than the other's.
+// While a waiter is disconnected, another entry joins, is admitted past it, and leaves. That order
+// must be remembered although the lock is free again: the waiter's order from its arrival is
+// smaller.
 // Promise: P2
-func TestWaiterThatIsAwayWhileAnotherComesAndGoesHasALargerOrder(t *testing.T) {
+func TestOrder_disconnectedWaiterGetsLargerOrder(t *testing.T) {
 	t.Parallel()
 	server := testservers.StartRedis(t)
 	name := newName(t)
-	listening := func(n int) {
-		eventually(t, "the server sees who listens", func() bool {
+	subscriptions := func(n int) {
+		eventually(t, "the expected subscriptions exist", func() bool {
 			channels, err := server.Do("PUBSUB", "CHANNELS", "//wake/*").AsStrSlice()
 			return err == nil && len(channels) == n
 		})
 	}
-	holder := hold(t, open(t, storeAt(t, server.Addr()), lasting), name)
+	holder := hold(t, open(t, storeAt(t, server.Addr()), longTTL), name)
 	proxy := testservers.NewProxy(t, server.Addr())
-	away := join(t, open(t, storeAt(t, proxy.Addr()), lasting), name, line.Exclusive)
-	other := open(t, storeAt(t, server.Addr()), lasting)
-	listening(3)
+	away := join(t, open(t, storeAt(t, proxy.Addr()), longTTL), name, line.Exclusive)
+	other := open(t, storeAt(t, server.Addr()), longTTL)
+	subscriptions(3)
 	proxy.Refuse()
 	proxy.Reset()
-	listening(2)
+	subscriptions(2)
 	holder.leave(t)
 	passing := join(t, other, name, line.Exclusive)
 	before, _ := passing.await(t, store.Admitted)
 	passing.leave(t)
-	away.waits(t)
+	away.checkWaits(t)
 	proxy.Accept()
 	if after, _ := away.await(t, store.Admitted); after.Order <= before.Order {
-		t.Errorf("the order %d was given after %d", after.Order, before.Order)
+		t.Errorf("got order %d after %d", after.Order, before.Order)
 	}
 }
 
-// D8: Redisson's fair lock forgets waiters after five minutes, though they live. Here the server's clock is set forward by
-// most of a lease again and again, and they are confirmed each time.
+// D8: Redisson's fair lock forgets waiters after five minutes, though they are alive. Here the
+// server's clock is set forward by most of a lease repeatedly, and the waiters are confirmed each
+// time.
 // Promise: P7
-func TestWaiterMayWaitForManyLeases(t *testing.T) {
+func TestConfirm_waiterOutlastsManyLeases(t *testing.T) {
 	t.Parallel()
 	const ttl = 10 * time.Minute
 	server := testservers.StartRedisAhead(t)
@@ -455,71 +462,71 @@ func TestWaiterMayWaitForManyLeases(t *testing.T) {
 	for i := range 8 {
 		server.SetAhead(time.Duration(i+1) * ttl * 3 / 4)
 		confirm(t, a, b)
-		waiter.waits(t)
+		waiter.checkWaits(t)
 	}
 	holder.leave(t)
 	waiter.await(t, store.Admitted)
 }
 
-// D9: with rueidislock the lock of a dead holder is free up to 100 ms after its TTL. Here who waits asks at that moment, and
-// in this test at no other.
+// D9: with rueidislock the lock of a dead holder is free up to 100ms after its TTL. Here the waiter
+// polls when the lease ends, and in this test only then.
 // Promise: P4
-func TestLockOfADeadHolderIsFreeAfterItsTTL(t *testing.T) {
+func TestLease_deadHoldersLockIsFreeAfterTTL(t *testing.T) {
 	t.Parallel()
 	const ttl = 500 * time.Millisecond
 	server := testservers.StartRedis(t)
 	st := storeAt(t, server.Addr())
-	st.Mute()
-	b := open(t, st, lasting)
-	hold(t, b, newName(t)).leave(t) // the server has learnt the script
+	st.DisablePolling()
+	b := open(t, st, longTTL)
+	hold(t, b, newName(t)).leave(t) // loads the script
 	best := time.Hour
 	for range 2 {
-		dead := lateJoin{server, newName(t)} // whose process is nowhere
+		dead := rawClient{server, newName(t)} // a holder without a process
 		begun := time.Now()
 		if got := dead.send(t, "dead.x", ttl); got != "in" {
-			t.Fatalf("the dead holder was told %q", got)
+			t.Fatalf("dead holder: got %q, want in", got)
 		}
 		_, at := join(t, b, dead.name, line.Exclusive).await(t, store.Admitted)
 		if at.Sub(begun) < ttl {
-			t.Errorf("the lock was free %v after it was taken, with a TTL of %v", at.Sub(begun), ttl)
+			t.Errorf("the lock was free after %v, TTL %v", at.Sub(begun), ttl)
 		}
 		best = min(best, at.Sub(begun)-ttl)
 	}
 	t.Logf("beyond the TTL: %v at best", best)
 }
 
-// D10: most locks tell nobody that the lock was lost while its process stood still. Here the client is cut off: to it that
-// is the same.
+// D10: most locks do not notify the holder that the lock was lost while its process was suspended.
+// Here the holder is disconnected, which has the same effect.
 // Promise: P6
-func TestHolderIsToldBeforeTheNextIsLetIn(t *testing.T) {
+func TestHold_lostBeforeNextIsAdmitted(t *testing.T) {
 	t.Parallel()
-	const ttl = 15 * time.Second // of which a tenth is between the two, for a machine that is busy
+	const ttl = 15 * time.Second // the margin, a tenth, allows for a busy machine
 	server := testservers.StartRedis(t)
 	proxy, name := testservers.NewProxy(t, server.Addr()), newName(t)
 	first, err := newClient(t, storeAt(t, proxy.Addr()), ttl).Mutex(name).Lock(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
-	var told atomic.Int64
-	context.AfterFunc(first.Context(), func() { told.Store(time.Now().UnixNano()) })
+	var lostAt atomic.Int64
+	context.AfterFunc(first.Context(), func() { lostAt.Store(time.Now().UnixNano()) })
 	proxy.Hold()
-	second, err := newClient(t, storeAt(t, server.Addr()), renewed).Mutex(name).Lock(t.Context())
+	second, err := newClient(t, storeAt(t, server.Addr()), clientTTL).Mutex(name).Lock(t.Context())
 	now := time.Now().UnixNano()
 	if err != nil {
 		t.Fatal(err)
 	}
-	if at := told.Load(); at == 0 || at > now {
-		t.Errorf("the next one was let in at %v, and the holder told at %v", time.Unix(0, now), time.Unix(0, at))
+	if at := lostAt.Load(); at == 0 || at > now {
+		t.Errorf("the next was admitted at %v, the holder notified at %v", time.Unix(0, now), time.Unix(0, at))
 	}
 	if first.Valid() || first.Token() >= second.Token() {
-		t.Errorf("the first is valid: %v; tokens %d and %d", first.Valid(), first.Token(), second.Token())
+		t.Errorf("first hold valid: %v; tokens %d and %d, want false and rising tokens", first.Valid(), first.Token(), second.Token())
 	}
 	proxy.Release()
 }
 
-// D11: counters begin again when Redis has lost its data, and holders hear nothing of it.
+// D11: counters restart when Redis has lost its data, and holders are not notified.
 // Promise: P2
-func TestHolderIsToldOfLostDataAndTokensStillRise(t *testing.T) {
+func TestHold_lostWithServersData(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
 		how  string
@@ -530,7 +537,7 @@ func TestHolderIsToldOfLostDataAndTokensStillRise(t *testing.T) {
 	} {
 		t.Run(c.how, func(t *testing.T) {
 			t.Parallel()
-			const ttl = 30 * time.Second // it hears of it after a third of that
+			const ttl = 30 * time.Second // a third of that is the time until the next confirmation
 			server := testservers.StartRedis(t)
 			name := newName(t)
 			st := storeAt(t, server.Addr())
@@ -539,52 +546,54 @@ func TestHolderIsToldOfLostDataAndTokensStillRise(t *testing.T) {
 				t.Fatal(err)
 			}
 			c.lose(server)
-			wantTold(t, first)
-			second, err := newClient(t, storeAt(t, server.Addr()), renewed).Mutex(name).Lock(t.Context())
+			wantLost(t, first)
+			second, err := newClient(t, storeAt(t, server.Addr()), clientTTL).Mutex(name).Lock(t.Context())
 			if err != nil {
 				t.Fatal(err)
 			}
 			if second.Token() <= first.Token() {
-				t.Errorf("token %d follows %d", second.Token(), first.Token())
+				t.Errorf("got token %d after %d", second.Token(), first.Token())
 			}
 		})
 	}
 }
 
-// wantTold waits until a holder is told that its hold is lost, by the server and not by its own clock.
-func wantTold(t *testing.T, h *stile.Hold) {
+// wantLost waits until a hold is lost because of the server and not because of the client's own
+// clock.
+func wantLost(t *testing.T, h *stile.Hold) {
 	t.Helper()
 	select {
 	case <-h.Lost():
-	case <-time.After(soon):
-		t.Fatal("the holder was not told")
+	case <-time.After(testTimeout):
+		t.Fatal("the holder was not notified")
 	}
 	if lost, ok := errors.AsType[*stile.LostError](h.Err()); !ok || lost.Reason == stile.LostDeadline {
-		t.Errorf("nobody but its own clock told the holder: %v", h.Err())
+		t.Errorf("got %v, want a loss reported by the server", h.Err())
 	}
 }
 
-// D13: who may not use the channels has the script stopped in its middle, after the lock was taken.
+// D13: if the user lacks permission for the channels, the script is aborted halfway, after the lock
+// was taken.
 // Promise: P5
-func TestUserWithoutChannelsIsRefusedAtOnce(t *testing.T) {
+func TestOpen_userWithoutChannels(t *testing.T) {
 	t.Parallel()
 	server := testservers.StartRedis(t, "user mute on >secret ~* resetchannels +@all")
 	options := redisstore.ClientOptions(server.Addr())
 	options.Username, options.Password = "mute", "secret"
 	st := newStore(t, connectWith(t, options), nil)
-	_, err := st.Open(t.Context(), store.SessionOptions{TTL: lasting})
+	_, err := st.Open(t.Context(), store.SessionOptions{TTL: longTTL})
 	if err == nil || !strings.Contains(err.Error(), "//wake/") || strings.Contains(err.Error(), "secret") ||
 		!strings.Contains(err.Error(), "docs/stores.md") {
-		t.Errorf("the error must name the channel and what to do, and no password: %v", err)
+		t.Errorf("got %v, want an error with the channel and the page, without the password", err)
 	}
 	if n, err := server.Do("DBSIZE").AsInt64(); err != nil || n != 0 {
-		t.Errorf("%d keys were left, %v", n, err)
+		t.Errorf("got %d keys, %v; want none", n, err)
 	}
 }
 
-// D15: in Redisson's read-write lock, and in many others, readers that keep coming leave no room for a writer.
+// D15: in Redisson's read-write lock, and in many others, a stream of readers starves a writer.
 // Promise: P3
-func TestFloodOfReadersLeavesRoomForAWriter(t *testing.T) {
+func TestShared_readersDoNotStarveWriter(t *testing.T) {
 	t.Parallel()
 	server := testservers.StartRedis(t)
 	name := newName(t)
@@ -594,7 +603,7 @@ func TestFloodOfReadersLeavesRoomForAWriter(t *testing.T) {
 	const flood = 6
 	var passed atomic.Int32
 	for range flood {
-		se := open(t, storeAt(t, server.Addr()), lasting)
+		se := open(t, storeAt(t, server.Addr()), longTTL)
 		readers.Go(func() {
 			for ctx.Err() == nil {
 				s := join(t, se, name, line.Shared)
@@ -605,15 +614,15 @@ func TestFloodOfReadersLeavesRoomForAWriter(t *testing.T) {
 			}
 		})
 	}
-	se := open(t, storeAt(t, server.Addr()), lasting)
+	se := open(t, storeAt(t, server.Addr()), longTTL)
 	for range 10 {
 		already := passed.Load()
-		eventually(t, "there are readers", func() bool { return passed.Load() >= already+flood })
+		eventually(t, "readers are admitted", func() bool { return passed.Load() >= already+flood })
 		s := join(t, se, name, line.Exclusive)
 		before := passed.Load()
 		s.await(t, store.Admitted)
-		if n := passed.Load() - before; n > flood { // each reader that was there may hear of it late
-			t.Errorf("while the writer waited readers were let in %d times", n)
+		if n := passed.Load() - before; n > flood { // each earlier reader may learn of it late
+			t.Errorf("while the writer waited readers were admitted %d times", n)
 		}
 		s.leave(t)
 	}
@@ -621,11 +630,11 @@ func TestFloodOfReadersLeavesRoomForAWriter(t *testing.T) {
 	readers.Wait()
 }
 
-// D16: goroutines that go on when the client is closed.
-func TestNothingGoesOnAfterClose(t *testing.T) { // not parallel: it looks at all goroutines
+// D16: goroutines that still run after the client is closed.
+func TestClose_leavesNoGoroutines(t *testing.T) { // not parallel: it examines all goroutines
 	server := testservers.StartRedis(t)
 	st := storeAt(t, server.Addr())
-	a, b := newClient(t, st, renewed), newClient(t, st, renewed)
+	a, b := newClient(t, st, clientTTL), newClient(t, st, clientTTL)
 	first, err := a.Mutex("x").Lock(t.Context())
 	if err != nil {
 		t.Fatal(err)
@@ -642,25 +651,26 @@ func TestNothingGoesOnAfterClose(t *testing.T) { // not parallel: it looks at al
 	if err := errors.Join(a.Close(t.Context()), b.Close(t.Context())); err != nil {
 		t.Error(err)
 	}
-	eventually(t, "no goroutine of the store's is left", func() bool {
+	eventually(t, "no goroutine of the store is left", func() bool {
 		stacks := make([]byte, 1<<20)
 		stacks = stacks[:runtime.Stack(stacks, true)]
 		return !strings.Contains(string(stacks), "redisstore.(*")
 	})
 }
 
-// D17: WAIT on a client that shares connections tells of the changes of others.
+// D17: WAIT on a client that shares connections reports the changes of others.
 // Promise: P1
-func TestEntryThatIsNotReplicatedIsRefused(t *testing.T) {
+func TestWaitReplicas_missingReplica(t *testing.T) {
 	t.Parallel()
 	servers := testservers.StartRedisServers(t, 2)
 	master, replica := servers[0], servers[1]
 	replica.ReplicaOf(master)
-	st := newStore(t, connect(t, master.Addr()), &redisstore.Options{WaitReplicas: 1, WaitTimeout: soon})
-	se := open(t, st, lasting)
+	st := newStore(t, connect(t, master.Addr()), &redisstore.Options{WaitReplicas: 1, WaitTimeout: testTimeout})
+	se := open(t, st, longTTL)
 	hold(t, se, newName(t)).leave(t)
 	confirm(t, se)
-	// What other connections have changed until now the replica has, and the server knows it: their WAIT would succeed.
+	// Changes made on other connections are replicated, and the server knows it: a WAIT there would
+	// succeed.
 	master.Do("SET", "other", "change")
 	if n, err := master.Do("WAIT", "1", "120000").AsInt64(); err != nil || n != 1 {
 		t.Fatal(n, err)
@@ -669,40 +679,40 @@ func TestEntryThatIsNotReplicatedIsRefused(t *testing.T) {
 	st.WaitFor(200 * time.Millisecond)
 	name := newName(t)
 	if _, err := tryJoin(t.Context(), se, name, line.Exclusive); !errors.Is(err, redisstore.ErrNotReplicated) {
-		t.Errorf("an entry that the replica does not have: want ErrNotReplicated, got %v", err)
+		t.Errorf("join without the replica: got %v, want ErrNotReplicated", err)
 	}
 	if err := se.Confirm(t.Context()); !errors.Is(err, redisstore.ErrNotReplicated) {
-		t.Errorf("a confirmation that the replica does not have: want ErrNotReplicated, got %v", err)
+		t.Errorf("Confirm without the replica: got %v, want ErrNotReplicated", err)
 	}
 	eventually(t, "nothing is left of the entry", func() bool { return len(keysOf(t, master, name)) == 0 })
 	replica.Resume()
-	st.WaitFor(soon)
-	eventually(t, "the replica counts again", func() bool { return se.Confirm(t.Context()) == nil })
+	st.WaitFor(testTimeout)
+	eventually(t, "the replica is in sync again", func() bool { return se.Confirm(t.Context()) == nil })
 	hold(t, se, name).leave(t)
 }
 
-// D18: rueidislock tells nobody that a release has failed.
+// D18: rueidislock does not report a failed release.
 // Promise: P5
-func TestFailedReleaseIsReportedAndMadeUpFor(t *testing.T) {
+func TestWithdraw_failureIsReportedAndRepeated(t *testing.T) {
 	t.Parallel()
 	server := testservers.StartRedis(t)
 	proxy, name := testservers.NewProxy(t, server.Addr()), newName(t)
-	s := hold(t, open(t, storeAt(t, proxy.Addr()), lasting), name)
-	next := join(t, open(t, storeAt(t, server.Addr()), lasting), name, line.Exclusive)
+	s := hold(t, open(t, storeAt(t, proxy.Addr()), longTTL), name)
+	next := join(t, open(t, storeAt(t, server.Addr()), longTTL), name, line.Exclusive)
 	proxy.Hold()
 	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 	defer cancel()
 	if err := s.Withdraw(ctx); err == nil || errors.Is(err, store.ErrGone) {
-		t.Errorf("a release that cannot have been carried out returned %v", err)
+		t.Errorf("Withdraw: got %v, want an error other than ErrGone", err)
 	}
-	next.waits(t)
+	next.checkWaits(t)
 	proxy.Reset()
 	proxy.Release()
 	next.await(t, store.Admitted)
 }
 
-// A password never comes up in an error.
-func TestPasswordIsNotShown(t *testing.T) {
+// Errors never contain a password.
+func TestErrors_withoutPassword(t *testing.T) {
 	t.Parallel()
 	const password = "v3ry-s3cret"
 	server := testservers.StartRedis(t, "requirepass "+password)
@@ -710,7 +720,7 @@ func TestPasswordIsNotShown(t *testing.T) {
 	options.Password = password
 	cli := connectWith(t, options)
 	st := newStore(t, cli, nil)
-	se := open(t, st, lasting)
+	se := open(t, st, longTTL)
 	hold(t, se, newName(t))
 	server.Do("CONFIG", "SET", "requirepass", "another")
 	server.Kill()
@@ -719,7 +729,7 @@ func TestPasswordIsNotShown(t *testing.T) {
 	_, err := tryJoin(ctx, se, newName(t), line.Exclusive)
 	for _, err := range []error{err, se.Confirm(ctx)} {
 		if err == nil || strings.Contains(err.Error(), password) {
-			t.Errorf("want an error without the password, got %v", err)
+			t.Errorf("got %v, want an error without the password", err)
 		}
 	}
 }

@@ -1,84 +1,97 @@
-// Package redisstore keeps lines in Redis: a single server, the master that Sentinels choose, or a cluster. It needs
-// Redis 7.0 or newer, or Valkey, which is untested; a server that says it is older is refused.
+// Package redisstore keeps lines in Redis: a single server, a master elected by Sentinel, or a
+// cluster. It needs Redis 7.0 or newer and refuses an older server. Valkey is untested.
 //
 // # Keys
 //
-// The lock "a" is the key "a": a string that exists while the lock is held, and ends with the lease of who holds it, as if it
-// had been made by SET a value NX PX. So all who lock that way, redsync and hand-written lockers among them, are excluded by
-// Stile and exclude it on the same name. Beside it stand
+// The lock "a" is the key "a": a string that exists while the lock is held and expires with the
+// holder's lease, as if it had been made by SET a value NX PX. Lockers that use that command, such
+// as redsync and hand-written ones, and Stile therefore exclude each other on the same name. The
+// other keys of the line are
 //
-//	{a}//q   those who wait, in the order of arrival        a sorted set
-//	{a}//h   those who hold the lock                        a sorted set, by order
-//	{a}//x   when the lease of each of them ends            a sorted set, by the server's clock in milliseconds
-//	{a}//e   what is known of each: client, session, owner  a hash
-//	{a}//f   the last order given out                       a string, for a day after the time that it tells
-//	{a}//v   entries that must not come (back)              a sorted set, for ten minutes
+//	{a}//q   waiters, in the order of arrival                    a sorted set
+//	{a}//h   holders, by order                                   a sorted set
+//	{a}//x   end of each lease, in ms of the server's time       a sorted set
+//	{a}//e   client, session and owner of each entry             a hash
+//	{a}//f   the last order given out; kept for a day            a string
+//	{a}//v   entries not to be put in (again), for ten minutes   a sorted set
 //
-// in the same slot of a cluster. No name contains "//", so none of these is the key of a lock. They end a minute after the
-// last lease. A session is the key "//session/<id>".
+// They are in the same slot of a cluster. No lock name contains "//", so none of these is the key
+// of a lock. They expire a minute after the last lease. A session is the key "//session/<id>".
 //
-// A line is changed by one script, which is carried out as one step: entering, asking, leaving and breaking all let in those
-// whose turn it is. So a release hands the lock over on the server, and one message later the next holder knows. All times
-// are the server's; clients send durations only.
+// One script changes a line, as one atomic step. Every operation (join, poll, leave, break) also
+// admits the entries that have become admissible. A release therefore hands the lock over on the
+// server, and the next holder learns of it from one message. All times are the server's; clients
+// send durations only.
 //
-// # Life
+// # Leases
 //
-// Every entry, whether it holds or waits, has a lease for as long as its session was last confirmed, and each confirmation
-// renews the session and all its entries, in one round or, if there are thousands, in a few. Who is handed the lock has the rest of its lease, so what a
-// confirmation promises is true of it whether it learns at once, later, or never.
+// Every entry, whether it holds or waits, has a lease that ends one TTL after its session was last
+// confirmed. A confirmation renews the session and all its entries, in one round trip or, for
+// thousands of entries, in a few. An admitted entry keeps the rest of its lease, so what a
+// confirmation promises is true of it whether its client learns of the admission at once, later or
+// never.
 //
-// In a cluster the session and its entries are on different servers. A confirmation is one if all of them have renewed. An
-// entry that is put in while a confirmation is under way is renewed once more.
+// In a cluster the session and its entries are on different servers. A confirmation succeeds only
+// if all of them have renewed. An entry that is put in while a confirmation is under way is renewed
+// once more.
 //
-// # Waking
+// # Wake-ups
 //
-// Each store subscribes to one channel, on which the script says who has been let in, who has been taken out and who is
-// waited for; in a cluster to one for each slot in which it waits for a lock. What is true is in the keys: those who wait also ask, at
-// first after a tenth of a second, then every second, and when the lease of a holder ends. A lost message costs that much,
-// and strands nobody. Whoever subscribes again asks at once.
+// Each store subscribes to one channel on which the script publishes admissions, evictions and
+// contention for its entries. In a cluster it subscribes to one channel for each slot in which it
+// waits for a lock. The keys are authoritative: waiting clients also poll, first after 100ms, then
+// every second, and when the lease of a holder ends. A lost message therefore costs a delay and
+// strands nobody. A store that subscribes again polls at once.
 //
-// The script sees whether anybody has heard its message. If it is the turn of an entry whose client has subscribed and is
-// not there, because its process has ended or its connection is down, the next in line is let in instead; the entry keeps
-// its place until its lease ends. That is the one case in which admission does not follow arrival.
+// The script sees how many subscribers have received its message. If an entry could be admitted,
+// but its client has subscribed before and does not receive the message, because its process has
+// ended or its connection is down, the next in line is admitted instead. The skipped entry keeps
+// its place until its lease ends. This is the only case in which admission does not follow arrival.
 //
 // # Orders
 //
-// An order is the larger of the last order plus one and the server's time in microseconds, drawn as the entry comes; and
-// again as it is let in, if somebody was let in past it. It rises as long as the data are kept; after a loss of data it
-// rises still, if the clock of the server that takes over is not behind by more than the loss took.
+// An order is the larger of the last order plus one and the server's time in microseconds. It is
+// assigned when the entry joins, and again when it is admitted if another entry was admitted past
+// it. Orders rise as long as the data are kept. After a loss of data they still rise, unless the
+// clock of the server that takes over is behind by more than the loss took.
 //
-// The last order is kept for a day after the time that it tells, by the server's clock. While it is kept the clock may be set
-// back by any time; after that the clock alone makes orders rise, so they go back if it is set back by more than that day.
+// The last order is kept for a day after the time that it stands for, by the server's clock. While
+// it is kept, the clock may be set back by any amount. After that the clock alone makes orders
+// rise, so they go back if the clock is set back by more than that day.
 //
 // # Requests whose outcome is unknown
 //
-// Requests are given up after half a second at first, and made again; each does no harm if it is carried out twice. One that
-// would put in an entry, was given up for good and is still under way, is made void: the script remembers its entry's id,
-// which is never used again. One that comes when its session has ended does nothing; but in a cluster, where the session is on
-// another server, its entry stands until its lease ends.
+// A request times out, after half a second at first, and is sent again; carrying it out twice does
+// no harm. If a request to put in an entry was abandoned and may still be carried out, the script
+// voids it: it remembers the entry's id, which is never used again. A request that arrives after
+// its session has ended does nothing. In a cluster, where the session is on another server, such an
+// entry stands until its lease ends.
 //
-// The script keeps no record of those who have left. If a request to leave is lost, with its connection, and its repetition
-// finds nothing, nobody can tell which of the two there was: that is store.ErrNotKnown. Requests that are only slow are waited
-// for, because their own answers tell.
+// The script keeps no record of entries that have left. If a request to leave is lost with its
+// connection, and the repetition does not find the entry, it is unknown whether the lost request or
+// another client removed it: that is store.ErrNotKnown. A request that is only slow is waited for,
+// because its own reply tells.
 //
-// The Redis client heeds no context while it connects, or waits on a connection that nobody shares. So the store waits for the
-// client in goroutines of its own, and leaves it to itself when a context ends; what the client does then is a request whose
-// outcome is unknown, like any other.
+// The Redis client ignores contexts while it connects, and while it waits on a connection that is
+// not shared. The store therefore calls the client in separate goroutines and abandons the call
+// when a context ends. An abandoned call is a request whose outcome is unknown, like any other.
 //
-// # Servers that are not the master any more
+// # Servers that are no longer the master
 //
-// Behind an address that moves, a DNS name or a virtual IP, the old master may live on as a replica, and connections to it
-// stay. A server that says so, or that it has no data yet, is left: all connections are made anew, at most once a second.
+// Behind an address that moves (a DNS name, a virtual IP) the old master may continue as a replica,
+// and connections to it stay open. If a server replies that it is a replica or is still loading its
+// data, the store reconnects, at most once a second.
 //
 // # Keys that are lost
 //
-// A server that is short of memory, and has not been told to throw nothing away, throws away keys one by one, and people delete
-// some. Whose entry lacks a part of what belongs to it is told at the next confirmation that it is gone. If it held the lock,
-// the lock's key is left to end with the lease.
+// A server that is short of memory, without maxmemory-policy noeviction, evicts keys one by one,
+// and operators delete some. An entry that lacks one of its parts is reported gone at the next
+// confirmation. If it held the lock, the lock's key is left to expire with the lease.
 //
 // # What Redis does not promise
 //
-// A master that fails takes with it what its replicas have not received, and a server whose clock is set forward ends leases
-// early: then two may hold one lock until the first one's next confirmation, which tells it. Orders, and so tokens, are what
-// remains: see docs/guarantees.md and docs/stores.md.
+// A failed master takes with it what its replicas have not received, and a server whose clock is
+// set forward ends leases early. Then two clients may hold one lock until the next confirmation of
+// the first one, which reports the loss. Orders, and so tokens, still protect the resource: see
+// docs/guarantees.md and docs/stores.md.
 package redisstore

@@ -17,27 +17,27 @@ import (
 	"github.com/stilelock/stile/store/internal/delivery"
 )
 
-// payload is what an entry says of itself to everybody, as JSON.
+// payload is the public information about an entry, stored as JSON.
 type payload struct {
 	Session string      `json:"session"`
 	Owner   store.Owner `json:"owner"`
 }
 
-// entry is one place in a line, and the ticket to it.
+// entry is an entry in a line, and its ticket.
 type entry struct {
 	session *session
 	req     store.Request
 	id      string
 	line    lineKeys
-	text    string
+	payload string
 
-	doubt    atomic.Bool // a request to put it in was given up, and may yet be carried out
-	out      atomic.Bool // it is known not to be in the line any more
-	outlasts atomic.Bool // its end is not the session's, or may not be
-	asked    atomic.Bool // a request that was to take it out, at once or later, was not answered and may have been carried out
+	joinInDoubt    atomic.Bool // a request to put it in was abandoned, and may yet be carried out
+	removed        atomic.Bool // it is known to be out of the line
+	outlasts       atomic.Bool // it outlives its session, or may
+	removalInDoubt atomic.Bool // a request to remove it, now or later, got no reply and may have been carried out
 
-	known   bool // confirmations renew it; guarded by the session's mutex
-	leaving bool // it is being taken out; guarded by the session's mutex
+	renewing bool // confirmations renew it; guarded by the session's mutex
+	leaving  bool // it is being removed; guarded by the session's mutex
 
 	mu        sync.Mutex
 	delivery  delivery.Delivery
@@ -49,17 +49,17 @@ func (se *session) Enqueue(ctx context.Context, req store.Request) (store.Ticket
 	if err := se.life.Err(); err != nil {
 		return nil, err
 	}
-	doing := "join the line"
+	op := "join the line"
 	e := &entry{
-		session: se, req: req, id: rand.Text() + "." + modeCode(req.Mode), line: se.store.server.keys.of(req.Name),
+		session: se, req: req, id: rand.Text() + "." + modeCode(req.Mode), line: se.store.server.keys.forLine(req.Name),
 		delivery: delivery.New(req.Notify),
 	}
 	text, err := json.Marshal(payload{Session: se.id, Owner: req.Owner})
 	if err != nil {
-		return nil, se.store.explain(doing, err)
+		return nil, se.store.wrapErr(op, err)
 	}
-	e.text = string(text)
-	if err := se.enter(e); err != nil {
+	e.payload = string(text)
+	if err := se.add(e); err != nil {
 		return nil, err
 	}
 	bounded, cancel := se.life.Within(ctx)
@@ -69,32 +69,33 @@ func (se *session) Enqueue(ctx context.Context, req store.Request) (store.Ticket
 		return e, nil
 	}
 	e.silence()
-	if _, in := e.last(); in || e.doubt.Load() {
+	if _, in := e.last(); in || e.joinInDoubt.Load() {
 		e.discard()
 	} else {
-		se.forget(e)
+		se.remove(e)
 	}
 	if held, ok := errors.AsType[*store.HeldError](err); ok {
 		return nil, held
 	}
-	return nil, se.explain(ctx, doing, err)
+	return nil, se.wrapErr(ctx, op, err)
 }
 
-// join puts the entry in, tells how it stands, and has it followed from there.
+// join puts the entry in, delivers its standing, and starts polling if it waits.
 func (e *entry) join(ctx context.Context) error {
 	se := e.session
 	for {
 		var begun int
 		var r reply
-		err := attempt(ctx, func(ctx context.Context) (err error) {
+		err := retry(ctx, func(ctx context.Context) (err error) {
 			var keep time.Duration
 			if keep, begun = se.lease(); keep <= 0 {
-				// It has not been confirmed for its TTL; but the last request to confirm it may have been carried out.
-				if keep, err = se.left(ctx); err != nil {
+				// No confirmation has succeeded for a TTL; but the last request for one may have
+				// been carried out.
+				if keep, err = se.remainingTTL(ctx); err != nil {
 					return err
 				}
 			}
-			r = e.ask(ctx, keep)
+			r = e.sendJoin(ctx, keep)
 			return r.err
 		})
 		if err != nil {
@@ -107,7 +108,7 @@ func (e *entry) join(ctx context.Context) error {
 		word, _ := words[0].ToString()
 		switch {
 		case word == "held":
-			return e.heldBy(words)
+			return e.heldError(words)
 		case word == "ended":
 			return se.lost()
 		case word == "void":
@@ -116,73 +117,78 @@ func (e *entry) join(ctx context.Context) error {
 			return fmt.Errorf("unexpected script reply %q", word)
 		}
 		number, _ := words[1].ToString()
-		e.update(standingOf(word, number, e))
-		if se.kept(e, begun) {
-			soonest, _ := words[2].ToString()
-			e.begin(time.Duration(integer(soonest)) * time.Millisecond)
+		e.update(parseStanding(word, number, e))
+		if se.markRenewed(e, begun) {
+			nextExpiry, _ := words[2].ToString()
+			e.beginDelivery(time.Duration(parseInt(nextExpiry)) * time.Millisecond)
 			return nil
 		}
-		// Meanwhile another confirmation has begun, which does not keep this entry: so it has to be kept as long.
+		// Another confirmation has begun meanwhile, and does not renew this entry. Repeat the
+		// request to extend the lease accordingly.
 	}
 }
 
-// ask sends one request to put the entry in. If it is in already, it is kept.
-func (e *entry) ask(ctx context.Context, keep time.Duration) reply {
+// sendJoin sends one request to put the entry in. If it is in already, the request extends its
+// lease.
+func (e *entry) sendJoin(ctx context.Context, keep time.Duration) reply {
 	s := e.session.store
 	try, flag := "0", ""
 	if e.req.Try {
 		try = "1"
 	}
-	if s.listens(e.line) {
+	if s.isSubscribed(e.line) {
 		flag = "l"
 	}
 	r := s.server.evalAll(ctx, s.server.replicas, nil, []operation{{
-		line: e.line, op: "join", args: []string{e.id, milliseconds(keep), try, s.client, flag, e.text}, session: e.session.key(),
+		line: e.line, op: "join", args: []string{e.id, milliseconds(keep), try, s.client, flag, e.payload}, session: e.session.key(),
 	}})[0]
 	if r.err != nil {
-		// Even one that the server refuses may have been carried out in part, or not have reached the replicas.
-		e.doubt.Store(true)
+		// Even a request that the server refuses may have been carried out in part, or not have
+		// reached the replicas.
+		e.joinInDoubt.Store(true)
 	}
 	return r
 }
 
-// begin delivers to the owner how the entry stands, and has it polled while it waits.
-func (e *entry) begin(soonest time.Duration) {
+// beginDelivery delivers the entry's standing to the owner, and has the entry polled while it
+// waits.
+func (e *entry) beginDelivery(nextExpiry time.Duration) {
 	e.mu.Lock()
 	e.delivery.Begin()
 	waits := e.delivery.Waiting()
 	e.mu.Unlock()
 	if waits {
-		e.session.store.follow(e, soonest)
+		e.session.store.startPolling(e, nextExpiry)
 	}
 }
 
-// update takes in how the entry stands, from whatever source and in whatever order, and reports whether that is news.
+// update records a standing, from any source and in any order, and reports whether it is new.
 func (e *entry) update(now store.Standing) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	// Those who stood aside while they were away may find others in front of them; what counts is who must leave at least.
+	// An entry that was skipped while its client was away may find others ahead of it. Ahead is the
+	// least number of entries that must leave, so it does not go up.
 	if last, known := e.delivery.Last(); known && now.State == store.Waiting && now.Ahead > last.Ahead {
 		return false
 	}
 	return e.delivery.Deliver(now)
 }
 
-// waits reports whether the entry's turn has not come yet, as far as is known, and its owner waits for it.
+// waits reports whether the entry waits, as far as is known, and its owner has not been silenced.
 func (e *entry) waits() bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	return e.delivery.Waiting()
 }
 
-// admitted reports whether the entry's turn has come, and the entry is not gone, as far as is known.
+// admitted reports whether the entry is admitted and not gone, as far as is known.
 func (e *entry) admitted() bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	return e.delivery.Admitted()
 }
 
-// last returns how the entry stands, as far as is known, and whether anything is: so it has been put in.
+// last returns the last known standing. known is false before the entry has been put in.
 func (e *entry) last() (now store.Standing, known bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -195,7 +201,7 @@ func (e *entry) stands() bool {
 	return now.State != store.Gone
 }
 
-// silence ends the calls of the owner.
+// silence stops all callbacks to the owner.
 func (e *entry) silence() {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -203,66 +209,67 @@ func (e *entry) silence() {
 	e.contended = nil
 }
 
-// over reports whether the entry was withdrawn, or is gone, as far as is known.
+// over reports whether the entry was withdrawn, or is gone as far as is known.
 func (e *entry) over() bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	return e.delivery.Over()
 }
 
-// heldBy returns the error of a try that found the lock held, from the script's reply: what is in the lock's key, if it is not
-// ours, the first who stands there, with its order, and what is known of it.
-func (e *entry) heldBy(words []message) error {
+// heldError returns the error of a try that found the lock held. The script's reply has the value
+// of the lock's key if it is foreign, the first holder or waiter with its order, and that entry's
+// information.
+func (e *entry) heldError(words []message) error {
 	held := &store.HeldError{Name: e.req.Name}
 	if len(words) != 4 {
 		return held
 	}
 	if value, err := words[1].ToString(); err == nil {
-		holder := foreign(value, 0)
+		holder := foreignEntry(value, 0)
 		held.Holder = &holder
 		return held
 	}
 	who, err := words[2].AsStrSlice()
 	known, err2 := words[3].ToString()
 	if err == nil && err2 == nil && len(who) == 2 {
-		holder := described(who[0], who[1], known)
+		holder := parseEntry(who[0], who[1], known)
 		holder.Admitted = true
 		held.Holder = &holder
 	}
 	return held
 }
 
-// discard has the entry taken out, in the background.
+// discard removes the entry in the background.
 func (e *entry) discard() {
-	e.session.leave(e)
-	e.session.life.Start(e.clear)
+	e.session.markLeaving(e)
+	e.session.life.Start(e.removeUntilDone)
 }
 
-// clear takes the entry out, and makes sure that no request that is still under way puts it in. It goes on until that is done
-// or the session has ended, which does the same.
-func (e *entry) clear() {
+// removeUntilDone removes the entry, and voids requests in flight that would put it in. It repeats
+// that until it succeeds or the session has ended, which has the same effect.
+func (e *entry) removeUntilDone() {
 	se := e.session
 	life := se.life.Context()
 	attempts.UntilDone(life, attempts.Longest, func() error {
-		o := e.departure()
-		err := attempt(life, func(ctx context.Context) error {
+		o := e.leaveOperation()
+		err := retry(life, func(ctx context.Context) error {
 			return se.store.server.eval(ctx, o.line, o.op, o.args...).err
 		})
 		switch {
 		case err == nil:
-			se.forget(e)
+			se.remove(e)
 		case life.Err() == nil:
-			se.store.logger.LogAttrs(life, slog.LevelWarn, "entry in doubt could not be taken out yet",
+			se.store.logger.LogAttrs(life, slog.LevelWarn, "removal of an uncertain entry failed; retrying",
 				slog.String("lock", e.req.Name), slog.Any("error", err))
 		}
 		return err
 	})
 }
 
-// departure is the operation that takes the entry out.
-func (e *entry) departure() operation {
+// leaveOperation returns the operation that removes the entry.
+func (e *entry) leaveOperation() operation {
 	how := ""
-	if e.doubt.Load() {
+	if e.joinInDoubt.Load() {
 		how = "void"
 	}
 	return operation{line: e.line, op: "leave", args: []string{how, e.id}}
@@ -275,66 +282,67 @@ func (e *entry) Extensions() store.Extensions {
 
 // Withdraw implements [store.Ticket].
 func (e *entry) Withdraw(ctx context.Context) error {
-	return e.depart(ctx, func() operation { return e.departure() }, false)
+	return e.withdraw(ctx, func() operation { return e.leaveOperation() }, false)
 }
 
-// depart has the entry leave its line, at once or later, by means of operations that do no harm if they are carried out more
-// than once and say whether the entry was there. If the caller gives up they are carried out in the background.
-func (e *entry) depart(ctx context.Context, next func() operation, lingers bool) error {
+// withdraw removes the entry, at once or (outlasting) at a later time. next returns the operation
+// for each attempt. The operations must be idempotent and report whether the entry was there. If
+// ctx ends they are repeated in the background.
+func (e *entry) withdraw(ctx context.Context, next func() operation, outlasting bool) error {
 	se := e.session
-	doing := "leave the line"
+	op := "leave the line"
 	e.silence()
-	se.leave(e)
-	if e.out.Load() {
-		return fmt.Errorf("%s: %s: %w: the entry had left already", se.store, doing, store.ErrGone)
+	se.markLeaving(e)
+	if e.removed.Load() {
+		return fmt.Errorf("%s: %s: %w: the entry was already withdrawn or is gone", se.store, op, store.ErrGone)
 	}
 	outlasts := e.outlasts.Load()
-	if lingers {
-		e.outlasts.Store(true) // perhaps, from now on; before Close looks
+	if outlasting {
+		e.outlasts.Store(true) // it may, from now on; set before Close looks
 	}
 	ended := se.life.Err()
 	if ended != nil && !outlasts {
-		return fmt.Errorf("%w: %w", store.ErrGone, ended) // it goes with the session
+		return fmt.Errorf("%w: %w", store.ErrGone, ended) // it is removed with the session
 	}
 	bounded, cancel := se.life.Within(ctx)
 	if ended != nil {
-		bounded, cancel = context.WithTimeoutCause(ctx, attempts.Patience, errPatience)
+		bounded, cancel = context.WithTimeoutCause(ctx, attempts.Patience, errNoSuccess)
 	}
 	defer cancel()
-	absent, err := e.carryOut(bounded, next)
+	absent, err := e.requestRemoval(bounded, next)
 	switch {
 	case err != nil && ended != nil:
-		return se.store.explain(doing, attempts.EndedBy(ctx, err))
+		return se.store.wrapErr(op, attempts.EndedBy(ctx, err))
 	case err != nil:
-		se.life.Start(func() { e.keepDeparting(next) })
-		if err = se.explain(ctx, doing, err); !outlasts && !lingers {
+		se.life.Start(func() { e.withdrawInBackground(next) })
+		if err = se.wrapErr(ctx, op, err); !outlasts && !outlasting {
 			err = se.life.WentWith(ctx, err)
 		}
 		return err
 	case absent != nil:
-		return fmt.Errorf("%s: %s: %w", se.store, doing, absent)
+		return fmt.Errorf("%s: %s: %w", se.store, op, absent)
 	}
 	return nil
 }
 
-// keepDeparting goes on with a departure whose caller has given up.
-func (e *entry) keepDeparting(next func() operation) {
+// withdrawInBackground repeats a withdrawal whose caller has stopped waiting.
+func (e *entry) withdrawInBackground(next func() operation) {
 	life := e.session.life.Context()
 	attempts.UntilDone(life, attempts.Longest, func() error {
-		_, err := e.carryOut(life, next)
+		_, err := e.requestRemoval(life, next)
 		return err
 	})
 }
 
-// leave notes that an entry is on its way out.
-func (se *session) leave(e *entry) {
+// markLeaving records that an entry is being removed.
+func (se *session) markLeaving(e *entry) {
 	se.mu.Lock()
 	e.leaving = true
 	se.mu.Unlock()
 }
 
-// integer reads a number that the script has written as text.
-func integer(text string) int64 {
+// parseInt parses a number from the script's reply. An invalid one is zero.
+func parseInt(text string) int64 {
 	n, err := strconv.ParseInt(text, 10, 64)
 	if err != nil {
 		return 0

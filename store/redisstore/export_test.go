@@ -6,55 +6,57 @@ import (
 	"github.com/stilelock/stile/store"
 )
 
-// Deafen makes the store hear nothing that is said on its channels, as if all messages were lost.
-func (s *Store) Deafen() { s.deaf = true }
+// DropMessages makes the store ignore all published messages, as if they were lost.
+func (s *Store) DropMessages() { s.dropMessages = true }
 
-// Entries returns how many entries the store follows, in all its sessions.
+// Entries returns how many entries of all its sessions the store has registered.
 func (s *Store) Entries() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return len(s.entries)
 }
 
-// Slot returns the slot of a cluster that a key is in.
+// Slot returns the cluster slot of a key.
 func Slot(key string) uint16 { return slot(key) }
 
-// Keys returns all keys of the line behind name.
-func Keys(prefix, name string) []string { return keys{prefix: prefix}.of(name).all() }
+// Keys returns all keys of a line.
+func Keys(prefix, name string) []string { return keys{prefix: prefix}.forLine(name).all() }
 
-// Channel returns the channel on which a client of a cluster is woken that has entries in the line behind name.
+// Channel returns the channel on which a client of a cluster is notified of its entries in a line.
 func Channel(prefix, name, client string) string {
 	s := &server{cluster: true, keys: keys{prefix: prefix}}
-	return s.wake(s.section(s.keys.of(name))) + client
+	return s.wakePrefix(s.section(s.keys.forLine(name))) + client
 }
 
-// NameOf returns the name of the line that a key is of the entries of.
+// NameOf returns the name of the line whose hash of entries is key.
 func NameOf(prefix, key string) (string, bool) { return keys{prefix: prefix}.name(key) }
 
-// ScriptSum is the name by which servers know the script.
+// ScriptSum is the digest by which servers know the script.
 var ScriptSum = scriptSum
 
-// WaitFor sets how long the store waits for replicas from here on.
-func (s *Store) WaitFor(d time.Duration) { s.server.replication = d }
+// WaitFor sets how long the store waits for replicas.
+func (s *Store) WaitFor(d time.Duration) { s.server.replicationTimeout = d }
 
-// Round sets how many requests go out together. It is to be called before there are any.
-func (s *Store) Round(n int) { s.server.round = n }
+// SetChunkSize sets how many requests are sent in one round trip. Call it before the first request.
+func (s *Store) SetChunkSize(n int) { s.server.chunkSize = n }
 
-// Mute makes those who wait never ask how they stand, but when a lease ends or the store has subscribed anew: what they hear
-// is all they know. It is to be called before anybody waits.
-func (s *Store) Mute() { s.interval = pollInterval{time.Hour, time.Hour} }
+// DisablePolling stops the regular polling, so that waiters learn only from published messages;
+// they still poll when a lease ends or the store has subscribed again. Call it before the first
+// entry waits.
+func (s *Store) DisablePolling() { s.interval = pollInterval{time.Hour, time.Hour} }
 
-// Script is the script.
+// Script is the text of the script.
 var Script = script
 
-// Ended is closed when a session has ended.
+// Ended returns a channel that is closed when the session has ended.
 func Ended(se store.Session) <-chan struct{} { return se.(*session).life.Context().Done() }
 
-// Calls returns how many calls the Redis client has not returned from: subscriptions, and those that were given up, among them.
-func (s *Store) Calls() int { return int(s.server.calls.underWay.Load()) }
+// Calls returns the number of running calls of the Redis client, subscriptions and abandoned calls
+// included.
+func (s *Store) Calls() int { return int(s.server.calls.running.Load()) }
 
-// CheckAge says whether a version is too old, Denied whether a right is lacking.
+// CheckSupported and Denied export checkSupported and denied.
 var (
-	CheckAge = checkAge
-	Denied   = denied
+	CheckSupported = checkSupported
+	Denied         = denied
 )

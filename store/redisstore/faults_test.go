@@ -12,13 +12,13 @@ import (
 	"github.com/stilelock/stile/store/redisstore"
 )
 
-// Servers forget scripts when they are restarted, when another is promoted and when somebody says so.
+// Servers lose scripts when they are restarted, when a replica is promoted, and by SCRIPT FLUSH.
 // Promise: P7
-func TestForgottenScriptIsSentAgain(t *testing.T) {
+func TestScript_sentAgainAfterFlush(t *testing.T) {
 	t.Parallel()
 	server := testservers.StartRedis(t)
 	name := newName(t)
-	a, b := open(t, storeAt(t, server.Addr()), lasting), open(t, storeAt(t, server.Addr()), lasting)
+	a, b := open(t, storeAt(t, server.Addr()), longTTL), open(t, storeAt(t, server.Addr()), longTTL)
 	forget := func() { server.Do("SCRIPT", "FLUSH") }
 	forget()
 	first := hold(t, a, name)
@@ -33,8 +33,9 @@ func TestForgottenScriptIsSentAgain(t *testing.T) {
 	second.leave(t)
 }
 
-// contest lets clients hold a lock again and again until stop is called, and then tells how often one was let in while the
-// hold of another was valid. turns tells how often somebody held it until now.
+// contest makes clients hold a lock repeatedly until stop is called. stop returns how often a
+// client was admitted while the hold of another was valid. turns returns the number of holds so
+// far.
 func contest(t *testing.T, clients int, name string, connect func() store.Store, ttl time.Duration) (turns, stop func() int) {
 	t.Helper()
 	var mu sync.Mutex
@@ -49,10 +50,10 @@ func contest(t *testing.T, clients int, name string, connect func() store.Store,
 				h, err := c.Mutex(name).Lock(ctx)
 				if err != nil {
 					time.Sleep(10 * time.Millisecond)
-					continue // a session that was lost, say: the next one
+					continue // the session was lost, for example; the next one is used
 				}
 				mu.Lock()
-				// Asked in this order: if the other's is valid still, both were when ours was.
+				// In this order: if the other's is still valid, both were valid when ours was.
 				if ours := h.Valid(); ours && inside != nil && inside.Valid() {
 					double++
 				}
@@ -72,20 +73,20 @@ func contest(t *testing.T, clients int, name string, connect func() store.Store,
 	return turns, stop
 }
 
-// A replica is promoted because the master stands still, or has ended. The holders' sessions are on both, or are lost; in
-// either case everything goes on.
+// A replica is promoted because the master is suspended or killed. The holders' sessions are on
+// both servers, or are lost; either way the clients continue.
 // Promise: P1, P7
-func TestFailoverToAReplica(t *testing.T) {
+func TestFailover_toReplica(t *testing.T) {
 	for _, c := range []struct {
 		how  string
 		fail func(master *testservers.Redis)
 	}{
-		{"the master stands still", func(r *testservers.Redis) { r.Pause() }},
-		{"the master has ended", func(r *testservers.Redis) { r.Kill() }},
+		{"suspended master", func(r *testservers.Redis) { r.Pause() }},
+		{"killed master", func(r *testservers.Redis) { r.Kill() }},
 	} {
 		t.Run(c.how, func(t *testing.T) {
 			t.Parallel()
-			const ttl, some = 10 * time.Second, 20
+			const ttl, minTurns = 10 * time.Second, 20
 			f := testservers.StartRedisFailover(t)
 			options := redisstore.ClientOptions(f.SentinelAddrs()...)
 			options.Sentinel.MasterSet = testservers.SentinelMaster
@@ -93,51 +94,51 @@ func TestFailoverToAReplica(t *testing.T) {
 			turns, stop := contest(t, 4, newName(t), func() store.Store {
 				return newStore(t, connectWith(t, options), nil)
 			}, ttl)
-			eventually(t, "the lock goes from one to another", func() bool { return turns() > some })
+			eventually(t, "the lock is handed over repeatedly", func() bool { return turns() > minTurns })
 			c.fail(f.Servers[0])
 			f.AwaitMaster(t, f.Servers[1])
-			// The replica had everything that the master had but for the last milliseconds, so a lock that was handed over
-			// in those may still be another's there, for a TTL; never is it free.
+			// The replica lacks at most the master's last milliseconds. A lock that was handed over
+			// in these may be held by the former holder there, for a TTL, but it is never free.
 			before := turns()
-			eventually(t, "the lock goes from one to another after the failover", func() bool { return turns() > before+some })
+			eventually(t, "the lock is handed over repeatedly after the failover", func() bool { return turns() > before+minTurns })
 			if double := stop(); double > 0 {
-				t.Errorf("two held the lock, %d times", double)
+				t.Errorf("two clients held the lock, %d times", double)
 			}
 		})
 	}
 }
 
-// The one thing that Redis cannot promise: a lock that the replica has never heard of is free after a failover. The next
-// token is larger, so a guard refuses the one who was forgotten. Until that one is told it knows of nothing.
+// Redis cannot prevent that a lock of which the replica has no record is free after a failover. The
+// next token is larger, so a guard rejects the forgotten holder until that is notified.
 // Promise: P2
-func TestForgottenHoldIsFenced(t *testing.T) {
+func TestFailover_lostHoldIsFenced(t *testing.T) {
 	t.Parallel()
 	servers := testservers.StartRedisServers(t, 2)
 	master, replica := servers[0], servers[1]
 	replica.ReplicaOf(master)
-	replica.ReplicaOf(nil) // from here on it hears nothing
+	replica.ReplicaOf(nil) // from now on it receives nothing
 	name := newName(t)
-	first, err := newClient(t, storeAt(t, master.Addr()), renewed).Mutex(name).Lock(t.Context())
+	first, err := newClient(t, storeAt(t, master.Addr()), clientTTL).Mutex(name).Lock(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
-	second, err := newClient(t, storeAt(t, replica.Addr()), renewed).Mutex(name).Lock(t.Context())
+	second, err := newClient(t, storeAt(t, replica.Addr()), clientTTL).Mutex(name).Lock(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
 	if !first.Valid() || !second.Valid() {
-		t.Errorf("nobody has noticed anything: the first is valid: %v, the second: %v", first.Valid(), second.Valid())
+		t.Errorf("first hold valid: %v, second: %v; want both", first.Valid(), second.Valid())
 	}
 	if second.Token() <= first.Token() {
-		t.Errorf("two hold the lock, and the second one's token %d does not exceed %d", second.Token(), first.Token())
+		t.Errorf("got token %d after %d", second.Token(), first.Token())
 	}
 }
 
-// A server whose wall clock is set forward ends all leases early: Redis counts them by that clock. Two may then hold the lock,
-// until the first one hears of it: at once if the server still knows of its entry when the second one comes, else at its next
-// confirmation.
+// A server whose wall clock is set forward ends all leases early, because Redis counts them by that
+// clock. Two clients may then hold the lock until the first one is notified: at once, if the server
+// still has its entry when the second one joins, otherwise at its next confirmation.
 // Promise: P2
-func TestClockThatIsSetForwardIsFencedAndNoticed(t *testing.T) {
+func TestClock_setForward(t *testing.T) {
 	t.Parallel()
 	const ttl = 30 * time.Second
 	server := testservers.StartRedisAhead(t)
@@ -147,22 +148,22 @@ func TestClockThatIsSetForwardIsFencedAndNoticed(t *testing.T) {
 		t.Fatal(err)
 	}
 	server.SetAhead(2 * ttl)
-	second, err := newClient(t, storeAt(t, server.Addr()), renewed).Mutex(name).Lock(t.Context())
+	second, err := newClient(t, storeAt(t, server.Addr()), clientTTL).Mutex(name).Lock(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
 	if second.Token() <= first.Token() {
-		t.Errorf("token %d follows %d", second.Token(), first.Token())
+		t.Errorf("got token %d after %d", second.Token(), first.Token())
 	}
-	wantTold(t, first)
+	wantLost(t, first)
 }
 
-// A clock that is set back makes leases last longer, and orders still rise.
+// A clock that is set back extends leases, and orders still rise.
 // Promise: P1
-func TestClockThatIsSetBackOnlyDelays(t *testing.T) {
+func TestClock_setBack(t *testing.T) {
 	t.Parallel()
 	server := testservers.StartRedisAhead(t)
-	a, b := open(t, storeAt(t, server.Addr()), lasting), open(t, storeAt(t, server.Addr()), lasting)
+	a, b := open(t, storeAt(t, server.Addr()), longTTL), open(t, storeAt(t, server.Addr()), longTTL)
 	name := newName(t)
 	first := hold(t, a, name)
 	second := join(t, b, name, line.Exclusive)
@@ -171,22 +172,23 @@ func TestClockThatIsSetBackOnlyDelays(t *testing.T) {
 	first.leave(t)
 	after, _ := second.await(t, store.Admitted)
 	if after.Order <= before.Order {
-		t.Errorf("order %d follows %d", after.Order, before.Order)
+		t.Errorf("got order %d after %d", after.Order, before.Order)
 	}
 }
 
-// Somebody deletes the lock's key, by hand say: the holder is told, and nobody is let in beside it unnoticed.
+// Another client deletes the lock's key: the holder is notified before another is admitted
+// unnoticed.
 // Promise: P1
-func TestDeletedKeyIsNoticed(t *testing.T) {
+func TestHold_lostWhenKeyIsDeleted(t *testing.T) {
 	t.Parallel()
 	server := testservers.StartRedis(t)
 	name := newName(t)
-	a, b := open(t, storeAt(t, server.Addr()), lasting), open(t, storeAt(t, server.Addr()), lasting)
+	a, b := open(t, storeAt(t, server.Addr()), longTTL), open(t, storeAt(t, server.Addr()), longTTL)
 	first := hold(t, a, name)
 	server.Do("DEL", name)
 	confirm(t, a)
 	if st, _ := first.await(t, store.Gone); st.Cause == nil {
-		t.Error("it does not say why")
+		t.Error("got no cause")
 	}
 	hold(t, b, name)
 }

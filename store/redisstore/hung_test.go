@@ -11,9 +11,10 @@ import (
 	"github.com/stilelock/stile/store/redisstore"
 )
 
-// Nobody waits for a server that hangs longer than the context lasts: here the server goes on only when the call has returned.
+// A call returns when its context ends, even if the server hangs for longer: here the server
+// resumes only after the call has returned.
 // Promise: P5
-func TestContextEndsEveryCallWhileTheServerHangs(t *testing.T) {
+func TestContext_endsCallsWhileServerHangs(t *testing.T) {
 	t.Parallel()
 	type hung struct {
 		st   *redisstore.Store
@@ -23,7 +24,7 @@ func TestContextEndsEveryCallWhileTheServerHangs(t *testing.T) {
 	}
 	for what, do := range map[string]func(context.Context, hung) error{
 		"Open": func(ctx context.Context, h hung) error {
-			_, err := h.st.Open(ctx, store.SessionOptions{TTL: lasting})
+			_, err := h.st.Open(ctx, store.SessionOptions{TTL: longTTL})
 			return err
 		},
 		"Line":  func(ctx context.Context, h hung) error { _, err := h.st.Line(ctx, h.name); return err },
@@ -32,7 +33,7 @@ func TestContextEndsEveryCallWhileTheServerHangs(t *testing.T) {
 		"Break": func(ctx context.Context, h hung) error { _, err := h.st.Break(ctx, h.name, 1); return err },
 		"Check": func(ctx context.Context, h hung) error { _, err := h.st.Check(ctx); return err },
 		"Confirm": func(ctx context.Context, h hung) (err error) {
-			// The first may find that its connection has broken.
+			// The first call may find that its connection has broken.
 			for err = h.se.Confirm(ctx); err != nil && !errors.Is(err, context.Canceled); {
 				err = h.se.Confirm(ctx)
 			}
@@ -42,27 +43,27 @@ func TestContextEndsEveryCallWhileTheServerHangs(t *testing.T) {
 			_, err := tryJoin(ctx, h.se, h.name+"2", line.Exclusive)
 			return err
 		},
-		"Enqueue to try": func(ctx context.Context, h hung) error {
+		"Enqueue with Try": func(ctx context.Context, h hung) error {
 			_, err := h.se.Enqueue(ctx, store.Request{Name: h.name + "2", Mode: line.Exclusive, Try: true})
 			return err
 		},
 		"Withdraw":      func(ctx context.Context, h hung) error { return h.held.Withdraw(ctx) },
-		"WithdrawAfter": func(ctx context.Context, h hung) error { return h.held.Extensions().WithdrawAfter(ctx, lasting) },
+		"WithdrawAfter": func(ctx context.Context, h hung) error { return h.held.Extensions().WithdrawAfter(ctx, longTTL) },
 		"Close":         func(ctx context.Context, h hung) error { return h.se.Close(ctx) },
 	} {
 		for how, outage := range map[string]func(*testservers.Proxy){
-			"the connections stay":    func(*testservers.Proxy) {},
-			"the connections are new": func(p *testservers.Proxy) { p.Reset() },
+			"existing connections": func(*testservers.Proxy) {},
+			"new connections":      func(p *testservers.Proxy) { p.Reset() },
 		} {
 			t.Run(what+"/"+how, func(t *testing.T) {
 				t.Parallel()
 				server := testservers.StartRedis(t)
 				proxy := testservers.NewProxy(t, server.Addr())
 				options := redisstore.ClientOptions(proxy.Addr())
-				// The client's own limits end no call within this test.
-				options.ConnWriteTimeout, options.Dialer.Timeout = lasting, lasting
+				// No timeout of the Redis client ends a call within this test.
+				options.ConnWriteTimeout, options.Dialer.Timeout = longTTL, longTTL
 				h := hung{st: newStore(t, connectWith(t, options), nil), name: newName(t)}
-				h.se = tryOpen(t, h.st, lasting)
+				h.se = tryOpen(t, h.st, longTTL)
 				h.held = hold(t, h.se, h.name)
 				proxy.Hold()
 				outage(proxy)
@@ -76,15 +77,15 @@ func TestContextEndsEveryCallWhileTheServerHangs(t *testing.T) {
 				}
 				cancel()
 				if err := <-returned; !errors.Is(err, context.Canceled) {
-					t.Errorf("%s, whose context has ended, returned %v", what, err)
+					t.Errorf("%s: got %v, want Canceled", what, err)
 				}
 				proxy.Release()
 				if err := h.se.Close(t.Context()); err != nil {
 					t.Error(err)
 				}
-				eventually(t, "nothing is under way", func() bool { return h.st.Calls() == 0 })
+				eventually(t, "no call is running", func() bool { return h.st.Calls() == 0 })
 				if what == "WithdrawAfter" {
-					return // whether it stands is open
+					return // the entry may stand or not
 				}
 				for _, name := range []string{h.name, h.name + "2"} {
 					eventually(t, "no key is left", func() bool { return len(keysOf(t, server, name)) == 0 })

@@ -8,53 +8,55 @@ import (
 	"github.com/stilelock/stile/line"
 )
 
-// keys maps names to keys and back. A lock's own key is its name behind the prefix. All other keys contain "//", which no
-// name does: so none of them is ever the key of a lock under the same prefix.
+// keys maps names to keys and back. A lock's own key is the prefix and its name. All other keys
+// contain "//", which no name does, so none of them is the key of a lock under the same prefix.
 type keys struct {
 	prefix string
 }
 
-// lineKeys are the keys of one line. All are in one slot of a cluster.
+// lineKeys are the keys of one line, all in one slot of a cluster.
 type lineKeys struct {
 	name string
-	lock string // the one that other clients know
-	side string // what the others begin with
+	lock string // the key that other lockers use
+	side string // prefix of the other keys
 }
 
-// The ends of the keys beside the lock's own.
+// The suffixes of the keys beside the lock's own.
 const (
-	waiting = "//q"
-	holding = "//h"
-	leases  = "//x"
-	entries = "//e"
-	fence   = "//f"
-	voids   = "//v"
+	queueSuffix   = "//q"
+	holdersSuffix = "//h"
+	leasesSuffix  = "//x"
+	entriesSuffix = "//e"
+	fenceSuffix   = "//f"
+	voidsSuffix   = "//v"
 )
 
-func (k keys) of(name string) lineKeys {
+func (k keys) forLine(name string) lineKeys {
 	lock := k.prefix + name
-	return lineKeys{name: name, lock: lock, side: beside(lock)}
+	return lineKeys{name: name, lock: lock, side: sidePrefix(lock)}
 }
 
-// all returns the keys as the script wants them.
+// all returns the script's KEYS for the line.
 func (l lineKeys) all() []string {
 	return []string{
-		l.lock, l.side + waiting, l.side + holding, l.side + leases, l.side + entries, l.side + fence, l.side + voids,
+		l.lock, l.side + queueSuffix, l.side + holdersSuffix, l.side + leasesSuffix,
+		l.side + entriesSuffix, l.side + fenceSuffix, l.side + voidsSuffix,
 	}
 }
 
 func (k keys) session(id string) string { return k.prefix + "//session/" + id }
 
-// changes is the channel on which the names of lines are told in which something has happened.
+// changes returns the channel on which the names of changed lines are published.
 func (k keys) changes() string { return k.prefix + "//changes" }
 
-// name returns the name of the line that a key is of the entries of.
+// name returns the name of the line whose hash of entries (the key that ends in "//e") is key. ok
+// is false for other keys.
 func (k keys) name(key string) (name string, ok bool) {
-	side, ok := strings.CutSuffix(key, entries)
+	side, ok := strings.CutSuffix(key, entriesSuffix)
 	if !ok {
 		return "", false
 	}
-	_, lock, found := strings.Cut(side, "}//") // see beside, from the last case to the first
+	_, lock, found := strings.Cut(side, "}//") // inverts sidePrefix, last case first
 	if !found {
 		lock = strings.TrimSuffix(strings.TrimPrefix(side, "{"), "}")
 	}
@@ -62,27 +64,29 @@ func (k keys) name(key string) (name string, ok bool) {
 		lock = own
 	}
 	name, ok = strings.CutPrefix(lock, k.prefix)
-	return name, ok && name != "" && beside(lock) == side
+	return name, ok && name != "" && sidePrefix(lock) == side
 }
 
-// beside returns what keys begin with that are in the same slot of a cluster as lock, another for each lock. Only what stands
-// between the first brace and the next closing one decides about the slot, if there is such a thing and it is not empty.
-func beside(lock string) string {
+// sidePrefix returns a prefix of keys in the same cluster slot as lock, different for each lock.
+// The slot depends only on the hash tag: the text between the first brace and the next closing one,
+// if there is such text and it is not empty.
+func sidePrefix(lock string) string {
 	switch {
-	case hashed(lock) != lock:
-		return lock + "/" // which no lock's name ends in
+	case hashTag(lock) != lock:
+		return lock + "/" // no lock's name ends in "/"
 	case !strings.Contains(lock, "}"):
 		return "{" + lock + "}"
 	}
-	// In braces, the key would end at its own brace. So what stands in them is something else that has the same slot.
+	// A closing brace in the lock's key would end the hash tag early, so the tag is a number with
+	// the same slot.
 	return inSlot(slot(lock)) + lock
 }
 
-// inSlot returns what a key can begin with to be in a slot of a cluster, whatever follows.
-func inSlot(slot uint16) string { return "{" + strconv.Itoa(stranger(slot)) + "}//" }
+// inSlot returns a prefix that puts a key into a cluster slot, whatever follows.
+func inSlot(slot uint16) string { return "{" + strconv.Itoa(slotTag(slot)) + "}//" }
 
-// hashed returns the part of a key that decides about its slot.
-func hashed(key string) string {
+// hashTag returns the part of a key that determines its slot.
+func hashTag(key string) string {
 	_, rest, opens := strings.Cut(key, "{")
 	tag, _, closes := strings.Cut(rest, "}")
 	if !opens || !closes || tag == "" {
@@ -93,9 +97,9 @@ func hashed(key string) string {
 
 const slots = 16384
 
-func slot(key string) uint16 { return crc16(hashed(key)) % slots }
+func slot(key string) uint16 { return crc16(hashTag(key)) % slots }
 
-// crc16 is the one that Redis Cluster uses: XMODEM.
+// crc16 is the XMODEM variant that Redis Cluster uses.
 func crc16(s string) (crc uint16) {
 	for i := range len(s) {
 		crc ^= uint16(s[i]) << 8
@@ -110,9 +114,9 @@ func crc16(s string) (crc uint16) {
 	return crc
 }
 
-// strangers are the smallest numbers that have each slot. They are found when the first is needed, in some hundredths of a
-// second.
-var strangers = sync.OnceValue(func() (numbers [slots]int) {
+// slotTags are the smallest numbers whose decimal text is in each slot. They are computed on first
+// use, which takes tens of milliseconds.
+var slotTags = sync.OnceValue(func() (numbers [slots]int) {
 	for i := range numbers {
 		numbers[i] = -1
 	}
@@ -125,12 +129,12 @@ var strangers = sync.OnceValue(func() (numbers [slots]int) {
 	return numbers
 })
 
-func stranger(slot uint16) int {
-	numbers := strangers()
+func slotTag(slot uint16) int {
+	numbers := slotTags()
 	return numbers[slot]
 }
 
-// modeCode is the mode as the end of an entry's id tells it.
+// modeCode returns the mode as it appears at the end of an entry's id.
 func modeCode(m line.Mode) string {
 	switch {
 	case m == line.Exclusive:
@@ -142,7 +146,7 @@ func modeCode(m line.Mode) string {
 	}
 }
 
-// modeOf returns the mode that an entry's id tells. An entry of which nothing can be known is exclusive.
+// modeOf returns the mode in an entry's id. An id without a valid mode is exclusive.
 func modeOf(id string) line.Mode {
 	code := id[strings.LastIndexByte(id, '.')+1:]
 	if code == "s" {

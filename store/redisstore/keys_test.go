@@ -9,12 +9,12 @@ import (
 	"github.com/stilelock/stile/store/redisstore"
 )
 
-// awkward are names whose braces decide about slots, or seem to.
+// awkward are names with braces that determine the slot, or look as if they did.
 var awkward = []string{
 	"a", "a/b", "{a}", "{a}b", "b{a}", "{a", "a}", "}a{", "{}", "foo{}bar", "{}a}", "a}b", "{{a}}", "{a}{b}", "a{b}c}", "日{本}", "{x}/y}",
 }
 
-func TestKeysAndChannelsOfALineAreInOneSlot(t *testing.T) {
+func TestKeys_oneSlotPerLine(t *testing.T) {
 	t.Parallel()
 	node := testservers.StartRedisCluster(t, 3)[0]
 	slot := func(key string) int64 {
@@ -29,7 +29,7 @@ func TestKeysAndChannelsOfALineAreInOneSlot(t *testing.T) {
 			want := slot(prefix + name)
 			for _, key := range append(redisstore.Keys(prefix, name), redisstore.Channel(prefix, name, "client")) {
 				if got := slot(key); got != want || int64(redisstore.Slot(key)) != want {
-					t.Errorf("name %q: key %q has slot %d, we say %d, want %d", name, key, got, redisstore.Slot(key), want)
+					t.Errorf("name %q: key %q: server's slot %d, our slot %d, want %d", name, key, got, redisstore.Slot(key), want)
 				}
 			}
 		}
@@ -48,12 +48,12 @@ func FuzzKeys(f *testing.F) {
 		}
 		all := redisstore.Keys(prefix, name)
 		if all[0] != prefix+name {
-			t.Errorf("the lock's key is %q", all[0])
+			t.Errorf("got lock's key %q", all[0])
 		}
 		seen := make(map[string]bool)
 		for _, key := range all {
 			if seen[key] {
-				t.Errorf("key %q has two meanings", key)
+				t.Errorf("key %q occurs twice", key)
 			}
 			seen[key] = true
 			if redisstore.Slot(key) != redisstore.Slot(all[0]) {
@@ -61,14 +61,14 @@ func FuzzKeys(f *testing.F) {
 			}
 		}
 		if got, ok := redisstore.NameOf(prefix, all[4]); !ok || got != name {
-			t.Errorf("key %q is of the lock %q, %v; want %q", all[4], got, ok, name)
+			t.Errorf("key %q: got name %q, %v; want %q", all[4], got, ok, name)
 		}
 		if name == other {
 			return
 		}
 		for _, key := range redisstore.Keys(prefix, other) {
 			if seen[key] {
-				t.Errorf("key %q is of the locks %q and %q", key, name, other)
+				t.Errorf("key %q belongs to both %q and %q", key, name, other)
 			}
 		}
 	})

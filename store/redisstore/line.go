@@ -17,85 +17,87 @@ import (
 // message is a part of a reply.
 type message = rueidis.RedisMessage
 
-// pollInterval bounds the interval at which waiting entries are polled, although their client is woken when it is their
-// turn: it begins with min, and doubles up to max while nothing changes. A wake-up that is lost costs max.
+// pollInterval bounds the interval between polls of waiting entries. It starts at min and doubles
+// up to max while nothing changes. Clients are also notified of an admission, so max is the delay
+// that a lost notification costs.
 type pollInterval struct{ min, max time.Duration }
 
 const (
-	shortestPoll = 100 * time.Millisecond
-	longestPoll  = time.Second
-	perWaiter    = 500 * time.Microsecond // is added to shortestPoll for each entry that is polled
-	// nearHead is how many may be ahead of an entry that is polled at the very moment at which the first lease in the line
-	// ends.
+	minPollInterval      = 100 * time.Millisecond
+	maxPollInterval      = time.Second
+	pollIntervalPerEntry = 500 * time.Microsecond // added to minPollInterval for each polled entry
+	// nearHead is the largest number of entries ahead with which an entry is polled as soon as the
+	// first lease in the line ends.
 	nearHead = 3
-	// leaseSlack is how long after that moment: servers count milliseconds.
+	// leaseSlack is the delay of that poll after the end of the lease: servers count milliseconds.
 	leaseSlack = 2 * time.Millisecond
 )
 
-// first is the interval at first, and after something has happened.
+// first returns the interval at the start and after a change.
 func (p pollInterval) first(members int) time.Duration {
-	return min(p.min+time.Duration(members)*perWaiter, p.max)
+	return min(p.min+time.Duration(members)*pollIntervalPerEntry, p.max)
 }
 
-// next is the interval after the one before, and after a poll that brought news or did not.
-func (p pollInterval) next(before time.Duration, news bool, members int) time.Duration {
-	if news {
+// next returns the interval after the given one; changed reports whether the last poll found a
+// change.
+func (p pollInterval) next(before time.Duration, changed bool, members int) time.Duration {
+	if changed {
 		return p.first(members)
 	}
 	return min(2*before, p.max)
 }
 
-// poller polls one line for the entries of one store that want to know what happens there: because they wait, or because
-// they want to know of others who do.
+// poller polls one line for the entries of one store that wait in it, or whose owners want to be
+// notified of waiters behind them.
 type poller struct {
 	store   *Store
 	line    lineKeys
 	section uint16
-	kick    work.Signal   // makes it look at its members now
-	ended   chan struct{} // closed when it polls no more
+	wakeup  work.Signal   // wakes run
+	ended   chan struct{} // closed when run has returned
 
 	// Guarded by the store's mutex.
-	members map[*entry]struct{}
-	urgent  bool               // poll at once
-	giveUp  context.CancelFunc // ends the request under way, if there is one
+	members       map[*entry]struct{}
+	urgent        bool               // poll now
+	cancelRequest context.CancelFunc // cancels the request in flight; nil before the first one
 }
 
-// follow has an entry polled until it neither waits nor is armed. soonest is after what time the first lease in the line
-// ends, or zero if that is not known.
-func (s *Store) follow(e *entry, soonest time.Duration) {
+// startPolling polls for an entry until it neither waits nor is armed. nextExpiry is the time until
+// the first lease in the line ends, or zero if it is not known.
+func (s *Store) startPolling(e *entry, nextExpiry time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.entries[e.id] != e {
-		return // it has left meanwhile
+		return // it was unregistered meanwhile
 	}
 	section := s.server.section(e.line)
 	p := s.pollers[section][e.req.Name]
 	if p != nil {
 		p.members[e] = struct{}{}
-		p.urgent = p.urgent || soonest == 0
-		p.kick.Set()
+		p.urgent = p.urgent || nextExpiry == 0
+		p.wakeup.Set()
 		return
 	}
 	p = &poller{
-		store: s, line: e.line, section: section, kick: work.NewSignal(), ended: make(chan struct{}),
-		members: map[*entry]struct{}{e: {}}, urgent: soonest == 0,
+		store: s, line: e.line, section: section, wakeup: work.NewSignal(), ended: make(chan struct{}),
+		members: map[*entry]struct{}{e: {}}, urgent: nextExpiry == 0,
 	}
 	if s.pollers[section] == nil {
 		s.pollers[section] = make(map[string]*poller)
 	}
 	s.pollers[section][e.req.Name] = p
-	s.listenIn(section)
-	go p.run(soonest)
+	s.subscriberLocked(section)
+	go p.run(nextExpiry)
 }
 
-// register passes what is published for an entry on to it.
+// register delivers published messages for an entry to it.
 func (s *Store) register(e *entry) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.entries[e.id] = e
 }
 
-// unregister is the opposite of register and of follow.
+// unregister is the inverse of register and startPolling.
 func (s *Store) unregister(e *entry) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -106,51 +108,51 @@ func (s *Store) unregister(e *entry) {
 	}
 	delete(p.members, e)
 	if len(p.members) == 0 {
-		if p.giveUp != nil {
-			p.giveUp()
+		if p.cancelRequest != nil {
+			p.cancelRequest()
 		}
-		p.kick.Set()
+		p.wakeup.Set()
 	}
 }
 
-// pollAll polls the lines of a section at once.
+// pollAll polls all lines of a section now.
 func (s *Store) pollAll(section uint16) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, p := range s.pollers[section] {
 		p.urgent = true
-		p.kick.Set()
+		p.wakeup.Set()
 	}
 }
 
-// listens reports whether this store is woken if something happens in a line.
-func (s *Store) listens(l lineKeys) bool {
+// isSubscribed reports whether this store is subscribed to the wake-ups of a line.
+func (s *Store) isSubscribed(l lineKeys) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	sub := s.subscribers[s.server.section(l)]
-	return sub != nil && sub.listening.Load()
+	return sub != nil && sub.active.Load()
 }
 
-// run polls for the members until there are none.
-func (p *poller) run(soonest time.Duration) {
+// run polls until the poller has no members.
+func (p *poller) run(nextExpiry time.Duration) {
 	defer close(p.ended)
 	interval := p.store.interval.min
-	due := time.Now().Add(p.pause(interval, soonest, nil))
+	due := time.Now().Add(p.pause(interval, nextExpiry, nil))
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for {
 		ctx, members, urgent := p.gather()
 		switch now := time.Now(); {
 		case len(members) == 0:
-			if p.over() {
+			if p.stop() {
 				return
 			}
 			continue
 		case urgent || !now.Before(due):
-			changed, soonest := p.poll(ctx, members)
+			changed, nextExpiry := p.poll(ctx, members)
 			interval = p.store.interval.next(interval, changed || urgent, len(members))
-			due = time.Now().Add(p.pause(interval, soonest, members))
-		default: // somebody has joined, and knows how it stands
+			due = time.Now().Add(p.pause(interval, nextExpiry, members))
+		default: // a new member has joined, and its standing is known
 			if sooner := now.Add(p.store.interval.first(len(members))); sooner.Before(due) {
 				due = sooner
 			}
@@ -158,12 +160,13 @@ func (p *poller) run(soonest time.Duration) {
 		timer.Reset(time.Until(due))
 		select {
 		case <-timer.C:
-		case <-p.kick:
+		case <-p.wakeup:
 		}
 	}
 }
 
-// gather returns the members who still wait or are armed, the context of a request for them, and whether it is urgent.
+// gather returns the members that still wait or are armed, the context of the next request, and
+// whether to send it now.
 func (p *poller) gather() (ctx context.Context, members []*entry, urgent bool) {
 	p.store.mu.Lock()
 	defer p.store.mu.Unlock()
@@ -175,24 +178,24 @@ func (p *poller) gather() (ctx context.Context, members []*entry, urgent bool) {
 			delete(p.members, e)
 		}
 	}
-	if p.giveUp != nil {
-		p.giveUp() // of the request before
+	if p.cancelRequest != nil {
+		p.cancelRequest() // the previous request
 	}
-	ctx, cancel := context.WithTimeoutCause(context.Background(), attempts.Patience, errPatience)
-	p.giveUp = cancel
+	ctx, cancel := context.WithTimeoutCause(context.Background(), attempts.Patience, errNoSuccess)
+	p.cancelRequest = cancel
 	urgent, p.urgent = p.urgent, false
 	return ctx, members, urgent
 }
 
-// over ends the poller, unless an entry has joined it.
-func (p *poller) over() bool {
+// stop ends the poller and reports true, unless an entry has joined it.
+func (p *poller) stop() bool {
 	s := p.store
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if len(p.members) > 0 {
 		return false
 	}
-	p.giveUp()
+	p.cancelRequest()
 	delete(s.pollers[p.section], p.line.name)
 	if len(s.pollers[p.section]) == 0 {
 		delete(s.pollers, p.section)
@@ -200,21 +203,23 @@ func (p *poller) over() bool {
 	return true
 }
 
-// pause is how long to wait before the next poll.
-func (p *poller) pause(interval, soonest time.Duration, members []*entry) time.Duration {
-	if soonest <= 0 || soonest+leaseSlack > interval {
+// pause returns the time until the next poll: the interval or, if an entry near the head is polled
+// and the first lease in the line ends sooner, the time until just after that. members is nil
+// before the first poll.
+func (p *poller) pause(interval, nextExpiry time.Duration, members []*entry) time.Duration {
+	if nextExpiry <= 0 || nextExpiry+leaseSlack > interval {
 		return interval
 	}
 	near := func(e *entry) bool { return e.ahead() <= nearHead }
 	if members == nil || slices.ContainsFunc(members, near) {
-		return soonest + leaseSlack
+		return nextExpiry + leaseSlack
 	}
 	return interval
 }
 
-// poll asks the server how the members stand and updates them. It returns whether anything has changed, and after what time
-// the first lease in the line ends.
-func (p *poller) poll(ctx context.Context, members []*entry) (changed bool, soonest time.Duration) {
+// poll requests the standings of the members and updates them. It returns whether anything has
+// changed, and the time until the first lease in the line ends.
+func (p *poller) poll(ctx context.Context, members []*entry) (changed bool, nextExpiry time.Duration) {
 	s := p.store
 	var waiting, armed []*entry
 	for _, e := range members {
@@ -234,7 +239,7 @@ func (p *poller) poll(ctx context.Context, members []*entry) (changed bool, soon
 		operations = append(operations, operation{line: p.line, op: "arm", args: []string{e.id}})
 	}
 	var all []reply
-	err := attempt(ctx, func(ctx context.Context) error {
+	err := retry(ctx, func(ctx context.Context) error {
 		all = s.server.evalAll(ctx, 0, nil, operations)
 		return firstError(all)
 	})
@@ -246,13 +251,13 @@ func (p *poller) poll(ctx context.Context, members []*entry) (changed bool, soon
 		return false, 0
 	}
 	for i, v := range visits {
-		news, first, err := v.report(all[i])
+		updated, first, err := v.apply(all[i])
 		if err != nil {
 			s.logger.LogAttrs(ctx, slog.LevelWarn, "unexpected poll reply",
 				slog.String("lock", p.line.name), slog.Any("error", err))
 		}
-		if changed = changed || news; i == 0 || first < soonest {
-			soonest = first
+		if changed = changed || updated; i == 0 || first < nextExpiry {
+			nextExpiry = first
 		}
 	}
 	for i, r := range all[len(visits):] {
@@ -260,26 +265,26 @@ func (p *poller) poll(ctx context.Context, members []*entry) (changed bool, soon
 			armed[i].callContended()
 		}
 	}
-	return changed, soonest
+	return changed, nextExpiry
 }
 
-// visit asks, in one operation, how some entries of one line stand.
+// visit requests, in one operation, the standings of entries of one line.
 type visit struct {
 	store   *Store
 	line    lineKeys
 	entries []*entry
-	in      []bool // which of them had been admitted before, as far as was known
+	in      []bool // whether each was known to be admitted before
 }
 
-// batchSize is how many entries one visit asks for.
+// batchSize is the largest number of entries in one visit.
 const batchSize = 500
 
-// visits returns what asks how entries of one line stand.
+// visits splits entries of one line into visits.
 func (s *Store) visits(l lineKeys, entries []*entry) []visit {
 	var all []visit
-	for some := range slices.Chunk(entries, batchSize) {
-		v := visit{store: s, line: l, entries: some, in: make([]bool, len(some))}
-		for i, e := range some {
+	for chunk := range slices.Chunk(entries, batchSize) {
+		v := visit{store: s, line: l, entries: chunk, in: make([]bool, len(chunk))}
+		for i, e := range chunk {
 			v.in[i] = e.admitted()
 		}
 		all = append(all, v)
@@ -287,10 +292,11 @@ func (s *Store) visits(l lineKeys, entries []*entry) []visit {
 	return all
 }
 
-// operation returns what asks how the entries stand and, if keep is not zero, keeps them for so long.
+// operation returns the visit's operation. If keep is positive, it also renews the leases for that
+// long.
 func (v visit) operation(keep time.Duration) operation {
 	flag := ""
-	if v.store.listens(v.line) {
+	if v.store.isSubscribed(v.line) {
 		flag = "l"
 	}
 	args := append(make([]string, 0, 2+len(v.entries)), milliseconds(keep), flag)
@@ -300,9 +306,9 @@ func (v visit) operation(keep time.Duration) operation {
 	return operation{line: v.line, op: "visit", args: args}
 }
 
-// report updates the entries with what the reply says. It returns whether anything was news, and after what time the first lease in
-// the line ends.
-func (v visit) report(r reply) (changed bool, soonest time.Duration, err error) {
+// apply updates the entries with the reply. It returns whether anything has changed, and the time
+// until the first lease in the line ends.
+func (v visit) apply(r reply) (changed bool, nextExpiry time.Duration, err error) {
 	if r.err != nil {
 		return false, 0, r.err
 	}
@@ -311,11 +317,11 @@ func (v visit) report(r reply) (changed bool, soonest time.Duration, err error) 
 		return false, 0, errors.New("unexpected script reply")
 	}
 	for i, e := range v.entries {
-		now := standingOf(words[1+2*i], words[2+2*i], e)
-		// A failover may forget that somebody was let in, and then let others in first.
+		now := parseStanding(words[1+2*i], words[2+2*i], e)
+		// A failover may lose an admission, and then admit others first.
 		forgotten := v.in[i] && now.State == store.Waiting
 		if forgotten {
-			now = store.Standing{State: store.Gone, Cause: e.evicted("forgotten")}
+			now = store.Standing{State: store.Gone, Cause: e.goneErr("forgotten")}
 		}
 		if !e.update(now) {
 			continue
@@ -325,10 +331,10 @@ func (v visit) report(r reply) (changed bool, soonest time.Duration, err error) 
 			e.discard()
 		}
 	}
-	return changed, time.Duration(integer(words[0])) * time.Millisecond, nil
+	return changed, time.Duration(parseInt(words[0])) * time.Millisecond, nil
 }
 
-// ahead is how many are ahead of the entry, as far as is known; none if it does not wait.
+// ahead returns how many entries are known to be ahead; zero if the entry does not wait.
 func (e *entry) ahead() int {
 	now, _ := e.last()
 	return now.Ahead

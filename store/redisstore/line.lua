@@ -1,30 +1,34 @@
--- Everything that happens in a line, each as one step that nobody sees the middle of.
+-- All operations on a line. Each call is one atomic step.
 --
--- KEYS: the lock's key; those who wait, by arrival; those who hold, by order; the ends of all leases, in milliseconds; what
---       is known of each entry; the last order given out; the entries that must not come (back); and for those who join, if
---       it is on this server, the session.
--- ARGV: the operation; the command that wakes clients, and the beginning of their channels; the channel on which changes are
---       told, or nothing, and what to say there; then what the operation needs.
+-- KEYS: the lock's key; the queue of waiters, by arrival; the holders, by order; the ends of all
+-- leases, in milliseconds; the information about the entries; the last order given out; the void
+-- entries, which must not be put in (again); and for join, if it is on this server, the session.
 --
--- An entry's id ends in its mode: ".x" exclusive, ".s" shared, ".3" one of three slots. What is known of it is
--- "client|flag|text"; the flag is l while its client listens, t if it goes at a time of its own, or nothing.
+-- ARGV: the operation; the command that publishes to clients, and the prefix of their channels; the
+-- channel on which changes are published, or "", and the name to publish there; then the arguments
+-- of the operation.
 --
--- The lock is Stile's while its key holds the mark that the field "held" of the entries repeats. If it does not, somebody
--- has deleted or replaced it, and those who held it don't any more.
+-- An entry's id ends in its mode: ".x" exclusive, ".s" shared, ".3" one of three slots. The
+-- information about it is "client|flag|text". The flag is "l" if its client has subscribed, "t" if
+-- the entry leaves at a time of its own, or empty.
+--
+-- Stile holds the lock while the value of the lock's key equals the field "held" of the entries. If
+-- the two differ, another client has deleted or replaced the key, and the former holders have lost
+-- the lock.
 
 local K, Q, H, X, E, F, V, session = unpack(KEYS)
 local op, PUBLISH, wake, changes, name = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
 
-local VOID = 600000       -- how long an entry that must not come is remembered
-local ABANDONED = 60000   -- how long a line is kept when all its leases have ended
-local FENCE = 86400000    -- how long the last order is kept after the time that it tells: by so much the clock may be set back
-local FOREIGN = 100       -- after how long the first in line asks again for a key that is somebody else's, who tells nobody
-local LAST = 9007199254740992 -- the largest number up to which doubles count
+local VOID = 600000       -- how long a void entry is remembered
+local ABANDONED = 60000   -- how long the keys are kept after all leases have ended
+local FENCE = 86400000    -- how long the last order is kept after the time that it stands for; the clock may be set back by this much
+local FOREIGN = 100       -- poll interval of the first in line while another locker, which publishes nothing, has the key
+local LAST = 9007199254740992 -- doubles represent all integers up to here
 
-local time = redis.call('TIME') -- once: servers before 7.2 let it run on during a script
+local time = redis.call('TIME') -- read once: before 7.2 the time advances during a script
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 
--- What is in the key. Anything but a string is as good as a value of somebody else's.
+-- The value of the lock's key. A key that is not a string counts as a foreign value.
 local value = redis.pcall('GET', K)
 if type(value) == 'table' then
 	if not string.find(value.err, 'WRONGTYPE', 1, true) then return value end
@@ -44,35 +48,37 @@ local function split(known) return string.match(known or '', '^([^|]*)|([^|]*)|(
 
 local function parts(id) return split(redis.call('HGET', E, id)) end
 
-local MARK = 'stile:' -- and the id of the first who came to hold the lock when nobody did
+local MARK = 'stile:' -- followed by the id of the first entry that held the lock after it was free
 
--- The first two whose leases end, and when: enough to see whether anybody stands here, and whether anybody is late.
+-- The two entries whose leases end first: they show whether the line is empty, and whether a lease
+-- has ended.
 local early = redis.call('ZRANGE', X, 0, 1, 'WITHSCORES')
 local empty = not early[1]
-local late = not empty and tonumber(early[2]) < now -- a lease includes its last millisecond, as the life of a key does
+local late = not empty and tonumber(early[2]) < now -- a lease includes its last millisecond, as a key's TTL does
 
-local held, armed -- see above; the entries that want to hear of those who wait behind them
-local past = 0    -- the largest order of those who were let in past somebody, or after
-local count       -- of those who hold
-local kind        -- the mode of the first of them
-local visited     -- what is known of the one who is visited, if it is one
+local held, armed -- "held": see above. "armed": the entries whose owners wait for a notification of contention
+local past = 0    -- the largest order admitted past another entry, or later
+local count       -- number of holders
+local kind        -- mode of the first holder
+local visited     -- information about the visited entry, if there is only one
 if not empty then
 	local known = redis.call('HMGET', E, 'held', 'armed', 'past', op == 'visit' and ARGV[8] or '')
 	held, armed, past, visited = known[1], known[2], tonumber(known[3] or 0), known[4]
 end
-local least -- the smallest number of slots that one of them knows of
+local least -- smallest slot count among the holders
 
-local first           -- who holds the lock now, and nobody did before
-local changed = false -- the line has
-local moved = false   -- those who hold have, or their leases
-local grown = false   -- the leases of some have
-local queued = false  -- and perhaps of some who wait
+local first           -- the entry that has taken the lock while it was free
+local changed = false -- the line has changed
+local moved = false   -- the holders or their leases have changed
+local grown = false   -- leases were extended
+local queued = false  -- perhaps including those of waiters
 
--- Orders count microseconds, or go up by one where that would not do. Returns nothing when they have run out. The last one is
--- kept until the clock has passed it, if that was set back: else smaller ones would follow.
+-- Returns a new order, or nothing if they are exhausted. Orders are microseconds of the server's
+-- time, or the last order plus one if that is larger. The last order is kept until the clock has
+-- passed it: if the clock was set back, smaller orders would follow otherwise.
 local function fence()
 	local last = tonumber(redis.call('GET', F) or 0)
-	if last == 0 then -- it is the first, or the last one is so long ago; but who got it may be here still
+	if last == 0 then -- no last order: there was none, or it has expired; but entries with larger orders may still be here
 		for _, key in ipairs({ H, Q }) do
 			last = math.max(last, tonumber(redis.call('ZRANGE', key, -1, -1, 'WITHSCORES')[2] or 0))
 		end
@@ -86,18 +92,18 @@ end
 
 local EXHAUSTED = 'STILE the orders of this line have run out: see the key ' .. F .. ' and the clock of the server'
 
--- A request may be so late that nobody is behind it any more.
+-- The session of a late request may have ended.
 if session and redis.call('EXISTS', session) == 0 then return { 'ended' } end
 
--- What is left of a line that was abandoned ends by itself, but not all of it at the same moment.
+-- The keys of an abandoned line expire, but not all at the same moment.
 if empty and op == 'join' then redis.call('DEL', Q, H, E) end
 
--- The order of an entry that holds and stands here alone; of others nothing.
+-- Returns the order of an entry that holds the lock and is alone in the line; otherwise nothing.
 local function alone(id)
 	return not late and value and value == held and early[1] == id and not early[3] and redis.call('ZSCORE', H, id)
 end
 
--- The most frequent cases in short: who joins is the first,
+-- Fast path: the first entry joins an empty line.
 if op == 'join' and empty and not value and not redis.call('ZSCORE', V, ARGV[6]) then
 	local id, ends, place = ARGV[6], now + ARGV[7], fence()
 	if not place then return redis.error_reply(EXHAUSTED) end
@@ -110,21 +116,22 @@ if op == 'join' and empty and not value and not redis.call('ZSCORE', V, ARGV[6])
 	return { 'in', place, '0' }
 end
 
--- who leaves was alone,
+-- Fast path: the only entry leaves.
 if op == 'leave' and ARGV[6] == '' and not ARGV[8] and alone(ARGV[7]) then
 	redis.call('DEL', K, H, X, E)
 	if changes ~= '' then redis.pcall('PUBLISH', changes, name) end
 	return 1
 end
 
--- and who is kept is alone.
+-- Fast path: the lease of the only entry is renewed.
 if op == 'visit' and not ARGV[9] then
 	local place, ms, _, flag = alone(ARGV[8]), tonumber(ARGV[6]), split(visited)
 	local ends = now + ms
 	if place and flag == ARGV[7] and ms > 0 and ends >= tonumber(early[2]) then
 		redis.call('PEXPIREAT', K, ends) -- first, because it needs no memory: see below
 		redis.call('ZADD', X, ends, ARGV[8])
-		-- H is made to last so much longer than the lease, X and E at least half of that: so H is the first to be short.
+		-- The expiry of H is extended beyond the lease by ABANDONED, that of X and E by at least
+		-- half of that, so H is the first that needs an extension.
 		if redis.call('PTTL', H) < ms + ABANDONED / 2 then
 			for _, key in ipairs({ X, H, E }) do redis.call('PEXPIREAT', key, ends + ABANDONED) end
 		end
@@ -132,15 +139,17 @@ if op == 'visit' and not ARGV[9] then
 	end
 end
 
--- A server that refuses to write must do so here: before anybody is told of what is not done then. One that is out of memory
--- refuses the first write of a script if that needs some, and this one does not: those who are in can be kept.
+-- A server that refuses to write must do so here, before anything is published that would then not
+-- be done. A server that is out of memory refuses the first write of a script only if that write
+-- needs memory; this one does not, so leases can still be renewed.
 redis.call('ZREM', Q, '')
 
 count = empty and 0 or redis.call('ZCARD', H)
 if count > 0 and held and mode(held) == 'x' then kind = 'x' end
 
--- How many have heard the message; nothing if that cannot be known, because the server's rules forbid to tell them. It is not
--- replicated: whoever still listens at a replica, which was the master before, is not counted, and must not hear it.
+-- Publishes to a client and returns the number of receivers, or nothing if it is unknown because
+-- publishing is not permitted. The message is not replicated: a client that is still subscribed at
+-- a replica, the former master, is not counted and must not receive it.
 local function publish(client, message)
 	redis.set_repl(redis.REPL_NONE)
 	local heard = redis.pcall(PUBLISH, wake .. client, message)
@@ -164,8 +173,8 @@ local function disarm(id)
 	end
 end
 
--- Takes an entry out. Returns whether it was there: whether it held or waited. A lease alone is what is left of
--- an entry whose place was lost.
+-- Removes an entry. Returns whether it held or waited. An entry that has only a lease left has lost
+-- its place.
 local function remove(id)
 	if redis.call('ZREM', X, id) == 0 then return false end
 	redis.call('HDEL', E, id)
@@ -184,11 +193,11 @@ local function void(id)
 	redis.call('PEXPIRE', V, VOID)
 end
 
--- Takes an entry out that did not ask for it.
+-- Evicts an entry: removes and voids it, and notifies its client.
 local function evict(id, why)
 	local client = parts(id)
 	remove(id)
-	void(id) -- a request that is still on its way would put it in again
+	void(id) -- a request in flight would put it in again
 	if client then publish(client, 'gone ' .. id .. ' ' .. why) end
 end
 
@@ -204,17 +213,18 @@ if count > 0 and not (held and value == held) then
 	count, kind = 0, nil
 end
 if held and count == 0 then
-	if value == held and moved then -- else it has been forgotten who they are: the key will end
+	if value == held and moved then -- otherwise the holders have been lost, and the key expires
 		redis.call('DEL', K)
 		value = false
 	end
 	redis.call('HDEL', E, 'held')
 	held = false
 end
-moved = moved and count > 0 -- who is left may be alone now: see finish
+moved = moved and count > 0 -- a remaining holder may be alone now: see finish
 local foreign = value and value ~= held
 
--- Whether an entry may stand beside those who hold: the rules of package line.
+-- Returns whether an entry of mode m may be admitted beside the holders, by the rules of package
+-- line.
 local function admissible(m)
 	if count == 0 then return true end
 	kind = kind or mode(redis.call('ZRANGE', H, 0, 0)[1])
@@ -239,15 +249,17 @@ local function admit(id, place)
 	changed, moved = true, true
 end
 
--- Remembers an order that is larger than those of some who wait: they need a new one as they are let in.
+-- Records that waiters with smaller orders were passed: they get a new order when they are
+-- admitted.
 local function pass(place)
 	past = tonumber(place)
 	redis.call('HSET', E, 'past', place)
 end
 
--- Lets those in whose turn it is. Whoever listens and is not there stands aside for the others, and keeps its place: its
--- process has ended, or its connection is down and it will ask again. Those who ask just now are present, whether they
--- listen or not. Returns whether somebody must wait, and whether somebody stands aside.
+-- Admits the entries that are admissible. An entry whose client has subscribed, but did not receive
+-- the message, is skipped and keeps its place: its process has ended, or its connection is down and
+-- it will poll again. An entry in present has sent this request, so it is not skipped. Returns
+-- whether an entry must wait, and whether one was skipped.
 local function settle(present)
 	if foreign or kind == 'x' then return true end
 	if empty then return false, false end
@@ -263,7 +275,7 @@ local function settle(present)
 		end
 		local client, flag = parts(id)
 		if not client then
-			remove(id) -- what was known of it has been lost
+			remove(id) -- the information about it was lost
 		elseif publish(client, 'in ' .. id .. ' ' .. place) == 0 and flag == 'l' and not (present and present[id]) then
 			at = at + 1
 		else
@@ -275,9 +287,9 @@ local function settle(present)
 	end
 end
 
--- Makes the lock's key, and the lives of all keys, follow from what was done; tells that something was.
+-- Updates the lock's key and the expiry of all keys, and publishes the change.
 local function finish()
-	local far -- the end of the last lease; nothing if nobody is left
+	local far -- end of the last lease; nothing if the line is empty
 	if grown or moved and count ~= 1 then
 		far = tonumber(redis.call('ZRANGE', X, -1, -1, 'WITHSCORES')[2])
 	end
@@ -288,12 +300,13 @@ local function finish()
 		end
 		if past > 0 and not far then redis.call('HDEL', E, 'past') end
 	elseif moved then
-		-- Of several, the last to go: it is never one who does not hold that makes the key end too early.
+		-- With several holders the key gets the end of the last lease in the line. A waiter's lease
+		-- may make it too late, never too early.
 		local ends = far
 		if count == 1 then
 			ends = tonumber(redis.call('ZSCORE', X, first or redis.call('ZRANGE', H, 0, 0)[1]) or now + 1)
 		end
-		-- A lease includes its last millisecond, and a key that is told to end now is deleted.
+		-- A lease includes its last millisecond, and a key with an expiry of now is deleted.
 		ends = math.max(ends, now + 1)
 		if first then
 			redis.call('SET', K, MARK .. first, 'PXAT', ends)
@@ -301,7 +314,7 @@ local function finish()
 		else
 			redis.call('PEXPIREAT', K, ends)
 		end
-		redis.call('PEXPIREAT', H, ends + ABANDONED) -- which is made anew for each holder
+		redis.call('PEXPIREAT', H, ends + ABANDONED) -- H is created again for each holder
 	end
 	if grown and far then
 		if queued then redis.call('PEXPIREAT', Q, far + ABANDONED) end
@@ -313,7 +326,8 @@ local function finish()
 	if changed and changes ~= '' then redis.pcall('PUBLISH', changes, name) end
 end
 
--- How many must leave before it is the turn of one who waits. Far behind it is enough to know how many can be ahead at most.
+-- Returns how many entries must leave before a waiting one is admitted. Far behind the head it
+-- returns the largest possible number instead of counting.
 local function ahead(id, rank)
 	local m = mode(id)
 	local others, same, slots = 0, 0, tonumber(m) or LAST
@@ -335,7 +349,8 @@ local function ahead(id, rank)
 	return math.max(others, 1)
 end
 
--- How an entry stands: "in" and its order, "wait" and how many are ahead, or "gone" and nothing.
+-- Returns the standing of an entry: "in" and its order, "wait" and the number ahead, or "gone" and
+-- "0".
 local function standing(id)
 	local place = redis.call('ZSCORE', H, id)
 	if place then return 'in', place end
@@ -344,12 +359,11 @@ local function standing(id)
 	return 'gone', '0'
 end
 
--- When the first lease ends.
 local function earliest() return tonumber(redis.call('ZRANGE', X, 0, 0, 'WITHSCORES')[2] or now + ABANDONED) end
 
--- After how many milliseconds those who ask should ask again: when somebody's lease ends, or that of the one who has the key;
--- and if that is somebody else's, the first in line much earlier, because others who want it ask often. One lease ends at a
--- known time; the others are those that were there before.
+-- Returns the milliseconds until clients should poll again: when a lease, or the lock's key, ends.
+-- If another locker has the key, the first in line polls much earlier, because competitors poll
+-- often as well. known is the end of one lease; early has those that were there before.
 local function soonest(known, asking)
 	local next = math.min(known, tonumber(early[2] or known)) - now
 	if next < 0 then next = earliest() - now end
@@ -361,18 +375,19 @@ local function soonest(known, asking)
 	return string.format('%.0f', next)
 end
 
--- Keeps an entry for so many milliseconds from now, if not longer already. Returns whether it is there.
+-- Extends the lease of an entry to ms milliseconds from now; never shortens it. Returns whether the
+-- entry has a lease.
 local function prolong(id, ms)
 	local ends = tonumber(redis.call('ZSCORE', X, id))
 	if not ends then return false end
 	if now + ms > ends then
 		redis.call('ZADD', X, now + ms, id)
-		moved, grown, queued = true, true, true -- which of them does not matter
+		moved, grown, queued = true, true, true -- whether it holds or waits does not matter
 	end
 	return true
 end
 
--- Counts someone who waits and tells those who wanted to know that somebody does.
+-- Notifies the armed clients that an entry has begun to wait.
 local function crowd()
 	if not armed then return end
 	for id in string.gmatch(armed, '%S+') do
@@ -383,7 +398,8 @@ local function crowd()
 	armed = false
 end
 
--- join id ms try client flag text: puts an entry in, or keeps it if it is in, and says how it stands.
+-- join id ms try client flag text: puts an entry in, or extends its lease if it is in. Returns its
+-- standing.
 if op == 'join' then
 	local id, ms, try, client, flag, text = ARGV[6], tonumber(ARGV[7]), ARGV[8] == '1', ARGV[9], ARGV[10], ARGV[11]
 	local barred = redis.call('ZSCORE', V, id)
@@ -428,8 +444,8 @@ if op == 'join' then
 	return reply
 end
 
--- visit ms flag id…: says how entries stand, and notes whether their client listens; keeps them for so many milliseconds if
--- that is not zero.
+-- visit ms flag id…: returns the standings of entries and records whether their client has
+-- subscribed. Extends their leases to ms if that is not zero.
 if op == 'visit' then
 	local ms, listening, present = tonumber(ARGV[6]), ARGV[7], {}
 	for i = 8, #ARGV do
@@ -454,8 +470,9 @@ if op == 'visit' then
 	return report
 end
 
--- leave how id…: takes entries out. Returns how many of them there were. How: "void" if requests that put them in may come
--- yet, "end" if so and those that have a time of their own are to stay, or nothing.
+-- leave how id…: removes entries. Returns how many of them were there. how is "void" if requests
+-- that put them in may still arrive, "end" for the same except that entries with a time of their
+-- own stay, or "".
 if op == 'leave' then
 	local how, left = ARGV[6], 0
 	for i = 7, #ARGV do
@@ -470,7 +487,7 @@ if op == 'leave' then
 	return left
 end
 
--- linger id ms: gives an entry a time of its own. Returns whether it was there.
+-- linger id ms: makes an entry leave at a time of its own. Returns whether it was there.
 if op == 'linger' then
 	local id, ms = ARGV[6], tonumber(ARGV[7])
 	local client, _, text = parts(id)
@@ -486,7 +503,8 @@ if op == 'linger' then
 	return there and 1 or 0
 end
 
--- owner id text: changes what is known of an entry, unless that has a time of its own. Returns whether it was there.
+-- owner id text: changes the information about an entry, unless that has a time of its own. Returns
+-- whether it was there.
 if op == 'owner' then
 	local id = ARGV[6]
 	local client, flag = parts(id)
@@ -500,7 +518,8 @@ if op == 'owner' then
 	return there and 1 or 0
 end
 
--- arm id: has its client told when somebody waits behind an entry. Returns whether somebody does already.
+-- arm id: has the client notified when an entry waits behind this one. Returns whether one does
+-- already.
 if op == 'arm' then
 	local id = ARGV[6]
 	settle()
@@ -514,7 +533,7 @@ if op == 'arm' then
 	return 0
 end
 
--- break order: takes out whoever has that order. Returns whether there was somebody.
+-- break order: evicts the entry with that order. Returns whether there was one.
 if op == 'break' then
 	local place = ARGV[6]
 	local id = redis.call('ZRANGEBYSCORE', H, place, place)[1] or redis.call('ZRANGEBYSCORE', Q, place, place)[1]

@@ -8,38 +8,38 @@ import (
 	"github.com/stilelock/stile/store/internal/delivery"
 )
 
-// What a wake-up costs that is lost: until those who wait ask the next time, however many they are and whatever they have
-// heard. While nothing happens they ask less and less often.
+// The poll interval bounds the delay that a lost wake-up costs, for any number of waiters. It grows
+// while nothing changes.
 // Promise: P7
-func TestNobodyAsksMoreRarelyThanOnceAHeartbeat(t *testing.T) {
+func TestPollInterval_bounds(t *testing.T) {
 	t.Parallel()
 	for _, members := range []int{1, 3, 100, 10_000, 1_000_000} {
-		all := pollInterval{shortestPoll, longestPoll}
-		pace := all.first(members)
-		if members <= 3 && pace > 2*shortestPoll {
-			t.Errorf("%d ask for the first time after %v", members, pace)
+		all := pollInterval{minPollInterval, maxPollInterval}
+		interval := all.first(members)
+		if members <= 3 && interval > 2*minPollInterval {
+			t.Errorf("%d members: got first interval %v", members, interval)
 		}
 		for n := range 10 {
-			if pace < shortestPoll || pace > longestPoll {
-				t.Errorf("%d ask for time %d after %v, want %v to %v", members, n, pace, shortestPoll, longestPoll)
+			if interval < minPollInterval || interval > maxPollInterval {
+				t.Errorf("%d members: got interval %d of %v, want %v to %v", members, n, interval, minPollInterval, maxPollInterval)
 			}
-			next := all.next(pace, false, members)
-			if next < pace || next == pace && pace < longestPoll {
-				t.Errorf("nothing happens, and %d ask after %v and then after %v", members, pace, next)
+			next := all.next(interval, false, members)
+			if next < interval || next == interval && interval < maxPollInterval {
+				t.Errorf("%d members, no change: got interval %v, then %v", members, interval, next)
 			}
 			if again := all.next(next, true, members); again != all.first(members) {
-				t.Errorf("something has happened, and %d ask after %v, not %v", members, again, all.first(members))
+				t.Errorf("%d members, after a change: got interval %v, want %v", members, again, all.first(members))
 			}
-			pace = next
+			interval = next
 		}
-		if pace != longestPoll {
-			t.Errorf("for long nothing has happened, and %d ask every %v, want %v", members, pace, longestPoll)
+		if interval != maxPollInterval {
+			t.Errorf("%d members, long without a change: got interval %v, want %v", members, interval, maxPollInterval)
 		}
 	}
 }
 
-// Those whose turn may come when a lease ends ask at that moment, and nobody asks later than it is time to anyway.
-func TestWhoIsNearAsksWhenALeaseEnds(t *testing.T) {
+// Entries near the head are polled when the first lease ends; that never makes a poll later.
+func TestPoller_pauseEndsWithLease(t *testing.T) {
 	t.Parallel()
 	waiter := func(ahead int) []*entry {
 		e := &entry{delivery: delivery.New(nil)}
@@ -47,20 +47,20 @@ func TestWhoIsNearAsksWhenALeaseEnds(t *testing.T) {
 		return []*entry{e}
 	}
 	for _, c := range []struct {
-		what          string
-		pace, soonest time.Duration
-		members       []*entry
-		want          time.Duration
+		what                 string
+		interval, nextExpiry time.Duration
+		members              []*entry
+		want                 time.Duration
 	}{
-		{"it ends soon, one is near", longestPoll, 300 * time.Millisecond, waiter(1), 300*time.Millisecond + leaseSlack},
-		{"it ends soon, one is near enough", longestPoll, 300 * time.Millisecond, waiter(nearHead), 300*time.Millisecond + leaseSlack},
-		{"it ends soon, all are far", longestPoll, 300 * time.Millisecond, waiter(nearHead + 1), longestPoll},
-		{"it ends soon, who waits is not known", longestPoll, 300 * time.Millisecond, nil, 300*time.Millisecond + leaseSlack},
-		{"it ends later than they ask", shortestPoll, 300 * time.Millisecond, waiter(1), shortestPoll},
-		{"it is not known when it ends", longestPoll, 0, waiter(1), longestPoll},
+		{"ends early, next in line", maxPollInterval, 300 * time.Millisecond, waiter(1), 300*time.Millisecond + leaseSlack},
+		{"ends early, still near the head", maxPollInterval, 300 * time.Millisecond, waiter(nearHead), 300*time.Millisecond + leaseSlack},
+		{"ends early, far from the head", maxPollInterval, 300 * time.Millisecond, waiter(nearHead + 1), maxPollInterval},
+		{"ends early, members unknown", maxPollInterval, 300 * time.Millisecond, nil, 300*time.Millisecond + leaseSlack},
+		{"ends after the interval", minPollInterval, 300 * time.Millisecond, waiter(1), minPollInterval},
+		{"end unknown", maxPollInterval, 0, waiter(1), maxPollInterval},
 	} {
-		if got := new(poller).pause(c.pace, c.soonest, c.members); got != c.want {
-			t.Errorf("%s: they ask after %v, want %v", c.what, got, c.want)
+		if got := new(poller).pause(c.interval, c.nextExpiry, c.members); got != c.want {
+			t.Errorf("%s: got %v, want %v", c.what, got, c.want)
 		}
 	}
 }

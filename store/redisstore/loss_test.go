@@ -14,23 +14,23 @@ import (
 	"github.com/stilelock/stile/store/redisstore"
 )
 
-// Redis throws away keys one by one when memory is short and it is not told otherwise. Whichever of a line's keys it is:
-// who is not told that its entry is gone has what a confirmation promises, others in the same session lose nothing, and the
-// line goes on.
+// Redis evicts single keys when memory is short, unless its policy is noeviction. Whichever key of
+// a line is lost: an entry that is not reported gone has what a confirmation promises, other
+// entries of the session are not affected, and the line recovers.
 // Promise: P1
-func TestLossOfOneKeyIsNoticed(t *testing.T) {
+func TestConfirm_reportsLossOfOneKey(t *testing.T) {
 	t.Parallel()
 	const ttl, longer = 10 * time.Minute, 30 * time.Minute
 	server := testservers.StartRedisAhead(t)
 	var ahead time.Duration
-	pass := func(d time.Duration) { // lets so much time pass on the server
+	pass := func(d time.Duration) { // advances the server's clock
 		ahead += d
 		server.SetAhead(ahead)
 	}
 	here, there, reader := storeAt(t, server.Addr()), storeAt(t, server.Addr()), storeAt(t, server.Addr())
-	for i, which := range []string{"the lock", "who waits", "who holds", "the leases", "the entries", "the last order"} {
+	for i, which := range []string{"lock", "queue", "holders", "leases", "entries", "last order"} {
 		for _, mode := range []line.Mode{line.Exclusive, line.Shared} {
-			t.Run(fmt.Sprintf("%s, %v", which, mode), func(t *testing.T) { // not in parallel: there is one clock
+			t.Run(fmt.Sprintf("%s, %v", which, mode), func(t *testing.T) { // not in parallel: the tests share the clock
 				name := newName(t)
 				a, b := open(t, here, ttl), open(t, there, longer)
 				first := join(t, a, name, mode)
@@ -40,19 +40,19 @@ func TestLossOfOneKeyIsNoticed(t *testing.T) {
 				server.Do("DEL", redisstore.Keys("", name)[i])
 				for range 2 {
 					pass(ttl / 3)
-					for s, se := range map[*seat]store.Session{first: a, second: b} {
+					for s, se := range map[*testEntry]store.Session{first: a, second: b} {
 						begun := time.Now()
 						confirm(t, se)
 						wantKept(t, reader, s, se, begun)
 					}
 				}
 				if st, _, _ := other.standing(); st.State != store.Admitted {
-					t.Errorf("the other lock of the session is %+v", st)
+					t.Errorf("other lock of the session: got %+v", st)
 				}
 				if err := first.Withdraw(t.Context()); err != nil && !errors.Is(err, store.ErrGone) {
 					t.Error(err)
 				}
-				pass(ttl + time.Minute) // what is left of the first one ends
+				pass(ttl + time.Minute) // the first entry's leases end
 				confirm(t, b)
 				if st, _, _ := second.standing(); st.State != store.Gone {
 					second.await(t, store.Admitted)
@@ -60,16 +60,16 @@ func TestLossOfOneKeyIsNoticed(t *testing.T) {
 				}
 				after, _ := hold(t, b, name).await(t, store.Admitted)
 				if after.Order <= before.Order {
-					t.Errorf("order %d follows %d", after.Order, before.Order)
+					t.Errorf("got order %d after %d", after.Order, before.Order)
 				}
 			})
 		}
 	}
 }
 
-// wantKept checks that an entry whose session was confirmed just now, in a request that begun after the given time, has all
-// that this promises, unless it was told that it is gone.
-func wantKept(t *testing.T, reader *redisstore.Store, s *seat, se store.Session, begun time.Time) {
+// wantKept checks that an entry, unless it was reported gone, has the lease that a confirmation
+// begun after the given time promises.
+func wantKept(t *testing.T, reader *redisstore.Store, s *testEntry, se store.Session, begun time.Time) {
 	t.Helper()
 	st, _, _ := s.standing()
 	if st.State == store.Gone {
@@ -79,18 +79,18 @@ func wantKept(t *testing.T, reader *redisstore.Store, s *seat, se store.Session,
 	if err != nil {
 		t.Fatal(err)
 	}
-	least := without(se.Terms().TTL, begun) - time.Second
+	least := timeLeft(se.Terms().TTL, begun) - time.Second
 	for _, e := range l.Entries {
 		if e.Session == se.ID() && e.Admitted == (st.State == store.Admitted) && e.Remaining > least {
 			return
 		}
 	}
-	t.Errorf("an entry of session %s was told %+v and must stay for %v, and the line is %+v", se.ID(), st, least, l.Entries)
+	t.Errorf("entry of session %s: got %+v, want a lease of %v; line: %+v", se.ID(), st, least, l.Entries)
 }
 
-// remember notes what is in the keys of a line. What it returns puts that back: as a replica does that is promoted and has
-// missed what came since.
-func remember(t *testing.T, server *testservers.Redis, name string) (forget func()) {
+// snapshot records the keys of a line. undo puts them back, as after a failover to a replica
+// that lacks the later changes.
+func snapshot(t *testing.T, server *testservers.Redis, name string) (undo func()) {
 	t.Helper()
 	const restore = `redis.call('DEL', unpack(KEYS))
 		for i = 1, #ARGV, 3 do redis.call('RESTORE', ARGV[i], ARGV[i + 1], ARGV[i + 2], 'ABSTTL') end
@@ -111,56 +111,56 @@ func remember(t *testing.T, server *testservers.Redis, name string) (forget func
 	return func() { server.Do(words...) }
 }
 
-// A failover forgets that the lock was handed over. Its new holder waits again, as far as the server knows, and others may be
-// let in before it: it must be told, and must not be in their way.
+// A failover loses a handover. The new holder waits again as far as the server knows, and others
+// may be admitted before it: it must be notified, and must not block them.
 // Promise: P1
-func TestForgottenHandOverIsNoticed(t *testing.T) {
+func TestFailover_lostHandover(t *testing.T) {
 	t.Parallel()
-	const ttl = lasting / 4
+	const ttl = longTTL / 4
 	server := testservers.StartRedisAhead(t)
 	name := newName(t)
 	a := open(t, storeAt(t, server.Addr()), ttl)
-	b, c := open(t, storeAt(t, server.Addr()), lasting), open(t, storeAt(t, server.Addr()), lasting)
+	b, c := open(t, storeAt(t, server.Addr()), longTTL), open(t, storeAt(t, server.Addr()), longTTL)
 	first := hold(t, a, name)
 	second, third := join(t, b, name, line.Exclusive), join(t, c, name, line.Exclusive)
-	forget := remember(t, server, name)
+	undo := snapshot(t, server, name)
 	first.leave(t)
 	second.await(t, store.Admitted)
-	forget()
+	undo()
 	confirm(t, b)
 	if st, _ := second.await(t, store.Gone); !errors.Is(st.Cause, store.ErrGone) {
-		t.Errorf("the cause is %v", st.Cause)
+		t.Errorf("got cause %v, want ErrGone", st.Cause)
 	}
-	server.SetAhead(lasting / 2) // the first one's lease has ended
+	server.SetAhead(longTTL / 2) // the first entry's lease has ended
 	third.await(t, store.Admitted)
 }
 
-// A server that refuses to write lets nobody in, and does not say so either.
+// A server that refuses to write admits no entry and publishes no admission.
 // Promise: P1
-func TestWhereNothingIsWrittenNobodyIsLetIn(t *testing.T) {
+func TestLine_noAdmissionWithoutWrites(t *testing.T) {
 	t.Parallel()
 	server := testservers.StartRedisAhead(t)
 	name := newName(t)
-	if !plainLock(server, name, "theirs", lasting) {
-		t.Fatal("it is locked")
+	if !plainLock(server, name, "theirs", longTTL) {
+		t.Fatal("the plain locker cannot take the free lock")
 	}
-	st, courier := storeBy(t, server.Addr())
+	st, interceptor := interceptedStore(t, server.Addr())
 	s := join(t, open(t, st, redisstore.MaxTTL), name, line.Exclusive)
 	server.Do("CONFIG", "SET", "min-replicas-to-write", "1")
-	server.SetAhead(2 * lasting)
+	server.SetAhead(2 * longTTL)
 	eventually(t, "the lock is free", func() bool {
 		n, err := server.Do("EXISTS", name).AsInt64()
 		return err == nil && n == 0
 	})
 	refusals := func() string { return errorStat(t, server, "NOREPLICAS") }
 	before := refusals()
-	eventually(t, "the server has refused to let it in", func() bool { return refusals() != before })
-	s.waitsOn(t, courier)
+	eventually(t, "the server has refused the admission", func() bool { return refusals() != before })
+	s.checkStillWaits(t, interceptor)
 	server.Do("CONFIG", "SET", "min-replicas-to-write", "0")
 	s.await(t, store.Admitted)
 }
 
-// errorStat returns what the server says of how often it has refused with an error.
+// errorStat returns the server's statistics about an error.
 func errorStat(t *testing.T, server *testservers.Redis, name string) string {
 	t.Helper()
 	info, err := server.Do("INFO", "errorstats").ToString()
@@ -172,19 +172,19 @@ func errorStat(t *testing.T, server *testservers.Redis, name string) string {
 	return stat
 }
 
-// A server that is out of memory takes no new session, and loses nobody who is there.
-func TestWhoIsInMayStayWhenMemoryIsShort(t *testing.T) {
+// A server that is out of memory refuses new sessions, and keeps the existing ones.
+func TestConfirm_serverOutOfMemory(t *testing.T) {
 	t.Parallel()
 	server := testservers.StartRedis(t, "maxmemory-policy noeviction")
 	name := newName(t)
-	a, b := open(t, storeAt(t, server.Addr()), lasting), open(t, storeAt(t, server.Addr()), lasting)
+	a, b := open(t, storeAt(t, server.Addr()), longTTL), open(t, storeAt(t, server.Addr()), longTTL)
 	first, second := hold(t, a, name), join(t, b, name, line.Exclusive)
 	alone := hold(t, a, newName(t))
-	server.Do("CONFIG", "SET", "maxmemory", "1mb") // it has more already
+	server.Do("CONFIG", "SET", "maxmemory", "1mb") // it uses more already
 	confirm(t, a, b)
-	_, err := storeAt(t, server.Addr()).Open(t.Context(), store.SessionOptions{TTL: lasting})
+	_, err := storeAt(t, server.Addr()).Open(t.Context(), store.SessionOptions{TTL: longTTL})
 	if err == nil || !strings.Contains(err.Error(), "out of memory") {
-		t.Errorf("of a new session: want an error that says why not, got %v", err)
+		t.Errorf("new session: got %v, want out of memory", err)
 	}
 	first.leave(t)
 	second.await(t, store.Admitted)
@@ -192,10 +192,10 @@ func TestWhoIsInMayStayWhenMemoryIsShort(t *testing.T) {
 	alone.leave(t)
 }
 
-// A clock that was far ahead for a while leaves orders behind that are far ahead; they must not be forgotten before the clock
-// has caught up.
+// A clock that was far ahead leaves large orders behind. They must be remembered until the clock
+// has passed them.
 // Promise: P2
-func TestOrdersOfAClockThatWasAheadAreRemembered(t *testing.T) {
+func TestOrder_rememberedUntilClockCatchesUp(t *testing.T) {
 	t.Parallel()
 	const day = 24 * time.Hour
 	server := testservers.StartRedisAhead(t)
@@ -203,22 +203,22 @@ func TestOrdersOfAClockThatWasAheadAreRemembered(t *testing.T) {
 	var last uint64
 	for _, ahead := range []time.Duration{30 * day, 0, 8 * day, 29 * day} {
 		server.SetAhead(ahead)
-		s := hold(t, open(t, storeAt(t, server.Addr()), lasting), name)
+		s := hold(t, open(t, storeAt(t, server.Addr()), longTTL), name)
 		st, _, _ := s.standing()
 		if st.Order <= last {
-			t.Errorf("with the clock %v ahead, order %d follows %d", ahead, st.Order, last)
+			t.Errorf("clock %v ahead: got order %d after %d", ahead, st.Order, last)
 		}
 		last = st.Order
 		s.leave(t)
 	}
 }
 
-// What is gone is forgotten by the client, too.
-func TestEntriesThatAreGoneAreForgotten(t *testing.T) {
+// Entries that are gone are removed from the client's tables.
+func TestSession_forgetsGoneEntries(t *testing.T) {
 	t.Parallel()
 	server := testservers.StartRedis(t)
 	st := storeAt(t, server.Addr())
-	se := open(t, st, lasting)
+	se := open(t, st, longTTL)
 	for range 3 {
 		s := hold(t, se, newName(t))
 		standing, _, _ := s.standing()
@@ -226,10 +226,10 @@ func TestEntriesThatAreGoneAreForgotten(t *testing.T) {
 			t.Fatal(err)
 		}
 		s.await(t, store.Gone)
-		defer s.Withdraw(t.Context()) // the owner may have it still
+		defer s.Withdraw(t.Context()) // the owner has not withdrawn it yet
 	}
 	confirm(t, se)
 	if n := st.Entries(); n > 0 {
-		t.Errorf("%d entries are gone, and the store has them still", n)
+		t.Errorf("got %d entries, want none", n)
 	}
 }

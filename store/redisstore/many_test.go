@@ -15,24 +15,25 @@ import (
 	"github.com/stilelock/stile/store"
 )
 
-// D14: a long line costs little as long as nothing happens in it, and moves on at once when something does.
-func TestManyWaiters(t *testing.T) {
+// D14: a long line causes little load while nothing happens in it, and advances at once when
+// something does.
+func TestLine_manyWaiters(t *testing.T) {
 	t.Parallel()
-	const turns, others = 50, 500 // together more than one request asks for
+	const turns, others = 50, 500 // together more than one visit
 	server := testservers.StartRedis(t)
 	name := newName(t)
-	holder := hold(t, open(t, storeAt(t, server.Addr()), lasting), name)
+	holder := hold(t, open(t, storeAt(t, server.Addr()), longTTL), name)
 	st := storeAt(t, server.Addr())
-	st.Mute() // so that they move on by messages only
-	se := open(t, st, lasting)
+	st.DisablePolling() // so that they advance by messages only
+	se := open(t, st, longTTL)
 	start := time.Now()
-	seats := make([]*seat, 0, turns)
+	seats := make([]*testEntry, 0, turns)
 	for range turns {
 		seats = append(seats, join(t, se, name, line.Slot(1)))
 	}
 	var joining sync.WaitGroup
 	for range 10 {
-		joining.Go(func() { // behind those, in any order
+		joining.Go(func() { // behind the first ones, in any order
 			for range others / 10 {
 				if _, err := tryJoin(t.Context(), se, name, line.Slot(1)); err != nil {
 					t.Error(err)
@@ -54,19 +55,21 @@ func TestManyWaiters(t *testing.T) {
 	t.Logf("%d turns in %v", turns, time.Since(start))
 }
 
-// D14: one process may hold many locks. All are renewed, few commands for each, and none is lost while more are taken.
-func TestManyHolds(t *testing.T) {
+// D14: one process may hold many locks. All are renewed with few commands for each, and none is
+// lost while more are taken.
+func TestSession_manyHolds(t *testing.T) {
 	t.Parallel()
 	const locks = 500
 	server := testservers.StartRedis(t)
 	st := storeAt(t, server.Addr())
-	st.Round(locks * 2 / 5) // three of them
-	se := open(t, st, lasting)
+	st.SetChunkSize(locks * 2 / 5) // three round trips
+	se := open(t, st, longTTL)
 	start := time.Now()
 	seats := takeMany(t, se, locks)
 	t.Logf("%d locks were taken in %v", locks, time.Since(start))
 	var called calls
-	// A confirmation may fail, and then another is made: on a busy machine the Redis client gives connections up that are not.
+	// A confirmation may fail and is repeated: on a busy machine the Redis client closes
+	// connections that are alive.
 	eventually(t, "all are confirmed", func() bool {
 		server.Do("CONFIG", "RESETSTAT")
 		start = time.Now()
@@ -79,29 +82,29 @@ func TestManyHolds(t *testing.T) {
 	})
 	t.Logf("and confirmed in %v, with %.1f commands for each", time.Since(start), float64(called.all())/locks)
 	if called["evalsha"] != locks || called["eval"] > 0 {
-		t.Errorf("to confirm %d locks the script was asked %d times by its name, and sent %d times", locks, called["evalsha"], called["eval"])
+		t.Errorf("confirming %d locks: got %d EVALSHA and %d EVAL", locks, called["evalsha"], called["eval"])
 	}
-	const most = 12
-	if n := called.all(); n > most*locks {
-		t.Errorf("to confirm %d locks took %d commands, more than %d for each: %v", locks, n, most, called)
+	const maxCommands = 12
+	if n := called.all(); n > maxCommands*locks {
+		t.Errorf("confirming %d locks took %d commands, want at maxCommands %d each: %v", locks, n, maxCommands, called)
 	}
 	for _, s := range seats {
 		if st, _, _ := s.standing(); st.State != store.Admitted {
-			t.Fatalf("lock %q is %+v", s.name, st)
+			t.Fatalf("lock %q: got %+v", s.name, st)
 		}
 	}
 	start = time.Now()
-	eventually(t, "the session is closed", func() bool { return se.Close(t.Context()) == nil }) // each has ten seconds
-	t.Logf("and given up in %v", time.Since(start))
+	eventually(t, "the session is closed", func() bool { return se.Close(t.Context()) == nil }) // each call has ten seconds
+	t.Logf("and released in %v", time.Since(start))
 	if left, err := st.Lines(t.Context(), ""); err != nil || len(left) > 0 {
-		t.Errorf("%d locks are held still, %v", len(left), err)
+		t.Errorf("got %d lines, %v; want none", len(left), err)
 	}
 }
 
-// takeMany takes locks, many at a time, and has the session confirmed while it does.
-func takeMany(t testing.TB, se store.Session, locks int) []*seat {
+// takeMany takes locks concurrently, and confirms the session meanwhile.
+func takeMany(t testing.TB, se store.Session, locks int) []*testEntry {
 	t.Helper()
-	seats := make([]*seat, locks)
+	seats := make([]*testEntry, locks)
 	var next atomic.Int64
 	var work sync.WaitGroup
 	for range 16 {
@@ -128,7 +131,7 @@ func takeMany(t testing.TB, se store.Session, locks int) []*seat {
 	return seats
 }
 
-// calls is how often a server has carried out each command, those inside scripts included.
+// calls counts how often a server has executed each command, including those in scripts.
 type calls map[string]int
 
 func (c calls) all() (n int) {
@@ -140,7 +143,7 @@ func (c calls) all() (n int) {
 	return n
 }
 
-// commandStats returns what a server has carried out since its statistics were reset.
+// commandStats returns what a server has executed since its statistics were reset.
 func commandStats(t testing.TB, server *testservers.Redis) calls {
 	t.Helper()
 	info, err := server.Do("INFO", "commandstats").ToString()

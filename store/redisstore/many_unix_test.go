@@ -15,9 +15,10 @@ import (
 	"github.com/stilelock/stile/internal/testservers"
 )
 
-// BenchmarkManyHolds has one client take 100 000 locks, renew them for a while and give them up: the other half of D14. Beside
-// the time of each it reports what a renewal costs: commands, and time of the processors in the server and in the client.
-func BenchmarkManyHolds(b *testing.B) {
+// BenchmarkSession_manyHolds makes one client take 100 000 locks, renew them and release them: the
+// other half of D14. It reports the time of each step and the cost of a renewal in commands and in
+// CPU time of the server and the client.
+func BenchmarkSession_manyHolds(b *testing.B) {
 	const locks, ttl = 100_000, time.Minute
 	for b.Loop() {
 		server := testservers.StartRedis(b)
@@ -34,9 +35,9 @@ func BenchmarkManyHolds(b *testing.B) {
 		b.ReportMetric(time.Since(start).Seconds(), "s-to-lock-all")
 
 		for len(renewals) > 0 {
-			wantRenewed(b, <-renewals) // those before there were so many
+			wantRenewed(b, <-renewals) // renewals before all locks were taken
 		}
-		wantRenewed(b, <-renewals) // one that may have begun before
+		wantRenewed(b, <-renewals) // may have begun before that
 		server.Do("CONFIG", "RESETSTAT")
 		there, here := serverTime(b, server), processTime(b)
 		r := <-renewals
@@ -58,7 +59,7 @@ func BenchmarkManyHolds(b *testing.B) {
 	}
 }
 
-// lockMany takes locks, one for each goroutine at a time.
+// lockMany takes locks, one at a time per goroutine.
 func lockMany(b *testing.B, client *stile.Client, locks int) []*stile.Hold {
 	b.Helper()
 	const goroutines = 16
@@ -89,7 +90,7 @@ func wantRenewed(b *testing.B, r stile.RenewalEvent) {
 	}
 }
 
-// serverTime returns how long processors have worked for a server.
+// serverTime returns the CPU time used by a server.
 func serverTime(b *testing.B, server *testservers.Redis) (sum time.Duration) {
 	b.Helper()
 	info, err := server.Do("INFO", "cpu").ToString()
@@ -109,7 +110,7 @@ func serverTime(b *testing.B, server *testservers.Redis) (sum time.Duration) {
 	return sum
 }
 
-// processTime returns how long processors have worked for this process.
+// processTime returns the CPU time used by this process.
 func processTime(b *testing.B) time.Duration {
 	b.Helper()
 	var used syscall.Rusage

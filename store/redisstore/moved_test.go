@@ -17,10 +17,10 @@ import (
 	"github.com/stilelock/stile/store/redisstore"
 )
 
-// An address leads to another server after a failover: that of a DNS name, or of a proxy. Connections that are there stay where
-// they are, because the old server lives on, as a replica.
+// After a failover an address, such as a DNS name or a proxy, leads to another server. Existing
+// connections stay with the old server, which continues as a replica.
 // Promise: P7
-func TestDemotedMasterIsLeftWhenTheAddressHasMoved(t *testing.T) {
+func TestServer_leavesDemotedMaster(t *testing.T) {
 	t.Parallel()
 	for what, demote := range map[string]func(old, now *testservers.Redis){
 		"a replica": func(old, now *testservers.Redis) { old.ReplicaOf(now) },
@@ -36,13 +36,13 @@ func TestDemotedMasterIsLeftWhenTheAddressHasMoved(t *testing.T) {
 			var address atomic.Value
 			address.Store(old.Addr())
 			options := redisstore.ClientOptions("moves:6379")
-			options.ConnWriteTimeout = soon // only what the store does ends a connection
+			options.ConnWriteTimeout = testTimeout // only the store closes a connection
 			options.DialCtxFn = func(ctx context.Context, _ string, d *net.Dialer, _ *tls.Config) (net.Conn, error) {
 				return d.DialContext(ctx, "tcp", address.Load().(string))
 			}
 			st := newStore(t, connectWith(t, options), nil)
-			st.Mute()
-			se := open(t, st, lasting)
+			st.DisablePolling()
+			se := open(t, st, longTTL)
 			hold(t, se, newName(t)).leave(t)
 			now.ReplicaOf(old)
 			eventually(t, "the replica knows the session", func() bool {
@@ -52,36 +52,37 @@ func TestDemotedMasterIsLeftWhenTheAddressHasMoved(t *testing.T) {
 			now.ReplicaOf(nil)
 			address.Store(now.Addr())
 			demote(old, now)
-			// A request may go out on a connection that was made after the address had moved: then all is well with it, and the
-			// next one, on another connection, shows what has happened.
-			eventually(t, "the session to be confirmed at the new master, and the client to listen there", func() bool {
+			// A request on a connection made after the address has moved succeeds. The next one, on
+			// another connection, detects the failover.
+			eventually(t, "the session is confirmed and the client subscribed at the new master", func() bool {
 				channels, err := now.Do("PUBSUB", "CHANNELS").AsStrSlice()
 				return se.Confirm(t.Context()) == nil && err == nil && len(channels) > 0
 			})
 
 			name := newName(t)
-			holder := hold(t, open(t, storeAt(t, now.Addr()), lasting), name)
+			holder := hold(t, open(t, storeAt(t, now.Addr()), longTTL), name)
 			waiter := join(t, se, name, line.Exclusive)
-			waiter.waits(t)
+			waiter.checkWaits(t)
 			holder.leave(t)
-			waiter.await(t, store.Admitted) // it does not ask
+			waiter.await(t, store.Admitted) // polling is disabled
 		})
 	}
 }
 
-// A master is demoted while it waits for its replicas, and promoted again. That is a failover as any other: it delays.
+// A master is demoted while it waits for its replicas, and promoted again. Like any failover that
+// only delays requests.
 // Promise: P7
-func TestWaitForReplicasThatADemotionEndsIsRepeated(t *testing.T) {
+func TestWaitReplicas_demotionDuringWait(t *testing.T) {
 	t.Parallel()
 	servers := testservers.StartRedisServers(t, 2)
 	master, replica := servers[0], servers[1]
 	replica.ReplicaOf(master)
-	st := newStore(t, connect(t, master.Addr()), &redisstore.Options{WaitReplicas: 1, WaitTimeout: soon})
-	se := open(t, st, lasting)
-	hold(t, se, newName(t)).leave(t) // the server has learnt the script
+	st := newStore(t, connect(t, master.Addr()), &redisstore.Options{WaitReplicas: 1, WaitTimeout: testTimeout})
+	se := open(t, st, longTTL)
+	hold(t, se, newName(t)).leave(t) // loads the script
 	replica.Pause()
 	joined := make(chan error, 1)
-	var s *seat
+	var s *testEntry
 	go func() {
 		var err error
 		s, err = tryJoin(t.Context(), se, newName(t), line.Exclusive)
@@ -102,19 +103,19 @@ func TestWaitForReplicasThatADemotionEndsIsRepeated(t *testing.T) {
 	s.await(t, store.Admitted)
 }
 
-// old is a connection to a server that says it is one of version 6.
-type old struct {
+// oldVersionConn is a connection to a server that seems to have version 6.
+type oldVersionConn struct {
 	net.Conn
 	version string
 }
 
-func (c old) Read(p []byte) (int, error) {
+func (c oldVersionConn) Read(p []byte) (int, error) {
 	n, err := c.Conn.Read(p)
 	copy(p, bytes.ReplaceAll(p[:n], []byte("\r\n"+c.version+"\r\n"), []byte("\r\n6"+c.version[1:]+"\r\n")))
 	return n, err
 }
 
-func TestServerThatIsTooOldIsRefused(t *testing.T) {
+func TestOpen_serverTooOld(t *testing.T) {
 	t.Parallel()
 	server := testservers.StartRedis(t)
 	info, err := server.Do("INFO", "server").ToString()
@@ -126,34 +127,34 @@ func TestServerThatIsTooOldIsRefused(t *testing.T) {
 	options := redisstore.ClientOptions(server.Addr())
 	options.DialCtxFn = func(ctx context.Context, addr string, d *net.Dialer, _ *tls.Config) (net.Conn, error) {
 		conn, err := d.DialContext(ctx, "tcp", addr)
-		return old{conn, version}, err
+		return oldVersionConn{conn, version}, err
 	}
-	_, err = newStore(t, connectWith(t, options), nil).Open(t.Context(), store.SessionOptions{TTL: lasting})
-	if want := "it is Redis 6" + version[1:] + ", and Stile needs 7.0 or newer"; err == nil || !strings.Contains(err.Error(), want) {
-		t.Errorf("Open says %v, want %q", err, want)
+	_, err = newStore(t, connectWith(t, options), nil).Open(t.Context(), store.SessionOptions{TTL: longTTL})
+	if want := "Redis 6" + version[1:] + "; Stile needs 7.0 or newer"; err == nil || !strings.Contains(err.Error(), want) {
+		t.Errorf("Open: got %v, want %q", err, want)
 	}
 }
 
-func TestVersions(t *testing.T) {
+func TestCheckSupported(t *testing.T) {
 	t.Parallel()
 	for version, tooOld := range map[string]bool{
 		"6.2.14": true, "5.0": true, "6": true, "7.0.0": false, "7.2.4": false, "8.0.1": false, "10.1": false, "": false, "unstable": false,
 	} {
-		if err := redisstore.CheckAge(version); (err != nil) != tooOld {
+		if err := redisstore.CheckSupported(version); (err != nil) != tooOld {
 			t.Errorf("version %q: %v", version, err)
 		}
 	}
 }
 
-// Something that stands in front of a server does not tell of its version.
-func TestServerThatDoesNotTellItsVersionIsTaken(t *testing.T) {
+// A proxy may hide the server's version.
+func TestOpen_serverWithoutVersion(t *testing.T) {
 	t.Parallel()
 	server := testservers.StartRedis(t)
 	st := newStore(t, noHello{connect(t, server.Addr())}, nil)
-	hold(t, open(t, st, lasting), newName(t)).leave(t)
+	hold(t, open(t, st, longTTL), newName(t)).leave(t)
 }
 
-// noHello is a client of servers that do not know HELLO.
+// noHello is a Redis client of servers without HELLO.
 type noHello struct{ rueidis.Client }
 
 func (c noHello) DoMulti(ctx context.Context, multi ...rueidis.Completed) []rueidis.RedisResult {
@@ -163,8 +164,9 @@ func (c noHello) DoMulti(ctx context.Context, multi ...rueidis.Completed) []ruei
 	return c.Client.DoMulti(ctx, multi...)
 }
 
-// What Redis 7.0, later ones and Valkey say when the user lacks a right that the script needs.
-func TestRightThatIsLackingIsSaidToBeOne(t *testing.T) {
+// The errors of Redis 7.0, later versions and Valkey if the user lacks a permission that the script
+// needs.
+func TestDenied(t *testing.T) {
 	t.Parallel()
 	for _, text := range []string{
 		"NOPERM this user has no permissions to run the 'evalsha' command",
@@ -172,17 +174,18 @@ func TestRightThatIsLackingIsSaidToBeOne(t *testing.T) {
 		"ERR ACL failure in script: User stile has no permissions to run the 'publish' command script: 8d0",
 	} {
 		if !redisstore.Denied(text) {
-			t.Errorf("%q is not taken for a right that is lacking", text)
+			t.Errorf("%q: got false, want true", text)
 		}
 	}
 	if redisstore.Denied("ERR value is not an integer") {
-		t.Error("something else is")
+		t.Error("another error: got true, want false")
 	}
 }
 
-// The client has several connections, and takes any of them. None may stay with the old master.
+// The client has several connections and uses any of them. All connections to the old master must
+// be closed.
 // Promise: P7
-func TestNoConnectionStaysWithADemotedMaster(t *testing.T) {
+func TestServer_closesAllConnectionsToDemotedMaster(t *testing.T) {
 	t.Parallel()
 	servers := testservers.StartRedisServers(t, 2)
 	old, now := servers[0], servers[1]
@@ -190,15 +193,15 @@ func TestNoConnectionStaysWithADemotedMaster(t *testing.T) {
 	var address atomic.Value
 	address.Store(old.Addr())
 	options := redisstore.ClientOptions("moves:6379")
-	options.PipelineMultiplex = 2 // what the client takes by itself on four processors or more
+	options.PipelineMultiplex = 2 // the client's default on four processors or more
 	options.DialCtxFn = func(ctx context.Context, _ string, d *net.Dialer, _ *tls.Config) (net.Conn, error) {
 		return d.DialContext(ctx, "tcp", address.Load().(string))
 	}
-	se := open(t, newStore(t, connectWith(t, options), nil), lasting)
-	for range 20 { // so that all connections are there
+	se := open(t, newStore(t, connectWith(t, options), nil), longTTL)
+	for range 20 { // to establish all connections
 		hold(t, se, newName(t)).leave(t)
 	}
-	eventually(t, "the replica to know the session", func() bool {
+	eventually(t, "the replica has the session", func() bool {
 		n, err := now.Do("EXISTS", "//session/"+se.ID()).AsInt64()
 		return err == nil && n == 1
 	})
@@ -206,7 +209,7 @@ func TestNoConnectionStaysWithADemotedMaster(t *testing.T) {
 	address.Store(now.Addr())
 	old.ReplicaOf(now)
 	inARow := 0
-	eventually(t, "forty confirmations in a row to succeed", func() bool {
+	eventually(t, "forty confirmations in a row succeed", func() bool {
 		if inARow++; se.Confirm(t.Context()) != nil {
 			inARow = 0
 		}
@@ -214,21 +217,21 @@ func TestNoConnectionStaysWithADemotedMaster(t *testing.T) {
 	})
 }
 
-// Whoever still listens at the old master, which is a replica now, hears nothing of what the new one says: there it is not
-// counted among those who have heard, and so another is let in.
+// A client that is still subscribed at the old master, now a replica, must not receive messages of
+// the new master. The new master does not count it as a receiver, so it admits another entry.
 // Promise: P1
-func TestWakeUpsDoNotReachWhoListensAtAReplica(t *testing.T) {
+func TestWakeups_notReplicated(t *testing.T) {
 	t.Parallel()
 	servers := testservers.StartRedisServers(t, 2)
 	old, now := servers[0], servers[1]
 	now.ReplicaOf(old)
 	name := newName(t)
 	away := storeAt(t, old.Addr())
-	away.Mute() // it does not ask by itself
-	held := hold(t, open(t, storeAt(t, old.Addr()), lasting), name)
+	away.DisablePolling() // no polling
+	held := hold(t, open(t, storeAt(t, old.Addr()), longTTL), name)
 	standing, _, _ := held.standing()
-	waiter := join(t, open(t, away, lasting), name, line.Exclusive)
-	waiter.waits(t)
+	waiter := join(t, open(t, away, longTTL), name, line.Exclusive)
+	waiter.checkWaits(t)
 	lines := func(server *testservers.Redis) int64 {
 		n, err := server.Do("ZCARD", redisstore.Keys("", name)[1]).AsInt64()
 		if err != nil {
@@ -236,18 +239,18 @@ func TestWakeUpsDoNotReachWhoListensAtAReplica(t *testing.T) {
 		}
 		return n
 	}
-	eventually(t, "the replica to know the waiter", func() bool { return lines(now) == 1 })
+	eventually(t, "the replica has the waiter", func() bool { return lines(now) == 1 })
 	now.ReplicaOf(nil)
 	old.ReplicaOf(now)
 	st := storeAt(t, now.Addr())
-	next := join(t, open(t, st, lasting), name, line.Exclusive)
-	eventually(t, "the old master to know the next one", func() bool { return lines(old) == 2 })
+	next := join(t, open(t, st, longTTL), name, line.Exclusive)
+	eventually(t, "the old master has the next waiter", func() bool { return lines(old) == 2 })
 	if _, err := st.Break(t.Context(), name, standing.Order); err != nil {
 		t.Fatal(err)
 	}
 	next.await(t, store.Admitted)
-	eventually(t, "the old master to know who was let in", func() bool { return lines(old) == 1 })
+	eventually(t, "the old master has the admission", func() bool { return lines(old) == 1 })
 	if st, _, _ := waiter.standing(); st.State == store.Admitted {
-		t.Error("two have the lock")
+		t.Error("two entries are admitted")
 	}
 }

@@ -11,10 +11,10 @@ func (e *entry) withdrawAfter(ctx context.Context, d time.Duration) error {
 		return e.Withdraw(ctx)
 	}
 	until := time.Now().Add(d)
-	return e.depart(ctx, func() operation {
+	return e.withdraw(ctx, func() operation {
 		left := time.Until(until)
 		if left <= 0 {
-			return e.departure()
+			return e.leaveOperation()
 		}
 		return operation{line: e.line, op: "linger", args: []string{e.id, milliseconds(left)}}
 	}, true)

@@ -9,8 +9,8 @@ import (
 	"github.com/stilelock/stile/store"
 )
 
-// A key that is taken for one of a line's entries is the one that this line has.
-func FuzzNamesOfKeys(f *testing.F) {
+// A key from which a name is derived is the key of that line.
+func FuzzKeys_name(f *testing.F) {
 	for _, seed := range []struct{ prefix, key string }{
 		{"", "{a}//e"},
 		{"team:", "{team:a}//e"},
@@ -32,15 +32,15 @@ func FuzzNamesOfKeys(f *testing.F) {
 		if !ok {
 			return
 		}
-		if all := k.of(name).all(); !slices.Contains(all, key) {
-			t.Errorf("with the prefix %q the key %q is taken for one of %q, whose keys are %q", prefix, key, name, all)
+		if all := k.forLine(name).all(); !slices.Contains(all, key) {
+			t.Errorf("prefix %q, key %q: got name %q, whose keys are %q", prefix, key, name, all)
 		}
 	})
 }
 
-// What the server says of an entry may be anybody's. What of it cannot be known is left out, and no order is beyond what a
-// token can be made of.
-func FuzzDescribed(f *testing.F) {
+// Another program may have written the stored information about an entry. Invalid parts are left
+// out, and no order is too large for a token.
+func FuzzParseEntry(f *testing.F) {
 	for _, seed := range []struct{ id, order, known string }{
 		{"ABC.x", "1758000000000000", `client|l|{"session":"S","owner":{"host":"h","pid":1}}`},
 		{"ABC.s", "1", "client|t|{}"},
@@ -55,26 +55,26 @@ func FuzzDescribed(f *testing.F) {
 		f.Add(seed.id, seed.order, seed.known)
 	}
 	f.Fuzz(func(t *testing.T, id, order, known string) {
-		e := described(id, order, known)
+		e := parseEntry(id, order, known)
 		if e.Order > store.MaxOrder {
-			t.Errorf("the order %q is read as %d, which no token can be made of", order, e.Order)
+			t.Errorf("order %q: got %d, too large for a token", order, e.Order)
 		}
 		if again := modeOf("ABC." + modeCode(e.Mode)); again != e.Mode {
-			t.Errorf("the id %q is read as one of the mode %v, and that again as %v", id, e.Mode, again)
+			t.Errorf("id %q: got mode %v, encoded and parsed again %v", id, e.Mode, again)
 		}
 		text, err := json.Marshal(payload{Session: e.Session, Owner: e.Owner})
 		if err != nil {
-			t.Fatalf("%q is read as %+v, which cannot be written: %v", known, e, err)
+			t.Fatalf("%q: got %+v, which cannot be encoded: %v", known, e, err)
 		}
-		again := described(id, order, "client|l|"+string(text))
+		again := parseEntry(id, order, "client|l|"+string(text))
 		if again.Session != e.Session || again.Owner.String() != e.Owner.String() {
-			t.Errorf("%q is read as %+v, and what is written of that as %+v", known, e, again)
+			t.Errorf("%q: got %+v, encoded and parsed again %+v", known, e, again)
 		}
 	})
 }
 
-// After an unexpected answer the entry counts as gone: nobody is let in by mistake, or without a token.
-func FuzzStandingOf(f *testing.F) {
+// An unexpected reply counts as gone: nothing is admitted by mistake or without a token.
+func FuzzParseStanding(f *testing.F) {
 	for _, seed := range []struct{ word, number string }{
 		{"in", "1758000000000000"},
 		{"in", "0"},
@@ -90,13 +90,13 @@ func FuzzStandingOf(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, word, number string) {
 		e := &entry{req: store.Request{Name: "a", Mode: line.Exclusive}}
-		switch st := standingOf(word, number, e); {
+		switch st := parseStanding(word, number, e); {
 		case st.State == store.Admitted && (word != "in" || st.Order == 0 || st.Order > store.MaxOrder):
-			t.Errorf("%q %q admits with the order %d", word, number, st.Order)
+			t.Errorf("%q %q: got admission with order %d", word, number, st.Order)
 		case st.State == store.Waiting && (word != "wait" || st.Ahead < 1):
-			t.Errorf("%q %q is a wait behind %d", word, number, st.Ahead)
+			t.Errorf("%q %q: got waiting with %d ahead", word, number, st.Ahead)
 		case st.State == store.Gone && st.Cause == nil:
-			t.Errorf("%q %q is the end of an entry, and nothing says why", word, number)
+			t.Errorf("%q %q: got gone without a cause", word, number)
 		}
 	})
 }

@@ -9,15 +9,17 @@ import (
 )
 
 var (
-	errTaken      = fmt.Errorf("%w: somebody else has taken the entry out", store.ErrGone)
-	errUnanswered = fmt.Errorf("%w: an earlier request was not answered, and now the entry is out", store.ErrNotKnown)
+	errRemovedByOther = fmt.Errorf("%w: another client removed the entry", store.ErrGone)
+	errUnanswered     = fmt.Errorf("%w: an earlier request got no reply, and now the entry is not there", store.ErrNotKnown)
 )
 
-// carryOut makes the requests of a departure until one is answered. absent is nil if the entry was there, or why it was not:
-// it matches store.ErrGone, or store.ErrNotKnown if a request that was not answered may have taken it out.
+// requestRemoval sends the requests of a withdrawal until one is answered. absent is nil if the
+// entry was there. Otherwise it says why it was not, and matches store.ErrGone, or
+// store.ErrNotKnown if a request without a reply may have removed it.
 //
-// A request that is slow is repeated, and waited for all the same: only its own answer tells whether it found the entry.
-func (e *entry) carryOut(ctx context.Context, next func() operation) (absent, err error) {
+// A slow request is repeated, and its reply is awaited all the same: only that reply tells whether
+// the request found the entry.
+func (e *entry) requestRemoval(ctx context.Context, next func() operation) (absent, err error) {
 	type answer struct {
 		op  string
 		n   int64
@@ -26,11 +28,11 @@ func (e *entry) carryOut(ctx context.Context, next func() operation) (absent, er
 	within, cancel := context.WithCancel(ctx)
 	defer cancel()
 	answers := make(chan answer)
-	underWay := 0
-	var out, there, lingers bool // out: it is, and requests that may have taken it out are under way
-	err = attempt(ctx, func(try context.Context) error {
+	inFlight := 0
+	var removed, found, outlasting bool // removed: the entry is out, but a request in flight may have removed it
+	err = retry(ctx, func(try context.Context) error {
 		o := next()
-		underWay++
+		inFlight++
 		go func() {
 			patient, cancel := context.WithTimeout(within, attempts.Longest)
 			defer cancel()
@@ -42,50 +44,50 @@ func (e *entry) carryOut(ctx context.Context, next func() operation) (absent, er
 		}()
 		for {
 			limit := try
-			if out {
+			if removed {
 				limit = ctx
 			}
 			select {
 			case a := <-answers:
-				underWay--
+				inFlight--
 				switch {
 				case a.err != nil:
-					e.asked.Store(e.asked.Load() || !notCarriedOut(a.err))
-					if !out && (underWay == 0 || refused(a.err)) {
+					e.removalInDoubt.Store(e.removalInDoubt.Load() || !notExecuted(a.err))
+					if !removed && (inFlight == 0 || refused(a.err)) {
 						return a.err
 					}
-				case a.n > 0, a.op != "leave": // a request to let it go later takes nothing out
-					there, lingers = a.n > 0, a.op != "leave"
+				case a.n > 0, a.op != "leave": // a request to remove it later removes nothing now
+					found, outlasting = a.n > 0, a.op != "leave"
 					return nil
 				default:
-					out = true
+					removed = true
 				}
-				if out && underWay == 0 {
+				if removed && inFlight == 0 {
 					return nil
 				}
 			case <-limit.Done():
-				if out {
+				if removed {
 					return nil
 				}
 				return limit.Err()
 			}
 		}
 	})
-	if underWay > 0 {
-		e.asked.Store(true)
+	if inFlight > 0 {
+		e.removalInDoubt.Store(true)
 	}
 	if err != nil {
 		return nil, err
 	}
-	if !there || !lingers {
-		e.out.Store(true)
+	if !found || !outlasting {
+		e.removed.Store(true)
 	}
-	e.session.forget(e)
+	e.session.remove(e)
 	switch {
-	case there:
+	case found:
 		return nil, nil
-	case e.asked.Load():
+	case e.removalInDoubt.Load():
 		return errUnanswered, nil
 	}
-	return errTaken, nil
+	return errRemovedByOther, nil
 }

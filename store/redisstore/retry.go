@@ -12,50 +12,50 @@ import (
 	"github.com/stilelock/stile/store/internal/attempts"
 )
 
-// firstPause is the first pause after an attempt that failed at once.
+// firstPause is the pause after the first attempt that failed at once.
 const firstPause = 10 * time.Millisecond
 
-// attempt makes a request until it is answered: see [attempts.UntilAnswered]. Another attempt may well go over another
-// connection, or to another server.
-func attempt(ctx context.Context, request func(context.Context) error) error {
+// retry sends a request until it is answered: see [attempts.UntilAnswered]. The next attempt may
+// use another connection or reach another server.
+func retry(ctx context.Context, request func(context.Context) error) error {
 	return attempts.UntilAnswered(ctx, firstPause, refused, request)
 }
 
-// errPatience is why a call without a session gives up when its own ctx would let it go on.
-var errPatience = errors.New("no success for " + attempts.Patience.String() + ": check that the address is right and within reach")
+// errNoSuccess is why a call without a session stops although its own ctx has not ended.
+var errNoSuccess = errors.New("no success within " + attempts.Patience.String() + ": check that the address is right and reachable")
 
-// patiently is attempt for calls that no session bounds.
-func patiently(ctx context.Context, request func(context.Context) error) error {
-	ctx, cancel := context.WithTimeoutCause(ctx, attempts.Patience, errPatience)
+// retryBounded is retry for calls that no session bounds. It stops after attempts.Patience.
+func retryBounded(ctx context.Context, request func(context.Context) error) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, attempts.Patience, errNoSuccess)
 	defer cancel()
-	return attempt(ctx, request)
+	return retry(ctx, request)
 }
 
-// notNow are the first words of errors that say: not now, or not here. The request has not been carried out, and another
-// attempt may well be.
-var notNow = []string{
+// temporary are the prefixes of errors that mean: not now, or not here. The request was not carried
+// out, and a repetition may succeed.
+var temporary = []string{
 	"LOADING", "READONLY", "MASTERDOWN", "TRYAGAIN", "CLUSTERDOWN", "BUSY", "NOREPLICAS", "MOVED", "ASK", "NOSCRIPT",
 }
 
-// unblocked is the first word of the error of a WAIT that ends because the master has become a replica. What was to be waited
-// for has been carried out.
+// unblocked is the prefix of the error of a WAIT that ends because the master has become a replica.
+// The changes that it waited for have been made.
 const unblocked = "UNBLOCKED"
 
-// beginsWith reports whether an error is the server's and begins with one of the words.
-func beginsWith(err error, words ...string) bool {
-	said, ok := rueidis.IsRedisErr(err)
-	return ok && slices.ContainsFunc(words, func(word string) bool { return strings.HasPrefix(said.Error(), word) })
+// hasPrefix reports whether an error is the server's and begins with one of the prefixes.
+func hasPrefix(err error, words ...string) bool {
+	reply, ok := rueidis.IsRedisErr(err)
+	return ok && slices.ContainsFunc(words, func(word string) bool { return strings.HasPrefix(reply.Error(), word) })
 }
 
-// notCarriedOut reports whether an error tells that the request was not carried out.
-func notCarriedOut(err error) bool { return beginsWith(err, notNow...) }
+// notExecuted reports whether an error implies that the request was not carried out.
+func notExecuted(err error) bool { return hasPrefix(err, temporary...) }
 
-// refused reports whether an error is the server's considered answer. Other errors tell nothing: neither whether the
-// request was carried out, nor that another attempt would fail.
+// refused reports whether an error is the server's final answer. Other errors leave open whether
+// the request was carried out, and whether a repetition would fail.
 func refused(err error) bool {
 	if errors.Is(err, ErrNotReplicated) || errors.Is(err, errTooOld) {
 		return true
 	}
 	_, ok := rueidis.IsRedisErr(err)
-	return ok && !beginsWith(err, notNow...) && !beginsWith(err, unblocked)
+	return ok && !hasPrefix(err, temporary...) && !hasPrefix(err, unblocked)
 }

@@ -19,62 +19,64 @@ import (
 //go:embed line.lua
 var script string
 
-// scriptSum is the name by which servers know the script.
+// scriptSum is the digest by which servers know the script.
 var scriptSum = func() string {
 	sum := sha1.Sum([]byte(script)) //nolint:gosec // see above
 	return hex.EncodeToString(sum[:])
 }()
 
-// ErrNotReplicated is what an error matches when too few replicas had a change in time; see [Options.WaitReplicas].
-var ErrNotReplicated = errors.New("not on enough replicas in time")
+// ErrNotReplicated is matched by the error of a call whose change did not reach enough replicas in
+// time. The change may have been made all the same. See [Options.WaitReplicas].
+var ErrNotReplicated = errors.New("too few replicas have the change")
 
-// server is what the store needs of Redis: scripts, and messages.
+// server sends requests to Redis and receives messages from it.
 type server struct {
 	cli     rueidis.Client
 	cluster bool
 	keys    keys
 
-	replicas    int
-	replication time.Duration
+	replicas           int
+	replicationTimeout time.Duration
 
-	round int // how many requests go out together
+	chunkSize int // the largest number of requests sent in one round trip
 
 	calls *calls
 
 	mu            sync.Mutex
-	redialed      time.Time                  // when the connections were last made anew
-	subscriptions map[*subscription]struct{} // those that stand, or are being made
+	redialed      time.Time                  // when the connections were last renewed
+	subscriptions map[*subscription]struct{} // those that are established or being established
 }
 
-// A request is one command, made as it is sent, and anew for each attempt: the client takes back what it has sent.
+// A request builds one command. It is called for each attempt, because the client recycles a
+// command that it has sent.
 type request func(rueidis.Builder) rueidis.Completed
 
-// An operation is one of the script's, on one line.
+// An operation is one call of the script on one line.
 type operation struct {
 	line    lineKeys
 	op      string
 	args    []string
-	session string // the key of the session without which nothing is to be done; in a cluster, where it is elsewhere, ignored
+	session string // the key of the session; the operation does nothing if it is gone. Not used in a cluster, where it may be on another server
 }
 
-// short returns the request to carry out an operation by a script that the server knows.
-func (s *server) short(o operation) request {
+// evalshaRequest returns the request that runs an operation on a server that has the script loaded.
+func (s *server) evalshaRequest(o operation) request {
 	return func(b rueidis.Builder) rueidis.Completed {
-		keys, args := s.words(o)
+		keys, args := s.scriptArgs(o)
 		return b.Evalsha().Sha1(scriptSum).Numkeys(int64(len(keys))).Key(keys...).Arg(args...).Build()
 	}
 }
 
-// long returns the same for a server that may not know the script.
-func (s *server) long(o operation) request {
+// evalRequest returns the request that runs an operation and loads the script.
+func (s *server) evalRequest(o operation) request {
 	return func(b rueidis.Builder) rueidis.Completed {
-		keys, args := s.words(o)
+		keys, args := s.scriptArgs(o)
 		return b.Eval().Script(script).Numkeys(int64(len(keys))).Key(keys...).Arg(args...).Build()
 	}
 }
 
-// words returns the script's KEYS and ARGV.
-func (s *server) words(o operation) (keys, args []string) {
+// scriptArgs returns the script's KEYS and ARGV.
+func (s *server) scriptArgs(o operation) (keys, args []string) {
 	publish, changes := "PUBLISH", s.keys.changes()
 	if s.cluster {
 		publish, changes = "SPUBLISH", "" // see Watch
@@ -83,11 +85,12 @@ func (s *server) words(o operation) (keys, args []string) {
 	if o.session != "" && !s.cluster {
 		keys = append(keys, o.session)
 	}
-	return keys, append([]string{o.op, publish, s.wake(s.section(o.line)), changes, o.line.name}, o.args...)
+	return keys, append([]string{o.op, publish, s.wakePrefix(s.section(o.line)), changes, o.line.name}, o.args...)
 }
 
-// section says which lines have the same channels: all of them or, in a cluster, where a channel has a slot as a key does,
-// those of one slot.
+// section returns the number of the group of lines that share channels. Without a cluster all lines
+// share them. In a cluster a channel has a slot, as a key does, and the lines of one slot share
+// channels.
 func (s *server) section(l lineKeys) uint16 {
 	if s.cluster {
 		return slot(l.lock)
@@ -95,22 +98,22 @@ func (s *server) section(l lineKeys) uint16 {
 	return 0
 }
 
-// wake is what the channels begin with on which the clients are woken that have entries in the lines of a section. Each
-// client has one there.
-func (s *server) wake(section uint16) string {
+// wakePrefix returns the prefix of the channels on which clients with entries in a section are
+// notified. Each client has one channel there.
+func (s *server) wakePrefix(section uint16) string {
 	if s.cluster {
 		return inSlot(section) + s.keys.prefix + "//wake/"
 	}
 	return s.keys.prefix + "//wake/"
 }
 
-// A reply is the server's, or why there is none.
+// A reply is a server's reply, or the reason that there is none.
 type reply struct {
 	rueidis.RedisMessage
 	err error
 }
 
-// number returns the number that the server has replied with.
+// number returns a reply that is an integer.
 func (r reply) number() (int64, error) {
 	if r.err != nil {
 		return 0, r.err
@@ -118,15 +121,15 @@ func (r reply) number() (int64, error) {
 	return r.AsInt64()
 }
 
-// texts returns the texts that the server has replied with.
-func (r reply) texts() ([]string, error) {
+// strings returns a reply that is a list of strings.
+func (r reply) strings() ([]string, error) {
 	if r.err != nil {
 		return nil, r.err
 	}
 	return r.AsStrSlice()
 }
 
-// firstError returns the first error of replies.
+// firstError returns the first error of replies, or nil.
 func firstError(all []reply) error {
 	for _, r := range all {
 		if r.err != nil {
@@ -136,30 +139,31 @@ func firstError(all []reply) error {
 	return nil
 }
 
-// eval carries out an operation of the script.
+// eval runs one operation of the script.
 func (s *server) eval(ctx context.Context, l lineKeys, op string, args ...string) reply {
 	return s.evalAll(ctx, 0, nil, []operation{{line: l, op: op, args: args}})[0]
 }
 
-// evalAll carries out requests, and operations after them, as do does, and returns all replies in order. If replicas is not
-// zero each reply is an error matching ErrNotReplicated if fewer have what was done.
+// evalAll sends requests, followed by operations, as do does, and returns all replies in order. If
+// replicas is not zero, and fewer replicas have the changes, each reply is an error that matches
+// ErrNotReplicated.
 func (s *server) evalAll(ctx context.Context, replicas int, first []request, operations []operation) []reply {
 	requests := append(make([]request, 0, len(first)+len(operations)), first...)
 	for _, o := range operations {
-		requests = append(requests, s.short(o))
+		requests = append(requests, s.evalshaRequest(o))
 	}
 	replies := s.do(ctx, replicas, requests)
 
-	// A server that has been restarted, or a replica that has been promoted, may not know the script. It learns it with the
-	// first operation that it is asked for again; in a cluster there may be another server that has to.
+	// A restarted server, or a promoted replica, may not have the script. One repetition with EVAL
+	// loads it for the others. In a cluster another server may lack it too, hence the loop.
 	for {
 		var unknown []int
 		var again []request
 		for i, o := range operations {
-			if said, ok := rueidis.IsRedisErr(replies[len(first)+i].err); ok && said.IsNoScript() {
-				request := s.short(o)
+			if reply, ok := rueidis.IsRedisErr(replies[len(first)+i].err); ok && reply.IsNoScript() {
+				request := s.evalshaRequest(o)
 				if len(again) == 0 {
-					request = s.long(o)
+					request = s.evalRequest(o)
 				}
 				unknown, again = append(unknown, len(first)+i), append(again, request)
 			}
@@ -173,12 +177,12 @@ func (s *server) evalAll(ctx context.Context, replicas int, first []request, ope
 	}
 }
 
-// defaultRound is how many requests go out together: so many that round trips do not count, and so few that nobody has long to wait
-// behind them.
-const defaultRound = 2000
+// defaultChunkSize is the largest number of requests sent in one round trip: large enough that
+// round trips do not matter, small enough that requests of other callers do not wait long.
+const defaultChunkSize = 2000
 
-// do carries out requests, in one round unless there are very many. When ctx ends first, each reply is its error, and the
-// requests may yet be carried out.
+// do sends requests, in one round trip unless there are very many. If ctx ends first, each reply is
+// its error, and the requests may yet be carried out.
 func (s *server) do(ctx context.Context, replicas int, requests []request) []reply {
 	all, err := call(ctx, s.calls, func() []reply { return s.send(ctx, replicas, requests) })
 	if err != nil {
@@ -188,7 +192,7 @@ func (s *server) do(ctx context.Context, replicas int, requests []request) []rep
 	return all
 }
 
-// ask carries out one request at one of the servers.
+// ask sends one request to a given server.
 func (s *server) ask(ctx context.Context, node rueidis.Client, r request) reply {
 	all, err := call(ctx, s.calls, func() []reply { return replies([]rueidis.RedisResult{node.Do(ctx, r(node.B()))}) })
 	if err != nil {
@@ -206,49 +210,50 @@ func failures(n int, err error) []reply {
 }
 
 func (s *server) send(ctx context.Context, replicas int, requests []request) []reply {
-	send := func(some []request) []reply { return replies(s.cli.DoMulti(ctx, build(s.cli.B(), some)...)) }
+	send := func(chunk []request) []reply { return replies(s.cli.DoMulti(ctx, build(s.cli.B(), chunk)...)) }
 	if replicas > 0 {
-		send = func(some []request) []reply { return s.doReplicated(ctx, replicas, some) }
+		send = func(chunk []request) []reply { return s.doReplicated(ctx, replicas, chunk) }
 	}
-	size, most := s.round, 2 // rounds at a time: the server works on one while the client does on another
+	size, inFlight := s.chunkSize, 2 // chunks in flight: the server works on one while the client prepares the other
 	if replicas > 0 && s.cluster {
-		// Each node waits for its own replicas, and only for what came through the connection that it is asked on.
-		size, most = 1, 16
+		// Each node waits for its own replicas, and only for changes made on the connection that it
+		// is asked on.
+		size, inFlight = 1, 16
 	}
 	if len(requests) <= size {
 		return send(requests)
 	}
 	all := make([]reply, len(requests))
-	turns := make(chan struct{}, most)
+	slots := make(chan struct{}, inFlight)
 	var working sync.WaitGroup
 	for from := 0; from < len(requests); from += size {
-		some := requests[from:min(from+size, len(requests))]
-		turns <- struct{}{}
+		chunk := requests[from:min(from+size, len(requests))]
+		slots <- struct{}{}
 		working.Go(func() {
-			copy(all[from:], send(some))
-			<-turns
+			copy(all[from:], send(chunk))
+			<-slots
 		})
 	}
 	working.Wait()
 	return all
 }
 
-// doReplicated carries out requests on one connection, and waits there until the replicas have what they changed: a server
-// answers for those changes only that came through the same connection.
+// doReplicated sends requests on one connection and then waits there for the replicas: WAIT covers
+// only the changes made on its own connection.
 func (s *server) doReplicated(ctx context.Context, replicas int, requests []request) []reply {
 	var all []reply
 	err := s.cli.Dedicated(func(c rueidis.DedicatedClient) error {
 		all = replies(c.DoMulti(ctx, build(c.B(), requests)...))
 		if slices.ContainsFunc(all, func(r reply) bool { return r.err != nil }) {
-			c.Close()  // the server may be busy: see listen
-			return nil // which the replies say
+			c.Close()  // do not reuse: the server may be busy, see listen
+			return nil // the replies hold the error
 		}
-		wait := c.B().Wait().Numreplicas(int64(replicas)).Timeout(s.replication.Milliseconds()).Build()
+		wait := c.B().Wait().Numreplicas(int64(replicas)).Timeout(s.replicationTimeout.Milliseconds()).Build()
 		n, err := c.Do(ctx, wait).AsInt64()
 		if err != nil {
-			c.Close() // it may lead to a server that is not the master any more
+			c.Close() // it may be connected to a former master
 		} else if n < int64(replicas) {
-			err = fmt.Errorf("%w: %d of %d within %v", ErrNotReplicated, n, replicas, s.replication)
+			err = fmt.Errorf("%w: %d of %d within %v", ErrNotReplicated, n, replicas, s.replicationTimeout)
 		}
 		return err
 	})
@@ -258,16 +263,17 @@ func (s *server) doReplicated(ctx context.Context, replicas int, requests []requ
 	return all
 }
 
-// redialInterval is how long the connections are kept at least that were made anew.
+// redialInterval is the minimum time between two renewals of the connections.
 const redialInterval = time.Second
 
-var errReplica = errors.New("the server is not the master now; connecting anew")
+var errReplica = errors.New("the server is not the master anymore; reconnecting")
 
-// leaveReplica connects anew if a server says that it is not the master, or has no data yet: behind an address that moves
-// (a DNS name, a virtual IP) there may be another one now, and nothing else ends the connections to the old one. Sentinels
-// and clusters tell their clients.
+// leaveReplica renews all connections if a server replies that it is not the master, or is still
+// loading: behind an address that moves (a DNS name, a virtual IP) there may be another server now,
+// and nothing else closes the connections to the old one. With Sentinel and in a cluster the client
+// learns of the new master by itself.
 func (s *server) leaveReplica(all []reply) {
-	replica := func(r reply) bool { return beginsWith(r.err, "READONLY", "MASTERDOWN", "LOADING") }
+	replica := func(r reply) bool { return hasPrefix(r.err, "READONLY", "MASTERDOWN", "LOADING") }
 	if s.cli.Mode() != rueidis.ClientModeStandalone || !slices.ContainsFunc(all, replica) {
 		return
 	}
@@ -283,8 +289,9 @@ func (s *server) leaveReplica(all []reply) {
 	go func() {
 		ctx, cancel := context.WithTimeout(context.Background(), redialInterval)
 		defer cancel()
-		// QUIT makes the server close a connection; the client notices with its next command. A client has up to four connections,
-		// and sends a command that has a slot on any of them. 24 times leave hardly a chance that one was never chosen.
+		// QUIT makes the server close a connection; the client notices with its next command. A
+		// client has up to four connections and sends a command with a slot on any of them. After
+		// 24 rounds it is very unlikely that one was never used.
 		for range 24 {
 			_, _ = call(ctx, s.calls, func() []rueidis.RedisResult {
 				return s.cli.DoMulti(ctx, s.cli.B().Arbitrary("QUIT").Build().SetSlot("any"), s.cli.B().Ping().Build().SetSlot("any"))
@@ -293,11 +300,12 @@ func (s *server) leaveReplica(all []reply) {
 	}()
 }
 
-// subscription is something that listens on a connection.
+// subscription is an active call of listen.
 type subscription struct{ end context.CancelCauseFunc }
 
-// subscribed has a subscription ended when the connections are made anew, until the function that it returns is called.
-func (s *server) subscribed(sub *subscription) (forget func()) {
+// addSubscription registers a subscription, which is ended when the connections are renewed. The
+// caller calls remove when the subscription has ended.
+func (s *server) addSubscription(sub *subscription) (remove func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.subscriptions[sub] = struct{}{}
@@ -325,12 +333,13 @@ func build(b rueidis.Builder, requests []request) []rueidis.Completed {
 	return cmds
 }
 
-// listen subscribes to a channel and calls heard with each message, until ctx ends or the connection does. It calls
-// confirmed when the server has said that the subscription stands. A call may be under way when it returns.
-func (s *server) listen(ctx context.Context, channel string, confirmed func(), heard func(string)) error {
+// listen subscribes to a channel and calls received with each message until ctx ends or the
+// connection does. It calls confirmed when the server has confirmed the subscription. A callback
+// may still be running when listen returns.
+func (s *server) listen(ctx context.Context, channel string, confirmed func(), received func(string)) error {
 	ctx, end := context.WithCancelCause(ctx)
 	defer end(nil)
-	defer s.subscribed(&subscription{end})()
+	defer s.addSubscription(&subscription{end})()
 	hooked := rueidis.WithOnSubscriptionHook(ctx, func(sub rueidis.PubSubSubscription) {
 		if ctx.Err() == nil && strings.HasSuffix(sub.Kind, "subscribe") && !strings.Contains(sub.Kind, "unsubscribe") {
 			confirmed()
@@ -338,20 +347,20 @@ func (s *server) listen(ctx context.Context, channel string, confirmed func(), h
 	})
 	each := func(m rueidis.PubSubMessage) {
 		if ctx.Err() == nil {
-			heard(m.Message)
+			received(m.Message)
 		}
 	}
 	var err, ended error
 	if s.cluster {
-		// Not on a connection of its own: there may be many such channels, and they share one for each node. So nothing is
-		// ever unsubscribed, and they are not counted.
+		// There may be many such channels, so they share one connection for each node. They are
+		// never unsubscribed, and calls does not count them.
 		over := make(chan error, 1)
 		go func() { over <- s.cli.Receive(hooked, s.cli.B().Ssubscribe().Channel(channel).Build(), each) }()
 		err, ended = await(ctx, s.calls, over)
 	} else {
 		err, ended = call(ctx, s.calls, func() error {
 			c, _ := s.cli.Dedicate()
-			defer c.Close() // not released, which would unsubscribe: the client panics if a server that is busy with a script refuses that
+			defer c.Close() // close instead of release: release would unsubscribe, and the client panics if a server that is busy with a script refuses that
 			return c.Receive(hooked, c.B().Subscribe().Channel(channel).Build(), each)
 		})
 	}
@@ -361,7 +370,7 @@ func (s *server) listen(ctx context.Context, channel string, confirmed func(), h
 	return err
 }
 
-// milliseconds returns d as the script wants it, rounded up: nothing ends early.
+// milliseconds formats d for the script, rounded up so that nothing ends early.
 func milliseconds(d time.Duration) string {
 	ms := d.Milliseconds()
 	if time.Duration(ms)*time.Millisecond < d {

@@ -18,8 +18,9 @@ import (
 	"github.com/stilelock/stile/store/internal/lifetime"
 )
 
-// session is a key that lives for the TTL, and the entries that are kept with it. Each entry has a lease of its own, in its
-// line, because in a cluster they are on different servers; Confirm renews them all.
+// session is a key with the session's TTL, and the entries that are renewed with it. Each entry has
+// a lease of its own in its line, because in a cluster lines are on different servers. Confirm
+// renews them all.
 type session struct {
 	store *Store
 	id    string
@@ -27,40 +28,41 @@ type session struct {
 
 	life *lifetime.Life
 
-	mu    sync.Mutex
-	lines map[string][]*entry // joining, standing or leaving, by name
-	begun int                 // confirmations begun
-	at    bootclock.Instant   // when the last one was
-	gone  bool                // nothing of it is in the store any more
+	mu      sync.Mutex
+	lines   map[string][]*entry // by name: entries that are joining, standing or leaving
+	begun   int                 // number of confirmations begun
+	begunAt bootclock.Instant   // when the last one was begun
+	cleared bool                // nothing of the session is in the store anymore
 }
 
 func newSession(s *Store, opts store.SessionOptions) *session {
 	se := &session{store: s, id: strings.ToLower(rand.Text()[:16]), opts: opts, lines: make(map[string][]*entry)}
 	se.life = lifetime.New(context.Background(), &se.mu, opts.Lost)
-	se.at = bootclock.Now() // before the key is made
+	se.begunAt = bootclock.Now() // taken before the key is set
 	return se
 }
 
 // ID implements [store.Session].
 func (se *session) ID() string { return se.id }
 
-// Terms implements [store.Session]. A server that is stopped and goes on counts the time that it stood; one whose wall clock
-// is set forward ends everything early: see docs/guarantees.md.
+// Terms implements [store.Session]. A server process that is suspended and resumed counts the time
+// in between. If its wall clock is set forward all leases end early: see docs/guarantees.md.
 func (se *session) Terms() store.Terms { return store.Terms{TTL: se.opts.TTL} }
 
 func (se *session) key() string { return se.store.server.keys.session(se.id) }
 
-// Confirm implements [store.Session]. Everything is renewed in one round, on the master.
+// Confirm implements [store.Session]. It renews the session and its entries in one round trip, on
+// the master.
 func (se *session) Confirm(ctx context.Context) error {
 	if err := se.life.Err(); err != nil {
 		return err
 	}
-	visits := se.begin()
+	visits := se.beginConfirm()
 	operations := make([]operation, 0, len(visits))
 	for _, v := range visits {
 		operations = append(operations, v.operation(se.opts.TTL))
 	}
-	// The session first, so that it does not outlive its entries.
+	// Renew the session first, so that it does not outlive its entries.
 	server := se.store.server
 	all := server.evalAll(ctx, server.replicas, []request{func(b rueidis.Builder) rueidis.Completed {
 		return b.Pexpire().Key(se.key()).Milliseconds(se.opts.TTL.Milliseconds()).Build()
@@ -70,28 +72,29 @@ func (se *session) Confirm(ctx context.Context) error {
 		return se.lost()
 	}
 	for i, v := range visits {
-		if _, _, e := v.report(all[1+i]); e != nil {
+		if _, _, e := v.apply(all[1+i]); e != nil {
 			err = e
 		}
 	}
 	if err != nil {
-		return se.store.explain("renew the session", attempts.EndedBy(ctx, err))
+		return se.store.wrapErr("renew the session", attempts.EndedBy(ctx, err))
 	}
-	return se.life.Err() // it may have been closed meanwhile
+	return se.life.Err() // the session may have been closed meanwhile
 }
 
-// begin counts a confirmation that is about to be sent, and returns the visits to all lines in which the session stands.
-func (se *session) begin() []visit {
+// beginConfirm counts a confirmation that is about to be sent, and returns the visits to all lines
+// in which the session has entries.
+func (se *session) beginConfirm() []visit {
 	se.mu.Lock()
 	se.begun++
-	se.at = bootclock.Now()
+	se.begunAt = bootclock.Now()
 	visits := make([]visit, 0, len(se.lines))
 	var gone []*entry
 	for _, all := range se.lines {
 		stand := make([]*entry, 0, len(all))
 		for _, e := range all {
 			switch {
-			case !e.known: // joining: it will notice that there was a confirmation
+			case !e.renewing: // joining: join sees that a confirmation has begun
 			case e.stands():
 				stand = append(stand, e)
 			case !e.leaving:
@@ -102,55 +105,56 @@ func (se *session) begin() []visit {
 	}
 	se.mu.Unlock()
 	for _, e := range gone {
-		se.forget(e) // its owner may have it still, and has been told
+		se.remove(e) // its owner was notified and may not have withdrawn it
 	}
 	return visits
 }
 
-// lease returns how long an entry that is put in now has to be kept, so that it stands as long as the confirmation lasts that
-// was begun last, and the number of that confirmation. It is not positive if there has been none for the TTL.
+// lease returns how long a new entry's lease must last to cover the last confirmation, and the
+// number of that confirmation. d is not positive if none was begun within the TTL.
 func (se *session) lease() (d time.Duration, begun int) {
 	se.mu.Lock()
 	defer se.mu.Unlock()
-	return se.opts.TTL - bootclock.Now().Sub(se.at), se.begun
+	return se.opts.TTL - bootclock.Now().Sub(se.begunAt), se.begun
 }
 
-// kept notes that an entry is in its line and kept as long as the confirmation with the number begun lasts: from here on
-// confirmations renew it. It reports false if another one has begun meanwhile, which did not.
-func (se *session) kept(e *entry, begun int) bool {
+// markRenewed records that an entry is in its line, with a lease that covers the confirmation with
+// number begun. From now on confirmations renew the entry. It reports false if another confirmation
+// has begun meanwhile, which does not cover the entry.
+func (se *session) markRenewed(e *entry, begun int) bool {
 	se.mu.Lock()
 	defer se.mu.Unlock()
 	if se.begun != begun {
 		return false
 	}
-	e.known = true
+	e.renewing = true
 	return true
 }
 
-// left asks the server how long the session still lives.
-func (se *session) left(ctx context.Context) (time.Duration, error) {
+// remainingTTL returns how long the session still has on the server.
+func (se *session) remainingTTL(ctx context.Context) (time.Duration, error) {
 	ms, err := se.store.server.do(ctx, 0, []request{func(b rueidis.Builder) rueidis.Completed {
 		return b.Pttl().Key(se.key()).Build()
 	}})[0].number()
 	switch {
 	case err != nil:
 		return 0, err
-	case ms == -2: // there is no such key
+	case ms == -2: // no such key
 		return 0, se.lost()
-	case ms == -1: // somebody has taken its end away
+	case ms == -1: // the expiry was removed by another client
 		return se.opts.TTL, nil
 	}
 	return time.Duration(ms) * time.Millisecond, nil
 }
 
-// lookAfter learns of the session's end when nobody confirms it.
-func (se *session) lookAfter() {
+// detectExpiry ends the session if it expires on the server because the keeper does not confirm it.
+func (se *session) detectExpiry() {
 	life := se.life.Context()
 	for life.Err() == nil {
 		d, _ := se.lease()
 		if d <= 0 {
-			err := attempt(life, func(ctx context.Context) (err error) {
-				d, err = se.left(ctx)
+			err := retry(life, func(ctx context.Context) (err error) {
+				d, err = se.remainingTTL(ctx)
 				return err
 			})
 			if err != nil {
@@ -161,8 +165,8 @@ func (se *session) lookAfter() {
 	}
 }
 
-// enter notes that an entry is about to be put in.
-func (se *session) enter(e *entry) error {
+// add registers an entry that is about to be put in.
+func (se *session) add(e *entry) error {
 	se.mu.Lock()
 	defer se.mu.Unlock()
 	if err := se.life.Err(); err != nil {
@@ -173,8 +177,8 @@ func (se *session) enter(e *entry) error {
 	return nil
 }
 
-// forget notes that an entry is out, or that its end is no matter of the session's any more.
-func (se *session) forget(e *entry) {
+// remove unregisters an entry that is out, or that has outlived the session.
+func (se *session) remove(e *entry) {
 	se.mu.Lock()
 	left := slices.DeleteFunc(se.lines[e.req.Name], func(other *entry) bool { return other == e })
 	if len(left) > 0 {
@@ -186,11 +190,11 @@ func (se *session) forget(e *entry) {
 	se.store.unregister(e)
 }
 
-// all returns the entries that are joining, standing or leaving. The session's mutex is held.
-func (se *session) all() []*entry {
+// allLocked returns all registered entries.
+func (se *session) allLocked() []*entry {
 	var all []*entry
-	for _, some := range se.lines {
-		all = append(all, some...)
+	for _, chunk := range se.lines {
+		all = append(all, chunk...)
 	}
 	return all
 }
@@ -200,36 +204,36 @@ func (se *session) Close(ctx context.Context) error {
 	se.finish(fmt.Errorf("%s: %w: session %s is closed", se.store, store.ErrSessionLost, se.id), false)
 	se.life.AwaitNotified()
 	se.life.AwaitWork()
-	err := se.clear(ctx)
-	se.store.unused(ctx)
+	err := se.removeAll(ctx)
+	se.store.awaitAbandonedCalls(ctx)
 	if err != nil {
-		return se.store.explain("end the session", attempts.EndedBy(ctx, err))
+		return se.store.wrapErr("end the session", attempts.EndedBy(ctx, err))
 	}
 	return nil
 }
 
-// clear takes everything out of the store that is the session's.
-func (se *session) clear(ctx context.Context) error {
+// removeAll removes the session and its entries from the store.
+func (se *session) removeAll(ctx context.Context) error {
 	se.mu.Lock()
-	if se.gone {
+	if se.cleared {
 		se.mu.Unlock()
 		return nil
 	}
 	var operations []operation
-	for _, e := range se.all() {
-		o := e.departure()
-		if !e.known || e.outlasts.Load() {
-			o.args[0] = "end" // the request to put it in, or to let it go later, may be under way
+	for _, e := range se.allLocked() {
+		o := e.leaveOperation()
+		if !e.renewing || e.outlasts.Load() {
+			o.args[0] = "end" // a request to put it in, or to remove it later, may be in flight
 		}
 		operations = append(operations, o)
 	}
 	se.mu.Unlock()
 	first := []request{func(b rueidis.Builder) rueidis.Completed { return b.Del().Key(se.key()).Build() }}
 	for ; len(first) > 0 || len(operations) > 0; first = nil {
-		some := operations[:min(se.store.server.round, len(operations))] // many might take longer than an attempt may
-		operations = operations[len(some):]
-		err := patiently(ctx, func(ctx context.Context) error {
-			return firstError(se.store.server.evalAll(ctx, 0, first, some))
+		chunk := operations[:min(se.store.server.chunkSize, len(operations))] // more might exceed an attempt's time
+		operations = operations[len(chunk):]
+		err := retryBounded(ctx, func(ctx context.Context) error {
+			return firstError(se.store.server.evalAll(ctx, 0, first, chunk))
 		})
 		if err != nil {
 			return err
@@ -237,25 +241,27 @@ func (se *session) clear(ctx context.Context) error {
 	}
 	se.mu.Lock()
 	defer se.mu.Unlock()
-	se.gone = true
+	se.cleared = true
 	return nil
 }
 
-// lost ends the session because the server does not know it any more, and returns the error that says so.
+// lost ends the session because the server does not know it anymore, and returns the error that
+// says so.
 func (se *session) lost() error {
 	se.finish(fmt.Errorf("%s: %w: session %s was not renewed for %v, or its key was deleted or forgotten",
 		se.store, store.ErrSessionLost, se.id, se.opts.TTL), true)
 	return se.life.Err()
 }
 
-// finish ends the session's life. If it was lost, everybody who stands in a line under it is notified, and the one who
-// opened it.
+// finish ends the session's life. If the session was lost, the owners of its entries and then its
+// own owner are notified.
 func (se *session) finish(cause error, lost bool) {
 	var mine []*entry
 	ended := se.life.End(cause, lost, func() {
-		mine = se.all()
+		mine = se.allLocked()
 		if lost {
-			// In a cluster its entries may stand a little longer than the session: elsewhere there is nothing left to do.
+			// In a cluster the entries may stand a little longer than the session; otherwise
+			// nothing is left to remove.
 			se.life.Start(se.sweep)
 		}
 	}, func() {
@@ -268,26 +274,26 @@ func (se *session) finish(cause error, lost bool) {
 		}
 	})
 	if ended {
-		se.store.end() // last, because it may have to wait
+		se.store.removeSession() // last, because it may block
 	}
 }
 
-// sweep tries once to take out what is left of a session that is lost.
+// sweep tries once to remove what is left of a lost session.
 func (se *session) sweep() {
 	ctx, cancel := context.WithTimeout(context.Background(), attempts.Shortest)
 	defer cancel()
-	if err := se.clear(ctx); err == nil {
+	if err := se.removeAll(ctx); err == nil {
 		return
 	}
 	se.mu.Lock()
 	defer se.mu.Unlock()
-	se.gone = true // soon, by itself
+	se.cleared = true // the leases are about to expire
 }
 
-// explain is [Store.explain] for calls that were bounded by ctx and by the session's life.
-func (se *session) explain(ctx context.Context, doing string, err error) error {
+// wrapErr is [Store.wrapErr] for calls bounded by ctx and by the session's life.
+func (se *session) wrapErr(ctx context.Context, op string, err error) error {
 	if ended := se.life.CutShort(ctx); ended != nil && !errors.Is(err, store.ErrGone) {
 		return ended
 	}
-	return se.store.explain(doing, attempts.EndedBy(ctx, err))
+	return se.store.wrapErr(op, attempts.EndedBy(ctx, err))
 }

@@ -19,8 +19,8 @@ import (
 	"github.com/stilelock/stile/store/internal/attempts"
 )
 
-// MinTTL and MaxTTL bound the TTL of a session. Redis itself counts milliseconds; below the minimum a single slow command
-// of somebody else would end sessions.
+// MinTTL and MaxTTL bound the TTL of a session. Redis itself counts milliseconds; below MinTTL a
+// single slow command of another client would end sessions.
 const (
 	MinTTL = 100 * time.Millisecond
 	MaxTTL = 24 * time.Hour
@@ -28,56 +28,59 @@ const (
 
 // Options configures a [Store]. The zero value, and a nil *Options, are ready for use.
 type Options struct {
-	// Prefix is put before every key and channel. It is used as it is: end it with a colon, say, to set Stile's locks
-	// apart. Empty means that the key of a lock is its name, as it is for other lockers.
+	// Prefix is put before every key and channel, unchanged: end it with a colon, say, to keep
+	// Stile's locks apart. If it is empty the key of a lock is its name, as it is for other
+	// lockers. It must not contain braces.
 	Prefix string
-	// WaitReplicas is how many replicas must have an entry before it counts, and a confirmation. More makes it less likely,
-	// and never impossible, that a failover forgets a hold. Zero means none. An entry or a confirmation that has not
-	// reached so many is an error that matches [ErrNotReplicated]. In a cluster each master needs so many replicas.
+	// WaitReplicas is how many replicas must have an entry, or a confirmation, before it counts. A
+	// larger number makes it less likely, but never impossible, that a failover forgets a hold.
+	// Zero means none. If fewer replicas have it in time the call fails with an error that matches
+	// [ErrNotReplicated]. In a cluster each master needs that many replicas.
 	WaitReplicas int
 	// WaitTimeout is how long to wait for the replicas. Zero means [DefaultWaitTimeout].
 	WaitTimeout time.Duration
-	// Logger receives what an operator may want to know: subscriptions that had to be made again, entries that could not
-	// be taken out. Nil discards it.
+	// Logger receives events for operators: subscriptions that were lost, entries that could not be
+	// removed. Nil discards them.
 	Logger *slog.Logger
 
 	_ struct{}
 }
 
-// DefaultWaitTimeout is how long to wait for replicas unless told otherwise.
+// DefaultWaitTimeout is the default of [Options.WaitTimeout].
 const DefaultWaitTimeout = time.Second
 
-// Store is a [store.Store] on Redis. It is safe for concurrent use. It has nothing of its own to close: sessions are
-// closed one by one, then the client by whoever made it.
+// Store is a [store.Store] on Redis. It is safe for concurrent use. It has no Close method: close
+// its sessions, then the client.
 type Store struct {
 	server *server
 	logger *slog.Logger
-	client string // in the names of the channels on which this store is woken
+	client string // part of the names of the channels to which this store subscribes
 
-	interval pollInterval
-	deaf     bool // to what is published on its channels: for tests of what happens without
+	interval     pollInterval
+	dropMessages bool // ignore published messages, to test that polling suffices
 
 	mu          sync.Mutex
-	open        int                           // sessions
-	subscribers map[uint16]*subscriber        // by section; in a cluster, those in which somebody has waited while there were sessions
-	entries     map[string]*entry             // by id: those that are joining or standing
+	open        int                           // open sessions
+	subscribers map[uint16]*subscriber        // by section; in a cluster, of the sections in which an entry has waited while there were sessions
+	entries     map[string]*entry             // by id: entries that are joining or standing
 	pollers     map[uint16]map[string]*poller // by section and name
 }
 
 var _ store.Store = (*Store)(nil)
 
-// New returns a store on the server that cli is connected to: a single one, the master that Sentinel tells of, or a
-// cluster. Nothing is sent yet.
+// New returns a store on the server that cli is connected to: a single server, the master that
+// Sentinel reports, or a cluster. It sends nothing.
 //
-// The client should be made with DisableRetry, because the store makes its requests again by itself and more carefully,
-// and with a ConnWriteTimeout of a few seconds, so that a dead connection is given up well before a TTL has passed. It
-// needs neither its cache nor any other option. [ClientOptions] makes such options.
+// The client should be made with DisableRetry, because the store repeats its requests itself and
+// more carefully, and with a ConnWriteTimeout of a few seconds, so that a dead connection is
+// dropped well before a TTL has passed. The store uses neither the client's cache nor any other
+// option. [ClientOptions] returns suitable options.
 //
-// Nobody else should use cli. When a single server says that it is not the master, the store ends all connections of cli, and
-// with them the requests that are under way on them.
+// cli must not be used for anything else. When a single server replies that it is not the master,
+// the store closes all connections of cli, which fails the requests that are in flight on them.
 func New(cli rueidis.Client, opts *Options) (*Store, error) {
 	if cli == nil {
-		return nil, errors.New("redis store: no client")
+		return nil, errors.New("redis store: client is nil")
 	}
 	if opts == nil {
 		opts = &Options{}
@@ -86,35 +89,36 @@ func New(cli rueidis.Client, opts *Options) (*Store, error) {
 		return nil, fmt.Errorf("redis store: key prefix: %w", err)
 	}
 	if strings.ContainsAny(opts.Prefix, "{}") {
-		return nil, fmt.Errorf("redis store: key prefix %q: it must not contain braces, which would put all locks into one "+
+		return nil, fmt.Errorf("redis store: key prefix %q contains braces, which would put all locks into one "+
 			"slot of a cluster", opts.Prefix)
 	}
 	if opts.WaitReplicas < 0 || opts.WaitTimeout < 0 {
-		return nil, fmt.Errorf("redis store: wait for %d replicas for %v: neither can be negative", opts.WaitReplicas, opts.WaitTimeout)
+		return nil, fmt.Errorf("redis store: WaitReplicas %d, WaitTimeout %v: neither may be negative", opts.WaitReplicas, opts.WaitTimeout)
 	}
 	return &Store{
 		server: &server{
-			cli:           cli,
-			cluster:       cli.Mode() == rueidis.ClientModeCluster,
-			keys:          keys{prefix: opts.Prefix},
-			replicas:      opts.WaitReplicas,
-			replication:   cmp.Or(opts.WaitTimeout, DefaultWaitTimeout),
-			round:         defaultRound,
-			calls:         new(calls),
-			subscriptions: make(map[*subscription]struct{}),
+			cli:                cli,
+			cluster:            cli.Mode() == rueidis.ClientModeCluster,
+			keys:               keys{prefix: opts.Prefix},
+			replicas:           opts.WaitReplicas,
+			replicationTimeout: cmp.Or(opts.WaitTimeout, DefaultWaitTimeout),
+			chunkSize:          defaultChunkSize,
+			calls:              new(calls),
+			subscriptions:      make(map[*subscription]struct{}),
 		},
 		logger:      cmp.Or(opts.Logger, slog.New(slog.DiscardHandler)),
 		client:      rand.Text(),
-		interval:    pollInterval{shortestPoll, longestPoll},
+		interval:    pollInterval{minPollInterval, maxPollInterval},
 		subscribers: make(map[uint16]*subscriber),
 		entries:     make(map[string]*entry),
 		pollers:     make(map[uint16]map[string]*poller),
 	}, nil
 }
 
-// ClientOptions returns options for a client of the servers at the given addresses, as [New] wants them: for a single server
-// one address, for a cluster those of some of its nodes, for Sentinels theirs. Who has more to say, about users, passwords,
-// TLS and the name of the master, adds it; and unsets ForceSingleClient if there is one address only, but not one server.
+// ClientOptions returns client options that suit [New]. addrs is one address for a single server,
+// some nodes of a cluster, or the Sentinels. The caller adds users, passwords, TLS and the name of
+// the master set. With one address of a cluster or of a Sentinel, the caller must also set
+// ForceSingleClient to false.
 func ClientOptions(addrs ...string) rueidis.ClientOption {
 	return rueidis.ClientOption{
 		InitAddress:       addrs,
@@ -135,13 +139,13 @@ func (s *Store) Capabilities() store.Capabilities {
 
 // Open implements [store.Store].
 func (s *Store) Open(ctx context.Context, opts store.SessionOptions) (store.Session, error) {
-	if err := s.begin(ctx); err != nil {
-		return nil, s.explain("open a session", attempts.EndedBy(ctx, err))
+	if err := s.addSession(ctx); err != nil {
+		return nil, s.wrapErr("open a session", attempts.EndedBy(ctx, err))
 	}
 	var se *session
-	err := patiently(ctx, func(ctx context.Context) error {
-		// Another session with each attempt: one that comes late would bring back what has ended. It makes a key that
-		// nobody uses and that lasts for one TTL.
+	err := retryBounded(ctx, func(ctx context.Context) error {
+		// Each attempt uses a new session id: a late request would otherwise revive a session that
+		// has ended. An abandoned attempt leaves at most an unused key, for one TTL.
 		if err := s.server.checkVersion(ctx); err != nil {
 			return err
 		}
@@ -152,33 +156,34 @@ func (s *Store) Open(ctx context.Context, opts store.SessionOptions) (store.Sess
 		}})[0].err
 	})
 	if err != nil {
-		s.end()
-		return nil, s.explain("open a session", attempts.EndedBy(ctx, err))
+		s.removeSession()
+		return nil, s.wrapErr("open a session", attempts.EndedBy(ctx, err))
 	}
-	se.life.Start(se.lookAfter)
+	se.life.Start(se.detectExpiry)
 	return se, nil
 }
 
-// begin counts a session. The first one subscribes to the wake-ups, and returns the server's refusal if there is one; but
-// in a cluster that is done for each slot when there is first somebody who waits.
-func (s *Store) begin(ctx context.Context) error {
+// addSession counts a session. The first one subscribes to the wake-ups and returns the server's
+// refusal, if any. In a cluster the store subscribes to a slot when its first entry waits there.
+func (s *Store) addSession(ctx context.Context) error {
 	s.mu.Lock()
 	s.open++
 	if s.server.cluster {
 		s.mu.Unlock()
 		return nil
 	}
-	sub := s.listenIn(0)
+	sub := s.subscriberLocked(0)
 	s.mu.Unlock()
 	err := sub.await(ctx)
 	if err != nil {
-		s.end()
+		s.removeSession()
 	}
 	return err
 }
 
-// end is the opposite of begin. After the last session it returns when nothing is received or polled any more.
-func (s *Store) end() {
+// removeSession is the inverse of addSession. After the last session it returns once all
+// subscribers and pollers have stopped.
+func (s *Store) removeSession() {
 	s.mu.Lock()
 	s.open--
 	var unused map[uint16]*subscriber
@@ -191,7 +196,7 @@ func (s *Store) end() {
 	}
 	s.mu.Unlock()
 	for _, sub := range unused {
-		sub.cancel() // all, before any is waited for: they may wait for one connection that does not come
+		sub.cancel() // cancel all first: they may wait for the same connection
 	}
 	for _, sub := range unused {
 		sub.stop()
@@ -201,9 +206,9 @@ func (s *Store) end() {
 	}
 }
 
-// unused waits, after the last session, as long as ctx lasts, until no call that was given up is under way: a Redis client that
-// is closed while it connects for somebody leaves the connection behind.
-func (s *Store) unused(ctx context.Context) {
+// awaitAbandonedCalls waits after the last session, until ctx ends, for calls that were abandoned:
+// a Redis client that is closed while it connects leaks the connection.
+func (s *Store) awaitAbandonedCalls(ctx context.Context) {
 	s.mu.Lock()
 	open := s.open
 	s.mu.Unlock()
@@ -212,18 +217,17 @@ func (s *Store) unused(ctx context.Context) {
 	}
 }
 
-// listenIn returns the subscriber to the wake-ups of a section, and starts it if this is the first need of it. It is called
-// with s.mu held.
-func (s *Store) listenIn(section uint16) *subscriber {
+// subscriberLocked returns the subscriber to the wake-ups of a section, and starts it if needed.
+func (s *Store) subscriberLocked(section uint16) *subscriber {
 	sub := s.subscribers[section]
 	if sub == nil {
-		sub = s.subscribe(s.server.wake(section)+s.client, func() { s.pollAll(section) }, s.received)
+		sub = s.subscribe(s.server.wakePrefix(section)+s.client, func() { s.pollAll(section) }, s.received)
 		s.subscribers[section] = sub
 	}
 	return sub
 }
 
-// String names the store by what it is connected to.
+// String returns "redis at " and the addresses of the servers.
 func (s *Store) String() string {
 	var addrs []string
 	for addr := range s.server.cli.Nodes() {
@@ -233,31 +237,32 @@ func (s *Store) String() string {
 	return "redis at " + strings.Join(addrs, ",")
 }
 
-// denied reports whether the server says that the user lacks a right: a command's, or one of the script's, which Redis 7.0,
-// later ones and Valkey say in words of their own.
+// denied reports whether an error text means that the user lacks a permission: for a command, or
+// for a command in a script. Redis 7.0, later versions and Valkey word the latter differently.
 func denied(text string) bool {
 	return strings.HasPrefix(text, "NOPERM") || strings.Contains(text, "user executing the script can't") ||
 		strings.Contains(text, "ACL failure in script")
 }
 
-// explain says what failed, where and, of what the server says, what to do about it.
-func (s *Store) explain(doing string, err error) error {
-	said, ok := errors.AsType[*rueidis.RedisError](err)
+// wrapErr adds to err the store and the operation and, for errors of the server that need an
+// operator, what to do.
+func (s *Store) wrapErr(op string, err error) error {
+	reply, ok := errors.AsType[*rueidis.RedisError](err)
 	if !ok {
-		return fmt.Errorf("%s: %s: %w", s, doing, err)
+		return fmt.Errorf("%s: %s: %w", s, op, err)
 	}
 	advice := ""
-	switch text := said.Error(); {
+	switch text := reply.Error(); {
 	case denied(text):
-		advice = "; the rights that Stile needs are in docs/stores.md"
+		advice = "; docs/stores.md lists the permissions that Stile needs"
 	case strings.HasPrefix(text, "OOM"):
-		advice = "; it is out of memory"
+		advice = "; the server is out of memory"
 	case strings.HasPrefix(text, "READONLY"):
-		advice = "; it is a replica: name the master, or the sentinels that know it"
+		advice = "; it is a replica: use the address of the master or of its sentinels"
 	case strings.HasPrefix(text, "NOREPLICAS"):
-		advice = "; its min-replicas-to-write wants more replicas than it has"
+		advice = "; the server has fewer replicas than its min-replicas-to-write"
 	case !s.server.cluster && (strings.HasPrefix(text, "MOVED") || strings.HasPrefix(text, "CROSSSLOT")):
-		advice = "; it is a node of a cluster, and the client must be told so: with a URL, by redis+cluster://"
+		advice = "; the server is a node of a cluster: use a cluster client (redis+cluster:// in a URL)"
 	}
-	return fmt.Errorf("%s: %s: %w%s", s, doing, err, advice)
+	return fmt.Errorf("%s: %s: %w%s", s, op, err, advice)
 }

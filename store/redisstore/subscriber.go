@@ -14,19 +14,19 @@ import (
 	"github.com/stilelock/stile/store/internal/attempts"
 )
 
-// subscriber listens to one channel, and subscribes again whenever the subscription ends.
+// subscriber receives from one channel, and subscribes again whenever the subscription ends.
 type subscriber struct {
-	listening atomic.Bool // the server has said that the subscription stands, and nothing else since
+	active atomic.Bool // the subscription is confirmed and not lost
 
 	cancel context.CancelFunc
 	work   sync.WaitGroup
 	once   sync.Once
-	ready  chan struct{} // closed when the subscription stands for the first time, or is refused
-	err    error         // the refusal; read it after ready
+	ready  chan struct{} // closed when the subscription is first confirmed, or is refused
+	err    error         // the refusal; set before ready is closed
 }
 
-// subscribe begins to listen. It calls received with each message, and confirmed each time the subscription stands. The
-// connection waits for both.
+// subscribe starts a subscriber. It calls received with each message, and confirmed each time the
+// server has confirmed the subscription. Both block the connection.
 func (s *Store) subscribe(channel string, confirmed func(), received func(string)) *subscriber {
 	ctx, cancel := context.WithCancel(context.Background())
 	sub := &subscriber{cancel: cancel, ready: make(chan struct{})}
@@ -34,9 +34,9 @@ func (s *Store) subscribe(channel string, confirmed func(), received func(string
 	return sub
 }
 
-// await waits until the subscription stands for the first time, and returns why it does not.
+// await waits until the subscription is first confirmed, and returns the error if it is not.
 func (sub *subscriber) await(ctx context.Context) error {
-	ctx, cancel := context.WithTimeoutCause(ctx, attempts.Patience, errPatience)
+	ctx, cancel := context.WithTimeoutCause(ctx, attempts.Patience, errNoSuccess)
 	defer cancel()
 	select {
 	case <-sub.ready:
@@ -46,7 +46,7 @@ func (sub *subscriber) await(ctx context.Context) error {
 	}
 }
 
-// stop ends the subscription, and returns when nothing is received any more.
+// stop ends the subscription, and returns when no more callbacks run.
 func (sub *subscriber) stop() {
 	sub.cancel()
 	sub.work.Wait()
@@ -55,11 +55,11 @@ func (sub *subscriber) stop() {
 func (s *Store) listen(ctx context.Context, sub *subscriber, channel string, confirmed func(), received func(string)) {
 	_ = attempts.KeepUp(ctx, firstPause, func() error {
 		err := s.server.listen(ctx, channel, func() {
-			sub.listening.Store(true)
+			sub.active.Store(true)
 			sub.once.Do(func() { close(sub.ready) })
 			confirmed()
 		}, received)
-		sub.listening.Store(false)
+		sub.active.Store(false)
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
@@ -75,34 +75,34 @@ func (s *Store) listen(ctx context.Context, sub *subscriber, channel string, con
 	})
 }
 
-// received passes on what the script has published on a channel.
+// received handles a message that the script has published.
 func (s *Store) received(message string) {
 	words := strings.Fields(message)
-	if len(words) < 2 || s.deaf {
+	if len(words) < 2 || s.dropMessages {
 		return
 	}
 	s.mu.Lock()
 	e := s.entries[words[1]]
 	s.mu.Unlock()
 	switch {
-	case e == nil: // it is leaving, or has left
+	case e == nil: // it was unregistered
 	case words[0] == "in" && len(words) == 3:
-		e.update(standingOf(words[0], words[2], e))
+		e.update(parseStanding(words[0], words[2], e))
 	case words[0] == "gone" && len(words) == 3:
-		e.update(store.Standing{State: store.Gone, Cause: e.evicted(words[2])})
+		e.update(store.Standing{State: store.Gone, Cause: e.goneErr(words[2])})
 	case words[0] == "crowd":
 		e.callContended()
 	}
 }
 
-// standingOf returns a standing as the script tells it: a word and a number.
-func standingOf(word, number string, e *entry) store.Standing {
+// parseStanding returns the standing that the script gives as a word and a number.
+func parseStanding(word, number string, e *entry) store.Standing {
 	n, err := strconv.ParseUint(number, 10, 64)
 	switch {
 	case word != "in" && word != "wait":
-		return store.Standing{State: store.Gone, Cause: e.evicted("")}
+		return store.Standing{State: store.Gone, Cause: e.goneErr("")}
 	case err != nil || n == 0 || n > store.MaxOrder:
-		return store.Standing{State: store.Gone, Cause: fmt.Errorf("%w: the server gives it the number %q", store.ErrGone, number)}
+		return store.Standing{State: store.Gone, Cause: fmt.Errorf("%w: unexpected number %q in the server's reply", store.ErrGone, number)}
 	case word == "in":
 		return store.Standing{State: store.Admitted, Order: n}
 	default:
@@ -110,18 +110,18 @@ func standingOf(word, number string, e *entry) store.Standing {
 	}
 }
 
-// evicted says why an entry is not in its line, for the reasons that the script gives.
-func (e *entry) evicted(why string) error {
+// goneErr returns the error for an entry that is not in its line, given the script's reason.
+func (e *entry) goneErr(why string) error {
 	what := map[string]string{
-		"expired":   "it was not confirmed in time",
-		"taken":     fmt.Sprintf("somebody has deleted or replaced the key %q", e.line.lock),
+		"expired":   "its lease ended before it was renewed",
+		"taken":     fmt.Sprintf("another client deleted or replaced the key %q", e.line.lock),
 		"broken":    "it was broken",
-		"forgotten": "the server has forgotten that it was let in",
+		"forgotten": "the server has lost its admission",
 	}[why]
 	if what == "" {
-		what = "it is not in the line any more"
+		what = "it is no longer in the line"
 	}
 	return fmt.Errorf("%w: %s", store.ErrGone, what)
 }
 
-var errVoid = errors.New("it was taken out while it was being put in")
+var errVoid = errors.New("it was removed while it was being put in")

@@ -10,33 +10,34 @@ import (
 	"github.com/stilelock/stile/store/internal/watchpump"
 )
 
-// resyncInterval is how often a watch reports a possible change although nothing was published: nothing is when leases end,
-// or when keys of other clients come and go. In a cluster, where it would go to all servers, nothing is published at all.
+// resyncInterval is the interval at which a watch reports a possible change although nothing was
+// published: nothing is published when a lease ends, or when another client sets or deletes a key.
+// In a cluster nothing is published for watches at all, because it would go to every node.
 const resyncInterval = 2 * time.Second
 
 // Watch implements [store.Store].
 func (s *Store) Watch(ctx context.Context, prefix string, changed func()) error {
-	return watchpump.Run(ctx, changed, func(ctx context.Context, tell func()) error {
-		return s.watch(ctx, prefix, tell)
+	return watchpump.Run(ctx, changed, func(ctx context.Context, notify func()) error {
+		return s.watch(ctx, prefix, notify)
 	})
 }
 
-// watch calls tell after each change until ctx ends or the server refuses.
-func (s *Store) watch(ctx context.Context, prefix string, tell func()) error {
-	doing := fmt.Sprintf("watch the locks that begin with %q", prefix)
+// watch calls notify after each change until ctx ends or the server refuses.
+func (s *Store) watch(ctx context.Context, prefix string, notify func()) error {
+	op := fmt.Sprintf("watch the locks that begin with %q", prefix)
 	interval := resyncInterval
 	var refusal <-chan struct{}
 	var sub *subscriber
 	if s.server.cluster {
-		if _, err := s.names(ctx, prefix); err != nil { // whether it may
-			return s.explain(doing, attempts.EndedBy(ctx, err))
+		if _, err := s.names(ctx, prefix); err != nil { // checks the permission
+			return s.wrapErr(op, attempts.EndedBy(ctx, err))
 		}
-		interval = longestPoll
-		tell()
+		interval = maxPollInterval
+		notify()
 	} else {
-		sub = s.subscribe(s.server.keys.changes(), tell, func(name string) {
+		sub = s.subscribe(s.server.keys.changes(), notify, func(name string) {
 			if strings.HasPrefix(name, prefix) {
-				tell()
+				notify()
 			}
 		})
 		defer sub.stop()
@@ -47,12 +48,12 @@ func (s *Store) watch(ctx context.Context, prefix string, tell func()) error {
 	for {
 		select {
 		case <-ticker.C:
-			if sub == nil || sub.listening.Load() {
-				tell()
+			if sub == nil || sub.active.Load() {
+				notify()
 			}
 		case <-refusal:
 			if refusal = nil; sub.err != nil {
-				return s.explain(doing, sub.err)
+				return s.wrapErr(op, sub.err)
 			}
 		case <-ctx.Done():
 			return ctx.Err()

@@ -13,101 +13,104 @@ import (
 	"github.com/stilelock/stile/internal/bootclock"
 )
 
-// fenceTTL is how long a master remembers the last order given out under a name, from the end of the hold. After that the
-// time does: see takeScript.
+// fenceTTL is how long after the end of a hold a master remembers the last order. After that the
+// master's time takes its place: see takeScript.
 const fenceTTL = 7 * 24 * time.Hour
 
-// claim is one attempt at a lock, and what has become of it at each master. Its id is its own, so whatever is asked for
-// it can touch nothing of another attempt, however late it is carried out.
+// claim is one attempt at a lock, with its state at each master. Its id is unique, so its requests
+// cannot affect another attempt, however late they are carried out.
 //
-// The one thing that must not be carried out late is putting it in: that would leave an entry that nobody knows of. So
-// a master is asked to take it out only when the request to put it in is known to be over, or, if that can never be
-// known because the connection has broken, together with the word that the attempt is void.
+// Only the request to put it in must not be carried out late: that would leave an entry that no
+// client knows of. A master is therefore asked to remove the claim only once the request to put it
+// in is known to have ended; or, if that cannot become known because the connection has broken,
+// together with voiding the attempt.
 type claim struct {
 	store *Store
 	name  string
 	id    string
-	says  value
+	info  value
 	value string
 	ttl   time.Duration
 
-	mu      sync.Mutex
-	at      []replica
-	order   uint64            // zero until known
-	renewed bootclock.Instant // before the requests were sent by which a majority has it
-	loud    bool              // it may have kept others out: they should be told when it goes
-	leaving *removal          // once it is being taken out
+	mu             sync.Mutex
+	placements     []placement
+	order          uint64
+	renewed        bootclock.Instant // before the requests were sent that put it in, or last renewed it, at a majority
+	publishRemoval bool              // it may have kept other clients waiting, so its removal is published
+	leaving        *removal          // set when the claim is dropped
 }
 
-// replica is how a claim stands at one master.
-type replica struct {
-	master *master
-	state  replicaState
-	ever   bool // it has been put in, or may have been
-	doubt  bool // a request to put it in may yet be carried out
-	grant  bool // the order has been sent
+// placement is the state of a claim at one master.
+type placement struct {
+	master      *master
+	state       placementState
+	everPresent bool // it was put in, or may have been
+	doubt       bool // a request to put it in may yet be carried out
+	grantSent   bool
 }
 
-type replicaState uint8
+type placementState uint8
 
 const (
-	out    replicaState = iota // not there
-	asking                     // a request to put it in is unanswered
-	in                         // there, when it was last heard of
+	absent     placementState = iota // not there
+	unanswered                       // a request to put it in is unanswered
+	present                          // there, as far as is known
 )
 
-// newClaim returns a claim that is nowhere yet.
+// newClaim returns a claim that is at no master yet.
 func (s *Store) newClaim(name string, v value, ttl time.Duration) (*claim, error) {
-	c := &claim{store: s, name: name, id: newID(), says: v, ttl: ttl, at: make([]replica, len(s.masters))}
+	c := &claim{store: s, name: name, id: newID(), info: v, ttl: ttl, placements: make([]placement, len(s.masters))}
 	for i, m := range s.masters {
-		c.at[i].master = m
+		c.placements[i].master = m
 	}
 	var err error
 	c.value, err = v.encode(c.id)
 	return c, err
 }
 
-// obstacle is what a master has instead of the claim.
+// obstacle is the lock that a master has instead of the claim.
 type obstacle struct {
 	value string
-	ttl   time.Duration // negative if it never ends
+	ttl   time.Duration // negative if it never expires
 }
 
-// result is what has become of an attempt to take a lock.
+// result is the outcome of an attempt to take a lock.
 type result struct {
-	won       bool
-	obstacles []obstacle // of the masters that have refused because of somebody else
-	free      int        // masters that had no obstacle
-	late      bool       // other masters might have answered, and have not been waited for
-	err       error      // if too few masters have answered to tell who has the lock
+	won        bool
+	obstacles  []obstacle // the existing locks, one for each master that has refused because of one
+	free       int        // masters without an obstacle
+	incomplete bool       // some masters had not answered in time
+	err        error      // set if too few masters have answered
 }
 
-// vote is what one master has said to one request for a claim.
+// vote is the answer of one master to one request for a claim.
 type vote struct {
 	master  *master
-	granted bool   // it has the order
-	order   uint64 // it has put the claim in, and its orders begin here
+	granted bool   // the master has recorded the order
+	order   uint64 // the master has put the claim in, and this is its smallest possible order
 	refused *obstacle
 	err     error
 }
 
-// take tries to put the claim in at a majority of the masters, all of which are asked at once, and to make its order
-// known to a majority. If it does not succeed the claim is taken out again, in the background. It returns as soon as
-// the outcome is known, or ctx ends. If a majority has answered, and it depends on the others whether the claim has won,
-// it gives them only the time that they usually take: what was in the way at those who have answered may be gone sooner.
+// take tries to put the claim in at a majority of the masters, all of which are asked at once, and
+// to record its order at a majority. It returns as soon as the outcome is known or ctx ends;
+// without success the claim is removed in the background. If a majority has answered and the
+// outcome depends on the other masters, it waits for them only as long as they usually take: the
+// obstacles may disappear sooner.
 //
-// The order is larger than that of any hold before: the majority that has put the claim in, and told what orders it has
-// seen, has a master in common with the majority that was told the order of that hold, while the hold was there.
+// The order is larger than that of every earlier hold: the majority that has put the claim in and
+// returned its smallest orders shares a master with the majority that recorded the order of the
+// earlier hold while that was there.
 func (c *claim) take(ctx context.Context) result {
-	votes := make(chan vote, 2*len(c.at))
+	votes := make(chan vote, 2*len(c.placements))
 	c.mu.Lock()
-	for i := range c.at {
-		c.at[i].state = asking
+	for i := range c.placements {
+		c.placements[i].state = unanswered
 	}
 	c.mu.Unlock()
-	for i := range c.at {
-		if m := c.at[i].master; !c.store.work.Start(func() { c.seize(ctx, m, votes) }) {
-			c.seized(m, unsentError{errClosed}, false)
+	for i := range c.placements {
+		if m := c.placements[i].master; !c.store.work.Start(func() { c.takeAt(ctx, m, votes) }) {
+			c.recordTake(m, unsentError{errClosed}, false)
 			votes <- vote{master: m, err: errClosed}
 		}
 	}
@@ -118,32 +121,32 @@ func (c *claim) take(ctx context.Context) result {
 	return r
 }
 
-// count counts votes until the outcome is known.
+// count processes votes until the outcome is known.
 func (c *claim) count(ctx context.Context, votes chan vote) result {
 	var r result
 	var orders []uint64
-	heard := c.store.newTally()
+	replies := c.store.newTally()
 	granted, lost, quorum := 0, 0, c.store.quorum
-	var late <-chan time.Time
+	var timeout <-chan time.Time
 	for granted < quorum {
-		// Those who have refused, or failed, at either step cannot help any more.
-		if len(c.at)-lost < quorum {
-			if heard.failed() > len(c.at)-quorum {
-				r.err = heard.err()
+		// A master that has refused or failed, at either step, cannot contribute anymore.
+		if len(c.placements)-lost < quorum {
+			if replies.failed() > len(c.placements)-quorum {
+				r.err = replies.err()
 			}
 			return r
 		}
 		var v vote
 		select {
 		case v = <-votes:
-		case <-late:
-			r.late = true
+		case <-timeout:
+			r.incomplete = true
 			return r
 		case <-ctx.Done():
-			r.err = heard.err()
+			r.err = replies.err()
 			return r
 		}
-		heard.note(v.master, v.err)
+		replies.record(v.master, v.err)
 		switch {
 		case v.granted:
 			granted++
@@ -161,93 +164,94 @@ func (c *claim) count(ctx context.Context, votes chan vote) result {
 			lost++
 		}
 		switch {
-		case c.decided(): // who has the claim must now be told the order, however long that takes
-			late = nil
-		case late == nil && heard.answered() >= quorum:
-			late = time.After(c.store.usual())
+		case c.decided(): // the masters that have the claim must record its order, however long that takes
+			timeout = nil
+		case timeout == nil && replies.answered() >= quorum:
+			timeout = time.After(c.store.outcomeWait())
 		}
 	}
 	r.won = true
 	return r
 }
 
-// sameEntry reports whether a value is that of another attempt of the same entry, which is on its way out.
+// sameEntry reports whether a value is that of another attempt of the same entry. That attempt is
+// being removed.
 func (c *claim) sameEntry(text string) bool {
 	_, v, ours := decode(text)
-	return ours && v.Session == c.says.Session && v.Entry == c.says.Entry
+	return ours && v.Session == c.info.Session && v.Entry == c.info.Entry
 }
 
-// seize puts the claim in at one master.
-func (c *claim) seize(ctx context.Context, m *master, votes chan<- vote) {
+// takeAt puts the claim in at one master.
+func (c *claim) takeAt(ctx context.Context, m *master, votes chan<- vote) {
 	k := c.store.keys
 	reply, err := m.take(ctx,
 		[]string{k.lock(c.name), k.fence(c.name), k.void(c.name, c.id)},
 		[]string{c.id, c.value, millis(c.ttl)})
 	v := vote{master: m, err: err}
 	if err == nil {
-		v.order, v.refused, v.err = readTaken(reply)
+		v.order, v.refused, v.err = parseTake(reply)
 	}
 	taken := v.order != 0
-	grant := c.seized(m, err, taken)
+	grant := c.recordTake(m, err, taken)
 	votes <- v
 	if grant {
 		c.grant(m, votes)
 	}
 }
 
-// readTaken reads the answer of takeScript.
-func readTaken(reply rueidis.RedisMessage) (order uint64, refused *obstacle, err error) {
+// parseTake parses the reply of takeScript.
+func parseTake(reply rueidis.RedisMessage) (order uint64, refused *obstacle, err error) {
 	parts, err := reply.ToArray()
 	if err != nil || len(parts) == 0 {
-		return 0, nil, cmp.Or(err, errStrange)
+		return 0, nil, cmp.Or(err, errUnexpectedReply)
 	}
-	switch said, _ := parts[0].AsInt64(); {
-	case said == 1 && len(parts) == 2:
+	switch code, _ := parts[0].AsInt64(); {
+	case code == 1 && len(parts) == 2:
 		text, _ := parts[1].ToString()
 		order, err = strconv.ParseUint(text, 10, 64)
 		return order, nil, err
-	case said == 0 && len(parts) == 3:
+	case code == 0 && len(parts) == 3:
 		value, err := parts[1].ToString()
 		left, _ := parts[2].AsInt64()
 		return 0, &obstacle{value: value, ttl: time.Duration(left) * time.Millisecond}, err
 	default:
-		return 0, nil, errStrange
+		return 0, nil, errUnexpectedReply
 	}
 }
 
-// seized notes how a request to put the claim in has ended. It reports whether the order is to be sent now. If the claim
-// is being taken out, that is begun at this master.
-func (c *claim) seized(m *master, err error, taken bool) (grant bool) {
+// recordTake records the end of a request to put the claim in. It reports whether the order is to be
+// sent now. If the claim was dropped it is removed at this master.
+func (c *claim) recordTake(m *master, err error, taken bool) (grant bool) {
 	c.mu.Lock()
-	at := &c.at[m.number]
-	at.state = out
+	at := &c.placements[m.number]
+	at.state = absent
 	if taken {
-		at.state = in
+		at.state = present
 	}
 	at.doubt = at.doubt || inDoubt(err)
-	at.ever = at.ever || taken || at.doubt
-	grant = taken && c.order != 0 && !at.grant && c.leaving == nil
-	at.grant = at.grant || grant
+	at.everPresent = at.everPresent || taken || at.doubt
+	grant = taken && c.order != 0 && !at.grantSent && c.leaving == nil
+	at.grantSent = at.grantSent || grant
 	leaving := c.leaving
 	c.mu.Unlock()
 	if leaving != nil {
-		c.leave(m, leaving)
+		c.leaveAt(m, leaving)
 	}
 	return grant
 }
 
-// decide fixes the claim's order, and has it sent to the masters that have the claim. Those that put it in later are sent
-// it then.
+// decide sets the claim's order and sends it to the masters that have the claim. Masters that put
+// the claim in later get it then.
 func (c *claim) decide(order uint64, votes chan<- vote) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.order, c.renewed, c.loud = order, bootclock.Now(), true
-	for i := range c.at {
-		at := &c.at[i]
-		if at.state != in {
+	c.order, c.renewed, c.publishRemoval = order, bootclock.Now(), true
+	for i := range c.placements {
+		at := &c.placements[i]
+		if at.state != present {
 			continue
 		}
-		at.grant = true
+		at.grantSent = true
 		if !c.store.work.Start(func() { c.grant(at.master, votes) }) {
 			votes <- vote{master: at.master, err: errClosed}
 		}
@@ -260,7 +264,7 @@ func (c *claim) decided() bool {
 	return c.order != 0
 }
 
-// grant makes the order known to a master that has the claim.
+// grant sends the order to a master that has the claim.
 func (c *claim) grant(m *master, votes chan<- vote) {
 	k := c.store.keys
 	reply, err := m.ask(c.store.life, grantScript,
@@ -268,35 +272,35 @@ func (c *claim) grant(m *master, votes chan<- vote) {
 		[]string{c.id, strconv.FormatUint(c.order, 10), millis(c.ttl), millis(fenceTTL), c.name, k.channel(c.name)})
 	mine := false
 	if err == nil {
-		mine, err = isOne(reply)
+		mine, err = parseBool(reply)
 	}
 	votes <- vote{master: m, granted: mine, err: err}
 }
 
-// said notes what a master has answered to a renewal. It reports whether the claim should be restored there: if the
-// master has nobody's.
-func (c *claim) said(m *master, answer int64) (absent bool) {
+// recordRenewal records a master's answer to a renewal. It reports whether the claim should be
+// restored there, because the lock is free at that master.
+func (c *claim) recordRenewal(m *master, answer int64) (free bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	at := &c.at[m.number]
-	if at.state != asking {
-		at.state = out
+	at := &c.placements[m.number]
+	if at.state != unanswered {
+		at.state = absent
 		if answer == 1 {
-			at.state = in
+			at.state = present
 		}
 	}
-	return answer == 0 && at.state == out
+	return answer == 0 && at.state == absent
 }
 
 // restore puts the claim in at a master that does not have it, while a majority has.
 func (c *claim) restore(m *master) {
 	c.mu.Lock()
-	at := &c.at[m.number]
-	if c.leaving != nil || at.state != out {
+	at := &c.placements[m.number]
+	if c.leaving != nil || at.state != absent {
 		c.mu.Unlock()
 		return
 	}
-	at.state = asking
+	at.state = unanswered
 	c.mu.Unlock()
 
 	k := c.store.keys
@@ -305,7 +309,7 @@ func (c *claim) restore(m *master) {
 		[]string{c.id, c.value, strconv.FormatUint(c.order, 10), millis(c.ttl), millis(fenceTTL), c.name})
 	mine := false
 	if err == nil {
-		mine, err = isOne(reply)
+		mine, err = parseBool(reply)
 	}
-	c.seized(m, err, mine)
+	c.recordTake(m, err, mine)
 }

@@ -24,18 +24,19 @@ import (
 	"github.com/stilelock/stile/store"
 )
 
-// redsync leaves the lock behind for its whole TTL, ten times out of ten, if the context ends while it is on its way.
+// redsync always leaves the lock behind for its whole TTL if the context ends while the request is
+// in flight.
 // Promise: P5
-func TestWhatIsGivenUpLeavesNothingAtAnyMaster(t *testing.T) {
+func TestEnqueue_canceledLeavesNoKeys(t *testing.T) {
 	t.Parallel()
 	servers := testservers.StartRedisServers(t, 3)
 	proxies, options := through(t, servers)
 	st := newStore(t, options)
-	se := openSession(t, st, long)
+	se := openSession(t, st, longTTL)
 	for i, p := range proxies {
 		p.Delay(time.Duration(i) * 4 * time.Millisecond)
 	}
-	left := 0
+	failed := 0
 	for i := range 200 {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Duration(i)*100*time.Microsecond)
 		ticket, _, err := enqueue(ctx, se, "lock", i%2 == 0)
@@ -44,35 +45,35 @@ func TestWhatIsGivenUpLeavesNothingAtAnyMaster(t *testing.T) {
 			_ = ticket.Withdraw(t.Context())
 			continue
 		}
-		left++
+		failed++
 		if !errors.Is(err, context.DeadlineExceeded) {
-			if _, held := errors.AsType[*store.HeldError](err); !held { // by the one before, on its way out
+			if _, held := errors.AsType[*store.HeldError](err); !held { // by the previous attempt, which is being removed
 				t.Fatalf("attempt %d: %v", i, err)
 			}
 		}
-		if i%50 == 25 { // and its connections break
+		if i%50 == 25 { // the connections break too
 			for _, p := range proxies {
 				p.Reset()
 			}
 		}
 	}
-	t.Logf("%d of 200 were given up", left)
-	if left < 50 {
-		t.Error("too few to tell")
+	t.Logf("%d of 200 attempts failed", failed)
+	if failed < 50 {
+		t.Error("want 50 or more")
 	}
-	eventually(t, "no master has anything of it", func() bool { return holding(servers, "lock") == 0 })
+	eventually(t, "no master has the key", func() bool { return countKeys(servers, "lock") == 0 })
 	hold(t, se, "lock")
 }
 
-// The context ends at any moment, also at that in which it is heard that somebody else has the lock.
-func TestWhatIsGivenUpAsItIsRefusedIsAnError(t *testing.T) {
+// The context ends at any moment, including the one at which the attempt is refused.
+func TestEnqueue_canceledWhileRefused(t *testing.T) {
 	t.Parallel()
 	servers := testservers.StartRedisServers(t, 3)
-	st := newStore(t, to(servers))
-	hold(t, openSession(t, st, long), "lock")
-	se := openSession(t, st, long)
-	const many = 300
-	var typical time.Duration // the quickest of some
+	st := newStore(t, optionsFor(servers))
+	hold(t, openSession(t, st, longTTL), "lock")
+	se := openSession(t, st, longTTL)
+	const count = 300
+	var typical time.Duration // the shortest of several
 	for range 9 {
 		start := time.Now()
 		_, _, _ = enqueue(t.Context(), se, "lock", true)
@@ -80,44 +81,44 @@ func TestWhatIsGivenUpAsItIsRefusedIsAnError(t *testing.T) {
 			typical = took
 		}
 	}
-	for i := range many {
-		ctx, cancel := context.WithTimeout(t.Context(), typical*time.Duration(i)/(many/3))
+	for i := range count {
+		ctx, cancel := context.WithTimeout(t.Context(), typical*time.Duration(i)/(count/3))
 		_, _, err := enqueue(ctx, se, "lock", true)
 		cancel()
 		if err == nil {
-			t.Fatalf("attempt %d for a lock that is held was a success", i)
+			t.Fatalf("attempt %d for a held lock succeeded", i)
 		}
 	}
 }
 
-// The request is in the hands of something that delivers it long after its connection was given up and everything was
-// cleaned up on another.
+// The network delivers the request long after its connection was abandoned and everything was
+// cleaned up on another one.
 // Promise: P5
-func TestARequestThatArrivesAfterItsCleanupIsVoid(t *testing.T) {
+func TestEnqueue_lateRequestIsVoid(t *testing.T) {
 	t.Parallel()
 	servers := testservers.StartRedisServers(t, 3)
 	proxies, options := through(t, servers)
 	first := once(options, servers)
-	se := openSession(t, newStore(t, options), long)
+	se := openSession(t, newStore(t, options), longTTL)
 	ticket, _ := hold(t, se, "lock")
 	everywhere(t, se, servers, "lock")
 	if err := ticket.Withdraw(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "all masters are free", func() bool { return holding(servers, "lock") == 0 })
+	eventually(t, "all masters are free", func() bool { return countKeys(servers, "lock") == 0 })
 
-	for _, r := range servers[:2] { // so that the attempt fails
+	for _, r := range servers[:2] { // to make the attempt fail
 		r.Do("SET", "lock", "another's")
 	}
 	proxies[2].Hold(testservers.Up)
 	conn := <-first
 	sent := conn.takes.Load()
 	if _, _, err := enqueue(t.Context(), se, "lock", true); err == nil {
-		t.Fatal("the lock is another's, and was taken")
+		t.Fatal("got a lock that another client holds")
 	}
-	eventually(t, "the request to the third master is on its way", func() bool { return conn.takes.Load() > sent })
+	eventually(t, "the request to the third master is in flight", func() bool { return conn.takes.Load() > sent })
 	_ = conn.Close()
-	eventually(t, "the third master is told that the attempt is void", func() bool {
+	eventually(t, "the third master has voided the attempt", func() bool {
 		keys, _ := servers[2].Do("KEYS", "{lock}//void/*").AsStrSlice()
 		return len(keys) == 1
 	})
@@ -127,28 +128,28 @@ func TestARequestThatArrivesAfterItsCleanupIsVoid(t *testing.T) {
 		now, _ := servers[2].Do("INFO", "commandstats").ToString()
 		return calls(now, "evalsha") > calls(before, "evalsha")
 	})
-	if holding(servers[2:], "lock") != 0 {
+	if countKeys(servers[2:], "lock") != 0 {
 		t.Error("the request was carried out after its cleanup")
 	}
 }
 
-// A hold is restored at a master that has lost it. The request is delivered long after its connection was given up, and the
-// hold was released.
-func TestARestorationThatArrivesAfterItsCleanupIsVoid(t *testing.T) {
+// A hold is restored at a master that has lost it. The request is delivered long after its
+// connection was abandoned and the hold was released.
+func TestRestore_lateRequestIsVoid(t *testing.T) {
 	t.Parallel()
 	servers := testservers.StartRedisServers(t, 3)
 	proxies, options := through(t, servers)
 	first := once(options, servers)
-	se := openSession(t, newStore(t, options), long)
+	se := openSession(t, newStore(t, options), longTTL)
 	ticket, _ := hold(t, se, "lock")
 	everywhere(t, se, servers, "lock")
 	servers[2].Do("DEL", "lock")
-	everywhere(t, se, servers, "lock") // so that the master knows the script
+	everywhere(t, se, servers, "lock") // loads the script
 
 	proxies[2].CutReplies()
 	before := scriptsRun(servers[2:])
-	// Several times: a request to restore it may have been on its way from before.
-	eventually(t, "the third master is asked for the hold, and does not have it", func() bool {
+	// Repeatedly, because an earlier request to restore it may be in flight.
+	eventually(t, "the third master gets requests, and does not have the hold", func() bool {
 		servers[2].Do("DEL", "lock")
 		if err := se.Confirm(t.Context()); err != nil {
 			t.Fatal(err)
@@ -160,30 +161,30 @@ func TestARestorationThatArrivesAfterItsCleanupIsVoid(t *testing.T) {
 	conn := <-first
 	sent := conn.takes.Load()
 	proxies[2].Release(testservers.Down)
-	eventually(t, "the request to restore it is on its way", func() bool { return conn.takes.Load() > sent })
+	eventually(t, "the request to restore it is in flight", func() bool { return conn.takes.Load() > sent })
 	withdraw(t, ticket)
 	_ = conn.Close()
-	eventually(t, "the third master is told that the attempt is void", func() bool {
+	eventually(t, "the third master has voided the attempt", func() bool {
 		keys, _ := servers[2].Do("KEYS", "{lock}//void/*").AsStrSlice()
 		return len(keys) == 1
 	})
 	before = scriptsRun(servers[2:])
 	proxies[2].Release()
 	eventually(t, "the request arrives", func() bool { return scriptsRun(servers[2:]) > before })
-	if holding(servers[2:], "lock") != 0 {
+	if countKeys(servers[2:], "lock") != 0 {
 		t.Error("the request was carried out after its cleanup")
 	}
 }
 
-// once makes the third master be connected to as its option says once only, and then directly. It returns the connection that
-// is made first.
+// once makes the store connect to the third master with its option only the first time, and
+// directly after that. The channel receives the first connection.
 func once(options []rueidis.ClientOption, servers []*testservers.Redis) <-chan *counted {
 	first := make(chan *counted, 1)
 	var dialed atomic.Bool
 	options[2].DialCtxFn = func(ctx context.Context, addr string, d *net.Dialer, _ *tls.Config) (net.Conn, error) {
 		again := dialed.Swap(true)
 		if again {
-			addr = servers[2].Addr() // not through the proxy again
+			addr = servers[2].Addr() // without the proxy
 		}
 		conn, err := d.DialContext(ctx, "tcp", addr)
 		if err != nil || again {
@@ -208,20 +209,20 @@ func (c *counted) Write(b []byte) (int, error) {
 	return n, err
 }
 
-// calls returns what INFO commandstats says of how often a command was called.
+// calls returns the number of calls of a command in the output of INFO commandstats.
 func calls(stats, command string) string {
 	_, after, _ := strings.Cut(stats, "cmdstat_"+command+":calls=")
 	n, _, _ := strings.Cut(after, ",")
 	return n
 }
 
-// Each hold's majority has but one master in common with that of the one before, and the clocks of the masters are of no
-// help: the orders begin a thousand seconds ahead.
+// Each hold's majority shares only one master with the previous one, and the masters' clocks do not
+// help: the orders begin a thousand seconds ahead of them.
 // Promise: P2
-func TestOrdersRiseWhateverTheMajority(t *testing.T) {
+func TestOrder_risesWithEveryMajority(t *testing.T) {
 	t.Parallel()
 	servers := testservers.StartRedisServers(t, 3)
-	client := openSession(t, newStore(t, to(servers)), long)
+	client := openSession(t, newStore(t, optionsFor(servers)), longTTL)
 	ahead := time.Now().Add(1000 * time.Second).UnixMicro()
 	servers[0].Do("SET", "{lock}//fence", strconv.FormatInt(ahead, 10))
 	var last uint64
@@ -230,7 +231,7 @@ func TestOrdersRiseWhateverTheMajority(t *testing.T) {
 		down.Pause()
 		ticket, order := hold(t, client, "lock")
 		if order <= last {
-			t.Fatalf("hold %d has the order %d, after %d", i, order, last)
+			t.Fatalf("hold %d: got order %d after %d", i, order, last)
 		}
 		last = order
 		if err := ticket.Withdraw(t.Context()); err != nil {
@@ -241,10 +242,10 @@ func TestOrdersRiseWhateverTheMajority(t *testing.T) {
 }
 
 // Promise: P2
-func TestOrdersRiseAfterAllIsForgotten(t *testing.T) {
+func TestOrder_risesAfterDataLoss(t *testing.T) {
 	t.Parallel()
 	servers := testservers.StartRedisServers(t, 3)
-	se := openSession(t, newStore(t, to(servers)), long)
+	se := openSession(t, newStore(t, optionsFor(servers)), longTTL)
 	ticket, before := hold(t, se, "lock")
 	if err := ticket.Withdraw(t.Context()); err != nil {
 		t.Fatal(err)
@@ -253,40 +254,40 @@ func TestOrdersRiseAfterAllIsForgotten(t *testing.T) {
 		r.Do("FLUSHALL")
 	}
 	if _, after := hold(t, se, "lock"); after <= before {
-		t.Errorf("the order was %d and is %d", before, after)
+		t.Errorf("got orders %d, then %d; want rising ones", before, after)
 	}
 }
 
-// A request to put an entry in is on its way to one master so long that another has had the lock, and has left it again,
-// when it arrives; and of the masters that were quicker one has lost the entry, because its clock was set.
+// A request to put an entry in reaches one master only after another entry has been admitted and
+// has left; and one of the quicker masters has lost the entry because its clock was set forward.
 // Promise: P2
-func TestAnOrderIsNotGivenAfterALargerOne(t *testing.T) {
+func TestOrder_notAfterLargerOne(t *testing.T) {
 	t.Parallel()
 	servers := testservers.StartRedisServers(t, 3)
 	proxies, options := through(t, servers)
-	late := openSession(t, newStore(t, options), long)
-	other := openSession(t, newStore(t, to(servers)), long)
+	late := openSession(t, newStore(t, options), longTTL)
+	other := openSession(t, newStore(t, optionsFor(servers)), longTTL)
 	ticket, _ := hold(t, late, "lock")
 	everywhere(t, late, servers, "lock")
 	withdraw(t, ticket)
-	eventually(t, "all masters are free", func() bool { return holding(servers, "lock") == 0 })
+	eventually(t, "all masters are free", func() bool { return countKeys(servers, "lock") == 0 })
 
 	proxies[0].Hold(testservers.Up)
 	proxies[2].Hold(testservers.Down)
-	var told <-chan store.Standing
+	var standings <-chan store.Standing
 	joined := make(chan error, 1)
 	go func() {
 		var err error
-		_, told, err = enqueue(t.Context(), late, "lock", false)
+		_, standings, err = enqueue(t.Context(), late, "lock", false)
 		joined <- err
 	}()
-	eventually(t, "two masters have the entry", func() bool { return holding(servers[1:], "lock") == 2 })
+	eventually(t, "two masters have the entry", func() bool { return countKeys(servers[1:], "lock") == 2 })
 	servers[1].Do("DEL", "lock")
 	ticket, before := hold(t, other, "lock")
 	withdraw(t, ticket)
-	eventually(t, "the other has left", func() bool { return holding(servers[:2], "lock") == 0 })
+	eventually(t, "the other entry has left", func() bool { return countKeys(servers[:2], "lock") == 0 })
 	proxies[2].Release(testservers.Down)
-	eventually(t, "the third master knows the order", func() bool {
+	eventually(t, "the third master has recorded the order", func() bool {
 		fence, id := text(servers[2], "{lock}//fence"), text(servers[2], "lock")
 		_, of, _ := strings.Cut(fence, " ")
 		return of != "" && strings.HasPrefix(id, of)
@@ -295,17 +296,17 @@ func TestAnOrderIsNotGivenAfterALargerOne(t *testing.T) {
 	if err := <-joined; err != nil {
 		t.Fatal(err)
 	}
-	if after := admitted(t, told); after <= before {
-		t.Errorf("the order %d was given after %d", after, before)
+	if after := admitted(t, standings); after <= before {
+		t.Errorf("got order %d after %d", after, before)
 	}
 }
 
-// A hold may last longer than its order is remembered without it.
-func TestTheOrderIsRememberedAsLongAsTheHold(t *testing.T) {
+// A hold may last longer than its order would be remembered by itself.
+func TestOrder_rememberedAsLongAsHold(t *testing.T) {
 	t.Parallel()
 	servers := testservers.StartRedisServers(t, 3)
-	st := newStore(t, to(servers))
-	se := openSession(t, st, long)
+	st := newStore(t, optionsFor(servers))
+	se := openSession(t, st, longTTL)
 	ticket, _ := hold(t, se, "lock")
 	remembered := func() (n int) {
 		for _, r := range servers {
@@ -315,7 +316,7 @@ func TestTheOrderIsRememberedAsLongAsTheHold(t *testing.T) {
 		}
 		return n
 	}
-	for _, r := range servers { // a week passes, but for some seconds
+	for _, r := range servers { // as if almost a week had passed
 		r.Do("PEXPIRE", "{lock}//fence", "20000")
 		r.Do("PEXPIRE", "lock", "20000")
 	}
@@ -323,7 +324,7 @@ func TestTheOrderIsRememberedAsLongAsTheHold(t *testing.T) {
 		t.Fatal(err)
 	}
 	if n := remembered(); n < 2 {
-		t.Errorf("after a renewal %d masters go on remembering the order", n)
+		t.Errorf("after a renewal %d masters remember the order, want 2 or more", n)
 	}
 	if err := ticket.Extensions().WithdrawAfter(t.Context(), 30*24*time.Hour); err != nil {
 		t.Fatal(err)
@@ -335,33 +336,33 @@ func TestTheOrderIsRememberedAsLongAsTheHold(t *testing.T) {
 		}
 	}
 	if n < 2 {
-		t.Errorf("%d masters remember the order of an entry that stands for a month so long", n)
+		t.Errorf("%d masters remember the order for a month, want 2 or more", n)
 	}
 }
 
-// A master whose clock or data is from another age must not bring the orders to where they cannot rise.
+// A master with a wildly wrong clock or old data must not exhaust the orders unnoticed.
 // Promise: P2
-func TestTheEndOfTheOrdersIsAnError(t *testing.T) {
+func TestOrder_exhausted(t *testing.T) {
 	t.Parallel()
 	servers := testservers.StartRedisServers(t, 3)
-	se := openSession(t, newStore(t, to(servers)), long)
+	se := openSession(t, newStore(t, optionsFor(servers)), longTTL)
 	for _, r := range servers {
 		r.Do("SET", "{lock}//fence", "9007199254740990")
 	}
 	_, _, err := enqueue(t.Context(), se, "lock", false)
-	wantSaid(t, err, "the fence has come to its end", servers[0].Addr())
+	wantErr(t, err, "the fence has come to its end", servers[0].Addr())
 }
 
-// What redsync and everybody who writes SET NX PX by hand do, at each master.
+// At each master, redsync and hand-written lockers use SET NX PX.
 // Promise: P1
-func TestOtherRedlockClientsAndStileExcludeEachOther(t *testing.T) {
+func TestOtherRedlockClients_mutualExclusion(t *testing.T) {
 	t.Parallel()
 	servers := testservers.StartRedisServers(t, 3)
-	st := newStore(t, to(servers))
-	se := openSession(t, st, long)
+	st := newStore(t, optionsFor(servers))
+	se := openSession(t, st, longTTL)
 	take := func(ms string) (n int) {
 		for _, r := range servers {
-			cli := direct(t, r)
+			cli := adminClient(t, r)
 			if cli.Do(t.Context(), cli.B().Arbitrary("SET", "lock", "theirs", "NX", "PX", ms).Build()).Error() == nil {
 				n++
 			}
@@ -369,67 +370,67 @@ func TestOtherRedlockClientsAndStileExcludeEachOther(t *testing.T) {
 		return n
 	}
 	if n := take("600000"); n != 3 {
-		t.Fatalf("they have %d masters", n)
+		t.Fatalf("the other client got %d masters, want 3", n)
 	}
 	_, _, err := enqueue(t.Context(), se, "lock", true)
 	if held, ok := errors.AsType[*store.HeldError](err); !ok || held.Holder == nil || !held.Holder.Foreign {
-		t.Errorf("a try got %v, want a HeldError that says it is a foreign client", err)
+		t.Errorf("Try: got %v, want a HeldError with a foreign holder", err)
 	}
-	l, err := st.Line(t.Context(), "lock") // whichever masters answer: all have it
+	l, err := st.Line(t.Context(), "lock") // any master may answer: all have it
 	if err != nil || len(l.Entries) != 1 || !l.Entries[0].Foreign || !l.Entries[0].Admitted || l.Entries[0].Remaining < time.Minute {
-		t.Errorf("the line is %+v, %v; want one foreign entry", l, err)
+		t.Errorf("got line %+v, %v; want one foreign entry", l, err)
 	}
-	for _, r := range servers { // they unlock, and tell nobody
+	for _, r := range servers { // they unlock and publish nothing
 		r.Do("DEL", "lock")
 	}
 	ticket, _ := hold(t, se, "lock")
 	everywhere(t, se, servers, "lock")
 	if n := take("600000"); n != 0 {
-		t.Errorf("they took %d masters while Stile has the lock", n)
+		t.Errorf("the other client took %d masters while Stile holds the lock", n)
 	}
 	if err := ticket.Withdraw(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "all masters are free", func() bool { return holding(servers, "lock") == 0 })
+	eventually(t, "all masters are free", func() bool { return countKeys(servers, "lock") == 0 })
 
 	start := time.Now()
-	if n := take("300"); n != 3 { // and crash
-		t.Fatalf("they have %d masters", n)
+	if n := take("300"); n != 3 { // and they crash
+		t.Fatalf("the other client got %d masters, want 3", n)
 	}
 	hold(t, se, "lock")
 	if took := time.Since(start); took < 300*time.Millisecond {
-		t.Errorf("Stile had the lock %v after they took it for 300 ms", took)
+		t.Errorf("Stile got the lock %v after another client took it for 300ms", took)
 	}
 }
 
-func TestAKeyThatIsNoLockIsAnError(t *testing.T) {
+func TestEnqueue_keyOfAnotherType(t *testing.T) {
 	t.Parallel()
 	servers := testservers.StartRedisServers(t, 3)
-	st := newStore(t, to(servers))
+	st := newStore(t, optionsFor(servers))
 	for _, r := range servers {
 		r.Do("LPUSH", "lock", "data")
 	}
-	_, _, err := enqueue(t.Context(), openSession(t, st, long), "lock", false)
-	wantSaid(t, err, "join the line", "WRONGTYPE", "give the locks a prefix or a database of their own")
-	eventually(t, "the line has nobody and three remarks, one for each master", func() bool { // which are not all waited for
+	_, _, err := enqueue(t.Context(), openSession(t, st, longTTL), "lock", false)
+	wantErr(t, err, "join the line", "WRONGTYPE", "give the locks their own prefix or database")
+	eventually(t, "the line has no entries and a remark for each master", func() bool { // Line does not wait for all masters
 		l, err := st.Line(t.Context(), "lock")
 		if err != nil || len(l.Entries) != 0 {
-			t.Fatalf("the line is %+v, %v; want nobody in it", l, err)
+			t.Fatalf("got line %+v, %v; want no entries", l, err)
 		}
 		return strings.Count(strings.Join(l.Remarks, "; "), "in use for something else") == 3
 	})
 }
 
-// Somebody writes something else over the key of one lock.
-func TestAKeyThatBecomesSomethingElseCostsOneHoldOnly(t *testing.T) {
+// Another client overwrites the key of one lock.
+func TestConfirm_keyOfAnotherTypeLosesOneHold(t *testing.T) {
 	t.Parallel()
 	servers := testservers.StartRedisServers(t, 3)
-	se := openSession(t, newStore(t, to(servers)), long)
-	_, told, err := enqueue(t.Context(), se, "lost", false)
+	se := openSession(t, newStore(t, optionsFor(servers)), longTTL)
+	_, standings, err := enqueue(t.Context(), se, "lost", false)
 	if err != nil {
 		t.Fatal(err)
 	}
-	admitted(t, told)
+	admitted(t, standings)
 	everywhere(t, se, servers, "lost")
 	kept, _ := hold(t, se, "kept")
 	for _, r := range servers {
@@ -440,26 +441,26 @@ func TestAKeyThatBecomesSomethingElseCostsOneHoldOnly(t *testing.T) {
 		t.Fatal(err)
 	}
 	select {
-	case st := <-told:
+	case st := <-standings:
 		if st.State != store.Gone {
-			t.Errorf("its owner was told %+v, want that it has gone", st)
+			t.Errorf("got %+v, want Gone", st)
 		}
 	default: // Confirm has returned
-		t.Error("its owner was not told that it has gone")
+		t.Error("the owner got no standing, want Gone")
 	}
 	withdraw(t, kept)
 }
 
-func TestNamesMayHaveAnythingInThem(t *testing.T) {
+func TestNames_specialCharacters(t *testing.T) {
 	t.Parallel()
 	servers := testservers.StartRedisServers(t, 3)
 	names := []string{"*", "{", "}", "{}", "a{b}c", `\`, "[a-z]", "%s %d", "-", "+", "größe", "a b", `"'`, "names", "fence"}
 	for prefix, names := range map[string][]string{"": names, "team*[a-z]{": names[:7], `}\?"`: names[:7]} {
-		st, err := redlockStoreAt(t, to(servers), prefix)
+		st, err := newStoreWithPrefix(t, optionsFor(servers), prefix)
 		if err != nil {
 			t.Fatal(err)
 		}
-		se := openSession(t, st, long)
+		se := openSession(t, st, longTTL)
 		for _, name := range names {
 			changed := make(chan struct{}, 100)
 			ctx, cancel := context.WithCancel(t.Context())
@@ -468,8 +469,8 @@ func TestNamesMayHaveAnythingInThem(t *testing.T) {
 			<-changed
 			ticket, order := hold(t, se, name)
 			<-changed
-			eventually(t, "all masters have the entry and its order", func() bool { // so it does not matter who answers
-				if holding(servers, prefix+name) == len(servers) && holding(servers, "{"+prefix+name+"}//fence") == len(servers) {
+			eventually(t, "all masters have the entry and its order", func() bool { // so any master may answer
+				if countKeys(servers, prefix+name) == len(servers) && countKeys(servers, "{"+prefix+name+"}//fence") == len(servers) {
 					return true
 				}
 				if err := se.Confirm(t.Context()); err != nil {
@@ -478,14 +479,14 @@ func TestNamesMayHaveAnythingInThem(t *testing.T) {
 				return false
 			})
 			if ls, err := st.Lines(t.Context(), name); err != nil || len(ls) != 1 || ls[0].Name != name {
-				t.Errorf("%q after %q: the lines are %+v, %v", name, prefix, ls, err)
+				t.Errorf("%q, prefix %q: got lines %+v, %v", name, prefix, ls, err)
 			}
 			if _, err := st.Break(t.Context(), name, order); err != nil {
 				t.Error(err)
 			}
-			eventually(t, "no master has it", func() bool { return holding(servers, prefix+name) == 0 })
+			eventually(t, "no master has it", func() bool { return countKeys(servers, prefix+name) == 0 })
 			if err := ticket.Withdraw(t.Context()); !errors.Is(err, store.ErrGone) {
-				t.Errorf("%q after %q: to withdraw what was broken is %v", name, prefix, err)
+				t.Errorf("%q, prefix %q: Withdraw after Break: got %v, want ErrGone", name, prefix, err)
 			}
 			cancel()
 			<-watched
@@ -493,11 +494,11 @@ func TestNamesMayHaveAnythingInThem(t *testing.T) {
 	}
 }
 
-func TestALineSaysWhereTheMastersDisagree(t *testing.T) {
+func TestLine_remarksWhereMastersDisagree(t *testing.T) {
 	t.Parallel()
 	servers := testservers.StartRedisServers(t, 3)
-	st := newStore(t, to(servers))
-	se := openSession(t, st, long)
+	st := newStore(t, optionsFor(servers))
+	se := openSession(t, st, longTTL)
 	_, order := hold(t, se, "lock")
 	everywhere(t, se, servers, "lock")
 	line := func() store.Line {
@@ -513,24 +514,24 @@ func TestALineSaysWhereTheMastersDisagree(t *testing.T) {
 	_, err := st.Break(t.Context(), "lock", order)
 	servers[1].Resume()
 	if len(l.Entries) != 0 || len(l.Remarks) != 2 {
-		t.Fatalf("the line is %+v; want two remarks and nobody", l)
+		t.Fatalf("got line %+v, want no entries and two remarks", l)
 	}
-	wantSaid(t, errors.New(l.Remarks[0]), "1 of 3 masters, no majority", "it ends there within")
-	wantSaid(t, errors.New(l.Remarks[1]), servers[1].Addr()+": no answer")
-	wantSaid(t, err, "no entry with order", "1 of 3 masters did not answer")
-	eventually(t, "there is an entry and a remark", func() bool {
+	wantErr(t, errors.New(l.Remarks[0]), "1 of 3 masters, no majority", "it ends there within")
+	wantErr(t, errors.New(l.Remarks[1]), servers[1].Addr()+": no answer")
+	wantErr(t, err, "no entry with order", "1 of 3 masters did not answer")
+	eventually(t, "the line has an entry and a remark", func() bool {
 		l = line()
 		return len(l.Entries) == 1 && len(l.Remarks) == 1
 	})
-	wantSaid(t, errors.New(l.Remarks[0]), "is at 2 of 3 masters")
+	wantErr(t, errors.New(l.Remarks[0]), "is at 2 of 3 masters")
 }
 
-// With one master that has lost the entry, it depends on the slowest whether a majority has it.
-func TestWhoReadsWaitsForASlowMaster(t *testing.T) {
+// One master has lost the entry, so the slowest decides whether a majority has it.
+func TestLine_waitsForSlowMaster(t *testing.T) {
 	t.Parallel()
 	servers := testservers.StartRedisServers(t, 3)
 	proxies, options := through(t, servers)
-	se := openSession(t, newStore(t, to(servers)), long)
+	se := openSession(t, newStore(t, optionsFor(servers)), longTTL)
 	hold(t, se, "lock")
 	everywhere(t, se, servers, "lock")
 	servers[0].Do("DEL", "lock")
@@ -542,21 +543,21 @@ func TestWhoReadsWaitsForASlowMaster(t *testing.T) {
 	})
 }
 
-func TestManyHoldsAreRenewedByOneRequest(t *testing.T) {
+func TestConfirm_oneRequestForManyHolds(t *testing.T) {
 	t.Parallel()
 	servers := testservers.StartRedisServers(t, 3)
-	st := newStore(t, to(servers))
-	se := openSession(t, st, long)
-	const many = 80
-	for i := range many {
+	st := newStore(t, optionsFor(servers))
+	se := openSession(t, st, longTTL)
+	const count = 80
+	for i := range count {
 		hold(t, se, fmt.Sprint("lock/", i))
 	}
-	eventually(t, "the first master has done its part for all holds", func() bool {
+	eventually(t, "the first master has all holds", func() bool {
 		n, _ := servers[0].Do("DBSIZE").AsInt64()
-		return n == 2*many+1 // and the index
+		return n == 2*count+1 // plus the index
 	})
 	servers[0].Do("CONFIG", "RESETSTAT")
-	for range 2 { // a majority has answered, then this one, too
+	for range 2 { // a majority has answered after the first, all after the second
 		if err := se.Confirm(t.Context()); err != nil {
 			t.Fatal(err)
 		}
@@ -564,31 +565,31 @@ func TestManyHoldsAreRenewedByOneRequest(t *testing.T) {
 	stats, _ := servers[0].Do("INFO", "commandstats").ToString()
 	n, err := strconv.Atoi(calls(stats, "evalsha"))
 	if err != nil || n > 10 {
-		t.Errorf("%d holds were renewed by %d requests", many, n)
+		t.Errorf("%d holds were renewed by %d requests, want 10 or fewer", count, n)
 	}
 }
 
-// More requests are unanswered than the masters are asked to put something in at a time.
-func TestASessionIsRenewedWhileManyTryAtOnce(t *testing.T) {
+// More requests are unanswered than maxTakes.
+func TestConfirm_whileManyTakesAreUnanswered(t *testing.T) {
 	t.Parallel()
-	const many = 700
+	const count = 700
 	servers := testservers.StartRedisServers(t, 3)
 	proxies, options := through(t, servers)
 	neverSilent(options)
-	se := openSession(t, newStore(t, options), long)
-	// First all are connected to. Then all are asked to put something in, and so know the script: one that does not would
-	// say so, unheard, instead of putting in what follows.
+	se := openSession(t, newStore(t, options), longTTL)
+	// The first round connects to all masters, and the second one loads takeScript everywhere: a
+	// master without the script would reply so, and while replies are cut it would not get it.
 	for range 2 {
 		ticket, _ := hold(t, se, "lock")
 		everywhere(t, se, servers, "lock")
 		withdraw(t, ticket)
-		eventually(t, "all masters are free", func() bool { return holding(servers, "lock") == 0 })
+		eventually(t, "all masters are free", func() bool { return countKeys(servers, "lock") == 0 })
 	}
 	for _, p := range proxies {
 		p.CutReplies()
 	}
 	var all sync.WaitGroup
-	for i := range many {
+	for i := range count {
 		all.Go(func() {
 			if _, _, err := enqueue(t.Context(), se, fmt.Sprint("lock", i), false); err != nil {
 				t.Error(err)
@@ -596,7 +597,7 @@ func TestASessionIsRenewedWhileManyTryAtOnce(t *testing.T) {
 		})
 	}
 	for _, r := range servers {
-		eventually(t, "the masters have much to answer", func() bool {
+		eventually(t, "the masters have many unanswered requests", func() bool {
 			n, _ := r.Do("DBSIZE").AsInt64()
 			return n > 500
 		})
@@ -605,7 +606,7 @@ func TestASessionIsRenewedWhileManyTryAtOnce(t *testing.T) {
 	go func() { confirmed <- se.Confirm(t.Context()) }()
 	select {
 	case err := <-confirmed:
-		t.Fatalf("before any master has answered: %v", err)
+		t.Fatalf("Confirm returned before any master answered: %v", err)
 	case <-time.After(100 * time.Millisecond):
 	}
 	for _, p := range proxies {
@@ -615,14 +616,14 @@ func TestASessionIsRenewedWhileManyTryAtOnce(t *testing.T) {
 		t.Error(err)
 	}
 	all.Wait()
-	if err := se.Close(timeout(t, soon)); err != nil {
+	if err := se.Close(timeout(t, testTimeout)); err != nil {
 		t.Error(err)
 	}
-	eventually(t, "all masters are free", func() bool { return holding(servers, "lock0") == 0 })
+	eventually(t, "all masters are free", func() bool { return countKeys(servers, "lock0") == 0 })
 }
 
-// The rights that docs/stores.md lists are enough, and without those to listen it is only slower.
-func TestAUserWithFewRightsCanLock(t *testing.T) {
+// The documented permissions suffice. Without those to subscribe, locking is only slower.
+func TestACL_documentedSuffices(t *testing.T) {
 	t.Parallel()
 	page, err := os.ReadFile(filepath.Join("..", "..", "docs", "stores.md"))
 	if err != nil {
@@ -633,22 +634,22 @@ func TestAUserWithFewRightsCanLock(t *testing.T) {
 	text, _, _ = strings.Cut(text, "```")
 	all := strings.Join(strings.Fields(text), " ")
 	few, _, _ := strings.Cut(strings.Replace(all, "&stile:team/*", "", 1), "+publish")
-	for name, rights := range map[string]string{"with the right to listen": all, "without": few} {
+	for name, rights := range map[string]string{"with subscribe": all, "without": few} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			servers := testservers.StartRedisServers(t, 3, "user ann on >secret "+rights)
-			options := to(servers)
+			options := optionsFor(servers)
 			for i := range options {
 				options[i].Username, options[i].Password = "ann", "secret"
 			}
-			st, err := redlockStoreAt(t, options, "team/")
+			st, err := newStoreWithPrefix(t, options, "team/")
 			if err != nil {
 				t.Fatal(err)
 			}
-			se := openSession(t, st, long)
+			se := openSession(t, st, longTTL)
 			ticket, order := hold(t, se, "lock")
-			eventually(t, "all masters have the entry and its order", func() bool { // so it does not matter who answers
-				if holding(servers, "team/lock") == 3 && holding(servers, "{team/lock}//fence") == 3 {
+			eventually(t, "all masters have the entry and its order", func() bool { // so any master may answer
+				if countKeys(servers, "team/lock") == 3 && countKeys(servers, "{team/lock}//fence") == 3 {
 					return true
 				}
 				if err := se.Confirm(t.Context()); err != nil {
@@ -656,32 +657,32 @@ func TestAUserWithFewRightsCanLock(t *testing.T) {
 				}
 				return false
 			})
-			waits, told, err := enqueue(t.Context(), openSession(t, st, long), "lock", false)
+			waits, standings, err := enqueue(t.Context(), openSession(t, st, longTTL), "lock", false)
 			if err != nil {
 				t.Fatal(err)
 			}
 			if ls, err := st.Lines(t.Context(), ""); err != nil || len(ls) != 1 || ls[0].Entries[0].Order != order {
-				t.Errorf("the lines are %+v, %v", ls, err)
+				t.Errorf("got lines %+v, %v", ls, err)
 			}
-			if st := <-told; st.State != store.Waiting {
-				t.Errorf("who comes second was told %+v, want that it waits", st)
+			if st := <-standings; st.State != store.Waiting {
+				t.Errorf("the second entry got %+v, want Waiting", st)
 			}
 			if err := ticket.Withdraw(t.Context()); err != nil {
 				t.Fatal(err)
 			}
-			admitted(t, told)
+			admitted(t, standings)
 			if err := waits.Withdraw(t.Context()); err != nil {
 				t.Error(err)
 			}
-			watching, stop := context.WithCancel(timeout(t, soon))
+			watching, stop := context.WithCancel(timeout(t, testTimeout))
 			err = st.Watch(watching, "", func() {
 				if name != "without" {
 					stop()
 				}
 			})
 			stop()
-			if refused := strings.Contains(err.Error(), "docs/stores.md lists the rights"); refused != (name == "without") {
-				t.Errorf("Watch ended with %v", err)
+			if refused := strings.Contains(err.Error(), "docs/stores.md lists the permissions"); refused != (name == "without") {
+				t.Errorf("Watch: got %v", err)
 			}
 		})
 	}
@@ -693,31 +694,32 @@ func timeout(t *testing.T, d time.Duration) context.Context {
 	return ctx
 }
 
-func TestAWrongPasswordIsSaidAtOnce(t *testing.T) {
+func TestOpen_wrongPassword(t *testing.T) {
 	t.Parallel()
 	servers := testservers.StartRedisServers(t, 3, "requirepass right")
-	options := to(servers)
+	options := optionsFor(servers)
 	for i := range options {
 		options[i].Password = "wrong-one"
 	}
-	_, err := newStore(t, options).Open(t.Context(), store.SessionOptions{TTL: long})
-	wantSaid(t, err, "check the user and the password", servers[2].Addr())
+	_, err := newStore(t, options).Open(t.Context(), store.SessionOptions{TTL: longTTL})
+	wantErr(t, err, "check the user and the password", servers[2].Addr())
 	if strings.Contains(err.Error(), "wrong-one") {
-		t.Errorf("the error tells the password: %v", err)
+		t.Errorf("the error contains the password: %v", err)
 	}
 	if strings.Contains(err.Error(), "has answered within") {
-		t.Errorf("it was tried again until the time was over, as if nobody had answered: %v", err)
+		t.Errorf("Open timed out instead of failing at once: %v", err)
 	}
 }
 
-// Clients contend while some of the masters are stopped, cut off, refused and slow, at times so many of them and for so
-// long that holds are lost. No two holds are valid at a time, and the tokens rise.
+// Clients contend while some of the masters are suspended, disconnected, refusing connections or
+// slow; at times so many and for so long that holds are lost. No two holds are valid at a time, and
+// the tokens rise.
 // Promise: P1
-func TestHoldsNeverOverlapUnderFaults(t *testing.T) {
+func TestHold_noOverlapUnderFaults(t *testing.T) {
 	t.Parallel()
 	servers := testservers.StartRedisServers(t, 5)
 	proxies, options := through(t, servers)
-	f := &floor{t: t}
+	f := &arena{t: t}
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 	defer cancel()
 	var all sync.WaitGroup
@@ -731,20 +733,20 @@ func TestHoldsNeverOverlapUnderFaults(t *testing.T) {
 	}
 	for start := time.Now(); ctx.Err() == nil && (time.Since(start) < 8*time.Second || !f.hasSeenEnough()); {
 		if f.occupied() {
-			hurt(t, servers, proxies, 3, 1500*time.Millisecond) // and it may be lost
+			disturb(t, servers, proxies, 3, 1500*time.Millisecond) // long enough to lose the hold
 		} else {
-			hurt(t, servers, proxies, 1+rand.IntN(2), 300*time.Millisecond)
+			disturb(t, servers, proxies, 1+rand.IntN(2), 300*time.Millisecond)
 		}
 	}
 	cancel()
 	all.Wait()
 	if t.Logf("%d holds, %d lost", f.holds, f.losses); !f.hasSeenEnough() {
-		t.Error("that is too little to tell")
+		t.Error("want 40 or more holds and a loss")
 	}
 }
 
-// hurt does something to some of the masters for a while.
-func hurt(t *testing.T, servers []*testservers.Redis, proxies []*testservers.Proxy, n int, most time.Duration) {
+// disturb disturbs n random masters, for limit at most.
+func disturb(t *testing.T, servers []*testservers.Redis, proxies []*testservers.Proxy, n int, limit time.Duration) {
 	t.Helper()
 	which := rand.Perm(len(servers))[:n]
 	how := rand.IntN(4)
@@ -765,46 +767,46 @@ func hurt(t *testing.T, servers []*testservers.Redis, proxies []*testservers.Pro
 			defer proxies[i].Delay(0)
 		}
 	}
-	time.Sleep(most/2 + rand.N(most/2))
+	time.Sleep(limit/2 + rand.N(limit/2))
 }
 
-// floor is where those are who have the lock.
-type floor struct {
+// arena checks the holds that clients have in turn.
+type arena struct {
 	t      *testing.T
 	mu     sync.Mutex
 	inside *stile.Hold
-	stays  bool // the one inside, for long
+	stays  bool // the current holder stays long
 	last   uint64
 	holds  int
 	losses int
 }
 
-// hasSeenEnough reports whether so much has happened that a mistake would have shown.
-func (f *floor) hasSeenEnough() bool {
+// hasSeenEnough reports whether enough has happened to reveal a mistake.
+func (f *arena) hasSeenEnough() bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.holds >= 40 && f.losses > 0
 }
 
-// occupied reports whether somebody is inside who will stay.
-func (f *floor) occupied() bool {
+// occupied reports whether a client holds the lock that will keep it for long.
+func (f *arena) occupied() bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.inside != nil && f.stays
 }
 
-func (f *floor) visit(ctx context.Context, c *stile.Client) {
+func (f *arena) visit(ctx context.Context, c *stile.Client) {
 	h, err := c.Mutex("lock").Lock(ctx)
 	if err != nil {
 		return
 	}
 	f.mu.Lock()
 	if f.inside != nil && f.inside.Valid() && h.Valid() {
-		f.t.Errorf("two have the lock: tokens %d and %d", f.inside.Token(), h.Token())
+		f.t.Errorf("two clients hold the lock: tokens %d and %d", f.inside.Token(), h.Token())
 	}
-	// Who comes here so late that the hold is lost may come after the next holder.
+	// A client that arrives after its hold was lost may come after the next holder.
 	if valid := h.Valid(); valid && h.Token() <= f.last {
-		f.t.Errorf("token %d after %d", h.Token(), f.last)
+		f.t.Errorf("got token %d after %d", h.Token(), f.last)
 	}
 	if h.Valid() {
 		f.inside, f.last = h, max(f.last, h.Token())
@@ -829,5 +831,5 @@ func (f *floor) visit(ctx context.Context, c *stile.Client) {
 		f.losses++
 	}
 	f.mu.Unlock()
-	_ = h.Release(context.WithoutCancel(ctx)) // a hold that is lost cannot be released
+	_ = h.Release(context.WithoutCancel(ctx)) // a lost hold cannot be released
 }

@@ -11,15 +11,15 @@ import (
 	"github.com/stilelock/stile/store/storetest"
 )
 
-// The suite's own tests are run in parallel, and have sessions that must be confirmed in time; so it is not run in parallel
-// with the others, where there are many masters and proxies.
+// The suite runs its tests in parallel, with sessions that must be confirmed in time. With its many
+// masters and proxies this test is therefore not run in parallel with the others.
 // Promise: P1
-func TestStoreConformsOnFiveMasters(t *testing.T) {
+func TestStore_conformsOnFiveMasters(t *testing.T) {
 	servers := testservers.StartRedisServers(t, 5)
-	var proxies sync.Map // of stores
-	shared, peer := newStore(t, to(servers)), newStore(t, to(servers))
-	// Connecting costs more than most tests do: only those that cut a store off have it for themselves. Cut would refuse to
-	// cut another.
+	var proxies sync.Map // by store
+	shared, peer := newStore(t, optionsFor(servers)), newStore(t, optionsFor(servers))
+	// Connecting takes longer than most tests, so only those that cut a store off get a store of
+	// their own. Cut refuses to cut a shared one.
 	open := func(t *testing.T, shared store.Store) store.Store {
 		if !strings.Contains(t.Name(), "outage") {
 			return shared
@@ -35,7 +35,7 @@ func TestStoreConformsOnFiveMasters(t *testing.T) {
 		Cut: func(t *testing.T, st store.Store, _ string) (heal func()) {
 			ps, alone := proxies.Load(st)
 			if !alone {
-				t.Fatalf("%s cuts off a store that other tests use, too: it must be given one of its own", t.Name())
+				t.Fatalf("%s cuts off a store that other tests use; give it a store of its own", t.Name())
 			}
 			each := func(f func(*testservers.Proxy)) {
 				for _, p := range ps.([]*testservers.Proxy) {
@@ -53,10 +53,10 @@ func TestStoreConformsOnFiveMasters(t *testing.T) {
 }
 
 // Promise: P1
-func TestStoreConformsOnThreeMasters(t *testing.T) {
+func TestStore_conformsOnThreeMasters(t *testing.T) {
 	t.Parallel()
 	servers := testservers.StartRedisServers(t, 3)
-	st, peer := newStore(t, to(servers)), newStore(t, to(servers)) // for all tests: connecting costs more than most of them do
+	st, peer := newStore(t, optionsFor(servers)), newStore(t, optionsFor(servers)) // shared by all tests: connecting takes longer than most of them
 	storetest.Run(t, storetest.Harness{
 		Open:    func(*testing.T) store.Store { return st },
 		Peer:    func(*testing.T, store.Store) store.Store { return peer },

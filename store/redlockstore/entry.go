@@ -17,68 +17,71 @@ import (
 )
 
 const (
-	// tries is how often a try is made while nobody has the lock, but others who try as well are in the way: more often if the
-	// masters that might settle it are slow.
-	tries = 4
-	// listenDelay is how long an entry is held before it subscribes to its own removal. That would cost more than a short
-	// hold does.
-	listenDelay = 200 * time.Millisecond
-	// slowPoll is about how often a lock is tried for although nothing was published, in case nothing can be received.
-	slowPoll = time.Second
-	// mostAttempt bounds the time of one attempt, as half the TTL does.
-	mostAttempt = 5 * time.Second
-	// mostPause bounds the pauses between attempts while nobody seems to have the lock, unless the attempts themselves take
-	// long.
-	mostPause = 250 * time.Millisecond
+	// minTries is how often a Try entry attempts to take a lock that no client certainly holds, if
+	// other attempts are in the way. There are more attempts if slow masters might settle the
+	// matter.
+	minTries = 4
+	// subscribeDelay is how long an entry is held before it subscribes to its own removal: for a
+	// short hold the subscription would cost more than the hold.
+	subscribeDelay = 200 * time.Millisecond
+	// pollInterval is the approximate interval between attempts when nothing is published, in case
+	// messages are lost.
+	pollInterval = time.Second
+	// maxAttemptTime bounds the time of one attempt, as half the TTL does.
+	maxAttemptTime = 5 * time.Second
+	// maxBackoff bounds the pauses between attempts while no client certainly holds the lock,
+	// unless the attempts themselves take long.
+	maxBackoff = 250 * time.Millisecond
 )
 
-// state is how an entry stands.
+// state is the state of an entry.
 type state uint8
 
 const (
-	joining  state = iota // Enqueue has not returned
-	waiting               // it tries for the lock again and again
-	admitted              // it has the lock, and its session renews it
-	outlives              // it has the lock for a time of its own
-	over                  // nobody wants to hear of it any more
+	joining  state = iota
+	waiting        // it tries to take the lock repeatedly
+	admitted       // it holds the lock, and the session renews it
+	outlives       // it holds the lock for a time of its own
+	over           // the owner gets no more notifications
 )
 
-// entry is a place in a line that is no line: whoever comes when the lock is free may have it.
+// entry is an entry of a session. There is no line: a client that asks while the lock is free may
+// get it.
 type entry struct {
 	session *session
 	req     store.Request
-	says    value           // but for Owner.Obtained, which each attempt has of its own
-	life    context.Context // ends when nothing has to be done for it any more
+	info    value           // Owner.Obtained is set for each attempt
+	life    context.Context // ends when the entry needs no more work
 	stop    context.CancelFunc
-	waited  chan struct{} // closed when it does not try any more
-	claim   *claim        // that it was admitted with; set once, with mu held, before it is in the session's kept
+	stopped chan struct{} // closed when it no longer tries to take the lock
+	claim   *claim        // the claim that it was admitted with; set once, with mu held, before the entry is in the session's held set
 
-	// mu is taken before the session's, and before the claim's.
-	mu       sync.Mutex
-	state    state
-	delivery delivery.Delivery
-	gone     error    // why it went by itself
-	leaving  *removal // its claim's or, if it was not admitted, that of its last attempt
-	parting  bool     // Withdraw has been called
-	until    *keeping // while it is being given a time of its own, and afterwards
+	// Lock order: mu, the session's mu, the claim's mu.
+	mu          sync.Mutex
+	state       state
+	delivery    delivery.Delivery
+	gone        error    // why it ended without a withdrawal
+	leaving     *removal // the removal of its claim or, if it was not admitted, of its last attempt
+	withdrawing bool
+	keeping     *keeping // set by withdrawAfter
 }
 
 func newEntry(se *session, req store.Request) *entry {
-	e := &entry{session: se, req: req, waited: make(chan struct{}), delivery: delivery.New(req.Notify)}
-	e.says = value{Session: se.id, Entry: rand.Text(), Owner: req.Owner}
+	e := &entry{session: se, req: req, stopped: make(chan struct{}), delivery: delivery.New(req.Notify)}
+	e.info = value{Session: se.id, Entry: rand.Text(), Owner: req.Owner}
 	e.life, e.stop = context.WithCancel(se.life.Context())
 	return e
 }
 
 // Enqueue implements [store.Session].
 func (se *session) Enqueue(ctx context.Context, req store.Request) (store.Ticket, error) {
-	doing := "join the line"
+	op := "join the line"
 	if req.Mode != line.Exclusive {
-		return nil, se.store.explain(doing, fmt.Errorf("%w: a lock of mode %v: Redlock has exclusive ones only",
+		return nil, se.store.wrapErr(op, fmt.Errorf("%w: mode %v: Redlock supports exclusive locks only",
 			store.ErrUnsupported, req.Mode))
 	}
 	if err := ctx.Err(); err != nil {
-		return nil, se.store.explain(doing, err)
+		return nil, se.store.wrapErr(op, err)
 	}
 	e, err := se.join(req)
 	if err != nil {
@@ -86,28 +89,28 @@ func (se *session) Enqueue(ctx context.Context, req store.Request) (store.Ticket
 	}
 	bounded, cancel := se.life.Within(ctx)
 	defer cancel()
-	if err := e.arrive(bounded); err != nil {
-		e.part()
-		return nil, se.explain(ctx, doing, err)
+	if err := e.tryJoin(bounded); err != nil {
+		e.abort()
+		return nil, se.wrapErr(ctx, op, err)
 	}
 	return e, nil
 }
 
-// attempt tries for the lock once.
+// attempt tries to take the lock once.
 func (e *entry) attempt(ctx context.Context) (*claim, result) {
-	within, cancel := context.WithTimeout(ctx, min(e.session.ttl/2, mostAttempt))
+	within, cancel := context.WithTimeout(ctx, min(e.session.ttl/2, maxAttemptTime))
 	defer cancel()
-	says := e.says
-	says.Owner.Obtained = time.Now() // if it wins
-	c, err := e.session.store.newClaim(e.req.Name, says, e.session.ttl)
+	info := e.info
+	info.Owner.Obtained = time.Now() // in case it wins
+	c, err := e.session.store.newClaim(e.req.Name, info, e.session.ttl)
 	if err != nil {
 		return nil, result{err: err}
 	}
 	return c, c.take(within)
 }
 
-// arrive tries for the lock, and leaves the entry admitted or waiting. It returns an error if it is neither.
-func (e *entry) arrive(ctx context.Context) error {
+// tryJoin tries to take the lock, and leaves the entry admitted or waiting, or returns an error.
+func (e *entry) tryJoin(ctx context.Context) error {
 	s := e.session.store
 	begun := time.Now()
 	for n := 1; ; n++ {
@@ -116,14 +119,14 @@ func (e *entry) arrive(ctx context.Context) error {
 		switch {
 		case r.won:
 			if ok, err := e.admit(ctx, c); ok || err != nil {
-				close(e.waited)
+				close(e.stopped)
 				return err
 			}
 		case ctx.Err() != nil, r.err != nil && s.refused(r.err):
 			return attempts.EndedBy(ctx, r.err)
 		case r.err != nil:
 			attempts.Rest(ctx, firstRedial+mathrand.N(firstRedial))
-		case e.req.Try && (r.held(s) || n >= tries && (!r.late || time.Since(begun) > mostUsual)):
+		case e.req.Try && (r.held(s) || n >= minTries && (!r.incomplete || time.Since(begun) > maxOutcomeWait)):
 			return &store.HeldError{Name: e.req.Name, Holder: r.holder()}
 		case e.req.Try:
 			took := time.Since(start)
@@ -137,45 +140,48 @@ func (e *entry) arrive(ctx context.Context) error {
 	}
 }
 
-// admit admits the entry with a claim that has won. It reports false if the claim was lost again. If the entry was
-// withdrawn meanwhile, or the session has ended, the claim is taken out; the latter is an error.
+// admit admits the entry with a claim that has won. It reports false if the claim has been lost
+// meanwhile. If the entry was withdrawn, or the session has ended, the claim is removed; the latter
+// is an error.
 func (e *entry) admit(ctx context.Context, c *claim) (ok bool, err error) {
 	for {
-		ok, err := e.admitNow(c)
+		ok, err := e.admitIfCurrent(c)
 		if err != nil {
 			c.drop()
 		}
 		if ok || err != nil {
 			return ok, err
 		}
-		if !c.stillMine(ctx) {
+		if !c.renewAlone(ctx) {
 			c.drop()
 			return false, nil
 		}
 	}
 }
 
-// admitNow is admit for a claim that need not be renewed first; it reports false if it must be. A confirmation that finds
-// that the claim is lost waits for e.mu, and so tells of that after the admission.
-func (e *entry) admitNow(c *claim) (ok bool, err error) {
+// admitIfCurrent admits the entry if its claim need not be renewed first; otherwise it reports
+// false. A confirmation that finds the claim lost waits for e.mu, so the loss is delivered after
+// the admission.
+func (e *entry) admitIfCurrent(c *claim) (ok bool, err error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.state == over {
 		c.drop()
-		return true, e.session.alive()
+		return true, e.session.checkAlive()
 	}
-	if ok, err := e.session.keep(e, c); !ok || err != nil {
+	if ok, err := e.session.addHeld(e, c); !ok || err != nil {
 		return false, err
 	}
 	e.state = admitted
 	e.delivery.Begin()
 	e.delivery.Deliver(store.Standing{State: store.Admitted, Order: c.order})
-	time.AfterFunc(listenDelay, func() { e.session.life.Start(e.listen) })
+	time.AfterFunc(subscribeDelay, func() { e.session.life.Start(e.watchRemoval) })
 	return true, nil
 }
 
-// stillMine renews the claim alone. It reports false if that cannot be known.
-func (c *claim) stillMine(ctx context.Context) bool {
+// renewAlone renews the claim alone. It reports false if the claim is lost or the masters do not
+// answer.
+func (c *claim) renewAlone(ctx context.Context) bool {
 	within, cancel := context.WithTimeout(ctx, c.ttl/5)
 	defer cancel()
 	sent := bootclock.Now()
@@ -189,36 +195,37 @@ func (c *claim) stillMine(ctx context.Context) bool {
 	return true
 }
 
-// listen notices if somebody takes the entry out while it is held. What it misses the next confirmation shows.
-func (e *entry) listen() {
+// watchRemoval detects that another client removes the entry while it is held. The next
+// confirmation detects what it misses.
+func (e *entry) watchRemoval() {
 	if e.life.Err() != nil {
 		return
 	}
 	s := e.session.store
 	taken := newQuorumSignal(s.quorum)
-	heard := func(n news) {
+	received := func(n event) {
 		if n.payload == "-"+e.claim.id {
 			taken.received(n)
 		}
 	}
-	defer s.subscriptions.listen(topic{channel: s.keys.channel(e.req.Name)}, heard)()
+	defer s.subscriptions.listen(topic{channel: s.keys.channel(e.req.Name)}, received)()
 	for taken.wait(e.life, -1) {
 		lost, err := s.renew(e.life, []*claim{e.claim}, e.session.ttl)
 		if err == nil && len(lost) > 0 {
-			e.goneAlone()
+			e.evict()
 		}
 	}
 }
 
-// goneAlone ends an entry that no majority of the masters has any more, while its session lives on.
-func (e *entry) goneAlone() {
-	cause := fmt.Errorf("%s: %w: no majority of the masters has it any more", e.session.store, store.ErrGone)
+// evict ends an entry that no majority of the masters has, while its session lives on.
+func (e *entry) evict() {
+	cause := fmt.Errorf("%s: %w: no majority of the masters has it anymore", e.session.store, store.ErrGone)
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.state != admitted && e.state != outlives {
 		return
 	}
-	e.session.release(e) // first: an owner that is notified may enqueue again
+	e.session.remove(e) // first: a notified owner may enqueue again
 	e.delivery.Deliver(store.Standing{State: store.Gone, Cause: cause})
 	e.state, e.gone = over, cause
 	e.stop()
@@ -242,14 +249,14 @@ func (e *entry) sessionEnded(cause error, lost bool) {
 	}
 }
 
-// part ends an entry that could not be put in.
-func (e *entry) part() {
+// abort ends an entry that could not be put in.
+func (e *entry) abort() {
 	e.mu.Lock()
 	e.state = over
 	e.delivery.Silence()
 	e.mu.Unlock()
 	e.stop()
-	e.session.release(e)
+	e.session.remove(e)
 }
 
 // Extensions implements [store.Ticket].
@@ -259,48 +266,49 @@ func (e *entry) Extensions() store.Extensions {
 
 // Withdraw implements [store.Ticket].
 func (e *entry) Withdraw(ctx context.Context) error {
-	doing := "leave the line"
+	op := "leave the line"
 	e.mu.Lock()
-	if e.gone != nil || e.leaving != nil && e.leaving.over() {
+	if e.gone != nil || e.leaving != nil && e.leaving.isOut() {
 		defer e.mu.Unlock()
-		return e.hasGone(doing, e.gone)
+		return e.goneErr(op, e.gone)
 	}
-	// It is taken out once. A call that comes while that is under way, because an earlier call has begun it or the entry's
-	// time is over, waits for the end of it, and returns that the entry has gone: the masters' answers may have been on their
-	// way when the call was made, and do not show how the entry stood then.
-	first := !e.parting && e.leaving == nil && (e.state != outlives || time.Now().Before(e.until.until))
-	e.parting = true
+	// The entry is removed once. A call that arrives while an earlier call is removing it, or after
+	// its time of its own has ended, waits for the removal and returns that the entry is gone: the
+	// masters' replies may predate this call, so they do not show whether the entry stood when the
+	// call was made.
+	first := !e.withdrawing && e.leaving == nil && (e.state != outlives || time.Now().Before(e.keeping.until))
+	e.withdrawing = true
 	e.state = over
 	e.delivery.Silence()
 	e.stop()
-	hadIt := e.claim != nil
-	if hadIt && e.leaving == nil {
+	wasAdmitted := e.claim != nil
+	if wasAdmitted && e.leaving == nil {
 		e.leaving = e.claim.drop()
 	}
 	e.mu.Unlock()
-	e.session.release(e)
+	e.session.remove(e)
 
-	if !hadIt {
+	if !wasAdmitted {
 		select {
-		case <-e.waited:
+		case <-e.stopped:
 		case <-ctx.Done():
-			return e.session.store.explain(doing, ctx.Err())
+			return e.session.store.wrapErr(op, ctx.Err())
 		}
 	}
-	found, err := e.left(ctx)
+	found, err := e.awaitRemoval(ctx)
 	switch {
 	case err != nil:
-		return e.session.store.explain(doing, attempts.EndedBy(ctx, err))
-	case !first, hadIt && found == wasGone:
-		return e.hasGone(doing, nil)
-	case hadIt && found == notKnown:
-		return e.session.store.explain(doing, fmt.Errorf("%w: it is out, and no majority of the masters could tell", store.ErrNotKnown))
+		return e.session.store.wrapErr(op, attempts.EndedBy(ctx, err))
+	case !first, wasAdmitted && found == wasGone:
+		return e.goneErr(op, nil)
+	case wasAdmitted && found == notKnown:
+		return e.session.store.wrapErr(op, fmt.Errorf("%w: the entry is out, but no majority of the masters knows whether it was there", store.ErrNotKnown))
 	}
 	return nil
 }
 
-// left waits until what is being taken out of the entry is out, and reports whether that was there.
-func (e *entry) left(ctx context.Context) (presence, error) {
+// awaitRemoval waits until the entry's claim is removed, and returns whether it was there.
+func (e *entry) awaitRemoval(ctx context.Context) (presence, error) {
 	e.mu.Lock()
 	leaving := e.leaving
 	e.mu.Unlock()
@@ -310,11 +318,11 @@ func (e *entry) left(ctx context.Context) (presence, error) {
 	return leaving.wait(ctx, e.session.store)
 }
 
-// hasGone returns the error that says that the entry is out already, and why, if that is known. It matches
+// goneErr returns the error for an entry that is gone, with the reason if that is known. It matches
 // [store.ErrGone].
-func (e *entry) hasGone(doing string, why error) error {
+func (e *entry) goneErr(op string, why error) error {
 	if why == nil {
-		why = errors.New("the masters do not have the entry any more")
+		why = errors.New("the masters do not have the entry anymore")
 	}
-	return fmt.Errorf("%s: %s: %w: %w", e.session.store, doing, store.ErrGone, why)
+	return fmt.Errorf("%s: %s: %w: %w", e.session.store, op, store.ErrGone, why)
 }

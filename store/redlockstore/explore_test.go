@@ -1,6 +1,7 @@
 //go:build !race
 
-// As in package keeper: a walk has one goroutine, and would take minutes under the race detector. make test runs it by itself.
+// As in package keeper: a search has one goroutine and would take minutes under the race detector.
+// make test runs it separately.
 
 package redlockstore_test
 
@@ -9,17 +10,17 @@ import (
 	"testing"
 )
 
-// state is what is left of three masters and of package redlockstore if only orders count. Two claimants try for the lock
-// once each. What they ask of the masters is on its way as soon as it can be, and arrives at any time or never; so do the
-// answers. The clocks of the masters stand still, and are of no help.
+// state is an abstract state of three masters and two claimants, as far as orders are concerned.
+// Each claimant tries to take the lock once. Its requests are sent as soon as possible, and arrive
+// at any time or never; so do the replies. The masters' clocks stand still, so they do not help.
 type state struct {
-	entry    [3]int8 // whose it is: claimants count from 1, and 0 is nobody
-	fence    [3]int8 // the largest order that a master was told
+	entry    [3]int8 // owner at each master: a claimant, counted from 1, or 0
+	fence    [3]int8 // the largest order that the master has recorded
 	by       [2]claimant
-	last     int8 // the largest order with which anybody was admitted
-	losses   int8 // how many entries may yet end too early, because a master's clock is set forward
-	restarts int8 // how often a master may yet forget everything
-	wrong    bool // who was admitted has an order that is not larger than those before
+	last     int8 // the largest order of an admission so far
+	losses   int8 // how many entries may still end too early, because a master's clock is set forward
+	restarts int8 // how often a master may still lose its data
+	wrong    bool // a claimant was admitted with an order that is not larger than those before
 }
 
 const majority = 2
@@ -27,30 +28,30 @@ const majority = 2
 type claimant struct {
 	does     int8
 	at       [3]int8
-	proposed [3]int8 // by the masters, until the order is chosen
+	proposed [3]int8 // by each master, until the order is chosen
 	order    int8
 }
 
-const ( // what a claimant does
-	tries int8 = iota
+const ( // state of a claimant
+	trying int8 = iota
 	holds
-	gone // it has given up, released or crashed: its entries end at any time, each by itself
+	gone // it has given up, released or crashed; its entries end at any time, each by itself
 )
 
-const ( // how far it is with a master
-	taking  int8 = iota // the request to put the entry in is on its way
-	taken               // the answer is
-	telling             // the order is, once it is chosen
-	told                // the master has it
+const ( // progress of a claimant at a master
+	taking   int8 = iota // the request to put the entry in is in flight
+	taken                // the reply is in flight
+	granting             // the order is in flight, once it is chosen
+	granted              // the master has recorded the order
 )
 
-// rules are those of package redlockstore, or others.
+// rules are the rules of package redlockstore, or wrong variants.
 type rules struct {
-	oneRound bool // whom a majority has put in is admitted
-	obeys    bool // a master takes an order although it knows of a larger one
+	oneRound       bool // a claimant is admitted when a majority has put it in
+	acceptsSmaller bool // a master accepts an order although it has recorded a larger one
 }
 
-// next returns all states that may be next.
+// next returns all possible successor states.
 func (r rules) next(s state) (all []state) {
 	for m, owner := range s.entry {
 		if n := s; s.restarts > 0 {
@@ -64,7 +65,7 @@ func (r rules) next(s state) (all []state) {
 			all = append(all, n)
 		}
 		for i := range s.by {
-			if n := s; r.goesOn(&n, i, m) {
+			if n := s; r.step(&n, i, m) {
 				all = append(all, n)
 			}
 		}
@@ -78,37 +79,38 @@ func (r rules) next(s state) (all []state) {
 	return all
 }
 
-// goesOn does what is next between a claimant and a master, if anything is.
-func (r rules) goesOn(s *state, i, m int) bool {
+// step performs the next step between a claimant and a master, and reports whether there is one.
+func (r rules) step(s *state, i, m int) bool {
 	c := &s.by[i]
 	switch at := &c.at[m]; {
 	case *at == taking && s.entry[m] == 0:
 		*at, s.entry[m], c.proposed[m] = taken, int8(i+1), max(s.fence[m]+1, [3]int8{1, 3, 5}[m])
-	case *at == taken && c.does == tries:
-		*at = telling
-		if n, _ := s.count(i, telling); n == majority && c.order == 0 {
+	case *at == taken && c.does == trying:
+		*at = granting
+		if n, _ := s.count(i, granting); n == majority && c.order == 0 {
 			for m, at := range c.at {
-				if at == telling {
+				if at == granting {
 					c.order = max(c.order, c.proposed[m])
 				}
 			}
 			c.proposed = [3]int8{}
-			s.admit(i, telling, r.oneRound)
+			s.admit(i, granting, r.oneRound)
 		}
-	case *at == telling && c.order != 0 && s.entry[m] == int8(i+1) && (c.order > s.fence[m] || r.obeys):
-		*at, s.fence[m] = told, max(s.fence[m], c.order)
-		n, _ := s.count(i, told)
-		s.admit(i, told, n == majority)
+	case *at == granting && c.order != 0 && s.entry[m] == int8(i+1) && (c.order > s.fence[m] || r.acceptsSmaller):
+		*at, s.fence[m] = granted, max(s.fence[m], c.order)
+		n, _ := s.count(i, granted)
+		s.admit(i, granted, n == majority)
 	default:
 		return false
 	}
 	return true
 }
 
-// count returns with how many masters a claimant is so far, and how many of those have its entry.
-func (s *state) count(i int, far int8) (n, have int) {
+// count returns at how many masters a claimant has the given progress, and how many of those have
+// its entry.
+func (s *state) count(i int, progress int8) (n, have int) {
 	for m, at := range s.by[i].at {
-		if at == far {
+		if at == progress {
 			if n++; s.entry[m] == int8(i+1) {
 				have++
 			}
@@ -117,35 +119,36 @@ func (s *state) count(i int, far int8) (n, have int) {
 	return n, have
 }
 
-// admit admits a claimant who tries, if there is enough for that. Who has lost an entry by then may be admitted after
-// another, as one whom that has followed: then the order is the smaller one, and should be.
-func (s *state) admit(i int, far int8, enough bool) {
-	if c := &s.by[i]; enough && c.does == tries {
-		_, have := s.count(i, far)
+// admit admits a claimant that tries, if enough is true. A claimant that has lost an entry by then
+// may be admitted after its successor: then its order is the smaller one, and should be.
+func (s *state) admit(i int, progress int8, enough bool) {
+	if c := &s.by[i]; enough && c.does == trying {
+		_, have := s.count(i, progress)
 		s.wrong = have >= majority && c.order <= s.last
 		c.does, s.last = holds, max(s.last, c.order)
 	}
 }
 
-// search returns how it may come to a wrong order, nil if it cannot.
-func (r rules) search(s state, seen map[state]bool) (way []state) {
+// search returns the states that lead to a wrong order, last first; nil if there are none.
+func (r rules) search(s state, seen map[state]bool) (path []state) {
 	if s.wrong {
 		return []state{s}
 	}
 	seen[s] = true
 	for _, n := range r.next(s) {
 		if !seen[n] {
-			if way := r.search(n, seen); way != nil {
-				return append(way, s)
+			if path := r.search(n, seen); path != nil {
+				return append(path, s)
 			}
 		}
 	}
 	return nil
 }
 
-// Everything that can happen is looked at. That this would show a mistake is shown by rules that are mistaken.
+// The search covers all interleavings. Wrong variants of the rules show that it would find a
+// mistake.
 // Promise: P2
-func TestExploreOrdersRiseWhateverHappensWhen(t *testing.T) {
+func TestExploreOrders_allInterleavings(t *testing.T) {
 	for what, c := range map[string]struct {
 		rules rules
 		from  state
@@ -153,14 +156,14 @@ func TestExploreOrdersRiseWhateverHappensWhen(t *testing.T) {
 	}{
 		"an entry ends too early":    {rules{}, state{losses: 1}, false},
 		"without the second round":   {rules{oneRound: true}, state{}, true},
-		"masters that do not refuse": {rules{obeys: true}, state{losses: 1}, true},
-		"a master forgets":           {rules{}, state{restarts: 1}, true}, // and no clock helps: see docs/stores.md
+		"masters that do not refuse": {rules{acceptsSmaller: true}, state{losses: 1}, true},
+		"a master loses data":        {rules{}, state{restarts: 1}, true}, // because no clock helps here: see docs/stores.md
 	} {
 		seen := make(map[state]bool)
-		way := c.rules.search(c.from, seen)
+		path := c.rules.search(c.from, seen)
 		t.Logf("%s: %d states", what, len(seen))
-		if slices.Reverse(way); (way != nil) != c.wrong {
-			t.Errorf("%s: the way to a wrong order: %+v", what, way)
+		if slices.Reverse(path); (path != nil) != c.wrong {
+			t.Errorf("%s: states that lead to a wrong order: %+v", what, path)
 		}
 	}
 }

@@ -11,47 +11,47 @@ import (
 	"github.com/stilelock/stile/store"
 )
 
-// keys says where things are. No name contains "//" or ends in a slash, so none of the keys that are Stile's own is the
-// key of a lock.
+// keys builds the keys. No name contains "//" or ends in a slash, so none of Stile's own keys is
+// the key of a lock.
 type keys struct {
 	prefix string
 }
 
-// lock is the key of a lock itself, as other clients know it.
+// lock returns the key of a lock, which other clients use too.
 func (k keys) lock(name string) string { return k.prefix + name }
 
-func (k keys) beside(name, what string) string { return "{" + k.prefix + name + "}//" + what }
+func (k keys) sideKey(name, what string) string { return "{" + k.prefix + name + "}//" + what }
 
-// fence is the key of the last order that was given out under a name, and to whom.
-func (k keys) fence(name string) string { return k.beside(name, "fence") }
+// fence returns the key of the last order given out under a name, and the id that it was given to.
+func (k keys) fence(name string) string { return k.sideKey(name, "fence") }
 
-// void is the key that says, while it is there, that an attempt to put an entry in comes too late.
-func (k keys) void(name, id string) string { return k.beside(name, "void/"+id) }
+// void returns the key that voids an attempt to put an entry in while it exists.
+func (k keys) void(name, id string) string { return k.sideKey(name, "void/"+id) }
 
-// index is the key of the set of names under which somebody may stand.
-func (k keys) index() string { return k.beside("", "names") }
+// index returns the key of the set of names that may have locks.
+func (k keys) index() string { return k.sideKey("", "names") }
 
-// channel is where a master publishes what happens to a lock.
+// channel returns the channel on which a master publishes the changes of a lock.
 func (k keys) channel(name string) string { return channelPrefix + k.lock(name) }
 
-// channels is the pattern of the channels of all locks. A user may be allowed this one and no narrower one: to the ACL
-// patterns are the same or not.
-func (k keys) channels() string { return channelPrefix + literally.Replace(k.prefix) + "*" }
+// channels returns the pattern of the channels of all locks. Narrower patterns are not used: a
+// Redis ACL permits a pattern only if the user's rule is the same pattern.
+func (k keys) channels() string { return channelPrefix + patternEscaper.Replace(k.prefix) + "*" }
 
 const channelPrefix = "stile:"
 
-// literally escapes what has a meaning in patterns.
-var literally = strings.NewReplacer(`\`, `\\`, `*`, `\*`, `?`, `\?`, `[`, `\[`, `]`, `\]`)
+// patternEscaper escapes the characters that have a meaning in glob patterns.
+var patternEscaper = strings.NewReplacer(`\`, `\\`, `*`, `\*`, `?`, `\?`, `[`, `\[`, `]`, `\]`)
 
-// newID returns what the value of one attempt begins with, and no other.
+// newID returns a unique id, the start of the value of one attempt.
 func newID() string { return valuePrefix + rand.Text() + ":" }
 
 const valuePrefix = "stile1:"
 
-// value is what an entry says of itself, in JSON, behind its id.
+// value is the information about an entry, stored as JSON after its id.
 type value struct {
 	Session string      `json:"session"`
-	Entry   string      `json:"entry"` // the same in all attempts of one entry, and in no others
+	Entry   string      `json:"entry"` // the same in all attempts of one entry, and only in these
 	Owner   store.Owner `json:"owner"`
 }
 
@@ -60,11 +60,11 @@ func (v value) encode(id string) (string, error) {
 	return id + string(b), err
 }
 
-// decode reads the value of a lock. If another client made it, ours is false and v.Session is a mark of the value, but
-// not the value itself: whoever knows that could take the lock from its owner.
+// decode parses the value of a lock. For another client's value ours is false and v.Session is a
+// hash of the value, which must not be shown: a client that knows it could release the lock.
 func decode(text string) (id string, v value, ours bool) {
 	if rest, ok := strings.CutPrefix(text, valuePrefix); ok {
-		if nonce, says, ok := strings.Cut(rest, ":"); ok && json.Unmarshal([]byte(says), &v) == nil {
+		if nonce, text, ok := strings.Cut(rest, ":"); ok && json.Unmarshal([]byte(text), &v) == nil {
 			return valuePrefix + nonce + ":", v, true
 		}
 	}
@@ -72,7 +72,8 @@ func decode(text string) (id string, v value, ours bool) {
 	return text, value{Session: "foreign-" + hex.EncodeToString(sum[:4])}, false
 }
 
-// orderOf reads a fence: the order in it if that was given to the entry with the given id, otherwise zero.
+// orderOf parses a fence. It returns the order if that was given to the entry with the given id,
+// otherwise zero.
 func orderOf(fence, id string) uint64 {
 	number, to, ok := strings.Cut(fence, " ")
 	order, err := strconv.ParseUint(number, 10, 64)

@@ -9,8 +9,8 @@ import (
 	"github.com/stilelock/stile/store"
 )
 
-// Two locks have no key and no channel in common, and no key of a lock is one of those that are Stile's own.
-func FuzzKeysOfNames(f *testing.F) {
+// Two locks share no key and no channel, and the key of a lock is never one of Stile's own keys.
+func FuzzKeys(f *testing.F) {
 	for _, seed := range []struct{ prefix, name, other, id string }{
 		{"", "a", "b", "stile1:X:"},
 		{"team:", "a", "a/b", "stile1:X:"},
@@ -32,20 +32,20 @@ func FuzzKeysOfNames(f *testing.F) {
 		mine, others := of(name), of(other)
 		for i, key := range mine {
 			if j := slices.Index(others, key); j >= 0 && (i != 3 || j != 3) {
-				t.Errorf("with the prefix %q the key %q is of the locks %q and %q", prefix, key, name, other)
+				t.Errorf("prefix %q: key %q belongs to both %q and %q", prefix, key, name, other)
 			}
 			if slices.Contains(mine[:i], key) {
-				t.Errorf("with the prefix %q the key %q of lock %q has two meanings", prefix, key, name)
+				t.Errorf("prefix %q: key %q of lock %q occurs twice", prefix, key, name)
 			}
 		}
 		if k.channel(name) == k.channel(other) {
-			t.Errorf("with the prefix %q the locks %q and %q have the channel %q", prefix, name, other, k.channel(name))
+			t.Errorf("prefix %q: locks %q and %q share channel %q", prefix, name, other, k.channel(name))
 		}
 	})
 }
 
-// Whatever is in a lock's key, reading it does not panic. What is ours is the same when it is written again; what is not is
-// shown by a mark that tells nobody the value.
+// decode never panics. Values of Stile survive encoding again; for others the result does not
+// contain the value.
 func FuzzDecode(f *testing.F) {
 	whole, err := value{Session: "S", Owner: store.Owner{Host: "h", PID: 1}}.encode(valuePrefix + "NONCE:")
 	if err != nil {
@@ -61,25 +61,26 @@ func FuzzDecode(f *testing.F) {
 		id, v, ours := decode(text)
 		if !ours {
 			if id != text || !v.Owner.IsZero() || !strings.HasPrefix(v.Session, "foreign-") || len(v.Session) != len("foreign-01234567") {
-				t.Errorf("%q is not ours, and is read as %q, %+v", text, id, v)
+				t.Errorf("foreign value %q: got %q, %+v", text, id, v)
 			}
 			return
 		}
 		if !strings.HasPrefix(text, id) || !strings.HasPrefix(id, valuePrefix) {
-			t.Errorf("%q is read as the value of %q", text, id)
+			t.Errorf("%q: got id %q", text, id)
 		}
 		written, err := v.encode(id)
 		if err != nil {
-			t.Fatalf("%q is read as %+v, which cannot be written: %v", text, v, err)
+			t.Fatalf("%q: got %+v, which cannot be encoded: %v", text, v, err)
 		}
 		again, w, ours := decode(written)
 		if !ours || again != id || w.Session != v.Session || w.Owner.String() != v.Owner.String() {
-			t.Errorf("%q is read as %q, %+v, and what is written of that, %q, as %q, %+v", text, id, v, written, again, w)
+			t.Errorf("%q: got %q, %+v; encoded as %q and decoded again: %q, %+v", text, id, v, written, again, w)
 		}
 	})
 }
 
-// A fence gives an order to the entry that it names, and to no other; and none that no token can be made of.
+// A fence gives an order only to the entry that it names, and never one that is too large for a
+// token.
 func FuzzOrderOf(f *testing.F) {
 	for _, seed := range []struct{ fence, id string }{
 		{"1758000000000000 stile1:X:", "stile1:X:"},
@@ -96,16 +97,16 @@ func FuzzOrderOf(f *testing.F) {
 	f.Fuzz(func(t *testing.T, fence, id string) {
 		order := orderOf(fence, id)
 		if order > store.MaxOrder {
-			t.Errorf("the fence %q gives %q the order %d, which no token can be made of", fence, id, order)
+			t.Errorf("fence %q, id %q: got order %d, too large for a token", fence, id, order)
 		}
 		if order == 0 {
 			return
 		}
 		if !strings.HasSuffix(fence, " "+id) {
-			t.Errorf("the fence %q gives %q the order %d", fence, id, order)
+			t.Errorf("fence %q, id %q: got order %d", fence, id, order)
 		}
 		if again := orderOf(strconv.FormatUint(order, 10)+" "+id, id); again != order {
-			t.Errorf("the fence %q gives %q the order %d, and one with that order %d", fence, id, order, again)
+			t.Errorf("fence %q, id %q: got order %d, encoded and parsed again %d", fence, id, order, again)
 		}
 	})
 }

@@ -10,7 +10,8 @@ import (
 	"github.com/stilelock/stile/store/internal/attempts"
 )
 
-// wait marks the entry as waiting and starts to contend for the lock. It is an error if the session has ended meanwhile.
+// wait marks the entry as waiting and starts to contend for the lock. It fails if the session has
+// ended.
 func (e *entry) wait() error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -21,14 +22,15 @@ func (e *entry) wait() error {
 	e.delivery.Begin()
 	e.delivery.Deliver(store.Standing{State: store.Waiting, Ahead: 1})
 	if !e.session.life.Start(e.contend) {
-		close(e.waited)
+		close(e.stopped)
 	}
 	return nil
 }
 
-// contend tries for the lock until the entry has it. Between the attempts it waits until the masters publish that the lock was
-// freed, until the hold in the way expires, or, if others contend as well, for a random time: clients that try at the same
-// moment get a minority each, and none gets the lock.
+// contend tries to take the lock until the entry has it. Between attempts it waits until the
+// masters publish that the lock was freed, until the existing hold expires or, if other clients
+// contend too, for a random time: clients that try at the same moment get a minority each, and none
+// gets the lock.
 func (e *entry) contend() {
 	var c *claim
 	defer func() { e.endContention(c) }()
@@ -48,30 +50,31 @@ func (e *entry) contend() {
 			continue
 		}
 		if freed.wait(e.life, b.pause(s, r, time.Since(start))) {
-			attempts.Rest(e.life, b.scatter())
+			attempts.Rest(e.life, b.jitter())
 		}
 	}
 }
 
-// endContention notes that the entry does not try for the lock any more. If it was not admitted, its last claim is on its way
-// out.
+// endContention records that the entry no longer tries to take the lock. If it was not admitted,
+// its last claim is removed.
 func (e *entry) endContention(last *claim) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.claim == nil && last != nil {
 		e.leaving = last.drop()
 	}
-	close(e.waited)
+	close(e.stopped)
 }
 
-// backoff decides how long to wait between attempts.
+// backoff computes the pauses between attempts.
 type backoff struct {
-	level  int           // how much others contend
-	silent int           // attempts in a row that no majority has answered
-	window time.Duration // of which the pause is a random part
+	level  int           // level of contention
+	silent int           // consecutive attempts without a majority of answers
+	window time.Duration // upper bound of the last random pause
 }
 
-// pause returns how long to wait after an attempt that has failed, and took so long, if nothing is published meanwhile.
+// pause returns how long to wait after a failed attempt that took the given time, if nothing is
+// published meanwhile.
 func (b *backoff) pause(s *Store, r result, took time.Duration) time.Duration {
 	switch {
 	case r.err != nil:
@@ -79,25 +82,25 @@ func (b *backoff) pause(s *Store, r result, took time.Duration) time.Duration {
 		return mathrand.N(firstRedial << b.silent)
 	case r.held(s):
 		b.silent, b.level = 0, max(0, b.level-1)
-		return min(r.freeAfter(s)+mathrand.N(2*time.Millisecond), slowPoll/2+mathrand.N(slowPoll))
+		return min(r.freeAfter(s)+mathrand.N(2*time.Millisecond), pollInterval/2+mathrand.N(pollInterval))
 	default:
 		b.silent, b.level = 0, min(b.level+1, 6)
 		took = max(took, time.Millisecond)
-		b.window = min(took<<b.level, max(mostPause, 4*took))
+		b.window = min(took<<b.level, max(maxBackoff, 4*took))
 		return mathrand.N(b.window)
 	}
 }
 
-// scatter returns how long to wait when the lock was freed, so that not all waiters try at the same moment. A waiter that has
-// met no other need not wait.
-func (b *backoff) scatter() time.Duration {
+// jitter returns how long to wait after the lock was freed, so that not all waiters try at the
+// same moment. Without contention it is zero.
+func (b *backoff) jitter() time.Duration {
 	if b.level == 0 {
 		return 0
 	}
 	return mathrand.N(b.window)
 }
 
-// held reports whether a client certainly has the lock.
+// held reports whether another client certainly holds the lock.
 func (r result) held(s *Store) bool {
 	for _, o := range r.obstacles {
 		same := 0
@@ -113,7 +116,8 @@ func (r result) held(s *Store) bool {
 	return false
 }
 
-// freeAfter returns when a majority of the masters is free at the latest, if nothing is renewed.
+// freeAfter returns when the lock is free at a majority of the masters at the latest, if nothing is
+// renewed.
 func (r result) freeAfter(s *Store) time.Duration {
 	var left []time.Duration
 	for _, o := range r.obstacles {
@@ -127,10 +131,10 @@ func (r result) freeAfter(s *Store) time.Duration {
 	} else if n <= len(left) {
 		return left[n-1]
 	}
-	return 2 * slowPoll
+	return 2 * pollInterval
 }
 
-// holder returns the entry that is in the way at most masters, nil if there is none.
+// holder returns the entry that is the obstacle at most masters; nil if there is none.
 func (r result) holder() *store.Entry {
 	best, times := obstacle{}, 0
 	for _, o := range r.obstacles {

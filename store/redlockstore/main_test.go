@@ -18,7 +18,7 @@ import (
 	"github.com/stilelock/stile/store/redlockstore"
 )
 
-// TestMain runs more tests at a time than there are processors: they wait more than they compute.
+// TestMain runs more tests at a time than there are processors, because tests mostly wait.
 func TestMain(m *testing.M) {
 	flag.Parse()
 	if f := flag.Lookup("test.parallel"); f.Value.String() == f.DefValue {
@@ -27,20 +27,20 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// soon is how long these tests wait for what should happen at once. Only what never happens takes so long, however busy the
-// machine is.
-const soon = 2 * time.Minute
+// testTimeout is how long tests wait for events that should happen at once, on however busy a
+// machine.
+const testTimeout = 2 * time.Minute
 
-// long is the TTL of sessions that outlive their test though nobody confirms them.
-const long = time.Hour
+// longTTL is the TTL of sessions that are not confirmed and must outlive their test.
+const longTTL = time.Hour
 
-// direct returns a client of the server, which may do everything, whatever its configuration demands, waits for an answer
-// as long as it takes, and is closed when t ends.
-func direct(t *testing.T, r *testservers.Redis) rueidis.Client {
+// adminClient returns a Redis client with all permissions, whatever the server's configuration, and
+// without timeouts. It is closed when t ends.
+func adminClient(t *testing.T, r *testservers.Redis) rueidis.Client {
 	t.Helper()
 	cli, err := rueidis.NewClient(rueidis.ClientOption{
 		InitAddress: []string{r.Addr()}, Username: testservers.RedisUser,
-		ForceSingleClient: true, DisableCache: true, DisableRetry: true, PipelineMultiplex: -1, ConnWriteTimeout: soon,
+		ForceSingleClient: true, DisableCache: true, DisableRetry: true, PipelineMultiplex: -1, ConnWriteTimeout: testTimeout,
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -59,7 +59,7 @@ func newStore(t *testing.T, options []rueidis.ClientOption) *redlockstore.Store 
 	return st
 }
 
-// newClient returns a client of Stile on a store of its own, as another process would have.
+// newClient returns a Stile client with a store of its own, as in another process.
 func newClient(t *testing.T, options []rueidis.ClientOption, ttl time.Duration) *stile.Client {
 	t.Helper()
 	c, err := stile.New(newStore(t, options), &stile.Options{TTL: ttl})
@@ -74,8 +74,8 @@ func newClient(t *testing.T, options []rueidis.ClientOption, ttl time.Duration) 
 	return c
 }
 
-// to returns the options for connecting to the servers.
-func to(servers []*testservers.Redis) []rueidis.ClientOption {
+// optionsFor returns the options for connecting to the servers.
+func optionsFor(servers []*testservers.Redis) []rueidis.ClientOption {
 	var options []rueidis.ClientOption
 	for _, r := range servers {
 		options = append(options, option(r.Addr()))
@@ -83,17 +83,18 @@ func to(servers []*testservers.Redis) []rueidis.ClientOption {
 	return options
 }
 
-// option says how to connect to a server. Connections on which nothing is heard are not given up: on a busy machine even a
-// server that is well may be silent for seconds, and who waits for one that hangs waits for longer than a test should take.
+// option returns the options for connecting to a server. Silent connections are not closed: on a
+// busy machine even a healthy server may be silent for seconds, and a call that wrongly waits for a
+// hung one then takes longer than any test allows.
 func option(addr string) rueidis.ClientOption {
-	o := rueidis.ClientOption{InitAddress: []string{addr}, ConnWriteTimeout: silence}
-	o.Dialer.Timeout = silence
+	o := rueidis.ClientOption{InitAddress: []string{addr}, ConnWriteTimeout: silenceTimeout}
+	o.Dialer.Timeout = silenceTimeout
 	return o
 }
 
-const silence = 3 * time.Minute
+const silenceTimeout = 3 * time.Minute
 
-// through returns proxies to the servers, and the options for connecting to them.
+// through returns proxies to the servers, and the options for connecting to these.
 func through(t *testing.T, servers []*testservers.Redis) ([]*testservers.Proxy, []rueidis.ClientOption) {
 	t.Helper()
 	var proxies []*testservers.Proxy
@@ -106,18 +107,18 @@ func through(t *testing.T, servers []*testservers.Redis) ([]*testservers.Proxy, 
 	return proxies, options
 }
 
-// neverSilent makes clients keep a connection however long there is no reply: one that is opened anew while replies are cut
-// transmits no request.
+// neverSilent makes clients keep a connection that returns no reply. A connection that is opened
+// while replies are cut transmits no request.
 func neverSilent(options []rueidis.ClientOption) {
 	for i := range options {
-		options[i].ConnWriteTimeout = soon
+		options[i].ConnWriteTimeout = testTimeout
 	}
 }
 
-// lock takes a lock soon.
+// lock takes a lock within testTimeout.
 func lock(t *testing.T, c *stile.Client, name string) *stile.Hold {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), soon)
+	ctx, cancel := context.WithTimeout(t.Context(), testTimeout)
 	defer cancel()
 	h, err := c.Mutex(name).Lock(ctx)
 	if err != nil {
@@ -128,15 +129,15 @@ func lock(t *testing.T, c *stile.Client, name string) *stile.Hold {
 
 func release(t *testing.T, h *stile.Hold) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), soon)
+	ctx, cancel := context.WithTimeout(t.Context(), testTimeout)
 	defer cancel()
 	if err := h.Release(ctx); err != nil {
 		t.Fatal(err)
 	}
 }
 
-// holding returns at how many of the servers a key is.
-func holding(servers []*testservers.Redis, key string) (n int) {
+// countKeys returns how many of the servers have a key.
+func countKeys(servers []*testservers.Redis, key string) (n int) {
 	for _, r := range servers {
 		if there, _ := r.Do("EXISTS", key).AsInt64(); there == 1 {
 			n++
@@ -145,7 +146,8 @@ func holding(servers []*testservers.Redis, key string) (n int) {
 	return n
 }
 
-// sameEntry reports whether all servers have the same entry. One that was withdrawn may be at a single server still.
+// sameEntry reports whether all servers have the same entry. A withdrawn entry may still be at a
+// single server.
 func sameEntry(servers []*testservers.Redis, name string) bool {
 	first, _, _ := strings.Cut(text(servers[0], name), "{")
 	return first != "" && !slices.ContainsFunc(servers, func(r *testservers.Redis) bool {
@@ -153,18 +155,18 @@ func sameEntry(servers []*testservers.Redis, name string) bool {
 	})
 }
 
-// text returns what is at a key, "" if nothing is.
+// text returns the value of a key, or "".
 func text(r *testservers.Redis, key string) string {
 	value, _ := r.Do("EVAL", "return redis.call('GET', KEYS[1]) or ''", "1", key).ToString()
 	return value
 }
 
-// everywhere waits until all of the servers, not just a majority, have a hold: all are connected, and know the scripts. One
-// that was connected to too late gets it with a renewal.
+// everywhere waits until all of the servers, not just a majority, have a hold. Then all are
+// connected and have loaded the scripts. A server that connected late gets the hold with a renewal.
 func everywhere(t *testing.T, se store.Session, servers []*testservers.Redis, name string) {
 	t.Helper()
 	eventually(t, "all masters have the entry and its order", func() bool {
-		if sameEntry(servers, name) && holding(servers, "{"+name+"}//fence") == len(servers) {
+		if sameEntry(servers, name) && countKeys(servers, "{"+name+"}//fence") == len(servers) {
 			return true
 		}
 		if err := se.Confirm(t.Context()); err != nil {
@@ -174,35 +176,36 @@ func everywhere(t *testing.T, se store.Session, servers []*testservers.Redis, na
 	})
 }
 
-// eventually waits until something is so that nothing tells of.
+// eventually polls until is returns true.
 func eventually(t *testing.T, what string, is func() bool) {
 	t.Helper()
 	pause := 2 * time.Millisecond
-	for end := time.Now().Add(soon); !is(); time.Sleep(pause) {
+	for end := time.Now().Add(testTimeout); !is(); time.Sleep(pause) {
 		if time.Now().After(end) {
-			t.Fatalf("it has not come about within %v that %s", soon, what)
+			t.Fatalf("not within %v: %s", testTimeout, what)
 		}
 		pause = min(2*pause, 50*time.Millisecond)
 	}
 }
 
-// wantQuick checks that f takes no longer than most. What others do on the machine may make it slow now and then, but what
-// is slow in itself is so every time: f is called until it is quick, or has not been for long.
-func wantQuick(t *testing.T, most time.Duration, what string, f func()) {
+// wantQuick checks that f takes no longer than limit. A busy machine may make it slow now and then,
+// but what is slow by itself is so every time: f is repeated until it is quick or testTimeout has
+// passed.
+func wantQuick(t *testing.T, limit time.Duration, what string, f func()) {
 	t.Helper()
 	var took []time.Duration
-	for end := time.Now().Add(soon); time.Now().Before(end); {
+	for end := time.Now().Add(testTimeout); time.Now().Before(end); {
 		start := time.Now()
 		f()
 		took = append(took, time.Since(start))
-		if took[len(took)-1] <= most {
+		if took[len(took)-1] <= limit {
 			return
 		}
 	}
-	t.Errorf("%s took more than %v each time: %v", what, most, took)
+	t.Errorf("%s took more than %v each time: %v", what, limit, took)
 }
 
-// openSession opens a session that nobody confirms.
+// openSession opens a session that is not confirmed.
 func openSession(t *testing.T, st store.Store, ttl time.Duration) store.Session {
 	t.Helper()
 	se, err := st.Open(t.Context(), store.SessionOptions{TTL: ttl})
@@ -217,65 +220,65 @@ func openSession(t *testing.T, st store.Store, ttl time.Duration) store.Session 
 	return se
 }
 
-// enqueue puts an entry in, and returns its standings as it is told them.
+// enqueue puts an entry in, and returns a channel that receives its standings.
 func enqueue(ctx context.Context, se store.Session, name string, try bool) (store.Ticket, <-chan store.Standing, error) {
-	told := make(chan store.Standing, 10)
+	standings := make(chan store.Standing, 10)
 	ticket, err := se.Enqueue(ctx, store.Request{
-		Name: name, Mode: line.Exclusive, Try: try, Notify: func(st store.Standing) { told <- st },
+		Name: name, Mode: line.Exclusive, Try: try, Notify: func(st store.Standing) { standings <- st },
 	})
-	return ticket, told, err
+	return ticket, standings, err
 }
 
 // hold puts an entry in and waits until it is admitted.
 func hold(t *testing.T, se store.Session, name string) (store.Ticket, uint64) {
 	t.Helper()
-	ticket, told, err := enqueue(t.Context(), se, name, false)
+	ticket, standings, err := enqueue(t.Context(), se, name, false)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return ticket, admitted(t, told)
+	return ticket, admitted(t, standings)
 }
 
 // admitted waits until an entry is admitted, and returns its order.
-func admitted(t *testing.T, told <-chan store.Standing) uint64 {
+func admitted(t *testing.T, standings <-chan store.Standing) uint64 {
 	t.Helper()
 	for {
 		select {
-		case st := <-told:
+		case st := <-standings:
 			switch st.State {
 			case store.Admitted:
 				return st.Order
 			case store.Gone:
-				t.Fatalf("the entry has gone: %v", st.Cause)
+				t.Fatalf("the entry is gone: %v", st.Cause)
 			}
-		case <-time.After(soon):
-			t.Fatalf("not admitted within %v", soon)
+		case <-time.After(testTimeout):
+			t.Fatalf("not admitted within %v", testTimeout)
 		}
 	}
 }
 
 func withdraw(t *testing.T, ticket store.Ticket) {
 	t.Helper()
-	if err := ticket.Withdraw(timeout(t, soon)); err != nil {
+	if err := ticket.Withdraw(timeout(t, testTimeout)); err != nil {
 		t.Fatal(err)
 	}
 }
 
-// wantSaid checks that an error says all that it should.
-func wantSaid(t *testing.T, err error, want ...string) {
+// wantErr checks that an error contains all the given texts.
+func wantErr(t *testing.T, err error, want ...string) {
 	t.Helper()
 	if err == nil {
-		t.Fatal("there was no error")
+		t.Fatal("got no error")
 	}
 	for _, w := range want {
 		if !strings.Contains(err.Error(), w) {
-			t.Errorf("the error does not say %q: %v", w, err)
+			t.Errorf("no %q in the error: %v", w, err)
 		}
 	}
 }
 
-// redlockStoreAt returns a store whose keys begin with a prefix.
-func redlockStoreAt(t *testing.T, options []rueidis.ClientOption, prefix string) (*redlockstore.Store, error) {
+// newStoreWithPrefix returns a store whose keys begin with a prefix.
+func newStoreWithPrefix(t *testing.T, options []rueidis.ClientOption, prefix string) (*redlockstore.Store, error) {
 	t.Helper()
 	st, err := redlockstore.New(options, &redlockstore.Options{Prefix: prefix})
 	if err == nil {

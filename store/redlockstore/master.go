@@ -19,18 +19,18 @@ import (
 )
 
 const (
-	// dialTimeout is how long connecting to a master may take, logging in included.
+	// dialTimeout bounds connecting to a master, including the login.
 	dialTimeout = 2 * time.Second
-	// silence is how long a master may leave everything unanswered until its connection is given up. Nobody waits for
-	// that but the requests that are on it.
-	silence = 3 * time.Second
+	// silenceTimeout is how long a connection may leave all requests unanswered before it is
+	// closed. Only the requests on that connection wait for it.
+	silenceTimeout = 3 * time.Second
 	// firstRedial and lastRedial bound the pause between attempts to connect.
 	firstRedial = 20 * time.Millisecond
 	lastRedial  = time.Second
-	// mostTakes is how many requests to put something in may be unanswered at a master; others wait for their turn. So
-	// there is an end to what has to be cleaned up at one that hangs.
-	mostTakes = 512
-	// voidTTL is how long a void attempt is remembered: longer than a request can be on its way.
+	// maxTakes bounds the unanswered take requests at a master; further ones wait. It bounds what
+	// has to be cleaned up at a master that hangs.
+	maxTakes = 512
+	// voidTTL is how long a void attempt is remembered: longer than a request can be in flight.
 	voidTTL = time.Minute
 )
 
@@ -44,7 +44,7 @@ type unsentError struct{ error }
 
 func (e unsentError) Unwrap() error { return e.error }
 
-// doubtError means that it is not known whether a request was, or yet will be, carried out.
+// doubtError means that a request may have been carried out, or may yet be.
 type doubtError struct{ error }
 
 func (e doubtError) Unwrap() error { return e.error }
@@ -55,48 +55,49 @@ func inDoubt(err error) bool {
 	return ok
 }
 
-// master is one of the Redis servers. It connects by itself, again and again, so that nobody who asks it has to wait for
-// that; what could not be cleaned up at it while it was out of reach, it cleans up first thing when it is back.
+// master is one of the Redis servers. It reconnects in the background, so that requests never wait
+// for a connection. Removals that were not possible while it was unreachable are its first requests
+// after it reconnects.
 type master struct {
 	number int
 	addr   string
 	option rueidis.ClientOption
 	logger *slog.Logger
 
-	first chan struct{} // closed when the first attempt to connect is over
-	takes chan struct{} // holds one for each request to put something in that is unanswered
-	kick  work.Signal   // tells run that the connection has broken, or that there are new pending removals
+	first  chan struct{} // closed after the first attempt to connect
+	takes  chan struct{} // holds one element for each unanswered take request
+	wakeup work.Signal   // wakes run: the connection has broken, or a removal is pending
 
 	mu      sync.Mutex
-	client  rueidis.Client // nil while there is no connection
-	up      chan struct{}  // closed when there is one; replaced when it breaks
-	why     error          // why there is none
-	pace    pace           // how long its answers take
+	client  rueidis.Client // nil while disconnected
+	up      chan struct{}  // closed when connected; replaced when the connection breaks
+	err     error          // why it is disconnected
+	latency latency        // latency of its answers
 	pending map[*pendingRemoval]struct{}
 }
 
-// pendingRemoval is a removal that has to be carried out at a master when it can be.
+// pendingRemoval is a removal to be carried out when the master is connected.
 type pendingRemoval struct {
 	keys, args []string
 	done       func(reply rueidis.RedisMessage, err error)
 }
 
-// pace is how long something has taken of late, at its quickest: what it takes when it is not stopped.
-type pace struct {
-	least time.Duration
+// latency is the shortest recent latency, which leaves out temporary delays.
+type latency struct {
+	min   time.Duration
 	since time.Time
 }
 
-// note takes a measurement, which stands until there is a smaller one, or for two seconds.
-func (p *pace) note(took time.Duration) {
-	if took <= p.least || time.Since(p.since) > 2*time.Second {
-		p.least, p.since = took, time.Now()
+// record adds a measurement. A smaller one replaces it at once, any other after two seconds.
+func (p *latency) record(took time.Duration) {
+	if took <= p.min || time.Since(p.since) > 2*time.Second {
+		p.min, p.since = took, time.Now()
 	}
 }
 
-// newMaster returns a master that [master.run] connects.
+// newMaster returns a master, not connected: see [master.run].
 func newMaster(number int, option rueidis.ClientOption, logger *slog.Logger) *master {
-	// Requests to one master are carried out in the order in which they are made: they are on one connection.
+	// One connection, so that the master carries out requests in the order in which they are sent.
 	option.PipelineMultiplex = -1
 	option.AlwaysPipelining = true
 	option.ForceSingleClient = true
@@ -106,7 +107,7 @@ func newMaster(number int, option rueidis.ClientOption, logger *slog.Logger) *ma
 		option.Dialer.Timeout = dialTimeout
 	}
 	if option.ConnWriteTimeout == 0 {
-		option.ConnWriteTimeout = silence
+		option.ConnWriteTimeout = silenceTimeout
 	}
 	if option.ReadBufferEachConn == 0 {
 		option.ReadBufferEachConn = 32 << 10
@@ -120,30 +121,31 @@ func newMaster(number int, option rueidis.ClientOption, logger *slog.Logger) *ma
 		option:  option,
 		logger:  logger.With(slog.String("master", option.InitAddress[0])),
 		first:   make(chan struct{}),
-		takes:   make(chan struct{}, mostTakes),
-		kick:    work.NewSignal(),
+		takes:   make(chan struct{}, maxTakes),
+		wakeup:  work.NewSignal(),
 		up:      make(chan struct{}),
-		why:     errConnecting,
+		err:     errConnecting,
 		pending: make(map[*pendingRemoval]struct{}),
 	}
 }
 
-// mortal is a connection that something else can close, too.
-type mortal struct {
+// lifeConn is a connection that is also closed when its life ends.
+type lifeConn struct {
 	net.Conn
-	spare func() bool // from that
+	stopClose func() bool // stops the close at the end of the life
 }
 
-func (c mortal) Close() error {
-	c.spare()
+func (c lifeConn) Close() error {
+	c.stopClose()
 	return c.Conn.Close()
 }
 
 type dialFunc = func(context.Context, string, *net.Dialer, *tls.Config) (net.Conn, error)
 
-// dialWithin returns a function that connects as dial does, or as usual, and whose connections are closed when life
-// ends. Nothing else makes the Redis client stop waiting for a server that has fallen silent; and a request that comes to it
-// as its connection breaks makes it connect again, which it may still do when it has been closed.
+// dialWithin returns a function that connects as dial does (by default as the Redis client does)
+// and whose connections are closed when life ends. The Redis client has no other way to stop
+// waiting for a silent server. Also, a request that arrives while its connection breaks makes it
+// reconnect, even after it was closed.
 func dialWithin(life context.Context, dial dialFunc) dialFunc {
 	if dial == nil {
 		dial = func(ctx context.Context, addr string, dialer *net.Dialer, config *tls.Config) (net.Conn, error) {
@@ -161,7 +163,7 @@ func dialWithin(life context.Context, dial dialFunc) dialFunc {
 		if err != nil {
 			return nil, err
 		}
-		return mortal{conn, context.AfterFunc(life, func() { _ = conn.Close() })}, nil
+		return lifeConn{conn, context.AfterFunc(life, func() { _ = conn.Close() })}, nil
 	}
 }
 
@@ -183,22 +185,23 @@ func (m *master) run(ctx context.Context) {
 			continue
 		}
 		end()
-		m.failed(err)
+		m.setErr(err)
 		dialed.Do(func() { close(m.first) })
 		attempts.Rest(ctx, pause/2+rand.N(pause))
 		pause = min(2*pause, lastRedial)
 	}
-	m.failed(errClosed)
+	m.setErr(errClosed)
 }
 
-// connect connects to the master, until ctx ends, and carries out the pending removals. Nothing else is asked of it before: what
-// is pending at one that lets itself be connected to, and then answers nothing, does not become more with every connection.
+// connect connects to the master and carries out the pending removals before any other request. A
+// master that accepts connections but does not answer therefore gets no further takes, and the
+// pending removals do not accumulate.
 func (m *master) connect(ctx context.Context) (rueidis.Client, error) {
 	option := m.option
 	option.DialCtxFn = dialWithin(ctx, option.DialCtxFn)
 	client, err := rueidis.NewClient(option)
 	if err != nil {
-		return nil, unwrapDial(err)
+		return nil, withoutAddr(err)
 	}
 	if err := m.removePending(client); err != nil {
 		client.Close()
@@ -207,7 +210,7 @@ func (m *master) connect(ctx context.Context) (rueidis.Client, error) {
 	return client, nil
 }
 
-// serve carries out the pending removals until its connection breaks or ctx ends.
+// serve carries out pending removals until the connection breaks or ctx ends.
 func (m *master) serve(ctx context.Context, client rueidis.Client) {
 	for m.removePending(client) == nil {
 		var again <-chan time.Time
@@ -218,7 +221,7 @@ func (m *master) serve(ctx context.Context, client rueidis.Client) {
 		case <-ctx.Done():
 			return
 		case <-again:
-		case <-m.kick:
+		case <-m.wakeup:
 		}
 		m.mu.Lock()
 		broken := m.client != client
@@ -236,32 +239,33 @@ func (m *master) connected(client rueidis.Client) {
 	close(m.up)
 }
 
-func (m *master) failed(why error) {
+func (m *master) setErr(why error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.why = why
+	m.err = why
 }
 
-// broke notes that a request has failed on the connection, and why.
-func (m *master) broke(client rueidis.Client, why error) {
+// markBroken records that a request has failed on the connection.
+func (m *master) markBroken(client rueidis.Client, why error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.client != client {
 		return
 	}
-	m.client, m.up, m.why = nil, make(chan struct{}), why
-	m.kick.Set()
+	m.client, m.up, m.err = nil, make(chan struct{}), why
+	m.wakeup.Set()
 	m.logger.LogAttrs(context.Background(), slog.LevelInfo, "connection lost; connecting again", slog.Any("error", why))
 }
 
-// disconnected notes that nothing more can be sent on the connection.
-func (m *master) disconnected(client rueidis.Client) { m.broke(client, errClosed) }
+// disconnected records that the connection is no longer used.
+func (m *master) disconnected(client rueidis.Client) { m.markBroken(client, errClosed) }
 
-// ask runs a script at the master and waits for its answer, as long as there is hope for one, which is a few seconds at
-// most. If the connection has never been there it is waited for, until ctx ends; once the request is sent ctx does not
-// matter, because its outcome does.
+// ask runs a script at the master and waits for its reply, a few seconds at most. It waits for the
+// first attempt to connect, until ctx ends. Once the request is sent ctx does not matter, because
+// the caller needs the outcome.
 //
-// The error is a [rueidis.RedisError] if that is what the master has answered, an unsentError or a doubtError.
+// The error is a [rueidis.RedisError] if that is the master's reply, otherwise an unsentError or a
+// doubtError.
 func (m *master) ask(ctx context.Context, script *rueidis.Lua, keys, args []string) (rueidis.RedisMessage, error) {
 	select {
 	case <-m.first:
@@ -269,7 +273,7 @@ func (m *master) ask(ctx context.Context, script *rueidis.Lua, keys, args []stri
 		return rueidis.RedisMessage{}, unsentError{errConnecting}
 	}
 	m.mu.Lock()
-	client, why := m.client, m.why
+	client, why := m.client, m.err
 	m.mu.Unlock()
 	if client == nil {
 		return rueidis.RedisMessage{}, unsentError{why}
@@ -279,13 +283,14 @@ func (m *master) ask(ctx context.Context, script *rueidis.Lua, keys, args []stri
 	reply, err := m.exec(client, script, keys, args)
 	if !inDoubt(err) {
 		m.mu.Lock()
-		m.pace.note(time.Since(start))
+		m.latency.record(time.Since(start))
 		m.mu.Unlock()
 	}
 	return reply, err
 }
 
-// take is ask with takeScript, when it is its turn. If ctx ends before that, the request is not sent.
+// take runs takeScript when fewer than maxTakes are unanswered. If ctx ends before that the request
+// is not sent.
 func (m *master) take(ctx context.Context, keys, args []string) (rueidis.RedisMessage, error) {
 	select {
 	case m.takes <- struct{}{}:
@@ -301,18 +306,18 @@ func (m *master) take(ctx context.Context, keys, args []string) (rueidis.RedisMe
 func (m *master) exec(client rueidis.Client, script *rueidis.Lua, keys, args []string) (rueidis.RedisMessage, error) {
 	result := script.Exec(context.Background(), client, keys, args)
 	if err := result.NonRedisError(); err != nil {
-		m.broke(client, err)
+		m.markBroken(client, err)
 		return rueidis.RedisMessage{}, doubtError{err}
 	}
 	return result.ToMessage()
 }
 
-// removeLater has an entry removed as soon as the master answers.
+// removeLater schedules a removal for when the master answers.
 func (m *master) removeLater(d *pendingRemoval) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.pending[d] = struct{}{}
-	m.kick.Set()
+	m.wakeup.Set()
 }
 
 func (m *master) hasPending() bool {
@@ -321,36 +326,36 @@ func (m *master) hasPending() bool {
 	return len(m.pending) > 0
 }
 
-// removePending carries out the pending removals. It returns the error that the connection broke with, if it did.
+// removePending carries out the pending removals. If the connection breaks it returns the error.
 func (m *master) removePending(client rueidis.Client) error {
 	m.mu.Lock()
 	due := slices.Collect(maps.Keys(m.pending))
 	m.mu.Unlock()
-	broke := make(chan error, len(due))
+	markBroken := make(chan error, len(due))
 	var all sync.WaitGroup
 	for _, d := range due {
 		all.Go(func() {
 			if doubt, ok := errors.AsType[doubtError](m.removeOne(client, d)); ok {
-				broke <- doubt.error
+				markBroken <- doubt.error
 			}
 		})
 	}
 	all.Wait()
-	close(broke)
-	return <-broke
+	close(markBroken)
+	return <-markBroken
 }
 
-// removeOne carries out one. What cannot be sent, or not be done just now, stays pending; what the master refuses for good does
-// not:
-// the entry goes when its time is over.
+// removeOne carries out one pending removal. It stays pending if it could not be sent or was
+// refused temporarily. If the master refuses it for good it is dropped, and the entry expires with
+// its TTL.
 func (m *master) removeOne(client rueidis.Client, d *pendingRemoval) error {
 	reply, err := m.exec(client, leaveScript, d.keys, d.args)
-	if inDoubt(err) || passes(err) {
+	if inDoubt(err) || temporary(err) {
 		return err
 	}
 	if err != nil {
 		m.logger.LogAttrs(context.Background(), slog.LevelWarn,
-			"an entry could not be taken out; it goes when its time is over", slog.Any("error", err))
+			"removal of an entry refused; it expires with its TTL", slog.Any("error", err))
 	}
 	m.mu.Lock()
 	delete(m.pending, d)
@@ -359,7 +364,7 @@ func (m *master) removeOne(client rueidis.Client, d *pendingRemoval) error {
 	return err
 }
 
-// await returns the connection when there is one, nil when ctx ends.
+// await returns the connection as soon as there is one; nil if ctx ends first.
 func (m *master) await(ctx context.Context) rueidis.Client {
 	for {
 		m.mu.Lock()
@@ -376,18 +381,19 @@ func (m *master) await(ctx context.Context) rueidis.Client {
 	}
 }
 
-// state returns why there is no connection, nil if there is one.
-func (m *master) state() error {
+// connErr returns why the master is disconnected, or nil.
+func (m *master) connErr() error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.client != nil {
 		return nil
 	}
-	return m.why
+	return m.err
 }
 
-// unwrapDial returns what connecting failed of, without the address, which messages name anyway.
-func unwrapDial(err error) error {
+// withoutAddr strips the address from the error of a failed connection, because messages name it
+// anyway.
+func withoutAddr(err error) error {
 	if op, ok := errors.AsType[*net.OpError](err); ok {
 		return op.Err
 	}

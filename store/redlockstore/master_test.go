@@ -16,9 +16,9 @@ import (
 	"github.com/stilelock/stile/internal/testservers"
 )
 
-// A request that comes to the Redis client as its connection breaks makes the client connect again, while it is being
-// given up.
-func TestABrokenConnectionIsReplacedByOne(t *testing.T) {
+// A request that arrives while the connection breaks makes the Redis client reconnect, although the
+// master abandons that client.
+func TestMaster_oneConnectionAfterBreak(t *testing.T) {
 	t.Parallel()
 	server := testservers.StartRedis(t)
 	d := &dialer{open: make(map[*conn]bool)}
@@ -31,24 +31,24 @@ func TestABrokenConnectionIsReplacedByOne(t *testing.T) {
 	client := m.await(ctx)
 
 	d.gate.Lock()
-	d.breaks()
+	d.breakAll()
 	var again atomic.Bool
 	running.Go(func() {
 		for !again.Load() {
 			client.Do(ctx, client.B().Ping().Build())
 		}
 	})
-	soon(t, "the client connects again", func() bool { return d.dialing.Load() == 1 })
+	eventually(t, "the client reconnects", func() bool { return d.dialing.Load() == 1 })
 	again.Store(true)
-	m.broke(client, io.EOF)
-	soon(t, "so does the master, with another client", func() bool { return d.dialing.Load() == 2 })
+	m.markBroken(client, io.EOF)
+	eventually(t, "the master connects with another client", func() bool { return d.dialing.Load() == 2 })
 	d.gate.Unlock()
-	soon(t, "both have", func() bool { return d.dialing.Load() == 0 })
+	eventually(t, "both are connected", func() bool { return d.dialing.Load() == 0 })
 	m.await(ctx)
-	soon(t, "one connection is left", func() bool { return d.count() == 1 })
+	eventually(t, "one connection is left", func() bool { return d.count() == 1 })
 }
 
-// dialer makes connections while its gate is open.
+// dialer makes connections while its gate is unlocked.
 type dialer struct {
 	gate    sync.RWMutex
 	dialing atomic.Int32
@@ -84,7 +84,7 @@ func (d *dialer) dial(_ context.Context, addr string, dialer *net.Dialer, _ *tls
 	return c, nil
 }
 
-func (d *dialer) breaks() {
+func (d *dialer) breakAll() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	for c := range d.open {
@@ -98,11 +98,11 @@ func (d *dialer) count() int {
 	return len(d.open)
 }
 
-func soon(t *testing.T, what string, is func() bool) {
+func eventually(t *testing.T, what string, is func() bool) {
 	t.Helper()
 	for end := time.Now().Add(2 * time.Minute); !is(); time.Sleep(time.Millisecond) {
 		if time.Now().After(end) {
-			t.Fatalf("it has not come about within two minutes that %s", what)
+			t.Fatalf("not within two minutes: %s", what)
 		}
 	}
 }

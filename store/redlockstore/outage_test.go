@@ -18,12 +18,12 @@ import (
 	"github.com/stilelock/stile/store"
 )
 
-// redsync with its defaults: 5 s to lock and 5 s to unlock with one of three masters hung, 0.4 s and 1.7 s with one that
-// refuses.
+// redsync with its defaults takes 5s to lock and 5s to unlock with one of three masters hung; 0.4s
+// and 1.7s if that one refuses connections.
 // Promise: P7
-func TestAMinorityOutOfReachDelaysNobody(t *testing.T) {
+func TestMinority_unreachableDelaysNobody(t *testing.T) {
 	t.Parallel()
-	const most = 2 * time.Second // who waited for the minority would do so for 5 s to lock, and for longer to unlock
+	const limit = 2 * time.Second // waiting for the minority would take 5s to lock, and longer to unlock
 	hang, refuse := (*testservers.Redis).Pause, (*testservers.Redis).Kill
 	for _, c := range []struct {
 		masters, down int
@@ -35,12 +35,12 @@ func TestAMinorityOutOfReachDelaysNobody(t *testing.T) {
 		t.Run(fmt.Sprintf("%d of %d %s", c.down, c.masters, c.how), func(t *testing.T) {
 			t.Parallel()
 			servers := testservers.StartRedisServers(t, c.masters)
-			se, other := openSession(t, newStore(t, to(servers)), long), openSession(t, newStore(t, to(servers)), long)
-			held, told, err := enqueue(t.Context(), se, "held", false)
+			se, other := openSession(t, newStore(t, optionsFor(servers)), longTTL), openSession(t, newStore(t, optionsFor(servers)), longTTL)
+			held, standings, err := enqueue(t.Context(), se, "held", false)
 			if err != nil {
 				t.Fatal(err)
 			}
-			admitted(t, told)
+			admitted(t, standings)
 			everywhere(t, se, servers, "held")
 			_, next, err := enqueue(t.Context(), other, "held", false)
 			if err != nil {
@@ -51,24 +51,24 @@ func TestAMinorityOutOfReachDelaysNobody(t *testing.T) {
 			}
 			quick := func(what string, se store.Session) {
 				t.Helper()
-				wantQuick(t, most, "to lock and unlock, "+what+",", func() {
+				wantQuick(t, limit, "lock and unlock, "+what+",", func() {
 					ticket, _ := hold(t, se, "lock")
 					withdraw(t, ticket)
 				})
-				wantQuick(t, most, "to renew, "+what+",", func() {
-					if err := se.Confirm(timeout(t, soon)); err != nil {
+				wantQuick(t, limit, "renew, "+what+",", func() {
+					if err := se.Confirm(timeout(t, testTimeout)); err != nil {
 						t.Error(err)
 					}
 				})
 			}
-			quick("for one who was connected to all,", se)
-			quick("for one who comes later,", openSession(t, newStore(t, to(servers)), long))
-			if len(told) > 0 {
-				t.Errorf("a majority has the entry, and its owner was told %+v", <-told)
+			quick("connected to all masters", se)
+			quick("connecting later", openSession(t, newStore(t, optionsFor(servers)), longTTL))
+			if len(standings) > 0 {
+				t.Errorf("a majority has the entry: got %+v", <-standings)
 			}
 			for len(next) > 0 {
 				if st := <-next; st.State != store.Waiting {
-					t.Errorf("who waits was told %+v", st)
+					t.Errorf("the waiter got %+v", st)
 				}
 			}
 			withdraw(t, held)
@@ -77,70 +77,71 @@ func TestAMinorityOutOfReachDelaysNobody(t *testing.T) {
 	}
 }
 
-func TestASlowMasterDelaysNobody(t *testing.T) {
+func TestMinority_slowMasterDelaysNobody(t *testing.T) {
 	t.Parallel()
 	servers := testservers.StartRedisServers(t, 3)
 	proxies, options := through(t, servers)
-	se := openSession(t, newStore(t, options), long)
+	se := openSession(t, newStore(t, options), longTTL)
 	ticket, _ := hold(t, se, "lock")
 	everywhere(t, se, servers, "lock")
 	withdraw(t, ticket)
 	const late = 3 * time.Second
 	proxies[1].Delay(late)
-	wantQuick(t, late, "to lock and unlock", func() {
+	wantQuick(t, late, "lock and unlock", func() {
 		ticket, _ := hold(t, se, "lock")
 		withdraw(t, ticket)
 	})
-	eventually(t, "the slow master is clean, too", func() bool { return holding(servers, "lock") == 0 })
+	eventually(t, "the slow master is clean too", func() bool { return countKeys(servers, "lock") == 0 })
 }
 
-// A master that was out of reach at first takes part with the next renewal, and counts when another is lost.
-func TestAMasterThatComesLaterTakesPart(t *testing.T) {
+// A master that was unreachable at first takes part from the next renewal on, and counts when
+// another is lost.
+func TestConfirm_includesMasterThatComesBack(t *testing.T) {
 	t.Parallel()
 	servers := testservers.StartRedisServers(t, 3)
 	servers[0].Kill()
-	se := openSession(t, newStore(t, to(servers)), long)
-	ticket, told, err := enqueue(t.Context(), se, "lock", false)
+	se := openSession(t, newStore(t, optionsFor(servers)), longTTL)
+	ticket, standings, err := enqueue(t.Context(), se, "lock", false)
 	if err != nil {
 		t.Fatal(err)
 	}
-	admitted(t, told)
+	admitted(t, standings)
 	servers[0].Start()
 	everywhere(t, se, servers, "lock")
 	servers[1].Kill()
-	if err := se.Confirm(t.Context()); err != nil || len(told) > 0 {
-		t.Errorf("two of three have it, and to renew it is %v; the owner was told %d times", err, len(told))
+	if err := se.Confirm(t.Context()); err != nil || len(standings) > 0 {
+		t.Errorf("Confirm with two of three masters: got %v and %d standings", err, len(standings))
 	}
 	withdraw(t, ticket)
-	if n := holding([]*testservers.Redis{servers[0], servers[2]}, "lock"); n != 0 {
-		t.Errorf("after the release %d masters have it", n)
+	if n := countKeys([]*testservers.Redis{servers[0], servers[2]}, "lock"); n != 0 {
+		t.Errorf("after Withdraw %d masters have it", n)
 	}
 }
 
 // Promise: P1
-func TestAHoldIsRestoredAtAMasterThatHasForgotten(t *testing.T) {
+func TestRestore_afterMasterRestartedEmpty(t *testing.T) {
 	t.Parallel()
 	servers := testservers.StartRedisServers(t, 3)
-	client, other := newClient(t, to(servers), 20*time.Second), openSession(t, newStore(t, to(servers)), long)
+	client, other := newClient(t, optionsFor(servers), 20*time.Second), openSession(t, newStore(t, optionsFor(servers)), longTTL)
 	h := lock(t, client, "lock")
-	eventually(t, "the hold is at all masters", func() bool { return holding(servers, "lock") == 3 })
+	eventually(t, "the hold is at all masters", func() bool { return countKeys(servers, "lock") == 3 })
 	servers[0].Restart()
-	eventually(t, "the hold is at all masters again", func() bool { return holding(servers, "lock") == 3 })
-	servers[1].Kill() // now the first is needed
+	eventually(t, "the hold is at all masters again", func() bool { return countKeys(servers, "lock") == 3 })
+	servers[1].Kill() // now the first one is needed
 	_, _, err := enqueue(t.Context(), other, "lock", true)
 	if _, held := errors.AsType[*store.HeldError](err); !held {
-		t.Errorf("another tried and got %v, want a HeldError", err)
+		t.Errorf("Try of another client: got %v, want a HeldError", err)
 	}
 	if !h.Valid() {
-		t.Errorf("lost although two of three have it: %v", h.Err())
+		t.Errorf("lost although two of three masters have it: %v", h.Err())
 	}
 	release(t, h)
 }
 
-func TestAHoldIsRestoredWhileAnotherMasterHangs(t *testing.T) {
+func TestRestore_whileAnotherMasterHangs(t *testing.T) {
 	t.Parallel()
 	servers := testservers.StartRedisServers(t, 5)
-	se := openSession(t, newStore(t, to(servers)), long)
+	se := openSession(t, newStore(t, optionsFor(servers)), longTTL)
 	hold(t, se, "lock")
 	everywhere(t, se, servers, "lock")
 	servers[4].Pause()
@@ -148,32 +149,33 @@ func TestAHoldIsRestoredWhileAnotherMasterHangs(t *testing.T) {
 	if err := se.Confirm(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "the fourth master has it again", func() bool { return holding(servers[3:4], "lock") == 1 })
+	eventually(t, "the fourth master has it again", func() bool { return countKeys(servers[3:4], "lock") == 1 })
 	servers[4].Resume()
 }
 
-// The hole in Redlock: one of a bare majority forgets, and the lock is given away. The token is what remains.
+// The known weakness of Redlock: one master of a bare majority loses its data, and the lock is
+// granted again. The token still protects the resource.
 // Promise: P2
-func TestTheTokenTellsWhoIsLaterWhenAMasterHasForgotten(t *testing.T) {
+func TestToken_risesWhenMasterLostItsData(t *testing.T) {
 	t.Parallel()
 	servers := testservers.StartRedisServers(t, 3)
 	proxies, options := through(t, servers)
 	proxies[2].Refuse()
-	a, b := newClient(t, options, 30*time.Second), newClient(t, to(servers), 30*time.Second)
+	a, b := newClient(t, options, 30*time.Second), newClient(t, optionsFor(servers), 30*time.Second)
 	first := lock(t, a, "lock") // at the first two
 	servers[1].Restart()
 	second := lock(t, b, "lock") // at the last two
 	if !first.Valid() || !second.Valid() {
-		t.Errorf("there is no hole: the holds are valid: %v, %v", first.Valid(), second.Valid())
+		t.Errorf("valid: %v, %v; want both", first.Valid(), second.Valid())
 	}
 	if second.Token() <= first.Token() {
-		t.Errorf("the token was %d and is %d", first.Token(), second.Token())
+		t.Errorf("got tokens %d, then %d; want rising ones", first.Token(), second.Token())
 	}
 	proxies[2].Accept()
 	select {
 	case <-first.Lost():
-	case <-time.After(soon):
-		t.Error("the first holder is not told by the next renewal")
+	case <-time.After(testTimeout):
+		t.Error("the next renewal did not notify the first holder")
 	}
 	if !second.Valid() {
 		t.Errorf("the second hold is lost: %v", second.Err())
@@ -181,12 +183,12 @@ func TestTheTokenTellsWhoIsLaterWhenAMasterHasForgotten(t *testing.T) {
 }
 
 // Promise: P6
-func TestWithoutAMajorityAHoldIsLostByItsDeadline(t *testing.T) {
+func TestHold_lostAtDeadlineWithoutMajority(t *testing.T) {
 	t.Parallel()
 	const ttl = 15 * time.Second
 	servers := testservers.StartRedisServers(t, 3)
 	atRisk := make(chan stile.RiskEvent, 1)
-	client, err := stile.New(newStore(t, to(servers)), &stile.Options{TTL: ttl, Hooks: stile.Hooks{
+	client, err := stile.New(newStore(t, optionsFor(servers)), &stile.Options{TTL: ttl, Hooks: stile.Hooks{
 		SessionAtRisk: func(e stile.RiskEvent) { atRisk <- e },
 	}})
 	if err != nil {
@@ -197,58 +199,58 @@ func TestWithoutAMajorityAHoldIsLostByItsDeadline(t *testing.T) {
 	servers[1].Pause()
 	select {
 	case <-atRisk:
-	case <-time.After(soon):
-		t.Error("it was never said to be at risk before it was lost")
+	case <-time.After(testTimeout):
+		t.Error("the session was not reported at risk")
 	}
-	time.Sleep(ttl) // from now on at the latest, since no renewal has succeeded after the cut
+	time.Sleep(ttl) // it must be lost now, since no renewal has succeeded after the cut
 	if h.Valid() {
-		t.Errorf("it is valid %v after the majority was gone", ttl)
+		t.Errorf("valid %v after the majority was cut off", ttl)
 	}
 	select {
 	case <-h.Lost():
-	case <-time.After(soon):
-		t.Fatal("its owner is not told that it is lost")
+	case <-time.After(testTimeout):
+		t.Fatal("the owner was not notified of the loss")
 	}
 	if err, ok := errors.AsType[*stile.LostError](h.Err()); !ok || err.Reason != stile.LostDeadline {
-		t.Errorf("lost because of %v, want the deadline", h.Err())
+		t.Errorf("got %v, want LostDeadline", h.Err())
 	}
 	servers[0].Resume()
 	servers[1].Resume()
 	release(t, lock(t, client, "lock"))
 }
 
-func TestOpeningWithoutAMajorityNamesThoseThatAreMissing(t *testing.T) {
+func TestOpen_withoutMajorityNamesMasters(t *testing.T) {
 	t.Parallel()
 	servers := testservers.StartRedisServers(t, 3)
 	servers[0].Kill()
 	servers[1].Pause()
 	ctx, cancel := context.WithCancel(t.Context())
 	opened := make(chan error, 1)
-	st := newStore(t, to(servers))
+	st := newStore(t, optionsFor(servers))
 	go func() {
-		_, err := st.Open(ctx, store.SessionOptions{TTL: long})
+		_, err := st.Open(ctx, store.SessionOptions{TTL: longTTL})
 		opened <- err
 	}()
-	eventually(t, "the third master has answered", func() bool { // to the script itself, which it did not know at first
+	eventually(t, "the third master has answered", func() bool { // with EVAL, since it did not have the script
 		stats, _ := servers[2].Do("INFO", "commandstats").ToString()
 		return calls(stats, "eval") != ""
 	})
-	time.Sleep(500 * time.Millisecond) // and is heard
+	time.Sleep(500 * time.Millisecond) // until the reply has arrived
 	cancel()
 	err := <-opened
-	wantSaid(t, err, servers[0].Addr()+": connect: connection refused", servers[1].Addr()+": still connecting", "1 of 3 masters answered")
+	wantErr(t, err, servers[0].Addr()+": connect: connection refused", servers[1].Addr()+": still connecting", "1 of 3 masters answered")
 	if !errors.Is(err, context.Canceled) {
-		t.Errorf("the error does not match the context's: %v", err)
+		t.Errorf("got %v, want Canceled", err)
 	}
 }
 
-// The bell that tells a waiter is lost with the connection: what remains is to look now and then.
+// The message for a waiter is lost with the connection, so polling must replace it.
 // Promise: P7
-func TestAWaiterWhoseConnectionsAreCutIsNotForgotten(t *testing.T) {
+func TestWaiter_connectionsCut(t *testing.T) {
 	t.Parallel()
 	servers := testservers.StartRedisServers(t, 3)
 	proxies, options := through(t, servers)
-	holder := newClient(t, to(servers), time.Minute)
+	holder := newClient(t, optionsFor(servers), time.Minute)
 	waiter := newClient(t, options, time.Minute)
 	for range 2 {
 		h := lock(t, holder, "lock")
@@ -263,8 +265,8 @@ func TestAWaiterWhoseConnectionsAreCutIsNotForgotten(t *testing.T) {
 		release(t, h)
 		select {
 		case <-p.Ready():
-		case <-time.After(soon):
-			t.Fatal("forgotten")
+		case <-time.After(testTimeout):
+			t.Fatal("the waiter was not admitted")
 		}
 		got, err := p.Wait(t.Context())
 		if err != nil {
@@ -275,46 +277,46 @@ func TestAWaiterWhoseConnectionsAreCutIsNotForgotten(t *testing.T) {
 }
 
 // Promise: P1
-func TestASteppedClockOfOneMasterHarmsNothing(t *testing.T) {
+func TestClock_steppedAtOneMaster(t *testing.T) {
 	t.Parallel()
 	servers := append(testservers.StartRedisServers(t, 2), testservers.StartRedisAhead(t))
-	se, other := openSession(t, newStore(t, to(servers)), long), openSession(t, newStore(t, to(servers)), long)
-	ticket, told, err := enqueue(t.Context(), se, "lock", false)
+	se, other := openSession(t, newStore(t, optionsFor(servers)), longTTL), openSession(t, newStore(t, optionsFor(servers)), longTTL)
+	ticket, standings, err := enqueue(t.Context(), se, "lock", false)
 	if err != nil {
 		t.Fatal(err)
 	}
-	order := admitted(t, told)
+	order := admitted(t, standings)
 	everywhere(t, se, servers, "lock")
-	for _, ahead := range []time.Duration{2 * long, -2 * long} {
+	for _, ahead := range []time.Duration{2 * longTTL, -2 * longTTL} {
 		servers[2].SetAhead(ahead)
 		_, _, err := enqueue(t.Context(), other, "lock", true)
 		if _, held := errors.AsType[*store.HeldError](err); !held {
-			t.Fatalf("with a clock %v ahead another tried and got %v, want a HeldError", ahead, err)
+			t.Fatalf("clock %v ahead: Try of another client: got %v, want a HeldError", ahead, err)
 		}
 		everywhere(t, se, servers, "lock")
-		if len(told) > 0 {
-			t.Fatalf("with a clock %v ahead the owner was told %+v", ahead, <-told)
+		if len(standings) > 0 {
+			t.Fatalf("clock %v ahead: the owner got %+v", ahead, <-standings)
 		}
 	}
 	withdraw(t, ticket)
-	// One whose clock is slow keeps its copy: it is taken out like the others.
+	// A master whose clock is slow keeps its copy, which is removed like the others.
 	if _, next := hold(t, other, "lock"); next <= order {
-		t.Errorf("the order was %d and is %d", order, next)
+		t.Errorf("got orders %d, then %d; want rising ones", order, next)
 	}
 }
 
-// Without word from the masters it would take half a second at least.
-func TestAReleaseWakesWhoWaits(t *testing.T) {
+// Without messages this would take at least half a second.
+func TestRelease_notifiesWaiter(t *testing.T) {
 	t.Parallel()
 	servers := testservers.StartRedisServers(t, 3)
-	a, b := newClient(t, to(servers), time.Minute), newClient(t, to(servers), time.Minute)
+	a, b := newClient(t, optionsFor(servers), time.Minute), newClient(t, optionsFor(servers), time.Minute)
 	h := lock(t, a, "lock")
-	wantQuick(t, 400*time.Millisecond, "to hand over", func() {
+	wantQuick(t, 400*time.Millisecond, "handover", func() {
 		p, err := b.Mutex("lock").Join(t.Context())
 		if err != nil {
 			t.Fatal(err)
 		}
-		time.Sleep(20 * time.Millisecond) // it has subscribed
+		time.Sleep(20 * time.Millisecond) // until it has subscribed
 		release(t, h)
 		if h, err = p.Wait(t.Context()); err != nil {
 			t.Fatal(err)
@@ -323,17 +325,17 @@ func TestAReleaseWakesWhoWaits(t *testing.T) {
 	})
 }
 
-func TestAStallOfAllMastersDelaysByNoMoreThanTheStall(t *testing.T) {
+func TestLock_allMastersStall(t *testing.T) {
 	t.Parallel()
 	servers := testservers.StartRedisServers(t, 3)
-	client := newClient(t, to(servers), time.Minute)
+	client := newClient(t, optionsFor(servers), time.Minute)
 	release(t, lock(t, client, "lock"))
 	var stallable []rueidis.Client
 	for _, r := range servers {
-		stallable = append(stallable, direct(t, r))
+		stallable = append(stallable, adminClient(t, r))
 	}
 	for _, stall := range []time.Duration{60 * time.Millisecond, 200 * time.Millisecond} {
-		wantQuick(t, stall+time.Second, fmt.Sprintf("with a stall of %v, to lock and unlock", stall), func() {
+		wantQuick(t, stall+time.Second, fmt.Sprintf("lock and unlock with a stall of %v", stall), func() {
 			var stalled sync.WaitGroup
 			for _, cli := range stallable {
 				stalled.Go(func() {
@@ -347,10 +349,10 @@ func TestAStallOfAllMastersDelaysByNoMoreThanTheStall(t *testing.T) {
 	}
 }
 
-func TestFlushedScriptsAreLoadedAgain(t *testing.T) {
+func TestScripts_loadedAgainAfterFlush(t *testing.T) {
 	t.Parallel()
 	servers := testservers.StartRedisServers(t, 3)
-	se := openSession(t, newStore(t, to(servers)), long)
+	se := openSession(t, newStore(t, optionsFor(servers)), longTTL)
 	flush := func() {
 		for _, r := range servers {
 			r.Do("SCRIPT", "FLUSH")
@@ -370,51 +372,51 @@ func TestFlushedScriptsAreLoadedAgain(t *testing.T) {
 	}
 }
 
-// The masters are in the midst of something else when the entry is to be taken out.
+// The masters are busy with a script when the entry is to be removed.
 // Promise: P5
-func TestAnEntryIsTakenOutAtMastersThatWereBusy(t *testing.T) {
+func TestWithdraw_busyMasters(t *testing.T) {
 	t.Parallel()
 	servers := testservers.StartRedisServers(t, 3, "lua-time-limit 1")
-	se := openSession(t, newStore(t, to(servers)), long)
+	se := openSession(t, newStore(t, optionsFor(servers)), longTTL)
 	ticket, _ := hold(t, se, "lock")
 	everywhere(t, se, servers, "lock")
-	eventually(t, "all masters are listened to", func() bool { return listening(servers, "lock") == 3 })
+	eventually(t, "the store is subscribed at all masters", func() bool { return subscribed(servers, "lock") == 3 })
 	var ends []func()
 	for _, r := range servers {
 		ends = append(ends, keepBusy(t, r))
 	}
 	if err := ticket.Withdraw(timeout(t, 200*time.Millisecond)); err == nil {
-		t.Error("it is said to be out")
+		t.Error("Withdraw: got nil, want an error")
 	}
 	for _, end := range ends {
 		end()
 	}
-	eventually(t, "no master has it", func() bool { return holding(servers, "lock") == 0 })
+	eventually(t, "no master has it", func() bool { return countKeys(servers, "lock") == 0 })
 	if err := ticket.Withdraw(t.Context()); err != nil && !errors.Is(err, store.ErrGone) {
 		t.Error(err)
 	}
 }
 
-func TestAMasterThatWasBusyIsListenedTo(t *testing.T) {
+func TestSubscriber_afterMasterWasBusy(t *testing.T) {
 	t.Parallel()
 	servers := testservers.StartRedisServers(t, 3, "lua-time-limit 1")
 	end := keepBusy(t, servers[0])
-	st := newStore(t, to(servers))
-	hold(t, openSession(t, st, long), "lock")
-	eventually(t, "the others are listened to", func() bool { return listening(servers[1:], "lock") == 2 })
+	st := newStore(t, optionsFor(servers))
+	hold(t, openSession(t, st, longTTL), "lock")
+	eventually(t, "the store is subscribed at the other masters", func() bool { return subscribed(servers[1:], "lock") == 2 })
 	end()
-	eventually(t, "so is the first", func() bool { return listening(servers, "lock") == 3 })
+	eventually(t, "the store is subscribed at all masters", func() bool { return subscribed(servers, "lock") == 3 })
 }
 
-func TestWhatIsNotWantedAnyMoreIsNotListenedTo(t *testing.T) {
+func TestSubscriber_dropsUnusedTopics(t *testing.T) {
 	t.Parallel()
-	const many = 150
+	const count = 150
 	servers := testservers.StartRedisServers(t, 3)
-	se := openSession(t, newStore(t, to(servers)), long)
-	listened := func(most, least int) func() bool {
+	se := openSession(t, newStore(t, optionsFor(servers)), longTTL)
+	channelCount := func(limit, minimum int) func() bool {
 		return func() bool {
 			for _, r := range servers {
-				if all, _ := r.Do("PUBSUB", "CHANNELS").AsStrSlice(); len(all) > most || len(all) < least {
+				if all, _ := r.Do("PUBSUB", "CHANNELS").AsStrSlice(); len(all) > limit || len(all) < minimum {
 					return false
 				}
 			}
@@ -422,21 +424,22 @@ func TestWhatIsNotWantedAnyMoreIsNotListenedTo(t *testing.T) {
 		}
 	}
 	var tickets []store.Ticket
-	for i := range many {
+	for i := range count {
 		ticket, _ := hold(t, se, fmt.Sprint("lock", i))
 		tickets = append(tickets, ticket)
 	}
-	eventually(t, "all holds are listened to", listened(many, many))
+	eventually(t, "there is a subscription for each hold", channelCount(count, count))
 	for _, ticket := range tickets {
 		withdraw(t, ticket)
 	}
-	eventually(t, "few of them are", listened(100, 0))
+	eventually(t, "few subscriptions are left", channelCount(100, 0))
 }
 
-// keepBusy makes a server run a script until end is called. Afterwards the server answers requests again.
+// keepBusy makes a server run a script until end is called. Afterwards the server answers requests
+// again.
 func keepBusy(t *testing.T, r *testservers.Redis) (end func()) {
 	t.Helper()
-	runs, asks := direct(t, r), direct(t, r)
+	runs, asks := adminClient(t, r), adminClient(t, r)
 	go runs.Do(context.WithoutCancel(t.Context()), runs.B().Arbitrary("EVAL", "while true do end", "0").Build())
 	busy := func() bool {
 		err := asks.Do(t.Context(), asks.B().Arbitrary("GET", "lock").Build()).Error()
@@ -449,8 +452,8 @@ func keepBusy(t *testing.T, r *testservers.Redis) (end func()) {
 	}
 }
 
-// listening returns how many of the servers are listened to for what happens to a lock.
-func listening(servers []*testservers.Redis, name string) (n int) {
+// subscribed returns at how many of the servers there is a subscription to a lock's channel.
+func subscribed(servers []*testservers.Redis, name string) (n int) {
 	for _, r := range servers {
 		if all, _ := r.Do("PUBSUB", "NUMSUB", "stile:"+name).AsIntMap(); all["stile:"+name] > 0 {
 			n++
@@ -460,31 +463,31 @@ func listening(servers []*testservers.Redis, name string) (n int) {
 }
 
 // Promise: P5
-func TestAMasterWithoutMemoryIsCleanedUp(t *testing.T) {
+func TestWithdraw_masterOutOfMemory(t *testing.T) {
 	t.Parallel()
 	servers := testservers.StartRedisServers(t, 3)
 	proxies, options := through(t, servers)
-	se := openSession(t, newStore(t, options), long)
+	se := openSession(t, newStore(t, options), longTTL)
 	ticket, _ := hold(t, se, "lock")
 	everywhere(t, se, servers, "lock")
 	withdraw(t, ticket)
-	eventually(t, "all masters are free", func() bool { return holding(servers, "lock") == 0 })
+	eventually(t, "all masters are free", func() bool { return countKeys(servers, "lock") == 0 })
 	proxies[2].CutReplies()
 	ticket, _ = hold(t, se, "lock")
-	eventually(t, "all masters have it", func() bool { return holding(servers, "lock") == 3 })
+	eventually(t, "all masters have it", func() bool { return countKeys(servers, "lock") == 3 })
 	withdraw(t, ticket)
 	servers[2].Do("CONFIG", "SET", "maxmemory", "1")
 	proxies[2].Reset()
 	proxies[2].Release()
-	eventually(t, "the third master is clean", func() bool { return holding(servers, "lock") == 0 })
+	eventually(t, "the third master is clean", func() bool { return countKeys(servers, "lock") == 0 })
 }
 
-// A master lets itself be connected to, and says who it is, but carries nothing out: what has to be cleaned up at it does
-// not become more with every connection that is given up.
-func TestAMasterThatOnlyConnectsGathersNothingToCleanUp(t *testing.T) {
+// A master accepts connections and logins, but executes nothing: the pending removals must not grow
+// with every abandoned connection.
+func TestMaster_pendingRemovalsDoNotAccumulate(t *testing.T) {
 	t.Parallel()
 	servers := testservers.StartRedisServers(t, 3)
-	options := to(servers)
+	options := optionsFor(servers)
 	dialed := make(chan net.Conn, 1000)
 	options[2].DialCtxFn = func(ctx context.Context, addr string, d *net.Dialer, _ *tls.Config) (net.Conn, error) {
 		conn, err := d.DialContext(ctx, "tcp", addr)
@@ -493,19 +496,19 @@ func TestAMasterThatOnlyConnectsGathersNothingToCleanUp(t *testing.T) {
 		}
 		return conn, err
 	}
-	se := openSession(t, newStore(t, options), long)
+	se := openSession(t, newStore(t, options), longTTL)
 	ticket, _ := hold(t, se, "before")
 	everywhere(t, se, servers, "before")
 	withdraw(t, ticket)
-	eventually(t, "the third master has nothing to do", func() bool { return holding(servers[2:], "before") == 0 })
+	eventually(t, "the third master is clean", func() bool { return countKeys(servers[2:], "before") == 0 })
 	servers[2].Do("CLIENT", "PAUSE", "600000", "WRITE")
 	for _, name := range []string{"early", "late", "late", "late", "late"} {
 		conns := []net.Conn{<-dialed}
-		time.Sleep(20 * time.Millisecond) // it is used, if it is going to be
+		time.Sleep(20 * time.Millisecond) // until it is used
 		ticket, _ := hold(t, se, name)
 		withdraw(t, ticket)
-		time.Sleep(20 * time.Millisecond) // the request to the third master is sent, if it is going to be
-		for len(dialed) > 0 {             // those for listening
+		time.Sleep(20 * time.Millisecond) // until the request to the third master is sent
+		for len(dialed) > 0 {             // subscribing connections
 			conns = append(conns, <-dialed)
 		}
 		for _, conn := range conns {
@@ -519,28 +522,28 @@ func TestAMasterThatOnlyConnectsGathersNothingToCleanUp(t *testing.T) {
 	}
 	eventually(t, "the third master is cleaned up", func() bool { return voids("early") > 0 })
 	ticket, _ = hold(t, se, "after")
-	eventually(t, "it takes part again", func() bool {
-		return se.Confirm(t.Context()) == nil && holding(servers, "after") == 3
+	eventually(t, "the third master takes part again", func() bool {
+		return se.Confirm(t.Context()) == nil && countKeys(servers, "after") == 3
 	})
 	withdraw(t, ticket)
 	if n := voids("late"); n > 0 {
-		t.Errorf("%d attempts were sent to it while it had not done what it was asked before", n)
+		t.Errorf("%d attempts were sent while removals were pending, want none", n)
 	}
 }
 
-// With two of five hung, all of the others are needed, and of those who contend for them nobody must wait for the hung
-// ones while others could have the lock.
-func TestContendersDoNotWaitForThoseThatHang(t *testing.T) {
+// With two of five masters hung, all of the others are needed. Contending clients must not wait for
+// the hung ones while another could take the lock.
+func TestLock_contentionWithHungMasters(t *testing.T) {
 	t.Parallel()
 	servers := testservers.StartRedisServers(t, 5)
 	var clients []*stile.Client
 	for range 4 {
-		c := newClient(t, to(servers), time.Minute)
+		c := newClient(t, optionsFor(servers), time.Minute)
 		release(t, lock(t, c, "lock"))
 		clients = append(clients, c)
 	}
 	contend := func() {
-		ctx := timeout(t, soon)
+		ctx := timeout(t, testTimeout)
 		var all sync.WaitGroup
 		for _, c := range clients {
 			all.Go(func() {
@@ -554,10 +557,10 @@ func TestContendersDoNotWaitForThoseThatHang(t *testing.T) {
 	for range 3 {
 		start := time.Now()
 		contend()
-		usual := time.Since(start) // on this machine, as busy as it is
+		unimpeded := time.Since(start) // depends on the machine's load
 		servers[0].Pause()
 		servers[1].Pause()
-		wantQuick(t, 4*time.Second+10*usual, "to let all in, one after the other,", contend) // an attempt alone may take 5 s
+		wantQuick(t, 4*time.Second+10*unimpeded, "all clients lock and unlock", contend) // one attempt may take 5s
 		servers[0].Resume()
 		servers[1].Resume()
 	}

@@ -15,37 +15,37 @@ import (
 )
 
 var (
-	errStrange = errors.New("unexpected answer")
-	errSilent  = errors.New("no answer")
+	errUnexpectedReply = errors.New("unexpected reply")
+	errNoReply         = errors.New("no answer")
 )
 
-// tally is what has been heard from the masters.
+// tally records which masters have answered a request, and which have failed.
 type tally struct {
 	masters []*master
 	quorum  int
-	heard   []bool
+	done    []bool
 	errs    []error
 }
 
 func (s *Store) newTally() *tally {
 	n := len(s.masters)
-	return &tally{masters: s.masters, quorum: s.quorum, heard: make([]bool, n), errs: make([]error, n)}
+	return &tally{masters: s.masters, quorum: s.quorum, done: make([]bool, n), errs: make([]error, n)}
 }
 
-// note notes that a master has answered, or why it has not.
-func (t *tally) note(m *master, err error) { t.heard[m.number], t.errs[m.number] = true, err }
+// record records that a master has answered (err is nil) or failed.
+func (t *tally) record(m *master, err error) { t.done[m.number], t.errs[m.number] = true, err }
 
 // answered counts the masters that have answered.
 func (t *tally) answered() (n int) {
-	for i, heard := range t.heard {
-		if heard && t.errs[i] == nil {
+	for i, done := range t.done {
+		if done && t.errs[i] == nil {
 			n++
 		}
 	}
 	return n
 }
 
-// failed counts the masters that have not, and will not.
+// failed counts the masters that have failed.
 func (t *tally) failed() (n int) {
 	for _, err := range t.errs {
 		if err != nil {
@@ -55,17 +55,17 @@ func (t *tally) failed() (n int) {
 	return n
 }
 
-// all reports whether every master has answered or failed to.
-func (t *tally) all() bool { return !slices.Contains(t.heard, false) }
+// all reports whether every master has answered or failed.
+func (t *tally) all() bool { return !slices.Contains(t.done, false) }
 
-// err returns the error that says who has not answered.
+// err returns the error that names the masters without an answer.
 func (t *tally) err() error {
 	q := &quorumError{answered: t.answered(), all: len(t.masters)}
 	for i, m := range t.masters {
 		err := t.errs[i]
-		if !t.heard[i] {
-			err = errSilent
-			if why := m.state(); why != nil {
+		if !t.done[i] {
+			err = errNoReply
+			if why := m.connErr(); why != nil {
 				err = why
 			}
 		}
@@ -76,13 +76,13 @@ func (t *tally) err() error {
 	return q
 }
 
-// quorumError says that no majority has answered as it should.
+// quorumError means that no majority has answered as it should.
 type quorumError struct {
 	answered, all int
-	errs          []error // of the others
+	errs          []error // of the masters without an answer
 }
 
-// Error says which masters have not answered, and why.
+// Error names the masters without an answer, and why.
 func (e *quorumError) Error() string {
 	texts := []string{fmt.Sprintf("no majority: %d of %d masters answered", e.answered, e.all)}
 	for _, err := range e.errs {
@@ -91,18 +91,19 @@ func (e *quorumError) Error() string {
 	return strings.Join(texts, "; ")
 }
 
-// Unwrap returns why the masters have not answered.
+// Unwrap returns the errors of the masters without an answer.
 func (e *quorumError) Unwrap() []error { return e.errs }
 
-// answer is what one master has answered to a question that all were asked.
+// answer is one master's answer to a request that was sent to all.
 type answer struct {
 	master *master
 	reply  rueidis.RedisMessage
 	err    error
 }
 
-// poll asks all masters at once. Each answer arrives once, those of silent masters when they are given up.
-func (s *Store) poll(ctx context.Context, script *rueidis.Lua, keys, args []string) <-chan answer {
+// askAll sends a request to all masters at once. The channel receives one answer for each master. A
+// silent master's answer is an error, after its timeout.
+func (s *Store) askAll(ctx context.Context, script *rueidis.Lua, keys, args []string) <-chan answer {
 	answers := make(chan answer, len(s.masters))
 	for _, m := range s.masters {
 		ask := func() {
@@ -116,65 +117,68 @@ func (s *Store) poll(ctx context.Context, script *rueidis.Lua, keys, args []stri
 	return answers
 }
 
-// How long the other masters are waited for when a majority has answered, and there is an answer without them. Who reads
-// waits longer: what a majority has cannot be told from what a minority has if the master that knows was just slow.
+// stragglerWait and readStragglerWait are how long to wait for the other masters once a majority
+// has answered and the outcome is known. Reads wait longer: if the one master that makes the
+// difference is only slow, a lock that a majority has looks like one that a minority has.
 const (
-	straggle       = 20 * time.Millisecond
-	straggleToRead = 10 * straggle
+	stragglerWait     = 20 * time.Millisecond
+	readStragglerWait = 10 * stragglerWait
 )
 
-// mostUsual is the longest that [Store.usual] returns.
-const mostUsual = 500 * time.Millisecond
+// maxOutcomeWait bounds [Store.outcomeWait].
+const maxOutcomeWait = 500 * time.Millisecond
 
-// usual is how long the other masters are waited for when a majority has answered and there is none: twice as long as the
-// slowest takes, and a little more, but no longer than half a second. One that hangs is known by what it took before.
-func (s *Store) usual() time.Duration {
+// outcomeWait returns how long to wait for the other masters once a majority has answered and the
+// outcome depends on them: twice the latency of the slowest master and a little more, at most half
+// a second. For a master that hangs the latency before that counts.
+func (s *Store) outcomeWait() time.Duration {
 	slowest := time.Duration(0)
 	for _, m := range s.masters {
 		m.mu.Lock()
-		slowest = max(slowest, m.pace.least)
+		slowest = max(slowest, m.latency.min)
 		m.mu.Unlock()
 	}
-	return min(2*slowest+5*time.Millisecond, mostUsual)
+	return min(2*slowest+5*time.Millisecond, maxOutcomeWait)
 }
 
-// ask asks all masters, and returns the answers: a majority of them at least, and those that come so soon after.
-func (s *Store) ask(ctx context.Context, soon time.Duration, script *rueidis.Lua, keys, args []string) ([]answer, error) {
+// askMajority sends a request to all masters and returns at least a majority of the answers, and
+// those that arrive within wait after that.
+func (s *Store) askMajority(ctx context.Context, wait time.Duration, script *rueidis.Lua, keys, args []string) ([]answer, error) {
 	var good []answer
-	heard := s.newTally()
-	answers := s.poll(ctx, script, keys, args)
-	var late <-chan time.Time
-	for !heard.all() {
+	replies := s.newTally()
+	answers := s.askAll(ctx, script, keys, args)
+	var timeout <-chan time.Time
+	for !replies.all() {
 		select {
 		case a := <-answers:
-			heard.note(a.master, a.err)
+			replies.record(a.master, a.err)
 			if a.err == nil {
 				good = append(good, a)
 			}
-		case <-late:
+		case <-timeout:
 			return good, nil
 		case <-ctx.Done():
-			return nil, attempts.EndedBy(ctx, heard.err())
+			return nil, attempts.EndedBy(ctx, replies.err())
 		}
-		if len(good) == s.quorum && late == nil {
-			late = time.After(soon)
+		if len(good) == s.quorum && timeout == nil {
+			timeout = time.After(wait)
 		}
 	}
 	if len(good) < s.quorum {
-		return nil, heard.err()
+		return nil, replies.err()
 	}
 	return good, nil
 }
 
-func isOne(reply rueidis.RedisMessage) (bool, error) {
+func parseBool(reply rueidis.RedisMessage) (bool, error) {
 	n, err := reply.AsInt64()
 	if err != nil {
-		return false, fmt.Errorf("%w: %w", errStrange, err)
+		return false, fmt.Errorf("%w: %w", errUnexpectedReply, err)
 	}
 	return n == 1, nil
 }
 
-// millis writes a duration in milliseconds, rounded up, as scripts take it.
+// millis formats a duration in milliseconds for a script, rounded up.
 func millis(d time.Duration) string {
 	return strconv.FormatInt(int64((d+time.Millisecond-1)/time.Millisecond), 10)
 }

@@ -15,43 +15,43 @@ import (
 	"github.com/stilelock/stile/store/internal/attempts"
 )
 
-// view is what one master has under one name.
+// view is the state of one name at one master.
 type view struct {
 	master *master
 	value  string
 	there  bool
 	fence  string
-	ttl    time.Duration // negative: it never ends
-	other  bool          // there is something that is no string
+	ttl    time.Duration // negative if it never expires
+	other  bool          // the key holds something other than a string
 }
 
-// Line implements [store.Store]. A hold is shown if a majority of the masters has it; what a minority has is remarked
-// on. Those who wait are not shown: there is nothing of them in the store.
+// Line implements [store.Store]. It shows a hold if a majority of the masters has it; a remark
+// mentions what a minority has. Waiters are not shown, because the masters have no record of them.
 func (s *Store) Line(ctx context.Context, name string) (store.Line, error) {
-	within, cancel := context.WithTimeoutCause(ctx, attempts.Patience, errPatience)
+	within, cancel := context.WithTimeoutCause(ctx, attempts.Patience, errNoMajority)
 	defer cancel()
-	ls, err := s.look(within, []string{name})
+	ls, err := s.readLines(within, []string{name})
 	if err != nil {
-		return store.Line{}, s.explain("read the line", attempts.EndedBy(ctx, err))
+		return store.Line{}, s.wrapErr("read the line", attempts.EndedBy(ctx, err))
 	}
 	return ls[0], nil
 }
 
-// Lines implements [store.Store]. It shows the locks that clients of this package have taken; those that other clients
-// have are shown by [Store.Line] alone, because nothing tells their keys from any others.
+// Lines implements [store.Store]. It lists the locks taken by clients of this package. Those of
+// other clients are shown by [Store.Line] only, because their keys look like any others.
 func (s *Store) Lines(ctx context.Context, prefix string) ([]store.Line, error) {
-	within, cancel := context.WithTimeoutCause(ctx, attempts.Patience, errPatience)
+	within, cancel := context.WithTimeoutCause(ctx, attempts.Patience, errNoMajority)
 	defer cancel()
-	doing := fmt.Sprintf("read the locks that begin with %q", prefix)
+	op := fmt.Sprintf("read the locks that begin with %q", prefix)
 	names, err := s.names(within, prefix)
 	if err != nil {
-		return nil, s.explain(doing, attempts.EndedBy(ctx, err))
+		return nil, s.wrapErr(op, attempts.EndedBy(ctx, err))
 	}
 	var found []store.Line
 	for chunk := range slices.Chunk(names, batchSize) {
-		ls, err := s.look(within, chunk)
+		ls, err := s.readLines(within, chunk)
 		if err != nil {
-			return nil, s.explain(doing, attempts.EndedBy(ctx, err))
+			return nil, s.wrapErr(op, attempts.EndedBy(ctx, err))
 		}
 		for _, l := range ls {
 			if len(l.Entries) > 0 {
@@ -62,9 +62,9 @@ func (s *Store) Lines(ctx context.Context, prefix string) ([]store.Line, error) 
 	return found, nil
 }
 
-// names returns the names in the masters' indexes that begin with prefix, sorted.
+// names returns the sorted names in the masters' indexes that begin with prefix.
 func (s *Store) names(ctx context.Context, prefix string) ([]string, error) {
-	answers, err := s.read(ctx, namesScript, []string{s.keys.index()}, []string{prefix})
+	answers, err := s.readAll(ctx, namesScript, []string{s.keys.index()}, []string{prefix})
 	if err != nil {
 		return nil, err
 	}
@@ -80,18 +80,18 @@ func (s *Store) names(ctx context.Context, prefix string) ([]string, error) {
 	return slices.Compact(names), nil
 }
 
-// read asks all masters until a majority has answered, or refused.
-func (s *Store) read(ctx context.Context, script *rueidis.Lua, keys, args []string) (answers []answer, err error) {
-	_, err = s.patiently(ctx, func() error {
-		answers, err = s.ask(ctx, straggleToRead, script, keys, args)
+// readAll runs a read-only script at all masters until a majority has answered or refused.
+func (s *Store) readAll(ctx context.Context, script *rueidis.Lua, keys, args []string) (answers []answer, err error) {
+	_, err = s.retry(ctx, func() error {
+		answers, err = s.askMajority(ctx, readStragglerWait, script, keys, args)
 		return err
 	})
 	return answers, err
 }
 
-// look reads the lines of some names.
-func (s *Store) look(ctx context.Context, names []string) ([]store.Line, error) {
-	views, err := s.views(ctx, names)
+// readLines reads the lines of the given names.
+func (s *Store) readLines(ctx context.Context, names []string) ([]store.Line, error) {
+	views, err := s.readViews(ctx, names)
 	if err != nil {
 		return nil, err
 	}
@@ -102,13 +102,13 @@ func (s *Store) look(ctx context.Context, names []string) ([]store.Line, error) 
 	return lines, nil
 }
 
-// views reads what a majority of the masters has under some names.
-func (s *Store) views(ctx context.Context, names []string) ([][]view, error) {
+// readViews returns, for each name, what at least a majority of the masters has.
+func (s *Store) readViews(ctx context.Context, names []string) ([][]view, error) {
 	var keys []string
 	for _, name := range names {
 		keys = append(keys, s.keys.lock(name), s.keys.fence(name))
 	}
-	answers, err := s.read(ctx, lookScript, keys, nil)
+	answers, err := s.readAll(ctx, readScript, keys, nil)
 	if err != nil {
 		return nil, err
 	}
@@ -116,10 +116,10 @@ func (s *Store) views(ctx context.Context, names []string) ([][]view, error) {
 	for _, a := range answers {
 		seen, err := a.reply.ToArray()
 		if err != nil || len(seen) != len(names) {
-			return nil, errStrange
+			return nil, errUnexpectedReply
 		}
 		for i := range names {
-			v, err := readView(seen[i])
+			v, err := parseView(seen[i])
 			if err != nil {
 				return nil, err
 			}
@@ -130,10 +130,10 @@ func (s *Store) views(ctx context.Context, names []string) ([][]view, error) {
 	return views, nil
 }
 
-func readView(m rueidis.RedisMessage) (view, error) {
+func parseView(m rueidis.RedisMessage) (view, error) {
 	parts, err := m.ToArray()
 	if err != nil || len(parts) != 3 {
-		return view{}, errStrange
+		return view{}, errUnexpectedReply
 	}
 	ms, err := parts[1].AsInt64()
 	if err != nil {
@@ -152,27 +152,27 @@ func readView(m rueidis.RedisMessage) (view, error) {
 	return v, err
 }
 
-// line makes a line of what a majority of the masters has said.
+// line combines the views of the masters into a line.
 func (s *Store) line(name string, views []view) store.Line {
 	l := store.Line{Name: name}
 	for _, v := range views {
 		switch {
 		case v.other:
-			l.Remarks = append(l.Remarks, fmt.Sprintf("at %s the key %q is in use for something else, so nobody can lock there",
+			l.Remarks = append(l.Remarks, fmt.Sprintf("at %s the key %q is in use for something else, so no client can lock there",
 				v.master.addr, s.keys.lock(name)))
-		case v.there && first(views, v.value) == v.master:
-			l = s.add(l, v.value, views)
+		case v.there && firstWith(views, v.value) == v.master:
+			l = s.addHold(l, v.value, views)
 		}
 	}
 	if len(views) < len(s.masters) {
 		l.Remarks = append(l.Remarks, fmt.Sprintf("%d of %d masters did not answer: %s",
-			len(s.masters)-len(views), len(s.masters), strings.Join(s.missing(views), ", ")))
+			len(s.masters)-len(views), len(s.masters), strings.Join(s.missingMasters(views), ", ")))
 	}
 	return l
 }
 
-// first returns the first of the masters that have a value.
-func first(views []view, value string) *master {
+// firstWith returns the first of the masters that have a value.
+func firstWith(views []view, value string) *master {
 	for _, v := range views {
 		if v.there && v.value == value {
 			return v.master
@@ -181,14 +181,14 @@ func first(views []view, value string) *master {
 	return nil
 }
 
-// missing names the masters that are not among the views, and says what is known of why.
-func (s *Store) missing(views []view) []string {
+// missingMasters returns the addresses of the masters without a view, and why.
+func (s *Store) missingMasters(views []view) []string {
 	var missing []string
 	for _, m := range s.masters {
 		if !slices.ContainsFunc(views, func(v view) bool { return v.master == m }) {
-			why := m.state()
+			why := m.connErr()
 			if why == nil {
-				why = errSilent
+				why = errNoReply
 			}
 			missing = append(missing, fmt.Sprintf("%s: %v", m.addr, why))
 		}
@@ -196,10 +196,11 @@ func (s *Store) missing(views []view) []string {
 	return missing
 }
 
-// add adds the entry that has a value to the line if a majority has it, otherwise a remark.
-func (s *Store) add(l store.Line, text string, views []view) store.Line {
-	id, says, ours := decode(text)
-	e := store.Entry{Mode: line.Exclusive, Session: says.Session, Foreign: !ours, Owner: says.Owner}
+// addHold adds the hold with the given value to the line if a majority has it; otherwise it adds a
+// remark.
+func (s *Store) addHold(l store.Line, text string, views []view) store.Line {
+	id, info, ours := decode(text)
+	e := store.Entry{Mode: line.Exclusive, Session: info.Session, Foreign: !ours, Owner: info.Owner}
 	var left []time.Duration
 	for _, v := range views {
 		if !v.there || v.value != text {
@@ -235,39 +236,39 @@ func (s *Store) add(l store.Line, text string, views []view) store.Line {
 	return l
 }
 
-// Break implements [store.Store]. Entries of other clients have no order, so they cannot be broken: delete their keys at
-// the masters instead.
+// Break implements [store.Store]. Entries of other clients have no order and cannot be broken:
+// delete their keys at the masters instead.
 func (s *Store) Break(ctx context.Context, name string, order uint64) (store.Entry, error) {
-	doing := "break the entry"
-	within, cancel := context.WithTimeoutCause(ctx, attempts.Patience, errPatience)
+	op := "break the entry"
+	within, cancel := context.WithTimeoutCause(ctx, attempts.Patience, errNoMajority)
 	defer cancel()
-	views, err := s.views(within, []string{name})
+	views, err := s.readViews(within, []string{name})
 	if err != nil {
-		return store.Entry{}, s.explain(doing, attempts.EndedBy(ctx, err))
+		return store.Entry{}, s.wrapErr(op, attempts.EndedBy(ctx, err))
 	}
 	l := s.line(name, views[0])
-	gone := fmt.Errorf("%s: %s: %w: %s", s, doing, store.ErrGone,
-		strings.Join(append([]string{fmt.Sprintf("no entry with order %d stands there", order)}, l.Remarks...), "; "))
+	gone := fmt.Errorf("%s: %s: %w: %s", s, op, store.ErrGone,
+		strings.Join(append([]string{fmt.Sprintf("no entry with order %d", order)}, l.Remarks...), "; "))
 	if order == 0 || len(l.Entries) == 0 || l.Entries[0].Order != order {
 		return store.Entry{}, gone
 	}
 	d := newRemoval(s)
-	id := s.majority(views[0])
+	id := s.majorityID(views[0])
 	for _, m := range s.masters {
-		s.takeOut(m, name, id, false, true, d)
+		s.removeAt(m, name, id, false, true, d)
 	}
 	found, err := d.wait(within, s)
 	switch {
 	case err != nil:
-		return store.Entry{}, s.explain(doing, attempts.EndedBy(ctx, err))
-	case found == wasGone: // otherwise it was there when it was read, and is not now
+		return store.Entry{}, s.wrapErr(op, attempts.EndedBy(ctx, err))
+	case found == wasGone: // otherwise it was there when it was read, and is gone now
 		return store.Entry{}, gone
 	}
 	return l.Entries[0], nil
 }
 
-// majority returns the id of the entry that a majority has. There is one.
-func (s *Store) majority(views []view) string {
+// majorityID returns the id of the entry that a majority has. It panics if there is none.
+func (s *Store) majorityID(views []view) string {
 	for _, v := range views {
 		n := 0
 		for _, other := range views {

@@ -11,39 +11,40 @@ import (
 	"github.com/stilelock/stile/store/internal/attempts"
 )
 
-// removal takes a claim out at all masters.
+// removal counts the answers of the masters while a claim is removed.
 type removal struct {
 	quorum  int
 	mu      sync.Mutex
-	heard   *tally
-	absent  int           // masters that did not have it
-	deleted int           // masters that had it, and do not any more
-	unclear int           // masters that do not have it, and may have had it when they were first asked
-	found   presence      // when it was out
-	settled bool          // done is closed
-	done    chan struct{} // closed when the claim is out, or every master has answered or refused to
+	replies *tally
+	absent  int      // masters that did not have it
+	deleted int      // masters that had it and have deleted it
+	unclear int      // masters that do not have it now, but may have had it when they were first asked
+	found   presence // set when done is closed
+	settled bool
+	done    chan struct{} // closed when the outcome is known, or every master has answered or failed
 }
 
-// presence says whether a claim was there when it was taken out.
+// presence is whether a claim was there when it was removed.
 type presence uint8
 
 const (
-	notKnown presence = iota // the masters that could tell do not answer, or their first answer was lost
+	notKnown presence = iota // the decisive masters do not answer, or their first reply was lost
 	wasThere                 // a majority had it
 	wasGone                  // a majority did not
 )
 
 func newRemoval(s *Store) *removal {
-	return &removal{quorum: s.quorum, heard: s.newTally(), done: make(chan struct{})}
+	return &removal{quorum: s.quorum, replies: s.newTally(), done: make(chan struct{})}
 }
 
-// note counts what one master has said: whether it has deleted the claim, and if not, whether an earlier request that was not
-// answered may have. The claim is out when a majority does not have it. If it is not known then whether a majority had it, those
-// masters are waited for that could tell: not all had it, or not all have answered at once, so that is rare.
-func (d *removal) note(m *master, deleted, doubt bool, err error) {
+// record counts the answer of one master: whether it has deleted the claim, and if not (doubt),
+// whether an earlier request without a reply may have. The claim is out when a majority does not
+// have it. If it is then unknown whether a majority had it, the other masters are waited for. That
+// is rare: it needs a master that did not have the claim, or that did not answer at once.
+func (d *removal) record(m *master, deleted, doubt bool, err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.heard.note(m, err)
+	d.replies.record(m, err)
 	switch {
 	case err != nil:
 	case deleted:
@@ -54,22 +55,22 @@ func (d *removal) note(m *master, deleted, doubt bool, err error) {
 		d.absent++
 	}
 	switch {
-	case d.absent >= d.quorum, d.deleted >= d.quorum, d.heard.all():
-		d.settle()
-	case d.without() == d.quorum:
+	case d.absent >= d.quorum, d.deleted >= d.quorum, d.replies.all():
+		d.settleLocked()
+	case d.goneLocked() == d.quorum:
 		time.AfterFunc(attempts.Longest, func() {
 			d.mu.Lock()
 			defer d.mu.Unlock()
-			d.settle()
+			d.settleLocked()
 		})
 	}
 }
 
-// without counts the masters that do not have the claim. It is called with d.mu held.
-func (d *removal) without() int { return d.absent + d.deleted + d.unclear }
+// goneLocked counts the masters that do not have the claim.
+func (d *removal) goneLocked() int { return d.absent + d.deleted + d.unclear }
 
-// settle is called with d.mu held.
-func (d *removal) settle() {
+// settleLocked fixes the outcome.
+func (d *removal) settleLocked() {
 	if d.settled {
 		return
 	}
@@ -83,17 +84,19 @@ func (d *removal) settle() {
 	close(d.done)
 }
 
-// outcome reports whether the claim was there when it was taken out. The error says that it may not be out.
+// outcome returns whether the claim was there when it was removed. The error means that it may not
+// be out.
 func (d *removal) outcome() (presence, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if d.without() < d.quorum {
-		return notKnown, d.heard.err()
+	if d.goneLocked() < d.quorum {
+		return notKnown, d.replies.err()
 	}
 	return d.found, nil
 }
 
-// drop takes the claim out, at once where it is known to be, elsewhere as soon as it is known. It goes on by itself.
+// drop removes the claim in the background: at once where no request to put it in is unanswered, at
+// the other masters after that reply.
 func (c *claim) drop() *removal {
 	c.mu.Lock()
 	if c.leaving != nil {
@@ -103,36 +106,37 @@ func (c *claim) drop() *removal {
 	d := newRemoval(c.store)
 	c.leaving = d
 	var where []*master
-	for _, at := range c.at {
-		if at.state != asking {
+	for _, at := range c.placements {
+		if at.state != unanswered {
 			where = append(where, at.master)
 		}
 	}
 	c.mu.Unlock()
 	for _, m := range where {
-		c.leave(m, d)
+		c.leaveAt(m, d)
 	}
 	return d
 }
 
-// leave takes the claim out at one master, where no request to put it in is unanswered any more.
-func (c *claim) leave(m *master, d *removal) {
+// leaveAt removes the claim at one master that has no unanswered request to put it in.
+func (c *claim) leaveAt(m *master, d *removal) {
 	c.mu.Lock()
-	at := c.at[m.number]
-	loud := c.loud
+	at := c.placements[m.number]
+	publishRemoval := c.publishRemoval
 	c.mu.Unlock()
-	if !at.ever {
-		d.note(m, false, false, nil)
+	if !at.everPresent {
+		d.record(m, false, false, nil)
 		return
 	}
-	c.store.takeOut(m, c.name, c.id, at.doubt, loud, d)
+	c.store.removeAt(m, c.name, c.id, at.doubt, publishRemoval, d)
 }
 
-// takeOut takes an entry out at one master. If it may yet be put in there, void prevents it. If the master is out of
-// reach it is done when that is over.
-func (s *Store) takeOut(m *master, name, id string, void, loud bool, d *removal) {
+// removeAt removes an entry at one master. void also voids the attempt, because a request to put it
+// in may still be carried out there. If the master is unreachable the removal is carried out when
+// it is connected again.
+func (s *Store) removeAt(m *master, name, id string, void, publishRemoval bool, d *removal) {
 	channel := ""
-	if loud {
+	if publishRemoval {
 		channel = s.keys.channel(name)
 	}
 	keys := []string{s.keys.lock(name), s.keys.void(name, id), s.keys.index()}
@@ -148,9 +152,9 @@ func (s *Store) takeOut(m *master, name, id string, void, loud bool, d *removal)
 		later.done = func(reply rueidis.RedisMessage, err error) {
 			deleted := false
 			if err == nil {
-				deleted, err = isOne(reply)
+				deleted, err = parseBool(reply)
 			}
-			d.note(m, deleted, doubt, err)
+			d.record(m, deleted, doubt, err)
 		}
 		m.removeLater(later)
 	}
@@ -158,23 +162,23 @@ func (s *Store) takeOut(m *master, name, id string, void, loud bool, d *removal)
 		reply, err := m.ask(s.life, leaveScript, keys, args(void))
 		switch _, refused := rueidis.IsRedisErr(err); {
 		case err == nil:
-			deleted, err := isOne(reply)
-			d.note(m, deleted, false, err)
-		case refused && !passes(err):
-			s.logger.LogAttrs(s.life, slog.LevelWarn, "an entry could not be taken out; it goes when its time is over",
+			deleted, err := parseBool(reply)
+			d.record(m, deleted, false, err)
+		case refused && !temporary(err):
+			s.logger.LogAttrs(s.life, slog.LevelWarn, "removal of an entry refused; it expires with its TTL",
 				slog.String("lock", name), slog.String("master", m.addr), slog.Any("error", err))
-			d.note(m, false, false, err)
+			d.record(m, false, false, err)
 		default:
 			postpone(inDoubt(err))
 		}
 	}
 	if !s.work.Start(ask) {
-		d.note(m, false, false, errClosed)
+		d.record(m, false, false, errClosed)
 	}
 }
 
-// over reports whether the claim is out.
-func (d *removal) over() bool {
+// isOut reports whether the claim is out.
+func (d *removal) isOut() bool {
 	select {
 	case <-d.done:
 		_, err := d.outcome()
@@ -184,7 +188,7 @@ func (d *removal) over() bool {
 	}
 }
 
-// wait waits until the claim is out, and reports whether it was there.
+// wait waits until the claim is out, and returns whether it was there.
 func (d *removal) wait(ctx context.Context, s *Store) (presence, error) {
 	select {
 	case <-d.done:
@@ -192,7 +196,7 @@ func (d *removal) wait(ctx context.Context, s *Store) (presence, error) {
 	case <-ctx.Done():
 		d.mu.Lock()
 		defer d.mu.Unlock()
-		return notKnown, d.heard.err()
+		return notKnown, d.replies.err()
 	case <-s.life.Done():
 		return notKnown, errClosed
 	}

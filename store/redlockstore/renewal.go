@@ -8,26 +8,26 @@ import (
 	"github.com/stilelock/stile/store/internal/attempts"
 )
 
-// renew renews claims. It returns when each is known to be at a majority of the masters, or to be lost because it cannot be;
-// lost has the indexes of those.
+// renew renews claims. It returns when it is known of each that a majority of the masters has it,
+// or that none can. lost has the indexes of the latter.
 func (s *Store) renew(ctx context.Context, claims []*claim, ttl time.Duration) (lost []int, err error) {
 	keys, args := []string{s.keys.index()}, []string{millis(ttl), millis(fenceTTL)}
 	for _, c := range claims {
 		keys = append(keys, s.keys.lock(c.name), s.keys.fence(c.name))
 		args = append(args, c.id, c.name)
 	}
-	r := &renewal{store: s, claims: claims, have: make([]int, len(claims)), lack: make([]int, len(claims)), heard: s.newTally()}
-	answers := s.poll(ctx, renewScript, keys, args)
+	r := &renewal{store: s, claims: claims, have: make([]int, len(claims)), lack: make([]int, len(claims)), replies: s.newTally()}
+	answers := s.askAll(ctx, renewScript, keys, args)
 	defer r.complete(answers)
 	for !r.decided() {
-		if r.heard.all() {
-			return nil, r.heard.err()
+		if r.replies.all() {
+			return nil, r.replies.err()
 		}
 		select {
 		case a := <-answers:
 			r.count(a)
 		case <-ctx.Done():
-			return nil, attempts.EndedBy(ctx, r.heard.err())
+			return nil, attempts.EndedBy(ctx, r.replies.err())
 		}
 	}
 	for i := range claims {
@@ -38,16 +38,16 @@ func (s *Store) renew(ctx context.Context, claims []*claim, ttl time.Duration) (
 	return lost, nil
 }
 
-// A renewal counts the answers to the renewal of some claims.
+// renewal counts the answers to the renewal of claims.
 type renewal struct {
 	store      *Store
 	claims     []*claim
-	have, lack []int // masters, for each claim
-	heard      *tally
-	absent     [][2]int // claims and masters that have nothing in their place
+	have, lack []int // number of masters, for each claim
+	replies    *tally
+	absent     [][2]int // pairs of claim and master where the lock is free
 }
 
-// decided reports whether it is known how each claim stands.
+// decided reports whether the outcome of each claim is known.
 func (r *renewal) decided() bool {
 	n := len(r.store.masters)
 	for i := range r.claims {
@@ -55,52 +55,52 @@ func (r *renewal) decided() bool {
 			return false
 		}
 	}
-	return r.heard.answered() >= r.store.quorum
+	return r.replies.answered() >= r.store.quorum
 }
 
 func (r *renewal) count(a answer) {
-	said, err := readRenewed(a, len(r.claims))
-	r.heard.note(a.master, err)
+	codes, err := parseRenewal(a, len(r.claims))
+	r.replies.record(a.master, err)
 	if err != nil {
 		return
 	}
 	for i, c := range r.claims {
-		if said[i] == 1 {
+		if codes[i] == 1 {
 			r.have[i]++
 		} else {
 			r.lack[i]++
 		}
-		if c.said(a.master, said[i]) {
+		if c.recordRenewal(a.master, codes[i]) {
 			r.absent = append(r.absent, [2]int{i, a.master.number})
 		}
 	}
 }
 
-func readRenewed(a answer, n int) ([]int64, error) {
+func parseRenewal(a answer, n int) ([]int64, error) {
 	if a.err != nil {
 		return nil, a.err
 	}
-	said, err := a.reply.AsIntSlice()
-	if err == nil && len(said) != n {
-		err = errStrange
+	codes, err := a.reply.AsIntSlice()
+	if err == nil && len(codes) != n {
+		err = errUnexpectedReply
 	}
-	return said, err
+	return codes, err
 }
 
-// complete puts the claims that a majority has in where they are missing, also at the masters that answer later. It
-// does not wait for that, and of those masters none waits for another.
+// complete restores the claims that a majority has at the masters that lack them, including those
+// that answer later. It runs in the background, and no master waits for another.
 func (r *renewal) complete(answers <-chan answer) {
 	r.store.work.Start(func() {
-		for r.restore(); !r.heard.all(); r.restore() {
+		for r.restore(); !r.replies.all(); r.restore() {
 			r.count(<-answers)
 		}
 	})
 }
 
-// restore puts the claims that a majority has in where they are known to be missing.
+// restore restores the claims that a majority has where they are known to be missing.
 func (r *renewal) restore() {
-	r.absent = slices.DeleteFunc(r.absent, func(missing [2]int) bool {
-		c, m := r.claims[missing[0]], r.store.masters[missing[1]]
-		return r.have[missing[0]] >= r.store.quorum && r.store.work.Start(func() { c.restore(m) })
+	r.absent = slices.DeleteFunc(r.absent, func(missingMasters [2]int) bool {
+		c, m := r.claims[missingMasters[0]], r.store.masters[missingMasters[1]]
+		return r.have[missingMasters[0]] >= r.store.quorum && r.store.work.Start(func() { c.restore(m) })
 	})
 }

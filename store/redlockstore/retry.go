@@ -13,11 +13,11 @@ import (
 	"github.com/stilelock/stile/store/internal/attempts"
 )
 
-var errPatience = fmt.Errorf("no majority of the masters has answered within %v", attempts.Patience)
+var errNoMajority = fmt.Errorf("no majority of the masters has answered within %v", attempts.Patience)
 
-// patiently calls ask until it succeeds or a majority of the masters refuses, and returns when the last call was begun. If
-// ctx ends first, the error is that of the last call that was not cut short by that.
-func (s *Store) patiently(ctx context.Context, ask func() error) (begun bootclock.Instant, err error) {
+// retry calls ask until it succeeds or a majority of the masters refuses. It returns when the last
+// call was begun. If ctx ends first, the error is that of the last call that ctx did not cut short.
+func (s *Store) retry(ctx context.Context, ask func() error) (begun bootclock.Instant, err error) {
 	var last error
 	for {
 		begun = bootclock.Now()
@@ -37,8 +37,8 @@ func (s *Store) patiently(ctx context.Context, ask func() error) (begun bootcloc
 	}
 }
 
-// refused reports whether so many masters have refused what was asked that asking again is no use until somebody has
-// seen to it.
+// refused reports whether a majority of the masters has refused a request for a reason that needs
+// an operator, so that a repetition is useless.
 func (s *Store) refused(err error) bool {
 	q, ok := errors.AsType[*quorumError](err)
 	if !ok {
@@ -46,15 +46,15 @@ func (s *Store) refused(err error) bool {
 	}
 	n := 0
 	for _, err := range q.errs {
-		if _, ok := errors.AsType[*rueidis.RedisError](err); ok && !passes(err) {
+		if _, ok := errors.AsType[*rueidis.RedisError](err); ok && !temporary(err) {
 			n++
 		}
 	}
 	return n >= s.quorum
 }
 
-// passes reports whether a master has refused for a reason that passes by itself.
-func passes(err error) bool {
+// temporary reports whether a master has refused for a reason that passes by itself.
+func temporary(err error) bool {
 	reply, ok := errors.AsType[*rueidis.RedisError](err)
 	return ok && (reply.IsLoading() || strings.HasPrefix(reply.Error(), "BUSY"))
 }

@@ -2,11 +2,11 @@ package redlockstore
 
 import "github.com/redis/rueidis"
 
-// What the scripts have in common: KEYS[1] is the lock's key and ARGV[1] the id that its value begins with if the
-// lock is ours. No script takes a time from a client but as a duration. Everything that may be refused without harm,
-// such as publishing, comes last and in a pcall: a script that fails half-way would leave what it has written.
+// In all scripts KEYS[1] is the lock's key and ARGV[1] is the id with which its value begins if it
+// is this client's. Clients send times as durations only. Steps that may fail without harm, such as
+// publishing, come last and in a pcall: a script that fails halfway keeps what it has written.
 
-const luaMine = `
+const luaCommon = `
 local function mine(key, id) -- if not, what is there instead; it need not be a string
 	local v = redis.pcall('GET', key)
 	if type(v) == 'table' and not string.find(v.err, 'WRONGTYPE', 1, true) then redis.call('GET', key) end
@@ -29,12 +29,13 @@ local function show(index, name, ms)
 end
 `
 
-// takeScript puts the value in if nobody's is there, and returns the least order that this master allows its hold: it
-// is larger than all that were given out here, and, in case they have been forgotten, not smaller than the time.
+// takeScript sets the value if the key does not exist, and returns the smallest order that this
+// master allows for the hold. It is larger than all orders recorded here and, in case these were
+// lost, not smaller than the time.
 //
 //	KEYS key, fence, void    ARGV id, value, TTL in ms
-//	{1, order} if it was put in; {0, value, TTL} of who is there; {-1} if the attempt is void
-var takeScript = rueidis.NewLuaScript(luaMine + `
+//	{1, order} if it was set; {0, value, TTL} of the existing lock; {-1} if the attempt is void
+var takeScript = rueidis.NewLuaScript(luaCommon + `
 local v = redis.call('GET', KEYS[1])
 if v then return {0, v, redis.call('PTTL', KEYS[1])} end
 if redis.call('EXISTS', KEYS[3]) == 1 then return {-1} end
@@ -43,12 +44,13 @@ if order >= 9007199254740991 then return redis.error_reply('ERR the fence has co
 redis.call('SET', KEYS[1], ARGV[2], 'PX', ARGV[3])
 return {1, string.format('%.0f', order)}`)
 
-// grantScript makes the hold's order known, for those who will hold after it, and renews the key. A master that knows of a
-// larger order refuses: it may have put the hold in too late to be heard when the order was chosen, after another's.
+// grantScript records the hold's order, for later holders, and renews the key. A master that has
+// recorded a larger order rejects it: it may have put the hold in after another one, and too late
+// to take part in the choice of the order.
 //
 //	KEYS key, fence, index    ARGV id, order, TTL in ms, fence's TTL in ms, name, channel
-//	1 if it is mine and no hold has a larger order, otherwise 0
-var grantScript = rueidis.NewLuaScript(luaMine + `
+//	1 if the lock is mine and no hold has a larger order, otherwise 0
+var grantScript = rueidis.NewLuaScript(luaCommon + `
 if not mine(KEYS[1], ARGV[1]) or tonumber(ARGV[2]) <= last(KEYS[2]) then return 0 end
 redis.call('SET', KEYS[2], ARGV[2] .. ' ' .. ARGV[1], 'PX', ARGV[4])
 redis.call('PEXPIRE', KEYS[1], ARGV[3])
@@ -56,11 +58,11 @@ show(KEYS[3], ARGV[5], tonumber(ARGV[3]))
 redis.pcall('PUBLISH', ARGV[6], '+' .. ARGV[1])
 return 1`)
 
-// restoreScript puts a hold in at a master that does not have it, with its order.
+// restoreScript puts a hold with its order in at a master that does not have it.
 //
 //	KEYS key, fence, void, index    ARGV id, value, order, TTL in ms, fence's TTL in ms, name
-//	1 if it is mine, otherwise 0
-var restoreScript = rueidis.NewLuaScript(luaMine + `
+//	1 if the lock is mine, otherwise 0
+var restoreScript = rueidis.NewLuaScript(luaCommon + `
 local is, v = mine(KEYS[1], ARGV[1])
 if is then return 1 end
 if v or redis.call('EXISTS', KEYS[3]) == 1 then return 0 end
@@ -71,11 +73,12 @@ redis.call('SET', KEYS[1], ARGV[2], 'PX', ARGV[4])
 show(KEYS[4], ARGV[6], tonumber(ARGV[4]))
 return 1`)
 
-// renewScript renews many locks, each if it is mine, and never makes one shorter. Without locks, it answers all the same.
+// renewScript renews many locks, each if it is mine, and never shortens a TTL. It also replies if
+// there are no locks.
 //
 //	KEYS index, then for each lock: key, fence    ARGV TTL in ms, fence's TTL in ms, then for each lock: id, name
-//	for each lock: 1 if it is mine, 0 if nobody's is there, -1 if another's is
-var renewScript = rueidis.NewLuaScript(luaMine + `
+//	for each lock: 1 if it is mine, 0 if it is free, -1 if it is another's
+var renewScript = rueidis.NewLuaScript(luaCommon + `
 local ttl = tonumber(ARGV[1])
 local said = {}
 for i = 2, #KEYS, 2 do
@@ -92,24 +95,24 @@ for i = 2, #KEYS, 2 do
 end
 return said`)
 
-// keepScript gives a lock the time that it is to stand, shorter or longer, if it is mine.
+// keepScript sets the remaining time of a lock, shorter or longer, if it is mine.
 //
 //	KEYS key, fence, index    ARGV id, time in ms, fence's TTL in ms, name
-//	1 if it is mine, otherwise 0
-var keepScript = rueidis.NewLuaScript(luaMine + `
+//	1 if the lock is mine, otherwise 0
+var keepScript = rueidis.NewLuaScript(luaCommon + `
 if not mine(KEYS[1], ARGV[1]) then return 0 end
 redis.call('PEXPIRE', KEYS[1], ARGV[2])
 redis.call('PEXPIRE', KEYS[2], ARGV[3])
 show(KEYS[3], ARGV[4], tonumber(ARGV[2]))
 return 1`)
 
-// leaveScript takes a lock out if it is mine. If asked to, it leaves word that the attempt is void, in case the request
-// to put it in is still on its way, and tells those who wait. Taking it out comes first: a server without memory may refuse
-// the word.
+// leaveScript deletes a lock if it is mine and publishes that. If asked to, it voids the attempt,
+// in case the request to put it in is still in flight. The deletion comes first: a server without
+// memory may refuse to set the void key.
 //
 //	KEYS key, void, index    ARGV id, void's TTL in ms or 0, name, channel or ""
 //	1 if it was mine, otherwise 0
-var leaveScript = rueidis.NewLuaScript(luaMine + `
+var leaveScript = rueidis.NewLuaScript(luaCommon + `
 local is = mine(KEYS[1], ARGV[1])
 if is then redis.call('DEL', KEYS[1]) end
 if ARGV[2] ~= '0' then redis.call('SET', KEYS[2], '', 'PX', ARGV[2]) end
@@ -118,11 +121,11 @@ redis.pcall('ZREM', KEYS[3], ARGV[3])
 if ARGV[4] ~= '' then redis.pcall('PUBLISH', ARGV[4], '-' .. ARGV[1]) end
 return 1`)
 
-// lookScript reads locks.
+// readScript reads locks.
 //
 //	KEYS key, fence, key, fence, ...
 //	for each pair: {value or false, TTL in ms, fence or false}; TTL is -3 if the key holds no string
-var lookScript = rueidis.NewLuaScript(`
+var readScript = rueidis.NewLuaScript(`
 local seen = {}
 for i = 1, #KEYS, 2 do
 	local v = redis.pcall('GET', KEYS[i])

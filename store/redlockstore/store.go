@@ -25,21 +25,22 @@ const (
 
 // Options configures a [Store]. The zero value, and a nil *Options, are ready for use.
 type Options struct {
-	// Prefix is put before every key. It is used as it is: end it with a slash or a colon to set Stile's locks apart.
-	// Empty means that the key of a lock is its name, as it is for other Redlock clients.
+	// Prefix is put before every key, unchanged: end it with a slash or a colon to keep Stile's
+	// locks apart. If it is empty the key of a lock is its name, as it is for other Redlock
+	// clients.
 	Prefix string
-	// Logger receives what an operator may want to know: masters whose connection was lost, entries that could not be
-	// taken out. Nil discards it.
+	// Logger receives events for operators: lost connections to masters, entries that could not be
+	// removed. Nil discards them.
 	Logger *slog.Logger
 
 	_ struct{}
 }
 
-// Store is a [store.Store] on several Redis servers that know nothing of each other. It is safe for concurrent use. It makes
-// its connections by itself, so it has to be closed, after its sessions: see [Store.Close].
+// Store is a [store.Store] on several independent Redis servers. It is safe for concurrent use. It
+// makes its own connections, so it must be closed after its sessions: see [Store.Close].
 type Store struct {
 	masters []*master
-	quorum  int // how many of the masters are a majority
+	quorum  int // how many masters are a majority
 	keys    keys
 	logger  *slog.Logger
 
@@ -47,21 +48,22 @@ type Store struct {
 
 	life context.Context
 	end  context.CancelFunc
-	runs sync.WaitGroup // of the masters and of those who listen to them
-	work work.Group     // requests, and what waits for their outcome
+	runs sync.WaitGroup // goroutines that connect and subscribe
+	work work.Group     // requests, and goroutines that wait for their outcome
 }
 
 var _ store.Store = (*Store)(nil)
 
-// New returns a store on the given masters, and begins to connect to them; [Store.Close] ends that. It does not wait
-// for it: masters may be down.
+// New returns a store on the given masters and starts to connect to them in the background. It does
+// not wait for the connections: masters may be down. [Store.Close] closes them.
 //
-// Each option names one server, by its InitAddress, and says how to connect to it, log in and choose a database. What
-// the store depends on it sets itself: one connection, without retries and caching. Of the timeouts, Dialer.Timeout is
-// 2 s unless set, and ConnWriteTimeout, after which a silent connection is given up, 3 s; no lock waits for either.
+// Each option names one server by its InitAddress, and sets how to connect and log in and which
+// database to use. New overrides the settings that the store depends on: one connection, no
+// retries, no caching. If they are zero, Dialer.Timeout is 2s and ConnWriteTimeout, after which a
+// silent connection is closed, is 3s. No lock waits for either.
 //
-// The masters must be an odd number from 3, none of them twice, and not replicas of each other. All clients of a lock
-// must use the same masters; the order does not matter.
+// There must be an odd number of masters, at least 3, all different, and none a replica of another.
+// All clients of a lock must use the same masters; their order does not matter.
 func New(masters []rueidis.ClientOption, opts *Options) (*Store, error) {
 	if opts == nil {
 		opts = &Options{}
@@ -69,7 +71,7 @@ func New(masters []rueidis.ClientOption, opts *Options) (*Store, error) {
 	addrs := make([]string, 0, len(masters))
 	for i, m := range masters {
 		if len(m.InitAddress) != 1 {
-			return nil, fmt.Errorf("redlock store: master %d has %d addresses, it needs exactly one", i+1, len(m.InitAddress))
+			return nil, fmt.Errorf("redlock store: master %d has %d addresses; want exactly one", i+1, len(m.InitAddress))
 		}
 		addrs = append(addrs, m.InitAddress[0])
 	}
@@ -96,8 +98,8 @@ func New(masters []rueidis.ClientOption, opts *Options) (*Store, error) {
 	return s, nil
 }
 
-// CheckMasters reports what is wrong with a choice of masters, given by their addresses, or nil: they must be an odd
-// number from 3, and none of them be named twice.
+// CheckMasters returns an error if the masters with the given addresses cannot be used: there must
+// be an odd number of them, at least 3, all different.
 func CheckMasters(addrs []string) error {
 	switch n := len(addrs); {
 	case n < 3:
@@ -107,18 +109,18 @@ func CheckMasters(addrs []string) error {
 	}
 	for i, addr := range addrs {
 		if slices.Contains(addrs[:i], addr) {
-			return fmt.Errorf("redlock: master %s is given twice: each must be a server of its own", addr)
+			return fmt.Errorf("redlock: master %s is given twice; all must be different servers", addr)
 		}
 	}
 	return nil
 }
 
-// closeTimeout is how long Close waits for requests that are under way.
+// closeTimeout is how long Close waits for requests in flight.
 const closeTimeout = 250 * time.Millisecond
 
-// Close closes the connections. Close the sessions first: what they hold is freed otherwise only when its TTL has
-// passed. Requests that are under way, to clean up at the slower masters, are given a quarter of a second. Close after
-// Close does nothing. The error is always nil.
+// Close closes the connections. Close the sessions first: otherwise their holds last until the TTL
+// has passed. Requests in flight, which clean up at slow masters, get a quarter of a second.
+// Closing again does nothing. The error is always nil.
 func (s *Store) Close() error {
 	s.work.Refuse()
 	within, cancel := context.WithTimeout(s.life, closeTimeout)
@@ -139,19 +141,20 @@ func (s *Store) Capabilities() store.Capabilities {
 	return store.Capabilities{Kind: "redlock", Fencing: true, ReleaseAfter: true, MinTTL: MinTTL, MaxTTL: MaxTTL}
 }
 
-// Open implements [store.Store]. A session is nothing that the masters know of: only its entries are. To open one, a
-// majority must answer.
+// Open implements [store.Store]. It succeeds when a majority has answered. Nothing is stored: the
+// masters have no record of sessions.
 func (s *Store) Open(ctx context.Context, opts store.SessionOptions) (store.Session, error) {
 	se := newSession(s, opts)
-	within, cancel := context.WithTimeoutCause(ctx, attempts.Patience, errPatience)
+	within, cancel := context.WithTimeoutCause(ctx, attempts.Patience, errNoMajority)
 	defer cancel()
-	if err := se.begin(within); err != nil {
-		return nil, s.explain("open a session", attempts.EndedBy(ctx, err))
+	if err := se.open(within); err != nil {
+		return nil, s.wrapErr("open a session", attempts.EndedBy(ctx, err))
 	}
 	return se, nil
 }
 
-// String names the store in messages: "Redlock at 10.0.0.1:6379, 10.0.0.2:6379, 10.0.0.3:6379".
+// String returns the kind of store and its addresses: "Redlock at 10.0.0.1:6379, 10.0.0.2:6379,
+// 10.0.0.3:6379".
 func (s *Store) String() string {
 	addrs := make([]string, 0, len(s.masters))
 	for _, m := range s.masters {
@@ -160,20 +163,21 @@ func (s *Store) String() string {
 	return "Redlock at " + strings.Join(addrs, ", ")
 }
 
-// explain says what failed, where, and, for the failures that a person has to see to, what to do.
-func (s *Store) explain(doing string, err error) error {
+// wrapErr adds to err the store and the operation and, for errors that need an operator, what to
+// do.
+func (s *Store) wrapErr(op string, err error) error {
 	advice := ""
 	switch text := err.Error(); {
 	case strings.Contains(text, "NOPERM"), strings.Contains(text, "user executing the script can't"):
-		advice = "; docs/stores.md lists the rights that the Redis user needs"
+		advice = "; docs/stores.md lists the permissions that the Redis user needs"
 	case strings.Contains(text, "WRONGPASS"), strings.Contains(text, "NOAUTH"):
 		advice = "; check the user and the password"
 	case strings.Contains(text, "READONLY"):
 		advice = "; all servers must be masters, and none a replica of another"
 	case strings.Contains(text, "MOVED"), strings.Contains(text, "CROSSSLOT"):
-		advice = "; they are nodes of a cluster, which are no masters of their own: use redis+cluster://, and package redisstore"
+		advice = "; the servers are nodes of a cluster, not independent masters: use redis+cluster:// and package redisstore"
 	case strings.Contains(text, "WRONGTYPE"):
-		advice = "; the key is in use for something else: give the locks a prefix or a database of their own"
+		advice = "; the key is used for something else: give the locks their own prefix or database"
 	}
-	return fmt.Errorf("%s: %s: %w%s", s, doing, err, advice)
+	return fmt.Errorf("%s: %s: %w%s", s, op, err, advice)
 }

@@ -13,56 +13,57 @@ import (
 	"github.com/stilelock/stile/store/internal/work"
 )
 
-// topic is something to subscribe to.
+// topic is a channel or a pattern to subscribe to.
 type topic struct {
 	channel string
 	pattern bool
 }
 
-// news is what a listener receives from one master: what was published, or that nothing will be missed from now on, or
-// that the master does not permit the subscription.
-type news struct {
-	from    *master
-	channel string
-	payload string
-	begun   bool
-	refused error
+// event is what a listener receives from one master: a message, the confirmation of the
+// subscription (from then on nothing is missed), or its refusal.
+type event struct {
+	from       *master
+	channel    string
+	payload    string
+	subscribed bool
+	refused    error
 }
 
-// listener receives what is published on one topic. receive is called by the goroutines that read from the masters: it must
-// not block.
+// listener receives the events of one topic. receive is called by the goroutines that read from the
+// masters, with a mutex held, so it must not block.
 type listener struct {
 	topic
-	receive func(news)
+	receive func(event)
 }
 
-// subscriptions receive for the whole store what the masters publish: from each master on one connection, which is made
-// when there is first something to listen to.
+// subscriptions receives published messages for the whole store, on one connection to each master.
+// Connections are made when the first listener is added.
 type subscriptions struct {
 	mu          sync.Mutex
 	wanted      map[topic]map[*listener]struct{}
 	subscribers []*subscriber // one for each master
 }
 
-// subscriber is the connection to one master.
+// subscriber is the subscribing connection to one master.
 type subscriber struct {
 	all    *subscriptions
 	master *master
-	kick   work.Signal     // the wanted topics have changed
-	begun  map[topic]error // nil for topics that are subscribed to, wanted or not; otherwise the refusal
+	wakeup work.Signal     // the wanted topics have changed
+	topics map[topic]error // topics that were subscribed to, wanted or not; the value is the refusal, if any
 }
 
 func newSubscriptions(masters []*master) *subscriptions {
 	subs := &subscriptions{wanted: make(map[topic]map[*listener]struct{})}
 	for _, m := range masters {
-		subs.subscribers = append(subs.subscribers, &subscriber{all: subs, master: m, kick: work.NewSignal()})
+		subs.subscribers = append(subs.subscribers, &subscriber{all: subs, master: m, wakeup: work.NewSignal()})
 	}
 	return subs
 }
 
-// listen calls receive with what is published from now on, until the function that it returns is called; a call may be
-// under way then. It also calls it for each master when the subscription stands, at once if it does already.
-func (subs *subscriptions) listen(t topic, receive func(news)) (stop func()) {
+// listen calls receive with the events of a topic until stop is called. A call may be running when
+// stop returns. For each master there is first an event that confirms or refuses the subscription;
+// if it is known already, listen delivers it itself.
+func (subs *subscriptions) listen(t topic, receive func(event)) (stop func()) {
 	l := &listener{topic: t, receive: receive}
 	subs.mu.Lock()
 	defer subs.mu.Unlock()
@@ -71,10 +72,10 @@ func (subs *subscriptions) listen(t topic, receive func(news)) (stop func()) {
 	}
 	subs.wanted[t][l] = struct{}{}
 	for _, sub := range subs.subscribers {
-		if err, ok := sub.begun[t]; ok {
-			l.receive(news{from: sub.master, begun: err == nil, refused: err})
+		if err, ok := sub.topics[t]; ok {
+			l.receive(event{from: sub.master, subscribed: err == nil, refused: err})
 		}
-		sub.kick.Set()
+		sub.wakeup.Set()
 	}
 	return func() {
 		subs.mu.Lock()
@@ -83,14 +84,14 @@ func (subs *subscriptions) listen(t topic, receive func(news)) (stop func()) {
 		if len(subs.wanted[t]) == 0 {
 			delete(subs.wanted, t)
 			for _, sub := range subs.subscribers {
-				sub.kick.Set()
+				sub.wakeup.Set()
 			}
 		}
 	}
 }
 
-// publish passes on what was published on a topic.
-func (subs *subscriptions) publish(t topic, n news) {
+// publish delivers an event to the listeners of a topic.
+func (subs *subscriptions) publish(t topic, n event) {
 	subs.mu.Lock()
 	defer subs.mu.Unlock()
 	for l := range subs.wanted[t] {
@@ -103,7 +104,7 @@ func (sub *subscriber) run(ctx context.Context) {
 	for ctx.Err() == nil {
 		if !sub.needed() {
 			select {
-			case <-sub.kick:
+			case <-sub.wakeup:
 			case <-ctx.Done():
 			}
 			continue
@@ -113,8 +114,8 @@ func (sub *subscriber) run(ctx context.Context) {
 			return
 		}
 		start := time.Now()
-		err := sub.follow(ctx, client)
-		sub.forget()
+		err := sub.serve(ctx, client)
+		sub.reset()
 		if ctx.Err() == nil {
 			sub.master.logger.LogAttrs(ctx, slog.LevelDebug, "subscriptions lost; subscribing again", slog.Any("error", err))
 			attempts.Rest(ctx, max(firstRedial, lastRedial/4-time.Since(start)))
@@ -128,20 +129,22 @@ func (sub *subscriber) needed() bool {
 	return len(sub.all.wanted) > 0
 }
 
-func (sub *subscriber) forget() {
+func (sub *subscriber) reset() {
 	sub.all.mu.Lock()
 	defer sub.all.mu.Unlock()
-	sub.begun = nil
+	sub.topics = nil
 }
 
-// maxIdle is how many topics that are not wanted any more may stay subscribed to, or else as many as are wanted.
-const maxIdle = 100
+// maxIdleTopics is the number of unwanted topics that may stay subscribed, unless more than that
+// are wanted.
+const maxIdleTopics = 100
 
-var errIdle = errors.New("most subscriptions are not wanted any more")
+var errIdleTopics = errors.New("too many unused subscriptions")
 
-// follow subscribes to the wanted topics on one connection, until that ends or too many topics are not wanted any more. It
-// never unsubscribes: the Redis client panics if a server that is busy with a script refuses that.
-func (sub *subscriber) follow(ctx context.Context, client rueidis.Client) error {
+// serve subscribes to the wanted topics on one connection, until that ends or there are too many
+// unwanted topics. It never unsubscribes: the Redis client panics if a server that is busy with a
+// script refuses that.
+func (sub *subscriber) serve(ctx context.Context, client rueidis.Client) error {
 	conn, release := client.Dedicate()
 	defer release()
 	defer conn.Close()
@@ -150,22 +153,22 @@ func (sub *subscriber) follow(ctx context.Context, client rueidis.Client) error 
 		if m.Pattern != "" {
 			t = topic{channel: m.Pattern, pattern: true}
 		}
-		sub.all.publish(t, news{from: sub.master, channel: m.Channel, payload: m.Message})
+		sub.all.publish(t, event{from: sub.master, channel: m.Channel, payload: m.Message})
 	}})
 	for {
-		begin, idle := sub.difference()
+		begin, idle := sub.missingTopics()
 		if idle {
-			return errIdle
+			return errIdleTopics
 		}
 		for _, t := range begin {
 			err := conn.Do(ctx, subscribe(conn.B(), t)).Error()
-			if _, refused := rueidis.IsRedisErr(err); err != nil && !refused || passes(err) {
+			if _, refused := rueidis.IsRedisErr(err); err != nil && !refused || temporary(err) {
 				return err
 			}
-			sub.note(t, err)
+			sub.record(t, err)
 		}
 		select {
-		case <-sub.kick:
+		case <-sub.wakeup:
 		case err := <-over:
 			return err
 		case <-ctx.Done():
@@ -174,30 +177,31 @@ func (sub *subscriber) follow(ctx context.Context, client rueidis.Client) error 
 	}
 }
 
-// difference returns the wanted topics that are not subscribed to, and whether there are too many that are not wanted.
-func (sub *subscriber) difference() (begin []topic, idle bool) {
+// missingTopics returns the wanted topics that are not subscribed to, and whether there are too
+// many unwanted ones.
+func (sub *subscriber) missingTopics() (begin []topic, idle bool) {
 	sub.all.mu.Lock()
 	defer sub.all.mu.Unlock()
 	for t := range sub.all.wanted {
-		if _, ok := sub.begun[t]; !ok {
+		if _, ok := sub.topics[t]; !ok {
 			begin = append(begin, t)
 		}
 	}
 	wanted := len(sub.all.wanted)
-	notWanted := len(sub.begun) - (wanted - len(begin))
-	return begin, notWanted > max(wanted, maxIdle)
+	notWanted := len(sub.topics) - (wanted - len(begin))
+	return begin, notWanted > max(wanted, maxIdleTopics)
 }
 
-// note notes that a topic is subscribed to, or refused, and passes that on to its listeners.
-func (sub *subscriber) note(t topic, refused error) {
+// record records that a topic is subscribed to, or refused, and notifies its listeners.
+func (sub *subscriber) record(t topic, refused error) {
 	sub.all.mu.Lock()
 	defer sub.all.mu.Unlock()
-	if sub.begun == nil {
-		sub.begun = make(map[topic]error)
+	if sub.topics == nil {
+		sub.topics = make(map[topic]error)
 	}
-	sub.begun[t] = refused
+	sub.topics[t] = refused
 	for l := range sub.all.wanted[t] {
-		l.receive(news{from: sub.master, begun: refused == nil, refused: refused})
+		l.receive(event{from: sub.master, subscribed: refused == nil, refused: refused})
 	}
 	if refused != nil {
 		sub.master.logger.LogAttrs(context.Background(), slog.LevelWarn, "SUBSCRIBE not permitted; falling back to polling",

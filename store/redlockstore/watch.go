@@ -10,36 +10,37 @@ import (
 	"github.com/stilelock/stile/store/internal/watchpump"
 )
 
-// resyncInterval is how often a watch reports a possible change although nothing was published: nothing is when an entry
-// expires, or when a client that is not Stile comes or goes.
+// resyncInterval is the interval at which a watch reports a possible change although nothing was
+// published: nothing is published when an entry expires, or when another client sets or deletes a
+// key.
 const resyncInterval = 2 * time.Second
 
 // Watch implements [store.Store].
 func (s *Store) Watch(ctx context.Context, prefix string, changed func()) error {
-	doing := fmt.Sprintf("watch the locks that begin with %q", prefix)
-	within, cancel := context.WithTimeoutCause(ctx, attempts.Patience, errPatience)
-	_, err := s.names(within, prefix) // which says whether reading is allowed
+	op := fmt.Sprintf("watch the locks that begin with %q", prefix)
+	within, cancel := context.WithTimeoutCause(ctx, attempts.Patience, errNoMajority)
+	_, err := s.names(within, prefix) // checks the permission
 	cancel()
 	if err != nil && (ctx.Err() != nil || s.refused(err)) {
-		return s.explain(doing, attempts.EndedBy(ctx, err))
+		return s.wrapErr(op, attempts.EndedBy(ctx, err))
 	}
-	return watchpump.Run(ctx, changed, func(ctx context.Context, tell func()) error {
-		return s.watch(ctx, prefix, doing, tell)
+	return watchpump.Run(ctx, changed, func(ctx context.Context, notify func()) error {
+		return s.watch(ctx, prefix, op, notify)
 	})
 }
 
-// watch calls tell after each change until ctx ends or a majority of the masters refuses.
-func (s *Store) watch(ctx context.Context, prefix, doing string, tell func()) error {
-	listening := make(chan news, len(s.masters))
-	defer s.subscriptions.listen(topic{channel: s.keys.channels(), pattern: true}, func(n news) {
+// watch calls notify after each change until ctx ends or a majority of the masters refuses.
+func (s *Store) watch(ctx context.Context, prefix, op string, notify func()) error {
+	events := make(chan event, len(s.masters))
+	defer s.subscriptions.listen(topic{channel: s.keys.channels(), pattern: true}, func(n event) {
 		switch {
-		case n.begun || n.refused != nil:
+		case n.subscribed || n.refused != nil:
 			select {
-			case listening <- n:
-			default: // there is one to come, and it stands for this as well
+			case events <- n:
+			default: // full: a buffered event has the same effect
 			}
 		case strings.HasPrefix(n.channel, s.keys.channel(prefix)):
-			tell()
+			notify()
 		}
 	})()
 	ticker := time.NewTicker(resyncInterval)
@@ -47,25 +48,25 @@ func (s *Store) watch(ctx context.Context, prefix, doing string, tell func()) er
 	begun, refused := make(map[*master]bool), make(map[*master]bool)
 	for {
 		select {
-		case n := <-listening:
+		case n := <-events:
 			if n.refused != nil {
 				refused[n.from] = true
 			} else {
 				begun[n.from] = true
 			}
 			if len(refused) >= s.quorum {
-				return s.explain(doing, n.refused)
+				return s.wrapErr(op, n.refused)
 			}
-			// Before a majority is listened to, something might not be heard of.
-			if n.begun && len(begun) >= s.quorum {
-				tell()
+			// Changes before a majority was subscribed to may have been missed.
+			if n.subscribed && len(begun) >= s.quorum {
+				notify()
 			}
 		case <-ticker.C:
-			tell()
+			notify()
 		case <-ctx.Done():
 			return ctx.Err()
 		case <-s.life.Done():
-			return s.explain(doing, errClosed)
+			return s.wrapErr(op, errClosed)
 		}
 	}
 }

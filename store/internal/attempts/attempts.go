@@ -1,9 +1,10 @@
-// Package attempts repeats the requests of a store until its servers have answered, and says of those that were given
-// up why, and what had gone wrong with them.
+// Package attempts repeats the requests of a store until its servers have answered, and builds the
+// errors of requests that were given up.
 //
-// Servers are restarted, replaced and cut off, and are back a moment later: who waits for a lock should notice nothing
-// but the delay. So a request that was not answered is made again. How long that goes on is for the caller's context to
-// say, and for what else bounds it: the session ([Within]) or, for calls without one, [Patience].
+// Servers are restarted, replaced and disconnected, and return a moment later. A waiter should
+// notice nothing but the delay, so a request without a reply is sent again. The repetition ends
+// with the caller's context and with what else bounds the call: the session ([Within]) or, for
+// calls without one, [Patience].
 package attempts
 
 import (
@@ -13,27 +14,28 @@ import (
 	"time"
 )
 
-// Patience is how long a call without a session goes on when nothing answers. Calls with a session go on as long as the
-// session does.
+// Patience bounds a call without a session when no server answers. Calls with a session are bounded
+// by the session's life.
 const Patience = 10 * time.Second
 
-// How long an attempt waits for its answer. A server that is being replaced, and a connection that is dead, may say
-// nothing for many seconds when all is well elsewhere: therefore the first attempts are short. Where requests really take
-// longer, the later ones give them time.
+// Shortest and Longest bound the time of one attempt. A server that is being replaced, or a dead
+// connection, may be silent for many seconds while everything else works; so the first attempts are
+// short. Where requests do take longer the later attempts give them time.
 const (
 	Shortest = 500 * time.Millisecond
 	Longest  = 5 * time.Second
 )
 
-// LongestPause is the longest pause after an attempt that failed at once.
+// LongestPause bounds the pause after an attempt that failed at once.
 const LongestPause = 500 * time.Millisecond
 
-// UntilAnswered makes a request until it is answered: with success, or with an error that is refused, which is the
-// server's considered answer. When ctx ends first it returns why that did, joined with the error of the last attempt
-// that was not cut short by it.
+// UntilAnswered sends a request until it is answered: with success, or with an error for which
+// refused returns true because it is the server's final answer. If ctx ends first the error is the
+// cause of ctx, joined with the error of the last attempt that ctx did not cut short.
 //
-// The request is made with a context of its own each time, so it must do no harm if it is carried out more than once, or
-// later than anybody waits for. After attempts that fail at once there are pauses, of firstPause to begin with.
+// Each attempt has a context of its own. The request must therefore do no harm if it is carried out
+// more than once, or after UntilAnswered has returned. After attempts that fail at once there are
+// pauses, which start at firstPause and double up to [LongestPause].
 func UntilAnswered(
 	ctx context.Context, firstPause time.Duration, refused func(error) bool, request func(context.Context) error,
 ) error {
@@ -51,10 +53,10 @@ func UntilAnswered(
 			return err
 		}
 		if ctx.Err() != nil && last != nil {
-			return GaveUp(ctx, last) // it tells more than this one's "canceled"
+			return GaveUp(ctx, last) // more specific than this attempt's "canceled"
 		}
 		last = err
-		// Two attempts of half a second span an election of etcd's with the default timeouts.
+		// Two attempts of half a second outlast an etcd election with the default timeouts.
 		if n > 0 {
 			patience = min(2*patience, Longest)
 		}
@@ -65,8 +67,8 @@ func UntilAnswered(
 	}
 }
 
-// UntilDone calls f until it succeeds or ctx ends, and reports whether it did succeed. Between the calls there are pauses
-// of the given length. It is for what goes on in the background: f logs what others should know of.
+// UntilDone calls f until it succeeds or ctx ends, with pauses in between, and reports whether f
+// succeeded. It is for background work; f logs its own errors.
 func UntilDone(ctx context.Context, pause time.Duration, f func() error) bool {
 	for ctx.Err() == nil {
 		if f() == nil {
@@ -77,8 +79,10 @@ func UntilDone(ctx context.Context, pause time.Duration, f func() error) bool {
 	return false
 }
 
-// KeepUp calls f, which is to last (a watch, a subscription), again whenever it returns nil, until it returns an error or
-// ctx ends. After a call that did not last there is a pause, of firstPause to begin with.
+// KeepUp calls f, which is long-running (a watch, a subscription), again whenever it returns nil.
+// It returns when f returns an error or ctx ends. Before each new call there is a pause, of
+// firstPause after a call that lasted longer than [LongestPause], and otherwise doubling up to
+// that.
 func KeepUp(ctx context.Context, firstPause time.Duration, f func() error) error {
 	pause := firstPause
 	for ctx.Err() == nil {
@@ -105,16 +109,16 @@ func Rest(ctx context.Context, d time.Duration) {
 	}
 }
 
-// Within returns a context for what is done for a session: it ends with ctx and with the session's life, and its cause
-// is that of the first that did. The function that it returns frees what the context needs, and ends it.
+// Within returns a context that ends with ctx or with life, a session's life, and has the cause of
+// the one that ended first. The returned function ends it and releases its resources.
 func Within(ctx, life context.Context) (context.Context, context.CancelFunc) {
 	within, cancel := context.WithCancelCause(ctx)
 	stop := context.AfterFunc(life, func() { cancel(context.Cause(life)) })
 	return within, func() { stop(); cancel(nil) }
 }
 
-// GaveUp returns the error of a request that was not answered before ctx ended: why ctx did, joined with what the last
-// attempt failed with, if that is known (not nil) and says anything else.
+// GaveUp returns the error of a request that was not answered before ctx ended: the cause of ctx,
+// joined with last, the error of the last attempt, unless that is nil or says the same.
 func GaveUp(ctx context.Context, last error) error {
 	cause := context.Cause(ctx)
 	if last == nil || errors.Is(last, cause) {
@@ -123,7 +127,7 @@ func GaveUp(ctx context.Context, last error) error {
 	return &unansweredError{cause: cause, last: last}
 }
 
-// unansweredError says why a request was given up and what its last attempt failed with.
+// unansweredError is why a request was given up, and the error of its last attempt.
 type unansweredError struct{ cause, last error }
 
 func (e *unansweredError) Error() string {
@@ -131,15 +135,15 @@ func (e *unansweredError) Error() string {
 }
 func (e *unansweredError) Unwrap() []error { return []error{e.cause, e.last} }
 
-// EndedBy returns the error of a call whose caller gave it ctx: err, and if ctx has ended, one that matches ctx.Err()
-// too. The call may have gone wrong with a context of its own that ended at the same time, or for another reason; that
-// there was no error at all counts for nothing then.
+// EndedBy returns err and, if ctx has ended, an error that matches both err and ctx.Err(): the call
+// may have failed because of a context of its own that ended at the same time, or for another
+// reason. If ctx has ended the result is not nil even if err is.
 func EndedBy(ctx context.Context, err error) error {
 	switch {
 	case ctx.Err() == nil || errors.Is(err, ctx.Err()):
 		return err
 	case err == nil || err == context.Canceled || err == context.DeadlineExceeded:
-		return ctx.Err() // which says it all
+		return ctx.Err() // err adds nothing
 	}
 	return fmt.Errorf("%w: %w", ctx.Err(), err)
 }

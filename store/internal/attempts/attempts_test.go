@@ -12,7 +12,7 @@ import (
 )
 
 var (
-	errRefused = errors.New("the server says no")
+	errRefused = errors.New("request refused")
 	errCut     = errors.New("connection reset")
 	errGone    = errors.New("the session is gone")
 )
@@ -21,15 +21,15 @@ func refused(err error) bool { return errors.Is(err, errRefused) }
 
 const firstPause = 20 * time.Millisecond
 
-// untilAnswered is what is tested, with the arguments that do not matter.
+// untilAnswered calls attempts.UntilAnswered with fixed arguments.
 func untilAnswered(ctx context.Context, request func(context.Context) error) error {
 	return attempts.UntilAnswered(ctx, firstPause, refused, request)
 }
 
-// script is a server that gives one answer after the other, the last one again and again.
+// script is a server that gives the answers in order, and repeats the last one.
 type script struct {
 	answers []func(context.Context) error
-	begun   []time.Duration // when there were attempts, from the first
+	begun   []time.Duration // start of each attempt, relative to the first
 	first   time.Time
 }
 
@@ -41,7 +41,7 @@ func (s *script) request(ctx context.Context) error {
 	return s.answers[min(len(s.begun), len(s.answers))-1](ctx)
 }
 
-// answering answers at once.
+// answering returns an answer that is given at once.
 func answering(err error) func(context.Context) error {
 	return func(context.Context) error { return err }
 }
@@ -52,7 +52,7 @@ func silent(ctx context.Context) error {
 	return ctx.Err()
 }
 
-func TestAnAnswerEndsIt(t *testing.T) {
+func TestUntilAnswered_returnsAnswer(t *testing.T) {
 	for name, answer := range map[string]error{"success": nil, "refusal": errRefused} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -61,15 +61,16 @@ func TestAnAnswerEndsIt(t *testing.T) {
 					t.Errorf("got %v", err)
 				}
 				if len(s.begun) != 3 {
-					t.Errorf("%d attempts, and the third was answered", len(s.begun))
+					t.Errorf("got %d attempts, want 3", len(s.begun))
 				}
 			})
 		})
 	}
 }
 
-// An answer is an answer, even if it comes when nobody has time any more: the request was carried out, or it was not.
-func TestAnAnswerCountsAlsoAfterTheEnd(t *testing.T) {
+// An answer counts even if ctx has ended when it arrives: the request was carried out, or it was
+// not.
+func TestUntilAnswered_answerAfterContextEnded(t *testing.T) {
 	for name, answer := range map[string]error{"success": nil, "refusal": errRefused} {
 		t.Run(name, func(t *testing.T) {
 			ctx, cancel := context.WithCancel(t.Context())
@@ -84,7 +85,7 @@ func TestAnAnswerCountsAlsoAfterTheEnd(t *testing.T) {
 	}
 }
 
-func TestPatienceGrows(t *testing.T) {
+func TestUntilAnswered_attemptsGetLonger(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 		defer cancel()
@@ -99,7 +100,7 @@ func TestPatienceGrows(t *testing.T) {
 	})
 }
 
-func TestPausesGrowWhereAttemptsFailAtOnce(t *testing.T) {
+func TestUntilAnswered_pausesGetLonger(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
 		defer cancel()
@@ -114,7 +115,7 @@ func TestPausesGrowWhereAttemptsFailAtOnce(t *testing.T) {
 	})
 }
 
-func TestAFailureThatTookLongerThanThePauseIsFollowedAtOnce(t *testing.T) {
+func TestUntilAnswered_noPauseAfterSlowFailure(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		slow := func(context.Context) error {
 			time.Sleep(firstPause)
@@ -130,19 +131,19 @@ func TestAFailureThatTookLongerThanThePauseIsFollowedAtOnce(t *testing.T) {
 	})
 }
 
-func TestNothingIsAskedOnceTheContextHasEnded(t *testing.T) {
+func TestUntilAnswered_noAttemptIfContextHasEnded(t *testing.T) {
 	ctx, cancel := context.WithCancelCause(t.Context())
 	cancel(errGone)
 	err := untilAnswered(ctx, func(context.Context) error {
-		t.Error("there was an attempt")
+		t.Error("the request was sent")
 		return nil
 	})
 	if err != errGone {
-		t.Errorf("got %v; want the cause alone", err)
+		t.Errorf("got %v, want only the cause", err)
 	}
 }
 
-func TestWhoGivesUpHearsWhyAndWhatHadGoneWrong(t *testing.T) {
+func TestUntilAnswered_errorHasCauseAndLastAttempt(t *testing.T) {
 	for name, test := range map[string]struct {
 		answers []func(context.Context) error
 		want    string
@@ -150,18 +151,18 @@ func TestWhoGivesUpHearsWhyAndWhatHadGoneWrong(t *testing.T) {
 		"in a pause":           {[]func(context.Context) error{answering(errCut)}, "the session is gone (last attempt: connection reset)"},
 		"in a later attempt":   {[]func(context.Context) error{answering(errCut), silent}, "the session is gone (last attempt: connection reset)"},
 		"in the first attempt": {[]func(context.Context) error{silent}, "the session is gone (last attempt: context canceled)"},
-		"in the first attempt, which fails otherwise": {[]func(context.Context) error{func(ctx context.Context) error { <-ctx.Done(); return errCut }}, "the session is gone (last attempt: connection reset)"},
+		"in the first attempt, with another error": {[]func(context.Context) error{func(ctx context.Context) error { <-ctx.Done(); return errCut }}, "the session is gone (last attempt: connection reset)"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				ctx, cancel := context.WithCancelCause(t.Context())
-				const when = 310 * time.Millisecond // nothing else happens then
+				const when = 310 * time.Millisecond // between two attempts
 				time.AfterFunc(when, func() { cancel(errGone) })
 				s := &script{answers: test.answers}
 				start := time.Now()
 				err := untilAnswered(ctx, s.request)
 				if took := time.Since(start); took != when {
-					t.Errorf("gave up after %v; the context ended after %v", took, when)
+					t.Errorf("returned after %v, want %v", took, when)
 				}
 				if err.Error() != test.want {
 					t.Errorf("got %q; want %q", err, test.want)
@@ -171,15 +172,15 @@ func TestWhoGivesUpHearsWhyAndWhatHadGoneWrong(t *testing.T) {
 	}
 }
 
-func TestTheErrorOfARequestThatWasGivenUp(t *testing.T) {
+func TestGaveUp(t *testing.T) {
 	for name, test := range map[string]struct {
 		last    error
 		want    string
 		matches []error
 	}{
-		"nothing had gone wrong":      {nil, "the session is gone", []error{errGone}},
-		"something had":               {errCut, "the session is gone (last attempt: connection reset)", []error{errGone, errCut}},
-		"the attempt says why itself": {errGone, "the session is gone", []error{errGone}},
+		"no earlier error":           {nil, "the session is gone", []error{errGone}},
+		"earlier error":              {errCut, "the session is gone (last attempt: connection reset)", []error{errGone, errCut}},
+		"earlier error is the cause": {errGone, "the session is gone", []error{errGone}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			ctx, cancel := context.WithCancelCause(t.Context())
@@ -189,7 +190,7 @@ func TestTheErrorOfARequestThatWasGivenUp(t *testing.T) {
 	}
 }
 
-func TestTheErrorOfACallMatchesTheEndOfItsContext(t *testing.T) {
+func TestEndedBy(t *testing.T) {
 	ended, end := context.WithCancel(t.Context())
 	end()
 	late, stop := context.WithTimeout(t.Context(), 0)
@@ -201,26 +202,26 @@ func TestTheErrorOfACallMatchesTheEndOfItsContext(t *testing.T) {
 		want    string
 		matches []error
 	}{
-		"the context has not ended": {t.Context(), errCut, "connection reset", []error{errCut}},
-		"it has":                    {ended, errCut, "context canceled: connection reset", []error{context.Canceled, errCut}},
-		"the error says so":         {ended, canceledToo, canceledToo.Error(), []error{context.Canceled, errCut}},
-		"there is no error":         {ended, nil, "context canceled", []error{context.Canceled}},
-		"a context of its own has":  {ended, context.DeadlineExceeded, "context canceled", []error{context.Canceled}},
-		"its own was canceled":      {late, context.Canceled, "context deadline exceeded", []error{context.DeadlineExceeded}},
+		"context not ended":        {t.Context(), errCut, "connection reset", []error{errCut}},
+		"context ended":            {ended, errCut, "context canceled: connection reset", []error{context.Canceled, errCut}},
+		"error matches it already": {ended, canceledToo, canceledToo.Error(), []error{context.Canceled, errCut}},
+		"no error":                 {ended, nil, "context canceled", []error{context.Canceled}},
+		"own context timed out":    {ended, context.DeadlineExceeded, "context canceled", []error{context.Canceled}},
+		"own context canceled":     {late, context.Canceled, "context deadline exceeded", []error{context.DeadlineExceeded}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			check(t, attempts.EndedBy(test.ctx, test.err), test.want, test.matches)
 		})
 	}
 	if err := attempts.EndedBy(t.Context(), nil); err != nil {
-		t.Errorf("neither has gone wrong, and the error is %v", err)
+		t.Errorf("got %v, want nil", err)
 	}
 }
 
 func check(t *testing.T, err error, text string, matches []error) {
 	t.Helper()
 	if err.Error() != text {
-		t.Errorf("the error is %q; want %q", err, text)
+		t.Errorf("got %q, want %q", err, text)
 	}
 	for _, m := range matches {
 		if !errors.Is(err, m) {
@@ -229,7 +230,7 @@ func check(t *testing.T, err error, text string, matches []error) {
 	}
 }
 
-func TestRestEndsWithTheContext(t *testing.T) {
+func TestRest_endsWithContext(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
@@ -240,12 +241,12 @@ func TestRestEndsWithTheContext(t *testing.T) {
 		}
 		attempts.Rest(ctx, time.Hour)
 		if took := time.Since(start); took != time.Minute {
-			t.Errorf("rested until %v after the beginning, and the context has ended after a minute", took)
+			t.Errorf("both rests took %v, want 1m", took)
 		}
 	})
 }
 
-func TestNobodyRestsForNoTime(t *testing.T) {
+func TestRest_zeroOrNegative(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		start := time.Now()
 		attempts.Rest(t.Context(), 0)
@@ -256,10 +257,10 @@ func TestNobodyRestsForNoTime(t *testing.T) {
 	})
 }
 
-func TestWithinEndsWithWhicheverEndsFirst(t *testing.T) {
-	errCaller := errors.New("the caller has enough")
+func TestWithin_endsWithTheFirst(t *testing.T) {
+	errCaller := errors.New("the caller gave up")
 	for name, test := range map[string]struct {
-		first, second error // which ends first, which later
+		first, second error // in the order in which they end
 		want          error
 	}{
 		"the caller":  {errCaller, errGone, errCaller},
@@ -272,7 +273,7 @@ func TestWithinEndsWithWhicheverEndsFirst(t *testing.T) {
 				within, cancel := attempts.Within(ctx, life)
 				defer cancel()
 				if within.Err() != nil {
-					t.Fatal("ended before either")
+					t.Fatal("ended too early")
 				}
 				ends := map[error]context.CancelCauseFunc{errCaller: endCtx, errGone: endLife}
 				ends[test.first](test.first)
@@ -280,14 +281,14 @@ func TestWithinEndsWithWhicheverEndsFirst(t *testing.T) {
 				ends[test.second](test.second)
 				synctest.Wait()
 				if got := context.Cause(within); got != test.want {
-					t.Errorf("ended because of %v; want %v", got, test.want)
+					t.Errorf("got cause %v, want %v", got, test.want)
 				}
 			})
 		})
 	}
 }
 
-func TestWithinEndsWhenItIsCanceledAndEndsNothingElse(t *testing.T) {
+func TestWithin_cancelEndsNothingElse(t *testing.T) {
 	ctx, endCtx := context.WithCancel(t.Context())
 	defer endCtx()
 	life, endLife := context.WithCancel(t.Context())
@@ -295,27 +296,27 @@ func TestWithinEndsWhenItIsCanceledAndEndsNothingElse(t *testing.T) {
 	within, cancel := attempts.Within(ctx, life)
 	cancel()
 	if within.Err() == nil || ctx.Err() != nil || life.Err() != nil {
-		t.Errorf("within: %v, ctx: %v, life: %v; want only the first to have ended", within.Err(), ctx.Err(), life.Err())
+		t.Errorf("within: %v, ctx: %v, life: %v; want only within to have ended", within.Err(), ctx.Err(), life.Err())
 	}
 }
 
-// A session lives long, and each of its calls is made within it.
-func TestNothingOfWithinStaysBehindInTheSession(t *testing.T) {
+// A session makes many calls, so a call must leave nothing registered at the session's context.
+func TestWithin_cancelUnregistersFromSession(t *testing.T) {
 	life := &countedLife{Context: t.Context(), done: make(chan struct{})}
 	_, cancel := attempts.Within(t.Context(), life)
 	if life.waiting != 1 {
-		t.Fatalf("%d wait for the session's end; want one", life.waiting)
+		t.Fatalf("got %d registered functions, want 1", life.waiting)
 	}
 	cancel()
 	if life.waiting != 0 {
-		t.Error("the session keeps what was canceled")
+		t.Error("a function is registered after cancel")
 	}
 }
 
-// countedLife counts those who wait for its end by [context.AfterFunc].
+// countedLife counts the functions registered by [context.AfterFunc].
 type countedLife struct {
 	context.Context
-	done    chan struct{} // makes it another context than the one it is made of
+	done    chan struct{} // differs from the embedded context's, so AfterFunc is used
 	waiting int
 }
 
@@ -338,7 +339,7 @@ func TestUntilDone(t *testing.T) {
 			}
 			return nil
 		}) {
-			t.Error("it has succeeded, and UntilDone says that it has not")
+			t.Error("got false after success")
 		}
 		if took := time.Since(start); n != 4 || took != 3*time.Second {
 			t.Errorf("%d calls took %v, want 4 calls with three pauses of 1s", n, took)
@@ -346,19 +347,19 @@ func TestUntilDone(t *testing.T) {
 	})
 }
 
-func TestUntilDone_endsWithItsContext(t *testing.T) {
+func TestUntilDone_endsWithContext(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), 90*time.Second)
 		defer cancel()
 		start, n := time.Now(), 0
 		done := attempts.UntilDone(ctx, time.Minute, func() error { n++; return errors.New("never") })
 		if took := time.Since(start); done || n != 2 || took != 90*time.Second {
-			t.Errorf("done %t after %d calls and %v", done, n, took)
+			t.Errorf("got %t after %d calls and %v, want false after 2 calls and 1m30s", done, n, took)
 		}
 	})
 }
 
-func TestKeepUp_pausesGrowWhileNothingLasts(t *testing.T) {
+func TestKeepUp_pausesGetLonger(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		last := time.Now()
 		var pauses []time.Duration
@@ -367,7 +368,7 @@ func TestKeepUp_pausesGrowWhileNothingLasts(t *testing.T) {
 			pauses = append(pauses, time.Since(last))
 			switch len(pauses) {
 			case 6:
-				time.Sleep(time.Minute) // this one lasts
+				time.Sleep(time.Minute) // long enough to reset the pause
 			case 7:
 				return refused
 			}
@@ -377,18 +378,18 @@ func TestKeepUp_pausesGrowWhileNothingLasts(t *testing.T) {
 		ms := time.Millisecond
 		want := []time.Duration{0, 100 * ms, 200 * ms, 400 * ms, attempts.LongestPause, attempts.LongestPause, 100 * ms}
 		if err != refused || !slices.Equal(pauses, want) {
-			t.Errorf("the pauses were %v, want %v; the error is %v", pauses, want, err)
+			t.Errorf("got pauses %v, want %v; error %v", pauses, want, err)
 		}
 	})
 }
 
-func TestKeepUp_endsWithItsContext(t *testing.T) {
+func TestKeepUp_endsWithContext(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		time.AfterFunc(time.Hour, cancel)
 		err := attempts.KeepUp(ctx, time.Millisecond, func() error { return nil })
 		if !errors.Is(err, context.Canceled) {
-			t.Errorf("the error is %v", err)
+			t.Errorf("got %v, want context.Canceled", err)
 		}
 	})
 }

@@ -16,8 +16,8 @@ var (
 	gone     = store.Standing{State: store.Gone, Cause: store.ErrGone}
 )
 
-// heard begins a delivery, delivers standings, and returns those that the owner got.
-func heard(standings ...store.Standing) []store.Standing {
+// delivered begins a delivery, delivers standings, and returns those that the owner got.
+func delivered(standings ...store.Standing) []store.Standing {
 	var got []store.Standing
 	d := delivery.New(func(now store.Standing) { got = append(got, now) })
 	d.Begin()
@@ -27,48 +27,48 @@ func heard(standings ...store.Standing) []store.Standing {
 	return got
 }
 
-func TestDelivery_Deliver(t *testing.T) {
+func TestDelivery_deliver(t *testing.T) {
 	later := store.Standing{State: store.Gone, Cause: errors.New("another cause")}
 	for what, c := range map[string]struct{ delivered, want []store.Standing }{
-		"in order":             {[]store.Standing{waiting(2), waiting(1), admitted, gone}, []store.Standing{waiting(2), waiting(1), admitted, gone}},
-		"each once":            {[]store.Standing{waiting(2), waiting(2), admitted, admitted}, []store.Standing{waiting(2), admitted}},
-		"more ahead is news":   {[]store.Standing{waiting(1), waiting(2)}, []store.Standing{waiting(1), waiting(2)}},
-		"admitted stays so":    {[]store.Standing{admitted, waiting(1)}, []store.Standing{admitted}},
-		"gone is the end":      {[]store.Standing{waiting(1), gone, admitted, waiting(1), later}, []store.Standing{waiting(1), gone}},
-		"gone before anything": {[]store.Standing{gone, admitted}, []store.Standing{gone}},
-		"nobody ahead":         {[]store.Standing{waiting(0)}, []store.Standing{waiting(0)}}, // equal to the zero Standing
+		"in order":               {[]store.Standing{waiting(2), waiting(1), admitted, gone}, []store.Standing{waiting(2), waiting(1), admitted, gone}},
+		"each once":              {[]store.Standing{waiting(2), waiting(2), admitted, admitted}, []store.Standing{waiting(2), admitted}},
+		"more ahead":             {[]store.Standing{waiting(1), waiting(2)}, []store.Standing{waiting(1), waiting(2)}},
+		"waiting after admitted": {[]store.Standing{admitted, waiting(1)}, []store.Standing{admitted}},
+		"anything after gone":    {[]store.Standing{waiting(1), gone, admitted, waiting(1), later}, []store.Standing{waiting(1), gone}},
+		"gone first":             {[]store.Standing{gone, admitted}, []store.Standing{gone}},
+		"none ahead":             {[]store.Standing{waiting(0)}, []store.Standing{waiting(0)}}, // the zero Standing
 	} {
 		t.Run(what, func(t *testing.T) {
-			if got := heard(c.delivered...); !slices.Equal(got, c.want) {
-				t.Errorf("delivered %v; the owner got %v, want %v", c.delivered, got, c.want)
+			if got := delivered(c.delivered...); !slices.Equal(got, c.want) {
+				t.Errorf("delivered %v: got %v, want %v", c.delivered, got, c.want)
 			}
 		})
 	}
 }
 
-func TestDelivery_Begin(t *testing.T) {
+func TestDelivery_begin(t *testing.T) {
 	var got []store.Standing
 	d := delivery.New(func(now store.Standing) { got = append(got, now) })
 	if d.Waiting() {
-		t.Error("the owner awaits a turn before the delivery has begun")
+		t.Error("Waiting before Begin: got true")
 	}
 	if !d.Deliver(waiting(1)) || !d.Deliver(admitted) {
-		t.Error("what comes before the delivery begins is no news")
+		t.Error("Deliver before Begin: got false, want true")
 	}
 	if len(got) > 0 {
-		t.Errorf("before the delivery began the owner got %v", got)
+		t.Errorf("before Begin: got %v, want nothing", got)
 	}
 	d.Begin()
 	if !slices.Equal(got, []store.Standing{admitted}) {
-		t.Errorf("as the delivery began the owner got %v, want the last standing", got)
+		t.Errorf("after Begin: got %v, want only the last standing", got)
 	}
 	d.Deliver(gone)
 	if !slices.Equal(got, []store.Standing{admitted, gone}) {
-		t.Errorf("the owner got %v", got)
+		t.Errorf("got %v, want admitted and gone", got)
 	}
 }
 
-func TestDelivery_Silence(t *testing.T) {
+func TestDelivery_silence(t *testing.T) {
 	for what, want := range map[string]int{"begun": 1, "not begun": 0} {
 		t.Run(what, func(t *testing.T) {
 			calls := 0
@@ -80,20 +80,20 @@ func TestDelivery_Silence(t *testing.T) {
 			d.Silence()
 			d.Begin()
 			if d.Deliver(gone) {
-				t.Error("there is news for an owner that was silenced")
+				t.Error("Deliver after Silence: got true")
 			}
 			if calls != want {
-				t.Errorf("the owner was called %d times, want %d: before it was silenced", calls, want)
+				t.Errorf("got %d calls, want %d", calls, want)
 			}
 			if last, known := d.Last(); !known || last != admitted {
-				t.Errorf("the last standing is %v (%t), want the one before the silence", last, known)
+				t.Errorf("Last: got %v, %t; want the standing before Silence", last, known)
 			}
 		})
 	}
 }
 
-func TestDelivery_States(t *testing.T) {
-	d := delivery.New(nil) // an owner that wants to hear nothing
+func TestDelivery_states(t *testing.T) {
+	d := delivery.New(nil) // no callback
 	want := func(what string, waiting, admitted, over bool) {
 		t.Helper()
 		if d.Waiting() != waiting || d.Admitted() != admitted || d.Over() != over {
@@ -101,7 +101,7 @@ func TestDelivery_States(t *testing.T) {
 		}
 	}
 	if _, known := d.Last(); known {
-		t.Error("a standing is known of an entry that nothing is known of")
+		t.Error("Last of a new Delivery: got known")
 	}
 	want("new", false, false, false)
 	d.Begin()
@@ -113,7 +113,7 @@ func TestDelivery_States(t *testing.T) {
 	silenced := d
 	silenced.Silence()
 	if !silenced.Over() {
-		t.Error("it is not over when the owner was silenced")
+		t.Error("Over after Silence: got false")
 	}
 	d.Deliver(gone)
 	want("gone", false, false, true)

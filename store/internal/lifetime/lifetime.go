@@ -1,17 +1,19 @@
-// Package lifetime keeps the life of a session: when it ends, and who is notified of that.
+// Package lifetime manages the life of a session: its end, and the notifications of that.
 //
-// A life ends once, because the session was closed or because it was lost. What holds then, whatever else happens at the
-// same moment:
+// A life ends once, because the session was closed or because it was lost. These invariants hold
+// under concurrency:
 //
-//   - Nothing joins a session that has ended. The life ends with the session's own mutex held, and with that mutex held
-//     the store takes out everything that has joined. So a goroutine that holds the mutex and finds the life not ended may
-//     add to what will be taken out.
-//   - Work ends. The context of the life ends, its cause is the reason, and no new work is started.
-//   - Nobody is notified of a loss after Close has returned. Close waits for the notifications first, and then for the
-//     work; in this order, because a notification may be part of the work.
+//   - Nothing joins a session that has ended. The life ends with the session's mutex held, and with
+//     that mutex held the store takes out everything that has joined. So a goroutine that holds the
+//     mutex and finds the life not ended may add to what will be taken out.
+//   - Work ends. The context of the life ends with the reason as its cause, and no new work is
+//     started.
+//   - Nobody is notified of a loss after Close has returned. Close waits for the notifications
+//     first and then for the work; in this order, because a notification may be part of the work.
 //
-// A store that notifies with its mutex held, one entry at a time, still must not hold the session's: entries are notified,
-// and the owner of the session is, when that mutex has been released.
+// The owners of the entries, and then of the session, are notified after the session's mutex has
+// been released. A store that holds another mutex while it notifies, one entry at a time, must not
+// hold the session's.
 package lifetime
 
 import (
@@ -24,9 +26,9 @@ import (
 	"github.com/stilelock/stile/store/internal/work"
 )
 
-// Life is the life of one session. Its methods may be called by any goroutine.
+// Life is the life of one session. Its methods may be called concurrently.
 type Life struct {
-	mu   sync.Locker // the session's
+	mu   sync.Locker // the session's mutex
 	lost func(error)
 
 	ctx       context.Context
@@ -36,25 +38,27 @@ type Life struct {
 	notifying sync.WaitGroup
 }
 
-// New begins a life, which ends no later than parent. mu is the mutex that guards what has joined the session. lost, if it
-// is not nil, is called after a loss, when everything that had joined has been notified.
+// New begins a life, which also ends with parent. mu is the mutex that guards what has joined the
+// session. lost, if not nil, is called after a loss, when everything that had joined has been
+// notified.
 func New(parent context.Context, mu sync.Locker, lost func(error)) *Life {
 	l := &Life{mu: mu, lost: lost}
 	l.ctx, l.end = context.WithCancelCause(parent)
 	return l
 }
 
-// Context returns a context that ends with the life. Its cause is why the life has ended.
+// Context returns a context that ends with the life. Its cause is the reason.
 func (l *Life) Context() context.Context { return l.ctx }
 
-// Err returns why the life has ended, or nil.
+// Err returns why the life has ended; nil if it has not.
 func (l *Life) Err() error { return context.Cause(l.ctx) }
 
-// EndedLocked reports whether [Life.End] has been called. Call it with the session's mutex held. It differs from Err only
-// if the parent context has ended.
+// EndedLocked reports whether [Life.End] has been called. Call it with the session's mutex held. It
+// differs from Err only if the parent context has ended.
 func (l *Life) EndedLocked() bool { return l.ended }
 
-// Start runs f in a goroutine that works for the session. It reports false, and does nothing, if the life has ended.
+// Start runs f in a goroutine that works for the session. If the life has ended it does nothing and
+// reports false.
 func (l *Life) Start(f func()) bool { return l.work.Start(f) }
 
 // Within is [attempts.Within] for calls of the session.
@@ -62,10 +66,11 @@ func (l *Life) Within(ctx context.Context) (context.Context, context.CancelFunc)
 	return attempts.Within(ctx, l.ctx)
 }
 
-// End ends the life with a cause, which matches [store.ErrSessionLost], and reports whether this call did: the life may
-// have ended before. takeLocked is called with the session's mutex held, while work can still be started; it takes out
-// what has joined. notify is called when the mutex has been released; it tells that to what was taken out. If the session
-// was lost, rather than closed, its owner is notified last.
+// End ends the life with a cause, which matches [store.ErrSessionLost], and reports true; if the
+// life has ended before it does nothing and reports false. It calls takeLocked, which takes out
+// what has joined, with the session's mutex held and while work can still be started. After
+// releasing the mutex it calls notify, which notifies what was taken out. If lost is true, the
+// session was lost rather than closed, and its owner is notified last.
 func (l *Life) End(cause error, lost bool, takeLocked, notify func()) bool {
 	l.mu.Lock()
 	if l.ended {
@@ -87,14 +92,15 @@ func (l *Life) End(cause error, lost bool, takeLocked, notify func()) bool {
 	return true
 }
 
-// AwaitNotified waits until everybody has been notified of a loss. Call it after End.
+// AwaitNotified waits until all notifications of a loss have returned. Call it after End.
 func (l *Life) AwaitNotified() { l.notifying.Wait() }
 
-// AwaitWork waits until no goroutine works for the session any more. Call it after End and [Life.AwaitNotified].
+// AwaitWork waits until no goroutine works for the session. Call it after End and
+// [Life.AwaitNotified].
 func (l *Life) AwaitWork() { l.work.Wait() }
 
-// CutShort returns why the life has ended if that is why a call failed that was bounded by ctx and by the life; nil if
-// ctx has ended too, or the life has not.
+// CutShort returns why the life has ended if that may be why a call failed that was bounded by ctx
+// and by the life. It returns nil if ctx has ended too, or the life has not.
 func (l *Life) CutShort(ctx context.Context) error {
 	if ctx.Err() == nil {
 		return l.Err()
@@ -102,8 +108,9 @@ func (l *Life) CutShort(ctx context.Context) error {
 	return nil
 }
 
-// WentWith returns the error of a request to take an entry out that has failed with err: if the life cut it short, the
-// entry went with its session, and the error matches [store.ErrGone]. It is not for entries that outlast their session.
+// WentWith returns the error of a request to remove an entry that has failed with err. If the end
+// of the life cut the request short, the entry is removed with its session, and the error matches
+// [store.ErrGone]. It is not for entries that outlast their session.
 func (l *Life) WentWith(ctx context.Context, err error) error {
 	if l.CutShort(ctx) != nil {
 		return fmt.Errorf("%w: %w", store.ErrGone, err)

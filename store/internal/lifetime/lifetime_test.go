@@ -14,11 +14,11 @@ import (
 	"github.com/stilelock/stile/store/internal/lifetime"
 )
 
-var errLost = fmt.Errorf("%w: somebody ended it", store.ErrSessionLost)
+var errLost = fmt.Errorf("%w: ended by the test", store.ErrSessionLost)
 
 func nothing() {}
 
-func TestLife_EndHappensOnce(t *testing.T) {
+func TestLife_endsOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var mu sync.Mutex
 		calls := make(map[string]int)
@@ -43,91 +43,91 @@ func TestLife_EndHappensOnce(t *testing.T) {
 		mu.Lock()
 		defer mu.Unlock()
 		if ends = calls["end"]; ends != 1 || calls["take"] != 1 || calls["notify"] != 1 || calls["lost"] != 1 {
-			t.Errorf("eight calls of End ended it %d times; calls: %v", ends, calls)
+			t.Errorf("8 calls of End: %d returned true, want 1; callbacks: %v", ends, calls)
 		}
 	})
 }
 
-// The order is what the stores rely on: what joined is taken with the mutex held, before the life is seen to have ended by
-// anybody who holds it; the owner is notified last.
-func TestLife_EndOrder(t *testing.T) {
+// The stores rely on this order: what joined is taken out with the mutex held, before the life is
+// seen to have ended; the owner is notified last.
+func TestLife_endOrder(t *testing.T) {
 	var mu sync.Mutex
 	var steps []string
 	l := lifetime.New(t.Context(), &mu, func(err error) {
 		if !errors.Is(err, store.ErrSessionLost) {
-			t.Errorf("the owner was notified of %v", err)
+			t.Errorf("the owner got %v, want ErrSessionLost", err)
 		}
 		steps = append(steps, "owner")
 	})
 	take := func() {
 		if mu.TryLock() {
-			t.Error("what joined is taken without the mutex")
+			t.Error("takeLocked was called without the mutex")
 		}
 		if l.Err() != nil {
-			t.Errorf("the life has ended before what joined was taken: %v", l.Err())
+			t.Errorf("in takeLocked the life has ended: %v", l.Err())
 		}
 		if !l.Start(nothing) {
-			t.Error("no work can be started for what was taken")
+			t.Error("Start in takeLocked: got false")
 		}
 		steps = append(steps, "take")
 	}
 	notify := func() {
 		if !mu.TryLock() {
-			t.Error("entries are notified with the mutex held")
+			t.Error("notify was called with the mutex held")
 		} else {
 			mu.Unlock()
 		}
 		if l.Start(nothing) {
-			t.Error("work is started for a session that has ended")
+			t.Error("Start in notify: got true")
 		}
 		if !errors.Is(l.Err(), errLost) || l.Context().Err() == nil {
-			t.Errorf("entries are notified while the life goes on: %v", l.Err())
+			t.Errorf("in notify the life has not ended: %v", l.Err())
 		}
 		steps = append(steps, "entries")
 	}
 	l.End(errLost, true, take, notify)
 	if want := []string{"take", "entries", "owner"}; !slices.Equal(steps, want) {
-		t.Errorf("the steps were %v, want %v", steps, want)
+		t.Errorf("got steps %v, want %v", steps, want)
 	}
 	l.AwaitWork()
 }
 
-func TestLife_OwnerIsNotNotifiedOfAClose(t *testing.T) {
+func TestLife_closeDoesNotNotifyOwner(t *testing.T) {
 	var mu sync.Mutex
-	l := lifetime.New(t.Context(), &mu, func(err error) { t.Errorf("notified of %v", err) })
+	l := lifetime.New(t.Context(), &mu, func(err error) { t.Errorf("the owner got %v", err) })
 	l.End(errLost, false, nothing, nothing)
 	if l.End(errLost, true, nothing, nothing) {
-		t.Error("a session that was closed is lost afterwards")
+		t.Error("second End: got true")
 	}
 	if !l.EndedLocked() {
-		t.Error("it has not ended")
+		t.Error("EndedLocked: got false")
 	}
 }
 
-func TestLife_CloseWaitsForNotificationsAndWork(t *testing.T) {
+func TestLife_closeWaitsForNotificationsAndWork(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var mu sync.Mutex
 		l := lifetime.New(t.Context(), &mu, func(error) { time.Sleep(time.Second) })
-		l.Start(func() { l.End(errLost, true, nothing, func() { time.Sleep(time.Second) }) }) // part of the work
+		l.Start(func() { l.End(errLost, true, nothing, func() { time.Sleep(time.Second) }) }) // the notifications are part of the work
 		l.Start(func() { time.Sleep(time.Minute) })
 		synctest.Wait()
 		start := time.Now()
 		if l.End(errLost, false, nothing, nothing) {
-			t.Error("it was ended twice")
+			t.Error("second End: got true, want false")
 		}
 		l.AwaitNotified()
 		if took := time.Since(start); took != 2*time.Second {
-			t.Errorf("waited %v for notifications that take 2s", took)
+			t.Errorf("AwaitNotified took %v, want 2s", took)
 		}
 		l.AwaitWork()
 		if took := time.Since(start); took != time.Minute {
-			t.Errorf("waited %v for work that takes a minute", took)
+			t.Errorf("AwaitWork took %v, want 1m", took)
 		}
 	})
 }
 
-// With the mutex held, something joins; it is taken out, or it sees that the session has ended. There is nothing between.
-func TestLife_NothingJoinsWhatHasEnded(t *testing.T) {
+// With the mutex held, something joins and is taken out, or it sees that the session has ended.
+func TestLife_nothingJoinsAfterEnd(t *testing.T) {
 	for range 200 {
 		var mu sync.Mutex
 		l := lifetime.New(t.Context(), &mu, nil)
@@ -147,52 +147,52 @@ func TestLife_NothingJoinsWhatHasEnded(t *testing.T) {
 		l.End(errLost, true, func() { taken = joined }, nothing)
 		all.Wait()
 		if taken+refused != 4 {
-			t.Fatalf("of 4, %d were taken out and %d refused: %d have joined a session that had ended", taken, refused, joined-taken)
+			t.Fatalf("of 4 entries %d were taken out and %d refused; %d joined an ended session", taken, refused, joined-taken)
 		}
 	}
 }
 
-func TestLife_EndsWithItsParent(t *testing.T) {
+func TestLife_endsWithParent(t *testing.T) {
 	var mu sync.Mutex
 	parent, cancel := context.WithCancel(t.Context())
 	l := lifetime.New(parent, &mu, nil)
 	cancel()
 	if l.Err() == nil || l.EndedLocked() {
-		t.Errorf("after its parent: err %v, ended %t", l.Err(), l.EndedLocked())
+		t.Errorf("after the parent ended: Err %v, EndedLocked %t; want an error, false", l.Err(), l.EndedLocked())
 	}
 	if !l.End(errLost, true, nothing, nothing) {
-		t.Error("what joined was never taken out")
+		t.Error("End: got false, want true")
 	}
 }
 
-func TestLife_ErrorsOfCalls(t *testing.T) {
+func TestLife_errorsOfCalls(t *testing.T) {
 	var mu sync.Mutex
 	l := lifetime.New(t.Context(), &mu, nil)
 	failed := errors.New("connection refused")
 	if err := l.CutShort(t.Context()); err != nil {
-		t.Errorf("a life that goes on has cut a call short: %v", err)
+		t.Errorf("CutShort before the end: got %v, want nil", err)
 	}
 	if err := l.WentWith(t.Context(), failed); err != failed {
-		t.Errorf("the entry went with a session that lives: %v", err)
+		t.Errorf("WentWith before the end: got %v", err)
 	}
 	within, cancel := l.Within(t.Context())
 	defer cancel()
 	l.End(errLost, true, nothing, nothing)
 	if <-within.Done(); !errors.Is(context.Cause(within), errLost) {
-		t.Errorf("a call within the life ends because of %v", context.Cause(within))
+		t.Errorf("Within: got cause %v", context.Cause(within))
 	}
 	if err := l.CutShort(t.Context()); !errors.Is(err, errLost) {
-		t.Errorf("the call was cut short by %v", err)
+		t.Errorf("CutShort: got %v", err)
 	}
 	if err := l.WentWith(t.Context(), failed); !errors.Is(err, store.ErrGone) || !errors.Is(err, failed) {
-		t.Errorf("the entry went with its session, and the error is %v", err)
+		t.Errorf("WentWith: got %v, want ErrGone and the error", err)
 	}
 	over, giveUp := context.WithCancel(t.Context())
 	giveUp()
 	if err := l.CutShort(over); err != nil {
-		t.Errorf("the caller gave up, and the session is blamed: %v", err)
+		t.Errorf("CutShort after ctx ended: got %v, want nil", err)
 	}
 	if err := l.WentWith(over, failed); err != failed {
-		t.Errorf("the caller gave up, and the entry is said to be gone: %v", err)
+		t.Errorf("WentWith after ctx ended: got %v", err)
 	}
 }

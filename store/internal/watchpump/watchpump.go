@@ -1,8 +1,9 @@
-// Package watchpump stands between what a store hears of changes and whoever watches, for Store.Watch.
+// Package watchpump decouples a store's source of changes from the callback of Store.Watch.
 //
-// The two never wait for each other. What the store hears while the watcher is busy comes to one call, which is enough,
-// because the watcher reads afterwards. The watcher is called by one goroutine, the one that runs [Run]; so there is no
-// call after Run has returned, and none beside another.
+// Neither waits for the other. Changes that arrive while the callback runs are merged into one
+// further call, which is enough, because the watcher reads afterwards. One goroutine, the one that
+// runs [Run], calls the callback, so there are no concurrent calls, and none after Run has
+// returned.
 package watchpump
 
 import (
@@ -12,28 +13,28 @@ import (
 	"github.com/stilelock/stile/store/internal/work"
 )
 
-// Run calls changed after each call of tell, until listen returns; then it returns the error of listen. listen runs in a
-// goroutine of its own, which may call tell at any time and must return when its ctx ends. Run returns only after listen
-// has, and after a call of changed that is under way.
-func Run(ctx context.Context, changed func(), listen func(ctx context.Context, tell func()) error) error {
+// Run calls changed after each call of notify, and returns the error of listen when listen returns.
+// listen runs in a goroutine of its own. It may call notify at any time, and must return when its
+// ctx ends. Run waits for listen and for a running call of changed before it returns.
+func Run(ctx context.Context, changed func(), listen func(ctx context.Context, notify func()) error) error {
 	ctx, cancel := context.WithCancel(ctx)
 	var (
 		err       error
 		listening sync.WaitGroup
-		news      = work.NewSignal()
-		over      = make(chan struct{})
+		changes   = work.NewSignal()
+		done      = make(chan struct{})
 	)
 	listening.Go(func() {
-		defer close(over)
-		err = listen(ctx, news.Set)
+		defer close(done)
+		err = listen(ctx, changes.Set)
 	})
 	defer listening.Wait() // also if changed panics
 	defer cancel()
 	for {
 		select {
-		case <-news:
+		case <-changes:
 			changed()
-		case <-over:
+		case <-done:
 			return err
 		}
 	}

@@ -11,64 +11,64 @@ import (
 	"github.com/stilelock/stile/store/internal/watchpump"
 )
 
-func TestRun_CallsStandForAllThatHappenedMeanwhile(t *testing.T) {
+func TestRun_mergesChangesDuringACall(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
-		var told atomic.Int32
-		calls, shown := 0, int32(0)
-		listen := func(ctx context.Context, tell func()) error {
+		var sent atomic.Int32
+		calls, seen := 0, int32(0)
+		listen := func(ctx context.Context, notify func()) error {
 			for range 10 {
-				told.Add(1)
-				tell() // which never waits for the watcher
+				sent.Add(1)
+				notify() // never waits for the callback
 			}
 			<-ctx.Done()
 			return ctx.Err()
 		}
 		err := watchpump.Run(ctx, func() {
-			time.Sleep(time.Second) // in which all that is left is told
+			time.Sleep(time.Second) // the other changes arrive meanwhile
 			calls++
-			if shown = told.Load(); shown == 10 && calls == 2 {
+			if seen = sent.Load(); seen == 10 && calls == 2 {
 				cancel()
 			}
-			time.AfterFunc(time.Minute, cancel) // if there is no second call, all was told before the first
+			time.AfterFunc(time.Minute, cancel) // in case the first call was after all changes
 		}, listen)
 		if !errors.Is(err, context.Canceled) {
 			t.Errorf("Run returned %v", err)
 		}
-		if shown != 10 || calls > 2 {
-			t.Errorf("after %d calls, %d of 10 changes are shown", calls, shown)
+		if seen != 10 || calls > 2 {
+			t.Errorf("after %d calls the watcher has seen %d of 10 changes", calls, seen)
 		}
 	})
 }
 
-func TestRun_EveryChangeIsFollowedByACall(t *testing.T) {
+func TestRun_callsAfterEachChange(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
 		calls := 0
 		done := make(chan error)
-		var tell func()
+		var notify func()
 		go func() {
 			done <- watchpump.Run(ctx, func() { calls++ }, func(ctx context.Context, t func()) error {
-				tell = t
+				notify = t
 				<-ctx.Done()
 				return ctx.Err()
 			})
 		}()
 		synctest.Wait()
 		for n := 1; n <= 3; n++ {
-			tell()
+			notify()
 			synctest.Wait()
 			if calls != n {
-				t.Fatalf("after change %d there were %d calls", n, calls)
+				t.Fatalf("after change %d: got %d calls", n, calls)
 			}
 		}
 		cancel()
 		if err := <-done; !errors.Is(err, context.Canceled) {
 			t.Errorf("Run returned %v", err)
 		}
-		tell()
+		notify()
 		synctest.Wait()
 		if calls != 3 {
 			t.Error("the watcher was called after Run had returned")
@@ -76,7 +76,7 @@ func TestRun_EveryChangeIsFollowedByACall(t *testing.T) {
 	})
 }
 
-func TestRun_ReturnsWhatListeningEndedWith(t *testing.T) {
+func TestRun_returnsErrorOfListen(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		refused := errors.New("permission denied")
 		err := watchpump.Run(t.Context(), func() { t.Error("called") }, func(context.Context, func()) error { return refused })
@@ -86,8 +86,8 @@ func TestRun_ReturnsWhatListeningEndedWith(t *testing.T) {
 	})
 }
 
-// Watch promises both: it waits for a call under way, and it leaves no goroutine behind.
-func TestRun_WaitsForTheCallAndTheListenerThatAreUnderWay(t *testing.T) {
+// Store.Watch promises that it waits for a running call and leaves no goroutine behind.
+func TestRun_waitsForCallAndListen(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
@@ -97,29 +97,29 @@ func TestRun_WaitsForTheCallAndTheListenerThatAreUnderWay(t *testing.T) {
 		err := watchpump.Run(ctx, func() {
 			time.Sleep(time.Minute)
 			called = true
-		}, func(ctx context.Context, tell func()) error {
-			tell()
+		}, func(ctx context.Context, notify func()) error {
+			notify()
 			<-ctx.Done()
 			time.Sleep(2 * time.Minute)
 			listened = true
 			return ctx.Err()
 		})
 		if !errors.Is(err, context.Canceled) || !called || !listened {
-			t.Errorf("Run returned %v after %v; the call is over: %t, the listener: %t", err, time.Since(start), called, listened)
+			t.Errorf("Run returned %v after %v; callback returned: %t, listen returned: %t", err, time.Since(start), called, listened)
 		}
 	})
 }
 
-func TestRun_EndsListeningIfTheWatcherPanics(t *testing.T) {
+func TestRun_stopsListenIfCallbackPanics(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ended := false
 		defer func() {
 			if recover() == nil || !ended {
-				t.Errorf("the panic was swallowed, or the listener goes on (ended: %t)", ended)
+				t.Errorf("no panic, or listen still runs (ended: %t)", ended)
 			}
 		}()
-		_ = watchpump.Run(t.Context(), func() { panic("a defect of the watcher's") }, func(ctx context.Context, tell func()) error {
-			tell()
+		_ = watchpump.Run(t.Context(), func() { panic("panic in the callback") }, func(ctx context.Context, notify func()) error {
+			notify()
 			<-ctx.Done()
 			ended = true
 			return ctx.Err()

@@ -1,13 +1,15 @@
 package work
 
-// Signal wakes a goroutine that receives from it. It holds one: what happens before the goroutine has been woken needs no
-// second signal, because it looks at everything then. Make one with [NewSignal].
+// Signal wakes a goroutine that receives from it. It has a capacity of one: the goroutine examines
+// its whole state when it wakes, so further signals before that are merged. Make one with
+// [NewSignal].
 type Signal chan struct{}
 
-// NewSignal returns a signal that is not set.
+// NewSignal returns a Signal that is not set.
 func NewSignal() Signal { return make(Signal, 1) }
 
-// Set wakes the goroutine, now or as soon as it receives. It never blocks, and may be called with any mutex held.
+// Set wakes the goroutine, now or when it next receives. It never blocks, and may be called with
+// any mutex held.
 func (s Signal) Set() {
 	select {
 	case s <- struct{}{}:
@@ -15,7 +17,7 @@ func (s Signal) Set() {
 	}
 }
 
-// Clear takes the signal back, if it is set and has not been received.
+// Clear unsets the signal if it is set and has not been received.
 func (s Signal) Clear() {
 	select {
 	case <-s:

@@ -6,7 +6,7 @@ import (
 	"github.com/stilelock/stile/store/internal/work"
 )
 
-func TestSignal_HoldsOne(t *testing.T) {
+func TestSignal_holdsOne(t *testing.T) {
 	s := work.NewSignal()
 	isSet := func() bool {
 		select {
@@ -22,7 +22,7 @@ func TestSignal_HoldsOne(t *testing.T) {
 	s.Set()
 	s.Set() // never blocks
 	if !isSet() || isSet() {
-		t.Error("a signal that was set twice wakes once")
+		t.Error("a signal that was set twice: want one wake-up")
 	}
 	s.Set()
 	s.Clear()

@@ -1,19 +1,18 @@
-// Package work is about the goroutines of a session or a store: a [Group] counts them, so that their end can be waited
-// for, and a [Signal] wakes one.
+// Package work has two tools for the goroutines of a session or a store: a [Group] counts them, so
+// that the owner can wait for their end, and a [Signal] wakes one.
 package work
 
 import "sync"
 
-// Group is the goroutines that work for one session or store. The zero Group has none, and is ready. Its methods may be called at any
-// time, from any goroutine, and with any mutex held; but see [Group.Wait].
+// Group counts the goroutines that work for one session or store. The zero Group is empty and ready
+// for use. Its methods may be called concurrently and with any mutex held, except [Group.Wait].
 type Group struct {
-	mu    sync.Mutex // taken last of all
+	mu    sync.Mutex // a leaf: no other mutex is taken while it is held
 	group sync.WaitGroup
 	over  bool
 }
 
-// Start runs f in a goroutine. It reports false, and does nothing, after [Group.Refuse]: what f would work for has
-// ended.
+// Start runs f in a goroutine. After [Group.Refuse] it does nothing and reports false.
 func (g *Group) Start(f func()) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -23,13 +22,13 @@ func (g *Group) Start(f func()) bool {
 	return !g.over
 }
 
-// Refuse makes Start do nothing from here on. It ends no goroutine.
+// Refuse makes Start refuse from now on. It does not stop running goroutines.
 func (g *Group) Refuse() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.over = true
 }
 
-// Wait waits until all goroutines of the group have ended. Call it after [Group.Refuse], and with no mutex held that one
-// of them may want.
+// Wait waits until all goroutines of the group have ended. Call it after [Group.Refuse], and with
+// no mutex held that one of them needs.
 func (g *Group) Wait() { g.group.Wait() }

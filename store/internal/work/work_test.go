@@ -8,36 +8,36 @@ import (
 	"github.com/stilelock/stile/store/internal/work"
 )
 
-func TestWaitWaitsForAllThatWork(t *testing.T) {
+func TestGroup_waitsForAll(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var g work.Group
 		start := time.Now()
 		for _, d := range []time.Duration{time.Second, time.Minute} {
 			if !g.Start(func() { time.Sleep(d) }) {
-				t.Error("a group that was refused nothing does not start")
+				t.Error("Start before Refuse: got false")
 			}
 		}
-		g.Refuse() // ends nobody
+		g.Refuse() // stops no goroutine
 		g.Wait()
 		if took := time.Since(start); took != time.Minute {
-			t.Errorf("waited for %v, and one worked for a minute", took)
+			t.Errorf("Wait took %v, want 1m", took)
 		}
 	})
 }
 
-func TestNothingStartsAfterRefuse(t *testing.T) {
+func TestGroup_refuse(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var g work.Group
 		g.Refuse()
-		if g.Start(func() { t.Error("it was started") }) {
-			t.Error("Start says that it was started")
+		if g.Start(func() { t.Error("the function was called") }) {
+			t.Error("Start after Refuse: got true")
 		}
 		g.Wait()
 	})
 }
 
-// What works may itself need help: also while somebody waits for the end.
-func TestWaitWaitsForThoseWhoAreStartedMeanwhile(t *testing.T) {
+// A goroutine of the group may start another one while Wait is running.
+func TestGroup_waitsForGoroutinesStartedMeanwhile(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var g work.Group
 		start := time.Now()
@@ -47,7 +47,7 @@ func TestWaitWaitsForThoseWhoAreStartedMeanwhile(t *testing.T) {
 		})
 		g.Wait()
 		if took := time.Since(start); took != 2*time.Second {
-			t.Errorf("waited for %v", took)
+			t.Errorf("Wait took %v, want 2s", took)
 		}
 	})
 }
