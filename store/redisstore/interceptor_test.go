@@ -42,6 +42,15 @@ func (c *interceptor) next(op string, how handler) {
 	c.handlers[op] = how
 }
 
+// hold delays all requests for an operation until the channel is closed.
+func (c *interceptor) hold(op string, until <-chan struct{}) {
+	c.next(op, func(ctx context.Context, send func(context.Context) []rueidis.RedisResult) []rueidis.RedisResult {
+		c.hold(op, until)
+		<-until
+		return send(ctx)
+	})
+}
+
 // commands returns the first words of all commands since its last call.
 func (c *interceptor) commands() []string {
 	c.mu.Lock()
