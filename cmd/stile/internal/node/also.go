@@ -2,11 +2,12 @@ package node
 
 import "net"
 
-// ServeAlso accepts clients from l too, without TLS, until the server stops: that closes l. It is for a server whose
-// socket was removed from outside, which has to listen in a new place without letting go of the clients it has.
+// ServeAlso also accepts clients from l, without TLS, until the server stops, which closes l. It is
+// for a server whose socket was removed by somebody else: it can listen at a new path and keep its
+// connected clients.
 func (n *Node) ServeAlso(l net.Listener) {
 	n.mu.Lock()
-	serving := n.grpc[0] // Start has returned, so there is one
+	serving := n.grpc[0] // set before Start returned
 	n.mu.Unlock()
-	go func() { _ = serving.Serve(l) }() // it ends with Stop, or because nobody can connect there anymore, which shows
+	go func() { _ = serving.Serve(l) }() // it ends with Stop, or with an error of l, after which no client can connect to l
 }

@@ -42,7 +42,8 @@ func member(t *testing.T, name string, peers map[string]string) node.Config {
 	}
 }
 
-// startCluster starts members at the same time, and returns them by their names when all of them answer.
+// startCluster starts members at the same time, and returns them by their names when all of them
+// answer.
 func startCluster(t *testing.T, members ...node.Config) map[string]*node.Node {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), long)
@@ -72,8 +73,8 @@ func startCluster(t *testing.T, members ...node.Config) map[string]*node.Node {
 	return nodes
 }
 
-// insist does what members of a cluster may refuse while they elect a leader, which happens whenever the machine is very
-// busy. What is done may have been done by an attempt before.
+// insist does what members of a cluster may refuse while they elect a leader, which happens
+// whenever the machine is very busy. What is done may have been done by an attempt before.
 func insist(t *testing.T, what string, f func(ctx context.Context) error) {
 	t.Helper()
 	began := time.Now()
@@ -288,7 +289,7 @@ func TestMembersWithDifferentPeersDoNotMixAndSaySo(t *testing.T) {
 		})
 	}
 	for name, other := range map[string]string{"a": "b", "b": "a"} {
-		for said := ""; !strings.Contains(said, "these members are of another cluster, or have other --peers: "+other); {
+		for said := ""; !strings.Contains(said, "these members belong to another cluster or have different --peers: "+other); {
 			select {
 			case said = <-logs[name]: // the other may not be there yet when the first is said
 				t.Logf("%s says %s", name, said)
@@ -375,7 +376,7 @@ func TestClustersAreRefused(t *testing.T) {
 		tls     node.TLS
 		want    []string
 	}{
-		"no members":          {node.Cluster{Name: "a"}, node.TLS{}, []string{"--name", "--peers has to name every member"}},
+		"no members":          {node.Cluster{Name: "a"}, node.TLS{}, []string{"--name", "--peers must name every member"}},
 		"only an address":     {node.Cluster{Listen: "127.0.0.1:1"}, node.TLS{}, []string{"--peer-listen", "--peers"}},
 		"no name":             {node.Cluster{Peers: plain}, node.TLS{}, []string{"a, b", "--name"}},
 		"a name of no member": {node.Cluster{Name: "d", Peers: plain}, node.TLS{}, []string{"--name d", "a, b"}},
@@ -388,7 +389,7 @@ func TestClustersAreRefused(t *testing.T) {
 			node.Cluster{Name: "a", Peers: but(plain, "b", "http://127.0.0.1:1")}, node.TLS{}, []string{"a and b", "127.0.0.1:1"},
 		},
 		"both schemes": {
-			node.Cluster{Name: "a", Peers: but(plain, "b", "https://127.0.0.1:2")}, node.TLS{}, []string{"https", "or none"},
+			node.Cluster{Name: "a", Peers: but(plain, "b", "https://127.0.0.1:2")}, node.TLS{}, []string{"https", "must all begin"},
 		},
 		"beyond loopback": {
 			node.Cluster{Name: "a", Peers: but(plain, "b", "http://192.0.2.1:2")},

@@ -29,11 +29,11 @@ func TestAPortThatWasChosenAndHasBeenTakenSinceIsLost(t *testing.T) {
 		"another error":             {Config{Listen: "127.0.0.1:0"}, "dial", 40000, false},
 	} {
 		err := &net.OpError{Op: c.op, Net: "tcp", Addr: &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: c.port}, Err: syscall.EADDRINUSE}
-		if got := c.cfg.lost(err); got != c.want {
+		if got := c.cfg.lostPort(err); got != c.want {
 			t.Errorf("%s: port %d: %v, want %v", name, c.port, got, c.want)
 		}
 	}
-	if (Config{Listen: "127.0.0.1:0"}).lost(nil) {
+	if (Config{Listen: "127.0.0.1:0"}).lostPort(nil) {
 		t.Error("without an error a port is lost")
 	}
 }

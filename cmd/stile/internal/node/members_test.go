@@ -14,7 +14,8 @@ import (
 	"go.uber.org/zap"
 )
 
-// etcd itself asks for a second. Who does not hear in that time that its data is lost starts without, and breaks promises.
+// etcd itself asks for a second. Who does not hear in that time that its data is lost starts
+// without, and breaks promises.
 func TestLostDataIsFoundOutFromAMemberThatTakesItsTimeToAnswer(t *testing.T) {
 	t.Parallel()
 	const own = "http://127.0.0.1:1"

@@ -26,11 +26,13 @@ import (
 	"github.com/stilelock/stile/internal/testservers"
 )
 
-// long is for waits that end with an event: only what is broken takes so long, however busy the machine is.
+// long is for waits that end with an event: only what is broken takes so long, however busy the
+// machine is.
 const long = 4 * time.Minute
 
-// When etcd closes by itself it waits for its clients, or for a new leader, for five seconds and two elections. With
-// elections that take as long as here, that is much longer than closing takes on a very busy machine: quick, and quickOfThree.
+// When etcd closes by itself it waits for its clients, or for a new leader, for five seconds and
+// two elections. With elections that take as long as here, that is much longer than closing takes
+// on a very busy machine: quick, and quickOfThree.
 const (
 	election        = 50 * time.Second
 	quick           = 90 * time.Second
@@ -38,8 +40,8 @@ const (
 	quickOfThree    = 40 * time.Second
 )
 
-// wantQuick makes sure that something ends soon; if not, it shows what everybody is waiting for. The server must have been
-// started WithLongWaits, or what is broken must take for ever.
+// wantQuick makes sure that something ends soon; if not, it shows what everybody is waiting for.
+// The server must have been started WithLongWaits, or what is broken must take for ever.
 func wantQuick(t *testing.T, what string, quick time.Duration, f func()) {
 	t.Helper()
 	var stacks strings.Builder
@@ -230,7 +232,8 @@ func TestDataSurvivesARestart(t *testing.T) {
 	}
 }
 
-// emptyLog makes etcd's log as it makes it itself, a moment before it writes into it who its members are.
+// emptyLog makes etcd's log as it makes it itself, a moment before it writes into it who its
+// members are.
 func emptyLog(t *testing.T, dir string) {
 	t.Helper()
 	member := filepath.Join(dir, "etcd", "member")

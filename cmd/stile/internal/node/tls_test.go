@@ -27,8 +27,8 @@ import (
 	"github.com/stilelock/stile/internal/testservers"
 )
 
-// startWith starts a server that ends with the test, and waits as long as the tests do. What is missing in cfg is as for
-// start.
+// startWith starts a server that ends with the test, and waits as long as the tests do. What is
+// missing in cfg is as for start.
 func startWith(t *testing.T, cfg node.Config) *node.Node {
 	t.Helper()
 	if cfg.Dir == "" {
@@ -141,7 +141,8 @@ func TestCloseIsQuickWithClientsConnectedOverTLS(t *testing.T) {
 	<-waiting
 }
 
-// gRPC waits for calls that begin while it stops, and with TLS there may always be another: clients come back at once.
+// gRPC waits for calls that begin while it stops, and with TLS there may always be another: clients
+// come back at once.
 func TestCloseIsQuickWhileClientsKeepComingOverTLS(t *testing.T) {
 	t.Parallel()
 	ca := testcert.NewAuthority(t)
@@ -342,7 +343,7 @@ func TestBeyondLoopbackUsersThatAreInTheDataWillDo(t *testing.T) {
 	cfg := exposed(open)
 	// Whoever comes before the server has found out is not let in.
 	err := errors.New("not tried")
-	cfg = cfg.WithBegun(func() {
+	cfg = cfg.WithStarted(func() {
 		cli, failed := clientv3.New(clientv3.Config{
 			Endpoints: []string{"https://" + cfg.Listen}, TLS: ca.Client(nil), DialTimeout: long, Logger: zap.NewNop(),
 		})
@@ -351,12 +352,12 @@ func TestBeyondLoopbackUsersThatAreInTheDataWillDo(t *testing.T) {
 			return
 		}
 		defer cli.Close()
-		for end := time.Now().Add(long); err != nil && !strings.Contains(err.Error(), "users are being set up") && time.Now().Before(end); {
+		for end := time.Now().Add(long); err != nil && !strings.Contains(err.Error(), "authentication is being set up") && time.Now().Before(end); {
 			_, err = cli.Put(t.Context(), "k", "anonymous") // at first nobody listens
 		}
 	})
 	refused(t, cfg, "refusing", cfg.Listen, "--root-password-file")
-	if err == nil || !strings.Contains(err.Error(), "users are being set up") {
+	if err == nil || !strings.Contains(err.Error(), "authentication is being set up") {
 		t.Errorf("an anonymous client, meanwhile: %v", err)
 	}
 
@@ -426,7 +427,7 @@ func TestTLSFilesAreCheckedBeforeTheStart(t *testing.T) {
 		tls  node.TLS
 		want []string
 	}{
-		"a certificate without a key": {node.TLS{Cert: own.Cert}, []string{"--tls-cert", "--tls-key", "go together"}},
+		"a certificate without a key": {node.TLS{Cert: own.Cert}, []string{"--tls-cert", "--tls-key", "given together"}},
 		"no such certificate":         {node.TLS{Cert: missing, Key: own.Key}, []string{"--tls-cert", missing, "no such file"}},
 		"no such key":                 {node.TLS{Cert: own.Cert, Key: missing}, []string{"--tls-key", missing, "no such file"}},
 		"another key":                 {node.TLS{Cert: own.Cert, Key: other.Key}, []string{own.Cert, other.Key, "does not match"}},
@@ -463,8 +464,9 @@ func handshake(n *node.Node, config *tls.Config) error {
 		return err
 	}
 	defer conn.Close()
-	// Since TLS 1.3 it says so only now. Nothing is written: what a server has not read when it closes the connection takes
-	// with it what it has said. A server that likes us waits for a request.
+	// Since TLS 1.3 it says so only now. Nothing is written: what a server has not read when it
+	// closes the connection takes with it what it has said. A server that likes us waits for a
+	// request.
 	if err := conn.SetReadDeadline(time.Now().Add(long)); err != nil {
 		return err
 	}
@@ -483,7 +485,8 @@ func get(t *testing.T, n *node.Node, config *tls.Config, path string) (status in
 		if err == nil {
 			return answer(t, resp)
 		}
-		// net/http closes a connection of HTTP/2 that says nothing for two seconds, for which a busy machine is enough.
+		// net/http closes a connection of HTTP/2 that says nothing for two seconds, for which a
+		// busy machine is enough.
 		if !errors.Is(err, io.EOF) || time.Since(began) > long {
 			t.Fatal(err)
 		}

@@ -81,7 +81,7 @@ func TestWithARootPasswordUsersAreRequired(t *testing.T) {
 	if _, err := userClient(t, n, "root", secret).Get(t.Context(), "jobs/a"); err != nil {
 		t.Errorf("with the old password: %v", err)
 	}
-	if !strings.Contains(said.String(), "another password") || !strings.Contains(said.String(), "etcdctl user passwd") {
+	if !strings.Contains(said.String(), "stays unchanged") || !strings.Contains(said.String(), "etcdctl user passwd") {
 		t.Errorf("said about another password: %s", &said)
 	}
 

@@ -26,8 +26,8 @@ const (
 	upgrade   = "Connection: Upgrade|Upgrade: websocket|Sec-WebSocket-Version: 13|Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ=="
 )
 
-// pageRequests are what the pages of an attacker can have sent, as the browsers of 2026 send it, older ones, and those with
-// half of it turned off.
+// pageRequests are what the pages of an attacker can have sent, as the browsers of 2026 send it,
+// older ones, and those with half of it turned off.
 var pageRequests = map[string]pageRequest{
 	"Chrome, fetch no-cors": {
 		"POST", "/v3/kv/deleterange",
@@ -113,7 +113,8 @@ var pageRequests = map[string]pageRequest{
 	"HEAD":                                 {"HEAD", "/metrics", "Origin: https://evil.example", ""},
 }
 
-// send sends a request to the server at base, and returns the answer. An upgrade that is accepted has no body.
+// send sends a request to the server at base, and returns the answer. An upgrade that is accepted
+// has no body.
 func (r pageRequest) send(t *testing.T, web *http.Client, base string) (status int, header http.Header, body string) {
 	t.Helper()
 	req, err := http.NewRequestWithContext(t.Context(), r.method, base+r.path, strings.NewReader(r.body))
@@ -156,7 +157,8 @@ func webClient(t *testing.T, config *tls.Config, http2 bool) *http.Client {
 	}
 }
 
-// overHTTP runs a test on a plain server, and on one with TLS and clients' certificates, with HTTP/1 and with HTTP/2.
+// overHTTP runs a test on a plain server, and on one with TLS and clients' certificates, with
+// HTTP/1 and with HTTP/2.
 func overHTTP(t *testing.T, test func(t *testing.T, web *http.Client, base string, cli *clientv3.Client)) {
 	t.Helper()
 	ca := testcert.NewAuthority(t)
