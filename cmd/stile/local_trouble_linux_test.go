@@ -174,7 +174,7 @@ func TestNoPlaceForALocalServer(t *testing.T) {
 				m.mkdir(0o700, ".local", "state", "stile")
 				m.symlink(m.dir, m.home())
 			},
-			[]string{"stile/local", "should be a directory", "move it away", "--url"},
+			[]string{"stile/local", "is not a directory", "move it away", "--url"},
 		},
 		"data is a file": {
 			func(m *machine) { m.put("", "data") },
