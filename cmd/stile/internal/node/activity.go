@@ -12,7 +12,7 @@ import (
 // activity counts the connected clients and records the time of the last change. It is the server's
 // stats handler.
 type activity struct {
-	started     time.Time
+	started   time.Time
 	connected atomic.Int64
 	last      atomic.Int64 // time of the last change, as a duration since started
 }

@@ -21,14 +21,14 @@ import (
 
 // others queries the other members of a cluster.
 type others struct {
-	peers map[string]string // URLs by name, without this member's own
-	client   *http.Client
+	peers  map[string]string // URLs by name, without this member's own
+	client *http.Client
 }
 
 // Time limits for queries. The one at the start is long, because lost data must be detected even if
 // a member is busy. A machine that is down costs only the connect timeout.
 const (
-	connectTimeout       = time.Second
+	connectTimeout      = time.Second
 	queryTimeout        = 5 * time.Second
 	startupQueryTimeout = 30 * time.Second
 )
@@ -61,7 +61,7 @@ func (o *others) ask(ctx context.Context, timeout time.Duration) map[string]view
 	defer cancel()
 	var (
 		queries sync.WaitGroup
-		mu     sync.Mutex
+		mu      sync.Mutex
 	)
 	views := map[string]view{}
 	for name, peer := range o.peers {

@@ -406,7 +406,7 @@ func (n *Node) close() {
 // closing of connections between members.
 const (
 	handoverTimeout = time.Second
-	closeTimeout = 200 * time.Millisecond
+	closeTimeout    = 200 * time.Millisecond
 )
 
 func (n *Node) stopEtcd() {
