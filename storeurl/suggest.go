@@ -39,7 +39,7 @@ var foreignSchemes = map[string]string{
 	"valkey": schemeRedis, "valkeys": schemeRedisTLS, "zookeeper": "zk",
 }
 
-// suggest guesses the intended URL from one whose scheme is missing, foreignSchemes or misspelled.
+// suggest guesses the intended URL from one whose scheme is missing, foreign or misspelled.
 // It returns "" if the intention is unclear, or if the URL may contain a password.
 func suggest(raw string) string {
 	if strings.Contains(raw, "@") {

@@ -15,7 +15,7 @@ func TestTry_kinds(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
 		first, second filelock.Kind
-		compatible      bool
+		compatible    bool
 	}{
 		"shared, shared":       {filelock.Shared, filelock.Shared, true},
 		"shared, exclusive":    {filelock.Shared, filelock.Exclusive, false},
