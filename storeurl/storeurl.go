@@ -5,20 +5,19 @@
 //
 // # The URLs
 //
-//	etcd://[USER[:PASSWORD]@]HOST[:PORT],…[/PREFIX][?PARAMETERS]     an etcd cluster
-//	etcds://…                                                        the same over TLS
-//	etcd+unix:///PATH[?prefix=PREFIX]                                an etcd that listens on a unix socket
-//	redis://[[USER]:PASSWORD@]HOST[:PORT][/DB][?PARAMETERS]          a Redis server
-//	rediss://…                                                       the same over TLS
-//	redis+unix:///PATH[?PARAMETERS]                                  a Redis that listens on a unix socket
-//	redis+sentinel://…HOST[:PORT],…/MASTER[/DB][?PARAMETERS]         the master with this name at Redis Sentinels
-//	redis+cluster://…HOST[:PORT],…[?PARAMETERS]                      a Redis Cluster, found through any of its nodes
-//	redlock://[[USER]:PASSWORD@]HOST[:PORT],…[/DB][?PARAMETERS]      independent Redis servers: three, five or another
-//	                                                                 odd number
-//	redlocks://…                                                     the same over TLS
-//	zk://[USER[:PASSWORD]@]HOST[:PORT],…[/ROOT][?PARAMETERS]         a ZooKeeper ensemble
-//	zks://…                                                          the same over TLS
-//	mem:                                                             a new store in the memory of this process
+//	etcd://[USER[:PASSWORD]@]HOST[:PORT],…[/PREFIX][?PARAMETERS]  etcd cluster
+//	etcds://…                                                     the same over TLS
+//	etcd+unix:///PATH[?prefix=PREFIX]                             etcd on a unix socket
+//	redis://[[USER]:PASSWORD@]HOST[:PORT][/DB][?PARAMETERS]       Redis server
+//	rediss://…                                                    the same over TLS
+//	redis+unix:///PATH[?PARAMETERS]                               Redis on a unix socket
+//	redis+sentinel://…HOST[:PORT],…/MASTER[/DB][?PARAMETERS]      master, found by Sentinels
+//	redis+cluster://…HOST[:PORT],…[?PARAMETERS]                   Redis Cluster, by any nodes
+//	redlock://[[USER]:PASSWORD@]HOST[:PORT],…[/DB][?PARAMETERS]   independent Redis servers
+//	redlocks://…                                                  the same over TLS
+//	zk://[USER[:PASSWORD]@]HOST[:PORT],…[/ROOT][?PARAMETERS]      ZooKeeper ensemble
+//	zks://…                                                       the same over TLS
+//	mem:                                                          new store in this process
 //
 // # etcd
 //
@@ -34,8 +33,8 @@
 //
 // and of etcds only:
 //
-//	ca=PATH              trust servers whose certificates are signed by the authorities in this PEM file;
-//	                     without it, by those that the system trusts
+//	ca=PATH              trust servers with certificates of the authorities in this PEM file;
+//	                     the default is the authorities that the system trusts
 //	cert=PATH, key=PATH  the client's certificate and key, PEM; read again for every connection
 //
 // # Redis
@@ -45,7 +44,8 @@
 // other; prefix=PREFIX puts a prefix before it. The parameters of etcd are valid here too, and
 // these:
 //
-//	tls=1                with redis+sentinel and redis+cluster: use TLS, and allow the parameters of etcds
+//	tls=1                with redis+sentinel and redis+cluster: use TLS, and allow the
+//	                     parameters of etcds
 //	db=N                 with redis+unix: the number of the database
 //	wait_replicas=N      a hold, and each renewal, is valid only when N replicas have it
 //	wait_timeout=TIME    how long to wait for the replicas; the default is 1s
@@ -54,9 +54,10 @@
 //
 // # Redlock
 //
-// The hosts are the servers, in any order. All clients of a lock must name the same servers. Port,
-// DB, USER, PASSWORD and prefix=PREFIX are as for redis, and the same for all servers. The
-// parameters of etcd, and for redlocks those of etcds, are valid here too.
+// The hosts are the servers: three, five or another odd number, in any order. All clients of a lock
+// must name the same servers. Port, DB, USER, PASSWORD and prefix=PREFIX are as for redis, and the
+// same for all servers. The parameters of etcd, and for redlocks those of etcds, are valid here
+// too.
 //
 // # ZooKeeper
 //
@@ -65,11 +66,13 @@
 // the digest scheme. The parameters of etcd, and for zks those of etcds, are valid here too, and
 // these:
 //
-//	acl=digest           nodes that Stile creates are accessible to USER only; the default if there is a user
-//	acl=auth             nodes are accessible only to the identity that the servers have authenticated: USER, or
+//	acl=digest           only USER may access the nodes that Stile creates; the default if
+//	                     there is a user
+//	acl=auth             only the identity that the servers have authenticated may: USER, or
 //	                     the client's certificate
-//	acl=world            nodes are accessible to everybody; the default if there is no user
-//	names=readwrite      name entries as Curator's InterProcessReadWriteLock does, for paths where it is used too
+//	acl=world            everybody may; the default if there is no user
+//	names=readwrite      name entries as Curator's InterProcessReadWriteLock does, for paths
+//	                     where it is used too
 //	names=mutex          name entries as Curator's InterProcessMutex does; the default
 //
 // # Escaping

@@ -3,7 +3,8 @@
 //
 // The server belongs to a directory, its home, in the user's state directory:
 //
-//	lock         locked shared while a process looks for the server, exclusively while one starts or stops it
+//	lock         locked shared while a process looks for the server, and exclusively while one
+//	             starts or stops it
 //	socket       a link to the unix socket that the server listens on
 //	server.sock  that socket
 //	pid          the server's process id; the server keeps the file locked as long as it runs

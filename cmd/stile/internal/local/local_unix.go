@@ -60,9 +60,9 @@ func (h Home) Find(ctx context.Context) (storeURL string, err error) {
 	return urlOf(socket), err
 }
 
-// Keep restarts the server whenever it has ended, until ctx ends. Without the server its locks and
-// waiters would be lost; and it ends with the service or the login that started it, where the
-// system ends all processes of these. Keep checks every second, and less often after failed starts,
+// Keep restarts the server whenever it has ended, until ctx ends: without it, its holds and waiters
+// would be lost. The server ends with the service or the login that started it if the system ends
+// all processes of these. Keep checks every second, and less often after failed starts,
 // because many processes may keep the same server. It calls failed with the reason of a failure of
 // the server, or of a restart, once for each reason.
 func (h Home) Keep(ctx context.Context, failed func(error)) {

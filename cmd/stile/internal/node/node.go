@@ -364,7 +364,7 @@ func (n *Node) Dir() string { return n.cfg.Dir }
 // Stopped returns a channel that is closed when the server has stopped, by Close or by a failure.
 func (n *Node) Stopped() <-chan struct{} { return n.stopped }
 
-// Err is cause the server has failed; nil if it has not, or was closed before.
+// Err returns the failure that stopped the server; nil if there was none before Close.
 func (n *Node) Err() error {
 	select {
 	case <-n.failure.done:

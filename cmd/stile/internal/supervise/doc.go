@@ -22,10 +22,12 @@
 //
 // Two more cases are covered:
 //
-//   - Timers stand still while the machine is suspended or this process is stopped. So the clock is checked every second,
-//     and a command whose lock has expired meanwhile is killed and not continued.
-//   - This process may be killed, or stopped forever. A [watchdog.Watchdog], another process, then kills the command at
-//     the hold's deadline or, if this process is dead, at once, and releases the lock.
+//   - Timers stand still while the machine is suspended or this process is stopped. So the clock
+//     is checked every second, and a command whose lock has expired meanwhile is killed and not
+//     continued.
+//   - This process may be killed, or stopped forever. A [watchdog.Watchdog], another process, then
+//     kills the command at the hold's deadline or, if this process is dead, at once, and releases
+//     the lock.
 //
 // If both processes are killed, the command keeps running. The fencing token is for that case.
 package supervise

@@ -91,7 +91,7 @@ type supervisor struct {
 	process *child.Process
 	lastErr error // of the last renewal attempt; nil if it was confirmed
 
-	dog       *watchdog.Watchdog // nil for the first second of a command
+	dog       *watchdog.Watchdog // nil at first: a short command needs none
 	unwatched <-chan time.Time   // fires when a watchdog is to be started; nil if there is one
 
 	suspended bool // the command is suspended because we were; passing stopBy is harmless then
