@@ -29,7 +29,7 @@ import (
 	"github.com/stilelock/stile/store"
 )
 
-// TestMain raises the parallelism, because limit tests wait for servers that do not answer. It also
+// TestMain raises the parallelism, because most tests wait for servers that do not answer. It also
 // raises openTimeout, because working servers may be slow on a busy machine.
 func TestMain(m *testing.M) {
 	flag.Parse()
