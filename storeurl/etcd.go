@@ -20,7 +20,7 @@ import (
 	"github.com/stilelock/stile/store/etcdstore"
 )
 
-// Schemes of etcd's URLs.
+// Schemes of the etcd URLs.
 const (
 	schemeEtcd = "etcd"
 	schemeTLS  = "etcds"
@@ -66,7 +66,7 @@ func (t *target) setEtcd(authority, path string) error {
 	return t.setFolder(prefix)
 }
 
-// setFolder sets a prefix that sets keys apart as in a folder.
+// setFolder sets a prefix and adds the slash that separates it from the lock's name.
 func (t *target) setFolder(prefix string) error {
 	if prefix != "" && !strings.HasSuffix(prefix, "/") {
 		prefix += "/"
@@ -74,11 +74,11 @@ func (t *target) setFolder(prefix string) error {
 	return t.setPrefix(prefix)
 }
 
-// patience is how long opening may take: most of it for the server to answer, the rest to find out why it has not. Tests
-// have more of it, for machines that are busy.
-var patience = 5 * time.Second
+// openTimeout is how long Open may take. The server has four fifths of it to answer; the rest is
+// for finding the reason if it does not. Tests increase it for busy machines.
+var openTimeout = 5 * time.Second
 
-// openEtcd connects to etcd and makes sure that it answers.
+// openEtcd opens a store and checks that etcd answers.
 func openEtcd(ctx context.Context, t target, logger *slog.Logger) (*Conn, error) {
 	password, err := t.readPassword()
 	if err != nil {
@@ -88,18 +88,18 @@ func openEtcd(ctx context.Context, t target, logger *slog.Logger) (*Conn, error)
 	if err != nil {
 		return nil, err
 	}
-	most := patience
+	timeout := openTimeout
 	if deadline, ok := ctx.Deadline(); ok {
-		most = min(most, time.Until(deadline))
+		timeout = min(timeout, time.Until(deadline))
 	}
 	if t.scheme == schemeUnix {
-		if err := checkSocket(ctx, t, most); err != nil {
+		if err := checkSocket(ctx, t, timeout); err != nil {
 			return nil, err
 		}
 	}
-	cli, err := connect(ctx, t, password, tlsConfig, most*4/5)
+	cli, err := connect(ctx, t, password, tlsConfig, timeout*4/5)
 	if err != nil {
-		return nil, explain(ctx, t, tlsConfig, err, most/5)
+		return nil, explain(ctx, t, tlsConfig, err, timeout/5)
 	}
 	st, err := etcdstore.New(cli, &etcdstore.Options{Prefix: t.prefix, Logger: logger})
 	if err != nil {
@@ -109,7 +109,7 @@ func openEtcd(ctx context.Context, t target, logger *slog.Logger) (*Conn, error)
 	return &Conn{Store: st, close: sync.OnceValue(cli.Close)}, nil
 }
 
-// readPassword returns the password, wherever it is; empty if there is no user.
+// readPassword returns the password from wherever it is kept; empty if there is no user.
 func (t target) readPassword() (string, error) {
 	switch {
 	case t.passwordFile != "":
@@ -119,13 +119,13 @@ func (t target) readPassword() (string, error) {
 		}
 		password := strings.TrimSuffix(strings.TrimSuffix(string(b), "\n"), "\r")
 		if password == "" {
-			return "", fmt.Errorf("password_file: %s is empty", t.passwordFile)
+			return "", fmt.Errorf("password_file: empty file %s", t.passwordFile)
 		}
 		return password, nil
 	case t.passwordEnv != "":
 		password := os.Getenv(t.passwordEnv)
 		if password == "" {
-			return "", fmt.Errorf("password_env: the environment variable %s is not set, or empty", t.passwordEnv)
+			return "", fmt.Errorf("password_env: environment variable %s is not set or empty", t.passwordEnv)
 		}
 		return password, nil
 	default:
@@ -133,7 +133,7 @@ func (t target) readPassword() (string, error) {
 	}
 }
 
-// tls returns the configuration for TLS, nil if connections are to be plain.
+// tls returns the TLS configuration; nil for plain connections.
 func (t target) tls() (*tls.Config, error) {
 	if !schemes()[t.scheme].tls {
 		return nil, nil
@@ -141,7 +141,7 @@ func (t target) tls() (*tls.Config, error) {
 	return t.tlsConfig()
 }
 
-// tlsConfig returns the configuration for TLS that the certificates make.
+// tlsConfig returns the TLS configuration with the certificates of the URL.
 func (t target) tlsConfig() (*tls.Config, error) {
 	config := &tls.Config{MinVersion: tls.VersionTLS12}
 	if t.ca != "" {
@@ -151,7 +151,7 @@ func (t target) tlsConfig() (*tls.Config, error) {
 		}
 		config.RootCAs = x509.NewCertPool()
 		if !config.RootCAs.AppendCertsFromPEM(pem) {
-			return nil, fmt.Errorf("ca: there is no PEM certificate in %s", t.ca)
+			return nil, fmt.Errorf("ca: no PEM certificate in %s", t.ca)
 		}
 	}
 	if t.cert != "" {
@@ -165,16 +165,17 @@ func (t target) tlsConfig() (*tls.Config, error) {
 		if _, err := load(); err != nil {
 			return nil, err
 		}
-		// Client certificates are often short-lived: each connection takes the one of the day.
+		// Client certificates are often short-lived, so they are read again for each connection.
 		config.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return load() }
 	}
 	return config, nil
 }
 
-// checkSocket fails at once where the etcd client would try again until its time is over: at a unix socket that is not
-// there, or that nobody listens on. Nobody but a new server changes that, and whoever starts one can ask again.
-func checkSocket(ctx context.Context, t target, most time.Duration) error {
-	ctx, cancel := context.WithTimeout(ctx, most)
+// checkSocket fails at once if the unix socket does not exist or nobody listens on it. The etcd
+// client would retry until its timeout. Only a new server changes that, and the program that starts
+// one can call Open again.
+func checkSocket(ctx context.Context, t target, timeout time.Duration) error {
+	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	conn, err := dial(ctx, t.endpoints[0])
 	if err != nil {
@@ -183,30 +184,32 @@ func checkSocket(ctx context.Context, t target, most time.Duration) error {
 	return conn.Close()
 }
 
-// connect makes a client and waits, no longer than most, until the cluster has answered a request.
+// connect makes a client and waits, no longer than timeout, until the cluster has answered a
+// request.
 func connect(
-	ctx context.Context, t target, password string, tlsConfig *tls.Config, most time.Duration,
+	ctx context.Context, t target, password string, tlsConfig *tls.Config, timeout time.Duration,
 ) (_ *clientv3.Client, err error) {
 	start := time.Now()
-	// Making a client with a user asks the server at once, and can be stopped only by the context of its whole life.
-	life, end := context.WithCancel(context.WithoutCancel(ctx))
-	atEnd := context.AfterFunc(ctx, end)
+	// With a user, New sends a request before it returns, which only the context of the client's
+	// whole life can cancel.
+	clientCtx, cancelClient := context.WithCancel(context.WithoutCancel(ctx))
+	stop := context.AfterFunc(ctx, cancelClient)
 	defer func() {
-		if !atEnd() && err == nil {
+		if !stop() && err == nil {
 			err = ctx.Err()
 		}
 		if err != nil {
-			end()
+			cancelClient()
 		}
 	}()
 	cli, err := clientv3.New(clientv3.Config{
-		Context:     life,
+		Context:     clientCtx,
 		Endpoints:   t.endpoints,
 		Username:    t.user,
 		Password:    password,
 		TLS:         tlsConfig,
-		DialTimeout: most,
-		// A member that has fallen silent is given up after 13 s, even while nothing is asked of it.
+		DialTimeout: timeout,
+		// Keepalives detect a silent member after 13 s, even if no request is in flight.
 		DialKeepAliveTime:    10 * time.Second,
 		DialKeepAliveTimeout: 3 * time.Second,
 		PermitWithoutStream:  true,
@@ -215,10 +218,10 @@ func connect(
 	if err != nil {
 		return nil, err
 	}
-	asking, cancel := context.WithTimeout(life, max(0, most-time.Since(start)))
+	asking, cancel := context.WithTimeout(clientCtx, max(0, timeout-time.Since(start)))
 	defer cancel()
-	// No lock has this key: a name contains no control characters. The user may be allowed some names only; to be
-	// refused this one is an answer too.
+	// No lock has this key, because a name contains no control characters. A refusal is an answer
+	// too: the user may have rights for certain names only.
 	_, err = cli.Get(asking, t.prefix+"\x00", clientv3.WithCountOnly())
 	if err != nil && !errors.Is(err, rpctypes.ErrPermissionDenied) {
 		_ = cli.Close()
@@ -227,19 +230,19 @@ func connect(
 	return cli, nil
 }
 
-// explain says what it means that connecting failed with err, to somebody who can do something about it. It takes
-// at most as long as given to look for the reason.
-func explain(ctx context.Context, t target, tlsConfig *tls.Config, err error, most time.Duration) error {
+// explain returns the error of a failed connection with what the user can do about it. It takes at
+// most timeout to find the reason.
+func explain(ctx context.Context, t target, tlsConfig *tls.Config, err error, timeout time.Duration) error {
 	at := "etcd at " + strings.Join(t.endpoints, ", ")
 	switch {
 	case ctx.Err() != nil:
 		return fmt.Errorf("gave up waiting for %s: %w", at, ctx.Err())
 	case errors.Is(err, rpctypes.ErrAuthFailed):
-		return fmt.Errorf("%s does not accept the user %q with this password: %w", at, t.user, err)
+		return fmt.Errorf("%s rejected user %q with this password: %w", at, t.user, err)
 	case errors.Is(err, rpctypes.ErrUserEmpty):
 		return fmt.Errorf("%s requires authentication: give a user and password, or a client certificate: %w", at, err)
 	}
-	ctx, cancel := context.WithTimeout(ctx, most)
+	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	reasons := make([]string, len(t.endpoints))
 	var asking sync.WaitGroup
@@ -247,7 +250,7 @@ func explain(ctx context.Context, t target, tlsConfig *tls.Config, err error, mo
 		asking.Go(func() { reasons[i] = fmt.Sprintf("%s: %v", endpoint, reach(ctx, endpoint, tlsConfig)) })
 	}
 	asking.Wait()
-	if errors.Is(err, context.DeadlineExceeded) { // ours, not the caller's
+	if errors.Is(err, context.DeadlineExceeded) { // of openTimeout; ctx.Err was checked above
 		return fmt.Errorf("etcd does not answer: %s", strings.Join(reasons, "; "))
 	}
 	return fmt.Errorf("etcd does not answer: %s: %w", strings.Join(reasons, "; "), err)
@@ -255,12 +258,12 @@ func explain(ctx context.Context, t target, tlsConfig *tls.Config, err error, mo
 
 var (
 	errSilent = errors.New("connected, but no answer: the cluster may have no leader, or the URL should begin with etcds://")
-	// errSilentTLS is for a server that has completed the handshake.
+	// errSilentTLS is the reason if the TLS handshake has succeeded.
 	errSilentTLS = errors.New("connected, but no answer: the cluster may have no leader")
 )
 
-// reach connects to an endpoint as the etcd client would, because that does not tell why it cannot, and returns the
-// reason: always an error.
+// reach connects to an endpoint like the etcd client, which does not report why it cannot connect,
+// and returns the reason. The error is never nil.
 func reach(ctx context.Context, endpoint string, tlsConfig *tls.Config) error {
 	conn, err := dial(ctx, endpoint)
 	if err != nil {
@@ -279,7 +282,7 @@ func reach(ctx context.Context, endpoint string, tlsConfig *tls.Config) error {
 	if err := secure.HandshakeContext(ctx); err != nil {
 		return fmt.Errorf("TLS handshake: %w", err)
 	}
-	// Since TLS 1.3 a server says only afterwards that it does not like our certificate.
+	// Since TLS 1.3 a server refuses the client's certificate only after the handshake.
 	deadline, _ := ctx.Deadline()
 	_ = secure.SetReadDeadline(deadline)
 	_, err = secure.Read(make([]byte, 1))

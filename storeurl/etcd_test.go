@@ -29,18 +29,18 @@ import (
 	"github.com/stilelock/stile/store"
 )
 
-// TestMain runs many tests at a time: most of them wait for what does not answer. What should answer has longer for it than
-// users would wait: the machine may be busy.
+// TestMain raises the parallelism, because most tests wait for servers that do not answer. It also
+// raises openTimeout, because working servers may be slow on a busy machine.
 func TestMain(m *testing.M) {
 	flag.Parse()
 	if f := flag.Lookup("test.parallel"); f.Value.String() == f.DefValue {
 		_ = flag.Set("test.parallel", "16")
 	}
-	patience = 15 * time.Second
+	openTimeout = 15 * time.Second
 	os.Exit(m.Run())
 }
 
-// clientOf returns a client of a server, which is closed when t ends.
+// clientOf returns a client of a server. It is closed when t ends.
 func clientOf(t *testing.T, etcd *testservers.Etcd) *clientv3.Client {
 	t.Helper()
 	cli, err := clientv3.New(clientv3.Config{Endpoints: []string{etcd.Endpoint()}, Logger: zap.NewNop()})
@@ -68,7 +68,7 @@ func open(t *testing.T, url string) store.Store {
 	return opened.Store
 }
 
-// enqueue puts an entry into the line behind name.
+// enqueue adds an entry to the line of name.
 func enqueue(t *testing.T, st store.Store, name string) {
 	t.Helper()
 	session, err := st.Open(t.Context(), store.SessionOptions{TTL: time.Minute})
@@ -90,7 +90,7 @@ func TestOpenMemory(t *testing.T) {
 	}
 }
 
-func TestOpenEtcdUsesThePrefix(t *testing.T) {
+func TestOpenEtcd_prefix(t *testing.T) {
 	t.Parallel()
 	etcd := testservers.StartEtcd(t)
 	cli := clientOf(t, etcd)
@@ -112,17 +112,18 @@ func TestOpenEtcdUsesThePrefix(t *testing.T) {
 	}
 }
 
-func TestOpenEtcdNeedsOnlyOneOfTheHosts(t *testing.T) {
+func TestOpenEtcd_needsOneHost(t *testing.T) {
 	t.Parallel()
 	etcd := testservers.StartEtcd(t)
 	open(t, "etcd://127.0.0.1:1,"+etcd.Endpoint()+",127.0.0.1:2")
 }
 
-// late is how much later than it should something may happen on a busy machine. It is less than opening goes on trying for
-// somebody who has given up, if nothing tells it: see TestMain.
-const late = 10 * time.Second
+// slack is how much later than expected something may happen on a busy machine. It must be less
+// than openTimeout (see TestMain): otherwise the tests do not notice that Open ignores a canceled
+// context.
+const slack = 10 * time.Second
 
-// hurry returns a context that ends long before opening would give up by itself.
+// hurry returns a context that ends long before openTimeout.
 func hurry(t *testing.T) context.Context {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
@@ -130,46 +131,46 @@ func hurry(t *testing.T) context.Context {
 	return ctx
 }
 
-// fails opens url, checks that it fails in the time it has, that the error says all of want and no password, and
-// returns it.
+// fails opens url and returns the error. It checks that Open fails in time, and that the error
+// contains all of want and no password.
 func fails(ctx context.Context, t *testing.T, url string, want ...string) error {
 	t.Helper()
-	start, most := time.Now(), patience
+	start, limit := time.Now(), openTimeout
 	if deadline, ok := ctx.Deadline(); ok {
-		most = time.Until(deadline)
+		limit = time.Until(deadline)
 	}
 	opened, err := Open(ctx, url, nil)
 	if err == nil {
 		_ = opened.Close()
 		t.Fatalf("%s: opened", url)
 	}
-	if took := time.Since(start); took > most+late {
-		t.Errorf("failed after %v, which is more than %v", took, most)
+	if took := time.Since(start); took > limit+slack {
+		t.Errorf("failed after %v, want at most %v", took, limit)
 	}
 	t.Log(err)
 	for _, w := range want {
 		if !strings.Contains(err.Error(), w) {
-			t.Errorf("the error does not say %q: %v", w, err)
+			t.Errorf("got %[2]v, want an error with %[1]q", w, err)
 		}
 	}
 	if strings.Contains(err.Error(), secret) {
-		t.Errorf("the error tells the password: %v", err)
+		t.Errorf("the error contains the password: %v", err)
 	}
 	return err
 }
 
-// failsAtOnce opens the etcd behind a unix socket and checks that it fails without another try.
-//
-// Who tried again would do so until the time is up, and find out only then what is wrong: what it says then is "etcd does
-// not answer", too, but wraps the last attempt's error instead of the system's.
+// failsAtOnce opens the etcd behind a unix socket and checks that Open fails without a retry. After
+// retries the text is "etcd does not answer" too, but the error wraps that of the last attempt
+// instead of the system's.
 func failsAtOnce(t *testing.T, socket string, why error, want ...string) {
 	t.Helper()
 	if err := fails(t.Context(), t, "etcd+unix://"+socket, want...); !errors.Is(err, why) {
-		t.Errorf("the error does not match %v, as the first attempt's does: %v", why, err)
+		t.Errorf("got %[2]v, want an error that matches %[1]v, as that of the first attempt does", why, err)
 	}
 }
 
-func TestOpenEtcdNamesWhatCannotBeReached(t *testing.T) {
+// The error names each endpoint that cannot be reached, with the reason.
+func TestOpenEtcd_namesUnreachableEndpoints(t *testing.T) {
 	t.Parallel()
 	silent, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -182,7 +183,7 @@ func TestOpenEtcdNamesWhatCannotBeReached(t *testing.T) {
 		err := fails(t.Context(), t, "etcd://127.0.0.1:1,"+silent.Addr().String()+"/p",
 			"127.0.0.1:1: connect: connection refused", silent.Addr().String()+": connected, but no answer")
 		if errors.Is(err, context.DeadlineExceeded) {
-			t.Errorf("the error matches DeadlineExceeded, and no deadline of the caller has passed: %v", err)
+			t.Errorf("got %v, which matches DeadlineExceeded although the caller had no deadline", err)
 		}
 	})
 	t.Run("with a user", func(t *testing.T) {
@@ -194,7 +195,7 @@ func TestOpenEtcdNamesWhatCannotBeReached(t *testing.T) {
 		t.Parallel()
 		failsAtOnce(t, "/does/not/exist", fs.ErrNotExist, "/does/not/exist", "no such file")
 	})
-	t.Run("a socket nobody listens on", func(t *testing.T) {
+	t.Run("a socket without a listener", func(t *testing.T) {
 		t.Parallel()
 		path := filepath.Join(t.TempDir(), "s")
 		l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
@@ -223,18 +224,18 @@ func TestOpenEtcdNamesWhatCannotBeReached(t *testing.T) {
 			if !errors.Is(err, context.Canceled) {
 				t.Errorf("got %v, want it to match context.Canceled", err)
 			}
-			if took := time.Since(start); took > late {
-				t.Errorf("went on for %v although the caller gave up after 100 ms", took)
+			if took := time.Since(start); took > slack {
+				t.Errorf("Open returned after %v, but the caller canceled after 100 ms", took)
 			}
 		})
 	}
 }
 
-func TestTheContextOfOpenDoesNotEndTheClient(t *testing.T) {
+func TestOpenEtcd_clientOutlivesTheContext(t *testing.T) {
 	t.Parallel()
 	etcd := testservers.StartEtcd(t)
 	ctx, cancel := context.WithCancel(t.Context())
-	cli, err := connect(ctx, target{endpoints: []string{etcd.Endpoint()}}, "", nil, patience)
+	cli, err := connect(ctx, target{endpoints: []string{etcd.Endpoint()}}, "", nil, openTimeout)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -245,7 +246,7 @@ func TestTheContextOfOpenDoesNotEndTheClient(t *testing.T) {
 	}
 }
 
-func TestOpenEtcdLogsIn(t *testing.T) {
+func TestOpenEtcd_authentication(t *testing.T) {
 	etcd := testservers.StartEtcd(t)
 	admin := clientOf(t, etcd)
 	must := func(_ any, err error) {
@@ -286,17 +287,17 @@ func TestOpenEtcdLogsIn(t *testing.T) {
 	})
 	t.Run("with a wrong password", func(t *testing.T) {
 		_ = fails(t.Context(), t, "etcd://ann:"+secret+"x@"+etcd.Endpoint()+"/team",
-			etcd.Endpoint()+` does not accept the user "ann" with this password`)
+			etcd.Endpoint()+` rejected user "ann" with this password`)
 	})
 	t.Run("with a wrong user", func(t *testing.T) {
-		_ = fails(t.Context(), t, "etcd://bob:"+secret+"@"+etcd.Endpoint(), `the user "bob"`)
+		_ = fails(t.Context(), t, "etcd://bob:"+secret+"@"+etcd.Endpoint(), `rejected user "bob"`)
 	})
 	t.Run("without a user", func(t *testing.T) {
 		_ = fails(t.Context(), t, "etcd://"+etcd.Endpoint(), "give a user and password")
 	})
 }
 
-// An authority issues certificates into the files of a directory.
+// An authority issues certificates and writes them to a directory.
 type authority struct {
 	t    *testing.T
 	dir  string
@@ -315,7 +316,7 @@ func newAuthority(t *testing.T) *authority {
 	return a
 }
 
-// issue writes NAME.pem and NAME-key.pem; the first certificate is signed by itself.
+// issue writes NAME.pem and NAME-key.pem; the first certificate is self-signed.
 func (a *authority) issue(name string, template *x509.Certificate) (*x509.Certificate, *ecdsa.PrivateKey) {
 	a.t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
@@ -355,7 +356,7 @@ func (a *authority) write(name, kind string, der []byte) {
 
 func (a *authority) file(name string) string { return filepath.Join(a.dir, name) }
 
-// byAnotherName returns an address that leads to a server, and that its certificate does not name.
+// byAnotherName returns an address of a server that its certificate does not name.
 func byAnotherName(t *testing.T, endpoint string) string {
 	t.Helper()
 	p, err := tcpproxy.New(endpoint, func() (net.Listener, error) { return net.Listen("tcp", "127.0.0.1:0") })
@@ -370,7 +371,7 @@ func byAnotherName(t *testing.T, endpoint string) string {
 	return "localhost:" + port
 }
 
-func TestOpenEtcdOverTLS(t *testing.T) {
+func TestOpenEtcd_tls(t *testing.T) {
 	t.Parallel()
 	ca := newAuthority(t)
 	ca.issue("server", &x509.Certificate{

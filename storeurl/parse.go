@@ -11,16 +11,16 @@ import (
 	"strings"
 )
 
-// A target is what a URL names.
+// A target is a parsed URL.
 type target struct {
 	scheme    string
 	redacted  string   // the URL without its password
-	endpoints []string // host:port each; on a unix socket unix:// and its path
-	prefix    string   // of all keys; for etcd empty, or it ends with a slash
+	endpoints []string // host:port each; for a unix socket, unix:// and its path
+	prefix    string   // of all keys; for etcd it is empty or ends with a slash
 
 	user                      string
-	password                  string // as given in the URL, if it was
-	passwordFile, passwordEnv string // where it is, otherwise
+	password                  string // in the URL itself
+	passwordFile, passwordEnv string // where to read it from
 
 	ca, cert, key string // paths
 
@@ -28,7 +28,7 @@ type target struct {
 	zk    zkTarget
 }
 
-// hide returns what can be shown of a URL that does not parse.
+// hide returns the part that can be shown of a URL that does not parse.
 func hide(raw string) string {
 	scheme, rest, ok := strings.Cut(raw, ":")
 	switch {
@@ -45,13 +45,13 @@ func isScheme(s string) bool {
 	return s != "" && strings.Trim(s, "abcdefghijklmnopqrstuvwxyz0123456789+-.") == ""
 }
 
-// parse understands a URL. Its errors name no part of the URL that could be a password, if slashes or other marks
-// were left unescaped in it: that is why net/url, whose errors repeat what they got, has no part in it but the
-// unescaping, and why the parts of a list are named by number.
+// parse parses a URL. Its errors repeat no part of the URL that could be a password in which
+// slashes or other marks were left unescaped. For that reason net/url, whose errors repeat their
+// input, is used for unescaping only, and errors name the items of a list by number.
 func parse(raw string) (target, error) {
 	scheme, rest, ok := strings.Cut(raw, ":")
 	if !ok || !isScheme(scheme) {
-		return target{}, &schemeError{"it does not begin with a scheme", ErrUnknownScheme}
+		return target{}, &schemeError{"missing scheme", ErrUnknownScheme}
 	}
 	t := target{scheme: scheme, redacted: raw}
 	known, ok := schemes()[scheme]
@@ -74,8 +74,8 @@ func parse(raw string) (target, error) {
 		authority, path = rest[:i], rest[i:]
 	}
 	if strings.Contains(path, "@") || strings.Contains(query, "@") {
-		return target{}, errors.New("there is an @ after the hosts: write @ as %40 there, " +
-			"and in a user name or password / as %2F and ? as %3F")
+		return target{}, errors.New("@ is not allowed after the hosts: write @ as %40 there, " +
+			"and / as %2F and ? as %3F in a user name or password")
 	}
 	if err := t.setParameters(query); err != nil {
 		return target{}, err
@@ -94,14 +94,14 @@ func (t *target) setParameters(query string) error {
 	for part := range strings.SplitSeq(query, "&") {
 		name, value, ok := strings.Cut(part, "=")
 		if !ok {
-			return errors.New("a parameter after the ? is not of the form name=value")
+			return errors.New("a parameter after ? must have the form name=value")
 		}
 		set := known[name]
 		if set == nil {
-			return fmt.Errorf("unknown parameter %q: %s:// knows %s", name, t.scheme, list(known))
+			return fmt.Errorf("unknown parameter %q; %s:// allows %s", name, t.scheme, list(known))
 		}
 		if *set != "" {
-			return fmt.Errorf("parameter %s is given twice", name)
+			return fmt.Errorf("duplicate parameter %s", name)
 		}
 		value, err := unescape(value)
 		if err != nil {
@@ -124,7 +124,7 @@ func list(known map[string]*string) string {
 	return strings.Join(names, ", ")
 }
 
-// setSocket reads the path of a unix socket, in the place of hosts.
+// setSocket parses the path of a unix socket, which these URLs have instead of hosts.
 func (t *target) setSocket(authority, path string) error {
 	if authority != "" || path == "" || path == "/" {
 		return fmt.Errorf("%s:// must be followed by the absolute path of a socket, as in %s:///run/server.sock", t.scheme, t.scheme)
@@ -170,14 +170,14 @@ func (t *target) setUser(userinfo string) (err error) {
 	return nil
 }
 
-// endpoint reads a host with or without a port.
-func endpoint(s, usual string) (string, error) {
-	host, port, err := splitPort(s, usual)
+// endpoint parses a host with an optional port.
+func endpoint(s, defaultPort string) (string, error) {
+	host, port, err := splitPort(s, defaultPort)
 	if err != nil {
 		return "", err
 	}
 	if n, err := strconv.ParseUint(port, 10, 16); err != nil || n == 0 {
-		return "", errors.New("the port is not a number from 1 to 65535")
+		return "", errors.New("the port must be a number from 1 to 65535")
 	}
 	return net.JoinHostPort(host, port), nil
 }
@@ -187,7 +187,7 @@ func splitPort(s, defaultPort string) (host, port string, err error) {
 		host, rest, ok = strings.Cut(rest, "]")
 		port, hasPort := strings.CutPrefix(rest, ":")
 		if addr, err := netip.ParseAddr(host); !ok || err != nil || !addr.Is6() || (rest != "" && !hasPort) {
-			return "", "", errors.New("it is not an IPv6 address in brackets, with or without :port")
+			return "", "", errors.New("brackets must contain an IPv6 address, and only :PORT may follow")
 		}
 		if !hasPort {
 			port = defaultPort
@@ -197,11 +197,11 @@ func splitPort(s, defaultPort string) (host, port string, err error) {
 	host, port, ok := strings.Cut(s, ":")
 	switch {
 	case strings.Contains(port, ":"):
-		return "", "", errors.New("there is more than one colon: IPv6 addresses stand in brackets, as in [::1]:" + defaultPort)
+		return "", "", errors.New("more than one colon: put an IPv6 address in brackets, as in [::1]:" + defaultPort)
 	case host == "":
-		return "", "", errors.New("it is missing")
+		return "", "", errors.New("missing host name")
 	case !isHost(host):
-		return "", "", errors.New("it contains a character that names of hosts do not have")
+		return "", "", errors.New("invalid character in the host name")
 	case !ok:
 		port = defaultPort
 	}
@@ -216,7 +216,7 @@ func isHost(s string) bool {
 
 func unescape(s string) (string, error) {
 	s, err := url.PathUnescape(s)
-	if err != nil { // which repeats the text
+	if err != nil { // err repeats the text
 		return "", errors.New("a % is not followed by two hexadecimal digits: write % itself as %25")
 	}
 	return s, nil

@@ -11,9 +11,10 @@ import (
 	"github.com/stilelock/stile/store"
 )
 
-// Whatever follows a scheme: what is understood means the same when it is shown, has hosts to connect to and a prefix that a
-// store takes; what is refused is refused in words, and neither way does anything of what might be a password come up.
-func FuzzParseEveryScheme(f *testing.F) {
+// A URL that parses has hosts and a valid prefix, and its redacted form parses to the same target.
+// A URL that does not parse gets a printable error. Neither the error nor the redacted form
+// contains anything that might be a password.
+func FuzzParse_everyScheme(f *testing.F) {
 	all := slices.Sorted(maps.Keys(schemes()))
 	for _, url := range []string{
 		"mem://", "etcd://h1,h2:1/p?password_env=X", "etcd+unix:///run/s?prefix=p", "etcds://ann@h?password_file=%2Fx&cert=c&key=k",
@@ -31,26 +32,26 @@ func FuzzParseEveryScheme(f *testing.F) {
 		got, err := parse(raw)
 		if err != nil {
 			if text := err.Error(); text == "" || strings.ContainsFunc(text, func(r rune) bool { return !unicode.IsPrint(r) }) {
-				t.Errorf("%q is refused with %q", raw, text)
+				t.Errorf("%q: unprintable error %q", raw, text)
 			}
 		} else {
-			wantsSameWhenShown(t, raw, got)
+			checkRedacted(t, raw, got)
 		}
 
-		secretly := name + "://ann:" + secret + rest + secret + "@h/p"
-		if shown := Redact(secretly); strings.Contains(shown, secret) {
-			t.Errorf("%q is shown as %q", secretly, shown)
+		withSecret := name + "://ann:" + secret + rest + secret + "@h/p"
+		if shown := Redact(withSecret); strings.Contains(shown, secret) {
+			t.Errorf("Redact(%q) = %q, which contains the password", withSecret, shown)
 		}
-		if _, err := parse(secretly); err != nil && strings.Contains(err.Error(), secret) {
-			t.Errorf("%q is refused with %v", secretly, err)
+		if _, err := parse(withSecret); err != nil && strings.Contains(err.Error(), secret) {
+			t.Errorf("parse(%q) = %v, which contains the password", withSecret, err)
 		}
 	})
 }
 
-func wantsSameWhenShown(t *testing.T, raw string, got target) {
+func checkRedacted(t *testing.T, raw string, got target) {
 	t.Helper()
 	if len(got.endpoints) == 0 || store.CheckPrefix(got.prefix) != nil {
-		t.Errorf("%q has the hosts %q and the prefix %q", raw, got.endpoints, got.prefix)
+		t.Errorf("%q: got hosts %q and prefix %q", raw, got.endpoints, got.prefix)
 	}
 	shown := Redact(raw)
 	again, err := parse(shown)
@@ -58,6 +59,6 @@ func wantsSameWhenShown(t *testing.T, raw string, got target) {
 		got.password = "***"
 	}
 	if err != nil || !reflect.DeepEqual(got, again) {
-		t.Errorf("%q is shown as %q, which means something else: %+v, %+v, %v", raw, shown, got, again, err)
+		t.Errorf("%q: Redact returns %q, which parses differently: %+v, %+v, %v", raw, shown, got, again, err)
 	}
 }

@@ -65,68 +65,68 @@ func TestParse(t *testing.T) {
 	}
 }
 
-// fields is what can be compared of a target.
+// fields returns the comparable fields.
 func (t target) fields() [10]string {
 	return [...]string{
 		t.scheme, t.redacted, t.prefix, t.user, t.password, t.passwordFile, t.passwordEnv, t.ca, t.cert, t.key,
 	}
 }
 
-func TestParseSaysWhatIsWrong(t *testing.T) {
+func TestParse_errors(t *testing.T) {
 	for _, c := range []struct {
 		url, want string
 	}{
 		{"", "known are mem: and etcd+unix://, etcd://, etcds://"},
 		{"h:p", `unknown scheme "h"; known are mem: and etcd+unix://, etcd://, etcds://`},
-		{"h i", "does not begin with a scheme; known are mem: and"},
+		{"h i", "missing scheme; known are mem: and"},
 		{"consul://h", `store URL consul://***: unknown scheme "consul"; known are`},
 		{"mem:x", "store URL mem:***: nothing may follow mem:"},
 		{"etcd:h", "store URL etcd:***: etcd: must be followed by //"},
-		{"etcd://", "host 1: it is missing"},
-		{"etcd:///p", "host 1: it is missing"},
-		{"etcd://ann:pw@", "host 1: it is missing"},
-		{"etcd://h,,k", "host 2: it is missing"},
-		{"etcd://h,", "host 2: it is missing"},
-		{"etcd://:2379", "host 1: it is missing"},
-		{"etcd://h, k", "host 2: it contains a character"},
-		{"etcd://h:", "host 1: the port is not a number"},
-		{"etcd://h:0", "host 1: the port is not a number"},
-		{"etcd://h:65536", "host 1: the port is not a number"},
-		{"etcd://h:http", "host 1: the port is not a number"},
-		{"etcd://h:+1", "host 1: the port is not a number"},
-		{"etcd://::1", "IPv6 addresses stand in brackets"},
-		{"etcd://[::1", "IPv6 address in brackets"},
-		{"etcd://[::1]2379", "IPv6 address in brackets"},
-		{"etcd://[::1]:", "host 1: the port is not a number"},
-		{"etcd://[1.2.3.4]", "IPv6 address in brackets"},
-		{"etcd://[h]", "IPv6 address in brackets"},
+		{"etcd://", "host 1: missing host name"},
+		{"etcd:///p", "host 1: missing host name"},
+		{"etcd://ann:pw@", "host 1: missing host name"},
+		{"etcd://h,,k", "host 2: missing host name"},
+		{"etcd://h,", "host 2: missing host name"},
+		{"etcd://:2379", "host 1: missing host name"},
+		{"etcd://h, k", "host 2: invalid character in the host name"},
+		{"etcd://h:", "host 1: the port must be a number"},
+		{"etcd://h:0", "host 1: the port must be a number"},
+		{"etcd://h:65536", "host 1: the port must be a number"},
+		{"etcd://h:http", "host 1: the port must be a number"},
+		{"etcd://h:+1", "host 1: the port must be a number"},
+		{"etcd://::1", "put an IPv6 address in brackets"},
+		{"etcd://[::1", "brackets must contain an IPv6 address"},
+		{"etcd://[::1]2379", "brackets must contain an IPv6 address"},
+		{"etcd://[::1]:", "host 1: the port must be a number"},
+		{"etcd://[1.2.3.4]", "brackets must contain an IPv6 address"},
+		{"etcd://[h]", "brackets must contain an IPv6 address"},
 		{"etcd://h/%zz", "prefix: a % is not followed by two hexadecimal digits"},
 		{"etcd://h/%00", "control character"},
 		{"etcd://h/%ff", "not UTF-8"},
 		{"etcd://h/" + strings.Repeat("x", 600), "longer than 512 bytes"},
 		{"etcd://a%:pw@h", "user name: a % is not followed"},
 		{"etcd://ann:%@h", "password: a % is not followed"},
-		{"etcd://ann:p/w@h", "there is an @ after the hosts"},
-		{"etcd://ann:p?w@h", "there is an @ after the hosts"},
-		{"etcd://ann@h", "a user without a password"},
-		{"etcd://ann:@h", "a user without a password"},
-		{"etcd://:pw@h", "a password without a user"},
-		{"etcd://h?password_env=PW", "a password without a user"},
+		{"etcd://ann:p/w@h", "@ is not allowed after the hosts"},
+		{"etcd://ann:p?w@h", "@ is not allowed after the hosts"},
+		{"etcd://ann@h", "missing password for the user"},
+		{"etcd://ann:@h", "missing password for the user"},
+		{"etcd://:pw@h", "missing user for the password"},
+		{"etcd://h?password_env=PW", "missing user for the password"},
 		{"etcd://ann:pw@h?password_env=PW", "more than one password"},
 		{"etcd://ann@h?password_env=PW&password_file=f", "more than one password"},
-		{"etcd://h?x", "not of the form name=value"},
-		{"etcd://h?x=1", `unknown parameter "x": etcd:// knows password_env, password_file`},
-		{"etcd://h?ca=f", `unknown parameter "ca": etcd:// knows`},
-		{"etcds://h?x=1", `unknown parameter "x": etcds:// knows ca, cert, key, password_env, password_file`},
+		{"etcd://h?x", "must have the form name=value"},
+		{"etcd://h?x=1", `unknown parameter "x"; etcd:// allows password_env, password_file`},
+		{"etcd://h?ca=f", `unknown parameter "ca"; etcd:// allows`},
+		{"etcds://h?x=1", `unknown parameter "x"; etcds:// allows ca, cert, key, password_env, password_file`},
 		{"etcds://h?ca=", "parameter ca is empty"},
-		{"etcds://h?ca=a&ca=b", "parameter ca is given twice"},
+		{"etcds://h?ca=a&ca=b", "duplicate parameter ca"},
 		{"etcds://h?ca=%f", "parameter ca: a % is not followed"},
 		{"etcds://h?cert=a", "cert and key belong together"},
 		{"etcds://h?key=a", "cert and key belong together"},
 		{"etcd+unix://h/p", "absolute path of a socket"},
 		{"etcd+unix://", "absolute path of a socket"},
 		{"etcd+unix:///", "absolute path of a socket"},
-		{"etcd+unix:///p?password_env=PW", `unknown parameter "password_env": etcd+unix:// knows prefix`},
+		{"etcd+unix:///p?password_env=PW", `unknown parameter "password_env"; etcd+unix:// allows prefix`},
 	} {
 		t.Run(c.url, func(t *testing.T) {
 			_, err := Open(t.Context(), c.url, nil)
@@ -137,33 +137,33 @@ func TestParseSaysWhatIsWrong(t *testing.T) {
 	}
 }
 
-func TestOpenSuggestsWhatIsMeant(t *testing.T) {
+func TestOpen_suggestsURL(t *testing.T) {
 	for _, c := range []struct {
 		url, want, meant string
 	}{
 		{"localhost:2379", `unknown scheme "localhost"`, "etcd://localhost:2379"},
-		{"localhost", "it does not begin with a scheme", "etcd://localhost"},
+		{"localhost", "missing scheme", "etcd://localhost"},
 		{"10.0.0.1:2379,10.0.0.2:2379/team", `unknown scheme "10.0.0.1"`, "etcd://10.0.0.1:2379,10.0.0.2:2379/team"},
-		{"[::1]:2379", "it does not begin with a scheme", "etcd://[::1]:2379"},
+		{"[::1]:2379", "missing scheme", "etcd://[::1]:2379"},
 		{"db1:6379", `unknown scheme "db1"`, "redis://db1:6379"},
 		{"zk1:2181,zk2:2181/root", `unknown scheme "zk1"`, "zk://zk1:2181,zk2:2181/root"},
 		{"redis:6379", "redis: must be followed by //", "redis://redis:6379"},
 		{"http://localhost:2379", `unknown scheme "http"`, "etcd://localhost:2379"},
 		{"http://localhost:2379/", `unknown scheme "http"`, "etcd://localhost:2379"},
 		{"https://h:2379/p", `unknown scheme "https"`, "etcds://h:2379/p"},
-		{"HTTP://h", "it does not begin with a scheme", "etcd://h"},
-		{"ETCD://h", "it does not begin with a scheme", "etcd://h"},
+		{"HTTP://h", "missing scheme", "etcd://h"},
+		{"ETCD://h", "missing scheme", "etcd://h"},
 		{"zookeeper://h", `unknown scheme "zookeeper"`, "zk://h"},
 		{"valkey://h", `unknown scheme "valkey"`, "redis://h"},
 		{"etcd:/h", "etcd: must be followed by //", "etcd://h"},
-		{"etcd//h", "it does not begin with a scheme", "etcd://h"},
-		{"etcd//h:2379", "it does not begin with a scheme", "etcd://h:2379"},
+		{"etcd//h", "missing scheme", "etcd://h"},
+		{"etcd//h:2379", "missing scheme", "etcd://h:2379"},
 		{"etcds:/h?ca=f", "etcds: must be followed by //", "etcds://h?ca=f"},
 		{"etcd+unix:/run/s", "etcd+unix: must be followed by //", "etcd+unix:///run/s"},
 		{"unix:///run/s", `unknown scheme "unix"`, "etcd+unix:///run/s"},
 		{"redis+unix:/run/s", "redis+unix: must be followed by //", "redis+unix:///run/s"},
-		{"/run/s", "it does not begin with a scheme", "etcd+unix:///run/s"},
-		{"mem", "it does not begin with a scheme", "mem:"},
+		{"/run/s", "missing scheme", "etcd+unix:///run/s"},
+		{"mem", "missing scheme", "mem:"},
 		{"mem://", "nothing may follow mem:", "mem:"},
 	} {
 		_, err := Open(t.Context(), c.url, nil)
@@ -172,12 +172,12 @@ func TestOpenSuggestsWhatIsMeant(t *testing.T) {
 			t.Errorf("got %v\nwant %s", err, want)
 		}
 		if _, err := parse(c.meant); err != nil {
-			t.Errorf("%s is suggested, but %v", c.meant, err)
+			t.Errorf("Open suggests %s, which is invalid: %v", c.meant, err)
 		}
 	}
 }
 
-func TestErrSchemeIsForUnknownSchemesOnly(t *testing.T) {
+func TestErrUnknownScheme(t *testing.T) {
 	for url, want := range map[string]bool{"": true, "h:p": true, "h:2379": false, "consul://h": true, "etcd://": false, "mem:x": false} {
 		if _, err := Open(t.Context(), url, nil); err == nil || errors.Is(err, ErrUnknownScheme) != want {
 			t.Errorf("%q: got %v; want it to match ErrUnknownScheme: %v", url, err, want)
@@ -195,9 +195,9 @@ func TestRedact(t *testing.T) {
 		{"etcd://ann:hun@ter@2@h/p", "etcd://ann:***@h/p"},
 		{"etcd://a%40n:%68unter2@h/p", "etcd://a%40n:***@h/p"},
 		{"etcds://ann@h/p?password_file=/run/pw&ca=c", "etcds://ann@h/p?password_file=/run/pw&ca=c"},
-		{"zk://:@h", "zk://:@h"}, // there is no password
+		{"zk://:@h", "zk://:@h"}, // the password is empty
 		{"etcd+unix:///run/s?prefix=p", "etcd+unix:///run/s?prefix=p"},
-		// What cannot be understood may be secret.
+		// URLs that do not parse may contain a secret anywhere.
 		{"etcd://ann:hunter2", "etcd://***"},
 		{"etcd://h?password=hunter2", "etcd://***"},
 		{"etcd://ann:hun/ter2@h", "etcd://***"},
@@ -214,10 +214,10 @@ func TestRedact(t *testing.T) {
 	}
 }
 
-// secret stands in the URLs of these tests where a password does.
+// secret is the password in the URLs of these tests.
 const secret = "hunter2"
 
-func TestNoErrorTellsAPassword(t *testing.T) {
+func TestOpen_errorsContainNoPassword(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "password")
 	if err := os.WriteFile(file, []byte(secret+"\n"), 0o600); err != nil {
 		t.Fatal(err)
@@ -253,7 +253,7 @@ func TestNoErrorTellsAPassword(t *testing.T) {
 		"://ann:" + secret + "@h",
 		"ann:" + secret + "@h",
 		"//ann:" + secret + "@h",
-		// These are right, and fail later.
+		// These parse, and fail later.
 		"etcds://ann:" + secret + "@h?ca=/does/not/exist",
 		"etcds://ann@h?ca=/does/not/exist&password_file=" + file,
 		"etcds://ann@h?ca=/does/not/exist&password_env=STOREURL_TEST_PASSWORD",
@@ -264,7 +264,7 @@ func TestNoErrorTellsAPassword(t *testing.T) {
 		if err == nil {
 			t.Errorf("%s: opened", url)
 		} else if strings.Contains(err.Error(), secret) {
-			t.Errorf("%s: the error tells the password: %v", url, err)
+			t.Errorf("%s: the error contains the password: %v", url, err)
 		}
 		if shown := Redact(url); strings.Contains(shown, secret) {
 			t.Errorf("%s: redacted to %s", url, shown)
@@ -272,7 +272,7 @@ func TestNoErrorTellsAPassword(t *testing.T) {
 	}
 }
 
-func TestPasswordFromFileAndEnvironment(t *testing.T) {
+func TestReadPassword(t *testing.T) {
 	write := func(content string) string {
 		file := filepath.Join(t.TempDir(), "password")
 		if err := os.WriteFile(file, []byte(content), 0o600); err != nil {
@@ -289,11 +289,11 @@ func TestPasswordFromFileAndEnvironment(t *testing.T) {
 		{"file with a line break", "password_file=" + write(" a\n"), " a", ""},
 		{"file with a DOS line break", "password_file=" + write("a\r\n"), "a", ""},
 		{"file with two line breaks", "password_file=" + write("a\n\n"), "a\n", ""},
-		{"empty file", "password_file=" + write("\n"), "", "is empty"},
+		{"empty file", "password_file=" + write("\n"), "", "empty file"},
 		{"no file", "password_file=/does/not/exist", "", "no such file"},
 		{"variable", "password_env=STOREURL_TEST_PASSWORD", " a b ", ""},
-		{"empty variable", "password_env=STOREURL_TEST_EMPTY", "", "STOREURL_TEST_EMPTY is not set, or empty"},
-		{"no variable", "password_env=STOREURL_TEST_NONE", "", "STOREURL_TEST_NONE is not set, or empty"},
+		{"empty variable", "password_env=STOREURL_TEST_EMPTY", "", "STOREURL_TEST_EMPTY is not set or empty"},
+		{"no variable", "password_env=STOREURL_TEST_NONE", "", "STOREURL_TEST_NONE is not set or empty"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			target, err := parse("etcd://ann@h?" + c.parameter)
@@ -308,7 +308,7 @@ func TestPasswordFromFileAndEnvironment(t *testing.T) {
 	}
 }
 
-func TestWarningsOfSecretsThatOthersCanRead(t *testing.T) {
+func TestWarnings_readableSecrets(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "secret")
 	if err := os.WriteFile(file, []byte("pw"), 0o600); err != nil {
 		t.Fatal(err)
@@ -337,9 +337,9 @@ func TestWarningsOfSecretsThatOthersCanRead(t *testing.T) {
 	}
 }
 
-// FuzzParse looks for URLs that are understood differently when they are shown, and, with the URL put in the place
-// of a password, for passwords that are shown.
-func FuzzParse(f *testing.F) {
+// FuzzParse_etcd looks for URLs whose redacted form parses differently. It also puts the URL in the
+// place of a password and looks for passwords that are not redacted.
+func FuzzParse_etcd(f *testing.F) {
 	for _, seed := range []string{
 		"mem:", "etcd://h1,h2:2379/p?password_env=X", "etcds://ann:pw@[::1]:2379//p/?ca=a&cert=b&key=c",
 		"etcd+unix:///run/s?prefix=p", "etcd://a%40:%25@h", "a/b?c=d#e@f:g,h[i]%zz", "@", "/", "?", "%",
@@ -349,7 +349,7 @@ func FuzzParse(f *testing.F) {
 	f.Fuzz(func(t *testing.T, raw string) {
 		shown := Redact(raw)
 		if again := Redact(shown); again != shown {
-			t.Errorf("redacted %q to %q and that to %q", raw, shown, again)
+			t.Errorf("Redact(%q) = %q, whose redacted form is %q", raw, shown, again)
 		}
 		if got, err := parse(raw); err == nil {
 			again, err := parse(shown)
@@ -357,16 +357,16 @@ func FuzzParse(f *testing.F) {
 				got.password = "***"
 			}
 			if err != nil || !slices.Equal(got.endpoints, again.endpoints) || got.fields() != again.fields() {
-				t.Errorf("%q was shown as %q, which means something else: %+v, %v", raw, shown, again, err)
+				t.Errorf("%q: Redact returns %q, which parses differently: %+v, %v", raw, shown, again, err)
 			}
 		}
 
 		url := "etcd://ann:" + secret + raw + secret + "@h/p"
 		if shown := Redact(url); strings.Contains(shown, secret) {
-			t.Errorf("%q was shown as %q", url, shown)
+			t.Errorf("Redact(%q) = %q, which contains the password", url, shown)
 		}
 		if _, err := parse(url); err != nil && strings.Contains(err.Error(), secret) {
-			t.Errorf("%q was refused with %v", url, err)
+			t.Errorf("parse(%q) = %v, which contains the password", url, err)
 		}
 	})
 }

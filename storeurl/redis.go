@@ -18,7 +18,7 @@ import (
 	"github.com/stilelock/stile/store/redisstore"
 )
 
-// Schemes of Redis's URLs.
+// Schemes of the Redis URLs.
 const (
 	schemeRedis         = "redis"
 	schemeRedisTLS      = "rediss"
@@ -27,16 +27,16 @@ const (
 	schemeRedisCluster  = "redis+cluster"
 )
 
-// redisTarget is what only the URLs of Redis tell.
+// redisTarget has the fields of Redis URLs.
 type redisTarget struct {
-	master string // the name that Sentinels know it by
+	master string // the master's name at the Sentinels
 	db     int
 	tls    bool
 
 	replicas int
 	timeout  time.Duration
 
-	// As text, in the parameters.
+	// The values of the parameters as given.
 	dbText, tlsText, replicasText, timeoutText string
 }
 
@@ -85,10 +85,10 @@ func (t *target) setSentinel(authority, path string) (err error) {
 	}
 	master, db, _ := strings.Cut(strings.TrimPrefix(path, "/"), "/")
 	if t.redis.master, err = unescape(master); err != nil {
-		return fmt.Errorf("name of the master: %w", err)
+		return fmt.Errorf("master name: %w", err)
 	}
 	if master == "" {
-		return errors.New("the hosts must be followed by a slash and the name that the sentinels know the master by")
+		return errors.New("missing master name: write /MASTER after the hosts, the name of the master at the sentinels")
 	}
 	t.redis.dbText = db
 	return t.setRedisRest()
@@ -99,45 +99,45 @@ func (t *target) setRedisCluster(authority, path string) error {
 		return err
 	}
 	if strings.TrimPrefix(path, "/") != "" {
-		return errors.New("after the hosts of a cluster there can be no path: it has one database only")
+		return errors.New("a path after the hosts of a cluster is not allowed: a cluster has only database 0")
 	}
 	return t.setRedisRest()
 }
 
-// setRedisRest reads what is the same in all URLs of Redis.
+// setRedisRest checks and sets the parts that all Redis URLs have.
 func (t *target) setRedisRest() error {
 	r := &t.redis
 	switch n := t.passwords(); {
 	case n > 1:
 		return errManyPasswords
 	case t.user != "" && n == 0:
-		return errors.New("there is a user without a password: give it by password_file or password_env")
+		return errors.New("missing password for the user: add password_file or password_env")
 	}
 	var err error
 	if r.dbText != "" {
 		if r.db, err = strconv.Atoi(r.dbText); err != nil || r.db < 0 {
-			return errors.New("the database is not a number: to set a prefix before all keys, write ?prefix=PREFIX")
+			return errors.New("the database must be a number; to set a prefix of all keys, write ?prefix=PREFIX")
 		}
 	}
 	if r.replicasText != "" {
 		if r.replicas, err = strconv.Atoi(r.replicasText); err != nil || r.replicas < 1 {
-			return errors.New("wait_replicas is not a positive number")
+			return errors.New("wait_replicas must be a positive number")
 		}
 	}
 	if r.timeoutText != "" {
 		if r.timeout, err = time.ParseDuration(r.timeoutText); err != nil || r.timeout < time.Millisecond {
-			return errors.New("wait_timeout is not a time of at least a millisecond, as in 500ms or 2s")
+			return errors.New("wait_timeout must be a duration of at least a millisecond, such as 500ms or 2s")
 		}
 		if r.replicas == 0 {
-			return errors.New("wait_timeout is of no use without wait_replicas")
+			return errors.New("wait_timeout needs wait_replicas")
 		}
 	}
 	if r.tlsText != "" && r.tlsText != "1" && r.tlsText != "0" {
-		return errors.New("tls is neither 1 nor 0")
+		return errors.New("tls must be 0 or 1")
 	}
 	r.tls = r.tlsText == "1" || schemes()[t.scheme].tls
 	if !r.tls && t.ca+t.cert+t.key != "" {
-		return errors.New("ca, cert and key are of no use without tls=1")
+		return errors.New("ca, cert and key need tls=1")
 	}
 	if err := t.checkPair(); err != nil {
 		return err
@@ -145,7 +145,7 @@ func (t *target) setRedisRest() error {
 	return t.setPrefix(t.prefix)
 }
 
-// openRedis connects to Redis and makes sure that it answers.
+// openRedis opens a store and checks that the server answers.
 func openRedis(ctx context.Context, t target, logger *slog.Logger) (*Conn, error) {
 	password, err := t.readPassword()
 	if err != nil {
@@ -157,14 +157,14 @@ func openRedis(ctx context.Context, t target, logger *slog.Logger) (*Conn, error
 			return nil, err
 		}
 	}
-	ctx, cancel := context.WithTimeoutCause(ctx, patience, noAnswer())
+	ctx, cancel := context.WithTimeoutCause(ctx, openTimeout, noAnswer())
 	defer cancel()
 	cli, err := connectRedis(ctx, t.redisOptions(password, secure), t.prefix)
 	if err != nil {
-		if ctx.Err() == nil { // else that says it all
+		if ctx.Err() == nil { // otherwise err is the timeout or the caller's context
 			err = t.explainRedis(err)
 		}
-		return nil, fmt.Errorf("cannot connect: %w", err) // the URL stands before it
+		return nil, fmt.Errorf("cannot connect: %w", err) // Open adds the URL
 	}
 	st, err := redisstore.New(cli, &redisstore.Options{
 		Prefix: t.prefix, WaitReplicas: t.redis.replicas, WaitTimeout: t.redis.timeout, Logger: logger,
@@ -179,17 +179,17 @@ func openRedis(ctx context.Context, t target, logger *slog.Logger) (*Conn, error
 	})}, nil
 }
 
-func noAnswer() error { return fmt.Errorf("no answer within %v", patience) }
+func noAnswer() error { return fmt.Errorf("no answer within %v", openTimeout) }
 
-// dialing is how long a connection may take, TLS included.
-func dialing() time.Duration { return patience * 4 / 5 }
+// dialTimeout returns how long establishing a connection may take, TLS included.
+func dialTimeout() time.Duration { return openTimeout * 4 / 5 }
 
-// redisOptions are the options of the client.
+// redisOptions returns the options of the client.
 func (t target) redisOptions(password string, secure *tls.Config) rueidis.ClientOption {
 	options := redisstore.ClientOptions(t.endpoints...)
 	options.Username, options.Password, options.TLSConfig = t.user, password, secure
 	options.SelectDB = t.redis.db
-	options.Dialer.Timeout = dialing()
+	options.Dialer.Timeout = dialTimeout()
 	switch t.scheme {
 	case schemeRedisUnix:
 		path := strings.TrimPrefix(t.endpoints[0], "unix://")
@@ -208,8 +208,8 @@ func (t target) redisOptions(password string, secure *tls.Config) rueidis.Client
 	return options
 }
 
-// connectRedis makes a client and asks the server for a sign of life. Making a client cannot be stopped: one that is ready
-// too late is closed again.
+// connectRedis makes a client and checks that the server answers. Making a client cannot be
+// canceled, so a client that is ready after ctx has ended is closed in the background.
 func connectRedis(ctx context.Context, options rueidis.ClientOption, prefix string) (rueidis.Client, error) {
 	type made struct {
 		cli rueidis.Client
@@ -219,10 +219,10 @@ func connectRedis(ctx context.Context, options rueidis.ClientOption, prefix stri
 	go func() {
 		cli, err := rueidis.NewClient(options)
 		if err == nil {
-			// No lock has this key, and whoever may use locks with the prefix may ask for it. To be refused it is an answer
-			// too: the user may be allowed some names only.
+			// No lock has this key, and every user who may use locks with the prefix may read it. A
+			// refusal is an answer too: the user may have rights for certain names only.
 			err = cli.Do(ctx, cli.B().Exists().Key(prefix+"//stile").Build()).Error()
-			if said, ok := rueidis.IsRedisErr(err); ok && strings.HasPrefix(said.Error(), "NOPERM") {
+			if reply, ok := rueidis.IsRedisErr(err); ok && strings.HasPrefix(reply.Error(), "NOPERM") {
 				err = nil
 			}
 		}
@@ -244,44 +244,44 @@ func connectRedis(ctx context.Context, options rueidis.ClientOption, prefix stri
 	}
 }
 
-// explainRedis says what it means that connecting failed with err, to somebody who can do something about it.
+// explainRedis adds to the error of a failed connection what the user can do about it.
 func (t target) explainRedis(err error) error {
-	said, ok := rueidis.IsRedisErr(err)
+	reply, ok := rueidis.IsRedisErr(err)
 	if !ok {
 		return t.explainSilence(err)
 	}
 	what := ""
-	switch text := said.Error(); {
+	switch text := reply.Error(); {
 	case strings.HasPrefix(text, "WRONGPASS"), strings.Contains(text, "invalid password"):
-		what = fmt.Sprintf("it does not accept the user %q with this password", t.user)
+		what = fmt.Sprintf("it rejected user %q with this password", t.user)
 	case strings.HasPrefix(text, "NOAUTH") && t.scheme == schemeRedisSentinel && t.passwords() > 0:
-		what = "the sentinels want a password, and are asked without one: that must be allowed there"
+		what = "the sentinels require a password, which is not supported; allow access to them without one"
 	case strings.HasPrefix(text, "NOAUTH"):
-		what = "it requires authentication: give a password, and a user if it has any"
+		what = "it requires authentication: give a password, and a user if the server has users"
 	case strings.HasPrefix(text, "NOPERM"):
-		what = "the rights that Stile needs are in docs/stores.md"
+		what = "the user lacks rights that Stile needs; see docs/stores.md"
 	case strings.Contains(text, "DB index"):
 		what = fmt.Sprintf("it has no database %d", t.redis.db)
 	case strings.HasPrefix(text, "MOVED"):
 		what = "it is a node of a cluster: write redis+cluster://"
 	case strings.Contains(text, "unknown command 'EXISTS'"):
-		what = "it is no server that keeps data; if it is a sentinel, write redis+sentinel://"
+		what = "it is not a Redis server with data; if it is a sentinel, write redis+sentinel://"
 	case strings.Contains(text, "unknown command 'SENTINEL'"):
-		what = "it is no sentinel; to use the server itself, write redis://"
+		what = "it is not a sentinel; to use the server itself, write redis://"
 	default:
 		return err
 	}
 	return fmt.Errorf("%s: %w", what, err)
 }
 
-// explainSilence says what it may mean that what was connected to does not answer as Redis does.
+// explainSilence adds to the error of a connection without a reply of Redis what the reason may be.
 func (t target) explainSilence(err error) error {
 	broken, ok := errors.AsType[*net.OpError](err)
 	switch {
 	case !t.redis.tls && (errors.Is(err, io.EOF) || ok && broken.Op == "read" && !broken.Timeout()):
-		return fmt.Errorf("it has closed the connection: if it wants TLS, say so in the URL: %w", err)
+		return fmt.Errorf("the server closed the connection; if it requires TLS, use a URL with TLS: %w", err)
 	case t.redis.tls && errors.Is(err, context.DeadlineExceeded):
-		return fmt.Errorf("there is no TLS connection within %v: if it is reached without TLS, say so in the URL: %w", dialing(), err)
+		return fmt.Errorf("no TLS connection within %v; if the server does not use TLS, use a URL without: %w", dialTimeout(), err)
 	}
 	return err
 }

@@ -60,28 +60,28 @@ func TestParseRedis(t *testing.T) {
 	}
 }
 
-func TestParseRedisSaysWhatIsWrong(t *testing.T) {
+func TestParseRedis_errors(t *testing.T) {
 	for _, c := range []struct{ url, want string }{
 		{"redis://h1,h2", "redis+cluster://"},
 		{"redis://h/team", "?prefix=PREFIX"},
-		{"redis://h/-1", "not a number"},
-		{"redis://ann@h", "a user without a password"},
+		{"redis://h/-1", "the database must be a number"},
+		{"redis://ann@h", "missing password for the user"},
 		{"redis://:pw@h?password_env=PW", "more than one password"},
 		{"redis://h?ca=x", `unknown parameter "ca"`},
 		{"redis://h?wait_replicas=many", "wait_replicas"},
-		{"redis://h?wait_timeout=1s", "of no use without wait_replicas"},
+		{"redis://h?wait_timeout=1s", "wait_timeout needs wait_replicas"},
 		{"redis://h?wait_replicas=1&wait_timeout=1", "500ms"},
 		{"rediss://h?cert=c", "belong together"},
-		{"redis+sentinel://h", "the name that the sentinels know the master by"},
-		{"redis+sentinel://h/m?ca=x", "without tls=1"},
-		{"redis+sentinel://h/m?tls=yes", "neither 1 nor 0"},
-		{"redis+cluster://h/1", "one database only"},
+		{"redis+sentinel://h", "missing master name"},
+		{"redis+sentinel://h/m?ca=x", "need tls=1"},
+		{"redis+sentinel://h/m?tls=yes", "tls must be 0 or 1"},
+		{"redis+cluster://h/1", "only database 0"},
 		{"redis+unix://h", "the absolute path of a socket"},
 	} {
 		t.Run(c.url, func(t *testing.T) {
 			_, err := parse(c.url)
 			if err == nil || !strings.Contains(err.Error(), c.want) || strings.Contains(err.Error(), "pw") {
-				t.Errorf("want an error with %q and no password, got %v", c.want, err)
+				t.Errorf("got %[2]v, want an error with %[1]q and no password", c.want, err)
 			}
 		})
 	}
@@ -99,13 +99,13 @@ func TestOpenRedis(t *testing.T) {
 			enqueue(t, open(t, c.url), "a")
 			there, err := redis.Do("EVAL", "redis.call('SELECT', ARGV[1]) return redis.call('EXISTS', ARGV[2])", "0", c.db, c.key).AsInt64()
 			if err != nil || there != 1 {
-				t.Errorf("database %s has %d keys %q, %v", c.db, there, c.key, err)
+				t.Errorf("database %s has %d keys %q, %v; want 1", c.db, there, c.key, err)
 			}
 		})
 	}
 }
 
-func TestOpenRedisClusterAndSentinel(t *testing.T) {
+func TestOpenRedis_clusterAndSentinel(t *testing.T) {
 	t.Parallel()
 	var nodes []string
 	for _, node := range testservers.StartRedisCluster(t, 3) {
@@ -120,7 +120,7 @@ func TestOpenRedisClusterAndSentinel(t *testing.T) {
 	}
 }
 
-func TestOpenRedisWithAPassword(t *testing.T) {
+func TestOpenRedis_password(t *testing.T) {
 	const secret = "s3cret/@"
 	redis := testservers.StartRedis(t, `requirepass "`+secret+`"`, "user ann on >"+secret+" ~* &* +@all")
 	t.Setenv("REDIS_PASSWORD_OF_TEST", secret)
@@ -138,14 +138,14 @@ func TestOpenRedisWithAPassword(t *testing.T) {
 		t.Run(Redact(url), func(t *testing.T) { enqueue(t, open(t, url), "a") })
 	}
 	t.Run("wrong", func(t *testing.T) {
-		_ = fails(t.Context(), t, "redis://ann:"+strings.ToUpper("s3cret")+"@"+redis.Addr(), `the user "ann"`)
+		_ = fails(t.Context(), t, "redis://ann:"+strings.ToUpper("s3cret")+"@"+redis.Addr(), `rejected user "ann"`)
 	})
 	t.Run("none", func(t *testing.T) {
 		_ = fails(t.Context(), t, "redis://"+redis.Addr(), "give a password")
 	})
 }
 
-func TestOpenRedisThatIsNotThere(t *testing.T) {
+func TestOpenRedis_unreachable(t *testing.T) {
 	t.Parallel()
 	for _, url := range []string{"redis://127.0.0.1:1", "redis+unix:///nothing/here", "redis+cluster://127.0.0.1:1", "redis+sentinel://127.0.0.1:1/m"} {
 		t.Run(url, func(t *testing.T) { _ = fails(t.Context(), t, url, "cannot connect: ") })
@@ -160,7 +160,7 @@ func TestOpenRedisThatIsNotThere(t *testing.T) {
 	})
 }
 
-func TestOpenRedisOverTLS(t *testing.T) {
+func TestOpenRedis_tls(t *testing.T) {
 	t.Parallel()
 	ca := newAuthority(t)
 	ca.issue("server", &x509.Certificate{
@@ -178,51 +178,51 @@ func TestOpenRedisOverTLS(t *testing.T) {
 	t.Run("without a certificate", func(t *testing.T) {
 		_ = fails(t.Context(), t, "rediss://"+redis.Addr()+"?ca="+ca.file("ca.pem"), "cannot connect: ")
 	})
-	t.Run("where there is none", func(t *testing.T) {
-		_ = fails(t.Context(), t, "rediss://"+testservers.StartRedis(t).Addr(), "there is no TLS connection", "without TLS")
+	t.Run("to a server without TLS", func(t *testing.T) {
+		_ = fails(t.Context(), t, "rediss://"+testservers.StartRedis(t).Addr(), "no TLS connection", "use a URL without")
 	})
-	t.Run("with an authority that nobody knows", func(t *testing.T) {
+	t.Run("with an unknown authority", func(t *testing.T) {
 		_ = fails(t.Context(), t, "rediss://"+redis.Addr(), "certificate")
 	})
 	t.Run("without TLS", func(t *testing.T) {
-		_ = fails(t.Context(), t, "redis://"+redis.Addr(), "if it wants TLS, say so")
+		_ = fails(t.Context(), t, "redis://"+redis.Addr(), "if it requires TLS")
 	})
 }
 
-// Who has confused the schemes is told which one it must be.
-func TestOpenRedisThatIsAnotherKindOfServer(t *testing.T) {
+// The error of a URL with the wrong scheme names the right one.
+func TestOpenRedis_wrongKindOfServer(t *testing.T) {
 	t.Parallel()
 	nodes, failover := testservers.StartRedisCluster(t, 3), testservers.StartRedisFailover(t)
 	t.Run("a node of a cluster", func(t *testing.T) {
-		told := 0
+		redirected := 0
 		for _, node := range nodes {
 			opened, err := Open(t.Context(), "redis://"+node.Addr(), nil)
 			if err == nil {
-				_ = opened.Close() // it has what was asked for; who locks is told
+				_ = opened.Close() // this node has the key; locking would fail
 			} else if strings.Contains(err.Error(), "redis+cluster://") {
-				told++
+				redirected++
 			}
 		}
-		if told != 2 {
-			t.Errorf("%d of the nodes say that they are of a cluster, want the 2 that do not have the key", told)
+		if redirected != 2 {
+			t.Errorf("got %d errors that name redis+cluster://, want 2, from the nodes without the key", redirected)
 		}
 	})
 	t.Run("a sentinel", func(t *testing.T) {
 		_ = fails(t.Context(), t, "redis://"+failover.SentinelAddrs()[0], "write redis+sentinel://")
 	})
 	t.Run("no sentinel", func(t *testing.T) {
-		_ = fails(t.Context(), t, "redis+sentinel://"+failover.Servers[0].Addr()+"/m", "it is no sentinel")
+		_ = fails(t.Context(), t, "redis+sentinel://"+failover.Servers[0].Addr()+"/m", "it is not a sentinel")
 	})
 }
 
-// Servers keep a log of what users were refused: opening a store is not among that.
-func TestOpenRedisAsksForNothingThatIsForbidden(t *testing.T) {
+// Opening a store adds nothing to the server's log of commands that it has refused to users.
+func TestOpenRedis_sendsNoForbiddenCommand(t *testing.T) {
 	t.Parallel()
 	redis := testservers.StartRedis(t, "user ann on >pw ~team:* &team://* +@all -select")
 	url := "redis://ann:pw@" + redis.Addr()
 	open(t, url+"?prefix=team:")
 	if log, err := redis.Do("ACL", "LOG").ToArray(); err != nil || len(log) != 0 {
-		t.Errorf("it was refused %v, %v", log, err)
+		t.Errorf("got the ACL log %v, %v; want it empty", log, err)
 	}
 	_ = fails(t.Context(), t, url+"/1?prefix=team:", "select", "docs/stores.md")
 }

@@ -12,7 +12,7 @@ import (
 	"github.com/stilelock/stile/store/redlockstore"
 )
 
-// redlockSchemes are the URLs of Redis servers that know nothing of each other.
+// redlockSchemes returns the schemes of sets of independent Redis servers.
 func redlockSchemes() map[string]scheme {
 	const port = "6379"
 	plain := func(t *target) map[string]*string {
@@ -25,7 +25,7 @@ func redlockSchemes() map[string]scheme {
 	}
 }
 
-// setMasters reads the hosts and the number of the database.
+// setMasters parses the hosts and the number of the database.
 func (t *target) setMasters(authority, path string) error {
 	if err := t.setAuthority(authority); err != nil {
 		return err
@@ -37,7 +37,7 @@ func (t *target) setMasters(authority, path string) error {
 	return t.setRedisRest()
 }
 
-// openRedlock begins to connect to the masters and makes sure that a majority answers.
+// openRedlock opens a store and checks that a majority of the masters answers.
 func openRedlock(ctx context.Context, t target, logger *slog.Logger) (*Conn, error) {
 	password, err := t.readPassword()
 	if err != nil {
@@ -58,24 +58,24 @@ func openRedlock(ctx context.Context, t target, logger *slog.Logger) (*Conn, err
 	if err != nil {
 		return nil, err
 	}
-	if err := answers(ctx, st); err != nil {
+	if err := checkMajority(ctx, st); err != nil {
 		_ = st.Close()
 		return nil, err
 	}
 	return &Conn{Store: st, close: st.Close}, nil
 }
 
-// answers makes sure that a majority of the masters answers.
-func answers(ctx context.Context, st *redlockstore.Store) error {
-	late := noAnswer()
-	within, cancel := context.WithTimeoutCause(ctx, patience, late)
+// checkMajority checks that a majority of the masters answers.
+func checkMajority(ctx context.Context, st *redlockstore.Store) error {
+	timeout := noAnswer()
+	within, cancel := context.WithTimeoutCause(ctx, openTimeout, timeout)
 	defer cancel()
 	session, err := st.Open(within, store.SessionOptions{TTL: redlockstore.MinTTL})
 	switch {
 	case err == nil:
-		return session.Close(ctx) // which has nothing at any master
+		return session.Close(ctx) // the session has no keys at any master
 	case ctx.Err() == nil && within.Err() != nil:
-		return fmt.Errorf("%w: %v", late, err) //nolint:errorlint // the deadline in err is ours, not the caller's
+		return fmt.Errorf("%w: %v", timeout, err) //nolint:errorlint // the deadline in err is ours, not the caller's
 	}
 	return err
 }

@@ -43,14 +43,14 @@ func TestParseRedlock(t *testing.T) {
 	}
 }
 
-func TestParseRedlockSaysWhatIsWrong(t *testing.T) {
+func TestParseRedlock_errors(t *testing.T) {
 	for url, want := range map[string]string{
 		"redlock://h":               "give three, of which one may fail, or five, of which two may",
 		"redlock://h1,h2,h3,h4":     "an even number tolerates no more failures than 3; use 3 or 5",
 		"redlock://h1,h2,h1:6379":   "master h1:6379 is given twice",
-		"redlock://h1,h2,h3/team":   "the database is not a number: to set a prefix before all keys, write ?prefix=PREFIX",
-		"redlock://h1,h2,h3?ca=f":   `unknown parameter "ca": redlock:// knows password_env, password_file, prefix`,
-		"redlock://ann@h1,h2,h3":    "a user without a password",
+		"redlock://h1,h2,h3/team":   "the database must be a number; to set a prefix of all keys, write ?prefix=PREFIX",
+		"redlock://h1,h2,h3?ca=f":   `unknown parameter "ca"; redlock:// allows password_env, password_file, prefix`,
+		"redlock://ann@h1,h2,h3":    "missing password for the user",
 		"redlocks://h1,h2,h3?key=f": "cert and key belong together",
 	} {
 		t.Run(url, func(t *testing.T) { _ = fails(t.Context(), t, url, want) })
@@ -68,7 +68,7 @@ func TestOpenRedlock(t *testing.T) {
 
 	t.Run("with the password in the URL", func(t *testing.T) {
 		enqueue(t, open(t, "redlock://:"+secret+"@"+hosts), "a")
-		eventually(t, "a key that is the lock's name", func() bool { // a majority has it, not always this one
+		eventually(t, "a key that is the lock's name", func() bool { // written to a majority first, not always to this one
 			keys, _ := servers[0].Do("KEYS", "a").AsStrSlice()
 			return len(keys) == 1
 		})
@@ -96,7 +96,7 @@ func TestOpenRedlock(t *testing.T) {
 	})
 }
 
-func TestOpenRedlockOverTLS(t *testing.T) {
+func TestOpenRedlock_tls(t *testing.T) {
 	t.Parallel()
 	ca := newAuthority(t)
 	ca.issue("server", &x509.Certificate{
@@ -114,17 +114,17 @@ func TestOpenRedlockOverTLS(t *testing.T) {
 	})
 }
 
-// eventually waits for what nobody tells of.
+// eventually polls until happened returns true.
 func eventually(t *testing.T, what string, happened func() bool) {
 	t.Helper()
 	for deadline := time.Now().Add(2 * time.Minute); !happened(); time.Sleep(5 * time.Millisecond) {
 		if time.Now().After(deadline) {
-			t.Fatalf("not within two minutes: %s", what)
+			t.Fatalf("after two minutes, still not: %s", what)
 		}
 	}
 }
 
-// hosts are the servers as a URL names them.
+// hosts returns the host list of a URL for the servers.
 func hosts(servers []*testservers.Redis) string {
 	addrs := make([]string, 0, len(servers))
 	for _, r := range servers {

@@ -13,17 +13,17 @@ import (
 	"time"
 )
 
-// refusalDelay is how long opening may take before it is checked whether there is anything to connect to. Usually a store
-// is open by then, and the check costs its servers nothing.
+// refusalDelay is the time after which Open checks whether the hosts accept connections. A store
+// usually opens faster, so that its servers are spared the check.
 const refusalDelay = 100 * time.Millisecond
 
-// refusals is why no connections to some hosts of a store can be made.
+// refusals is the error of hosts that refuse connections.
 type refusals struct {
 	hosts []string
-	errs  []error // for each host; nil for one that may answer yet
+	errs  []error // for each host; nil for a host that may still answer
 }
 
-// Error says it for each host.
+// Error lists the hosts that refuse connections, each with the reason.
 func (r *refusals) Error() string {
 	var texts []string
 	for i, err := range r.errs {
@@ -31,21 +31,22 @@ func (r *refusals) Error() string {
 			texts = append(texts, r.hosts[i]+": "+err.Error())
 		}
 	}
-	whereto := ""
+	scope := ""
 	if len(texts) < len(r.hosts) {
-		whereto = fmt.Sprintf(" to %d of %d hosts", len(texts), len(r.hosts))
+		scope = fmt.Sprintf(" to %d of %d hosts", len(texts), len(r.hosts))
 	}
-	return "cannot connect" + whereto + ": " + strings.Join(texts, "; ")
+	return "cannot connect" + scope + ": " + strings.Join(texts, "; ")
 }
 
-// Unwrap returns the reasons.
+// Unwrap returns the hosts' errors.
 func (r *refusals) Unwrap() []error {
 	return slices.DeleteFunc(slices.Clone(r.errs), func(err error) bool { return err == nil })
 }
 
-// whileReachable returns a context that ends, with [refusals] as its cause, if so many hosts of t refuse connections that
-// opening it cannot succeed. The clients of etcd and ZooKeeper, and that of Redlock, would try again until their time is
-// up: servers are restarted. But whoever opens a store had better learn at once that there is none.
+// whileReachable returns a context that ends, with [refusals] as its cause, when so many hosts of t
+// refuse connections that Open cannot succeed. The clients of etcd, ZooKeeper and Redlock would
+// retry until their timeout, because servers restart. But the caller of Open should learn at once
+// that there is no server.
 func whileReachable(ctx context.Context, t target) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	stop := func() { cancel(nil) }
@@ -71,7 +72,7 @@ func whileReachable(ctx context.Context, t target) (context.Context, context.Can
 				refused.errs[i] = err
 				mayAnswer--
 				if mayAnswer < needed(len(t.endpoints)) {
-					cancel(&refusals{refused.hosts, slices.Clone(refused.errs)}) // the first call counts
+					cancel(&refusals{refused.hosts, slices.Clone(refused.errs)}) // only the first call has an effect
 				}
 			}()
 		}
@@ -82,7 +83,7 @@ func whileReachable(ctx context.Context, t target) (context.Context, context.Can
 	}
 }
 
-// isRefusal reports whether an error of connecting is one that another attempt would most likely have too.
+// isRefusal reports whether a failed connection attempt would most likely fail again.
 func isRefusal(err error) bool {
 	if err == nil || errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
 		return false
@@ -94,7 +95,8 @@ func isRefusal(err error) bool {
 	return !ok || !timeout.Timeout()
 }
 
-// hasProxy reports whether the etcd client reaches an endpoint by way of a proxy, as gRPC does if the environment says so.
+// hasProxy reports whether the etcd client connects through a proxy, as gRPC does if the
+// environment names one.
 func hasProxy(endpoint string) bool {
 	proxy, err := http.ProxyFromEnvironment(&http.Request{URL: &url.URL{Scheme: "https", Host: endpoint}})
 	return proxy != nil || err != nil

@@ -26,8 +26,8 @@ func silent(t *testing.T) string {
 	return l.Addr().String()
 }
 
-// Nobody waits for a server that is not there. What opening says after its time is up is something else.
-func TestOpenDoesNotWaitWhereNothingListens(t *testing.T) {
+// Open fails at once if nothing listens at the hosts. Its error after a timeout is a different one.
+func TestOpen_failsAtOnceWhenRefused(t *testing.T) {
 	t.Parallel()
 	for _, url := range []string{
 		"etcd://127.0.0.1:2",
@@ -42,7 +42,7 @@ func TestOpenDoesNotWaitWhereNothingListens(t *testing.T) {
 			t.Parallel()
 			err := fails(t.Context(), t, url, ": cannot connect", "connect: connection refused")
 			if !errors.Is(err, syscall.ECONNREFUSED) || errors.Is(err, context.Canceled) {
-				t.Errorf("the error does not match ECONNREFUSED, or matches Canceled: %v", err)
+				t.Errorf("got %v, want an error that matches ECONNREFUSED and not Canceled", err)
 			}
 		})
 	}
@@ -58,8 +58,8 @@ func TestOpenDoesNotWaitWhereNothingListens(t *testing.T) {
 	})
 }
 
-// One host that may answer yet is enough to go on.
-func TestOpenWaitsForHostsThatHang(t *testing.T) {
+// Open goes on waiting while at least one host may still answer.
+func TestOpen_waitsForHangingHosts(t *testing.T) {
 	t.Parallel()
 	etcd := testservers.StartEtcd(t)
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -68,7 +68,7 @@ func TestOpenWaitsForHostsThatHang(t *testing.T) {
 	}
 	t.Cleanup(func() { _ = l.Close() })
 	go func() {
-		time.Sleep(5 * refusalDelay) // meanwhile it hangs
+		time.Sleep(5 * refusalDelay) // meanwhile the connection hangs
 		for {
 			conn, err := l.Accept()
 			if err != nil {
@@ -86,14 +86,14 @@ func TestOpenWaitsForHostsThatHang(t *testing.T) {
 	open(t, "etcd://127.0.0.1:1,"+l.Addr().String())
 }
 
-func TestWhatIsARefusal(t *testing.T) {
+func TestIsRefusal(t *testing.T) {
 	t.Parallel()
 	ended, cancel := context.WithCancel(t.Context())
 	cancel()
-	late, cancel := context.WithTimeout(t.Context(), -1)
+	expired, cancel := context.WithTimeout(t.Context(), -1)
 	defer cancel()
 	_, canceled := dial(ended, "127.0.0.1:1")
-	_, tooLate := dial(late, "127.0.0.1:1")
+	_, timedOut := dial(expired, "127.0.0.1:1")
 	_, refused := dial(t.Context(), "127.0.0.1:1")
 	_, missing := dial(t.Context(), "unix://"+filepath.Join(t.TempDir(), "s"))
 	for _, c := range []struct {
@@ -106,22 +106,23 @@ func TestWhatIsARefusal(t *testing.T) {
 		{&net.DNSError{Err: "no such host", IsNotFound: true}, true},
 		{nil, false},
 		{canceled, false},
-		{tooLate, false},
+		{timedOut, false},
 		{os.NewSyscallError("connect", syscall.ETIMEDOUT), false},
 		{&net.DNSError{Err: "server misbehaving", IsTemporary: true}, false},
 		{&net.DNSError{Err: "i/o timeout", IsTimeout: true}, false},
 	} {
 		if got := isRefusal(c.err); got != c.want {
-			t.Errorf("%v: got %v", c.err, got)
+			t.Errorf("isRefusal(%v) = %v", c.err, got)
 		}
 	}
 }
 
-// A proxy may reach what we do not: etcd's client uses the one in the environment, which is read once for each process.
+// A proxy may reach hosts that we cannot. The etcd client uses the one in the environment, which is
+// read once per process; hence the child process.
 func TestHasProxy(t *testing.T) {
 	if os.Getenv("STOREURL_TEST_PROXY") != "" {
 		if !hasProxy("192.0.2.1:2379") || hasProxy("192.0.2.2:2379") {
-			t.Error("the proxy of 192.0.2.1 is not seen, or there is one for 192.0.2.2")
+			t.Error("hasProxy is not true for 192.0.2.1 and false for 192.0.2.2")
 		}
 		return
 	}

@@ -15,15 +15,15 @@ import (
 	"github.com/stilelock/stile/store/memstore"
 )
 
-// A scheme is what there is to know of the URLs that begin with one.
+// A scheme describes the URLs that begin with one scheme.
 type scheme struct {
-	port       string                                        // of hosts that are given without one
-	tls        bool                                          // whether connections are secured
-	parameters func(t *target) map[string]*string            // where the values of the parameters go that it knows
-	set        func(t *target, authority, path string) error // reads what stands between the // and the ?
+	port       string                                        // default port of the hosts
+	tls        bool                                          // whether connections always use TLS
+	parameters func(t *target) map[string]*string            // the valid parameters, and where to store their values
+	set        func(t *target, authority, path string) error // parses the part between // and ?
 	open       func(ctx context.Context, t target, logger *slog.Logger) (*Conn, error)
-	// needed is how many of that many hosts have to answer, for stores whose client goes on trying even if all of them
-	// refuse connections; nil for others.
+	// needed returns how many of the hosts have to answer. It is nil for stores whose client fails
+	// by itself when all hosts refuse connections; it is set for those whose client retries.
 	needed func(hosts int) int
 }
 
@@ -38,7 +38,7 @@ func schemes() map[string]scheme {
 	return all
 }
 
-// knownSchemes lists the schemes for people.
+// knownSchemes lists the schemes for error texts.
 func knownSchemes() string {
 	var names []string
 	for name := range schemes() {
@@ -54,21 +54,21 @@ func openMemory(context.Context, target, *slog.Logger) (*Conn, error) {
 	return &Conn{Store: memstore.New(), close: func() error { return nil }}, nil
 }
 
-// one is for stores where each host can stand for the others, and majority for those that need most of them.
+// one is for stores where any host can answer for the others; majority is for Redlock.
 func one(int) int            { return 1 }
 func majority(hosts int) int { return hosts/2 + 1 }
 
-// credentials are the parameters of all servers that know users.
+// credentials returns the parameters of all servers with users.
 func (t *target) credentials() map[string]*string {
 	return map[string]*string{"password_file": &t.passwordFile, "password_env": &t.passwordEnv}
 }
 
-// certificates are the parameters of all secured connections.
+// certificates returns the parameters of all TLS connections.
 func (t *target) certificates() map[string]*string {
 	return map[string]*string{"ca": &t.ca, "cert": &t.cert, "key": &t.key}
 }
 
-// joined returns parameters of several kinds together.
+// joined merges sets of parameters.
 func joined(all ...map[string]*string) map[string]*string {
 	one := make(map[string]*string)
 	for _, some := range all {
@@ -77,7 +77,7 @@ func joined(all ...map[string]*string) map[string]*string {
 	return one
 }
 
-// checkPair makes sure that a client's certificate has its key.
+// checkPair checks that the client's certificate and its key are given together.
 func (t *target) checkPair() error {
 	if (t.cert == "") != (t.key == "") {
 		return errors.New("cert and key belong together: give both or none")
@@ -85,9 +85,9 @@ func (t *target) checkPair() error {
 	return nil
 }
 
-// warnings says which secrets of ours other users of the machine can read.
+// warnings returns a warning for each secret file that other users of the machine can read.
 func (t *target) warnings() []string {
-	if runtime.GOOS == "windows" { // where a file's mode says nothing about that
+	if runtime.GOOS == "windows" { // a file's mode does not show that there
 		return nil
 	}
 	var all []string
@@ -101,7 +101,7 @@ func (t *target) warnings() []string {
 	return all
 }
 
-// setPrefix sets what all keys begin with.
+// setPrefix sets the prefix of all keys.
 func (t *target) setPrefix(prefix string) error {
 	if store.CheckPrefix(prefix) != nil {
 		return fmt.Errorf("the prefix is longer than %d bytes, not UTF-8, or contains a control character", store.MaxNameBytes)
@@ -110,22 +110,22 @@ func (t *target) setPrefix(prefix string) error {
 	return nil
 }
 
-// checkCredentials makes sure that it is clear who logs in, with what.
+// checkCredentials checks that the user and exactly one password are given, or neither.
 func (t *target) checkCredentials() error {
 	switch n := t.passwords(); {
 	case n > 1:
 		return errManyPasswords
 	case t.user != "" && n == 0:
-		return errors.New("there is a user without a password: give it by password_file or password_env")
+		return errors.New("missing password for the user: add password_file or password_env")
 	case t.user == "" && n > 0:
-		return errors.New("there is a password without a user: write USER@ before the hosts")
+		return errors.New("missing user for the password: write USER@ before the hosts")
 	}
 	return nil
 }
 
-var errManyPasswords = errors.New("there is more than one password: give it in the URL, by password_file or by password_env")
+var errManyPasswords = errors.New("more than one password: give it in the URL, with password_file or with password_env")
 
-// passwords returns how many ways to find the password are given.
+// passwords returns in how many ways the password is given.
 func (t *target) passwords() int {
 	given := slices.DeleteFunc([]string{t.password, t.passwordFile, t.passwordEnv}, func(s string) bool { return s == "" })
 	return len(given)

@@ -1,82 +1,91 @@
-// Package storeurl opens the store that a URL names, for programs that are told by configuration where their locks
-// are kept. A program that knows its store can do without: it makes the client itself and passes it to the store's
-// package, and does not link the clients of the others.
+// Package storeurl opens the store that a URL names, for programs that read from their
+// configuration where their locks are kept. A program that always uses the same store can instead
+// make the client itself and pass it to the store's package; it then does not link the clients of
+// the other stores.
 //
 // # The URLs
 //
-//	etcd://[USER[:PASSWORD]@]HOST[:PORT],…[/PREFIX][?PARAMETERS]     an etcd cluster
-//	etcds://…                                                        the same over TLS
-//	etcd+unix:///PATH[?prefix=PREFIX]                                an etcd that listens on a unix socket
-//	redis://[[USER]:PASSWORD@]HOST[:PORT][/DB][?PARAMETERS]          a Redis server
-//	rediss://…                                                       the same over TLS
-//	redis+unix:///PATH[?PARAMETERS]                                  a Redis that listens on a unix socket
-//	redis+sentinel://…HOST[:PORT],…/MASTER[/DB][?PARAMETERS]         the master that Redis Sentinels know by this name
-//	redis+cluster://…HOST[:PORT],…[?PARAMETERS]                      a Redis Cluster, by some of its nodes
-//	redlock://[[USER]:PASSWORD@]HOST[:PORT],…[/DB][?PARAMETERS]      Redis servers that know nothing of each other: three,
-//	                                                                 five or another odd number
-//	redlocks://…                                                     the same over TLS
-//	zk://[USER[:PASSWORD]@]HOST[:PORT],…[/ROOT][?PARAMETERS]         a ZooKeeper ensemble
-//	zks://…                                                          the same over TLS
-//	mem:                                                             a new store in the memory of this process
+//	etcd://[USER[:PASSWORD]@]HOST[:PORT],…[/PREFIX][?PARAMETERS]  etcd cluster
+//	etcds://…                                                     the same over TLS
+//	etcd+unix:///PATH[?prefix=PREFIX]                             etcd on a unix socket
+//	redis://[[USER]:PASSWORD@]HOST[:PORT][/DB][?PARAMETERS]       Redis server
+//	rediss://…                                                    the same over TLS
+//	redis+unix:///PATH[?PARAMETERS]                               Redis on a unix socket
+//	redis+sentinel://…HOST[:PORT],…/MASTER[/DB][?PARAMETERS]      master, found by Sentinels
+//	redis+cluster://…HOST[:PORT],…[?PARAMETERS]                   Redis Cluster, by any nodes
+//	redlock://[[USER]:PASSWORD@]HOST[:PORT],…[/DB][?PARAMETERS]   independent Redis servers
+//	redlocks://…                                                  the same over TLS
+//	zk://[USER[:PASSWORD]@]HOST[:PORT],…[/ROOT][?PARAMETERS]      ZooKeeper ensemble
+//	zks://…                                                       the same over TLS
+//	mem:                                                          new store in this process
 //
 // # etcd
 //
-// The hosts are the members of one cluster, in any order; the port is 2379 unless given; IPv6 addresses stand in
-// brackets. The keys of all locks begin with PREFIX and a slash, or with the lock's name if there is no prefix:
-// etcd://h/team keeps the lock "a" under "team/a/", and etcd://h//team under "/team/a/".
+// The hosts are the members of one cluster, in any order. The default port is 2379. IPv6 addresses
+// stand in brackets. The keys of all locks begin with PREFIX and a slash, or with the lock's name
+// if there is no prefix: etcd://h/team keeps the lock "a" under "team/a/", and etcd://h//team under
+// "/team/a/".
 //
 // The parameters of etcd and etcds, joined by &:
 //
-//	password_file=PATH   the user's password is in this file; a line break at its end is not part of it
-//	password_env=NAME    the user's password is in this environment variable
+//	password_file=PATH   read the user's password from this file; a line break at its end is dropped
+//	password_env=NAME    read the user's password from this environment variable
 //
 // and of etcds only:
 //
-//	ca=PATH              trust servers whose certificates come from the authorities in this PEM file; without it,
-//	                     from those that the system trusts
-//	cert=PATH, key=PATH  the client's own certificate and key, PEM; read again for every connection
+//	ca=PATH              trust servers with certificates of the authorities in this PEM file;
+//	                     the default is the authorities that the system trusts
+//	cert=PATH, key=PATH  the client's certificate and key, PEM; read again for every connection
 //
 // # Redis
 //
-// The port is 6379 unless given, that of a Sentinel 26379; DB is a number, 0 unless given. A lock's key is its name, which
-// excludes other clients that lock the same name: prefix=PREFIX sets one before it. The parameters of etcd are known too,
-// and these:
+// The default port is 6379, and 26379 for a Sentinel. DB is a number; the default is 0. A lock's
+// key is its name, so that a Stile lock and any other client that locks the same key exclude each
+// other; prefix=PREFIX puts a prefix before it. The parameters of etcd are valid here too, and
+// these:
 //
-//	tls=1                with redis+sentinel and redis+cluster: secured connections, and the parameters of etcds
+//	tls=1                with redis+sentinel and redis+cluster: use TLS, and allow the
+//	                     parameters of etcds
 //	db=N                 with redis+unix: the number of the database
-//	wait_replicas=N      a hold, and each renewal, counts when N replicas have it
-//	wait_timeout=TIME    how long to wait for them: 1s unless given
+//	wait_replicas=N      a hold, and each renewal, is valid only when N replicas have it
+//	wait_timeout=TIME    how long to wait for the replicas; the default is 1s
 //
-// USER and PASSWORD are for the servers; Sentinels are asked without.
+// USER and PASSWORD are for the Redis servers. Connections to Sentinels are not authenticated.
 //
 // # Redlock
 //
-// The hosts are the servers, in any order: all clients of a lock must name the same ones. Port, DB, USER, PASSWORD, the
-// parameters of etcd or, for redlocks, of etcds, and prefix=PREFIX are as for redis, and the same for all of them.
+// The hosts are the servers: three, five or another odd number, in any order. All clients of a lock
+// must name the same servers. Port, DB, USER, PASSWORD and prefix=PREFIX are as for redis, and the
+// same for all servers. The parameters of etcd, and for redlocks those of etcds, are valid here
+// too.
 //
 // # ZooKeeper
 //
-// The hosts are the servers of one ensemble, in any order; the port is 2181 unless given. Everything is below the path
-// /ROOT: zk://h/team keeps the lock "a" at /team/a. USER and PASSWORD make the scheme digest. The parameters of etcd or,
-// for zks, of etcds are known, and these:
+// The hosts are the servers of one ensemble, in any order. The default port is 2181. All nodes are
+// below the path /ROOT: zk://h/team keeps the lock "a" at /team/a. USER and PASSWORD are used with
+// the digest scheme. The parameters of etcd, and for zks those of etcds, are valid here too, and
+// these:
 //
-//	acl=digest           only USER may use what is made; this is so if there is a user
-//	acl=auth             only who we are, as the servers know us: by USER, or by the client's certificate
-//	acl=world            everybody may; this is so if there is no user
-//	names=readwrite      name entries as Curator's InterProcessReadWriteLock does, if it is used on the same paths; else
-//	                     they are named as by its InterProcessMutex (names=mutex)
+//	acl=digest           only USER may access the nodes that Stile creates; the default if
+//	                     there is a user
+//	acl=auth             only the identity that the servers have authenticated may: USER, or
+//	                     the client's certificate
+//	acl=world            everybody may; the default if there is no user
+//	names=readwrite      name entries as Curator's InterProcessReadWriteLock does, for paths
+//	                     where it is used too
+//	names=mutex          name entries as Curator's InterProcessMutex does; the default
 //
-// # All
+// # Escaping
 //
-// Whatever has a meaning in URLs is written with a percent sign and two hexadecimal digits where it is meant
-// literally: / as %2F, ? as %3F, @ as %40, % as %25 and so on.
+// A character with a meaning in URLs is written as a percent sign and two hexadecimal digits where
+// it is meant literally: / as %2F, ? as %3F, @ as %40, % as %25 and so on.
 //
 // # Secrets
 //
-// A password in a URL is seen by whoever sees the command line or the configuration: password_file and password_env
-// are there for that. No password comes up in an error of this package or in what it logs, not even if the URL is
-// wrong and nobody can tell which part of it is the password. Before you show a URL yourself, pass it through
-// [Redact].
+// A password in a URL is visible to everybody who can see the command line or the configuration;
+// use password_file or password_env instead. No error and no log message of this package contains a
+// password, not even if the URL is malformed and it is unclear which part of it is the password.
+// Pass a URL through [Redact] before you show it yourself.
 package storeurl
 
 import (
@@ -88,13 +97,13 @@ import (
 	"github.com/stilelock/stile/store"
 )
 
-// ErrUnknownScheme means that the URL does not begin with a scheme that [Open] knows, or with something like one. A program
-// that knows others can add them to what the error says.
+// ErrUnknownScheme means that the URL has no scheme, or one that [Open] does not know. Its text
+// lists the known schemes. A program with schemes of its own can add them to that list.
 var ErrUnknownScheme = errors.New("known are mem: and " + knownSchemes())
 
-// Options configures [Open]. The zero value, and a nil *Options, are ready for use.
+// Options configures [Open]. The zero value, and a nil *Options, select the defaults.
 type Options struct {
-	// Logger is passed to the store. Nil discards what it says.
+	// Logger is passed to the store. If it is nil, the store does not log.
 	Logger *slog.Logger
 
 	_ struct{}
@@ -104,27 +113,29 @@ type Options struct {
 type Conn struct {
 	// Store is the store.
 	Store store.Store
-	// Warnings are what whoever has configured the URL should know, a line for each: that other users can read the file
-	// with the password, for example. Usually there are none. Open does not log them.
+	// Warnings lists risks in the configuration, one line each, for the person who wrote the URL;
+	// for example, that other users can read the password file. Usually it is empty. Open does not
+	// log the warnings.
 	Warnings []string
 
 	close func() error
 }
 
-// Close closes the connections. Close the clients that use the store first: with their connections gone they can
-// release nothing, and what they hold is freed only when its TTL has passed. Close after Close does nothing and
-// returns what the first one did.
+// Close closes the connections. Close the clients that use the store first: without connections
+// they cannot release anything, and their holds end only when the TTL has passed. Closing again
+// does nothing and returns the result of the first Close.
 func (c *Conn) Close() error { return c.close() }
 
 // Open opens the store that url names.
 //
-// On success the store has answered a request just now, to this user. Open waits for that for at most five seconds, and
-// no longer than ctx allows; ctx bounds only the call. It does not wait for servers that refuse connections: if nothing
-// listens at any of the hosts, or a name does not exist, Open fails at once, even if a server is about to start. On
-// failure nothing is left open.
+// When Open succeeds, the store has just answered a request, with these credentials. Open waits for
+// the answer for at most five seconds and no longer than ctx allows; ctx bounds only the call. Open
+// does not wait for servers that refuse connections: if nothing listens at any of the hosts, or a
+// name does not exist, it fails at once, even if a server is about to start. When Open fails, no
+// connection stays open.
 //
-// If ctx ended first the error matches ctx.Err(). If the scheme of the URL is unknown, or missing, the error matches
-// [ErrUnknownScheme], or suggests the URL that is meant.
+// If ctx ended first, the error matches ctx.Err(). If the URL has no scheme or an unknown one, the
+// error matches [ErrUnknownScheme], or suggests the correct URL.
 func Open(ctx context.Context, url string, opts *Options) (*Conn, error) {
 	if opts == nil {
 		opts = &Options{}
@@ -146,8 +157,8 @@ func Open(ctx context.Context, url string, opts *Options) (*Conn, error) {
 	return opened, nil
 }
 
-// Redact returns url as it can be shown to people: with *** instead of the password. Of a URL that [Open] does not
-// understand only the scheme remains, because nobody can tell where in it the password is.
+// Redact returns url in a form that can be shown: with *** instead of the password. If [Open]
+// cannot parse the URL, only the scheme remains, because it is unclear which part is the password.
 func Redact(url string) string {
 	t, err := parse(url)
 	if err != nil {

@@ -6,7 +6,8 @@ import (
 	"strings"
 )
 
-// schemeError is what is wrong with the beginning of a URL. It may wrap [ErrUnknownScheme], which lists the schemes.
+// schemeError reports an invalid beginning of a URL. It may wrap [ErrUnknownScheme], which lists
+// the schemes.
 type schemeError struct {
 	wrong string
 	err   error
@@ -21,7 +22,8 @@ func (e *schemeError) Error() string {
 
 func (e *schemeError) Unwrap() error { return e.err }
 
-// explainParse says what is wrong with a URL that parse refused with err, and what may be meant.
+// explainParse returns the error for a URL that parse refused with err. It suggests a correct URL
+// if one can be guessed.
 func explainParse(raw string, err error) error {
 	if bad, ok := errors.AsType[*schemeError](err); ok {
 		if meant := suggest(raw); meant != "" { // then raw contains no password
@@ -31,14 +33,14 @@ func explainParse(raw string, err error) error {
 	return fmt.Errorf("store URL %s: %w", hide(raw), err)
 }
 
-// foreign are schemes of other programs, and what they stand for here.
-var foreign = map[string]string{
+// foreignSchemes maps schemes of other programs to ours.
+var foreignSchemes = map[string]string{
 	"http": schemeEtcd, "https": schemeTLS, "unix": schemeUnix,
 	"valkey": schemeRedis, "valkeys": schemeRedisTLS, "zookeeper": "zk",
 }
 
-// suggest returns the URL that somebody means who gave one with a missing, foreign or badly written scheme; empty if
-// that is not clear, or if the URL may contain a password.
+// suggest guesses the intended URL from one whose scheme is missing, foreign or misspelled.
+// It returns "" if the intention is unclear, or if the URL may contain a password.
 func suggest(raw string) string {
 	if strings.Contains(raw, "@") {
 		return ""
@@ -63,25 +65,28 @@ func suggest(raw string) string {
 	return meant
 }
 
-// cutScheme takes a URL apart that begins with something like one of our schemes, and reports whether it does.
+// cutScheme splits a URL that begins with something like one of our schemes, and reports whether it
+// does.
 func cutScheme(raw string) (scheme, rest string, ok bool) {
 	end := strings.IndexAny(raw, ":/")
 	if end < 0 {
 		end = len(raw)
 	}
 	scheme, rest = strings.ToLower(raw[:end]), strings.TrimPrefix(raw[end:], ":")
-	if ours := foreign[scheme]; ours != "" {
+	if ours := foreignSchemes[scheme]; ours != "" {
 		scheme = ours
 	}
 	_, known := schemes()[scheme]
-	// "redis:6379" and "redis" are hosts. A colon and a slash, or two slashes, are not of a host and its port or path.
+	// "redis:6379" and "redis" are hosts. After a host there is never a colon and a slash, nor two
+	// slashes.
 	separated := strings.HasPrefix(raw[end:], ":/") || strings.HasPrefix(raw[end:], "//")
 	return scheme, rest, known && separated
 }
 
 func isUnix(scheme string) bool { return strings.HasSuffix(scheme, "+unix") }
 
-// schemeByPort returns the scheme of the store that usually listens at the port in a list of hosts, or else etcd.
+// schemeByPort returns the scheme of the store whose default port is that of the first host in the
+// list; etcd for any other port.
 func schemeByPort(raw string) string {
 	hosts, _, _ := strings.Cut(raw, "/")
 	first, _, _ := strings.Cut(hosts, ",")

@@ -12,13 +12,13 @@ import (
 	"github.com/stilelock/stile/store/zkstore"
 )
 
-// zkTarget is what only URLs of ZooKeeper have.
+// zkTarget has the fields of ZooKeeper URLs.
 type zkTarget struct {
 	acl   string // "digest", "auth" or "world"
-	names string // "mutex" or "readwrite"; empty means the first
+	names string // "mutex" or "readwrite"; empty means "mutex"
 }
 
-// zkSchemes are the URLs of ZooKeeper ensembles.
+// zkSchemes returns the schemes of ZooKeeper ensembles.
 func zkSchemes() map[string]scheme {
 	const port = "2181"
 	plain := func(t *target) map[string]*string {
@@ -42,7 +42,7 @@ func (t *target) setZooKeeper(authority, path string) error {
 		return err
 	}
 	if strings.Contains(t.user, ":") {
-		return errors.New("the user name contains a colon, which ends it for ZooKeeper")
+		return errors.New("invalid user name: ZooKeeper's digest scheme does not allow a colon in it")
 	}
 	root, err := unescape(strings.TrimSuffix(path, "/"))
 	if err != nil {
@@ -52,12 +52,13 @@ func (t *target) setZooKeeper(authority, path string) error {
 		return err
 	}
 	if n := t.zk.names; n != "" && n != "mutex" && n != "readwrite" {
-		return errors.New("names is neither mutex nor readwrite")
+		return errors.New("invalid parameter names: it must be mutex or readwrite")
 	}
 	return t.setACL()
 }
 
-// setACL says who may use what is made: everybody, unless it is known who we are.
+// setACL selects who may access the nodes that Stile creates. The default is the user or, if there
+// is none, everybody.
 func (t *target) setACL() error {
 	switch t.zk.acl {
 	case "world":
@@ -72,15 +73,15 @@ func (t *target) setACL() error {
 		}
 	case "auth":
 		if t.user == "" && t.cert == "" {
-			return errors.New("acl=auth needs a user or a client certificate, for the servers to know who we are")
+			return errors.New("acl=auth needs a user or a client certificate")
 		}
 	default:
-		return errors.New("acl is neither digest nor auth nor world")
+		return errors.New("invalid parameter acl: it must be digest, auth or world")
 	}
 	return nil
 }
 
-// openZooKeeper makes a store and makes sure that the ensemble answers.
+// openZooKeeper opens a store and checks that the ensemble answers.
 func openZooKeeper(ctx context.Context, t target, logger *slog.Logger) (*Conn, error) {
 	password, err := t.readPassword()
 	if err != nil {
@@ -104,7 +105,8 @@ func openZooKeeper(ctx context.Context, t target, logger *slog.Logger) (*Conn, e
 	if err != nil {
 		return nil, err
 	}
-	// Who may not read there may yet be allowed to read further down: to be refused is an answer too.
+	// A refusal is an answer too: a user without the right to read the root may have it further
+	// down.
 	if err := st.Ping(ctx); err != nil && !errors.Is(err, zk.ErrNoAuth) {
 		_ = st.Close()
 		return nil, err

@@ -131,7 +131,7 @@ func TestDemo(t *testing.T) {
 	if len(tokens) != 4 || !slices.IsSorted(tokens) || len(slices.Compact(tokens)) != 4 {
 		t.Errorf("tokens: %v; want four that grow", tokens)
 	}
-	closed := regexp.MustCompile(`After the kill the lock stayed closed for (\d+)\.(\d\d) s\.`).FindStringSubmatch(d.screen())
+	closed := regexp.MustCompile(`After the kill the lock stayed held for (\d+)\.(\d\d) s\.`).FindStringSubmatch(d.screen())
 	if closed == nil || d.number(closed[1]+closed[2]) < 10 {
 		t.Errorf("the lock is not said to have been closed after the kill: %q", closed)
 	}

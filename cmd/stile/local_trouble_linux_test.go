@@ -149,7 +149,7 @@ func TestNoPlaceForALocalServer(t *testing.T) {
 		},
 		"home is full": {
 			func(m *machine) { m.mount(m.mkdir(0o700, ".local"), "size=64k", 0) },
-			[]string{"local server did not start", "no space left on device", "make room", "XDG_STATE_HOME", "--url"},
+			[]string{"local server did not start", "no space left on device", "free some space", "XDG_STATE_HOME", "--url"},
 		},
 		"a directory where the socket should be": {
 			func(m *machine) { m.mkdir(0o700, strings.TrimPrefix(m.usedSocket(), m.dir), "x") },
@@ -174,7 +174,7 @@ func TestNoPlaceForALocalServer(t *testing.T) {
 				m.mkdir(0o700, ".local", "state", "stile")
 				m.symlink(m.dir, m.home())
 			},
-			[]string{"stile/local", "should be a directory", "move it away", "--url"},
+			[]string{"stile/local", "is not a directory", "move it away", "--url"},
 		},
 		"data is a file": {
 			func(m *machine) { m.put("", "data") },
@@ -195,7 +195,7 @@ func TestAFullDiskIsAllRightAgainWithRoom(t *testing.T) {
 	m := newMachine(t)
 	dir := m.mkdir(0o700, ".local")
 	m.mount(dir, "size=64k", 0)
-	m.run("demo", "--", "true").wants(125, "no space left on device", "make room")
+	m.run("demo", "--", "true").wants(125, "no space left on device", "free some space")
 	m.mount(dir, "size=200m", syscall.MS_REMOUNT)
 	m.run("demo", "--", "true").wants(0)
 }

@@ -45,7 +45,7 @@ func TestServeSaysThatTheDiskIsFullOrReadOnly(t *testing.T) {
 	serve := func() *command {
 		return m.command("serve", "--listen", "127.0.0.1:0", "--data", m.path("disk", "data"))
 	}
-	serve().on("size=6m").begin().wants(125, m.path("disk", "data"), "no space left", "make room", "--data")
+	serve().on("size=6m").begin().wants(125, m.path("disk", "data"), "no space left", "free some space", "--data")
 	serve().on("ro").begin().wants(125, m.path("disk", "data"), "read-only file system", "--data")
 }
 

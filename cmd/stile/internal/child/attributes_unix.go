@@ -9,5 +9,5 @@ import (
 
 func attributes() *syscall.SysProcAttr { return &syscall.SysProcAttr{Setpgid: true} }
 
-// adopts reports whether this process gets the children of those who end, and has to wait for them.
+// adopts reports whether this process becomes the parent of orphans and has to reap them.
 func adopts() bool { return os.Getpid() == 1 }

@@ -1,5 +1,5 @@
-// Package child runs a command in a process group of its own, so that a signal reaches everything the command has
-// started, and lets it have the terminal when it wants it.
+// Package child runs a command in a process group of its own, so that a signal reaches every
+// process that the command has started, and gives it the terminal when it needs it.
 package child
 
 import (
@@ -16,15 +16,15 @@ import (
 const (
 	CannotExecute = 126
 	NotFound      = 127
-	unknown       = 125 // nothing is known of how it ended
+	unknown       = 125 // it is unknown how the command ended
 	signaled      = 128 // plus the number of the signal that ended a command
 )
 
-// Error says why a command could not be run.
+// Error is the error of a command that could not be run.
 type Error struct {
 	// Code is CannotExecute or NotFound.
 	Code int
-	// Name is the command as it was given.
+	// Name is the command as given.
 	Name string
 	// Err is the reason.
 	Err error
@@ -41,7 +41,7 @@ func (e *Error) Error() string {
 // Unwrap returns Err.
 func (e *Error) Unwrap() error { return e.Err }
 
-// Look finds the executable file behind the name of a command, as a shell would. Every error is an [*Error].
+// Look finds the executable file of a command like a shell. Every error is an [*Error].
 func Look(name string) (string, error) {
 	path, err := lookPath(name)
 	switch {
@@ -55,11 +55,11 @@ func Look(name string) (string, error) {
 	if ee, ok := errors.AsType[*exec.Error](err); ok {
 		err = ee.Err
 	}
-	return "", failure(name, err)
+	return "", wrapErr(name, err)
 }
 
-// lookPath is exec.LookPath for an environment without PATH, too: there execvp(3) looks in these places, and with it flock,
-// env and timeout.
+// lookPath is exec.LookPath, but without PATH in the environment it searches /bin and /usr/bin, as
+// execvp(3) and with it flock, env and timeout do.
 func lookPath(name string) (string, error) {
 	if _, set := os.LookupEnv("PATH"); set || strings.ContainsRune(name, filepath.Separator) {
 		return exec.LookPath(name)
@@ -81,8 +81,8 @@ func inPath(name string) bool {
 	return false
 }
 
-// failure makes an [*Error] of what looking for a command, or starting it, failed with.
-func failure(name string, err error) error {
+// wrapErr makes an [*Error] from an error of finding or starting a command.
+func wrapErr(name string, err error) error {
 	if pe, ok := errors.AsType[*fs.PathError](err); ok {
 		err = pe.Err
 	}
@@ -92,34 +92,36 @@ func failure(name string, err error) error {
 	return &Error{CannotExecute, name, err}
 }
 
-// Command is what to run.
+// Command describes the command to run.
 type Command struct {
-	// Path is the executable file, Args its arguments, beginning with its own name.
+	// Path is the executable file. Args are its arguments, including the name as the first.
 	Path string
 	Args []string
 	// Env is the whole environment.
 	Env []string
-	// Mark is the beginning of an entry of Env that only this command has; see [Tree].
+	// Mark is the beginning of an entry of Env that is unique to this command; see [Tree].
 	Mark string
-	// Stdin, Stdout and Stderr are inherited as they are.
+	// Stdin, Stdout and Stderr are inherited by the command.
 	Stdin, Stdout, Stderr *os.File
 }
 
-// Stop ends the command and everything that it has started, which is what its process group and its mark tell: sends
-// sig, and kills what is left when grace has passed or hurry is closed, whichever is first. It returns when the command has
-// ended and nothing is left, or was killed. A group that is stopped is not continued: it dies without another step.
+// Stop ends the command and every process that it has started, as far as its process group and its
+// mark identify them. It sends sig, and kills the rest when grace has passed or hurry is closed. It
+// returns when the command has ended and all others have ended or were killed. A stopped group is
+// not continued: it is killed while it is stopped.
 //
-// On Windows, where nobody can be asked, it kills the command at once, and not what the command has started.
+// On Windows it kills the command at once, because there are no signals, and not the processes that
+// the command has started.
 func (p *Process) Stop(sig os.Signal, grace time.Duration, hurry <-chan struct{}) {
 	p.ask(sig)
-	patience := time.NewTimer(grace)
-	defer patience.Stop()
+	timeout := time.NewTimer(grace)
+	defer timeout.Stop()
 	done := p.done
 	for {
-		// The end of a process group is no event that could be waited for.
-		look := time.NewTimer(10 * time.Millisecond)
+		// The end of a process group can only be polled for.
+		poll := time.NewTimer(10 * time.Millisecond)
 		select {
-		case <-patience.C:
+		case <-timeout.C:
 			p.kill()
 			<-p.done
 			return
@@ -129,9 +131,9 @@ func (p *Process) Stop(sig os.Signal, grace time.Duration, hurry <-chan struct{}
 			return
 		case <-done:
 			done = nil
-		case <-look.C:
+		case <-poll.C:
 		}
-		look.Stop()
+		poll.Stop()
 		if done == nil && !p.anyAlive() {
 			return
 		}

@@ -13,17 +13,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A Process is a command that was started. Its methods are for one goroutine, but for Done.
+// A Process is a started command. Its methods, except Done, must be called by one goroutine only.
 type Process struct {
 	tree    Tree
 	tty     *terminal
 	stopped chan unix.Signal
 	done    chan struct{}
-	code    int // once done is closed
+	code    int // valid once done is closed
 }
 
-// Start starts a command. If that fails the error is an [*Error]. From now on signals also receives the one that asks to
-// be suspended.
+// Start starts a command. If it fails the error is an [*Error]. From now on signals also receives
+// SIGTSTP.
 func Start(c Command, signals *Signals) (*Process, error) {
 	p := &Process{tree: Tree{Mark: c.Mark}, tty: openTerminal(), stopped: make(chan unix.Signal, 1), done: make(chan struct{})}
 	signals.add(unix.SIGTSTP)
@@ -31,18 +31,18 @@ func Start(c Command, signals *Signals) (*Process, error) {
 	go p.run(c, start)
 	if err := <-start; err != nil {
 		p.tty.close()
-		if errors.Is(err, unix.ENOENT) { // the command was there a moment ago
+		if errors.Is(err, unix.ENOENT) { // of the interpreter: the command itself was found
 			return nil, &Error{NotFound, c.Args[0], errNoInterpreter}
 		}
-		return nil, failure(c.Args[0], err)
+		return nil, wrapErr(c.Args[0], err)
 	}
 	return p, nil
 }
 
-var errNoInterpreter = errors.New("the interpreter that it names in its first line was not found")
+var errNoInterpreter = errors.New("the interpreter named in its first line was not found")
 
-// run starts the command and waits for it. Both happen on one thread, which is not used for anything else meanwhile:
-// on Linux the command is killed when the thread that has started it ends, and Go ends threads as it likes.
+// run starts the command and waits for it. Both happen on one locked thread: on Linux the command
+// is killed when the thread that started it ends, and Go may end an unlocked thread at any time.
 func (p *Process) run(c Command, start chan<- error) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -53,8 +53,8 @@ func (p *Process) run(c Command, start chan<- error) {
 	}
 	pid, err := syscall.ForkExec(c.Path, c.Args, attr)
 	if errors.Is(err, unix.ENOEXEC) && isText(c.Path) {
-		// A script that does not say who reads it is read by the shell: execvp(3) does so, and with it flock, env and
-		// timeout.
+		// A script without an interpreter line is run by the shell, as by execvp(3), and with it
+		// flock, env and timeout.
 		pid, err = syscall.ForkExec("/bin/sh", append([]string{"sh", c.Path}, c.Args[1:]...), attr)
 	}
 	if err == nil {
@@ -66,18 +66,18 @@ func (p *Process) run(c Command, start chan<- error) {
 	}
 	child := pid
 	if adopts() {
-		child = -1 // any
+		child = -1 // wait for any process
 	}
 	for {
 		var status unix.WaitStatus
 		ended, err := unix.Wait4(child, &status, unix.WUNTRACED, nil)
 		switch {
 		case errors.Is(err, unix.EINTR):
-		case err == nil && ended != pid: // an orphan, not the command: it is reaped now
+		case err == nil && ended != pid: // an orphan, now reaped
 		case err == nil && status.Stopped():
 			select {
 			case p.stopped <- status.StopSignal():
-			default: // it has not been looked at since it last stopped
+			default: // an earlier stop has not been received yet
 			}
 		default:
 			p.code = exitCode(status, err)
@@ -87,8 +87,8 @@ func (p *Process) run(c Command, start chan<- error) {
 	}
 }
 
-// isText reports whether a file may be a script. A program for another machine is none: to the shell it would be a script of
-// nonsense.
+// isText reports whether a file may be a script. A program for another machine is not, and must not
+// be given to the shell.
 func isText(path string) bool {
 	f, err := os.Open(path)
 	if err != nil {
@@ -96,13 +96,13 @@ func isText(path string) bool {
 	}
 	defer f.Close()
 	head := make([]byte, 128)
-	n, _ := io.ReadFull(f, head) // a short file is no error
+	n, _ := io.ReadFull(f, head) // a short file is not an error
 	head = head[:n]
 	return !bytes.HasPrefix(head, []byte("\x7fELF")) && !bytes.Contains(head, []byte{0})
 }
 
-// ExitCode returns the command's own exit code, or 128 plus the number of the signal that ended it, after Done is
-// closed. The terminal is ours again, and the process must not be used any more.
+// ExitCode returns the command's exit code, or 128 plus the number of the signal that ended it. It
+// may be called after Done is closed, takes the terminal back, and must be the last call.
 func (p *Process) ExitCode() int {
 	p.tty.take()
 	p.tty.close()
@@ -111,7 +111,7 @@ func (p *Process) ExitCode() int {
 
 func exitCode(status unix.WaitStatus, err error) int {
 	switch {
-	case err != nil: // there is nothing to wait for, though nobody else waits: never a success
+	case err != nil: // unexpected, as nobody else waits for the process; not a success
 		return unknown
 	case status.Signaled():
 		return signaled + int(status.Signal())
@@ -120,7 +120,7 @@ func exitCode(status unix.WaitStatus, err error) int {
 	}
 }
 
-// Tree returns what others need to know to end the command and all that it has started.
+// Tree returns what another process needs to end the command and every process that it has started.
 func (p *Process) Tree() Tree { return p.tree }
 
 // Signal sends a signal to the command and everything in its process group.
@@ -128,7 +128,8 @@ func (p *Process) Signal(sig os.Signal) {
 	p.signal(sig.(syscall.Signal))
 }
 
-// signal fails only if the group is empty, or has become somebody else by setuid: there is nothing to do about either.
+// signal ignores errors. It fails only if the group is empty, or runs as another user after setuid,
+// and neither can be helped.
 func (p *Process) signal(sig unix.Signal) { _ = unix.Kill(-p.tree.Group, sig) }
 
 func (p *Process) ask(sig os.Signal) {
@@ -144,5 +145,5 @@ func (p *Process) anyAlive() bool {
 	return unix.Kill(-p.tree.Group, 0) == nil || len(p.tree.escaped()) > 0
 }
 
-// ExitCodeFor returns the exit code that says that a signal ended a program.
+// ExitCodeFor returns the exit code of a program that was ended by a signal.
 func ExitCodeFor(sig os.Signal) int { return signaled + int(sig.(syscall.Signal)) }

@@ -12,28 +12,30 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Signals receives the signals that are meant for the command. HUP and INT stay ignored if they were when we were started,
-// by nohup(1) for example, or in the background of a script; of others Go does not tell.
+// Signals receives the signals for the command. If HUP or INT were ignored when this process was
+// started, by nohup(1) or in the background of a script, they stay ignored. Go does not report
+// whether other signals were.
 type Signals struct{ c chan os.Signal }
 
-// Listen begins to receive. Close ends it.
+// Listen starts to receive. Close ends it.
 func Listen() *Signals {
 	s := &Signals{make(chan os.Signal, 16)}
-	for sig := unix.Signal(1); sig <= last; sig++ {
-		if !ours(sig) {
+	for sig := unix.Signal(1); sig <= maxSignal; sig++ {
+		if !isOwn(sig) {
 			s.add(sig)
 		}
 	}
 	return s
 }
 
-// last is the highest number of a signal: Linux's real-time signals end there. Numbers that are not signals on this
-// system do no harm.
-const last = unix.Signal(64)
+// maxSignal is the highest signal number: that of Linux's last real-time signal. Numbers that are
+// not signals on this system are harmless.
+const maxSignal = unix.Signal(64)
 
-// ours reports whether a signal has a meaning for this process alone: it cannot be caught, tells of a fault, of a child
-// or of a pipe that nobody reads, is used by Go or the C library within the process, or belongs to job control.
-func ours(sig unix.Signal) bool {
+// isOwn reports whether a signal is for this process alone: it cannot be caught, reports a fault, a
+// child or a broken pipe, is used by Go or the C library within the process, or belongs to job
+// control.
+func isOwn(sig unix.Signal) bool {
 	switch sig {
 	case unix.SIGKILL, unix.SIGSTOP,
 		unix.SIGSEGV, unix.SIGBUS, unix.SIGFPE, unix.SIGILL, unix.SIGTRAP, unix.SIGSYS,
@@ -45,15 +47,15 @@ func ours(sig unix.Signal) bool {
 	}
 }
 
-// SignalNamed returns the signal with a name, like TERM or SIGTERM, or a number.
+// SignalNamed returns the signal with a name, such as TERM or SIGTERM, or a number.
 func SignalNamed(name string) (os.Signal, error) {
-	if n, err := strconv.Atoi(name); err == nil && n > 0 && n <= int(last) {
+	if n, err := strconv.Atoi(name); err == nil && n > 0 && n <= int(maxSignal) {
 		return unix.Signal(n), nil
 	}
 	if sig := unix.SignalNum("SIG" + strings.TrimPrefix(strings.ToUpper(name), "SIG")); sig != 0 {
 		return sig, nil
 	}
-	return nil, errors.New("there is no such signal; kill -l lists those there are")
+	return nil, errors.New("no such signal; kill -l lists the signals")
 }
 
 func (s *Signals) add(sigs ...os.Signal) {
@@ -64,13 +66,14 @@ func (s *Signals) add(sigs ...os.Signal) {
 	}
 }
 
-// C is where they arrive.
+// C returns the channel of the signals.
 func (s *Signals) C() <-chan os.Signal { return s.c }
 
-// Close gives the signals back their usual effect.
+// Close restores the signals' default effect.
 func (s *Signals) Close() { signal.Stop(s.c) }
 
-// Ends reports whether a signal ends a program that only waits. The others are for the command, if there is one.
+// Ends reports whether a signal ends a program that does not handle it. Other signals only matter
+// to the command.
 func Ends(sig os.Signal) bool {
 	switch sig {
 	case unix.SIGINT, unix.SIGTERM, unix.SIGHUP, unix.SIGQUIT:
@@ -80,5 +83,5 @@ func Ends(sig os.Signal) bool {
 	}
 }
 
-// Stops reports whether a signal asks to be suspended.
+// Stops reports whether a signal asks the program to suspend.
 func Stops(sig os.Signal) bool { return sig == unix.SIGTSTP }

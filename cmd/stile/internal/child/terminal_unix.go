@@ -10,19 +10,23 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// How the terminal is shared. The command has a process group of its own, so that stopping it stops all of it, and does not stop us or the rest of
-// a pipeline. But a terminal has one foreground group: only its members may read from the terminal and get the signals
-// of its keys. The shell has made our group the foreground, and it is best left there while nobody minds: ^C then
-// reaches us, the pipeline around us and the script we are called from, as it would without us, and we pass it on.
+// How the terminal is shared. The command has a process group of its own, so that stopping it stops
+// all its processes, and neither this process nor the rest of a pipeline. But a terminal has one
+// foreground group: only its members may read from the terminal, and only they receive the signals
+// of its keys. The shell has made our group the foreground group, and it stays so while the command
+// does not need the terminal: ^C then reaches this process, the pipeline around it and the calling
+// script, as it would without stile, and this process forwards it.
 //
-// A command that wants more than to write to the terminal is stopped by the kernel with TTIN or TTOU. That is when we
-// make its group the foreground and let it go on; from then on it gets the keys alone. If we are not in the foreground
-// ourselves the shell has to know, so we stop too.
+// When a command does more than write to the terminal, the kernel stops it with TTIN or TTOU. Then
+// this process makes the command's group the foreground group and continues it; from then on the
+// command alone receives the keys. If this process is not in the foreground itself, it stops too,
+// so that the shell knows.
 //
-// When we are to stop (^Z) the command stops first: if it went on without us nobody would be there to end it when the
-// lock is lost. And when we are continued it is not, before our caller has made sure that the lock is still held.
+// When this process is to stop (^Z), the command is stopped first: otherwise it would go on while
+// nobody could end it after a loss of the lock. When this process is continued, the command is
+// continued only after the caller has checked that the lock is still held.
 
-// terminal is the controlling terminal. A nil terminal is none.
+// terminal is the controlling terminal. A nil terminal means that there is none.
 type terminal struct {
 	f    *os.File
 	home int  // our process group
@@ -43,8 +47,8 @@ func (t *terminal) close() {
 	}
 }
 
-// ours reports whether we are in the foreground.
-func (t *terminal) ours() bool {
+// inForeground reports whether this process's group is the foreground group.
+func (t *terminal) inForeground() bool {
 	if t == nil {
 		return false
 	}
@@ -52,16 +56,16 @@ func (t *terminal) ours() bool {
 	return err == nil && group == t.home
 }
 
-// lend puts the process group into the foreground in our place, if we are there.
+// lend makes group the foreground group if ours is, and reports whether it did.
 func (t *terminal) lend(group int) bool {
-	if t.ours() {
+	if t.inForeground() {
 		t.lent = t.setForeground(group)
 		return t.lent
 	}
 	return false
 }
 
-// take puts us back into the foreground, if we have lent it.
+// take makes our group the foreground group again after lend, and reports whether it did.
 func (t *terminal) take() bool {
 	if t == nil || !t.lent {
 		return false
@@ -71,17 +75,17 @@ func (t *terminal) take() bool {
 }
 
 func (t *terminal) setForeground(group int) bool {
-	// Who is in the background is stopped with TTOU for doing this, unless it ignores that. Nothing is started any more
-	// that could inherit the ignoring.
+	// A background process is stopped with TTOU for this, unless it ignores that signal. No process
+	// is started after this that could inherit the ignored signal.
 	signal.Ignore(unix.SIGTTOU)
 	return unix.IoctlSetPointerInt(int(t.f.Fd()), unix.TIOCSPGRP, group) == nil
 }
 
-// Stopped receives the signal that has stopped the command, each time one has.
+// Stopped receives the signal each time one has stopped the command.
 func (p *Process) Stopped() <-chan unix.Signal { return p.stopped }
 
-// WantsToStop deals with a command that was stopped by sig. It reports whether it is for us to stop too, because the
-// user, or the shell, wants that. A command stopped by anybody else is nobody's business here.
+// WantsToStop handles a stop of the command by sig. It reports whether this process should stop
+// too, because the user or the shell has requested the stop. It ignores stops by other processes.
 func (p *Process) WantsToStop(sig unix.Signal) bool {
 	switch sig {
 	case unix.SIGTTIN, unix.SIGTTOU:
@@ -97,24 +101,25 @@ func (p *Process) WantsToStop(sig unix.Signal) bool {
 	}
 }
 
-// moment is enough for a signal sent to oneself to take effect: on a busy machine too, where one need not run at once.
-const moment = time.Second
+// selfSignalTimeout is enough time for a signal from this process to itself to take effect, on a
+// busy machine too.
+const selfSignalTimeout = time.Second
 
-// AskToStop tells the command to stop, as ^Z would have, and waits until it has stopped or ended: it may put its screen in order
-// first. It waits no longer than most, and not once hurry is closed.
-func (p *Process) AskToStop(most time.Duration, hurry <-chan struct{}) {
+// AskToStop sends SIGTSTP to the command, as ^Z would, so that it can restore the screen, and waits
+// until it has stopped or ended. It waits no longer than timeout, and not after hurry is closed.
+func (p *Process) AskToStop(timeout time.Duration, hurry <-chan struct{}) {
 	p.signal(unix.SIGTSTP)
 	select {
 	case <-p.stopped:
 	case <-p.done:
 	case <-hurry:
-	case <-time.After(most):
+	case <-time.After(timeout):
 	}
 }
 
-// Suspend stops the command, then this process and, if the command had the terminal, the rest of our process group
-// with it, as ^Z would have. It returns when this process has been continued; the command stays as it is until
-// [Process.Resume].
+// Suspend stops the command, then this process and, if the command had the terminal, the rest of
+// this process group, as ^Z would. It returns when this process is continued. The command stays
+// stopped until [Process.Resume].
 func (p *Process) Suspend() {
 	p.signal(unix.SIGSTOP)
 
@@ -125,18 +130,19 @@ func (p *Process) Suspend() {
 	if p.tty.take() {
 		to = 0
 	}
-	// TTIN does to us what TSTP should do. We handle TSTP, and Go does not give a signal its own effect back.
+	// TTIN has the effect that TSTP should have. TSTP has a handler, and Go cannot restore a
+	// signal's default effect.
 	_ = unix.Kill(to, unix.SIGTTIN) // our own group: cannot fail
 	select {
 	case <-continued:
-	case <-time.After(moment): // the kernel stops nobody whom no shell could continue
+	case <-time.After(selfSignalTimeout): // the kernel does not stop an orphaned group, which no shell could continue
 	}
 }
 
 // Resume continues the command after [Process.Suspend].
 func (p *Process) Resume() {
 	select {
-	case <-p.stopped: // that was us
+	case <-p.stopped: // the stop by Suspend
 	default:
 	}
 	p.signal(unix.SIGCONT)

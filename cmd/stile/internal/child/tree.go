@@ -1,13 +1,14 @@
 package child
 
-// Tree is a command with everything that it has started, as others can know it. It says the same to another process of this
-// machine.
+// Tree identifies a command and every process that it has started. It is valid in all processes of
+// this machine.
 type Tree struct {
-	// Group is the number of the command's process group, and the process id of the command.
+	// Group is the command's process group, which is also its process id.
 	Group int
-	// Started is when the command was started, as the system counts; zero if it does not tell.
+	// Started is the command's start time in the system's units; zero if the system does not report
+	// it.
 	Started uint64
-	// Mark is how an entry of the environment begins, NAME=text, that nobody else has: what has left the group is known by it,
-	// on Linux. Empty means that nothing is.
+	// Mark is a prefix of an entry of the environment, NAME=text, that is unique to the command. On
+	// Linux it identifies processes that have left the group. Empty means that there is no mark.
 	Mark string
 }

@@ -12,17 +12,18 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Much of what a command starts leaves its process group: timeout(1) in a script, setsid(1), the jobs of a shell that has
-// job control. It is recognized by its environment, which it has inherited, even after its parent has changed.
+// Many descendants leave the command's process group: timeout(1) in a script, setsid(1), the jobs
+// of a shell with job control. They are recognized by the environment that they inherited, even
+// after their parent has changed.
 
-// process is what /proc tells of one.
+// process has the fields of a process in /proc.
 type process struct {
 	pid, parent, group int
 	started            uint64 // in ticks since the machine was started
-	dead               bool   // it has ended, all its threads too, and waits only to be waited for
+	dead               bool   // a zombie without live threads
 }
 
-// processes returns all processes that can be seen.
+// processes returns all visible processes.
 func processes() ([]process, error) {
 	dir, err := os.Open("/proc")
 	if err != nil {
@@ -36,7 +37,7 @@ func processes() ([]process, error) {
 	all := make([]process, 0, len(names))
 	for _, name := range names {
 		if pid, err := strconv.Atoi(name); err == nil {
-			if p, ok := look(pid); ok {
+			if p, ok := readProcess(pid); ok {
 				all = append(all, p)
 			}
 		}
@@ -44,10 +45,10 @@ func processes() ([]process, error) {
 	return all, nil
 }
 
-// look returns what there is to know of a process; false if it is not there any more.
-func look(pid int) (process, bool) {
+// readProcess reads a process; false if it does not exist any more.
+func readProcess(pid int) (process, bool) {
 	text := string(readProc(pid, "stat"))
-	_, rest, ok := strings.Cut(text[strings.LastIndexByte(text, ')')+1:], " ") // its name may contain anything
+	_, rest, ok := strings.Cut(text[strings.LastIndexByte(text, ')')+1:], " ") // the name before it may contain any character
 	f := strings.Fields(rest)
 	const state, parent, group, threads, started = 0, 1, 2, 17, 19 // see proc(5)
 	if !ok || len(f) <= started {
@@ -57,13 +58,14 @@ func look(pid int) (process, bool) {
 	p.parent, _ = strconv.Atoi(f[parent])
 	p.group, _ = strconv.Atoi(f[group])
 	p.started, _ = strconv.ParseUint(f[started], 10, 64)
-	// The first thread may have ended, and the others not.
+	// The first thread may have ended before the others.
 	p.dead = (f[state] == "Z" || f[state] == "X") && (f[threads] == "1" || f[threads] == "0")
 	return p, true
 }
 
-// readProc reads a file about a process; what cannot be read is empty. There are as many as there are processes, and somebody
-// waits for a lock meanwhile: so it does without what os.ReadFile does besides.
+// readProc reads a file of a process; it returns an empty slice on errors. It avoids the overhead
+// of os.ReadFile, because there is a file for every process, and a waiter waits for the lock
+// meanwhile.
 func readProc(pid int, file string) []byte {
 	fd, err := unix.Open("/proc/"+strconv.Itoa(pid)+"/"+file, unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -86,19 +88,21 @@ func readProc(pid int, file string) []byte {
 	}
 }
 
-// started returns when a process was started; zero if that cannot be read.
+// started returns the start time of a process; zero if it cannot be read.
 func started(pid int) uint64 {
-	p, _ := look(pid)
+	p, _ := readProcess(pid)
 	return p.started
 }
 
-// inGroup reports whether a process is in the command's group. Once the group is empty others may be given its number: but a
-// process with that number that was not started when the command was is not the command.
+// inGroup reports whether a process is in the command's group. The group's number may be reused
+// once the group is empty. A process with that number as its id but another start time is not the
+// command.
 func (t Tree) inGroup(p process) bool {
 	return p.group == t.Group && p.started >= t.Started && (p.pid != t.Group || t.Started == 0 || p.started == t.Started)
 }
 
-// isMarked reports whether a process has the mark in the environment it was started with, as far as we may look at that.
+// isMarked reports whether the mark is in the environment that a process was started with. It is
+// false if that cannot be read.
 func (t Tree) isMarked(p process) bool {
 	if t.Mark == "" || p.started < t.Started {
 		return false
@@ -107,7 +111,7 @@ func (t Tree) isMarked(p process) bool {
 	return bytes.HasPrefix(env, []byte(t.Mark)) || bytes.Contains(env, []byte("\x00"+t.Mark))
 }
 
-// escaped returns the processes of the tree that are not in the group.
+// escaped returns the processes of the tree outside the group.
 func (t Tree) escaped() []int {
 	all, err := processes()
 	if err != nil || t.Mark == "" {
@@ -122,10 +126,10 @@ func (t Tree) escaped() []int {
 	return pids
 }
 
-// Kill kills the tree. It does not wait for it to be dead.
+// Kill kills the tree. It does not wait until the processes are dead.
 func (t Tree) Kill() {
 	t.killGroup()
-	for range 10 { // they may start others meanwhile
+	for range 10 { // they may start others before they die
 		pids := t.escaped()
 		for _, pid := range pids {
 			_ = unix.Kill(pid, unix.SIGKILL)
@@ -136,52 +140,54 @@ func (t Tree) Kill() {
 	}
 }
 
-// killGroup kills the process group, unless its number has been given to others.
+// killGroup kills the process group, unless its number was reused.
 func (t Tree) killGroup() {
-	leader, ok := look(t.Group)
+	leader, ok := readProcess(t.Group)
 	if !ok || t.Started == 0 || leader.started == t.Started {
 		_ = unix.Kill(-t.Group, unix.SIGKILL)
 	}
 }
 
-// End kills the tree after the process that has started it has ended, and reports whether all of it is dead. It waits for that
-// until enough says that it has been enough. reaper is the process that gets the children of those who end.
+// End kills the tree after the process that started it has ended, and reports whether all of the
+// tree is dead. It waits for that until giveUp returns true. reaper is the process that becomes the
+// parent of orphans.
 //
-// It reports false whenever it cannot be sure: also if there is a process that is not known to be a part of the tree, but may
-// be one that has left the group and hides its environment. Whatever outlives its parents is a child of the reaper by then: so
-// that is what the reaper has got in our control group since the command was started.
-func (t Tree) End(reaper int, enough func() bool) bool {
+// End returns false whenever it is unsure: also if there is a process that may belong to the tree,
+// but has left the group and hides its environment. Such a process is by then a child of the
+// reaper. So all children of the reaper in our control group that were started after the command
+// count as such.
+func (t Tree) End(reaper int, giveUp func() bool) bool {
 	if t.Started == 0 {
 		t.Kill()
 		return false
 	}
 	t.killGroup()
-	for nothing := 0; ; {
-		known, doubtful, err := t.alive(reaper)
+	for emptyScans := 0; ; {
+		known, unsure, err := t.alive(reaper)
 		for _, pid := range known {
 			_ = unix.Kill(pid, unix.SIGKILL)
 		}
 		switch {
-		case err != nil || enough():
+		case err != nil || giveUp():
 			return false
-		case len(known)+len(doubtful) > 0:
-			nothing = 0
-			awaitEnd(append(known, doubtful...))
-		case nothing > 0: // a single look may miss what was started meanwhile, by one that had ended when its turn came
+		case len(known)+len(unsure) > 0:
+			emptyScans = 0
+			awaitEnd(append(known, unsure...))
+		case emptyScans > 0: // one scan may miss a process whose parent started it during the scan and ended
 			return true
 		default:
-			nothing++
+			emptyScans++
 		}
 	}
 }
 
-// alive returns the processes that are left of the tree, and those that may be.
-func (t Tree) alive(reaper int) (known, doubtful []int, err error) {
+// alive returns the live processes of the tree, and those that may belong to it.
+func (t Tree) alive(reaper int) (known, unsure []int, err error) {
 	all, err := processes()
 	if err != nil {
 		return nil, nil, err
 	}
-	if _, ok := look(1); !ok {
+	if _, ok := readProcess(1); !ok {
 		return nil, nil, errHidden
 	}
 	for _, p := range all {
@@ -189,17 +195,17 @@ func (t Tree) alive(reaper int) (known, doubtful []int, err error) {
 		case p.dead:
 		case t.inGroup(p) || t.isMarked(p):
 			known = append(known, p.pid)
-		case t.mayBe(p, reaper):
-			doubtful = append(doubtful, p.pid)
+		case t.mayInclude(p, reaper):
+			unsure = append(unsure, p.pid)
 		}
 	}
-	return known, doubtful, nil
+	return known, unsure, nil
 }
 
 var errHidden = errors.New("/proc does not show the processes of other users")
 
-// mayBe reports whether a process may be a part of the tree that hides it.
-func (t Tree) mayBe(p process, reaper int) bool {
+// mayInclude reports whether a process may belong to the tree although nothing identifies it.
+func (t Tree) mayInclude(p process, reaper int) bool {
 	self := os.Getpid()
 	if p.parent != reaper || p.pid == self || p.started < t.Started {
 		return false
@@ -207,13 +213,15 @@ func (t Tree) mayBe(p process, reaper int) bool {
 	return bytes.Equal(readProc(p.pid, "cgroup"), readProc(self, "cgroup")) && !isWatchdog(p.pid)
 }
 
-// isWatchdog reports whether a process is another watchdog, whose stile has ended too: one must not wait for the other.
+// isWatchdog reports whether a process is another watchdog whose stile has ended: two watchdogs
+// must not wait for each other.
 func isWatchdog(pid int) bool { return bytes.HasPrefix(readProc(pid, "cmdline"), []byte(watchdogArgs)) }
 
-// watchdogArgs is how the arguments of package watchdog's process begin.
+// watchdogArgs is the beginning of the arguments of package watchdog's process.
 const watchdogArgs = "stile\x00watchdog\x00"
 
-// awaitEnd returns when the processes have ended, or after a while: they may have started others.
+// awaitEnd waits until the processes have ended, but about a second at most, because they may have
+// started others.
 func awaitEnd(pids []int) {
 	until := time.Now().Add(time.Second)
 	for _, pid := range pids {
@@ -221,7 +229,7 @@ func awaitEnd(pids []int) {
 		switch {
 		case errors.Is(err, unix.ESRCH):
 			continue
-		case err != nil: // the kernel is older than Linux 5.3
+		case err != nil: // before Linux 5.3
 			time.Sleep(10 * time.Millisecond)
 			return
 		}

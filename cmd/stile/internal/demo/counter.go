@@ -8,9 +8,9 @@ import (
 	"strings"
 )
 
-// asText is what the file contains: a decimal number, so that people can look at it. It always has as many digits: so it
-// remains one even if processes write at the same time.
-func asText(n int) []byte { return fmt.Appendf(nil, "%010d\n", n) }
+// format returns the content of the file: a decimal number, so that people can read it. It has a
+// fixed number of digits, so that it stays a number even if processes write at the same time.
+func format(n int) []byte { return fmt.Appendf(nil, "%010d\n", n) }
 
 // readCounter reads the number in the file at path.
 func readCounter(path string) (int, error) {
@@ -19,14 +19,14 @@ func readCounter(path string) (int, error) {
 		return 0, err
 	}
 	n, err := strconv.Atoi(strings.TrimSuffix(string(text), "\n"))
-	if err != nil || len(text) != len(asText(0)) {
+	if err != nil || len(text) != len(format(0)) {
 		return 0, fmt.Errorf("%s: %q is not a number of 10 digits", path, text)
 	}
 	return n, nil
 }
 
-// increment adds one to the number in the file at path: it reads, adds and writes, as a script would, and takes no care of
-// others who do the same.
+// increment adds one to the number in the file at path. It reads, adds and writes like a script,
+// without any protection against concurrent calls.
 func increment(path string) error {
 	n, err := readCounter(path)
 	if err != nil {
@@ -36,6 +36,6 @@ func increment(path string) error {
 	if err != nil {
 		return err
 	}
-	_, err = f.Write(asText(n + 1))
+	_, err = f.Write(format(n + 1))
 	return errors.Join(err, f.Close())
 }

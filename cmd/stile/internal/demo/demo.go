@@ -1,8 +1,9 @@
-// Package demo is the classic test of a lock, for people to watch. Several processes add to a number in a file, and
-// nothing but the lock keeps them apart. One of them is killed while it holds the lock. At the end the number in the file
-// must be the number of increments that the processes have acknowledged.
+// Package demo is the classic test of a lock, made visible. Several processes add to a number in a
+// file, and only the lock keeps them from overwriting each other's changes. One of them is killed
+// while it holds the lock. At the end the number must equal the number of increments that the
+// processes have acknowledged.
 //
-// [Run] is the parent: it starts the workers, shows what happens, and counts. [Work] is a worker.
+// [Run] is the parent: it starts the workers, shows the events, and counts. [Work] is a worker.
 package demo
 
 import (
@@ -18,29 +19,30 @@ import (
 	"github.com/stilelock/stile/storeurl"
 )
 
-// Config says what [Run] is to do.
+// Config configures [Run].
 type Config struct {
-	// URL names the store, and Open opens it. Store is the URL without its password, to be shown.
+	// URL names the store, and Open opens it. Store is the URL without its password, for display.
 	URL, Store string
 	Open       Open
-	// Workers is how many processes there are: 2 to maxWorkers.
+	// Workers is the number of processes: 2 to maxWorkers.
 	Workers int
-	// Add is how many increments each of them makes, under one hold of the lock: 1 to maxAdd.
+	// Add is the number of increments of each worker, under one hold of the lock: 1 to maxAdd.
 	Add int
-	// TTL is that of the workers' sessions.
+	// TTL is the TTL of the workers' sessions.
 	TTL time.Duration
-	// WithoutLock makes the workers take no lock. No store is opened then.
+	// WithoutLock makes the workers take no lock. Run then opens no store.
 	WithoutLock bool
-	// Worker returns the arguments that make this program call [Work] as the worker with that number.
+	// Worker returns the arguments with which this program calls [Work] as the worker with that
+	// number.
 	Worker func(number int) []string
-	// Out is where everything is shown.
+	// Out receives the display.
 	Out *os.File
 }
 
 // Open opens the store that a URL names.
 type Open func(ctx context.Context, url string) (*storeurl.Conn, error)
 
-// Limits of what can be shown, and counted.
+// Limits of the display, and of the counter.
 const (
 	maxWorkers = 20
 	maxAdd     = 10_000_000
@@ -53,13 +55,14 @@ func (c Config) check() error {
 	case c.Add < 1 || c.Add > maxAdd:
 		return fmt.Errorf("--add %d: it must be 1 to %d", c.Add, maxAdd)
 	case !c.WithoutLock && strings.HasPrefix(c.URL, "mem:"):
-		return fmt.Errorf("--url %s is memory, which one process alone sees: the demo has %d", c.URL, c.Workers)
+		return fmt.Errorf("--url %s is a store in the memory of one process, but the demo has %d processes", c.URL, c.Workers)
 	}
 	return nil
 }
 
-// Run carries the demo out, and reports whether the number in the file is what it must be. If ctx ends first the error is
-// its cause. When Run returns, no worker and no file is left. If this process is killed, the workers end by themselves.
+// Run runs the demo, and reports whether the number in the file is correct. If ctx ends first the
+// error is its cause. When Run returns, no worker and no file is left. If this process is killed,
+// the workers end by themselves.
 func Run(ctx context.Context, c Config) (ok bool, err error) {
 	if err := c.check(); err != nil {
 		return false, err
@@ -70,12 +73,12 @@ func Run(ctx context.Context, c Config) (ok bool, err error) {
 	}
 	defer os.RemoveAll(dir)
 	p := newPlay(c, job{URL: c.URL, TTL: c.TTL, Counter: filepath.Join(dir, "counter"), Add: c.Add})
-	if err := os.WriteFile(p.job.Counter, asText(0), 0o600); err != nil {
+	if err := os.WriteFile(p.job.Counter, format(0), 0o600); err != nil {
 		return false, err
 	}
 	intro := "Nothing keeps them apart. One is killed (kill -9) halfway through its part."
 	if !c.WithoutLock {
-		p.job.Lock = "demo/" + strings.ToLower(rand.Text()[:8]) // so that two demos do not meet
+		p.job.Lock = "demo/" + strings.ToLower(rand.Text()[:8]) // unique, so that two demos do not interfere
 		intro = fmt.Sprintf(`They are kept apart by nothing but the lock %s in %s,
 which each takes once. One is killed (kill -9) while it holds the lock; the next
 gets it when the lease of the killed one, of %v, has run out.`, p.job.Lock, c.Store, c.TTL)
@@ -89,12 +92,12 @@ gets it when the lease of the killed one, of %v, has run out.`, p.job.Lock, c.St
 		}
 		defer func() { _ = p.client.Close(ctx) }() // its session is empty
 		if _, err := p.client.Terms(ctx); err != nil {
-			return false, err // before anything is shown: the store may not grant the TTL
+			return false, err // before the first output: the store may not grant the TTL
 		}
 	}
 	fmt.Fprintf(c.Out, "%d processes each add 1 to the number in a file, %d times: read, add, write.\n%s\nThe file: %s\n\n",
 		c.Workers, c.Add, intro, p.job.Counter)
-	p.began = time.Now()
+	p.started = time.Now()
 	if err := p.run(ctx); err != nil {
 		return false, err
 	}

@@ -16,31 +16,31 @@ import (
 	"github.com/stilelock/stile"
 )
 
-// play is the demo as the parent sees it.
+// play is the parent's state of the demo.
 type play struct {
 	Config
-	job    job           // of every worker, but for its number
-	client *stile.Client // on the workers' store; nil without a lock
-	start  chan struct{} // closed when all workers are ready
-	began  time.Time
+	job     job           // of every worker, without its number
+	client  *stile.Client // on the workers' store; nil without a lock
+	start   chan struct{} // closed when all workers are ready
+	started time.Time
 
-	mu      sync.Mutex // guards what follows
-	screen  screen
-	parts   []part
-	line    stile.Line // as last read
-	lineErr error      // why it could not be read
-	said    string     // of the line, last
-	number  int        // in the file, as last read
+	mu        sync.Mutex // protects the fields below
+	screen    screen
+	parts     []part
+	line      stile.Line // as last read
+	lineErr   error      // why it could not be read
+	lineShown string     // the last text about the line
+	number    int        // in the file, as last read
 
-	halves   int // workers that have been halfway
+	halves   int // number of workers that have reported halfway
 	killedAt time.Time
-	reopened time.Time // when the next worker had the lock after the kill
+	reopened time.Time // when the next worker got the lock after the kill
 }
 
-// part is what is known of one worker.
+// part is the state of one worker.
 type part struct {
 	pid   int
-	last  event // as the worker reports it; the store alone says where the worker stands in the line
+	last  event // as reported by the worker; the worker's place in the line is read from the store
 	added int   // acknowledged
 }
 
@@ -51,23 +51,24 @@ func newPlay(c Config, j job) *play {
 	}
 }
 
-// run returns when all workers have ended, or when one has failed or ctx has ended. No process is left then.
+// run runs the workers. It returns when all of them have ended, or when one has failed or ctx has
+// ended; no process is left then.
 func (p *play) run(ctx context.Context) error {
 	ctx, stop := context.WithCancelCause(ctx)
 	var workers, viewers sync.WaitGroup
 	for i := range p.parts {
 		workers.Go(func() {
-			if err := p.employ(ctx, i); err != nil {
+			if err := p.runWorker(ctx, i); err != nil {
 				stop(err)
 			}
 		})
 	}
 	viewers.Go(func() {
-		tick := time.Tick(interval)
+		tick := time.Tick(drawInterval)
 		for ctx.Err() == nil {
 			select {
 			case now := <-tick:
-				if err := p.look(now); err != nil {
+				if err := p.update(now); err != nil {
 					stop(err)
 				}
 			case <-ctx.Done():
@@ -77,7 +78,7 @@ func (p *play) run(ctx context.Context) error {
 	if p.client != nil {
 		viewers.Go(func() {
 			for line, err := range p.client.WatchLine(ctx, p.job.Lock) {
-				if err := p.saw(line, err, time.Now()); err != nil {
+				if err := p.handleLine(line, err, time.Now()); err != nil {
 					stop(err)
 				}
 			}
@@ -90,8 +91,9 @@ func (p *play) run(ctx context.Context) error {
 	return err
 }
 
-// employ runs worker i until it ends. The error says why, unless it has done its part or was killed by p.
-func (p *play) employ(ctx context.Context, i int) error {
+// runWorker runs worker i until it ends. It returns no error if the worker has done its part or was
+// killed by p.
+func (p *play) runWorker(ctx context.Context, i int) error {
 	self, err := os.Executable()
 	if err != nil {
 		return err
@@ -101,7 +103,7 @@ func (p *play) employ(ctx context.Context, i int) error {
 	cmd := exec.CommandContext(ctx, self, p.Worker(i+1)...)
 	var stderr bytes.Buffer
 	cmd.Stderr = &stderr
-	stdin, inErr := cmd.StdinPipe() // which ends with us however we end
+	stdin, inErr := cmd.StdinPipe() // ends when this process ends for any reason
 	stdout, outErr := cmd.StdoutPipe()
 	if err := errors.Join(inErr, outErr); err != nil {
 		return err
@@ -115,14 +117,14 @@ func (p *play) employ(ctx context.Context, i int) error {
 	orders, reports := json.NewEncoder(stdin), json.NewDecoder(stdout)
 	j := p.job
 	j.Worker = i + 1
-	_ = orders.Encode(j) // if it has ended, its exit says why; and so below
+	_ = orders.Encode(j) // if the worker has ended, exited reports the reason; so below
 	for err == nil {
 		var r report
 		if reports.Decode(&r) != nil {
-			break // it has ended, or is about to
+			break // the worker has ended or is about to
 		}
 		var kill bool
-		if kill, err = p.told(i, r, time.Now()); kill {
+		if kill, err = p.handleReport(i, r, time.Now()); kill {
 			err = p.kill(ctx, i, cmd.Process)
 			continue
 		}
@@ -137,7 +139,7 @@ func (p *play) employ(ctx context.Context, i int) error {
 		}
 	}
 	if err != nil {
-		cancel() // which kills it
+		cancel() // kills the worker
 	}
 	if exited := p.exited(i, cmd.Wait(), stderr.String()); err == nil {
 		err = exited
@@ -145,13 +147,13 @@ func (p *play) employ(ctx context.Context, i int) error {
 	return err
 }
 
-// told takes in what worker i has reported. It reports whether the worker is to be killed.
-func (p *play) told(i int, r report, now time.Time) (kill bool, err error) {
+// handleReport handles a report of worker i. It reports whether the worker is to be killed.
+func (p *play) handleReport(i int, r report, now time.Time) (kill bool, err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	w := &p.parts[i]
 	if w.last == killed {
-		return false, nil // it reported this before it died
+		return false, nil // sent before it was killed
 	}
 	w.added = r.Added
 	if r.Event != added {
@@ -167,7 +169,7 @@ func (p *play) told(i int, r report, now time.Time) (kill bool, err error) {
 			p.reopened = now
 		}
 	case halfway:
-		// The worker in the middle is killed: another one comes after it, and shows when the lock is free again.
+		// A worker in the middle is killed: the one after it shows when the lock is free again.
 		p.halves++
 		kill = p.halves == len(p.parts)/2
 	default:
@@ -175,7 +177,7 @@ func (p *play) told(i int, r report, now time.Time) (kill bool, err error) {
 	return kill, p.say(now, workerName(i), r.Text)
 }
 
-// kill kills worker i, and shows that nothing has changed in the store.
+// kill kills worker i, and shows that the store's line is unchanged.
 func (p *play) kill(ctx context.Context, i int, process *os.Process) error {
 	if err := process.Kill(); err != nil {
 		return fmt.Errorf("kill worker %d: %w", i+1, err)
@@ -188,10 +190,10 @@ func (p *play) kill(ctx context.Context, i int, process *os.Process) error {
 		return err
 	}
 	line, err := p.client.Line(ctx, p.job.Lock)
-	return p.saw(line, err, time.Now())
+	return p.handleLine(line, err, time.Now())
 }
 
-// exited takes in that worker i's process has ended. It returns an error if it should not have.
+// exited handles the end of worker i's process. It returns an error if the end is unexpected.
 func (p *play) exited(i int, err error, stderr string) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -199,39 +201,40 @@ func (p *play) exited(i int, err error, stderr string) error {
 	if w.last == done && err == nil || w.last == killed {
 		return nil
 	}
-	why := "it has ended too early"
-	if said, _, _ := strings.Cut(stderr, "\n"); said != "" {
-		why = strings.TrimPrefix(said, "stile: ")
+	reason := "it ended before its work was done"
+	if text, _, _ := strings.Cut(stderr, "\n"); text != "" {
+		reason = strings.TrimPrefix(text, "stile: ")
 	} else if err != nil {
-		why = err.Error()
+		reason = err.Error()
 	}
-	return fmt.Errorf("worker %d (pid %d) has failed after acknowledging %d: %s", i+1, w.pid, w.added, why)
+	return fmt.Errorf("worker %d (pid %d) failed after acknowledging %d: %s", i+1, w.pid, w.added, reason)
 }
 
-// saw takes in a reading of the line.
-func (p *play) saw(l stile.Line, err error, now time.Time) error {
+// handleLine handles a reading of the line.
+func (p *play) handleLine(l stile.Line, err error, now time.Time) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.lineErr = err; err == nil {
 		p.line = l
 	}
 	text := p.lineText()
-	if text == p.said {
+	if text == p.lineShown {
 		return nil
 	}
-	p.said = text
+	p.lineShown = text
 	return p.say(now, "line", text)
 }
 
-// look reads the number in the file, to be shown.
-func (p *play) look(now time.Time) error {
+// update reads the number in the file and draws the table.
+func (p *play) update(now time.Time) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.number, _ = readCounter(p.job.Counter) // if it cannot be read, that is an error at the end
+	p.number, _ = readCounter(p.job.Counter) // Run reports a read error at the end
 	return p.draw(now)
 }
 
-// acknowledged is how many increments the workers have acknowledged, the killed one too.
+// acknowledged returns the number of increments that all workers have acknowledged, including the
+// killed one.
 func (p *play) acknowledged() (n int) {
 	for _, w := range p.parts {
 		n += w.added

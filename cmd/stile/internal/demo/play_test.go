@@ -12,10 +12,10 @@ import (
 	"github.com/stilelock/stile"
 )
 
-// opening is when the demos of the tests begin.
+// opening is the start time of the tests' demos.
 var opening = time.Date(2026, 11, 21, 12, 0, 0, 0, time.UTC)
 
-// tested is a play without processes, and what is in the file that it is shown in.
+// tested is a play without processes. shown returns its output.
 type tested struct {
 	*play
 	t     *testing.T
@@ -31,7 +31,7 @@ func testPlay(t *testing.T, c Config) tested {
 	}
 	t.Cleanup(func() { c.Out.Close() })
 	p := newPlay(c, job{})
-	p.began = opening
+	p.started = opening
 	for i := range p.parts {
 		p.parts[i].pid = 101 + i
 	}
@@ -44,22 +44,22 @@ func testPlay(t *testing.T, c Config) tested {
 	}}
 }
 
-// hears has worker i report, and returns whether it is to be killed.
-func (p tested) hears(i int, e event, added int) bool {
+// reports delivers a report of worker i, and returns whether the worker is to be killed.
+func (p tested) reports(i int, e event, added int) bool {
 	p.t.Helper()
-	kill, err := p.told(i, report{Event: e, Added: added}, opening)
+	kill, err := p.handleReport(i, report{Event: e, Added: added}, opening)
 	if err != nil {
 		p.t.Fatal(err)
 	}
 	return kill
 }
 
-// kills has worker i killed, at that time.
+// kills marks worker i as killed at that time.
 func (p tested) kills(i int, at time.Duration) {
 	p.parts[i].last, p.killedAt = killed, opening.Add(at)
 }
 
-// lineOf returns a line in which the processes with these ids stand: the first holds the lock.
+// lineOf returns a line of the processes with these ids; the first holds the lock.
 func lineOf(pids ...int) stile.Line {
 	var l stile.Line
 	for i, pid := range pids {
@@ -73,68 +73,68 @@ func lineOf(pids ...int) stile.Line {
 	return l
 }
 
-func TestWhatIsAcknowledgedCounts(t *testing.T) {
+func TestAcknowledged(t *testing.T) {
 	t.Parallel()
 	p := testPlay(t, Config{Workers: 3, Add: 10})
-	p.hears(0, done, 10)
-	p.hears(1, lost, 4)
-	p.hears(1, halfway, 5)
+	p.reports(0, done, 10)
+	p.reports(1, lost, 4)
+	p.reports(1, halfway, 5)
 	p.kills(1, 0)
-	p.hears(1, done, 10) // reported before it died, heard after: it cannot have been written
-	p.hears(2, done, 10)
+	p.reports(1, done, 10) // sent before the kill, received after: must be ignored
+	p.reports(2, done, 10)
 	if n := p.acknowledged(); n != 25 {
-		t.Errorf("acknowledged: %d, want 25: the killed worker's part counts", n)
+		t.Errorf("acknowledged = %d, want 25, with the killed worker's part", n)
 	}
 }
 
-// There is a worker left after the kill to show when the lock is free again.
-func TestOneIsKilledInTheMiddle(t *testing.T) {
+// A worker is left after the kill to show when the lock is free again.
+func TestHandleReport_killsOneInTheMiddle(t *testing.T) {
 	t.Parallel()
 	for workers := 2; workers <= maxWorkers; workers++ {
 		p := testPlay(t, Config{Workers: workers, Add: 100})
 		var killed []int
 		for i := range workers {
-			if p.hears(i, halfway, 50) {
+			if p.reports(i, halfway, 50) {
 				killed = append(killed, i)
 			}
 		}
 		if len(killed) != 1 || killed[0] == workers-1 {
-			t.Errorf("%d workers: %v are killed; want one, and not the last", workers, killed)
+			t.Errorf("%d workers: killed %v, want one, and not the last", workers, killed)
 		}
 	}
 }
 
-func TestOnlyTheOneThatIsKilledMayDie(t *testing.T) {
+func TestExited(t *testing.T) {
 	t.Parallel()
 	p := testPlay(t, Config{Workers: 3, Add: 10})
-	p.hears(0, done, 10)
+	p.reports(0, done, 10)
 	if err := p.exited(0, nil, ""); err != nil {
-		t.Errorf("a worker that was done: %v", err)
+		t.Errorf("a worker that was done: got %v, want no error", err)
 	}
 	p.kills(1, 0)
 	if err := p.exited(1, errors.New("signal: killed"), ""); err != nil {
-		t.Errorf("the one that was killed: %v", err)
+		t.Errorf("the killed worker: got %v, want no error", err)
 	}
-	p.hears(2, adding, 4)
-	for said, want := range map[string]string{"": "signal: killed", "stile: no store\nmore": "no store"} {
-		err := p.exited(2, errors.New("signal: killed"), said)
-		if want = "worker 3 (pid 103) has failed after acknowledging 4: " + want; err == nil || err.Error() != want {
-			t.Errorf("another: %v, want %s", err, want)
+	p.reports(2, adding, 4)
+	for stderr, want := range map[string]string{"": "signal: killed", "stile: no store\nmore": "no store"} {
+		err := p.exited(2, errors.New("signal: killed"), stderr)
+		if want = "worker 3 (pid 103) failed after acknowledging 4: " + want; err == nil || err.Error() != want {
+			t.Errorf("another worker: got %v, want %s", err, want)
 		}
 	}
 	if err := p.exited(2, nil, ""); err == nil {
-		t.Error("a worker that ends too early is taken for one that is done")
+		t.Error("a worker that ended too early: got no error")
 	}
 }
 
 // The table shows holders and waiters as the store has them, not as the workers report them.
-func TestPlacesAreTheStores(t *testing.T) {
+func TestPlace_fromStore(t *testing.T) {
 	t.Parallel()
 	p := testPlay(t, Config{Workers: 4, Add: 10})
 	for i := range p.parts {
-		p.hears(i, waiting, 0)
+		p.reports(i, waiting, 0)
 	}
-	p.hears(1, adding, 0)
+	p.reports(1, adding, 0)
 	places := func() string {
 		var all []string
 		for i := range p.parts {
@@ -143,48 +143,48 @@ func TestPlacesAreTheStores(t *testing.T) {
 		return strings.Join(all, ", ")
 	}
 	if got, want := places(), "joins, adds, joins, joins"; got != want {
-		t.Errorf("before the first reading: %s; want %s", got, want)
+		t.Errorf("before the first reading: got %s, want %s", got, want)
 	}
-	said := func(l stile.Line, err error) string {
+	lineTextOf := func(l stile.Line, err error) string {
 		before := len(p.shown())
-		if err := p.saw(l, err, opening); err != nil {
+		if err := p.handleLine(l, err, opening); err != nil {
 			t.Fatal(err)
 		}
 		return strings.TrimPrefix(strings.TrimSpace(p.shown()[before:]), "0.000  line       ")
 	}
 	line := lineOf(102, 104, 101)
-	if got, want := said(line, nil), "worker 2 holds the lock, token 2048; waiting: 4 1"; got != want {
-		t.Errorf("%q; want %q", got, want)
+	if got, want := lineTextOf(line, nil), "worker 2 holds the lock, token 2048; waiting: 4 1"; got != want {
+		t.Errorf("got %q, want %q", got, want)
 	}
 	if got, want := places(), "waits #2, holds, joins, waits #1"; got != want {
-		t.Errorf("%s; want %s", got, want)
+		t.Errorf("got %s, want %s", got, want)
 	}
-	if again := said(line, nil); again != "" {
-		t.Errorf("the same reading is shown again: %q", again)
+	if again := lineTextOf(line, nil); again != "" {
+		t.Errorf("the same reading again: got %q, want no output", again)
 	}
 	p.kills(1, 0)
-	if got, want := said(line, nil), "worker 2, which is dead, holds the lock, token 2048; waiting: 4 1"; got != want {
-		t.Errorf("%q; want %q", got, want)
+	if got, want := lineTextOf(line, nil), "worker 2, which is dead, holds the lock, token 2048; waiting: 4 1"; got != want {
+		t.Errorf("got %q, want %q", got, want)
 	}
 	if got, want := places(), "waits #2, killed, holds, joins, waits #1"; got != want {
-		t.Errorf("%s; want %s", got, want)
+		t.Errorf("got %s, want %s", got, want)
 	}
 	for _, c := range []struct {
 		line stile.Line
 		err  error
 		want string
 	}{
-		{lineOf(104, 999), nil, "worker 4 holds the lock, token 2048; waiting: a stranger"},
+		{lineOf(104, 999), nil, "worker 4 holds the lock, token 2048; waiting: another client"},
 		{stile.Line{}, errors.New("no store"), "the line cannot be read: no store"},
 		{stile.Line{}, nil, "nobody holds the lock"},
 	} {
-		if got := said(c.line, c.err); got != c.want {
-			t.Errorf("%q; want %q", got, c.want)
+		if got := lineTextOf(c.line, c.err); got != c.want {
+			t.Errorf("got %q, want %q", got, c.want)
 		}
 	}
 }
 
-func TestLimits(t *testing.T) {
+func TestConfig_check(t *testing.T) {
 	t.Parallel()
 	good := Config{Workers: 2, Add: 1, URL: "local:"}
 	if err := good.check(); err != nil {
@@ -200,7 +200,7 @@ func TestLimits(t *testing.T) {
 		c := good
 		bad(&c)
 		if err := c.check(); err == nil || !strings.HasPrefix(err.Error(), flag) {
-			t.Errorf("%s: %v", flag, err)
+			t.Errorf("%s: got %v, want an error that begins with the flag", flag, err)
 		}
 	}
 }

@@ -12,13 +12,13 @@ import (
 	"github.com/stilelock/stile"
 )
 
-// screen is where the demo is shown: as a table that is drawn over and over in the same place if out is a terminal that has
-// room for it, and otherwise as a line for each event.
+// screen is the display: a table drawn repeatedly in the same place if out is a terminal with room
+// for it, and otherwise a line for each event.
 type screen struct {
 	out   *os.File
 	live  bool
-	drawn int       // lines above the cursor that are the table's
-	at    time.Time // when it was drawn
+	drawn int       // lines of the table above the cursor
+	at    time.Time // time of the last drawing
 }
 
 func newScreen(out *os.File, workers int) screen {
@@ -27,41 +27,43 @@ func newScreen(out *os.File, workers int) screen {
 }
 
 const (
-	// interval is how often the table is drawn.
-	interval = 100 * time.Millisecond
-	// suspended is the age of a table that was left because the demo was suspended: the shell has written below it.
-	suspended = 2 * time.Second
+	// drawInterval is the interval of drawing the table.
+	drawInterval = 100 * time.Millisecond
+	// redrawAge is the age from which a table is not drawn over: the demo was suspended, and the
+	// shell has written below the table.
+	redrawAge = 2 * time.Second
 )
 
 // Control sequences.
 const (
 	upLines   = "\x1b[%dA"
-	clearLine = "\x1b[K" // the rest of it
+	clearLine = "\x1b[K" // from the cursor to the end
 	noCursor  = "\x1b[?25l"
 	cursor    = "\x1b[?25h"
-	noWrap    = "\x1b[?7l" // what does not fit into a line is not shown: else a line would be two
+	noWrap    = "\x1b[?7l" // truncate long lines, so that no line becomes two
 	wrap      = "\x1b[?7h"
 )
 
-// say shows an event as a line, unless there is a table.
+// say writes a line for an event, unless there is a table.
 func (p *play) say(now time.Time, who, what string) error {
 	if p.screen.live || what == "" {
 		return nil
 	}
-	_, err := fmt.Fprintf(p.Out, "%7.3f  %-9s  %s\n", now.Sub(p.began).Seconds(), who, what)
+	_, err := fmt.Fprintf(p.Out, "%7.3f  %-9s  %s\n", now.Sub(p.started).Seconds(), who, what)
 	return err
 }
 
-// draw draws the table if there is one. It is written at once, so that it does not flicker, and its end undoes what it has
-// changed in the terminal: there is nothing to restore if the demo is suspended or killed.
+// draw draws the table if there is one. It uses one write, so that the table does not flicker, and
+// restores the terminal's state at the end of it: nothing remains to be restored if the demo is
+// suspended or killed.
 func (p *play) draw(now time.Time) error {
 	s := &p.screen
 	if !s.live {
 		return nil
 	}
 	lines := p.table(now)
-	text := noCursor + noWrap + "\r" // keys that were typed may have been shown
-	if s.drawn > 0 && now.Sub(s.at) <= suspended {
+	text := noCursor + noWrap + "\r" // typed keys may have been echoed
+	if s.drawn > 0 && now.Sub(s.at) <= redrawAge {
 		text += fmt.Sprintf(upLines, s.drawn)
 	}
 	text += strings.Join(lines, clearLine+"\r\n") + clearLine + "\r\n" + wrap + cursor
@@ -77,19 +79,20 @@ func (p *play) end(now time.Time) error {
 		if err := p.draw(now); err != nil {
 			return err
 		}
-		lines = nil // they are there
+		lines = nil // drawn above
 	}
 	if !p.WithoutLock {
-		lines = append(lines, fmt.Sprintf("After the kill the lock stayed closed for %.2f s.", p.reopened.Sub(p.killedAt).Seconds()))
+		lines = append(lines, fmt.Sprintf("After the kill the lock stayed held for %.2f s.", p.reopened.Sub(p.killedAt).Seconds()))
 	}
 	if lost := p.acknowledged() - p.number; lost > 0 {
-		lines = append(lines, fmt.Sprintf("%d increments were lost: others had read the number before, and wrote theirs over it.", lost))
+		lines = append(lines, fmt.Sprintf("%d increments were lost: other workers had read the number before, and overwrote it.", lost))
 	}
 	_, err := fmt.Fprintf(p.Out, "%s\nexpected %d, found %d\n", strings.Join(lines, "\n"), p.acknowledged(), p.number)
 	return err
 }
 
-// table has a row for each worker, and one for what goes on. It is 79 columns wide, but for the last.
+// table returns a row for each worker, and one for the line. It is 79 columns wide, except for the
+// last row.
 func (p *play) table(now time.Time) []string {
 	lines := []string{fmt.Sprintf("%6s  %7s  %-15s  %45s", "worker", "pid", "", "added")}
 	for i, w := range p.parts {
@@ -102,17 +105,17 @@ func (p *play) table(now time.Time) []string {
 	if p.WithoutLock {
 		what = "there is no lock"
 	}
-	return append(lines, fmt.Sprintf("%.2f s  in the file: %d; %s", now.Sub(p.began).Seconds(), p.number, what))
+	return append(lines, fmt.Sprintf("%.2f s  in the file: %d; %s", now.Sub(p.started).Seconds(), p.number, what))
 }
 
-// lineText names the holder and the waiters, as the store has them.
+// lineText describes the holder and the waiters as read from the store.
 func (p *play) lineText() string {
 	if p.lineErr != nil {
 		return "the line cannot be read: " + p.lineErr.Error()
 	}
 	text := "nobody holds the lock"
 	for _, e := range p.line.Holders {
-		i, dead := p.who(e), ""
+		i, dead := p.workerOf(e), ""
 		if i >= 0 && p.parts[i].last == killed {
 			dead = ", which is dead,"
 		}
@@ -122,19 +125,19 @@ func (p *play) lineText() string {
 		if i == 0 {
 			text += "; waiting:"
 		}
-		text += strings.TrimPrefix(" "+workerName(p.who(e)), " worker")
+		text += strings.TrimPrefix(" "+workerName(p.workerOf(e)), " worker")
 	}
 	return text
 }
 
-// place returns where worker i stands, as the store has it: holding or waiting. If it does not stand in the line, place
-// returns what the worker does by its own account.
+// place returns the place of worker i as read from the store: holding or waiting. If the worker is
+// not in the line, place returns its last report.
 func (p *play) place(i int) string {
-	own := func(e stile.Entry) bool { return p.who(e) == i }
+	own := func(e stile.Entry) bool { return p.workerOf(e) == i }
 	holds, n := slices.ContainsFunc(p.line.Holders, own), slices.IndexFunc(p.line.Waiters, own)
 	switch last := p.parts[i].last; {
 	case last == done:
-		return string(done) // the reading may be a moment old
+		return string(done) // the reading may be older
 	case holds && last == killed:
 		return "killed, holds"
 	case holds:
@@ -146,14 +149,14 @@ func (p *play) place(i int) string {
 	}
 }
 
-// who returns the worker whose entry it is; negative if it is none of ours.
-func (p *play) who(e stile.Entry) int {
+// workerOf returns the worker of an entry; negative if the entry is not ours.
+func (p *play) workerOf(e stile.Entry) int {
 	return slices.IndexFunc(p.parts, func(w part) bool { return w.pid == e.Owner.PID })
 }
 
 func workerName(i int) string {
 	if i < 0 {
-		return "a stranger" // another client of the store has found the name of the lock there
+		return "another client" // of the same store, using the lock's name
 	}
 	return fmt.Sprintf("worker %d", i+1)
 }

@@ -10,13 +10,13 @@ import (
 	"github.com/stilelock/stile"
 )
 
-func TestTheTable(t *testing.T) {
+func TestTable(t *testing.T) {
 	t.Parallel()
 	p := testPlay(t, Config{Workers: 4, Add: 100})
-	p.hears(0, done, 100)
-	p.hears(1, halfway, 50)
+	p.reports(0, done, 100)
+	p.reports(1, halfway, 50)
 	p.kills(1, time.Second)
-	if err := p.saw(lineOf(102, 103), nil, opening); err != nil {
+	if err := p.handleLine(lineOf(102, 103), nil, opening); err != nil {
 		t.Fatal(err)
 	}
 	p.number = 150
@@ -33,42 +33,42 @@ func TestTheTable(t *testing.T) {
 	}
 }
 
-func TestTheTableFitsIntoATerminal(t *testing.T) {
+func TestTable_size(t *testing.T) {
 	t.Parallel()
 	p := testPlay(t, Config{Workers: maxWorkers, Add: maxAdd})
 	for i := range p.parts {
 		p.parts[i].pid = 4_000_000 + i
-		p.hears(i, adding, maxAdd)
+		p.reports(i, adding, maxAdd)
 	}
 	lines := p.table(opening)
 	if len(lines) > 23 {
-		t.Errorf("%d lines: the cursor needs one of 24", len(lines))
+		t.Errorf("got %d lines, want at most 23 of a terminal's 24", len(lines))
 	}
 	for _, line := range lines {
 		if len(line) > 79 {
-			t.Errorf("%d columns: %s", len(line), line)
+			t.Errorf("got %d columns, want at most 79: %s", len(line), line)
 		}
 	}
 }
 
-func TestTheResults(t *testing.T) {
+func TestEnd(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
 		without bool
 		number  int
 		want    string
 	}{
-		{false, 150, "After the kill the lock stayed closed for 2.50 s.\nexpected 150, found 150\n"},
-		{true, 140, "10 increments were lost: others had read the number before, and wrote theirs over it.\nexpected 150, found 140\n"},
+		{false, 150, "After the kill the lock stayed held for 2.50 s.\nexpected 150, found 150\n"},
+		{true, 140, "10 increments were lost: other workers had read the number before, and overwrote it.\nexpected 150, found 140\n"},
 	} {
 		p := testPlay(t, Config{Workers: 2, Add: 100, WithoutLock: c.without})
-		p.hears(0, halfway, 50)
+		p.reports(0, halfway, 50)
 		p.kills(0, time.Second)
 		p.number = c.number
-		if _, err := p.told(1, report{Event: adding}, opening.Add(3500*time.Millisecond)); err != nil {
+		if _, err := p.handleReport(1, report{Event: adding}, opening.Add(3500*time.Millisecond)); err != nil {
 			t.Fatal(err)
 		}
-		p.hears(1, done, 100)
+		p.reports(1, done, 100)
 		if err := p.end(opening); err != nil {
 			t.Fatal(err)
 		}
@@ -78,31 +78,31 @@ func TestTheResults(t *testing.T) {
 	}
 }
 
-// Without a lock nothing is said of one, but that there is none.
-func TestTheScreenWithoutALock(t *testing.T) {
+// Without a lock the output mentions none of its terms.
+func TestEnd_withoutLock(t *testing.T) {
 	t.Parallel()
 	p := testPlay(t, Config{Workers: 2, Add: 100, WithoutLock: true})
-	p.hears(0, adding, 0)
-	p.hears(1, done, 100)
+	p.reports(0, adding, 0)
+	p.reports(1, done, 100)
 	p.kills(0, 0)
 	if err := p.end(opening); err != nil {
 		t.Fatal(err)
 	}
 	for _, word := range []string{"token", "wait", "held", "hold"} {
 		if strings.Contains(p.shown(), word) {
-			t.Errorf("%q in %s", word, p.shown())
+			t.Errorf("output contains %q: %s", word, p.shown())
 		}
 	}
 }
 
-func TestAScreenThatIsNoTerminalHasALineForEachEvent(t *testing.T) {
+func TestSay_lineForEachEvent(t *testing.T) {
 	t.Parallel()
 	p := testPlay(t, Config{Workers: 10, Add: 100})
 	for _, err := range []error{
-		second(p.told(9, report{Event: waiting, Text: "joins the line"}, opening.Add(1234*time.Millisecond))),
-		second(p.told(9, report{Event: added}, opening)),
+		second(p.handleReport(9, report{Event: waiting, Text: "joins the line"}, opening.Add(1234*time.Millisecond))),
+		second(p.handleReport(9, report{Event: added}, opening)),
 		p.draw(opening),
-		p.saw(stile.Line{}, nil, opening.Add(12345*time.Millisecond)),
+		p.handleLine(stile.Line{}, nil, opening.Add(12345*time.Millisecond)),
 	} {
 		if err != nil {
 			t.Fatal(err)
@@ -116,8 +116,8 @@ func TestAScreenThatIsNoTerminalHasALineForEachEvent(t *testing.T) {
 
 func second(_ bool, err error) error { return err }
 
-// Each table goes up as far as the one before went down, and leaves the terminal as it was.
-func TestTheTableIsDrawnInPlace(t *testing.T) {
+// Each table overwrites the one before, and leaves the terminal's state unchanged.
+func TestDraw_inPlace(t *testing.T) {
 	t.Parallel()
 	p := testPlay(t, Config{Workers: 3, Add: 100})
 	p.screen.live = true
@@ -133,19 +133,19 @@ func TestTheTableIsDrawnInPlace(t *testing.T) {
 	up := fmt.Sprintf("\r"+upLines, height)
 	first := picture(p.draw, opening)
 	if strings.Contains(first, up) {
-		t.Errorf("the first picture overwrites what was there before: %q", first)
+		t.Errorf("the first table overwrites earlier output: %q", first)
 	}
 	if strings.Count(first, "\n") != height || !strings.HasSuffix(first, "\n"+wrap+cursor) {
-		t.Errorf("a picture that is not %d lines, or leaves the cursor hidden: %q", height, first)
+		t.Errorf("want a table of %d lines that ends with a visible cursor, got %q", height, first)
 	}
 	if got := picture(p.draw, opening.Add(time.Second)); !strings.Contains(got, up) {
-		t.Errorf("the second is not in the place of the first: %q", got)
+		t.Errorf("the second table is not drawn over the first: %q", got)
 	}
 	if got := picture(p.draw, opening.Add(time.Hour)); strings.Contains(got, up) {
-		t.Errorf("after a suspension, what the shell has said is overwritten: %q", got)
+		t.Errorf("after a suspension the table overwrites the shell's output: %q", got)
 	}
 	last := picture(p.end, opening.Add(time.Hour+time.Second))
-	if !strings.Contains(last, up) || !strings.HasSuffix(last, wrap+cursor+"After the kill the lock stayed closed for 0.00 s.\nexpected 0, found 0\n") {
-		t.Errorf("the last table is not in its place, or the results are not below it: %q", last)
+	if !strings.Contains(last, up) || !strings.HasSuffix(last, wrap+cursor+"After the kill the lock stayed held for 0.00 s.\nexpected 0, found 0\n") {
+		t.Errorf("the last table is not drawn over the one before, or the results are not below it: %q", last)
 	}
 }

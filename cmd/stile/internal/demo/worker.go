@@ -11,54 +11,57 @@ import (
 	"github.com/stilelock/stile"
 )
 
-// Parent and worker talk in JSON over the worker's stdin and stdout. The worker gets its job. It reports that it is ready,
-// and waits until it may go on; halfway through its part it does so again. All else it reports unasked. When its stdin
-// ends, it ends.
+// Parent and worker exchange JSON over the worker's stdin and stdout. The worker receives its job.
+// It reports that it is ready and waits for goOn; it does the same halfway through its part. It
+// sends all other reports without waiting. When its stdin ends, it ends.
 
-// A job is what a worker has to do. It is not on the command line because the URL may contain a password.
+// A job is the work of a worker. It is not on the command line, because the URL may contain a
+// password.
 type job struct {
 	URL     string        `json:"url"`
-	Lock    string        `json:"lock"` // empty: work without
+	Lock    string        `json:"lock"` // empty: work without a lock
 	TTL     time.Duration `json:"ttl"`
 	Worker  int           `json:"worker"`
 	Counter string        `json:"counter"` // path
 	Add     int           `json:"add"`
 }
 
-// A report is what a worker has to tell.
+// A report is a message from a worker.
 type report struct {
 	Event event `json:"event"`
-	// Added is how many increments this worker has written. The report acknowledges all of them.
+	// Added is the number of increments that this worker has written. The report acknowledges all
+	// of them.
 	Added int    `json:"added"`
-	Text  string `json:"text"` // for people; empty if this is not worth a line
+	Text  string `json:"text"` // for display; empty for none
 }
 
-// An event is what has happened last to a worker, in a word that can be shown.
+// An event is the last event of a worker, in a word that is displayed.
 type event string
 
 const (
-	ready   event = "ready"   // to start; waits for goOn
-	waiting event = "joins"   // the line
-	adding  event = "adds"    // with the lock
-	added   event = "added"   // some more
-	halfway event = "halfway" // with the lock; waits for goOn
-	lost    event = "lost"    // the lock; has written nothing since
-	done    event = "done"    // and is about to release the lock
-	killed  event = "killed"  // which it cannot report
+	ready   event = "ready"   // ready to start; waits for goOn
+	waiting event = "joins"   // joins the line
+	adding  event = "adds"    // has the lock and adds
+	added   event = "added"   // progress
+	halfway event = "halfway" // has the lock; waits for goOn
+	lost    event = "lost"    // has lost the lock and written nothing since
+	done    event = "done"    // is about to release the lock
+	killed  event = "killed"  // set by the parent
 )
 
-// goOn is what the parent answers.
+// goOn is the parent's answer to ready and halfway.
 type goOn struct{}
 
-// Work is what a worker process does: it gets its job from in, does it, and reports to out. It ends when the job is done,
-// when it cannot be done, which is the error, and when in ends, because then there is nobody left to work for.
+// Work is the main function of a worker process. It reads its job from in, does it, and reports to
+// out. It returns when the job is done or has failed, and when in ends, because then the parent has
+// ended.
 func Work(ctx context.Context, in io.Reader, out io.Writer, open Open) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	w := worker{out: json.NewEncoder(out), asked: make(chan goOn)}
+	w := worker{out: json.NewEncoder(out), replies: make(chan goOn)}
 	parent := json.NewDecoder(in)
 	if err := parent.Decode(&w.job); err != nil {
-		return fmt.Errorf("no job to do: %w; workers are started by stile demo", err)
+		return fmt.Errorf("read the worker's job: %w; workers are started by stile demo", err)
 	}
 	go w.listen(ctx, parent, cancel)
 	if w.Lock == "" {
@@ -79,10 +82,10 @@ func Work(ctx context.Context, in io.Reader, out io.Writer, open Open) error {
 	defer func() {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
 		defer cancel()
-		_ = client.Close(ctx) // nothing is held any more; what is left in the store goes with the TTL
+		_ = client.Close(ctx) // nothing is held any more; entries that are left end with the TTL
 	}()
 	return w.work(ctx, func(ctx context.Context, _ *stile.Hold) error {
-		if err := w.tell(waiting, "joins the line"); err != nil {
+		if err := w.report(waiting, "joins the line"); err != nil {
 			return err
 		}
 		return client.Mutex(w.Lock).Do(ctx, w.add)
@@ -92,29 +95,29 @@ func Work(ctx context.Context, in io.Reader, out io.Writer, open Open) error {
 // worker is one process that adds to the counter.
 type worker struct {
 	job
-	out   *json.Encoder
-	asked chan goOn // answers
-	added int
+	out     *json.Encoder
+	replies chan goOn
+	added   int
 }
 
-var errAlone = errors.New("the parent has ended")
+var errParentEnded = errors.New("the parent has ended")
 
-// listen hears when the worker may go on. It calls cancel when the parent has ended.
+// listen receives the parent's answers. It calls cancel when the parent has ended.
 func (w *worker) listen(ctx context.Context, parent *json.Decoder, cancel context.CancelCauseFunc) {
 	for {
 		if parent.Decode(&goOn{}) != nil {
-			cancel(errAlone)
+			cancel(errParentEnded)
 			return
 		}
 		select {
-		case w.asked <- goOn{}:
+		case w.replies <- goOn{}:
 		case <-ctx.Done():
 			return
 		}
 	}
 }
 
-// work has add called until all is done: again if the lock was lost, which a worker must expect.
+// work calls add until all increments are done, again after each loss of the lock.
 func (w *worker) work(ctx context.Context, add func(context.Context, *stile.Hold) error) error {
 	if err := w.ask(ctx, ready, ""); err != nil {
 		return err
@@ -127,20 +130,20 @@ func (w *worker) work(ctx context.Context, add func(context.Context, *stile.Hold
 		if w.added == w.Add { // lost after the last increment
 			return nil
 		}
-		if err := w.tell(lost, fmt.Sprintf("has lost the lock at %d, and stopped: %s", w.added, reasonOf(err))); err != nil {
+		if err := w.report(lost, fmt.Sprintf("has lost the lock at %d, and stopped: %s", w.added, reasonOf(err))); err != nil {
 			return err
 		}
 	}
 }
 
-// add adds until all is done. Before each increment it makes sure that the lock is still held. The hold is nil without a
-// lock.
+// add increments until all is done. Before each increment it checks that the lock is still held.
+// hold is nil without a lock.
 func (w *worker) add(ctx context.Context, hold *stile.Hold) error {
 	text := "begins to add"
 	if hold != nil {
 		text = fmt.Sprintf("has the lock, token %d", hold.Token())
 	}
-	if err := w.tell(adding, text); err != nil {
+	if err := w.report(adding, text); err != nil {
 		return err
 	}
 	for w.added < w.Add {
@@ -153,40 +156,40 @@ func (w *worker) add(ctx context.Context, hold *stile.Hold) error {
 		case ctx.Err() != nil:
 			return context.Cause(ctx)
 		case hold != nil && !hold.Valid():
-			return fmt.Errorf("%w: its deadline has passed", stile.ErrLost) // the clock is ahead of the timer
+			return fmt.Errorf("%w: its deadline has passed", stile.ErrLost) // not yet noticed by the timer
 		}
 		if err := increment(w.Counter); err != nil {
 			return err
 		}
 		w.added++
 		if w.added%max(w.Add/100, 1) == 0 {
-			if err := w.tell(added, ""); err != nil {
+			if err := w.report(added, ""); err != nil {
 				return err
 			}
 		}
 	}
-	return w.tell(done, fmt.Sprintf("is done, at %d", w.added))
+	return w.report(done, fmt.Sprintf("is done, at %d", w.added))
 }
 
-// tell reports to the parent.
-func (w *worker) tell(e event, text string) error {
+// report sends a report to the parent.
+func (w *worker) report(e event, text string) error {
 	return w.out.Encode(report{Event: e, Added: w.added, Text: text})
 }
 
-// ask reports to the parent, and waits until it may go on.
+// ask sends a report to the parent, and waits for goOn.
 func (w *worker) ask(ctx context.Context, e event, text string) error {
-	if err := w.tell(e, text); err != nil {
+	if err := w.report(e, text); err != nil {
 		return err
 	}
 	select {
-	case <-w.asked:
+	case <-w.replies:
 		return nil
 	case <-ctx.Done():
 		return context.Cause(ctx)
 	}
 }
 
-// reasonOf says why a lock was lost, and not which: the report is about that.
+// reasonOf returns the reason of a loss without the name of the lock.
 func reasonOf(err error) string {
 	lost, ok := errors.AsType[*stile.LostError](err)
 	switch {

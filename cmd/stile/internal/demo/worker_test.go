@@ -14,25 +14,25 @@ import (
 	"github.com/stilelock/stile/storeurl"
 )
 
-// hired is a worker at work, and its parent.
-type hired struct {
+// testWorker is a worker in this process, and its parent's ends of the pipes.
+type testWorker struct {
 	t       *testing.T
 	job     job
 	orders  *json.Encoder
 	reports *json.Decoder
-	quit    io.Closer // the parent's end
+	quit    io.Closer // the worker's stdin
 	err     chan error
 }
 
-// ttl is longer than any of these tests, however busy the machine is: what they lose is taken from them.
+// ttl is longer than any of these tests, so that no session ends by itself.
 const ttl = 5 * time.Minute
 
-// hire starts a worker on a store in memory.
-func hire(t *testing.T, opened *storeurl.Conn, j job) *hired {
+// startWorker starts a worker on a store.
+func startWorker(t *testing.T, opened *storeurl.Conn, j job) *testWorker {
 	t.Helper()
 	fromParent, toWorker := io.Pipe()
 	fromWorker, toParent := io.Pipe()
-	h := &hired{
+	h := &testWorker{
 		t: t, job: j, quit: toWorker, err: make(chan error, 1),
 		orders: json.NewEncoder(toWorker), reports: json.NewDecoder(fromWorker),
 	}
@@ -63,8 +63,8 @@ func memory(t *testing.T) *storeurl.Conn {
 	return opened
 }
 
-// tells waits for a report, over those of progress.
-func (h *hired) tells(e event) report {
+// waitFor waits for a report, skipping those of progress.
+func (h *testWorker) waitFor(e event) report {
 	h.t.Helper()
 	for {
 		var r report
@@ -75,28 +75,28 @@ func (h *hired) tells(e event) report {
 			return r
 		}
 		if r.Event != added {
-			h.t.Fatalf("reported %+v, want %q", r, e)
+			h.t.Fatalf("got report %+v, want %q", r, e)
 		}
 	}
 }
 
-func (h *hired) goesOn() {
+func (h *testWorker) goesOn() {
 	h.t.Helper()
 	if err := h.orders.Encode(goOn{}); err != nil {
 		h.t.Fatal(err)
 	}
 }
 
-// begins starts the worker, and returns when it has the lock.
-func (h *hired) begins() {
+// begins lets the worker start, and returns when it has the lock.
+func (h *testWorker) begins() {
 	h.t.Helper()
-	h.tells(ready)
+	h.waitFor(ready)
 	h.goesOn()
-	h.tells(waiting)
-	h.tells(adding)
+	h.waitFor(waiting)
+	h.waitFor(adding)
 }
 
-func (h *hired) ends() error {
+func (h *testWorker) ends() error {
 	h.t.Helper()
 	select {
 	case err := <-h.err:
@@ -107,57 +107,58 @@ func (h *hired) ends() error {
 	}
 }
 
-func TestAWorkerDoesItsPart(t *testing.T) {
+func TestWork(t *testing.T) {
 	t.Parallel()
 	counter := testCounter(t)
-	h := hire(t, memory(t), job{Lock: "demo", TTL: ttl, Counter: counter, Add: 1000})
+	h := startWorker(t, memory(t), job{Lock: "demo", TTL: ttl, Counter: counter, Add: 1000})
 	h.begins()
-	h.tells(halfway)
+	h.waitFor(halfway)
 	h.goesOn()
-	if r := h.tells(done); r.Added != 1000 {
-		t.Errorf("at the end: %+v", r)
+	if r := h.waitFor(done); r.Added != 1000 {
+		t.Errorf("got last report %+v, want 1000 added", r)
 	}
 	if err := h.ends(); err != nil {
 		t.Error(err)
 	}
 	if n, err := readCounter(counter); n != 1000 || err != nil {
-		t.Errorf("in the file: %d, %v", n, err)
+		t.Errorf("got %d, %v in the file, want 1000", n, err)
 	}
 }
 
-// So that the parent can kill it there, and knows to the last one what it has written.
-func TestAWorkerHalfwayHoldsTheLockAndHasAcknowledgedAllThatItHasWritten(t *testing.T) {
+// Halfway, the worker holds the lock and has acknowledged all increments that it has written, so
+// that the parent can kill it there and still knows the number.
+func TestWork_halfway(t *testing.T) {
 	t.Parallel()
 	counter, opened := testCounter(t), memory(t)
-	h := hire(t, opened, job{Lock: "demo", TTL: ttl, Counter: counter, Add: 999})
+	h := startWorker(t, opened, job{Lock: "demo", TTL: ttl, Counter: counter, Add: 999})
 	h.begins()
-	r := h.tells(halfway)
+	r := h.waitFor(halfway)
 	if n, err := readCounter(counter); r.Added != 499 || n != 499 || err != nil {
 		t.Errorf("acknowledged %d, in the file %d, %v; want half of 999", r.Added, n, err)
 	}
 	line, err := opened.Store.Line(t.Context(), "demo")
 	if err != nil || len(line.Entries) != 1 || !line.Entries[0].Admitted {
-		t.Errorf("it does not hold the lock: %+v, %v", line, err)
+		t.Errorf("got the line %+v, %v; want the worker to hold the lock", line, err)
 	}
 	h.quit.Close()
-	if err := h.ends(); !errors.Is(err, errAlone) {
-		t.Errorf("after the parent's end: %v", err)
+	if err := h.ends(); !errors.Is(err, errParentEnded) {
+		t.Errorf("after the parent's end: got %v, want errParentEnded", err)
 	}
 	if n, _ := readCounter(counter); n != 499 {
-		t.Errorf("it has gone on to %d", n)
+		t.Errorf("got %d in the file, want 499: the worker has gone on", n)
 	}
 }
 
-func TestAWorkerThatLosesTheLockStopsTellsAndJoinsAgain(t *testing.T) {
+func TestWork_rejoinsAfterLoss(t *testing.T) {
 	t.Parallel()
 	for _, name := range []string{"while it adds", "while it waits halfway"} {
 		caught := func(t *testing.T) {
 			counter, opened := testCounter(t), memory(t)
 			const all = 1000
-			h := hire(t, opened, job{Lock: "demo", TTL: ttl, Counter: counter, Add: all})
+			h := startWorker(t, opened, job{Lock: "demo", TTL: ttl, Counter: counter, Add: all})
 			h.begins()
 			if name == "while it waits halfway" {
-				h.tells(halfway)
+				h.waitFor(halfway)
 			}
 			line, err := opened.Store.Line(t.Context(), "demo")
 			if err != nil {
@@ -166,24 +167,25 @@ func TestAWorkerThatLosesTheLockStopsTellsAndJoinsAgain(t *testing.T) {
 			if _, err := opened.Store.Break(t.Context(), "demo", line.Entries[0].Order); err != nil {
 				t.Fatal(err)
 			}
-			// It cannot go on before somebody reads what it reports of each hundredth. In the meantime it hears of its loss.
+			// The worker blocks on a report that is not read, at the latest after a hundredth of
+			// its part. It detects the loss meanwhile.
 			synctest.Wait()
-			r := h.tells(lost)
+			r := h.waitFor(lost)
 			if n, err := readCounter(counter); r.Added == all || n != r.Added || err != nil {
-				t.Errorf("acknowledged %d, in the file %d, %v", r.Added, n, err)
+				t.Errorf("acknowledged %d, in the file %d, %v; want the same number, less than all", r.Added, n, err)
 			}
 			if !strings.Contains(r.Text, stile.LostEvicted.String()) {
-				t.Errorf("%q does not say why: %v", r.Text, stile.LostEvicted)
+				t.Errorf("got %q, want it to contain %v", r.Text, stile.LostEvicted)
 			}
-			h.tells(waiting)
-			if again := h.tells(adding); again.Added != r.Added {
-				t.Errorf("it goes on as %+v, after %+v", again, r)
+			h.waitFor(waiting)
+			if again := h.waitFor(adding); again.Added != r.Added {
+				t.Errorf("after the loss: got %+v, want as many added as in %+v", again, r)
 			}
-			h.tells(halfway)
+			h.waitFor(halfway)
 			h.goesOn()
-			h.tells(done)
+			h.waitFor(done)
 			if n, err := readCounter(counter); n != all || err != nil {
-				t.Errorf("at the end: %d, %v", n, err)
+				t.Errorf("at the end: got %d, %v in the file, want all", n, err)
 			}
 			if err := h.ends(); err != nil {
 				t.Error(err)
@@ -193,27 +195,27 @@ func TestAWorkerThatLosesTheLockStopsTellsAndJoinsAgain(t *testing.T) {
 	}
 }
 
-func TestAWorkerWithoutAJobSaysWhoStartsWorkers(t *testing.T) {
+func TestWork_withoutJob(t *testing.T) {
 	t.Parallel()
 	err := Work(t.Context(), strings.NewReader(""), io.Discard, nil)
 	if err == nil || !strings.Contains(err.Error(), "stile demo") {
-		t.Errorf("%v", err)
+		t.Errorf("got %v", err)
 	}
 }
 
-func TestAWorkerEndsWithItsParentWhileItWaits(t *testing.T) {
+func TestWork_endsWithParentWhileWaiting(t *testing.T) {
 	t.Parallel()
 	opened := memory(t)
 	j := job{Lock: "demo", TTL: ttl, Counter: testCounter(t), Add: 10}
-	holder := hire(t, opened, j)
+	holder := startWorker(t, opened, j)
 	holder.begins()
-	holder.tells(halfway)
-	waiter := hire(t, opened, j)
-	waiter.tells(ready)
+	holder.waitFor(halfway)
+	waiter := startWorker(t, opened, j)
+	waiter.waitFor(ready)
 	waiter.goesOn()
-	waiter.tells(waiting)
+	waiter.waitFor(waiting)
 	waiter.quit.Close()
-	if err := waiter.ends(); !errors.Is(err, errAlone) {
-		t.Errorf("%v", err)
+	if err := waiter.ends(); !errors.Is(err, errParentEnded) {
+		t.Errorf("got %v", err)
 	}
 }

@@ -9,12 +9,13 @@ import (
 	"github.com/stilelock/stile/cmd/stile/internal/filelock"
 )
 
-// On the systems Stile runs on a lock belongs to the opened file, so that one process can play two here.
-func TestKindsExcludeEachOther(t *testing.T) {
+// On the systems that Stile supports, a lock belongs to the open file, so one process can play two
+// here.
+func TestTry_kinds(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
 		first, second filelock.Kind
-		together      bool
+		compatible    bool
 	}{
 		"shared, shared":       {filelock.Shared, filelock.Shared, true},
 		"shared, exclusive":    {filelock.Shared, filelock.Exclusive, false},
@@ -30,11 +31,11 @@ func TestKindsExcludeEachOther(t *testing.T) {
 			}
 			second, err := filelock.Try(path, c.second)
 			switch {
-			case c.together && err != nil:
-				t.Errorf("together: %v", err)
-			case !c.together && !errors.Is(err, filelock.ErrLocked):
-				t.Errorf("not together: %v, want ErrLocked", err)
-			case c.together:
+			case c.compatible && err != nil:
+				t.Errorf("compatible kinds: %v", err)
+			case !c.compatible && !errors.Is(err, filelock.ErrLocked):
+				t.Errorf("incompatible kinds: got %v, want ErrLocked", err)
+			case c.compatible:
 				second.Unlock()
 			}
 			first.Unlock()
@@ -47,7 +48,7 @@ func TestKindsExcludeEachOther(t *testing.T) {
 	}
 }
 
-func TestWaitGivesUpWithItsContext(t *testing.T) {
+func TestWait_endsWithContext(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "lock")
 	first, err := filelock.Try(path, filelock.Exclusive)
@@ -55,14 +56,14 @@ func TestWaitGivesUpWithItsContext(t *testing.T) {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
-	gaveUp := make(chan error)
+	waited := make(chan error)
 	go func() {
 		_, err := filelock.Wait(ctx, path, filelock.Exclusive)
-		gaveUp <- err
+		waited <- err
 	}()
 	cancel()
-	if err := <-gaveUp; !errors.Is(err, filelock.ErrLocked) {
-		t.Errorf("%v, want ErrLocked", err)
+	if err := <-waited; !errors.Is(err, filelock.ErrLocked) {
+		t.Errorf("got %v, want ErrLocked", err)
 	}
 	first.Unlock()
 	second, err := filelock.Wait(t.Context(), path, filelock.Exclusive)
@@ -72,9 +73,9 @@ func TestWaitGivesUpWithItsContext(t *testing.T) {
 	second.Unlock()
 }
 
-func TestAFileThatCannotBeMade(t *testing.T) {
+func TestTry_missingDirectory(t *testing.T) {
 	t.Parallel()
 	if _, err := filelock.Try(filepath.Join(t.TempDir(), "no", "such"), filelock.Shared); err == nil {
-		t.Error("locked a file in a directory that is not there")
+		t.Error("got no error for a file in a missing directory")
 	}
 }

@@ -1,7 +1,6 @@
 //go:build unix
 
-// Package inherited is for processes that outlive, or stand beside, what has started them, and have to let go of its
-// files.
+// Package inherited closes inherited files in processes that outlive their parent.
 package inherited
 
 import (
@@ -12,13 +11,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Close closes files that whoever started us had open without knowing, a lock of flock(1) or a pipe that somebody reads
-// to its end, and that would stay open for as long as we run: all but stdin, stdout, stderr and those to keep. Files opened
-// by this program, or by Go's runtime, are marked to be closed when another program is run; inherited ones cannot be.
+// Close closes the files that this process inherited, except stdin, stdout, stderr and keep. The
+// parent may not know of them: a lock of flock(1), or a pipe whose reader waits for its end, would
+// otherwise stay open as long as this process runs. Files opened by this program or by Go's runtime
+// have the close-on-exec flag and stay open; inherited ones cannot have it.
 func Close(keep ...int) {
 	files, err := os.ReadDir("/dev/fd")
 	if err != nil {
-		return // there is no such list on this system
+		return // this system does not list open files
 	}
 	for _, f := range files {
 		fd, err := strconv.Atoi(f.Name())

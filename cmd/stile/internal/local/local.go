@@ -1,19 +1,21 @@
-// Package local finds the lock server of this user on this machine, the one behind local:, and starts it in the
-// background if it does not run.
+// Package local finds this user's lock server on this machine, the one behind local:, and starts it
+// in the background if it does not run.
 //
 // The server belongs to a directory, its home, in the user's state directory:
 //
-//	lock         locked, shared, while a process looks for the server, and alone while one starts or ends it
+//	lock         locked shared while a process looks for the server, and exclusively while one
+//	             starts or stops it
 //	socket       a link to the unix socket that the server listens on
 //	server.sock  that socket
-//	pid          the process id of the server, which keeps the file locked for as long as it runs
-//	server.log   what the server has logged since it was started
+//	pid          the server's process id; the server keeps the file locked as long as it runs
+//	server.log   the server's log since its start
 //	data/        its data
-//	said-…       what a person was told once
+//	said-…       marks a notice that was shown once
 //
-// The socket is elsewhere if the path of server.sock does not fit into the address of a unix socket, or if the file
-// system has no sockets: then it is in a directory in /tmp with a random name, which nobody can occupy beforehand. An
-// earlier version had it in $XDG_RUNTIME_DIR. So clients find it by the link, and nothing else.
+// The socket is elsewhere if the path of server.sock is too long for a unix socket, or if the file
+// system does not support sockets. It is then in a directory in /tmp with a random name, which
+// nobody can occupy beforehand. An earlier version had it in $XDG_RUNTIME_DIR. Clients therefore
+// find the socket only through the link.
 package local
 
 import (
@@ -25,14 +27,14 @@ import (
 	"runtime"
 )
 
-// URL stands for the server of this package where the URL of a store is asked for.
+// URL selects the server of this package in place of a store's URL.
 const URL = "local:"
 
 // ErrNone means that no local server runs.
 var ErrNone = errors.New("no local server runs")
 
-// StateDir is where Stile keeps what belongs to the user on this machine: $XDG_STATE_HOME/stile, usually
-// ~/.local/state/stile. It need not be there.
+// StateDir returns the directory for Stile's files of this user on this machine:
+// $XDG_STATE_HOME/stile, usually ~/.local/state/stile. It may not exist.
 func StateDir() (string, error) {
 	if runtime.GOOS == "windows" {
 		dir, err := os.UserCacheDir() // %LocalAppData%
@@ -42,15 +44,15 @@ func StateDir() (string, error) {
 		return filepath.Join(dir, "stile"), nil
 	}
 	home := os.Getenv("HOME")
-	if home == "" { // services have none in their environment
+	if home == "" { // as in the environment of a service
 		u, err := user.Current()
 		if err != nil {
-			return "", fmt.Errorf("no place to keep data: HOME is not set, and %w; set HOME or XDG_STATE_HOME", err)
+			return "", fmt.Errorf("no state directory: HOME is not set, and %w; set HOME or XDG_STATE_HOME", err)
 		}
 		home = u.HomeDir
 	}
 	if !filepath.IsAbs(home) {
-		return "", errors.New("no place to keep data: the home directory is unknown; set HOME or XDG_STATE_HOME")
+		return "", errors.New("no state directory: the home directory is unknown; set HOME or XDG_STATE_HOME")
 	}
 	return filepath.Join(home, ".local", "state", "stile"), nil
 }
@@ -58,13 +60,13 @@ func StateDir() (string, error) {
 // Home is the directory of a local server.
 type Home string
 
-// DefaultHome is the home of the server behind local:.
+// DefaultHome returns the home of the server behind local:.
 func DefaultHome() (Home, error) {
 	dir, err := StateDir()
 	return Home(filepath.Join(dir, "local")), err
 }
 
-// Data is the server's data directory.
+// Data returns the server's data directory.
 func (h Home) Data() string { return filepath.Join(string(h), "data") }
 
 func (h Home) lock() string { return filepath.Join(string(h), "lock") }
@@ -72,11 +74,11 @@ func (h Home) link() string { return filepath.Join(string(h), "socket") }
 func (h Home) pid() string  { return filepath.Join(string(h), "pid") }
 func (h Home) log() string  { return filepath.Join(string(h), "server.log") }
 
-// elsewhere ends the error of somebody for whom there is no local server.
-const elsewhere = "; or name a store with --url or STILE_URL"
+// otherStore ends the errors of a local server that cannot be used.
+const otherStore = "; or name a store with --url or STILE_URL"
 
-// Once reports whether it is the first time that this is called with this key, in any process. It returns false if that
-// cannot be remembered.
+// Once reports whether it is called with this key for the first time by any process. It returns
+// false if it cannot record the call.
 func (h Home) Once(key string) bool {
 	f, err := os.OpenFile(h.once(key), os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
@@ -86,7 +88,7 @@ func (h Home) Once(key string) bool {
 	return true
 }
 
-// WasOnce reports whether Once has been called with this key.
+// WasOnce reports whether Once was called with this key.
 func (h Home) WasOnce(key string) bool {
 	_, err := os.Lstat(h.once(key))
 	return err == nil

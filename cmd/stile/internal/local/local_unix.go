@@ -27,14 +27,15 @@ import (
 	"github.com/stilelock/stile/cmd/stile/internal/filelock"
 )
 
-// patience is how long a server may take to start. It takes a tenth of a second, and a hundred times that on a machine with
-// too much to do. A server that starts later than that is found by the next command.
-const patience = 30 * time.Second
+// startTimeout limits the start of a server. A start takes a tenth of a second, and a hundred times
+// that on an overloaded machine. A server that starts later is found by the next command.
+const startTimeout = 30 * time.Second
 
-// Ensure returns the URL of the server, as package storeurl understands it. If none runs it starts one, and tells. When
-// Ensure returns, a server has taken a connection, or said that it is ready; if ctx ends first one may be on its way.
+// Ensure returns the server's URL in the form of package storeurl. It starts a server if none runs,
+// and reports whether it did. When Ensure returns without an error, the server has accepted a
+// connection or reported that it is ready. If ctx ends first, a server may still be starting.
 func (h Home) Ensure(ctx context.Context) (storeURL string, started bool, err error) {
-	ctx, cancel := context.WithTimeout(ctx, patience)
+	ctx, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
 	if err := privateDir(string(h)); err != nil {
 		return "", false, err
@@ -47,7 +48,7 @@ func (h Home) Ensure(ctx context.Context) (storeURL string, started bool, err er
 	return urlOf(socket), started, err
 }
 
-// Find returns the URL of the server. If none runs it starts none, and the error matches [ErrNone].
+// Find returns the server's URL. It starts no server: if none runs, the error matches [ErrNone].
 func (h Home) Find(ctx context.Context) (storeURL string, err error) {
 	switch err := checkPrivate(string(h)); {
 	case errors.Is(err, fs.ErrNotExist):
@@ -59,12 +60,13 @@ func (h Home) Find(ctx context.Context) (storeURL string, err error) {
 	return urlOf(socket), err
 }
 
-// Keep starts the server again when it has ended, until ctx ends. What is held or waited for would be lost with it, and
-// it ends with the service or the login that has started it if the system ends all that such a one leaves behind. It looks
-// every second, and less often after starts that have failed: there may be many who keep the server. Keep calls failed with
-// the reason why the server has failed, or cannot be started again, once for each reason.
+// Keep restarts the server whenever it has ended, until ctx ends: without it, its holds and waiters
+// would be lost. The server ends with the service or the login that started it if the system ends
+// all processes of these. Keep checks every second, and less often after failed starts,
+// because many processes may keep the same server. It calls failed with the reason of a failure of
+// the server, or of a restart, once for each reason.
 func (h Home) Keep(ctx context.Context, failed func(error)) {
-	const often, seldom = time.Second, 10 * time.Second
+	const minInterval, maxInterval = time.Second, 10 * time.Second
 	reported := make(map[string]bool)
 	report := func(err error) {
 		if err != nil && ctx.Err() == nil && !reported[err.Error()] {
@@ -72,27 +74,28 @@ func (h Home) Keep(ctx context.Context, failed func(error)) {
 			failed(err)
 		}
 	}
-	for pause := often; ; {
+	for pause := minInterval; ; {
 		select {
 		case <-ctx.Done():
 			return
 		case <-time.After(pause):
 		}
 		if !h.hasEnded() {
-			pause = often
+			pause = minInterval
 			continue
 		}
-		report(h.failure()) // before the log is overwritten
-		pause = min(2*pause, seldom)
+		report(h.failure()) // before Ensure truncates the log
+		pause = min(2*pause, maxInterval)
 		_, _, err := h.Ensure(ctx)
 		if err == nil {
-			pause = often
+			pause = minInterval
 		}
 		report(err)
 	}
 }
 
-// hasEnded reports whether no server has the file with its process id locked. One that runs has, even if nobody can reach it.
+// hasEnded reports whether no server has the pid file locked. A running server has, even if it
+// cannot be reached.
 func (h Home) hasEnded() bool {
 	lock, err := filelock.Try(h.pid(), filelock.Shared)
 	if err != nil {
@@ -104,15 +107,16 @@ func (h Home) hasEnded() bool {
 
 func urlOf(socket string) string { return "etcd+unix://" + (&url.URL{Path: socket}).EscapedPath() }
 
-// Silent is the error for a server that Ensure has found, and that has answered nothing since: it was stopped, or
-// something is wrong with it.
+// Silent returns the error for a server that accepted a connection in Ensure and has not answered
+// since: it is stopped or broken.
 func (h Home) Silent() error {
 	pid := h.PID()
 	return fmt.Errorf("the local server (pid %s) runs but does not answer: resume it (kill -CONT %s), or kill it "+
-		"(kill -9 %s) and retry; no locks are lost%s", pid, pid, pid, elsewhere)
+		"(kill -9 %s) and retry; no locks are lost%s", pid, pid, pid, otherStore)
 }
 
-// PID is the process id of the server that runs, or was the last to run; "unknown" if it cannot be read.
+// PID returns the process id of the server, or of the last one if none runs; "unknown" if it cannot
+// be read.
 func (h Home) PID() string {
 	pid, err := os.ReadFile(h.pid())
 	if err != nil {
@@ -121,33 +125,34 @@ func (h Home) PID() string {
 	return strings.TrimSpace(string(pid))
 }
 
-// find returns the socket of a server that runs, or ErrNone.
+// find returns the socket of the running server, or ErrNone.
 func (h Home) find(ctx context.Context) (string, error) {
-	lock, err := h.locked(ctx, filelock.Shared)
+	lock, err := h.acquire(ctx, filelock.Shared)
 	if err != nil {
 		return "", err
 	}
 	defer lock.Unlock()
-	return h.look(ctx)
+	return h.lookLocked(ctx)
 }
 
-// look is for who has the lock. It leaves its time on the lock, which a server that is about to end for idleness looks
-// at: so one that has answered stays for as long as it stays idle, and can be relied on after the lock is let go.
-func (h Home) look(ctx context.Context) (string, error) {
+// lookLocked returns the socket of the running server, or ErrNone. The caller holds the lock.
+// lookLocked updates the lock's modification time. A server checks that before it stops because it
+// is idle, so a server that has just been found stays for the idle time.
+func (h Home) lookLocked(ctx context.Context) (string, error) {
 	socket, err := os.Readlink(h.link())
 	switch {
-	case errors.Is(err, fs.ErrNotExist), errors.Is(err, unix.EINVAL): // EINVAL: it is no link
+	case errors.Is(err, fs.ErrNotExist), errors.Is(err, unix.EINVAL): // EINVAL: it is not a link
 		return "", ErrNone
 	case err != nil:
 		return "", err
 	}
-	// Then whoever listens there is the server of another home: this one is a copy of that, or has the same path in another
-	// container.
+	// If something listens there, it is the server of another home, of which this one is a copy, or
+	// which has the same path in another container.
 	if h.hasEnded() {
 		return "", ErrNone
 	}
-	// In /tmp another user can have put a socket where ours was before a restart of the machine. The server of ours that
-	// runs now, if there is one, listens in a new place soon.
+	// In /tmp another user may have put a socket at the path of ours after a restart of the
+	// machine. Our own server, if it runs, will listen at a new path.
 	switch err := checkPrivate(filepath.Dir(socket)); {
 	case errors.Is(err, fs.ErrNotExist), errors.Is(err, errNotOurs):
 		return "", ErrNone
@@ -162,35 +167,35 @@ func (h Home) look(ctx context.Context) (string, error) {
 		return socket, os.Chtimes(h.lock(), now, now)
 	case errors.Is(err, unix.ECONNREFUSED), errors.Is(err, fs.ErrNotExist):
 		return "", ErrNone
-	case errors.Is(err, unix.EAGAIN): // it takes no connections, and too many wait for that
+	case errors.Is(err, unix.EAGAIN): // it accepts no connections, and its backlog is full
 		return "", h.Silent()
 	default:
-		return "", fmt.Errorf("reach the local server: %w%s", err, elsewhere)
+		return "", fmt.Errorf("connect to the local server: %w%s", err, otherStore)
 	}
 }
 
-// start starts a server, unless another process has done so meanwhile.
+// start starts a server, unless another process has just started one.
 func (h Home) start(ctx context.Context) (string, error) {
-	lock, err := h.locked(ctx, filelock.Exclusive)
+	lock, err := h.acquire(ctx, filelock.Exclusive)
 	if err != nil {
 		return "", err
 	}
 	defer lock.Unlock()
-	if socket, err := h.await(ctx); !errors.Is(err, ErrNone) {
+	if socket, err := h.awaitLocked(ctx); !errors.Is(err, ErrNone) {
 		return socket, err
 	}
-	socket, isNew, err := h.place()
+	socket, isNew, err := h.choosePath()
 	if err != nil {
 		return "", err
 	}
 	if err = h.setLink(socket); err != nil {
-		err = noPlace(err)
+		err = setupError(err)
 	} else {
 		err = h.launch(ctx, socket)
 	}
 	if err != nil {
-		// A server whose starter was stopped may have been on its way, and be faster.
-		if found, e := h.look(ctx); e == nil {
+		// A server started by a process that has since been stopped may have been faster.
+		if found, e := h.lookLocked(ctx); e == nil {
 			return found, nil
 		}
 		if isNew {
@@ -201,11 +206,12 @@ func (h Home) start(ctx context.Context) (string, error) {
 	return socket, nil
 }
 
-// await returns the socket of the server that runs, or ErrNone if none does. One that runs and cannot be reached is
-// still starting, about to end, or about to notice that its socket was removed: it is waited for.
-func (h Home) await(ctx context.Context) (string, error) {
-	for deadline := time.Now().Add(patience / 2); ; {
-		socket, err := h.look(ctx)
+// awaitLocked returns the socket of the running server, or ErrNone if none runs. A running server
+// that cannot be reached is starting, stopping, or about to notice that its socket was removed;
+// awaitLocked waits for it. The caller holds the lock.
+func (h Home) awaitLocked(ctx context.Context) (string, error) {
+	for deadline := time.Now().Add(startTimeout / 2); ; {
+		socket, err := h.lookLocked(ctx)
 		if !errors.Is(err, ErrNone) || h.hasEnded() {
 			return socket, err
 		}
@@ -220,16 +226,16 @@ func (h Home) await(ctx context.Context) (string, error) {
 	}
 }
 
-// unreachable is the error for a server that runs and cannot be reached.
+// unreachable returns the error for a running server that cannot be reached.
 func (h Home) unreachable() error {
 	pid := h.PID()
 	n, err := strconv.Atoi(pid)
 	if err != nil || errors.Is(unix.Kill(n, 0), unix.ESRCH) {
 		return fmt.Errorf("the local server in %s runs on another machine, or in another container, that shares this "+
-			"directory: %s%s", h, moveHome, elsewhere)
+			"directory: %s%s", h, moveHome, otherStore)
 	}
-	return fmt.Errorf("the local server (pid %s) runs but cannot be reached: wait until its locks are free, or end it with "+
-		"kill %s%s", pid, pid, elsewhere)
+	return fmt.Errorf("the local server (pid %s) runs but cannot be reached: wait until its locks are free, or stop it with "+
+		"kill %s%s", pid, pid, otherStore)
 }
 
 // serverSocket is the name of the socket in the home of its server.
@@ -244,46 +250,48 @@ func (h Home) real() string {
 	return path
 }
 
-// place returns the path where a server listens that this process starts, and whether a directory was made for it. It
-// is that of the last server if its directory is still there: clients that were connected look for the next one there.
-func (h Home) place() (socket string, isNew bool, err error) {
+// choosePath returns the path for the socket of a new server, and whether a directory was created
+// for it. It reuses the path of the last server if the directory still exists, because its clients
+// reconnect there.
+func (h Home) choosePath() (socket string, isNew bool, err error) {
 	last, err := os.Readlink(h.link())
 	ours := err == nil && (last == filepath.Join(h.real(), serverSocket) || filepath.Base(last) == h.socketElsewhere())
 	if ours && checkPrivate(filepath.Dir(last)) == nil {
 		return last, false, nil
 	}
-	return h.newPlace()
+	return h.newPath()
 }
 
-// newPlace is place without regard to the last server.
-func (h Home) newPlace() (socket string, isNew bool, err error) {
+// newPath is choosePath without regard to the last server.
+func (h Home) newPath() (socket string, isNew bool, err error) {
 	socket = filepath.Join(h.real(), serverSocket)
-	if len(socket) < len(unix.RawSockaddrUnix{}.Path) && h.hasSockets() { // the address ends with a zero
+	if len(socket) < len(unix.RawSockaddrUnix{}.Path) && h.hasSockets() { // the address ends with a zero byte
 		return socket, false, nil
 	}
 	dir, err := os.MkdirTemp("/tmp", "stile-")
 	if err != nil {
-		return "", false, fmt.Errorf("cannot make a directory for the local server's socket: %w%s", err, elsewhere)
+		return "", false, fmt.Errorf("cannot create a directory for the local server's socket: %w%s", err, otherStore)
 	}
 	return filepath.Join(dir, h.socketElsewhere()), true, nil
 }
 
-// socketElsewhere is the name of a socket that is not in its home. It is another for each home: the home may be a copy,
-// with a link to the socket of the original.
+// socketElsewhere returns the name of a socket outside its home. It is different for each home,
+// because a home may be a copy with a link to the socket of the original.
 func (h Home) socketElsewhere() string {
 	sum := sha256.Sum256([]byte(h.real()))
 	return fmt.Sprintf("local-%x.sock", sum[:6])
 }
 
-// hasSockets reports whether the file system of the home has sockets, by trying one.
+// hasSockets reports whether the file system of the home supports sockets. It creates one to find
+// out.
 func (h Home) hasSockets() bool {
 	path := filepath.Join(h.real(), "try.sock") // not longer than serverSocket
-	_ = os.Remove(path)                         // left by a process that was killed here
+	_ = os.Remove(path)                         // left by a process killed at this point
 	l, err := net.Listen("unix", path)
 	if err != nil {
 		return false
 	}
-	defer l.Close() // which removes it
+	defer l.Close() // removes the file
 	conn, err := net.Dial("unix", path)
 	if err != nil {
 		return false
@@ -292,21 +300,21 @@ func (h Home) hasSockets() bool {
 	return true
 }
 
-// removeDirOf removes the directory that was made for a socket, if it is empty.
+// removeDirOf removes the directory of a socket outside the home, if it is empty.
 func (h Home) removeDirOf(socket string) {
 	if dir := filepath.Dir(socket); dir != h.real() {
 		_ = os.Remove(dir)
 	}
 }
 
-func (h Home) locked(ctx context.Context, kind filelock.Kind) (*filelock.Lock, error) {
+func (h Home) acquire(ctx context.Context, kind filelock.Kind) (*filelock.Lock, error) {
 	lock, err := filelock.Wait(ctx, h.lock(), kind)
 	switch {
 	case errors.Is(err, filelock.ErrLocked):
-		return nil, fmt.Errorf("the local server is being started or stopped, and has not been ready for %v: "+
-			"see %s, and end what is stuck: fuser %s%s", patience, h.log(), h.lock(), elsewhere)
+		return nil, fmt.Errorf("the local server is being started or stopped and was not ready within %v: "+
+			"see %s, and stop the process that hangs (fuser %s)%s", startTimeout, h.log(), h.lock(), otherStore)
 	case err != nil:
-		return nil, noPlace(err)
+		return nil, setupError(err)
 	}
 	return lock, nil
 }
@@ -322,16 +330,16 @@ func (h Home) setLink(socket string) error {
 	return os.Rename(next, h.link())
 }
 
-// launch starts the server in the background and waits until it says on a pipe that it is ready, or what is wrong. If
-// it ends without a word, so does the pipe.
+// launch starts the server in the background and waits until it writes to a pipe that it is ready,
+// or an error. If the server ends without writing, the pipe is closed.
 func (h Home) launch(ctx context.Context, socket string) error {
 	self, err := os.Executable()
 	if err != nil {
-		return fmt.Errorf("start the local server: %w%s", err, elsewhere)
+		return fmt.Errorf("start the local server: %w%s", err, otherStore)
 	}
 	log, err := os.OpenFile(h.log(), os.O_CREATE|os.O_WRONLY|os.O_TRUNC|os.O_APPEND, 0o600)
 	if err != nil {
-		return noPlace(err)
+		return setupError(err)
 	}
 	defer log.Close()
 	ready, readyIn, err := os.Pipe()
@@ -341,39 +349,40 @@ func (h Home) launch(ctx context.Context, socket string) error {
 	defer ready.Close()
 
 	cmd := exec.Command(self, "serve", "--background", string(h), "--socket", socket, "--ready-fd", "3")
-	cmd.Dir = "/" // it must not keep a file system busy
-	// Without STILE_NAME and the like it is no part of the command of a stile run around us, and not stopped with it.
+	cmd.Dir = "/" // do not keep a file system busy
+	// Without variables like STILE_NAME, the server is no part of the command of an enclosing stile
+	// run, and is not stopped with it.
 	cmd.Env = slices.DeleteFunc(os.Environ(), func(v string) bool { return !inherits(v) })
 	cmd.Stdout, cmd.Stderr = log, log
 	cmd.ExtraFiles = []*os.File{readyIn} // becomes file 3
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	err = cmd.Start()
-	readyIn.Close() // the server's copy remains, so that the pipe ends with the server
+	readyIn.Close() // only the server's copy stays open, so the pipe ends with the server
 	if err != nil {
-		return fmt.Errorf("start the local server: %w%s", err, elsewhere)
+		return fmt.Errorf("start the local server: %w%s", err, otherStore)
 	}
-	go cmd.Wait() //nolint:errcheck // the server outlives us; this is for the case that it does not
+	go cmd.Wait() //nolint:errcheck // usually the server outlives us; if not, this reaps it
 
 	stop := context.AfterFunc(ctx, func() { _ = ready.SetReadDeadline(time.Unix(1, 0)) })
 	defer stop()
-	said, err := io.ReadAll(ready)
+	reply, err := io.ReadAll(ready)
 	switch {
-	case string(said) == readyWord:
+	case string(reply) == readyReply:
 		return nil
 	case errors.Is(ctx.Err(), context.Canceled):
 		return ctx.Err()
 	case err != nil:
-		return fmt.Errorf("the local server (pid %d) has not been ready for %v: try again, see %s, or end it with kill %d%s",
-			cmd.Process.Pid, patience, h.log(), cmd.Process.Pid, elsewhere)
-	case len(said) > 0:
-		return fmt.Errorf("the local server did not start: %s%s", said, elsewhere)
+		return fmt.Errorf("the local server (pid %d) was not ready within %v: try again, see %s, or stop it with kill %d%s",
+			cmd.Process.Pid, startTimeout, h.log(), cmd.Process.Pid, otherStore)
+	case len(reply) > 0:
+		return fmt.Errorf("the local server did not start: %s%s", reply, otherStore)
 	default:
-		return fmt.Errorf("the local server did not start: %s%s", h.logTail(), elsewhere)
+		return fmt.Errorf("the local server did not start: %s%s", h.logTail(), otherStore)
 	}
 }
 
-// inherits reports whether the server gets a variable of our environment. It outlives us, and serves others: secrets of
-// its first user are no business of it.
+// inherits reports whether the server inherits an environment variable. It outlives this process
+// and serves others, so it must not get the secrets of its first user.
 func inherits(variable string) bool {
 	name, _, _ := strings.Cut(variable, "=")
 	switch name {
@@ -385,10 +394,10 @@ func inherits(variable string) bool {
 	return strings.HasPrefix(name, "LC_") || strings.HasPrefix(name, "XDG_")
 }
 
-// readyWord is what the server says on the pipe when it is ready.
-const readyWord = "ready"
+// readyReply is what the server writes to the pipe when it is ready.
+const readyReply = "ready"
 
-// logTail is the last that the server has said.
+// logTail returns the last line of the server's log.
 func (h Home) logTail() string {
 	log, err := os.ReadFile(h.log())
 	if err != nil {
@@ -397,74 +406,75 @@ func (h Home) logTail() string {
 	lines := strings.Split(string(bytes.TrimSpace(log)), "\n")
 	last := strings.TrimPrefix(lines[len(lines)-1], "stile: ")
 	if last == "" {
-		return "it has said nothing in " + h.log()
+		return "nothing was logged to " + h.log()
 	}
 	return last
 }
 
-// hasFailed is how the error of a server begins that could not go on.
-const hasFailed = "the server has failed: "
+// failedPrefix begins the error of a server that failed while it ran.
+const failedPrefix = "the server has failed: "
 
-// failure is the error of the last server; nil if that was told to end, or killed.
+// failure returns the error of the last server; nil if it was stopped in order or killed.
 func (h Home) failure() error {
-	if reason, ok := strings.CutPrefix(h.logTail(), hasFailed); ok {
+	if reason, ok := strings.CutPrefix(h.logTail(), failedPrefix); ok {
 		return fmt.Errorf("the local server has failed: %s", reason)
 	}
 	return nil
 }
 
-// moveHome tells what to do about a home that cannot be used.
+// moveHome is the advice for a home that cannot be used.
 const moveHome = "set HOME or XDG_STATE_HOME to a writable directory"
 
-// noPlace is the error for a file of the local server that cannot be made or used.
-func noPlace(err error) error {
+// setupError returns the error for a file of the local server that cannot be created or used.
+func setupError(err error) error {
 	advice := moveHome
 	if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
-		advice = "free space on that disk, or " + moveHome
+		advice = "free some space on that disk, or " + moveHome
 	}
-	return fmt.Errorf("cannot set up the local server: %w; %s%s", err, advice, elsewhere)
+	return fmt.Errorf("cannot set up the local server: %w; %s%s", err, advice, otherStore)
 }
 
-// privateDir makes sure that dir is there and ours alone.
+// privateDir creates dir if necessary, and checks that it is accessible to this user only.
 func privateDir(dir string) error {
 	err := checkPrivate(dir)
 	if !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
 	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return noPlace(err)
+		return setupError(err)
 	}
 	return checkPrivate(dir)
 }
 
-// errNotOurs means that the path does not lead to a directory of this user.
+// errNotOurs means that the path is not a directory of this user.
 var errNotOurs = errors.New("not a directory of this user")
 
-// notOursError is an errNotOurs that says more.
+// notOursError is an error with details that matches errNotOurs.
 type notOursError string
 
 func (e notOursError) Error() string   { return string(e) }
 func (e notOursError) Is(t error) bool { return t == errNotOurs }
 
-// checkPrivate reports what is wrong with a directory that should be ours, with nobody else let in.
+// checkPrivate returns an error unless dir is a directory of this user that is accessible to nobody
+// else.
 func checkPrivate(dir string) error {
 	var stat unix.Stat_t
 	if err := unix.Lstat(dir, &stat); err != nil {
-		return noPlace(&fs.PathError{Op: "lstat", Path: dir, Err: err})
+		return setupError(&fs.PathError{Op: "lstat", Path: dir, Err: err})
 	}
 	switch {
 	case int(stat.Uid) != os.Getuid():
 		return notOursError(fmt.Sprintf("%s belongs to %s, and this is %s: run stile as that user, or %s (sudo -H does)%s",
-			dir, userName(int(stat.Uid)), userName(os.Getuid()), moveHome, elsewhere))
+			dir, userName(int(stat.Uid)), userName(os.Getuid()), moveHome, otherStore))
 	case stat.Mode&unix.S_IFMT != unix.S_IFDIR:
-		return notOursError(fmt.Sprintf("%s should be a directory and is not: move it away, or %s%s", dir, moveHome, elsewhere))
+		return notOursError(fmt.Sprintf("%s is not a directory: move it away, or %s%s", dir, moveHome, otherStore))
 	case stat.Mode&0o077 != 0:
-		return fmt.Errorf("the directory %s is accessible to other users: make it private with chmod 700%s", dir, elsewhere)
+		return fmt.Errorf("the directory %s is accessible to other users: make it private with chmod 700%s", dir, otherStore)
 	}
 	return nil
 }
 
-// userName names a user for people: by name, if there is one, and number.
+// userName returns a user's name, if there is one, and number.
 func userName(uid int) string {
 	if u, err := user.LookupId(strconv.Itoa(uid)); err == nil {
 		return fmt.Sprintf("user %s (%d)", u.Username, uid)

@@ -25,7 +25,7 @@ func (h Home) Find(context.Context) (string, error) { return "", ErrNone }
 // PID returns "unknown": there is no local server on Windows.
 func (h Home) PID() string { return "unknown" }
 
-// Silent returns an error, though there is no local server on Windows that it could be about.
+// Silent returns an error: there is no local server on Windows.
 func (h Home) Silent() error { return errWindows }
 
 // Serve returns an error: there is no local server on Windows.

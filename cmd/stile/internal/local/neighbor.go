@@ -12,20 +12,20 @@ import (
 	"syscall"
 )
 
-// theirSocket matches the path of the socket of a local server, of this version and earlier ones.
-var theirSocket = regexp.MustCompile(`/stile/local/server\.sock$|/local-[0-9a-f]{12}\.sock$`)
+// socketPath matches the socket paths of local servers, of this version and earlier ones.
+var socketPath = regexp.MustCompile(`/stile/local/server\.sock$|/local-[0-9a-f]{12}\.sock$`)
 
-// Neighbor returns another user of this machine whose local server runs; empty if there is none, or the system does not
-// tell. It believes the paths of sockets, which every user can choose: what it returns is good for a remark and nothing
-// else.
+// Neighbor returns another user of this machine whose local server runs; empty if there is none or
+// the system does not show it. Every user can choose the paths of sockets, so the result may be
+// used in a message but must not be relied on.
 func (h Home) Neighbor() string {
-	sockets, err := os.ReadFile("/proc/net/unix") // for all to read, and a millisecond even on a busy machine
+	sockets, err := os.ReadFile("/proc/net/unix") // readable by everybody; takes a millisecond even on a busy machine
 	if err != nil {
 		return ""
 	}
 	for line := range strings.Lines(string(sockets)) {
 		_, path, ok := strings.Cut(strings.TrimSuffix(line, "\n"), " /") // the last column, if it is a path
-		if !ok || !theirSocket.MatchString("/"+path) {
+		if !ok || !socketPath.MatchString("/"+path) {
 			continue
 		}
 		if uid := ownerOf("/" + path); uid >= 0 && uid != os.Getuid() {
@@ -35,7 +35,8 @@ func (h Home) Neighbor() string {
 	return ""
 }
 
-// ownerOf returns the user whom a file belongs to, or else whose directory hides it; -1 if there is no such file.
+// ownerOf returns the owner of a file or, if it is inaccessible, of the first parent directory that
+// is accessible; -1 if there is no such file.
 func ownerOf(path string) int {
 	info, err := os.Lstat(path)
 	for errors.Is(err, fs.ErrPermission) && path != "/" {

@@ -21,27 +21,28 @@ import (
 	"github.com/stilelock/stile/cmd/stile/internal/node"
 )
 
-// Serve is the server in the background: it listens on socket until ctx ends or, for as long as idle, nobody has looked
-// for it or been connected and no lease been alive. It says that it is ready, or why it cannot be, to the file ready,
-// which it has inherited; if ready is negative it tells nobody.
+// Serve runs the server of the background process. It listens on socket until ctx ends or until,
+// for the duration idle, no process has looked for it, no client has been connected and no lease
+// has existed. It writes to the inherited file ready that it is ready, or the error; a negative
+// ready means that nobody waits for that.
 func (h Home) Serve(ctx context.Context, socket string, idle time.Duration, ready int, log *slog.Logger) error {
 	inherited.Close(ready)
 	claim, err := h.claim(ctx, socket)
 	if err != nil {
-		tell(ready, err.Error())
+		notify(ready, err.Error())
 		return err
 	}
 	defer claim.Unlock()
 	n, listening, err := h.open(ctx, socket, log)
 	if err != nil {
-		tell(ready, err.Error())
+		notify(ready, err.Error())
 		return err
 	}
 	defer n.Close()
 	log.Info("ready", "url", n.URL(), "data", n.Dir(), "pid", os.Getpid())
-	tell(ready, readyWord)
+	notify(ready, readyReply)
 
-	look := time.NewTicker(max(min(idle/20, attention), time.Millisecond))
+	look := time.NewTicker(max(min(idle/20, socketCheckInterval), time.Millisecond))
 	defer look.Stop()
 	for {
 		select {
@@ -50,7 +51,7 @@ func (h Home) Serve(ctx context.Context, socket string, idle time.Duration, read
 			h.end(n, socket)
 			return nil
 		case <-n.Stopped():
-			return fmt.Errorf(hasFailed+"%w", n.Err())
+			return fmt.Errorf(failedPrefix+"%w", n.Err())
 		case <-look.C:
 			if n.IdleFor() >= idle && h.retire(n, socket, idle) {
 				log.Info("stopped", "reason", "idle for "+idle.String())
@@ -59,29 +60,30 @@ func (h Home) Serve(ctx context.Context, socket string, idle time.Duration, read
 			if isAt(socket, listening) {
 				continue
 			}
-			again, at, err := h.listenAgain(n, socket)
+			newSocket, info, err := h.listenAgain(n, socket)
 			switch {
 			case err == nil:
-				socket, listening = again, at
+				socket, listening = newSocket, info
 				log.Info("socket was removed; listening again", "url", urlOf(socket))
 			case n.IdleFor() > 0:
-				log.Info("stopped", "reason", "nobody can reach "+socket+" anymore")
+				log.Info("stopped", "reason", "clients cannot reach "+socket+" any more")
 				return nil
 			}
 		}
 	}
 }
 
-// attention is how often a server looks whether its socket is still there. Programs that clean up may remove it.
-const attention = 2 * time.Second
+// socketCheckInterval is how often a server checks that its socket still exists. Programs that
+// clean up may remove it.
+const socketCheckInterval = 2 * time.Second
 
-// listenAgain is for a server whose socket was removed. It listens in the same place, or in a new one if the directory
-// is gone or belongs to another user by now, and sets the link.
+// listenAgain restores the socket after it was removed. It listens at the same path, or at a new
+// one if the directory is gone or now belongs to another user, and sets the link.
 func (h Home) listenAgain(n *node.Node, socket string) (string, fs.FileInfo, error) {
 	isNew := false
 	if checkPrivate(filepath.Dir(socket)) != nil {
 		var err error
-		if socket, isNew, err = h.newPlace(); err != nil {
+		if socket, isNew, err = h.newPath(); err != nil {
 			return "", nil, err
 		}
 	}
@@ -112,36 +114,37 @@ func (h Home) listenAt(n *node.Node, socket string) (fs.FileInfo, error) {
 	return listening, nil
 }
 
-// claim makes this process the only server of its home, the one whose process id can be read there. A predecessor that
-// was told to end a moment ago, or has noticed that nobody can reach it, is waited for.
+// claim makes this process the only server of its home and writes its process id there. It waits
+// for a predecessor, which may be stopping, or about to notice that it cannot be reached.
 func (h Home) claim(ctx context.Context, socket string) (*filelock.Lock, error) {
-	ctx, cancel := context.WithTimeout(ctx, patience/3)
+	ctx, cancel := context.WithTimeout(ctx, startTimeout/3)
 	defer cancel()
-	last := false // the time is up, and this is the last try: a process that stood still meanwhile gets one too
+	last := false // one last try after the timeout: this process may have been stopped meanwhile
 	lock, err := filelock.Try(h.pid(), filelock.Exclusive)
 	for errors.Is(err, filelock.ErrLocked) {
-		if listens(socket) { // nobody did when this process was started
-			return nil, errors.New("another one has been faster")
+		if listens(socket) { // nothing did when this process was started
+			return nil, errors.New("another server was started at the same time")
 		}
 		if last {
 			pid := h.PID()
-			return nil, fmt.Errorf("another one (pid %s) is running", pid)
+			return nil, fmt.Errorf("another server (pid %s) is running", pid)
 		}
 		time.Sleep(10 * time.Millisecond)
 		last = ctx.Err() != nil
 		lock, err = filelock.Try(h.pid(), filelock.Exclusive)
 	}
 	if err != nil {
-		return nil, noPlace(err)
+		return nil, setupError(err)
 	}
 	if err := os.WriteFile(h.pid(), []byte(strconv.Itoa(os.Getpid())+"\n"), 0o600); err != nil {
 		lock.Unlock()
-		return nil, noPlace(err)
+		return nil, setupError(err)
 	}
 	return lock, nil
 }
 
-// listens reports whether somebody accepts connections at socket, or would if it did not hang: too many wait for that.
+// listens reports whether a process listens on socket. It also counts if it hangs and its backlog
+// is full.
 func listens(socket string) bool {
 	conn, err := net.Dial("unix", socket)
 	if err == nil {
@@ -150,11 +153,12 @@ func listens(socket string) bool {
 	return err == nil || errors.Is(err, unix.EAGAIN)
 }
 
-// open starts the server, and returns what its socket is known by.
+// open starts the server, and returns the file info of its socket.
 func (h Home) open(ctx context.Context, socket string, log *slog.Logger) (*node.Node, fs.FileInfo, error) {
-	// It would be taken from whoever listens there: a server in another container, say, whose home has the same path.
+	// node.Start would remove the socket of another program, for example of a server in another
+	// container whose home has the same path.
 	if listens(socket) {
-		return nil, nil, fmt.Errorf("another program listens on %s: end it, or %s", socket, moveHome)
+		return nil, nil, fmt.Errorf("another program listens on %s: stop it, or %s", socket, moveHome)
 	}
 	n, err := node.Start(ctx, node.Config{Dir: h.Data(), MoveDir: moveHome, Socket: socket, Logger: log})
 	if err != nil {
@@ -168,14 +172,14 @@ func (h Home) open(ctx context.Context, socket string, log *slog.Logger) (*node.
 	return n, listening, nil
 }
 
-// isAt reports whether path is the file it was.
+// isAt reports whether path is still the same file.
 func isAt(path string, was fs.FileInfo) bool {
 	is, err := os.Lstat(path)
 	return err == nil && os.SameFile(is, was)
 }
 
-// retire closes the server, unless somebody looks for it at this moment or has done so lately. Nobody finds it before
-// it has ended.
+// retire closes the server, unless a process is looking for it or has done so within idle. It holds
+// the lock, so no process finds the server while it stops.
 func (h Home) retire(n *node.Node, socket string, idle time.Duration) bool {
 	lock, err := filelock.Try(h.lock(), filelock.Exclusive)
 	if err != nil {
@@ -191,26 +195,27 @@ func (h Home) retire(n *node.Node, socket string, idle time.Duration) bool {
 	return true
 }
 
-// end closes the server for another reason than idleness. While clients are connected, the directory of the socket stays:
-// they look for the next server there, and another user must not get that place.
+// end closes the server when it was not idle. While clients are connected, the directory of the
+// socket stays: they will look for the next server there, and another user must not be able to take
+// the path.
 func (h Home) end(n *node.Node, socket string) {
 	needed := n.IdleFor() == 0
 	n.Close()
 	if needed {
 		return
 	}
-	if lock, err := filelock.Try(h.lock(), filelock.Exclusive); err == nil { // or else the next server is on its way
+	if lock, err := filelock.Try(h.lock(), filelock.Exclusive); err == nil { // if it is locked, the next server is starting
 		h.removeDirOf(socket)
 		lock.Unlock()
 	}
 }
 
-// tell writes a word for who waits on the other end of a pipe, and closes it. They may have gone.
-func tell(fd int, word string) {
+// notify writes text to the pipe fd and closes it. The reader may have ended.
+func notify(fd int, text string) {
 	if fd < 0 {
 		return
 	}
 	pipe := os.NewFile(uintptr(fd), "ready")
-	_, _ = pipe.WriteString(word)
+	_, _ = pipe.WriteString(text)
 	_ = pipe.Close()
 }

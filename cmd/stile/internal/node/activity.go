@@ -9,17 +9,17 @@ import (
 	"google.golang.org/grpc/stats"
 )
 
-// activity tells how many clients are connected and when one last came or went. It hears of them as the server's
+// activity counts the connected clients and records the time of the last change. It is the server's
 // stats handler.
 type activity struct {
-	began     time.Time
+	started   time.Time
 	connected atomic.Int64
-	last      atomic.Int64 // when something last happened, as the time since began
+	last      atomic.Int64 // time of the last change, as a duration since started
 }
 
-func (a *activity) touch() { a.last.Store(int64(time.Since(a.began))) }
+func (a *activity) touch() { a.last.Store(int64(time.Since(a.started))) }
 
-func (a *activity) ago() time.Duration { return time.Since(a.began) - time.Duration(a.last.Load()) }
+func (a *activity) idle() time.Duration { return time.Since(a.started) - time.Duration(a.last.Load()) }
 
 // TagConn implements stats.Handler.
 func (a *activity) TagConn(ctx context.Context, _ *stats.ConnTagInfo) context.Context { return ctx }
@@ -41,15 +41,15 @@ func (a *activity) HandleConn(_ context.Context, s stats.ConnStats) {
 	a.touch()
 }
 
-// IdleFor is for how long nobody has been connected and no lease been alive, as far as this method knows: of leases it
-// knows how many there are whenever it is called. It must be called every now and then. Clients that are connected with
-// TLS are not counted, their leases are.
+// IdleFor returns how long no client has been connected and no lease has existed. It samples the
+// leases only when it is called, so it must be called regularly. Clients that are connected with
+// TLS are not counted, but their leases are.
 func (n *Node) IdleFor() time.Duration {
-	ctx := n.etcd.Server.AuthStore().WithRoot(context.Background()) // nobody else may see all leases
+	ctx := n.etcd.Server.AuthStore().WithRoot(context.Background()) // listing all leases needs the rights of root
 	leases, err := n.etcd.Server.LeaseLeases(ctx, &etcdserverpb.LeaseLeasesRequest{})
 	if err != nil || len(leases.Leases) > 0 || n.activity.connected.Load() > 0 {
 		n.activity.touch()
 		return 0
 	}
-	return n.activity.ago()
+	return n.activity.idle()
 }

@@ -8,8 +8,8 @@ import (
 	"unicode"
 )
 
-// An address that is taken names a place on this machine to listen on, and is what was written.
-func FuzzListenAddress(f *testing.F) {
+// An accepted address has a host of this machine and a port, and resolves to itself.
+func FuzzResolve(f *testing.F) {
 	for _, address := range []string{
 		"127.0.0.1:2379", "[::1]:2379", "localhost:1", "0.0.0.0:65535", "[fe80::1%eth0]:1", ":2379", "127.0.0.1", "127.0.0.1:", "127.0.0.1:http",
 		"127.0.0.1:65536", "127.0.0.1:-1", "127.0.0.1:+1", "127.0.0.1:01", "example.com:1", "::1:1", "[127.0.0.1]:1", "[]:1", "",
@@ -18,26 +18,26 @@ func FuzzListenAddress(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, address string) {
 		if _, port, err := net.SplitHostPort(address); err == nil && strings.Trim(port, "0") == "" {
-			return // would look for a free one
+			return // would choose a free port
 		}
 		host, port, err := (Config{}).resolve("--listen", address)
 		if err != nil {
-			wantsToBeRead(t, err, "--listen")
+			checkReadable(t, err, "--listen")
 			return
 		}
 		if _, err := netip.ParseAddr(host); err != nil && host != "localhost" {
-			t.Errorf("%q is taken as the host %q", address, host)
+			t.Errorf("%q resolves to host %q, which is neither an IP address nor localhost", address, host)
 		}
 		if _, err := net.LookupPort("tcp", port); err != nil {
-			t.Errorf("%q is taken as the port %q", address, port)
+			t.Errorf("%q resolves to the invalid port %q", address, port)
 		}
 		if again, same, err := (Config{}).resolve("--listen", net.JoinHostPort(host, port)); err != nil || again != host || same != port {
-			t.Errorf("%q is taken as %q and %q, and those as %q and %q, %v", address, host, port, again, same, err)
+			t.Errorf("%q resolves to %q and %q, and those to %q and %q, %v", address, host, port, again, same, err)
 		}
 	})
 }
 
-// The URL of a member that is taken is one that others can connect to, and nothing else.
+// An accepted URL of a member can be connected to and has no other parts.
 func FuzzPeerURL(f *testing.F) {
 	for _, seed := range []struct{ name, url string }{
 		{"a", "http://127.0.0.1:2380"},
@@ -67,22 +67,22 @@ func FuzzPeerURL(f *testing.F) {
 	f.Fuzz(func(t *testing.T, name, text string) {
 		u, err := peerURL(name, text)
 		if err != nil {
-			wantsToBeRead(t, err, "member")
+			checkReadable(t, err, "member")
 			return
 		}
 		if _, err := net.LookupPort("tcp", u.Port()); err != nil {
-			t.Errorf("%q is taken with the port %q", text, u.Port())
+			t.Errorf("%q is accepted with the invalid port %q", text, u.Port())
 		}
 		if u.String() != text || strings.ContainsAny(strings.TrimPrefix(text, u.Scheme+"://"), "/?#@,") {
-			t.Errorf("%q is taken as %q", text, u)
+			t.Errorf("%q is accepted as %q", text, u)
 		}
 	})
 }
 
-// wantsToBeRead checks that the error says what it is about, in one line.
-func wantsToBeRead(t *testing.T, err error, about string) {
+// checkReadable checks that the error names its subject, in one line.
+func checkReadable(t *testing.T, err error, about string) {
 	t.Helper()
 	if text := err.Error(); !strings.Contains(text, about) || strings.ContainsFunc(text, unicode.IsControl) {
-		t.Errorf("the error is %q", text)
+		t.Errorf("got the error %q, want one line that names its subject", text)
 	}
 }

@@ -17,19 +17,20 @@ import (
 	"go.etcd.io/etcd/server/v3/embed"
 )
 
-// Cluster says which member of which cluster a server is. The zero value is a server that is alone.
+// Cluster describes a cluster and which of its members a server is. The zero value means that the
+// server is alone.
 type Cluster struct {
 	// Name is this member's name.
 	Name string
-	// Peers has the URL of every member by its name, this one's too: where the other members reach it, http://host:port
-	// or https://host:port. All of them have TLS, or none.
+	// Peers maps the name of every member, including this one, to the URL at which the other
+	// members reach it: http://host:port or https://host:port. Either all members use TLS or none.
 	Peers map[string]string
-	// Listen is the host:port for the other members. Empty means the one in this member's URL, if that has an IP address
-	// or localhost.
+	// Listen is the host:port for the other members. Empty means that of this member's URL,
+	// provided its host is an IP address or localhost.
 	Listen string
 }
 
-// String returns the members, in the same order on all of them.
+// String returns the list of members. It is the same on all of them.
 func (c Cluster) String() string {
 	var members []string
 	for _, name := range slices.Sorted(maps.Keys(c.Peers)) {
@@ -38,10 +39,10 @@ func (c Cluster) String() string {
 	return strings.Join(members, ",")
 }
 
-// secure reports whether the members speak TLS with each other.
+// secure reports whether the members use TLS with each other.
 func (c Cluster) secure() bool { return strings.HasPrefix(c.Peers[c.Name], "https:") }
 
-const peersForm = "--peers has to name every member, like a=http://10.0.0.1:2380,b=http://10.0.0.2:2380,c=http://10.0.0.3:2380"
+const peersForm = "--peers must name every member, such as a=http://10.0.0.1:2380,b=http://10.0.0.2:2380,c=http://10.0.0.3:2380"
 
 func (c Cluster) check(cfg Config) error {
 	switch {
@@ -65,9 +66,9 @@ func (c Cluster) check(cfg Config) error {
 		}
 		seen[u.Host] = name
 		if (u.Scheme == "https") != c.secure() {
-			return errors.New("--peers: some URLs begin with https, some with http; the members speak TLS with each other, or none does")
+			return errors.New("--peers: the URLs must all begin with https, or all with http")
 		}
-		if err := cfg.mayConnect(u.Scheme, u.Hostname(), u.String()); err != nil {
+		if err := cfg.checkConnection(u.Scheme, u.Hostname(), u.String()); err != nil {
 			return err
 		}
 	}
@@ -77,11 +78,11 @@ func (c Cluster) check(cfg Config) error {
 	return c.checkCertificate(cfg.TLS)
 }
 
-// checkCertificate makes sure that the other members will accept this one's certificate, both when they connect and
-// when it does.
+// checkCertificate checks that the other members will accept this one's certificate, both as a
+// server's and as a client's.
 func (c Cluster) checkCertificate(t TLS) error {
 	if t.Cert == "" || t.peerCA() == "" {
-		return errors.New("--peers with https needs --tls-cert and --tls-key, and --tls-peer-ca for who signs the members' certificates")
+		return errors.New("--peers with https needs --tls-cert and --tls-key, and --tls-peer-ca with the authority that signs the members' certificates")
 	}
 	own, err := peerURL(c.Name, c.Peers[c.Name])
 	if err != nil {
@@ -96,17 +97,18 @@ func (c Cluster) checkCertificate(t TLS) error {
 	return nil
 }
 
-// mayConnect refuses plain connections between members beyond the loopback interface.
-func (c Config) mayConnect(scheme, host, address string) error {
+// checkConnection refuses plain connections between members beyond the loopback interface.
+func (c Config) checkConnection(scheme, host, address string) error {
 	if scheme == "https" || isLoopback(host) || c.Insecure {
 		return nil
 	}
 	return fmt.Errorf("refusing to connect members at %q without TLS: it is not a loopback address, and everybody who can "+
 		"reach it could become a member; use https in --peers, with --tls-cert, --tls-key and --tls-peer-ca, "+
-		"or say --insecure if the network is yours alone", address)
+		"or allow it with --insecure if the network is trusted", address)
 }
 
-// exposed returns an address beyond the loopback interface where members connect without TLS; empty if there is none.
+// exposed returns an address beyond the loopback interface at which members connect without TLS;
+// empty if there is none.
 func (c Cluster) exposed() string {
 	if len(c.Peers) == 0 || c.secure() {
 		return ""
@@ -126,20 +128,20 @@ func (c Cluster) names() string { return strings.Join(slices.Sorted(maps.Keys(c.
 
 func peerURL(name, text string) (*url.URL, error) {
 	u, err := url.Parse(text)
-	if err != nil || u.String() != text || !namesMember(u) || strings.ContainsAny(name, "=,") || name == "" {
-		return nil, fmt.Errorf("bad member %q: it must be NAME=http://HOST:PORT or NAME=https://HOST:PORT", name+"="+text)
+	if err != nil || u.String() != text || !isPeerURL(u) || strings.ContainsAny(name, "=,") || name == "" {
+		return nil, fmt.Errorf("invalid member %q: it must be NAME=http://HOST:PORT or NAME=https://HOST:PORT", name+"="+text)
 	}
 	return u, nil
 }
 
-// namesMember reports whether a URL has what that of a member has, and nothing else.
-func namesMember(u *url.URL) bool {
+// isPeerURL reports whether a URL has a scheme, a host and a port, and nothing else.
+func isPeerURL(u *url.URL) bool {
 	port, err := strconv.ParseUint(u.Port(), 10, 16)
 	return (u.Scheme == "http" || u.Scheme == "https") && u.Hostname() != "" && err == nil && port != 0 &&
 		u.User == nil && u.Path == "" && u.RawQuery == "" && !u.ForceQuery && u.Fragment == "" && !strings.Contains(u.Host, ",")
 }
 
-// join says how this server becomes, or is, a member of its cluster.
+// join configures this server as a member of its cluster.
 func (c Config) join(e *embed.Config) error {
 	own, err := peerURL(c.Cluster.Name, c.Cluster.Peers[c.Cluster.Name])
 	if err != nil {
@@ -154,15 +156,15 @@ func (c Config) join(e *embed.Config) error {
 	if address == "" {
 		flag, address = "--peers", own.Host
 		if !isLoopback(own.Hostname()) && net.ParseIP(own.Hostname()) == nil {
-			return fmt.Errorf("the URL of this member, %s, has a host name; say with --peer-listen which address to listen on, "+
-				"like 0.0.0.0:%s", own, own.Port())
+			return fmt.Errorf("the URL of this member, %s, has a host name; name the address to listen on with --peer-listen, "+
+				"such as 0.0.0.0:%s", own, own.Port())
 		}
 	}
 	host, port, err := c.resolve(flag, address)
 	if err != nil {
 		return err
 	}
-	if err := c.mayConnect(own.Scheme, host, address); err != nil {
+	if err := c.checkConnection(own.Scheme, host, address); err != nil {
 		return err
 	}
 	e.ListenPeerUrls = []url.URL{{Scheme: own.Scheme, Host: net.JoinHostPort(host, port)}}
@@ -171,8 +173,9 @@ func (c Config) join(e *embed.Config) error {
 	}
 	t := &e.PeerTLSInfo
 	t.CertFile, t.KeyFile, t.TrustedCAFile, t.ClientCertAuth = c.TLS.Cert, c.TLS.Key, c.TLS.peerCA(), true
-	// A client's certificate must not do, even if the same authority signs both. Where a member connects from tells
-	// nothing: it may be behind another address.
+	// A client's certificate must not be accepted for a member, even if the same authority signs
+	// both. The source address of a connection is no proof of membership: a member may connect from
+	// an address other than its own.
 	t.SkipClientSANVerify = true
 	t.AllowedHostnames = nil
 	for _, member := range c.Cluster.Peers {
@@ -183,38 +186,39 @@ func (c Config) join(e *embed.Config) error {
 	return nil
 }
 
-// hasData reports whether the data directory is that of a server that has begun.
+// hasData reports whether a server has started on the data directory before.
 func (c Config) hasData() bool {
 	_, err := os.Stat(filepath.Join(c.etcdDir(), "member", "wal"))
 	return !errors.Is(err, os.ErrNotExist)
 }
 
-// claim makes sure that the data directory is that of this member, or has no data. It is for who has it locked.
+// claim checks that the data directory belongs to this member, and records this member as the owner
+// if it has no data. The caller holds the directory's lock.
 func (c Config) claim() error {
 	file := filepath.Join(c.Dir, "member")
-	var mine string
+	var own string
 	if c.Cluster.Name != "" {
-		mine = c.Cluster.Name + " of " + c.Cluster.String() + "\n"
+		own = c.Cluster.Name + " of " + c.Cluster.String() + "\n"
 	}
 	found, err := os.ReadFile(file)
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		return err
 	}
-	if string(found) == mine {
+	if string(found) == own {
 		return nil
 	}
 	if !c.hasData() {
-		return record(file, mine) // whoever was here before has not got far
+		return record(file, own) // an earlier server has not written any data
 	}
 	if len(found) == 0 {
-		return fmt.Errorf("the data directory %s belongs to a server that is alone, and a member of a cluster begins with an "+
-			"empty one; name another directory with --data, or leave out --name and --peers", c.Dir)
+		return fmt.Errorf("the data directory %s belongs to a server that is alone, and a new member of a cluster needs an "+
+			"empty one; name another directory with --data, or omit --name and --peers", c.Dir)
 	}
-	return fmt.Errorf("the data directory %s belongs to member %s; start it with this --name and these --peers, "+
+	return fmt.Errorf("the data directory %s belongs to member %s; use this --name and these --peers, "+
 		"or name another directory with --data", c.Dir, bytes.TrimSpace(found))
 }
 
-// record writes a small file as a whole, or removes it if the text is empty.
+// record writes a small file atomically, or removes it if the text is empty.
 func record(file, text string) error {
 	if text == "" {
 		return os.Remove(file)

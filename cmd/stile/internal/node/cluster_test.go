@@ -23,7 +23,7 @@ import (
 	"github.com/stilelock/stile/internal/testservers"
 )
 
-// threePeers returns the URLs of members to be.
+// threePeers returns the URLs of three new members.
 func threePeers(t *testing.T, scheme string) map[string]string {
 	t.Helper()
 	peers := map[string]string{}
@@ -33,7 +33,7 @@ func threePeers(t *testing.T, scheme string) map[string]string {
 	return peers
 }
 
-// member is the configuration of one of them, to be completed.
+// member returns the configuration of a member. The caller may change it.
 func member(t *testing.T, name string, peers map[string]string) node.Config {
 	t.Helper()
 	return node.Config{
@@ -42,7 +42,7 @@ func member(t *testing.T, name string, peers map[string]string) node.Config {
 	}
 }
 
-// startCluster starts members at the same time, and returns them by their names when all of them answer.
+// startCluster starts members concurrently, and returns them by name when all of them answer.
 func startCluster(t *testing.T, members ...node.Config) map[string]*node.Node {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), long)
@@ -72,11 +72,11 @@ func startCluster(t *testing.T, members ...node.Config) map[string]*node.Node {
 	return nodes
 }
 
-// insist does what members of a cluster may refuse while they elect a leader, which happens whenever the machine is very
-// busy. What is done may have been done by an attempt before.
+// insist repeats f until it succeeds: members refuse requests during an election, which a very busy
+// machine causes. An earlier attempt may have had its effect in spite of its error.
 func insist(t *testing.T, what string, f func(ctx context.Context) error) {
 	t.Helper()
-	began := time.Now()
+	started := time.Now()
 	for {
 		ctx, cancel := context.WithTimeout(t.Context(), long/4)
 		err := f(ctx)
@@ -84,8 +84,8 @@ func insist(t *testing.T, what string, f func(ctx context.Context) error) {
 		if err == nil {
 			return
 		}
-		if time.Since(began) > long {
-			t.Fatalf("%s, after %v: %v", what, time.Since(began), err)
+		if time.Since(started) > long {
+			t.Fatalf("%s: still failing after %v: %v", what, time.Since(started), err)
 		}
 		time.Sleep(50 * time.Millisecond)
 	}
@@ -97,7 +97,7 @@ func put(t *testing.T, cli *clientv3.Client) {
 	insist(t, "put a key", func(ctx context.Context) error { return second(cli.Put(ctx, "k", "v")) })
 }
 
-// wantKey checks that the key "k" is there.
+// wantKey checks that the key "k" exists.
 func wantKey(t *testing.T, where string, cli *clientv3.Client) {
 	t.Helper()
 	insist(t, "get a key "+where, func(ctx context.Context) error {
@@ -109,7 +109,7 @@ func wantKey(t *testing.T, where string, cli *clientv3.Client) {
 	})
 }
 
-func TestThreeMembersWithTLSAndUsers(t *testing.T) {
+func TestCluster_tlsAndUsers(t *testing.T) {
 	t.Parallel()
 	ca := testcert.NewAuthority(t)
 	peers := threePeers(t, "https")
@@ -118,14 +118,14 @@ func TestThreeMembersWithTLSAndUsers(t *testing.T) {
 		own := ca.Issue(name, testcert.Spec{Hosts: loopbackHosts})
 		cfg := member(t, name, peers)
 		cfg.TLS = node.TLS{Cert: own.Cert, Key: own.Key, PeerCA: ca.File}
-		cfg.RootPassword = secret // they race to set it
+		cfg.RootPassword = secret // all members try to set it
 		members = append(members, cfg)
 	}
-	var patient []node.Config
+	var slow []node.Config
 	for _, cfg := range members {
-		patient = append(patient, cfg.WithLongWaits(electionOfThree))
+		slow = append(slow, cfg.WithLongWaits(electionOfThree))
 	}
-	nodes := startCluster(t, patient...)
+	nodes := startCluster(t, slow...)
 	var endpoints []string
 	for _, n := range nodes {
 		endpoints = append(endpoints, strings.Replace(n.URL(), "etcds", "https", 1))
@@ -146,8 +146,9 @@ func TestThreeMembersWithTLSAndUsers(t *testing.T) {
 	wantKey(t, "after a restart", cli)
 }
 
-// Coming back as if nothing had happened would break promises of which the data would have told.
-func TestAMemberWhoseDataIsLostComesBackWhenItIsAddedAnew(t *testing.T) {
+// A member that returned under its old ID without its data would break promises that the data
+// recorded.
+func TestCluster_rejoinAfterDataLoss(t *testing.T) {
 	t.Parallel()
 	peers := threePeers(t, "http")
 	var members []node.Config
@@ -179,9 +180,9 @@ func TestAMemberWhoseDataIsLostComesBackWhenItIsAddedAnew(t *testing.T) {
 				return second(cli.MemberRemove(ctx, m.ID))
 			}
 		}
-		return nil // an attempt before has done it, but not said so
+		return nil // removed by an earlier attempt whose reply was lost
 	})
-	// etcd wants to have seen the others well for a few seconds.
+	// etcd requires that all others have been healthy for a few seconds.
 	insist(t, "add the member", func(ctx context.Context) error {
 		err := second(cli.MemberAdd(ctx, []string{peers["c"]}))
 		if errors.Is(err, rpctypes.ErrPeerURLExist) {
@@ -190,13 +191,13 @@ func TestAMemberWhoseDataIsLostComesBackWhenItIsAddedAnew(t *testing.T) {
 		return err
 	})
 	n := startCluster(t, lost)["c"]
-	wantKey(t, "at the member that has come back", client(t, n.URL()))
+	wantKey(t, "at the member that has rejoined", client(t, n.URL()))
 	n.Close()
-	startCluster(t, lost) // and it is a member like any other
+	startCluster(t, lost) // it restarts like any other member
 }
 
-// The same authority may well sign the certificates of clients.
-func TestAClientsCertificateDoesNotMakeAMember(t *testing.T) {
+// The same authority may sign the certificates of clients.
+func TestCluster_refusesClientCertificate(t *testing.T) {
 	t.Parallel()
 	ca := testcert.NewAuthority(t)
 	peers := threePeers(t, "https")
@@ -207,12 +208,12 @@ func TestAClientsCertificateDoesNotMakeAMember(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error)
 	go func() {
-		_, err := node.Start(ctx, cfg.WithLongWaits(election)) // it waits for the others all the time
+		_, err := node.Start(ctx, cfg.WithLongWaits(election)) // it never gets a majority
 		ended <- err
 	}()
 	ask := func(own testcert.Pair) error {
-		web := &http.Client{Transport: &http.Transport{TLSClientConfig: ca.Client(&own), DisableKeepAlives: true}}
-		resp, err := web.Get(peers["a"] + "/members")
+		client := &http.Client{Transport: &http.Transport{TLSClientConfig: ca.Client(&own), DisableKeepAlives: true}}
+		resp, err := client.Get(peers["a"] + "/members")
 		if err == nil {
 			resp.Body.Close()
 		}
@@ -222,16 +223,16 @@ func TestAClientsCertificateDoesNotMakeAMember(t *testing.T) {
 	for err := ask(own); err != nil; err = ask(own) {
 		select {
 		case err := <-ended:
-			t.Fatalf("the member that was to be asked: %v", err)
+			t.Fatalf("the queried member ended: %v", err)
 		case <-deadline:
 			t.Fatalf("a member's own certificate, for a minute: %v", err)
 		case <-time.After(10 * time.Millisecond): // it may not serve yet
 		}
 	}
 	if err := ask(ann); err == nil {
-		t.Error("a client's certificate: got an answer from the port for members")
+		t.Error("a client's certificate: got a reply from the address for members, want it refused")
 	} else if _, refused := errors.AsType[*tls.AlertError](err); !refused && !strings.Contains(err.Error(), "tls:") {
-		t.Errorf("a client's certificate: %v, want it refused", err)
+		t.Errorf("a client's certificate: got %v, want a TLS error", err)
 	}
 	cancel()
 	if err := <-ended; !errors.Is(err, context.Canceled) {
@@ -239,23 +240,23 @@ func TestAClientsCertificateDoesNotMakeAMember(t *testing.T) {
 	}
 }
 
-func TestAMemberSaysWhomItWaitsForAndStopsAtOnce(t *testing.T) {
+func TestCluster_logsMissingMembersAndStops(t *testing.T) {
 	t.Parallel()
 	peers := threePeers(t, "http")
 	cfg := member(t, "b", peers)
-	said, saidIn := newLog()
-	cfg.Logger = slog.New(slog.NewTextHandler(saidIn, nil))
+	log, logIn := newLog()
+	cfg.Logger = slog.New(slog.NewTextHandler(logIn, nil))
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error)
 	go func() {
 		_, err := node.Start(ctx, cfg.WithLongWaits(election))
 		ended <- err
 	}()
-	if line := <-said; !strings.Contains(line, "waiting for the other members: a, c") {
-		t.Errorf("said %q", line)
+	if line := <-log; !strings.Contains(line, "waiting for the other members: a, c") {
+		t.Errorf("got log line %q, want the missing members", line)
 	}
 	cancel()
-	wantQuick(t, "giving up", quick, func() {
+	wantQuick(t, "canceling the start", quick, func() {
 		if err := <-ended; !errors.Is(err, context.Canceled) {
 			t.Error(err)
 		}
@@ -263,7 +264,7 @@ func TestAMemberSaysWhomItWaitsForAndStopsAtOnce(t *testing.T) {
 	startWith(t, node.Config{Dir: t.TempDir(), Listen: cfg.Listen}) // the address is free again
 }
 
-func TestMembersWithDifferentPeersDoNotMixAndSaySo(t *testing.T) {
+func TestCluster_differentPeers(t *testing.T) {
 	t.Parallel()
 	peers := threePeers(t, "http")
 	others := maps.Clone(peers)
@@ -275,31 +276,31 @@ func TestMembersWithDifferentPeersDoNotMixAndSaySo(t *testing.T) {
 	logs := map[string]<-chan string{}
 	for name, peers := range map[string]map[string]string{"a": peers, "b": others} {
 		cfg := member(t, name, peers)
-		said, saidIn := newLog()
-		cfg.Logger, logs[name] = slog.New(slog.NewTextHandler(saidIn, nil)), said
+		log, logIn := newLog()
+		cfg.Logger, logs[name] = slog.New(slog.NewTextHandler(logIn, nil)), log
 		waiting.Go(func() {
 			n, err := node.Start(ctx, cfg)
 			if err == nil {
 				n.Close()
 			}
 			if !errors.Is(err, context.Canceled) {
-				t.Errorf("%s: %v, want it to wait for a majority", name, err)
+				t.Errorf("%s: got %v, want it to wait for a majority until it is canceled", name, err)
 			}
 		})
 	}
 	for name, other := range map[string]string{"a": "b", "b": "a"} {
-		for said := ""; !strings.Contains(said, "these members are of another cluster, or have other --peers: "+other); {
+		for line := ""; !strings.Contains(line, "these members belong to another cluster or have different --peers: "+other); {
 			select {
-			case said = <-logs[name]: // the other may not be there yet when the first is said
-				t.Logf("%s says %s", name, said)
+			case line = <-logs[name]: // the other may not have started yet when the first is logged
+				t.Logf("%s logs %s", name, line)
 			case <-ctx.Done():
-				t.Fatalf("%s does not say that %s is no member", name, other)
+				t.Fatalf("%s does not log that %s is not a member", name, other)
 			}
 		}
 	}
 }
 
-// logLines is a writer whose lines can be waited for.
+// logLines is a writer that sends each line to a channel.
 type logLines chan string
 
 func newLog() (lines <-chan string, w logLines) {
@@ -312,7 +313,7 @@ func (l logLines) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-func TestADataDirectoryBelongsToOneMember(t *testing.T) {
+func TestCluster_dataDirectoryBelongsToOneMember(t *testing.T) {
 	t.Parallel()
 	peers := threePeers(t, "http")
 	a := member(t, "a", map[string]string{"a": peers["a"]}) // a cluster of one has a leader at once
@@ -335,11 +336,11 @@ func TestADataDirectoryBelongsToOneMember(t *testing.T) {
 	refused(t, with(member(t, "a", peers), alone.Dir), alone.Dir, "belongs to a server that is alone")
 
 	if got, err := client(t, startWith(t, a).URL()).Get(t.Context(), "k"); err != nil || got.Count != 1 {
-		t.Errorf("the member itself, afterwards: %v, %v", got, err)
+		t.Errorf("the member itself, afterwards: got %v, %v; want one key", got, err)
 	}
 }
 
-func TestAClusterThatNeverBeganMayBeNamedAnew(t *testing.T) {
+func TestCluster_failedStartDoesNotClaimDirectory(t *testing.T) {
 	t.Parallel()
 	peers := threePeers(t, "http")
 	taken, err := net.Listen("tcp", "127.0.0.1:0")
@@ -353,7 +354,7 @@ func TestAClusterThatNeverBeganMayBeNamedAnew(t *testing.T) {
 	startWith(t, node.Config{Dir: cfg.Dir})
 }
 
-func TestClustersAreRefused(t *testing.T) {
+func TestCluster_invalidConfig(t *testing.T) {
 	t.Parallel()
 	ca := testcert.NewAuthority(t)
 	own := ca.Issue("own", testcert.Spec{Hosts: loopbackHosts})
@@ -375,7 +376,7 @@ func TestClustersAreRefused(t *testing.T) {
 		tls     node.TLS
 		want    []string
 	}{
-		"no members":          {node.Cluster{Name: "a"}, node.TLS{}, []string{"--name", "--peers has to name every member"}},
+		"no members":          {node.Cluster{Name: "a"}, node.TLS{}, []string{"--name", "--peers must name every member"}},
 		"only an address":     {node.Cluster{Listen: "127.0.0.1:1"}, node.TLS{}, []string{"--peer-listen", "--peers"}},
 		"no name":             {node.Cluster{Peers: plain}, node.TLS{}, []string{"a, b", "--name"}},
 		"a name of no member": {node.Cluster{Name: "d", Peers: plain}, node.TLS{}, []string{"--name d", "a, b"}},
@@ -388,7 +389,7 @@ func TestClustersAreRefused(t *testing.T) {
 			node.Cluster{Name: "a", Peers: but(plain, "b", "http://127.0.0.1:1")}, node.TLS{}, []string{"a and b", "127.0.0.1:1"},
 		},
 		"both schemes": {
-			node.Cluster{Name: "a", Peers: but(plain, "b", "https://127.0.0.1:2")}, node.TLS{}, []string{"https", "or none"},
+			node.Cluster{Name: "a", Peers: but(plain, "b", "https://127.0.0.1:2")}, node.TLS{}, []string{"https", "must all begin"},
 		},
 		"beyond loopback": {
 			node.Cluster{Name: "a", Peers: but(plain, "b", "http://192.0.2.1:2")},

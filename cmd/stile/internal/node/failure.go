@@ -9,10 +9,11 @@ import (
 	"go.uber.org/zap/zapcore"
 )
 
-// failure hears what etcd dies of. Where etcd would end the process, it reports why and keeps the goroutine from going
-// on: what is on disk then is whole, and whoever runs the node can say what has happened and end the process.
+// failure receives etcd's fatal errors. Where etcd would end the process, failure reports the error
+// and blocks the goroutine: the data on disk is consistent at that point, and the caller of Start
+// can report the error and end the process.
 //
-// Nothing less is passed on: what etcd calls errors comes up in healthy operation too.
+// Messages below that level are dropped: etcd logs errors in healthy operation too.
 type failure struct {
 	once sync.Once
 	done chan struct{} // closed when err is set
@@ -21,7 +22,7 @@ type failure struct {
 
 func newFailure() *failure { return &failure{done: make(chan struct{})} }
 
-// report is for the first reason; later ones follow from it.
+// report records the first error; later ones are its consequences.
 func (f *failure) report(err error) {
 	f.once.Do(func() {
 		f.err = err
@@ -29,7 +30,7 @@ func (f *failure) report(err error) {
 	})
 }
 
-// zap returns the logger to give to etcd.
+// zap returns the logger for etcd.
 func (f *failure) zap() *zap.Logger {
 	return zap.New(zapcore.NewNopCore(), zap.WithPanicHook(f), zap.WithFatalHook(f))
 }

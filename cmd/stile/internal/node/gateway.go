@@ -23,9 +23,10 @@ import (
 	"google.golang.org/protobuf/encoding/protojson"
 )
 
-// gateway is etcd's JSON API. It is what etcd's own gateway is, without WebSockets, and with a gRPC server to itself that is
-// reached in memory: etcd's connects to the address for clients with the server's certificate, which would have to do for a
-// client, and whose name must not pass for a user.
+// gateway is etcd's JSON API. It replaces etcd's own gateway, without WebSockets, and has its own
+// gRPC server, reached in memory. etcd's own gateway connects to the address for clients with the
+// server's certificate. That certificate would have to be valid for a client, and its name must not
+// count as a user.
 type gateway struct {
 	mux    *runtime.ServeMux
 	server *grpc.Server
@@ -39,7 +40,7 @@ func newGateway(etcd *etcdserver.EtcdServer, options []grpc.ServerOption) (*gate
 	v3electionpb.RegisterElectionServer(g.server, v3election.NewElectionServer(direct))
 
 	listener := bufconn.Listen(64 << 10)
-	go func() { _ = g.server.Serve(listener) }() // ends with close
+	go func() { _ = g.server.Serve(listener) }() // ends when close is called
 	var err error
 	g.conn, err = grpc.NewClient("passthrough:///gateway",
 		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return listener.DialContext(ctx) }),
@@ -47,10 +48,10 @@ func newGateway(etcd *etcdserver.EtcdServer, options []grpc.ServerOption) (*gate
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(math.MaxInt32)))
 	if err != nil {
 		g.server.Stop()
-		return nil, fmt.Errorf("connect the JSON gateway: %w", err)
+		return nil, fmt.Errorf("connect JSON gateway: %w", err)
 	}
 
-	// As etcd writes and reads JSON.
+	// The same JSON options as etcd's.
 	g.mux = runtime.NewServeMux(runtime.WithMarshalerOption(runtime.MIMEWildcard, &runtime.HTTPBodyMarshaler{
 		Marshaler: &runtime.JSONPb{
 			MarshalOptions:   protojson.MarshalOptions{UseProtoNames: true},
@@ -69,13 +70,13 @@ func newGateway(etcd *etcdserver.EtcdServer, options []grpc.ServerOption) (*gate
 	} {
 		if err := register(context.Background(), g.mux, g.conn); err != nil {
 			g.close()
-			return nil, fmt.Errorf("set up the JSON gateway: %w", err)
+			return nil, fmt.Errorf("set up JSON gateway: %w", err)
 		}
 	}
 	return g, nil
 }
 
-// close ends all calls through the gateway.
+// close cancels all calls through the gateway.
 func (g *gateway) close() {
 	g.server.Stop()
 	_ = g.conn.Close()

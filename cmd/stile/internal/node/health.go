@@ -11,11 +11,11 @@ import (
 	"go.uber.org/zap"
 )
 
-// health answers probes in plain HTTP, as etcd's own listener for that would. That one is opened only after etcd has
-// started, and if it cannot be, etcd panics.
+// health serves probes in plain HTTP. It replaces etcd's own listener for that, which is opened
+// only after etcd has started and makes etcd panic if it cannot be opened.
 type health struct {
 	listener net.Listener
-	hosts    []string // what requests may name; empty for anything
+	hosts    []string // allowed hosts of requests; empty allows all
 	server   *http.Server
 }
 
@@ -38,7 +38,7 @@ func listenHealth(address string) (*health, error) {
 	return h, nil
 }
 
-// serve answers from now on. Until then connections are accepted, but wait.
+// serve starts to answer. Connections made before that wait.
 func (h *health) serve(etcd *etcdserver.EtcdServer, web *web, log *zap.Logger) {
 	if h == nil {
 		return
@@ -47,10 +47,10 @@ func (h *health) serve(etcd *etcdserver.EtcdServer, web *web, log *zap.Logger) {
 		Handler:           web.refusePages(h.hosts, newInfo(etcd, log).ServeHTTP),
 		ReadHeaderTimeout: 10 * time.Second,
 	}
-	go func() { _ = h.server.Serve(h.listener) }() // ends with close
+	go func() { _ = h.server.Serve(h.listener) }() // ends when close is called
 }
 
-// close ends it at once, whoever is being answered.
+// close stops it at once, even while requests are answered.
 func (h *health) close() {
 	switch {
 	case h == nil:

@@ -14,17 +14,18 @@ import (
 	"go.etcd.io/etcd/server/v3/embed"
 )
 
-// maxPassword is how many bytes bcrypt takes.
+// maxPassword is bcrypt's limit in bytes.
 const maxPassword = 72
 
-// check finds what is wrong with the configuration before anything is touched.
+// check validates the configuration, and reads the certificates, before anything is written or
+// started.
 func (c Config) check() error {
 	if c.Listen == "" && c.Socket == "" {
-		return errors.New("nowhere to listen: give an address with --listen, or a path with --socket")
+		return errors.New("no address to listen on: name one with --listen, or a socket with --socket")
 	}
 	if len(c.RootPassword) > maxPassword {
-		return fmt.Errorf("--root-password-file: the password is longer than %d bytes, and bcrypt, which etcd stores it with, "+
-			"takes no more; choose a shorter one", maxPassword)
+		return fmt.Errorf("--root-password-file: the password is longer than %d bytes, the limit of bcrypt, "+
+			"which etcd uses; choose a shorter one", maxPassword)
 	}
 	if err := c.TLS.check(c.Listen != "" || c.Cluster.secure()); err != nil {
 		return err
@@ -32,21 +33,22 @@ func (c Config) check() error {
 	return c.Cluster.check(c)
 }
 
-// etcd returns the configuration for etcd.
+// etcd returns etcd's configuration.
 func (c Config) etcd() (*embed.Config, error) {
 	e := embed.NewConfig()
 	e.Dir = c.etcdDir()
 
-	// Locks leave nothing but history. What watches and tokens need of it is the last moments.
+	// Locks need no history but the most recent, for watches and tokens.
 	e.AutoCompactionMode, e.AutoCompactionRetention = embed.CompactorModeRevision, "1000"
 
 	e.BcryptCost = cmp.Or(c.bcryptCost, e.BcryptCost)
 
 	if c.Cluster.Name == "" {
-		// Short ticks make for a start of 100 ms instead of a second, and a shortest TTL of one second.
+		// With short ticks the server starts in 100 ms instead of a second, and the minimum TTL is
+		// one second.
 		e.TickMs, e.ElectionMs = 10, 100
 	}
-	if err := c.place(e); err != nil {
+	if err := c.setAddresses(e); err != nil {
 		return nil, err
 	}
 	if c.tune != nil {
@@ -55,10 +57,10 @@ func (c Config) etcd() (*embed.Config, error) {
 	return e, nil
 }
 
-// place says where to listen, and where others are told to connect. If it is to choose a port it may be called again, for
-// another one.
-func (c Config) place(e *embed.Config) error {
-	if err := c.listen(e); err != nil {
+// setAddresses sets the addresses to listen on and those to advertise. If it chooses a port, it can
+// be called again for another one.
+func (c Config) setAddresses(e *embed.Config) error {
+	if err := c.setClientAddresses(e); err != nil {
 		return err
 	}
 	if c.Cluster.Name != "" {
@@ -70,15 +72,15 @@ func (c Config) place(e *embed.Config) error {
 
 func (c Config) etcdDir() string { return filepath.Join(c.Dir, "etcd") }
 
-// standAlone makes a cluster of this server. Nothing listens for other members.
+// standAlone configures a cluster of one. Nothing listens for other members.
 func standAlone(e *embed.Config) {
 	e.Name = "stile"
 	e.ListenPeerUrls = nil
 	e.InitialCluster = e.InitialClusterFromName(e.Name) // with a peer URL that is never used
 }
 
-// listen says where clients connect.
-func (c Config) listen(e *embed.Config) error {
+// setClientAddresses sets the addresses for clients.
+func (c Config) setClientAddresses(e *embed.Config) error {
 	e.ListenClientUrls, e.AdvertiseClientUrls = nil, nil
 	if c.Socket != "" {
 		socket := url.URL{Scheme: "unix", Path: c.Socket}
@@ -95,17 +97,17 @@ func (c Config) listen(e *embed.Config) error {
 	if c.TLS.Cert != "" {
 		scheme = "https"
 	}
-	if err := c.mayListen(); err != nil {
+	if err := c.checkListen(); err != nil {
 		return err
 	}
 	address := url.URL{Scheme: scheme, Host: net.JoinHostPort(host, port)}
-	known := url.URL{Scheme: scheme, Host: net.JoinHostPort(c.knownAs(host), port)}
+	advertised := url.URL{Scheme: scheme, Host: net.JoinHostPort(c.advertisedHost(host), port)}
 	e.ListenClientUrls = append(e.ListenClientUrls, address)
-	e.AdvertiseClientUrls = []url.URL{known} // a socket is of no use to clients on other machines
+	e.AdvertiseClientUrls = []url.URL{advertised} // not the socket, which clients on other machines cannot reach
 	e.ClientTLSInfo.CertFile, e.ClientTLSInfo.KeyFile = c.TLS.Cert, c.TLS.Key
 	e.ClientTLSInfo.TrustedCAFile, e.ClientTLSInfo.ClientCertAuth = c.TLS.ClientCA, c.TLS.ClientCA != ""
 
-	// No web page is allowed anything. Empty would mean that all are.
+	// No web page is allowed. An empty set would allow all.
 	e.CORS = map[string]struct{}{"none": {}}
 	if isLoopback(host) {
 		e.HostWhitelist = map[string]struct{}{}
@@ -116,35 +118,37 @@ func (c Config) listen(e *embed.Config) error {
 	return nil
 }
 
-// mayListen refuses to listen for clients beyond the loopback interface where nothing would keep strangers out.
-func (c Config) mayListen() error {
+// checkListen refuses to listen for clients beyond the loopback interface without protection
+// against strangers.
+func (c Config) checkListen() error {
 	switch {
 	case !c.isExposed() || c.Insecure:
 		return nil
 	case c.TLS.Cert == "":
 		return fmt.Errorf("refusing to listen on %q without TLS: it is not a loopback address, and everybody who can reach "+
 			"it could take and break locks; give --tls-cert and --tls-key, and --tls-client-ca or --root-password-file; "+
-			"or listen on 127.0.0.1, [::1] or localhost; or say --insecure if the network is yours alone", c.Listen)
+			"or listen on 127.0.0.1, [::1] or localhost; or allow it with --insecure if the network is trusted", c.Listen)
 	case c.wantsUsers() && c.RootPassword == "" && !c.hasData():
-		return c.open()
-	default: // if it wants users that are in its data, the start finds out before anybody gets in
+		return c.openError()
+	default: // users that are in the data are checked during the start, before the first client is admitted
 		return nil
 	}
 }
 
-// open is why a server with TLS does not listen beyond the loopback interface.
-func (c Config) open() error {
+// openError is the error of a server with TLS that would listen beyond the loopback interface for
+// anybody.
+func (c Config) openError() error {
 	return fmt.Errorf("refusing to listen on %q for clients without certificates and users: it is not a loopback address, and "+
 		"TLS alone keeps nobody out, so everybody who can reach it could take and break locks; give --tls-client-ca or "+
-		"--root-password-file, or say --insecure if the network is yours alone", c.Listen)
+		"--root-password-file, or allow it with --insecure if the network is trusted", c.Listen)
 }
 
-// isExposed reports whether clients can connect from other machines.
+// isExposed reports whether clients on other machines can connect.
 func (c Config) isExposed() bool {
 	return c.Listen != "" && (c.exposed || !isLoopback(hostname(c.Listen)))
 }
 
-// warnInsecure logs what Insecure has allowed.
+// warnInsecure logs what --insecure allows.
 func (c Config) warnInsecure() {
 	if !c.Insecure {
 		return
@@ -152,25 +156,26 @@ func (c Config) warnInsecure() {
 	switch {
 	case !c.isExposed():
 	case c.TLS.Cert == "":
-		c.Logger.Warn("--insecure: clients connect without TLS; whoever can reach the address can read what they send, and "+
+		c.Logger.Warn("--insecure: clients connect without TLS; everybody who can reach the address can read their traffic, and "+
 			"take and break locks", "listen", c.Listen)
 	case c.TLS.ClientCA == "" && c.RootPassword == "":
-		c.Logger.Warn("--insecure: clients need no certificate; unless users are required already, whoever can reach the "+
+		c.Logger.Warn("--insecure: clients need no certificate; unless users are already required, everybody who can reach the "+
 			"address can take and break locks", "listen", c.Listen)
 	}
 	if address := c.Cluster.exposed(); address != "" {
-		c.Logger.Warn("--insecure: members connect without TLS; whoever can reach the address can become one", "peer", address)
+		c.Logger.Warn("--insecure: members connect without TLS; everybody who can reach the address can become a member", "peer", address)
 	}
 }
 
-// loopbackNames are the hosts that requests may name to a server at host, on the loopback interface: a web page whose host
-// name has been made to point here names its own.
+// loopbackNames returns the hosts that requests to a server on the loopback interface may name. A
+// web page whose host name resolves to this machine (DNS rebinding) names its own host.
 func loopbackNames(host string) []string {
 	return []string{"localhost", "127.0.0.1", "::1", host}
 }
 
-// knownAs is the host under which clients elsewhere find a server that listens at host.
-func (c Config) knownAs(host string) string {
+// advertisedHost returns the host under which clients on other machines reach a server that listens
+// at host.
+func (c Config) advertisedHost(host string) string {
 	if ip, err := netip.ParseAddr(host); err != nil || !ip.IsUnspecified() {
 		return host
 	}
@@ -201,19 +206,20 @@ func isLoopback(host string) bool {
 	return host == "localhost" || err == nil && ip.IsLoopback()
 }
 
-// resolve returns the host and the port of an address, with a free port in place of port 0: etcd tells its clients the
-// address it was given, so it has to be the real one. Somebody may take that port before etcd listens: see [Config.lost].
+// resolve splits an address and replaces port 0 by a free port: etcd advertises the address that it
+// is given, so that must be the real one. Another process may take the port before etcd listens on
+// it: see [Config.lostPort].
 func (c Config) resolve(flag, address string) (host, port string, err error) {
 	host, port, err = net.SplitHostPort(address)
 	if err != nil {
-		return "", "", fmt.Errorf("bad address %q for %s: it must be host:port, like 127.0.0.1:2379", address, flag)
+		return "", "", fmt.Errorf("invalid address %q for %s: it must be host:port, such as 127.0.0.1:2379", address, flag)
 	}
 	if _, err := netip.ParseAddr(host); err != nil && host != "localhost" {
-		return "", "", fmt.Errorf("bad address %q for %s: the host must be an IP address or localhost; "+
+		return "", "", fmt.Errorf("invalid address %q for %s: the host must be an IP address or localhost; "+
 			"0.0.0.0 and [::] mean every address of this machine", address, flag)
 	}
 	if n, err := strconv.ParseUint(port, 10, 16); err != nil {
-		return "", "", fmt.Errorf("bad address %q for %s: the port must be a number up to 65535", address, flag)
+		return "", "", fmt.Errorf("invalid address %q for %s: the port must be a number up to 65535", address, flag)
 	} else if n == 0 {
 		pick := freePort
 		if c.pickPort != nil {
@@ -236,9 +242,9 @@ func freePort(host string) (string, error) {
 	return port, err
 }
 
-// lost reports whether etcd could not listen because somebody has taken the port that was chosen for it, between the choice
-// and the attempt. Another one may do.
-func (c Config) lost(err error) bool {
+// lostPort reports whether etcd could not listen because another process took the port between its
+// choice and the attempt. Another port may work.
+func (c Config) lostPort(err error) bool {
 	op, ok := errors.AsType[*net.OpError](err)
 	if !ok || op.Op != "listen" || op.Addr == nil {
 		return false
@@ -247,24 +253,25 @@ func (c Config) lost(err error) bool {
 	if err != nil {
 		return false
 	}
-	given := []string{c.Listen, c.Cluster.Listen}
+	configured := []string{c.Listen, c.Cluster.Listen}
 	if own, err := url.Parse(c.Cluster.Peers[c.Cluster.Name]); err == nil {
-		given = append(given, own.Host)
+		configured = append(configured, own.Host)
 	}
-	chooses := false
-	for _, address := range given {
+	choosesPort := false
+	for _, address := range configured {
 		_, port, err := net.SplitHostPort(address)
 		if err == nil && port == failed {
 			return false
 		}
 		if n, err := strconv.ParseUint(port, 10, 16); err == nil && n == 0 {
-			chooses = true
+			choosesPort = true
 		}
 	}
-	return chooses
+	return choosesPort
 }
 
-// explainListen says what to do if err is that an address cannot be listened on; nil if it is something else.
+// explainListen adds advice to the error of an address that cannot be listened on. It returns nil
+// for any other error.
 func (c Config) explainListen(err error) error {
 	op, ok := errors.AsType[*net.OpError](err)
 	if !ok || op.Op != "listen" {
@@ -277,5 +284,5 @@ func (c Config) explainListen(err error) error {
 	if address == c.Listen {
 		flags = "--listen"
 	}
-	return fmt.Errorf("cannot listen on %s: %w; stop what uses it, or choose another address with %s", address, op.Err, flags)
+	return fmt.Errorf("cannot listen on %s: %w; stop the program that uses it, or choose another address with %s", address, op.Err, flags)
 }

@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-func TestAPortThatWasChosenAndHasBeenTakenSinceIsLost(t *testing.T) {
+func TestLostPort(t *testing.T) {
 	t.Parallel()
 	const own = "http://127.0.0.1:2380"
 	member := Cluster{Name: "a", Peers: map[string]string{"a": own}}
@@ -20,7 +20,7 @@ func TestAPortThatWasChosenAndHasBeenTakenSinceIsLost(t *testing.T) {
 		want bool
 	}{
 		"chosen for clients":        {Config{Listen: "127.0.0.1:0"}, "listen", 40000, true},
-		"chosen, written otherwise": {Config{Listen: "127.0.0.1:00"}, "listen", 40000, true},
+		"chosen, written as 00":     {Config{Listen: "127.0.0.1:00"}, "listen", 40000, true},
 		"given for clients":         {Config{Listen: "127.0.0.1:2379"}, "listen", 2379, false},
 		"given for members":         {Config{Listen: "127.0.0.1:0", Cluster: member}, "listen", 2380, false},
 		"chosen beside a given one": {Config{Listen: "127.0.0.1:0", Cluster: member}, "listen", 40000, true},
@@ -29,17 +29,17 @@ func TestAPortThatWasChosenAndHasBeenTakenSinceIsLost(t *testing.T) {
 		"another error":             {Config{Listen: "127.0.0.1:0"}, "dial", 40000, false},
 	} {
 		err := &net.OpError{Op: c.op, Net: "tcp", Addr: &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: c.port}, Err: syscall.EADDRINUSE}
-		if got := c.cfg.lost(err); got != c.want {
-			t.Errorf("%s: port %d: %v, want %v", name, c.port, got, c.want)
+		if got := c.cfg.lostPort(err); got != c.want {
+			t.Errorf("%s: port %d: got %v, want %v", name, c.port, got, c.want)
 		}
 	}
-	if (Config{Listen: "127.0.0.1:0"}).lost(nil) {
-		t.Error("without an error a port is lost")
+	if (Config{Listen: "127.0.0.1:0"}).lostPort(nil) {
+		t.Error("lostPort(nil) = true")
 	}
 }
 
-// Nothing is started here: these servers would be reachable from elsewhere.
-func TestWhereAServerOnEveryAddressIsFound(t *testing.T) {
+// No server is started here: it would be reachable from other machines.
+func TestClientURL_unspecifiedAddress(t *testing.T) {
 	t.Parallel()
 	host, err := os.Hostname()
 	if err != nil {
@@ -67,10 +67,10 @@ func TestWhereAServerOnEveryAddressIsFound(t *testing.T) {
 				t.Fatal(err)
 			}
 			if got := clientURL(e); got != c.want {
-				t.Errorf("URL %s, want %s", got, c.want)
+				t.Errorf("got URL %s, want %s", got, c.want)
 			}
 			if e.HostWhitelist != nil && e.HostWhitelist["*"] != struct{}{} {
-				t.Errorf("the gateway answers to %v only", e.HostWhitelist)
+				t.Errorf("the gateway answers only for the hosts %v, want all", e.HostWhitelist)
 			}
 		})
 	}

@@ -14,13 +14,13 @@ import (
 	"google.golang.org/grpc/peer"
 )
 
-// logins logs logins that fail.
+// logins logs failed logins.
 type logins struct {
 	failed *throttle
-	etcd   atomic.Pointer[etcdserver.EtcdServer] // nil until it has started
+	etcd   atomic.Pointer[etcdserver.EtcdServer] // nil until etcd has started
 }
 
-// option makes the server tell of logins.
+// option returns the interceptor for logins.
 func (l *logins) option() grpc.ServerOption {
 	return grpc.ChainUnaryInterceptor(
 		func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
@@ -37,8 +37,8 @@ func (l *logins) option() grpc.ServerOption {
 		})
 }
 
-// known returns the name of a user. It does not return that of a user that does not exist: people type passwords in place
-// of names.
+// known returns name if there is such a user, and "unknown" if not: people type passwords in place
+// of names, and passwords must not be logged.
 func (l *logins) known(name string) string {
 	if etcd := l.etcd.Load(); etcd != nil {
 		if _, err := etcd.AuthStore().UserGet(&etcdserverpb.AuthUserGetRequest{Name: name}); err == nil {
@@ -48,7 +48,7 @@ func (l *logins) known(name string) string {
 	return "unknown"
 }
 
-// callerOf returns where a call comes from.
+// callerOf returns the address that a call comes from.
 func callerOf(ctx context.Context) string {
 	caller, ok := peer.FromContext(ctx)
 	if !ok {
@@ -57,7 +57,7 @@ func callerOf(ctx context.Context) string {
 	switch caller.Addr.Network() {
 	case "unix":
 		return "socket"
-	case "bufconn": // through the gateway, which puts the address behind what the client says of itself
+	case "bufconn": // through the gateway, which appends the address to the client's X-Forwarded-For
 		md, _ := metadata.FromIncomingContext(ctx)
 		forwarded := strings.Join(md.Get("x-forwarded-for"), ",")
 		return strings.TrimSpace(forwarded[strings.LastIndexByte(forwarded, ',')+1:])

@@ -18,17 +18,17 @@ import (
 	"github.com/stilelock/stile/cmd/stile/internal/node"
 )
 
-func TestFailedLoginsAreLogged(t *testing.T) {
+func TestLogins_failuresAreLogged(t *testing.T) {
 	t.Parallel()
 	dir, err := os.MkdirTemp("", "node") // t.TempDir may be too long for a socket
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { os.RemoveAll(dir) })
-	said := new(syncedBuilder)
+	log := new(syncedBuilder)
 	n := startWith(t, node.Config{
 		Dir: dir, Listen: "127.0.0.1:0", Socket: filepath.Join(dir, "s"), RootPassword: secret,
-		Logger: slog.New(slog.NewTextHandler(said, nil)),
+		Logger: slog.New(slog.NewTextHandler(log, nil)),
 	})
 	login := func(url, user, password string) error {
 		cli, err := clientv3.New(clientv3.Config{
@@ -44,69 +44,69 @@ func TestFailedLoginsAreLogged(t *testing.T) {
 	if err := login(n.URL(), "root", secret); err != nil {
 		t.Fatal(err)
 	}
-	if said.String() != "" {
-		t.Errorf("said of a login: %s", said)
+	if log.String() != "" {
+		t.Errorf("after a successful login: got log %s, want none", log)
 	}
-	const guess, typo = "a guess", "correct horse batter" // typed where the name belongs
+	const guess, typo = "a guess", "correct horse batter" // a password in place of the name
 	for _, c := range []struct{ url, user, password, want string }{
 		{n.URL(), "root", guess, "user=root from=127.0.0.1"},
 		{n.URL(), typo, guess, "user=unknown from=127.0.0.1"},
 		{n.SocketURL(), "root", guess, "user=root from=socket"},
 	} {
-		said.Reset()
+		log.Reset()
 		if err := login(c.url, c.user, c.password); !errors.Is(err, rpctypes.ErrAuthFailed) {
-			t.Errorf("%s with a guess: %v", c.user, err)
+			t.Errorf("%s with a wrong password: got %v, want ErrAuthFailed", c.user, err)
 		}
-		if text := said.String(); strings.Count(text, "\n") != 1 || !strings.Contains(text, `level=WARN msg="login failed" `+c.want) ||
+		if text := log.String(); strings.Count(text, "\n") != 1 || !strings.Contains(text, `level=WARN msg="login failed" `+c.want) ||
 			strings.Contains(text, guess) || strings.Contains(text, typo) {
-			t.Errorf("said of a failed login: %q, want %s", text, c.want)
+			t.Errorf("after a failed login: got log %q, want one line with %s", text, c.want)
 		}
 	}
 
-	// Over HTTP nobody can pass for another.
-	said.Reset()
+	// Over HTTP a client cannot pretend to have another address.
+	log.Reset()
 	status, _, body := pageRequest{
 		"POST", "/v3/auth/authenticate",
 		"Content-Type: application/json|X-Forwarded-For: 192.0.2.1|Grpc-Metadata-X-Forwarded-For: 192.0.2.2", `{"name":"root","password":"a guess"}`,
 	}.send(t, webClient(t, nil, false), strings.Replace(n.URL(), "etcd", "http", 1))
-	if status != http.StatusBadRequest || !strings.Contains(said.String(), "user=root from=127.0.0.1") {
-		t.Errorf("over HTTP: %d %s; said: %s", status, body, said)
+	if status != http.StatusBadRequest || !strings.Contains(log.String(), "user=root from=127.0.0.1") {
+		t.Errorf("over HTTP: got %d %s and log %s", status, body, log)
 	}
 }
 
-func TestMembersLogWhoLeads(t *testing.T) {
+func TestCluster_logsLeader(t *testing.T) {
 	t.Parallel()
 	peers := threePeers(t, "http")
-	said := map[string]*syncedBuilder{}
+	logs := map[string]*syncedBuilder{}
 	var members []node.Config
 	for name := range peers {
-		said[name] = new(syncedBuilder)
+		logs[name] = new(syncedBuilder)
 		cfg := member(t, name, peers)
-		cfg.Logger = slog.New(slog.NewTextHandler(said[name], nil))
+		cfg.Logger = slog.New(slog.NewTextHandler(logs[name], nil))
 		members = append(members, cfg.WithLongWaits(electionOfThree/4))
 	}
 	leader := func(name string) (leader string) {
-		for line := range strings.Lines(said[name].String()) {
+		for line := range strings.Lines(logs[name].String()) {
 			if _, rest, ok := strings.Cut(line, `level=INFO msg="leader elected" leader=`); ok {
 				leader, _, _ = strings.Cut(rest, " term=")
 			}
 		}
 		return leader
 	}
-	await := func(name string, what func(leader string) bool) string {
+	await := func(name string, accept func(leader string) bool) string {
 		for end := time.Now().Add(long); ; time.Sleep(time.Millisecond) {
-			if l := leader(name); what(l) {
+			if l := leader(name); accept(l) {
 				return l
 			}
 			if time.Now().After(end) {
-				t.Fatalf("%s says: %s", name, said[name])
+				t.Fatalf("%s: no such leader in its log: %s", name, logs[name])
 			}
 		}
 	}
 	nodes := startCluster(t, members...)
 	first := await("a", func(leader string) bool { return leader != "" })
 	if peers[first] == "" {
-		t.Fatalf("%q leads, which is none of them", first)
+		t.Fatalf("got leader %q, which is not a member", first)
 	}
 	nodes[first].Close()
 	for name := range peers {

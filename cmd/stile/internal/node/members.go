@@ -19,23 +19,23 @@ import (
 	"go.uber.org/zap"
 )
 
-// others asks the other members of a cluster what they know.
+// others queries the other members of a cluster.
 type others struct {
-	peers map[string]string // URLs by name, without this member's own
-	web   *http.Client
+	peers  map[string]string // URLs by name, without this member's own
+	client *http.Client
 }
 
-// How long a member may take to answer. What is said at the start, of data that is lost, must not be missed because a member
-// is busy. A machine that is down costs no more than connecting may take.
+// Time limits for queries. The one at the start is long, because lost data must be detected even if
+// a member is busy. A machine that is down costs only the connect timeout.
 const (
-	connecting       = time.Second
-	answering        = 5 * time.Second
-	answeringAtStart = 30 * time.Second
+	connectTimeout      = time.Second
+	queryTimeout        = 5 * time.Second
+	startupQueryTimeout = 30 * time.Second
 )
 
-// newOthers returns one that connects as this member does.
+// newOthers returns others with the TLS configuration of this member.
 func newOthers(c Cluster, e *embed.Config) (*others, error) {
-	transport, err := rafthttp.NewRoundTripper(e.PeerTLSInfo, connecting)
+	transport, err := rafthttp.NewRoundTripper(e.PeerTLSInfo, connectTimeout)
 	if err != nil {
 		return nil, err
 	}
@@ -44,35 +44,35 @@ func newOthers(c Cluster, e *embed.Config) (*others, error) {
 	return o, nil
 }
 
-// view is how a member sees its cluster.
+// view is the cluster as a member sees it.
 type view struct {
 	clusterID string
 	members   []struct {
 		ID         uint64   `json:"id"`
 		PeerURLs   []string `json:"peerURLs"`
-		ClientURLs []string `json:"clientURLs"` // none before it has served
+		ClientURLs []string `json:"clientURLs"` // empty until the member has served clients
 	}
-	err error // why it has not told
+	err error // why there was no answer
 }
 
-// ask asks all of them at once. It takes no longer than patience, and the time it takes to connect.
-func (o *others) ask(ctx context.Context, patience time.Duration) map[string]view {
-	ctx, cancel := context.WithTimeout(ctx, patience)
+// ask queries all members concurrently. It takes no longer than timeout plus connectTimeout.
+func (o *others) ask(ctx context.Context, timeout time.Duration) map[string]view {
+	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	var (
-		asking sync.WaitGroup
-		mu     sync.Mutex
+		queries sync.WaitGroup
+		mu      sync.Mutex
 	)
 	views := map[string]view{}
 	for name, peer := range o.peers {
-		asking.Go(func() {
+		queries.Go(func() {
 			v := o.askOne(ctx, peer)
 			mu.Lock()
 			defer mu.Unlock()
 			views[name] = v
 		})
 	}
-	asking.Wait()
+	queries.Wait()
 	return views
 }
 
@@ -81,9 +81,9 @@ func (o *others) askOne(ctx context.Context, peer string) (v view) {
 	if err != nil {
 		return view{err: err}
 	}
-	resp, err := o.web.Do(req)
+	resp, err := o.client.Do(req)
 	if err != nil {
-		return view{err: errors.Unwrap(err)} // without the address
+		return view{err: errors.Unwrap(err)} // drop the URL
 	}
 	defer resp.Body.Close()
 	v.clusterID = resp.Header.Get("X-Etcd-Cluster-ID")
@@ -91,10 +91,11 @@ func (o *others) askOne(ctx context.Context, peer string) (v view) {
 	return v
 }
 
-// waiting says what a member waits for before it can serve, and why for each of the others.
+// waiting returns what a member that cannot serve yet is waiting for, and the error of each member
+// that does not answer.
 func (o *others) waiting(ctx context.Context, clusterID string) (text string, reasons []any) {
 	var absent, strangers []string
-	views := o.ask(ctx, answering)
+	views := o.ask(ctx, queryTimeout)
 	for _, name := range slices.Sorted(maps.Keys(views)) {
 		switch v := views[name]; {
 		case v.err != nil:
@@ -105,7 +106,7 @@ func (o *others) waiting(ctx context.Context, clusterID string) (text string, re
 	}
 	switch {
 	case len(strangers) > 0:
-		return "these members are of another cluster, or have other --peers: " + strings.Join(strangers, ", "), reasons
+		return "these members belong to another cluster or have different --peers: " + strings.Join(strangers, ", "), reasons
 	case len(absent) > 0:
 		return "waiting for the other members: " + strings.Join(absent, ", "), reasons
 	default:
@@ -113,10 +114,12 @@ func (o *others) waiting(ctx context.Context, clusterID string) (text string, re
 	}
 }
 
-// A member whose data are lost must not come back as itself: it has promised things that it does not know of any more.
-// Under etcd's rules it has to be removed and added again, and so gets another ID.
+// A member that has lost its data must not return under its old ID: it has made promises to the
+// others that it no longer knows. By etcd's rules it has to be removed and added again, which gives
+// it a new ID.
 
-// rejoin makes a member without data join its cluster, if that runs and has added it anew.
+// rejoin makes a member without data join its cluster as a new member, if the cluster runs and the
+// member was added to it again.
 func (c Config) rejoin(ctx context.Context, o *others, e *embed.Config) error {
 	if c.hasData() {
 		return nil
@@ -125,39 +128,40 @@ func (c Config) rejoin(ctx context.Context, o *others, e *embed.Config) error {
 	if err != nil {
 		return err
 	}
-	began, err := membership.NewClusterFromURLsMap(zap.NewNop(), e.InitialClusterToken, urls)
+	initial, err := membership.NewClusterFromURLsMap(zap.NewNop(), e.InitialClusterToken, urls)
 	if err != nil {
 		return err
 	}
-	first := uint64(began.MemberByName(e.Name).ID)
+	initialID := uint64(initial.MemberByName(e.Name).ID)
 	lost := false
-	for _, v := range o.ask(ctx, answeringAtStart) {
-		if v.clusterID != began.ID().String() {
-			continue // silent, or a stranger
+	for _, v := range o.ask(ctx, startupQueryTimeout) {
+		if v.clusterID != initial.ID().String() {
+			continue // no answer, or another cluster
 		}
 		for _, m := range v.members {
 			switch {
-			case m.ID == first:
+			case m.ID == initialID:
 				lost = lost || len(m.ClientURLs) > 0
 			case slices.Contains(m.PeerURLs, c.Cluster.Peers[e.Name]):
 				e.ClusterState = embed.ClusterStateFlagExisting
-				return nil // who does not know that yet will
+				return nil // members that do not know it yet will learn it
 			}
 		}
 	}
-	if lost { // etcd would find out by itself, unless it takes the others a second to answer
+	if lost { // etcd detects this too, but only if the others answer within a second
 		return c.lostData()
 	}
 	return nil
 }
 
-// isKnownToOthers reports whether a start has failed because the cluster knows this member with data that is not here.
+// isKnownToOthers reports whether a start failed because the cluster knows this member, whose data
+// is not here.
 func (c Config) isKnownToOthers(err error) bool {
 	return c.Cluster.Name != "" && strings.Contains(err.Error(), "has already been bootstrapped")
 }
 
 func (c Config) lostData() error {
-	return fmt.Errorf("member %s has lost its data: the data directory %s is empty, and the other members know it with data; "+
-		"name the directory that has the data with --data, or, to rejoin with an empty one, run etcdctl member remove and "+
+	return fmt.Errorf("member %s has lost its data: the data directory %s is empty, but the other members know it with data; "+
+		"name the directory with its data with --data, or, to rejoin with an empty one, run etcdctl member remove and "+
 		"etcdctl member add first", c.Cluster.Name, c.Dir)
 }

@@ -14,8 +14,9 @@ import (
 	"go.uber.org/zap"
 )
 
-// etcd itself asks for a second. Who does not hear in that time that its data is lost starts without, and breaks promises.
-func TestLostDataIsFoundOutFromAMemberThatTakesItsTimeToAnswer(t *testing.T) {
+// etcd itself waits a second for an answer. A member that does not detect the loss of its data in
+// that time would start without it and break its promises.
+func TestRejoin_slowAnswer(t *testing.T) {
 	t.Parallel()
 	const own = "http://127.0.0.1:1"
 	var (
@@ -49,7 +50,7 @@ func TestLostDataIsFoundOutFromAMemberThatTakesItsTimeToAnswer(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := cfg.rejoin(t.Context(), o, e); err != nil {
-		t.Errorf("known to the others, but never seen: %v", err)
+		t.Errorf("known to the others, but never started: got %v, want no error", err)
 	}
 	for _, m := range members {
 		if m.Name == "a" {
@@ -57,6 +58,6 @@ func TestLostDataIsFoundOutFromAMemberThatTakesItsTimeToAnswer(t *testing.T) {
 		}
 	}
 	if err := cfg.rejoin(t.Context(), o, e); err == nil || !strings.Contains(err.Error(), "member a has lost its data") {
-		t.Errorf("known to the others with data: %v", err)
+		t.Errorf("known to the others with data: got %v, want an error about lost data", err)
 	}
 }

@@ -29,47 +29,50 @@ import (
 	"github.com/stilelock/stile/cmd/stile/internal/filelock"
 )
 
-// Config says where a server keeps its data and where it listens: at Listen, at Socket, or at both.
+// Config configures a server. It listens at Listen, at Socket, or at both.
 type Config struct {
-	// Dir is the data directory. It is made if it is not there. A directory has one server at a time, and belongs to
-	// one member of one cluster for good.
+	// Dir is the data directory. It is created if it does not exist. One server at a time can use
+	// it, and it belongs to one member of one cluster permanently.
 	Dir string
-	// MoveDir is what errors tell to do to have the data elsewhere; empty for a server that has the flag --data.
+	// MoveDir is the advice in errors on how to use another data directory; empty means the flag
+	// --data.
 	MoveDir string
-	// Patience is how long to wait for another server to let go of the data directory.
+	// Patience is how long to wait for another server to release the data directory.
 	Patience time.Duration
-	// Listen is the host:port for clients, and for the JSON gateway; empty for none. The host is an IP address or
-	// localhost. Port 0 picks a free one.
+	// Listen is the host:port for clients and the JSON gateway; empty for none. The host is an IP
+	// address or localhost. Port 0 selects a free port.
 	Listen string
-	// Socket is the absolute path of a unix socket for clients; empty for none. What is in its place is removed. Who
-	// may reach it is up to the directory it is in, and to the umask.
+	// Socket is the absolute path of a unix socket for clients; empty for none. An existing file at
+	// the path is removed. Access depends on its directory and the umask.
 	Socket string
-	// TLS has the certificates for Listen and for the cluster's members. Without, connections are plain.
+	// TLS names the certificates for Listen and for the cluster's members. The zero value means
+	// plain connections.
 	TLS TLS
-	// Insecure allows connections beyond the loopback interface from whoever can reach it: plain ones, of clients and
-	// members, and of clients with TLS where neither certificates nor users are required.
+	// Insecure allows unprotected connections beyond the loopback interface: plain ones of clients
+	// and members, and those of clients with TLS where neither certificates nor users are required.
 	Insecure bool
-	// Health is the host:port where /health, /livez, /readyz and /metrics are served in plain HTTP; empty for none. Port
-	// 0 picks a free one.
+	// Health is the host:port that serves /health, /livez, /readyz and /metrics in plain HTTP;
+	// empty for none. Port 0 selects a free port.
 	Health string
-	// Cluster says which member of which cluster this server is. Without, it is alone.
+	// Cluster describes the cluster and this member. The zero value means that the server is alone.
 	Cluster Cluster
-	// RootPassword, if there is one, becomes the password of the user root, and authentication is enabled, unless it is
-	// already. Until that is done clients are refused.
+	// RootPassword, if not empty, becomes the password of the user root, and authentication is
+	// enabled, unless it is enabled already. Clients are refused until that is done.
 	RootPassword string
-	// Logger gets what a start waits for, if it takes longer than a second, what an operator should know about the
-	// configuration, and then failed logins, requests of web pages, and a cluster's leaders.
+	// Logger receives what a start waits for, once it takes longer than a second; warnings about
+	// the configuration; then failed logins, refused requests of web pages, and leader changes.
 	Logger *slog.Logger
 
-	// bcryptCost is what it costs to guess passwords; zero means etcd's default.
+	// bcryptCost is etcd's cost of hashing a password; zero means etcd's default.
 	bcryptCost uint
 
-	// These are for tests, and may be zero: exposed makes every address count as one beyond loopback; pickPort is used in
-	// place of freePort; tune changes what etcd is given, and begun is called with the server before it is ready.
+	// For tests; all may be zero. exposed makes every address count as beyond the loopback
+	// interface, pickPort replaces freePort, tune changes etcd's configuration, and started is
+	// called with the server before it is ready.
 	exposed  bool
 	pickPort func(host string) (port string, err error)
 	tune     func(*embed.Config)
-	begun    func(*etcdserver.EtcdServer)
+	started  func(*etcdserver.EtcdServer)
 }
 
 // A Node is a running server. It must be closed.
@@ -83,7 +86,7 @@ type Node struct {
 	web      web
 	logins   logins
 	leaders  *throttle
-	others   *others // nil if it is alone
+	others   *others // nil if the server is alone
 	etcd     *embed.Etcd
 	activity activity
 	closing  sync.Once
@@ -94,13 +97,14 @@ type Node struct {
 	grpc []*grpc.Server // one for each address that clients connect to
 }
 
-// startup is how long a server that is alone may take to answer. It takes 100 ms, or a second or two with much data; on a
-// machine that is very busy, tenfold.
-const startup = 2 * time.Minute
+// startTimeout limits the start of a server that is alone. It usually takes 100 ms, or a second or
+// two with much data, and ten times that on a very busy machine.
+const startTimeout = 2 * time.Minute
 
-// Start starts a server and returns when it answers. A member of a cluster answers once there is a leader; for that it
-// waits, as long as ctx lasts. If Start fails, or ctx ends first, nothing is left running, unless etcd itself gave up on
-// its data or its disk: then the process should end.
+// Start starts a server and returns when it answers requests. A member of a cluster answers once
+// there is a leader; Start waits for that until ctx ends. If Start fails, nothing is left running,
+// except when etcd itself failed fatally because of its data or its disk: then the process should
+// exit.
 func Start(ctx context.Context, cfg Config) (*Node, error) {
 	if err := cfg.check(); err != nil {
 		return nil, err
@@ -116,11 +120,11 @@ func Start(ctx context.Context, cfg Config) (*Node, error) {
 	n := &Node{
 		cfg: cfg, url: clientURL(ecfg), lock: lock,
 		failure: newFailure(), stopped: make(chan struct{}),
-		web:     web{refused: &throttle{logger: cfg.Logger, level: slog.LevelWarn, text: "refused a web page"}},
+		web:     web{refused: &throttle{logger: cfg.Logger, level: slog.LevelWarn, text: "web page refused"}},
 		logins:  logins{failed: &throttle{logger: cfg.Logger, level: slog.LevelWarn, text: "login failed"}},
 		leaders: &throttle{logger: cfg.Logger, level: slog.LevelInfo, text: "leader elected"},
 	}
-	n.activity.began = time.Now()
+	n.activity.started = time.Now()
 	if err := n.start(ctx, ecfg); err != nil {
 		n.Close()
 		return nil, err
@@ -128,7 +132,7 @@ func Start(ctx context.Context, cfg Config) (*Node, error) {
 	return n, nil
 }
 
-// start does what can fail, step by step. What it has begun when it fails is ended by Close.
+// start does the steps that can fail. If it fails, Close undoes those that are done.
 func (n *Node) start(ctx context.Context, ecfg *embed.Config) (err error) {
 	if err := n.cfg.claim(); err != nil {
 		return err
@@ -159,8 +163,8 @@ func (n *Node) start(ctx context.Context, ecfg *embed.Config) (err error) {
 	}
 	n.cfg.warnInsecure()
 	err = n.startEtcd(ecfg)
-	for tries := 0; tries < 20 && n.cfg.lost(err); tries++ {
-		if err := n.cfg.place(ecfg); err != nil {
+	for tries := 0; tries < 20 && n.cfg.lostPort(err); tries++ {
+		if err := n.cfg.setAddresses(ecfg); err != nil {
 			return err
 		}
 		n.url = clientURL(ecfg)
@@ -169,8 +173,8 @@ func (n *Node) start(ctx context.Context, ecfg *embed.Config) (err error) {
 	if err != nil {
 		return n.explain(err)
 	}
-	if n.cfg.begun != nil {
-		n.cfg.begun(n.etcd.Server)
+	if n.cfg.started != nil {
+		n.cfg.started(n.etcd.Server)
 	}
 	n.logins.etcd.Store(n.etcd.Server)
 	if err := n.web.open(n.etcd.Server, n.failure.zap(), withGateway, calls); err != nil {
@@ -190,23 +194,23 @@ func (n *Node) start(ctx context.Context, ecfg *embed.Config) (err error) {
 	return n.requireUsers(ctx)
 }
 
-// smallLogs makes etcd set aside 8 MB for each piece of its log, of which there are two from the start, instead of 64 MB:
-// locks write little.
-var smallLogs = sync.OnceFunc(func() { wal.SegmentSizeBytes = 8 << 20 })
+// setSegmentSize makes etcd preallocate 8 MB instead of 64 MB for each segment of its log, two of
+// them from the start: locks write little.
+var setSegmentSize = sync.OnceFunc(func() { wal.SegmentSizeBytes = 8 << 20 })
 
-// startEtcd is embed.StartEtcd for a program that wants an error where etcd gives up: on data it cannot read, or a disk
-// it cannot write to.
+// startEtcd is embed.StartEtcd, but returns an error where etcd panics or exits: when it cannot
+// read its data or write to its disk.
 func (n *Node) startEtcd(cfg *embed.Config) error {
 	applied, err := checkDatabase(cfg.Dir)
 	if err != nil {
 		return err
 	}
-	if n.others == nil && applied == 0 && neverBegan(cfg.Dir) {
+	if n.others == nil && applied == 0 && isUninitialized(cfg.Dir) {
 		if err := os.RemoveAll(filepath.Join(cfg.Dir, "member")); err != nil {
 			return err
 		}
 	}
-	smallLogs()
+	setSegmentSize()
 	type result struct {
 		etcd *embed.Etcd
 		err  error
@@ -215,7 +219,7 @@ func (n *Node) startEtcd(cfg *embed.Config) error {
 	go func() {
 		defer func() {
 			if p := recover(); p != nil {
-				n.failure.report(fmt.Errorf("etcd gave up: %v", p))
+				n.failure.report(fmt.Errorf("etcd panicked: %v", p))
 			}
 		}()
 		etcd, err := embed.StartEtcd(cfg)
@@ -230,9 +234,10 @@ func (n *Node) startEtcd(cfg *embed.Config) error {
 	}
 }
 
-// checkDatabase opens and closes the database, if there is one: etcd does that in a goroutine of its own, where nobody
-// can catch its panic, and waits for ever if a plain etcd has the database open. It returns up to where the log was carried
-// out; zero if nothing was.
+// checkDatabase opens and closes the database if there is one. etcd opens it in a goroutine of its
+// own, where nobody can recover from its panic, and waits without a limit if another etcd has the
+// database open. checkDatabase returns the index of the last log entry applied to the database;
+// zero if there is none.
 func checkDatabase(dir string) (applied uint64, err error) {
 	path := filepath.Join(dir, "member", "snap", "db")
 	db, err := bbolt.Open(path, 0o600, &bbolt.Options{ReadOnly: true, Timeout: time.Second})
@@ -240,7 +245,7 @@ func checkDatabase(dir string) (applied uint64, err error) {
 	case errors.Is(err, os.ErrNotExist):
 		return 0, nil
 	case errors.Is(err, bbolterrors.ErrTimeout):
-		return 0, errors.New("another program has its database open")
+		return 0, errors.New("its database is in use by another program")
 	case err != nil:
 		return 0, fmt.Errorf("its database: %w", err)
 	}
@@ -255,10 +260,10 @@ func checkDatabase(dir string) (applied uint64, err error) {
 	return applied, errors.Join(err, db.Close())
 }
 
-// neverBegan reports whether a server was killed after it had made its log, and before it had written into it who its
-// members are. That is a matter of milliseconds, in which nobody was promised anything. Started on it, etcd 3.7.3 waits
-// for a leader for ever.
-func neverBegan(dir string) bool {
+// isUninitialized reports whether a server was killed after it had created its log and before it
+// had written its members to it. It had acknowledged nothing in these milliseconds. etcd 3.7.3,
+// started on such a log, waits for a leader forever.
+func isUninitialized(dir string) bool {
 	log, err := wal.OpenForRead(zap.NewNop(), filepath.Join(dir, "member", "wal"), &walpb.Snapshot{})
 	if err != nil {
 		return false
@@ -268,14 +273,15 @@ func neverBegan(dir string) bool {
 	return err == nil && len(entries) == 0 && state.GetTerm() == 0 && state.GetCommit() == 0
 }
 
-// awaitReady waits until the server answers. After a second it begins to tell what it waits for.
+// awaitReady waits until the server answers. After a second it logs what it is waiting for, and
+// then every ten seconds.
 func (n *Node) awaitReady(ctx context.Context) error {
 	var deadline <-chan time.Time
 	if n.others == nil {
-		deadline = time.After(startup)
+		deadline = time.After(startTimeout)
 	}
-	tell := time.NewTimer(time.Second)
-	defer tell.Stop()
+	report := time.NewTimer(time.Second)
+	defer report.Stop()
 	for {
 		select {
 		case <-n.etcd.Server.ReadyNotify():
@@ -285,31 +291,31 @@ func (n *Node) awaitReady(ctx context.Context) error {
 		case <-ctx.Done():
 			return fmt.Errorf("start the server: %w", ctx.Err())
 		case <-deadline:
-			return fmt.Errorf("start the server: no answer for %v", startup)
-		case <-tell.C:
-			text, reasons := "still starting", []any{"data", n.Dir()}
+			return fmt.Errorf("start the server: no answer within %v", startTimeout)
+		case <-report.C:
+			text, reasons := "server still starting", []any{"data", n.Dir()}
 			if n.others != nil {
 				text, reasons = n.others.waiting(ctx, n.etcd.Server.Cluster().ID().String())
 			}
 			n.cfg.Logger.Info(text, reasons...)
-			tell.Reset(10 * time.Second)
+			report.Reset(10 * time.Second)
 		}
 	}
 }
 
-// awaitEnd closes stopped when the server has ended, for whatever reason.
+// awaitEnd closes stopped when the server has stopped for any reason.
 func (n *Node) awaitEnd() {
 	defer close(n.stopped)
-	why := errors.New("etcd has stopped by itself; has this member been removed from the cluster?")
+	cause := errors.New("etcd stopped by itself; this member may have been removed from the cluster")
 	select {
 	case <-n.failure.done:
 		return
 	case <-n.etcd.Server.StopNotify():
 	case err := <-n.etcd.Err():
-		why = fmt.Errorf("it cannot listen any more: %w", cmp.Or(err, errors.New("a listener has ended")))
+		cause = fmt.Errorf("etcd cannot accept connections any more: %w", cmp.Or(err, errors.New("listener closed")))
 	}
 	if !n.ending.Load() {
-		n.failure.report(why)
+		n.failure.report(cause)
 		return
 	}
 	select {
@@ -318,7 +324,7 @@ func (n *Node) awaitEnd() {
 	}
 }
 
-// logLeaders logs each election that brings a leader, until the server has stopped.
+// logLeaders logs each election of a leader until the server has stopped.
 func (n *Node) logLeaders() {
 	etcd := n.etcd.Server
 	for term := uint64(0); ; {
@@ -335,11 +341,13 @@ func (n *Node) logLeaders() {
 	}
 }
 
-// URL is where clients reach the server, in the form that Stile's --url takes: at Listen or, if there is none, at the
-// socket. If it listens on every address it is the host's name, in a cluster as the other members know it.
+// URL returns the client URL in the form of Stile's --url: that of Listen or, if that is empty, of
+// the socket. If Listen is an unspecified address, the URL has this member's host in Cluster.Peers,
+// or the machine's host name.
 func (n *Node) URL() string { return n.url }
 
-// SocketURL is where clients reach the server on its socket, in the form that Stile's --url takes; empty if it has none.
+// SocketURL returns the URL of the socket in the form of Stile's --url; empty if there is no
+// socket.
 func (n *Node) SocketURL() string {
 	if n.cfg.Socket == "" {
 		return ""
@@ -347,16 +355,16 @@ func (n *Node) SocketURL() string {
 	return socketURL(n.cfg.Socket)
 }
 
-// HealthURL is where /health and the others are; empty if they are not served apart.
+// HealthURL returns the URL of the address Health; empty if there is none.
 func (n *Node) HealthURL() string { return n.health.url() }
 
-// Dir is the data directory.
+// Dir returns the data directory.
 func (n *Node) Dir() string { return n.cfg.Dir }
 
-// Stopped is closed when the server has stopped, whether it was closed or failed.
+// Stopped returns a channel that is closed when the server has stopped, by Close or by a failure.
 func (n *Node) Stopped() <-chan struct{} { return n.stopped }
 
-// Err is why the server has failed; nil if it has not, or was closed before.
+// Err returns the failure that stopped the server; nil if there was none before Close.
 func (n *Node) Err() error {
 	select {
 	case <-n.failure.done:
@@ -366,10 +374,11 @@ func (n *Node) Err() error {
 	}
 }
 
-// Close stops the server within moments, however many clients are connected, and returns when its data is safe and
-// its data directory free for another server. A leader hands over to another member first. Clients see their connections
-// end; what they hold stays, in the data directory, for at least its TTL after the next start. Closing again does
-// nothing. A server that has failed cannot be stopped in order; it ends with the process.
+// Close stops the server, without waiting for clients, and returns when its data is on disk and its
+// data directory is free for another server. A leader first hands over to another member. Clients'
+// connections end; their locks stay in the data directory, for at least the TTL after the next
+// start. Closing again does nothing. A server that has failed cannot be shut down cleanly; it ends
+// with the process.
 func (n *Node) Close() { n.closing.Do(n.close) }
 
 func (n *Node) close() {
@@ -386,67 +395,68 @@ func (n *Node) close() {
 	select {
 	case <-ended:
 		if n.etcd != nil {
-			<-n.stopped // awaitEnd sees it too, a moment later
+			<-n.stopped // closed by awaitEnd
 		}
-	case <-n.failure.done: // it may hang now; nothing more is written
+	case <-n.failure.done: // etcd may hang now; it writes nothing more
 	}
 	n.lock.Unlock()
 }
 
-// handover is how long a leader may take to make another member the leader before it stops, and farewell how long
-// closing the connections between members.
+// handoverTimeout limits the transfer of leadership before a leader stops, and closeTimeout the
+// closing of connections between members.
 const (
-	handover = time.Second
-	farewell = 200 * time.Millisecond
+	handoverTimeout = time.Second
+	closeTimeout    = 200 * time.Millisecond
 )
 
 func (n *Node) stopEtcd() {
 	if n.etcd == nil {
 		return
 	}
-	// etcd's Close does these things too, but would wait seven seconds for each: for a successor that hangs, and for calls
-	// to end, which watches and keepalives never do.
-	moved := make(chan struct{})
+	// etcd's Close does this too, but it waits up to seven seconds for each: for a successor that
+	// hangs, and for calls to end, which watches and keepalives never do.
+	transferred := make(chan struct{})
 	go func() {
-		defer close(moved)
-		_ = n.etcd.Server.TryTransferLeadershipOnShutdown() // without it the others elect one
+		defer close(transferred)
+		_ = n.etcd.Server.TryTransferLeadershipOnShutdown() // if it fails, the others elect a leader
 	}()
 	select {
-	case <-moved:
-	case <-time.After(handover):
+	case <-transferred:
+	case <-time.After(handoverTimeout):
 	}
 	n.mu.Lock()
 	serving := n.grpc
 	n.mu.Unlock()
-	// With TLS gRPC's calls come through an HTTP server, which goes on. Stop waits for those too that begin while it waits,
-	// and ends only those that had begun before: for ever, if one of the others is a stream.
+	// With TLS, gRPC's calls come through an HTTP server that goes on accepting them. Stop also
+	// waits for calls that begin while it waits, but cancels only those that began before it: a
+	// stream among the others would block it forever. The gate refuses such calls.
 	n.gate.shut.Store(&stopping)
 	n.web.close()
 	for _, s := range serving {
 		s.Stop()
 	}
-	n.etcd.Server.HardStop() // if it is not ready yet, its Close would wait for that
-	// The data is safe and free now. So must the addresses be, for the next start. What is left then waits another second for
-	// what other members have open.
-	n.stopListening()
+	n.etcd.Server.HardStop() // Close would wait until the server is ready
+	// The data is on disk and released now. The addresses have to be free, too, for the next start.
+	// Close waits up to another second for connections of other members.
+	n.closeListeners()
 	closed := make(chan struct{})
 	go func() {
 		defer close(closed)
 		n.etcd.Close()
 	}()
-	var patience <-chan time.Time
+	var timeout <-chan time.Time
 	if n.others != nil {
-		patience = time.After(farewell)
+		timeout = time.After(closeTimeout)
 	}
 	select {
 	case <-closed:
-	case <-patience:
+	case <-timeout:
 	}
 }
 
-// stopListening closes what listens on TCP. What listens on a unix socket removes its file when it is closed, and again when
-// etcd closes it: that may be another server's by then.
-func (n *Node) stopListening() {
+// closeListeners closes the TCP listeners. It leaves those on unix sockets to etcd: closing one
+// removes the socket's file, and etcd closes it again, when the file may be another server's.
+func (n *Node) closeListeners() {
 	listeners := slices.Clone(n.etcd.Clients)
 	for _, p := range n.etcd.Peers {
 		listeners = append(listeners, p.Listener)
@@ -458,13 +468,14 @@ func (n *Node) stopListening() {
 	}
 }
 
-// lockDir makes the data directory and locks it. etcd has a lock of its own, but waits for it for ever.
+// lockDir creates the data directory and locks it. etcd has a lock of its own, but waits for it
+// without a limit.
 func lockDir(ctx context.Context, cfg Config) (*filelock.Lock, error) {
-	cannot := func(err error) error {
+	wrapErr := func(err error) error {
 		return fmt.Errorf("cannot use the data directory %s: %w; %s", cfg.Dir, err, cfg.moveDir())
 	}
 	if err := os.MkdirAll(cfg.Dir, 0o700); err != nil {
-		return nil, cannot(err)
+		return nil, wrapErr(err)
 	}
 	ctx, cancel := context.WithTimeout(ctx, cfg.Patience)
 	defer cancel()
@@ -474,29 +485,29 @@ func lockDir(ctx context.Context, cfg Config) (*filelock.Lock, error) {
 		return nil, fmt.Errorf("the data directory %s is in use by another stile serve; "+
 			"stop that one, or %s", cfg.Dir, cfg.moveDir())
 	case err != nil:
-		return nil, cannot(err)
+		return nil, wrapErr(err)
 	}
 	return lock, nil
 }
 
 func (c Config) moveDir() string { return cmp.Or(c.MoveDir, "name another directory with --data") }
 
-// explain says what to do about a failed start.
+// explain adds advice to the error of a failed start.
 func (n *Node) explain(err error) error {
-	if cannot := n.cfg.explainListen(err); cannot != nil {
-		return cannot
+	if listenErr := n.cfg.explainListen(err); listenErr != nil {
+		return listenErr
 	}
 	switch dir := n.cfg.Dir; {
 	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT), errors.Is(err, syscall.EFBIG):
-		return fmt.Errorf("cannot write to the data directory %s: %w; it needs some 150 MB: make room, "+
+		return fmt.Errorf("cannot write to the data directory %s: %w; it needs about 150 MB: free some space, "+
 			"or %s", dir, err, n.cfg.moveDir())
 	case errors.Is(err, os.ErrPermission), errors.Is(err, syscall.EROFS):
-		return fmt.Errorf("cannot write to the data directory %s: %w; it and all in it must be writable for this user, "+
+		return fmt.Errorf("cannot write to the data directory %s: %w; this user must be able to write to it and everything in it, "+
 			"or %s", dir, err, n.cfg.moveDir())
 	case n.cfg.isKnownToOthers(err):
 		return n.cfg.lostData()
 	default:
 		return fmt.Errorf("cannot start on the data directory %s: %w; if the data is damaged, move the directory away: "+
-			"locks are taken anew, but fencing tokens begin again", dir, err)
+			"all locks become free, and fencing tokens start again from the beginning", dir, err)
 	}
 }

@@ -26,47 +26,48 @@ import (
 	"github.com/stilelock/stile/internal/testservers"
 )
 
-// long is for waits that end with an event: only what is broken takes so long, however busy the machine is.
+// long limits waits for an event. Only a defect takes this long, however busy the machine is.
 const long = 4 * time.Minute
 
-// When etcd closes by itself it waits for its clients, or for a new leader, for five seconds and two elections. With
-// elections that take as long as here, that is much longer than closing takes on a very busy machine: quick, and quickOfThree.
+// When etcd closes by itself, it waits for its clients, or for a new leader, for five seconds and
+// two elections. With elections as long as these, that is much longer than Close takes on a very
+// busy machine: quick and quickOfThree.
 const (
 	election        = 50 * time.Second
 	quick           = 90 * time.Second
-	electionOfThree = 20 * time.Second // a cluster needs up to one to begin
+	electionOfThree = 20 * time.Second // a cluster takes up to one to start
 	quickOfThree    = 40 * time.Second
 )
 
-// wantQuick makes sure that something ends soon; if not, it shows what everybody is waiting for. The server must have been
-// started WithLongWaits, or what is broken must take for ever.
+// wantQuick checks that f returns within quick. If it takes half of that, it logs all goroutines.
+// The server must have been started WithLongWaits, unless a defect would block f forever.
 func wantQuick(t *testing.T, what string, quick time.Duration, f func()) {
 	t.Helper()
 	var stacks strings.Builder
-	written := make(chan struct{})
+	dumped := make(chan struct{})
 	slow := time.AfterFunc(quick/2, func() {
-		defer close(written)
+		defer close(dumped)
 		_ = pprof.Lookup("goroutine").WriteTo(&stacks, 1)
 	})
-	began := time.Now()
+	started := time.Now()
 	f()
-	took := time.Since(began)
+	took := time.Since(started)
 	if !slow.Stop() {
-		<-written
-		t.Logf("%s took %v; after half of %v there were:\n%s", what, took, quick, &stacks)
+		<-dumped
+		t.Logf("%s took %v; goroutines after half of %v:\n%s", what, took, quick, &stacks)
 	}
 	if took > quick {
-		t.Errorf("%s took %v", what, took)
+		t.Errorf("%s took %v, which is too long", what, took)
 	}
 }
 
-// start starts a server on a free port, which ends with the test.
+// start starts a server on a free port. It is closed when the test ends.
 func start(t *testing.T, dir string) *node.Node {
 	t.Helper()
 	return startWith(t, node.Config{Dir: dir})
 }
 
-// client connects to the server at url, as Stile's URLs name it.
+// client connects to the server at a URL of Stile.
 func client(t *testing.T, url string) *clientv3.Client {
 	t.Helper()
 	endpoint := strings.TrimPrefix(strings.TrimPrefix(url, "etcd://"), "etcd+")
@@ -78,7 +79,7 @@ func client(t *testing.T, url string) *clientv3.Client {
 	return cli
 }
 
-func TestTheStockMutexWorks(t *testing.T) {
+func TestNode_concurrencyMutex(t *testing.T) {
 	t.Parallel()
 	n := start(t, t.TempDir())
 	mutex := func() *concurrency.Mutex {
@@ -93,7 +94,7 @@ func TestTheStockMutexWorks(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := second.TryLock(t.Context()); !errors.Is(err, concurrency.ErrLocked) {
-		t.Fatalf("second TryLock: %v, want ErrLocked", err)
+		t.Fatalf("second TryLock: got %v, want ErrLocked", err)
 	}
 	if err := first.Unlock(t.Context()); err != nil {
 		t.Fatal(err)
@@ -103,7 +104,7 @@ func TestTheStockMutexWorks(t *testing.T) {
 	}
 }
 
-func TestTheLockServiceWorksOverJSON(t *testing.T) {
+func TestGateway_lockService(t *testing.T) {
 	t.Parallel()
 	n := start(t, t.TempDir())
 	post := func(path, body string) string {
@@ -123,16 +124,16 @@ func TestTheLockServiceWorksOverJSON(t *testing.T) {
 	_, rest, ok := strings.Cut(answer, `"key":"`)
 	key, _, _ := strings.Cut(rest, `"`)
 	if !ok || key == "" {
-		t.Fatalf("no key in the answer %s", answer)
+		t.Fatalf("no key in the reply %s", answer)
 	}
 	keys, err := client(t, n.URL()).Get(t.Context(), "demo/", clientv3.WithPrefix())
 	if err != nil || keys.Count != 1 {
-		t.Fatalf("%d keys, %v, while the lock is held, want 1", keys.Count, err)
+		t.Fatalf("got %d keys, %v, while the lock is held, want 1", keys.Count, err)
 	}
 	post("/v3/lock/unlock", `{"key":"`+key+`"}`)
 }
 
-func TestTheGatewayRefusesOtherSites(t *testing.T) {
+func TestGateway_refusesOtherHosts(t *testing.T) {
 	t.Parallel()
 	n := start(t, t.TempDir())
 	req, err := http.NewRequestWithContext(t.Context(), http.MethodPost,
@@ -147,13 +148,13 @@ func TestTheGatewayRefusesOtherSites(t *testing.T) {
 	}
 	defer resp.Body.Close()
 	if resp.StatusCode != http.StatusMisdirectedRequest {
-		t.Errorf("a request for another host was answered with %s", resp.Status)
+		t.Errorf("a request for another host: got %s, want 421", resp.Status)
 	}
 }
 
-func TestATTLOfOneSecondIsGranted(t *testing.T) {
+func TestNode_grantsTTLOfOneSecond(t *testing.T) {
 	t.Parallel()
-	// With the elections that servers have, which decide what is granted.
+	// With the default elections, which determine the minimum TTL.
 	n, err := node.Start(t.Context(), node.Config{Dir: t.TempDir(), Listen: "127.0.0.1:0", Logger: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		t.Fatal(err)
@@ -163,13 +164,13 @@ func TestATTLOfOneSecondIsGranted(t *testing.T) {
 	insist(t, "grant a lease", func(ctx context.Context) error {
 		lease, err := cli.Grant(ctx, 1)
 		if err == nil && lease.TTL != 1 {
-			t.Errorf("asked for 1 s: got %+v", lease)
+			t.Errorf("got lease %+v, want a TTL of 1 s", lease)
 		}
 		return err
 	})
 }
 
-func TestCloseIsQuickWithClientsConnected(t *testing.T) {
+func TestClose_clientsConnected(t *testing.T) {
 	t.Parallel()
 	n := start(t, t.TempDir())
 	for i := range 3 {
@@ -186,7 +187,7 @@ func TestCloseIsQuickWithClientsConnected(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	// And one that stands in line through the gateway.
+	// And a waiter through the gateway.
 	waiting := make(chan struct{})
 	go func() {
 		defer close(waiting)
@@ -216,7 +217,7 @@ func TestCloseIsQuickWithClientsConnected(t *testing.T) {
 	}
 }
 
-func TestDataSurvivesARestart(t *testing.T) {
+func TestNode_dataSurvivesRestart(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	first := start(t, dir)
@@ -226,11 +227,11 @@ func TestDataSurvivesARestart(t *testing.T) {
 	first.Close()
 	got, err := client(t, start(t, dir).URL()).Get(t.Context(), "k")
 	if err != nil || got.Count != 1 {
-		t.Errorf("after the restart: %v, %v", got, err)
+		t.Errorf("after the restart: got %v, %v; want one key", got, err)
 	}
 }
 
-// emptyLog makes etcd's log as it makes it itself, a moment before it writes into it who its members are.
+// emptyLog creates etcd's log in the state just before etcd writes its members to it.
 func emptyLog(t *testing.T, dir string) {
 	t.Helper()
 	member := filepath.Join(dir, "etcd", "member")
@@ -247,7 +248,7 @@ func emptyLog(t *testing.T, dir string) {
 	}
 }
 
-func TestAServerThatWasKilledBeforeItHadBegunBeginsAnew(t *testing.T) {
+func TestStart_afterKillDuringFirstStart(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	emptyLog(t, dir)
@@ -257,8 +258,8 @@ func TestAServerThatWasKilledBeforeItHadBegunBeginsAnew(t *testing.T) {
 	}
 }
 
-// A log may also be empty because something is wrong with the disk.
-func TestDataIsNotThrownAwayForAnEmptyLog(t *testing.T) {
+// A log may also be empty because of a broken disk. Then the database must not be removed.
+func TestStart_keepsDataWithEmptyLog(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	n := start(t, dir)
@@ -277,24 +278,24 @@ func TestDataIsNotThrownAwayForAnEmptyLog(t *testing.T) {
 	emptyLog(t, dir)
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	said, saidIn := newLog()
+	log, logIn := newLog()
 	go func() {
-		<-said // etcd has what is there, and waits
+		<-log // etcd has opened the data, and waits
 		cancel()
 	}()
-	n, err = node.Start(ctx, node.Config{Dir: dir, Listen: "127.0.0.1:0", Logger: slog.New(slog.NewTextHandler(saidIn, nil))})
+	n, err = node.Start(ctx, node.Config{Dir: dir, Listen: "127.0.0.1:0", Logger: slog.New(slog.NewTextHandler(logIn, nil))})
 	if err == nil {
 		n.Close()
-		t.Error("it has started as if nothing were missing")
+		t.Error("the server started without its log, want an error")
 	}
 	t.Log(err)
 	if after, err := os.Stat(database); err != nil || !os.SameFile(before, after) {
-		t.Errorf("the database is another: %v", err)
+		t.Errorf("the database was replaced: %v", err)
 	}
 }
 
-func TestOnASocketNothingListensOnTCP(t *testing.T) {
-	// Not parallel: it looks at all sockets of this process.
+func TestStart_socketOnly(t *testing.T) {
+	// Not parallel: it reads all sockets of this process.
 	if runtime.GOOS != "linux" {
 		t.Skip("SKIPPED: listening sockets are counted in /proc, which only Linux has")
 	}
@@ -312,7 +313,7 @@ func TestOnASocketNothingListensOnTCP(t *testing.T) {
 	}
 	defer n.Close()
 	if want := "etcd+unix://" + dir + "/s"; n.URL() != want {
-		t.Errorf("URL %s, want %s", n.URL(), want)
+		t.Errorf("got URL %s, want %s", n.URL(), want)
 	}
 	if _, err := client(t, n.URL()).Put(t.Context(), "k", "v"); err != nil {
 		t.Error(err)
@@ -324,7 +325,7 @@ func TestOnASocketNothingListensOnTCP(t *testing.T) {
 	}
 }
 
-// listening returns the TCP sockets of this process that listen.
+// listening returns the listening TCP sockets of this process, by inode.
 func listening(t *testing.T) map[string]bool {
 	t.Helper()
 	ours := map[string]bool{}
@@ -333,7 +334,7 @@ func listening(t *testing.T) map[string]bool {
 		t.Fatal(err)
 	}
 	for _, fd := range fds {
-		target, _ := os.Readlink(fd) // an error means it has been closed since
+		target, _ := os.Readlink(fd) // an error means that it was just closed
 		ours[target] = true
 	}
 	found := map[string]bool{}
@@ -353,7 +354,7 @@ func listening(t *testing.T) map[string]bool {
 	return found
 }
 
-func TestRefusals(t *testing.T) {
+func TestStart_errors(t *testing.T) {
 	t.Parallel()
 	taken, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -406,17 +407,17 @@ func TestRefusals(t *testing.T) {
 			t.Log(err)
 			for _, part := range c.want {
 				if !strings.Contains(err.Error(), part) {
-					t.Errorf("the error does not say %q: %v", part, err)
+					t.Errorf("got %[2]v, want an error with %[1]q", part, err)
 				}
 			}
 			if strings.Contains(err.Error(), "\n") {
-				t.Errorf("the error has more than one line: %v", err)
+				t.Errorf("got an error of more than one line: %v", err)
 			}
 		})
 	}
 }
 
-func TestHealthIsRefusedWhereItCannotBeServed(t *testing.T) {
+func TestHealth_cannotListen(t *testing.T) {
 	t.Parallel()
 	const loopback = "127.0.0.1:0"
 	taken := testservers.FreeAddress(t)
@@ -426,7 +427,7 @@ func TestHealthIsRefusedWhereItCannotBeServed(t *testing.T) {
 	refused(t, node.Config{Listen: loopback, Health: "no-such-host.invalid:0"}, "no-such-host.invalid", "--health")
 }
 
-func TestADirectoryIsFreeAfterARefusal(t *testing.T) {
+func TestStart_failureReleasesDirectory(t *testing.T) {
 	t.Parallel()
 	taken, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -441,8 +442,8 @@ func TestADirectoryIsFreeAfterARefusal(t *testing.T) {
 	start(t, dir)
 }
 
-// Another program may take a port in the moment between its choice and its use.
-func TestAChosenPortThatIsTakenIsReplacedByAnother(t *testing.T) {
+// Another program may take a port between its choice and its use.
+func TestStart_replacesTakenPort(t *testing.T) {
 	t.Parallel()
 	listener, err := net.Listen("tcp", testservers.FreeAddress(t))
 	if err != nil {
@@ -467,10 +468,10 @@ func TestAChosenPortThatIsTakenIsReplacedByAnother(t *testing.T) {
 	if _, err := client(t, n.URL()).Put(t.Context(), "k", "v"); err != nil {
 		t.Error(err)
 	}
-	refused(t, anyPort.WithPorts(picking(taken)), taken, "in use", "--listen") // it does not try for ever
+	refused(t, anyPort.WithPorts(picking(taken)), taken, "in use", "--listen") // the number of retries is limited
 }
 
-func TestPatienceWaitsForTheDirectory(t *testing.T) {
+func TestStart_waitsForDirectory(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	first := start(t, dir)
@@ -487,8 +488,8 @@ func TestPatienceWaitsForTheDirectory(t *testing.T) {
 	}()
 	select {
 	case r := <-second:
-		t.Fatalf("a second server in the directory of the first: %v", r.err)
-	case <-time.After(50 * time.Millisecond): // so that it has to wait, if it got so far
+		t.Fatalf("a second server in the directory of the first returned early: %v", r.err)
+	case <-time.After(50 * time.Millisecond): // long enough to reach the lock, usually
 	}
 	first.Close()
 	if r := <-second; r.err != nil {
@@ -501,17 +502,17 @@ func TestPatienceWaitsForTheDirectory(t *testing.T) {
 func TestIdleFor(t *testing.T) {
 	t.Parallel()
 	n := start(t, t.TempDir())
-	const while = 50 * time.Millisecond
+	const idleTime = 50 * time.Millisecond
 	becomesIdle := func() error {
 		for deadline := time.Now().Add(long); time.Now().Before(deadline); time.Sleep(time.Millisecond) {
-			if n.IdleFor() > while {
+			if n.IdleFor() > idleTime {
 				return nil
 			}
 		}
-		return fmt.Errorf("never idle for %v", while)
+		return fmt.Errorf("never idle for %v", idleTime)
 	}
 	staysBusy := func() error {
-		for end := time.Now().Add(3 * while); time.Now().Before(end); time.Sleep(time.Millisecond) {
+		for end := time.Now().Add(3 * idleTime); time.Now().Before(end); time.Sleep(time.Millisecond) {
 			if idle := n.IdleFor(); idle > 0 {
 				return fmt.Errorf("idle for %v", idle)
 			}
@@ -519,7 +520,7 @@ func TestIdleFor(t *testing.T) {
 		return nil
 	}
 	if err := becomesIdle(); err != nil {
-		t.Fatalf("nobody there: %v", err)
+		t.Fatalf("without clients: %v", err)
 	}
 	cli := client(t, n.URL())
 	lease, err := cli.Grant(t.Context(), 600)
@@ -528,7 +529,7 @@ func TestIdleFor(t *testing.T) {
 	}
 	cli.Close()
 	if err := staysBusy(); err != nil {
-		t.Errorf("with a lease alive: %v", err)
+		t.Errorf("with a lease: %v", err)
 	}
 	cli = client(t, n.URL())
 	if _, err := cli.Revoke(context.Background(), lease.ID); err != nil {
@@ -539,6 +540,6 @@ func TestIdleFor(t *testing.T) {
 	}
 	cli.Close()
 	if err := becomesIdle(); err != nil {
-		t.Errorf("after everybody has left: %v", err)
+		t.Errorf("after all clients have gone: %v", err)
 	}
 }

@@ -7,23 +7,23 @@ import (
 	"time"
 )
 
-// throttle logs events that strangers can cause as often as they like, so that they cannot fill the disk. The first few of
-// a minute have a line each. The others are counted, and have one line at the end of the minute, with what the last of them
-// was.
+// throttle logs events that strangers can cause at will, without letting them fill the disk. The
+// first events of a minute are logged one by one. The others are counted, and logged as one summary
+// at the end of the minute, with the attributes of the last.
 type throttle struct {
 	logger *slog.Logger
 	level  slog.Level
 	text   string
 
 	mu     sync.Mutex
-	minute *time.Timer // nil if none has begun
+	minute *time.Timer // nil if no minute has begun
 	events int         // in this minute
-	last   []any       // of those without a line, the attributes of the last
+	last   []any       // attributes of the last event that was only counted
 	closed bool
 }
 
-// each is how many events of a minute have a line each.
-const each = 10
+// maxPerMinute is how many events of a minute are logged one by one.
+const maxPerMinute = 10
 
 // log logs an event. After close it does nothing.
 func (t *throttle) log(attributes ...any) {
@@ -36,14 +36,14 @@ func (t *throttle) log(attributes ...any) {
 		t.minute = time.AfterFunc(time.Minute, t.summarize)
 	}
 	t.events++
-	if t.events > each {
+	if t.events > maxPerMinute {
 		t.last = attributes
 		return
 	}
 	t.logger.Log(context.Background(), t.level, t.text, attributes...)
 }
 
-// summarize ends the minute.
+// summarize ends the minute and logs the events that were only counted.
 func (t *throttle) summarize() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -51,13 +51,13 @@ func (t *throttle) summarize() {
 }
 
 func (t *throttle) summarizeLocked() {
-	if more := t.events - each; more > 0 {
-		t.logger.Log(context.Background(), t.level, t.text+", more often", append(t.last, "times", more)...)
+	if more := t.events - maxPerMinute; more > 0 {
+		t.logger.Log(context.Background(), t.level, t.text+" repeatedly", append(t.last, "times", more)...)
 	}
 	t.minute, t.events, t.last = nil, 0, nil
 }
 
-// close ends the minute early.
+// close ends the minute early. Later events are dropped.
 func (t *throttle) close() {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -27,8 +27,8 @@ import (
 	"github.com/stilelock/stile/internal/testservers"
 )
 
-// startWith starts a server that ends with the test, and waits as long as the tests do. What is missing in cfg is as for
-// start.
+// startWith starts a server that is closed when the test ends. Its zero fields get the values of
+// start. Its waits are long; see WithLongWaits.
 func startWith(t *testing.T, cfg node.Config) *node.Node {
 	t.Helper()
 	if cfg.Dir == "" {
@@ -48,7 +48,7 @@ func startWith(t *testing.T, cfg node.Config) *node.Node {
 	return n
 }
 
-// refused checks that a server does not start, and that the error says all of want in one line.
+// refused checks that a server does not start, and that the error contains all of want in one line.
 func refused(t *testing.T, cfg node.Config, want ...string) {
 	t.Helper()
 	if cfg.Dir == "" {
@@ -63,15 +63,15 @@ func refused(t *testing.T, cfg node.Config, want ...string) {
 	t.Log(err)
 	for _, part := range want {
 		if !strings.Contains(err.Error(), part) {
-			t.Errorf("the error does not say %q: %v", part, err)
+			t.Errorf("got %[2]v, want an error with %[1]q", part, err)
 		}
 	}
 	if strings.Contains(err.Error(), "\n") {
-		t.Errorf("the error has more than one line: %v", err)
+		t.Errorf("got an error of more than one line: %v", err)
 	}
 }
 
-// secureClient connects with TLS, as a user if there is one.
+// secureClient connects with TLS. A certificate in config may select a user.
 func secureClient(t *testing.T, n *node.Node, config *tls.Config) *clientv3.Client {
 	t.Helper()
 	cli, err := clientv3.New(clientv3.Config{
@@ -84,10 +84,10 @@ func secureClient(t *testing.T, n *node.Node, config *tls.Config) *clientv3.Clie
 	return cli
 }
 
-// loopbackHosts are where servers listen in these tests, and what their certificates name.
+// loopbackHosts are the hosts of the tests' servers, as named in their certificates.
 var loopbackHosts = []string{"127.0.0.1", "localhost", testservers.Host()}
 
-func TestWithTLSClientsAndTheGatewayAreServedSecurely(t *testing.T) {
+func TestTLS_clientsAndGateway(t *testing.T) {
 	t.Parallel()
 	ca := testcert.NewAuthority(t)
 	own := ca.Issue("server", testcert.Spec{Hosts: loopbackHosts})
@@ -106,7 +106,7 @@ func TestWithTLSClientsAndTheGatewayAreServedSecurely(t *testing.T) {
 	}
 }
 
-func TestCloseIsQuickWithClientsConnectedOverTLS(t *testing.T) {
+func TestClose_clientsConnectedOverTLS(t *testing.T) {
 	t.Parallel()
 	ca := testcert.NewAuthority(t)
 	own := ca.Issue("server", testcert.Spec{Hosts: loopbackHosts})
@@ -141,8 +141,9 @@ func TestCloseIsQuickWithClientsConnectedOverTLS(t *testing.T) {
 	<-waiting
 }
 
-// gRPC waits for calls that begin while it stops, and with TLS there may always be another: clients come back at once.
-func TestCloseIsQuickWhileClientsKeepComingOverTLS(t *testing.T) {
+// gRPC's Stop also waits for calls that begin while it runs, and with TLS there may always be
+// another one, because clients reconnect at once.
+func TestClose_clientsReconnectingOverTLS(t *testing.T) {
 	t.Parallel()
 	ca := testcert.NewAuthority(t)
 	own := ca.Issue("server", testcert.Spec{Hosts: loopbackHosts})
@@ -150,31 +151,31 @@ func TestCloseIsQuickWhileClientsKeepComingOverTLS(t *testing.T) {
 		n := startWith(t, node.Config{TLS: node.TLS{Cert: own.Cert, Key: own.Key}})
 		cli := secureClient(t, n, ca.Client(nil))
 		ctx, cancel := context.WithCancel(t.Context())
-		var coming, atIt sync.WaitGroup
+		var clients, busy sync.WaitGroup
 		for i := range 4 {
-			atIt.Add(1)
-			coming.Go(func() {
+			busy.Add(1)
+			clients.Go(func() {
 				for n := 0; ctx.Err() == nil; n++ {
 					// On a stream of its own, which stays open.
-					apart := metadata.AppendToOutgoingContext(ctx, "test", fmt.Sprint(i, n))
+					ownStream := metadata.AppendToOutgoingContext(ctx, "test", fmt.Sprint(i, n))
 					select {
-					case <-cli.Watch(apart, "demo", clientv3.WithCreatedNotify()):
+					case <-cli.Watch(ownStream, "demo", clientv3.WithCreatedNotify()):
 					case <-time.After(100 * time.Millisecond):
 					}
 					if n == 10 {
-						atIt.Done()
+						busy.Done()
 					}
 				}
 			})
 		}
-		atIt.Wait()
-		wantQuick(t, "closing", long, n.Close) // or never
+		busy.Wait()
+		wantQuick(t, "closing", long, n.Close) // a defect would block it forever
 		cancel()
-		coming.Wait()
+		clients.Wait()
 	}
 }
 
-func TestClientCertificatesAreRequired(t *testing.T) {
+func TestTLS_requiresClientCertificate(t *testing.T) {
 	t.Parallel()
 	ca := testcert.NewAuthority(t)
 	own := ca.Issue("server", testcert.Spec{Hosts: loopbackHosts})
@@ -188,16 +189,16 @@ func TestClientCertificatesAreRequired(t *testing.T) {
 		t.Errorf("with a certificate, /v3/lock/lock: %d %s", status, body)
 	}
 	if err := handshake(n, ca.Client(nil)); err == nil || !strings.Contains(err.Error(), "certificate required") {
-		t.Errorf("without a certificate: %v, want it refused", err)
+		t.Errorf("without a certificate: got %v, want it refused", err)
 	}
 	stranger := testcert.NewAuthority(t).Issue("ann", testcert.Spec{CommonName: "ann"})
 	if err := handshake(n, ca.Client(&stranger)); err == nil {
-		t.Error("with a certificate of another authority: got an answer")
+		t.Error("with a certificate of another authority: got no error")
 	}
 }
 
-// A server's certificate is often for servers only, and its name may be that of a user.
-func TestTheGatewayMakesNoUseOfTheServersCertificate(t *testing.T) {
+// A server's certificate is often valid for servers only, and its name may be that of a user.
+func TestGateway_doesNotUseServerCertificate(t *testing.T) {
 	t.Parallel()
 	ca := testcert.NewAuthority(t)
 	own := ca.Issue("server", testcert.Spec{
@@ -211,9 +212,9 @@ func TestTheGatewayMakesNoUseOfTheServersCertificate(t *testing.T) {
 	}
 
 	n = startWith(t, node.Config{TLS: node.TLS{Cert: both.Cert, Key: both.Key, ClientCA: ca.File}, RootPassword: secret})
-	root := ca.Issue("root", testcert.Spec{CommonName: "root"}) // is no user over HTTP either
+	root := ca.Issue("root", testcert.Spec{CommonName: "root"}) // not a user over HTTP either
 	for _, client := range []testcert.Pair{host, root} {
-		for _, accept := range []string{"", "*/*"} { // by which etcd's own gateway is told apart
+		for _, accept := range []string{"", "*/*"} { // etcd recognizes its own gateway by this header
 			req, err := http.NewRequestWithContext(t.Context(), http.MethodPost,
 				strings.Replace(n.URL(), "etcds", "https", 1)+"/v3/auth/user/list", strings.NewReader("{}"))
 			if err != nil {
@@ -229,13 +230,13 @@ func TestTheGatewayMakesNoUseOfTheServersCertificate(t *testing.T) {
 				t.Fatal(err)
 			}
 			if status, body := answer(t, resp); status != http.StatusBadRequest || !strings.Contains(body, "user name is empty") {
-				t.Errorf("/v3/auth/user/list of nobody: %d %s", status, body)
+				t.Errorf("/v3/auth/user/list without a user: got %d %s, want it refused", status, body)
 			}
 		}
 	}
 }
 
-func TestARenewedCertificateIsUsedWithoutARestart(t *testing.T) {
+func TestTLS_renewedCertificate(t *testing.T) {
 	t.Parallel()
 	old, renewed := testcert.NewAuthority(t), testcert.NewAuthority(t)
 	own := old.Issue("server", testcert.Spec{Hosts: loopbackHosts})
@@ -250,7 +251,7 @@ func TestARenewedCertificateIsUsedWithoutARestart(t *testing.T) {
 	get(t, n, renewed.Client(nil), "/health")
 }
 
-func TestATCPAddressAndASocketTogether(t *testing.T) {
+func TestStart_addressAndSocket(t *testing.T) {
 	t.Parallel()
 	ca := testcert.NewAuthority(t)
 	own := ca.Issue("server", testcert.Spec{Hosts: loopbackHosts})
@@ -263,13 +264,13 @@ func TestATCPAddressAndASocketTogether(t *testing.T) {
 		Dir: dir, Listen: "127.0.0.1:0", Socket: filepath.Join(dir, "s"), TLS: node.TLS{Cert: own.Cert, Key: own.Key},
 	})
 	if want := "etcd+unix://" + dir + "/s"; n.SocketURL() != want {
-		t.Errorf("URL of the socket %s, want %s", n.SocketURL(), want)
+		t.Errorf("got socket URL %s, want %s", n.SocketURL(), want)
 	}
 	if _, err := client(t, n.SocketURL()).Put(t.Context(), "k", "v"); err != nil {
 		t.Fatalf("on the socket: %v", err)
 	}
 	if got, err := secureClient(t, n, ca.Client(nil)).Get(t.Context(), "k"); err != nil || got.Count != 1 {
-		t.Errorf("on TCP: %v, %v; want what was put on the socket", got, err)
+		t.Errorf("on TCP: got %v, %v; want the key that was put on the socket", got, err)
 	}
 	if status, body := lockOverJSON(t, n, ca.Client(nil)); status != http.StatusOK {
 		t.Errorf("/v3/lock/lock: %d %s", status, body)
@@ -277,26 +278,26 @@ func TestATCPAddressAndASocketTogether(t *testing.T) {
 	wantQuick(t, "closing", quick, n.Close)
 }
 
-func TestInsecureListensBeyondLoopback(t *testing.T) {
+func TestInsecure_listensBeyondLoopback(t *testing.T) {
 	t.Parallel()
-	// An address that no machine has: the attempt is all there is to see, and nobody can reach us.
+	// No machine has this address, so the server only tries to listen, and nobody can reach it.
 	const nowhere = "192.0.2.1:2379"
 	refused(t, node.Config{Listen: nowhere}, "refusing", nowhere, "--insecure")
 	refused(t, node.Config{Listen: nowhere, Insecure: true}, "cannot listen on "+nowhere, "--listen")
 
-	var said strings.Builder
+	var log strings.Builder
 	n, err := node.Start(t.Context(), node.Config{
-		Dir: t.TempDir(), Listen: nowhere, Insecure: true, Logger: slog.New(slog.NewTextHandler(&said, nil)),
+		Dir: t.TempDir(), Listen: nowhere, Insecure: true, Logger: slog.New(slog.NewTextHandler(&log, nil)),
 	})
 	if err == nil {
 		n.Close()
 	}
-	if !strings.Contains(said.String(), `level=WARN msg="--insecure`) || strings.Count(said.String(), "\n") != 1 {
-		t.Errorf("said of --insecure: %q", &said)
+	if !strings.Contains(log.String(), `level=WARN msg="--insecure`) || strings.Count(log.String(), "\n") != 1 {
+		t.Errorf("got log %q, want one warning about --insecure", &log)
 	}
 }
 
-func TestTLSAloneIsNotEnoughBeyondLoopback(t *testing.T) {
+func TestTLS_notEnoughBeyondLoopback(t *testing.T) {
 	t.Parallel()
 	const nowhere = "192.0.2.1:2379"
 	ca := testcert.NewAuthority(t)
@@ -317,13 +318,13 @@ func TestTLSAloneIsNotEnoughBeyondLoopback(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			cfg.Listen = nowhere
-			refused(t, cfg, "cannot listen on "+nowhere) // so it has tried
+			refused(t, cfg, "cannot listen on "+nowhere) // it tried to listen
 		})
 	}
 }
 
-// That users are required can be known from the data only, and the data only by a server that runs.
-func TestBeyondLoopbackUsersThatAreInTheDataWillDo(t *testing.T) {
+// Whether users are required is recorded in the data, which only a running server can read.
+func TestTLS_usersInDataBeyondLoopback(t *testing.T) {
 	t.Parallel()
 	ca := testcert.NewAuthority(t)
 	own := ca.Issue("server", testcert.Spec{Hosts: loopbackHosts})
@@ -340,35 +341,35 @@ func TestBeyondLoopbackUsersThatAreInTheDataWillDo(t *testing.T) {
 	}
 	n.Close()
 	cfg := exposed(open)
-	// Whoever comes before the server has found out is not let in.
+	// A client that connects before the server has checked that is refused.
 	err := errors.New("not tried")
-	cfg = cfg.WithBegun(func() {
-		cli, failed := clientv3.New(clientv3.Config{
+	cfg = cfg.WithStarted(func() {
+		cli, clientErr := clientv3.New(clientv3.Config{
 			Endpoints: []string{"https://" + cfg.Listen}, TLS: ca.Client(nil), DialTimeout: long, Logger: zap.NewNop(),
 		})
-		if failed != nil {
-			t.Error(failed)
+		if clientErr != nil {
+			t.Error(clientErr)
 			return
 		}
 		defer cli.Close()
-		for end := time.Now().Add(long); err != nil && !strings.Contains(err.Error(), "users are being set up") && time.Now().Before(end); {
-			_, err = cli.Put(t.Context(), "k", "anonymous") // at first nobody listens
+		for end := time.Now().Add(long); err != nil && !strings.Contains(err.Error(), "authentication is being set up") && time.Now().Before(end); {
+			_, err = cli.Put(t.Context(), "k", "anonymous") // the server may not listen yet
 		}
 	})
 	refused(t, cfg, "refusing", cfg.Listen, "--root-password-file")
-	if err == nil || !strings.Contains(err.Error(), "users are being set up") {
-		t.Errorf("an anonymous client, meanwhile: %v", err)
+	if err == nil || !strings.Contains(err.Error(), "authentication is being set up") {
+		t.Errorf("an anonymous client during the start: got %v, want it refused", err)
 	}
 
 	closed := t.TempDir()
 	startWith(t, node.Config{Dir: closed, RootPassword: secret}).Close()
 	n = startWith(t, exposed(closed))
 	if _, err := secureClient(t, n, ca.Client(nil)).Put(t.Context(), "k", "v"); !errors.Is(err, rpctypes.ErrUserEmpty) {
-		t.Errorf("nobody: %v, want %v", err, rpctypes.ErrUserEmpty)
+		t.Errorf("without a user: got %v, want %v", err, rpctypes.ErrUserEmpty)
 	}
 }
 
-func TestInsecureIsWarnedOf(t *testing.T) {
+func TestInsecure_warnings(t *testing.T) {
 	t.Parallel()
 	ca := testcert.NewAuthority(t)
 	own := ca.Issue("server", testcert.Spec{Hosts: loopbackHosts})
@@ -396,21 +397,21 @@ func TestInsecureIsWarnedOf(t *testing.T) {
 		"everything":         {insecure(node.Config{Listen: beyond, Cluster: members}), []string{"without TLS", "192.0.2.1:2380"}},
 		"not insecure":       {node.Config{Listen: beyond}, nil},
 	} {
-		var said strings.Builder
-		c.cfg.Logger = slog.New(slog.NewTextHandler(&said, nil))
+		var log strings.Builder
+		c.cfg.Logger = slog.New(slog.NewTextHandler(&log, nil))
 		c.cfg.WarnInsecure()
-		if lines := strings.Count(said.String(), "\n"); lines != len(c.want) || lines != strings.Count(said.String(), "level=WARN msg=\"--insecure") {
-			t.Errorf("%s: %d lines: %s", name, lines, &said)
+		if lines := strings.Count(log.String(), "\n"); lines != len(c.want) || lines != strings.Count(log.String(), "level=WARN msg=\"--insecure") {
+			t.Errorf("%s: got %d log lines, want another number, or warnings only: %s", name, lines, &log)
 		}
 		for _, part := range c.want {
-			if !strings.Contains(said.String(), part) {
-				t.Errorf("%s: nothing of %q is said: %s", name, part, &said)
+			if !strings.Contains(log.String(), part) {
+				t.Errorf("%s: no warning with %q: %s", name, part, &log)
 			}
 		}
 	}
 }
 
-func TestTLSFilesAreCheckedBeforeTheStart(t *testing.T) {
+func TestTLS_invalidFiles(t *testing.T) {
 	t.Parallel()
 	ca := testcert.NewAuthority(t)
 	own := ca.Issue("own", testcert.Spec{Hosts: loopbackHosts})
@@ -426,7 +427,7 @@ func TestTLSFilesAreCheckedBeforeTheStart(t *testing.T) {
 		tls  node.TLS
 		want []string
 	}{
-		"a certificate without a key": {node.TLS{Cert: own.Cert}, []string{"--tls-cert", "--tls-key", "go together"}},
+		"a certificate without a key": {node.TLS{Cert: own.Cert}, []string{"--tls-cert", "--tls-key", "given together"}},
 		"no such certificate":         {node.TLS{Cert: missing, Key: own.Key}, []string{"--tls-cert", missing, "no such file"}},
 		"no such key":                 {node.TLS{Cert: own.Cert, Key: missing}, []string{"--tls-key", missing, "no such file"}},
 		"another key":                 {node.TLS{Cert: own.Cert, Key: other.Key}, []string{own.Cert, other.Key, "does not match"}},
@@ -440,7 +441,7 @@ func TestTLSFilesAreCheckedBeforeTheStart(t *testing.T) {
 		"no authority in the file": {
 			node.TLS{Cert: own.Cert, Key: own.Key, ClientCA: empty}, []string{"--tls-client-ca", empty, "no certificate"},
 		},
-		"an authority of the past": {
+		"an expired authority": {
 			node.TLS{Cert: own.Cert, Key: own.Key, ClientCA: old.Cert}, []string{"--tls-client-ca", old.Cert, "expired"},
 		},
 	} {
@@ -449,22 +450,23 @@ func TestTLSFilesAreCheckedBeforeTheStart(t *testing.T) {
 			refused(t, node.Config{Listen: "127.0.0.1:0", TLS: c.tls}, c.want...)
 		})
 	}
-	t.Run("nothing to use it for", func(t *testing.T) {
+	t.Run("no address that uses it", func(t *testing.T) {
 		t.Parallel()
 		refused(t, node.Config{Socket: filepath.Join(t.TempDir(), "s"), TLS: node.TLS{Cert: own.Cert, Key: own.Key}},
 			"--tls-cert", "--listen")
 	})
 }
 
-// handshake connects, and returns why the server does not like it.
+// handshake connects, and returns why the server refused the connection.
 func handshake(n *node.Node, config *tls.Config) error {
 	conn, err := tls.Dial("tcp", strings.TrimPrefix(n.URL(), "etcds://"), config)
 	if err != nil {
 		return err
 	}
 	defer conn.Close()
-	// Since TLS 1.3 it says so only now. Nothing is written: what a server has not read when it closes the connection takes
-	// with it what it has said. A server that likes us waits for a request.
+	// Since TLS 1.3 the server refuses a certificate only now. Nothing is written: data that the
+	// server has not read when it closes the connection discards its alert. A server that accepts
+	// the certificate waits for a request.
 	if err := conn.SetReadDeadline(time.Now().Add(long)); err != nil {
 		return err
 	}
@@ -478,19 +480,20 @@ func handshake(n *node.Node, config *tls.Config) error {
 func get(t *testing.T, n *node.Node, config *tls.Config, path string) (status int, body string) {
 	t.Helper()
 	web := &http.Client{Transport: &http.Transport{TLSClientConfig: config, ForceAttemptHTTP2: true, DisableKeepAlives: true}}
-	for began := time.Now(); ; {
+	for started := time.Now(); ; {
 		resp, err := web.Get(strings.Replace(n.URL(), "etcds", "https", 1) + path)
 		if err == nil {
 			return answer(t, resp)
 		}
-		// net/http closes a connection of HTTP/2 that says nothing for two seconds, for which a busy machine is enough.
-		if !errors.Is(err, io.EOF) || time.Since(began) > long {
+		// net/http closes an HTTP/2 connection that is silent for two seconds, which happens on a
+		// busy machine.
+		if !errors.Is(err, io.EOF) || time.Since(started) > long {
 			t.Fatal(err)
 		}
 	}
 }
 
-// lockOverJSON takes the lock "demo" through the gateway.
+// lockOverJSON acquires the lock "demo" through the gateway.
 func lockOverJSON(t *testing.T, n *node.Node, config *tls.Config) (status int, body string) {
 	t.Helper()
 	web := &http.Client{Transport: &http.Transport{TLSClientConfig: config, DisableKeepAlives: true}}

@@ -14,21 +14,22 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// gate keeps clients out: before users are required, so that nobody gets in without being one, and when the server is about
-// to stop. The zero gate is open.
+// gate refuses clients until users are required, so that no client gets in without authentication,
+// and when the server is about to stop. The zero gate is open.
 type gate struct {
-	shut atomic.Pointer[string] // why; nil while it is open
+	shut atomic.Pointer[string] // the reason; nil while the gate is open
 }
 
 var (
-	settingUp = "users are being set up"
+	settingUp = "authentication is being set up"
 	stopping  = "the server is stopping"
 )
 
-// open lets clients in, unless the server is stopping.
+// open admits clients, unless the server is stopping.
 func (g *gate) open() { g.shut.CompareAndSwap(&settingUp, nil) }
 
-// refuse returns an error that clients take as a reason to try again soon, here or elsewhere, while the gate is shut.
+// refuse returns an error while the gate is shut. Clients react to it with a retry, here or at
+// another member.
 func (g *gate) refuse() error {
 	if why := g.shut.Load(); why != nil {
 		return status.Error(codes.Unavailable, "stile serve: "+*why)
@@ -36,7 +37,7 @@ func (g *gate) refuse() error {
 	return nil
 }
 
-// options puts the gate in front of every call.
+// options returns interceptors that check the gate before every call.
 func (g *gate) options() []grpc.ServerOption {
 	return []grpc.ServerOption{
 		grpc.ChainUnaryInterceptor(
@@ -56,38 +57,39 @@ func (g *gate) options() []grpc.ServerOption {
 	}
 }
 
-// root is etcd's name for the user, and the role, that may do everything.
+// root is etcd's name for the superuser and its role.
 const root = "root"
 
-// wantsUsers reports whether nobody may get in before it is certain that users are required: because there is a password
-// for root, or because nothing else keeps strangers out.
+// wantsUsers reports whether clients must be refused until authentication is known to be enabled:
+// because there is a password for root, or because nothing else protects against strangers.
 func (c Config) wantsUsers() bool {
 	return c.RootPassword != "" || c.TLS.Cert != "" && c.TLS.ClientCA == "" && c.isExposed() && !c.Insecure
 }
 
-// requireUsers makes sure that authentication is enabled, and opens the gate. Without a password for root it has to be
-// already. The members of a cluster may all do this at the same time; a late one finds it done.
+// requireUsers makes sure that authentication is enabled, and then opens the gate. Without a
+// password for root, it must be enabled already. All members of a cluster may do this at the same
+// time.
 func (n *Node) requireUsers(ctx context.Context) error {
-	deadline := time.Now().Add(startup)
+	deadline := time.Now().Add(startTimeout)
 	for {
 		enabled, err := n.usersRequired(ctx)
 		if err == nil && enabled {
 			if n.cfg.RootPassword != "" {
-				n.noteOtherPassword()
+				n.warnOtherPassword()
 			}
 			n.gate.open()
 			return nil
 		}
 		if err == nil && n.cfg.RootPassword == "" {
-			return n.cfg.open()
+			return n.cfg.openError()
 		}
 		if err == nil {
-			err = n.enableUsers(ctx) // and look whether it has come to pass
+			err = n.enableUsers(ctx) // the next round checks the result
 		}
 		if err != nil && time.Now().After(deadline) {
 			return fmt.Errorf("enable authentication: %w", err)
 		}
-		// It fails between leaders, and when another member has been faster.
+		// It fails while there is no leader, and when another member was faster.
 		select {
 		case <-ctx.Done():
 			return fmt.Errorf("enable authentication: %w", ctx.Err())
@@ -106,8 +108,8 @@ func (n *Node) usersRequired(ctx context.Context) (bool, error) {
 	return r.Enabled, nil
 }
 
-// enableUsers gives the user root the password, the role root and enables authentication. It can be done again from the
-// beginning wherever it has failed.
+// enableUsers sets the password of the user root, grants it the role root and enables
+// authentication. It can be repeated after a failure at any step.
 func (n *Node) enableUsers(ctx context.Context) error {
 	etcd := n.etcd.Server
 	_, err := etcd.UserAdd(ctx, &etcdserverpb.AuthUserAddRequest{Name: root, Password: n.cfg.RootPassword})
@@ -129,12 +131,12 @@ func (n *Node) enableUsers(ctx context.Context) error {
 	return err
 }
 
-// noteOtherPassword tells the operator if the password of root is not the one that was given: an old one is left as it
-// is.
-func (n *Node) noteOtherPassword() {
+// warnOtherPassword logs a warning if root's password is not the configured one. It does not change
+// the password.
+func (n *Node) warnOtherPassword() {
 	_, err := n.etcd.Server.AuthStore().CheckPassword(root, n.cfg.RootPassword)
 	if errors.Is(err, auth.ErrAuthFailed) {
-		n.cfg.Logger.Warn("the user root has another password than the one in --root-password-file, and keeps it; " +
+		n.cfg.Logger.Warn("the password of the user root differs from the one in --root-password-file and stays unchanged; " +
 			"to change it, use etcdctl user passwd root")
 	}
 }

@@ -22,7 +22,7 @@ import (
 
 const secret = "correct horse battery"
 
-// userClient connects as a user.
+// userClient connects with a user and a password.
 func userClient(t *testing.T, n *node.Node, user, password string) *clientv3.Client {
 	t.Helper()
 	cli, err := clientv3.New(clientv3.Config{
@@ -36,12 +36,12 @@ func userClient(t *testing.T, n *node.Node, user, password string) *clientv3.Cli
 	return cli
 }
 
-func TestWithARootPasswordUsersAreRequired(t *testing.T) {
+func TestUsers_requiredWithRootPassword(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	n := startWith(t, node.Config{Dir: dir, RootPassword: secret})
 	if _, err := client(t, n.URL()).Put(t.Context(), "k", "v"); !errors.Is(err, rpctypes.ErrUserEmpty) {
-		t.Errorf("nobody: %v, want %v", err, rpctypes.ErrUserEmpty)
+		t.Errorf("without a user: got %v, want %v", err, rpctypes.ErrUserEmpty)
 	}
 	rootClient := userClient(t, n, "root", secret)
 	for _, err := range []error{
@@ -57,43 +57,43 @@ func TestWithARootPasswordUsersAreRequired(t *testing.T) {
 	}
 	ann := userClient(t, n, "ann", "anns")
 	if _, err := ann.Put(t.Context(), "jobs/a", "v"); err != nil {
-		t.Errorf("ann where she may: %v", err)
+		t.Errorf("ann, allowed: %v", err)
 	}
 	if _, err := ann.Put(t.Context(), "other", "v"); !errors.Is(err, rpctypes.ErrPermissionDenied) {
-		t.Errorf("ann where she may not: %v, want %v", err, rpctypes.ErrPermissionDenied)
+		t.Errorf("ann, not allowed: got %v, want %v", err, rpctypes.ErrPermissionDenied)
 	}
 
-	// The next start finds it done.
+	// The next start finds authentication enabled.
 	n.Close()
-	var said strings.Builder
-	warnings := slog.New(slog.NewTextHandler(&said, &slog.HandlerOptions{Level: slog.LevelWarn}))
+	var log strings.Builder
+	warnings := slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelWarn}))
 	n = startWith(t, node.Config{Dir: dir, RootPassword: secret, Logger: warnings})
 	if got, err := userClient(t, n, "root", secret).Get(t.Context(), "jobs/a"); err != nil || got.Count != 1 {
-		t.Errorf("after a restart: %v, %v", got, err)
+		t.Errorf("after a restart: got %v, %v; want one key", got, err)
 	}
-	if said.Len() > 0 {
-		t.Errorf("warned after a restart: %s", &said)
+	if log.Len() > 0 {
+		t.Errorf("after a restart: got warnings %s, want none", &log)
 	}
 
-	// Another password is not taken, and that is said.
+	// Another password is ignored, with a warning.
 	n.Close()
 	n = startWith(t, node.Config{Dir: dir, RootPassword: "new", Logger: warnings})
 	if _, err := userClient(t, n, "root", secret).Get(t.Context(), "jobs/a"); err != nil {
 		t.Errorf("with the old password: %v", err)
 	}
-	if !strings.Contains(said.String(), "another password") || !strings.Contains(said.String(), "etcdctl user passwd") {
-		t.Errorf("said about another password: %s", &said)
+	if !strings.Contains(log.String(), "stays unchanged") || !strings.Contains(log.String(), "etcdctl user passwd") {
+		t.Errorf("with another password: got log %s, want a warning", &log)
 	}
 
-	// Without one, users stay required.
+	// Without a password in the configuration, users stay required.
 	n.Close()
 	n = startWith(t, node.Config{Dir: dir})
 	if _, err := client(t, n.URL()).Put(t.Context(), "k", "v"); !errors.Is(err, rpctypes.ErrUserEmpty) {
-		t.Errorf("nobody, after a start without a password: %v, want %v", err, rpctypes.ErrUserEmpty)
+		t.Errorf("without a user, after a start without a password: got %v, want %v", err, rpctypes.ErrUserEmpty)
 	}
 }
 
-func TestARootThatIsThereAlreadyGetsThePassword(t *testing.T) {
+func TestUsers_existingRootGetsPassword(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	n := startWith(t, node.Config{Dir: dir})
@@ -107,7 +107,7 @@ func TestARootThatIsThereAlreadyGetsThePassword(t *testing.T) {
 	}
 }
 
-func TestACertificateIsAUser(t *testing.T) {
+func TestUsers_certificate(t *testing.T) {
 	t.Parallel()
 	ca := testcert.NewAuthority(t)
 	own := ca.Issue("server", testcert.Spec{Hosts: loopbackHosts})
@@ -119,11 +119,11 @@ func TestACertificateIsAUser(t *testing.T) {
 		t.Errorf("root by certificate: %v", err)
 	}
 	if _, err := secureClient(t, n, ca.Client(&ann)).Put(t.Context(), "k", "v"); !errors.Is(err, rpctypes.ErrPermissionDenied) {
-		t.Errorf("somebody unknown by certificate: %v, want %v", err, rpctypes.ErrPermissionDenied)
+		t.Errorf("unknown user by certificate: got %v, want %v", err, rpctypes.ErrPermissionDenied)
 	}
 }
 
-func TestIdleForWithUsers(t *testing.T) {
+func TestIdleFor_users(t *testing.T) {
 	t.Parallel()
 	n := startWith(t, node.Config{RootPassword: secret})
 	cli := userClient(t, n, "root", secret)
@@ -132,7 +132,7 @@ func TestIdleForWithUsers(t *testing.T) {
 		t.Fatal(err)
 	}
 	cli.Close()
-	time.Sleep(20 * time.Millisecond) // so that being idle would show
+	time.Sleep(20 * time.Millisecond) // long enough for IdleFor to be positive
 	if idle := n.IdleFor(); idle > 0 {
 		t.Errorf("idle for %v with a lease alive", idle)
 	}
@@ -143,23 +143,24 @@ func TestIdleForWithUsers(t *testing.T) {
 	cli.Close()
 	for end := time.Now().Add(long); n.IdleFor() == 0; time.Sleep(time.Millisecond) {
 		if time.Now().After(end) {
-			t.Fatal("never idle after everybody has left")
+			t.Fatal("never idle after all clients have gone")
 		}
 	}
 }
 
-// second is the error of a call of which nothing else matters.
+// second returns the error of a call with two results.
 func second[T any](_ T, err error) error { return err }
 
-// A client that comes before users are set up must not get in either.
-func TestNobodyGetsInBeforeUsersAreRequired(t *testing.T) {
+// A client that connects before users are set up is refused too.
+func TestUsers_noClientBeforeRequired(t *testing.T) {
 	t.Parallel()
 	address := testservers.FreeAddress(t)
 	cli := client(t, "etcd://"+address)
 	required := make(chan error, 1)
 	go func() {
 		for {
-			// An error is: nobody there yet, the gate, or at last that a user is needed.
+			// The error is a refused connection, then that of the gate, and at last that a user is
+			// required.
 			if _, err := cli.Put(t.Context(), "k", "v"); err == nil || errors.Is(err, rpctypes.ErrUserEmpty) || t.Context().Err() != nil {
 				required <- err
 				return
@@ -168,18 +169,18 @@ func TestNobodyGetsInBeforeUsersAreRequired(t *testing.T) {
 	}()
 	startWith(t, node.Config{Listen: address, RootPassword: secret})
 	if err := <-required; !errors.Is(err, rpctypes.ErrUserEmpty) {
-		t.Errorf("an anonymous client got %v, want to be refused until it gets %v", err, rpctypes.ErrUserEmpty)
+		t.Errorf("an anonymous client got %v, want it refused until it gets %v", err, rpctypes.ErrUserEmpty)
 	}
 }
 
-// etcd could not store such a password, whoever waits.
-func TestAPasswordThatIsTooLongIsRefusedAtOnce(t *testing.T) {
+// etcd cannot store such a password.
+func TestUsers_passwordTooLong(t *testing.T) {
 	t.Parallel()
 	dir := filepath.Join(t.TempDir(), "data")
 	long := strings.Repeat("ä", 36) + "x" // 73 bytes
 	refused(t, node.Config{Dir: dir, Listen: "127.0.0.1:0", RootPassword: long}, "--root-password-file", "longer than 72 bytes")
 	if _, err := os.Stat(dir); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("the data directory has been made: %v", err)
+		t.Errorf("the data directory was created: %v", err)
 	}
 	n := startWith(t, node.Config{Dir: dir, RootPassword: long[:72]})
 	if _, err := userClient(t, n, "root", long[:72]).Put(t.Context(), "k", "v"); err != nil {
@@ -187,7 +188,7 @@ func TestAPasswordThatIsTooLongIsRefusedAtOnce(t *testing.T) {
 	}
 }
 
-func TestUsersOverHTTP(t *testing.T) {
+func TestUsers_http(t *testing.T) {
 	t.Parallel()
 	n := startWith(t, node.Config{RootPassword: secret})
 	ask := func(path, token, body string) (status int, fields map[string]any) {
@@ -204,17 +205,17 @@ func TestUsersOverHTTP(t *testing.T) {
 		return status, fields
 	}
 	if status, fields := ask("/v3/lease/grant", "", `{"TTL":"600"}`); status != http.StatusBadRequest {
-		t.Errorf("nobody: %d %v", status, fields)
+		t.Errorf("without a user: got %d %v, want it refused", status, fields)
 	}
 	_, login := ask("/v3/auth/authenticate", "", `{"name":"root","password":"`+secret+`"}`)
 	token, _ := login["token"].(string)
 	_, lease := ask("/v3/lease/grant", token, `{"TTL":"600"}`)
 	id, _ := lease["ID"].(string)
 	if status, fields := ask("/v3/lock/lock", token, `{"name":"ZGVtbw==","lease":"`+id+`"}`); status != http.StatusOK || id == "" {
-		t.Errorf("root with lease %q: %d %v", id, status, fields)
+		t.Errorf("root with lease %q: got %d %v, want 200", id, status, fields)
 	}
 	keys, err := userClient(t, n, "root", secret).Get(t.Context(), "demo/", clientv3.WithPrefix())
 	if err != nil || keys.Count != 1 {
-		t.Errorf("keys: %v, %v", keys, err)
+		t.Errorf("got keys %v, %v; want one", keys, err)
 	}
 }

@@ -15,27 +15,28 @@ import (
 	"google.golang.org/grpc"
 )
 
-// web answers what comes over HTTP to the addresses for clients and is not gRPC: the JSON gateway and, with GET, health,
-// metrics and the version. etcd has handlers for all that, but they answer web pages too, and WebSockets from anywhere,
-// and show the command line at /debug/vars. These stand in their place.
+// web serves the HTTP requests to the addresses for clients that are not gRPC: the JSON gateway
+// and, with GET, health, metrics and the version. etcd has handlers for these, but they also answer
+// requests of web pages and WebSockets from any origin, and show the command line at /debug/vars.
+// The handlers here replace them.
 //
-// No gRPC request comes this way: etcd tells them apart by their protocol or, with TLS, as requests that no pattern here
-// matches.
+// gRPC requests never get here: etcd recognizes them by their protocol or, with TLS, as requests
+// that match no pattern here.
 type web struct {
-	refused *throttle // requests of web pages
+	refused *throttle // logs refused requests of web pages
 	info    atomic.Pointer[http.ServeMux]
 	gateway atomic.Pointer[gateway]
 }
 
-// handlers returns the handlers by their patterns, which etcd wants to have before it starts. Until open is called they
-// answer that the server is starting.
+// handlers returns the handlers by pattern, which etcd needs before it starts. Until open is called
+// they answer that the server is starting.
 func (w *web) handlers(withGateway bool) map[string]http.Handler {
 	handlers := map[string]http.Handler{
 		"GET /": w.refusePages(nil, func(rw http.ResponseWriter, r *http.Request) {
 			if info := w.info.Load(); info != nil {
 				info.ServeHTTP(rw, r)
 			} else {
-				notYet(rw)
+				answerStarting(rw)
 			}
 		}),
 	}
@@ -47,18 +48,18 @@ func (w *web) handlers(withGateway bool) map[string]http.Handler {
 			} else if gateway := w.gateway.Load(); gateway != nil {
 				gateway.mux.ServeHTTP(rw, r)
 			} else {
-				notYet(rw)
+				answerStarting(rw)
 			}
 		})
 	}
 	return handlers
 }
 
-func notYet(rw http.ResponseWriter) {
+func answerStarting(rw http.ResponseWriter) {
 	http.Error(rw, "stile serve: the server is starting", http.StatusServiceUnavailable)
 }
 
-// open makes the handlers answer for a server. Calls through the gateway are subject to the options.
+// open connects the handlers to a server. options apply to calls through the gateway.
 func (w *web) open(etcd *etcdserver.EtcdServer, log *zap.Logger, withGateway bool, options []grpc.ServerOption) error {
 	if withGateway {
 		gateway, err := newGateway(etcd, options)
@@ -73,14 +74,14 @@ func (w *web) open(etcd *etcdserver.EtcdServer, log *zap.Logger, withGateway boo
 	return nil
 }
 
-// close ends what is being answered through the gateway.
+// close cancels the calls through the gateway.
 func (w *web) close() {
 	if gateway := w.gateway.Load(); gateway != nil {
 		gateway.close()
 	}
 }
 
-// newInfo returns a handler that answers for health and metrics.
+// newInfo returns a handler for health and metrics.
 func newInfo(etcd *etcdserver.EtcdServer, log *zap.Logger) *http.ServeMux {
 	mux := http.NewServeMux()
 	etcdhttp.HandleHealth(log, mux, etcd)
@@ -88,14 +89,15 @@ func newInfo(etcd *etcdserver.EtcdServer, log *zap.Logger) *http.ServeMux {
 	return mux
 }
 
-// refusePages refuses the requests of web pages, and passes on the others. If there are hosts a request must name one of
-// them: a page can come from a host name that has been made to point at this machine, and then names that.
+// refusePages refuses requests of web pages, and forwards others to next. If hosts is not empty, a
+// request must name one of them: a web page whose host name resolves to this machine (DNS
+// rebinding) names its own host.
 func (w *web) refusePages(hosts []string, next http.HandlerFunc) http.Handler {
 	return http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
 		switch host := hostname(r.Host); {
 		case isPage(r.Header):
 			w.refused.log("from", hostname(r.RemoteAddr), "origin", shortened(cmp.Or(r.Header.Get("Origin"), "unknown")))
-			http.Error(rw, "stile serve: web pages are refused, and this request has the Origin or Sec-Fetch-Site of one",
+			http.Error(rw, "stile serve: requests of web pages are refused; this one has an Origin or Sec-Fetch-Site header of a page",
 				http.StatusForbidden)
 		case len(hosts) > 0 && !slices.Contains(hosts, host):
 			w.refused.log("from", hostname(r.RemoteAddr), "host", shortened(host))
@@ -106,22 +108,24 @@ func (w *web) refusePages(hosts []string, next http.HandlerFunc) http.Handler {
 	})
 }
 
-// isPage reports whether a web page has made a browser send the request. Browsers send Origin with every request that can
-// change something, from whatever page, and Sec-Fetch-Site with every request to loopback or over TLS; none there is a
-// person who has typed the address. No page is served here, so one of the same site has got there by a trick. Programs send
-// neither, but some, like Node's fetch, other headers that begin with Sec-Fetch.
+// isPage reports whether a web page made a browser send the request. Browsers send Origin with
+// every request from a page that can change something, and Sec-Fetch-Site with every request to
+// loopback or over TLS; its value is none if the user typed the address. As no page is served here,
+// a request of the same site is an attack too. Programs send neither header, although some, like
+// Node's fetch, send others that begin with Sec-Fetch.
 func isPage(h http.Header) bool {
 	return len(h["Origin"]) > 0 || slices.ContainsFunc(h["Sec-Fetch-Site"], func(site string) bool { return site != "none" })
 }
 
-// isJSON reports whether a request says that its body is JSON. No page of another site can say so without asking for
-// permission first, which nobody gets: not even in an old browser, which sends nothing that isPage looks for.
+// isJSON reports whether a request declares a JSON body. A page of another site may declare that
+// only after a preflight request, which is always refused. That protects also in old browsers,
+// which do not send the headers that isPage checks.
 func isJSON(h http.Header) bool {
 	kind, _, err := mime.ParseMediaType(h.Get("Content-Type"))
 	return err == nil && kind == "application/json"
 }
 
-// hostname returns what stands before the port, if there is one.
+// hostname returns address without its port, if it has one.
 func hostname(address string) string {
 	if host, _, err := net.SplitHostPort(address); err == nil {
 		return host
@@ -129,11 +133,11 @@ func hostname(address string) string {
 	return address
 }
 
-// shortened returns the beginning of what a stranger has sent, for a log.
+// shortened truncates text from strangers for the log.
 func shortened(s string) string {
-	const enough = 100
-	if len(s) <= enough {
+	const maxBytes = 100
+	if len(s) <= maxBytes {
 		return s
 	}
-	return strings.ToValidUTF8(s[:enough], "") + "…"
+	return strings.ToValidUTF8(s[:maxBytes], "") + "…"
 }

@@ -15,7 +15,7 @@ import (
 	"github.com/stilelock/stile/cmd/stile/internal/node/testcert"
 )
 
-// pageRequest is a request as a browser sends it because of a web page.
+// pageRequest is a request that a browser sends for a web page.
 type pageRequest struct {
 	method, path, headers, body string
 }
@@ -26,8 +26,8 @@ const (
 	upgrade   = "Connection: Upgrade|Upgrade: websocket|Sec-WebSocket-Version: 13|Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ=="
 )
 
-// pageRequests are what the pages of an attacker can have sent, as the browsers of 2026 send it, older ones, and those with
-// half of it turned off.
+// pageRequests are requests that an attacker's page can cause, as sent by the browsers of 2026, by
+// older ones, and by those with some of their headers turned off.
 var pageRequests = map[string]pageRequest{
 	"Chrome, fetch no-cors": {
 		"POST", "/v3/kv/deleterange",
@@ -56,13 +56,13 @@ var pageRequests = map[string]pageRequest{
 	"a browser without Origin, form": {
 		"POST", "/v3/kv/deleterange", "Content-Type: text/plain", deleteAll,
 	},
-	"a browser without Origin, form that claims": {
+	"a browser without Origin, form that names JSON": {
 		"POST", "/v3/kv/deleterange", "Content-Type: text/plain; application/json", deleteAll,
 	},
 	"a browser without Origin, urlencoded": {
 		"POST", "/v3/kv/deleterange", "Content-Type: application/x-www-form-urlencoded", deleteAll,
 	},
-	"a browser without Origin, nothing said": {
+	"a browser without Origin, no Content-Type": {
 		"POST", "/v3/kv/deleterange", "", deleteAll,
 	},
 	"sendBeacon": {
@@ -73,11 +73,11 @@ var pageRequests = map[string]pageRequest{
 		"POST", "/v3/kv/deleterange",
 		"Origin: http://127.0.0.1:8080|Sec-Fetch-Site: same-site|Sec-Fetch-Mode: cors|Content-Type: application/json", deleteAll,
 	},
-	"a page whose host has been made to point here": {
+	"a page with DNS rebinding": {
 		"POST", "/v3/kv/deleterange",
 		"Host: evil.example:2379|Origin: http://evil.example:2379|Sec-Fetch-Site: same-origin|Content-Type: application/json", deleteAll,
 	},
-	"a page that says it is here": {
+	"a page of this server's address": {
 		"POST", "/v3/kv/deleterange", "Origin: http://$HOST|Sec-Fetch-Site: same-origin|Content-Type: application/json", deleteAll,
 	},
 	"Sec-Fetch-Site alone": {
@@ -86,7 +86,7 @@ var pageRequests = map[string]pageRequest{
 	"by the old path": {
 		"POST", "/v3beta/kv/deleterange", "Origin: https://evil.example|Content-Type: text/plain", deleteAll,
 	},
-	"by a crooked path": {
+	"by a path with dots": {
 		"POST", "/v3/kv/../kv/deleterange", "Origin: https://evil.example|Content-Type: text/plain", deleteAll,
 	},
 	"posing as gRPC": {
@@ -99,21 +99,22 @@ var pageRequests = map[string]pageRequest{
 	"WebSocket with a method": {
 		"GET", "/v3/kv/deleterange?method=POST", "Origin: https://evil.example|" + upgrade, deleteAll,
 	},
-	"WebSocket from nowhere":               {"GET", "/v3/watch", upgrade, watchAll},
-	"WebSocket, POST":                      {"POST", "/v3/watch", "Origin: null|" + upgrade, watchAll},
-	"WebSocket, POST from nowhere":         {"POST", "/v3/watch", upgrade, watchAll},
-	"EventSource":                          {"GET", "/v3/watch", "Origin: https://evil.example|Sec-Fetch-Site: cross-site|Accept: text/event-stream", ""},
-	"a preflight":                          {"OPTIONS", "/v3/kv/put", "Origin: https://evil.example|Access-Control-Request-Method: POST|Access-Control-Request-Headers: content-type", ""},
-	"a preflight to a private network":     {"OPTIONS", "/v3/kv/put", "Origin: https://evil.example|Access-Control-Request-Method: POST|Access-Control-Request-Private-Network: true", ""},
-	"img":                                  {"GET", "/metrics", "Sec-Fetch-Site: cross-site|Sec-Fetch-Mode: no-cors|Sec-Fetch-Dest: image", ""},
-	"script":                               {"GET", "/version", "Sec-Fetch-Site: same-site|Sec-Fetch-Mode: no-cors|Sec-Fetch-Dest: script", ""},
-	"fetch of health":                      {"GET", "/health", "Origin: https://evil.example|Sec-Fetch-Site: cross-site|Sec-Fetch-Mode: cors", ""},
-	"fetch of readyz":                      {"GET", "/readyz", "Origin: null", ""},
-	"a host that has been made to be here": {"GET", "/metrics", "Host: evil.example:2379|Sec-Fetch-Site: same-origin", ""},
-	"HEAD":                                 {"HEAD", "/metrics", "Origin: https://evil.example", ""},
+	"WebSocket without Origin":         {"GET", "/v3/watch", upgrade, watchAll},
+	"WebSocket, POST":                  {"POST", "/v3/watch", "Origin: null|" + upgrade, watchAll},
+	"WebSocket, POST without Origin":   {"POST", "/v3/watch", upgrade, watchAll},
+	"EventSource":                      {"GET", "/v3/watch", "Origin: https://evil.example|Sec-Fetch-Site: cross-site|Accept: text/event-stream", ""},
+	"a preflight":                      {"OPTIONS", "/v3/kv/put", "Origin: https://evil.example|Access-Control-Request-Method: POST|Access-Control-Request-Headers: content-type", ""},
+	"a preflight to a private network": {"OPTIONS", "/v3/kv/put", "Origin: https://evil.example|Access-Control-Request-Method: POST|Access-Control-Request-Private-Network: true", ""},
+	"img":                              {"GET", "/metrics", "Sec-Fetch-Site: cross-site|Sec-Fetch-Mode: no-cors|Sec-Fetch-Dest: image", ""},
+	"script":                           {"GET", "/version", "Sec-Fetch-Site: same-site|Sec-Fetch-Mode: no-cors|Sec-Fetch-Dest: script", ""},
+	"fetch of health":                  {"GET", "/health", "Origin: https://evil.example|Sec-Fetch-Site: cross-site|Sec-Fetch-Mode: cors", ""},
+	"fetch of readyz":                  {"GET", "/readyz", "Origin: null", ""},
+	"GET with DNS rebinding":           {"GET", "/metrics", "Host: evil.example:2379|Sec-Fetch-Site: same-origin", ""},
+	"HEAD":                             {"HEAD", "/metrics", "Origin: https://evil.example", ""},
 }
 
-// send sends a request to the server at base, and returns the answer. An upgrade that is accepted has no body.
+// send sends a request to the server at base, and returns the reply. An accepted upgrade has no
+// body.
 func (r pageRequest) send(t *testing.T, web *http.Client, base string) (status int, header http.Header, body string) {
 	t.Helper()
 	req, err := http.NewRequestWithContext(t.Context(), r.method, base+r.path, strings.NewReader(r.body))
@@ -146,7 +147,7 @@ func (r pageRequest) send(t *testing.T, web *http.Client, base string) (status i
 	return resp.StatusCode, resp.Header, string(text)
 }
 
-// webClient is a browser, or whatever else there is. It follows no redirects.
+// webClient returns an HTTP client that follows no redirects.
 func webClient(t *testing.T, config *tls.Config, http2 bool) *http.Client {
 	t.Helper()
 	transport := &http.Transport{TLSClientConfig: config, ForceAttemptHTTP2: http2, DisableKeepAlives: true}
@@ -156,7 +157,8 @@ func webClient(t *testing.T, config *tls.Config, http2 bool) *http.Client {
 	}
 }
 
-// overHTTP runs a test on a plain server, and on one with TLS and clients' certificates, with HTTP/1 and with HTTP/2.
+// overHTTP runs a test on a plain server, and on one with TLS and client certificates, over HTTP/1
+// and HTTP/2.
 func overHTTP(t *testing.T, test func(t *testing.T, web *http.Client, base string, cli *clientv3.Client)) {
 	t.Helper()
 	ca := testcert.NewAuthority(t)
@@ -177,7 +179,7 @@ func overHTTP(t *testing.T, test func(t *testing.T, web *http.Client, base strin
 	}
 }
 
-func TestWebPagesAreRefused(t *testing.T) {
+func TestWeb_refusesPages(t *testing.T) {
 	t.Parallel()
 	overHTTP(t, func(t *testing.T, web *http.Client, base string, cli *clientv3.Client) {
 		put, err := cli.Put(t.Context(), "jobs/1f", "secret")
@@ -191,7 +193,7 @@ func TestWebPagesAreRefused(t *testing.T) {
 			status, header, body := r.send(t, web, base)
 			wants := []int{http.StatusForbidden}
 			switch {
-			case strings.Contains(r.headers, "Host: "): // by name, where it is not TLS that tells hosts apart
+			case strings.Contains(r.headers, "Host: "): // refused by name, unless TLS refuses the host
 				wants = append(wants, http.StatusMisdirectedRequest)
 			case strings.Contains(r.path, "/../"):
 				wants = []int{http.StatusTemporaryRedirect}
@@ -206,76 +208,76 @@ func TestWebPagesAreRefused(t *testing.T) {
 				}
 			}
 			if !slices.Contains(wants, status) {
-				t.Errorf("%s: %d %s, want %v", name, status, body, wants)
+				t.Errorf("%s: got %d %s, want %v", name, status, body, wants)
 			}
 			if allowed := header.Get("Access-Control-Allow-Origin"); allowed != "" {
-				t.Errorf("%s: %s may read the answer", name, allowed)
+				t.Errorf("%s: %s may read the reply", name, allowed)
 			}
 			if strings.Contains(body, "c2VjcmV0") || strings.Contains(body, "etcd_server") {
-				t.Errorf("%s: the answer tells: %.200s", name, body)
+				t.Errorf("%s: the reply contains data: %.200s", name, body)
 			}
 		}
 		if got, err := cli.Get(t.Context(), "jobs/1f"); err != nil || got.Count != 1 || got.Header.Revision != put.Header.Revision {
-			t.Errorf("afterwards: %v, %v; want nothing changed since revision %d", got, err, put.Header.Revision)
+			t.Errorf("afterwards: got %v, %v; want nothing changed since revision %d", got, err, put.Header.Revision)
 		}
 	})
 }
 
-// What is not a web page goes on as before.
-func TestProgramsAndPeopleAreAnswered(t *testing.T) {
+// Requests that are not from web pages are answered.
+func TestWeb_answersProgramsAndUsers(t *testing.T) {
 	t.Parallel()
 	overHTTP(t, func(t *testing.T, web *http.Client, base string, cli *clientv3.Client) {
 		for name, r := range map[string]pageRequest{
-			"curl":                       {"POST", "/v3/kv/put", "Content-Type: application/json|User-Agent: curl/8.5.0|Accept: */*", `{"key":"YQ=="}`},
-			"with a charset":             {"POST", "/v3/kv/put", "Content-Type: application/json; charset=utf-8", `{"key":"YQ=="}`},
-			"in capitals":                {"POST", "/v3/kv/put", "Content-Type: Application/JSON", `{"key":"YQ=="}`},
-			"Node's fetch":               {"POST", "/v3/kv/put", "Content-Type: application/json|Sec-Fetch-Mode: cors|Accept-Language: *", `{"key":"YQ=="}`},
-			"by the old path":            {"POST", "/v3beta/kv/put", "Content-Type: application/json", `{"key":"YQ=="}`},
-			"a lock":                     {"POST", "/v3/lock/lock", "Content-Type: application/json", `{"name":"ZGVtbw=="}`},
-			"a probe":                    {"GET", "/health", "User-Agent: kube-probe/1.36", ""},
-			"Prometheus":                 {"GET", "/metrics", "Accept: application/openmetrics-text", ""},
-			"version":                    {"GET", "/version", "", ""},
-			"readyz":                     {"GET", "/readyz", "", ""},
-			"HEAD":                       {"HEAD", "/metrics", "", ""},
-			"a person, with the address": {"GET", "/metrics", "Sec-Fetch-Site: none|Sec-Fetch-Mode: navigate|Sec-Fetch-Dest: document|Sec-Fetch-User: ?1", ""},
-			"by another loopback name":   {"GET", "/health", "Host: localhost:2379", ""},
+			"curl":                     {"POST", "/v3/kv/put", "Content-Type: application/json|User-Agent: curl/8.5.0|Accept: */*", `{"key":"YQ=="}`},
+			"with a charset":           {"POST", "/v3/kv/put", "Content-Type: application/json; charset=utf-8", `{"key":"YQ=="}`},
+			"in capitals":              {"POST", "/v3/kv/put", "Content-Type: Application/JSON", `{"key":"YQ=="}`},
+			"Node's fetch":             {"POST", "/v3/kv/put", "Content-Type: application/json|Sec-Fetch-Mode: cors|Accept-Language: *", `{"key":"YQ=="}`},
+			"by the old path":          {"POST", "/v3beta/kv/put", "Content-Type: application/json", `{"key":"YQ=="}`},
+			"a lock":                   {"POST", "/v3/lock/lock", "Content-Type: application/json", `{"name":"ZGVtbw=="}`},
+			"a probe":                  {"GET", "/health", "User-Agent: kube-probe/1.36", ""},
+			"Prometheus":               {"GET", "/metrics", "Accept: application/openmetrics-text", ""},
+			"version":                  {"GET", "/version", "", ""},
+			"readyz":                   {"GET", "/readyz", "", ""},
+			"HEAD":                     {"HEAD", "/metrics", "", ""},
+			"a user, by the address":   {"GET", "/metrics", "Sec-Fetch-Site: none|Sec-Fetch-Mode: navigate|Sec-Fetch-Dest: document|Sec-Fetch-User: ?1", ""},
+			"by another loopback name": {"GET", "/health", "Host: localhost:2379", ""},
 		} {
 			if status, _, body := r.send(t, web, base); status != http.StatusOK {
-				t.Errorf("%s: %d %s", name, status, body)
+				t.Errorf("%s: got %d %s, want 200", name, status, body)
 			}
 		}
 		got, err := cli.Get(t.Context(), "a")
 		if err != nil || got.Count != 1 {
-			t.Errorf("after putting a: %v, %v", got, err)
+			t.Errorf("after putting a: got %v, %v; want one key", got, err)
 		}
 	})
 }
 
-func TestTheGatewaySaysWhatIsMissing(t *testing.T) {
+func TestGateway_namesMissingHeader(t *testing.T) {
 	t.Parallel()
 	n := start(t, t.TempDir())
 	_, _, body := pageRequest{"POST", "/v3/lock/lock", "Content-Type: application/x-www-form-urlencoded", `{"name":"ZGVtbw=="}`}.
 		send(t, webClient(t, nil, false), strings.Replace(n.URL(), "etcd", "http", 1))
 	if !strings.Contains(body, "curl") || !strings.Contains(body, "-H 'Content-Type: application/json'") {
-		t.Errorf("the answer to curl -d is %s", body)
+		t.Errorf("got %s, want advice for curl -d", body)
 	}
 }
 
-func TestNobodyIsShownTheInsides(t *testing.T) {
+func TestWeb_hidesDebugPages(t *testing.T) {
 	t.Parallel()
 	overHTTP(t, func(t *testing.T, web *http.Client, base string, _ *clientv3.Client) {
 		for _, path := range []string{"/debug/vars", "/debug/vars/", "/debug/pprof/", "/debug/requests"} {
 			for _, method := range []string{"GET", "HEAD", "POST"} {
 				status, _, body := pageRequest{method, path, "", ""}.send(t, web, base)
 				if status == http.StatusOK || strings.Contains(body, "cmdline") {
-					t.Errorf("%s %s: %d %.200s", method, path, status, body)
+					t.Errorf("%s %s: got %d %.200s, want it refused", method, path, status, body)
 				}
 			}
 		}
 	})
 }
 
-func TestWebPagesGetNothingFromTheHealthAddress(t *testing.T) {
+func TestHealth_refusesPages(t *testing.T) {
 	t.Parallel()
 	n := startWith(t, node.Config{Health: "localhost:0"})
 	web := webClient(t, nil, false)
@@ -293,7 +295,7 @@ func TestWebPagesGetNothingFromTheHealthAddress(t *testing.T) {
 	} {
 		for _, path := range []string{"/health", "/metrics"} {
 			if status, _, body := (pageRequest{"GET", path, headers, ""}).send(t, web, n.HealthURL()); status != want {
-				t.Errorf("%s %q: %d %.200s, want %d", path, headers, status, body, want)
+				t.Errorf("%s %q: got %d %.200s, want %d", path, headers, status, body, want)
 			}
 		}
 	}

@@ -8,21 +8,22 @@ import (
 	"github.com/stilelock/stile/store"
 )
 
-// When a renewal is not answered another server must have a chance, before the command is told to end.
+// If a renewal is not answered, a second one must have a chance, at another server, before the stop
+// signal.
 func TestDeadlines_secondRenewalBeforeStopSignal(t *testing.T) {
 	t.Parallel()
-	for _, slack := range []time.Duration{0, 3} { // of ZooKeeper: a third
+	for _, slack := range []time.Duration{0, 3} { // ZooKeeper's slack is a third
 		for _, ttl := range []time.Duration{time.Second, 15 * time.Second, 5 * time.Minute} {
 			granted := store.Terms{TTL: ttl}
 			if slack > 0 {
 				granted.Slack = ttl / slack
 			}
-			terms := keeper.ScheduleFor(granted)
-			told := terms.Valid - DefaultKillAfter(Certain(granted)) - busyTime(ttl)
-			asked := terms.Every + terms.Attempt + terms.Retry
-			if room := told - asked; room < ttl/20 {
-				t.Errorf("%+v: the command is told to end %v after a confirmation, and the second request goes out after %v",
-					granted, told, asked)
+			schedule := keeper.ScheduleFor(granted)
+			stopSignal := schedule.Valid - DefaultKillAfter(Certain(granted)) - busyTime(ttl)
+			secondRenewal := schedule.Every + schedule.Attempt + schedule.Retry
+			if room := stopSignal - secondRenewal; room < ttl/20 {
+				t.Errorf("%+v: the stop signal comes %v after a confirmation, but the second renewal is sent after %v",
+					granted, stopSignal, secondRenewal)
 			}
 		}
 	}
@@ -33,10 +34,10 @@ func TestMinTTL(t *testing.T) {
 	for _, killAfter := range []time.Duration{0, time.Millisecond, 5 * time.Second, 10 * time.Second, MaxKillAfter(5 * time.Minute)} {
 		ttl := MinTTL(killAfter)
 		if MaxKillAfter(ttl) < killAfter {
-			t.Errorf("a TTL of %v is recommended for %v and leaves %v", ttl, killAfter, MaxKillAfter(ttl))
+			t.Errorf("MinTTL(%v) = %v, which allows only %v", killAfter, ttl, MaxKillAfter(ttl))
 		}
 		if ttl > 0 && MaxKillAfter(ttl-time.Second) >= killAfter {
-			t.Errorf("a TTL of %v is recommended for %v; a second less would do", ttl, killAfter)
+			t.Errorf("MinTTL(%v) = %v, but a second less is enough", killAfter, ttl)
 		}
 	}
 }

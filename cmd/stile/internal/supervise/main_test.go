@@ -8,11 +8,12 @@ import (
 	"github.com/stilelock/stile/cmd/stile/internal/watchdog"
 )
 
-// TestMain lets the program of the tests be a watchdog: a command that runs for longer than a moment is given one, and that is
-// the program that is running. Without this it would run the tests again, which would start others.
+// TestMain makes the test binary a watchdog when it is started as one: a command that runs for
+// longer than a second gets a watchdog, which is the running executable. Otherwise the watchdog
+// would run the tests again, which would start more watchdogs.
 func TestMain(m *testing.M) {
 	if len(os.Args) > 1 && os.Args[1] == watchdog.Verb {
-		nothing := func(context.Context, watchdog.Charge, <-chan struct{}) {} // the store is in memory that has gone
+		nothing := func(context.Context, watchdog.Charge, <-chan struct{}) {} // the store was in the memory of the parent
 		if err := watchdog.Run(nothing); err != nil {
 			os.Exit(1)
 		}

@@ -19,15 +19,15 @@ import (
 // stage is a client on a store in memory that holds a lock, and a job to run under it.
 type stage struct {
 	*testing.T
-	store  *memstore.Store
-	client *stile.Client
-	job    Job
-	said   chan string
+	store    *memstore.Store
+	client   *stile.Client
+	job      Job
+	messages chan string
 }
 
 func newStage(t *testing.T, ttl time.Duration, argv ...string) *stage {
 	t.Helper()
-	s := &stage{T: t, store: memstore.New(), said: make(chan string, 10)}
+	s := &stage{T: t, store: memstore.New(), messages: make(chan string, 10)}
 	renewals := NewRenewals()
 	var err error
 	s.client, err = stile.New(s.store, &stile.Options{TTL: ttl, Hooks: stile.Hooks{SessionRenewed: renewals.Note}})
@@ -55,30 +55,31 @@ func newStage(t *testing.T, ttl time.Duration, argv ...string) *stage {
 		Command: child.Command{Path: argv[0], Args: argv, Stdin: null, Stdout: null, Stderr: null},
 		Signals: signals, Hold: hold, TTL: ttl, Renewals: renewals,
 		StopSignal: syscall.SIGTERM, KillAfter: DefaultKillAfter(ttl),
-		Say:     func(text string) { s.said <- text },
+		Say:     func(text string) { s.messages <- text },
 		Remark:  func(string) {},
 		Because: func(err error) string { return " (because)" },
 	}
 	return s
 }
 
-// wants runs the job. The user is to be told something that has the parts or, if there are none, nothing.
+// wants runs the job. The user must receive a message that contains parts or, if there are none, no
+// message.
 func (s *stage) wants(outcome Outcome, code int, parts ...string) {
 	s.Helper()
 	gotOutcome, gotCode, err := Run(s.job)
 	if gotOutcome != outcome || gotCode != code || err != nil {
-		s.Errorf("outcome %v, exit code %d, %v, want %v, %d", gotOutcome, gotCode, err, outcome, code)
+		s.Errorf("got outcome %v, exit code %d, %v; want %v, %d", gotOutcome, gotCode, err, outcome, code)
 	}
 	if len(parts) == 0 {
-		s.said <- ""
+		s.messages <- ""
 	}
-	said := <-s.said
-	if len(parts) == 0 && said != "" {
-		s.Errorf("said %q, want nothing", said)
+	message := <-s.messages
+	if len(parts) == 0 && message != "" {
+		s.Errorf("got message %q, want none", message)
 	}
 	for _, part := range parts {
-		if !strings.Contains(said, part) {
-			s.Errorf("said %q, want %q", said, part)
+		if !strings.Contains(message, part) {
+			s.Errorf("got message %q, want it to contain %q", message, part)
 		}
 	}
 }
@@ -90,13 +91,13 @@ func TestRun_exitCode(t *testing.T) {
 func TestRun_noSuchCommand(t *testing.T) {
 	s := newStage(t, stile.MaxTTL, "/no/such/command")
 	if _, _, err := Run(s.job); err == nil {
-		t.Error("a command that is not there was run")
+		t.Error("got no error for a missing command")
 	} else if e, ok := errors.AsType[*child.Error](err); !ok || e.Code != child.NotFound {
-		t.Errorf("%v, want the error of package child", err)
+		t.Errorf("got %v, want a *child.Error with code NotFound", err)
 	}
 }
 
-// Between the two this process may have been stopped.
+// This process may have been stopped between the two.
 func TestRun_lostBeforeStart(t *testing.T) {
 	ran := filepath.Join(t.TempDir(), "ran")
 	s := newStage(t, stile.MaxTTL, "/bin/sh", "-c", `: >"$0"`, ran)
@@ -134,7 +135,7 @@ func TestRun_timeout(t *testing.T) {
 	s.wants(TimedOut, 0, `the command under lock "demo" has run for 1ms; stopping it`)
 }
 
-// A command that ignores the stop signal ends all the same.
+// A command that ignores the stop signal is killed.
 func TestRun_storeUnreachable(t *testing.T) {
 	const ttl = 8 * time.Second
 	s := newStage(t, ttl, "/bin/sh", "-c", `trap "" TERM; while :; do sleep 1; done`)

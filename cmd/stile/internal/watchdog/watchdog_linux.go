@@ -18,17 +18,20 @@ import (
 	"github.com/stilelock/stile/cmd/stile/internal/inherited"
 )
 
-// Verb is the hidden verb of the program that makes it a watchdog; for people who list processes, the name of a lock follows.
+// Verb is the hidden verb that makes the program a watchdog. The name of the lock follows, for
+// people who list processes.
 const Verb = "watchdog"
 
-// A Watchdog watches one command. A nil Watchdog watches nothing. It is for one goroutine.
+// A Watchdog watches one command. A nil Watchdog watches nothing. It must be used by one goroutine
+// only.
 type Watchdog struct {
 	pipe *os.File
 	gone chan struct{}
 }
 
-// Start starts a watchdog for a command which may run for so long from now, as with [Watchdog.Until]. It must be closed before
-// the command's process group can have been given to others: before the command is waited for no longer.
+// Start starts a watchdog for a command that may run for the time left, as with [Watchdog.Until].
+// The watchdog must be closed before the command's process group number can be reused: while the
+// command has not been waited for.
 func Start(c Charge, left time.Duration) (_ *Watchdog, err error) {
 	defer func() {
 		if err != nil {
@@ -46,28 +49,28 @@ func Start(c Charge, left time.Duration) (_ *Watchdog, err error) {
 		return nil, err
 	}
 	defer read.Close()
-	// The file that is being run, even if another one has its name by now.
+	// The running executable, even if the file has been replaced.
 	dog := exec.Command("/proc/self/exe", Verb, c.Name)
 	dog.Args[0] = "stile"
 	dog.Dir, dog.Env = "/", []string{}
-	dog.Stdin = read // and nothing else of ours: somebody may wait for the end of our output
+	dog.Stdin = read // nothing else is inherited: a reader may wait for the end of our output
 	dog.ExtraFiles = []*os.File{charge}
 	dog.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	w := &Watchdog{pipe: write, gone: make(chan struct{})}
-	w.Until(left) // before there is a moment in which it would know nothing
+	w.Until(left) // so that it has a deadline from its first moment
 	if err := dog.Start(); err != nil {
 		write.Close()
 		return nil, err
 	}
 	go func() {
 		defer close(w.gone)
-		_ = dog.Wait() // so that no zombie is left while we run
+		_ = dog.Wait() // reap it
 	}()
 	return w, nil
 }
 
-// chargeFile is the descriptor on which a watchdog finds its charge: in memory that nobody else can reach, because there may be
-// passwords in it, which must not be seen in a list of processes.
+// chargeFile is the watchdog's descriptor of its charge. The file is in memory that is inaccessible
+// to other users: the charge may contain passwords, which must not appear in a list of processes.
 const chargeFile = 3
 
 func (c Charge) write() (*os.File, error) {
@@ -78,7 +81,7 @@ func (c Charge) write() (*os.File, error) {
 	f := os.NewFile(uintptr(fd), "charge")
 	err = gob.NewEncoder(f).Encode(c)
 	if err == nil {
-		_, err = f.Seek(0, io.SeekStart) // the descriptors have the position in common
+		_, err = f.Seek(0, io.SeekStart) // the descriptors share the file position
 	}
 	if err != nil {
 		f.Close()
@@ -91,12 +94,13 @@ func (c Charge) write() (*os.File, error) {
 func readCharge(f *os.File) (c Charge, err error) {
 	defer f.Close()
 	if err := gob.NewDecoder(f).Decode(&c); err != nil {
-		return c, fmt.Errorf("the watchdog is started by stile run alone: %w", err)
+		return c, fmt.Errorf("the watchdog can only be started by stile run: %w", err)
 	}
 	return c, nil
 }
 
-// Gone is closed when the watchdog has ended. It is not to be closed before Close is called, but somebody may kill it.
+// Gone is closed when the watchdog has ended. Before Close this happens only if the watchdog was
+// killed.
 func (w *Watchdog) Gone() <-chan struct{} {
 	if w == nil {
 		return nil
@@ -104,29 +108,29 @@ func (w *Watchdog) Gone() <-chan struct{} {
 	return w.gone
 }
 
-// Until says that the command may run for so long from now, and no longer if nothing else is said.
+// Until sets the deadline: the command may run for the time left from now.
 func (w *Watchdog) Until(left time.Duration) {
-	w.tell(strconv.FormatInt(int64(max(Now()+left, 1)), 10))
+	w.send(strconv.FormatInt(int64(max(Now()+left, 1)), 10))
 }
 
 // Close dismisses the watchdog.
 func (w *Watchdog) Close() {
 	if w != nil {
-		w.tell(over)
+		w.send(over)
 		w.pipe.Close()
 	}
 }
 
-// tell does not wait for a watchdog that does not listen, and does not mind one that is dead. There is room in the pipe for
-// thousands of words. It is one attempt, without a deadline: that could pass, on a busy machine, before anything is written,
-// and a watchdog that has not heard that all is over kills.
-func (w *Watchdog) tell(text string) {
+// send sends a message. It ignores a watchdog that is dead, or does not read: the pipe has room for
+// thousands of messages. It tries once and without a deadline: on a busy machine a deadline could
+// pass before anything is written, and a watchdog that is not dismissed kills the command.
+func (w *Watchdog) send(text string) {
 	if w == nil {
 		return
 	}
 	pipe, err := w.pipe.SyscallConn()
 	if err != nil {
-		return // it is closed
+		return // the pipe is closed
 	}
 	_ = pipe.Write(func(fd uintptr) (done bool) {
 		for {
@@ -137,20 +141,22 @@ func (w *Watchdog) tell(text string) {
 	})
 }
 
-// Run is the hidden verb: it watches a command, as it is told on stdin.
+// Run runs the watchdog: it watches a command by the messages on stdin.
 func Run(release Release) error {
-	inherited.Close(chargeFile) // it ends a little later than the process that has started it
+	inherited.Close(chargeFile) // it outlives its parent
 	c, err := readCharge(os.NewFile(chargeFile, "charge"))
 	if err != nil {
 		return err
 	}
-	// Who ends a service, or a login, ends all of its processes at once. It is the other one that has to know when it is over.
+	// The end of a service or a login signals all of its processes. The watchdog has to go on until
+	// the lock's process dismisses it.
 	signal.Ignore(unix.SIGHUP, unix.SIGINT, unix.SIGQUIT, unix.SIGTERM)
 	await(os.Stdin, Now, c.Tree.Kill, func(deadline time.Duration) { c.orphaned(deadline, release) })
 	return nil
 }
 
-// orphaned ends the command after the process that holds the lock has ended, and then has the lock released.
+// orphaned kills the command after the process of the lock has ended, and then has the lock
+// released.
 func (c Charge) orphaned(deadline time.Duration, release Release) {
 	ctx, cancel := context.WithTimeout(context.Background(), deadline-Now())
 	defer cancel()
@@ -160,7 +166,7 @@ func (c Charge) orphaned(deadline time.Duration, release Release) {
 		release(ctx, c, safe)
 	}()
 	if !c.end(func() bool { return Now() >= deadline }) {
-		return // after the TTL it is released all the same
+		return // the TTL ends the hold
 	}
 	select {
 	case <-time.After(c.NotBefore - Now()):
@@ -170,9 +176,9 @@ func (c Charge) orphaned(deadline time.Duration, release Release) {
 	<-released
 }
 
-// end kills the command, and reports whether all of it is dead.
+// end kills the command, and reports whether all its processes are dead.
 func (c Charge) end(enough func() bool) bool {
-	for os.Getppid() == c.PID { // its files are closed before its children are given to somebody else
+	for os.Getppid() == c.PID { // its pipe is closed before its children get a new parent
 		if enough() {
 			break
 		}
@@ -181,7 +187,8 @@ func (c Charge) end(enough func() bool) bool {
 	return c.Tree.End(os.Getppid(), enough)
 }
 
-// Now is the time since the machine was started, suspends included: the same for all processes.
+// Now returns the time since the machine was started, including suspends. It is the same in all
+// processes.
 func Now() time.Duration {
 	var t unix.Timespec
 	_ = unix.ClockGettime(unix.CLOCK_BOOTTIME, &t) // cannot fail on a kernel that Go runs on

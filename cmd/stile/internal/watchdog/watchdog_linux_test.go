@@ -11,8 +11,8 @@ import (
 	"github.com/stilelock/stile/cmd/stile/internal/child"
 )
 
-// pipes returns a watchdog that nobody is, and what it is told.
-func pipes(t *testing.T) (w *Watchdog, told *os.File) {
+// pipes returns a watchdog without a process, and the file with its messages.
+func pipes(t *testing.T) (w *Watchdog, messages *os.File) {
 	t.Helper()
 	read, write, err := os.Pipe()
 	if err != nil {
@@ -22,28 +22,28 @@ func pipes(t *testing.T) (w *Watchdog, told *os.File) {
 	return &Watchdog{pipe: write}, read
 }
 
-func TestAWatchdogIsToldADeadlineAndThatAllIsOver(t *testing.T) {
+func TestWatchdog_messages(t *testing.T) {
 	t.Parallel()
-	w, told := pipes(t)
+	w, messages := pipes(t)
 	w.Until(time.Hour)
 	w.Close()
-	text, err := io.ReadAll(told)
+	text, err := io.ReadAll(messages)
 	if err != nil {
 		t.Fatal(err)
 	}
 	if lines := strings.Fields(string(text)); len(lines) != 2 || lines[1] != over {
-		t.Errorf("told %q, want a deadline and %q", text, over)
+		t.Errorf("got messages %q, want a deadline and %q", text, over)
 	}
 }
 
-// It may have been stopped, or be dead.
-func TestAWatchdogThatDoesNotListenIsNotWaitedFor(t *testing.T) {
+// A watchdog that does not read, because it is stopped or dead, blocks nobody.
+func TestWatchdog_doesNotBlock(t *testing.T) {
 	t.Parallel()
-	w, told := pipes(t)
-	for range 20_000 { // more than there is room for: it would wait for ever
+	w, messages := pipes(t)
+	for range 20_000 { // more than fit into the pipe
 		w.Until(time.Hour)
 	}
-	told.Close()
+	messages.Close()
 	w.Until(time.Hour)
 	w.Close()
 	w.Until(time.Hour)
@@ -52,8 +52,8 @@ func TestAWatchdogThatDoesNotListenIsNotWaitedFor(t *testing.T) {
 	}
 }
 
-// What a watchdog has to know may be more than there is room for in a pipe, and not be UTF-8.
-func TestAChargeIsReadAsItWasWritten(t *testing.T) {
+// A charge may be larger than a pipe's buffer, and may not be UTF-8.
+func TestCharge_roundTrip(t *testing.T) {
 	t.Parallel()
 	c := Charge{
 		Tree: child.Tree{Group: 4711, Started: 1 << 40, Mark: "A=b"}, Name: "demo", Token: 1<<63 - 1, Owner: "ann@web-3",
@@ -66,7 +66,7 @@ func TestAChargeIsReadAsItWasWritten(t *testing.T) {
 	}
 	again, err := readCharge(f)
 	if err != nil || !reflect.DeepEqual(again, c) {
-		t.Errorf("read %+v, %v", again, err)
+		t.Errorf("got %+v, %v; want the charge that was written", again, err)
 	}
 	if _, err := f.Stat(); err == nil {
 		t.Error("the file is still open")

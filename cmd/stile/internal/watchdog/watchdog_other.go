@@ -4,7 +4,7 @@ package watchdog
 
 import "time"
 
-// Verb is the hidden verb of the program that makes it a watchdog.
+// Verb is the hidden verb that makes the program a watchdog.
 const Verb = "watchdog"
 
 // A Watchdog watches nothing on this system.
@@ -25,7 +25,7 @@ func (w *Watchdog) Close() {}
 // Run returns at once.
 func Run(Release) error { return nil }
 
-// Now is the time since the program was started.
-func Now() time.Duration { return time.Since(began) }
+// Now returns the time since the program was started.
+func Now() time.Duration { return time.Since(started) }
 
-var began = time.Now()
+var started = time.Now()

@@ -9,70 +9,70 @@ import (
 	"time"
 )
 
-// watched is a watchdog in the making, with its pipe.
+// watched is a watchdog in this process, with its pipe.
 type watched struct {
-	pipe  *io.PipeWriter
-	began time.Time
-	kills atomic.Int64
-	left  atomic.Int64 // the deadline with which it was orphaned; -1 if it was not
-	gone  chan struct{}
+	pipe    *io.PipeWriter
+	started time.Time
+	kills   atomic.Int64
+	left    atomic.Int64 // the deadline passed to orphaned; -1 if it was not called
+	gone    chan struct{}
 }
 
-// watch starts one. The test must close the pipe.
+// watch starts a watchdog. The test must close the pipe.
 func watch() *watched {
 	read, write := io.Pipe()
-	w := &watched{pipe: write, began: time.Now(), gone: make(chan struct{})}
+	w := &watched{pipe: write, started: time.Now(), gone: make(chan struct{})}
 	w.left.Store(-1)
 	go func() {
 		defer close(w.gone)
-		await(read, func() time.Duration { return time.Since(w.began) }, func() { w.kills.Add(1) },
+		await(read, func() time.Duration { return time.Since(w.started) }, func() { w.kills.Add(1) },
 			func(deadline time.Duration) { w.left.Store(int64(deadline)) })
 	}()
 	return w
 }
 
-func (w *watched) tell(text string) { fmt.Fprintln(w.pipe, text) }
+func (w *watched) send(text string) { fmt.Fprintln(w.pipe, text) }
 
 func (w *watched) wants(t *testing.T, kills int) {
 	t.Helper()
 	synctest.Wait()
 	if got := int(w.kills.Load()); got != kills {
-		t.Errorf("after %v: %d kills, want %d", time.Since(w.began), got, kills)
+		t.Errorf("after %v: %d kills, want %d", time.Since(w.started), got, kills)
 	}
 }
 
 func deadline(d time.Duration) string { return fmt.Sprint(int64(d)) }
 
-func TestWhoIsNotToldInTimeKills(t *testing.T) {
+func TestAwait_killsAtDeadline(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := watch()
-		w.tell(deadline(5 * time.Second))
+		w.send(deadline(5 * time.Second))
 		time.Sleep(3 * time.Second)
-		w.tell(deadline(8 * time.Second)) // renewed
+		w.send(deadline(8 * time.Second)) // renewed
 		time.Sleep(5*time.Second - time.Nanosecond)
 		w.wants(t, 0)
 		time.Sleep(time.Nanosecond)
 		w.wants(t, 1)
-		w.tell(over)
+		w.send(over)
 		<-w.gone
 		w.pipe.Close()
 		w.wants(t, 1)
 	})
 }
 
-// wantsOrphaned checks with which deadline it was orphaned, if it was.
+// wantsOrphaned checks the deadline passed to orphaned; -1 means that it was not called.
 func (w *watched) wantsOrphaned(t *testing.T, deadline time.Duration) {
 	t.Helper()
 	if got := time.Duration(w.left.Load()); got != deadline {
-		t.Errorf("orphaned with the deadline %v, want %v", got, deadline)
+		t.Errorf("orphaned with deadline %v, want %v", got, deadline)
 	}
 }
 
-func TestTheEndOfTheOtherProcessIsNoticed(t *testing.T) {
+func TestAwait_orphanedWhenPipeEnds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := watch()
-		w.tell(deadline(5 * time.Second))
-		w.tell(deadline(8 * time.Second))
+		w.send(deadline(5 * time.Second))
+		w.send(deadline(8 * time.Second))
 		w.pipe.Close()
 		<-w.gone
 		w.wants(t, 0)
@@ -80,25 +80,26 @@ func TestTheEndOfTheOtherProcessIsNoticed(t *testing.T) {
 	})
 }
 
-// The command was killed, because the other process was stopped for too long. The lock is not its own any more.
-func TestTheEndOfTheOtherProcessAfterTheDeadline(t *testing.T) {
+// The other process was stopped for too long, the command was killed, and the lock may have another
+// holder.
+func TestAwait_orphanedAfterDeadline(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := watch()
-		w.tell(deadline(5 * time.Second))
+		w.send(deadline(5 * time.Second))
 		time.Sleep(10 * time.Second)
 		w.wants(t, 1)
 		w.pipe.Close()
 		<-w.gone
 		w.wants(t, 1)
-		w.wantsOrphaned(t, 5*time.Second) // it is over
+		w.wantsOrphaned(t, 5*time.Second) // a deadline that has passed
 	})
 }
 
-func TestWhoIsDismissedKillsNobody(t *testing.T) {
+func TestAwait_dismissed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := watch()
-		w.tell(deadline(time.Second))
-		w.tell(over)
+		w.send(deadline(time.Second))
+		w.send(over)
 		w.pipe.Close()
 		<-w.gone
 		time.Sleep(time.Minute)
@@ -107,15 +108,15 @@ func TestWhoIsDismissedKillsNobody(t *testing.T) {
 	})
 }
 
-func TestWithoutADeadlineNobodyIsKilled(t *testing.T) {
+func TestAwait_withoutDeadline(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := watch()
 		time.Sleep(time.Hour)
-		w.tell(deadline(time.Hour + time.Second))
-		w.tell("0")
+		w.send(deadline(time.Hour + time.Second))
+		w.send("0")
 		time.Sleep(time.Hour)
 		w.wants(t, 0)
-		w.tell(over)
+		w.send(over)
 		<-w.gone
 		w.pipe.Close()
 	})

@@ -17,7 +17,7 @@ import (
 	"time"
 )
 
-// T is the test that needs certificates: a *testing.T.
+// T is the part of *testing.T that this package needs.
 type T interface {
 	Helper()
 	Fatal(args ...any)
@@ -33,7 +33,8 @@ type Authority struct {
 	key  crypto.Signer
 }
 
-// Spec says what a certificate is for. The zero value is one that is valid now, for clients and servers, for nobody.
+// Spec describes a certificate. The zero value is valid now, for clients and servers, without
+// names.
 type Spec struct {
 	CommonName string
 	Hosts      []string // names and IP addresses
@@ -45,7 +46,7 @@ type Spec struct {
 // Pair is a certificate and its key, in PEM files.
 type Pair struct{ Cert, Key string }
 
-// NewAuthority makes an authority. Its files end with the test.
+// NewAuthority makes an authority. Its files are removed when the test ends.
 func NewAuthority(t T) *Authority {
 	t.Helper()
 	a := &Authority{t: t, dir: t.TempDir()}
@@ -58,7 +59,7 @@ func NewAuthority(t T) *Authority {
 	return a
 }
 
-// Issue makes a certificate with its key. name is that of the files.
+// Issue issues a certificate with its key, in files that begin with name.
 func (a *Authority) Issue(name string, s Spec) Pair {
 	a.t.Helper()
 	key := newKey(a.t)
@@ -70,7 +71,8 @@ func (a *Authority) Issue(name string, s Spec) Pair {
 	return Pair{filepath.Join(a.dir, name+".pem"), a.write(name+"-key.pem", "PRIVATE KEY", der)}
 }
 
-// Client returns the configuration of a client that trusts the authority and, if there is one, shows a certificate.
+// Client returns the configuration of a client that trusts the authority. If own is not nil, the
+// client presents that certificate.
 func (a *Authority) Client(own *Pair) *tls.Config {
 	a.t.Helper()
 	config := &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: x509.NewCertPool()}
