@@ -16,21 +16,24 @@ import (
 	"time"
 )
 
-// TestTutorial runs docs/tutorial.md as a reader would: it types the commands of the document into shells and compares
-// what they print. The info strings of the document's fenced blocks say what to do with a block:
+// TestTutorial runs docs/tutorial.md as a reader would: it types the commands of the document into
+// shells and compares their output. The info string of a fenced block says what to do with it:
 //
 //	go file=NAME, sh file=NAME   write the text to this file in the program's directory
-//	console terminal=N           run the lines that begin with "$ " in terminal N; the other lines are their output
+//	console terminal=N           run the lines that begin with "$ " in terminal N; the other lines
+//	                             are their output
 //
-// and after a terminal:
+// A console block may have one more word:
 //
-//	running   the last command goes on; a later block of the terminal, which begins with output, waits for its end
-//	again     run each command again until it prints what the document prints, as what it reads changes by itself
+//	running   its last command does not end here; the next block of the terminal waits for the end,
+//	          and begins with the output
+//	again     repeat each command until its output is that of the document: what it reads changes
 //	quiet     do not compare the output
 //
-// A command must succeed unless the next one prints its exit status. Numbers after "token" and "pid" may differ from the
-// document's: one number stands for another everywhere, also in later commands, and tokens keep their order. Times,
-// sessions and users are not compared. The clone $HOME/stile is the repository.
+// A command must succeed, unless the next one is echo $?. Numbers after "token" and "pid" may differ
+// from the document's, but each must stand for the same number everywhere, also in commands, and
+// tokens must keep their order. Times, sessions and users are not compared. The clone $HOME/stile is
+// the repository.
 func TestTutorial(t *testing.T) {
 	t.Parallel()
 	text, err := os.ReadFile("../../docs/tutorial.md")
@@ -193,7 +196,7 @@ func (r *tutorial) finish(sh *terminalShell, c *typed, b tutorialBlock, mayFail 
 var tutorialVariable = regexp.MustCompile(`\b(token|pid) (\d+)|\b\d{4,}\b|\b[\w.-]+@[\w.-]+|\bsession [0-9a-f]+|` +
 	`\bless than \S+|<?(?:\b|-)(?:\d+(?:\.\d+)?(?:ms|h|m|s))+\b`)
 
-// compare compares what was printed with the document's lines. Runs of spaces count as one.
+// compare compares the output with the document's lines. Runs of spaces count as one.
 func (r *tutorial) compare(want, got []string) error {
 	if len(want) != len(got) {
 		return fmt.Errorf("%d lines, want %d", len(got), len(want))
