@@ -16,7 +16,7 @@ import (
 // exitNothingBroken is the exit code for a token that no entry has.
 const exitNothingBroken = 1
 
-// breaking is one use of the verb break.
+// breaking is one call of the verb break.
 type breaking struct {
 	reader
 	name     string
@@ -24,7 +24,7 @@ type breaking struct {
 	tokenSet bool
 }
 
-// token is the value of a flag that takes what stile show tells: a decimal number.
+// token is the value of a flag that takes a token as stile show prints it: a decimal number.
 type token uint64
 
 // Set implements pflag.Value.
@@ -83,7 +83,7 @@ func (b *breaking) run(ctx context.Context, client *stile.Client) error {
 	if !b.tokenSet {
 		return b.whichToken(ctx, client)
 	}
-	// Before it is broken, because a store says no more of a removed entry than of one that stands.
+	// Read first: the store returns no more about the removed entry than about the others.
 	line, err := client.Line(ctx, b.name)
 	if err != nil {
 		return err
@@ -107,14 +107,14 @@ func (b *breaking) run(ctx context.Context, client *stile.Client) error {
 	}
 }
 
-// broken is what break writes as JSON.
+// broken is the JSON output of break.
 type broken struct {
 	Name string `json:"name"`
 	stile.Entry
 	Argument string `json:"argument,omitempty"`
 }
 
-// whichToken is the error for a missing token.
+// whichToken returns the error for a missing token.
 func (b *breaking) whichToken(ctx context.Context, client *stile.Client) error {
 	line, err := client.Line(ctx, b.name)
 	switch {

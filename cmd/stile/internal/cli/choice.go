@@ -15,24 +15,24 @@ import (
 	"github.com/stilelock/stile/storeurl"
 )
 
-// A choice is the store to use, and why.
+// A choice is the store to use, and the reason.
 type choice struct {
 	url  string
-	from string // what names it: the flag, the variable or a file; empty if nothing does, and it is local:
-	// barred is the socket of this machine's server, if there is one and this user may not connect to it.
+	from string // flag, variable or file that names the store; "" for the default, local:
+	// barred is the socket of the machine's server if this user may not connect to it.
 	barred string
 }
 
-// sharedPlaces is where an administrator names the store of all users of a machine.
+// sharedPlaces are where an administrator names the store for all users of a machine.
 type sharedPlaces struct {
-	config string // a file with the URL
-	socket string // of the server
-	owner  int    // the user who must own them: root, but for tests
+	config string // file with the URL
+	socket string // socket of the server
+	owner  int    // user who must own them: root, except in tests
 }
 
 var shared = sharedPlaces{config: "/etc/stile/config", socket: "/run/stile/stile.sock"}
 
-// chooseStore returns the store to use when the flag --url is as given.
+// chooseStore returns the store to use for the given value of --url.
 func chooseStore(flag string) (choice, error) { return shared.choose(flag) }
 
 func (p sharedPlaces) choose(flag string) (choice, error) {
@@ -59,7 +59,8 @@ func (p sharedPlaces) choose(flag string) (choice, error) {
 	return choice{url: local.URL}, nil
 }
 
-// readConfig returns the URL in the file for all users. If there is no file the error matches fs.ErrNotExist.
+// readConfig returns the URL in the file for all users. If there is no file, the error matches
+// fs.ErrNotExist.
 func (p sharedPlaces) readConfig() (string, error) {
 	f, err := os.Open(p.config)
 	if err != nil {
@@ -80,7 +81,7 @@ func (p sharedPlaces) readConfig() (string, error) {
 	if err != nil {
 		return "", withoutPath(err)
 	}
-	// Errors of the parser may repeat a part of the text, and that may be a password.
+	// The parser's errors may quote the text, which may contain a password.
 	settings := map[string]any{}
 	if err := yaml.UnmarshalStrict(text, &settings); err != nil {
 		return "", errors.New(`it should have one line, like "url: etcd://db1:2379", and has something else`)
@@ -97,9 +98,10 @@ func (p sharedPlaces) readConfig() (string, error) {
 	return url, nil
 }
 
-// checkSocket checks that the machine has a server for all users, and that this one may connect to it. If there is none the
-// error matches fs.ErrNotExist, and if another user may connect, but not this one, fs.ErrPermission. As long as the
-// directory is there the server is chosen: while it is started again, nobody may begin to lock elsewhere.
+// checkSocket checks that the machine has a server for all users and that this user may connect to
+// it. If there is no server, the error matches fs.ErrNotExist; if only other users may connect, it
+// matches fs.ErrPermission. The server counts as present while its directory exists, so that nobody
+// uses another store while it restarts.
 func (p sharedPlaces) checkSocket() error {
 	dir := filepath.Dir(p.socket)
 	info, err := os.Lstat(dir)
@@ -107,12 +109,12 @@ func (p sharedPlaces) checkSocket() error {
 		return withoutPath(err)
 	}
 	if !info.IsDir() {
-		return fmt.Errorf("%s should be a directory and is not", dir)
+		return fmt.Errorf("%s is not a directory", dir)
 	}
 	if info.Mode().Perm()&0o022 != 0 {
 		return fmt.Errorf("%s can be written to by other users, so that anybody may listen there; chmod go-w it", dir)
 	}
-	if err := p.checkDir(filepath.Dir(dir)); err != nil { // then the owner of dir was chosen by root
+	if err := p.checkDir(filepath.Dir(dir)); err != nil { // then root has chosen the owner of dir
 		return err
 	}
 	switch err := mayConnect(p.socket); {
@@ -133,7 +135,7 @@ func (p sharedPlaces) checkDir(dir string) error {
 	return p.checkOwner(info, dir)
 }
 
-// checkOwner checks that only root can change a file or a directory, called name.
+// checkOwner checks that only root can change the named file or directory.
 func (p sharedPlaces) checkOwner(info fs.FileInfo, name string) error {
 	switch {
 	case ownerOf(info) != p.owner:
@@ -144,7 +146,7 @@ func (p sharedPlaces) checkOwner(info fs.FileInfo, name string) error {
 	return nil
 }
 
-// withoutPath returns the reason in an error of the file system.
+// withoutPath returns the reason in a file system error, without the path.
 func withoutPath(err error) error {
 	if e, ok := errors.AsType[*fs.PathError](err); ok {
 		return e.Err
@@ -152,10 +154,11 @@ func withoutPath(err error) error {
 	return err
 }
 
-// isNamedForAll reports whether a file of the machine names the store, and not this user.
+// isNamedForAll reports whether a file of the machine names the store.
 func (c choice) isNamedForAll() bool { return strings.HasPrefix(c.from, "/") }
 
-// explain says in an error of opening the store where its URL comes from, if the user has not given it.
+// explain adds to an error of opening the store where its URL comes from, unless the user has given
+// it.
 func (c choice) explain(err error) error {
 	if c.isNamedForAll() || c.from == urlVar {
 		return fmt.Errorf("%w (the store is named by %s)", err, c.from)
@@ -163,7 +166,7 @@ func (c choice) explain(err error) error {
 	return err
 }
 
-// String names the store without a password, and why it is used.
+// String names the store, without a password, and the reason for the choice.
 func (c choice) String() string {
 	why := "because nothing names another"
 	if c.from != "" {
@@ -172,7 +175,7 @@ func (c choice) String() string {
 	return fmt.Sprintf("%s (%s)", c.shown(), why)
 }
 
-// shown is the URL as it can be shown to people.
+// shown returns the URL without secrets.
 func (c choice) shown() string {
 	if strings.HasPrefix(c.url, local.URL) {
 		return c.url
@@ -180,8 +183,9 @@ func (c choice) shown() string {
 	return storeurl.Redact(c.url)
 }
 
-// forCommand is the value of STILE_URL for a command under a lock. It has no password that is not in the environment
-// already; it is empty if stile finds the store, with its password, without the variable.
+// forCommand returns STILE_URL for a command under a lock. It contains no password that is not
+// already in the environment. It is "" if stile finds the store and its password without the
+// variable.
 func (c choice) forCommand() string {
 	switch shown := c.shown(); {
 	case c.from == urlVar:
@@ -189,11 +193,11 @@ func (c choice) forCommand() string {
 	case c.isNamedForAll() && shown != c.url:
 		return ""
 	default:
-		return strings.Replace(shown, ":***@", "@", 1) // the user stays
+		return strings.Replace(shown, ":***@", "@", 1) // keeps the user
 	}
 }
 
-// warnings says what is wrong with how the store is named.
+// warnings returns what is wrong with the way the store is named.
 func (c choice) warnings() []string {
 	if !c.isNamedForAll() || c.shown() == c.url {
 		return nil
@@ -204,8 +208,8 @@ func (c choice) warnings() []string {
 	return []string{fmt.Sprintf("every user can read the password in %s; name a password_file in its URL, or chmod o= it", c.from)}
 }
 
-// remarkOnce tells a person, once, that others of this machine use another server. For who falls back to local: a lock is
-// not what the same lock is for them.
+// remarkOnce tells a person, once, that this machine has a server for other users. For a user who
+// falls back to local:, a lock is not the same as theirs.
 func (s Stdio) remarkOnce(c choice) {
 	if c.from != "" || !s.hasReader() {
 		return

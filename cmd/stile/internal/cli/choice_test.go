@@ -115,9 +115,9 @@ func TestAStoreOfAMachineThatIsNotUsed(t *testing.T) {
 		"a group can replace the socket":   {chmod(0o770, func(p sharedPlaces) string { return filepath.Dir(p.socket) }), "anybody may listen there"},
 		"others can replace its directory": {chmod(0o777, func(p sharedPlaces) string { return filepath.Dir(filepath.Dir(p.socket)) }), "can be written to by other users"},
 		"a directory in place of the file": {func(t *testing.T, p sharedPlaces) { mkdir(t, p.config) }, "is a directory"},
-		"a file in place of the directory": {func(t *testing.T, p sharedPlaces) { touch(t, filepath.Dir(p.socket)) }, "should be a directory"},
+		"a file in place of the directory": {func(t *testing.T, p sharedPlaces) { touch(t, filepath.Dir(p.socket)) }, "is not a directory"},
 		"the server does not run just now": {func(t *testing.T, p sharedPlaces) { mkdir(t, filepath.Dir(p.socket)) }, "it does not run"},
-		"the server's directory is a link": {func(t *testing.T, p sharedPlaces) { symlink(t, "/", filepath.Dir(p.socket)) }, "should be a directory"},
+		"the server's directory is a link": {func(t *testing.T, p sharedPlaces) { symlink(t, "/", filepath.Dir(p.socket)) }, "is not a directory"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			p := newPlaces(t)

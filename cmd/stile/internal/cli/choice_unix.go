@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ownerOf returns the user whom a file belongs to.
+// ownerOf returns the user ID of a file's owner.
 func ownerOf(info fs.FileInfo) int {
 	if stat, ok := info.Sys().(*syscall.Stat_t); ok {
 		return int(stat.Uid)
@@ -19,7 +19,7 @@ func ownerOf(info fs.FileInfo) int {
 	return -1
 }
 
-// mayConnect checks that there is a file at path, and that we may write to it, as to a socket to connect.
+// mayConnect checks that a file exists at path and is writable, as connecting to a socket requires.
 func mayConnect(path string) error {
 	if err := unix.Access(path, unix.W_OK); err != nil {
 		return os.NewSyscallError("access", err)
@@ -27,5 +27,5 @@ func mayConnect(path string) error {
 	return nil
 }
 
-// socketURL is the URL of a server that listens on a unix socket.
+// socketURL returns the URL of a server on a unix socket.
 func socketURL(path string) string { return "etcd+unix://" + (&url.URL{Path: path}).EscapedPath() }

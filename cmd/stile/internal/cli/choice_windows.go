@@ -2,7 +2,8 @@ package cli
 
 import "io/fs"
 
-// A Windows machine has no places for a store of all users: they are not found, and nothing more is asked.
+// Windows has no places for a store of all users: they are not found, and no function below is
+// used.
 
 func ownerOf(fs.FileInfo) int { return -1 }
 

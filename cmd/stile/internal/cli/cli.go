@@ -1,4 +1,4 @@
-// Package cli is the stile command: one file for each verb.
+// Package cli implements the stile command. Each verb has a file.
 package cli
 
 import (
@@ -16,11 +16,12 @@ import (
 	"github.com/stilelock/stile/cmd/stile/internal/watchdog"
 )
 
-// Stdio is what the command reads and writes. Commands that it runs inherit it.
+// Stdio is the command's standard input, output and error. Commands that it runs inherit them.
 type Stdio struct{ In, Out, Err *os.File }
 
-// Exit codes of stile itself. 75 is sysexits' EX_TEMPFAIL, and 125 is what timeout(1) and env(1) use for their own
-// failures, and 124 timeout's for a command that took too long; 79 is the first that sysexits leaves free.
+// Exit codes of stile itself. 75 is EX_TEMPFAIL of sysexits. 124 is the code of timeout(1) for a
+// command that took too long, and 125 that of timeout(1) and env(1) for their own failures. 79 is
+// the first code that sysexits leaves free.
 const (
 	exitNotObtained = 75
 	exitLost        = 79
@@ -28,13 +29,13 @@ const (
 	exitFailure     = 125
 )
 
-// exit is an error that knows its exit code. What it has to say, if it has an Err, goes to stderr.
+// exit is an error with an exit code. If Err is not nil it is printed to stderr.
 type exit struct {
 	Code int
 	Err  error
 }
 
-// Error returns what there is to say.
+// Error returns the text of Err, if there is one.
 func (e *exit) Error() string {
 	if e.Err == nil {
 		return fmt.Sprintf("exit code %d", e.Code)
@@ -45,7 +46,7 @@ func (e *exit) Error() string {
 // Unwrap returns Err.
 func (e *exit) Unwrap() error { return e.Err }
 
-// Run carries out a command line, without the name of the program, and returns the exit code.
+// Run executes a command line, without the program's name, and returns the exit code.
 func Run(ctx context.Context, args []string, stdio Stdio) int {
 	root := newRoot(stdio)
 	root.SetArgs(args)
@@ -66,19 +67,19 @@ func Run(ctx context.Context, args []string, stdio Stdio) int {
 	return e.Code
 }
 
-// speaker begins every line on stderr.
+// speaker is the prefix of every line on stderr.
 const speaker = "stile: "
 
-// say writes one line to stderr that says who speaks.
+// say writes a line with the prefix to stderr.
 func (s Stdio) say(text string) { fmt.Fprintln(s.Err, speaker+text) }
 
-// sayError says what went wrong.
+// sayError writes an error to stderr.
 func (s Stdio) sayError(err error) { s.say(textOf(err)) }
 
-// textOf returns the text of an error, to be said. Those of the library begin with who speaks, as say does.
+// textOf returns the text of an error without the prefix, which the library's errors have too.
 func textOf(err error) string { return strings.TrimPrefix(err.Error(), speaker) }
 
-// reasonOf returns what an error of the library gives as the reason, for texts that name the lock by themselves.
+// reasonOf returns the cause of a library error, for texts that name the lock themselves.
 func reasonOf(err error) error {
 	if lost, ok := errors.AsType[*stile.LostError](err); ok && lost.Err != nil {
 		return lost.Err
@@ -118,7 +119,7 @@ Files:
 			}
 			s := cmd.SuggestionsFor(args[0])
 			slices.Sort(s)
-			if s = slices.Compact(s); len(s) > 0 { // it finds some for two reasons
+			if s = slices.Compact(s); len(s) > 0 { // duplicates: found for two reasons
 				return fmt.Errorf(`unknown command %q; did you mean "%s"?`, args[0], strings.Join(s, `" or "`))
 			}
 			return fmt.Errorf("unknown command %q; see stile --help", args[0])
@@ -143,7 +144,8 @@ Files:
 	return root
 }
 
-// hideZeros keeps help from calling a default what stands for none: -w 0 is not to wait, and no -w is to wait for ever.
+// hideZeros keeps help from printing a zero default that means "not set": -w 0 means not to wait,
+// but without -w the wait is unbounded.
 func hideZeros(root *cobra.Command) {
 	for _, cmd := range root.Commands() {
 		cmd.Flags().VisitAll(func(f *pflag.Flag) {
@@ -154,7 +156,7 @@ func hideZeros(root *cobra.Command) {
 	}
 }
 
-// newWatchdog returns the verb of the process that watches the command of another; see package watchdog.
+// newWatchdog returns the verb of the watchdog process; see package watchdog.
 func newWatchdog() *cobra.Command {
 	return &cobra.Command{
 		Use:    watchdog.Verb + " NAME",

@@ -7,12 +7,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// whenUnread calls f once nobody can read any more what is written to out: out is a pipe, and its other end is closed. It
-// returns at once, and looks at out for as long as the program runs.
+// whenUnread calls f when nobody can read out any more: it is a pipe and its other end is closed.
+// It returns at once and watches out for as long as the program runs.
 //
-// Who writes seldom, as to grep -m1, would otherwise find out late.
+// A program that writes rarely, for example to grep -m1, would otherwise notice it late.
 func whenUnread(out *os.File, f func()) {
-	fds := []unix.PollFd{{Fd: int32(out.Fd())}} // an error is reported unasked
+	fds := []unix.PollFd{{Fd: int32(out.Fd())}} // an error is reported without being asked for
 	go func() {
 		for {
 			_, err := unix.Poll(fds, -1)

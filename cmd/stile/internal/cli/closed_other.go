@@ -4,5 +4,5 @@ package cli
 
 import "os"
 
-// whenUnread does nothing: here it is the next writing that finds out that nobody reads any more.
+// whenUnread does nothing: the next write fails if nobody reads any more.
 func whenUnread(*os.File, func()) {}

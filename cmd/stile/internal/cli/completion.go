@@ -15,8 +15,8 @@ import (
 	"github.com/stilelock/stile"
 )
 
-// completionPatience is how long a user who has pressed TAB waits for the store. Names that are not known by then are not
-// offered.
+// completionPatience bounds how long a completion waits for the store. Names that are not known by
+// then are not offered.
 const completionPatience = time.Second
 
 func newCompletion() *cobra.Command {
@@ -63,8 +63,9 @@ package bash-completion is there.`,
 	}
 }
 
-// completionScript is how a shell learns to ask stile for completions. The scripts are Cobra's, with something put in
-// after the line that is named: Cobra has stile itself complete what follows --, and that is for the shell.
+// completionScript is the script with which a shell asks stile for completions. It is Cobra's
+// script with an insertion after the given line: Cobra makes stile complete what follows --, but
+// that is the shell's job.
 type completionScript struct {
 	shell    string
 	write    func(root *cobra.Command, w io.Writer) error
@@ -98,8 +99,9 @@ func (s completionScript) generate(root *cobra.Command) (string, error) {
 	return before + s.after + s.inserted + after, nil
 }
 
-// Besides handing over what follows --, this takes the place of what the bash-completion package does where it is
-// missing: bash takes words apart at colons and equals signs, which lock names may contain.
+// bashInsertion leaves the words after -- to the shell. Where the bash-completion package is missing,
+// it also joins the words that bash has split at colons and equals signs, which lock names may
+// contain.
 const bashInsertion = `    local i
     for ((i = 2; i < COMP_CWORD; i++)); do
         if [[ ${COMP_WORDS[1]} == run && ${COMP_WORDS[i]} == -- ]]; then
@@ -153,7 +155,7 @@ const fishInsertion = `    set -l typed (commandline -opc)
 
 `
 
-// addCompletions tells every verb, and every flag of a verb, what completes it.
+// addCompletions sets the completions of every verb and every flag.
 func addCompletions(root *cobra.Command) {
 	for _, cmd := range root.Commands() {
 		switch cmd.Name() {
@@ -176,12 +178,12 @@ func addCompletions(root *cobra.Command) {
 			default: // a file, or free text
 				return
 			}
-			_ = cmd.RegisterFlagCompletionFunc(f.Name, complete) // fails only for a flag that is not there, or twice
+			_ = cmd.RegisterFlagCompletionFunc(f.Name, complete) // fails only for an unknown flag, or twice for the same one
 		})
 	}
 }
 
-// oneOf completes one of these words, whether it is typed in upper or in lower case.
+// oneOf completes one of the given words, ignoring case.
 func oneOf(words ...string) cobra.CompletionFunc {
 	return func(_ *cobra.Command, _ []string, typed string) ([]cobra.Completion, cobra.ShellCompDirective) {
 		return slices.DeleteFunc(slices.Clone(words), func(word string) bool {
@@ -190,7 +192,8 @@ func oneOf(words ...string) cobra.CompletionFunc {
 	}
 }
 
-// completeRun completes NAME and the dashes after it. What follows them the shells' scripts do not ask us.
+// completeRun completes NAME and the dashes after it. The shells' scripts complete what follows the
+// dashes.
 func completeRun(cmd *cobra.Command, args []string, typed string) ([]cobra.Completion, cobra.ShellCompDirective) {
 	switch {
 	case len(args) == 0:
@@ -202,8 +205,8 @@ func completeRun(cmd *cobra.Command, args []string, typed string) ([]cobra.Compl
 	}
 }
 
-// completeNames completes the name of a lock with the names of those that somebody stands in line for. It says nothing
-// about what goes wrong: the user is in the middle of a line.
+// completeNames completes the name of a lock with the names of existing lines. It reports no
+// errors, because the user is typing a command line.
 func completeNames(cmd *cobra.Command, args []string, typed string) ([]cobra.Completion, cobra.ShellCompDirective) {
 	const directive = cobra.ShellCompDirectiveNoFileComp
 	if len(args) > 0 {
@@ -232,8 +235,9 @@ func completeNames(cmd *cobra.Command, args []string, typed string) ([]cobra.Com
 	return names, directive
 }
 
-// isPlain reports whether a name is the same word with and without quotes in every shell. Others are not offered: whoever
-// can write to the store chooses the names, and what several names begin with, bash puts into the line without quotes.
+// isPlain reports whether a name is the same word with and without quotes in every shell. Other
+// names are not offered: everyone who can write to the store chooses names, and bash inserts the
+// common prefix of several names without quotes.
 func isPlain(name string) bool {
 	const letters = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
 	return name != "" && strings.Trim(name, letters+"_./:@+,-=%") == "" && strings.Trim(name[:1], letters+"_./") == ""

@@ -48,7 +48,8 @@ Exit codes:
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if worker > 0 {
-				// What a terminal, or timeout(1), sends to all processes at once is for the parent, which ends the workers.
+				// The parent handles signals that a terminal or timeout(1) sends to all processes
+				// at once, and ends the workers.
 				signal.Ignore(os.Interrupt, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT)
 				return demo.Work(cmd.Context(), stdio.In, stdio.Out, stdio.openStore)
 			}
@@ -75,7 +76,7 @@ Exit codes:
 	return cmd
 }
 
-// runDemo is the parent.
+// runDemo runs the parent process.
 func runDemo(ctx context.Context, c demo.Config) error {
 	c.Store = c.URL
 	if !strings.HasPrefix(c.URL, local.URL) {
@@ -83,7 +84,8 @@ func runDemo(ctx context.Context, c demo.Config) error {
 	}
 	signals := child.Listen()
 	defer signals.Close()
-	// If nobody reads what we say, that is an error like another: we would leave a file behind if it killed us.
+	// SIGPIPE must not end this process: a file would be left behind. A failed write is an error
+	// like any other.
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
 	running, listened := untilInterrupted(ctx, signals)
 	ok, err := demo.Run(running, c)

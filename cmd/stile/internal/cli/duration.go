@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// duration is the value of a flag that takes what flock(1) and sleep(1) take, seconds with or without a fraction, and
-// what Go takes: 5, 0.5, 5s, 1m30s. It is not negative.
+// duration is the value of a flag that takes a duration as flock(1) and sleep(1) do, in seconds
+// with or without a fraction, or as Go does: 5, 0.5, 5s, 1m30s. It is not negative.
 type duration time.Duration
 
 // Set implements pflag.Value.
@@ -21,7 +21,7 @@ func (d *duration) Set(s string) error {
 			return fmt.Errorf("too large")
 		}
 		if seconds > 0 {
-			parsed = max(parsed, 1) // zero means something else
+			parsed = max(parsed, 1) // zero has another meaning
 		}
 	}
 	switch {
@@ -40,10 +40,10 @@ func (d *duration) String() string { return time.Duration(*d).String() }
 // Type implements pflag.Value.
 func (d *duration) Type() string { return "duration" }
 
-// inSeconds writes d as a number of seconds.
+// inSeconds formats d as a number of seconds.
 func inSeconds(d time.Duration) string { return strconv.FormatFloat(d.Seconds(), 'f', -1, 64) }
 
-// brief writes a duration as people do: 5m, not 5m0s.
+// brief formats a duration without zero parts: 5m, not 5m0s.
 func brief(d time.Duration) string {
 	text := d.String()
 	if strings.HasSuffix(text, "m0s") {

@@ -8,14 +8,14 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// flockFlags are those of flock(1) that are not flags of stile run by themselves. Some are another name for one, or change
-// nothing for an exclusive lock without a file; others cannot be had.
+// flockFlags are the flags of flock(1) that stile run does not have itself. Some are aliases, or
+// change nothing for an exclusive lock without a file; the others are refused.
 type flockFlags struct{ ignored bool }
 
-// add adds them. Help does not mention them.
+// add adds the flags. Help does not list them.
 func (f *flockFlags) add(flags *pflag.FlagSet) {
 	flags.BoolVarP(&f.ignored, "exclusive", "x", false, "")
-	flags.BoolVarP(&f.ignored, "e", "e", false, "") // no second shorthand is possible
+	flags.BoolVarP(&f.ignored, "e", "e", false, "") // a flag has only one shorthand
 	flags.BoolVarP(&f.ignored, "close", "o", false, "")
 	flags.BoolVarP(&f.ignored, "shared", "s", false, "")
 	flags.BoolVarP(&f.ignored, "unlock", "u", false, "")
@@ -34,7 +34,7 @@ func (f *flockFlags) add(flags *pflag.FlagSet) {
 	})
 }
 
-// refused returns what to do instead if there is a flag that cannot be had.
+// refused returns an error that says what to do instead, if a refused flag was given.
 func (f *flockFlags) refused(flags *pflag.FlagSet) error {
 	switch {
 	case flags.Changed("shared"):
@@ -48,13 +48,14 @@ func (f *flockFlags) refused(flags *pflag.FlagSet) error {
 	return nil
 }
 
-// isDescriptor reports whether flock would take an argument without a command for the number of a file descriptor.
+// isDescriptor reports whether flock would take an argument without a command for a file
+// descriptor.
 func isDescriptor(arg string) bool {
 	_, err := strconv.ParseUint(arg, 10, 31)
 	return err == nil
 }
 
-// exitCode is the value of a flag that takes one.
+// exitCode is the value of a flag that takes an exit code.
 type exitCode uint8
 
 // Set implements pflag.Value.

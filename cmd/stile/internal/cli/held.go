@@ -13,8 +13,9 @@ import (
 	"github.com/stilelock/stile/cmd/stile/internal/watchdog"
 )
 
-// heldVar is the environment variable that tells a command all locks that it runs under, the outermost first. It ends with the
-// hold of the innermost stile run, so that what stands before that says which commands are parts of which.
+// heldVar is the environment variable with all locks that a command runs under, the outermost
+// first. It ends with the hold of the innermost stile run, so its beginning tells which commands
+// are parts of which.
 const heldVar = "STILE_HELD"
 
 // held is a lock that is held for a command.
@@ -28,17 +29,17 @@ type held struct {
 func heldAround() []held {
 	var all []held
 	if json.Unmarshal([]byte(os.Getenv(heldVar)), &all) != nil {
-		return nil // nobody has told, or it was not us
+		return nil // not set, or not by stile
 	}
 	return all
 }
 
-// within returns the value of heldVar for the command that h is held for, and the beginning of it that those who run under that
-// command inherit: all but the closing bracket.
+// within returns the value of heldVar for the command of h, and the beginning of that value that
+// all processes under the command inherit: everything but the closing bracket.
 func (h held) within() (value, mark string) {
 	b, err := json.Marshal(h)
 	if err != nil {
-		panic(err) // strings and a number
+		panic(err) // cannot happen: strings and a number
 	}
 	mark = "[" + string(b)
 	if around := os.Getenv(heldVar); len(heldAround()) > 0 {
@@ -47,20 +48,20 @@ func (h held) within() (value, mark string) {
 	return mark + "]", mark
 }
 
-// holds reports whether it is this hold that a lock is held by.
+// holds reports whether the line's holder is this hold.
 func (h held) holds(line stile.Line) bool {
 	return line.Name == h.Name && h.Token != 0 && slices.ContainsFunc(line.Holders, func(e stile.Entry) bool {
 		return e.Token == h.Token && e.Owner.String() == h.Owner
 	})
 }
 
-// releaseOrphaned is the [watchdog.Release] of a lock in a store. It goes on trying until ctx ends.
+// releaseOrphaned is the [watchdog.Release] for a lock in a store. It retries until ctx ends.
 func releaseOrphaned(ctx context.Context, c watchdog.Charge, safe <-chan struct{}) {
-	_ = os.Chdir(c.Dir) // what it is not needed for works without
+	_ = os.Chdir(c.Dir) // only relative paths in the URL need it
 	os.Clearenv()
 	for _, v := range c.Env {
 		name, value, _ := strings.Cut(v, "=")
-		_ = os.Setenv(name, value) // within this process: others see the environment it was started with
+		_ = os.Setenv(name, value) // not visible to other users, unlike the initial environment
 	}
 	for tryReleaseOrphaned(ctx, c, safe) != nil {
 		select {
@@ -82,8 +83,8 @@ func tryReleaseOrphaned(ctx context.Context, c watchdog.Charge, safe <-chan stru
 		case <-ctx.Done():
 			return ctx.Err()
 		}
-		// A token tells one entry from all others for as long as the store keeps its data. A store that has lost some may have
-		// given the token to somebody else by now.
+		// A token identifies one entry as long as the store keeps its data. A store that has lost
+		// data may have given the token to another entry.
 		line, err := client.Line(ctx, c.Name)
 		if err != nil || !(held{c.Name, c.Token, c.Owner}).holds(line) {
 			return err

@@ -14,10 +14,10 @@ import (
 	"github.com/stilelock/stile"
 )
 
-// newTable returns a writer that aligns what is separated by tabs. It writes when it is flushed.
+// newTable returns a writer that aligns cells separated by tabs. It writes when it is flushed.
 func newTable(to *bytes.Buffer) *tabwriter.Writer { return tabwriter.NewWriter(to, 0, 0, 2, ' ', 0) }
 
-// overview writes lines as a table, a row for each. It is empty if there are none.
+// overview formats lines as a table with one row each; "" if there are no lines.
 func overview(lines []stile.Line, now time.Time) []byte {
 	if len(lines) == 0 {
 		return nil
@@ -37,9 +37,10 @@ func overview(lines []stile.Line, now time.Time) []byte {
 	return buf.Bytes()
 }
 
-// holders describes in a few words who holds a lock. Of several it names the first, who has been there longest.
+// holders describes the holder of a lock in a few words. If there are several, it names the first
+// one.
 func holders(l stile.Line) string {
-	const most = 80 // characters: an owner may be long, and a table needs room
+	const most = 80 // characters, to leave room in the table
 	if len(l.Holders) == 0 {
 		return "nobody"
 	}
@@ -50,7 +51,7 @@ func holders(l stile.Line) string {
 	return text
 }
 
-// details writes all there is to know of a line.
+// details formats everything known about a line.
 func details(l stile.Line, now time.Time) []byte {
 	var buf bytes.Buffer
 	fmt.Fprintf(&buf, "lock %s: %s\n", asArgument(l.Name), state(l))
@@ -68,7 +69,7 @@ func details(l stile.Line, now time.Time) []byte {
 	return buf.Bytes()
 }
 
-// state counts who stands in a line.
+// state returns the number of holders and waiters as text.
 func state(l stile.Line) string {
 	var text string
 	switch len(l.Holders) {
@@ -85,7 +86,8 @@ func state(l stile.Line) string {
 	return text
 }
 
-// detailsOf writes all there is to know of an entry; how long it has been there is for the caller to say.
+// detailsOf formats everything known about an entry. The caller says how long it has been in the
+// line.
 func detailsOf(table *tabwriter.Writer, role string, e stile.Entry, time string) {
 	fmt.Fprintf(table, "%s\t%s\n", role, who(e))
 	fmt.Fprintf(table, "\t%s, %v, %s, session %s has %s left\n", tokenOf(e), e.Mode, time, plain(e.Session), leftOf(e))
@@ -97,7 +99,7 @@ func detailsOf(table *tabwriter.Writer, role string, e stile.Entry, time string)
 	}
 }
 
-// who describes whose entry it is, in one line.
+// who describes an entry's owner in one line.
 func who(e stile.Entry) string {
 	switch known := e.Owner.String(); {
 	case known != "":
@@ -116,7 +118,7 @@ func tokenOf(e stile.Entry) string {
 	return "token " + strconv.FormatUint(e.Token, 10)
 }
 
-// ageOf writes how long ago an entry joined its line.
+// ageOf formats how long ago an entry joined its line.
 func ageOf(e stile.Entry, now time.Time) string {
 	if age, ok := elapsed(e.Owner.Since, now); ok {
 		return short(age)
@@ -124,8 +126,8 @@ func ageOf(e stile.Entry, now time.Time) string {
 	return "?"
 }
 
-// heldFor writes how long a holder has held its lock. Before it tells when it obtained the lock, and if it never does,
-// there is a bound: it cannot have done so before it joined the line.
+// heldFor formats how long a holder has held its lock. If the time of acquisition is not known, the
+// time since it joined the line is an upper bound.
 func heldFor(e stile.Entry, now time.Time) string {
 	if held, ok := elapsed(e.Owner.Obtained, now); ok {
 		return short(held)
@@ -136,7 +138,7 @@ func heldFor(e stile.Entry, now time.Time) string {
 	return "?"
 }
 
-// holding writes how long a holder has held its lock, and how long it waited for it.
+// holding formats how long a holder has held its lock and how long it had waited for it.
 func holding(e stile.Entry, now time.Time) string {
 	held, bounded := strings.CutPrefix(heldFor(e, now), "<")
 	if bounded {
@@ -149,8 +151,8 @@ func holding(e stile.Entry, now time.Time) string {
 	return text
 }
 
-// elapsed returns the time between two moments, and whether that can be so: they are known by the clock of the owner's host
-// only, which may differ from ours by a little, or be nonsense.
+// elapsed returns the time between two moments, and whether it is plausible. The moments are from
+// the clock of the owner's host, which may differ from this host's clock, or be wrong.
 func elapsed(from, to time.Time) (time.Duration, bool) {
 	const (
 		little   = time.Minute
@@ -160,7 +162,7 @@ func elapsed(from, to time.Time) (time.Duration, bool) {
 	return d, !from.IsZero() && -little <= d && d <= nonsense
 }
 
-// leftOf writes how long an entry's session lives if it is not renewed.
+// leftOf formats how long an entry's session lives if it is not renewed.
 func leftOf(e stile.Entry) string {
 	if e.Remaining == 0 {
 		return "?"
@@ -168,13 +170,13 @@ func leftOf(e stile.Entry) string {
 	return short(e.Remaining)
 }
 
-// units are those of durations, the largest first.
+// units are the units of durations, the largest first.
 var units = []struct {
 	name   string
 	length time.Duration
 }{{"d", 24 * time.Hour}, {"h", time.Hour}, {"m", time.Minute}, {"s", time.Second}}
 
-// above writes the shortest duration that short can write and that is longer than d.
+// above returns the shortest duration longer than d that short can format.
 func above(d time.Duration) string {
 	step := time.Second
 	for i, u := range units[:len(units)-1] {
@@ -186,8 +188,8 @@ func above(d time.Duration) string {
 	return short(max(d, 0).Truncate(step) + step)
 }
 
-// short writes a duration with its largest unit and the one below: 3s, 4m10s, 2h5m, 3d4h. What is less than a second, or
-// negative, is 0s.
+// short formats a duration with its largest unit and the next one: 3s, 4m10s, 2h5m, 3d4h. Negative
+// durations and those under a second are 0s.
 func short(d time.Duration) string {
 	for i, u := range units {
 		if d < u.length {
@@ -204,9 +206,9 @@ func short(d time.Duration) string {
 	return "0s"
 }
 
-// plain makes one line of printable characters of what may be anybody's: the others are written as in Go. It must be
-// applied to whatever comes out of a store before it is written to a terminal. A backslash stays as it is, for the sake
-// of Windows users.
+// plain makes a single line of printable characters from a text that may come from any client:
+// other characters are escaped as in Go. It must be applied to everything from a store that is
+// printed to a terminal. A backslash stays as it is, for the names of Windows users.
 func plain(s string) string {
 	quoted := strconv.Quote(s)
 	return unquoted.Replace(quoted[1 : len(quoted)-1])

@@ -15,7 +15,7 @@ import (
 	"github.com/stilelock/stile/storeurl"
 )
 
-// lock is a lock that is held for a command, and what it takes to hold it.
+// lock is a lock that is held for a command, with everything needed to hold it.
 type lock struct {
 	stdio     Stdio
 	verbose   bool
@@ -23,13 +23,14 @@ type lock struct {
 	client    *stile.Client
 	renewals  supervise.Renewals
 	ttl       time.Duration
-	hold      *stile.Hold // nil if there is none, or none any more
+	hold      *stile.Hold // nil before and after the hold
 	obtained  time.Time
-	killAfter time.Duration // what the command may take to end under the hold's session
-	lossSaid  bool          // the user knows that the lock is lost, or as good as lost
+	killAfter time.Duration // time that the command has to end before the hold's deadline
+	lossSaid  bool          // the user was told that the lock is lost or is about to be
 }
 
-// acquire takes the lock. A signal that ends a program ends the waiting. If it fails, everything is closed.
+// acquire takes the lock. A signal that would end the process ends the wait. On failure everything
+// is closed.
 func (r *run) acquire(ctx context.Context, signals *child.Signals, owner stile.Owner) (*lock, error) {
 	waiting, listened := untilInterrupted(ctx, signals)
 	l, err := r.take(waiting, owner)
@@ -68,17 +69,18 @@ func (r *run) take(ctx context.Context, owner stile.Owner) (_ *lock, err error) 
 		return nil, err
 	}
 	l.obtained = time.Now()
-	if l.killAfter, err = r.killAfterUnder(l.hold.Terms()); err != nil { // of a session that followed a lost one
+	if l.killAfter, err = r.killAfterUnder(l.hold.Terms()); err != nil { // the session may be a later one, with other terms
 		return nil, err
 	}
 	l.report("lock %q acquired after %v, token %d", r.name, round(l.obtained.Sub(began)), l.hold.Token())
 	return l, nil
 }
 
-// killAfterUnder returns how long a command may take to end under a session that was granted these terms. A store may end it
-// early, by a third of its TTL on ZooKeeper. With so much less to share, a command that takes its quarter of the TTL to end
-// would be told to before a server that hangs is given up for another; and one that takes three eighths before the
-// first renewal. So there is less if the user has not chosen, and an error if the user has chosen too much.
+// killAfterUnder returns how long the command may take to end under a session with these terms. A
+// store may end a session early, on ZooKeeper by a third of the TTL. Less time is left to share
+// then: with the default of a quarter of the TTL, the command would be stopped before the client
+// leaves a server that hangs for another one; with three eighths, even before the first renewal. So
+// the default is smaller on such a store, and a value that the user has set too large is an error.
 func (r *run) killAfterUnder(granted store.Terms) (time.Duration, error) {
 	certain := supervise.Certain(granted)
 	longest, chosen := supervise.MaxKillAfter(certain), time.Duration(r.killAfter)
@@ -92,7 +94,8 @@ func (r *run) killAfterUnder(granted store.Terms) (time.Duration, error) {
 	return chosen, nil
 }
 
-// obtain takes the lock as the flags say. It does not wait for a lock under which the command could not be stopped in time.
+// obtain takes the lock as the flags say. It does not wait for a lock under which the command could
+// not be stopped in time.
 func (r *run) obtain(ctx context.Context, client *stile.Client) (*stile.Hold, error) {
 	if r.nonblock || r.waitSet && r.wait == 0 {
 		if err := r.checkTerms(ctx, client); err != nil {
@@ -110,7 +113,7 @@ func (r *run) obtain(ctx context.Context, client *stile.Client) (*stile.Hold, er
 	within, cancel := context.WithTimeout(ctx, time.Duration(r.wait))
 	defer cancel()
 	hold, err := r.waitFor(within, client)
-	// An attempt to reach the store has deadlines of its own.
+	// The store's own attempts have deadlines too; those are not -w.
 	if errors.Is(err, context.DeadlineExceeded) && within.Err() != nil && ctx.Err() == nil {
 		err = r.waitedEnough(ctx, client, err)
 	}
@@ -125,7 +128,7 @@ func (r *run) checkTerms(ctx context.Context, client *stile.Client) error {
 	return err
 }
 
-// waitFor waits for the lock and shows the user who has it.
+// waitFor waits for the lock and shows the user who holds it.
 func (r *run) waitFor(ctx context.Context, client *stile.Client) (*stile.Hold, error) {
 	if err := r.checkTerms(ctx, client); err != nil {
 		return nil, err
@@ -140,12 +143,12 @@ func (r *run) waitFor(ctx context.Context, client *stile.Client) (*stile.Hold, e
 	return place.Wait(ctx)
 }
 
-// waitedEnough makes an error of having waited for as long as -w says. It tells who has the lock, or what was wrong with the
-// store if that is why it was not obtained.
+// waitedEnough returns the error for a wait that -w ended. It says who holds the lock, or what is
+// wrong with the store if that was the cause.
 func (r *run) waitedEnough(ctx context.Context, client *stile.Client, err error) error {
-	trouble := reasonOf(err) // more than the deadline, if the store has not let us join the line
-	// As long as opening a store may take. On a busy machine it does take seconds, and that the store was slow to tell must not look
-	// like an outage.
+	trouble := reasonOf(err) // more than the deadline if the entry could not be added
+	// As long as opening a store may take: on a busy machine that takes seconds, and a slow reply
+	// must not look like an outage.
 	asking, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
 	line, unread := client.Line(asking, r.name)
@@ -159,7 +162,7 @@ func (r *run) waitedEnough(ctx context.Context, client *stile.Client, err error)
 	return r.notObtained(fmt.Errorf("could not acquire lock %q within %s: %s", r.name, within, holderOf(line)))
 }
 
-// notObtained is the error of a lock that somebody else has.
+// notObtained returns the error for a lock that another client holds.
 func (r *run) notObtained(err error) error {
 	if r.quiet {
 		err = nil
@@ -167,7 +170,7 @@ func (r *run) notObtained(err error) error {
 	return &exit{int(r.conflict), err}
 }
 
-// heldError says who holds a lock that was tried for.
+// heldError says who holds a lock that a try found held.
 func heldError(err error) error {
 	held, ok := errors.AsType[*stile.HeldError](err)
 	if !ok || held.Holder == nil || held.ClosedFor > 0 {
@@ -176,8 +179,8 @@ func heldError(err error) error {
 	return fmt.Errorf("lock %q is held by %s", held.Name, holderName(*held.Holder))
 }
 
-// keepFor keeps the lock closed for the rest of the time that it was wanted for at least. Where the store can do that
-// alone it returns at once, otherwise when the time is over, or a signal says that it has been enough.
+// keepFor keeps the lock closed for the rest of --min-hold. If the store can do that by itself, it
+// returns at once; otherwise when the time is over or a signal ends it.
 func (l *lock) keepFor(signals *child.Signals, rest time.Duration) {
 	if rest <= 0 || l.hold.Err() != nil {
 		return
@@ -196,7 +199,7 @@ func (l *lock) keepFor(signals *child.Signals, rest time.Duration) {
 	l.hold = nil
 }
 
-// waitOut waits while the lock is kept.
+// waitOut waits while the lock is kept closed.
 func (l *lock) waitOut(signals *child.Signals, rest time.Duration) {
 	progress := newProgress(l.stdio)
 	defer progress.clear()
@@ -220,7 +223,8 @@ func (l *lock) waitOut(signals *child.Signals, rest time.Duration) {
 	}
 }
 
-// close lets the lock go, if it is held, and everything else. What goes wrong then is said, and changes nothing.
+// close releases the lock, if it is held, and closes everything. Errors are printed and do not
+// change the exit code.
 func (l *lock) close() {
 	ctx, cancel := context.WithTimeout(context.Background(), l.farewell())
 	defer cancel()
@@ -234,13 +238,13 @@ func (l *lock) close() {
 		}
 	}
 	if l.client != nil {
-		_ = l.client.Close(ctx) // what is left in the store goes with the TTL
+		_ = l.client.Close(ctx) // otherwise the TTL ends what is left in the store
 	}
 	_ = l.opened.Close()
 }
 
-// farewell is how long the store may take to confirm that we are gone. It is short if there is nothing to let go of any
-// more, or the store does not seem to be there.
+// farewell returns how long the store may take to confirm the end of the session. It is short if
+// nothing is held any more, or if the store does not seem reachable.
 func (l *lock) farewell() time.Duration {
 	if l.lossSaid {
 		return time.Second
@@ -248,7 +252,8 @@ func (l *lock) farewell() time.Duration {
 	return 3 * time.Second
 }
 
-// notReleased says that the lock may not have been released. The library's error says that it goes on trying; but we end.
+// notReleased says that the lock may not be released. It leaves out the library's remark that the
+// release continues in the background, because this process ends.
 func (l *lock) notReleased(err error) string {
 	switch {
 	case errors.Is(err, stile.ErrLost):
@@ -261,23 +266,22 @@ func (l *lock) notReleased(err error) string {
 	}
 }
 
-// report says something if the user wants to know everything.
+// report prints a message if -v is set.
 func (l *lock) report(format string, args ...any) {
 	if l.verbose {
 		l.stdio.say(fmt.Sprintf(format, args...))
 	}
 }
 
-// remark says something if the user wants to know everything. It does not wait for that to be read: a terminal may be held with
-// ^S.
+// remark is report without waiting for the output: ^S can stop a terminal.
 func (l *lock) remark(text string) {
 	if l.verbose {
 		go l.stdio.say(text)
 	}
 }
 
-// because puts an error of the store into parentheses: all of it for those who want to know everything, for others what they
-// can do something about.
+// because puts an error of the store into parentheses: the whole text with -v, otherwise the part
+// that the user can act on.
 func (l *lock) because(err error) string {
 	switch {
 	case err == nil:
@@ -291,12 +295,12 @@ func (l *lock) because(err error) string {
 	}
 }
 
-// gist says in a few words why a store was not reached; nothing if that is not simply put.
+// gist describes in a few words why a store was not reached; "" if there is no short description.
 func gist(err error) string {
 	if errno, ok := errors.AsType[syscall.Errno](err); ok {
 		return errno.Error()
 	}
-	text := err.Error() // not every client of a store passes on what the system has said
+	text := err.Error() // not all client libraries keep the system's error
 	for _, known := range []string{
 		"connection refused", "connection reset by peer", "no route to host", "network is unreachable", "no such host",
 		"broken pipe", "no such file or directory", "permission denied", "no answer",

@@ -17,7 +17,7 @@ func newMan() *cobra.Command {
 		Use:    "man DIRECTORY",
 		Short:  "Write the man pages",
 		Long:   `Write the man pages of stile and of each verb into DIRECTORY, which is made if it is not there.`,
-		Hidden: true, // it is for packagers
+		Hidden: true, // for packagers
 		Example: `  stile man /usr/local/share/man/man1
   stile man . && man ./stile-run.1`,
 		Args: func(cmd *cobra.Command, args []string) error {
@@ -44,7 +44,7 @@ func writeMan(root *cobra.Command, dir string) error {
 	return nil
 }
 
-// verbs are those that people are told of.
+// verbs returns the commands that are not hidden.
 func verbs(root *cobra.Command) []*cobra.Command {
 	var verbs []*cobra.Command
 	for _, cmd := range root.Commands() {
@@ -57,7 +57,7 @@ func verbs(root *cobra.Command) []*cobra.Command {
 
 func pageName(cmd *cobra.Command) string { return strings.ReplaceAll(cmd.CommandPath(), " ", "-") }
 
-// Headings of what a verb's long text may contain.
+// Headings that a verb's long text may contain.
 const (
 	description = "DESCRIPTION"
 	exitStatus  = "EXIT STATUS"
@@ -65,7 +65,8 @@ const (
 	files       = "FILES"
 )
 
-// sectionOf tells which section a paragraph of a verb's long text belongs to, and what it is there.
+// sectionOf returns the section that a paragraph of a verb's long text belongs to, and its text
+// without the heading.
 func sectionOf(paragraph string) (section, text string) {
 	first, rest, _ := strings.Cut(paragraph, "\n")
 	switch first {
@@ -82,14 +83,14 @@ func sectionOf(paragraph string) (section, text string) {
 	}
 }
 
-// What sections say for verbs whose long text does not, or say besides.
+// Default texts of sections, or additions to them.
 const (
 	usualExitCodes = `  0    it has worked
   125  stile failed; stderr says why`
 	usualEnvironment = `The environment of stile itself is described in stile(1).`
 )
 
-// sections takes the long text of a command apart.
+// sections splits the long text of a command into sections.
 func sections(cmd *cobra.Command) map[string]string {
 	paragraphs := map[string][]string{}
 	for paragraph := range strings.SplitSeq(cmd.Long, "\n\n") {
@@ -109,7 +110,7 @@ func sections(cmd *cobra.Command) map[string]string {
 	return texts
 }
 
-// manPage is the page of a command, in the man macros of roff.
+// manPage returns the page of a command in the man macros of roff.
 func manPage(root, cmd *cobra.Command) string {
 	var p page
 	sections := sections(cmd)
@@ -147,14 +148,14 @@ func manPage(root, cmd *cobra.Command) string {
 	return p.String()
 }
 
-// page is a man page that is being written.
+// page builds a man page.
 type page struct{ strings.Builder }
 
 func (p *page) line(format string, args ...any) { fmt.Fprintf(p, format+"\n", args...) }
 
 func (p *page) heading(name string) { p.line(".SH %s", name) }
 
-// text writes paragraphs: those whose lines are indented are left as they are, others are filled.
+// text writes paragraphs. Paragraphs with indented lines keep their line breaks; others are filled.
 func (p *page) text(text string) {
 	for i, paragraph := range strings.Split(text, "\n\n") {
 		if i > 0 {
@@ -174,7 +175,7 @@ func (p *page) text(text string) {
 	}
 }
 
-// options writes what the flags are for.
+// options writes the flags.
 func (p *page) options(flags *pflag.FlagSet) {
 	flags.VisitAll(func(f *pflag.Flag) {
 		if f.Hidden {
@@ -208,7 +209,8 @@ func (p *page) seeAlso(root, cmd *cobra.Command) {
 	p.line("%s", strings.Join(others, " ,\n"))
 }
 
-// released is the day of the commit this program was built from; empty if the Go tool did not know it.
+// released returns the day of the commit that the program was built from; "" if the Go tool did not
+// record it.
 func released() string {
 	if info, ok := debug.ReadBuildInfo(); ok {
 		for _, setting := range info.Settings {
@@ -221,7 +223,7 @@ func released() string {
 	return ""
 }
 
-// escape returns text that roff prints as it is.
+// escape returns text that roff prints unchanged.
 func escape(text string) string {
 	text = strings.NewReplacer(`\`, `\e`, "-", `\-`).Replace(text)
 	if strings.HasPrefix(text, ".") || strings.HasPrefix(text, "'") {

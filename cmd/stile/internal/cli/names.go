@@ -14,15 +14,15 @@ import (
 	"github.com/stilelock/stile/store"
 )
 
-// How the name of a lock is written as an argument, and in what is printed. There are three forms:
+// A lock name has three forms as an argument and in output:
 //
-//   - what begins with /, ./ or ../ is a path, as flock(1) takes it. The name is the absolute path, without the first slash:
-//     of a name no part is empty;
-//   - what stands in double quotes is a string of Go's. Every name can be written so, those too that no lock of Stile's can
-//     have: other clients may have made them;
-//   - everything else is the name itself.
+//   - an argument that begins with /, ./ or ../ is a path, as in flock(1); the name is the absolute
+//     path without its first slash, because no part of a name may be empty;
+//   - an argument in double quotes is a Go string; every name can be written so, including names
+//     that only other clients can have created;
+//   - any other argument is the name itself.
 
-// nameOf returns the name that is meant by an argument.
+// nameOf returns the name that an argument means.
 func nameOf(arg string) (string, error) {
 	switch {
 	case isPath(arg):
@@ -35,7 +35,7 @@ func nameOf(arg string) (string, error) {
 	return arg, nil
 }
 
-// lockName is [nameOf] for a lock that is to be taken, which not every name is good enough for.
+// lockName is nameOf for a lock to be taken, whose name must be valid.
 func lockName(arg string) (string, error) {
 	name, err := nameOf(arg)
 	if err != nil {
@@ -44,7 +44,7 @@ func lockName(arg string) (string, error) {
 	return name, store.CheckName(name)
 }
 
-// prefixOf returns the beginning of names that is meant by an argument.
+// prefixOf returns the prefix of names that an argument means.
 func prefixOf(arg string) (string, error) {
 	prefix, err := nameOf(arg)
 	if err == nil && isPath(arg) && prefix != "" && (strings.HasSuffix(arg, "/") || isDots(path.Base(arg))) {
@@ -53,8 +53,8 @@ func prefixOf(arg string) (string, error) {
 	return prefix, err
 }
 
-// asArgument is the shortest form of a name: that which [nameOf] makes the name of again. It has only characters that
-// can be printed.
+// asArgument returns the shortest form of a name, which nameOf turns back into the name. It
+// contains only printable characters.
 func asArgument(name string) string {
 	plain := name != "" && !isPath(name) && !strings.HasPrefix(name, `"`) && name == strings.TrimSpace(name) &&
 		!strings.ContainsFunc(name, func(r rune) bool { return r == unicode.ReplacementChar || !unicode.IsPrint(r) })
@@ -71,7 +71,7 @@ func isPath(arg string) bool {
 
 func isDots(part string) bool { return part == "." || part == ".." }
 
-// ofPath returns the name of the lock that a path stands for. Links are not followed, and no file need be there.
+// ofPath returns the lock name of a path. It does not follow links, and the file need not exist.
 func ofPath(p string) (string, error) {
 	abs := path.Clean(p)
 	if !path.IsAbs(p) {
@@ -84,7 +84,7 @@ func ofPath(p string) (string, error) {
 	return strings.TrimPrefix(abs, "/"), nil
 }
 
-// completePaths has names completed for those who write them as paths, too.
+// completePaths makes the completion of names work for paths too.
 func completePaths(root *cobra.Command) {
 	for _, cmd := range root.Commands() {
 		complete := cmd.ValidArgsFunction

@@ -1,11 +1,12 @@
 package cli
 
-// outage keeps track of whether the store can be read, so that the user is told when that changes, and only then.
+// An outage tracks whether the store can be read, so that the user is informed once when that
+// changes.
 type outage struct {
-	err error // of the last reading; nil if it went well
+	err error // of the last reading; nil if it succeeded
 }
 
-// news takes in how a reading went, and returns what there is to say about that; mostly nothing.
+// news records the outcome of a reading and returns the text to print, usually "".
 func (o *outage) news(err error) string {
 	before := o.err
 	o.err = err

@@ -18,7 +18,7 @@ import (
 	"github.com/stilelock/stile/store"
 )
 
-// reader is what the verbs that read lines have in common.
+// reader has what the verbs that read lines share.
 type reader struct {
 	stdio  Stdio
 	url    string
@@ -57,7 +57,7 @@ func (f *format) String() string { return string(*f) }
 // Type implements pflag.Value.
 func (f *format) Type() string { return "format" }
 
-// nameArg takes the name of a lock as the only argument. It may be any name that stile ls prints.
+// nameArg accepts a lock name as the only argument: any name that stile ls prints.
 func nameArg(name *string) cobra.PositionalArgs {
 	return func(cmd *cobra.Command, args []string) (err error) {
 		if len(args) == 0 || args[0] == "" {
@@ -71,7 +71,7 @@ func nameArg(name *string) cobra.PositionalArgs {
 	}
 }
 
-// prefixArg takes the beginning of names as the only argument, or none for all names.
+// prefixArg accepts a prefix of names as the only argument; without one it means all names.
 func prefixArg(prefix *string) cobra.PositionalArgs {
 	return func(cmd *cobra.Command, args []string) (err error) {
 		if err := atMost(1, cmd, args); err != nil || len(args) == 0 {
@@ -84,7 +84,7 @@ func prefixArg(prefix *string) cobra.PositionalArgs {
 	}
 }
 
-// noArgs is for verbs that take none.
+// noArgs accepts no arguments.
 func noArgs(cmd *cobra.Command, args []string) error { return atMost(0, cmd, args) }
 
 func atMost(n int, cmd *cobra.Command, args []string) error {
@@ -94,7 +94,7 @@ func atMost(n int, cmd *cobra.Command, args []string) error {
 	return nil
 }
 
-// jsonLine is a line as JSON. Where the name of the lock is not what to give to stile as an argument, that is there too.
+// jsonLine is a line in JSON. Argument is set if the name must be given to stile in another form.
 type jsonLine struct {
 	stile.Line
 	Argument string `json:"argument,omitempty"`
@@ -102,7 +102,7 @@ type jsonLine struct {
 
 func asJSONLine(l stile.Line) jsonLine { return jsonLine{l, argumentFor(l.Name)} }
 
-// argumentFor returns the argument for a name, or nothing if that is the name itself.
+// argumentFor returns the argument for a name, or "" if it is the name itself.
 func argumentFor(name string) string {
 	if arg := asArgument(name); arg != name {
 		return arg
@@ -110,7 +110,7 @@ func argumentFor(name string) string {
 	return ""
 }
 
-// writeJSON writes v to stdout, over several lines.
+// writeJSON writes v to stdout as indented JSON.
 func (s Stdio) writeJSON(v any) error {
 	b, err := asJSON(v, "  ")
 	if err != nil {
@@ -119,8 +119,8 @@ func (s Stdio) writeJSON(v any) error {
 	return s.write(b)
 }
 
-// write writes to stdout. If nobody reads there any more the error is an exit without words, with the code of a program
-// that SIGPIPE ends: which is what ends us if we do not ignore it.
+// write writes to stdout. If the reader is gone, it returns an exit without a text, with the exit
+// code of a program ended by SIGPIPE: where SIGPIPE is not ignored, it ends this process anyway.
 func (s Stdio) write(b []byte) error {
 	_, err := s.Out.Write(b)
 	if errors.Is(err, syscall.EPIPE) {
@@ -131,18 +131,18 @@ func (s Stdio) write(b []byte) error {
 
 var errNoReader = &exit{Code: child.ExitCodeFor(syscall.SIGPIPE)}
 
-// remark says on stderr what only a person wants to know.
+// remark prints a line to stderr if a person reads it.
 func (s Stdio) remark(text string) {
 	if s.hasReader() {
 		s.say(text)
 	}
 }
 
-// hasReader reports whether a person reads stderr.
+// hasReader reports whether stderr is a terminal.
 func (s Stdio) hasReader() bool { return term.IsTerminal(int(s.Err.Fd())) }
 
-// asJSON returns v as JSON with a newline at the end; in a single line if indent is empty. What a terminal may take for a
-// command, or for nothing, is escaped.
+// asJSON returns v as JSON with a final newline, on one line if indent is empty. Characters that a
+// terminal could interpret or not show are escaped.
 func asJSON(v any, indent string) ([]byte, error) {
 	var buf bytes.Buffer
 	encoder := json.NewEncoder(&buf)
@@ -157,7 +157,7 @@ func asJSON(v any, indent string) ([]byte, error) {
 			out = append(out, string(r)...)
 			continue
 		}
-		for _, unit := range utf16.Encode([]rune{r}) { // outside of strings JSON is ASCII, and all of it printable
+		for _, unit := range utf16.Encode([]rune{r}) { // outside of strings, JSON is printable ASCII
 			out = fmt.Appendf(out, `\u%04x`, unit)
 		}
 	}

@@ -10,15 +10,16 @@ import (
 	"golang.org/x/text/width"
 )
 
-// progress is one line on the terminal that is kept up to date. A nil progress shows nothing. It is for one goroutine.
+// A progress is a status line on the terminal. A nil progress shows nothing. It is not safe for
+// concurrent use.
 type progress struct {
 	terminal *os.File
-	columns  func() int // of the terminal; zero if that is not known
-	rewraps  bool       // the terminal wraps anew what is in it when it gets narrower
-	shown    int        // how many columns of text are there
+	columns  func() int // of the terminal; zero if unknown
+	rewraps  bool       // the terminal rewraps its text when it gets narrower
+	shown    int        // number of columns of the text shown
 }
 
-// newProgress returns nil if nobody would see it: if stderr is not a terminal.
+// newProgress returns nil if stderr is not a terminal.
 func newProgress(stdio Stdio) *progress {
 	fd := int(stdio.Err.Fd())
 	if !term.IsTerminal(fd) {
@@ -30,7 +31,8 @@ func newProgress(stdio Stdio) *progress {
 	}}
 }
 
-// rewraps reports whether the terminal is none of those that cut lines off when they get narrower, as is known of them.
+// rewraps reports whether the terminal rewraps lines when it gets narrower. It returns false for
+// the terminals known to cut them off.
 func rewraps(env func(string) string) bool {
 	kind, _, _ := strings.Cut(env("TERM"), "-")
 	switch kind {
@@ -43,13 +45,14 @@ func rewraps(env func(string) string) bool {
 	}
 }
 
-// show puts a text in place of what was shown before: the first that fits into the line, or what fits of the last.
+// show replaces the text shown. It shows the first text that fits into the line, or the part of the
+// last one that fits.
 func (p *progress) show(texts ...string) {
 	if p == nil {
 		return
 	}
 	var line string
-	// Some terminals begin a new line after the last column; and there has to be room for the ^C that they show.
+	// Some terminals start a new line after the last column, and ^C must fit too.
 	most := p.columns() - 3
 	for _, text := range texts {
 		if line = speaker + text; most < 1 || columnsOf(line) <= most {
@@ -63,7 +66,8 @@ func (p *progress) show(texts ...string) {
 	p.shown = columnsOf(line)
 }
 
-// erasure is what takes away what is shown, which may stand on several lines by now, and leaves the cursor where it began.
+// erasure returns the control sequence that erases the text, which may have been wrapped to several
+// lines, and moves the cursor back to its start.
 func (p *progress) erasure() string {
 	if columns := p.columns(); p.rewraps && columns > 0 && p.shown > columns {
 		return fmt.Sprintf("\x1b[%dA\r\x1b[J", (p.shown-1)/columns)
@@ -71,7 +75,7 @@ func (p *progress) erasure() string {
 	return "\r\x1b[K"
 }
 
-// clear leaves the terminal as if nothing had been there.
+// clear erases the text.
 func (p *progress) clear() {
 	if p == nil || p.shown == 0 {
 		return
@@ -82,7 +86,7 @@ func (p *progress) clear() {
 
 // fit shortens a line to a number of columns.
 func fit(line string, columns int) string {
-	used, cut := 0, 0 // cut is where the line ends if it has to
+	used, cut := 0, 0 // cut is where the line is cut if it is too long
 	for i, r := range line {
 		if used < columns {
 			cut = i
@@ -94,7 +98,7 @@ func fit(line string, columns int) string {
 	return line
 }
 
-// columnsOf returns how many columns of a terminal a text takes.
+// columnsOf returns how many terminal columns a text takes.
 func columnsOf(text string) (columns int) {
 	for _, r := range text {
 		columns += runeColumns(r)
@@ -102,8 +106,8 @@ func columnsOf(text string) (columns int) {
 	return columns
 }
 
-// runeColumns returns how many columns of a terminal a character takes: East Asian ones and pictures take two, accents that are
-// put on the character before take none.
+// runeColumns returns how many terminal columns a character takes: two for East Asian characters
+// and pictures, none for combining accents.
 func runeColumns(r rune) int {
 	switch {
 	case unicode.In(r, unicode.Mn, unicode.Me, unicode.Cf):

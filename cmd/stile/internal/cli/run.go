@@ -22,7 +22,7 @@ import (
 	"github.com/stilelock/stile/store"
 )
 
-// run is one use of the verb.
+// run is one call of the verb.
 type run struct {
 	stdio      Stdio
 	url        string
@@ -49,7 +49,7 @@ type run struct {
 
 func newRun(stdio Stdio) *cobra.Command { return newRunInto(&run{stdio: stdio}) }
 
-// newRunInto returns the verb; its flags and arguments go into r.
+// newRunInto returns the verb, which stores its flags and arguments in r.
 func newRunInto(r *run) *cobra.Command {
 	r.ttl, r.conflict = duration(stile.DefaultTTL), exitNotObtained
 	cmd := &cobra.Command{
@@ -114,7 +114,7 @@ A DURATION is in seconds (5, 0.5) or has units (500ms, 1m30s).`,
 		},
 	}
 	flags := cmd.Flags()
-	flags.SetInterspersed(false) // what follows NAME is not for us
+	flags.SetInterspersed(false) // flags after NAME belong to the command
 	addURL(flags, &r.url)
 	flags.BoolVarP(&r.nonblock, "nonblock", "n", false, "do not wait if the lock is not free")
 	flags.VarP(&r.wait, "wait", "w", "give up after this long; 0 means -n")
@@ -134,9 +134,9 @@ A DURATION is in seconds (5, 0.5) or has units (500ms, 1m30s).`,
 	return cmd
 }
 
-// nameAndCommand takes NAME -- COMMAND… apart. The dashes may be missing, as fingers used to flock(1) would have it,
-// unless the command begins with one; so may the command, if there is a line for the shell, as -c LINE before or after
-// the name.
+// nameAndCommand splits NAME -- COMMAND…. As with flock(1), the dashes may be missing, unless the
+// command starts with a dash. The command may be missing if there is a line for the shell: -c LINE,
+// before or after the name.
 func nameAndCommand(args []string, lineSet bool, line string) (name string, argv []string, err error) {
 	const see = "; see stile run --help"
 	if len(args) == 0 {
@@ -170,7 +170,7 @@ func nameAndCommand(args []string, lineSet bool, line string) (name string, argv
 	return name, argv, nil
 }
 
-// shell is the command that runs a line.
+// shell returns the command that runs a line.
 func shell(line string) []string { return []string{"sh", "-c", line} }
 
 func (r *run) run(ctx context.Context) error {
@@ -181,16 +181,17 @@ func (r *run) run(ctx context.Context) error {
 	if r.store, err = chooseStore(r.url); err != nil {
 		return err
 	}
-	path, err := child.Look(r.argv[0]) // before anybody has to wait for a lock that nothing is done with
+	path, err := child.Look(r.argv[0]) // before anybody waits for a lock that would not be used
 	if err != nil {
 		return commandFailure(err)
 	}
 	signals := child.Listen()
 	defer signals.Close()
-	// If nobody reads what we say any more, that must not end us, and the command with us, and leave the entry behind.
+	// SIGPIPE must not end this process: the command would end too, and the entry would stay in the
+	// store.
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
 
-	ctx, cancel := context.WithCancel(ctx) // afterwards nobody needs the local server, however long the last word takes
+	ctx, cancel := context.WithCancel(ctx) // ends the use of the local server, however long the last output takes
 	defer cancel()
 	l, err := r.acquire(ctx, signals, owner)
 	if err != nil {
@@ -207,7 +208,7 @@ func (r *run) run(ctx context.Context) error {
 	return exitFor(outcome, code)
 }
 
-// job is the command under the lock.
+// job returns the command to run under the lock.
 func (r *run) job(l *lock, path string, stopSignal os.Signal, signals *child.Signals) supervise.Job {
 	inner := held{r.name, l.hold.Token(), l.hold.Owner().String()}
 	all, mark := inner.within()
@@ -215,7 +216,7 @@ func (r *run) job(l *lock, path string, stopSignal os.Signal, signals *child.Sig
 		Name: inner.Name, Token: inner.Token, Owner: inner.Owner, URL: r.store.url, Env: os.Environ(),
 		NotBefore: watchdog.Now() + time.Duration(r.minHold),
 	}
-	charge.Dir, _ = os.Getwd() // if that is not known, paths in the URL have to be absolute
+	charge.Dir, _ = os.Getwd() // if it is unknown, paths in the URL must be absolute
 	return supervise.Job{
 		Command: child.Command{
 			Path: path, Args: r.argv, Env: r.environment(inner, all), Mark: heldVar + "=" + mark,
@@ -227,7 +228,7 @@ func (r *run) job(l *lock, path string, stopSignal os.Signal, signals *child.Sig
 	}
 }
 
-// exitFor returns the error with the exit code for how a command has come to its end; nil if that is a success.
+// exitFor returns the error with the exit code of a finished command; nil means success.
 func exitFor(outcome supervise.Outcome, code int) error {
 	switch outcome {
 	case supervise.Lost:
@@ -242,10 +243,10 @@ func exitFor(outcome supervise.Outcome, code int) error {
 	return &exit{Code: code}
 }
 
-// check finds what is wrong before the store is asked.
+// check validates the flags before the store is contacted.
 func (r *run) check() (owner stile.Owner, stopSignal os.Signal, err error) {
 	owner = stile.DefaultOwner()
-	owner.Command = filepath.Base(r.argv[0]) // its arguments may be secret
+	owner.Command = filepath.Base(r.argv[0]) // without its arguments, which may be secret
 	owner.Reason = r.reason
 	if stopSignal, err = child.SignalNamed(r.signal); err != nil {
 		return owner, nil, fmt.Errorf("--signal %s: %w", r.signal, err)
@@ -273,7 +274,7 @@ func (r *run) check() (owner stile.Owner, stopSignal os.Signal, err error) {
 	return owner, stopSignal, err
 }
 
-// labels takes name=value apart.
+// labels parses name=value flags.
 func labels(flags []string) (map[string]string, error) {
 	all := make(map[string]string, len(flags))
 	for _, f := range flags {
@@ -286,7 +287,7 @@ func labels(flags []string) (map[string]string, error) {
 	return all, nil
 }
 
-// commandFailure gives the errors of package child their exit code.
+// commandFailure adds the exit code to errors of package child.
 func commandFailure(err error) error {
 	if e, ok := errors.AsType[*child.Error](err); ok {
 		return &exit{e.Code, err}
@@ -294,14 +295,14 @@ func commandFailure(err error) error {
 	return err
 }
 
-// interruption is the cause with which the waiting ends when a signal does it.
+// An interruption is the cause of a wait that was ended by a signal.
 type interruption struct{ signal os.Signal }
 
 // Error names the signal.
 func (i *interruption) Error() string { return "interrupted by signal: " + i.signal.String() }
 
-// untilInterrupted returns a context that ends with the first signal that ends a program. After the function returned
-// with it has been called, signals are left for others.
+// untilInterrupted returns a context that ends with the first signal that would end the process.
+// The returned function stops it from receiving signals.
 func untilInterrupted(ctx context.Context, signals *child.Signals) (context.Context, func()) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	enough, ended := make(chan struct{}), make(chan struct{})
@@ -310,7 +311,7 @@ func untilInterrupted(ctx context.Context, signals *child.Signals) (context.Cont
 		for {
 			select {
 			case s := <-signals.C():
-				if child.Ends(s) { // others are for the command, which is not there yet
+				if child.Ends(s) { // other signals are for the command, which has not started yet
 					cancel(&interruption{s})
 				}
 			case <-enough:
@@ -324,10 +325,10 @@ func untilInterrupted(ctx context.Context, signals *child.Signals) (context.Cont
 	}
 }
 
-// environment returns our own, with what the command is told about its lock in place of what we may have been told
-// about ours.
+// environment returns this process's environment with the variables about the command's lock. They
+// replace those about the lock of an enclosing stile run.
 func (r *run) environment(h held, all string) []string {
-	token := "" // where the store has none, and then not that of the lock around us either
+	token := "" // empty on stores without tokens: never the token of the enclosing lock
 	if h.Token > 0 {
 		token = strconv.FormatUint(h.Token, 10)
 	}

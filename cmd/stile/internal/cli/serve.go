@@ -85,7 +85,7 @@ elsewhere it wants TLS, and certificates of theirs or users: TLS alone keeps nob
 	return cmd
 }
 
-// serveOptions is what the flags say.
+// serveOptions are the values of the flags.
 type serveOptions struct {
 	listen, socket, data, health string
 	tls                          node.TLS
@@ -96,7 +96,7 @@ type serveOptions struct {
 	configFile                   string
 }
 
-// defaultListen is where the server listens if nothing else is asked for. A socket is something else.
+// defaultListen is the address used if neither --listen nor --socket is given.
 const defaultListen = "127.0.0.1:2379"
 
 func (o *serveOptions) add(flags *pflag.FlagSet) {
@@ -120,7 +120,7 @@ func (o *serveOptions) add(flags *pflag.FlagSet) {
 	flags.StringVar(&o.configFile, "config-file", "", "YAML `file` with the values of flags; those on the command line win")
 }
 
-// config is what the server is to do.
+// config returns the server's configuration.
 func (o *serveOptions) config(log *slog.Logger) (node.Config, error) {
 	cfg := node.Config{
 		Dir: o.data, Listen: o.listen, Health: o.health, TLS: o.tls, Insecure: o.insecure,
@@ -160,7 +160,7 @@ func serve(ctx context.Context, o serveOptions, log *slog.Logger) error {
 	n, err := node.Start(ctx, cfg)
 	if err != nil {
 		if ctx.Err() != nil {
-			return nil // told to end while it started
+			return nil // stopped while starting
 		}
 		return err
 	}
@@ -177,7 +177,7 @@ func serve(ctx context.Context, o serveOptions, log *slog.Logger) error {
 	}
 }
 
-// whereToFind is what the ready line says.
+// whereToFind returns the attributes of the ready message.
 func whereToFind(n *node.Node) []any {
 	found := []any{"url", n.URL()}
 	if socket := n.SocketURL(); socket != "" && socket != n.URL() {
@@ -189,14 +189,15 @@ func whereToFind(n *node.Node) []any {
 	return append(found, "data", n.Dir())
 }
 
-// notify tells systemd, if it has started us and wants to know.
+// notify sends a state to systemd if it has started this process and wants to know.
 func notify(state string, log *slog.Logger) {
 	if _, err := daemon.SdNotify(false, state); err != nil {
 		log.Warn("cannot tell systemd", "state", state, "err", err)
 	}
 }
 
-// freeSocket returns the absolute path of a unix socket, and checks that nobody's file or running server is there.
+// freeSocket returns the absolute path of a unix socket and checks that there is no other file or
+// running server.
 func freeSocket(path string) (string, error) {
 	path, err := filepath.Abs(path)
 	if err != nil {
@@ -215,14 +216,14 @@ func freeSocket(path string) (string, error) {
 	if err == nil {
 		conn.Close()
 	}
-	if err == nil || errors.Is(err, syscall.EAGAIN) { // too many wait for it, because it hangs
+	if err == nil || errors.Is(err, syscall.EAGAIN) { // EAGAIN: the queue of connections is full, because the server hangs
 		return "", fmt.Errorf("--socket: another server listens at %s; stop it, or choose another path", path)
 	}
 	return path, nil
 }
 
-// readPassword reads a password from a file. Others may be able to read that too: in a container they often can, and
-// there are no others there. So the operator is told, and decides.
+// readPassword reads a password from a file. It only warns if other users can read the file: in a
+// container they often can, and there are no other users.
 func readPassword(file string, log *slog.Logger) (string, error) {
 	info, err := os.Stat(file)
 	if err != nil {
@@ -246,7 +247,7 @@ func readPassword(file string, log *slog.Logger) (string, error) {
 	return password, nil
 }
 
-// peers is the value of a flag: the URLs of members by their names.
+// peers is the value of a flag: the members' URLs by their names.
 type peers map[string]string
 
 // Set implements pflag.Value.
@@ -278,8 +279,8 @@ func (p *peers) String() string {
 // Type implements pflag.Value.
 func (p *peers) Type() string { return "members" }
 
-// untilToldToEnd returns a context that ends with SIGINT or SIGTERM, unless that was ignored when we were started: a
-// shell script does so with SIGINT for what it runs in the background.
+// untilToldToEnd returns a context that ends with SIGINT or SIGTERM, unless the signal was ignored
+// when the process started: a shell script ignores SIGINT for its background processes.
 func untilToldToEnd(ctx context.Context) (context.Context, context.CancelFunc) {
 	signals := slices.DeleteFunc([]os.Signal{os.Interrupt, syscall.SIGTERM}, signal.Ignored)
 	return signal.NotifyContext(ctx, signals...)

@@ -12,7 +12,7 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// readConfigFile sets the flags that are named in a YAML file and not given on the command line.
+// readConfigFile sets the flags that a YAML file names and the command line does not.
 func readConfigFile(flags *pflag.FlagSet, file string) error {
 	text, err := os.ReadFile(file)
 	if err != nil {
@@ -47,7 +47,7 @@ func setFlag(flag *pflag.Flag, value string) error {
 	return err
 }
 
-// settable reports whether a flag can be in the file.
+// settable reports whether the file may set a flag.
 func settable(flag *pflag.Flag) bool {
 	return !flag.Hidden && flag.Name != "help" && flag.Name != "config-file"
 }
@@ -63,7 +63,8 @@ func settableNames(flags *pflag.FlagSet) string {
 	return strings.Join(names, ", ")
 }
 
-// flagText writes a value as on the command line: a list with commas, and so a mapping, as name=value.
+// flagText formats a value as on the command line: a list with commas, a mapping as name=value with
+// commas.
 func flagText(value any) (string, error) {
 	switch v := value.(type) {
 	case string:

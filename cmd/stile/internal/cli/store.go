@@ -14,7 +14,7 @@ import (
 	"github.com/stilelock/stile/storeurl"
 )
 
-// urlVar is the environment variable that names the store where no flag does.
+// urlVar is the environment variable that names the store if no flag does.
 const urlVar = "STILE_URL"
 
 // addURL adds the flag that names the store.
@@ -23,14 +23,14 @@ func addURL(flags *pflag.FlagSet, url *string) {
 		"the `store` (default: the environment's "+urlVar+", or that of this machine, or else local:)")
 }
 
-// withClient opens the store that a --url names, as given, or that is used without, and calls f with a client on it, for
-// verbs that read lines or break entries.
+// withClient opens the chosen store and calls f with a client on it. It is for verbs that read
+// lines or break entries.
 func (s Stdio) withClient(ctx context.Context, url string, f func(*stile.Client) error) error {
 	chosen, err := chooseStore(url)
 	if err != nil {
 		return err
 	}
-	ctx, cancel := context.WithCancel(ctx) // afterwards nobody needs the local server, however long the output takes
+	ctx, cancel := context.WithCancel(ctx) // ends the use of the local server, however long the output takes
 	defer cancel()
 	opened, err := s.open(ctx, chosen)
 	if err != nil {
@@ -50,7 +50,7 @@ func withClientOn(ctx context.Context, opened *storeurl.Conn, f func(*stile.Clie
 	return f(client)
 }
 
-// open opens the store that was chosen. To a person it says what is odd about that.
+// open opens the chosen store and prints its warnings if a person reads them.
 func (s Stdio) open(ctx context.Context, c choice) (*storeurl.Conn, error) {
 	opened, err := s.openStore(ctx, c.url)
 	if err != nil {
@@ -63,8 +63,9 @@ func (s Stdio) open(ctx context.Context, c choice) (*storeurl.Conn, error) {
 	return opened, nil
 }
 
-// openStore opens the store that a URL names. If the URL means the local server, that is started if need be, and again if
-// it ends before ctx does; if it cannot be started again, its reason is said.
+// openStore opens the store with the given URL. If the URL means the local server, the server is
+// started if necessary, and again if it ends before ctx does. If it cannot be restarted, the reason
+// is printed.
 func (s Stdio) openStore(ctx context.Context, url string) (*storeurl.Conn, error) {
 	switch {
 	case url == local.URL:
@@ -80,7 +81,7 @@ func (s Stdio) openStore(ctx context.Context, url string) (*storeurl.Conn, error
 	case strings.HasPrefix(url, local.URL):
 		return nil, fmt.Errorf("store URL %s: nothing may follow %s", url, local.URL)
 	case url+":" == local.URL:
-		return nil, fmt.Errorf("store URL %q: it does not begin with a scheme; did you mean %s?", url, local.URL)
+		return nil, fmt.Errorf("store URL %q: missing scheme; did you mean %s?", url, local.URL)
 	default:
 		opened, err := storeurl.Open(ctx, url, nil)
 		if errors.Is(err, storeurl.ErrUnknownScheme) {
@@ -103,7 +104,7 @@ func openLocal(ctx context.Context, home local.Home) (*storeurl.Conn, error) {
 	if ctx.Err() != nil {
 		return nil, err
 	}
-	// The server may have died just after it was found. Then there is a new one now, ours or that of somebody else.
+	// The server may have ended just after it was found. Ensure then finds or starts another one.
 	url, started, err := home.Ensure(ctx)
 	if err != nil {
 		return nil, err
@@ -114,8 +115,8 @@ func openLocal(ctx context.Context, home local.Home) (*storeurl.Conn, error) {
 	return storeurl.Open(ctx, url, nil)
 }
 
-// openRunning opens a store as open would, but starts no server, and says nothing: if none runs where one would be
-// started, the error matches local.ErrNone.
+// openRunning opens the chosen store without starting a server and without printing anything. If
+// the local server is needed and does not run, the error matches local.ErrNone.
 func openRunning(ctx context.Context, c choice) (*storeurl.Conn, error) {
 	if c.url != local.URL {
 		return storeurl.Open(ctx, c.url, nil)

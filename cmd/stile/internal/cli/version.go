@@ -9,14 +9,14 @@ import (
 	etcd "go.etcd.io/etcd/api/v3/version"
 )
 
-// versions is what the verb version tells.
+// versions is the output of the verb version.
 type versions struct {
 	Stile    string `json:"stile"`
 	Go       string `json:"go"`
 	Platform string `json:"platform"`
-	Etcd     string `json:"etcd"` // what stile serve is
+	Etcd     string `json:"etcd"` // version of the embedded etcd
 
-	// The store that is used without --url, and what names it; Problem says why there is none.
+	// Store is the store used without --url, and the reason; Problem says why there is none.
 	Store   string `json:"store,omitempty"`
 	From    string `json:"store_from,omitempty"`
 	Problem string `json:"store_error,omitempty"`
@@ -63,7 +63,8 @@ The second line is the store that is used without --url, and what names it. It i
 	return cmd
 }
 
-// version is that of the module this program was built from, as far as the Go tool knew it.
+// version returns the version of the module that the program was built from, as far as the Go tool
+// recorded it.
 func version() string {
 	if info, ok := debug.ReadBuildInfo(); ok && info.Main.Version != "" {
 		return info.Main.Version

@@ -12,7 +12,7 @@ import (
 	"github.com/stilelock/stile/cmd/stile/internal/child"
 )
 
-// wait is one use of the verb.
+// wait is one call of the verb.
 type wait struct {
 	reader
 	name     string
@@ -81,7 +81,8 @@ func (w *wait) run(ctx context.Context) error {
 	return w.tell(line)
 }
 
-// untilFree waits as long as it is to wait, and returns the line as last read.
+// untilFree waits until the lock is free or the limit is reached, and returns the last reading of
+// the line.
 func (w *wait) untilFree(ctx context.Context, client *stile.Client) (stile.Line, error) {
 	began := time.Now()
 	line, err := client.Line(ctx, w.name)
@@ -92,7 +93,7 @@ func (w *wait) untilFree(ctx context.Context, client *stile.Client) (stile.Line,
 	readings := read(ctx, client, w.name)
 	defer func() {
 		cancel()
-		for range readings { // the client is about to be closed
+		for range readings { // drain: the client is about to be closed
 		}
 	}()
 	progress := newProgress(w.stdio)
@@ -104,7 +105,7 @@ func (w *wait) untilFree(ctx context.Context, client *stile.Client) (stile.Line,
 	for len(line.Holders) > 0 {
 		select {
 		case r, ok := <-readings:
-			if !ok { // not to wait any longer, or nothing more to be heard
+			if !ok { // the wait is over, or the watch has ended
 				return line, store.err
 			}
 			if news := store.news(r.err); news != "" {
@@ -121,7 +122,7 @@ func (w *wait) untilFree(ctx context.Context, client *stile.Client) (stile.Line,
 	return line, nil
 }
 
-// status says, in as many ways as the width of a terminal may want, who is waited for.
+// status returns texts about the holders, in several lengths for different terminal widths.
 func (w *wait) status(line stile.Line, waited time.Duration) []string {
 	name := fmt.Sprintf("%q: ", w.name)
 	held, since := "held by "+holders(line), sinceWhen(line)
@@ -130,7 +131,7 @@ func (w *wait) status(line stile.Line, waited time.Duration) []string {
 	}
 }
 
-// bounded returns a context that ends when there has been enough waiting.
+// bounded returns a context with the limit of the wait.
 func (w *wait) bounded(ctx context.Context) (context.Context, context.CancelFunc) {
 	if w.mostSet {
 		return context.WithTimeout(ctx, time.Duration(w.most))
@@ -138,13 +139,13 @@ func (w *wait) bounded(ctx context.Context) (context.Context, context.CancelFunc
 	return context.WithCancel(ctx)
 }
 
-// reading is a line as read, or why it could not be.
+// A reading is a line as read, or the error of the reading.
 type reading struct {
 	line stile.Line
 	err  error
 }
 
-// read returns the readings of a line, until ctx ends or something is wrong that cannot pass.
+// read returns the readings of a line until ctx ends or a permanent error occurs.
 func read(ctx context.Context, client *stile.Client, name string) <-chan reading {
 	readings := make(chan reading)
 	go func() {
@@ -159,7 +160,7 @@ func read(ctx context.Context, client *stile.Client, name string) <-chan reading
 	return readings
 }
 
-// tell says how the waiting has ended.
+// tell prints the outcome of the wait.
 func (w *wait) tell(line stile.Line) error {
 	if w.format == formatJSON {
 		if err := w.stdio.writeJSON(asJSONLine(line)); err != nil {

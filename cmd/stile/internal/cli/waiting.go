@@ -9,11 +9,12 @@ import (
 	"github.com/stilelock/stile"
 )
 
-// untilShown is how long something may take before the user is told what is going on.
+// untilShown is how long an operation may take before a status is shown.
 const untilShown = time.Second
 
-// showWaiting returns when the place is ready. If that takes longer than a moment the user is shown who has the lock: on a
-// terminal in a line that is kept up to date, otherwise once, and only if -v was given or nobody else can end the waiting.
+// showWaiting returns when the place is ready. If that takes longer than untilShown, it shows the
+// holder: at a terminal in a status line that is updated, otherwise once, and only with -v or if
+// nobody else can end the wait.
 func (r *run) showWaiting(ctx context.Context, client *stile.Client, place *stile.Place) {
 	began := time.Now()
 	select {
@@ -60,13 +61,13 @@ func (r *run) showWaiting(ctx context.Context, client *stile.Client, place *stil
 	}
 }
 
-// latest returns a channel that always has the newest reading of a line that was not received yet, until ctx ends.
+// latest returns a channel that always has the newest unread reading of a line, until ctx ends.
 func latest(ctx context.Context, client *stile.Client, name string) <-chan stile.Line {
 	lines := make(chan stile.Line, 1)
 	go func() {
 		for line, err := range client.WatchLine(ctx, name) {
 			if err != nil {
-				continue // whoever waits for the lock hears of what goes wrong
+				continue // the caller that waits for the lock gets the error
 			}
 			select {
 			case <-lines:
@@ -78,8 +79,8 @@ func latest(ctx context.Context, client *stile.Client, name string) <-chan stile
 	return lines
 }
 
-// waitingTexts tells a waiter who holds the lock, since when, and how many come first: all of it first, and then ever less, what
-// matters least left out first.
+// waitingTexts returns texts that say who holds the lock, since when, and how many waiters are
+// ahead: the full text first, then shorter ones without the less important parts.
 func waitingTexts(lock string, line stile.Line, ahead int, waited time.Duration) []string {
 	name, so := fmt.Sprintf("%q: ", lock), "; waited "+round(waited).String()
 	switch {
@@ -103,7 +104,7 @@ func waitingTexts(lock string, line stile.Line, ahead int, waited time.Duration)
 	return append(texts, place)
 }
 
-// sinceWhen says since when the first holder is in the line, if it is known.
+// sinceWhen says since when the first holder has been in the line, if that is known.
 func sinceWhen(line stile.Line) string {
 	if len(line.Holders) == 0 || line.Holders[0].Owner.Since.IsZero() {
 		return ""
@@ -111,7 +112,7 @@ func sinceWhen(line stile.Line) string {
 	return " since " + clock(line.Holders[0].Owner.Since)
 }
 
-// holderOf says who holds a lock that others wait for.
+// holderOf describes the holder of a lock that others wait for.
 func holderOf(line stile.Line) string {
 	if len(line.Holders) == 0 {
 		return "it has just become free"
@@ -119,7 +120,7 @@ func holderOf(line stile.Line) string {
 	return "it is held by " + holderName(line.Holders[0])
 }
 
-// holderName says who somebody is, who may be no stile.
+// holderName describes the owner of an entry, which may be a foreign client.
 func holderName(e stile.Entry) string {
 	if e.Owner.IsZero() {
 		return fmt.Sprintf("an unknown client (session %s), not stile", plain(e.Session))
@@ -127,7 +128,7 @@ func holderName(e stile.Entry) string {
 	return e.Owner.String()
 }
 
-// clock writes a time for somebody who has a clock on the wall, and a calendar if it is not of today.
+// clock formats a time as a wall-clock time, with the date unless it is today.
 func clock(t time.Time) string {
 	t = t.Local()
 	if t.Format(time.DateOnly) == time.Now().Format(time.DateOnly) {
@@ -136,7 +137,7 @@ func clock(t time.Time) string {
 	return t.Format(time.DateTime)
 }
 
-// round leaves of a duration what people want to read.
+// round rounds a duration for people.
 func round(d time.Duration) time.Duration {
 	switch {
 	case d < time.Second:

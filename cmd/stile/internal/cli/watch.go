@@ -15,11 +15,11 @@ import (
 	"github.com/stilelock/stile"
 )
 
-// watch is one use of the verb.
+// watch is one call of the verb.
 type watch struct {
 	reader
 	prefix string
-	known  map[string]stile.Line // as last written, by name; without those in which nobody stands
+	known  map[string]stile.Line // lines with entries, as last written, by name
 }
 
 func newWatch(stdio Stdio) *cobra.Command {
@@ -47,7 +47,7 @@ seen. If the store cannot be reached that is said once, and again when it can.`,
   stile watch -o json | jq -r --unbuffered '[.time, .name, .holders[0].owner.host] | @tsv'`,
 		Args: prefixArg(&w.prefix),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			// Signals end us as they end every program: there is nothing to put in order.
+			// Signals may end the process at once: there is nothing to clean up.
 			ctx, cancel := context.WithCancelCause(cmd.Context())
 			defer cancel(nil)
 			whenUnread(stdio.Out, func() { cancel(errNoReader) })
@@ -84,10 +84,10 @@ func (w *watch) run(ctx context.Context, client *stile.Client) error {
 			return err
 		}
 	}
-	return store.err // what cannot pass comes last
+	return store.err // a permanent error is the last one
 }
 
-// write returns what there is to write after a reading of all lines, and remembers the reading.
+// write returns the output for a reading of all lines and stores the reading.
 func (w *watch) write(lines []stile.Line, now time.Time) ([]byte, error) {
 	var buf bytes.Buffer
 	for _, c := range w.changes(lines) {
@@ -104,16 +104,16 @@ func (w *watch) write(lines []stile.Line, now time.Time) ([]byte, error) {
 	return buf.Bytes(), nil
 }
 
-// seen is what watch writes as JSON.
+// seen is the JSON output of watch.
 type seen struct {
 	Time time.Time `json:"time"`
 	jsonLine
 }
 
-// change is a line that is not as it was.
+// A change is a line that differs from the reading before.
 type change struct{ before, now stile.Line }
 
-// changes returns what has changed since the last call, sorted by name.
+// changes returns the changes since the last call, sorted by name.
 func (w *watch) changes(lines []stile.Line) []change {
 	now := make(map[string]stile.Line, len(lines))
 	names := slices.Collect(maps.Keys(w.known))
@@ -140,7 +140,7 @@ func lineOrEmpty(lines map[string]stile.Line, name string) stile.Line {
 	return stile.Line{Name: name, Holders: []stile.Entry{}, Waiters: []stile.Entry{}}
 }
 
-// withoutClocks returns the line without what changes all the time.
+// withoutClocks returns the line without the fields that change all the time.
 func withoutClocks(l stile.Line) stile.Line {
 	l.Holders, l.Waiters = slices.Clone(l.Holders), slices.Clone(l.Waiters)
 	for _, entries := range [][]stile.Entry{l.Holders, l.Waiters} {
@@ -151,7 +151,7 @@ func withoutClocks(l stile.Line) stile.Line {
 	return l
 }
 
-// writeEvents writes what has happened to a line, one event for each line of text.
+// writeEvents writes the events of a changed line, one per line of text.
 func (c change) writeEvents(to *bytes.Buffer, now time.Time) {
 	at := now.Local().Format(time.DateTime)
 	for _, e := range c.events() {
@@ -164,14 +164,14 @@ func (c change) writeEvents(to *bytes.Buffer, now time.Time) {
 	}
 }
 
-// event is what has happened to an entry.
+// event is something that happened to an entry.
 type event struct {
 	what  string
 	entry stile.Entry
 }
 
-// events returns what must have happened for the line to become what it is: first who has gone, then who has come to the
-// front or joined, each in order.
+// events returns the events that explain the change: first the entries that left, then those that
+// were admitted or joined, each in order.
 func (c change) events() []event {
 	was := make(map[identity]place)
 	for _, p := range places(c.before) {
@@ -181,7 +181,7 @@ func (c change) events() []event {
 	for _, p := range places(c.now) {
 		id := p.identity()
 		if _, ok := was[id]; !ok {
-			id = p.identityWithoutToken() // a store may give tokens late
+			id = p.identityWithoutToken() // a store may assign tokens late
 		}
 		before, ok := was[id]
 		delete(was, id)
@@ -224,14 +224,14 @@ func places(l stile.Line) []place {
 	return all
 }
 
-// identity tells the entries of a line apart, in one reading and the next.
+// identity identifies an entry across two readings.
 type identity struct {
 	token   uint64
 	session string
 	since   int64
 }
 
-// identity is the token alone, if there is one: the session of an entry may change.
+// identity is the token alone if there is one, because the session of an entry may change.
 func (p place) identity() identity {
 	if p.entry.Token != 0 {
 		return identity{token: p.entry.Token}
