@@ -80,7 +80,7 @@ func TestTTLBelowMinimumOfTheServer(t *testing.T) {
 	cli := connectWith(t, w.config(e.Endpoint()))
 	st := newStore(t, cli, "")
 	_, err := st.Open(t.Context(), store.SessionOptions{TTL: time.Second})
-	wantSays(t, err, "1s", "below 2s", "ask for that or more", e.Endpoint())
+	wantSays(t, err, "TTL 1s", "minimum: use 2s or more", e.Endpoint())
 	leases, err := cli.Leases(t.Context())
 	if err != nil || len(leases.Leases) > 0 {
 		t.Errorf("there are leases %v, %v; what was granted and not wanted should be gone", leases, err)
@@ -236,7 +236,7 @@ func TestWrongCredentials(t *testing.T) {
 	app := connectWith(t, cfg)
 	root := connectWith(t, clientv3.Config{Endpoints: []string{e.Endpoint()}, Username: "root", Password: "rootpw", DialTimeout: soon})
 	anybody := patientWire()
-	open(connectWith(t, anybody.config(e.Endpoint())), "the cluster wants a user and a password")
+	open(connectWith(t, anybody.config(e.Endpoint())), "the cluster requires authentication: give a user and a password")
 	if _, err := root.UserChangePassword(t.Context(), "app", "another"); err != nil {
 		t.Fatal(err)
 	}

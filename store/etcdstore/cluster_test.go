@@ -245,7 +245,7 @@ func TestLeaderStoppedForLongerThanTheTTL(t *testing.T) {
 	var working sync.WaitGroup
 	for range 3 {
 		st := newStore(t, connect(t, cluster.Endpoints()...), "")
-		st.SetTimes(etcdstore.Ordinary()) // a watch on the paused member is silent
+		st.SetTimes(etcdstore.DefaultTimes()) // a watch on the paused member is silent
 		c := newDelayedClient(t, st, ttl, ttl)
 		working.Go(func() {
 			for ctx.Err() == nil {

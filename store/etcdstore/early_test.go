@@ -51,7 +51,7 @@ func pauseTheLeader(t *testing.T, cluster *testservers.EtcdCluster, ttl, lockDel
 	name := newName(t)
 	ordinary := func(cli *clientv3.Client) *etcdstore.Store {
 		st := newStore(t, cli, "")
-		st.SetTimes(etcdstore.Ordinary()) // who is cut off hears nothing
+		st.SetTimes(etcdstore.DefaultTimes()) // who is cut off hears nothing
 		return st
 	}
 	contests := make(map[string]*contest)

@@ -138,7 +138,7 @@ func TestSilentWatchDelaysButNeverStrands(t *testing.T) {
 	w := &wire{}
 	st := newStore(t, connectWith(t, w.config(one.Addr(), two.Addr())), "")
 	times := byEvents()
-	times.Recheck, times.Overdue = 300*time.Millisecond, 500*time.Millisecond // what must help if the watch does not
+	times.RecheckInterval, times.WatchTimeout = 300*time.Millisecond, 500*time.Millisecond // what must help if the watch does not
 	st.SetTimes(times)
 	c := newClientOf(t, st, ample)
 	holder := newClient(t, server(t).Client(t), ample)
@@ -193,7 +193,7 @@ func TestContendedIsToldThroughCuts(t *testing.T) {
 	w := &wire{}
 	st := newStore(t, connectWith(t, w.config(proxy.Addr())), "")
 	times := byEvents()
-	times.LateWatch = never // the only watch is that for the hint
+	times.HeldWatchDelay = never // the only watch is that for the hint
 	st.SetTimes(times)
 	h := lock(t, newClientOf(t, st, ample), name)
 	contended := h.Contended()
@@ -277,7 +277,7 @@ func TestAWatchThatHasEndedIsNotOpen(t *testing.T) {
 	cli, now := tamperedAt(t, proxy.Addr())
 	st := newStore(t, cli, "")
 	times := byEvents()
-	times.Overdue = never
+	times.WatchTimeout = never
 	st.SetTimes(times)
 	se := openSession(t, st)
 	first := enqueue(t, openSession(t, newStore(t, direct, "")), name)

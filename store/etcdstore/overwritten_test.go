@@ -186,7 +186,7 @@ func TestAnOverwrittenKeyExcludesAsBefore(t *testing.T) {
 			name := newName(t)
 			st := newStore(t, server(t).Client(t), "")
 			times := byEvents()
-			times.LateWatch = never // the owner never hears of it
+			times.HeldWatchDelay = never // the owner never hears of it
 			st.SetTimes(times)
 			se := openSession(t, st)
 			if _, err := se.Enqueue(t.Context(), store.Request{Name: name, Mode: mode}); err != nil {

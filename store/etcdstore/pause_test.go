@@ -15,9 +15,9 @@ import (
 func TestALineIsReadTheMoreRarelyTheLongerNothingWasMissed(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct {
-		ahead []int // of each entry that this session has in the line
-		quiet int
-		want  time.Duration
+		ahead      []int // of each entry that this session has in the line
+		emptyReads int
+		want       time.Duration
 	}{
 		{[]int{1}, 0, 1 * time.Second},
 		{[]int{1}, 1, 2 * time.Second},
@@ -32,13 +32,13 @@ func TestALineIsReadTheMoreRarelyTheLongerNothingWasMissed(t *testing.T) {
 		{[]int{0}, 0, 1 * time.Second}, // it holds, and nobody here waits
 		{nil, 0, 1 * time.Second},
 	} {
-		w := &follower{session: &session{store: &Store{times: times{recheckInterval: time.Second}}}, quiet: tt.quiet, mine: make(map[*entry]struct{})}
+		w := &lineWatch{session: &session{store: &Store{times: times{recheckInterval: time.Second}}}, emptyReads: tt.emptyReads, mine: make(map[*entry]struct{})}
 		for _, n := range tt.ahead {
 			w.mine[standingBehind(n)] = struct{}{}
 		}
 		w.mine[&entry{state: joining}] = struct{}{} // of which nothing is known yet
-		if got := w.pause(); got != tt.want {
-			t.Errorf("behind %v, after %d readings in vain, the line is read after %v, want %v", tt.ahead, tt.quiet, got, tt.want)
+		if got := w.recheckDelay(); got != tt.want {
+			t.Errorf("behind %v, after %d readings in vain, the line is read after %v, want %v", tt.ahead, tt.emptyReads, got, tt.want)
 		}
 	}
 }
@@ -65,7 +65,7 @@ func TestWhoIsAdmittedIsNotToldToWait(t *testing.T) {
 		e.delivery.Deliver(store.Standing{State: store.Admitted, Order: me.Order})
 		e.delivery.Begin()
 		heard = nil
-		new(follower).tellLocked(e)
+		new(lineWatch).deliverLocked(e)
 		if len(heard) > 0 {
 			t.Errorf("behind one who is %v it was told %+v", ahead, heard)
 		}

@@ -204,7 +204,7 @@ func newWiredClient(t *testing.T, lockDelay time.Duration) (*stile.Client, *wire
 	t.Helper()
 	w := patientWire()
 	st := newStore(t, connectWith(t, w.config(server(t).Endpoint())), "")
-	st.SetTimes(etcdstore.Times{LateWatch: never, Linger: never, Recheck: never, Overdue: never, LookAgain: never, Again: never})
+	st.SetTimes(etcdstore.Times{HeldWatchDelay: never, IdleTimeout: never, RecheckInterval: never, WatchTimeout: never, ResyncInterval: never, RetryDelay: never})
 	c := newDelayedClient(t, st, ample, lockDelay)
 	release(t, lock(t, c, newName(t)))
 	w.passed()

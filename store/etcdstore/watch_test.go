@@ -102,7 +102,7 @@ func TestSilentWatchOfLinesDelaysButNeverMisses(t *testing.T) {
 	})
 	st := newStore(t, cli, "")
 	times := byEvents()
-	times.LookAgain = 200 * time.Millisecond // what must tell if the watch does not
+	times.ResyncInterval = 200 * time.Millisecond // what must tell if the watch does not
 	st.SetTimes(times)
 	calls := watchAll(t, st)
 	// We do not know which way the watch went: so both are silenced in turn.

@@ -111,7 +111,7 @@ func TestWithdrawFromASlowCluster_isWhatItsFirstAnswerSays(t *testing.T) {
 			name := newName(t)
 			st := newStore(t, cli, "")
 			times := byEvents()
-			times.LastWord = never
+			times.AnswerTimeout = never
 			st.SetTimes(times)
 			j := enqueue(t, openSession(t, st), name)
 			j.await(t, store.Admitted)
@@ -153,7 +153,7 @@ func TestWithdrawFromASlowCluster_isWhatALaterAnswerSays(t *testing.T) {
 	cli, now := tampered(t)
 	st := newStore(t, cli, "")
 	times := byEvents()
-	times.LastWord = never
+	times.AnswerTimeout = never
 	st.SetTimes(times)
 	j := enqueue(t, openSession(t, st), newName(t))
 	j.await(t, store.Admitted)
