@@ -80,7 +80,7 @@ func TestTTLBelowMinimumOfTheServer(t *testing.T) {
 	cli := connectWith(t, w.config(e.Endpoint()))
 	st := newStore(t, cli, "")
 	_, err := st.Open(t.Context(), store.SessionOptions{TTL: time.Second})
-	wantSays(t, err, "TTL 1s", "minimum: use 2s or more", e.Endpoint())
+	wantSays(t, err, "TTL 1s", "minimum", "use 2s or more", e.Endpoint())
 	leases, err := cli.Leases(t.Context())
 	if err != nil || len(leases.Leases) > 0 {
 		t.Errorf("there are leases %v, %v; what was granted and not wanted should be gone", leases, err)
