@@ -31,7 +31,7 @@ func wantSays(t *testing.T, err error, what ...string) {
 	}
 }
 
-func TestNamesThatBeginWithOthersAreOtherLocks(t *testing.T) {
+func TestLock_nameIsPrefixOfAnother(t *testing.T) {
 	t.Parallel()
 	a := newName(t)
 	for _, names := range [][2]string{{a, a + "/b"}, {a + "/b/c", a + "/b"}, {a + "x", a}} {
@@ -73,7 +73,7 @@ func TestNamesThatBeginWithOthersAreOtherLocks(t *testing.T) {
 	}
 }
 
-func TestTTLBelowMinimumOfTheServer(t *testing.T) {
+func TestOpen_belowServersMinTTL(t *testing.T) {
 	t.Parallel()
 	e := startEtcd(t, "--heartbeat-interval=100", "--election-timeout=1000") // etcd's defaults
 	w := patientWire()                                                       // a lease that is not revoked in time is left to expire
@@ -95,7 +95,7 @@ func TestTTLBelowMinimumOfTheServer(t *testing.T) {
 	closeSoon(se.Close)
 }
 
-func TestUnreachableEndpoint(t *testing.T) {
+func TestStore_unreachableEndpoint(t *testing.T) {
 	t.Parallel()
 	for _, how := range []struct {
 		what string
@@ -119,7 +119,7 @@ func TestUnreachableEndpoint(t *testing.T) {
 	}
 }
 
-func TestUnreachableEndpointAndShorterContext(t *testing.T) {
+func TestStore_unreachableEndpointShortContext(t *testing.T) {
 	t.Parallel()
 	proxy := testservers.NewProxy(t, server(t).Endpoint())
 	proxy.Hold()
@@ -161,7 +161,7 @@ func startWithUsers(t *testing.T) etcd {
 
 func second[T any](_ T, err error) error { return err }
 
-func TestUserWithRightsOnAPrefix(t *testing.T) {
+func TestAuth_permissionOnPrefix(t *testing.T) {
 	t.Parallel()
 	e := startWithUsers(t)
 	proxy := testservers.NewProxy(t, e.Endpoint())
@@ -216,7 +216,7 @@ func TestUserWithRightsOnAPrefix(t *testing.T) {
 }
 
 // Credentials that were wrong from the beginning are refused by clientv3.New already.
-func TestWrongCredentials(t *testing.T) {
+func TestAuth_wrongCredentials(t *testing.T) {
 	t.Parallel()
 	e := startWithUsers(t)
 	open := func(cli *clientv3.Client, says string) {
@@ -243,7 +243,7 @@ func TestWrongCredentials(t *testing.T) {
 	open(app, "check the user and the password")
 }
 
-func TestClusterOutOfSpace(t *testing.T) {
+func TestStore_clusterOutOfSpace(t *testing.T) {
 	t.Parallel()
 	e := startEtcd(t, "--quota-backend-bytes=1000000")
 	cli := e.Client(t)
@@ -282,7 +282,7 @@ func TestClusterOutOfSpace(t *testing.T) {
 }
 
 // An entry in doubt must be out even if the guard cannot be raised for want of space.
-func TestEntryInDoubtIsTakenOutOfAFullCluster(t *testing.T) {
+func TestEnqueue_abortInFullCluster(t *testing.T) {
 	t.Parallel()
 	e := startEtcd(t, "--quota-backend-bytes=1000000")
 	direct := e.Client(t)
@@ -314,7 +314,7 @@ func TestEntryInDoubtIsTakenOutOfAFullCluster(t *testing.T) {
 	await(t, "the entry to be out", func() bool { return len(keysUnder(t, direct, "lock")) == 0 })
 }
 
-func TestForeignKeysUnderAName(t *testing.T) {
+func TestLine_foreignKeys(t *testing.T) {
 	t.Parallel()
 	cli, name := server(t).Client(t), newName(t)
 	c := newClient(t, server(t).Client(t), ample)
@@ -359,7 +359,7 @@ func TestForeignKeysUnderAName(t *testing.T) {
 }
 
 // An entry whose value means nothing to us excludes as any other, and the message says what is known of it.
-func TestEntryWithAnUnknownValue(t *testing.T) {
+func TestLine_unknownValue(t *testing.T) {
 	t.Parallel()
 	cli := server(t).Client(t)
 	c := newClient(t, server(t).Client(t), ample)
@@ -386,7 +386,7 @@ func TestEntryWithAnUnknownValue(t *testing.T) {
 	}
 }
 
-func TestReservedName(t *testing.T) {
+func TestEnqueue_reservedName(t *testing.T) {
 	t.Parallel()
 	c := newClient(t, server(t).Client(t), ample)
 	for _, name := range []string{".stile", ".stile/x", ".stile/x/y"} {
@@ -401,7 +401,7 @@ func TestReservedName(t *testing.T) {
 	}
 }
 
-func TestBadOptions(t *testing.T) {
+func TestNew_badOptions(t *testing.T) {
 	t.Parallel()
 	if _, err := etcdstore.New(nil, nil); err == nil {
 		t.Error("New without a client returned no error")

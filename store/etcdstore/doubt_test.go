@@ -75,7 +75,7 @@ func removeKeys(t *testing.T, name string) {
 
 // The first attempt's reply is lost, the second finds its entry there, and before the line can be read everything in it
 // vanishes. An empty line is not one's turn.
-func TestEntryThatVanishesWhileItIsInDoubtIsNotAdmitted(t *testing.T) {
+func TestEnqueue_entryInDoubtVanishes(t *testing.T) {
 	t.Parallel()
 	cli, now := tampered(t)
 	name := newName(t)
@@ -111,7 +111,7 @@ func TestEntryThatVanishesWhileItIsInDoubtIsNotAdmitted(t *testing.T) {
 }
 
 // Somebody deletes everything, the guard of a session that has raised it included.
-func TestSessionGoesOnWhenItsGuardVanishes(t *testing.T) {
+func TestSession_survivesLossOfEpochKey(t *testing.T) {
 	t.Parallel()
 	cli, now := tampered(t)
 	se := openSession(t, newStore(t, cli, ""))
@@ -142,7 +142,7 @@ func TestSessionGoesOnWhenItsGuardVanishes(t *testing.T) {
 }
 
 // The first Withdraw cannot tell whether the entry is out; the second must not say that it is.
-func TestWithdrawingAgainTakesTheEntryOut(t *testing.T) {
+func TestWithdraw_againAfterFailure(t *testing.T) {
 	t.Parallel()
 	cli, now := tampered(t)
 	se := openSession(t, newStore(t, cli, ""))
@@ -171,7 +171,7 @@ func TestWithdrawingAgainTakesTheEntryOut(t *testing.T) {
 }
 
 // The lease is revoked between the reply that the entry is in and the moment that the reply is read.
-func TestEnqueueOnASessionThatIsLostMeanwhile(t *testing.T) {
+func TestEnqueue_sessionLostMeanwhile(t *testing.T) {
 	t.Parallel()
 	cli, now := tampered(t)
 	se := openSession(t, newStore(t, cli, ""))
@@ -196,7 +196,7 @@ func TestEnqueueOnASessionThatIsLostMeanwhile(t *testing.T) {
 }
 
 // Another gets in line between the look at it and the try. Who is in the way is the other, not oneself.
-func TestFailedTryNamesTheOther(t *testing.T) {
+func TestTry_namesHolder(t *testing.T) {
 	t.Parallel()
 	cli, now := tampered(t)
 	name := newName(t)

@@ -89,7 +89,7 @@ func (h *history) upTo(t *testing.T, cli *clientv3.Client, name string) []string
 // An attempt to put an entry in that was given up is carried out after the lock was taken, and released, by another
 // attempt. It must be void, because nobody would ever take that entry out. The guard key makes it so.
 // Promise: P5
-func TestLateAttemptIsVoid(t *testing.T) {
+func TestEnqueue_lateAttemptIsVoid(t *testing.T) {
 	for _, how := range []struct {
 		name string
 		try  bool
@@ -131,7 +131,7 @@ func guard(t *testing.T, cli *clientv3.Client, se store.Session) int64 {
 
 // An attempt that was given up for good, with no other that succeeded.
 // Promise: P5
-func TestLateAttemptOfFailedEnqueueIsVoid(t *testing.T) {
+func TestEnqueue_lateAttemptAfterFailureIsVoid(t *testing.T) {
 	t.Parallel()
 	cli, now := tampered(t)
 	direct, name := server(t).Client(t), newName(t)
@@ -155,7 +155,7 @@ func TestLateAttemptOfFailedEnqueueIsVoid(t *testing.T) {
 
 // The unlocking of one entry is carried out after its successor, under the same key, was put in (defect B1).
 // Promise: P5
-func TestLateReleaseSparesNewerEntry(t *testing.T) {
+func TestRelease_lateSparesNewerEntry(t *testing.T) {
 	t.Parallel()
 	cli, now := tampered(t)
 	direct, name := server(t).Client(t), newName(t)

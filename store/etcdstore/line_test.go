@@ -22,7 +22,7 @@ import (
 // The waiter cannot be told of the release, and cannot be told of it later either, because the history has been
 // compacted.
 // Promise: P7
-func TestWaiterSurvivesCompaction(t *testing.T) {
+func TestWaiter_survivesCompaction(t *testing.T) {
 	t.Parallel()
 	e := startEtcd(t) // of its own: compaction is not for one line
 	direct := e.Client(t)
@@ -57,7 +57,7 @@ func TestWaiterSurvivesCompaction(t *testing.T) {
 }
 
 // Promise: P7
-func TestWaiterSurvivesRestartOfTheServer(t *testing.T) {
+func TestWaiter_survivesServerRestart(t *testing.T) {
 	t.Parallel()
 	e := startEtcd(t)
 	name := newName(t)
@@ -72,7 +72,7 @@ func TestWaiterSurvivesRestartOfTheServer(t *testing.T) {
 
 // Promise P7, with connections that are cut at random moments of many hand-overs.
 // Promise: P7
-func TestNoWaiterIsForgottenWhenConnectionsAreCut(t *testing.T) {
+func TestWaiter_survivesCutConnections(t *testing.T) {
 	t.Parallel()
 	const (
 		clients = 4
@@ -131,7 +131,7 @@ func TestNoWaiterIsForgottenWhenConnectionsAreCut(t *testing.T) {
 // The watch's connection falls silent for good, and nothing tells the client: no reset, no answer. The other way to the
 // server works.
 // Promise: P7
-func TestSilentWatchDelaysButNeverStrands(t *testing.T) {
+func TestWaiter_silentWatchOnlyDelays(t *testing.T) {
 	t.Parallel()
 	name := newName(t)
 	one, two := testservers.NewProxy(t, server(t).Endpoint()), testservers.NewProxy(t, server(t).Endpoint())
@@ -187,7 +187,7 @@ func TestSilentWatchDelaysButNeverStrands(t *testing.T) {
 }
 
 // The hint that somebody waits reaches the holder also if its watch was cut.
-func TestContendedIsToldThroughCuts(t *testing.T) {
+func TestContended_survivesCutConnections(t *testing.T) {
 	t.Parallel()
 	proxy, name := testservers.NewProxy(t, server(t).Endpoint()), newName(t)
 	w := &wire{}
@@ -209,7 +209,7 @@ func TestContendedIsToldThroughCuts(t *testing.T) {
 
 // All keys of a line go in one revision while several wait. That the others are gone makes it nobody's turn.
 // Promise: P1
-func TestNobodyIsAdmittedBecauseEverybodyIsTakenOutAtOnce(t *testing.T) {
+func TestWaiter_notAdmittedWhenLineIsDeleted(t *testing.T) {
 	t.Parallel()
 	name, st := newName(t), newStore(t, server(t).Client(t), "")
 	enqueue(t, openSession(t, st), name).await(t, store.Admitted)
@@ -227,7 +227,7 @@ func TestNobodyIsAdmittedBecauseEverybodyIsTakenOutAtOnce(t *testing.T) {
 
 // The same for an entry whose session hears of it before it hears that the entry was put in.
 // Promise: P1
-func TestNobodyIsAdmittedBecauseEverybodyIsTakenOutWhileItJoins(t *testing.T) {
+func TestEnqueue_notAdmittedWhenLineIsDeleted(t *testing.T) {
 	t.Parallel()
 	cli, now := tampered(t)
 	st := newStore(t, cli, "")
@@ -269,7 +269,7 @@ func TestNobodyIsAdmittedBecauseEverybodyIsTakenOutWhileItJoins(t *testing.T) {
 
 // An entry that joins while no watch is open has to ask for a reading: what happens before the next watch begins, no watch
 // tells it. So a watch that has ended does not count as open, from then on until the next one is complete.
-func TestAWatchThatHasEndedIsNotOpen(t *testing.T) {
+func TestLineWatch_notOpenAfterItEnded(t *testing.T) {
 	t.Parallel()
 	e := startEtcd(t) // of its own: compaction is not for one line
 	proxy := testservers.NewProxy(t, e.Endpoint())

@@ -66,7 +66,7 @@ func newDelayedClient(t *testing.T, st *etcdstore.Store, ttl, lockDelay time.Dur
 
 // A LockDelay costs one request to take a lock, and none to release it.
 // Promise: LockDelay
-func TestMarkerIsOneTxnAndGoesWithTheRelease(t *testing.T) {
+func TestMarker_oneTxnDeletedByRelease(t *testing.T) {
 	t.Parallel()
 	name := newName(t)
 	c, w := newWiredClient(t, time.Minute)
@@ -90,7 +90,7 @@ func TestMarkerIsOneTxnAndGoesWithTheRelease(t *testing.T) {
 
 // Whoever does not know of markers takes no notice of them: other clients, and those who look on.
 // Promise: LockDelay
-func TestMarkersAreNoBusinessOfOthers(t *testing.T) {
+func TestMarker_ignoredByOtherClients(t *testing.T) {
 	eachRival(t, func(t *testing.T, r rival, c *stile.Client, name string) {
 		st := newStore(t, server(t).Client(t), "")
 		se := openSession(t, st)
@@ -118,7 +118,7 @@ func TestMarkersAreNoBusinessOfOthers(t *testing.T) {
 // The attempt to leave it arrives when the entry has been withdrawn: everybody would take that marker for one of a hold that
 // was not released.
 // Promise: LockDelay
-func TestLateMarkerIsVoid(t *testing.T) {
+func TestMarker_lateAttemptIsVoid(t *testing.T) {
 	for how, leave := range map[string]func(context.Context, *joined) error{
 		"withdrawn":   func(ctx context.Context, j *joined) error { return j.Withdraw(ctx) },
 		"to go later": func(ctx context.Context, j *joined) error { return j.Extensions().WithdrawAfter(ctx, time.Minute) },
@@ -142,7 +142,7 @@ func TestLateMarkerIsVoid(t *testing.T) {
 }
 
 // Nobody but the refusal of the marker tells that the entry has gone: the caller stands in line again.
-func TestEntryThatGoesBeforeItsMarkerIsLeftIsReplaced(t *testing.T) {
+func TestMarker_entryGoneBeforeMark(t *testing.T) {
 	t.Parallel()
 	cli, now := tampered(t)
 	name := newName(t)
@@ -167,7 +167,7 @@ func TestEntryThatGoesBeforeItsMarkerIsLeftIsReplaced(t *testing.T) {
 
 // The marker was left, and nobody heard of it: leaving it again finds it, and leaves no other.
 // Promise: LockDelay
-func TestMarkerInDoubtIsLeftOnce(t *testing.T) {
+func TestMarker_inDoubtIsLeftOnce(t *testing.T) {
 	t.Parallel()
 	cli, now := tampered(t)
 	name := newName(t)
@@ -192,7 +192,7 @@ func TestMarkerInDoubtIsLeftOnce(t *testing.T) {
 
 // The withdrawal has not got through when the session puts its next entry in, which takes the old one out.
 // Promise: LockDelay
-func TestMarkerGoesWithAnEntryThatMakesRoomForTheNext(t *testing.T) {
+func TestMarker_deletedWithReplacedEntry(t *testing.T) {
 	t.Parallel()
 	cli, now := tampered(t)
 	name := newName(t)
@@ -214,7 +214,7 @@ func TestMarkerGoesWithAnEntryThatMakesRoomForTheNext(t *testing.T) {
 	wantMarkers(t, name)
 }
 
-func TestManyMarkersAreCleared(t *testing.T) {
+func TestClearMarks_many(t *testing.T) {
 	t.Parallel()
 	const (
 		many  = 301     // of which one request can delete 128

@@ -33,7 +33,7 @@ func keyOfSession(name string, se store.Session) string { return name + "/" + se
 
 // Without its lease a key stays when its owner dies. So its owner deletes it, and is told before anybody else is let in.
 // Promise: P6
-func TestWhoseKeyIsOverwrittenIsToldBeforeAnotherIsLetIn(t *testing.T) {
+func TestOverwrittenKey_holderNotifiedBeforeNext(t *testing.T) {
 	t.Parallel()
 	name := newName(t)
 	se := openSession(t, newStore(t, server(t).Client(t), ""))
@@ -79,7 +79,7 @@ func TestWhoseKeyIsOverwrittenIsToldBeforeAnotherIsLetIn(t *testing.T) {
 
 // Who has waited has a watch of the line, which does not tell what is put. It watches its key besides.
 // Promise: P6
-func TestWhoHasWaitedIsToldThatItsKeyIsOverwritten(t *testing.T) {
+func TestOverwrittenKey_notifiedAfterWaiting(t *testing.T) {
 	t.Parallel()
 	name := newName(t)
 	se := openSession(t, newStore(t, server(t).Client(t), ""))
@@ -99,7 +99,7 @@ func TestWhoHasWaitedIsToldThatItsKeyIsOverwritten(t *testing.T) {
 
 // Whose key is overwritten while it waits finds out by the reading with which the watch of its key begins.
 // Promise: P6
-func TestAWaiterWhoseKeyIsOverwrittenIsToldWhenItHolds(t *testing.T) {
+func TestOverwrittenKey_waiterNotifiedOnAdmission(t *testing.T) {
 	t.Parallel()
 	name := newName(t)
 	se := openSession(t, newStore(t, server(t).Client(t), ""))
@@ -117,7 +117,7 @@ func TestAWaiterWhoseKeyIsOverwrittenIsToldWhenItHolds(t *testing.T) {
 
 // Who is told that it has lost its lock may well close the client at once. That is no reason to leave the key behind.
 // Promise: P5
-func TestAnOverwrittenKeyIsDeletedThoughItsOwnerCloses(t *testing.T) {
+func TestOverwrittenKey_deletedByClose(t *testing.T) {
 	t.Parallel()
 	cli, now := tampered(t)
 	name := newName(t)
@@ -146,7 +146,7 @@ func TestAnOverwrittenKeyIsDeletedThoughItsOwnerCloses(t *testing.T) {
 }
 
 // An entry that was overwritten was not released, so its marker stays, also if the session's next entry has to delete the key.
-func TestTheMarkerOfAnOverwrittenEntryStays(t *testing.T) {
+func TestOverwrittenKey_markerStays(t *testing.T) {
 	t.Parallel()
 	cli, now := tampered(t)
 	name := newName(t)
@@ -178,7 +178,7 @@ func TestTheMarkerOfAnOverwrittenEntryStays(t *testing.T) {
 
 // The owner is dead, or has not heard yet. Nobody else is let in, and who looks is told what to do.
 // Promise: P1
-func TestAnOverwrittenKeyExcludesAsBefore(t *testing.T) {
+func TestOverwrittenKey_stillExcludes(t *testing.T) {
 	t.Parallel()
 	for _, mode := range []line.Mode{line.Exclusive, line.Shared} {
 		t.Run(mode.String(), func(t *testing.T) {
@@ -217,7 +217,7 @@ func TestAnOverwrittenKeyExcludesAsBefore(t *testing.T) {
 }
 
 // A key that was put once, and is named like an entry by accident, closes no lock.
-func TestKeysThatLookLikeEntriesCloseNoLock(t *testing.T) {
+func TestLine_ignoresKeysResemblingEntries(t *testing.T) {
 	t.Parallel()
 	name := newName(t)
 	for _, key := range []string{"4c01db0b339c", "202611220930", "1732264800000-retry", "001122334455"} {
@@ -234,7 +234,7 @@ func TestKeysThatLookLikeEntriesCloseNoLock(t *testing.T) {
 }
 
 // A store with a prefix has its guards where a store without one has the locks below that prefix.
-func TestTheGuardsOfAStoreWithAPrefixAreNoEntries(t *testing.T) {
+func TestLine_ignoresEpochKeysOfPrefixedStore(t *testing.T) {
 	t.Parallel()
 	cli, now := tampered(t)
 	name := newName(t)

@@ -39,7 +39,7 @@ func onlyKey(t *testing.T, name string) *mvccpb.KeyValue {
 }
 
 // An entry's own key is watched for those who overwrite it. What its owner puts there is not taken for that.
-func TestAChangedOwnerIsNotTakenForAnOverwrittenKey(t *testing.T) {
+func TestSetOwner_notTakenForOverwrite(t *testing.T) {
 	t.Parallel()
 	name := newName(t)
 	se := openSession(t, newStore(t, server(t).Client(t), ""))
@@ -74,7 +74,7 @@ func TestAChangedOwnerIsNotTakenForAnOverwrittenKey(t *testing.T) {
 // An entry that somebody has overwritten is not the session's any more: putting it under the lease again would restore a
 // hold that is lost.
 // Promise: P1
-func TestAnOverwrittenEntryIsNotRestoredWithItsOwner(t *testing.T) {
+func TestSetOwner_doesNotRestoreOverwrittenEntry(t *testing.T) {
 	t.Parallel()
 	name := newName(t)
 	cli, now := tampered(t)
@@ -102,7 +102,7 @@ func TestAnOverwrittenEntryIsNotRestoredWithItsOwner(t *testing.T) {
 
 // A key that was deleted and made anew is another entry, whoever made it.
 // Promise: P1
-func TestAnotherEntryUnderTheSameKeyKeepsItsOwner(t *testing.T) {
+func TestSetOwner_sparesNewerEntry(t *testing.T) {
 	t.Parallel()
 	name := newName(t)
 	cli, now := tampered(t)
@@ -135,7 +135,7 @@ func TestAnotherEntryUnderTheSameKeyKeepsItsOwner(t *testing.T) {
 // An attempt that was given up is carried out when the entry has left, or has another owner, or was let go later: then the
 // key is under a lease of its own, and must not come back under the session's.
 // Promise: P1
-func TestLateChangeOfAnOwnerIsVoid(t *testing.T) {
+func TestSetOwner_lateAttemptIsVoid(t *testing.T) {
 	for how, leave := range map[string]func(context.Context, *joined) error{
 		"withdrawn":   func(ctx context.Context, j *joined) error { return j.Withdraw(ctx) },
 		"to go later": func(ctx context.Context, j *joined) error { return j.Extensions().WithdrawAfter(ctx, time.Minute) },
@@ -166,7 +166,7 @@ func TestLateChangeOfAnOwnerIsVoid(t *testing.T) {
 
 // The others wait for keys to be deleted. That the key ahead of theirs is written to is not that.
 // Promise: P1
-func TestAChangedOwnerLetsNoRivalIn(t *testing.T) {
+func TestSetOwner_rivalKeepsWaiting(t *testing.T) {
 	eachRival(t, func(t *testing.T, r rival, c *stile.Client, name string) {
 		j := enqueue(t, openSession(t, newStore(t, server(t).Client(t), "")), name)
 		j.await(t, store.Admitted)
@@ -193,7 +193,7 @@ func TestAChangedOwnerLetsNoRivalIn(t *testing.T) {
 
 // The names of both keys are different, so neither entry can be taken for what the other has left behind.
 // Promise: P1
-func TestTwoEntriesOfOneSessionInOneLineHaveKeysOfTheirOwn(t *testing.T) {
+func TestEnqueue_twiceInOneLineHasTwoKeys(t *testing.T) {
 	t.Parallel()
 	name := newName(t)
 	st := newStore(t, server(t).Client(t), "")

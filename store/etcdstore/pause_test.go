@@ -12,7 +12,7 @@ import (
 
 // Who waits looks at the line if nothing is heard: less and less often if that is in vain, and the more often the sooner its
 // turn comes.
-func TestALineIsReadTheMoreRarelyTheLongerNothingWasMissed(t *testing.T) {
+func TestLineWatch_recheckDelay(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct {
 		ahead      []int // of each entry that this session has in the line
@@ -53,7 +53,7 @@ func standingBehind(n int) *entry {
 
 // A shared entry that is overwritten counts as exclusive, because nobody knows its mode any more. Who was admitted beside it
 // stays so.
-func TestWhoIsAdmittedIsNotToldToWait(t *testing.T) {
+func TestLineWatch_admittedStaysAdmitted(t *testing.T) {
 	me := line.Entry{ID: "me", Order: 2, Mode: line.Shared}
 	for _, ahead := range []line.Mode{line.Shared, line.Exclusive} {
 		var heard []store.Standing

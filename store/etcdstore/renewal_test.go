@@ -30,7 +30,7 @@ func (s shortened) RecvMsg(m any) error {
 }
 
 // The answer is to an earlier renewal, and nobody can tell to which.
-func TestARenewalThatIsAnsweredWithLessConfirmsNothing(t *testing.T) {
+func TestConfirm_shorterTTLInReply(t *testing.T) {
 	t.Parallel()
 	var less atomic.Bool
 	shorten := func(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string, open grpc.Streamer,

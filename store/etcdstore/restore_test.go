@@ -12,7 +12,7 @@ import (
 // The data are set back to a backup that has the leases of sessions and not what they have put in since: to everybody else the
 // lock is free. Who has seen more than the cluster has must not go on, and whose entries are missing must hear of it.
 // Promise: P6
-func TestWhenTheDataGoBackWhoHasSeenMoreHearsOfIt(t *testing.T) {
+func TestSession_lostWhenDataAreRestored(t *testing.T) {
 	t.Parallel()
 	for what, since := range map[string]int{"at once": 0, "when others have written as much again": 100} {
 		e := startEtcd(t)

@@ -13,7 +13,7 @@ import (
 
 // An entry goes with its session. A withdrawal that was under way when the session ended has to say so: "session lost" alone
 // would mean that the entry may still stand.
-func TestWithdrawWhoseSessionEndsMeanwhile_saysThatTheEntryHasGone(t *testing.T) {
+func TestWithdraw_sessionEndsMeanwhile(t *testing.T) {
 	t.Parallel()
 	cli, now := tampered(t)
 	se := openSession(t, newStore(t, cli, ""))
@@ -47,7 +47,7 @@ func TestWithdrawWhoseSessionEndsMeanwhile_saysThatTheEntryHasGone(t *testing.T)
 // A request that was not answered may have been carried out. If the next one finds nothing, either it was, or the entry had
 // been taken out before, and somebody else may have been in: nobody can tell, and nobody says that the lock was held.
 // Promise: P5
-func TestWithdrawAfterARequestThatWasNotAnswered_saysOnlyWhatIsKnown(t *testing.T) {
+func TestWithdraw_afterUnansweredRequest(t *testing.T) {
 	for _, what := range []struct {
 		name  string
 		first func(t *testing.T, name string, carryOut func() error) // what becomes of the first request
@@ -80,7 +80,7 @@ func TestWithdrawAfterARequestThatWasNotAnswered_saysOnlyWhatIsKnown(t *testing.
 
 // The same of letting go later. If the first request was carried out the next one finds the entry.
 // Promise: P5
-func TestWithdrawAfterATimeAfterARequestThatWasNotAnswered_saysOnlyWhatIsKnown(t *testing.T) {
+func TestWithdrawAfter_afterUnansweredRequest(t *testing.T) {
 	t.Parallel()
 	cli, now := tampered(t)
 	name := newName(t)
@@ -99,7 +99,7 @@ func TestWithdrawAfterATimeAfterARequestThatWasNotAnswered_saysOnlyWhatIsKnown(t
 
 // A slow cluster is asked again before it has answered. Its first answer says what the second cannot.
 // Promise: P5
-func TestWithdrawFromASlowCluster_isWhatItsFirstAnswerSays(t *testing.T) {
+func TestWithdraw_slowClusterFirstReplyCounts(t *testing.T) {
 	for _, what := range []struct {
 		name    string
 		evicted bool
@@ -148,7 +148,7 @@ func TestWithdrawFromASlowCluster_isWhatItsFirstAnswerSays(t *testing.T) {
 }
 
 // On a cluster that is slower still it may be a later attempt that deletes the entry, and its answer may come last of all.
-func TestWithdrawFromASlowCluster_isWhatALaterAnswerSays(t *testing.T) {
+func TestWithdraw_slowClusterLaterReplyCounts(t *testing.T) {
 	t.Parallel()
 	cli, now := tampered(t)
 	st := newStore(t, cli, "")
@@ -188,7 +188,7 @@ func TestWithdrawFromASlowCluster_isWhatALaterAnswerSays(t *testing.T) {
 }
 
 // Nothing is answered for long. The first attempt is not given up, the others are: there are not ever more of them.
-func TestWithdrawWithoutAnyAnswer_givesUpAttempts(t *testing.T) {
+func TestWithdraw_unansweredAttemptsAreCanceled(t *testing.T) {
 	t.Parallel()
 	cli, now := tampered(t)
 	j := enqueue(t, openSession(t, newStore(t, cli, "")), newName(t))
