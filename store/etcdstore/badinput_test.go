@@ -180,7 +180,7 @@ func TestAuth_permissionOnPrefix(t *testing.T) {
 	held.withdraw(t)
 	waiter.await(t, store.Admitted)
 
-	// An attempt in doubt makes the store write its guard key: there, too, it has the right.
+	// An attempt in doubt makes the store write its epoch key, which its permission covers too.
 	root := connectWith(t, clientv3.Config{Endpoints: []string{e.Endpoint()}, Username: "root", Password: "rootpw", DialTimeout: soon})
 	proxy.CutReplies()
 	ctx := endsWhen(t, "the entry to be put in", func() bool { return there(t, root, "app/other") })
@@ -189,7 +189,7 @@ func TestAuth_permissionOnPrefix(t *testing.T) {
 	}
 	proxy.Reset()
 	proxy.Release()
-	await(t, "the guard to be raised and the entry to be out", func() bool {
+	await(t, "the epoch key to be written and the entry to be out", func() bool {
 		guard, err1 := root.Get(t.Context(), "app/.stile/"+one.ID())
 		entries, err2 := root.Get(t.Context(), "app/other/", clientv3.WithPrefix())
 		return err1 == nil && err2 == nil && len(guard.Kvs) == 1 && len(entries.Kvs) == 0
@@ -281,7 +281,7 @@ func TestStore_clusterOutOfSpace(t *testing.T) {
 	}
 }
 
-// An entry in doubt must be out even if the guard cannot be raised for want of space.
+// An entry in doubt is deleted even if the epoch key cannot be written for want of space.
 func TestEnqueue_abortInFullCluster(t *testing.T) {
 	t.Parallel()
 	e := startEtcd(t, "--quota-backend-bytes=1000000")
@@ -358,7 +358,7 @@ func TestLine_foreignKeys(t *testing.T) {
 	}
 }
 
-// An entry whose value means nothing to us excludes as any other, and the message says what is known of it.
+// An entry with an unknown value excludes like any other, and errors contain what is known of it.
 func TestLine_unknownValue(t *testing.T) {
 	t.Parallel()
 	cli := server(t).Client(t)

@@ -122,7 +122,8 @@ func wantLine(t *testing.T, cli *clientv3.Client, name string, orders ...uint64)
 	}
 }
 
-// B2: a waiter whose own entry or lease is gone hears of it at once, not when the holder leaves some day.
+// B2: a waiter is notified at once when its own entry or lease is gone, not only when the holder
+// leaves.
 func TestWaiter_notifiedThatEntryIsGone(t *testing.T) {
 	t.Parallel()
 	for _, revoke := range []bool{false, true} {
@@ -216,8 +217,8 @@ func TestStockLock_leaksKeyWhenContextEnds(t *testing.T) {
 	}
 }
 
-// B4: a waiter's entry is taken out and another is made under the same key, by the same session. Whoever made the first
-// must not take the second for its own.
+// B4: a waiter's key is deleted, and the same session creates another entry under the same key. The
+// first entry's owner must not take the second entry for its own.
 // Promise: P1
 func TestEntry_recreatedKeyIsNotItsOwn(t *testing.T) {
 	t.Parallel()
@@ -421,7 +422,7 @@ func TestStockMutex_twoOfOneSessionBothHold(t *testing.T) {
 	}
 }
 
-// A holder that is cut off knows that it has lost before the server lets others in.
+// A partitioned holder loses its hold before the server admits another.
 // Promise: P6
 func TestHold_partitionedHolderLosesFirst(t *testing.T) {
 	t.Parallel()
@@ -448,8 +449,7 @@ func TestHold_partitionedHolderLosesFirst(t *testing.T) {
 	holdSoon(t, place)
 }
 
-// What the test above shows holds of slow replies, too: the deadline counts from the sending of the last renewal, not from
-// its reply.
+// Slow replies do not extend a hold: the deadline counts from when the last renewal was sent.
 // Promise: P6
 func TestHold_deadlineCountsFromSending(t *testing.T) {
 	t.Parallel()
@@ -474,7 +474,7 @@ func TestHold_deadlineCountsFromSending(t *testing.T) {
 	}
 }
 
-// A hold whose key or lease somebody else removed is lost at once, although the session could go on.
+// A hold is lost at once when another client deletes its key or revokes its lease.
 // Promise: P6
 func TestHold_evictedIsLostAtOnce(t *testing.T) {
 	t.Parallel()
@@ -550,7 +550,8 @@ func TestLock_afterLeaseRevoked(t *testing.T) {
 	release(t, again)
 }
 
-// What etcd answers to everything once an alarm has been raised because its members' data differ.
+// etcd answers every request with an error after a CORRUPT alarm: the call returns it and does not
+// retry.
 func TestStore_corruptClusterIsAnError(t *testing.T) {
 	t.Parallel()
 	cli, now := tampered(t)

@@ -19,8 +19,7 @@ import (
 	"github.com/stilelock/stile/store/etcdstore"
 )
 
-// The waiter cannot be told of the release, and cannot be told of it later either, because the history has been
-// compacted.
+// The waiter misses the release and cannot receive it later, because the history is compacted.
 // Promise: P7
 func TestWaiter_survivesCompaction(t *testing.T) {
 	t.Parallel()
@@ -128,8 +127,7 @@ func TestWaiter_survivesCutConnections(t *testing.T) {
 	t.Logf("%d hand-overs, %d connections cut", handOvers.Load(), cuts)
 }
 
-// The watch's connection falls silent for good, and nothing tells the client: no reset, no answer. The other way to the
-// server works.
+// The watch's connection stops delivering data without an error. The other connection works.
 // Promise: P7
 func TestWaiter_silentWatchOnlyDelays(t *testing.T) {
 	t.Parallel()
@@ -186,7 +184,7 @@ func TestWaiter_silentWatchOnlyDelays(t *testing.T) {
 	}
 }
 
-// The hint that somebody waits reaches the holder also if its watch was cut.
+// The holder is notified that an entry waits, even if its watch was cut.
 func TestContended_survivesCutConnections(t *testing.T) {
 	t.Parallel()
 	proxy, name := testservers.NewProxy(t, server(t).Endpoint()), newName(t)
@@ -207,7 +205,8 @@ func TestContended_survivesCutConnections(t *testing.T) {
 	wait(t, contended, "the hint that somebody waits")
 }
 
-// All keys of a line go in one revision while several wait. That the others are gone makes it nobody's turn.
+// All keys of a line are deleted in one revision while several entries wait. None of them is
+// admitted.
 // Promise: P1
 func TestWaiter_notAdmittedWhenLineIsDeleted(t *testing.T) {
 	t.Parallel()
@@ -225,7 +224,7 @@ func TestWaiter_notAdmittedWhenLineIsDeleted(t *testing.T) {
 	}
 }
 
-// The same for an entry whose session hears of it before it hears that the entry was put in.
+// As above, for an entry whose session receives the deletion before the reply to the insertion.
 // Promise: P1
 func TestEnqueue_notAdmittedWhenLineIsDeleted(t *testing.T) {
 	t.Parallel()
@@ -267,8 +266,8 @@ func TestEnqueue_notAdmittedWhenLineIsDeleted(t *testing.T) {
 	}
 }
 
-// An entry that joins while no watch is open has to ask for a reading: what happens before the next watch begins, no watch
-// tells it. So a watch that has ended does not count as open, from then on until the next one is complete.
+// An entry that joins while no watch is open must request a read, because no watch delivers what
+// happens before the next one starts. So a watch that has ended does not count as open.
 func TestLineWatch_notOpenAfterItEnded(t *testing.T) {
 	t.Parallel()
 	e := startEtcd(t) // of its own: compaction is not for one line

@@ -88,7 +88,7 @@ func TestMarker_oneTxnDeletedByRelease(t *testing.T) {
 	wantRequests(t, "the hand-over and a release", w.passed(), "Txn", "Txn")
 }
 
-// Whoever does not know of markers takes no notice of them: other clients, and those who look on.
+// Other clients, and readers of the line, ignore markers.
 // Promise: LockDelay
 func TestMarker_ignoredByOtherClients(t *testing.T) {
 	eachRival(t, func(t *testing.T, r rival, c *stile.Client, name string) {
@@ -115,8 +115,8 @@ func TestMarker_ignoredByOtherClients(t *testing.T) {
 	})
 }
 
-// The attempt to leave it arrives when the entry has been withdrawn: everybody would take that marker for one of a hold that
-// was not released.
+// A late attempt to leave a marker arrives after the entry was withdrawn. It must have no effect:
+// the marker would look like that of a hold that was not released.
 // Promise: LockDelay
 func TestMarker_lateAttemptIsVoid(t *testing.T) {
 	for how, leave := range map[string]func(context.Context, *joined) error{
@@ -141,7 +141,8 @@ func TestMarker_lateAttemptIsVoid(t *testing.T) {
 	}
 }
 
-// Nobody but the refusal of the marker tells that the entry has gone: the caller stands in line again.
+// Only the failure to leave the marker shows that the entry is gone: the caller joins the line
+// again.
 func TestMarker_entryGoneBeforeMark(t *testing.T) {
 	t.Parallel()
 	cli, now := tampered(t)
@@ -165,7 +166,7 @@ func TestMarker_entryGoneBeforeMark(t *testing.T) {
 	wantMarkers(t, name)
 }
 
-// The marker was left, and nobody heard of it: leaving it again finds it, and leaves no other.
+// The marker was left and the reply lost: leaving it again finds it, and leaves no second one.
 // Promise: LockDelay
 func TestMarker_inDoubtIsLeftOnce(t *testing.T) {
 	t.Parallel()
@@ -190,7 +191,8 @@ func TestMarker_inDoubtIsLeftOnce(t *testing.T) {
 	wantMarkers(t, name)
 }
 
-// The withdrawal has not got through when the session puts its next entry in, which takes the old one out.
+// The withdrawal has not reached etcd when the session inserts its next entry, which deletes the
+// old one and its marker.
 // Promise: LockDelay
 func TestMarker_deletedWithReplacedEntry(t *testing.T) {
 	t.Parallel()

@@ -98,7 +98,7 @@ func TestWithdrawAfter_nextEntryHasAnotherKey(t *testing.T) {
 	second.withdraw(t)
 }
 
-// Other clients know nothing of entries that outlast their session, and wait for them like for any other.
+// Other clients wait for an entry that outlasts its session as for any other.
 // Promise: P1
 func TestWithdrawAfter_rivalWaits(t *testing.T) {
 	const d = 2 * time.Second
@@ -205,7 +205,7 @@ func TestWithdrawAfter_lostMessages(t *testing.T) {
 	}
 }
 
-// The lease is gone before the entry is attached to it: its time has run out on the way, or somebody has revoked it.
+// The lease expires, or is revoked, before the entry is attached to it.
 // Promise: P5
 func TestWithdrawAfter_newLeaseVanishes(t *testing.T) {
 	t.Parallel()
@@ -238,7 +238,8 @@ func TestWithdrawAfter_newLeaseVanishes(t *testing.T) {
 	j.withdraw(t)
 }
 
-// The same, and the caller gives up at that moment: the lease that has gone is not taken for the session's.
+// As above, and the caller gives up at that moment: the missing lease is not taken for the
+// session's.
 func TestWithdrawAfter_newLeaseVanishesAsCallerGivesUp(t *testing.T) {
 	t.Parallel()
 	var leases grants
@@ -329,15 +330,15 @@ func TestWithdrawAfter_entryInDoubt(t *testing.T) {
 	if err := j.Extensions().WithdrawAfter(t.Context(), time.Hour); err != nil {
 		t.Fatal(err)
 	}
-	await(t, "the guard to be raised", func() bool { return guard(t, direct, se) > 0 })
+	await(t, "the epoch key to be written", func() bool { return epochVersion(t, direct, se) > 0 })
 	if kv := keyOf(t, name); kv.CreateRevision != int64(order) {
 		t.Errorf("the key is of revision %d, want %d", kv.CreateRevision, order)
 	}
 	j.withdraw(t)
 }
 
-// The caller gives up, and then the session ends: nobody knows whether the entry is attached to the new lease. It can be
-// withdrawn all the same.
+// The caller gives up, and then the session ends. The entry may be attached to the new lease, and
+// can still be withdrawn.
 func TestWithdrawAfter_thenWithdraw(t *testing.T) {
 	t.Parallel()
 	cli, now := tampered(t)
@@ -375,7 +376,7 @@ func TestWithdrawAfter_thenWithdraw(t *testing.T) {
 	}
 }
 
-// However long it is, it is no mistake: only that nobody will live to see the end.
+// A time longer than etcd's maximum TTL is not an error.
 func TestWithdrawAfter_longerThanMaxLease(t *testing.T) {
 	t.Parallel()
 	name := newName(t)

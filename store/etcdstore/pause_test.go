@@ -10,8 +10,8 @@ import (
 	"github.com/stilelock/stile/store/internal/delivery"
 )
 
-// Who waits looks at the line if nothing is heard: less and less often if that is in vain, and the more often the sooner its
-// turn comes.
+// A silent watch makes its line be read. The delay doubles with each read that finds nothing new,
+// and is shorter the fewer entries are ahead.
 func TestLineWatch_recheckDelay(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct {
@@ -51,8 +51,8 @@ func standingBehind(n int) *entry {
 	return &entry{state: standing, place: line.NewTracker(line.Entry{ID: "me", Order: uint64(n + 1)}, others)}
 }
 
-// A shared entry that is overwritten counts as exclusive, because nobody knows its mode any more. Who was admitted beside it
-// stays so.
+// A shared entry that is overwritten counts as exclusive, because its mode is unknown. An entry
+// admitted beside it stays admitted.
 func TestLineWatch_admittedStaysAdmitted(t *testing.T) {
 	me := line.Entry{ID: "me", Order: 2, Mode: line.Shared}
 	for _, ahead := range []line.Mode{line.Shared, line.Exclusive} {

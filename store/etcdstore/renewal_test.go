@@ -29,7 +29,7 @@ func (s shortened) RecvMsg(m any) error {
 	return err
 }
 
-// The answer is to an earlier renewal, and nobody can tell to which.
+// The reply is to an earlier renewal, and it is unknown to which.
 func TestConfirm_shorterTTLInReply(t *testing.T) {
 	t.Parallel()
 	var less atomic.Bool

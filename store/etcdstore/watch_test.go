@@ -87,7 +87,7 @@ func TestWatch_survivesServerRestart(t *testing.T) {
 	told(t, calls, st, name, 0)
 }
 
-// The connection of the watch falls silent for good, and nothing tells the client. The other way to the server works.
+// The watch's connection stops delivering data without an error. The other connection works.
 // Promise: P7
 func TestWatch_silentStreamOnlyDelays(t *testing.T) {
 	t.Parallel()
@@ -116,7 +116,7 @@ func TestWatch_silentStreamOnlyDelays(t *testing.T) {
 	}
 }
 
-// What is not about locks is not worth a call.
+// Changes of keys that are not about locks cause no call.
 func TestWatch_ignoresOtherKeys(t *testing.T) {
 	t.Parallel()
 	e := startEtcd(t) // of its own, where nobody else locks

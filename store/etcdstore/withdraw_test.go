@@ -11,8 +11,8 @@ import (
 	"github.com/stilelock/stile/store"
 )
 
-// An entry goes with its session. A withdrawal that was under way when the session ended has to say so: "session lost" alone
-// would mean that the entry may still stand.
+// An entry is gone with its session. A Withdraw in flight at that time returns ErrGone:
+// ErrSessionLost alone would leave open whether the entry still stands.
 func TestWithdraw_sessionEndsMeanwhile(t *testing.T) {
 	t.Parallel()
 	cli, now := tampered(t)
@@ -44,8 +44,8 @@ func TestWithdraw_sessionEndsMeanwhile(t *testing.T) {
 	}
 }
 
-// A request that was not answered may have been carried out. If the next one finds nothing, either it was, or the entry had
-// been taken out before, and somebody else may have been in: nobody can tell, and nobody says that the lock was held.
+// A request that was not answered may have been carried out. If the next one finds no entry, either
+// it was, or the entry was gone before. The error is ErrNotKnown.
 // Promise: P5
 func TestWithdraw_afterUnansweredRequest(t *testing.T) {
 	for _, what := range []struct {
@@ -78,7 +78,7 @@ func TestWithdraw_afterUnansweredRequest(t *testing.T) {
 	}
 }
 
-// The same of letting go later. If the first request was carried out the next one finds the entry.
+// As above, for WithdrawAfter. If the first request was carried out, the next one finds the entry.
 // Promise: P5
 func TestWithdrawAfter_afterUnansweredRequest(t *testing.T) {
 	t.Parallel()
@@ -97,7 +97,8 @@ func TestWithdrawAfter_afterUnansweredRequest(t *testing.T) {
 	}
 }
 
-// A slow cluster is asked again before it has answered. Its first answer says what the second cannot.
+// On a slow cluster a second request is sent before the first is answered. The first reply shows
+// that the entry was deleted.
 // Promise: P5
 func TestWithdraw_slowClusterFirstReplyCounts(t *testing.T) {
 	for _, what := range []struct {
@@ -147,7 +148,7 @@ func TestWithdraw_slowClusterFirstReplyCounts(t *testing.T) {
 	}
 }
 
-// On a cluster that is slower still it may be a later attempt that deletes the entry, and its answer may come last of all.
+// On a slower cluster a later attempt may delete the entry, and its reply may come last.
 func TestWithdraw_slowClusterLaterReplyCounts(t *testing.T) {
 	t.Parallel()
 	cli, now := tampered(t)
@@ -187,7 +188,8 @@ func TestWithdraw_slowClusterLaterReplyCounts(t *testing.T) {
 	}
 }
 
-// Nothing is answered for long. The first attempt is not given up, the others are: there are not ever more of them.
+// Without replies, the first attempt stays in flight and the others are canceled, so their number
+// is bounded.
 func TestWithdraw_unansweredAttemptsAreCanceled(t *testing.T) {
 	t.Parallel()
 	cli, now := tampered(t)

@@ -38,6 +38,7 @@ func TestFault_delay(t *testing.T) {
 	})
 }
 
+// A delayed request is not carried out if the caller gives up first.
 func TestFault_delayLongerThanContext(t *testing.T) {
 	inBubble(t, func(t *testing.T, st *memstore.Store) {
 		se := open(t, st, nil)
@@ -205,6 +206,7 @@ func TestWithdraw_noNotificationsMeanwhile(t *testing.T) {
 	})
 }
 
+// A delayed notification delivers the standing at the time of delivery.
 func TestFault_delayedNotifyIsCurrent(t *testing.T) {
 	inBubble(t, func(t *testing.T, st *memstore.Store) {
 		first := enqueue(t, open(t, st, nil), "a", nil)
