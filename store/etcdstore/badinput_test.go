@@ -31,7 +31,7 @@ func wantSays(t *testing.T, err error, what ...string) {
 	}
 }
 
-func TestNamesThatBeginWithOthersAreOtherLocks(t *testing.T) {
+func TestLock_nameIsPrefixOfAnother(t *testing.T) {
 	t.Parallel()
 	a := newName(t)
 	for _, names := range [][2]string{{a, a + "/b"}, {a + "/b/c", a + "/b"}, {a + "x", a}} {
@@ -73,14 +73,14 @@ func TestNamesThatBeginWithOthersAreOtherLocks(t *testing.T) {
 	}
 }
 
-func TestTTLBelowMinimumOfTheServer(t *testing.T) {
+func TestOpen_belowServersMinTTL(t *testing.T) {
 	t.Parallel()
 	e := startEtcd(t, "--heartbeat-interval=100", "--election-timeout=1000") // etcd's defaults
 	w := patientWire()                                                       // a lease that is not revoked in time is left to expire
 	cli := connectWith(t, w.config(e.Endpoint()))
 	st := newStore(t, cli, "")
 	_, err := st.Open(t.Context(), store.SessionOptions{TTL: time.Second})
-	wantSays(t, err, "1s", "below 2s", "ask for that or more", e.Endpoint())
+	wantSays(t, err, "TTL 1s", "minimum", "use 2s or more", e.Endpoint())
 	leases, err := cli.Leases(t.Context())
 	if err != nil || len(leases.Leases) > 0 {
 		t.Errorf("there are leases %v, %v; what was granted and not wanted should be gone", leases, err)
@@ -95,7 +95,7 @@ func TestTTLBelowMinimumOfTheServer(t *testing.T) {
 	closeSoon(se.Close)
 }
 
-func TestUnreachableEndpoint(t *testing.T) {
+func TestStore_unreachableEndpoint(t *testing.T) {
 	t.Parallel()
 	for _, how := range []struct {
 		what string
@@ -119,7 +119,7 @@ func TestUnreachableEndpoint(t *testing.T) {
 	}
 }
 
-func TestUnreachableEndpointAndShorterContext(t *testing.T) {
+func TestStore_unreachableEndpointShortContext(t *testing.T) {
 	t.Parallel()
 	proxy := testservers.NewProxy(t, server(t).Endpoint())
 	proxy.Hold()
@@ -161,7 +161,7 @@ func startWithUsers(t *testing.T) etcd {
 
 func second[T any](_ T, err error) error { return err }
 
-func TestUserWithRightsOnAPrefix(t *testing.T) {
+func TestAuth_permissionOnPrefix(t *testing.T) {
 	t.Parallel()
 	e := startWithUsers(t)
 	proxy := testservers.NewProxy(t, e.Endpoint())
@@ -180,7 +180,7 @@ func TestUserWithRightsOnAPrefix(t *testing.T) {
 	held.withdraw(t)
 	waiter.await(t, store.Admitted)
 
-	// An attempt in doubt makes the store write its guard key: there, too, it has the right.
+	// An attempt in doubt makes the store write its epoch key, which its permission covers too.
 	root := connectWith(t, clientv3.Config{Endpoints: []string{e.Endpoint()}, Username: "root", Password: "rootpw", DialTimeout: soon})
 	proxy.CutReplies()
 	ctx := endsWhen(t, "the entry to be put in", func() bool { return there(t, root, "app/other") })
@@ -189,7 +189,7 @@ func TestUserWithRightsOnAPrefix(t *testing.T) {
 	}
 	proxy.Reset()
 	proxy.Release()
-	await(t, "the guard to be raised and the entry to be out", func() bool {
+	await(t, "the epoch key to be written and the entry to be out", func() bool {
 		guard, err1 := root.Get(t.Context(), "app/.stile/"+one.ID())
 		entries, err2 := root.Get(t.Context(), "app/other/", clientv3.WithPrefix())
 		return err1 == nil && err2 == nil && len(guard.Kvs) == 1 && len(entries.Kvs) == 0
@@ -216,7 +216,7 @@ func TestUserWithRightsOnAPrefix(t *testing.T) {
 }
 
 // Credentials that were wrong from the beginning are refused by clientv3.New already.
-func TestWrongCredentials(t *testing.T) {
+func TestAuth_wrongCredentials(t *testing.T) {
 	t.Parallel()
 	e := startWithUsers(t)
 	open := func(cli *clientv3.Client, says string) {
@@ -236,14 +236,14 @@ func TestWrongCredentials(t *testing.T) {
 	app := connectWith(t, cfg)
 	root := connectWith(t, clientv3.Config{Endpoints: []string{e.Endpoint()}, Username: "root", Password: "rootpw", DialTimeout: soon})
 	anybody := patientWire()
-	open(connectWith(t, anybody.config(e.Endpoint())), "the cluster wants a user and a password")
+	open(connectWith(t, anybody.config(e.Endpoint())), "the cluster requires authentication: give a user and a password")
 	if _, err := root.UserChangePassword(t.Context(), "app", "another"); err != nil {
 		t.Fatal(err)
 	}
 	open(app, "check the user and the password")
 }
 
-func TestClusterOutOfSpace(t *testing.T) {
+func TestStore_clusterOutOfSpace(t *testing.T) {
 	t.Parallel()
 	e := startEtcd(t, "--quota-backend-bytes=1000000")
 	cli := e.Client(t)
@@ -281,8 +281,8 @@ func TestClusterOutOfSpace(t *testing.T) {
 	}
 }
 
-// An entry in doubt must be out even if the guard cannot be raised for want of space.
-func TestEntryInDoubtIsTakenOutOfAFullCluster(t *testing.T) {
+// An entry in doubt is deleted even if the epoch key cannot be written for want of space.
+func TestEnqueue_abortInFullCluster(t *testing.T) {
 	t.Parallel()
 	e := startEtcd(t, "--quota-backend-bytes=1000000")
 	direct := e.Client(t)
@@ -314,7 +314,7 @@ func TestEntryInDoubtIsTakenOutOfAFullCluster(t *testing.T) {
 	await(t, "the entry to be out", func() bool { return len(keysUnder(t, direct, "lock")) == 0 })
 }
 
-func TestForeignKeysUnderAName(t *testing.T) {
+func TestLine_foreignKeys(t *testing.T) {
 	t.Parallel()
 	cli, name := server(t).Client(t), newName(t)
 	c := newClient(t, server(t).Client(t), ample)
@@ -358,8 +358,8 @@ func TestForeignKeysUnderAName(t *testing.T) {
 	}
 }
 
-// An entry whose value means nothing to us excludes as any other, and the message says what is known of it.
-func TestEntryWithAnUnknownValue(t *testing.T) {
+// An entry with an unknown value excludes like any other, and errors contain what is known of it.
+func TestLine_unknownValue(t *testing.T) {
 	t.Parallel()
 	cli := server(t).Client(t)
 	c := newClient(t, server(t).Client(t), ample)
@@ -386,7 +386,7 @@ func TestEntryWithAnUnknownValue(t *testing.T) {
 	}
 }
 
-func TestReservedName(t *testing.T) {
+func TestEnqueue_reservedName(t *testing.T) {
 	t.Parallel()
 	c := newClient(t, server(t).Client(t), ample)
 	for _, name := range []string{".stile", ".stile/x", ".stile/x/y"} {
@@ -401,7 +401,7 @@ func TestReservedName(t *testing.T) {
 	}
 }
 
-func TestBadOptions(t *testing.T) {
+func TestNew_badOptions(t *testing.T) {
 	t.Parallel()
 	if _, err := etcdstore.New(nil, nil); err == nil {
 		t.Error("New without a client returned no error")

@@ -86,7 +86,7 @@ func (l *load) end() {
 
 // The stock mutex stands still for seven seconds, returns errors, and leaves half of the keys behind.
 // Promise: P4
-func TestMemberDiesUnderLoad(t *testing.T) {
+func TestCluster_memberDiesUnderLoad(t *testing.T) {
 	t.Parallel()
 	cluster := testservers.StartEtcdCluster(t, 3, quickly...)
 	name, direct := newName(t), connect(t, cluster.Endpoints()...)
@@ -144,7 +144,7 @@ func follower(t *testing.T, cluster *testservers.EtcdCluster) *testservers.Etcd 
 // Two of three members are gone, and the third answers what needs no quorum: nothing is claimed to be held on its
 // word, as a compare-only transaction of the stock does (defect B9).
 // Promise: P6
-func TestNothingIsHeldWithoutAQuorum(t *testing.T) {
+func TestCluster_lossOfQuorumLosesHolds(t *testing.T) {
 	t.Parallel()
 	cluster := testservers.StartEtcdCluster(t, 3)
 	last := cluster.Members()[0]
@@ -197,7 +197,7 @@ func TestNothingIsHeldWithoutAQuorum(t *testing.T) {
 
 // The member that a waiter's watch is on dies, whichever that is.
 // Promise: P7
-func TestWaiterSurvivesDeathOfEachMember(t *testing.T) {
+func TestWaiter_survivesDeathOfEachMember(t *testing.T) {
 	t.Parallel()
 	cluster := testservers.StartEtcdCluster(t, 3, quickly...)
 	name := newName(t)
@@ -214,7 +214,7 @@ func TestWaiterSurvivesDeathOfEachMember(t *testing.T) {
 
 // A leader that was stopped for longer than the TTL believes, when it goes on, that it still leads and that leases
 // have expired. At no moment are two holds valid, if there is a LockDelay: see docs/guarantees.md.
-func TestLeaderStoppedForLongerThanTheTTL(t *testing.T) {
+func TestCluster_leaderStoppedLongerThanTTL(t *testing.T) {
 	t.Parallel()
 	cluster := testservers.StartEtcdCluster(t, 3, quickly...)
 	const ttl = 5 * time.Second
@@ -245,7 +245,7 @@ func TestLeaderStoppedForLongerThanTheTTL(t *testing.T) {
 	var working sync.WaitGroup
 	for range 3 {
 		st := newStore(t, connect(t, cluster.Endpoints()...), "")
-		st.SetTimes(etcdstore.Ordinary()) // a watch on the paused member is silent
+		st.SetTimes(etcdstore.DefaultTimes()) // a watch on the paused member is silent
 		c := newDelayedClient(t, st, ttl, ttl)
 		working.Go(func() {
 			for ctx.Err() == nil {
@@ -288,7 +288,7 @@ func TestLeaderStoppedForLongerThanTheTTL(t *testing.T) {
 
 // A holder is admitted in the order of tokens on whatever member the request arrives.
 // Promise: P2
-func TestTokensGrowAcrossMembers(t *testing.T) {
+func TestToken_growsAcrossMembers(t *testing.T) {
 	t.Parallel()
 	cluster := testservers.StartEtcdCluster(t, 3)
 	name := newName(t)

@@ -11,7 +11,7 @@ import (
 )
 
 // Promise: P1
-func TestStoreConforms(t *testing.T) {
+func TestStore_conformance(t *testing.T) {
 	t.Parallel()
 	server := server(t)
 	var proxies sync.Map // of stores
@@ -36,7 +36,7 @@ func TestStoreConforms(t *testing.T) {
 }
 
 // On a cluster a request may go to a member that has not heard of the one before.
-func TestStoreConformsOnACluster(t *testing.T) {
+func TestStore_conformanceOnCluster(t *testing.T) {
 	t.Parallel()
 	cluster := testservers.StartEtcdCluster(t, 3)
 	storetest.Run(t, storetest.Harness{
@@ -52,7 +52,7 @@ func TestStoreConformsOnACluster(t *testing.T) {
 }
 
 // No ability goes past a wrapper that renames locks.
-func TestStoreConformsRenamed(t *testing.T) {
+func TestStore_conformanceRenamed(t *testing.T) {
 	t.Parallel()
 	server := server(t)
 	open := func(t *testing.T) store.Store {

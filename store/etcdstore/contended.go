@@ -9,8 +9,8 @@ import (
 	"github.com/stilelock/stile/store/internal/attempts"
 )
 
-// notifyContended is [store.Extensions.NotifyContended]. It opens a watch of its own for entries that join, which the line's
-// watch filters out; so only the owners that call it pay for it.
+// notifyContended is [store.Extensions.NotifyContended]. It opens a watch for entries that join,
+// which the line's watch filters out, so only owners that call it cause these events.
 func (e *entry) notifyContended(f func()) {
 	w := e.line
 	w.mu.Lock()
@@ -32,15 +32,15 @@ func (e *entry) notifyContended(f func()) {
 	})
 }
 
-// awaitContention waits until an entry that is not admitted stands behind this one. It returns false if ctx ends first, or the
-// watch does.
+// awaitContention waits until an entry that is not admitted stands behind this one. It returns
+// false if ctx or the watch ends first.
 func (e *entry) awaitContention(ctx context.Context) bool {
 	s := e.session.store
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	joins := s.cli.Watch(ctx, s.keys.line(e.req.Name),
 		clientv3.WithPrefix(), clientv3.WithFilterDelete(), clientv3.WithCreatedNotify())
-	// The first response says that the watch has begun; the reading that follows shows the entries that joined before.
+	// The first response reports that the watch has started; the read that follows shows earlier entries.
 	for resp := range joins {
 		if resp.Err() != nil {
 			return false

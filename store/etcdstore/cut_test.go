@@ -152,7 +152,7 @@ func (c *cutter) put(t *testing.T) int {
 
 // Defect B3: the stock mutex leaves the key behind if the context ends during the Txn.
 // Promise: P5
-func TestContextEndsDuringEnqueue(t *testing.T) {
+func TestEnqueue_contextEnds(t *testing.T) {
 	t.Parallel()
 	c := newCutter(t)
 	const rounds = 6
@@ -225,7 +225,7 @@ func TestContextEndsDuringEnqueue(t *testing.T) {
 }
 
 // Promise: P5
-func TestConnectionIsCutDuringEnqueue(t *testing.T) {
+func TestEnqueue_connectionCut(t *testing.T) {
 	t.Parallel()
 	c := newCutter(t)
 	const rounds = 20
@@ -258,7 +258,7 @@ func TestConnectionIsCutDuringEnqueue(t *testing.T) {
 }
 
 // A cut under a caller who has time is no error at all: the attempt is made again, and knows its own entry.
-func TestCutConnectionIsNoErrorForTheCaller(t *testing.T) {
+func TestLock_succeedsDespiteCutConnection(t *testing.T) {
 	t.Parallel()
 	c := newCutter(t)
 	for i := range 5 {

@@ -56,7 +56,7 @@ func stillLocking(t *testing.T, done <-chan error, what string) {
 
 // B1: a release that was carried out without the client hearing of it is repeated later, when another lock of the
 // session is in the same place.
-func TestRepeatedReleaseSparesNewerEntry(t *testing.T) {
+func TestRelease_repeatedSparesNewerEntry(t *testing.T) {
 	t.Parallel()
 	proxy, name := testservers.NewProxy(t, server(t).Endpoint()), newName(t)
 	direct, w := server(t).Client(t), &wire{}
@@ -82,7 +82,7 @@ func TestRepeatedReleaseSparesNewerEntry(t *testing.T) {
 	second.silent(t)
 }
 
-func TestRepeatedReleaseOfTheStockDeletesNewerLock(t *testing.T) {
+func TestStockUnlock_repeatedDeletesNewerLock(t *testing.T) {
 	t.Parallel()
 	proxy, name := testservers.NewProxy(t, server(t).Endpoint()), newName(t)
 	direct := server(t).Client(t)
@@ -122,8 +122,9 @@ func wantLine(t *testing.T, cli *clientv3.Client, name string, orders ...uint64)
 	}
 }
 
-// B2: a waiter whose own entry or lease is gone hears of it at once, not when the holder leaves some day.
-func TestWaiterHearsThatItsEntryIsGone(t *testing.T) {
+// B2: a waiter is notified at once when its own entry or lease is gone, not only when the holder
+// leaves.
+func TestWaiter_notifiedThatEntryIsGone(t *testing.T) {
 	t.Parallel()
 	for _, revoke := range []bool{false, true} {
 		t.Run(map[bool]string{false: "key deleted", true: "lease revoked"}[revoke], func(t *testing.T) {
@@ -163,7 +164,7 @@ func leaseOf(t *testing.T, se store.Session) clientv3.LeaseID {
 }
 
 // B2, as programs see it: Lock goes on, at the end of the line.
-func TestLockJoinsAgainWhenItsEntryIsTakenOut(t *testing.T) {
+func TestWaiter_rejoinsAfterItsEntryVanished(t *testing.T) {
 	t.Parallel()
 	name, direct := newName(t), server(t).Client(t)
 	holder, waiter := newClient(t, server(t).Client(t), ample), newClient(t, server(t).Client(t), ample)
@@ -184,7 +185,7 @@ func TestLockJoinsAgainWhenItsEntryIsTakenOut(t *testing.T) {
 	holdSoon(t, place)
 }
 
-func TestStockWaiterDoesNotHearThatItsKeyIsGone(t *testing.T) {
+func TestStockWaiter_notNotifiedThatKeyIsGone(t *testing.T) {
 	t.Parallel()
 	name, direct := newName(t), server(t).Client(t)
 	holder, waiter := stockSession(t, server(t).Endpoint()), stockSession(t, server(t).Endpoint())
@@ -200,7 +201,7 @@ func TestStockWaiterDoesNotHearThatItsKeyIsGone(t *testing.T) {
 }
 
 // B3, of the stock; for Stile see cut_test.go.
-func TestStockLeaksKeyWhenContextEndsDuringTxn(t *testing.T) {
+func TestStockLock_leaksKeyWhenContextEnds(t *testing.T) {
 	t.Parallel()
 	proxy, name := testservers.NewProxy(t, server(t).Endpoint()), newName(t)
 	m := concurrency.NewMutex(stockSession(t, proxy.Addr()), name)
@@ -216,10 +217,10 @@ func TestStockLeaksKeyWhenContextEndsDuringTxn(t *testing.T) {
 	}
 }
 
-// B4: a waiter's entry is taken out and another is made under the same key, by the same session. Whoever made the first
-// must not take the second for its own.
+// B4: a waiter's key is deleted, and the same session creates another entry under the same key. The
+// first entry's owner must not take the second entry for its own.
 // Promise: P1
-func TestRecreatedKeyIsNotMistakenForOwn(t *testing.T) {
+func TestEntry_recreatedKeyIsNotItsOwn(t *testing.T) {
 	t.Parallel()
 	direct, name := server(t).Client(t), newName(t)
 	st := newStore(t, server(t).Client(t), "")
@@ -247,7 +248,7 @@ func TestRecreatedKeyIsNotMistakenForOwn(t *testing.T) {
 }
 
 // Promise: P1
-func TestTwoEntriesOfOneSessionAfterAnotherHaveOneOwner(t *testing.T) {
+func TestEntry_consecutiveEntriesHaveOneOwner(t *testing.T) {
 	t.Parallel()
 	direct, name := server(t).Client(t), newName(t)
 	st := newStore(t, server(t).Client(t), "")
@@ -266,7 +267,7 @@ func TestTwoEntriesOfOneSessionAfterAnotherHaveOneOwner(t *testing.T) {
 	first.silent(t)
 }
 
-func TestTwoStockMutexesOwnARecreatedKey(t *testing.T) {
+func TestStockMutex_twoOwnRecreatedKey(t *testing.T) {
 	t.Parallel()
 	direct, name := server(t).Client(t), newName(t)
 	holder := concurrency.NewMutex(stockSession(t, server(t).Endpoint()), name)
@@ -292,7 +293,7 @@ func TestTwoStockMutexesOwnARecreatedKey(t *testing.T) {
 
 // B5: a release that failed is carried out as soon as possible, though the session lives on.
 // Promise: P5
-func TestFailedReleaseIsCarriedOutLater(t *testing.T) {
+func TestRelease_failedIsCarriedOutLater(t *testing.T) {
 	t.Parallel()
 	proxy, name := testservers.NewProxy(t, server(t).Endpoint()), newName(t)
 	c := newClient(t, connect(t, proxy.Addr()), ample)
@@ -308,7 +309,7 @@ func TestFailedReleaseIsCarriedOutLater(t *testing.T) {
 	release(t, again)
 }
 
-func TestFailedUnlockOfTheStockHoldsForEver(t *testing.T) {
+func TestStockUnlock_failedHoldsForever(t *testing.T) {
 	t.Parallel()
 	proxy, name := testservers.NewProxy(t, server(t).Endpoint()), newName(t)
 	s := stockSession(t, proxy.Addr())
@@ -327,7 +328,7 @@ func TestFailedUnlockOfTheStockHoldsForEver(t *testing.T) {
 }
 
 // B6: Lock returns when its context ends, also if the server is out of reach; and leaves the line when it is in reach.
-func TestLockReturnsWhenItsContextEndsOutOfReach(t *testing.T) {
+func TestLock_contextEndsWithoutConnection(t *testing.T) {
 	t.Parallel()
 	proxy, name := testservers.NewProxy(t, server(t).Endpoint()), newName(t)
 	holder := newClient(t, server(t).Client(t), ample)
@@ -352,7 +353,7 @@ func TestLockReturnsWhenItsContextEndsOutOfReach(t *testing.T) {
 	})
 }
 
-func TestStockLockHangsBeyondItsContextOutOfReach(t *testing.T) {
+func TestStockLock_outlivesContextWithoutConnection(t *testing.T) {
 	t.Parallel()
 	proxy, name := testservers.NewProxy(t, server(t).Endpoint()), newName(t)
 	if err := concurrency.NewMutex(stockSession(t, server(t).Endpoint()), name).Lock(t.Context()); err != nil {
@@ -371,7 +372,7 @@ func TestStockLockHangsBeyondItsContextOutOfReach(t *testing.T) {
 }
 
 // B8: two locks of one name in one process exclude each other, goroutines included.
-func TestLockIsNotReentrant(t *testing.T) {
+func TestLock_notReentrant(t *testing.T) {
 	t.Parallel()
 	c, name := newClient(t, server(t).Client(t), ample), newName(t)
 	h := lock(t, c, name)
@@ -411,7 +412,7 @@ func TestLockIsNotReentrant(t *testing.T) {
 	}
 }
 
-func TestTwoStockMutexesOfASessionBothHold(t *testing.T) {
+func TestStockMutex_twoOfOneSessionBothHold(t *testing.T) {
 	t.Parallel()
 	s, name := stockSession(t, server(t).Endpoint()), newName(t)
 	for range 2 {
@@ -421,9 +422,9 @@ func TestTwoStockMutexesOfASessionBothHold(t *testing.T) {
 	}
 }
 
-// A holder that is cut off knows that it has lost before the server lets others in.
+// A partitioned holder loses its hold before the server admits another.
 // Promise: P6
-func TestHolderOutOfReachKnowsBeforeTheServer(t *testing.T) {
+func TestHold_partitionedHolderLosesFirst(t *testing.T) {
 	t.Parallel()
 	const ttl = 15 * time.Second // this one is to expire, but not before it is cut off
 	proxy, name := testservers.NewProxy(t, server(t).Endpoint()), newName(t)
@@ -448,10 +449,9 @@ func TestHolderOutOfReachKnowsBeforeTheServer(t *testing.T) {
 	holdSoon(t, place)
 }
 
-// What the test above shows holds of slow replies, too: the deadline counts from the sending of the last renewal, not from
-// its reply.
+// Slow replies do not extend a hold: the deadline counts from when the last renewal was sent.
 // Promise: P6
-func TestDeadlineCountsFromTheSendingOfARenewal(t *testing.T) {
+func TestHold_deadlineCountsFromSending(t *testing.T) {
 	t.Parallel()
 	const (
 		ttl   = 20 * time.Second
@@ -474,9 +474,9 @@ func TestDeadlineCountsFromTheSendingOfARenewal(t *testing.T) {
 	}
 }
 
-// A hold whose key or lease somebody else removed is lost at once, although the session could go on.
+// A hold is lost at once when another client deletes its key or revokes its lease.
 // Promise: P6
-func TestEvictedHolderKnowsAtOnce(t *testing.T) {
+func TestHold_evictedIsLostAtOnce(t *testing.T) {
 	t.Parallel()
 	const (
 		ttl    = etcdstore.MaxTTL // the first renewal comes after ninety seconds
@@ -526,7 +526,7 @@ func TestEvictedHolderKnowsAtOnce(t *testing.T) {
 }
 
 // After its lease was revoked a client goes on, with a new session.
-func TestLockAfterLeaseWasRevoked(t *testing.T) {
+func TestLock_afterLeaseRevoked(t *testing.T) {
 	t.Parallel()
 	name, direct := newName(t), server(t).Client(t)
 	c := newClient(t, server(t).Client(t), ample)
@@ -550,8 +550,9 @@ func TestLockAfterLeaseWasRevoked(t *testing.T) {
 	release(t, again)
 }
 
-// What etcd answers to everything once an alarm has been raised because its members' data differ.
-func TestACorruptClusterIsAnErrorAndNotWaitedFor(t *testing.T) {
+// etcd answers every request with an error after a CORRUPT alarm: the call returns it and does not
+// retry.
+func TestStore_corruptClusterIsAnError(t *testing.T) {
 	t.Parallel()
 	cli, now := tampered(t)
 	c := newClient(t, cli, ample)

@@ -6,56 +6,67 @@
 //
 //	<prefix><name>/<lease id, hexadecimal>
 //
-// with the lease attached; entries stand in the order of their create revisions. That is the layout of
-// concurrency.Mutex, etcdctl lock and the server's own lock service, so all of them and Stile exclude each other on
-// one name. An entry adds a dash and its nonce to the key if it is of another mode, or if the session has an
-// exclusive one in the line already: a session may have several. The value is JSON: the owner, the mode, and a nonce that makes each entry recognizable to the one who made it. A key
-// under a name that is not such an entry (it is not attached to the lease in its name, or there is a further slash)
-// is not part of the line; [Store.Line] remarks on it, because the other clients would wait for it.
+// with the lease attached. Entries are ordered by create revision. This is the layout of
+// concurrency.Mutex, etcdctl lock and the server's lock service, so all of them and Stile exclude
+// each other on one name. The key of an entry of another mode, or of a second exclusive entry of
+// the session in the same line, ends in a dash and the entry's nonce. The value is JSON: the owner,
+// the mode, and the nonce, by which a session recognizes its own entry. A key under a name is not
+// an entry if it is not attached to the lease in its name, or if there is a further slash.
+// [Store.Line] reports such a key in the line's remarks if the other clients would wait for it.
 //
-// What an entry says of itself, its session may change: it puts the key again, under the same lease. To other clients, who wait
-// for keys to be deleted, that makes no difference.
+// A session changes the owner of an entry by putting the key again under the same lease. Other
+// clients are not affected: they wait for keys to be deleted.
 //
-// An entry that somebody else overwrites loses its lease, and keeps its place: a key that was written more than once, and is named
-// after a lease that etcd may have chosen, is an entry. Its owner is told, if it holds, and deletes it.
+// If another client overwrites an entry's key, the entry loses its lease and keeps its place. A key
+// counts as an overwritten entry if it has been written more than once and is named after a lease
+// id that etcd may have chosen. The session that owns the entry reports it gone, if it holds the
+// lock, and deletes the key.
 //
-// An entry that outlasts its session keeps its key, and with it its order; only the lease attached is another, which
-// nobody renews, and the value says what lease the key is named after. From then on all entries of the session have a
-// nonce in their key: the one without is not the next one's to use. To other clients nothing of this makes a difference.
+// An entry that outlasts its session keeps its key, and with it its order. The key is attached to
+// another lease, which is not renewed, and the value names the session's lease. From then on all
+// keys of the session end in a nonce, because the key without one may still be in use. Other
+// clients are not affected.
 //
-// An order, and so a token, is a create revision: of two conflicting entries the later has the larger one, and
-// everybody who reads the line can see it. Revisions go backwards when a cluster is restored from a snapshot, unless
-// with etcdutl snapshot restore --bump-revision, and begin again in a new one.
+// The order of an entry, from which its token is made, is the key's create revision. Of two
+// conflicting entries the later one has the larger order. Revisions go backwards when a cluster is
+// restored from a snapshot, unless etcdutl snapshot restore --bump-revision is used, and start
+// again in a new cluster.
 //
-// A marker, which entries leave only if they are asked to, is a key without a lease. It is beside the line and not in it,
-// where the other clients would wait for it, and named after the order of its entry; no name has two slashes in a row. The
-// value is that of the entry.
+// A marker is a key without a lease, written only on request ([store.Extensions].Mark). It is
+// outside the line, because the other clients would wait for a key in the line. It is named after
+// the order of its entry, and the two slashes keep it apart from other names, which cannot contain
+// them. Its value is that of the entry.
 //
 //	<prefix>.stile/traces/<name>//<order>
 //
 // # Requests whose outcome is unknown
 //
-// A request that etcd has accepted while its leader dies is answered after seven seconds, with an error, and may or
-// may not have been carried out. So requests are given up after half a second at first, and made again: each is
-// written so that making it twice does no harm, and so that the second can tell what became of the first.
+// If the leader dies, etcd answers a request that it has accepted after seven seconds, with an
+// error, and the request may or may not have been carried out. Attempts are therefore given up
+// after half a second at first, and repeated. Each request is idempotent, and a repeated attempt
+// can tell what the earlier one did.
 //
-// What remains is an attempt that was given up for good, and is carried out after everything else: a member that was
-// stopped for a minute, say, with the request in its hands. It would put in an entry that nobody knows of, under a
-// lease that is kept alive. Therefore each enqueueing attempt names the revision of its session's guard key, and is
-// void if that has changed; whenever an enqueueing leaves an attempt in doubt, the guard is raised before the matter
-// is closed. In ordinary life the guard key does not exist and nothing is ever written to it.
+// An attempt that was given up may still be carried out after everything else, for example when a
+// member that was stopped for a minute resumes with the request in its queue. It would create an
+// entry that the client does not know of, under a lease that is renewed. Each enqueueing attempt
+// therefore names the revision of its session's epoch key and does nothing if that has changed.
+// When an attempt is left in doubt, the epoch key is written before the entry is forgotten. If no
+// attempt is ever in doubt, the epoch key does not exist and is never written.
 //
 //	<prefix>.stile/<lease id, hexadecimal>
 //
 // # Watching
 //
-// etcd serves a watch that begins in the past only every 100 ms (the stock mutex begins all of its watches so). Here
-// there is one watch for each line in which an entry of the session waits. It begins at the present, and what happened before
-// it is read afterwards; while the line is in use it stays open. It tells of every entry that leaves, so the next in line knows
-// that it is its turn when the event arrives, without a further request. What is put it leaves out: where many wait, that
-// would be half of all they hear. Who has held for 200 ms has a watch of its own key besides, which tells that the key was
-// deleted or overwritten. A watch that ends for any reason is opened again and the line or the key read anew; to be safe from
-// one that has fallen silent, a line with waiters is also read every two seconds.
+// etcd serves a watch that starts at a past revision only every 100 ms; concurrency.Mutex starts
+// all of its watches so. This package opens one watch for each line in which an entry of the
+// session waits. It starts at the present, and a read that follows covers what happened before. The
+// watch stays open while the line is in use. It delivers every deletion in the line, so the next
+// waiter is admitted when the event arrives, without a further request. It filters out puts, which
+// would be half of all events in a line with many waiters. An entry that has held its lock for
+// 200 ms also gets a watch of its own key, which shows that the key was deleted or overwritten. A
+// watch that ends for any reason is opened again and the line or key is read again. In case a watch
+// falls silent without ending, a line with waiters is also read periodically: after two seconds of
+// silence at first.
 //
-// [Store.Watch] is another watch, of all the lines that begin with a prefix, for people who look on.
+// [Store.Watch] is another watch, of all lines whose name begins with a prefix.
 package etcdstore

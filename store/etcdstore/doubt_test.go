@@ -73,9 +73,9 @@ func removeKeys(t *testing.T, name string) {
 	}
 }
 
-// The first attempt's reply is lost, the second finds its entry there, and before the line can be read everything in it
-// vanishes. An empty line is not one's turn.
-func TestEntryThatVanishesWhileItIsInDoubtIsNotAdmitted(t *testing.T) {
+// The reply to the first attempt is lost, the second attempt finds the entry, and all keys are
+// deleted before the line is read. The entry must not be admitted because the line is empty.
+func TestEnqueue_entryInDoubtVanishes(t *testing.T) {
 	t.Parallel()
 	cli, now := tampered(t)
 	name := newName(t)
@@ -110,8 +110,8 @@ func TestEntryThatVanishesWhileItIsInDoubtIsNotAdmitted(t *testing.T) {
 	release(t, h)
 }
 
-// Somebody deletes everything, the guard of a session that has raised it included.
-func TestSessionGoesOnWhenItsGuardVanishes(t *testing.T) {
+// All keys are deleted, including the epoch key of a session that has written it.
+func TestSession_survivesLossOfEpochKey(t *testing.T) {
 	t.Parallel()
 	cli, now := tampered(t)
 	se := openSession(t, newStore(t, cli, ""))
@@ -129,7 +129,7 @@ func TestSessionGoesOnWhenItsGuardVanishes(t *testing.T) {
 	}
 	now.Store(nil)
 	direct := server(t).Client(t)
-	await(t, "the guard to be raised", func() bool { return guard(t, direct, se) > 0 })
+	await(t, "the epoch key to be written", func() bool { return epochVersion(t, direct, se) > 0 })
 	if _, err := direct.Delete(t.Context(), ".stile/"+se.ID()); err != nil {
 		t.Fatal(err)
 	}
@@ -141,8 +141,9 @@ func TestSessionGoesOnWhenItsGuardVanishes(t *testing.T) {
 	j.withdraw(t)
 }
 
-// The first Withdraw cannot tell whether the entry is out; the second must not say that it is.
-func TestWithdrawingAgainTakesTheEntryOut(t *testing.T) {
+// The first Withdraw cannot delete the entry; the second must not report success without deleting
+// it.
+func TestWithdraw_againAfterFailure(t *testing.T) {
 	t.Parallel()
 	cli, now := tampered(t)
 	se := openSession(t, newStore(t, cli, ""))
@@ -170,8 +171,8 @@ func TestWithdrawingAgainTakesTheEntryOut(t *testing.T) {
 	}
 }
 
-// The lease is revoked between the reply that the entry is in and the moment that the reply is read.
-func TestEnqueueOnASessionThatIsLostMeanwhile(t *testing.T) {
+// The lease is revoked after the entry was inserted and before the reply is handled.
+func TestEnqueue_sessionLostMeanwhile(t *testing.T) {
 	t.Parallel()
 	cli, now := tampered(t)
 	se := openSession(t, newStore(t, cli, ""))
@@ -195,8 +196,9 @@ func TestEnqueueOnASessionThatIsLostMeanwhile(t *testing.T) {
 	}
 }
 
-// Another gets in line between the look at it and the try. Who is in the way is the other, not oneself.
-func TestFailedTryNamesTheOther(t *testing.T) {
+// Another entry is inserted between the read and the try. The error names that entry, not the
+// caller's own.
+func TestTry_namesHolder(t *testing.T) {
 	t.Parallel()
 	cli, now := tampered(t)
 	name := newName(t)

@@ -51,7 +51,7 @@ func pauseTheLeader(t *testing.T, cluster *testservers.EtcdCluster, ttl, lockDel
 	name := newName(t)
 	ordinary := func(cli *clientv3.Client) *etcdstore.Store {
 		st := newStore(t, cli, "")
-		st.SetTimes(etcdstore.Ordinary()) // who is cut off hears nothing
+		st.SetTimes(etcdstore.DefaultTimes()) // who is cut off hears nothing
 		return st
 	}
 	contests := make(map[string]*contest)
@@ -129,7 +129,7 @@ func pauseTheLeader(t *testing.T, cluster *testservers.EtcdCluster, ttl, lockDel
 // What etcd does to a lease that it gives up early, done by hand, so that it is done for certain. Without a LockDelay the holder,
 // which is cut off, is still valid when the next one has the lock.
 // Promise: LockDelay
-func TestWithALockDelayAHoldWhoseLeaseIsRevokedDoesNotOverlapWithTheNext(t *testing.T) {
+func TestLockDelay_noOverlapAfterRevokedLease(t *testing.T) {
 	t.Parallel()
 	for _, with := range []struct{ ttl, lockDelay time.Duration }{
 		{15 * time.Second, 15 * time.Second}, // not to expire before it is revoked; and then the test lasts as long as that
@@ -166,7 +166,7 @@ func TestWithALockDelayAHoldWhoseLeaseIsRevokedDoesNotOverlapWithTheNext(t *test
 // are cut off here, and know nothing of it. It may or may not happen, so this shows less than the test above; but here etcd
 // does it.
 // Promise: LockDelay
-func TestWithALockDelayHoldsDoNotOverlapWhenTheStoreEndsThemEarly(t *testing.T) {
+func TestLockDelay_noOverlapWhenLeaseEndsEarly(t *testing.T) {
 	t.Parallel()
 	const ttl = 5 * time.Second // long enough for an election
 	cluster := testservers.StartEtcdCluster(t, 3, quickly...)

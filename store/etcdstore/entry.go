@@ -24,77 +24,79 @@ import (
 // entry is one place in a line, and the ticket to it.
 type entry struct {
 	session *session
-	line    *follower
+	line    *lineWatch
 	req     store.Request
-	value   string // what it says of itself, as it is put in
+	value   string // the encoded value, as inserted
 	key     string // set by join
-	order   uint64 // set when it has been put in
+	order   uint64 // set when the entry has been inserted
 
-	// doubt is set while an attempt to put the entry in was given up: it may be carried out later.
-	doubt atomic.Bool
-	// unanswered is set while it is not known what became of a request that deletes the entry or lets it outlast the session.
+	// inDoubt is set if an attempt to insert the entry was given up: it may be carried out later.
+	inDoubt atomic.Bool
+	// unanswered is set if a request that deletes the entry, or lets it outlast the session, was
+	// not answered.
 	unanswered atomic.Bool
-	// out is set when the entry is known not to be in its line any more.
-	out atomic.Bool
-	// outlasts is set if the end of the session may not take the entry out.
+	// gone is set when the entry is known not to be in its line any more.
+	gone atomic.Bool
+	// outlasts is set if the entry may stay after its session has ended.
 	outlasts atomic.Bool
-	// modified is the revision at which the entry was changed last, as far as is known; zero if it was not.
+	// modified is the mod revision of the entry's key, as last seen; zero if the key was not
+	// changed since its creation.
 	modified atomic.Int64
 	// marked is set if the entry may have left a marker.
 	marked atomic.Bool
 
 	// The fields below are guarded by the line's mutex.
-	says       value // what it says of itself now
-	state      entryState
-	place      *line.Tracker // while standing
-	left       []departure // who left while the entry was being put in
-	watch      int         // which watch of the line was open when the entry joined; zero for none
-	delivery   delivery.Delivery
-	late       *time.Timer // starts the watch of the entry's key, once it is admitted
-	watched    context.CancelFunc
-	keyWatched bool // the watch of the entry's key stands
-	contended  context.CancelFunc
+	current        value // the value as last set
+	state          entryState
+	place          *line.Tracker // while standing
+	deletions      []deletion    // those received while the entry was being inserted
+	watch          int           // which watch of the line was open when the entry joined; zero for none
+	delivery       delivery.Delivery
+	heldWatchTimer *time.Timer // starts the watch of the entry's key, once it is admitted
+	stopKeyWatch   context.CancelFunc
+	keyWatched     bool // the watch of the entry's key has started
+	contended      context.CancelFunc
 }
 
 type entryState uint8
 
 const (
-	joining  entryState = iota // being put in
+	joining  entryState = iota // being inserted
 	standing                   // in its line
-	over                       // withdrawn, gone, or never put in
+	over                       // withdrawn, gone, or never inserted
 )
 
-// departure is an entry leaving a line.
-type departure struct {
+// deletion is the deletion of an entry's key.
+type deletion struct {
 	id string
 	at uint64 // the revision
 }
 
-// atOnce divides departures, which come in the order in which they happened, into those of one revision each.
-func atOnce(left []departure) iter.Seq[[]departure] {
-	return func(yield func([]departure) bool) {
-		for len(left) > 0 {
+// byRevision groups deletions, which are in the order in which they happened, by revision.
+func byRevision(deletions []deletion) iter.Seq[[]deletion] {
+	return func(yield func([]deletion) bool) {
+		for len(deletions) > 0 {
 			n := 1
-			for n < len(left) && left[n].at == left[0].at {
+			for n < len(deletions) && deletions[n].at == deletions[0].at {
 				n++
 			}
-			if !yield(left[:n]) {
+			if !yield(deletions[:n]) {
 				return
 			}
-			left = left[n:]
+			deletions = deletions[n:]
 		}
 	}
 }
 
 // Enqueue implements [store.Session].
 func (se *session) Enqueue(ctx context.Context, req store.Request) (store.Ticket, error) {
-	doing := "join the line"
+	op := "join the line"
 	if err := se.store.keys.check(req.Name); err != nil {
 		return nil, fmt.Errorf("%s: %w", se.store, err)
 	}
 	e, err := newEntry(se, req)
 	if err != nil {
-		return nil, se.store.explain(doing, err)
+		return nil, se.store.wrapErr(op, err)
 	}
 	if err := se.join(e); err != nil {
 		return nil, err
@@ -102,31 +104,31 @@ func (se *session) Enqueue(ctx context.Context, req store.Request) (store.Ticket
 	bounded, cancel := se.life.Within(ctx)
 	defer cancel()
 
-	arrived, err := e.putIn(bounded, req.Try)
+	result, err := e.insert(bounded, req.Try)
 	e.line.mu.Lock() // the session may be lost at this moment
-	e.order = arrived.order
+	e.order = result.order
 	e.line.mu.Unlock()
 	switch {
 	case err != nil:
 	case e.order > store.MaxOrder:
 		_ = e.Withdraw(bounded)
 		err = fmt.Errorf("the cluster's revision is %d, beyond %d, where fencing tokens end", e.order, store.MaxOrder)
-	case req.Try && arrived.blocking(e) > 0:
-		// The line was free when it was looked at, and somebody was faster.
+	case req.Try && result.blocking(e) > 0:
+		// Another entry was inserted after the line was read.
 		_ = e.Withdraw(bounded)
-		err = arrived.heldBy(e)
-	case !e.line.arrive(e, arrived):
-		err = se.life.Err() // the session was lost meanwhile, and the entry with it
+		err = result.heldBy(e)
+	case !e.line.markStanding(e, result):
+		err = se.life.Err() // the session was lost, and the entry with it
 	}
 	if err != nil {
-		e.line.part(e)
-		if e.doubt.Load() {
-			se.life.Start(e.clear)
+		e.line.detach(e)
+		if e.inDoubt.Load() {
+			se.life.Start(e.abortEnqueue)
 		}
 		if _, held := errors.AsType[*store.HeldError](err); held {
 			return nil, err
 		}
-		return nil, se.explain(ctx, doing, err)
+		return nil, se.wrapErr(ctx, op, err)
 	}
 	return e, nil
 }
@@ -137,22 +139,23 @@ func newEntry(se *session, req store.Request) (*entry, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &entry{session: se, req: req, says: v, value: text, delivery: delivery.New(req.Notify)}, nil
+	return &entry{session: se, req: req, current: v, value: text, delivery: delivery.New(req.Notify)}, nil
 }
 
-// arrival is what is known of an entry that has been put in.
-type arrival struct {
+// insertion is the result of inserting an entry.
+type insertion struct {
 	order  uint64
-	others []contender // those in the line at that moment
+	others []contender // the entries in the line at that revision
 }
 
-func (a arrival) blocking(e *entry) int {
+func (a insertion) blocking(e *entry) int {
 	me := line.Entry{ID: e.key, Order: a.order, Mode: e.req.Mode}
 	return line.NewTracker(me, entries(a.others)).Blocking()
 }
 
-// heldBy is the error of a try that somebody is in the way of: the first who would be alone, or else the first.
-func (a arrival) heldBy(e *entry) *store.HeldError {
+// heldBy is the error of a try that other entries block. It names the first entry ahead that alone
+// would block this one, or else the first entry ahead.
+func (a insertion) heldBy(e *entry) *store.HeldError {
 	ahead := slices.DeleteFunc(slices.Clone(a.others), func(c contender) bool {
 		return c.ID == e.key || c.Order > a.order
 	})
@@ -161,161 +164,167 @@ func (a arrival) heldBy(e *entry) *store.HeldError {
 	}
 	slices.SortFunc(ahead, contender.compare)
 	first := slices.IndexFunc(ahead, func(c contender) bool { return !line.Admits(e.req.Mode, []line.Mode{c.Mode}) })
-	holder := asStoreEntry(ahead[max(0, first)])
+	holder := storeEntry(ahead[max(0, first)])
 	return &store.HeldError{Name: e.req.Name, Holder: &holder}
 }
 
-// putIn makes attempts to put the entry in until one is answered. If one was given up on the way, e.doubt is set.
+// insert repeats attempts to insert the entry until one is answered. If an attempt was given up, it
+// sets e.inDoubt.
 //
-// All attempts carry the same value, with a nonce, so that one that finds the entry there knows it for its own.
-func (e *entry) putIn(ctx context.Context, try bool) (a arrival, err error) {
-	quiet := try || e.watch == 0 // a line that is not watched here is probably not in use
+// All attempts put the same value, which contains a nonce, so an attempt that finds the entry
+// recognizes it.
+func (e *entry) insert(ctx context.Context, try bool) (a insertion, err error) {
+	assumeFree := try || e.watch == 0 // a line that this session does not watch is probably empty
 	for n := 0; ; n++ {
-		if n > 1 { // the first repetition is in the nature of things; more of them are somebody's doing
+		if n > 1 { // one repetition is normal; more are caused by other clients
 			attempts.Rest(ctx, firstPause)
 		}
 		var resp *clientv3.TxnResponse
-		before := e.session.seen.Load()
+		before := e.session.seenRevision.Load()
 		err := attempt(ctx, func(ctx context.Context) (err error) {
-			resp, err = e.txn(ctx, quiet)
+			resp, err = e.insertTxn(ctx, assumeFree)
 			if err != nil && !refused(err) {
-				e.doubt.Store(true)
+				e.inDoubt.Store(true)
 			}
 			return err
 		})
 		if err == nil {
-			err = e.session.saw(before, resp.Header)
+			err = e.session.checkRevision(before, resp.Header)
 		}
 		if err != nil {
-			return arrival{}, err
+			return insertion{}, err
 		}
-		a, done, err := e.outcome(ctx, resp, quiet, try)
+		a, done, err := e.insertOutcome(ctx, resp, assumeFree, try)
 		if done || err != nil {
 			return a, err
 		}
-		quiet = false
+		assumeFree = false
 	}
 }
 
-// txn is one attempt. There are two kinds, because what an attempt might have to tell costs something even when it has
-// nothing to tell.
+// insertTxn is one attempt. There are two kinds, because the reads in the second have a cost even
+// if they return nothing.
 //
-//	quiet: if nobody stands in the line   put the entry in
-//	busy:  if it is not there yet         put it in, and tell who is in the line
-//	       otherwise                      tell about the entry that is there, and the guard
+//	assumeFree: if the line has no key       put the entry
+//	otherwise:  if the entry is not there    put the entry, and read the line
+//	            else                         read the entry and the epoch key
 //
-// Neither puts anything in if the guard has been raised since.
-func (e *entry) txn(ctx context.Context, quiet bool) (*clientv3.TxnResponse, error) {
-	prefix, guard := e.session.store.keys.line(e.req.Name), e.session.guardKey()
-	unraised := clientv3.Compare(clientv3.ModRevision(guard), "=", e.session.seenGuard())
+// Neither puts the entry if the epoch key has changed.
+func (e *entry) insertTxn(ctx context.Context, assumeFree bool) (*clientv3.TxnResponse, error) {
+	prefix, epoch := e.session.store.keys.line(e.req.Name), e.session.epochKey()
+	sameEpoch := clientv3.Compare(clientv3.ModRevision(epoch), "=", e.session.seenEpoch())
 	put := clientv3.OpPut(e.key, e.value, clientv3.WithLease(e.session.lease))
 
 	txn := e.session.store.cli.Txn(ctx)
-	if quiet {
-		nobody := clientv3.Compare(clientv3.CreateRevision(prefix), "=", 0).WithPrefix()
-		return txn.If(unraised, nobody).Then(put).Commit()
+	if assumeFree {
+		empty := clientv3.Compare(clientv3.CreateRevision(prefix), "=", 0).WithPrefix()
+		return txn.If(sameEpoch, empty).Then(put).Commit()
 	}
 	absent := clientv3.Compare(clientv3.CreateRevision(e.key), "=", 0)
-	// Whole entries: keys alone come without their leases (etcd 3.7), by which an entry is told from a stray key.
-	return txn.If(unraised, absent).
+	// Not WithKeysOnly: etcd 3.7 then omits the lease, which tells an entry from a stray key.
+	return txn.If(sameEpoch, absent).
 		Then(put, clientv3.OpGet(prefix, clientv3.WithPrefix())).
-		Else(clientv3.OpGet(e.key), clientv3.OpGet(guard, clientv3.WithKeysOnly())).
+		Else(clientv3.OpGet(e.key), clientv3.OpGet(epoch, clientv3.WithKeysOnly())).
 		Commit()
 }
 
-// outcome says what an answered attempt came to. If it is not done, a busy one is needed.
-func (e *entry) outcome(ctx context.Context, resp *clientv3.TxnResponse, quiet, try bool) (a arrival, done bool, err error) {
-	told := resp.Responses
+// insertOutcome interprets the response to an attempt. If done is false, an attempt with assumeFree
+// unset is needed.
+func (e *entry) insertOutcome(ctx context.Context, resp *clientv3.TxnResponse, assumeFree, try bool) (a insertion, done bool, err error) {
+	results := resp.Responses
 	switch {
-	case resp.Succeeded && quiet:
-		return arrival{order: uint64(resp.Header.Revision)}, true, nil
+	case resp.Succeeded && assumeFree:
+		return insertion{order: uint64(resp.Header.Revision)}, true, nil
 	case resp.Succeeded:
-		others, _ := e.session.store.keys.contenders(e.req.Name, told[1].GetResponseRange().Kvs)
-		return arrival{order: uint64(resp.Header.Revision), others: others}, true, nil
-	case quiet && try:
-		return e.tryBehind(ctx)
-	case quiet:
-		return arrival{}, false, nil
+		others, _ := e.session.store.keys.contenders(e.req.Name, results[1].GetResponseRange().Kvs)
+		return insertion{order: uint64(resp.Header.Revision), others: others}, true, nil
+	case assumeFree && try:
+		return e.tryNonEmpty(ctx)
+	case assumeFree:
+		return insertion{}, false, nil
 	}
-	mine, guard := told[0].GetResponseRange().Kvs, told[1].GetResponseRange().Kvs
-	e.session.sawGuard(guard, resp.Header.Revision)
+	mine, epoch := results[0].GetResponseRange().Kvs, results[1].GetResponseRange().Kvs
+	e.session.noteEpoch(epoch, resp.Header.Revision)
 	switch {
 	case len(mine) > 0 && string(mine[0].Value) == e.value:
-		return e.foundIn(ctx)
+		return e.alreadyInserted(ctx)
 	case len(mine) > 0:
-		// An earlier entry of this session that is still on its way out: only this session makes such keys. If it was
-		// withdrawn, its withdrawal will find nothing, so its marker has to go here. If it was overwritten its marker stays.
+		// An earlier entry of this session that is not deleted yet: only this session makes such keys.
+		// If it was withdrawn, its withdrawal will not find it, so its marker is deleted here. If it was
+		// overwritten, its marker stays.
 		order := mine[0].CreateRevision
-		var unmark []clientv3.Op
+		var deleteMarkerOps []clientv3.Op
 		if _, ours := decode(mine[0].Value); ours {
-			unmark = append(unmark, clientv3.OpDelete(e.session.store.keys.marker(e.req.Name, uint64(order))))
+			deleteMarkerOps = append(deleteMarkerOps, clientv3.OpDelete(e.session.store.keys.marker(e.req.Name, uint64(order))))
 		}
-		_, err = e.session.remove(ctx, e.key, order, unmark...)
+		_, err = e.session.remove(ctx, e.key, order, deleteMarkerOps...)
 	}
-	return arrival{}, false, err
+	return insertion{}, false, err
 }
 
-// foundIn completes what is known of an entry that an earlier attempt has put in. If it has been taken out since, it is
-// not in: nobody is admitted for want of others.
-func (e *entry) foundIn(ctx context.Context) (arrival, bool, error) {
+// alreadyInserted completes the result for an entry that an earlier attempt has inserted. If the
+// read does not show the entry, it was deleted since and must be inserted again: an empty line
+// admits nobody.
+func (e *entry) alreadyInserted(ctx context.Context) (insertion, bool, error) {
 	_, others, err := e.session.store.read(ctx, e.req.Name)
-	a, there := e.among(others)
+	a, there := e.find(others)
 	return a, there, err
 }
 
-// among looks for the entry, as this call has put it in, in a reading of the line.
-func (e *entry) among(cs []contender) (arrival, bool) {
+// find looks for the entry that this call has inserted among the entries of the line.
+func (e *entry) find(cs []contender) (insertion, bool) {
 	i := slices.IndexFunc(cs, func(c contender) bool { return c.ID == e.key && string(c.Value) == e.value })
 	if i < 0 {
-		return arrival{order: store.MaxOrder, others: cs}, false // as if it came now
+		return insertion{order: store.MaxOrder, others: cs}, false // as if it were inserted now
 	}
-	return arrival{order: cs[i].Order, others: cs}, true
+	return insertion{order: cs[i].Order, others: cs}, true
 }
 
-// tryBehind decides about a try when somebody is in the line already, or something else begins with its name. Only if
-// the reading shows that the entry would be admitted behind them is it put in.
-func (e *entry) tryBehind(ctx context.Context) (arrival, bool, error) {
+// tryNonEmpty decides a try when the line, or another key that begins with its name, exists. The
+// entry is inserted only if a read shows that it would be admitted at once.
+func (e *entry) tryNonEmpty(ctx context.Context) (insertion, bool, error) {
 	_, others, err := e.session.store.read(ctx, e.req.Name)
 	if err != nil {
-		return arrival{}, false, err
+		return insertion{}, false, err
 	}
-	switch a, there := e.among(others); {
+	switch a, there := e.find(others); {
 	case there:
 		return a, true, nil
 	case a.blocking(e) > 0:
-		return arrival{}, false, a.heldBy(e)
+		return insertion{}, false, a.heldBy(e)
 	default:
-		return arrival{}, false, nil // a busy attempt will put it in, and tell whether it is admitted
+		return insertion{}, false, nil // the next attempt inserts it and reads whether it is admitted
 	}
 }
 
-// clear takes the entry out, if it is in, and raises the guard, so that no attempt still under way can put it in. It
-// goes on until that is done or the session has ended, which does the same.
-func (e *entry) clear() {
+// abortEnqueue deletes the entry, if it was inserted, and writes the epoch key, so that no attempt
+// still in flight can insert it. It retries until it succeeds or the session has ended, which has
+// the same effect.
+func (e *entry) abortEnqueue() {
 	se := e.session
-	guard := se.guardKey()
+	epoch := se.epochKey()
 	mine := clientv3.Compare(clientv3.Value(e.key), "=", e.value)
-	raise := clientv3.OpPut(guard, guardValue, clientv3.WithLease(se.lease))
-	tell := clientv3.OpGet(guard, clientv3.WithKeysOnly())
+	bumpEpoch := clientv3.OpPut(epoch, epochValue, clientv3.WithLease(se.lease))
+	getEpoch := clientv3.OpGet(epoch, clientv3.WithKeysOnly())
 	life := se.life.Context()
 	attempts.UntilDone(life, attempts.Longest, func() error {
 		var resp *clientv3.TxnResponse
 		err := attempt(life, func(ctx context.Context) (err error) {
 			resp, err = se.store.cli.Txn(ctx).
 				If(mine).
-				Then(raise, tell, clientv3.OpDelete(e.key)).
-				Else(raise, tell).
+				Then(bumpEpoch, getEpoch, clientv3.OpDelete(e.key)).
+				Else(bumpEpoch, getEpoch).
 				Commit()
 			return err
 		})
 		switch {
 		case err == nil:
-			se.sawGuard(resp.Responses[1].GetResponseRange().Kvs, resp.Header.Revision)
+			se.noteEpoch(resp.Responses[1].GetResponseRange().Kvs, resp.Header.Revision)
 		case errors.Is(err, rpctypes.ErrLeaseNotFound):
-			_ = se.gone()
+			_ = se.leaseGone()
 		case se.life.Err() == nil:
 			if errors.Is(err, rpctypes.ErrNoSpace) {
-				// Deleting needs no space, and an attempt that is still under way finds none either. The guard comes later.
+				// Deleting needs no space, and attempts in flight fail for want of it. The epoch key is written later.
 				_ = attempt(life, func(ctx context.Context) error {
 					_, err := se.store.cli.Txn(ctx).If(mine).Then(clientv3.OpDelete(e.key)).Commit()
 					return err
@@ -336,104 +345,105 @@ func (e *entry) Extensions() store.Extensions {
 }
 
 // Withdraw implements [store.Ticket].
-func (e *entry) Withdraw(ctx context.Context) error { return e.depart(ctx, e.takeOut) }
+func (e *entry) Withdraw(ctx context.Context) error { return e.leave(ctx, e.deleteKey) }
 
-// depart has the entry leave its line, at once or later, by means of a request that reports whether it was there. The
-// request does no harm if it is made more than once. If the caller gives up it is made in the background.
-func (e *entry) depart(ctx context.Context, request func(context.Context) (bool, error)) error {
+// leave withdraws the entry, at once or later. request reports whether the entry was there, and
+// must be idempotent. If the caller gives up, request is retried in the background.
+func (e *entry) leave(ctx context.Context, request func(context.Context) (bool, error)) error {
 	se := e.session
-	doing := "leave the line"
-	e.line.part(e)
-	if e.out.Load() {
+	op := "leave the line"
+	e.line.detach(e)
+	if e.gone.Load() {
 		if e.unanswered.Load() {
-			return e.takenOut(doing)
+			return e.goneErr(op)
 		}
-		return fmt.Errorf("%s: %s: %w: the entry had left already", se.store, doing, store.ErrGone)
+		return fmt.Errorf("%s: %s: %w: the entry had left already", se.store, op, store.ErrGone)
 	}
 	ended := se.life.Err()
 	if ended != nil && !e.outlasts.Load() {
-		return fmt.Errorf("%w: %w", store.ErrGone, ended) // it goes with the session
+		return fmt.Errorf("%w: %w", store.ErrGone, ended) // the entry is gone with the session
 	}
 	bounded, cancel := se.life.Within(ctx)
 	if ended != nil {
-		bounded, cancel = context.WithTimeoutCause(ctx, attempts.Patience, errPatience)
+		bounded, cancel = context.WithTimeoutCause(ctx, attempts.Patience, errNoAnswer)
 	}
 	defer cancel()
 	there, err := request(bounded)
 	switch {
-	case err != nil && ended != nil: // the entry has an end of its own, so nothing is done for it in the background
-		return se.store.explain(doing, endedBy(ctx, err))
+	case err != nil && ended != nil: // the entry expires by itself, so there is no retry in the background
+		return se.store.wrapErr(op, endedBy(ctx, err))
 	case err != nil:
-		se.life.Start(func() { e.keepDeparting(request) })
-		if err = se.explain(ctx, doing, err); !e.outlasts.Load() {
+		se.life.Start(func() { e.leaveInBackground(request) })
+		if err = se.wrapErr(ctx, op, err); !e.outlasts.Load() {
 			err = se.life.WentWith(ctx, err)
 		}
 		return err
-	case e.doubt.Load():
-		se.life.Start(e.clear)
+	case e.inDoubt.Load():
+		se.life.Start(e.abortEnqueue)
 	}
 	if !there {
-		return e.takenOut(doing)
+		return e.goneErr(op)
 	}
 	return nil
 }
 
-// takenOut is the error of a departure that has not found the entry.
-func (e *entry) takenOut(doing string) error {
+// goneErr is the error of a request that has not found the entry.
+func (e *entry) goneErr(op string) error {
 	if e.unanswered.Load() {
 		return fmt.Errorf("%s: %s: the entry is out, but an earlier request to take it out was not answered: %w",
-			e.session.store, doing, store.ErrNotKnown)
+			e.session.store, op, store.ErrNotKnown)
 	}
-	return fmt.Errorf("%s: %s: %w: somebody else has taken the entry out", e.session.store, doing, store.ErrGone)
+	return fmt.Errorf("%s: %s: %w: somebody else has taken the entry out", e.session.store, op, store.ErrGone)
 }
 
-// takeOut is the request of a withdrawal.
-func (e *entry) takeOut(ctx context.Context) (there bool, err error) {
-	r, err := e.session.remove(ctx, e.key, int64(e.order), e.unmark()...)
+// deleteKey is the request of Withdraw.
+func (e *entry) deleteKey(ctx context.Context) (there bool, err error) {
+	r, err := e.session.remove(ctx, e.key, int64(e.order), e.deleteMarkerOps()...)
 	e.unanswered.Store(!r.removed && (r.unanswered || e.unanswered.Load()))
 	if err == nil {
-		e.out.Store(true)
+		e.gone.Store(true)
 	}
 	return r.removed, err
 }
 
-// keepDeparting goes on with a departure whose caller has given up.
-func (e *entry) keepDeparting(request func(context.Context) (bool, error)) {
+// leaveInBackground retries the request of a leave whose caller has given up.
+func (e *entry) leaveInBackground(request func(context.Context) (bool, error)) {
 	life := e.session.life.Context()
 	attempts.UntilDone(life, attempts.Longest, func() error {
 		_, err := request(life)
 		return err
 	})
-	if e.doubt.Load() {
-		e.clear()
+	if e.inDoubt.Load() {
+		e.abortEnqueue()
 	}
 }
 
-// guard is a reading of the key that voids attempts of a session that were given up; see the package comment.
-type guard struct {
-	modified int64 // its revision; zero if it does not exist
-	at       int64 // the revision of the reading
+// epoch is a read of the epoch key, which voids abandoned attempts of the session; see the package
+// comment.
+type epoch struct {
+	modified int64 // the key's mod revision; zero if it does not exist
+	at       int64 // the revision of the read
 }
 
-func (se *session) guardKey() string { return se.store.keys.guard(se.lease) }
+func (se *session) epochKey() string { return se.store.keys.epoch(se.lease) }
 
-// seenGuard returns the revision that the guard key was last seen at. Revisions, unlike versions, are never used again,
-// even if somebody deletes the key.
-func (se *session) seenGuard() int64 {
+// seenEpoch returns the mod revision of the epoch key as last read. Revisions, unlike versions, are
+// never reused, even if the key is deleted.
+func (se *session) seenEpoch() int64 {
 	se.mu.Lock()
 	defer se.mu.Unlock()
-	return se.guard.modified
+	return se.epoch.modified
 }
 
-// sawGuard takes in a reading of the guard key.
-func (se *session) sawGuard(kvs []*mvccpb.KeyValue, at int64) {
-	now := guard{at: at}
+// noteEpoch records a read of the epoch key.
+func (se *session) noteEpoch(kvs []*mvccpb.KeyValue, at int64) {
+	now := epoch{at: at}
 	if len(kvs) > 0 {
 		now.modified = kvs[0].ModRevision
 	}
 	se.mu.Lock()
 	defer se.mu.Unlock()
-	if now.at > se.guard.at {
-		se.guard = now
+	if now.at > se.epoch.at {
+		se.epoch = now
 	}
 }

@@ -6,29 +6,29 @@ import (
 	"github.com/stilelock/stile/store"
 )
 
-// Times is what a store does by the clock; see times.
-type Times struct{ LateWatch, Linger, Recheck, Overdue, LookAgain, Again, LastWord time.Duration }
+// Times are the delays and timeouts of a store; see times.
+type Times struct{ HeldWatchDelay, IdleTimeout, RecheckInterval, WatchTimeout, ResyncInterval, RetryDelay, AnswerTimeout time.Duration }
 
-// Ordinary returns the times of a store as it is made.
-func Ordinary() Times {
-	t := ordinary
+// DefaultTimes returns the times that New sets.
+func DefaultTimes() Times {
+	t := defaultTimes
 	return Times{t.heldWatchDelay, t.idleTimeout, t.recheckInterval, t.watchTimeout, t.resyncInterval, t.retryDelay, t.answerTimeout}
 }
 
-// SetTimes makes the store go by other times. It must be called before the store is used.
+// SetTimes replaces the store's times. It must be called before the store is used.
 func (s *Store) SetTimes(t Times) {
-	s.times = times{t.LateWatch, t.Linger, t.Recheck, t.Overdue, t.LookAgain, t.Again, t.LastWord}
+	s.times = times{t.HeldWatchDelay, t.IdleTimeout, t.RecheckInterval, t.WatchTimeout, t.ResyncInterval, t.RetryDelay, t.AnswerTimeout}
 }
 
 // Watches reports whether a session has a complete watch of a line.
 func Watches(s store.Session, name string) (watches bool) {
-	look(s, name, func(w *follower) { watches = w.open != 0 })
+	look(s, name, func(w *lineWatch) { watches = w.open != 0 })
 	return watches
 }
 
 // WatchesHeld reports whether a session has a complete watch of the key of an entry in a line.
 func WatchesHeld(s store.Session, name string) (watches bool) {
-	look(s, name, func(w *follower) {
+	look(s, name, func(w *lineWatch) {
 		for e := range w.mine {
 			watches = watches || e.keyWatched
 		}
@@ -37,7 +37,7 @@ func WatchesHeld(s store.Session, name string) (watches bool) {
 }
 
 // look calls f with what a session knows of a line, if it knows anything.
-func look(s store.Session, name string, f func(*follower)) {
+func look(s store.Session, name string, f func(*lineWatch)) {
 	se := s.(*session)
 	se.mu.Lock()
 	w := se.lines[name]

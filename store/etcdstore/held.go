@@ -10,16 +10,16 @@ import (
 	"github.com/stilelock/stile/store/internal/attempts"
 )
 
-// watchHeld watches the key of an entry that has held its lock for a while, if it still stands. The watch of the line, if
-// there is one, is for waiters: it filters out puts, and so does not show that the key was overwritten.
-func (w *follower) watchHeld(e *entry) {
+// watchHeld watches the key of an entry that has held its lock for heldWatchDelay, if it still
+// stands. The watch of the line filters out puts, so it does not show that the key was overwritten.
+func (w *lineWatch) watchHeld(e *entry) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if e.state != standing {
 		return
 	}
 	ctx, cancel := context.WithCancel(w.ctx)
-	e.watched = cancel
+	e.stopKeyWatch = cancel
 	w.session.life.Start(func() {
 		defer cancel()
 		for ctx.Err() == nil {
@@ -31,7 +31,8 @@ func (w *follower) watchHeld(e *entry) {
 	})
 }
 
-// followKey watches the entry's key until the watch ends. The reading after the watch has begun shows what happened before.
+// followKey watches the entry's key until the watch ends. The read after the watch has started
+// covers what happened before.
 func (e *entry) followKey(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -44,31 +45,31 @@ func (e *entry) followKey(ctx context.Context) error {
 			if err := e.readKey(ctx); err != nil {
 				return err
 			}
-			w.keyWatchStands(e)
+			w.markKeyWatched(e)
 		}
-		w.session.shown(resp.Header)
+		w.session.noteRevision(resp.Header)
 		for _, ev := range resp.Events {
 			if ev.Type == clientv3.EventTypeDelete {
-				w.keyIs(e, nil, ev.Kv.ModRevision)
+				w.handleKey(e, nil, ev.Kv.ModRevision)
 			} else {
-				w.keyIs(e, ev.Kv, ev.Kv.ModRevision)
+				w.handleKey(e, ev.Kv, ev.Kv.ModRevision)
 			}
 		}
 	}
-	return errEnded
+	return errWatchEnded
 }
 
-// readKey reads the entry's key and handles what it shows.
+// readKey reads the entry's key and handles its state.
 func (e *entry) readKey(ctx context.Context) error {
 	se := e.session
 	var resp *clientv3.GetResponse
-	before := se.seen.Load()
+	before := se.seenRevision.Load()
 	err := attempt(ctx, func(ctx context.Context) (err error) {
 		resp, err = se.store.cli.Get(ctx, e.key)
 		return err
 	})
 	if err == nil {
-		err = se.saw(before, resp.Header)
+		err = se.checkRevision(before, resp.Header)
 	}
 	if err != nil {
 		return err
@@ -77,12 +78,12 @@ func (e *entry) readKey(ctx context.Context) error {
 	if len(resp.Kvs) > 0 {
 		kv = resp.Kvs[0]
 	}
-	e.line.keyIs(e, kv, resp.Header.Revision)
+	e.line.handleKey(e, kv, resp.Header.Revision)
 	return nil
 }
 
-// keyIs handles what the entry's key was at a revision; nil if it was not there.
-func (w *follower) keyIs(e *entry, kv *mvccpb.KeyValue, at int64) {
+// handleKey handles the state of the entry's key at a revision; kv is nil if the key did not exist.
+func (w *lineWatch) handleKey(e *entry, kv *mvccpb.KeyValue, at int64) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	switch {
@@ -94,8 +95,8 @@ func (w *follower) keyIs(e *entry, kv *mvccpb.KeyValue, at int64) {
 	}
 }
 
-// keyWatchStands marks that the watch of the entry's key stands.
-func (w *follower) keyWatchStands(e *entry) {
+// markKeyWatched records that the watch of the entry's key has started.
+func (w *lineWatch) markKeyWatched(e *entry) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	e.keyWatched = true

@@ -153,7 +153,7 @@ func wait(t *testing.T, event <-chan struct{}, what string) {
 }
 
 // Promise: P1
-func TestRivalHoldsStileWaits(t *testing.T) {
+func TestInterop_stileWaitsForRival(t *testing.T) {
 	eachRival(t, func(t *testing.T, r rival, c *stile.Client, name string) {
 		acquired, release := r.join(t, name)
 		wait(t, acquired, "the rival's lock")
@@ -182,7 +182,7 @@ func TestRivalHoldsStileWaits(t *testing.T) {
 }
 
 // Promise: P1
-func TestStileHoldsRivalWaits(t *testing.T) {
+func TestInterop_rivalWaitsForStile(t *testing.T) {
 	eachRival(t, func(t *testing.T, r rival, c *stile.Client, name string) {
 		hold := lock(t, c, name)
 		acquired, leave := r.join(t, name)
@@ -208,7 +208,7 @@ func TestStileHoldsRivalWaits(t *testing.T) {
 
 // A waiter of either kind keeps its place between others of the other kind.
 // Promise: P3
-func TestStileAndRivalAreServedInTurn(t *testing.T) {
+func TestInterop_admissionFollowsArrival(t *testing.T) {
 	eachRival(t, func(t *testing.T, r rival, c *stile.Client, name string) {
 		first := lock(t, c, name)
 		acquired, leave := r.join(t, name)
@@ -236,7 +236,7 @@ func TestStileAndRivalAreServedInTurn(t *testing.T) {
 }
 
 // Promise: P1
-func TestStileAndStockContend(t *testing.T) {
+func TestInterop_contention(t *testing.T) {
 	t.Parallel()
 	const rounds = 8 // the stock takes a tenth of a second for each
 	name, inside := newName(t), atomic.Int32{}
@@ -285,7 +285,7 @@ func TestStileAndStockContend(t *testing.T) {
 }
 
 // The stock mutex accepts a negative lease id, if somebody asks for one, and writes it with its sign.
-func TestStockMutexWithNegativeLeaseExcludesStile(t *testing.T) {
+func TestInterop_negativeLeaseID(t *testing.T) {
 	t.Parallel()
 	cli, name := server(t).Client(t), newName(t)
 	lease := clientv3.LeaseID(-time.Now().UnixNano())

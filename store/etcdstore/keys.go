@@ -20,21 +20,22 @@ type keys struct {
 	prefix string
 }
 
-// reserved is the name under which the keys are that are Stile's own: guards and markers.
-const reserved = ".stile"
+// reservedName is the lock name under which Stile keeps epoch keys and markers.
+const reservedName = ".stile"
 
-// check refuses the names that etcd needs for itself.
+// check returns an error for names that collide with reservedName.
 func (k keys) check(name string) error {
-	if name == reserved || strings.HasPrefix(name, reserved+"/") {
-		return fmt.Errorf("%w %q: Stile keeps its own keys under %q", store.ErrBadName, name, reserved)
+	if name == reservedName || strings.HasPrefix(name, reservedName+"/") {
+		return fmt.Errorf("%w %q: Stile keeps its own keys under %q", store.ErrBadName, name, reservedName)
 	}
 	return nil
 }
 
-// line is what all entries of a line begin with. Lines whose name goes on after a slash begin with it too.
+// line returns the prefix of the keys of a line's entries. The keys of lines whose name continues
+// after a slash begin with it too.
 func (k keys) line(name string) string { return k.prefix + name + "/" }
 
-// entry returns the key of an entry. One without a nonce is the one that other clients would make.
+// entry returns the key of an entry. The key without a nonce is the one that other clients use.
 func (k keys) entry(name string, lease clientv3.LeaseID, nonce string) string {
 	key := k.line(name) + leaseText(lease)
 	if nonce != "" {
@@ -43,41 +44,48 @@ func (k keys) entry(name string, lease clientv3.LeaseID, nonce string) string {
 	return key
 }
 
-// guardValue is what is in a guard key, so that a store with another prefix does not take it for an entry of a lock "….stile".
-const guardValue = "a guard of Stile's"
+// epochValue is the value of an epoch key. A store with another prefix recognizes the key by it,
+// and does not take it for an entry of a lock "….stile".
+const epochValue = "a guard of Stile's"
 
-func (k keys) guard(lease clientv3.LeaseID) string {
-	return k.prefix + reserved + "/" + leaseText(lease)
+// epoch returns the key whose mod revision voids abandoned attempts of a session; see the package
+// comment.
+func (k keys) epoch(lease clientv3.LeaseID) string {
+	return k.prefix + reservedName + "/" + leaseText(lease)
 }
 
-// parse returns the name of the line that a key is an entry of, and the nonce in the key, if there is one. The last part of an
-// entry's key is named after a lease. A key with such a name is an entry if
+// parse returns the name of the line that a key is an entry of, and the nonce in the key, if any.
+// The last part of an entry's key names a lease. A key with such a name is an entry if
 //
 //   - that lease is attached to it; or
-//   - another one is, and its value, one of ours, says that the key is named after the first: it outlasts its session; or
-//   - it was overwritten, which took it off its lease. Its owner may not know yet, and must not be joined by somebody else. It
-//     is told from other keys by being of a second version and named like a lease that etcd has chosen.
+//   - another lease is attached, and the value, in Stile's format, names the lease in the key: the
+//     entry outlasts its session; or
+//   - it was overwritten, which detached it from its lease. Its owner may not know yet, so nobody
+//     else may be admitted. Such a key was written more than once and is named after a lease id
+//     that etcd may have chosen.
 func (k keys) parse(kv *mvccpb.KeyValue) (name, nonce string, ok bool) {
 	name, lease, nonce, ok := k.split(kv.Key)
 	switch {
-	case !ok || string(kv.Value) == guardValue:
+	case !ok || string(kv.Value) == epochValue:
 		return "", "", false
 	case kv.Lease != 0 && lease == leaseText(clientv3.LeaseID(kv.Lease)):
 		return name, nonce, true
 	}
 	v, ours := decode(kv.Value)
 	outlasting := kv.Lease != 0 && ours && v.Session == lease
-	overwritten := kv.Version > 1 && len(lease) >= leaseDigits
+	overwritten := kv.Version > 1 && len(lease) >= minLeaseDigits
 	return name, nonce, outlasting || overwritten
 }
 
-// leaseDigits is the least number of hexadecimal digits in the id of a lease that etcd has chosen. The last 48 bits of one are
-// the time in milliseconds and a count, which take twelve digits until 2039; those before are of the member's id.
-const leaseDigits = 12
+// minLeaseDigits is the least number of hexadecimal digits in a lease id that etcd has chosen. Its
+// last 48 bits are the time in milliseconds and a count, which take twelve digits until 2039; the
+// bits before them are from the member's id.
+const minLeaseDigits = 12
 
-// overwritten reports whether an entry has lost its lease because somebody has overwritten its key.
+// overwritten reports whether another client has overwritten an entry's key, which detached it from
+// its lease.
 func (k keys) overwritten(c contender) bool {
-	lease := namedAfter(c.ID)
+	lease := keyLease(c.ID)
 	if lease == leaseText(c.Lease) {
 		return false
 	}
@@ -85,36 +93,38 @@ func (k keys) overwritten(c contender) bool {
 	return !ours || v.Session != lease || c.Lease == 0
 }
 
-// namedAfter returns the lease that an entry's key is named after.
-func namedAfter(key string) string {
-	lease, _ := named(key[strings.LastIndexByte(key, '/')+1:])
+// keyLease returns the lease that an entry's key is named after.
+func keyLease(key string) string {
+	lease, _ := splitLast(key[strings.LastIndexByte(key, '/')+1:])
 	return lease
 }
 
-// name returns the name of the line that a key would be an entry of if it had the right lease.
+// name returns the name of the line that a key may be an entry of, depending on its lease and
+// value.
 func (k keys) name(key []byte) (name string, ok bool) {
 	name, _, _, ok = k.split(key)
 	return name, ok
 }
 
-// split takes a key apart. It reports false if the key cannot be an entry's, whatever its lease and its value.
+// split splits a key into its parts. ok is false if the key cannot be an entry's, whatever its
+// lease and value.
 func (k keys) split(key []byte) (name, lease, nonce string, ok bool) {
 	rest, ok := strings.CutPrefix(string(key), k.prefix)
 	slash := strings.LastIndexByte(rest, '/')
-	if !ok || slash < 1 || strings.HasPrefix(rest, reserved+"/") {
+	if !ok || slash < 1 || strings.HasPrefix(rest, reservedName+"/") {
 		return "", "", "", false
 	}
 	name, last := rest[:slash], rest[slash+1:]
-	lease, nonce = named(last)
+	lease, nonce = splitLast(last)
 	id, err := strconv.ParseInt(lease, 16, 64)
 	return name, lease, nonce, err == nil && lease == leaseText(clientv3.LeaseID(id))
 }
 
-// named takes the last part of an entry's key apart: the lease that it is named after, and the nonce, if there is one.
-func named(last string) (lease, nonce string) {
+// splitLast splits the last part of an entry's key into the lease and the nonce, if any.
+func splitLast(last string) (lease, nonce string) {
 	from := 0
 	if strings.HasPrefix(last, "-") {
-		from = 1 // an id may be negative: its owner chooses
+		from = 1 // an id that a client has chosen may be negative
 	}
 	minus := strings.IndexByte(last[from:], '-')
 	if minus < 0 {
@@ -125,15 +135,15 @@ func named(last string) (lease, nonce string) {
 
 func leaseText(id clientv3.LeaseID) string { return strconv.FormatInt(int64(id), 16) }
 
-// value is what an entry says of itself.
+// value is the value of an entry's key.
 type value struct {
 	// Stile is the version of this format. Zero, or an unreadable value, means another client's entry.
 	Stile int         `json:"stile"`
 	Nonce string      `json:"nonce"`
 	Mode  line.Mode   `json:"mode"`
 	Owner store.Owner `json:"owner"`
-	// Session is the lease that the key is named after. It is set if that is not the one attached to it: in entries
-	// that outlast their session.
+	// Session is the lease that the key is named after, if another one is attached: in entries that
+	// outlast their session.
 	Session string `json:"session,omitempty"`
 }
 
@@ -144,7 +154,8 @@ func (v value) encode() (string, error) {
 	return string(b), err
 }
 
-// decode reads the value of any client's entry. One that is not ours is an exclusive entry of an unknown owner.
+// decode decodes the value of any client's entry. ours is false if another client has written it:
+// then it is an exclusive entry of an unknown owner.
 func decode(b []byte) (v value, ours bool) {
 	if err := json.Unmarshal(b, &v); err != nil || v.Stile < valueFormat {
 		return value{}, false
@@ -156,15 +167,15 @@ func decode(b []byte) (v value, ours bool) {
 type contender struct {
 	line.Entry
 	Lease clientv3.LeaseID
-	Value []byte // undecoded: whose it is matters to few readers, and costs more than all the rest
+	Value []byte // undecoded: few readers need it, and decoding costs more than the rest of a read
 }
 
 func (c contender) compare(other contender) int {
 	return cmp.Or(cmp.Compare(c.Order, other.Order), cmp.Compare(c.ID, other.ID))
 }
 
-// contenders picks the entries of one line out of the keys that begin with its name and a slash, and names the keys
-// that are there without being entries of any line.
+// contenders returns the entries of one line among the keys that begin with its name and a slash,
+// and the keys that are not entries of any line.
 func (k keys) contenders(name string, kvs []*mvccpb.KeyValue) (found []contender, strays []string) {
 	for _, kv := range kvs {
 		of, nonce, ok := k.parse(kv)

@@ -81,7 +81,7 @@ func FuzzParse(f *testing.F) {
 		{"", "a/1f", 0, outlasting},
 		{"", "a/694d9d3b5a8c1f2e", 0, "who reads this?"},
 		{"", "a/694d9d3b5a8c1f2e-NONCE", 0x1f, ""},
-		{"", "p/.stile/694d9d3b5a8c1f2e", 0x694d9d3b5a8c1f2e, guardValue},
+		{"", "p/.stile/694d9d3b5a8c1f2e", 0x694d9d3b5a8c1f2e, epochValue},
 		{"", "a/2f", 0x2e, outlasting},
 		{"", "a/", 0x2e, `{"stile":1,"session":""}`},
 		{"", "a/x", 0x2e, `{"stile":1,"session":"x"}`},
@@ -92,7 +92,7 @@ func FuzzParse(f *testing.F) {
 	f.Fuzz(func(t *testing.T, prefix, key string, lease int64, text []byte) {
 		k := keys{prefix: prefix}
 		if name, _, ok := k.parse(&mvccpb.KeyValue{Key: []byte(key), Lease: lease, Value: text, Version: 2}); ok {
-			if of, ok := k.name([]byte(key)); !ok || of != name || string(text) == guardValue {
+			if of, ok := k.name([]byte(key)); !ok || of != name || string(text) == epochValue {
 				t.Errorf("key %q with value %q, overwritten, is an entry of lock %q", key, text, name)
 			}
 		}
@@ -100,7 +100,7 @@ func FuzzParse(f *testing.F) {
 		if !ok {
 			return
 		}
-		if lease == 0 || name == "" || name == reserved || strings.HasPrefix(name, reserved+"/") {
+		if lease == 0 || name == "" || name == reservedName || strings.HasPrefix(name, reservedName+"/") {
 			t.Fatalf("key %q with lease %x is an entry of lock %q", key, lease, name)
 		}
 		if of, ok := k.name([]byte(key)); !ok || of != name {

@@ -86,10 +86,11 @@ func (h *history) upTo(t *testing.T, cli *clientv3.Client, name string) []string
 	return puts[:len(puts)-1]
 }
 
-// An attempt to put an entry in that was given up is carried out after the lock was taken, and released, by another
-// attempt. It must be void, because nobody would ever take that entry out. The guard key makes it so.
+// An attempt to insert an entry was given up, and is carried out after another attempt has inserted
+// and released it. It must have no effect, because its entry would never be deleted. The epoch key
+// voids it.
 // Promise: P5
-func TestLateAttemptIsVoid(t *testing.T) {
+func TestEnqueue_lateAttemptIsVoid(t *testing.T) {
 	for _, how := range []struct {
 		name string
 		try  bool
@@ -107,7 +108,7 @@ func TestLateAttemptIsVoid(t *testing.T) {
 			}
 			j.await(t, store.Admitted)
 			j.withdraw(t)
-			await(t, "the guard to be raised", func() bool { return guard(t, direct, se) > 0 })
+			await(t, "the epoch key to be written", func() bool { return epochVersion(t, direct, se) > 0 })
 			late.arrives(t)
 			if puts := history.upTo(t, direct, name); len(puts) != 1 {
 				t.Errorf("put under the name were %q, want the entry once", puts)
@@ -116,8 +117,8 @@ func TestLateAttemptIsVoid(t *testing.T) {
 	}
 }
 
-// guard returns how often the guard key of a session was raised.
-func guard(t *testing.T, cli *clientv3.Client, se store.Session) int64 {
+// epochVersion returns how often the epoch key of a session was written.
+func epochVersion(t *testing.T, cli *clientv3.Client, se store.Session) int64 {
 	t.Helper()
 	resp, err := cli.Get(t.Context(), ".stile/"+se.ID())
 	if err != nil {
@@ -131,7 +132,7 @@ func guard(t *testing.T, cli *clientv3.Client, se store.Session) int64 {
 
 // An attempt that was given up for good, with no other that succeeded.
 // Promise: P5
-func TestLateAttemptOfFailedEnqueueIsVoid(t *testing.T) {
+func TestEnqueue_lateAttemptAfterFailureIsVoid(t *testing.T) {
 	t.Parallel()
 	cli, now := tampered(t)
 	direct, name := server(t).Client(t), newName(t)
@@ -142,20 +143,21 @@ func TestLateAttemptOfFailedEnqueueIsVoid(t *testing.T) {
 	if _, err := tryEnqueue(ctx, se, name, false); !errors.Is(err, context.Canceled) {
 		t.Fatalf("Enqueue returned %v, want the end of its context", err)
 	}
-	await(t, "the guard to be raised", func() bool { return guard(t, direct, se) > 0 })
+	await(t, "the epoch key to be written", func() bool { return epochVersion(t, direct, se) > 0 })
 	late.arrives(t)
 	if puts := history.upTo(t, direct, name); len(puts) > 0 {
 		t.Errorf("put under the name were %q, want nothing", puts)
 	}
-	// The session goes on, with attempts that name the new version of the guard.
+	// The session goes on, with attempts that name the new revision of the epoch key.
 	j := enqueue(t, se, name)
 	j.await(t, store.Admitted)
 	j.withdraw(t)
 }
 
-// The unlocking of one entry is carried out after its successor, under the same key, was put in (defect B1).
+// The delete of an entry is carried out after the next entry was inserted under the same key
+// (defect B1).
 // Promise: P5
-func TestLateReleaseSparesNewerEntry(t *testing.T) {
+func TestRelease_lateSparesNewerEntry(t *testing.T) {
 	t.Parallel()
 	cli, now := tampered(t)
 	direct, name := server(t).Client(t), newName(t)

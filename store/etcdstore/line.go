@@ -19,28 +19,32 @@ import (
 	"github.com/stilelock/stile/store/internal/work"
 )
 
-// times are the delays and timeouts of a store. The default is [ordinary]; tests set others.
+// times are the delays and timeouts of a store: [defaultTimes], unless a test sets others.
 type times struct {
-	// heldWatchDelay is how long a lock is held before its entry is watched. A watch would cost more than a short hold does.
+	// heldWatchDelay is how long a lock is held before its key is watched. For a shorter hold the
+	// watch would cost more than the hold.
 	heldWatchDelay time.Duration
-	// idleTimeout is how long the watch of a line stays open when none of the session's entries is in the line: a client
-	// that contends for a lock is soon back.
+	// idleTimeout is how long the watch of a line stays open without an entry of the session in the
+	// line. A client that contends for a lock often joins again within it.
 	idleTimeout time.Duration
-	// recheckInterval is after how much silence a line with waiters is read, in case something between here and the cluster
-	// keeps the watch silent. The interval grows; see follower.pause.
+	// recheckInterval is how long the watch of a line with waiters may be silent before the line is
+	// read, in case the watch has stopped delivering events. The interval grows; see
+	// lineWatch.recheckDelay.
 	recheckInterval time.Duration
-	// watchTimeout is how long a watch may take to begin.
+	// watchTimeout is how long a watch may take to start.
 	watchTimeout time.Duration
-	// resyncInterval is how often [Store.Watch] reports a possible change although it has received none, for the same reason.
+	// resyncInterval is how often [Store.Watch] reports a possible change without having received
+	// one, in case its watch has stopped delivering events.
 	resyncInterval time.Duration
 	// retryDelay is how long the first attempt to delete an entry may take before another is made.
 	retryDelay time.Duration
-	// answerTimeout is how long unanswered attempts to delete an entry are waited for when another has not found the entry.
-	// It rarely passes: only if the answer of the attempt that deleted the entry is lost, and the connection stands.
+	// answerTimeout is how long in-flight attempts to delete an entry are awaited after another
+	// attempt has not found it. It elapses only if the reply to the attempt that deleted the entry
+	// is lost and the connection stays open.
 	answerTimeout time.Duration
 }
 
-var ordinary = times{
+var defaultTimes = times{
 	heldWatchDelay:  200 * time.Millisecond,
 	idleTimeout:     5 * time.Second,
 	recheckInterval: 2 * time.Second,
@@ -50,24 +54,25 @@ var ordinary = times{
 	answerTimeout:   attempts.Longest,
 }
 
-// follower follows one line for the entries that one session has in it.
-type follower struct {
-	session *session
-	name    string
-	ctx     context.Context // ends when the line need not be followed any more, or with the session
-	stop    context.CancelFunc
-	kick    work.Signal // makes the watching goroutine read the line
-	quiet   int         // readings in vain since the watch was last found to be silent; only that goroutine uses it
+// lineWatch tracks one line for the entries that one session has in it.
+type lineWatch struct {
+	session    *session
+	name       string
+	ctx        context.Context // ends when the line need not be followed any more, or with the session
+	stop       context.CancelFunc
+	rereadNow  work.Signal // makes the watching goroutine read the line
+	emptyReads int         // consecutive periodic reads that found nothing new; used only by the watching goroutine
 
 	mu       sync.Mutex
 	mine     map[*entry]struct{} // joining or standing
 	watching bool                // the goroutine has been started
-	open     int                 // number of the watch that is open and complete; zero for none
+	open     int                 // number of the watch that is open and complete; zero if none is
 	opened   int                 // number of the last one
 	idle     *time.Timer         // runs while mine is empty and watching is set
 }
 
-// join adds an entry that is about to be put in. From here on it learns of those who leave.
+// join adds an entry that is about to be inserted. From then on deletions in the line are delivered
+// to it.
 func (se *session) join(e *entry) error {
 	se.mu.Lock()
 	defer se.mu.Unlock()
@@ -76,21 +81,21 @@ func (se *session) join(e *entry) error {
 	}
 	w := se.lines[e.req.Name]
 	if w == nil {
-		w = &follower{
-			session: se,
-			name:    e.req.Name,
-			kick:    work.NewSignal(),
-			mine:    make(map[*entry]struct{}),
+		w = &lineWatch{
+			session:   se,
+			name:      e.req.Name,
+			rereadNow: work.NewSignal(),
+			mine:      make(map[*entry]struct{}),
 		}
 		w.ctx, w.stop = context.WithCancel(se.life.Context())
 		se.lines[e.req.Name] = w
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	// The key is the one that other clients would choose, unless the session may have another entry under that key.
+	// Use the key that other clients would use, unless the session may have another entry under it.
 	e.key = se.store.keys.entry(w.name, se.lease, "")
 	if e.req.Mode != line.Exclusive || se.outlast || w.hasKeyLocked(e.key) {
-		e.key = se.store.keys.entry(w.name, se.lease, e.says.Nonce)
+		e.key = se.store.keys.entry(w.name, se.lease, e.current.Nonce)
 	}
 	w.mine[e] = struct{}{}
 	e.line, e.watch = w, w.open
@@ -101,7 +106,7 @@ func (se *session) join(e *entry) error {
 }
 
 // hasKeyLocked reports whether a joining or standing entry of the session has the key.
-func (w *follower) hasKeyLocked(key string) bool {
+func (w *lineWatch) hasKeyLocked(key string) bool {
 	for e := range w.mine {
 		if e.key == key {
 			return true
@@ -110,9 +115,9 @@ func (w *follower) hasKeyLocked(key string) bool {
 	return false
 }
 
-// arrive marks an entry as standing, because it has been put in, and delivers how it stands. It reports false if the session
-// has ended meanwhile.
-func (w *follower) arrive(e *entry, a arrival) bool {
+// markStanding marks an inserted entry as standing and delivers its standing. It reports false if
+// the session has ended.
+func (w *lineWatch) markStanding(e *entry, a insertion) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if e.state != joining {
@@ -121,13 +126,13 @@ func (w *follower) arrive(e *entry, a arrival) bool {
 	e.state = standing
 	e.delivery.Begin()
 	e.place = line.NewTracker(line.Entry{ID: e.key, Order: a.order, Mode: e.req.Mode}, entries(a.others))
-	left := e.left
-	e.left = nil
-	for together := range atOnce(left) {
-		w.theyLeftLocked(e, together)
+	deletions := e.deletions
+	e.deletions = nil
+	for together := range byRevision(deletions) {
+		w.handleDeletionsLocked(e, together)
 	}
 	if e.state == standing {
-		w.tellLocked(e)
+		w.deliverLocked(e)
 	}
 	if e.state == standing && !e.place.Admitted() && (e.watch == 0 || e.watch != w.open) {
 		w.watchLocked()
@@ -135,36 +140,36 @@ func (w *follower) arrive(e *entry, a arrival) bool {
 	return true
 }
 
-// part ends the delivery to an entry that its owner has withdrawn.
-func (w *follower) part(e *entry) {
+// detach stops the notifications to an entry that its owner has withdrawn.
+func (w *lineWatch) detach(e *entry) {
 	se := w.session
 	se.mu.Lock()
 	defer se.mu.Unlock()
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.settleLocked(e)
+	w.dropEntryLocked(e)
 	w.retireLocked()
 }
 
-// settleLocked removes an entry from the follower and stops what was done for it.
-func (w *follower) settleLocked(e *entry) {
+// dropEntryLocked removes an entry from the lineWatch and stops its timer and watches.
+func (w *lineWatch) dropEntryLocked(e *entry) {
 	e.state = over
 	e.delivery.Silence()
 	delete(w.mine, e)
-	if e.late != nil {
-		e.late.Stop()
+	if e.heldWatchTimer != nil {
+		e.heldWatchTimer.Stop()
 	}
-	if e.watched != nil {
-		e.watched()
+	if e.stopKeyWatch != nil {
+		e.stopKeyWatch()
 	}
 	if e.contended != nil {
 		e.contended()
 	}
 }
 
-// retireLocked drops a follower without entries: at once if the line is not watched, otherwise after the idle timeout. It is
-// called with the mutexes of the session and the follower held.
-func (w *follower) retireLocked() {
+// retireLocked drops a lineWatch without entries: at once if the line is not watched, otherwise
+// after the idle timeout. The session's mutex must be held too.
+func (w *lineWatch) retireLocked() {
 	switch {
 	case len(w.mine) > 0 || w.session.life.EndedLocked():
 	case !w.watching:
@@ -175,7 +180,7 @@ func (w *follower) retireLocked() {
 }
 
 // idleLocked starts the idle timeout.
-func (w *follower) idleLocked() {
+func (w *lineWatch) idleLocked() {
 	timeout := w.session.store.times.idleTimeout
 	if w.idle == nil {
 		w.idle = time.AfterFunc(timeout, w.dropIfIdle)
@@ -184,7 +189,7 @@ func (w *follower) idleLocked() {
 	w.idle.Reset(timeout)
 }
 
-func (w *follower) dropIfIdle() {
+func (w *lineWatch) dropIfIdle() {
 	w.session.mu.Lock()
 	defer w.session.mu.Unlock()
 	w.mu.Lock()
@@ -194,16 +199,17 @@ func (w *follower) dropIfIdle() {
 	}
 }
 
-// dropLocked is called with the mutexes of the session and the follower held.
-func (w *follower) dropLocked() {
+// dropLocked removes the lineWatch from the session. The session's mutex must be held too.
+func (w *lineWatch) dropLocked() {
 	w.stop()
 	if w.session.lines[w.name] == w {
 		delete(w.session.lines, w.name)
 	}
 }
 
-// close ends the follower with its session. If that was lost, the owners of the entries are notified.
-func (w *follower) close(cause error, lost bool) {
+// close ends the lineWatch with its session. If the session was lost, the owners of the entries are
+// notified.
+func (w *lineWatch) close(cause error, lost bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.stop()
@@ -214,45 +220,46 @@ func (w *follower) close(cause error, lost bool) {
 		if lost {
 			w.goneLocked(e, cause)
 		} else {
-			w.settleLocked(e)
+			w.dropEntryLocked(e)
 		}
 	}
 }
 
-// tellLocked delivers an entry's standing, and reports whether it is news. An entry that was admitted stays so, even if
-// another is overwritten and its mode is not known any more.
-func (w *follower) tellLocked(e *entry) (news bool) {
+// deliverLocked delivers an entry's standing, and reports whether it differs from the last one
+// delivered. An admitted entry stays admitted, even if an entry ahead is overwritten and its mode
+// is therefore unknown.
+func (w *lineWatch) deliverLocked(e *entry) (news bool) {
 	now := store.Standing{State: store.Admitted, Order: e.order}
 	if n := e.place.Blocking(); n > 0 {
 		now.State, now.Ahead = store.Waiting, n
 	}
 	if news = e.delivery.Deliver(now); news && now.State == store.Admitted {
-		e.late = time.AfterFunc(w.session.store.times.heldWatchDelay, func() { w.watchHeld(e) })
+		e.heldWatchTimer = time.AfterFunc(w.session.store.times.heldWatchDelay, func() { w.watchHeld(e) })
 	}
 	return news
 }
 
-// goneLocked ends an entry that is not in the line any more, and delivers that.
-func (w *follower) goneLocked(e *entry, cause error) {
-	e.out.Store(true)
+// goneLocked delivers that an entry is gone from the line, and drops it.
+func (w *lineWatch) goneLocked(e *entry, cause error) {
+	e.gone.Store(true)
 	e.delivery.Deliver(store.Standing{State: store.Gone, Order: e.order, Cause: cause})
-	w.settleLocked(e)
+	w.dropEntryLocked(e)
 	if len(w.mine) == 0 {
 		w.idleLocked()
 	}
-	if e.doubt.Load() {
-		w.session.life.Start(e.clear)
+	if e.inDoubt.Load() {
+		w.session.life.Start(e.abortEnqueue)
 	}
 }
 
-// theyLeftLocked updates an entry with the departures of one revision: those of others, its own, or both. If its own is
-// among them the entry is gone; it never gets its turn because others went with it.
-func (w *follower) theyLeftLocked(e *entry, together []departure) {
+// handleDeletionsLocked applies the deletions of one revision to an entry. If its own key is among
+// them the entry is gone: it must not be admitted because others were deleted in the same revision.
+func (w *lineWatch) handleDeletionsLocked(e *entry, together []deletion) {
 	switch {
 	case e.state == joining:
-		e.left = append(e.left, together...)
+		e.deletions = append(e.deletions, together...)
 	case e.state != standing:
-	case slices.ContainsFunc(together, func(d departure) bool { return d.id == e.key && d.at > e.order }):
+	case slices.ContainsFunc(together, func(d deletion) bool { return d.id == e.key && d.at > e.order }):
 		w.goneLocked(e, w.evicted())
 	default:
 		nearer := false
@@ -260,13 +267,13 @@ func (w *follower) theyLeftLocked(e *entry, together []departure) {
 			nearer = e.place.Left(d.id, d.at) || nearer
 		}
 		if nearer {
-			w.tellLocked(e)
+			w.deliverLocked(e)
 		}
 	}
 }
 
-// vanished ends an entry that a reading has not shown.
-func (w *follower) vanished(e *entry) {
+// vanished reports an entry gone that was missing from a read.
+func (w *lineWatch) vanished(e *entry) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if e.state == standing {
@@ -274,33 +281,33 @@ func (w *follower) vanished(e *entry) {
 	}
 }
 
-// overwrittenLocked ends an entry whose key somebody has overwritten. That took the key off its lease, so the session has to
-// delete it.
-func (w *follower) overwrittenLocked(e *entry) {
+// overwrittenLocked reports an entry gone whose key another client has overwritten. The key is no
+// longer attached to the session's lease, so the session must delete it.
+func (w *lineWatch) overwrittenLocked(e *entry) {
 	w.goneLocked(e, fmt.Errorf("%s: %w: somebody has overwritten its key %q, which took it off its lease",
 		w.session.store, store.ErrGone, e.key))
 	w.session.deleteOverwritten(e)
 }
 
-func (w *follower) evicted() error {
+func (w *lineWatch) evicted() error {
 	return fmt.Errorf("%s: %w: broken by somebody, or its lease ended", w.session.store, store.ErrGone)
 }
 
-// watchLocked starts the goroutine that watches the line, or makes it read the line once more.
-func (w *follower) watchLocked() {
+// watchLocked starts the goroutine that watches the line, or makes it read the line again.
+func (w *lineWatch) watchLocked() {
 	if !w.watching {
 		w.watching = true
 		w.session.life.Start(w.run)
 		return
 	}
-	w.kick.Set()
+	w.rereadNow.Set()
 }
 
-// run watches the line until the follower is dropped.
-func (w *follower) run() {
+// run watches the line until the lineWatch is dropped.
+func (w *lineWatch) run() {
 	stream := 0
 	_ = attempts.KeepUp(w.ctx, firstPause, func() error {
-		err := w.follow(onStream(w.ctx, stream))
+		err := w.watchOnce(onStream(w.ctx, stream))
 		w.mu.Lock()
 		w.open = 0
 		w.mu.Unlock()
@@ -309,9 +316,9 @@ func (w *follower) run() {
 		}
 		w.session.store.logger.LogAttrs(w.ctx, slog.LevelDebug, "watch of a line ended; opening another",
 			slog.String("lock", w.name), slog.Any("error", err))
-		if errors.Is(err, errSilent) {
-			stream++ // the stream is probably what is silent
-			// Whatever becomes of the next watch, the waiters must not depend on it.
+		if errors.Is(err, errWatchSilent) {
+			stream++ // the gRPC stream is the likely cause
+			// The waiters must not depend on whether the next watch starts.
 			if _, err := w.reread(w.ctx); err != nil {
 				w.session.store.logger.LogAttrs(w.ctx, slog.LevelDebug, "line could not be read",
 					slog.String("lock", w.name), slog.Any("error", err))
@@ -321,8 +328,9 @@ func (w *follower) run() {
 	})
 }
 
-// onStream returns a context for watches that must not share a stream with those of another number. Watches of one number
-// share a stream for as long as one of them is open: the etcd client keeps one for each kind of metadata.
+// onStream returns a context for a watch that must not share a gRPC stream with watches of another
+// number. The etcd client keeps one stream for each kind of metadata, as long as a watch on it is
+// open.
 func onStream(ctx context.Context, n int) context.Context {
 	if n == 0 {
 		return ctx
@@ -331,38 +339,39 @@ func onStream(ctx context.Context, n int) context.Context {
 }
 
 var (
-	// errSilent means that a watch did not begin, or missed something.
-	errSilent = errors.New("the watch is silent")
-	// errEnded means that a watch ended, and etcd gave no reason.
-	errEnded = errors.New("the watch ended")
+	// errWatchSilent means that a watch did not start in time, or missed an event.
+	errWatchSilent = errors.New("the watch is silent")
+	// errWatchEnded means that a watch ended without a reason from etcd.
+	errWatchEnded = errors.New("the watch ended")
 )
 
-// openWatch opens a watch of the keys that begin with prefix, from the present on, and waits until it stands. It calls cancel,
-// which must end ctx and with it the watch, if that takes too long.
+// openWatch opens a watch, from the present on, of the keys that begin with prefix, and waits until
+// it has started. If that takes too long it calls cancel, which must end ctx and with it the watch.
 func (s *Store) openWatch(
 	ctx context.Context, cancel context.CancelFunc, prefix string, opts ...clientv3.OpOption,
 ) (clientv3.WatchChan, error) {
-	late := time.AfterFunc(s.times.watchTimeout, cancel)
+	timer := time.AfterFunc(s.times.watchTimeout, cancel)
 	events := s.cli.Watch(ctx, prefix, append(opts, clientv3.WithPrefix(), clientv3.WithCreatedNotify())...)
 	created, ok := <-events
 	switch {
-	case !late.Stop():
-		return nil, errSilent
+	case !timer.Stop():
+		return nil, errWatchSilent
 	case ok && created.Created:
 		return events, nil
 	case created.Err() != nil:
 		return nil, created.Err()
 	}
-	return nil, errEnded
+	return nil, errWatchEnded
 }
 
-// follow opens one watch and follows it to its end.
+// watchOnce opens one watch and handles its events until it ends.
 //
-// The watch begins at the present, because one that begins in the past is served by etcd with up to 100 ms delay.
-// What happened before it began is in the reading that follows. From then on this goroutine handles events and readings, one
-// at a time. A reading is newer than every event that was handled before it, so it replaces what is known; an event that the
-// reading includes does no harm when it comes.
-func (w *follower) follow(ctx context.Context) error {
+// The watch starts at the present, because etcd delays the events of a watch that starts at a past
+// revision by up to 100 ms. The read that follows covers what happened before it started. From then
+// on this goroutine handles events and reads, one at a time. A read is newer than every event
+// handled before it, so its result replaces the known state. An event that a read has covered
+// already has no effect.
+func (w *lineWatch) watchOnce(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	events, err := w.session.store.openWatch(ctx, cancel, w.session.store.keys.line(w.name), clientv3.WithFilterPut())
@@ -372,8 +381,8 @@ func (w *follower) follow(ctx context.Context) error {
 	if _, err := w.reread(ctx); err != nil {
 		return err
 	}
-	w.opening()
-	silence := time.NewTimer(w.pause())
+	w.markOpen()
+	silence := time.NewTimer(w.recheckDelay())
 	defer silence.Stop()
 	for {
 		select {
@@ -381,10 +390,10 @@ func (w *follower) follow(ctx context.Context) error {
 			if !ok || resp.Err() != nil {
 				return resp.Err()
 			}
-			w.session.shown(resp.Header)
-			w.haveLeft(resp.Events)
-			silence.Reset(w.pause())
-		case <-w.kick:
+			w.session.noteRevision(resp.Header)
+			w.handleEvents(resp.Events)
+			silence.Reset(w.recheckDelay())
+		case <-w.rereadNow:
 			if _, err := w.reread(ctx); err != nil {
 				return err
 			}
@@ -395,57 +404,59 @@ func (w *follower) follow(ctx context.Context) error {
 				case err != nil:
 					return err
 				case missed:
-					w.quiet = 0
-					return errSilent
+					w.emptyReads = 0
+					return errWatchSilent
 				}
-				w.quiet++
+				w.emptyReads++
 			}
-			silence.Reset(w.pause())
+			silence.Reset(w.recheckDelay())
 		case <-ctx.Done():
 			return ctx.Err()
 		}
 	}
 }
 
-// opening marks the watch as open: an entry that joins from here on misses nothing. An entry that joined before, and arrives
-// after the reading, makes the goroutine read the line again.
-func (w *follower) opening() {
+// markOpen marks the watch as open: an entry that joins from now on misses nothing. An entry that
+// joined earlier and is inserted after the read makes the goroutine read the line again.
+func (w *lineWatch) markOpen() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.opened++
 	w.open = w.opened
 }
 
-// haveLeft handles the events of one watch response. etcd never divides a revision between two responses, unless the watch
-// allows fragments, which this one does not.
-func (w *follower) haveLeft(events []*clientv3.Event) {
-	var left []departure
+// handleEvents applies the events of one watch response. etcd never splits a revision between two
+// responses unless the watch allows fragments, and this one does not.
+func (w *lineWatch) handleEvents(events []*clientv3.Event) {
+	var deletions []deletion
 	for _, ev := range events {
 		if ev.Type == clientv3.EventTypeDelete {
-			left = append(left, departure{id: string(ev.Kv.Key), at: uint64(ev.Kv.ModRevision)})
+			deletions = append(deletions, deletion{id: string(ev.Kv.Key), at: uint64(ev.Kv.ModRevision)})
 		}
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	for together := range atOnce(left) {
+	for together := range byRevision(deletions) {
 		for e := range w.mine {
-			w.theyLeftLocked(e, together)
+			w.handleDeletionsLocked(e, together)
 		}
 	}
 }
 
-// pause returns after how much silence the line is read. Each reading in vain doubles it: a watch that has worked for long
-// rarely falls silent, and where many wait for long the cluster would do nothing but serve readings. But the next in line
-// wants to know soon, and is the one that can be admitted: so the pause is at most four times the interval for each entry
-// ahead.
-func (w *follower) pause() time.Duration {
+// recheckDelay returns how long the watch may be silent before the line is read. Each consecutive
+// read that finds nothing new doubles it, up to 32 intervals: a watch that has worked for minutes
+// rarely stops, and with many long-time waiters the reads would be most of the cluster's load. It
+// is also at most four intervals for each entry ahead of the session's first waiter, which is the
+// next that can be admitted.
+func (w *lineWatch) recheckDelay() time.Duration {
 	const limit = 32
-	times := min(1<<min(w.quiet, 5), 4*max(w.ahead(), 1), limit)
+	times := min(1<<min(w.emptyReads, 5), 4*max(w.ahead(), 1), limit)
 	return time.Duration(times) * w.session.store.times.recheckInterval
 }
 
-// ahead returns how many entries must leave before the first waiting entry of the session has its turn; zero if none waits.
-func (w *follower) ahead() int {
+// ahead returns how many entries must leave before the session's first waiter is admitted; zero if
+// none waits.
+func (w *lineWatch) ahead() int {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	least := 0
@@ -460,16 +471,17 @@ func (w *follower) ahead() int {
 	return least
 }
 
-// reread reads the line and puts right what is known of it. It reports whether an entry's standing changed.
-func (w *follower) reread(ctx context.Context) (changed bool, err error) {
+// reread reads the line and corrects the state of the session's entries. It reports whether any
+// standing changed.
+func (w *lineWatch) reread(ctx context.Context) (changed bool, err error) {
 	var resp *clientv3.GetResponse
-	before := w.session.seen.Load()
+	before := w.session.seenRevision.Load()
 	err = attempt(ctx, func(ctx context.Context) (err error) {
 		resp, err = w.session.store.cli.Get(ctx, w.session.store.keys.line(w.name), clientv3.WithPrefix())
 		return err
 	})
 	if err == nil {
-		err = w.session.saw(before, resp.Header)
+		err = w.session.checkRevision(before, resp.Header)
 	}
 	if err != nil {
 		return false, err
@@ -485,12 +497,12 @@ func (w *follower) reread(ctx context.Context) (changed bool, err error) {
 	defer w.mu.Unlock()
 	for e := range w.mine {
 		if e.state != standing {
-			continue // its arrival delivers how it stands, and makes this goroutine read again if necessary
+			continue // markStanding delivers its standing, and requests another read if necessary
 		}
 		lease, there := leases[line.Entry{ID: e.key, Order: e.order}]
 		switch {
 		case e.order > uint64(resp.Header.Revision):
-			// It was put in after the reading, so it knows more.
+			// The entry was inserted after the read, so its state is newer.
 		case !there:
 			changed = true
 			w.goneLocked(e, w.evicted())
@@ -499,7 +511,7 @@ func (w *follower) reread(ctx context.Context) (changed bool, err error) {
 			w.overwrittenLocked(e)
 		default:
 			e.place.Reread(others)
-			changed = w.tellLocked(e) || changed
+			changed = w.deliverLocked(e) || changed
 		}
 	}
 	return changed, nil

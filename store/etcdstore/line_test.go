@@ -19,10 +19,9 @@ import (
 	"github.com/stilelock/stile/store/etcdstore"
 )
 
-// The waiter cannot be told of the release, and cannot be told of it later either, because the history has been
-// compacted.
+// The waiter misses the release and cannot receive it later, because the history is compacted.
 // Promise: P7
-func TestWaiterSurvivesCompaction(t *testing.T) {
+func TestWaiter_survivesCompaction(t *testing.T) {
 	t.Parallel()
 	e := startEtcd(t) // of its own: compaction is not for one line
 	direct := e.Client(t)
@@ -57,7 +56,7 @@ func TestWaiterSurvivesCompaction(t *testing.T) {
 }
 
 // Promise: P7
-func TestWaiterSurvivesRestartOfTheServer(t *testing.T) {
+func TestWaiter_survivesServerRestart(t *testing.T) {
 	t.Parallel()
 	e := startEtcd(t)
 	name := newName(t)
@@ -72,7 +71,7 @@ func TestWaiterSurvivesRestartOfTheServer(t *testing.T) {
 
 // Promise P7, with connections that are cut at random moments of many hand-overs.
 // Promise: P7
-func TestNoWaiterIsForgottenWhenConnectionsAreCut(t *testing.T) {
+func TestWaiter_survivesCutConnections(t *testing.T) {
 	t.Parallel()
 	const (
 		clients = 4
@@ -128,17 +127,16 @@ func TestNoWaiterIsForgottenWhenConnectionsAreCut(t *testing.T) {
 	t.Logf("%d hand-overs, %d connections cut", handOvers.Load(), cuts)
 }
 
-// The watch's connection falls silent for good, and nothing tells the client: no reset, no answer. The other way to the
-// server works.
+// The watch's connection stops delivering data without an error. The other connection works.
 // Promise: P7
-func TestSilentWatchDelaysButNeverStrands(t *testing.T) {
+func TestWaiter_silentWatchOnlyDelays(t *testing.T) {
 	t.Parallel()
 	name := newName(t)
 	one, two := testservers.NewProxy(t, server(t).Endpoint()), testservers.NewProxy(t, server(t).Endpoint())
 	w := &wire{}
 	st := newStore(t, connectWith(t, w.config(one.Addr(), two.Addr())), "")
 	times := byEvents()
-	times.Recheck, times.Overdue = 300*time.Millisecond, 500*time.Millisecond // what must help if the watch does not
+	times.RecheckInterval, times.WatchTimeout = 300*time.Millisecond, 500*time.Millisecond // what must help if the watch does not
 	st.SetTimes(times)
 	c := newClientOf(t, st, ample)
 	holder := newClient(t, server(t).Client(t), ample)
@@ -186,14 +184,14 @@ func TestSilentWatchDelaysButNeverStrands(t *testing.T) {
 	}
 }
 
-// The hint that somebody waits reaches the holder also if its watch was cut.
-func TestContendedIsToldThroughCuts(t *testing.T) {
+// The holder is notified that an entry waits, even if its watch was cut.
+func TestContended_survivesCutConnections(t *testing.T) {
 	t.Parallel()
 	proxy, name := testservers.NewProxy(t, server(t).Endpoint()), newName(t)
 	w := &wire{}
 	st := newStore(t, connectWith(t, w.config(proxy.Addr())), "")
 	times := byEvents()
-	times.LateWatch = never // the only watch is that for the hint
+	times.HeldWatchDelay = never // the only watch is that for the hint
 	st.SetTimes(times)
 	h := lock(t, newClientOf(t, st, ample), name)
 	contended := h.Contended()
@@ -207,9 +205,10 @@ func TestContendedIsToldThroughCuts(t *testing.T) {
 	wait(t, contended, "the hint that somebody waits")
 }
 
-// All keys of a line go in one revision while several wait. That the others are gone makes it nobody's turn.
+// All keys of a line are deleted in one revision while several entries wait. None of them is
+// admitted.
 // Promise: P1
-func TestNobodyIsAdmittedBecauseEverybodyIsTakenOutAtOnce(t *testing.T) {
+func TestWaiter_notAdmittedWhenLineIsDeleted(t *testing.T) {
 	t.Parallel()
 	name, st := newName(t), newStore(t, server(t).Client(t), "")
 	enqueue(t, openSession(t, st), name).await(t, store.Admitted)
@@ -225,9 +224,9 @@ func TestNobodyIsAdmittedBecauseEverybodyIsTakenOutAtOnce(t *testing.T) {
 	}
 }
 
-// The same for an entry whose session hears of it before it hears that the entry was put in.
+// As above, for an entry whose session receives the deletion before the reply to the insertion.
 // Promise: P1
-func TestNobodyIsAdmittedBecauseEverybodyIsTakenOutWhileItJoins(t *testing.T) {
+func TestEnqueue_notAdmittedWhenLineIsDeleted(t *testing.T) {
 	t.Parallel()
 	cli, now := tampered(t)
 	st := newStore(t, cli, "")
@@ -267,9 +266,9 @@ func TestNobodyIsAdmittedBecauseEverybodyIsTakenOutWhileItJoins(t *testing.T) {
 	}
 }
 
-// An entry that joins while no watch is open has to ask for a reading: what happens before the next watch begins, no watch
-// tells it. So a watch that has ended does not count as open, from then on until the next one is complete.
-func TestAWatchThatHasEndedIsNotOpen(t *testing.T) {
+// An entry that joins while no watch is open must request a read, because no watch delivers what
+// happens before the next one starts. So a watch that has ended does not count as open.
+func TestLineWatch_notOpenAfterItEnded(t *testing.T) {
 	t.Parallel()
 	e := startEtcd(t) // of its own: compaction is not for one line
 	proxy := testservers.NewProxy(t, e.Endpoint())
@@ -277,7 +276,7 @@ func TestAWatchThatHasEndedIsNotOpen(t *testing.T) {
 	cli, now := tamperedAt(t, proxy.Addr())
 	st := newStore(t, cli, "")
 	times := byEvents()
-	times.Overdue = never
+	times.WatchTimeout = never
 	st.SetTimes(times)
 	se := openSession(t, st)
 	first := enqueue(t, openSession(t, newStore(t, direct, "")), name)

@@ -6,7 +6,7 @@ import (
 )
 
 // However many lines there are, they are read in a few requests, each whole, and in order.
-func TestManyLinesAreReadInFewRequests(t *testing.T) {
+func TestLines_fewRequestsForManyLines(t *testing.T) {
 	t.Parallel()
 	c, w := newWiredClient(t, 0)
 	holder, waiter := newClient(t, server(t).Client(t), ample), newClient(t, server(t).Client(t), ample)

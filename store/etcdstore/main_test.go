@@ -32,8 +32,8 @@ const never = time.Hour
 // byEvents returns the times of the stores of these tests: what they find out they were told. Nothing is read because it
 // is time to look.
 func byEvents() etcdstore.Times {
-	times := etcdstore.Ordinary()
-	times.Recheck, times.LookAgain = never, never
+	times := etcdstore.DefaultTimes()
+	times.RecheckInterval, times.ResyncInterval = never, never
 	return times
 }
 

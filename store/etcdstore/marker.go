@@ -14,48 +14,49 @@ import (
 	"github.com/stilelock/stile/store"
 )
 
-// mark is [store.Extensions.Mark]. The marker is a key without a lease, under a name that no other client looks at.
-// It is put there only while the entry's own key is, and is the session's, so an attempt that is carried out late does
-// nothing.
+// mark is [store.Extensions.Mark]. The marker is a key without a lease, under a name that no other
+// client uses. It is put only while the entry's key exists and is attached to the session's lease,
+// so an attempt that is carried out late has no effect.
 func (e *entry) mark(ctx context.Context) ([]store.Entry, error) {
 	se := e.session
-	doing := "leave a marker"
+	op := "leave a marker"
 	if ended := se.life.Err(); ended != nil {
 		return nil, fmt.Errorf("%w: %w", store.ErrGone, ended)
 	}
 	bounded, cancel := se.life.Within(ctx)
 	defer cancel()
-	unreleased, there, err := e.leaveMarker(bounded)
+	unreleased, there, err := e.putMarker(bounded)
 	switch {
 	case err != nil:
-		return nil, se.explain(ctx, doing, err)
+		return nil, se.wrapErr(ctx, op, err)
 	case !there:
-		return nil, e.takenOut(doing)
+		return nil, e.goneErr(op)
 	}
 	return unreleased, nil
 }
 
-// leaveMarker puts the marker there, unless there are those of entries that were not released. It reports whether the entry stands.
+// putMarker puts the marker, unless there are markers of entries that were not released. It reports
+// whether the entry stands.
 //
-// If there is no marker at all, which is the rule with exclusive locks, one request does it. Otherwise the line has to be
-// read, to tell whose the markers are.
-func (e *entry) leaveMarker(ctx context.Context) (unreleased []store.Entry, stands bool, err error) {
+// If the line has no marker, which is the usual case with exclusive locks, one request is enough.
+// Otherwise the line is read to find out which markers have no entry.
+func (e *entry) putMarker(ctx context.Context) (unreleased []store.Entry, stands bool, err error) {
 	s, name := e.session.store, e.req.Name
-	marker := e.said()
+	marker := e.currentValue()
 	marker.Session = e.session.ID()
 	text, err := marker.encode()
 	if err != nil {
 		return nil, false, err
 	}
-	standing := e.isOurs()
+	standing := e.attachedCmps()
 	unmarked := clientv3.Compare(clientv3.CreateRevision(s.keys.markers(name)), "=", 0).WithPrefix()
 	put := []clientv3.Op{clientv3.OpPut(s.keys.marker(name, e.order), text)}
-	look := []clientv3.Op{
+	reads := []clientv3.Op{
 		clientv3.OpGet(s.keys.line(name), clientv3.WithPrefix()),
 		clientv3.OpGet(s.keys.markers(name), clientv3.WithPrefix()),
 	}
 	e.marked.Store(true) // before there can be a marker
-	resp, err := s.commit(ctx, append(standing, unmarked), put, look)
+	resp, err := s.commit(ctx, append(standing, unmarked), put, reads)
 	if err != nil || resp.Succeeded {
 		return nil, true, err
 	}
@@ -69,15 +70,15 @@ func (e *entry) leaveMarker(ctx context.Context) (unreleased []store.Entry, stan
 	return nil, err == nil && resp.Succeeded, err
 }
 
-// unmark is what a departure does besides: it removes the marker, if there may be one.
-func (e *entry) unmark() []clientv3.Op {
+// deleteMarkerOps returns the operation that deletes the entry's marker, if there may be one.
+func (e *entry) deleteMarkerOps() []clientv3.Op {
 	if !e.marked.Load() {
 		return nil
 	}
 	return []clientv3.Op{clientv3.OpDelete(e.session.store.keys.marker(e.req.Name, e.order))}
 }
 
-// commit makes a transaction until it is answered.
+// commit repeats a transaction until it is answered.
 func (s *Store) commit(
 	ctx context.Context, conditions []clientv3.Cmp, then, otherwise []clientv3.Op,
 ) (resp *clientv3.TxnResponse, err error) {
@@ -90,41 +91,42 @@ func (s *Store) commit(
 
 // clearMarks is [store.Capabilities.ClearMarks].
 func (s *Store) clearMarks(ctx context.Context, name string, orders []uint64) error {
-	for some := range slices.Chunk(orders, maxCleared) {
-		ops := make([]clientv3.Op, 0, len(some))
-		for _, order := range some {
+	for chunk := range slices.Chunk(orders, maxDeletesPerTxn) {
+		ops := make([]clientv3.Op, 0, len(chunk))
+		for _, order := range chunk {
 			ops = append(ops, clientv3.OpDelete(s.keys.marker(name, order)))
 		}
-		err := patiently(ctx, func(ctx context.Context) error {
+		err := attemptWithTimeout(ctx, func(ctx context.Context) error {
 			_, err := s.cli.Txn(ctx).Then(ops...).Commit()
 			return err
 		})
 		if err != nil {
-			return s.explain("clear the markers", endedBy(ctx, err))
+			return s.wrapErr("clear the markers", endedBy(ctx, err))
 		}
 	}
 	return nil
 }
 
-// maxCleared is how many markers are deleted in one request: fewer than a server allows by default, which is 128.
-const maxCleared = 100
+// maxDeletesPerTxn is less than the 128 operations that a server allows in a transaction by
+// default.
+const maxDeletesPerTxn = 100
 
-// markers is what the keys of all markers of a line begin with. No name has two slashes in a row, so those of a line whose
-// name goes on after a slash do not.
-func (k keys) markers(name string) string { return k.prefix + reserved + "/traces/" + name + "//" }
+// markers returns the prefix of the keys of a line's markers. It does not match those of a line
+// whose name continues after a slash, because no name contains two slashes in a row.
+func (k keys) markers(name string) string { return k.prefix + reservedName + "/traces/" + name + "//" }
 
 // marker returns the key of the marker of the entry with the given order.
 func (k keys) marker(name string, order uint64) string {
 	return k.markers(name) + strconv.FormatUint(order, 10)
 }
 
-// unreleased returns the entries of a line that have left markers and do not stand there any more, in order.
+// unreleased returns, in order, the entries that have left markers and are not in the line.
 func (k keys) unreleased(name string, markers []*mvccpb.KeyValue, standing []contender) []store.Entry {
 	var found []store.Entry
 	for _, kv := range markers {
 		order, err := strconv.ParseUint(strings.TrimPrefix(string(kv.Key), k.markers(name)), 10, 64)
 		if err != nil || slices.ContainsFunc(standing, func(c contender) bool { return c.Order == order }) {
-			continue // not one of ours, or all is well
+			continue // not a marker, or its entry still stands
 		}
 		v, _ := decode(kv.Value)
 		found = append(found, store.Entry{Order: order, Mode: v.Mode, Session: v.Session, Owner: v.Owner})

@@ -66,7 +66,7 @@ func newDelayedClient(t *testing.T, st *etcdstore.Store, ttl, lockDelay time.Dur
 
 // A LockDelay costs one request to take a lock, and none to release it.
 // Promise: LockDelay
-func TestMarkerIsOneTxnAndGoesWithTheRelease(t *testing.T) {
+func TestMarker_oneTxnDeletedByRelease(t *testing.T) {
 	t.Parallel()
 	name := newName(t)
 	c, w := newWiredClient(t, time.Minute)
@@ -88,9 +88,9 @@ func TestMarkerIsOneTxnAndGoesWithTheRelease(t *testing.T) {
 	wantRequests(t, "the hand-over and a release", w.passed(), "Txn", "Txn")
 }
 
-// Whoever does not know of markers takes no notice of them: other clients, and those who look on.
+// Other clients, and readers of the line, ignore markers.
 // Promise: LockDelay
-func TestMarkersAreNoBusinessOfOthers(t *testing.T) {
+func TestMarker_ignoredByOtherClients(t *testing.T) {
 	eachRival(t, func(t *testing.T, r rival, c *stile.Client, name string) {
 		st := newStore(t, server(t).Client(t), "")
 		se := openSession(t, st)
@@ -115,10 +115,10 @@ func TestMarkersAreNoBusinessOfOthers(t *testing.T) {
 	})
 }
 
-// The attempt to leave it arrives when the entry has been withdrawn: everybody would take that marker for one of a hold that
-// was not released.
+// A late attempt to leave a marker arrives after the entry was withdrawn. It must have no effect:
+// the marker would look like that of a hold that was not released.
 // Promise: LockDelay
-func TestLateMarkerIsVoid(t *testing.T) {
+func TestMarker_lateAttemptIsVoid(t *testing.T) {
 	for how, leave := range map[string]func(context.Context, *joined) error{
 		"withdrawn":   func(ctx context.Context, j *joined) error { return j.Withdraw(ctx) },
 		"to go later": func(ctx context.Context, j *joined) error { return j.Extensions().WithdrawAfter(ctx, time.Minute) },
@@ -141,8 +141,9 @@ func TestLateMarkerIsVoid(t *testing.T) {
 	}
 }
 
-// Nobody but the refusal of the marker tells that the entry has gone: the caller stands in line again.
-func TestEntryThatGoesBeforeItsMarkerIsLeftIsReplaced(t *testing.T) {
+// Only the failure to leave the marker shows that the entry is gone: the caller joins the line
+// again.
+func TestMarker_entryGoneBeforeMark(t *testing.T) {
 	t.Parallel()
 	cli, now := tampered(t)
 	name := newName(t)
@@ -165,9 +166,9 @@ func TestEntryThatGoesBeforeItsMarkerIsLeftIsReplaced(t *testing.T) {
 	wantMarkers(t, name)
 }
 
-// The marker was left, and nobody heard of it: leaving it again finds it, and leaves no other.
+// The marker was left and the reply lost: leaving it again finds it, and leaves no second one.
 // Promise: LockDelay
-func TestMarkerInDoubtIsLeftOnce(t *testing.T) {
+func TestMarker_inDoubtIsLeftOnce(t *testing.T) {
 	t.Parallel()
 	cli, now := tampered(t)
 	name := newName(t)
@@ -190,9 +191,10 @@ func TestMarkerInDoubtIsLeftOnce(t *testing.T) {
 	wantMarkers(t, name)
 }
 
-// The withdrawal has not got through when the session puts its next entry in, which takes the old one out.
+// The withdrawal has not reached etcd when the session inserts its next entry, which deletes the
+// old one and its marker.
 // Promise: LockDelay
-func TestMarkerGoesWithAnEntryThatMakesRoomForTheNext(t *testing.T) {
+func TestMarker_deletedWithReplacedEntry(t *testing.T) {
 	t.Parallel()
 	cli, now := tampered(t)
 	name := newName(t)
@@ -214,7 +216,7 @@ func TestMarkerGoesWithAnEntryThatMakesRoomForTheNext(t *testing.T) {
 	wantMarkers(t, name)
 }
 
-func TestManyMarkersAreCleared(t *testing.T) {
+func TestClearMarks_many(t *testing.T) {
 	t.Parallel()
 	const (
 		many  = 301     // of which one request can delete 128

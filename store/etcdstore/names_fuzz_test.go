@@ -52,7 +52,7 @@ func FuzzKeysOfNames(f *testing.F) {
 		if found := k.unreleased(name, []*mvccpb.KeyValue{marker}, nil); len(found) != 1 || found[0].Order != order {
 			t.Errorf("the marker %q of the entry with the order %d is read as %+v", marker.Key, order, found)
 		}
-		for _, own := range []*mvccpb.KeyValue{marker, {Key: []byte(k.guard(id)), Lease: lease}} {
+		for _, own := range []*mvccpb.KeyValue{marker, {Key: []byte(k.epoch(id)), Lease: lease}} {
 			if got, _, ok := k.parse(own); ok {
 				t.Errorf("key %q, which is not an entry's, is read as one of lock %q", own.Key, got)
 			}
@@ -98,7 +98,7 @@ func FuzzContenders(f *testing.F) {
 			t.Errorf("key %q with lease %x is read for lock %q as the entries %+v and the strays %q", key, lease, name, found, strays)
 		}
 		for _, c := range found {
-			if e := asStoreEntry(c); e.Order != 7 || e.Foreign && !e.Owner.IsZero() {
+			if e := storeEntry(c); e.Order != 7 || e.Foreign && !e.Owner.IsZero() {
 				t.Errorf("key %q with value %q is read as %+v", key, text, e)
 			}
 		}

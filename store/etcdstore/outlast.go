@@ -15,32 +15,33 @@ import (
 	"github.com/stilelock/stile/store/internal/attempts"
 )
 
-// withdrawAfter is [store.Extensions.WithdrawAfter]: the entry's key is attached to a lease of its own. What can happen on the
-// way, and what is done about it, is in docs/architecture.md.
+// withdrawAfter is [store.Extensions.WithdrawAfter]. It attaches the entry's key to a lease of its
+// own. docs/architecture.md lists the failures that are possible between the steps.
 func (e *entry) withdrawAfter(ctx context.Context, d time.Duration) error {
 	if d <= 0 {
 		return e.Withdraw(ctx)
 	}
 	until := time.Now().Add(d)
-	alone := e.said()
-	alone.Session = e.session.ID()
-	text, err := alone.encode()
+	detached := e.currentValue()
+	detached.Session = e.session.ID()
+	text, err := detached.encode()
 	if err != nil {
-		return e.session.store.explain("keep the entry", err)
+		return e.session.store.wrapErr("keep the entry", err)
 	}
 	e.session.allowOutlasting() // before another entry of that name can join
 	l := &detachedLease{entry: e, value: text, until: until}
-	return e.depart(ctx, l.attachUntil)
+	return e.leave(ctx, l.attachUntil)
 }
 
-// allowOutlasting gives the entries to come other keys than any that may outlast the session.
+// allowOutlasting makes all later keys of the session differ from those of entries that may outlast
+// it.
 func (se *session) allowOutlasting() {
 	se.mu.Lock()
 	defer se.mu.Unlock()
 	se.outlast = true
 }
 
-// detachedLease is the lease that an entry is attached to when it outlasts its session. Nobody renews it.
+// detachedLease is the lease of an entry that outlasts its session. It is not renewed.
 type detachedLease struct {
 	entry *entry
 	value string
@@ -48,8 +49,8 @@ type detachedLease struct {
 	id    clientv3.LeaseID // zero if it has not been chosen
 }
 
-// attachUntil attaches the entry to a lease that lasts until the time is over. If it is over already, the entry is taken out.
-// It reports whether the entry was there.
+// attachUntil attaches the entry to a lease that ends at l.until. If that time has passed, the
+// entry is deleted. It reports whether the entry was there.
 func (l *detachedLease) attachUntil(ctx context.Context) (there bool, err error) {
 	within, cancel := context.WithDeadline(ctx, l.until)
 	defer cancel()
@@ -57,25 +58,25 @@ func (l *detachedLease) attachUntil(ctx context.Context) (there bool, err error)
 		there, err = l.attach(within)
 		switch {
 		case errors.Is(err, rpctypes.ErrLeaseNotFound):
-			l.id, err = 0, nil // it has run out, or somebody has revoked it: another, for the rest of the time
+			l.id, err = 0, nil // it has expired or was revoked: use another for the remaining time
 		case err == nil && !there:
-			l.entry.out.Store(true)
-			l.entry.session.store.revoke(ctx, l.id) // nothing is attached to it, nor can be
+			l.entry.gone.Store(true)
+			l.entry.session.store.revoke(ctx, l.id) // nothing is attached to it, and nothing will be
 			return false, nil
 		case err == nil || within.Err() == nil:
 			return there, err
 		}
 	}
 	if ctx.Err() != nil {
-		return false, attempts.GaveUp(ctx, err) // the time may not be over
+		return false, attempts.GaveUp(ctx, err) // l.until may not have passed
 	}
-	return l.entry.takeOut(ctx)
+	return l.entry.deleteKey(ctx)
 }
 
 // attach requests the lease and attaches the entry to it. It reports whether the entry was there.
 func (l *detachedLease) attach(ctx context.Context) (there bool, err error) {
 	if l.id == 0 {
-		l.id = newLease()
+		l.id = randomLeaseID()
 	}
 	if err := l.grant(ctx); err != nil {
 		return false, err
@@ -85,7 +86,7 @@ func (l *detachedLease) attach(ctx context.Context) (there bool, err error) {
 	err = attempt(ctx, func(ctx context.Context) error {
 		resp, err := e.session.store.cli.Txn(ctx).
 			If(clientv3.Compare(clientv3.CreateRevision(e.key), "=", int64(e.order))).
-			Then(append(e.unmark(), clientv3.OpPut(e.key, l.value, clientv3.WithLease(l.id)))...).
+			Then(append(e.deleteMarkerOps(), clientv3.OpPut(e.key, l.value, clientv3.WithLease(l.id)))...).
 			Commit()
 		if err != nil {
 			e.unanswered.Store(e.unanswered.Load() || !refused(err))
@@ -93,22 +94,22 @@ func (l *detachedLease) attach(ctx context.Context) (there bool, err error) {
 		}
 		there = resp.Succeeded
 		e.unanswered.Store(!there && e.unanswered.Load())
-		e.session.shown(resp.Header)
+		e.session.noteRevision(resp.Header)
 		return nil
 	})
 	return there, err
 }
 
-// maxLease is the longest TTL that etcd grants, in seconds: 285 years.
-const maxLease = 9_000_000_000
+// maxLeaseTTL is the longest TTL that etcd grants, in seconds: 285 years.
+const maxLeaseTTL = 9_000_000_000
 
-// grant requests the lease, unless an earlier attempt has.
+// grant requests the lease. It succeeds if an earlier attempt has created it.
 func (l *detachedLease) grant(ctx context.Context) error {
 	return attempt(ctx, func(ctx context.Context) error {
 		seconds := int64(math.Ceil(time.Until(l.until).Seconds()))
 		_, err := l.entry.session.leases.LeaseGrant(ctx, &pb.LeaseGrantRequest{
 			ID:  int64(l.id),
-			TTL: min(max(seconds, 1), maxLease),
+			TTL: min(max(seconds, 1), maxLeaseTTL),
 		})
 		if err = rpctypes.Error(err); errors.Is(err, rpctypes.ErrLeaseExist) {
 			return nil
@@ -117,8 +118,9 @@ func (l *detachedLease) grant(ctx context.Context) error {
 	})
 }
 
-// newLease chooses the id of a lease, so that there is one however often it has to be asked for.
-func newLease() clientv3.LeaseID {
+// randomLeaseID returns a lease id. The client chooses it so that repeated requests create one
+// lease.
+func randomLeaseID() clientv3.LeaseID {
 	var b [8]byte
 	_, _ = rand.Read(b[:]) // never fails
 	return clientv3.LeaseID(binary.BigEndian.Uint64(b[:]) >> 1)

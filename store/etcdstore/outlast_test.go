@@ -29,7 +29,7 @@ func keyOf(t *testing.T, name string) *mvccpb.KeyValue {
 	return resp.Kvs[0]
 }
 
-func TestEntryThatOutlastsItsSessionKeepsItsKey(t *testing.T) {
+func TestWithdrawAfter_keepsKey(t *testing.T) {
 	t.Parallel()
 	cli, name := server(t).Client(t), newName(t)
 	st := newStore(t, cli, "")
@@ -71,7 +71,7 @@ func TestEntryThatOutlastsItsSessionKeepsItsKey(t *testing.T) {
 
 // The key that the session's next entry would have is in use.
 // Promise: P1
-func TestNextEntryOfASessionDoesNotTouchTheOneThatOutlastsIt(t *testing.T) {
+func TestWithdrawAfter_nextEntryHasAnotherKey(t *testing.T) {
 	t.Parallel()
 	name := newName(t)
 	se := openSession(t, newStore(t, server(t).Client(t), ""))
@@ -98,9 +98,9 @@ func TestNextEntryOfASessionDoesNotTouchTheOneThatOutlastsIt(t *testing.T) {
 	second.withdraw(t)
 }
 
-// Other clients know nothing of entries that outlast their session, and wait for them like for any other.
+// Other clients wait for an entry that outlasts its session as for any other.
 // Promise: P1
-func TestRivalWaitsForAnEntryThatOutlastsItsSession(t *testing.T) {
+func TestWithdrawAfter_rivalWaits(t *testing.T) {
 	const d = 2 * time.Second
 	eachRival(t, func(t *testing.T, r rival, c *stile.Client, name string) {
 		hold := lock(t, c, name)
@@ -150,7 +150,7 @@ func (g *grants) all() []clientv3.LeaseID {
 
 // Each request may be lost on its way, and each reply.
 // Promise: P5
-func TestLettingGoLaterThroughLosses(t *testing.T) {
+func TestWithdrawAfter_lostMessages(t *testing.T) {
 	t.Parallel()
 	for _, of := range []string{"LeaseGrant", "Txn"} {
 		for _, what := range []string{"request", "reply"} {
@@ -205,9 +205,9 @@ func TestLettingGoLaterThroughLosses(t *testing.T) {
 	}
 }
 
-// The lease is gone before the entry is attached to it: its time has run out on the way, or somebody has revoked it.
+// The lease expires, or is revoked, before the entry is attached to it.
 // Promise: P5
-func TestLettingGoLaterWhenTheNewLeaseVanishes(t *testing.T) {
+func TestWithdrawAfter_newLeaseVanishes(t *testing.T) {
 	t.Parallel()
 	var leases grants
 	cli, now := tampered(t, leases.see)
@@ -238,8 +238,9 @@ func TestLettingGoLaterWhenTheNewLeaseVanishes(t *testing.T) {
 	j.withdraw(t)
 }
 
-// The same, and the caller gives up at that moment: the lease that has gone is not taken for the session's.
-func TestGivingUpAsTheNewLeaseVanishesDoesNotLoseTheSession(t *testing.T) {
+// As above, and the caller gives up at that moment: the missing lease is not taken for the
+// session's.
+func TestWithdrawAfter_newLeaseVanishesAsCallerGivesUp(t *testing.T) {
 	t.Parallel()
 	var leases grants
 	cli, now := tampered(t, leases.see)
@@ -276,7 +277,7 @@ func TestGivingUpAsTheNewLeaseVanishesDoesNotLoseTheSession(t *testing.T) {
 }
 
 // Promise: P5
-func TestLettingGoLaterOfABrokenEntryLeavesNoLease(t *testing.T) {
+func TestWithdrawAfter_brokenEntryLeavesNoLease(t *testing.T) {
 	t.Parallel()
 	var leases grants
 	cli, now := tampered(t, leases.see)
@@ -305,7 +306,7 @@ func TestLettingGoLaterOfABrokenEntryLeavesNoLease(t *testing.T) {
 }
 
 // An attempt to put the entry in is left in doubt. Clearing up after it must not take out the entry, which stands on.
-func TestEntryInDoubtOutlastsItsSession(t *testing.T) {
+func TestWithdrawAfter_entryInDoubt(t *testing.T) {
 	t.Parallel()
 	cli, now := tampered(t)
 	direct, name := server(t).Client(t), newName(t)
@@ -329,16 +330,16 @@ func TestEntryInDoubtOutlastsItsSession(t *testing.T) {
 	if err := j.Extensions().WithdrawAfter(t.Context(), time.Hour); err != nil {
 		t.Fatal(err)
 	}
-	await(t, "the guard to be raised", func() bool { return guard(t, direct, se) > 0 })
+	await(t, "the epoch key to be written", func() bool { return epochVersion(t, direct, se) > 0 })
 	if kv := keyOf(t, name); kv.CreateRevision != int64(order) {
 		t.Errorf("the key is of revision %d, want %d", kv.CreateRevision, order)
 	}
 	j.withdraw(t)
 }
 
-// The caller gives up, and then the session ends: nobody knows whether the entry is attached to the new lease. It can be
-// withdrawn all the same.
-func TestEntryThatMayOutlastItsSessionCanBeWithdrawn(t *testing.T) {
+// The caller gives up, and then the session ends. The entry may be attached to the new lease, and
+// can still be withdrawn.
+func TestWithdrawAfter_thenWithdraw(t *testing.T) {
 	t.Parallel()
 	cli, now := tampered(t)
 	name := newName(t)
@@ -375,8 +376,8 @@ func TestEntryThatMayOutlastItsSessionCanBeWithdrawn(t *testing.T) {
 	}
 }
 
-// However long it is, it is no mistake: only that nobody will live to see the end.
-func TestLettingGoLaterThanTheServerCounts(t *testing.T) {
+// A time longer than etcd's maximum TTL is not an error.
+func TestWithdrawAfter_longerThanMaxLease(t *testing.T) {
 	t.Parallel()
 	name := newName(t)
 	j := enqueue(t, openSession(t, newStore(t, server(t).Client(t), "")), name)

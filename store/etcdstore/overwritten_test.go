@@ -31,9 +31,10 @@ func overwrite(t *testing.T, key string) {
 // keyOfSession returns the key of a session's exclusive entry.
 func keyOfSession(name string, se store.Session) string { return name + "/" + se.ID() }
 
-// Without its lease a key stays when its owner dies. So its owner deletes it, and is told before anybody else is let in.
+// An overwritten key has no lease and would stay after its owner's death. The owner deletes it, and
+// is notified before another entry is admitted.
 // Promise: P6
-func TestWhoseKeyIsOverwrittenIsToldBeforeAnotherIsLetIn(t *testing.T) {
+func TestOverwrittenKey_holderNotifiedBeforeNext(t *testing.T) {
 	t.Parallel()
 	name := newName(t)
 	se := openSession(t, newStore(t, server(t).Client(t), ""))
@@ -77,9 +78,10 @@ func TestWhoseKeyIsOverwrittenIsToldBeforeAnotherIsLetIn(t *testing.T) {
 	}
 }
 
-// Who has waited has a watch of the line, which does not tell what is put. It watches its key besides.
+// A holder that has waited has a watch of the line, which filters out puts. It also watches its own
+// key.
 // Promise: P6
-func TestWhoHasWaitedIsToldThatItsKeyIsOverwritten(t *testing.T) {
+func TestOverwrittenKey_notifiedAfterWaiting(t *testing.T) {
 	t.Parallel()
 	name := newName(t)
 	se := openSession(t, newStore(t, server(t).Client(t), ""))
@@ -97,9 +99,9 @@ func TestWhoHasWaitedIsToldThatItsKeyIsOverwritten(t *testing.T) {
 	await(t, "its key to be deleted", func() bool { return !there(t, server(t).Client(t), name) })
 }
 
-// Whose key is overwritten while it waits finds out by the reading with which the watch of its key begins.
+// A waiter whose key is overwritten is notified by the read with which the watch of its key starts.
 // Promise: P6
-func TestAWaiterWhoseKeyIsOverwrittenIsToldWhenItHolds(t *testing.T) {
+func TestOverwrittenKey_waiterNotifiedOnAdmission(t *testing.T) {
 	t.Parallel()
 	name := newName(t)
 	se := openSession(t, newStore(t, server(t).Client(t), ""))
@@ -115,9 +117,9 @@ func TestAWaiterWhoseKeyIsOverwrittenIsToldWhenItHolds(t *testing.T) {
 	await(t, "its key to be deleted", func() bool { return !there(t, server(t).Client(t), name) })
 }
 
-// Who is told that it has lost its lock may well close the client at once. That is no reason to leave the key behind.
+// The owner of an overwritten entry closes its session at once. The key is deleted all the same.
 // Promise: P5
-func TestAnOverwrittenKeyIsDeletedThoughItsOwnerCloses(t *testing.T) {
+func TestOverwrittenKey_deletedByClose(t *testing.T) {
 	t.Parallel()
 	cli, now := tampered(t)
 	name := newName(t)
@@ -146,7 +148,7 @@ func TestAnOverwrittenKeyIsDeletedThoughItsOwnerCloses(t *testing.T) {
 }
 
 // An entry that was overwritten was not released, so its marker stays, also if the session's next entry has to delete the key.
-func TestTheMarkerOfAnOverwrittenEntryStays(t *testing.T) {
+func TestOverwrittenKey_markerStays(t *testing.T) {
 	t.Parallel()
 	cli, now := tampered(t)
 	name := newName(t)
@@ -176,9 +178,10 @@ func TestTheMarkerOfAnOverwrittenEntryStays(t *testing.T) {
 	}
 }
 
-// The owner is dead, or has not heard yet. Nobody else is let in, and who looks is told what to do.
+// The owner is dead, or has not been notified yet. No other entry is admitted, and the line's
+// remarks give advice.
 // Promise: P1
-func TestAnOverwrittenKeyExcludesAsBefore(t *testing.T) {
+func TestOverwrittenKey_stillExcludes(t *testing.T) {
 	t.Parallel()
 	for _, mode := range []line.Mode{line.Exclusive, line.Shared} {
 		t.Run(mode.String(), func(t *testing.T) {
@@ -186,7 +189,7 @@ func TestAnOverwrittenKeyExcludesAsBefore(t *testing.T) {
 			name := newName(t)
 			st := newStore(t, server(t).Client(t), "")
 			times := byEvents()
-			times.LateWatch = never // the owner never hears of it
+			times.HeldWatchDelay = never // the owner never hears of it
 			st.SetTimes(times)
 			se := openSession(t, st)
 			if _, err := se.Enqueue(t.Context(), store.Request{Name: name, Mode: mode}); err != nil {
@@ -216,8 +219,8 @@ func TestAnOverwrittenKeyExcludesAsBefore(t *testing.T) {
 	}
 }
 
-// A key that was put once, and is named like an entry by accident, closes no lock.
-func TestKeysThatLookLikeEntriesCloseNoLock(t *testing.T) {
+// A key that was written once, and resembles an entry by accident, is not an entry.
+func TestLine_ignoresKeysResemblingEntries(t *testing.T) {
 	t.Parallel()
 	name := newName(t)
 	for _, key := range []string{"4c01db0b339c", "202611220930", "1732264800000-retry", "001122334455"} {
@@ -233,8 +236,9 @@ func TestKeysThatLookLikeEntriesCloseNoLock(t *testing.T) {
 	release(t, h)
 }
 
-// A store with a prefix has its guards where a store without one has the locks below that prefix.
-func TestTheGuardsOfAStoreWithAPrefixAreNoEntries(t *testing.T) {
+// A store with a prefix has its epoch keys where a store without one has the locks below that
+// prefix.
+func TestLine_ignoresEpochKeysOfPrefixedStore(t *testing.T) {
 	t.Parallel()
 	cli, now := tampered(t)
 	name := newName(t)
@@ -244,7 +248,7 @@ func TestTheGuardsOfAStoreWithAPrefixAreNoEntries(t *testing.T) {
 	if _, err := tryEnqueue(ctx, se, "a", false); err == nil {
 		t.Fatal("the scenario has failed: the lock was had")
 	}
-	await(t, "the guard to be raised", func() bool { return there(t, server(t).Client(t), name+"/.stile") })
+	await(t, "the epoch key to be written", func() bool { return there(t, server(t).Client(t), name+"/.stile") })
 
 	c := newClient(t, server(t).Client(t), ample)
 	l, err := c.Line(t.Context(), name+"/.stile")

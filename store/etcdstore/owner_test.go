@@ -38,8 +38,8 @@ func onlyKey(t *testing.T, name string) *mvccpb.KeyValue {
 	return nil
 }
 
-// An entry's own key is watched for those who overwrite it. What its owner puts there is not taken for that.
-func TestAChangedOwnerIsNotTakenForAnOverwrittenKey(t *testing.T) {
+// The watch of an entry's key must not take the owner's own put for an overwrite.
+func TestSetOwner_notTakenForOverwrite(t *testing.T) {
 	t.Parallel()
 	name := newName(t)
 	se := openSession(t, newStore(t, server(t).Client(t), ""))
@@ -71,10 +71,10 @@ func TestAChangedOwnerIsNotTakenForAnOverwrittenKey(t *testing.T) {
 	}
 }
 
-// An entry that somebody has overwritten is not the session's any more: putting it under the lease again would restore a
-// hold that is lost.
+// An overwritten entry is not attached to the session: putting it under the lease again would
+// restore a lost hold.
 // Promise: P1
-func TestAnOverwrittenEntryIsNotRestoredWithItsOwner(t *testing.T) {
+func TestSetOwner_doesNotRestoreOverwrittenEntry(t *testing.T) {
 	t.Parallel()
 	name := newName(t)
 	cli, now := tampered(t)
@@ -100,9 +100,9 @@ func TestAnOverwrittenEntryIsNotRestoredWithItsOwner(t *testing.T) {
 	await(t, "its key to be deleted", func() bool { return !there(t, server(t).Client(t), name) })
 }
 
-// A key that was deleted and made anew is another entry, whoever made it.
+// A key that was deleted and created again is another entry, whichever client created it.
 // Promise: P1
-func TestAnotherEntryUnderTheSameKeyKeepsItsOwner(t *testing.T) {
+func TestSetOwner_sparesNewerEntry(t *testing.T) {
 	t.Parallel()
 	name := newName(t)
 	cli, now := tampered(t)
@@ -132,10 +132,10 @@ func TestAnotherEntryUnderTheSameKeyKeepsItsOwner(t *testing.T) {
 	}
 }
 
-// An attempt that was given up is carried out when the entry has left, or has another owner, or was let go later: then the
-// key is under a lease of its own, and must not come back under the session's.
+// An attempt that was given up is carried out after the entry has left, has another owner, or
+// outlasts the session on a lease of its own. It must have no effect.
 // Promise: P1
-func TestLateChangeOfAnOwnerIsVoid(t *testing.T) {
+func TestSetOwner_lateAttemptIsVoid(t *testing.T) {
 	for how, leave := range map[string]func(context.Context, *joined) error{
 		"withdrawn":   func(ctx context.Context, j *joined) error { return j.Withdraw(ctx) },
 		"to go later": func(ctx context.Context, j *joined) error { return j.Extensions().WithdrawAfter(ctx, time.Minute) },
@@ -164,9 +164,9 @@ func TestLateChangeOfAnOwnerIsVoid(t *testing.T) {
 	}
 }
 
-// The others wait for keys to be deleted. That the key ahead of theirs is written to is not that.
+// Other clients wait for the deletion of the key ahead. A put is not one.
 // Promise: P1
-func TestAChangedOwnerLetsNoRivalIn(t *testing.T) {
+func TestSetOwner_rivalKeepsWaiting(t *testing.T) {
 	eachRival(t, func(t *testing.T, r rival, c *stile.Client, name string) {
 		j := enqueue(t, openSession(t, newStore(t, server(t).Client(t), "")), name)
 		j.await(t, store.Admitted)
@@ -191,9 +191,9 @@ func TestAChangedOwnerLetsNoRivalIn(t *testing.T) {
 	})
 }
 
-// The names of both keys are different, so neither entry can be taken for what the other has left behind.
+// The two keys differ, so neither entry can be taken for a remainder of the other.
 // Promise: P1
-func TestTwoEntriesOfOneSessionInOneLineHaveKeysOfTheirOwn(t *testing.T) {
+func TestEnqueue_twiceInOneLineHasTwoKeys(t *testing.T) {
 	t.Parallel()
 	name := newName(t)
 	st := newStore(t, server(t).Client(t), "")

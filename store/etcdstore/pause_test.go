@@ -10,14 +10,14 @@ import (
 	"github.com/stilelock/stile/store/internal/delivery"
 )
 
-// Who waits looks at the line if nothing is heard: less and less often if that is in vain, and the more often the sooner its
-// turn comes.
-func TestALineIsReadTheMoreRarelyTheLongerNothingWasMissed(t *testing.T) {
+// A silent watch makes its line be read. The delay doubles with each read that finds nothing new,
+// and is shorter the fewer entries are ahead.
+func TestLineWatch_recheckDelay(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct {
-		ahead []int // of each entry that this session has in the line
-		quiet int
-		want  time.Duration
+		ahead      []int // of each entry that this session has in the line
+		emptyReads int
+		want       time.Duration
 	}{
 		{[]int{1}, 0, 1 * time.Second},
 		{[]int{1}, 1, 2 * time.Second},
@@ -32,13 +32,13 @@ func TestALineIsReadTheMoreRarelyTheLongerNothingWasMissed(t *testing.T) {
 		{[]int{0}, 0, 1 * time.Second}, // it holds, and nobody here waits
 		{nil, 0, 1 * time.Second},
 	} {
-		w := &follower{session: &session{store: &Store{times: times{recheckInterval: time.Second}}}, quiet: tt.quiet, mine: make(map[*entry]struct{})}
+		w := &lineWatch{session: &session{store: &Store{times: times{recheckInterval: time.Second}}}, emptyReads: tt.emptyReads, mine: make(map[*entry]struct{})}
 		for _, n := range tt.ahead {
 			w.mine[standingBehind(n)] = struct{}{}
 		}
 		w.mine[&entry{state: joining}] = struct{}{} // of which nothing is known yet
-		if got := w.pause(); got != tt.want {
-			t.Errorf("behind %v, after %d readings in vain, the line is read after %v, want %v", tt.ahead, tt.quiet, got, tt.want)
+		if got := w.recheckDelay(); got != tt.want {
+			t.Errorf("behind %v, after %d readings in vain, the line is read after %v, want %v", tt.ahead, tt.emptyReads, got, tt.want)
 		}
 	}
 }
@@ -51,9 +51,9 @@ func standingBehind(n int) *entry {
 	return &entry{state: standing, place: line.NewTracker(line.Entry{ID: "me", Order: uint64(n + 1)}, others)}
 }
 
-// A shared entry that is overwritten counts as exclusive, because nobody knows its mode any more. Who was admitted beside it
-// stays so.
-func TestWhoIsAdmittedIsNotToldToWait(t *testing.T) {
+// A shared entry that is overwritten counts as exclusive, because its mode is unknown. An entry
+// admitted beside it stays admitted.
+func TestLineWatch_admittedStaysAdmitted(t *testing.T) {
 	me := line.Entry{ID: "me", Order: 2, Mode: line.Shared}
 	for _, ahead := range []line.Mode{line.Shared, line.Exclusive} {
 		var heard []store.Standing
@@ -65,7 +65,7 @@ func TestWhoIsAdmittedIsNotToldToWait(t *testing.T) {
 		e.delivery.Deliver(store.Standing{State: store.Admitted, Order: me.Order})
 		e.delivery.Begin()
 		heard = nil
-		new(follower).tellLocked(e)
+		new(lineWatch).deliverLocked(e)
 		if len(heard) > 0 {
 			t.Errorf("behind one who is %v it was told %+v", ahead, heard)
 		}

@@ -18,38 +18,38 @@ import (
 
 // Line implements [store.Store].
 func (s *Store) Line(ctx context.Context, name string) (store.Line, error) {
-	ctx, cancel := context.WithTimeoutCause(ctx, attempts.Patience, errPatience)
+	ctx, cancel := context.WithTimeoutCause(ctx, attempts.Patience, errNoAnswer)
 	defer cancel()
 	l, cs, err := s.read(ctx, name)
 	if err != nil {
-		return store.Line{}, s.explain("read the line", err)
+		return store.Line{}, s.wrapErr("read the line", err)
 	}
 	s.fillRemaining(ctx, []store.Line{l}, [][]contender{cs})
 	return l, nil
 }
 
-// Lines implements [store.Store]. It looks at every key that begins with the store's prefix and the one given, so on
-// a cluster that is used for much else a prefix is kinder.
+// Lines implements [store.Store]. It reads every key that begins with the store's prefix and the
+// given one. On a cluster with many other keys, use a prefix.
 func (s *Store) Lines(ctx context.Context, prefix string) ([]store.Line, error) {
-	ctx, cancel := context.WithTimeoutCause(ctx, attempts.Patience, errPatience)
+	ctx, cancel := context.WithTimeoutCause(ctx, attempts.Patience, errNoAnswer)
 	defer cancel()
 	names, err := s.names(ctx, prefix)
 	if err != nil {
-		return nil, s.explain("list the lines", err)
+		return nil, s.wrapErr("list the lines", err)
 	}
 	lines := make([]store.Line, 0, len(names))
 	contenders := make([][]contender, 0, len(names))
-	for some := range slices.Chunk(names, readAtOnce) {
-		gets := make([]clientv3.Op, 0, len(some))
-		for _, name := range some {
+	for chunk := range slices.Chunk(names, maxReadsPerTxn) {
+		gets := make([]clientv3.Op, 0, len(chunk))
+		for _, name := range chunk {
 			gets = append(gets, clientv3.OpGet(s.keys.line(name), clientv3.WithPrefix()))
 		}
 		resp, err := s.commit(ctx, nil, gets, nil)
 		if err != nil {
-			return nil, s.explain(fmt.Sprintf("read the lines of locks %q to %q", some[0], some[len(some)-1]), err)
+			return nil, s.wrapErr(fmt.Sprintf("read the lines of locks %q to %q", chunk[0], chunk[len(chunk)-1]), err)
 		}
-		for i, name := range some {
-			l, cs := s.keys.reading(name, resp.Responses[i].GetResponseRange().Kvs)
+		for i, name := range chunk {
+			l, cs := s.keys.buildLine(name, resp.Responses[i].GetResponseRange().Kvs)
 			if len(l.Entries) > 0 {
 				lines, contenders = append(lines, l), append(contenders, cs)
 			}
@@ -60,14 +60,15 @@ func (s *Store) Lines(ctx context.Context, prefix string) ([]store.Line, error) 
 }
 
 const (
-	// page is how many keys are listed at a time.
-	page = 10_000
-	// readAtOnce is how many lines are read in one request: fewer than a server allows by default, which is 128.
-	readAtOnce = 100
+	// pageSize is how many keys are listed in one request.
+	pageSize = 10_000
+	// maxReadsPerTxn is less than the 128 operations that a server allows in a transaction by
+	// default.
+	maxReadsPerTxn = 100
 )
 
-// names returns the names that begin with prefix and may have a line, sorted. Only a reading of the line tells whether
-// what is there are entries.
+// names returns, sorted, the names that begin with prefix and may have a line. Whether their keys
+// are entries is known only after reading the line.
 func (s *Store) names(ctx context.Context, prefix string) ([]string, error) {
 	var names []string
 	from := s.keys.prefix + prefix
@@ -78,7 +79,7 @@ func (s *Store) names(ctx context.Context, prefix string) ([]string, error) {
 	for {
 		var resp *clientv3.GetResponse
 		err := attempt(ctx, func(ctx context.Context) (err error) {
-			resp, err = s.cli.Get(ctx, from, clientv3.WithRange(end), clientv3.WithKeysOnly(), clientv3.WithLimit(page))
+			resp, err = s.cli.Get(ctx, from, clientv3.WithRange(end), clientv3.WithKeysOnly(), clientv3.WithLimit(pageSize))
 			return err
 		})
 		if err != nil {
@@ -99,7 +100,7 @@ func (s *Store) names(ctx context.Context, prefix string) ([]string, error) {
 	return slices.Compact(names), nil
 }
 
-// read reads one line with a linearizable read, as [keys.reading] tells it.
+// read reads one line with a linearizable read; see [keys.buildLine].
 func (s *Store) read(ctx context.Context, name string) (store.Line, []contender, error) {
 	var resp *clientv3.GetResponse
 	err := attempt(ctx, func(ctx context.Context) (err error) {
@@ -109,19 +110,19 @@ func (s *Store) read(ctx context.Context, name string) (store.Line, []contender,
 	if err != nil {
 		return store.Line{}, nil, err
 	}
-	l, cs := s.keys.reading(name, resp.Kvs)
+	l, cs := s.keys.buildLine(name, resp.Kvs)
 	return l, cs, nil
 }
 
-// reading makes a line of the keys that begin with its name and a slash. The contenders are those of the line's entries, in
-// the same order.
-func (k keys) reading(name string, kvs []*mvccpb.KeyValue) (store.Line, []contender) {
+// buildLine makes a line of the keys that begin with its name and a slash. The contenders are in
+// the order of the line's entries.
+func (k keys) buildLine(name string, kvs []*mvccpb.KeyValue) (store.Line, []contender) {
 	cs, strays := k.contenders(name, kvs)
 	slices.SortFunc(cs, contender.compare)
 	l := store.Line{Name: name, Entries: make([]store.Entry, 0, len(cs))}
 	admitted := line.Admitted(entries(cs))
 	for i, c := range cs {
-		e := asStoreEntry(c)
+		e := storeEntry(c)
 		e.Admitted = admitted[i]
 		if k.overwritten(c) {
 			l.Remarks = append(l.Remarks, fmt.Sprintf("key %q is not attached to the lease that it is named after: somebody has "+
@@ -136,11 +137,11 @@ func (k keys) reading(name string, kvs []*mvccpb.KeyValue) (store.Line, []conten
 	return l, cs
 }
 
-func asStoreEntry(c contender) store.Entry {
+func storeEntry(c contender) store.Entry {
 	v, ours := decode(c.Value)
 	session := leaseText(c.Lease)
 	if c.Lease == 0 { // it was overwritten
-		session = namedAfter(c.ID)
+		session = keyLease(c.ID)
 	}
 	return store.Entry{
 		Order:   c.Order,
@@ -151,23 +152,23 @@ func asStoreEntry(c contender) store.Entry {
 	}
 }
 
-// fillRemaining asks how long the sessions of the entries have left: for so many sessions, and so long, that a reading
-// stays a matter of moments. What is not asked or not answered stays zero.
+// fillRemaining sets how long the sessions of the entries have left. To keep reads fast it queries
+// at most 256 leases and takes at most a second. Unknown values stay zero.
 func (s *Store) fillRemaining(ctx context.Context, lines []store.Line, contenders [][]contender) {
 	const (
-		most     = 256
-		parallel = 8
+		maxLeases = 256
+		parallel  = 8
 	)
 	ctx, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()
 	var (
 		mu        sync.Mutex
 		remaining = make(map[clientv3.LeaseID]time.Duration)
-		asking    sync.WaitGroup
-		places    = make(chan struct{}, parallel)
+		queries   sync.WaitGroup
+		slots     = make(chan struct{}, parallel)
 	)
-	ask := func(id clientv3.LeaseID) {
-		defer func() { <-places }()
+	query := func(id clientv3.LeaseID) {
+		defer func() { <-slots }()
 		resp, err := s.cli.TimeToLive(ctx, id)
 		if err != nil || resp.TTL <= 0 {
 			return
@@ -176,17 +177,17 @@ func (s *Store) fillRemaining(ctx context.Context, lines []store.Line, contender
 		remaining[id] = time.Duration(resp.TTL) * time.Second
 		mu.Unlock()
 	}
-	asked := make(map[clientv3.LeaseID]bool)
+	queried := make(map[clientv3.LeaseID]bool)
 	for _, cs := range contenders {
 		for _, c := range cs {
-			if c.Lease != 0 && !asked[c.Lease] && len(asked) < most {
-				asked[c.Lease] = true
-				places <- struct{}{}
-				asking.Go(func() { ask(c.Lease) })
+			if c.Lease != 0 && !queried[c.Lease] && len(queried) < maxLeases {
+				queried[c.Lease] = true
+				slots <- struct{}{}
+				queries.Go(func() { query(c.Lease) })
 			}
 		}
 	}
-	asking.Wait()
+	queries.Wait()
 	for i, l := range lines {
 		for j := range l.Entries {
 			l.Entries[j].Remaining = remaining[contenders[i][j].Lease]
@@ -196,14 +197,14 @@ func (s *Store) fillRemaining(ctx context.Context, lines []store.Line, contender
 
 // Break implements [store.Store]. It works on the entries of any client.
 func (s *Store) Break(ctx context.Context, name string, order uint64) (store.Entry, error) {
-	doing := "break the entry"
-	ctx, cancel := context.WithTimeoutCause(ctx, attempts.Patience, errPatience)
+	op := "break the entry"
+	ctx, cancel := context.WithTimeoutCause(ctx, attempts.Patience, errNoAnswer)
 	defer cancel()
 	l, cs, err := s.read(ctx, name)
 	if err != nil {
-		return store.Entry{}, s.explain(doing, err)
+		return store.Entry{}, s.wrapErr(op, err)
 	}
-	gone := fmt.Errorf("%s: %s: %w: no entry with order %d stands there", s, doing, store.ErrGone, order)
+	gone := fmt.Errorf("%s: %s: %w: no entry with order %d stands there", s, op, store.ErrGone, order)
 	for i, e := range l.Entries {
 		if e.Order != order {
 			continue
@@ -211,7 +212,7 @@ func (s *Store) Break(ctx context.Context, name string, order uint64) (store.Ent
 		r, err := s.remove(ctx, cs[i].ID, int64(cs[i].Order))
 		switch {
 		case err != nil:
-			return store.Entry{}, s.explain(doing, err)
+			return store.Entry{}, s.wrapErr(op, err)
 		case !r.removed && !r.unanswered:
 			return store.Entry{}, gone
 		}

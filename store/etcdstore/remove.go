@@ -11,11 +11,12 @@ import (
 	"github.com/stilelock/stile/store/internal/attempts"
 )
 
-// remove deletes a key if it still has the given create revision, and does the rest in the same transaction. It reports
-// whether an attempt found the key and deleted it, and whether one was not answered: that one may have deleted what the
-// others did not find.
+// remove deletes a key if it still has the given create revision, and applies rest in the same
+// transaction. It reports whether an attempt found and deleted the key, and whether an attempt was
+// not answered: that attempt may have deleted a key that the others did not find.
 //
-// If the first attempt is slow others are made, but it is not given up: on a slow cluster it is the one that deletes the key.
+// If the first attempt is slow, others are made, but the first is not canceled: on a slow cluster
+// it is the one that deletes the key.
 func (s *Store) remove(ctx context.Context, key string, created int64, rest ...clientv3.Op) (removal, error) {
 	del := append(rest, clientv3.OpDelete(key))
 	request := func(ctx context.Context) (*clientv3.TxnResponse, error) {
@@ -38,11 +39,11 @@ func (s *Store) remove(ctx context.Context, key string, created int64, rest ...c
 	})
 	var r removal
 	err := r.note(request(first))
-	giveUp() // for others: it is answered
-	switch alone := slow.Stop(); {
-	case alone && (err == nil || refused(err)):
+	giveUp() // tells removeAgain that the first attempt is over
+	switch stopped := slow.Stop(); {
+	case stopped && (err == nil || refused(err)):
 		return r, err
-	case alone:
+	case stopped:
 		others, othersErr = s.removeAgain(ctx, first.Done(), request)
 	default:
 		if r.removed {
@@ -53,12 +54,13 @@ func (s *Store) remove(ctx context.Context, key string, created int64, rest ...c
 	if err != nil {
 		err = othersErr
 	}
-	return r.and(others), err
+	return r.merge(others), err
 }
 
-// removeAgain makes the request of a removal until it is answered. Several attempts may be under way. When one finds nothing,
-// the others are waited for a while longer, and so is the very first, until firstOver is closed. An attempt that is not
-// answered for [attempts.Longest] is given up, so that there are never more than a few.
+// removeAgain repeats the request of a removal until it is answered. Several attempts may be in
+// flight. When one does not find the key, the others, and the very first until firstOver is closed,
+// are awaited for the store's answerTimeout. An attempt that is not answered within
+// [attempts.Longest] is canceled, which bounds their number.
 func (s *Store) removeAgain(
 	ctx context.Context, firstOver <-chan struct{}, request func(context.Context) (*clientv3.TxnResponse, error),
 ) (r removal, err error) {
@@ -80,61 +82,61 @@ func (s *Store) removeAgain(
 	}
 
 	var (
-		underWay = 0
-		patience = attempts.Shortest
-		pause    = firstPause
-		next     = time.NewTimer(0)
-		nothing  bool  // an attempt has found nothing
-		last     error // of an attempt that failed
-		enough   = time.NewTimer(time.Duration(math.MaxInt64))
+		inFlight    = 0
+		retryAfter  = attempts.Shortest
+		pause       = firstPause
+		retryTimer  = time.NewTimer(0)
+		notFound    bool  // an attempt has not found the key
+		last        error // of an attempt that failed
+		answerTimer = time.NewTimer(time.Duration(math.MaxInt64))
 	)
-	defer next.Stop()
-	defer enough.Stop()
-	for !nothing || underWay > 0 || firstOver != nil {
+	defer retryTimer.Stop()
+	defer answerTimer.Stop()
+	for !notFound || inFlight > 0 || firstOver != nil {
 		select {
-		case <-next.C:
-			underWay++
+		case <-retryTimer.C:
+			inFlight++
 			go attempt()
-			next.Reset(patience)
-			patience = min(2*patience, attempts.Longest)
+			retryTimer.Reset(retryAfter)
+			retryAfter = min(2*retryAfter, attempts.Longest)
 		case a := <-answers:
-			underWay--
+			inFlight--
 			err := r.note(a.resp, a.err)
 			switch {
 			case r.removed:
 				return r, nil
-			case refused(err) && !nothing:
+			case refused(err) && !notFound:
 				return r, err
-			case err == nil && !nothing:
-				nothing = true
-				next.Stop()
-				enough.Reset(s.times.answerTimeout)
-			case err != nil && !nothing:
+			case err == nil && !notFound:
+				notFound = true
+				retryTimer.Stop()
+				answerTimer.Reset(s.times.answerTimeout)
+			case err != nil && !notFound:
 				last = err
-				next.Reset(pause)
+				retryTimer.Reset(pause)
 				pause = min(2*pause, attempts.LongestPause)
 			}
 		case <-firstOver:
 			firstOver = nil
-		case <-enough.C:
-			r.unanswered = r.unanswered || underWay > 0
+		case <-answerTimer.C:
+			r.unanswered = r.unanswered || inFlight > 0
 			return r, nil
 		case <-ctx.Done():
-			r.unanswered = r.unanswered || underWay > 0
+			r.unanswered = r.unanswered || inFlight > 0
 			return r, attempts.GaveUp(ctx, last)
 		}
 	}
 	return r, nil
 }
 
-// removal is what became of the attempts to delete a key.
+// removal is the combined result of the attempts to delete a key.
 type removal struct {
 	removed    bool // an attempt found the key and deleted it
 	unanswered bool // an attempt was not answered, and may have been carried out
 	header     *pb.ResponseHeader
 }
 
-// note adds the answer to one attempt, and returns its error.
+// note adds the result of one attempt, and returns its error.
 func (r *removal) note(resp *clientv3.TxnResponse, err error) error {
 	if err != nil {
 		r.unanswered = r.unanswered || !refused(err)
@@ -144,8 +146,8 @@ func (r *removal) note(resp *clientv3.TxnResponse, err error) error {
 	return nil
 }
 
-// and returns what became of the attempts of both.
-func (r removal) and(other removal) removal {
+// merge returns the combined result of both.
+func (r removal) merge(other removal) removal {
 	r.removed, r.unanswered = r.removed || other.removed, r.unanswered || other.unanswered
 	if r.header == nil {
 		r.header = other.header

@@ -33,8 +33,8 @@ func (s shortened) RecvMsg(m any) error {
 	return err
 }
 
-// The answer is to an earlier renewal, and nobody can tell to which.
-func TestARenewalThatIsAnsweredWithLessConfirmsNothing(t *testing.T) {
+// The reply is to an earlier renewal, and it is unknown to which.
+func TestConfirm_shorterTTLInReply(t *testing.T) {
 	t.Parallel()
 	var less atomic.Bool
 	shorten := func(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string, open grpc.Streamer,

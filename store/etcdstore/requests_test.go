@@ -204,7 +204,7 @@ func newWiredClient(t *testing.T, lockDelay time.Duration) (*stile.Client, *wire
 	t.Helper()
 	w := patientWire()
 	st := newStore(t, connectWith(t, w.config(server(t).Endpoint())), "")
-	st.SetTimes(etcdstore.Times{LateWatch: never, Linger: never, Recheck: never, Overdue: never, LookAgain: never, Again: never})
+	st.SetTimes(etcdstore.Times{HeldWatchDelay: never, IdleTimeout: never, RecheckInterval: never, WatchTimeout: never, ResyncInterval: never, RetryDelay: never})
 	c := newDelayedClient(t, st, ample, lockDelay)
 	release(t, lock(t, c, newName(t)))
 	w.passed()
@@ -219,7 +219,7 @@ func wantRequests(t *testing.T, doing string, got []string, want ...string) {
 }
 
 // Promise: P4
-func TestUncontendedLockIsOneTxnAndReleaseIsOneTxn(t *testing.T) {
+func TestRequests_uncontendedLockAndRelease(t *testing.T) {
 	t.Parallel()
 	c, w := newWiredClient(t, 0)
 	name := newName(t)
@@ -237,7 +237,7 @@ func TestUncontendedLockIsOneTxnAndReleaseIsOneTxn(t *testing.T) {
 	release(t, h)
 }
 
-func TestFailedTryLockWritesNothing(t *testing.T) {
+func TestRequests_failedTryLockWritesNothing(t *testing.T) {
 	t.Parallel()
 	c, w := newWiredClient(t, 0)
 	name := newName(t)
@@ -260,7 +260,7 @@ func TestFailedTryLockWritesNothing(t *testing.T) {
 // The stock mutex asks for a watch from the past, which etcd serves every 100 ms, and reads twice after the event
 // (defect B7).
 // Promise: P4
-func TestHandOverNeedsNoLateWatchAndNoRead(t *testing.T) {
+func TestRequests_handOverWithoutRead(t *testing.T) {
 	t.Parallel()
 	c, w := newWiredClient(t, 0)
 	name := newName(t)
@@ -290,7 +290,7 @@ func TestHandOverNeedsNoLateWatchAndNoRead(t *testing.T) {
 }
 
 // Promise: P4
-func TestOnlyTheReleaseNextInLineAdmits(t *testing.T) {
+func TestWaiter_admittedOnlyByReleaseAhead(t *testing.T) {
 	t.Parallel()
 	c, w := newWiredClient(t, 0)
 	name := newName(t)

@@ -9,10 +9,11 @@ import (
 	"github.com/stilelock/stile/store"
 )
 
-// The data are set back to a backup that has the leases of sessions and not what they have put in since: to everybody else the
-// lock is free. Who has seen more than the cluster has must not go on, and whose entries are missing must hear of it.
+// The data are restored from a backup that has the sessions' leases but not their later entries, so
+// the lock is free for others. A session that has seen a later revision is lost, and owners of
+// missing entries are notified.
 // Promise: P6
-func TestWhenTheDataGoBackWhoHasSeenMoreHearsOfIt(t *testing.T) {
+func TestSession_lostWhenDataAreRestored(t *testing.T) {
 	t.Parallel()
 	for what, since := range map[string]int{"at once": 0, "when others have written as much again": 100} {
 		e := startEtcd(t)

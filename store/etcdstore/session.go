@@ -19,36 +19,37 @@ import (
 	"github.com/stilelock/stile/store/internal/lifetime"
 )
 
-// session is a lease and what is attached to it.
+// session is a lease, and the entries attached to it.
 type session struct {
 	store *Store
 	lease clientv3.LeaseID
 	ttl   time.Duration
 	opts  store.SessionOptions
 
-	cluster uint64
-	seen    atomic.Int64 // the largest revision that the cluster has shown
+	cluster      uint64
+	seenRevision atomic.Int64 // the largest revision in any response
 
 	life *lifetime.Life
 
-	leases pb.LeaseClient
-	stream *renewalStream // belongs to the goroutine that confirms
-	opened bool           // there has been a stream
-	unsure bool           // the stream is not the first, and look has not succeeded since it was opened
+	leases     pb.LeaseClient
+	stream     *renewalStream // used only by Confirm
+	hadStream  bool           // a stream has been opened before
+	mustVerify bool           // the stream is not the first, and checkEntries has not succeeded since it was opened
 
-	// overwritten are the entries whose keys have to be deleted because they are not attached to the lease any more.
+	// overwritten lists the entries whose keys must be deleted because they are no longer attached
+	// to the lease.
 	overwritten struct {
 		sync.Mutex
 		entries []*entry
 	}
 
-	// mu is taken before the mutex of a line.
+	// mu is locked before the mutex of a lineWatch.
 	mu      sync.Mutex
-	lines   map[string]*follower
-	guard   guard // what was last seen of the guard key
-	outlast bool  // an entry stands, or may, that outlasts the session
-	lost    bool  // life has ended, and not because of Close
-	revoked bool  // the lease is known not to exist any more
+	lines   map[string]*lineWatch
+	epoch   epoch // the epoch key as last read
+	outlast bool  // an entry outlasts the session, or may
+	lost    bool  // life has ended, other than by Close
+	revoked bool  // the lease is known not to exist
 }
 
 func newSession(s *Store, granted *clientv3.LeaseGrantResponse, opts store.SessionOptions) *session {
@@ -58,75 +59,77 @@ func newSession(s *Store, granted *clientv3.LeaseGrantResponse, opts store.Sessi
 		ttl:    time.Duration(granted.TTL) * time.Second,
 		opts:   opts,
 		leases: clientv3.RetryLeaseClient(s.cli),
-		lines:  make(map[string]*follower),
+		lines:  make(map[string]*lineWatch),
 
 		cluster: granted.ResponseHeader.GetClusterId(),
 	}
-	se.seen.Store(granted.ResponseHeader.GetRevision())
-	// All streams of all sessions carry the same metadata: the etcd client then needs one connection's stream for
-	// all watches. A member that has lost its leader ends them instead of falling silent.
+	se.seenRevision.Store(granted.ResponseHeader.GetRevision())
+	// All streams of all sessions carry the same metadata: the etcd client then uses one gRPC stream for
+	// all watches. A member that has lost its leader ends them (WithRequireLeader).
 	se.life = lifetime.New(clientv3.WithRequireLeader(context.Background()), &se.mu, opts.Lost)
 	return se
 }
 
-// ID implements [store.Session]: the lease's id, as etcdctl writes it.
+// ID implements [store.Session]. It returns the lease id as etcdctl prints it.
 func (se *session) ID() string { return leaseText(se.lease) }
 
-// Terms implements [store.Session]. The leader counts from when it handled the renewal, so in normal operation it is
-// never early. (Once it has been stopped for longer than the TTL it can be: see docs/guarantees.md.)
+// Terms implements [store.Session]. The leader counts the TTL from when it handled the renewal, so
+// in normal operation a lease never ends early. It can if the leader was stopped for longer than
+// the TTL: see docs/guarantees.md.
 func (se *session) Terms() store.Terms { return store.Terms{TTL: se.ttl} }
 
-// Confirm implements [store.Session]. A renewal is answered by the leader or not at all. The etcd client's own
-// keep-alive is not used: it hides when a renewal was sent, and counts from its reply.
+// Confirm implements [store.Session]. Only the leader answers a renewal. The etcd client's own
+// keep-alive is not used: it does not expose when a renewal was sent, and counts the TTL from its
+// reply.
 func (se *session) Confirm(ctx context.Context) error {
 	if err := se.life.Err(); err != nil {
 		return err
 	}
 	ttl, err := se.renew(ctx)
-	if err == nil && ttl > 0 && se.unsure {
-		err = se.look(ctx)
-		se.unsure = err != nil
+	if err == nil && ttl > 0 && se.mustVerify {
+		err = se.checkEntries(ctx)
+		se.mustVerify = err != nil
 	}
 	switch {
 	case errors.Is(err, store.ErrSessionLost):
 		return err
 	case err != nil:
-		return se.explain(ctx, "renew the session", err)
+		return se.wrapErr(ctx, "renew the session", err)
 	case ttl <= 0:
-		return se.gone()
-	case time.Duration(ttl)*time.Second < se.ttl: // the leader always grants all of it
-		return fmt.Errorf("%s: the renewal of the session is not confirmed: the answer says %d s, and %v was granted "+
-			"(is there an etcd grpc-proxy in between? connect to the cluster itself)", se.store, ttl, se.ttl)
+		return se.leaseGone()
+	case time.Duration(ttl)*time.Second < se.ttl: // the leader always renews for the whole TTL
+		return fmt.Errorf("%s: the session is not confirmed: the reply to the renewal has a TTL of %d s, want %v "+
+			"(an etcd grpc-proxy replies so: connect to the cluster itself)", se.store, ttl, se.ttl)
 	}
 	return nil
 }
 
-// look makes sure that the cluster still has what this session has put in. Data that were set back, to a backup for example,
-// may have the lease without its keys.
-func (se *session) look(ctx context.Context) error {
+// checkEntries reports as gone every entry of the session that the cluster no longer has. A cluster
+// whose data were restored from a backup may have the lease without its keys.
+func (se *session) checkEntries(ctx context.Context) error {
 	ctx, cancel := se.life.Within(ctx)
 	defer cancel()
 	own := se.standing()
 	for first := true; first || len(own) > 0; first = false {
-		some := own[:min(len(own), readAtOnce)]
-		own = own[len(some):]
-		gets := []clientv3.Op{clientv3.OpGet(se.guardKey(), clientv3.WithCountOnly())} // at least the revision
-		for _, e := range some {
+		batch := own[:min(len(own), maxReadsPerTxn)]
+		own = own[len(batch):]
+		gets := []clientv3.Op{clientv3.OpGet(se.epochKey(), clientv3.WithCountOnly())} // a Txn needs an operation, even without entries
+		for _, e := range batch {
 			gets = append(gets, clientv3.OpGet(e.key, clientv3.WithKeysOnly()))
 		}
-		before := se.seen.Load()
+		before := se.seenRevision.Load()
 		var resp *clientv3.TxnResponse
 		err := attempt(ctx, func(ctx context.Context) (err error) {
 			resp, err = se.store.cli.Txn(ctx).Then(gets...).Commit()
 			return err
 		})
 		if err == nil {
-			err = se.saw(before, resp.Header)
+			err = se.checkRevision(before, resp.Header)
 		}
 		if err != nil {
 			return err
 		}
-		for i, e := range some {
+		for i, e := range batch {
 			kvs := resp.Responses[1+i].GetResponseRange().Kvs
 			if len(kvs) == 0 || uint64(kvs[0].CreateRevision) != e.order {
 				e.line.vanished(e)
@@ -153,32 +156,33 @@ func (se *session) standing() []*entry {
 	return all
 }
 
-// saw takes in the header of an answer that was linearizable. before is what had been seen when the request was made: the
-// answer cannot be older, unless the data have gone back. Then the session has ended: what it has put in may be gone, and
-// nobody would be told.
-func (se *session) saw(before int64, h *pb.ResponseHeader) error {
+// checkRevision checks the header of a linearizable response. before is the largest revision seen
+// when the request was made. A smaller one in the response means that the data were restored from a
+// backup. The session then ends: its entries may be missing, and no watch would report that.
+func (se *session) checkRevision(before int64, h *pb.ResponseHeader) error {
 	if h.GetClusterId() != se.cluster {
 		return se.lose(fmt.Errorf("%s: %w: this is another cluster (%x) than the one that lease %s was granted by (%x)",
 			se.store, store.ErrSessionLost, h.GetClusterId(), se.ID(), se.cluster))
 	}
 	if h.GetRevision() < before {
-		return se.lose(fmt.Errorf("%s: %w: the cluster is at revision %d and was at %d: its data have been set back, to a backup for example",
+		return se.lose(fmt.Errorf("%s: %w: the cluster is at revision %d and was at %d: its data were restored from a backup",
 			se.store, store.ErrSessionLost, h.GetRevision(), before))
 	}
-	se.shown(h)
+	se.noteRevision(h)
 	return nil
 }
 
-// shown takes in the header of any answer. Whatever member it came from, no linearizable answer to a later request is older.
-func (se *session) shown(h *pb.ResponseHeader) {
-	for seen := se.seen.Load(); h.GetRevision() > seen && !se.seen.CompareAndSwap(seen, h.GetRevision()); {
-		seen = se.seen.Load()
+// noteRevision records the revision in the header of any response. No linearizable response to a
+// later request has a smaller one, whichever member sends it.
+func (se *session) noteRevision(h *pb.ResponseHeader) {
+	for seenRevision := se.seenRevision.Load(); h.GetRevision() > seenRevision && !se.seenRevision.CompareAndSwap(seenRevision, h.GetRevision()); {
+		seenRevision = se.seenRevision.Load()
 	}
 }
 
-// renewalStream carries renewals of one lease and the answers to them, one by one. After any failure it is thrown
-// away: so an answer that comes late is never taken for that to a later renewal, and the next stream may lead to
-// another member.
+// renewalStream carries renewals of one lease and their replies, one at a time. It is discarded
+// after any failure, so a late reply is never taken for the reply to a later renewal, and the next
+// stream may reach another member.
 type renewalStream struct {
 	pb.Lease_LeaseKeepAliveClient
 	cancel context.CancelFunc
@@ -193,10 +197,10 @@ func (se *session) renew(ctx context.Context) (ttl int64, err error) {
 			cancel()
 			return 0, endedBy(ctx, err)
 		}
-		se.unsure = se.opened // why did the last one end?
-		se.stream, se.opened = &renewalStream{inner, cancel}, true
+		se.mustVerify = se.hadStream // the last stream failed, and the reason may have cost data
+		se.stream, se.hadStream = &renewalStream{inner, cancel}, true
 	}
-	// The stream outlives ctx, unless ctx ends while an answer is outstanding.
+	// The stream outlives ctx, unless ctx ends while a reply is outstanding.
 	stop := context.AfterFunc(ctx, se.stream.cancel)
 	defer func() {
 		if !stop() || err != nil {
@@ -229,12 +233,12 @@ func (se *session) Close(ctx context.Context) error {
 	if revoked {
 		return nil
 	}
-	err := patiently(ctx, func(ctx context.Context) error {
+	err := attemptWithTimeout(ctx, func(ctx context.Context) error {
 		_, err := se.store.cli.Revoke(ctx, se.lease)
 		return err
 	})
 	if err != nil && !lost && !errors.Is(err, rpctypes.ErrLeaseNotFound) {
-		return se.store.explain("end the session", endedBy(ctx, err))
+		return se.store.wrapErr("end the session", endedBy(ctx, err))
 	}
 	se.mu.Lock()
 	se.revoked = true
@@ -242,8 +246,8 @@ func (se *session) Close(ctx context.Context) error {
 	return nil
 }
 
-// deleteOverwritten has the key of an entry deleted that was overwritten. What is not done when the session ends, Close does.
-// The entry's marker stays: it was not released.
+// deleteOverwritten deletes the key of an overwritten entry in the background. If the session ends
+// first, Close deletes it. The entry's marker stays, because the entry was not released.
 func (se *session) deleteOverwritten(e *entry) {
 	se.overwritten.Lock()
 	se.overwritten.entries = append(se.overwritten.entries, e)
@@ -251,7 +255,8 @@ func (se *session) deleteOverwritten(e *entry) {
 	se.life.Start(func() { se.deleteAllOverwritten(se.life.Context()) })
 }
 
-// deleteAllOverwritten deletes the keys of the entries that were overwritten. It goes on until that is done or ctx ends.
+// deleteAllOverwritten deletes the keys of the overwritten entries, with retries until it succeeds
+// or ctx ends.
 func (se *session) deleteAllOverwritten(ctx context.Context) {
 	for ctx.Err() == nil {
 		se.overwritten.Lock()
@@ -278,28 +283,28 @@ func (se *session) deleteAllOverwritten(ctx context.Context) {
 // remove is [Store.remove] for the session's own entries.
 func (se *session) remove(ctx context.Context, key string, created int64, rest ...clientv3.Op) (removal, error) {
 	r, err := se.store.remove(ctx, key, created, rest...)
-	se.shown(r.header)
+	se.noteRevision(r.header)
 	return r, err
 }
 
-// gone ends the session because etcd does not know its lease any more, and returns the error that says so.
-func (se *session) gone() error {
+// leaseGone ends the session because its lease does not exist any more, and returns the cause.
+func (se *session) leaseGone() error {
 	se.mu.Lock()
 	se.revoked = true
 	se.mu.Unlock()
 	return se.lose(fmt.Errorf("%s: %w: lease %s has expired or was revoked", se.store, store.ErrSessionLost, se.ID()))
 }
 
-// lose ends the session, which was not closed, and returns the cause.
+// lose ends the session as lost, and returns the cause.
 func (se *session) lose(cause error) error {
 	se.finish(cause, true)
 	return cause
 }
 
-// finish ends the session's life. If it was lost, everybody who stands in a line under it is notified, and the one who
-// opened it.
+// finish ends the session's life. If it was lost, the owners of its entries are notified, then the
+// owner of the session.
 func (se *session) finish(cause error, lost bool) {
-	var lines map[string]*follower
+	var lines map[string]*lineWatch
 	se.life.End(cause, lost, func() {
 		se.lost = lost
 		lines, se.lines = se.lines, nil
@@ -310,13 +315,13 @@ func (se *session) finish(cause error, lost bool) {
 	})
 }
 
-// explain is [Store.explain] for calls that were bounded by ctx and by the session's life.
-func (se *session) explain(ctx context.Context, doing string, err error) error {
+// wrapErr is [Store.wrapErr] for calls that were bounded by ctx and by the session's life.
+func (se *session) wrapErr(ctx context.Context, op string, err error) error {
 	if errors.Is(err, rpctypes.ErrLeaseNotFound) {
-		return se.gone()
+		return se.leaseGone()
 	}
 	if ended := se.life.CutShort(ctx); ended != nil {
 		return ended
 	}
-	return se.store.explain(doing, endedBy(ctx, err))
+	return se.store.wrapErr(op, endedBy(ctx, err))
 }

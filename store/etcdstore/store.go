@@ -17,9 +17,9 @@ import (
 	"github.com/stilelock/stile/store"
 )
 
-// MinTTL and MaxTTL bound the TTL of a session. The server may have a larger minimum: one and a half times its
-// election timeout, which makes 2 s by default. Above five minutes etcd checkpoints leases, and may lose what it has
-// checkpointed.
+// MinTTL and MaxTTL bound the TTL of a session. The server may have a larger minimum: one and a
+// half times its election timeout, which makes 2 s by default. Above five minutes etcd checkpoints
+// leases, and may lose what it has checkpointed.
 const (
 	MinTTL = time.Second
 	MaxTTL = 300 * time.Second
@@ -27,18 +27,19 @@ const (
 
 // Options configures a [Store]. The zero value, and a nil *Options, are ready for use.
 type Options struct {
-	// Prefix is put before every key. It is used as it is: end it with a slash to set Stile's locks apart in a
-	// folder. Empty means that the key of a lock begins with its name, as it does for etcdctl lock.
+	// Prefix is put before every key, as it is. End it with a slash to keep Stile's keys in a
+	// folder of their own. If it is empty, the key of a lock begins with the lock's name, as with
+	// etcdctl lock.
 	Prefix string
-	// Logger receives what an operator may want to know: watches that had to be opened again, entries that could
-	// not be taken out. Nil discards it.
+	// Logger receives operational events: watches that were opened again, entries that could not be
+	// deleted. Nil discards them.
 	Logger *slog.Logger
 
 	_ struct{}
 }
 
-// Store is a [store.Store] on etcd. It is safe for concurrent use. It has nothing of its own to close: sessions are
-// closed one by one, the etcd client by whoever made it.
+// Store is a [store.Store] on etcd. It is safe for concurrent use. It has no Close method: close
+// its sessions, then the etcd client.
 type Store struct {
 	cli    *clientv3.Client
 	keys   keys
@@ -49,9 +50,12 @@ type Store struct {
 
 var _ store.Store = (*Store)(nil)
 
-// New returns a store on the cluster that cli is connected to. Nothing is sent yet. The client should have
-// DialKeepAliveTime and DialKeepAliveTimeout set, so that a connection to a member that has fallen silent is given up;
-// New adds neither.
+// New returns a store on the cluster that cli is connected to. It sends no request. A nil opts
+// means the zero [Options]. It returns an error if cli is nil or opts.Prefix is invalid.
+//
+// Set DialKeepAliveTime and DialKeepAliveTimeout in cli's configuration, so that a connection to an
+// unresponsive member is closed; New sets neither. The caller closes cli, after all sessions of the
+// store.
 func New(cli *clientv3.Client, opts *Options) (*Store, error) {
 	if cli == nil {
 		return nil, errors.New("etcd store: no etcd client")
@@ -63,7 +67,7 @@ func New(cli *clientv3.Client, opts *Options) (*Store, error) {
 		return nil, fmt.Errorf("etcd store: key prefix: %w", err)
 	}
 	logger := cmp.Or(opts.Logger, slog.New(slog.DiscardHandler))
-	return &Store{cli: cli, keys: keys{prefix: opts.Prefix}, logger: logger, times: ordinary}, nil
+	return &Store{cli: cli, keys: keys{prefix: opts.Prefix}, logger: logger, times: defaultTimes}, nil
 }
 
 // Capabilities implements [store.Store].
@@ -75,29 +79,29 @@ func (s *Store) Capabilities() store.Capabilities {
 	}
 }
 
-// Open implements [store.Store]. The TTL is rounded up to a second. A TTL below the server's own minimum is an error,
-// because the server would silently grant another.
+// Open implements [store.Store]. The TTL is rounded up to a second. A TTL below the server's own
+// minimum is an error, because the server would silently grant a longer one.
 func (s *Store) Open(ctx context.Context, opts store.SessionOptions) (store.Session, error) {
 	seconds := int64(math.Ceil(opts.TTL.Seconds()))
 
 	var granted *clientv3.LeaseGrantResponse
-	err := patiently(ctx, func(ctx context.Context) (err error) {
-		// A grant that was given up may exist all the same: an empty lease that lasts for one TTL.
+	err := attemptWithTimeout(ctx, func(ctx context.Context) (err error) {
+		// An attempt that was given up may still create a lease: an empty one, which expires after one TTL.
 		granted, err = s.cli.Grant(ctx, seconds)
 		return err
 	})
 	if err != nil {
-		return nil, s.explain("open a session", err)
+		return nil, s.wrapErr("open a session", err)
 	}
 	if granted.TTL > seconds {
 		s.revoke(ctx, granted.ID)
-		return nil, fmt.Errorf("%s: a TTL of %v: the server grants none below %v: ask for that or more",
+		return nil, fmt.Errorf("%s: TTL %v is below the server's minimum: use %v or more",
 			s, opts.TTL, time.Duration(granted.TTL)*time.Second)
 	}
 	return newSession(s, granted, opts), nil
 }
 
-// revoke ends a lease that nobody has used. If it fails the lease lasts for its TTL.
+// revoke ends a lease to which nothing is attached. If it fails, the lease expires after its TTL.
 func (s *Store) revoke(ctx context.Context, id clientv3.LeaseID) {
 	ctx, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()
@@ -106,13 +110,14 @@ func (s *Store) revoke(ctx context.Context, id clientv3.LeaseID) {
 	}
 }
 
-// String names the store in messages: "etcd at 10.0.0.1:2379, 10.0.0.2:2379".
+// String describes the store for messages: "etcd at 10.0.0.1:2379, 10.0.0.2:2379".
 func (s *Store) String() string {
 	return "etcd at " + strings.Join(s.cli.Endpoints(), ", ")
 }
 
-// explain says what failed, where, and, for the failures that a person has to see to, what to do.
-func (s *Store) explain(doing string, err error) error {
+// wrapErr adds the operation and the endpoints to err, and advice for errors that an operator has
+// to resolve.
+func (s *Store) wrapErr(op string, err error) error {
 	advice := ""
 	switch {
 	case errors.Is(err, rpctypes.ErrNoSpace):
@@ -121,12 +126,12 @@ func (s *Store) explain(doing string, err error) error {
 		advice = "; the etcd user needs to read and write the keys under " + strconv.Quote(s.keys.prefix)
 		if s.keys.prefix == "" {
 			advice = "; the etcd user needs to read and write the keys that begin with the lock's name, and those under " +
-				strconv.Quote(reserved+"/")
+				strconv.Quote(reservedName+"/")
 		}
 	case errors.Is(err, rpctypes.ErrAuthFailed), errors.Is(err, rpctypes.ErrInvalidAuthToken):
 		advice = "; check the user and the password"
 	case errors.Is(err, rpctypes.ErrUserEmpty):
-		advice = "; the cluster wants a user and a password"
+		advice = "; the cluster requires authentication: give a user and a password"
 	}
-	return fmt.Errorf("%s: %s: %w%s", s, doing, err, advice)
+	return fmt.Errorf("%s: %s: %w%s", s, op, err, advice)
 }

@@ -179,7 +179,7 @@ func (s *stage) actor(name string, lateWatch time.Duration) *actor {
 	}})
 	st := newStore(s.t, a.cli, s.prefix)
 	times := byEvents()
-	times.LateWatch = lateWatch
+	times.HeldWatchDelay = lateWatch
 	st.SetTimes(times)
 	a.client = newClientOf(s.t, st, ample)
 	return a

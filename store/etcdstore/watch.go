@@ -14,47 +14,47 @@ import (
 	"github.com/stilelock/stile/store/internal/watchpump"
 )
 
-// Watch implements [store.Store]. It watches every key that begins with the store's prefix and the one given, so on a
-// cluster that is used for much else a prefix is kinder. What the etcd client has for a watch that nobody reads it keeps in
-// memory, so the watch never waits for changed.
+// Watch implements [store.Store]. It watches every key that begins with the store's prefix and the
+// given one. On a cluster with many other keys, use a prefix. Events are drained while changed
+// runs, so a slow changed does not make the etcd client buffer them.
 func (s *Store) Watch(ctx context.Context, prefix string, changed func()) error {
-	return watchpump.Run(ctx, changed, func(ctx context.Context, tell func()) error {
-		c := &changes{store: s, prefix: prefix, tell: tell}
-		return c.listen(ctx)
+	return watchpump.Run(ctx, changed, func(ctx context.Context, notify func()) error {
+		c := &prefixWatch{store: s, prefix: prefix, notify: notify}
+		return c.run(ctx)
 	})
 }
 
-// changes is the watch of the lines whose name begins with a prefix.
-type changes struct {
+// prefixWatch is a watch of the lines whose name begins with a prefix.
+type prefixWatch struct {
 	store  *Store
 	prefix string
-	tell   func()
+	notify func()
 }
 
-// listen opens one watch after the other until ctx ends or the cluster refuses.
-func (c *changes) listen(ctx context.Context) error {
+// run opens one watch after another until ctx ends or reading is not permitted.
+func (c *prefixWatch) run(ctx context.Context) error {
 	stream := 0
 	return attempts.KeepUp(ctx, firstPause, func() error {
 		if err := c.checkReadable(ctx); err != nil {
-			return c.store.explain(fmt.Sprintf("watch the locks that begin with %q", c.prefix), endedBy(ctx, err))
+			return c.store.wrapErr(fmt.Sprintf("watch the locks that begin with %q", c.prefix), endedBy(ctx, err))
 		}
-		err := c.follow(onStream(clientv3.WithRequireLeader(ctx), stream))
+		err := c.watchOnce(onStream(clientv3.WithRequireLeader(ctx), stream))
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
 		c.store.logger.LogAttrs(ctx, slog.LevelDebug, "watch of the lines ended; opening another",
 			slog.String("prefix", c.prefix), slog.Any("error", err))
-		if errors.Is(err, errSilent) {
+		if errors.Is(err, errWatchSilent) {
 			stream++
 		}
 		return nil
 	})
 }
 
-// checkReadable returns the error if the cluster does not permit reading the keys. It is called before a watch is opened,
-// because a watch that is refused would end all others on the same stream, and because the reason that a watch ends with may
-// be a passing one.
-func (c *changes) checkReadable(ctx context.Context) error {
+// checkReadable returns an error if reading the keys is not permitted. It is called before a watch
+// is opened, because a watch that is refused ends all others on its gRPC stream, and because the
+// reason with which a watch ends may be temporary.
+func (c *prefixWatch) checkReadable(ctx context.Context) error {
 	return attempt(ctx, func(ctx context.Context) error {
 		_, err := c.store.cli.Get(ctx, c.store.keys.prefix+c.prefix,
 			clientv3.WithPrefix(), clientv3.WithKeysOnly(), clientv3.WithLimit(1))
@@ -62,15 +62,15 @@ func (c *changes) checkReadable(ctx context.Context) error {
 	})
 }
 
-// follow opens one watch and follows it to its end.
-func (c *changes) follow(ctx context.Context) error {
+// watchOnce opens one watch and handles its events until it ends.
+func (c *prefixWatch) watchOnce(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	events, err := c.store.openWatch(ctx, cancel, c.store.keys.prefix+c.prefix)
 	if err != nil {
 		return err
 	}
-	c.tell() // of what happened before
+	c.notify() // there may have been changes before the watch started
 	ticker := time.NewTicker(c.store.times.resyncInterval)
 	defer ticker.Stop()
 	for {
@@ -80,16 +80,16 @@ func (c *changes) follow(ctx context.Context) error {
 				return resp.Err()
 			}
 			if c.relevant(resp.Events) {
-				c.tell()
+				c.notify()
 			}
 		case <-ticker.C:
-			c.tell()
+			c.notify()
 		}
 	}
 }
 
-// relevant reports whether one of the events is about a key that may be an entry.
-func (c *changes) relevant(events []*clientv3.Event) bool {
+// relevant reports whether an event is about a key that may be an entry.
+func (c *prefixWatch) relevant(events []*clientv3.Event) bool {
 	for _, ev := range events {
 		if name, ok := c.store.keys.name(ev.Kv.Key); ok && strings.HasPrefix(name, c.prefix) {
 			return true

@@ -50,7 +50,7 @@ func told(t *testing.T, calls <-chan struct{}, st store.Store, name string, leng
 }
 
 // Promise: P7
-func TestWatchOfLinesSurvivesCompaction(t *testing.T) {
+func TestWatch_survivesCompaction(t *testing.T) {
 	t.Parallel()
 	e := startEtcd(t)
 	direct := e.Client(t)
@@ -73,7 +73,7 @@ func TestWatchOfLinesSurvivesCompaction(t *testing.T) {
 }
 
 // Promise: P7
-func TestWatchOfLinesSurvivesRestartOfTheServer(t *testing.T) {
+func TestWatch_survivesServerRestart(t *testing.T) {
 	t.Parallel()
 	e := startEtcd(t)
 	name := newName(t)
@@ -87,9 +87,9 @@ func TestWatchOfLinesSurvivesRestartOfTheServer(t *testing.T) {
 	told(t, calls, st, name, 0)
 }
 
-// The connection of the watch falls silent for good, and nothing tells the client. The other way to the server works.
+// The watch's connection stops delivering data without an error. The other connection works.
 // Promise: P7
-func TestSilentWatchOfLinesDelaysButNeverMisses(t *testing.T) {
+func TestWatch_silentStreamOnlyDelays(t *testing.T) {
 	t.Parallel()
 	name := newName(t)
 	one, two := testservers.NewProxy(t, server(t).Endpoint()), testservers.NewProxy(t, server(t).Endpoint())
@@ -102,7 +102,7 @@ func TestSilentWatchOfLinesDelaysButNeverMisses(t *testing.T) {
 	})
 	st := newStore(t, cli, "")
 	times := byEvents()
-	times.LookAgain = 200 * time.Millisecond // what must tell if the watch does not
+	times.ResyncInterval = 200 * time.Millisecond // what must tell if the watch does not
 	st.SetTimes(times)
 	calls := watchAll(t, st)
 	// We do not know which way the watch went: so both are silenced in turn.
@@ -116,8 +116,8 @@ func TestSilentWatchOfLinesDelaysButNeverMisses(t *testing.T) {
 	}
 }
 
-// What is not about locks is not worth a call.
-func TestWatchOfLinesIsDeafToOtherKeys(t *testing.T) {
+// Changes of keys that are not about locks cause no call.
+func TestWatch_ignoresOtherKeys(t *testing.T) {
 	t.Parallel()
 	e := startEtcd(t) // of its own, where nobody else locks
 	cli, name := e.Client(t), newName(t)
@@ -138,7 +138,7 @@ func TestWatchOfLinesIsDeafToOtherKeys(t *testing.T) {
 	}
 }
 
-func TestWatchOfLinesNeedsTheRightToRead(t *testing.T) {
+func TestWatch_readNotPermitted(t *testing.T) {
 	t.Parallel()
 	e := startWithUsers(t)
 	cli := connectWith(t, clientv3.Config{

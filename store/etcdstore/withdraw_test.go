@@ -11,9 +11,9 @@ import (
 	"github.com/stilelock/stile/store"
 )
 
-// An entry goes with its session. A withdrawal that was under way when the session ended has to say so: "session lost" alone
-// would mean that the entry may still stand.
-func TestWithdrawWhoseSessionEndsMeanwhile_saysThatTheEntryHasGone(t *testing.T) {
+// An entry is gone with its session. A Withdraw in flight at that time returns ErrGone:
+// ErrSessionLost alone would leave open whether the entry still stands.
+func TestWithdraw_sessionEndsMeanwhile(t *testing.T) {
 	t.Parallel()
 	cli, now := tampered(t)
 	se := openSession(t, newStore(t, cli, ""))
@@ -44,10 +44,10 @@ func TestWithdrawWhoseSessionEndsMeanwhile_saysThatTheEntryHasGone(t *testing.T)
 	}
 }
 
-// A request that was not answered may have been carried out. If the next one finds nothing, either it was, or the entry had
-// been taken out before, and somebody else may have been in: nobody can tell, and nobody says that the lock was held.
+// A request that was not answered may have been carried out. If the next one finds no entry, either
+// it was, or the entry was gone before. The error is ErrNotKnown.
 // Promise: P5
-func TestWithdrawAfterARequestThatWasNotAnswered_saysOnlyWhatIsKnown(t *testing.T) {
+func TestWithdraw_afterUnansweredRequest(t *testing.T) {
 	for _, what := range []struct {
 		name  string
 		first func(t *testing.T, name string, carryOut func() error) // what becomes of the first request
@@ -78,9 +78,9 @@ func TestWithdrawAfterARequestThatWasNotAnswered_saysOnlyWhatIsKnown(t *testing.
 	}
 }
 
-// The same of letting go later. If the first request was carried out the next one finds the entry.
+// As above, for WithdrawAfter. If the first request was carried out, the next one finds the entry.
 // Promise: P5
-func TestWithdrawAfterATimeAfterARequestThatWasNotAnswered_saysOnlyWhatIsKnown(t *testing.T) {
+func TestWithdrawAfter_afterUnansweredRequest(t *testing.T) {
 	t.Parallel()
 	cli, now := tampered(t)
 	name := newName(t)
@@ -97,9 +97,10 @@ func TestWithdrawAfterATimeAfterARequestThatWasNotAnswered_saysOnlyWhatIsKnown(t
 	}
 }
 
-// A slow cluster is asked again before it has answered. Its first answer says what the second cannot.
+// On a slow cluster a second request is sent before the first is answered. The first reply shows
+// that the entry was deleted.
 // Promise: P5
-func TestWithdrawFromASlowCluster_isWhatItsFirstAnswerSays(t *testing.T) {
+func TestWithdraw_slowClusterFirstReplyCounts(t *testing.T) {
 	for _, what := range []struct {
 		name    string
 		evicted bool
@@ -111,7 +112,7 @@ func TestWithdrawFromASlowCluster_isWhatItsFirstAnswerSays(t *testing.T) {
 			name := newName(t)
 			st := newStore(t, cli, "")
 			times := byEvents()
-			times.LastWord = never
+			times.AnswerTimeout = never
 			st.SetTimes(times)
 			j := enqueue(t, openSession(t, st), name)
 			j.await(t, store.Admitted)
@@ -147,13 +148,13 @@ func TestWithdrawFromASlowCluster_isWhatItsFirstAnswerSays(t *testing.T) {
 	}
 }
 
-// On a cluster that is slower still it may be a later attempt that deletes the entry, and its answer may come last of all.
-func TestWithdrawFromASlowCluster_isWhatALaterAnswerSays(t *testing.T) {
+// On a slower cluster a later attempt may delete the entry, and its reply may come last.
+func TestWithdraw_slowClusterLaterReplyCounts(t *testing.T) {
 	t.Parallel()
 	cli, now := tampered(t)
 	st := newStore(t, cli, "")
 	times := byEvents()
-	times.LastWord = never
+	times.AnswerTimeout = never
 	st.SetTimes(times)
 	j := enqueue(t, openSession(t, st), newName(t))
 	j.await(t, store.Admitted)
@@ -187,8 +188,9 @@ func TestWithdrawFromASlowCluster_isWhatALaterAnswerSays(t *testing.T) {
 	}
 }
 
-// Nothing is answered for long. The first attempt is not given up, the others are: there are not ever more of them.
-func TestWithdrawWithoutAnyAnswer_givesUpAttempts(t *testing.T) {
+// Without replies, the first attempt stays in flight and the others are canceled, so their number
+// is bounded.
+func TestWithdraw_unansweredAttemptsAreCanceled(t *testing.T) {
 	t.Parallel()
 	cli, now := tampered(t)
 	j := enqueue(t, openSession(t, newStore(t, cli, "")), newName(t))

@@ -13,7 +13,7 @@ import (
 
 const grace = time.Minute
 
-func TestConformance(t *testing.T) {
+func TestStore_conformance(t *testing.T) {
 	storetest.Run(t, storetest.Harness{
 		Open: func(*testing.T) store.Store { return memstore.New() },
 		Cut:  cut,
@@ -22,7 +22,7 @@ func TestConformance(t *testing.T) {
 }
 
 // Requests that take time can be canceled while they are under way, and overtake each other.
-func TestConformanceFarAway(t *testing.T) {
+func TestStore_conformanceWithDelays(t *testing.T) {
 	storetest.Run(t, storetest.Harness{
 		Open: func(*testing.T) store.Store {
 			st := memstore.New()
@@ -34,7 +34,7 @@ func TestConformanceFarAway(t *testing.T) {
 	})
 }
 
-func TestConformanceOnARealClock(t *testing.T) {
+func TestStore_conformanceOnRealClock(t *testing.T) {
 	storetest.Run(t, storetest.Harness{
 		Open: func(*testing.T) store.Store { return memstore.New() },
 		TTL:  time.Minute, Brief: time.Second / 4, Grace: 30 * time.Second,
@@ -43,7 +43,7 @@ func TestConformanceOnARealClock(t *testing.T) {
 }
 
 // No ability goes past a wrapper that renames locks.
-func TestConformanceRenamed(t *testing.T) {
+func TestStore_conformanceRenamed(t *testing.T) {
 	storetest.Run(t, storetest.Harness{
 		Open: func(*testing.T) store.Store { return storetest.Renamed(memstore.New(), "renamed/") },
 		Run:  synctest.Test, TTL: time.Hour, Grace: grace,

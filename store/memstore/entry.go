@@ -14,16 +14,16 @@ import (
 
 // entry is one place in a line, and the ticket to it. Its fields are guarded by the store's mutex.
 type entry struct {
-	session *session // that made it
-	under   *session // whose end takes it out: the same, or one of the entry's own
-	req     store.Request
-	order   uint64
-	owner   store.Owner
+	session     *session // that made the entry
+	lifeSession *session // whose end removes the entry: session, or one of the entry's own after WithdrawAfter
+	req         store.Request
+	order       uint64
+	owner       store.Owner
 
-	gone  bool
-	cause error
-	out   context.Context // ends when the entry goes
-	goes  context.CancelFunc
+	gone     bool
+	cause    error
+	out      context.Context // ends when the entry leaves the line
+	endEntry context.CancelFunc
 
 	delivery    delivery.Delivery
 	onContended func()
@@ -33,24 +33,24 @@ func (se *session) Enqueue(ctx context.Context, req store.Request) (store.Ticket
 	s := se.store
 	var e *entry
 	err := se.request(ctx, Call{Op: Enqueue, Session: se.id, Name: req.Name}, func() error {
-		if err := se.alive(); err != nil {
+		if err := se.aliveLocked(); err != nil {
 			return err
 		}
 		s.order++
-		e = &entry{session: se, under: se, req: req, order: s.order, owner: req.Owner, delivery: delivery.New(req.Notify)}
-		e.out, e.goes = context.WithCancel(context.Background())
+		e = &entry{session: se, lifeSession: se, req: req, order: s.order, owner: req.Owner, delivery: delivery.New(req.Notify)}
+		e.out, e.endEntry = context.WithCancel(context.Background())
 		s.lines[req.Name] = append(s.lines[req.Name], e)
-		if req.Try && e.standing().State != store.Admitted {
-			holder := s.inTheWay(e)
-			s.remove(e, nil)
+		if req.Try && e.standingLocked().State != store.Admitted {
+			holder := s.blockerLocked(e)
+			s.removeLocked(e, nil)
 			return &store.HeldError{Name: req.Name, Holder: &holder}
 		}
 		for _, other := range s.lines[req.Name] {
-			other.contended()
+			other.notifyContendedLocked()
 		}
 		e.delivery.Begin()
-		s.tell(e)
-		s.changed(req.Name)
+		s.deliverLocked(e)
+		s.changedLocked(req.Name)
 		return nil
 	}, func() { _ = e.withdraw() })
 	if err != nil {
@@ -59,9 +59,7 @@ func (se *session) Enqueue(ctx context.Context, req store.Request) (store.Ticket
 	return e, nil
 }
 
-// The methods of entry that begin in lower case are called with the store's mutex held, but for the last three.
-
-func (e *entry) standing() store.Standing {
+func (e *entry) standingLocked() store.Standing {
 	if e.gone {
 		return store.Standing{State: store.Gone, Order: e.order, Cause: e.cause}
 	}
@@ -78,13 +76,14 @@ func (e *entry) standing() store.Standing {
 	return store.Standing{State: store.Admitted, Order: e.order}
 }
 
-// contended tells the entry's owner that somebody behind it waits, if so, and if the owner asked and was not told.
-func (e *entry) contended() {
+// notifyContendedLocked calls the function that was passed to notifyContended, once, if an entry
+// behind this one waits.
+func (e *entry) notifyContendedLocked() {
 	if e.onContended == nil || e.gone {
 		return
 	}
 	entries := e.session.store.lines[e.req.Name]
-	for i, admitted := range e.session.store.admitted(e.req.Name) {
+	for i, admitted := range e.session.store.admittedLocked(e.req.Name) {
 		if entries[i].order > e.order && !admitted {
 			e.onContended()
 			e.onContended = nil
@@ -98,7 +97,7 @@ func (e *entry) notifyContended(f func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	e.onContended = f
-	e.contended()
+	e.notifyContendedLocked()
 }
 
 func (e *entry) Extensions() store.Extensions {
@@ -112,29 +111,30 @@ func (e *entry) setOwner(ctx context.Context, owner store.Owner) error {
 	s := e.session.store
 	return e.session.request(ctx, Call{Op: SetOwner, Session: e.session.id, Name: e.req.Name}, func() error {
 		if e.gone || e.delivery.Over() {
-			return e.goneAlready()
+			return e.goneErr()
 		}
 		e.owner = owner
-		s.changed(e.req.Name)
+		s.changedLocked(e.req.Name)
 		return nil
 	}, nil)
 }
 
-func (e *entry) Withdraw(ctx context.Context) error { return e.depart(ctx, e.leave) }
+func (e *entry) Withdraw(ctx context.Context) error { return e.withdrawWith(ctx, e.leaveLocked) }
 
 func (e *entry) withdrawAfter(ctx context.Context, d time.Duration) error {
 	until := time.Now().Add(d)
-	return e.depart(ctx, func() error { return e.leaveAt(until) })
+	return e.withdrawWith(ctx, func() error { return e.leaveAtLocked(until) })
 }
 
-// depart calls leave, with the store's mutex held, when the owner has been silenced.
-func (e *entry) depart(ctx context.Context, leave func() error) error {
+// withdrawWith stops the notifications, then calls leave with the store's mutex held. If that fails
+// it is retried in the background.
+func (e *entry) withdrawWith(ctx context.Context, leave func() error) error {
 	s := e.session.store
 	s.mu.Lock()
 	e.delivery.Silence()
 	request := e.session.request
-	if e.under != e.session {
-		request = s.request // its session has no part in it any more, and may have ended
+	if e.lifeSession != e.session {
+		request = s.request // its first session does not own it any more, and may have ended
 	}
 	s.mu.Unlock()
 
@@ -142,53 +142,55 @@ func (e *entry) depart(ctx context.Context, leave func() error) error {
 	switch {
 	case err == nil || errors.Is(err, store.ErrGone):
 		return err
-	case errors.Is(err, store.ErrSessionLost) && e.left():
+	case errors.Is(err, store.ErrSessionLost) && e.isGone():
 		return fmt.Errorf("%w with its session: %w", store.ErrGone, err)
 	}
-	go e.keepDeparting(leave)
+	go e.withdrawInBackground(leave)
 	return err
 }
 
-func (e *entry) left() bool {
+func (e *entry) isGone() bool {
 	e.session.store.mu.Lock()
 	defer e.session.store.mu.Unlock()
 	return e.gone
 }
 
-func (e *entry) leave() error {
+func (e *entry) leaveLocked() error {
 	if e.gone {
-		return e.goneAlready()
+		return e.goneErr()
 	}
-	e.session.store.unmark(e.req.Name, []uint64{e.order})
-	e.session.store.remove(e, nil)
+	e.session.store.unmarkLocked(e.req.Name, []uint64{e.order})
+	e.session.store.removeLocked(e, nil)
 	return nil
 }
 
-// leaveAt lets the entry stand until a certain time, under a session of its own that nobody confirms.
-func (e *entry) leaveAt(until time.Time) error {
+// leaveAtLocked lets the entry stand until the given time, under a session of its own that is not
+// confirmed.
+func (e *entry) leaveAtLocked(until time.Time) error {
 	d := time.Until(until)
 	if d <= 0 || e.gone {
-		return e.leave()
+		return e.leaveLocked()
 	}
 	s := e.session.store
-	if e.under != e.session {
-		s.forget(e.under) // of an earlier call
+	if e.lifeSession != e.session {
+		s.forgetLocked(e.lifeSession) // of an earlier call
 	}
-	e.under = s.begin(store.SessionOptions{TTL: d})
-	s.unmark(e.req.Name, []uint64{e.order})
+	e.lifeSession = s.openLocked(store.SessionOptions{TTL: d})
+	s.unmarkLocked(e.req.Name, []uint64{e.order})
 	return nil
 }
 
-// withdraw takes the entry out without asking the faults.
+// withdraw removes the entry without applying faults.
 func (e *entry) withdraw() error {
 	e.session.store.mu.Lock()
 	defer e.session.store.mu.Unlock()
 	e.delivery.Silence()
-	return e.leave()
+	return e.leaveLocked()
 }
 
-// keepDeparting asks once a second until the faults let a request through, or the entry is gone with its session.
-func (e *entry) keepDeparting(leave func() error) {
+// withdrawInBackground retries once a second until a request succeeds or the entry is gone with its
+// session.
+func (e *entry) withdrawInBackground(leave func() error) {
 	s := e.session.store
 	attempts.UntilDone(e.out, 0, func() error {
 		ctx, cancel := context.WithTimeout(e.out, time.Second)

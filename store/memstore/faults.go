@@ -6,74 +6,77 @@ import (
 	"time"
 )
 
-// Op is what a client asks of the store, or the store tells a client.
+// Op is an operation between a client and the store.
 type Op string
 
 // The operations that faults can be put on.
 const (
-	Open       Op = "open"        // a session is opened
-	Confirm    Op = "confirm"     // a session is renewed
-	Enqueue    Op = "enqueue"     // an entry is put in
-	Mark       Op = "mark"        // an entry leaves a marker, or is told of others
-	SetOwner   Op = "set owner"   // the owner of an entry is changed
-	Withdraw   Op = "withdraw"    // an entry is taken out by its session, at once or after a time
-	Close      Op = "close"       // a session is ended by its client
-	Read       Op = "read"        // a line or lines are read
-	Break      Op = "break"       // somebody's entry is taken out
-	ClearMarks Op = "clear marks" // markers are removed
-	Watch      Op = "watch"       // a watch begins
-	Notify     Op = "notify"      // an entry's new standing is told, or a change to a watch; only Delay applies
+	Open       Op = "open"        // open a session
+	Confirm    Op = "confirm"     // renew a session
+	Enqueue    Op = "enqueue"     // join a line
+	Mark       Op = "mark"        // leave a marker for an entry, or read those of others
+	SetOwner   Op = "set owner"   // change the owner of an entry
+	Withdraw   Op = "withdraw"    // withdraw an entry, at once or after a time
+	Close      Op = "close"       // close a session
+	Read       Op = "read"        // read one or more lines
+	Break      Op = "break"       // break an entry of any session
+	ClearMarks Op = "clear marks" // delete markers
+	Watch      Op = "watch"       // start a watch
+	Notify     Op = "notify"      // deliver an entry's standing, or a change to a watch; only Delay applies
 )
 
-// Call is one use of the store, about to be made.
+// Call describes one operation before it is made.
 type Call struct {
 	Op Op
-	// Session is the id of the session that calls, or is called; empty where none is.
+	// Session is the id of the session that makes the call or is notified; empty if there is none.
 	Session string
-	// Name is the lock's name, or the prefix of a reading; empty where there is none.
+	// Name is the lock's name, or the prefix of a read or watch; empty if there is none.
 	Name string
 }
 
-// Fault is what goes wrong with a call. The zero Fault is nothing.
+// Fault is what goes wrong with a call. The zero Fault has no effect.
 type Fault struct {
-	// Delay passes before the request reaches the store. If the caller gives up meanwhile it never does.
+	// Delay is how long the request takes to reach the store. If the caller gives up first, the
+	// request is not carried out.
 	Delay time.Duration
-	// Drop loses the request: the caller waits until its context ends, and nothing has happened.
+	// Drop loses the request: it is not carried out, and the caller waits until its context ends.
 	Drop bool
-	// ReplyDelay passes before the reply reaches the caller. If the caller gives up meanwhile it is as with
-	// LoseReply.
+	// ReplyDelay is how long the reply takes to reach the caller. If the caller gives up first, the
+	// effect is that of LoseReply.
 	ReplyDelay time.Duration
-	// LoseReply loses the reply: the request has been carried out, and the caller waits until its context ends.
+	// LoseReply loses the reply: the request is carried out, and the caller waits until its context
+	// ends.
 	LoseReply bool
-	// Err is what the caller gets instead of a reply. The request is not carried out, unless LoseReply is set: then
-	// it is, and the error arrives at once.
+	// Err is returned to the caller. The request is not carried out unless LoseReply is set; then
+	// it is carried out, and Err is returned at once.
 	Err error
 }
 
-// SetFaults makes the store ask f about each call. A nil f ends all faults. f is called with the store locked: it
-// must not call the store. Calls under way keep the fault they got.
+// SetFaults makes the store call f before each operation and apply the fault that f returns. A nil
+// f ends all faults. f is called with the store locked and must not call the store. Operations
+// already under way keep their fault.
 func (s *Store) SetFaults(f func(Call) Fault) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.faults = f
 }
 
-// fault is called with s.mu held.
-func (s *Store) fault(c Call) Fault {
+func (s *Store) faultLocked(c Call) Fault {
 	if s.faults == nil {
 		return Fault{}
 	}
 	return s.faults(c)
 }
 
-// request carries one call through its fault: there, apply with s.mu held, and back. If apply was successful and the
-// reply does not arrive, undo is called, without s.mu, for calls that must leave nothing behind when they fail.
+// request applies a call's fault: it delays or drops the request, calls apply with s.mu held, and
+// delays or loses the reply. If apply succeeded and the reply does not arrive, request calls undo
+// without s.mu, for calls that must have no effect when they fail.
 func (s *Store) request(ctx context.Context, c Call, apply func() error, undo func()) error {
 	s.mu.Lock()
-	f := s.fault(c)
+	f := s.faultLocked(c)
 	s.mu.Unlock()
 
-	if err := travel(ctx, f.Delay, f.Drop); err != nil {
+	if err := transmit(ctx, f.Delay, f.Drop); err != nil {
 		return fmt.Errorf("memory store: %s %s: %w", c.Op, c.Name, err)
 	}
 	if f.Err != nil && !f.LoseReply {
@@ -90,7 +93,7 @@ func (s *Store) request(ctx context.Context, c Call, apply func() error, undo fu
 		}
 		return f.Err
 	}
-	if lost := travel(ctx, f.ReplyDelay, f.LoseReply); lost != nil {
+	if lost := transmit(ctx, f.ReplyDelay, f.LoseReply); lost != nil {
 		if err == nil && undo != nil {
 			undo()
 		}
@@ -99,8 +102,8 @@ func (s *Store) request(ctx context.Context, c Call, apply func() error, undo fu
 	return err
 }
 
-// travel is one way of a message.
-func travel(ctx context.Context, delay time.Duration, lost bool) error {
+// transmit simulates one message: it waits for delay, or until ctx ends if the message is lost.
+func transmit(ctx context.Context, delay time.Duration, lost bool) error {
 	switch {
 	case lost:
 		<-ctx.Done()

@@ -18,7 +18,7 @@ const ttl = time.Minute
 
 var errFault = errors.New("planted")
 
-func TestADelayedRequestArrivesLater(t *testing.T) {
+func TestFault_delay(t *testing.T) {
 	inBubble(t, func(t *testing.T, st *memstore.Store) {
 		se := open(t, st, nil)
 		time.Sleep(ttl / 2)
@@ -38,7 +38,8 @@ func TestADelayedRequestArrivesLater(t *testing.T) {
 	})
 }
 
-func TestADelayedRequestNeverArrivesIfItIsGivenUp(t *testing.T) {
+// A delayed request is not carried out if the caller gives up first.
+func TestFault_delayLongerThanContext(t *testing.T) {
 	inBubble(t, func(t *testing.T, st *memstore.Store) {
 		se := open(t, st, nil)
 		on(st, memstore.Enqueue, memstore.Fault{Delay: time.Second})
@@ -51,7 +52,7 @@ func TestADelayedRequestNeverArrivesIfItIsGivenUp(t *testing.T) {
 	})
 }
 
-func TestADroppedRequestWaitsForItsContextAndDoesNothing(t *testing.T) {
+func TestFault_drop(t *testing.T) {
 	inBubble(t, func(t *testing.T, st *memstore.Store) {
 		se := open(t, st, nil)
 		on(st, memstore.Confirm, memstore.Fault{Drop: true})
@@ -62,7 +63,7 @@ func TestADroppedRequestWaitsForItsContextAndDoesNothing(t *testing.T) {
 	})
 }
 
-func TestADelayedReplyComesAfterTheDeed(t *testing.T) {
+func TestFault_replyDelay(t *testing.T) {
 	inBubble(t, func(t *testing.T, st *memstore.Store) {
 		se := open(t, st, nil)
 		time.Sleep(ttl / 2)
@@ -78,7 +79,7 @@ func TestADelayedReplyComesAfterTheDeed(t *testing.T) {
 	})
 }
 
-func TestALostReplyHidesADeed(t *testing.T) {
+func TestFault_loseReply(t *testing.T) {
 	inBubble(t, func(t *testing.T, st *memstore.Store) {
 		se := open(t, st, nil)
 		time.Sleep(ttl / 2)
@@ -89,7 +90,7 @@ func TestALostReplyHidesADeed(t *testing.T) {
 	})
 }
 
-func TestAnEnqueueWhoseReplyIsLostIsTakenBack(t *testing.T) {
+func TestFault_loseReplyUndoesEnqueue(t *testing.T) {
 	for name, fault := range map[string]memstore.Fault{
 		"lost":    {LoseReply: true},
 		"delayed": {ReplyDelay: time.Hour},
@@ -116,7 +117,7 @@ func TestAnEnqueueWhoseReplyIsLostIsTakenBack(t *testing.T) {
 	}
 }
 
-func TestASessionWhoseOpeningIsNotAnsweredIsTakenBack(t *testing.T) {
+func TestFault_loseReplyUndoesOpen(t *testing.T) {
 	inBubble(t, func(t *testing.T, st *memstore.Store) {
 		on(st, memstore.Open, memstore.Fault{LoseReply: true})
 		giveUp(t, time.Second, func(ctx context.Context) error {
@@ -129,7 +130,7 @@ func TestASessionWhoseOpeningIsNotAnsweredIsTakenBack(t *testing.T) {
 	})
 }
 
-func TestAnErrorComesInsteadOfTheDeed(t *testing.T) {
+func TestFault_err(t *testing.T) {
 	inBubble(t, func(t *testing.T, st *memstore.Store) {
 		se := open(t, st, nil)
 		on(st, memstore.Enqueue, memstore.Fault{Err: errFault})
@@ -140,7 +141,7 @@ func TestAnErrorComesInsteadOfTheDeed(t *testing.T) {
 	})
 }
 
-func TestAnErrorWithALostReplyComesAfterTheDeed(t *testing.T) {
+func TestFault_errWithLoseReply(t *testing.T) {
 	inBubble(t, func(t *testing.T, st *memstore.Store) {
 		se := open(t, st, nil)
 		time.Sleep(ttl / 2)
@@ -153,7 +154,7 @@ func TestAnErrorWithALostReplyComesAfterTheDeed(t *testing.T) {
 	})
 }
 
-func TestAWithdrawalGoesOnUntilItArrives(t *testing.T) {
+func TestWithdraw_retriesInBackground(t *testing.T) {
 	for name, fault := range map[string]memstore.Fault{
 		"dropped": {Drop: true},
 		"refused": {Err: errFault},
@@ -178,7 +179,7 @@ func TestAWithdrawalGoesOnUntilItArrives(t *testing.T) {
 	}
 }
 
-func TestAWithdrawalThatNeverArrivesEndsWithTheSession(t *testing.T) {
+func TestWithdraw_retriesEndWithSession(t *testing.T) {
 	inBubble(t, func(t *testing.T, st *memstore.Store) {
 		ticket := enqueue(t, open(t, st, nil), "a", nil)
 		on(st, memstore.Withdraw, memstore.Fault{Drop: true})
@@ -188,7 +189,7 @@ func TestAWithdrawalThatNeverArrivesEndsWithTheSession(t *testing.T) {
 	}) // and the bubble would not end if something were still trying
 }
 
-func TestNothingIsToldWhileAWithdrawalIsUnderWay(t *testing.T) {
+func TestWithdraw_noNotificationsMeanwhile(t *testing.T) {
 	inBubble(t, func(t *testing.T, st *memstore.Store) {
 		first := enqueue(t, open(t, st, nil), "a", nil)
 		var heard standings
@@ -205,7 +206,8 @@ func TestNothingIsToldWhileAWithdrawalIsUnderWay(t *testing.T) {
 	})
 }
 
-func TestANoticeThatIsDelayedTellsWhatIsTrueThen(t *testing.T) {
+// A delayed notification delivers the standing at the time of delivery.
+func TestFault_delayedNotifyIsCurrent(t *testing.T) {
 	inBubble(t, func(t *testing.T, st *memstore.Store) {
 		first := enqueue(t, open(t, st, nil), "a", nil)
 		second := enqueue(t, open(t, st, nil), "a", nil)
@@ -226,7 +228,7 @@ func TestANoticeThatIsDelayedTellsWhatIsTrueThen(t *testing.T) {
 	})
 }
 
-func TestAFaultSeesWhoAsksForWhat(t *testing.T) {
+func TestSetFaults_receivesCalls(t *testing.T) {
 	inBubble(t, func(t *testing.T, st *memstore.Store) {
 		var calls []memstore.Call
 		st.SetFaults(func(c memstore.Call) memstore.Fault {
@@ -260,7 +262,7 @@ func TestAFaultSeesWhoAsksForWhat(t *testing.T) {
 	})
 }
 
-func TestExpireEndsASessionThatIsNotTold(t *testing.T) {
+func TestExpire_sessionNotNotified(t *testing.T) {
 	inBubble(t, func(t *testing.T, st *memstore.Store) {
 		se := open(t, st, func(err error) { t.Errorf("Lost was called: %v", err) })
 		other := open(t, st, nil)
@@ -281,7 +283,7 @@ func TestExpireEndsASessionThatIsNotTold(t *testing.T) {
 	})
 }
 
-func TestASessionThatExpiresIsTold(t *testing.T) {
+func TestSession_notifiedWhenItExpires(t *testing.T) {
 	inBubble(t, func(t *testing.T, st *memstore.Store) {
 		lost := make(chan error, 2)
 		open(t, st, func(err error) { lost <- err })
@@ -295,7 +297,7 @@ func TestASessionThatExpiresIsTold(t *testing.T) {
 	})
 }
 
-func TestASessionWhoseClosingIsDroppedExpires(t *testing.T) {
+func TestClose_droppedSessionExpires(t *testing.T) {
 	inBubble(t, func(t *testing.T, st *memstore.Store) {
 		se := open(t, st, func(err error) { t.Errorf("Lost was called after Close: %v", err) })
 		enqueue(t, se, "a", nil)
@@ -310,7 +312,7 @@ func TestASessionWhoseClosingIsDroppedExpires(t *testing.T) {
 	})
 }
 
-func TestClosingASessionEndsWhatIsUnderWay(t *testing.T) {
+func TestClose_endsCallsInFlight(t *testing.T) {
 	inBubble(t, func(t *testing.T, st *memstore.Store) {
 		se := open(t, st, nil)
 		ticket := enqueue(t, se, "a", nil)
@@ -339,7 +341,7 @@ func TestClosingASessionEndsWhatIsUnderWay(t *testing.T) {
 	})
 }
 
-func TestTheEntriesOfASessionGoTogether(t *testing.T) {
+func TestSession_entriesGoTogether(t *testing.T) {
 	inBubble(t, func(t *testing.T, st *memstore.Store) {
 		se := open(t, st, nil)
 		enqueue(t, se, "a", nil)
@@ -352,7 +354,7 @@ func TestTheEntriesOfASessionGoTogether(t *testing.T) {
 	})
 }
 
-func TestATryNamesWhoeverIsInTheWay(t *testing.T) {
+func TestTry_namesBlocker(t *testing.T) {
 	inBubble(t, func(t *testing.T, st *memstore.Store) {
 		put := func(m line.Mode) store.Session {
 			se := open(t, st, nil)
@@ -370,7 +372,7 @@ func TestATryNamesWhoeverIsInTheWay(t *testing.T) {
 	})
 }
 
-func TestSessionsAreListedTheOldestFirst(t *testing.T) {
+func TestSessions_oldestFirst(t *testing.T) {
 	inBubble(t, func(t *testing.T, st *memstore.Store) {
 		var want []string
 		for range 12 {

@@ -14,9 +14,9 @@ func (e *entry) mark(ctx context.Context) ([]store.Entry, error) {
 	var unreleased []store.Entry
 	err := e.session.request(ctx, Call{Op: Mark, Session: e.session.id, Name: e.req.Name}, func() error {
 		if e.gone {
-			return e.goneAlready()
+			return e.goneErr()
 		}
-		unreleased = s.unreleased(e.req.Name)
+		unreleased = s.unreleasedLocked(e.req.Name)
 		if marked := s.markers[e.req.Name]; len(unreleased) == 0 && !slices.Contains(marked, e) {
 			s.markers[e.req.Name] = append(marked, e)
 		}
@@ -31,15 +31,13 @@ func (e *entry) mark(ctx context.Context) ([]store.Entry, error) {
 // clearMarks is [store.Capabilities.ClearMarks].
 func (s *Store) clearMarks(ctx context.Context, name string, orders []uint64) error {
 	return s.request(ctx, Call{Op: ClearMarks, Name: name}, func() error {
-		s.unmark(name, orders)
+		s.unmarkLocked(name, orders)
 		return nil
 	}, nil)
 }
 
-// The functions below are called with s.mu held.
-
-// unreleased returns the entries that have left a marker beside a line and have gone.
-func (s *Store) unreleased(name string) []store.Entry {
+// unreleasedLocked returns the entries that have left a marker and are not in the line.
+func (s *Store) unreleasedLocked(name string) []store.Entry {
 	var found []store.Entry
 	for _, e := range s.markers[name] {
 		if e.gone {
@@ -49,7 +47,7 @@ func (s *Store) unreleased(name string) []store.Entry {
 	return found
 }
 
-func (s *Store) unmark(name string, orders []uint64) {
+func (s *Store) unmarkLocked(name string, orders []uint64) {
 	s.markers[name] = slices.DeleteFunc(s.markers[name], func(e *entry) bool { return slices.Contains(orders, e.order) })
 	if len(s.markers[name]) == 0 {
 		delete(s.markers, name)
@@ -57,7 +55,7 @@ func (s *Store) unmark(name string, orders []uint64) {
 }
 
 // goneAlready is the error of a request that comes too late for the entry.
-func (e *entry) goneAlready() error {
+func (e *entry) goneErr() error {
 	if e.cause == nil {
 		return fmt.Errorf("%w: it had left the line already", store.ErrGone)
 	}

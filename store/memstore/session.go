@@ -17,7 +17,7 @@ type session struct {
 	expires time.Time
 	timer   *time.Timer
 	closed  bool
-	life    context.Context // ends when the session is closed, and with it its requests that are under way
+	life    context.Context // ends when the session is closed; bounds its requests
 	endLife context.CancelFunc
 }
 
@@ -27,10 +27,10 @@ func (se *session) Terms() store.Terms { return store.Terms{TTL: se.opts.TTL} }
 
 func (se *session) Confirm(ctx context.Context) error {
 	return se.request(ctx, Call{Op: Confirm, Session: se.id}, func() error {
-		if err := se.alive(); err != nil {
+		if err := se.aliveLocked(); err != nil {
 			return err
 		}
-		se.extend()
+		se.extendLocked()
 		return nil
 	}, nil)
 }
@@ -46,13 +46,13 @@ func (se *session) Close(ctx context.Context) error {
 		return nil
 	}
 	return s.request(ctx, Call{Op: Close, Session: se.id}, func() error {
-		s.end(se)
+		s.endLocked(se)
 		return nil
 	}, nil)
 }
 
-// request carries one call of the session. Closing the session ends it: whoever waits for a reply that will not come
-// learns that there is no more to wait for.
+// request makes one call of the session. Closing the session ends it, with an error matching
+// [store.ErrSessionLost].
 func (se *session) request(ctx context.Context, c Call, apply func() error, undo func()) error {
 	bounded, cancel := attempts.Within(ctx, se.life)
 	defer cancel()
@@ -63,8 +63,7 @@ func (se *session) request(ctx context.Context, c Call, apply func() error, undo
 	return err
 }
 
-// alive is called with the store's mutex held.
-func (se *session) alive() error {
+func (se *session) aliveLocked() error {
 	switch {
 	case se.closed:
 		return fmt.Errorf("%w: %s is closed", store.ErrSessionLost, se.id)
@@ -74,8 +73,7 @@ func (se *session) alive() error {
 	return nil
 }
 
-// extend is called with the store's mutex held.
-func (se *session) extend() {
+func (se *session) extendLocked() {
 	se.expires = time.Now().Add(se.opts.TTL)
 	se.timer.Reset(se.opts.TTL)
 }

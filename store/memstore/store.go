@@ -13,13 +13,14 @@ import (
 	"github.com/stilelock/stile/store"
 )
 
-// Store is a [store.Store] in memory. It is safe for concurrent use. The zero value is not ready: use [New].
+// Store is a [store.Store] in memory. It is safe for concurrent use. Make one with [New]; the zero
+// value cannot be used.
 type Store struct {
 	mu       sync.Mutex
 	faults   func(Call) Fault
 	sessions map[string]*session
 	lines    map[string][]*entry // in order; no empty lines
-	markers  map[string][]*entry // by the names of their lines: those that have left a marker
+	markers  map[string][]*entry // by line name: the entries that have left a marker
 	watches  map[*watch]struct{}
 	order    uint64
 	opened   int
@@ -37,13 +38,13 @@ func New() *Store {
 	}
 }
 
-// MinTTL and MaxTTL bound the TTL of a session. The lower one keeps mistakes of units out, nothing else.
+// MinTTL and MaxTTL bound the TTL of a session. MinTTL only guards against mistaken units.
 const (
 	MinTTL = 10 * time.Millisecond
 	MaxTTL = 24 * time.Hour
 )
 
-// Capabilities implements [store.Store]: memory can do everything.
+// Capabilities implements [store.Store]. It has every ability.
 func (s *Store) Capabilities() store.Capabilities {
 	return store.Capabilities{
 		Kind: "memory", Fair: true, SharedModes: true, Fencing: true,
@@ -56,9 +57,9 @@ func (s *Store) Capabilities() store.Capabilities {
 func (s *Store) Open(ctx context.Context, opts store.SessionOptions) (store.Session, error) {
 	var se *session
 	err := s.request(ctx, Call{Op: Open}, func() error {
-		se = s.begin(opts)
+		se = s.openLocked(opts)
 		return nil
-	}, func() { s.drop(se) })
+	}, func() { s.discard(se) })
 	if err != nil {
 		return nil, err
 	}
@@ -69,7 +70,7 @@ func (s *Store) Open(ctx context.Context, opts store.SessionOptions) (store.Sess
 func (s *Store) Line(ctx context.Context, name string) (store.Line, error) {
 	var l store.Line
 	err := s.request(ctx, Call{Op: Read, Name: name}, func() error {
-		l = s.read(name)
+		l = s.readLocked(name)
 		return nil
 	}, nil)
 	return l, err
@@ -81,7 +82,7 @@ func (s *Store) Lines(ctx context.Context, prefix string) ([]store.Line, error) 
 	err := s.request(ctx, Call{Op: Read, Name: prefix}, func() error {
 		for name := range s.lines {
 			if strings.HasPrefix(name, prefix) {
-				lines = append(lines, s.read(name))
+				lines = append(lines, s.readLocked(name))
 			}
 		}
 		sort.Slice(lines, func(i, j int) bool { return lines[i].Name < lines[j].Name })
@@ -98,21 +99,22 @@ func (s *Store) Break(ctx context.Context, name string, order uint64) (store.Ent
 		if i < 0 {
 			return fmt.Errorf("%w: there is none with order %d", store.ErrGone, order)
 		}
-		broken = s.read(name).Entries[i]
-		s.remove(s.lines[name][i], fmt.Errorf("%w: it was broken", store.ErrGone))
+		broken = s.readLocked(name).Entries[i]
+		s.removeLocked(s.lines[name][i], fmt.Errorf("%w: it was broken", store.ErrGone))
 		return nil
 	}, nil)
 	return broken, err
 }
 
-// Expire ends a session at once, as a store does that breaks its promise. Its entries go and hear of it, like any
-// entry that is removed (a fault on [Notify] delays that); the session hears of it when it asks for something
-// next. It does nothing if there is no such session.
+// Expire ends a session before its TTL has passed, as a store does that breaks its promise. The
+// owners of its entries are notified that they are gone (a fault on [Notify] delays that). The
+// session itself is not notified: its next call returns an error matching [store.ErrSessionLost].
+// Expire does nothing if there is no such session.
 func (s *Store) Expire(id string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if se := s.sessions[id]; se != nil {
-		s.end(se)
+		s.endLocked(se)
 	}
 }
 
@@ -130,10 +132,8 @@ func (s *Store) Sessions() []string {
 	return ids
 }
 
-// The methods below are called with s.mu held.
-
-// begin adds a session.
-func (s *Store) begin(opts store.SessionOptions) *session {
+// openLocked adds a session.
+func (s *Store) openLocked(opts store.SessionOptions) *session {
 	s.opened++
 	se := &session{store: s, id: fmt.Sprintf("m%d", s.opened), opts: opts}
 	se.life, se.endLife = context.WithCancel(context.Background())
@@ -143,23 +143,23 @@ func (s *Store) begin(opts store.SessionOptions) *session {
 	return se
 }
 
-func (s *Store) read(name string) store.Line {
+func (s *Store) readLocked(name string) store.Line {
 	l := store.Line{Name: name, Entries: []store.Entry{}}
-	admitted := s.admitted(name)
+	admitted := s.admittedLocked(name)
 	for i, e := range s.lines[name] {
 		l.Entries = append(l.Entries, store.Entry{
 			Order:     e.order,
 			Mode:      e.req.Mode,
 			Admitted:  admitted[i],
-			Session:   e.under.id,
+			Session:   e.lifeSession.id,
 			Owner:     e.owner,
-			Remaining: time.Until(e.under.expires),
+			Remaining: time.Until(e.lifeSession.expires),
 		})
 	}
 	return l
 }
 
-func (s *Store) admitted(name string) []bool {
+func (s *Store) admittedLocked(name string) []bool {
 	entries := make([]line.Entry, 0, len(s.lines[name]))
 	for _, e := range s.lines[name] {
 		entries = append(entries, line.Entry{Order: e.order, Mode: e.req.Mode})
@@ -167,10 +167,10 @@ func (s *Store) admitted(name string) []bool {
 	return line.Admitted(entries)
 }
 
-// inTheWay returns the entry that a person should be told of who asks why e is not admitted: the first one that
-// alone would keep it waiting, or, where it takes several, the first of all.
-func (s *Store) inTheWay(e *entry) store.Entry {
-	entries := s.read(e.req.Name).Entries
+// blockerLocked returns the entry to name as the holder when e is not admitted: the first one that
+// alone would block it, or the first in the line if it takes several.
+func (s *Store) blockerLocked(e *entry) store.Entry {
+	entries := s.readLocked(e.req.Name).Entries
 	for _, other := range entries {
 		if other.Order < e.order && !line.Admits(e.req.Mode, []line.Mode{other.Mode}) {
 			return other
@@ -179,37 +179,38 @@ func (s *Store) inTheWay(e *entry) store.Entry {
 	return entries[0]
 }
 
-// remove takes an entry out and lets the others move up. The entry itself hears of it if there is a cause.
-func (s *Store) remove(e *entry, cause error) {
-	s.removeFrom(e.req.Name, cause, func(other *entry) bool { return other == e })
+// removeLocked removes an entry and admits the next ones. If cause is not nil, the entry's owner is
+// notified.
+func (s *Store) removeLocked(e *entry, cause error) {
+	s.removeFromLocked(e.req.Name, cause, func(other *entry) bool { return other == e })
 }
 
-// forget takes a session away, and leaves its entries.
-func (s *Store) forget(se *session) {
+// forgetLocked deletes a session, but not its entries.
+func (s *Store) forgetLocked(se *session) {
 	delete(s.sessions, se.id)
 	se.timer.Stop()
 }
 
-// end takes a session and its entries away.
-func (s *Store) end(se *session) {
-	s.forget(se)
+// endLocked deletes a session and its entries.
+func (s *Store) endLocked(se *session) {
+	s.forgetLocked(se)
 	cause := fmt.Errorf("%w: %s", store.ErrSessionLost, se.id)
 	for name := range s.lines {
-		s.removeFrom(name, cause, func(e *entry) bool { return e.under == se })
+		s.removeFromLocked(name, cause, func(e *entry) bool { return e.lifeSession == se })
 	}
 }
 
-// removeFrom takes the entries that match out of a line. Nobody hears of it before all of them are out: otherwise
-// the second entry of a dead session would be admitted for the moment between.
-func (s *Store) removeFrom(name string, cause error, match func(*entry) bool) {
+// removeFromLocked removes the entries that match from a line. All of them are out before any owner
+// is notified. Otherwise the second entry of an ended session would be admitted in between.
+func (s *Store) removeFromLocked(name string, cause error, match func(*entry) bool) {
 	var stay, gone []*entry
 	for _, e := range s.lines[name] {
 		if match(e) {
 			e.gone, e.cause = true, cause
-			e.goes()
+			e.endEntry()
 			gone = append(gone, e)
-			if e.under != e.session {
-				s.forget(e.under) // it was there for this entry alone
+			if e.lifeSession != e.session {
+				s.forgetLocked(e.lifeSession) // it existed for this entry alone
 			}
 		} else {
 			stay = append(stay, e)
@@ -223,32 +224,31 @@ func (s *Store) removeFrom(name string, cause error, match func(*entry) bool) {
 	}
 	if cause != nil {
 		for _, e := range gone {
-			s.tell(e)
+			s.deliverLocked(e)
 		}
 	}
 	for _, e := range stay {
-		s.tell(e)
+		s.deliverLocked(e)
 	}
-	s.changed(name)
+	s.changedLocked(name)
 }
 
-// tell delivers an entry's standing to its owner, now or after the delay that the faults ask for.
-func (s *Store) tell(e *entry) {
-	f := s.fault(Call{Op: Notify, Session: e.session.id, Name: e.req.Name})
+// deliverLocked delivers an entry's standing to its owner, now or after the delay of a fault on
+// [Notify].
+func (s *Store) deliverLocked(e *entry) {
+	f := s.faultLocked(Call{Op: Notify, Session: e.session.id, Name: e.req.Name})
 	if f.Delay <= 0 {
-		e.delivery.Deliver(e.standing())
+		e.delivery.Deliver(e.standingLocked())
 		return
 	}
 	time.AfterFunc(f.Delay, func() {
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		e.delivery.Deliver(e.standing())
+		e.delivery.Deliver(e.standingLocked())
 	})
 }
 
-// The methods below take s.mu themselves.
-
-// expire is called when a session has not been confirmed for its TTL.
+// expire ends a session that has not been confirmed for its TTL.
 func (s *Store) expire(se *session) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -256,16 +256,16 @@ func (s *Store) expire(se *session) {
 		return
 	}
 	if time.Until(se.expires) > 0 {
-		return // the timer fired just before a confirmation moved the end, and set it again
+		return // the timer fired just before a confirmation extended the session and reset it
 	}
-	s.end(se)
+	s.endLocked(se)
 	if se.opts.Lost != nil && !se.closed {
 		se.opts.Lost(fmt.Errorf("%w: %s was not confirmed for %v", store.ErrSessionLost, se.id, se.opts.TTL))
 	}
 }
 
-func (s *Store) drop(se *session) {
+func (s *Store) discard(se *session) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.end(se)
+	s.endLocked(se)
 }

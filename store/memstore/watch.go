@@ -8,16 +8,17 @@ import (
 	"github.com/stilelock/stile/store/internal/watchpump"
 )
 
-// watch is one call of [Store.Watch] under way.
+// watch is one call of [Store.Watch] in progress.
 type watch struct {
 	prefix string
-	tell   func()
+	notify func()
 }
 
-// Watch implements [store.Store]. A fault on [Watch] is one of its beginning; what it tells, a fault on [Notify] delays.
+// Watch implements [store.Store]. A fault on [Watch] applies to starting the watch, and one on
+// [Notify] delays its events.
 func (s *Store) Watch(ctx context.Context, prefix string, changed func()) error {
-	return watchpump.Run(ctx, changed, func(ctx context.Context, tell func()) error {
-		w := &watch{prefix: prefix, tell: tell}
+	return watchpump.Run(ctx, changed, func(ctx context.Context, notify func()) error {
+		w := &watch{prefix: prefix, notify: notify}
 		defer s.unwatch(w)
 		err := s.request(ctx, Call{Op: Watch, Name: prefix}, func() error {
 			s.watches[w] = struct{}{}
@@ -26,7 +27,7 @@ func (s *Store) Watch(ctx context.Context, prefix string, changed func()) error 
 		if err != nil {
 			return err
 		}
-		tell()
+		notify()
 		<-ctx.Done()
 		return ctx.Err()
 	})
@@ -38,17 +39,16 @@ func (s *Store) unwatch(w *watch) {
 	delete(s.watches, w)
 }
 
-// changed tells those who watch that something has happened in a line, now or after the delay that the faults ask for. It
-// is called with s.mu held.
-func (s *Store) changed(name string) {
+// changedLocked notifies the watches of a line, now or after the delay of a fault on [Notify].
+func (s *Store) changedLocked(name string) {
 	for w := range s.watches {
 		if !strings.HasPrefix(name, w.prefix) {
 			continue
 		}
-		if f := s.fault(Call{Op: Notify, Name: name}); f.Delay > 0 {
-			time.AfterFunc(f.Delay, w.tell)
+		if f := s.faultLocked(Call{Op: Notify, Name: name}); f.Delay > 0 {
+			time.AfterFunc(f.Delay, w.notify)
 			continue
 		}
-		w.tell()
+		w.notify()
 	}
 }

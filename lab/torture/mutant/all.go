@@ -117,8 +117,8 @@ func All() []Mutant {
 			Edits: []Edit{
 				{
 					"store/etcdstore/entry.go",
-					"for n < len(left) && left[n].at == left[0].at {",
-					"for false && n < len(left) {",
+					"for n < len(deletions) && deletions[n].at == deletions[0].at {",
+					"for false && n < len(deletions) {",
 				},
 				// Nothing is lent from a tenure that is known to be lost, whatever the store says. Here it is.
 				{"tenure.go", "if t.over {\n\t\treturn nil,", "if t.over && t.ticket == nil {\n\t\treturn nil,"},
