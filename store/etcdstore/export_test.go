@@ -51,4 +51,4 @@ func look(s store.Session, name string, f func(*lineWatch)) {
 }
 
 // Lose ends a session as if the store had found out that its lease is gone.
-func Lose(s store.Session) { _ = s.(*session).gone() }
+func Lose(s store.Session) { _ = s.(*session).leaseGone() }

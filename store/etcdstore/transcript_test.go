@@ -46,12 +46,12 @@ var scenes = []struct {
 }{
 	{
 		"A free lock", `
-"->" is what a client asks of etcd, "<-" what it hears. The keys of the line begin with deploy/; an entry is
-the key deploy/<lease>. Revisions are counted from the first that matters: r1, r2, r3. The guard is a key that does
+"->" is a request to etcd, "<-" a reply or a watch event. The keys of the line begin with deploy/; an entry is
+the key deploy/<lease>. Revisions are counted from the first that matters: r1, r2, r3. The epoch key is one that does
 not exist as long as every request is answered.
 
-Left out: renewals; what a watch tells a client of its own release; the guard, which every enqueueing names; and
-the new value that an entry gets after a second, which says since when the lock is held.`,
+Left out: renewals; a client's own watch event of its release; the epoch key, which every request for an entry
+compares; and the new value that an entry gets after a second, with the time of acquisition.`,
 		func(s *stage) {
 			a := s.actor("A", never)
 			s.step(a.lock)
@@ -336,7 +336,7 @@ func (a *actor) txn(req *pb.TxnRequest, resp *pb.TxnResponse) {
 	var ifs []string
 	for _, c := range req.Compare {
 		if strings.Contains(string(c.Key), "/.stile/") {
-			continue // the guard is as it was
+			continue // the epoch is unchanged
 		}
 		what := a.key(c.Key)
 		switch {

@@ -182,7 +182,7 @@ func All() []Mutant {
 				},
 				{
 					"cmd/stile/internal/supervise/supervise.go",
-					"s.unwatched = time.After(moment)",
+					"s.unwatched = time.After(interval)",
 					"s.unwatched = time.After(stile.MaxTTL)",
 				},
 			},
