@@ -374,7 +374,7 @@ func TestWhoWaitsForItselfIsTold(t *testing.T) {
 func TestALockInMemoryIsRemarkedOn(t *testing.T) {
 	t.Parallel()
 	m := newMachine(t)
-	m.run("--url", "mem:", "demo", "--", "true").wants(0, "mem:", "keeps nobody out")
+	m.run("--url", "mem:", "demo", "--", "true").wants(0, "mem:", "excludes no other process")
 	m.run("-q", "--url", "mem:", "demo", "--", "true").wants(0)
 }
 

@@ -50,19 +50,19 @@ func newBreak(stdio Stdio) *cobra.Command {
 		Short:      "Forcibly remove a holder or a waiter",
 		SuggestFor: []string{"unlock", "release", "kill", "rm", "remove", "delete", "steal"},
 		Long: `Remove the holder or waiter with the given token from the line of the lock NAME, and print
-who it was. If nobody there has that token, nothing is changed: a lock that has gone to
-somebody else since you looked is not broken by mistake. stile show prints the tokens.
+its owner. If no entry has that token, nothing changes: a hold that began after you looked
+is not broken by mistake. stile show prints the tokens.
 
 NAME may be any name that stile ls prints, in double quotes too, or a path as for stile run.
 
-A holder that is broken is told so, and its command is stopped if stile run has started it; but
-the next one is let in at once, and may meet the old one at work. Only a resource that checks
-tokens is safe from that. A waiter that is broken joins the line again, at its end.
+A holder that is broken is notified, and stile run stops its command; but the next holder is
+admitted at once, so the two may overlap. Only a resource that checks tokens is safe from
+that. A waiter that is broken rejoins the line at its end.
 
 Exit codes:
   0    the holder or waiter was removed
   1    no holder or waiter has that token; nothing was changed
-  125  stile failed; the message says whether something may have been changed`,
+  125  stile failed; the message says whether the entry may have been removed`,
 		Example: `  stile show nightly-backup
   stile break nightly-backup --token 34816`,
 		Args: nameArg(&b.name),

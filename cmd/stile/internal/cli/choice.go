@@ -19,23 +19,23 @@ import (
 type choice struct {
 	url  string
 	from string // flag, variable or file that names the store; "" for the default, local:
-	// barred is the socket of the machine's server if this user may not connect to it.
-	barred string
+	// deniedSocket is the socket of the machine's server if this user may not connect to it.
+	deniedSocket string
 }
 
-// sharedPlaces are where an administrator names the store for all users of a machine.
-type sharedPlaces struct {
+// sharedPaths are where an administrator names the store for all users of a machine.
+type sharedPaths struct {
 	config string // file with the URL
 	socket string // socket of the server
 	owner  int    // user who must own them: root, except in tests
 }
 
-var shared = sharedPlaces{config: "/etc/stile/config", socket: "/run/stile/stile.sock"}
+var shared = sharedPaths{config: "/etc/stile/config", socket: "/run/stile/stile.sock"}
 
 // chooseStore returns the store to use for the given value of --url.
 func chooseStore(flag string) (choice, error) { return shared.choose(flag) }
 
-func (p sharedPlaces) choose(flag string) (choice, error) {
+func (p sharedPaths) choose(flag string) (choice, error) {
 	if flag != "" {
 		return choice{url: flag, from: "--url"}, nil
 	}
@@ -52,7 +52,7 @@ func (p sharedPlaces) choose(flag string) (choice, error) {
 	case err == nil:
 		return choice{url: socketURL(p.socket), from: p.socket}, nil
 	case errors.Is(err, fs.ErrPermission):
-		return choice{url: local.URL, barred: p.socket}, nil
+		return choice{url: local.URL, deniedSocket: p.socket}, nil
 	case !errors.Is(err, fs.ErrNotExist):
 		return choice{}, fmt.Errorf("the lock server of this machine: %w; or name a store with --url or %s", err, urlVar)
 	}
@@ -61,7 +61,7 @@ func (p sharedPlaces) choose(flag string) (choice, error) {
 
 // readConfig returns the URL in the file for all users. If there is no file, the error matches
 // fs.ErrNotExist.
-func (p sharedPlaces) readConfig() (string, error) {
+func (p sharedPaths) readConfig() (string, error) {
 	f, err := os.Open(p.config)
 	if err != nil {
 		return "", withoutPath(err)
@@ -102,7 +102,7 @@ func (p sharedPlaces) readConfig() (string, error) {
 // it. If there is no server, the error matches fs.ErrNotExist; if only other users may connect, it
 // matches fs.ErrPermission. The server counts as present while its directory exists, so that nobody
 // uses another store while it restarts.
-func (p sharedPlaces) checkSocket() error {
+func (p sharedPaths) checkSocket() error {
 	dir := filepath.Dir(p.socket)
 	info, err := os.Lstat(dir)
 	if err != nil {
@@ -127,7 +127,7 @@ func (p sharedPlaces) checkSocket() error {
 	return nil
 }
 
-func (p sharedPlaces) checkDir(dir string) error {
+func (p sharedPaths) checkDir(dir string) error {
 	info, err := os.Stat(dir)
 	if err != nil {
 		return withoutPath(err)
@@ -136,7 +136,7 @@ func (p sharedPlaces) checkDir(dir string) error {
 }
 
 // checkOwner checks that only root can change the named file or directory.
-func (p sharedPlaces) checkOwner(info fs.FileInfo, name string) error {
+func (p sharedPaths) checkOwner(info fs.FileInfo, name string) error {
 	switch {
 	case ownerOf(info) != p.owner:
 		return fmt.Errorf("%s does not belong to root, and is not used; chown root it", name)
@@ -220,10 +220,10 @@ func (s Stdio) remarkOnce(c choice) {
 	}
 	const apart = "you use a server of your own: the two do not exclude each other"
 	switch {
-	case c.barred != "":
+	case c.deniedSocket != "":
 		if home.Once("machine") {
 			s.say(fmt.Sprintf("there is a lock server for this machine, but you may not connect to %s (are you in its group?), "+
-				"and %s", c.barred, apart))
+				"and %s", c.deniedSocket, apart))
 		}
 	case !home.WasOnce("neighbor"):
 		if user := home.Neighbor(); user != "" && home.Once("neighbor") {

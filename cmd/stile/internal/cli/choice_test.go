@@ -14,7 +14,7 @@ import (
 
 // newPlaces returns places of a machine where nothing is yet, but for the directories above; they belong to this user
 // instead of root.
-func newPlaces(t *testing.T) sharedPlaces {
+func newPlaces(t *testing.T) sharedPaths {
 	t.Helper()
 	dir, err := os.MkdirTemp("/tmp", "st") // short, for the socket
 	if err != nil {
@@ -26,12 +26,12 @@ func newPlaces(t *testing.T) sharedPlaces {
 			t.Fatal(err)
 		}
 	}
-	return sharedPlaces{
+	return sharedPaths{
 		config: filepath.Join(dir, "etc/stile/config"), socket: filepath.Join(dir, "run/stile/stile.sock"), owner: os.Getuid(),
 	}
 }
 
-func (p sharedPlaces) write(t *testing.T, text string, mode os.FileMode) {
+func (p sharedPaths) write(t *testing.T, text string, mode os.FileMode) {
 	t.Helper()
 	if err := os.WriteFile(p.config, []byte(text), mode); err != nil {
 		t.Fatal(err)
@@ -42,7 +42,7 @@ func (p sharedPlaces) write(t *testing.T, text string, mode os.FileMode) {
 }
 
 // listen makes the server's directory and socket.
-func (p sharedPlaces) listen(t *testing.T, mode os.FileMode) {
+func (p sharedPaths) listen(t *testing.T, mode os.FileMode) {
 	t.Helper()
 	dir := filepath.Dir(p.socket)
 	if err := os.Mkdir(dir, 0o700); err != nil {
@@ -58,7 +58,7 @@ func (p sharedPlaces) listen(t *testing.T, mode os.FileMode) {
 	t.Cleanup(func() { l.Close() })
 }
 
-func (p sharedPlaces) wants(t *testing.T, flag, url, from string) {
+func (p sharedPaths) wants(t *testing.T, flag, url, from string) {
 	t.Helper()
 	got, err := p.choose(flag)
 	if err != nil || got != (choice{url: url, from: from}) {
@@ -66,7 +66,7 @@ func (p sharedPlaces) wants(t *testing.T, flag, url, from string) {
 	}
 }
 
-func TestWhichStoreIsChosen(t *testing.T) {
+func TestChoice_precedence(t *testing.T) {
 	t.Setenv(urlVar, "")
 	p := newPlaces(t)
 	p.wants(t, "", local.URL, "")
@@ -81,14 +81,14 @@ func TestWhichStoreIsChosen(t *testing.T) {
 	p.wants(t, "etcd://h", "etcd://h", "--url")
 }
 
-func TestAStoreOfAMachineThatIsNotUsed(t *testing.T) {
+func TestChoice_unusedMachineStore(t *testing.T) {
 	t.Setenv(urlVar, "")
 	const secret = "hunter2"
-	config := func(text string, mode os.FileMode) func(*testing.T, sharedPlaces) {
-		return func(t *testing.T, p sharedPlaces) { p.write(t, text, mode) }
+	config := func(text string, mode os.FileMode) func(*testing.T, sharedPaths) {
+		return func(t *testing.T, p sharedPaths) { p.write(t, text, mode) }
 	}
-	chmod := func(mode os.FileMode, path func(p sharedPlaces) string) func(*testing.T, sharedPlaces) {
-		return func(t *testing.T, p sharedPlaces) {
+	chmod := func(mode os.FileMode, path func(p sharedPaths) string) func(*testing.T, sharedPaths) {
+		return func(t *testing.T, p sharedPaths) {
 			if p.listen(t, 0o755); strings.HasSuffix(path(p), "etc/stile") {
 				p.write(t, "url: etcd://h", 0o644)
 			}
@@ -98,7 +98,7 @@ func TestAStoreOfAMachineThatIsNotUsed(t *testing.T) {
 		}
 	}
 	for name, c := range map[string]struct {
-		prepare func(*testing.T, sharedPlaces)
+		prepare func(*testing.T, sharedPaths)
 		want    string
 	}{
 		"others can write to the file":     {config("url: etcd://h", 0o646), "it can be written to by other users"},
@@ -110,14 +110,14 @@ func TestAStoreOfAMachineThatIsNotUsed(t *testing.T) {
 		"twice":                            {config("url: etcd://h\nurl: etcd://h", 0o644), "has something else"},
 		"no YAML":                          {config("etcd://ann:"+secret+"@h: - :", 0o644), "one line"},
 		"no mapping":                       {config("etcd://ann:"+secret+"@h", 0o644), "one line"},
-		"others can replace the file":      {chmod(0o777, func(p sharedPlaces) string { return filepath.Dir(p.config) }), "can be written to by other users"},
-		"others can replace the socket":    {chmod(0o777, func(p sharedPlaces) string { return filepath.Dir(p.socket) }), "anybody may listen there"},
-		"a group can replace the socket":   {chmod(0o770, func(p sharedPlaces) string { return filepath.Dir(p.socket) }), "anybody may listen there"},
-		"others can replace its directory": {chmod(0o777, func(p sharedPlaces) string { return filepath.Dir(filepath.Dir(p.socket)) }), "can be written to by other users"},
-		"a directory in place of the file": {func(t *testing.T, p sharedPlaces) { mkdir(t, p.config) }, "is a directory"},
-		"a file in place of the directory": {func(t *testing.T, p sharedPlaces) { touch(t, filepath.Dir(p.socket)) }, "is not a directory"},
-		"the server does not run just now": {func(t *testing.T, p sharedPlaces) { mkdir(t, filepath.Dir(p.socket)) }, "it does not run"},
-		"the server's directory is a link": {func(t *testing.T, p sharedPlaces) { symlink(t, "/", filepath.Dir(p.socket)) }, "is not a directory"},
+		"others can replace the file":      {chmod(0o777, func(p sharedPaths) string { return filepath.Dir(p.config) }), "can be written to by other users"},
+		"others can replace the socket":    {chmod(0o777, func(p sharedPaths) string { return filepath.Dir(p.socket) }), "anybody may listen there"},
+		"a group can replace the socket":   {chmod(0o770, func(p sharedPaths) string { return filepath.Dir(p.socket) }), "anybody may listen there"},
+		"others can replace its directory": {chmod(0o777, func(p sharedPaths) string { return filepath.Dir(filepath.Dir(p.socket)) }), "can be written to by other users"},
+		"a directory in place of the file": {func(t *testing.T, p sharedPaths) { mkdir(t, p.config) }, "is a directory"},
+		"a file in place of the directory": {func(t *testing.T, p sharedPaths) { touch(t, filepath.Dir(p.socket)) }, "is not a directory"},
+		"the server does not run just now": {func(t *testing.T, p sharedPaths) { mkdir(t, filepath.Dir(p.socket)) }, "it does not run"},
+		"the server's directory is a link": {func(t *testing.T, p sharedPaths) { symlink(t, "/", filepath.Dir(p.socket)) }, "is not a directory"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			p := newPlaces(t)
@@ -168,7 +168,7 @@ func symlink(t *testing.T, target, path string) {
 	}
 }
 
-func TestAPasswordInTheFileOfAMachine(t *testing.T) {
+func TestChoice_passwordInMachineFile(t *testing.T) {
 	t.Setenv(urlVar, "")
 	const url = "etcd://ann:hunter2@h"
 	for _, c := range []struct {
@@ -196,7 +196,7 @@ func TestAPasswordInTheFileOfAMachine(t *testing.T) {
 	}
 }
 
-func TestTheStoreThatACommandIsTold(t *testing.T) {
+func TestChoice_forCommand(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
 		choice choice

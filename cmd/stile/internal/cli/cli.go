@@ -94,15 +94,15 @@ func newRoot(stdio Stdio) *cobra.Command {
 	root := &cobra.Command{
 		Use:   "stile",
 		Short: "Distributed locks that stay correct when processes pause, crash or are cut off",
-		Long: `Stile lets processes over one at a time, wherever they run.
+		Long: `Stile runs commands under distributed locks: one holder at a time, on any number of machines.
 
-Locks are kept in a store: an etcd, Redis or ZooKeeper. The first of these names it:
+Locks are kept in a store: etcd, Redis or ZooKeeper. The first of these that is set names it:
   --url                    of the command line
   STILE_URL                in the environment
   /etc/stile/config        for all users of this machine: a line "url: URL"
   /run/stile/stile.sock    a stile serve that all users of this machine may connect to
-If there is none of them, stile starts a server in the background, for this user on this
-machine. stile version says which store is used.
+If none is set, stile starts a server in the background, for this user on this machine.
+stile version prints which store is used.
 
 Environment:
   STILE_URL        the store, where --url does not name one

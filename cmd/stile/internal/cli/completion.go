@@ -15,9 +15,9 @@ import (
 	"github.com/stilelock/stile"
 )
 
-// completionPatience bounds how long a completion waits for the store. Names that are not known by
+// completionTimeout bounds how long a completion waits for the store. Names that are not known by
 // then are not offered.
-const completionPatience = time.Second
+const completionTimeout = time.Second
 
 func newCompletion() *cobra.Command {
 	scripts := completionScripts()
@@ -33,13 +33,12 @@ locks, and after -- whatever the shell would complete.
 
 SHELL is one of ` + strings.Join(shells, ", ") + `.
 
-The names are those that somebody holds or waits for now, in the store that the line would
-use; no local server is started to complete a name. If
-the store does not answer within a second, there are no names. Names that a shell would need
-quotes for are not offered.
+The names are those of locks that are held or waited for, in the store that the command would
+use. No local server is started to complete a name. If the store does not reply within a
+second, no names are offered. Names that a shell would have to quote are never offered.
 
-It needs no other package; bash completes the command after -- and its arguments better if the
-package bash-completion is there.`,
+No other package is needed; with the package bash-completion, bash completes the command
+after -- and its arguments better.`,
 		Example: `  source <(stile completion bash)                     # in ~/.bashrc
   stile completion bash >/etc/bash_completion.d/stile # or for everybody
   stile completion zsh >"${fpath[1]}/_stile"
@@ -212,7 +211,7 @@ func completeNames(cmd *cobra.Command, args []string, typed string) ([]cobra.Com
 	if len(args) > 0 {
 		return nil, directive
 	}
-	ctx, cancel := context.WithTimeout(cmd.Context(), completionPatience)
+	ctx, cancel := context.WithTimeout(cmd.Context(), completionTimeout)
 	defer cancel()
 	chosen, err := chooseStore(cmd.Flag("url").Value.String())
 	if err != nil {

@@ -26,21 +26,21 @@ func newDemo(stdio Stdio) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "demo [flags]",
 		Short: "Show that the lock works: ten processes add to one file, and one is killed",
-		Long: `Show, for real, that the lock works.
+		Long: `Show with real processes that the lock works.
 
-Ten processes each add 1 to the number in a file, 100000 times: read, add, write. Nothing
-keeps them apart but a lock, which each takes once. One of them is killed with -9 halfway,
-while it holds the lock; the others wait until its lease has run out.
+Ten processes each add 1 to the number in a file, 100000 times: read, add, write. Only a
+lock, which each process takes once, keeps them apart. One process is killed with kill -9
+halfway, while it holds the lock; the others wait until its lease expires.
 
-The screen shows who holds the lock and who waits for it, as the store has it. The last
-line compares the number in the file with what the processes have acknowledged, the killed
-one too: "expected N, found N".
+The screen shows the holder and the waiters as the store has them. The last line compares
+the number in the file with the additions that all processes have acknowledged, including
+the killed one: "expected N, found N".
 
 Exit codes:
   0    the two are equal
   1    they differ
-  125  the demo could not be carried out
-  128+N  signal N has ended it`,
+  125  the demo failed
+  128+N  signal N ended the demo`,
 		Example: `  stile demo
   stile demo --without-lock
   stile demo --workers 20 --ttl 3s
@@ -67,9 +67,9 @@ Exit codes:
 	c.Worker = func(number int) []string { return []string{"demo", "--worker", strconv.Itoa(number)} }
 	flags := cmd.Flags()
 	addURL(flags, &url)
-	flags.IntVar(&c.Workers, "workers", c.Workers, "how many processes there are")
-	flags.IntVar(&c.Add, "add", c.Add, "how many times each adds 1")
-	flags.Var(&ttl, "ttl", "TTL of the leases: after the kill the lock is free that much later")
+	flags.IntVar(&c.Workers, "workers", c.Workers, "number of processes")
+	flags.IntVar(&c.Add, "add", c.Add, "number of additions by each process")
+	flags.Var(&ttl, "ttl", "TTL of the leases; the lock is free that long after the kill")
 	flags.BoolVar(&c.WithoutLock, "without-lock", false, "show what goes wrong without the lock")
 	flags.IntVar(&worker, "worker", 0, "be the worker with this number")
 	flags.Lookup("worker").Hidden = true

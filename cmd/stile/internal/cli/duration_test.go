@@ -39,7 +39,7 @@ func TestDuration(t *testing.T) {
 }
 
 // What the command is told of its TTL it can pass on to --ttl, and to timeout(1).
-func TestInSecondsCanBeReadAgain(t *testing.T) {
+func TestDuration_inSecondsRoundTrip(t *testing.T) {
 	t.Parallel()
 	for d, want := range map[time.Duration]string{
 		15 * time.Second:        "15",
@@ -76,7 +76,7 @@ func TestNameAndCommand(t *testing.T) {
 	}
 }
 
-func TestALineForTheShell(t *testing.T) {
+func TestNameAndCommand_shellLine(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
 		args    []string
@@ -128,7 +128,7 @@ func TestLabels(t *testing.T) {
 }
 
 // Renewals must have time to arrive before the command is told to end; and what is told to be possible is.
-func TestKillAfterIsAPartOfTheTTL(t *testing.T) {
+func TestRun_killAfterIsPartOfTTL(t *testing.T) {
 	t.Parallel()
 	for ttl, want := range map[time.Duration]time.Duration{
 		time.Second:      250 * time.Millisecond,

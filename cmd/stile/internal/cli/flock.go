@@ -38,7 +38,7 @@ func (f *flockFlags) add(flags *pflag.FlagSet) {
 func (f *flockFlags) refused(flags *pflag.FlagSet) error {
 	switch {
 	case flags.Changed("shared"):
-		return errors.New("-s, --shared: stile run takes exclusive locks only; leave the flag out, if those who read may exclude each other too")
+		return errors.New("-s, --shared: stile run takes exclusive locks only; leave the flag out if readers may exclude each other")
 	case flags.Changed("unlock"):
 		return errors.New("-u, --unlock: there is no file descriptor to unlock; the lock is released when the command ends, " +
 			"and stile break releases somebody else's")

@@ -7,7 +7,7 @@ import (
 	"github.com/stilelock/stile"
 )
 
-func TestHoldsAroundAHold(t *testing.T) {
+func TestHeld_enclosingHolds(t *testing.T) {
 	t.Setenv(heldVar, "")
 	a := held{"a", 512, `ann@web-3 pid 1 ("quoted" <&>)`}
 	all, mark := a.within()
@@ -36,7 +36,7 @@ func TestHoldsAroundAHold(t *testing.T) {
 }
 
 // A store that has lost data may give a token twice.
-func TestAHoldIsNotThatOfSomebodyElse(t *testing.T) {
+func TestHeld_otherHolder(t *testing.T) {
 	t.Parallel()
 	ann := stile.Owner{Host: "web-3", PID: 812, User: "ann", Command: "deploy"}
 	line := stile.Line{Name: "a", Holders: []stile.Entry{{Token: 512, Owner: ann}}}

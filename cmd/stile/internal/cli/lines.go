@@ -40,11 +40,11 @@ func overview(lines []stile.Line, now time.Time) []byte {
 // holders describes the holder of a lock in a few words. If there are several, it names the first
 // one.
 func holders(l stile.Line) string {
-	const most = 80 // characters, to leave room in the table
+	const limit = 80 // characters, to leave room in the table
 	if len(l.Holders) == 0 {
 		return "nobody"
 	}
-	text := clip(who(l.Holders[0]), most)
+	text := clip(who(l.Holders[0]), limit)
 	if others := len(l.Holders) - 1; others > 0 {
 		text += fmt.Sprintf(" +%d", others)
 	}
@@ -155,11 +155,11 @@ func holding(e stile.Entry, now time.Time) string {
 // the clock of the owner's host, which may differ from this host's clock, or be wrong.
 func elapsed(from, to time.Time) (time.Duration, bool) {
 	const (
-		little   = time.Minute
-		nonsense = 10 * 365 * 24 * time.Hour
+		maxClockSkew = time.Minute
+		maxAge       = 10 * 365 * 24 * time.Hour
 	)
 	d := to.Sub(from)
-	return d, !from.IsZero() && -little <= d && d <= nonsense
+	return d, !from.IsZero() && -maxClockSkew <= d && d <= maxAge
 }
 
 // leftOf formats how long an entry's session lives if it is not renewed.
@@ -217,9 +217,9 @@ func plain(s string) string {
 var unquoted = strings.NewReplacer(`\\`, `\`, `\"`, `"`)
 
 // clip shortens a text to a number of characters.
-func clip(s string, most int) string {
-	if utf8.RuneCountInString(s) <= most {
+func clip(s string, limit int) string {
+	if utf8.RuneCountInString(s) <= limit {
 		return s
 	}
-	return string([]rune(s)[:most-1]) + "…"
+	return string([]rune(s)[:limit-1]) + "…"
 }

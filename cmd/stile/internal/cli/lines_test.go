@@ -83,7 +83,7 @@ says nothing       unknown owner, session 694d                      ?      ?    
 	expectText(t, overview(nil, noon), "")
 }
 
-func TestAnOwnerWithManyWordsDoesNotPushTheTableApart(t *testing.T) {
+func TestOverview_longOwner(t *testing.T) {
 	t.Parallel()
 	e := ann()
 	e.Owner.Command = strings.Repeat("世", 8000)
@@ -154,7 +154,7 @@ func TestAges(t *testing.T) {
 }
 
 // What is said of how long a lock has been held is true, also when it is not known when its holder obtained it.
-func TestHowLongALockHasBeenHeld(t *testing.T) {
+func TestHeldFor(t *testing.T) {
 	t.Parallel()
 	ago := func(d time.Duration) time.Time { return noon.Add(-d) }
 	for _, tt := range []struct {
@@ -223,7 +223,7 @@ func documented() stile.Line {
 }
 
 // Programs read this. What is documented may be added to, but nothing is renamed or left out.
-func TestJSONIsAsDocumented(t *testing.T) {
+func TestJSON_asDocumented(t *testing.T) {
 	t.Parallel()
 	docs, err := os.ReadFile("../../../../docs/cli.md")
 	if err != nil {

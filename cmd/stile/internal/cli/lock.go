@@ -17,16 +17,16 @@ import (
 
 // lock is a lock that is held for a command, with everything needed to hold it.
 type lock struct {
-	stdio     Stdio
-	verbose   bool
-	opened    *storeurl.Conn
-	client    *stile.Client
-	renewals  supervise.Renewals
-	ttl       time.Duration
-	hold      *stile.Hold // nil before and after the hold
-	obtained  time.Time
-	killAfter time.Duration // time that the command has to end before the hold's deadline
-	lossSaid  bool          // the user was told that the lock is lost or is about to be
+	stdio        Stdio
+	verbose      bool
+	opened       *storeurl.Conn
+	client       *stile.Client
+	renewals     supervise.Renewals
+	ttl          time.Duration
+	hold         *stile.Hold // nil before and after the hold
+	obtained     time.Time
+	killAfter    time.Duration // time that the command has to end before the hold's deadline
+	lossReported bool          // the user was told that the lock is lost or is about to be
 }
 
 // acquire takes the lock. A signal that would end the process ends the wait. On failure everything
@@ -58,7 +58,7 @@ func (r *run) take(ctx context.Context, owner stile.Owner) (_ *lock, err error) 
 		return nil, fmt.Errorf("--ttl %s: this store allows %s to %s", brief(l.ttl), brief(caps.MinTTL), brief(min(caps.MaxTTL, stile.MaxTTL)))
 	}
 	if r.store.url == "mem:" && !r.quiet {
-		r.stdio.say("mem: is the memory of this process alone: this lock keeps nobody out")
+		r.stdio.say("mem: is private to this process: the lock excludes no other process")
 	}
 	hooks := stile.Hooks{SessionRenewed: l.renewals.Note}
 	if l.client, err = stile.New(l.opened.Store, &stile.Options{TTL: l.ttl, Owner: owner, Hooks: hooks}); err != nil {
@@ -83,13 +83,13 @@ func (r *run) take(ctx context.Context, owner stile.Owner) (_ *lock, err error) 
 // the default is smaller on such a store, and a value that the user has set too large is an error.
 func (r *run) killAfterUnder(granted store.Terms) (time.Duration, error) {
 	certain := supervise.Certain(granted)
-	longest, chosen := supervise.MaxKillAfter(certain), time.Duration(r.killAfter)
+	maxKillAfter, chosen := supervise.MaxKillAfter(certain), time.Duration(r.killAfter)
 	switch {
 	case !r.killSet:
 		return supervise.DefaultKillAfter(min(certain, time.Duration(r.ttl))), nil
-	case chosen > longest:
+	case chosen > maxKillAfter:
 		return 0, fmt.Errorf("--kill-after %s is too long for --ttl %s on this store, which may end a session after %s: "+
-			"use at most %s, or a longer --ttl", brief(chosen), brief(granted.TTL), brief(round(certain)), brief(longest.Truncate(time.Millisecond)))
+			"use at most %s, or a longer --ttl", brief(chosen), brief(granted.TTL), brief(round(certain)), brief(maxKillAfter.Truncate(time.Millisecond)))
 	}
 	return chosen, nil
 }
@@ -115,7 +115,7 @@ func (r *run) obtain(ctx context.Context, client *stile.Client) (*stile.Hold, er
 	hold, err := r.waitFor(within, client)
 	// The store's own attempts have deadlines too; those are not -w.
 	if errors.Is(err, context.DeadlineExceeded) && within.Err() != nil && ctx.Err() == nil {
-		err = r.waitedEnough(ctx, client, err)
+		err = r.waitTimeoutError(ctx, client, err)
 	}
 	return hold, err
 }
@@ -143,9 +143,9 @@ func (r *run) waitFor(ctx context.Context, client *stile.Client) (*stile.Hold, e
 	return place.Wait(ctx)
 }
 
-// waitedEnough returns the error for a wait that -w ended. It says who holds the lock, or what is
+// waitTimeoutError returns the error for a wait that -w ended. It says who holds the lock, or what is
 // wrong with the store if that was the cause.
-func (r *run) waitedEnough(ctx context.Context, client *stile.Client, err error) error {
+func (r *run) waitTimeoutError(ctx context.Context, client *stile.Client, err error) error {
 	trouble := reasonOf(err) // more than the deadline if the entry could not be added
 	// As long as opening a store may take: on a busy machine that takes seconds, and a slow reply
 	// must not look like an outage.
@@ -186,14 +186,14 @@ func (l *lock) keepFor(signals *child.Signals, rest time.Duration) {
 		return
 	}
 	l.report("keeping lock %q for another %v", l.hold.Name(), round(rest))
-	ctx, cancel := context.WithTimeout(context.Background(), l.farewell())
+	ctx, cancel := context.WithTimeout(context.Background(), l.closeTimeout())
 	defer cancel()
 	err := l.hold.ReleaseAfter(ctx, rest)
 	if errors.Is(err, stile.ErrUnsupported) {
 		l.waitOut(signals, rest)
 		return
 	}
-	if err != nil && !l.lossSaid {
+	if err != nil && !l.lossReported {
 		l.stdio.say(l.notReleased(err))
 	}
 	l.hold = nil
@@ -226,14 +226,14 @@ func (l *lock) waitOut(signals *child.Signals, rest time.Duration) {
 // close releases the lock, if it is held, and closes everything. Errors are printed and do not
 // change the exit code.
 func (l *lock) close() {
-	ctx, cancel := context.WithTimeout(context.Background(), l.farewell())
+	ctx, cancel := context.WithTimeout(context.Background(), l.closeTimeout())
 	defer cancel()
 	if l.hold != nil {
 		err := l.hold.Release(ctx)
 		switch {
 		case err == nil:
 			l.report("lock %q released after %v", l.hold.Name(), round(time.Since(l.obtained)))
-		case !l.lossSaid:
+		case !l.lossReported:
 			l.stdio.say(l.notReleased(err))
 		}
 	}
@@ -243,10 +243,10 @@ func (l *lock) close() {
 	_ = l.opened.Close()
 }
 
-// farewell returns how long the store may take to confirm the end of the session. It is short if
+// closeTimeout returns how long the store may take to confirm the end of the session. It is short if
 // nothing is held any more, or if the store does not seem reachable.
-func (l *lock) farewell() time.Duration {
-	if l.lossSaid {
+func (l *lock) closeTimeout() time.Duration {
+	if l.lossReported {
 		return time.Second
 	}
 	return 3 * time.Second
@@ -288,15 +288,15 @@ func (l *lock) because(err error) string {
 		return ""
 	case l.verbose:
 		return " (" + textOf(err) + ")"
-	case gist(err) == "":
+	case shortCause(err) == "":
 		return ""
 	default:
-		return " (" + gist(err) + ")"
+		return " (" + shortCause(err) + ")"
 	}
 }
 
-// gist describes in a few words why a store was not reached; "" if there is no short description.
-func gist(err error) string {
+// shortCause describes in a few words why a store was not reached; "" if there is no short description.
+func shortCause(err error) string {
 	if errno, ok := errors.AsType[syscall.Errno](err); ok {
 		return errno.Error()
 	}

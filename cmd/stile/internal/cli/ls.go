@@ -16,15 +16,15 @@ func newLs(stdio Stdio) *cobra.Command {
 		Use:        "ls [flags] [PREFIX]",
 		Short:      "List the locks that are held",
 		SuggestFor: []string{"list", "locks", "ps"},
-		Long: `List the locks that somebody holds, with who it is and how many wait, sorted by name: all, or
-those whose name begins with PREFIX.
+		Long: `List the locks that are held, with their holders and the number of waiters, sorted by name:
+all locks, or those whose name begins with PREFIX.
 
-AGE is how long the lock has been held, by the clock of the holder's host. Where it is not
-known when the holder obtained the lock, as in the first second, AGE is what it is less than:
-<5m. LEFT is how long the holder's session lives if it is not renewed. Where several hold a
-lock together, the first of them is shown and the others are counted. A name that stile run
-could not use, or that cannot be printed, stands in double quotes, as Go writes it; show, wait
-and break take it like that.`,
+AGE is how long the lock has been held, by the clock of the holder's host. If the time of
+acquisition is not known, as in the first second, AGE is an upper bound: <5m. LEFT is how
+long the holder's session lives if it is not renewed. If a lock has several holders, the
+first one is shown and the others are counted. A name that stile run does not accept, or
+that is not printable, is printed as a Go string in double quotes; show, wait and break
+accept it in that form.`,
 		Example: `  stile ls
   stile ls deploy/
   stile ls -o json | jq -r '.[] | select(.waiters != []) | .name'`,

@@ -85,9 +85,9 @@ func sectionOf(paragraph string) (section, text string) {
 
 // Default texts of sections, or additions to them.
 const (
-	usualExitCodes = `  0    it has worked
+	defaultExitCodes = `  0    success
   125  stile failed; stderr says why`
-	usualEnvironment = `The environment of stile itself is described in stile(1).`
+	defaultEnvironment = `The environment of stile itself is described in stile(1).`
 )
 
 // sections splits the long text of a command into sections.
@@ -98,10 +98,10 @@ func sections(cmd *cobra.Command) map[string]string {
 		paragraphs[section] = append(paragraphs[section], text)
 	}
 	if len(paragraphs[exitStatus]) == 0 {
-		paragraphs[exitStatus] = []string{usualExitCodes}
+		paragraphs[exitStatus] = []string{defaultExitCodes}
 	}
 	if cmd.HasParent() {
-		paragraphs[environment] = append(paragraphs[environment], usualEnvironment)
+		paragraphs[environment] = append(paragraphs[environment], defaultEnvironment)
 	}
 	texts := map[string]string{}
 	for section, text := range paragraphs {

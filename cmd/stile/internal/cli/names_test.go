@@ -11,7 +11,7 @@ import (
 	"github.com/stilelock/stile/store"
 )
 
-func TestNamesThatArePaths(t *testing.T) {
+func TestNameOf_paths(t *testing.T) {
 	dir := t.TempDir()
 	t.Chdir(dir)
 	here := strings.TrimPrefix(filepath.ToSlash(dir), "/")
@@ -57,7 +57,7 @@ func TestNamesThatArePaths(t *testing.T) {
 }
 
 // Whatever is called a name by another client, what is printed of it can be typed.
-func FuzzWhatIsPrintedOfANameIsThatName(f *testing.F) {
+func FuzzAsArgument(f *testing.F) {
 	for _, name := range []string{
 		"deploy/web", "", "/a", "a/", "a//b", "./a", "../a", ".", "..", `"a"`, `"`, `a"b`, `\n`, "a\nb", "a\x00", "\xff", "�", "\u202e", " a ",
 		"日", "a\tb", "\u00a0",
@@ -79,7 +79,7 @@ func FuzzWhatIsPrintedOfANameIsThatName(f *testing.F) {
 	})
 }
 
-func TestPathsAreCompletedAsTheyWereTyped(t *testing.T) {
+func TestCompletion_paths(t *testing.T) {
 	t.Chdir("/")
 	held := []string{"var/lock/a", "var/lock/b", "deploy/web"}
 	root := &cobra.Command{Use: "stile"}

@@ -6,8 +6,8 @@ type outage struct {
 	err error // of the last reading; nil if it succeeded
 }
 
-// news records the outcome of a reading and returns the text to print, usually "".
-func (o *outage) news(err error) string {
+// update records the outcome of a reading and returns the text to print, usually "".
+func (o *outage) update(err error) string {
 	before := o.err
 	o.err = err
 	switch {

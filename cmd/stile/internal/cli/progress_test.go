@@ -11,7 +11,7 @@ import (
 	"github.com/stilelock/stile"
 )
 
-func TestALineFitsIntoItsColumns(t *testing.T) {
+func TestProgress_fitsColumns(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
 		line    string
@@ -130,7 +130,7 @@ func (s *screen) progress(t *testing.T) (p *progress, done func()) {
 	}
 }
 
-func TestNothingIsLeftBehindOnTheTerminal(t *testing.T) {
+func TestProgress_clearsTerminal(t *testing.T) {
 	t.Parallel()
 	for _, rewraps := range []bool{true, false} {
 		for _, narrow := range []int{79, 41, 40, 39, 20, 13, 4} {
@@ -164,7 +164,7 @@ func TestNothingIsLeftBehindOnTheTerminal(t *testing.T) {
 	}
 }
 
-func TestTheLineOfAWaiter(t *testing.T) {
+func TestWaitingTexts(t *testing.T) {
 	t.Parallel()
 	since := time.Date(2026, 1, 2, 8, 37, 12, 0, time.Local)
 	line := stile.Line{Name: "deploy", Holders: []stile.Entry{{
@@ -204,7 +204,7 @@ func TestTheLineOfAWaiter(t *testing.T) {
 	}
 }
 
-func TestTerminalsThatWrapAnew(t *testing.T) {
+func TestProgress_rewraps(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
 		env  map[string]string

@@ -58,35 +58,35 @@ func newRunInto(r *run) *cobra.Command {
 		SuggestFor: []string{"lock", "exec", "flock", "acquire", "with"},
 		Long: `Acquire the lock NAME, run the command, and release the lock.
 
-If the lock cannot be kept, because the store cannot be reached or somebody has broken the
-lock, the command is stopped, with everything it has started: SIGTERM first, and SIGKILL
-while nobody else can have been let in yet. (If somebody has broken the lock, then two commands
-may overlap briefly; use STILE_TOKEN, which increases with every holder, to tell them apart.)
+If the lock cannot be kept, because the store is unreachable or the lock was broken, the
+command is stopped with everything it has started: SIGTERM first, then SIGKILL, before the
+next holder is admitted. (If the lock was broken, two commands may overlap briefly; use
+STILE_TOKEN, which increases with every holder, to tell them apart.)
 
-The command inherits stdin, stdout, stderr and the terminal. Signals are passed on to it.
+The command inherits stdin, stdout, stderr and the terminal. Signals are forwarded to it.
 If acquiring takes more than a second, a status line on the terminal shows the holder.
 
-A NAME that begins with /, ./ or ../ is a path, as flock takes it: it is made absolute, and
-the lock is called like that without the first slash. No file is made or opened. flock's -x,
--e, -o, --nb and --timeout are understood.
+A NAME that begins with /, ./ or ../ is a path, as with flock: the lock's name is the
+absolute path without its first slash. No file is created or opened. flock's -x, -e, -o,
+--nb and --timeout are accepted.
 
 Environment of the command:
   STILE_NAME   the name of the lock
   STILE_TOKEN  the fencing token
-  STILE_OWNER  who holds the lock, as others see it
+  STILE_OWNER  the holder, as others see it
   STILE_TTL    the TTL, in seconds
   STILE_URL    the store, without a password that was given with --url
-  STILE_HELD   this lock and those of stile runs around this one, in JSON
+  STILE_HELD   this lock and those of the enclosing stile runs, in JSON
 
 Exit codes:
   the command's own, or 128+N if signal N ended it
   75   the lock could not be acquired (-n, -w); -E chooses another
   79   the lock was lost and the command stopped
-  124  the command has run for too long and was stopped (--run-timeout)
+  124  the command ran for too long and was stopped (--run-timeout)
   125  stile failed; the command was not run
   126  the command cannot be executed
   127  the command was not found
-  128+N  signal N ended the waiting
+  128+N  signal N ended the wait
 
 A DURATION is in seconds (5, 0.5) or has units (500ms, 1m30s).`,
 		Example: `  stile run nightly-backup -- ./backup.sh
@@ -203,7 +203,7 @@ func (r *run) run(ctx context.Context) error {
 	if err != nil {
 		return commandFailure(err)
 	}
-	l.lossSaid = outcome == supervise.Lost
+	l.lossReported = outcome == supervise.Lost
 	l.keepFor(signals, time.Duration(r.minHold)-time.Since(l.obtained))
 	return exitFor(outcome, code)
 }
@@ -255,7 +255,7 @@ func (r *run) check() (owner stile.Owner, stopSignal os.Signal, err error) {
 		return owner, nil, err
 	}
 	ttl, killAfter := time.Duration(r.ttl), time.Duration(r.killAfter)
-	switch longest := supervise.MaxKillAfter(ttl); {
+	switch maxKillAfter := supervise.MaxKillAfter(ttl); {
 	case r.nonblock && r.waitSet:
 		err = errors.New("-n and -w contradict each other: use one of them")
 	case r.quiet && r.verbose:
@@ -265,9 +265,9 @@ func (r *run) check() (owner stile.Owner, stopSignal os.Signal, err error) {
 	case killAfter > supervise.MaxKillAfter(stile.MaxTTL):
 		err = fmt.Errorf("--kill-after %s is too long: use at most %s, with --ttl %s",
 			brief(killAfter), brief(supervise.MaxKillAfter(stile.MaxTTL)), brief(stile.MaxTTL))
-	case killAfter > longest:
+	case killAfter > maxKillAfter:
 		err = fmt.Errorf("--kill-after %s is too long for --ttl %s: use at most %s, or --ttl %s or more",
-			brief(killAfter), brief(ttl), brief(longest), brief(supervise.MinTTL(killAfter)))
+			brief(killAfter), brief(ttl), brief(maxKillAfter), brief(supervise.MinTTL(killAfter)))
 	default:
 		err = store.CheckName(r.name)
 	}
@@ -305,7 +305,7 @@ func (i *interruption) Error() string { return "interrupted by signal: " + i.sig
 // The returned function stops it from receiving signals.
 func untilInterrupted(ctx context.Context, signals *child.Signals) (context.Context, func()) {
 	ctx, cancel := context.WithCancelCause(ctx)
-	enough, ended := make(chan struct{}), make(chan struct{})
+	stopped, ended := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(ended)
 		for {
@@ -314,13 +314,13 @@ func untilInterrupted(ctx context.Context, signals *child.Signals) (context.Cont
 				if child.Ends(s) { // other signals are for the command, which has not started yet
 					cancel(&interruption{s})
 				}
-			case <-enough:
+			case <-stopped:
 				return
 			}
 		}
 	}()
 	return ctx, func() {
-		close(enough)
+		close(stopped)
 		<-ended
 	}
 }

@@ -15,7 +15,7 @@ import (
 )
 
 // What --help recommends is not refused.
-func TestTheExamplesOfRunAreGood(t *testing.T) {
+func TestRun_examples(t *testing.T) {
 	t.Parallel()
 	cmd := newRun(Stdio{})
 	n := 0
@@ -53,7 +53,7 @@ func (s fleeting) Capabilities() store.Capabilities {
 	return c
 }
 
-func TestWhereTheStoreCannotKeepALockItIsWaitedFor(t *testing.T) {
+func TestRun_minHoldWithoutReleaseAfter(t *testing.T) {
 	t.Parallel()
 	st := fleeting{memstore.New()}
 	client, err := stile.New(st, &stile.Options{TTL: stile.MaxTTL}) // long enough for a machine that is very busy
@@ -108,7 +108,7 @@ func (s hastySession) Terms() store.Terms {
 }
 
 // A lock under which the command could not be stopped as was asked is neither taken nor waited for.
-func TestRun_killAfterUnderTheTermsOfTheStore(t *testing.T) {
+func TestRun_killAfterUnderStoreTerms(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct {
 		st      store.Store

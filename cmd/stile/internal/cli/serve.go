@@ -34,12 +34,13 @@ func newServe(stdio Stdio) *cobra.Command {
 		Short: "Run a lock server: an etcd, alone or as a member of a cluster",
 		Long: `Run a lock server in the foreground: an etcd, alone or as a member of a cluster.
 
-It is a whole etcd: besides stile, every etcd client can lock on it, etcdctl lock and the
-JSON gateway (/v3/lock/lock) too. SIGTERM and SIGINT stop it; its data stays, and a lease
-goes on after the next start. Its shortest TTL is one second, in a cluster two.
+It is a complete etcd: besides stile, every etcd client can lock on it, including
+etcdctl lock and the JSON gateway (/v3/lock/lock). SIGTERM and SIGINT stop it. Its data stays,
+and leases continue after the next start. Its minimum TTL is one second, two in a cluster.
 
-Without TLS it listens on the loopback interface only, or on a unix socket. For clients
-elsewhere it wants TLS, and certificates of theirs or users: TLS alone keeps nobody out.`,
+Without TLS it listens only on the loopback interface or on a unix socket. For clients on
+other machines it requires TLS, and either client certificates or users, because TLS alone
+admits everybody.`,
 		Example: `  # for this machine
   stile serve
   stile serve --socket /run/stile/stile.sock
@@ -64,7 +65,7 @@ elsewhere it wants TLS, and certificates of theirs or users: TLS alone keeps nob
 					return err
 				}
 			}
-			ctx, stop := untilToldToEnd(cmd.Context())
+			ctx, stop := untilStopSignal(cmd.Context())
 			defer stop()
 			log := slog.New(slog.NewTextHandler(stdio.Err, nil))
 			if background != "" {
@@ -109,7 +110,7 @@ func (o *serveOptions) add(flags *pflag.FlagSet) {
 	flags.StringVar(&o.tls.Key, "tls-key", "", "PEM `file` with its private key")
 	flags.StringVar(&o.tls.ClientCA, "tls-client-ca", "",
 		"PEM `file` with the authorities for clients' certificates, which are required then")
-	flags.BoolVar(&o.insecure, "insecure", false, "let in whoever can reach it beyond loopback: without TLS, or without certificates and users")
+	flags.BoolVar(&o.insecure, "insecure", false, "listen beyond loopback without TLS, or without client certificates and users")
 	flags.StringVar(&o.rootPasswordFile, "root-password-file", "",
 		"require users; the password of the user root is in this `file`")
 	flags.StringVar(&o.name, "name", "", "`name` of this member of a cluster")
@@ -117,7 +118,7 @@ func (o *serveOptions) add(flags *pflag.FlagSet) {
 	flags.StringVar(&o.peerListen, "peer-listen", "", "`host:port` for the other members (default: that in this member's URL)")
 	flags.StringVar(&o.tls.PeerCA, "tls-peer-ca", "",
 		"PEM `file` with the authorities for members' certificates (default: that of --tls-client-ca)")
-	flags.StringVar(&o.configFile, "config-file", "", "YAML `file` with the values of flags; those on the command line win")
+	flags.StringVar(&o.configFile, "config-file", "", "YAML `file` with the values of flags; the command line takes precedence")
 }
 
 // config returns the server's configuration.
@@ -279,9 +280,9 @@ func (p *peers) String() string {
 // Type implements pflag.Value.
 func (p *peers) Type() string { return "members" }
 
-// untilToldToEnd returns a context that ends with SIGINT or SIGTERM, unless the signal was ignored
+// untilStopSignal returns a context that ends with SIGINT or SIGTERM, unless the signal was ignored
 // when the process started: a shell script ignores SIGINT for its background processes.
-func untilToldToEnd(ctx context.Context) (context.Context, context.CancelFunc) {
+func untilStopSignal(ctx context.Context) (context.Context, context.CancelFunc) {
 	signals := slices.DeleteFunc([]os.Signal{os.Interrupt, syscall.SIGTERM}, signal.Ignored)
 	return signal.NotifyContext(ctx, signals...)
 }

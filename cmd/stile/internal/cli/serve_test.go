@@ -9,7 +9,7 @@ import (
 	"github.com/spf13/pflag"
 )
 
-func TestEveryFlagOfServeIsDocumented(t *testing.T) {
+func TestServe_flagsAreDocumented(t *testing.T) {
 	t.Parallel()
 	text, err := os.ReadFile(filepath.Join("..", "..", "..", "..", "docs", "cli.md"))
 	if err != nil {
@@ -37,7 +37,7 @@ func TestEveryFlagOfServeIsDocumented(t *testing.T) {
 	}
 }
 
-func TestPeersAreWrittenAsTheyAreRead(t *testing.T) {
+func TestPeers_roundTrip(t *testing.T) {
 	t.Parallel()
 	var p peers
 	const written = "a=http://127.0.0.1:1,b=http://127.0.0.1:2"

@@ -15,15 +15,14 @@ func newShow(stdio Stdio) *cobra.Command {
 		Use:        "show [flags] NAME",
 		Short:      "Show who holds a lock, and who waits for it",
 		SuggestFor: []string{"status", "info", "get", "who", "state"},
-		Long: `Show who holds the lock NAME and who waits for it, in order, with all that they say of
-themselves. A free lock is not an error.
+		Long: `Show the holders of the lock NAME and its waiters, in order, with everything known about
+them. A free lock is not an error.
 
 NAME may be any name that stile ls prints, in double quotes too, or a path as for stile run.
 
-A token is what stile break wants. How long a lock has been held, how long its holder waited
-for it and how long others have been in line is by the clocks of their hosts. An entry lives as
-long as its session, which its owner renews. Remarks tell what is odd about the line, and how
-to repair it.`,
+stile break takes the token. The times held and waited are measured by the clocks of the
+owners' hosts. An entry lives as long as its session, which its owner renews. Remarks say
+what is wrong with the line and how to repair it.`,
 		Example: `  stile show nightly-backup
   stile show -o json nightly-backup | jq -r '.holders[].token'`,
 		Args: nameArg(&name),

@@ -83,7 +83,7 @@ func TestTexts_failures(t *testing.T) {
 			"reading", func(ctx context.Context, s scene) error {
 				s.store.SetFaults(down(memstore.Read))
 				_, err := s.client.Line(ctx, "demo")
-				return errors.New((&outage{}).news(err))
+				return errors.New((&outage{}).update(err))
 			}, `stile: show lock "demo": ` + reason + "; trying again",
 		},
 		{

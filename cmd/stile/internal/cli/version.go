@@ -37,7 +37,8 @@ func newVersion(stdio Stdio) *cobra.Command {
 		Short: "Print the version, and which store is used",
 		Long: `Print the version of stile, of Go, of the platform it is for, and of the etcd in stile serve.
 
-The second line is the store that is used without --url, and what names it. It is not asked.`,
+The second line is the store used without --url, and what names it. The store is not
+contacted.`,
 		Example: `  stile version
   stile version -o json | jq -r .etcd`,
 		Args: noArgs,

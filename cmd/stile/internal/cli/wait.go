@@ -17,8 +17,8 @@ type wait struct {
 	reader
 	name     string
 	nonblock bool
-	most     duration
-	mostSet  bool
+	limit    duration
+	limitSet bool
 }
 
 func newWait(stdio Stdio) *cobra.Command {
@@ -26,21 +26,21 @@ func newWait(stdio Stdio) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "wait [flags] NAME",
 		Short: "Wait until nobody holds a lock, without taking it",
-		Long: `Wait until nobody holds the lock NAME. It is neither taken nor stood in line for: somebody else
-may have it a moment later. To do something while nobody else does, there is stile run.
+		Long: `Wait until the lock NAME is free. stile wait neither takes the lock nor joins its line, so
+another client may hold it a moment later. To exclude others, use stile run.
 
 NAME may be any name that stile ls prints, in double quotes too, or a path as for stile run.
 
-The store is read at most ten times a second: that a lock was free for less than that may not
-be seen.
+The store is read at most ten times a second, so a lock that is free for less than a tenth
+of a second may be missed.
 
-With -o json the line is written as last read.
+With -o json the last reading of the line is printed.
 
 Exit codes:
-  0    nobody holds the lock
-  75   it is held still (-n, -w)
-  125  stile failed, or cannot tell
-  128+N  signal N ended the waiting
+  0    the lock is free
+  75   the lock is still held (-n, -w)
+  125  stile failed, or could not read the line
+  128+N  signal N ended the wait
 
 A DURATION is in seconds (5, 0.5) or has units (500ms, 1m30s).`,
 		Example: `  stile wait nightly-backup && echo "the backup is done"
@@ -48,19 +48,19 @@ A DURATION is in seconds (5, 0.5) or has units (500ms, 1m30s).`,
   stile wait -n nightly-backup || echo "still at it"`,
 		Args: nameArg(&w.name),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			w.mostSet = cmd.Flags().Changed("wait")
+			w.limitSet = cmd.Flags().Changed("wait")
 			return w.run(cmd.Context())
 		},
 	}
 	flags := cmd.Flags()
 	w.addFlags(flags)
 	flags.BoolVarP(&w.nonblock, "nonblock", "n", false, "do not wait, only report")
-	flags.VarP(&w.most, "wait", "w", "give up after this long; 0 means -n")
+	flags.VarP(&w.limit, "wait", "w", "give up after this long; 0 means -n")
 	return cmd
 }
 
 func (w *wait) run(ctx context.Context) error {
-	if w.nonblock && w.mostSet {
+	if w.nonblock && w.limitSet {
 		return errors.New("-n and -w contradict each other: use one of them")
 	}
 	signals := child.Listen()
@@ -78,7 +78,7 @@ func (w *wait) run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	return w.tell(line)
+	return w.printOutcome(line)
 }
 
 // untilFree waits until the lock is free or the limit is reached, and returns the last reading of
@@ -86,7 +86,7 @@ func (w *wait) run(ctx context.Context) error {
 func (w *wait) untilFree(ctx context.Context, client *stile.Client) (stile.Line, error) {
 	began := time.Now()
 	line, err := client.Line(ctx, w.name)
-	if err != nil || len(line.Holders) == 0 || w.nonblock || w.mostSet && w.most == 0 {
+	if err != nil || len(line.Holders) == 0 || w.nonblock || w.limitSet && w.limit == 0 {
 		return line, err
 	}
 	ctx, cancel := w.bounded(ctx)
@@ -98,7 +98,7 @@ func (w *wait) untilFree(ctx context.Context, client *stile.Client) (stile.Line,
 	}()
 	progress := newProgress(w.stdio)
 	defer progress.clear()
-	tick := time.NewTicker(untilShown)
+	tick := time.NewTicker(statusDelay)
 	defer tick.Stop()
 
 	var store outage
@@ -108,9 +108,9 @@ func (w *wait) untilFree(ctx context.Context, client *stile.Client) (stile.Line,
 			if !ok { // the wait is over, or the watch has ended
 				return line, store.err
 			}
-			if news := store.news(r.err); news != "" {
+			if update := store.update(r.err); update != "" {
 				progress.clear()
-				w.stdio.say(news)
+				w.stdio.say(update)
 			}
 			if r.err == nil {
 				line = r.line
@@ -133,8 +133,8 @@ func (w *wait) status(line stile.Line, waited time.Duration) []string {
 
 // bounded returns a context with the limit of the wait.
 func (w *wait) bounded(ctx context.Context) (context.Context, context.CancelFunc) {
-	if w.mostSet {
-		return context.WithTimeout(ctx, time.Duration(w.most))
+	if w.limitSet {
+		return context.WithTimeout(ctx, time.Duration(w.limit))
 	}
 	return context.WithCancel(ctx)
 }
@@ -161,7 +161,7 @@ func read(ctx context.Context, client *stile.Client, name string) <-chan reading
 }
 
 // tell prints the outcome of the wait.
-func (w *wait) tell(line stile.Line) error {
+func (w *wait) printOutcome(line stile.Line) error {
 	if w.format == formatJSON {
 		if err := w.stdio.writeJSON(asJSONLine(line)); err != nil {
 			return err
@@ -170,10 +170,10 @@ func (w *wait) tell(line stile.Line) error {
 	switch {
 	case len(line.Holders) == 0:
 		return nil
-	case w.nonblock || w.most == 0:
+	case w.nonblock || w.limit == 0:
 		return &exit{exitNotObtained, fmt.Errorf("lock %q is %s", w.name, heldBy(line))}
 	default:
-		return &exit{exitNotObtained, fmt.Errorf("lock %q was not free within %s: it is %s", w.name, brief(time.Duration(w.most)), heldBy(line))}
+		return &exit{exitNotObtained, fmt.Errorf("lock %q was not free within %s: it is %s", w.name, brief(time.Duration(w.limit)), heldBy(line))}
 	}
 }
 

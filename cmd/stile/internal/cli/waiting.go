@@ -9,10 +9,10 @@ import (
 	"github.com/stilelock/stile"
 )
 
-// untilShown is how long an operation may take before a status is shown.
-const untilShown = time.Second
+// statusDelay is how long an operation may take before a status is shown.
+const statusDelay = time.Second
 
-// showWaiting returns when the place is ready. If that takes longer than untilShown, it shows the
+// showWaiting returns when the place is ready. If that takes longer than statusDelay, it shows the
 // holder: at a terminal in a status line that is updated, otherwise once, and only with -v or if
 // nobody else can end the wait.
 func (r *run) showWaiting(ctx context.Context, client *stile.Client, place *stile.Place) {
@@ -20,7 +20,7 @@ func (r *run) showWaiting(ctx context.Context, client *stile.Client, place *stil
 	select {
 	case <-place.Ready():
 		return
-	case <-time.After(untilShown):
+	case <-time.After(statusDelay):
 	}
 	progress := newProgress(r.stdio)
 	around := slices.DeleteFunc(heldAround(), func(h held) bool { return h.Name != r.name })

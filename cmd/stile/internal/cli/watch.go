@@ -28,20 +28,21 @@ func newWatch(stdio Stdio) *cobra.Command {
 		Use:        "watch [flags] [PREFIX]",
 		SuggestFor: []string{"tail", "follow", "monitor"},
 		Short:      "Print changes to locks as they happen",
-		Long: `Print who holds a lock and who waits for one, first as it is and then whenever something
-changes, until it is interrupted: for all locks, or those whose name begins with PREFIX.
+		Long: `Print the holders and waiters of all locks, or of those whose name begins with PREFIX, and
+then every change, until interrupted.
 
-Each line of output is one event, at the time by this machine's clock at which it was seen:
-  holds   somebody has acquired the lock
-  waits   somebody has joined the line
-  ended   a hold has ended: released, lost or broken
-  left    somebody is not waiting any more, without having had the lock
-  remark  something is odd about the line; the remark says how to repair it
+Each line of output is one event, with the time at which this machine saw it:
+  holds   a client acquired the lock
+  waits   a client joined the line
+  ended   a hold ended: it was released, lost or broken
+  left    a waiter left without having acquired the lock
+  remark  something is wrong with the line; the remark says how to repair it
 
-With -o json each line of output is an object: a lock that has changed, as it is now.
+With -o json each line of output is an object: the new state of a lock that has changed.
 
-The store is read at most ten times a second. What comes and goes between two readings is not
-seen. If the store cannot be reached that is said once, and again when it can.`,
+The store is read at most ten times a second, so a change that is undone between two
+readings is missed. An outage of the store is reported once when it begins and once when it
+ends.`,
 		Example: `  stile watch
   stile watch deploy/ | grep --line-buffered ' holds '
   stile watch -o json | jq -r --unbuffered '[.time, .name, .holders[0].owner.host] | @tsv'`,
@@ -70,8 +71,8 @@ func (w *watch) run(ctx context.Context, client *stile.Client) error {
 			return err
 		}
 		begun = true
-		if news := store.news(err); news != "" {
-			w.stdio.say(news)
+		if update := store.update(err); update != "" {
+			w.stdio.say(update)
 		}
 		if err != nil {
 			continue

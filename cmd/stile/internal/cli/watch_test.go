@@ -46,7 +46,7 @@ func eventsOf(t *testing.T, readings ...[]stile.Line) []string {
 	return all
 }
 
-func TestWatchTellsWhatHasHappened(t *testing.T) {
+func TestWatch_events(t *testing.T) {
 	t.Parallel()
 	entry := func(token uint64) stile.Entry { return stile.Entry{Token: token} }
 	one, two, three, four := entry(1), entry(2), entry(3), entry(4)
@@ -96,7 +96,7 @@ func TestWatchTellsWhatHasHappened(t *testing.T) {
 }
 
 // Some stores give a token only to who holds the lock, and an entry may pass to another session.
-func TestWatchKnowsAnEntryAgain(t *testing.T) {
+func TestWatch_identity(t *testing.T) {
 	t.Parallel()
 	early := bob()
 	early.Token = 0
@@ -112,7 +112,7 @@ func TestWatchKnowsAnEntryAgain(t *testing.T) {
 	}
 }
 
-func TestWatchWritesText(t *testing.T) {
+func TestWatch_text(t *testing.T) {
 	t.Parallel()
 	w := watch{reader: reader{format: formatText}}
 	odd := lineOf("a\u202e", ann(), evil())
@@ -132,7 +132,7 @@ AT  "a\u202e"  remark stray\nkey
 	}
 }
 
-func TestWatchWritesJSON(t *testing.T) {
+func TestWatch_json(t *testing.T) {
 	t.Parallel()
 	w := watch{reader: reader{format: formatJSON}}
 	small := stile.Entry{Token: 1, Session: "s", Remaining: time.Second}
@@ -161,7 +161,7 @@ func TestWatchWritesJSON(t *testing.T) {
 	}
 }
 
-func TestAnOutageIsToldOnce(t *testing.T) {
+func TestOutage_reportedOnce(t *testing.T) {
 	t.Parallel()
 	var o outage
 	gone := errors.New("store is gone")
@@ -176,7 +176,7 @@ func TestAnOutageIsToldOnce(t *testing.T) {
 		{nil, ""},
 		{gone, "store is gone; trying again"},
 	} {
-		if got := o.news(c.err); got != c.want {
+		if got := o.update(c.err); got != c.want {
 			t.Errorf("reading %d: told %q, want %q", i, got, c.want)
 		}
 	}

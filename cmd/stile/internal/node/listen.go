@@ -139,7 +139,7 @@ func (c Config) checkListen() error {
 // anybody.
 func (c Config) openError() error {
 	return fmt.Errorf("refusing to listen on %q for clients without certificates and users: it is not a loopback address, and "+
-		"TLS alone keeps nobody out, so everybody who can reach it could take and break locks; give --tls-client-ca or "+
+		"TLS alone admits everybody who can reach it, who could then take and break locks; give --tls-client-ca or "+
 		"--root-password-file, or allow it with --insecure if the network is trusted", c.Listen)
 }
 
