@@ -110,7 +110,7 @@ func kept(t *testing.T, ttl time.Duration, servers ...*fakeServer) (*keeper.Sess
 		at++
 		return servers[(at-1)%len(servers)].connect(ctx, network, address)
 	}
-	se, err := keeper.Open(t.Context(), st, store.SessionOptions{TTL: ttl}, keeper.Watcher{})
+	se, err := keeper.Open(t.Context(), st, store.SessionOptions{TTL: ttl}, keeper.Callbacks{})
 	if err != nil {
 		t.Fatal(err)
 	}
