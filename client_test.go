@@ -29,7 +29,7 @@ func TestNew_reportsAllBadOptions(t *testing.T) {
 		{"a TTL below the store's minimum", memstore.New(), &stile.Options{TTL: time.Millisecond}, []string{"TTL of 1ms", "10ms to 5m0s"}},
 		{"a negative TTL", memstore.New(), &stile.Options{TTL: -time.Second}, []string{"TTL of -1s", "10ms to 5m0s"}},
 		{"a TTL above the maximum", memstore.New(), &stile.Options{TTL: stile.MaxTTL + 1}, []string{"TTL of 5m0.000000001s", "10ms to 5m0s"}},
-		{"a TTL above the store's maximum", hasty{memstore.New()}, &stile.Options{TTL: time.Minute + 1}, []string{"TTL of 1m0.000000001s", "10ms to 1m0s"}},
+		{"a TTL above the store's maximum", shortTTLStore{memstore.New()}, &stile.Options{TTL: time.Minute + 1}, []string{"TTL of 1m0.000000001s", "10ms to 1m0s"}},
 		{"an owner that is too large", memstore.New(), &stile.Options{Owner: huge}, []string{"maximum is 8192", "shorten its labels or reason"}},
 		{"an owner that is no JSON", memstore.New(), &stile.Options{Owner: stile.Owner{PID: 1, Since: time.Unix(1<<60, 0)}}, []string{"the owner: ", "year"}},
 		{"all at once", memstore.New(), &stile.Options{TTL: 1, Owner: huge}, []string{"TTL of 1ns", "shorten its labels or reason"}},
@@ -50,9 +50,9 @@ func TestNew_reportsAllBadOptions(t *testing.T) {
 }
 
 // hasty is a store whose sessions live for a minute at most.
-type hasty struct{ *memstore.Store }
+type shortTTLStore struct{ *memstore.Store }
 
-func (hasty) Capabilities() store.Capabilities {
+func (shortTTLStore) Capabilities() store.Capabilities {
 	caps := memstore.New().Capabilities()
 	caps.MaxTTL = time.Minute
 	return caps
@@ -68,7 +68,7 @@ func TestOptions_limitsAreValid(t *testing.T) {
 
 func TestOptions_zeroMeansDefaults(t *testing.T) {
 	for name, opts := range map[string]*stile.Options{"nil": nil, "zero": {}} {
-		scenario(t, func(t *testing.T, w *world) {
+		scenario(t, func(t *testing.T, w *testEnv) {
 			c, err := stile.New(w.store, opts)
 			if err != nil {
 				t.Fatalf("%s options: %v", name, err)
@@ -92,7 +92,7 @@ func TestOptions_zeroMeansDefaults(t *testing.T) {
 }
 
 func TestClient_opensSessionOnFirstUse(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		c := w.client("ann")
 		if _, err := c.Lines(t.Context(), ""); err != nil {
 			t.Fatal(err)
@@ -109,7 +109,7 @@ func TestClient_opensSessionOnFirstUse(t *testing.T) {
 }
 
 func TestClient_concurrentCallsOpenOneSession(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		c := w.client("ann")
 		w.faults(memstore.Fault{Delay: time.Second}, on(memstore.Open))
 		var waiters []*waiter
@@ -117,7 +117,7 @@ func TestClient_concurrentCallsOpenOneSession(t *testing.T) {
 			waiters = append(waiters, wait(t.Context(), t, c, name))
 		}
 		for _, wt := range waiters {
-			wt.gets()
+			wt.expectHold()
 		}
 		if ids := w.store.Sessions(); len(ids) != 1 {
 			t.Errorf("there are the sessions %v, want one", ids)
@@ -155,7 +155,7 @@ func TestMutex_badNames(t *testing.T) {
 			return c.Mutex(name).Do(ctx, func(context.Context, *stile.Hold) error { panic("f was called") })
 		},
 	}
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		c := w.client("ann")
 		for _, tt := range names {
 			for method, call := range methods {
@@ -180,7 +180,7 @@ func TestMutex_badNames(t *testing.T) {
 }
 
 func TestMutex_goodNames(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		c := w.client("ann")
 		for _, name := range []string{"a", "a/b", "a b", "…", "a.b", "a/..b", strings.Repeat("x", store.MaxNameBytes)} {
 			if got := lock(t, c, name).Name(); got != name {
@@ -193,10 +193,10 @@ func TestMutex_goodNames(t *testing.T) {
 func TestLock_returnsStoreError(t *testing.T) {
 	full := errors.New("database space exceeded: free some")
 	for _, op := range on(memstore.Open, memstore.Enqueue) {
-		scenario(t, func(t *testing.T, w *world) {
+		scenario(t, func(t *testing.T, w *testEnv) {
 			c := w.client("ann")
 			w.faults(memstore.Fault{Err: full}, on(op))
-			wait(t.Context(), t, c, "a").fails(full)
+			wait(t.Context(), t, c, "a").expectFailure(full)
 			_, err := c.Mutex("a").TryLock(t.Context())
 			expectError(t, err, full)
 			if !strings.Contains(err.Error(), `"a"`) {
@@ -209,10 +209,10 @@ func TestLock_returnsStoreError(t *testing.T) {
 }
 
 func TestClose(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		ann, bob := w.client("ann"), w.client("bob")
 		held := lock(t, ann, "a")
-		waitersBehind := wait(t.Context(), t, ann, "a")
+		behind := wait(t.Context(), t, ann, "a")
 		lock(t, bob, "b")
 		inLine := wait(t.Context(), t, ann, "b")
 		next := wait(t.Context(), t, bob, "a")
@@ -222,9 +222,9 @@ func TestClose(t *testing.T) {
 			t.Fatal(err)
 		}
 		expectLost(t, held, stile.LostClosed)
-		waitersBehind.fails(stile.ErrClosed)
-		inLine.fails(stile.ErrClosed)
-		next.getsNow()
+		behind.expectFailure(stile.ErrClosed)
+		inLine.expectFailure(stile.ErrClosed)
+		next.expectHoldNow()
 		if ids := w.store.Sessions(); len(ids) != 1 {
 			t.Errorf("after Close there are the sessions %v, want only the other client's", ids)
 		}
@@ -236,7 +236,7 @@ func TestClose(t *testing.T) {
 }
 
 func TestClose_laterCallsReturnErrClosed(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		c := w.client("ann")
 		for range 2 {
 			if err := c.Close(t.Context()); err != nil {
@@ -265,7 +265,7 @@ func TestClose_laterCallsReturnErrClosed(t *testing.T) {
 }
 
 func TestClose_againRetries(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		c := w.client("ann")
 		lock(t, c, "a")
 		unreachable := errors.New("no route to host")
@@ -283,15 +283,15 @@ func TestClose_againRetries(t *testing.T) {
 // Closing takes no longer than its context allows, whatever is going on, and what could not be said to the store ends
 // with the TTL.
 func TestClose_storeUnreachable(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		ann, bob := w.client("ann"), w.client("bob")
 		held := lock(t, ann, "a")
-		waitersBehind := wait(t.Context(), t, ann, "a")
+		behind := wait(t.Context(), t, ann, "a")
 		lock(t, bob, "b")
 		inLine := wait(t.Context(), t, ann, "b")
 		next := wait(t.Context(), t, bob, "a")
 		w.cut(w.session("ann"))
-		asking := wait(t.Context(), t, ann, "c")
+		enqueuing := wait(t.Context(), t, ann, "c")
 
 		before := time.Now()
 		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
@@ -301,17 +301,17 @@ func TestClose_storeUnreachable(t *testing.T) {
 			t.Errorf("Close took %v, its context allowed 100ms", d)
 		}
 		expectLost(t, held, stile.LostClosed)
-		for _, wt := range []*waiter{waitersBehind, inLine, asking} {
-			wt.fails(stile.ErrClosed)
+		for _, wt := range []*waiter{behind, inLine, enqueuing} {
+			wt.expectFailure(stile.ErrClosed)
 		}
-		next.getsWithin(ttl)
+		next.expectHoldWithin(ttl)
 	})
 }
 
 func TestClose_endedContextAllowsTwoSeconds(t *testing.T) {
 	ended, cancel := context.WithCancel(context.Background())
 	cancel()
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		c := w.client("ann")
 		lock(t, c, "a")
 		if err := c.Close(ended); err != nil {
@@ -319,7 +319,7 @@ func TestClose_endedContextAllowsTwoSeconds(t *testing.T) {
 		}
 		w.expectLine("a")
 	})
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		c := w.client("ann")
 		lock(t, c, "a")
 		w.cut(w.session("ann"))
@@ -334,16 +334,16 @@ func TestClose_endedContextAllowsTwoSeconds(t *testing.T) {
 }
 
 func TestClose_whileSessionOpens(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		c := w.client("ann")
 		w.faults(memstore.Fault{ReplyDelay: time.Second}, on(memstore.Open))
 		opens := wait(t.Context(), t, c, "a")
-		waitsForIt := wait(t.Context(), t, c, "b")
+		alsoOpening := wait(t.Context(), t, c, "b")
 		if err := c.Close(t.Context()); err != nil {
 			t.Fatal(err)
 		}
-		opens.fails(stile.ErrClosed)
-		waitsForIt.fails(stile.ErrClosed)
+		opens.expectFailure(stile.ErrClosed)
+		alsoOpening.expectFailure(stile.ErrClosed)
 		if ids := w.store.Sessions(); len(ids) > 0 {
 			t.Errorf("after Close there are the sessions %v", ids)
 		}
@@ -351,35 +351,35 @@ func TestClose_whileSessionOpens(t *testing.T) {
 }
 
 // stubborn is a store that opens a session even if nobody wants it any more, as the contract allows.
-type stubborn struct {
+type uncancelableStore struct {
 	store.Store
-	asked, answer chan struct{}
+	called, proceed chan struct{}
 }
 
-func (s stubborn) Open(_ context.Context, opts store.SessionOptions) (store.Session, error) {
-	close(s.asked)
-	<-s.answer
+func (s uncancelableStore) Open(_ context.Context, opts store.SessionOptions) (store.Session, error) {
+	close(s.called)
+	<-s.proceed
 	return s.Store.Open(context.Background(), opts)
 }
 
 func TestClose_closesSessionOpenedMeanwhile(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		mem := memstore.New()
-		st := stubborn{mem, make(chan struct{}), make(chan struct{})}
+		st := uncancelableStore{mem, make(chan struct{}), make(chan struct{})}
 		c, err := stile.New(st, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
 		wt := wait(t.Context(), t, c, "a")
-		<-st.asked
+		<-st.called
 		closed := make(chan error, 1)
 		go func() { closed <- c.Close(t.Context()) }()
 		synctest.Wait()
-		close(st.answer)
+		close(st.proceed)
 		if err := <-closed; err != nil {
 			t.Error(err)
 		}
-		wt.fails(stile.ErrClosed)
+		wt.expectFailure(stile.ErrClosed)
 		if ids := mem.Sessions(); len(ids) > 0 {
 			t.Errorf("after Close there are the sessions %v", ids)
 		}
@@ -388,7 +388,7 @@ func TestClose_closesSessionOpenedMeanwhile(t *testing.T) {
 
 // Whoever sees the session end first, when a client is closed, must not open another.
 func TestClose_opensNoSession(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		bob := w.client("bob")
 		lock(t, bob, "a")
 		opened := 0
@@ -405,7 +405,7 @@ func TestClose_opensNoSession(t *testing.T) {
 			if err := ann.Close(t.Context()); err != nil {
 				t.Fatal(err)
 			}
-			wt.fails(stile.ErrClosed)
+			wt.expectFailure(stile.ErrClosed)
 			w.heal()
 		}
 		if opened > 0 {
@@ -428,12 +428,12 @@ func TestClose_unusedClient(t *testing.T) {
 }
 
 func TestClient_manyCallsWaitForUnreachableStoreAsLongAsOne(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		c := w.client("ann")
 		unreachable := errors.New("unreachable")
 		w.faults(memstore.Fault{Delay: 10 * time.Second, Err: unreachable}, on(memstore.Open))
 		before := time.Now()
-		ctx, end, why := cancelable(t)
+		ctx, end, cause := cancelable(t)
 		first := wait(ctx, t, c, "first")
 		var others []*waiter
 		for n := range 20 {
@@ -441,10 +441,10 @@ func TestClient_manyCallsWaitForUnreachableStoreAsLongAsOne(t *testing.T) {
 		}
 		time.Sleep(time.Second)
 		end() // the one whose attempt it was: that says nothing to the others
-		first.fails(context.Canceled, why)
+		first.expectFailure(context.Canceled, cause)
 		time.Sleep(10 * time.Second)
 		for _, wt := range others {
-			wt.fails(unreachable)
+			wt.expectFailure(unreachable)
 		}
 		if took := time.Since(before); took != 11*time.Second {
 			t.Errorf("they waited for %v, want 11 s", took)
@@ -453,13 +453,13 @@ func TestClient_manyCallsWaitForUnreachableStoreAsLongAsOne(t *testing.T) {
 }
 
 // brittle is a store whose first Open panics when it is told to.
-type brittle struct {
+type panickingStore struct {
 	store.Store
 	fail   chan struct{}
 	failed *atomic.Bool
 }
 
-func (s brittle) Open(ctx context.Context, opts store.SessionOptions) (store.Session, error) {
+func (s panickingStore) Open(ctx context.Context, opts store.SessionOptions) (store.Session, error) {
 	if s.failed.CompareAndSwap(false, true) {
 		<-s.fail
 		panic("a bug in the store")
@@ -469,24 +469,24 @@ func (s brittle) Open(ctx context.Context, opts store.SessionOptions) (store.Ses
 
 func TestClient_panicWhileOpeningAffectsOneCall(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		st := brittle{memstore.New(), make(chan struct{}), new(atomic.Bool)}
+		st := panickingStore{memstore.New(), make(chan struct{}), new(atomic.Bool)}
 		c, err := stile.New(st, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
 		defer c.Close(t.Context())
-		why := make(chan any, 1)
+		cause := make(chan any, 1)
 		go func() {
-			defer func() { why <- recover() }()
+			defer func() { cause <- recover() }()
 			_, _ = c.Mutex("a").Lock(t.Context())
 		}()
 		synctest.Wait()
 		other := wait(t.Context(), t, c, "b")
 		close(st.fail)
-		if got := <-why; got != "a bug in the store" {
+		if got := <-cause; got != "a bug in the store" {
 			t.Errorf("recovered %v", got)
 		}
-		release(t, other.getsNow())
+		release(t, other.expectHoldNow())
 		release(t, lock(t, c, "a"))
 	})
 }

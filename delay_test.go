@@ -20,10 +20,10 @@ import (
 // lockDelay is the LockDelay of the scenarios, and delayed gives it to a client.
 const lockDelay = ttl + ttl/2
 
-func delayed(o *stile.Options) { o.LockDelay = lockDelay }
+func withLockDelay(o *stile.Options) { o.LockDelay = lockDelay }
 
 // turn waits until owner stands at the head of the line behind name, and returns when that was.
-func (w *world) turn(owner, name string) time.Time {
+func (w *testEnv) waitForHead(owner, name string) time.Time {
 	w.t.Helper()
 	for end := time.Now().Add(2 * ttl); time.Now().Before(end); time.Sleep(time.Second / 10) {
 		synctest.Wait()
@@ -36,19 +36,19 @@ func (w *world) turn(owner, name string) time.Time {
 }
 
 // unreleased has a client that leaves markers take the lock and lose it to a store that does not keep its promise.
-func (w *world) unreleased(name string) (lost *stile.Hold) {
+func (w *testEnv) loseUnreleased(name string) (lost *stile.Hold) {
 	w.t.Helper()
-	h := lock(w.t, w.client("ann", delayed), name)
+	h := lock(w.t, w.client("ann", withLockDelay), name)
 	w.store.Expire(w.session("ann"))
 	w.expectLine(name)
 	return h
 }
 
 // getsAfter checks that the call returns a hold when d has passed since the given time, and no sooner or later.
-func (w *waiter) getsAfter(d time.Duration, since time.Time) *stile.Hold {
+func (w *waiter) expectHoldAfter(d time.Duration, since time.Time) *stile.Hold {
 	w.t.Helper()
-	w.waits()
-	h := w.getsWithin(d)
+	w.expectWaiting()
+	h := w.expectHoldWithin(d)
 	if after := time.Since(since); after != d {
 		w.t.Errorf("Lock returned after %v, want %v", after, d)
 	}
@@ -58,7 +58,7 @@ func (w *waiter) getsAfter(d time.Duration, since time.Time) *stile.Hold {
 
 // giveAway has the store end a session early and cuts off its client, which therefore does not hear of it. It may be called
 // for one session after another.
-func (w *world) giveAway(sessions ...string) {
+func (w *testEnv) expireUnnoticed(sessions ...string) {
 	w.store.SetFaults(func(c memstore.Call) memstore.Fault {
 		switch {
 		case !slices.Contains(sessions, c.Session):
@@ -99,21 +99,21 @@ func tryLock(t *testing.T, c *stile.Client, name string) *stile.Hold {
 
 // Promise: LockDelay
 func TestLockDelay_noneAfterCleanEnd(t *testing.T) {
-	ends := map[string]func(*testing.T, *world, *stile.Client){
-		"released": func(t *testing.T, _ *world, ann *stile.Client) { release(t, lock(t, ann, "a")) },
-		"left": func(t *testing.T, _ *world, ann *stile.Client) {
+	ends := map[string]func(*testing.T, *testEnv, *stile.Client){
+		"released": func(t *testing.T, _ *testEnv, ann *stile.Client) { release(t, lock(t, ann, "a")) },
+		"left": func(t *testing.T, _ *testEnv, ann *stile.Client) {
 			p := join(t.Context(), t, ann, "a")
 			expectReady(t, p)
 			if err := p.Leave(t.Context()); err != nil {
 				t.Fatal(err)
 			}
 		},
-		"done": func(t *testing.T, _ *world, ann *stile.Client) {
+		"done": func(t *testing.T, _ *testEnv, ann *stile.Client) {
 			if err := ann.Mutex("a").Do(t.Context(), func(context.Context, *stile.Hold) error { return nil }); err != nil {
 				t.Fatal(err)
 			}
 		},
-		"released by a request that is made in the background": func(t *testing.T, w *world, ann *stile.Client) {
+		"released by a request that is made in the background": func(t *testing.T, w *testEnv, ann *stile.Client) {
 			h := lock(t, ann, "a")
 			w.faults(memstore.Fault{Drop: true}, on(memstore.Withdraw))
 			ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
@@ -122,7 +122,7 @@ func TestLockDelay_noneAfterCleanEnd(t *testing.T) {
 			w.heal()
 			time.Sleep(2 * time.Second)
 		},
-		"released for later": func(t *testing.T, _ *world, ann *stile.Client) {
+		"released for later": func(t *testing.T, _ *testEnv, ann *stile.Client) {
 			if err := lock(t, ann, "a").ReleaseAfter(t.Context(), time.Second); err != nil {
 				t.Fatal(err)
 			}
@@ -131,9 +131,9 @@ func TestLockDelay_noneAfterCleanEnd(t *testing.T) {
 			}
 			time.Sleep(time.Second)
 		},
-		"never begun, the waiter's process having died": func(t *testing.T, w *world, ann *stile.Client) {
+		"never begun, the waiter's process having died": func(t *testing.T, w *testEnv, ann *stile.Client) {
 			h := lock(t, ann, "a")
-			dan := w.client("dan", delayed)
+			dan := w.client("dan", withLockDelay)
 			ctx, cancel := context.WithCancel(t.Context())
 			defer cancel()
 			wait(ctx, t, dan, "a")
@@ -144,10 +144,10 @@ func TestLockDelay_noneAfterCleanEnd(t *testing.T) {
 	}
 	for how, end := range ends {
 		t.Run(how, func(t *testing.T) {
-			scenario(t, func(t *testing.T, w *world) {
-				ann, bob := w.client("ann", delayed), w.client("bob", delayed)
+			scenario(t, func(t *testing.T, w *testEnv) {
+				ann, bob := w.client("ann", withLockDelay), w.client("bob", withLockDelay)
 				end(t, w, ann)
-				release(t, wait(t.Context(), t, bob, "a").getsNow())
+				release(t, wait(t.Context(), t, bob, "a").expectHoldNow())
 				release(t, tryLock(t, bob, "a"))
 			})
 		})
@@ -156,31 +156,31 @@ func TestLockDelay_noneAfterCleanEnd(t *testing.T) {
 
 // Promise: LockDelay
 func TestLockDelay_noneAfterRelease(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
-		ann, bob := w.client("ann", delayed), w.client("bob", delayed)
+	scenario(t, func(t *testing.T, w *testEnv) {
+		ann, bob := w.client("ann", withLockDelay), w.client("bob", withLockDelay)
 		h := lock(t, ann, "a")
 		first, second := wait(t.Context(), t, bob, "a"), wait(t.Context(), t, ann, "a")
 		release(t, h)
-		release(t, first.getsNow())
-		release(t, second.getsNow())
+		release(t, first.expectHoldNow())
+		release(t, second.expectHoldNow())
 	})
 }
 
 // Promise: LockDelay
 func TestLockDelay_afterUnreleasedHold(t *testing.T) {
-	ends := map[string]func(*testing.T, *world, *stile.Client, *stile.Hold){
-		"the store has ended its session early": func(_ *testing.T, w *world, _ *stile.Client, _ *stile.Hold) {
+	ends := map[string]func(*testing.T, *testEnv, *stile.Client, *stile.Hold){
+		"the store has ended its session early": func(_ *testing.T, w *testEnv, _ *stile.Client, _ *stile.Hold) {
 			w.store.Expire(w.session("ann"))
 		},
-		"its session has expired": func(_ *testing.T, w *world, _ *stile.Client, _ *stile.Hold) {
+		"its session has expired": func(_ *testing.T, w *testEnv, _ *stile.Client, _ *stile.Hold) {
 			w.cut(w.session("ann"))
 		},
-		"somebody has broken it": func(t *testing.T, w *world, _ *stile.Client, h *stile.Hold) {
+		"somebody has broken it": func(t *testing.T, w *testEnv, _ *stile.Client, h *stile.Hold) {
 			if _, err := w.client("cid").Break(t.Context(), "a", h.Token()); err != nil {
 				t.Fatal(err)
 			}
 		},
-		"its client was closed": func(t *testing.T, _ *world, ann *stile.Client, _ *stile.Hold) {
+		"its client was closed": func(t *testing.T, _ *testEnv, ann *stile.Client, _ *stile.Hold) {
 			if err := ann.Close(t.Context()); err != nil {
 				t.Fatal(err)
 			}
@@ -188,17 +188,17 @@ func TestLockDelay_afterUnreleasedHold(t *testing.T) {
 	}
 	for how, end := range ends {
 		t.Run(how, func(t *testing.T) {
-			scenario(t, func(t *testing.T, w *world) {
-				ann, bob, dan := w.client("ann", delayed), w.client("bob", delayed), w.client("dan", delayed)
+			scenario(t, func(t *testing.T, w *testEnv) {
+				ann, bob, dan := w.client("ann", withLockDelay), w.client("bob", withLockDelay), w.client("dan", withLockDelay)
 				h := lock(t, ann, "a")
 				wt := wait(t.Context(), t, bob, "a")
 				next := wait(t.Context(), t, dan, "a")
 				end(t, w, ann, h)
-				since := w.turn("bob", "a")
+				since := w.waitForHead("bob", "a")
 				time.Sleep(lockDelay / 2)
 				w.expectLine("a", "bob", "dan") // which keeps others out
-				release(t, wt.getsAfter(lockDelay, since))
-				release(t, next.getsNow()) // one delay is enough
+				release(t, wt.expectHoldAfter(lockDelay, since))
+				release(t, next.expectHoldNow()) // one delay is enough
 			})
 		})
 	}
@@ -207,10 +207,10 @@ func TestLockDelay_afterUnreleasedHold(t *testing.T) {
 // The time counts from when it was noticed, however long ago the hold has ended.
 // Promise: LockDelay
 func TestLockDelay_startsWhenNoticed(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
-		w.unreleased("a")
+	scenario(t, func(t *testing.T, w *testEnv) {
+		w.loseUnreleased("a")
 		time.Sleep(time.Hour)
-		wait(t.Context(), t, w.client("bob", delayed), "a").getsAfter(lockDelay, time.Now())
+		wait(t.Context(), t, w.client("bob", withLockDelay), "a").expectHoldAfter(lockDelay, time.Now())
 	})
 }
 
@@ -218,12 +218,12 @@ func TestLockDelay_startsWhenNoticed(t *testing.T) {
 // Promise: LockDelay
 func TestLockDelay_unreachableHolderHasLostBefore(t *testing.T) {
 	for _, with := range []time.Duration{0, ttl} {
-		scenario(t, func(t *testing.T, w *world) {
+		scenario(t, func(t *testing.T, w *testEnv) {
 			set := func(o *stile.Options) { o.LockDelay = with }
 			h := lock(t, w.client("ann", set), "a")
 			wt := wait(t.Context(), t, w.client("bob", set), "a")
-			w.giveAway(w.session("ann"))
-			wt.getsWithin(with)
+			w.expireUnnoticed(w.session("ann"))
+			wt.expectHoldWithin(with)
 			if overlap := h.Valid(); overlap != (with == 0) {
 				t.Errorf("with a LockDelay of %v: the first hold is valid when there is a second: %v", with, overlap)
 			}
@@ -234,13 +234,13 @@ func TestLockDelay_unreachableHolderHasLostBefore(t *testing.T) {
 // Nothing is left of who has waited in vain that would delay the next one further.
 // Promise: LockDelay
 func TestLockDelay_passesToTheNextWaiter(t *testing.T) {
-	goes := map[string]func(*testing.T, *world, *stile.Client){
-		"closed": func(t *testing.T, _ *world, bob *stile.Client) {
+	causes := map[string]func(*testing.T, *testEnv, *stile.Client){
+		"closed": func(t *testing.T, _ *testEnv, bob *stile.Client) {
 			if err := bob.Close(t.Context()); err != nil {
 				t.Fatal(err)
 			}
 		},
-		"crashed": func(_ *testing.T, w *world, _ *stile.Client) {
+		"crashed": func(_ *testing.T, w *testEnv, _ *stile.Client) {
 			session := w.session("bob")
 			w.store.SetFaults(func(c memstore.Call) memstore.Fault {
 				// What bob has open, and what he would do after the delay; the others will be done with theirs by then.
@@ -250,20 +250,20 @@ func TestLockDelay_passesToTheNextWaiter(t *testing.T) {
 			time.AfterFunc(lockDelay-time.Second, w.heal)
 		},
 	}
-	for how, begone := range goes {
+	for how, leave := range causes {
 		t.Run(how, func(t *testing.T) {
-			scenario(t, func(t *testing.T, w *world) {
-				bob, cid, dan := w.client("bob", delayed), w.client("cid", delayed), w.client("dan", delayed)
-				w.unreleased("a")
+			scenario(t, func(t *testing.T, w *testEnv) {
+				bob, cid, dan := w.client("bob", withLockDelay), w.client("cid", withLockDelay), w.client("dan", withLockDelay)
+				w.loseUnreleased("a")
 				ctx, cancel := context.WithCancel(t.Context())
 				defer cancel()
-				wait(ctx, t, bob, "a").waits()
+				wait(ctx, t, bob, "a").expectWaiting()
 				wt := wait(t.Context(), t, cid, "a")
 				time.Sleep(lockDelay / 3)
-				begone(t, w, bob)
+				leave(t, w, bob)
 				cancel()
-				release(t, wt.getsAfter(lockDelay, w.turn("cid", "a")))
-				release(t, wait(t.Context(), t, dan, "a").getsNow())
+				release(t, wt.expectHoldAfter(lockDelay, w.waitForHead("cid", "a")))
+				release(t, wait(t.Context(), t, dan, "a").expectHoldNow())
 			})
 		})
 	}
@@ -272,19 +272,19 @@ func TestLockDelay_passesToTheNextWaiter(t *testing.T) {
 // Who loses its place during the delay stands in line again, and has not noticed anything new.
 // Promise: LockDelay
 func TestLockDelay_entryLostMeanwhile(t *testing.T) {
-	losses := map[string]func(*testing.T, *world, stile.Entry){
-		"broken": func(t *testing.T, w *world, e stile.Entry) {
+	losses := map[string]func(*testing.T, *testEnv, stile.Entry){
+		"broken": func(t *testing.T, w *testEnv, e stile.Entry) {
 			if _, err := w.client("dan").Break(t.Context(), "a", e.Token); err != nil {
 				t.Fatal(err)
 			}
 		},
-		"gone with its session": func(_ *testing.T, w *world, e stile.Entry) { w.store.Expire(e.Session) },
+		"gone with its session": func(_ *testing.T, w *testEnv, e stile.Entry) { w.store.Expire(e.Session) },
 	}
 	for how, lose := range losses {
 		t.Run(how, func(t *testing.T) {
-			scenario(t, func(t *testing.T, w *world) {
-				bob := w.client("bob", delayed)
-				w.unreleased("a")
+			scenario(t, func(t *testing.T, w *testEnv) {
+				bob := w.client("bob", withLockDelay)
+				w.loseUnreleased("a")
 				start := time.Now()
 				wt := wait(t.Context(), t, bob, "a")
 				time.Sleep(lockDelay / 3)
@@ -293,8 +293,8 @@ func TestLockDelay_entryLostMeanwhile(t *testing.T) {
 					t.Fatalf("the line is %+v, %v", l, err)
 				}
 				lose(t, w, l.Holders[0])
-				w.turn("bob", "a")
-				release(t, wt.getsAfter(lockDelay, start))
+				w.waitForHead("bob", "a")
+				release(t, wt.expectHoldAfter(lockDelay, start))
 			})
 		})
 	}
@@ -302,9 +302,9 @@ func TestLockDelay_entryLostMeanwhile(t *testing.T) {
 
 // Promise: LockDelay
 func TestLockDelay_tryLock(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
-		bob, cid, dan := w.client("bob", delayed), w.client("cid", delayed), w.client("dan", delayed)
-		lost := w.unreleased("a")
+	scenario(t, func(t *testing.T, w *testEnv) {
+		bob, cid, dan := w.client("bob", withLockDelay), w.client("cid", withLockDelay), w.client("dan", withLockDelay)
+		lost := w.loseUnreleased("a")
 		_, err := bob.Mutex("a").TryLock(t.Context())
 		held, ok := errors.AsType[*stile.HeldError](err)
 		if !ok || !errors.Is(err, stile.ErrHeld) {
@@ -336,9 +336,9 @@ func TestLockDelay_tryLock(t *testing.T) {
 // Promise: LockDelay
 func TestLockDelay_endsAfterTryLockAlone(t *testing.T) {
 	for _, closed := range []bool{false, true} {
-		scenario(t, func(t *testing.T, w *world) {
-			bob, cid := w.client("bob", delayed), w.client("cid", delayed)
-			w.unreleased("a")
+		scenario(t, func(t *testing.T, w *testEnv) {
+			bob, cid := w.client("bob", withLockDelay), w.client("cid", withLockDelay)
+			w.loseUnreleased("a")
 			expectClosed(t, bob, "a", lockDelay)
 			if closed {
 				if err := bob.Close(t.Context()); err != nil {
@@ -358,27 +358,27 @@ func TestLockDelay_endsAfterTryLockAlone(t *testing.T) {
 
 // Promise: LockDelay
 func TestLockDelay_contextEndsMeanwhile(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
-		bob, cid := w.client("bob", delayed), w.client("cid", delayed)
-		w.unreleased("a")
+	scenario(t, func(t *testing.T, w *testEnv) {
+		bob, cid := w.client("bob", withLockDelay), w.client("cid", withLockDelay)
+		w.loseUnreleased("a")
 		ctx, cancel := context.WithTimeout(t.Context(), lockDelay/3)
 		defer cancel()
 		start := time.Now()
 		wt := wait(ctx, t, bob, "a")
-		wt.waits()
+		wt.expectWaiting()
 		time.Sleep(lockDelay / 3)
-		wt.fails(context.DeadlineExceeded)
+		wt.expectFailure(context.DeadlineExceeded)
 		w.expectLine("a")
 		expectClosed(t, cid, "a", lockDelay)
-		wait(t.Context(), t, bob, "a").getsAfter(lockDelay, start) // it has not been idle
+		wait(t.Context(), t, bob, "a").expectHoldAfter(lockDelay, start) // it has not been idle
 	})
 }
 
 // Promise: LockDelay
 func TestLockDelay_placeIsReadyAfterwards(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
-		bob := w.client("bob", delayed)
-		w.unreleased("a")
+	scenario(t, func(t *testing.T, w *testEnv) {
+		bob := w.client("bob", withLockDelay)
+		w.loseUnreleased("a")
 		left, p := join(t.Context(), t, bob, "a"), join(t.Context(), t, bob, "a")
 		time.Sleep(lockDelay / 3)
 		if closed(left.Ready()) || left.Ahead() != 0 {
@@ -400,20 +400,20 @@ func TestLockDelay_placeIsReadyAfterwards(t *testing.T) {
 // The goroutines of the process that has lost are no better than others.
 // Promise: LockDelay
 func TestLockDelay_appliesToTheLoser(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
-		ann := w.client("ann", delayed)
+	scenario(t, func(t *testing.T, w *testEnv) {
+		ann := w.client("ann", withLockDelay)
 		h := lock(t, ann, "a")
 		wt := wait(t.Context(), t, ann, "a")
 		w.store.Expire(w.session("ann"))
-		since := w.turn("ann", "a")
+		since := w.waitForHead("ann", "a")
 		expectLost(t, h, stile.LostExpired)
-		wt.getsAfter(lockDelay, since)
+		wt.expectHoldAfter(lockDelay, since)
 	})
 }
 
 // Promise: LockDelay
 func TestLockDelay_zeroUsesNoMarkers(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		var ops record[memstore.Op]
 		w.store.SetFaults(func(c memstore.Call) memstore.Fault {
 			ops.add(c.Op)
@@ -423,30 +423,30 @@ func TestLockDelay_zeroUsesNoMarkers(t *testing.T) {
 		lock(t, ann, "a")
 		wt := wait(t.Context(), t, bob, "a")
 		w.store.Expire(w.session("ann"))
-		release(t, wt.getsNow())
+		release(t, wt.expectHoldNow())
 		for _, op := range ops.all() {
 			if op == memstore.Mark || op == memstore.ClearMarks {
 				t.Errorf("the store was asked to %s", op)
 			}
 		}
 	})
-	scenario(t, func(t *testing.T, w *world) { // who has none minds nothing
-		w.unreleased("a")
-		release(t, wait(t.Context(), t, w.client("bob"), "a").getsNow())
+	scenario(t, func(t *testing.T, w *testEnv) { // who has none minds nothing
+		w.loseUnreleased("a")
+		release(t, wait(t.Context(), t, w.client("bob"), "a").expectHoldNow())
 	})
-	scenario(t, func(t *testing.T, w *world) { // and leaves nothing
+	scenario(t, func(t *testing.T, w *testEnv) { // and leaves nothing
 		lock(t, w.client("ann"), "a")
 		w.store.Expire(w.session("ann"))
-		release(t, wait(t.Context(), t, w.client("bob", delayed), "a").getsNow())
+		release(t, wait(t.Context(), t, w.client("bob", withLockDelay), "a").expectHoldNow())
 	})
 }
 
 func TestLockDelay_markFails(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
-		ann, bob := w.client("ann", delayed), w.client("bob", delayed)
+	scenario(t, func(t *testing.T, w *testEnv) {
+		ann, bob := w.client("ann", withLockDelay), w.client("bob", withLockDelay)
 		denied := errors.New("permission denied")
 		w.faults(memstore.Fault{Err: denied}, on(memstore.Mark))
-		wait(t.Context(), t, ann, "a").fails(denied)
+		wait(t.Context(), t, ann, "a").expectFailure(denied)
 		_, err := ann.Mutex("a").TryLock(t.Context())
 		expectError(t, err, denied)
 		w.expectLine("a")
@@ -458,17 +458,17 @@ func TestLockDelay_markFails(t *testing.T) {
 // Whether the marker was left is not known; nothing of it remains.
 func TestLockDelay_contextEndsDuringMark(t *testing.T) {
 	for _, f := range []memstore.Fault{{Drop: true}, {LoseReply: true}} {
-		scenario(t, func(t *testing.T, w *world) {
-			ann, bob := w.client("ann", delayed), w.client("bob", delayed)
+		scenario(t, func(t *testing.T, w *testEnv) {
+			ann, bob := w.client("ann", withLockDelay), w.client("bob", withLockDelay)
 			w.faults(f, on(memstore.Mark))
 			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 			defer cancel()
 			wt := wait(ctx, t, ann, "a")
 			time.Sleep(time.Second)
-			wt.fails(context.DeadlineExceeded)
+			wt.expectFailure(context.DeadlineExceeded)
 			w.heal()
 			w.expectLine("a")
-			release(t, wait(t.Context(), t, bob, "a").getsNow())
+			release(t, wait(t.Context(), t, bob, "a").expectHoldNow())
 		})
 	}
 }
@@ -476,8 +476,8 @@ func TestLockDelay_contextEndsDuringMark(t *testing.T) {
 // The session ends while the answer is on its way: the lock is not held, and the caller stands in line again.
 func TestLockDelay_sessionLostDuringMark(t *testing.T) {
 	for _, left := range []bool{false, true} {
-		scenario(t, func(t *testing.T, w *world) {
-			ann := w.client("ann", delayed)
+		scenario(t, func(t *testing.T, w *testEnv) {
+			ann := w.client("ann", withLockDelay)
 			late := memstore.Fault{Delay: time.Second}
 			if left {
 				late = memstore.Fault{ReplyDelay: time.Second}
@@ -487,9 +487,9 @@ func TestLockDelay_sessionLostDuringMark(t *testing.T) {
 			w.heal()
 			w.store.Expire(w.session("ann"))
 			if left {
-				wt.getsWithin(ttl + lockDelay) // who should know that nobody ever held it?
+				wt.expectHoldWithin(ttl + lockDelay) // who should know that nobody ever held it?
 			} else {
-				wt.getsWithin(ttl)
+				wt.expectHoldWithin(ttl)
 			}
 			w.expectLine("a", "ann")
 		})
@@ -500,10 +500,10 @@ func TestLockDelay_sessionLostDuringMark(t *testing.T) {
 // Promise: LockDelay
 func TestLockDelay_appliedAgainIfMarkersStay(t *testing.T) {
 	for _, f := range []memstore.Fault{{Err: errors.New("permission denied")}, {Drop: true}} {
-		scenario(t, func(t *testing.T, w *world) {
-			l := &logged{}
-			bob := w.client("bob", delayed, func(o *stile.Options) { o.Logger = slog.New(l) })
-			w.unreleased("a")
+		scenario(t, func(t *testing.T, w *testEnv) {
+			l := &logRecorder{}
+			bob := w.client("bob", withLockDelay, func(o *stile.Options) { o.Logger = slog.New(l) })
+			w.loseUnreleased("a")
 			var asked []time.Time
 			w.store.SetFaults(func(c memstore.Call) memstore.Fault {
 				if c.Op != memstore.ClearMarks {
@@ -516,11 +516,11 @@ func TestLockDelay_appliedAgainIfMarkersStay(t *testing.T) {
 			})
 			start := time.Now()
 			wt := wait(t.Context(), t, bob, "a")
-			release(t, wt.getsWithin(3*lockDelay))
+			release(t, wt.expectHoldWithin(3*lockDelay))
 			if len(asked) != 2 || asked[0].Sub(start) != lockDelay || asked[1].Sub(asked[0]) < lockDelay {
 				t.Errorf("the store was asked to clear %v after the beginning at %v, want it asked twice", asked, start)
 			}
-			got := strings.Join(l.above(), "\n")
+			got := strings.Join(l.aboveDebug(), "\n")
 			for want, times := range map[string]int{
 				"WARN lock was not released by its last holder and stays closed for a while lock=a holder=(ann)": 2,
 				"WARN could not clear the markers of holds that were not released":                               1,
@@ -535,25 +535,25 @@ func TestLockDelay_appliedAgainIfMarkersStay(t *testing.T) {
 
 // Two unclean ends, one after the other: each is waited for from when it was noticed.
 func TestLockDelay_secondUncleanEnd(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
-		bob := w.client("bob", delayed)
-		w.unreleased("a")
+	scenario(t, func(t *testing.T, w *testEnv) {
+		bob := w.client("bob", withLockDelay)
+		w.loseUnreleased("a")
 		expectClosed(t, bob, "a", lockDelay)
 		time.Sleep(lockDelay / 3)
 		first := time.Now()
 		// Somebody else with a shorter delay has had enough, and is lost in turn.
 		eve := w.client("eve", func(o *stile.Options) { o.LockDelay = time.Second })
-		h := wait(t.Context(), t, eve, "a").getsAfter(time.Second, first)
+		h := wait(t.Context(), t, eve, "a").expectHoldAfter(time.Second, first)
 		w.store.Expire(w.session("eve"))
 		expectLost(t, h, stile.LostExpired)
-		wait(t.Context(), t, bob, "a").getsAfter(lockDelay, time.Now())
+		wait(t.Context(), t, bob, "a").expectHoldAfter(lockDelay, time.Now())
 	})
 }
 
 // Whatever ends early and whoever dies: no two holds are valid at a time.
 // Promise: LockDelay
 func TestLockDelay_noOverlapIfSessionsEndEarly(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		var clients []*stile.Client
 		for _, name := range []string{"ann", "bob", "cid"} {
 			clients = append(clients, w.client(name, func(o *stile.Options) { o.LockDelay = ttl }))
@@ -588,7 +588,7 @@ func TestLockDelay_noOverlapIfSessionsEndEarly(t *testing.T) {
 			time.Sleep(rand.N(3 * ttl))
 			if l, err := w.store.Line(t.Context(), "a"); err == nil && len(l.Entries) > 0 {
 				givenAway = append(givenAway, l.Entries[0].Session)
-				w.giveAway(givenAway...)
+				w.expireUnnoticed(givenAway...)
 			}
 		}
 		working.Wait()
@@ -599,9 +599,9 @@ func TestLockDelay_noOverlapIfSessionsEndEarly(t *testing.T) {
 }
 
 // markerless is a store in which entries leave no markers.
-type markerless struct{ *memstore.Store }
+type noMarkersStore struct{ *memstore.Store }
 
-func (markerless) Capabilities() store.Capabilities {
+func (noMarkersStore) Capabilities() store.Capabilities {
 	caps := memstore.New().Capabilities()
 	caps.ClearMarks = nil
 	return caps
@@ -615,7 +615,7 @@ func TestLockDelay_invalid(t *testing.T) {
 		want  string
 	}{
 		{"negative", memstore.New(), -time.Second, "a LockDelay of -1s"},
-		{"on a store without markers", markerless{memstore.New()}, time.Second, "memory"},
+		{"on a store without markers", noMarkersStore{memstore.New()}, time.Second, "memory"},
 	} {
 		c, err := stile.New(tt.st, &stile.Options{LockDelay: tt.delay})
 		if c != nil || err == nil || !strings.Contains(err.Error(), tt.want) {
@@ -625,7 +625,7 @@ func TestLockDelay_invalid(t *testing.T) {
 			t.Errorf("%s: the error %v matches ErrUnsupported: %v, want %v", tt.name, err, !unsupported, unsupported)
 		}
 	}
-	if _, err := stile.New(markerless{memstore.New()}, nil); err != nil {
+	if _, err := stile.New(noMarkersStore{memstore.New()}, nil); err != nil {
 		t.Errorf("without a LockDelay any store will do: %v", err)
 	}
 }

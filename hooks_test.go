@@ -29,7 +29,7 @@ func starting[E any](f func(E)) func(context.Context, E) context.Context {
 }
 
 func TestHooks_lock(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		var started record[stile.AttemptStartEvent]
 		var attempts record[stile.AttemptEndEvent]
 		var holds record[stile.HoldStartEvent]
@@ -52,7 +52,7 @@ func TestHooks_lock(t *testing.T) {
 			t.Errorf("AttemptEnd or HoldStart was called for one who waits")
 		}
 		release(t, h)
-		h = wt.getsNow()
+		h = wt.expectHoldNow()
 		if got := attempts.all(); len(got) != 1 || got[0].AttemptStartEvent != attempt || got[0].Outcome != stile.Acquired ||
 			got[0].Err != nil || got[0].Waited.Round(time.Second) != time.Minute {
 			t.Errorf("AttemptEnd was called with %+v", got)
@@ -96,12 +96,12 @@ func TestHooks_lock(t *testing.T) {
 
 // A release that finds that the lock had been lost before is the end of a lost hold.
 func TestHooks_lossFoundByTheRelease(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		var ends record[stile.HoldEndEvent]
 		c := w.client("ann", func(o *stile.Options) { o.Hooks.HoldEnd = ending(ends.add) })
 		h := lock(t, c, "a")
-		w.deafen("a")
-		w.takeOut("a", "ann")
+		w.delayNotifications("a")
+		w.evict("a", "ann")
 		lost := asLost(t, h.Release(t.Context()))
 		if got := ends.all(); len(got) != 1 || got[0].Reason != stile.EndLost || got[0].Err != error(lost) {
 			t.Errorf("HoldEnd was called with %+v, want %v", got, lost)
@@ -111,7 +111,7 @@ func TestHooks_lossFoundByTheRelease(t *testing.T) {
 
 // When HoldEnd is called for a loss the hold is over in every respect.
 func TestHooks_lossIsReportedAfterTheLoss(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		var h *stile.Hold
 		called := false
 		c := w.client("ann", func(o *stile.Options) {
@@ -130,7 +130,7 @@ func TestHooks_lossIsReportedAfterTheLoss(t *testing.T) {
 }
 
 func TestHooks_unconfirmedRelease(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		var ends record[stile.HoldEndEvent]
 		c := w.client("ann", func(o *stile.Options) { o.Hooks.HoldEnd = ending(ends.add) })
 		h := lock(t, c, "a")
@@ -146,7 +146,7 @@ func TestHooks_unconfirmedRelease(t *testing.T) {
 }
 
 func TestHooks_session(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		var renewed record[stile.RenewalEvent]
 		var opened, recovered record[stile.SessionEvent]
 		var atRisk record[stile.RiskEvent]
@@ -163,16 +163,16 @@ func TestHooks_session(t *testing.T) {
 			t.Errorf("SessionOpened was called with %+v, want session %s", got, session)
 		}
 		w.faults(memstore.Fault{ReplyDelay: time.Second}, on(memstore.Confirm))
-		time.Sleep(renew + 2*time.Second)
+		time.Sleep(renewInterval + 2*time.Second)
 		if got := renewed.all(); len(got) != 1 || got[0].Err != nil || got[0].RoundTrip.Round(100*time.Millisecond) != time.Second ||
-			got[0].Left.Round(100*time.Millisecond) != valid-time.Second || got[0].Session != session {
+			got[0].Left.Round(100*time.Millisecond) != validFor-time.Second || got[0].Session != session {
 			t.Errorf("SessionRenewed was called with %+v, want once, with a round trip of a second", got)
 		}
 		refused := errors.New("refused")
 		w.faults(memstore.Fault{Err: refused}, on(memstore.Confirm))
-		time.Sleep(renew)
+		time.Sleep(renewInterval)
 		if got := renewed.all(); len(got) < 2 || !errors.Is(got[1].Err, refused) || got[1].RoundTrip != 0 ||
-			got[1].Left <= 0 || got[1].Left >= valid-renew+time.Second {
+			got[1].Left <= 0 || got[1].Left >= validFor-renewInterval+time.Second {
 			t.Errorf("SessionRenewed was called with %+v, want an error at last", got)
 		}
 		if got := atRisk.all(); len(got) != 1 || got[0].Session != session || got[0].Left <= 0 || !errors.Is(got[0].Err, refused) {
@@ -205,18 +205,18 @@ func TestHooks_session(t *testing.T) {
 }
 
 // logged is a slog handler that keeps what it is given.
-type logged struct{ record[slog.Record] }
+type logRecorder struct{ record[slog.Record] }
 
-func (*logged) Enabled(context.Context, slog.Level) bool { return true }
-func (l *logged) WithAttrs([]slog.Attr) slog.Handler     { return l }
-func (l *logged) WithGroup(string) slog.Handler          { return l }
-func (l *logged) Handle(_ context.Context, r slog.Record) error {
+func (*logRecorder) Enabled(context.Context, slog.Level) bool { return true }
+func (l *logRecorder) WithAttrs([]slog.Attr) slog.Handler     { return l }
+func (l *logRecorder) WithGroup(string) slog.Handler          { return l }
+func (l *logRecorder) Handle(_ context.Context, r slog.Record) error {
 	l.add(r)
 	return nil
 }
 
 // above returns the messages above debug level with their attributes.
-func (l *logged) above() []string {
+func (l *logRecorder) aboveDebug() []string {
 	var lines []string
 	for _, r := range l.all() {
 		if r.Level > slog.LevelDebug {
@@ -229,25 +229,25 @@ func (l *logged) above() []string {
 }
 
 func TestLog_withoutTrouble(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
-		l := &logged{}
+	scenario(t, func(t *testing.T, w *testEnv) {
+		l := &logRecorder{}
 		ann := w.client("ann", func(o *stile.Options) { o.Logger = slog.New(l) })
 		h := lock(t, ann, "a")
 		wt := wait(t.Context(), t, w.client("bob"), "a")
 		ctx, end, _ := cancelable(t)
 		quits := wait(ctx, t, ann, "a")
 		end()
-		quits.fails(context.Canceled)
+		quits.expectFailure(context.Canceled)
 		time.Sleep(time.Hour)
 		release(t, h)
-		wt.getsNow()
+		wt.expectHoldNow()
 		if _, err := ann.Mutex("a").TryLock(t.Context()); !errors.Is(err, stile.ErrHeld) {
 			t.Fatal(err)
 		}
 		if err := ann.Close(t.Context()); err != nil {
 			t.Fatal(err)
 		}
-		if got := l.above(); len(got) > 0 {
+		if got := l.aboveDebug(); len(got) > 0 {
 			t.Errorf("logged %q, want nothing above debug level", got)
 		}
 		if len(l.all()) == 0 {
@@ -257,20 +257,20 @@ func TestLog_withoutTrouble(t *testing.T) {
 }
 
 func TestLog_loss(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
-		l := &logged{}
+	scenario(t, func(t *testing.T, w *testEnv) {
+		l := &logRecorder{}
 		ann := w.client("ann", func(o *stile.Options) { o.Logger = slog.New(l) })
 		h := lock(t, ann, "a")
 		w.cut(w.session("ann"))
 		time.Sleep(ttl)
 		expectLost(t, h, stile.LostDeadline)
-		got := strings.Join(l.above(), "\n")
+		got := strings.Join(l.aboveDebug(), "\n")
 		for _, want := range []string{"WARN renewal overdue", "WARN session lost", "WARN lock lost lock=a"} {
 			if strings.Count(got, want) != 1 {
 				t.Errorf("logged\n%s\nwant %q in it, once", got, want)
 			}
 		}
-		if n := len(l.above()); n != 3 {
+		if n := len(l.aboveDebug()); n != 3 {
 			t.Errorf("logged %d messages above debug level, want 3:\n%s", n, got)
 		}
 	})
@@ -278,18 +278,18 @@ func TestLog_loss(t *testing.T) {
 
 // An error is returned or logged, never both.
 func TestLog_returnedErrorsAreNotLogged(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
-		l := &logged{}
+	scenario(t, func(t *testing.T, w *testEnv) {
+		l := &logRecorder{}
 		ann := w.client("ann", func(o *stile.Options) { o.Logger = slog.New(l) })
 		refused := errors.New("refused")
 		w.faults(memstore.Fault{Err: refused}, on(memstore.Open, memstore.Enqueue, memstore.Withdraw))
-		wait(t.Context(), t, ann, "a").fails(refused)
+		wait(t.Context(), t, ann, "a").expectFailure(refused)
 		w.faults(memstore.Fault{Err: refused}, on(memstore.Enqueue, memstore.Withdraw))
-		wait(t.Context(), t, ann, "a").fails(refused)
+		wait(t.Context(), t, ann, "a").expectFailure(refused)
 		w.faults(memstore.Fault{Err: refused}, on(memstore.Withdraw))
 		expectError(t, lock(t, ann, "a").Release(t.Context()), refused)
 		synctest.Wait()
-		if got := l.above(); len(got) > 0 {
+		if got := l.aboveDebug(); len(got) > 0 {
 			t.Errorf("logged %q, want nothing above debug level", got)
 		}
 	})
@@ -321,7 +321,7 @@ func TestHooks_blockedHookDelaysNoLoss(t *testing.T) {
 			o.Hooks.SessionRenewed = func(stile.RenewalEvent) { <-until }
 		},
 	} {
-		scenario(t, func(t *testing.T, w *world) {
+		scenario(t, func(t *testing.T, w *testEnv) {
 			t.Log(what)
 			until := make(chan struct{})
 			defer close(until)
@@ -329,12 +329,12 @@ func TestHooks_blockedHookDelaysNoLoss(t *testing.T) {
 			a, b := lock(t, ann, "a"), lock(t, ann, "b")
 			next := wait(t.Context(), t, w.client("bob"), "a")
 			w.cut(w.session("ann"))
-			time.Sleep(valid)
+			time.Sleep(validFor)
 			synctest.Wait()
 			expectLost(t, a, stile.LostDeadline)
 			expectLost(t, b, stile.LostDeadline)
-			next.waits()
-			release(t, next.getsWithin(ttl))
+			next.expectWaiting()
+			release(t, next.expectHoldWithin(ttl))
 		})
 	}
 }
@@ -354,15 +354,15 @@ func TestHooks_holdLostDuringHookIsNotDelivered(t *testing.T) {
 			return p.Wait(ctx)
 		},
 	} {
-		for how, lose := range map[string]func(*world, string){
-			"broken":             func(w *world, name string) { w.takeOut(name, "ann") },
-			"its session ended":  func(w *world, _ string) { w.store.Expire(w.session("ann")) },
-			"its time ran out":   func(w *world, _ string) { w.cut(w.session("ann")); time.Sleep(valid) },
-			"the process paused": func(w *world, _ string) { w.cut(w.session("ann")); time.Sleep(2 * ttl) },
-			"suspended":          func(w *world, _ string) { bootclock.PretendSuspend(ttl) },
+		for how, lose := range map[string]func(*testEnv, string){
+			"broken":             func(w *testEnv, name string) { w.evict(name, "ann") },
+			"its session ended":  func(w *testEnv, _ string) { w.store.Expire(w.session("ann")) },
+			"its time ran out":   func(w *testEnv, _ string) { w.cut(w.session("ann")); time.Sleep(validFor) },
+			"the process paused": func(w *testEnv, _ string) { w.cut(w.session("ann")); time.Sleep(2 * ttl) },
+			"suspended":          func(w *testEnv, _ string) { bootclock.PretendSuspend(ttl) },
 		} {
 			for _, in := range []string{"AttemptEnd", "HoldStart"} {
-				scenario(t, func(t *testing.T, w *world) {
+				scenario(t, func(t *testing.T, w *testEnv) {
 					t.Log(what, how, in)
 					if what == "TryLock" && (how == "its time ran out" || how == "suspended") {
 						return // its entry is in its own way, as long as the store does not know that the session is over
@@ -370,7 +370,7 @@ func TestHooks_holdLostDuringHookIsNotDelivered(t *testing.T) {
 					var acquired record[stile.HoldStartEvent]
 					var attempts record[stile.AttemptEndEvent]
 					var ends record[stile.HoldEndEvent]
-					l := newLedger(t)
+					l := newHookPairs(t)
 					ann := w.client("ann", func(o *stile.Options) {
 						trouble := stile.Hooks{
 							AttemptEnd: func(_ context.Context, e stile.AttemptEndEvent) {
@@ -408,7 +408,7 @@ func TestHooks_holdLostDuringHookIsNotDelivered(t *testing.T) {
 						t.Errorf("HoldEnd was called with %v, want the loss of the first hold", got)
 					}
 					release(t, h)
-					l.settled()
+					l.checkPaired()
 				})
 			}
 		}
@@ -417,15 +417,15 @@ func TestHooks_holdLostDuringHookIsNotDelivered(t *testing.T) {
 
 // A lock that comes when the session has passed its deadline already, because the machine was suspended, is not acquired.
 func TestHooks_nothingIsAcquiredAfterASuspend(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		acquired := &record[stile.HoldStartEvent]{}
 		bob := w.client("bob")
 		lock(t, bob, "a")
 		ann := w.client("ann", func(o *stile.Options) { o.Hooks.HoldStart = starting(acquired.add) })
 		wt := wait(t.Context(), t, ann, "a")
 		bootclock.PretendSuspend(ttl)
-		w.takeOut("a", "bob")
-		h := wt.gets()
+		w.evict("a", "bob")
+		h := wt.expectHold()
 		if all := acquired.all(); len(all) != 1 || all[0].Token != h.Token() {
 			t.Errorf("the hook was told of %+v, want one lock acquired, with the token %d", all, h.Token())
 		}
@@ -445,15 +445,15 @@ func TestHooks_panicReleasesTheLock(t *testing.T) {
 			o.Hooks.AttemptEnd = func(context.Context, stile.AttemptEndEvent) { fail() }
 			o.Hooks = stile.JoinHooks(stile.Hooks{}, o.Hooks, stile.Hooks{})
 		},
-		"the logger": func(o *stile.Options, fail func()) { o.Logger = slog.New(failing{"lock acquired", fail}) },
+		"the logger": func(o *stile.Options, fail func()) { o.Logger = slog.New(failingHandler{"lock acquired", fail}) },
 		"the logger, before the entry is in the line": func(o *stile.Options, fail func()) {
-			o.Logger = slog.New(failing{"session opened", fail})
+			o.Logger = slog.New(failingHandler{"session opened", fail})
 		},
 		"the logger, after the entry was lost": func(o *stile.Options, fail func()) {
-			o.Logger = slog.New(failing{"joining the line again", fail})
+			o.Logger = slog.New(failingHandler{"joining the line again", fail})
 		},
 	} {
-		scenario(t, func(t *testing.T, w *world) {
+		scenario(t, func(t *testing.T, w *testEnv) {
 			failed := 0
 			ann := w.client("ann", func(o *stile.Options) {
 				use(o, func() {
@@ -472,14 +472,14 @@ func TestHooks_panicReleasesTheLock(t *testing.T) {
 			synctest.Wait()
 			next := wait(t.Context(), t, ann, "a")
 			if what == "the logger, after the entry was lost" {
-				w.takeOut("a", "ann")
+				w.evict("a", "ann")
 				synctest.Wait()
 			}
 			release(t, h)
 			if why := <-done; why != "no room for metrics" {
 				t.Fatalf("%s: recovered %v", what, why)
 			}
-			release(t, next.getsNow())
+			release(t, next.expectHoldNow())
 			w.expectLine("a")
 			release(t, lock(t, bob, "a"))
 		})
@@ -487,15 +487,15 @@ func TestHooks_panicReleasesTheLock(t *testing.T) {
 }
 
 // failing is a slog handler that calls fail when it is given a certain message.
-type failing struct {
+type failingHandler struct {
 	message string
 	fail    func()
 }
 
-func (failing) Enabled(context.Context, slog.Level) bool { return true }
-func (f failing) WithAttrs([]slog.Attr) slog.Handler     { return f }
-func (f failing) WithGroup(string) slog.Handler          { return f }
-func (f failing) Handle(_ context.Context, r slog.Record) error {
+func (failingHandler) Enabled(context.Context, slog.Level) bool { return true }
+func (f failingHandler) WithAttrs([]slog.Attr) slog.Handler     { return f }
+func (f failingHandler) WithGroup(string) slog.Handler          { return f }
+func (f failingHandler) Handle(_ context.Context, r slog.Record) error {
 	if r.Message == f.message {
 		f.fail()
 	}
@@ -519,7 +519,7 @@ func TestHooks_mayCloseTheClient(t *testing.T) {
 		"Renewed":       func(o *stile.Options, f func()) { o.Hooks.SessionRenewed = func(stile.RenewalEvent) { f() } },
 		"AtRisk":        func(o *stile.Options, f func()) { o.Hooks.SessionAtRisk = func(stile.RiskEvent) { f() } },
 	} {
-		scenario(t, func(t *testing.T, w *world) {
+		scenario(t, func(t *testing.T, w *testEnv) {
 			t.Log(what)
 			var ann *stile.Client
 			closed := make(chan time.Duration, 100)
@@ -535,24 +535,24 @@ func TestHooks_mayCloseTheClient(t *testing.T) {
 			wt := wait(t.Context(), t, ann, "a")
 			switch what {
 			case "AttemptStart", "AttemptEnd", "HoldStart":
-				wt.fails(stile.ErrClosed)
+				wt.expectFailure(stile.ErrClosed)
 			case "SessionOpened": // before or after the lock
-				wt.returns(ttl)
+				wt.expectReturn(ttl)
 			case "HoldEnd":
-				release(t, wt.getsNow())
+				release(t, wt.expectHoldNow())
 			case "loss":
-				wt.getsNow()
-				w.takeOut("a", "ann")
+				wt.expectHoldNow()
+				w.evict("a", "ann")
 			case "Contended":
-				wt.getsNow()
+				wt.expectHoldNow()
 				wait(t.Context(), t, ann, "a")
 			case "SessionLost":
-				wt.getsNow()
+				wt.expectHoldNow()
 				w.store.Expire(w.session("ann"))
 			case "Renewed":
-				wt.getsNow()
+				wt.expectHoldNow()
 			case "AtRisk":
-				wt.getsNow()
+				wt.expectHoldNow()
 				w.faults(memstore.Fault{Drop: true}, on(memstore.Confirm))
 			}
 			if took := <-closed; took > 2*time.Second {

@@ -23,7 +23,7 @@ func commands(entries []stile.Entry) string {
 }
 
 func TestLine(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		ann, bob, cid := w.client("ann"), w.client("bob"), w.client("cid")
 		h := lock(t, ann, "a")
 		time.Sleep(time.Second)
@@ -52,7 +52,7 @@ func TestLine(t *testing.T) {
 }
 
 func TestLine_empty(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		l, err := w.client("ann").Line(t.Context(), "a")
 		if err != nil || l.Name != "a" || len(l.Holders)+len(l.Waiters)+len(l.Remarks) > 0 {
 			t.Errorf("the line is %+v, %v, want an empty one", l, err)
@@ -65,7 +65,7 @@ func TestLine_empty(t *testing.T) {
 }
 
 func TestLines(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		ann, bob := w.client("ann"), w.client("bob")
 		for _, name := range []string{"b", "a/2", "a/1", "ab"} {
 			lock(t, ann, name)
@@ -92,7 +92,7 @@ func TestLines(t *testing.T) {
 
 // Whatever an owner says of itself can be read by others as it was said.
 func TestLine_showsOwner(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		owner := stile.Owner{
 			Host: "web-3", PID: 812, User: "ann", Command: "deploy.sh", Reason: "release 1.2 \"beta\"\n…",
 			Labels: map[string]string{"ticket": "OPS-1", "": "empty"},
@@ -126,7 +126,7 @@ func TestLine_showsOwner(t *testing.T) {
 }
 
 func TestBreak(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		ann, bob, cid := w.client("ann"), w.client("bob"), w.client("cid")
 		h := lock(t, ann, "a")
 		other := lock(t, ann, "b")
@@ -139,14 +139,14 @@ func TestBreak(t *testing.T) {
 			t.Errorf("Break returned %+v, want ann's entry with token %d", e, h.Token())
 		}
 		expectLost(t, h, stile.LostEvicted)
-		wt.getsNow()
+		wt.expectHoldNow()
 		expectHeld(t, other)
 	})
 }
 
 // Who breaks a hold has seen its token. If it is another's turn by now, nothing happens.
 func TestBreak_wrongToken(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		ann, bob := w.client("ann"), w.client("bob")
 		old := lock(t, ann, "a")
 		release(t, old)
@@ -162,13 +162,13 @@ func TestBreak_wrongToken(t *testing.T) {
 		_, err := bob.Break(t.Context(), "b", h.Token())
 		expectError(t, err, stile.ErrGone)
 		expectHeld(t, h)
-		wt.waits()
+		wt.expectWaiting()
 		w.expectLine("a", "ann", "bob")
 	})
 }
 
 func TestLines_returnsStoreError(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		c := w.client("ann")
 		denied := errors.New("permission denied")
 		w.faults(memstore.Fault{Err: denied}, on(memstore.Read, memstore.Break))
@@ -184,7 +184,7 @@ func TestLines_returnsStoreError(t *testing.T) {
 // Other clients make keys of their own, and so names that no lock of this package can have. They can be seen, and so they can be
 // looked at and broken.
 func TestLines_namesOfOtherClients(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		session, err := w.store.Open(t.Context(), store.SessionOptions{TTL: time.Hour})
 		if err != nil {
 			t.Fatal(err)

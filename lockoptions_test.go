@@ -13,7 +13,7 @@ import (
 
 // What is said of one lock stands in its line, beside what the client says of itself, and nowhere else.
 func TestMutex_With(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		ours := map[string]string{"team": "web", "stage": "test"}
 		ann := w.client("ann", func(o *stile.Options) {
 			o.Owner.Reason, o.Owner.Labels = "nightly", ours
@@ -65,7 +65,7 @@ func tryOnly(ctx context.Context, m *stile.Mutex) error {
 }
 
 func TestMutex_With_tooLarge(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		essay := stile.LockOptions{Reason: strings.Repeat("x", stile.MaxOwnerBytes)}
 		m := w.client("ann").Mutex("a").With(essay)
 		for what, try := range map[string]func() error{
@@ -83,7 +83,7 @@ func TestMutex_With_tooLarge(t *testing.T) {
 
 // Readers of one process share an entry; who has something of its own to say has an entry that says it.
 func TestMutex_With_shared(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		ann := w.client("ann")
 		plain := ann.Locker("a", line.Shared)
 		var holds []*stile.Hold

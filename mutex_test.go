@@ -16,7 +16,7 @@ import (
 )
 
 func TestMutex_lockAndRelease(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		ann, bob := w.client("ann"), w.client("bob")
 		h := lock(t, ann, "a")
 		expectHeld(t, h)
@@ -41,20 +41,20 @@ func TestMutex_lockAndRelease(t *testing.T) {
 }
 
 func TestHold_lastsUntilReleased(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		ann, bob := w.client("ann"), w.client("bob")
 		h := lock(t, ann, "a")
 		wt := wait(t.Context(), t, bob, "a")
 		time.Sleep(time.Hour)
 		expectHeld(t, h)
-		wt.waits()
+		wt.expectWaiting()
 		release(t, h)
-		wt.getsNow()
+		wt.expectHoldNow()
 	})
 }
 
 func TestMutex_differentNames(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		ann, bob := w.client("ann"), w.client("bob")
 		for _, name := range []string{"a", "a/b", "a/b/c", "A"} {
 			lock(t, ann, name)
@@ -64,7 +64,7 @@ func TestMutex_differentNames(t *testing.T) {
 }
 
 func TestMutex_sameName(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		c := w.client("ann")
 		one, two := c.Mutex("a"), c.Mutex("a")
 		h, err := one.Lock(t.Context())
@@ -82,7 +82,7 @@ func TestMutex_sameName(t *testing.T) {
 }
 
 func TestLock_isNotReentrant(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		c := w.client("ann")
 		h := lock(t, c, "a")
 		ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
@@ -99,7 +99,7 @@ func TestLock_isNotReentrant(t *testing.T) {
 }
 
 func TestTryLock(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		ann, bob := w.client("ann"), w.client("bob")
 		h, err := ann.Mutex("a").TryLock(t.Context())
 		if err != nil {
@@ -133,7 +133,7 @@ func TestTryLock(t *testing.T) {
 }
 
 func TestTryLock_errorHasHolderToken(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		ann, bob := w.client("ann"), w.client("bob")
 		h := lock(t, ann, "a")
 		_, err := bob.Mutex("a").TryLock(t.Context())
@@ -148,7 +148,7 @@ func TestTryLock_errorHasHolderToken(t *testing.T) {
 }
 
 func TestTryLock_endedContext(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		c := w.client("ann")
 		ctx, cancel := context.WithCancel(t.Context())
 		cancel()
@@ -165,7 +165,7 @@ func TestTryLock_endedContext(t *testing.T) {
 // For fencing: whatever happened to the holds before, the next one's token is larger.
 // Promise: P2
 func TestToken_increases(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		ann, bob := w.client("ann"), w.client("bob")
 		var last uint64
 		next := func(after string, h *stile.Hold) *stile.Hold {
@@ -182,10 +182,10 @@ func TestToken_increases(t *testing.T) {
 
 		h := lock(t, ann, "a")
 		next("another", h)
-		waitersBehind := wait(t.Context(), t, ann, "a")
+		behind := wait(t.Context(), t, ann, "a")
 		w.store.Expire(w.session("ann"))
 		expectLost(t, h, stile.LostExpired)
-		h = next("a session that expired", waitersBehind.gets())
+		h = next("a session that expired", behind.expectHold())
 
 		if _, err := bob.Break(t.Context(), "a", h.Token()); err != nil {
 			t.Fatal(err)
@@ -208,7 +208,7 @@ func TestToken_increases(t *testing.T) {
 type key struct{}
 
 func TestLock_contextBoundsOnlyTheWait(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		c := w.client("ann")
 		ctx, cancel := context.WithTimeout(context.WithValue(t.Context(), key{}, "value"), time.Second)
 		h, err := c.Mutex("a").Lock(ctx)
@@ -229,7 +229,7 @@ func TestLock_contextBoundsOnlyTheWait(t *testing.T) {
 }
 
 func TestDo_holdsLockWhileFRuns(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		c := w.client("ann")
 		ctx := context.WithValue(t.Context(), key{}, "value")
 		var inside *stile.Hold
@@ -253,7 +253,7 @@ func TestDo_holdsLockWhileFRuns(t *testing.T) {
 }
 
 func TestDo_returnsErrorOfF(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		mine := errors.New("mine")
 		err := w.client("ann").Mutex("a").Do(t.Context(), func(context.Context, *stile.Hold) error { return mine })
 		expectError(t, err, mine)
@@ -262,7 +262,7 @@ func TestDo_returnsErrorOfF(t *testing.T) {
 }
 
 func TestDo_doesNotRunFWithoutLock(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		ann, bob := w.client("ann"), w.client("bob")
 		lock(t, ann, "a")
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
@@ -273,7 +273,7 @@ func TestDo_doesNotRunFWithoutLock(t *testing.T) {
 }
 
 func TestDo_lossEndsContextOfF(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		ann, bob := w.client("ann"), w.client("bob")
 		mine := errors.New("mine")
 		err := ann.Mutex("a").Do(t.Context(), func(ctx context.Context, h *stile.Hold) error {
@@ -298,7 +298,7 @@ func TestDo_lossEndsContextOfF(t *testing.T) {
 
 // Success means that the lock was held to the end, even if f did not look.
 func TestDo_lossIsAnErrorIfFSucceeds(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		ann, bob := w.client("ann"), w.client("bob")
 		err := ann.Mutex("a").Do(t.Context(), func(_ context.Context, h *stile.Hold) error {
 			_, err := bob.Break(t.Context(), "a", h.Token())
@@ -309,14 +309,14 @@ func TestDo_lossIsAnErrorIfFSucceeds(t *testing.T) {
 }
 
 func TestDo_contextOfFEndsWithItsOwn(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		c := w.client("ann")
-		why := errors.New("shutting down")
+		cause := errors.New("shutting down")
 		ctx, cancel := context.WithCancelCause(t.Context())
 		err := c.Mutex("a").Do(ctx, func(ctx context.Context, h *stile.Hold) error {
-			cancel(why)
+			cancel(cause)
 			<-ctx.Done()
-			expectError(t, context.Cause(ctx), why)
+			expectError(t, context.Cause(ctx), cause)
 			expectHeld(t, h)
 			return nil
 		})
@@ -337,7 +337,7 @@ func TestDo_contextOfFEndsWithItsOwn(t *testing.T) {
 }
 
 func TestDo_notKnown(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		c := w.client("ann")
 		w.faults(memstore.Fault{LoseReply: true, Err: store.ErrNotKnown}, on(memstore.Withdraw))
 		err := c.Mutex("a").Do(t.Context(), func(context.Context, *stile.Hold) error { return nil })
@@ -346,7 +346,7 @@ func TestDo_notKnown(t *testing.T) {
 }
 
 func TestDo_releasesAfterPanic(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		c := w.client("ann")
 		func() {
 			defer func() {
@@ -362,7 +362,7 @@ func TestDo_releasesAfterPanic(t *testing.T) {
 }
 
 func TestDo_releasesAfterGoexit(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		c := w.client("ann")
 		go func() {
 			_ = c.Mutex("a").Do(t.Context(), func(context.Context, *stile.Hold) error {
@@ -377,7 +377,7 @@ func TestDo_releasesAfterGoexit(t *testing.T) {
 }
 
 func TestDo_fMayRelease(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		ann, bob := w.client("ann"), w.client("bob")
 		err := ann.Mutex("a").Do(t.Context(), func(ctx context.Context, h *stile.Hold) error {
 			release(t, h)
@@ -393,19 +393,19 @@ func TestDo_fMayRelease(t *testing.T) {
 }
 
 // fleeting is a store that takes the first entry of each name out as soon as it is in, and tells of both at once.
-type fleeting struct{ store.Store }
+type evictingStore struct{ store.Store }
 
-type fleetingSession struct {
+type evictingSession struct {
 	store.Session
 	seen map[string]bool
 }
 
-func (s fleeting) Open(ctx context.Context, opts store.SessionOptions) (store.Session, error) {
+func (s evictingStore) Open(ctx context.Context, opts store.SessionOptions) (store.Session, error) {
 	se, err := s.Store.Open(ctx, opts)
-	return fleetingSession{se, make(map[string]bool)}, err
+	return evictingSession{se, make(map[string]bool)}, err
 }
 
-func (s fleetingSession) Enqueue(ctx context.Context, req store.Request) (store.Ticket, error) {
+func (s evictingSession) Enqueue(ctx context.Context, req store.Request) (store.Ticket, error) {
 	ticket, err := s.Session.Enqueue(ctx, req)
 	if err == nil && !s.seen[req.Name] {
 		s.seen[req.Name] = true
@@ -420,7 +420,7 @@ func (s fleetingSession) Enqueue(ctx context.Context, req store.Request) (store.
 func TestLock_doesNotReturnHoldThatIsGone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var acquired record[stile.HoldStartEvent]
-		c, err := stile.New(fleeting{memstore.New()}, &stile.Options{Hooks: stile.Hooks{HoldStart: starting(acquired.add)}})
+		c, err := stile.New(evictingStore{memstore.New()}, &stile.Options{Hooks: stile.Hooks{HoldStart: starting(acquired.add)}})
 		if err != nil {
 			t.Fatal(err)
 		}

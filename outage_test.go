@@ -11,7 +11,7 @@ import (
 
 // A store that cannot be reached cannot say so: whoever watches has to ask, every now and then.
 func TestWatch_noticesOutageWithoutChanges(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
 		defer cancel()
 		outage := errors.New("no route to host")

@@ -14,12 +14,12 @@ import (
 // join returns a place that has got as far as it gets by itself.
 func join(ctx context.Context, t *testing.T, c *stile.Client, name string) *stile.Place {
 	t.Helper()
-	p := justJoin(ctx, t, c, name)
+	p := joinNoWait(ctx, t, c, name)
 	synctest.Wait()
 	return p
 }
 
-func justJoin(ctx context.Context, t *testing.T, c *stile.Client, name string) *stile.Place {
+func joinNoWait(ctx context.Context, t *testing.T, c *stile.Client, name string) *stile.Place {
 	t.Helper()
 	p, err := c.Mutex(name).Join(ctx)
 	if err != nil {
@@ -65,7 +65,7 @@ func expectLeft(t *testing.T, p *stile.Place, want ...error) {
 }
 
 func TestJoin(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		ann, bob := w.client("ann"), w.client("bob")
 		h := expectReady(t, join(t.Context(), t, ann, "a"))
 		expectHeld(t, h)
@@ -85,7 +85,7 @@ func TestJoin(t *testing.T) {
 }
 
 func TestPlace_Wait(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		ann, bob := w.client("ann"), w.client("bob")
 		h := lock(t, ann, "a")
 		p := join(t.Context(), t, bob, "a")
@@ -107,7 +107,7 @@ func TestPlace_Wait(t *testing.T) {
 
 // The end of the context is the end of one call, and the place does not notice.
 func TestPlace_Wait_givenUp(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		ann, bob := w.client("ann"), w.client("bob")
 		h := lock(t, ann, "a")
 		p := join(t.Context(), t, bob, "a")
@@ -128,13 +128,13 @@ func TestPlace_Wait_givenUp(t *testing.T) {
 
 // Whoever joined first is first: also among those that one goroutine has joined without a pause.
 func TestPlace_orderOfJoining(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		c := w.client("ann")
 		for range 20 {
 			h := lock(t, c, "a")
 			var places []*stile.Place
 			for range 5 {
-				places = append(places, justJoin(t.Context(), t, c, "a"))
+				places = append(places, joinNoWait(t.Context(), t, c, "a"))
 			}
 			release(t, h)
 			for i, p := range places {
@@ -148,7 +148,7 @@ func TestPlace_orderOfJoining(t *testing.T) {
 }
 
 func TestPlace_aheadCountsDown(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		ann, bob, cid := w.client("ann"), w.client("bob"), w.client("cid")
 		h := lock(t, ann, "a")
 		b := join(t.Context(), t, bob, "a")
@@ -175,7 +175,7 @@ func TestPlace_aheadCountsDown(t *testing.T) {
 }
 
 func TestPlace_leaveLineInStore(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		ann, bob, cid := w.client("ann"), w.client("bob"), w.client("cid")
 		h := lock(t, ann, "a")
 		p := join(t.Context(), t, bob, "a")
@@ -189,12 +189,12 @@ func TestPlace_leaveLineInStore(t *testing.T) {
 		}
 		w.expectLine("a", "ann", "cid")
 		release(t, h)
-		next.getsNow()
+		next.expectHoldNow()
 	})
 }
 
 func TestPlace_leaveLocalQueue(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		c := w.client("ann")
 		h := lock(t, c, "a")
 		p := join(t.Context(), t, c, "a")
@@ -204,13 +204,13 @@ func TestPlace_leaveLocalQueue(t *testing.T) {
 		}
 		expectLeft(t, p, stile.ErrLeft)
 		release(t, h)
-		next.getsNow()
+		next.expectHoldNow()
 	})
 }
 
 // Nobody took the hold, and there is nobody else who could release it.
 func TestPlace_leaveReleasesHold(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		ann, bob := w.client("ann"), w.client("bob")
 		p := join(t.Context(), t, ann, "a")
 		next := wait(t.Context(), t, bob, "a")
@@ -218,7 +218,7 @@ func TestPlace_leaveReleasesHold(t *testing.T) {
 		if err := p.Leave(t.Context()); err != nil {
 			t.Fatal(err)
 		}
-		next.getsNow()
+		next.expectHoldNow()
 		h, err := p.Wait(t.Context())
 		if err != nil || h.Valid() {
 			t.Errorf("the hold of a place left after it was ready: valid %v, error %v", h.Valid(), err)
@@ -230,7 +230,7 @@ func TestPlace_leaveReleasesHold(t *testing.T) {
 }
 
 func TestPlace_leaveAfterLoss(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		c := w.client("ann")
 		p := join(t.Context(), t, c, "a")
 		h := expectReady(t, p)
@@ -242,10 +242,10 @@ func TestPlace_leaveAfterLoss(t *testing.T) {
 }
 
 func TestPlace_leaveAtOnce(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		c := w.client("ann")
 		for range 100 {
-			if err := justJoin(t.Context(), t, c, "a").Leave(t.Context()); err != nil {
+			if err := joinNoWait(t.Context(), t, c, "a").Leave(t.Context()); err != nil {
 				t.Fatal(err)
 			}
 			w.expectLine("a")
@@ -255,7 +255,7 @@ func TestPlace_leaveAtOnce(t *testing.T) {
 
 // Leaving as the turn comes: the lock is not held afterwards, whichever was first.
 func TestPlace_leaveDuringAdmission(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		ann, bob, cid := w.client("ann"), w.client("bob"), w.client("cid")
 		for range 300 {
 			h := lock(t, ann, "a")
@@ -267,22 +267,22 @@ func TestPlace_leaveDuringAdmission(t *testing.T) {
 				}
 			}()
 			release(t, h)
-			release(t, next.getsNow())
+			release(t, next.expectHoldNow())
 			w.expectLine("a")
 		}
 	})
 }
 
 func TestPlace_contextOfJoinEnds(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		ann, bob := w.client("ann"), w.client("bob")
 		h := lock(t, ann, "a")
-		ctx, end, why := cancelable(t)
+		ctx, end, cause := cancelable(t)
 		inLine, inQueue := join(ctx, t, bob, "a"), join(ctx, t, ann, "a")
 		w.expectLine("a", "ann", "bob")
 		end()
-		expectLeft(t, inLine, context.Canceled, why)
-		expectLeft(t, inQueue, context.Canceled, why)
+		expectLeft(t, inLine, context.Canceled, cause)
+		expectLeft(t, inQueue, context.Canceled, cause)
 		w.expectLine("a", "ann")
 		release(t, h)
 
@@ -295,7 +295,7 @@ func TestPlace_contextOfJoinEnds(t *testing.T) {
 }
 
 func TestPlace_waitReturnsError(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		c := w.client("ann")
 		full := errors.New("database space exceeded")
 		w.faults(memstore.Fault{Err: full}, on(memstore.Enqueue))
@@ -308,7 +308,7 @@ func TestPlace_waitReturnsError(t *testing.T) {
 }
 
 func TestPlace_clientCloses(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		ann, bob := w.client("ann"), w.client("bob")
 		lock(t, bob, "a")
 		p := join(t.Context(), t, ann, "a")

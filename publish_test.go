@@ -18,20 +18,20 @@ import (
 )
 
 // published notes the changes of owners that reach the store, and when, and puts a fault on them.
-type published struct {
+type ownerUpdates struct {
 	record[time.Time]
-	after record[memstore.Op] // what followed them
+	withdrawals record[memstore.Op] // what followed them
 }
 
-func (w *world) publishing(f memstore.Fault) *published {
-	p := &published{}
+func (w *testEnv) recordOwnerUpdates(f memstore.Fault) *ownerUpdates {
+	p := &ownerUpdates{}
 	w.store.SetFaults(func(c memstore.Call) memstore.Fault {
 		switch {
 		case c.Op == memstore.SetOwner:
 			p.add(time.Now())
 			return f
 		case c.Op == memstore.Withdraw:
-			p.after.add(c.Op)
+			p.withdrawals.add(c.Op)
 		}
 		return memstore.Fault{}
 	})
@@ -39,7 +39,7 @@ func (w *world) publishing(f memstore.Fault) *published {
 }
 
 // ownerOf returns the owner of the only holder of a lock, as others see it.
-func (w *world) ownerOf(name string) stile.Owner {
+func (w *testEnv) ownerOf(name string) stile.Owner {
 	w.t.Helper()
 	l, err := w.store.Line(context.Background(), name)
 	if err != nil || len(l.Entries) == 0 || !l.Entries[0].Admitted {
@@ -49,16 +49,16 @@ func (w *world) ownerOf(name string) stile.Owner {
 }
 
 func TestPublish_othersSeeTimeOfAcquisition(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		const waited = 3 * time.Minute
 		ann, bob := w.client("ann"), w.client("bob")
 		first := lock(t, ann, "a")
 		joined := time.Now()
 		wt := wait(t.Context(), t, bob, "a")
-		wt.waits()
+		wt.expectWaiting()
 		time.Sleep(waited)
 		release(t, first)
-		h := wt.getsNow()
+		h := wt.expectHoldNow()
 		obtained := time.Now()
 
 		time.Sleep(time.Second - 1)
@@ -80,8 +80,8 @@ func TestPublish_othersSeeTimeOfAcquisition(t *testing.T) {
 }
 
 func TestPublish_shortHoldSendsNoRequest(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
-		p := w.publishing(memstore.Fault{})
+	scenario(t, func(t *testing.T, w *testEnv) {
+		p := w.recordOwnerUpdates(memstore.Fault{})
 		ann := w.client("ann")
 		for range 100 {
 			h := lock(t, ann, "a")
@@ -101,8 +101,8 @@ func TestPublish_shortHoldSendsNoRequest(t *testing.T) {
 
 // Who has tried has not waited, so there is nothing to add.
 func TestPublish_notAfterTryLock(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
-		p := w.publishing(memstore.Fault{})
+	scenario(t, func(t *testing.T, w *testEnv) {
+		p := w.recordOwnerUpdates(memstore.Fault{})
 		now := time.Now()
 		h, err := w.client("ann").Mutex("a").TryLock(t.Context())
 		if err != nil {
@@ -120,18 +120,18 @@ func TestPublish_notAfterTryLock(t *testing.T) {
 }
 
 // immutable is a store that cannot change what it has.
-type immutable struct{ *memstore.Store }
+type noOwnerUpdatesStore struct{ *memstore.Store }
 
-func (s immutable) Capabilities() store.Capabilities {
+func (s noOwnerUpdatesStore) Capabilities() store.Capabilities {
 	caps := s.Store.Capabilities()
 	caps.OwnerUpdates = false
 	return caps
 }
 
 func TestPublish_notIfUnsupported(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
-		p := w.publishing(memstore.Fault{})
-		c, err := stile.New(immutable{w.store}, nil)
+	scenario(t, func(t *testing.T, w *testEnv) {
+		p := w.recordOwnerUpdates(memstore.Fault{})
+		c, err := stile.New(noOwnerUpdatesStore{w.store}, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -153,16 +153,16 @@ func TestPublish_threeAttempts(t *testing.T) {
 		"unanswered": {LoseReply: true},
 	} {
 		t.Run(what, func(t *testing.T) {
-			scenario(t, func(t *testing.T, w *world) {
-				p := w.publishing(f)
-				l := &logged{}
+			scenario(t, func(t *testing.T, w *testEnv) {
+				p := w.recordOwnerUpdates(f)
+				l := &logRecorder{}
 				h := lock(t, w.client("ann", func(o *stile.Options) { o.Logger = slog.New(l) }), "a")
 				time.Sleep(10 * time.Minute)
 				if n := len(p.all()); n != 3 {
 					t.Errorf("%d attempts were made, want 3", n)
 				}
-				if said := l.above(); len(said) > 0 {
-					t.Errorf("it is nothing to warn of: %q", said)
+				if warnings := l.aboveDebug(); len(warnings) > 0 {
+					t.Errorf("it is nothing to warn of: %q", warnings)
 				}
 				n := 0
 				for _, r := range l.all() {
@@ -182,8 +182,8 @@ func TestPublish_threeAttempts(t *testing.T) {
 }
 
 func TestPublish_retrySucceeds(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
-		w.publishing(memstore.Fault{Err: errors.New("busy")})
+	scenario(t, func(t *testing.T, w *testEnv) {
+		w.recordOwnerUpdates(memstore.Fault{Err: errors.New("busy")})
 		h := lock(t, w.client("ann"), "a")
 		obtained := time.Now()
 		time.Sleep(2 * time.Second)
@@ -205,8 +205,8 @@ func TestPublish_releaseEndsAttempt(t *testing.T) {
 		"ReleaseAfter": func(ctx context.Context, h *stile.Hold) error { return h.ReleaseAfter(ctx, time.Second) },
 	} {
 		t.Run(how, func(t *testing.T) {
-			scenario(t, func(t *testing.T, w *world) {
-				p := w.publishing(memstore.Fault{Delay: time.Second})
+			scenario(t, func(t *testing.T, w *testEnv) {
+				p := w.recordOwnerUpdates(memstore.Fault{Delay: time.Second})
 				h := lock(t, w.client("ann"), "a")
 				time.Sleep(1500 * time.Millisecond)
 				began := time.Now()
@@ -217,7 +217,7 @@ func TestPublish_releaseEndsAttempt(t *testing.T) {
 					t.Errorf("the release took %v", took)
 				}
 				time.Sleep(time.Minute)
-				if n, m := len(p.all()), len(p.after.all()); n != 1 || m != 1 {
+				if n, m := len(p.all()), len(p.withdrawals.all()); n != 1 || m != 1 {
 					t.Errorf("the owner was changed %d times and the entry taken out %d times, want once each", n, m)
 				}
 				w.expectLine("a")
@@ -228,9 +228,9 @@ func TestPublish_releaseEndsAttempt(t *testing.T) {
 
 // Whoever locks as many names as there are, in a store that answers nothing about them, has no more goroutines for that.
 func TestPublish_fewGoroutinesForManyHolds(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		const many = 2000
-		p := w.publishing(memstore.Fault{Delay: time.Second})
+		p := w.recordOwnerUpdates(memstore.Fault{Delay: time.Second})
 		ann := w.client("ann")
 		var holds []*stile.Hold
 		for i := range many {
@@ -260,12 +260,12 @@ func TestPublish_fewGoroutinesForManyHolds(t *testing.T) {
 }
 
 func TestPublish_closeDoesNotWait(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		ann := w.client("ann")
 		for i := range 20 {
 			lock(t, ann, fmt.Sprint("lock ", i))
 		}
-		p := w.publishing(memstore.Fault{Drop: true})
+		p := w.recordOwnerUpdates(memstore.Fault{Drop: true})
 		time.Sleep(1500 * time.Millisecond)
 		began := time.Now()
 		if err := ann.Close(t.Context()); err != nil {

@@ -16,7 +16,7 @@ import (
 
 // Promise: P3
 func TestQueue_clientsInOrderOfArrival(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		h := lock(t, w.client("ann"), "a")
 		names := []string{"ann"}
 		var waiters []*waiter
@@ -27,10 +27,10 @@ func TestQueue_clientsInOrderOfArrival(t *testing.T) {
 		}
 		for i, wt := range waiters {
 			for _, later := range waiters[i:] {
-				later.waits()
+				later.expectWaiting()
 			}
 			release(t, h)
-			h = wt.getsNow()
+			h = wt.expectHoldNow()
 			w.expectLine("a", names[i+1:]...)
 		}
 	})
@@ -39,7 +39,7 @@ func TestQueue_clientsInOrderOfArrival(t *testing.T) {
 // However many goroutines of one process want a lock, the process stands in the line once.
 // Promise: P3
 func TestQueue_goroutinesInOrderOfArrival(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		c := w.client("ann")
 		h := lock(t, c, "a")
 		var waiters []*waiter
@@ -49,10 +49,10 @@ func TestQueue_goroutinesInOrderOfArrival(t *testing.T) {
 		}
 		for i, wt := range waiters {
 			for _, later := range waiters[i:] {
-				later.waits()
+				later.expectWaiting()
 			}
 			release(t, h)
-			h = wt.getsNow()
+			h = wt.expectHoldNow()
 			w.expectLine("a", "ann")
 		}
 		release(t, h)
@@ -62,7 +62,7 @@ func TestQueue_goroutinesInOrderOfArrival(t *testing.T) {
 
 // A process goes to the end of the line between the turns of its goroutines: others are not starved.
 func TestQueue_busyProcessTakesTurnsWithOthers(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		ann, bob := w.client("ann"), w.client("bob")
 		first := lock(t, ann, "a")
 		a2, a3 := wait(t.Context(), t, ann, "a"), wait(t.Context(), t, ann, "a")
@@ -70,34 +70,34 @@ func TestQueue_busyProcessTakesTurnsWithOthers(t *testing.T) {
 		w.expectLine("a", "ann", "bob")
 
 		release(t, first)
-		h := b1.getsNow()
+		h := b1.expectHoldNow()
 		w.expectLine("a", "bob", "ann")
 		release(t, h)
-		h = a2.getsNow()
+		h = a2.expectHoldNow()
 		w.expectLine("a", "ann", "bob")
 		release(t, h)
-		h = b2.getsNow()
+		h = b2.expectHoldNow()
 		w.expectLine("a", "bob", "ann")
 		release(t, h)
-		release(t, a3.getsNow())
+		release(t, a3.expectHoldNow())
 		w.expectLine("a")
 	})
 }
 
 func TestQueue_namesAreIndependent(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		ann, bob := w.client("ann"), w.client("bob")
 		lock(t, bob, "a")
 		wt := wait(t.Context(), t, ann, "a")
 		release(t, lock(t, ann, "b"))
-		wt.waits()
+		wt.expectWaiting()
 	})
 }
 
 // Each release wakes one waiter: the next.
 // Promise: P4
 func TestQueue_wakesOnlyTheNext(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		h := lock(t, w.client("ann"), "a")
 		b := wait(t.Context(), t, w.client("bob"), "a")
 		c := wait(t.Context(), t, w.client("cid"), "a")
@@ -109,8 +109,8 @@ func TestQueue_wakesOnlyTheNext(t *testing.T) {
 			return memstore.Fault{}
 		})
 		release(t, h)
-		b.getsNow()
-		c.waits()
+		b.expectHoldNow()
+		c.expectWaiting()
 		if requests != 1 {
 			t.Errorf("a hand-over took %d requests, want 1: the release", requests)
 		}
@@ -121,7 +121,7 @@ func TestQueue_wakesOnlyTheNext(t *testing.T) {
 // watches as well.
 // Promise: P1
 func TestQueue_exclusion(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		counter, last := 0, uint64(0)
 		var all sync.WaitGroup
 		for _, name := range []string{"ann", "bob", "cid"} {
@@ -154,57 +154,57 @@ func TestQueue_exclusion(t *testing.T) {
 }
 
 // cancelable is a context that ends with a cause of its own.
-func cancelable(t *testing.T) (ctx context.Context, end func(), why error) {
+func cancelable(t *testing.T) (ctx context.Context, end func(), cause error) {
 	ctx, cancel := context.WithCancelCause(t.Context())
-	why = errors.New("the caller has better things to do")
-	return ctx, func() { cancel(why); synctest.Wait() }, why
+	cause = errors.New("the caller has better things to do")
+	return ctx, func() { cancel(cause); synctest.Wait() }, cause
 }
 
 func TestGiveUp_inLocalQueue(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		c := w.client("ann")
 		h := lock(t, c, "a")
-		ctx, end, why := cancelable(t)
+		ctx, end, cause := cancelable(t)
 		first := wait(t.Context(), t, c, "a")
 		quits := wait(ctx, t, c, "a")
 		last := wait(t.Context(), t, c, "a")
 		end()
-		quits.fails(context.Canceled, why)
+		quits.expectFailure(context.Canceled, cause)
 		release(t, h)
-		release(t, first.getsNow())
-		release(t, last.getsNow())
+		release(t, first.expectHoldNow())
+		release(t, last.expectHoldNow())
 	})
 }
 
 func TestGiveUp_inLineInStore(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		ann, bob, cid := w.client("ann"), w.client("bob"), w.client("cid")
 		h := lock(t, ann, "a")
-		ctx, end, why := cancelable(t)
+		ctx, end, cause := cancelable(t)
 		quits := wait(ctx, t, bob, "a")
-		waitersBehind := wait(t.Context(), t, bob, "a")
+		behind := wait(t.Context(), t, bob, "a")
 		next := wait(t.Context(), t, cid, "a")
 		w.expectLine("a", "ann", "bob", "cid")
 		end()
-		quits.fails(context.Canceled, why)
+		quits.expectFailure(context.Canceled, cause)
 		w.expectLine("a", "ann", "cid", "bob")
 		release(t, h)
-		release(t, next.getsNow())
-		release(t, waitersBehind.getsNow())
+		release(t, next.expectHoldNow())
+		release(t, behind.expectHoldNow())
 	})
 }
 
 func TestGiveUp_contextDeadline(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		ann, bob := w.client("ann"), w.client("bob")
 		h := lock(t, ann, "a")
-		why := errors.New("too slow")
-		ctx, cancel := context.WithTimeoutCause(t.Context(), time.Minute, why)
+		cause := errors.New("too slow")
+		ctx, cancel := context.WithTimeoutCause(t.Context(), time.Minute, cause)
 		defer cancel()
 		before := time.Now()
 		for _, c := range []*stile.Client{ann, bob} {
 			_, err := c.Mutex("a").Lock(ctx)
-			expectError(t, err, context.DeadlineExceeded, why)
+			expectError(t, err, context.DeadlineExceeded, cause)
 		}
 		if d := time.Since(before); d != time.Minute {
 			t.Errorf("Lock waited for %v, want a minute", d)
@@ -221,19 +221,19 @@ func TestGiveUp_whileSessionOpens(t *testing.T) {
 		"the request is lost": {Drop: true},
 		"the reply is lost":   {LoseReply: true},
 	} {
-		scenario(t, func(t *testing.T, w *world) {
+		scenario(t, func(t *testing.T, w *testEnv) {
 			c := w.client("ann")
 			w.faults(f, on(memstore.Open))
-			ctx, end, why := cancelable(t)
+			ctx, end, cause := cancelable(t)
 			opens := wait(ctx, t, c, "a")
-			waitersBehind := wait(t.Context(), t, c, "a")
+			behind := wait(t.Context(), t, c, "a")
 			asWell := wait(t.Context(), t, c, "b") // waits for the same session
 			time.Sleep(time.Millisecond)
 			w.heal()
 			end()
-			opens.fails(context.Canceled, why)
-			release(t, waitersBehind.getsNow())
-			release(t, asWell.getsNow())
+			opens.expectFailure(context.Canceled, cause)
+			release(t, behind.expectHoldNow())
+			release(t, asWell.expectHoldNow())
 			w.expectLine("a")
 			if ids := w.store.Sessions(); len(ids) != 1 {
 				t.Errorf("%s: there are the sessions %v, want one", what, ids)
@@ -243,12 +243,12 @@ func TestGiveUp_whileSessionOpens(t *testing.T) {
 }
 
 // abrupt is a store whose calls end with an error of its own when their context ends.
-type abrupt struct {
+type customErrorStore struct {
 	store.Store
 	err error
 }
 
-func (s abrupt) Open(ctx context.Context, _ store.SessionOptions) (store.Session, error) {
+func (s customErrorStore) Open(ctx context.Context, _ store.SessionOptions) (store.Session, error) {
 	<-ctx.Done()
 	return nil, s.err
 }
@@ -256,32 +256,32 @@ func (s abrupt) Open(ctx context.Context, _ store.SessionOptions) (store.Session
 func TestGiveUp_errorMatchesContextError(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		reset := errors.New("connection reset")
-		c, err := stile.New(abrupt{memstore.New(), reset}, nil)
+		c, err := stile.New(customErrorStore{memstore.New(), reset}, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
-		ctx, end, why := cancelable(t)
+		ctx, end, cause := cancelable(t)
 		wt := wait(ctx, t, c, "a")
 		end()
-		wt.fails(context.Canceled, why, reset)
+		wt.expectFailure(context.Canceled, cause, reset)
 		wt = wait(t.Context(), t, c, "a")
 		if err := c.Close(t.Context()); err != nil {
 			t.Error(err)
 		}
-		wt.fails(stile.ErrClosed)
+		wt.expectFailure(stile.ErrClosed)
 	})
 }
 
 func TestGiveUp_whileAnotherCallOpensSession(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		c := w.client("ann")
 		w.faults(memstore.Fault{Delay: time.Second}, on(memstore.Open))
 		opens := wait(t.Context(), t, c, "a")
-		ctx, end, why := cancelable(t)
+		ctx, end, cause := cancelable(t)
 		quits := wait(ctx, t, c, "b")
 		end()
-		quits.fails(context.Canceled, why)
-		opens.gets()
+		quits.expectFailure(context.Canceled, cause)
+		opens.expectHold()
 		w.expectLine("b")
 	})
 }
@@ -296,7 +296,7 @@ func TestGiveUp_duringEnqueue(t *testing.T) {
 		"the reply is lost":   {LoseReply: true},
 	} {
 		for _, held := range []bool{false, true} {
-			scenario(t, func(t *testing.T, w *world) {
+			scenario(t, func(t *testing.T, w *testEnv) {
 				ann, bob := w.client("ann"), w.client("bob")
 				var h *stile.Hold
 				var line []string
@@ -304,20 +304,20 @@ func TestGiveUp_duringEnqueue(t *testing.T) {
 					h, line = lock(t, bob, "a"), []string{"bob"}
 				}
 				w.faults(f, on(memstore.Enqueue))
-				ctx, end, why := cancelable(t)
+				ctx, end, cause := cancelable(t)
 				quits := wait(ctx, t, ann, "a")
-				waitersBehind := wait(t.Context(), t, ann, "a")
+				behind := wait(t.Context(), t, ann, "a")
 				time.Sleep(time.Millisecond)
 				w.heal()
 				end()
 				t.Log(what, "; held:", held)
-				quits.fails(context.Canceled, why)
+				quits.expectFailure(context.Canceled, cause)
 				w.expectLine("a", append(line, "ann")...)
 				if held {
-					waitersBehind.waits()
+					behind.expectWaiting()
 					release(t, h)
 				}
-				release(t, waitersBehind.getsNow())
+				release(t, behind.expectHoldNow())
 				release(t, lock(t, bob, "a"))
 			})
 		}
@@ -328,14 +328,14 @@ func TestGiveUp_duringEnqueue(t *testing.T) {
 // left behind, and the next one's turn comes.
 // Promise: P5
 func TestGiveUp_duringAdmission(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		ann, bob, cid := w.client("ann"), w.client("bob"), w.client("cid")
 		got := 0
 		for range 300 {
 			h := lock(t, ann, "a")
 			ctx, cancel := context.WithCancel(t.Context())
 			races := wait(ctx, t, bob, "a")
-			waitersBehind := wait(t.Context(), t, bob, "a")
+			behind := wait(t.Context(), t, bob, "a")
 			next := wait(t.Context(), t, cid, "a")
 			go cancel()
 			release(t, h)
@@ -343,13 +343,13 @@ func TestGiveUp_duringAdmission(t *testing.T) {
 			if races.err == nil {
 				got++
 				expectHeld(t, races.hold)
-				next.waits()
+				next.expectWaiting()
 				release(t, races.hold)
 			} else {
 				expectError(t, races.err, context.Canceled)
 			}
-			release(t, next.getsNow())
-			release(t, waitersBehind.getsNow())
+			release(t, next.expectHoldNow())
+			release(t, behind.expectHoldNow())
 			w.expectLine("a")
 		}
 		t.Logf("got the lock %d times of 300", got)
@@ -358,7 +358,7 @@ func TestGiveUp_duringAdmission(t *testing.T) {
 
 // The same within one process.
 func TestGiveUp_duringAdmissionInLocalQueue(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		c := w.client("ann")
 		for range 300 {
 			h := lock(t, c, "a")
@@ -369,12 +369,12 @@ func TestGiveUp_duringAdmissionInLocalQueue(t *testing.T) {
 			release(t, h)
 			<-races.done
 			if races.err == nil {
-				next.waits()
+				next.expectWaiting()
 				release(t, races.hold)
 			} else {
 				expectError(t, races.err, context.Canceled)
 			}
-			release(t, next.getsNow())
+			release(t, next.expectHoldNow())
 			w.expectLine("a")
 		}
 	})
@@ -384,16 +384,16 @@ func TestGiveUp_duringAdmissionInLocalQueue(t *testing.T) {
 // all.
 // Promise: P5
 func TestGiveUp_storeUnreachable(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		ann, bob, cid := w.client("ann"), w.client("bob"), w.client("cid")
 		h := lock(t, bob, "a")
-		ctx, end, why := cancelable(t)
+		ctx, end, cause := cancelable(t)
 		quits := wait(ctx, t, ann, "a")
-		waitersBehind := wait(t.Context(), t, ann, "a")
+		behind := wait(t.Context(), t, ann, "a")
 		next := wait(t.Context(), t, cid, "a")
 		w.faults(memstore.Fault{Drop: true}, on(memstore.Withdraw), w.session("ann"))
 		end()
-		quits.fails(context.Canceled, why)
+		quits.expectFailure(context.Canceled, cause)
 		w.expectLine("a", "bob", "ann", "cid")
 		time.Sleep(time.Second)
 		w.expectLine("a", "bob", "ann", "cid", "ann")
@@ -401,8 +401,8 @@ func TestGiveUp_storeUnreachable(t *testing.T) {
 		time.Sleep(2 * time.Second)
 		w.expectLine("a", "bob", "cid", "ann")
 		release(t, h)
-		release(t, next.getsNow())
-		release(t, waitersBehind.getsNow())
+		release(t, next.expectHoldNow())
+		release(t, behind.expectHoldNow())
 	})
 }
 
@@ -433,7 +433,7 @@ func (r *registrations) AfterFunc(f func()) func() bool {
 
 // A context may live as long as the process: what is registered with it for one lock must not stay.
 func TestGiveUp_leavesNothingOnCallersContext(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		ann, bob := w.client("ann"), w.client("bob")
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
@@ -481,13 +481,13 @@ func TestGiveUp_leavesNothingOnCallersContext(t *testing.T) {
 func TestContended(t *testing.T) {
 	for _, tt := range []struct {
 		who       string
-		contender func(w *world, ann *stile.Client) *stile.Client
+		contender func(w *testEnv, ann *stile.Client) *stile.Client
 	}{
-		{"another process", func(w *world, _ *stile.Client) *stile.Client { return w.client("bob") }},
-		{"the same process", func(_ *world, ann *stile.Client) *stile.Client { return ann }},
+		{"another process", func(w *testEnv, _ *stile.Client) *stile.Client { return w.client("bob") }},
+		{"the same process", func(_ *testEnv, ann *stile.Client) *stile.Client { return ann }},
 	} {
 		t.Run(tt.who, func(t *testing.T) {
-			scenario(t, func(t *testing.T, w *world) {
+			scenario(t, func(t *testing.T, w *testEnv) {
 				ann := w.client("ann")
 				other := tt.contender(w, ann)
 				h := lock(t, ann, "a")
@@ -507,7 +507,7 @@ func TestContended(t *testing.T) {
 					t.Error("not contended although somebody waits")
 				}
 				release(t, h)
-				next := wt.getsNow()
+				next := wt.expectHoldNow()
 				if closed(next.Contended()) {
 					t.Error("the next hold is contended although nobody waits")
 				}
@@ -521,7 +521,7 @@ func TestContended(t *testing.T) {
 }
 
 func TestContended_askedLate(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		ann, bob := w.client("ann"), w.client("bob")
 		a, b := lock(t, ann, "a"), lock(t, ann, "b")
 		wait(t.Context(), t, bob, "a")
@@ -533,7 +533,7 @@ func TestContended_askedLate(t *testing.T) {
 }
 
 func TestContended_afterTheHold(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		ann, bob := w.client("ann"), w.client("bob")
 		h := lock(t, ann, "a")
 		release(t, h)
@@ -546,7 +546,7 @@ func TestContended_afterTheHold(t *testing.T) {
 }
 
 func TestQueue_linesAreIndependent(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		c := w.client("ann")
 		var holds []*stile.Hold
 		for _, name := range []string{"a", "b", "c"} {

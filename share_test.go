@@ -27,11 +27,11 @@ func waitFor(ctx context.Context, t *testing.T, c *stile.Client, name string, mo
 
 func lockFor(t *testing.T, c *stile.Client, name string, mode line.Mode) *stile.Hold {
 	t.Helper()
-	return waitFor(t.Context(), t, c, name, mode).getsNow()
+	return waitFor(t.Context(), t, c, name, mode).expectHoldNow()
 }
 
 func TestShare_readersOfAProcessHaveOneEntry(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		ann := w.client("ann")
 		first := lockFor(t, ann, "a", line.Shared)
 		second := lockFor(t, ann, "a", line.Shared)
@@ -42,15 +42,15 @@ func TestShare_readersOfAProcessHaveOneEntry(t *testing.T) {
 		writer := waitFor(t.Context(), t, w.client("bob"), "a", line.Exclusive)
 		release(t, first)
 		expectHeld(t, second)
-		writer.waits()
+		writer.expectWaiting()
 		release(t, second)
-		release(t, writer.getsNow())
+		release(t, writer.expectHoldNow())
 	})
 }
 
 // A reader that comes while somebody waits behind the entry of its process stands behind that one.
 func TestShare_readersDoNotOvertakeWriterOfAnotherProcess(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		ann, bob := w.client("ann"), w.client("bob")
 		reader := lockFor(t, ann, "a", line.Shared)
 		writer := waitFor(t.Context(), t, bob, "a", line.Exclusive)
@@ -60,14 +60,14 @@ func TestShare_readersDoNotOvertakeWriterOfAnotherProcess(t *testing.T) {
 			t.Errorf("a try that would pass the writer: %v, want ErrHeld", err)
 		}
 		release(t, reader)
-		late.waits()
-		release(t, writer.getsNow())
-		release(t, late.getsNow())
+		late.expectWaiting()
+		release(t, writer.expectHoldNow())
+		release(t, late.expectHoldNow())
 	})
 }
 
 func TestShare_readersDoNotOvertakeWriterOfTheirProcess(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		ann := w.client("ann")
 		reader := lockFor(t, ann, "a", line.Shared)
 		writer := waitFor(t.Context(), t, ann, "a", line.Exclusive)
@@ -76,48 +76,48 @@ func TestShare_readersDoNotOvertakeWriterOfTheirProcess(t *testing.T) {
 			t.Errorf("a try that would pass the writer: %v, want ErrHeld", err)
 		}
 		release(t, reader)
-		h := writer.getsNow()
-		late.waits()
+		h := writer.expectHoldNow()
+		late.expectWaiting()
 		release(t, h)
-		release(t, late.getsNow())
+		release(t, late.expectHoldNow())
 	})
 }
 
 // Readers that come together behind a writer of their process get one entry, although another writer waits behind them.
 func TestShare_readersBetweenWritersHaveOneEntry(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		ann := w.client("ann")
 		first := lockFor(t, ann, "a", line.Exclusive)
 		r1 := waitFor(t.Context(), t, ann, "a", line.Shared)
 		r2 := waitFor(t.Context(), t, ann, "a", line.Shared)
 		last := waitFor(t.Context(), t, ann, "a", line.Exclusive)
 		release(t, first)
-		h1, h2 := r1.getsNow(), r2.getsNow()
+		h1, h2 := r1.expectHoldNow(), r2.expectHoldNow()
 		w.expectLine("a", "ann")
 		release(t, h1)
 		release(t, h2)
-		release(t, last.getsNow())
+		release(t, last.expectHoldNow())
 	})
 }
 
 // deaf is a memory store that tells nobody of those who wait behind.
-type deaf struct{ store.Store }
+type noContentionStore struct{ store.Store }
 
-func (s deaf) Open(ctx context.Context, opts store.SessionOptions) (store.Session, error) {
+func (s noContentionStore) Open(ctx context.Context, opts store.SessionOptions) (store.Session, error) {
 	inner, err := s.Store.Open(ctx, opts)
-	return deafSession{inner}, err
+	return noContentionSession{inner}, err
 }
 
-type deafSession struct{ store.Session }
+type noContentionSession struct{ store.Session }
 
-func (s deafSession) Enqueue(ctx context.Context, req store.Request) (store.Ticket, error) {
+func (s noContentionSession) Enqueue(ctx context.Context, req store.Request) (store.Ticket, error) {
 	inner, err := s.Session.Enqueue(ctx, req)
-	return deafTicket{inner}, err
+	return noContentionTicket{inner}, err
 }
 
-type deafTicket struct{ store.Ticket }
+type noContentionTicket struct{ store.Ticket }
 
-func (t deafTicket) Extensions() store.Extensions {
+func (t noContentionTicket) Extensions() store.Extensions {
 	e := t.Ticket.Extensions()
 	e.NotifyContended = func(func()) {}
 	return e
@@ -125,8 +125,8 @@ func (t deafTicket) Extensions() store.Extensions {
 
 // Though nobody tells of a writer, readers do not keep it out for ever.
 func TestShare_windowEndsWithoutNotification(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
-		ann, err := stile.New(deaf{w.store}, &stile.Options{TTL: ttl, Owner: stile.Owner{Command: "ann"}})
+	scenario(t, func(t *testing.T, w *testEnv) {
+		ann, err := stile.New(noContentionStore{w.store}, &stile.Options{TTL: ttl, Owner: stile.Owner{Command: "ann"}})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -140,28 +140,28 @@ func TestShare_windowEndsWithoutNotification(t *testing.T) {
 		w.expectLine("a", "ann", "bob", "ann")
 		release(t, reader)
 		release(t, early)
-		release(t, writer.getsNow())
-		release(t, late.getsNow())
+		release(t, writer.expectHoldNow())
+		release(t, late.expectHoldNow())
 	})
 }
 
 func TestShare_firstGivesUp(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		ann, bob, cid := w.client("ann"), w.client("bob"), w.client("cid")
 		writer := lock(t, bob, "a")
-		ctx, end, why := cancelable(t)
+		ctx, end, cause := cancelable(t)
 		first := waitFor(ctx, t, ann, "a", line.Shared)
 		second := waitFor(t.Context(), t, ann, "a", line.Shared)
-		waitersBehind := waitFor(t.Context(), t, cid, "a", line.Exclusive)
+		behind := waitFor(t.Context(), t, cid, "a", line.Exclusive)
 		w.expectLine("a", "bob", "ann", "cid")
 		end()
-		first.fails(context.Canceled, why)
+		first.expectFailure(context.Canceled, cause)
 		w.expectLine("a", "bob", "ann", "cid")
 		release(t, writer)
-		h := second.getsNow()
-		waitersBehind.waits()
+		h := second.expectHoldNow()
+		behind.expectWaiting()
 		release(t, h)
-		release(t, waitersBehind.getsNow())
+		release(t, behind.expectHoldNow())
 	})
 }
 
@@ -171,48 +171,48 @@ func TestShare_firstGivesUpDuringEnqueue(t *testing.T) {
 		"the request is lost": {Drop: true},
 		"the reply is lost":   {LoseReply: true},
 	} {
-		scenario(t, func(t *testing.T, w *world) {
+		scenario(t, func(t *testing.T, w *testEnv) {
 			ann := w.client("ann")
 			release(t, lock(t, ann, "b")) // it has a session
 			w.faults(f, on(memstore.Enqueue))
-			ctx, end, why := cancelable(t)
+			ctx, end, cause := cancelable(t)
 			first := waitFor(ctx, t, ann, "a", line.Shared)
 			second := waitFor(t.Context(), t, ann, "a", line.Shared)
 			w.heal()
 			t.Log(what)
-			second.waits()
+			second.expectWaiting()
 			end()
-			first.fails(context.Canceled, why)
-			release(t, second.getsNow())
+			first.expectFailure(context.Canceled, cause)
+			release(t, second.expectHoldNow())
 			w.expectLine("a")
 		})
 	}
 }
 
 func TestShare_allGiveUp(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		ann, bob := w.client("ann"), w.client("bob")
 		writer := lock(t, bob, "a")
-		ctx, end, why := cancelable(t)
+		ctx, end, cause := cancelable(t)
 		first := waitFor(ctx, t, ann, "a", line.Shared)
 		second := waitFor(ctx, t, ann, "a", line.Shared)
 		end()
-		first.fails(context.Canceled, why)
-		second.fails(context.Canceled, why)
+		first.expectFailure(context.Canceled, cause)
+		second.expectFailure(context.Canceled, cause)
 		w.expectLine("a", "bob")
 		third := waitFor(t.Context(), t, ann, "a", line.Shared)
 		release(t, writer)
-		release(t, third.getsNow())
+		release(t, third.expectHoldNow())
 	})
 }
 
 func TestShare_allAreLostTogether(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		ann := w.client("ann")
 		first, second := lockFor(t, ann, "a", line.Shared), lockFor(t, ann, "a", line.Shared)
 		released := lockFor(t, ann, "a", line.Shared)
 		release(t, released)
-		w.takeOut("a", "ann")
+		w.evict("a", "ann")
 		expectLost(t, first, stile.LostEvicted)
 		expectLost(t, second, stile.LostEvicted)
 		if released.Err() != nil {
@@ -223,7 +223,7 @@ func TestShare_allAreLostTogether(t *testing.T) {
 }
 
 func TestShare_tryJoinsAdmittedEntry(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		ann := w.client("ann")
 		first := lockFor(t, ann, "a", line.Shared)
 		second, err := ann.Locker("a", line.Shared).TryLock(t.Context())
@@ -238,21 +238,21 @@ func TestShare_tryJoinsAdmittedEntry(t *testing.T) {
 }
 
 func TestShare_tryDoesNotWait(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		ann, bob := w.client("ann"), w.client("bob")
 		writer := lock(t, bob, "a")
-		waits := waitFor(t.Context(), t, ann, "a", line.Shared)
+		waiting := waitFor(t.Context(), t, ann, "a", line.Shared)
 		if _, err := ann.Locker("a", line.Shared).TryLock(t.Context()); !errors.Is(err, stile.ErrHeld) {
 			t.Errorf("a try for what others of its process wait for: %v, want ErrHeld", err)
 		}
 		w.expectLine("a", "bob", "ann")
 		release(t, writer)
-		release(t, waits.getsNow())
+		release(t, waiting.expectHoldNow())
 	})
 }
 
 func TestShare_releaseAfterIsUnsupported(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		h := lockFor(t, w.client("ann"), "a", line.Shared)
 		if err := h.ReleaseAfter(t.Context(), time.Minute); !errors.Is(err, stile.ErrUnsupported) {
 			t.Errorf("ReleaseAfter of a shared hold: %v, want ErrUnsupported", err)
@@ -263,17 +263,17 @@ func TestShare_releaseAfterIsUnsupported(t *testing.T) {
 }
 
 func TestSlots_eachHasAnEntry(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		ann, bob := w.client("ann"), w.client("bob")
 		first, second := lockFor(t, ann, "a", line.Slot(2)), lockFor(t, ann, "a", line.Slot(2))
 		w.expectLine("a", "ann", "ann")
 		here := waitFor(t.Context(), t, ann, "a", line.Slot(2))
 		there := waitFor(t.Context(), t, bob, "a", line.Slot(2))
 		release(t, first)
-		h := there.getsNow()
-		here.waits()
+		h := there.expectHoldNow()
+		here.expectWaiting()
 		release(t, second)
-		release(t, here.getsNow())
+		release(t, here.expectHoldNow())
 		release(t, h)
 	})
 }

@@ -12,28 +12,28 @@ import (
 )
 
 // granting is a store whose next session is granted the terms.
-type granting struct {
+type fixedTermsStore struct {
 	*memstore.Store
 	terms *store.Terms
 }
 
-func (g granting) Open(ctx context.Context, opts store.SessionOptions) (store.Session, error) {
+func (g fixedTermsStore) Open(ctx context.Context, opts store.SessionOptions) (store.Session, error) {
 	s, err := g.Store.Open(ctx, opts)
-	return grantedSession{s, *g.terms}, err
+	return fixedTermsSession{s, *g.terms}, err
 }
 
-type grantedSession struct {
+type fixedTermsSession struct {
 	store.Session
 	terms store.Terms
 }
 
-func (s grantedSession) Terms() store.Terms { return s.terms }
+func (s fixedTermsSession) Terms() store.Terms { return s.terms }
 
 func TestClient_Terms(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		first := store.Terms{TTL: 12 * time.Second, Slack: 4 * time.Second, Attempt: time.Second}
 		granted := first
-		c, err := stile.New(granting{w.store, &granted}, &stile.Options{TTL: ttl})
+		c, err := stile.New(fixedTermsStore{w.store, &granted}, &stile.Options{TTL: ttl})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -66,7 +66,7 @@ func TestClient_Terms(t *testing.T) {
 }
 
 func TestClient_Terms_tooLate(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		c, err := stile.New(w.store, &stile.Options{TTL: ttl})
 		if err != nil {
 			t.Fatal(err)

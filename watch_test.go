@@ -16,12 +16,12 @@ import (
 
 // A watch reads at most that often, and again when it has heard nothing for that long.
 const (
-	pace   = 100 * time.Millisecond
-	anyway = 10 * time.Second
+	watchInterval  = 100 * time.Millisecond
+	resyncInterval = 10 * time.Second
 )
 
 // seen is what a watch has yielded.
-type seen struct {
+type watchResult struct {
 	at    time.Duration // since the watch began
 	lines string        // "a: ann bob", joined by semicolons
 	err   error
@@ -29,7 +29,7 @@ type seen struct {
 
 // watcher is a loop over a watch.
 type watcher struct {
-	record[seen]
+	record[watchResult]
 	t    *testing.T
 	stop context.CancelFunc
 	done chan struct{}
@@ -61,7 +61,7 @@ func loop[T any](t *testing.T, cancel context.CancelFunc, readings iter.Seq2[T, 
 	go func() {
 		defer close(w.done)
 		for got, err := range readings {
-			s := seen{at: time.Since(start), err: err}
+			s := watchResult{at: time.Since(start), err: err}
 			if err == nil {
 				s.lines = text(got)
 			}
@@ -76,9 +76,9 @@ func loop[T any](t *testing.T, cancel context.CancelFunc, readings iter.Seq2[T, 
 }
 
 // last returns what was yielded last, when the watch has had the time to see what there is.
-func (w *watcher) last() seen {
+func (w *watcher) last() watchResult {
 	w.t.Helper()
-	time.Sleep(pace)
+	time.Sleep(watchInterval)
 	all := w.all()
 	if len(all) == 0 {
 		w.t.Fatal("the watch has yielded nothing")
@@ -86,7 +86,7 @@ func (w *watcher) last() seen {
 	return all[len(all)-1]
 }
 
-func (w *watcher) shows(lines string) {
+func (w *watcher) expectLines(lines string) {
 	w.t.Helper()
 	if s := w.last(); s.err != nil || s.lines != lines {
 		w.t.Fatalf("the watch shows %q, %v, want %q", s.lines, s.err, lines)
@@ -94,7 +94,7 @@ func (w *watcher) shows(lines string) {
 }
 
 // endsWith checks that the loop has ended, and that all it got was as many readings and then an error that matches want.
-func (w *watcher) endsWith(readings int, want error) {
+func (w *watcher) expectEnd(readings int, want error) {
 	w.t.Helper()
 	if !closed(w.done) {
 		w.t.Fatalf("the watch goes on, after %+v", w.all())
@@ -112,48 +112,48 @@ func (w *watcher) endsWith(readings int, want error) {
 }
 
 func TestWatchLines(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		ann, bob := w.client("ann"), w.client("bob")
 		lines := watch(t, w.client("eve"), "a", nil)
-		lines.shows("")
+		lines.expectLines("")
 		h := lock(t, ann, "a/1")
-		lines.shows("a/1: ann")
+		lines.expectLines("a/1: ann")
 		place := wait(t.Context(), t, bob, "a/1")
-		lines.shows("a/1: ann bob")
+		lines.expectLines("a/1: ann bob")
 		other := lock(t, bob, "a/2")
-		lines.shows("a/1: ann bob; a/2: bob")
+		lines.expectLines("a/1: ann bob; a/2: bob")
 		lock(t, bob, "b")
 		release(t, h)
-		next := place.getsNow()
-		lines.shows("a/1: bob; a/2: bob")
+		next := place.expectHoldNow()
+		lines.expectLines("a/1: bob; a/2: bob")
 		release(t, other)
 		if _, err := ann.Break(t.Context(), "a/1", next.Token()); err != nil {
 			t.Fatal(err)
 		}
-		lines.shows("")
+		lines.expectLines("")
 	})
 }
 
 func TestWatchLine(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		ann, bob := w.client("ann"), w.client("bob")
 		ctx, cancel := context.WithCancel(t.Context())
 		line := loop(t, cancel, w.client("eve").WatchLine(ctx, "a"), asText, nil)
-		line.shows("a:")
+		line.expectLines("a:")
 		h := lock(t, ann, "a")
-		line.shows("a: ann")
+		line.expectLines("a: ann")
 		lock(t, bob, "a/1")
-		line.shows("a: ann")
+		line.expectLines("a: ann")
 		wait(t.Context(), t, bob, "a")
-		line.shows("a: ann bob")
+		line.expectLines("a: ann bob")
 		release(t, h)
-		line.shows("a: bob")
+		line.expectLines("a: bob")
 	})
 }
 
 // Whatever becomes of the watch, what there is now can be read.
 func TestWatch_readsAtOnce(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		ann, eve := w.client("ann"), w.client("eve")
 		w.faults(memstore.Fault{Delay: time.Second}, on(memstore.Watch))
 		h := lock(t, ann, "a")
@@ -165,22 +165,22 @@ func TestWatch_readsAtOnce(t *testing.T) {
 		// What happens before the watch stands is seen when it does.
 		release(t, h)
 		time.Sleep(time.Second)
-		lines.shows("")
+		lines.expectLines("")
 	})
 }
 
 func TestWatch_readsAtMostTenTimesASecond(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		ann := w.client("ann")
 		lines := watch(t, w.client("eve"), "", nil)
 		for start := time.Now(); time.Since(start) < 2*time.Second; time.Sleep(time.Millisecond) {
 			release(t, lock(t, ann, "a"))
 		}
 		lock(t, ann, "last")
-		lines.shows("last: ann")
+		lines.expectLines("last: ann")
 		all := lines.all()
 		for i := 1; i < len(all); i++ {
-			if d := all[i].at - all[i-1].at; d < pace {
+			if d := all[i].at - all[i-1].at; d < watchInterval {
 				t.Errorf("reading %d came %v after the one before", i, d)
 			}
 		}
@@ -191,9 +191,9 @@ func TestWatch_readsAtMostTenTimesASecond(t *testing.T) {
 }
 
 func TestWatch_quietWithoutChanges(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		lines := watch(t, w.client("eve"), "", nil)
-		time.Sleep(anyway)
+		time.Sleep(resyncInterval)
 		// The first, one as the watch stands, and one to see whether the store is there.
 		if all := lines.all(); len(all) != 2 {
 			t.Errorf("the watch has yielded %+v, want two readings", all)
@@ -208,7 +208,7 @@ func TestWatch_quietWithoutChanges(t *testing.T) {
 // What happens while the body of the loop is busy is seen afterwards.
 // Promise: P7
 func TestWatch_slowLoopSeesLastState(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		ann := w.client("ann")
 		lines := watch(t, w.client("eve"), "", func(n int) bool {
 			if n == 2 {
@@ -219,20 +219,20 @@ func TestWatch_slowLoopSeesLastState(t *testing.T) {
 		time.Sleep(time.Second)
 		lock(t, ann, "a")
 		time.Sleep(time.Minute)
-		lines.shows("a: ann")
+		lines.expectLines("a: ann")
 	})
 }
 
 // Promise: P7
 func TestWatch_continuesAfterFailedReading(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		ann, eve := w.client("ann"), w.client("eve")
 		lines := watch(t, eve, "", nil)
-		lines.shows("")
+		lines.expectLines("")
 		down := errors.New("the store is down")
 		lock(t, ann, "a")
 		w.faults(memstore.Fault{Err: down}, on(memstore.Read))
-		time.Sleep(3*time.Second + pace/2)
+		time.Sleep(3*time.Second + watchInterval/2)
 		all := lines.all()
 		failed := 0
 		for i, s := range all {
@@ -249,9 +249,9 @@ func TestWatch_continuesAfterFailedReading(t *testing.T) {
 		}
 		w.heal()
 		time.Sleep(time.Second)
-		lines.shows("a: ann")
+		lines.expectLines("a: ann")
 		release(t, lock(t, ann, "b"))
-		lines.shows("a: ann")
+		lines.expectLines("a: ann")
 	})
 }
 
@@ -259,7 +259,7 @@ func TestWatch_continuesAfterFailedReading(t *testing.T) {
 func TestWatch_endsWithTheLoop(t *testing.T) {
 	for _, after := range []int{1, 2, 3} {
 		t.Run(fmt.Sprint(after), func(t *testing.T) {
-			scenario(t, func(t *testing.T, w *world) {
+			scenario(t, func(t *testing.T, w *testEnv) {
 				ann := w.client("ann")
 				lines := watch(t, w.client("eve"), "", func(n int) bool { return n < after })
 				time.Sleep(time.Second)
@@ -277,7 +277,7 @@ func TestWatch_endsWithTheLoop(t *testing.T) {
 }
 
 func TestWatch_endsWithContext(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		ann := w.client("ann")
 		lines := watch(t, w.client("eve"), "", nil)
 		time.Sleep(time.Second)
@@ -295,7 +295,7 @@ func TestWatch_endsWithContext(t *testing.T) {
 }
 
 func TestWatch_endsWithContextDuringReading(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		eve := w.client("eve")
 		w.faults(memstore.Fault{Drop: true}, on(memstore.Read, memstore.Watch))
 		lines := watch(t, eve, "", nil)
@@ -308,21 +308,21 @@ func TestWatch_endsWithContextDuringReading(t *testing.T) {
 }
 
 func TestWatch_closedClient(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		eve := w.client("eve")
 		lines := watch(t, eve, "", nil)
 		time.Sleep(time.Second)
 		if err := eve.Close(t.Context()); err != nil {
 			t.Fatal(err)
 		}
-		lines.endsWith(2, stile.ErrClosed)
-		watch(t, eve, "", nil).endsWith(0, stile.ErrClosed)
+		lines.expectEnd(2, stile.ErrClosed)
+		watch(t, eve, "", nil).expectEnd(0, stile.ErrClosed)
 	})
 }
 
 // Whenever the client is closed, that is the last thing yielded, and it is yielded once.
 func TestWatch_clientClosesMeanwhile(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		for range 200 {
 			eve := w.client("eve")
 			lines := watch(t, eve, "", nil)
@@ -332,24 +332,24 @@ func TestWatch_clientClosesMeanwhile(t *testing.T) {
 			if !closed(lines.done) {
 				t.Fatal("the watch goes on after the client was closed")
 			}
-			lines.endsWith(len(lines.all())-1, stile.ErrClosed)
+			lines.expectEnd(len(lines.all())-1, stile.ErrClosed)
 		}
 	})
 }
 
 func TestWatch_badPrefix(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		eve := w.client("eve")
-		watch(t, eve, "a\x00", nil).endsWith(0, stile.ErrBadName)
+		watch(t, eve, "a\x00", nil).expectEnd(0, stile.ErrBadName)
 	})
 }
 
 func TestWatch_refusedByStore(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		denied := errors.New("permission denied")
 		w.faults(memstore.Fault{Err: denied}, on(memstore.Watch))
 		lines := watch(t, w.client("eve"), "", nil)
 		time.Sleep(time.Second)
-		lines.endsWith(1, denied)
+		lines.expectEnd(1, denied)
 	})
 }

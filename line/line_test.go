@@ -92,9 +92,9 @@ func TestConflict(t *testing.T) {
 }
 
 func TestBefore_byOrderThenID(t *testing.T) {
-	inOrder := []Entry{{ID: "b", Order: 1}, {ID: "a", Order: 2}, {ID: "c", Order: 2}, {ID: "a", Order: 3}}
-	for i, e := range inOrder {
-		for j, other := range inOrder {
+	sorted := []Entry{{ID: "b", Order: 1}, {ID: "a", Order: 2}, {ID: "c", Order: 2}, {ID: "a", Order: 3}}
+	for i, e := range sorted {
+		for j, other := range sorted {
 			if got := e.Before(other); got != (i < j) {
 				t.Errorf("%v before %v: %v, want %v", e, other, got, i < j)
 			}
@@ -145,8 +145,8 @@ func TestAdmitted_entriesNeverConflict(t *testing.T) {
 	together := 0
 	overRandomLines(t, func(_ *rand.Rand, entries []Entry) error {
 		var slots, n int
-		for i, is := range Admitted(entries) {
-			if !is {
+		for i, isAdmitted := range Admitted(entries) {
+			if !isAdmitted {
 				continue
 			}
 			if m := entries[i].Mode; m.Slots() > 0 {
@@ -186,8 +186,8 @@ func TestAdmitted_staysAdmitted(t *testing.T) {
 		before := Admitted(entries)
 
 		joined := append(slices.Clone(entries), Entry{ID: "z", Order: 1 << 40, Mode: randomMode(r, 1+r.IntN(4))})
-		for i, is := range Admitted(joined)[:len(entries)] {
-			if is != before[i] {
+		for i, isAdmitted := range Admitted(joined)[:len(entries)] {
+			if isAdmitted != before[i] {
 				return fmt.Errorf("%v joined, and the standing of %v changed", joined[len(entries)], entries[i])
 			}
 		}
@@ -212,8 +212,8 @@ func TestAdmitted_inOrder(t *testing.T) {
 		entries = slices.Clone(entries)
 		for len(entries) > 0 {
 			var turn []int
-			for i, is := range Admitted(entries) {
-				if is {
+			for i, isAdmitted := range Admitted(entries) {
+				if isAdmitted {
 					turn = append(turn, i)
 				}
 			}
@@ -240,8 +240,8 @@ func TestAdmitted_fillsAllSlots(t *testing.T) {
 				entries[i] = Entry{Order: uint64(i), Mode: Slot(n)}
 			}
 			admitted := 0
-			for _, is := range Admitted(entries) {
-				if is {
+			for _, isAdmitted := range Admitted(entries) {
+				if isAdmitted {
 					admitted++
 				}
 			}
@@ -260,7 +260,7 @@ func TestBlocking_isMinimal(t *testing.T) {
 		for _, e := range entries[:min(len(entries), 6)] {
 			ahead = append(ahead, e.Mode)
 		}
-		least := len(ahead)
+		minimum := len(ahead)
 		left := make([]Mode, 0, 6)
 		for gone := range uint(1) << len(ahead) {
 			left = left[:0]
@@ -270,11 +270,11 @@ func TestBlocking_isMinimal(t *testing.T) {
 				}
 			}
 			if Admits(me, left) {
-				least = min(least, bits.OnesCount(gone))
+				minimum = min(minimum, bits.OnesCount(gone))
 			}
 		}
-		if got := Blocking(me, ahead); got != least {
-			return fmt.Errorf("%v behind them waits for %d to leave, but %d are enough", me, got, least)
+		if got := Blocking(me, ahead); got != minimum {
+			return fmt.Errorf("%v behind them waits for %d to leave, but %d are enough", me, got, minimum)
 		}
 		return nil
 	})

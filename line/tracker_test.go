@@ -93,7 +93,7 @@ func (h *history) leave(i int) {
 func TestTracker_agreesWithWholeLine(t *testing.T) {
 	const cases = 10_000
 	base := rand.Uint64()
-	var admissions, rejoined, late int
+	var admissions, rejoined, overtaken int
 	for i := range uint64(cases) {
 		r := rand.New(rand.NewPCG(base, i))
 		fail := func(format string, args ...any) {
@@ -121,7 +121,7 @@ func TestTracker_agreesWithWholeLine(t *testing.T) {
 		me := h.join("me", randomMode(r, n))
 		known := me.Order
 		p := NewTracker(me, h.now())
-		told := len(h.events) // events from here on are news
+		delivered := len(h.events) // events from here on are news
 
 		check := func(after string) {
 			line := h.at[known]
@@ -142,22 +142,22 @@ func TestTracker_agreesWithWholeLine(t *testing.T) {
 			change("me")
 			switch r.IntN(4) {
 			case 0: // the next event arrives
-				if told == len(h.events) {
+				if delivered == len(h.events) {
 					continue
 				}
-				e := h.events[told]
-				told++
+				e := h.events[delivered]
+				delivered++
 				if e.at <= known {
-					late++
+					overtaken++
 				}
 				known = max(known, e.at)
 				p.Left(e.id, e.at)
 				check(fmt.Sprint("told ", e))
 			case 1: // an old event arrives again
-				if told == 0 {
+				if delivered == 0 {
 					continue
 				}
-				e := h.events[r.IntN(told)]
+				e := h.events[r.IntN(delivered)]
 				if p.Left(e.id, e.at) {
 					fail("%v was news a second time", e)
 				}
@@ -177,7 +177,7 @@ func TestTracker_agreesWithWholeLine(t *testing.T) {
 			}
 		}
 	}
-	if admissions == 0 || rejoined == 0 || late == 0 {
-		t.Errorf("admitted %d times, %d ids stood again, %d events overtaken: each must happen", admissions, rejoined, late)
+	if admissions == 0 || rejoined == 0 || overtaken == 0 {
+		t.Errorf("admitted %d times, %d ids stood again, %d events overtaken: each must happen", admissions, rejoined, overtaken)
 	}
 }

@@ -47,38 +47,38 @@ type model struct {
 	// unguarded makes the resource accept every write.
 	unguarded bool
 	// lingering lets a client open a session while its lost one is still in the store.
-	lingering bool
+	oldSessions bool
 
 	// The three places where a mistake can be planted; see newModel for the shipping ones.
-	granted    func(schedule Schedule, sent, now Instant) Lease
-	answered   func(l *Lease, sent, now Instant)
-	unanswered func(l *Lease, sent, now Instant)
+	onOpened    func(schedule Schedule, sent, now Instant) Lease
+	onConfirmed func(l *Lease, sent, now Instant)
+	onFailed    func(l *Lease, sent, now Instant)
 
 	// check says what is wrong with a state; empty if nothing is.
-	check func(m *model, w *world) string
+	check func(m *model, w *modelState) string
 	// saw counts the states and steps of each kind that matters, so that none is missing unnoticed.
-	saw [sights]int
+	seen [situations]int
 }
 
 // newModel returns the model of the shipping code, in which the store keeps its promises.
 func newModel(clients int, ttl time.Duration, schedule Schedule) *model {
 	return &model{
-		clients:    clients,
-		ttl:        ttl,
-		schedule:   schedule,
-		granted:    NewLease,
-		answered:   func(l *Lease, sent, now Instant) { l.RequestConfirmed(sent, now) },
-		unanswered: func(l *Lease, _, now Instant) { l.RequestFailed(now) },
-		check:      (*model).checkPromises,
+		clients:     clients,
+		ttl:         ttl,
+		schedule:    schedule,
+		onOpened:    NewLease,
+		onConfirmed: func(l *Lease, sent, now Instant) { l.RequestConfirmed(sent, now) },
+		onFailed:    func(l *Lease, _, now Instant) { l.RequestFailed(now) },
+		check:       (*model).checkPromises,
 	}
 }
 
 // world is one state: a value, so that going on from it leaves it as it was.
-type world struct {
+type modelState struct {
 	now        Instant // the store's clock
 	order      int     // the last place in the line that was given out
 	admissions int     // how many there have been
-	newest     int     // the largest token that the resource has seen
+	maxToken   int     // the largest token that the resource has seen
 	clients    [maxClients]client
 }
 
@@ -89,14 +89,14 @@ type client struct {
 	lease   Lease
 	joined  bool // it asked for an entry and wants it still
 	holding bool // it was told of its admission, and not yet that its entry is gone
-	over    bool // the hold has been found invalid once
+	ended   bool // the hold has been found invalid once
 	stale   bool // a hold admitted later has written already
 
 	// What is on its way.
-	request request
-	sent    Instant
-	news    news
-	write   write
+	request      request
+	sent         Instant
+	notification notification
+	write        write
 
 	// What the store knows.
 	sinceLag int // ticks since the client's clock lost one
@@ -121,13 +121,13 @@ const (
 )
 
 // news is what the store has to tell of an entry and the client has not heard.
-type news uint8
+type notification uint8
 
 const (
-	noNews news = iota
-	admittedNews
-	goneNews
-	admittedAndGoneNews // in this order
+	noNotification notification = iota
+	admittedNotification
+	goneNotification
+	admittedAndGoneNotification // in this order
 )
 
 // write is a write on its way to the resource; the zero write is none.
@@ -137,8 +137,8 @@ type write struct {
 	stale    bool
 }
 
-func (m *model) initial() world {
-	var w world
+func (m *model) initial() modelState {
+	var w modelState
 	for i := range m.clients {
 		w.clients[i].sinceLag = m.lag
 	}
@@ -161,90 +161,90 @@ const (
 	arrives
 	replies
 	givesUp
-	straggles
+	isRenewedLate
 	joins
-	hears
-	leaves
+	isNotified
+	withdraws
 	expires
 	closes
-	forgets
-	oldEnds
+	startsOver
+	oldSessionEnds
 	isRevoked
 	isEvicted
 	writes
-	lands
+	writeArrives
 	kinds
 )
 
-var stories = [kinds]string{
-	ticks:     "a tick passes",
-	lags:      "a tick passes, which client 0's clock misses",
-	opens:     "client %d asks for a session",
-	renews:    "client %d looks at its clock and renews if it is due",
-	arrives:   "client %d's request is carried out",
-	replies:   "client %d gets its reply",
-	givesUp:   "client %d gives its request up",
-	straggles: "client %d's session is renewed by a request that was given up or doubled",
-	joins:     "client %d joins the line",
-	hears:     "client %d hears of its standing",
-	leaves:    "client %d leaves",
-	expires:   "client %d's session is ended by the store in due time",
-	closes:    "client %d, having lost it, closes its session",
-	forgets:   "client %d, having lost its session, begins again",
-	oldEnds:   "client %d's old session ends",
-	isRevoked: "client %d's session is ended by the store too early",
-	isEvicted: "client %d's entry is removed by somebody else",
-	writes:    "client %d finds its hold valid and writes",
-	lands:     "client %d's write arrives",
+var eventTexts = [kinds]string{
+	ticks:          "a tick passes",
+	lags:           "a tick passes, which client 0's clock misses",
+	opens:          "client %d asks for a session",
+	renews:         "client %d looks at its clock and renews if it is due",
+	arrives:        "client %d's request is carried out",
+	replies:        "client %d gets its reply",
+	givesUp:        "client %d gives its request up",
+	isRenewedLate:  "client %d's session is renewed by a request that was given up or doubled",
+	joins:          "client %d joins the line",
+	isNotified:     "client %d hears of its standing",
+	withdraws:      "client %d leaves",
+	expires:        "client %d's session is ended by the store in due time",
+	closes:         "client %d, having lost it, closes its session",
+	startsOver:     "client %d, having lost its session, begins again",
+	oldSessionEnds: "client %d's old session ends",
+	isRevoked:      "client %d's session is ended by the store too early",
+	isEvicted:      "client %d's entry is removed by somebody else",
+	writes:         "client %d finds its hold valid and writes",
+	writeArrives:   "client %d's write arrives",
 }
 
 func (e event) String() string {
 	if e.kind <= lags {
-		return stories[e.kind]
+		return eventTexts[e.kind]
 	}
-	return fmt.Sprintf(stories[e.kind], e.client)
+	return fmt.Sprintf(eventTexts[e.kind], e.client)
 }
 
 // sight is something that an explorer worth its name must have come across.
-type sight int
+type situation int
 
 const (
-	someoneHeld sight = iota
+	clientHeld situation = iota
 	handedOver
 	admittedAfterDeadline
-	admittedBehindAPause
-	admittedBehindAPauseAtOnce
+	admittedBehindPausedHolder
+	admittedAtHoldersDeadline
 	recoveredFromAtRisk
-	lateReplyTooLate
-	stragglerHelped
-	unansweredButCarriedOut
-	toldOfExpiry
-	admissionHeardTooLate
-	beganAgainBehindItself
+	replyAfterDeadline
+	lateRenewalExtended
+	failedButCarriedOut
+	expiryReported
+	admissionReceivedAfterLoss
+	queuedBehindOwnOldEntry
 	overlapped
 	staleWriteRefused
-	sights
+	situations
 )
 
-var sightNames = [sights]string{
-	someoneHeld:                "somebody held",
+var situationNames = [situations]string{
+	clientHeld:                 "somebody held",
 	handedOver:                 "a hold was released to another client",
 	admittedAfterDeadline:      "a client was admitted after another lost by its deadline",
-	admittedBehindAPause:       "a client was admitted whose predecessor has not looked at its clock since it lost",
-	admittedBehindAPauseAtOnce: "such a client was admitted in the very tick after which its predecessor was not valid",
+	admittedBehindPausedHolder: "a client was admitted whose predecessor has not looked at its clock since it lost",
+	admittedAtHoldersDeadline:  "such a client was admitted in the very tick after which its predecessor was not valid",
 	recoveredFromAtRisk:        "a lease recovered from being at risk",
-	lateReplyTooLate:           "a reply came after the deadline",
-	stragglerHelped:            "a session lived on by a request that was given up or doubled",
-	unansweredButCarriedOut:    "a request that was carried out counted as failed",
-	toldOfExpiry:               "a client was told that its session had ended, before its deadline",
-	admissionHeardTooLate:      "an admission was heard of after the session was lost",
-	beganAgainBehindItself:     "a client waited behind the entry of its own lost session",
+	replyAfterDeadline:         "a reply came after the deadline",
+	lateRenewalExtended:        "a session lived on by a request that was given up or doubled",
+	failedButCarriedOut:        "a request that was carried out counted as failed",
+	expiryReported:             "a client was told that its session had ended, before its deadline",
+	admissionReceivedAfterLoss: "an admission was heard of after the session was lost",
+	queuedBehindOwnOldEntry:    "a client waited behind the entry of its own lost session",
 	overlapped:                 "two conflicting holds were valid",
 	staleWriteRefused:          "a stale write was refused",
 }
 
 // step makes next what becomes of w by e, which must be possible, and says what is wrong with it.
-func (m *model) step(w *world, e event, next *world) (wrong string) {
+func (m *model) step(w *modelState, e event, next *modelState) (violation string) {
 	*next = *w
 	c := &next.clients[e.client]
 	switch e.kind {
@@ -273,29 +273,29 @@ func (m *model) step(w *world, e event, next *world) (wrong string) {
 		m.reply(c)
 	case givesUp:
 		if c.request == renewed {
-			m.saw[unansweredButCarriedOut]++
+			m.seen[failedButCarriedOut]++
 		}
 		if c.open {
-			m.unanswered(&c.lease, c.sent, c.clock)
+			m.onFailed(&c.lease, c.sent, c.clock)
 		} else {
 			c.alive = false // a session without entries that nobody knows of: it does not matter
 		}
 		c.request = noRequest
-	case straggles:
+	case isRenewedLate:
 		if c.expires <= next.now {
-			m.saw[stragglerHelped]++
+			m.seen[lateRenewalExtended]++
 		}
 		c.expires = next.now.Add(m.ttl)
 	case joins:
 		next.order++
 		c.joined, c.inLine, c.order = true, true, next.order
 		if c.old > 0 {
-			m.saw[beganAgainBehindItself]++
+			m.seen[queuedBehindOwnOldEntry]++
 		}
 		m.settle(next, e)
-	case hears:
-		m.hear(c)
-	case leaves:
+	case isNotified:
+		m.notify(c)
+	case withdraws:
 		c.dropEntry()
 		m.settle(next, e)
 	case expires, isRevoked:
@@ -304,9 +304,9 @@ func (m *model) step(w *world, e event, next *world) (wrong string) {
 	case closes:
 		c.alive, c.inLine = false, false
 		m.settle(next, e)
-	case forgets:
-		m.forget(c)
-	case oldEnds:
+	case startsOver:
+		m.startOver(c)
+	case oldSessionEnds:
 		c.old = 0
 		m.settle(next, e)
 	case isEvicted:
@@ -315,21 +315,21 @@ func (m *model) step(w *world, e event, next *world) (wrong string) {
 		m.settle(next, e)
 	case writes:
 		c.write = write{token: c.order, admitted: c.admitted, stale: c.stale}
-	case lands:
-		wrong = m.land(next, c)
+	case writeArrives:
+		violation = m.arriveWrite(next, c)
 	}
-	if wrong == "" {
-		wrong = m.check(m, next)
+	if violation == "" {
+		violation = m.check(m, next)
 	}
 	for i := range m.clients {
 		c := &next.clients[i]
-		c.over = c.over || c.holding && !c.valid()
+		c.ended = c.ended || c.holding && !c.valid()
 	}
-	return wrong
+	return violation
 }
 
 // possible reports whether e can happen in w.
-func (m *model) possible(w *world, e event) bool {
+func (m *model) possible(w *modelState, e event) bool {
 	c := &w.clients[e.client]
 	lost := c.open && c.lease.State() == Lost
 	switch e.kind {
@@ -347,21 +347,21 @@ func (m *model) possible(w *world, e event) bool {
 		return c.request == opened || c.request == renewed || c.request == refused
 	case givesUp:
 		return c.request != noRequest
-	case straggles:
+	case isRenewedLate:
 		return c.alive && c.expires < w.now.Add(m.ttl)
 	case joins:
 		return c.open && c.alive && !c.joined && c.lease.ValidAt(c.clock)
-	case hears:
-		return c.news != noNews
-	case leaves:
+	case isNotified:
+		return c.notification != noNotification
+	case withdraws:
 		return c.joined && !lost
 	case expires:
 		return c.alive && w.now >= c.expires && !lost // else it is as if it closes
 	case closes:
 		return lost && c.alive
-	case forgets:
-		return lost && (!c.alive || m.lingering && c.old == 0)
-	case oldEnds:
+	case startsOver:
+		return lost && (!c.alive || m.oldSessions && c.old == 0)
+	case oldSessionEnds:
 		return c.old > 0
 	case isRevoked:
 		return m.revokes && c.alive && c.open && w.now < c.expires && !lost
@@ -369,7 +369,7 @@ func (m *model) possible(w *world, e event) bool {
 		return m.evictions && c.inLine
 	case writes:
 		return m.writes && c.holding && c.valid() && c.write == write{}
-	case lands:
+	case writeArrives:
 		return c.write != write{}
 	default:
 		return false
@@ -379,7 +379,7 @@ func (m *model) possible(w *world, e event) bool {
 func (c *client) valid() bool { return c.holding && c.lease.ValidAt(c.clock) }
 
 // arrive carries a request out at the store.
-func (m *model) arrive(w *world, c *client) {
+func (m *model) arrive(w *modelState, c *client) {
 	switch {
 	case c.request == opening:
 		c.request, c.alive, c.expires = opened, true, w.now.Add(m.ttl)
@@ -396,55 +396,55 @@ func (m *model) reply(c *client) {
 	before.Advance(c.clock)
 	switch c.request {
 	case opened:
-		c.open, c.lease = true, m.granted(m.schedule, c.sent, c.clock)
+		c.open, c.lease = true, m.onOpened(m.schedule, c.sent, c.clock)
 	case renewed:
-		m.answered(&c.lease, c.sent, c.clock)
+		m.onConfirmed(&c.lease, c.sent, c.clock)
 		if before.State() == AtRisk && c.lease.State() == Held {
-			m.saw[recoveredFromAtRisk]++
+			m.seen[recoveredFromAtRisk]++
 		}
 		if before.State() == Lost {
-			m.saw[lateReplyTooLate]++
+			m.seen[replyAfterDeadline]++
 		}
 	case refused:
 		c.lease.End(Expired, c.clock)
 		if before.State() != Lost {
-			m.saw[toldOfExpiry]++
+			m.seen[expiryReported]++
 		}
 	}
 	c.request = noRequest
 }
 
 // hear brings the oldest news of its entry to the client.
-func (m *model) hear(c *client) {
-	admission := c.news != goneNews
+func (m *model) notify(c *client) {
+	admission := c.notification != goneNotification
 	c.lease.Advance(c.clock)
 	switch {
 	case c.lease.State() == Lost: // it has no ears for it
-		c.news = noNews
+		c.notification = noNotification
 		if admission {
-			m.saw[admissionHeardTooLate]++
+			m.seen[admissionReceivedAfterLoss]++
 		}
 	case admission:
-		c.news -= admittedNews
+		c.notification -= admittedNotification
 		c.holding = true
-		m.saw[someoneHeld]++
+		m.seen[clientHeld]++
 	default:
 		c.dropEntry()
 	}
 }
 
 // land lets the resource decide about a write.
-func (m *model) land(w *world, c *client) (wrong string) {
+func (m *model) arriveWrite(w *modelState, c *client) (violation string) {
 	wr := c.write
 	c.write = write{}
-	if wr.token < w.newest && !m.unguarded {
-		m.saw[staleWriteRefused]++
+	if wr.token < w.maxToken && !m.unguarded {
+		m.seen[staleWriteRefused]++
 		return ""
 	}
 	if wr.stale {
 		return "a write was accepted after one of a hold that was admitted later"
 	}
-	w.newest = max(w.newest, wr.token)
+	w.maxToken = max(w.maxToken, wr.token)
 	for i := range m.clients {
 		other := &w.clients[i]
 		if other.admitted > 0 && other.admitted < wr.admitted && other.lease.State() != Lost {
@@ -467,21 +467,21 @@ func (c *client) end() {
 }
 
 func (c *client) gone() {
-	if c.news == noNews {
-		c.news = goneNews
+	if c.notification == noNotification {
+		c.notification = goneNotification
 	} else {
-		c.news = admittedAndGoneNews
+		c.notification = admittedAndGoneNotification
 	}
 }
 
 // dropEntry forgets an entry. A write that is on its way stays so.
 func (c *client) dropEntry() {
-	c.joined, c.holding, c.over, c.stale = false, false, false, false
-	c.inLine, c.order, c.admitted, c.news = false, 0, 0, noNews
+	c.joined, c.holding, c.ended, c.stale = false, false, false, false
+	c.inLine, c.order, c.admitted, c.notification = false, 0, 0, noNotification
 }
 
 // forget makes the client begin again without a session. What the lost one has in the store stays there.
-func (m *model) forget(c *client) {
+func (m *model) startOver(c *client) {
 	if c.alive && c.inLine {
 		c.old = c.order
 	}
@@ -491,7 +491,7 @@ func (m *model) forget(c *client) {
 }
 
 // settle admits those whose turn it is, by the shipping rules.
-func (m *model) settle(w *world, e event) {
+func (m *model) settle(w *modelState, e event) {
 	var (
 		entries [2 * maxClients]line.Entry
 		owners  [2 * maxClients]*client // nil for an entry of an old session: nobody is told of its turn
@@ -517,43 +517,43 @@ func (m *model) settle(w *world, e event) {
 	for i, admitted := range line.Admitted(entries[:n]) {
 		if c := owners[i]; admitted && c != nil && c.admitted == 0 {
 			w.admissions++
-			c.admitted, c.news = w.admissions, admittedNews
-			m.lookAround(w, c, e)
+			c.admitted, c.notification = w.admissions, admittedNotification
+			m.countSituations(w, c, e)
 		}
 	}
 }
 
 // lookAround notes what is remarkable about the admission of c.
-func (m *model) lookAround(w *world, c *client, e event) {
+func (m *model) countSituations(w *modelState, c *client, e event) {
 	for i := range m.clients {
 		other := &w.clients[i]
 		switch {
 		case other == c:
-		case e.kind == leaves && i == int(e.client):
-			m.saw[handedOver]++
+		case e.kind == withdraws && i == int(e.client):
+			m.seen[handedOver]++
 		case !other.holding || other.valid():
 		case other.lease.State() == Lost && other.lease.Reason() == Deadline:
-			m.saw[admittedAfterDeadline]++
+			m.seen[admittedAfterDeadline]++
 		case other.lease.State() != Lost:
-			m.saw[admittedBehindAPause]++
+			m.seen[admittedBehindPausedHolder]++
 			if other.clock == other.lease.Deadline() {
-				m.saw[admittedBehindAPauseAtOnce]++
+				m.seen[admittedAtHoldersDeadline]++
 			}
 		}
 	}
 }
 
 // checkPromises says what is wrong with a state if the store keeps its promises and clocks keep theirs.
-func (m *model) checkPromises(w *world) string {
-	if wrong := m.checkOverlap(w); wrong != "" {
-		return wrong
+func (m *model) checkPromises(w *modelState) string {
+	if violation := m.checkOverlap(w); violation != "" {
+		return violation
 	}
 	for i := range m.clients {
 		c := &w.clients[i]
 		if c.valid() && !(c.inLine && c.admitted > 0) {
 			return fmt.Sprintf("client %d holds without an admitted entry in the line: others may be let in", i)
 		}
-		if c.over && c.valid() {
+		if c.ended && c.valid() {
 			return fmt.Sprintf("client %d's hold had ended and is valid again", i)
 		}
 	}
@@ -561,11 +561,11 @@ func (m *model) checkPromises(w *world) string {
 }
 
 // checkOverlap says which two holds are valid.
-func (m *model) checkOverlap(w *world) string {
+func (m *model) checkOverlap(w *modelState) string {
 	for i := range m.clients {
 		for j := range i {
 			if w.clients[i].valid() && w.clients[j].valid() {
-				m.saw[overlapped]++
+				m.seen[overlapped]++
 				return fmt.Sprintf("clients %d and %d both hold", j, i)
 			}
 		}
@@ -575,11 +575,11 @@ func (m *model) checkOverlap(w *world) string {
 
 // checkBroken says what is wrong with a state even if the store breaks its promise or entries are removed by hand.
 // Holds may overlap then, but only until the news arrives, and never with the wrong token.
-func (m *model) checkBroken(w *world) string {
+func (m *model) checkBroken(w *modelState) string {
 	m.checkOverlap(w)
 	for i := range m.clients {
 		c := &w.clients[i]
-		if c.valid() && !c.inLine && c.news != goneNews {
+		if c.valid() && !c.inLine && c.notification != goneNotification {
 			return fmt.Sprintf("client %d holds without an entry, and no news of that is on its way", i)
 		}
 		for j := range m.clients {
@@ -601,7 +601,7 @@ func (m *model) checkBroken(w *world) string {
 // order the places in the line are. Clients that are alike can be exchanged.
 type key [maxClients + 1]uint64
 
-func (m *model) key(w *world) key {
+func (m *model) key(w *modelState) key {
 	var tokens [3 * maxClients]int // without order; zeros are none
 	for i := range m.clients {
 		c := &w.clients[i]
@@ -622,19 +622,19 @@ func (m *model) key(w *world) key {
 		k[i] = m.clientKey(w, i, smaller)
 	}
 	slices.Sort(k[:m.clients])
-	k[maxClients] = uint64(smaller(w.newest))
+	k[maxClients] = uint64(smaller(w.maxToken))
 	return k
 }
 
 // token is the order of the client's entry, or zero if nothing depends on it any more.
 func (c *client) token() int {
-	if c.inLine || c.holding || c.news == admittedAndGoneNews && c.lease.State() != Lost {
+	if c.inLine || c.holding || c.notification == admittedAndGoneNotification && c.lease.State() != Lost {
 		return c.order
 	}
 	return 0
 }
 
-func (m *model) clientKey(w *world, i int, smaller func(int) int) uint64 {
+func (m *model) clientKey(w *modelState, i int, smaller func(int) int) uint64 {
 	c := &w.clients[i]
 	var p packer
 	p.bit(i == 0 && m.lag > 0)
@@ -646,7 +646,7 @@ func (m *model) clientKey(w *world, i int, smaller func(int) int) uint64 {
 	p.bit(c.alive)
 	p.bit(c.inLine)
 	p.bit(c.holding)
-	p.bit(c.over)
+	p.bit(c.ended)
 	for _, token := range [...]int{c.token(), c.write.token, c.old} {
 		p.bit(token > 0)
 		p.number(smaller(token), 4)
@@ -673,7 +673,7 @@ func (m *model) clientKey(w *world, i int, smaller func(int) int) uint64 {
 	p.bit(c.joined)
 	p.bit(c.admitted > 0)
 	p.bit(c.stale)
-	p.number(int(c.news), 2)
+	p.number(int(c.notification), 2)
 	return p.bits
 }
 
@@ -702,7 +702,7 @@ func (p *packer) bit(b bool) {
 }
 
 // String draws a state in a line, for traces.
-func (m *model) String(w *world) string {
+func (m *model) String(w *modelState) string {
 	var b strings.Builder
 	for i := range m.clients {
 		c := &w.clients[i]
@@ -734,10 +734,10 @@ func (m *model) String(w *world) string {
 
 // explorer is a walk through all states of a model, in order of their distance from the first.
 type explorer struct {
-	m      *model
-	nodes  []node // every state that was reached, as a step from an earlier one
-	wrong  string // what was found, in the last of nodes
-	events int    // how many steps were tried
+	m         *model
+	nodes     []node // every state that was reached, as a step from an earlier one
+	violation string // what was found, in the last of nodes
+	events    int    // how many steps were tried
 }
 
 type node struct {
@@ -748,31 +748,31 @@ type node struct {
 // explore walks until there is nothing new, or something is wrong, or there are more than limit states.
 func explore(m *model, limit int) (*explorer, error) {
 	type place struct {
-		world world
+		state modelState
 		node  int32
 	}
 	all := m.events()
 	x := &explorer{m: m, nodes: []node{{from: -1}}}
 	first := m.initial()
-	seen := map[key]struct{}{m.key(&first): {}}
+	visited := map[key]struct{}{m.key(&first): {}}
 	here, there := []place{{first, 0}}, []place(nil)
-	var next world
+	var next modelState
 	for len(here) > 0 {
 		for i := range here {
 			for _, e := range all {
-				if !m.possible(&here[i].world, e) {
+				if !m.possible(&here[i].state, e) {
 					continue
 				}
 				x.events++
-				wrong := m.step(&here[i].world, e, &next)
-				known := len(seen)
-				seen[m.key(&next)] = struct{}{}
-				if len(seen) == known && wrong == "" {
+				violation := m.step(&here[i].state, e, &next)
+				known := len(visited)
+				visited[m.key(&next)] = struct{}{}
+				if len(visited) == known && violation == "" {
 					continue
 				}
 				x.nodes = append(x.nodes, node{here[i].node, e})
-				if wrong != "" {
-					x.wrong = wrong
+				if violation != "" {
+					x.violation = violation
 					return x, nil
 				}
 				if len(x.nodes) > limit {
@@ -811,7 +811,7 @@ func (x *explorer) trace() string {
 		x.m.step(&before, e, &w)
 		fmt.Fprintf(&b, "%3d  %-60s %s\n", w.now, e, x.m.String(&w))
 	}
-	return b.String() + x.wrong
+	return b.String() + x.violation
 }
 
 // steps is how long the way is to what was found.
@@ -824,11 +824,11 @@ func (x *explorer) steps() int {
 }
 
 // unseen returns which of the sights the model never came across.
-func (m *model) unseen(wanted ...sight) []string {
+func (m *model) missing(wanted ...situation) []string {
 	var names []string
 	for _, s := range wanted {
-		if m.saw[s] == 0 {
-			names = append(names, sightNames[s])
+		if m.seen[s] == 0 {
+			names = append(names, situationNames[s])
 		}
 	}
 	slices.SortFunc(names, cmp.Compare[string])

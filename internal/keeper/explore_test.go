@@ -23,42 +23,42 @@ func exact(ttl time.Duration) Schedule {
 func withMargin(ttl time.Duration) Schedule { return exact(ttl - 1) }
 
 // mostStates is far above what any walk here needs; beyond it something is wrong with the model.
-const mostStates = 4_000_000
+const maxStates = 4_000_000
 
 // walk explores m completely and fails if anything is wrong.
-func walk(t *testing.T, m *model) {
+func requireNoViolation(t *testing.T, m *model) {
 	t.Helper()
 	began := time.Now()
-	x, err := explore(m, mostStates)
+	x, err := explore(m, maxStates)
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Logf("%d states, %d steps, %v", len(x.nodes), x.events, time.Since(began).Round(time.Millisecond))
-	if x.wrong != "" {
+	if x.violation != "" {
 		t.Fatalf("in %d steps:\n%s", x.steps(), x.trace())
 	}
 }
 
 // find explores m and fails unless what it finds wrong contains want. It prints the shortest way there.
-func find(t *testing.T, m *model, want string) {
+func requireViolation(t *testing.T, m *model, want string) {
 	t.Helper()
-	x, err := explore(m, mostStates)
+	x, err := explore(m, maxStates)
 	switch {
 	case err != nil:
 		t.Fatal(err)
-	case x.wrong == "":
+	case x.violation == "":
 		t.Fatalf("the planted mistake was not found in all %d states: the explorer is blind", len(x.nodes))
-	case !strings.Contains(x.wrong, want):
-		t.Fatalf("found %q, want %q:\n%s", x.wrong, want, x.trace())
+	case !strings.Contains(x.violation, want):
+		t.Fatalf("found %q, want %q:\n%s", x.violation, want, x.trace())
 	}
 	t.Logf("found after %d states, in %d steps:\n%s", len(x.nodes), x.steps(), x.trace())
 }
 
 // mustHaveSeen fails if a model explored nothing of interest.
-func mustHaveSeen(t *testing.T, m *model, wanted ...sight) {
+func requireSituations(t *testing.T, m *model, wanted ...situation) {
 	t.Helper()
-	if unseen := m.unseen(wanted...); len(unseen) > 0 {
-		t.Errorf("it never happened that\n\t%s", strings.Join(unseen, "\n\t"))
+	if missing := m.missing(wanted...); len(missing) > 0 {
+		t.Errorf("it never happened that\n\t%s", strings.Join(missing, "\n\t"))
 	}
 }
 
@@ -66,31 +66,31 @@ func mustHaveSeen(t *testing.T, m *model, wanted ...sight) {
 // conflicting hold is valid, a hold ends before anybody else can be let in, and what has ended does not come back.
 // Promise: P1
 func TestExplore_atMostOneHolds(t *testing.T) {
-	always := []sight{
-		someoneHeld, handedOver, admittedAfterDeadline, admittedBehindAPause, recoveredFromAtRisk, lateReplyTooLate,
-		stragglerHelped, unansweredButCarriedOut, admissionHeardTooLate,
+	always := []situation{
+		clientHeld, handedOver, admittedAfterDeadline, admittedBehindPausedHolder, recoveredFromAtRisk, replyAfterDeadline,
+		lateRenewalExtended, failedButCarriedOut, admissionReceivedAfterLoss,
 	}
 	t.Run("two clients", func(t *testing.T) {
 		m := newModel(2, 4, exact(4))
-		walk(t, m)
-		mustHaveSeen(t, m, append(always, admittedBehindAPauseAtOnce)...)
+		requireNoViolation(t, m)
+		requireSituations(t, m, append(always, admittedAtHoldersDeadline)...)
 	})
 	t.Run("two clients, the clock of one loses as much as the margin allows", func(t *testing.T) {
 		m := newModel(2, 4, withMargin(4))
 		m.lag = 4
-		walk(t, m)
-		mustHaveSeen(t, m, append(always, admittedBehindAPauseAtOnce)...)
+		requireNoViolation(t, m)
+		requireSituations(t, m, append(always, admittedAtHoldersDeadline)...)
 	})
 	t.Run("two clients that begin again while their lost sessions linger in the store", func(t *testing.T) {
 		m := newModel(2, 3, exact(3))
-		m.lingering = true
-		walk(t, m)
-		mustHaveSeen(t, m, append(always, beganAgainBehindItself)...)
+		m.oldSessions = true
+		requireNoViolation(t, m)
+		requireSituations(t, m, append(always, queuedBehindOwnOldEntry)...)
 	})
 	t.Run("three clients", func(t *testing.T) {
 		m := newModel(3, 2, exact(2))
-		walk(t, m)
-		mustHaveSeen(t, m, append(always, admittedBehindAPauseAtOnce)...)
+		requireNoViolation(t, m)
+		requireSituations(t, m, append(always, admittedAtHoldersDeadline)...)
 	})
 }
 
@@ -98,13 +98,13 @@ func TestExplore_atMostOneHolds(t *testing.T) {
 // way, the states that can follow are those that can follow the first state that had the same key.
 func TestExplore_equalKeysHaveEqualFutures(t *testing.T) {
 	m := newModel(2, 3, withMargin(3))
-	m.lag, m.revokes, m.evictions, m.writes, m.lingering = 3, true, true, true, true
+	m.lag, m.revokes, m.evictions, m.writes, m.oldSessions = 3, true, true, true, true
 	m.check = (*model).checkBroken
 	all := m.events()
-	after := func(w *world) []key {
+	after := func(w *modelState) []key {
 		own := m.key(w)
 		var keys []key
-		var next world
+		var next modelState
 		for _, e := range all {
 			if m.possible(w, e) {
 				m.step(w, e, &next)
@@ -117,11 +117,11 @@ func TestExplore_equalKeysHaveEqualFutures(t *testing.T) {
 		return slices.Compact(keys)
 	}
 
-	type state struct {
-		world world
+	type firstState struct {
+		state modelState
 		after []key
 	}
-	known := make(map[key]state)
+	known := make(map[key]firstState)
 	seed := rand.Uint64()
 	r := rand.New(rand.NewPCG(seed, 0))
 	again := 0
@@ -130,15 +130,15 @@ func TestExplore_equalKeysHaveEqualFutures(t *testing.T) {
 		for range 500 {
 			k := m.key(&w)
 			if first, ok := known[k]; !ok {
-				known[k] = state{w, after(&w)}
-			} else if first.world != w {
+				known[k] = firstState{w, after(&w)}
+			} else if first.state != w {
 				again++
 				if got := after(&w); !slices.Equal(got, first.after) {
 					t.Fatalf("seed %d: two states of one key can go on differently, in %d and %d ways:\n%+v\n%+v",
-						seed, len(first.after), len(got), first.world, w)
+						seed, len(first.after), len(got), first.state, w)
 				}
 			}
-			var next world
+			var next modelState
 			for {
 				if e := all[r.IntN(len(all))]; m.possible(&w, e) {
 					m.step(&w, e, &next)
@@ -161,24 +161,24 @@ func TestExplore_findsDeadlineFromReply(t *testing.T) {
 	fromReply := func(l *Lease, _, now Instant) { l.RequestConfirmed(now, now) }
 	for clients := 2; clients <= maxClients; clients++ {
 		m := newModel(clients, 2, exact(2))
-		m.answered = fromReply
+		m.onConfirmed = fromReply
 		m.check = (*model).checkOverlap
-		find(t, m, "both hold")
+		requireViolation(t, m, "both hold")
 	}
 }
 
 func TestExplore_findsFirstDeadlineFromReply(t *testing.T) {
 	m := newModel(2, 3, exact(3))
-	m.granted = func(schedule Schedule, _, now Instant) Lease { return NewLease(schedule, now, now) }
+	m.onOpened = func(schedule Schedule, _, now Instant) Lease { return NewLease(schedule, now, now) }
 	m.check = (*model).checkOverlap
-	find(t, m, "both hold")
+	requireViolation(t, m, "both hold")
 }
 
 func TestExplore_findsUnansweredRequestsThatCount(t *testing.T) {
 	m := newModel(2, 3, exact(3))
-	m.unanswered = func(l *Lease, sent, now Instant) { l.RequestConfirmed(sent, now) }
+	m.onFailed = func(l *Lease, sent, now Instant) { l.RequestConfirmed(sent, now) }
 	m.check = (*model).checkOverlap
-	find(t, m, "both hold")
+	requireViolation(t, m, "both hold")
 }
 
 // Promise: P1
@@ -190,13 +190,13 @@ func TestExplore_findsRepliesThatReviveSessions(t *testing.T) {
 		}
 	}
 	m := newModel(2, 3, exact(3))
-	m.answered = raise
-	find(t, m, "had ended and is valid again")
+	m.onConfirmed = raise
+	requireViolation(t, m, "had ended and is valid again")
 
 	m = newModel(2, 3, exact(3))
-	m.answered = raise
+	m.onConfirmed = raise
 	m.check = (*model).checkOverlap
-	find(t, m, "both hold")
+	requireViolation(t, m, "both hold")
 }
 
 // The margin is as small as it can be: a clock that loses one tick more in a TTL than it covers breaks the promise,
@@ -206,12 +206,12 @@ func TestExplore_findsClocksBeyondTheMargin(t *testing.T) {
 	m := newModel(2, 3, withMargin(3))
 	m.lag = 2
 	m.check = (*model).checkOverlap
-	find(t, m, "both hold")
+	requireViolation(t, m, "both hold")
 
 	m = newModel(2, 3, exact(3))
 	m.lag = 3
 	m.check = (*model).checkOverlap
-	find(t, m, "both hold")
+	requireViolation(t, m, "both hold")
 }
 
 // A deadline is not enough where the store ends sessions that it has just confirmed, or where entries are removed by
@@ -220,12 +220,12 @@ func TestExplore_findsOverlapsOfBrokenStore(t *testing.T) {
 	m := newModel(2, 3, exact(3))
 	m.revokes = true
 	m.check = (*model).checkOverlap
-	find(t, m, "both hold")
+	requireViolation(t, m, "both hold")
 
 	m = newModel(2, 3, exact(3))
 	m.evictions = true
 	m.check = (*model).checkOverlap
-	find(t, m, "both hold")
+	requireViolation(t, m, "both hold")
 }
 
 // What remains then: the hold that was admitted later has the larger token, a resource that looks at tokens accepts
@@ -235,8 +235,8 @@ func TestExplore_tokensFenceWhatDeadlinesCannot(t *testing.T) {
 	m := newModel(2, 1, exact(1)) // time matters little here, and the rest multiplies
 	m.revokes, m.evictions, m.writes = true, true, true
 	m.check = (*model).checkBroken
-	walk(t, m)
-	mustHaveSeen(t, m, someoneHeld, overlapped, staleWriteRefused, toldOfExpiry, handedOver, admittedAfterDeadline)
+	requireNoViolation(t, m)
+	requireSituations(t, m, clientHeld, overlapped, staleWriteRefused, expiryReported, handedOver, admittedAfterDeadline)
 }
 
 // Even if everybody keeps every promise, a write can be on its way for longer than its hold is valid.
@@ -245,10 +245,10 @@ func TestExplore_findsStaleWritesWithoutGuard(t *testing.T) {
 	m := newModel(2, 3, exact(3))
 	m.writes = true
 	m.unguarded = true
-	find(t, m, "accepted after one of a hold that was admitted later")
+	requireViolation(t, m, "accepted after one of a hold that was admitted later")
 
 	m = newModel(2, 2, exact(2))
 	m.writes = true
-	walk(t, m)
-	mustHaveSeen(t, m, staleWriteRefused)
+	requireNoViolation(t, m)
+	requireSituations(t, m, staleWriteRefused)
 }

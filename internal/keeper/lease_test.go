@@ -11,7 +11,7 @@ import (
 
 // In the tests below a TTL of 30 s is granted. A confirmation is then good for 27 s, renewed every 9 s, overdue after
 // 13.5 s; a failed request is made again after 0.9 s.
-var terms30 = ScheduleFor(store.Terms{TTL: 30 * time.Second})
+var schedule30 = ScheduleFor(store.Terms{TTL: 30 * time.Second})
 
 // at is the instant that many seconds after the beginning.
 func at(seconds float64) Instant { return Instant(seconds * float64(time.Second)) }
@@ -62,13 +62,13 @@ func TestLease(t *testing.T) {
 		state    State
 		deadline float64
 	}
-	asks := func(l *Lease, now Instant) { l.RequestSent(now) }
-	looks := func(l *Lease, now Instant) { l.Advance(now) }
-	fails := func(l *Lease, now Instant) { l.RequestFailed(now) }
-	answer := func(sent float64) func(*Lease, Instant) {
+	send := func(l *Lease, now Instant) { l.RequestSent(now) }
+	advance := func(l *Lease, now Instant) { l.Advance(now) }
+	fail := func(l *Lease, now Instant) { l.RequestFailed(now) }
+	confirm := func(sent float64) func(*Lease, Instant) {
 		return func(l *Lease, now Instant) { l.RequestConfirmed(at(sent), now) }
 	}
-	ends := func(r Reason) func(*Lease, Instant) {
+	end := func(r Reason) func(*Lease, Instant) {
 		return func(l *Lease, now Instant) { l.End(r, now) }
 	}
 	scenarios := []struct {
@@ -78,82 +78,82 @@ func TestLease(t *testing.T) {
 		reason       Reason // 0 if it is not lost
 	}{
 		{"the deadline counts from before the session was asked for", 0, 5, []step{
-			{5, "looks", looks, Held, 27},
+			{5, "looks", advance, Held, 27},
 		}, 0},
 		{"a session that took too long to open is lost from the beginning", 0, 27, []step{
-			{27, "looks", looks, Lost, never},
+			{27, "looks", advance, Lost, never},
 		}, Deadline},
 		{"a session that took long to open is at risk from the beginning", 0, 14, []step{
-			{14, "looks", looks, AtRisk, 27},
+			{14, "looks", advance, AtRisk, 27},
 		}, 0},
 		{"the deadline moves on with each renewal, and counts from its sending", 0, 0, []step{
-			{9, "asks", asks, Held, 27},
-			{13, "is answered", answer(9), Held, 36},
-			{18, "asks", asks, Held, 36},
-			{18.2, "is answered", answer(18), Held, 45},
+			{9, "asks", send, Held, 27},
+			{13, "is answered", confirm(9), Held, 36},
+			{18, "asks", send, Held, 36},
+			{18.2, "is answered", confirm(18), Held, 45},
 		}, 0},
 		{"a late reply to an early request does not move the deadline back", 0, 0, []step{
-			{9, "asks", asks, Held, 27},
-			{14, "gives up", fails, AtRisk, 27},
-			{15, "asks", asks, AtRisk, 27},
-			{16, "is answered", answer(15), Held, 42},
-			{17, "is answered late", answer(9), Held, 42},
+			{9, "asks", send, Held, 27},
+			{14, "gives up", fail, AtRisk, 27},
+			{15, "asks", send, AtRisk, 27},
+			{16, "is answered", confirm(15), Held, 42},
+			{17, "is answered late", confirm(9), Held, 42},
 		}, 0},
 		{"a late reply that helps less than none would be needed to recover", 0, 0, []step{
-			{9, "asks", asks, Held, 27},
-			{25, "is answered, but it is at risk counted from 9 too", answer(9), AtRisk, 36},
+			{9, "asks", send, Held, 27},
+			{25, "is answered, but it is at risk counted from 9 too", confirm(9), AtRisk, 36},
 		}, 0},
 		{"a failed request loses nothing", 0, 0, []step{
-			{9, "asks", asks, Held, 27},
-			{10, "fails", fails, Held, 27},
-			{10.9, "asks", asks, Held, 27},
-			{11, "fails", fails, Held, 27},
-			{26.9, "looks", looks, AtRisk, 27},
+			{9, "asks", send, Held, 27},
+			{10, "fails", fail, Held, 27},
+			{10.9, "asks", send, Held, 27},
+			{11, "fails", fail, Held, 27},
+			{26.9, "looks", advance, AtRisk, 27},
 		}, 0},
 		{"at risk when overdue, and held again when confirmed", 0, 0, []step{
-			{13.4, "looks", looks, Held, 27},
-			{13.5, "looks", looks, AtRisk, 27},
-			{20, "asks", asks, AtRisk, 27},
-			{21, "is answered", answer(20), Held, 47},
-			{33.4, "looks", looks, Held, 47},
-			{33.5, "looks", looks, AtRisk, 47},
+			{13.4, "looks", advance, Held, 27},
+			{13.5, "looks", advance, AtRisk, 27},
+			{20, "asks", send, AtRisk, 27},
+			{21, "is answered", confirm(20), Held, 47},
+			{33.4, "looks", advance, Held, 47},
+			{33.5, "looks", advance, AtRisk, 47},
 		}, 0},
 		{"lost at the deadline, not a moment later", 0, 0, []step{
-			{26.999, "looks", looks, AtRisk, 27},
-			{27, "looks", looks, Lost, never},
+			{26.999, "looks", advance, AtRisk, 27},
+			{27, "looks", advance, Lost, never},
 		}, Deadline},
 		{"a reply after the deadline does not bring it back", 0, 0, []step{
-			{20, "asks", asks, AtRisk, 27},
-			{28, "is answered", answer(20), Lost, never},
-			{29, "looks", looks, Lost, never},
+			{20, "asks", send, AtRisk, 27},
+			{28, "is answered", confirm(20), Lost, never},
+			{29, "looks", advance, Lost, never},
 		}, Deadline},
 		{"nor does a reply at the deadline", 0, 0, []step{
-			{20, "asks", asks, AtRisk, 27},
-			{27, "is answered", answer(20), Lost, never},
+			{20, "asks", send, AtRisk, 27},
+			{27, "is answered", confirm(20), Lost, never},
 		}, Deadline},
 		{"nor does a reply after the store said that it has ended", 0, 0, []step{
-			{9, "asks", asks, Held, 27},
-			{10, "is told", ends(Expired), Lost, never},
-			{11, "is answered", answer(9), Lost, never},
+			{9, "asks", send, Held, 27},
+			{10, "is told", end(Expired), Lost, never},
+			{11, "is answered", confirm(9), Lost, never},
 		}, Expired},
 		{"a request that fails after the deadline changes nothing", 0, 0, []step{
-			{20, "asks", asks, AtRisk, 27},
-			{28, "fails", fails, Lost, never},
+			{20, "asks", send, AtRisk, 27},
+			{28, "fails", fail, Lost, never},
 		}, Deadline},
 		{"it is lost once: the first reason stands", 0, 0, []step{
-			{9, "is told", ends(Expired), Lost, never},
-			{10, "is closed", ends(Closed), Lost, never},
-			{40, "looks", looks, Lost, never},
+			{9, "is told", end(Expired), Lost, never},
+			{10, "is closed", end(Closed), Lost, never},
+			{40, "looks", advance, Lost, never},
 		}, Expired},
 		{"a deadline that has passed is the reason, whatever is told afterwards", 0, 0, []step{
-			{28, "is told", ends(Expired), Lost, never},
+			{28, "is told", end(Expired), Lost, never},
 		}, Deadline},
-		{"its entry can be taken from it", 0, 0, []step{{1, "is told", ends(Evicted), Lost, never}}, Evicted},
-		{"it can be closed", 0, 0, []step{{1, "is closed", ends(Closed), Lost, never}}, Closed},
+		{"its entry can be taken from it", 0, 0, []step{{1, "is told", end(Evicted), Lost, never}}, Evicted},
+		{"it can be closed", 0, 0, []step{{1, "is closed", end(Closed), Lost, never}}, Closed},
 	}
 	for _, sc := range scenarios {
 		t.Run(sc.name, func(t *testing.T) {
-			l := NewLease(terms30, at(sc.sent), at(sc.opened))
+			l := NewLease(schedule30, at(sc.sent), at(sc.opened))
 			for _, s := range sc.steps {
 				now := at(s.at)
 				s.do(&l, now)
@@ -176,7 +176,7 @@ func TestLease(t *testing.T) {
 
 // Time alone ends validity: nobody needs to have told the lease what time it is.
 func TestLease_notValidAfterDeadline(t *testing.T) {
-	l := NewLease(terms30, at(0), at(0))
+	l := NewLease(schedule30, at(0), at(0))
 	if !l.ValidAt(at(26.999)) || l.ValidAt(at(27)) {
 		t.Errorf("valid just before the deadline: %v, at it: %v", l.ValidAt(at(26.999)), l.ValidAt(at(27)))
 	}
@@ -189,7 +189,7 @@ func TestLease_Due(t *testing.T) {
 			t.Errorf("at %v a request is due: %v, want %v", seconds, got, want)
 		}
 	}
-	l := NewLease(terms30, at(0), at(1))
+	l := NewLease(schedule30, at(0), at(1))
 	due(l, 8.9, false)
 	due(l, 9, true)
 	l.RequestSent(at(9))
@@ -207,7 +207,7 @@ func TestLease_Due(t *testing.T) {
 
 // randomLife tells a lease random things at random times, in the order of time, and lets check look after each. The
 // durations are so small that things coincide all the time.
-func randomLife(r *rand.Rand, schedule Schedule, from Instant, check func(l Lease, now Instant)) {
+func runRandomEvents(r *rand.Rand, schedule Schedule, from Instant, check func(l Lease, now Instant)) {
 	now := from
 	l := NewLease(schedule, now, now.Add(time.Duration(r.IntN(3))))
 	sent := now
@@ -241,7 +241,7 @@ func randomLife(r *rand.Rand, schedule Schedule, from Instant, check func(l Leas
 	}
 }
 
-func randomTerms(r *rand.Rand) Schedule {
+func randomSchedule(r *rand.Rand) Schedule {
 	d := func() time.Duration { return time.Duration(1 + r.IntN(6)) }
 	valid := 2 + d()
 	return Schedule{Valid: valid, Every: d(), Attempt: d(), Retry: d(), Overdue: min(d(), valid)}
@@ -253,7 +253,7 @@ func TestLease_Wake(t *testing.T) {
 	seed := rand.Uint64()
 	for i := range uint64(20_000) {
 		r := rand.New(rand.NewPCG(seed, i))
-		randomLife(r, randomTerms(r), 0, func(l Lease, now Instant) {
+		runRandomEvents(r, randomSchedule(r), 0, func(l Lease, now Instant) {
 			l.Advance(now)
 			if l.State() == Lost || l.Due(now) {
 				return // there is something to do now
@@ -263,12 +263,12 @@ func TestLease_Wake(t *testing.T) {
 				t.Fatalf("seed %d, %d: at %d there is nothing to do, but Wake is %d: the runner would not sleep\n%+v",
 					seed, i, now, wake, l)
 			}
-			for soon := now; soon < wake; soon++ {
+			for instant := now; instant < wake; instant++ {
 				later := l
-				later.Advance(soon)
-				if later != l || later.Due(soon) || !later.ValidAt(soon) {
+				later.Advance(instant)
+				if later != l || later.Due(instant) || !later.ValidAt(instant) {
 					t.Fatalf("seed %d, %d: at %d something happens, but Wake is %d: the runner would sleep past it\n%+v",
-						seed, i, soon, wake, l)
+						seed, i, instant, wake, l)
 				}
 			}
 			later := l
@@ -284,11 +284,11 @@ func TestLease_sameAtAllTimes(t *testing.T) {
 	const shift = 1_000_003
 	seed := rand.Uint64()
 	for i := range uint64(5_000) {
-		schedule := randomTerms(rand.New(rand.NewPCG(seed, i)))
+		schedule := randomSchedule(rand.New(rand.NewPCG(seed, i)))
 		var early []Lease
-		randomLife(rand.New(rand.NewPCG(seed, i)), schedule, 0, func(l Lease, _ Instant) { early = append(early, l) })
+		runRandomEvents(rand.New(rand.NewPCG(seed, i)), schedule, 0, func(l Lease, _ Instant) { early = append(early, l) })
 		at := 0
-		randomLife(rand.New(rand.NewPCG(seed, i)), schedule, shift, func(l Lease, _ Instant) {
+		runRandomEvents(rand.New(rand.NewPCG(seed, i)), schedule, shift, func(l Lease, _ Instant) {
 			want := early[at]
 			want.confirmed += shift
 			want.next += shift
@@ -307,7 +307,7 @@ func TestLease_endsOnce(t *testing.T) {
 	for i := range uint64(20_000) {
 		r := rand.New(rand.NewPCG(seed, i))
 		valid, reason := true, Reason(0)
-		randomLife(r, randomTerms(r), 0, func(l Lease, now Instant) {
+		runRandomEvents(r, randomSchedule(r), 0, func(l Lease, now Instant) {
 			if !valid && l.ValidAt(now) {
 				t.Fatalf("seed %d, %d: valid again at %d\n%+v", seed, i, now, l)
 			}

@@ -24,21 +24,21 @@ const ttl30 = 30 * time.Second
 var errRefused = errors.New("connection refused")
 
 // journal is what a watcher hears, with the second at which it does.
-type journal struct {
+type eventLog struct {
 	began time.Time
 	mu    sync.Mutex
 	lines []string
 }
 
-func newJournal() *journal { return &journal{began: time.Now()} }
+func newEventLog() *eventLog { return &eventLog{began: time.Now()} }
 
-func (j *journal) write(format string, args ...any) {
+func (j *eventLog) write(format string, args ...any) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	j.lines = append(j.lines, fmt.Sprintf("%g ", time.Since(j.began).Seconds())+fmt.Sprintf(format, args...))
 }
 
-func (j *journal) expect(t *testing.T, want ...string) {
+func (j *eventLog) expect(t *testing.T, want ...string) {
 	t.Helper()
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -47,7 +47,7 @@ func (j *journal) expect(t *testing.T, want ...string) {
 	}
 }
 
-func (j *journal) callbacks() Callbacks {
+func (j *eventLog) callbacks() Callbacks {
 	return Callbacks{
 		Confirmed:   func(roundTrip, _ time.Duration) { j.write("confirmed in %v", roundTrip) },
 		Unconfirmed: func(err error, _ time.Duration) { j.write("unconfirmed: %v", err) },
@@ -78,7 +78,7 @@ func openFor(t *testing.T, st store.Store, ttl time.Duration, w Callbacks) *Sess
 }
 
 // confirming makes the store treat renewals so, and nothing else.
-func confirming(f memstore.Fault) func(memstore.Call) memstore.Fault {
+func onConfirm(f memstore.Fault) func(memstore.Call) memstore.Fault {
 	return func(c memstore.Call) memstore.Fault {
 		if c.Op == memstore.Confirm {
 			return f
@@ -138,8 +138,8 @@ func TestSession_renewsForADay(t *testing.T) {
 
 func TestSession_recoversFromRisk(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		st, j := memstore.New(), newJournal()
-		st.SetFaults(confirming(memstore.Fault{Drop: true}))
+		st, j := memstore.New(), newEventLog()
+		st.SetFaults(onConfirm(memstore.Fault{Drop: true}))
 		s := open(t, st, j.callbacks())
 		time.Sleep(13 * time.Second)
 		expectHeld(t, s, Held, 14*time.Second)
@@ -178,7 +178,7 @@ func TestSession_lostByDeadline(t *testing.T) {
 				st := memstore.New()
 				s := open(t, st, Callbacks{})
 				time.Sleep(10 * time.Second) // renewed at 9
-				st.SetFaults(confirming(tt.fault))
+				st.SetFaults(onConfirm(tt.fault))
 				time.Sleep(26*time.Second - 1)
 				expectHeld(t, s, AtRisk, 1)
 				time.Sleep(1)
@@ -200,8 +200,8 @@ func TestSession_lostByDeadline(t *testing.T) {
 
 func TestSession_lossHasLastError(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		st, j := memstore.New(), newJournal()
-		st.SetFaults(confirming(memstore.Fault{Err: errRefused}))
+		st, j := memstore.New(), newEventLog()
+		st.SetFaults(onConfirm(memstore.Fault{Err: errRefused}))
 		s := open(t, st, j.callbacks())
 		<-s.Context().Done()
 		synctest.Wait()
@@ -257,7 +257,7 @@ func TestSession_survivesTransientErrors(t *testing.T) {
 
 // While one session holds a lock, another waits for it, and the faults begin. P6: it must not be admitted before the
 // first has been told, that is before its context has ended.
-func expectToldFirst(t *testing.T, st *memstore.Store, holder *Session, faults func(memstore.Call) memstore.Fault) {
+func expectLossBeforeAdmission(t *testing.T, st *memstore.Store, holder *Session, faults func(memstore.Call) memstore.Fault) {
 	t.Helper()
 	req := store.Request{Name: "orders/42", Mode: line.Exclusive}
 	if _, err := holder.Store().Enqueue(t.Context(), req); err != nil {
@@ -280,8 +280,8 @@ func expectToldFirst(t *testing.T, st *memstore.Store, holder *Session, faults f
 		return memstore.Fault{}
 	})
 	select {
-	case told := <-admitted:
-		if told == nil {
+	case notified := <-admitted:
+		if notified == nil {
 			t.Errorf("the waiter was admitted while the holder holds, for another %v", holder.Deadline().Sub(bootclock.Now()))
 		}
 	case <-time.After(3 * ttl30):
@@ -298,7 +298,7 @@ func TestSession_lostBeforeNextAdmissionAfterLateRenewal(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				st := memstore.New()
 				renewals := 0
-				expectToldFirst(t, st, open(t, st, Callbacks{}), func(c memstore.Call) memstore.Fault {
+				expectLossBeforeAdmission(t, st, open(t, st, Callbacks{}), func(c memstore.Call) memstore.Fault {
 					if c.Op == memstore.Confirm {
 						renewals++
 					}
@@ -337,7 +337,7 @@ func TestSession_lostBeforeNextAdmissionAfterLateOpen(t *testing.T) {
 					}
 					return drop(c)
 				})
-				expectToldFirst(t, st, holder, drop)
+				expectLossBeforeAdmission(t, st, holder, drop)
 			})
 		})
 	}
@@ -351,7 +351,7 @@ func TestSession_notifiesHoldersBeforeClosing(t *testing.T) {
 		st := memstore.New()
 		began := time.Now()
 		carriedOut := memstore.Fault{Err: errRefused, LoseReply: true} // so that the store would keep the session
-		expectToldFirst(t, st, open(t, st, Callbacks{}), confirming(carriedOut))
+		expectLossBeforeAdmission(t, st, open(t, st, Callbacks{}), onConfirm(carriedOut))
 		if took := time.Since(began); took != 30*time.Second {
 			t.Errorf("the waiter was admitted after %v, want 30s: the holder was told at 27s, and has 3s to stop", took)
 		}
@@ -360,14 +360,14 @@ func TestSession_notifiesHoldersBeforeClosing(t *testing.T) {
 		st := memstore.New()
 		holder := open(t, st, Callbacks{})
 		time.AfterFunc(time.Second, func() { _ = holder.Close(context.Background()) })
-		expectToldFirst(t, st, holder, confirming(memstore.Fault{}))
+		expectLossBeforeAdmission(t, st, holder, onConfirm(memstore.Fault{}))
 		expectLost(t, holder, Closed)
 	})
 }
 
 func TestSession_lostWithNextRenewal(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		st, j := memstore.New(), newJournal()
+		st, j := memstore.New(), newEventLog()
 		s := open(t, st, j.callbacks())
 		time.Sleep(time.Second)
 		st.Expire(s.Store().ID())
@@ -388,19 +388,19 @@ func TestSession_lostWithNextRenewal(t *testing.T) {
 }
 
 // telling is a store whose sessions can be told that they have ended.
-type telling struct {
+type reportingStore struct {
 	*memstore.Store
 	lost func(error)
 }
 
-func (s *telling) Open(ctx context.Context, opts store.SessionOptions) (store.Session, error) {
+func (s *reportingStore) Open(ctx context.Context, opts store.SessionOptions) (store.Session, error) {
 	s.lost = opts.Lost
 	return s.Store.Open(ctx, opts)
 }
 
 func TestSession_lostAtOnceIfReported(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		st, j := &telling{Store: memstore.New()}, newJournal()
+		st, j := &reportingStore{Store: memstore.New()}, newEventLog()
 		s := open(t, st, j.callbacks())
 		time.Sleep(time.Second)
 		st.lost(fmt.Errorf("%w: revoked by an administrator", store.ErrSessionLost))
@@ -413,11 +413,11 @@ func TestSession_lostAtOnceIfReported(t *testing.T) {
 func TestSession_lostCallbackAfterContext(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		st := memstore.New()
-		st.SetFaults(confirming(memstore.Fault{Err: errRefused}))
+		st.SetFaults(onConfirm(memstore.Fault{Err: errRefused}))
 		opened := make(chan *Session, 1)
-		told := 0
+		notified := 0
 		s := open(t, st, Callbacks{Lost: func(e *LostError) {
-			told++
+			notified++
 			s := <-opened
 			if s.Context().Err() == nil {
 				t.Error("the watcher was told of the loss before the holders")
@@ -432,8 +432,8 @@ func TestSession_lostCallbackAfterContext(t *testing.T) {
 		opened <- s
 		time.Sleep(time.Hour)
 		synctest.Wait()
-		if told != 1 {
-			t.Errorf("told %d times, want once", told)
+		if notified != 1 {
+			t.Errorf("told %d times, want once", notified)
 		}
 		if err := s.Close(t.Context()); err != nil {
 			t.Errorf("closing what is lost: %v", err)
@@ -444,7 +444,7 @@ func TestSession_lostCallbackAfterContext(t *testing.T) {
 
 func TestSession_closed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		st, j := memstore.New(), newJournal()
+		st, j := memstore.New(), newEventLog()
 		s := open(t, st, j.callbacks())
 		time.Sleep(time.Second)
 		if err := s.Close(t.Context()); err != nil {
@@ -516,7 +516,7 @@ func TestSession_abandonedEndsByItself(t *testing.T) {
 
 func TestOpen_fails(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		st, j := memstore.New(), newJournal()
+		st, j := memstore.New(), newEventLog()
 		st.SetFaults(func(memstore.Call) memstore.Fault { return memstore.Fault{Err: errRefused} })
 		s, err := Open(t.Context(), st, store.SessionOptions{TTL: ttl30}, j.callbacks())
 		if s != nil || !errors.Is(err, errRefused) {
@@ -536,7 +536,7 @@ func TestOpen_fails(t *testing.T) {
 
 func TestOpen_slowerThanTheDeadline(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		st, j := memstore.New(), newJournal()
+		st, j := memstore.New(), newEventLog()
 		st.SetFaults(func(c memstore.Call) memstore.Fault {
 			if c.Op == memstore.Open {
 				return memstore.Fault{ReplyDelay: 28 * time.Second}

@@ -14,7 +14,7 @@ import (
 // newSluggish returns a client whose session is kept by a goroutine that stands still when renewal is overdue, until
 // long after the deadline: as in a process that does not get to run, nobody notices that the deadline passes. From
 // when cut is called no renewal arrives.
-func newSluggish(t *testing.T, st *memstore.Store) (c *Client, s *keeper.Session, cut func()) {
+func newStalledClient(t *testing.T, st *memstore.Store) (c *Client, s *keeper.Session, cut func()) {
 	t.Helper()
 	c, err := New(st, nil)
 	if err != nil {
@@ -34,7 +34,7 @@ func newSluggish(t *testing.T, st *memstore.Store) (c *Client, s *keeper.Session
 }
 
 // asleep waits until the deadline of a session that nobody looks after has passed.
-func asleep(t *testing.T, s *keeper.Session) {
+func sleepPastDeadline(t *testing.T, s *keeper.Session) {
 	t.Helper()
 	time.Sleep(time.Until(s.Deadline().Time()) + time.Millisecond)
 	if s.Context().Err() != nil {
@@ -44,7 +44,7 @@ func asleep(t *testing.T, s *keeper.Session) {
 
 func TestValid_readsTheClock(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		c, s, cut := newSluggish(t, memstore.New())
+		c, s, cut := newStalledClient(t, memstore.New())
 		defer c.Close(context.Background())
 		h, err := c.Mutex("a").Lock(t.Context())
 		if err != nil {
@@ -54,7 +54,7 @@ func TestValid_readsTheClock(t *testing.T) {
 		if !h.Valid() {
 			t.Error("the hold is not valid before its deadline")
 		}
-		asleep(t, s)
+		sleepPastDeadline(t, s)
 		if h.Valid() {
 			t.Error("the hold is valid after its deadline")
 		}
@@ -68,7 +68,7 @@ func TestValid_readsTheClock(t *testing.T) {
 func TestLock_neverReturnsEndedHold(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		st := memstore.New()
-		c, s, cut := newSluggish(t, st)
+		c, s, cut := newStalledClient(t, st)
 		defer c.Close(context.Background())
 		other, err := New(st, nil)
 		if err != nil {
@@ -86,7 +86,7 @@ func TestLock_neverReturnsEndedHold(t *testing.T) {
 		}
 		synctest.Wait() // it stands in the store's line
 		cut()
-		asleep(t, s)
+		sleepPastDeadline(t, s)
 		if err := held.Release(t.Context()); err != nil {
 			t.Fatal(err)
 		}

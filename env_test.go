@@ -16,24 +16,24 @@ import (
 
 // The durations of a session with the TTL that the scenarios use, as package keeper derives them.
 const (
-	ttl   = 10 * time.Second
-	valid = 9 * time.Second // what is held counts as lost that long after the last confirmed renewal was sent
-	risk  = valid / 2       // and as at risk that long after it
-	renew = valid / 3       // renewals are due that often
+	ttl           = 10 * time.Second
+	validFor      = 9 * time.Second // what is held counts as lost that long after the last confirmed renewal was sent
+	overdueAfter  = validFor / 2    // and as at risk that long after it
+	renewInterval = validFor / 3    // renewals are due that often
 )
 
 // world is what one scenario plays in: a store, and clients that are named after their owners.
-type world struct {
+type testEnv struct {
 	t     *testing.T
 	store *memstore.Store
 }
 
 // scenario plays on a fake clock. When it is over, all faults end and all clients are closed; one TTL later nothing may
 // be left in the store, whatever went wrong before.
-func scenario(t *testing.T, play func(t *testing.T, w *world)) {
+func scenario(t *testing.T, play func(t *testing.T, w *testEnv)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
-		w := &world{t, memstore.New()}
+		w := &testEnv{t, memstore.New()}
 		t.Cleanup(func() { // after the clients were closed
 			time.Sleep(ttl)
 			if lines, err := w.store.Lines(context.Background(), ""); err != nil || len(lines) > 0 {
@@ -48,7 +48,7 @@ func scenario(t *testing.T, play func(t *testing.T, w *world)) {
 }
 
 // client returns a client as another process would have it: with a session of its own. Its owner's command is name.
-func (w *world) client(name string, change ...func(*stile.Options)) *stile.Client {
+func (w *testEnv) client(name string, change ...func(*stile.Options)) *stile.Client {
 	w.t.Helper()
 	opts := &stile.Options{TTL: ttl, Owner: stile.Owner{Command: name}}
 	for _, f := range change {
@@ -69,7 +69,7 @@ func (w *world) client(name string, change ...func(*stile.Options)) *stile.Clien
 
 // line returns the commands of those who stand in the line behind name in the store, in order. It goes past all faults
 // but those on reading.
-func (w *world) line(name string) []string {
+func (w *testEnv) line(name string) []string {
 	w.t.Helper()
 	l, err := w.store.Line(context.Background(), name)
 	if err != nil {
@@ -83,7 +83,7 @@ func (w *world) line(name string) []string {
 }
 
 // expectLine checks, when nothing moves any more, who stands in the line behind name in the store.
-func (w *world) expectLine(name string, want ...string) {
+func (w *testEnv) expectLine(name string, want ...string) {
 	w.t.Helper()
 	synctest.Wait()
 	if got := w.line(name); !slices.Equal(got, want) {
@@ -92,7 +92,7 @@ func (w *world) expectLine(name string, want ...string) {
 }
 
 // session returns the id of the session with which the client called owner stands in some line.
-func (w *world) session(owner string) string {
+func (w *testEnv) session(owner string) string {
 	w.t.Helper()
 	lines, err := w.store.Lines(context.Background(), "")
 	if err != nil {
@@ -110,7 +110,7 @@ func (w *world) session(owner string) string {
 }
 
 // faults puts the fault on the given operations. Where sessions are given, on theirs only.
-func (w *world) faults(f memstore.Fault, ops []memstore.Op, sessions ...string) {
+func (w *testEnv) faults(f memstore.Fault, ops []memstore.Op, sessions ...string) {
 	w.store.SetFaults(func(c memstore.Call) memstore.Fault {
 		if slices.Contains(ops, c.Op) && (len(sessions) == 0 || slices.Contains(sessions, c.Session)) {
 			return f
@@ -120,10 +120,10 @@ func (w *world) faults(f memstore.Fault, ops []memstore.Op, sessions ...string) 
 }
 
 // cut loses all requests of the session, from now on.
-func (w *world) cut(session string) { w.faults(memstore.Fault{Drop: true}, everything, session) }
+func (w *testEnv) cut(session string) { w.faults(memstore.Fault{Drop: true}, allOps, session) }
 
 // deafen keeps what happens in the lines behind the names from those who stand there, for an hour.
-func (w *world) deafen(names ...string) {
+func (w *testEnv) delayNotifications(names ...string) {
 	w.store.SetFaults(func(c memstore.Call) memstore.Fault {
 		if c.Op == memstore.Notify && slices.Contains(names, c.Name) {
 			return memstore.Fault{Delay: time.Hour}
@@ -133,11 +133,11 @@ func (w *world) deafen(names ...string) {
 }
 
 // heal ends all faults.
-func (w *world) heal() { w.store.SetFaults(nil) }
+func (w *testEnv) heal() { w.store.SetFaults(nil) }
 
 func on(ops ...memstore.Op) []memstore.Op { return ops }
 
-var everything = on(memstore.Open, memstore.Confirm, memstore.Enqueue, memstore.Withdraw,
+var allOps = on(memstore.Open, memstore.Confirm, memstore.Enqueue, memstore.Withdraw,
 	memstore.SetOwner, memstore.Close, memstore.Break)
 
 // lock takes a lock that is free.
@@ -183,7 +183,7 @@ func wait(ctx context.Context, t *testing.T, c *stile.Client, name string) *wait
 }
 
 // waits checks that the call has not returned.
-func (w *waiter) waits() {
+func (w *waiter) expectWaiting() {
 	w.t.Helper()
 	synctest.Wait()
 	select {
@@ -194,21 +194,21 @@ func (w *waiter) waits() {
 }
 
 // gets checks that the call has returned a hold, or does before the next TTL has passed.
-func (w *waiter) gets() *stile.Hold {
+func (w *waiter) expectHold() *stile.Hold {
 	w.t.Helper()
-	return w.getsWithin(ttl)
+	return w.expectHoldWithin(ttl)
 }
 
 // getsNow checks that the call has returned a hold, without any time passing.
-func (w *waiter) getsNow() *stile.Hold {
+func (w *waiter) expectHoldNow() *stile.Hold {
 	w.t.Helper()
 	synctest.Wait()
-	return w.getsWithin(0)
+	return w.expectHoldWithin(0)
 }
 
-func (w *waiter) getsWithin(d time.Duration) *stile.Hold {
+func (w *waiter) expectHoldWithin(d time.Duration) *stile.Hold {
 	w.t.Helper()
-	w.returns(d)
+	w.expectReturn(d)
 	if w.err != nil {
 		w.t.Fatalf("Lock: %v, want a hold", w.err)
 	}
@@ -216,17 +216,17 @@ func (w *waiter) getsWithin(d time.Duration) *stile.Hold {
 }
 
 // fails checks that the call has returned an error that matches all of want, without any time passing.
-func (w *waiter) fails(want ...error) {
+func (w *waiter) expectFailure(want ...error) {
 	w.t.Helper()
 	synctest.Wait()
-	w.returns(0)
+	w.expectReturn(0)
 	if w.err == nil {
 		w.t.Fatalf("Lock succeeded, want an error matching %v", want)
 	}
 	expectError(w.t, w.err, want...)
 }
 
-func (w *waiter) returns(within time.Duration) {
+func (w *waiter) expectReturn(within time.Duration) {
 	w.t.Helper()
 	select {
 	case <-w.done:
@@ -306,14 +306,14 @@ func expectHeld(t *testing.T, h *stile.Hold) {
 
 // record keeps what it is told, in order.
 type record[T any] struct {
-	mu   sync.Mutex
-	told []T
+	mu     sync.Mutex
+	values []T
 }
 
 func (r *record[T]) add(x T) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.told = append(r.told, x)
+	r.values = append(r.values, x)
 }
 
 // all returns what was told so far, when nothing moves any more.
@@ -321,11 +321,11 @@ func (r *record[T]) all() []T {
 	synctest.Wait()
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return slices.Clone(r.told)
+	return slices.Clone(r.values)
 }
 
 // takeOut takes the entry of the client called owner out of a line, as an operator does.
-func (w *world) takeOut(name, owner string) {
+func (w *testEnv) evict(name, owner string) {
 	w.t.Helper()
 	l, err := w.store.Line(context.Background(), name)
 	if err != nil {

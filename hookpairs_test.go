@@ -17,7 +17,7 @@ import (
 
 // A ledger checks that the hooks of a client are called in pairs: each start that has returned has one end, which gets the
 // context of its start, and each hold comes from an attempt that has acquired.
-type ledger struct {
+type hookPairs struct {
 	t *testing.T
 
 	mu    sync.Mutex
@@ -37,9 +37,9 @@ type span struct {
 
 type spanKey struct{ hold bool }
 
-func newLedger(t *testing.T) *ledger { return &ledger{t: t} }
+func newHookPairs(t *testing.T) *hookPairs { return &hookPairs{t: t} }
 
-func (l *ledger) hooks() stile.Hooks {
+func (l *hookPairs) hooks() stile.Hooks {
 	return stile.Hooks{
 		AttemptStart: func(ctx context.Context, e stile.AttemptStartEvent) context.Context {
 			if ctx.Value(spanKey{}) != nil {
@@ -89,7 +89,7 @@ func (l *ledger) hooks() stile.Hooks {
 	}
 }
 
-func (l *ledger) open(s *span) *span {
+func (l *hookPairs) open(s *span) *span {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.spans = append(l.spans, s)
@@ -97,7 +97,7 @@ func (l *ledger) open(s *span) *span {
 }
 
 // settled checks, when all is over, that each start has had its end.
-func (l *ledger) settled() {
+func (l *hookPairs) checkPaired() {
 	l.t.Helper()
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -119,7 +119,7 @@ func (l *ledger) settled() {
 	}
 }
 
-func (l *ledger) attempts() (n int) {
+func (l *hookPairs) attempts() (n int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for _, s := range l.spans {
@@ -131,7 +131,7 @@ func (l *ledger) attempts() (n int) {
 }
 
 // last returns the last attempt and the last hold that have started; nil if there is none.
-func (l *ledger) last() (attempt, hold *span) {
+func (l *hookPairs) last() (attempt, hold *span) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for _, s := range l.spans {
@@ -148,8 +148,8 @@ func (l *ledger) last() (attempt, hold *span) {
 // one.
 func TestHooks_everyOutcome(t *testing.T) {
 	refused := errors.New("refused")
-	taken := func(t *testing.T, w *world) { lock(t, w.client("bob"), "a") }
-	free := func(*testing.T, *world) {}
+	heldByBob := func(t *testing.T, w *testEnv) { lock(t, w.client("bob"), "a") }
+	free := func(*testing.T, *testEnv) {}
 	do := func(ctx context.Context, c *stile.Client, m line.Mode) error {
 		return c.Locker("a", m).Do(ctx, func(context.Context, *stile.Hold) error { return nil })
 	}
@@ -157,7 +157,7 @@ func TestHooks_everyOutcome(t *testing.T) {
 		_, err := c.Locker("a", m).Lock(ctx)
 		return err
 	}
-	soon := func(f func(context.Context, *stile.Client, line.Mode) error) func(context.Context, *stile.Client, line.Mode) error {
+	withTimeout := func(f func(context.Context, *stile.Client, line.Mode) error) func(context.Context, *stile.Client, line.Mode) error {
 		return func(ctx context.Context, c *stile.Client, m line.Mode) error {
 			ctx, cancel := context.WithTimeout(ctx, time.Second)
 			defer cancel()
@@ -173,7 +173,7 @@ func TestHooks_everyOutcome(t *testing.T) {
 		return p.Leave(ctx)
 	}
 	for what, x := range map[string]struct {
-		before  func(*testing.T, *world)
+		before  func(*testing.T, *testEnv)
 		act     func(context.Context, *stile.Client, line.Mode) error
 		outcome stile.Outcome
 		reason  stile.EndReason // zero if there is no hold
@@ -181,37 +181,37 @@ func TestHooks_everyOutcome(t *testing.T) {
 	}{
 		"Do":                 {free, do, stile.Acquired, stile.EndReleased, nil},
 		"Lock, then Close":   {free, acquire, stile.Acquired, stile.EndLost, nil},
-		"Lock, timed out":    {taken, soon(acquire), stile.TimedOut, 0, context.DeadlineExceeded},
-		"Do, timed out":      {taken, soon(do), stile.TimedOut, 0, context.DeadlineExceeded},
-		"Join and Leave":     {taken, leave, stile.Canceled, 0, stile.ErrLeft},
+		"Lock, timed out":    {heldByBob, withTimeout(acquire), stile.TimedOut, 0, context.DeadlineExceeded},
+		"Do, timed out":      {heldByBob, withTimeout(do), stile.TimedOut, 0, context.DeadlineExceeded},
+		"Join and Leave":     {heldByBob, leave, stile.Canceled, 0, stile.ErrLeft},
 		"Join, got, Leave":   {free, leave, stile.Acquired, stile.EndReleased, nil},
-		"Join and Close":     {taken, joinAndClose, stile.Failed, 0, stile.ErrClosed},
-		"Lock and Close":     {taken, lockAndClose, stile.Failed, 0, stile.ErrClosed},
+		"Join and Close":     {heldByBob, joinAndClose, stile.Failed, 0, stile.ErrClosed},
+		"Lock and Close":     {heldByBob, lockAndClose, stile.Failed, 0, stile.ErrClosed},
 		"Lock after Close":   {free, closeAndLock, stile.Failed, 0, stile.ErrClosed},
-		"TryLock":            {taken, try, stile.Refused, 0, stile.ErrHeld},
-		"TryLock, got":       {free, try, stile.Acquired, stile.EndLost, nil},
+		"TryLock":            {heldByBob, tryOnce, stile.Refused, 0, stile.ErrHeld},
+		"TryLock, got":       {free, tryOnce, stile.Acquired, stile.EndLost, nil},
 		"Do panics":          {free, doPanics, stile.Acquired, stile.EndReleased, nil},
 		"a bad name":         {free, badName, stile.Failed, 0, stile.ErrBadName},
-		"Lock, canceled":     {taken, canceled, stile.Canceled, 0, context.Canceled},
-		"Lock, with a cause": {taken, canceledWithCause, stile.Canceled, 0, context.Canceled},
-		"the store refuses": {func(_ *testing.T, w *world) {
+		"Lock, canceled":     {heldByBob, canceled, stile.Canceled, 0, context.Canceled},
+		"Lock, with a cause": {heldByBob, canceledWithCause, stile.Canceled, 0, context.Canceled},
+		"the store refuses": {func(_ *testing.T, w *testEnv) {
 			w.faults(memstore.Fault{Err: refused}, on(memstore.Enqueue))
 		}, acquire, stile.Failed, 0, refused},
-		"the store times out": {func(_ *testing.T, w *world) {
+		"the store times out": {func(_ *testing.T, w *testEnv) {
 			w.faults(memstore.Fault{Err: context.DeadlineExceeded}, on(memstore.Enqueue))
 		}, acquire, stile.Failed, 0, context.DeadlineExceeded},
 	} {
 		for _, mode := range []line.Mode{line.Exclusive, line.Shared} {
-			scenario(t, func(t *testing.T, w *world) {
+			scenario(t, func(t *testing.T, w *testEnv) {
 				x.before(t, w)
-				l := newLedger(t)
+				l := newHookPairs(t)
 				c := w.client("ann", func(o *stile.Options) { o.Hooks = l.hooks() })
 				_ = x.act(t.Context(), c, mode)
 				w.heal()
 				if err := c.Close(context.Background()); err != nil {
 					t.Fatal(err)
 				}
-				l.settled()
+				l.checkPaired()
 				attempt, hold := l.last()
 				if n := l.attempts(); n != 1 {
 					t.Fatalf("%s in mode %v: %d attempts were seen, want one", what, mode, n)
@@ -227,7 +227,7 @@ func TestHooks_everyOutcome(t *testing.T) {
 	}
 }
 
-func try(ctx context.Context, c *stile.Client, m line.Mode) error {
+func tryOnce(ctx context.Context, c *stile.Client, m line.Mode) error {
 	_, err := c.Locker("a", m).TryLock(ctx)
 	return err
 }
@@ -277,7 +277,7 @@ func doPanics(ctx context.Context, c *stile.Client, m line.Mode) error {
 // With joined hooks each end gets what its own start returned, though all use one key.
 func TestHooks_contexts(t *testing.T) {
 	type key string
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		var ends record[string]
 		tracer := func(id string) stile.Hooks {
 			return stile.Hooks{
@@ -330,33 +330,33 @@ func TestHooks_contexts(t *testing.T) {
 		if got := ends.all(); !slices.Equal(got, want) {
 			t.Errorf("called were\n%q, want\n%q", got, want)
 		}
-		release(t, other.getsNow())
-		release(t, again.getsNow())
+		release(t, other.expectHoldNow())
+		release(t, again.expectHoldNow())
 	})
 }
 
 // Contended is called once, for those who wait here and elsewhere, and the store is asked for it only if there is the hook.
 func TestHooks_contended(t *testing.T) {
-	for what, waiter := range map[string]func(w *world, ann *stile.Client) *stile.Client{
-		"here":      func(_ *world, ann *stile.Client) *stile.Client { return ann },
-		"elsewhere": func(w *world, _ *stile.Client) *stile.Client { return w.client("bob") },
+	for what, waiter := range map[string]func(w *testEnv, ann *stile.Client) *stile.Client{
+		"here":      func(_ *testEnv, ann *stile.Client) *stile.Client { return ann },
+		"elsewhere": func(w *testEnv, _ *stile.Client) *stile.Client { return w.client("bob") },
 	} {
-		scenario(t, func(t *testing.T, w *world) {
-			var told record[stile.ContentionEvent]
-			ann := w.client("ann", func(o *stile.Options) { o.Hooks.Contended = ending(told.add) })
+		scenario(t, func(t *testing.T, w *testEnv) {
+			var events record[stile.ContentionEvent]
+			ann := w.client("ann", func(o *stile.Options) { o.Hooks.Contended = ending(events.add) })
 			h := lock(t, ann, "a")
 			time.Sleep(time.Minute)
-			if n := len(told.all()); n > 0 {
+			if n := len(events.all()); n > 0 {
 				t.Errorf("%s: Contended was called %d times, and nobody waits", what, n)
 			}
 			c := waiter(w, ann)
 			first, second := wait(t.Context(), t, c, "a"), wait(t.Context(), t, c, "a")
-			if got := told.all(); len(got) != 1 || got[0] != (stile.ContentionEvent{Name: "a", Token: h.Token()}) {
+			if got := events.all(); len(got) != 1 || got[0] != (stile.ContentionEvent{Name: "a", Token: h.Token()}) {
 				t.Errorf("%s: Contended was called with %+v, want once", what, got)
 			}
 			release(t, h)
-			release(t, first.getsNow())
-			release(t, second.getsNow())
+			release(t, first.expectHoldNow())
+			release(t, second.expectHoldNow())
 		})
 	}
 }
