@@ -14,40 +14,42 @@ import (
 	"github.com/stilelock/stile/store/memstore"
 )
 
-// The durations of a session with the TTL that the scenarios use, as package keeper derives them.
+// The TTL of the scenarios and the durations that package keeper derives from it.
 const (
 	ttl           = 10 * time.Second
-	validFor      = 9 * time.Second // what is held counts as lost that long after the last confirmed renewal was sent
-	overdueAfter  = validFor / 2    // and as at risk that long after it
-	renewInterval = validFor / 3    // renewals are due that often
+	validFor      = 9 * time.Second // from sending the last confirmed renewal to the loss of the holds
+	overdueAfter  = validFor / 2    // from sending it to the session being at risk
+	renewInterval = validFor / 3    // the interval between renewals
 )
 
-// world is what one scenario plays in: a store, and clients that are named after their owners.
+// A testEnv is the environment of one scenario: a store, and clients that are named after their
+// owners.
 type testEnv struct {
 	t     *testing.T
 	store *memstore.Store
 }
 
-// scenario plays on a fake clock. When it is over, all faults end and all clients are closed; one TTL later nothing may
-// be left in the store, whatever went wrong before.
+// scenario runs play on a fake clock. Afterwards it ends all faults and closes all clients, and
+// checks that the store is empty one TTL later.
 func scenario(t *testing.T, play func(t *testing.T, w *testEnv)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		w := &testEnv{t, memstore.New()}
-		t.Cleanup(func() { // after the clients were closed
+		t.Cleanup(func() { // runs after the clients were closed
 			time.Sleep(ttl)
 			if lines, err := w.store.Lines(context.Background(), ""); err != nil || len(lines) > 0 {
-				t.Errorf("when everything is over, lines are left: %+v, %v", lines, err)
+				t.Errorf("one TTL after the end the store has the lines %+v, %v, want none", lines, err)
 			}
 			if ids := w.store.Sessions(); len(ids) > 0 {
-				t.Errorf("when everything is over, sessions are left: %v", ids)
+				t.Errorf("one TTL after the end the store has the sessions %v, want none", ids)
 			}
 		})
 		play(t, w)
 	})
 }
 
-// client returns a client as another process would have it: with a session of its own. Its owner's command is name.
+// client returns a client that stands for one process: it has its own session. Its owner's command
+// is name.
 func (w *testEnv) client(name string, change ...func(*stile.Options)) *stile.Client {
 	w.t.Helper()
 	opts := &stile.Options{TTL: ttl, Owner: stile.Owner{Command: name}}
@@ -61,14 +63,14 @@ func (w *testEnv) client(name string, change ...func(*stile.Options)) *stile.Cli
 	w.t.Cleanup(func() {
 		w.store.SetFaults(nil)
 		if err := c.Close(context.Background()); err != nil {
-			w.t.Errorf("closing the client of %s: %v", name, err)
+			w.t.Errorf("Close of the client %s: %v", name, err)
 		}
 	})
 	return c
 }
 
-// line returns the commands of those who stand in the line behind name in the store, in order. It goes past all faults
-// but those on reading.
+// line returns the owners' commands of the entries in the store's line of name, in order. Of the
+// faults, only those of reads affect it.
 func (w *testEnv) line(name string) []string {
 	w.t.Helper()
 	l, err := w.store.Line(context.Background(), name)
@@ -82,16 +84,17 @@ func (w *testEnv) line(name string) []string {
 	return names
 }
 
-// expectLine checks, when nothing moves any more, who stands in the line behind name in the store.
+// expectLine waits until all goroutines are blocked and checks the owners' commands in the store's
+// line of name.
 func (w *testEnv) expectLine(name string, want ...string) {
 	w.t.Helper()
 	synctest.Wait()
 	if got := w.line(name); !slices.Equal(got, want) {
-		w.t.Fatalf("in the line of %q stand %q, want %q", name, got, want)
+		w.t.Fatalf("the line of %q: got %q, want %q", name, got, want)
 	}
 }
 
-// session returns the id of the session with which the client called owner stands in some line.
+// session returns the ID of the session that has an entry of the client called owner.
 func (w *testEnv) session(owner string) string {
 	w.t.Helper()
 	lines, err := w.store.Lines(context.Background(), "")
@@ -105,11 +108,11 @@ func (w *testEnv) session(owner string) string {
 			}
 		}
 	}
-	w.t.Fatalf("%s stands in no line", owner)
+	w.t.Fatalf("%s has no entry in any line", owner)
 	return ""
 }
 
-// faults puts the fault on the given operations. Where sessions are given, on theirs only.
+// faults sets the fault for the given operations; if sessions are given, only for theirs.
 func (w *testEnv) faults(f memstore.Fault, ops []memstore.Op, sessions ...string) {
 	w.store.SetFaults(func(c memstore.Call) memstore.Fault {
 		if slices.Contains(ops, c.Op) && (len(sessions) == 0 || slices.Contains(sessions, c.Session)) {
@@ -119,10 +122,10 @@ func (w *testEnv) faults(f memstore.Fault, ops []memstore.Op, sessions ...string
 	})
 }
 
-// cut loses all requests of the session, from now on.
+// cut drops all requests of the session from now on.
 func (w *testEnv) cut(session string) { w.faults(memstore.Fault{Drop: true}, allOps, session) }
 
-// deafen keeps what happens in the lines behind the names from those who stand there, for an hour.
+// delayNotifications delays the notifications of the entries of the given names by an hour.
 func (w *testEnv) delayNotifications(names ...string) {
 	w.store.SetFaults(func(c memstore.Call) memstore.Fault {
 		if c.Op == memstore.Notify && slices.Contains(names, c.Name) {
@@ -140,7 +143,7 @@ func on(ops ...memstore.Op) []memstore.Op { return ops }
 var allOps = on(memstore.Open, memstore.Confirm, memstore.Enqueue, memstore.Withdraw,
 	memstore.SetOwner, memstore.Close, memstore.Break)
 
-// lock takes a lock that is free.
+// lock acquires a lock that is free.
 func lock(t *testing.T, c *stile.Client, name string) *stile.Hold {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
@@ -162,7 +165,7 @@ func release(t *testing.T, h *stile.Hold) {
 	}
 }
 
-// waiter is a call of Lock under way.
+// A waiter is a call of Lock in progress.
 type waiter struct {
 	t    *testing.T
 	done chan struct{}
@@ -170,7 +173,7 @@ type waiter struct {
 	err  error
 }
 
-// wait calls Lock and lets it wait. When it returns, the call has got as far as it gets by itself.
+// wait calls Lock in a goroutine and returns when all goroutines are blocked.
 func wait(ctx context.Context, t *testing.T, c *stile.Client, name string) *waiter {
 	t.Helper()
 	w := &waiter{t: t, done: make(chan struct{})}
@@ -182,24 +185,24 @@ func wait(ctx context.Context, t *testing.T, c *stile.Client, name string) *wait
 	return w
 }
 
-// waits checks that the call has not returned.
+// expectWaiting checks that the call has not returned.
 func (w *waiter) expectWaiting() {
 	w.t.Helper()
 	synctest.Wait()
 	select {
 	case <-w.done:
-		w.t.Fatalf("Lock has returned (%v, %v), want it to wait", w.hold, w.err)
+		w.t.Fatalf("Lock returned %v, %v, want it to wait", w.hold, w.err)
 	default:
 	}
 }
 
-// gets checks that the call has returned a hold, or does before the next TTL has passed.
+// expectHold checks that the call returns a hold within a TTL.
 func (w *waiter) expectHold() *stile.Hold {
 	w.t.Helper()
 	return w.expectHoldWithin(ttl)
 }
 
-// getsNow checks that the call has returned a hold, without any time passing.
+// expectHoldNow checks that the call returns a hold before any time passes.
 func (w *waiter) expectHoldNow() *stile.Hold {
 	w.t.Helper()
 	synctest.Wait()
@@ -210,12 +213,13 @@ func (w *waiter) expectHoldWithin(d time.Duration) *stile.Hold {
 	w.t.Helper()
 	w.expectReturn(d)
 	if w.err != nil {
-		w.t.Fatalf("Lock: %v, want a hold", w.err)
+		w.t.Fatalf("Lock: got error %v, want a hold", w.err)
 	}
 	return w.hold
 }
 
-// fails checks that the call has returned an error that matches all of want, without any time passing.
+// expectFailure checks that the call returns an error that matches all of want, before any time
+// passes.
 func (w *waiter) expectFailure(want ...error) {
 	w.t.Helper()
 	synctest.Wait()
@@ -234,7 +238,7 @@ func (w *waiter) expectReturn(within time.Duration) {
 	default:
 	}
 	if !closesWithin(w.done, within) {
-		w.t.Fatalf("Lock waits for longer than %v", within)
+		w.t.Fatalf("Lock has not returned within %v", within)
 	}
 }
 
@@ -243,11 +247,11 @@ func closesWithin(ch <-chan struct{}, d time.Duration) bool {
 	case <-ch:
 		return true
 	case <-time.After(d):
-		return closed(ch) // what happens at that very moment counts
+		return closed(ch) // includes a close at exactly that time
 	}
 }
 
-// closed reports whether ch is closed when nothing moves any more.
+// closed reports whether ch is closed once all goroutines are blocked.
 func closed(ch <-chan struct{}) bool {
 	synctest.Wait()
 	select {
@@ -262,26 +266,26 @@ func expectError(t *testing.T, err error, want ...error) {
 	t.Helper()
 	for _, w := range want {
 		if !errors.Is(err, w) {
-			t.Errorf("the error is %q, want one that matches %q", fmt.Sprint(err), w)
+			t.Errorf("got error %q, want a match of %q", fmt.Sprint(err), w)
 		}
 	}
 }
 
-// expectLost checks that a hold is lost, for the reason given, and that everything about it says so.
+// expectLost checks that a hold is lost for the given reason, and that all its methods agree.
 func expectLost(t *testing.T, h *stile.Hold, reason stile.Reason) *stile.LostError {
 	t.Helper()
 	if !closed(h.Lost()) {
-		t.Fatalf("the hold of %q is not lost (valid: %v), want it lost: %v", h.Name(), h.Valid(), reason)
+		t.Fatalf("the hold of %q is not lost (valid: %v), want it lost for the reason %v", h.Name(), h.Valid(), reason)
 	}
 	lost := asLost(t, h.Err())
 	if lost.Reason != reason || lost.Name != h.Name() || lost.Token != h.Token() {
-		t.Errorf("the hold of %q with token %d was lost with %+v, want the reason %q", h.Name(), h.Token(), lost, reason)
+		t.Errorf("the hold of %q with token %d: got the loss %+v, want the reason %q", h.Name(), h.Token(), lost, reason)
 	}
 	if cause := context.Cause(h.Context()); cause != error(lost) {
-		t.Errorf("the cause of the context's end is %v, want %v", cause, lost)
+		t.Errorf("cause of the hold's context: got %v, want %v", cause, lost)
 	}
 	if h.Valid() {
-		t.Error("a lost hold is valid")
+		t.Error("Valid of a lost hold: got true")
 	}
 	return lost
 }
@@ -290,21 +294,21 @@ func asLost(t *testing.T, err error) *stile.LostError {
 	t.Helper()
 	var lost *stile.LostError
 	if !errors.As(err, &lost) || !errors.Is(err, stile.ErrLost) {
-		t.Fatalf("the error is %v, want a LostError, matching ErrLost", err)
+		t.Fatalf("got error %v, want a LostError that matches ErrLost", err)
 	}
 	return lost
 }
 
-// expectHeld checks that a hold is as good as it was on the first day.
+// expectHeld checks that a hold is valid, and that all its methods agree.
 func expectHeld(t *testing.T, h *stile.Hold) {
 	t.Helper()
 	if !h.Valid() || h.Context().Err() != nil || h.Err() != nil || closed(h.Lost()) {
-		t.Fatalf("the hold of %q is not held any more: valid %v, context %v, error %v",
+		t.Fatalf("the hold of %q has ended: valid %v, context %v, error %v",
 			h.Name(), h.Valid(), context.Cause(h.Context()), h.Err())
 	}
 }
 
-// record keeps what it is told, in order.
+// A record collects values in order. It is safe for concurrent use.
 type record[T any] struct {
 	mu     sync.Mutex
 	values []T
@@ -316,7 +320,7 @@ func (r *record[T]) add(x T) {
 	r.values = append(r.values, x)
 }
 
-// all returns what was told so far, when nothing moves any more.
+// all waits until all goroutines are blocked and returns the values so far.
 func (r *record[T]) all() []T {
 	synctest.Wait()
 	r.mu.Lock()
@@ -324,7 +328,7 @@ func (r *record[T]) all() []T {
 	return slices.Clone(r.values)
 }
 
-// takeOut takes the entry of the client called owner out of a line, as an operator does.
+// evict breaks the entry of the client called owner in a line, as an operator does.
 func (w *testEnv) evict(name, owner string) {
 	w.t.Helper()
 	l, err := w.store.Line(context.Background(), name)
@@ -339,5 +343,5 @@ func (w *testEnv) evict(name, owner string) {
 			return
 		}
 	}
-	w.t.Fatalf("%s does not stand in the line of %q", owner, name)
+	w.t.Fatalf("%s has no entry in the line of %q", owner, name)
 }

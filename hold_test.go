@@ -15,7 +15,8 @@ import (
 	"github.com/stilelock/stile/store/memstore"
 )
 
-// The clock that judges holds reads real clocks as well, which add a little noise.
+// approxEqual allows for the difference between the fake clock and bootclock, which also reads a
+// real clock.
 func approxEqual(a, b time.Time) bool { return a.Sub(b).Abs() < 50*time.Millisecond }
 
 func TestDeadline_movesWithEachRenewal(t *testing.T) {
@@ -23,20 +24,21 @@ func TestDeadline_movesWithEachRenewal(t *testing.T) {
 		start := time.Now()
 		h := lock(t, w.client("ann"), "a")
 		if d := h.Deadline(); !approxEqual(d, start.Add(validFor)) {
-			t.Errorf("the deadline is %v after the session was asked for, want %v", d.Sub(start), validFor)
+			t.Errorf("deadline after the request for the session: got %v, want %v", d.Sub(start), validFor)
 		}
 		time.Sleep(renewInterval - time.Millisecond)
 		if d := h.Deadline(); !approxEqual(d, start.Add(validFor)) {
-			t.Errorf("before the renewal the deadline is at %v, want %v", d.Sub(start), validFor)
+			t.Errorf("deadline before the renewal: got %v, want %v", d.Sub(start), validFor)
 		}
 		time.Sleep(2 * time.Millisecond)
 		if d := h.Deadline(); !approxEqual(d, start.Add(renewInterval+validFor)) {
-			t.Errorf("after the renewal the deadline is at %v, want %v", d.Sub(start), renewInterval+validFor)
+			t.Errorf("deadline after the renewal: got %v, want %v", d.Sub(start), renewInterval+validFor)
 		}
 	})
 }
 
-// The reply may take long; the store has counted from before it was sent.
+// The deadline counts from the request, because the store counts the TTL from before it sent the
+// reply.
 // Promise: P6
 func TestDeadline_countsFromTheRequest(t *testing.T) {
 	scenario(t, func(t *testing.T, w *testEnv) {
@@ -44,11 +46,11 @@ func TestDeadline_countsFromTheRequest(t *testing.T) {
 		start := time.Now()
 		h := wait(t.Context(), t, w.client("ann"), "a").expectHold()
 		if d := h.Deadline(); !approxEqual(d, start.Add(validFor)) {
-			t.Errorf("the deadline is %v after the session was asked for, want %v", d.Sub(start), validFor)
+			t.Errorf("deadline after the request for the session: got %v, want %v", d.Sub(start), validFor)
 		}
 		time.Sleep(time.Until(start.Add(renewInterval + 3*time.Second/2)))
 		if d := h.Deadline(); !approxEqual(d, start.Add(renewInterval+validFor)) {
-			t.Errorf("the deadline is at %v, want %v after the renewal was asked for at %v", d.Sub(start), validFor, renewInterval)
+			t.Errorf("deadline: got %v, want %v after the renewal request at %v", d.Sub(start), validFor, renewInterval)
 		}
 	})
 }
@@ -65,25 +67,25 @@ func TestLoss_byDeadline(t *testing.T) {
 		expectHeld(t, h)
 		deadline := h.Deadline()
 		if !closesWithin(h.Lost(), time.Second) || time.Since(start) != validFor {
-			t.Fatalf("the hold was lost after %v, want %v", time.Since(start), validFor)
+			t.Fatalf("time to the loss: got %v, want %v", time.Since(start), validFor)
 		}
 		if !approxEqual(deadline, time.Now()) {
-			t.Errorf("it had said that its deadline is at %v", deadline.Sub(start))
+			t.Errorf("Deadline before the loss: got %v, want the time of the loss", deadline.Sub(start))
 		}
 		lost := expectLost(t, h, stile.LostDeadline)
-		expectError(t, lost, context.DeadlineExceeded) // what became of the last renewal
+		expectError(t, lost, context.DeadlineExceeded) // of the last renewal
 		if s := lost.Error(); !strings.Contains(s, `"a"`) || !strings.Contains(s, "not confirmed in time") {
-			t.Errorf("the error %q does not say what happened to which lock", s)
+			t.Errorf("the error %q lacks the name of the lock or the reason", s)
 		}
-		wt.expectWaiting() // until the store has ended the session
+		wt.expectWaiting() // until the store ends the session
 		wt.expectHoldWithin(ttl - validFor)
 	})
 }
 
 func TestLoss_byExpiry(t *testing.T) {
 	for what, f := range map[string]memstore.Fault{
-		"the entry hears of it":                  {},
-		"nothing is heard before the next reply": {Delay: time.Hour},
+		"the entry is notified":               {},
+		"the next renewal's reply reports it": {Delay: time.Hour},
 	} {
 		scenario(t, func(t *testing.T, w *testEnv) {
 			c := w.client("ann")
@@ -95,7 +97,7 @@ func TestLoss_byExpiry(t *testing.T) {
 			}
 			lost := expectLost(t, h, stile.LostExpired)
 			expectError(t, lost, store.ErrSessionLost)
-			time.Sleep(2 * time.Hour) // until all is heard
+			time.Sleep(2 * time.Hour) // until all notifications have arrived
 		})
 	}
 }
@@ -109,7 +111,7 @@ func TestLoss_byEviction(t *testing.T) {
 		}
 		lost := expectLost(t, h, stile.LostEvicted)
 		expectError(t, lost, stile.ErrGone)
-		expectHeld(t, other) // the session lives
+		expectHeld(t, other) // the session continues
 		w.expectLine("b", "ann")
 	})
 }
@@ -118,14 +120,15 @@ func TestLoss_reasons(t *testing.T) {
 	seen := map[stile.Reason]bool{}
 	for _, r := range []stile.Reason{stile.LostDeadline, stile.LostExpired, stile.LostEvicted, stile.LostClosed} {
 		if seen[r] || r == 0 || strings.Contains(r.String(), "unknown") {
-			t.Errorf("reason %d (%v) is no reason of its own", r, r)
+			t.Errorf("reason %d (%v) is zero, a duplicate or has no text", r, r)
 		}
 		seen[r] = true
 	}
 }
 
-// Promise P6: in the very moment in which the next one is admitted, the one before knows that it has lost. The store
-// hears of the loss from the loser itself, so that little time is between the two.
+// Promise P6: when the next client is admitted, the holder that lost already has been notified. In
+// these cases the loss and the admission are as close as possible, because the loser's own request
+// ends its session in the store.
 // Promise: P6
 func TestLoss_loserIsNotifiedBeforeTheNextAdmission(t *testing.T) {
 	for reason, lose := range map[stile.Reason]func(t *testing.T, w *testEnv, ann *stile.Client, session string){
@@ -133,7 +136,7 @@ func TestLoss_loserIsNotifiedBeforeTheNextAdmission(t *testing.T) {
 			w.faults(memstore.Fault{Drop: true}, on(memstore.Confirm), session)
 		},
 		stile.LostClosed: func(t *testing.T, w *testEnv, ann *stile.Client, session string) {
-			w.faults(memstore.Fault{Delay: time.Minute}, on(memstore.Notify), session) // it has to know by itself
+			w.faults(memstore.Fault{Delay: time.Minute}, on(memstore.Notify), session) // it must not depend on a notification
 			if err := ann.Close(t.Context()); err != nil {
 				t.Error(err)
 			}
@@ -167,7 +170,7 @@ func TestLoss_loserIsNotifiedBeforeTheNextAdmission(t *testing.T) {
 				}
 			}
 			if tooEarly > 0 {
-				t.Errorf("lost because %v: %d times of 300 the next one was admitted before the loser was told", reason, tooEarly)
+				t.Errorf("lost because %v: in %d of 300 rounds the next client was admitted before the loser was notified", reason, tooEarly)
 			}
 		})
 	}
@@ -187,18 +190,18 @@ func TestLoss_notByShortOutage(t *testing.T) {
 		time.Sleep(overdueAfter - time.Millisecond)
 		synctest.Wait()
 		if got := atRisk.all(); len(got) > 0 {
-			t.Errorf("at risk before renewal was overdue: %v", got)
+			t.Errorf("SessionAtRisk before renewal was overdue: %v", got)
 		}
 		time.Sleep(2 * time.Second)
 		expectHeld(t, h)
 		if got := atRisk.all(); len(got) != 1 || (got[0].Left-overdueAfter).Abs() > 50*time.Millisecond {
-			t.Errorf("at risk: told %+v, want once that %v are left", got, overdueAfter)
+			t.Errorf("SessionAtRisk: got %+v, want one call with %v left", got, overdueAfter)
 		}
 		w.heal()
 		time.Sleep(time.Hour)
 		expectHeld(t, h)
 		if n, m := len(atRisk.all()), len(recovered.all()); n != 1 || m != 1 {
-			t.Errorf("at risk %d times, recovered %d times, want once each", n, m)
+			t.Errorf("got %d calls of SessionAtRisk and %d of SessionRecovered, want one each", n, m)
 		}
 		wt.expectWaiting()
 		bob.expectWaiting()
@@ -207,7 +210,8 @@ func TestLoss_notByShortOutage(t *testing.T) {
 	})
 }
 
-// Requests are lost for two fifths of the TTL, beginning at each moment between two renewals.
+// All requests are dropped for two fifths of the TTL. The outages start at different times between
+// two renewals.
 func TestLoss_notByOutageOfTwoFifthsOfTheTTL(t *testing.T) {
 	for offset := time.Duration(0); offset <= renewInterval; offset += renewInterval / 20 {
 		scenario(t, func(t *testing.T, w *testEnv) {
@@ -218,14 +222,14 @@ func TestLoss_notByOutageOfTwoFifthsOfTheTTL(t *testing.T) {
 			w.heal()
 			time.Sleep(ttl)
 			if !h.Valid() {
-				t.Errorf("an outage that began %v after the last renewal: %v", offset, h.Err())
+				t.Errorf("outage from %v after the last renewal: the hold is lost: %v", offset, h.Err())
 			}
 		})
 	}
 }
 
-// Whoever is told by the store that the session has ended tells the rest of the process: nobody waits for the next
-// renewal to find out.
+// The first reply or notification that reports the end of the session ends all its holds. They do
+// not wait for the next renewal.
 func TestLoss_firstReportEndsAllHolds(t *testing.T) {
 	for what, learn := range map[string]func(t *testing.T, w *testEnv, ann *stile.Client){
 		"joining a line": func(t *testing.T, w *testEnv, ann *stile.Client) {
@@ -248,7 +252,7 @@ func TestLoss_firstReportEndsAllHolds(t *testing.T) {
 			lock(t, w.client("bob"), "b")
 			wt := wait(t.Context(), t, ann, "b")
 			w.store.Expire(w.session("ann"))
-			w.expectLine("b", "bob", "ann") // again
+			w.expectLine("b", "bob", "ann") // the entry of the new session
 			wt.expectWaiting()
 		},
 		"holding": func(t *testing.T, w *testEnv, ann *stile.Client) {
@@ -266,9 +270,9 @@ func TestLoss_firstReportEndsAllHolds(t *testing.T) {
 			learn(t, w, ann)
 			expectLost(t, h, stile.LostExpired)
 			if d := time.Since(before); d != 0 {
-				t.Errorf("it took %v", d)
+				t.Errorf("time to the loss: got %v, want 0", d)
 			}
-			time.Sleep(2 * time.Hour) // until everything is heard
+			time.Sleep(2 * time.Hour) // until all notifications have arrived
 		})
 	}
 }
@@ -282,15 +286,15 @@ func TestLoss_clientOpensNewSession(t *testing.T) {
 		time.Sleep(validFor)
 		expectLost(t, h, stile.LostDeadline)
 		w.heal()
-		h = wait(t.Context(), t, c, "a").expectHold() // the entry of the old session has to expire
+		h = wait(t.Context(), t, c, "a").expectHold() // after the entry of the old session has expired
 		if now := w.session("ann"); now == before {
-			t.Errorf("the session is %s as before", now)
+			t.Errorf("the session is still %s, want a new one", now)
 		}
 		expectHeld(t, h)
 	})
 }
 
-// Those who wait have lost their place, not their wish.
+// A session loss moves waiters to the end of the line; their calls continue.
 // Promise: P7
 func TestWaiters_rejoinAtTheEndAfterSessionLoss(t *testing.T) {
 	for what, lose := range map[string]func(w *testEnv){
@@ -317,7 +321,7 @@ func TestWaiters_rejoinAtTheEndAfterSessionLoss(t *testing.T) {
 	}
 }
 
-// They do not wait for the store to tell them: it may be out of reach.
+// Waiters rejoin at the deadline without a notification from the store, which may be unreachable.
 func TestWaiters_rejoinAtTheDeadline(t *testing.T) {
 	scenario(t, func(t *testing.T, w *testEnv) {
 		ann, bob := w.client("ann"), w.client("bob")
@@ -340,7 +344,7 @@ func TestWaiters_rejoinAtTheDeadline(t *testing.T) {
 		w.expectLine("a", "bob", "ann")
 		release(t, h)
 		release(t, wt.expectHoldNow())
-		time.Sleep(2 * time.Hour) // until everything is heard
+		time.Sleep(2 * time.Hour) // until all notifications have arrived
 	})
 }
 
@@ -387,7 +391,7 @@ func TestLoss_isFinal(t *testing.T) {
 			t.Log(what)
 			for range 100 {
 				if h.Valid() {
-					t.Fatal("the hold is valid again")
+					t.Fatal("Valid of a lost hold: got true")
 				}
 				w.expectLine("a")
 				time.Sleep(time.Minute)
@@ -418,7 +422,7 @@ func TestLoss_admitsTheNextInTheQueue(t *testing.T) {
 			next := first.expectHoldWithin(ttl)
 			second.expectWaiting()
 			asLost(t, h.Release(t.Context()))
-			second.expectWaiting() // the release of a lost hold is not that of the next
+			second.expectWaiting() // the release of the lost hold must not release the next one
 			expectHeld(t, next)
 			w.expectLine("a", "ann")
 			release(t, next)
@@ -427,7 +431,7 @@ func TestLoss_admitsTheNextInTheQueue(t *testing.T) {
 	}
 }
 
-// The lost hold is not in the way of its own process, not even for the moment in which its holder is told.
+// When the holder is notified of the loss, the lost hold no longer blocks its own process.
 func TestLoss_loserMayTryAtOnce(t *testing.T) {
 	for what, notification := range map[string]func(*stile.Hold) <-chan struct{}{
 		"by the channel": (*stile.Hold).Lost,
@@ -450,7 +454,7 @@ func TestLoss_loserMayTryAtOnce(t *testing.T) {
 					t.Fatal(err)
 				}
 				if err := <-result; err != nil {
-					t.Fatalf("notified %s, try %d: %v", what, i, err)
+					t.Fatalf("notified %s, round %d: TryLock or Release: %v", what, i, err)
 				}
 			}
 		})
@@ -482,14 +486,15 @@ func TestRelease_lostHold(t *testing.T) {
 		}
 		next := lock(t, bob, "a")
 		if err := h.Release(t.Context()); err != error(asLost(t, h.Err())) {
-			t.Errorf("Release returned %v, want %v", err, h.Err())
+			t.Errorf("Release: got %v, want %v", err, h.Err())
 		}
 		release(t, h)
 		expectHeld(t, next)
 	})
 }
 
-// The store has taken the entry away and nobody has told the holder yet: the release finds out.
+// The entry is gone in the store and its notification has not arrived. The release reports the
+// loss.
 func TestRelease_lossNotKnownYet(t *testing.T) {
 	for reason, lose := range map[stile.Reason]func(*testing.T, *testEnv, *stile.Hold){
 		stile.LostEvicted: func(t *testing.T, w *testEnv, h *stile.Hold) {
@@ -505,17 +510,17 @@ func TestRelease_lossNotKnownYet(t *testing.T) {
 			expectHeld(t, h)
 			lost := asLost(t, h.Release(t.Context()))
 			if lost.Reason != reason || lost.Name != "a" || lost.Token != h.Token() {
-				t.Errorf("Release returned %+v, want the reason %v", lost, reason)
+				t.Errorf("Release: got %+v, want the reason %v", lost, reason)
 			}
 			time.Sleep(2 * time.Second)
 			if closed(h.Lost()) || h.Err() != nil {
-				t.Error("a hold that was released is lost later")
+				t.Error("the hold was reported as lost after its release")
 			}
 		})
 	}
 }
 
-// Who releases as the client is closed hears of one or the other, and of nothing else.
+// A release during Close either succeeds or reports a loss with LostClosed.
 func TestRelease_whileClientCloses(t *testing.T) {
 	scenario(t, func(t *testing.T, w *testEnv) {
 		for range 300 {
@@ -529,7 +534,7 @@ func TestRelease_whileClientCloses(t *testing.T) {
 			err := <-done
 			var lost *stile.LostError
 			if errors.As(err, &lost) && lost.Reason != stile.LostClosed {
-				t.Fatalf("Release during Close: %v", err)
+				t.Fatalf("Release during Close: got %v, want the reason LostClosed", err)
 			}
 			w.expectLine("a")
 		}
@@ -544,7 +549,7 @@ func TestRelease_endedContext(t *testing.T) {
 		h := lock(t, ann, "a")
 		wt := wait(t.Context(), t, bob, "a")
 		if err := h.Release(ended); err != nil {
-			t.Errorf("Release with a context that has ended: %v", err)
+			t.Errorf("Release with an ended context: %v", err)
 		}
 		release(t, wt.expectHoldNow())
 
@@ -552,15 +557,16 @@ func TestRelease_endedContext(t *testing.T) {
 		w.faults(memstore.Fault{Drop: true}, on(memstore.Withdraw))
 		before := time.Now()
 		if err := h.Release(ended); err == nil {
-			t.Error("Release succeeded without the store")
+			t.Error("Release without the store: got nil, want an error")
 		}
 		if d := time.Since(before); d != 2*time.Second {
-			t.Errorf("Release gave up after %v, want two seconds", d)
+			t.Errorf("Release without the store took %v, want 2s", d)
 		}
 	})
 }
 
-// The hold is over at once; the lock is free when the store can be reached again, without anybody doing anything.
+// The hold ends at once. The release continues in the background and frees the lock when the store
+// is reachable again.
 // Promise: P5
 func TestRelease_storeUnreachable(t *testing.T) {
 	scenario(t, func(t *testing.T, w *testEnv) {
@@ -576,12 +582,12 @@ func TestRelease_storeUnreachable(t *testing.T) {
 		go func() { done <- h.Release(ctx) }()
 		synctest.Wait()
 		if h.Valid() || h.Context().Err() == nil {
-			t.Error("the hold is valid while it is being released")
+			t.Error("the hold is valid during its release")
 		}
 		err := <-done
 		expectError(t, err, context.DeadlineExceeded)
 		if errors.Is(err, stile.ErrLost) || !strings.Contains(err.Error(), `"a"`) || !strings.Contains(err.Error(), "background") {
-			t.Errorf("the error %q should say that the release of a goes on, and no more", err)
+			t.Errorf("the error %q must name the lock, report that the release continues in the background, and report no loss", err)
 		}
 		wt.expectWaiting()
 		w.heal()
@@ -603,7 +609,7 @@ func TestRelease_replyLost(t *testing.T) {
 		err := h.Release(ctx)
 		expectError(t, err, context.DeadlineExceeded)
 		if errors.Is(err, stile.ErrLost) {
-			t.Errorf("Release: %v, though it is not known that the lock was lost", err)
+			t.Errorf("Release: got %v, which reports a loss that is not known", err)
 		}
 		next := wt.expectHoldNow()
 		time.Sleep(time.Minute)
@@ -612,7 +618,7 @@ func TestRelease_replyLost(t *testing.T) {
 	})
 }
 
-// The store had to ask twice, and the second time the entry was not there.
+// The store had to repeat the request, and the repetition found no entry.
 // Promise: P5
 func TestRelease_notKnown(t *testing.T) {
 	scenario(t, func(t *testing.T, w *testEnv) {
@@ -623,16 +629,17 @@ func TestRelease_notKnown(t *testing.T) {
 		err := h.Release(t.Context())
 		expectError(t, err, stile.ErrNotKnown)
 		if errors.Is(err, stile.ErrLost) {
-			t.Errorf("Release: %v, though it is not known that the lock was lost", err)
+			t.Errorf("Release: got %v, which reports a loss that is not known", err)
 		}
 		if strings.Contains(err.Error(), "background") {
-			t.Errorf("Release: %v, though there is nothing left to be done", err)
+			t.Errorf("Release: got %v, which reports a background release although none is needed", err)
 		}
 		release(t, wt.expectHoldNow())
 	})
 }
 
-// A release whose context does not end takes no longer than the session lives: then the lock is free in any case.
+// A release whose context does not end returns when the session ends, which frees the lock in any
+// case.
 func TestRelease_endsWithTheSession(t *testing.T) {
 	scenario(t, func(t *testing.T, w *testEnv) {
 		ann := w.client("ann")
@@ -644,13 +651,13 @@ func TestRelease_endsWithTheSession(t *testing.T) {
 		go func() { done <- h.Release(t.Context()) }()
 		err := <-done
 		if d := time.Since(start); err == nil || d > ttl {
-			t.Errorf("Release returned %v after %v, want an error before the TTL is over", err, d)
+			t.Errorf("Release: got %v after %v, want an error within the TTL", err, d)
 		}
 		release(t, behind.expectHold())
 	})
 }
 
-// The same for those who join a line.
+// A request to enqueue also ends with the session; the waiter then uses a new one.
 func TestLock_enqueueEndsWithTheSession(t *testing.T) {
 	scenario(t, func(t *testing.T, w *testEnv) {
 		ann := w.client("ann")
@@ -658,7 +665,7 @@ func TestLock_enqueueEndsWithTheSession(t *testing.T) {
 		w.cut(w.session("ann"))
 		wt := wait(t.Context(), t, ann, "a")
 		wt.expectWaiting()
-		wt.expectHoldWithin(ttl) // with a new session, which is not cut off
+		wt.expectHoldWithin(ttl) // with a new session, whose requests are not dropped
 	})
 }
 
@@ -689,7 +696,7 @@ func TestLoss_oldSessionDoesNotAffectNew(t *testing.T) {
 	})
 }
 
-// A hold that is evicted before its caller has seen it is lost, or not had at all; it is never held in the dark.
+// If a hold is evicted before its caller gets it, the caller gets a lost hold or a later hold.
 func TestLoss_evictionDuringAdmission(t *testing.T) {
 	scenario(t, func(t *testing.T, w *testEnv) {
 		ann, bob := w.client("ann"), w.client("bob")
@@ -728,32 +735,32 @@ func TestReleaseAfter_keepsLockClosed(t *testing.T) {
 			t.Fatal(err)
 		}
 		if h.Valid() || !errors.Is(context.Cause(h.Context()), stile.ErrReleased) || h.Err() != nil || closed(h.Lost()) {
-			t.Errorf("after the release: valid %v, context %v, error %v", h.Valid(), context.Cause(h.Context()), h.Err())
+			t.Errorf("after ReleaseAfter: got valid %v, context %v, error %v, want a released hold", h.Valid(), context.Cause(h.Context()), h.Err())
 		}
 		if err := ann.Close(t.Context()); err != nil {
 			t.Fatal(err)
 		}
 		l, err := bob.Line(t.Context(), "a")
 		if err != nil || commands(l.Holders) != "ann" || l.Holders[0].Token != h.Token() || l.Holders[0].Remaining != d {
-			t.Errorf("the line is %+v, %v; want ann with token %d for another hour", l, err, h.Token())
+			t.Errorf("Line: got %+v, %v, want ann with token %d for one hour", l, err, h.Token())
 		}
 		time.Sleep(d - time.Nanosecond)
 		wt.expectWaiting()
 		next := wt.expectHoldWithin(time.Nanosecond)
 		if since := time.Since(start); since != d {
-			t.Errorf("the next was admitted after %v, want %v", since, d)
+			t.Errorf("time to the next admission: got %v, want %v", since, d)
 		}
 		if next.Token() <= h.Token() {
-			t.Errorf("token %d came after %d", next.Token(), h.Token())
+			t.Errorf("token: got %d, want more than %d", next.Token(), h.Token())
 		}
 		if h.Err() != nil || closed(h.Lost()) {
-			t.Error("a hold that was released is lost later")
+			t.Error("the hold was reported as lost after its release")
 		}
 		release(t, next)
 	})
 }
 
-// The goroutines of the process that released it are others, too.
+// ReleaseAfter also keeps out the goroutines of its own process.
 func TestReleaseAfter_keepsOwnProcessOut(t *testing.T) {
 	scenario(t, func(t *testing.T, w *testEnv) {
 		ann := w.client("ann")
@@ -763,7 +770,7 @@ func TestReleaseAfter_keepsOwnProcessOut(t *testing.T) {
 			t.Fatal(err)
 		}
 		if _, err := ann.Mutex("a").TryLock(t.Context()); !errors.Is(err, stile.ErrHeld) {
-			t.Errorf("TryLock returned %v, want ErrHeld", err)
+			t.Errorf("TryLock: got %v, want ErrHeld", err)
 		}
 		time.Sleep(ttl - time.Second)
 		behind.expectWaiting()
@@ -798,13 +805,13 @@ func TestReleaseAfter_canBeBroken(t *testing.T) {
 		}
 		e, err := bob.Break(t.Context(), "a", h.Token())
 		if err != nil || e.Owner.Command != "ann" {
-			t.Errorf("Break returned %+v, %v, want ann's entry", e, err)
+			t.Errorf("Break: got %+v, %v, want ann's entry", e, err)
 		}
 		release(t, wt.expectHoldNow())
 	})
 }
 
-// uptight is a store in which no entry outlasts its session.
+// noReleaseAfterStore is a store without the capability ReleaseAfter.
 type noReleaseAfterStore struct{ *memstore.Store }
 
 func (noReleaseAfterStore) Capabilities() store.Capabilities {
@@ -824,12 +831,12 @@ func TestReleaseAfter_unsupported(t *testing.T) {
 		err = h.ReleaseAfter(t.Context(), time.Second)
 		expectError(t, err, stile.ErrUnsupported)
 		if err != nil && (!strings.Contains(err.Error(), `"a"`) || !strings.Contains(err.Error(), "memory")) {
-			t.Errorf("the error %q does not say which lock and which store", err)
+			t.Errorf("the error %q lacks the name of the lock or the kind of store", err)
 		}
 		time.Sleep(time.Minute)
 		expectHeld(t, h)
 		if err := h.ReleaseAfter(t.Context(), 0); err != nil {
-			t.Errorf("after no time at all it could be released on any store: %v", err)
+			t.Errorf("ReleaseAfter with a duration of 0: %v", err)
 		}
 		w.expectLine("a")
 	})
@@ -849,10 +856,10 @@ func TestReleaseAfter_lostHold(t *testing.T) {
 			next := lock(t, bob, "a")
 			lost := asLost(t, h.ReleaseAfter(t.Context(), time.Hour))
 			if lost.Reason != stile.LostEvicted || lost.Token != h.Token() {
-				t.Errorf("ReleaseAfter of a lost hold returned %+v, want that it was evicted", lost)
+				t.Errorf("ReleaseAfter of a lost hold: got %+v, want the reason LostEvicted", lost)
 			}
 			if err := h.ReleaseAfter(t.Context(), time.Hour); err != nil {
-				t.Errorf("ReleaseAfter, again: %v", err)
+				t.Errorf("second ReleaseAfter: %v", err)
 			}
 			expectHeld(t, next)
 			w.expectLine("a", "bob")
@@ -860,7 +867,8 @@ func TestReleaseAfter_lostHold(t *testing.T) {
 	}
 }
 
-// The hold is over at once; what it was to keep out is kept out, as soon as the store can be told.
+// The hold ends at once. The request continues in the background and keeps the lock closed once it
+// reaches the store.
 // Promise: P5
 func TestReleaseAfter_storeUnreachable(t *testing.T) {
 	scenario(t, func(t *testing.T, w *testEnv) {
@@ -875,18 +883,18 @@ func TestReleaseAfter_storeUnreachable(t *testing.T) {
 		err := h.ReleaseAfter(ctx, d)
 		expectError(t, err, context.DeadlineExceeded)
 		if errors.Is(err, stile.ErrLost) || err != nil && !strings.Contains(err.Error(), "background") {
-			t.Errorf("the error %q should say that the release goes on, and no more", err)
+			t.Errorf("the error %q must report that the release continues in the background, and no loss", err)
 		}
 		w.heal()
 		next := wt.expectHoldWithin(d)
 		if since := time.Since(start); since != d {
-			t.Errorf("the next was admitted after %v, want %v", since, d)
+			t.Errorf("time to the next admission: got %v, want %v", since, d)
 		}
 		release(t, next)
 	})
 }
 
-// A client that lives for long takes many locks. What it has released it does not remember.
+// A released hold is garbage collected while its client's session continues.
 func TestRelease_freesMemory(t *testing.T) {
 	c, err := stile.New(memstore.New(), nil)
 	if err != nil {
@@ -900,7 +908,7 @@ func TestRelease_freesMemory(t *testing.T) {
 	}()
 	for end := time.Now().Add(time.Minute); hold.Value() != nil || tenure.Value() != nil; runtime.GC() {
 		if time.Now().After(end) {
-			t.Fatal("a released hold is kept for as long as the client's session")
+			t.Fatal("the released hold or its tenure was not garbage collected within a minute")
 		}
 	}
 }

@@ -36,7 +36,7 @@ func TestQueue_clientsInOrderOfArrival(t *testing.T) {
 	})
 }
 
-// However many goroutines of one process want a lock, the process stands in the line once.
+// A process has one entry in the line, however many of its goroutines wait for the lock.
 // Promise: P3
 func TestQueue_goroutinesInOrderOfArrival(t *testing.T) {
 	scenario(t, func(t *testing.T, w *testEnv) {
@@ -60,7 +60,8 @@ func TestQueue_goroutinesInOrderOfArrival(t *testing.T) {
 	})
 }
 
-// A process goes to the end of the line between the turns of its goroutines: others are not starved.
+// A process rejoins the line at its end for each of its goroutines, so that other processes do not
+// starve.
 func TestQueue_busyProcessTakesTurnsWithOthers(t *testing.T) {
 	scenario(t, func(t *testing.T, w *testEnv) {
 		ann, bob := w.client("ann"), w.client("bob")
@@ -94,7 +95,7 @@ func TestQueue_namesAreIndependent(t *testing.T) {
 	})
 }
 
-// Each release wakes one waiter: the next.
+// A release causes one request and wakes only the next waiter.
 // Promise: P4
 func TestQueue_wakesOnlyTheNext(t *testing.T) {
 	scenario(t, func(t *testing.T, w *testEnv) {
@@ -112,13 +113,13 @@ func TestQueue_wakesOnlyTheNext(t *testing.T) {
 		b.expectHoldNow()
 		c.expectWaiting()
 		if requests != 1 {
-			t.Errorf("a hand-over took %d requests, want 1: the release", requests)
+			t.Errorf("requests for a hand-over: got %d, want 1, the release", requests)
 		}
 	})
 }
 
-// Many goroutines of many clients: each adds to a counter that nothing else protects, so that the race detector
-// watches as well.
+// Many goroutines of several clients increment a counter that only the lock protects, so that the
+// race detector checks the exclusion, too.
 // Promise: P1
 func TestQueue_exclusion(t *testing.T) {
 	scenario(t, func(t *testing.T, w *testEnv) {
@@ -134,7 +135,7 @@ func TestQueue_exclusion(t *testing.T) {
 							time.Sleep(time.Millisecond)
 							counter = was + 1
 							if h.Token() <= last {
-								t.Errorf("token %d after %d", h.Token(), last)
+								t.Errorf("token: got %d, want more than %d", h.Token(), last)
 							}
 							last = h.Token()
 							return nil
@@ -148,15 +149,15 @@ func TestQueue_exclusion(t *testing.T) {
 		}
 		all.Wait()
 		if counter != 300 {
-			t.Errorf("counted %d, want 300", counter)
+			t.Errorf("counter: got %d, want 300", counter)
 		}
 	})
 }
 
-// cancelable is a context that ends with a cause of its own.
+// cancelable returns a context, the function that ends it, and the cause with which it ends.
 func cancelable(t *testing.T) (ctx context.Context, end func(), cause error) {
 	ctx, cancel := context.WithCancelCause(t.Context())
-	cause = errors.New("the caller has better things to do")
+	cause = errors.New("canceled by the caller")
 	return ctx, func() { cancel(cause); synctest.Wait() }, cause
 }
 
@@ -207,7 +208,7 @@ func TestGiveUp_contextDeadline(t *testing.T) {
 			expectError(t, err, context.DeadlineExceeded, cause)
 		}
 		if d := time.Since(before); d != time.Minute {
-			t.Errorf("Lock waited for %v, want a minute", d)
+			t.Errorf("Lock waited for %v, want 1m", d)
 		}
 		expectHeld(t, h)
 		w.expectLine("a", "ann")
@@ -236,13 +237,13 @@ func TestGiveUp_whileSessionOpens(t *testing.T) {
 			release(t, asWell.expectHoldNow())
 			w.expectLine("a")
 			if ids := w.store.Sessions(); len(ids) != 1 {
-				t.Errorf("%s: there are the sessions %v, want one", what, ids)
+				t.Errorf("%s: got the sessions %v, want one", what, ids)
 			}
 		})
 	}
 }
 
-// abrupt is a store whose calls end with an error of its own when their context ends.
+// customErrorStore is a store whose Open returns err when its context ends.
 type customErrorStore struct {
 	store.Store
 	err error
@@ -286,7 +287,8 @@ func TestGiveUp_whileAnotherCallOpensSession(t *testing.T) {
 	})
 }
 
-// Whether an entry got into the line or not, when its caller gives up none is left, and nobody waits for it.
+// If the caller gives up during the request, no entry is left and nobody waits for one, whether or
+// not the request was carried out.
 // Promise: P5
 func TestGiveUp_duringEnqueue(t *testing.T) {
 	for what, f := range map[string]memstore.Fault{
@@ -324,8 +326,8 @@ func TestGiveUp_duringEnqueue(t *testing.T) {
 	}
 }
 
-// The caller gives up just as its turn comes. Whichever is first: it has the lock or an error, and not both; nothing is
-// left behind, and the next one's turn comes.
+// The caller gives up while it is admitted. It gets either the lock or an error; no entry is left,
+// and the next waiter is admitted.
 // Promise: P5
 func TestGiveUp_duringAdmission(t *testing.T) {
 	scenario(t, func(t *testing.T, w *testEnv) {
@@ -356,7 +358,7 @@ func TestGiveUp_duringAdmission(t *testing.T) {
 	})
 }
 
-// The same within one process.
+// The same as [TestGiveUp_duringAdmission] within one process.
 func TestGiveUp_duringAdmissionInLocalQueue(t *testing.T) {
 	scenario(t, func(t *testing.T, w *testEnv) {
 		c := w.client("ann")
@@ -380,8 +382,8 @@ func TestGiveUp_duringAdmissionInLocalQueue(t *testing.T) {
 	})
 }
 
-// An entry that cannot be taken out at once delays the next of its process by a second, no more, and its caller not at
-// all.
+// If the entry cannot be withdrawn at once, the next waiter of the process is delayed by one second
+// and the caller not at all.
 // Promise: P5
 func TestGiveUp_storeUnreachable(t *testing.T) {
 	scenario(t, func(t *testing.T, w *testEnv) {
@@ -406,7 +408,8 @@ func TestGiveUp_storeUnreachable(t *testing.T) {
 	})
 }
 
-// registrations counts what is registered with a context and not taken back.
+// registrations is a context that counts the functions registered with AfterFunc, and those not
+// stopped.
 type registrations struct {
 	context.Context
 	mu   sync.Mutex
@@ -414,7 +417,7 @@ type registrations struct {
 	all  int
 }
 
-// Value hides what the context is, so that package context has to call AfterFunc.
+// Value hides the type of the inner context, so that package context has to call AfterFunc.
 func (*registrations) Value(any) any { return nil }
 
 func (r *registrations) AfterFunc(f func()) func() bool {
@@ -431,7 +434,8 @@ func (r *registrations) AfterFunc(f func()) func() bool {
 	})
 }
 
-// A context may live as long as the process: what is registered with it for one lock must not stay.
+// The caller's context may last as long as the process, so a finished call must leave no function
+// registered with it.
 func TestGiveUp_leavesNothingOnCallersContext(t *testing.T) {
 	scenario(t, func(t *testing.T, w *testEnv) {
 		ann, bob := w.client("ann"), w.client("bob")
@@ -473,7 +477,7 @@ func TestGiveUp_leavesNothingOnCallersContext(t *testing.T) {
 		r.mu.Lock()
 		defer r.mu.Unlock()
 		if r.open != 0 || r.all == 0 {
-			t.Errorf("of %d registrations with the context %d stay", r.all, r.open)
+			t.Errorf("of %d functions registered with the context %d were not stopped", r.all, r.open)
 		}
 	})
 }
@@ -492,7 +496,7 @@ func TestContended(t *testing.T) {
 				other := tt.contender(w, ann)
 				h := lock(t, ann, "a")
 				if closed(h.Contended()) {
-					t.Fatal("contended although nobody waits")
+					t.Fatal("contended, but nobody waits")
 				}
 				lock(t, other, "b")
 				wait(t.Context(), t, ann, "b")
@@ -500,20 +504,20 @@ func TestContended(t *testing.T) {
 					t.Fatal(err)
 				}
 				if closed(h.Contended()) {
-					t.Fatal("contended although nobody waits: a try does not, nor those of other names")
+					t.Fatal("contended, but only a TryLock failed and only another name has waiters")
 				}
 				wt := wait(t.Context(), t, other, "a")
 				if !closed(h.Contended()) {
-					t.Error("not contended although somebody waits")
+					t.Error("not contended, but a waiter exists")
 				}
 				release(t, h)
 				next := wt.expectHoldNow()
 				if closed(next.Contended()) {
-					t.Error("the next hold is contended although nobody waits")
+					t.Error("the next hold is contended, but nobody waits")
 				}
 				wait(t.Context(), t, other, "a")
 				if !closed(next.Contended()) {
-					t.Error("the next hold is not contended although somebody waits")
+					t.Error("the next hold is not contended, but a waiter exists")
 				}
 			})
 		})
@@ -527,7 +531,7 @@ func TestContended_askedLate(t *testing.T) {
 		wait(t.Context(), t, bob, "a")
 		wait(t.Context(), t, ann, "b")
 		if !closed(a.Contended()) || !closed(b.Contended()) {
-			t.Error("not contended although somebody waits already")
+			t.Error("not contended, but a waiter existed before the call")
 		}
 	})
 }
@@ -540,7 +544,7 @@ func TestContended_afterTheHold(t *testing.T) {
 		lock(t, bob, "a")
 		wait(t.Context(), t, ann, "a")
 		if closed(h.Contended()) {
-			t.Error("a released hold is contended by those who wait for another")
+			t.Error("a released hold is contended by the waiter for a later hold")
 		}
 	})
 }
