@@ -11,7 +11,7 @@ import (
 	"github.com/stilelock/stile/store/memstore"
 )
 
-// join returns a place that has got as far as it gets by itself.
+// join calls Join and waits until all goroutines are blocked.
 func join(ctx context.Context, t *testing.T, c *stile.Client, name string) *stile.Place {
 	t.Helper()
 	p := joinNoWait(ctx, t, c, name)
@@ -32,7 +32,7 @@ func joinNoWait(ctx context.Context, t *testing.T, c *stile.Client, name string)
 func expectReady(t *testing.T, p *stile.Place) *stile.Hold {
 	t.Helper()
 	if !closed(p.Ready()) {
-		t.Fatalf("the place is not ready; %d are ahead", p.Ahead())
+		t.Fatalf("the place is not ready, Ahead is %d", p.Ahead())
 	}
 	h, err := p.Wait(t.Context())
 	if err != nil {
@@ -44,22 +44,22 @@ func expectReady(t *testing.T, p *stile.Place) *stile.Hold {
 func expectAhead(t *testing.T, p *stile.Place, want int) {
 	t.Helper()
 	if ready := closed(p.Ready()); ready != (want == 0) {
-		t.Fatalf("the place is ready: %v, want %v", ready, !ready)
+		t.Fatalf("ready: got %v, want %v", ready, !ready)
 	}
 	if got := p.Ahead(); got != want {
-		t.Errorf("%d are ahead, want %d", got, want)
+		t.Errorf("Ahead: got %d, want %d", got, want)
 	}
 }
 
-// expectLeft checks that a place that was left says so.
+// expectLeft checks that a place has ended without a hold, with an error that matches all of want.
 func expectLeft(t *testing.T, p *stile.Place, want ...error) {
 	t.Helper()
 	if !closed(p.Ready()) {
-		t.Fatal("a place that was given up is not ready")
+		t.Fatal("the place is not ready, want it ended")
 	}
 	h, err := p.Wait(t.Context())
 	if h != nil {
-		t.Errorf("a place that was given up has the hold %v", h)
+		t.Errorf("Wait: got the hold %v, want none", h)
 	}
 	expectError(t, err, want...)
 }
@@ -77,7 +77,7 @@ func TestJoin(t *testing.T) {
 		expectAhead(t, p, 0)
 		again, err := p.Wait(t.Context())
 		if again != h || err != nil {
-			t.Errorf("Wait called again returned %v, %v, want the same hold", again, err)
+			t.Errorf("second Wait: got %v, %v, want the same hold", again, err)
 		}
 		release(t, h)
 		w.expectLine("a")
@@ -98,14 +98,14 @@ func TestPlace_Wait(t *testing.T) {
 		if _, err := p.Wait(t.Context()); err != nil {
 			t.Fatal(err)
 		}
-		<-released // the test's context lasts until here
+		<-released // the goroutine uses the test's context
 		if d := time.Since(before); d != time.Hour {
-			t.Errorf("Wait waited for %v, want an hour", d)
+			t.Errorf("Wait took %v, want 1h", d)
 		}
 	})
 }
 
-// The end of the context is the end of one call, and the place does not notice.
+// The end of Wait's context ends the call but not the place.
 func TestPlace_Wait_givenUp(t *testing.T) {
 	scenario(t, func(t *testing.T, w *testEnv) {
 		ann, bob := w.client("ann"), w.client("bob")
@@ -114,19 +114,20 @@ func TestPlace_Wait_givenUp(t *testing.T) {
 		short, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
 		if got, err := p.Wait(short); got != nil || !errors.Is(err, context.DeadlineExceeded) {
-			t.Errorf("Wait returned %v, %v, want the end of its context", got, err)
+			t.Errorf("Wait: got %v, %v, want the error of its context", got, err)
 		}
 		expectAhead(t, p, 1)
 		release(t, h)
 		h = expectReady(t, p)
 		if got, err := p.Wait(short); got != h || err != nil {
-			t.Errorf("when the place is ready Wait returned %v, %v, want the hold", got, err)
+			t.Errorf("Wait of a ready place: got %v, %v, want the hold", got, err)
 		}
 		release(t, h)
 	})
 }
 
-// Whoever joined first is first: also among those that one goroutine has joined without a pause.
+// Places are admitted in the order of their Join calls, even if one goroutine makes them without a
+// pause.
 func TestPlace_orderOfJoining(t *testing.T) {
 	scenario(t, func(t *testing.T, w *testEnv) {
 		c := w.client("ann")
@@ -208,7 +209,7 @@ func TestPlace_leaveLocalQueue(t *testing.T) {
 	})
 }
 
-// Nobody took the hold, and there is nobody else who could release it.
+// If the place is ready but its hold was not taken, Leave releases the hold.
 func TestPlace_leaveReleasesHold(t *testing.T) {
 	scenario(t, func(t *testing.T, w *testEnv) {
 		ann, bob := w.client("ann"), w.client("bob")
@@ -221,10 +222,10 @@ func TestPlace_leaveReleasesHold(t *testing.T) {
 		next.expectHoldNow()
 		h, err := p.Wait(t.Context())
 		if err != nil || h.Valid() {
-			t.Errorf("the hold of a place left after it was ready: valid %v, error %v", h.Valid(), err)
+			t.Errorf("hold of a ready place after Leave: got valid %v, error %v, want false, nil", h.Valid(), err)
 		}
 		if err := p.Leave(t.Context()); err != nil {
-			t.Errorf("leaving again: %v", err)
+			t.Errorf("second Leave: %v", err)
 		}
 	})
 }
@@ -253,7 +254,7 @@ func TestPlace_leaveAtOnce(t *testing.T) {
 	})
 }
 
-// Leaving as the turn comes: the lock is not held afterwards, whichever was first.
+// After a Leave during the admission the lock is not held, whichever came first.
 func TestPlace_leaveDuringAdmission(t *testing.T) {
 	scenario(t, func(t *testing.T, w *testEnv) {
 		ann, bob, cid := w.client("ann"), w.client("bob"), w.client("cid")
@@ -290,7 +291,7 @@ func TestPlace_contextOfJoinEnds(t *testing.T) {
 		h = expectReady(t, join(ctx, t, bob, "a"))
 		end()
 		time.Sleep(time.Hour)
-		expectHeld(t, h) // it was ready before
+		expectHeld(t, h) // it was ready before the context ended
 	})
 }
 
@@ -302,7 +303,7 @@ func TestPlace_waitReturnsError(t *testing.T) {
 		p := join(t.Context(), t, c, "a")
 		expectLeft(t, p, full)
 		if err := p.Leave(t.Context()); err != nil {
-			t.Errorf("leaving a place that failed: %v", err)
+			t.Errorf("Leave of a place that failed: %v", err)
 		}
 	})
 }
@@ -319,7 +320,7 @@ func TestPlace_clientCloses(t *testing.T) {
 		select {
 		case <-p.Ready():
 		default:
-			t.Error("Close has returned and the place is not ready")
+			t.Error("the place is not ready after Close")
 		}
 		expectLeft(t, p, stile.ErrClosed)
 		expectLost(t, held, stile.LostClosed)

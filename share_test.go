@@ -13,7 +13,7 @@ import (
 	"github.com/stilelock/stile/store/memstore"
 )
 
-// waitFor is wait in any mode.
+// waitFor is wait with a mode.
 func waitFor(ctx context.Context, t *testing.T, c *stile.Client, name string, mode line.Mode) *waiter {
 	t.Helper()
 	w := &waiter{t: t, done: make(chan struct{})}
@@ -25,6 +25,7 @@ func waitFor(ctx context.Context, t *testing.T, c *stile.Client, name string, mo
 	return w
 }
 
+// lockFor is lock with a mode.
 func lockFor(t *testing.T, c *stile.Client, name string, mode line.Mode) *stile.Hold {
 	t.Helper()
 	return waitFor(t.Context(), t, c, name, mode).expectHoldNow()
@@ -37,7 +38,7 @@ func TestShare_readersOfAProcessHaveOneEntry(t *testing.T) {
 		second := lockFor(t, ann, "a", line.Shared)
 		w.expectLine("a", "ann")
 		if first.Token() != second.Token() {
-			t.Errorf("the tokens are %d and %d, want one for the entry", first.Token(), second.Token())
+			t.Errorf("tokens: got %d and %d, want the same for both", first.Token(), second.Token())
 		}
 		writer := waitFor(t.Context(), t, w.client("bob"), "a", line.Exclusive)
 		release(t, first)
@@ -48,7 +49,8 @@ func TestShare_readersOfAProcessHaveOneEntry(t *testing.T) {
 	})
 }
 
-// A reader that comes while somebody waits behind the entry of its process stands behind that one.
+// A reader that arrives while a writer waits behind the entry of the reader's process gets a new
+// entry behind that writer.
 func TestShare_readersDoNotOvertakeWriterOfAnotherProcess(t *testing.T) {
 	scenario(t, func(t *testing.T, w *testEnv) {
 		ann, bob := w.client("ann"), w.client("bob")
@@ -57,7 +59,7 @@ func TestShare_readersDoNotOvertakeWriterOfAnotherProcess(t *testing.T) {
 		late := waitFor(t.Context(), t, ann, "a", line.Shared)
 		w.expectLine("a", "ann", "bob", "ann")
 		if _, err := ann.Locker("a", line.Shared).TryLock(t.Context()); !errors.Is(err, stile.ErrHeld) {
-			t.Errorf("a try that would pass the writer: %v, want ErrHeld", err)
+			t.Errorf("TryLock past the writer: got %v, want ErrHeld", err)
 		}
 		release(t, reader)
 		late.expectWaiting()
@@ -73,7 +75,7 @@ func TestShare_readersDoNotOvertakeWriterOfTheirProcess(t *testing.T) {
 		writer := waitFor(t.Context(), t, ann, "a", line.Exclusive)
 		late := waitFor(t.Context(), t, ann, "a", line.Shared)
 		if _, err := ann.Locker("a", line.Shared).TryLock(t.Context()); !errors.Is(err, stile.ErrHeld) {
-			t.Errorf("a try that would pass the writer: %v, want ErrHeld", err)
+			t.Errorf("TryLock past the writer: got %v, want ErrHeld", err)
 		}
 		release(t, reader)
 		h := writer.expectHoldNow()
@@ -83,7 +85,8 @@ func TestShare_readersDoNotOvertakeWriterOfTheirProcess(t *testing.T) {
 	})
 }
 
-// Readers that come together behind a writer of their process get one entry, although another writer waits behind them.
+// Readers that wait behind a writer of their process get one entry, even if another writer waits
+// behind them.
 func TestShare_readersBetweenWritersHaveOneEntry(t *testing.T) {
 	scenario(t, func(t *testing.T, w *testEnv) {
 		ann := w.client("ann")
@@ -100,7 +103,7 @@ func TestShare_readersBetweenWritersHaveOneEntry(t *testing.T) {
 	})
 }
 
-// deaf is a memory store that tells nobody of those who wait behind.
+// noContentionStore is a store that never reports contention.
 type noContentionStore struct{ store.Store }
 
 func (s noContentionStore) Open(ctx context.Context, opts store.SessionOptions) (store.Session, error) {
@@ -123,7 +126,8 @@ func (t noContentionTicket) Extensions() store.Extensions {
 	return e
 }
 
-// Though nobody tells of a writer, readers do not keep it out for ever.
+// Even if the store does not report a waiting writer, readers stop sharing the entry after a time,
+// so that the writer is admitted.
 func TestShare_windowEndsWithoutNotification(t *testing.T) {
 	scenario(t, func(t *testing.T, w *testEnv) {
 		ann, err := stile.New(noContentionStore{w.store}, &stile.Options{TTL: ttl, Owner: stile.Owner{Command: "ann"}})
@@ -165,7 +169,8 @@ func TestShare_firstGivesUp(t *testing.T) {
 	})
 }
 
-// The first of them puts the entry into the line. If its request is lost, the others wait no longer than it does.
+// The first reader enqueues the shared entry. If its request is lost and it gives up, the others do
+// not keep waiting for it.
 func TestShare_firstGivesUpDuringEnqueue(t *testing.T) {
 	for what, f := range map[string]memstore.Fault{
 		"the request is lost": {Drop: true},
@@ -173,7 +178,7 @@ func TestShare_firstGivesUpDuringEnqueue(t *testing.T) {
 	} {
 		scenario(t, func(t *testing.T, w *testEnv) {
 			ann := w.client("ann")
-			release(t, lock(t, ann, "b")) // it has a session
+			release(t, lock(t, ann, "b")) // opens the session
 			w.faults(f, on(memstore.Enqueue))
 			ctx, end, cause := cancelable(t)
 			first := waitFor(ctx, t, ann, "a", line.Shared)
@@ -216,7 +221,7 @@ func TestShare_allAreLostTogether(t *testing.T) {
 		expectLost(t, first, stile.LostEvicted)
 		expectLost(t, second, stile.LostEvicted)
 		if released.Err() != nil {
-			t.Errorf("a hold that was released before is lost: %v", released.Err())
+			t.Errorf("Err of a hold released before: got %v, want nil", released.Err())
 		}
 		release(t, lockFor(t, ann, "a", line.Shared))
 	})
@@ -243,7 +248,7 @@ func TestShare_tryDoesNotWait(t *testing.T) {
 		writer := lock(t, bob, "a")
 		waiting := waitFor(t.Context(), t, ann, "a", line.Shared)
 		if _, err := ann.Locker("a", line.Shared).TryLock(t.Context()); !errors.Is(err, stile.ErrHeld) {
-			t.Errorf("a try for what others of its process wait for: %v, want ErrHeld", err)
+			t.Errorf("TryLock with a waiter of the same process: got %v, want ErrHeld", err)
 		}
 		w.expectLine("a", "bob", "ann")
 		release(t, writer)
@@ -255,7 +260,7 @@ func TestShare_releaseAfterIsUnsupported(t *testing.T) {
 	scenario(t, func(t *testing.T, w *testEnv) {
 		h := lockFor(t, w.client("ann"), "a", line.Shared)
 		if err := h.ReleaseAfter(t.Context(), time.Minute); !errors.Is(err, stile.ErrUnsupported) {
-			t.Errorf("ReleaseAfter of a shared hold: %v, want ErrUnsupported", err)
+			t.Errorf("ReleaseAfter of a shared hold: got %v, want ErrUnsupported", err)
 		}
 		expectHeld(t, h)
 		release(t, h)
