@@ -14,17 +14,17 @@ import (
 	"github.com/stilelock/stile/store/memstore"
 )
 
-// What happens to the callers of one process while one of them goes wrong must not depend on when that is. So each of these
-// plays is performed again and again, and what goes wrong does so at the first request to the store, at the second, and so
-// on, while the request is on its way or the reply is.
+// The invariants must hold whenever a failure happens. So each script is repeated with the failure
+// at the first message, at the second, and so on, both while the request and while the reply is in
+// flight.
 //
-// In each play three callers of one process, and one of another, take the same lock one after another, hold it for a while
-// and release it.
+// In each script three callers of one process and one of another lock the same name one after
+// another, hold it for a second and release it.
 func TestQueue_failureAtEachStep(t *testing.T) {
 	scripts := map[string][4]line.Mode{
 		"exclusive":        {line.Exclusive, line.Exclusive, line.Exclusive, line.Exclusive},
 		"readers":          {line.Shared, line.Shared, line.Shared, line.Exclusive},
-		"a writer among":   {line.Shared, line.Exclusive, line.Shared, line.Shared},
+		"a writer between": {line.Shared, line.Exclusive, line.Shared, line.Shared},
 		"a writer first":   {line.Exclusive, line.Shared, line.Shared, line.Shared},
 		"slots":            {line.Slot(2), line.Slot(2), line.Slot(2), line.Slot(2)},
 		"a writer's slots": {line.Slot(2), line.Slot(2), line.Exclusive, line.Slot(2)},
@@ -38,7 +38,7 @@ func TestQueue_failureAtEachStep(t *testing.T) {
 						p := &trial{modes: modes, failure: failure, step: step, reply: reply}
 						synctest.Test(t, p.run)
 						if t.Failed() {
-							t.Fatalf("at step %d of %d, with the reply on its way: %v", step, p.steps, reply)
+							t.Fatalf("failed with the failure at step %d of %d, reply in flight: %v", step, p.steps, reply)
 						}
 						if p.steps < step {
 							break
@@ -47,19 +47,19 @@ func TestQueue_failureAtEachStep(t *testing.T) {
 					}
 				}
 				if steps < 10 {
-					t.Errorf("it was played %d times only", steps)
+					t.Errorf("got %d runs, want at least 10", steps)
 				}
 			})
 		}
 	}
 }
 
-// A trouble is what goes wrong.
+// A failure is injected once into a trial.
 type failure struct {
 	name string
-	// strike makes it happen.
+	// inject makes it happen.
 	inject func(p *trial)
-	// mayFail reports whether a caller may fail with an error because of it.
+	// mayFail reports whether a caller may get the error because of it.
 	mayFail func(p *trial, caller int, err error) bool
 }
 
@@ -127,12 +127,12 @@ func lostFor(err error, reasons ...stile.Reason) bool {
 	return ok && slices.Contains(reasons, lost.Reason)
 }
 
-// A play is one performance.
+// A trial is one run of a script with one failure.
 type trial struct {
 	modes   [4]line.Mode
 	failure failure
-	step    int  // the request at which the trouble strikes
-	reply   bool // it strikes while the reply is on its way
+	step    int  // the message at which the failure happens
+	reply   bool // it happens while the reply is in flight
 
 	t      *testing.T
 	store  *memstore.Store
@@ -140,10 +140,10 @@ type trial struct {
 	cancel [3]func()
 
 	mu        sync.Mutex
-	steps     int // how many requests there have been
+	steps     int // number of messages so far
 	finished  bool
 	cut       time.Time
-	panicNext string // the hook that panics when it is called next
+	panicNext string // the hook whose next call panics
 	hookPairs *hookPairs
 	holds     []*stile.Hold
 	reached   chan struct{}
@@ -164,17 +164,17 @@ func (p *trial) run(t *testing.T) {
 	})}
 	p.client = p.openClient(opts)
 	other := p.openClient(&stile.Options{TTL: ttl})
-	lock(t, other, "b") // so that it has the first session, and the second is that of the other three
+	lock(t, other, "b") // so that it has session m1 and the other three callers have m2
 	p.store.SetFaults(p.fault)
 	ctxs := [4]context.Context{3: t.Context()}
 	for i := range p.cancel {
 		ctx, cancel := context.WithCancel(t.Context())
-		ctxs[i], p.cancel[i] = ctx, cancel //nolint:fatcontext // they are beside each other
+		ctxs[i], p.cancel[i] = ctx, cancel //nolint:fatcontext // they are independent
 	}
 
 	go func() {
 		<-p.reached
-		time.Sleep(time.Millisecond) // the request is under way
+		time.Sleep(time.Millisecond) // the message is in flight
 		p.failure.inject(p)
 	}()
 	var all sync.WaitGroup
@@ -193,12 +193,12 @@ func (p *trial) run(t *testing.T) {
 	done := make(chan struct{})
 	go func() { all.Wait(); close(done) }()
 	if !closesWithin(done, 10*time.Minute) {
-		t.Fatal("somebody waits for ever")
+		t.Fatal("the callers have not returned within 10m")
 	}
 	p.checkEnd(other)
 }
 
-// end checks what has to be so when all is over.
+// checkEnd checks the state after all callers have returned, and closes the clients.
 func (p *trial) checkEnd(other *stile.Client) {
 	p.mu.Lock()
 	if p.steps < p.step {
@@ -206,13 +206,13 @@ func (p *trial) checkEnd(other *stile.Client) {
 	}
 	p.finished = true
 	p.mu.Unlock()
-	time.Sleep(3 * ttl) // what goes on in the background comes to its end
+	time.Sleep(3 * ttl) // until background work has ended
 	p.store.SetFaults(nil)
 	if n := p.client.Queues(); n != 0 {
-		p.t.Errorf("%d queues are left", n)
+		p.t.Errorf("got %d queues at the end, want 0", n)
 	}
 	if l, err := p.store.Line(p.t.Context(), "a"); err != nil || len(l.Entries) != 0 {
-		p.t.Errorf("entries are left: %+v, %v", l, err)
+		p.t.Errorf("line at the end: got %+v, %v, want no entries", l, err)
 	}
 	for _, c := range []*stile.Client{p.client, other} {
 		if err := c.Close(context.Background()); err != nil {
@@ -220,11 +220,11 @@ func (p *trial) checkEnd(other *stile.Client) {
 		}
 	}
 	if ids := p.store.Sessions(); len(ids) != 0 {
-		p.t.Errorf("sessions are left: %v", ids)
+		p.t.Errorf("sessions at the end: got %v, want none", ids)
 	}
 	p.hookPairs.checkPaired()
 	if n := p.hookPairs.attempts(); n < 3 {
-		p.t.Errorf("%d attempts were seen of 3 calls", n)
+		p.t.Errorf("got %d attempts, want 3 at least", n)
 	}
 }
 
@@ -236,7 +236,8 @@ func (p *trial) openClient(opts *stile.Options) *stile.Client {
 	return c
 }
 
-// use takes the lock, holds it for a second, and releases it.
+// doWithLock takes the lock, holds it for a second, and releases it. It returns the panic of a hook
+// as an error.
 func (p *trial) doWithLock(ctx context.Context, l stile.Locker) (err error) {
 	defer func() {
 		if r := recover(); r != nil {
@@ -254,7 +255,8 @@ func (p *trial) doWithLock(ctx context.Context, l stile.Locker) (err error) {
 	})
 }
 
-// held checks that no two of all the holds that conflict are valid at once, and takes in a new one.
+// recordHold adds a hold, unless it is nil, and checks that no conflicting holds are valid at the
+// same time.
 func (p *trial) recordHold(h *stile.Hold) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -265,14 +267,15 @@ func (p *trial) recordHold(h *stile.Hold) {
 	for _, h := range p.holds {
 		if h.Valid() {
 			if !line.Admits(h.Mode(), valid) {
-				p.t.Errorf("a hold in mode %v is valid beside %v", h.Mode(), valid)
+				p.t.Errorf("a hold in mode %v is valid together with holds in %v", h.Mode(), valid)
 			}
 			valid = append(valid, h.Mode())
 		}
 	}
 }
 
-// fault counts the requests of the first process, and has the trouble strike at one of them.
+// fault counts the messages, and starts the failure at one of them, which it delays so that it is
+// in flight.
 func (p *trial) fault(c memstore.Call) memstore.Fault {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -293,19 +296,21 @@ func (p *trial) fault(c memstore.Call) memstore.Fault {
 	return memstore.Fault{Delay: 2 * time.Millisecond}
 }
 
+// cutUntil drops the requests of the first process until the given time.
 func (p *trial) cutUntil(until time.Time) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.cut = until
 }
 
-// throw makes the next call of a hook panic.
+// panicIn makes the next call of a hook panic.
 func (p *trial) panicIn(hook string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.panicNext = hook
 }
 
+// hook is called by each hook.
 func (p *trial) hook(name string) {
 	p.mu.Lock()
 	panics := p.panicNext == name

@@ -11,7 +11,7 @@ import (
 	"github.com/stilelock/stile/store/memstore"
 )
 
-// granting is a store whose next session is granted the terms.
+// fixedTermsStore is a store that grants terms to every new session.
 type fixedTermsStore struct {
 	*memstore.Store
 	terms *store.Terms
@@ -39,28 +39,28 @@ func TestClient_Terms(t *testing.T) {
 		}
 		defer c.Close(t.Context())
 		if got, err := c.Terms(t.Context()); err != nil || got != first {
-			t.Fatalf("before a lock is taken: %+v, %v, want %+v", got, err, first)
+			t.Fatalf("Terms before the first lock: got %+v, %v, want %+v", got, err, first)
 		}
 		granted.TTL, granted.Slack = 9*time.Second, time.Second
 		hold := lock(t, c, "a")
 		if got := hold.Terms(); got != first {
-			t.Errorf("of a hold under the session that was asked about: %+v, want %+v", got, first)
+			t.Errorf("Terms of a hold of that session: got %+v, want %+v", got, first)
 		}
 		if ids := w.store.Sessions(); len(ids) != 1 {
-			t.Errorf("there are the sessions %v, want one", ids)
+			t.Errorf("sessions: got %v, want one", ids)
 		}
 
 		w.store.SetFaults(func(memstore.Call) memstore.Fault { return memstore.Fault{Err: errors.New("no answer")} })
 		<-hold.Lost()
 		if _, err := c.Terms(t.Context()); err == nil {
-			t.Error("terms of a session that could not be opened")
+			t.Error("Terms without the store: got nil, want an error")
 		}
 		w.store.SetFaults(nil)
 		if got, err := c.Terms(t.Context()); err != nil || got != granted {
-			t.Errorf("of the session after a lost one: %+v, %v, want %+v", got, err, granted)
+			t.Errorf("Terms of the session after the loss: got %+v, %v, want %+v", got, err, granted)
 		}
 		if got := hold.Terms(); got != first {
-			t.Errorf("of a hold that was lost: %+v, want %+v", got, first)
+			t.Errorf("Terms of the lost hold: got %+v, want %+v", got, first)
 		}
 	})
 }
@@ -75,14 +75,14 @@ func TestClient_Terms_tooLate(t *testing.T) {
 		cancel()
 		w.store.SetFaults(func(memstore.Call) memstore.Fault { return memstore.Fault{Err: errors.New("no answer")} })
 		if _, err := c.Terms(ctx); !errors.Is(err, context.Canceled) {
-			t.Errorf("with a context that has ended: %v", err)
+			t.Errorf("Terms with an ended context: got %v, want context.Canceled", err)
 		}
 		w.store.SetFaults(nil)
 		if err := c.Close(t.Context()); err != nil {
 			t.Fatal(err)
 		}
 		if _, err := c.Terms(t.Context()); !errors.Is(err, stile.ErrClosed) {
-			t.Errorf("of a client that is closed: %v", err)
+			t.Errorf("Terms of a closed client: got %v, want ErrClosed", err)
 		}
 	})
 }

@@ -13,9 +13,9 @@ import (
 	"github.com/stilelock/stile/store/memstore"
 )
 
-// What the library asks of a store, and what it makes of the answers: testdata/transcript.txt. Each message takes a
-// millisecond, news two or three, so that nothing happens at the same
-// time as anything else.
+// TestTranscript compares the requests to a store, its replies and the results of the calls with
+// testdata/transcript.txt. A request or reply takes 1 ms and a notification 2 or 3 ms, so that no
+// two events have the same time and the order is fixed.
 func TestTranscript(t *testing.T) {
 	var text transcript.Transcript
 	script := func(title, about string, play func(t *testing.T, w *testEnv, s *transcriptEnv)) {
@@ -26,9 +26,9 @@ func TestTranscript(t *testing.T) {
 		})
 	}
 	script("A free lock", `
-The time is in seconds. "->" is what a client asks of the store, "<-" what it hears.
-One request takes the lock, one gives it up. A session is renewed every 3 s, whatever it has.
-A hold that is older than a second is published, for others to read.`,
+Times are in seconds. "->" is a request to the store, "<-" a reply or a notification.
+One request takes the lock and one releases it. The session is renewed every 3 s.
+When a hold is one second old, the time of its acquisition is published for others to read.`,
 		func(t *testing.T, w *testEnv, s *transcriptEnv) {
 			a := s.client("A")
 			hold := s.lock("A", a)
@@ -36,8 +36,8 @@ A hold that is older than a second is published, for others to read.`,
 			s.release("A", hold)
 		})
 	script("A wait, and the hand-over", `
-B is told that it waits for one, and asks nothing more. It hears of its turn from the store.
-C is of B's process: it waits there, behind B, and has no entry in the store before B has left.`,
+B is notified that one entry is ahead, and sends no further requests. The store notifies it of its admission.
+C is in the same process as B: it waits there, behind B, and has no entry in the store until B has released.`,
 		func(t *testing.T, w *testEnv, s *transcriptEnv) {
 			a, b := s.client("A"), s.client("B")
 			hold := s.lock("A", a)
@@ -52,9 +52,9 @@ C is of B's process: it waits there, behind B, and has no entry in the store bef
 			s.release("C", <-last)
 		})
 	script("A loss", `
-A is cut off: what it asks arrives nowhere. Its last renewal that was answered was sent at 3.000, so its
-hold is valid until 12.000, 9/10 of the TTL later, and A is told by its own clock. The store, which heard
-of A at 3.001, ends the session at 13.001, and only then B gets the lock.`,
+A is cut off: its requests are dropped. Its last confirmed renewal was sent at 3.000, so its hold is valid
+until 12.000, 9/10 of the TTL later, and A's own clock reports the loss. The store received that renewal
+at 3.001 and ends the session at 13.001. Only then does B get the lock.`,
 		func(t *testing.T, w *testEnv, s *transcriptEnv) {
 			a, b := s.client("A"), s.client("B")
 			hold := s.lock("A", a)
@@ -76,7 +76,8 @@ of A at 3.001, ends the session at 13.001, and only then B gets the lock.`,
 	text.Compare(t, "testdata/transcript.txt")
 }
 
-// slow is how long messages take. What is told to two sessions at once arrives at one after the other.
+// latency delays messages. Notifications that are sent to two sessions at the same time arrive one
+// after the other.
 func latency(c memstore.Call) memstore.Fault {
 	switch {
 	case c.Op == memstore.Notify && c.Session == "m1":
@@ -87,7 +88,7 @@ func latency(c memstore.Call) memstore.Fault {
 	return memstore.Fault{Delay: time.Millisecond, ReplyDelay: time.Millisecond}
 }
 
-// A stage writes down what the clients on it do.
+// A transcriptEnv records the calls and requests of its clients.
 type transcriptEnv struct {
 	w     *testEnv
 	text  *transcript.Transcript
@@ -138,7 +139,7 @@ func (s *transcriptEnv) release(who string, hold *stile.Hold) {
 	s.record(who, "Release returns")
 }
 
-// reason is why a lock was lost, without the words of the store.
+// reason returns the reason of a loss without the store's error text.
 func reason(err error) string {
 	lost, ok := errors.AsType[*stile.LostError](err)
 	if !ok {
@@ -147,7 +148,7 @@ func reason(err error) string {
 	return "lost: " + lost.Reason.String()
 }
 
-// spoken is a store that writes down what is asked of it, and what it answers. The ends of sessions are left out.
+// A recordedStore records requests, replies and notifications, except the closing of sessions.
 type recordedStore struct {
 	store.Store
 	transcriptEnv *transcriptEnv
@@ -177,7 +178,7 @@ func (s *recordedSession) Confirm(ctx context.Context) error {
 	if err == nil {
 		s.transcriptEnv.record(s.who, "  <- renewed")
 	}
-	return err // if there is one, nothing has come
+	return err // no reply to record after an error
 }
 
 func (s *recordedSession) Enqueue(ctx context.Context, req store.Request) (store.Ticket, error) {
@@ -215,7 +216,7 @@ func (t *recordedTicket) Withdraw(ctx context.Context) error {
 		t.transcriptEnv.record(t.who, "  <- %v", err)
 		return err
 	}
-	t.transcriptEnv.record(t.who, "  <- it was there, and is out")
+	t.transcriptEnv.record(t.who, "  <- withdrawn")
 	return nil
 }
 
@@ -223,13 +224,13 @@ func (t *recordedTicket) Extensions() store.Extensions {
 	ext := t.Ticket.Extensions()
 	setOwner := ext.SetOwner
 	ext.SetOwner = func(ctx context.Context, owner store.Owner) error {
-		t.transcriptEnv.record(t.who, "  -> the entry's owner has had the lock since %.3f", owner.Obtained.Sub(t.transcriptEnv.start).Seconds())
+		t.transcriptEnv.record(t.who, "  -> set the owner: lock obtained at %.3f", owner.Obtained.Sub(t.transcriptEnv.start).Seconds())
 		err := setOwner(ctx, owner)
 		if err != nil {
 			t.transcriptEnv.record(t.who, "  <- %v", err)
 			return err
 		}
-		t.transcriptEnv.record(t.who, "  <- others can read it")
+		t.transcriptEnv.record(t.who, "  <- owner set")
 		return nil
 	}
 	return ext

@@ -14,20 +14,20 @@ import (
 	"github.com/stilelock/stile/store/memstore"
 )
 
-// A watch reads at most that often, and again when it has heard nothing for that long.
+// The minimum time between two readings of a watch, and the maximum time without changes.
 const (
 	watchInterval  = 100 * time.Millisecond
 	resyncInterval = 10 * time.Second
 )
 
-// seen is what a watch has yielded.
+// A watchResult is one result that a watch has yielded.
 type watchResult struct {
-	at    time.Duration // since the watch began
+	at    time.Duration // since the start of the watch
 	lines string        // "a: ann bob", joined by semicolons
 	err   error
 }
 
-// watcher is a loop over a watch.
+// A watcher is a loop over a watch.
 type watcher struct {
 	record[watchResult]
 	t    *testing.T
@@ -35,8 +35,8 @@ type watcher struct {
 	done chan struct{}
 }
 
-// watch begins a loop over all lines that begin with prefix, until the test is over. body, if not nil, is the rest of the
-// loop's body.
+// watch starts a loop over the lines with the prefix. It ends with the test, or when body, if not
+// nil, returns false. body is called after each result with the number of results so far.
 func watch(t *testing.T, c *stile.Client, prefix string, body func(n int) (goOn bool)) *watcher {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
@@ -75,13 +75,13 @@ func loop[T any](t *testing.T, cancel context.CancelFunc, readings iter.Seq2[T, 
 	return w
 }
 
-// last returns what was yielded last, when the watch has had the time to see what there is.
+// last waits long enough for the watch to read the current state and returns its last result.
 func (w *watcher) last() watchResult {
 	w.t.Helper()
 	time.Sleep(watchInterval)
 	all := w.all()
 	if len(all) == 0 {
-		w.t.Fatal("the watch has yielded nothing")
+		w.t.Fatal("the watch has yielded no result")
 	}
 	return all[len(all)-1]
 }
@@ -89,23 +89,24 @@ func (w *watcher) last() watchResult {
 func (w *watcher) expectLines(lines string) {
 	w.t.Helper()
 	if s := w.last(); s.err != nil || s.lines != lines {
-		w.t.Fatalf("the watch shows %q, %v, want %q", s.lines, s.err, lines)
+		w.t.Fatalf("last result: got %q, %v, want %q", s.lines, s.err, lines)
 	}
 }
 
-// endsWith checks that the loop has ended, and that all it got was as many readings and then an error that matches want.
+// expectEnd checks that the loop has ended after the given number of readings and a final error
+// that matches want.
 func (w *watcher) expectEnd(readings int, want error) {
 	w.t.Helper()
 	if !closed(w.done) {
-		w.t.Fatalf("the watch goes on, after %+v", w.all())
+		w.t.Fatalf("the watch has not ended, after the results %+v", w.all())
 	}
 	all := w.all()
 	if len(all) != readings+1 {
-		w.t.Fatalf("the watch has yielded %+v, want %d readings and an error matching %q", all, readings, want)
+		w.t.Fatalf("results: got %+v, want %d readings and an error that matches %q", all, readings, want)
 	}
 	for _, s := range all[:readings] {
 		if s.err != nil {
-			w.t.Errorf("a reading failed: %v", s.err)
+			w.t.Errorf("error of a reading: got %v, want nil", s.err)
 		}
 	}
 	expectError(w.t, all[readings].err, want)
@@ -151,7 +152,7 @@ func TestWatchLine(t *testing.T) {
 	})
 }
 
-// Whatever becomes of the watch, what there is now can be read.
+// The first reading does not wait for the store to set up the watch.
 func TestWatch_readsAtOnce(t *testing.T) {
 	scenario(t, func(t *testing.T, w *testEnv) {
 		ann, eve := w.client("ann"), w.client("eve")
@@ -160,9 +161,9 @@ func TestWatch_readsAtOnce(t *testing.T) {
 		lines := watch(t, eve, "", nil)
 		synctest.Wait()
 		if all := lines.all(); len(all) != 1 || all[0].at != 0 || all[0].lines != "a: ann" {
-			t.Fatalf("at once the watch has yielded %+v, want a reading", all)
+			t.Fatalf("results before any time passes: got %+v, want one reading", all)
 		}
-		// What happens before the watch stands is seen when it does.
+		// A change before the store has set up the watch is read afterwards.
 		release(t, h)
 		time.Sleep(time.Second)
 		lines.expectLines("")
@@ -181,11 +182,11 @@ func TestWatch_readsAtMostTenTimesASecond(t *testing.T) {
 		all := lines.all()
 		for i := 1; i < len(all); i++ {
 			if d := all[i].at - all[i-1].at; d < watchInterval {
-				t.Errorf("reading %d came %v after the one before", i, d)
+				t.Errorf("reading %d: got %v since the one before, want 100ms at least", i, d)
 			}
 		}
 		if len(all) < 20 {
-			t.Errorf("in more than two seconds, full of changes, there were %d readings", len(all))
+			t.Errorf("readings in two seconds of changes: got %d, want at least 20", len(all))
 		}
 	})
 }
@@ -194,18 +195,19 @@ func TestWatch_quietWithoutChanges(t *testing.T) {
 	scenario(t, func(t *testing.T, w *testEnv) {
 		lines := watch(t, w.client("eve"), "", nil)
 		time.Sleep(resyncInterval)
-		// The first, one as the watch stands, and one to see whether the store is there.
+		// One reading at first and one when the watch is set up; later one to check that the store
+		// is reachable.
 		if all := lines.all(); len(all) != 2 {
-			t.Errorf("the watch has yielded %+v, want two readings", all)
+			t.Errorf("results: got %+v, want two readings", all)
 		}
 		time.Sleep(time.Second)
 		if all := lines.all(); len(all) != 3 {
-			t.Errorf("the watch has yielded %+v, want three readings", all)
+			t.Errorf("results: got %+v, want three readings", all)
 		}
 	})
 }
 
-// What happens while the body of the loop is busy is seen afterwards.
+// Changes while the body of the loop is busy are read afterwards.
 // Promise: P7
 func TestWatch_slowLoopSeesLastState(t *testing.T) {
 	scenario(t, func(t *testing.T, w *testEnv) {
@@ -241,11 +243,11 @@ func TestWatch_continuesAfterFailedReading(t *testing.T) {
 			}
 			expectError(t, s.err, down)
 			if failed++; failed > 1 && s.at-all[i-1].at < time.Second {
-				t.Errorf("a reading came %v after one that had failed", s.at-all[i-1].at)
+				t.Errorf("time between a failed reading and the next: got %v, want 1s at least", s.at-all[i-1].at)
 			}
 		}
 		if failed < 3 {
-			t.Errorf("the watch has yielded %+v, want three errors at least", all)
+			t.Errorf("results: got %+v, want three errors at least", all)
 		}
 		w.heal()
 		time.Sleep(time.Second)
@@ -255,7 +257,7 @@ func TestWatch_continuesAfterFailedReading(t *testing.T) {
 	})
 }
 
-// synctest fails the test if a goroutine is left.
+// The watch stops when the loop is left. synctest fails the test if a goroutine of it remains.
 func TestWatch_endsWithTheLoop(t *testing.T) {
 	for _, after := range []int{1, 2, 3} {
 		t.Run(fmt.Sprint(after), func(t *testing.T) {
@@ -266,10 +268,10 @@ func TestWatch_endsWithTheLoop(t *testing.T) {
 				release(t, lock(t, ann, "a"))
 				time.Sleep(time.Second)
 				if !closed(lines.done) {
-					t.Fatal("the loop was left, and goes on")
+					t.Fatal("the loop has not ended")
 				}
 				if all := lines.all(); len(all) != after {
-					t.Errorf("the watch has yielded %+v, want %d readings", all, after)
+					t.Errorf("results: got %+v, want %d readings", all, after)
 				}
 			})
 		})
@@ -283,12 +285,12 @@ func TestWatch_endsWithContext(t *testing.T) {
 		time.Sleep(time.Second)
 		lines.stop()
 		if !closed(lines.done) {
-			t.Fatal("the watch goes on after the end of its context")
+			t.Fatal("the watch has not ended with its context")
 		}
 		release(t, lock(t, ann, "a"))
 		for _, s := range lines.all() {
 			if s.err != nil {
-				t.Errorf("the end of the context was yielded as an error: %v", s.err)
+				t.Errorf("result after the end of the context: got the error %v", s.err)
 			}
 		}
 	})
@@ -302,7 +304,7 @@ func TestWatch_endsWithContextDuringReading(t *testing.T) {
 		synctest.Wait()
 		lines.stop()
 		if !closed(lines.done) || len(lines.all()) > 0 {
-			t.Errorf("the watch has yielded %+v, want its end, and nothing else", lines.all())
+			t.Errorf("results: got %+v, want none and the end of the loop", lines.all())
 		}
 	})
 }
@@ -320,7 +322,7 @@ func TestWatch_closedClient(t *testing.T) {
 	})
 }
 
-// Whenever the client is closed, that is the last thing yielded, and it is yielded once.
+// Whenever the client is closed, ErrClosed is yielded once, as the last result.
 func TestWatch_clientClosesMeanwhile(t *testing.T) {
 	scenario(t, func(t *testing.T, w *testEnv) {
 		for range 200 {
@@ -330,7 +332,7 @@ func TestWatch_clientClosesMeanwhile(t *testing.T) {
 				t.Fatal(err)
 			}
 			if !closed(lines.done) {
-				t.Fatal("the watch goes on after the client was closed")
+				t.Fatal("the watch has not ended with the client")
 			}
 			lines.expectEnd(len(lines.all())-1, stile.ErrClosed)
 		}
