@@ -12,55 +12,58 @@ import (
 	"github.com/stilelock/stile/line"
 )
 
-// This file is a model of everything around a [Lease]: clients, their clocks, the network and a store. The lease in
-// it is the shipping one. The explorer in explore_test.go walks through all that can happen in the model, in every
-// order, and looks for two clients that hold what only one may.
+// This file is a model of everything around a [Lease]: clients, their clocks, the network and a
+// store. The lease in it is the production code. The explorer in explore_test.go visits every
+// reachable state of the model and checks that no two clients hold the lock at the same time.
 //
-// One lock; up to three clients. A client opens a session, joins the line, hears of its admission, holds, leaves,
-// and begins again. At any moment any client may be paused, which is simply that nothing happens to it for a while.
-// Requests and replies take any time, or get lost, or are reported as failed and carried out all the same, or are
-// carried out again later. Time is a step like any other. Nothing bounds the number of steps: states that differ
-// only in what time it is, in the names of the clients, or in numbers that only their order matters of, are one
-// state, and so there is an end to them.
+// The model has one exclusive lock and up to three clients. A client opens a session, joins the
+// line, is notified of its admission, holds, withdraws, and starts over. A client can be paused at
+// any moment: it then takes no steps while others do. Requests and replies take any time, or get
+// lost, or are reported as failed although they were carried out, or are carried out again later.
+// The passing of time is a step like any other. The number of steps is not bounded. The exploration
+// is finite because states count as equal if they differ only in absolute time, in the names of the
+// clients, or in numbers of which only the order matters.
 //
-// What is simpler than life: joining and leaving are one step each, since a client that joins but is not in the line
-// yet, or has left but is in it still, holds nothing; and renewals that were given up or doubled may arrive at any time
+// There are two simplifications. Joining and withdrawing are one step each, because a client holds
+// nothing between the parts of these steps. And late or duplicate renewals may arrive at any time
 // in the life of a session, even if none was sent.
 
 const maxClients = 3
 
-// model is what can happen, and what must not.
+// A model defines the possible steps and the states that violate the promises.
 type model struct {
 	clients  int
-	ttl      time.Duration // by the store's clock
-	schedule Schedule      // by the client's
+	ttl      time.Duration // measured by the store's clock
+	schedule Schedule      // measured by the client's clock
 
-	// lag lets the clock of client 0 lose a tick, but not two within so many ticks. Zero: its clock is exact.
+	// lag lets the clock of client 0 lose one tick in that many ticks. If it is zero, the clock is
+	// exact.
 	lag int
-	// revokes lets the store end sessions that it has just confirmed: a broken promise of the store.
+	// revokes lets the store end sessions too early, which breaks its promise.
 	revokes bool
-	// evictions lets an administrator take an entry out whose session lives on.
+	// evictions lets an administrator remove an entry whose session continues.
 	evictions bool
-	// writes lets holders write to a resource that looks at tokens. It takes any time from a holder's look at its
-	// lease to the arrival of the write.
+	// writes lets holders write to a resource that checks tokens. A write can arrive any time after
+	// the holder has checked its lease.
 	writes bool
-	// unguarded makes the resource accept every write.
+	// unguarded makes the resource accept all writes.
 	unguarded bool
-	// lingering lets a client open a session while its lost one is still in the store.
+	// oldSessions lets a client open a session while its lost one is still in the store.
 	oldSessions bool
 
-	// The three places where a mistake can be planted; see newModel for the shipping ones.
+	// The handlers of outcomes. newModel sets those of the production code; tests replace them with
+	// wrong ones.
 	onOpened    func(schedule Schedule, sent, now Instant) Lease
 	onConfirmed func(l *Lease, sent, now Instant)
 	onFailed    func(l *Lease, sent, now Instant)
 
-	// check says what is wrong with a state; empty if nothing is.
+	// check returns how a state violates the promises, or an empty string.
 	check func(m *model, w *modelState) string
-	// saw counts the states and steps of each kind that matters, so that none is missing unnoticed.
+	// seen counts the situations that occurred, so that tests can require them.
 	seen [situations]int
 }
 
-// newModel returns the model of the shipping code, in which the store keeps its promises.
+// newModel returns a model of the production code with a store that keeps its promises.
 func newModel(clients int, ttl time.Duration, schedule Schedule) *model {
 	return &model{
 		clients:     clients,
@@ -73,54 +76,54 @@ func newModel(clients int, ttl time.Duration, schedule Schedule) *model {
 	}
 }
 
-// world is one state: a value, so that going on from it leaves it as it was.
+// A modelState is a state of the model. It is a value, so that steps can start from copies.
 type modelState struct {
 	now        Instant // the store's clock
-	order      int     // the last place in the line that was given out
-	admissions int     // how many there have been
-	maxToken   int     // the largest token that the resource has seen
+	order      int     // of the newest entry
+	admissions int     // number of admissions so far
+	maxToken   int     // the largest token seen by the resource
 	clients    [maxClients]client
 }
 
 type client struct {
-	// What the client knows.
+	// The client's own state.
 	clock   Instant
-	open    bool // it has a session, whose life is lease
+	open    bool // it has a session, with this lease
 	lease   Lease
-	joined  bool // it asked for an entry and wants it still
-	holding bool // it was told of its admission, and not yet that its entry is gone
-	ended   bool // the hold has been found invalid once
-	stale   bool // a hold admitted later has written already
+	joined  bool // it has joined the line and not withdrawn
+	holding bool // it was notified of its admission, and not that its entry is gone
+	ended   bool // the hold has been invalid
+	stale   bool // a hold that was admitted later has written
 
-	// What is on its way.
+	// Messages in flight.
 	request      request
 	sent         Instant
 	notification notification
 	write        write
 
-	// What the store knows.
+	// The store's state.
 	sinceLag int // ticks since the client's clock lost one
 	alive    bool
 	expires  Instant
 	inLine   bool
-	order    int // of its entry; stays after it as the token
-	admitted int // the number of its admission; zero before
-	old      int // the order of the entry of a lost session that is still there; zero if there is none
+	order    int // of its entry; it remains as the token after the entry is gone
+	admitted int // the number of its admission; zero if not admitted
+	old      int // the order of an entry of a lost session that still exists; zero if there is none
 }
 
-// request is a client's request for its session and what became of it. A client has one at a time.
+// A request is the state of a client's request about its session. A client has one at a time.
 type request uint8
 
 const (
 	noRequest request = iota
 	opening           // sent
-	opened            // carried out, the reply is on its way
+	opened            // carried out, reply in flight
 	renewing          // sent
-	renewed           // carried out, the reply is on its way
-	refused           // the session had ended, the reply is on its way
+	renewed           // carried out, reply in flight
+	refused           // the session had ended, reply in flight
 )
 
-// news is what the store has to tell of an entry and the client has not heard.
+// A notification is what the store has sent about an entry and the client has not received.
 type notification uint8
 
 const (
@@ -130,7 +133,7 @@ const (
 	admittedAndGoneNotification // in this order
 )
 
-// write is a write on its way to the resource; the zero write is none.
+// A write is a write to the resource in flight; the zero value is none.
 type write struct {
 	token    int
 	admitted int
@@ -145,7 +148,7 @@ func (m *model) initial() modelState {
 	return w
 }
 
-// event is one step. All are atomic: what takes time consists of several.
+// An event is one atomic step.
 type event struct {
 	kind   kind
 	client uint8
@@ -178,23 +181,23 @@ const (
 
 var eventTexts = [kinds]string{
 	ticks:          "a tick passes",
-	lags:           "a tick passes, which client 0's clock misses",
-	opens:          "client %d asks for a session",
-	renews:         "client %d looks at its clock and renews if it is due",
+	lags:           "a tick passes that client 0's clock misses",
+	opens:          "client %d requests a session",
+	renews:         "client %d reads its clock and renews if due",
 	arrives:        "client %d's request is carried out",
-	replies:        "client %d gets its reply",
-	givesUp:        "client %d gives its request up",
-	isRenewedLate:  "client %d's session is renewed by a request that was given up or doubled",
+	replies:        "client %d receives its reply",
+	givesUp:        "client %d gives up its request",
+	isRenewedLate:  "client %d's session is renewed by a late or duplicate request",
 	joins:          "client %d joins the line",
-	isNotified:     "client %d hears of its standing",
-	withdraws:      "client %d leaves",
-	expires:        "client %d's session is ended by the store in due time",
-	closes:         "client %d, having lost it, closes its session",
-	startsOver:     "client %d, having lost its session, begins again",
+	isNotified:     "client %d receives a notification",
+	withdraws:      "client %d withdraws",
+	expires:        "client %d's session expires in the store",
+	closes:         "client %d closes its lost session",
+	startsOver:     "client %d starts over without its lost session",
 	oldSessionEnds: "client %d's old session ends",
-	isRevoked:      "client %d's session is ended by the store too early",
-	isEvicted:      "client %d's entry is removed by somebody else",
-	writes:         "client %d finds its hold valid and writes",
+	isRevoked:      "the store ends client %d's session too early",
+	isEvicted:      "an administrator removes client %d's entry",
+	writes:         "client %d checks its hold and writes",
 	writeArrives:   "client %d's write arrives",
 }
 
@@ -205,7 +208,7 @@ func (e event) String() string {
 	return fmt.Sprintf(eventTexts[e.kind], e.client)
 }
 
-// sight is something that an explorer worth its name must have come across.
+// A situation is something that an exploration must have come across to be worth anything.
 type situation int
 
 const (
@@ -227,23 +230,24 @@ const (
 )
 
 var situationNames = [situations]string{
-	clientHeld:                 "somebody held",
+	clientHeld:                 "a client held",
 	handedOver:                 "a hold was released to another client",
-	admittedAfterDeadline:      "a client was admitted after another lost by its deadline",
-	admittedBehindPausedHolder: "a client was admitted whose predecessor has not looked at its clock since it lost",
-	admittedAtHoldersDeadline:  "such a client was admitted in the very tick after which its predecessor was not valid",
-	recoveredFromAtRisk:        "a lease recovered from being at risk",
-	replyAfterDeadline:         "a reply came after the deadline",
-	lateRenewalExtended:        "a session lived on by a request that was given up or doubled",
-	failedButCarriedOut:        "a request that was carried out counted as failed",
-	expiryReported:             "a client was told that its session had ended, before its deadline",
-	admissionReceivedAfterLoss: "an admission was heard of after the session was lost",
-	queuedBehindOwnOldEntry:    "a client waited behind the entry of its own lost session",
-	overlapped:                 "two conflicting holds were valid",
+	admittedAfterDeadline:      "a client was admitted after another had lost by its deadline",
+	admittedBehindPausedHolder: "a client was admitted after a holder that had not read its clock since its deadline",
+	admittedAtHoldersDeadline:  "a client was admitted exactly at the deadline of a holder that had not read its clock",
+	recoveredFromAtRisk:        "a lease at risk recovered",
+	replyAfterDeadline:         "a reply arrived after the deadline",
+	lateRenewalExtended:        "a late or duplicate renewal extended an overdue session",
+	failedButCarriedOut:        "a request that was carried out was recorded as failed",
+	expiryReported:             "the end of a session was reported before its deadline",
+	admissionReceivedAfterLoss: "a notification of an admission arrived after the session was lost",
+	queuedBehindOwnOldEntry:    "a client joined behind the entry of its own lost session",
+	overlapped:                 "two conflicting holds were valid at the same time",
 	staleWriteRefused:          "a stale write was refused",
 }
 
-// step makes next what becomes of w by e, which must be possible, and says what is wrong with it.
+// step sets next to the state after the event e in w, which must be possible. It returns how that
+// state violates the promises.
 func (m *model) step(w *modelState, e event, next *modelState) (violation string) {
 	*next = *w
 	c := &next.clients[e.client]
@@ -278,7 +282,7 @@ func (m *model) step(w *modelState, e event, next *modelState) (violation string
 		if c.open {
 			m.onFailed(&c.lease, c.sent, c.clock)
 		} else {
-			c.alive = false // a session without entries that nobody knows of: it does not matter
+			c.alive = false // an unknown session without entries affects nothing
 		}
 		c.request = noRequest
 	case isRenewedLate:
@@ -356,7 +360,7 @@ func (m *model) possible(w *modelState, e event) bool {
 	case withdraws:
 		return c.joined && !lost
 	case expires:
-		return c.alive && w.now >= c.expires && !lost // else it is as if it closes
+		return c.alive && w.now >= c.expires && !lost // otherwise it is the same as closes
 	case closes:
 		return lost && c.alive
 	case startsOver:
@@ -378,7 +382,7 @@ func (m *model) possible(w *modelState, e event) bool {
 
 func (c *client) valid() bool { return c.holding && c.lease.ValidAt(c.clock) }
 
-// arrive carries a request out at the store.
+// arrive carries out a request at the store.
 func (m *model) arrive(w *modelState, c *client) {
 	switch {
 	case c.request == opening:
@@ -390,7 +394,7 @@ func (m *model) arrive(w *modelState, c *client) {
 	}
 }
 
-// reply brings the outcome of a request to the client.
+// reply delivers the outcome of a request to the client.
 func (m *model) reply(c *client) {
 	before := c.lease
 	before.Advance(c.clock)
@@ -414,12 +418,12 @@ func (m *model) reply(c *client) {
 	c.request = noRequest
 }
 
-// hear brings the oldest news of its entry to the client.
+// notify delivers the oldest notification about its entry to the client.
 func (m *model) notify(c *client) {
 	admission := c.notification != goneNotification
 	c.lease.Advance(c.clock)
 	switch {
-	case c.lease.State() == Lost: // it has no ears for it
+	case c.lease.State() == Lost: // notifications are ignored after the loss
 		c.notification = noNotification
 		if admission {
 			m.seen[admissionReceivedAfterLoss]++
@@ -433,7 +437,7 @@ func (m *model) notify(c *client) {
 	}
 }
 
-// land lets the resource decide about a write.
+// arriveWrite lets the resource accept or refuse a write.
 func (m *model) arriveWrite(w *modelState, c *client) (violation string) {
 	wr := c.write
 	c.write = write{}
@@ -457,7 +461,7 @@ func (m *model) arriveWrite(w *modelState, c *client) (violation string) {
 	return ""
 }
 
-// end takes a session away, as the store does of itself, and lets the client hear of it some time.
+// end ends a session by decision of the store; the notification about its entry is in flight.
 func (c *client) end() {
 	c.alive = false
 	if c.inLine {
@@ -474,13 +478,14 @@ func (c *client) gone() {
 	}
 }
 
-// dropEntry forgets an entry. A write that is on its way stays so.
+// dropEntry resets the state of an entry. A write in flight stays.
 func (c *client) dropEntry() {
 	c.joined, c.holding, c.ended, c.stale = false, false, false, false
 	c.inLine, c.order, c.admitted, c.notification = false, 0, 0, noNotification
 }
 
-// forget makes the client begin again without a session. What the lost one has in the store stays there.
+// startOver makes the client start again without a session. The entry of the lost session stays in
+// the store.
 func (m *model) startOver(c *client) {
 	if c.alive && c.inLine {
 		c.old = c.order
@@ -490,11 +495,11 @@ func (m *model) startOver(c *client) {
 	c.request, c.sent = noRequest, 0
 }
 
-// settle admits those whose turn it is, by the shipping rules.
+// settle admits entries by the production rules of package line.
 func (m *model) settle(w *modelState, e event) {
 	var (
 		entries [2 * maxClients]line.Entry
-		owners  [2 * maxClients]*client // nil for an entry of an old session: nobody is told of its turn
+		owners  [2 * maxClients]*client // nil for an entry of an old session, which gets no notification
 	)
 	n := 0
 	insert := func(order int, owner *client) {
@@ -523,7 +528,7 @@ func (m *model) settle(w *modelState, e event) {
 	}
 }
 
-// lookAround notes what is remarkable about the admission of c.
+// countSituations counts the situations in which c is admitted.
 func (m *model) countSituations(w *modelState, c *client, e event) {
 	for i := range m.clients {
 		other := &w.clients[i]
@@ -543,7 +548,8 @@ func (m *model) countSituations(w *modelState, c *client, e event) {
 	}
 }
 
-// checkPromises says what is wrong with a state if the store keeps its promises and clocks keep theirs.
+// checkPromises returns how a state violates the promises of Stile, given a store that keeps its
+// own and clocks within the margin.
 func (m *model) checkPromises(w *modelState) string {
 	if violation := m.checkOverlap(w); violation != "" {
 		return violation
@@ -551,7 +557,7 @@ func (m *model) checkPromises(w *modelState) string {
 	for i := range m.clients {
 		c := &w.clients[i]
 		if c.valid() && !(c.inLine && c.admitted > 0) {
-			return fmt.Sprintf("client %d holds without an admitted entry in the line: others may be let in", i)
+			return fmt.Sprintf("client %d holds without an admitted entry in the line, so others may be admitted", i)
 		}
 		if c.ended && c.valid() {
 			return fmt.Sprintf("client %d's hold had ended and is valid again", i)
@@ -560,7 +566,7 @@ func (m *model) checkPromises(w *modelState) string {
 	return ""
 }
 
-// checkOverlap says which two holds are valid.
+// checkOverlap reports two holds that are valid at the same time.
 func (m *model) checkOverlap(w *modelState) string {
 	for i := range m.clients {
 		for j := range i {
@@ -573,20 +579,21 @@ func (m *model) checkOverlap(w *modelState) string {
 	return ""
 }
 
-// checkBroken says what is wrong with a state even if the store breaks its promise or entries are removed by hand.
-// Holds may overlap then, but only until the news arrives, and never with the wrong token.
+// checkBroken returns how a state violates what must hold even if the store breaks its promise or
+// an administrator removes entries. Holds may then overlap, but only until the notification
+// arrives, and the later hold has the larger token.
 func (m *model) checkBroken(w *modelState) string {
 	m.checkOverlap(w)
 	for i := range m.clients {
 		c := &w.clients[i]
 		if c.valid() && !c.inLine && c.notification != goneNotification {
-			return fmt.Sprintf("client %d holds without an entry, and no news of that is on its way", i)
+			return fmt.Sprintf("client %d holds without an entry, and no notification of that is in flight", i)
 		}
 		for j := range m.clients {
 			other := &w.clients[j]
 			if c.valid() && other.valid() && c.admitted < other.admitted {
 				if c.inLine {
-					return fmt.Sprintf("client %d was admitted although client %d's entry stands", j, i)
+					return fmt.Sprintf("client %d was admitted although client %d's entry is in the line", j, i)
 				}
 				if c.order >= other.order {
 					return fmt.Sprintf("client %d was admitted before client %d and has the larger token", i, j)
@@ -597,18 +604,18 @@ func (m *model) checkBroken(w *modelState) string {
 	return ""
 }
 
-// key is what of a state matters for what can come after it: how far moments are from the present, and in which
-// order the places in the line are. Clients that are alike can be exchanged.
+// A key is the part of a state that determines its possible futures: times relative to now, and the
+// relative order of the entries. It does not depend on the numbering of the clients.
 type key [maxClients + 1]uint64
 
 func (m *model) key(w *modelState) key {
-	var tokens [3 * maxClients]int // without order; zeros are none
+	var tokens [3 * maxClients]int // unordered; zero is none
 	for i := range m.clients {
 		c := &w.clients[i]
 		tokens[3*i], tokens[3*i+1], tokens[3*i+2] = c.token(), c.write.token, c.old
 	}
 	slices.Sort(tokens[:])
-	smaller := func(than int) (n int) { // how many of them, each counted once
+	smaller := func(than int) (n int) { // the number of distinct smaller tokens
 		for i, token := range tokens {
 			if token != 0 && token < than && (i == 0 || token != tokens[i-1]) {
 				n++
@@ -626,7 +633,7 @@ func (m *model) key(w *modelState) key {
 	return k
 }
 
-// token is the order of the client's entry, or zero if nothing depends on it any more.
+// token returns the order of the client's entry, or zero if nothing depends on it anymore.
 func (c *client) token() int {
 	if c.inLine || c.holding || c.notification == admittedAndGoneNotification && c.lease.State() != Lost {
 		return c.order
@@ -658,7 +665,7 @@ func (m *model) clientKey(w *modelState, i int, smaller func(int) int) uint64 {
 		p.number(0, 2)
 	case c.lease.State() == Lost:
 		p.number(1, 2)
-		return p.bits // its session may end at any moment from here on, and no news matters
+		return p.bits // from here its session may end at any moment, and notifications have no effect
 	default:
 		p.number(2, 2)
 		p.number(clamp(c.clock-c.lease.confirmed, m.schedule.Valid), 4)
@@ -677,10 +684,10 @@ func (m *model) clientKey(w *modelState, i int, smaller func(int) int) uint64 {
 	return p.bits
 }
 
-// clamp cuts off what is too long ago, or too far in the future, to matter.
-func clamp(i Instant, most time.Duration) int { return int(max(0, min(i, Instant(most)))) }
+// clamp limits a duration to [0, limit], because larger ones make no difference.
+func clamp(i Instant, limit time.Duration) int { return int(max(0, min(i, Instant(limit)))) }
 
-// packer writes small numbers into one large one.
+// A packer packs small numbers into 64 bits.
 type packer struct {
 	bits uint64
 	used int
@@ -688,7 +695,7 @@ type packer struct {
 
 func (p *packer) number(v, bits int) {
 	if p.used += bits; v < 0 || v>>bits != 0 || p.used > 64 {
-		panic(fmt.Sprintf("%d does not fit into %d bits, or there are none left", v, bits))
+		panic(fmt.Sprintf("%d does not fit into %d bits, or all 64 bits are used", v, bits))
 	}
 	p.bits = p.bits<<bits | uint64(v)
 }
@@ -701,7 +708,7 @@ func (p *packer) bit(b bool) {
 	p.number(v, 1)
 }
 
-// String draws a state in a line, for traces.
+// String describes a state in one line.
 func (m *model) String(w *modelState) string {
 	var b strings.Builder
 	for i := range m.clients {
@@ -722,7 +729,7 @@ func (m *model) String(w *modelState) string {
 			fmt.Fprintf(&b, ", store to %d", c.expires)
 		}
 		if c.inLine {
-			fmt.Fprintf(&b, ", place %d", c.order)
+			fmt.Fprintf(&b, ", entry %d", c.order)
 		}
 		if c.valid() {
 			fmt.Fprintf(&b, ", HOLDS %d", c.order)
@@ -732,12 +739,12 @@ func (m *model) String(w *modelState) string {
 	return b.String()
 }
 
-// explorer is a walk through all states of a model, in order of their distance from the first.
+// An explorer is a breadth-first search through the states of a model.
 type explorer struct {
 	m         *model
-	nodes     []node // every state that was reached, as a step from an earlier one
-	violation string // what was found, in the last of nodes
-	events    int    // how many steps were tried
+	nodes     []node // every state reached, as a step from an earlier one
+	violation string // of the last node; empty if none
+	events    int    // number of steps tried
 }
 
 type node struct {
@@ -745,9 +752,10 @@ type node struct {
 	by   event
 }
 
-// explore walks until there is nothing new, or something is wrong, or there are more than limit states.
+// explore searches until all states are visited, or one violates the promises, or there are more
+// than limit.
 func explore(m *model, limit int) (*explorer, error) {
-	type place struct {
+	type stateAt struct {
 		state modelState
 		node  int32
 	}
@@ -755,22 +763,22 @@ func explore(m *model, limit int) (*explorer, error) {
 	x := &explorer{m: m, nodes: []node{{from: -1}}}
 	first := m.initial()
 	visited := map[key]struct{}{m.key(&first): {}}
-	here, there := []place{{first, 0}}, []place(nil)
+	frontier, nextFrontier := []stateAt{{first, 0}}, []stateAt(nil)
 	var next modelState
-	for len(here) > 0 {
-		for i := range here {
+	for len(frontier) > 0 {
+		for i := range frontier {
 			for _, e := range all {
-				if !m.possible(&here[i].state, e) {
+				if !m.possible(&frontier[i].state, e) {
 					continue
 				}
 				x.events++
-				violation := m.step(&here[i].state, e, &next)
+				violation := m.step(&frontier[i].state, e, &next)
 				known := len(visited)
 				visited[m.key(&next)] = struct{}{}
 				if len(visited) == known && violation == "" {
 					continue
 				}
-				x.nodes = append(x.nodes, node{here[i].node, e})
+				x.nodes = append(x.nodes, node{frontier[i].node, e})
 				if violation != "" {
 					x.violation = violation
 					return x, nil
@@ -778,15 +786,15 @@ func explore(m *model, limit int) (*explorer, error) {
 				if len(x.nodes) > limit {
 					return x, fmt.Errorf("gave up after %d states", limit)
 				}
-				there = append(there, place{next, int32(len(x.nodes) - 1)})
+				nextFrontier = append(nextFrontier, stateAt{next, int32(len(x.nodes) - 1)})
 			}
 		}
-		here, there = there, here[:0]
+		frontier, nextFrontier = nextFrontier, frontier[:0]
 	}
 	return x, nil
 }
 
-// events returns all that could ever happen.
+// events returns all events, possible or not.
 func (m *model) events() []event {
 	all := []event{{kind: ticks}, {kind: lags}}
 	for i := range uint8(m.clients) {
@@ -797,7 +805,7 @@ func (m *model) events() []event {
 	return all
 }
 
-// trace tells the shortest way to what was found.
+// trace returns the shortest path to the violation.
 func (x *explorer) trace() string {
 	var steps []event
 	for at := len(x.nodes) - 1; at > 0; at = int(x.nodes[at].from) {
@@ -814,7 +822,7 @@ func (x *explorer) trace() string {
 	return b.String() + x.violation
 }
 
-// steps is how long the way is to what was found.
+// steps returns the length of that path.
 func (x *explorer) steps() int {
 	n := 0
 	for at := len(x.nodes) - 1; at > 0; at = int(x.nodes[at].from) {
@@ -823,7 +831,7 @@ func (x *explorer) steps() int {
 	return n
 }
 
-// unseen returns which of the sights the model never came across.
+// missing returns the names of the wanted situations that did not occur.
 func (m *model) missing(wanted ...situation) []string {
 	var names []string
 	for _, s := range wanted {
