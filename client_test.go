@@ -337,12 +337,12 @@ func TestClose_whileSessionOpens(t *testing.T) {
 	scenario(t, func(t *testing.T, w *testEnv) {
 		c := w.client("ann")
 		w.faults(memstore.Fault{ReplyDelay: time.Second}, on(memstore.Open))
-		opens := wait(t.Context(), t, c, "a")
+		opener := wait(t.Context(), t, c, "a")
 		alsoOpening := wait(t.Context(), t, c, "b")
 		if err := c.Close(t.Context()); err != nil {
 			t.Fatal(err)
 		}
-		opens.expectFailure(stile.ErrClosed)
+		opener.expectFailure(stile.ErrClosed)
 		alsoOpening.expectFailure(stile.ErrClosed)
 		if ids := w.store.Sessions(); len(ids) > 0 {
 			t.Errorf("sessions after Close: got %v, want none", ids)

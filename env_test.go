@@ -29,9 +29,9 @@ type testEnv struct {
 	store *memstore.Store
 }
 
-// scenario runs play on a fake clock. Afterwards it ends all faults and closes all clients, and
+// scenario calls run with a fake clock. Afterwards it ends all faults and closes all clients, and
 // checks that the store is empty one TTL later.
-func scenario(t *testing.T, play func(t *testing.T, w *testEnv)) {
+func scenario(t *testing.T, run func(t *testing.T, w *testEnv)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		w := &testEnv{t, memstore.New()}
@@ -44,7 +44,7 @@ func scenario(t *testing.T, play func(t *testing.T, w *testEnv)) {
 				t.Errorf("one TTL after the end the store has the sessions %v, want none", ids)
 			}
 		})
-		play(t, w)
+		run(t, w)
 	})
 }
 

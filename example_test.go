@@ -141,8 +141,8 @@ func ExampleMutex_Do() {
 	// no error, and held throughout: true
 }
 
-// Many machines start a nightly job. The first one runs it and keeps the lock closed for an hour, so
-// that machines whose clocks are slow do not run it again.
+// Many machines start a nightly job. The first one runs it and keeps the lock closed for an hour,
+// so that machines whose clocks are slow do not run it again.
 func ExampleHold_ReleaseAfter() {
 	st := memstore.New()
 	ctx := context.Background()

@@ -232,30 +232,30 @@ func TestLoss_notByOutageOfTwoFifthsOfTheTTL(t *testing.T) {
 // not wait for the next renewal.
 func TestLoss_firstReportEndsAllHolds(t *testing.T) {
 	for what, learn := range map[string]func(t *testing.T, w *testEnv, ann *stile.Client){
-		"joining a line": func(t *testing.T, w *testEnv, ann *stile.Client) {
+		"a Lock": func(t *testing.T, w *testEnv, ann *stile.Client) {
 			w.store.Expire(w.session("ann"))
 			lock(t, ann, "b")
 		},
-		"trying": func(t *testing.T, w *testEnv, ann *stile.Client) {
+		"a TryLock": func(t *testing.T, w *testEnv, ann *stile.Client) {
 			w.store.Expire(w.session("ann"))
 			if _, err := ann.Mutex("b").TryLock(t.Context()); err != nil {
 				t.Error(err)
 			}
 		},
-		"releasing": func(t *testing.T, w *testEnv, ann *stile.Client) {
+		"a release": func(t *testing.T, w *testEnv, ann *stile.Client) {
 			h := lock(t, ann, "b")
 			w.delayNotifications("a", "b")
 			w.store.Expire(w.session("ann"))
 			asLost(t, h.Release(t.Context()))
 		},
-		"waiting": func(t *testing.T, w *testEnv, ann *stile.Client) {
+		"a waiter": func(t *testing.T, w *testEnv, ann *stile.Client) {
 			lock(t, w.client("bob"), "b")
 			wt := wait(t.Context(), t, ann, "b")
 			w.store.Expire(w.session("ann"))
 			w.expectLine("b", "bob", "ann") // the entry of the new session
 			wt.expectWaiting()
 		},
-		"holding": func(t *testing.T, w *testEnv, ann *stile.Client) {
+		"a holder": func(t *testing.T, w *testEnv, ann *stile.Client) {
 			h := lock(t, ann, "b")
 			w.store.Expire(w.session("ann"))
 			expectLost(t, h, stile.LostExpired)

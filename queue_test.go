@@ -167,10 +167,10 @@ func TestGiveUp_inLocalQueue(t *testing.T) {
 		h := lock(t, c, "a")
 		ctx, end, cause := cancelable(t)
 		first := wait(t.Context(), t, c, "a")
-		quits := wait(ctx, t, c, "a")
+		canceledWaiter := wait(ctx, t, c, "a")
 		last := wait(t.Context(), t, c, "a")
 		end()
-		quits.expectFailure(context.Canceled, cause)
+		canceledWaiter.expectFailure(context.Canceled, cause)
 		release(t, h)
 		release(t, first.expectHoldNow())
 		release(t, last.expectHoldNow())
@@ -182,12 +182,12 @@ func TestGiveUp_inLineInStore(t *testing.T) {
 		ann, bob, cid := w.client("ann"), w.client("bob"), w.client("cid")
 		h := lock(t, ann, "a")
 		ctx, end, cause := cancelable(t)
-		quits := wait(ctx, t, bob, "a")
+		canceledWaiter := wait(ctx, t, bob, "a")
 		behind := wait(t.Context(), t, bob, "a")
 		next := wait(t.Context(), t, cid, "a")
 		w.expectLine("a", "ann", "bob", "cid")
 		end()
-		quits.expectFailure(context.Canceled, cause)
+		canceledWaiter.expectFailure(context.Canceled, cause)
 		w.expectLine("a", "ann", "cid", "bob")
 		release(t, h)
 		release(t, next.expectHoldNow())
@@ -226,15 +226,15 @@ func TestGiveUp_whileSessionOpens(t *testing.T) {
 			c := w.client("ann")
 			w.faults(f, on(memstore.Open))
 			ctx, end, cause := cancelable(t)
-			opens := wait(ctx, t, c, "a")
+			opener := wait(ctx, t, c, "a")
 			behind := wait(t.Context(), t, c, "a")
-			asWell := wait(t.Context(), t, c, "b") // waits for the same session
+			sameSession := wait(t.Context(), t, c, "b") // waits for the same session
 			time.Sleep(time.Millisecond)
 			w.heal()
 			end()
-			opens.expectFailure(context.Canceled, cause)
+			opener.expectFailure(context.Canceled, cause)
 			release(t, behind.expectHoldNow())
-			release(t, asWell.expectHoldNow())
+			release(t, sameSession.expectHoldNow())
 			w.expectLine("a")
 			if ids := w.store.Sessions(); len(ids) != 1 {
 				t.Errorf("%s: got the sessions %v, want one", what, ids)
@@ -277,12 +277,12 @@ func TestGiveUp_whileAnotherCallOpensSession(t *testing.T) {
 	scenario(t, func(t *testing.T, w *testEnv) {
 		c := w.client("ann")
 		w.faults(memstore.Fault{Delay: time.Second}, on(memstore.Open))
-		opens := wait(t.Context(), t, c, "a")
+		opener := wait(t.Context(), t, c, "a")
 		ctx, end, cause := cancelable(t)
-		quits := wait(ctx, t, c, "b")
+		canceledWaiter := wait(ctx, t, c, "b")
 		end()
-		quits.expectFailure(context.Canceled, cause)
-		opens.expectHold()
+		canceledWaiter.expectFailure(context.Canceled, cause)
+		opener.expectHold()
 		w.expectLine("b")
 	})
 }
@@ -307,13 +307,13 @@ func TestGiveUp_duringEnqueue(t *testing.T) {
 				}
 				w.faults(f, on(memstore.Enqueue))
 				ctx, end, cause := cancelable(t)
-				quits := wait(ctx, t, ann, "a")
+				canceledWaiter := wait(ctx, t, ann, "a")
 				behind := wait(t.Context(), t, ann, "a")
 				time.Sleep(time.Millisecond)
 				w.heal()
 				end()
 				t.Log(what, "; held:", held)
-				quits.expectFailure(context.Canceled, cause)
+				canceledWaiter.expectFailure(context.Canceled, cause)
 				w.expectLine("a", append(line, "ann")...)
 				if held {
 					behind.expectWaiting()
@@ -336,19 +336,19 @@ func TestGiveUp_duringAdmission(t *testing.T) {
 		for range 300 {
 			h := lock(t, ann, "a")
 			ctx, cancel := context.WithCancel(t.Context())
-			races := wait(ctx, t, bob, "a")
+			racer := wait(ctx, t, bob, "a")
 			behind := wait(t.Context(), t, bob, "a")
 			next := wait(t.Context(), t, cid, "a")
 			go cancel()
 			release(t, h)
-			<-races.done
-			if races.err == nil {
+			<-racer.done
+			if racer.err == nil {
 				got++
-				expectHeld(t, races.hold)
+				expectHeld(t, racer.hold)
 				next.expectWaiting()
-				release(t, races.hold)
+				release(t, racer.hold)
 			} else {
-				expectError(t, races.err, context.Canceled)
+				expectError(t, racer.err, context.Canceled)
 			}
 			release(t, next.expectHoldNow())
 			release(t, behind.expectHoldNow())
@@ -365,16 +365,16 @@ func TestGiveUp_duringAdmissionInLocalQueue(t *testing.T) {
 		for range 300 {
 			h := lock(t, c, "a")
 			ctx, cancel := context.WithCancel(t.Context())
-			races := wait(ctx, t, c, "a")
+			racer := wait(ctx, t, c, "a")
 			next := wait(t.Context(), t, c, "a")
 			go cancel()
 			release(t, h)
-			<-races.done
-			if races.err == nil {
+			<-racer.done
+			if racer.err == nil {
 				next.expectWaiting()
-				release(t, races.hold)
+				release(t, racer.hold)
 			} else {
-				expectError(t, races.err, context.Canceled)
+				expectError(t, racer.err, context.Canceled)
 			}
 			release(t, next.expectHoldNow())
 			w.expectLine("a")
@@ -390,12 +390,12 @@ func TestGiveUp_storeUnreachable(t *testing.T) {
 		ann, bob, cid := w.client("ann"), w.client("bob"), w.client("cid")
 		h := lock(t, bob, "a")
 		ctx, end, cause := cancelable(t)
-		quits := wait(ctx, t, ann, "a")
+		canceledWaiter := wait(ctx, t, ann, "a")
 		behind := wait(t.Context(), t, ann, "a")
 		next := wait(t.Context(), t, cid, "a")
 		w.faults(memstore.Fault{Drop: true}, on(memstore.Withdraw), w.session("ann"))
 		end()
-		quits.expectFailure(context.Canceled, cause)
+		canceledWaiter.expectFailure(context.Canceled, cause)
 		w.expectLine("a", "bob", "ann", "cid")
 		time.Sleep(time.Second)
 		w.expectLine("a", "bob", "ann", "cid", "ann")

@@ -38,7 +38,7 @@ func TestQueue_failureAtEachStep(t *testing.T) {
 						p := &trial{modes: modes, failure: failure, step: step, reply: reply}
 						synctest.Test(t, p.run)
 						if t.Failed() {
-							t.Fatalf("failed with the failure at step %d of %d, reply in flight: %v", step, p.steps, reply)
+							t.Fatalf("checks failed for the failure at step %d of %d, reply in flight: %v", step, p.steps, reply)
 						}
 						if p.steps < step {
 							break
@@ -93,7 +93,7 @@ var failures = []failure{
 		mayFail: func(_ *trial, _ int, err error) bool { return lostFor(err, stile.LostEvicted) },
 	},
 	{
-		name: "the first process is cut off for longer than its session lives", inject: func(p *trial) { p.cutUntil(time.Now().Add(2 * ttl)) },
+		name: "the first process is cut off for two TTLs", inject: func(p *trial) { p.cutUntil(time.Now().Add(2 * ttl)) },
 		mayFail: func(_ *trial, caller int, err error) bool {
 			return caller < 3 && lostFor(err, stile.LostDeadline, stile.LostExpired)
 		},

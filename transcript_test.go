@@ -18,11 +18,11 @@ import (
 // two events have the same time and the order is fixed.
 func TestTranscript(t *testing.T) {
 	var text transcript.Transcript
-	script := func(title, about string, play func(t *testing.T, w *testEnv, s *transcriptEnv)) {
+	script := func(title, about string, run func(t *testing.T, w *testEnv, s *transcriptEnv)) {
 		scenario(t, func(t *testing.T, w *testEnv) {
 			text.Scene(title, about)
 			w.store.SetFaults(latency)
-			play(t, w, &transcriptEnv{w: w, text: &text, start: time.Now()})
+			run(t, w, &transcriptEnv{w: w, text: &text, start: time.Now()})
 		})
 	}
 	script("A free lock", `

@@ -37,7 +37,7 @@ type watcher struct {
 
 // watch starts a loop over the lines with the prefix. It ends with the test, or when body, if not
 // nil, returns false. body is called after each result with the number of results so far.
-func watch(t *testing.T, c *stile.Client, prefix string, body func(n int) (goOn bool)) *watcher {
+func watch(t *testing.T, c *stile.Client, prefix string, body func(n int) (proceed bool)) *watcher {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	return loop(t, cancel, c.WatchLines(ctx, prefix), func(lines []stile.Line) string {

@@ -108,7 +108,7 @@ type client struct {
 	inLine   bool
 	order    int // of its entry; it remains as the token after the entry is gone
 	admitted int // the number of its admission; zero if not admitted
-	old      int // the order of an entry of a lost session that still exists; zero if there is none
+	oldOrder int // the order of an entry of a lost session that still exists; zero if there is none
 }
 
 // A request is the state of a client's request about its session. A client has one at a time.
@@ -293,30 +293,30 @@ func (m *model) step(w *modelState, e event, next *modelState) (violation string
 	case joins:
 		next.order++
 		c.joined, c.inLine, c.order = true, true, next.order
-		if c.old > 0 {
+		if c.oldOrder > 0 {
 			m.seen[queuedBehindOwnOldEntry]++
 		}
-		m.settle(next, e)
+		m.admitEntries(next, e)
 	case isNotified:
 		m.notify(c)
 	case withdraws:
 		c.dropEntry()
-		m.settle(next, e)
+		m.admitEntries(next, e)
 	case expires, isRevoked:
 		c.end()
-		m.settle(next, e)
+		m.admitEntries(next, e)
 	case closes:
 		c.alive, c.inLine = false, false
-		m.settle(next, e)
+		m.admitEntries(next, e)
 	case startsOver:
 		m.startOver(c)
 	case oldSessionEnds:
-		c.old = 0
-		m.settle(next, e)
+		c.oldOrder = 0
+		m.admitEntries(next, e)
 	case isEvicted:
 		c.inLine = false
 		c.gone()
-		m.settle(next, e)
+		m.admitEntries(next, e)
 	case writes:
 		c.write = write{token: c.order, admitted: c.admitted, stale: c.stale}
 	case writeArrives:
@@ -364,9 +364,9 @@ func (m *model) possible(w *modelState, e event) bool {
 	case closes:
 		return lost && c.alive
 	case startsOver:
-		return lost && (!c.alive || m.oldSessions && c.old == 0)
+		return lost && (!c.alive || m.oldSessions && c.oldOrder == 0)
 	case oldSessionEnds:
-		return c.old > 0
+		return c.oldOrder > 0
 	case isRevoked:
 		return m.revokes && c.alive && c.open && w.now < c.expires && !lost
 	case isEvicted:
@@ -488,15 +488,15 @@ func (c *client) dropEntry() {
 // the store.
 func (m *model) startOver(c *client) {
 	if c.alive && c.inLine {
-		c.old = c.order
+		c.oldOrder = c.order
 	}
 	c.dropEntry()
 	c.open, c.lease, c.alive, c.expires = false, Lease{}, false, 0
 	c.request, c.sent = noRequest, 0
 }
 
-// settle admits entries by the production rules of package line.
-func (m *model) settle(w *modelState, e event) {
+// admitEntries admits entries by the production rules of package line.
+func (m *model) admitEntries(w *modelState, e event) {
 	var (
 		entries [2 * maxClients]line.Entry
 		owners  [2 * maxClients]*client // nil for an entry of an old session, which gets no notification
@@ -515,8 +515,8 @@ func (m *model) settle(w *modelState, e event) {
 		if c.inLine {
 			insert(c.order, c)
 		}
-		if c.old > 0 {
-			insert(c.old, nil)
+		if c.oldOrder > 0 {
+			insert(c.oldOrder, nil)
 		}
 	}
 	for i, admitted := range line.Admitted(entries[:n]) {
@@ -612,7 +612,7 @@ func (m *model) key(w *modelState) key {
 	var tokens [3 * maxClients]int // unordered; zero is none
 	for i := range m.clients {
 		c := &w.clients[i]
-		tokens[3*i], tokens[3*i+1], tokens[3*i+2] = c.token(), c.write.token, c.old
+		tokens[3*i], tokens[3*i+1], tokens[3*i+2] = c.token(), c.write.token, c.oldOrder
 	}
 	slices.Sort(tokens[:])
 	smaller := func(than int) (n int) { // the number of distinct smaller tokens
@@ -654,7 +654,7 @@ func (m *model) clientKey(w *modelState, i int, smaller func(int) int) uint64 {
 	p.bit(c.inLine)
 	p.bit(c.holding)
 	p.bit(c.ended)
-	for _, token := range [...]int{c.token(), c.write.token, c.old} {
+	for _, token := range [...]int{c.token(), c.write.token, c.oldOrder} {
 		p.bit(token > 0)
 		p.number(smaller(token), 4)
 	}
