@@ -58,7 +58,8 @@ func (w *waiter) expectHoldAfter(d time.Duration, since time.Time) *stile.Hold {
 }
 
 // expireUnnoticed makes the store end the last of the sessions too early, and drops all messages of
-// the sessions, so that their clients do not notice. Further calls add sessions to the list.
+// the sessions, so that their clients do not notice. A later call must list the sessions of earlier
+// calls, too.
 func (w *testEnv) expireUnnoticed(sessions ...string) {
 	w.store.SetFaults(func(c memstore.Call) memstore.Fault {
 		switch {
@@ -245,8 +246,9 @@ func TestLockDelay_passesToTheNextWaiter(t *testing.T) {
 		"crashed": func(_ *testing.T, w *testEnv, _ *stile.Client) {
 			session := w.session("bob")
 			w.store.SetFaults(func(c memstore.Call) memstore.Fault {
-				// All requests of bob, and his request to clear markers. The other clients do not
-				// need theirs until the delay is over.
+				// Drops all requests of bob's session, and the Open and ClearMarks that bob would
+				// send after the delay. The other clients that wait have sessions already, and
+				// clear markers only after the faults have ended.
 				return memstore.Fault{Drop: c.Session == session || c.Op == memstore.ClearMarks || c.Op == memstore.Open}
 			})
 			w.store.Expire(session)

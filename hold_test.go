@@ -126,9 +126,9 @@ func TestLoss_reasons(t *testing.T) {
 	}
 }
 
-// Promise P6: when the next client is admitted, the holder that lost already has been notified. In
-// these cases the loss and the admission are as close as possible, because the loser's own request
-// ends its session in the store.
+// When the next client is admitted, the holder that lost has been notified (promise P6). For the
+// reasons LostDeadline and LostClosed, the loser's own request ends the session in the store, so
+// that the loss and the admission are close together.
 // Promise: P6
 func TestLoss_loserIsNotifiedBeforeTheNextAdmission(t *testing.T) {
 	for reason, lose := range map[stile.Reason]func(t *testing.T, w *testEnv, ann *stile.Client, session string){

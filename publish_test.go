@@ -17,8 +17,7 @@ import (
 	"github.com/stilelock/stile/store/memstore"
 )
 
-// ownerUpdates has the times of the owner updates that reached the store, and the withdrawals after
-// them.
+// ownerUpdates has the times of the owner updates that were sent to the store, and the withdrawals.
 type ownerUpdates struct {
 	record[time.Time]
 	withdrawals record[memstore.Op]

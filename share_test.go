@@ -126,8 +126,8 @@ func (t noContentionTicket) Extensions() store.Extensions {
 	return e
 }
 
-// Even if the store does not report a waiting writer, readers stop sharing the entry after a time,
-// so that the writer is admitted.
+// Even if the store does not report a waiting writer, readers can join an admitted entry only for a
+// second, so that the writer is admitted.
 func TestShare_windowEndsWithoutNotification(t *testing.T) {
 	scenario(t, func(t *testing.T, w *testEnv) {
 		ann, err := stile.New(noContentionStore{w.store}, &stile.Options{TTL: ttl, Owner: stile.Owner{Command: "ann"}})
