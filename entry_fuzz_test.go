@@ -7,8 +7,8 @@ import (
 	"github.com/stilelock/stile"
 )
 
-// What could be read as an entry is the same when it is written and read again, to the last digit of its token; and that is a
-// string, which readers of JSON leave as it is.
+// An entry that was decoded from JSON survives encoding and decoding unchanged. Its token is
+// encoded as a string, because many JSON readers round large numbers.
 func FuzzEntryJSON(f *testing.F) {
 	for _, seed := range []string{
 		`{"token":"34816","mode":"exclusive","owner":{"host":"h","pid":1,"since":"2026-11-21T20:00:00.5Z"},"session":"1f","remaining_ns":1}`,
@@ -25,20 +25,20 @@ func FuzzEntryJSON(f *testing.F) {
 		}
 		written, err := json.Marshal(e)
 		if err != nil {
-			t.Fatalf("%q is read as %+v, which cannot be written: %v", text, e, err)
+			t.Fatalf("%q decodes to %+v, which cannot be encoded: %v", text, e, err)
 		}
 		var again stile.Entry
 		if err := json.Unmarshal(written, &again); err != nil {
-			t.Fatalf("%q is written as %s, which cannot be read: %v", text, written, err)
+			t.Fatalf("%q encodes to %s, which cannot be decoded: %v", text, written, err)
 		}
 		if twice, err := json.Marshal(again); err != nil || string(twice) != string(written) || again.Token != e.Token || again.Mode != e.Mode {
-			t.Errorf("%q is written as %s, and read again and written as %s, %v", text, written, twice, err)
+			t.Errorf("%q encodes to %s, and after decoding to %s, %v", text, written, twice, err)
 		}
 		var loose struct {
 			Token string `json:"token"`
 		}
 		if err := json.Unmarshal(written, &loose); err != nil || loose.Token == "" {
-			t.Errorf("%q is written as %s, where the token is no string: %v", text, written, err)
+			t.Errorf("%q encodes to %s, want a token that is a string: %v", text, written, err)
 		}
 	})
 }

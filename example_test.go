@@ -11,7 +11,7 @@ import (
 	"github.com/stilelock/stile/store/memstore"
 )
 
-// A store in memory stands for the one you run; only the first line would differ.
+// The example uses the memory store. With another store only the first line differs.
 func Example() {
 	st := memstore.New()
 	client, err := stile.New(st, nil)
@@ -27,14 +27,16 @@ func Example() {
 	}
 	defer hold.Release(ctx)
 
-	// Work until the context ends: it does when the lock is lost. Give the token to whatever can refuse an older one.
+	// Work until the context ends, which it does when the lock is lost. Pass the token to every
+	// resource that can refuse smaller ones.
 	charge := func(ctx context.Context, token uint64) {
-		fmt.Println("charging, may go on:", ctx.Err() == nil, "token:", token > 0)
+		fmt.Println("charging, lock held:", ctx.Err() == nil, "token:", token > 0)
 	}
 	charge(hold.Context(), hold.Token())
-	// Output: charging, may go on: true token: true
+	// Output: charging, lock held: true token: true
 }
 
+// The context of Lock limits how long it waits.
 func ExampleMutex_Lock() {
 	client, err := stile.New(memstore.New(), nil)
 	if err != nil {
@@ -42,13 +44,13 @@ func ExampleMutex_Lock() {
 	}
 	defer client.Close(context.Background())
 
-	// The context bounds the waiting, not the hold.
+	// The context limits the wait, not the hold.
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	hold, err := client.Mutex("nightly-backup").Lock(ctx)
 	switch {
 	case errors.Is(err, context.DeadlineExceeded):
-		fmt.Println("others took too long")
+		fmt.Println("not acquired within a minute")
 		return
 	case err != nil:
 		log.Fatal(err)
@@ -56,7 +58,7 @@ func ExampleMutex_Lock() {
 	fmt.Println("holding", hold.Name())
 
 	if err := hold.Release(ctx); errors.Is(err, stile.ErrLost) {
-		fmt.Println("somebody else may have been at work at the same time:", err)
+		fmt.Println("another client may have held the lock meanwhile:", err)
 	}
 	fmt.Println("still valid:", hold.Valid())
 	// Output:
@@ -64,6 +66,7 @@ func ExampleMutex_Lock() {
 	// still valid: false
 }
 
+// TryLock does not wait. Its error describes the holder.
 func ExampleMutex_TryLock() {
 	st := memstore.New()
 	ctx := context.Background()
@@ -91,6 +94,7 @@ func ExampleMutex_TryLock() {
 	// ask ann
 }
 
+// Join returns at once, so that a select can wait for the lock and for something else.
 func ExampleMutex_Join() {
 	client, err := stile.New(memstore.New(), nil)
 	if err != nil {
@@ -103,7 +107,7 @@ func ExampleMutex_Join() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	requests := make(chan string) // whatever else the program waits for
+	requests := make(chan string) // another event that the program waits for
 	select {
 	case <-place.Ready():
 		hold, err := place.Wait(ctx)
@@ -118,6 +122,7 @@ func ExampleMutex_Join() {
 	// Output: holding report
 }
 
+// Do holds the lock while a function runs. It returns an error if the lock was lost meanwhile.
 func ExampleMutex_Do() {
 	client, err := stile.New(memstore.New(), nil)
 	if err != nil {
@@ -130,13 +135,14 @@ func ExampleMutex_Do() {
 		fmt.Println("migrating") // ctx ends if the lock is lost
 		return ctx.Err()
 	})
-	fmt.Println("held to the end, and no error:", err == nil)
+	fmt.Println("no error, and held throughout:", err == nil)
 	// Output:
 	// migrating
-	// held to the end, and no error: true
+	// no error, and held throughout: true
 }
 
-// A nightly job on many machines: whoever comes first does it, and the others, whose clocks are behind, not once more.
+// Many machines start a nightly job. The first one runs it and keeps the lock closed for an hour,
+// so that machines whose clocks are slow do not run it again.
 func ExampleHold_ReleaseAfter() {
 	st := memstore.New()
 	ctx := context.Background()
@@ -145,7 +151,7 @@ func ExampleHold_ReleaseAfter() {
 		if err != nil {
 			log.Fatal(err)
 		}
-		defer client.Close(ctx) // the lock stays closed without it
+		defer client.Close(ctx) // the lock stays closed even so
 		hold, err := client.Mutex("nightly-backup").TryLock(ctx)
 		if errors.Is(err, stile.ErrHeld) {
 			fmt.Println(machine, "has nothing to do")
@@ -165,7 +171,8 @@ func ExampleHold_ReleaseAfter() {
 	// web-2 has nothing to do
 }
 
-// Metrics are counters; a span begins where its start is called, and travels in the context.
+// One set of hooks counts attempts. Another starts a span for each hold and passes it on in the
+// context. JoinHooks combines them.
 func ExampleHooks() {
 	attempts := make(map[stile.Outcome]int) // one goroutine here; otherwise use a mutex or a metrics library
 	metrics := stile.Hooks{
@@ -188,7 +195,7 @@ func ExampleHooks() {
 	defer client.Close(ctx)
 
 	err = client.Mutex("report").Do(ctx, func(ctx context.Context, _ *stile.Hold) error {
-		fmt.Println("working in the", ctx.Value(span{})) // so that spans of the work are children
+		fmt.Println("working in the", ctx.Value(span{})) // spans of the work become children of the hold's span
 		_, err := client.Mutex("report").TryLock(ctx)
 		fmt.Println("refused:", errors.Is(err, stile.ErrHeld))
 		return nil
@@ -201,6 +208,7 @@ func ExampleHooks() {
 	// <nil> map[acquired:1 refused:1]
 }
 
+// A watch can wait until a lock is free without joining its line.
 func ExampleClient_WatchLine() {
 	client, err := stile.New(memstore.New(), nil)
 	if err != nil {
@@ -214,10 +222,9 @@ func ExampleClient_WatchLine() {
 	}
 	time.AfterFunc(10*time.Millisecond, func() { hold.Release(ctx) })
 
-	// Wait until the lock is free, without standing in line for it.
 	for line, err := range client.WatchLine(ctx, "deploy/shop") {
 		if err != nil {
-			log.Print(err) // the watch goes on, if it can
+			log.Print(err) // the watch continues unless this error is final
 			continue
 		}
 		if len(line.Holders) == 0 {

@@ -6,7 +6,7 @@ import (
 	"github.com/stilelock/stile/line"
 )
 
-// Locker takes a lock in any mode, as the kinds of locks do that are made of it.
+// Locker exports locker, which takes a lock in any mode.
 type Locker struct{ l locker }
 
 func (c *Client) Locker(name string, mode line.Mode) Locker {
@@ -23,14 +23,14 @@ func (l Locker) Do(ctx context.Context, f func(context.Context, *Hold) error) er
 // Mode returns the mode of a hold.
 func (h *Hold) Mode() line.Mode { return h.tenure.mode }
 
-// Queues is of how many names the client has a queue.
+// Queues returns the number of names for which the client has a queue.
 func (c *Client) Queues() int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return len(c.queues)
 }
 
-// Tenure is what a hold was lent from.
+// Tenure exports tenure.
 type Tenure = tenure
 
 func (h *Hold) Tenure() *Tenure { return h.tenure }

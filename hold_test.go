@@ -15,93 +15,95 @@ import (
 	"github.com/stilelock/stile/store/memstore"
 )
 
-// The clock that judges holds reads real clocks as well, which add a little noise.
-func near(a, b time.Time) bool { return a.Sub(b).Abs() < 50*time.Millisecond }
+// approxEqual allows for the difference between the fake clock and bootclock, which also reads a
+// real clock.
+func approxEqual(a, b time.Time) bool { return a.Sub(b).Abs() < 50*time.Millisecond }
 
 func TestDeadline_movesWithEachRenewal(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		start := time.Now()
 		h := lock(t, w.client("ann"), "a")
-		if d := h.Deadline(); !near(d, start.Add(valid)) {
-			t.Errorf("the deadline is %v after the session was asked for, want %v", d.Sub(start), valid)
+		if d := h.Deadline(); !approxEqual(d, start.Add(validFor)) {
+			t.Errorf("deadline after the request for the session: got %v, want %v", d.Sub(start), validFor)
 		}
-		time.Sleep(renew - time.Millisecond)
-		if d := h.Deadline(); !near(d, start.Add(valid)) {
-			t.Errorf("before the renewal the deadline is at %v, want %v", d.Sub(start), valid)
+		time.Sleep(renewInterval - time.Millisecond)
+		if d := h.Deadline(); !approxEqual(d, start.Add(validFor)) {
+			t.Errorf("deadline before the renewal: got %v, want %v", d.Sub(start), validFor)
 		}
 		time.Sleep(2 * time.Millisecond)
-		if d := h.Deadline(); !near(d, start.Add(renew+valid)) {
-			t.Errorf("after the renewal the deadline is at %v, want %v", d.Sub(start), renew+valid)
+		if d := h.Deadline(); !approxEqual(d, start.Add(renewInterval+validFor)) {
+			t.Errorf("deadline after the renewal: got %v, want %v", d.Sub(start), renewInterval+validFor)
 		}
 	})
 }
 
-// The reply may take long; the store has counted from before it was sent.
+// The deadline counts from the request, because the store counts the TTL from before it sent the
+// reply.
 // Promise: P6
 func TestDeadline_countsFromTheRequest(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		w.faults(memstore.Fault{ReplyDelay: time.Second}, on(memstore.Open, memstore.Confirm, memstore.Enqueue))
 		start := time.Now()
-		h := wait(t.Context(), t, w.client("ann"), "a").gets()
-		if d := h.Deadline(); !near(d, start.Add(valid)) {
-			t.Errorf("the deadline is %v after the session was asked for, want %v", d.Sub(start), valid)
+		h := wait(t.Context(), t, w.client("ann"), "a").expectHold()
+		if d := h.Deadline(); !approxEqual(d, start.Add(validFor)) {
+			t.Errorf("deadline after the request for the session: got %v, want %v", d.Sub(start), validFor)
 		}
-		time.Sleep(time.Until(start.Add(renew + 3*time.Second/2)))
-		if d := h.Deadline(); !near(d, start.Add(renew+valid)) {
-			t.Errorf("the deadline is at %v, want %v after the renewal was asked for at %v", d.Sub(start), valid, renew)
+		time.Sleep(time.Until(start.Add(renewInterval + 3*time.Second/2)))
+		if d := h.Deadline(); !approxEqual(d, start.Add(renewInterval+validFor)) {
+			t.Errorf("deadline: got %v, want %v after the renewal request at %v", d.Sub(start), validFor, renewInterval)
 		}
 	})
 }
 
 func TestLoss_byDeadline(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		start := time.Now()
 		ann, bob := w.client("ann"), w.client("bob")
 		h := lock(t, ann, "a")
 		wt := wait(t.Context(), t, bob, "a")
 		w.cut(w.session("ann"))
 
-		time.Sleep(valid - time.Millisecond)
+		time.Sleep(validFor - time.Millisecond)
 		expectHeld(t, h)
 		deadline := h.Deadline()
-		if !closesWithin(h.Lost(), time.Second) || time.Since(start) != valid {
-			t.Fatalf("the hold was lost after %v, want %v", time.Since(start), valid)
+		if !closesWithin(h.Lost(), time.Second) || time.Since(start) != validFor {
+			t.Fatalf("time to the loss: got %v, want %v", time.Since(start), validFor)
 		}
-		if !near(deadline, time.Now()) {
-			t.Errorf("it had said that its deadline is at %v", deadline.Sub(start))
+		if !approxEqual(deadline, time.Now()) {
+			t.Errorf("Deadline before the loss: got %v, want the time of the loss", deadline.Sub(start))
 		}
 		lost := expectLost(t, h, stile.LostDeadline)
-		expectError(t, lost, context.DeadlineExceeded) // what became of the last renewal
+		expectError(t, lost, context.DeadlineExceeded) // of the last renewal
 		if s := lost.Error(); !strings.Contains(s, `"a"`) || !strings.Contains(s, "not confirmed in time") {
-			t.Errorf("the error %q does not say what happened to which lock", s)
+			t.Errorf("the error %q lacks the name of the lock or the reason", s)
 		}
-		wt.waits() // until the store has ended the session
-		wt.getsWithin(ttl - valid)
+		wt.expectWaiting() // until the store ends the session
+		wt.expectHoldWithin(ttl - validFor)
 	})
 }
 
 func TestLoss_byExpiry(t *testing.T) {
 	for what, f := range map[string]memstore.Fault{
-		"the entry hears of it":                  {},
-		"nothing is heard before the next reply": {Delay: time.Hour},
+		"the entry is notified":               {},
+		"the next renewal's reply reports it": {Delay: time.Hour},
 	} {
-		scenario(t, func(t *testing.T, w *world) {
+		scenario(t, func(t *testing.T, w *testEnv) {
 			c := w.client("ann")
 			h := lock(t, c, "a")
 			w.faults(f, on(memstore.Notify))
 			w.store.Expire(w.session("ann"))
-			if !closesWithin(h.Lost(), renew) {
-				t.Fatalf("%s: not lost within %v", what, renew)
+			if !closesWithin(h.Lost(), renewInterval) {
+				t.Fatalf("%s: not lost within %v", what, renewInterval)
 			}
 			lost := expectLost(t, h, stile.LostExpired)
 			expectError(t, lost, store.ErrSessionLost)
-			time.Sleep(2 * time.Hour) // until all is heard
+			time.Sleep(2 * time.Hour) // until all notifications have arrived
 		})
 	}
 }
 
 func TestLoss_byEviction(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		ann, bob := w.client("ann"), w.client("bob")
 		h, other := lock(t, ann, "a"), lock(t, ann, "b")
 		if _, err := bob.Break(t.Context(), "a", h.Token()); err != nil {
@@ -109,7 +111,7 @@ func TestLoss_byEviction(t *testing.T) {
 		}
 		lost := expectLost(t, h, stile.LostEvicted)
 		expectError(t, lost, stile.ErrGone)
-		expectHeld(t, other) // the session lives
+		expectHeld(t, other) // the session continues
 		w.expectLine("b", "ann")
 	})
 }
@@ -118,30 +120,31 @@ func TestLoss_reasons(t *testing.T) {
 	seen := map[stile.Reason]bool{}
 	for _, r := range []stile.Reason{stile.LostDeadline, stile.LostExpired, stile.LostEvicted, stile.LostClosed} {
 		if seen[r] || r == 0 || strings.Contains(r.String(), "unknown") {
-			t.Errorf("reason %d (%v) is no reason of its own", r, r)
+			t.Errorf("reason %d (%v) is zero, a duplicate or has no text", r, r)
 		}
 		seen[r] = true
 	}
 }
 
-// Promise P6: in the very moment in which the next one is admitted, the one before knows that it has lost. The store
-// hears of the loss from the loser itself, so that little time is between the two.
+// When the next client is admitted, the holder that lost has been notified (promise P6). For the
+// reasons LostDeadline and LostClosed, the loser's own request ends the session in the store, so
+// that the loss and the admission are close together.
 // Promise: P6
 func TestLoss_loserIsNotifiedBeforeTheNextAdmission(t *testing.T) {
-	for reason, lose := range map[stile.Reason]func(t *testing.T, w *world, ann *stile.Client, session string){
-		stile.LostDeadline: func(_ *testing.T, w *world, _ *stile.Client, session string) {
+	for reason, lose := range map[stile.Reason]func(t *testing.T, w *testEnv, ann *stile.Client, session string){
+		stile.LostDeadline: func(_ *testing.T, w *testEnv, _ *stile.Client, session string) {
 			w.faults(memstore.Fault{Drop: true}, on(memstore.Confirm), session)
 		},
-		stile.LostClosed: func(t *testing.T, w *world, ann *stile.Client, session string) {
-			w.faults(memstore.Fault{Delay: time.Minute}, on(memstore.Notify), session) // it has to know by itself
+		stile.LostClosed: func(t *testing.T, w *testEnv, ann *stile.Client, session string) {
+			w.faults(memstore.Fault{Delay: time.Minute}, on(memstore.Notify), session) // it must not depend on a notification
 			if err := ann.Close(t.Context()); err != nil {
 				t.Error(err)
 			}
 		},
-		stile.LostExpired: func(_ *testing.T, w *world, _ *stile.Client, session string) { w.store.Expire(session) },
+		stile.LostExpired: func(_ *testing.T, w *testEnv, _ *stile.Client, session string) { w.store.Expire(session) },
 	} {
-		scenario(t, func(t *testing.T, w *world) {
-			late := 0
+		scenario(t, func(t *testing.T, w *testEnv) {
+			tooEarly := 0
 			for range 300 {
 				ann, bob := w.client("ann"), w.client("bob")
 				h := lock(t, ann, "a")
@@ -152,7 +155,7 @@ func TestLoss_loserIsNotifiedBeforeTheNextAdmission(t *testing.T) {
 						t.Error(err)
 					}
 					if h.Valid() || h.Context().Err() == nil || h.Err() == nil {
-						late++
+						tooEarly++
 					}
 					next <- hold
 				}()
@@ -166,138 +169,139 @@ func TestLoss_loserIsNotifiedBeforeTheNextAdmission(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			if late > 0 {
-				t.Errorf("lost because %v: %d times of 300 the next one was admitted before the loser was told", reason, late)
+			if tooEarly > 0 {
+				t.Errorf("lost because %v: in %d of 300 rounds the next client was admitted before the loser was notified", reason, tooEarly)
 			}
 		})
 	}
 }
 
 func TestLoss_notByShortOutage(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
-		var told record[stile.RiskEvent]
+	scenario(t, func(t *testing.T, w *testEnv) {
+		var atRisk record[stile.RiskEvent]
 		var recovered record[stile.SessionEvent]
 		ann := w.client("ann", func(o *stile.Options) {
-			o.Hooks.SessionAtRisk, o.Hooks.SessionRecovered = told.add, recovered.add
+			o.Hooks.SessionAtRisk, o.Hooks.SessionRecovered = atRisk.add, recovered.add
 		})
 		h := lock(t, ann, "a")
 		wt := wait(t.Context(), t, ann, "a")
 		bob := wait(t.Context(), t, w.client("bob"), "a")
 		w.faults(memstore.Fault{Drop: true}, on(memstore.Confirm), w.session("ann"))
-		time.Sleep(risk - time.Millisecond)
+		time.Sleep(overdueAfter - time.Millisecond)
 		synctest.Wait()
-		if got := told.all(); len(got) > 0 {
-			t.Errorf("at risk before renewal was overdue: %v", got)
+		if got := atRisk.all(); len(got) > 0 {
+			t.Errorf("SessionAtRisk before renewal was overdue: %v", got)
 		}
 		time.Sleep(2 * time.Second)
 		expectHeld(t, h)
-		if got := told.all(); len(got) != 1 || (got[0].Left-risk).Abs() > 50*time.Millisecond {
-			t.Errorf("at risk: told %+v, want once that %v are left", got, risk)
+		if got := atRisk.all(); len(got) != 1 || (got[0].Left-overdueAfter).Abs() > 50*time.Millisecond {
+			t.Errorf("SessionAtRisk: got %+v, want one call with %v left", got, overdueAfter)
 		}
 		w.heal()
 		time.Sleep(time.Hour)
 		expectHeld(t, h)
-		if n, m := len(told.all()), len(recovered.all()); n != 1 || m != 1 {
-			t.Errorf("at risk %d times, recovered %d times, want once each", n, m)
+		if n, m := len(atRisk.all()), len(recovered.all()); n != 1 || m != 1 {
+			t.Errorf("got %d calls of SessionAtRisk and %d of SessionRecovered, want one each", n, m)
 		}
-		wt.waits()
-		bob.waits()
+		wt.expectWaiting()
+		bob.expectWaiting()
 		release(t, h)
-		release(t, bob.getsNow())
+		release(t, bob.expectHoldNow())
 	})
 }
 
-// Requests are lost for two fifths of the TTL, beginning at each moment between two renewals.
+// All requests are dropped for two fifths of the TTL. The outages start at different times between
+// two renewals.
 func TestLoss_notByOutageOfTwoFifthsOfTheTTL(t *testing.T) {
-	for track := time.Duration(0); track <= renew; track += renew / 20 {
-		scenario(t, func(t *testing.T, w *world) {
+	for offset := time.Duration(0); offset <= renewInterval; offset += renewInterval / 20 {
+		scenario(t, func(t *testing.T, w *testEnv) {
 			h := lock(t, w.client("ann"), "a")
-			time.Sleep(track)
+			time.Sleep(offset)
 			w.cut(w.session("ann"))
 			time.Sleep(ttl * 2 / 5)
 			w.heal()
 			time.Sleep(ttl)
 			if !h.Valid() {
-				t.Errorf("an outage that began %v after the last renewal: %v", track, h.Err())
+				t.Errorf("outage from %v after the last renewal: the hold is lost: %v", offset, h.Err())
 			}
 		})
 	}
 }
 
-// Whoever is told by the store that the session has ended tells the rest of the process: nobody waits for the next
-// renewal to find out.
+// The first reply or notification that reports the end of the session ends all its holds. They do
+// not wait for the next renewal.
 func TestLoss_firstReportEndsAllHolds(t *testing.T) {
-	for what, hears := range map[string]func(t *testing.T, w *world, ann *stile.Client){
-		"joining a line": func(t *testing.T, w *world, ann *stile.Client) {
+	for what, learn := range map[string]func(t *testing.T, w *testEnv, ann *stile.Client){
+		"a Lock": func(t *testing.T, w *testEnv, ann *stile.Client) {
 			w.store.Expire(w.session("ann"))
 			lock(t, ann, "b")
 		},
-		"trying": func(t *testing.T, w *world, ann *stile.Client) {
+		"a TryLock": func(t *testing.T, w *testEnv, ann *stile.Client) {
 			w.store.Expire(w.session("ann"))
 			if _, err := ann.Mutex("b").TryLock(t.Context()); err != nil {
 				t.Error(err)
 			}
 		},
-		"releasing": func(t *testing.T, w *world, ann *stile.Client) {
+		"a release": func(t *testing.T, w *testEnv, ann *stile.Client) {
 			h := lock(t, ann, "b")
-			w.deafen("a", "b")
+			w.delayNotifications("a", "b")
 			w.store.Expire(w.session("ann"))
 			asLost(t, h.Release(t.Context()))
 		},
-		"waiting": func(t *testing.T, w *world, ann *stile.Client) {
+		"a waiter": func(t *testing.T, w *testEnv, ann *stile.Client) {
 			lock(t, w.client("bob"), "b")
 			wt := wait(t.Context(), t, ann, "b")
 			w.store.Expire(w.session("ann"))
-			w.expectLine("b", "bob", "ann") // again
-			wt.waits()
+			w.expectLine("b", "bob", "ann") // the entry of the new session
+			wt.expectWaiting()
 		},
-		"holding": func(t *testing.T, w *world, ann *stile.Client) {
+		"a holder": func(t *testing.T, w *testEnv, ann *stile.Client) {
 			h := lock(t, ann, "b")
 			w.store.Expire(w.session("ann"))
 			expectLost(t, h, stile.LostExpired)
 		},
 	} {
-		scenario(t, func(t *testing.T, w *world) {
+		scenario(t, func(t *testing.T, w *testEnv) {
 			ann := w.client("ann")
 			h := lock(t, ann, "a")
-			w.deafen("a")
+			w.delayNotifications("a")
 			before := time.Now()
 			t.Log(what)
-			hears(t, w, ann)
+			learn(t, w, ann)
 			expectLost(t, h, stile.LostExpired)
 			if d := time.Since(before); d != 0 {
-				t.Errorf("it took %v", d)
+				t.Errorf("time to the loss: got %v, want 0", d)
 			}
-			time.Sleep(2 * time.Hour) // until everything is heard
+			time.Sleep(2 * time.Hour) // until all notifications have arrived
 		})
 	}
 }
 
 func TestLoss_clientOpensNewSession(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		c := w.client("ann")
 		h := lock(t, c, "a")
 		before := w.session("ann")
 		w.cut(before)
-		time.Sleep(valid)
+		time.Sleep(validFor)
 		expectLost(t, h, stile.LostDeadline)
 		w.heal()
-		h = wait(t.Context(), t, c, "a").gets() // the entry of the old session has to expire
+		h = wait(t.Context(), t, c, "a").expectHold() // after the entry of the old session has expired
 		if now := w.session("ann"); now == before {
-			t.Errorf("the session is %s as before", now)
+			t.Errorf("the session is still %s, want a new one", now)
 		}
 		expectHeld(t, h)
 	})
 }
 
-// Those who wait have lost their place, not their wish.
+// A session loss moves waiters to the end of the line; their calls continue.
 // Promise: P7
 func TestWaiters_rejoinAtTheEndAfterSessionLoss(t *testing.T) {
-	for what, lose := range map[string]func(w *world){
-		"deadline": func(w *world) { w.cut(w.session("ann")); time.Sleep(ttl) },
-		"expiry":   func(w *world) { w.store.Expire(w.session("ann")); time.Sleep(renew) },
+	for what, lose := range map[string]func(w *testEnv){
+		"deadline": func(w *testEnv) { w.cut(w.session("ann")); time.Sleep(ttl) },
+		"expiry":   func(w *testEnv) { w.store.Expire(w.session("ann")); time.Sleep(renewInterval) },
 	} {
-		scenario(t, func(t *testing.T, w *world) {
+		scenario(t, func(t *testing.T, w *testEnv) {
 			ann, bob, cid := w.client("ann"), w.client("bob"), w.client("cid")
 			h := lock(t, bob, "a")
 			first := wait(t.Context(), t, ann, "a")
@@ -308,18 +312,18 @@ func TestWaiters_rejoinAtTheEndAfterSessionLoss(t *testing.T) {
 			lose(w)
 			w.expectLine("a", "bob", "cid", "ann")
 			release(t, h)
-			release(t, other.getsNow())
-			h = first.getsNow()
-			second.waits()
+			release(t, other.expectHoldNow())
+			h = first.expectHoldNow()
+			second.expectWaiting()
 			release(t, h)
-			release(t, second.getsNow())
+			release(t, second.expectHoldNow())
 		})
 	}
 }
 
-// They do not wait for the store to tell them: it may be out of reach.
+// Waiters rejoin at the deadline without a notification from the store, which may be unreachable.
 func TestWaiters_rejoinAtTheDeadline(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		ann, bob := w.client("ann"), w.client("bob")
 		h := lock(t, bob, "a")
 		wt := wait(t.Context(), t, ann, "a")
@@ -334,19 +338,19 @@ func TestWaiters_rejoinAtTheDeadline(t *testing.T) {
 				return memstore.Fault{}
 			}
 		})
-		time.Sleep(valid)
+		time.Sleep(validFor)
 		w.expectLine("a", "bob", "ann", "ann")
-		time.Sleep(ttl - valid)
+		time.Sleep(ttl - validFor)
 		w.expectLine("a", "bob", "ann")
 		release(t, h)
-		release(t, wt.getsNow())
-		time.Sleep(2 * time.Hour) // until everything is heard
+		release(t, wt.expectHoldNow())
+		time.Sleep(2 * time.Hour) // until all notifications have arrived
 	})
 }
 
 // Promise: P7
 func TestWaiters_rejoinAtTheEndAfterBreak(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		ann, bob, cid := w.client("ann"), w.client("bob"), w.client("cid")
 		h := lock(t, ann, "a")
 		broken := wait(t.Context(), t, bob, "a")
@@ -359,18 +363,18 @@ func TestWaiters_rejoinAtTheEndAfterBreak(t *testing.T) {
 			t.Fatal(err)
 		}
 		w.expectLine("a", "ann", "cid", "bob")
-		broken.waits()
+		broken.expectWaiting()
 		release(t, h)
-		release(t, other.getsNow())
-		release(t, broken.getsNow())
+		release(t, other.expectHoldNow())
+		release(t, broken.expectHoldNow())
 	})
 }
 
 func TestLoss_isFinal(t *testing.T) {
-	for what, lose := range map[string]func(t *testing.T, w *world, c *stile.Client){
-		"deadline": func(_ *testing.T, w *world, _ *stile.Client) { w.cut(w.session("ann")); time.Sleep(ttl); w.heal() },
-		"expiry":   func(_ *testing.T, w *world, _ *stile.Client) { w.store.Expire(w.session("ann")) },
-		"eviction": func(t *testing.T, _ *world, c *stile.Client) {
+	for what, lose := range map[string]func(t *testing.T, w *testEnv, c *stile.Client){
+		"deadline": func(_ *testing.T, w *testEnv, _ *stile.Client) { w.cut(w.session("ann")); time.Sleep(ttl); w.heal() },
+		"expiry":   func(_ *testing.T, w *testEnv, _ *stile.Client) { w.store.Expire(w.session("ann")) },
+		"eviction": func(t *testing.T, _ *testEnv, c *stile.Client) {
 			l, err := c.Line(t.Context(), "a")
 			if err != nil {
 				t.Fatal(err)
@@ -380,14 +384,14 @@ func TestLoss_isFinal(t *testing.T) {
 			}
 		},
 	} {
-		scenario(t, func(t *testing.T, w *world) {
+		scenario(t, func(t *testing.T, w *testEnv) {
 			c := w.client("ann")
 			h := lock(t, c, "a")
 			lose(t, w, c)
 			t.Log(what)
 			for range 100 {
 				if h.Valid() {
-					t.Fatal("the hold is valid again")
+					t.Fatal("Valid of a lost hold: got true")
 				}
 				w.expectLine("a")
 				time.Sleep(time.Minute)
@@ -399,58 +403,58 @@ func TestLoss_isFinal(t *testing.T) {
 
 // Promise: P7
 func TestLoss_admitsTheNextInTheQueue(t *testing.T) {
-	for what, lose := range map[string]func(t *testing.T, w *world, h *stile.Hold){
-		"deadline": func(_ *testing.T, w *world, _ *stile.Hold) { w.cut(w.session("ann")) },
-		"expiry":   func(_ *testing.T, w *world, _ *stile.Hold) { w.store.Expire(w.session("ann")) },
-		"eviction": func(t *testing.T, w *world, h *stile.Hold) {
+	for what, lose := range map[string]func(t *testing.T, w *testEnv, h *stile.Hold){
+		"deadline": func(_ *testing.T, w *testEnv, _ *stile.Hold) { w.cut(w.session("ann")) },
+		"expiry":   func(_ *testing.T, w *testEnv, _ *stile.Hold) { w.store.Expire(w.session("ann")) },
+		"eviction": func(t *testing.T, w *testEnv, h *stile.Hold) {
 			if _, err := w.client("bob").Break(t.Context(), "a", h.Token()); err != nil {
 				t.Error(err)
 			}
 		},
 	} {
-		scenario(t, func(t *testing.T, w *world) {
+		scenario(t, func(t *testing.T, w *testEnv) {
 			c := w.client("ann")
 			h := lock(t, c, "a")
 			first := wait(t.Context(), t, c, "a")
 			second := wait(t.Context(), t, c, "a")
 			t.Log(what)
 			lose(t, w, h)
-			next := first.getsWithin(ttl)
-			second.waits()
+			next := first.expectHoldWithin(ttl)
+			second.expectWaiting()
 			asLost(t, h.Release(t.Context()))
-			second.waits() // the release of a lost hold is not that of the next
+			second.expectWaiting() // the release of the lost hold must not release the next one
 			expectHeld(t, next)
 			w.expectLine("a", "ann")
 			release(t, next)
-			release(t, second.getsNow())
+			release(t, second.expectHoldNow())
 		})
 	}
 }
 
-// The lost hold is not in the way of its own process, not even for the moment in which its holder is told.
+// When the holder is notified of the loss, the lost hold no longer blocks its own process.
 func TestLoss_loserMayTryAtOnce(t *testing.T) {
-	for what, told := range map[string]func(*stile.Hold) <-chan struct{}{
+	for what, notification := range map[string]func(*stile.Hold) <-chan struct{}{
 		"by the channel": (*stile.Hold).Lost,
 		"by the context": func(h *stile.Hold) <-chan struct{} { return h.Context().Done() },
 	} {
-		scenario(t, func(t *testing.T, w *world) {
+		scenario(t, func(t *testing.T, w *testEnv) {
 			c := w.client("ann")
 			for i := range 200 {
 				h := lock(t, c, "a")
-				heard := make(chan error)
+				result := make(chan error)
 				go func() {
-					<-told(h)
+					<-notification(h)
 					next, err := c.Mutex("a").TryLock(context.Background())
 					if err == nil {
 						err = next.Release(context.Background())
 					}
-					heard <- err
+					result <- err
 				}()
 				if _, err := w.store.Break(t.Context(), "a", h.Token()>>11); err != nil {
 					t.Fatal(err)
 				}
-				if err := <-heard; err != nil {
-					t.Fatalf("told %s, try %d: %v", what, i, err)
+				if err := <-result; err != nil {
+					t.Fatalf("notified %s, round %d: TryLock or Release: %v", what, i, err)
 				}
 			}
 		})
@@ -458,7 +462,7 @@ func TestLoss_loserMayTryAtOnce(t *testing.T) {
 }
 
 func TestRelease_twice(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		ann, bob := w.client("ann"), w.client("bob")
 		h := lock(t, ann, "a")
 		release(t, h)
@@ -474,7 +478,7 @@ func TestRelease_twice(t *testing.T) {
 }
 
 func TestRelease_lostHold(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		ann, bob := w.client("ann"), w.client("bob")
 		h := lock(t, ann, "a")
 		if _, err := bob.Break(t.Context(), "a", h.Token()); err != nil {
@@ -482,42 +486,43 @@ func TestRelease_lostHold(t *testing.T) {
 		}
 		next := lock(t, bob, "a")
 		if err := h.Release(t.Context()); err != error(asLost(t, h.Err())) {
-			t.Errorf("Release returned %v, want %v", err, h.Err())
+			t.Errorf("Release: got %v, want %v", err, h.Err())
 		}
 		release(t, h)
 		expectHeld(t, next)
 	})
 }
 
-// The store has taken the entry away and nobody has told the holder yet: the release finds out.
+// The entry is gone in the store and its notification has not arrived. The release reports the
+// loss.
 func TestRelease_lossNotKnownYet(t *testing.T) {
-	for reason, lose := range map[stile.Reason]func(*testing.T, *world, *stile.Hold){
-		stile.LostEvicted: func(t *testing.T, w *world, h *stile.Hold) {
+	for reason, lose := range map[stile.Reason]func(*testing.T, *testEnv, *stile.Hold){
+		stile.LostEvicted: func(t *testing.T, w *testEnv, h *stile.Hold) {
 			if _, err := w.client("bob").Break(t.Context(), "a", h.Token()); err != nil {
 				t.Error(err)
 			}
 		},
 	} {
-		scenario(t, func(t *testing.T, w *world) {
+		scenario(t, func(t *testing.T, w *testEnv) {
 			h := lock(t, w.client("ann"), "a")
 			w.faults(memstore.Fault{Delay: time.Second}, on(memstore.Notify))
 			lose(t, w, h)
 			expectHeld(t, h)
 			lost := asLost(t, h.Release(t.Context()))
 			if lost.Reason != reason || lost.Name != "a" || lost.Token != h.Token() {
-				t.Errorf("Release returned %+v, want the reason %v", lost, reason)
+				t.Errorf("Release: got %+v, want the reason %v", lost, reason)
 			}
 			time.Sleep(2 * time.Second)
 			if closed(h.Lost()) || h.Err() != nil {
-				t.Error("a hold that was released is lost later")
+				t.Error("the hold was reported as lost after its release")
 			}
 		})
 	}
 }
 
-// Who releases as the client is closed hears of one or the other, and of nothing else.
+// A release during Close either succeeds or reports a loss with LostClosed.
 func TestRelease_whileClientCloses(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		for range 300 {
 			c := w.client("ann")
 			h := lock(t, c, "a")
@@ -529,7 +534,7 @@ func TestRelease_whileClientCloses(t *testing.T) {
 			err := <-done
 			var lost *stile.LostError
 			if errors.As(err, &lost) && lost.Reason != stile.LostClosed {
-				t.Fatalf("Release during Close: %v", err)
+				t.Fatalf("Release during Close: got %v, want the reason LostClosed", err)
 			}
 			w.expectLine("a")
 		}
@@ -537,36 +542,37 @@ func TestRelease_whileClientCloses(t *testing.T) {
 }
 
 func TestRelease_endedContext(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		ann, bob := w.client("ann"), w.client("bob")
 		ended, cancel := context.WithCancel(t.Context())
 		cancel()
 		h := lock(t, ann, "a")
 		wt := wait(t.Context(), t, bob, "a")
 		if err := h.Release(ended); err != nil {
-			t.Errorf("Release with a context that has ended: %v", err)
+			t.Errorf("Release with an ended context: %v", err)
 		}
-		release(t, wt.getsNow())
+		release(t, wt.expectHoldNow())
 
 		h = lock(t, ann, "a")
 		w.faults(memstore.Fault{Drop: true}, on(memstore.Withdraw))
 		before := time.Now()
 		if err := h.Release(ended); err == nil {
-			t.Error("Release succeeded without the store")
+			t.Error("Release without the store: got nil, want an error")
 		}
 		if d := time.Since(before); d != 2*time.Second {
-			t.Errorf("Release gave up after %v, want two seconds", d)
+			t.Errorf("Release without the store took %v, want 2s", d)
 		}
 	})
 }
 
-// The hold is over at once; the lock is free when the store can be reached again, without anybody doing anything.
+// The hold ends at once. The release continues in the background and frees the lock when the store
+// is reachable again.
 // Promise: P5
 func TestRelease_storeUnreachable(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		ann, bob := w.client("ann"), w.client("bob")
 		h := lock(t, ann, "a")
-		waitersBehind := wait(t.Context(), t, ann, "a")
+		behind := wait(t.Context(), t, ann, "a")
 		wt := wait(t.Context(), t, bob, "a")
 		w.faults(memstore.Fault{Drop: true}, on(memstore.Withdraw))
 
@@ -576,24 +582,24 @@ func TestRelease_storeUnreachable(t *testing.T) {
 		go func() { done <- h.Release(ctx) }()
 		synctest.Wait()
 		if h.Valid() || h.Context().Err() == nil {
-			t.Error("the hold is valid while it is being released")
+			t.Error("the hold is valid during its release")
 		}
 		err := <-done
 		expectError(t, err, context.DeadlineExceeded)
 		if errors.Is(err, stile.ErrLost) || !strings.Contains(err.Error(), `"a"`) || !strings.Contains(err.Error(), "background") {
-			t.Errorf("the error %q should say that the release of a goes on, and no more", err)
+			t.Errorf("the error %q must name the lock, report that the release continues in the background, and report no loss", err)
 		}
-		wt.waits()
+		wt.expectWaiting()
 		w.heal()
-		next := wt.getsWithin(3 * time.Second)
-		waitersBehind.waits()
+		next := wt.expectHoldWithin(3 * time.Second)
+		behind.expectWaiting()
 		release(t, next)
-		release(t, waitersBehind.getsNow())
+		release(t, behind.expectHoldNow())
 	})
 }
 
 func TestRelease_replyLost(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		ann, bob := w.client("ann"), w.client("bob")
 		h := lock(t, ann, "a")
 		wt := wait(t.Context(), t, bob, "a")
@@ -603,19 +609,19 @@ func TestRelease_replyLost(t *testing.T) {
 		err := h.Release(ctx)
 		expectError(t, err, context.DeadlineExceeded)
 		if errors.Is(err, stile.ErrLost) {
-			t.Errorf("Release: %v, though it is not known that the lock was lost", err)
+			t.Errorf("Release: got %v, which reports a loss that is not known", err)
 		}
-		next := wt.getsNow()
+		next := wt.expectHoldNow()
 		time.Sleep(time.Minute)
 		expectHeld(t, next)
 		w.expectLine("a", "bob")
 	})
 }
 
-// The store had to ask twice, and the second time the entry was not there.
+// The store had to repeat the request, and the repetition found no entry.
 // Promise: P5
 func TestRelease_notKnown(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		ann, bob := w.client("ann"), w.client("bob")
 		h := lock(t, ann, "a")
 		wt := wait(t.Context(), t, bob, "a")
@@ -623,54 +629,55 @@ func TestRelease_notKnown(t *testing.T) {
 		err := h.Release(t.Context())
 		expectError(t, err, stile.ErrNotKnown)
 		if errors.Is(err, stile.ErrLost) {
-			t.Errorf("Release: %v, though it is not known that the lock was lost", err)
+			t.Errorf("Release: got %v, which reports a loss that is not known", err)
 		}
 		if strings.Contains(err.Error(), "background") {
-			t.Errorf("Release: %v, though there is nothing left to be done", err)
+			t.Errorf("Release: got %v, which reports a background release although none is needed", err)
 		}
-		release(t, wt.getsNow())
+		release(t, wt.expectHoldNow())
 	})
 }
 
-// A release whose context does not end takes no longer than the session lives: then the lock is free in any case.
+// A release whose context does not end returns when the session ends, which frees the lock in any
+// case.
 func TestRelease_endsWithTheSession(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		ann := w.client("ann")
 		start := time.Now()
 		h := lock(t, ann, "a")
-		waitersBehind := wait(t.Context(), t, ann, "a")
+		behind := wait(t.Context(), t, ann, "a")
 		w.cut(w.session("ann"))
 		done := make(chan error)
 		go func() { done <- h.Release(t.Context()) }()
 		err := <-done
 		if d := time.Since(start); err == nil || d > ttl {
-			t.Errorf("Release returned %v after %v, want an error before the TTL is over", err, d)
+			t.Errorf("Release: got %v after %v, want an error within the TTL", err, d)
 		}
-		release(t, waitersBehind.gets())
+		release(t, behind.expectHold())
 	})
 }
 
-// The same for those who join a line.
+// A request to enqueue also ends with the session; the waiter then uses a new one.
 func TestLock_enqueueEndsWithTheSession(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		ann := w.client("ann")
 		lock(t, ann, "b")
 		w.cut(w.session("ann"))
 		wt := wait(t.Context(), t, ann, "a")
-		wt.waits()
-		wt.getsWithin(ttl) // with a new session, which is not cut off
+		wt.expectWaiting()
+		wt.expectHoldWithin(ttl) // with a new session, whose requests are not dropped
 	})
 }
 
 func TestLoss_allHoldsOfASessionTogether(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		c := w.client("ann")
 		var holds []*stile.Hold
 		for _, name := range []string{"a", "b", "c"} {
 			holds = append(holds, lock(t, c, name))
 		}
 		w.cut(w.session("ann"))
-		time.Sleep(valid)
+		time.Sleep(validFor)
 		for _, h := range holds {
 			expectLost(t, h, stile.LostDeadline)
 		}
@@ -678,20 +685,20 @@ func TestLoss_allHoldsOfASessionTogether(t *testing.T) {
 }
 
 func TestLoss_oldSessionDoesNotAffectNew(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		c := w.client("ann")
 		old := lock(t, c, "a")
 		w.store.Expire(w.session("ann"))
 		expectLost(t, old, stile.LostExpired)
-		h := wait(t.Context(), t, c, "b").gets()
+		h := wait(t.Context(), t, c, "b").expectHold()
 		time.Sleep(time.Hour)
 		expectHeld(t, h)
 	})
 }
 
-// A hold that is evicted before its caller has seen it is lost, or not had at all; it is never held in the dark.
+// If a hold is evicted before its caller gets it, the caller gets a lost hold or a later hold.
 func TestLoss_evictionDuringAdmission(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		ann, bob := w.client("ann"), w.client("bob")
 		for range 300 {
 			h := lock(t, ann, "a")
@@ -703,7 +710,7 @@ func TestLoss_evictionDuringAdmission(t *testing.T) {
 			token := l.Waiters[0].Token
 			go func() { _, _ = ann.Break(t.Context(), "a", token) }()
 			release(t, h)
-			got := wt.getsNow()
+			got := wt.expectHoldNow()
 			synctest.Wait()
 			if got.Token() == token {
 				expectLost(t, got, stile.LostEvicted)
@@ -718,7 +725,7 @@ func TestLoss_evictionDuringAdmission(t *testing.T) {
 
 // Promise: P5
 func TestReleaseAfter_keepsLockClosed(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		const d = time.Hour
 		ann, bob := w.client("ann"), w.client("bob")
 		h := lock(t, ann, "a")
@@ -728,47 +735,47 @@ func TestReleaseAfter_keepsLockClosed(t *testing.T) {
 			t.Fatal(err)
 		}
 		if h.Valid() || !errors.Is(context.Cause(h.Context()), stile.ErrReleased) || h.Err() != nil || closed(h.Lost()) {
-			t.Errorf("after the release: valid %v, context %v, error %v", h.Valid(), context.Cause(h.Context()), h.Err())
+			t.Errorf("after ReleaseAfter: got valid %v, context %v, error %v, want a released hold", h.Valid(), context.Cause(h.Context()), h.Err())
 		}
 		if err := ann.Close(t.Context()); err != nil {
 			t.Fatal(err)
 		}
 		l, err := bob.Line(t.Context(), "a")
 		if err != nil || commands(l.Holders) != "ann" || l.Holders[0].Token != h.Token() || l.Holders[0].Remaining != d {
-			t.Errorf("the line is %+v, %v; want ann with token %d for another hour", l, err, h.Token())
+			t.Errorf("Line: got %+v, %v, want ann with token %d for one hour", l, err, h.Token())
 		}
 		time.Sleep(d - time.Nanosecond)
-		wt.waits()
-		next := wt.getsWithin(time.Nanosecond)
+		wt.expectWaiting()
+		next := wt.expectHoldWithin(time.Nanosecond)
 		if since := time.Since(start); since != d {
-			t.Errorf("the next was admitted after %v, want %v", since, d)
+			t.Errorf("time to the next admission: got %v, want %v", since, d)
 		}
 		if next.Token() <= h.Token() {
-			t.Errorf("token %d came after %d", next.Token(), h.Token())
+			t.Errorf("token: got %d, want more than %d", next.Token(), h.Token())
 		}
 		if h.Err() != nil || closed(h.Lost()) {
-			t.Error("a hold that was released is lost later")
+			t.Error("the hold was reported as lost after its release")
 		}
 		release(t, next)
 	})
 }
 
-// The goroutines of the process that released it are others, too.
+// ReleaseAfter also keeps out the goroutines of its own process.
 func TestReleaseAfter_keepsOwnProcessOut(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		ann := w.client("ann")
 		h := lock(t, ann, "a")
-		waitersBehind := wait(t.Context(), t, ann, "a")
+		behind := wait(t.Context(), t, ann, "a")
 		if err := h.ReleaseAfter(t.Context(), ttl); err != nil {
 			t.Fatal(err)
 		}
 		if _, err := ann.Mutex("a").TryLock(t.Context()); !errors.Is(err, stile.ErrHeld) {
-			t.Errorf("TryLock returned %v, want ErrHeld", err)
+			t.Errorf("TryLock: got %v, want ErrHeld", err)
 		}
 		time.Sleep(ttl - time.Second)
-		waitersBehind.waits()
+		behind.expectWaiting()
 		w.expectLine("a", "ann", "ann")
-		next := waitersBehind.getsWithin(time.Second)
+		next := behind.expectHoldWithin(time.Second)
 		w.expectLine("a", "ann")
 		expectHeld(t, next)
 		release(t, next)
@@ -776,7 +783,7 @@ func TestReleaseAfter_keepsOwnProcessOut(t *testing.T) {
 }
 
 func TestReleaseAfter_zeroIsRelease(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		ann, bob := w.client("ann"), w.client("bob")
 		for _, d := range []time.Duration{0, -time.Second} {
 			h := lock(t, ann, "a")
@@ -789,7 +796,7 @@ func TestReleaseAfter_zeroIsRelease(t *testing.T) {
 }
 
 func TestReleaseAfter_canBeBroken(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		ann, bob := w.client("ann"), w.client("bob")
 		h := lock(t, ann, "a")
 		wt := wait(t.Context(), t, bob, "a")
@@ -798,24 +805,24 @@ func TestReleaseAfter_canBeBroken(t *testing.T) {
 		}
 		e, err := bob.Break(t.Context(), "a", h.Token())
 		if err != nil || e.Owner.Command != "ann" {
-			t.Errorf("Break returned %+v, %v, want ann's entry", e, err)
+			t.Errorf("Break: got %+v, %v, want ann's entry", e, err)
 		}
-		release(t, wt.getsNow())
+		release(t, wt.expectHoldNow())
 	})
 }
 
-// uptight is a store in which no entry outlasts its session.
-type uptight struct{ *memstore.Store }
+// noReleaseAfterStore is a store without the capability ReleaseAfter.
+type noReleaseAfterStore struct{ *memstore.Store }
 
-func (uptight) Capabilities() store.Capabilities {
+func (noReleaseAfterStore) Capabilities() store.Capabilities {
 	caps := memstore.New().Capabilities()
 	caps.ReleaseAfter = false
 	return caps
 }
 
 func TestReleaseAfter_unsupported(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
-		c, err := stile.New(uptight{w.store}, nil)
+	scenario(t, func(t *testing.T, w *testEnv) {
+		c, err := stile.New(noReleaseAfterStore{w.store}, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -824,12 +831,12 @@ func TestReleaseAfter_unsupported(t *testing.T) {
 		err = h.ReleaseAfter(t.Context(), time.Second)
 		expectError(t, err, stile.ErrUnsupported)
 		if err != nil && (!strings.Contains(err.Error(), `"a"`) || !strings.Contains(err.Error(), "memory")) {
-			t.Errorf("the error %q does not say which lock and which store", err)
+			t.Errorf("the error %q lacks the name of the lock or the kind of store", err)
 		}
 		time.Sleep(time.Minute)
 		expectHeld(t, h)
 		if err := h.ReleaseAfter(t.Context(), 0); err != nil {
-			t.Errorf("after no time at all it could be released on any store: %v", err)
+			t.Errorf("ReleaseAfter with a duration of 0: %v", err)
 		}
 		w.expectLine("a")
 	})
@@ -837,7 +844,7 @@ func TestReleaseAfter_unsupported(t *testing.T) {
 
 func TestReleaseAfter_lostHold(t *testing.T) {
 	for _, known := range []bool{true, false} {
-		scenario(t, func(t *testing.T, w *world) {
+		scenario(t, func(t *testing.T, w *testEnv) {
 			ann, bob := w.client("ann"), w.client("bob")
 			h := lock(t, ann, "a")
 			if !known {
@@ -849,10 +856,10 @@ func TestReleaseAfter_lostHold(t *testing.T) {
 			next := lock(t, bob, "a")
 			lost := asLost(t, h.ReleaseAfter(t.Context(), time.Hour))
 			if lost.Reason != stile.LostEvicted || lost.Token != h.Token() {
-				t.Errorf("ReleaseAfter of a lost hold returned %+v, want that it was evicted", lost)
+				t.Errorf("ReleaseAfter of a lost hold: got %+v, want the reason LostEvicted", lost)
 			}
 			if err := h.ReleaseAfter(t.Context(), time.Hour); err != nil {
-				t.Errorf("ReleaseAfter, again: %v", err)
+				t.Errorf("second ReleaseAfter: %v", err)
 			}
 			expectHeld(t, next)
 			w.expectLine("a", "bob")
@@ -860,10 +867,11 @@ func TestReleaseAfter_lostHold(t *testing.T) {
 	}
 }
 
-// The hold is over at once; what it was to keep out is kept out, as soon as the store can be told.
+// The hold ends at once. The request continues in the background and keeps the lock closed once it
+// reaches the store.
 // Promise: P5
 func TestReleaseAfter_storeUnreachable(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		const d = ttl / 2
 		ann, bob := w.client("ann"), w.client("bob")
 		h := lock(t, ann, "a")
@@ -875,18 +883,18 @@ func TestReleaseAfter_storeUnreachable(t *testing.T) {
 		err := h.ReleaseAfter(ctx, d)
 		expectError(t, err, context.DeadlineExceeded)
 		if errors.Is(err, stile.ErrLost) || err != nil && !strings.Contains(err.Error(), "background") {
-			t.Errorf("the error %q should say that the release goes on, and no more", err)
+			t.Errorf("the error %q must report that the release continues in the background, and no loss", err)
 		}
 		w.heal()
-		next := wt.getsWithin(d)
+		next := wt.expectHoldWithin(d)
 		if since := time.Since(start); since != d {
-			t.Errorf("the next was admitted after %v, want %v", since, d)
+			t.Errorf("time to the next admission: got %v, want %v", since, d)
 		}
 		release(t, next)
 	})
 }
 
-// A client that lives for long takes many locks. What it has released it does not remember.
+// A released hold is garbage collected while its client's session continues.
 func TestRelease_freesMemory(t *testing.T) {
 	c, err := stile.New(memstore.New(), nil)
 	if err != nil {
@@ -900,7 +908,7 @@ func TestRelease_freesMemory(t *testing.T) {
 	}()
 	for end := time.Now().Add(time.Minute); hold.Value() != nil || tenure.Value() != nil; runtime.GC() {
 		if time.Now().After(end) {
-			t.Fatal("a released hold is kept for as long as the client's session")
+			t.Fatal("the released hold or its tenure was not garbage collected within a minute")
 		}
 	}
 }

@@ -15,12 +15,12 @@ import (
 	"github.com/stilelock/stile/store/memstore"
 )
 
-// ending makes a hook of a function that needs no context.
+// ending returns an end hook that calls f and ignores the context.
 func ending[E any](f func(E)) func(context.Context, E) {
 	return func(_ context.Context, e E) { f(e) }
 }
 
-// starting is ending for the hook of a start.
+// starting returns a start hook that calls f and returns the context unchanged.
 func starting[E any](f func(E)) func(context.Context, E) context.Context {
 	return func(ctx context.Context, e E) context.Context {
 		f(e)
@@ -29,7 +29,7 @@ func starting[E any](f func(E)) func(context.Context, E) context.Context {
 }
 
 func TestHooks_lock(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		var started record[stile.AttemptStartEvent]
 		var attempts record[stile.AttemptEndEvent]
 		var holds record[stile.HoldStartEvent]
@@ -46,27 +46,27 @@ func TestHooks_lock(t *testing.T) {
 		time.Sleep(time.Minute)
 		attempt := stile.AttemptStartEvent{Name: "a", Mode: line.Exclusive}
 		if got := started.all(); len(got) != 1 || got[0] != attempt {
-			t.Errorf("AttemptStart was called with %+v, want %+v", got, attempt)
+			t.Errorf("AttemptStart: got %+v, want %+v", got, attempt)
 		}
 		if n := len(attempts.all()) + len(holds.all()); n > 0 {
-			t.Errorf("AttemptEnd or HoldStart was called for one who waits")
+			t.Errorf("AttemptEnd or HoldStart was called for a waiter")
 		}
 		release(t, h)
-		h = wt.getsNow()
+		h = wt.expectHoldNow()
 		if got := attempts.all(); len(got) != 1 || got[0].AttemptStartEvent != attempt || got[0].Outcome != stile.Acquired ||
 			got[0].Err != nil || got[0].Waited.Round(time.Second) != time.Minute {
-			t.Errorf("AttemptEnd was called with %+v", got)
+			t.Errorf("AttemptEnd: got %+v, want one acquisition after a minute", got)
 		}
 		hold := stile.HoldStartEvent{Name: "a", Mode: line.Exclusive, Token: h.Token()}
 		if got := holds.all(); len(got) != 1 || got[0] != hold {
-			t.Errorf("HoldStart was called with %+v, want %+v", got, hold)
+			t.Errorf("HoldStart: got %+v, want %+v", got, hold)
 		}
 		time.Sleep(time.Hour)
 		release(t, h)
 		release(t, h)
 		if got := ends.all(); len(got) != 1 || got[0].HoldStartEvent != hold || got[0].Reason != stile.EndReleased ||
 			got[0].Held.Round(time.Second) != time.Hour || got[0].Err != nil {
-			t.Errorf("HoldEnd was called with %+v", got)
+			t.Errorf("HoldEnd: got %+v, want one release after an hour", got)
 		}
 
 		h = lock(t, ann, "b")
@@ -76,11 +76,11 @@ func TestHooks_lock(t *testing.T) {
 		}
 		if got := ends.all(); len(got) != 2 || got[1].Reason != stile.EndLost || got[1].Err != h.Err() ||
 			got[1].Token != h.Token() || got[1].Held.Round(time.Second) != time.Minute {
-			t.Errorf("HoldEnd was called with %+v, want the second one for the reason %v", got, h.Err())
+			t.Errorf("HoldEnd: got %+v, want a second call with the error %v", got, h.Err())
 		}
 		asLost(t, h.Release(t.Context()))
 		if n := len(ends.all()); n != 2 {
-			t.Errorf("HoldEnd was called %d times, want twice: a lost hold is not released", n)
+			t.Errorf("got %d calls of HoldEnd, want 2, none for the release of the lost hold", n)
 		}
 
 		h = lock(t, ann, "c")
@@ -88,65 +88,65 @@ func TestHooks_lock(t *testing.T) {
 			t.Fatal(err)
 		}
 		if got := ends.all(); len(got) != 3 || got[2].Reason != stile.EndReleasedAfter || got[2].Err != nil {
-			t.Errorf("HoldEnd was called with %+v, want a ReleaseAfter at last", got)
+			t.Errorf("HoldEnd: got %+v, want a third call for the ReleaseAfter", got)
 		}
 		time.Sleep(2 * time.Minute)
 	})
 }
 
-// A release that finds that the lock had been lost before is the end of a lost hold.
+// If a release finds that the lock had been lost, HoldEnd gets the reason EndLost.
 func TestHooks_lossFoundByTheRelease(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		var ends record[stile.HoldEndEvent]
 		c := w.client("ann", func(o *stile.Options) { o.Hooks.HoldEnd = ending(ends.add) })
 		h := lock(t, c, "a")
-		w.deafen("a")
-		w.takeOut("a", "ann")
+		w.delayNotifications("a")
+		w.evict("a", "ann")
 		lost := asLost(t, h.Release(t.Context()))
 		if got := ends.all(); len(got) != 1 || got[0].Reason != stile.EndLost || got[0].Err != error(lost) {
-			t.Errorf("HoldEnd was called with %+v, want %v", got, lost)
+			t.Errorf("HoldEnd: got %+v, want %v", got, lost)
 		}
 	})
 }
 
-// When HoldEnd is called for a loss the hold is over in every respect.
+// When HoldEnd is called for a loss, all methods of the hold report the loss.
 func TestHooks_lossIsReportedAfterTheLoss(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		var h *stile.Hold
 		called := false
 		c := w.client("ann", func(o *stile.Options) {
 			o.Hooks.HoldEnd = func(_ context.Context, e stile.HoldEndEvent) {
 				called = true
 				if h.Valid() || h.Context().Err() == nil || h.Err() != e.Err || e.Reason != stile.EndLost {
-					t.Errorf("in the hook: valid %v, context %v, error %v, event %+v", h.Valid(), h.Context().Err(), h.Err(), e)
+					t.Errorf("in the hook: got valid %v, context %v, error %v, event %+v", h.Valid(), h.Context().Err(), h.Err(), e)
 				}
 			}
 		})
 		h = lock(t, c, "a")
 		if err := c.Close(t.Context()); err != nil || !called {
-			t.Errorf("Close: %v; the hook was called: %v", err, called)
+			t.Errorf("Close: got %v; the hook was called: %v", err, called)
 		}
 	})
 }
 
 func TestHooks_unconfirmedRelease(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		var ends record[stile.HoldEndEvent]
 		c := w.client("ann", func(o *stile.Options) { o.Hooks.HoldEnd = ending(ends.add) })
 		h := lock(t, c, "a")
 		refused := errors.New("refused")
 		w.faults(memstore.Fault{Err: refused}, on(memstore.Withdraw))
 		if err := h.Release(t.Context()); !errors.Is(err, refused) {
-			t.Errorf("Release: %v, want %v", err, refused)
+			t.Errorf("Release: got %v, want %v", err, refused)
 		}
 		if got := ends.all(); len(got) != 1 || got[0].Reason != stile.EndReleased || !errors.Is(got[0].Err, refused) {
-			t.Errorf("HoldEnd was called with %+v, want the error", got)
+			t.Errorf("HoldEnd: got %+v, want one call with the error of the release", got)
 		}
 	})
 }
 
 func TestHooks_session(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		var renewed record[stile.RenewalEvent]
 		var opened, recovered record[stile.SessionEvent]
 		var atRisk record[stile.RiskEvent]
@@ -160,63 +160,63 @@ func TestHooks_session(t *testing.T) {
 		h := lock(t, c, "a")
 		session := w.session("ann")
 		if got := opened.all(); len(got) != 1 || got[0].Session != session {
-			t.Errorf("SessionOpened was called with %+v, want session %s", got, session)
+			t.Errorf("SessionOpened: got %+v, want session %s", got, session)
 		}
 		w.faults(memstore.Fault{ReplyDelay: time.Second}, on(memstore.Confirm))
-		time.Sleep(renew + 2*time.Second)
+		time.Sleep(renewInterval + 2*time.Second)
 		if got := renewed.all(); len(got) != 1 || got[0].Err != nil || got[0].RoundTrip.Round(100*time.Millisecond) != time.Second ||
-			got[0].Left.Round(100*time.Millisecond) != valid-time.Second || got[0].Session != session {
-			t.Errorf("SessionRenewed was called with %+v, want once, with a round trip of a second", got)
+			got[0].Left.Round(100*time.Millisecond) != validFor-time.Second || got[0].Session != session {
+			t.Errorf("SessionRenewed: got %+v, want one call with a round trip of 1s", got)
 		}
 		refused := errors.New("refused")
 		w.faults(memstore.Fault{Err: refused}, on(memstore.Confirm))
-		time.Sleep(renew)
+		time.Sleep(renewInterval)
 		if got := renewed.all(); len(got) < 2 || !errors.Is(got[1].Err, refused) || got[1].RoundTrip != 0 ||
-			got[1].Left <= 0 || got[1].Left >= valid-renew+time.Second {
-			t.Errorf("SessionRenewed was called with %+v, want an error at last", got)
+			got[1].Left <= 0 || got[1].Left >= validFor-renewInterval+time.Second {
+			t.Errorf("SessionRenewed: got %+v, want a second call with an error", got)
 		}
 		if got := atRisk.all(); len(got) != 1 || got[0].Session != session || got[0].Left <= 0 || !errors.Is(got[0].Err, refused) {
-			t.Errorf("SessionAtRisk was called with %+v, want once, with the error", got)
+			t.Errorf("SessionAtRisk: got %+v, want one call with the error", got)
 		}
 		if n := len(recovered.all()); n > 0 {
-			t.Errorf("SessionRecovered was called %d times while the session is at risk", n)
+			t.Errorf("got %d calls of SessionRecovered while the session is at risk, want 0", n)
 		}
 		w.heal()
 		time.Sleep(ttl)
 		expectHeld(t, h)
 		if got := recovered.all(); len(got) != 1 || got[0].Session != session {
-			t.Errorf("SessionRecovered was called with %+v, want once", got)
+			t.Errorf("SessionRecovered: got %+v, want one call", got)
 		}
 		w.store.Expire(session)
 		if got := lost.all(); len(got) != 1 || got[0].Session != session || got[0].Reason != stile.LostExpired {
-			t.Errorf("SessionLost was called with %+v, want once, with the reason %v", got, stile.LostExpired)
+			t.Errorf("SessionLost: got %+v, want one call with the reason %v", got, stile.LostExpired)
 		}
 		release(t, lock(t, c, "a"))
 		if got := opened.all(); len(got) != 2 || got[1].Session == session {
-			t.Errorf("SessionOpened was called with %+v, want a second session", got)
+			t.Errorf("SessionOpened: got %+v, want a second session", got)
 		}
 		if err := c.Close(t.Context()); err != nil {
 			t.Fatal(err)
 		}
 		if n := len(lost.all()); n != 1 {
-			t.Errorf("SessionLost was called %d times: a session that was closed is not lost", n)
+			t.Errorf("got %d calls of SessionLost, want 1, none for the closed session", n)
 		}
 	})
 }
 
-// logged is a slog handler that keeps what it is given.
-type logged struct{ record[slog.Record] }
+// A logRecorder is a slog handler that collects records.
+type logRecorder struct{ record[slog.Record] }
 
-func (*logged) Enabled(context.Context, slog.Level) bool { return true }
-func (l *logged) WithAttrs([]slog.Attr) slog.Handler     { return l }
-func (l *logged) WithGroup(string) slog.Handler          { return l }
-func (l *logged) Handle(_ context.Context, r slog.Record) error {
+func (*logRecorder) Enabled(context.Context, slog.Level) bool { return true }
+func (l *logRecorder) WithAttrs([]slog.Attr) slog.Handler     { return l }
+func (l *logRecorder) WithGroup(string) slog.Handler          { return l }
+func (l *logRecorder) Handle(_ context.Context, r slog.Record) error {
 	l.add(r)
 	return nil
 }
 
-// above returns the messages above debug level with their attributes.
-func (l *logged) above() []string {
+// aboveDebug returns the messages above debug level with their attributes.
+func (l *logRecorder) aboveDebug() []string {
 	var lines []string
 	for _, r := range l.all() {
 		if r.Level > slog.LevelDebug {
@@ -229,73 +229,73 @@ func (l *logged) above() []string {
 }
 
 func TestLog_withoutTrouble(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
-		l := &logged{}
+	scenario(t, func(t *testing.T, w *testEnv) {
+		l := &logRecorder{}
 		ann := w.client("ann", func(o *stile.Options) { o.Logger = slog.New(l) })
 		h := lock(t, ann, "a")
 		wt := wait(t.Context(), t, w.client("bob"), "a")
 		ctx, end, _ := cancelable(t)
-		quits := wait(ctx, t, ann, "a")
+		canceledWaiter := wait(ctx, t, ann, "a")
 		end()
-		quits.fails(context.Canceled)
+		canceledWaiter.expectFailure(context.Canceled)
 		time.Sleep(time.Hour)
 		release(t, h)
-		wt.getsNow()
+		wt.expectHoldNow()
 		if _, err := ann.Mutex("a").TryLock(t.Context()); !errors.Is(err, stile.ErrHeld) {
 			t.Fatal(err)
 		}
 		if err := ann.Close(t.Context()); err != nil {
 			t.Fatal(err)
 		}
-		if got := l.above(); len(got) > 0 {
-			t.Errorf("logged %q, want nothing above debug level", got)
+		if got := l.aboveDebug(); len(got) > 0 {
+			t.Errorf("log above debug level: got %q, want none", got)
 		}
 		if len(l.all()) == 0 {
-			t.Error("nothing was logged at debug level")
+			t.Error("log at debug level: got none")
 		}
 	})
 }
 
 func TestLog_loss(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
-		l := &logged{}
+	scenario(t, func(t *testing.T, w *testEnv) {
+		l := &logRecorder{}
 		ann := w.client("ann", func(o *stile.Options) { o.Logger = slog.New(l) })
 		h := lock(t, ann, "a")
 		w.cut(w.session("ann"))
 		time.Sleep(ttl)
 		expectLost(t, h, stile.LostDeadline)
-		got := strings.Join(l.above(), "\n")
+		got := strings.Join(l.aboveDebug(), "\n")
 		for _, want := range []string{"WARN renewal overdue", "WARN session lost", "WARN lock lost lock=a"} {
 			if strings.Count(got, want) != 1 {
-				t.Errorf("logged\n%s\nwant %q in it, once", got, want)
+				t.Errorf("log: got\n%s\nwant %q once", got, want)
 			}
 		}
-		if n := len(l.above()); n != 3 {
-			t.Errorf("logged %d messages above debug level, want 3:\n%s", n, got)
+		if n := len(l.aboveDebug()); n != 3 {
+			t.Errorf("got %d messages above debug level, want 3:\n%s", n, got)
 		}
 	})
 }
 
-// An error is returned or logged, never both.
+// An error is either returned or logged.
 func TestLog_returnedErrorsAreNotLogged(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
-		l := &logged{}
+	scenario(t, func(t *testing.T, w *testEnv) {
+		l := &logRecorder{}
 		ann := w.client("ann", func(o *stile.Options) { o.Logger = slog.New(l) })
 		refused := errors.New("refused")
 		w.faults(memstore.Fault{Err: refused}, on(memstore.Open, memstore.Enqueue, memstore.Withdraw))
-		wait(t.Context(), t, ann, "a").fails(refused)
+		wait(t.Context(), t, ann, "a").expectFailure(refused)
 		w.faults(memstore.Fault{Err: refused}, on(memstore.Enqueue, memstore.Withdraw))
-		wait(t.Context(), t, ann, "a").fails(refused)
+		wait(t.Context(), t, ann, "a").expectFailure(refused)
 		w.faults(memstore.Fault{Err: refused}, on(memstore.Withdraw))
 		expectError(t, lock(t, ann, "a").Release(t.Context()), refused)
 		synctest.Wait()
-		if got := l.above(); len(got) > 0 {
-			t.Errorf("logged %q, want nothing above debug level", got)
+		if got := l.aboveDebug(); len(got) > 0 {
+			t.Errorf("log above debug level: got %q, want none", got)
 		}
 	})
 }
 
-// A log whose reader has stopped reading is such a hook.
+// A hook blocks, for example, if it writes to a pipe whose reader has stopped.
 func TestHooks_blockedHookDelaysNoLoss(t *testing.T) {
 	for what, block := range map[string]func(o *stile.Options, until <-chan struct{}){
 		"at risk": func(o *stile.Options, until <-chan struct{}) {
@@ -307,7 +307,7 @@ func TestHooks_blockedHookDelaysNoLoss(t *testing.T) {
 		"session lost": func(o *stile.Options, until <-chan struct{}) {
 			o.Hooks.SessionLost = func(stile.SessionLossEvent) { <-until }
 		},
-		"lost": func(o *stile.Options, until <-chan struct{}) {
+		"hold lost": func(o *stile.Options, until <-chan struct{}) {
 			o.Hooks.HoldEnd = func(_ context.Context, e stile.HoldEndEvent) {
 				if e.Reason == stile.EndLost {
 					<-until
@@ -321,7 +321,7 @@ func TestHooks_blockedHookDelaysNoLoss(t *testing.T) {
 			o.Hooks.SessionRenewed = func(stile.RenewalEvent) { <-until }
 		},
 	} {
-		scenario(t, func(t *testing.T, w *world) {
+		scenario(t, func(t *testing.T, w *testEnv) {
 			t.Log(what)
 			until := make(chan struct{})
 			defer close(until)
@@ -329,18 +329,18 @@ func TestHooks_blockedHookDelaysNoLoss(t *testing.T) {
 			a, b := lock(t, ann, "a"), lock(t, ann, "b")
 			next := wait(t.Context(), t, w.client("bob"), "a")
 			w.cut(w.session("ann"))
-			time.Sleep(valid)
+			time.Sleep(validFor)
 			synctest.Wait()
 			expectLost(t, a, stile.LostDeadline)
 			expectLost(t, b, stile.LostDeadline)
-			next.waits()
-			release(t, next.getsWithin(ttl))
+			next.expectWaiting()
+			release(t, next.expectHoldWithin(ttl))
 		})
 	}
 }
 
-// Until HoldStart has returned nobody has the hold. If it is lost meanwhile, or in AttemptEnd, nobody gets it, however the lock
-// was asked for.
+// A hold that is lost before HoldStart has returned is not delivered: Lock, TryLock and Join take
+// the lock again.
 // Promise: P1
 func TestHooks_holdLostDuringHookIsNotDelivered(t *testing.T) {
 	for what, take := range map[string]func(context.Context, *stile.Mutex) (*stile.Hold, error){
@@ -354,25 +354,25 @@ func TestHooks_holdLostDuringHookIsNotDelivered(t *testing.T) {
 			return p.Wait(ctx)
 		},
 	} {
-		for how, lose := range map[string]func(*world, string){
-			"broken":             func(w *world, name string) { w.takeOut(name, "ann") },
-			"its session ended":  func(w *world, _ string) { w.store.Expire(w.session("ann")) },
-			"its time ran out":   func(w *world, _ string) { w.cut(w.session("ann")); time.Sleep(valid) },
-			"the process paused": func(w *world, _ string) { w.cut(w.session("ann")); time.Sleep(2 * ttl) },
-			"suspended":          func(w *world, _ string) { bootclock.PretendSuspend(ttl) },
+		for how, lose := range map[string]func(*testEnv, string){
+			"entry broken":      func(w *testEnv, name string) { w.evict(name, "ann") },
+			"session ended":     func(w *testEnv, _ string) { w.store.Expire(w.session("ann")) },
+			"deadline passed":   func(w *testEnv, _ string) { w.cut(w.session("ann")); time.Sleep(validFor) },
+			"process paused":    func(w *testEnv, _ string) { w.cut(w.session("ann")); time.Sleep(2 * ttl) },
+			"machine suspended": func(w *testEnv, _ string) { bootclock.PretendSuspend(ttl) },
 		} {
 			for _, in := range []string{"AttemptEnd", "HoldStart"} {
-				scenario(t, func(t *testing.T, w *world) {
+				scenario(t, func(t *testing.T, w *testEnv) {
 					t.Log(what, how, in)
-					if what == "TryLock" && (how == "its time ran out" || how == "suspended") {
-						return // its entry is in its own way, as long as the store does not know that the session is over
+					if what == "TryLock" && (how == "deadline passed" || how == "machine suspended") {
+						return // the lost entry blocks the second try until the store has ended the session
 					}
 					var acquired record[stile.HoldStartEvent]
 					var attempts record[stile.AttemptEndEvent]
 					var ends record[stile.HoldEndEvent]
-					l := newLedger(t)
+					l := newHookPairs(t)
 					ann := w.client("ann", func(o *stile.Options) {
-						trouble := stile.Hooks{
+						losing := stile.Hooks{
 							AttemptEnd: func(_ context.Context, e stile.AttemptEndEvent) {
 								attempts.add(e)
 								if in == "AttemptEnd" && len(attempts.all()) == 1 {
@@ -389,7 +389,7 @@ func TestHooks_holdLostDuringHookIsNotDelivered(t *testing.T) {
 							}),
 							HoldEnd: ending(ends.add),
 						}
-						o.Hooks = stile.JoinHooks(l.hooks(), trouble)
+						o.Hooks = stile.JoinHooks(l.hooks(), losing)
 					})
 					h, err := take(t.Context(), ann.Mutex("a"))
 					if err != nil {
@@ -399,40 +399,42 @@ func TestHooks_holdLostDuringHookIsNotDelivered(t *testing.T) {
 					w.expectLine("a", "ann")
 					got := acquired.all()
 					if len(got) != 2 || got[0].Token >= got[1].Token || got[1].Token != h.Token() {
-						t.Errorf("HoldStart was called with %+v, want two holds, the second with the token %d", got, h.Token())
+						t.Errorf("HoldStart: got %+v, want two holds, the second with the token %d", got, h.Token())
 					}
 					if got := attempts.all(); len(got) != 2 || got[0].Outcome != stile.Acquired || got[1].Outcome != stile.Acquired {
-						t.Errorf("AttemptEnd was called with %+v, want two attempts", got)
+						t.Errorf("AttemptEnd: got %+v, want two acquisitions", got)
 					}
 					if got := ends.all(); len(got) != 1 || got[0].Token != acquired.all()[0].Token || got[0].Reason != stile.EndLost {
-						t.Errorf("HoldEnd was called with %v, want the loss of the first hold", got)
+						t.Errorf("HoldEnd: got %v, want the loss of the first hold", got)
 					}
 					release(t, h)
-					l.settled()
+					l.checkPaired()
 				})
 			}
 		}
 	}
 }
 
-// A lock that comes when the session has passed its deadline already, because the machine was suspended, is not acquired.
+// If the admission arrives after the session's deadline, because the machine was suspended, the
+// lock is not acquired with that session.
 func TestHooks_nothingIsAcquiredAfterASuspend(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		acquired := &record[stile.HoldStartEvent]{}
 		bob := w.client("bob")
 		lock(t, bob, "a")
 		ann := w.client("ann", func(o *stile.Options) { o.Hooks.HoldStart = starting(acquired.add) })
 		wt := wait(t.Context(), t, ann, "a")
 		bootclock.PretendSuspend(ttl)
-		w.takeOut("a", "bob")
-		h := wt.gets()
+		w.evict("a", "bob")
+		h := wt.expectHold()
 		if all := acquired.all(); len(all) != 1 || all[0].Token != h.Token() {
-			t.Errorf("the hook was told of %+v, want one lock acquired, with the token %d", all, h.Token())
+			t.Errorf("HoldStart: got %+v, want one hold with the token %d", all, h.Token())
 		}
 	})
 }
 
-// The process goes on, as an HTTP server does.
+// A panic in a hook or logger gives the lock up. The process may continue after it, as an HTTP
+// server does.
 func TestHooks_panicReleasesTheLock(t *testing.T) {
 	for what, use := range map[string]func(*stile.Options, func()){
 		"AttemptEnd": func(o *stile.Options, fail func()) {
@@ -445,20 +447,20 @@ func TestHooks_panicReleasesTheLock(t *testing.T) {
 			o.Hooks.AttemptEnd = func(context.Context, stile.AttemptEndEvent) { fail() }
 			o.Hooks = stile.JoinHooks(stile.Hooks{}, o.Hooks, stile.Hooks{})
 		},
-		"the logger": func(o *stile.Options, fail func()) { o.Logger = slog.New(failing{"lock acquired", fail}) },
+		"the logger": func(o *stile.Options, fail func()) { o.Logger = slog.New(failingHandler{"lock acquired", fail}) },
 		"the logger, before the entry is in the line": func(o *stile.Options, fail func()) {
-			o.Logger = slog.New(failing{"session opened", fail})
+			o.Logger = slog.New(failingHandler{"session opened", fail})
 		},
 		"the logger, after the entry was lost": func(o *stile.Options, fail func()) {
-			o.Logger = slog.New(failing{"joining the line again", fail})
+			o.Logger = slog.New(failingHandler{"joining the line again", fail})
 		},
 	} {
-		scenario(t, func(t *testing.T, w *world) {
+		scenario(t, func(t *testing.T, w *testEnv) {
 			failed := 0
 			ann := w.client("ann", func(o *stile.Options) {
 				use(o, func() {
 					if failed++; failed == 1 {
-						panic("no room for metrics")
+						panic("a bug in the hook")
 					}
 				})
 			})
@@ -472,30 +474,30 @@ func TestHooks_panicReleasesTheLock(t *testing.T) {
 			synctest.Wait()
 			next := wait(t.Context(), t, ann, "a")
 			if what == "the logger, after the entry was lost" {
-				w.takeOut("a", "ann")
+				w.evict("a", "ann")
 				synctest.Wait()
 			}
 			release(t, h)
-			if why := <-done; why != "no room for metrics" {
-				t.Fatalf("%s: recovered %v", what, why)
+			if got := <-done; got != "a bug in the hook" {
+				t.Fatalf("%s: got the panic %v, want that of the hook", what, got)
 			}
-			release(t, next.getsNow())
+			release(t, next.expectHoldNow())
 			w.expectLine("a")
 			release(t, lock(t, bob, "a"))
 		})
 	}
 }
 
-// failing is a slog handler that calls fail when it is given a certain message.
-type failing struct {
+// A failingHandler is a slog handler that calls fail for one message.
+type failingHandler struct {
 	message string
 	fail    func()
 }
 
-func (failing) Enabled(context.Context, slog.Level) bool { return true }
-func (f failing) WithAttrs([]slog.Attr) slog.Handler     { return f }
-func (f failing) WithGroup(string) slog.Handler          { return f }
-func (f failing) Handle(_ context.Context, r slog.Record) error {
+func (failingHandler) Enabled(context.Context, slog.Level) bool { return true }
+func (f failingHandler) WithAttrs([]slog.Attr) slog.Handler     { return f }
+func (f failingHandler) WithGroup(string) slog.Handler          { return f }
+func (f failingHandler) Handle(_ context.Context, r slog.Record) error {
 	if r.Message == f.message {
 		f.fail()
 	}
@@ -510,16 +512,16 @@ func TestHooks_mayCloseTheClient(t *testing.T) {
 		"AttemptEnd": func(o *stile.Options, f func()) {
 			o.Hooks.AttemptEnd = ending(func(stile.AttemptEndEvent) { f() })
 		},
-		"HoldStart":     func(o *stile.Options, f func()) { o.Hooks.HoldStart = starting(func(stile.HoldStartEvent) { f() }) },
-		"HoldEnd":       func(o *stile.Options, f func()) { o.Hooks.HoldEnd = ending(func(stile.HoldEndEvent) { f() }) },
-		"loss":          func(o *stile.Options, f func()) { o.Hooks.HoldEnd = ending(func(stile.HoldEndEvent) { f() }) },
-		"Contended":     func(o *stile.Options, f func()) { o.Hooks.Contended = ending(func(stile.ContentionEvent) { f() }) },
-		"SessionOpened": func(o *stile.Options, f func()) { o.Hooks.SessionOpened = func(stile.SessionEvent) { f() } },
-		"SessionLost":   func(o *stile.Options, f func()) { o.Hooks.SessionLost = func(stile.SessionLossEvent) { f() } },
-		"Renewed":       func(o *stile.Options, f func()) { o.Hooks.SessionRenewed = func(stile.RenewalEvent) { f() } },
-		"AtRisk":        func(o *stile.Options, f func()) { o.Hooks.SessionAtRisk = func(stile.RiskEvent) { f() } },
+		"HoldStart":      func(o *stile.Options, f func()) { o.Hooks.HoldStart = starting(func(stile.HoldStartEvent) { f() }) },
+		"HoldEnd":        func(o *stile.Options, f func()) { o.Hooks.HoldEnd = ending(func(stile.HoldEndEvent) { f() }) },
+		"HoldEnd, lost":  func(o *stile.Options, f func()) { o.Hooks.HoldEnd = ending(func(stile.HoldEndEvent) { f() }) },
+		"Contended":      func(o *stile.Options, f func()) { o.Hooks.Contended = ending(func(stile.ContentionEvent) { f() }) },
+		"SessionOpened":  func(o *stile.Options, f func()) { o.Hooks.SessionOpened = func(stile.SessionEvent) { f() } },
+		"SessionLost":    func(o *stile.Options, f func()) { o.Hooks.SessionLost = func(stile.SessionLossEvent) { f() } },
+		"SessionRenewed": func(o *stile.Options, f func()) { o.Hooks.SessionRenewed = func(stile.RenewalEvent) { f() } },
+		"SessionAtRisk":  func(o *stile.Options, f func()) { o.Hooks.SessionAtRisk = func(stile.RiskEvent) { f() } },
 	} {
-		scenario(t, func(t *testing.T, w *world) {
+		scenario(t, func(t *testing.T, w *testEnv) {
 			t.Log(what)
 			var ann *stile.Client
 			closed := make(chan time.Duration, 100)
@@ -535,28 +537,28 @@ func TestHooks_mayCloseTheClient(t *testing.T) {
 			wt := wait(t.Context(), t, ann, "a")
 			switch what {
 			case "AttemptStart", "AttemptEnd", "HoldStart":
-				wt.fails(stile.ErrClosed)
-			case "SessionOpened": // before or after the lock
-				wt.returns(ttl)
+				wt.expectFailure(stile.ErrClosed)
+			case "SessionOpened": // the client may close before or after the acquisition
+				wt.expectReturn(ttl)
 			case "HoldEnd":
-				release(t, wt.getsNow())
-			case "loss":
-				wt.getsNow()
-				w.takeOut("a", "ann")
+				release(t, wt.expectHoldNow())
+			case "HoldEnd, lost":
+				wt.expectHoldNow()
+				w.evict("a", "ann")
 			case "Contended":
-				wt.getsNow()
+				wt.expectHoldNow()
 				wait(t.Context(), t, ann, "a")
 			case "SessionLost":
-				wt.getsNow()
+				wt.expectHoldNow()
 				w.store.Expire(w.session("ann"))
-			case "Renewed":
-				wt.getsNow()
-			case "AtRisk":
-				wt.getsNow()
+			case "SessionRenewed":
+				wt.expectHoldNow()
+			case "SessionAtRisk":
+				wt.expectHoldNow()
 				w.faults(memstore.Fault{Drop: true}, on(memstore.Confirm))
 			}
 			if took := <-closed; took > 2*time.Second {
-				t.Errorf("%s: Close took %v, want two seconds at most", what, took)
+				t.Errorf("%s: Close took %v, want 2s at most", what, took)
 			}
 			w.expectLine("a")
 		})

@@ -23,49 +23,49 @@ func commands(entries []stile.Entry) string {
 }
 
 func TestLine(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		ann, bob, cid := w.client("ann"), w.client("bob"), w.client("cid")
 		h := lock(t, ann, "a")
 		time.Sleep(time.Second)
 		wait(t.Context(), t, bob, "a")
 		wait(t.Context(), t, cid, "a")
-		wait(t.Context(), t, cid, "a") // waits in its process, not in the line
+		wait(t.Context(), t, cid, "a") // waits in its process and has no entry
 
 		l, err := cid.Line(t.Context(), "a")
 		if err != nil {
 			t.Fatal(err)
 		}
 		if l.Name != "a" || commands(l.Holders) != "ann" || commands(l.Waiters) != "bob cid" {
-			t.Fatalf("the line is %+v, want it held by ann, with bob and cid waiting", l)
+			t.Fatalf("Line: got %+v, want the holder ann and the waiters bob and cid", l)
 		}
 		e := l.Holders[0]
 		if e.Token != h.Token() || e.Mode != line.Exclusive || e.Foreign || e.Session != w.session("ann") || e.Remaining != ttl-time.Second {
-			t.Errorf("the holder is %+v", e)
+			t.Errorf("holder: got %+v", e)
 		}
 		if since := time.Since(e.Owner.Since); since != time.Second {
-			t.Errorf("the holder joined %v ago, want a second", since)
+			t.Errorf("time since the holder joined: got %v, want 1s", since)
 		}
 		if l.Waiters[0].Token <= e.Token || l.Waiters[1].Token <= l.Waiters[0].Token {
-			t.Errorf("the tokens do not increase along the line %+v", l)
+			t.Errorf("tokens do not increase in the line %+v", l)
 		}
 	})
 }
 
 func TestLine_empty(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		l, err := w.client("ann").Line(t.Context(), "a")
 		if err != nil || l.Name != "a" || len(l.Holders)+len(l.Waiters)+len(l.Remarks) > 0 {
-			t.Errorf("the line is %+v, %v, want an empty one", l, err)
+			t.Errorf("Line: got %+v, %v, want an empty line", l, err)
 		}
 		text, err := json.Marshal(l)
 		if want := `{"name":"a","holders":[],"waiters":[]}`; string(text) != want || err != nil {
-			t.Errorf("as JSON it is %s, %v, want %s", text, err, want)
+			t.Errorf("as JSON: got %s, %v, want %s", text, err, want)
 		}
 	})
 }
 
 func TestLines(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		ann, bob := w.client("ann"), w.client("bob")
 		for _, name := range []string{"b", "a/2", "a/1", "ab"} {
 			lock(t, ann, name)
@@ -74,25 +74,25 @@ func TestLines(t *testing.T) {
 		for prefix, want := range map[string]string{"": "a/1 a/2 ab b", "a": "a/1 a/2 ab", "a/": "a/1 a/2", "c": ""} {
 			lines, err := bob.Lines(t.Context(), prefix)
 			if err != nil || lines == nil {
-				t.Fatalf("Lines(%q) returned %v, %v", prefix, lines, err)
+				t.Fatalf("Lines(%q): got %v, %v", prefix, lines, err)
 			}
 			var names []string
 			for _, l := range lines {
 				names = append(names, l.Name)
 				if commands(l.Holders) != "ann" || (commands(l.Waiters) == "bob") != (l.Name == "a/2") {
-					t.Errorf("the line %+v, want it held by ann, and bob waiting for a/2", l)
+					t.Errorf("line: got %+v, want the holder ann, and the waiter bob only for a/2", l)
 				}
 			}
 			if got := strings.Join(names, " "); got != want {
-				t.Errorf("Lines(%q) returned %q, want %q", prefix, got, want)
+				t.Errorf("Lines(%q): got %q, want %q", prefix, got, want)
 			}
 		}
 	})
 }
 
-// Whatever an owner says of itself can be read by others as it was said.
+// Other clients read an owner exactly as its client set it.
 func TestLine_showsOwner(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		owner := stile.Owner{
 			Host: "web-3", PID: 812, User: "ann", Command: "deploy.sh", Reason: "release 1.2 \"beta\"\n…",
 			Labels: map[string]string{"ticket": "OPS-1", "": "empty"},
@@ -106,7 +106,7 @@ func TestLine_showsOwner(t *testing.T) {
 			t.Fatal(err)
 		}
 		if want := "ann@web-3 pid 812 (deploy.sh)"; !strings.Contains(err.Error(), want) {
-			t.Errorf("the error %q does not say %q", err, want)
+			t.Errorf("error: got %q, want %q in it", err, want)
 		}
 		lines, err := bob.Lines(t.Context(), "")
 		if err != nil {
@@ -115,18 +115,18 @@ func TestLine_showsOwner(t *testing.T) {
 		began := time.Now()
 		for _, got := range []stile.Owner{h.Owner(), held.Holder.Owner, lines[0].Holders[0].Owner} {
 			if !got.Since.Equal(began) {
-				t.Errorf("the owner says that it stands there since %v, and has since %v", got.Since, began)
+				t.Errorf("Owner.Since: got %v, want %v", got.Since, began)
 			}
 			got.Since = time.Time{}
 			if !reflect.DeepEqual(got, owner) {
-				t.Errorf("read %+v, want %+v", got, owner)
+				t.Errorf("owner: got %+v, want %+v", got, owner)
 			}
 		}
 	})
 }
 
 func TestBreak(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		ann, bob, cid := w.client("ann"), w.client("bob"), w.client("cid")
 		h := lock(t, ann, "a")
 		other := lock(t, ann, "b")
@@ -136,17 +136,17 @@ func TestBreak(t *testing.T) {
 			t.Fatal(err)
 		}
 		if e.Owner.Command != "ann" || e.Token != h.Token() {
-			t.Errorf("Break returned %+v, want ann's entry with token %d", e, h.Token())
+			t.Errorf("Break: got %+v, want ann's entry with token %d", e, h.Token())
 		}
 		expectLost(t, h, stile.LostEvicted)
-		wt.getsNow()
+		wt.expectHoldNow()
 		expectHeld(t, other)
 	})
 }
 
-// Who breaks a hold has seen its token. If it is another's turn by now, nothing happens.
+// Break with the token of a hold that has ended changes nothing: it must not remove a later holder.
 func TestBreak_wrongToken(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		ann, bob := w.client("ann"), w.client("bob")
 		old := lock(t, ann, "a")
 		release(t, old)
@@ -156,19 +156,19 @@ func TestBreak_wrongToken(t *testing.T) {
 			_, err := bob.Break(t.Context(), "a", token)
 			expectError(t, err, stile.ErrGone)
 			if err != nil && !strings.Contains(err.Error(), `"a"`) {
-				t.Errorf("the error %q does not name the lock", err)
+				t.Errorf("the error %q lacks the name of the lock", err)
 			}
 		}
 		_, err := bob.Break(t.Context(), "b", h.Token())
 		expectError(t, err, stile.ErrGone)
 		expectHeld(t, h)
-		wt.waits()
+		wt.expectWaiting()
 		w.expectLine("a", "ann", "bob")
 	})
 }
 
 func TestLines_returnsStoreError(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		c := w.client("ann")
 		denied := errors.New("permission denied")
 		w.faults(memstore.Fault{Err: denied}, on(memstore.Read, memstore.Break))
@@ -181,10 +181,10 @@ func TestLines_returnsStoreError(t *testing.T) {
 	})
 }
 
-// Other clients make keys of their own, and so names that no lock of this package can have. They can be seen, and so they can be
-// looked at and broken.
+// Programs that use the store without this package can create lines with names that are invalid
+// here. These lines are listed, and can be read, watched and broken.
 func TestLines_namesOfOtherClients(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		session, err := w.store.Open(t.Context(), store.SessionOptions{TTL: time.Hour})
 		if err != nil {
 			t.Fatal(err)
@@ -198,29 +198,29 @@ func TestLines_namesOfOtherClients(t *testing.T) {
 		eve := w.client("eve")
 		lines, err := eve.Lines(t.Context(), "")
 		if err != nil || len(lines) != len(names) {
-			t.Fatalf("Lines returns %+v, %v", lines, err)
+			t.Fatalf("Lines: got %+v, %v", lines, err)
 		}
 		for i, l := range lines {
 			name := names[i]
 			if l.Name != name {
-				t.Errorf("line %d is called %q, want %q", i, l.Name, name)
+				t.Errorf("name of line %d: got %q, want %q", i, l.Name, name)
 			}
 			shown, err := eve.Line(t.Context(), name)
 			if err != nil || len(shown.Holders) != 1 {
-				t.Errorf("Show(%q) returns %+v, %v", name, shown, err)
+				t.Errorf("Line(%q): got %+v, %v, want one holder", name, shown, err)
 			}
 			for watched, err := range eve.WatchLine(t.Context(), name) {
 				if err != nil || len(watched.Holders) != 1 {
-					t.Errorf("WatchLine(%q) yields %+v, %v", name, watched, err)
+					t.Errorf("WatchLine(%q): got %+v, %v, want one holder", name, watched, err)
 				}
 				break
 			}
 			if _, err := eve.Break(t.Context(), name, l.Holders[0].Token); err != nil {
-				t.Errorf("Break(%q) fails: %v", name, err)
+				t.Errorf("Break(%q): %v", name, err)
 			}
 		}
 		if lines, err := eve.Lines(t.Context(), ""); err != nil || len(lines) > 0 {
-			t.Errorf("after all were broken, Lines returns %+v, %v", lines, err)
+			t.Errorf("Lines after all entries were broken: got %+v, %v", lines, err)
 		}
 		if err := session.Close(t.Context()); err != nil {
 			t.Error(err)

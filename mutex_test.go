@@ -16,24 +16,24 @@ import (
 )
 
 func TestMutex_lockAndRelease(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		ann, bob := w.client("ann"), w.client("bob")
 		h := lock(t, ann, "a")
 		expectHeld(t, h)
 		if h.Token() == 0 || h.Token()>>63 != 0 {
-			t.Errorf("the token is %d, want it positive and below 2^63", h.Token())
+			t.Errorf("token: got %d, want it positive and below 2^63", h.Token())
 		}
 		if h.Name() != "a" || h.Owner().Command != "ann" {
-			t.Errorf("the hold is one of %q by %v", h.Name(), h.Owner())
+			t.Errorf("got a hold of %q by %v, want one of a by ann", h.Name(), h.Owner())
 		}
 		w.expectLine("a", "ann")
 
 		release(t, h)
 		if h.Valid() || h.Err() != nil || closed(h.Lost()) {
-			t.Errorf("a released hold: valid %v, error %v, lost %v; want none of it", h.Valid(), h.Err(), closed(h.Lost()))
+			t.Errorf("a released hold: got valid %v, error %v, lost %v, want false, nil, false", h.Valid(), h.Err(), closed(h.Lost()))
 		}
 		if h.Context().Err() == nil || context.Cause(h.Context()) != stile.ErrReleased {
-			t.Errorf("the context of a released hold: cause %v, want ErrReleased", context.Cause(h.Context()))
+			t.Errorf("cause of a released hold's context: got %v, want ErrReleased", context.Cause(h.Context()))
 		}
 		w.expectLine("a")
 		release(t, lock(t, bob, "a"))
@@ -41,20 +41,20 @@ func TestMutex_lockAndRelease(t *testing.T) {
 }
 
 func TestHold_lastsUntilReleased(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		ann, bob := w.client("ann"), w.client("bob")
 		h := lock(t, ann, "a")
 		wt := wait(t.Context(), t, bob, "a")
 		time.Sleep(time.Hour)
 		expectHeld(t, h)
-		wt.waits()
+		wt.expectWaiting()
 		release(t, h)
-		wt.getsNow()
+		wt.expectHoldNow()
 	})
 }
 
 func TestMutex_differentNames(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		ann, bob := w.client("ann"), w.client("bob")
 		for _, name := range []string{"a", "a/b", "a/b/c", "A"} {
 			lock(t, ann, name)
@@ -64,7 +64,7 @@ func TestMutex_differentNames(t *testing.T) {
 }
 
 func TestMutex_sameName(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		c := w.client("ann")
 		one, two := c.Mutex("a"), c.Mutex("a")
 		h, err := one.Lock(t.Context())
@@ -72,17 +72,17 @@ func TestMutex_sameName(t *testing.T) {
 			t.Fatal(err)
 		}
 		if _, err := two.TryLock(t.Context()); !errors.Is(err, stile.ErrHeld) {
-			t.Errorf("TryLock with another Mutex: %v, want ErrHeld", err)
+			t.Errorf("TryLock with another Mutex: got %v, want ErrHeld", err)
 		}
 		if one.Name() != "a" {
-			t.Errorf("the name is %q", one.Name())
+			t.Errorf("Name: got %q, want a", one.Name())
 		}
 		release(t, h)
 	})
 }
 
 func TestLock_isNotReentrant(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		c := w.client("ann")
 		h := lock(t, c, "a")
 		ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
@@ -91,7 +91,7 @@ func TestLock_isNotReentrant(t *testing.T) {
 		_, err := c.Mutex("a").Lock(ctx)
 		expectError(t, err, context.DeadlineExceeded)
 		if d := time.Since(before); d != time.Hour {
-			t.Errorf("the second Lock returned after %v, want an hour", d)
+			t.Errorf("the second Lock returned after %v, want 1h", d)
 		}
 		expectHeld(t, h)
 		w.expectLine("a", "ann")
@@ -99,7 +99,7 @@ func TestLock_isNotReentrant(t *testing.T) {
 }
 
 func TestTryLock(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		ann, bob := w.client("ann"), w.client("bob")
 		h, err := ann.Mutex("a").TryLock(t.Context())
 		if err != nil {
@@ -111,16 +111,16 @@ func TestTryLock(t *testing.T) {
 			h2, err := c.Mutex("a").TryLock(t.Context())
 			var held *stile.HeldError
 			if h2 != nil || !errors.Is(err, stile.ErrHeld) || !errors.As(err, &held) {
-				t.Fatalf("TryLock by %s returned %v, %v, want a HeldError, matching ErrHeld", who, h2, err)
+				t.Fatalf("TryLock by %s: got %v, %v, want a HeldError that matches ErrHeld", who, h2, err)
 			}
 			if held.Name != "a" || held.Holder == nil || held.Holder.Owner.Command != "ann" {
-				t.Errorf("TryLock by %s: %+v does not say that ann holds a", who, held)
+				t.Errorf("TryLock by %s: got %+v, want the lock a and the holder ann", who, held)
 			}
 			if s := err.Error(); !strings.Contains(s, "ann") || !strings.Contains(s, `"a"`) {
-				t.Errorf("TryLock by %s: the error %q does not say that ann holds a", who, s)
+				t.Errorf("TryLock by %s: the error %q lacks the lock or its holder", who, s)
 			}
 			if d := time.Since(before); d != 0 {
-				t.Errorf("TryLock by %s took %v", who, d)
+				t.Errorf("TryLock by %s took %v, want 0", who, d)
 			}
 		}
 		w.expectLine("a", "ann")
@@ -133,22 +133,22 @@ func TestTryLock(t *testing.T) {
 }
 
 func TestTryLock_errorHasHolderToken(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		ann, bob := w.client("ann"), w.client("bob")
 		h := lock(t, ann, "a")
 		_, err := bob.Mutex("a").TryLock(t.Context())
 		var held *stile.HeldError
 		if !errors.As(err, &held) || held.Holder.Token != h.Token() {
-			t.Fatalf("TryLock: %+v, want the holder's token %d", err, h.Token())
+			t.Fatalf("TryLock: got %+v, want the holder's token %d", err, h.Token())
 		}
 		if _, err := bob.Break(t.Context(), "a", held.Holder.Token); err != nil {
-			t.Errorf("breaking the holder that TryLock told of: %v", err)
+			t.Errorf("Break with the token of the HeldError: %v", err)
 		}
 	})
 }
 
 func TestTryLock_endedContext(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		c := w.client("ann")
 		ctx, cancel := context.WithCancel(t.Context())
 		cancel()
@@ -162,16 +162,16 @@ func TestTryLock_endedContext(t *testing.T) {
 	})
 }
 
-// For fencing: whatever happened to the holds before, the next one's token is larger.
+// Fencing needs tokens that increase with each hold, however the earlier holds ended.
 // Promise: P2
 func TestToken_increases(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		ann, bob := w.client("ann"), w.client("bob")
 		var last uint64
 		next := func(after string, h *stile.Hold) *stile.Hold {
 			t.Helper()
 			if h.Token() <= last {
-				t.Errorf("after %s the token is %d, want more than %d", after, h.Token(), last)
+				t.Errorf("token after %s: got %d, want more than %d", after, h.Token(), last)
 			}
 			last = h.Token()
 			return h
@@ -182,10 +182,10 @@ func TestToken_increases(t *testing.T) {
 
 		h := lock(t, ann, "a")
 		next("another", h)
-		waitersBehind := wait(t.Context(), t, ann, "a")
+		behind := wait(t.Context(), t, ann, "a")
 		w.store.Expire(w.session("ann"))
 		expectLost(t, h, stile.LostExpired)
-		h = next("a session that expired", waitersBehind.gets())
+		h = next("a session that expired", behind.expectHold())
 
 		if _, err := bob.Break(t.Context(), "a", h.Token()); err != nil {
 			t.Fatal(err)
@@ -197,7 +197,7 @@ func TestToken_increases(t *testing.T) {
 		time.Sleep(ttl)
 		expectLost(t, h, stile.LostDeadline)
 		w.heal()
-		next("a hold that ran out", lock(t, ann, "a"))
+		next("a hold whose deadline passed", lock(t, ann, "a"))
 		if err := ann.Close(t.Context()); err != nil {
 			t.Fatal(err)
 		}
@@ -208,7 +208,7 @@ func TestToken_increases(t *testing.T) {
 type key struct{}
 
 func TestLock_contextBoundsOnlyTheWait(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		c := w.client("ann")
 		ctx, cancel := context.WithTimeout(context.WithValue(t.Context(), key{}, "value"), time.Second)
 		h, err := c.Mutex("a").Lock(ctx)
@@ -219,17 +219,17 @@ func TestLock_contextBoundsOnlyTheWait(t *testing.T) {
 		time.Sleep(time.Hour)
 		expectHeld(t, h)
 		if got := h.Context().Value(key{}); got != "value" {
-			t.Errorf("the hold's context has the value %v, want that of Lock's context", got)
+			t.Errorf("value of the hold's context: got %v, want that of Lock's context", got)
 		}
 		if d, ok := h.Context().Deadline(); ok {
-			t.Errorf("the hold's context has the deadline %v of Lock's context", d)
+			t.Errorf("deadline of the hold's context: got %v, want none", d)
 		}
 		release(t, h)
 	})
 }
 
 func TestDo_holdsLockWhileFRuns(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		c := w.client("ann")
 		ctx := context.WithValue(t.Context(), key{}, "value")
 		var inside *stile.Hold
@@ -238,12 +238,12 @@ func TestDo_holdsLockWhileFRuns(t *testing.T) {
 			expectHeld(t, h)
 			w.expectLine("a", "ann")
 			if ctx.Value(key{}) != "value" || ctx.Err() != nil {
-				t.Errorf("f's context has the value %v and the error %v", ctx.Value(key{}), ctx.Err())
+				t.Errorf("f's context: got the value %v and the error %v", ctx.Value(key{}), ctx.Err())
 			}
 			return nil
 		})
 		if err != nil || inside == nil {
-			t.Fatalf("Do: %v; f was called: %v", err, inside != nil)
+			t.Fatalf("Do: got %v; f was called: %v", err, inside != nil)
 		}
 		w.expectLine("a")
 		if inside.Valid() || context.Cause(inside.Context()) != stile.ErrReleased {
@@ -253,7 +253,7 @@ func TestDo_holdsLockWhileFRuns(t *testing.T) {
 }
 
 func TestDo_returnsErrorOfF(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		mine := errors.New("mine")
 		err := w.client("ann").Mutex("a").Do(t.Context(), func(context.Context, *stile.Hold) error { return mine })
 		expectError(t, err, mine)
@@ -262,7 +262,7 @@ func TestDo_returnsErrorOfF(t *testing.T) {
 }
 
 func TestDo_doesNotRunFWithoutLock(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		ann, bob := w.client("ann"), w.client("bob")
 		lock(t, ann, "a")
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
@@ -273,7 +273,7 @@ func TestDo_doesNotRunFWithoutLock(t *testing.T) {
 }
 
 func TestDo_lossEndsContextOfF(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		ann, bob := w.client("ann"), w.client("bob")
 		mine := errors.New("mine")
 		err := ann.Mutex("a").Do(t.Context(), func(ctx context.Context, h *stile.Hold) error {
@@ -282,23 +282,23 @@ func TestDo_lossEndsContextOfF(t *testing.T) {
 			}
 			<-ctx.Done()
 			if ctx.Err() != context.Canceled {
-				t.Errorf("the error of f's context is %v", ctx.Err())
+				t.Errorf("error of f's context: got %v, want context.Canceled", ctx.Err())
 			}
 			if lost := asLost(t, context.Cause(ctx)); lost.Reason != stile.LostEvicted {
-				t.Errorf("f's context ended because of %v", lost)
+				t.Errorf("cause of f's context: got %v, want LostEvicted", lost)
 			}
 			return mine
 		})
 		expectError(t, err, mine, stile.ErrLost)
 		if lost := asLost(t, err); lost.Reason != stile.LostEvicted {
-			t.Errorf("Do returned %v", err)
+			t.Errorf("Do: got %v, want the reason LostEvicted", err)
 		}
 	})
 }
 
-// Success means that the lock was held to the end, even if f did not look.
+// Do returns nil only if the lock was held to the end, even if f ignores its context.
 func TestDo_lossIsAnErrorIfFSucceeds(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		ann, bob := w.client("ann"), w.client("bob")
 		err := ann.Mutex("a").Do(t.Context(), func(_ context.Context, h *stile.Hold) error {
 			_, err := bob.Break(t.Context(), "a", h.Token())
@@ -309,19 +309,19 @@ func TestDo_lossIsAnErrorIfFSucceeds(t *testing.T) {
 }
 
 func TestDo_contextOfFEndsWithItsOwn(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		c := w.client("ann")
-		why := errors.New("shutting down")
+		cause := errors.New("shutting down")
 		ctx, cancel := context.WithCancelCause(t.Context())
 		err := c.Mutex("a").Do(ctx, func(ctx context.Context, h *stile.Hold) error {
-			cancel(why)
+			cancel(cause)
 			<-ctx.Done()
-			expectError(t, context.Cause(ctx), why)
+			expectError(t, context.Cause(ctx), cause)
 			expectHeld(t, h)
 			return nil
 		})
 		if err != nil {
-			t.Errorf("Do whose context has ended while f ran: %v", err)
+			t.Errorf("Do whose context ended while f ran: %v", err)
 		}
 		w.expectLine("a")
 
@@ -337,7 +337,7 @@ func TestDo_contextOfFEndsWithItsOwn(t *testing.T) {
 }
 
 func TestDo_notKnown(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		c := w.client("ann")
 		w.faults(memstore.Fault{LoseReply: true, Err: store.ErrNotKnown}, on(memstore.Withdraw))
 		err := c.Mutex("a").Do(t.Context(), func(context.Context, *stile.Hold) error { return nil })
@@ -346,12 +346,12 @@ func TestDo_notKnown(t *testing.T) {
 }
 
 func TestDo_releasesAfterPanic(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		c := w.client("ann")
 		func() {
 			defer func() {
 				if r := recover(); r != "boom" {
-					t.Errorf("recovered %v, want the panic of f", r)
+					t.Errorf("got the panic %v, want that of f", r)
 				}
 			}()
 			_ = c.Mutex("a").Do(t.Context(), func(context.Context, *stile.Hold) error { panic("boom") })
@@ -362,7 +362,7 @@ func TestDo_releasesAfterPanic(t *testing.T) {
 }
 
 func TestDo_releasesAfterGoexit(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		c := w.client("ann")
 		go func() {
 			_ = c.Mutex("a").Do(t.Context(), func(context.Context, *stile.Hold) error {
@@ -377,7 +377,7 @@ func TestDo_releasesAfterGoexit(t *testing.T) {
 }
 
 func TestDo_fMayRelease(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		ann, bob := w.client("ann"), w.client("bob")
 		err := ann.Mutex("a").Do(t.Context(), func(ctx context.Context, h *stile.Hold) error {
 			release(t, h)
@@ -392,20 +392,21 @@ func TestDo_fMayRelease(t *testing.T) {
 	})
 }
 
-// fleeting is a store that takes the first entry of each name out as soon as it is in, and tells of both at once.
-type fleeting struct{ store.Store }
+// evictingStore is a store that evicts the first entry of each name as soon as it is admitted, and
+// notifies of both at once.
+type evictingStore struct{ store.Store }
 
-type fleetingSession struct {
+type evictingSession struct {
 	store.Session
 	seen map[string]bool
 }
 
-func (s fleeting) Open(ctx context.Context, opts store.SessionOptions) (store.Session, error) {
+func (s evictingStore) Open(ctx context.Context, opts store.SessionOptions) (store.Session, error) {
 	se, err := s.Store.Open(ctx, opts)
-	return fleetingSession{se, make(map[string]bool)}, err
+	return evictingSession{se, make(map[string]bool)}, err
 }
 
-func (s fleetingSession) Enqueue(ctx context.Context, req store.Request) (store.Ticket, error) {
+func (s evictingSession) Enqueue(ctx context.Context, req store.Request) (store.Ticket, error) {
 	ticket, err := s.Session.Enqueue(ctx, req)
 	if err == nil && !s.seen[req.Name] {
 		s.seen[req.Name] = true
@@ -415,23 +416,23 @@ func (s fleetingSession) Enqueue(ctx context.Context, req store.Request) (store.
 	return ticket, err
 }
 
-// Both are known when the caller wakes up: that it was its turn, and that the entry is gone.
+// When the caller wakes up, it has been notified both of the admission and of the eviction.
 // Promise: P1
 func TestLock_doesNotReturnHoldThatIsGone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var acquired record[stile.HoldStartEvent]
-		c, err := stile.New(fleeting{memstore.New()}, &stile.Options{Hooks: stile.Hooks{HoldStart: starting(acquired.add)}})
+		c, err := stile.New(evictingStore{memstore.New()}, &stile.Options{Hooks: stile.Hooks{HoldStart: starting(acquired.add)}})
 		if err != nil {
 			t.Fatal(err)
 		}
 		defer c.Close(t.Context())
-		for n := range 30 { // which of the two a goroutine looks at first is a matter of chance
+		for n := range 30 { // the order in which select sees the two is random
 			h := lock(t, c, fmt.Sprint("lock ", n))
 			expectHeld(t, h)
 			release(t, h)
 		}
 		if n := len(acquired.all()); n != 30 {
-			t.Errorf("HoldStart was called %d times for 30 holds", n)
+			t.Errorf("got %d calls of HoldStart, want 30", n)
 		}
 	})
 }

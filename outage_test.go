@@ -9,14 +9,15 @@ import (
 	"github.com/stilelock/stile/store/memstore"
 )
 
-// A store that cannot be reached cannot say so: whoever watches has to ask, every now and then.
+// An unreachable store sends no notification, so the watch must read at intervals even without
+// changes.
 func TestWatch_noticesOutageWithoutChanges(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
 		defer cancel()
 		outage := errors.New("no route to host")
 		var began time.Time
-		time.AfterFunc(time.Minute, func() { // by then all has been heard that there is to be heard
+		time.AfterFunc(time.Minute, func() { // by then the watch has yielded all changes
 			began = time.Now()
 			w.faults(memstore.Fault{Err: outage}, on(memstore.Read))
 		})
@@ -26,10 +27,10 @@ func TestWatch_noticesOutageWithoutChanges(t *testing.T) {
 			}
 			expectError(t, err, outage)
 			if took := time.Since(began); took > 10*time.Second {
-				t.Errorf("the outage was noticed after %v", took)
+				t.Errorf("the outage was yielded after %v, want 10s at most", took)
 			}
 			return
 		}
-		t.Error("the outage was not noticed")
+		t.Error("the outage was not yielded")
 	})
 }

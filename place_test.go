@@ -11,15 +11,15 @@ import (
 	"github.com/stilelock/stile/store/memstore"
 )
 
-// join returns a place that has got as far as it gets by itself.
+// join calls Join and waits until all goroutines are blocked.
 func join(ctx context.Context, t *testing.T, c *stile.Client, name string) *stile.Place {
 	t.Helper()
-	p := justJoin(ctx, t, c, name)
+	p := joinNoWait(ctx, t, c, name)
 	synctest.Wait()
 	return p
 }
 
-func justJoin(ctx context.Context, t *testing.T, c *stile.Client, name string) *stile.Place {
+func joinNoWait(ctx context.Context, t *testing.T, c *stile.Client, name string) *stile.Place {
 	t.Helper()
 	p, err := c.Mutex(name).Join(ctx)
 	if err != nil {
@@ -32,7 +32,7 @@ func justJoin(ctx context.Context, t *testing.T, c *stile.Client, name string) *
 func expectReady(t *testing.T, p *stile.Place) *stile.Hold {
 	t.Helper()
 	if !closed(p.Ready()) {
-		t.Fatalf("the place is not ready; %d are ahead", p.Ahead())
+		t.Fatalf("the place is not ready, Ahead is %d", p.Ahead())
 	}
 	h, err := p.Wait(t.Context())
 	if err != nil {
@@ -44,28 +44,28 @@ func expectReady(t *testing.T, p *stile.Place) *stile.Hold {
 func expectAhead(t *testing.T, p *stile.Place, want int) {
 	t.Helper()
 	if ready := closed(p.Ready()); ready != (want == 0) {
-		t.Fatalf("the place is ready: %v, want %v", ready, !ready)
+		t.Fatalf("ready: got %v, want %v", ready, !ready)
 	}
 	if got := p.Ahead(); got != want {
-		t.Errorf("%d are ahead, want %d", got, want)
+		t.Errorf("Ahead: got %d, want %d", got, want)
 	}
 }
 
-// expectLeft checks that a place that was left says so.
+// expectLeft checks that a place has ended without a hold, with an error that matches all of want.
 func expectLeft(t *testing.T, p *stile.Place, want ...error) {
 	t.Helper()
 	if !closed(p.Ready()) {
-		t.Fatal("a place that was given up is not ready")
+		t.Fatal("the place is not ready, want it ended")
 	}
 	h, err := p.Wait(t.Context())
 	if h != nil {
-		t.Errorf("a place that was given up has the hold %v", h)
+		t.Errorf("Wait: got the hold %v, want none", h)
 	}
 	expectError(t, err, want...)
 }
 
 func TestJoin(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		ann, bob := w.client("ann"), w.client("bob")
 		h := expectReady(t, join(t.Context(), t, ann, "a"))
 		expectHeld(t, h)
@@ -77,7 +77,7 @@ func TestJoin(t *testing.T) {
 		expectAhead(t, p, 0)
 		again, err := p.Wait(t.Context())
 		if again != h || err != nil {
-			t.Errorf("Wait called again returned %v, %v, want the same hold", again, err)
+			t.Errorf("second Wait: got %v, %v, want the same hold", again, err)
 		}
 		release(t, h)
 		w.expectLine("a")
@@ -85,7 +85,7 @@ func TestJoin(t *testing.T) {
 }
 
 func TestPlace_Wait(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		ann, bob := w.client("ann"), w.client("bob")
 		h := lock(t, ann, "a")
 		p := join(t.Context(), t, bob, "a")
@@ -98,43 +98,44 @@ func TestPlace_Wait(t *testing.T) {
 		if _, err := p.Wait(t.Context()); err != nil {
 			t.Fatal(err)
 		}
-		<-released // the test's context lasts until here
+		<-released // the goroutine uses the test's context
 		if d := time.Since(before); d != time.Hour {
-			t.Errorf("Wait waited for %v, want an hour", d)
+			t.Errorf("Wait took %v, want 1h", d)
 		}
 	})
 }
 
-// The end of the context is the end of one call, and the place does not notice.
+// The end of Wait's context ends the call but not the place.
 func TestPlace_Wait_givenUp(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		ann, bob := w.client("ann"), w.client("bob")
 		h := lock(t, ann, "a")
 		p := join(t.Context(), t, bob, "a")
 		short, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
 		if got, err := p.Wait(short); got != nil || !errors.Is(err, context.DeadlineExceeded) {
-			t.Errorf("Wait returned %v, %v, want the end of its context", got, err)
+			t.Errorf("Wait: got %v, %v, want the error of its context", got, err)
 		}
 		expectAhead(t, p, 1)
 		release(t, h)
 		h = expectReady(t, p)
 		if got, err := p.Wait(short); got != h || err != nil {
-			t.Errorf("when the place is ready Wait returned %v, %v, want the hold", got, err)
+			t.Errorf("Wait of a ready place: got %v, %v, want the hold", got, err)
 		}
 		release(t, h)
 	})
 }
 
-// Whoever joined first is first: also among those that one goroutine has joined without a pause.
+// Places are admitted in the order of their Join calls, even if one goroutine makes them without a
+// pause.
 func TestPlace_orderOfJoining(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		c := w.client("ann")
 		for range 20 {
 			h := lock(t, c, "a")
 			var places []*stile.Place
 			for range 5 {
-				places = append(places, justJoin(t.Context(), t, c, "a"))
+				places = append(places, joinNoWait(t.Context(), t, c, "a"))
 			}
 			release(t, h)
 			for i, p := range places {
@@ -148,7 +149,7 @@ func TestPlace_orderOfJoining(t *testing.T) {
 }
 
 func TestPlace_aheadCountsDown(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		ann, bob, cid := w.client("ann"), w.client("bob"), w.client("cid")
 		h := lock(t, ann, "a")
 		b := join(t.Context(), t, bob, "a")
@@ -175,7 +176,7 @@ func TestPlace_aheadCountsDown(t *testing.T) {
 }
 
 func TestPlace_leaveLineInStore(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		ann, bob, cid := w.client("ann"), w.client("bob"), w.client("cid")
 		h := lock(t, ann, "a")
 		p := join(t.Context(), t, bob, "a")
@@ -189,12 +190,12 @@ func TestPlace_leaveLineInStore(t *testing.T) {
 		}
 		w.expectLine("a", "ann", "cid")
 		release(t, h)
-		next.getsNow()
+		next.expectHoldNow()
 	})
 }
 
 func TestPlace_leaveLocalQueue(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		c := w.client("ann")
 		h := lock(t, c, "a")
 		p := join(t.Context(), t, c, "a")
@@ -204,13 +205,13 @@ func TestPlace_leaveLocalQueue(t *testing.T) {
 		}
 		expectLeft(t, p, stile.ErrLeft)
 		release(t, h)
-		next.getsNow()
+		next.expectHoldNow()
 	})
 }
 
-// Nobody took the hold, and there is nobody else who could release it.
+// If the place is ready but its hold was not taken, Leave releases the hold.
 func TestPlace_leaveReleasesHold(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		ann, bob := w.client("ann"), w.client("bob")
 		p := join(t.Context(), t, ann, "a")
 		next := wait(t.Context(), t, bob, "a")
@@ -218,19 +219,19 @@ func TestPlace_leaveReleasesHold(t *testing.T) {
 		if err := p.Leave(t.Context()); err != nil {
 			t.Fatal(err)
 		}
-		next.getsNow()
+		next.expectHoldNow()
 		h, err := p.Wait(t.Context())
 		if err != nil || h.Valid() {
-			t.Errorf("the hold of a place left after it was ready: valid %v, error %v", h.Valid(), err)
+			t.Errorf("hold of a ready place after Leave: got valid %v, error %v, want false, nil", h.Valid(), err)
 		}
 		if err := p.Leave(t.Context()); err != nil {
-			t.Errorf("leaving again: %v", err)
+			t.Errorf("second Leave: %v", err)
 		}
 	})
 }
 
 func TestPlace_leaveAfterLoss(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		c := w.client("ann")
 		p := join(t.Context(), t, c, "a")
 		h := expectReady(t, p)
@@ -242,10 +243,10 @@ func TestPlace_leaveAfterLoss(t *testing.T) {
 }
 
 func TestPlace_leaveAtOnce(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		c := w.client("ann")
 		for range 100 {
-			if err := justJoin(t.Context(), t, c, "a").Leave(t.Context()); err != nil {
+			if err := joinNoWait(t.Context(), t, c, "a").Leave(t.Context()); err != nil {
 				t.Fatal(err)
 			}
 			w.expectLine("a")
@@ -253,9 +254,9 @@ func TestPlace_leaveAtOnce(t *testing.T) {
 	})
 }
 
-// Leaving as the turn comes: the lock is not held afterwards, whichever was first.
+// After a Leave during the admission the lock is not held, whichever came first.
 func TestPlace_leaveDuringAdmission(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		ann, bob, cid := w.client("ann"), w.client("bob"), w.client("cid")
 		for range 300 {
 			h := lock(t, ann, "a")
@@ -267,22 +268,22 @@ func TestPlace_leaveDuringAdmission(t *testing.T) {
 				}
 			}()
 			release(t, h)
-			release(t, next.getsNow())
+			release(t, next.expectHoldNow())
 			w.expectLine("a")
 		}
 	})
 }
 
 func TestPlace_contextOfJoinEnds(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		ann, bob := w.client("ann"), w.client("bob")
 		h := lock(t, ann, "a")
-		ctx, end, why := cancelable(t)
+		ctx, end, cause := cancelable(t)
 		inLine, inQueue := join(ctx, t, bob, "a"), join(ctx, t, ann, "a")
 		w.expectLine("a", "ann", "bob")
 		end()
-		expectLeft(t, inLine, context.Canceled, why)
-		expectLeft(t, inQueue, context.Canceled, why)
+		expectLeft(t, inLine, context.Canceled, cause)
+		expectLeft(t, inQueue, context.Canceled, cause)
 		w.expectLine("a", "ann")
 		release(t, h)
 
@@ -290,25 +291,25 @@ func TestPlace_contextOfJoinEnds(t *testing.T) {
 		h = expectReady(t, join(ctx, t, bob, "a"))
 		end()
 		time.Sleep(time.Hour)
-		expectHeld(t, h) // it was ready before
+		expectHeld(t, h) // it was ready before the context ended
 	})
 }
 
 func TestPlace_waitReturnsError(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		c := w.client("ann")
 		full := errors.New("database space exceeded")
 		w.faults(memstore.Fault{Err: full}, on(memstore.Enqueue))
 		p := join(t.Context(), t, c, "a")
 		expectLeft(t, p, full)
 		if err := p.Leave(t.Context()); err != nil {
-			t.Errorf("leaving a place that failed: %v", err)
+			t.Errorf("Leave of a place that failed: %v", err)
 		}
 	})
 }
 
 func TestPlace_clientCloses(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		ann, bob := w.client("ann"), w.client("bob")
 		lock(t, bob, "a")
 		p := join(t.Context(), t, ann, "a")
@@ -319,7 +320,7 @@ func TestPlace_clientCloses(t *testing.T) {
 		select {
 		case <-p.Ready():
 		default:
-			t.Error("Close has returned and the place is not ready")
+			t.Error("the place is not ready after Close")
 		}
 		expectLeft(t, p, stile.ErrClosed)
 		expectLost(t, held, stile.LostClosed)

@@ -17,60 +17,61 @@ import (
 	"github.com/stilelock/stile/store/memstore"
 )
 
-// published notes the changes of owners that reach the store, and when, and puts a fault on them.
-type published struct {
+// ownerUpdates has the times of the owner updates that were sent to the store, and the withdrawals.
+type ownerUpdates struct {
 	record[time.Time]
-	after record[memstore.Op] // what followed them
+	withdrawals record[memstore.Op]
 }
 
-func (w *world) publishing(f memstore.Fault) *published {
-	p := &published{}
+// recordOwnerUpdates records owner updates from now on, and sets the fault for them.
+func (w *testEnv) recordOwnerUpdates(f memstore.Fault) *ownerUpdates {
+	p := &ownerUpdates{}
 	w.store.SetFaults(func(c memstore.Call) memstore.Fault {
 		switch {
 		case c.Op == memstore.SetOwner:
 			p.add(time.Now())
 			return f
 		case c.Op == memstore.Withdraw:
-			p.after.add(c.Op)
+			p.withdrawals.add(c.Op)
 		}
 		return memstore.Fault{}
 	})
 	return p
 }
 
-// ownerOf returns the owner of the only holder of a lock, as others see it.
-func (w *world) ownerOf(name string) stile.Owner {
+// ownerOf returns the owner of a lock's first holder as the store has it.
+func (w *testEnv) ownerOf(name string) stile.Owner {
 	w.t.Helper()
 	l, err := w.store.Line(context.Background(), name)
 	if err != nil || len(l.Entries) == 0 || !l.Entries[0].Admitted {
-		w.t.Fatalf("the line of %q is %+v, %v; want it held", name, l, err)
+		w.t.Fatalf("Line(%q): got %+v, %v, want a holder", name, l, err)
 	}
 	return l.Entries[0].Owner
 }
 
 func TestPublish_othersSeeTimeOfAcquisition(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		const waited = 3 * time.Minute
 		ann, bob := w.client("ann"), w.client("bob")
 		first := lock(t, ann, "a")
 		joined := time.Now()
 		wt := wait(t.Context(), t, bob, "a")
-		wt.waits()
+		wt.expectWaiting()
 		time.Sleep(waited)
 		release(t, first)
-		h := wt.getsNow()
+		h := wt.expectHoldNow()
 		obtained := time.Now()
 
 		time.Sleep(time.Second - 1)
 		synctest.Wait()
 		if o := w.ownerOf("a"); !o.Obtained.IsZero() || !h.Owner().Obtained.IsZero() {
-			t.Errorf("before a second has passed others see %+v, and the holder says %+v", o, h.Owner())
+			t.Errorf("before a second has passed: got the owner %+v in the store and %+v from the hold, want no Obtained", o, h.Owner())
 		}
 		time.Sleep(1)
 		synctest.Wait()
 		for _, o := range []stile.Owner{w.ownerOf("a"), h.Owner()} {
 			if !o.Obtained.Equal(obtained) || !o.Since.Equal(joined) || o.Command != "bob" {
-				t.Errorf("after a second others see %+v, want bob, who joined at %v and has the lock since %v", o, joined, obtained)
+				t.Errorf("after a second: got the owner %+v, want bob, Since %v, Obtained %v", o, joined, obtained)
 			}
 		}
 		expectHeld(t, h)
@@ -80,8 +81,8 @@ func TestPublish_othersSeeTimeOfAcquisition(t *testing.T) {
 }
 
 func TestPublish_shortHoldSendsNoRequest(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
-		p := w.publishing(memstore.Fault{})
+	scenario(t, func(t *testing.T, w *testEnv) {
+		p := w.recordOwnerUpdates(memstore.Fault{})
 		ann := w.client("ann")
 		for range 100 {
 			h := lock(t, ann, "a")
@@ -94,44 +95,44 @@ func TestPublish_shortHoldSendsNoRequest(t *testing.T) {
 		}
 		time.Sleep(time.Minute)
 		if at := p.all(); len(at) > 0 {
-			t.Errorf("owners were changed at %v", at)
+			t.Errorf("owner updates: got %v, want none", at)
 		}
 	})
 }
 
-// Who has tried has not waited, so there is nothing to add.
+// TryLock does not wait, so its entry has the time of the acquisition from the start.
 func TestPublish_notAfterTryLock(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
-		p := w.publishing(memstore.Fault{})
+	scenario(t, func(t *testing.T, w *testEnv) {
+		p := w.recordOwnerUpdates(memstore.Fault{})
 		now := time.Now()
 		h, err := w.client("ann").Mutex("a").TryLock(t.Context())
 		if err != nil {
 			t.Fatal(err)
 		}
 		if o := w.ownerOf("a"); !o.Obtained.Equal(now) || !o.Since.Equal(now) {
-			t.Errorf("others see %+v, want it obtained at %v", o, now)
+			t.Errorf("owner: got %+v, want Obtained %v", o, now)
 		}
 		time.Sleep(time.Minute)
 		release(t, h)
 		if at := p.all(); len(at) > 0 {
-			t.Errorf("the owner was changed at %v", at)
+			t.Errorf("owner updates: got %v, want none", at)
 		}
 	})
 }
 
-// immutable is a store that cannot change what it has.
-type immutable struct{ *memstore.Store }
+// noOwnerUpdatesStore is a store without the capability OwnerUpdates.
+type noOwnerUpdatesStore struct{ *memstore.Store }
 
-func (s immutable) Capabilities() store.Capabilities {
+func (s noOwnerUpdatesStore) Capabilities() store.Capabilities {
 	caps := s.Store.Capabilities()
 	caps.OwnerUpdates = false
 	return caps
 }
 
 func TestPublish_notIfUnsupported(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
-		p := w.publishing(memstore.Fault{})
-		c, err := stile.New(immutable{w.store}, nil)
+	scenario(t, func(t *testing.T, w *testEnv) {
+		p := w.recordOwnerUpdates(memstore.Fault{})
+		c, err := stile.New(noOwnerUpdatesStore{w.store}, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -139,7 +140,7 @@ func TestPublish_notIfUnsupported(t *testing.T) {
 		h := lock(t, c, "a")
 		time.Sleep(time.Minute)
 		if at := p.all(); len(at) > 0 || !h.Owner().Obtained.IsZero() {
-			t.Errorf("the owner was changed at %v, and is %+v", at, h.Owner())
+			t.Errorf("got owner updates at %v and the owner %+v, want none and no Obtained", at, h.Owner())
 		}
 		release(t, h)
 	})
@@ -153,16 +154,16 @@ func TestPublish_threeAttempts(t *testing.T) {
 		"unanswered": {LoseReply: true},
 	} {
 		t.Run(what, func(t *testing.T) {
-			scenario(t, func(t *testing.T, w *world) {
-				p := w.publishing(f)
-				l := &logged{}
+			scenario(t, func(t *testing.T, w *testEnv) {
+				p := w.recordOwnerUpdates(f)
+				l := &logRecorder{}
 				h := lock(t, w.client("ann", func(o *stile.Options) { o.Logger = slog.New(l) }), "a")
 				time.Sleep(10 * time.Minute)
 				if n := len(p.all()); n != 3 {
-					t.Errorf("%d attempts were made, want 3", n)
+					t.Errorf("got %d attempts, want 3", n)
 				}
-				if said := l.above(); len(said) > 0 {
-					t.Errorf("it is nothing to warn of: %q", said)
+				if warnings := l.aboveDebug(); len(warnings) > 0 {
+					t.Errorf("log above debug level: got %q, want none", warnings)
 				}
 				n := 0
 				for _, r := range l.all() {
@@ -171,7 +172,7 @@ func TestPublish_threeAttempts(t *testing.T) {
 					}
 				}
 				if n != 3 {
-					t.Errorf("%d failures are in the log, want 3", n)
+					t.Errorf("got %d failures in the log, want 3", n)
 				}
 				expectHeld(t, h)
 				release(t, h)
@@ -182,22 +183,22 @@ func TestPublish_threeAttempts(t *testing.T) {
 }
 
 func TestPublish_retrySucceeds(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
-		w.publishing(memstore.Fault{Err: errors.New("busy")})
+	scenario(t, func(t *testing.T, w *testEnv) {
+		w.recordOwnerUpdates(memstore.Fault{Err: errors.New("busy")})
 		h := lock(t, w.client("ann"), "a")
 		obtained := time.Now()
 		time.Sleep(2 * time.Second)
 		w.heal()
 		time.Sleep(time.Minute)
 		if o := w.ownerOf("a"); !o.Obtained.Equal(obtained) {
-			t.Errorf("others see %+v, want it obtained at %v", o, obtained)
+			t.Errorf("owner: got %+v, want Obtained %v", o, obtained)
 		}
 		release(t, h)
 	})
 }
 
-// The request is under way when the release begins. The release does not wait for it, it is given up, and it changes nothing
-// when it arrives.
+// A release does not wait for the owner update in flight. The update is canceled, and changes
+// nothing if it arrives later.
 // Promise: P5
 func TestPublish_releaseEndsAttempt(t *testing.T) {
 	for how, leave := range map[string]func(ctx context.Context, h *stile.Hold) error{
@@ -205,8 +206,8 @@ func TestPublish_releaseEndsAttempt(t *testing.T) {
 		"ReleaseAfter": func(ctx context.Context, h *stile.Hold) error { return h.ReleaseAfter(ctx, time.Second) },
 	} {
 		t.Run(how, func(t *testing.T) {
-			scenario(t, func(t *testing.T, w *world) {
-				p := w.publishing(memstore.Fault{Delay: time.Second})
+			scenario(t, func(t *testing.T, w *testEnv) {
+				p := w.recordOwnerUpdates(memstore.Fault{Delay: time.Second})
 				h := lock(t, w.client("ann"), "a")
 				time.Sleep(1500 * time.Millisecond)
 				began := time.Now()
@@ -214,11 +215,11 @@ func TestPublish_releaseEndsAttempt(t *testing.T) {
 					t.Fatal(err)
 				}
 				if took := time.Since(began); took != 0 {
-					t.Errorf("the release took %v", took)
+					t.Errorf("the release took %v, want 0", took)
 				}
 				time.Sleep(time.Minute)
-				if n, m := len(p.all()), len(p.after.all()); n != 1 || m != 1 {
-					t.Errorf("the owner was changed %d times and the entry taken out %d times, want once each", n, m)
+				if n, m := len(p.all()), len(p.withdrawals.all()); n != 1 || m != 1 {
+					t.Errorf("got %d owner updates and %d withdrawals, want one each", n, m)
 				}
 				w.expectLine("a")
 			})
@@ -226,11 +227,11 @@ func TestPublish_releaseEndsAttempt(t *testing.T) {
 	}
 }
 
-// Whoever locks as many names as there are, in a store that answers nothing about them, has no more goroutines for that.
+// The number of goroutines that publish is bounded, even with many holds and a slow store.
 func TestPublish_fewGoroutinesForManyHolds(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		const many = 2000
-		p := w.publishing(memstore.Fault{Delay: time.Second})
+		p := w.recordOwnerUpdates(memstore.Fault{Delay: time.Second})
 		ann := w.client("ann")
 		var holds []*stile.Hold
 		for i := range many {
@@ -241,15 +242,15 @@ func TestPublish_fewGoroutinesForManyHolds(t *testing.T) {
 		time.Sleep(1100 * time.Millisecond)
 		synctest.Wait()
 		if more := runtime.NumGoroutine() - before; more > 50 {
-			t.Errorf("when %d holds have become a second old, there are %d goroutines more", many, more)
+			t.Errorf("publishing %d holds: got %d more goroutines, want 50 at most", many, more)
 		}
 		if n := len(p.all()); n == 0 || n > 50 {
-			t.Errorf("%d requests are under way", n)
+			t.Errorf("got %d requests in flight, want 1 to 50", n)
 		}
 		w.heal()
 		time.Sleep(time.Minute)
 		if o := w.ownerOf(holds[many-1].Name()); o.Obtained.IsZero() {
-			t.Error("the last of them was never published")
+			t.Error("the last hold was not published")
 		}
 		var releasing sync.WaitGroup
 		for _, h := range holds {
@@ -260,24 +261,24 @@ func TestPublish_fewGoroutinesForManyHolds(t *testing.T) {
 }
 
 func TestPublish_closeDoesNotWait(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		ann := w.client("ann")
 		for i := range 20 {
 			lock(t, ann, fmt.Sprint("lock ", i))
 		}
-		p := w.publishing(memstore.Fault{Drop: true})
+		p := w.recordOwnerUpdates(memstore.Fault{Drop: true})
 		time.Sleep(1500 * time.Millisecond)
 		began := time.Now()
 		if err := ann.Close(t.Context()); err != nil {
 			t.Error(err)
 		}
 		if took := time.Since(began); took != 0 {
-			t.Errorf("Close took %v", took)
+			t.Errorf("Close took %v, want 0", took)
 		}
 		asked := len(p.all())
 		time.Sleep(time.Minute)
 		if more := len(p.all()) - asked; more > 0 {
-			t.Errorf("%d requests were made after Close", more)
+			t.Errorf("got %d requests after Close, want 0", more)
 		}
 	})
 }

@@ -16,7 +16,7 @@ import (
 
 // Promise: P3
 func TestQueue_clientsInOrderOfArrival(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		h := lock(t, w.client("ann"), "a")
 		names := []string{"ann"}
 		var waiters []*waiter
@@ -27,19 +27,19 @@ func TestQueue_clientsInOrderOfArrival(t *testing.T) {
 		}
 		for i, wt := range waiters {
 			for _, later := range waiters[i:] {
-				later.waits()
+				later.expectWaiting()
 			}
 			release(t, h)
-			h = wt.getsNow()
+			h = wt.expectHoldNow()
 			w.expectLine("a", names[i+1:]...)
 		}
 	})
 }
 
-// However many goroutines of one process want a lock, the process stands in the line once.
+// A process has one entry in the line, however many of its goroutines wait for the lock.
 // Promise: P3
 func TestQueue_goroutinesInOrderOfArrival(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		c := w.client("ann")
 		h := lock(t, c, "a")
 		var waiters []*waiter
@@ -49,10 +49,10 @@ func TestQueue_goroutinesInOrderOfArrival(t *testing.T) {
 		}
 		for i, wt := range waiters {
 			for _, later := range waiters[i:] {
-				later.waits()
+				later.expectWaiting()
 			}
 			release(t, h)
-			h = wt.getsNow()
+			h = wt.expectHoldNow()
 			w.expectLine("a", "ann")
 		}
 		release(t, h)
@@ -60,9 +60,10 @@ func TestQueue_goroutinesInOrderOfArrival(t *testing.T) {
 	})
 }
 
-// A process goes to the end of the line between the turns of its goroutines: others are not starved.
+// A process rejoins the line at its end for each of its goroutines, so that other processes do not
+// starve.
 func TestQueue_busyProcessTakesTurnsWithOthers(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		ann, bob := w.client("ann"), w.client("bob")
 		first := lock(t, ann, "a")
 		a2, a3 := wait(t.Context(), t, ann, "a"), wait(t.Context(), t, ann, "a")
@@ -70,34 +71,34 @@ func TestQueue_busyProcessTakesTurnsWithOthers(t *testing.T) {
 		w.expectLine("a", "ann", "bob")
 
 		release(t, first)
-		h := b1.getsNow()
+		h := b1.expectHoldNow()
 		w.expectLine("a", "bob", "ann")
 		release(t, h)
-		h = a2.getsNow()
+		h = a2.expectHoldNow()
 		w.expectLine("a", "ann", "bob")
 		release(t, h)
-		h = b2.getsNow()
+		h = b2.expectHoldNow()
 		w.expectLine("a", "bob", "ann")
 		release(t, h)
-		release(t, a3.getsNow())
+		release(t, a3.expectHoldNow())
 		w.expectLine("a")
 	})
 }
 
 func TestQueue_namesAreIndependent(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		ann, bob := w.client("ann"), w.client("bob")
 		lock(t, bob, "a")
 		wt := wait(t.Context(), t, ann, "a")
 		release(t, lock(t, ann, "b"))
-		wt.waits()
+		wt.expectWaiting()
 	})
 }
 
-// Each release wakes one waiter: the next.
+// A release causes one request and wakes only the next waiter.
 // Promise: P4
 func TestQueue_wakesOnlyTheNext(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		h := lock(t, w.client("ann"), "a")
 		b := wait(t.Context(), t, w.client("bob"), "a")
 		c := wait(t.Context(), t, w.client("cid"), "a")
@@ -109,19 +110,19 @@ func TestQueue_wakesOnlyTheNext(t *testing.T) {
 			return memstore.Fault{}
 		})
 		release(t, h)
-		b.getsNow()
-		c.waits()
+		b.expectHoldNow()
+		c.expectWaiting()
 		if requests != 1 {
-			t.Errorf("a hand-over took %d requests, want 1: the release", requests)
+			t.Errorf("requests for a hand-over: got %d, want 1, the release", requests)
 		}
 	})
 }
 
-// Many goroutines of many clients: each adds to a counter that nothing else protects, so that the race detector
-// watches as well.
+// Many goroutines of several clients increment a counter that only the lock protects, so that the
+// race detector checks the exclusion, too.
 // Promise: P1
 func TestQueue_exclusion(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		counter, last := 0, uint64(0)
 		var all sync.WaitGroup
 		for _, name := range []string{"ann", "bob", "cid"} {
@@ -134,7 +135,7 @@ func TestQueue_exclusion(t *testing.T) {
 							time.Sleep(time.Millisecond)
 							counter = was + 1
 							if h.Token() <= last {
-								t.Errorf("token %d after %d", h.Token(), last)
+								t.Errorf("token: got %d, want more than %d", h.Token(), last)
 							}
 							last = h.Token()
 							return nil
@@ -148,66 +149,66 @@ func TestQueue_exclusion(t *testing.T) {
 		}
 		all.Wait()
 		if counter != 300 {
-			t.Errorf("counted %d, want 300", counter)
+			t.Errorf("counter: got %d, want 300", counter)
 		}
 	})
 }
 
-// cancelable is a context that ends with a cause of its own.
-func cancelable(t *testing.T) (ctx context.Context, end func(), why error) {
+// cancelable returns a context, the function that ends it, and the cause with which it ends.
+func cancelable(t *testing.T) (ctx context.Context, end func(), cause error) {
 	ctx, cancel := context.WithCancelCause(t.Context())
-	why = errors.New("the caller has better things to do")
-	return ctx, func() { cancel(why); synctest.Wait() }, why
+	cause = errors.New("canceled by the caller")
+	return ctx, func() { cancel(cause); synctest.Wait() }, cause
 }
 
 func TestGiveUp_inLocalQueue(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		c := w.client("ann")
 		h := lock(t, c, "a")
-		ctx, end, why := cancelable(t)
+		ctx, end, cause := cancelable(t)
 		first := wait(t.Context(), t, c, "a")
-		quits := wait(ctx, t, c, "a")
+		canceledWaiter := wait(ctx, t, c, "a")
 		last := wait(t.Context(), t, c, "a")
 		end()
-		quits.fails(context.Canceled, why)
+		canceledWaiter.expectFailure(context.Canceled, cause)
 		release(t, h)
-		release(t, first.getsNow())
-		release(t, last.getsNow())
+		release(t, first.expectHoldNow())
+		release(t, last.expectHoldNow())
 	})
 }
 
 func TestGiveUp_inLineInStore(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		ann, bob, cid := w.client("ann"), w.client("bob"), w.client("cid")
 		h := lock(t, ann, "a")
-		ctx, end, why := cancelable(t)
-		quits := wait(ctx, t, bob, "a")
-		waitersBehind := wait(t.Context(), t, bob, "a")
+		ctx, end, cause := cancelable(t)
+		canceledWaiter := wait(ctx, t, bob, "a")
+		behind := wait(t.Context(), t, bob, "a")
 		next := wait(t.Context(), t, cid, "a")
 		w.expectLine("a", "ann", "bob", "cid")
 		end()
-		quits.fails(context.Canceled, why)
+		canceledWaiter.expectFailure(context.Canceled, cause)
 		w.expectLine("a", "ann", "cid", "bob")
 		release(t, h)
-		release(t, next.getsNow())
-		release(t, waitersBehind.getsNow())
+		release(t, next.expectHoldNow())
+		release(t, behind.expectHoldNow())
 	})
 }
 
 func TestGiveUp_contextDeadline(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		ann, bob := w.client("ann"), w.client("bob")
 		h := lock(t, ann, "a")
-		why := errors.New("too slow")
-		ctx, cancel := context.WithTimeoutCause(t.Context(), time.Minute, why)
+		cause := errors.New("too slow")
+		ctx, cancel := context.WithTimeoutCause(t.Context(), time.Minute, cause)
 		defer cancel()
 		before := time.Now()
 		for _, c := range []*stile.Client{ann, bob} {
 			_, err := c.Mutex("a").Lock(ctx)
-			expectError(t, err, context.DeadlineExceeded, why)
+			expectError(t, err, context.DeadlineExceeded, cause)
 		}
 		if d := time.Since(before); d != time.Minute {
-			t.Errorf("Lock waited for %v, want a minute", d)
+			t.Errorf("Lock waited for %v, want 1m", d)
 		}
 		expectHeld(t, h)
 		w.expectLine("a", "ann")
@@ -221,34 +222,34 @@ func TestGiveUp_whileSessionOpens(t *testing.T) {
 		"the request is lost": {Drop: true},
 		"the reply is lost":   {LoseReply: true},
 	} {
-		scenario(t, func(t *testing.T, w *world) {
+		scenario(t, func(t *testing.T, w *testEnv) {
 			c := w.client("ann")
 			w.faults(f, on(memstore.Open))
-			ctx, end, why := cancelable(t)
-			opens := wait(ctx, t, c, "a")
-			waitersBehind := wait(t.Context(), t, c, "a")
-			asWell := wait(t.Context(), t, c, "b") // waits for the same session
+			ctx, end, cause := cancelable(t)
+			opener := wait(ctx, t, c, "a")
+			behind := wait(t.Context(), t, c, "a")
+			sameSession := wait(t.Context(), t, c, "b") // waits for the same session
 			time.Sleep(time.Millisecond)
 			w.heal()
 			end()
-			opens.fails(context.Canceled, why)
-			release(t, waitersBehind.getsNow())
-			release(t, asWell.getsNow())
+			opener.expectFailure(context.Canceled, cause)
+			release(t, behind.expectHoldNow())
+			release(t, sameSession.expectHoldNow())
 			w.expectLine("a")
 			if ids := w.store.Sessions(); len(ids) != 1 {
-				t.Errorf("%s: there are the sessions %v, want one", what, ids)
+				t.Errorf("%s: got the sessions %v, want one", what, ids)
 			}
 		})
 	}
 }
 
-// abrupt is a store whose calls end with an error of its own when their context ends.
-type abrupt struct {
+// customErrorStore is a store whose Open returns err when its context ends.
+type customErrorStore struct {
 	store.Store
 	err error
 }
 
-func (s abrupt) Open(ctx context.Context, _ store.SessionOptions) (store.Session, error) {
+func (s customErrorStore) Open(ctx context.Context, _ store.SessionOptions) (store.Session, error) {
 	<-ctx.Done()
 	return nil, s.err
 }
@@ -256,37 +257,38 @@ func (s abrupt) Open(ctx context.Context, _ store.SessionOptions) (store.Session
 func TestGiveUp_errorMatchesContextError(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		reset := errors.New("connection reset")
-		c, err := stile.New(abrupt{memstore.New(), reset}, nil)
+		c, err := stile.New(customErrorStore{memstore.New(), reset}, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
-		ctx, end, why := cancelable(t)
+		ctx, end, cause := cancelable(t)
 		wt := wait(ctx, t, c, "a")
 		end()
-		wt.fails(context.Canceled, why, reset)
+		wt.expectFailure(context.Canceled, cause, reset)
 		wt = wait(t.Context(), t, c, "a")
 		if err := c.Close(t.Context()); err != nil {
 			t.Error(err)
 		}
-		wt.fails(stile.ErrClosed)
+		wt.expectFailure(stile.ErrClosed)
 	})
 }
 
 func TestGiveUp_whileAnotherCallOpensSession(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		c := w.client("ann")
 		w.faults(memstore.Fault{Delay: time.Second}, on(memstore.Open))
-		opens := wait(t.Context(), t, c, "a")
-		ctx, end, why := cancelable(t)
-		quits := wait(ctx, t, c, "b")
+		opener := wait(t.Context(), t, c, "a")
+		ctx, end, cause := cancelable(t)
+		canceledWaiter := wait(ctx, t, c, "b")
 		end()
-		quits.fails(context.Canceled, why)
-		opens.gets()
+		canceledWaiter.expectFailure(context.Canceled, cause)
+		opener.expectHold()
 		w.expectLine("b")
 	})
 }
 
-// Whether an entry got into the line or not, when its caller gives up none is left, and nobody waits for it.
+// If the caller gives up during the request, no entry is left and nobody waits for one, whether or
+// not the request was carried out.
 // Promise: P5
 func TestGiveUp_duringEnqueue(t *testing.T) {
 	for what, f := range map[string]memstore.Fault{
@@ -296,7 +298,7 @@ func TestGiveUp_duringEnqueue(t *testing.T) {
 		"the reply is lost":   {LoseReply: true},
 	} {
 		for _, held := range []bool{false, true} {
-			scenario(t, func(t *testing.T, w *world) {
+			scenario(t, func(t *testing.T, w *testEnv) {
 				ann, bob := w.client("ann"), w.client("bob")
 				var h *stile.Hold
 				var line []string
@@ -304,96 +306,96 @@ func TestGiveUp_duringEnqueue(t *testing.T) {
 					h, line = lock(t, bob, "a"), []string{"bob"}
 				}
 				w.faults(f, on(memstore.Enqueue))
-				ctx, end, why := cancelable(t)
-				quits := wait(ctx, t, ann, "a")
-				waitersBehind := wait(t.Context(), t, ann, "a")
+				ctx, end, cause := cancelable(t)
+				canceledWaiter := wait(ctx, t, ann, "a")
+				behind := wait(t.Context(), t, ann, "a")
 				time.Sleep(time.Millisecond)
 				w.heal()
 				end()
 				t.Log(what, "; held:", held)
-				quits.fails(context.Canceled, why)
+				canceledWaiter.expectFailure(context.Canceled, cause)
 				w.expectLine("a", append(line, "ann")...)
 				if held {
-					waitersBehind.waits()
+					behind.expectWaiting()
 					release(t, h)
 				}
-				release(t, waitersBehind.getsNow())
+				release(t, behind.expectHoldNow())
 				release(t, lock(t, bob, "a"))
 			})
 		}
 	}
 }
 
-// The caller gives up just as its turn comes. Whichever is first: it has the lock or an error, and not both; nothing is
-// left behind, and the next one's turn comes.
+// The caller gives up while it is admitted. It gets either the lock or an error; no entry is left,
+// and the next waiter is admitted.
 // Promise: P5
 func TestGiveUp_duringAdmission(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		ann, bob, cid := w.client("ann"), w.client("bob"), w.client("cid")
 		got := 0
 		for range 300 {
 			h := lock(t, ann, "a")
 			ctx, cancel := context.WithCancel(t.Context())
-			races := wait(ctx, t, bob, "a")
-			waitersBehind := wait(t.Context(), t, bob, "a")
+			racer := wait(ctx, t, bob, "a")
+			behind := wait(t.Context(), t, bob, "a")
 			next := wait(t.Context(), t, cid, "a")
 			go cancel()
 			release(t, h)
-			<-races.done
-			if races.err == nil {
+			<-racer.done
+			if racer.err == nil {
 				got++
-				expectHeld(t, races.hold)
-				next.waits()
-				release(t, races.hold)
+				expectHeld(t, racer.hold)
+				next.expectWaiting()
+				release(t, racer.hold)
 			} else {
-				expectError(t, races.err, context.Canceled)
+				expectError(t, racer.err, context.Canceled)
 			}
-			release(t, next.getsNow())
-			release(t, waitersBehind.getsNow())
+			release(t, next.expectHoldNow())
+			release(t, behind.expectHoldNow())
 			w.expectLine("a")
 		}
 		t.Logf("got the lock %d times of 300", got)
 	})
 }
 
-// The same within one process.
+// The same as [TestGiveUp_duringAdmission] within one process.
 func TestGiveUp_duringAdmissionInLocalQueue(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		c := w.client("ann")
 		for range 300 {
 			h := lock(t, c, "a")
 			ctx, cancel := context.WithCancel(t.Context())
-			races := wait(ctx, t, c, "a")
+			racer := wait(ctx, t, c, "a")
 			next := wait(t.Context(), t, c, "a")
 			go cancel()
 			release(t, h)
-			<-races.done
-			if races.err == nil {
-				next.waits()
-				release(t, races.hold)
+			<-racer.done
+			if racer.err == nil {
+				next.expectWaiting()
+				release(t, racer.hold)
 			} else {
-				expectError(t, races.err, context.Canceled)
+				expectError(t, racer.err, context.Canceled)
 			}
-			release(t, next.getsNow())
+			release(t, next.expectHoldNow())
 			w.expectLine("a")
 		}
 	})
 }
 
-// An entry that cannot be taken out at once delays the next of its process by a second, no more, and its caller not at
-// all.
+// If the entry cannot be withdrawn at once, the next waiter of the process is delayed by one second
+// and the caller not at all.
 // Promise: P5
 func TestGiveUp_storeUnreachable(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		ann, bob, cid := w.client("ann"), w.client("bob"), w.client("cid")
 		h := lock(t, bob, "a")
-		ctx, end, why := cancelable(t)
-		quits := wait(ctx, t, ann, "a")
-		waitersBehind := wait(t.Context(), t, ann, "a")
+		ctx, end, cause := cancelable(t)
+		canceledWaiter := wait(ctx, t, ann, "a")
+		behind := wait(t.Context(), t, ann, "a")
 		next := wait(t.Context(), t, cid, "a")
 		w.faults(memstore.Fault{Drop: true}, on(memstore.Withdraw), w.session("ann"))
 		end()
-		quits.fails(context.Canceled, why)
+		canceledWaiter.expectFailure(context.Canceled, cause)
 		w.expectLine("a", "bob", "ann", "cid")
 		time.Sleep(time.Second)
 		w.expectLine("a", "bob", "ann", "cid", "ann")
@@ -401,12 +403,13 @@ func TestGiveUp_storeUnreachable(t *testing.T) {
 		time.Sleep(2 * time.Second)
 		w.expectLine("a", "bob", "cid", "ann")
 		release(t, h)
-		release(t, next.getsNow())
-		release(t, waitersBehind.getsNow())
+		release(t, next.expectHoldNow())
+		release(t, behind.expectHoldNow())
 	})
 }
 
-// registrations counts what is registered with a context and not taken back.
+// registrations is a context that counts the functions registered with AfterFunc, and those not
+// stopped.
 type registrations struct {
 	context.Context
 	mu   sync.Mutex
@@ -414,7 +417,7 @@ type registrations struct {
 	all  int
 }
 
-// Value hides what the context is, so that package context has to call AfterFunc.
+// Value hides the type of the inner context, so that package context has to call AfterFunc.
 func (*registrations) Value(any) any { return nil }
 
 func (r *registrations) AfterFunc(f func()) func() bool {
@@ -431,9 +434,10 @@ func (r *registrations) AfterFunc(f func()) func() bool {
 	})
 }
 
-// A context may live as long as the process: what is registered with it for one lock must not stay.
+// The caller's context may last as long as the process, so a finished call must leave no function
+// registered with it.
 func TestGiveUp_leavesNothingOnCallersContext(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		ann, bob := w.client("ann"), w.client("bob")
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
@@ -473,7 +477,7 @@ func TestGiveUp_leavesNothingOnCallersContext(t *testing.T) {
 		r.mu.Lock()
 		defer r.mu.Unlock()
 		if r.open != 0 || r.all == 0 {
-			t.Errorf("of %d registrations with the context %d stay", r.all, r.open)
+			t.Errorf("of %d functions registered with the context %d were not stopped", r.all, r.open)
 		}
 	})
 }
@@ -481,18 +485,18 @@ func TestGiveUp_leavesNothingOnCallersContext(t *testing.T) {
 func TestContended(t *testing.T) {
 	for _, tt := range []struct {
 		who       string
-		contender func(w *world, ann *stile.Client) *stile.Client
+		contender func(w *testEnv, ann *stile.Client) *stile.Client
 	}{
-		{"another process", func(w *world, _ *stile.Client) *stile.Client { return w.client("bob") }},
-		{"the same process", func(_ *world, ann *stile.Client) *stile.Client { return ann }},
+		{"another process", func(w *testEnv, _ *stile.Client) *stile.Client { return w.client("bob") }},
+		{"the same process", func(_ *testEnv, ann *stile.Client) *stile.Client { return ann }},
 	} {
 		t.Run(tt.who, func(t *testing.T) {
-			scenario(t, func(t *testing.T, w *world) {
+			scenario(t, func(t *testing.T, w *testEnv) {
 				ann := w.client("ann")
 				other := tt.contender(w, ann)
 				h := lock(t, ann, "a")
 				if closed(h.Contended()) {
-					t.Fatal("contended although nobody waits")
+					t.Fatal("contended, but nobody waits")
 				}
 				lock(t, other, "b")
 				wait(t.Context(), t, ann, "b")
@@ -500,20 +504,20 @@ func TestContended(t *testing.T) {
 					t.Fatal(err)
 				}
 				if closed(h.Contended()) {
-					t.Fatal("contended although nobody waits: a try does not, nor those of other names")
+					t.Fatal("contended, but only a TryLock failed and only another name has waiters")
 				}
 				wt := wait(t.Context(), t, other, "a")
 				if !closed(h.Contended()) {
-					t.Error("not contended although somebody waits")
+					t.Error("not contended, but a waiter exists")
 				}
 				release(t, h)
-				next := wt.getsNow()
+				next := wt.expectHoldNow()
 				if closed(next.Contended()) {
-					t.Error("the next hold is contended although nobody waits")
+					t.Error("the next hold is contended, but nobody waits")
 				}
 				wait(t.Context(), t, other, "a")
 				if !closed(next.Contended()) {
-					t.Error("the next hold is not contended although somebody waits")
+					t.Error("the next hold is not contended, but a waiter exists")
 				}
 			})
 		})
@@ -521,32 +525,32 @@ func TestContended(t *testing.T) {
 }
 
 func TestContended_askedLate(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		ann, bob := w.client("ann"), w.client("bob")
 		a, b := lock(t, ann, "a"), lock(t, ann, "b")
 		wait(t.Context(), t, bob, "a")
 		wait(t.Context(), t, ann, "b")
 		if !closed(a.Contended()) || !closed(b.Contended()) {
-			t.Error("not contended although somebody waits already")
+			t.Error("not contended, but a waiter existed before the call")
 		}
 	})
 }
 
 func TestContended_afterTheHold(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		ann, bob := w.client("ann"), w.client("bob")
 		h := lock(t, ann, "a")
 		release(t, h)
 		lock(t, bob, "a")
 		wait(t.Context(), t, ann, "a")
 		if closed(h.Contended()) {
-			t.Error("a released hold is contended by those who wait for another")
+			t.Error("a released hold is contended by the waiter for a later hold")
 		}
 	})
 }
 
 func TestQueue_linesAreIndependent(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		c := w.client("ann")
 		var holds []*stile.Hold
 		for _, name := range []string{"a", "b", "c"} {

@@ -13,7 +13,7 @@ import (
 	"github.com/stilelock/stile/store/memstore"
 )
 
-// waitFor is wait in any mode.
+// waitFor is wait with a mode.
 func waitFor(ctx context.Context, t *testing.T, c *stile.Client, name string, mode line.Mode) *waiter {
 	t.Helper()
 	w := &waiter{t: t, done: make(chan struct{})}
@@ -25,108 +25,112 @@ func waitFor(ctx context.Context, t *testing.T, c *stile.Client, name string, mo
 	return w
 }
 
+// lockFor is lock with a mode.
 func lockFor(t *testing.T, c *stile.Client, name string, mode line.Mode) *stile.Hold {
 	t.Helper()
-	return waitFor(t.Context(), t, c, name, mode).getsNow()
+	return waitFor(t.Context(), t, c, name, mode).expectHoldNow()
 }
 
 func TestShare_readersOfAProcessHaveOneEntry(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		ann := w.client("ann")
 		first := lockFor(t, ann, "a", line.Shared)
 		second := lockFor(t, ann, "a", line.Shared)
 		w.expectLine("a", "ann")
 		if first.Token() != second.Token() {
-			t.Errorf("the tokens are %d and %d, want one for the entry", first.Token(), second.Token())
+			t.Errorf("tokens: got %d and %d, want the same for both", first.Token(), second.Token())
 		}
 		writer := waitFor(t.Context(), t, w.client("bob"), "a", line.Exclusive)
 		release(t, first)
 		expectHeld(t, second)
-		writer.waits()
+		writer.expectWaiting()
 		release(t, second)
-		release(t, writer.getsNow())
+		release(t, writer.expectHoldNow())
 	})
 }
 
-// A reader that comes while somebody waits behind the entry of its process stands behind that one.
+// A reader that arrives while a writer waits behind the entry of the reader's process gets a new
+// entry behind that writer.
 func TestShare_readersDoNotOvertakeWriterOfAnotherProcess(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		ann, bob := w.client("ann"), w.client("bob")
 		reader := lockFor(t, ann, "a", line.Shared)
 		writer := waitFor(t.Context(), t, bob, "a", line.Exclusive)
 		late := waitFor(t.Context(), t, ann, "a", line.Shared)
 		w.expectLine("a", "ann", "bob", "ann")
 		if _, err := ann.Locker("a", line.Shared).TryLock(t.Context()); !errors.Is(err, stile.ErrHeld) {
-			t.Errorf("a try that would pass the writer: %v, want ErrHeld", err)
+			t.Errorf("TryLock past the writer: got %v, want ErrHeld", err)
 		}
 		release(t, reader)
-		late.waits()
-		release(t, writer.getsNow())
-		release(t, late.getsNow())
+		late.expectWaiting()
+		release(t, writer.expectHoldNow())
+		release(t, late.expectHoldNow())
 	})
 }
 
 func TestShare_readersDoNotOvertakeWriterOfTheirProcess(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		ann := w.client("ann")
 		reader := lockFor(t, ann, "a", line.Shared)
 		writer := waitFor(t.Context(), t, ann, "a", line.Exclusive)
 		late := waitFor(t.Context(), t, ann, "a", line.Shared)
 		if _, err := ann.Locker("a", line.Shared).TryLock(t.Context()); !errors.Is(err, stile.ErrHeld) {
-			t.Errorf("a try that would pass the writer: %v, want ErrHeld", err)
+			t.Errorf("TryLock past the writer: got %v, want ErrHeld", err)
 		}
 		release(t, reader)
-		h := writer.getsNow()
-		late.waits()
+		h := writer.expectHoldNow()
+		late.expectWaiting()
 		release(t, h)
-		release(t, late.getsNow())
+		release(t, late.expectHoldNow())
 	})
 }
 
-// Readers that come together behind a writer of their process get one entry, although another writer waits behind them.
+// Readers that wait behind a writer of their process get one entry, even if another writer waits
+// behind them.
 func TestShare_readersBetweenWritersHaveOneEntry(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		ann := w.client("ann")
 		first := lockFor(t, ann, "a", line.Exclusive)
 		r1 := waitFor(t.Context(), t, ann, "a", line.Shared)
 		r2 := waitFor(t.Context(), t, ann, "a", line.Shared)
 		last := waitFor(t.Context(), t, ann, "a", line.Exclusive)
 		release(t, first)
-		h1, h2 := r1.getsNow(), r2.getsNow()
+		h1, h2 := r1.expectHoldNow(), r2.expectHoldNow()
 		w.expectLine("a", "ann")
 		release(t, h1)
 		release(t, h2)
-		release(t, last.getsNow())
+		release(t, last.expectHoldNow())
 	})
 }
 
-// deaf is a memory store that tells nobody of those who wait behind.
-type deaf struct{ store.Store }
+// noContentionStore is a store that never reports contention.
+type noContentionStore struct{ store.Store }
 
-func (s deaf) Open(ctx context.Context, opts store.SessionOptions) (store.Session, error) {
+func (s noContentionStore) Open(ctx context.Context, opts store.SessionOptions) (store.Session, error) {
 	inner, err := s.Store.Open(ctx, opts)
-	return deafSession{inner}, err
+	return noContentionSession{inner}, err
 }
 
-type deafSession struct{ store.Session }
+type noContentionSession struct{ store.Session }
 
-func (s deafSession) Enqueue(ctx context.Context, req store.Request) (store.Ticket, error) {
+func (s noContentionSession) Enqueue(ctx context.Context, req store.Request) (store.Ticket, error) {
 	inner, err := s.Session.Enqueue(ctx, req)
-	return deafTicket{inner}, err
+	return noContentionTicket{inner}, err
 }
 
-type deafTicket struct{ store.Ticket }
+type noContentionTicket struct{ store.Ticket }
 
-func (t deafTicket) Extensions() store.Extensions {
+func (t noContentionTicket) Extensions() store.Extensions {
 	e := t.Ticket.Extensions()
 	e.NotifyContended = func(func()) {}
 	return e
 }
 
-// Though nobody tells of a writer, readers do not keep it out for ever.
+// Even if the store does not report a waiting writer, readers can join an admitted entry only for a
+// second, so that the writer is admitted.
 func TestShare_windowEndsWithoutNotification(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
-		ann, err := stile.New(deaf{w.store}, &stile.Options{TTL: ttl, Owner: stile.Owner{Command: "ann"}})
+	scenario(t, func(t *testing.T, w *testEnv) {
+		ann, err := stile.New(noContentionStore{w.store}, &stile.Options{TTL: ttl, Owner: stile.Owner{Command: "ann"}})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -140,90 +144,91 @@ func TestShare_windowEndsWithoutNotification(t *testing.T) {
 		w.expectLine("a", "ann", "bob", "ann")
 		release(t, reader)
 		release(t, early)
-		release(t, writer.getsNow())
-		release(t, late.getsNow())
+		release(t, writer.expectHoldNow())
+		release(t, late.expectHoldNow())
 	})
 }
 
 func TestShare_firstGivesUp(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		ann, bob, cid := w.client("ann"), w.client("bob"), w.client("cid")
 		writer := lock(t, bob, "a")
-		ctx, end, why := cancelable(t)
+		ctx, end, cause := cancelable(t)
 		first := waitFor(ctx, t, ann, "a", line.Shared)
 		second := waitFor(t.Context(), t, ann, "a", line.Shared)
-		waitersBehind := waitFor(t.Context(), t, cid, "a", line.Exclusive)
+		behind := waitFor(t.Context(), t, cid, "a", line.Exclusive)
 		w.expectLine("a", "bob", "ann", "cid")
 		end()
-		first.fails(context.Canceled, why)
+		first.expectFailure(context.Canceled, cause)
 		w.expectLine("a", "bob", "ann", "cid")
 		release(t, writer)
-		h := second.getsNow()
-		waitersBehind.waits()
+		h := second.expectHoldNow()
+		behind.expectWaiting()
 		release(t, h)
-		release(t, waitersBehind.getsNow())
+		release(t, behind.expectHoldNow())
 	})
 }
 
-// The first of them puts the entry into the line. If its request is lost, the others wait no longer than it does.
+// The first reader enqueues the shared entry. If its request is lost and it gives up, the others do
+// not keep waiting for it.
 func TestShare_firstGivesUpDuringEnqueue(t *testing.T) {
 	for what, f := range map[string]memstore.Fault{
 		"the request is lost": {Drop: true},
 		"the reply is lost":   {LoseReply: true},
 	} {
-		scenario(t, func(t *testing.T, w *world) {
+		scenario(t, func(t *testing.T, w *testEnv) {
 			ann := w.client("ann")
-			release(t, lock(t, ann, "b")) // it has a session
+			release(t, lock(t, ann, "b")) // opens the session
 			w.faults(f, on(memstore.Enqueue))
-			ctx, end, why := cancelable(t)
+			ctx, end, cause := cancelable(t)
 			first := waitFor(ctx, t, ann, "a", line.Shared)
 			second := waitFor(t.Context(), t, ann, "a", line.Shared)
 			w.heal()
 			t.Log(what)
-			second.waits()
+			second.expectWaiting()
 			end()
-			first.fails(context.Canceled, why)
-			release(t, second.getsNow())
+			first.expectFailure(context.Canceled, cause)
+			release(t, second.expectHoldNow())
 			w.expectLine("a")
 		})
 	}
 }
 
 func TestShare_allGiveUp(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		ann, bob := w.client("ann"), w.client("bob")
 		writer := lock(t, bob, "a")
-		ctx, end, why := cancelable(t)
+		ctx, end, cause := cancelable(t)
 		first := waitFor(ctx, t, ann, "a", line.Shared)
 		second := waitFor(ctx, t, ann, "a", line.Shared)
 		end()
-		first.fails(context.Canceled, why)
-		second.fails(context.Canceled, why)
+		first.expectFailure(context.Canceled, cause)
+		second.expectFailure(context.Canceled, cause)
 		w.expectLine("a", "bob")
 		third := waitFor(t.Context(), t, ann, "a", line.Shared)
 		release(t, writer)
-		release(t, third.getsNow())
+		release(t, third.expectHoldNow())
 	})
 }
 
 func TestShare_allAreLostTogether(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		ann := w.client("ann")
 		first, second := lockFor(t, ann, "a", line.Shared), lockFor(t, ann, "a", line.Shared)
 		released := lockFor(t, ann, "a", line.Shared)
 		release(t, released)
-		w.takeOut("a", "ann")
+		w.evict("a", "ann")
 		expectLost(t, first, stile.LostEvicted)
 		expectLost(t, second, stile.LostEvicted)
 		if released.Err() != nil {
-			t.Errorf("a hold that was released before is lost: %v", released.Err())
+			t.Errorf("Err of a hold released before: got %v, want nil", released.Err())
 		}
 		release(t, lockFor(t, ann, "a", line.Shared))
 	})
 }
 
 func TestShare_tryJoinsAdmittedEntry(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		ann := w.client("ann")
 		first := lockFor(t, ann, "a", line.Shared)
 		second, err := ann.Locker("a", line.Shared).TryLock(t.Context())
@@ -238,24 +243,24 @@ func TestShare_tryJoinsAdmittedEntry(t *testing.T) {
 }
 
 func TestShare_tryDoesNotWait(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		ann, bob := w.client("ann"), w.client("bob")
 		writer := lock(t, bob, "a")
-		waits := waitFor(t.Context(), t, ann, "a", line.Shared)
+		waiting := waitFor(t.Context(), t, ann, "a", line.Shared)
 		if _, err := ann.Locker("a", line.Shared).TryLock(t.Context()); !errors.Is(err, stile.ErrHeld) {
-			t.Errorf("a try for what others of its process wait for: %v, want ErrHeld", err)
+			t.Errorf("TryLock with a waiter of the same process: got %v, want ErrHeld", err)
 		}
 		w.expectLine("a", "bob", "ann")
 		release(t, writer)
-		release(t, waits.getsNow())
+		release(t, waiting.expectHoldNow())
 	})
 }
 
 func TestShare_releaseAfterIsUnsupported(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		h := lockFor(t, w.client("ann"), "a", line.Shared)
 		if err := h.ReleaseAfter(t.Context(), time.Minute); !errors.Is(err, stile.ErrUnsupported) {
-			t.Errorf("ReleaseAfter of a shared hold: %v, want ErrUnsupported", err)
+			t.Errorf("ReleaseAfter of a shared hold: got %v, want ErrUnsupported", err)
 		}
 		expectHeld(t, h)
 		release(t, h)
@@ -263,17 +268,17 @@ func TestShare_releaseAfterIsUnsupported(t *testing.T) {
 }
 
 func TestSlots_eachHasAnEntry(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		ann, bob := w.client("ann"), w.client("bob")
 		first, second := lockFor(t, ann, "a", line.Slot(2)), lockFor(t, ann, "a", line.Slot(2))
 		w.expectLine("a", "ann", "ann")
 		here := waitFor(t.Context(), t, ann, "a", line.Slot(2))
 		there := waitFor(t.Context(), t, bob, "a", line.Slot(2))
 		release(t, first)
-		h := there.getsNow()
-		here.waits()
+		h := there.expectHoldNow()
+		here.expectWaiting()
 		release(t, second)
-		release(t, here.getsNow())
+		release(t, here.expectHoldNow())
 		release(t, h)
 	})
 }

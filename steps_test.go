@@ -14,31 +14,31 @@ import (
 	"github.com/stilelock/stile/store/memstore"
 )
 
-// What happens to the callers of one process while one of them goes wrong must not depend on when that is. So each of these
-// plays is performed again and again, and what goes wrong does so at the first request to the store, at the second, and so
-// on, while the request is on its way or the reply is.
+// The invariants must hold whenever a failure happens. So each script is repeated with the failure
+// at the first message, at the second, and so on, both while the request and while the reply is in
+// flight.
 //
-// In each play three callers of one process, and one of another, take the same lock one after another, hold it for a while
-// and release it.
+// In each script three callers of one process and one of another lock the same name one after
+// another, hold it for a second and release it.
 func TestQueue_failureAtEachStep(t *testing.T) {
-	plays := map[string][4]line.Mode{
+	scripts := map[string][4]line.Mode{
 		"exclusive":        {line.Exclusive, line.Exclusive, line.Exclusive, line.Exclusive},
 		"readers":          {line.Shared, line.Shared, line.Shared, line.Exclusive},
-		"a writer among":   {line.Shared, line.Exclusive, line.Shared, line.Shared},
+		"a writer between": {line.Shared, line.Exclusive, line.Shared, line.Shared},
 		"a writer first":   {line.Exclusive, line.Shared, line.Shared, line.Shared},
 		"slots":            {line.Slot(2), line.Slot(2), line.Slot(2), line.Slot(2)},
 		"a writer's slots": {line.Slot(2), line.Slot(2), line.Exclusive, line.Slot(2)},
 	}
-	for what, modes := range plays {
-		for _, trouble := range troubles {
-			t.Run(what+"/"+trouble.name, func(t *testing.T) {
+	for what, modes := range scripts {
+		for _, failure := range failures {
+			t.Run(what+"/"+failure.name, func(t *testing.T) {
 				steps := 0
 				for _, reply := range []bool{false, true} {
 					for step := 1; ; step++ {
-						p := &play{modes: modes, trouble: trouble, step: step, reply: reply}
-						synctest.Test(t, p.perform)
+						p := &trial{modes: modes, failure: failure, step: step, reply: reply}
+						synctest.Test(t, p.run)
 						if t.Failed() {
-							t.Fatalf("at step %d of %d, with the reply on its way: %v", step, p.steps, reply)
+							t.Fatalf("checks failed for the failure at step %d of %d, reply in flight: %v", step, p.steps, reply)
 						}
 						if p.steps < step {
 							break
@@ -47,41 +47,41 @@ func TestQueue_failureAtEachStep(t *testing.T) {
 					}
 				}
 				if steps < 10 {
-					t.Errorf("it was played %d times only", steps)
+					t.Errorf("got %d runs, want at least 10", steps)
 				}
 			})
 		}
 	}
 }
 
-// A trouble is what goes wrong.
-type trouble struct {
+// A failure is injected once into a trial.
+type failure struct {
 	name string
-	// strike makes it happen.
-	strike func(p *play)
-	// mayFail reports whether a caller may fail with an error because of it.
-	mayFail func(p *play, caller int, err error) bool
+	// inject makes it happen.
+	inject func(p *trial)
+	// mayFail reports whether a caller may get the error because of it.
+	mayFail func(p *trial, caller int, err error) bool
 }
 
-var errThrown = errors.New("thrown")
+var errPanic = errors.New("panic in a hook")
 
-var troubles = []trouble{
-	{name: "nothing", strike: func(*play) {}, mayFail: never},
+var failures = []failure{
+	{name: "nothing", inject: func(*trial) {}, mayFail: never},
 	{
-		name: "the first caller gives up", strike: func(p *play) { p.giveUp[0]() },
-		mayFail: func(_ *play, caller int, err error) bool { return caller == 0 && errors.Is(err, context.Canceled) },
+		name: "the first caller gives up", inject: func(p *trial) { p.cancel[0]() },
+		mayFail: func(_ *trial, caller int, err error) bool { return caller == 0 && errors.Is(err, context.Canceled) },
 	},
 	{
-		name: "the second caller gives up", strike: func(p *play) { p.giveUp[1]() },
-		mayFail: func(_ *play, caller int, err error) bool { return caller == 1 && errors.Is(err, context.Canceled) },
+		name: "the second caller gives up", inject: func(p *trial) { p.cancel[1]() },
+		mayFail: func(_ *trial, caller int, err error) bool { return caller == 1 && errors.Is(err, context.Canceled) },
 	},
 	{
-		name: "all callers give up", strike: func(p *play) { p.giveUp[0](); p.giveUp[1](); p.giveUp[2]() },
-		mayFail: func(_ *play, caller int, err error) bool { return caller < 3 && errors.Is(err, context.Canceled) },
+		name: "all callers give up", inject: func(p *trial) { p.cancel[0](); p.cancel[1](); p.cancel[2]() },
+		mayFail: func(_ *trial, caller int, err error) bool { return caller < 3 && errors.Is(err, context.Canceled) },
 	},
 	{
 		name: "the whole line is deleted",
-		strike: func(p *play) {
+		inject: func(p *trial) {
 			l, err := p.store.Line(context.Background(), "a")
 			if err != nil {
 				p.t.Error(err)
@@ -90,69 +90,69 @@ var troubles = []trouble{
 				_, _ = p.store.Break(context.Background(), "a", e.Order)
 			}
 		},
-		mayFail: func(_ *play, _ int, err error) bool { return lostFor(err, stile.LostEvicted) },
+		mayFail: func(_ *trial, _ int, err error) bool { return lostFor(err, stile.LostEvicted) },
 	},
 	{
-		name: "the first process is cut off for longer than its session lives", strike: func(p *play) { p.cutUntil(time.Now().Add(2 * ttl)) },
-		mayFail: func(_ *play, caller int, err error) bool {
+		name: "the first process is cut off for two TTLs", inject: func(p *trial) { p.cutUntil(time.Now().Add(2 * ttl)) },
+		mayFail: func(_ *trial, caller int, err error) bool {
 			return caller < 3 && lostFor(err, stile.LostDeadline, stile.LostExpired)
 		},
 	},
 	{
-		name: "the client is closed", strike: func(p *play) { _ = p.client.Close(context.Background()) },
-		mayFail: func(_ *play, caller int, err error) bool {
+		name: "the client is closed", inject: func(p *trial) { _ = p.client.Close(context.Background()) },
+		mayFail: func(_ *trial, caller int, err error) bool {
 			return caller < 3 && (errors.Is(err, stile.ErrClosed) || lostFor(err, stile.LostClosed))
 		},
 	},
 	{
-		name: "AttemptStart panics", strike: func(p *play) { p.throw("AttemptStart") }, mayFail: thrown,
+		name: "AttemptStart panics", inject: func(p *trial) { p.panicIn("AttemptStart") }, mayFail: panicked,
 	},
 	{
-		name: "AttemptEnd panics", strike: func(p *play) { p.throw("AttemptEnd") }, mayFail: thrown,
+		name: "AttemptEnd panics", inject: func(p *trial) { p.panicIn("AttemptEnd") }, mayFail: panicked,
 	},
 	{
-		name: "HoldStart panics", strike: func(p *play) { p.throw("HoldStart") }, mayFail: thrown,
+		name: "HoldStart panics", inject: func(p *trial) { p.panicIn("HoldStart") }, mayFail: panicked,
 	},
 	{
-		name: "HoldEnd panics", strike: func(p *play) { p.throw("HoldEnd") }, mayFail: thrown,
+		name: "HoldEnd panics", inject: func(p *trial) { p.panicIn("HoldEnd") }, mayFail: panicked,
 	},
 }
 
-func never(*play, int, error) bool { return false }
+func never(*trial, int, error) bool { return false }
 
-func thrown(_ *play, caller int, err error) bool { return caller < 3 && errors.Is(err, errThrown) }
+func panicked(_ *trial, caller int, err error) bool { return caller < 3 && errors.Is(err, errPanic) }
 
 func lostFor(err error, reasons ...stile.Reason) bool {
 	lost, ok := errors.AsType[*stile.LostError](err)
 	return ok && slices.Contains(reasons, lost.Reason)
 }
 
-// A play is one performance.
-type play struct {
+// A trial is one run of a script with one failure.
+type trial struct {
 	modes   [4]line.Mode
-	trouble trouble
-	step    int  // the request at which the trouble strikes
-	reply   bool // it strikes while the reply is on its way
+	failure failure
+	step    int  // the message at which the failure happens
+	reply   bool // it happens while the reply is in flight
 
 	t      *testing.T
 	store  *memstore.Store
 	client *stile.Client // of the first three callers
-	giveUp [3]func()
+	cancel [3]func()
 
-	mu     sync.Mutex
-	steps  int // how many requests there have been
-	over   bool
-	cut    time.Time
-	thrown string // the hook that panics when it is called next
-	ledger *ledger
-	holds  []*stile.Hold
-	struck chan struct{}
+	mu        sync.Mutex
+	steps     int // number of messages so far
+	finished  bool
+	cut       time.Time
+	panicNext string // the hook whose next call panics
+	hookPairs *hookPairs
+	holds     []*stile.Hold
+	reached   chan struct{}
 }
 
-func (p *play) perform(t *testing.T) {
-	p.t, p.store, p.struck = t, memstore.New(), make(chan struct{})
-	p.ledger = newLedger(t)
-	opts := &stile.Options{TTL: ttl, Hooks: stile.JoinHooks(p.ledger.hooks(), stile.Hooks{
+func (p *trial) run(t *testing.T) {
+	p.t, p.store, p.reached = t, memstore.New(), make(chan struct{})
+	p.hookPairs = newHookPairs(t)
+	opts := &stile.Options{TTL: ttl, Hooks: stile.JoinHooks(p.hookPairs.hooks(), stile.Hooks{
 		AttemptStart: starting(func(stile.AttemptStartEvent) { p.hook("AttemptStart") }),
 		AttemptEnd:   ending(func(stile.AttemptEndEvent) { p.hook("AttemptEnd") }),
 		HoldStart:    starting(func(stile.HoldStartEvent) { p.hook("HoldStart") }),
@@ -162,20 +162,20 @@ func (p *play) perform(t *testing.T) {
 			}
 		}),
 	})}
-	p.client = p.newClient(opts)
-	other := p.newClient(&stile.Options{TTL: ttl})
-	lock(t, other, "b") // so that it has the first session, and the second is that of the other three
+	p.client = p.openClient(opts)
+	other := p.openClient(&stile.Options{TTL: ttl})
+	lock(t, other, "b") // so that it has session m1 and the other three callers have m2
 	p.store.SetFaults(p.fault)
 	ctxs := [4]context.Context{3: t.Context()}
-	for i := range p.giveUp {
-		ctx, giveUp := context.WithCancel(t.Context())
-		ctxs[i], p.giveUp[i] = ctx, giveUp //nolint:fatcontext // they are beside each other
+	for i := range p.cancel {
+		ctx, cancel := context.WithCancel(t.Context())
+		ctxs[i], p.cancel[i] = ctx, cancel //nolint:fatcontext // they are independent
 	}
 
 	go func() {
-		<-p.struck
-		time.Sleep(time.Millisecond) // the request is under way
-		p.trouble.strike(p)
+		<-p.reached
+		time.Sleep(time.Millisecond) // the message is in flight
+		p.failure.inject(p)
 	}()
 	var all sync.WaitGroup
 	for i, mode := range p.modes {
@@ -184,7 +184,7 @@ func (p *play) perform(t *testing.T) {
 			c = other
 		}
 		all.Go(func() {
-			if err := p.use(ctxs[i], c.Locker("a", mode)); err != nil && !p.trouble.mayFail(p, i, err) {
+			if err := p.doWithLock(ctxs[i], c.Locker("a", mode)); err != nil && !p.failure.mayFail(p, i, err) {
 				t.Errorf("caller %d: %v", i, err)
 			}
 		})
@@ -193,26 +193,26 @@ func (p *play) perform(t *testing.T) {
 	done := make(chan struct{})
 	go func() { all.Wait(); close(done) }()
 	if !closesWithin(done, 10*time.Minute) {
-		t.Fatal("somebody waits for ever")
+		t.Fatal("the callers have not returned within 10m")
 	}
-	p.end(other)
+	p.checkEnd(other)
 }
 
-// end checks what has to be so when all is over.
-func (p *play) end(other *stile.Client) {
+// checkEnd checks the state after all callers have returned, and closes the clients.
+func (p *trial) checkEnd(other *stile.Client) {
 	p.mu.Lock()
 	if p.steps < p.step {
-		close(p.struck)
+		close(p.reached)
 	}
-	p.over = true
+	p.finished = true
 	p.mu.Unlock()
-	time.Sleep(3 * ttl) // what goes on in the background comes to its end
+	time.Sleep(3 * ttl) // until background work has ended
 	p.store.SetFaults(nil)
 	if n := p.client.Queues(); n != 0 {
-		p.t.Errorf("%d queues are left", n)
+		p.t.Errorf("got %d queues at the end, want 0", n)
 	}
 	if l, err := p.store.Line(p.t.Context(), "a"); err != nil || len(l.Entries) != 0 {
-		p.t.Errorf("entries are left: %+v, %v", l, err)
+		p.t.Errorf("line at the end: got %+v, %v, want no entries", l, err)
 	}
 	for _, c := range []*stile.Client{p.client, other} {
 		if err := c.Close(context.Background()); err != nil {
@@ -220,15 +220,15 @@ func (p *play) end(other *stile.Client) {
 		}
 	}
 	if ids := p.store.Sessions(); len(ids) != 0 {
-		p.t.Errorf("sessions are left: %v", ids)
+		p.t.Errorf("sessions at the end: got %v, want none", ids)
 	}
-	p.ledger.settled()
-	if n := p.ledger.attempts(); n < 3 {
-		p.t.Errorf("%d attempts were seen of 3 calls", n)
+	p.hookPairs.checkPaired()
+	if n := p.hookPairs.attempts(); n < 3 {
+		p.t.Errorf("got %d attempts, want 3 at least", n)
 	}
 }
 
-func (p *play) newClient(opts *stile.Options) *stile.Client {
+func (p *trial) openClient(opts *stile.Options) *stile.Client {
 	c, err := stile.New(p.store, opts)
 	if err != nil {
 		p.t.Fatal(err)
@@ -236,26 +236,28 @@ func (p *play) newClient(opts *stile.Options) *stile.Client {
 	return c
 }
 
-// use takes the lock, holds it for a second, and releases it.
-func (p *play) use(ctx context.Context, l stile.Locker) (err error) {
+// doWithLock takes the lock, holds it for a second, and releases it. It returns the panic of a hook
+// as an error.
+func (p *trial) doWithLock(ctx context.Context, l stile.Locker) (err error) {
 	defer func() {
-		if thrown := recover(); thrown != nil {
-			err = thrown.(error)
+		if r := recover(); r != nil {
+			err = r.(error)
 		}
 	}()
 	return l.Do(ctx, func(ctx context.Context, h *stile.Hold) error {
-		p.held(h)
+		p.recordHold(h)
 		select {
 		case <-time.After(time.Second):
 		case <-h.Context().Done():
 		}
-		p.held(nil)
+		p.recordHold(nil)
 		return nil
 	})
 }
 
-// held checks that no two of all the holds that conflict are valid at once, and takes in a new one.
-func (p *play) held(h *stile.Hold) {
+// recordHold adds a hold, unless it is nil, and checks that no conflicting holds are valid at the
+// same time.
+func (p *trial) recordHold(h *stile.Hold) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if h != nil {
@@ -265,55 +267,58 @@ func (p *play) held(h *stile.Hold) {
 	for _, h := range p.holds {
 		if h.Valid() {
 			if !line.Admits(h.Mode(), valid) {
-				p.t.Errorf("a hold in mode %v is valid beside %v", h.Mode(), valid)
+				p.t.Errorf("a hold in mode %v is valid together with holds in %v", h.Mode(), valid)
 			}
 			valid = append(valid, h.Mode())
 		}
 	}
 }
 
-// fault counts the requests of the first process, and has the trouble strike at one of them.
-func (p *play) fault(c memstore.Call) memstore.Fault {
+// fault counts the messages, and starts the failure at one of them, which it delays so that it is
+// in flight.
+func (p *trial) fault(c memstore.Call) memstore.Fault {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if time.Now().Before(p.cut) && c.Op != memstore.Notify && c.Session == "m2" {
 		return memstore.Fault{Drop: true}
 	}
-	if p.over || c.Op == memstore.Read || c.Op == memstore.Break {
+	if p.finished || c.Op == memstore.Read || c.Op == memstore.Break {
 		return memstore.Fault{}
 	}
 	p.steps++
 	if p.steps != p.step {
 		return memstore.Fault{}
 	}
-	close(p.struck)
+	close(p.reached)
 	if p.reply && c.Op != memstore.Notify {
 		return memstore.Fault{ReplyDelay: 2 * time.Millisecond}
 	}
 	return memstore.Fault{Delay: 2 * time.Millisecond}
 }
 
-func (p *play) cutUntil(until time.Time) {
+// cutUntil drops the requests of the first process until the given time.
+func (p *trial) cutUntil(until time.Time) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.cut = until
 }
 
-// throw makes the next call of a hook panic.
-func (p *play) throw(hook string) {
+// panicIn makes the next call of a hook panic.
+func (p *trial) panicIn(hook string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.thrown = hook
+	p.panicNext = hook
 }
 
-func (p *play) hook(name string) {
+// hook is called by each hook.
+func (p *trial) hook(name string) {
 	p.mu.Lock()
-	throws := p.thrown == name
-	if throws {
-		p.thrown = ""
+	panics := p.panicNext == name
+	if panics {
+		p.panicNext = ""
 	}
 	p.mu.Unlock()
-	if throws {
-		panic(errThrown)
+	if panics {
+		panic(errPanic)
 	}
 }

@@ -15,28 +15,28 @@ import (
 	"github.com/stilelock/stile/store/memstore"
 )
 
-// TestStress lets several clients, each with several goroutines, lock and release as they like while requests and replies
-// are late or lost and sessions are cut off for longer than they live. Then the faults end. All along, of two holds of a
-// name no two are valid and tokens increase; afterwards everybody gets every lock, and when all are gone the store is
-// empty.
+// TestStress runs several clients, each with several goroutines, that lock and release at random
+// while messages are delayed or lost and sessions are cut off for longer than their TTL. Then the
+// faults end. At no time are two conflicting holds of a name valid, and tokens increase. After the
+// faults every goroutine gets every lock. After all clients were closed, the store is empty.
 // Promise: P1
 func TestStress(t *testing.T) {
-	total := stressed{}
+	total := stressCounts{}
 	for seed := range uint64(12) {
 		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				s := newStress(t, seed)
-				s.play()
-				total.holds += s.did.holds
-				total.lost += s.did.lost
-				total.failed += s.did.failed
-				total.faults += s.did.faults
+				s.run()
+				total.holds += s.counts.holds
+				total.lost += s.counts.lost
+				total.failed += s.counts.failed
+				total.faults += s.counts.faults
 			})
 		})
 	}
 	t.Logf("%+v", total)
 	if total.holds < 1000 || total.lost < 20 || total.failed < 100 || total.faults < 1000 {
-		t.Errorf("too little has happened for the test to mean anything: %+v", total)
+		t.Errorf("too few events: got %+v, want at least 1000 holds, 20 lost, 100 failed, 1000 faults", total)
 	}
 }
 
@@ -52,21 +52,21 @@ var (
 	stressModes = []line.Mode{line.Exclusive, line.Exclusive, line.Shared, line.Slot(2)}
 )
 
-// stressed counts what has happened.
-type stressed struct{ holds, lost, failed, faults int }
+// stressCounts counts events.
+type stressCounts struct{ holds, lost, failed, faults int }
 
 type stress struct {
 	t     *testing.T
 	seed  uint64
 	store *memstore.Store
-	end   time.Time // of the faults
+	end   time.Time // when the faults end
 
-	mu    sync.Mutex
-	rnd   *rand.Rand
-	cut   map[string]time.Time // sessions out of reach, and until when
-	holds map[string]map[*stile.Hold]bool
-	last  map[string]map[line.Mode]uint64 // the largest token seen with a valid hold of the name and mode
-	did   stressed
+	mu     sync.Mutex
+	rnd    *rand.Rand
+	cut    map[string]time.Time // until when the requests of a session are dropped
+	holds  map[string]map[*stile.Hold]bool
+	last   map[string]map[line.Mode]uint64 // the largest token of a valid hold of the name and mode
+	counts stressCounts
 }
 
 func newStress(t *testing.T, seed uint64) *stress {
@@ -87,16 +87,16 @@ func (s *stress) errorf(format string, args ...any) {
 	s.t.Errorf("seed %d: %s", s.seed, fmt.Sprintf(format, args...))
 }
 
-// below returns a random number.
-func (s *stress) below(n int) int {
+// intN returns a random number in [0, n).
+func (s *stress) intN(n int) int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.rnd.IntN(n)
 }
 
-func (s *stress) upTo(d time.Duration) time.Duration { return time.Duration(s.below(int(d))) }
+func (s *stress) durationUpTo(d time.Duration) time.Duration { return time.Duration(s.intN(int(d))) }
 
-// fault decides about one call. Replies that are late or lost are what makes outcomes ambiguous.
+// fault returns a random fault. Late and lost replies make outcomes ambiguous.
 func (s *stress) fault(c memstore.Call) memstore.Fault {
 	if time.Now().After(s.end) {
 		return memstore.Fault{}
@@ -104,7 +104,7 @@ func (s *stress) fault(c memstore.Call) memstore.Fault {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if until, ok := s.cut[c.Session]; ok && c.Session != "" && time.Now().Before(until) && c.Op != memstore.Notify {
-		s.did.faults++
+		s.counts.faults++
 		return memstore.Fault{Drop: true}
 	}
 	short := time.Duration(s.rnd.IntN(int(20 * time.Millisecond)))
@@ -133,19 +133,19 @@ func (s *stress) fault(c memstore.Call) memstore.Fault {
 		s.cut[c.Session] = time.Now().Add(3 * long)
 	}
 	if f != (memstore.Fault{}) {
-		s.did.faults++
+		s.counts.faults++
 	}
 	return f
 }
 
-func (s *stress) play() {
+func (s *stress) run() {
 	var clients []*stile.Client
 	var all, watch sync.WaitGroup
-	over, stop := context.WithCancel(context.Background())
+	running, stop := context.WithCancel(context.Background())
 	watch.Go(func() {
-		for over.Err() == nil {
+		for running.Err() == nil {
 			time.Sleep(5 * time.Millisecond)
-			s.look()
+			s.checkAll()
 		}
 	})
 	for i := range stressClients {
@@ -159,7 +159,7 @@ func (s *stress) play() {
 				for time.Now().Before(s.end) {
 					s.use(c)
 				}
-				s.lastRound(c)
+				s.finalRound(c)
 			})
 		}
 	}
@@ -173,21 +173,21 @@ func (s *stress) play() {
 	}
 	time.Sleep(2 * stressTTL)
 	if lines, err := s.store.Lines(s.t.Context(), ""); err != nil || len(lines) > 0 {
-		s.errorf("at the end stand in line: %+v, %v", lines, err)
+		s.errorf("lines at the end: got %+v, %v, want none", lines, err)
 	}
 	if ids := s.store.Sessions(); len(ids) > 0 {
-		s.errorf("at the end there are the sessions %v", ids)
+		s.errorf("sessions at the end: got %v, want none", ids)
 	}
 }
 
-// use takes a lock in one of the ways there are.
+// use takes a random lock with a random method, holds it and releases it.
 func (s *stress) use(c *stile.Client) {
-	m := c.Locker(stressNames[s.below(len(stressNames))], stressModes[s.below(len(stressModes))])
-	ctx, cancel := context.WithTimeout(s.t.Context(), s.upTo(10*time.Second))
+	m := c.Locker(stressNames[s.intN(len(stressNames))], stressModes[s.intN(len(stressModes))])
+	ctx, cancel := context.WithTimeout(s.t.Context(), s.durationUpTo(10*time.Second))
 	defer cancel()
 	var hold *stile.Hold
 	var err error
-	switch s.below(5) {
+	switch s.intN(5) {
 	case 0:
 		hold, err = m.TryLock(ctx)
 	case 1:
@@ -198,99 +198,99 @@ func (s *stress) use(c *stile.Client) {
 		select {
 		case <-p.Ready():
 			hold, err = p.Wait(ctx)
-		case <-time.After(s.upTo(3 * time.Second)):
+		case <-time.After(s.durationUpTo(3 * time.Second)):
 			s.leave(p)
 			return
 		}
 	case 2:
 		err := m.Do(ctx, func(ctx context.Context, h *stile.Hold) error {
-			s.held(h)
+			s.addHold(h)
 			select {
-			case <-time.After(s.upTo(time.Second)):
+			case <-time.After(s.durationUpTo(time.Second)):
 			case <-ctx.Done():
 			}
-			s.drop(h)
+			s.removeHold(h)
 			return nil
 		})
-		s.judge(err)
+		s.checkError(err)
 		return
 	default:
 		hold, err = m.Lock(ctx)
 	}
 	if err != nil {
-		s.judge(err)
+		s.checkError(err)
 		return
 	}
-	s.held(hold)
+	s.addHold(hold)
 	select {
-	case <-time.After(s.upTo(time.Second)):
+	case <-time.After(s.durationUpTo(time.Second)):
 	case <-hold.Context().Done():
 	}
 	s.release(hold)
 }
 
 func (s *stress) leave(p *stile.Place) {
-	ctx, cancel := context.WithTimeout(s.t.Context(), s.upTo(time.Second))
+	ctx, cancel := context.WithTimeout(s.t.Context(), s.durationUpTo(time.Second))
 	defer cancel()
-	s.judge(p.Leave(ctx))
+	s.checkError(p.Leave(ctx))
 }
 
 func (s *stress) release(h *stile.Hold) {
-	s.drop(h)
-	ctx, cancel := context.WithTimeout(s.t.Context(), s.upTo(time.Second))
+	s.removeHold(h)
+	ctx, cancel := context.WithTimeout(s.t.Context(), s.durationUpTo(time.Second))
 	defer cancel()
-	s.judge(h.Release(ctx))
+	s.checkError(h.Release(ctx))
 	if h.Valid() || h.Context().Err() == nil {
-		s.errorf("the hold %d is valid after its release", h.Token())
+		s.errorf("the hold with token %d is valid after its release", h.Token())
 	}
 }
 
-// lastRound is played without faults: everybody gets every lock, once what was left of the faults has run out.
-func (s *stress) lastRound(c *stile.Client) {
+// finalRound acquires every lock after the faults have ended.
+func (s *stress) finalRound(c *stile.Client) {
 	for _, name := range stressNames {
 		ctx, cancel := context.WithTimeout(s.t.Context(), time.Minute)
-		h, err := c.Locker(name, stressModes[s.below(len(stressModes))]).Lock(ctx)
+		h, err := c.Locker(name, stressModes[s.intN(len(stressModes))]).Lock(ctx)
 		cancel()
 		if err != nil {
 			s.errorf("after the faults: %v", err)
 			return
 		}
-		s.held(h)
+		s.addHold(h)
 		time.Sleep(10 * time.Millisecond)
-		s.drop(h)
-		// A session cut off until now may be lost still.
+		s.removeHold(h)
+		// A session that was cut off may still be lost.
 		if err := h.Release(s.t.Context()); err != nil && !errors.Is(err, stile.ErrLost) {
 			s.errorf("after the faults: %v", err)
 		}
 	}
 }
 
-// judge accepts the errors that faults and contexts lead to.
-func (s *stress) judge(err error) {
+// checkError fails for errors that neither faults nor ended contexts explain.
+func (s *stress) checkError(err error) {
 	if err == nil {
 		return
 	}
 	s.mu.Lock()
-	s.did.failed++
+	s.counts.failed++
 	s.mu.Unlock()
 	if lost := (*stile.LostError)(nil); errors.As(err, &lost) && lost.Reason != stile.LostDeadline && lost.Reason != stile.LostExpired {
-		s.errorf("lost although nobody took it: %v", err)
+		s.errorf("unexpected reason of a loss: %v", err)
 	}
 	if errors.Is(err, stile.ErrClosed) || errors.Is(err, stile.ErrGone) && !errors.Is(err, stile.ErrLost) {
-		s.errorf("an error that nothing explains: %v", err)
+		s.errorf("unexpected error: %v", err)
 	}
 }
 
-// held is called with each new hold.
-func (s *stress) held(h *stile.Hold) {
+// addHold checks a new hold and adds it.
+func (s *stress) addHold(h *stile.Hold) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.did.holds++
-	s.alone(h.Name(), h)
+	s.counts.holds++
+	s.checkExclusionLocked(h.Name(), h)
 	if h.Valid() {
 		for mode, last := range s.last[h.Name()] {
 			if line.Conflict(mode, h.Mode()) && h.Token() <= last {
-				s.errorf("the lock %q has the token %d in mode %v after %d in mode %v", h.Name(), h.Token(), h.Mode(), last, mode)
+				s.errorf("lock %q: got the token %d in mode %v after %d in mode %v", h.Name(), h.Token(), h.Mode(), last, mode)
 			}
 		}
 		s.last[h.Name()][h.Mode()] = max(h.Token(), s.last[h.Name()][h.Mode()])
@@ -298,31 +298,32 @@ func (s *stress) held(h *stile.Hold) {
 	s.holds[h.Name()][h] = true
 }
 
-// drop is called before a hold is released.
-func (s *stress) drop(h *stile.Hold) {
+// removeHold checks a hold and removes it; it is called before the release.
+func (s *stress) removeHold(h *stile.Hold) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.alone(h.Name(), h)
+	s.checkExclusionLocked(h.Name(), h)
 	if h.Err() != nil {
-		s.did.lost++
+		s.counts.lost++
 	}
 	delete(s.holds[h.Name()], h)
 }
 
-// look checks all holds there are.
-func (s *stress) look() {
+// checkAll checks all current holds.
+func (s *stress) checkAll() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for name, holds := range s.holds {
 		for h := range holds {
-			s.alone(name, h)
+			s.checkExclusionLocked(name, h)
 		}
 	}
 }
 
-// alone checks that no other holds that conflict with h are valid if h is. A hold that has not been valid never is again, so
-// that it is enough to look at the others first: those that are valid then, and h if it is valid after, are valid at once.
-func (s *stress) alone(name string, h *stile.Hold) {
+// checkExclusionLocked checks that no hold that conflicts with h is valid at the same time as h. It
+// checks the others first: an invalid hold never becomes valid again, so if h is valid afterwards,
+// all of them were valid at the same time.
+func (s *stress) checkExclusionLocked(name string, h *stile.Hold) {
 	var others []line.Mode
 	for other := range s.holds[name] {
 		if other != h && other.Valid() {
@@ -330,6 +331,6 @@ func (s *stress) alone(name string, h *stile.Hold) {
 		}
 	}
 	if h.Valid() && !line.Admits(h.Mode(), others) {
-		s.errorf("a hold of %q is valid in mode %v, and so are others in the modes %v", name, h.Mode(), others)
+		s.errorf("lock %q: a hold in mode %v is valid together with holds in the modes %v", name, h.Mode(), others)
 	}
 }

@@ -11,62 +11,62 @@ import (
 	"github.com/stilelock/stile/store/memstore"
 )
 
-// granting is a store whose next session is granted the terms.
-type granting struct {
+// fixedTermsStore is a store that grants terms to every new session.
+type fixedTermsStore struct {
 	*memstore.Store
 	terms *store.Terms
 }
 
-func (g granting) Open(ctx context.Context, opts store.SessionOptions) (store.Session, error) {
+func (g fixedTermsStore) Open(ctx context.Context, opts store.SessionOptions) (store.Session, error) {
 	s, err := g.Store.Open(ctx, opts)
-	return grantedSession{s, *g.terms}, err
+	return fixedTermsSession{s, *g.terms}, err
 }
 
-type grantedSession struct {
+type fixedTermsSession struct {
 	store.Session
 	terms store.Terms
 }
 
-func (s grantedSession) Terms() store.Terms { return s.terms }
+func (s fixedTermsSession) Terms() store.Terms { return s.terms }
 
 func TestClient_Terms(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		first := store.Terms{TTL: 12 * time.Second, Slack: 4 * time.Second, Attempt: time.Second}
 		granted := first
-		c, err := stile.New(granting{w.store, &granted}, &stile.Options{TTL: ttl})
+		c, err := stile.New(fixedTermsStore{w.store, &granted}, &stile.Options{TTL: ttl})
 		if err != nil {
 			t.Fatal(err)
 		}
 		defer c.Close(t.Context())
 		if got, err := c.Terms(t.Context()); err != nil || got != first {
-			t.Fatalf("before a lock is taken: %+v, %v, want %+v", got, err, first)
+			t.Fatalf("Terms before the first lock: got %+v, %v, want %+v", got, err, first)
 		}
 		granted.TTL, granted.Slack = 9*time.Second, time.Second
 		hold := lock(t, c, "a")
 		if got := hold.Terms(); got != first {
-			t.Errorf("of a hold under the session that was asked about: %+v, want %+v", got, first)
+			t.Errorf("Terms of a hold of that session: got %+v, want %+v", got, first)
 		}
 		if ids := w.store.Sessions(); len(ids) != 1 {
-			t.Errorf("there are the sessions %v, want one", ids)
+			t.Errorf("sessions: got %v, want one", ids)
 		}
 
 		w.store.SetFaults(func(memstore.Call) memstore.Fault { return memstore.Fault{Err: errors.New("no answer")} })
 		<-hold.Lost()
 		if _, err := c.Terms(t.Context()); err == nil {
-			t.Error("terms of a session that could not be opened")
+			t.Error("Terms without the store: got nil, want an error")
 		}
 		w.store.SetFaults(nil)
 		if got, err := c.Terms(t.Context()); err != nil || got != granted {
-			t.Errorf("of the session after a lost one: %+v, %v, want %+v", got, err, granted)
+			t.Errorf("Terms of the session after the loss: got %+v, %v, want %+v", got, err, granted)
 		}
 		if got := hold.Terms(); got != first {
-			t.Errorf("of a hold that was lost: %+v, want %+v", got, first)
+			t.Errorf("Terms of the lost hold: got %+v, want %+v", got, first)
 		}
 	})
 }
 
 func TestClient_Terms_tooLate(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		c, err := stile.New(w.store, &stile.Options{TTL: ttl})
 		if err != nil {
 			t.Fatal(err)
@@ -75,14 +75,14 @@ func TestClient_Terms_tooLate(t *testing.T) {
 		cancel()
 		w.store.SetFaults(func(memstore.Call) memstore.Fault { return memstore.Fault{Err: errors.New("no answer")} })
 		if _, err := c.Terms(ctx); !errors.Is(err, context.Canceled) {
-			t.Errorf("with a context that has ended: %v", err)
+			t.Errorf("Terms with an ended context: got %v, want context.Canceled", err)
 		}
 		w.store.SetFaults(nil)
 		if err := c.Close(t.Context()); err != nil {
 			t.Fatal(err)
 		}
 		if _, err := c.Terms(t.Context()); !errors.Is(err, stile.ErrClosed) {
-			t.Errorf("of a client that is closed: %v", err)
+			t.Errorf("Terms of a closed client: got %v, want ErrClosed", err)
 		}
 	})
 }

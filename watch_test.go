@@ -14,30 +14,30 @@ import (
 	"github.com/stilelock/stile/store/memstore"
 )
 
-// A watch reads at most that often, and again when it has heard nothing for that long.
+// The minimum time between two readings of a watch, and the maximum time without changes.
 const (
-	pace   = 100 * time.Millisecond
-	anyway = 10 * time.Second
+	watchInterval  = 100 * time.Millisecond
+	resyncInterval = 10 * time.Second
 )
 
-// seen is what a watch has yielded.
-type seen struct {
-	at    time.Duration // since the watch began
+// A watchResult is one result that a watch has yielded.
+type watchResult struct {
+	at    time.Duration // since the start of the watch
 	lines string        // "a: ann bob", joined by semicolons
 	err   error
 }
 
-// watcher is a loop over a watch.
+// A watcher is a loop over a watch.
 type watcher struct {
-	record[seen]
+	record[watchResult]
 	t    *testing.T
 	stop context.CancelFunc
 	done chan struct{}
 }
 
-// watch begins a loop over all lines that begin with prefix, until the test is over. body, if not nil, is the rest of the
-// loop's body.
-func watch(t *testing.T, c *stile.Client, prefix string, body func(n int) (goOn bool)) *watcher {
+// watch starts a loop over the lines with the prefix. It ends with the test, or when body, if not
+// nil, returns false. body is called after each result with the number of results so far.
+func watch(t *testing.T, c *stile.Client, prefix string, body func(n int) (proceed bool)) *watcher {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	return loop(t, cancel, c.WatchLines(ctx, prefix), func(lines []stile.Line) string {
@@ -61,7 +61,7 @@ func loop[T any](t *testing.T, cancel context.CancelFunc, readings iter.Seq2[T, 
 	go func() {
 		defer close(w.done)
 		for got, err := range readings {
-			s := seen{at: time.Since(start), err: err}
+			s := watchResult{at: time.Since(start), err: err}
 			if err == nil {
 				s.lines = text(got)
 			}
@@ -75,140 +75,142 @@ func loop[T any](t *testing.T, cancel context.CancelFunc, readings iter.Seq2[T, 
 	return w
 }
 
-// last returns what was yielded last, when the watch has had the time to see what there is.
-func (w *watcher) last() seen {
+// last waits long enough for the watch to read the current state and returns its last result.
+func (w *watcher) last() watchResult {
 	w.t.Helper()
-	time.Sleep(pace)
+	time.Sleep(watchInterval)
 	all := w.all()
 	if len(all) == 0 {
-		w.t.Fatal("the watch has yielded nothing")
+		w.t.Fatal("the watch has yielded no result")
 	}
 	return all[len(all)-1]
 }
 
-func (w *watcher) shows(lines string) {
+func (w *watcher) expectLines(lines string) {
 	w.t.Helper()
 	if s := w.last(); s.err != nil || s.lines != lines {
-		w.t.Fatalf("the watch shows %q, %v, want %q", s.lines, s.err, lines)
+		w.t.Fatalf("last result: got %q, %v, want %q", s.lines, s.err, lines)
 	}
 }
 
-// endsWith checks that the loop has ended, and that all it got was as many readings and then an error that matches want.
-func (w *watcher) endsWith(readings int, want error) {
+// expectEnd checks that the loop has ended after the given number of readings and a final error
+// that matches want.
+func (w *watcher) expectEnd(readings int, want error) {
 	w.t.Helper()
 	if !closed(w.done) {
-		w.t.Fatalf("the watch goes on, after %+v", w.all())
+		w.t.Fatalf("the watch has not ended, after the results %+v", w.all())
 	}
 	all := w.all()
 	if len(all) != readings+1 {
-		w.t.Fatalf("the watch has yielded %+v, want %d readings and an error matching %q", all, readings, want)
+		w.t.Fatalf("results: got %+v, want %d readings and an error that matches %q", all, readings, want)
 	}
 	for _, s := range all[:readings] {
 		if s.err != nil {
-			w.t.Errorf("a reading failed: %v", s.err)
+			w.t.Errorf("error of a reading: got %v, want nil", s.err)
 		}
 	}
 	expectError(w.t, all[readings].err, want)
 }
 
 func TestWatchLines(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		ann, bob := w.client("ann"), w.client("bob")
 		lines := watch(t, w.client("eve"), "a", nil)
-		lines.shows("")
+		lines.expectLines("")
 		h := lock(t, ann, "a/1")
-		lines.shows("a/1: ann")
+		lines.expectLines("a/1: ann")
 		place := wait(t.Context(), t, bob, "a/1")
-		lines.shows("a/1: ann bob")
+		lines.expectLines("a/1: ann bob")
 		other := lock(t, bob, "a/2")
-		lines.shows("a/1: ann bob; a/2: bob")
+		lines.expectLines("a/1: ann bob; a/2: bob")
 		lock(t, bob, "b")
 		release(t, h)
-		next := place.getsNow()
-		lines.shows("a/1: bob; a/2: bob")
+		next := place.expectHoldNow()
+		lines.expectLines("a/1: bob; a/2: bob")
 		release(t, other)
 		if _, err := ann.Break(t.Context(), "a/1", next.Token()); err != nil {
 			t.Fatal(err)
 		}
-		lines.shows("")
+		lines.expectLines("")
 	})
 }
 
 func TestWatchLine(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		ann, bob := w.client("ann"), w.client("bob")
 		ctx, cancel := context.WithCancel(t.Context())
 		line := loop(t, cancel, w.client("eve").WatchLine(ctx, "a"), asText, nil)
-		line.shows("a:")
+		line.expectLines("a:")
 		h := lock(t, ann, "a")
-		line.shows("a: ann")
+		line.expectLines("a: ann")
 		lock(t, bob, "a/1")
-		line.shows("a: ann")
+		line.expectLines("a: ann")
 		wait(t.Context(), t, bob, "a")
-		line.shows("a: ann bob")
+		line.expectLines("a: ann bob")
 		release(t, h)
-		line.shows("a: bob")
+		line.expectLines("a: bob")
 	})
 }
 
-// Whatever becomes of the watch, what there is now can be read.
+// The first reading does not wait for the store to set up the watch.
 func TestWatch_readsAtOnce(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		ann, eve := w.client("ann"), w.client("eve")
 		w.faults(memstore.Fault{Delay: time.Second}, on(memstore.Watch))
 		h := lock(t, ann, "a")
 		lines := watch(t, eve, "", nil)
 		synctest.Wait()
 		if all := lines.all(); len(all) != 1 || all[0].at != 0 || all[0].lines != "a: ann" {
-			t.Fatalf("at once the watch has yielded %+v, want a reading", all)
+			t.Fatalf("results before any time passes: got %+v, want one reading", all)
 		}
-		// What happens before the watch stands is seen when it does.
+		// A change before the store has set up the watch is read afterwards.
 		release(t, h)
 		time.Sleep(time.Second)
-		lines.shows("")
+		lines.expectLines("")
 	})
 }
 
 func TestWatch_readsAtMostTenTimesASecond(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		ann := w.client("ann")
 		lines := watch(t, w.client("eve"), "", nil)
 		for start := time.Now(); time.Since(start) < 2*time.Second; time.Sleep(time.Millisecond) {
 			release(t, lock(t, ann, "a"))
 		}
 		lock(t, ann, "last")
-		lines.shows("last: ann")
+		lines.expectLines("last: ann")
 		all := lines.all()
 		for i := 1; i < len(all); i++ {
-			if d := all[i].at - all[i-1].at; d < pace {
-				t.Errorf("reading %d came %v after the one before", i, d)
+			if d := all[i].at - all[i-1].at; d < watchInterval {
+				t.Errorf("reading %d: got %v since the one before, want 100ms at least", i, d)
 			}
 		}
 		if len(all) < 20 {
-			t.Errorf("in more than two seconds, full of changes, there were %d readings", len(all))
+			t.Errorf("readings in two seconds of changes: got %d, want at least 20", len(all))
 		}
 	})
 }
 
 func TestWatch_quietWithoutChanges(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		lines := watch(t, w.client("eve"), "", nil)
-		time.Sleep(anyway)
-		// The first, one as the watch stands, and one to see whether the store is there.
+		time.Sleep(resyncInterval)
+		// One reading at first and one when the watch is set up; later one to check that the store
+		// is reachable.
 		if all := lines.all(); len(all) != 2 {
-			t.Errorf("the watch has yielded %+v, want two readings", all)
+			t.Errorf("results: got %+v, want two readings", all)
 		}
 		time.Sleep(time.Second)
 		if all := lines.all(); len(all) != 3 {
-			t.Errorf("the watch has yielded %+v, want three readings", all)
+			t.Errorf("results: got %+v, want three readings", all)
 		}
 	})
 }
 
-// What happens while the body of the loop is busy is seen afterwards.
+// Changes while the body of the loop is busy are read afterwards.
 // Promise: P7
 func TestWatch_slowLoopSeesLastState(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		ann := w.client("ann")
 		lines := watch(t, w.client("eve"), "", func(n int) bool {
 			if n == 2 {
@@ -219,20 +221,20 @@ func TestWatch_slowLoopSeesLastState(t *testing.T) {
 		time.Sleep(time.Second)
 		lock(t, ann, "a")
 		time.Sleep(time.Minute)
-		lines.shows("a: ann")
+		lines.expectLines("a: ann")
 	})
 }
 
 // Promise: P7
 func TestWatch_continuesAfterFailedReading(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		ann, eve := w.client("ann"), w.client("eve")
 		lines := watch(t, eve, "", nil)
-		lines.shows("")
+		lines.expectLines("")
 		down := errors.New("the store is down")
 		lock(t, ann, "a")
 		w.faults(memstore.Fault{Err: down}, on(memstore.Read))
-		time.Sleep(3*time.Second + pace/2)
+		time.Sleep(3*time.Second + watchInterval/2)
 		all := lines.all()
 		failed := 0
 		for i, s := range all {
@@ -241,35 +243,35 @@ func TestWatch_continuesAfterFailedReading(t *testing.T) {
 			}
 			expectError(t, s.err, down)
 			if failed++; failed > 1 && s.at-all[i-1].at < time.Second {
-				t.Errorf("a reading came %v after one that had failed", s.at-all[i-1].at)
+				t.Errorf("time between a failed reading and the next: got %v, want 1s at least", s.at-all[i-1].at)
 			}
 		}
 		if failed < 3 {
-			t.Errorf("the watch has yielded %+v, want three errors at least", all)
+			t.Errorf("results: got %+v, want three errors at least", all)
 		}
 		w.heal()
 		time.Sleep(time.Second)
-		lines.shows("a: ann")
+		lines.expectLines("a: ann")
 		release(t, lock(t, ann, "b"))
-		lines.shows("a: ann")
+		lines.expectLines("a: ann")
 	})
 }
 
-// synctest fails the test if a goroutine is left.
+// The watch stops when the loop is left. synctest fails the test if a goroutine of it remains.
 func TestWatch_endsWithTheLoop(t *testing.T) {
 	for _, after := range []int{1, 2, 3} {
 		t.Run(fmt.Sprint(after), func(t *testing.T) {
-			scenario(t, func(t *testing.T, w *world) {
+			scenario(t, func(t *testing.T, w *testEnv) {
 				ann := w.client("ann")
 				lines := watch(t, w.client("eve"), "", func(n int) bool { return n < after })
 				time.Sleep(time.Second)
 				release(t, lock(t, ann, "a"))
 				time.Sleep(time.Second)
 				if !closed(lines.done) {
-					t.Fatal("the loop was left, and goes on")
+					t.Fatal("the loop has not ended")
 				}
 				if all := lines.all(); len(all) != after {
-					t.Errorf("the watch has yielded %+v, want %d readings", all, after)
+					t.Errorf("results: got %+v, want %d readings", all, after)
 				}
 			})
 		})
@@ -277,52 +279,52 @@ func TestWatch_endsWithTheLoop(t *testing.T) {
 }
 
 func TestWatch_endsWithContext(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		ann := w.client("ann")
 		lines := watch(t, w.client("eve"), "", nil)
 		time.Sleep(time.Second)
 		lines.stop()
 		if !closed(lines.done) {
-			t.Fatal("the watch goes on after the end of its context")
+			t.Fatal("the watch has not ended with its context")
 		}
 		release(t, lock(t, ann, "a"))
 		for _, s := range lines.all() {
 			if s.err != nil {
-				t.Errorf("the end of the context was yielded as an error: %v", s.err)
+				t.Errorf("result after the end of the context: got the error %v", s.err)
 			}
 		}
 	})
 }
 
 func TestWatch_endsWithContextDuringReading(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		eve := w.client("eve")
 		w.faults(memstore.Fault{Drop: true}, on(memstore.Read, memstore.Watch))
 		lines := watch(t, eve, "", nil)
 		synctest.Wait()
 		lines.stop()
 		if !closed(lines.done) || len(lines.all()) > 0 {
-			t.Errorf("the watch has yielded %+v, want its end, and nothing else", lines.all())
+			t.Errorf("results: got %+v, want none and the end of the loop", lines.all())
 		}
 	})
 }
 
 func TestWatch_closedClient(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		eve := w.client("eve")
 		lines := watch(t, eve, "", nil)
 		time.Sleep(time.Second)
 		if err := eve.Close(t.Context()); err != nil {
 			t.Fatal(err)
 		}
-		lines.endsWith(2, stile.ErrClosed)
-		watch(t, eve, "", nil).endsWith(0, stile.ErrClosed)
+		lines.expectEnd(2, stile.ErrClosed)
+		watch(t, eve, "", nil).expectEnd(0, stile.ErrClosed)
 	})
 }
 
-// Whenever the client is closed, that is the last thing yielded, and it is yielded once.
+// Whenever the client is closed, ErrClosed is yielded once, as the last result.
 func TestWatch_clientClosesMeanwhile(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		for range 200 {
 			eve := w.client("eve")
 			lines := watch(t, eve, "", nil)
@@ -330,26 +332,26 @@ func TestWatch_clientClosesMeanwhile(t *testing.T) {
 				t.Fatal(err)
 			}
 			if !closed(lines.done) {
-				t.Fatal("the watch goes on after the client was closed")
+				t.Fatal("the watch has not ended with the client")
 			}
-			lines.endsWith(len(lines.all())-1, stile.ErrClosed)
+			lines.expectEnd(len(lines.all())-1, stile.ErrClosed)
 		}
 	})
 }
 
 func TestWatch_badPrefix(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		eve := w.client("eve")
-		watch(t, eve, "a\x00", nil).endsWith(0, stile.ErrBadName)
+		watch(t, eve, "a\x00", nil).expectEnd(0, stile.ErrBadName)
 	})
 }
 
 func TestWatch_refusedByStore(t *testing.T) {
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		denied := errors.New("permission denied")
 		w.faults(memstore.Fault{Err: denied}, on(memstore.Watch))
 		lines := watch(t, w.client("eve"), "", nil)
 		time.Sleep(time.Second)
-		lines.endsWith(1, denied)
+		lines.expectEnd(1, denied)
 	})
 }

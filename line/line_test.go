@@ -10,7 +10,7 @@ import (
 
 func modes(m ...Mode) []Mode { return m }
 
-// The three rules, one example after the other.
+// Examples of the three rules.
 func TestRules(t *testing.T) {
 	var (
 		ex = Exclusive
@@ -29,13 +29,13 @@ func TestRules(t *testing.T) {
 		{"exclusive behind exclusive", ex, modes(ex), 1},
 		{"exclusive behind shared", ex, modes(sh), 1},
 		{"exclusive behind a slot", ex, modes(s3), 1},
-		{"exclusive waits for everybody", ex, modes(sh, sh, ex, s2), 4},
+		{"exclusive waits for all entries ahead", ex, modes(sh, sh, ex, s2), 4},
 
 		{"shared, first", sh, nil, 0},
 		{"shared beside shared", sh, modes(sh, sh, sh), 0},
 		{"shared behind exclusive", sh, modes(ex), 1},
 		{"shared does not overtake a waiting exclusive entry", sh, modes(sh, ex), 1},
-		{"shared waits for what is not shared, only", sh, modes(sh, ex, sh, ex, sh), 2},
+		{"shared waits only for entries that are not shared", sh, modes(sh, ex, sh, ex, sh), 2},
 		{"shared behind a slot", sh, modes(s3), 1},
 
 		{"slot, first", s3, nil, 0},
@@ -45,22 +45,22 @@ func TestRules(t *testing.T) {
 		{"slot behind exclusive", s3, modes(ex), 1},
 		{"slot behind shared", s3, modes(sh, sh), 2},
 		{"slot waits for others and for a free slot", s3, modes(s3, ex, s3, s3), 2},
-		{"slot of one is alone", s1, modes(s1), 1},
+		{"slot of one is exclusive", s1, modes(s1), 1},
 
-		{"where n differs the smallest counts: one's own", s2, modes(s3, s3), 1},
-		{"where n differs the smallest counts: that of one ahead", s3, modes(s2, s2), 1},
-		{"a slot of three behind the only slot there is", s3, modes(s1), 1},
+		{"if n differs the smallest counts, its own", s2, modes(s3, s3), 1},
+		{"if n differs the smallest counts, that of an entry ahead", s3, modes(s2, s2), 1},
+		{"slot of three behind a slot of one", s3, modes(s1), 1},
 
 		{"the zero mode is exclusive", Mode{}, modes(sh), 1},
-		{"nobody stands beside the zero mode", sh, modes(Mode{}), 1},
+		{"no entry is admitted beside the zero mode", sh, modes(Mode{}), 1},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			if got := Blocking(tt.mode, tt.ahead); got != tt.blocking {
-				t.Errorf("%d entries must leave, want %d", got, tt.blocking)
+				t.Errorf("Blocking: got %d, want %d", got, tt.blocking)
 			}
 			if got, want := Admits(tt.mode, tt.ahead), tt.blocking == 0; got != want {
-				t.Errorf("admitted: %v, want %v", got, want)
+				t.Errorf("Admits: got %v, want %v", got, want)
 			}
 		})
 	}
@@ -76,7 +76,7 @@ func TestConflict(t *testing.T) {
 		{Exclusive, Slot(3), true},
 		{Shared, Shared, false},
 		{Shared, Slot(3), true},
-		{Slot(3), Slot(3), false}, // three of them may be valid together: two always may
+		{Slot(3), Slot(3), false}, // three may be valid together, and so may two
 		{Slot(1), Slot(1), true},
 	}
 	for _, tt := range tests {
@@ -92,23 +92,24 @@ func TestConflict(t *testing.T) {
 }
 
 func TestBefore_byOrderThenID(t *testing.T) {
-	inOrder := []Entry{{ID: "b", Order: 1}, {ID: "a", Order: 2}, {ID: "c", Order: 2}, {ID: "a", Order: 3}}
-	for i, e := range inOrder {
-		for j, other := range inOrder {
+	sorted := []Entry{{ID: "b", Order: 1}, {ID: "a", Order: 2}, {ID: "c", Order: 2}, {ID: "a", Order: 3}}
+	for i, e := range sorted {
+		for j, other := range sorted {
 			if got := e.Before(other); got != (i < j) {
-				t.Errorf("%v before %v: %v, want %v", e, other, got, i < j)
+				t.Errorf("%v before %v: got %v, want %v", e, other, got, i < j)
 			}
 		}
 	}
 }
 
-// randomLine returns a line of up to eight entries. All its slots are of the same n, as they should be.
+// randomLine returns a line of up to eight entries. All its slots have the same n, as the package
+// requires.
 func randomLine(r *rand.Rand) []Entry {
 	n := 1 + r.IntN(4)
 	entries := make([]Entry, r.IntN(9))
 	order := uint64(0)
 	for i := range entries {
-		if i == 0 || r.IntN(10) > 0 { // else a tie, broken by the id
+		if i == 0 || r.IntN(10) > 0 { // otherwise a tie, broken by the ID
 			order += 1 + r.Uint64N(3)
 		}
 		entries[i] = Entry{ID: string(rune('a' + i)), Order: order, Mode: randomMode(r, n)}
@@ -127,7 +128,8 @@ func randomMode(r *rand.Rand, n int) Mode {
 	}
 }
 
-// overRandomLines runs check on many random lines, each with its own seed, and says which one it failed on.
+// overRandomLines runs check on many random lines, each with its own seed, and reports the seed on
+// which it fails.
 func overRandomLines(t *testing.T, check func(r *rand.Rand, entries []Entry) error) {
 	t.Helper()
 	const cases = 10_000
@@ -145,8 +147,8 @@ func TestAdmitted_entriesNeverConflict(t *testing.T) {
 	together := 0
 	overRandomLines(t, func(_ *rand.Rand, entries []Entry) error {
 		var slots, n int
-		for i, is := range Admitted(entries) {
-			if !is {
+		for i, isAdmitted := range Admitted(entries) {
+			if !isAdmitted {
 				continue
 			}
 			if m := entries[i].Mode; m.Slots() > 0 {
@@ -168,14 +170,14 @@ func TestAdmitted_entriesNeverConflict(t *testing.T) {
 		return nil
 	})
 	if together == 0 {
-		t.Error("no two entries were ever admitted together: this test has tested nothing")
+		t.Error("no two entries were admitted together in any line")
 	}
 }
 
 func TestAdmitted_firstAlways(t *testing.T) {
 	overRandomLines(t, func(_ *rand.Rand, entries []Entry) error {
 		if len(entries) > 0 && !Admitted(entries)[0] {
-			return fmt.Errorf("the first is not")
+			return fmt.Errorf("the first entry is not admitted")
 		}
 		return nil
 	})
@@ -186,9 +188,9 @@ func TestAdmitted_staysAdmitted(t *testing.T) {
 		before := Admitted(entries)
 
 		joined := append(slices.Clone(entries), Entry{ID: "z", Order: 1 << 40, Mode: randomMode(r, 1+r.IntN(4))})
-		for i, is := range Admitted(joined)[:len(entries)] {
-			if is != before[i] {
-				return fmt.Errorf("%v joined, and the standing of %v changed", joined[len(entries)], entries[i])
+		for i, isAdmitted := range Admitted(joined)[:len(entries)] {
+			if isAdmitted != before[i] {
+				return fmt.Errorf("after %v joined, the admission of %v changed", joined[len(entries)], entries[i])
 			}
 		}
 
@@ -198,7 +200,7 @@ func TestAdmitted_staysAdmitted(t *testing.T) {
 			for i, e := range left {
 				was := slices.Index(entries, e)
 				if before[was] && !after[i] {
-					return fmt.Errorf("%v left, and %v is not admitted any more", entries[gone], e)
+					return fmt.Errorf("after %v left, %v is no longer admitted", entries[gone], e)
 				}
 			}
 		}
@@ -206,27 +208,28 @@ func TestAdmitted_staysAdmitted(t *testing.T) {
 	})
 }
 
-// Whatever the order in which the admitted leave, everybody's turn comes, and nobody is overtaken.
+// In whatever order admitted entries leave, every entry is admitted eventually, and none before an
+// entry ahead of it.
 func TestAdmitted_inOrder(t *testing.T) {
 	overRandomLines(t, func(r *rand.Rand, entries []Entry) error {
 		entries = slices.Clone(entries)
 		for len(entries) > 0 {
-			var turn []int
-			for i, is := range Admitted(entries) {
-				if is {
-					turn = append(turn, i)
+			var admitted []int
+			for i, isAdmitted := range Admitted(entries) {
+				if isAdmitted {
+					admitted = append(admitted, i)
 				}
 			}
-			for i, at := range turn {
+			for i, at := range admitted {
 				if at != i {
 					return fmt.Errorf("%v is admitted before %v, which is ahead of it", entries[at], entries[i])
 				}
 			}
-			if len(turn) == 0 {
-				return fmt.Errorf("with %v left, it is nobody's turn", entries)
+			if len(admitted) == 0 {
+				return fmt.Errorf("none of %v is admitted", entries)
 			}
-			leaves := turn[r.IntN(len(turn))]
-			entries = slices.Delete(entries, leaves, leaves+1)
+			leaving := admitted[r.IntN(len(admitted))]
+			entries = slices.Delete(entries, leaving, leaving+1)
 		}
 		return nil
 	})
@@ -240,19 +243,19 @@ func TestAdmitted_fillsAllSlots(t *testing.T) {
 				entries[i] = Entry{Order: uint64(i), Mode: Slot(n)}
 			}
 			admitted := 0
-			for _, is := range Admitted(entries) {
-				if is {
+			for _, isAdmitted := range Admitted(entries) {
+				if isAdmitted {
 					admitted++
 				}
 			}
 			if want := min(n, length); admitted != want {
-				t.Errorf("of %d entries for %d slots %d are admitted, want %d", length, n, admitted, want)
+				t.Errorf("%d entries for %d slots: got %d admitted, want %d", length, n, admitted, want)
 			}
 		}
 	}
 }
 
-// Blocking is no estimate: so many must leave, and if the right ones do, so many are enough.
+// Blocking is exact: it is the smallest number of entries after whose removal the mode is admitted.
 func TestBlocking_isMinimal(t *testing.T) {
 	overRandomLines(t, func(r *rand.Rand, entries []Entry) error {
 		me := randomMode(r, 1+r.IntN(4))
@@ -260,7 +263,7 @@ func TestBlocking_isMinimal(t *testing.T) {
 		for _, e := range entries[:min(len(entries), 6)] {
 			ahead = append(ahead, e.Mode)
 		}
-		least := len(ahead)
+		minimum := len(ahead)
 		left := make([]Mode, 0, 6)
 		for gone := range uint(1) << len(ahead) {
 			left = left[:0]
@@ -270,11 +273,11 @@ func TestBlocking_isMinimal(t *testing.T) {
 				}
 			}
 			if Admits(me, left) {
-				least = min(least, bits.OnesCount(gone))
+				minimum = min(minimum, bits.OnesCount(gone))
 			}
 		}
-		if got := Blocking(me, ahead); got != least {
-			return fmt.Errorf("%v behind them waits for %d to leave, but %d are enough", me, got, least)
+		if got := Blocking(me, ahead); got != minimum {
+			return fmt.Errorf("Blocking of %v behind them: got %d, want %d", me, got, minimum)
 		}
 		return nil
 	})

@@ -20,15 +20,15 @@ func TestMode_text(t *testing.T) {
 	}
 	for _, tt := range tests {
 		if got := tt.mode.String(); got != tt.text {
-			t.Errorf("String() = %q, want %q", got, tt.text)
+			t.Errorf("String: got %q, want %q", got, tt.text)
 		}
 		text, err := tt.mode.MarshalText()
 		if err != nil || string(text) != tt.text {
-			t.Errorf("MarshalText() = %q, %v, want %q", text, err, tt.text)
+			t.Errorf("MarshalText: got %q, %v, want %q", text, err, tt.text)
 		}
 		back := Slot(7)
 		if err := back.UnmarshalText(text); err != nil || back != tt.mode {
-			t.Errorf("%q reads as %v, %v, want %v", text, back, err, tt.mode)
+			t.Errorf("UnmarshalText(%q): got %v, %v, want %v", text, back, err, tt.mode)
 		}
 	}
 }
@@ -36,7 +36,7 @@ func TestMode_text(t *testing.T) {
 func TestMode_emptyTextIsExclusive(t *testing.T) {
 	m := Shared
 	if err := m.UnmarshalText(nil); err != nil || m != Exclusive {
-		t.Errorf("the empty text reads as %v, %v, want exclusive", m, err)
+		t.Errorf("UnmarshalText of no text: got %v, %v, want exclusive", m, err)
 	}
 }
 
@@ -58,14 +58,14 @@ func TestMode_badText(t *testing.T) {
 		m := Shared
 		err := m.UnmarshalText([]byte(tt.text))
 		if err == nil {
-			t.Errorf("%q reads as %v, want an error", tt.text, m)
+			t.Errorf("UnmarshalText(%q): got %v, want an error", tt.text, m)
 			continue
 		}
 		if !strings.Contains(err.Error(), tt.want) || !strings.Contains(err.Error(), tt.text) {
-			t.Errorf("%q: error %q, want one that names it and says %q", tt.text, err, tt.want)
+			t.Errorf("UnmarshalText(%q): got error %q, want the text and %q in it", tt.text, err, tt.want)
 		}
 		if m != Shared {
-			t.Errorf("%q: the mode was changed to %v although reading it failed", tt.text, m)
+			t.Errorf("UnmarshalText(%q) failed and changed the mode to %v", tt.text, m)
 		}
 	}
 }
@@ -80,11 +80,11 @@ func TestMode_json(t *testing.T) {
 			t.Fatal(err)
 		}
 		if want := `{"mode":"` + m.String() + `"}`; string(text) != want {
-			t.Errorf("%v is written as %s, want %s", m, text, want)
+			t.Errorf("JSON of %v: got %s, want %s", m, text, want)
 		}
 		var back entry
 		if err := json.Unmarshal(text, &back); err != nil || back.Mode != m {
-			t.Errorf("%s reads as %v, %v, want %v", text, back.Mode, err, m)
+			t.Errorf("decoding %s: got %v, %v, want %v", text, back.Mode, err, m)
 		}
 	}
 }
@@ -102,7 +102,8 @@ func TestSlot_panicsOutsideLimits(t *testing.T) {
 	}
 }
 
-// Text from a store may come from anybody. Whatever is read, reading what is written of it gives the same mode.
+// Text in a store may come from any program. A text that is accepted gives a valid mode, and that
+// mode survives encoding and decoding.
 func FuzzModeText(f *testing.F) {
 	for _, text := range []string{"", "exclusive", "shared", "slot/1", "slot/1048576", "slot/0", "slot/+5", "slot/05"} {
 		f.Add([]byte(text))
@@ -113,11 +114,11 @@ func FuzzModeText(f *testing.F) {
 			return
 		}
 		if m != Exclusive && m != Shared && (m.Slots() < 1 || m.Slots() > MaxSlots) {
-			t.Fatalf("%q reads as %v, which is no mode", text, m)
+			t.Fatalf("%q decodes to the invalid mode %v", text, m)
 		}
 		var back Mode
 		if err := back.UnmarshalText([]byte(m.String())); err != nil || back != m {
-			t.Fatalf("%q reads as %v, and that as %v, %v", text, m, back, err)
+			t.Fatalf("%q decodes to %v, and its text to %v, %v", text, m, back, err)
 		}
 	})
 }

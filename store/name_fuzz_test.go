@@ -10,8 +10,9 @@ import (
 	"github.com/stilelock/stile/store"
 )
 
-// A name that is accepted is a path of parts that can be written in one way only, in text that any server and any terminal
-// takes; a name that is refused is named in the error, in one line, whatever is in it. The beginnings of a name are prefixes.
+// An accepted name is a path in canonical form, valid UTF-8 and without control characters. The
+// error for a refused name quotes it on one line. Every beginning of an accepted name is an
+// accepted prefix.
 func FuzzCheckName(f *testing.F) {
 	for _, name := range []string{
 		"a", "a/b", "ä/日/🔒", "", "/", "a/", "/a", "a//b", ".", "a/..", "a/.b", "a\nb", "a\x00", "\u0085", "\xff", "a\xc3", "\u2028",
@@ -26,15 +27,15 @@ func FuzzCheckName(f *testing.F) {
 		}
 		err := store.CheckName(name)
 		if (err == nil) != good {
-			t.Fatalf("%q: the error is %v, want one: %v", name, err, !good)
+			t.Fatalf("CheckName(%q): got error %v, want an error: %v", name, err, !good)
 		}
 		if err != nil {
-			wantsToBeRead(t, err)
+			checkErrorText(t, err)
 			return
 		}
-		for end := range name + "/" { // where its characters begin
+		for end := range name + "/" { // at each character boundary
 			if err := store.CheckPrefix(name[:end]); err != nil {
-				t.Errorf("%q is a name, and what it begins with is refused: %v", name, err)
+				t.Errorf("CheckPrefix of a beginning of the name %q: %v", name, err)
 			}
 		}
 	})
@@ -48,22 +49,23 @@ func FuzzCheckPrefix(f *testing.F) {
 		good := len(prefix) <= store.MaxNameBytes && utf8.ValidString(prefix) && !strings.ContainsFunc(prefix, unicode.IsControl)
 		err := store.CheckPrefix(prefix)
 		if (err == nil) != good {
-			t.Fatalf("%q: the error is %v, want one: %v", prefix, err, !good)
+			t.Fatalf("CheckPrefix(%q): got error %v, want an error: %v", prefix, err, !good)
 		}
 		if err != nil {
-			wantsToBeRead(t, err)
+			checkErrorText(t, err)
 		}
 	})
 }
 
-// wantsToBeRead checks that the error of a bad name is a short line of printable characters.
-func wantsToBeRead(t *testing.T, err error) {
+// checkErrorText checks that err matches ErrBadName and that its text is a short line of printable
+// characters.
+func checkErrorText(t *testing.T, err error) {
 	t.Helper()
 	if !errors.Is(err, store.ErrBadName) {
-		t.Errorf("the error %v is not one of a bad name", err)
+		t.Errorf("got error %v, want ErrBadName", err)
 	}
 	text := err.Error()
 	if len(text) > 500 || strings.ContainsFunc(text, func(r rune) bool { return !unicode.IsPrint(r) }) {
-		t.Errorf("the error is %q", text)
+		t.Errorf("error text: got %q, want at most 500 printable bytes", text)
 	}
 }

@@ -11,8 +11,8 @@ import (
 	"github.com/stilelock/stile/store"
 )
 
-// Whoever can write to a store can call himself anything. An owner that could be read is shown in one line of printable
-// characters, and is the same when it is written and read again.
+// An owner in a store may come from any program. The text of an owner that was decoded is one line
+// of printable characters, and the owner survives encoding and decoding.
 func FuzzOwner(f *testing.F) {
 	whole, err := json.Marshal(store.Owner{
 		Host: "web-3", PID: 812, User: "ann", Command: "deploy.sh", Reason: "ticket 812",
@@ -34,28 +34,28 @@ func FuzzOwner(f *testing.F) {
 			return
 		}
 		if shown := owner.String(); strings.ContainsFunc(shown, func(r rune) bool { return !unicode.IsPrint(r) }) {
-			t.Errorf("%q is shown as %q", text, shown)
+			t.Errorf("String of %q: got %q, want printable characters", text, shown)
 		}
 		if owner.IsZero() && owner.String() != "" {
-			t.Errorf("nothing is known of %q, and it is shown as %q", text, owner)
+			t.Errorf("String of the zero owner %q: got %q, want nothing", text, owner)
 		}
 		written, err := json.Marshal(owner)
 		if err != nil {
-			t.Fatalf("%q was read as %+v, which cannot be written: %v", text, owner, err)
+			t.Fatalf("%q decodes to %+v, which cannot be encoded: %v", text, owner, err)
 		}
 		var again store.Owner
 		if err := json.Unmarshal(written, &again); err != nil {
-			t.Fatalf("%q was written as %s, which cannot be read: %v", text, written, err)
+			t.Fatalf("%q encodes to %s, which cannot be decoded: %v", text, written, err)
 		}
 		if !again.Since.Equal(owner.Since) {
-			t.Errorf("%q was read with the time %v, and written as %s", text, owner.Since, written)
+			t.Errorf("%q decodes to the time %v, and encodes to %s", text, owner.Since, written)
 		}
 		owner.Since, again.Since = time.Time{}, time.Time{}
 		if len(owner.Labels) == 0 {
-			owner.Labels = nil // as it is written
+			owner.Labels = nil // as empty labels are encoded
 		}
 		if !reflect.DeepEqual(owner, again) {
-			t.Errorf("%q was read as %+v, and what was written of that as %+v", text, owner, again)
+			t.Errorf("%q decodes to %+v, and after encoding to %+v", text, owner, again)
 		}
 	})
 }

@@ -12,140 +12,143 @@ import (
 	"github.com/stilelock/stile/line"
 )
 
-// This file is a model of everything around a [Lease]: clients, their clocks, the network and a store. The lease in
-// it is the shipping one. The explorer in explore_test.go walks through all that can happen in the model, in every
-// order, and looks for two clients that hold what only one may.
+// This file is a model of everything around a [Lease]: clients, their clocks, the network and a
+// store. The lease in it is the production code. The explorer in explore_test.go visits every
+// reachable state of the model and checks that no two clients hold the lock at the same time.
 //
-// One lock; up to three clients. A client opens a session, joins the line, hears of its admission, holds, leaves,
-// and begins again. At any moment any client may be paused, which is simply that nothing happens to it for a while.
-// Requests and replies take any time, or get lost, or are reported as failed and carried out all the same, or are
-// carried out again later. Time is a step like any other. Nothing bounds the number of steps: states that differ
-// only in what time it is, in the names of the clients, or in numbers that only their order matters of, are one
-// state, and so there is an end to them.
+// The model has one exclusive lock and up to three clients. A client opens a session, joins the
+// line, is notified of its admission, holds, withdraws, and starts over. A client can be paused at
+// any moment: it then takes no steps while others do. Requests and replies take any time, or get
+// lost, or are reported as failed although they were carried out, or are carried out again later.
+// The passing of time is a step like any other. The number of steps is not bounded. The exploration
+// is finite because states count as equal if they differ only in absolute time, in the names of the
+// clients, or in numbers of which only the order matters.
 //
-// What is simpler than life: joining and leaving are one step each, since a client that joins but is not in the line
-// yet, or has left but is in it still, holds nothing; and renewals that were given up or doubled may arrive at any time
+// There are two simplifications. Joining and withdrawing are one step each, because a client holds
+// nothing between the parts of these steps. And late or duplicate renewals may arrive at any time
 // in the life of a session, even if none was sent.
 
 const maxClients = 3
 
-// model is what can happen, and what must not.
+// A model defines the possible steps and the states that violate the promises.
 type model struct {
 	clients  int
-	ttl      time.Duration // by the store's clock
-	schedule Schedule      // by the client's
+	ttl      time.Duration // measured by the store's clock
+	schedule Schedule      // measured by the client's clock
 
-	// lag lets the clock of client 0 lose a tick, but not two within so many ticks. Zero: its clock is exact.
+	// lag lets the clock of client 0 lose one tick in that many ticks. If it is zero, the clock is
+	// exact.
 	lag int
-	// revokes lets the store end sessions that it has just confirmed: a broken promise of the store.
+	// revokes lets the store end sessions too early, which breaks its promise.
 	revokes bool
-	// evictions lets an administrator take an entry out whose session lives on.
+	// evictions lets an administrator remove an entry whose session continues.
 	evictions bool
-	// writes lets holders write to a resource that looks at tokens. It takes any time from a holder's look at its
-	// lease to the arrival of the write.
+	// writes lets holders write to a resource that checks tokens. A write can arrive any time after
+	// the holder has checked its lease.
 	writes bool
-	// unguarded makes the resource accept every write.
+	// unguarded makes the resource accept all writes.
 	unguarded bool
-	// lingering lets a client open a session while its lost one is still in the store.
-	lingering bool
+	// oldSessions lets a client open a session while its lost one is still in the store.
+	oldSessions bool
 
-	// The three places where a mistake can be planted; see newModel for the shipping ones.
-	granted    func(schedule Schedule, sent, now Instant) Lease
-	answered   func(l *Lease, sent, now Instant)
-	unanswered func(l *Lease, sent, now Instant)
+	// The handlers of outcomes. newModel sets those of the production code; tests replace them with
+	// wrong ones.
+	onOpened    func(schedule Schedule, sent, now Instant) Lease
+	onConfirmed func(l *Lease, sent, now Instant)
+	onFailed    func(l *Lease, sent, now Instant)
 
-	// check says what is wrong with a state; empty if nothing is.
-	check func(m *model, w *world) string
-	// saw counts the states and steps of each kind that matters, so that none is missing unnoticed.
-	saw [sights]int
+	// check returns how a state violates the promises, or an empty string.
+	check func(m *model, w *modelState) string
+	// seen counts the situations that occurred, so that tests can require them.
+	seen [situations]int
 }
 
-// newModel returns the model of the shipping code, in which the store keeps its promises.
+// newModel returns a model of the production code with a store that keeps its promises.
 func newModel(clients int, ttl time.Duration, schedule Schedule) *model {
 	return &model{
-		clients:    clients,
-		ttl:        ttl,
-		schedule:   schedule,
-		granted:    NewLease,
-		answered:   func(l *Lease, sent, now Instant) { l.RequestConfirmed(sent, now) },
-		unanswered: func(l *Lease, _, now Instant) { l.RequestFailed(now) },
-		check:      (*model).checkPromises,
+		clients:     clients,
+		ttl:         ttl,
+		schedule:    schedule,
+		onOpened:    NewLease,
+		onConfirmed: func(l *Lease, sent, now Instant) { l.RequestConfirmed(sent, now) },
+		onFailed:    func(l *Lease, _, now Instant) { l.RequestFailed(now) },
+		check:       (*model).checkPromises,
 	}
 }
 
-// world is one state: a value, so that going on from it leaves it as it was.
-type world struct {
+// A modelState is a state of the model. It is a value, so that steps can start from copies.
+type modelState struct {
 	now        Instant // the store's clock
-	order      int     // the last place in the line that was given out
-	admissions int     // how many there have been
-	newest     int     // the largest token that the resource has seen
+	order      int     // of the newest entry
+	admissions int     // number of admissions so far
+	maxToken   int     // the largest token seen by the resource
 	clients    [maxClients]client
 }
 
 type client struct {
-	// What the client knows.
+	// The client's own state.
 	clock   Instant
-	open    bool // it has a session, whose life is lease
+	open    bool // it has a session, with this lease
 	lease   Lease
-	joined  bool // it asked for an entry and wants it still
-	holding bool // it was told of its admission, and not yet that its entry is gone
-	over    bool // the hold has been found invalid once
-	stale   bool // a hold admitted later has written already
+	joined  bool // it has joined the line and not withdrawn
+	holding bool // it was notified of its admission, and not that its entry is gone
+	ended   bool // the hold has been invalid
+	stale   bool // a hold that was admitted later has written
 
-	// What is on its way.
-	request request
-	sent    Instant
-	news    news
-	write   write
+	// Messages in flight.
+	request      request
+	sent         Instant
+	notification notification
+	write        write
 
-	// What the store knows.
+	// The store's state.
 	sinceLag int // ticks since the client's clock lost one
 	alive    bool
 	expires  Instant
 	inLine   bool
-	order    int // of its entry; stays after it as the token
-	admitted int // the number of its admission; zero before
-	old      int // the order of the entry of a lost session that is still there; zero if there is none
+	order    int // of its entry; it remains as the token after the entry is gone
+	admitted int // the number of its admission; zero if not admitted
+	oldOrder int // the order of an entry of a lost session that still exists; zero if there is none
 }
 
-// request is a client's request for its session and what became of it. A client has one at a time.
+// A request is the state of a client's request about its session. A client has one at a time.
 type request uint8
 
 const (
 	noRequest request = iota
 	opening           // sent
-	opened            // carried out, the reply is on its way
+	opened            // carried out, reply in flight
 	renewing          // sent
-	renewed           // carried out, the reply is on its way
-	refused           // the session had ended, the reply is on its way
+	renewed           // carried out, reply in flight
+	refused           // the session had ended, reply in flight
 )
 
-// news is what the store has to tell of an entry and the client has not heard.
-type news uint8
+// A notification is what the store has sent about an entry and the client has not received.
+type notification uint8
 
 const (
-	noNews news = iota
-	admittedNews
-	goneNews
-	admittedAndGoneNews // in this order
+	noNotification notification = iota
+	admittedNotification
+	goneNotification
+	admittedAndGoneNotification // in this order
 )
 
-// write is a write on its way to the resource; the zero write is none.
+// A write is a write to the resource in flight; the zero value is none.
 type write struct {
 	token    int
 	admitted int
 	stale    bool
 }
 
-func (m *model) initial() world {
-	var w world
+func (m *model) initial() modelState {
+	var w modelState
 	for i := range m.clients {
 		w.clients[i].sinceLag = m.lag
 	}
 	return w
 }
 
-// event is one step. All are atomic: what takes time consists of several.
+// An event is one atomic step.
 type event struct {
 	kind   kind
 	client uint8
@@ -161,90 +164,91 @@ const (
 	arrives
 	replies
 	givesUp
-	straggles
+	isRenewedLate
 	joins
-	hears
-	leaves
+	isNotified
+	withdraws
 	expires
 	closes
-	forgets
-	oldEnds
+	startsOver
+	oldSessionEnds
 	isRevoked
 	isEvicted
 	writes
-	lands
+	writeArrives
 	kinds
 )
 
-var stories = [kinds]string{
-	ticks:     "a tick passes",
-	lags:      "a tick passes, which client 0's clock misses",
-	opens:     "client %d asks for a session",
-	renews:    "client %d looks at its clock and renews if it is due",
-	arrives:   "client %d's request is carried out",
-	replies:   "client %d gets its reply",
-	givesUp:   "client %d gives its request up",
-	straggles: "client %d's session is renewed by a request that was given up or doubled",
-	joins:     "client %d joins the line",
-	hears:     "client %d hears of its standing",
-	leaves:    "client %d leaves",
-	expires:   "client %d's session is ended by the store in due time",
-	closes:    "client %d, having lost it, closes its session",
-	forgets:   "client %d, having lost its session, begins again",
-	oldEnds:   "client %d's old session ends",
-	isRevoked: "client %d's session is ended by the store too early",
-	isEvicted: "client %d's entry is removed by somebody else",
-	writes:    "client %d finds its hold valid and writes",
-	lands:     "client %d's write arrives",
+var eventTexts = [kinds]string{
+	ticks:          "a tick passes",
+	lags:           "a tick passes that client 0's clock misses",
+	opens:          "client %d requests a session",
+	renews:         "client %d reads its clock and renews if due",
+	arrives:        "client %d's request is carried out",
+	replies:        "client %d receives its reply",
+	givesUp:        "client %d gives up its request",
+	isRenewedLate:  "client %d's session is renewed by a late or duplicate request",
+	joins:          "client %d joins the line",
+	isNotified:     "client %d receives a notification",
+	withdraws:      "client %d withdraws",
+	expires:        "client %d's session expires in the store",
+	closes:         "client %d closes its lost session",
+	startsOver:     "client %d starts over without its lost session",
+	oldSessionEnds: "client %d's old session ends",
+	isRevoked:      "the store ends client %d's session too early",
+	isEvicted:      "an administrator removes client %d's entry",
+	writes:         "client %d checks its hold and writes",
+	writeArrives:   "client %d's write arrives",
 }
 
 func (e event) String() string {
 	if e.kind <= lags {
-		return stories[e.kind]
+		return eventTexts[e.kind]
 	}
-	return fmt.Sprintf(stories[e.kind], e.client)
+	return fmt.Sprintf(eventTexts[e.kind], e.client)
 }
 
-// sight is something that an explorer worth its name must have come across.
-type sight int
+// A situation is something that an exploration must have come across to be worth anything.
+type situation int
 
 const (
-	someoneHeld sight = iota
+	clientHeld situation = iota
 	handedOver
 	admittedAfterDeadline
-	admittedBehindAPause
-	admittedBehindAPauseAtOnce
+	admittedBehindPausedHolder
+	admittedAtHoldersDeadline
 	recoveredFromAtRisk
-	lateReplyTooLate
-	stragglerHelped
-	unansweredButCarriedOut
-	toldOfExpiry
-	admissionHeardTooLate
-	beganAgainBehindItself
+	replyAfterDeadline
+	lateRenewalExtended
+	failedButCarriedOut
+	expiryReported
+	admissionReceivedAfterLoss
+	queuedBehindOwnOldEntry
 	overlapped
 	staleWriteRefused
-	sights
+	situations
 )
 
-var sightNames = [sights]string{
-	someoneHeld:                "somebody held",
+var situationNames = [situations]string{
+	clientHeld:                 "a client held",
 	handedOver:                 "a hold was released to another client",
-	admittedAfterDeadline:      "a client was admitted after another lost by its deadline",
-	admittedBehindAPause:       "a client was admitted whose predecessor has not looked at its clock since it lost",
-	admittedBehindAPauseAtOnce: "such a client was admitted in the very tick after which its predecessor was not valid",
-	recoveredFromAtRisk:        "a lease recovered from being at risk",
-	lateReplyTooLate:           "a reply came after the deadline",
-	stragglerHelped:            "a session lived on by a request that was given up or doubled",
-	unansweredButCarriedOut:    "a request that was carried out counted as failed",
-	toldOfExpiry:               "a client was told that its session had ended, before its deadline",
-	admissionHeardTooLate:      "an admission was heard of after the session was lost",
-	beganAgainBehindItself:     "a client waited behind the entry of its own lost session",
-	overlapped:                 "two conflicting holds were valid",
+	admittedAfterDeadline:      "a client was admitted after another had lost by its deadline",
+	admittedBehindPausedHolder: "a client was admitted after a holder that had not read its clock since its deadline",
+	admittedAtHoldersDeadline:  "a client was admitted exactly at the deadline of a holder that had not read its clock",
+	recoveredFromAtRisk:        "a lease at risk recovered",
+	replyAfterDeadline:         "a reply arrived after the deadline",
+	lateRenewalExtended:        "a late or duplicate renewal extended an overdue session",
+	failedButCarriedOut:        "a request that was carried out was recorded as failed",
+	expiryReported:             "the end of a session was reported before its deadline",
+	admissionReceivedAfterLoss: "a notification of an admission arrived after the session was lost",
+	queuedBehindOwnOldEntry:    "a client joined behind the entry of its own lost session",
+	overlapped:                 "two conflicting holds were valid at the same time",
 	staleWriteRefused:          "a stale write was refused",
 }
 
-// step makes next what becomes of w by e, which must be possible, and says what is wrong with it.
-func (m *model) step(w *world, e event, next *world) (wrong string) {
+// step sets next to the state after the event e in w, which must be possible. It returns how that
+// state violates the promises.
+func (m *model) step(w *modelState, e event, next *modelState) (violation string) {
 	*next = *w
 	c := &next.clients[e.client]
 	switch e.kind {
@@ -273,63 +277,63 @@ func (m *model) step(w *world, e event, next *world) (wrong string) {
 		m.reply(c)
 	case givesUp:
 		if c.request == renewed {
-			m.saw[unansweredButCarriedOut]++
+			m.seen[failedButCarriedOut]++
 		}
 		if c.open {
-			m.unanswered(&c.lease, c.sent, c.clock)
+			m.onFailed(&c.lease, c.sent, c.clock)
 		} else {
-			c.alive = false // a session without entries that nobody knows of: it does not matter
+			c.alive = false // an unknown session without entries affects nothing
 		}
 		c.request = noRequest
-	case straggles:
+	case isRenewedLate:
 		if c.expires <= next.now {
-			m.saw[stragglerHelped]++
+			m.seen[lateRenewalExtended]++
 		}
 		c.expires = next.now.Add(m.ttl)
 	case joins:
 		next.order++
 		c.joined, c.inLine, c.order = true, true, next.order
-		if c.old > 0 {
-			m.saw[beganAgainBehindItself]++
+		if c.oldOrder > 0 {
+			m.seen[queuedBehindOwnOldEntry]++
 		}
-		m.settle(next, e)
-	case hears:
-		m.hear(c)
-	case leaves:
+		m.admitEntries(next, e)
+	case isNotified:
+		m.notify(c)
+	case withdraws:
 		c.dropEntry()
-		m.settle(next, e)
+		m.admitEntries(next, e)
 	case expires, isRevoked:
 		c.end()
-		m.settle(next, e)
+		m.admitEntries(next, e)
 	case closes:
 		c.alive, c.inLine = false, false
-		m.settle(next, e)
-	case forgets:
-		m.forget(c)
-	case oldEnds:
-		c.old = 0
-		m.settle(next, e)
+		m.admitEntries(next, e)
+	case startsOver:
+		m.startOver(c)
+	case oldSessionEnds:
+		c.oldOrder = 0
+		m.admitEntries(next, e)
 	case isEvicted:
 		c.inLine = false
 		c.gone()
-		m.settle(next, e)
+		m.admitEntries(next, e)
 	case writes:
 		c.write = write{token: c.order, admitted: c.admitted, stale: c.stale}
-	case lands:
-		wrong = m.land(next, c)
+	case writeArrives:
+		violation = m.arriveWrite(next, c)
 	}
-	if wrong == "" {
-		wrong = m.check(m, next)
+	if violation == "" {
+		violation = m.check(m, next)
 	}
 	for i := range m.clients {
 		c := &next.clients[i]
-		c.over = c.over || c.holding && !c.valid()
+		c.ended = c.ended || c.holding && !c.valid()
 	}
-	return wrong
+	return violation
 }
 
 // possible reports whether e can happen in w.
-func (m *model) possible(w *world, e event) bool {
+func (m *model) possible(w *modelState, e event) bool {
 	c := &w.clients[e.client]
 	lost := c.open && c.lease.State() == Lost
 	switch e.kind {
@@ -347,29 +351,29 @@ func (m *model) possible(w *world, e event) bool {
 		return c.request == opened || c.request == renewed || c.request == refused
 	case givesUp:
 		return c.request != noRequest
-	case straggles:
+	case isRenewedLate:
 		return c.alive && c.expires < w.now.Add(m.ttl)
 	case joins:
 		return c.open && c.alive && !c.joined && c.lease.ValidAt(c.clock)
-	case hears:
-		return c.news != noNews
-	case leaves:
+	case isNotified:
+		return c.notification != noNotification
+	case withdraws:
 		return c.joined && !lost
 	case expires:
-		return c.alive && w.now >= c.expires && !lost // else it is as if it closes
+		return c.alive && w.now >= c.expires && !lost // otherwise it is the same as closes
 	case closes:
 		return lost && c.alive
-	case forgets:
-		return lost && (!c.alive || m.lingering && c.old == 0)
-	case oldEnds:
-		return c.old > 0
+	case startsOver:
+		return lost && (!c.alive || m.oldSessions && c.oldOrder == 0)
+	case oldSessionEnds:
+		return c.oldOrder > 0
 	case isRevoked:
 		return m.revokes && c.alive && c.open && w.now < c.expires && !lost
 	case isEvicted:
 		return m.evictions && c.inLine
 	case writes:
 		return m.writes && c.holding && c.valid() && c.write == write{}
-	case lands:
+	case writeArrives:
 		return c.write != write{}
 	default:
 		return false
@@ -378,8 +382,8 @@ func (m *model) possible(w *world, e event) bool {
 
 func (c *client) valid() bool { return c.holding && c.lease.ValidAt(c.clock) }
 
-// arrive carries a request out at the store.
-func (m *model) arrive(w *world, c *client) {
+// arrive carries out a request at the store.
+func (m *model) arrive(w *modelState, c *client) {
 	switch {
 	case c.request == opening:
 		c.request, c.alive, c.expires = opened, true, w.now.Add(m.ttl)
@@ -390,61 +394,61 @@ func (m *model) arrive(w *world, c *client) {
 	}
 }
 
-// reply brings the outcome of a request to the client.
+// reply delivers the outcome of a request to the client.
 func (m *model) reply(c *client) {
 	before := c.lease
 	before.Advance(c.clock)
 	switch c.request {
 	case opened:
-		c.open, c.lease = true, m.granted(m.schedule, c.sent, c.clock)
+		c.open, c.lease = true, m.onOpened(m.schedule, c.sent, c.clock)
 	case renewed:
-		m.answered(&c.lease, c.sent, c.clock)
+		m.onConfirmed(&c.lease, c.sent, c.clock)
 		if before.State() == AtRisk && c.lease.State() == Held {
-			m.saw[recoveredFromAtRisk]++
+			m.seen[recoveredFromAtRisk]++
 		}
 		if before.State() == Lost {
-			m.saw[lateReplyTooLate]++
+			m.seen[replyAfterDeadline]++
 		}
 	case refused:
 		c.lease.End(Expired, c.clock)
 		if before.State() != Lost {
-			m.saw[toldOfExpiry]++
+			m.seen[expiryReported]++
 		}
 	}
 	c.request = noRequest
 }
 
-// hear brings the oldest news of its entry to the client.
-func (m *model) hear(c *client) {
-	admission := c.news != goneNews
+// notify delivers the oldest notification about its entry to the client.
+func (m *model) notify(c *client) {
+	admission := c.notification != goneNotification
 	c.lease.Advance(c.clock)
 	switch {
-	case c.lease.State() == Lost: // it has no ears for it
-		c.news = noNews
+	case c.lease.State() == Lost: // notifications are ignored after the loss
+		c.notification = noNotification
 		if admission {
-			m.saw[admissionHeardTooLate]++
+			m.seen[admissionReceivedAfterLoss]++
 		}
 	case admission:
-		c.news -= admittedNews
+		c.notification -= admittedNotification
 		c.holding = true
-		m.saw[someoneHeld]++
+		m.seen[clientHeld]++
 	default:
 		c.dropEntry()
 	}
 }
 
-// land lets the resource decide about a write.
-func (m *model) land(w *world, c *client) (wrong string) {
+// arriveWrite lets the resource accept or refuse a write.
+func (m *model) arriveWrite(w *modelState, c *client) (violation string) {
 	wr := c.write
 	c.write = write{}
-	if wr.token < w.newest && !m.unguarded {
-		m.saw[staleWriteRefused]++
+	if wr.token < w.maxToken && !m.unguarded {
+		m.seen[staleWriteRefused]++
 		return ""
 	}
 	if wr.stale {
 		return "a write was accepted after one of a hold that was admitted later"
 	}
-	w.newest = max(w.newest, wr.token)
+	w.maxToken = max(w.maxToken, wr.token)
 	for i := range m.clients {
 		other := &w.clients[i]
 		if other.admitted > 0 && other.admitted < wr.admitted && other.lease.State() != Lost {
@@ -457,7 +461,7 @@ func (m *model) land(w *world, c *client) (wrong string) {
 	return ""
 }
 
-// end takes a session away, as the store does of itself, and lets the client hear of it some time.
+// end ends a session by decision of the store; the notification about its entry is in flight.
 func (c *client) end() {
 	c.alive = false
 	if c.inLine {
@@ -467,34 +471,35 @@ func (c *client) end() {
 }
 
 func (c *client) gone() {
-	if c.news == noNews {
-		c.news = goneNews
+	if c.notification == noNotification {
+		c.notification = goneNotification
 	} else {
-		c.news = admittedAndGoneNews
+		c.notification = admittedAndGoneNotification
 	}
 }
 
-// dropEntry forgets an entry. A write that is on its way stays so.
+// dropEntry resets the state of an entry. A write in flight stays.
 func (c *client) dropEntry() {
-	c.joined, c.holding, c.over, c.stale = false, false, false, false
-	c.inLine, c.order, c.admitted, c.news = false, 0, 0, noNews
+	c.joined, c.holding, c.ended, c.stale = false, false, false, false
+	c.inLine, c.order, c.admitted, c.notification = false, 0, 0, noNotification
 }
 
-// forget makes the client begin again without a session. What the lost one has in the store stays there.
-func (m *model) forget(c *client) {
+// startOver makes the client start again without a session. The entry of the lost session stays in
+// the store.
+func (m *model) startOver(c *client) {
 	if c.alive && c.inLine {
-		c.old = c.order
+		c.oldOrder = c.order
 	}
 	c.dropEntry()
 	c.open, c.lease, c.alive, c.expires = false, Lease{}, false, 0
 	c.request, c.sent = noRequest, 0
 }
 
-// settle admits those whose turn it is, by the shipping rules.
-func (m *model) settle(w *world, e event) {
+// admitEntries admits entries by the production rules of package line.
+func (m *model) admitEntries(w *modelState, e event) {
 	var (
 		entries [2 * maxClients]line.Entry
-		owners  [2 * maxClients]*client // nil for an entry of an old session: nobody is told of its turn
+		owners  [2 * maxClients]*client // nil for an entry of an old session, which gets no notification
 	)
 	n := 0
 	insert := func(order int, owner *client) {
@@ -510,62 +515,63 @@ func (m *model) settle(w *world, e event) {
 		if c.inLine {
 			insert(c.order, c)
 		}
-		if c.old > 0 {
-			insert(c.old, nil)
+		if c.oldOrder > 0 {
+			insert(c.oldOrder, nil)
 		}
 	}
 	for i, admitted := range line.Admitted(entries[:n]) {
 		if c := owners[i]; admitted && c != nil && c.admitted == 0 {
 			w.admissions++
-			c.admitted, c.news = w.admissions, admittedNews
-			m.lookAround(w, c, e)
+			c.admitted, c.notification = w.admissions, admittedNotification
+			m.countSituations(w, c, e)
 		}
 	}
 }
 
-// lookAround notes what is remarkable about the admission of c.
-func (m *model) lookAround(w *world, c *client, e event) {
+// countSituations counts the situations in which c is admitted.
+func (m *model) countSituations(w *modelState, c *client, e event) {
 	for i := range m.clients {
 		other := &w.clients[i]
 		switch {
 		case other == c:
-		case e.kind == leaves && i == int(e.client):
-			m.saw[handedOver]++
+		case e.kind == withdraws && i == int(e.client):
+			m.seen[handedOver]++
 		case !other.holding || other.valid():
 		case other.lease.State() == Lost && other.lease.Reason() == Deadline:
-			m.saw[admittedAfterDeadline]++
+			m.seen[admittedAfterDeadline]++
 		case other.lease.State() != Lost:
-			m.saw[admittedBehindAPause]++
+			m.seen[admittedBehindPausedHolder]++
 			if other.clock == other.lease.Deadline() {
-				m.saw[admittedBehindAPauseAtOnce]++
+				m.seen[admittedAtHoldersDeadline]++
 			}
 		}
 	}
 }
 
-// checkPromises says what is wrong with a state if the store keeps its promises and clocks keep theirs.
-func (m *model) checkPromises(w *world) string {
-	if wrong := m.checkOverlap(w); wrong != "" {
-		return wrong
+// checkPromises returns how a state violates the promises of Stile, given a store that keeps its
+// own and clocks within the margin.
+func (m *model) checkPromises(w *modelState) string {
+	if violation := m.checkOverlap(w); violation != "" {
+		return violation
 	}
 	for i := range m.clients {
 		c := &w.clients[i]
 		if c.valid() && !(c.inLine && c.admitted > 0) {
-			return fmt.Sprintf("client %d holds without an admitted entry in the line: others may be let in", i)
+			return fmt.Sprintf("client %d holds without an admitted entry in the line, so others may be admitted", i)
 		}
-		if c.over && c.valid() {
+		if c.ended && c.valid() {
 			return fmt.Sprintf("client %d's hold had ended and is valid again", i)
 		}
 	}
 	return ""
 }
 
-// checkOverlap says which two holds are valid.
-func (m *model) checkOverlap(w *world) string {
+// checkOverlap reports two holds that are valid at the same time.
+func (m *model) checkOverlap(w *modelState) string {
 	for i := range m.clients {
 		for j := range i {
 			if w.clients[i].valid() && w.clients[j].valid() {
-				m.saw[overlapped]++
+				m.seen[overlapped]++
 				return fmt.Sprintf("clients %d and %d both hold", j, i)
 			}
 		}
@@ -573,20 +579,21 @@ func (m *model) checkOverlap(w *world) string {
 	return ""
 }
 
-// checkBroken says what is wrong with a state even if the store breaks its promise or entries are removed by hand.
-// Holds may overlap then, but only until the news arrives, and never with the wrong token.
-func (m *model) checkBroken(w *world) string {
+// checkBroken returns how a state violates what must hold even if the store breaks its promise or
+// an administrator removes entries. Holds may then overlap, but only until the notification
+// arrives, and the later hold has the larger token.
+func (m *model) checkBroken(w *modelState) string {
 	m.checkOverlap(w)
 	for i := range m.clients {
 		c := &w.clients[i]
-		if c.valid() && !c.inLine && c.news != goneNews {
-			return fmt.Sprintf("client %d holds without an entry, and no news of that is on its way", i)
+		if c.valid() && !c.inLine && c.notification != goneNotification {
+			return fmt.Sprintf("client %d holds without an entry, and no notification of that is in flight", i)
 		}
 		for j := range m.clients {
 			other := &w.clients[j]
 			if c.valid() && other.valid() && c.admitted < other.admitted {
 				if c.inLine {
-					return fmt.Sprintf("client %d was admitted although client %d's entry stands", j, i)
+					return fmt.Sprintf("client %d was admitted although client %d's entry is in the line", j, i)
 				}
 				if c.order >= other.order {
 					return fmt.Sprintf("client %d was admitted before client %d and has the larger token", i, j)
@@ -597,18 +604,18 @@ func (m *model) checkBroken(w *world) string {
 	return ""
 }
 
-// key is what of a state matters for what can come after it: how far moments are from the present, and in which
-// order the places in the line are. Clients that are alike can be exchanged.
+// A key is the part of a state that determines its possible futures: times relative to now, and the
+// relative order of the entries. It does not depend on the numbering of the clients.
 type key [maxClients + 1]uint64
 
-func (m *model) key(w *world) key {
-	var tokens [3 * maxClients]int // without order; zeros are none
+func (m *model) key(w *modelState) key {
+	var tokens [3 * maxClients]int // unordered; zero is none
 	for i := range m.clients {
 		c := &w.clients[i]
-		tokens[3*i], tokens[3*i+1], tokens[3*i+2] = c.token(), c.write.token, c.old
+		tokens[3*i], tokens[3*i+1], tokens[3*i+2] = c.token(), c.write.token, c.oldOrder
 	}
 	slices.Sort(tokens[:])
-	smaller := func(than int) (n int) { // how many of them, each counted once
+	smaller := func(than int) (n int) { // the number of distinct smaller tokens
 		for i, token := range tokens {
 			if token != 0 && token < than && (i == 0 || token != tokens[i-1]) {
 				n++
@@ -622,19 +629,19 @@ func (m *model) key(w *world) key {
 		k[i] = m.clientKey(w, i, smaller)
 	}
 	slices.Sort(k[:m.clients])
-	k[maxClients] = uint64(smaller(w.newest))
+	k[maxClients] = uint64(smaller(w.maxToken))
 	return k
 }
 
-// token is the order of the client's entry, or zero if nothing depends on it any more.
+// token returns the order of the client's entry, or zero if nothing depends on it anymore.
 func (c *client) token() int {
-	if c.inLine || c.holding || c.news == admittedAndGoneNews && c.lease.State() != Lost {
+	if c.inLine || c.holding || c.notification == admittedAndGoneNotification && c.lease.State() != Lost {
 		return c.order
 	}
 	return 0
 }
 
-func (m *model) clientKey(w *world, i int, smaller func(int) int) uint64 {
+func (m *model) clientKey(w *modelState, i int, smaller func(int) int) uint64 {
 	c := &w.clients[i]
 	var p packer
 	p.bit(i == 0 && m.lag > 0)
@@ -646,8 +653,8 @@ func (m *model) clientKey(w *world, i int, smaller func(int) int) uint64 {
 	p.bit(c.alive)
 	p.bit(c.inLine)
 	p.bit(c.holding)
-	p.bit(c.over)
-	for _, token := range [...]int{c.token(), c.write.token, c.old} {
+	p.bit(c.ended)
+	for _, token := range [...]int{c.token(), c.write.token, c.oldOrder} {
 		p.bit(token > 0)
 		p.number(smaller(token), 4)
 	}
@@ -658,7 +665,7 @@ func (m *model) clientKey(w *world, i int, smaller func(int) int) uint64 {
 		p.number(0, 2)
 	case c.lease.State() == Lost:
 		p.number(1, 2)
-		return p.bits // its session may end at any moment from here on, and no news matters
+		return p.bits // from here its session may end at any moment, and notifications have no effect
 	default:
 		p.number(2, 2)
 		p.number(clamp(c.clock-c.lease.confirmed, m.schedule.Valid), 4)
@@ -673,14 +680,14 @@ func (m *model) clientKey(w *world, i int, smaller func(int) int) uint64 {
 	p.bit(c.joined)
 	p.bit(c.admitted > 0)
 	p.bit(c.stale)
-	p.number(int(c.news), 2)
+	p.number(int(c.notification), 2)
 	return p.bits
 }
 
-// clamp cuts off what is too long ago, or too far in the future, to matter.
-func clamp(i Instant, most time.Duration) int { return int(max(0, min(i, Instant(most)))) }
+// clamp limits a duration to [0, limit], because larger ones make no difference.
+func clamp(i Instant, limit time.Duration) int { return int(max(0, min(i, Instant(limit)))) }
 
-// packer writes small numbers into one large one.
+// A packer packs small numbers into 64 bits.
 type packer struct {
 	bits uint64
 	used int
@@ -688,7 +695,7 @@ type packer struct {
 
 func (p *packer) number(v, bits int) {
 	if p.used += bits; v < 0 || v>>bits != 0 || p.used > 64 {
-		panic(fmt.Sprintf("%d does not fit into %d bits, or there are none left", v, bits))
+		panic(fmt.Sprintf("%d does not fit into %d bits, or all 64 bits are used", v, bits))
 	}
 	p.bits = p.bits<<bits | uint64(v)
 }
@@ -701,8 +708,8 @@ func (p *packer) bit(b bool) {
 	p.number(v, 1)
 }
 
-// String draws a state in a line, for traces.
-func (m *model) String(w *world) string {
+// String describes a state in one line.
+func (m *model) String(w *modelState) string {
 	var b strings.Builder
 	for i := range m.clients {
 		c := &w.clients[i]
@@ -722,7 +729,7 @@ func (m *model) String(w *world) string {
 			fmt.Fprintf(&b, ", store to %d", c.expires)
 		}
 		if c.inLine {
-			fmt.Fprintf(&b, ", place %d", c.order)
+			fmt.Fprintf(&b, ", entry %d", c.order)
 		}
 		if c.valid() {
 			fmt.Fprintf(&b, ", HOLDS %d", c.order)
@@ -732,12 +739,12 @@ func (m *model) String(w *world) string {
 	return b.String()
 }
 
-// explorer is a walk through all states of a model, in order of their distance from the first.
+// An explorer is a breadth-first search through the states of a model.
 type explorer struct {
-	m      *model
-	nodes  []node // every state that was reached, as a step from an earlier one
-	wrong  string // what was found, in the last of nodes
-	events int    // how many steps were tried
+	m         *model
+	nodes     []node // every state reached, as a step from an earlier one
+	violation string // of the last node; empty if none
+	events    int    // number of steps tried
 }
 
 type node struct {
@@ -745,48 +752,49 @@ type node struct {
 	by   event
 }
 
-// explore walks until there is nothing new, or something is wrong, or there are more than limit states.
+// explore searches until all states are visited, or one violates the promises, or there are more
+// than limit.
 func explore(m *model, limit int) (*explorer, error) {
-	type place struct {
-		world world
+	type stateAt struct {
+		state modelState
 		node  int32
 	}
 	all := m.events()
 	x := &explorer{m: m, nodes: []node{{from: -1}}}
 	first := m.initial()
-	seen := map[key]struct{}{m.key(&first): {}}
-	here, there := []place{{first, 0}}, []place(nil)
-	var next world
-	for len(here) > 0 {
-		for i := range here {
+	visited := map[key]struct{}{m.key(&first): {}}
+	frontier, nextFrontier := []stateAt{{first, 0}}, []stateAt(nil)
+	var next modelState
+	for len(frontier) > 0 {
+		for i := range frontier {
 			for _, e := range all {
-				if !m.possible(&here[i].world, e) {
+				if !m.possible(&frontier[i].state, e) {
 					continue
 				}
 				x.events++
-				wrong := m.step(&here[i].world, e, &next)
-				known := len(seen)
-				seen[m.key(&next)] = struct{}{}
-				if len(seen) == known && wrong == "" {
+				violation := m.step(&frontier[i].state, e, &next)
+				known := len(visited)
+				visited[m.key(&next)] = struct{}{}
+				if len(visited) == known && violation == "" {
 					continue
 				}
-				x.nodes = append(x.nodes, node{here[i].node, e})
-				if wrong != "" {
-					x.wrong = wrong
+				x.nodes = append(x.nodes, node{frontier[i].node, e})
+				if violation != "" {
+					x.violation = violation
 					return x, nil
 				}
 				if len(x.nodes) > limit {
 					return x, fmt.Errorf("gave up after %d states", limit)
 				}
-				there = append(there, place{next, int32(len(x.nodes) - 1)})
+				nextFrontier = append(nextFrontier, stateAt{next, int32(len(x.nodes) - 1)})
 			}
 		}
-		here, there = there, here[:0]
+		frontier, nextFrontier = nextFrontier, frontier[:0]
 	}
 	return x, nil
 }
 
-// events returns all that could ever happen.
+// events returns all events, possible or not.
 func (m *model) events() []event {
 	all := []event{{kind: ticks}, {kind: lags}}
 	for i := range uint8(m.clients) {
@@ -797,7 +805,7 @@ func (m *model) events() []event {
 	return all
 }
 
-// trace tells the shortest way to what was found.
+// trace returns the shortest path to the violation.
 func (x *explorer) trace() string {
 	var steps []event
 	for at := len(x.nodes) - 1; at > 0; at = int(x.nodes[at].from) {
@@ -811,10 +819,10 @@ func (x *explorer) trace() string {
 		x.m.step(&before, e, &w)
 		fmt.Fprintf(&b, "%3d  %-60s %s\n", w.now, e, x.m.String(&w))
 	}
-	return b.String() + x.wrong
+	return b.String() + x.violation
 }
 
-// steps is how long the way is to what was found.
+// steps returns the length of that path.
 func (x *explorer) steps() int {
 	n := 0
 	for at := len(x.nodes) - 1; at > 0; at = int(x.nodes[at].from) {
@@ -823,12 +831,12 @@ func (x *explorer) steps() int {
 	return n
 }
 
-// unseen returns which of the sights the model never came across.
-func (m *model) unseen(wanted ...sight) []string {
+// missing returns the names of the wanted situations that did not occur.
+func (m *model) missing(wanted ...situation) []string {
 	var names []string
 	for _, s := range wanted {
-		if m.saw[s] == 0 {
-			names = append(names, sightNames[s])
+		if m.seen[s] == 0 {
+			names = append(names, situationNames[s])
 		}
 	}
 	slices.SortFunc(names, cmp.Compare[string])

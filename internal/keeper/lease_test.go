@@ -9,11 +9,11 @@ import (
 	"github.com/stilelock/stile/store"
 )
 
-// In the tests below a TTL of 30 s is granted. A confirmation is then good for 27 s, renewed every 9 s, overdue after
-// 13.5 s; a failed request is made again after 0.9 s.
-var terms30 = ScheduleFor(store.Terms{TTL: 30 * time.Second})
+// schedule30 is the schedule for a TTL of 30 s: a confirmation is valid for 27 s, renewals are sent
+// every 9 s and overdue after 13.5 s, and a failed request is retried after 0.9 s.
+var schedule30 = ScheduleFor(store.Terms{TTL: 30 * time.Second})
 
-// at is the instant that many seconds after the beginning.
+// at returns the instant that many seconds after the start.
 func at(seconds float64) Instant { return Instant(seconds * float64(time.Second)) }
 
 func TestScheduleFor(t *testing.T) {
@@ -39,22 +39,22 @@ func TestScheduleFor(t *testing.T) {
 	own := store.Terms{TTL: 30 * time.Second, Slack: 10 * time.Second, Attempt: 9 * time.Second}
 	if got, want := ScheduleFor(own), ScheduleFor(tests[1].granted); got.Attempt != own.Attempt || got.Valid != want.Valid ||
 		got.Every != want.Every || got.Retry != want.Retry {
-		t.Errorf("%+v give %+v, want but for the attempts %+v", own, got, want)
+		t.Errorf("schedule for %+v: got %+v, want its Attempt and otherwise %+v", own, got, want)
 	}
 	for _, tt := range tests {
 		got := ScheduleFor(tt.granted)
 		if got != tt.want {
-			t.Errorf("%+v give\n\t%+v, want\n\t%+v", tt.granted, got, tt.want)
+			t.Errorf("schedule for %+v: got\n\t%+v, want\n\t%+v", tt.granted, got, tt.want)
 		}
 		if two := got.Every + 2*(got.Attempt+got.Retry); two >= got.Valid {
-			t.Errorf("%+v: after two failed requests, at %v, all is lost at %v", tt.granted, two, got.Valid)
+			t.Errorf("schedule for %+v: two failed requests take until %v, want less than %v", tt.granted, two, got.Valid)
 		}
 	}
 }
 
-// Each scenario is a life of a lease: what it is told at which second, and how it stands then.
+// Each scenario lists events at given seconds, and the state and deadline of the lease after them.
 func TestLease(t *testing.T) {
-	const never = -1 // no deadline: it is lost
+	const never = -1 // no deadline, because the lease is lost
 	type step struct {
 		at       float64
 		what     string
@@ -62,123 +62,123 @@ func TestLease(t *testing.T) {
 		state    State
 		deadline float64
 	}
-	asks := func(l *Lease, now Instant) { l.RequestSent(now) }
-	looks := func(l *Lease, now Instant) { l.Advance(now) }
-	fails := func(l *Lease, now Instant) { l.RequestFailed(now) }
-	answer := func(sent float64) func(*Lease, Instant) {
+	send := func(l *Lease, now Instant) { l.RequestSent(now) }
+	advance := func(l *Lease, now Instant) { l.Advance(now) }
+	fail := func(l *Lease, now Instant) { l.RequestFailed(now) }
+	confirm := func(sent float64) func(*Lease, Instant) {
 		return func(l *Lease, now Instant) { l.RequestConfirmed(at(sent), now) }
 	}
-	ends := func(r Reason) func(*Lease, Instant) {
+	end := func(r Reason) func(*Lease, Instant) {
 		return func(l *Lease, now Instant) { l.End(r, now) }
 	}
 	scenarios := []struct {
 		name         string
 		sent, opened float64
 		steps        []step
-		reason       Reason // 0 if it is not lost
+		reason       Reason // zero if not lost
 	}{
-		{"the deadline counts from before the session was asked for", 0, 5, []step{
-			{5, "looks", looks, Held, 27},
+		{"the first deadline counts from the request", 0, 5, []step{
+			{5, "advances", advance, Held, 27},
 		}, 0},
-		{"a session that took too long to open is lost from the beginning", 0, 27, []step{
-			{27, "looks", looks, Lost, never},
+		{"a session that takes until the deadline to open is lost", 0, 27, []step{
+			{27, "advances", advance, Lost, never},
 		}, Deadline},
-		{"a session that took long to open is at risk from the beginning", 0, 14, []step{
-			{14, "looks", looks, AtRisk, 27},
+		{"a session that takes until overdue to open is at risk", 0, 14, []step{
+			{14, "advances", advance, AtRisk, 27},
 		}, 0},
-		{"the deadline moves on with each renewal, and counts from its sending", 0, 0, []step{
-			{9, "asks", asks, Held, 27},
-			{13, "is answered", answer(9), Held, 36},
-			{18, "asks", asks, Held, 36},
-			{18.2, "is answered", answer(18), Held, 45},
+		{"the deadline counts from sending the last confirmed renewal", 0, 0, []step{
+			{9, "sends a request", send, Held, 27},
+			{13, "is confirmed", confirm(9), Held, 36},
+			{18, "sends a request", send, Held, 36},
+			{18.2, "is confirmed", confirm(18), Held, 45},
 		}, 0},
 		{"a late reply to an early request does not move the deadline back", 0, 0, []step{
-			{9, "asks", asks, Held, 27},
-			{14, "gives up", fails, AtRisk, 27},
-			{15, "asks", asks, AtRisk, 27},
-			{16, "is answered", answer(15), Held, 42},
-			{17, "is answered late", answer(9), Held, 42},
+			{9, "sends a request", send, Held, 27},
+			{14, "times out", fail, AtRisk, 27},
+			{15, "sends a request", send, AtRisk, 27},
+			{16, "is confirmed", confirm(15), Held, 42},
+			{17, "is confirmed late", confirm(9), Held, 42},
 		}, 0},
-		{"a late reply that helps less than none would be needed to recover", 0, 0, []step{
-			{9, "asks", asks, Held, 27},
-			{25, "is answered, but it is at risk counted from 9 too", answer(9), AtRisk, 36},
+		{"a late reply to an old request leaves the lease at risk", 0, 0, []step{
+			{9, "sends a request", send, Held, 27},
+			{25, "is confirmed, but is overdue counted from 9, too", confirm(9), AtRisk, 36},
 		}, 0},
-		{"a failed request loses nothing", 0, 0, []step{
-			{9, "asks", asks, Held, 27},
-			{10, "fails", fails, Held, 27},
-			{10.9, "asks", asks, Held, 27},
-			{11, "fails", fails, Held, 27},
-			{26.9, "looks", looks, AtRisk, 27},
+		{"a failed request changes nothing before the deadline", 0, 0, []step{
+			{9, "sends a request", send, Held, 27},
+			{10, "fails", fail, Held, 27},
+			{10.9, "sends a request", send, Held, 27},
+			{11, "fails", fail, Held, 27},
+			{26.9, "advances", advance, AtRisk, 27},
 		}, 0},
-		{"at risk when overdue, and held again when confirmed", 0, 0, []step{
-			{13.4, "looks", looks, Held, 27},
-			{13.5, "looks", looks, AtRisk, 27},
-			{20, "asks", asks, AtRisk, 27},
-			{21, "is answered", answer(20), Held, 47},
-			{33.4, "looks", looks, Held, 47},
-			{33.5, "looks", looks, AtRisk, 47},
+		{"at risk when overdue, held when confirmed", 0, 0, []step{
+			{13.4, "advances", advance, Held, 27},
+			{13.5, "advances", advance, AtRisk, 27},
+			{20, "sends a request", send, AtRisk, 27},
+			{21, "is confirmed", confirm(20), Held, 47},
+			{33.4, "advances", advance, Held, 47},
+			{33.5, "advances", advance, AtRisk, 47},
 		}, 0},
-		{"lost at the deadline, not a moment later", 0, 0, []step{
-			{26.999, "looks", looks, AtRisk, 27},
-			{27, "looks", looks, Lost, never},
+		{"lost exactly at the deadline", 0, 0, []step{
+			{26.999, "advances", advance, AtRisk, 27},
+			{27, "advances", advance, Lost, never},
 		}, Deadline},
-		{"a reply after the deadline does not bring it back", 0, 0, []step{
-			{20, "asks", asks, AtRisk, 27},
-			{28, "is answered", answer(20), Lost, never},
-			{29, "looks", looks, Lost, never},
+		{"a reply after the deadline does not undo the loss", 0, 0, []step{
+			{20, "sends a request", send, AtRisk, 27},
+			{28, "is confirmed", confirm(20), Lost, never},
+			{29, "advances", advance, Lost, never},
 		}, Deadline},
-		{"nor does a reply at the deadline", 0, 0, []step{
-			{20, "asks", asks, AtRisk, 27},
-			{27, "is answered", answer(20), Lost, never},
+		{"a reply at the deadline does not prevent the loss", 0, 0, []step{
+			{20, "sends a request", send, AtRisk, 27},
+			{27, "is confirmed", confirm(20), Lost, never},
 		}, Deadline},
-		{"nor does a reply after the store said that it has ended", 0, 0, []step{
-			{9, "asks", asks, Held, 27},
-			{10, "is told", ends(Expired), Lost, never},
-			{11, "is answered", answer(9), Lost, never},
+		{"a reply after the store's report does not undo the loss", 0, 0, []step{
+			{9, "sends a request", send, Held, 27},
+			{10, "is ended", end(Expired), Lost, never},
+			{11, "is confirmed", confirm(9), Lost, never},
 		}, Expired},
 		{"a request that fails after the deadline changes nothing", 0, 0, []step{
-			{20, "asks", asks, AtRisk, 27},
-			{28, "fails", fails, Lost, never},
+			{20, "sends a request", send, AtRisk, 27},
+			{28, "fails", fail, Lost, never},
 		}, Deadline},
-		{"it is lost once: the first reason stands", 0, 0, []step{
-			{9, "is told", ends(Expired), Lost, never},
-			{10, "is closed", ends(Closed), Lost, never},
-			{40, "looks", looks, Lost, never},
+		{"the first reason stays", 0, 0, []step{
+			{9, "is ended", end(Expired), Lost, never},
+			{10, "is closed", end(Closed), Lost, never},
+			{40, "advances", advance, Lost, never},
 		}, Expired},
-		{"a deadline that has passed is the reason, whatever is told afterwards", 0, 0, []step{
-			{28, "is told", ends(Expired), Lost, never},
+		{"a passed deadline is the reason, whatever is reported later", 0, 0, []step{
+			{28, "is ended", end(Expired), Lost, never},
 		}, Deadline},
-		{"its entry can be taken from it", 0, 0, []step{{1, "is told", ends(Evicted), Lost, never}}, Evicted},
-		{"it can be closed", 0, 0, []step{{1, "is closed", ends(Closed), Lost, never}}, Closed},
+		{"evicted", 0, 0, []step{{1, "is ended", end(Evicted), Lost, never}}, Evicted},
+		{"closed", 0, 0, []step{{1, "is closed", end(Closed), Lost, never}}, Closed},
 	}
 	for _, sc := range scenarios {
 		t.Run(sc.name, func(t *testing.T) {
-			l := NewLease(terms30, at(sc.sent), at(sc.opened))
+			l := NewLease(schedule30, at(sc.sent), at(sc.opened))
 			for _, s := range sc.steps {
 				now := at(s.at)
 				s.do(&l, now)
 				if l.State() != s.state {
-					t.Errorf("at %v it %s, and is %v, want %v", s.at, s.what, l.State(), s.state)
+					t.Errorf("at %v (%s): got state %v, want %v", s.at, s.what, l.State(), s.state)
 				}
 				if got, want := l.ValidAt(now), s.state != Lost; got != want {
-					t.Errorf("at %v it %s, and is valid: %v, want %v", s.at, s.what, got, want)
+					t.Errorf("at %v (%s): got valid %v, want %v", s.at, s.what, got, want)
 				}
 				if s.deadline != never && l.Deadline() != at(s.deadline) {
-					t.Errorf("at %v it %s, and its deadline is %v, want %v s", s.at, s.what, time.Duration(l.Deadline()), s.deadline)
+					t.Errorf("at %v (%s): got deadline %v, want %vs", s.at, s.what, time.Duration(l.Deadline()), s.deadline)
 				}
 			}
 			if l.Reason() != sc.reason {
-				t.Errorf("it was lost because %v, want %v", l.Reason(), sc.reason)
+				t.Errorf("reason: got %q, want %q", l.Reason(), sc.reason)
 			}
 		})
 	}
 }
 
-// Time alone ends validity: nobody needs to have told the lease what time it is.
+// ValidAt is false after the deadline even if the lease was not advanced.
 func TestLease_notValidAfterDeadline(t *testing.T) {
-	l := NewLease(terms30, at(0), at(0))
+	l := NewLease(schedule30, at(0), at(0))
 	if !l.ValidAt(at(26.999)) || l.ValidAt(at(27)) {
-		t.Errorf("valid just before the deadline: %v, at it: %v", l.ValidAt(at(26.999)), l.ValidAt(at(27)))
+		t.Errorf("got valid %v just before the deadline and %v at it, want true and false", l.ValidAt(at(26.999)), l.ValidAt(at(27)))
 	}
 }
 
@@ -186,14 +186,14 @@ func TestLease_Due(t *testing.T) {
 	due := func(l Lease, seconds float64, want bool) {
 		t.Helper()
 		if got := l.Due(at(seconds)); got != want {
-			t.Errorf("at %v a request is due: %v, want %v", seconds, got, want)
+			t.Errorf("Due at %v: got %v, want %v", seconds, got, want)
 		}
 	}
-	l := NewLease(terms30, at(0), at(1))
+	l := NewLease(schedule30, at(0), at(1))
 	due(l, 8.9, false)
 	due(l, 9, true)
 	l.RequestSent(at(9))
-	due(l, 20, false) // one at a time
+	due(l, 20, false) // one request at a time
 	l.RequestFailed(at(14.4))
 	due(l, 15.2, false)
 	due(l, 15.3, true)
@@ -205,16 +205,16 @@ func TestLease_Due(t *testing.T) {
 	due(l, 24.3, false)
 }
 
-// randomLife tells a lease random things at random times, in the order of time, and lets check look after each. The
-// durations are so small that things coincide all the time.
-func randomLife(r *rand.Rand, schedule Schedule, from Instant, check func(l Lease, now Instant)) {
+// runRandomEvents records random events in a lease, at random increasing times, and calls check
+// after each. The durations are so small that events often coincide.
+func runRandomEvents(r *rand.Rand, schedule Schedule, from Instant, check func(l Lease, now Instant)) {
 	now := from
 	l := NewLease(schedule, now, now.Add(time.Duration(r.IntN(3))))
 	sent := now
 	for range 40 {
 		now = now.Add(time.Duration(r.IntN(4)))
 		if r.IntN(2) == 0 {
-			now = max(now, l.Wake()) // what the runner does
+			now = max(now, l.Wake()) // as Session.run does
 		}
 		switch r.IntN(8) {
 		case 0, 1, 2:
@@ -241,81 +241,81 @@ func randomLife(r *rand.Rand, schedule Schedule, from Instant, check func(l Leas
 	}
 }
 
-func randomTerms(r *rand.Rand) Schedule {
+func randomSchedule(r *rand.Rand) Schedule {
 	d := func() time.Duration { return time.Duration(1 + r.IntN(6)) }
 	valid := 2 + d()
 	return Schedule{Valid: valid, Every: d(), Attempt: d(), Retry: d(), Overdue: min(d(), valid)}
 }
 
-// The runner sleeps until Wake. It must neither sleep past anything, nor wake up for nothing: until then time changes
-// nothing, and then it does.
+// Session.run sleeps until Wake. Before that time nothing changes and no request is due; at that
+// time something does.
 func TestLease_Wake(t *testing.T) {
 	seed := rand.Uint64()
 	for i := range uint64(20_000) {
 		r := rand.New(rand.NewPCG(seed, i))
-		randomLife(r, randomTerms(r), 0, func(l Lease, now Instant) {
+		runRandomEvents(r, randomSchedule(r), 0, func(l Lease, now Instant) {
 			l.Advance(now)
 			if l.State() == Lost || l.Due(now) {
-				return // there is something to do now
+				return // nothing to wait for
 			}
 			wake := l.Wake()
 			if wake <= now {
-				t.Fatalf("seed %d, %d: at %d there is nothing to do, but Wake is %d: the runner would not sleep\n%+v",
+				t.Fatalf("seed %d, %d: at %d nothing is due, but Wake is %d, want a later time\n%+v",
 					seed, i, now, wake, l)
 			}
-			for soon := now; soon < wake; soon++ {
+			for instant := now; instant < wake; instant++ {
 				later := l
-				later.Advance(soon)
-				if later != l || later.Due(soon) || !later.ValidAt(soon) {
-					t.Fatalf("seed %d, %d: at %d something happens, but Wake is %d: the runner would sleep past it\n%+v",
-						seed, i, soon, wake, l)
+				later.Advance(instant)
+				if later != l || later.Due(instant) || !later.ValidAt(instant) {
+					t.Fatalf("seed %d, %d: at %d the lease changes or a request is due, but Wake is %d\n%+v",
+						seed, i, instant, wake, l)
 				}
 			}
 			later := l
 			if later.Advance(wake); later == l && !later.Due(wake) {
-				t.Fatalf("seed %d, %d: Wake is %d, but nothing happens then\n%+v", seed, i, wake, l)
+				t.Fatalf("seed %d, %d: Wake is %d, but nothing changes or is due then\n%+v", seed, i, wake, l)
 			}
 		})
 	}
 }
 
-// A lease knows no other time than how long ago things were. The explorer relies on it.
+// A lease depends only on time differences, not on absolute times. The explorer relies on this.
 func TestLease_sameAtAllTimes(t *testing.T) {
 	const shift = 1_000_003
 	seed := rand.Uint64()
 	for i := range uint64(5_000) {
-		schedule := randomTerms(rand.New(rand.NewPCG(seed, i)))
+		schedule := randomSchedule(rand.New(rand.NewPCG(seed, i)))
 		var early []Lease
-		randomLife(rand.New(rand.NewPCG(seed, i)), schedule, 0, func(l Lease, _ Instant) { early = append(early, l) })
+		runRandomEvents(rand.New(rand.NewPCG(seed, i)), schedule, 0, func(l Lease, _ Instant) { early = append(early, l) })
 		at := 0
-		randomLife(rand.New(rand.NewPCG(seed, i)), schedule, shift, func(l Lease, _ Instant) {
+		runRandomEvents(rand.New(rand.NewPCG(seed, i)), schedule, shift, func(l Lease, _ Instant) {
 			want := early[at]
 			want.confirmed += shift
 			want.next += shift
 			if l != want {
-				t.Fatalf("seed %d, %d: after %d steps\n%+v, want\n%+v", seed, i, at, l, want)
+				t.Fatalf("seed %d, %d: after %d steps: got\n%+v, want\n%+v", seed, i, at, l, want)
 			}
 			at++
 		})
 	}
 }
 
-// Validity ends once, and reasons do not change.
+// Validity ends only once, and the reason does not change.
 func TestLease_endsOnce(t *testing.T) {
 	seed := rand.Uint64()
 	lost := 0
 	for i := range uint64(20_000) {
 		r := rand.New(rand.NewPCG(seed, i))
 		valid, reason := true, Reason(0)
-		randomLife(r, randomTerms(r), 0, func(l Lease, now Instant) {
+		runRandomEvents(r, randomSchedule(r), 0, func(l Lease, now Instant) {
 			if !valid && l.ValidAt(now) {
 				t.Fatalf("seed %d, %d: valid again at %d\n%+v", seed, i, now, l)
 			}
 			if reason != 0 && l.Reason() != reason {
-				t.Fatalf("seed %d, %d: lost because %v, and then because %v", seed, i, reason, l.Reason())
+				t.Fatalf("seed %d, %d: the reason changed from %q to %q", seed, i, reason, l.Reason())
 			}
 			if (l.State() == Lost) != (l.Reason() != 0) {
-				t.Fatalf("seed %d, %d: %v for the reason %d", seed, i, l.State(), l.Reason())
+				t.Fatalf("seed %d, %d: got the state %v with the reason %d", seed, i, l.State(), l.Reason())
 			}
 			valid, reason = valid && l.ValidAt(now), l.Reason()
 			if !valid {
@@ -324,14 +324,14 @@ func TestLease_endsOnce(t *testing.T) {
 		})
 	}
 	if lost == 0 {
-		t.Error("no lease was ever lost: this test has tested nothing")
+		t.Error("no lease was lost in any run")
 	}
 }
 
 func TestState_String(t *testing.T) {
 	for s, want := range map[State]string{Held: "held", AtRisk: "at risk", Lost: "lost"} {
 		if got := s.String(); got != want {
-			t.Errorf("%d is %q, want %q", s, got, want)
+			t.Errorf("String of %d: got %q, want %q", s, got, want)
 		}
 	}
 }
@@ -360,13 +360,13 @@ func TestLostError(t *testing.T) {
 	}
 	for _, tt := range tests {
 		if got := tt.err.Error(); got != tt.want {
-			t.Errorf("%q, want %q", got, tt.want)
+			t.Errorf("Error: got %q, want %q", got, tt.want)
 		}
 		if !errors.Is(tt.err, ErrLost) {
 			t.Errorf("%q does not match ErrLost", tt.err)
 		}
 		if tt.err.Err != nil && !errors.Is(tt.err, tt.err.Err) {
-			t.Errorf("%q does not match what was heard", tt.err)
+			t.Errorf("%q does not match its Err", tt.err)
 		}
 	}
 }

@@ -17,37 +17,37 @@ import (
 	"github.com/stilelock/stile/store/memstore"
 )
 
-// The sessions below have a TTL of 30 s, and the terms of the lease tests: valid for 27 s, renewed every 9 s, each
-// attempt given 5.4 s, at risk after 13.5 s.
+// ttl30 is the TTL of the sessions below, with the schedule of the lease tests: valid for 27 s,
+// renewed every 9 s, attempts time out after 5.4 s, at risk after 13.5 s.
 const ttl30 = 30 * time.Second
 
 var errRefused = errors.New("connection refused")
 
-// journal is what a watcher hears, with the second at which it does.
-type journal struct {
+// An eventLog records callbacks with their times in seconds.
+type eventLog struct {
 	began time.Time
 	mu    sync.Mutex
 	lines []string
 }
 
-func newJournal() *journal { return &journal{began: time.Now()} }
+func newEventLog() *eventLog { return &eventLog{began: time.Now()} }
 
-func (j *journal) write(format string, args ...any) {
+func (j *eventLog) write(format string, args ...any) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	j.lines = append(j.lines, fmt.Sprintf("%g ", time.Since(j.began).Seconds())+fmt.Sprintf(format, args...))
 }
 
-func (j *journal) expect(t *testing.T, want ...string) {
+func (j *eventLog) expect(t *testing.T, want ...string) {
 	t.Helper()
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	if !slices.Equal(j.lines, want) {
-		t.Errorf("it went\n\t%s\nwant\n\t%s", strings.Join(j.lines, "\n\t"), strings.Join(want, "\n\t"))
+		t.Errorf("callbacks: got\n\t%s\nwant\n\t%s", strings.Join(j.lines, "\n\t"), strings.Join(want, "\n\t"))
 	}
 }
 
-func (j *journal) callbacks() Callbacks {
+func (j *eventLog) callbacks() Callbacks {
 	return Callbacks{
 		Confirmed:   func(roundTrip, _ time.Duration) { j.write("confirmed in %v", roundTrip) },
 		Unconfirmed: func(err error, _ time.Duration) { j.write("unconfirmed: %v", err) },
@@ -57,7 +57,7 @@ func (j *journal) callbacks() Callbacks {
 	}
 }
 
-// open opens a session that is closed at the end of the test.
+// open opens a session with a TTL of 30 s that is closed at the end of the test.
 func open(t *testing.T, st store.Store, w Callbacks) *Session {
 	t.Helper()
 	return openFor(t, st, ttl30, w)
@@ -72,13 +72,13 @@ func openFor(t *testing.T, st store.Store, ttl time.Duration, w Callbacks) *Sess
 	t.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 		defer cancel()
-		_ = s.Close(ctx) // the tests that care have closed it before
+		_ = s.Close(ctx) // tests of Close have called it before
 	})
 	return s
 }
 
-// confirming makes the store treat renewals so, and nothing else.
-func confirming(f memstore.Fault) func(memstore.Call) memstore.Fault {
+// onConfirm returns a fault function that applies f to renewals only.
+func onConfirm(f memstore.Fault) func(memstore.Call) memstore.Fault {
 	return func(c memstore.Call) memstore.Fault {
 		if c.Op == memstore.Confirm {
 			return f
@@ -87,29 +87,30 @@ func confirming(f memstore.Fault) func(memstore.Call) memstore.Fault {
 	}
 }
 
-// lost returns why what is held under s was lost, or nil if it is held.
+// lost returns the loss of s, or nil if s is held.
 func lost(s *Session) *LostError {
 	e, _ := errors.AsType[*LostError](context.Cause(s.Context()))
 	return e
 }
 
-// expectHeld fails unless all that s tells agrees that it is held in the given state.
+// expectHeld fails unless s is valid, in the given state and with the given time left, according to
+// all its methods.
 func expectHeld(t *testing.T, s *Session, state State, left time.Duration) {
 	t.Helper()
 	if !s.Valid() || s.State() != state || s.Context().Err() != nil {
-		t.Fatalf("valid: %v, %v, context: %v; want it %v", s.Valid(), s.State(), context.Cause(s.Context()), state)
+		t.Fatalf("got valid %v, state %v, cause %v, want the state %v", s.Valid(), s.State(), context.Cause(s.Context()), state)
 	}
 	if got := s.Deadline().Sub(bootclock.Now()); got != left {
-		t.Errorf("%v left, want %v", got, left)
+		t.Errorf("time left: got %v, want %v", got, left)
 	}
 }
 
-// expectLost fails unless all that s tells agrees that it is lost for the given reason.
+// expectLost fails unless s is lost for the given reason, according to all its methods.
 func expectLost(t *testing.T, s *Session, reason Reason) {
 	t.Helper()
 	e := lost(s)
 	if s.Valid() || s.State() != Lost || e == nil || e.Reason != reason {
-		t.Fatalf("valid: %v, %v, context: %v; want it lost because %v",
+		t.Fatalf("got valid %v, state %v, cause %v, want a loss with the reason %q",
 			s.Valid(), s.State(), context.Cause(s.Context()), reason)
 	}
 	if !errors.Is(e, ErrLost) {
@@ -121,7 +122,7 @@ func TestSession_renewsForADay(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		st := memstore.New()
 		confirmed := 0
-		s := openFor(t, st, 20*ttl30, Callbacks{ // so long that a day of it is not many thousands of confirmations
+		s := openFor(t, st, 20*ttl30, Callbacks{ // a long TTL keeps the number of renewals in a day small
 			Confirmed:   func(time.Duration, time.Duration) { confirmed++ },
 			Unconfirmed: func(err error, _ time.Duration) { t.Error("unconfirmed:", err) },
 			AtRisk:      func(err error, _ time.Duration) { t.Error("at risk:", err) },
@@ -131,23 +132,23 @@ func TestSession_renewsForADay(t *testing.T) {
 		synctest.Wait()
 		expectHeld(t, s, Held, 20*27*time.Second)
 		if want := int(day / (20 * 9 * time.Second)); confirmed != want {
-			t.Errorf("confirmed %d times, want %d", confirmed, want)
+			t.Errorf("got %d confirmations, want %d", confirmed, want)
 		}
 	})
 }
 
 func TestSession_recoversFromRisk(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		st, j := memstore.New(), newJournal()
-		st.SetFaults(confirming(memstore.Fault{Drop: true}))
+		st, j := memstore.New(), newEventLog()
+		st.SetFaults(onConfirm(memstore.Fault{Drop: true}))
 		s := open(t, st, j.callbacks())
 		time.Sleep(13 * time.Second)
 		expectHeld(t, s, Held, 14*time.Second)
 		time.Sleep(time.Second)
 		expectHeld(t, s, AtRisk, 13*time.Second)
-		time.Sleep(3 * time.Second) // 17: the second attempt, of 15.3, is under way and lost
+		time.Sleep(3 * time.Second) // 17: the second attempt, sent at 15.3, was dropped and has not timed out
 		st.SetFaults(nil)
-		time.Sleep(5 * time.Second) // 22: the third, of 21.6, is not
+		time.Sleep(5 * time.Second) // 22: the third, sent at 21.6, was confirmed
 		expectHeld(t, s, Held, 26600*time.Millisecond)
 		j.expect(
 			t,
@@ -165,20 +166,20 @@ func TestSession_lostByDeadline(t *testing.T) {
 		name  string
 		fault memstore.Fault
 	}{
-		{"renewals do not arrive", memstore.Fault{Drop: true}},
-		{"replies do not arrive", memstore.Fault{LoseReply: true}},
-		{"renewals fail", memstore.Fault{Err: errRefused}},
-		{"renewals are carried out but seem to fail", memstore.Fault{Err: errRefused, LoseReply: true}},
-		{"renewals arrive too late", memstore.Fault{Delay: ttl30}},
-		{"replies arrive too late", memstore.Fault{ReplyDelay: 6 * time.Second}},
+		{"requests dropped", memstore.Fault{Drop: true}},
+		{"replies lost", memstore.Fault{LoseReply: true}},
+		{"requests fail", memstore.Fault{Err: errRefused}},
+		{"requests carried out but reported as failed", memstore.Fault{Err: errRefused, LoseReply: true}},
+		{"requests too late", memstore.Fault{Delay: ttl30}},
+		{"replies too late", memstore.Fault{ReplyDelay: 6 * time.Second}},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				st := memstore.New()
 				s := open(t, st, Callbacks{})
-				time.Sleep(10 * time.Second) // renewed at 9
-				st.SetFaults(confirming(tt.fault))
+				time.Sleep(10 * time.Second) // the renewal at 9 was confirmed
+				st.SetFaults(onConfirm(tt.fault))
 				time.Sleep(26*time.Second - 1)
 				expectHeld(t, s, AtRisk, 1)
 				time.Sleep(1)
@@ -186,12 +187,12 @@ func TestSession_lostByDeadline(t *testing.T) {
 				expectLost(t, s, Deadline)
 				time.Sleep(3*time.Second - 1) // the margin
 				if kept := tt.fault.LoseReply || tt.fault.ReplyDelay > 0; kept && len(st.Sessions()) == 0 {
-					t.Error("the session was ended in the store before the margin was over")
+					t.Error("the session was closed in the store before the margin had passed")
 				}
 				time.Sleep(1)
 				synctest.Wait()
 				if ids := st.Sessions(); len(ids) != 0 {
-					t.Errorf("the session is still in the store, which is within reach: %v", ids)
+					t.Errorf("sessions in the store after the margin: got %v, want none", ids)
 				}
 			})
 		})
@@ -200,16 +201,17 @@ func TestSession_lostByDeadline(t *testing.T) {
 
 func TestSession_lossHasLastError(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		st, j := memstore.New(), newJournal()
-		st.SetFaults(confirming(memstore.Fault{Err: errRefused}))
+		st, j := memstore.New(), newEventLog()
+		st.SetFaults(onConfirm(memstore.Fault{Err: errRefused}))
 		s := open(t, st, j.callbacks())
 		<-s.Context().Done()
 		synctest.Wait()
 		if err := context.Cause(s.Context()); !errors.Is(err, errRefused) ||
 			err.Error() != "lock lost: its session was not confirmed in time: connection refused" {
-			t.Errorf("the loss is explained by %q, want the last error in it", err)
+			t.Errorf("cause of the loss: got %q, want one with the last error", err)
 		}
-		// Once every 0.9 s from the ninth second on, at risk in the middle of it, and lost once, at the end.
+		// Attempts fail every 0.9 s from second 9 on. Besides that there is one call of AtRisk, and
+		// one of Lost at the end.
 		var others []string
 		for _, l := range j.lines {
 			if !strings.HasSuffix(l, "unconfirmed: connection refused") {
@@ -217,14 +219,14 @@ func TestSession_lossHasLastError(t *testing.T) {
 			}
 		}
 		if got := len(j.lines) - len(others); got != 20 {
-			t.Errorf("%d attempts failed, want 20", got)
+			t.Errorf("got %d failed attempts, want 20", got)
 		}
 		want := []string{
 			"13.5 at risk, 13.5s left: connection refused",
 			"27 lock lost: its session was not confirmed in time: connection refused",
 		}
 		if !slices.Equal(others, want) || j.lines[len(j.lines)-1] != want[1] {
-			t.Errorf("heard\n\t%s\nwant\n\t%s", strings.Join(j.lines, "\n\t"), strings.Join(want, "\n\t"))
+			t.Errorf("other callbacks: got\n\t%s\nwant\n\t%s", strings.Join(j.lines, "\n\t"), strings.Join(want, "\n\t"))
 		}
 	})
 }
@@ -233,7 +235,7 @@ func TestSession_survivesTransientErrors(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		st := memstore.New()
 		calls := 0
-		st.SetFaults(func(c memstore.Call) memstore.Fault { // two of three fail
+		st.SetFaults(func(c memstore.Call) memstore.Fault { // two of three renewals fail
 			if c.Op == memstore.Confirm {
 				calls++
 				switch calls % 3 {
@@ -250,14 +252,15 @@ func TestSession_survivesTransientErrors(t *testing.T) {
 		time.Sleep(time.Hour)
 		synctest.Wait()
 		if !s.Valid() || failed < 100 {
-			t.Errorf("valid: %v, after %d failed attempts", s.Valid(), failed)
+			t.Errorf("got valid %v after %d failed attempts, want true after at least 100", s.Valid(), failed)
 		}
 	})
 }
 
-// While one session holds a lock, another waits for it, and the faults begin. P6: it must not be admitted before the
-// first has been told, that is before its context has ended.
-func expectToldFirst(t *testing.T, st *memstore.Store, holder *Session, faults func(memstore.Call) memstore.Fault) {
+// expectLossBeforeAdmission enqueues a waiter behind the holder and then sets the faults for the
+// holder's session. It checks promise P6: the waiter is admitted only after the holder's context
+// has ended.
+func expectLossBeforeAdmission(t *testing.T, st *memstore.Store, holder *Session, faults func(memstore.Call) memstore.Fault) {
 	t.Helper()
 	req := store.Request{Name: "orders/42", Mode: line.Exclusive}
 	if _, err := holder.Store().Enqueue(t.Context(), req); err != nil {
@@ -280,17 +283,17 @@ func expectToldFirst(t *testing.T, st *memstore.Store, holder *Session, faults f
 		return memstore.Fault{}
 	})
 	select {
-	case told := <-admitted:
-		if told == nil {
-			t.Errorf("the waiter was admitted while the holder holds, for another %v", holder.Deadline().Sub(bootclock.Now()))
+	case cause := <-admitted:
+		if cause == nil {
+			t.Errorf("the waiter was admitted %v before the holder's deadline, and the holder's context has not ended", holder.Deadline().Sub(bootclock.Now()))
 		}
 	case <-time.After(3 * ttl30):
-		t.Error("the waiter was never admitted")
+		t.Error("the waiter was not admitted within three TTLs")
 	}
 }
 
-// The last renewal is answered after d, and then the store is out of reach, for the farewell too. Whatever d is, the
-// deadline is before the store's.
+// The reply to the last renewal takes d, and afterwards all requests are dropped, including that of
+// Close. For every d, the deadline is before the store's.
 // Promise: P1
 func TestSession_lostBeforeNextAdmissionAfterLateRenewal(t *testing.T) {
 	for d := time.Duration(0); d <= ttl30; d += ttl30 / 60 {
@@ -298,7 +301,7 @@ func TestSession_lostBeforeNextAdmissionAfterLateRenewal(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				st := memstore.New()
 				renewals := 0
-				expectToldFirst(t, st, open(t, st, Callbacks{}), func(c memstore.Call) memstore.Fault {
+				expectLossBeforeAdmission(t, st, open(t, st, Callbacks{}), func(c memstore.Call) memstore.Fault {
 					if c.Op == memstore.Confirm {
 						renewals++
 					}
@@ -312,8 +315,8 @@ func TestSession_lostBeforeNextAdmissionAfterLateRenewal(t *testing.T) {
 	}
 }
 
-// The session itself is opened by a request that is answered after d, and never renewed. From 27 s on nobody gets to
-// hold anything: see TestOpen_slowerThanTheDeadline.
+// The reply to the request that opens the session takes d, and no renewal arrives. For 27 s or
+// more, see [TestOpen_slowerThanTheDeadline].
 // Promise: P6
 func TestSession_lostBeforeNextAdmissionAfterLateOpen(t *testing.T) {
 	for d := time.Duration(0); d < 27*time.Second; d += ttl30 / 60 {
@@ -337,42 +340,42 @@ func TestSession_lostBeforeNextAdmissionAfterLateOpen(t *testing.T) {
 					}
 					return drop(c)
 				})
-				expectToldFirst(t, st, holder, drop)
+				expectLossBeforeAdmission(t, st, holder, drop)
 			})
 		})
 	}
 }
 
-// With the store within reach the session is closed after a loss: not before the holder was told, and has had the margin
-// to stop.
+// If the store is reachable, a lost session is closed there, but only after the holder was notified
+// and had the margin to stop.
 // Promise: P6
 func TestSession_notifiesHoldersBeforeClosing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		st := memstore.New()
 		began := time.Now()
-		carriedOut := memstore.Fault{Err: errRefused, LoseReply: true} // so that the store would keep the session
-		expectToldFirst(t, st, open(t, st, Callbacks{}), confirming(carriedOut))
+		carriedOut := memstore.Fault{Err: errRefused, LoseReply: true} // the store keeps the session
+		expectLossBeforeAdmission(t, st, open(t, st, Callbacks{}), onConfirm(carriedOut))
 		if took := time.Since(began); took != 30*time.Second {
-			t.Errorf("the waiter was admitted after %v, want 30s: the holder was told at 27s, and has 3s to stop", took)
+			t.Errorf("the waiter was admitted after %v, want 30s: 27s to the loss and a margin of 3s", took)
 		}
 	})
 	synctest.Test(t, func(t *testing.T) {
 		st := memstore.New()
 		holder := open(t, st, Callbacks{})
 		time.AfterFunc(time.Second, func() { _ = holder.Close(context.Background()) })
-		expectToldFirst(t, st, holder, confirming(memstore.Fault{}))
+		expectLossBeforeAdmission(t, st, holder, onConfirm(memstore.Fault{}))
 		expectLost(t, holder, Closed)
 	})
 }
 
 func TestSession_lostWithNextRenewal(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		st, j := memstore.New(), newJournal()
+		st, j := memstore.New(), newEventLog()
 		s := open(t, st, j.callbacks())
 		time.Sleep(time.Second)
 		st.Expire(s.Store().ID())
 		time.Sleep(8*time.Second - 1)
-		expectHeld(t, s, Held, 18*time.Second+1) // nobody has told it
+		expectHeld(t, s, Held, 18*time.Second+1) // not reported yet
 		time.Sleep(1)
 		synctest.Wait()
 		expectLost(t, s, Expired)
@@ -387,20 +390,20 @@ func TestSession_lostWithNextRenewal(t *testing.T) {
 	})
 }
 
-// telling is a store whose sessions can be told that they have ended.
-type telling struct {
+// A reportingStore lets a test report the end of a session.
+type reportingStore struct {
 	*memstore.Store
 	lost func(error)
 }
 
-func (s *telling) Open(ctx context.Context, opts store.SessionOptions) (store.Session, error) {
+func (s *reportingStore) Open(ctx context.Context, opts store.SessionOptions) (store.Session, error) {
 	s.lost = opts.Lost
 	return s.Store.Open(ctx, opts)
 }
 
 func TestSession_lostAtOnceIfReported(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		st, j := &telling{Store: memstore.New()}, newJournal()
+		st, j := &reportingStore{Store: memstore.New()}, newEventLog()
 		s := open(t, st, j.callbacks())
 		time.Sleep(time.Second)
 		st.lost(fmt.Errorf("%w: revoked by an administrator", store.ErrSessionLost))
@@ -413,38 +416,38 @@ func TestSession_lostAtOnceIfReported(t *testing.T) {
 func TestSession_lostCallbackAfterContext(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		st := memstore.New()
-		st.SetFaults(confirming(memstore.Fault{Err: errRefused}))
+		st.SetFaults(onConfirm(memstore.Fault{Err: errRefused}))
 		opened := make(chan *Session, 1)
-		told := 0
+		calls := 0
 		s := open(t, st, Callbacks{Lost: func(e *LostError) {
-			told++
+			calls++
 			s := <-opened
 			if s.Context().Err() == nil {
-				t.Error("the watcher was told of the loss before the holders")
+				t.Error("Lost was called before the context had ended")
 			}
 			if got := lost(s); got != e {
-				t.Errorf("the watcher was told %v, the holders %v", e, got)
+				t.Errorf("Lost: got %v, want the context's cause %v", e, got)
 			}
 			if len(st.Sessions()) != 1 {
-				t.Error("the session was closed before the watcher was told")
+				t.Error("the session was closed before Lost was called")
 			}
 		}})
 		opened <- s
 		time.Sleep(time.Hour)
 		synctest.Wait()
-		if told != 1 {
-			t.Errorf("told %d times, want once", told)
+		if calls != 1 {
+			t.Errorf("got %d calls of Lost, want 1", calls)
 		}
 		if err := s.Close(t.Context()); err != nil {
-			t.Errorf("closing what is lost: %v", err)
+			t.Errorf("Close of a lost session: %v", err)
 		}
-		expectLost(t, s, Deadline) // the first reason stands
+		expectLost(t, s, Deadline) // the first reason stays
 	})
 }
 
 func TestSession_closed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		st, j := memstore.New(), newJournal()
+		st, j := memstore.New(), newEventLog()
 		s := open(t, st, j.callbacks())
 		time.Sleep(time.Second)
 		if err := s.Close(t.Context()); err != nil {
@@ -452,13 +455,13 @@ func TestSession_closed(t *testing.T) {
 		}
 		expectLost(t, s, Closed)
 		if ids := st.Sessions(); len(ids) != 0 {
-			t.Errorf("still in the store: %v", ids)
+			t.Errorf("sessions in the store: got %v, want none", ids)
 		}
 		if err := s.Close(t.Context()); err != nil {
-			t.Errorf("closing it again: %v", err)
+			t.Errorf("second Close: %v", err)
 		}
 		time.Sleep(time.Hour)
-		j.expect(t) // nothing: a closed session is not lost, and is renewed no more
+		j.expect(t) // no callbacks: a closed session is neither lost nor renewed
 	})
 }
 
@@ -468,30 +471,30 @@ func TestSession_closeFails(t *testing.T) {
 		s := open(t, st, Callbacks{})
 		time.Sleep(10 * time.Second)
 		st.SetFaults(func(memstore.Call) memstore.Fault { return memstore.Fault{Drop: true} })
-		time.Sleep(9 * time.Second) // a renewal is under way since one second
+		time.Sleep(9 * time.Second) // a renewal has been in flight for one second
 
 		began := time.Now()
 		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
 		defer cancel()
 		context.AfterFunc(s.Context(), func() {
 			if took := time.Since(began); took != 0 {
-				t.Errorf("the holders were told after %v, want at once", took)
+				t.Errorf("the context ended after %v, want 0", took)
 			}
 		})
 		if err := s.Close(ctx); !errors.Is(err, context.DeadlineExceeded) {
-			t.Errorf("Close returns %v, want an error that it took too long", err)
+			t.Errorf("Close: got %v, want context.DeadlineExceeded", err)
 		}
 		if took := time.Since(began); took != 2*time.Second {
-			t.Errorf("Close took %v, want the 2 s it was given", took)
+			t.Errorf("Close took %v, want the 2s of its context", took)
 		}
 		expectLost(t, s, Closed)
 		if len(st.Sessions()) != 1 {
-			t.Error("the store was out of reach and has closed the session")
+			t.Error("the session was closed although all requests were dropped")
 		}
 
 		st.SetFaults(nil)
 		if err := s.Close(t.Context()); err != nil || len(st.Sessions()) != 0 {
-			t.Errorf("trying again: %v, sessions left: %v", err, st.Sessions())
+			t.Errorf("second Close: got %v and the sessions %v, want nil and none", err, st.Sessions())
 		}
 	})
 }
@@ -504,23 +507,23 @@ func TestSession_abandonedEndsByItself(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		cancel()
 		if err := s.Close(ctx); !errors.Is(err, context.Canceled) {
-			t.Errorf("Close returns %v, want that its context has ended", err)
+			t.Errorf("Close: got %v, want context.Canceled", err)
 		}
 		time.Sleep(ttl30)
 		synctest.Wait()
 		if ids := st.Sessions(); len(ids) != 0 {
-			t.Errorf("still in the store after its TTL: %v", ids)
+			t.Errorf("sessions in the store after the TTL: got %v, want none", ids)
 		}
 	})
 }
 
 func TestOpen_fails(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		st, j := memstore.New(), newJournal()
+		st, j := memstore.New(), newEventLog()
 		st.SetFaults(func(memstore.Call) memstore.Fault { return memstore.Fault{Err: errRefused} })
 		s, err := Open(t.Context(), st, store.SessionOptions{TTL: ttl30}, j.callbacks())
 		if s != nil || !errors.Is(err, errRefused) {
-			t.Errorf("got %v, %v, want what the store said", s, err)
+			t.Errorf("Open: got %v, %v, want the store's error", s, err)
 		}
 
 		st.SetFaults(func(memstore.Call) memstore.Fault { return memstore.Fault{LoseReply: true} })
@@ -528,7 +531,7 @@ func TestOpen_fails(t *testing.T) {
 		defer cancel()
 		s, err = Open(ctx, st, store.SessionOptions{TTL: ttl30}, j.callbacks())
 		if s != nil || !errors.Is(err, context.DeadlineExceeded) {
-			t.Errorf("got %v, %v, want that it took too long", s, err)
+			t.Errorf("Open: got %v, %v, want context.DeadlineExceeded", s, err)
 		}
 		j.expect(t)
 	})
@@ -536,7 +539,7 @@ func TestOpen_fails(t *testing.T) {
 
 func TestOpen_slowerThanTheDeadline(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		st, j := memstore.New(), newJournal()
+		st, j := memstore.New(), newEventLog()
 		st.SetFaults(func(c memstore.Call) memstore.Fault {
 			if c.Op == memstore.Open {
 				return memstore.Fault{ReplyDelay: 28 * time.Second}
@@ -545,7 +548,7 @@ func TestOpen_slowerThanTheDeadline(t *testing.T) {
 		})
 		s := open(t, st, j.callbacks())
 		if s.Valid() {
-			t.Error("valid at first, although it was opened for 27 s 28 s ago")
+			t.Error("Valid after an Open that took longer than the deadline: got true")
 		}
 		synctest.Wait()
 		expectLost(t, s, Deadline)
@@ -553,12 +556,13 @@ func TestOpen_slowerThanTheDeadline(t *testing.T) {
 	})
 }
 
-// A reply may be handled by a goroutine that stood still, on its way to the lock, while the deadline passed and
-// others saw it pass. In real time, because goroutines that wait for a mutex stop the fake one.
+// The goroutine that handles a reply may wait for the mutex while the deadline passes and another
+// goroutine sees the loss. The test uses real time, because a fake clock stops while a goroutine
+// waits for a mutex.
 func TestSession_validityEndsOnce(t *testing.T) {
 	sent := bootclock.Now()
 	s := &Session{lease: NewLease(Schedule{Valid: time.Minute, Every: time.Minute, Overdue: time.Minute},
-		sent.Add(50*time.Millisecond-time.Minute), sent)} // 50 ms are left
+		sent.Add(50*time.Millisecond-time.Minute), sent)} // with 50 ms left
 	s.lease.RequestSent(sent)
 
 	s.mu.Lock()
@@ -570,31 +574,32 @@ func TestSession_validityEndsOnce(t *testing.T) {
 	for s.lease.ValidAt(bootclock.Now()) {
 		time.Sleep(time.Millisecond)
 	}
-	s.mu.Unlock() // from here on anybody may have seen that it is lost
+	s.mu.Unlock() // another goroutine may have seen the loss by now
 	<-handled
 	if s.Valid() {
-		t.Error("valid again after its deadline")
+		t.Error("the session became valid again after its deadline")
 	}
 }
 
-// Timers stand still while the machine is suspended. That the deadline has passed meanwhile is noticed within a second.
+// Timers stop while the machine is suspended. A deadline that passed meanwhile is noticed within a
+// second after resuming.
 func TestSession_noticesLossAfterSuspend(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := openFor(t, memstore.New(), time.Hour, Callbacks{})
-		time.Sleep(90*time.Second + 500*time.Millisecond) // half-way between two looks, if there is one each second or each minute
+		time.Sleep(90*time.Second + 500*time.Millisecond) // between two readings of the clock, whether they are a second or a minute apart
 		bootclock.PretendSuspend(time.Hour)
 		if s.Valid() {
-			t.Error("the session is valid after its deadline")
+			t.Error("Valid after the deadline: got true")
 		}
-		woken := time.Now()
+		resumed := time.Now()
 		<-s.Context().Done()
-		if took := time.Since(woken); took > time.Second {
-			t.Errorf("the loss was noticed after %v, want a second at most", took)
+		if took := time.Since(resumed); took > time.Second {
+			t.Errorf("the loss was noticed after %v, want 1s at most", took)
 		}
 	})
 }
 
-// State returns how the session stands now.
+// State returns the current state.
 func (s *Session) State() State {
 	s.mu.Lock()
 	defer s.mu.Unlock()

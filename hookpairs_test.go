@@ -15,35 +15,35 @@ import (
 	"github.com/stilelock/stile/store/memstore"
 )
 
-// A ledger checks that the hooks of a client are called in pairs: each start that has returned has one end, which gets the
-// context of its start, and each hold comes from an attempt that has acquired.
-type ledger struct {
+// hookPairs checks that a client calls hooks in pairs: for each start there is one end, which gets
+// the start's context, and each hold belongs to an attempt that acquired the lock.
+type hookPairs struct {
 	t *testing.T
 
 	mu    sync.Mutex
 	spans []*span
 }
 
-// A span is one attempt, or one hold.
+// A span is an attempt or a hold.
 type span struct {
 	attempt *stile.AttemptStartEvent // nil if it is a hold
 	hold    *stile.HoldStartEvent    // nil if it is an attempt
 	parent  *span                    // the hold's attempt
 	ends    int
 	outcome stile.Outcome   // of an attempt
-	err     error           // what the end was called with
+	err     error           // of the end event
 	reason  stile.EndReason // of a hold
 }
 
 type spanKey struct{ hold bool }
 
-func newLedger(t *testing.T) *ledger { return &ledger{t: t} }
+func newHookPairs(t *testing.T) *hookPairs { return &hookPairs{t: t} }
 
-func (l *ledger) hooks() stile.Hooks {
+func (l *hookPairs) hooks() stile.Hooks {
 	return stile.Hooks{
 		AttemptStart: func(ctx context.Context, e stile.AttemptStartEvent) context.Context {
 			if ctx.Value(spanKey{}) != nil {
-				l.t.Error("an attempt starts with the context of another")
+				l.t.Error("AttemptStart got the context of another attempt")
 			}
 			return context.WithValue(ctx, spanKey{}, l.open(&span{attempt: &e}))
 		},
@@ -52,11 +52,11 @@ func (l *ledger) hooks() stile.Hooks {
 			defer l.mu.Unlock()
 			s, _ := ctx.Value(spanKey{}).(*span)
 			if s == nil || *s.attempt != e.AttemptStartEvent {
-				l.t.Errorf("an attempt ended that has not started: %+v", e)
+				l.t.Errorf("AttemptEnd without AttemptStart: %+v", e)
 				return
 			}
 			if (e.Err == nil) != (e.Outcome == stile.Acquired) || e.Waited < 0 || e.Outcome.String() == "unknown" {
-				l.t.Errorf("an attempt ended as %+v", e)
+				l.t.Errorf("AttemptEnd: got the inconsistent event %+v", e)
 			}
 			s.ends++
 			s.outcome, s.err = e.Outcome, e.Err
@@ -65,10 +65,10 @@ func (l *ledger) hooks() stile.Hooks {
 			s := &span{hold: &e}
 			s.parent, _ = ctx.Value(spanKey{}).(*span)
 			if s.parent == nil || s.parent.attempt.Name != e.Name || s.parent.attempt.Mode != e.Mode {
-				l.t.Errorf("a hold started without an attempt: %+v", e)
+				l.t.Errorf("HoldStart without a matching attempt: %+v", e)
 			}
 			if ctx.Done() != nil {
-				l.t.Error("the context of a hold's start can end")
+				l.t.Error("the context of HoldStart can end")
 			}
 			return context.WithValue(ctx, spanKey{hold: true}, l.open(s))
 		},
@@ -77,11 +77,11 @@ func (l *ledger) hooks() stile.Hooks {
 			defer l.mu.Unlock()
 			s, _ := ctx.Value(spanKey{hold: true}).(*span)
 			if s == nil || *s.hold != e.HoldStartEvent {
-				l.t.Errorf("a hold ended that has not started: %+v", e)
+				l.t.Errorf("HoldEnd without HoldStart: %+v", e)
 				return
 			}
 			if e.Held < 0 || e.Reason.String() == "unknown" || e.Reason == stile.EndLost && e.Err == nil {
-				l.t.Errorf("a hold ended as %+v", e)
+				l.t.Errorf("HoldEnd: got the inconsistent event %+v", e)
 			}
 			s.ends++
 			s.reason, s.err = e.Reason, e.Err
@@ -89,15 +89,15 @@ func (l *ledger) hooks() stile.Hooks {
 	}
 }
 
-func (l *ledger) open(s *span) *span {
+func (l *hookPairs) open(s *span) *span {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.spans = append(l.spans, s)
 	return s
 }
 
-// settled checks, when all is over, that each start has had its end.
-func (l *ledger) settled() {
+// checkPaired checks, after all calls have ended, that each start had one end.
+func (l *hookPairs) checkPaired() {
 	l.t.Helper()
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -106,20 +106,20 @@ func (l *ledger) settled() {
 		switch {
 		case s.ends == 1:
 		case s.attempt != nil:
-			l.t.Errorf("the attempt %+v has ended %d times", *s.attempt, s.ends)
+			l.t.Errorf("the attempt %+v ended %d times, want once", *s.attempt, s.ends)
 		default:
-			l.t.Errorf("the hold %+v has ended %d times", *s.hold, s.ends)
+			l.t.Errorf("the hold %+v ended %d times, want once", *s.hold, s.ends)
 		}
 		if s.hold != nil {
 			holds[s.parent]++
 			if s.parent != nil && s.parent.outcome != stile.Acquired || holds[s.parent] > 1 {
-				l.t.Errorf("the hold %+v is number %d of an attempt that ended as %v", *s.hold, holds[s.parent], s.parent.outcome)
+				l.t.Errorf("the hold %+v is hold %d of an attempt with the outcome %v, want the only one of an acquisition", *s.hold, holds[s.parent], s.parent.outcome)
 			}
 		}
 	}
 }
 
-func (l *ledger) attempts() (n int) {
+func (l *hookPairs) attempts() (n int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for _, s := range l.spans {
@@ -130,8 +130,8 @@ func (l *ledger) attempts() (n int) {
 	return n
 }
 
-// last returns the last attempt and the last hold that have started; nil if there is none.
-func (l *ledger) last() (attempt, hold *span) {
+// last returns the attempt that started last and its last hold; nil if there is none.
+func (l *hookPairs) last() (attempt, hold *span) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for _, s := range l.spans {
@@ -144,12 +144,12 @@ func (l *ledger) last() (attempt, hold *span) {
 	return attempt, hold
 }
 
-// However a lock is asked for and given back, and whatever the outcome, the hooks see one attempt, and one hold if there was
-// one.
+// Whichever methods take and release a lock, and whatever the outcome, the hooks report one
+// attempt, and one hold if the lock was acquired.
 func TestHooks_everyOutcome(t *testing.T) {
 	refused := errors.New("refused")
-	taken := func(t *testing.T, w *world) { lock(t, w.client("bob"), "a") }
-	free := func(*testing.T, *world) {}
+	heldByBob := func(t *testing.T, w *testEnv) { lock(t, w.client("bob"), "a") }
+	free := func(*testing.T, *testEnv) {}
 	do := func(ctx context.Context, c *stile.Client, m line.Mode) error {
 		return c.Locker("a", m).Do(ctx, func(context.Context, *stile.Hold) error { return nil })
 	}
@@ -157,7 +157,7 @@ func TestHooks_everyOutcome(t *testing.T) {
 		_, err := c.Locker("a", m).Lock(ctx)
 		return err
 	}
-	soon := func(f func(context.Context, *stile.Client, line.Mode) error) func(context.Context, *stile.Client, line.Mode) error {
+	withTimeout := func(f func(context.Context, *stile.Client, line.Mode) error) func(context.Context, *stile.Client, line.Mode) error {
 		return func(ctx context.Context, c *stile.Client, m line.Mode) error {
 			ctx, cancel := context.WithTimeout(ctx, time.Second)
 			defer cancel()
@@ -173,61 +173,61 @@ func TestHooks_everyOutcome(t *testing.T) {
 		return p.Leave(ctx)
 	}
 	for what, x := range map[string]struct {
-		before  func(*testing.T, *world)
+		before  func(*testing.T, *testEnv)
 		act     func(context.Context, *stile.Client, line.Mode) error
 		outcome stile.Outcome
-		reason  stile.EndReason // zero if there is no hold
-		err     error           // what the attempt's error matches
+		reason  stile.EndReason // zero without a hold
+		err     error           // the attempt's error must match it
 	}{
-		"Do":                 {free, do, stile.Acquired, stile.EndReleased, nil},
-		"Lock, then Close":   {free, acquire, stile.Acquired, stile.EndLost, nil},
-		"Lock, timed out":    {taken, soon(acquire), stile.TimedOut, 0, context.DeadlineExceeded},
-		"Do, timed out":      {taken, soon(do), stile.TimedOut, 0, context.DeadlineExceeded},
-		"Join and Leave":     {taken, leave, stile.Canceled, 0, stile.ErrLeft},
-		"Join, got, Leave":   {free, leave, stile.Acquired, stile.EndReleased, nil},
-		"Join and Close":     {taken, joinAndClose, stile.Failed, 0, stile.ErrClosed},
-		"Lock and Close":     {taken, lockAndClose, stile.Failed, 0, stile.ErrClosed},
-		"Lock after Close":   {free, closeAndLock, stile.Failed, 0, stile.ErrClosed},
-		"TryLock":            {taken, try, stile.Refused, 0, stile.ErrHeld},
-		"TryLock, got":       {free, try, stile.Acquired, stile.EndLost, nil},
-		"Do panics":          {free, doPanics, stile.Acquired, stile.EndReleased, nil},
-		"a bad name":         {free, badName, stile.Failed, 0, stile.ErrBadName},
-		"Lock, canceled":     {taken, canceled, stile.Canceled, 0, context.Canceled},
-		"Lock, with a cause": {taken, canceledWithCause, stile.Canceled, 0, context.Canceled},
-		"the store refuses": {func(_ *testing.T, w *world) {
+		"Do":                  {free, do, stile.Acquired, stile.EndReleased, nil},
+		"Lock, then Close":    {free, acquire, stile.Acquired, stile.EndLost, nil},
+		"Lock, timed out":     {heldByBob, withTimeout(acquire), stile.TimedOut, 0, context.DeadlineExceeded},
+		"Do, timed out":       {heldByBob, withTimeout(do), stile.TimedOut, 0, context.DeadlineExceeded},
+		"Join and Leave":      {heldByBob, leave, stile.Canceled, 0, stile.ErrLeft},
+		"Join, Leave a hold":  {free, leave, stile.Acquired, stile.EndReleased, nil},
+		"Join and Close":      {heldByBob, joinAndClose, stile.Failed, 0, stile.ErrClosed},
+		"Lock and Close":      {heldByBob, lockAndClose, stile.Failed, 0, stile.ErrClosed},
+		"Lock after Close":    {free, closeAndLock, stile.Failed, 0, stile.ErrClosed},
+		"TryLock, held":       {heldByBob, tryOnce, stile.Refused, 0, stile.ErrHeld},
+		"TryLock, then Close": {free, tryOnce, stile.Acquired, stile.EndLost, nil},
+		"Do panics":           {free, doPanics, stile.Acquired, stile.EndReleased, nil},
+		"a bad name":          {free, badName, stile.Failed, 0, stile.ErrBadName},
+		"Lock, canceled":      {heldByBob, canceled, stile.Canceled, 0, context.Canceled},
+		"Lock, with a cause":  {heldByBob, canceledWithCause, stile.Canceled, 0, context.Canceled},
+		"the store refuses": {func(_ *testing.T, w *testEnv) {
 			w.faults(memstore.Fault{Err: refused}, on(memstore.Enqueue))
 		}, acquire, stile.Failed, 0, refused},
-		"the store times out": {func(_ *testing.T, w *world) {
+		"the store times out": {func(_ *testing.T, w *testEnv) {
 			w.faults(memstore.Fault{Err: context.DeadlineExceeded}, on(memstore.Enqueue))
 		}, acquire, stile.Failed, 0, context.DeadlineExceeded},
 	} {
 		for _, mode := range []line.Mode{line.Exclusive, line.Shared} {
-			scenario(t, func(t *testing.T, w *world) {
+			scenario(t, func(t *testing.T, w *testEnv) {
 				x.before(t, w)
-				l := newLedger(t)
+				l := newHookPairs(t)
 				c := w.client("ann", func(o *stile.Options) { o.Hooks = l.hooks() })
 				_ = x.act(t.Context(), c, mode)
 				w.heal()
 				if err := c.Close(context.Background()); err != nil {
 					t.Fatal(err)
 				}
-				l.settled()
+				l.checkPaired()
 				attempt, hold := l.last()
 				if n := l.attempts(); n != 1 {
-					t.Fatalf("%s in mode %v: %d attempts were seen, want one", what, mode, n)
+					t.Fatalf("%s in mode %v: got %d attempts, want 1", what, mode, n)
 				}
 				if attempt.outcome != x.outcome || !errors.Is(attempt.err, x.err) {
-					t.Errorf("%s in mode %v: it ended as %v: %v, want %v: %v", what, mode, attempt.outcome, attempt.err, x.outcome, x.err)
+					t.Errorf("%s in mode %v: got %v, error %v, want %v, error %v", what, mode, attempt.outcome, attempt.err, x.outcome, x.err)
 				}
 				if (hold != nil) != (x.reason != 0) || hold != nil && hold.reason != x.reason {
-					t.Errorf("%s in mode %v: the hold is %+v, want the end %v", what, mode, hold, x.reason)
+					t.Errorf("%s in mode %v: got the hold %+v, want the end %v", what, mode, hold, x.reason)
 				}
 			})
 		}
 	}
 }
 
-func try(ctx context.Context, c *stile.Client, m line.Mode) error {
+func tryOnce(ctx context.Context, c *stile.Client, m line.Mode) error {
 	_, err := c.Locker("a", m).TryLock(ctx)
 	return err
 }
@@ -273,11 +273,12 @@ func doPanics(ctx context.Context, c *stile.Client, m line.Mode) error {
 	return c.Locker("a", m).Do(ctx, func(context.Context, *stile.Hold) error { panic("no") })
 }
 
-// The contexts: the attempt goes on with what its start returns, and the hold's context has what the hold's start returns.
-// With joined hooks each end gets what its own start returned, though all use one key.
+// The attempt continues with the context that AttemptStart returns, and the hold's context has the
+// values of the one that HoldStart returns. With joined hooks, each end gets the context of its own
+// start, even if all of them use the same key.
 func TestHooks_contexts(t *testing.T) {
 	type key string
-	scenario(t, func(t *testing.T, w *world) {
+	scenario(t, func(t *testing.T, w *testEnv) {
 		var ends record[string]
 		tracer := func(id string) stile.Hooks {
 			return stile.Hooks{
@@ -289,7 +290,7 @@ func TestHooks_contexts(t *testing.T) {
 				},
 				HoldStart: func(ctx context.Context, _ stile.HoldStartEvent) context.Context {
 					if ctx.Value(key("caller")) != "me" {
-						t.Error("the hold's start does not get the values of the caller's context")
+						t.Error("the context of HoldStart lacks the values of the caller's context")
 					}
 					return context.WithValue(ctx, key("hold"), id)
 				},
@@ -316,7 +317,7 @@ func TestHooks_contexts(t *testing.T) {
 		}
 		expectHeld(t, h)
 		if v := h.Context().Value(key("hold")); v != "z" {
-			t.Errorf("the hold's context has the value %v, want that of the last start", v)
+			t.Errorf("value of the hold's context: got %v, want z, that of the last start", v)
 		}
 		other := wait(t.Context(), t, w.client("bob"), "a")
 		again := wait(t.Context(), t, w.client("eve"), "a")
@@ -328,35 +329,35 @@ func TestHooks_contexts(t *testing.T) {
 			"z hold z", "y hold y", "x hold x",
 		}
 		if got := ends.all(); !slices.Equal(got, want) {
-			t.Errorf("called were\n%q, want\n%q", got, want)
+			t.Errorf("hook calls: got\n%q, want\n%q", got, want)
 		}
-		release(t, other.getsNow())
-		release(t, again.getsNow())
+		release(t, other.expectHoldNow())
+		release(t, again.expectHoldNow())
 	})
 }
 
-// Contended is called once, for those who wait here and elsewhere, and the store is asked for it only if there is the hook.
+// Contended is called once for all waiters, in this process or in another.
 func TestHooks_contended(t *testing.T) {
-	for what, waiter := range map[string]func(w *world, ann *stile.Client) *stile.Client{
-		"here":      func(_ *world, ann *stile.Client) *stile.Client { return ann },
-		"elsewhere": func(w *world, _ *stile.Client) *stile.Client { return w.client("bob") },
+	for what, waiter := range map[string]func(w *testEnv, ann *stile.Client) *stile.Client{
+		"same process":    func(_ *testEnv, ann *stile.Client) *stile.Client { return ann },
+		"another process": func(w *testEnv, _ *stile.Client) *stile.Client { return w.client("bob") },
 	} {
-		scenario(t, func(t *testing.T, w *world) {
-			var told record[stile.ContentionEvent]
-			ann := w.client("ann", func(o *stile.Options) { o.Hooks.Contended = ending(told.add) })
+		scenario(t, func(t *testing.T, w *testEnv) {
+			var events record[stile.ContentionEvent]
+			ann := w.client("ann", func(o *stile.Options) { o.Hooks.Contended = ending(events.add) })
 			h := lock(t, ann, "a")
 			time.Sleep(time.Minute)
-			if n := len(told.all()); n > 0 {
-				t.Errorf("%s: Contended was called %d times, and nobody waits", what, n)
+			if n := len(events.all()); n > 0 {
+				t.Errorf("%s: got %d calls of Contended without a waiter, want 0", what, n)
 			}
 			c := waiter(w, ann)
 			first, second := wait(t.Context(), t, c, "a"), wait(t.Context(), t, c, "a")
-			if got := told.all(); len(got) != 1 || got[0] != (stile.ContentionEvent{Name: "a", Token: h.Token()}) {
-				t.Errorf("%s: Contended was called with %+v, want once", what, got)
+			if got := events.all(); len(got) != 1 || got[0] != (stile.ContentionEvent{Name: "a", Token: h.Token()}) {
+				t.Errorf("%s: Contended: got %+v, want one call", what, got)
 			}
 			release(t, h)
-			release(t, first.getsNow())
-			release(t, second.getsNow())
+			release(t, first.expectHoldNow())
+			release(t, second.expectHoldNow())
 		})
 	}
 }

@@ -11,10 +11,10 @@ import (
 	"github.com/stilelock/stile/store/memstore"
 )
 
-// newSluggish returns a client whose session is kept by a goroutine that stands still when renewal is overdue, until
-// long after the deadline: as in a process that does not get to run, nobody notices that the deadline passes. From
-// when cut is called no renewal arrives.
-func newSluggish(t *testing.T, st *memstore.Store) (c *Client, s *keeper.Session, cut func()) {
+// newStalledClient returns a client whose session's goroutine blocks from when renewal is overdue
+// until long after the deadline, as if the process were not scheduled: no timer reports the loss.
+// After cut is called, renewals are dropped.
+func newStalledClient(t *testing.T, st *memstore.Store) (c *Client, s *keeper.Session, cut func()) {
 	t.Helper()
 	c, err := New(st, nil)
 	if err != nil {
@@ -33,18 +33,18 @@ func newSluggish(t *testing.T, st *memstore.Store) (c *Client, s *keeper.Session
 	}
 }
 
-// asleep waits until the deadline of a session that nobody looks after has passed.
-func asleep(t *testing.T, s *keeper.Session) {
+// sleepPastDeadline sleeps until just after the deadline of a stalled session.
+func sleepPastDeadline(t *testing.T, s *keeper.Session) {
 	t.Helper()
 	time.Sleep(time.Until(s.Deadline().Time()) + time.Millisecond)
 	if s.Context().Err() != nil {
-		t.Fatal("the scenario has failed: somebody did notice")
+		t.Fatal("the test setup failed: the session's context has ended")
 	}
 }
 
 func TestValid_readsTheClock(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		c, s, cut := newSluggish(t, memstore.New())
+		c, s, cut := newStalledClient(t, memstore.New())
 		defer c.Close(context.Background())
 		h, err := c.Mutex("a").Lock(t.Context())
 		if err != nil {
@@ -52,23 +52,23 @@ func TestValid_readsTheClock(t *testing.T) {
 		}
 		cut()
 		if !h.Valid() {
-			t.Error("the hold is not valid before its deadline")
+			t.Error("Valid before the deadline: got false")
 		}
-		asleep(t, s)
+		sleepPastDeadline(t, s)
 		if h.Valid() {
-			t.Error("the hold is valid after its deadline")
+			t.Error("Valid after the deadline: got true")
 		}
-		if lost, ok := h.Release(t.Context()).(*LostError); !ok || lost.Reason != LostDeadline { //nolint:errorlint // it is not wrapped
-			t.Errorf("Release returned %v", lost)
+		if lost, ok := h.Release(t.Context()).(*LostError); !ok || lost.Reason != LostDeadline { //nolint:errorlint // it must not be wrapped
+			t.Errorf("Release returned %v, want a loss by deadline", lost)
 		}
 	})
 }
 
-// The store lets in one whose deadline has passed. Nobody but the clock says so.
+// The store admits an entry whose session's deadline has passed. Only the clock shows that.
 func TestLock_neverReturnsEndedHold(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		st := memstore.New()
-		c, s, cut := newSluggish(t, st)
+		c, s, cut := newStalledClient(t, st)
 		defer c.Close(context.Background())
 		other, err := New(st, nil)
 		if err != nil {
@@ -84,9 +84,9 @@ func TestLock_neverReturnsEndedHold(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		synctest.Wait() // it stands in the store's line
+		synctest.Wait() // its entry is in the store's line
 		cut()
-		asleep(t, s)
+		sleepPastDeadline(t, s)
 		if err := held.Release(t.Context()); err != nil {
 			t.Fatal(err)
 		}
@@ -95,7 +95,7 @@ func TestLock_neverReturnsEndedHold(t *testing.T) {
 			t.Fatal(err)
 		}
 		if !h.Valid() {
-			t.Error("the hold is over")
+			t.Error("Wait returned a hold that is not valid")
 		}
 		if err := h.Release(t.Context()); err != nil {
 			t.Error(err)
