@@ -330,7 +330,7 @@ func (e *entry) abortEnqueue() {
 					return err
 				})
 			}
-			se.store.logger.LogAttrs(life, slog.LevelWarn, "entry in doubt could not be taken out yet",
+			se.store.logger.LogAttrs(life, slog.LevelWarn, "removal of an uncertain entry failed; retrying",
 				slog.String("lock", e.req.Name), slog.Any("error", err))
 		}
 		return err
@@ -357,7 +357,7 @@ func (e *entry) leave(ctx context.Context, request func(context.Context) (bool, 
 		if e.unanswered.Load() {
 			return e.goneErr(op)
 		}
-		return fmt.Errorf("%s: %s: %w: the entry had left already", se.store, op, store.ErrGone)
+		return fmt.Errorf("%s: %s: %w: the entry was already withdrawn or is gone", se.store, op, store.ErrGone)
 	}
 	ended := se.life.Err()
 	if ended != nil && !e.outlasts.Load() {
@@ -393,7 +393,7 @@ func (e *entry) goneErr(op string) error {
 		return fmt.Errorf("%s: %s: the entry is out, but an earlier request to take it out was not answered: %w",
 			e.session.store, op, store.ErrNotKnown)
 	}
-	return fmt.Errorf("%s: %s: %w: somebody else has taken the entry out", e.session.store, op, store.ErrGone)
+	return fmt.Errorf("%s: %s: %w: another client removed the entry", e.session.store, op, store.ErrGone)
 }
 
 // deleteKey is the request of Withdraw.

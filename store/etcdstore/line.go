@@ -290,7 +290,7 @@ func (w *lineWatch) overwrittenLocked(e *entry) {
 }
 
 func (w *lineWatch) evicted() error {
-	return fmt.Errorf("%s: %w: broken by somebody, or its lease ended", w.session.store, store.ErrGone)
+	return fmt.Errorf("%s: %w: it was broken, or its lease ended", w.session.store, store.ErrGone)
 }
 
 // watchLocked starts the goroutine that watches the line, or makes it read the line again.

@@ -20,7 +20,7 @@ func (e *entry) setOwner(ctx context.Context, owner store.Owner) error {
 	op := "change the owner of the entry"
 	current, stands := e.replaceOwner(owner)
 	if !stands {
-		return fmt.Errorf("%s: %s: %w: the entry had left already", se.store, op, store.ErrGone)
+		return fmt.Errorf("%s: %s: %w: the entry was already withdrawn or is gone", se.store, op, store.ErrGone)
 	}
 	text, err := current.encode()
 	if err != nil {

@@ -63,7 +63,7 @@ func TestSetOwner_notTakenForOverwrite(t *testing.T) {
 	}
 	select {
 	case st := <-j.heard:
-		if st.State != store.Gone || !strings.Contains(st.Cause.Error(), "broken by somebody") {
+		if st.State != store.Gone || !strings.Contains(st.Cause.Error(), "it was broken") {
 			t.Errorf("the entry was changed and then deleted, and its owner hears %+v", st)
 		}
 	case <-time.After(soon):

@@ -204,7 +204,7 @@ func (s *Store) Break(ctx context.Context, name string, order uint64) (store.Ent
 	if err != nil {
 		return store.Entry{}, s.wrapErr(op, err)
 	}
-	gone := fmt.Errorf("%s: %s: %w: no entry with order %d stands there", s, op, store.ErrGone, order)
+	gone := fmt.Errorf("%s: %s: %w: no entry with order %d", s, op, store.ErrGone, order)
 	for i, e := range l.Entries {
 		if e.Order != order {
 			continue

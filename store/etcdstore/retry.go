@@ -23,7 +23,7 @@ func attempt(ctx context.Context, request func(context.Context) error) error {
 }
 
 // errNoAnswer is the cause with which a call without a session times out.
-var errNoAnswer = errors.New("no answer for " + attempts.Patience.String() + ": check that the endpoints are right and within reach")
+var errNoAnswer = errors.New("no answer for " + attempts.Patience.String() + ": check that the endpoints are correct and reachable")
 
 // attemptWithTimeout is attempt for calls that are not bounded by a session's life. It gives up
 // after [attempts.Patience].
