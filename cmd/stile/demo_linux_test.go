@@ -290,9 +290,9 @@ func TestBadUseOfTheDemo(t *testing.T) {
 		{[]string{"--add", "0"}, []string{"--add 0", "1 to"}},
 		{[]string{"--ttl", "0"}, []string{"--ttl", "longer than 0"}},
 		{[]string{"--ttl", "0.5"}, []string{"TTL of 500ms", "1s to 5m0s"}},
-		{[]string{"--url", "mem:"}, []string{"mem:", "one process alone"}},
+		{[]string{"--url", "mem:"}, []string{"mem:", "memory of one process"}},
 		{[]string{"--url", "etcd://127.0.0.1:1"}, []string{"127.0.0.1:1", "refused"}},
-		{[]string{"--worker", "3"}, []string{"no job", "stile demo"}},
+		{[]string{"--worker", "3"}, []string{"read the worker's job", "stile demo"}},
 	} {
 		t.Run(strings.Join(c.args, " "), func(t *testing.T) {
 			t.Parallel()

@@ -111,7 +111,7 @@ func TestStore_unreachableEndpoint(t *testing.T) {
 			st := newStore(t, connect(t, proxy.Addr()), "")
 			ctx := until(t, soon)
 			_, err := st.Open(ctx, store.SessionOptions{TTL: 10 * time.Second})
-			wantSays(t, err, proxy.Addr(), "open a session", "check that the endpoints are right")
+			wantSays(t, err, proxy.Addr(), "open a session", "check that the endpoints are correct")
 			if ctx.Err() != nil {
 				t.Error("Open went on until its context ended")
 			}
