@@ -143,8 +143,6 @@ func TestRestore_lateRequestIsVoid(t *testing.T) {
 	se := openSession(t, newStore(t, options), longTTL)
 	ticket, _ := hold(t, se, "lock")
 	everywhere(t, se, servers, "lock")
-	servers[2].Do("DEL", "lock")
-	everywhere(t, se, servers, "lock") // loads the script
 
 	proxies[2].CutReplies()
 	before := scriptsRun(servers[2:])
@@ -577,14 +575,10 @@ func TestConfirm_whileManyTakesAreUnanswered(t *testing.T) {
 	proxies, options := through(t, servers)
 	neverSilent(options)
 	se := openSession(t, newStore(t, options), longTTL)
-	// The first round connects to all masters, and the second one loads takeScript everywhere: a
-	// master without the script would reply so, and while replies are cut it would not get it.
-	for range 2 {
-		ticket, _ := hold(t, se, "lock")
-		everywhere(t, se, servers, "lock")
-		withdraw(t, ticket)
-		eventually(t, "all masters are free", func() bool { return countKeys(servers, "lock") == 0 })
-	}
+	ticket, _ := hold(t, se, "lock")
+	everywhere(t, se, servers, "lock")
+	withdraw(t, ticket)
+	eventually(t, "all masters are free", func() bool { return countKeys(servers, "lock") == 0 })
 	for _, p := range proxies {
 		p.CutReplies()
 	}

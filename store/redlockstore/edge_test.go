@@ -195,10 +195,6 @@ func TestWithdraw_secondCallReturnsGone(t *testing.T) {
 	servers := testservers.StartRedisServers(t, 3)
 	proxies, options := through(t, servers)
 	se := openSession(t, newStore(t, options), longTTL)
-	before, _ := hold(t, se, "lock")
-	everywhere(t, se, servers, "lock")
-	withdraw(t, before) // loads the scripts, which would need a reply
-	eventually(t, "no master has it", func() bool { return countKeys(servers, "lock") == 0 })
 	ticket, _ := hold(t, se, "lock")
 	everywhere(t, se, servers, "lock")
 	for _, p := range proxies {

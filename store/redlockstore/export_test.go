@@ -3,8 +3,15 @@ package redlockstore
 import (
 	"context"
 
+	"github.com/redis/rueidis"
+
 	"github.com/stilelock/stile/store"
 )
+
+// Scripts are all scripts that the store runs at a master.
+var Scripts = []*rueidis.Lua{
+	takeScript, grantScript, restoreScript, renewScript, keepScript, leaveScript, readScript, namesScript,
+}
 
 // Renew renews entries of a session, as does a confirmation that has begun before they were
 // withdrawn.

@@ -97,6 +97,7 @@ const silenceTimeout = 3 * time.Minute
 // through returns proxies to the servers, and the options for connecting to these.
 func through(t *testing.T, servers []*testservers.Redis) ([]*testservers.Proxy, []rueidis.ClientOption) {
 	t.Helper()
+	loadScripts(t, servers)
 	var proxies []*testservers.Proxy
 	var options []rueidis.ClientOption
 	for _, r := range servers {
@@ -105,6 +106,21 @@ func through(t *testing.T, servers []*testservers.Redis) ([]*testservers.Proxy, 
 		options = append(options, option(p.Addr()))
 	}
 	return proxies, options
+}
+
+// loadScripts runs each script once at each server, without keys, which fails but loads it. A server
+// that does not know a script replies NOSCRIPT, and if a proxy cuts that reply, the client never
+// sends the script.
+func loadScripts(t *testing.T, servers []*testservers.Redis) {
+	t.Helper()
+	for _, r := range servers {
+		cli := adminClient(t, r)
+		for _, script := range redlockstore.Scripts {
+			if err := script.Exec(t.Context(), cli, nil, nil).NonRedisError(); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
 }
 
 // neverSilent makes clients keep a connection that returns no reply. A connection that is opened
@@ -162,7 +178,7 @@ func text(r *testservers.Redis, key string) string {
 }
 
 // everywhere waits until all of the servers, not just a majority, have a hold. Then all are
-// connected and have loaded the scripts. A server that connected late gets the hold with a renewal.
+// connected. A server that connected late gets the hold with a renewal.
 func everywhere(t *testing.T, se store.Session, servers []*testservers.Redis, name string) {
 	t.Helper()
 	eventually(t, "all masters have the entry and its order", func() bool {

@@ -21,10 +21,6 @@ func TestWithdraw_repliesLost(t *testing.T) {
 			proxies, options := through(t, servers)
 			other := newStore(t, optionsFor(servers))
 			se := openSession(t, newStore(t, options), longTTL)
-			before, _ := hold(t, se, "lock")
-			everywhere(t, se, servers, "lock")
-			withdraw(t, before) // loads the scripts
-			eventually(t, "no master has it", func() bool { return countKeys(servers, "lock") == 0 })
 			ticket, order := hold(t, se, "lock")
 			everywhere(t, se, servers, "lock")
 			for _, p := range proxies {
