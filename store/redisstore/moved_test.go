@@ -8,6 +8,7 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/redis/rueidis"
 
@@ -215,6 +216,28 @@ func TestServer_closesAllConnectionsToDemotedMaster(t *testing.T) {
 		}
 		return inARow == 40
 	})
+}
+
+// The store closes its connections to a replica, because the address may lead to another server by
+// now. The requests in flight that this fails must not hide the reason.
+func TestOpen_atReplica(t *testing.T) {
+	t.Parallel()
+	servers := testservers.StartRedisServers(t, 2)
+	servers[1].ReplicaOf(servers[0])
+	st := storeAt(t, servers[1].Addr())
+	explained := 0
+	// The timeouts end requests at all stages of a reconnection.
+	for d := time.Millisecond; explained < 30; d = d%(100*time.Millisecond) + time.Millisecond {
+		ctx, cancel := context.WithTimeout(t.Context(), d)
+		_, err := st.Open(ctx, store.SessionOptions{TTL: longTTL})
+		cancel()
+		if err == nil || strings.Contains(err.Error(), "EOF") {
+			t.Fatalf("Open within %v: got %v, want the server's reply", d, err)
+		}
+		if strings.Contains(err.Error(), "READONLY") && strings.Contains(err.Error(), "it is a replica") {
+			explained++
+		}
+	}
 }
 
 // A client that is still subscribed at the old master, now a replica, must not receive messages of

@@ -47,6 +47,10 @@ func hasPrefix(err error, words ...string) bool {
 	return ok && slices.ContainsFunc(words, func(word string) bool { return strings.HasPrefix(reply.Error(), word) })
 }
 
+// notMaster reports whether the server replied that it is not the master, or is still loading and
+// may become a replica.
+func notMaster(err error) bool { return hasPrefix(err, "READONLY", "MASTERDOWN", "LOADING") }
+
 // notExecuted reports whether an error implies that the request was not carried out.
 func notExecuted(err error) bool { return hasPrefix(err, temporary...) }
 

@@ -7,6 +7,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"io"
 	"slices"
 	"strconv"
 	"strings"
@@ -44,6 +45,7 @@ type server struct {
 
 	mu            sync.Mutex
 	redialed      time.Time                  // when the connections were last renewed
+	notMaster     error                      // the last reply that the server is not the master
 	subscriptions map[*subscription]struct{} // those that are established or being established
 }
 
@@ -268,18 +270,38 @@ const redialInterval = time.Second
 
 var errReplica = errors.New("the server is not the master anymore; reconnecting")
 
+// reconnectError is why a request failed whose connection the store has closed itself. Whether the
+// request was carried out is unknown.
+type reconnectError struct {
+	reply error // that the server is not the master
+	err   error
+}
+
+func (e *reconnectError) Error() string   { return "reconnecting after " + e.reply.Error() }
+func (e *reconnectError) Unwrap() []error { return []error{e.reply, e.err} }
+
 // leaveReplica renews all connections if a server replies that it is not the master, or is still
 // loading: behind an address that moves (a DNS name, a virtual IP) there may be another server now,
 // and nothing else closes the connections to the old one. With Sentinel and in a cluster the client
 // learns of the new master by itself.
+//
+// Requests that this fails get a reconnectError: that their connection broke does not say why.
 func (s *server) leaveReplica(all []reply) {
-	replica := func(r reply) bool { return hasPrefix(r.err, "READONLY", "MASTERDOWN", "LOADING") }
-	if s.cli.Mode() != rueidis.ClientModeStandalone || !slices.ContainsFunc(all, replica) {
+	failed := slices.ContainsFunc(all, func(r reply) bool { return r.err != nil })
+	if !failed || s.cli.Mode() != rueidis.ClientModeStandalone {
 		return
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if time.Since(s.redialed) < redialInterval {
+	leave, since := false, time.Since(s.redialed)
+	for i, r := range all {
+		if notMaster(r.err) {
+			leave, s.notMaster = true, r.err
+		} else if since < 2*redialInterval && errors.Is(r.err, io.EOF) {
+			all[i].err = &reconnectError{s.notMaster, r.err}
+		}
+	}
+	if !leave || since < redialInterval {
 		return
 	}
 	s.redialed = time.Now()
