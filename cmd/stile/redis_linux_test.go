@@ -71,8 +71,8 @@ func TestARedisThatRefusesIsNoConflict(t *testing.T) {
 	m := newMachine(t)
 	servers := testservers.StartRedisServers(t, 2)
 	servers[1].ReplicaOf(servers[0])
-	m.run("--url", "redis://"+servers[1].Addr(), "-w", "5", "demo", "--", "true").
-		wants(125, `could not acquire lock "demo" within 5s, though nobody holds it: redis at`, "READONLY", "it is a replica")
+	m.run("--url", "redis://"+servers[1].Addr(), "-w", "10", "demo", "--", "true").
+		wants(125, `could not acquire lock "demo" within 10s, though nobody holds it: redis at`, "READONLY", "it is a replica")
 	m.run("--url", "redis://"+servers[0].Addr(), "-w", "300", "demo", "--", "true").wants(0)
 }
 
