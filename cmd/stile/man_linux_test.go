@@ -10,13 +10,13 @@ import (
 	"testing"
 )
 
-func TestManPages(t *testing.T) {
+func TestMan_pages(t *testing.T) {
 	t.Parallel()
 	m := newMachine(t)
 	dir := m.path("man")
-	m.command("man", dir).begin().wants(0)
+	m.command("man", dir).spawn().expectExit(0)
 	pages := []string{"stile.1"}
-	for _, verb := range m.complete("") {
+	for _, verb := range m.completions("") {
 		if verb != "help" {
 			pages = append(pages, "stile-"+verb+".1")
 		}

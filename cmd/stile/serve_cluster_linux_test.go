@@ -46,7 +46,7 @@ func composed(t *testing.T) map[string][]string {
 
 // There are no containers here: the commands of compose.yaml run as processes, with addresses and directories of this
 // machine in place of those in the containers.
-func TestThreeNodesAsInTheComposeFile(t *testing.T) {
+func TestServe_exampleCompose(t *testing.T) {
 	t.Parallel()
 	m := newMachine(t)
 	commands := composed(t)
@@ -59,7 +59,7 @@ func TestThreeNodesAsInTheComposeFile(t *testing.T) {
 		peers[name] = testservers.FreeAddress(t)
 	}
 	var endpoints []string
-	nodes, probes := map[string]*serving{}, map[string]string{}
+	nodes, probes := map[string]*serveCommand{}, map[string]string{}
 	start := func(name string) {
 		t.Helper()
 		nodes[name] = m.launch(commands[name]...)
@@ -80,7 +80,7 @@ func TestThreeNodesAsInTheComposeFile(t *testing.T) {
 	}
 	url := "etcd://" + strings.Join(endpoints, ",")
 	ready := func(name string) bool {
-		resp, err := (&http.Client{Timeout: within}).Get(probes[name] + "/readyz")
+		resp, err := (&http.Client{Timeout: testTimeout}).Get(probes[name] + "/readyz")
 		if err != nil {
 			t.Fatalf("%s does not tell its health: %v", name, err)
 		}
@@ -95,38 +95,38 @@ func TestThreeNodesAsInTheComposeFile(t *testing.T) {
 	}
 
 	start("a")
-	nodes["a"].says("waiting for the other members: b, c")
+	nodes["a"].awaitLog("waiting for the other members: b, c")
 	start("b")
 	start("c")
 	for _, name := range names {
-		nodes[name].says("msg=ready")
+		nodes[name].awaitLog("msg=ready")
 	}
 	decided(names...)
-	m.free(url, "demo")
+	m.expectFree(url, "demo")
 
-	holder := m.start(untilTold, "--url", url, "held")
+	holder := m.start(endableScript, "--url", url, "held")
 	nodes["a"].kill()
 	decided("b", "c") // who wants a lock meanwhile waits a few seconds for that, and on a busy machine it takes longer
-	m.busy(url, "held")
-	m.free(url, "demo")
-	m.tellEnd()
-	holder.wants(0)
+	m.expectHeld(url, "held")
+	m.expectFree(url, "demo")
+	m.endScript()
+	holder.expectExit(0)
 
 	nodes["b"].kill()
 	refused := m.run("--url", url, "-w", "1", "demo", "--", "true")
-	refused.wants(125, "etcd")
+	refused.expectExit(125, "etcd")
 	t.Logf("without a majority: %s", refused.stderr)
 	eventually(t, "c, which is alone, says that it is not ready", func() bool { return !ready("c") })
 
 	start("b")
-	nodes["b"].says("msg=ready")
+	nodes["b"].awaitLog("msg=ready")
 	decided("b", "c")
-	m.free(url, "demo")
+	m.expectFree(url, "demo")
 
 	// Told to end, all of them do: whether there is a leader or not. That it takes moments is for the tests of package node.
 	for _, name := range []string{"b", "c"} {
 		nodes[name].signal(15)
-		if code := nodes[name].code(); code != 0 {
+		if code := nodes[name].exitCode(); code != 0 {
 			t.Errorf("%s: exit code %d: %s", name, code, nodes[name].log)
 		}
 	}

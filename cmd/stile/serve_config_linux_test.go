@@ -10,7 +10,7 @@ import (
 	"github.com/stilelock/stile/internal/testservers"
 )
 
-func TestServeTakesItsFlagsFromAFile(t *testing.T) {
+func TestServe_configFile(t *testing.T) {
 	t.Parallel()
 	m := newMachine(t)
 	listen, health := testservers.FreeAddress(t), testservers.FreeAddress(t)
@@ -25,23 +25,23 @@ peers:
   a: http://`+testservers.FreeAddress(t)+`
 `, 0o600)
 	s := m.serve("--config-file", file)
-	if s.found("url") != "etcd://"+listen || s.found("health") != "http://"+health || s.found("data") != m.path("data") {
+	if s.readyValue("url") != "etcd://"+listen || s.readyValue("health") != "http://"+health || s.readyValue("data") != m.path("data") {
 		t.Errorf("ready with %s", s.log)
 	}
-	m.free(s.found("url"), "demo")
+	m.expectFree(s.readyValue("url"), "demo")
 	s.kill()
 
 	other := testservers.FreeAddress(t)
 	s = m.serve("--listen", other, "--config-file", file)
-	if s.found("url") != "etcd://"+other {
+	if s.readyValue("url") != "etcd://"+other {
 		t.Errorf("--listen does not win over the file: %s", s.log)
 	}
 }
 
-func TestServeSaysWhatIsWrongWithTheFile(t *testing.T) {
+func TestServe_invalidConfigFile(t *testing.T) {
 	t.Parallel()
 	m := newMachine(t)
-	m.command("serve", "--config-file", m.path("missing")).begin().wants(125, "--config-file", m.path("missing"), "no such file")
+	m.command("serve", "--config-file", m.path("missing")).spawn().expectExit(125, "--config-file", m.path("missing"), "no such file")
 	for name, c := range map[string]struct {
 		text string
 		want []string
@@ -61,10 +61,10 @@ func TestServeSaysWhatIsWrongWithTheFile(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			m := m.in(t)
+			m := m.forSubtest(t)
 			file := m.write(strings.ReplaceAll(name, " ", "-")+".yaml", c.text, 0o600)
-			m.command("serve", "--data", m.path(strings.ReplaceAll(name, " ", "-")), "--config-file", file).begin().
-				wants(125, append(c.want, func() []string {
+			m.command("serve", "--data", m.path(strings.ReplaceAll(name, " ", "-")), "--config-file", file).spawn().
+				expectExit(125, append(c.want, func() []string {
 					if name == "a bad value" { // it is as bad on the command line
 						return nil
 					}
@@ -75,7 +75,7 @@ func TestServeSaysWhatIsWrongWithTheFile(t *testing.T) {
 }
 
 // The example in examples/serve, with everything in it that is commented out there, has keys that exist.
-func TestTheExampleConfigFileIsUnderstood(t *testing.T) {
+func TestServe_exampleConfigFile(t *testing.T) {
 	t.Parallel()
 	text, err := os.ReadFile(filepath.Join("..", "..", "examples", "serve", "stile.yaml"))
 	if err != nil {
@@ -100,6 +100,6 @@ func TestTheExampleConfigFileIsUnderstood(t *testing.T) {
 		all = append(all, setting)
 	}
 	// It stops at the first file of those it names, which is not there: all keys are understood then.
-	m.command("serve", "--config-file", m.write("all.yaml", strings.Join(all, ""), 0o600)).begin().
-		wants(125, "--root-password-file", "no such file")
+	m.command("serve", "--config-file", m.write("all.yaml", strings.Join(all, ""), 0o600)).spawn().
+		expectExit(125, "--root-password-file", "no such file")
 }

@@ -10,7 +10,7 @@ import (
 
 // on makes a command run where a directory, disk, is a file system of its own, made with these options. Only the command
 // sees it. The test is skipped where that is not possible.
-func (c *command) on(options string) *command {
+func (c *command) onDisk(options string) *command {
 	c.m.t.Helper()
 	const script = `mount -t tmpfs -o "$0" none disk || exit 99; exec "$@"`
 	c.Args = append([]string{"sh", "-c", script, options, c.Path}, c.Args[1:]...)
@@ -26,10 +26,10 @@ func (c *command) on(options string) *command {
 	return c
 }
 
-// needsMounts skips the test where a process may not mount a file system for itself.
-func needsMounts(m *machine) {
+// requireMounts skips the test where a process may not mount a file system for itself.
+func requireMounts(m *machine) {
 	m.t.Helper()
-	c := m.command("version").on("size=1m")
+	c := m.command("version").onDisk("size=1m")
 	if err := c.Start(); err != nil {
 		m.t.Skipf("SKIPPED, NOT TESTED: full and read-only disks: no namespaces here: %v", err)
 	}
@@ -38,29 +38,29 @@ func needsMounts(m *machine) {
 	}
 }
 
-func TestServeSaysThatTheDiskIsFullOrReadOnly(t *testing.T) {
+func TestServe_fullOrReadOnlyDisk(t *testing.T) {
 	t.Parallel()
 	m := newMachine(t)
-	needsMounts(m)
+	requireMounts(m)
 	serve := func() *command {
 		return m.command("serve", "--listen", "127.0.0.1:0", "--data", m.path("disk", "data"))
 	}
-	serve().on("size=6m").begin().wants(125, m.path("disk", "data"), "no space left", "free some space", "--data")
-	serve().on("ro").begin().wants(125, m.path("disk", "data"), "read-only file system", "--data")
+	serve().onDisk("size=6m").spawn().expectExit(125, m.path("disk", "data"), "no space left", "free some space", "--data")
+	serve().onDisk("ro").spawn().expectExit(125, m.path("disk", "data"), "read-only file system", "--data")
 }
 
 // What etcd cannot write it must not acknowledge: the server ends, and says why.
-func TestServeEndsWhenTheDiskBecomesFull(t *testing.T) {
+func TestServe_diskBecomesFull(t *testing.T) {
 	t.Parallel()
 	m := newMachine(t)
-	needsMounts(m)
-	s := &serving{command: m.command("serve", "--listen", "127.0.0.1:0", "--data", m.path("disk")).on("size=60m"), log: new(transcript)}
+	requireMounts(m)
+	s := &serveCommand{command: m.command("serve", "--listen", "127.0.0.1:0", "--data", m.path("disk")).onDisk("size=60m"), log: new(logBuffer)}
 	s.Cmd.Stderr = s.log
-	s.begin()
-	s.says("msg=ready")
-	cli := client(t, strings.TrimPrefix(s.found("url"), "etcd://"))
+	s.spawn()
+	s.awaitLog("msg=ready")
+	cli := client(t, strings.TrimPrefix(s.readyValue("url"), "etcd://"))
 	much := strings.Repeat("x", 1<<20)
-	alive, end := context.WithTimeout(t.Context(), within)
+	alive, end := context.WithTimeout(t.Context(), testTimeout)
 	go func() {
 		<-s.done
 		end()
@@ -70,7 +70,7 @@ func TestServeEndsWhenTheDiskBecomesFull(t *testing.T) {
 			break // the answer to what could not be written is that there is nobody any more
 		}
 	}
-	if code := s.code(); code != 125 {
+	if code := s.exitCode(); code != 125 {
 		t.Errorf("exit code %d", code)
 	}
 	_, last, _ := strings.Cut(s.log.String(), "msg=ready")

@@ -8,48 +8,48 @@ import (
 )
 
 // serving is a stile serve that was started with any flags.
-type serving struct {
+type serveCommand struct {
 	*command
-	log *transcript
+	log *logBuffer
 }
 
 // transcript is what a process says, as it says it.
-type transcript struct {
+type logBuffer struct {
 	mu   sync.Mutex
 	text strings.Builder
 }
 
-func (l *transcript) Write(b []byte) (int, error) {
+func (l *logBuffer) Write(b []byte) (int, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.text.Write(b)
 }
 
-func (l *transcript) String() string {
+func (l *logBuffer) String() string {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.text.String()
 }
 
 // launch starts stile serve. It need not become ready.
-func (m *machine) launch(args ...string) *serving {
+func (m *machine) launch(args ...string) *serveCommand {
 	m.t.Helper()
-	s := &serving{command: m.command(append([]string{"serve"}, args...)...), log: new(transcript)}
+	s := &serveCommand{command: m.command(append([]string{"serve"}, args...)...), log: new(logBuffer)}
 	s.Cmd.Stderr = s.log
-	s.begin()
+	s.spawn()
 	return s
 }
 
 // serve starts stile serve and waits until it is ready.
-func (m *machine) serve(args ...string) *serving {
+func (m *machine) serve(args ...string) *serveCommand {
 	m.t.Helper()
 	s := m.launch(args...)
-	s.says("msg=ready")
+	s.awaitLog("msg=ready")
 	return s
 }
 
 // says waits until the server has said something.
-func (s *serving) says(text string) {
+func (s *serveCommand) awaitLog(text string) {
 	s.m.t.Helper()
 	eventually(s.m.t, fmt.Sprintf("%v says %q", s.Args[1:], text), func() bool {
 		if strings.Contains(s.log.String(), text) {
@@ -65,7 +65,7 @@ func (s *serving) says(text string) {
 }
 
 // found returns what the ready line says: its url, or the value of another key.
-func (s *serving) found(key string) string {
+func (s *serveCommand) readyValue(key string) string {
 	s.m.t.Helper()
 	for line := range strings.Lines(s.log.String()) {
 		if !strings.Contains(line, "msg=ready") {
@@ -82,8 +82,8 @@ func (s *serving) found(key string) string {
 }
 
 // kill ends the server with SIGKILL, and waits for that.
-func (s *serving) kill() {
+func (s *serveCommand) kill() {
 	s.m.t.Helper()
 	s.signal(syscall.SIGKILL)
-	s.code()
+	s.exitCode()
 }

@@ -20,19 +20,19 @@ import (
 // Whoever locks on stile serve, by whatever means, keeps stile run out under the same name, and waits for it.
 
 // busy checks that stile run does not get the lock.
-func (m *machine) busy(url, name string) {
+func (m *machine) expectHeld(url, name string) {
 	m.t.Helper()
-	m.run("--url", url, "-n", name, "--", "true").wants(75, name)
+	m.run("--url", url, "-n", name, "--", "true").expectExit(75, name)
 }
 
 // free checks that it does.
-func (m *machine) free(url, name string) {
+func (m *machine) expectFree(url, name string) {
 	m.t.Helper()
-	m.run("--url", url, name, "--", "true").wants(0)
+	m.run("--url", url, name, "--", "true").expectExit(0)
 }
 
-// awaitLine waits until so many stand in line.
-func awaitLine(t *testing.T, cli *clientv3.Client, name string, n int) {
+// awaitEntries waits until so many stand in line.
+func awaitEntries(t *testing.T, cli *clientv3.Client, name string, n int) {
 	t.Helper()
 	eventually(t, fmt.Sprintf("%d in line for %s", n, name), func() bool { return len(entries(t, cli, name)) == n })
 }
@@ -43,44 +43,44 @@ func (m *machine) exists(name string) bool {
 	return err == nil
 }
 
-func TestServeExcludesEtcdctlLockAndStileRun(t *testing.T) {
+func TestServe_etcdctlLock(t *testing.T) {
 	t.Parallel()
 	etcdctl := testservers.Binary(t, "etcdctl")
 	m, s := newMachine(t), serve(t)
 	cli := s.client(t)
 
-	lock := exec.Command(etcdctl, "--endpoints", s.endpoint(), "lock", "--ttl", lasting, "demo", "--", "sh", "-c", "touch got; "+untilTold)
+	lock := exec.Command(etcdctl, "--endpoints", s.endpoint(), "lock", "--ttl", longTTL, "demo", "--", "sh", "-c", "touch got; "+endableScript)
 	lock.Dir, lock.Env = m.dir, m.vars
 	if err := lock.Start(); err != nil {
 		t.Fatal(err)
 	}
 	defer func() { _ = lock.Process.Kill() }()
 	eventually(t, "etcdctl has the lock", func() bool { return m.exists("got") })
-	m.busy(s.url, "demo")
-	m.tellEnd()
+	m.expectHeld(s.url, "demo")
+	m.endScript()
 	if err := lock.Wait(); err != nil {
 		t.Errorf("etcdctl lock: %v", err)
 	}
-	m.free(s.url, "demo")
+	m.expectFree(s.url, "demo")
 
 	os.Remove(m.path("got"))
-	holder := m.start(untilTold, "--url", s.url, "demo")
-	lock = exec.Command(etcdctl, "--endpoints", s.endpoint(), "lock", "--ttl", lasting, "demo", "--", "touch", m.path("got"))
+	holder := m.start(endableScript, "--url", s.url, "demo")
+	lock = exec.Command(etcdctl, "--endpoints", s.endpoint(), "lock", "--ttl", longTTL, "demo", "--", "touch", m.path("got"))
 	if err := lock.Start(); err != nil {
 		t.Fatal(err)
 	}
-	awaitLine(t, cli, "demo", 2)
+	awaitEntries(t, cli, "demo", 2)
 	if m.exists("got") {
 		t.Error("etcdctl got the lock while stile run held it")
 	}
-	m.tellEnd()
+	m.endScript()
 	if err := lock.Wait(); err != nil || !m.exists("got") {
 		t.Errorf("etcdctl lock after stile run: %v", err)
 	}
-	holder.wants(0)
+	holder.expectExit(0)
 }
 
-func TestServeExcludesTheStockMutexAndStileRun(t *testing.T) {
+func TestServe_concurrencyMutex(t *testing.T) {
 	t.Parallel()
 	m, s := newMachine(t), serve(t)
 	cli := s.client(t)
@@ -93,74 +93,74 @@ func TestServeExcludesTheStockMutexAndStileRun(t *testing.T) {
 	if err := mutex.Lock(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	m.busy(s.url, "demo")
+	m.expectHeld(s.url, "demo")
 	if err := mutex.Unlock(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	m.free(s.url, "demo")
+	m.expectFree(s.url, "demo")
 
-	holder := m.start(untilTold, "--url", s.url, "demo")
+	holder := m.start(endableScript, "--url", s.url, "demo")
 	if err := mutex.TryLock(t.Context()); err != concurrency.ErrLocked {
 		t.Errorf("TryLock while stile run holds it: %v, want %v", err, concurrency.ErrLocked)
 	}
 	got := make(chan error)
 	go func() { got <- mutex.Lock(t.Context()) }()
-	awaitLine(t, cli, "demo", 2)
+	awaitEntries(t, cli, "demo", 2)
 	select {
 	case err := <-got:
 		t.Errorf("Lock returned %v while stile run held it", err)
 	default:
 	}
-	m.tellEnd()
+	m.endScript()
 	if err := <-got; err != nil {
 		t.Error(err)
 	}
-	holder.wants(0)
+	holder.expectExit(0)
 }
 
-func TestServeExcludesLocksOverJSONAndStileRun(t *testing.T) {
+func TestServe_jsonGateway(t *testing.T) {
 	t.Parallel()
 	m, s := newMachine(t), serve(t)
 	cli := s.client(t)
-	g := gateway{t, "http://" + s.endpoint(), &http.Client{Timeout: within}}
+	g := gateway{t, "http://" + s.endpoint(), &http.Client{Timeout: testTimeout}}
 
 	lease := g.must("/v3/lease/grant", map[string]any{"TTL": "600"})["ID"]
-	key := g.must("/v3/lock/lock", map[string]any{"name": inBase64("demo"), "lease": lease})["key"]
+	key := g.must("/v3/lock/lock", map[string]any{"name": toBase64("demo"), "lease": lease})["key"]
 	if decoded, err := base64.StdEncoding.DecodeString(fmt.Sprint(key)); err != nil || !strings.HasPrefix(string(decoded), "demo/") {
 		t.Errorf("key %s, %v", decoded, err)
 	}
-	m.busy(s.url, "demo")
+	m.expectHeld(s.url, "demo")
 	g.must("/v3/lock/unlock", map[string]any{"key": key})
-	m.free(s.url, "demo")
+	m.expectFree(s.url, "demo")
 
-	holder := m.start(untilTold, "--url", s.url, "demo")
+	holder := m.start(endableScript, "--url", s.url, "demo")
 	type answer struct {
 		fields map[string]any
 		err    error
 	}
 	got := make(chan answer)
 	go func() {
-		fields, err := g.post("/v3/lock/lock", map[string]any{"name": inBase64("demo"), "lease": lease})
+		fields, err := g.post("/v3/lock/lock", map[string]any{"name": toBase64("demo"), "lease": lease})
 		got <- answer{fields, err}
 	}()
-	awaitLine(t, cli, "demo", 2)
+	awaitEntries(t, cli, "demo", 2)
 	select {
 	case a := <-got:
 		t.Errorf("/v3/lock/lock answered %v while stile run held it", a)
 	default:
 	}
-	m.tellEnd()
+	m.endScript()
 	a := <-got
 	if a.err != nil {
 		t.Fatal(a.err)
 	}
-	holder.wants(0)
-	m.busy(s.url, "demo")
+	holder.expectExit(0)
+	m.expectHeld(s.url, "demo")
 	g.must("/v3/lease/revoke", map[string]any{"ID": lease})
-	m.free(s.url, "demo")
+	m.expectFree(s.url, "demo")
 }
 
-func inBase64(s string) string { return base64.StdEncoding.EncodeToString([]byte(s)) }
+func toBase64(s string) string { return base64.StdEncoding.EncodeToString([]byte(s)) }
 
 // gateway asks a server's JSON gateway, as programs in other languages do.
 type gateway struct {
@@ -199,12 +199,12 @@ func (g gateway) must(path string, body map[string]any) map[string]any {
 }
 
 // A kill -9 of the server loses nothing: what is held stays held, the line keeps its order and tokens go on.
-func TestLocksOutliveAKilledServer(t *testing.T) {
+func TestServe_locksSurviveKill(t *testing.T) {
 	t.Parallel()
 	m := newMachine(t)
 	args := []string{"--listen", testservers.FreeAddress(t), "--data", m.path("data")}
 	s := m.serve(args...)
-	url := s.found("url")
+	url := s.readyValue("url")
 	const ttl = 45 * time.Second // so that 4/10 of it is enough for a restart on a busy machine
 
 	cli := client(t, strings.TrimPrefix(url, "etcd://"))
@@ -215,9 +215,9 @@ func TestLocksOutliveAKilledServer(t *testing.T) {
 	if _, err := cli.Put(t.Context(), fmt.Sprintf("nightly/%x", forgotten.ID), "", clientv3.WithLease(forgotten.ID)); err != nil {
 		t.Fatal(err)
 	}
-	holder := m.start(untilTold+"; echo $STILE_TOKEN", "--url", url, "--ttl", ttl.String(), "demo")
-	waiter := m.runner("--url", url, "--ttl", ttl.String(), "demo", "--", "sh", "-c", "echo $STILE_TOKEN").begin()
-	awaitLine(t, cli, "demo", 2)
+	holder := m.start(endableScript+"; echo $STILE_TOKEN", "--url", url, "--ttl", ttl.String(), "demo")
+	waiter := m.runCommand("--url", url, "--ttl", ttl.String(), "demo", "--", "sh", "-c", "echo $STILE_TOKEN").spawn()
+	awaitEntries(t, cli, "demo", 2)
 	before := entries(t, cli, "demo")
 
 	s.kill()
@@ -227,12 +227,12 @@ func TestLocksOutliveAKilledServer(t *testing.T) {
 	if after := entries(t, cli, "demo"); strings.Join(after, " ") != strings.Join(before, " ") {
 		t.Errorf("in line after the restart: %v, want %v", after, before)
 	}
-	m.busy(url, "nightly")
+	m.expectHeld(url, "nightly")
 
 	awaitRenewal(t, cli, "demo") // without it the lock would be lost when the TTL is over
-	m.tellEnd()
-	holder.wants(0)
-	waiter.wants(0)
+	m.endScript()
+	holder.expectExit(0)
+	waiter.expectExit(0)
 	var first, next int64
 	if _, err := fmt.Sscan(holder.stdout.String(), &first); err != nil {
 		t.Fatal(err)

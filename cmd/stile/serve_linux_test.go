@@ -15,13 +15,13 @@ import (
 	"github.com/stilelock/stile/cmd/stile/internal/node/testcert"
 )
 
-func TestServeEndsAtOnceWhenTold(t *testing.T) {
+func TestServe_stopsAtOnce(t *testing.T) {
 	t.Parallel()
 	for _, sig := range []syscall.Signal{syscall.SIGTERM, syscall.SIGINT} {
 		var took time.Duration
 		for range 10 {
 			// Who waits for the clients to go does so for seven seconds, each time. A busy machine may need as long, but not each time.
-			if took = endWithAClient(t, sig); took < 4*time.Second {
+			if took = timeToStop(t, sig); took < 4*time.Second {
 				break
 			}
 		}
@@ -31,8 +31,8 @@ func TestServeEndsAtOnceWhenTold(t *testing.T) {
 	}
 }
 
-// endWithAClient returns how long a server takes to end after a signal.
-func endWithAClient(t *testing.T, sig syscall.Signal) time.Duration {
+// timeToStop returns how long a server takes to end after a signal.
+func timeToStop(t *testing.T, sig syscall.Signal) time.Duration {
 	t.Helper()
 	s := serve(t)
 	cli := s.client(t)
@@ -62,7 +62,7 @@ func endWithAClient(t *testing.T, sig syscall.Signal) time.Duration {
 }
 
 // hung returns the path of a socket to which nobody can connect, because nobody is let in and one waits already.
-func hung(t *testing.T, path string) string {
+func hungSocket(t *testing.T, path string) string {
 	t.Helper()
 	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -80,7 +80,7 @@ func hung(t *testing.T, path string) string {
 	return path
 }
 
-func TestServeRefuses(t *testing.T) {
+func TestServe_refusesToStart(t *testing.T) {
 	t.Parallel()
 	m := newMachine(t)
 	taken, err := net.Listen("tcp", "127.0.0.1:0")
@@ -90,15 +90,15 @@ func TestServeRefuses(t *testing.T) {
 	defer taken.Close()
 	other := serve(t)
 
-	m.command("serve", "--listen", "0.0.0.0:2379").begin().wants(125, "loopback", "TLS", "127.0.0.1", "--root-password-file")
+	m.command("serve", "--listen", "0.0.0.0:2379").spawn().expectExit(125, "loopback", "TLS", "127.0.0.1", "--root-password-file")
 	own := testcert.NewAuthority(t).Issue("server", testcert.Spec{Hosts: []string{"127.0.0.1"}})
-	m.command("serve", "--listen", "0.0.0.0:2379", "--tls-cert", own.Cert, "--tls-key", own.Key).begin().
-		wants(125, "loopback", "--tls-client-ca", "--root-password-file", "--insecure")
-	m.command("serve", "--listen", taken.Addr().String()).begin().wants(125, taken.Addr().String(), "in use", "--listen")
-	m.command("serve", "--listen", "127.0.0.1:0", "--data", m.write("file", "", 0o600)).begin().
-		wants(125, m.path("file"), "--data")
-	m.command("serve", "--socket", hung(t, m.path("sock"))).begin().wants(125, m.path("sock"), "another server listens")
-	m.command("serve", "surplus").begin().wants(125, "surplus")
-	m.command("serve", "--listen", "127.0.0.1:0", "--data", other.data).begin().
-		wants(125, other.data, "in use by another stile serve", "--data")
+	m.command("serve", "--listen", "0.0.0.0:2379", "--tls-cert", own.Cert, "--tls-key", own.Key).spawn().
+		expectExit(125, "loopback", "--tls-client-ca", "--root-password-file", "--insecure")
+	m.command("serve", "--listen", taken.Addr().String()).spawn().expectExit(125, taken.Addr().String(), "in use", "--listen")
+	m.command("serve", "--listen", "127.0.0.1:0", "--data", m.write("file", "", 0o600)).spawn().
+		expectExit(125, m.path("file"), "--data")
+	m.command("serve", "--socket", hungSocket(t, m.path("sock"))).spawn().expectExit(125, m.path("sock"), "another server listens")
+	m.command("serve", "surplus").spawn().expectExit(125, "surplus")
+	m.command("serve", "--listen", "127.0.0.1:0", "--data", other.data).spawn().
+		expectExit(125, other.data, "in use by another stile serve", "--data")
 }

@@ -25,7 +25,7 @@ import (
 const rootPassword = "correct horse battery staple"
 
 // Everything that a server for others has: TLS, clients' certificates and users.
-func TestServeWithTLSCertificatesAndUsers(t *testing.T) {
+func TestServe_tlsAndUsers(t *testing.T) {
 	t.Parallel()
 	etcdctl := testservers.Binary(t, "etcdctl")
 	m := newMachine(t)
@@ -35,9 +35,9 @@ func TestServeWithTLSCertificatesAndUsers(t *testing.T) {
 	password := m.write("root-password", rootPassword+"\n", 0o600)
 	s := m.serve("--listen", "127.0.0.1:0", "--data", m.path("data"), "--tls-cert", own.Cert, "--tls-key", own.Key,
 		"--tls-client-ca", ca.File, "--root-password-file", password)
-	address, ok := strings.CutPrefix(s.found("url"), "etcds://")
+	address, ok := strings.CutPrefix(s.readyValue("url"), "etcds://")
 	if !ok {
-		t.Fatalf("URL %s", s.found("url"))
+		t.Fatalf("URL %s", s.readyValue("url"))
 	}
 	certificates := "?ca=" + ca.File + "&cert=" + host.Cert + "&key=" + host.Key
 
@@ -46,7 +46,7 @@ func TestServeWithTLSCertificatesAndUsers(t *testing.T) {
 		t.Helper()
 		cmd := exec.Command(etcdctl, append([]string{
 			"--endpoints", "https://" + address, "--cacert", ca.File, "--cert", host.Cert, "--key", host.Key,
-			"--user", "root", "--password", rootPassword, "--command-timeout", within.String(), "--dial-timeout", within.String(),
+			"--user", "root", "--password", rootPassword, "--command-timeout", testTimeout.String(), "--dial-timeout", testTimeout.String(),
 		}, args...)...)
 		if out, err := cmd.CombinedOutput(); err != nil {
 			t.Fatalf("etcdctl %v: %v: %s", args, err, out)
@@ -60,19 +60,19 @@ func TestServeWithTLSCertificatesAndUsers(t *testing.T) {
 
 	anns := m.write("ann", "anns password", 0o600)
 	ann := "etcds://ann@" + address + certificates + "&password_file=" + anns
-	m.run("--url", ann, "jobs/backup", "--", "true").wants(0)
-	m.run("--url", ann, "other", "--", "true").wants(125, "permission denied")
-	holder := m.start(untilTold, "--url", ann, "jobs/backup")
-	m.busy("etcds://root@"+address+certificates+"&password_file="+password, "jobs/backup")
-	m.tellEnd()
-	holder.wants(0)
+	m.run("--url", ann, "jobs/backup", "--", "true").expectExit(0)
+	m.run("--url", ann, "other", "--", "true").expectExit(125, "permission denied")
+	holder := m.start(endableScript, "--url", ann, "jobs/backup")
+	m.expectHeld("etcds://root@"+address+certificates+"&password_file="+password, "jobs/backup")
+	m.endScript()
+	holder.expectExit(0)
 
-	m.run("--url", "etcds://"+address+certificates, "jobs/backup", "--", "true").wants(125, "user")
-	m.run("--url", "etcds://ann@"+address+"?ca="+ca.File+"&password_file="+anns, "x", "--", "true").wants(125, "certificate")
+	m.run("--url", "etcds://"+address+certificates, "jobs/backup", "--", "true").expectExit(125, "user")
+	m.run("--url", "etcds://ann@"+address+"?ca="+ca.File+"&password_file="+anns, "x", "--", "true").expectExit(125, "certificate")
 
 	// The password is nowhere but in its file.
 	for _, where := range []string{"cmdline", "environ"} {
-		text, err := os.ReadFile(filepath.Join("/proc", pid(s), where))
+		text, err := os.ReadFile(filepath.Join("/proc", pidOf(s), where))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -81,7 +81,7 @@ func TestServeWithTLSCertificatesAndUsers(t *testing.T) {
 		}
 	}
 	s.signal(15)
-	s.code()
+	s.exitCode()
 	if strings.Contains(s.log.String(), rootPassword) {
 		t.Errorf("the password is in the log: %s", s.log)
 	}
@@ -101,12 +101,12 @@ func TestServeWithTLSCertificatesAndUsers(t *testing.T) {
 }
 
 // Two teams, set up as examples/serve/README.md says, have nothing of each other's.
-func TestTheTeamsOfTheExampleAreApart(t *testing.T) {
+func TestServe_exampleTeamsAreSeparate(t *testing.T) {
 	t.Parallel()
 	etcdctl := testservers.Binary(t, "etcdctl")
 	m := newMachine(t)
 	s := m.serve("--listen", "127.0.0.1:0", "--data", m.path("data"), "--root-password-file", m.write("root", rootPassword, 0o600))
-	address := strings.TrimPrefix(s.found("url"), "etcd://")
+	address := strings.TrimPrefix(s.readyValue("url"), "etcd://")
 
 	text, err := os.ReadFile(filepath.Join("..", "..", "examples", "serve", "README.md"))
 	if err != nil {
@@ -126,7 +126,7 @@ func TestTheTeamsOfTheExampleAreApart(t *testing.T) {
 		if len(args) < 4 || args[0] != "etcdctl" {
 			continue
 		}
-		cmd := exec.Command(etcdctl, append(args[1:], "--endpoints", address, "--command-timeout", within.String(), "--dial-timeout", within.String())...)
+		cmd := exec.Command(etcdctl, append(args[1:], "--endpoints", address, "--command-timeout", testTimeout.String(), "--dial-timeout", testTimeout.String())...)
 		cmd.Env = append(os.Environ(), "ETCDCTL_USER=root:"+rootPassword)
 		if args[1] == "user" && args[2] == "add" {
 			cmd.Args = append(cmd.Args, "--interactive=false")
@@ -145,10 +145,10 @@ func TestTheTeamsOfTheExampleAreApart(t *testing.T) {
 	bobInRed := bobs.Replace(annsURL)
 	bobsURL := strings.Replace(bobInRed, "/red?", "/blue?", 1)
 
-	holder := m.start(untilTold, "--url", annsURL, "--ttl", lasting, "backup")
-	m.busy(annsURL, "backup")
-	m.free(bobsURL, "backup")
-	m.run("--url", bobInRed, "backup", "--", "true").wants(125, "permission denied")
+	holder := m.start(endableScript, "--url", annsURL, "--ttl", longTTL, "backup")
+	m.expectHeld(annsURL, "backup")
+	m.expectFree(bobsURL, "backup")
+	m.run("--url", bobInRed, "backup", "--", "true").expectExit(125, "permission denied")
 
 	// A program of ann's with a lock delay leaves a key of Stile's own while it holds a lock.
 	opened, err := storeurl.Open(t.Context(), annsURL, nil)
@@ -213,22 +213,22 @@ func TestTheTeamsOfTheExampleAreApart(t *testing.T) {
 	}
 	_, err = bob.Delete(t.Context(), "\x00", clientv3.WithFromKey())
 	denied("delete everything", err)
-	m.tellEnd()
-	holder.wants(0)
+	m.endScript()
+	holder.expectExit(0)
 }
 
-func pid(s *serving) string { return strconv.Itoa(s.Process.Pid) }
+func pidOf(s *serveCommand) string { return strconv.Itoa(s.Process.Pid) }
 
-func TestServeReadsThePasswordOfRoot(t *testing.T) {
+func TestServe_rootPasswordFile(t *testing.T) {
 	t.Parallel()
 	m := newMachine(t)
 	serveWith := func(file string) *command {
-		return m.command("serve", "--listen", "127.0.0.1:0", "--data", m.path("data"), "--root-password-file", file).begin()
+		return m.command("serve", "--listen", "127.0.0.1:0", "--data", m.path("data"), "--root-password-file", file).spawn()
 	}
-	serveWith(m.path("missing")).wants(125, "--root-password-file", m.path("missing"), "no such file")
-	serveWith(m.write("empty", "\n", 0o600)).wants(125, "--root-password-file", m.path("empty"), "empty")
-	serveWith(m.write("long", "one\ntwo\n", 0o600)).wants(125, "--root-password-file", "more than one line")
-	serveWith(m.write("longer", strings.Repeat("x", 73)+"\n", 0o600)).wants(125, "--root-password-file", "longer than 72 bytes")
+	serveWith(m.path("missing")).expectExit(125, "--root-password-file", m.path("missing"), "no such file")
+	serveWith(m.write("empty", "\n", 0o600)).expectExit(125, "--root-password-file", m.path("empty"), "empty")
+	serveWith(m.write("long", "one\ntwo\n", 0o600)).expectExit(125, "--root-password-file", "more than one line")
+	serveWith(m.write("longer", strings.Repeat("x", 73)+"\n", 0o600)).expectExit(125, "--root-password-file", "longer than 72 bytes")
 	if m.exists("data") {
 		t.Error("something was started with a password that is too long")
 	}
@@ -240,41 +240,41 @@ func TestServeReadsThePasswordOfRoot(t *testing.T) {
 	}
 }
 
-func TestServeOnASocketAndOnTCP(t *testing.T) {
+func TestServe_socketAndTCP(t *testing.T) {
 	t.Parallel()
 	m := newMachine(t)
 	s := m.serve("--socket", "run/stile.sock", "--listen", "127.0.0.1:0", "--data", m.path("data"))
 	socket := "etcd+unix://" + m.path("run", "stile.sock")
-	if s.found("socket_url") != socket {
-		t.Errorf("URL of the socket %s, want %s", s.found("socket_url"), socket)
+	if s.readyValue("socket_url") != socket {
+		t.Errorf("URL of the socket %s, want %s", s.readyValue("socket_url"), socket)
 	}
-	holder := m.start(untilTold, "--url", socket, "demo")
-	m.busy(s.found("url"), "demo")
-	m.tellEnd()
-	holder.wants(0)
+	holder := m.start(endableScript, "--url", socket, "demo")
+	m.expectHeld(s.readyValue("url"), "demo")
+	m.endScript()
+	holder.expectExit(0)
 
 	other := []string{"serve", "--data", m.path("other"), "--socket"}
-	m.command(append(other, m.path("run", "stile.sock"))...).begin().wants(125, "--socket", "another server listens", m.path("run", "stile.sock"))
-	m.command(append(other, m.write("file", "", 0o600))...).begin().wants(125, "--socket", "exists and is not a socket", m.path("file"))
-	m.command(append(other, m.path("no", "such", "directory"))...).begin().wants(125, "unix socket", m.path("no", "such"))
+	m.command(append(other, m.path("run", "stile.sock"))...).spawn().expectExit(125, "--socket", "another server listens", m.path("run", "stile.sock"))
+	m.command(append(other, m.write("file", "", 0o600))...).spawn().expectExit(125, "--socket", "exists and is not a socket", m.path("file"))
+	m.command(append(other, m.path("no", "such", "directory"))...).spawn().expectExit(125, "unix socket", m.path("no", "such"))
 }
 
-func TestServeOnASocketOnly(t *testing.T) {
+func TestServe_socketOnly(t *testing.T) {
 	t.Parallel()
 	m := newMachine(t)
 	s := m.serve("--socket", m.path("run", "stile.sock"), "--data", m.path("data"))
-	if want := "etcd+unix://" + m.path("run", "stile.sock"); s.found("url") != want {
-		t.Errorf("URL %s, want %s", s.found("url"), want)
+	if want := "etcd+unix://" + m.path("run", "stile.sock"); s.readyValue("url") != want {
+		t.Errorf("URL %s, want %s", s.readyValue("url"), want)
 	}
-	m.free(s.found("url"), "demo")
+	m.expectFree(s.readyValue("url"), "demo")
 
 	// What a server that was killed has left behind is no obstacle.
 	s.kill()
 	s = m.serve("--socket", m.path("run", "stile.sock"), "--data", m.path("data"))
-	m.free(s.found("url"), "demo")
+	m.expectFree(s.readyValue("url"), "demo")
 }
 
-func TestServeTellsItsHealthWithoutTLS(t *testing.T) {
+func TestServe_healthWithoutTLS(t *testing.T) {
 	t.Parallel()
 	m := newMachine(t)
 	ca := testcert.NewAuthority(t)
@@ -285,7 +285,7 @@ func TestServeTellsItsHealthWithoutTLS(t *testing.T) {
 	for path, want := range map[string]string{
 		"/health": `"health":"true"`, "/livez": "ok", "/readyz": "ok", "/metrics": "etcd_server_has_leader 1",
 	} {
-		resp, err := http.Get(s.found("health") + path)
+		resp, err := http.Get(s.readyValue("health") + path)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -295,7 +295,7 @@ func TestServeTellsItsHealthWithoutTLS(t *testing.T) {
 		}
 	}
 	// Nothing else is there.
-	resp, err := http.Post(s.found("health")+"/v3/kv/range", "application/json", strings.NewReader(`{"key":"AA=="}`))
+	resp, err := http.Post(s.readyValue("health")+"/v3/kv/range", "application/json", strings.NewReader(`{"key":"AA=="}`))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -304,7 +304,7 @@ func TestServeTellsItsHealthWithoutTLS(t *testing.T) {
 	}
 
 	m.command("serve", "--listen", "127.0.0.1:0", "--data", m.path("other"), "--health",
-		strings.TrimPrefix(s.found("health"), "http://")).begin().wants(125, "in use", "--health")
+		strings.TrimPrefix(s.readyValue("health"), "http://")).spawn().expectExit(125, "in use", "--health")
 }
 
 func answer(t *testing.T, resp *http.Response) (status int, body string) {

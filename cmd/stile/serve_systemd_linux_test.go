@@ -22,7 +22,7 @@ func unit(t *testing.T) string {
 
 const installed = "/usr/local/bin/stile"
 
-func TestTheExampleUnitIsOneThatSystemdUnderstands(t *testing.T) {
+func TestServe_exampleUnitIsValid(t *testing.T) {
 	t.Parallel()
 	analyze, err := exec.LookPath("systemd-analyze")
 	if err != nil {
@@ -38,7 +38,7 @@ func TestTheExampleUnitIsOneThatSystemdUnderstands(t *testing.T) {
 }
 
 // The command line of the unit is run as it is, but for where things are.
-func TestTheExampleUnitStartsAServerThatTellsSystemd(t *testing.T) {
+func TestServe_exampleUnitNotifiesSystemd(t *testing.T) {
 	t.Parallel()
 	_, rest, _ := strings.Cut(unit(t), "\nExecStart="+installed+" ")
 	line, _, _ := strings.Cut(rest, "\n")
@@ -56,23 +56,23 @@ func TestTheExampleUnitStartsAServerThatTellsSystemd(t *testing.T) {
 	if got := notify(); got != "READY=1" {
 		t.Errorf("systemd is told %q, want READY=1", got)
 	}
-	s.says("msg=ready")            // it has said so, but that may not have reached us
-	m.free(s.found("url"), "demo") // ready means ready
+	s.awaitLog("msg=ready")            // it has said so, but that may not have reached us
+	m.expectFree(s.readyValue("url"), "demo") // ready means ready
 	s.signal(15)
 	if got := notify(); got != "STOPPING=1" {
 		t.Errorf("systemd is told %q, want STOPPING=1", got)
 	}
-	if code := s.code(); code != 0 {
+	if code := s.exitCode(); code != 0 {
 		t.Errorf("exit code %d: %s", code, s.log)
 	}
 }
 
 // A server in the background is nobody's service, even if a service has started it: systemd would take it for that.
-func TestTheLocalServerTellsSystemdNothing(t *testing.T) {
+func TestLocal_doesNotNotifySystemd(t *testing.T) {
 	t.Parallel()
 	m := newMachine(t)
 	notify := listenNotify(t, m)
-	m.run("demo", "--", "true").wants(0)
+	m.run("demo", "--", "true").expectExit(0)
 	m.killServer()
 	conn, err := net.Dial("unixgram", m.path("notify"))
 	if err != nil {
@@ -95,10 +95,10 @@ func listenNotify(t *testing.T, m *machine) (next func() string) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { conn.Close() })
-	m.set("NOTIFY_SOCKET", m.path("notify"))
+	m.setenv("NOTIFY_SOCKET", m.path("notify"))
 	return func() string {
 		t.Helper()
-		if err := conn.SetReadDeadline(time.Now().Add(within)); err != nil {
+		if err := conn.SetReadDeadline(time.Now().Add(testTimeout)); err != nil {
 			t.Fatal(err)
 		}
 		message := make([]byte, 1000)

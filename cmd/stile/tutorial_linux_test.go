@@ -169,7 +169,7 @@ const stoppedStatus = 128 + int(syscall.SIGSTOP)
 func (r *tutorial) finish(sh *terminalShell, c *typed, b tutorialBlock, mayFail bool) {
 	t := r.m.t
 	t.Helper()
-	for deadline := time.Now().Add(within); ; {
+	for deadline := time.Now().Add(testTimeout); ; {
 		got, status := sh.finish()
 		if status == stoppedStatus { // which a shell at a terminal shows
 			got = append(got, "", "[1]+ Stopped "+c.text)
@@ -305,7 +305,7 @@ func (r *tutorial) terminal(number string) *terminalShell {
 		<-sh.done
 	})
 	// A lock that is to be kept must outlast whatever a busy machine does to its holder, see machine.runner.
-	sh.start("set -m; stile() { case $1 in run) shift; set -- run --ttl " + lasting + ` "$@"; esac; command stile "$@"; }`)
+	sh.start("set -m; stile() { case $1 in run) shift; set -- run --ttl " + longTTL + ` "$@"; esac; command stile "$@"; }`)
 	if got, status := sh.finish(); status != 0 {
 		t.Fatalf("setup of the terminal: exit status %d, %q", status, got)
 	}

@@ -10,14 +10,14 @@ import (
 	"github.com/stilelock/stile/internal/testservers"
 )
 
-func TestCommandsOnZooKeeper(t *testing.T) {
+func TestCommands_zookeeper(t *testing.T) {
 	t.Parallel()
 	server := testservers.StartZooKeeper(t)
 	m := newMachine(t)
-	m.set("STILE_URL", "zk://"+server.Endpoint()+"/team")
+	m.setenv("STILE_URL", "zk://"+server.Endpoint()+"/team")
 
 	// A third of the TTL is not certain here, so that there is less time for stopping a command than elsewhere.
-	m.run("--ttl", "16", "-k", "6", "orders/42", "--", "true").wants(125, "--kill-after 6s", "4s")
+	m.run("--ttl", "16", "-k", "6", "orders/42", "--", "true").expectExit(125, "--kill-after 6s", "4s")
 
 	watching := m.command("watch", "-o", "json", "orders/")
 	watching.Cmd.Stdout = nil
@@ -25,11 +25,11 @@ func TestCommandsOnZooKeeper(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	watching.begin()
+	watching.spawn()
 	heard := bufio.NewScanner(news)
 
-	holder := m.start(sleeper, "--ttl", "30", "orders/42")
-	waiter := m.waiter(1, "orders/42", "--ttl", "30")
+	holder := m.start(sleepScript, "--ttl", "30", "orders/42")
+	waiter := m.startWaiter(1, "orders/42", "--ttl", "30")
 	heardOf := func(text string) {
 		t.Helper()
 		for heard.Scan() {
@@ -47,7 +47,7 @@ func TestCommandsOnZooKeeper(t *testing.T) {
 		t.Errorf("show tells %+v", line)
 	}
 	c := m.stile("ls")
-	c.wants(0)
+	c.expectExit(0)
 	if !strings.Contains(c.stdout.String(), "orders/42") {
 		t.Errorf("ls tells %q", c.stdout)
 	}
@@ -55,15 +55,15 @@ func TestCommandsOnZooKeeper(t *testing.T) {
 		t.Errorf("a try for a lock that is held ends with %v", c.ProcessState)
 	}
 
-	waiting := m.command("wait", "orders/42").begin()
+	waiting := m.command("wait", "orders/42").spawn()
 	m.breakHold(t, line)
-	if code := holder.code(); code != 79 {
+	if code := holder.exitCode(); code != 79 {
 		t.Errorf("the command whose hold was broken ends with %d, want 79", code)
 	}
-	if code := waiter.code(); code != 0 {
+	if code := waiter.exitCode(); code != 0 {
 		t.Errorf("the next in line ends with %d", code)
 	}
-	if code := waiting.code(); code != 0 {
+	if code := waiting.exitCode(); code != 0 {
 		t.Errorf("wait ends with %d: %s", code, waiting.stderr)
 	}
 	if line := m.show("orders/42"); len(line.Holders)+len(line.Waiters) > 0 {
@@ -75,7 +75,7 @@ func TestCommandsOnZooKeeper(t *testing.T) {
 func (m *machine) breakHold(t *testing.T, line lib.Line) {
 	t.Helper()
 	token := strconv.FormatUint(line.Holders[0].Token, 10)
-	if c := m.stile("break", "--token", token, line.Name); c.code() != 0 {
-		t.Fatalf("break ends with %d: %s", c.code(), c.stderr)
+	if c := m.stile("break", "--token", token, line.Name); c.exitCode() != 0 {
+		t.Fatalf("break ends with %d: %s", c.exitCode(), c.stderr)
 	}
 }
