@@ -227,7 +227,8 @@ func TestCompletion_inShells(t *testing.T) {
 			m.write("some-file", "content of the file\n", 0o600)
 			m.setenv("PATH", filepath.Dir(stile)+":"+bin+":"+os.Getenv("PATH"))
 			m.setenv("STILE_URL", s.url)
-			// Anyone who can write to the store chooses the names, and bash inserts their common prefix unquoted.
+			// All clients that can write to the store choose lock names, and bash inserts their
+			// common prefix unquoted.
 			const evil = "evil$(touch pwned)`touch pwned`;touch pwned;"
 			for _, name := range []string{"job:nightly", "job:weekly", "key=a.b", evil + "1", evil + "2"} {
 				m.start(sleepScript, name)

@@ -15,24 +15,24 @@ func TestRun_flockScripts(t *testing.T) {
 		t.Skipf("SKIPPED: this test needs flock: %v", err)
 	}
 	for name, script := range map[string]string{
-		"success":             `$LOCK x true; echo $?`,
-		"failure":             `$LOCK x sh -c 'exit 3'; echo $?`,
-		"signal":              `$LOCK x sh -c 'kill -TERM $$'; echo $?`,
-		"a line":              `$LOCK x -c 'echo a; exit 4'; echo $?`,
-		"arguments":           `$LOCK x printf '<%s>' -n 'a b' -- '*' ''; echo $?`,
-		"no interpreter":      `printf 'echo read by the shell' >script; chmod +x script; $LOCK x ./script; echo $?`,
-		"stdin":               `echo in | $LOCK x cat`,
-		"conflict, nonblocking":   `$LOCK x sh -c '$LOCK -n -E 9 x echo no; echo $?'; echo $?`,
-		"conflict, timeout":   `$LOCK x sh -c '$LOCK -w 0.2 -E 9 x echo no; echo $?'; echo $?`,
-		"conflict, zero timeout":   `$LOCK x sh -c '$LOCK -w 0 -E 9 x echo no; echo $?'; echo $?`,
-		"conflict, long form": `$LOCK x sh -c '$LOCK --nonblock --conflict-exit-code 9 x echo no; echo $?'`,
-		"wait, free in time":        `$LOCK x sh -c 'touch held; sleep 0.5; echo first' & while ! test -e held; do sleep 0.01; done; $LOCK -w 300 x echo second; wait`,
-		"one after another":             `for i in 1 2 3; do $LOCK -n x echo $i; done`,
-		"alternative":             `$LOCK x sh -c '$LOCK -n x true || echo "the lock is held"'`,
-		"two locks":           `$LOCK x $LOCK -n y echo both`,
-		"path":              `$LOCK $PWD/x sh -c '$LOCK -n -E 9 ./x echo no; echo $?'; $LOCK ./x echo $?`,
-		"path in the parent directory":               `mkdir d; cd d; $LOCK ../x sh -c 'cd ..; $LOCK -n -E 9 ./x echo no; echo $?'`,
-		"flags without effect":   `$LOCK -x -o ./x echo a; $LOCK -e ./x echo b; $LOCK --exclusive --close ./x echo c; $LOCK -xn ./x echo d`,
+		"success":                      `$LOCK x true; echo $?`,
+		"failure":                      `$LOCK x sh -c 'exit 3'; echo $?`,
+		"signal":                       `$LOCK x sh -c 'kill -TERM $$'; echo $?`,
+		"shell line":                   `$LOCK x -c 'echo a; exit 4'; echo $?`,
+		"arguments":                    `$LOCK x printf '<%s>' -n 'a b' -- '*' ''; echo $?`,
+		"no interpreter":               `printf 'echo read by the shell' >script; chmod +x script; $LOCK x ./script; echo $?`,
+		"stdin":                        `echo in | $LOCK x cat`,
+		"conflict, nonblocking":        `$LOCK x sh -c '$LOCK -n -E 9 x echo no; echo $?'; echo $?`,
+		"conflict, timeout":            `$LOCK x sh -c '$LOCK -w 0.2 -E 9 x echo no; echo $?'; echo $?`,
+		"conflict, zero timeout":       `$LOCK x sh -c '$LOCK -w 0 -E 9 x echo no; echo $?'; echo $?`,
+		"conflict, long form":          `$LOCK x sh -c '$LOCK --nonblock --conflict-exit-code 9 x echo no; echo $?'`,
+		"wait, free in time":           `$LOCK x sh -c 'touch held; sleep 0.5; echo first' & while ! test -e held; do sleep 0.01; done; $LOCK -w 300 x echo second; wait`,
+		"one after another":            `for i in 1 2 3; do $LOCK -n x echo $i; done`,
+		"alternative":                  `$LOCK x sh -c '$LOCK -n x true || echo "the lock is held"'`,
+		"two locks":                    `$LOCK x $LOCK -n y echo both`,
+		"path":                         `$LOCK $PWD/x sh -c '$LOCK -n -E 9 ./x echo no; echo $?'; $LOCK ./x echo $?`,
+		"path in the parent directory": `mkdir d; cd d; $LOCK ../x sh -c 'cd ..; $LOCK -n -E 9 ./x echo no; echo $?'`,
+		"flags without effect":         `$LOCK -x -o ./x echo a; $LOCK -e ./x echo b; $LOCK --exclusive --close ./x echo c; $LOCK -xn ./x echo d`,
 		"other names of flags":         `$LOCK ./x sh -c '$LOCK --nb -E 9 ./x echo no; echo $?; $LOCK --timeout 0.2 -E 8 ./x echo no; echo $?'`,
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -73,13 +73,13 @@ func TestRun_timeoutScripts(t *testing.T) {
 	const limit = `limit() { if test $TOOL = timeout; then timeout "$@"; else
 		duration=$1; shift; $TOOL run --run-timeout $duration x -- "$@"; fi; }; `
 	for name, script := range map[string]string{
-		"in time":       `limit 300 sh -c 'echo done; exit 3'; echo $?`,
-		"too long":      `limit 0.3 sleep 60; echo $?`,
-		"no limit":      `limit 0 sh -c 'sleep 0.1; exit 3'; echo $?`,
-		"exit code of its own":   `limit 5 sh -c 'trap "echo TERM; exit 7" TERM; while :; do read end <end; done'; echo $?`,
-		"not found":     `limit 300 no-such-command; echo $?`,
-		"no executable": `touch file; limit 300 ./file; echo $?`,
-		"signaled":      `limit 300 sh -c 'kill -KILL $$'; echo $?`,
+		"in time":              `limit 300 sh -c 'echo done; exit 3'; echo $?`,
+		"too long":             `limit 0.3 sleep 60; echo $?`,
+		"no limit":             `limit 0 sh -c 'sleep 0.1; exit 3'; echo $?`,
+		"exit code of its own": `limit 5 sh -c 'trap "echo TERM; exit 7" TERM; while :; do read end <end; done'; echo $?`,
+		"not found":            `limit 300 no-such-command; echo $?`,
+		"no executable":        `touch file; limit 300 ./file; echo $?`,
+		"killed by signal":     `limit 300 sh -c 'kill -KILL $$'; echo $?`,
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

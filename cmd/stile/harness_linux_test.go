@@ -94,14 +94,14 @@ const testTimeout = 3 * time.Minute
 
 // machine is the account of a user on a machine where stile has never run.
 type machine struct {
-	t    *testing.T
-	dir  string // the home directory; its path is short enough for sockets in it
+	t       *testing.T
+	dir     string // the home directory; its path is short enough for sockets in it
 	longDir string // a directory name that makes the path of the state directory too long for a socket; usually empty
-	vars []string
+	vars    []string
 	// showNeighborNotice lets stile print its notice about local servers of other users at a
 	// terminal. Tests usually suppress it, because other tests run such servers.
 	showNeighborNotice bool
-	endPipe *os.File // the named pipe end in the home directory, see endableScript
+	endPipe            *os.File // the named pipe end in the home directory, see endableScript
 }
 
 func newMachine(t *testing.T) *machine {

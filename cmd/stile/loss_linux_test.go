@@ -18,12 +18,13 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 )
 
-// wire is a network between client and server that can be cut: nothing goes through any more, and nobody is told.
+// proxy is a TCP proxy between a client and a server. After cut it forwards nothing more, and
+// closes no connection.
 type proxy struct {
 	net.Listener
-	ctx  context.Context
-	cut  context.CancelFunc
-	accepted atomic.Bool // somebody has connected
+	ctx      context.Context
+	cut      context.CancelFunc
+	accepted atomic.Bool // a client has connected
 }
 
 func newProxy(t *testing.T, to string) *proxy {
@@ -68,7 +69,7 @@ func newProxy(t *testing.T, to string) *proxy {
 	return p
 }
 
-// pass passes on what comes, until the wire is cut.
+// forward copies data until the proxy is cut.
 func (p *proxy) forward(to io.Writer, from io.Reader) {
 	buf := make([]byte, 1<<16)
 	for {
@@ -82,7 +83,7 @@ func (p *proxy) forward(to io.Writer, from io.Reader) {
 	}
 }
 
-// stamps are times that commands have written down, in seconds.
+// readTimes returns the times that scripts have written to a file, in seconds since boot.
 func (m *machine) readTimes(name string) []float64 {
 	m.t.Helper()
 	var all []float64
@@ -96,7 +97,7 @@ func (m *machine) readTimes(name string) []float64 {
 	return all
 }
 
-// stubborn writes down the time again and again and does not listen to TERM; nor does a grandchild that does the same.
+// ignoreTermScript writes the time repeatedly and ignores TERM. A grandchild does the same.
 var ignoreTermScript = `
 	trap '' TERM
 	tick() { while :; do ` + uptimeScript(">>$1") + `; sleep 0.1; done; }
@@ -106,8 +107,8 @@ var ignoreTermScript = `
 	touch started
 	tick child`
 
-// awaitCommandDead waits for the end of a stubborn command: once stile has ended nothing is left that could end it but the KILL that
-// stile has sent.
+// awaitCommandDead waits until the processes of ignoreTermScript have ended. stile has ended
+// before, so only the SIGKILL that it has sent can end them.
 func (m *machine) awaitCommandDead() {
 	m.t.Helper()
 	for _, name := range []string{"child", "grandchild"} {
@@ -116,7 +117,7 @@ func (m *machine) awaitCommandDead() {
 	}
 }
 
-// pid returns the process id that a script has written into a file.
+// readPID returns the process id that a script has written to a file.
 func (m *machine) readPID(name string) int {
 	m.t.Helper()
 	pid, err := strconv.Atoi(strings.TrimSpace(m.read(name)))
@@ -126,22 +127,23 @@ func (m *machine) readPID(name string) int {
 	return pid
 }
 
-// checkDeadBefore checks that the last signs of life are older than the moment when the next one started.
+// checkDeadBefore checks that the last times in the files names are before the first time in the
+// file next.
 func (m *machine) checkDeadBefore(next string, names ...string) {
 	m.t.Helper()
 	started := m.readTimes(next)[0]
 	for _, name := range names {
 		ticks := m.readTimes(name)
 		last := ticks[len(ticks)-1]
-		m.t.Logf("the last sign of life in %s was %.0f ms before the next one started", name, (started-last)*1000)
+		m.t.Logf("the last time in %s is %.0f ms before the start of the next command", name, (started-last)*1000)
 		if last >= started {
-			m.t.Errorf("the last sign of life in %s was %.0f ms after the next one started", name, (last-started)*1000)
+			m.t.Errorf("the last time in %s is %.0f ms after the start of the next command, want it before", name, (last-started)*1000)
 		}
 	}
 }
 
-// expiringTTL is the TTL of sessions that run out in a test. The command of such a one is dead when a tenth of it is left: that
-// is what a busy machine has for killing it.
+// expiringTTL is the TTL of sessions that expire in a test. The command is killed when a tenth of
+// it is left, so a busy machine has 1.6 s for that.
 const expiringTTL = "16"
 
 // Promise: P6
@@ -149,34 +151,34 @@ func TestRun_cutOffCommandDiesBeforeNextStarts(t *testing.T) {
 	t.Parallel()
 	m, s := newMachine(t), shared(t)
 	p := newProxy(t, s.endpoint())
-	old := m.start(ignoreTermScript, "--url", s.urlVia(p), "--ttl", expiringTTL, "demo")
+	previous := m.start(ignoreTermScript, "--url", s.urlVia(p), "--ttl", expiringTTL, "demo")
 	m.awaitFile("grandchild", "\n")
 	m.awaitFile("child", "\n")
 	next := m.runCommand("--url", s.url, "demo", "--", "sh", "-c", uptimeScript(">next")).spawn()
 	cli := s.client(t)
-	eventually(t, "the next one in line", func() bool { return len(entries(t, cli, "demo")) == 2 })
+	eventually(t, "a waiter", func() bool { return len(entries(t, cli, "demo")) == 2 })
 
 	p.cut()
-	old.expectExit(79, "lost contact with the store", `stopping the command before lock "demo" expires`)
+	previous.expectExit(79, "lost contact with the store", `stopping the command before lock "demo" expires`)
 	next.expectExit(0)
 	m.awaitCommandDead()
 	m.checkDeadBefore("next", "child", "grandchild")
 }
 
-// listening is a script that writes down that it was told to end.
-const trapTermScript = `trap 'echo told >>log; exit 0' TERM; touch started; while :; do read end <end; done`
+// trapTermScript writes TERM to the file log when it gets SIGTERM, and ends.
+const trapTermScript = `trap 'echo TERM >>log; exit 0' TERM; touch started; while :; do read end <end; done`
 
 // Promise: P6
 func TestRun_frozenStore(t *testing.T) {
 	t.Parallel()
 	m, s := newMachine(t), serve(t)
-	old := m.start(trapTermScript, "--url", s.url, "--ttl", expiringTTL, "demo")
+	previous := m.start(trapTermScript, "--url", s.url, "--ttl", expiringTTL, "demo")
 	if err := s.Process.Signal(syscall.SIGSTOP); err != nil {
 		t.Fatal(err)
 	}
-	old.expectExit(79, `"demo"`, "lost contact with the store")
-	if got := m.read("log"); got != "told\n" {
-		t.Errorf("the command was not asked to end first: %q", got)
+	previous.expectExit(79, `"demo"`, "lost contact with the store")
+	if got := m.read("log"); got != "TERM\n" {
+		t.Errorf("got log %q, want one TERM before SIGKILL", got)
 	}
 	if err := s.Process.Signal(syscall.SIGCONT); err != nil {
 		t.Fatal(err)
@@ -193,7 +195,7 @@ func TestRun_shortOutage(t *testing.T) {
 	if err := s.Process.Signal(syscall.SIGSTOP); err != nil {
 		t.Fatal(err)
 	}
-	time.Sleep(ttl / 3) // a renewal is overdue by now; the command would be stopped after another ttl/3, at the earliest
+	time.Sleep(ttl / 3) // a renewal is overdue now; the command would be stopped after another ttl/3 at the earliest
 	if err := s.Process.Signal(syscall.SIGCONT); err != nil {
 		t.Fatal(err)
 	}
@@ -202,7 +204,7 @@ func TestRun_shortOutage(t *testing.T) {
 	c.expectExit(0)
 }
 
-// evict does what etcdctl del does.
+// evict deletes the entries of a lock's line, as etcdctl del does.
 func evict(t *testing.T, cli *clientv3.Client, name string) {
 	t.Helper()
 	if _, err := cli.Delete(t.Context(), name+"/", clientv3.WithPrefix()); err != nil {
@@ -213,16 +215,16 @@ func evict(t *testing.T, cli *clientv3.Client, name string) {
 func TestRun_evicted(t *testing.T) {
 	t.Parallel()
 	m, s := newMachine(t), shared(t)
-	// The next renewal, which would find the entry gone too, is due 90 s after the first.
+	// The next renewal, which would also find the entry gone, is due 90 s after the first.
 	c := m.start(trapTermScript, "--url", s.url, "--ttl", "300", "demo")
 	evicted := time.Now()
 	evict(t, s.client(t), "demo")
 	c.expectExit(79, `lock "demo" was broken, or its lease expired; stopping the command`)
 	if took := time.Since(evicted); took > 45*time.Second {
-		t.Errorf("the command was stopped %v after the eviction: that is a renewal's time, not an event's", took)
+		t.Errorf("the command was stopped %v after the eviction, at the next renewal; want it stopped by the watch", took)
 	}
-	if got := m.read("log"); got != "told\n" {
-		t.Errorf("the command was not asked to end first: %q", got)
+	if got := m.read("log"); got != "TERM\n" {
+		t.Errorf("got log %q, want one TERM before SIGKILL", got)
 	}
 }
 
@@ -236,12 +238,12 @@ func TestRun_evictedIgnoresTERM(t *testing.T) {
 	m.awaitCommandDead()
 }
 
-// revoke ends the session of the first entry in a line, as if it had run out.
+// revoke ends the session of the first entry in a lock's line, as if it had expired.
 func revoke(t *testing.T, cli *clientv3.Client, name string) {
 	t.Helper()
 	got, err := cli.Get(t.Context(), name+"/", clientv3.WithFirstCreate()...)
 	if err != nil || len(got.Kvs) == 0 {
-		t.Fatalf("nobody is in line for %s: %v", name, err)
+		t.Fatalf("no entry in the line of lock %s: %v", name, err)
 	}
 	if _, err := cli.Revoke(t.Context(), clientv3.LeaseID(got.Kvs[0].Lease)); err != nil {
 		t.Fatal(err)
@@ -266,13 +268,14 @@ func TestRun_stileKilled(t *testing.T) {
 	eventually(t, "end of the command", func() bool { return !running(pid) })
 }
 
-// watched waits until the command under stile, a process with this number, has a watchdog, and returns its process id.
+// awaitWatchdog waits until the stile run with this process id has a watchdog, and returns the
+// watchdog's process id.
 func awaitWatchdog(t *testing.T, stile int) (watchdog int) {
 	t.Helper()
 	eventually(t, "a watchdog", func() bool {
 		children, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", stile))
 		if err != nil || len(children) == 0 || !running(stile) {
-			t.Fatalf("stile has ended before there was a watchdog")
+			t.Fatalf("stile ended before there was a watchdog")
 		}
 		for _, list := range children {
 			text, _ := os.ReadFile(list)
@@ -289,26 +292,27 @@ func awaitWatchdog(t *testing.T, stile int) (watchdog int) {
 	return watchdog
 }
 
-// Stile itself stands still: it cannot renew, and it cannot stop the command either.
+// stile itself is stopped: it can neither renew the session nor stop the command. (The watchdog
+// kills it.)
 // Promise: P6
 func TestWatchdog_stileStopped(t *testing.T) {
 	t.Parallel()
 	m, s := newMachine(t), shared(t)
 	m.setenv("STILE_URL", s.url)
-	old := m.start(ignoreTermScript, "--ttl", expiringTTL, "demo")
+	previous := m.start(ignoreTermScript, "--ttl", expiringTTL, "demo")
 	m.awaitFile("grandchild", "\n")
 	m.awaitFile("child", "\n")
-	watchdog := awaitWatchdog(t, old.Process.Pid)
+	watchdog := awaitWatchdog(t, previous.Process.Pid)
 	next := m.runCommand("demo", "--", "sh", "-c", uptimeScript(">next")).spawn()
 	cli := s.client(t)
-	eventually(t, "the next one in line", func() bool { return len(entries(t, cli, "demo")) == 2 })
+	eventually(t, "a waiter", func() bool { return len(entries(t, cli, "demo")) == 2 })
 
-	old.signal(syscall.SIGSTOP)
+	previous.signal(syscall.SIGSTOP)
 	next.expectExit(0)
 	m.awaitCommandDead()
 	m.checkDeadBefore("next", "child", "grandchild")
-	old.signal(syscall.SIGCONT)
-	old.expectExit(79, `"demo"`, "expired")
+	previous.signal(syscall.SIGCONT)
+	previous.expectExit(79, `"demo"`, "expired")
 	eventually(t, "end of the watchdog", func() bool { return !running(watchdog) })
 }
 
@@ -324,8 +328,8 @@ func TestWatchdog_killsDescendants(t *testing.T) {
 	eventually(t, "end of the watchdog", func() bool { return !running(watchdog) })
 }
 
-// Much of what a command starts leaves its process group: timeout(1) in a script makes one of its own, and setsid(1) even a
-// session, whose parent has ended here.
+// Many processes leave the command's process group: timeout(1) in a script creates a group of its
+// own, and setsid(1) even a session, whose parent has ended here.
 // Promise: P6
 func TestRun_stopsProcessesOutsideGroup(t *testing.T) {
 	t.Parallel()
@@ -347,7 +351,7 @@ func TestRun_stopsProcessesOutsideGroup(t *testing.T) {
 			t.Parallel()
 			m, s := newMachine(t), shared(t)
 			ttl := longTTL
-			if name == "stopped" { // then only the end of the session ends it
+			if name == "stopped" { // the processes are then killed only when the session expires
 				ttl = "10"
 			}
 			c := m.start(script, "--url", s.url, "--ttl", ttl, "-k", "0.5", "demo")
@@ -356,7 +360,7 @@ func TestRun_stopsProcessesOutsideGroup(t *testing.T) {
 			for _, file := range []string{"group", "session"} {
 				pid := m.readPID(file)
 				t.Cleanup(func() {
-					if t.Failed() { // otherwise it has ended, and its number may be that of another
+					if t.Failed() { // otherwise the process has ended, and its id may be in use by another process
 						_ = syscall.Kill(pid, syscall.SIGKILL)
 					}
 				})
@@ -364,14 +368,14 @@ func TestRun_stopsProcessesOutsideGroup(t *testing.T) {
 			}
 			end(t, c, s)
 			for _, pid := range pids {
-				eventually(t, "end of what has left the group", func() bool { return !running(pid) })
+				eventually(t, "end of a process outside the group", func() bool { return !running(pid) })
 			}
 		})
 	}
 }
 
-// A watchdog has nothing of its command's but the right to kill it: neither its output, which somebody may read to the end,
-// nor its directory, nor an environment.
+// A watchdog shares nothing with its command: not the output, which a reader may read until its
+// end, not the working directory and not the environment.
 func TestWatchdog_keepsNothingOpen(t *testing.T) {
 	t.Parallel()
 	m, s := newMachine(t), shared(t)
@@ -382,26 +386,26 @@ func TestWatchdog_keepsNothingOpen(t *testing.T) {
 	defer inherited.Close()
 	const ttl = 15 * time.Second
 	c := m.runCommand("--url", s.url, "--ttl", ttl.String(), "demo", "--", "sh", "-c", "read end <end; exit 3")
-	c.ExtraFiles = []*os.File{4: inherited} // becomes file 7, as a shell's exec 7> would: the lock of a flock(1) perhaps
+	c.ExtraFiles = []*os.File{4: inherited} // becomes file 7, like a shell's exec 7>, which may be the lock file of flock(1)
 	c.spawn()
 	watchdog := awaitWatchdog(t, c.Process.Pid)
 	proc := fmt.Sprintf("/proc/%d/", watchdog)
-	eventually(t, "closing of what it has inherited", func() bool {
+	eventually(t, "close of the inherited file", func() bool {
 		to, _ := os.Readlink(proc + "fd/7")
 		return to != inherited.Name() && running(watchdog)
 	})
 	if dir, err := os.Readlink(proc + "cwd"); err != nil || dir != "/" {
-		t.Errorf("its directory is %s, %v", dir, err)
+		t.Errorf("got working directory %s, %v, want /", dir, err)
 	}
 	for _, fd := range []string{"1", "2"} {
 		if to, err := os.Readlink(proc + "fd/" + fd); err != nil || to != os.DevNull {
-			t.Errorf("its descriptor %s is %s, %v", fd, to, err)
+			t.Errorf("descriptor %s is %s, %v, want /dev/null", fd, to, err)
 		}
 	}
 	if env, err := os.ReadFile(proc + "environ"); err != nil || len(env) > 0 {
-		t.Errorf("its environment is %q, %v", env, err)
+		t.Errorf("got environment %q, %v, want none", env, err)
 	}
-	time.Sleep(ttl) // it is told of renewals
+	time.Sleep(ttl) // the session is renewed meanwhile, and the watchdog gets the new deadlines
 	m.endScript()
 	c.expectExit(3)
 	eventually(t, "end of the watchdog", func() bool { return !running(watchdog) })

@@ -18,20 +18,20 @@ import (
 	"github.com/stilelock/stile/internal/testservers"
 )
 
-// withOwnMounts returns the arguments of a program that runs a script with an /etc and a /run of its own, in which setUp has
-// been run; then "$@" is what it is to run, as that user.
+// withOwnMounts returns the arguments for unshare(1) that run args as the user uid, with an /etc
+// and a /run of their own in which the script setUp has been run.
 func withOwnMounts(t *testing.T, setUp string, uid int, args ...string) []string {
 	t.Helper()
 	requireRoot(t)
 	if err := exec.Command("unshare", "-m", "mount", "-t", "tmpfs", "none", "/run").Run(); err != nil {
-		t.Skipf("SKIPPED: this machine does not let root mount a file system: %v", err)
+		t.Skipf("SKIPPED: root cannot mount a file system on this machine: %v", err)
 	}
 	script := "set -e; umask 022; mount -t tmpfs -o mode=755 none /etc; mount -t tmpfs -o mode=755 none /run; mkdir /etc/stile; " +
 		setUp + fmt.Sprintf(`; exec setpriv --reuid %d --regid %[1]d --clear-groups "$@"`, uid)
 	return append([]string{"-m", "sh", "-c", script, "sh"}, args...)
 }
 
-// elsewhere runs stile with places of its own.
+// runWithOwnMounts runs stile with an /etc and a /run of its own, see withOwnMounts.
 func (m *machine) runWithOwnMounts(setUp string, uid int, args ...string) *command {
 	m.t.Helper()
 	c := m.command()
@@ -52,13 +52,13 @@ func TestMachineStore_configFile(t *testing.T) {
 	g.runWithOwnMounts(setUp, g.uid, "run", "demo", "--", "sh", "-c", `test "$STILE_URL" = `+s.url).expectExit(0)
 	c := g.runWithOwnMounts(setUp, g.uid, "version")
 	c.expectExit(0)
-	if said := c.stdout.String(); !strings.Contains(said, "\nstore "+s.url+" (named by /etc/stile/config)\n") {
-		t.Errorf("the version is %s", said)
+	if stdout := c.stdout.String(); !strings.Contains(stdout, "\nstore "+s.url+" (named by /etc/stile/config)\n") {
+		t.Errorf("stile version does not name the store and its source: %s", stdout)
 	}
 	c = g.runWithOwnMounts(setUp, g.uid, "version", "-o", "json")
 	c.expectExit(0)
-	if said := c.stdout.String(); !strings.Contains(said, `"store": "`+s.url+`"`) || !strings.Contains(said, `"store_from": "/etc/stile/config"`) {
-		t.Errorf("the version is %s", said)
+	if stdout := c.stdout.String(); !strings.Contains(stdout, `"store": "`+s.url+`"`) || !strings.Contains(stdout, `"store_from": "/etc/stile/config"`) {
+		t.Errorf("stile version does not name the store and its source: %s", stdout)
 	}
 	g.runWithOwnMounts("echo 'url: etcd://127.0.0.1:1' >/etc/stile/config", g.uid, "ls").
 		expectExit(125, "connection refused", "the store is named by /etc/stile/config")
@@ -67,11 +67,11 @@ func TestMachineStore_configFile(t *testing.T) {
 	g.runWithOwnMounts(setUp+"; chmod 600 /etc/stile/config", g.uid, "run", "demo", "--", "true").
 		expectExit(125, "/etc/stile/config", "permission denied", "--url")
 	if files, err := filepath.Glob(g.home()); err != nil || len(files) > 0 {
-		t.Errorf("there is a local server: %q, %v", files, err)
+		t.Errorf("a local server was started: %q, %v", files, err)
 	}
 }
 
-// As with examples/serve/stile.service.
+// The server is set up as in examples/serve/stile.service.
 func TestMachineStore_socketOfGroup(t *testing.T) {
 	t.Parallel()
 	g := newMachine(t).asGuest()
@@ -82,7 +82,7 @@ func TestMachineStore_socketOfGroup(t *testing.T) {
 	t.Cleanup(func() { os.RemoveAll(srv) })
 	s := newMachine(t).serve("--socket", filepath.Join(srv, "stile.sock"), "--data", t.TempDir())
 	setUp := "mkdir /run/stile; mount --bind " + srv + " /run/stile"
-	own := func(gid int) {
+	chown := func(gid int) {
 		t.Helper()
 		for path, mode := range map[string]os.FileMode{srv: 0o750, filepath.Join(srv, "stile.sock"): 0o660} {
 			if err := os.Chown(path, 65534, gid); err != nil {
@@ -93,26 +93,26 @@ func TestMachineStore_socketOfGroup(t *testing.T) {
 			}
 		}
 	}
-	own(g.uid)
+	chown(g.uid)
 	c := g.runWithOwnMounts(setUp, g.uid, "run", "demo", "--", "sh", "-c", "echo $STILE_URL")
 	c.expectExit(0)
-	if said := c.stdout.String(); said != "etcd+unix:///run/stile/stile.sock\n" {
-		t.Errorf("the store is %s", said)
+	if stdout := c.stdout.String(); stdout != "etcd+unix:///run/stile/stile.sock\n" {
+		t.Errorf("got store %s, want the server's socket", stdout)
 	}
-	own(0)
+	chown(0)
 	c = g.runWithOwnMounts(setUp, g.uid, "run", "demo", "--", "sh", "-c", "echo $STILE_URL")
-	c.expectExit(0) // and cron is not told
-	if said := c.stdout.String(); said != "local:\n" {
-		t.Errorf("the store of a user outside of the group is %s", said)
+	c.expectExit(0) // no notice, because stderr is not a terminal
+	if stdout := c.stdout.String(); stdout != "local:\n" {
+		t.Errorf("got store %s for a user outside the group, want local:", stdout)
 	}
 	at := g.atTerminal("unshare", withOwnMounts(t, setUp, g.uid, "sh", "-c", "for i in 1 2; do "+stile+" run demo -- true; done; echo over")...)
 	at.awaitScreen("you may not connect to /run/stile/stile.sock")
 	at.awaitScreen("do not exclude each other")
 	at.awaitScreen("over")
 	if n := strings.Count(at.screenText(), "do not exclude each other"); n != 1 {
-		t.Errorf("it was said %d times: %s", n, at.screenText())
+		t.Errorf("got %d notices, want 1: %s", n, at.screenText())
 	}
-	own(g.uid)
+	chown(g.uid)
 	s.signal(syscall.SIGKILL)
 	s.exitCode()
 	g.runWithOwnMounts(setUp, g.uid, "run", "demo", "--", "true").expectExit(125, "connection refused", "/run/stile/stile.sock")
@@ -125,27 +125,27 @@ func TestMachineStore_socketOfGroup(t *testing.T) {
 func TestLocal_noticeOfOtherUsers(t *testing.T) {
 	t.Parallel()
 	g := newMachine(t).asGuest()
-	g.run("demo", "--", "true").expectExit(0) // a server that others have on this machine
+	g.run("demo", "--", "true").expectExit(0) // another user's server on this machine
 	for name, prepare := range map[string]func(m *machine){
-		"an open place":   func(*machine) {},
-		"a private place": (*machine).useLongStateDir,
+		"socket in the state directory": func(*machine) {},
+		"socket in /tmp":                (*machine).useLongStateDir,
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			m := newMachine(t).asGuest()
 			prepare(m.machine)
-			m.run("demo", "--", "true").expectExit(0) // nobody reads that
+			m.run("demo", "--", "true").expectExit(0) // no notice without a terminal
 			m.showNeighborNotice = true
 			c := m.atTerminal("setpriv", "--reuid", fmt.Sprint(m.uid), "--regid", fmt.Sprint(m.uid), "--clear-groups",
 				"sh", "-c", "for i in 1 2 3; do "+stile+" run demo -- true; done; echo over")
 			c.awaitScreen("over")
-			said := regexp.MustCompile(`stile: user \S+( \(\d+\))? uses a local lock server on this machine too`).FindAllString(c.screenText(), -1)
-			if len(said) != 1 {
-				t.Errorf("it was said %d times: %s", len(said), c.screenText())
+			notices := regexp.MustCompile(`stile: user \S+( \(\d+\))? uses a local lock server on this machine too`).FindAllString(c.screenText(), -1)
+			if len(notices) != 1 {
+				t.Errorf("got %d notices, want 1: %s", len(notices), c.screenText())
 			}
 		})
 	}
-	t.Run("who has chosen", func(t *testing.T) {
+	t.Run("explicit URL", func(t *testing.T) {
 		t.Parallel()
 		m := newMachine(t).asGuest()
 		m.showNeighborNotice = true
@@ -153,7 +153,7 @@ func TestLocal_noticeOfOtherUsers(t *testing.T) {
 			"sh", "-c", stile+" run --url local: demo -- true; echo over")
 		c.awaitScreen("over")
 		if strings.Contains(c.screenText(), "exclude") {
-			t.Errorf("it was said: %s", c.screenText())
+			t.Errorf("got a notice, want none: %s", c.screenText())
 		}
 	})
 }
@@ -164,16 +164,16 @@ func TestPasswordFile_accessibleToOthers(t *testing.T) {
 	redis := testservers.StartRedis(t, "requirepass hunter2")
 	file := m.write("password", "hunter2", 0o644)
 	url := "redis://" + redis.Addr() + "?password_file=" + file
-	m.command("ls", "--url", url).spawn().expectExit(0) // nobody reads that
+	m.command("ls", "--url", url).spawn().expectExit(0) // no notice without a terminal
 	c := m.atTerminal("sh", "-c", fmt.Sprintf("%s ls --url '%s'; chmod 600 %s; %[1]s ls --url '%[2]s'; echo over", stile, url, file))
 	c.awaitScreen("stile: password_file " + file + " is accessible to other users; chmod o= it")
 	c.awaitScreen("over")
 	if n := strings.Count(c.screenText(), "accessible"); n != 1 {
-		t.Errorf("it was said %d times: %s", n, c.screenText())
+		t.Errorf("got %d warnings, want 1: %s", n, c.screenText())
 	}
 }
 
-// localServerClient connects to the machine's local server.
+// localServerClient returns an etcd client of the machine's local server.
 func (m *machine) localServerClient() *clientv3.Client {
 	m.t.Helper()
 	socket, err := os.Readlink(m.socketLink())
@@ -198,13 +198,13 @@ func TestLocal_fullDiskWhileHeld(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), testTimeout)
 	defer cancel()
 	go func() {
-		cli, much := m.localServerClient(), strings.Repeat("x", 1<<20)
+		cli, value := m.localServerClient(), strings.Repeat("x", 1<<20)
 		for ctx.Err() == nil {
-			_, _ = cli.Put(ctx, "k", much)
+			_, _ = cli.Put(ctx, "k", value)
 		}
 	}()
 	eventually(t, "end of the server", func() bool { return !running(before) })
-	eventually(t, "the server's reason", func() bool { return strings.Contains(holder.stderr.String(), "no space left on device") })
+	eventually(t, "the server's error in the holder's stderr", func() bool { return strings.Contains(holder.stderr.String(), "no space left on device") })
 	cancel()
 	m.mount(dir, "size=400m", syscall.MS_REMOUNT)
 	eventually(t, "another server", func() bool {
@@ -213,8 +213,8 @@ func TestLocal_fullDiskWhileHeld(t *testing.T) {
 	})
 	m.endScript()
 	holder.exitCode()
-	if said := holder.stderr.String(); strings.Count(said, "no space left") > 2 {
-		t.Errorf("it was said again and again: %s", said)
+	if stderr := holder.stderr.String(); strings.Count(stderr, "no space left") > 2 {
+		t.Errorf("the error was reported more than twice: %s", stderr)
 	}
 }
 

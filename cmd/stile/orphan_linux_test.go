@@ -16,11 +16,13 @@ import (
 	"github.com/stilelock/stile/internal/testservers"
 )
 
-// reaperVar makes the test program a reaper, and names the file for the process id of what it runs.
+// reaperVar makes the test program a reaper. Its value is the file for the process id of the
+// command.
 const reaperVar = "STILE_TEST_REAPER"
 
-// reap runs a command, and gets the children of all that end below it, as the init of a container does. So what other tests
-// leave behind is not taken for a part of the command. It returns the exit code when nothing is left.
+// reap runs a command and becomes the parent of all orphans below it, as the init of a container
+// does. So orphans of other tests cannot look like processes of the command. It waits for all
+// children and returns the exit code of the command.
 func reap(file string, args []string) int {
 	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
 		panic(err)
@@ -41,18 +43,19 @@ func reap(file string, args []string) int {
 	code := 0
 	for {
 		var status unix.WaitStatus
-		ended, err := unix.Wait4(-1, &status, 0, nil)
+		reaped, err := unix.Wait4(-1, &status, 0, nil)
 		switch {
 		case err == unix.EINTR:
 		case err != nil:
 			return code
-		case ended == cmd.Process.Pid:
+		case reaped == cmd.Process.Pid:
 			code = status.ExitStatus()
 		}
 	}
 }
 
-// startUnderReaper is start for a stile whose orphans nobody else gets. It returns its process id too.
+// startUnderReaper is like start, but stile runs under its own reaper. It also returns the process
+// id of stile.
 func (m *machine) startUnderReaper(script string, args ...string) (c *command, pid int) {
 	m.t.Helper()
 	self, err := os.Executable()
@@ -69,7 +72,7 @@ func (m *machine) startUnderReaper(script string, args ...string) (c *command, p
 	eventually(m.t, "start of the script", func() bool {
 		select {
 		case <-c.done:
-			m.t.Fatalf("%v has ended with %v: %s", c.Args, c.ProcessState, c.stderr)
+			m.t.Fatalf("%v ended with %v: %s", c.Args, c.ProcessState, c.stderr)
 		default:
 		}
 		return m.exists("started")
@@ -84,11 +87,12 @@ func kill(t *testing.T, pid int, sig syscall.Signal) {
 	}
 }
 
-// endless is a TTL that nobody waits for: who gets the lock before has not waited for it.
+// maxTTL is a TTL that no test waits for: a waiter that is admitted earlier has not waited for the
+// session to expire.
 const maxTTL = "300"
 
-// orphaned is a script that ticks, and has what it has started tick too: in its group, in another one, and in another session
-// without parents.
+// orphansScript writes the time repeatedly, and so do processes that it starts: in its process
+// group, in another group, and in another session without a parent.
 var orphansScript = `
 	tick() { trap '' TERM; while :; do ` + uptimeScript(">>$1") + `; sleep 0.1; done; }
 	tick child &
@@ -98,7 +102,7 @@ var orphansScript = `
 	touch started
 	wait`
 
-// stores are URLs of every kind of store, each with servers of its own.
+// stores returns functions that return the URL of a store, one for each kind of store.
 func stores(t *testing.T) map[string]func(t *testing.T, m *machine) string {
 	return map[string]func(t *testing.T, m *machine) string{
 		"etcd":  func(t *testing.T, _ *machine) string { return shared(t).url },
@@ -125,21 +129,21 @@ func TestWatchdog_releasesOnceCommandIsDead(t *testing.T) {
 			m := newMachine(t)
 			m.setenv("STILE_URL", url(t, m))
 			ttl := maxTTL
-			if name == "zookeeper" { // a server of the usual kind grants 40 s at most
+			if name == "zookeeper" { // a server with the default settings grants at most 40 s
 				ttl = "40"
 			}
-			if name == "local" { // it has to be there before
+			if name == "local" { // the server has to be started outside the reaper
 				m.stile("ls").expectExit(0)
 			}
 			_, pid := m.startUnderReaper(orphansScript, "--ttl", ttl, "demo")
 			watchdog := awaitWatchdog(t, pid)
 			next := m.runCommand("demo", "--", "sh", "-c", uptimeScript(">next")).spawn()
-			eventually(t, "the next one in line", func() bool { return len(m.show("demo").Waiters) == 1 || name == "redlock" })
+			eventually(t, "a waiter", func() bool { return len(m.show("demo").Waiters) == 1 || name == "redlock" })
 			kill(t, pid, syscall.SIGKILL)
 			began := time.Now()
 			next.expectExit(0)
 			if took := time.Since(began); name == "zookeeper" && took > 25*time.Second {
-				t.Errorf("the next one began after %v: that is when the session has ended", took)
+				t.Errorf("the waiter was admitted after %v, when the session had expired; want it admitted when the command was dead", took)
 			}
 			m.checkDeadBefore("next", "child", "group", "session")
 			eventually(t, "end of the watchdog", func() bool { return !running(watchdog) })
@@ -147,7 +151,8 @@ func TestWatchdog_releasesOnceCommandIsDead(t *testing.T) {
 	}
 }
 
-// What hides its environment, and has left the process group, is not known to be a part of the command. It might be.
+// A process that hides its environment and has left the process group is not known to belong to the
+// command, but it may.
 func TestWatchdog_keepsLockOfUnknownProcess(t *testing.T) {
 	t.Parallel()
 	m, s := newMachine(t), shared(t)
@@ -165,18 +170,19 @@ func TestWatchdog_keepsLockOfUnknownProcess(t *testing.T) {
 	next := m.startWaiter(1, "demo")
 	kill(t, pid, syscall.SIGKILL)
 	eventually(t, "end of the command", func() bool { return !running(child) })
-	time.Sleep(2 * time.Second) // in which a watchdog that is not careful releases the lock
+	time.Sleep(2 * time.Second) // time in which a defective watchdog would release the lock
 	if l := m.show("demo"); len(l.Waiters) != 1 {
-		t.Errorf("the lock is %+v, though a process lives that may be a part of the command", l)
+		t.Errorf("the lock was released although a process may belong to the command: %+v", l)
 	}
 	if !running(hidden) {
-		t.Error("it was killed, though it may be somebody else's")
+		t.Error("the process was killed although it may not belong to the command")
 	}
 	kill(t, hidden, syscall.SIGKILL)
 	next.expectExit(0)
 }
 
-// The command under a lock may take another one. What runs under that is a part of both.
+// The command under a lock may take another lock. A process under the inner lock belongs to both
+// commands.
 func TestWatchdog_nestedRun(t *testing.T) {
 	t.Parallel()
 	m, s := newMachine(t), shared(t)
@@ -187,23 +193,23 @@ func TestWatchdog_nestedRun(t *testing.T) {
 	awaitWatchdog(t, pid)
 	watchdog := awaitWatchdog(t, m.readPID("inner.pid"))
 	next := m.startWaiter(1, "outer")
-	// That of the inner one must not be what ends it.
+	// The watchdog of the inner run must not be what kills the process.
 	kill(t, watchdog, syscall.SIGSTOP)
 	kill(t, pid, syscall.SIGKILL)
 	next.expectExit(0)
-	now := m.run("other", "--", "sh", "-c", uptimeScript(">next"))
-	now.expectExit(0)
+	after := m.run("other", "--", "sh", "-c", uptimeScript(">next"))
+	after.expectExit(0)
 	m.checkDeadBefore("next", "inner.ticks")
 	ticks := len(m.read("inner.ticks"))
 	time.Sleep(time.Second)
 	if more := len(m.read("inner.ticks")); more != ticks {
-		t.Error("what runs under the inner lock is alive, though the outer one was released")
+		t.Error("a process under the inner lock still runs although the outer lock was released")
 	}
 	kill(t, watchdog, syscall.SIGCONT)
-	m.run("inner", "--", "true").expectExit(0) // its own watchdog has released that
+	m.run("inner", "--", "true").expectExit(0) // released by the inner run's watchdog
 }
 
-// Between the end of stile and that of the command the lock may have become somebody else's.
+// Another holder may have the lock by the time the command has ended.
 func TestWatchdog_lockOfAnotherHolder(t *testing.T) {
 	t.Parallel()
 	m, s := newMachine(t), shared(t)
@@ -218,13 +224,14 @@ func TestWatchdog_lockOfAnotherHolder(t *testing.T) {
 	kill(t, watchdog, syscall.SIGCONT)
 	eventually(t, "end of the watchdog", func() bool { return !running(watchdog) })
 	if l := m.show("demo"); len(l.Holders) != 1 || l.Holders[0].Owner.PID != other.Process.Pid {
-		t.Errorf("the lock is %+v, want it held by process %d", l, other.Process.Pid)
+		t.Errorf("got %+v, want the lock held by process %d", l, other.Process.Pid)
 	}
 	m.endScript()
 	other.expectExit(0)
 }
 
-// Nobody can release the lock then: it goes with the TTL, and so does the watchdog.
+// Nothing can release the lock then: it is free when the session expires, and the watchdog ends
+// too.
 func TestWatchdog_storeUnreachable(t *testing.T) {
 	t.Parallel()
 	m, s := newMachine(t), shared(t)
@@ -237,7 +244,7 @@ func TestWatchdog_storeUnreachable(t *testing.T) {
 	eventually(t, "end of the watchdog", func() bool { return !running(watchdog) })
 }
 
-// With --min-hold somebody relies on the lock not being free soon, however the command ends.
+// With --min-hold, users rely on the lock being held for that time, however the command ends.
 func TestWatchdog_minHold(t *testing.T) {
 	t.Parallel()
 	m, s := newMachine(t), shared(t)
@@ -247,7 +254,7 @@ func TestWatchdog_minHold(t *testing.T) {
 	kill(t, pid, syscall.SIGKILL)
 	child := m.readPID("child.pid")
 	eventually(t, "end of the command", func() bool { return !running(child) })
-	time.Sleep(2 * time.Second) // in which a watchdog that is not careful releases the lock
+	time.Sleep(2 * time.Second) // time in which a defective watchdog would release the lock
 	m.run("-n", "demo", "--", "true").expectExit(75, `"demo" is held by`)
 }
 
@@ -257,10 +264,10 @@ func TestWatchdog_replacedWhenKilled(t *testing.T) {
 	m.setenv("STILE_URL", s.url)
 	c, pid := m.startUnderReaper(sleepScript, "-v", "--ttl", maxTTL, "demo")
 	first := awaitWatchdog(t, pid)
-	ignoresSignals(t, first)
-	kill(t, first, syscall.SIGTERM) // as all of a service are
+	awaitIgnoredSignals(t, first)
+	kill(t, first, syscall.SIGTERM) // as systemd does with all processes of a service
 	kill(t, first, syscall.SIGKILL)
-	eventually(t, "word of it", func() bool {
+	eventually(t, "message about the watchdog", func() bool {
 		return strings.Contains(c.stderr.String(), "the watchdog of the command was killed; starting another\n")
 	})
 	second := 0
@@ -278,7 +285,7 @@ func TestWatchdog_ignoresSignals(t *testing.T) {
 	m, s := newMachine(t), shared(t)
 	c := m.start(endableScript, "--url", s.url, "demo")
 	watchdog := awaitWatchdog(t, c.Process.Pid)
-	ignoresSignals(t, watchdog)
+	awaitIgnoredSignals(t, watchdog)
 	for _, sig := range []syscall.Signal{syscall.SIGHUP, syscall.SIGINT, syscall.SIGQUIT, syscall.SIGTERM} {
 		kill(t, watchdog, sig)
 	}
@@ -287,8 +294,9 @@ func TestWatchdog_ignoresSignals(t *testing.T) {
 	eventually(t, "end of the watchdog", func() bool { return !running(watchdog) })
 }
 
-// ignoresSignals waits until a watchdog ignores the signals that end a service, which it does as it starts.
-func ignoresSignals(t *testing.T, watchdog int) {
+// awaitIgnoredSignals waits until a watchdog ignores the signals that stop a service. It does so
+// when it starts.
+func awaitIgnoredSignals(t *testing.T, watchdog int) {
 	t.Helper()
 	eventually(t, "a watchdog that ignores signals", func() bool {
 		status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", watchdog))
@@ -305,7 +313,7 @@ func ignoresSignals(t *testing.T, watchdog int) {
 	})
 }
 
-// A watchdog gets at the store as stile has, and shows nobody how.
+// A watchdog gets stile's access to the store, but shows it to nobody.
 func TestWatchdog_hidesPasswords(t *testing.T) {
 	t.Parallel()
 	m, s := newMachine(t), serve(t)
@@ -335,7 +343,7 @@ func TestWatchdog_hidesPasswords(t *testing.T) {
 			for _, file := range []string{"cmdline", "environ"} {
 				text, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(watchdog), file))
 				if err != nil || strings.Contains(string(text), "s3cret") {
-					t.Errorf("its %s is %q, %v", file, text, err)
+					t.Errorf("the watchdog's %s contains the password, or cannot be read: %q, %v", file, text, err)
 				}
 			}
 			next := m.startWaiter(1, lock)
@@ -345,15 +353,15 @@ func TestWatchdog_hidesPasswords(t *testing.T) {
 	}
 }
 
-// In a container stile may be the first process, and gets the children of all others that end.
+// In a container stile may be the first process, and then becomes the parent of all orphans.
 func TestRun_asInit(t *testing.T) {
 	t.Parallel()
 	unshare, err := exec.LookPath("unshare")
 	if err != nil {
-		t.Skipf("SKIPPED: no program to make a namespace with: %v", err)
+		t.Skipf("SKIPPED: this test needs unshare: %v", err)
 	}
 	if out, err := exec.Command(unshare, "--pid", "--fork", "--mount-proc", "true").CombinedOutput(); err != nil {
-		t.Skipf("SKIPPED: no namespaces: %v, %s", err, out)
+		t.Skipf("SKIPPED: no PID namespaces: %v, %s", err, out)
 	}
 	m, s := newMachine(t), shared(t)
 	c := m.runCommand("--url", s.url, "demo", "--", "sh", "-c", `
@@ -364,6 +372,6 @@ func TestRun_asInit(t *testing.T) {
 	c.Path, c.Args = unshare, append([]string{unshare, "--pid", "--fork", "--mount-proc", "--kill-child", stile}, c.Args[1:]...)
 	c.spawn().expectExit(7)
 	if got := c.stdout.String(); got != "none is left\n" {
-		t.Errorf("it printed %q", got)
+		t.Errorf("got stdout %q, want none is left", got)
 	}
 }

@@ -8,7 +8,7 @@ import (
 	"github.com/stilelock/stile/internal/testservers"
 )
 
-// redlock starts some Redis servers and returns them with the URL that names them all.
+// redlock starts n Redis servers. It returns them and the URL of a store on all of them.
 func redlock(t *testing.T, n int) ([]*testservers.Redis, string) {
 	t.Helper()
 	servers := testservers.StartRedisServers(t, n)
@@ -24,17 +24,17 @@ func TestRun_redlock(t *testing.T) {
 	m := newMachine(t)
 	servers, url := redlock(t, 3)
 	m.setenv("STILE_URL", url)
-	servers[0].Pause() // which nobody should notice
+	servers[0].Pause() // must have no effect on the holder
 	holder := m.start(`echo $STILE_TOKEN >token; : >started; exec sleep 60`, "demo")
 
 	m.run("-n", "demo", "--", "true").expectExit(75, `"demo" is held by`, fmt.Sprintf("pid %d (sh)", holder.Process.Pid))
 	token := strings.TrimSpace(m.read("token"))
 	if l := m.show("demo"); len(l.Holders) != 1 || fmt.Sprint(l.Holders[0].Token) != token || len(l.Remarks) != 1 ||
 		!strings.Contains(l.Remarks[0], servers[0].Addr()) {
-		t.Errorf("show says %+v, want the holder with token %s, and a remark on the master that does not answer", l, token)
+		t.Errorf("show: got %+v, want the holder with token %s and a remark about the master that does not answer", l, token)
 	}
 	if c := m.stile("ls"); c.exitCode() != 0 || !strings.Contains(c.stdout.String(), "demo") {
-		t.Errorf("ls says %s", c.stdout)
+		t.Errorf("ls: got %s, want the lock demo", c.stdout)
 	}
 	next := m.runCommand("demo", "--", "sh", "-c", `[ "$STILE_TOKEN" -gt "$(cat token)" ]`).spawn()
 	m.stile("break", "demo", "--token", token).expectExit(0)

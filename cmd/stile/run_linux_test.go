@@ -27,14 +27,14 @@ func TestRun_exitCode(t *testing.T) {
 		m.run("demo", "--", "sh", "-c", script).expectExit(code)
 	}
 	if left := entries(t, s.client(t), "demo"); left != nil {
-		t.Errorf("left in the line: %v", left)
+		t.Errorf("entries left in the line: %v", left)
 	}
 }
 
 func TestRun_commandNotFound(t *testing.T) {
 	t.Parallel()
 	m := newMachine(t)
-	m.setenv("STILE_URL", "etcd://127.0.0.1:1") // where nothing listens: asking it would be another error
+	m.setenv("STILE_URL", "etcd://127.0.0.1:1") // nothing listens there, so using the store would fail with another error
 	plain := m.write("plain", "#!/bin/sh\n", 0o600)
 	m.setenv("PATH", m.dir)
 	m.run("demo", "--", "no-such-command").expectExit(127, "command not found: no-such-command")
@@ -50,8 +50,8 @@ func TestRun_releasesWhenCommandFailsToStart(t *testing.T) {
 	m.setenv("STILE_URL", s.url)
 	garbage := m.write("garbage", "\x7fELF, but not really", 0o700)
 	m.run("demo", "--", garbage).expectExit(126, "cannot execute "+garbage, "exec format error")
-	lost := m.write("lost", "#!/no/such/interpreter\n", 0o700)
-	m.run("demo", "--", lost).expectExit(127, lost, "interpreter", "not found")
+	script := m.write("script", "#!/no/such/interpreter\n", 0o700)
+	m.run("demo", "--", script).expectExit(127, script, "interpreter", "not found")
 	m.run("-n", "demo", "--", "true").expectExit(0)
 }
 
@@ -95,7 +95,7 @@ func TestRun_invalidArguments(t *testing.T) {
 	}
 	m.command("frobnicate").spawn().expectExit(125, `unknown command "frobnicate"; see stile --help`)
 	if _, err := os.Stat(m.path("was-run")); err == nil {
-		t.Error("one of the commands was run")
+		t.Error("a command was run in spite of invalid arguments")
 	}
 }
 
@@ -105,7 +105,7 @@ func TestRun_withoutDashes(t *testing.T) {
 	c := m.run("--url", s.url, "-n", "demo", "echo", "-n", "--", "x")
 	c.expectExit(0)
 	if got, want := c.stdout.String(), "-- x"; got != want {
-		t.Errorf("echo got other arguments: %q, want %q", got, want)
+		t.Errorf("got %q, want %q", got, want)
 	}
 }
 
@@ -116,14 +116,14 @@ func TestRun_held(t *testing.T) {
 	m, s := newMachine(t), shared(t)
 	m.setenv("STILE_URL", s.url)
 	holder := m.start(sleepScript, "demo")
-	who := fmt.Sprintf("pid %d (sh)", holder.Process.Pid)
-	m.run("-n", "demo", "--", "true").expectExit(75, `"demo"`, who)
-	m.run("--nonblock", "demo", "--", "true").expectExit(75, `"demo"`, who)
-	m.run("-w", "0", "demo", "--", "true").expectExit(75, `"demo"`, who)
-	m.run("-w", "0.2", "demo", "--", "true").expectExit(75, `"demo"`, "200ms", who)
-	m.run("--wait", "200ms", "demo", "--", "true").expectExit(75, `"demo"`, "200ms", who)
+	owner := fmt.Sprintf("pid %d (sh)", holder.Process.Pid)
+	m.run("-n", "demo", "--", "true").expectExit(75, `"demo"`, owner)
+	m.run("--nonblock", "demo", "--", "true").expectExit(75, `"demo"`, owner)
+	m.run("-w", "0", "demo", "--", "true").expectExit(75, `"demo"`, owner)
+	m.run("-w", "0.2", "demo", "--", "true").expectExit(75, `"demo"`, "200ms", owner)
+	m.run("--wait", "200ms", "demo", "--", "true").expectExit(75, `"demo"`, "200ms", owner)
 	if left := entries(t, s.client(t), "demo"); len(left) != 1 {
-		t.Errorf("in the line: %v, want the holder alone", left)
+		t.Errorf("got entries %v, want only the holder's", left)
 	}
 	m.run("-n", "demo/other", "--", "true").expectExit(0)
 }
@@ -150,18 +150,18 @@ func TestRun_mutualExclusion(t *testing.T) {
 	t.Parallel()
 	m, s := newMachine(t), shared(t)
 	m.setenv("STILE_URL", s.url)
-	const workers = 12
+	const clients = 12
 	script := `n=$(cat counter); sleep 0.01; echo $((n+1)) >counter; echo $STILE_TOKEN >>tokens`
 	m.write("counter", "0", 0o600)
 	var all []*command
-	for range workers {
+	for range clients {
 		all = append(all, m.runCommand("demo", "--", "sh", "-c", script).spawn())
 	}
 	for _, c := range all {
 		c.expectExit(0)
 	}
-	if got := strings.TrimSpace(m.read("counter")); got != strconv.Itoa(workers) {
-		t.Errorf("%d workers have counted to %s", workers, got)
+	if got := strings.TrimSpace(m.read("counter")); got != strconv.Itoa(clients) {
+		t.Errorf("%d commands have counted to %s", clients, got)
 	}
 	var tokens []uint64
 	for f := range strings.FieldsSeq(m.read("tokens")) {
@@ -171,8 +171,8 @@ func TestRun_mutualExclusion(t *testing.T) {
 		}
 		tokens = append(tokens, n)
 	}
-	if len(tokens) != workers || !slices.IsSorted(tokens) || len(slices.Compact(slices.Clone(tokens))) != workers {
-		t.Errorf("tokens do not grow: %v", tokens)
+	if len(tokens) != clients || !slices.IsSorted(tokens) || len(slices.Compact(slices.Clone(tokens))) != clients {
+		t.Errorf("got tokens %v, want increasing ones", tokens)
 	}
 }
 
@@ -180,8 +180,8 @@ func TestRun_environment(t *testing.T) {
 	t.Parallel()
 	m, s := newMachine(t), shared(t)
 	m.setenv("KEPT", "as it was")
-	m.setenv("STILE_TOKEN", "nonsense")
-	m.setenv("STILE_NAME", "nonsense")
+	m.setenv("STILE_TOKEN", "outdated")
+	m.setenv("STILE_NAME", "outdated")
 
 	c := m.run("--url", s.url, "--ttl", "62500ms", "outer", "--", "sh", "-c", `
 		echo "$KEPT|$STILE_NAME|$STILE_TTL|$STILE_URL"
@@ -191,14 +191,14 @@ func TestRun_environment(t *testing.T) {
 	c.expectExit(0)
 	want := "as it was|outer|62.5|" + s.url + "\ninner|15|" + s.url + "\n"
 	if got := c.stdout.String(); got != want {
-		t.Errorf("the commands have seen\n%swant\n%s", got, want)
+		t.Errorf("got environment\n%swant\n%s", got, want)
 	}
 
 	c = m.run("--url", s.url, "demo", "--", "env")
 	c.expectExit(0)
 	for _, name := range []string{"STILE_NAME", "STILE_TOKEN", "STILE_TTL", "STILE_URL"} {
 		if n := strings.Count("\n"+c.stdout.String(), "\n"+name+"="); n != 1 {
-			t.Errorf("the environment has %s %d times:\n%s", name, n, c.stdout)
+			t.Errorf("the environment contains %s %d times, want once:\n%s", name, n, c.stdout)
 		}
 	}
 }
@@ -225,20 +225,20 @@ func TestRun_hidesPasswordOfURL(t *testing.T) {
 	c = m.run("--url", "etcd://root:wrong-secret@"+s.endpoint(), "demo", "--", "true")
 	c.expectExit(125, "root", "password")
 	if strings.Contains(c.stderr.String(), "wrong-secret") {
-		t.Errorf("the password is in the message: %s", c.stderr)
+		t.Errorf("the error message contains the password: %s", c.stderr)
 	}
-	m.setenv("STILE_URL", secret) // was there before, so it is not for us to take it away
+	m.setenv("STILE_URL", secret) // the user has put the password into the environment, so stile keeps it there
 	m.run("demo", "--", stile, "run", "inner", "--", "true").expectExit(0)
 }
 
 func TestRun_stdio(t *testing.T) {
 	t.Parallel()
 	m, s := newMachine(t), shared(t)
-	c := m.runCommand("--url", s.url, "demo", "--", "sh", "-c", "cat; echo complaint >&2")
+	c := m.runCommand("--url", s.url, "demo", "--", "sh", "-c", "cat; echo to stderr >&2")
 	c.Stdin = strings.NewReader("from stdin")
 	c.spawn().exitCode()
-	if out, err := c.stdout.String(), c.stderr.String(); out != "from stdin" || err != "complaint\n" {
-		t.Errorf("stdout %q, stderr %q", out, err)
+	if out, err := c.stdout.String(), c.stderr.String(); out != "from stdin" || err != "to stderr\n" {
+		t.Errorf("got stdout %q and stderr %q, want from stdin and to stderr", out, err)
 	}
 }
 
@@ -251,8 +251,8 @@ func TestRun_signalsReachProcessGroup(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			m, s := newMachine(t), shared(t)
-			// The child looks at what it got when the grandchild has ended. (It must not be in the shell's background:
-			// that is deaf to INT and QUIT.)
+			// The child writes after the grandchild has ended. The grandchild must not run in the
+			// background of the shell: the shell would make it ignore INT and QUIT.
 			c := m.start(`
 				trap 'echo child >>got; exit 3' `+name+`
 				sh -c 'trap "echo grandchild >>got; exit" `+name+`; touch started; while :; do read end <end; done'`,
@@ -260,7 +260,7 @@ func TestRun_signalsReachProcessGroup(t *testing.T) {
 			c.signal(sig)
 			c.expectExit(3)
 			if got, want := m.read("got"), "grandchild\nchild\n"; got != want {
-				t.Errorf("got it: %q, want %q", got, want)
+				t.Errorf("processes that got the signal: got %q, want %q", got, want)
 			}
 		})
 	}
@@ -274,16 +274,16 @@ func TestRun_signalWhileWaiting(t *testing.T) {
 	cli := s.client(t)
 	for _, sig := range []syscall.Signal{syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT} {
 		waiter := m.runCommand("demo", "--", "touch", m.path("was-run")).spawn()
-		eventually(t, "a waiter", func() bool { return len(entries(t, cli, "demo")) == 2 })
-		waiter.signal(syscall.SIGUSR1) // is for a command that is not there yet
+		eventually(t, "waiter in line", func() bool { return len(entries(t, cli, "demo")) == 2 })
+		waiter.signal(syscall.SIGUSR1) // must have no effect: there is no command yet
 		waiter.signal(sig)
 		waiter.expectExit(128 + int(sig))
 		if line := entries(t, cli, "demo"); len(line) != 1 {
-			t.Errorf("%v: the waiter has left %v behind", sig, line)
+			t.Errorf("%v: got entries %v, want only the holder's", sig, line)
 		}
 	}
 	if _, err := os.Stat(m.path("was-run")); err == nil {
-		t.Error("a waiter has run its command")
+		t.Error("a waiter whose wait was interrupted has run its command")
 	}
 }
 
@@ -296,17 +296,17 @@ func TestRun_ignoredSignals(t *testing.T) {
 	c.Path, c.Args = "/bin/sh", []string{"sh", "-c", script, stile}
 	c.spawn().expectExit(0)
 	if got := c.stdout.String(); got != "survived\n" {
-		t.Errorf("stdout %q", got)
+		t.Errorf("got stdout %q, want survived", got)
 	}
 }
 
-// As with timeout(1): one that is stopped would not notice.
+// A stopped process does not handle the signal, so stile continues it too, as timeout(1) does.
 func TestRun_signalToStoppedCommand(t *testing.T) {
 	t.Parallel()
 	m, s := newMachine(t), shared(t)
 	c := m.start(`echo $$ >pid; touch started; kill -STOP $$; exec sleep 1000`, "--url", s.url, "demo")
 	pid := m.readPID("pid")
-	eventually(t, "a command that is stopped", func() bool {
+	eventually(t, "stop of the command", func() bool {
 		status, _ := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
 		return strings.Contains(string(status), "\nState:\tT")
 	})
@@ -317,7 +317,7 @@ func TestRun_signalToStoppedCommand(t *testing.T) {
 func TestRun_releaseNotConfirmed(t *testing.T) {
 	t.Parallel()
 	m, s := newMachine(t), serve(t)
-	// The command cuts its own branch: it freezes the server and ends.
+	// The command stops the lock server and ends.
 	c := m.run("--url", s.url, "--ttl", "60", "demo", "--", "sh", "-c", fmt.Sprintf(
 		`kill -STOP %[1]d; while grep -L '^State:.T' /proc/%[1]d/task/*/status | grep -q .; do sleep 0.05; done; exit 3`, s.Process.Pid))
 	c.expectExit(3, `"demo"`, "could not confirm the release of lock", "it may stay held for up to 1m")
@@ -333,8 +333,8 @@ func TestVersion(t *testing.T) {
 		m.setenv("STILE_URL", "etcd://ann:secret@h")
 		c := m.command(arg).spawn()
 		c.expectExit(0)
-		if said := c.stdout.String(); !regexp.MustCompile(want).MatchString(said) {
-			t.Errorf("%s printed %q, want %s", arg, said, want)
+		if stdout := c.stdout.String(); !regexp.MustCompile(want).MatchString(stdout) {
+			t.Errorf("%s: got %q, want a match for %s", arg, stdout, want)
 		}
 	}
 }
@@ -347,15 +347,15 @@ func TestHelp_examples(t *testing.T) {
 		c := m.command(args...).spawn()
 		c.expectExit(0)
 		if !strings.Contains(c.stdout.String(), "Examples:") {
-			t.Errorf("%v has no examples", args)
+			t.Errorf("%v prints no examples", args)
 		}
 		if strings.Contains(c.stdout.String(), "default 0s") {
-			t.Errorf("%v calls a default what it does not do: %s", args, c.stdout)
+			t.Errorf("%v shows 0s as a default, but 0 is no duration there: %s", args, c.stdout)
 		}
 	}
 }
 
-// As under env -i. A shell has such a path of its own.
+// Without PATH, as under env -i, stile uses the default path of the system, as a shell does.
 func TestRun_withoutPATH(t *testing.T) {
 	t.Parallel()
 	m := newMachine(t)

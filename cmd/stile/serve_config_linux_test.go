@@ -26,7 +26,7 @@ peers:
 `, 0o600)
 	s := m.serve("--config-file", file)
 	if s.readyValue("url") != "etcd://"+listen || s.readyValue("health") != "http://"+health || s.readyValue("data") != m.path("data") {
-		t.Errorf("ready with %s", s.log)
+		t.Errorf("the ready line does not have the values of the file: %s", s.log)
 	}
 	m.expectFree(s.readyValue("url"), "demo")
 	s.kill()
@@ -34,7 +34,7 @@ peers:
 	other := testservers.FreeAddress(t)
 	s = m.serve("--listen", other, "--config-file", file)
 	if s.readyValue("url") != "etcd://"+other {
-		t.Errorf("--listen does not win over the file: %s", s.log)
+		t.Errorf("--listen does not override the file: %s", s.log)
 	}
 }
 
@@ -46,18 +46,18 @@ func TestServe_invalidConfigFile(t *testing.T) {
 		text string
 		want []string
 	}{
-		"an unknown key":     {"listn: 127.0.0.1:0", []string{`"listn"`, "there are", "listen", "tls-client-ca"}},
-		"a hidden flag":      {"background: /tmp", []string{`"background"`, "there are"}},
-		"itself":             {"config-file: x", []string{`"config-file"`, "there are"}},
-		"a key twice":        {"listen: 127.0.0.1:1\nlisten: 127.0.0.1:2", []string{"listen", "already"}},
-		"no value":           {"listen:", []string{"listen", "no value"}},
-		"a number":           {"listen: 2379", []string{"listen", "2379", "quotation marks"}},
-		"a bad value":        {"listen: here", []string{`"here"`, "--listen", "host:port"}},
-		"a bad truth":        {"insecure: perhaps", []string{"insecure", `"perhaps"`, "true or false"}},
-		"a bad list":         {"peers: [a]", []string{"peers", `"a"`, "NAME=URL"}},
-		"not a mapping":      {"- listen", []string{"listen: 127.0.0.1:2379"}},
-		"not YAML":           {"listen: [", []string{"listen: 127.0.0.1:2379"}},
-		"a member out of it": {"peers: {a: 5}", []string{"peers", "5", "quotation marks"}},
+		"unknown key":         {"listn: 127.0.0.1:0", []string{`"listn"`, "there are", "listen", "tls-client-ca"}},
+		"hidden flag":         {"background: /tmp", []string{`"background"`, "there are"}},
+		"config-file":         {"config-file: x", []string{`"config-file"`, "there are"}},
+		"duplicate key":       {"listen: 127.0.0.1:1\nlisten: 127.0.0.1:2", []string{"listen", "already"}},
+		"no value":            {"listen:", []string{"listen", "no value"}},
+		"number":              {"listen: 2379", []string{"listen", "2379", "quotation marks"}},
+		"invalid value":       {"listen: here", []string{`"here"`, "--listen", "host:port"}},
+		"invalid boolean":     {"insecure: perhaps", []string{"insecure", `"perhaps"`, "true or false"}},
+		"invalid list":        {"peers: [a]", []string{"peers", `"a"`, "NAME=URL"}},
+		"not a mapping":       {"- listen", []string{"listen: 127.0.0.1:2379"}},
+		"not YAML":            {"listen: [", []string{"listen: 127.0.0.1:2379"}},
+		"number in a mapping": {"peers: {a: 5}", []string{"peers", "5", "quotation marks"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -65,7 +65,7 @@ func TestServe_invalidConfigFile(t *testing.T) {
 			file := m.write(strings.ReplaceAll(name, " ", "-")+".yaml", c.text, 0o600)
 			m.command("serve", "--data", m.path(strings.ReplaceAll(name, " ", "-")), "--config-file", file).spawn().
 				expectExit(125, append(c.want, func() []string {
-					if name == "a bad value" { // it is as bad on the command line
+					if name == "invalid value" { // the same error as on the command line, without the file's name
 						return nil
 					}
 					return []string{file}
@@ -74,7 +74,7 @@ func TestServe_invalidConfigFile(t *testing.T) {
 	}
 }
 
-// The example in examples/serve, with everything in it that is commented out there, has keys that exist.
+// All keys of the example in examples/serve exist, including those that are commented out.
 func TestServe_exampleConfigFile(t *testing.T) {
 	t.Parallel()
 	text, err := os.ReadFile(filepath.Join("..", "..", "examples", "serve", "stile.yaml"))
@@ -93,13 +93,13 @@ func TestServe_exampleConfigFile(t *testing.T) {
 		}
 		if key, _, ok := strings.Cut(setting, ":"); ok && !strings.HasPrefix(key, " ") {
 			if slices.Contains(seen, key) {
-				continue // another suggestion for the same
+				continue // another suggestion for the same key
 			}
 			seen = append(seen, key)
 		}
 		all = append(all, setting)
 	}
-	// It stops at the first file of those it names, which is not there: all keys are understood then.
+	// The server fails at the first file that does not exist. All keys are accepted by then.
 	m.command("serve", "--config-file", m.write("all.yaml", strings.Join(all, ""), 0o600)).spawn().
 		expectExit(125, "--root-password-file", "no such file")
 }

@@ -7,13 +7,13 @@ import (
 	"syscall"
 )
 
-// serving is a stile serve that was started with any flags.
+// serveCommand is a stile serve that may have any flags.
 type serveCommand struct {
 	*command
 	log *logBuffer
 }
 
-// transcript is what a process says, as it says it.
+// logBuffer collects what a process logs. It can be read while the process runs.
 type logBuffer struct {
 	mu   sync.Mutex
 	text strings.Builder
@@ -31,7 +31,7 @@ func (l *logBuffer) String() string {
 	return l.text.String()
 }
 
-// launch starts stile serve. It need not become ready.
+// launch starts stile serve and does not wait until it is ready.
 func (m *machine) launch(args ...string) *serveCommand {
 	m.t.Helper()
 	s := &serveCommand{command: m.command(append([]string{"serve"}, args...)...), log: new(logBuffer)}
@@ -48,23 +48,23 @@ func (m *machine) serve(args ...string) *serveCommand {
 	return s
 }
 
-// says waits until the server has said something.
+// awaitLog waits until the server has logged text.
 func (s *serveCommand) awaitLog(text string) {
 	s.m.t.Helper()
-	eventually(s.m.t, fmt.Sprintf("%v says %q", s.Args[1:], text), func() bool {
+	eventually(s.m.t, fmt.Sprintf("log of %v: %q", s.Args[1:], text), func() bool {
 		if strings.Contains(s.log.String(), text) {
 			return true
 		}
 		select {
 		case <-s.done:
-			s.m.t.Fatalf("%v has ended with %v: %s", s.Args[1:], s.ProcessState, s.log)
+			s.m.t.Fatalf("%v ended with %v: %s", s.Args[1:], s.ProcessState, s.log)
 		default:
 		}
 		return false
 	})
 }
 
-// found returns what the ready line says: its url, or the value of another key.
+// readyValue returns the value of a key in the ready line, for example url.
 func (s *serveCommand) readyValue(key string) string {
 	s.m.t.Helper()
 	for line := range strings.Lines(s.log.String()) {
@@ -81,7 +81,7 @@ func (s *serveCommand) readyValue(key string) string {
 	return ""
 }
 
-// kill ends the server with SIGKILL, and waits for that.
+// kill kills the server with SIGKILL and waits until it has ended.
 func (s *serveCommand) kill() {
 	s.m.t.Helper()
 	s.signal(syscall.SIGKILL)

@@ -17,27 +17,28 @@ import (
 	"github.com/stilelock/stile/internal/testservers"
 )
 
-// Whoever locks on stile serve, by whatever means, keeps stile run out under the same name, and waits for it.
+// Any etcd client that locks on stile serve excludes stile run under the same name, and waits for
+// it.
 
-// busy checks that stile run does not get the lock.
+// expectHeld checks that stile run -n does not acquire the lock.
 func (m *machine) expectHeld(url, name string) {
 	m.t.Helper()
 	m.run("--url", url, "-n", name, "--", "true").expectExit(75, name)
 }
 
-// free checks that it does.
+// expectFree checks that stile run acquires the lock.
 func (m *machine) expectFree(url, name string) {
 	m.t.Helper()
 	m.run("--url", url, name, "--", "true").expectExit(0)
 }
 
-// awaitEntries waits until so many stand in line.
+// awaitEntries waits until the line of a lock has n entries.
 func awaitEntries(t *testing.T, cli *clientv3.Client, name string, n int) {
 	t.Helper()
-	eventually(t, fmt.Sprintf("%d in line for %s", n, name), func() bool { return len(entries(t, cli, name)) == n })
+	eventually(t, fmt.Sprintf("%d entries of lock %s", n, name), func() bool { return len(entries(t, cli, name)) == n })
 }
 
-// exists reports whether there is a file.
+// exists reports whether a file exists in the home directory.
 func (m *machine) exists(name string) bool {
 	_, err := os.Stat(m.path(name))
 	return err == nil
@@ -55,7 +56,7 @@ func TestServe_etcdctlLock(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer func() { _ = lock.Process.Kill() }()
-	eventually(t, "etcdctl has the lock", func() bool { return m.exists("got") })
+	eventually(t, "etcdctl holding the lock", func() bool { return m.exists("got") })
 	m.expectHeld(s.url, "demo")
 	m.endScript()
 	if err := lock.Wait(); err != nil {
@@ -101,7 +102,7 @@ func TestServe_concurrencyMutex(t *testing.T) {
 
 	holder := m.start(endableScript, "--url", s.url, "demo")
 	if err := mutex.TryLock(t.Context()); err != concurrency.ErrLocked {
-		t.Errorf("TryLock while stile run holds it: %v, want %v", err, concurrency.ErrLocked)
+		t.Errorf("TryLock while stile run holds the lock: got %v, want %v", err, concurrency.ErrLocked)
 	}
 	got := make(chan error)
 	go func() { got <- mutex.Lock(t.Context()) }()
@@ -127,7 +128,7 @@ func TestServe_jsonGateway(t *testing.T) {
 	lease := g.must("/v3/lease/grant", map[string]any{"TTL": "600"})["ID"]
 	key := g.must("/v3/lock/lock", map[string]any{"name": toBase64("demo"), "lease": lease})["key"]
 	if decoded, err := base64.StdEncoding.DecodeString(fmt.Sprint(key)); err != nil || !strings.HasPrefix(string(decoded), "demo/") {
-		t.Errorf("key %s, %v", decoded, err)
+		t.Errorf("got key %s, %v, want the prefix demo/", decoded, err)
 	}
 	m.expectHeld(s.url, "demo")
 	g.must("/v3/lock/unlock", map[string]any{"key": key})
@@ -162,7 +163,7 @@ func TestServe_jsonGateway(t *testing.T) {
 
 func toBase64(s string) string { return base64.StdEncoding.EncodeToString([]byte(s)) }
 
-// gateway asks a server's JSON gateway, as programs in other languages do.
+// gateway is a client of a server's JSON gateway, like programs in other languages.
 type gateway struct {
 	t    *testing.T
 	base string
@@ -198,21 +199,22 @@ func (g gateway) must(path string, body map[string]any) map[string]any {
 	return fields
 }
 
-// A kill -9 of the server loses nothing: what is held stays held, the line keeps its order and tokens go on.
+// SIGKILL of the server loses nothing: holders keep their locks, lines keep their order, and tokens
+// keep increasing.
 func TestServe_locksSurviveKill(t *testing.T) {
 	t.Parallel()
 	m := newMachine(t)
 	args := []string{"--listen", testservers.FreeAddress(t), "--data", m.path("data")}
 	s := m.serve(args...)
 	url := s.readyValue("url")
-	const ttl = 45 * time.Second // so that 4/10 of it is enough for a restart on a busy machine
+	const ttl = 45 * time.Second // 4/10 of it must be enough for a restart on a busy machine
 
 	cli := client(t, strings.TrimPrefix(url, "etcd://"))
-	forgotten, err := cli.Grant(t.Context(), 600) // held by nobody who could renew it
+	lease, err := cli.Grant(t.Context(), 600) // no process renews this lease
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := cli.Put(t.Context(), fmt.Sprintf("nightly/%x", forgotten.ID), "", clientv3.WithLease(forgotten.ID)); err != nil {
+	if _, err := cli.Put(t.Context(), fmt.Sprintf("nightly/%x", lease.ID), "", clientv3.WithLease(lease.ID)); err != nil {
 		t.Fatal(err)
 	}
 	holder := m.start(endableScript+"; echo $STILE_TOKEN", "--url", url, "--ttl", ttl.String(), "demo")
@@ -225,11 +227,11 @@ func TestServe_locksSurviveKill(t *testing.T) {
 	m.serve(args...)
 	t.Logf("the server was down for %v", time.Since(down))
 	if after := entries(t, cli, "demo"); strings.Join(after, " ") != strings.Join(before, " ") {
-		t.Errorf("in line after the restart: %v, want %v", after, before)
+		t.Errorf("after the restart: got entries %v, want %v", after, before)
 	}
 	m.expectHeld(url, "nightly")
 
-	awaitRenewal(t, cli, "demo") // without it the lock would be lost when the TTL is over
+	awaitRenewal(t, cli, "demo") // without a renewal the hold would be lost at the end of the TTL
 	m.endScript()
 	holder.expectExit(0)
 	waiter.expectExit(0)
@@ -241,6 +243,6 @@ func TestServe_locksSurviveKill(t *testing.T) {
 		t.Fatal(err)
 	}
 	if next <= first {
-		t.Errorf("token %d after the restart, %d before", next, first)
+		t.Errorf("got token %d after the restart, want more than %d", next, first)
 	}
 }

@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// console is a terminal with a program at it, and somebody who types and reads.
+// console is a terminal with a program. The test types and reads the screen.
 type console struct {
 	t      *testing.T
 	cmd    *exec.Cmd
@@ -24,13 +24,13 @@ type console struct {
 	seen   int
 }
 
-// Keys.
+// Control characters.
 const (
 	ctrlC = "\x03"
 	ctrlZ = "\x1a"
 )
 
-// at starts a program at a terminal of its own.
+// atTerminal starts a program on a terminal of its own.
 func (m *machine) atTerminal(name string, args ...string) *console {
 	m.t.Helper()
 	if _, err := os.Lstat(m.home()); err != nil && !m.showNeighborNotice {
@@ -40,7 +40,7 @@ func (m *machine) atTerminal(name string, args ...string) *console {
 	if err != nil {
 		m.t.Fatal(err)
 	}
-	keys := os.NewFile(uintptr(fd), "/dev/ptmx") // not blocking, so that closing it ends the reading
+	keys := os.NewFile(uintptr(fd), "/dev/ptmx") // nonblocking, so that Close ends a Read
 	if err := unix.IoctlSetPointerInt(fd, unix.TIOCSPTLCK, 0); err != nil {
 		m.t.Fatal(err)
 	}
@@ -66,7 +66,7 @@ func (m *machine) atTerminal(name string, args ...string) *console {
 		for {
 			n, err := keys.Read(buf)
 			if err != nil {
-				return // everybody has left the terminal
+				return // no process has the terminal open any more
 			}
 			c.mu.Lock()
 			c.screen.Write(buf[:n])
@@ -75,11 +75,11 @@ func (m *machine) atTerminal(name string, args ...string) *console {
 	})
 	go func() {
 		defer close(c.done)
-		_ = c.cmd.Wait() // ProcessState has it
+		_ = c.cmd.Wait() // the result is in ProcessState
 	}()
 	m.t.Cleanup(func() {
 		select {
-		case <-c.done: // its number may be that of others by now
+		case <-c.done: // its process id may be in use by another process
 		default:
 			_ = syscall.Kill(-c.cmd.Process.Pid, syscall.SIGKILL)
 		}
@@ -97,14 +97,14 @@ func (c *console) typeKeys(text string) {
 	}
 }
 
-// shown is all that has been on the screen.
+// screenText returns everything that was written to the screen.
 func (c *console) screenText() string {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.screen.String()
 }
 
-// sees waits for a text on the screen, after those that were seen before.
+// awaitScreen waits for a text on the screen, after the texts of earlier calls.
 func (c *console) awaitScreen(text string) {
 	c.t.Helper()
 	for deadline := time.Now().Add(testTimeout); ; time.Sleep(5 * time.Millisecond) {
@@ -114,19 +114,20 @@ func (c *console) awaitScreen(text string) {
 			return
 		}
 		if time.Now().After(deadline) {
-			c.t.Fatalf("the screen does not show %q after what was seen of it: %q", text, screen)
+			c.t.Fatalf("the screen does not show %q after the texts before it: %q", text, screen)
 		}
 	}
 }
 
-// editing waits until the program at the terminal edits the line that is typed: a tab, typed before, would be part of it.
+// awaitLineEditing waits until the program on the terminal edits the typed line. A tab that is
+// typed earlier would become a part of the line.
 func (c *console) awaitLineEditing() {
 	c.t.Helper()
 	raw, err := c.keys.SyscallConn()
 	if err != nil {
 		c.t.Fatal(err)
 	}
-	eventually(c.t, "a shell that edits lines", func() bool {
+	eventually(c.t, "line editing", func() bool {
 		var modes *unix.Termios
 		var failed error
 		if err := raw.Control(func(fd uintptr) { modes, failed = unix.IoctlGetTermios(int(fd), unix.TCGETS) }); err != nil || failed != nil {
@@ -141,7 +142,7 @@ func (c *console) exitCode() int {
 	select {
 	case <-c.done:
 	case <-time.After(testTimeout):
-		c.t.Fatalf("%v has not ended; on the screen: %q", c.cmd.Args, c.screenText())
+		c.t.Fatalf("%v did not end within %v; screen: %q", c.cmd.Args, testTimeout, c.screenText())
 	}
 	return c.cmd.ProcessState.ExitCode()
 }
@@ -149,7 +150,7 @@ func (c *console) exitCode() int {
 func TestRun_readsFromTerminal(t *testing.T) {
 	t.Parallel()
 	m, s := newMachine(t), shared(t)
-	// Twice, and then the shell around it reads: the terminal has been given back.
+	// stile runs twice, then the outer shell reads: stile has returned the terminal each time.
 	c := m.atTerminal("sh", "-c", fmt.Sprintf(`
 		for i in 1 2; do %s run --url %s demo -- sh -c 'echo ask; read x; echo "got $x"'; done
 		read x; echo "shell got $x"`, stile, s.url))
@@ -161,17 +162,18 @@ func TestRun_readsFromTerminal(t *testing.T) {
 	c.typeKeys("bye\n")
 	c.awaitScreen("shell got bye")
 	if code := c.exitCode(); code != 0 {
-		t.Errorf("exit code %d", code)
+		t.Errorf("got exit code %d", code)
 	}
 }
 
 func TestRun_ctrlC(t *testing.T) {
 	t.Parallel()
 	for name, wait := range map[string]string{
-		// The shell inside says that it has begun: between the fork and the exec of a plain sleep the signal would meet a copy
-		// of the outer shell, which catches it and forgets it, and then the sleep sleeps on.
-		"that does not read": `sh -c "echo begun; exec sleep 1000"`,
-		"that reads":         "echo begun; read x",
+		// The inner shell reports that it runs. A plain sleep could get the signal between its fork
+		// and its exec; it is still a copy of the outer shell then, which catches the signal and
+		// loses it, and the sleep continues.
+		"command does not read": `sh -c "echo begun; exec sleep 1000"`,
+		"command reads":         "echo begun; read x",
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -179,11 +181,11 @@ func TestRun_ctrlC(t *testing.T) {
 			c := m.atTerminal(stile, "run", "--url", s.url, "--ttl", longTTL, "demo", "--",
 				"sh", "-c", `trap 'n=$((n+1)); echo "interrupted $n"' INT; `+wait+`; sleep 0.3; exit 5`)
 			c.awaitScreen("begun")
-			eventually(t, "the command waits", func() bool { return waits(t, c.cmd.Process.Pid, name != "that reads") })
+			eventually(t, "command waiting", func() bool { return foregroundIs(t, c.cmd.Process.Pid, name != "command reads") })
 			c.typeKeys(ctrlC)
 			c.awaitScreen("interrupted 1")
 			if code := c.exitCode(); code != 5 {
-				t.Errorf("exit code %d", code)
+				t.Errorf("got exit code %d", code)
 			}
 			if strings.Contains(c.screenText(), "interrupted 2") {
 				t.Errorf("the command was interrupted twice: %q", c.screenText())
@@ -192,18 +194,19 @@ func TestRun_ctrlC(t *testing.T) {
 	}
 }
 
-// waits reports whether the command under stile has come to the point where it waits: with stile in the foreground or,
-// if it reads from the terminal, with itself there.
-func waits(t *testing.T, stile int, stileInFront bool) bool {
+// foregroundIs reports whether stile, with this process id, is in the terminal's foreground
+// (inForeground) or not. The command then waits: stile is in the foreground, unless the command
+// reads from the terminal.
+func foregroundIs(t *testing.T, pid int, inForeground bool) bool {
 	t.Helper()
-	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", stile))
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
 		t.Fatal(err)
 	}
 	_, rest, _ := strings.Cut(string(text), ") ")
 	f := strings.Fields(rest)
 	const group, foreground = 2, 5
-	return (f[group] == f[foreground]) == stileInFront
+	return (f[group] == f[foreground]) == inForeground
 }
 
 func TestRun_ctrlCWhileWaiting(t *testing.T) {
@@ -212,19 +215,19 @@ func TestRun_ctrlCWhileWaiting(t *testing.T) {
 	m.start(sleepScript, "--url", s.url, "demo")
 	c := m.atTerminal(stile, "run", "--url", s.url, "--ttl", longTTL, "demo", "--", "echo", "was run")
 	cli := s.client(t)
-	eventually(t, "a waiter", func() bool { return len(entries(t, cli, "demo")) == 2 })
+	eventually(t, "waiter in line", func() bool { return len(entries(t, cli, "demo")) == 2 })
 	c.typeKeys(ctrlC)
 	if code := c.exitCode(); code != 128+2 {
-		t.Errorf("exit code %d", code)
+		t.Errorf("got exit code %d", code)
 	}
 }
 
-// interactive starts a shell with job control.
+// startShell starts a shell with job control.
 func (m *machine) startShell() *console {
 	m.t.Helper()
 	bash, err := exec.LookPath("bash")
 	if err != nil {
-		m.t.Skipf("SKIPPED: no shell with job control: %v", err)
+		m.t.Skipf("SKIPPED: this test needs a shell with job control: %v", err)
 	}
 	c := m.atTerminal(bash, "--norc", "--noprofile", "--noediting", "-i")
 	c.awaitScreen("ready> ")
@@ -234,8 +237,8 @@ func (m *machine) startShell() *console {
 func TestRun_jobControl(t *testing.T) {
 	t.Parallel()
 	for name, script := range map[string]string{
-		"before it reads": `touch started; read end <end; echo ask; read x; echo "got $x"`,
-		"while it reads":  `touch started; read x; echo "first $x"; read x; echo "got $x"`,
+		"stopped before it reads": `touch started; read end <end; echo ask; read x; echo "got $x"`,
+		"stopped while it reads":  `touch started; read x; echo "first $x"; read x; echo "got $x"`,
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -244,7 +247,7 @@ func TestRun_jobControl(t *testing.T) {
 			c := m.startShell()
 			c.typeKeys(fmt.Sprintf("%s run --url %s --ttl %s demo -- sh script\n", stile, s.url, longTTL))
 			eventually(t, "start of the script", func() bool { return m.exists("started") })
-			if name == "while it reads" {
+			if name == "stopped while it reads" {
 				c.typeKeys("line\n")
 				c.awaitScreen("first line")
 			}
@@ -255,7 +258,7 @@ func TestRun_jobControl(t *testing.T) {
 			c.awaitScreen("in the shell\r\n")
 			m.endScript()
 			c.typeKeys("fg\n")
-			if name == "before it reads" {
+			if name == "stopped before it reads" {
 				c.awaitScreen("ask\r\n")
 			}
 			c.typeKeys("hello\n")
@@ -263,7 +266,7 @@ func TestRun_jobControl(t *testing.T) {
 			c.awaitScreen("ready> ")
 			c.typeKeys("exit 0\n")
 			if code := c.exitCode(); code != 0 {
-				t.Errorf("the shell's exit code is %d", code)
+				t.Errorf("shell: got exit code %d, want 0", code)
 			}
 		})
 	}
@@ -276,7 +279,7 @@ func TestRun_readsInBackground(t *testing.T) {
 	c := m.startShell()
 	c.typeKeys(fmt.Sprintf("%s run --url %s --ttl %s demo -- sh script &\n", stile, s.url, longTTL))
 	eventually(t, "start of the script", func() bool { return m.exists("started") })
-	eventually(t, "stop", func() bool {
+	eventually(t, "stop of the command", func() bool {
 		c.typeKeys("jobs\n")
 		c.awaitScreen("stile run")
 		return strings.Contains(c.screenText(), "Stopped")
@@ -288,7 +291,8 @@ func TestRun_readsInBackground(t *testing.T) {
 	c.exitCode()
 }
 
-// While a command is suspended its lock may go to somebody else. It must not make another step then.
+// While a command is suspended, its lock may be acquired by another client. The command must not
+// make another step then.
 func TestRun_suspendedPastDeadline(t *testing.T) {
 	t.Parallel()
 	m, s := newMachine(t), shared(t)
@@ -304,11 +308,11 @@ func TestRun_suspendedPastDeadline(t *testing.T) {
 	c.awaitScreen("expired")
 	c.awaitScreen("code 79")
 	if n := len(m.read("steps")) - steps; n != 0 {
-		t.Errorf("the command made %d steps after its lock was somebody else's", n)
+		t.Errorf("the command made %d steps after it had lost the lock, want 0", n)
 	}
 }
 
-// ^Z stops the command, but not what has left its process group, as timeout(1) does in a script.
+// ^Z does not stop processes that have left the process group, as timeout(1) in a script does.
 func TestRun_suspendedOutsideGroup(t *testing.T) {
 	t.Parallel()
 	m, s := newMachine(t), shared(t)
@@ -322,24 +326,25 @@ func TestRun_suspendedOutsideGroup(t *testing.T) {
 	c.awaitScreen("Stopped")
 	m.run("--url", s.url, "demo", "--", "sh", "-c", uptimeScript(">next")).expectExit(0)
 	inner := m.readPID("inner.pid")
-	eventually(t, "end of what has left the process group", func() bool { return !running(inner) })
+	eventually(t, "end of the process outside the group", func() bool { return !running(inner) })
 	m.checkDeadBefore("next", "steps")
 }
 
-// An editor puts the screen in order when it is told to stop.
+// An editor restores the screen when it gets TSTP.
 func TestRun_handlesTSTP(t *testing.T) {
 	t.Parallel()
 	m, s := newMachine(t), shared(t)
-	m.write("script", `trap 'echo in order; kill -STOP $$' TSTP; echo begun; while :; do read end <end; done`, 0o600)
+	m.write("script", `trap 'echo preparing; kill -STOP $$' TSTP; echo begun; while :; do read end <end; done`, 0o600)
 	c := m.startShell()
 	c.typeKeys(fmt.Sprintf("%s run --url %s --ttl %s demo -- sh script\n", stile, s.url, longTTL))
 	c.awaitScreen("begun\r\n")
 	c.typeKeys(ctrlZ)
-	c.awaitScreen("in order\r\n")
+	c.awaitScreen("preparing\r\n")
 	c.awaitScreen("Stopped")
 }
 
-// Suspended for a while that the lock survives, the command goes on when the lock is sure again.
+// A command is suspended for less than the time in which the lock is lost. It continues after the
+// next renewal.
 func TestRun_suspendedBriefly(t *testing.T) {
 	t.Parallel()
 	m, s := newMachine(t), shared(t)
@@ -349,8 +354,9 @@ func TestRun_suspendedBriefly(t *testing.T) {
 	eventually(t, "start of the script", func() bool { return m.exists("started") })
 	c.typeKeys(ctrlZ)
 	c.awaitScreen("Stopped")
-	// Longer than the 12.4 s after which the command would have to be told to end, and shorter than the 21.6 s after which the
-	// lock would be lost, both counted from the last renewal, which is not older than a few seconds.
+	// This is longer than the 12.4 s after which the command would have to be stopped, and shorter
+	// than the 21.6 s after which the lock would be lost. Both are counted from the last renewal,
+	// which was a few seconds ago at most.
 	time.Sleep(12500 * time.Millisecond)
 	c.typeKeys("fg; echo code $?\n")
 	awaitRenewal(t, s.client(t), "demo")
@@ -358,8 +364,8 @@ func TestRun_suspendedBriefly(t *testing.T) {
 	c.awaitScreen("code 0")
 }
 
-// A shell's kill sends TERM and then CONT to a job that is stopped. As soon as it is continued the command reads again, and is
-// stopped again.
+// A shell's kill sends TERM and then CONT to a stopped job. The command reads again as soon as it
+// continues, and is stopped again.
 func TestRun_killOfStoppedJob(t *testing.T) {
 	t.Parallel()
 	m, s := newMachine(t), shared(t)
@@ -368,18 +374,19 @@ func TestRun_killOfStoppedJob(t *testing.T) {
 		m.write("script", fmt.Sprintf("touch started%d; read x; echo read $x", i), 0o600)
 		c.typeKeys(fmt.Sprintf("%s run --url %s --ttl %s demo -- sh script &\n", stile, s.url, longTTL))
 		eventually(t, "start of the script", func() bool { return m.exists(fmt.Sprintf("started%d", i)) })
-		eventually(t, "stop", func() bool { return strings.Contains(c.jobs(), "Stopped") })
+		eventually(t, "stop of the command", func() bool { return strings.Contains(c.jobs(), "Stopped") })
 		c.typeKeys("kill %1\n")
-		eventually(t, "end", func() bool { return !strings.Contains(c.jobs(), "stile run") })
+		eventually(t, "end of the job", func() bool { return !strings.Contains(c.jobs(), "stile run") })
 	}
 	c.typeKeys("exit 0\n")
 	if code := c.exitCode(); code != 0 {
-		t.Errorf("the shell's exit code is %d", code)
+		t.Errorf("shell: got exit code %d, want 0", code)
 	}
 }
 
-// The two signals of a shell's kill need not arrive in order, nor together. Here they are a while apart: one of ten times that
-// works, whatever the machine does meanwhile.
+// The two signals of a shell's kill may arrive in any order and at different times. Here TERM
+// arrives 100 ms after CONT. One success in ten runs is enough, because a busy machine can delay
+// the command.
 func TestRun_termAfterCont(t *testing.T) {
 	t.Parallel()
 	m, s := newMachine(t), shared(t)
@@ -395,12 +402,12 @@ func TestRun_termAfterCont(t *testing.T) {
 		file := fmt.Sprintf("pid%d", i)
 		eventually(t, "start of the script", func() bool { return m.exists(file) })
 		pid := m.readPID(file)
-		eventually(t, "stop", func() bool { return state(pid) == "T" })
+		eventually(t, "stop of the command", func() bool { return state(pid) == "T" })
 		kill(t, pid, syscall.SIGCONT)
 		time.Sleep(100 * time.Millisecond)
 		kill(t, pid, syscall.SIGTERM)
 		stopped := false
-		eventually(t, "end, or stop", func() bool {
+		eventually(t, "end or stop of stile", func() bool {
 			stopped = state(pid) == "T"
 			return stopped || !running(pid)
 		})
@@ -408,22 +415,22 @@ func TestRun_termAfterCont(t *testing.T) {
 			return
 		}
 		kill(t, pid, syscall.SIGCONT)
-		eventually(t, "end", func() bool { return !running(pid) })
+		eventually(t, "end of the job", func() bool { return !running(pid) })
 	}
-	t.Error("each time it was stopped again, with the signal that it did not notice")
+	t.Error("stile was stopped again in each of ten runs before it handled the signal")
 }
 
-// jobs is what a shell says of its jobs.
+// jobs returns the shell's list of jobs.
 func (c *console) jobs() string {
 	c.t.Helper()
-	c.typeKeys("jobs; echo 'that was all'\n")
-	c.awaitScreen("echo 'that was all'\r\n")
+	c.typeKeys("jobs; echo 'end of jobs'\n")
+	c.awaitScreen("echo 'end of jobs'\r\n")
 	at := c.seen
-	c.awaitScreen("that was all\r\n")
+	c.awaitScreen("end of jobs\r\n")
 	return c.screenText()[at:c.seen]
 }
 
-// resize sets how many columns a terminal has.
+// resize sets the number of columns of the terminal.
 func (c *console) resize(columns int) {
 	c.t.Helper()
 	raw, err := c.keys.SyscallConn()
@@ -458,9 +465,9 @@ func TestRun_waitingLineFitsTerminal(t *testing.T) {
 	c.awaitScreen("\x1b[Knext i…")
 	c.typeKeys(ctrlC)
 	if code := c.exitCode(); code != 128+2 {
-		t.Errorf("exit code %d", code)
+		t.Errorf("got exit code %d", code)
 	}
-	eventually(t, "empty line at the end of the screen", func() bool { return strings.HasSuffix(c.screenText(), "\r\x1b[K") })
+	eventually(t, "cleared status line", func() bool { return strings.HasSuffix(c.screenText(), "\r\x1b[K") })
 	holder.signal(syscall.SIGTERM)
 	holder.expectExit(128 + 15)
 }
