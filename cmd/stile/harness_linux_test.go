@@ -119,7 +119,8 @@ func newMachine(t *testing.T) *machine {
 	if err := unix.Mkfifo(m.path("end"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if m.endPipe, err = os.OpenFile(m.path("end"), os.O_RDWR, 0); err != nil { // O_RDWR: opening does not wait for the other side
+	// With O_RDWR, opening the pipe does not wait for the other side.
+	if m.endPipe, err = os.OpenFile(m.path("end"), os.O_RDWR, 0); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {

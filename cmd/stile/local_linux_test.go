@@ -256,7 +256,8 @@ func TestLocal_serverAlreadyStarting(t *testing.T) {
 	m := newMachine(t)
 	m.prepareRuntimeSocket()
 	lock := m.lockPIDFile()
-	starting := m.command("serve", "--background", m.home(), "--socket", m.prepareRuntimeSocket()).spawn() // the stile run that started it was interrupted
+	// The stile run that has started this server was interrupted.
+	starting := m.command("serve", "--background", m.home(), "--socket", m.prepareRuntimeSocket()).spawn()
 	next := m.runCommand("demo", "--", "true").spawn()
 	lock.Unlock()
 	next.expectExit(0)
@@ -365,7 +366,8 @@ func TestLocal_idleTimeout(t *testing.T) {
 	t.Parallel()
 	m := newMachine(t)
 	socket := m.prepareRuntimeSocket()
-	searching, err := filelock.Try(filepath.Join(m.home(), "lock"), filelock.Shared) // the server does not end while a client holds this lock
+	// The server does not end while a client holds this lock.
+	searching, err := filelock.Try(filepath.Join(m.home(), "lock"), filelock.Shared)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -350,7 +350,7 @@ func TestHelp_examples(t *testing.T) {
 			t.Errorf("%v prints no examples", args)
 		}
 		if strings.Contains(c.stdout.String(), "default 0s") {
-			t.Errorf("%v shows 0s as a default, but 0 is no duration there: %s", args, c.stdout)
+			t.Errorf("%v shows a default of 0s, which is not the effect of leaving out the flag: %s", args, c.stdout)
 		}
 	}
 }

@@ -106,7 +106,9 @@ func TestServe_exampleCompose(t *testing.T) {
 
 	holder := m.start(endableScript, "--url", url, "held")
 	nodes["a"].kill()
-	awaitLeader("b", "c") // an election takes a few seconds, and longer on a busy machine; a client that joins meanwhile waits for it
+	// An election takes a few seconds, and longer on a busy machine. A client that joins meanwhile
+	// waits for it.
+	awaitLeader("b", "c")
 	m.expectHeld(url, "held")
 	m.expectFree(url, "demo")
 	m.endScript()
