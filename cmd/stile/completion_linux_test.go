@@ -17,31 +17,31 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 )
 
-// offers checks what stile offers for the last of these words. Names are offered if the store tells them within a second:
-// on a busy machine not each time.
-func (m *machine) offers(want []string, words ...string) {
+// expectCompletions checks the completions of the last word. It asks more than once: names are
+// completed only if the store answers within a second, which may fail on a busy machine.
+func (m *machine) expectCompletions(want []string, words ...string) {
 	m.t.Helper()
 	var got []string
-	eventually(m.t, fmt.Sprintf("%q: offer of %q", words, want), func() bool {
-		got = m.complete(words...)
+	eventually(m.t, fmt.Sprintf("completions %[2]q of %[1]q", words, want), func() bool {
+		got = m.completions(words...)
 		if len(got) > 0 && !slices.Equal(got, want) {
-			m.t.Fatalf("%q: offered %q, want %q", words, got, want)
+			m.t.Fatalf("completions of %q: got %q, want %q", words, got, want)
 		}
 		return slices.Equal(got, want)
 	})
 }
 
-// complete returns what stile offers for the last of these words, without descriptions.
-func (m *machine) complete(words ...string) []string {
+// completions returns the completions of the last word, without descriptions.
+func (m *machine) completions(words ...string) []string {
 	m.t.Helper()
-	c := m.command(append([]string{"__complete"}, words...)...).begin()
-	if code := c.code(); code != 0 {
+	c := m.command(append([]string{"__complete"}, words...)...).spawn()
+	if code := c.exitCode(); code != 0 {
 		m.t.Errorf("completing %q: exit code %d: %s", words, code, c.stderr)
 	}
 	offered := []string{}
 	for line := range strings.Lines(c.stdout.String()) {
 		word, _, _ := strings.Cut(strings.TrimSuffix(line, "\n"), "\t")
-		if strings.HasPrefix(line, ":") { // what the shell should do besides
+		if strings.HasPrefix(line, ":") { // a directive for the shell
 			break
 		}
 		offered = append(offered, word)
@@ -49,11 +49,11 @@ func (m *machine) complete(words ...string) []string {
 	return offered
 }
 
-func TestLiveNamesAreCompleted(t *testing.T) {
+func TestCompletion_liveNames(t *testing.T) {
 	t.Parallel()
 	m, s := newMachine(t), shared(t)
 	for _, name := range []string{"job:nightly", "job:weekly", "other"} {
-		m.start(sleeper, "--url", s.url, name)
+		m.start(sleepScript, "--url", s.url, name)
 	}
 	for _, c := range []struct {
 		words, want []string
@@ -68,38 +68,39 @@ func TestLiveNamesAreCompleted(t *testing.T) {
 		{[]string{"ver"}, []string{"version"}},
 		{[]string{"completion", ""}, []string{"bash", "zsh", "fish"}},
 	} {
-		m.offers(c.want, c.words...)
+		m.expectCompletions(c.want, c.words...)
 	}
-	m.set("STILE_URL", s.url)
+	m.setenv("STILE_URL", s.url)
 	for _, verb := range []string{"run", "show", "ls", "watch", "wait", "break"} {
-		m.offers([]string{"job:nightly"}, verb, "job:n")
-		if got := m.complete(verb, "job:nightly", "job:n"); len(got) > 0 {
-			t.Errorf("%s: offered %q after a name", verb, got)
+		m.expectCompletions([]string{"job:nightly"}, verb, "job:n")
+		if got := m.completions(verb, "job:nightly", "job:n"); len(got) > 0 {
+			t.Errorf("%s: got completions %q after a name, want none", verb, got)
 		}
 	}
 }
 
-func TestNamesThatAShellDoesNotTakeAsTheyAreAreNotCompleted(t *testing.T) {
+func TestCompletion_omitsNamesThatNeedQuoting(t *testing.T) {
 	t.Parallel()
 	m, s := newMachine(t), shared(t)
 	cli := s.client(t)
 	plain := []string{"A-1_b", "a%b", "a+b", "a,b", "a.b", "a/b", "a:b", "a=b", "a@b"}
 	for _, name := range plain {
-		put(t, cli, name)
+		putHolder(t, cli, name)
 	}
 	for _, name := range []string{
 		"a b", "a$b", "a`b", "a;b", "a&b", "a|b", "a<b", "a>b", "a(b", "a)b", "a{b", "a}b", "a[b", "a]b", "a*b", "a?b", "a!b",
 		"a#b", "a~b", "a^b", "a'b", `a"b`, `a\b`, "a\u00a0b", "é", "-a", "--", "=a", "~a", "%a", "_activeHelp_ a",
 	} {
-		put(t, cli, name)
+		putHolder(t, cli, name)
 	}
-	m.offers(plain, "run", "--url", s.url, "")
+	m.expectCompletions(plain, "run", "--url", s.url, "")
 }
 
-// put makes a holder of the lock name, as other clients of etcd do.
-func put(t *testing.T, cli *clientv3.Client, name string) {
+// putHolder creates an entry of a client other than stile, which then holds the lock. Nobody has to
+// renew its session.
+func putHolder(t *testing.T, cli *clientv3.Client, name string) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), within)
+	ctx, cancel := context.WithTimeout(t.Context(), testTimeout)
 	defer cancel()
 	lease, err := cli.Grant(ctx, 600)
 	if err != nil {
@@ -110,7 +111,7 @@ func put(t *testing.T, cli *clientv3.Client, name string) {
 	}
 }
 
-func TestFlagValuesAreCompleted(t *testing.T) {
+func TestCompletion_flagValues(t *testing.T) {
 	t.Parallel()
 	m := newMachine(t)
 	for _, c := range []struct {
@@ -121,52 +122,52 @@ func TestFlagValuesAreCompleted(t *testing.T) {
 		{[]string{"ls", "-o", ""}, []string{"json", "text"}},
 		{[]string{"show", "--output", "j"}, []string{"json"}},
 	} {
-		if got := m.complete(c.words...); !slices.Equal(got, c.want) {
-			t.Errorf("%q: offered %q, want %q", c.words, got, c.want)
+		if got := m.completions(c.words...); !slices.Equal(got, c.want) {
+			t.Errorf("completions of %q: got %q, want %q", c.words, got, c.want)
 		}
 	}
 }
 
-func TestCompletionStartsNoServerAndLeavesNothing(t *testing.T) {
+func TestCompletion_startsNoServer(t *testing.T) {
 	t.Parallel()
 	m := newMachine(t)
-	if got := m.complete("run", ""); len(got) > 0 {
-		t.Errorf("offered %q", got)
+	if got := m.completions("run", ""); len(got) > 0 {
+		t.Errorf("got completions %q without a server, want none", got)
 	}
 	if _, err := os.Stat(m.path(".local")); err == nil {
-		t.Error("completing has made a state directory")
+		t.Error("completion has created a state directory")
 	}
-	holder := m.start(sleeper, "demo")
-	m.offers([]string{"demo"}, "run", "")
-	// Who holds something would start the dead server again.
+	holder := m.start(sleepScript, "demo")
+	m.expectCompletions([]string{"demo"}, "run", "")
+	// A holder would start the dead server again, so it is stopped first.
 	holder.signal(syscall.SIGTERM)
-	holder.wants(128 + 15)
-	pid := m.server()
+	holder.expectExit(128 + 15)
+	pid := m.serverPID()
 	m.killServer()
-	if got := m.complete("run", ""); len(got) > 0 {
-		t.Errorf("with a dead server: offered %q", got)
+	if got := m.completions("run", ""); len(got) > 0 {
+		t.Errorf("got completions %q with a dead server, want none", got)
 	}
-	if running := m.servers(); m.server() != pid || len(running) > 0 {
-		t.Errorf("completing has started a server: %d after %d; running: %v", m.server(), pid, running)
+	if running := m.serverPIDs(); m.serverPID() != pid || len(running) > 0 {
+		t.Errorf("completion has started a server: got PID %d, want %d; running: %v", m.serverPID(), pid, running)
 	}
 }
 
-func TestCompletionDoesNotWaitForAStoreThatDoesNotAnswer(t *testing.T) {
+func TestCompletion_unreachableStore(t *testing.T) {
 	t.Parallel()
 	m := newMachine(t)
-	silent := listenSilently(t)
+	silent := silentListener(t)
 	for _, url := range []string{"etcd://" + silent, "etcd://127.0.0.1:1", "etcd+unix:///no/such", "what?"} {
-		// Of that one second is spent on purpose; any other verb waits for five.
-		takesAtBest(t, 4*time.Second, "completing with "+url, func() {
-			if got := m.complete("run", "--url", url, ""); len(got) > 0 {
-				t.Errorf("%s: offered %q", url, got)
+		// Completion waits for the store for one second; all other commands wait for five.
+		checkFastest(t, 4*time.Second, "completion with "+url, func() {
+			if got := m.completions("run", "--url", url, ""); len(got) > 0 {
+				t.Errorf("%s: got completions %q, want none", url, got)
 			}
 		})
 	}
 }
 
-// listenSilently returns the address of a listener that never answers.
-func listenSilently(t *testing.T) string {
+// silentListener returns the address of a listener that accepts connections and never answers.
+func silentListener(t *testing.T) string {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -176,7 +177,8 @@ func listenSilently(t *testing.T) string {
 	return l.Addr().String()
 }
 
-// skipWithout skips a test that needs a program that is not there, or fails it where nothing may be skipped.
+// skipWithout skips a test that needs a missing program. It fails the test if STILE_TEST_REQUIRE
+// forbids skipping.
 func skipWithout(t *testing.T, what string, err error) {
 	t.Helper()
 	if slices.Contains(strings.Split(os.Getenv("STILE_TEST_REQUIRE"), ","), "all") {
@@ -185,11 +187,12 @@ func skipWithout(t *testing.T, what string, err error) {
 	t.Skipf("SKIPPED: this test needs %s: %v; run `make servers`", what, err)
 }
 
-// bashCompletion is the package of that name.
+// bashCompletion is the script of the package bash-completion.
 const bashCompletion = "/usr/share/bash-completion/bash_completion"
 
-// These are typed into real shells, which run the completed lines: the message of stile tells what became of them.
-func TestShellsCompleteLines(t *testing.T) {
+// Command lines are typed into real shells, which run the completed lines. The output of stile
+// shows what was completed.
+func TestCompletion_inShells(t *testing.T) {
 	t.Parallel()
 	for _, shell := range []struct {
 		name, needs string
@@ -221,19 +224,20 @@ func TestShellsCompleteLines(t *testing.T) {
 				t.Fatal(err)
 			}
 			m.write("bin/greet-everybody", "#!/bin/sh\necho hello, everybody\n", 0o700)
-			m.write("some-file", "what is in the file\n", 0o600)
-			m.set("PATH", filepath.Dir(stile)+":"+bin+":"+os.Getenv("PATH"))
-			m.set("STILE_URL", s.url)
-			// Anyone who can write to the store chooses the names, and bash inserts their common prefix unquoted.
+			m.write("some-file", "content of the file\n", 0o600)
+			m.setenv("PATH", filepath.Dir(stile)+":"+bin+":"+os.Getenv("PATH"))
+			m.setenv("STILE_URL", s.url)
+			// All clients that can write to the store choose lock names, and bash inserts their
+			// common prefix unquoted.
 			const evil = "evil$(touch pwned)`touch pwned`;touch pwned;"
 			for _, name := range []string{"job:nightly", "job:weekly", "key=a.b", evil + "1", evil + "2"} {
-				m.start(sleeper, name)
+				m.start(sleepScript, name)
 			}
 
-			c := m.at(shell.argv[0], shell.argv[1:]...)
-			c.editing()
-			c.types(shell.setUp + "; echo set''up\n")
-			c.sees("setup")
+			c := m.atTerminal(shell.argv[0], shell.argv[1:]...)
+			c.awaitLineEditing()
+			c.typeKeys(shell.setUp + "; echo set''up\n")
+			c.awaitScreen("setup")
 			ends := 0
 			for typed, seen := range map[string]string{
 				"stile run -n job:n\t-- true\n":                     `lock "job:nightly"`,
@@ -241,23 +245,24 @@ func TestShellsCompleteLines(t *testing.T) {
 				"stile run -n -v ev\t\t -- true\n":                  `lock "ev" acquired`,
 				"stile run --url " + s.url + " -n job:w\t-- true\n": `lock "job:weekly"`,
 				"stile run free -- greet-every\t\n":                 "hello, everybody",
-				"stile run free -- cat some-fi\t\n":                 "what is in the file",
+				"stile run free -- cat some-fi\t\n":                 "content of the file",
 				"stile ver\t\n":                                     "linux/",
 			} {
-				// What the store does not tell within a second is not completed, and the line then run as it was typed.
+				// A name that the store does not return within a second is not completed, and the
+				// line is then run as it was typed.
 				eventually(t, fmt.Sprintf("%q after %q", seen, typed), func() bool {
-					c.editing()
+					c.awaitLineEditing()
 					ends++
-					from := len(c.shown())
-					c.types(strings.TrimSuffix(typed, "\n") + fmt.Sprintf("; echo en''d%d\n", ends))
-					c.sees(fmt.Sprintf("end%d", ends))
-					return strings.Contains(c.shown()[from:], seen)
+					from := len(c.screenText())
+					c.typeKeys(strings.TrimSuffix(typed, "\n") + fmt.Sprintf("; echo en''d%d\n", ends))
+					c.awaitScreen(fmt.Sprintf("end%d", ends))
+					return strings.Contains(c.screenText()[from:], seen)
 				})
 			}
 			if _, err := os.Stat(m.path("pwned")); err == nil {
-				t.Error("completing a name has run what it contains")
+				t.Error("completing a name has run a command in it")
 			}
-			if screen := c.shown(); strings.Contains(screen, "not found") || strings.Contains(screen, "rror") {
+			if screen := c.screenText(); strings.Contains(screen, "not found") || strings.Contains(screen, "rror") {
 				t.Errorf("errors on the screen: %s", screen)
 			}
 		})

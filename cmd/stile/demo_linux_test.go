@@ -15,54 +15,56 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 )
 
-// stage is a stile demo that runs, or has run, with its output in a file and its own directory for temporary files.
-type stage struct {
+// demoRun is a stile demo that may be running. Its output goes to a file, and it has its own
+// directory for temporary files.
+type demoRun struct {
 	*command
 }
 
 // demo starts stile demo.
-func (m *machine) demo(args ...string) *stage {
+func (m *machine) demo(args ...string) *demoRun {
 	m.t.Helper()
 	if err := os.MkdirAll(m.path("tmp"), 0o700); err != nil {
 		m.t.Fatal(err)
 	}
-	m.set("TMPDIR", m.path("tmp"))
-	d := &stage{m.command(append([]string{"demo"}, args...)...)}
+	m.setenv("TMPDIR", m.path("tmp"))
+	d := &demoRun{m.command(append([]string{"demo"}, args...)...)}
 	out, err := os.Create(m.path("screen"))
 	if err != nil {
 		m.t.Fatal(err)
 	}
 	m.t.Cleanup(func() { out.Close() })
 	d.Cmd.Stdout = out
-	d.begin()
+	d.spawn()
 	return d
 }
 
-// screen is what the demo has said so far.
-func (d *stage) screen() string { return d.m.read("screen") }
+// screen returns what the demo has printed so far.
+func (d *demoRun) screen() string { return d.m.read("screen") }
 
-// succeedKilled lets the next one in after the worker that is killed: it ends its session, rather than wait for that to run
-// out, so that it can be one that none of the others loses.
-func (d *stage) succeedKilled(cli *clientv3.Client) {
+// revokeKilledWorker revokes the session of the killed worker, so that the next worker is admitted
+// without waiting for the session to expire. So sessions can have a TTL that no other worker
+// exceeds on a busy machine.
+func (d *demoRun) revokeKilledWorker(cli *clientv3.Client) {
 	d.m.t.Helper()
-	d.m.await("screen", "killed with -9, at ")
-	d.m.await("screen", "which is dead, holds the lock")
-	time.Sleep(110 * time.Millisecond) // so that it can be said for how long the lock was closed
+	d.m.awaitFile("screen", "killed with -9, at ")
+	d.m.awaitFile("screen", "which is dead, holds the lock")
+	time.Sleep(110 * time.Millisecond) // so that the time for which the lock stayed held is not rounded to 0
 	revoke(d.m.t, cli, "demo")
 }
 
-// verdict returns the numbers in the last line.
-func (d *stage) verdict() (expected, found int) {
+// counts returns the two numbers in the last line.
+func (d *demoRun) counts() (expected, found int) {
 	d.m.t.Helper()
-	said := regexp.MustCompile(`\nexpected (\d+), found (\d+)\n$`).FindStringSubmatch(d.screen())
-	if said == nil {
-		d.m.t.Fatalf("the last line is no verdict: %s", d.screen())
+	match := regexp.MustCompile(`\nexpected (\d+), found (\d+)\n$`).FindStringSubmatch(d.screen())
+	if match == nil {
+		d.m.t.Fatalf("the last line has no result: %s", d.screen())
 	}
-	return d.number(said[1]), d.number(said[2])
+	return d.number(match[1]), d.number(match[2])
 }
 
-// numbers returns what a pattern, with one group, matches in what the demo has said.
-func (d *stage) numbers(pattern string) (all []int) {
+// numbers returns all numbers that the only group of a pattern matches in the demo's output.
+func (d *demoRun) numbers(pattern string) (all []int) {
 	d.m.t.Helper()
 	for _, found := range regexp.MustCompile(pattern).FindAllStringSubmatch(d.screen(), -1) {
 		all = append(all, d.number(found[1]))
@@ -70,7 +72,7 @@ func (d *stage) numbers(pattern string) (all []int) {
 	return all
 }
 
-func (d *stage) number(text string) int {
+func (d *demoRun) number(text string) int {
 	d.m.t.Helper()
 	n, err := strconv.Atoi(text)
 	if err != nil {
@@ -79,8 +81,9 @@ func (d *stage) number(text string) int {
 	return n
 }
 
-// workers returns the process ids of the workers that run, by number. Nothing else runs in the machine's home.
-func (d *stage) workers() map[string]int {
+// workers returns the process ids of the running workers by their numbers. Workers are found by
+// their working directory, the machine's home directory.
+func (d *demoRun) workers() map[string]int {
 	d.m.t.Helper()
 	found := make(map[string]int)
 	paths, err := filepath.Glob("/proc/[0-9]*/cwd")
@@ -90,7 +93,7 @@ func (d *stage) workers() map[string]int {
 	for _, path := range paths {
 		cwd, err := os.Readlink(path)
 		if err != nil || cwd != d.m.dir {
-			continue // or it has ended meanwhile
+			continue // another process, or it has just ended
 		}
 		line, _ := os.ReadFile(filepath.Join(filepath.Dir(path), "cmdline"))
 		if number, ok := strings.CutPrefix(string(line), stile+"\x00demo\x00--worker\x00"); ok {
@@ -100,87 +103,87 @@ func (d *stage) workers() map[string]int {
 	return found
 }
 
-// leavesNothing checks that no worker and no file is left.
-func (d *stage) leavesNothing() {
+// expectNothingLeft checks that no workers and no temporary files are left.
+func (d *demoRun) expectNothingLeft() {
 	d.m.t.Helper()
 	if left := d.workers(); len(left) > 0 {
-		d.m.t.Errorf("workers are left: %v", left)
+		d.m.t.Errorf("running workers: %v, want none", left)
 	}
 	left, err := os.ReadDir(d.m.path("tmp"))
 	if err != nil || len(left) > 0 {
-		d.m.t.Errorf("files are left: %v, %v", left, err)
+		d.m.t.Errorf("files left: %v, %v, want none", left, err)
 	}
 }
 
 func TestDemo(t *testing.T) {
 	t.Parallel()
 	m, s := newMachine(t), shared(t)
-	d := m.demo("--url", s.url, "--workers", "4", "--add", "900", "--ttl", lasting)
-	d.succeedKilled(s.client(t))
-	d.wants(0)
-	d.leavesNothing()
+	d := m.demo("--url", s.url, "--workers", "4", "--add", "900", "--ttl", longTTL)
+	d.revokeKilledWorker(s.client(t))
+	d.expectExit(0)
+	d.expectNothingLeft()
 
-	expected, found := d.verdict()
+	expected, found := d.counts()
 	if want := 3*900 + 450; expected != want || found != want {
-		t.Errorf("expected %d, found %d, want %d of both: the killed worker's part counts", expected, found, want)
+		t.Errorf("expected %d, found %d, want %d for both, with the increments of the killed worker", expected, found, want)
 	}
 	if !regexp.MustCompile(`line +worker \d, which is dead, holds the lock, token \d+; waiting: \d`).MatchString(d.screen()) {
-		t.Error("the store is not shown to keep the lock for the dead worker")
+		t.Error("the output does not show that the dead worker still holds the lock")
 	}
 	tokens := d.numbers(`has the lock, token (\d+)`)
 	if len(tokens) != 4 || !slices.IsSorted(tokens) || len(slices.Compact(tokens)) != 4 {
-		t.Errorf("tokens: %v; want four that grow", tokens)
+		t.Errorf("got tokens %v, want four increasing ones", tokens)
 	}
 	closed := regexp.MustCompile(`After the kill the lock stayed held for (\d+)\.(\d\d) s\.`).FindStringSubmatch(d.screen())
 	if closed == nil || d.number(closed[1]+closed[2]) < 10 {
-		t.Errorf("the lock is not said to have been closed after the kill: %q", closed)
+		t.Errorf("got %q for the time that the lock stayed held after the kill, want 0.10 s or more", closed)
 	}
 	if t.Failed() {
 		t.Log(d.screen())
 	}
 }
 
-// Several processes at once, each thousands of times without a break: that none gets between another's reading and
-// writing does not happen. No store is asked.
-func TestDemoWithoutTheLock(t *testing.T) {
+// Each of several processes adds thousands of times without a pause, so some increments are lost in
+// practice. The store is not used: its URL cannot be reached.
+func TestDemo_withoutLock(t *testing.T) {
 	t.Parallel()
 	m := newMachine(t)
-	m.set("STILE_URL", "etcd://127.0.0.1:1")
+	m.setenv("STILE_URL", "etcd://127.0.0.1:1")
 	d := m.demo("--without-lock", "--workers", "4", "--add", "16000")
-	d.wants(1)
-	d.leavesNothing()
-	expected, found := d.verdict()
+	d.expectExit(1)
+	d.expectNothingLeft()
+	expected, found := d.counts()
 	if want := 3*16_000 + 8_000; expected != want || found >= want {
-		t.Errorf("expected %d, found %d; want %d and less", expected, found, want)
+		t.Errorf("expected %d, found %d; want %[3]d expected and fewer found", expected, found, want)
 	}
 	if lost := d.numbers(`(\d+) increments were lost`); len(lost) != 1 || lost[0] != expected-found {
-		t.Errorf("said to be lost: %v", lost)
+		t.Errorf("got lost increments %v, want the difference", lost)
 	}
 }
 
-func TestTheDemoNeedsNothingSetUp(t *testing.T) {
+func TestDemo_localServer(t *testing.T) {
 	t.Parallel()
 	m := newMachine(t)
-	d := m.demo("--workers", "2", "--add", "10", "--ttl", lasting)
-	m.await("screen", "which is dead, holds the lock")
-	socket, err := os.Readlink(m.link())
+	d := m.demo("--workers", "2", "--add", "10", "--ttl", longTTL)
+	m.awaitFile("screen", "which is dead, holds the lock")
+	socket, err := os.Readlink(m.socketLink())
 	if err != nil {
 		t.Fatal(err)
 	}
-	d.succeedKilled(client(t, "unix://"+socket))
-	d.wants(0)
-	if expected, found := d.verdict(); expected != 15 || found != 15 {
+	d.revokeKilledWorker(client(t, "unix://"+socket))
+	d.expectExit(0)
+	if expected, found := d.counts(); expected != 15 || found != 15 {
 		t.Errorf("expected %d, found %d; want 15", expected, found)
 	}
 	if !strings.Contains(d.screen(), " in local:,\n") {
-		t.Errorf("not said where the lock is: %s", d.screen())
+		t.Errorf("the output does not name the store: %s", d.screen())
 	}
 }
 
-// longer than any test takes.
+// longDemo is a number of increments that takes longer than any test.
 const longDemo = "10000000"
 
-func TestADemoThatIsInterruptedLeavesNothing(t *testing.T) {
+func TestDemo_interrupted(t *testing.T) {
 	t.Parallel()
 	s := shared(t)
 	for _, sig := range []syscall.Signal{syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP} {
@@ -189,34 +192,35 @@ func TestADemoThatIsInterruptedLeavesNothing(t *testing.T) {
 				t.Parallel()
 				m := newMachine(t)
 				d := m.demo("--url", s.url, "--workers", "3", "--add", longDemo, fmt.Sprintf("--without-lock=%v", !lock))
-				m.await("screen", map[bool]string{true: "waiting: ", false: "begins to add"}[lock])
+				m.awaitFile("screen", map[bool]string{true: "waiting: ", false: "begins to add"}[lock])
 				if n := len(d.workers()); n != 3 {
-					t.Errorf("%d workers run", n)
+					t.Errorf("got %d workers, want 3", n)
 				}
 				d.signal(sig)
-				d.wants(128 + int(sig))
-				d.leavesNothing()
+				d.expectExit(128 + int(sig))
+				d.expectNothingLeft()
 			})
 		}
 	}
 }
 
-// A signal to the whole process group, as ^C and timeout(1) send it, is the parent's business.
-func TestWorkersLeaveSignalsToTheirParent(t *testing.T) {
+// A signal to the whole process group, as ^C and timeout(1) send it, is handled by the parent
+// alone.
+func TestDemo_workersIgnoreSignals(t *testing.T) {
 	t.Parallel()
 	m, s := newMachine(t), shared(t)
-	d := m.demo("--url", s.url, "--workers", "2", "--add", "10000", "--ttl", lasting)
-	m.await("screen", "has the lock")
+	d := m.demo("--url", s.url, "--workers", "2", "--add", "10000", "--ttl", longTTL)
+	m.awaitFile("screen", "has the lock")
 	for _, pid := range d.workers() {
 		for _, sig := range []syscall.Signal{syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT} {
-			_ = syscall.Kill(pid, sig) // it may have ended meanwhile
+			_ = syscall.Kill(pid, sig) // the worker may have ended
 		}
 	}
-	d.succeedKilled(s.client(t))
-	d.wants(0)
+	d.revokeKilledWorker(s.client(t))
+	d.expectExit(0)
 }
 
-func TestWorkersEndWhenTheirParentIsKilled(t *testing.T) {
+func TestDemo_workersEndWithParent(t *testing.T) {
 	t.Parallel()
 	s := shared(t)
 	for _, lock := range []bool{true, false} {
@@ -224,7 +228,7 @@ func TestWorkersEndWhenTheirParentIsKilled(t *testing.T) {
 			t.Parallel()
 			m := newMachine(t)
 			d := m.demo("--url", s.url, "--workers", "3", "--add", longDemo, fmt.Sprintf("--without-lock=%v", !lock))
-			m.await("screen", map[bool]string{true: "waiting: ", false: "begins to add"}[lock])
+			m.awaitFile("screen", map[bool]string{true: "waiting: ", false: "begins to add"}[lock])
 			d.signal(syscall.SIGKILL)
 			<-d.done
 			eventually(t, "end of the workers", func() bool { return len(d.workers()) == 0 })
@@ -232,54 +236,54 @@ func TestWorkersEndWhenTheirParentIsKilled(t *testing.T) {
 	}
 }
 
-// Then nobody knows what it has written last.
-func TestADemoWhoseWorkerIsKilledBySomebodyElseFails(t *testing.T) {
+// The value that the killed worker wrote last is unknown then.
+func TestDemo_workerKilledFromOutside(t *testing.T) {
 	t.Parallel()
 	m, s := newMachine(t), shared(t)
 	d := m.demo("--url", s.url, "--workers", "3", "--add", longDemo)
-	m.await("screen", "waiting: ")
+	m.awaitFile("screen", "waiting: ")
 	pid := d.workers()["2"]
 	if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
-	d.wants(125, fmt.Sprintf("worker 2 (pid %d)", pid), "signal: killed")
-	d.leavesNothing()
+	d.expectExit(125, fmt.Sprintf("worker 2 (pid %d)", pid), "signal: killed")
+	d.expectNothingLeft()
 }
 
-func TestADemoThatNobodyReadsEnds(t *testing.T) {
+func TestDemo_closedPipe(t *testing.T) {
 	t.Parallel()
 	m, s := newMachine(t), shared(t)
-	m.set("TMPDIR", m.dir)
-	c := m.at("sh", "-c", fmt.Sprintf("%s demo --url %s --add %s | head -n 2; ls -d stile-demo-*; echo over", stile, s.url, longDemo))
-	c.sees("broken pipe")
-	c.sees("No such file")
-	c.sees("over")
+	m.setenv("TMPDIR", m.dir)
+	c := m.atTerminal("sh", "-c", fmt.Sprintf("%s demo --url %s --add %s | head -n 2; ls -d stile-demo-*; echo over", stile, s.url, longDemo))
+	c.awaitScreen("broken pipe")
+	c.awaitScreen("No such file")
+	c.awaitScreen("over")
 }
 
-func TestTheDemoOnATerminal(t *testing.T) {
+func TestDemo_onTerminal(t *testing.T) {
 	t.Parallel()
 	m, s := newMachine(t), shared(t)
-	c := m.at("sh", "-c", fmt.Sprintf("stty rows 24 cols 80; TERM=xterm %s demo --url %s --workers 3 --add 4000 --ttl %s; echo code $?",
-		stile, s.url, lasting))
-	c.sees("3 processes each add 1")
-	c.sees("worker      pid") // the table
-	c.sees("killed, holds    ##################..................")
-	c.sees(" 2000")
+	c := m.atTerminal("sh", "-c", fmt.Sprintf("stty rows 24 cols 80; TERM=xterm %s demo --url %s --workers 3 --add 4000 --ttl %s; echo code $?",
+		stile, s.url, longTTL))
+	c.awaitScreen("3 processes each add 1")
+	c.awaitScreen("worker      pid") // the table
+	c.awaitScreen("killed, holds    ##################..................")
+	c.awaitScreen(" 2000")
 	const hide, show = "\x1b[?25l", "\x1b[?25h"
-	eventually(t, "some pictures", func() bool { return strings.Count(c.shown(), hide) >= 5 })
+	eventually(t, "five redraws of the table", func() bool { return strings.Count(c.screenText(), hide) >= 5 })
 	revoke(t, s.client(t), "demo")
-	c.sees("expected 10000, found 10000")
-	c.sees("code 0")
-	screen := c.shown()
+	c.awaitScreen("expected 10000, found 10000")
+	c.awaitScreen("code 0")
+	screen := c.screenText()
 	if n := strings.Count(screen, hide); n < 5 || n != strings.Count(screen, show) {
-		t.Errorf("the cursor was hidden %d times and shown %d times", n, strings.Count(screen, show))
+		t.Errorf("the cursor was hidden %d times and shown %d times, want at least 5 of each", n, strings.Count(screen, show))
 	}
 	if strings.Contains(screen, "joins the line") {
-		t.Error("there are lines for events besides the table")
+		t.Error("the output has lines for events in addition to the table")
 	}
 }
 
-func TestBadUseOfTheDemo(t *testing.T) {
+func TestDemo_invalidArguments(t *testing.T) {
 	t.Parallel()
 	s := shared(t)
 	for _, c := range []struct {
@@ -297,12 +301,12 @@ func TestBadUseOfTheDemo(t *testing.T) {
 		t.Run(strings.Join(c.args, " "), func(t *testing.T) {
 			t.Parallel()
 			m := newMachine(t)
-			m.set("STILE_URL", s.url)
+			m.setenv("STILE_URL", s.url)
 			d := m.demo(c.args...)
-			d.wants(125, c.parts...)
-			d.leavesNothing()
+			d.expectExit(125, c.parts...)
+			d.expectNothingLeft()
 			if got := d.screen(); got != "" {
-				t.Errorf("it has begun all the same: %s", got)
+				t.Errorf("the demo has started: %s", got)
 			}
 		})
 	}

@@ -1,5 +1,6 @@
-// The tests of this package drive the program itself, with real processes, signals and servers. They look at processes
-// in /proc, and use what only Linux has: so they are for Linux. Tests of the packages below run everywhere.
+// The tests of this package run the program itself, with real processes, signals and servers. They
+// read /proc and use other things that only Linux has. The tests of the internal packages run on
+// all systems.
 package main_test
 
 import (
@@ -29,7 +30,8 @@ import (
 // stile is the path of the program under test.
 var stile string
 
-// TestMain builds the program, and runs more tests at a time than there are processors: they wait more than they compute.
+// TestMain builds the program. It runs more tests at a time than there are processors, because
+// tests mostly wait.
 func TestMain(m *testing.M) {
 	if file := os.Getenv(reaperVar); file != "" {
 		os.Exit(reap(file, os.Args[1:]))
@@ -38,7 +40,8 @@ func TestMain(m *testing.M) {
 	if f := flag.Lookup("test.parallel"); f.Value.String() == f.DefValue {
 		_ = flag.Set("test.parallel", "8")
 	}
-	// Under nohup(1), or in the background of a script, these are ignored, and would be by all that is started here.
+	// Under nohup(1) and in the background of a script these signals are ignored, and all processes
+	// started here would inherit that. Calling Notify undoes it.
 	for _, sig := range []os.Signal{syscall.SIGHUP, syscall.SIGINT} {
 		if signal.Ignored(sig) {
 			signal.Notify(make(chan os.Signal, 1), sig)
@@ -53,7 +56,7 @@ func TestMain(m *testing.M) {
 		defer common.stop()
 		os.Setenv("TMPDIR", dir)
 		stile = filepath.Join(dir, "stile")
-		// As go build would, but what go run has linked is kept for the next time.
+		// This does what go build does, but go run also caches the linked program.
 		build := exec.Command("go", "run", "-exec", "cp", ".", stile)
 		build.Stdout, build.Stderr = os.Stderr, os.Stderr
 		if err := build.Run(); err != nil {
@@ -63,11 +66,12 @@ func TestMain(m *testing.M) {
 	}())
 }
 
-// inMemory returns a directory for temporary files in memory, where there is room for the logs of many servers: each has
-// 128 MB, and a disk that many write to can take seconds for what a server has to wait for. Empty means that there is none.
+// inMemory returns a directory for temporary files in memory, or "" if there is none with enough
+// room. Each server has a log of 128 MB. On a disk that many servers write to, a sync can take
+// seconds.
 func inMemory() string {
 	const dir = "/dev/shm"
-	const noexec = 8 // ST_NOEXEC: the program is there, and scripts
+	const noexec = 8 // ST_NOEXEC: the directory must allow executing the program and scripts
 	var fs unix.Statfs_t
 	if os.Getenv("TMPDIR") != "" || unix.Statfs(dir, &fs) != nil || fs.Flags&noexec != 0 {
 		return ""
@@ -84,19 +88,20 @@ func inMemory() string {
 	return dir
 }
 
-// within is how long anything may take that happens at all. Only a failure takes that long, so it is a multiple of what a
-// busy machine needs.
-const within = 3 * time.Minute
+// testTimeout limits the wait for anything that should happen. Only a failure takes that long, so
+// it is a multiple of what a busy machine needs.
+const testTimeout = 3 * time.Minute
 
-// machine is a user's account on a machine where stile has never run.
+// machine is the account of a user on a machine where stile has never run.
 type machine struct {
-	t    *testing.T
-	dir  string // the home directory; its path is short, for sockets in it
-	long string // a part of the path of the state directory that makes it too long for a socket; usually empty
-	vars []string
-	// curious is set where a person is to be told of the servers of other users; in tests there are such everywhere.
-	curious bool
-	end     *os.File // a pipe in it, see untilTold
+	t       *testing.T
+	dir     string // the home directory; its path is short enough for sockets in it
+	longDir string // a directory name that makes the path of the state directory too long for a socket; usually empty
+	vars    []string
+	// showNeighborNotice lets stile print its notice about local servers of other users at a
+	// terminal. Tests usually suppress it, because other tests run such servers.
+	showNeighborNotice bool
+	endPipe            *os.File // the named pipe end in the home directory, see endableScript
 }
 
 func newMachine(t *testing.T) *machine {
@@ -114,54 +119,57 @@ func newMachine(t *testing.T) *machine {
 	if err := unix.Mkfifo(m.path("end"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if m.end, err = os.OpenFile(m.path("end"), os.O_RDWR, 0); err != nil { // so that neither side waits for the other to open it
+	// With O_RDWR, opening the pipe does not wait for the other side.
+	if m.endPipe, err = os.OpenFile(m.path("end"), os.O_RDWR, 0); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
 		m.killServers()
-		if socket, err := os.Readlink(m.link()); err == nil && strings.HasPrefix(socket, "/tmp/stile-") {
+		if socket, err := os.Readlink(m.socketLink()); err == nil && strings.HasPrefix(socket, "/tmp/stile-") {
 			os.RemoveAll(filepath.Dir(socket))
 		}
-		m.end.Close()
+		m.endPipe.Close()
 		os.RemoveAll(dir)
 	})
 	return m
 }
 
-// untilTold is a script that says that it has started, and ends when it is told so by [machine.tellEnd]. It does not poll.
-const untilTold = "touch started; read end <end"
+// endableScript creates the file started and ends when [machine.endScript] is called. It does not
+// poll.
+const endableScript = "touch started; read end <end"
 
-// tellEnd ends one script that reads the file called end, now or later.
-func (m *machine) tellEnd() {
+// endScript ends one script that reads from the pipe end, now or later.
+func (m *machine) endScript() {
 	m.t.Helper()
-	if _, err := m.end.WriteString("\n"); err != nil {
+	if _, err := m.endPipe.WriteString("\n"); err != nil {
 		m.t.Fatal(err)
 	}
 }
 
-// path returns a path in the home directory.
+// path returns the path of a file in the home directory.
 func (m *machine) path(elem ...string) string {
 	return filepath.Join(append([]string{m.dir}, elem...)...)
 }
 
-// home is the home of the machine's local server.
-func (m *machine) home() string { return m.path(".local", "state", m.long, "stile", "local") }
+// home returns the directory of the machine's local server.
+func (m *machine) home() string { return m.path(".local", "state", m.longDir, "stile", "local") }
 
-// lengthen gives the machine a state directory whose path does not fit into the address of a socket.
-func (m *machine) lengthen() {
-	m.long = strings.Repeat("x", 100)
-	m.set("XDG_STATE_HOME", m.path(".local", "state", m.long))
+// useLongStateDir gives the machine a state directory whose path is too long for the address of a
+// socket.
+func (m *machine) useLongStateDir() {
+	m.longDir = strings.Repeat("x", 100)
+	m.setenv("XDG_STATE_HOME", m.path(".local", "state", m.longDir))
 }
 
-// in returns the same machine for a part of the test.
-func (m *machine) in(t *testing.T) *machine {
-	return &machine{t: t, dir: m.dir, long: m.long, vars: slices.Clone(m.vars), end: m.end}
+// forSubtest returns the same machine for a subtest.
+func (m *machine) forSubtest(t *testing.T) *machine {
+	return &machine{t: t, dir: m.dir, longDir: m.longDir, vars: slices.Clone(m.vars), endPipe: m.endPipe}
 }
 
-// set puts a variable into the environment of the commands to come.
-func (m *machine) set(name, value string) { m.vars = append(m.vars, name+"="+value) }
+// setenv adds a variable to the environment of the commands that are started from now on.
+func (m *machine) setenv(name, value string) { m.vars = append(m.vars, name+"="+value) }
 
-// write makes a file with some text.
+// write creates a file in the home directory and returns its path.
 func (m *machine) write(name, text string, mode os.FileMode) string {
 	m.t.Helper()
 	if err := os.WriteFile(m.path(name), []byte(text), mode); err != nil {
@@ -170,7 +178,7 @@ func (m *machine) write(name, text string, mode os.FileMode) string {
 	return m.path(name)
 }
 
-// read returns the text of a file; empty if it is not there.
+// read returns the text of a file in the home directory, or "" if the file does not exist.
 func (m *machine) read(name string) string {
 	m.t.Helper()
 	b, err := os.ReadFile(m.path(name))
@@ -180,23 +188,23 @@ func (m *machine) read(name string) string {
 	return string(b)
 }
 
-// await waits until a file contains some text.
-func (m *machine) await(name, text string) {
+// awaitFile waits until a file in the home directory contains text.
+func (m *machine) awaitFile(name, text string) {
 	m.t.Helper()
 	eventually(m.t, fmt.Sprintf("%q in %s", text, name), func() bool { return strings.Contains(m.read(name), text) })
 }
 
-// command is a command that may be running.
+// command is a stile command. It may be running.
 type command struct {
 	*exec.Cmd
 	m              *machine
 	stdout, stderr output
 	done           chan struct{}
-	ended          time.Time // once done is closed
+	ended          time.Time // set before done is closed
 }
 
-// output is what a command has written so far. It is in a file: what has ended has written all of it there, and what is
-// left behind may have it open.
+// output is what a command has written so far. It goes to a file, not to a pipe: a process that the
+// command leaves behind may keep it open, and all output is there when the command has ended.
 type output struct{ file *os.File }
 
 func newOutput(t *testing.T) output {
@@ -219,7 +227,7 @@ func (o output) Bytes() []byte {
 
 func (o output) String() string { return string(o.Bytes()) }
 
-// command returns stile with these arguments, to be started.
+// command returns stile with these arguments. It is not started yet.
 func (m *machine) command(args ...string) *command {
 	m.t.Helper()
 	c := &command{
@@ -230,15 +238,15 @@ func (m *machine) command(args ...string) *command {
 	return c
 }
 
-// begin starts the command. It is killed at the end of the test, if need be.
-func (c *command) begin() *command {
+// spawn starts the command. The command is killed at the end of the test if it still runs.
+func (c *command) spawn() *command {
 	c.m.t.Helper()
 	if err := c.Start(); err != nil {
 		c.m.t.Fatal(err)
 	}
 	go func() {
 		defer close(c.done)
-		_ = c.Wait() // ProcessState has it
+		_ = c.Wait() // the result is in ProcessState
 		c.ended = time.Now()
 	}()
 	c.m.t.Cleanup(func() {
@@ -248,32 +256,33 @@ func (c *command) begin() *command {
 	return c
 }
 
-// code waits for the end and returns the exit code.
-func (c *command) code() int {
+// exitCode waits until the command ends and returns its exit code.
+func (c *command) exitCode() int {
 	c.m.t.Helper()
 	select {
 	case <-c.done:
-	case <-time.After(within):
-		c.m.t.Fatalf("%v has not ended within %v; stderr: %s", c.Args, within, c.stderr)
+	case <-time.After(testTimeout):
+		c.m.t.Fatalf("%v did not end within %v; stderr: %s", c.Args, testTimeout, c.stderr)
 	}
 	return c.ProcessState.ExitCode()
 }
 
-// wants checks the exit code and that stderr is one line with all the parts, or empty if there are none.
-func (c *command) wants(code int, parts ...string) {
+// expectExit checks the exit code, and that stderr is one line that contains all parts. Without
+// parts, stderr must be empty.
+func (c *command) expectExit(code int, parts ...string) {
 	c.m.t.Helper()
-	if got := c.code(); got != code {
+	if got := c.exitCode(); got != code {
 		c.m.t.Errorf("%v: exit code %d, want %d; stderr: %s", c.Args[1:], got, code, c.stderr)
 	}
-	said := c.stderr.String()
+	stderr := c.stderr.String()
 	for _, part := range parts {
-		if !strings.Contains(said, part) {
-			c.m.t.Errorf("%v: stderr does not say %q: %s", c.Args[1:], part, said)
+		if !strings.Contains(stderr, part) {
+			c.m.t.Errorf("%v: stderr does not contain %q: %s", c.Args[1:], part, stderr)
 		}
 	}
-	most := min(len(parts), 1)
-	if n := strings.Count(said, "\n"); n != most || most == 1 && !strings.HasPrefix(said, "stile: ") {
-		c.m.t.Errorf("%v: stderr has %d lines, want %d, beginning with stile: %s", c.Args[1:], n, most, said)
+	wantLines := min(len(parts), 1)
+	if n := strings.Count(stderr, "\n"); n != wantLines || wantLines == 1 && !strings.HasPrefix(stderr, "stile: ") {
+		c.m.t.Errorf("%v: stderr has %d lines, want %d, beginning with stile: %s", c.Args[1:], n, wantLines, stderr)
 	}
 }
 
@@ -285,38 +294,39 @@ func (c *command) signal(sig syscall.Signal) {
 	}
 }
 
-// runner returns stile run with these arguments, to be started. If they name no TTL it gets one that outlasts whatever a
-// busy machine does to it: only sessions that are to end have a short one.
-func (m *machine) runner(args ...string) *command {
+// runCommand returns stile run with these arguments. It is not started yet. Without --ttl in the
+// arguments it gets a TTL that survives any delay of a busy machine; only sessions that should
+// expire in a test have a short one.
+func (m *machine) runCommand(args ...string) *command {
 	m.t.Helper()
 	if !slices.Contains(args, "--ttl") {
-		args = append([]string{"--ttl", lasting}, args...)
+		args = append([]string{"--ttl", longTTL}, args...)
 	}
 	return m.command(append([]string{"run"}, args...)...)
 }
 
-const lasting = "50"
+const longTTL = "50"
 
-// run runs stile run.
+// run runs stile run and waits until it ends.
 func (m *machine) run(args ...string) *command {
 	m.t.Helper()
-	c := m.runner(args...).begin()
-	c.code()
+	c := m.runCommand(args...).spawn()
+	c.exitCode()
 	return c
 }
 
-// start starts stile run with sh as its command, and waits until the script has made a file called started, as it must.
-// What the shell itself says, of commands that were killed, is not shown.
+// start starts stile run with sh as its command, and waits until the script has created the file
+// started. Messages of the shell itself, about commands that were killed, are discarded.
 func (m *machine) start(script string, args ...string) *command {
 	m.t.Helper()
 	os.Remove(m.path("started"))
-	c := m.runner(append(slices.Clone(args), "--", "sh", "-c", "exec 2>/dev/null; "+script)...).begin()
+	c := m.runCommand(append(slices.Clone(args), "--", "sh", "-c", "exec 2>/dev/null; "+script)...).spawn()
 	eventually(m.t, "start of the script", func() bool {
 		started := m.exists("started")
 		select {
 		case <-c.done:
 			if !started {
-				m.t.Fatalf("%v has ended with %v: %s", c.Args, c.ProcessState, c.stderr)
+				m.t.Fatalf("%v ended with %v: %s", c.Args, c.ProcessState, c.stderr)
 			}
 		default:
 		}
@@ -325,18 +335,18 @@ func (m *machine) start(script string, args ...string) *command {
 	return c
 }
 
-// server is a stile serve that runs.
+// server is a running stile serve.
 type server struct {
 	*exec.Cmd
 	url    string
 	data   string
-	prefix string      // of all keys, if others use the server too
-	said   chan []byte // all that it has said after the ready line, once it has ended
+	prefix string      // prefix of all keys, if other tests use the server too
+	logged chan []byte // receives what the server has logged after the ready line, when the server ends
 }
 
-// launchServer starts stile serve on a free port of its own, and waits until it is ready.
+// launchServer starts stile serve on a free port and waits until it is ready.
 func launchServer(data string) (*server, error) {
-	s := &server{Cmd: exec.Command(stile, "serve", "--listen", "127.0.0.1:0", "--data", data), data: data, said: make(chan []byte, 1)}
+	s := &server{Cmd: exec.Command(stile, "serve", "--listen", "127.0.0.1:0", "--data", data), data: data, logged: make(chan []byte, 1)}
 	stderr, err := s.StderrPipe()
 	if err != nil {
 		return nil, err
@@ -349,14 +359,14 @@ func launchServer(data string) (*server, error) {
 		line, err := lines.ReadString('\n')
 		if err != nil {
 			s.kill()
-			return nil, fmt.Errorf("no ready line, but %q, %w", line, err)
+			return nil, fmt.Errorf("no ready line: got %q, %w", line, err)
 		}
-		_, rest, _ := strings.Cut(line, "url=") // on a busy machine it may say before that it is still starting
+		_, rest, _ := strings.Cut(line, "url=") // on a busy machine, lines about the start may come first
 		s.url, _, _ = strings.Cut(rest, " ")
 	}
 	go func() {
-		said, _ := io.ReadAll(lines) // ends with the server
-		s.said <- said
+		logged, _ := io.ReadAll(lines) // ends with the server
+		s.logged <- logged
 	}()
 	return s, nil
 }
@@ -366,7 +376,7 @@ func (s *server) kill() {
 	_ = s.Wait()
 }
 
-// serve starts stile serve for this test alone.
+// serve starts a stile serve for this test alone.
 func serve(t *testing.T) *server {
 	t.Helper()
 	s, err := launchServer(t.TempDir())
@@ -377,14 +387,14 @@ func serve(t *testing.T) *server {
 	return s
 }
 
-// common is the server of all tests that want one only to lock there.
+// common is the server of all tests that need a server only to lock on it.
 var common commonServer
 
 type commonServer struct {
 	once    sync.Once
 	server  *server
 	err     error
-	folders atomic.Int64
+	clients atomic.Int64 // number of tests that use the server
 }
 
 func (c *commonServer) stop() {
@@ -393,8 +403,8 @@ func (c *commonServer) stop() {
 	}
 }
 
-// shared returns the server that tests have in common, with a prefix for this one alone: to end a server, or to make it stand
-// still, there is serve.
+// shared returns the common server, with a key prefix for this test alone. A test that kills or
+// stops its server calls serve instead.
 func shared(t *testing.T) *server {
 	t.Helper()
 	common.once.Do(func() {
@@ -403,21 +413,21 @@ func shared(t *testing.T) *server {
 	if common.err != nil {
 		t.Fatal(common.err)
 	}
-	folder := fmt.Sprintf("/t%d", common.folders.Add(1))
-	return &server{url: common.server.url + folder, prefix: folder[1:] + "/"}
+	prefix := fmt.Sprintf("/t%d", common.clients.Add(1))
+	return &server{url: common.server.url + prefix, prefix: prefix[1:] + "/"}
 }
 
-// endpoint is the server's host:port.
+// endpoint returns the server's host:port.
 func (s *server) endpoint() string {
 	return strings.TrimSuffix(strings.TrimPrefix(s.url, "etcd://"), strings.TrimSuffix("/"+s.prefix, "/"))
 }
 
-// through is the server's URL for those who reach it by way of a wire.
-func (s *server) through(w *wire) string {
-	return strings.Replace(s.url, s.endpoint(), w.Addr().String(), 1)
+// urlVia returns the server's URL with the proxy's address in place of the server's.
+func (s *server) urlVia(p *proxy) string {
+	return strings.Replace(s.url, s.endpoint(), p.Addr().String(), 1)
 }
 
-// client connects to the server as anybody could.
+// client returns an etcd client of the server, with the test's prefix.
 func (s *server) client(t *testing.T) *clientv3.Client {
 	t.Helper()
 	cli := client(t, s.endpoint())
@@ -429,7 +439,7 @@ func (s *server) client(t *testing.T) *clientv3.Client {
 	return cli
 }
 
-// client connects to an etcd as anybody could.
+// client returns an etcd client.
 func client(t *testing.T, endpoint string) *clientv3.Client {
 	t.Helper()
 	cli, err := clientv3.New(clientv3.Config{Endpoints: []string{endpoint}, DialTimeout: 30 * time.Second})
@@ -440,10 +450,10 @@ func client(t *testing.T, endpoint string) *clientv3.Client {
 	return cli
 }
 
-// entries returns the keys in the line behind a name.
+// entries returns the keys of the entries in a lock's line.
 func entries(t *testing.T, cli *clientv3.Client, name string) []string {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), within)
+	ctx, cancel := context.WithTimeout(t.Context(), testTimeout)
 	defer cancel()
 	got, err := cli.Get(ctx, name+"/", clientv3.WithPrefix(), clientv3.WithKeysOnly())
 	if err != nil {
@@ -456,45 +466,45 @@ func entries(t *testing.T, cli *clientv3.Client, name string) []string {
 	return keys
 }
 
-// eventually waits for something that is no event.
-func eventually(t *testing.T, what string, happened func() bool) {
+// eventually polls until condition is true.
+func eventually(t *testing.T, what string, condition func() bool) {
 	t.Helper()
-	for deadline := time.Now().Add(within); !happened(); time.Sleep(5 * time.Millisecond) {
+	for deadline := time.Now().Add(testTimeout); !condition(); time.Sleep(5 * time.Millisecond) {
 		if time.Now().After(deadline) {
-			t.Fatalf("not within %v: %s", within, what)
+			t.Fatalf("timeout after %v: %s", testTimeout, what)
 		}
 	}
 }
 
-// uptime is a line of a script that writes down when it was run, in seconds since the machine was started. Unlike date(1)
-// that takes no process.
-func uptime(redirection string) string {
+// uptimeScript returns a line of a script that writes the time since boot, in seconds. Unlike
+// date(1) it starts no process.
+func uptimeScript(redirection string) string {
 	return "read up idle </proc/uptime; echo $up " + redirection
 }
 
-// takesAtBest checks that something takes less than a time, which one of ten times is enough for: a busy machine can make it
-// take longer, but a program that waits where it should not does so each time.
-func takesAtBest(t *testing.T, most time.Duration, what string, once func()) {
+// checkFastest checks that one of ten runs takes less than limit. A busy machine can slow down some
+// runs; a program that waits where it should not is slow in all of them.
+func checkFastest(t *testing.T, limit time.Duration, what string, run func()) {
 	t.Helper()
 	var took []time.Duration
 	for range 10 {
 		began := time.Now()
-		once()
-		if took = append(took, time.Since(began)); took[len(took)-1] < most {
+		run()
+		if took = append(took, time.Since(began)); took[len(took)-1] < limit {
 			return
 		}
 	}
-	t.Errorf("%s takes %v, want less than %v", what, took, most)
+	t.Errorf("%s takes %v, want less than %v for one of ten runs", what, took, limit)
 }
 
-// remaining returns how long the session of the first entry in a line has left.
-func remaining(t *testing.T, cli *clientv3.Client, name string) time.Duration {
+// remainingTTL returns the remaining TTL of the session of the first entry in a lock's line.
+func remainingTTL(t *testing.T, cli *clientv3.Client, name string) time.Duration {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), within)
+	ctx, cancel := context.WithTimeout(t.Context(), testTimeout)
 	defer cancel()
 	got, err := cli.Get(ctx, name+"/", clientv3.WithFirstCreate()...)
 	if err != nil || len(got.Kvs) == 0 {
-		t.Fatalf("nobody is in line for %s: %v", name, err)
+		t.Fatalf("no entry in the line of lock %s: %v", name, err)
 	}
 	lease, err := cli.TimeToLive(ctx, clientv3.LeaseID(got.Kvs[0].Lease))
 	if err != nil {
@@ -503,13 +513,14 @@ func remaining(t *testing.T, cli *clientv3.Client, name string) time.Duration {
 	return time.Duration(lease.TTL) * time.Second
 }
 
-// awaitRenewal waits until the session of the first entry in a line is renewed: it has more time left than a moment before.
+// awaitRenewal waits until the session of the first entry in a lock's line is renewed: until its
+// remaining TTL has grown.
 func awaitRenewal(t *testing.T, cli *clientv3.Client, name string) {
 	t.Helper()
-	last := remaining(t, cli, name)
-	eventually(t, "a renewal", func() bool {
+	last := remainingTTL(t, cli, name)
+	eventually(t, "renewal of the session", func() bool {
 		before := last
-		last = remaining(t, cli, name)
+		last = remainingTTL(t, cli, name)
 		return last > before
 	})
 }

@@ -21,8 +21,9 @@ import (
 	"github.com/stilelock/stile/cmd/stile/internal/filelock"
 )
 
-// server returns the process id of the machine's local server that was last started; 0 if none was.
-func (m *machine) server() int {
+// serverPID returns the process id of the machine's local server that was started last, or 0 if
+// there was none.
+func (m *machine) serverPID() int {
 	m.t.Helper()
 	log, err := os.ReadFile(filepath.Join(m.home(), "server.log"))
 	if err != nil {
@@ -39,7 +40,7 @@ func (m *machine) server() int {
 	return pid
 }
 
-// running reports whether there is a process that has not ended, with all its threads.
+// running reports whether a process exists and not all of its threads have ended.
 func running(pid int) bool {
 	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
@@ -48,23 +49,24 @@ func running(pid int) bool {
 	_, rest, _ := strings.Cut(string(stat), ") ")
 	f := strings.Fields(rest)
 	const state, threads = 0, 17
-	return f[state] != "Z" || f[threads] != "1" // Z: nobody has asked for its status yet
+	return f[state] != "Z" || f[threads] != "1" // Z: ended, but its parent has not waited for it
 }
 
-// killServer kills the machine's local server, if there is one, and waits for its end.
+// killServer kills the machine's local server, if there is one, and waits until it has ended.
 func (m *machine) killServer() {
-	pid := m.server()
+	pid := m.serverPID()
 	if args, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid)); !strings.Contains(string(args), m.home()) {
-		return // it has ended, and its number may be that of another by now
+		return // the server has ended, and its process id may be in use by another process
 	}
 	_ = syscall.Kill(pid, syscall.SIGKILL)
 	eventually(m.t, "end of the local server", func() bool { return !running(pid) })
 }
 
-// killServers kills all local servers that the test has started here, those too that are not ready yet.
+// killServers kills all local servers that the test has started, including those that are not ready
+// yet.
 func (m *machine) killServers() {
 	eventually(m.t, "end of the local servers", func() bool {
-		pids := m.servers()
+		pids := m.serverPIDs()
 		for _, pid := range pids {
 			_ = syscall.Kill(pid, syscall.SIGKILL)
 		}
@@ -72,124 +74,124 @@ func (m *machine) killServers() {
 	})
 }
 
-func TestTheFirstUseStartsAServerAndLaterOnesFindIt(t *testing.T) {
+func TestLocal_firstUseStartsServer(t *testing.T) {
 	t.Parallel()
 	m := newMachine(t)
 	c := m.run("demo", "--", "sh", "-c", "echo hello from $STILE_URL")
-	c.wants(0)
+	c.expectExit(0)
 	if got := c.stdout.String(); got != "hello from local:\n" {
-		t.Errorf("stdout %q", got)
+		t.Errorf("got stdout %q, want %q", got, "hello from local:\n")
 	}
-	pid := m.server()
+	pid := m.serverPID()
 	if pid == 0 || !running(pid) {
-		t.Fatalf("no server is running after the first use: %d", pid)
+		t.Fatalf("no server is running after the first use: got PID %d", pid)
 	}
-	m.set("STILE_URL", "local:")
-	m.run("demo", "--", "true").wants(0)
-	m.set("STILE_URL", "etcd://127.0.0.1:1")
-	m.run("--url", "local:", "demo", "--", "true").wants(0)
-	if again := m.server(); again != pid {
-		t.Errorf("later uses have started another server, %d after %d", again, pid)
+	m.setenv("STILE_URL", "local:")
+	m.run("demo", "--", "true").expectExit(0)
+	m.setenv("STILE_URL", "etcd://127.0.0.1:1")
+	m.run("--url", "local:", "demo", "--", "true").expectExit(0)
+	if again := m.serverPID(); again != pid {
+		t.Errorf("later uses have started another server: got PID %d, want %d", again, pid)
 	}
 }
 
-func TestRacingFirstUsesStartOneServer(t *testing.T) {
+func TestLocal_concurrentFirstUses(t *testing.T) {
 	t.Parallel()
 	m := newMachine(t)
 	m.write("counter", "0", 0o600)
 	var all []*command
-	const racers = 8
+	const clients = 8
 	script := "read n <counter; sleep 0.01; echo $((n+1)) >counter"
-	for range racers {
-		all = append(all, m.runner("demo", "--", "sh", "-c", script).begin())
+	for range clients {
+		all = append(all, m.runCommand("demo", "--", "sh", "-c", script).spawn())
 	}
 	for _, c := range all {
-		c.wants(0)
+		c.expectExit(0)
 	}
-	if got := strings.TrimSpace(m.read("counter")); got != strconv.Itoa(racers) {
-		t.Errorf("%d commands have counted to %s", racers, got)
+	if got := strings.TrimSpace(m.read("counter")); got != strconv.Itoa(clients) {
+		t.Errorf("%d commands have counted to %s", clients, got)
 	}
 }
 
-func TestADeadServerIsReplaced(t *testing.T) {
+func TestLocal_replacesDeadServer(t *testing.T) {
 	t.Parallel()
 	m := newMachine(t)
 	token := func() uint64 {
 		c := m.run("demo", "--", "sh", "-c", "echo $STILE_TOKEN")
-		c.wants(0)
+		c.expectExit(0)
 		n, err := strconv.ParseUint(strings.TrimSpace(c.stdout.String()), 10, 64)
 		if err != nil {
 			t.Fatal(err)
 		}
 		return n
 	}
-	before, pid := token(), m.server()
+	before, pid := token(), m.serverPID()
 	m.killServer()
-	if _, err := os.Stat(m.link()); err != nil {
-		t.Fatalf("the test wants the dead server's socket to be left: %v", err)
+	if _, err := os.Stat(m.socketLink()); err != nil {
+		t.Fatalf("this test needs the link to the dead server's socket: %v", err)
 	}
 	if after := token(); after <= before {
-		t.Errorf("the token went from %d to %d", before, after)
+		t.Errorf("got token %[2]d after token %[1]d, want a larger one", before, after)
 	}
-	if again := m.server(); again == pid || again == 0 {
-		t.Errorf("server %d after %d", again, pid)
+	if again := m.serverPID(); again == pid || again == 0 {
+		t.Errorf("got server PID %d, want a server other than %d", again, pid)
 	}
 }
 
-func TestAServerThatDiesJustAfterItWasFoundIsReplaced(t *testing.T) {
+func TestLocal_serverDiesAfterConnect(t *testing.T) {
 	t.Parallel()
 	m := newMachine(t)
-	l, err := net.Listen("unix", m.place())
+	l, err := net.Listen("unix", m.prepareRuntimeSocket())
 	if err != nil {
 		t.Fatal(err)
 	}
-	runs := m.lockPID()
+	lock := m.lockPIDFile()
 	go func() {
-		_, _ = l.Accept() // somebody has found it
+		_, _ = l.Accept() // a client has found the server
 		l.Close()
-		runs.Unlock()
+		lock.Unlock()
 	}()
-	m.run("demo", "--", "true").wants(0)
-	if m.server() == 0 {
+	m.run("demo", "--", "true").expectExit(0)
+	if m.serverPID() == 0 {
 		t.Error("no server was started")
 	}
 }
 
-// A cron job has no XDG_RUNTIME_DIR, a login has one: they must exclude each other. A server of an earlier version has its
-// socket there.
-func TestTheSameServerIsFoundWithoutARuntimeDirectory(t *testing.T) {
+// A cron job has no XDG_RUNTIME_DIR and a login has one; both must use the same server, so that
+// they exclude each other. A server of an earlier version has its socket in that directory.
+func TestLocal_withoutRuntimeDir(t *testing.T) {
 	t.Parallel()
 	m := newMachine(t)
-	m.background(m.place(), time.Hour)
-	m.start(sleeper, "demo")
-	pid := m.server()
-	m.set("XDG_RUNTIME_DIR", "")
-	m.run("-n", "demo", "--", "true").wants(75, "demo")
-	if again := m.server(); again != pid {
-		t.Errorf("another server was started: %d after %d", again, pid)
+	m.startBackground(m.prepareRuntimeSocket(), time.Hour)
+	m.start(sleepScript, "demo")
+	pid := m.serverPID()
+	m.setenv("XDG_RUNTIME_DIR", "")
+	m.run("-n", "demo", "--", "true").expectExit(75, "demo")
+	if again := m.serverPID(); again != pid {
+		t.Errorf("another server was started: got PID %d, want %d", again, pid)
 	}
 }
 
-// It may be a part of what has started it, and end with that: a service of systemd, for example.
-func TestHoldsAndWaitersOutliveTheServer(t *testing.T) {
+// The server may end together with what started it, for example with a systemd service.
+func TestLocal_holdsSurviveKilledServer(t *testing.T) {
 	t.Parallel()
 	m := newMachine(t)
-	holder := m.start(untilTold, "demo")
-	waiter := m.runner("-v", "demo", "--", "true").begin()
-	eventually(t, "the waiter in line", func() bool { return strings.Contains(waiter.stderr.String(), "next in line") })
-	before := m.server()
+	holder := m.start(endableScript, "demo")
+	waiter := m.runCommand("-v", "demo", "--", "true").spawn()
+	eventually(t, "waiter in line", func() bool { return strings.Contains(waiter.stderr.String(), "next in line") })
+	before := m.serverPID()
 	m.killServer()
-	eventually(t, "another server", func() bool { return m.server() != before && running(m.server()) })
-	m.run("-n", "demo", "--", "true").wants(75, "demo")
-	m.tellEnd()
-	holder.wants(0)
-	if code := waiter.code(); code != 0 {
-		t.Errorf("the waiter: exit code %d: %s", code, waiter.stderr)
+	eventually(t, "another server", func() bool { return m.serverPID() != before && running(m.serverPID()) })
+	m.run("-n", "demo", "--", "true").expectExit(75, "demo")
+	m.endScript()
+	holder.expectExit(0)
+	if code := waiter.exitCode(); code != 0 {
+		t.Errorf("waiter: got exit code %d, want 0; stderr: %s", code, waiter.stderr)
 	}
 }
 
-// lockPID does what a server does that runs.
-func (m *machine) lockPID() *filelock.Lock {
+// lockPIDFile locks the pid file, as a running server does.
+func (m *machine) lockPIDFile() *filelock.Lock {
 	m.t.Helper()
 	lock, err := filelock.Try(filepath.Join(m.home(), "pid"), filelock.Exclusive)
 	if err != nil {
@@ -198,19 +200,19 @@ func (m *machine) lockPID() *filelock.Lock {
 	return lock
 }
 
-// In the copy there is a link to the socket of the server of the other.
-func TestACopyOfAHomeHasAServerOfItsOwn(t *testing.T) {
+// The copy contains a link to the original server's socket.
+func TestLocal_copiedHome(t *testing.T) {
 	t.Parallel()
 	m := newMachine(t)
-	m.start(sleeper, "demo")
-	copied := m.in(t)
-	copied.set("XDG_STATE_HOME", m.path("copy"))
-	// While the files do not change: a copy of half of a change is damaged, as every backup of that kind is.
-	original := m.server()
+	m.start(sleepScript, "demo")
+	copied := m.forSubtest(t)
+	copied.setenv("XDG_STATE_HOME", m.path("copy"))
+	// The server must not write meanwhile: a copy of a half-finished write is damaged.
+	original := m.serverPID()
 	if err := syscall.Kill(original, syscall.SIGSTOP); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "standstill of the server", func() bool { return stopped(t, original) })
+	eventually(t, "stop of the server", func() bool { return stopped(t, original) })
 	out, err := exec.Command("cp", "-a", m.path(".local", "state"), m.path("copy")).CombinedOutput()
 	if e := syscall.Kill(original, syscall.SIGCONT); err != nil || e != nil {
 		t.Fatalf("%v, %v: %s", err, e, out)
@@ -220,15 +222,16 @@ func TestACopyOfAHomeHasAServerOfItsOwn(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	copied.run("-n", "other", "--", "true").wants(0)
+	copied.run("-n", "other", "--", "true").expectExit(0)
 	after, err := os.ReadFile(pid)
 	if err != nil || string(after) == string(before) {
-		t.Fatalf("the server of the copy is that of the other home, or there is none: %s, %v", after, err)
+		t.Fatalf("the copy has no server of its own: got pid file %s, %v", after, err)
 	}
 }
 
-// servers returns the process ids of the machine's local servers, with those that are not ready yet.
-func (m *machine) servers() []int {
+// serverPIDs returns the process ids of the machine's local servers, including those that are not
+// ready yet.
+func (m *machine) serverPIDs() []int {
 	m.t.Helper()
 	files, err := filepath.Glob("/proc/[0-9]*/cmdline")
 	if err != nil {
@@ -236,7 +239,7 @@ func (m *machine) servers() []int {
 	}
 	var pids []int
 	for _, file := range files {
-		args, _ := os.ReadFile(file) // empty once it has ended
+		args, _ := os.ReadFile(file) // empty if the process has ended
 		if !strings.Contains(string(args), "--background\x00"+m.dir+"/") {
 			continue
 		}
@@ -247,21 +250,23 @@ func (m *machine) servers() []int {
 	return pids
 }
 
-// On a busy machine a start takes a while, and who does not want to wait types ^C and tries again.
-func TestAServerThatWasOnItsWayAlreadyWillDo(t *testing.T) {
+// On a busy machine a start takes a while, and a user types ^C and tries again.
+func TestLocal_serverAlreadyStarting(t *testing.T) {
 	t.Parallel()
 	m := newMachine(t)
-	m.place()
-	busy := m.lockPID()
-	first := m.command("serve", "--background", m.home(), "--socket", m.place()).begin() // its starter was stopped
-	again := m.runner("demo", "--", "true").begin()
-	busy.Unlock()
-	again.wants(0)
-	// If the one that was on its way has not been the first to run, it has noticed and ended. So there is never more than one.
-	if pid := m.server(); pid != 0 && pid != first.Process.Pid {
-		eventually(t, "end of the server that came too late", func() bool {
+	m.prepareRuntimeSocket()
+	lock := m.lockPIDFile()
+	// The stile run that has started this server was interrupted.
+	starting := m.command("serve", "--background", m.home(), "--socket", m.prepareRuntimeSocket()).spawn()
+	next := m.runCommand("demo", "--", "true").spawn()
+	lock.Unlock()
+	next.expectExit(0)
+	// If the first server was not the first to lock the pid file, it has noticed that and ended. So
+	// there is never more than one server.
+	if pid := m.serverPID(); pid != 0 && pid != starting.Process.Pid {
+		eventually(t, "end of the second server", func() bool {
 			select {
-			case <-first.done:
+			case <-starting.done:
 				return true
 			default:
 				return false
@@ -270,16 +275,16 @@ func TestAServerThatWasOnItsWayAlreadyWillDo(t *testing.T) {
 	}
 }
 
-// There may be a hundred who hold something while the disk is full.
-func TestAServerThatCannotStartIsStartedLessAndLessOften(t *testing.T) {
+// A hundred holders may try to start a server while the disk is full.
+func TestLocal_restartBackoff(t *testing.T) {
 	t.Parallel()
 	m := newMachine(t)
-	m.start(sleeper, "--ttl", "300", "demo")
+	m.start(sleepScript, "--ttl", "300", "demo")
 	data := filepath.Join(m.home(), "data")
 	if err := os.Rename(data, data+".away"); err != nil {
 		t.Fatal(err)
 	}
-	m.put("in the way", "data")
+	m.writeServerFile("in the way", "data")
 	m.killServer()
 	pid := filepath.Join(m.home(), "pid")
 	last, err := os.ReadFile(pid)
@@ -302,35 +307,36 @@ func TestAServerThatCannotStartIsStartedLessAndLessOften(t *testing.T) {
 		}
 		starts = append(starts, info.ModTime())
 	}
-	for i, least := range []time.Duration{2 * time.Second, 4 * time.Second} {
-		if got := starts[i+1].Sub(starts[i]); got < least {
-			t.Errorf("started again after %v, want at least %v", got, least)
+	for i, minDelay := range []time.Duration{2 * time.Second, 4 * time.Second} {
+		if got := starts[i+1].Sub(starts[i]); got < minDelay {
+			t.Errorf("started again after %v, want at least %v", got, minDelay)
 		}
 	}
 }
 
-// link leads to the socket of the machine's local server.
-func (m *machine) link() string { return filepath.Join(m.home(), "socket") }
+// socketLink returns the path of the link to the local server's socket.
+func (m *machine) socketLink() string { return filepath.Join(m.home(), "socket") }
 
-// Those who hold something look for it there.
-func TestTheNextServerIsWhereTheLastOneWas(t *testing.T) {
+// Holders look for the next server at the same socket.
+func TestLocal_keepsSocketPath(t *testing.T) {
 	t.Parallel()
 	m := newMachine(t)
-	m.run("demo", "--", "true").wants(0)
-	before, err := os.Readlink(m.link())
+	m.run("demo", "--", "true").expectExit(0)
+	before, err := os.Readlink(m.socketLink())
 	m.killServer()
-	m.symlink(m.path(".local", "state"), m.path("state")) // by another path it is the same home
-	m.set("XDG_STATE_HOME", m.path("state"))
-	m.set("XDG_RUNTIME_DIR", "")
-	m.run("demo", "--", "true").wants(0)
-	if after, e := os.Readlink(m.link()); err != nil || e != nil || after != before {
-		t.Errorf("it was at %s, and the next one is at %s: %v, %v", before, after, err, e)
+	m.symlink(m.path(".local", "state"), m.path("state")) // another path of the same home
+	m.setenv("XDG_STATE_HOME", m.path("state"))
+	m.setenv("XDG_RUNTIME_DIR", "")
+	m.run("demo", "--", "true").expectExit(0)
+	if after, e := os.Readlink(m.socketLink()); err != nil || e != nil || after != before {
+		t.Errorf("the next server's socket is %[2]s, want %[1]s: %[3]v, %[4]v", before, after, err, e)
 	}
 }
 
-// place makes what there is of a local server before it runs, as an earlier version would: with the socket in the runtime
-// directory. It returns the path of that.
-func (m *machine) place() string {
+// prepareRuntimeSocket creates the directories and the socket link of a local server of an earlier
+// version, which had its socket in the runtime directory. It returns the path of the socket, which
+// does not exist yet.
+func (m *machine) prepareRuntimeSocket() string {
 	m.t.Helper()
 	sum := sha256.Sum256([]byte(m.home()))
 	socket := m.path("run", "stile", fmt.Sprintf("local-%x.sock", sum[:6]))
@@ -339,16 +345,16 @@ func (m *machine) place() string {
 			m.t.Fatal(err)
 		}
 	}
-	if err := os.Symlink(socket, m.link()); err != nil && !errors.Is(err, fs.ErrExist) {
+	if err := os.Symlink(socket, m.socketLink()); err != nil && !errors.Is(err, fs.ErrExist) {
 		m.t.Fatal(err)
 	}
 	return socket
 }
 
-// background starts the machine's local server by hand, to be idle for no longer than that.
-func (m *machine) background(socket string, idle time.Duration) *command {
+// startBackground starts the machine's local server directly, with this idle timeout.
+func (m *machine) startBackground(socket string, idle time.Duration) *command {
 	m.t.Helper()
-	c := m.command("serve", "--background", m.home(), "--socket", socket, "--idle", idle.String()).begin()
+	c := m.command("serve", "--background", m.home(), "--socket", socket, "--idle", idle.String()).spawn()
 	eventually(m.t, "the socket", func() bool {
 		_, err := os.Stat(socket)
 		return err == nil
@@ -356,38 +362,39 @@ func (m *machine) background(socket string, idle time.Duration) *command {
 	return c
 }
 
-func TestAnIdleServerEndsByItself(t *testing.T) {
+func TestLocal_idleTimeout(t *testing.T) {
 	t.Parallel()
 	m := newMachine(t)
-	place := m.place()
-	looking, err := filelock.Try(filepath.Join(m.home(), "lock"), filelock.Shared) // it does not end while somebody looks for it
+	socket := m.prepareRuntimeSocket()
+	// The server does not end while a client holds this lock.
+	searching, err := filelock.Try(filepath.Join(m.home(), "lock"), filelock.Shared)
 	if err != nil {
 		t.Fatal(err)
 	}
-	server := m.background(place, time.Second)
+	server := m.startBackground(socket, time.Second)
 	holder := m.start("touch started; sleep 3; kill -0 "+strconv.Itoa(server.Process.Pid), "demo")
-	looking.Unlock()
-	holder.wants(0) // the server was there after three times its idle time
-	if code := server.code(); code != 0 {
-		t.Errorf("exit code %d: %s", code, server.stderr)
+	searching.Unlock()
+	holder.expectExit(0) // the server still ran after three times its idle timeout
+	if code := server.exitCode(); code != 0 {
+		t.Errorf("got exit code %d, want 0; stderr: %s", code, server.stderr)
 	}
-	if said := server.stderr.String(); !strings.Contains(said, "idle") {
-		t.Errorf("the server does not say why it ends: %s", said)
+	if printed := server.stderr.String(); !strings.Contains(printed, "idle") {
+		t.Errorf("the log does not say that the server ends because it is idle: %s", printed)
 	}
-	m.run("demo", "--", "true").wants(0)
-	if m.server() == 0 {
-		t.Error("no server was started after the idle one has ended")
+	m.run("demo", "--", "true").expectExit(0)
+	if m.serverPID() == 0 {
+		t.Error("no server was started after the end of the idle one")
 	}
 }
 
-func TestTheServerListensOnNothingButItsSocket(t *testing.T) {
+func TestLocal_listensOnSocketOnly(t *testing.T) {
 	t.Parallel()
 	m := newMachine(t)
-	m.run("demo", "--", "true").wants(0)
-	pid := m.server()
+	m.run("demo", "--", "true").expectExit(0)
+	pid := m.serverPID()
 	fds, err := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", pid))
 	if err != nil || len(fds) == 0 {
-		t.Fatalf("found no open files of the server: %v", err)
+		t.Fatalf("the server has no open files: %v", err)
 	}
 	sockets := map[string]bool{}
 	for _, fd := range fds {
@@ -408,27 +415,28 @@ func TestTheServerListensOnNothingButItsSocket(t *testing.T) {
 		}
 	}
 	if info, err := os.Stat(m.home()); err != nil || info.Mode().Perm() != 0o700 {
-		t.Errorf("%s: %v, %v, want it to be private", m.home(), info, err)
+		t.Errorf("%s: got %v, %v, want mode 0700", m.home(), info, err)
 	}
 }
 
-// The server outlives its first user, and what that had in the environment can be read in /proc for as long.
-func TestTheServerGetsNoSecretsOfItsFirstUser(t *testing.T) {
+// The server runs longer than its first user, and its environment can be read in /proc all the
+// time.
+func TestLocal_environment(t *testing.T) {
 	t.Parallel()
 	m := newMachine(t)
 	for _, name := range []string{
 		"AWS_SECRET_ACCESS_KEY", "PGPASSWORD", "STILE_SECRET", "NOTIFY_SOCKET", "SSH_AUTH_SOCK", "GOPROXY", "ETCD_NAME",
 		"LCX", "PATHS", "HOMES", "_XDG_",
 	} {
-		m.set(name, "not for the server")
+		m.setenv(name, "not for the server")
 	}
 	passed := []string{"LANG=C", "LC_TIME=C", "TMPDIR=" + m.dir, "TZ=UTC", "GOMAXPROCS=1", "XDG_DATA_HOME=" + m.dir}
 	for _, v := range passed {
 		name, value, _ := strings.Cut(v, "=")
-		m.set(name, value)
+		m.setenv(name, value)
 	}
-	m.run("demo", "--", "true").wants(0)
-	environ, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", m.server()))
+	m.run("demo", "--", "true").expectExit(0)
+	environ, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", m.serverPID()))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -441,20 +449,21 @@ func TestTheServerGetsNoSecretsOfItsFirstUser(t *testing.T) {
 	}
 }
 
-// What is stopped with a command is known by its environment.
-func TestTheServerIsNoPartOfTheCommandThatHasStartedIt(t *testing.T) {
+// The processes of a command that is stopped are recognized by their environment.
+func TestLocal_notStoppedWithCommand(t *testing.T) {
 	t.Parallel()
 	m, s := newMachine(t), shared(t)
 	c := m.start(stile+` run --url local: inner -- true; touch started; while :; do read end <end; done`, "--url", s.url, "outer")
 	evict(t, s.client(t), "outer")
-	c.wants(79, "stopping the command")
-	if pid := m.server(); !running(pid) {
-		t.Error("the local server was stopped with the command that has started it")
+	c.expectExit(79, "stopping the command")
+	if pid := m.serverPID(); !running(pid) {
+		t.Error("the local server was stopped together with the command that started it")
 	}
 }
 
-// What a shell has open, a lock of flock(1) for example, must not stay open for as long as the server runs.
-func TestTheServerKeepsNothingOpen(t *testing.T) {
+// Files that a shell has open, such as a lock file of flock(1), must not stay open as long as the
+// server runs.
+func TestLocal_closesInheritedFiles(t *testing.T) {
 	t.Parallel()
 	m := newMachine(t)
 	r, w, err := os.Pipe()
@@ -462,14 +471,14 @@ func TestTheServerKeepsNothingOpen(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer r.Close()
-	c := m.runner("demo", "--", "sh", "-c", "echo from the command >&7")
+	c := m.runCommand("demo", "--", "sh", "-c", "echo from the command >&7")
 	c.ExtraFiles = []*os.File{3: nil, 4: w} // becomes file 7, as a shell's exec 7> would
 	c.Stdin = nil
-	c.begin().wants(0)
+	c.spawn().expectExit(0)
 	w.Close()
 	read := make(chan string)
 	go func() {
-		text, _ := io.ReadAll(r) // ends when nobody has the pipe open
+		text, _ := io.ReadAll(r) // ends when no process has the pipe open for writing
 		read <- string(text)
 	}()
 	select {
@@ -477,20 +486,20 @@ func TestTheServerKeepsNothingOpen(t *testing.T) {
 		if text != "from the command\n" {
 			t.Errorf("the command could not write to an inherited file: %q", text)
 		}
-	case <-time.After(within): // the server waits for ten minutes for somebody to need it
-		t.Error("the server has an inherited file open")
+	case <-time.After(testTimeout): // the server's idle timeout is ten minutes
+		t.Error("the server keeps an inherited file open")
 	}
-	if pid := m.server(); !running(pid) {
-		t.Errorf("the server, %d, is not running", pid)
+	if pid := m.serverPID(); !running(pid) {
+		t.Errorf("the server (PID %d) is not running", pid)
 	}
 }
 
-func TestOnABareMachineThroughGoRun(t *testing.T) {
+func TestLocal_goRun(t *testing.T) {
 	t.Parallel()
 	m := newMachine(t)
 	c := exec.Command("go", "run", ".", "run", "demo", "--", "echo", "hello")
 	c.Env = append(os.Environ(), "HOME="+m.dir, "XDG_RUNTIME_DIR="+m.path("run"), "XDG_STATE_HOME=", "STILE_URL=")
-	for _, name := range []string{"GOCACHE", "GOMODCACHE", "GOPATH"} { // which would follow HOME
+	for _, name := range []string{"GOCACHE", "GOMODCACHE", "GOPATH"} { // whose defaults depend on HOME
 		value, err := exec.Command("go", "env", name).Output()
 		if err != nil {
 			t.Fatal(err)
@@ -499,14 +508,14 @@ func TestOnABareMachineThroughGoRun(t *testing.T) {
 	}
 	out, err := c.Output()
 	if err != nil || string(out) != "hello\n" {
-		t.Errorf("stdout %q, %v", out, err)
+		t.Errorf("got stdout %q, %v, want hello", out, err)
 	}
-	if pid := m.server(); !running(pid) {
-		t.Errorf("the server, %d, is not running", pid)
+	if pid := m.serverPID(); !running(pid) {
+		t.Errorf("the server (PID %d) is not running", pid)
 	}
 }
 
-func TestAnUnknownSchemeTellsOfTheLocalServerToo(t *testing.T) {
+func TestRun_unknownScheme(t *testing.T) {
 	t.Parallel()
-	newMachine(t).run("--url", "foo://h", "demo", "--", "true").wants(125, `"foo"`, "etcd://", "local:")
+	newMachine(t).run("--url", "foo://h", "demo", "--", "true").expectExit(125, `"foo"`, "etcd://", "local:")
 }

@@ -19,9 +19,10 @@ import (
 	"go.etcd.io/bbolt"
 )
 
-// What can be wrong with the place of a local server is recovered from, or refused with one line that says what to do.
+// If something is wrong with the directory of a local server, stile recovers, or fails with one
+// line that says what to do.
 
-// mkdir makes a directory in the home directory, with those above it.
+// mkdir creates a directory in the home directory, with its parents.
 func (m *machine) mkdir(mode os.FileMode, elem ...string) string {
 	m.t.Helper()
 	dir := m.path(elem...)
@@ -42,8 +43,8 @@ func (m *machine) symlink(target, path string) {
 	}
 }
 
-// put writes a file of the local server.
-func (m *machine) put(text string, elem ...string) {
+// writeServerFile writes a file into the directory of the local server.
+func (m *machine) writeServerFile(text string, elem ...string) {
 	m.t.Helper()
 	path := filepath.Join(append([]string{m.home()}, elem...)...)
 	if err := os.MkdirAll(m.home(), 0o700); err != nil {
@@ -54,13 +55,14 @@ func (m *machine) put(text string, elem ...string) {
 	}
 }
 
-// usedSocket returns the path of the socket that the local server has had, and will have again; nothing is there.
-func (m *machine) usedSocket() string {
+// freedSocketPath returns the path of the socket that the local server had and will use again. No
+// file exists there.
+func (m *machine) freedSocketPath() string {
 	m.t.Helper()
-	m.run("demo", "--", "true").wants(0)
+	m.run("demo", "--", "true").expectExit(0)
 	m.killServer()
-	socket, err := os.Readlink(m.link())
-	for _, file := range []string{m.link(), socket} {
+	socket, err := os.Readlink(m.socketLink())
+	for _, file := range []string{m.socketLink(), socket} {
 		err = cmp.Or(err, os.Remove(file))
 	}
 	if err != nil {
@@ -69,20 +71,20 @@ func (m *machine) usedSocket() string {
 	return socket
 }
 
-// needsRoot skips the test where it cannot be somebody else, or mount something.
-func needsRoot(t *testing.T) {
+// requireRoot skips a test that has to act as another user or mount a file system.
+func requireRoot(t *testing.T) {
 	t.Helper()
 	if os.Getuid() != 0 {
-		t.Skip("SKIPPED: this test has to be root")
+		t.Skip("SKIPPED: this test needs root")
 	}
 }
 
-// mount mounts a file system in memory. Mounted again it gets other options.
+// mount mounts a file system in memory. With MS_REMOUNT it changes the options of a mounted one.
 func (m *machine) mount(dir, options string, flags uintptr) {
 	m.t.Helper()
-	needsRoot(m.t)
+	requireRoot(m.t)
 	if err := syscall.Mount("tmpfs", dir, "tmpfs", flags, options); err != nil {
-		m.t.Skipf("SKIPPED: this machine does not let root mount a file system: %v", err)
+		m.t.Skipf("SKIPPED: root cannot mount a file system on this machine: %v", err)
 	}
 	if flags&syscall.MS_REMOUNT != 0 {
 		return
@@ -93,16 +95,16 @@ func (m *machine) mount(dir, options string, flags uintptr) {
 	})
 }
 
-// A guest is a user that the system does not know, and whose home directory the machine's is.
+// guest is a machine whose user is unknown to the system and owns the home directory.
 type guest struct {
 	*machine
 	uid int
 }
 
-// asGuest makes the machine that of a user that nobody else is: all users share /tmp.
+// asGuest gives the machine to a user id that nobody else uses, because all users share /tmp.
 func (m *machine) asGuest() *guest {
 	m.t.Helper()
-	needsRoot(m.t)
+	requireRoot(m.t)
 	uid := 100_000 + rand.IntN(1_000_000_000)
 	g := &guest{machine: m, uid: uid}
 	err := filepath.WalkDir(m.dir, func(path string, _ fs.DirEntry, err error) error {
@@ -120,27 +122,27 @@ func (m *machine) asGuest() *guest {
 	return g
 }
 
-// run is run by the guest.
+// run runs stile run as the guest.
 func (g *guest) run(args ...string) *command {
 	g.t.Helper()
 	c := g.command(append([]string{"run"}, args...)...)
 	c.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uint32(g.uid), Gid: uint32(g.uid)}}
-	c.begin().code()
+	c.spawn().exitCode()
 	return c
 }
 
-func TestNoPlaceForALocalServer(t *testing.T) {
+func TestLocal_unusableDirectory(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
 		prepare func(m *machine)
 		parts   []string
 	}{
-		"home is no directory": {
-			func(m *machine) { m.set("HOME", m.write("file", "", 0o600)) },
+		"home is a file": {
+			func(m *machine) { m.setenv("HOME", m.write("file", "", 0o600)) },
 			[]string{"file", "XDG_STATE_HOME", "--url"},
 		},
 		"home is relative": {
-			func(m *machine) { m.set("HOME", "here") },
+			func(m *machine) { m.setenv("HOME", "here") },
 			[]string{"home directory is unknown", "set HOME or XDG_STATE_HOME"},
 		},
 		"home is read-only": {
@@ -151,13 +153,13 @@ func TestNoPlaceForALocalServer(t *testing.T) {
 			func(m *machine) { m.mount(m.mkdir(0o700, ".local"), "size=64k", 0) },
 			[]string{"local server did not start", "no space left on device", "free some space", "XDG_STATE_HOME", "--url"},
 		},
-		"a directory where the socket should be": {
-			func(m *machine) { m.mkdir(0o700, strings.TrimPrefix(m.usedSocket(), m.dir), "x") },
+		"directory in place of the socket": {
+			func(m *machine) { m.mkdir(0o700, strings.TrimPrefix(m.freedSocketPath(), m.dir), "x") },
 			[]string{"local server did not start", "local/server.sock", "--url"},
 		},
-		"a stranger where the socket should be": {
+		"another program at the socket": {
 			func(m *machine) {
-				l, err := net.Listen("unix", m.usedSocket())
+				l, err := net.Listen("unix", m.freedSocketPath())
 				if err != nil {
 					m.t.Fatal(err)
 				}
@@ -165,7 +167,7 @@ func TestNoPlaceForALocalServer(t *testing.T) {
 			},
 			[]string{"local server did not start", "another program listens", "local/server.sock", "XDG_STATE_HOME", "--url"},
 		},
-		"home open to others": {
+		"home accessible to others": {
 			func(m *machine) { m.mkdir(0o755, ".local", "state", "stile", "local") },
 			[]string{"stile/local", "accessible to other users", "chmod 700", "--url"},
 		},
@@ -177,7 +179,7 @@ func TestNoPlaceForALocalServer(t *testing.T) {
 			[]string{"stile/local", "is not a directory", "move it away", "--url"},
 		},
 		"data is a file": {
-			func(m *machine) { m.put("", "data") },
+			func(m *machine) { m.writeServerFile("", "data") },
 			[]string{"local server did not start", "local/data", "not a directory", "--url"},
 		},
 	} {
@@ -185,67 +187,67 @@ func TestNoPlaceForALocalServer(t *testing.T) {
 			t.Parallel()
 			m := newMachine(t)
 			c.prepare(m)
-			m.run("demo", "--", "true").wants(125, c.parts...)
+			m.run("demo", "--", "true").expectExit(125, c.parts...)
 		})
 	}
 }
 
-func TestAFullDiskIsAllRightAgainWithRoom(t *testing.T) {
+func TestLocal_recoversFromFullDisk(t *testing.T) {
 	t.Parallel()
 	m := newMachine(t)
 	dir := m.mkdir(0o700, ".local")
 	m.mount(dir, "size=64k", 0)
-	m.run("demo", "--", "true").wants(125, "no space left on device", "free some space")
+	m.run("demo", "--", "true").expectExit(125, "no space left on device", "free some space")
 	m.mount(dir, "size=200m", syscall.MS_REMOUNT)
-	m.run("demo", "--", "true").wants(0)
+	m.run("demo", "--", "true").expectExit(0)
 }
 
-func TestPlacesThatTheUserMayNotWriteTo(t *testing.T) {
+func TestLocal_permissionDenied(t *testing.T) {
 	t.Parallel()
 	t.Run("home", func(t *testing.T) {
 		t.Parallel()
 		g := newMachine(t).asGuest()
 		g.mkdir(0o500)
-		g.run("demo", "--", "true").wants(125, ".local", "permission denied", "XDG_STATE_HOME", "--url")
+		g.run("demo", "--", "true").expectExit(125, ".local", "permission denied", "XDG_STATE_HOME", "--url")
 	})
-	t.Run("state directory of somebody else", func(t *testing.T) {
+	t.Run("state directory of another user", func(t *testing.T) {
 		t.Parallel()
 		m := newMachine(t)
-		m.put("", "lock")
+		m.writeServerFile("", "lock")
 		g := m.asGuest()
 		if err := os.Chown(m.home(), 0, 0); err != nil {
 			t.Fatal(err)
 		}
-		g.run("demo", "--", "true").wants(125, "stile/local belongs to user root (0)", "XDG_STATE_HOME", "--url")
+		g.run("demo", "--", "true").expectExit(125, "stile/local belongs to user root (0)", "XDG_STATE_HOME", "--url")
 	})
 }
 
-func TestWithoutAHomeDirectory(t *testing.T) {
+func TestLocal_withoutHome(t *testing.T) {
 	t.Parallel()
 	g := newMachine(t).asGuest()
-	g.set("HOME", "")
-	g.run("demo", "--", "true").wants(125, "HOME is not set", "set HOME or XDG_STATE_HOME")
-	g.set("XDG_STATE_HOME", g.path(".local", "state"))
-	g.run("demo", "--", "true").wants(0)
+	g.setenv("HOME", "")
+	g.run("demo", "--", "true").expectExit(125, "HOME is not set", "set HOME or XDG_STATE_HOME")
+	g.setenv("XDG_STATE_HOME", g.path(".local", "state"))
+	g.run("demo", "--", "true").expectExit(0)
 }
 
-// sudo may leave HOME as it is: that must not become a reason to remove what the user has there.
-func TestRootIsNotToldToRemoveTheDataOfAUser(t *testing.T) {
+// sudo may keep the user's HOME. The advice to root must not be to remove the user's data.
+func TestLocal_rootInHomeOfUser(t *testing.T) {
 	t.Parallel()
 	g := newMachine(t).asGuest()
-	g.run("demo", "--", "true").wants(0)
+	g.run("demo", "--", "true").expectExit(0)
 	c := g.machine.run("demo", "--", "true")
-	c.wants(125, fmt.Sprintf("belongs to user %d", g.uid), "this is user root (0)", "run stile as that user", "sudo -H", "--url")
-	if said := c.stderr.String(); strings.Contains(said, "remove") {
-		t.Errorf("stderr says to remove something: %s", said)
+	c.expectExit(125, fmt.Sprintf("belongs to user %d", g.uid), "this is user root (0)", "run stile as that user", "sudo -H", "--url")
+	if stderr := c.stderr.String(); strings.Contains(stderr, "remove") {
+		t.Errorf("stderr advises to remove something: %s", stderr)
 	}
 }
 
-// hasPrivatePlaceInTmp checks that the socket of a machine's server is in a private directory with a random name in /tmp,
-// and returns the path of that directory.
-func (m *machine) hasPrivatePlaceInTmp(uid int) string {
+// checkPrivateTmpDir checks that the socket of the machine's server is in a private directory with
+// a random name in /tmp, and returns the path of that directory.
+func (m *machine) checkPrivateTmpDir(uid int) string {
 	m.t.Helper()
-	socket, err := os.Readlink(m.link())
+	socket, err := os.Readlink(m.socketLink())
 	if err != nil {
 		m.t.Fatal(err)
 	}
@@ -253,149 +255,150 @@ func (m *machine) hasPrivatePlaceInTmp(uid int) string {
 	info, err := os.Lstat(dir)
 	if err != nil || info.Mode() != os.ModeDir|0o700 || info.Sys().(*syscall.Stat_t).Uid != uint32(uid) ||
 		!regexp.MustCompile(`^/tmp/stile-[0-9]+$`).MatchString(dir) || dir == fmt.Sprintf("/tmp/stile-%d", uid) {
-		m.t.Errorf("the socket is in %s: %v, %v; want a private directory with a random name in /tmp", dir, info, err)
+		m.t.Errorf("the directory of the socket is %s: %v, %v; want a private directory with a random name in /tmp", dir, info, err)
 	}
 	return dir
 }
 
-func TestWhereTheSocketIs(t *testing.T) {
+func TestLocal_socketPath(t *testing.T) {
 	t.Parallel()
 	t.Run("in the state directory", func(t *testing.T) {
 		t.Parallel()
 		m := newMachine(t)
-		m.run("demo", "--", "true").wants(0)
-		if socket, err := os.Readlink(m.link()); err != nil || socket != filepath.Join(m.home(), "server.sock") {
-			t.Errorf("the socket is %s, %v, want it to be in %s", socket, err, m.home())
+		m.run("demo", "--", "true").expectExit(0)
+		if socket, err := os.Readlink(m.socketLink()); err != nil || socket != filepath.Join(m.home(), "server.sock") {
+			t.Errorf("the socket is %s, %v, want it in %s", socket, err, m.home())
 		}
 		for _, dir := range []string{m.home(), m.path("run")} {
 			files, err := filepath.Glob(filepath.Join(dir, "*"))
 			if err != nil || slices.ContainsFunc(files, func(f string) bool {
 				return !slices.Contains([]string{"data", "lock", "pid", "server.log", "server.sock", "socket"}, filepath.Base(f))
 			}) {
-				t.Errorf("there are %q, %v", files, err)
+				t.Errorf("got unexpected files in %q, %v", files, err)
 			}
 		}
 	})
-	t.Run("the path is too long", func(t *testing.T) {
+	t.Run("path too long", func(t *testing.T) {
 		t.Parallel()
 		m := newMachine(t)
-		m.lengthen()
-		m.run("demo", "--", "true").wants(0)
-		m.hasPrivatePlaceInTmp(os.Getuid())
+		m.useLongStateDir()
+		m.run("demo", "--", "true").expectExit(0)
+		m.checkPrivateTmpDir(os.Getuid())
 	})
-	// As with those file systems of other machines and of other operating systems that have no sockets.
-	t.Run("a socket cannot be made", func(t *testing.T) {
+	// Some network file systems and those of some other operating systems do not support sockets.
+	t.Run("no sockets on the file system", func(t *testing.T) {
 		t.Parallel()
 		m := newMachine(t)
 		m.mkdir(0o700, ".local", "state", "stile", "local", "try.sock", "x")
-		m.run("demo", "--", "true").wants(0)
-		m.hasPrivatePlaceInTmp(os.Getuid())
+		m.run("demo", "--", "true").expectExit(0)
+		m.checkPrivateTmpDir(os.Getuid())
 	})
-	t.Run("of another user", func(t *testing.T) {
+	t.Run("another user", func(t *testing.T) {
 		t.Parallel()
 		g := newMachine(t).asGuest()
-		g.lengthen()
-		g.run("demo", "--", "true").wants(0)
-		g.hasPrivatePlaceInTmp(g.uid)
+		g.useLongStateDir()
+		g.run("demo", "--", "true").expectExit(0)
+		g.checkPrivateTmpDir(g.uid)
 	})
 }
 
-// A directory with a random name would stay there for good.
-func TestAServerInTmpLeavesNothingThere(t *testing.T) {
+// A directory with a random name would otherwise stay in /tmp forever.
+func TestLocal_removesTmpDir(t *testing.T) {
 	t.Parallel()
 	isGone := func(dir string) bool {
 		_, err := os.Lstat(dir)
 		return errors.Is(err, fs.ErrNotExist)
 	}
-	t.Run("told to end", func(t *testing.T) {
+	t.Run("terminated", func(t *testing.T) {
 		t.Parallel()
 		m := newMachine(t)
-		m.lengthen()
-		// A server that has not noticed yet that the last client has gone leaves the directory for it, and for the next server.
-		eventually(t, "the end of the directory", func() bool {
-			m.run("demo", "--", "true").wants(0)
-			dir, pid := m.hasPrivatePlaceInTmp(os.Getuid()), m.server()
+		m.useLongStateDir()
+		// A server that has not noticed yet that its last client has disconnected leaves the
+		// directory to that client and to the next server. So this may take more than one attempt.
+		eventually(t, "removal of the directory", func() bool {
+			m.run("demo", "--", "true").expectExit(0)
+			dir, pid := m.checkPrivateTmpDir(os.Getuid()), m.serverPID()
 			if err := syscall.Kill(pid, syscall.SIGTERM); err != nil {
 				t.Fatal(err)
 			}
-			eventually(t, "the end of the server", func() bool { return !running(pid) })
+			eventually(t, "end of the server", func() bool { return !running(pid) })
 			return isGone(dir)
 		})
-		m.run("demo", "--", "true").wants(0)
+		m.run("demo", "--", "true").expectExit(0)
 	})
 	t.Run("idle", func(t *testing.T) {
 		t.Parallel()
 		m := newMachine(t)
-		m.lengthen()
-		m.run("demo", "--", "true").wants(0)
-		dir := m.hasPrivatePlaceInTmp(os.Getuid())
+		m.useLongStateDir()
+		m.run("demo", "--", "true").expectExit(0)
+		dir := m.checkPrivateTmpDir(os.Getuid())
 		m.killServer()
-		socket, err := os.Readlink(m.link())
+		socket, err := os.Readlink(m.socketLink())
 		if err != nil {
 			t.Fatal(err)
 		}
-		m.background(socket, time.Second)
-		eventually(t, "the end of the directory", func() bool { return isGone(dir) })
-		m.run("demo", "--", "true").wants(0)
+		m.startBackground(socket, time.Second)
+		eventually(t, "removal of the directory", func() bool { return isGone(dir) })
+		m.run("demo", "--", "true").expectExit(0)
 	})
-	t.Run("could not start", func(t *testing.T) {
+	t.Run("start failed", func(t *testing.T) {
 		t.Parallel()
 		m := newMachine(t)
-		m.lengthen()
-		m.put("", "data")
-		m.run("demo", "--", "true").wants(125, "not a directory")
-		socket, err := os.Readlink(m.link())
+		m.useLongStateDir()
+		m.writeServerFile("", "data")
+		m.run("demo", "--", "true").expectExit(125, "not a directory")
+		socket, err := os.Readlink(m.socketLink())
 		if err != nil {
 			t.Fatal(err)
 		}
 		if _, err := os.Lstat(filepath.Dir(socket)); !errors.Is(err, fs.ErrNotExist) {
-			t.Errorf("%s is still there: %v", filepath.Dir(socket), err)
+			t.Errorf("%s still exists: %v", filepath.Dir(socket), err)
 		}
 	})
 }
 
-// Whoever holds something goes on looking for the server there: another user must not get that place.
-func TestAPlaceInTmpIsKeptForThoseWhoHoldSomething(t *testing.T) {
+// A holder keeps looking for the server at that path, so another user must not get it.
+func TestLocal_keepsTmpDirForHolders(t *testing.T) {
 	t.Parallel()
 	m := newMachine(t)
-	m.lengthen()
-	holder := m.start(untilTold, "demo")
-	dir, before := m.hasPrivatePlaceInTmp(os.Getuid()), m.server()
+	m.useLongStateDir()
+	holder := m.start(endableScript, "demo")
+	dir, before := m.checkPrivateTmpDir(os.Getuid()), m.serverPID()
 	if err := syscall.Kill(before, syscall.SIGTERM); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "another server", func() bool { return m.server() != before && running(m.server()) })
-	if again := m.hasPrivatePlaceInTmp(os.Getuid()); again != dir {
-		t.Errorf("the next server is in %s, after %s", again, dir)
+	eventually(t, "another server", func() bool { return m.serverPID() != before && running(m.serverPID()) })
+	if again := m.checkPrivateTmpDir(os.Getuid()); again != dir {
+		t.Errorf("the next server's socket is in %s, want %s", again, dir)
 	}
-	m.run("-n", "demo", "--", "true").wants(75, "demo")
-	m.tellEnd()
-	holder.wants(0)
+	m.run("-n", "demo", "--", "true").expectExit(75, "demo")
+	m.endScript()
+	holder.expectExit(0)
 }
 
-// Everybody may write to /tmp, and can be there first.
-func TestAnotherUserCannotOccupyThePlace(t *testing.T) {
+// All users can write to /tmp, so another user can create a directory first.
+func TestLocal_tmpDirOccupied(t *testing.T) {
 	t.Parallel()
-	t.Run("of an earlier version", func(t *testing.T) {
+	t.Run("earlier version", func(t *testing.T) {
 		t.Parallel()
 		g := newMachine(t).asGuest()
-		g.set("XDG_RUNTIME_DIR", "")
-		squatted := fmt.Sprintf("/tmp/stile-%d", g.uid)
-		if err := os.Mkdir(squatted, 0o700); err != nil {
+		g.setenv("XDG_RUNTIME_DIR", "")
+		occupied := fmt.Sprintf("/tmp/stile-%d", g.uid)
+		if err := os.Mkdir(occupied, 0o700); err != nil {
 			t.Fatal(err)
 		}
-		t.Cleanup(func() { os.Remove(squatted) })
-		g.run("demo", "--", "true").wants(0)
+		t.Cleanup(func() { os.Remove(occupied) })
+		g.run("demo", "--", "true").expectExit(0)
 	})
 	for name, occupy := range map[string]func(g *guest, dir string) error{
-		"a directory":       func(_ *guest, dir string) error { return os.Mkdir(dir, 0o777) },
-		"a link":            func(g *guest, dir string) error { return os.Symlink(g.dir, dir) },
-		"a link to nothing": func(_ *guest, dir string) error { return os.Symlink("/no/such", dir) },
-		"a server": func(g *guest, dir string) error {
+		"directory":     func(_ *guest, dir string) error { return os.Mkdir(dir, 0o777) },
+		"link":          func(g *guest, dir string) error { return os.Symlink(g.dir, dir) },
+		"dangling link": func(_ *guest, dir string) error { return os.Symlink("/no/such", dir) },
+		"server": func(g *guest, dir string) error {
 			if err := os.Mkdir(dir, 0o777); err != nil {
 				return err
 			}
-			socket, err := os.Readlink(g.link())
+			socket, err := os.Readlink(g.socketLink())
 			if err != nil {
 				return err
 			}
@@ -410,41 +413,42 @@ func TestAnotherUserCannotOccupyThePlace(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			g := newMachine(t).asGuest()
-			g.lengthen()
-			g.run("demo", "--", "true").wants(0)
-			dir := g.hasPrivatePlaceInTmp(g.uid)
+			g.useLongStateDir()
+			g.run("demo", "--", "true").expectExit(0)
+			dir := g.checkPrivateTmpDir(g.uid)
 			g.killServer()
 			if err := cmp.Or(os.RemoveAll(dir), occupy(g, dir)); err != nil {
 				t.Fatal(err)
 			}
 			t.Cleanup(func() { os.RemoveAll(dir) })
-			g.run("demo", "--", "true").wants(0)
-			if again := g.hasPrivatePlaceInTmp(g.uid); again == dir {
-				t.Errorf("the server is still in %s", dir)
+			g.run("demo", "--", "true").expectExit(0)
+			if again := g.checkPrivateTmpDir(g.uid); again == dir {
+				t.Errorf("the server's socket is still in %s", dir)
 			}
 		})
 	}
 }
 
-func TestFilesInTheWayAreReplaced(t *testing.T) {
+func TestLocal_replacesFilesInTheWay(t *testing.T) {
 	t.Parallel()
-	t.Run("of the socket", func(t *testing.T) {
+	t.Run("socket", func(t *testing.T) {
 		t.Parallel()
 		m := newMachine(t)
-		if err := os.WriteFile(m.place(), []byte("not a socket"), 0o600); err != nil {
+		if err := os.WriteFile(m.prepareRuntimeSocket(), []byte("not a socket"), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		m.run("demo", "--", "true").wants(0)
+		m.run("demo", "--", "true").expectExit(0)
 	})
-	t.Run("of the link", func(t *testing.T) {
+	t.Run("link", func(t *testing.T) {
 		t.Parallel()
 		m := newMachine(t)
-		m.put("not a link", "socket")
-		m.run("demo", "--", "true").wants(0)
+		m.writeServerFile("not a link", "socket")
+		m.run("demo", "--", "true").expectExit(0)
 	})
 }
 
-// stopped reports whether every thread of a process has been stopped. A signal takes its time to reach them.
+// stopped reports whether all threads of a process are stopped. A signal takes some time to reach
+// them.
 func stopped(t *testing.T, pid int) bool {
 	t.Helper()
 	threads, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", pid))
@@ -457,32 +461,33 @@ func stopped(t *testing.T, pid int) bool {
 	})
 }
 
-func TestAServerThatDoesNotAnswer(t *testing.T) {
+func TestLocal_hungServer(t *testing.T) {
 	t.Parallel()
 	m := newMachine(t)
-	m.run("demo", "--", "true").wants(0)
-	pid := m.server()
+	m.run("demo", "--", "true").expectExit(0)
+	pid := m.serverPID()
 	if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "standstill of the server", func() bool { return stopped(t, pid) })
-	m.run("demo", "--", "true").wants(125, "does not answer", fmt.Sprintf("kill -CONT %d", pid),
+	eventually(t, "stop of the server", func() bool { return stopped(t, pid) })
+	m.run("demo", "--", "true").expectExit(125, "does not answer", fmt.Sprintf("kill -CONT %d", pid),
 		fmt.Sprintf("kill -9 %d", pid), "--url")
 	if err := syscall.Kill(pid, syscall.SIGCONT); err != nil {
 		t.Fatal(err)
 	}
-	m.run("demo", "--", "true").wants(0)
-	if again := m.server(); again != pid {
-		t.Errorf("another server was started: %d after %d", again, pid)
+	m.run("demo", "--", "true").expectExit(0)
+	if again := m.serverPID(); again != pid {
+		t.Errorf("another server was started: got PID %d, want %d", again, pid)
 	}
 }
 
-// A runtime directory is removed at the last logout, /tmp is cleaned up, and an administrator may remove anything. That
-// must not lock anybody out for as long as a job runs, nor let two have a lock.
-func TestAServerWhoseSocketIsRemovedListensAgain(t *testing.T) {
+// A runtime directory is removed at the last logout, /tmp is cleaned up, and an administrator may
+// remove anything. That must not lock out other clients while a command runs, and must not let two
+// clients hold one lock.
+func TestLocal_socketRemoved(t *testing.T) {
 	t.Parallel()
-	dirOf := func(m *machine) string {
-		socket, err := os.Readlink(m.link())
+	socketDir := func(m *machine) string {
+		socket, err := os.Readlink(m.socketLink())
 		if err != nil {
 			m.t.Fatal(err)
 		}
@@ -492,36 +497,36 @@ func TestAServerWhoseSocketIsRemovedListensAgain(t *testing.T) {
 		prepare func(m *machine)
 		remove  func(m *machine) error
 	}{
-		"the socket": {
+		"socket": {
 			func(*machine) {},
 			func(m *machine) error { return os.Remove(filepath.Join(m.home(), "server.sock")) },
 		},
 		"socket and link": {
 			func(*machine) {},
 			func(m *machine) error {
-				return cmp.Or(os.Remove(filepath.Join(m.home(), "server.sock")), os.Remove(m.link()))
+				return cmp.Or(os.Remove(filepath.Join(m.home(), "server.sock")), os.Remove(m.socketLink()))
 			},
 		},
-		"a file in its place": {
+		"file in place of the socket": {
 			func(*machine) {},
 			func(m *machine) error {
 				socket := filepath.Join(m.home(), "server.sock")
 				return cmp.Or(os.Remove(socket), os.WriteFile(socket, nil, 0o600))
 			},
 		},
-		"the runtime directory": {
-			func(m *machine) { m.place() },
+		"runtime directory": {
+			func(m *machine) { m.prepareRuntimeSocket() },
 			func(m *machine) error { return os.RemoveAll(m.path("run")) },
 		},
-		"a directory in /tmp": {
-			(*machine).lengthen,
-			func(m *machine) error { return os.RemoveAll(dirOf(m)) },
+		"directory in /tmp": {
+			(*machine).useLongStateDir,
+			func(m *machine) error { return os.RemoveAll(socketDir(m)) },
 		},
-		"a directory in /tmp that another user makes again": {
-			(*machine).lengthen,
+		"directory in /tmp, recreated by another user": {
+			(*machine).useLongStateDir,
 			func(m *machine) error {
-				needsRoot(m.t)
-				dir := dirOf(m)
+				requireRoot(m.t)
+				dir := socketDir(m)
 				m.t.Cleanup(func() { os.RemoveAll(dir) })
 				return cmp.Or(os.RemoveAll(dir), os.Mkdir(dir, 0o700), os.Chown(dir, 65534, 65534))
 			},
@@ -531,50 +536,50 @@ func TestAServerWhoseSocketIsRemovedListensAgain(t *testing.T) {
 			t.Parallel()
 			m := newMachine(t)
 			c.prepare(m)
-			holder := m.start(untilTold, "demo")
-			pid := m.server()
+			holder := m.start(endableScript, "demo")
+			pid := m.serverPID()
 			if err := c.remove(m); err != nil {
 				t.Fatal(err)
 			}
-			m.run("-n", "demo", "--", "true").wants(75, "demo")
-			if again := m.server(); again != pid {
-				t.Errorf("another server was started: %d after %d", again, pid)
+			m.run("-n", "demo", "--", "true").expectExit(75, "demo")
+			if again := m.serverPID(); again != pid {
+				t.Errorf("another server was started: got PID %d, want %d", again, pid)
 			}
-			m.tellEnd()
-			holder.wants(0)
-			m.run("-n", "demo", "--", "true").wants(0)
+			m.endScript()
+			holder.expectExit(0)
+			m.run("-n", "demo", "--", "true").expectExit(0)
 		})
 	}
 }
 
-// A home on a network file system is that of several machines.
-func TestAServerOnAnotherMachine(t *testing.T) {
+// Several machines may share a home directory on a network file system.
+func TestLocal_serverOnAnotherMachine(t *testing.T) {
 	t.Parallel()
 	m := newMachine(t)
-	m.put("999999999\n", "pid") // no process has that number
-	defer m.lockPID().Unlock()
+	m.writeServerFile("999999999\n", "pid") // no process has that number
+	defer m.lockPIDFile().Unlock()
 	c := m.run("demo", "--", "true")
-	c.wants(125, "another machine", "XDG_STATE_HOME", "--url")
-	if said := c.stderr.String(); strings.Contains(said, "kill") {
-		t.Errorf("stderr says to kill a process here: %s", said)
+	c.expectExit(125, "another machine", "XDG_STATE_HOME", "--url")
+	if stderr := c.stderr.String(); strings.Contains(stderr, "kill") {
+		t.Errorf("stderr advises to kill a process of this machine: %s", stderr)
 	}
 }
 
-func TestDataThatCannotBeUsed(t *testing.T) {
+func TestLocal_unusableData(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
 		damage func(t *testing.T, member string)
 		parts  []string
 	}{
-		"a damaged database": {
+		"damaged database": {
 			func(t *testing.T, member string) { overwrite(t, filepath.Join(member, "snap", "db")) },
 			[]string{"database"},
 		},
-		"a damaged log": {
+		"damaged log": {
 			func(t *testing.T, member string) {
 				logs, err := filepath.Glob(filepath.Join(member, "wal", "*.wal"))
 				if err != nil || len(logs) == 0 {
-					t.Fatalf("found %v, %v", logs, err)
+					t.Fatalf("got log files %v, %v, want at least one", logs, err)
 				}
 				overwrite(t, logs[0])
 			},
@@ -588,20 +593,20 @@ func TestDataThatCannotBeUsed(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			m := newMachine(t)
-			m.run("demo", "--", "true").wants(0)
+			m.run("demo", "--", "true").expectExit(0)
 			m.killServer()
 			c.damage(t, filepath.Join(m.home(), "data", "etcd", "member"))
 			parts := append([]string{"local server did not start", "local/data", "move the directory away", "--url"}, c.parts...)
-			m.run("demo", "--", "true").wants(125, parts...)
+			m.run("demo", "--", "true").expectExit(125, parts...)
 			if err := os.RemoveAll(filepath.Join(m.home(), "data")); err != nil {
 				t.Fatal(err)
 			}
-			m.run("demo", "--", "true").wants(0)
+			m.run("demo", "--", "true").expectExit(0)
 		})
 	}
 }
 
-// overwrite damages the beginning of a file.
+// overwrite damages a file near its beginning.
 func overwrite(t *testing.T, path string) {
 	t.Helper()
 	f, err := os.OpenFile(path, os.O_WRONLY, 0)
@@ -614,7 +619,7 @@ func overwrite(t *testing.T, path string) {
 	}
 }
 
-// setVersion makes the data look as if that version of etcd had written it.
+// setVersion makes the data look as if this version of etcd had written it.
 func setVersion(t *testing.T, path, version string) {
 	t.Helper()
 	db, err := bbolt.Open(path, 0o600, nil)

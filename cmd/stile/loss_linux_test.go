@@ -18,42 +18,43 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 )
 
-// wire is a network between client and server that can be cut: nothing goes through any more, and nobody is told.
-type wire struct {
+// proxy is a TCP proxy between a client and a server. After cut it forwards nothing more, and
+// closes no connection.
+type proxy struct {
 	net.Listener
-	ctx  context.Context
-	cut  context.CancelFunc
-	used atomic.Bool // somebody has connected
+	ctx      context.Context
+	cut      context.CancelFunc
+	accepted atomic.Bool // a client has connected
 }
 
-func newWire(t *testing.T, to string) *wire {
+func newProxy(t *testing.T, to string) *proxy {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
-	w := &wire{Listener: l}
-	w.ctx, w.cut = context.WithCancel(t.Context())
+	p := &proxy{Listener: l}
+	p.ctx, p.cut = context.WithCancel(t.Context())
 	var conns []net.Conn
 	var mu sync.Mutex
 	var all sync.WaitGroup
 	all.Go(func() {
 		for {
-			near, err := l.Accept()
+			inbound, err := l.Accept()
 			if err != nil {
 				return
 			}
-			w.used.Store(true)
-			far, err := net.Dial("tcp", to)
+			p.accepted.Store(true)
+			outbound, err := net.Dial("tcp", to)
 			if err != nil {
-				near.Close()
+				inbound.Close()
 				continue
 			}
 			mu.Lock()
-			conns = append(conns, near, far)
+			conns = append(conns, inbound, outbound)
 			mu.Unlock()
-			all.Go(func() { w.pass(near, far) })
-			all.Go(func() { w.pass(far, near) })
+			all.Go(func() { p.forward(inbound, outbound) })
+			all.Go(func() { p.forward(outbound, inbound) })
 		}
 	})
 	t.Cleanup(func() {
@@ -65,15 +66,15 @@ func newWire(t *testing.T, to string) *wire {
 		mu.Unlock()
 		all.Wait()
 	})
-	return w
+	return p
 }
 
-// pass passes on what comes, until the wire is cut.
-func (w *wire) pass(to io.Writer, from io.Reader) {
+// forward copies data until the proxy is cut.
+func (p *proxy) forward(to io.Writer, from io.Reader) {
 	buf := make([]byte, 1<<16)
 	for {
 		n, err := from.Read(buf)
-		if err != nil || w.ctx.Err() != nil {
+		if err != nil || p.ctx.Err() != nil {
 			return
 		}
 		if _, err := to.Write(buf[:n]); err != nil {
@@ -82,8 +83,8 @@ func (w *wire) pass(to io.Writer, from io.Reader) {
 	}
 }
 
-// stamps are times that commands have written down, in seconds.
-func (m *machine) stamps(name string) []float64 {
+// readTimes returns the times that scripts have written to a file, in seconds since boot.
+func (m *machine) readTimes(name string) []float64 {
 	m.t.Helper()
 	var all []float64
 	for f := range strings.FieldsSeq(m.read(name)) {
@@ -96,28 +97,28 @@ func (m *machine) stamps(name string) []float64 {
 	return all
 }
 
-// stubborn writes down the time again and again and does not listen to TERM; nor does a grandchild that does the same.
-var stubborn = `
+// ignoreTermScript writes the time repeatedly and ignores TERM. A grandchild does the same.
+var ignoreTermScript = `
 	trap '' TERM
-	tick() { while :; do ` + uptime(">>$1") + `; sleep 0.1; done; }
+	tick() { while :; do ` + uptimeScript(">>$1") + `; sleep 0.1; done; }
 	tick grandchild &
 	echo $! >grandchild.pid
 	echo $$ >child.pid
 	touch started
 	tick child`
 
-// isDead waits for the end of a stubborn command: once stile has ended nothing is left that could end it but the KILL that
-// stile has sent.
-func (m *machine) isDead() {
+// awaitCommandDead waits until the processes of ignoreTermScript have ended. stile has ended
+// before, so only the SIGKILL that it has sent can end them.
+func (m *machine) awaitCommandDead() {
 	m.t.Helper()
 	for _, name := range []string{"child", "grandchild"} {
-		pid := m.pid(name + ".pid")
+		pid := m.readPID(name + ".pid")
 		eventually(m.t, "end of the "+name, func() bool { return !running(pid) })
 	}
 }
 
-// pid returns the process id that a script has written into a file.
-func (m *machine) pid(name string) int {
+// readPID returns the process id that a script has written to a file.
+func (m *machine) readPID(name string) int {
 	m.t.Helper()
 	pid, err := strconv.Atoi(strings.TrimSpace(m.read(name)))
 	if err != nil {
@@ -126,83 +127,84 @@ func (m *machine) pid(name string) int {
 	return pid
 }
 
-// wasDeadBefore checks that the last signs of life are older than the moment when the next one started.
-func (m *machine) wasDeadBefore(next string, names ...string) {
+// checkDeadBefore checks that the last times in the files names are before the first time in the
+// file next.
+func (m *machine) checkDeadBefore(next string, names ...string) {
 	m.t.Helper()
-	started := m.stamps(next)[0]
+	started := m.readTimes(next)[0]
 	for _, name := range names {
-		ticks := m.stamps(name)
+		ticks := m.readTimes(name)
 		last := ticks[len(ticks)-1]
-		m.t.Logf("the last sign of life in %s was %.0f ms before the next one started", name, (started-last)*1000)
+		m.t.Logf("the last time in %s is %.0f ms before the start of the next command", name, (started-last)*1000)
 		if last >= started {
-			m.t.Errorf("the last sign of life in %s was %.0f ms after the next one started", name, (last-started)*1000)
+			m.t.Errorf("the last time in %s is %.0f ms after the start of the next command, want it before", name, (last-started)*1000)
 		}
 	}
 }
 
-// untilExpired is the TTL of sessions that run out in a test. The command of such a one is dead when a tenth of it is left: that
-// is what a busy machine has for killing it.
-const untilExpired = "16"
+// expiringTTL is the TTL of sessions that expire in a test. The command is killed when a tenth of
+// it is left, so a busy machine has 1.6 s for that.
+const expiringTTL = "16"
 
 // Promise: P6
-func TestCutOffTheCommandIsDeadBeforeTheNextOneStarts(t *testing.T) {
+func TestRun_cutOffCommandDiesBeforeNextStarts(t *testing.T) {
 	t.Parallel()
 	m, s := newMachine(t), shared(t)
-	w := newWire(t, s.endpoint())
-	old := m.start(stubborn, "--url", s.through(w), "--ttl", untilExpired, "demo")
-	m.await("grandchild", "\n")
-	m.await("child", "\n")
-	next := m.runner("--url", s.url, "demo", "--", "sh", "-c", uptime(">next")).begin()
+	p := newProxy(t, s.endpoint())
+	previous := m.start(ignoreTermScript, "--url", s.urlVia(p), "--ttl", expiringTTL, "demo")
+	m.awaitFile("grandchild", "\n")
+	m.awaitFile("child", "\n")
+	next := m.runCommand("--url", s.url, "demo", "--", "sh", "-c", uptimeScript(">next")).spawn()
 	cli := s.client(t)
-	eventually(t, "the next one in line", func() bool { return len(entries(t, cli, "demo")) == 2 })
+	eventually(t, "a waiter", func() bool { return len(entries(t, cli, "demo")) == 2 })
 
-	w.cut()
-	old.wants(79, "lost contact with the store", `stopping the command before lock "demo" expires`)
-	next.wants(0)
-	m.isDead()
-	m.wasDeadBefore("next", "child", "grandchild")
+	p.cut()
+	previous.expectExit(79, "lost contact with the store", `stopping the command before lock "demo" expires`)
+	next.expectExit(0)
+	m.awaitCommandDead()
+	m.checkDeadBefore("next", "child", "grandchild")
 }
 
-// listening is a script that writes down that it was told to end.
-const listening = `trap 'echo told >>log; exit 0' TERM; touch started; while :; do read end <end; done`
+// trapTermScript writes TERM to the file log when it gets SIGTERM, and ends.
+const trapTermScript = `trap 'echo TERM >>log; exit 0' TERM; touch started; while :; do read end <end; done`
 
 // Promise: P6
-func TestAFrozenStoreStopsTheCommand(t *testing.T) {
+func TestRun_frozenStore(t *testing.T) {
 	t.Parallel()
 	m, s := newMachine(t), serve(t)
-	old := m.start(listening, "--url", s.url, "--ttl", untilExpired, "demo")
+	previous := m.start(trapTermScript, "--url", s.url, "--ttl", expiringTTL, "demo")
 	if err := s.Process.Signal(syscall.SIGSTOP); err != nil {
 		t.Fatal(err)
 	}
-	old.wants(79, `"demo"`, "lost contact with the store")
-	if got := m.read("log"); got != "told\n" {
-		t.Errorf("the command was not asked to end first: %q", got)
+	previous.expectExit(79, `"demo"`, "lost contact with the store")
+	if got := m.read("log"); got != "TERM\n" {
+		t.Errorf("got log %q, want one TERM before SIGKILL", got)
 	}
 	if err := s.Process.Signal(syscall.SIGCONT); err != nil {
 		t.Fatal(err)
 	}
-	m.run("--url", s.url, "demo", "--", "true").wants(0)
+	m.run("--url", s.url, "demo", "--", "true").expectExit(0)
 }
 
-func TestAShortOutageStopsNothing(t *testing.T) {
+func TestRun_shortOutage(t *testing.T) {
 	t.Parallel()
 	m, s := newMachine(t), serve(t)
 	cli := s.client(t)
 	const ttl = 30 * time.Second
-	c := m.start(untilTold, "--url", s.url, "--ttl", ttl.String(), "demo")
+	c := m.start(endableScript, "--url", s.url, "--ttl", ttl.String(), "demo")
 	if err := s.Process.Signal(syscall.SIGSTOP); err != nil {
 		t.Fatal(err)
 	}
-	time.Sleep(ttl / 3) // a renewal is overdue by now; the command would be stopped after another ttl/3, at the earliest
+	time.Sleep(ttl / 3) // a renewal is overdue now; the command would be stopped after another ttl/3 at the earliest
 	if err := s.Process.Signal(syscall.SIGCONT); err != nil {
 		t.Fatal(err)
 	}
 	awaitRenewal(t, cli, "demo")
-	m.tellEnd()
-	c.wants(0)
+	m.endScript()
+	c.expectExit(0)
 }
 
-// evict does what etcdctl del does.
+// evict deletes the entries of a lock's line, as etcdctl del does.
 func evict(t *testing.T, cli *clientv3.Client, name string) {
 	t.Helper()
 	if _, err := cli.Delete(t.Context(), name+"/", clientv3.WithPrefix()); err != nil {
@@ -210,124 +212,126 @@ func evict(t *testing.T, cli *clientv3.Client, name string) {
 	}
 }
 
-func TestEvictionStopsTheCommand(t *testing.T) {
+func TestRun_evicted(t *testing.T) {
 	t.Parallel()
 	m, s := newMachine(t), shared(t)
-	// The next renewal, which would find the entry gone too, is due 90 s after the first.
-	c := m.start(listening, "--url", s.url, "--ttl", "300", "demo")
+	// The next renewal, which would also find the entry gone, is due 90 s after the first.
+	c := m.start(trapTermScript, "--url", s.url, "--ttl", "300", "demo")
 	evicted := time.Now()
 	evict(t, s.client(t), "demo")
-	c.wants(79, `lock "demo" was broken, or its lease expired; stopping the command`)
+	c.expectExit(79, `lock "demo" was broken, or its lease expired; stopping the command`)
 	if took := time.Since(evicted); took > 45*time.Second {
-		t.Errorf("the command was stopped %v after the eviction: that is a renewal's time, not an event's", took)
+		t.Errorf("the command was stopped %v after the eviction, at the next renewal; want it stopped by the watch", took)
 	}
-	if got := m.read("log"); got != "told\n" {
-		t.Errorf("the command was not asked to end first: %q", got)
+	if got := m.read("log"); got != "TERM\n" {
+		t.Errorf("got log %q, want one TERM before SIGKILL", got)
 	}
 }
 
-func TestEvictionKillsACommandThatDoesNotListen(t *testing.T) {
+func TestRun_evictedIgnoresTERM(t *testing.T) {
 	t.Parallel()
 	m, s := newMachine(t), shared(t)
-	c := m.start(stubborn, "--url", s.url, "-k", "0.5", "demo")
-	m.await("grandchild", "\n")
+	c := m.start(ignoreTermScript, "--url", s.url, "-k", "0.5", "demo")
+	m.awaitFile("grandchild", "\n")
 	evict(t, s.client(t), "demo")
-	c.wants(79, `"demo"`, "was broken, or its lease expired")
-	m.isDead()
+	c.expectExit(79, `"demo"`, "was broken, or its lease expired")
+	m.awaitCommandDead()
 }
 
-// revoke ends the session of the first entry in a line, as if it had run out.
+// revoke ends the session of the first entry in a lock's line, as if it had expired.
 func revoke(t *testing.T, cli *clientv3.Client, name string) {
 	t.Helper()
 	got, err := cli.Get(t.Context(), name+"/", clientv3.WithFirstCreate()...)
 	if err != nil || len(got.Kvs) == 0 {
-		t.Fatalf("nobody is in line for %s: %v", name, err)
+		t.Fatalf("no entry in the line of lock %s: %v", name, err)
 	}
 	if _, err := cli.Revoke(t.Context(), clientv3.LeaseID(got.Kvs[0].Lease)); err != nil {
 		t.Fatal(err)
 	}
 }
 
-func TestARevokedSessionStopsTheCommand(t *testing.T) {
+func TestRun_sessionRevoked(t *testing.T) {
 	t.Parallel()
 	m, s := newMachine(t), shared(t)
-	c := m.start(sleeper, "--url", s.url, "demo")
+	c := m.start(sleepScript, "--url", s.url, "demo")
 	revoke(t, s.client(t), "demo")
-	c.wants(79, `lock "demo" was broken, or its lease expired; stopping the command`)
+	c.expectExit(79, `lock "demo" was broken, or its lease expired; stopping the command`)
 }
 
 // Promise: P6
-func TestKillingStileKillsTheCommand(t *testing.T) {
+func TestRun_stileKilled(t *testing.T) {
 	t.Parallel()
 	m, s := newMachine(t), shared(t)
 	c := m.start("echo $$ >pid; touch started; exec sleep 1000", "--url", s.url, "demo")
-	pid := m.pid("pid")
+	pid := m.readPID("pid")
 	c.signal(syscall.SIGKILL)
 	eventually(t, "end of the command", func() bool { return !running(pid) })
 }
 
-// watched waits until the command under stile, a process with this number, has a watchdog, and returns its process id.
-func watched(t *testing.T, stile int) (dog int) {
+// awaitWatchdog waits until the stile run with this process id has a watchdog, and returns the
+// watchdog's process id.
+func awaitWatchdog(t *testing.T, stile int) (watchdog int) {
 	t.Helper()
 	eventually(t, "a watchdog", func() bool {
 		children, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", stile))
 		if err != nil || len(children) == 0 || !running(stile) {
-			t.Fatalf("stile has ended before there was a watchdog")
+			t.Fatalf("stile ended before there was a watchdog")
 		}
 		for _, list := range children {
 			text, _ := os.ReadFile(list)
 			for f := range strings.FieldsSeq(string(text)) {
 				args, _ := os.ReadFile("/proc/" + f + "/cmdline")
 				if strings.HasPrefix(string(args), "stile\x00watchdog\x00") {
-					dog, _ = strconv.Atoi(f)
+					watchdog, _ = strconv.Atoi(f)
 					return true
 				}
 			}
 		}
 		return false
 	})
-	return dog
+	return watchdog
 }
 
-// Stile itself stands still: it cannot renew, and it cannot stop the command either.
+// stile itself is stopped: it can neither renew the session nor stop the command. (The watchdog
+// kills it.)
 // Promise: P6
-func TestWhileStileIsStoppedTheCommandIsDeadBeforeTheNextOneStarts(t *testing.T) {
+func TestWatchdog_stileStopped(t *testing.T) {
 	t.Parallel()
 	m, s := newMachine(t), shared(t)
-	m.set("STILE_URL", s.url)
-	old := m.start(stubborn, "--ttl", untilExpired, "demo")
-	m.await("grandchild", "\n")
-	m.await("child", "\n")
-	dog := watched(t, old.Process.Pid)
-	next := m.runner("demo", "--", "sh", "-c", uptime(">next")).begin()
+	m.setenv("STILE_URL", s.url)
+	previous := m.start(ignoreTermScript, "--ttl", expiringTTL, "demo")
+	m.awaitFile("grandchild", "\n")
+	m.awaitFile("child", "\n")
+	watchdog := awaitWatchdog(t, previous.Process.Pid)
+	next := m.runCommand("demo", "--", "sh", "-c", uptimeScript(">next")).spawn()
 	cli := s.client(t)
-	eventually(t, "the next one in line", func() bool { return len(entries(t, cli, "demo")) == 2 })
+	eventually(t, "a waiter", func() bool { return len(entries(t, cli, "demo")) == 2 })
 
-	old.signal(syscall.SIGSTOP)
-	next.wants(0)
-	m.isDead()
-	m.wasDeadBefore("next", "child", "grandchild")
-	old.signal(syscall.SIGCONT)
-	old.wants(79, `"demo"`, "expired")
-	eventually(t, "end of the watchdog", func() bool { return !running(dog) })
+	previous.signal(syscall.SIGSTOP)
+	next.expectExit(0)
+	m.awaitCommandDead()
+	m.checkDeadBefore("next", "child", "grandchild")
+	previous.signal(syscall.SIGCONT)
+	previous.expectExit(79, `"demo"`, "expired")
+	eventually(t, "end of the watchdog", func() bool { return !running(watchdog) })
 }
 
 // Promise: P6
-func TestKillingStileKillsWhatTheCommandHasStarted(t *testing.T) {
+func TestWatchdog_killsDescendants(t *testing.T) {
 	t.Parallel()
 	m, s := newMachine(t), shared(t)
 	c := m.start("sleep 1000 & echo $! >pid; touch started; wait", "--url", s.url, "demo")
-	pid := m.pid("pid")
-	dog := watched(t, c.Process.Pid)
+	pid := m.readPID("pid")
+	watchdog := awaitWatchdog(t, c.Process.Pid)
 	c.signal(syscall.SIGKILL)
 	eventually(t, "end of the grandchild", func() bool { return !running(pid) })
-	eventually(t, "end of the watchdog", func() bool { return !running(dog) })
+	eventually(t, "end of the watchdog", func() bool { return !running(watchdog) })
 }
 
-// Much of what a command starts leaves its process group: timeout(1) in a script makes one of its own, and setsid(1) even a
-// session, whose parent has ended here.
+// Many processes leave the command's process group: timeout(1) in a script creates a group of its
+// own, and setsid(1) even a session, whose parent has ended here.
 // Promise: P6
-func TestWhatHasLeftTheProcessGroupIsStoppedToo(t *testing.T) {
+func TestRun_stopsProcessesOutsideGroup(t *testing.T) {
 	t.Parallel()
 	const script = `
 		timeout 1000 sh -c 'trap "" TERM; echo $$ >group; while :; do read end <end; done' &
@@ -338,7 +342,7 @@ func TestWhatHasLeftTheProcessGroupIsStoppedToo(t *testing.T) {
 	for name, end := range map[string]func(*testing.T, *command, *server){
 		"evicted": func(t *testing.T, c *command, s *server) {
 			evict(t, s.client(t), "demo")
-			c.wants(79, "stopping the command")
+			c.expectExit(79, "stopping the command")
 		},
 		"killed":  func(_ *testing.T, c *command, _ *server) { c.signal(syscall.SIGKILL) },
 		"stopped": func(_ *testing.T, c *command, _ *server) { c.signal(syscall.SIGSTOP) },
@@ -346,17 +350,17 @@ func TestWhatHasLeftTheProcessGroupIsStoppedToo(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			m, s := newMachine(t), shared(t)
-			ttl := lasting
-			if name == "stopped" { // then only the end of the session ends it
+			ttl := longTTL
+			if name == "stopped" { // the processes are then killed only when the session expires
 				ttl = "10"
 			}
 			c := m.start(script, "--url", s.url, "--ttl", ttl, "-k", "0.5", "demo")
-			watched(t, c.Process.Pid)
+			awaitWatchdog(t, c.Process.Pid)
 			var pids []int
 			for _, file := range []string{"group", "session"} {
-				pid := m.pid(file)
+				pid := m.readPID(file)
 				t.Cleanup(func() {
-					if t.Failed() { // otherwise it has ended, and its number may be that of another
+					if t.Failed() { // otherwise the process has ended, and its id may be in use by another process
 						_ = syscall.Kill(pid, syscall.SIGKILL)
 					}
 				})
@@ -364,15 +368,15 @@ func TestWhatHasLeftTheProcessGroupIsStoppedToo(t *testing.T) {
 			}
 			end(t, c, s)
 			for _, pid := range pids {
-				eventually(t, "end of what has left the group", func() bool { return !running(pid) })
+				eventually(t, "end of a process outside the group", func() bool { return !running(pid) })
 			}
 		})
 	}
 }
 
-// A watchdog has nothing of its command's but the right to kill it: neither its output, which somebody may read to the end,
-// nor its directory, nor an environment.
-func TestAWatchdogHoldsNothingAndGoesWithItsCommand(t *testing.T) {
+// A watchdog shares nothing with its command: not the output, which a reader may read until its
+// end, not the working directory and not the environment.
+func TestWatchdog_keepsNothingOpen(t *testing.T) {
 	t.Parallel()
 	m, s := newMachine(t), shared(t)
 	inherited, err := os.Create(m.path("inherited"))
@@ -381,28 +385,28 @@ func TestAWatchdogHoldsNothingAndGoesWithItsCommand(t *testing.T) {
 	}
 	defer inherited.Close()
 	const ttl = 15 * time.Second
-	c := m.runner("--url", s.url, "--ttl", ttl.String(), "demo", "--", "sh", "-c", "read end <end; exit 3")
-	c.ExtraFiles = []*os.File{4: inherited} // becomes file 7, as a shell's exec 7> would: the lock of a flock(1) perhaps
-	c.begin()
-	dog := watched(t, c.Process.Pid)
-	proc := fmt.Sprintf("/proc/%d/", dog)
-	eventually(t, "closing of what it has inherited", func() bool {
+	c := m.runCommand("--url", s.url, "--ttl", ttl.String(), "demo", "--", "sh", "-c", "read end <end; exit 3")
+	c.ExtraFiles = []*os.File{4: inherited} // becomes file 7, like a shell's exec 7>, which may be the lock file of flock(1)
+	c.spawn()
+	watchdog := awaitWatchdog(t, c.Process.Pid)
+	proc := fmt.Sprintf("/proc/%d/", watchdog)
+	eventually(t, "close of the inherited file", func() bool {
 		to, _ := os.Readlink(proc + "fd/7")
-		return to != inherited.Name() && running(dog)
+		return to != inherited.Name() && running(watchdog)
 	})
 	if dir, err := os.Readlink(proc + "cwd"); err != nil || dir != "/" {
-		t.Errorf("its directory is %s, %v", dir, err)
+		t.Errorf("got working directory %s, %v, want /", dir, err)
 	}
 	for _, fd := range []string{"1", "2"} {
 		if to, err := os.Readlink(proc + "fd/" + fd); err != nil || to != os.DevNull {
-			t.Errorf("its descriptor %s is %s, %v", fd, to, err)
+			t.Errorf("descriptor %s is %s, %v, want /dev/null", fd, to, err)
 		}
 	}
 	if env, err := os.ReadFile(proc + "environ"); err != nil || len(env) > 0 {
-		t.Errorf("its environment is %q, %v", env, err)
+		t.Errorf("got environment %q, %v, want none", env, err)
 	}
-	time.Sleep(ttl) // it is told of renewals
-	m.tellEnd()
-	c.wants(3)
-	eventually(t, "end of the watchdog", func() bool { return !running(dog) })
+	time.Sleep(ttl) // the session is renewed meanwhile, and the watchdog gets the new deadlines
+	m.endScript()
+	c.expectExit(3)
+	eventually(t, "end of the watchdog", func() bool { return !running(watchdog) })
 }

@@ -18,61 +18,61 @@ import (
 	"github.com/stilelock/stile/internal/testservers"
 )
 
-// withPlaces returns the arguments of a program that runs a script with an /etc and a /run of its own, in which setUp has
-// been run; then "$@" is what it is to run, as that user.
-func withPlaces(t *testing.T, setUp string, uid int, args ...string) []string {
+// withOwnMounts returns the arguments for unshare(1) that run args as the user uid, with an /etc
+// and a /run of their own in which the script setUp has been run.
+func withOwnMounts(t *testing.T, setUp string, uid int, args ...string) []string {
 	t.Helper()
-	needsRoot(t)
+	requireRoot(t)
 	if err := exec.Command("unshare", "-m", "mount", "-t", "tmpfs", "none", "/run").Run(); err != nil {
-		t.Skipf("SKIPPED: this machine does not let root mount a file system: %v", err)
+		t.Skipf("SKIPPED: root cannot mount a file system on this machine: %v", err)
 	}
 	script := "set -e; umask 022; mount -t tmpfs -o mode=755 none /etc; mount -t tmpfs -o mode=755 none /run; mkdir /etc/stile; " +
 		setUp + fmt.Sprintf(`; exec setpriv --reuid %d --regid %[1]d --clear-groups "$@"`, uid)
 	return append([]string{"-m", "sh", "-c", script, "sh"}, args...)
 }
 
-// elsewhere runs stile with places of its own.
-func (m *machine) elsewhere(setUp string, uid int, args ...string) *command {
+// runWithOwnMounts runs stile with an /etc and a /run of its own, see withOwnMounts.
+func (m *machine) runWithOwnMounts(setUp string, uid int, args ...string) *command {
 	m.t.Helper()
 	c := m.command()
 	found, err := exec.LookPath("unshare")
 	if err != nil {
 		m.t.Fatal(err)
 	}
-	c.Path, c.Args = found, append([]string{found}, withPlaces(m.t, setUp, uid, append([]string{stile}, args...)...)...)
-	c.begin().code()
+	c.Path, c.Args = found, append([]string{found}, withOwnMounts(m.t, setUp, uid, append([]string{stile}, args...)...)...)
+	c.spawn().exitCode()
 	return c
 }
 
-func TestTheStoreOfAMachineIsFoundByAllItsUsers(t *testing.T) {
+func TestMachineStore_configFile(t *testing.T) {
 	t.Parallel()
 	g := newMachine(t).asGuest()
 	s := shared(t)
 	setUp := "echo 'url: " + s.url + "' >/etc/stile/config"
-	g.elsewhere(setUp, g.uid, "run", "demo", "--", "sh", "-c", `test "$STILE_URL" = `+s.url).wants(0)
-	c := g.elsewhere(setUp, g.uid, "version")
-	c.wants(0)
-	if said := c.stdout.String(); !strings.Contains(said, "\nstore "+s.url+" (named by /etc/stile/config)\n") {
-		t.Errorf("the version is %s", said)
+	g.runWithOwnMounts(setUp, g.uid, "run", "demo", "--", "sh", "-c", `test "$STILE_URL" = `+s.url).expectExit(0)
+	c := g.runWithOwnMounts(setUp, g.uid, "version")
+	c.expectExit(0)
+	if stdout := c.stdout.String(); !strings.Contains(stdout, "\nstore "+s.url+" (named by /etc/stile/config)\n") {
+		t.Errorf("stile version does not name the store and its source: %s", stdout)
 	}
-	c = g.elsewhere(setUp, g.uid, "version", "-o", "json")
-	c.wants(0)
-	if said := c.stdout.String(); !strings.Contains(said, `"store": "`+s.url+`"`) || !strings.Contains(said, `"store_from": "/etc/stile/config"`) {
-		t.Errorf("the version is %s", said)
+	c = g.runWithOwnMounts(setUp, g.uid, "version", "-o", "json")
+	c.expectExit(0)
+	if stdout := c.stdout.String(); !strings.Contains(stdout, `"store": "`+s.url+`"`) || !strings.Contains(stdout, `"store_from": "/etc/stile/config"`) {
+		t.Errorf("stile version does not name the store and its source: %s", stdout)
 	}
-	g.elsewhere("echo 'url: etcd://127.0.0.1:1' >/etc/stile/config", g.uid, "ls").
-		wants(125, "connection refused", "the store is named by /etc/stile/config")
-	g.elsewhere(setUp+"; chmod o+w /etc/stile/config", g.uid, "run", "demo", "--", "true").
-		wants(125, "/etc/stile/config", "can be written to by other users", "--url")
-	g.elsewhere(setUp+"; chmod 600 /etc/stile/config", g.uid, "run", "demo", "--", "true").
-		wants(125, "/etc/stile/config", "permission denied", "--url")
+	g.runWithOwnMounts("echo 'url: etcd://127.0.0.1:1' >/etc/stile/config", g.uid, "ls").
+		expectExit(125, "connection refused", "the store is named by /etc/stile/config")
+	g.runWithOwnMounts(setUp+"; chmod o+w /etc/stile/config", g.uid, "run", "demo", "--", "true").
+		expectExit(125, "/etc/stile/config", "can be written to by other users", "--url")
+	g.runWithOwnMounts(setUp+"; chmod 600 /etc/stile/config", g.uid, "run", "demo", "--", "true").
+		expectExit(125, "/etc/stile/config", "permission denied", "--url")
 	if files, err := filepath.Glob(g.home()); err != nil || len(files) > 0 {
-		t.Errorf("there is a local server: %q, %v", files, err)
+		t.Errorf("a local server was started: %q, %v", files, err)
 	}
 }
 
-// As with examples/serve/stile.service.
-func TestTheServerOfAMachineIsFoundByItsGroup(t *testing.T) {
+// The server is set up as in examples/serve/stile.service.
+func TestMachineStore_socketOfGroup(t *testing.T) {
 	t.Parallel()
 	g := newMachine(t).asGuest()
 	srv, err := os.MkdirTemp("/tmp", "st")
@@ -82,7 +82,7 @@ func TestTheServerOfAMachineIsFoundByItsGroup(t *testing.T) {
 	t.Cleanup(func() { os.RemoveAll(srv) })
 	s := newMachine(t).serve("--socket", filepath.Join(srv, "stile.sock"), "--data", t.TempDir())
 	setUp := "mkdir /run/stile; mount --bind " + srv + " /run/stile"
-	own := func(gid int) {
+	chown := func(gid int) {
 		t.Helper()
 		for path, mode := range map[string]os.FileMode{srv: 0o750, filepath.Join(srv, "stile.sock"): 0o660} {
 			if err := os.Chown(path, 65534, gid); err != nil {
@@ -93,90 +93,90 @@ func TestTheServerOfAMachineIsFoundByItsGroup(t *testing.T) {
 			}
 		}
 	}
-	own(g.uid)
-	c := g.elsewhere(setUp, g.uid, "run", "demo", "--", "sh", "-c", "echo $STILE_URL")
-	c.wants(0)
-	if said := c.stdout.String(); said != "etcd+unix:///run/stile/stile.sock\n" {
-		t.Errorf("the store is %s", said)
+	chown(g.uid)
+	c := g.runWithOwnMounts(setUp, g.uid, "run", "demo", "--", "sh", "-c", "echo $STILE_URL")
+	c.expectExit(0)
+	if stdout := c.stdout.String(); stdout != "etcd+unix:///run/stile/stile.sock\n" {
+		t.Errorf("got store %s, want the server's socket", stdout)
 	}
-	own(0)
-	c = g.elsewhere(setUp, g.uid, "run", "demo", "--", "sh", "-c", "echo $STILE_URL")
-	c.wants(0) // and cron is not told
-	if said := c.stdout.String(); said != "local:\n" {
-		t.Errorf("the store of a user outside of the group is %s", said)
+	chown(0)
+	c = g.runWithOwnMounts(setUp, g.uid, "run", "demo", "--", "sh", "-c", "echo $STILE_URL")
+	c.expectExit(0) // no notice, because stderr is not a terminal
+	if stdout := c.stdout.String(); stdout != "local:\n" {
+		t.Errorf("got store %s for a user outside the group, want local:", stdout)
 	}
-	at := g.at("unshare", withPlaces(t, setUp, g.uid, "sh", "-c", "for i in 1 2; do "+stile+" run demo -- true; done; echo over")...)
-	at.sees("you may not connect to /run/stile/stile.sock")
-	at.sees("do not exclude each other")
-	at.sees("over")
-	if n := strings.Count(at.shown(), "do not exclude each other"); n != 1 {
-		t.Errorf("it was said %d times: %s", n, at.shown())
+	at := g.atTerminal("unshare", withOwnMounts(t, setUp, g.uid, "sh", "-c", "for i in 1 2; do "+stile+" run demo -- true; done; echo over")...)
+	at.awaitScreen("you may not connect to /run/stile/stile.sock")
+	at.awaitScreen("do not exclude each other")
+	at.awaitScreen("over")
+	if n := strings.Count(at.screenText(), "do not exclude each other"); n != 1 {
+		t.Errorf("got %d notices, want 1: %s", n, at.screenText())
 	}
-	own(g.uid)
+	chown(g.uid)
 	s.signal(syscall.SIGKILL)
-	s.code()
-	g.elsewhere(setUp, g.uid, "run", "demo", "--", "true").wants(125, "connection refused", "/run/stile/stile.sock")
+	s.exitCode()
+	g.runWithOwnMounts(setUp, g.uid, "run", "demo", "--", "true").expectExit(125, "connection refused", "/run/stile/stile.sock")
 	if err := os.Remove(filepath.Join(srv, "stile.sock")); err != nil {
 		t.Fatal(err)
 	}
-	g.elsewhere(setUp, g.uid, "run", "demo", "--", "true").wants(125, "does not run", "systemctl start stile", "--url")
+	g.runWithOwnMounts(setUp, g.uid, "run", "demo", "--", "true").expectExit(125, "does not run", "systemctl start stile", "--url")
 }
 
-func TestAPersonIsToldOnceOfTheServerOfAnotherUser(t *testing.T) {
+func TestLocal_noticeOfOtherUsers(t *testing.T) {
 	t.Parallel()
 	g := newMachine(t).asGuest()
-	g.run("demo", "--", "true").wants(0) // a server that others have on this machine
+	g.run("demo", "--", "true").expectExit(0) // another user's server on this machine
 	for name, prepare := range map[string]func(m *machine){
-		"an open place":   func(*machine) {},
-		"a private place": (*machine).lengthen,
+		"socket in the state directory": func(*machine) {},
+		"socket in /tmp":                (*machine).useLongStateDir,
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			m := newMachine(t).asGuest()
 			prepare(m.machine)
-			m.run("demo", "--", "true").wants(0) // nobody reads that
-			m.curious = true
-			c := m.at("setpriv", "--reuid", fmt.Sprint(m.uid), "--regid", fmt.Sprint(m.uid), "--clear-groups",
+			m.run("demo", "--", "true").expectExit(0) // no notice without a terminal
+			m.showNeighborNotice = true
+			c := m.atTerminal("setpriv", "--reuid", fmt.Sprint(m.uid), "--regid", fmt.Sprint(m.uid), "--clear-groups",
 				"sh", "-c", "for i in 1 2 3; do "+stile+" run demo -- true; done; echo over")
-			c.sees("over")
-			said := regexp.MustCompile(`stile: user \S+( \(\d+\))? uses a local lock server on this machine too`).FindAllString(c.shown(), -1)
-			if len(said) != 1 {
-				t.Errorf("it was said %d times: %s", len(said), c.shown())
+			c.awaitScreen("over")
+			notices := regexp.MustCompile(`stile: user \S+( \(\d+\))? uses a local lock server on this machine too`).FindAllString(c.screenText(), -1)
+			if len(notices) != 1 {
+				t.Errorf("got %d notices, want 1: %s", len(notices), c.screenText())
 			}
 		})
 	}
-	t.Run("who has chosen", func(t *testing.T) {
+	t.Run("explicit URL", func(t *testing.T) {
 		t.Parallel()
 		m := newMachine(t).asGuest()
-		m.curious = true
-		c := m.at("setpriv", "--reuid", fmt.Sprint(m.uid), "--regid", fmt.Sprint(m.uid), "--clear-groups",
+		m.showNeighborNotice = true
+		c := m.atTerminal("setpriv", "--reuid", fmt.Sprint(m.uid), "--regid", fmt.Sprint(m.uid), "--clear-groups",
 			"sh", "-c", stile+" run --url local: demo -- true; echo over")
-		c.sees("over")
-		if strings.Contains(c.shown(), "exclude") {
-			t.Errorf("it was said: %s", c.shown())
+		c.awaitScreen("over")
+		if strings.Contains(c.screenText(), "exclude") {
+			t.Errorf("got a notice, want none: %s", c.screenText())
 		}
 	})
 }
 
-func TestAPasswordFileThatOthersCanRead(t *testing.T) {
+func TestPasswordFile_accessibleToOthers(t *testing.T) {
 	t.Parallel()
 	m := newMachine(t)
 	redis := testservers.StartRedis(t, "requirepass hunter2")
 	file := m.write("password", "hunter2", 0o644)
 	url := "redis://" + redis.Addr() + "?password_file=" + file
-	m.command("ls", "--url", url).begin().wants(0) // nobody reads that
-	c := m.at("sh", "-c", fmt.Sprintf("%s ls --url '%s'; chmod 600 %s; %[1]s ls --url '%[2]s'; echo over", stile, url, file))
-	c.sees("stile: password_file " + file + " is accessible to other users; chmod o= it")
-	c.sees("over")
-	if n := strings.Count(c.shown(), "accessible"); n != 1 {
-		t.Errorf("it was said %d times: %s", n, c.shown())
+	m.command("ls", "--url", url).spawn().expectExit(0) // no notice without a terminal
+	c := m.atTerminal("sh", "-c", fmt.Sprintf("%s ls --url '%s'; chmod 600 %s; %[1]s ls --url '%[2]s'; echo over", stile, url, file))
+	c.awaitScreen("stile: password_file " + file + " is accessible to other users; chmod o= it")
+	c.awaitScreen("over")
+	if n := strings.Count(c.screenText(), "accessible"); n != 1 {
+		t.Errorf("got %d warnings, want 1: %s", n, c.screenText())
 	}
 }
 
-// toServer connects to the machine's local server.
-func (m *machine) toServer() *clientv3.Client {
+// localServerClient returns an etcd client of the machine's local server.
+func (m *machine) localServerClient() *clientv3.Client {
 	m.t.Helper()
-	socket, err := os.Readlink(m.link())
+	socket, err := os.Readlink(m.socketLink())
 	if err != nil {
 		m.t.Fatal(err)
 	}
@@ -188,56 +188,56 @@ func (m *machine) toServer() *clientv3.Client {
 	return cli
 }
 
-func TestAHolderIsToldThatTheDiskIsFull(t *testing.T) {
+func TestLocal_fullDiskWhileHeld(t *testing.T) {
 	t.Parallel()
 	m := newMachine(t)
 	dir := m.mkdir(0o700, ".local")
 	m.mount(dir, "size=60m", 0)
-	holder := m.start(untilTold, "--ttl", "300", "demo")
-	before := m.server()
-	ctx, cancel := context.WithTimeout(t.Context(), within)
+	holder := m.start(endableScript, "--ttl", "300", "demo")
+	before := m.serverPID()
+	ctx, cancel := context.WithTimeout(t.Context(), testTimeout)
 	defer cancel()
 	go func() {
-		cli, much := m.toServer(), strings.Repeat("x", 1<<20)
+		cli, value := m.localServerClient(), strings.Repeat("x", 1<<20)
 		for ctx.Err() == nil {
-			_, _ = cli.Put(ctx, "k", much)
+			_, _ = cli.Put(ctx, "k", value)
 		}
 	}()
 	eventually(t, "end of the server", func() bool { return !running(before) })
-	eventually(t, "the server's reason", func() bool { return strings.Contains(holder.stderr.String(), "no space left on device") })
+	eventually(t, "the server's error in the holder's stderr", func() bool { return strings.Contains(holder.stderr.String(), "no space left on device") })
 	cancel()
 	m.mount(dir, "size=400m", syscall.MS_REMOUNT)
 	eventually(t, "another server", func() bool {
 		c := m.run("-n", "demo", "--", "true")
-		return c.code() == 75
+		return c.exitCode() == 75
 	})
-	m.tellEnd()
-	holder.code()
-	if said := holder.stderr.String(); strings.Count(said, "no space left") > 2 {
-		t.Errorf("it was said again and again: %s", said)
+	m.endScript()
+	holder.exitCode()
+	if stderr := holder.stderr.String(); strings.Count(stderr, "no space left") > 2 {
+		t.Errorf("the error was reported more than twice: %s", stderr)
 	}
 }
 
-func TestTheAlarmOfAFullDatabaseIsShown(t *testing.T) {
+func TestLocal_fullDatabase(t *testing.T) {
 	t.Parallel()
 	m := newMachine(t)
-	m.run("demo", "--", "true").wants(0)
-	ctx, cancel := context.WithTimeout(t.Context(), within)
+	m.run("demo", "--", "true").expectExit(0)
+	ctx, cancel := context.WithTimeout(t.Context(), testTimeout)
 	defer cancel()
-	_, err := etcdserverpb.NewMaintenanceClient(m.toServer().ActiveConnection()).Alarm(ctx, &etcdserverpb.AlarmRequest{
+	_, err := etcdserverpb.NewMaintenanceClient(m.localServerClient().ActiveConnection()).Alarm(ctx, &etcdserverpb.AlarmRequest{
 		Action: etcdserverpb.AlarmRequest_ACTIVATE, Alarm: etcdserverpb.AlarmType_NOSPACE,
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
-	m.run("demo", "--", "true").wants(125, "database space exceeded")
+	m.run("demo", "--", "true").expectExit(125, "database space exceeded")
 }
 
-func TestWrongURLsAreSuggestedRight(t *testing.T) {
+func TestRun_suggestsURL(t *testing.T) {
 	t.Parallel()
 	m := newMachine(t)
-	m.run("--url", "localhost:2379", "demo", "--", "true").wants(125, `"localhost"`, "did you mean etcd://localhost:2379?")
-	m.run("--url", "http://localhost:2379", "demo", "--", "true").wants(125, `"http"`, "did you mean etcd://localhost:2379?")
-	m.run("--url", "local", "demo", "--", "true").wants(125, "did you mean local:?")
-	m.run("--url", "local:x", "demo", "--", "true").wants(125, "nothing may follow local:")
+	m.run("--url", "localhost:2379", "demo", "--", "true").expectExit(125, `"localhost"`, "did you mean etcd://localhost:2379?")
+	m.run("--url", "http://localhost:2379", "demo", "--", "true").expectExit(125, `"http"`, "did you mean etcd://localhost:2379?")
+	m.run("--url", "local", "demo", "--", "true").expectExit(125, "did you mean local:?")
+	m.run("--url", "local:x", "demo", "--", "true").expectExit(125, "nothing may follow local:")
 }

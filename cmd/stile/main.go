@@ -1,4 +1,5 @@
-// Command stile takes distributed locks: it runs commands under them, and serves them where there is no store yet.
+// Command stile runs commands under distributed locks. It also shows, watches and breaks locks, and
+// runs a lock server where there is no store yet.
 package main
 
 import (

@@ -10,25 +10,25 @@ import (
 	"testing"
 )
 
-func TestManPages(t *testing.T) {
+func TestMan_pages(t *testing.T) {
 	t.Parallel()
 	m := newMachine(t)
 	dir := m.path("man")
-	m.command("man", dir).begin().wants(0)
+	m.command("man", dir).spawn().expectExit(0)
 	pages := []string{"stile.1"}
-	for _, verb := range m.complete("") {
+	for _, verb := range m.completions("") {
 		if verb != "help" {
 			pages = append(pages, "stile-"+verb+".1")
 		}
 	}
 	for _, want := range []string{"stile-run.1", "stile-serve.1", "stile-show.1", "stile-break.1"} {
 		if !slices.Contains(pages, want) {
-			t.Errorf("there is no verb for %s: %v", want, pages)
+			t.Errorf("the page %s is missing: %v", want, pages)
 		}
 	}
 	written, err := os.ReadDir(dir)
 	if err != nil || len(written) != len(pages) {
-		t.Errorf("%d pages were written, want %v: %v", len(written), pages, err)
+		t.Errorf("got %d pages, want %v: %v", len(written), pages, err)
 	}
 	for _, page := range pages {
 		t.Run(page, func(t *testing.T) {
@@ -37,7 +37,7 @@ func TestManPages(t *testing.T) {
 	}
 }
 
-// checkPage checks that a man page has what people look for, and that man and mandoc find nothing wrong with it.
+// checkPage checks that a man page has all sections, and that man and mandoc report no problem.
 func checkPage(t *testing.T, path string) {
 	t.Helper()
 	b, err := os.ReadFile(path)
@@ -54,7 +54,7 @@ func checkPage(t *testing.T, path string) {
 		"ENVIRONMENT": "stile", "EXAMPLES": "stile ", "SEE ALSO": "flock (1)",
 	} {
 		if !strings.Contains(sections[name], want) {
-			t.Errorf("%s: %q, want it to contain %q", name, sections[name], want)
+			t.Errorf("section %s: got %q, want it to contain %q", name, sections[name], want)
 		}
 	}
 	for _, check := range [][]string{
@@ -64,19 +64,19 @@ func checkPage(t *testing.T, path string) {
 		if _, err := exec.LookPath(check[0]); err != nil {
 			skipWithout(t, check[0], err)
 		}
-		var said bytes.Buffer
+		var findings bytes.Buffer
 		cmd := exec.Command(check[0], check[1:]...)
 		cmd.Env = append(os.Environ(), "LC_ALL=C.UTF-8", "MANWIDTH=80")
-		cmd.Stderr = &said
-		if check[0] == "mandoc" { // whose findings are its output; man's is the page
-			cmd.Stdout = &said
+		cmd.Stderr = &findings
+		if check[0] == "mandoc" { // mandoc writes its findings to stdout; man writes the page there
+			cmd.Stdout = &findings
 		}
 		err := cmd.Run()
 		if check[0] == "man" && err != nil {
 			t.Errorf("man: %v", err)
 		}
-		for line := range strings.Lines(said.String()) {
-			if !strings.Contains(line, "missing date") { // there is one only where the Go tool knows of the commit
+		for line := range strings.Lines(findings.String()) {
+			if !strings.Contains(line, "missing date") { // the date is missing where the Go tool does not know the commit
 				t.Errorf("%s: %s", check[0], line)
 			}
 		}

@@ -16,11 +16,13 @@ import (
 	"github.com/stilelock/stile/internal/testservers"
 )
 
-// reaperVar makes the test program a reaper, and names the file for the process id of what it runs.
+// reaperVar makes the test program a reaper. Its value is the file for the process id of the
+// command.
 const reaperVar = "STILE_TEST_REAPER"
 
-// reap runs a command, and gets the children of all that end below it, as the init of a container does. So what other tests
-// leave behind is not taken for a part of the command. It returns the exit code when nothing is left.
+// reap runs a command and becomes the parent of all orphans below it, as the init of a container
+// does. So orphans of other tests cannot look like processes of the command. It waits for all
+// children and returns the exit code of the command.
 func reap(file string, args []string) int {
 	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
 		panic(err)
@@ -41,19 +43,20 @@ func reap(file string, args []string) int {
 	code := 0
 	for {
 		var status unix.WaitStatus
-		ended, err := unix.Wait4(-1, &status, 0, nil)
+		reaped, err := unix.Wait4(-1, &status, 0, nil)
 		switch {
 		case err == unix.EINTR:
 		case err != nil:
 			return code
-		case ended == cmd.Process.Pid:
+		case reaped == cmd.Process.Pid:
 			code = status.ExitStatus()
 		}
 	}
 }
 
-// startReaped is start for a stile whose orphans nobody else gets. It returns its process id too.
-func (m *machine) startReaped(script string, args ...string) (c *command, pid int) {
+// startUnderReaper is like start, but stile runs under its own reaper. It also returns the process
+// id of stile.
+func (m *machine) startUnderReaper(script string, args ...string) (c *command, pid int) {
 	m.t.Helper()
 	self, err := os.Executable()
 	if err != nil {
@@ -61,20 +64,20 @@ func (m *machine) startReaped(script string, args ...string) (c *command, pid in
 	}
 	os.Remove(m.path("started"))
 	os.Remove(m.path("stile.pid"))
-	c = m.runner(append(args, "--", "sh", "-c", "exec 2>/dev/null; "+script)...)
+	c = m.runCommand(append(args, "--", "sh", "-c", "exec 2>/dev/null; "+script)...)
 	c.Args = append([]string{self, stile}, c.Args[1:]...)
 	c.Path = self
 	c.Env = append(c.Env, reaperVar+"="+m.path("stile.pid"))
-	c.begin()
+	c.spawn()
 	eventually(m.t, "start of the script", func() bool {
 		select {
 		case <-c.done:
-			m.t.Fatalf("%v has ended with %v: %s", c.Args, c.ProcessState, c.stderr)
+			m.t.Fatalf("%v ended with %v: %s", c.Args, c.ProcessState, c.stderr)
 		default:
 		}
 		return m.exists("started")
 	})
-	return c, m.pid("stile.pid")
+	return c, m.readPID("stile.pid")
 }
 
 func kill(t *testing.T, pid int, sig syscall.Signal) {
@@ -84,27 +87,28 @@ func kill(t *testing.T, pid int, sig syscall.Signal) {
 	}
 }
 
-// endless is a TTL that nobody waits for: who gets the lock before has not waited for it.
-const endless = "300"
+// maxTTL is a TTL that no test waits for: a waiter that is admitted earlier has not waited for the
+// session to expire.
+const maxTTL = "300"
 
-// orphaned is a script that ticks, and has what it has started tick too: in its group, in another one, and in another session
-// without parents.
-var orphaned = `
-	tick() { trap '' TERM; while :; do ` + uptime(">>$1") + `; sleep 0.1; done; }
+// orphansScript writes the time repeatedly, and so do processes that it starts: in its process
+// group, in another group, and in another session without a parent.
+var orphansScript = `
+	tick() { trap '' TERM; while :; do ` + uptimeScript(">>$1") + `; sleep 0.1; done; }
 	tick child &
-	timeout 1000 sh -c 'while :; do ` + uptime(">>group") + `; sleep 0.1; done' &
-	(setsid sh -c 'while :; do ` + uptime(">>session") + `; sleep 0.1; done' &)
+	timeout 1000 sh -c 'while :; do ` + uptimeScript(">>group") + `; sleep 0.1; done' &
+	(setsid sh -c 'while :; do ` + uptimeScript(">>session") + `; sleep 0.1; done' &)
 	until test -s child && test -s group && test -s session; do sleep 0.02; done
 	touch started
 	wait`
 
-// stores are URLs of every kind of store, each with servers of its own.
+// stores returns functions that return the URL of a store, one for each kind of store.
 func stores(t *testing.T) map[string]func(t *testing.T, m *machine) string {
 	return map[string]func(t *testing.T, m *machine) string{
 		"etcd":  func(t *testing.T, _ *machine) string { return shared(t).url },
 		"local": func(*testing.T, *machine) string { return "local:" },
 		"redis": func(t *testing.T, m *machine) string {
-			m.set("REDIS_PASSWORD", "hunter2")
+			m.setenv("REDIS_PASSWORD", "hunter2")
 			return "redis://" + testservers.StartRedis(t, "requirepass hunter2").Addr() + "?password_env=REDIS_PASSWORD"
 		},
 		"redlock": func(t *testing.T, _ *machine) string {
@@ -117,181 +121,185 @@ func stores(t *testing.T) map[string]func(t *testing.T, m *machine) string {
 	}
 }
 
-func TestWhenStileIsKilledTheNextOneBeginsOnceTheCommandIsDead(t *testing.T) {
+func TestWatchdog_releasesOnceCommandIsDead(t *testing.T) {
 	t.Parallel()
 	for name, url := range stores(t) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			m := newMachine(t)
-			m.set("STILE_URL", url(t, m))
-			ttl := endless
-			if name == "zookeeper" { // a server of the usual kind grants 40 s at most
+			m.setenv("STILE_URL", url(t, m))
+			ttl := maxTTL
+			if name == "zookeeper" { // a server with the default settings grants at most 40 s
 				ttl = "40"
 			}
-			if name == "local" { // it has to be there before
-				m.stile("ls").wants(0)
+			if name == "local" { // the server has to be started outside the reaper
+				m.stile("ls").expectExit(0)
 			}
-			_, pid := m.startReaped(orphaned, "--ttl", ttl, "demo")
-			dog := watched(t, pid)
-			next := m.runner("demo", "--", "sh", "-c", uptime(">next")).begin()
-			eventually(t, "the next one in line", func() bool { return len(m.show("demo").Waiters) == 1 || name == "redlock" })
+			_, pid := m.startUnderReaper(orphansScript, "--ttl", ttl, "demo")
+			watchdog := awaitWatchdog(t, pid)
+			next := m.runCommand("demo", "--", "sh", "-c", uptimeScript(">next")).spawn()
+			eventually(t, "a waiter", func() bool { return len(m.show("demo").Waiters) == 1 || name == "redlock" })
 			kill(t, pid, syscall.SIGKILL)
 			began := time.Now()
-			next.wants(0)
+			next.expectExit(0)
 			if took := time.Since(began); name == "zookeeper" && took > 25*time.Second {
-				t.Errorf("the next one began after %v: that is when the session has ended", took)
+				t.Errorf("the waiter was admitted after %v, when the session had expired; want it admitted when the command was dead", took)
 			}
-			m.wasDeadBefore("next", "child", "group", "session")
-			eventually(t, "end of the watchdog", func() bool { return !running(dog) })
+			m.checkDeadBefore("next", "child", "group", "session")
+			eventually(t, "end of the watchdog", func() bool { return !running(watchdog) })
 		})
 	}
 }
 
-// What hides its environment, and has left the process group, is not known to be a part of the command. It might be.
-func TestWhileSomethingMayBeAliveOfTheCommandTheLockIsNotReleased(t *testing.T) {
+// A process that hides its environment and has left the process group is not known to belong to the
+// command, but it may.
+func TestWatchdog_keepsLockOfUnknownProcess(t *testing.T) {
 	t.Parallel()
 	m, s := newMachine(t), shared(t)
-	m.set("STILE_URL", s.url)
-	_, pid := m.startReaped(`env -i setsid sh -c 'echo $$ >hidden.pid; exec sleep 1000' &
+	m.setenv("STILE_URL", s.url)
+	_, pid := m.startUnderReaper(`env -i setsid sh -c 'echo $$ >hidden.pid; exec sleep 1000' &
 		until test -s hidden.pid; do sleep 0.02; done
-		echo $$ >child.pid; touch started; wait; sleep 1000`, "--ttl", endless, "demo")
-	hidden, child := m.pid("hidden.pid"), m.pid("child.pid")
+		echo $$ >child.pid; touch started; wait; sleep 1000`, "--ttl", maxTTL, "demo")
+	hidden, child := m.readPID("hidden.pid"), m.readPID("child.pid")
 	t.Cleanup(func() {
 		if t.Failed() {
 			_ = syscall.Kill(hidden, syscall.SIGKILL)
 		}
 	})
-	watched(t, pid)
-	next := m.waiter(1, "demo")
+	awaitWatchdog(t, pid)
+	next := m.startWaiter(1, "demo")
 	kill(t, pid, syscall.SIGKILL)
 	eventually(t, "end of the command", func() bool { return !running(child) })
-	time.Sleep(2 * time.Second) // in which a watchdog that is not careful releases the lock
+	time.Sleep(2 * time.Second) // time in which a defective watchdog would release the lock
 	if l := m.show("demo"); len(l.Waiters) != 1 {
-		t.Errorf("the lock is %+v, though a process lives that may be a part of the command", l)
+		t.Errorf("the lock was released although a process may belong to the command: %+v", l)
 	}
 	if !running(hidden) {
-		t.Error("it was killed, though it may be somebody else's")
+		t.Error("the process was killed although it may not belong to the command")
 	}
 	kill(t, hidden, syscall.SIGKILL)
-	next.wants(0)
+	next.expectExit(0)
 }
 
-// The command under a lock may take another one. What runs under that is a part of both.
-func TestWhatRunsUnderALockWithinIsDeadToo(t *testing.T) {
+// The command under a lock may take another lock. A process under the inner lock belongs to both
+// commands.
+func TestWatchdog_nestedRun(t *testing.T) {
 	t.Parallel()
 	m, s := newMachine(t), shared(t)
-	m.set("STILE_URL", s.url)
-	m.write("inner", `sh -c 'while :; do `+uptime(">>inner.ticks")+`; sleep 0.1; done' &
+	m.setenv("STILE_URL", s.url)
+	m.write("inner", `sh -c 'while :; do `+uptimeScript(">>inner.ticks")+`; sleep 0.1; done' &
 		echo $PPID >inner.pid; until test -s inner.ticks; do sleep 0.02; done; touch started; wait`, 0o600)
-	_, pid := m.startReaped(`"`+stile+`" run --ttl `+endless+` inner -- sh inner`, "--ttl", endless, "outer")
-	watched(t, pid)
-	dog := watched(t, m.pid("inner.pid"))
-	next := m.waiter(1, "outer")
-	// That of the inner one must not be what ends it.
-	kill(t, dog, syscall.SIGSTOP)
+	_, pid := m.startUnderReaper(`"`+stile+`" run --ttl `+maxTTL+` inner -- sh inner`, "--ttl", maxTTL, "outer")
+	awaitWatchdog(t, pid)
+	watchdog := awaitWatchdog(t, m.readPID("inner.pid"))
+	next := m.startWaiter(1, "outer")
+	// The watchdog of the inner run must not be what kills the process.
+	kill(t, watchdog, syscall.SIGSTOP)
 	kill(t, pid, syscall.SIGKILL)
-	next.wants(0)
-	now := m.run("other", "--", "sh", "-c", uptime(">next"))
-	now.wants(0)
-	m.wasDeadBefore("next", "inner.ticks")
+	next.expectExit(0)
+	after := m.run("other", "--", "sh", "-c", uptimeScript(">next"))
+	after.expectExit(0)
+	m.checkDeadBefore("next", "inner.ticks")
 	ticks := len(m.read("inner.ticks"))
 	time.Sleep(time.Second)
 	if more := len(m.read("inner.ticks")); more != ticks {
-		t.Error("what runs under the inner lock is alive, though the outer one was released")
+		t.Error("a process under the inner lock still runs although the outer lock was released")
 	}
-	kill(t, dog, syscall.SIGCONT)
-	m.run("inner", "--", "true").wants(0) // its own watchdog has released that
+	kill(t, watchdog, syscall.SIGCONT)
+	m.run("inner", "--", "true").expectExit(0) // released by the inner run's watchdog
 }
 
-// Between the end of stile and that of the command the lock may have become somebody else's.
-func TestAWatchdogReleasesNobodyElsesLock(t *testing.T) {
+// Another holder may have the lock by the time the command has ended.
+func TestWatchdog_lockOfAnotherHolder(t *testing.T) {
 	t.Parallel()
 	m, s := newMachine(t), shared(t)
-	m.set("STILE_URL", s.url)
-	_, pid := m.startReaped(sleeper, "--ttl", endless, "demo")
-	dog := watched(t, pid)
+	m.setenv("STILE_URL", s.url)
+	_, pid := m.startUnderReaper(sleepScript, "--ttl", maxTTL, "demo")
+	watchdog := awaitWatchdog(t, pid)
 	token := m.show("demo").Holders[0].Token
-	kill(t, dog, syscall.SIGSTOP)
+	kill(t, watchdog, syscall.SIGSTOP)
 	kill(t, pid, syscall.SIGKILL)
-	m.stile("break", "demo", "--token", strconv.FormatUint(token, 10)).wants(0)
-	other := m.start(untilTold, "demo")
-	kill(t, dog, syscall.SIGCONT)
-	eventually(t, "end of the watchdog", func() bool { return !running(dog) })
+	m.stile("break", "demo", "--token", strconv.FormatUint(token, 10)).expectExit(0)
+	other := m.start(endableScript, "demo")
+	kill(t, watchdog, syscall.SIGCONT)
+	eventually(t, "end of the watchdog", func() bool { return !running(watchdog) })
 	if l := m.show("demo"); len(l.Holders) != 1 || l.Holders[0].Owner.PID != other.Process.Pid {
-		t.Errorf("the lock is %+v, want it held by process %d", l, other.Process.Pid)
+		t.Errorf("got %+v, want the lock held by process %d", l, other.Process.Pid)
 	}
-	m.tellEnd()
-	other.wants(0)
+	m.endScript()
+	other.expectExit(0)
 }
 
-// Nobody can release the lock then: it goes with the TTL, and so does the watchdog.
-func TestAWatchdogThatCannotReachTheStoreGivesUp(t *testing.T) {
+// Nothing can release the lock then: it is free when the session expires, and the watchdog ends
+// too.
+func TestWatchdog_storeUnreachable(t *testing.T) {
 	t.Parallel()
 	m, s := newMachine(t), shared(t)
-	w := newWire(t, s.endpoint())
-	_, pid := m.startReaped(sleeper, "--url", s.through(w), "--ttl", "12", "demo")
-	dog := watched(t, pid)
-	w.cut()
+	p := newProxy(t, s.endpoint())
+	_, pid := m.startUnderReaper(sleepScript, "--url", s.urlVia(p), "--ttl", "12", "demo")
+	watchdog := awaitWatchdog(t, pid)
+	p.cut()
 	kill(t, pid, syscall.SIGKILL)
-	m.run("--url", s.url, "demo", "--", "true").wants(0)
-	eventually(t, "end of the watchdog", func() bool { return !running(dog) })
+	m.run("--url", s.url, "demo", "--", "true").expectExit(0)
+	eventually(t, "end of the watchdog", func() bool { return !running(watchdog) })
 }
 
-// With --min-hold somebody relies on the lock not being free soon, however the command ends.
-func TestAWatchdogKeepsALockForItsLeastTime(t *testing.T) {
+// With --min-hold, users rely on the lock being held for that time, however the command ends.
+func TestWatchdog_minHold(t *testing.T) {
 	t.Parallel()
 	m, s := newMachine(t), shared(t)
-	m.set("STILE_URL", s.url)
-	_, pid := m.startReaped("echo $$ >child.pid; "+sleeper, "--ttl", endless, "--min-hold", "1000", "demo")
-	watched(t, pid)
+	m.setenv("STILE_URL", s.url)
+	_, pid := m.startUnderReaper("echo $$ >child.pid; "+sleepScript, "--ttl", maxTTL, "--min-hold", "1000", "demo")
+	awaitWatchdog(t, pid)
 	kill(t, pid, syscall.SIGKILL)
-	child := m.pid("child.pid")
+	child := m.readPID("child.pid")
 	eventually(t, "end of the command", func() bool { return !running(child) })
-	time.Sleep(2 * time.Second) // in which a watchdog that is not careful releases the lock
-	m.run("-n", "demo", "--", "true").wants(75, `"demo" is held by`)
+	time.Sleep(2 * time.Second) // time in which a defective watchdog would release the lock
+	m.run("-n", "demo", "--", "true").expectExit(75, `"demo" is held by`)
 }
 
-func TestAWatchdogThatWasKilledIsReplaced(t *testing.T) {
+func TestWatchdog_replacedWhenKilled(t *testing.T) {
 	t.Parallel()
 	m, s := newMachine(t), shared(t)
-	m.set("STILE_URL", s.url)
-	c, pid := m.startReaped(sleeper, "-v", "--ttl", endless, "demo")
-	first := watched(t, pid)
-	ignoresSignals(t, first)
-	kill(t, first, syscall.SIGTERM) // as all of a service are
+	m.setenv("STILE_URL", s.url)
+	c, pid := m.startUnderReaper(sleepScript, "-v", "--ttl", maxTTL, "demo")
+	first := awaitWatchdog(t, pid)
+	awaitIgnoredSignals(t, first)
+	kill(t, first, syscall.SIGTERM) // as systemd does with all processes of a service
 	kill(t, first, syscall.SIGKILL)
-	eventually(t, "word of it", func() bool {
+	eventually(t, "message about the watchdog", func() bool {
 		return strings.Contains(c.stderr.String(), "the watchdog of the command was killed; starting another\n")
 	})
 	second := 0
 	eventually(t, "another watchdog", func() bool {
-		second = watched(t, pid)
+		second = awaitWatchdog(t, pid)
 		return second != first
 	})
-	next := m.waiter(1, "demo")
+	next := m.startWaiter(1, "demo")
 	kill(t, pid, syscall.SIGKILL)
-	next.wants(0)
+	next.expectExit(0)
 }
 
-func TestAWatchdogIsNotEndedByWhatEndsAService(t *testing.T) {
+func TestWatchdog_ignoresSignals(t *testing.T) {
 	t.Parallel()
 	m, s := newMachine(t), shared(t)
-	c := m.start(untilTold, "--url", s.url, "demo")
-	dog := watched(t, c.Process.Pid)
-	ignoresSignals(t, dog)
+	c := m.start(endableScript, "--url", s.url, "demo")
+	watchdog := awaitWatchdog(t, c.Process.Pid)
+	awaitIgnoredSignals(t, watchdog)
 	for _, sig := range []syscall.Signal{syscall.SIGHUP, syscall.SIGINT, syscall.SIGQUIT, syscall.SIGTERM} {
-		kill(t, dog, sig)
+		kill(t, watchdog, sig)
 	}
-	m.tellEnd()
-	c.wants(0)
-	eventually(t, "end of the watchdog", func() bool { return !running(dog) })
+	m.endScript()
+	c.expectExit(0)
+	eventually(t, "end of the watchdog", func() bool { return !running(watchdog) })
 }
 
-// ignoresSignals waits until a watchdog ignores the signals that end a service, which it does as it starts.
-func ignoresSignals(t *testing.T, dog int) {
+// awaitIgnoredSignals waits until a watchdog ignores the signals that stop a service. It does so
+// when it starts.
+func awaitIgnoredSignals(t *testing.T, watchdog int) {
 	t.Helper()
 	eventually(t, "a watchdog that ignores signals", func() bool {
-		status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", dog))
+		status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", watchdog))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -305,8 +313,8 @@ func ignoresSignals(t *testing.T, dog int) {
 	})
 }
 
-// A watchdog gets at the store as stile has, and shows nobody how.
-func TestAWatchdogKeepsSecrets(t *testing.T) {
+// A watchdog gets stile's access to the store, but shows it to nobody.
+func TestWatchdog_hidesPasswords(t *testing.T) {
 	t.Parallel()
 	m, s := newMachine(t), serve(t)
 	cli := s.client(t)
@@ -320,50 +328,50 @@ func TestAWatchdogKeepsSecrets(t *testing.T) {
 		}
 	}
 	m.write("password", "s3cret\n", 0o600)
-	m.set("PASSWORD", "s3cret")
+	m.setenv("PASSWORD", "s3cret")
 	for name, url := range map[string]string{
 		"in the URL":    "etcd://root:s3cret@" + s.endpoint(),
 		"in a file":     "etcd://root@" + s.endpoint() + "?password_file=password",
 		"in a variable": "etcd://root@" + s.endpoint() + "?password_env=PASSWORD",
 	} {
 		t.Run(name, func(t *testing.T) {
-			m := m.in(t)
-			m.set("STILE_URL", url)
+			m := m.forSubtest(t)
+			m.setenv("STILE_URL", url)
 			lock := strings.ReplaceAll(name, " ", "-")
-			_, pid := m.startReaped(sleeper, "--ttl", endless, lock)
-			dog := watched(t, pid)
+			_, pid := m.startUnderReaper(sleepScript, "--ttl", maxTTL, lock)
+			watchdog := awaitWatchdog(t, pid)
 			for _, file := range []string{"cmdline", "environ"} {
-				text, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(dog), file))
+				text, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(watchdog), file))
 				if err != nil || strings.Contains(string(text), "s3cret") {
-					t.Errorf("its %s is %q, %v", file, text, err)
+					t.Errorf("the watchdog's %s contains the password, or cannot be read: %q, %v", file, text, err)
 				}
 			}
-			next := m.waiter(1, lock)
+			next := m.startWaiter(1, lock)
 			kill(t, pid, syscall.SIGKILL)
-			next.wants(0)
+			next.expectExit(0)
 		})
 	}
 }
 
-// In a container stile may be the first process, and gets the children of all others that end.
-func TestAsTheFirstProcessStileWaitsForOrphans(t *testing.T) {
+// In a container stile may be the first process, and then becomes the parent of all orphans.
+func TestRun_asInit(t *testing.T) {
 	t.Parallel()
 	unshare, err := exec.LookPath("unshare")
 	if err != nil {
-		t.Skipf("SKIPPED: no program to make a namespace with: %v", err)
+		t.Skipf("SKIPPED: this test needs unshare: %v", err)
 	}
 	if out, err := exec.Command(unshare, "--pid", "--fork", "--mount-proc", "true").CombinedOutput(); err != nil {
-		t.Skipf("SKIPPED: no namespaces: %v, %s", err, out)
+		t.Skipf("SKIPPED: no PID namespaces: %v, %s", err, out)
 	}
 	m, s := newMachine(t), shared(t)
-	c := m.runner("--url", s.url, "demo", "--", "sh", "-c", `
+	c := m.runCommand("--url", s.url, "demo", "--", "sh", "-c", `
 		test $PPID = 1 || exit 8
 		for i in 1 2 3 4 5 6 7 8 9 10; do (sleep 0 &); done
 		while grep -qs '^State:.Z' /proc/[0-9]*/status; do sleep 0.05; done
 		echo none is left; exit 7`)
 	c.Path, c.Args = unshare, append([]string{unshare, "--pid", "--fork", "--mount-proc", "--kill-child", stile}, c.Args[1:]...)
-	c.begin().wants(7)
+	c.spawn().expectExit(7)
 	if got := c.stdout.String(); got != "none is left\n" {
-		t.Errorf("it printed %q", got)
+		t.Errorf("got stdout %q, want none is left", got)
 	}
 }

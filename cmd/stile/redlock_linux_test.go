@@ -8,7 +8,7 @@ import (
 	"github.com/stilelock/stile/internal/testservers"
 )
 
-// redlock starts some Redis servers and returns them with the URL that names them all.
+// redlock starts n Redis servers. It returns them and the URL of a store on all of them.
 func redlock(t *testing.T, n int) ([]*testservers.Redis, string) {
 	t.Helper()
 	servers := testservers.StartRedisServers(t, n)
@@ -19,38 +19,38 @@ func redlock(t *testing.T, n int) ([]*testservers.Redis, string) {
 	return servers, "redlock://" + strings.Join(addrs, ",")
 }
 
-func TestRunOnRedlock(t *testing.T) {
+func TestRun_redlock(t *testing.T) {
 	t.Parallel()
 	m := newMachine(t)
 	servers, url := redlock(t, 3)
-	m.set("STILE_URL", url)
-	servers[0].Pause() // which nobody should notice
+	m.setenv("STILE_URL", url)
+	servers[0].Pause() // must have no effect on the holder
 	holder := m.start(`echo $STILE_TOKEN >token; : >started; exec sleep 60`, "demo")
 
-	m.run("-n", "demo", "--", "true").wants(75, `"demo" is held by`, fmt.Sprintf("pid %d (sh)", holder.Process.Pid))
+	m.run("-n", "demo", "--", "true").expectExit(75, `"demo" is held by`, fmt.Sprintf("pid %d (sh)", holder.Process.Pid))
 	token := strings.TrimSpace(m.read("token"))
 	if l := m.show("demo"); len(l.Holders) != 1 || fmt.Sprint(l.Holders[0].Token) != token || len(l.Remarks) != 1 ||
 		!strings.Contains(l.Remarks[0], servers[0].Addr()) {
-		t.Errorf("show says %+v, want the holder with token %s, and a remark on the master that does not answer", l, token)
+		t.Errorf("show: got %+v, want the holder with token %s and a remark about the master that does not answer", l, token)
 	}
-	if c := m.stile("ls"); c.code() != 0 || !strings.Contains(c.stdout.String(), "demo") {
-		t.Errorf("ls says %s", c.stdout)
+	if c := m.stile("ls"); c.exitCode() != 0 || !strings.Contains(c.stdout.String(), "demo") {
+		t.Errorf("ls: got %s, want the lock demo", c.stdout)
 	}
-	next := m.runner("demo", "--", "sh", "-c", `[ "$STILE_TOKEN" -gt "$(cat token)" ]`).begin()
-	m.stile("break", "demo", "--token", token).wants(0)
-	holder.wants(79, `"demo"`, "was broken, or its lease expired", "stopping the command")
-	next.wants(0)
-	m.stile("wait", "demo").wants(0)
+	next := m.runCommand("demo", "--", "sh", "-c", `[ "$STILE_TOKEN" -gt "$(cat token)" ]`).spawn()
+	m.stile("break", "demo", "--token", token).expectExit(0)
+	holder.expectExit(79, `"demo"`, "was broken, or its lease expired", "stopping the command")
+	next.expectExit(0)
+	m.stile("wait", "demo").expectExit(0)
 }
 
-func TestRunOnRedlockStopsTheCommandWhenTheMajorityIsGone(t *testing.T) {
+func TestRun_redlockMajorityLost(t *testing.T) {
 	t.Parallel()
 	m := newMachine(t)
 	servers, url := redlock(t, 3)
 	holder := m.start(`: >started; sleep 60`, "--url", url, "--ttl", "8", "demo")
 	servers[1].Pause()
 	servers[2].Pause()
-	holder.wants(79, `"demo"`, "stopping the command")
+	holder.expectExit(79, `"demo"`, "stopping the command")
 	servers[1].Resume()
-	m.run("--url", url, "demo", "--", "true").wants(0)
+	m.run("--url", url, "demo", "--", "true").expectExit(0)
 }

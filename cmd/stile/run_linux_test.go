@@ -11,10 +11,10 @@ import (
 	"testing"
 )
 
-func TestExitCodeIsTheCommands(t *testing.T) {
+func TestRun_exitCode(t *testing.T) {
 	t.Parallel()
 	m, s := newMachine(t), shared(t)
-	m.set("STILE_URL", s.url)
+	m.setenv("STILE_URL", s.url)
 	for script, code := range map[string]int{
 		"exit 0":        0,
 		"exit 1":        1,
@@ -24,38 +24,38 @@ func TestExitCodeIsTheCommands(t *testing.T) {
 		"kill -KILL $$": 128 + 9,
 		"kill -USR1 $$": 128 + int(syscall.SIGUSR1),
 	} {
-		m.run("demo", "--", "sh", "-c", script).wants(code)
+		m.run("demo", "--", "sh", "-c", script).expectExit(code)
 	}
 	if left := entries(t, s.client(t), "demo"); left != nil {
-		t.Errorf("left in the line: %v", left)
+		t.Errorf("entries left in the line: %v", left)
 	}
 }
 
-func TestACommandThatCannotBeRunIsFoundBeforeTheStoreIsAsked(t *testing.T) {
+func TestRun_commandNotFound(t *testing.T) {
 	t.Parallel()
 	m := newMachine(t)
-	m.set("STILE_URL", "etcd://127.0.0.1:1") // where nothing listens: asking it would be another error
+	m.setenv("STILE_URL", "etcd://127.0.0.1:1") // nothing listens there, so using the store would fail with another error
 	plain := m.write("plain", "#!/bin/sh\n", 0o600)
-	m.set("PATH", m.dir)
-	m.run("demo", "--", "no-such-command").wants(127, "command not found: no-such-command")
-	m.run("demo", "--", m.path("nothing")).wants(127, "command not found: "+m.path("nothing"))
-	m.run("demo", "--", plain).wants(126, "cannot execute "+plain+": permission denied")
-	m.run("demo", "--", "plain").wants(126, "cannot execute plain: permission denied")
-	m.run("demo", "--", m.dir).wants(126, "cannot execute "+m.dir, "is a directory")
+	m.setenv("PATH", m.dir)
+	m.run("demo", "--", "no-such-command").expectExit(127, "command not found: no-such-command")
+	m.run("demo", "--", m.path("nothing")).expectExit(127, "command not found: "+m.path("nothing"))
+	m.run("demo", "--", plain).expectExit(126, "cannot execute "+plain+": permission denied")
+	m.run("demo", "--", "plain").expectExit(126, "cannot execute plain: permission denied")
+	m.run("demo", "--", m.dir).expectExit(126, "cannot execute "+m.dir, "is a directory")
 }
 
-func TestACommandThatFailsToStartLetsTheLockGo(t *testing.T) {
+func TestRun_releasesWhenCommandFailsToStart(t *testing.T) {
 	t.Parallel()
 	m, s := newMachine(t), shared(t)
-	m.set("STILE_URL", s.url)
+	m.setenv("STILE_URL", s.url)
 	garbage := m.write("garbage", "\x7fELF, but not really", 0o700)
-	m.run("demo", "--", garbage).wants(126, "cannot execute "+garbage, "exec format error")
-	lost := m.write("lost", "#!/no/such/interpreter\n", 0o700)
-	m.run("demo", "--", lost).wants(127, lost, "interpreter", "not found")
-	m.run("-n", "demo", "--", "true").wants(0)
+	m.run("demo", "--", garbage).expectExit(126, "cannot execute "+garbage, "exec format error")
+	script := m.write("script", "#!/no/such/interpreter\n", 0o700)
+	m.run("demo", "--", script).expectExit(127, script, "interpreter", "not found")
+	m.run("-n", "demo", "--", "true").expectExit(0)
 }
 
-func TestBadUse(t *testing.T) {
+func TestRun_invalidArguments(t *testing.T) {
 	t.Parallel()
 	m, s := newMachine(t), shared(t)
 	touch := []string{"--", "touch", m.path("was-run")}
@@ -83,85 +83,85 @@ func TestBadUse(t *testing.T) {
 		{append([]string{"--url", "local:x", "demo"}, touch...), []string{"local:x", "nothing may follow"}},
 	} {
 		t.Run(strings.Join(c.parts, " "), func(t *testing.T) {
-			m := m.in(t)
-			m.set("STILE_URL", s.url)
-			m.run(c.args...).wants(125, c.parts...)
+			m := m.forSubtest(t)
+			m.setenv("STILE_URL", s.url)
+			m.run(c.args...).expectExit(125, c.parts...)
 		})
 	}
 	for typed, meant := range map[string]string{
 		"runn": "run", "lock": "run", "exec": "run", "status": "show", "unlock": "break", "list": "ls",
 	} {
-		m.command(typed, "demo").begin().wants(125, `unknown command "`+typed+`"; did you mean "`+meant+`"?`)
+		m.command(typed, "demo").spawn().expectExit(125, `unknown command "`+typed+`"; did you mean "`+meant+`"?`)
 	}
-	m.command("frobnicate").begin().wants(125, `unknown command "frobnicate"; see stile --help`)
+	m.command("frobnicate").spawn().expectExit(125, `unknown command "frobnicate"; see stile --help`)
 	if _, err := os.Stat(m.path("was-run")); err == nil {
-		t.Error("one of the commands was run")
+		t.Error("a command was run in spite of invalid arguments")
 	}
 }
 
-func TestTheDashesMayBeMissing(t *testing.T) {
+func TestRun_withoutDashes(t *testing.T) {
 	t.Parallel()
 	m, s := newMachine(t), shared(t)
 	c := m.run("--url", s.url, "-n", "demo", "echo", "-n", "--", "x")
-	c.wants(0)
+	c.expectExit(0)
 	if got, want := c.stdout.String(), "-- x"; got != want {
-		t.Errorf("echo got other arguments: %q, want %q", got, want)
+		t.Errorf("got %q, want %q", got, want)
 	}
 }
 
-const sleeper = "touch started; exec sleep 1000"
+const sleepScript = "touch started; exec sleep 1000"
 
-func TestNotObtained(t *testing.T) {
+func TestRun_held(t *testing.T) {
 	t.Parallel()
 	m, s := newMachine(t), shared(t)
-	m.set("STILE_URL", s.url)
-	holder := m.start(sleeper, "demo")
-	who := fmt.Sprintf("pid %d (sh)", holder.Process.Pid)
-	m.run("-n", "demo", "--", "true").wants(75, `"demo"`, who)
-	m.run("--nonblock", "demo", "--", "true").wants(75, `"demo"`, who)
-	m.run("-w", "0", "demo", "--", "true").wants(75, `"demo"`, who)
-	m.run("-w", "0.2", "demo", "--", "true").wants(75, `"demo"`, "200ms", who)
-	m.run("--wait", "200ms", "demo", "--", "true").wants(75, `"demo"`, "200ms", who)
+	m.setenv("STILE_URL", s.url)
+	holder := m.start(sleepScript, "demo")
+	owner := fmt.Sprintf("pid %d (sh)", holder.Process.Pid)
+	m.run("-n", "demo", "--", "true").expectExit(75, `"demo"`, owner)
+	m.run("--nonblock", "demo", "--", "true").expectExit(75, `"demo"`, owner)
+	m.run("-w", "0", "demo", "--", "true").expectExit(75, `"demo"`, owner)
+	m.run("-w", "0.2", "demo", "--", "true").expectExit(75, `"demo"`, "200ms", owner)
+	m.run("--wait", "200ms", "demo", "--", "true").expectExit(75, `"demo"`, "200ms", owner)
 	if left := entries(t, s.client(t), "demo"); len(left) != 1 {
-		t.Errorf("in the line: %v, want the holder alone", left)
+		t.Errorf("got entries %v, want only the holder's", left)
 	}
-	m.run("-n", "demo/other", "--", "true").wants(0)
+	m.run("-n", "demo/other", "--", "true").expectExit(0)
 }
 
-func TestWaitingEndsWhenTheLockIsFree(t *testing.T) {
+func TestRun_waitsUntilFree(t *testing.T) {
 	t.Parallel()
 	m, s := newMachine(t), shared(t)
-	m.set("STILE_URL", s.url)
-	holder := m.start(sleeper, "demo")
+	m.setenv("STILE_URL", s.url)
+	holder := m.start(sleepScript, "demo")
 	var waiters []*command
 	for _, args := range [][]string{{}, {"-w", "300"}} {
-		waiters = append(waiters, m.runner(append(args, "demo", "--", "true")...).begin())
+		waiters = append(waiters, m.runCommand(append(args, "demo", "--", "true")...).spawn())
 	}
 	cli := s.client(t)
 	eventually(t, "two waiters", func() bool { return len(entries(t, cli, "demo")) == 3 })
 	holder.signal(syscall.SIGTERM)
-	holder.wants(128 + 15)
+	holder.expectExit(128 + 15)
 	for _, w := range waiters {
-		w.wants(0)
+		w.expectExit(0)
 	}
 }
 
-func TestOneAtATime(t *testing.T) {
+func TestRun_mutualExclusion(t *testing.T) {
 	t.Parallel()
 	m, s := newMachine(t), shared(t)
-	m.set("STILE_URL", s.url)
-	const workers = 12
+	m.setenv("STILE_URL", s.url)
+	const clients = 12
 	script := `n=$(cat counter); sleep 0.01; echo $((n+1)) >counter; echo $STILE_TOKEN >>tokens`
 	m.write("counter", "0", 0o600)
 	var all []*command
-	for range workers {
-		all = append(all, m.runner("demo", "--", "sh", "-c", script).begin())
+	for range clients {
+		all = append(all, m.runCommand("demo", "--", "sh", "-c", script).spawn())
 	}
 	for _, c := range all {
-		c.wants(0)
+		c.expectExit(0)
 	}
-	if got := strings.TrimSpace(m.read("counter")); got != strconv.Itoa(workers) {
-		t.Errorf("%d workers have counted to %s", workers, got)
+	if got := strings.TrimSpace(m.read("counter")); got != strconv.Itoa(clients) {
+		t.Errorf("%d commands have counted to %s", clients, got)
 	}
 	var tokens []uint64
 	for f := range strings.FieldsSeq(m.read("tokens")) {
@@ -171,39 +171,39 @@ func TestOneAtATime(t *testing.T) {
 		}
 		tokens = append(tokens, n)
 	}
-	if len(tokens) != workers || !slices.IsSorted(tokens) || len(slices.Compact(slices.Clone(tokens))) != workers {
-		t.Errorf("tokens do not grow: %v", tokens)
+	if len(tokens) != clients || !slices.IsSorted(tokens) || len(slices.Compact(slices.Clone(tokens))) != clients {
+		t.Errorf("got tokens %v, want increasing ones", tokens)
 	}
 }
 
-func TestTheCommandsEnvironment(t *testing.T) {
+func TestRun_environment(t *testing.T) {
 	t.Parallel()
 	m, s := newMachine(t), shared(t)
-	m.set("KEPT", "as it was")
-	m.set("STILE_TOKEN", "nonsense")
-	m.set("STILE_NAME", "nonsense")
+	m.setenv("KEPT", "as it was")
+	m.setenv("STILE_TOKEN", "outdated")
+	m.setenv("STILE_NAME", "outdated")
 
 	c := m.run("--url", s.url, "--ttl", "62500ms", "outer", "--", "sh", "-c", `
 		echo "$KEPT|$STILE_NAME|$STILE_TTL|$STILE_URL"
 		outer=$STILE_TOKEN
 		"$0" run inner -- sh -c 'echo "$STILE_NAME|$STILE_TTL|$STILE_URL"; test "$STILE_TOKEN" -gt '$outer
 	`, stile)
-	c.wants(0)
+	c.expectExit(0)
 	want := "as it was|outer|62.5|" + s.url + "\ninner|15|" + s.url + "\n"
 	if got := c.stdout.String(); got != want {
-		t.Errorf("the commands have seen\n%swant\n%s", got, want)
+		t.Errorf("got environment\n%swant\n%s", got, want)
 	}
 
 	c = m.run("--url", s.url, "demo", "--", "env")
-	c.wants(0)
+	c.expectExit(0)
 	for _, name := range []string{"STILE_NAME", "STILE_TOKEN", "STILE_TTL", "STILE_URL"} {
 		if n := strings.Count("\n"+c.stdout.String(), "\n"+name+"="); n != 1 {
-			t.Errorf("the environment has %s %d times:\n%s", name, n, c.stdout)
+			t.Errorf("the environment contains %s %d times, want once:\n%s", name, n, c.stdout)
 		}
 	}
 }
 
-func TestAPasswordOnTheCommandLineIsNotPassedOn(t *testing.T) {
+func TestRun_hidesPasswordOfURL(t *testing.T) {
 	t.Parallel()
 	m, s := newMachine(t), serve(t)
 	cli := s.client(t)
@@ -218,31 +218,31 @@ func TestAPasswordOnTheCommandLineIsNotPassedOn(t *testing.T) {
 	}
 	secret := "etcd://root:secret@" + s.endpoint()
 	c := m.run("--url", secret, "demo", "--", "sh", "-c", "env")
-	c.wants(0)
+	c.expectExit(0)
 	if env := c.stdout.String(); strings.Contains(env, "secret") || !strings.Contains(env, "STILE_URL=etcd://root@"+s.endpoint()+"\n") {
 		t.Errorf("the command's environment:\n%s", env)
 	}
 	c = m.run("--url", "etcd://root:wrong-secret@"+s.endpoint(), "demo", "--", "true")
-	c.wants(125, "root", "password")
+	c.expectExit(125, "root", "password")
 	if strings.Contains(c.stderr.String(), "wrong-secret") {
-		t.Errorf("the password is in the message: %s", c.stderr)
+		t.Errorf("the error message contains the password: %s", c.stderr)
 	}
-	m.set("STILE_URL", secret) // was there before, so it is not for us to take it away
-	m.run("demo", "--", stile, "run", "inner", "--", "true").wants(0)
+	m.setenv("STILE_URL", secret) // the user has put the password into the environment, so stile keeps it there
+	m.run("demo", "--", stile, "run", "inner", "--", "true").expectExit(0)
 }
 
-func TestStdioIsInherited(t *testing.T) {
+func TestRun_stdio(t *testing.T) {
 	t.Parallel()
 	m, s := newMachine(t), shared(t)
-	c := m.runner("--url", s.url, "demo", "--", "sh", "-c", "cat; echo complaint >&2")
+	c := m.runCommand("--url", s.url, "demo", "--", "sh", "-c", "cat; echo to stderr >&2")
 	c.Stdin = strings.NewReader("from stdin")
-	c.begin().code()
-	if out, err := c.stdout.String(), c.stderr.String(); out != "from stdin" || err != "complaint\n" {
-		t.Errorf("stdout %q, stderr %q", out, err)
+	c.spawn().exitCode()
+	if out, err := c.stdout.String(), c.stderr.String(); out != "from stdin" || err != "to stderr\n" {
+		t.Errorf("got stdout %q and stderr %q, want from stdin and to stderr", out, err)
 	}
 }
 
-func TestSignalsReachTheCommandAndWhatItHasStarted(t *testing.T) {
+func TestRun_signalsReachProcessGroup(t *testing.T) {
 	t.Parallel()
 	for name, sig := range map[string]syscall.Signal{
 		"INT": syscall.SIGINT, "TERM": syscall.SIGTERM, "HUP": syscall.SIGHUP,
@@ -251,76 +251,76 @@ func TestSignalsReachTheCommandAndWhatItHasStarted(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			m, s := newMachine(t), shared(t)
-			// The child looks at what it got when the grandchild has ended. (It must not be in the shell's background:
-			// that is deaf to INT and QUIT.)
+			// The child writes after the grandchild has ended. The grandchild must not run in the
+			// background of the shell: the shell would make it ignore INT and QUIT.
 			c := m.start(`
 				trap 'echo child >>got; exit 3' `+name+`
 				sh -c 'trap "echo grandchild >>got; exit" `+name+`; touch started; while :; do read end <end; done'`,
 				"--url", s.url, "demo")
 			c.signal(sig)
-			c.wants(3)
+			c.expectExit(3)
 			if got, want := m.read("got"), "grandchild\nchild\n"; got != want {
-				t.Errorf("got it: %q, want %q", got, want)
+				t.Errorf("processes that got the signal: got %q, want %q", got, want)
 			}
 		})
 	}
 }
 
-func TestASignalWhileWaitingLeavesTheLine(t *testing.T) {
+func TestRun_signalWhileWaiting(t *testing.T) {
 	t.Parallel()
 	m, s := newMachine(t), shared(t)
-	m.set("STILE_URL", s.url)
-	m.start(sleeper, "demo")
+	m.setenv("STILE_URL", s.url)
+	m.start(sleepScript, "demo")
 	cli := s.client(t)
 	for _, sig := range []syscall.Signal{syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT} {
-		waiter := m.runner("demo", "--", "touch", m.path("was-run")).begin()
-		eventually(t, "a waiter", func() bool { return len(entries(t, cli, "demo")) == 2 })
-		waiter.signal(syscall.SIGUSR1) // is for a command that is not there yet
+		waiter := m.runCommand("demo", "--", "touch", m.path("was-run")).spawn()
+		eventually(t, "waiter in line", func() bool { return len(entries(t, cli, "demo")) == 2 })
+		waiter.signal(syscall.SIGUSR1) // must have no effect: there is no command yet
 		waiter.signal(sig)
-		waiter.wants(128 + int(sig))
+		waiter.expectExit(128 + int(sig))
 		if line := entries(t, cli, "demo"); len(line) != 1 {
-			t.Errorf("%v: the waiter has left %v behind", sig, line)
+			t.Errorf("%v: got entries %v, want only the holder's", sig, line)
 		}
 	}
 	if _, err := os.Stat(m.path("was-run")); err == nil {
-		t.Error("a waiter has run its command")
+		t.Error("a waiter whose wait was interrupted has run its command")
 	}
 }
 
-func TestIgnoredSignalsStayIgnored(t *testing.T) {
+func TestRun_ignoredSignals(t *testing.T) {
 	t.Parallel()
 	m, s := newMachine(t), shared(t)
-	m.set("STILE_URL", s.url)
+	m.setenv("STILE_URL", s.url)
 	script := `trap "" HUP; exec "$0" run demo -- sh -c 'kill -HUP $PPID $$; sleep 0.1; echo survived'`
 	c := m.command()
 	c.Path, c.Args = "/bin/sh", []string{"sh", "-c", script, stile}
-	c.begin().wants(0)
+	c.spawn().expectExit(0)
 	if got := c.stdout.String(); got != "survived\n" {
-		t.Errorf("stdout %q", got)
+		t.Errorf("got stdout %q, want survived", got)
 	}
 }
 
-// As with timeout(1): one that is stopped would not notice.
-func TestASignalThatEndsReachesACommandThatIsStopped(t *testing.T) {
+// A stopped process does not handle the signal, so stile continues it too, as timeout(1) does.
+func TestRun_signalToStoppedCommand(t *testing.T) {
 	t.Parallel()
 	m, s := newMachine(t), shared(t)
 	c := m.start(`echo $$ >pid; touch started; kill -STOP $$; exec sleep 1000`, "--url", s.url, "demo")
-	pid := m.pid("pid")
-	eventually(t, "a command that is stopped", func() bool {
+	pid := m.readPID("pid")
+	eventually(t, "stop of the command", func() bool {
 		status, _ := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
 		return strings.Contains(string(status), "\nState:\tT")
 	})
 	c.signal(syscall.SIGTERM)
-	c.wants(128 + 15)
+	c.expectExit(128 + 15)
 }
 
-func TestAReleaseThatFailsIsToldAndChangesNothing(t *testing.T) {
+func TestRun_releaseNotConfirmed(t *testing.T) {
 	t.Parallel()
 	m, s := newMachine(t), serve(t)
-	// The command cuts its own branch: it freezes the server and ends.
+	// The command stops the lock server and ends.
 	c := m.run("--url", s.url, "--ttl", "60", "demo", "--", "sh", "-c", fmt.Sprintf(
 		`kill -STOP %[1]d; while grep -L '^State:.T' /proc/%[1]d/task/*/status | grep -q .; do sleep 0.05; done; exit 3`, s.Process.Pid))
-	c.wants(3, `"demo"`, "could not confirm the release of lock", "it may stay held for up to 1m")
+	c.expectExit(3, `"demo"`, "could not confirm the release of lock", "it may stay held for up to 1m")
 }
 
 func TestVersion(t *testing.T) {
@@ -330,47 +330,47 @@ func TestVersion(t *testing.T) {
 		"version":   `^stile .*\nstore etcd://ann:\*\*\*@h \(named by STILE_URL\)\n$`,
 	} {
 		m := newMachine(t)
-		m.set("STILE_URL", "etcd://ann:secret@h")
-		c := m.command(arg).begin()
-		c.wants(0)
-		if said := c.stdout.String(); !regexp.MustCompile(want).MatchString(said) {
-			t.Errorf("%s printed %q, want %s", arg, said, want)
+		m.setenv("STILE_URL", "etcd://ann:secret@h")
+		c := m.command(arg).spawn()
+		c.expectExit(0)
+		if stdout := c.stdout.String(); !regexp.MustCompile(want).MatchString(stdout) {
+			t.Errorf("%s: got %q, want a match for %s", arg, stdout, want)
 		}
 	}
 }
 
-func TestHelpHasExamples(t *testing.T) {
+func TestHelp_examples(t *testing.T) {
 	t.Parallel()
 	m := newMachine(t)
 	for _, verb := range []string{"", "run", "serve", "demo", "version", "completion", "man"} {
 		args := strings.Fields(verb + " --help")
-		c := m.command(args...).begin()
-		c.wants(0)
+		c := m.command(args...).spawn()
+		c.expectExit(0)
 		if !strings.Contains(c.stdout.String(), "Examples:") {
-			t.Errorf("%v has no examples", args)
+			t.Errorf("%v prints no examples", args)
 		}
 		if strings.Contains(c.stdout.String(), "default 0s") {
-			t.Errorf("%v calls a default what it does not do: %s", args, c.stdout)
+			t.Errorf("%v shows a default of 0s, which is not the effect of leaving out the flag: %s", args, c.stdout)
 		}
 	}
 }
 
-// As under env -i. A shell has such a path of its own.
-func TestWithoutAPathCommandsAreFoundWhereTheSystemHasThem(t *testing.T) {
+// Without PATH, as under env -i, stile uses the default path of the system, as a shell does.
+func TestRun_withoutPATH(t *testing.T) {
 	t.Parallel()
 	m := newMachine(t)
 	m.vars = slices.DeleteFunc(m.vars, func(v string) bool { return strings.HasPrefix(v, "PATH=") })
-	m.run("demo", "--", "true").wants(0)
-	m.run("-c", "exit 3", "demo").wants(3)
-	m.run("demo", "--", "no-such-command").wants(127, "command not found: no-such-command")
+	m.run("demo", "--", "true").expectExit(0)
+	m.run("-c", "exit 3", "demo").expectExit(3)
+	m.run("demo", "--", "no-such-command").expectExit(127, "command not found: no-such-command")
 }
 
-func TestArgumentsThatNobodyTakes(t *testing.T) {
+func TestCommands_unexpectedArgument(t *testing.T) {
 	t.Parallel()
 	m := newMachine(t)
 	for _, verb := range []string{"serve", "demo", "version", "man here"} {
 		args := strings.Fields(verb + " more")
-		m.command(args...).begin().wants(125, `unexpected argument "more"`, "stile "+args[0]+" --help")
+		m.command(args...).spawn().expectExit(125, `unexpected argument "more"`, "stile "+args[0]+" --help")
 	}
-	m.command("man").begin().wants(125, "missing directory", "stile man --help")
+	m.command("man").spawn().expectExit(125, "missing directory", "stile man --help")
 }

@@ -10,7 +10,7 @@ import (
 	"github.com/stilelock/stile/internal/testservers"
 )
 
-func TestServeTakesItsFlagsFromAFile(t *testing.T) {
+func TestServe_configFile(t *testing.T) {
 	t.Parallel()
 	m := newMachine(t)
 	listen, health := testservers.FreeAddress(t), testservers.FreeAddress(t)
@@ -25,47 +25,47 @@ peers:
   a: http://`+testservers.FreeAddress(t)+`
 `, 0o600)
 	s := m.serve("--config-file", file)
-	if s.found("url") != "etcd://"+listen || s.found("health") != "http://"+health || s.found("data") != m.path("data") {
-		t.Errorf("ready with %s", s.log)
+	if s.readyValue("url") != "etcd://"+listen || s.readyValue("health") != "http://"+health || s.readyValue("data") != m.path("data") {
+		t.Errorf("the ready line does not have the values of the file: %s", s.log)
 	}
-	m.free(s.found("url"), "demo")
+	m.expectFree(s.readyValue("url"), "demo")
 	s.kill()
 
 	other := testservers.FreeAddress(t)
 	s = m.serve("--listen", other, "--config-file", file)
-	if s.found("url") != "etcd://"+other {
-		t.Errorf("--listen does not win over the file: %s", s.log)
+	if s.readyValue("url") != "etcd://"+other {
+		t.Errorf("--listen does not override the file: %s", s.log)
 	}
 }
 
-func TestServeSaysWhatIsWrongWithTheFile(t *testing.T) {
+func TestServe_invalidConfigFile(t *testing.T) {
 	t.Parallel()
 	m := newMachine(t)
-	m.command("serve", "--config-file", m.path("missing")).begin().wants(125, "--config-file", m.path("missing"), "no such file")
+	m.command("serve", "--config-file", m.path("missing")).spawn().expectExit(125, "--config-file", m.path("missing"), "no such file")
 	for name, c := range map[string]struct {
 		text string
 		want []string
 	}{
-		"an unknown key":     {"listn: 127.0.0.1:0", []string{`"listn"`, "there are", "listen", "tls-client-ca"}},
-		"a hidden flag":      {"background: /tmp", []string{`"background"`, "there are"}},
-		"itself":             {"config-file: x", []string{`"config-file"`, "there are"}},
-		"a key twice":        {"listen: 127.0.0.1:1\nlisten: 127.0.0.1:2", []string{"listen", "already"}},
-		"no value":           {"listen:", []string{"listen", "no value"}},
-		"a number":           {"listen: 2379", []string{"listen", "2379", "quotation marks"}},
-		"a bad value":        {"listen: here", []string{`"here"`, "--listen", "host:port"}},
-		"a bad truth":        {"insecure: perhaps", []string{"insecure", `"perhaps"`, "true or false"}},
-		"a bad list":         {"peers: [a]", []string{"peers", `"a"`, "NAME=URL"}},
-		"not a mapping":      {"- listen", []string{"listen: 127.0.0.1:2379"}},
-		"not YAML":           {"listen: [", []string{"listen: 127.0.0.1:2379"}},
-		"a member out of it": {"peers: {a: 5}", []string{"peers", "5", "quotation marks"}},
+		"unknown key":         {"listn: 127.0.0.1:0", []string{`"listn"`, "there are", "listen", "tls-client-ca"}},
+		"hidden flag":         {"background: /tmp", []string{`"background"`, "there are"}},
+		"config-file":         {"config-file: x", []string{`"config-file"`, "there are"}},
+		"duplicate key":       {"listen: 127.0.0.1:1\nlisten: 127.0.0.1:2", []string{"listen", "already"}},
+		"no value":            {"listen:", []string{"listen", "no value"}},
+		"number":              {"listen: 2379", []string{"listen", "2379", "quotation marks"}},
+		"invalid value":       {"listen: here", []string{`"here"`, "--listen", "host:port"}},
+		"invalid boolean":     {"insecure: perhaps", []string{"insecure", `"perhaps"`, "true or false"}},
+		"invalid list":        {"peers: [a]", []string{"peers", `"a"`, "NAME=URL"}},
+		"not a mapping":       {"- listen", []string{"listen: 127.0.0.1:2379"}},
+		"not YAML":            {"listen: [", []string{"listen: 127.0.0.1:2379"}},
+		"number in a mapping": {"peers: {a: 5}", []string{"peers", "5", "quotation marks"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			m := m.in(t)
+			m := m.forSubtest(t)
 			file := m.write(strings.ReplaceAll(name, " ", "-")+".yaml", c.text, 0o600)
-			m.command("serve", "--data", m.path(strings.ReplaceAll(name, " ", "-")), "--config-file", file).begin().
-				wants(125, append(c.want, func() []string {
-					if name == "a bad value" { // it is as bad on the command line
+			m.command("serve", "--data", m.path(strings.ReplaceAll(name, " ", "-")), "--config-file", file).spawn().
+				expectExit(125, append(c.want, func() []string {
+					if name == "invalid value" { // the same error as on the command line, without the file's name
 						return nil
 					}
 					return []string{file}
@@ -74,8 +74,8 @@ func TestServeSaysWhatIsWrongWithTheFile(t *testing.T) {
 	}
 }
 
-// The example in examples/serve, with everything in it that is commented out there, has keys that exist.
-func TestTheExampleConfigFileIsUnderstood(t *testing.T) {
+// All keys of the example in examples/serve exist, including those that are commented out.
+func TestServe_exampleConfigFile(t *testing.T) {
 	t.Parallel()
 	text, err := os.ReadFile(filepath.Join("..", "..", "examples", "serve", "stile.yaml"))
 	if err != nil {
@@ -93,13 +93,13 @@ func TestTheExampleConfigFileIsUnderstood(t *testing.T) {
 		}
 		if key, _, ok := strings.Cut(setting, ":"); ok && !strings.HasPrefix(key, " ") {
 			if slices.Contains(seen, key) {
-				continue // another suggestion for the same
+				continue // another suggestion for the same key
 			}
 			seen = append(seen, key)
 		}
 		all = append(all, setting)
 	}
-	// It stops at the first file of those it names, which is not there: all keys are understood then.
-	m.command("serve", "--config-file", m.write("all.yaml", strings.Join(all, ""), 0o600)).begin().
-		wants(125, "--root-password-file", "no such file")
+	// The server fails at the first file that does not exist. All keys are accepted by then.
+	m.command("serve", "--config-file", m.write("all.yaml", strings.Join(all, ""), 0o600)).spawn().
+		expectExit(125, "--root-password-file", "no such file")
 }

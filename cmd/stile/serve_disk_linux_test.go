@@ -8,9 +8,9 @@ import (
 	"testing"
 )
 
-// on makes a command run where a directory, disk, is a file system of its own, made with these options. Only the command
-// sees it. The test is skipped where that is not possible.
-func (c *command) on(options string) *command {
+// onDisk makes the command run with the directory disk as a file system of its own, mounted with
+// these options. Only the command sees it.
+func (c *command) onDisk(options string) *command {
 	c.m.t.Helper()
 	const script = `mount -t tmpfs -o "$0" none disk || exit 99; exec "$@"`
 	c.Args = append([]string{"sh", "-c", script, options, c.Path}, c.Args[1:]...)
@@ -26,56 +26,56 @@ func (c *command) on(options string) *command {
 	return c
 }
 
-// needsMounts skips the test where a process may not mount a file system for itself.
-func needsMounts(m *machine) {
+// requireMounts skips a test where a process cannot mount a file system for itself.
+func requireMounts(m *machine) {
 	m.t.Helper()
-	c := m.command("version").on("size=1m")
+	c := m.command("version").onDisk("size=1m")
 	if err := c.Start(); err != nil {
-		m.t.Skipf("SKIPPED, NOT TESTED: full and read-only disks: no namespaces here: %v", err)
+		m.t.Skipf("SKIPPED, NOT TESTED: full and read-only disks: no namespaces on this machine: %v", err)
 	}
 	if err := c.Wait(); err != nil {
-		m.t.Skipf("SKIPPED, NOT TESTED: full and read-only disks: cannot mount here: %v: %s", err, c.stderr)
+		m.t.Skipf("SKIPPED, NOT TESTED: full and read-only disks: cannot mount a file system on this machine: %v: %s", err, c.stderr)
 	}
 }
 
-func TestServeSaysThatTheDiskIsFullOrReadOnly(t *testing.T) {
+func TestServe_fullOrReadOnlyDisk(t *testing.T) {
 	t.Parallel()
 	m := newMachine(t)
-	needsMounts(m)
+	requireMounts(m)
 	serve := func() *command {
 		return m.command("serve", "--listen", "127.0.0.1:0", "--data", m.path("disk", "data"))
 	}
-	serve().on("size=6m").begin().wants(125, m.path("disk", "data"), "no space left", "free some space", "--data")
-	serve().on("ro").begin().wants(125, m.path("disk", "data"), "read-only file system", "--data")
+	serve().onDisk("size=6m").spawn().expectExit(125, m.path("disk", "data"), "no space left", "free some space", "--data")
+	serve().onDisk("ro").spawn().expectExit(125, m.path("disk", "data"), "read-only file system", "--data")
 }
 
-// What etcd cannot write it must not acknowledge: the server ends, and says why.
-func TestServeEndsWhenTheDiskBecomesFull(t *testing.T) {
+// etcd must not acknowledge a write that failed. The server ends and reports why.
+func TestServe_diskBecomesFull(t *testing.T) {
 	t.Parallel()
 	m := newMachine(t)
-	needsMounts(m)
-	s := &serving{command: m.command("serve", "--listen", "127.0.0.1:0", "--data", m.path("disk")).on("size=60m"), log: new(transcript)}
+	requireMounts(m)
+	s := &serveCommand{command: m.command("serve", "--listen", "127.0.0.1:0", "--data", m.path("disk")).onDisk("size=60m"), log: new(logBuffer)}
 	s.Cmd.Stderr = s.log
-	s.begin()
-	s.says("msg=ready")
-	cli := client(t, strings.TrimPrefix(s.found("url"), "etcd://"))
-	much := strings.Repeat("x", 1<<20)
-	alive, end := context.WithTimeout(t.Context(), within)
+	s.spawn()
+	s.awaitLog("msg=ready")
+	cli := client(t, strings.TrimPrefix(s.readyValue("url"), "etcd://"))
+	value := strings.Repeat("x", 1<<20)
+	ctx, cancel := context.WithTimeout(t.Context(), testTimeout)
 	go func() {
 		<-s.done
-		end()
+		cancel()
 	}()
 	for range 100 {
-		if _, err := cli.Put(alive, "k", much); err != nil {
-			break // the answer to what could not be written is that there is nobody any more
+		if _, err := cli.Put(ctx, "k", value); err != nil {
+			break // the server ends instead of acknowledging a failed write
 		}
 	}
-	if code := s.code(); code != 125 {
-		t.Errorf("exit code %d", code)
+	if code := s.exitCode(); code != 125 {
+		t.Errorf("got exit code %d, want 125", code)
 	}
 	_, last, _ := strings.Cut(s.log.String(), "msg=ready")
 	_, last, _ = strings.Cut(last, "\n")
 	if strings.Count(last, "\n") != 1 || !strings.Contains(last, "the server has failed") || !strings.Contains(last, "no space left") {
-		t.Errorf("said in the end: %s", last)
+		t.Errorf("got log %s, want one line about the full disk", last)
 	}
 }

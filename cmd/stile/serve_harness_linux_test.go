@@ -7,65 +7,65 @@ import (
 	"syscall"
 )
 
-// serving is a stile serve that was started with any flags.
-type serving struct {
+// serveCommand is a stile serve that may have any flags.
+type serveCommand struct {
 	*command
-	log *transcript
+	log *logBuffer
 }
 
-// transcript is what a process says, as it says it.
-type transcript struct {
+// logBuffer collects what a process logs. It can be read while the process runs.
+type logBuffer struct {
 	mu   sync.Mutex
 	text strings.Builder
 }
 
-func (l *transcript) Write(b []byte) (int, error) {
+func (l *logBuffer) Write(b []byte) (int, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.text.Write(b)
 }
 
-func (l *transcript) String() string {
+func (l *logBuffer) String() string {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.text.String()
 }
 
-// launch starts stile serve. It need not become ready.
-func (m *machine) launch(args ...string) *serving {
+// launch starts stile serve and does not wait until it is ready.
+func (m *machine) launch(args ...string) *serveCommand {
 	m.t.Helper()
-	s := &serving{command: m.command(append([]string{"serve"}, args...)...), log: new(transcript)}
+	s := &serveCommand{command: m.command(append([]string{"serve"}, args...)...), log: new(logBuffer)}
 	s.Cmd.Stderr = s.log
-	s.begin()
+	s.spawn()
 	return s
 }
 
 // serve starts stile serve and waits until it is ready.
-func (m *machine) serve(args ...string) *serving {
+func (m *machine) serve(args ...string) *serveCommand {
 	m.t.Helper()
 	s := m.launch(args...)
-	s.says("msg=ready")
+	s.awaitLog("msg=ready")
 	return s
 }
 
-// says waits until the server has said something.
-func (s *serving) says(text string) {
+// awaitLog waits until the server has logged text.
+func (s *serveCommand) awaitLog(text string) {
 	s.m.t.Helper()
-	eventually(s.m.t, fmt.Sprintf("%v says %q", s.Args[1:], text), func() bool {
+	eventually(s.m.t, fmt.Sprintf("log of %v: %q", s.Args[1:], text), func() bool {
 		if strings.Contains(s.log.String(), text) {
 			return true
 		}
 		select {
 		case <-s.done:
-			s.m.t.Fatalf("%v has ended with %v: %s", s.Args[1:], s.ProcessState, s.log)
+			s.m.t.Fatalf("%v ended with %v: %s", s.Args[1:], s.ProcessState, s.log)
 		default:
 		}
 		return false
 	})
 }
 
-// found returns what the ready line says: its url, or the value of another key.
-func (s *serving) found(key string) string {
+// readyValue returns the value of a key in the ready line, for example url.
+func (s *serveCommand) readyValue(key string) string {
 	s.m.t.Helper()
 	for line := range strings.Lines(s.log.String()) {
 		if !strings.Contains(line, "msg=ready") {
@@ -81,9 +81,9 @@ func (s *serving) found(key string) string {
 	return ""
 }
 
-// kill ends the server with SIGKILL, and waits for that.
-func (s *serving) kill() {
+// kill kills the server with SIGKILL and waits until it has ended.
+func (s *serveCommand) kill() {
 	s.m.t.Helper()
 	s.signal(syscall.SIGKILL)
-	s.code()
+	s.exitCode()
 }

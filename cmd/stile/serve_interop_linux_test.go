@@ -17,70 +17,71 @@ import (
 	"github.com/stilelock/stile/internal/testservers"
 )
 
-// Whoever locks on stile serve, by whatever means, keeps stile run out under the same name, and waits for it.
+// Any etcd client that locks on stile serve excludes stile run under the same name, and waits for
+// it.
 
-// busy checks that stile run does not get the lock.
-func (m *machine) busy(url, name string) {
+// expectHeld checks that stile run -n does not acquire the lock.
+func (m *machine) expectHeld(url, name string) {
 	m.t.Helper()
-	m.run("--url", url, "-n", name, "--", "true").wants(75, name)
+	m.run("--url", url, "-n", name, "--", "true").expectExit(75, name)
 }
 
-// free checks that it does.
-func (m *machine) free(url, name string) {
+// expectFree checks that stile run acquires the lock.
+func (m *machine) expectFree(url, name string) {
 	m.t.Helper()
-	m.run("--url", url, name, "--", "true").wants(0)
+	m.run("--url", url, name, "--", "true").expectExit(0)
 }
 
-// awaitLine waits until so many stand in line.
-func awaitLine(t *testing.T, cli *clientv3.Client, name string, n int) {
+// awaitEntries waits until the line of a lock has n entries.
+func awaitEntries(t *testing.T, cli *clientv3.Client, name string, n int) {
 	t.Helper()
-	eventually(t, fmt.Sprintf("%d in line for %s", n, name), func() bool { return len(entries(t, cli, name)) == n })
+	eventually(t, fmt.Sprintf("%d entries of lock %s", n, name), func() bool { return len(entries(t, cli, name)) == n })
 }
 
-// exists reports whether there is a file.
+// exists reports whether a file exists in the home directory.
 func (m *machine) exists(name string) bool {
 	_, err := os.Stat(m.path(name))
 	return err == nil
 }
 
-func TestServeExcludesEtcdctlLockAndStileRun(t *testing.T) {
+func TestServe_etcdctlLock(t *testing.T) {
 	t.Parallel()
 	etcdctl := testservers.Binary(t, "etcdctl")
 	m, s := newMachine(t), serve(t)
 	cli := s.client(t)
 
-	lock := exec.Command(etcdctl, "--endpoints", s.endpoint(), "lock", "--ttl", lasting, "demo", "--", "sh", "-c", "touch got; "+untilTold)
+	lock := exec.Command(etcdctl, "--endpoints", s.endpoint(), "lock", "--ttl", longTTL, "demo", "--", "sh", "-c", "touch got; "+endableScript)
 	lock.Dir, lock.Env = m.dir, m.vars
 	if err := lock.Start(); err != nil {
 		t.Fatal(err)
 	}
 	defer func() { _ = lock.Process.Kill() }()
-	eventually(t, "etcdctl has the lock", func() bool { return m.exists("got") })
-	m.busy(s.url, "demo")
-	m.tellEnd()
+	eventually(t, "etcdctl holding the lock", func() bool { return m.exists("got") })
+	m.expectHeld(s.url, "demo")
+	m.endScript()
 	if err := lock.Wait(); err != nil {
 		t.Errorf("etcdctl lock: %v", err)
 	}
-	m.free(s.url, "demo")
+	m.expectFree(s.url, "demo")
 
 	os.Remove(m.path("got"))
-	holder := m.start(untilTold, "--url", s.url, "demo")
-	lock = exec.Command(etcdctl, "--endpoints", s.endpoint(), "lock", "--ttl", lasting, "demo", "--", "touch", m.path("got"))
+	holder := m.start(endableScript, "--url", s.url, "demo")
+	lock = exec.Command(etcdctl, "--endpoints", s.endpoint(), "lock", "--ttl", longTTL, "demo", "--", "touch", m.path("got"))
 	if err := lock.Start(); err != nil {
 		t.Fatal(err)
 	}
-	awaitLine(t, cli, "demo", 2)
+	awaitEntries(t, cli, "demo", 2)
 	if m.exists("got") {
 		t.Error("etcdctl got the lock while stile run held it")
 	}
-	m.tellEnd()
+	m.endScript()
 	if err := lock.Wait(); err != nil || !m.exists("got") {
 		t.Errorf("etcdctl lock after stile run: %v", err)
 	}
-	holder.wants(0)
+	holder.expectExit(0)
 }
 
-func TestServeExcludesTheStockMutexAndStileRun(t *testing.T) {
+func TestServe_concurrencyMutex(t *testing.T) {
 	t.Parallel()
 	m, s := newMachine(t), serve(t)
 	cli := s.client(t)
@@ -93,76 +94,76 @@ func TestServeExcludesTheStockMutexAndStileRun(t *testing.T) {
 	if err := mutex.Lock(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	m.busy(s.url, "demo")
+	m.expectHeld(s.url, "demo")
 	if err := mutex.Unlock(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	m.free(s.url, "demo")
+	m.expectFree(s.url, "demo")
 
-	holder := m.start(untilTold, "--url", s.url, "demo")
+	holder := m.start(endableScript, "--url", s.url, "demo")
 	if err := mutex.TryLock(t.Context()); err != concurrency.ErrLocked {
-		t.Errorf("TryLock while stile run holds it: %v, want %v", err, concurrency.ErrLocked)
+		t.Errorf("TryLock while stile run holds the lock: got %v, want %v", err, concurrency.ErrLocked)
 	}
 	got := make(chan error)
 	go func() { got <- mutex.Lock(t.Context()) }()
-	awaitLine(t, cli, "demo", 2)
+	awaitEntries(t, cli, "demo", 2)
 	select {
 	case err := <-got:
 		t.Errorf("Lock returned %v while stile run held it", err)
 	default:
 	}
-	m.tellEnd()
+	m.endScript()
 	if err := <-got; err != nil {
 		t.Error(err)
 	}
-	holder.wants(0)
+	holder.expectExit(0)
 }
 
-func TestServeExcludesLocksOverJSONAndStileRun(t *testing.T) {
+func TestServe_jsonGateway(t *testing.T) {
 	t.Parallel()
 	m, s := newMachine(t), serve(t)
 	cli := s.client(t)
-	g := gateway{t, "http://" + s.endpoint(), &http.Client{Timeout: within}}
+	g := gateway{t, "http://" + s.endpoint(), &http.Client{Timeout: testTimeout}}
 
 	lease := g.must("/v3/lease/grant", map[string]any{"TTL": "600"})["ID"]
-	key := g.must("/v3/lock/lock", map[string]any{"name": inBase64("demo"), "lease": lease})["key"]
+	key := g.must("/v3/lock/lock", map[string]any{"name": toBase64("demo"), "lease": lease})["key"]
 	if decoded, err := base64.StdEncoding.DecodeString(fmt.Sprint(key)); err != nil || !strings.HasPrefix(string(decoded), "demo/") {
-		t.Errorf("key %s, %v", decoded, err)
+		t.Errorf("got key %s, %v, want the prefix demo/", decoded, err)
 	}
-	m.busy(s.url, "demo")
+	m.expectHeld(s.url, "demo")
 	g.must("/v3/lock/unlock", map[string]any{"key": key})
-	m.free(s.url, "demo")
+	m.expectFree(s.url, "demo")
 
-	holder := m.start(untilTold, "--url", s.url, "demo")
+	holder := m.start(endableScript, "--url", s.url, "demo")
 	type answer struct {
 		fields map[string]any
 		err    error
 	}
 	got := make(chan answer)
 	go func() {
-		fields, err := g.post("/v3/lock/lock", map[string]any{"name": inBase64("demo"), "lease": lease})
+		fields, err := g.post("/v3/lock/lock", map[string]any{"name": toBase64("demo"), "lease": lease})
 		got <- answer{fields, err}
 	}()
-	awaitLine(t, cli, "demo", 2)
+	awaitEntries(t, cli, "demo", 2)
 	select {
 	case a := <-got:
 		t.Errorf("/v3/lock/lock answered %v while stile run held it", a)
 	default:
 	}
-	m.tellEnd()
+	m.endScript()
 	a := <-got
 	if a.err != nil {
 		t.Fatal(a.err)
 	}
-	holder.wants(0)
-	m.busy(s.url, "demo")
+	holder.expectExit(0)
+	m.expectHeld(s.url, "demo")
 	g.must("/v3/lease/revoke", map[string]any{"ID": lease})
-	m.free(s.url, "demo")
+	m.expectFree(s.url, "demo")
 }
 
-func inBase64(s string) string { return base64.StdEncoding.EncodeToString([]byte(s)) }
+func toBase64(s string) string { return base64.StdEncoding.EncodeToString([]byte(s)) }
 
-// gateway asks a server's JSON gateway, as programs in other languages do.
+// gateway is a client of a server's JSON gateway, like programs in other languages.
 type gateway struct {
 	t    *testing.T
 	base string
@@ -198,26 +199,27 @@ func (g gateway) must(path string, body map[string]any) map[string]any {
 	return fields
 }
 
-// A kill -9 of the server loses nothing: what is held stays held, the line keeps its order and tokens go on.
-func TestLocksOutliveAKilledServer(t *testing.T) {
+// SIGKILL of the server loses nothing: holders keep their locks, lines keep their order, and tokens
+// keep increasing.
+func TestServe_locksSurviveKill(t *testing.T) {
 	t.Parallel()
 	m := newMachine(t)
 	args := []string{"--listen", testservers.FreeAddress(t), "--data", m.path("data")}
 	s := m.serve(args...)
-	url := s.found("url")
-	const ttl = 45 * time.Second // so that 4/10 of it is enough for a restart on a busy machine
+	url := s.readyValue("url")
+	const ttl = 45 * time.Second // 4/10 of it must be enough for a restart on a busy machine
 
 	cli := client(t, strings.TrimPrefix(url, "etcd://"))
-	forgotten, err := cli.Grant(t.Context(), 600) // held by nobody who could renew it
+	lease, err := cli.Grant(t.Context(), 600) // no process renews this lease
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := cli.Put(t.Context(), fmt.Sprintf("nightly/%x", forgotten.ID), "", clientv3.WithLease(forgotten.ID)); err != nil {
+	if _, err := cli.Put(t.Context(), fmt.Sprintf("nightly/%x", lease.ID), "", clientv3.WithLease(lease.ID)); err != nil {
 		t.Fatal(err)
 	}
-	holder := m.start(untilTold+"; echo $STILE_TOKEN", "--url", url, "--ttl", ttl.String(), "demo")
-	waiter := m.runner("--url", url, "--ttl", ttl.String(), "demo", "--", "sh", "-c", "echo $STILE_TOKEN").begin()
-	awaitLine(t, cli, "demo", 2)
+	holder := m.start(endableScript+"; echo $STILE_TOKEN", "--url", url, "--ttl", ttl.String(), "demo")
+	waiter := m.runCommand("--url", url, "--ttl", ttl.String(), "demo", "--", "sh", "-c", "echo $STILE_TOKEN").spawn()
+	awaitEntries(t, cli, "demo", 2)
 	before := entries(t, cli, "demo")
 
 	s.kill()
@@ -225,14 +227,14 @@ func TestLocksOutliveAKilledServer(t *testing.T) {
 	m.serve(args...)
 	t.Logf("the server was down for %v", time.Since(down))
 	if after := entries(t, cli, "demo"); strings.Join(after, " ") != strings.Join(before, " ") {
-		t.Errorf("in line after the restart: %v, want %v", after, before)
+		t.Errorf("after the restart: got entries %v, want %v", after, before)
 	}
-	m.busy(url, "nightly")
+	m.expectHeld(url, "nightly")
 
-	awaitRenewal(t, cli, "demo") // without it the lock would be lost when the TTL is over
-	m.tellEnd()
-	holder.wants(0)
-	waiter.wants(0)
+	awaitRenewal(t, cli, "demo") // without a renewal the hold would be lost at the end of the TTL
+	m.endScript()
+	holder.expectExit(0)
+	waiter.expectExit(0)
 	var first, next int64
 	if _, err := fmt.Sscan(holder.stdout.String(), &first); err != nil {
 		t.Fatal(err)
@@ -241,6 +243,6 @@ func TestLocksOutliveAKilledServer(t *testing.T) {
 		t.Fatal(err)
 	}
 	if next <= first {
-		t.Errorf("token %d after the restart, %d before", next, first)
+		t.Errorf("got token %d after the restart, want more than %d", next, first)
 	}
 }

@@ -24,29 +24,29 @@ import (
 
 const rootPassword = "correct horse battery staple"
 
-// Everything that a server for others has: TLS, clients' certificates and users.
-func TestServeWithTLSCertificatesAndUsers(t *testing.T) {
+// The server has all protections for use by others: TLS, client certificates and users.
+func TestServe_tlsAndUsers(t *testing.T) {
 	t.Parallel()
 	etcdctl := testservers.Binary(t, "etcdctl")
 	m := newMachine(t)
 	ca := testcert.NewAuthority(t)
-	own := ca.Issue("server", testcert.Spec{Hosts: []string{"127.0.0.1"}})
-	host := ca.Issue("host", testcert.Spec{}) // without a name it is no user
+	serverCert := ca.Issue("server", testcert.Spec{Hosts: []string{"127.0.0.1"}})
+	hostCert := ca.Issue("host", testcert.Spec{}) // has no name, so it stands for no user
 	password := m.write("root-password", rootPassword+"\n", 0o600)
-	s := m.serve("--listen", "127.0.0.1:0", "--data", m.path("data"), "--tls-cert", own.Cert, "--tls-key", own.Key,
+	s := m.serve("--listen", "127.0.0.1:0", "--data", m.path("data"), "--tls-cert", serverCert.Cert, "--tls-key", serverCert.Key,
 		"--tls-client-ca", ca.File, "--root-password-file", password)
-	address, ok := strings.CutPrefix(s.found("url"), "etcds://")
+	address, ok := strings.CutPrefix(s.readyValue("url"), "etcds://")
 	if !ok {
-		t.Fatalf("URL %s", s.found("url"))
+		t.Fatalf("got URL %s, want an etcds:// URL", s.readyValue("url"))
 	}
-	certificates := "?ca=" + ca.File + "&cert=" + host.Cert + "&key=" + host.Key
+	certificates := "?ca=" + ca.File + "&cert=" + hostCert.Cert + "&key=" + hostCert.Key
 
-	// As an operator does it.
+	// An operator sets up the users with etcdctl.
 	ctl := func(args ...string) {
 		t.Helper()
 		cmd := exec.Command(etcdctl, append([]string{
-			"--endpoints", "https://" + address, "--cacert", ca.File, "--cert", host.Cert, "--key", host.Key,
-			"--user", "root", "--password", rootPassword, "--command-timeout", within.String(), "--dial-timeout", within.String(),
+			"--endpoints", "https://" + address, "--cacert", ca.File, "--cert", hostCert.Cert, "--key", hostCert.Key,
+			"--user", "root", "--password", rootPassword, "--command-timeout", testTimeout.String(), "--dial-timeout", testTimeout.String(),
 		}, args...)...)
 		if out, err := cmd.CombinedOutput(); err != nil {
 			t.Fatalf("etcdctl %v: %v: %s", args, err, out)
@@ -58,32 +58,32 @@ func TestServeWithTLSCertificatesAndUsers(t *testing.T) {
 	ctl("user", "add", "ann:anns password")
 	ctl("user", "grant-role", "ann", "jobs")
 
-	anns := m.write("ann", "anns password", 0o600)
-	ann := "etcds://ann@" + address + certificates + "&password_file=" + anns
-	m.run("--url", ann, "jobs/backup", "--", "true").wants(0)
-	m.run("--url", ann, "other", "--", "true").wants(125, "permission denied")
-	holder := m.start(untilTold, "--url", ann, "jobs/backup")
-	m.busy("etcds://root@"+address+certificates+"&password_file="+password, "jobs/backup")
-	m.tellEnd()
-	holder.wants(0)
+	annPasswordFile := m.write("ann", "anns password", 0o600)
+	annURL := "etcds://ann@" + address + certificates + "&password_file=" + annPasswordFile
+	m.run("--url", annURL, "jobs/backup", "--", "true").expectExit(0)
+	m.run("--url", annURL, "other", "--", "true").expectExit(125, "permission denied")
+	holder := m.start(endableScript, "--url", annURL, "jobs/backup")
+	m.expectHeld("etcds://root@"+address+certificates+"&password_file="+password, "jobs/backup")
+	m.endScript()
+	holder.expectExit(0)
 
-	m.run("--url", "etcds://"+address+certificates, "jobs/backup", "--", "true").wants(125, "user")
-	m.run("--url", "etcds://ann@"+address+"?ca="+ca.File+"&password_file="+anns, "x", "--", "true").wants(125, "certificate")
+	m.run("--url", "etcds://"+address+certificates, "jobs/backup", "--", "true").expectExit(125, "user")
+	m.run("--url", "etcds://ann@"+address+"?ca="+ca.File+"&password_file="+annPasswordFile, "x", "--", "true").expectExit(125, "certificate")
 
-	// The password is nowhere but in its file.
-	for _, where := range []string{"cmdline", "environ"} {
-		text, err := os.ReadFile(filepath.Join("/proc", pid(s), where))
+	// The root password must be in no other place than its file.
+	for _, file := range []string{"cmdline", "environ"} {
+		text, err := os.ReadFile(filepath.Join("/proc", pidOf(s), file))
 		if err != nil {
 			t.Fatal(err)
 		}
 		if strings.Contains(string(text), rootPassword) {
-			t.Errorf("the password is in %s", where)
+			t.Errorf("the root password is in /proc/PID/%s", file)
 		}
 	}
 	s.signal(15)
-	s.code()
+	s.exitCode()
 	if strings.Contains(s.log.String(), rootPassword) {
-		t.Errorf("the password is in the log: %s", s.log)
+		t.Errorf("the root password is in the log: %s", s.log)
 	}
 	err := filepath.WalkDir(m.path("data"), func(path string, entry os.DirEntry, err error) error {
 		if err != nil || entry.IsDir() {
@@ -91,7 +91,7 @@ func TestServeWithTLSCertificatesAndUsers(t *testing.T) {
 		}
 		text, err := os.ReadFile(path)
 		if strings.Contains(string(text), rootPassword) {
-			t.Errorf("the password is in %s", path)
+			t.Errorf("the root password is in %s", path)
 		}
 		return err
 	})
@@ -100,13 +100,13 @@ func TestServeWithTLSCertificatesAndUsers(t *testing.T) {
 	}
 }
 
-// Two teams, set up as examples/serve/README.md says, have nothing of each other's.
-func TestTheTeamsOfTheExampleAreApart(t *testing.T) {
+// Two teams that are set up as in examples/serve/README.md cannot access each other's keys.
+func TestServe_exampleTeamsAreSeparate(t *testing.T) {
 	t.Parallel()
 	etcdctl := testservers.Binary(t, "etcdctl")
 	m := newMachine(t)
 	s := m.serve("--listen", "127.0.0.1:0", "--data", m.path("data"), "--root-password-file", m.write("root", rootPassword, 0o600))
-	address := strings.TrimPrefix(s.found("url"), "etcd://")
+	address := strings.TrimPrefix(s.readyValue("url"), "etcd://")
 
 	text, err := os.ReadFile(filepath.Join("..", "..", "examples", "serve", "README.md"))
 	if err != nil {
@@ -114,19 +114,19 @@ func TestTheTeamsOfTheExampleAreApart(t *testing.T) {
 	}
 	_, section, _ := strings.Cut(string(text), "\n## Users\n")
 	section, _, _ = strings.Cut(section, "\n## ")
-	passwordOf := func(user string) string { return user + "s-password" } // etcdctl reads a word
-	var annsURL string
+	passwordOf := func(user string) string { return user + "s-password" } // etcdctl reads a single word
+	var annURL string
 	users := 0
 	for line := range strings.Lines(section) {
 		line, _, _ = strings.Cut(line, " #")
 		if _, url, ok := strings.Cut(line, "stile run --url '"); ok {
-			annsURL, _, _ = strings.Cut(url, "'")
+			annURL, _, _ = strings.Cut(url, "'")
 		}
 		args := strings.Fields(line)
 		if len(args) < 4 || args[0] != "etcdctl" {
 			continue
 		}
-		cmd := exec.Command(etcdctl, append(args[1:], "--endpoints", address, "--command-timeout", within.String(), "--dial-timeout", within.String())...)
+		cmd := exec.Command(etcdctl, append(args[1:], "--endpoints", address, "--command-timeout", testTimeout.String(), "--dial-timeout", testTimeout.String())...)
 		cmd.Env = append(os.Environ(), "ETCDCTL_USER=root:"+rootPassword)
 		if args[1] == "user" && args[2] == "add" {
 			cmd.Args = append(cmd.Args, "--interactive=false")
@@ -137,31 +137,31 @@ func TestTheTeamsOfTheExampleAreApart(t *testing.T) {
 			t.Fatalf("%s: %v: %s", line, err, out)
 		}
 	}
-	if annsURL == "" || users != 2 {
-		t.Fatalf("in the example there are %d users, and the URL %q", users, annsURL)
+	if annURL == "" || users != 2 {
+		t.Fatalf("got %d users and the URL %q in the example, want 2 users and a URL", users, annURL)
 	}
-	annsURL = strings.NewReplacer("127.0.0.1:2379", address, "/home/ann/.stile-password", m.write("ann", passwordOf("ann"), 0o600)).Replace(annsURL)
-	bobs := strings.NewReplacer("ann@", "bob@", m.path("ann"), m.write("bob", passwordOf("bob"), 0o600))
-	bobInRed := bobs.Replace(annsURL)
-	bobsURL := strings.Replace(bobInRed, "/red?", "/blue?", 1)
+	annURL = strings.NewReplacer("127.0.0.1:2379", address, "/home/ann/.stile-password", m.write("ann", passwordOf("ann"), 0o600)).Replace(annURL)
+	annToBob := strings.NewReplacer("ann@", "bob@", m.path("ann"), m.write("bob", passwordOf("bob"), 0o600))
+	bobURLOfRed := annToBob.Replace(annURL)
+	bobURL := strings.Replace(bobURLOfRed, "/red?", "/blue?", 1)
 
-	holder := m.start(untilTold, "--url", annsURL, "--ttl", lasting, "backup")
-	m.busy(annsURL, "backup")
-	m.free(bobsURL, "backup")
-	m.run("--url", bobInRed, "backup", "--", "true").wants(125, "permission denied")
+	holder := m.start(endableScript, "--url", annURL, "--ttl", longTTL, "backup")
+	m.expectHeld(annURL, "backup")
+	m.expectFree(bobURL, "backup")
+	m.run("--url", bobURLOfRed, "backup", "--", "true").expectExit(125, "permission denied")
 
-	// A program of ann's with a lock delay leaves a key of Stile's own while it holds a lock.
-	opened, err := storeurl.Open(t.Context(), annsURL, nil)
+	// A client of ann with a lock delay has an internal key of Stile while it holds a lock.
+	opened, err := storeurl.Open(t.Context(), annURL, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer opened.Close()
-	program, err := library.New(opened.Store, &library.Options{TTL: library.MaxTTL, LockDelay: library.MaxTTL})
+	annClient, err := library.New(opened.Store, &library.Options{TTL: library.MaxTTL, LockDelay: library.MaxTTL})
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer func() { _ = program.Close(context.WithoutCancel(t.Context())) }()
-	if _, err := program.Mutex("delayed").Lock(t.Context()); err != nil { // until it is closed
+	defer func() { _ = annClient.Close(context.WithoutCancel(t.Context())) }()
+	if _, err := annClient.Mutex("delayed").Lock(t.Context()); err != nil { // held until annClient is closed
 		t.Fatal(err)
 	}
 
@@ -178,136 +178,136 @@ func TestTheTeamsOfTheExampleAreApart(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	own, entries := 0, 0
-	denied := func(what string, err error) {
+	internal, entries := 0, 0
+	expectDenied := func(what string, err error) {
 		t.Helper()
 		if !errors.Is(err, rpctypes.ErrPermissionDenied) {
-			t.Errorf("bob, who wants to %s: %v, want %v", what, err, rpctypes.ErrPermissionDenied)
+			t.Errorf("bob tries to %s: got %v, want %v", what, err, rpctypes.ErrPermissionDenied)
 		}
 	}
 	for _, kv := range all.Kvs {
 		key := string(kv.Key)
 		switch {
 		case strings.HasPrefix(key, "red/.stile/"):
-			own++
+			internal++
 		case strings.HasPrefix(key, "red/backup/"), strings.HasPrefix(key, "red/delayed/"):
 			entries++
 		case strings.HasPrefix(key, "blue/"):
 			continue
 		default:
-			t.Errorf("%s belongs to no team", key)
+			t.Errorf("key %s belongs to no team", key)
 		}
 		_, err := bob.Get(t.Context(), key)
-		denied("read "+key, err)
+		expectDenied("read "+key, err)
 		_, err = bob.Put(t.Context(), key, "")
-		denied("write "+key, err)
+		expectDenied("write "+key, err)
 		_, err = bob.Delete(t.Context(), key)
-		denied("delete "+key, err)
+		expectDenied("delete "+key, err)
 		if kv.Lease != 0 {
 			_, err = bob.Revoke(t.Context(), clientv3.LeaseID(kv.Lease))
-			denied("end the session of "+key, err)
+			expectDenied("end the session of "+key, err)
 		}
 	}
-	if own == 0 || entries != 2 {
-		t.Errorf("team red has %d entries, and %d keys of Stile's own: %v", entries, own, all.Kvs)
+	if internal == 0 || entries != 2 {
+		t.Errorf("got %d entries and %d internal keys of team red, want 2 entries and at least 1 internal key: %v", entries, internal, all.Kvs)
 	}
 	_, err = bob.Delete(t.Context(), "\x00", clientv3.WithFromKey())
-	denied("delete everything", err)
-	m.tellEnd()
-	holder.wants(0)
+	expectDenied("delete everything", err)
+	m.endScript()
+	holder.expectExit(0)
 }
 
-func pid(s *serving) string { return strconv.Itoa(s.Process.Pid) }
+func pidOf(s *serveCommand) string { return strconv.Itoa(s.Process.Pid) }
 
-func TestServeReadsThePasswordOfRoot(t *testing.T) {
+func TestServe_rootPasswordFile(t *testing.T) {
 	t.Parallel()
 	m := newMachine(t)
 	serveWith := func(file string) *command {
-		return m.command("serve", "--listen", "127.0.0.1:0", "--data", m.path("data"), "--root-password-file", file).begin()
+		return m.command("serve", "--listen", "127.0.0.1:0", "--data", m.path("data"), "--root-password-file", file).spawn()
 	}
-	serveWith(m.path("missing")).wants(125, "--root-password-file", m.path("missing"), "no such file")
-	serveWith(m.write("empty", "\n", 0o600)).wants(125, "--root-password-file", m.path("empty"), "empty")
-	serveWith(m.write("long", "one\ntwo\n", 0o600)).wants(125, "--root-password-file", "more than one line")
-	serveWith(m.write("longer", strings.Repeat("x", 73)+"\n", 0o600)).wants(125, "--root-password-file", "longer than 72 bytes")
+	serveWith(m.path("missing")).expectExit(125, "--root-password-file", m.path("missing"), "no such file")
+	serveWith(m.write("empty", "\n", 0o600)).expectExit(125, "--root-password-file", m.path("empty"), "empty")
+	serveWith(m.write("long", "one\ntwo\n", 0o600)).expectExit(125, "--root-password-file", "more than one line")
+	serveWith(m.write("longer", strings.Repeat("x", 73)+"\n", 0o600)).expectExit(125, "--root-password-file", "longer than 72 bytes")
 	if m.exists("data") {
-		t.Error("something was started with a password that is too long")
+		t.Error("the data directory was created with an invalid password file")
 	}
 
 	s := m.serve("--listen", "127.0.0.1:0", "--data", m.path("data"), "--root-password-file", m.write("open", rootPassword, 0o644))
 	if log := s.log.String(); !strings.Contains(log, "level=WARN") || !strings.Contains(log, m.path("open")) ||
 		strings.Contains(log, rootPassword) {
-		t.Errorf("of a password that everybody can read it says: %s", log)
+		t.Errorf("got log %s for a password file accessible to others, want a warning without the password", log)
 	}
 }
 
-func TestServeOnASocketAndOnTCP(t *testing.T) {
+func TestServe_socketAndTCP(t *testing.T) {
 	t.Parallel()
 	m := newMachine(t)
 	s := m.serve("--socket", "run/stile.sock", "--listen", "127.0.0.1:0", "--data", m.path("data"))
 	socket := "etcd+unix://" + m.path("run", "stile.sock")
-	if s.found("socket_url") != socket {
-		t.Errorf("URL of the socket %s, want %s", s.found("socket_url"), socket)
+	if s.readyValue("socket_url") != socket {
+		t.Errorf("got socket URL %s, want %s", s.readyValue("socket_url"), socket)
 	}
-	holder := m.start(untilTold, "--url", socket, "demo")
-	m.busy(s.found("url"), "demo")
-	m.tellEnd()
-	holder.wants(0)
+	holder := m.start(endableScript, "--url", socket, "demo")
+	m.expectHeld(s.readyValue("url"), "demo")
+	m.endScript()
+	holder.expectExit(0)
 
 	other := []string{"serve", "--data", m.path("other"), "--socket"}
-	m.command(append(other, m.path("run", "stile.sock"))...).begin().wants(125, "--socket", "another server listens", m.path("run", "stile.sock"))
-	m.command(append(other, m.write("file", "", 0o600))...).begin().wants(125, "--socket", "exists and is not a socket", m.path("file"))
-	m.command(append(other, m.path("no", "such", "directory"))...).begin().wants(125, "unix socket", m.path("no", "such"))
+	m.command(append(other, m.path("run", "stile.sock"))...).spawn().expectExit(125, "--socket", "another server listens", m.path("run", "stile.sock"))
+	m.command(append(other, m.write("file", "", 0o600))...).spawn().expectExit(125, "--socket", "exists and is not a socket", m.path("file"))
+	m.command(append(other, m.path("no", "such", "directory"))...).spawn().expectExit(125, "unix socket", m.path("no", "such"))
 }
 
-func TestServeOnASocketOnly(t *testing.T) {
+func TestServe_socketOnly(t *testing.T) {
 	t.Parallel()
 	m := newMachine(t)
 	s := m.serve("--socket", m.path("run", "stile.sock"), "--data", m.path("data"))
-	if want := "etcd+unix://" + m.path("run", "stile.sock"); s.found("url") != want {
-		t.Errorf("URL %s, want %s", s.found("url"), want)
+	if want := "etcd+unix://" + m.path("run", "stile.sock"); s.readyValue("url") != want {
+		t.Errorf("got URL %s, want %s", s.readyValue("url"), want)
 	}
-	m.free(s.found("url"), "demo")
+	m.expectFree(s.readyValue("url"), "demo")
 
-	// What a server that was killed has left behind is no obstacle.
+	// The socket that a killed server has left behind is replaced.
 	s.kill()
 	s = m.serve("--socket", m.path("run", "stile.sock"), "--data", m.path("data"))
-	m.free(s.found("url"), "demo")
+	m.expectFree(s.readyValue("url"), "demo")
 }
 
-func TestServeTellsItsHealthWithoutTLS(t *testing.T) {
+func TestServe_healthWithoutTLS(t *testing.T) {
 	t.Parallel()
 	m := newMachine(t)
 	ca := testcert.NewAuthority(t)
-	own := ca.Issue("server", testcert.Spec{Hosts: []string{"127.0.0.1"}})
+	serverCert := ca.Issue("server", testcert.Spec{Hosts: []string{"127.0.0.1"}})
 	s := m.serve("--listen", "127.0.0.1:0", "--data", m.path("data"), "--health", "127.0.0.1:0",
-		"--tls-cert", own.Cert, "--tls-key", own.Key, "--tls-client-ca", ca.File,
+		"--tls-cert", serverCert.Cert, "--tls-key", serverCert.Key, "--tls-client-ca", ca.File,
 		"--root-password-file", m.write("password", rootPassword, 0o600))
 	for path, want := range map[string]string{
 		"/health": `"health":"true"`, "/livez": "ok", "/readyz": "ok", "/metrics": "etcd_server_has_leader 1",
 	} {
-		resp, err := http.Get(s.found("health") + path)
+		resp, err := http.Get(s.readyValue("health") + path)
 		if err != nil {
 			t.Fatal(err)
 		}
-		status, body := answer(t, resp)
+		status, body := readResponse(t, resp)
 		if status != http.StatusOK || !strings.Contains(body, want) {
-			t.Errorf("%s: %d %s, want %s", path, status, body, want)
+			t.Errorf("%s: got status %d and %s, want 200 and %s", path, status, body, want)
 		}
 	}
-	// Nothing else is there.
-	resp, err := http.Post(s.found("health")+"/v3/kv/range", "application/json", strings.NewReader(`{"key":"AA=="}`))
+	// The health address serves nothing else.
+	resp, err := http.Post(s.readyValue("health")+"/v3/kv/range", "application/json", strings.NewReader(`{"key":"AA=="}`))
 	if err != nil {
 		t.Fatal(err)
 	}
-	if status, body := answer(t, resp); status != http.StatusNotFound {
-		t.Errorf("/v3/kv/range where health is told: %d %s", status, body)
+	if status, body := readResponse(t, resp); status != http.StatusNotFound {
+		t.Errorf("/v3/kv/range at the health address: got status %d and %s, want 404", status, body)
 	}
 
 	m.command("serve", "--listen", "127.0.0.1:0", "--data", m.path("other"), "--health",
-		strings.TrimPrefix(s.found("health"), "http://")).begin().wants(125, "in use", "--health")
+		strings.TrimPrefix(s.readyValue("health"), "http://")).spawn().expectExit(125, "in use", "--health")
 }
 
-func answer(t *testing.T, resp *http.Response) (status int, body string) {
+func readResponse(t *testing.T, resp *http.Response) (status int, body string) {
 	t.Helper()
 	defer resp.Body.Close()
 	text, err := io.ReadAll(resp.Body)

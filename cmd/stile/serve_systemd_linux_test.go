@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// unit is the text of the example unit.
+// unit returns the text of the example unit.
 func unit(t *testing.T) string {
 	t.Helper()
 	text, err := os.ReadFile(filepath.Join("..", "..", "examples", "serve", "stile.service"))
@@ -20,13 +20,14 @@ func unit(t *testing.T) string {
 	return string(text)
 }
 
+// installed is the path of stile in the example unit.
 const installed = "/usr/local/bin/stile"
 
-func TestTheExampleUnitIsOneThatSystemdUnderstands(t *testing.T) {
+func TestServe_exampleUnitIsValid(t *testing.T) {
 	t.Parallel()
 	analyze, err := exec.LookPath("systemd-analyze")
 	if err != nil {
-		t.Skip("SKIPPED, NOT TESTED: there is no systemd-analyze here to look at examples/serve/stile.service")
+		t.Skip("SKIPPED, NOT TESTED: examples/serve/stile.service: this test needs systemd-analyze")
 	}
 	m := newMachine(t)
 	file := m.write("stile.service", strings.ReplaceAll(unit(t), installed, stile), 0o600)
@@ -37,8 +38,8 @@ func TestTheExampleUnitIsOneThatSystemdUnderstands(t *testing.T) {
 	}
 }
 
-// The command line of the unit is run as it is, but for where things are.
-func TestTheExampleUnitStartsAServerThatTellsSystemd(t *testing.T) {
+// The command line of the unit is run unchanged, except for paths.
+func TestServe_exampleUnitNotifiesSystemd(t *testing.T) {
 	t.Parallel()
 	_, rest, _ := strings.Cut(unit(t), "\nExecStart="+installed+" ")
 	line, _, _ := strings.Cut(rest, "\n")
@@ -54,40 +55,42 @@ func TestTheExampleUnitStartsAServerThatTellsSystemd(t *testing.T) {
 	notify := listenNotify(t, m)
 	s := m.launch(args[1:]...)
 	if got := notify(); got != "READY=1" {
-		t.Errorf("systemd is told %q, want READY=1", got)
+		t.Errorf("got notification %q, want READY=1", got)
 	}
-	s.says("msg=ready")            // it has said so, but that may not have reached us
-	m.free(s.found("url"), "demo") // ready means ready
+	s.awaitLog("msg=ready")                   // the notification may arrive before the log line
+	m.expectFree(s.readyValue("url"), "demo") // the server must be ready to serve by then
 	s.signal(15)
 	if got := notify(); got != "STOPPING=1" {
-		t.Errorf("systemd is told %q, want STOPPING=1", got)
+		t.Errorf("got notification %q, want STOPPING=1", got)
 	}
-	if code := s.code(); code != 0 {
-		t.Errorf("exit code %d: %s", code, s.log)
+	if code := s.exitCode(); code != 0 {
+		t.Errorf("got exit code %d, want 0; log: %s", code, s.log)
 	}
 }
 
-// A server in the background is nobody's service, even if a service has started it: systemd would take it for that.
-func TestTheLocalServerTellsSystemdNothing(t *testing.T) {
+// A local server is no systemd service. If a service has started it, systemd would attribute its
+// messages to that service.
+func TestLocal_doesNotNotifySystemd(t *testing.T) {
 	t.Parallel()
 	m := newMachine(t)
 	notify := listenNotify(t, m)
-	m.run("demo", "--", "true").wants(0)
+	m.run("demo", "--", "true").expectExit(0)
 	m.killServer()
 	conn, err := net.Dial("unixgram", m.path("notify"))
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer conn.Close()
-	if _, err := conn.Write([]byte("the end")); err != nil {
+	if _, err := conn.Write([]byte("test")); err != nil {
 		t.Fatal(err)
 	}
-	if got := notify(); got != "the end" {
-		t.Errorf("systemd is told %q", got)
+	if got := notify(); got != "test" {
+		t.Errorf("got notification %q, want none before the test's own", got)
 	}
 }
 
-// listenNotify puts systemd's socket into the environment, and returns what waits for the next message there.
+// listenNotify sets NOTIFY_SOCKET to a socket of the test. It returns a function that waits for the
+// next message there.
 func listenNotify(t *testing.T, m *machine) (next func() string) {
 	t.Helper()
 	conn, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: m.path("notify"), Net: "unixgram"})
@@ -95,10 +98,10 @@ func listenNotify(t *testing.T, m *machine) (next func() string) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { conn.Close() })
-	m.set("NOTIFY_SOCKET", m.path("notify"))
+	m.setenv("NOTIFY_SOCKET", m.path("notify"))
 	return func() string {
 		t.Helper()
-		if err := conn.SetReadDeadline(time.Now().Add(within)); err != nil {
+		if err := conn.SetReadDeadline(time.Now().Add(testTimeout)); err != nil {
 			t.Fatal(err)
 		}
 		message := make([]byte, 1000)

@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// console is a terminal with a program at it, and somebody who types and reads.
+// console is a terminal with a program. The test types and reads the screen.
 type console struct {
 	t      *testing.T
 	cmd    *exec.Cmd
@@ -24,23 +24,23 @@ type console struct {
 	seen   int
 }
 
-// Keys.
+// Control characters.
 const (
 	ctrlC = "\x03"
 	ctrlZ = "\x1a"
 )
 
-// at starts a program at a terminal of its own.
-func (m *machine) at(name string, args ...string) *console {
+// atTerminal starts a program on a terminal of its own.
+func (m *machine) atTerminal(name string, args ...string) *console {
 	m.t.Helper()
-	if _, err := os.Lstat(m.home()); err != nil && !m.curious {
-		m.put("", "said-neighbor")
+	if _, err := os.Lstat(m.home()); err != nil && !m.showNeighborNotice {
+		m.writeServerFile("", "said-neighbor")
 	}
 	fd, err := unix.Open("/dev/ptmx", unix.O_RDWR|unix.O_NOCTTY|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
 	if err != nil {
 		m.t.Fatal(err)
 	}
-	keys := os.NewFile(uintptr(fd), "/dev/ptmx") // not blocking, so that closing it ends the reading
+	keys := os.NewFile(uintptr(fd), "/dev/ptmx") // nonblocking, so that Close ends a Read
 	if err := unix.IoctlSetPointerInt(fd, unix.TIOCSPTLCK, 0); err != nil {
 		m.t.Fatal(err)
 	}
@@ -66,7 +66,7 @@ func (m *machine) at(name string, args ...string) *console {
 		for {
 			n, err := keys.Read(buf)
 			if err != nil {
-				return // everybody has left the terminal
+				return // no process has the terminal open any more
 			}
 			c.mu.Lock()
 			c.screen.Write(buf[:n])
@@ -75,11 +75,11 @@ func (m *machine) at(name string, args ...string) *console {
 	})
 	go func() {
 		defer close(c.done)
-		_ = c.cmd.Wait() // ProcessState has it
+		_ = c.cmd.Wait() // the result is in ProcessState
 	}()
 	m.t.Cleanup(func() {
 		select {
-		case <-c.done: // its number may be that of others by now
+		case <-c.done: // its process id may be in use by another process
 		default:
 			_ = syscall.Kill(-c.cmd.Process.Pid, syscall.SIGKILL)
 		}
@@ -90,43 +90,44 @@ func (m *machine) at(name string, args ...string) *console {
 	return c
 }
 
-func (c *console) types(text string) {
+func (c *console) typeKeys(text string) {
 	c.t.Helper()
 	if _, err := c.keys.WriteString(text); err != nil {
 		c.t.Fatal(err)
 	}
 }
 
-// shown is all that has been on the screen.
-func (c *console) shown() string {
+// screenText returns everything that was written to the screen.
+func (c *console) screenText() string {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.screen.String()
 }
 
-// sees waits for a text on the screen, after those that were seen before.
-func (c *console) sees(text string) {
+// awaitScreen waits for a text on the screen, after the texts of earlier calls.
+func (c *console) awaitScreen(text string) {
 	c.t.Helper()
-	for deadline := time.Now().Add(within); ; time.Sleep(5 * time.Millisecond) {
-		screen := c.shown()
+	for deadline := time.Now().Add(testTimeout); ; time.Sleep(5 * time.Millisecond) {
+		screen := c.screenText()
 		if at := strings.Index(screen[c.seen:], text); at >= 0 {
 			c.seen += at + len(text)
 			return
 		}
 		if time.Now().After(deadline) {
-			c.t.Fatalf("the screen does not show %q after what was seen of it: %q", text, screen)
+			c.t.Fatalf("the screen does not show %q after the texts before it: %q", text, screen)
 		}
 	}
 }
 
-// editing waits until the program at the terminal edits the line that is typed: a tab, typed before, would be part of it.
-func (c *console) editing() {
+// awaitLineEditing waits until the program on the terminal edits the typed line. A tab that is
+// typed earlier would become a part of the line.
+func (c *console) awaitLineEditing() {
 	c.t.Helper()
 	raw, err := c.keys.SyscallConn()
 	if err != nil {
 		c.t.Fatal(err)
 	}
-	eventually(c.t, "a shell that edits lines", func() bool {
+	eventually(c.t, "line editing", func() bool {
 		var modes *unix.Termios
 		var failed error
 		if err := raw.Control(func(fd uintptr) { modes, failed = unix.IoctlGetTermios(int(fd), unix.TCGETS) }); err != nil || failed != nil {
@@ -136,254 +137,260 @@ func (c *console) editing() {
 	})
 }
 
-func (c *console) code() int {
+func (c *console) exitCode() int {
 	c.t.Helper()
 	select {
 	case <-c.done:
-	case <-time.After(within):
-		c.t.Fatalf("%v has not ended; on the screen: %q", c.cmd.Args, c.shown())
+	case <-time.After(testTimeout):
+		c.t.Fatalf("%v did not end within %v; screen: %q", c.cmd.Args, testTimeout, c.screenText())
 	}
 	return c.cmd.ProcessState.ExitCode()
 }
 
-func TestACommandReadsFromTheTerminal(t *testing.T) {
+func TestRun_readsFromTerminal(t *testing.T) {
 	t.Parallel()
 	m, s := newMachine(t), shared(t)
-	// Twice, and then the shell around it reads: the terminal has been given back.
-	c := m.at("sh", "-c", fmt.Sprintf(`
+	// stile runs twice, then the outer shell reads: stile has returned the terminal each time.
+	c := m.atTerminal("sh", "-c", fmt.Sprintf(`
 		for i in 1 2; do %s run --url %s demo -- sh -c 'echo ask; read x; echo "got $x"'; done
 		read x; echo "shell got $x"`, stile, s.url))
 	for range 2 {
-		c.sees("ask")
-		c.types("hello\n")
-		c.sees("got hello")
+		c.awaitScreen("ask")
+		c.typeKeys("hello\n")
+		c.awaitScreen("got hello")
 	}
-	c.types("bye\n")
-	c.sees("shell got bye")
-	if code := c.code(); code != 0 {
-		t.Errorf("exit code %d", code)
+	c.typeKeys("bye\n")
+	c.awaitScreen("shell got bye")
+	if code := c.exitCode(); code != 0 {
+		t.Errorf("got exit code %d", code)
 	}
 }
 
-func TestCtrlCEndsACommandOnce(t *testing.T) {
+func TestRun_ctrlC(t *testing.T) {
 	t.Parallel()
 	for name, wait := range map[string]string{
-		// The shell inside says that it has begun: between the fork and the exec of a plain sleep the signal would meet a copy
-		// of the outer shell, which catches it and forgets it, and then the sleep sleeps on.
-		"that does not read": `sh -c "echo begun; exec sleep 1000"`,
-		"that reads":         "echo begun; read x",
+		// The inner shell reports that it runs. A plain sleep could get the signal between its fork
+		// and its exec; it is still a copy of the outer shell then, which catches the signal and
+		// loses it, and the sleep continues.
+		"command does not read": `sh -c "echo begun; exec sleep 1000"`,
+		"command reads":         "echo begun; read x",
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			m, s := newMachine(t), shared(t)
-			c := m.at(stile, "run", "--url", s.url, "--ttl", lasting, "demo", "--",
+			c := m.atTerminal(stile, "run", "--url", s.url, "--ttl", longTTL, "demo", "--",
 				"sh", "-c", `trap 'n=$((n+1)); echo "interrupted $n"' INT; `+wait+`; sleep 0.3; exit 5`)
-			c.sees("begun")
-			eventually(t, "the command waits", func() bool { return waits(t, c.cmd.Process.Pid, name != "that reads") })
-			c.types(ctrlC)
-			c.sees("interrupted 1")
-			if code := c.code(); code != 5 {
-				t.Errorf("exit code %d", code)
+			c.awaitScreen("begun")
+			eventually(t, "command waiting", func() bool { return foregroundIs(t, c.cmd.Process.Pid, name != "command reads") })
+			c.typeKeys(ctrlC)
+			c.awaitScreen("interrupted 1")
+			if code := c.exitCode(); code != 5 {
+				t.Errorf("got exit code %d", code)
 			}
-			if strings.Contains(c.shown(), "interrupted 2") {
-				t.Errorf("the command was interrupted twice: %q", c.shown())
+			if strings.Contains(c.screenText(), "interrupted 2") {
+				t.Errorf("the command was interrupted twice: %q", c.screenText())
 			}
 		})
 	}
 }
 
-// waits reports whether the command under stile has come to the point where it waits: with stile in the foreground or,
-// if it reads from the terminal, with itself there.
-func waits(t *testing.T, stile int, stileInFront bool) bool {
+// foregroundIs reports whether stile, with this process id, is in the terminal's foreground
+// (inForeground) or not. The command then waits: stile is in the foreground, unless the command
+// reads from the terminal.
+func foregroundIs(t *testing.T, pid int, inForeground bool) bool {
 	t.Helper()
-	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", stile))
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
 		t.Fatal(err)
 	}
 	_, rest, _ := strings.Cut(string(text), ") ")
 	f := strings.Fields(rest)
 	const group, foreground = 2, 5
-	return (f[group] == f[foreground]) == stileInFront
+	return (f[group] == f[foreground]) == inForeground
 }
 
-func TestCtrlCWhileWaiting(t *testing.T) {
+func TestRun_ctrlCWhileWaiting(t *testing.T) {
 	t.Parallel()
 	m, s := newMachine(t), shared(t)
-	m.start(sleeper, "--url", s.url, "demo")
-	c := m.at(stile, "run", "--url", s.url, "--ttl", lasting, "demo", "--", "echo", "was run")
+	m.start(sleepScript, "--url", s.url, "demo")
+	c := m.atTerminal(stile, "run", "--url", s.url, "--ttl", longTTL, "demo", "--", "echo", "was run")
 	cli := s.client(t)
-	eventually(t, "a waiter", func() bool { return len(entries(t, cli, "demo")) == 2 })
-	c.types(ctrlC)
-	if code := c.code(); code != 128+2 {
-		t.Errorf("exit code %d", code)
+	eventually(t, "waiter in line", func() bool { return len(entries(t, cli, "demo")) == 2 })
+	c.typeKeys(ctrlC)
+	if code := c.exitCode(); code != 128+2 {
+		t.Errorf("got exit code %d", code)
 	}
 }
 
-// interactive starts a shell with job control.
-func (m *machine) interactive() *console {
+// startShell starts a shell with job control.
+func (m *machine) startShell() *console {
 	m.t.Helper()
 	bash, err := exec.LookPath("bash")
 	if err != nil {
-		m.t.Skipf("SKIPPED: no shell with job control: %v", err)
+		m.t.Skipf("SKIPPED: this test needs a shell with job control: %v", err)
 	}
-	c := m.at(bash, "--norc", "--noprofile", "--noediting", "-i")
-	c.sees("ready> ")
+	c := m.atTerminal(bash, "--norc", "--noprofile", "--noediting", "-i")
+	c.awaitScreen("ready> ")
 	return c
 }
 
-func TestJobControl(t *testing.T) {
+func TestRun_jobControl(t *testing.T) {
 	t.Parallel()
 	for name, script := range map[string]string{
-		"before it reads": `touch started; read end <end; echo ask; read x; echo "got $x"`,
-		"while it reads":  `touch started; read x; echo "first $x"; read x; echo "got $x"`,
+		"stopped before it reads": `touch started; read end <end; echo ask; read x; echo "got $x"`,
+		"stopped while it reads":  `touch started; read x; echo "first $x"; read x; echo "got $x"`,
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			m, s := newMachine(t), shared(t)
 			m.write("script", script, 0o600)
-			c := m.interactive()
-			c.types(fmt.Sprintf("%s run --url %s --ttl %s demo -- sh script\n", stile, s.url, lasting))
+			c := m.startShell()
+			c.typeKeys(fmt.Sprintf("%s run --url %s --ttl %s demo -- sh script\n", stile, s.url, longTTL))
 			eventually(t, "start of the script", func() bool { return m.exists("started") })
-			if name == "while it reads" {
-				c.types("line\n")
-				c.sees("first line")
+			if name == "stopped while it reads" {
+				c.typeKeys("line\n")
+				c.awaitScreen("first line")
 			}
-			c.types(ctrlZ)
-			c.sees("Stopped")
-			c.sees("ready> ")
-			c.types("echo in the shell\n")
-			c.sees("in the shell\r\n")
-			m.tellEnd()
-			c.types("fg\n")
-			if name == "before it reads" {
-				c.sees("ask\r\n")
+			c.typeKeys(ctrlZ)
+			c.awaitScreen("Stopped")
+			c.awaitScreen("ready> ")
+			c.typeKeys("echo in the shell\n")
+			c.awaitScreen("in the shell\r\n")
+			m.endScript()
+			c.typeKeys("fg\n")
+			if name == "stopped before it reads" {
+				c.awaitScreen("ask\r\n")
 			}
-			c.types("hello\n")
-			c.sees("got hello")
-			c.sees("ready> ")
-			c.types("exit 0\n")
-			if code := c.code(); code != 0 {
-				t.Errorf("the shell's exit code is %d", code)
+			c.typeKeys("hello\n")
+			c.awaitScreen("got hello")
+			c.awaitScreen("ready> ")
+			c.typeKeys("exit 0\n")
+			if code := c.exitCode(); code != 0 {
+				t.Errorf("shell: got exit code %d, want 0", code)
 			}
 		})
 	}
 }
 
-func TestInTheBackgroundACommandThatReadsIsStopped(t *testing.T) {
+func TestRun_readsInBackground(t *testing.T) {
 	t.Parallel()
 	m, s := newMachine(t), shared(t)
 	m.write("script", `touch started; read x; echo "got $x"`, 0o600)
-	c := m.interactive()
-	c.types(fmt.Sprintf("%s run --url %s --ttl %s demo -- sh script &\n", stile, s.url, lasting))
+	c := m.startShell()
+	c.typeKeys(fmt.Sprintf("%s run --url %s --ttl %s demo -- sh script &\n", stile, s.url, longTTL))
 	eventually(t, "start of the script", func() bool { return m.exists("started") })
-	eventually(t, "stop", func() bool {
-		c.types("jobs\n")
-		c.sees("stile run")
-		return strings.Contains(c.shown(), "Stopped")
+	eventually(t, "stop of the command", func() bool {
+		c.typeKeys("jobs\n")
+		c.awaitScreen("stile run")
+		return strings.Contains(c.screenText(), "Stopped")
 	})
-	c.types("fg\n")
-	c.types("hello\n")
-	c.sees("got hello")
-	c.types("exit 0\n")
-	c.code()
+	c.typeKeys("fg\n")
+	c.typeKeys("hello\n")
+	c.awaitScreen("got hello")
+	c.typeKeys("exit 0\n")
+	c.exitCode()
 }
 
-// While a command is suspended its lock may go to somebody else. It must not make another step then.
-func TestACommandSuspendedForTooLongIsNotContinued(t *testing.T) {
+// While a command is suspended, its lock may be acquired by another client. The command must not
+// make another step then.
+func TestRun_suspendedPastDeadline(t *testing.T) {
 	t.Parallel()
 	m, s := newMachine(t), shared(t)
 	m.write("script", "while :; do echo >>steps; done", 0o600)
-	c := m.interactive()
-	c.types(fmt.Sprintf("%s run --url %s --ttl 12 demo -- sh script\n", stile, s.url))
-	m.await("steps", "\n")
-	c.types(ctrlZ)
-	c.sees("Stopped")
+	c := m.startShell()
+	c.typeKeys(fmt.Sprintf("%s run --url %s --ttl 12 demo -- sh script\n", stile, s.url))
+	m.awaitFile("steps", "\n")
+	c.typeKeys(ctrlZ)
+	c.awaitScreen("Stopped")
 	steps := len(m.read("steps"))
-	m.run("--url", s.url, "demo", "--", "true").wants(0)
-	c.types("fg; echo code $?\n")
-	c.sees("expired")
-	c.sees("code 79")
+	m.run("--url", s.url, "demo", "--", "true").expectExit(0)
+	c.typeKeys("fg; echo code $?\n")
+	c.awaitScreen("expired")
+	c.awaitScreen("code 79")
 	if n := len(m.read("steps")) - steps; n != 0 {
-		t.Errorf("the command made %d steps after its lock was somebody else's", n)
+		t.Errorf("the command made %d steps after it had lost the lock, want 0", n)
 	}
 }
 
-// ^Z stops the command, but not what has left its process group, as timeout(1) does in a script.
-func TestWhileSuspendedNothingOutlivesTheLock(t *testing.T) {
+// ^Z does not stop processes that have left the process group, as timeout(1) in a script does.
+func TestRun_suspendedOutsideGroup(t *testing.T) {
 	t.Parallel()
 	m, s := newMachine(t), shared(t)
-	m.write("inner", "echo $$ >inner.pid; while :; do "+uptime(">>steps")+"; sleep 0.1; done", 0o600)
+	m.write("inner", "echo $$ >inner.pid; while :; do "+uptimeScript(">>steps")+"; sleep 0.1; done", 0o600)
 	m.write("script", "echo $PPID >stile.pid; timeout 1000 sh inner; :", 0o600)
-	c := m.interactive()
-	c.types(fmt.Sprintf("%s run --url %s --ttl 16 demo -- sh script\n", stile, s.url))
-	m.await("steps", "\n")
-	watched(t, m.pid("stile.pid"))
-	c.types(ctrlZ)
-	c.sees("Stopped")
-	m.run("--url", s.url, "demo", "--", "sh", "-c", uptime(">next")).wants(0)
-	inner := m.pid("inner.pid")
-	eventually(t, "end of what has left the process group", func() bool { return !running(inner) })
-	m.wasDeadBefore("next", "steps")
+	c := m.startShell()
+	c.typeKeys(fmt.Sprintf("%s run --url %s --ttl 16 demo -- sh script\n", stile, s.url))
+	m.awaitFile("steps", "\n")
+	awaitWatchdog(t, m.readPID("stile.pid"))
+	c.typeKeys(ctrlZ)
+	c.awaitScreen("Stopped")
+	m.run("--url", s.url, "demo", "--", "sh", "-c", uptimeScript(">next")).expectExit(0)
+	inner := m.readPID("inner.pid")
+	eventually(t, "end of the process outside the group", func() bool { return !running(inner) })
+	m.checkDeadBefore("next", "steps")
 }
 
-// An editor puts the screen in order when it is told to stop.
-func TestACommandMayPrepareForBeingSuspended(t *testing.T) {
+// An editor restores the screen when it gets TSTP.
+func TestRun_handlesTSTP(t *testing.T) {
 	t.Parallel()
 	m, s := newMachine(t), shared(t)
-	m.write("script", `trap 'echo in order; kill -STOP $$' TSTP; echo begun; while :; do read end <end; done`, 0o600)
-	c := m.interactive()
-	c.types(fmt.Sprintf("%s run --url %s --ttl %s demo -- sh script\n", stile, s.url, lasting))
-	c.sees("begun\r\n")
-	c.types(ctrlZ)
-	c.sees("in order\r\n")
-	c.sees("Stopped")
+	m.write("script", `trap 'echo preparing; kill -STOP $$' TSTP; echo begun; while :; do read end <end; done`, 0o600)
+	c := m.startShell()
+	c.typeKeys(fmt.Sprintf("%s run --url %s --ttl %s demo -- sh script\n", stile, s.url, longTTL))
+	c.awaitScreen("begun\r\n")
+	c.typeKeys(ctrlZ)
+	c.awaitScreen("preparing\r\n")
+	c.awaitScreen("Stopped")
 }
 
-// Suspended for a while that the lock survives, the command goes on when the lock is sure again.
-func TestACommandSuspendedShortlyIsContinued(t *testing.T) {
+// A command is suspended for less than the time in which the lock is lost. It continues after the
+// next renewal.
+func TestRun_suspendedBriefly(t *testing.T) {
 	t.Parallel()
 	m, s := newMachine(t), shared(t)
-	m.write("script", untilTold, 0o600)
-	c := m.interactive()
-	c.types(fmt.Sprintf("%s run --url %s --ttl 24 -k 9 demo -- sh script\n", stile, s.url))
+	m.write("script", endableScript, 0o600)
+	c := m.startShell()
+	c.typeKeys(fmt.Sprintf("%s run --url %s --ttl 24 -k 9 demo -- sh script\n", stile, s.url))
 	eventually(t, "start of the script", func() bool { return m.exists("started") })
-	c.types(ctrlZ)
-	c.sees("Stopped")
-	// Longer than the 12.4 s after which the command would have to be told to end, and shorter than the 21.6 s after which the
-	// lock would be lost, both counted from the last renewal, which is not older than a few seconds.
+	c.typeKeys(ctrlZ)
+	c.awaitScreen("Stopped")
+	// This is longer than the 12.4 s after which the command would have to be stopped, and shorter
+	// than the 21.6 s after which the lock would be lost. Both are counted from the last renewal,
+	// which was a few seconds ago at most.
 	time.Sleep(12500 * time.Millisecond)
-	c.types("fg; echo code $?\n")
+	c.typeKeys("fg; echo code $?\n")
 	awaitRenewal(t, s.client(t), "demo")
-	m.tellEnd()
-	c.sees("code 0")
+	m.endScript()
+	c.awaitScreen("code 0")
 }
 
-// A shell's kill sends TERM and then CONT to a job that is stopped. As soon as it is continued the command reads again, and is
-// stopped again.
-func TestKillOfAJobThatWantsToReadEndsIt(t *testing.T) {
+// A shell's kill sends TERM and then CONT to a stopped job. The command reads again as soon as it
+// continues, and is stopped again.
+func TestRun_killOfStoppedJob(t *testing.T) {
 	t.Parallel()
 	m, s := newMachine(t), shared(t)
-	c := m.interactive()
+	c := m.startShell()
 	for i := range 5 {
 		m.write("script", fmt.Sprintf("touch started%d; read x; echo read $x", i), 0o600)
-		c.types(fmt.Sprintf("%s run --url %s --ttl %s demo -- sh script &\n", stile, s.url, lasting))
+		c.typeKeys(fmt.Sprintf("%s run --url %s --ttl %s demo -- sh script &\n", stile, s.url, longTTL))
 		eventually(t, "start of the script", func() bool { return m.exists(fmt.Sprintf("started%d", i)) })
-		eventually(t, "stop", func() bool { return strings.Contains(c.jobs(), "Stopped") })
-		c.types("kill %1\n")
-		eventually(t, "end", func() bool { return !strings.Contains(c.jobs(), "stile run") })
+		eventually(t, "stop of the command", func() bool { return strings.Contains(c.jobs(), "Stopped") })
+		c.typeKeys("kill %1\n")
+		eventually(t, "end of the job", func() bool { return !strings.Contains(c.jobs(), "stile run") })
 	}
-	c.types("exit 0\n")
-	if code := c.code(); code != 0 {
-		t.Errorf("the shell's exit code is %d", code)
+	c.typeKeys("exit 0\n")
+	if code := c.exitCode(); code != 0 {
+		t.Errorf("shell: got exit code %d, want 0", code)
 	}
 }
 
-// The two signals of a shell's kill need not arrive in order, nor together. Here they are a while apart: one of ten times that
-// works, whatever the machine does meanwhile.
-func TestASignalThatComesAfterContinuingEndsAJob(t *testing.T) {
+// The two signals of a shell's kill may arrive in any order and at different times. Here TERM
+// arrives 100 ms after CONT. One success in ten runs is enough, because a busy machine can delay
+// the command.
+func TestRun_termAfterCont(t *testing.T) {
 	t.Parallel()
 	m, s := newMachine(t), shared(t)
-	c := m.interactive()
+	c := m.startShell()
 	state := func(pid int) string {
 		status, _ := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
 		_, rest, _ := strings.Cut(string(status), "\nState:\t")
@@ -391,16 +398,16 @@ func TestASignalThatComesAfterContinuingEndsAJob(t *testing.T) {
 	}
 	for i := range 10 {
 		m.write("script", fmt.Sprintf("echo $PPID >pid%d.new; mv pid%d.new pid%d; read x", i, i, i), 0o600)
-		c.types(fmt.Sprintf("%s run --url %s --ttl %s demo -- sh script &\n", stile, s.url, lasting))
+		c.typeKeys(fmt.Sprintf("%s run --url %s --ttl %s demo -- sh script &\n", stile, s.url, longTTL))
 		file := fmt.Sprintf("pid%d", i)
 		eventually(t, "start of the script", func() bool { return m.exists(file) })
-		pid := m.pid(file)
-		eventually(t, "stop", func() bool { return state(pid) == "T" })
+		pid := m.readPID(file)
+		eventually(t, "stop of the command", func() bool { return state(pid) == "T" })
 		kill(t, pid, syscall.SIGCONT)
 		time.Sleep(100 * time.Millisecond)
 		kill(t, pid, syscall.SIGTERM)
 		stopped := false
-		eventually(t, "end, or stop", func() bool {
+		eventually(t, "end or stop of stile", func() bool {
 			stopped = state(pid) == "T"
 			return stopped || !running(pid)
 		})
@@ -408,22 +415,22 @@ func TestASignalThatComesAfterContinuingEndsAJob(t *testing.T) {
 			return
 		}
 		kill(t, pid, syscall.SIGCONT)
-		eventually(t, "end", func() bool { return !running(pid) })
+		eventually(t, "end of the job", func() bool { return !running(pid) })
 	}
-	t.Error("each time it was stopped again, with the signal that it did not notice")
+	t.Error("stile was stopped again in each of ten runs before it handled the signal")
 }
 
-// jobs is what a shell says of its jobs.
+// jobs returns the shell's list of jobs.
 func (c *console) jobs() string {
 	c.t.Helper()
-	c.types("jobs; echo 'that was all'\n")
-	c.sees("echo 'that was all'\r\n")
+	c.typeKeys("jobs; echo 'end of jobs'\n")
+	c.awaitScreen("echo 'end of jobs'\r\n")
 	at := c.seen
-	c.sees("that was all\r\n")
-	return c.shown()[at:c.seen]
+	c.awaitScreen("end of jobs\r\n")
+	return c.screenText()[at:c.seen]
 }
 
-// resize sets how many columns a terminal has.
+// resize sets the number of columns of the terminal.
 func (c *console) resize(columns int) {
 	c.t.Helper()
 	raw, err := c.keys.SyscallConn()
@@ -439,28 +446,28 @@ func (c *console) resize(columns int) {
 	}
 }
 
-func TestTheLineOfAWaiterFitsTheTerminal(t *testing.T) {
+func TestRun_waitingLineFitsTerminal(t *testing.T) {
 	t.Parallel()
 	m, s := newMachine(t), shared(t)
-	m.set("STILE_URL", s.url)
-	holder := m.start(sleeper, "demo")
+	m.setenv("STILE_URL", s.url)
+	holder := m.start(sleepScript, "demo")
 	owner := m.show("demo").Holders[0].Owner
 	full := fmt.Sprintf(`stile: "demo": held by %v since %s; next in line; waited `, owner, owner.Since.Local().Format(time.TimeOnly))
-	c := m.at(stile, "run", "--ttl", lasting, "demo", "--", "echo", "was run")
+	c := m.atTerminal(stile, "run", "--ttl", longTTL, "demo", "--", "echo", "was run")
 	c.resize(200)
-	c.sees(full)
+	c.awaitScreen(full)
 	short := fmt.Sprintf(`stile: "demo": held by %v; next in line`, owner)
 	c.resize(len(short) + 3)
-	c.sees("\x1b[K" + short)
+	c.awaitScreen("\x1b[K" + short)
 	c.resize(25)
-	c.sees("\x1b[Kstile: next in line")
+	c.awaitScreen("\x1b[Kstile: next in line")
 	c.resize(10)
-	c.sees("\x1b[Knext i…")
-	c.types(ctrlC)
-	if code := c.code(); code != 128+2 {
-		t.Errorf("exit code %d", code)
+	c.awaitScreen("\x1b[Knext i…")
+	c.typeKeys(ctrlC)
+	if code := c.exitCode(); code != 128+2 {
+		t.Errorf("got exit code %d", code)
 	}
-	eventually(t, "empty line at the end of the screen", func() bool { return strings.HasSuffix(c.shown(), "\r\x1b[K") })
+	eventually(t, "cleared status line", func() bool { return strings.HasSuffix(c.screenText(), "\r\x1b[K") })
 	holder.signal(syscall.SIGTERM)
-	holder.wants(128 + 15)
+	holder.expectExit(128 + 15)
 }

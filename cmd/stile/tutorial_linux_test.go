@@ -76,7 +76,8 @@ type tutorialBlock struct {
 
 func (b tutorialBlock) has(word string) bool { return slices.Contains(b.info, word) }
 
-// tutorialBlocks returns the document's fenced blocks. It fails on a block that would be silently left out.
+// tutorialBlocks returns the document's fenced blocks. It fails on a block that would otherwise be
+// left out silently.
 func tutorialBlocks(t *testing.T, document string) []tutorialBlock {
 	t.Helper()
 	var blocks []tutorialBlock
@@ -147,11 +148,11 @@ func (r *tutorial) block(b tutorialBlock) {
 			commands[len(commands)-1].output = append(commands[len(commands)-1].output, line)
 		}
 	}
-	goesOn := sh.pending
+	continued := sh.pending
 	sh.pending = nil
 	for i, c := range commands {
 		last := i == len(commands)-1
-		if c != goesOn {
+		if c != continued {
 			sh.start(r.here(c.text))
 		}
 		if last && b.has("running") {
@@ -169,7 +170,7 @@ const stoppedStatus = 128 + int(syscall.SIGSTOP)
 func (r *tutorial) finish(sh *terminalShell, c *typed, b tutorialBlock, mayFail bool) {
 	t := r.m.t
 	t.Helper()
-	for deadline := time.Now().Add(within); ; {
+	for deadline := time.Now().Add(testTimeout); ; {
 		got, status := sh.finish()
 		if status == stoppedStatus { // which a shell at a terminal shows
 			got = append(got, "", "[1]+ Stopped "+c.text)
@@ -228,7 +229,8 @@ func (r *tutorial) compare(want, got []string) error {
 	return nil
 }
 
-// checkOrder checks that different tokens and pids of the document are different here, and that tokens keep their order.
+// checkOrder checks that different tokens and pids of the document are different here, and that
+// tokens keep their order.
 func checkOrder(numbers map[tutorialNumber]string) error {
 	for a, x := range numbers {
 		for b, y := range numbers {
@@ -246,7 +248,7 @@ func checkOrder(numbers map[tutorialNumber]string) error {
 
 var tutorialPid = regexp.MustCompile(`\b\d{4,}\b`)
 
-// here returns a command of the document as it has to be typed here.
+// here returns a command of the document with the paths and process ids of this run.
 func (r *tutorial) here(command string) string {
 	command = tutorialPid.ReplaceAllStringFunc(command, func(pid string) string {
 		if here := r.numbers[tutorialNumber{"pid", pid}]; here != "" {
@@ -257,8 +259,8 @@ func (r *tutorial) here(command string) string {
 	return strings.ReplaceAll(command, "$HOME/stile", r.repo)
 }
 
-// terminalShell is a shell with job control whose commands the test types. There is no terminal: on one, a waiting stile
-// shows a line that changes with time.
+// terminalShell is a shell with job control. The test types its commands. There is no terminal: on
+// a terminal, a waiting stile shows a line that changes with time.
 type terminalShell struct {
 	m       *machine
 	keys    *os.File
@@ -304,8 +306,8 @@ func (r *tutorial) terminal(number string) *terminalShell {
 		}
 		<-sh.done
 	})
-	// A lock that is to be kept must outlast whatever a busy machine does to its holder, see machine.runner.
-	sh.start("set -m; stile() { case $1 in run) shift; set -- run --ttl " + lasting + ` "$@"; esac; command stile "$@"; }`)
+	// The hold must survive any delay of a busy machine, see machine.runCommand.
+	sh.start("set -m; stile() { case $1 in run) shift; set -- run --ttl " + longTTL + ` "$@"; esac; command stile "$@"; }`)
 	if got, status := sh.finish(); status != 0 {
 		t.Fatalf("setup of the terminal: exit status %d, %q", status, got)
 	}
@@ -321,10 +323,11 @@ func (sh *terminalShell) start(command string) {
 	}
 }
 
-// jobEnded is what a shell without a terminal prints when a signal has ended a command. With one it prints the last word.
+// jobEnded matches what a shell without a terminal prints when a signal has ended a command. A
+// shell with a terminal prints only the last word.
 var jobEnded = regexp.MustCompile(`^/dev/fd/3: line \d+: +\d+ (Killed) .*$`)
 
-// finish waits for the end of the command that was typed, and returns what it has printed and its exit status.
+// finish waits until the typed command ends. It returns the command's output and exit status.
 func (sh *terminalShell) finish() (lines []string, status int) {
 	t := sh.m.t
 	t.Helper()
