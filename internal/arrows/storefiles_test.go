@@ -4,6 +4,7 @@ import (
 	"go/ast"
 	"go/parser"
 	"go/token"
+	"maps"
 	"os"
 	"path/filepath"
 	"strings"
@@ -22,12 +23,14 @@ var (
 		"Enqueue": "entry.go", "Withdraw": "entry.go", "Extensions": "entry.go",
 		"Line": "read.go", "Lines": "read.go", "Break": "read.go",
 		"Watch":   "watch.go",
-		"refused": "retry.go", "patiently": "retry.go",
-		"withdrawAfter": "outlast.go", "setOwner": "owner.go", "mark": "marker.go", "notifyContended": "contended.go",
+		"refused": "retry.go", "retry": "retry.go", "retryBounded": "retry.go",
+		"withdrawAfter": "outlast.go", "setOwner": "owner.go", "mark": "marker.go", "clearMarks": "marker.go",
+		"notifyContended": "contended.go",
 	}
 )
 
 func TestStores_haveTheSameFiles(t *testing.T) {
+	unused := maps.Clone(storeFunctions)
 	for _, name := range []string{"etcdstore", "redisstore", "redlockstore", "zkstore"} {
 		t.Run(name, func(t *testing.T) {
 			dir := filepath.Join("..", "..", "store", name)
@@ -42,15 +45,19 @@ func TestStores_haveTheSameFiles(t *testing.T) {
 			}
 			for _, file := range files {
 				if !strings.HasSuffix(file, "_test.go") {
-					checkFunctions(t, file)
+					checkFunctions(t, file, unused)
 				}
 			}
 		})
 	}
+	for name := range unused {
+		t.Errorf("storeFunctions lists %s, which no store has", name)
+	}
 }
 
-// checkFunctions reports functions of the file that belong in another file.
-func checkFunctions(t *testing.T, file string) {
+// checkFunctions reports functions of the file that belong in another file. It deletes those that it
+// finds from unused.
+func checkFunctions(t *testing.T, file string, unused map[string]string) {
 	t.Helper()
 	parsed, err := parser.ParseFile(token.NewFileSet(), file, nil, parser.SkipObjectResolution)
 	if err != nil {
@@ -61,6 +68,7 @@ func checkFunctions(t *testing.T, file string) {
 		if !ok {
 			continue
 		}
+		delete(unused, f.Name.Name)
 		if want, ok := storeFunctions[f.Name.Name]; ok && want != filepath.Base(file) {
 			t.Errorf("%s has %s, want it in %s as in other stores", file, f.Name.Name, want)
 		}
