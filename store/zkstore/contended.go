@@ -2,8 +2,8 @@ package zkstore
 
 import "github.com/stilelock/stile/line"
 
-// notifyContended is [store.Extensions.NotifyContended]. From here on the line is read after each of its changes, so only the
-// owners that call it pay for it.
+// notifyContended is [store.Extensions.NotifyContended]. From then on the line is read after each
+// of its changes, so only entries for which it was called cost that.
 func (e *entry) notifyContended(f func()) {
 	w := e.line
 	w.mu.Lock()
@@ -16,7 +16,7 @@ func (e *entry) notifyContended(f func()) {
 	w.followLocked()
 }
 
-// waitsBehind reports whether an entry behind the one at the given place is not admitted.
+// waitsBehind reports whether an entry behind the one at the given index is not admitted.
 func waitsBehind(cs []contender, at int) bool {
 	for i := at + 1; i < len(cs); i++ {
 		if !line.Admits(cs[i].mode, modes(cs[:i])) {

@@ -2,68 +2,77 @@
 //
 // # Nodes
 //
-// The line of the lock "a/b" is the directory /a/b, below the store's root. An entry is an ephemeral sequential node in
-// it, and they stand in the order of their numbers:
+// The line of the lock "a/b" is the directory /a/b, below the store's root. An entry is an
+// ephemeral sequential node in it. Entries are ordered by their sequence numbers:
 //
 //	_c_<uuid>-lock-0000000007           exclusive
 //	_c_<uuid>-shared-lock-0000000007    shared
 //	_c_<uuid>-slot-3-lock-0000000007    one of three slots
 //
-// Curator's InterProcessMutex and go-zookeeper's Lock name theirs as the first of these, and take all three for entries
-// that they have to wait for; so they and Stile exclude each other on one path. Curator's InterProcessReadWriteLock sees
-// other names only, which [Options.ReadWrite] makes:
+// Curator's InterProcessMutex and go-zookeeper's Lock name theirs like the first of these, and
+// treat all three as entries that they must wait for. So they and Stile exclude each other on one
+// path. Curator's InterProcessReadWriteLock sees only the names that [Options.ReadWrite] selects:
 //
 //	_c_<uuid>-__WRIT__0000000007        exclusive
 //	_c_<uuid>-__READ__0000000007        shared
 //	_c_<uuid>-slot-3-__WRIT__0000000007 one of three slots
 //
-// Stile itself sees all of them, kazoo's too, whichever it makes; other nodes are not part of the line. The UUID is of
-// version 8 in Stile's entries and tells them from those of others, which are of version 4. The data is JSON: the mode
-// and the owner. Directories are containers: when they have been empty for a minute the server takes them away.
+// Stile sees all of them, and kazoo's, whichever it creates itself; other nodes are not part of the
+// line. The UUID in Stile's entries is of version 8 and distinguishes them from those of other
+// clients, which are of version 4. The data is JSON: the mode and the owner. Directories are
+// containers: the server deletes them when they have been empty for a minute.
 //
-// An order, and so a token, is the transaction that made the entry (czxid): of two conflicting entries the later has the
-// larger one, in the whole ensemble. The numbers in the names are no tokens, because they begin anew with each directory.
-// Transactions go backwards when an ensemble is restored from a backup, and begin again in a new one.
+// An order, and so a token, is the transaction that created the entry (czxid): of two conflicting
+// entries the later has the larger one, in the whole ensemble. The numbers in the names are not
+// tokens, because they restart with each directory. Transaction numbers go back when an ensemble is
+// restored from a backup, and restart in a new one.
 //
 // # Sessions
 //
-// Each session is one ZooKeeper session on a connection of its own; or several, when it has so many entries that the end of
-// one could not be read again by the servers: see group. They are confirmed together, and lost together.
+// A session is one ZooKeeper session on its own connection. It is several if it has so many entries
+// that servers could not read the end of one session again: see group. They are confirmed together
+// and lost together.
 //
-// To confirm one is to ask the leader, which looks first whether the session lives. An answer to a ping proves nothing. It
-// comes from the server that the client is connected to, which may have been cut off from the leader for as long as its
-// syncLimit, ten seconds by default. Nor does a sync prove anything to who holds something: a leader that all others have
-// left answers for as long. That takes a transaction.
+// Confirm asks the leader, which first checks that the session exists. A reply to a ping proves
+// nothing: it comes from the server that the client is connected to, which may have been cut off
+// from the leader for as long as its syncLimit, ten seconds by default. For a session with holds a
+// sync proves nothing either: a leader that all other servers have left answers it for as long.
+// That takes a transaction.
 //
-// The other way round, the client library pings for as long as the process lives. So a session that nobody confirms is
-// ended by this package when its TTL has passed; and one of whose expiry the servers tell is not followed by another,
-// which the library would open by itself.
+// The client library, however, pings for as long as the process lives. So this package ends a
+// session that is not confirmed for its TTL. It also prevents the library from opening another
+// session when the servers report that one has expired.
 //
-// A connection that is lost is not a session that is lost: the library connects to another server and goes on. So is a
-// connection given up on which nothing but pings was answered for a quarter of the TTL, or that says nothing for as long,
-// three seconds at most, after it was made. But a session that a server grants less to than it had is taken for lost.
+// A lost connection is not a lost session: the library connects to another server and continues.
+// The same happens if only pings are answered on a connection for a quarter of the TTL, or if a new
+// connection stays silent for as long (three seconds at most). But if a server grants a session
+// less than it had, the session counts as lost.
 //
 // # Waiting
 //
-// Every entry is watched from its arrival, by a request that is sent as soon as its node is known and that nobody waits
-// for. Until it is answered nothing would tell of the entry's end: so a session is confirmed only when its entries are
-// watched, on the connection that it has. Many entries are watched with one request; see ownNodes.
+// Every entry is watched from its creation, by a request that is sent as soon as its node is known
+// and that no caller waits for. Until that request is answered no event would report the entry's
+// end. So a session is confirmed only if its entries are watched on its present connection. Many
+// entries are watched with one request; see ownNodes.
 //
-// An entry watches those nearest ahead that are in its way, eight at most. As nobody can join ahead of it, it is its turn
-// when all it knows of have left, if it is there itself. That is asked then: one transaction may delete all nodes of a line,
-// and the server tells of them one after another. What a reading shows may be old: before it admits anybody a transaction is
-// made. Lines in which somebody waits are read again after a reconnection, and every two seconds. No more than sixteen
-// readings are under way at a time in each ZooKeeper session, because confirmations come on the same connection.
+// An entry watches the nearest entries ahead that block it, eight at most. No entry can join ahead
+// of it, so it is next when all those it knows of have left, if it still exists itself. The package
+// asks the server for that then, because one transaction may delete all nodes of a line, and the
+// server reports them one after another. The result of a read may be old: before it admits an entry
+// the package makes a transaction. Lines with waiters are read again after a reconnection and every
+// two seconds. At most sixteen reads are in flight at a time in each ZooKeeper session, because
+// confirmations use the same connection.
 //
 // # Leaving
 //
-// A deletion that was not answered, followed by one that finds no node, leaves it open who took the entry out: the server
-// keeps no word of it. It is not reported as a success; see [store.ErrNotKnown].
+// If a deletion was not answered and the next one finds no node, it is unknown which client removed
+// the entry: the server keeps no record of that. Withdraw does not report it as a success; see
+// [store.ErrNotKnown].
 //
 // # Between this package and the library
 //
-// go-zookeeper's connections pass through this package: see link. There servers are chosen and given up, connections are
-// authenticated, the TTL is learnt that the servers grant, the creation of an entry is made one that answers with the
-// number of its transaction (create2), and a listing is sent after it without waiting for the answer. The library can do
-// none of that. It has no other part in locks: its Lock is not used.
+// go-zookeeper's connections pass through this package: see link. It chooses and abandons servers,
+// authenticates connections, learns the TTL that the servers grant, changes the creation of an
+// entry into one whose reply has the number of its transaction (create2), and sends a listing after
+// it without waiting for the reply. The library can do none of that. Its Lock is not used.
 package zkstore

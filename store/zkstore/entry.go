@@ -481,7 +481,7 @@ func (e *entry) Withdraw(ctx context.Context) error {
 	switch ending(e.ended.Load()) {
 	case withdrawn:
 		if before == withdrawn {
-			return fmt.Errorf("%s: %s: %w: the entry had left already", se.store, doing, store.ErrGone)
+			return fmt.Errorf("%s: %s: %w: the entry was already withdrawn or is gone", se.store, doing, store.ErrGone)
 		}
 		return nil
 	case either:

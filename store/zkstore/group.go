@@ -14,20 +14,21 @@ import (
 
 // maxSessionBytes bounds what the end of one ZooKeeper session writes.
 //
-// The leader then writes one transaction that has the paths of all the session's ephemeral nodes. Servers refuse to read
-// one that is larger than jute.maxbuffer, a megabyte by default, and some more; but they write it. From there on no server
-// can read its own log, nor learn from the leader: all stay dead. This is half of that megabyte.
+// The leader then writes one transaction with the paths of all the session's ephemeral nodes.
+// Servers refuse to read a transaction that is larger than jute.maxbuffer (a megabyte by default)
+// and some more, but they write it. From then on no server can read its own log or learn from the
+// leader, so none can start. The bound is half of that megabyte.
 const maxSessionBytes = 512 << 10
 
-// sizeIn is what an entry in a directory adds to the transaction: a length of four bytes, and the path with the longest
-// number that ZooKeeper may put behind it.
+// sizeIn is what an entry in a directory adds to the transaction: a length of four bytes, and the
+// path with the longest number that ZooKeeper may append.
 func (e *entry) sizeIn(dir string, readWrite bool) int64 {
 	return int64(4 + len(join(dir, nodePrefix(e.guid, e.req.Mode, readWrite))) + len("-2147483648"))
 }
 
-// group is a [store.Session]: one ZooKeeper session, and further ones while there are more entries than one can bear; see
-// [maxSessionBytes]. To its user it is one: it is confirmed when all of them are, and lost with the first that is. Further
-// sessions stay until the group ends.
+// group is a [store.Session]: one ZooKeeper session, and further ones if there are more entries
+// than one can have; see [maxSessionBytes]. It is confirmed when all of them are, and lost with the
+// first that is lost. Further sessions stay until the group ends.
 type group struct {
 	store *Store
 	opts  store.SessionOptions
@@ -35,12 +36,12 @@ type group struct {
 
 	mu       sync.Mutex
 	sessions []*session // the first, and the further ones
-	usable   int        // how many of them entries may be put into
+	usable   int        // how many of them accept entries
 	opening  *opening   // of a further session; nil if none is under way
 	ended    error      // why the group has ended; nil if it has not
 }
 
-// opening is the attempt to open a further session, for all who wait for it.
+// opening is an attempt to open a further session, shared by all calls that wait for it.
 type opening struct {
 	done chan struct{}
 	err  error // set before done is closed
@@ -53,21 +54,24 @@ func newGroup(s *Store, opts store.SessionOptions) *group {
 	return g
 }
 
-// ID implements [store.Session]: the id of the first session, as ZooKeeper's own tools write it. Entries beyond what it can
-// bear have other ids.
+// ID implements [store.Session]: the id of the first session, as ZooKeeper's own tools print it.
+// Entries in further sessions have other ids.
 func (g *group) ID() string { return g.first.ID() }
 
-// Terms implements [store.Session]. The leader hears of its followers' clients only every half tick, from followers that
-// it may be cut off from before the next time; what it heard last may then be one of our confirmations older. Requests that
-// were lost with a connection are made again, so an attempt may take longer than it takes to leave a silent server.
+// Terms implements [store.Session]. Followers report their clients to the leader every half tick,
+// and a follower may be cut off before its next report; so the leader's last report may be one
+// confirmation older than the last one here. Requests that were lost with a connection are
+// repeated, so an attempt may take longer than leaving a silent server does.
 func (g *group) Terms() store.Terms {
 	ttl := g.first.ttl
 	return store.Terms{TTL: ttl, Slack: ttl / 3, Attempt: attemptFor(ttl)}
 }
 
-// attemptFor is how long a confirmation may take: it ends soon after a server is left that did not answer it, so that the next
-// counts from later. Both fit into what a confirmation is good for, behind the third that is over when it begins. And with
-// the pause that follows it is shorter than the slack: the leader may know only of the request before.
+// attemptFor is how long a confirmation may take. It ends soon after a server that did not answer
+// it is abandoned, so that the next one counts from a later time. Two attempts fit into the time
+// that a confirmation is valid for, after the third of it that has passed when the first begins. An
+// attempt and the pause after it are shorter than the slack, because the leader may know only the
+// previous request.
 func attemptFor(ttl time.Duration) time.Duration { return patienceFor(ttl) + ttl/20 }
 
 // Confirm implements [store.Session].
@@ -81,7 +85,7 @@ func (g *group) Close(ctx context.Context) error {
 	return g.each(func(se *session) error { return se.Close(ctx) })
 }
 
-// each does something with all sessions at once. Of several errors it returns that a session is lost before any other.
+// each calls do for all sessions at once. If several fail it prefers the error of a lost session.
 func (g *group) each(do func(*session) error) error {
 	g.mu.Lock()
 	sessions := slices.Clone(g.sessions)
@@ -104,7 +108,7 @@ func (g *group) each(do func(*session) error) error {
 	return first
 }
 
-// end notes that the group has ended, and reports whether it was this call that ended it.
+// end records that the group has ended, and reports whether this call ended it.
 func (g *group) end(why error) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -133,7 +137,8 @@ func (g *group) lose(lost *session, cause error) {
 	}
 }
 
-// place finds a session that can bear one more entry, opens one if there is none, and has the entry join its line there.
+// place finds a session with room for one more entry, opening one if there is none, and registers
+// the entry in its line there.
 func (g *group) place(ctx context.Context, e *entry) error {
 	for {
 		o, err := g.tryPlace(e)
@@ -153,9 +158,9 @@ func (g *group) place(ctx context.Context, e *entry) error {
 	}
 }
 
-const furtherSession = "open a further session, for more entries than one can bear"
+const furtherSession = "open a further session, for more entries than one can have"
 
-// tryPlace is place, but returns the opening of a further session if that has to be waited for.
+// tryPlace is place, but if a further session must be opened first it returns that opening.
 func (g *group) tryPlace(e *entry) (*opening, error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -177,10 +182,11 @@ func (g *group) tryPlace(e *entry) (*opening, error) {
 	return g.opening, nil
 }
 
-// openFurther opens a further session, and goes on trying until the group ends or the servers refuse.
+// openFurther opens a further session, and retries until the group ends or the servers refuse.
 //
-// A confirmation of the group counts from its beginning. Those that began before this session could be part of them prove
-// nothing about it; so it is confirmed by itself before it is used.
+// A confirmation of the group counts from its beginning. A confirmation that began before this
+// session was part of the group proves nothing about it. So the session is confirmed by itself
+// before it is used.
 func (g *group) openFurther() {
 	se := newSession(g)
 	err := se.open(g.first.life.Context(), g.first.ttl)
@@ -200,7 +206,7 @@ func (g *group) openFurther() {
 	g.opening = nil
 }
 
-// add makes a session part of the group.
+// add adds a session to the group.
 func (g *group) add(se *session) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -212,7 +218,8 @@ func (g *group) add(se *session) error {
 	return nil
 }
 
-// leaving reports whether an entry is one that this group has put in, and that is on its way out: nobody follows it any more.
+// leaving reports whether an entry was created by this group and is being removed, so that no line
+// follows it anymore.
 func (g *group) leaving(dir string, holder store.Entry) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()

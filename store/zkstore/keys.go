@@ -7,11 +7,12 @@ import (
 	"unicode/utf8"
 )
 
-// paths maps the names of locks to the paths of the directories that their entries are in, and back.
+// paths maps the names of locks to the paths of the directories with their entries, and back.
 //
-// A name is its own path, below the root. What ZooKeeper does not allow in paths, and what would be taken for something
-// else, is written as ~ and two hexadecimal digits for each byte; so is ~ itself. The tilde, because it comes after the
-// digits: Curator takes every child of a lock's directory whose name sorts before them for an entry that is ahead.
+// A name is its own path, below the root. Bytes that ZooKeeper does not allow in paths, or that
+// would give the path another meaning, are written as ~ and two hexadecimal digits; so is ~ itself.
+// The tilde is used because it sorts after the digits: Curator treats every child of a lock's
+// directory whose name sorts before them as an entry ahead.
 type paths struct {
 	root string // empty, or begins with a slash
 }
@@ -29,7 +30,7 @@ func (p paths) dir(name string) string {
 	return b.String()
 }
 
-// top is the directory under which everything is.
+// top is the store's root directory.
 func (p paths) top() string {
 	if p.root == "" {
 		return "/"
@@ -54,8 +55,8 @@ func split(path string) (dir, child string) {
 	return path[:i], path[i+1:]
 }
 
-// nameBelow returns the name whose directory is the given child of the directory of name; name is empty for the top. It
-// reports false if no name has that directory.
+// nameBelow returns the name whose directory is the given child of the directory of name; name is
+// empty for the top. It returns false if no name has that directory.
 func (p paths) nameBelow(name, child string) (string, bool) {
 	part, err := readPart(child)
 	if err != nil {
@@ -64,7 +65,7 @@ func (p paths) nameBelow(name, child string) (string, bool) {
 	var again strings.Builder
 	writePart(&again, part, name == "" && p.root == "")
 	if again.String() != child {
-		return "", false // this is not how we write it: nobody would find it
+		return "", false // not how writePart writes it, so no name has it
 	}
 	if name == "" {
 		return part, true
@@ -72,14 +73,14 @@ func (p paths) nameBelow(name, child string) (string, bool) {
 	return name + "/" + part, true
 }
 
-// systemDir is the directory at the top of everything that ZooKeeper keeps for itself.
+// systemDir is the directory at the top that ZooKeeper uses itself.
 const systemDir = "zookeeper"
 
 func writePart(b *strings.Builder, part string, atTop bool) {
-	special := -1 // where to escape a byte that would be allowed as such
+	special := -1 // index of an allowed byte that must be escaped
 	switch n, ok := parseNode(part); {
 	case ok:
-		special = len(part) - n.digits // or it would be an entry of the line above
+		special = len(part) - n.digits // otherwise it would be an entry of the line above
 	case atTop && part == systemDir:
 		special = 0
 	}
@@ -96,8 +97,8 @@ func writePart(b *strings.Builder, part string, atTop bool) {
 	}
 }
 
-// allowed reports whether ZooKeeper allows a character in a path. Its server thinks in UTF-16, where characters beyond
-// U+FFFF are pairs of characters that it refuses.
+// allowed reports whether ZooKeeper allows a character in a path. Its server uses UTF-16, in which
+// characters beyond U+FFFF are pairs of characters that it refuses.
 func allowed(r rune) bool {
 	switch {
 	case r == escape:

@@ -13,7 +13,7 @@ import (
 	"github.com/stilelock/stile/store"
 )
 
-// A node is what the name of an entry's node says.
+// node is a parsed name of an entry's node.
 type node struct {
 	guid     string // of Curator's form, 36 characters; empty if there is none
 	mark     string // how the part before the digits ends
@@ -22,7 +22,7 @@ type node struct {
 	digits   int // how many characters at the end of the name are the sequence number
 }
 
-// The marks by which clients know each other's entries.
+// The marks by which clients recognize each other's entries.
 const (
 	markLock        = "lock-"     // Curator's InterProcessMutex, go-zookeeper's Lock
 	markRead        = "__READ__"  // Curator's InterProcessReadWriteLock
@@ -32,18 +32,19 @@ const (
 )
 
 const (
-	guidPrefix = "_c_" // Curator's, of nodes that it can find again after a lost reply
+	guidPrefix = "_c_" // Curator's, for nodes that it can find again after a lost reply
 	guidLength = 36
 
-	sharedForm = "shared-" // before markLock, in our own names
+	sharedForm = "shared-" // before markLock, in Stile's names
 	slotForm   = "slot-"   // before n, a dash, and markLock or markWrite
 )
 
-// sequenceEnd is the last number that ZooKeeper counts to. It stays there: all later nodes would have the same one.
+// sequenceEnd is ZooKeeper's largest number. It does not count further: all later nodes would get
+// the same one.
 const sequenceEnd = 1<<31 - 1
 
-// newGUID returns a random UUID of version 8, which is for private forms. Curator's are of version 4; so it shows in the
-// name whose entry it is.
+// newGUID returns a random UUID of version 8, which is for private formats. Curator's are of
+// version 4, so the name shows whose entry it is.
 func newGUID() string {
 	var b [16]byte
 	_, _ = rand.Read(b[:]) // never fails
@@ -53,7 +54,7 @@ func newGUID() string {
 	return h[:8] + "-" + h[8:12] + "-" + h[12:16] + "-" + h[16:20] + "-" + h[20:]
 }
 
-// nodePrefix returns the name of an entry's node up to the number that ZooKeeper adds to it.
+// nodePrefix returns the name of an entry's node up to the number that ZooKeeper appends.
 func nodePrefix(guid string, mode line.Mode, readWrite bool) string {
 	form, mark := "", markLock
 	switch {
@@ -70,8 +71,8 @@ func nodePrefix(guid string, mode line.Mode, readWrite bool) string {
 	return guidPrefix + guid + "-" + form + mark
 }
 
-// parseNode understands the name of a child of a lock's directory. It reports false if the child is no entry, of any
-// client that is known here.
+// parseNode parses the name of a child of a lock's directory. It returns false if the child is not
+// an entry of any known client.
 func parseNode(name string) (node, bool) {
 	rest := strings.TrimRight(name, "0123456789")
 	digits := name[len(rest):]
@@ -98,7 +99,7 @@ func parseNode(name string) (node, bool) {
 	return node{}, false
 }
 
-// setForm understands what is before the mark.
+// setForm parses the part before the mark.
 func (n *node) setForm(form string) {
 	if rest, ok := strings.CutPrefix(form, guidPrefix); ok && len(rest) > guidLength && rest[guidLength] == '-' {
 		n.guid, form = rest[:guidLength], rest[guidLength+1:]
@@ -115,21 +116,21 @@ func (n *node) setForm(form string) {
 	}
 }
 
-// ours reports whether the name is of a form that only Stile makes.
+// ours reports whether the name has a form that only Stile uses.
 func (n node) ours() bool { return len(n.guid) == guidLength && n.guid[14] == '8' }
 
-// curators reports whether the name is one that Curator makes.
+// curators reports whether Curator has created the name.
 func (n node) curators() bool { return n.guid != "" && !n.ours() }
 
-// mayReturn reports whether an entry may take the place of this one when it goes: a writer of Curator's, since 5.5, that
-// becomes a reader makes a node with its own number.
+// mayReturn reports whether another entry may replace this one when it is deleted: a Curator writer
+// (5.5 and later) that becomes a reader creates a node with its own number.
 func (n node) mayReturn() bool { return n.mark == markWrite && n.curators() }
 
-// mayReplace reports whether the entry may have taken the place of one of which that is true.
+// mayReplace reports whether this entry may have replaced one for which mayReturn is true.
 func (n node) mayReplace() bool { return n.mark == markRead && n.curators() }
 
-// unseen reports whether the client that made the entry would not see ours: Curator's two kinds of locks see only entries
-// of their own kind.
+// unseen reports whether the client that created the entry does not see ours: Curator's two kinds
+// of locks see only entries of their own kind.
 func (n node) unseen(readWrite bool) bool {
 	if readWrite {
 		return n.curators() && n.mark == markLock
@@ -137,7 +138,7 @@ func (n node) unseen(readWrite bool) bool {
 	return n.curators() && (n.mark == markRead || n.mark == markWrite)
 }
 
-// contender is an entry as a listing of the directory shows it.
+// contender is an entry in a listing of the directory.
 type contender struct {
 	node
 	name string // of the node
@@ -147,7 +148,7 @@ func (c contender) compare(other contender) int {
 	return cmp.Or(cmp.Compare(c.sequence, other.sequence), cmp.Compare(c.name, other.name))
 }
 
-// contenders picks the entries out of the children of a directory, and sorts them as they stand in line.
+// contenders returns the entries among the children of a directory, in the order of the line.
 func contenders(children []string) []contender {
 	found := make([]contender, 0, len(children))
 	for _, name := range children {
@@ -167,7 +168,7 @@ func modes(cs []contender) []line.Mode {
 	return ms
 }
 
-// value is what an entry says of itself, in the data of its node.
+// value is the data of an entry's node.
 type value struct {
 	// Stile is the version of this format. Zero, or unreadable data, means another client's entry.
 	Stile int         `json:"stile"`
@@ -177,7 +178,7 @@ type value struct {
 
 const valueFormat = 1
 
-// decode reads the data of any client's entry.
+// decode parses the data of any client's entry.
 func decode(b []byte) (v value, ours bool) {
 	if err := json.Unmarshal(b, &v); err != nil || v.Stile < valueFormat {
 		return value{}, false

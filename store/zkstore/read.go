@@ -14,9 +14,9 @@ import (
 	"github.com/stilelock/stile/store"
 )
 
-// Ping returns nil if the ensemble has answered a reading of the store's root just now, whether or not there is one. The
-// error is what other readings would say: that nobody answers, for which it waits half as long as they do, or that we may
-// not read there.
+// Ping returns nil if the ensemble has just answered a read of the store's root, whether or not
+// that exists. Its errors are those of other reads: no server answers (for which it waits half as
+// long as they do), or the client may not read there.
 func (s *Store) Ping(ctx context.Context) error {
 	return s.patientlyFor(ctx, s.patience/2, "read "+s.paths.top(), func(ctx context.Context, c *client) error {
 		if err := c.sync(ctx, s.paths.top()); err != nil {
@@ -39,8 +39,9 @@ func (s *Store) Line(ctx context.Context, name string) (l store.Line, err error)
 	return l, err
 }
 
-// Lines implements [store.Store]. It looks at every node below the store's root whose path may be the beginning of a
-// name that begins with prefix, so in an ensemble that is used for much else a root of Stile's own is kinder.
+// Lines implements [store.Store]. It reads every node below the store's root whose path may be the
+// beginning of a name with the prefix. So if the ensemble also stores other data, give Stile its
+// own root.
 func (s *Store) Lines(ctx context.Context, prefix string) (lines []store.Line, err error) {
 	err = s.patiently(ctx, "list the lines", func(ctx context.Context, c *client) error {
 		if err := c.sync(ctx, s.paths.top()); err != nil {
@@ -66,8 +67,8 @@ func (s *Store) Lines(ctx context.Context, prefix string) (lines []store.Line, e
 	return lines, err
 }
 
-// names returns the names that begin with prefix and have a line, at or below the directory of name. What may not be read
-// has none.
+// names returns the names that begin with prefix and have a line, at or below the directory of
+// name. Directories that the client may not read count as empty.
 func (s *Store) names(ctx context.Context, c *client, name, prefix string) ([]string, error) {
 	children, err := c.list(ctx, s.dirOf(name))
 	switch {
@@ -98,8 +99,8 @@ func (s *Store) dirOf(name string) string {
 	return s.paths.dir(name)
 }
 
-// below returns the names whose directories are among the children of that of name, as far as names that begin with prefix
-// may be at or below them.
+// below returns the names whose directories are children of the directory of name, except those at
+// and below which no name can begin with prefix.
 func (s *Store) below(name, prefix string, children []string) []string {
 	var names []string
 	for _, child := range children {
@@ -154,12 +155,12 @@ func (s *Store) read(ctx context.Context, c *client, name string) (store.Line, [
 	return l, there, nil
 }
 
-// remarks tells what is odd about an entry.
+// remarks returns what an operator should know about an entry of another client.
 func (s *Store) remarks(dir string, c contender, e store.Entry) []string {
 	path := join(dir, c.name)
 	switch {
 	case e.Session == sessionText(0):
-		return []string{fmt.Sprintf("node %q is not ephemeral: nobody's end takes it out, so delete it if nobody needs it", path)}
+		return []string{fmt.Sprintf("node %q is not ephemeral, so no end of a session deletes it: delete it if no client needs it", path)}
 	case c.unseen(s.readWrite):
 		return []string{fmt.Sprintf("node %q is of a kind of Curator's locks that does not see the entries of this store: "+
 			"open the store with the other names", path)}
@@ -168,18 +169,18 @@ func (s *Store) remarks(dir string, c contender, e store.Entry) []string {
 		if s.readWrite {
 			patterns = "['" + markWrite + "', '" + markRead + "']"
 		}
-		return []string{fmt.Sprintf("node %q is kazoo's, which does not see Stile's entries unless it is told to, with "+
+		return []string{fmt.Sprintf("node %q is kazoo's, which sees Stile's entries only with "+
 			"extra_lock_patterns=%s", path, patterns)}
 	}
 	return nil
 }
 
-// readEntry reads one entry, but for whether it is admitted.
+// readEntry reads one entry, except for whether it is admitted.
 func readEntry(ctx context.Context, c *client, dir string, who contender) (store.Entry, error) {
 	return attempt(ctx, c, func(int) (store.Entry, error) {
 		path := join(dir, who.name)
 		data, st, err := c.Get(path)
-		if errors.Is(err, zk.ErrNoAuth) { // what it says is not for us to read; that it stands there is
+		if errors.Is(err, zk.ErrNoAuth) { // its data may not be read; that it exists may be known
 			var there bool
 			if there, st, err = c.Exists(path); err == nil && !there {
 				err = zk.ErrNoNode
@@ -199,7 +200,7 @@ func readEntry(ctx context.Context, c *client, dir string, who contender) (store
 // Break implements [store.Store]. It works on the entries of any client.
 func (s *Store) Break(ctx context.Context, name string, order uint64) (broken store.Entry, err error) {
 	doing := "break the entry"
-	gone := fmt.Errorf("%s: %s: %w: no entry with order %d stands there", s, doing, store.ErrGone, order)
+	gone := fmt.Errorf("%s: %s: %w: no entry with order %d", s, doing, store.ErrGone, order)
 	err = s.patiently(ctx, doing, func(ctx context.Context, c *client) error {
 		l, cs, err := s.read(ctx, c, name)
 		if err != nil {

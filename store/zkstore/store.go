@@ -22,8 +22,9 @@ import (
 	"github.com/stilelock/stile/store/internal/attempts"
 )
 
-// MinTTL and MaxTTL bound the TTL of a session. The servers have bounds of their own, by default 2 and 20 ticks, which is
-// 4 s and 40 s: where theirs is larger than what was asked for, they grant more; where it is smaller, Open says so.
+// MinTTL and MaxTTL bound the TTL of a session. The servers have their own bounds, 2 and 20 ticks
+// by default, which are 4 s and 40 s. Below their minimum they grant more than requested; above
+// their maximum Open returns an error.
 const (
 	MinTTL = time.Second
 	MaxTTL = time.Hour
@@ -31,36 +32,36 @@ const (
 
 // Options configures a [Store]. The zero value, and a nil *Options, are ready for use.
 type Options struct {
-	// Root is the path of the directory under which everything is, "/team/locks" for example: a chroot. It need not
-	// exist. Empty, or "/", is the top: then the lock "a/b" is at "/a/b".
+	// Root is the path of the directory that contains all lines, "/team/locks" for example: a
+	// chroot. It need not exist. If it is empty or "/", the lock "a/b" is at "/a/b".
 	Root string
-	// ReadWrite names entries as Curator's InterProcessReadWriteLock does. Otherwise they are named as its
-	// InterProcessMutex does. It matters only where Curator's locks stand in the same line: each of the two sees
-	// entries named in its own way only. Stile sees all of them, and refuses to stand in a line with entries of the
-	// other kind.
+	// ReadWrite names entries like Curator's InterProcessReadWriteLock. Otherwise they are named
+	// like its InterProcessMutex. It matters only if Curator's locks use the same path: each of the
+	// two sees only entries named its own way. Stile sees all of them, and refuses to join a line
+	// with entries of the other kind.
 	ReadWrite bool
-	// Auth is what is said to every server about who we are.
+	// Auth are the credentials that the store presents to every server.
 	Auth []Auth
-	// ACL is put on every entry and every directory that is made. Nil means that everybody may do everything. All who
-	// share a lock must be able to read, create and delete.
+	// ACL is set on every entry and every directory that the store creates. Nil allows everybody
+	// everything. All clients of a lock must be able to read, create and delete.
 	ACL []zk.ACL
-	// TLS, if not nil, makes connections use it. Without a ServerName in it servers are checked against the names they
-	// are connected to by.
+	// TLS, if not nil, makes connections use TLS. Without a ServerName a server's certificate is
+	// checked against the name that it is connected to by.
 	TLS *tls.Config
-	// Logger receives what an operator may want to know: connections that fail, entries that could not be taken out.
-	// Nil discards it.
+	// Logger receives messages for operators: failed connections, entries that could not be
+	// removed. Nil discards them.
 	Logger *slog.Logger
 
 	_ struct{}
 }
 
-// Auth says who a client is: the scheme "digest" and "user:password", for example.
+// Auth is one credential: the scheme "digest" and "user:password", for example.
 type Auth struct {
 	Scheme, Credentials string
 }
 
-// Store is a [store.Store] on ZooKeeper. It is safe for concurrent use. It makes its connections by itself, so it has to be
-// closed, after its sessions: see [Store.Close].
+// Store is a [store.Store] on ZooKeeper. It is safe for concurrent use. It opens its own
+// connections, so it must be closed, after its sessions: see [Store.Close].
 type Store struct {
 	servers   []string
 	paths     paths
@@ -70,11 +71,11 @@ type Store struct {
 	tls       *tls.Config
 	logger    *slog.Logger
 
-	// Those of package net, but in tests.
+	// Tests replace these functions of package net.
 	lookup func(ctx context.Context, host string) (addresses []string, err error)
 	dial   func(ctx context.Context, network, address string) (net.Conn, error)
 
-	// As the constants; tests of what happens without them set others.
+	// By default the constants of the same names; tests set other values.
 	recheckInterval, resyncInterval, patience time.Duration
 	sessionBytes                              int64
 
@@ -85,10 +86,11 @@ type Store struct {
 
 var _ store.Store = (*Store)(nil)
 
-// New returns a store on the ensemble whose servers have the given addresses: host:port, or a host, whose port is 2181
-// then. Of a name with several addresses all are tried, in turn. Nothing is sent yet. The store has connections of its own,
-// one for each session and one for all else; see [Store.Close]. A session with thousands of entries has more, because
-// ZooKeeper does not bear the end of one with all of them.
+// New returns a store on the ensemble whose servers have the given addresses: host:port, or a host,
+// whose port is then 2181. If a host name has several addresses, all are tried in turn. New sends
+// nothing. The store has its own connections, one for each session and one for everything else; see
+// [Store.Close]. A session with thousands of entries has more, because ZooKeeper cannot handle the
+// end of a session with all of them.
 func New(servers []string, opts *Options) (*Store, error) {
 	if len(servers) == 0 {
 		return nil, errors.New("zookeeper store: no servers")
@@ -123,10 +125,10 @@ func New(servers []string, opts *Options) (*Store, error) {
 	}, nil
 }
 
-// withPort completes the address of a server.
+// withPort adds the default port to the address of a server that has none.
 func withPort(server string) (string, error) {
 	host, port, err := net.SplitHostPort(server)
-	if err != nil { // there is no port, or it is no address
+	if err != nil { // it has no port, or is not an address
 		host = server
 		if strings.HasPrefix(server, "[") && strings.HasSuffix(server, "]") {
 			host = server[1 : len(server)-1]
@@ -141,8 +143,8 @@ func withPort(server string) (string, error) {
 	return net.JoinHostPort(host, cmp.Or(port, strconv.Itoa(zk.DefaultPort))), nil
 }
 
-// Close closes the connection of the store itself. Sessions have their own, and are closed one by one. After Close the
-// store can read nothing any more. Close after Close does nothing.
+// Close closes the connection of the store itself. Sessions have their own connections and must be
+// closed before. After Close the store cannot read. A second Close does nothing.
 func (s *Store) Close() error {
 	s.mu.Lock()
 	c := s.reading
@@ -162,8 +164,8 @@ func (s *Store) Capabilities() store.Capabilities {
 	}
 }
 
-// readingTTL is how long the session of the store's own connection lasts. It has no entries. After two thirds of it a server
-// that does not answer is given up, which must be in time for [Store.Ping].
+// readingTTL is the TTL of the store's own session, which has no entries. The library abandons a
+// server that does not answer after two thirds of it, which is early enough for [Store.Ping].
 const readingTTL = 6 * time.Second
 
 // reader returns the store's own connection.
@@ -186,26 +188,28 @@ func (s *Store) reader() (*client, error) {
 // String names the store in messages: "zookeeper at 10.0.0.1:2181, 10.0.0.2:2181".
 func (s *Store) String() string { return "zookeeper at " + strings.Join(s.servers, ", ") }
 
-// explain says what failed, where, and, for the failures that a person has to see to, what to do.
+// explain adds to err the store and the operation and, for errors that need an operator, what to
+// do.
 func (s *Store) explain(doing string, err error) error {
 	advice := ""
 	switch {
 	case errors.Is(err, zk.ErrNoAuth):
 		advice = "; the client must be allowed to read, create and delete under " + s.paths.top() +
-			": check who it says it is, and the ACLs there"
+			": check its credentials and the ACLs there"
 	case errors.Is(err, zk.ErrAuthFailed):
 		advice = "; the servers do not accept these credentials"
 	case errors.Is(err, zk.ErrNoChildrenForEphemerals):
-		advice = "; somebody keeps an ephemeral node where the lock's directory would be: choose another name or root"
+		advice = "; the path of the lock's directory is an ephemeral node: choose another name or root"
 	case errors.Is(err, zk.ErrInvalidACL):
-		advice = "; an ACL of the scheme auth needs somebody to be authenticated"
+		advice = "; an ACL of the scheme auth requires credentials"
 	case unnamed[err.Error()] != "":
 		advice = "; " + unnamed[err.Error()]
 	}
 	return fmt.Errorf("%s: %s: %w%s", s, doing, err, advice)
 }
 
-// Open implements [store.Store]. Servers that grant less than the TTL asked for are an error; they may grant more.
+// Open implements [store.Store]. If servers grant less than the requested TTL it returns an error;
+// they may grant more.
 func (s *Store) Open(ctx context.Context, opts store.SessionOptions) (store.Session, error) {
 	asked := time.Duration(math.Ceil(float64(opts.TTL)/float64(time.Millisecond))) * time.Millisecond
 	bounded, cancel := context.WithTimeoutCause(ctx, s.patience, patienceError(s.patience))
@@ -217,7 +221,8 @@ func (s *Store) Open(ctx context.Context, opts store.SessionOptions) (store.Sess
 	return g, nil
 }
 
-// libraryLogger passes on what go-zookeeper says. It cannot tell what matters, so all of it is for debugging.
+// libraryLogger logs go-zookeeper's messages. Their importance is unknown, so all are logged at
+// debug level.
 type libraryLogger struct{ logger *slog.Logger }
 
 func (l libraryLogger) Printf(format string, a ...any) {

@@ -17,12 +17,12 @@ import (
 // resyncInterval is how often a watch reports a possible change although it has received no event, in case one was missed.
 const resyncInterval = 5 * time.Second
 
-// Watch implements [store.Store]. It has a connection of its own, and one watch for each directory that may have a lock
-// whose name begins with prefix; ZooKeeper's recursive watches cannot be had with this client. So in an ensemble that is
-// used for much else a root of Stile's own is kinder.
+// Watch implements [store.Store]. It has its own connection, and one watch for each directory that
+// may have a lock whose name begins with prefix; the client library does not support ZooKeeper's
+// recursive watches. So if the ensemble also stores other data, give Stile its own root.
 func (s *Store) Watch(ctx context.Context, prefix string, changed func()) error {
-	return watchpump.Run(ctx, changed, func(ctx context.Context, tell func()) error {
-		c := &changes{store: s, prefix: prefix, tell: tell, events: work.NewSignal(), dirty: make(map[string]bool)}
+	return watchpump.Run(ctx, changed, func(ctx context.Context, notify func()) error {
+		c := &changes{store: s, prefix: prefix, notify: notify, events: work.NewSignal(), dirty: make(map[string]bool)}
 		return c.listen(ctx)
 	})
 }
@@ -32,19 +32,19 @@ type changes struct {
 	store  *Store
 	client *client
 	prefix string
-	tell   func()
-	events work.Signal // there is something in dirty, or all is set
+	notify   func()
+	events work.Signal // set when dirty is not empty, or all is set
 
 	mu    sync.Mutex
-	dirty map[string]bool // directories whose watch is used up
+	dirty map[string]bool // directories whose watch has fired
 	all   bool            // all watches may be gone
 
-	// below has the directories that are watched, and the names whose directories are in them. It belongs to the goroutine
-	// that listens.
+	// below has the watched directories, and the names whose directories are in them. Only the
+	// goroutine that runs listen uses it.
 	below map[string][]string
 }
 
-// handle notes what an event says.
+// handle records an event.
 func (c *changes) handle(ev zk.Event) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -59,14 +59,14 @@ func (c *changes) handle(ev zk.Event) {
 	c.events.Set()
 }
 
-// listen follows the directories until ctx ends or the servers refuse.
+// listen watches the directories until ctx ends or the servers refuse.
 func (c *changes) listen(ctx context.Context) error {
 	doing := fmt.Sprintf("watch the locks that begin with %q", c.prefix)
 	client, err := c.store.connect(readingTTL, false, c.handle)
 	if err != nil {
 		return c.store.explain(doing, err)
 	}
-	defer func() { go client.shut() }() // which may take a second
+	defer func() { go client.shut() }() // it may take a second
 	c.client = client
 	if err := client.await(ctx); err != nil {
 		return c.store.explain(doing, attempts.EndedBy(ctx, err))
@@ -79,16 +79,16 @@ func (c *changes) listen(ctx context.Context) error {
 			if err := c.catchUp(ctx); err != nil {
 				return c.store.explain(doing, attempts.EndedBy(ctx, err))
 			}
-			c.tell()
+			c.notify()
 		case <-ticker.C:
-			c.tell()
+			c.notify()
 		case <-ctx.Done():
 			return ctx.Err()
 		}
 	}
 }
 
-// catchUp sets the watches that are used up, and those of directories that are new.
+// catchUp renews the watches that have fired, and watches new directories.
 func (c *changes) catchUp(ctx context.Context) error {
 	c.mu.Lock()
 	dirty, all := c.dirty, c.all
@@ -111,7 +111,7 @@ func (c *changes) walk(ctx context.Context, name string) error {
 		children, err := c.watch(ctx, dir)
 		switch {
 		case errors.Is(err, zk.ErrNoNode), errors.Is(err, zk.ErrNoAuth) && name != "":
-			return nil // gone again, which the directory above tells of; or not for us
+			return nil // deleted, which the watch of its parent reports; or not readable
 		case err != nil:
 			return err
 		}
@@ -126,8 +126,8 @@ func (c *changes) walk(ctx context.Context, name string) error {
 	return nil
 }
 
-// watch lists a directory and has the server tell when that changes: when the directory is made, if it is the topmost and
-// not there.
+// watch lists a directory and sets a watch for its changes; for its creation, if it is the top
+// directory and does not exist.
 func (c *changes) watch(ctx context.Context, dir string) ([]string, error) {
 	return attempt(ctx, c.client, func(int) ([]string, error) {
 		children, _, err := c.client.Children(watched(dir))
