@@ -10,7 +10,7 @@ import (
 	"github.com/stilelock/stile/store/internal/attempts"
 )
 
-// client is a go-zookeeper client and what stands between it and its servers.
+// client is a go-zookeeper client with its link to the servers.
 type client struct {
 	*zk.Conn
 
@@ -18,8 +18,8 @@ type client struct {
 	ready chan struct{} // closed when there has been a session
 }
 
-// connect starts a client. It requests sessions that last for timeout; see [link] for once. handle is called with each event,
-// by goroutines of the client that wait for it.
+// connect starts a client that requests sessions with the TTL timeout; see [link] for once. handle
+// is called with each event by goroutines of the client, which wait for it.
 func (s *Store) connect(timeout time.Duration, once bool, handle func(zk.Event)) (*client, error) {
 	c := &client{link: newLink(s, timeout, once), ready: make(chan struct{})}
 	ready := false
@@ -56,10 +56,11 @@ func (c *client) await(ctx context.Context) error {
 	}
 }
 
-// shut ends the session, as far as that can be done within a second, and everything that works for it.
-func (c *client) shut() { c.shutWithin(c.link.over) } // which ends at once
+// shut ends the session, if that is possible within a second, and all goroutines that work for it.
+func (c *client) shut() { c.shutWithin(c.link.over) } // over has ended when the wait begins
 
-// shutWithin is shut, but waits for the server's answer, for which the client waits a second, until ctx ends.
+// shutWithin is shut, but waits until ctx ends for the server's reply; the library waits a second
+// for it.
 func (c *client) shutWithin(ctx context.Context) {
 	c.link.stop()
 	c.Close()
@@ -69,14 +70,14 @@ func (c *client) shutWithin(ctx context.Context) {
 	c.link.drop()
 }
 
-// sync makes sure that what is read from here on is as new as when sync was called.
+// sync ensures that later reads are at least as new as the call of sync.
 func (c *client) sync(ctx context.Context, path string) error {
 	_, err := attempt(ctx, c, func(int) (string, error) { return c.Sync(path) })
 	return err
 }
 
-// vote makes a transaction that changes nothing. If the client may not check the top node that is an answer as good: the
-// refusal is a transaction too.
+// vote makes a transaction that changes nothing. If the client may not check the top node the
+// result is as good, because the refusal is a transaction too.
 func (c *client) vote() error {
 	_, err := c.Multi(&zk.CheckVersionRequest{Path: "/", Version: -1})
 	if errors.Is(err, zk.ErrNoAuth) {
@@ -93,8 +94,8 @@ func (c *client) list(ctx context.Context, dir string) ([]string, error) {
 	})
 }
 
-// remove deletes a node, and reports whether it was there to be deleted. An attempt whose outcome is unknown, followed by
-// one that finds nothing, counts as deleted: somebody's was.
+// remove deletes a node, and reports whether it existed. An attempt whose outcome is unknown,
+// followed by one that finds no node, counts as deleted: some request has deleted it.
 func (c *client) remove(ctx context.Context, path string) (bool, error) {
 	return attempt(ctx, c, func(before int) (bool, error) {
 		err := c.Delete(path, -1)
@@ -105,10 +106,10 @@ func (c *client) remove(ctx context.Context, path string) (bool, error) {
 	})
 }
 
-// final reports whether another attempt is of no use.
+// final reports whether another attempt would be useless.
 func (c *client) final(err error) bool {
 	if errors.Is(err, zk.ErrSessionExpired) && !c.link.once {
-		return false // there will be another
+		return false // the library opens another
 	}
 	return refused(err) || c.link.over.Err() != nil
 }

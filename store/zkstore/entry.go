@@ -18,49 +18,49 @@ import (
 	"github.com/stilelock/stile/store/internal/delivery"
 )
 
-// entry is one place in a line, and the ticket to it.
+// entry is an entry in a line, and its ticket.
 type entry struct {
 	session *session
 	line    *follower
 	req     store.Request
 	guid    string
 	data    []byte
-	bytes   atomic.Int64 // counted in those of the session; zero when the entry is out, or is known never to come in
+	bytes   atomic.Int64 // included in the session's; zero once the entry has left, or will certainly not enter
 
-	// node and order are set when the entry has been put in.
+	// node and order are set when the entry's node has been created.
 	node  contender
 	order uint64
 
-	// ended is an [ending]; unanswered counts the requests to take the entry out of which it is not known whether they were
-	// carried out.
+	// ended is an [ending]. unanswered counts the requests to delete the node whose outcome is
+	// unknown.
 	ended      atomic.Int32
 	unanswered atomic.Int32
-	version    atomic.Int32 // of the node's data, as far as is known
+	version    atomic.Int32 // of the node's data, the last known
 
 	// The fields below are guarded by the line's mutex.
 	state     entryState
-	arrived   int         // the number of the first reading of the line that must show the entry
-	ahead     []contender // those who stand before the entry, as far as is known
+	arrived   int         // the number of the first read of the line that must include the entry
+	ahead     []contender // the entries ahead, as far as is known
 	delivery  delivery.Delivery
-	asking    bool   // the server is being asked whether the entry is there
-	contended func() // to be called when somebody waits behind the entry
+	asking    bool   // a request for whether the entry exists is in flight
+	contended func() // called when another entry waits behind this one
 }
 
 type entryState uint8
 
 const (
-	joining  entryState = iota // being put in
+	joining  entryState = iota // its node is being created
 	standing                   // in its line
 	over                       // withdrawn, gone, or never put in
 )
 
-// ending is what is known of an entry's end.
+// ending is how an entry has ended, as far as is known.
 type ending int32
 
 const (
-	inLine    ending = iota // nothing: it may stand in its line
-	withdrawn               // a request of ours took it out
-	takenOut                // somebody else did
+	inLine    ending = iota // not known to have ended
+	withdrawn               // a request of this client removed it
+	takenOut                // another client removed it
 	either                  // one of these
 )
 
@@ -90,7 +90,8 @@ func (g *group) Enqueue(ctx context.Context, req store.Request) (store.Ticket, e
 	return e, nil
 }
 
-// enter puts the entry in and finds out how it stands. On failure the entry is out, or on its way out.
+// enter creates the entry's node and reads the line. On failure the node does not exist, or is
+// being deleted.
 func (e *entry) enter(ctx context.Context) error {
 	if e.req.Try {
 		if err := e.lookFirst(ctx); err != nil {
@@ -106,7 +107,7 @@ func (e *entry) enter(ctx context.Context) error {
 	switch {
 	case err != nil:
 	case e.req.Try && !line.Admits(e.req.Mode, modes(before)):
-		// The line was free when it was looked at, and somebody was faster. It is not to be held up by us.
+		// The line was free in the listing before, and another client was faster. This entry must not delay it.
 		e.takeBack(ctx)
 		_, held := e.heldBy(ctx, before)
 		return held
@@ -119,21 +120,22 @@ func (e *entry) enter(ctx context.Context) error {
 	return err
 }
 
-// takeBack takes the entry out that was put in just now, in the background if ctx ends.
+// takeBack deletes the node that was just created, in the background if ctx ends.
 func (e *entry) takeBack(ctx context.Context) {
 	if err := e.remove(ctx, e.node.name); err != nil {
 		e.session.life.Start(e.clear)
 	}
 }
 
-// looks is how often a try looks for those in the way to leave who are about to. It is a matter of some round trips, unless
-// the servers refuse to take an entry out, or others come and go all the time.
+// looks is how often a try reads the line again while entries that block it are leaving. That takes
+// some round trips, unless the servers refuse to delete an entry, or other entries join and leave
+// all the time.
 const looks = 10
 
-// lookFirst refuses a try for a lock that is held. Nothing is written for that, and nobody disturbed.
+// lookFirst refuses a try for a lock that is held. It writes nothing and disturbs no other client.
 func (e *entry) lookFirst(ctx context.Context) error {
 	for n := 0; ; n++ {
-		exact := n > 0 // a server that lags may show somebody who has left
+		exact := n > 0 // a server that lags may show an entry that has left
 		cs, err := e.session.list(ctx, e.line.dir, exact)
 		if err != nil || line.Admits(e.req.Mode, modes(cs)) {
 			return err
@@ -149,8 +151,8 @@ func (e *entry) lookFirst(ctx context.Context) error {
 	}
 }
 
-// list lists a line. An exact listing shows everything that had happened when list was called. A directory that does not
-// exist is an empty line.
+// list lists a line. An exact listing includes everything that had happened when list was called. A
+// directory that does not exist is an empty line.
 func (se *session) list(ctx context.Context, dir string, exact bool) ([]contender, error) {
 	children, err := attempt(ctx, se.client, func(int) ([]string, error) {
 		connection := se.connection.Load()
@@ -171,11 +173,11 @@ func (se *session) list(ctx context.Context, dir string, exact bool) ([]contende
 	return contenders(children), err
 }
 
-var errMoved = errors.New("the connection was lost between two requests that have to reach the same server")
+var errMoved = errors.New("the connection was lost between two requests that must reach the same server")
 
-// heldBy is the error of a try that the entries ahead are in the way of: the first who would be alone, or else the first. It
-// also reports whether that one has left meanwhile, or is just being taken out: it was put in by an earlier call of this
-// session's that was given up.
+// heldBy returns the error of a try that entries ahead block: it names the first entry that alone
+// would block it, or else the first. leaving reports whether that entry has left meanwhile, or is
+// being removed because the call of this session that created it was given up.
 func (e *entry) heldBy(ctx context.Context, ahead []contender) (leaving bool, err error) {
 	held := &store.HeldError{Name: e.req.Name}
 	first := slices.IndexFunc(ahead, func(c contender) bool { return !line.Admits(e.req.Mode, []line.Mode{c.mode}) })
@@ -186,15 +188,15 @@ func (e *entry) heldBy(ctx context.Context, ahead []contender) (leaving bool, er
 		return false, err
 	case errors.Is(err, zk.ErrNoNode):
 		return true, held
-	case err == nil: // otherwise it may not be read
+	case err == nil: // otherwise the client may not read it
 		held.Holder = &holder
 		leaving = e.session.group.leaving(e.line.dir, holder)
 	}
 	return leaving, held
 }
 
-// putIn makes attempts to put the entry in until one is answered, and returns a listing of the line that includes the
-// entry, if there is one already.
+// putIn repeats the creation of the node until an attempt is answered. It returns a listing of the
+// line that includes the entry, if it has one already.
 func (e *entry) putIn(ctx context.Context) (children []string, err error) {
 	for {
 		if ctx.Err() != nil {
@@ -205,7 +207,7 @@ func (e *entry) putIn(ctx context.Context) (children []string, err error) {
 		var c created
 		select {
 		case c = <-made:
-		case <-ctx.Done(): // and the attempt goes on
+		case <-ctx.Done(): // the attempt continues
 			e.session.life.Start(func() {
 				if c := <-made; c.err != nil && refused(c.err) {
 					e.left()
@@ -226,7 +228,7 @@ func (e *entry) putIn(ctx context.Context) (children []string, err error) {
 			e.left()
 			return nil, c.err
 		default:
-			// Connection loss. If the session lives on, so may a node.
+			// The connection was lost. If the session lives on, the node may exist.
 			var found bool
 			if found, err = e.recover(ctx); found {
 				return nil, nil
@@ -240,12 +242,12 @@ func (e *entry) putIn(ctx context.Context) (children []string, err error) {
 	}
 }
 
-// prefix is the path of the entry's node up to the number that ZooKeeper adds to it.
+// prefix is the path of the entry's node up to the number that ZooKeeper appends.
 func (e *entry) prefix() string {
 	return join(e.line.dir, nodePrefix(e.guid, e.req.Mode, e.session.store.readWrite))
 }
 
-// path is the path of the entry's node, when that has been put in.
+// path is the path of the entry's node, once that has been created.
 func (e *entry) path() string { return join(e.line.dir, e.node.name) }
 
 // created is the outcome of one attempt to create an entry's node.
@@ -256,8 +258,9 @@ type created struct {
 	err      error
 }
 
-// create makes one attempt to create the entry's node. When the request has been sent it sends another after it, for a
-// listing: a session's requests are handled in order, so the listing shows the entry, and comes with the same round trip.
+// create makes one attempt to create the entry's node. After sending that request it sends another,
+// for a listing: a session's requests are processed in order, so the listing includes the entry and
+// needs no further round trip.
 func (e *entry) create() <-chan created {
 	client, dir := e.session.client, e.line.dir
 	b, forget := client.link.expect(e.prefix())
@@ -266,7 +269,7 @@ func (e *entry) create() <-chan created {
 		<-b.sent
 		children, _, err := client.Children(dir)
 		if err != nil {
-			children = nil // the entry's own outcome says more
+			children = nil // the outcome of the create says more
 		}
 		listed <- children
 	}()
@@ -288,11 +291,11 @@ func (e *entry) create() <-chan created {
 	return made
 }
 
-// adopt takes in what is known of a node that was created.
+// adopt records what is known of a node that was created.
 func (e *entry) adopt(c created) error {
 	n, ok := parseNode(c.name)
 	if !ok {
-		return fmt.Errorf("the server has named the entry %q", c.name)
+		return fmt.Errorf("unexpected node name %q", c.name)
 	}
 	e.node = contender{n, c.name}
 	if c.stat == (stat{}) {
@@ -301,14 +304,14 @@ func (e *entry) adopt(c created) error {
 	return e.check(c.stat)
 }
 
-// check makes sure of what everything else depends on.
+// check verifies what the entry depends on.
 func (e *entry) check(st stat) error {
 	switch {
 	case st.owner != e.session.id:
 		return fmt.Errorf("the entry belongs to session %s, and not to %s", sessionText(st.owner), e.session.ID())
 	case e.node.sequence < 0 || e.node.sequence >= sequenceEnd:
-		return fmt.Errorf("the sequence numbers of %s are used up: the server gives the same to everybody from now on; "+
-			"when nobody stands in the line any more, delete the node, and they begin again", e.line.dir)
+		return fmt.Errorf("the sequence numbers of %s are used up, so all new entries would get the same one; "+
+			"when the line is empty, delete the node to restart them", e.line.dir)
 	case st.czxid <= 0 || st.czxid > store.MaxOrder:
 		return fmt.Errorf("the ensemble's transaction number is %#x, beyond %#x, where fencing tokens end",
 			st.czxid, uint64(store.MaxOrder))
@@ -317,9 +320,9 @@ func (e *entry) check(st stat) error {
 	return nil
 }
 
-// recover looks for a node of the entry's, after an attempt whose outcome is not known. The connection it was made on is
-// gone, and the server has dropped what was still on its way there when the session came back on another; so what a
-// listing after a sync shows is final.
+// recover looks for the entry's node after an attempt whose outcome is unknown. The connection of
+// that attempt is broken. Before the session reconnected, the server dropped requests that were in
+// transit on it, so a listing after a sync is final.
 func (e *entry) recover(ctx context.Context) (found bool, err error) {
 	cs, err := e.session.list(ctx, e.line.dir, true)
 	for _, c := range cs {
@@ -331,7 +334,7 @@ func (e *entry) recover(ctx context.Context) (found bool, err error) {
 	return false, err
 }
 
-// before returns those who stand before the entry, and completes what is known of the entry itself.
+// before returns the entries ahead, and completes what is known of the entry itself.
 func (e *entry) before(ctx context.Context, children []string) ([]contender, error) {
 	if e.order == 0 {
 		st, err := attempt(ctx, e.session.client, func(int) (*zk.Stat, error) {
@@ -364,18 +367,18 @@ func (e *entry) before(ctx context.Context, children []string) ([]contender, err
 	return slices.Clone(cs[:at]), nil
 }
 
-// blind is the error of who would stand in a line with somebody who does not see them.
+// blind returns the error of an entry in whose line another client does not see it.
 func (e *entry) blind(c contender) error {
 	theirs, option := "InterProcessMutex", "without ReadWrite (names=mutex in a URL)"
 	if !e.session.store.readWrite {
 		theirs, option = "InterProcessReadWriteLock", "with ReadWrite (names=readwrite in a URL)"
 	}
-	return fmt.Errorf("somebody uses Curator's %s on %s (%s), which does not see the entries of this store: open the store %s",
+	return fmt.Errorf("a client uses Curator's %s on %s (%s), which does not see the entries of this store: open the store %s",
 		theirs, e.line.dir, c.name, option)
 }
 
-// makeDir makes a directory and those above it. They are containers: ZooKeeper takes them away when they have been empty
-// for a while, and counts from zero in the next.
+// makeDir creates a directory and its parents. They are containers: ZooKeeper deletes them when
+// they have been empty for a while, and the numbers in the next one start at zero.
 func (se *session) makeDir(ctx context.Context, dir string) error {
 	_, err := attempt(ctx, se.client, func(int) (string, error) {
 		// Not CreateContainer, which has a data race when the session is closed. See wire.
@@ -394,7 +397,8 @@ func (se *session) makeDir(ctx context.Context, dir string) error {
 	return err
 }
 
-// clear takes out what attempts to put the entry in may have left, and goes on until that is done or the session has ended.
+// clear deletes nodes that attempts to create the entry may have left. It retries until that is
+// done or the session has ended.
 func (e *entry) clear() {
 	se := e.session
 	life := se.life.Context()
@@ -409,14 +413,15 @@ func (e *entry) clear() {
 		case err == nil:
 			e.left()
 		case life.Err() == nil:
-			se.store.logger.LogAttrs(life, slog.LevelWarn, "entry in doubt could not be taken out yet",
+			se.store.logger.LogAttrs(life, slog.LevelWarn, "removal of an uncertain entry failed; retrying",
 				slog.String("lock", e.req.Name), slog.Any("error", err))
 		}
 		return err
 	})
 }
 
-// hasEnded notes that the entry is not in its line any more, and why. What a request of ours has done is known for certain.
+// hasEnded records that the entry has left its line, and why. The outcome of this client's own
+// request takes precedence.
 func (e *entry) hasEnded(why ending) {
 	if why == withdrawn {
 		e.ended.Store(int32(withdrawn))
@@ -426,12 +431,13 @@ func (e *entry) hasEnded(why ending) {
 	e.left()
 }
 
-// left notes that the entry is known not to be in its line any more, or never to come to be in it.
+// left records that the entry is known to have left its line, or never to enter it.
 func (e *entry) left() { e.session.bytes.Add(-e.bytes.Swap(0)) }
 
-// remove deletes a node of the entry's, if it is there, and notes who took the entry out. Nobody else ever has a node of the
-// same name, because of the GUID in it. A request that was not answered leaves nothing behind that would tell whether it was
-// carried out: if the next one finds no node, it may have been that one, or somebody else.
+// remove deletes a node of the entry's, if it exists, and records which client removed the entry.
+// No other node ever has that name, because of the GUID in it. A request that was not answered
+// leaves no record of whether it was carried out: if the next one finds no node, that request or
+// another client may have deleted it.
 func (e *entry) remove(ctx context.Context, name string) error {
 	client, path := e.session.client, join(e.line.dir, name)
 	_, err := attempt(ctx, client, func(int) (struct{}, error) {
@@ -440,7 +446,7 @@ func (e *entry) remove(ctx context.Context, name string) error {
 		if err == nil {
 			e.hasEnded(withdrawn)
 		}
-		if err == nil || refused(err) || errors.Is(err, zk.ErrNoServer) { // the last one means that it was not even sent
+		if err == nil || refused(err) || errors.Is(err, zk.ErrNoServer) { // ErrNoServer: the request was not sent
 			e.unanswered.Add(-1)
 		}
 		if !errors.Is(err, zk.ErrNoNode) {
@@ -456,7 +462,8 @@ func (e *entry) remove(ctx context.Context, name string) error {
 	return err
 }
 
-// Extensions implements [store.Ticket]. An entry cannot outlast its session, nor can anything of it: its node is ephemeral.
+// Extensions implements [store.Ticket]. An entry cannot outlast its session, because its node is
+// ephemeral, and so is everything else it could leave.
 func (e *entry) Extensions() store.Extensions {
 	return store.Extensions{SetOwner: e.setOwner, NotifyContended: e.notifyContended}
 }
@@ -469,7 +476,7 @@ func (e *entry) Withdraw(ctx context.Context) error {
 	before := ending(e.ended.Load())
 	if before == inLine {
 		if err := se.life.Err(); err != nil {
-			return fmt.Errorf("%w: %w", store.ErrGone, err) // it goes with the session
+			return fmt.Errorf("%w: %w", store.ErrGone, err) // the servers delete it with the session
 		}
 		bounded, cancel := se.life.Within(ctx)
 		defer cancel()
@@ -485,15 +492,15 @@ func (e *entry) Withdraw(ctx context.Context) error {
 		}
 		return nil
 	case either:
-		return fmt.Errorf("%s: %s: %w: the first request was not answered, and the next found no entry: either the first took "+
-			"it out, or somebody had broken it", se.store, doing, store.ErrNotKnown)
+		return fmt.Errorf("%s: %s: %w: the first request was not answered and the next found no entry: the first may have "+
+			"removed it, or another client had broken it", se.store, doing, store.ErrNotKnown)
 	default:
 		return e.line.evicted()
 	}
 }
 
-// keepDeparting goes on with a withdrawal that has failed, or whose caller has given up: if the servers refuse, an ACL was
-// changed, and may be changed back.
+// keepDeparting continues a withdrawal that has failed, or whose caller has given up. If the
+// servers refuse it, an ACL was changed and may be changed back.
 func (e *entry) keepDeparting() {
 	life := e.session.life.Context()
 	attempts.UntilDone(life, lastPause, func() error { return e.remove(life, e.node.name) })

@@ -15,20 +15,22 @@ import (
 	"github.com/stilelock/stile/store/internal/work"
 )
 
-// ownNodes are the nodes of a session's entries for which the server may have no watch yet, or no longer. Every entry is
-// watched from its arrival: so its owner hears at once that it was taken out, and a confirmation covers it.
+// ownNodes are the nodes of a session's entries that may have no watch at the server. Every entry
+// is watched from its creation, so its owner is notified when it is removed, and confirmations
+// cover it.
 //
-// A watch is set for many nodes with one request (setWatches). So after a reconnection tens of thousands of entries are
-// watched again with a few dozen requests, and a confirmation is not kept waiting. The request is answered
-// with an event for each node that is not there, and leaves no watch on those.
+// One request (setWatches) sets the watches of many nodes. So after a reconnection tens of
+// thousands of entries are watched again with a few dozen requests, and a confirmation does not
+// wait long. The reply comes after an event for each node that does not exist; such nodes get no
+// watch.
 type ownNodes struct {
-	kick work.Signal   // there may be nodes that want a watch
-	turn chan struct{} // is had by the call that sets watches
+	kick work.Signal   // nodes may need a watch
+	turn chan struct{} // held by the call that sets watches
 
 	mu      sync.Mutex // taken after those of the session and of a line
 	wanted  map[string]uint64
-	reasons uint64         // counts the reasons to set a watch; wanted has the latest of each path
-	asked   map[string]int // how many requests of each path are not answered
+	reasons uint64         // counts reasons to set a watch; wanted has the latest for each path
+	asked   map[string]int // unanswered requests for each path
 	running bool           // the goroutine that sets watches has been started
 }
 
@@ -36,14 +38,14 @@ func newOwnNodes() *ownNodes {
 	return &ownNodes{kick: work.NewSignal(), turn: make(chan struct{}, 1), wanted: make(map[string]uint64), asked: make(map[string]int)}
 }
 
-// forget notes that nobody wants to hear of a node any more.
+// forget drops a node that needs no watch anymore.
 func (n *ownNodes) forget(path string) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	delete(n.wanted, path)
 }
 
-// count adds to the number of requests of nodes that are not answered.
+// count changes the numbers of unanswered requests for nodes.
 func (n *ownNodes) count(nodes map[string]uint64, more int) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -54,8 +56,8 @@ func (n *ownNodes) count(nodes map[string]uint64, more int) {
 	}
 }
 
-// asking reports whether there is a request of a node that is not answered. Then what the server tells of the node may be part
-// of the answer: it may have been so for long.
+// asking reports whether a request for a node is unanswered. An event for the node may then be part
+// of the reply, and report what happened long ago.
 func (n *ownNodes) asking(path string) bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -63,13 +65,13 @@ func (n *ownNodes) asking(path string) bool {
 }
 
 const (
-	// chunk is about how many bytes of paths one request has at most: servers accept a megabyte, or what jute.maxbuffer says.
+	// chunk is about the largest number of bytes of paths in one request: servers accept a megabyte, or what jute.maxbuffer says.
 	chunk = 128 << 10
-	// pipelined is how many such requests are under way at a time. A confirmation may come behind them, on a slow line too.
+	// pipelined is how many such requests are in flight at a time. A confirmation may wait behind them on a slow network.
 	pipelined = 2
 )
 
-// chunks returns the nodes that want a watch, in portions that fit into one request each.
+// chunks returns the nodes that need a watch, in portions of one request each.
 func (n *ownNodes) chunks() []map[string]uint64 {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -84,7 +86,7 @@ func (n *ownNodes) chunks() []map[string]uint64 {
 	return all
 }
 
-// set notes that nodes are watched, as far as there has been no other reason since.
+// set records that nodes are watched, unless there was another reason since.
 func (n *ownNodes) set(watched map[string]uint64) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -95,12 +97,12 @@ func (n *ownNodes) set(watched map[string]uint64) {
 	}
 }
 
-// watchOwn sets the watches of the session's entries that are not set. When it returns nil, each entry that stood when it
-// was called has been watched on the present connection, or has been reported gone: the server tells of the nodes that are
-// not there before it answers.
+// watchOwn sets the missing watches of the session's entries. If it returns nil, each entry that
+// was in a line when it was called has been watched on the present connection, or its end has been
+// reported: the server reports nodes that do not exist before it replies.
 func (se *session) watchOwn(ctx context.Context) error {
 	select {
-	case se.own.turn <- struct{}{}: // what another call is asking for need not be asked for again
+	case se.own.turn <- struct{}{}: // another call may be requesting the same
 		defer func() { <-se.own.turn }()
 	case <-ctx.Done():
 		return context.Cause(ctx)
@@ -120,7 +122,7 @@ func (se *session) watchOwn(ctx context.Context) error {
 			err := se.client.setWatches(slices.Collect(maps.Keys(nodes)))
 			se.own.count(nodes, -1)
 			if err == nil {
-				se.own.set(nodes) // also when nobody waits for it any more
+				se.own.set(nodes) // even if no caller waits anymore
 			}
 			answers <- err
 		}()
@@ -138,8 +140,8 @@ func (se *session) watchOwn(ctx context.Context) error {
 	return nil
 }
 
-// wantOwn has an entry's node watched: it is new, its watch is used up, or the connection is another. It may be called with
-// the mutexes of the session and the line held.
+// wantOwn requests a watch of an entry's node: it is new, its watch has fired, or the connection is
+// new. The caller may hold the mutexes of the session and the line.
 func (se *session) wantOwn(path string) {
 	n := se.own
 	n.mu.Lock()
@@ -153,7 +155,7 @@ func (se *session) wantOwn(path string) {
 	}
 }
 
-// keepWatching sets watches as they are wanted, until the session ends.
+// keepWatching sets requested watches until the session ends.
 func (se *session) keepWatching() {
 	life := se.life.Context()
 	for {
@@ -163,25 +165,27 @@ func (se *session) keepWatching() {
 			return
 		}
 		if err := se.watchOwn(life); err != nil && life.Err() == nil {
-			se.store.logger.LogAttrs(life, slog.LevelDebug, "entries could not be watched", slog.Any("error", err))
+			se.store.logger.LogAttrs(life, slog.LevelDebug, "watching entries failed; retrying", slog.Any("error", err))
 			attempts.Rest(life, firstPause)
 			se.own.kick.Set()
 		}
 	}
 }
 
-// pathEnd is behind each of the paths of nodes that are to be watched, where the library has room for one path only. It is a
-// character that no path of an entry has; see allowed. Deletions alone have it at their end: for readings see watchMark.
+// pathEnd follows each path of the nodes to watch, in an argument of the library that is for one
+// path. No entry's path has this character; see allowed. Only deletions end in it: for reads see
+// watchMark.
 const pathEnd = "\ue000"
 
-// setWatches has the server tell of the next change of nodes: of the end at once, if they are not there. The library can
-// ask that only after a reconnection, for all watches that it knows of. Its Delete takes the paths, and the answer, which
-// is empty for both.
+// setWatches requests an event for the next change of each node; for a node that does not exist, at
+// once. The library makes this request only after a reconnection, for all watches that it knows. So
+// its Delete carries the paths and gets the reply, which is empty for both.
 func (c *client) setWatches(paths []string) error {
 	return c.Delete(strings.Join(paths, pathEnd)+pathEnd, -1)
 }
 
-// settingWatches turns the request of [client.setWatches] into what it stands for, and leaves others alone.
+// settingWatches turns a request of [client.setWatches] into setWatches, and returns others
+// unchanged.
 func settingWatches(p []byte) []byte {
 	const path = requestHeader + 4
 	if len(p) < path || int64(binary.BigEndian.Uint32(p[requestHeader:])) != int64(len(p)-path-4) {
@@ -193,11 +197,11 @@ func settingWatches(p []byte) []byte {
 	}
 	paths := bytes.Split(all, []byte(pathEnd))
 	body := binary.BigEndian.AppendUint32(bytes.Clone(p[4:8]), opSetWatches)
-	body = binary.BigEndian.AppendUint64(body, math.MaxInt64) // no change of a node's data is so new that it has to be told
+	body = binary.BigEndian.AppendUint64(body, math.MaxInt64) // so that no change of a node's data is reported
 	body = binary.BigEndian.AppendUint32(body, uint32(len(paths)))
 	for _, path := range paths {
 		body = appendBytes(body, path)
 	}
-	body = binary.BigEndian.AppendUint64(body, 0) // no watches of what does not exist, and none of children
+	body = binary.BigEndian.AppendUint64(body, 0) // neither watches for creation nor for children
 	return appendBytes(nil, body)
 }

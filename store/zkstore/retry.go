@@ -11,8 +11,8 @@ import (
 	"github.com/stilelock/stile/store/internal/attempts"
 )
 
-// ask makes a request, and stops waiting for the answer when ctx ends. The request itself cannot be canceled: it goes on, and
-// its answer is lost.
+// ask makes a request, and stops waiting for the reply when ctx ends. The request itself cannot be
+// canceled: it continues, and its reply is discarded.
 func ask[T any](ctx context.Context, request func() (T, error)) (T, error) {
 	type answer struct {
 		value T
@@ -34,9 +34,10 @@ func ask[T any](ctx context.Context, request func() (T, error)) (T, error) {
 	}
 }
 
-// attempt makes a request until it is answered, and returns the answer, the refusal or, when ctx ends, ctx's error joined
-// with that of the last attempt. The request is told how many attempts there were before, and must do no harm if it is
-// carried out more than once. As one may go on when attempt has returned, it must not write to anything outside.
+// attempt makes a request until it is answered. It returns the reply, the refusal or, when ctx
+// ends, ctx's error joined with that of the last attempt. The request gets the number of attempts
+// before it, and must do no harm if it is carried out more than once. An attempt may continue after
+// attempt has returned, so it must not write to variables outside.
 func attempt[T any](ctx context.Context, c *client, request func(before int) (T, error)) (T, error) {
 	var none T
 	var last error
@@ -48,27 +49,28 @@ func attempt[T any](ctx context.Context, c *client, request func(before int) (T,
 		switch {
 		case ctx.Err() != nil && err != nil:
 			if last == nil || errors.Is(last, zk.ErrNoServer) {
-				last = c.link.trouble() // tells more
+				last = c.link.trouble() // more specific
 			}
 			return none, attempts.GaveUp(ctx, last)
 		case err == nil || c.final(err):
 			return value, err
 		}
 		last = err
-		if n > 0 { // the first repetition may well find another server
+		if n > 0 { // the first repetition may reach another server
 			attempts.Rest(ctx, firstPause)
 		}
 	}
 }
 
-// patienceError is why a call without a session gives up before its own ctx ends.
+// patienceError is why a call without a session stops although its own ctx has not ended.
 type patienceError time.Duration
 
 func (e patienceError) Error() string {
-	return "no answer for " + time.Duration(e).String() + ": check that the servers are right and within reach"
+	return "no answer for " + time.Duration(e).String() + ": check that the addresses are correct and reachable"
 }
 
-// patiently makes requests on the store's own connection. They must do no harm if they are made more than once.
+// patiently makes requests on the store's own connection. They must do no harm if they are made
+// more than once.
 func (s *Store) patiently(ctx context.Context, doing string, requests func(context.Context, *client) error) error {
 	return s.patientlyFor(ctx, s.patience, doing, requests)
 }
@@ -91,8 +93,8 @@ func (s *Store) patientlyFor(
 	return err
 }
 
-// refused reports whether an error is a server's considered answer, the request not having been carried out. Other errors
-// tell nothing: neither whether it was, nor that another attempt would fail.
+// refused reports whether an error is a server's final answer: the request was not carried out, and
+// would fail again. Other errors leave both open.
 func refused(err error) bool {
 	for _, answer := range []error{
 		zk.ErrNoNode, zk.ErrNoAuth, zk.ErrBadVersion, zk.ErrNoChildrenForEphemerals, zk.ErrNodeExists, zk.ErrNotEmpty,
@@ -106,10 +108,11 @@ func refused(err error) bool {
 	return unnamed[err.Error()] != ""
 }
 
-// unnamed are answers that the library has no names for: what it says of them, and what they mean.
+// unnamed are errors of servers that the library has no names for: the library's text and the
+// meaning.
 var unnamed = map[string]string{
-	"unknown error: -6":   "the servers do not know the request: they must be 3.5.3 or later",
+	"unknown error: -6":   "the servers do not support the request: ZooKeeper 3.5.3 or later is required",
 	"unknown error: -120": "sessions here are local to their servers and can have no entries: set localSessionsUpgradingEnabled",
-	"unknown error: -124": "the servers want clients to authenticate, in a way that this one did not",
+	"unknown error: -124": "the servers require an authentication that the client does not have",
 	"unknown error: -125": "a quota is used up: zkCli.sh shows it with listquota",
 }

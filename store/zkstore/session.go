@@ -16,7 +16,7 @@ import (
 	"github.com/stilelock/stile/store/internal/lifetime"
 )
 
-// session is a ZooKeeper session, with a connection of its own, and the entries in it.
+// session is a ZooKeeper session, with its own connection, and its entries.
 type session struct {
 	store *Store
 	group *group
@@ -28,24 +28,26 @@ type session struct {
 
 	life *lifetime.Life
 
-	// connection counts the connections on which the session has been.
+	// connection counts the session's connections.
 	connection atomic.Int64
 
-	// bytes is what the session's entries add to the transaction of its end: those that stand in lines, and those that may.
+	// bytes is what the session's entries add to the transaction of its end: those in lines, and
+	// those that may be.
 	bytes atomic.Int64
 
-	// own are the nodes of entries that have to be watched. readings and asks have a place taken for each request that is
-	// made for entries that follow their lines. All are the session's alone: another of its group has another connection.
+	// own are the nodes of entries that need a watch. readings and asks bound the requests in
+	// flight for entries in lines: each has one element for each request. A further session of the
+	// group has its own, because it has its own connection.
 	own            *ownNodes
 	readings, asks chan struct{}
 
-	// mu is taken before the mutex of a line, and after that of the group.
+	// mu is locked before the mutex of a line, and after that of the group.
 	mu      sync.Mutex
 	lines   map[string]*follower // by directory
-	watched map[string]bool      // nodes ahead of entries, of whose end the server will tell, or is being asked to; by path
+	watched map[string]bool      // nodes ahead of entries with a watch set or requested; by path
 	until   time.Time            // when the session ends if it is not confirmed again
-	expiry  *time.Timer          // looks whether it is that late
-	over    bool                 // it is gone, or goes by itself: there is nothing more to close
+	expiry  *time.Timer          // calls expire at until
+	over    bool                 // there is nothing to close: it has ended, or ends by itself
 }
 
 func newSession(g *group) *session {
@@ -59,7 +61,7 @@ func newSession(g *group) *session {
 	return se
 }
 
-// open opens the session in ZooKeeper, for a TTL that the servers must grant. They may grant more.
+// open opens the session in ZooKeeper, with a TTL that the servers must grant. They may grant more.
 func (se *session) open(ctx context.Context, ttl time.Duration) error {
 	sent := time.Now()
 	c, err := se.store.connect(ttl, true, se.handle)
@@ -67,19 +69,19 @@ func (se *session) open(ctx context.Context, ttl time.Duration) error {
 		return err
 	}
 	if err := c.await(ctx); err != nil {
-		go c.shut() // which may take a second
+		go c.shut() // it may take a second
 		return err
 	}
 	id, granted := c.link.terms()
 	if granted < ttl {
 		go c.shut()
-		return fmt.Errorf("a TTL of %v: the servers grant none above %v: ask for that or less", ttl, granted)
+		return fmt.Errorf("TTL %v: the servers grant at most %v", ttl, granted)
 	}
 	se.begin(c, id, granted, sent)
 	return nil
 }
 
-// begin completes the session when the server has granted it. The request was sent at the given time.
+// begin completes the session when the server has granted it. sent is when the request was sent.
 func (se *session) begin(c *client, id int64, ttl time.Duration, sent time.Time) {
 	se.mu.Lock()
 	defer se.mu.Unlock()
@@ -92,17 +94,18 @@ func (se *session) begin(c *client, id int64, ttl time.Duration, sent time.Time)
 	se.expiry = time.AfterFunc(time.Until(se.until), se.expire)
 }
 
-// ID returns the session's id, as ZooKeeper's own tools write it.
+// ID returns the session's id, as ZooKeeper's own tools print it.
 func (se *session) ID() string { return sessionText(se.id) }
 
 func sessionText(id int64) string { return "0x" + strconv.FormatUint(uint64(id), 16) }
 
-// Confirm is as that of [store.Session]. The leader is asked, which looks first whether the session lives. Pings are answered
-// by followers alone, even by one that the leader has not heard of for long. Then the watches of entries are set that are
-// missing, so that those are covered too.
+// Confirm implements [store.Session] for one ZooKeeper session. It asks the leader, which first
+// checks that the session exists. (Followers answer pings alone, even a follower that the leader
+// has long lost.) Then it sets the missing watches of entries, so that the confirmation covers them
+// too.
 //
-// What was lost with its connection is asked again. That an answer is late is no reason to ask once more: the server answers
-// in order. See [wire] for when it is left.
+// Requests that were lost with their connection are repeated. A late reply is no reason to repeat
+// one: the server answers in order. See [wire] for when a server is abandoned.
 func (se *session) Confirm(ctx context.Context) error {
 	if err := se.life.Err(); err != nil {
 		return err
@@ -125,10 +128,11 @@ func (se *session) Confirm(ctx context.Context) error {
 	return nil
 }
 
-// prove returns nil if the session lives. A sync asks no more than the leader: one that the others have left for another
-// answers too, for as long as its syncLimit, while the session ends at the other. So as long as something is held it takes
-// a transaction, which none but a leader with a majority can answer. That is dearer, and to who only waits it matters
-// nothing: nobody's turn comes without a majority. But it may come while a sync is under way.
+// prove returns nil if the session lives. A sync asks only the leader, and a leader that the others
+// have left for another also answers it, for as long as its syncLimit, while the session ends at
+// the other. So a session with holds needs a transaction, which only a leader with a majority can
+// answer. A transaction costs more, and a session with waiters does not need it, because no entry
+// is admitted without a majority. But one may be admitted while a sync is in flight.
 func (se *session) prove() error {
 	if !se.holds() {
 		if _, err := se.client.Sync(se.store.paths.top()); err != nil || !se.holds() {
@@ -138,7 +142,7 @@ func (se *session) prove() error {
 	return se.client.vote()
 }
 
-// confirmed moves the end of the session. It reports false if the session has ended.
+// confirmed extends the session. It returns false if the session has ended.
 func (se *session) confirmed(sent time.Time) bool {
 	se.mu.Lock()
 	defer se.mu.Unlock()
@@ -150,11 +154,11 @@ func (se *session) confirmed(sent time.Time) bool {
 	return true
 }
 
-// expire ends a session that was not confirmed for its TTL. The servers might keep it: the ZooKeeper client sends signs
-// of life for as long as the process lives, whether or not anybody uses it.
+// expire ends a session that was not confirmed for its TTL. The servers might keep it, because the
+// library sends pings for as long as the process lives.
 func (se *session) expire() {
 	se.mu.Lock()
-	early := time.Now().Before(se.until) // the timer had fired, and then came a confirmation
+	early := time.Now().Before(se.until) // a confirmation came after the timer had fired
 	se.mu.Unlock()
 	if early {
 		return
@@ -162,7 +166,8 @@ func (se *session) expire() {
 	se.lose(fmt.Errorf("%s: %w: session %s was not confirmed for %v", se.store, store.ErrSessionLost, se.ID(), se.ttl))
 }
 
-// handle handles an event. It is called by the goroutines that read from the server, and must not wait for answers.
+// handle handles an event. The goroutines that read from the server call it, so it must not wait
+// for replies.
 func (se *session) handle(ev zk.Event) {
 	switch {
 	case ev.Type == zk.EventSession && ev.State == zk.StateExpired:
@@ -180,9 +185,9 @@ func (se *session) handle(ev zk.Event) {
 	}
 }
 
-// checkGranted ends a session that the server it has come to grants less than it was opened with: the servers' bounds are
-// others since, and it may expire before those who hold something let go. The server is left to end it, because they are
-// to hear of it first.
+// checkGranted ends the session if the server of a new connection grants it less than it was opened
+// with: the servers' bounds have changed, and it may expire before its holders stop. The servers
+// end it, because holders must be notified before.
 func (se *session) checkGranted() {
 	c := se.begun()
 	if c == nil {
@@ -191,7 +196,7 @@ func (se *session) checkGranted() {
 	if _, granted := c.link.terms(); granted < se.ttl {
 		c.link.stop()
 		c.link.drop()
-		se.lose(fmt.Errorf("%s: %w: session %s was granted %v, and after a reconnection only %v: ask for that or less",
+		se.lose(fmt.Errorf("%s: %w: session %s had a TTL of %v, and the servers grant only %v after a reconnection: use that or less",
 			se.store, store.ErrSessionLost, se.ID(), se.ttl, granted))
 	}
 }
@@ -203,7 +208,7 @@ func (se *session) begun() *client {
 	return se.client
 }
 
-// Close is as that of [store.Session].
+// Close implements [store.Session] for one ZooKeeper session.
 func (se *session) Close(ctx context.Context) error {
 	se.finish(fmt.Errorf("%s: %w: session %s is closed", se.store, store.ErrSessionLost, se.ID()), false, false)
 	se.life.AwaitNotified()
@@ -224,10 +229,10 @@ func (se *session) Close(ctx context.Context) error {
 	return nil
 }
 
-// endRemote ends the session in ZooKeeper, and the client. Once it has begun there is no second attempt: a client that was
-// told to end can do nothing more.
+// endRemote ends the session in ZooKeeper, and the client. There is no second attempt, because a
+// client that was closed can do nothing more.
 func (se *session) endRemote(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, se.ttl) // after which there is nothing left
+	ctx, cancel := context.WithTimeout(ctx, se.ttl) // after that the servers have ended it
 	defer cancel()
 	for ctx.Err() == nil && se.client.State() != zk.StateHasSession && !se.client.link.hasEnded() {
 		attempts.Rest(ctx, firstPause)
@@ -248,20 +253,21 @@ func (se *session) endRemote(ctx context.Context) error {
 	case ctx.Err() != nil:
 		return attempts.GaveUp(ctx, se.client.link.trouble())
 	}
-	return errors.New("the server has not confirmed it: the entries go when the TTL has passed")
+	return errors.New("the server has not confirmed it; the entries end with the TTL")
 }
 
-// gone notes that the servers have ended the session.
+// gone records that the servers have ended the session.
 func (se *session) gone() error {
 	se.mu.Lock()
 	id := se.ID()
 	se.mu.Unlock()
-	err := fmt.Errorf("%s: %w: session %s has expired, or was ended by somebody", se.store, store.ErrSessionLost, id)
+	err := fmt.Errorf("%s: %w: session %s has expired, or was ended by another client", se.store, store.ErrSessionLost, id)
 	se.lose(err)
 	return se.life.Err()
 }
 
-// lose ends a session that was not closed. The client would open another, or go on with this one: it is ended too.
+// lose ends a session that was not closed, and its client, which would open another session or
+// continue with this one.
 func (se *session) lose(cause error) {
 	if !se.finish(cause, true, true) {
 		return
@@ -271,8 +277,8 @@ func (se *session) lose(cause error) {
 	}
 }
 
-// abandon ends a session that is well, because another of its group is lost. The servers hear of it with Close, when those who
-// hold something have been told; without Close, when nobody has confirmed it for its TTL.
+// abandon ends a live session because another session of its group is lost. The servers end it with
+// Close, after its holders were notified; without Close, when it was not confirmed for its TTL.
 func (se *session) abandon(cause error) {
 	if !se.finish(cause, true, false) {
 		return
@@ -282,8 +288,8 @@ func (se *session) abandon(cause error) {
 	se.expiry = time.AfterFunc(time.Until(se.until), se.client.shut)
 }
 
-// finish ends the session once, and reports whether it was this call that did. If the session was lost, everybody is
-// notified; if it is over there is nothing to close.
+// finish ends the session once, and reports whether this call did. lost means that all owners are
+// notified; over means that there is nothing to close.
 func (se *session) finish(cause error, lost, over bool) bool {
 	var lines map[string]*follower
 	return se.life.End(cause, lost, func() {
@@ -299,7 +305,7 @@ func (se *session) finish(cause error, lost, over bool) bool {
 	})
 }
 
-// explain is [Store.explain] for calls that were bounded by ctx and by the session's life.
+// explain is [Store.explain] for calls that ctx and the session's life bound.
 func (se *session) explain(ctx context.Context, doing string, err error) error {
 	if errors.Is(err, zk.ErrSessionExpired) {
 		return se.gone()

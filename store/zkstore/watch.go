@@ -32,7 +32,7 @@ type changes struct {
 	store  *Store
 	client *client
 	prefix string
-	notify   func()
+	notify func()
 	events work.Signal // set when dirty is not empty, or all is set
 
 	mu    sync.Mutex
