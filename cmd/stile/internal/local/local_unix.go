@@ -361,7 +361,11 @@ func (h Home) launch(ctx context.Context, socket string) error {
 	if err != nil {
 		return fmt.Errorf("start the local server: %w%s", err, otherStore)
 	}
-	go cmd.Wait() //nolint:errcheck // usually the server outlives us; if not, this reaps it
+	ended := make(chan struct{})
+	go func() { // usually the server outlives this process
+		defer close(ended)
+		_ = cmd.Wait()
+	}()
 
 	stop := context.AfterFunc(ctx, func() { _ = ready.SetReadDeadline(time.Unix(1, 0)) })
 	defer stop()
@@ -374,6 +378,13 @@ func (h Home) launch(ctx context.Context, socket string) error {
 	case err != nil:
 		return fmt.Errorf("the local server (pid %d) was not ready within %v: try again, see %s, or stop it with kill %d%s",
 			cmd.Process.Pid, startTimeout, h.log(), cmd.Process.Pid, otherStore)
+	}
+	// Until the process has ended it has the pid file locked, as a running server has.
+	select {
+	case <-ended:
+	case <-ctx.Done():
+	}
+	switch {
 	case len(reply) > 0:
 		return fmt.Errorf("the local server did not start: %s%s", reply, otherStore)
 	default:
