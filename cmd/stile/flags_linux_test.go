@@ -128,7 +128,7 @@ func TestRun_owner(t *testing.T) {
 func TestRun_runTimeout(t *testing.T) {
 	t.Parallel()
 	s := shared(t)
-	const wait = `touch started; while :; do read end <end; done`
+	const wait = "touch started; " + sleepLoop
 	const limit = "5" // by then the script handles signals, even on a busy machine
 	machine := func(t *testing.T) *machine {
 		t.Parallel()
@@ -208,7 +208,7 @@ func TestRun_unreadStderr(t *testing.T) {
 			t.Parallel()
 			m := m.forSubtest(t)
 			c := m.runCommand("--url", s.url, "--run-timeout", "5", name, "--", "sh", "-c",
-				`trap 'echo TERM >`+name+`; exit' TERM; while :; do read end <end; done 2>/dev/null`)
+				`trap 'echo TERM >`+name+`; exit' TERM; `+sleepLoop+` 2>/dev/null`)
 			c.Cmd.Stderr = pipe(t)
 			if code := c.spawn().exitCode(); code != 124 {
 				t.Errorf("exit code %d, want 124", code)

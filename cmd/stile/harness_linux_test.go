@@ -138,6 +138,10 @@ func newMachine(t *testing.T) *machine {
 // poll.
 const endableScript = "touch started; read end <end"
 
+// sleepLoop waits forever, for scripts that trap a signal. A shell notices a trapped signal that
+// arrives just before it blocks in read only when read returns; sleep returns soon.
+const sleepLoop = "while :; do sleep 0.1; done"
+
 // endScript ends one script that reads from the pipe end, now or later.
 func (m *machine) endScript() {
 	m.t.Helper()

@@ -166,7 +166,7 @@ func TestRun_cutOffCommandDiesBeforeNextStarts(t *testing.T) {
 }
 
 // trapTermScript writes TERM to the file log when it gets SIGTERM, and ends.
-const trapTermScript = `trap 'echo TERM >>log; exit 0' TERM; touch started; while :; do read end <end; done`
+const trapTermScript = `trap 'echo TERM >>log; exit 0' TERM; touch started; ` + sleepLoop
 
 // Promise: P6
 func TestRun_frozenStore(t *testing.T) {

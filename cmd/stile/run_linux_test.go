@@ -255,7 +255,7 @@ func TestRun_signalsReachProcessGroup(t *testing.T) {
 			// background of the shell: the shell would make it ignore INT and QUIT.
 			c := m.start(`
 				trap 'echo child >>got; exit 3' `+name+`
-				sh -c 'trap "echo grandchild >>got; exit" `+name+`; touch started; while :; do read end <end; done'`,
+				sh -c 'trap "echo grandchild >>got; exit" `+name+`; touch started; `+sleepLoop+`'`,
 				"--url", s.url, "demo")
 			c.signal(sig)
 			c.expectExit(3)
