@@ -50,9 +50,9 @@ func (c *client) await(ctx context.Context) error {
 	case <-c.ready:
 		return nil
 	case <-c.link.rejected:
-		return c.link.trouble()
+		return c.link.lastErr()
 	case <-ctx.Done():
-		return attempts.GaveUp(ctx, c.link.trouble())
+		return attempts.GaveUp(ctx, c.link.lastErr())
 	}
 }
 

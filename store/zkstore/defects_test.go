@@ -372,7 +372,7 @@ func TestATTLThatTheServersDoNotGrantIsAnErrorThatNamesWhatTheyDo(t *testing.T) 
 	t.Parallel()
 	st := newStore(t, nil, server(t).Endpoint())
 	if _, err := st.Open(t.Context(), store.SessionOptions{TTL: time.Hour}); err == nil ||
-		!strings.Contains(err.Error(), "none above 30m0s") {
+		!strings.Contains(err.Error(), "at most 30m0s") {
 		t.Errorf("asking for an hour says %v", err)
 	}
 	var terms store.Terms
@@ -456,7 +456,7 @@ func TestAnAnswerThatTheLibraryHasNoNameForIsAnError(t *testing.T) {
 	for _, tt := range []struct {
 		st   *zkstore.Store
 		want string
-	}{{somebody, "quota"}, {nobody, "authenticate"}} {
+	}{{somebody, "quota"}, {nobody, "require an authentication"}} {
 		ctx, cancel := until(t, soon)
 		_, err := tryEnqueue(ctx, openSession(t, tt.st), name, line.Exclusive, false)
 		if err == nil || !strings.Contains(err.Error(), tt.want) || ctx.Err() != nil {

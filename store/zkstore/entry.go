@@ -108,20 +108,20 @@ func (e *entry) enter(ctx context.Context) error {
 	case err != nil:
 	case e.req.Try && !line.Admits(e.req.Mode, modes(before)):
 		// The line was free in the listing before, and another client was faster. This entry must not delay it.
-		e.takeBack(ctx)
+		e.undo(ctx)
 		_, held := e.heldBy(ctx, before)
 		return held
 	case !e.line.arrive(e, before):
 		err = e.session.life.Err() // the session was lost meanwhile, and the entry with it
 	}
 	if err != nil {
-		e.takeBack(ctx)
+		e.undo(ctx)
 	}
 	return err
 }
 
-// takeBack deletes the node that was just created, in the background if ctx ends.
-func (e *entry) takeBack(ctx context.Context) {
+// undo deletes the node that was just created, in the background if ctx ends.
+func (e *entry) undo(ctx context.Context) {
 	if err := e.remove(ctx, e.node.name); err != nil {
 		e.session.life.Start(e.clear)
 	}
@@ -130,7 +130,7 @@ func (e *entry) takeBack(ctx context.Context) {
 // looks is how often a try reads the line again while entries that block it are leaving. That takes
 // some round trips, unless the servers refuse to delete an entry, or other entries join and leave
 // all the time.
-const looks = 10
+const maxRereads = 10
 
 // lookFirst refuses a try for a lock that is held. It writes nothing and disturbs no other client.
 func (e *entry) lookFirst(ctx context.Context) error {
@@ -144,7 +144,7 @@ func (e *entry) lookFirst(ctx context.Context) error {
 			continue
 		}
 		leaving, held := e.heldBy(ctx, cs)
-		if !leaving || n >= looks {
+		if !leaving || n >= maxRereads {
 			return held
 		}
 		attempts.Rest(ctx, firstPause)
@@ -361,14 +361,14 @@ func (e *entry) before(ctx context.Context, children []string) ([]contender, err
 	}
 	for _, c := range cs {
 		if c.unseen(e.session.store.readWrite) {
-			return nil, e.blind(c)
+			return nil, e.unseenErr(c)
 		}
 	}
 	return slices.Clone(cs[:at]), nil
 }
 
 // blind returns the error of an entry in whose line another client does not see it.
-func (e *entry) blind(c contender) error {
+func (e *entry) unseenErr(c contender) error {
 	theirs, option := "InterProcessMutex", "without ReadWrite (names=mutex in a URL)"
 	if !e.session.store.readWrite {
 		theirs, option = "InterProcessReadWriteLock", "with ReadWrite (names=readwrite in a URL)"
@@ -402,7 +402,7 @@ func (se *session) makeDir(ctx context.Context, dir string) error {
 func (e *entry) clear() {
 	se := e.session
 	life := se.life.Context()
-	attempts.UntilDone(life, lastPause, func() error {
+	attempts.UntilDone(life, maxPause, func() error {
 		cs, err := se.list(life, e.line.dir, true)
 		for _, c := range cs {
 			if err == nil && c.guid == e.guid {
@@ -481,7 +481,7 @@ func (e *entry) Withdraw(ctx context.Context) error {
 		bounded, cancel := se.life.Within(ctx)
 		defer cancel()
 		if err := e.remove(bounded, e.node.name); err != nil {
-			se.life.Start(e.keepDeparting)
+			se.life.Start(e.retryRemoval)
 			return se.life.WentWith(ctx, se.explain(ctx, doing, err))
 		}
 	}
@@ -499,9 +499,9 @@ func (e *entry) Withdraw(ctx context.Context) error {
 	}
 }
 
-// keepDeparting continues a withdrawal that has failed, or whose caller has given up. If the
+// retryRemoval continues a withdrawal that has failed, or whose caller has given up. If the
 // servers refuse it, an ACL was changed and may be changed back.
-func (e *entry) keepDeparting() {
+func (e *entry) retryRemoval() {
 	life := e.session.life.Context()
-	attempts.UntilDone(life, lastPause, func() error { return e.remove(life, e.node.name) })
+	attempts.UntilDone(life, maxPause, func() error { return e.remove(life, e.node.name) })
 }

@@ -402,7 +402,7 @@ func TestAConfirmationThatIsNotAnsweredSaysWhichServerIsSilent(t *testing.T) {
 	defer cancel()
 	err := se.Confirm(ctx)
 	proxy.Release()
-	if !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), proxy.Addr()+": the server is connected, and does not answer") {
+	if !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), proxy.Addr()+": connected, but no answer") {
 		t.Errorf("a server that is hung: %v", err)
 	}
 }
@@ -530,7 +530,7 @@ func TestAWaiterWhoseWatchesWereNotSetAgainIsAdmitted(t *testing.T) {
 		failed, done := once(op, cut)
 		before = m.answers()
 		m.on(func(op int32, frame []byte) verdict {
-			if op == opSetWatches && binary.BigEndian.Uint64(frame[12:]) != math.MaxInt64 { // see settingWatches
+			if op == opSetWatches && binary.BigEndian.Uint64(frame[12:]) != math.MaxInt64 { // see rewriteDelete
 				t.Error("the library sets watches too")
 			}
 			return failed(op, frame)

@@ -20,33 +20,36 @@ import (
 const (
 	// recheckInterval is how often a line with waiters is read although no event was received.
 	recheckInterval = 2 * time.Second
-	// nearest is how many of the entries ahead an entry watches. They show its turn, and to the first few in a line also how
-	// the line moves; to watch more would wake waiters in vain.
-	nearest = 8
-	// parallel is how many requests of a kind that is made for many entries at once are under way at a time. After a
-	// reconnection there may be thousands to make, and a confirmation must not come behind all of them.
-	parallel = 16
+	// maxWatchedAhead is how many of the entries ahead an entry watches. They show when it is next,
+	// and for the first few in a line also that it has moved up. More watches would wake waiters in
+	// vain.
+	maxWatchedAhead = 8
+	// maxInFlight bounds the requests in flight of a kind that is made for many entries at once.
+	// After a reconnection there may be thousands, and a confirmation must not wait behind all of
+	// them.
+	maxInFlight = 16
 )
 
-// follower follows one line for the entries that one session has in it.
+// follower follows one line for a session's entries in it.
 type follower struct {
 	session *session
 	name    string
 	dir     string
-	ctx     context.Context // ends when the line need not be followed any more, or with the session
+	ctx     context.Context // ends when the follower is dropped, or with the session
 	stop    context.CancelFunc
-	kick    work.Signal // makes the following goroutine look for something to do
+	kick    work.Signal // wakes the goroutine that follows the line
 
 	mu         sync.Mutex
-	mine       map[*entry]struct{} // joining or standing
+	mine       map[*entry]struct{} // the session's entries that are joining or in the line
 	following  bool                // the goroutine has been started
-	stale      bool                // the line has to be read
-	unreadable bool                // there are entries that the client may not read
-	watched    bool                // the server will send an event for the next change of the directory
-	readings   int                 // how many have begun
+	stale      bool                // the line must be read
+	unreadable bool                // some entries may not be read
+	watched    bool                // the directory has a watch
+	readings   int                 // how many reads have begun
 }
 
-// join adds an entry that is about to be put in. It adds size bytes to the transaction that ends the session.
+// join registers an entry that is about to be created. It adds size bytes to the transaction that
+// ends the session.
 func (se *session) join(e *entry, size int64) error {
 	se.mu.Lock()
 	defer se.mu.Unlock()
@@ -74,8 +77,8 @@ func (se *session) join(e *entry, size int64) error {
 	return nil
 }
 
-// arrive marks an entry as standing, because it has been put in, and delivers how it stands. It reports false if the session
-// has ended meanwhile.
+// arrive records that an entry is in the line, because its node has been created, and delivers its
+// standing. It returns false if the session has ended meanwhile.
 func (w *follower) arrive(e *entry, ahead []contender) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -85,9 +88,9 @@ func (w *follower) arrive(e *entry, ahead []contender) bool {
 	e.state, e.arrived, e.ahead = standing, w.readings+1, ahead
 	e.delivery.Begin()
 	w.session.wantOwn(e.path())
-	w.tellLocked(e)
+	w.deliverLocked(e)
 	if e.blocking() > 0 {
-		// The directory may have been watched since before the entry came, so no event would show who left meanwhile.
+		// The directory's watch may be older than the entry, so no event would show which entries left meanwhile.
 		_, everything := w.wantedLocked()
 		w.stale = w.stale || everything
 		w.followLocked()
@@ -95,7 +98,7 @@ func (w *follower) arrive(e *entry, ahead []contender) bool {
 	return true
 }
 
-// stands reports whether an entry of this session stands in the line.
+// stands reports whether an entry of this session is in the line.
 func (w *follower) stands(order uint64) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -107,7 +110,7 @@ func (w *follower) stands(order uint64) bool {
 	return false
 }
 
-// part ends the delivery to an entry that its owner has withdrawn.
+// part ends deliveries to an entry that its owner has withdrawn.
 func (w *follower) part(e *entry) {
 	se := w.session
 	se.mu.Lock()
@@ -128,7 +131,8 @@ func (w *follower) settleLocked(e *entry) {
 	delete(w.mine, e)
 }
 
-// retireLocked drops a follower without entries. It is called with the mutexes of the session and the follower held.
+// retireLocked drops a follower without entries. The caller holds the mutexes of the session and
+// the follower.
 func (w *follower) retireLocked() {
 	if len(w.mine) > 0 {
 		return
@@ -153,11 +157,11 @@ func (w *follower) close(cause error, lost bool) {
 	}
 }
 
-// blocking says how many must leave before it is the entry's turn.
+// blocking returns how many entries must leave before the entry is next.
 func (e *entry) blocking() int { return line.Blocking(e.req.Mode, modes(e.ahead)) }
 
-// tellLocked delivers an entry's standing.
-func (w *follower) tellLocked(e *entry) {
+// deliverLocked delivers an entry's standing.
+func (w *follower) deliverLocked(e *entry) {
 	now := store.Standing{State: store.Admitted, Order: e.order}
 	if n := e.blocking(); n > 0 {
 		now.State, now.Ahead = store.Waiting, n
@@ -165,27 +169,29 @@ func (w *follower) tellLocked(e *entry) {
 	e.delivery.Deliver(now)
 }
 
-// nearerLocked is tellLocked for an entry that has fewer ahead of it than before. If it is the entry's turn, the server is
-// asked whether the entry is there before that is delivered: one transaction may delete all nodes of a line, and the server
-// sends the events one after another. exactly is set if what is known comes from a reading, which may have been made on
-// another connection, and of a state that was old.
-func (w *follower) nearerLocked(e *entry, exactly bool) {
+// advanceLocked is deliverLocked for an entry that has fewer entries ahead than before. If the
+// entry is next, the server is asked whether it still exists before that is delivered: one
+// transaction may delete all nodes of a line, and the server sends the events one after another.
+// exactly is set if the change comes from a read, which may have used another connection and shown
+// an old state.
+func (w *follower) advanceLocked(e *entry, exactly bool) {
 	if e.blocking() > 0 || e.delivery.Admitted() {
-		w.tellLocked(e)
+		w.deliverLocked(e)
 		return
 	}
 	if !e.asking {
 		e.asking = true
 		connection := w.session.connection.Load()
-		w.session.life.Start(func() { w.makeSure(e, exactly, connection) })
+		w.session.life.Start(func() { w.verifyTurn(e, exactly, connection) })
 	}
 }
 
-// makeSure delivers that it is an entry's turn, if the entry is there. On the connection that the event of a departure came on,
-// the server answers when the whole transaction has been done that the departure was part of. Another server may lag behind:
-// it has to catch up first. And it may follow a leader that the others have left, at which a session that only waits is
-// confirmed; see prove. So this takes a transaction, as the confirmations do that come after.
-func (w *follower) makeSure(e *entry, exactly bool, connection int64) {
+// verifyTurn delivers that an entry is next, if its node exists. On the connection on which the
+// event of the last departure came, the server replies after the whole transaction that the
+// departure was part of. Another server may lag behind and must catch up first. It may also follow
+// a leader that the others have left, at which a session with waiters only is confirmed; see prove.
+// So this takes a transaction, like the confirmations that come after.
+func (w *follower) verifyTurn(e *entry, exactly bool, connection int64) {
 	se := w.session
 	var there bool
 	for {
@@ -201,7 +207,7 @@ func (w *follower) makeSure(e *entry, exactly bool, connection int64) {
 		})
 		now := se.connection.Load()
 		if se.life.Err() != nil {
-			return // whoever ended the session notifies the owner
+			return // the end of the session notifies the owner
 		}
 		if err == nil && now == connection {
 			break
@@ -219,11 +225,11 @@ func (w *follower) makeSure(e *entry, exactly bool, connection int64) {
 	case !there:
 		w.goneLocked(e, w.evicted())
 	default:
-		w.tellLocked(e)
+		w.deliverLocked(e)
 	}
 }
 
-// goneLocked ends an entry that is not in the line any more, and delivers that.
+// goneLocked ends an entry that is no longer in the line, and delivers that.
 func (w *follower) goneLocked(e *entry, cause error) {
 	e.hasEnded(takenOut)
 	e.delivery.Deliver(store.Standing{State: store.Gone, Order: e.order, Cause: cause})
@@ -231,17 +237,18 @@ func (w *follower) goneLocked(e *entry, cause error) {
 }
 
 func (w *follower) evicted() error {
-	return fmt.Errorf("%s: %w: broken by somebody, or its session ended", w.session.store, store.ErrGone)
+	return fmt.Errorf("%s: %w: it was broken, or its session ended", w.session.store, store.ErrGone)
 }
 
-// lineOf returns the line whose directory is dir, nil if the session has no entry there.
+// lineOf returns the follower of the directory dir; nil if the session has no entry there.
 func (se *session) lineOf(dir string) *follower {
 	se.mu.Lock()
 	defer se.mu.Unlock()
 	return se.lines[dir]
 }
 
-// holds reports whether it is the turn of one of the session's entries, or may be of one that is being put in.
+// holds reports whether one of the session's entries is admitted, or may be because it is being
+// created.
 func (se *session) holds() bool {
 	se.mu.Lock()
 	defer se.mu.Unlock()
@@ -264,7 +271,7 @@ func (w *follower) holds() bool {
 	return false
 }
 
-// nodeGone handles that a node has been deleted; read is as for hasLeft.
+// nodeGone handles the deletion of a node; read is as for hasLeft.
 func (se *session) nodeGone(path string, read bool) {
 	dir, name := split(path)
 	se.mu.Lock()
@@ -276,7 +283,7 @@ func (se *session) nodeGone(path string, read bool) {
 	}
 }
 
-// unwatched handles that the watch of a node is used up though the node is there: somebody has changed its data.
+// unwatched handles an event that has fired the watch of an existing node: its data has changed.
 func (se *session) unwatched(path string) {
 	dir, name := split(path)
 	se.mu.Lock()
@@ -288,7 +295,7 @@ func (se *session) unwatched(path string) {
 	}
 }
 
-// unwatched makes a node be watched again, if that is wanted.
+// unwatched requests a new watch of a node, if an entry needs it.
 func (w *follower) unwatched(name string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -310,8 +317,8 @@ func (se *session) childrenChanged(dir string) {
 	}
 }
 
-// reconnected makes up for a connection that was lost with its watches: all entries are watched again, and the lines are read
-// that may have changed in a way that concerns them.
+// reconnected restores what was lost with a connection: all entries are watched again, and lines
+// are read whose changes may concern an entry.
 func (se *session) reconnected() {
 	se.mu.Lock()
 	clear(se.watched)
@@ -325,7 +332,8 @@ func (se *session) reconnected() {
 	}
 }
 
-// reconnected is [session.reconnected] for one line. An admitted entry needs no reading: all that matters is that it is there.
+// reconnected is [session.reconnected] for one line. For an admitted entry it reads nothing: only
+// the entry's own node matters.
 func (w *follower) reconnected() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -340,9 +348,10 @@ func (w *follower) reconnected() {
 	w.wakeLocked()
 }
 
-// hasLeft updates the entries with a departure: another's, or their own. The entries ahead of one can only become fewer, so if
-// it knows all of them and all have left it is its turn, and the line need not be read. read is set if the departure was found
-// by a request, and may be old: an event is news.
+// hasLeft updates the entries after a departure, of another entry or their own. No entry can join
+// ahead of an entry. So an entry that knows all entries ahead is next when all have left, and the
+// line need not be read. read is set if a request found the departure, which may then be old; an
+// event is new.
 func (w *follower) hasLeft(name string, read bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -361,7 +370,7 @@ func (w *follower) hasLeft(name string, read bool) {
 			w.stale = true
 		default:
 			e.ahead = slices.Delete(e.ahead, at, at+1)
-			w.nearerLocked(e, read)
+			w.advanceLocked(e, read)
 		}
 	}
 	w.wakeLocked()
@@ -383,15 +392,15 @@ func (w *follower) followLocked() {
 	w.wakeLocked()
 }
 
-// wakeLocked makes the following goroutine look for something to do, if it runs.
+// wakeLocked wakes the goroutine that follows the line, if it runs.
 func (w *follower) wakeLocked() {
 	if w.following {
 		w.kick.Set()
 	}
 }
 
-// run follows the line until the follower is dropped: it sets the watches that entries need, and reads the line when an event
-// may have been missed. The handling of events does not wait for it.
+// run follows the line until the follower is dropped: it sets the watches that entries need, and
+// reads the line if an event may have been missed. The handling of events does not wait for it.
 func (w *follower) run() {
 	ticker := time.NewTicker(w.session.store.recheckInterval)
 	defer ticker.Stop()
@@ -409,7 +418,7 @@ func (w *follower) run() {
 		}
 		err := w.catchUp()
 		if err != nil && w.ctx.Err() == nil {
-			w.session.store.logger.LogAttrs(w.ctx, slog.LevelDebug, "line could not be followed",
+			w.session.store.logger.LogAttrs(w.ctx, slog.LevelDebug, "following a line failed; retrying",
 				slog.String("lock", w.name), slog.Any("error", err))
 			attempts.Rest(w.ctx, firstPause)
 			w.followOn()
@@ -435,8 +444,8 @@ func (w *follower) waiting() bool {
 	return false
 }
 
-// wanted returns the nodes that have to be watched besides the entries' own: those nearest ahead that block them. everything is
-// set if that is not enough.
+// wanted returns the nodes to watch besides the entries' own: the nearest ahead that block an
+// entry. everything is set if that is not enough and the directory must be watched.
 func (w *follower) wanted() (names []string, everything bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -456,9 +465,9 @@ func (w *follower) wantedLocked() (names []string, everything bool) {
 		blockers := slices.DeleteFunc(slices.Clone(e.ahead), func(c contender) bool {
 			return e.req.Mode.Slots() == 0 && line.Admits(e.req.Mode, []line.Mode{c.mode})
 		})
-		if over := len(blockers) - nearest; over > 0 {
+		if over := len(blockers) - maxWatchedAhead; over > 0 {
 			blockers = blockers[over:]
-			// Of all the slots that are taken, any may become free.
+			// A slot becomes free when any of the blockers leaves.
 			everything = everything || e.req.Mode.Slots() > 0
 		}
 		for _, c := range blockers {
@@ -468,8 +477,8 @@ func (w *follower) wantedLocked() (names []string, everything bool) {
 	return names, everything
 }
 
-// watchNodes sets the watches that are wanted and not set. There is one for each node, however many entries want it. The
-// client cannot remove watches, so they stay for as long as their nodes, or the connection.
+// watchNodes sets the missing watches: one for each node, however many entries need it. The client
+// library cannot cancel watches, so they stay as long as their nodes, or the connection.
 func (w *follower) watchNodes() error {
 	names, everything := w.wanted()
 	se := w.session
@@ -506,7 +515,7 @@ func (w *follower) watchNodes() error {
 func (w *follower) watchNode(name string) error {
 	path := join(w.dir, name)
 	_, err := oneOf(w.session, w.session.readings, func() (struct{}, error) {
-		// Not exists, which would leave a watch on a node that has gone and never comes back.
+		// Not exists, which would leave a watch on a deleted node whose name is never used again.
 		_, _, err := w.session.client.Get(watched(path))
 		return struct{}{}, err
 	})
@@ -516,7 +525,7 @@ func (w *follower) watchNode(name string) error {
 	case errors.Is(err, zk.ErrNoNode):
 		w.session.nodeGone(path, true)
 		return nil
-	case errors.Is(err, zk.ErrNoAuth): // the node may not be watched either; the directory may be read
+	case errors.Is(err, zk.ErrNoAuth): // the node may not be watched either, but the directory may be readable
 		w.mu.Lock()
 		w.unreadable = true
 		w.mu.Unlock()
@@ -562,8 +571,8 @@ func (w *follower) reread() error {
 	return nil
 }
 
-// applyLocked replaces what is known of the line by a reading. The reading says nothing of an entry that may have been put in
-// since it began.
+// applyLocked updates the entries with a read of the line. The read says nothing about entries that
+// may have been created since it began.
 func (w *follower) applyLocked(cs []contender, reading int) {
 	for e := range w.mine {
 		if e.state != standing || e.arrived > reading {
@@ -575,7 +584,7 @@ func (w *follower) applyLocked(cs []contender, reading int) {
 			continue
 		}
 		e.narrow(cs[:at])
-		w.nearerLocked(e, true)
+		w.advanceLocked(e, true)
 		if f := e.contended; f != nil && waitsBehind(cs, at) {
 			e.contended = nil
 			go f()
@@ -583,14 +592,14 @@ func (w *follower) applyLocked(cs []contender, reading int) {
 	}
 }
 
-// in returns where the entry stands in a reading of the line; -1 if it is not there.
+// in returns the entry's index in a read of the line; -1 if it is missing.
 func (e *entry) in(cs []contender) int {
 	return slices.IndexFunc(cs, func(c contender) bool { return c.name == e.node.name })
 }
 
-// narrow applies a reading to what is known of the entries ahead. The reading may be older than the last event: it was under
-// way already, or comes after a reconnection from a server that lags behind the one before. But an entry that has left does
-// not come back, and an entry that was admitted stays so.
+// narrow updates the known entries ahead with a read. The read may be older than the last event: it
+// was in flight already, or a server that lags behind answered it after a reconnection. But an
+// entry that has left does not come back, and an admitted entry stays admitted.
 func (e *entry) narrow(ahead []contender) {
 	if e.delivery.Admitted() {
 		return
@@ -602,12 +611,13 @@ func (e *entry) narrow(ahead []contender) {
 	e.ahead = slices.DeleteFunc(slices.Clone(ahead), func(c contender) bool { return !known[c.name] && !c.mayReplace() })
 }
 
-// oneOf makes a request for an entry that is followed, when one of the places for such requests is free.
+// oneOf makes a request for an entry in a line when fewer than cap(places) such requests are in
+// flight.
 func oneOf[T any](se *session, places chan struct{}, request func() (T, error)) (T, error) {
 	select {
 	case places <- struct{}{}:
 		defer func() { <-places }()
-	case <-se.life.Context().Done(): // which ask says
+	case <-se.life.Context().Done(): // ask returns the cause
 	}
 	return ask(se.life.Context(), request)
 }

@@ -115,11 +115,11 @@ func TestWhoHasLeftDoesNotComeBackByAReading(t *testing.T) {
 func TestAnEntryThatDoesNotWatchAllAheadReadsTheLineAfterItsArrival(t *testing.T) {
 	t.Parallel()
 	var listing []string
-	for i := range nearest + 2 {
-		listing = append(listing, fmt.Sprintf("_c_%s-slot-%d-lock-%010d", ours, nearest+1, i))
+	for i := range maxWatchedAhead + 2 {
+		listing = append(listing, fmt.Sprintf("_c_%s-slot-%d-lock-%010d", ours, maxWatchedAhead+1, i))
 	}
 	lt := newLineTest(t, nil)
-	e := lt.joining(line.Slot(nearest + 1))
+	e := lt.joining(line.Slot(maxWatchedAhead + 1))
 	e.line.watched = true
 	e.arrives(listing...)
 	if !e.delivery.Waiting() || !e.line.stale {

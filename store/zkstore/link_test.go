@@ -53,7 +53,7 @@ func TestAConnectionOnWhichNothingIsAnsweredIsGivenUp(t *testing.T) {
 		}, true},
 	} {
 		synctest.Test(t, func(t *testing.T) {
-			s := &scripted{says: frames(greeting(ttl, 5))}
+			s := &scripted{says: frames(handshakeReply(ttl, 5))}
 			w := wireTo(t, s)
 			if _, err := io.ReadFull(w, make([]byte, len(s.says))); err != nil {
 				t.Fatal(err)
@@ -90,8 +90,8 @@ func say(t *testing.T, w *wire, frame []byte) {
 
 // The library gives up a server that does not answer after two thirds of the session's TTL. Another is asked then.
 func TestAReaderGivesUpAServerInTimeForPing(t *testing.T) {
-	if given, most := readingTTL*2/3, attempts.Patience/2; given+lastPause > most {
-		t.Errorf("a server is given up after %v, and the next tried up to %v later; Ping waits for %v", given, lastPause, most)
+	if given, most := readingTTL*2/3, attempts.Patience/2; given+maxPause > most {
+		t.Errorf("a server is given up after %v, and the next tried up to %v later; Ping waits for %v", given, maxPause, most)
 	}
 }
 

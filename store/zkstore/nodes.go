@@ -120,22 +120,22 @@ func (n *node) setForm(form string) {
 func (n node) ours() bool { return len(n.guid) == guidLength && n.guid[14] == '8' }
 
 // curators reports whether Curator has created the name.
-func (n node) curators() bool { return n.guid != "" && !n.ours() }
+func (n node) byCurator() bool { return n.guid != "" && !n.ours() }
 
 // mayReturn reports whether another entry may replace this one when it is deleted: a Curator writer
 // (5.5 and later) that becomes a reader creates a node with its own number.
-func (n node) mayReturn() bool { return n.mark == markWrite && n.curators() }
+func (n node) mayReturn() bool { return n.mark == markWrite && n.byCurator() }
 
 // mayReplace reports whether this entry may have replaced one for which mayReturn is true.
-func (n node) mayReplace() bool { return n.mark == markRead && n.curators() }
+func (n node) mayReplace() bool { return n.mark == markRead && n.byCurator() }
 
 // unseen reports whether the client that created the entry does not see ours: Curator's two kinds
 // of locks see only entries of their own kind.
 func (n node) unseen(readWrite bool) bool {
 	if readWrite {
-		return n.curators() && n.mark == markLock
+		return n.byCurator() && n.mark == markLock
 	}
-	return n.curators() && (n.mark == markRead || n.mark == markWrite)
+	return n.byCurator() && (n.mark == markRead || n.mark == markWrite)
 }
 
 // contender is an entry in a listing of the directory.

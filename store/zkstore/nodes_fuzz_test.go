@@ -40,7 +40,7 @@ func FuzzParseNode(f *testing.F) {
 			t.Errorf("%q is read as %+v, and the same with another number as %+v", name, n, next)
 		}
 		reads := n.mark == markRead || n.mark == markKazooReader
-		if n.ours() && n.curators() || reads && n.mode != line.Shared || !reads && !n.ours() && n.mode != line.Exclusive {
+		if n.ours() && n.byCurator() || reads && n.mode != line.Shared || !reads && !n.ours() && n.mode != line.Exclusive {
 			t.Errorf("%q is read as %+v", name, n)
 		}
 		if n.sequence < 0 || n.sequence > sequenceEnd {

@@ -45,7 +45,7 @@ func TestNodesOfAllClients(t *testing.T) {
 	}
 	for _, tt := range tests {
 		n, ok := parseNode(tt.name)
-		if !ok || n.mode != tt.mode || n.sequence != tt.sequence || n.curators() != (tt.foreign == "curator") {
+		if !ok || n.mode != tt.mode || n.sequence != tt.sequence || n.byCurator() != (tt.foreign == "curator") {
 			t.Errorf("%s is read as %+v, %v", tt.name, n, ok)
 		}
 	}
@@ -64,7 +64,7 @@ func TestANodeOfOursIsReadAsItWasMade(t *testing.T) {
 		for _, readWrite := range []bool{false, true} {
 			guid := newGUID()
 			n, ok := parseNode(nodePrefix(guid, mode, readWrite) + "0000000042")
-			if !ok || n.guid != guid || n.mode != mode || n.sequence != 42 || !n.ours() || n.curators() {
+			if !ok || n.guid != guid || n.mode != mode || n.sequence != 42 || !n.ours() || n.byCurator() {
 				t.Errorf("mode %v, ReadWrite %v: read as %+v, %v", mode, readWrite, n, ok)
 			}
 			if n.unseen(true) || n.unseen(false) || n.mayReturn() {

@@ -184,9 +184,9 @@ func (c *client) setWatches(paths []string) error {
 	return c.Delete(strings.Join(paths, pathEnd)+pathEnd, -1)
 }
 
-// settingWatches turns a request of [client.setWatches] into setWatches, and returns others
+// rewriteDelete turns a request of [client.setWatches] into setWatches, and returns others
 // unchanged.
-func settingWatches(p []byte) []byte {
+func rewriteDelete(p []byte) []byte {
 	const path = requestHeader + 4
 	if len(p) < path || int64(binary.BigEndian.Uint32(p[requestHeader:])) != int64(len(p)-path-4) {
 		return p

@@ -129,7 +129,7 @@ func (s *Store) read(ctx context.Context, c *client, name string) (store.Line, [
 	entries := make([]store.Entry, len(cs))
 	errs := make([]error, len(cs))
 	var reading sync.WaitGroup
-	places := make(chan struct{}, parallel)
+	places := make(chan struct{}, maxInFlight)
 	for i, who := range cs {
 		places <- struct{}{}
 		reading.Go(func() {

@@ -49,7 +49,7 @@ func attempt[T any](ctx context.Context, c *client, request func(before int) (T,
 		switch {
 		case ctx.Err() != nil && err != nil:
 			if last == nil || errors.Is(last, zk.ErrNoServer) {
-				last = c.link.trouble() // more specific
+				last = c.link.lastErr() // more specific
 			}
 			return none, attempts.GaveUp(ctx, last)
 		case err == nil || c.final(err):

@@ -55,7 +55,7 @@ func newSession(g *group) *session {
 		store: g.store, group: g,
 		lines:   make(map[string]*follower),
 		watched: make(map[string]bool),
-		own:     newOwnNodes(), readings: make(chan struct{}, parallel), asks: make(chan struct{}, parallel),
+		own:     newOwnNodes(), readings: make(chan struct{}, maxInFlight), asks: make(chan struct{}, maxInFlight),
 	}
 	se.life = lifetime.New(context.Background(), &se.mu, func(cause error) { g.lose(se, cause) })
 	return se
@@ -251,7 +251,7 @@ func (se *session) endRemote(ctx context.Context) error {
 	case se.client.link.closeConfirmed(), se.client.link.hasEnded():
 		return nil
 	case ctx.Err() != nil:
-		return attempts.GaveUp(ctx, se.client.link.trouble())
+		return attempts.GaveUp(ctx, se.client.link.lastErr())
 	}
 	return errors.New("the server has not confirmed it; the entries end with the TTL")
 }

@@ -80,7 +80,7 @@ func (s *fakeServer) serve(conn net.Conn) {
 		if _, err := io.ReadFull(conn, body); err != nil {
 			return
 		}
-		frame, op := frames(greeting(s.ttl, 5)), int32(0)
+		frame, op := frames(handshakeReply(s.ttl, 5)), int32(0)
 		if n > 0 {
 			op = int32(binary.BigEndian.Uint32(body[4:]))
 			frame = frames(answer(int32(binary.BigEndian.Uint32(body)), 0, 0, 0, 0, 1, '/'))

@@ -21,51 +21,51 @@ import (
 	"github.com/stilelock/stile/store/internal/attempts"
 )
 
-// link stands between one go-zookeeper client and its servers. It chooses the servers, gives up those that accept a
-// connection and then say nothing, authenticates each connection before anything else is said on it, and learns from
-// what passes what the client does not tell: see the package comment.
+// link connects one go-zookeeper client with its servers. It chooses servers, abandons those that
+// accept a connection and stay silent, authenticates each connection before any other request, and
+// learns from the traffic what the client does not report: see the package comment.
 type link struct {
 	servers []string
 	tls     *tls.Config
 	auth    []Auth
 	lookup  func(ctx context.Context, host string) (addresses []string, err error)
 	connect func(ctx context.Context, network, address string) (net.Conn, error)
-	silence time.Duration // how long a server may say nothing before the connection is made use of
+	silence time.Duration // how long the handshake with a server may take
 
-	// once is set if the client must not go on with another session when its own has ended.
+	// once is set if the client must not open another session when its own has ended.
 	once bool
 
 	over context.Context // ends when no more connections are to be made
 	stop context.CancelFunc
 
-	// These belong to the client's main goroutine.
-	next  int            // which of the servers to try
-	turns map[string]int // which of a server's addresses to try first; by server
-	tried int            // how many were, since one was found
-	first time.Time      // when the first of these was
-	last  time.Time      // when the last was
+	// The client's main goroutine uses these.
+	next  int            // index of the next server
+	turns map[string]int // index of the first address to try, by server
+	tried int            // attempts since the last success
+	first time.Time      // when the first of these began
+	last  time.Time      // when the last began
 
-	mu      sync.Mutex
-	conn    *wire // the last one made; nil when it was dropped
-	session int64
-	granted time.Duration
-	ended   bool             // the session, if once is set
-	err     error            // why the last connection failed
-	births  map[string]birth // by the path that is asked for
-	closed  bool             // the server has ended the session because we asked
+	mu             sync.Mutex
+	conn           *wire // the latest connection; nil when it was dropped
+	session        int64
+	granted        time.Duration
+	ended          bool                     // the session has ended; only if once is set
+	err            error                    // why the last connection failed
+	pendingCreates map[string]pendingCreate // by the requested path
+	closed         bool                     // the server has confirmed the end of the session
 
-	rejected chan struct{} // closed when a server has said that it does not accept who we are
+	rejected chan struct{} // closed when a server has rejected the credentials
 	reject   func()
 }
 
-// A birth is what becomes of the creation of an entry's node.
-type birth struct {
-	sent    chan struct{} // closed when the request has been sent, or nobody waits for that any more
+// pendingCreate is a request to create an entry's node.
+type pendingCreate struct {
+	sent    chan struct{} // closed when the request has been sent, or was given up
 	setSent func()        // closes sent
-	stats   chan stat     // gets one before the client hears of the success
+	stats   chan stat     // receives one before the client gets the reply
 }
 
-// A stat is what is to be known of a node when it has been created.
+// stat is the part of a created node's metadata that the entry needs.
 type stat struct {
 	czxid int64
 	owner int64
@@ -73,15 +73,15 @@ type stat struct {
 
 func newLink(s *Store, timeout time.Duration, once bool) *link {
 	l := &link{
-		servers: slices.Clone(s.servers),
-		tls:     s.tls,
-		auth:    s.auth,
-		lookup:  s.lookup,
-		connect: s.dial,
-		turns:   make(map[string]int),
-		silence: min(max(patienceFor(timeout), 200*time.Millisecond), 3*time.Second),
-		once:    once,
-		births:  make(map[string]birth),
+		servers:        slices.Clone(s.servers),
+		tls:            s.tls,
+		auth:           s.auth,
+		lookup:         s.lookup,
+		connect:        s.dial,
+		turns:          make(map[string]int),
+		silence:        min(max(patienceFor(timeout), 200*time.Millisecond), 3*time.Second),
+		once:           once,
+		pendingCreates: make(map[string]pendingCreate),
 	}
 	rand.Shuffle(len(l.servers), func(i, j int) { l.servers[i], l.servers[j] = l.servers[j], l.servers[i] })
 	l.over, l.stop = context.WithCancel(context.Background())
@@ -90,40 +90,42 @@ func newLink(s *Store, timeout time.Duration, once bool) *link {
 	return l
 }
 
-// Init implements [zk.HostProvider]. Names are looked up when they are connected to, every time: the default provider
-// does it once.
+// Init implements [zk.HostProvider]. Names are resolved for each connection; the default provider
+// resolves them once.
 func (l *link) Init([]string) error { return nil }
 
 // Len implements [zk.HostProvider].
 func (l *link) Len() int { return len(l.servers) }
 
-// Next implements [zk.HostProvider]. Where a new round is said to begin the client looks whether it has been closed, drops
-// the requests that it could not send, and waits a second. So one begins when no more connections are to be made; and
-// where dial would pause as long anyway, because those who made the requests may have given up long ago.
+// Next implements [zk.HostProvider]. At the start of a new round the client checks whether it was
+// closed, drops the requests that it could not send, and waits a second. So a round starts when no
+// more connections are to be made; and when dial would pause as long anyway, because the callers of
+// those requests may have given up long ago.
 func (l *link) Next() (server string, retryStart bool) {
 	newRound := l.tried > 0 && l.tried%len(l.servers) == 0
-	return l.servers[l.next], l.over.Err() != nil || newRound && l.wait() == lastPause
+	return l.servers[l.next], l.over.Err() != nil || newRound && l.wait() == maxPause
 }
 
 // Connected implements [zk.HostProvider].
 func (l *link) Connected() { l.tried = 0 }
 
-// The pauses between attempts to connect. The first is for a server that accepts everybody and keeps nobody.
+// The pauses between attempts to connect. The first is for a server that accepts each connection
+// and closes it.
 const (
 	firstPause = 20 * time.Millisecond
-	lastPause  = time.Second
+	maxPause   = time.Second
 )
 
-// wait is how long to pause before another server is tried: longer after each round.
+// wait returns the pause before the next server is tried, which grows with each round.
 func (l *link) wait() time.Duration {
 	d := firstPause
 	for range min(l.tried/len(l.servers), 10) {
-		d = min(2*d, lastPause)
+		d = min(2*d, maxPause)
 	}
 	return d
 }
 
-// pause waits before another server is tried.
+// pause waits before the next server is tried.
 func (l *link) pause() {
 	attempts.Rest(l.over, time.Until(l.last.Add(l.wait())))
 	l.last = time.Now()
@@ -133,7 +135,7 @@ var errOver = errors.New("the session has ended")
 
 // dial is the [zk.Dialer].
 func (l *link) dial(network, address string, _ time.Duration) (net.Conn, error) {
-	l.drop() // the client does not close one on which it has heard that its session has expired
+	l.drop() // the client leaves a connection open on which its session was reported expired
 	l.pause()
 	if l.tried == 0 {
 		l.first = l.last
@@ -159,8 +161,8 @@ func (l *link) dial(network, address string, _ time.Duration) (net.Conn, error) 
 	return w, nil
 }
 
-// dialOne connects to one of the addresses that a server's name has. Each time another is the first to be tried: one that
-// accepts connections and makes no use of them must not keep the client from the others.
+// dialOne connects to one of the addresses of a server's name. It starts with another address each
+// time: one that accepts connections and stays silent must not keep the client from the others.
 func (l *link) dialOne(ctx context.Context, network, server string) (net.Conn, error) {
 	host, port, err := net.SplitHostPort(server)
 	if err != nil {
@@ -170,7 +172,7 @@ func (l *link) dialOne(ctx context.Context, network, server string) (net.Conn, e
 	if err != nil {
 		return nil, err
 	}
-	slices.Sort(addresses) // name servers give them in any order
+	slices.Sort(addresses) // name servers return them in any order
 	first, tried := l.turns[server]
 	if !tried {
 		first = rand.IntN(len(addresses))
@@ -190,24 +192,25 @@ func (l *link) dialOne(ctx context.Context, network, server string) (net.Conn, e
 func (l *link) drop() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.hangUp()
+	l.dropLocked()
 }
 
-// hangUp is drop, called with l.mu held.
-func (l *link) hangUp() {
+// dropLocked is drop for a caller that holds l.mu.
+func (l *link) dropLocked() {
 	if l.conn != nil {
 		_ = l.conn.Close()
 		l.conn = nil
 	}
 }
 
-// patienceFor is how long a server may answer nothing, with a session of the given TTL. Of what a confirmation is good for,
-// a third is over when the next one is sent; this leaves enough of the rest to find another server.
+// patienceFor is how long a server may answer no request of a session with the given TTL. When the
+// next confirmation is sent, a third of the time that the last one is valid for has passed; this
+// leaves enough of the rest to find another server.
 func patienceFor(ttl time.Duration) time.Duration { return ttl / 4 }
 
-// giveUp drops a connection on which nothing is answered: the server may be hung, or cut off from the leader, while others
-// are well. The library would give it up after two thirds of the TTL, which is too late for who holds something; and not at
-// all while pings are answered.
+// giveUp closes a connection on which no request is answered: the server may be hung, or cut off
+// from the leader, while others work. The library would wait for two thirds of the TTL, which is
+// too late for a holder, and forever while pings are answered.
 func (l *link) giveUp(w *wire) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -215,10 +218,10 @@ func (l *link) giveUp(w *wire) {
 		return
 	}
 	l.err = fmt.Errorf("%s: %w", w.RemoteAddr(), errUnanswered)
-	l.hangUp()
+	l.dropLocked()
 }
 
-var errUnanswered = errors.New("the server is connected, and does not answer")
+var errUnanswered = errors.New("connected, but no answer")
 
 func (l *link) secure(ctx context.Context, conn net.Conn, address string) (net.Conn, error) {
 	config := l.tls.Clone()
@@ -239,7 +242,7 @@ func (l *link) secure(ctx context.Context, conn net.Conn, address string) (net.C
 
 func (l *link) failed(address string, err error) {
 	if op, ok := errors.AsType[*net.OpError](err); ok {
-		err = op.Err // the rest of it names the address too
+		err = op.Err // the rest of the text repeats the address
 	}
 	l.mu.Lock()
 	l.err = fmt.Errorf("%s: %w", address, err)
@@ -249,9 +252,9 @@ func (l *link) failed(address string, err error) {
 	}
 }
 
-// trouble returns why the last connection could not be made, or ended, or that nothing is answered on it. Nil if there was
-// none.
-func (l *link) trouble() error {
+// lastErr returns why the last connection failed or ended, or that no request is answered on it. It
+// returns nil otherwise.
+func (l *link) lastErr() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.err == nil && l.conn != nil && l.conn.asked() {
@@ -279,23 +282,24 @@ func (l *link) terms() (session int64, granted time.Duration) {
 	return l.session, l.granted
 }
 
-// expect makes the link tell what becomes of the creation of a node at path, until forget is called.
-func (l *link) expect(path string) (b birth, forget func()) {
-	b = birth{sent: make(chan struct{}), stats: make(chan stat, 1)}
+// expect registers the creation of a node at path, until forget is called.
+func (l *link) expect(path string) (b pendingCreate, forget func()) {
+	b = pendingCreate{sent: make(chan struct{}), stats: make(chan stat, 1)}
 	b.setSent = sync.OnceFunc(func() { close(b.sent) })
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.births[path] = b
+	l.pendingCreates[path] = b
 	return b, func() {
 		b.setSent()
 		l.mu.Lock()
 		defer l.mu.Unlock()
-		delete(l.births, path)
+		delete(l.pendingCreates, path)
 	}
 }
 
-// greeted takes in a server's answer to the request for a session. A session of zero means that ours has ended.
-func (l *link) greeted(session int64, granted time.Duration) error {
+// established records a server's reply to the request for a session. A session of zero means that
+// the session has ended.
+func (l *link) established(session int64, granted time.Duration) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	switch {
@@ -310,14 +314,14 @@ func (l *link) greeted(session int64, granted time.Duration) error {
 	return nil
 }
 
-// The parts of the protocol that are needed here.
+// The parts of the protocol that this package needs.
 const (
 	opCreate          = 1
 	opDelete          = 2
 	opExists          = 3
 	opGetData         = 4
 	opGetChildren2    = 12
-	opCreate2         = 15 // opCreate, but its answer has the node's stat behind the path
+	opCreate2         = 15 // opCreate, but its reply has the node's stat behind the path
 	opCreateContainer = 19
 	opAuth            = 100
 	opSetWatches      = 101
@@ -325,47 +329,49 @@ const (
 
 	xidAuth = -4
 
-	// replyHeader is the size of what every answer begins with: xid, zxid and error.
+	// replyHeader is the size of every reply's header: xid, zxid and error.
 	replyHeader = 4 + 8 + 4
-	// largestGreeting is more than the answer to the request for a session ever has, in bytes.
-	largestGreeting = 1 << 10
+	// maxHandshakeReply is an upper bound for the reply to the request for a session, in bytes.
+	maxHandshakeReply = 1 << 10
 )
 
-// wire is one connection to one server. The client reads it in one goroutine and writes it in another.
+// wire is one connection to one server. The client reads it in one goroutine and writes it in
+// another.
 type wire struct {
 	net.Conn
 
 	link    *link
 	address string
 
-	r        *bufio.Reader
-	greeting []byte // the answer to the request for a session, as far as it has not been read by the client
-	greeted  bool
-	left     int // bytes of the present frame that the client has not read
+	r              *bufio.Reader
+	handshakeReply []byte // the part of the reply to the request for a session that the client has not read
+	established    bool
+	left           int // bytes of the current frame that the client has not read
 
-	// patience is how long the server may answer nothing though it was asked; zero if the connection is not given up for that.
+	// patience is how long the server may answer no request; zero if the connection is not abandoned for that.
 	patience time.Duration
 
 	mu      sync.Mutex
-	pending map[int32]birth // creations that have not been answered, by xid
-	closing int32           // xid of the request to end the session; zero if there was none
-	waiting int             // how many requests have not been answered, without pings
-	since   time.Time       // for how long nothing was answered, if any are waiting
-	silence *time.Timer     // gives the connection up after that; nil if none was waiting yet
+	pending map[int32]pendingCreate // unanswered creations, by xid
+	closing int32                   // xid of the request to end the session; zero if there was none
+	waiting int                     // unanswered requests, without pings
+	since   time.Time               // of the last reply, or of the first of the unanswered requests
+	silence *time.Timer             // abandons the connection; nil before the first request
 }
 
-// Read passes on what the server says, frame by frame. The first one is read, and the connection authenticated, within
-// the time that the link gives a server: the client would wait for ten times as long as it takes to lose the session.
+// Read passes on what the server sends, frame by frame. It reads the first frame, and authenticates
+// the connection, within the time that the link grants a server: the client would wait for ten
+// times as long as it takes to lose the session.
 func (w *wire) Read(p []byte) (int, error) {
-	if !w.greeted {
-		if err := w.greet(); err != nil {
+	if !w.established {
+		if err := w.handshake(); err != nil {
 			w.link.failed(w.address, err)
 			return 0, err
 		}
 	}
-	if len(w.greeting) > 0 {
-		n := copy(p, w.greeting)
-		w.greeting = w.greeting[n:]
+	if len(w.handshakeReply) > 0 {
+		n := copy(p, w.handshakeReply)
+		w.handshakeReply = w.handshakeReply[n:]
 		return n, nil
 	}
 	if w.left == 0 {
@@ -378,26 +384,26 @@ func (w *wire) Read(p []byte) (int, error) {
 	return n, err
 }
 
-var errNoGreeting = errors.New("connected, but the answer is not one of ZooKeeper's: is it a ZooKeeper server, and does " +
-	"it speak TLS on this port, or not?")
+var errNotZooKeeper = errors.New("connected, but the reply is not ZooKeeper's: check that the address is a ZooKeeper server's, " +
+	"and whether its port uses TLS")
 
-var errTurnedAway = errors.New("the server has closed the connection instead of answering: it has no quorum, or too many " +
-	"connections from here already (maxClientCnxns), or wants TLS on this port")
+var errTurnedDown = errors.New("the server has closed the connection without a reply: it has no quorum, or too many " +
+	"connections from this host (maxClientCnxns), or its port requires TLS")
 
-func (w *wire) greet() error {
+func (w *wire) handshake() error {
 	if err := w.Conn.SetDeadline(time.Now().Add(w.link.silence)); err != nil {
 		return err
 	}
-	frame, err := w.frame(largestGreeting)
+	frame, err := w.frame(maxHandshakeReply)
 	switch {
-	case errors.Is(err, io.EOF), errors.Is(err, syscall.ECONNRESET): // which of them is chance
-		return errTurnedAway
+	case errors.Is(err, io.EOF), errors.Is(err, syscall.ECONNRESET): // either may happen
+		return errTurnedDown
 	case err != nil:
 		return err
 	}
-	session, granted, ok := parseGreeting(frame[4:])
+	session, granted, ok := parseHandshakeReply(frame[4:])
 	if !ok {
-		return errNoGreeting
+		return errNotZooKeeper
 	}
 	if session != 0 {
 		for _, a := range w.link.auth {
@@ -406,19 +412,19 @@ func (w *wire) greet() error {
 			}
 		}
 	}
-	if err := w.link.greeted(session, granted); err != nil {
+	if err := w.link.established(session, granted); err != nil {
 		return err
 	}
-	if w.link.once { // without a session to lose the library gives it up in time
+	if w.link.once { // for other sessions the library's own timeout is short enough
 		w.patience = patienceFor(granted)
 	}
-	w.greeted, w.greeting = true, frame
+	w.established, w.handshakeReply = true, frame
 	return w.Conn.SetDeadline(time.Time{})
 }
 
-// parseGreeting understands the answer to the request for a session. It reports false if the answer is none, or one that
-// the client would come to grief with.
-func parseGreeting(body []byte) (session int64, granted time.Duration, ok bool) {
+// parseHandshakeReply parses the reply to the request for a session. It returns false if the reply
+// is malformed, or would make the client panic.
+func parseHandshakeReply(body []byte) (session int64, granted time.Duration, ok bool) {
 	const beforePassword = 4 + 4 + 8 // version, timeout and session
 	if len(body) < beforePassword+4 {
 		return 0, 0, false
@@ -437,7 +443,7 @@ func (w *wire) frame(largest uint32) ([]byte, error) {
 	}
 	n := binary.BigEndian.Uint32(length[:])
 	if n > largest {
-		return nil, errNoGreeting
+		return nil, errNotZooKeeper
 	}
 	frame := make([]byte, 4+n)
 	copy(frame, length[:])
@@ -445,9 +451,9 @@ func (w *wire) frame(largest uint32) ([]byte, error) {
 	return frame, err
 }
 
-// authenticate says who we are. The client's own way is not used: it does so anew after each reconnection, from
-// goroutines of its own, and if that fails it may stand still for ever. Nothing else is under way yet, so the next frame
-// is the answer.
+// authenticate presents a credential. The client's own way is not used: it authenticates after each
+// reconnection from its own goroutine, and may block forever if that fails. No other request is in
+// flight yet, so the next frame is the reply.
 func (w *wire) authenticate(a Auth) error {
 	body := binary.BigEndian.AppendUint32(nil, uint32(1<<32+xidAuth))
 	body = binary.BigEndian.AppendUint32(body, opAuth)
@@ -457,12 +463,12 @@ func (w *wire) authenticate(a Auth) error {
 	if _, err := w.Conn.Write(appendBytes(nil, body)); err != nil {
 		return err
 	}
-	frame, err := w.frame(largestGreeting)
+	frame, err := w.frame(maxHandshakeReply)
 	switch {
 	case err != nil:
 		return err
 	case len(frame) < 4+replyHeader:
-		return errNoGreeting
+		return errNotZooKeeper
 	case binary.BigEndian.Uint32(frame[4+12:]) != 0:
 		return fmt.Errorf("scheme %q: %w", a.Scheme, zk.ErrAuthFailed)
 	}
@@ -473,18 +479,19 @@ func appendBytes(to, b []byte) []byte {
 	return append(binary.BigEndian.AppendUint32(to, uint32(len(b))), b...)
 }
 
-// SetReadDeadline leaves the deadline alone that the greeting has: the client's is longer than the session lives.
+// SetReadDeadline does not change the deadline of the handshake: the client's is longer than the
+// session lives.
 func (w *wire) SetReadDeadline(t time.Time) error {
-	if !w.greeted {
+	if !w.established {
 		return nil
 	}
 	return w.Conn.SetReadDeadline(t)
 }
 
-var errNoAnswer = errors.New("what the server says is not an answer: the connection is out of step")
+var errNoAnswer = errors.New("malformed reply")
 
-// look looks at the frame that comes next, before the client reads it. One that is too short for an answer would make the
-// client panic.
+// look inspects the next frame before the client reads it. A frame that is too short for a reply
+// would make the client panic.
 func (w *wire) look() error {
 	head, err := w.r.Peek(4 + replyHeader)
 	if err != nil {
@@ -498,8 +505,8 @@ func (w *wire) look() error {
 	xid, failed := int32(binary.BigEndian.Uint32(head[4:])), binary.BigEndian.Uint32(head[4+12:]) != 0
 
 	w.mu.Lock()
-	w.answered(xid)
-	b, born := w.pending[xid]
+	w.answeredLocked(xid)
+	b, isCreate := w.pending[xid]
 	delete(w.pending, xid)
 	closed := xid == w.closing && xid != 0
 	w.mu.Unlock()
@@ -509,7 +516,7 @@ func (w *wire) look() error {
 		w.link.mu.Lock()
 		w.link.closed = true
 		w.link.mu.Unlock()
-	case born && !failed:
+	case isCreate && !failed:
 		frame, err := w.r.Peek(min(w.left, w.r.Size()))
 		if err != nil {
 			return err
@@ -521,7 +528,7 @@ func (w *wire) look() error {
 	return nil
 }
 
-// statBehindPath understands the answer to a create2. It reports false if it is cut short.
+// statBehindPath parses the reply to a create2. It returns false if it is truncated.
 func statBehindPath(body []byte) (stat, bool) {
 	const beforeOwner = 8 + 8 + 8 + 8 + 4 + 4 + 4 // czxid, mzxid, ctime, mtime and three versions
 	if len(body) < 4 {
@@ -538,19 +545,19 @@ func statBehindPath(body []byte) (stat, bool) {
 	}, true
 }
 
-// requestHeader is the size of what every request begins with: length, xid and operation.
+// requestHeader is the size of every request's header: length, xid and operation.
 const requestHeader = 4 + 4 + 4
 
-// Write passes on one request of the client, which is one frame, or what is to be said in its place.
+// Write passes on one request of the client, which is one frame, or the request that replaces it.
 func (w *wire) Write(p []byte) (int, error) {
 	said := p
 	switch {
-	case !w.greeted:
+	case !w.established:
 		said = w.link.sessionRequest(p)
 	case len(p) >= requestHeader:
 		w.ask(int32(binary.BigEndian.Uint32(p[4:])))
-		var b birth
-		if said, b = w.translated(p); b.setSent != nil {
+		var b pendingCreate
+		if said, b = w.translate(p); b.setSent != nil {
 			defer b.setSent()
 		}
 	}
@@ -560,9 +567,10 @@ func (w *wire) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// ask notes that a request is sent. A server answers in the order of the requests, so each answer shows that it works on
-// them, and those that have to wait for their turn are no reason to leave it. Pings show nothing: they are answered out of
-// that order, by servers that can do nothing else. Their numbers are negative, like those of all that is no request.
+// ask records that a request is sent. A server answers requests in order, so each reply shows that
+// it makes progress, and requests that wait for their turn are no reason to leave it. Pings show
+// nothing: they are answered out of order, even by servers that can do nothing else. Their numbers
+// are negative, like those of everything that is not a request.
 func (w *wire) ask(xid int32) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -570,24 +578,24 @@ func (w *wire) ask(xid int32) {
 		return
 	}
 	if w.waiting++; w.waiting == 1 {
-		w.beSilent()
+		w.restartTimerLocked()
 	}
 }
 
-// answered notes that a request was answered. It is called with w.mu held.
-func (w *wire) answered(xid int32) {
+// answeredLocked records that a request was answered.
+func (w *wire) answeredLocked(xid int32) {
 	if xid < 0 || w.waiting == 0 {
 		return
 	}
 	if w.waiting--; w.waiting > 0 {
-		w.beSilent()
+		w.restartTimerLocked()
 	} else if w.silence != nil {
 		w.silence.Stop()
 	}
 }
 
-// beSilent notes that from here on nothing is answered. It is called with w.mu held.
-func (w *wire) beSilent() {
+// restartTimerLocked starts the time within which the next reply must arrive.
+func (w *wire) restartTimerLocked() {
 	w.since = time.Now()
 	switch {
 	case w.patience == 0:
@@ -598,22 +606,23 @@ func (w *wire) beSilent() {
 	}
 }
 
-// asked reports whether there are requests that have not been answered.
+// asked reports whether requests are unanswered.
 func (w *wire) asked() bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.waiting > 0
 }
 
-// overdue reports whether nothing was answered for too long.
+// overdue reports whether no request was answered for too long.
 func (w *wire) overdue() bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.waiting > 0 && time.Since(w.since) >= w.patience
 }
 
-// translated returns what is to be said in place of a request. If that is the creation of an entry, b is its birth.
-func (w *wire) translated(p []byte) (said []byte, b birth) {
+// translate returns the request to send in place of p. If p creates an entry, b is its
+// pendingCreate.
+func (w *wire) translate(p []byte) (said []byte, b pendingCreate) {
 	xid := int32(binary.BigEndian.Uint32(p[4:]))
 	switch int32(binary.BigEndian.Uint32(p[8:])) {
 	case opClose:
@@ -621,7 +630,7 @@ func (w *wire) translated(p []byte) (said []byte, b birth) {
 		w.closing = xid
 		w.mu.Unlock()
 	case opCreate:
-		if b, ok := w.link.birthOf(p[requestHeader:]); ok {
+		if b, ok := w.link.takePendingCreate(p[requestHeader:]); ok {
 			w.expect(xid, b)
 			return withOperation(p, opCreate2), b
 		}
@@ -629,9 +638,9 @@ func (w *wire) translated(p []byte) (said []byte, b birth) {
 			return withOperation(p, opCreateContainer), b
 		}
 	case opExists, opGetData, opGetChildren2:
-		return watching(p), b
+		return rewriteRead(p), b
 	case opDelete:
-		return settingWatches(p), b
+		return rewriteDelete(p), b
 	}
 	return p, b
 }
@@ -642,20 +651,20 @@ func withOperation(p []byte, op uint32) []byte {
 	return p
 }
 
-// watched returns the path by which to ask that a reading of a node leaves a watch: Get, Exists and Children do then.
+// watched returns the path with which Get, Exists and Children also set a watch.
 //
-// The client's own GetW, ExistsW and ChildrenW have it set all watches anew after each reconnection, which is done here too,
-// and for good reason: it only logs if that fails. Besides it has a data race there; and it keeps a channel for each watch
-// that nobody has heard of yet.
+// The client's own GetW, ExistsW and ChildrenW make it restore all watches after each reconnection.
+// This package does that itself, because the client only logs if it fails, has a data race there,
+// and keeps a channel for each watch that has not fired.
 func watched(path string) string { return join(path, watchMark) }
 
-// watchMark is the last element of paths that are to be watched. No path that is there, or may be asked for, ends like it:
-// ZooKeeper does not allow the first character, which the library does. Readings alone have it: in deletions the same character
-// has another meaning; see pathEnd.
+// watchMark is the last element of paths to watch. No other path ends like it: ZooKeeper does not
+// allow its first character, but the library does. Only reads have it; in deletions the character
+// has another meaning, see pathEnd.
 const watchMark = "\ue000watch"
 
-// watching turns a reading of a path that is marked into one of the path that leaves a watch.
-func watching(p []byte) []byte {
+// rewriteRead turns a read of a marked path into a read of the path that sets a watch.
+func rewriteRead(p []byte) []byte {
 	const path = requestHeader + 4
 	if len(p) <= path || int64(binary.BigEndian.Uint32(p[requestHeader:])) != int64(len(p)-path-1) {
 		return p
@@ -671,11 +680,12 @@ func watching(p []byte) []byte {
 	return appendBytes(nil, append(body, 1))
 }
 
-// sessionRequest is the client's request for a session, as it is to be sent. The client says in it how much it has seen, and
-// servers that know of less do not let it in: none does any more after the ensemble was restored from a backup or set up
-// anew. A client that may go on with another session therefore has seen nothing, once its own must have ended.
+// sessionRequest returns the client's request for a session as it is to be sent. In it the client
+// reports the last transaction that it has seen, and servers with fewer transactions refuse it:
+// after a restore from a backup all do. So a client that may continue with another session reports
+// zero, once its own session must have ended.
 func (l *link) sessionRequest(p []byte) []byte {
-	const seen, size = 4 + 4, 8 // behind length and version
+	const seen, size = 4 + 4, 8 // after length and version
 	if _, granted := l.terms(); l.once || time.Since(l.first) <= granted || len(p) < seen+size {
 		return p
 	}
@@ -684,28 +694,28 @@ func (l *link) sessionRequest(p []byte) []byte {
 	return p
 }
 
-func (w *wire) expect(xid int32, b birth) {
+func (w *wire) expect(xid int32, b pendingCreate) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.pending == nil {
-		w.pending = make(map[int32]birth)
+		w.pending = make(map[int32]pendingCreate)
 	}
 	w.pending[xid] = b
 }
 
-// birthOf takes the birth that a request to create is the beginning of.
-func (l *link) birthOf(body []byte) (birth, bool) {
+// takePendingCreate removes and returns the pendingCreate of a request to create.
+func (l *link) takePendingCreate(body []byte) (pendingCreate, bool) {
 	if len(body) < 4 {
-		return birth{}, false
+		return pendingCreate{}, false
 	}
 	n := int(binary.BigEndian.Uint32(body))
 	if len(body) < 4+n {
-		return birth{}, false
+		return pendingCreate{}, false
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	path := string(body[4 : 4+n])
-	b, ok := l.births[path]
-	delete(l.births, path)
+	b, ok := l.pendingCreates[path]
+	delete(l.pendingCreates, path)
 	return b, ok
 }

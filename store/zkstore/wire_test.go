@@ -66,7 +66,7 @@ func frames(bodies ...[]byte) (all []byte) {
 }
 
 // greeting is the body of a server's answer to the request for a session.
-func greeting(timeout time.Duration, session int64) []byte {
+func handshakeReply(timeout time.Duration, session int64) []byte {
 	b := binary.BigEndian.AppendUint32(nil, 0)
 	b = binary.BigEndian.AppendUint32(b, uint32(int32(timeout/time.Millisecond)))
 	b = binary.BigEndian.AppendUint64(b, uint64(session))
@@ -114,7 +114,7 @@ func readAll(w *wire) ([]byte, error) {
 func TestWhateverTheServerSaysPassesAsItIs(t *testing.T) {
 	const path = "/a/_c_x-lock-"
 	said := frames(
-		greeting(10*time.Second, 5),
+		handshakeReply(10*time.Second, 5),
 		answer(-2, 0),                              // a ping's
 		answer(-1, 0, creation(path, 1, 2)...),     // an event
 		answer(7, 0, creation(path+"0", 12, 5)...), // what was asked for
@@ -149,36 +149,36 @@ func TestAFrameThatCannotBeIsTheEndOfTheConnection(t *testing.T) {
 	for what, length := range map[string]uint32{
 		"no length": 0, "less than a header": replyHeader - 1, "a negative length": 1<<32 - 1, "the most negative": 1 << 31,
 	} {
-		said := append(frames(greeting(10*time.Second, 5), answer(-2, 0)), binary.BigEndian.AppendUint32(nil, length)...)
+		said := append(frames(handshakeReply(10*time.Second, 5), answer(-2, 0)), binary.BigEndian.AppendUint32(nil, length)...)
 		said = append(said, answer(7, 0, make([]byte, 100)...)...)
 		w := wireTo(t, &scripted{says: slices.Clone(said)})
 		b, _ := w.link.expect("/a")
 		w.expect(7, b)
 		got, err := readAll(w)
-		if err == nil || errors.Is(err, io.EOF) || len(got) > len(frames(greeting(10*time.Second, 5), answer(-2, 0))) {
+		if err == nil || errors.Is(err, io.EOF) || len(got) > len(frames(handshakeReply(10*time.Second, 5), answer(-2, 0))) {
 			t.Errorf("%s: %d bytes have passed, then %v", what, len(got), err)
 		}
 	}
 }
 
 func TestAGreetingThatCannotBeIsNotPassedOn(t *testing.T) {
-	cut := greeting(10*time.Second, 5)[:20]
+	cut := handshakeReply(10*time.Second, 5)[:20]
 	binary.BigEndian.PutUint32(cut[16:], 16)
 	for what, said := range map[string][]byte{
 		"nothing":                      frames(nil),
 		"too little":                   frames(make([]byte, 15)),
-		"too much":                     frames(make([]byte, largestGreeting+1)),
+		"too much":                     frames(make([]byte, maxHandshakeReply+1)),
 		"another protocol":             []byte("HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n"),
-		"a session that does not last": frames(greeting(0, 5)),
-		"a session before it began":    frames(greeting(-time.Second, 5)),
+		"a session that does not last": frames(handshakeReply(0, 5)),
+		"a session before it began":    frames(handshakeReply(-time.Second, 5)),
 		"no password":                  frames(cut),
 	} {
 		got, err := readAll(wireTo(t, &scripted{says: said}))
-		if len(got) > 0 || !errors.Is(err, errNoGreeting) {
+		if len(got) > 0 || !errors.Is(err, errNotZooKeeper) {
 			t.Errorf("%s: %d bytes have passed, then %v", what, len(got), err)
 		}
 	}
-	expired := frames(greeting(0, 0)) // is one that can be
+	expired := frames(handshakeReply(0, 0)) // is one that can be
 	if got, err := readAll(wireTo(t, &scripted{says: slices.Clone(expired)})); !bytes.Equal(got, expired) {
 		t.Errorf("the end of a session: %d bytes have passed, then %v", len(got), err)
 	}
@@ -186,11 +186,11 @@ func TestAGreetingThatCannotBeIsNotPassedOn(t *testing.T) {
 
 func TestOnEachConnectionTheFirstThingSaidIsWhoWeAre(t *testing.T) {
 	auth := []Auth{{"digest", "ann:secret"}, {"digest", "bob:secret"}}
-	said := frames(greeting(10*time.Second, 5), answer(xidAuth, 0), answer(xidAuth, 0), answer(-2, 0))
+	said := frames(handshakeReply(10*time.Second, 5), answer(xidAuth, 0), answer(xidAuth, 0), answer(-2, 0))
 	s := &scripted{says: said, pieces: []byte{6}}
 	w := wireTo(t, s, auth...)
 	got, err := readAll(w)
-	if want := frames(greeting(10*time.Second, 5), answer(-2, 0)); !bytes.Equal(got, want) || !errors.Is(err, io.EOF) {
+	if want := frames(handshakeReply(10*time.Second, 5), answer(-2, 0)); !bytes.Equal(got, want) || !errors.Is(err, io.EOF) {
 		t.Errorf("%d bytes have passed, want %d, then %v", len(got), len(want), err)
 	}
 	for _, a := range auth {
@@ -199,7 +199,7 @@ func TestOnEachConnectionTheFirstThingSaidIsWhoWeAre(t *testing.T) {
 		}
 	}
 
-	w = wireTo(t, &scripted{says: frames(greeting(10*time.Second, 5), answer(xidAuth, -115))}, auth...)
+	w = wireTo(t, &scripted{says: frames(handshakeReply(10*time.Second, 5), answer(xidAuth, -115))}, auth...)
 	got, err = readAll(w)
 	if len(got) > 0 || !errors.Is(err, zk.ErrAuthFailed) || strings.Contains(err.Error(), "secret") {
 		t.Errorf("refused: %d bytes have passed, then %v", len(got), err)
@@ -257,7 +257,7 @@ func TestWhatTheClientSaysIsTranslatedOnlyWhereItMustBe(t *testing.T) {
 	} {
 		s := &scripted{}
 		w := wireTo(t, s)
-		w.greeted = !tt.before
+		w.established = !tt.before
 		b, _ := w.link.expect(path)
 		own := slices.Clone(tt.frame)
 		n, err := w.Write(own)
@@ -282,11 +282,11 @@ func TestWhatTheClientSaysIsTranslatedOnlyWhereItMustBe(t *testing.T) {
 
 func FuzzNothingTheServerSaysIsChanged(f *testing.F) {
 	const path = "/a/_c_x-lock-"
-	all := frames(greeting(10*time.Second, 5), answer(xidAuth, 0), answer(7, 0, creation(path, 12, 5)...), answer(-1, 0), answer(8, -101))
+	all := frames(handshakeReply(10*time.Second, 5), answer(xidAuth, 0), answer(7, 0, creation(path, 12, 5)...), answer(-1, 0), answer(8, -101))
 	f.Add(all, []byte{0}, true)
 	f.Add(all, []byte{}, false)
 	f.Add(all[:len(all)-1], []byte{3, 20}, true)
-	f.Add(frames(greeting(0, 0)), []byte{255}, true)
+	f.Add(frames(handshakeReply(0, 0)), []byte{255}, true)
 	f.Fuzz(func(t *testing.T, said, pieces []byte, authenticated bool) {
 		var auth []Auth
 		if authenticated {
@@ -294,7 +294,7 @@ func FuzzNothingTheServerSaysIsChanged(f *testing.F) {
 		}
 		w := wireTo(t, &scripted{says: slices.Clone(said), pieces: pieces}, auth...)
 		for xid := range int32(10) {
-			w.expect(xid, birth{stats: make(chan stat, 1)})
+			w.expect(xid, pendingCreate{stats: make(chan stat, 1)})
 		}
 		got, err := readAll(w)
 		whole, part := passing(said, authenticated)
@@ -324,16 +324,16 @@ func passing(said []byte, authenticated bool) (whole, part []byte) {
 		frame, said = said[:4+n:4+n], said[4+n:]
 		return frame, true
 	}
-	first, ok := cut(0, largestGreeting)
+	first, ok := cut(0, maxHandshakeReply)
 	if !ok {
 		return nil, nil
 	}
-	session, _, ok := parseGreeting(first[4:])
+	session, _, ok := parseHandshakeReply(first[4:])
 	if !ok {
 		return nil, nil
 	}
 	if authenticated && session != 0 {
-		reply, ok := cut(replyHeader, largestGreeting)
+		reply, ok := cut(replyHeader, maxHandshakeReply)
 		if !ok || !bytes.Equal(reply[4+12:4+16], make([]byte, 4)) {
 			return nil, nil
 		}
@@ -357,10 +357,10 @@ func FuzzWhatTheClientSaysIsTranslatedOnlyWhereItMustBe(f *testing.F) {
 	f.Add(request(7, opDelete, append(appendBytes(nil, []byte("/a"+pathEnd+"/b"+pathEnd)), 0, 0, 0, 1)...), path, true)
 	f.Add(request(-2, 11), "", true)
 	f.Add(request(9, opClose), path, true)
-	f.Fuzz(func(t *testing.T, said []byte, path string, greeted bool) {
+	f.Fuzz(func(t *testing.T, said []byte, path string, established bool) {
 		s := &scripted{}
 		w := wireTo(t, s)
-		w.greeted = greeted
+		w.established = established
 		w.link.expect(path)
 		own := slices.Clone(said)
 		n, err := w.Write(own)
@@ -368,7 +368,7 @@ func FuzzWhatTheClientSaysIsTranslatedOnlyWhereItMustBe(f *testing.F) {
 			t.Fatalf("%d, %v; and what the client said has become %x, from %x", n, err, own, said)
 		}
 		want := said
-		if greeted && len(said) >= requestHeader {
+		if established && len(said) >= requestHeader {
 			want = slices.Concat(said[:8], translation(said[8:], path))
 			if len(want) != len(said) { // in the place of the length, whatever it was
 				binary.BigEndian.PutUint32(want, uint32(len(want)-4))
