@@ -96,8 +96,8 @@ func TestCompletion_omitsNamesThatNeedQuoting(t *testing.T) {
 	m.expectCompletions(plain, "run", "--url", s.url, "")
 }
 
-// putHolder creates an entry of a client other than stile, which then holds the lock. Nobody has to
-// renew its session.
+// putHolder creates an entry of a client other than stile, which then holds the lock. Its
+// session needs no renewal.
 func putHolder(t *testing.T, cli *clientv3.Client, name string) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), testTimeout)

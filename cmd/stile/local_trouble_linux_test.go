@@ -101,7 +101,7 @@ type guest struct {
 	uid int
 }
 
-// asGuest gives the machine to a user id that nobody else uses, because all users share /tmp.
+// asGuest gives the machine to a user id that no other test uses, because all users share /tmp.
 func (m *machine) asGuest() *guest {
 	m.t.Helper()
 	requireRoot(m.t)

@@ -313,7 +313,8 @@ func awaitIgnoredSignals(t *testing.T, watchdog int) {
 	})
 }
 
-// A watchdog gets stile's access to the store, but shows it to nobody.
+// A watchdog gets stile's credentials for the store, but its arguments and environment do not show
+// them.
 func TestWatchdog_hidesPasswords(t *testing.T) {
 	t.Parallel()
 	m, s := newMachine(t), serve(t)

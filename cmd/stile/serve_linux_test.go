@@ -62,8 +62,7 @@ func timeToStop(t *testing.T, sig syscall.Signal) time.Duration {
 	return took
 }
 
-// hungSocket returns the path of a socket to which nobody can connect: no connection is accepted,
-// and the backlog is full.
+// hungSocket returns the path of a socket that accepts no connections and has a full backlog.
 func hungSocket(t *testing.T, path string) string {
 	t.Helper()
 	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)

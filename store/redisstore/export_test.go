@@ -60,3 +60,10 @@ var (
 	CheckSupported = checkSupported
 	Denied         = denied
 )
+
+// NotExecuted reports whether an error implies that the request was not carried out.
+var NotExecuted = notExecuted
+
+// ReconnectError returns the error of a request that failed with err because the store left a
+// server after reply.
+func ReconnectError(reply, err error) error { return &reconnectError{reply, err} }

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"crypto/tls"
+	"io"
 	"net"
 	"strings"
 	"sync/atomic"
@@ -237,6 +238,24 @@ func TestOpen_atReplica(t *testing.T) {
 		if strings.Contains(err.Error(), "READONLY") && strings.Contains(err.Error(), "it is a replica") {
 			explained++
 		}
+	}
+}
+
+// A request whose connection the store closed may have been carried out, though its error names the
+// reply that refused another request. If it counted as not carried out, Withdraw would report that
+// another client removed an entry that this request removed.
+// Promise: P5
+func TestReconnectError_outcomeUnknown(t *testing.T) {
+	t.Parallel()
+	servers := testservers.StartRedisServers(t, 2)
+	servers[1].ReplicaOf(servers[0])
+	cli := connect(t, servers[1].Addr())
+	readonly := cli.Do(t.Context(), cli.B().Set().Key("k").Value("v").Build()).Error()
+	if !redisstore.NotExecuted(readonly) {
+		t.Fatalf("SET at a replica: got %v, want an error of a request that was not carried out", readonly)
+	}
+	if err := redisstore.ReconnectError(readonly, io.EOF); redisstore.NotExecuted(err) {
+		t.Errorf("%v: counted as not carried out", err)
 	}
 }
 

@@ -271,7 +271,7 @@ const redialInterval = time.Second
 var errReplica = errors.New("the server is not the master anymore; reconnecting")
 
 // reconnectError is why a request failed whose connection the store has closed itself. Whether the
-// request was carried out is unknown.
+// request was carried out is unknown: unlike reply, a reconnectError is not a server's answer to it.
 type reconnectError struct {
 	reply error // that the server is not the master
 	err   error
@@ -297,7 +297,7 @@ func (s *server) leaveReplica(all []reply) {
 	for i, r := range all {
 		if notMaster(r.err) {
 			leave, s.notMaster = true, r.err
-		} else if since < 2*redialInterval && errors.Is(r.err, io.EOF) {
+		} else if since < 2*redialInterval && errors.Is(r.err, io.EOF) { // renewing may take one interval
 			all[i].err = &reconnectError{s.notMaster, r.err}
 		}
 	}

@@ -367,7 +367,7 @@ func (e *entry) before(ctx context.Context, children []string) ([]contender, err
 	return slices.Clone(cs[:at]), nil
 }
 
-// blind returns the error of an entry in whose line another client does not see it.
+// unseenErr returns the error of an entry in whose line another client does not see it.
 func (e *entry) unseenErr(c contender) error {
 	theirs, option := "InterProcessMutex", "without ReadWrite (names=mutex in a URL)"
 	if !e.session.store.readWrite {

@@ -72,8 +72,8 @@ func TestAWriterThatBecomesAReaderIsStillAhead(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	const byCurator = "/_c_01234567-89ab-4def-8123-456789abcdef-"
-	writer, reader := "/"+name+byCurator+"__WRIT__0000000000", "/"+name+byCurator+"__READ__0000000000"
+	const curatorPrefix = "/_c_01234567-89ab-4def-8123-456789abcdef-"
+	writer, reader := "/"+name+curatorPrefix+"__WRIT__0000000000", "/"+name+curatorPrefix+"__READ__0000000000"
 	create("/"+name, zk.FlagPersistent)
 	create(writer, zk.FlagEphemeral)
 

@@ -188,7 +188,7 @@ func TestASessionIsConfirmedWhenAllThatAreOneAre(t *testing.T) {
 	for i := range 2 {
 		enqueue(t, se, fmt.Sprintf("%s-%d", base, i), line.Exclusive).admitted(t)
 	}
-	for answeredLocked := range 2 {
+	for answered := range 2 {
 		var asked atomic.Int32
 		all := make(chan struct{})
 		m.on(func(op int32, _ []byte) verdict {
@@ -198,7 +198,7 @@ func TestASessionIsConfirmedWhenAllThatAreOneAre(t *testing.T) {
 			if n := int(asked.Add(1)); n == 2 {
 				close(all)
 				return swallow
-			} else if n <= answeredLocked {
+			} else if n <= answered {
 				return pass
 			}
 			return swallow
@@ -209,7 +209,7 @@ func TestASessionIsConfirmedWhenAllThatAreOneAre(t *testing.T) {
 		receive(t, all, "both to be asked")
 		giveUp()
 		if err := <-confirmed; !errors.Is(err, context.Canceled) {
-			t.Errorf("%d of 2 were answered, and the confirmation says %v", answeredLocked, err)
+			t.Errorf("%d of 2 were answered, and the confirmation says %v", answered, err)
 		}
 		m.on(nil, nil)
 		m.reset()
@@ -312,11 +312,11 @@ func TestAFurtherSessionIsOpenedForWhoComesLater(t *testing.T) {
 	m := newMeddler(t, server(t).Endpoint())
 	se := openSession(t, small(t, 1, base+"-0", m.addr()))
 	enqueue(t, se, base+"-0", line.Exclusive).admitted(t)
-	established := make(chan struct{})
+	opened := make(chan struct{})
 	var once sync.Once
 	m.on(nil, func(to int32, _ []byte) verdict {
 		if to == 0 {
-			once.Do(func() { close(established) })
+			once.Do(func() { close(opened) })
 			return stall
 		}
 		return pass
@@ -327,7 +327,7 @@ func TestAFurtherSessionIsOpenedForWhoComesLater(t *testing.T) {
 		_, err := tryEnqueue(ctx, se, base+"-1", line.Exclusive, false)
 		given <- err
 	}()
-	receive(t, established, "a further session to be opened")
+	receive(t, opened, "a further session to be opened")
 	giveUp()
 	if err := <-given; !errors.Is(err, context.Canceled) {
 		t.Errorf("who gives up is told %v", err)

@@ -51,16 +51,16 @@ type meddler struct {
 	target   string
 	listener net.Listener
 
-	mu             sync.Mutex
-	requests       []string         // the names of those that have passed, but pings
-	answeredLocked map[string]int   // how many answers have passed, by the names of the requests
-	secrets        map[int64][]byte // by session
-	from           net.IP           // from where the server is connected to; nil for wherever the system chooses
-	stalled        chan struct{}    // closed by goOn
-	request        func(op int32, frame []byte) verdict
-	reply          func(to int32, frame []byte) verdict // to is the operation that it answers; 0 for the greeting, -1 for an event
-	conns          map[net.Conn]bool
-	running        sync.WaitGroup
+	mu       sync.Mutex
+	requests []string         // the names of those that have passed, but pings
+	answered map[string]int   // how many answers have passed, by the names of the requests
+	secrets  map[int64][]byte // by session
+	from     net.IP           // from where the server is connected to; nil for wherever the system chooses
+	stalled  chan struct{}    // closed by goOn
+	request  func(op int32, frame []byte) verdict
+	reply    func(to int32, frame []byte) verdict // to is the operation that it answers; 0 for the greeting, -1 for an event
+	conns    map[net.Conn]bool
+	running  sync.WaitGroup
 }
 
 func newMeddler(t testing.TB, target string) *meddler {
@@ -77,7 +77,7 @@ func newMeddlerFrom(t testing.TB, from net.IP, target string) *meddler {
 	}
 	m := &meddler{
 		t: t, from: from, target: target, listener: l, conns: make(map[net.Conn]bool),
-		answeredLocked: make(map[string]int), secrets: make(map[int64][]byte), stalled: make(chan struct{}),
+		answered: make(map[string]int), secrets: make(map[int64][]byte), stalled: make(chan struct{}),
 	}
 	m.running.Go(func() { m.acceptAt(l) })
 	t.Cleanup(func() {
@@ -130,7 +130,7 @@ func (m *meddler) goOn() {
 func (m *meddler) answers() map[string]int {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return maps.Clone(m.answeredLocked)
+	return maps.Clone(m.answered)
 }
 
 // awaitAnswers waits until n answers to what has that name have passed since then.
@@ -289,7 +289,7 @@ func (m *meddler) judgeReply(to int32, frame []byte) verdict {
 		m.secrets[int64(binary.BigEndian.Uint64(frame[12:]))] = frame[secret : secret+16]
 	}
 	if v == pass {
-		m.answeredLocked[opNames[to]]++
+		m.answered[opNames[to]]++
 	}
 	return v
 }

@@ -119,7 +119,7 @@ func (n *node) setForm(form string) {
 // ours reports whether the name has a form that only Stile uses.
 func (n node) ours() bool { return len(n.guid) == guidLength && n.guid[14] == '8' }
 
-// curators reports whether Curator has created the name.
+// byCurator reports whether Curator created the node.
 func (n node) byCurator() bool { return n.guid != "" && !n.ours() }
 
 // mayReturn reports whether another entry may replace this one when it is deleted: a Curator writer

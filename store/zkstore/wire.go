@@ -297,9 +297,9 @@ func (l *link) expect(path string) (b pendingCreate, forget func()) {
 	}
 }
 
-// established records a server's reply to the request for a session. A session of zero means that
+// recordSession records a server's reply to the request for a session. A session of zero means that
 // the session has ended.
-func (l *link) established(session int64, granted time.Duration) error {
+func (l *link) recordSession(session int64, granted time.Duration) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	switch {
@@ -412,7 +412,7 @@ func (w *wire) handshake() error {
 			}
 		}
 	}
-	if err := w.link.established(session, granted); err != nil {
+	if err := w.link.recordSession(session, granted); err != nil {
 		return err
 	}
 	if w.link.once { // for other sessions the library's own timeout is short enough

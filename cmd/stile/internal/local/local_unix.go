@@ -384,12 +384,11 @@ func (h Home) launch(ctx context.Context, socket string) error {
 	case <-ended:
 	case <-ctx.Done():
 	}
-	switch {
-	case len(reply) > 0:
-		return fmt.Errorf("the local server did not start: %s%s", reply, otherStore)
-	default:
-		return fmt.Errorf("the local server did not start: %s%s", h.logTail(), otherStore)
+	reason := string(reply)
+	if reason == "" {
+		reason = h.logTail()
 	}
+	return fmt.Errorf("the local server did not start: %s%s", reason, otherStore)
 }
 
 // inherits reports whether the server inherits an environment variable. It outlives this process
