@@ -10,22 +10,22 @@ import (
 	"github.com/stilelock/stile/store/internal/attempts"
 )
 
-// client is a go-zookeeper client with its link to the servers.
+// client is a go-zookeeper client with its transport to the servers.
 type client struct {
 	*zk.Conn
 
-	link  *link
-	ready chan struct{} // closed when there has been a session
+	transport *transport
+	ready     chan struct{} // closed when there has been a session
 }
 
-// connect starts a client that requests sessions with the TTL timeout; see [link] for once. handle
-// is called with each event by goroutines of the client, which wait for it.
+// connect starts a client that requests sessions with the TTL timeout; see [transport] for once.
+// handle is called with each event by goroutines of the client, which wait for it.
 func (s *Store) connect(timeout time.Duration, once bool, handle func(zk.Event)) (*client, error) {
-	c := &client{link: newLink(s, timeout, once), ready: make(chan struct{})}
+	c := &client{transport: newTransport(s, timeout, once), ready: make(chan struct{})}
 	ready := false
-	conn, _, err := zk.Connect(c.link.servers, timeout,
-		zk.WithDialer(c.link.dial),
-		zk.WithHostProvider(c.link),
+	conn, _, err := zk.Connect(c.transport.servers, timeout,
+		zk.WithDialer(c.transport.dial),
+		zk.WithHostProvider(c.transport),
 		zk.WithLogger(libraryLogger{s.logger}),
 		zk.WithLogInfo(false),
 		zk.WithEventCallback(func(ev zk.Event) {
@@ -37,7 +37,7 @@ func (s *Store) connect(timeout time.Duration, once bool, handle func(zk.Event))
 		}),
 	)
 	if err != nil {
-		c.link.stop()
+		c.transport.stop()
 		return nil, err
 	}
 	c.Conn = conn
@@ -49,25 +49,26 @@ func (c *client) await(ctx context.Context) error {
 	select {
 	case <-c.ready:
 		return nil
-	case <-c.link.rejected:
-		return c.link.lastErr()
+	case <-c.transport.rejected:
+		return c.transport.lastErr()
 	case <-ctx.Done():
-		return attempts.GaveUp(ctx, c.link.lastErr())
+		return attempts.GaveUp(ctx, c.transport.lastErr())
 	}
 }
 
 // shut ends the session, if that is possible within a second, and all goroutines that work for it.
-func (c *client) shut() { c.shutWithin(c.link.over) } // over has ended when the wait begins
+// The context has ended when shutWithin begins to wait.
+func (c *client) shut() { c.shutWithin(c.transport.stopped) }
 
 // shutWithin is shut, but waits until ctx ends for the server's reply; the library waits a second
 // for it.
 func (c *client) shutWithin(ctx context.Context) {
-	c.link.stop()
+	c.transport.stop()
 	c.Close()
-	for ctx.Err() == nil && c.State() == zk.StateHasSession && !c.link.closeConfirmed() && !c.link.hasEnded() {
+	for ctx.Err() == nil && c.State() == zk.StateHasSession && !c.transport.closeConfirmed() && !c.transport.recordEnding() {
 		attempts.Rest(ctx, firstPause)
 	}
-	c.link.drop()
+	c.transport.drop()
 }
 
 // sync ensures that later reads are at least as new as the call of sync.
@@ -76,9 +77,9 @@ func (c *client) sync(ctx context.Context, path string) error {
 	return err
 }
 
-// vote makes a transaction that changes nothing. If the client may not check the top node the
-// result is as good, because the refusal is a transaction too.
-func (c *client) vote() error {
+// commitEmpty makes a transaction that changes nothing. If the client may not check the top node
+// the result is as good, because the refusal is a transaction too.
+func (c *client) commitEmpty() error {
 	_, err := c.Multi(&zk.CheckVersionRequest{Path: "/", Version: -1})
 	if errors.Is(err, zk.ErrNoAuth) {
 		return nil
@@ -108,8 +109,8 @@ func (c *client) remove(ctx context.Context, path string) (bool, error) {
 
 // final reports whether another attempt would be useless.
 func (c *client) final(err error) bool {
-	if errors.Is(err, zk.ErrSessionExpired) && !c.link.once {
+	if errors.Is(err, zk.ErrSessionExpired) && !c.transport.once {
 		return false // the library opens another
 	}
-	return refused(err) || c.link.over.Err() != nil
+	return refused(err) || c.transport.stopped.Err() != nil
 }

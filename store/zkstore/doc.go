@@ -71,8 +71,8 @@
 //
 // # Between this package and the library
 //
-// go-zookeeper's connections pass through this package: see link. It chooses and abandons servers,
-// authenticates connections, learns the TTL that the servers grant, changes the creation of an
-// entry into one whose reply has the number of its transaction (create2), and sends a listing after
-// it without waiting for the reply. The library can do none of that. Its Lock is not used.
+// go-zookeeper's connections pass through this package: see transport. It chooses and abandons
+// servers, authenticates connections, learns the TTL that the servers grant, changes the creation
+// of an entry into one whose reply has the number of its transaction (create2), and sends a listing
+// after it without waiting for the reply. The library can do none of that. Its Lock is not used.
 package zkstore

@@ -25,7 +25,10 @@ type entry struct {
 	req     store.Request
 	guid    string
 	data    []byte
-	bytes   atomic.Int64 // included in the session's; zero once the entry has left, or will certainly not enter
+
+	// bytes is the entry's part of the session's bytes. It is zero once the entry has left, or is
+	// known never to enter.
+	bytes atomic.Int64
 
 	// node and order are set when the entry's node has been created.
 	node  contender
@@ -66,10 +69,10 @@ const (
 
 // Enqueue implements [store.Session].
 func (g *group) Enqueue(ctx context.Context, req store.Request) (store.Ticket, error) {
-	doing := "join the line"
+	op := "join the line"
 	data, err := json.Marshal(value{Stile: valueFormat, Mode: req.Mode, Owner: req.Owner})
 	if err != nil {
-		return nil, g.store.explain(doing, err)
+		return nil, g.store.wrapErr(op, err)
 	}
 	e := &entry{req: req, guid: newGUID(), data: data, delivery: delivery.New(req.Notify)}
 	if err := g.place(ctx, e); err != nil {
@@ -81,11 +84,11 @@ func (g *group) Enqueue(ctx context.Context, req store.Request) (store.Ticket, e
 
 	err = e.enter(bounded)
 	if err != nil {
-		e.line.part(e)
+		e.line.detach(e)
 		if held, ok := errors.AsType[*store.HeldError](err); ok {
 			return nil, held
 		}
-		return nil, se.explain(ctx, doing, err)
+		return nil, se.wrapErr(ctx, op, err)
 	}
 	return e, nil
 }
@@ -94,24 +97,25 @@ func (g *group) Enqueue(ctx context.Context, req store.Request) (store.Ticket, e
 // being deleted.
 func (e *entry) enter(ctx context.Context) error {
 	if e.req.Try {
-		if err := e.lookFirst(ctx); err != nil {
-			e.left()
+		if err := e.checkFree(ctx); err != nil {
+			e.releaseBytes()
 			return err
 		}
 	}
-	children, err := e.putIn(ctx)
+	children, err := e.createNode(ctx)
 	if err != nil {
 		return err
 	}
-	before, err := e.before(ctx, children)
+	ahead, err := e.entriesAhead(ctx, children)
 	switch {
 	case err != nil:
-	case e.req.Try && !line.Admits(e.req.Mode, modes(before)):
-		// The line was free in the listing before, and another client was faster. This entry must not delay it.
+	case e.req.Try && !line.Admits(e.req.Mode, modes(ahead)):
+		// The line was free in the first listing, and another client was faster. This entry must
+		// not delay it.
 		e.undo(ctx)
-		_, held := e.heldBy(ctx, before)
+		_, held := e.heldBy(ctx, ahead)
 		return held
-	case !e.line.arrive(e, before):
+	case !e.line.markStanding(e, ahead):
 		err = e.session.life.Err() // the session was lost meanwhile, and the entry with it
 	}
 	if err != nil {
@@ -123,17 +127,17 @@ func (e *entry) enter(ctx context.Context) error {
 // undo deletes the node that was just created, in the background if ctx ends.
 func (e *entry) undo(ctx context.Context) {
 	if err := e.remove(ctx, e.node.name); err != nil {
-		e.session.life.Start(e.clear)
+		e.session.life.Start(e.abortEnqueue)
 	}
 }
 
-// looks is how often a try reads the line again while entries that block it are leaving. That takes
-// some round trips, unless the servers refuse to delete an entry, or other entries join and leave
-// all the time.
+// maxRereads is how often a try reads the line again while entries that block it are leaving. That
+// takes some round trips, unless the servers refuse to delete an entry, or other entries join and
+// leave all the time.
 const maxRereads = 10
 
-// lookFirst refuses a try for a lock that is held. It writes nothing and disturbs no other client.
-func (e *entry) lookFirst(ctx context.Context) error {
+// checkFree refuses a try for a lock that is held. It writes nothing and disturbs no other client.
+func (e *entry) checkFree(ctx context.Context) error {
 	for n := 0; ; n++ {
 		exact := n > 0 // a server that lags may show an entry that has left
 		cs, err := e.session.list(ctx, e.line.dir, exact)
@@ -195,12 +199,12 @@ func (e *entry) heldBy(ctx context.Context, ahead []contender) (leaving bool, er
 	return leaving, held
 }
 
-// putIn repeats the creation of the node until an attempt is answered. It returns a listing of the
-// line that includes the entry, if it has one already.
-func (e *entry) putIn(ctx context.Context) (children []string, err error) {
+// createNode repeats the creation of the node until an attempt is answered. It returns a listing of
+// the line that includes the entry, if it has one already.
+func (e *entry) createNode(ctx context.Context) (children []string, err error) {
 	for {
 		if ctx.Err() != nil {
-			e.left()
+			e.releaseBytes()
 			return nil, context.Cause(ctx)
 		}
 		made := e.create()
@@ -210,22 +214,22 @@ func (e *entry) putIn(ctx context.Context) (children []string, err error) {
 		case <-ctx.Done(): // the attempt continues
 			e.session.life.Start(func() {
 				if c := <-made; c.err != nil && refused(c.err) {
-					e.left()
+					e.releaseBytes()
 					return
 				}
-				e.clear()
+				e.abortEnqueue()
 			})
 			return nil, context.Cause(ctx)
 		}
 		switch {
 		case c.err == nil:
-			if err = e.adopt(c); err == nil {
+			if err = e.setNode(c); err == nil {
 				return c.children, nil
 			}
 		case errors.Is(c.err, zk.ErrNoNode):
 			err = e.session.makeDir(ctx, e.line.dir)
 		case refused(c.err):
-			e.left()
+			e.releaseBytes()
 			return nil, c.err
 		default:
 			// The connection was lost. If the session lives on, the node may exist.
@@ -236,7 +240,7 @@ func (e *entry) putIn(ctx context.Context) (children []string, err error) {
 			attempts.Rest(ctx, firstPause)
 		}
 		if err != nil {
-			e.session.life.Start(e.clear)
+			e.session.life.Start(e.abortEnqueue)
 			return nil, err
 		}
 	}
@@ -263,10 +267,10 @@ type created struct {
 // needs no further round trip.
 func (e *entry) create() <-chan created {
 	client, dir := e.session.client, e.line.dir
-	b, forget := client.link.expect(e.prefix())
+	pc, forget := client.transport.registerCreate(e.prefix())
 	listed := make(chan []string, 1)
 	go func() {
-		<-b.sent
+		<-pc.sent
 		children, _, err := client.Children(dir)
 		if err != nil {
 			children = nil // the outcome of the create says more
@@ -281,7 +285,7 @@ func (e *entry) create() <-chan created {
 		if err == nil {
 			_, c.name = split(path)
 			select {
-			case c.stat = <-b.stats:
+			case c.stat = <-pc.stats:
 			default:
 			}
 			c.children = <-listed
@@ -291,15 +295,15 @@ func (e *entry) create() <-chan created {
 	return made
 }
 
-// adopt records what is known of a node that was created.
-func (e *entry) adopt(c created) error {
+// setNode records what is known of a node that was created.
+func (e *entry) setNode(c created) error {
 	n, ok := parseNode(c.name)
 	if !ok {
 		return fmt.Errorf("unexpected node name %q", c.name)
 	}
 	e.node = contender{n, c.name}
 	if c.stat == (stat{}) {
-		return nil // see before
+		return nil // see entriesAhead
 	}
 	return e.check(c.stat)
 }
@@ -334,8 +338,8 @@ func (e *entry) recover(ctx context.Context) (found bool, err error) {
 	return false, err
 }
 
-// before returns the entries ahead, and completes what is known of the entry itself.
-func (e *entry) before(ctx context.Context, children []string) ([]contender, error) {
+// entriesAhead returns the entries ahead, and completes what is known of the entry itself.
+func (e *entry) entriesAhead(ctx context.Context, children []string) ([]contender, error) {
 	if e.order == 0 {
 		st, err := attempt(ctx, e.session.client, func(int) (*zk.Stat, error) {
 			_, st, err := e.session.client.Get(join(e.line.dir, e.node.name))
@@ -381,7 +385,7 @@ func (e *entry) unseenErr(c contender) error {
 // they have been empty for a while, and the numbers in the next one start at zero.
 func (se *session) makeDir(ctx context.Context, dir string) error {
 	_, err := attempt(ctx, se.client, func(int) (string, error) {
-		// Not CreateContainer, which has a data race when the session is closed. See wire.
+		// Not CreateContainer, which has a data race when the session is closed. See serverConn.
 		return se.client.Create(dir, nil, zk.FlagContainer, se.store.acl)
 	})
 	switch {
@@ -397,9 +401,9 @@ func (se *session) makeDir(ctx context.Context, dir string) error {
 	return err
 }
 
-// clear deletes nodes that attempts to create the entry may have left. It retries until that is
-// done or the session has ended.
-func (e *entry) clear() {
+// abortEnqueue deletes nodes that attempts to create the entry may have left. It retries until that
+// is done or the session has ended.
+func (e *entry) abortEnqueue() {
 	se := e.session
 	life := se.life.Context()
 	attempts.UntilDone(life, maxPause, func() error {
@@ -411,7 +415,7 @@ func (e *entry) clear() {
 		}
 		switch {
 		case err == nil:
-			e.left()
+			e.releaseBytes()
 		case life.Err() == nil:
 			se.store.logger.LogAttrs(life, slog.LevelWarn, "removal of an uncertain entry failed; retrying",
 				slog.String("lock", e.req.Name), slog.Any("error", err))
@@ -420,19 +424,19 @@ func (e *entry) clear() {
 	})
 }
 
-// hasEnded records that the entry has left its line, and why. The outcome of this client's own
+// recordEnding records that the entry has left its line, and why. The outcome of this client's own
 // request takes precedence.
-func (e *entry) hasEnded(why ending) {
+func (e *entry) recordEnding(why ending) {
 	if why == withdrawn {
 		e.ended.Store(int32(withdrawn))
 	} else {
 		e.ended.CompareAndSwap(int32(inLine), int32(why))
 	}
-	e.left()
+	e.releaseBytes()
 }
 
 // left records that the entry is known to have left its line, or never to enter it.
-func (e *entry) left() { e.session.bytes.Add(-e.bytes.Swap(0)) }
+func (e *entry) releaseBytes() { e.session.bytes.Add(-e.bytes.Swap(0)) }
 
 // remove deletes a node of the entry's, if it exists, and records which client removed the entry.
 // No other node ever has that name, because of the GUID in it. A request that was not answered
@@ -444,9 +448,10 @@ func (e *entry) remove(ctx context.Context, name string) error {
 		e.unanswered.Add(1)
 		err := client.Delete(path, -1)
 		if err == nil {
-			e.hasEnded(withdrawn)
+			e.recordEnding(withdrawn)
 		}
-		if err == nil || refused(err) || errors.Is(err, zk.ErrNoServer) { // ErrNoServer: the request was not sent
+		// After ErrNoServer the request was not sent.
+		if err == nil || refused(err) || errors.Is(err, zk.ErrNoServer) {
 			e.unanswered.Add(-1)
 		}
 		if !errors.Is(err, zk.ErrNoNode) {
@@ -456,7 +461,7 @@ func (e *entry) remove(ctx context.Context, name string) error {
 		if e.unanswered.Load() > 0 {
 			end = either
 		}
-		e.hasEnded(end)
+		e.recordEnding(end)
 		return struct{}{}, nil
 	})
 	return err
@@ -471,8 +476,8 @@ func (e *entry) Extensions() store.Extensions {
 // Withdraw implements [store.Ticket].
 func (e *entry) Withdraw(ctx context.Context) error {
 	se := e.session
-	doing := "leave the line"
-	e.line.part(e)
+	op := "leave the line"
+	e.line.detach(e)
 	before := ending(e.ended.Load())
 	if before == inLine {
 		if err := se.life.Err(); err != nil {
@@ -482,18 +487,18 @@ func (e *entry) Withdraw(ctx context.Context) error {
 		defer cancel()
 		if err := e.remove(bounded, e.node.name); err != nil {
 			se.life.Start(e.retryRemoval)
-			return se.life.WentWith(ctx, se.explain(ctx, doing, err))
+			return se.life.WentWith(ctx, se.wrapErr(ctx, op, err))
 		}
 	}
 	switch ending(e.ended.Load()) {
 	case withdrawn:
 		if before == withdrawn {
-			return fmt.Errorf("%s: %s: %w: the entry was already withdrawn or is gone", se.store, doing, store.ErrGone)
+			return fmt.Errorf("%s: %s: %w: the entry was already withdrawn or is gone", se.store, op, store.ErrGone)
 		}
 		return nil
 	case either:
 		return fmt.Errorf("%s: %s: %w: the first request was not answered and the next found no entry: the first may have "+
-			"removed it, or another client had broken it", se.store, doing, store.ErrNotKnown)
+			"removed it, or another client had broken it", se.store, op, store.ErrNotKnown)
 	default:
 		return e.line.evicted()
 	}

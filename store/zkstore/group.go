@@ -72,7 +72,7 @@ func (g *group) Terms() store.Terms {
 // that a confirmation is valid for, after the third of it that has passed when the first begins. An
 // attempt and the pause after it are shorter than the slack, because the leader may know only the
 // previous request.
-func attemptFor(ttl time.Duration) time.Duration { return patienceFor(ttl) + ttl/20 }
+func attemptFor(ttl time.Duration) time.Duration { return silenceTimeout(ttl) + ttl/20 }
 
 // Confirm implements [store.Session].
 func (g *group) Confirm(ctx context.Context) error {
@@ -91,11 +91,11 @@ func (g *group) each(do func(*session) error) error {
 	sessions := slices.Clone(g.sessions)
 	g.mu.Unlock()
 	errs := make([]error, len(sessions))
-	var doing sync.WaitGroup
+	var calls sync.WaitGroup
 	for i, se := range sessions {
-		doing.Go(func() { errs[i] = do(se) })
+		calls.Go(func() { errs[i] = do(se) })
 	}
-	doing.Wait()
+	calls.Wait()
 	var first error
 	for _, err := range errs {
 		if errors.Is(err, store.ErrSessionLost) {
@@ -148,10 +148,10 @@ func (g *group) place(ctx context.Context, e *entry) error {
 		select {
 		case <-o.done:
 			if o.err != nil {
-				return g.store.explain(furtherSession, o.err)
+				return g.store.wrapErr(furtherSession, o.err)
 			}
 		case <-ctx.Done():
-			return g.store.explain(furtherSession, attempts.EndedBy(ctx, context.Cause(ctx)))
+			return g.store.wrapErr(furtherSession, attempts.EndedBy(ctx, context.Cause(ctx)))
 		case <-g.first.life.Context().Done():
 			return g.first.life.Err()
 		}

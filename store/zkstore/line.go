@@ -37,10 +37,10 @@ type follower struct {
 	dir     string
 	ctx     context.Context // ends when the follower is dropped, or with the session
 	stop    context.CancelFunc
-	kick    work.Signal // wakes the goroutine that follows the line
+	wakeup  work.Signal // wakes the goroutine that follows the line
 
 	mu         sync.Mutex
-	mine       map[*entry]struct{} // the session's entries that are joining or in the line
+	mine       map[*entry]struct{} // the session's entries that are joining or standing
 	following  bool                // the goroutine has been started
 	stale      bool                // the line must be read
 	unreadable bool                // some entries may not be read
@@ -64,8 +64,8 @@ func (se *session) join(e *entry, size int64) error {
 	if w == nil {
 		w = &follower{
 			session: se, name: e.req.Name, dir: dir,
-			kick: work.NewSignal(),
-			mine: make(map[*entry]struct{}),
+			wakeup: work.NewSignal(),
+			mine:   make(map[*entry]struct{}),
 		}
 		w.ctx, w.stop = context.WithCancel(se.life.Context())
 		se.lines[dir] = w
@@ -77,9 +77,9 @@ func (se *session) join(e *entry, size int64) error {
 	return nil
 }
 
-// arrive records that an entry is in the line, because its node has been created, and delivers its
-// standing. It returns false if the session has ended meanwhile.
-func (w *follower) arrive(e *entry, ahead []contender) bool {
+// markStanding records that an entry is in the line, because its node has been created, and
+// delivers its standing. It returns false if the session has ended meanwhile.
+func (w *follower) markStanding(e *entry, ahead []contender) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if e.state != joining {
@@ -87,10 +87,11 @@ func (w *follower) arrive(e *entry, ahead []contender) bool {
 	}
 	e.state, e.arrived, e.ahead = standing, w.readings+1, ahead
 	e.delivery.Begin()
-	w.session.wantOwn(e.path())
+	w.session.requestOwnWatch(e.path())
 	w.deliverLocked(e)
 	if e.blocking() > 0 {
-		// The directory's watch may be older than the entry, so no event would show which entries left meanwhile.
+		// The directory's watch may be older than the entry, so no event would show which entries
+		// left meanwhile.
 		_, everything := w.wantedLocked()
 		w.stale = w.stale || everything
 		w.followLocked()
@@ -110,19 +111,19 @@ func (w *follower) stands(order uint64) bool {
 	return false
 }
 
-// part ends deliveries to an entry that its owner has withdrawn.
-func (w *follower) part(e *entry) {
+// detach ends deliveries to an entry that its owner has withdrawn.
+func (w *follower) detach(e *entry) {
 	se := w.session
 	se.mu.Lock()
 	defer se.mu.Unlock()
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.settleLocked(e)
+	w.dropEntryLocked(e)
 	w.retireLocked()
 }
 
-// settleLocked removes an entry from the follower.
-func (w *follower) settleLocked(e *entry) {
+// dropEntryLocked removes an entry from the follower.
+func (w *follower) dropEntryLocked(e *entry) {
 	if e.state == standing {
 		w.session.own.forget(e.path())
 	}
@@ -143,7 +144,8 @@ func (w *follower) retireLocked() {
 	}
 }
 
-// close ends the follower with its session. If that was lost, the owners of the entries are notified.
+// close ends the follower with its session. If that was lost, the owners of the entries are
+// notified.
 func (w *follower) close(cause error, lost bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -152,7 +154,7 @@ func (w *follower) close(cause error, lost bool) {
 		if lost {
 			w.goneLocked(e, cause)
 		} else {
-			w.settleLocked(e)
+			w.dropEntryLocked(e)
 		}
 	}
 }
@@ -196,9 +198,9 @@ func (w *follower) verifyTurn(e *entry, exactly bool, connection int64) {
 	var there bool
 	for {
 		var err error
-		there, err = oneOf(se, se.asks, func() (bool, error) {
+		there, err = limited(se, se.asks, func() (bool, error) {
 			if exactly {
-				if err := se.client.vote(); err != nil {
+				if err := se.client.commitEmpty(); err != nil {
 					return false, err
 				}
 			}
@@ -231,9 +233,9 @@ func (w *follower) verifyTurn(e *entry, exactly bool, connection int64) {
 
 // goneLocked ends an entry that is no longer in the line, and delivers that.
 func (w *follower) goneLocked(e *entry, cause error) {
-	e.hasEnded(takenOut)
+	e.recordEnding(takenOut)
 	e.delivery.Deliver(store.Standing{State: store.Gone, Order: e.order, Cause: cause})
-	w.settleLocked(e)
+	w.dropEntryLocked(e)
 }
 
 func (w *follower) evicted() error {
@@ -271,7 +273,7 @@ func (w *follower) holds() bool {
 	return false
 }
 
-// nodeGone handles the deletion of a node; read is as for hasLeft.
+// nodeGone handles the deletion of a node; read is as for handleDeparture.
 func (se *session) nodeGone(path string, read bool) {
 	dir, name := split(path)
 	se.mu.Lock()
@@ -279,29 +281,29 @@ func (se *session) nodeGone(path string, read bool) {
 	w := se.lines[dir]
 	se.mu.Unlock()
 	if w != nil {
-		w.hasLeft(name, read)
+		w.handleDeparture(name, read)
 	}
 }
 
-// unwatched handles an event that has fired the watch of an existing node: its data has changed.
-func (se *session) unwatched(path string) {
+// watchFired handles an event that has fired the watch of an existing node: its data has changed.
+func (se *session) watchFired(path string) {
 	dir, name := split(path)
 	se.mu.Lock()
 	delete(se.watched, path)
 	w := se.lines[dir]
 	se.mu.Unlock()
 	if w != nil {
-		w.unwatched(name)
+		w.watchFired(name)
 	}
 }
 
-// unwatched requests a new watch of a node, if an entry needs it.
-func (w *follower) unwatched(name string) {
+// watchFired requests a new watch of a node, if an entry needs it.
+func (w *follower) watchFired(name string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for e := range w.mine {
 		if e.state == standing && e.node.name == name {
-			w.session.wantOwn(e.path())
+			w.session.requestOwnWatch(e.path())
 		}
 	}
 	w.wakeLocked()
@@ -313,7 +315,7 @@ func (se *session) childrenChanged(dir string) {
 		w.mu.Lock()
 		w.watched, w.stale = false, true
 		w.mu.Unlock()
-		w.followOn()
+		w.wake()
 	}
 }
 
@@ -342,17 +344,17 @@ func (w *follower) reconnected() {
 		if e.state != standing {
 			continue
 		}
-		w.session.wantOwn(e.path())
+		w.session.requestOwnWatch(e.path())
 		w.stale = w.stale || w.unreadable || e.contended != nil || !e.delivery.Admitted()
 	}
 	w.wakeLocked()
 }
 
-// hasLeft updates the entries after a departure, of another entry or their own. No entry can join
-// ahead of an entry. So an entry that knows all entries ahead is next when all have left, and the
-// line need not be read. read is set if a request found the departure, which may then be old; an
-// event is new.
-func (w *follower) hasLeft(name string, read bool) {
+// handleDeparture updates the entries after a departure, of another entry or their own. No entry
+// can join ahead of an entry. So an entry that knows all entries ahead is next when all have left,
+// and the line need not be read. read is set if a request found the departure, which may then be
+// old; an event is new.
+func (w *follower) handleDeparture(name string, read bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for e := range w.mine {
@@ -376,8 +378,8 @@ func (w *follower) hasLeft(name string, read bool) {
 	w.wakeLocked()
 }
 
-// followOn wakes the goroutine that follows the line, if it runs.
-func (w *follower) followOn() {
+// wake wakes the goroutine that follows the line, if it runs.
+func (w *follower) wake() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.wakeLocked()
@@ -395,7 +397,7 @@ func (w *follower) followLocked() {
 // wakeLocked wakes the goroutine that follows the line, if it runs.
 func (w *follower) wakeLocked() {
 	if w.following {
-		w.kick.Set()
+		w.wakeup.Set()
 	}
 }
 
@@ -406,7 +408,7 @@ func (w *follower) run() {
 	defer ticker.Stop()
 	for {
 		select {
-		case <-w.kick:
+		case <-w.wakeup:
 		case <-ticker.C:
 			if w.waiting() {
 				w.mu.Lock()
@@ -421,7 +423,7 @@ func (w *follower) run() {
 			w.session.store.logger.LogAttrs(w.ctx, slog.LevelDebug, "following a line failed; retrying",
 				slog.String("lock", w.name), slog.Any("error", err))
 			attempts.Rest(w.ctx, firstPause)
-			w.followOn()
+			w.wake()
 		}
 	}
 }
@@ -514,7 +516,7 @@ func (w *follower) watchNodes() error {
 
 func (w *follower) watchNode(name string) error {
 	path := join(w.dir, name)
-	_, err := oneOf(w.session, w.session.readings, func() (struct{}, error) {
+	_, err := limited(w.session, w.session.readings, func() (struct{}, error) {
 		// Not exists, which would leave a watch on a deleted node whose name is never used again.
 		_, _, err := w.session.client.Get(watched(path))
 		return struct{}{}, err
@@ -525,7 +527,8 @@ func (w *follower) watchNode(name string) error {
 	case errors.Is(err, zk.ErrNoNode):
 		w.session.nodeGone(path, true)
 		return nil
-	case errors.Is(err, zk.ErrNoAuth): // the node may not be watched either, but the directory may be readable
+	case errors.Is(err, zk.ErrNoAuth):
+		// The node cannot be watched either, but the directory may be readable.
 		w.mu.Lock()
 		w.unreadable = true
 		w.mu.Unlock()
@@ -555,7 +558,7 @@ func (w *follower) reread() error {
 	if watch {
 		path = watched(path)
 	}
-	children, err := oneOf(w.session, w.session.readings, func() ([]string, error) {
+	children, err := limited(w.session, w.session.readings, func() ([]string, error) {
 		children, _, err := w.session.client.Children(path)
 		return children, err
 	})
@@ -583,7 +586,7 @@ func (w *follower) applyLocked(cs []contender, reading int) {
 			w.goneLocked(e, w.evicted())
 			continue
 		}
-		e.narrow(cs[:at])
+		e.updateAhead(cs[:at])
 		w.advanceLocked(e, true)
 		if f := e.contended; f != nil && waitsBehind(cs, at) {
 			e.contended = nil
@@ -597,10 +600,10 @@ func (e *entry) in(cs []contender) int {
 	return slices.IndexFunc(cs, func(c contender) bool { return c.name == e.node.name })
 }
 
-// narrow updates the known entries ahead with a read. The read may be older than the last event: it
-// was in flight already, or a server that lags behind answered it after a reconnection. But an
-// entry that has left does not come back, and an admitted entry stays admitted.
-func (e *entry) narrow(ahead []contender) {
+// updateAhead updates the known entries ahead with a read. The read may be older than the last
+// event: it was in flight already, or a server that lags behind answered it after a reconnection.
+// But an entry that has left does not come back, and an admitted entry stays admitted.
+func (e *entry) updateAhead(ahead []contender) {
 	if e.delivery.Admitted() {
 		return
 	}
@@ -611,9 +614,9 @@ func (e *entry) narrow(ahead []contender) {
 	e.ahead = slices.DeleteFunc(slices.Clone(ahead), func(c contender) bool { return !known[c.name] && !c.mayReplace() })
 }
 
-// oneOf makes a request for an entry in a line when fewer than cap(places) such requests are in
+// limited makes a request for an entry in a line when fewer than cap(places) such requests are in
 // flight.
-func oneOf[T any](se *session, places chan struct{}, request func() (T, error)) (T, error) {
+func limited[T any](se *session, places chan struct{}, request func() (T, error)) (T, error) {
 	select {
 	case places <- struct{}{}:
 		defer func() { <-places }()

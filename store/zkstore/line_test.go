@@ -46,7 +46,7 @@ func (lt *lineTest) joining(mode line.Mode) *entry {
 func (e *entry) arrives(listing ...string) {
 	cs := contenders(listing)
 	e.node = cs[len(cs)-1]
-	e.line.arrive(e, cs[:len(cs)-1])
+	e.line.markStanding(e, cs[:len(cs)-1])
 }
 
 // A writer of Curator's may become a reader, and leave as a writer, while a reading is under way that was answered before
@@ -60,7 +60,7 @@ func TestAReadingFromBeforeAWriterBecameAReaderAdmitsNobody(t *testing.T) {
 	e.arrives(writer, own)
 
 	e.line.readings++
-	e.line.hasLeft(writer, false)
+	e.line.handleDeparture(writer, false)
 	e.line.applyLocked(contenders([]string{writer, own}), e.line.readings)
 	if !e.delivery.Waiting() || !e.line.stale {
 		t.Errorf("the entry is told %v, and another reading is wanted: %v", lt.heard[e], e.line.stale)
@@ -103,7 +103,7 @@ func TestWhoHasLeftDoesNotComeBackByAReading(t *testing.T) {
 	e := lt.joining(line.Exclusive)
 	e.arrives(first, second, own)
 	e.line.readings++
-	e.line.hasLeft(second, false)
+	e.line.handleDeparture(second, false)
 	e.line.applyLocked(contenders([]string{first, second, own}), e.line.readings)
 	if len(e.ahead) != 1 || e.ahead[0].name != first {
 		t.Errorf("ahead of the entry are %v, want the first alone", e.ahead)
@@ -131,10 +131,10 @@ func TestAnEntryThatDoesNotWatchAllAheadReadsTheLineAfterItsArrival(t *testing.T
 func TestANodeThatWantsAWatchAgainIsNotTakenForWatched(t *testing.T) {
 	t.Parallel()
 	lt := newLineTest(t, nil)
-	lt.wantOwn("/a")
-	lt.wantOwn("/b")
+	lt.requestOwnWatch("/a")
+	lt.requestOwnWatch("/b")
 	asked := lt.own.chunks()
-	lt.wantOwn("/b")
+	lt.requestOwnWatch("/b")
 	for _, nodes := range asked {
 		lt.own.set(nodes)
 	}
@@ -148,7 +148,7 @@ func TestANodeThatWantsAWatchAgainIsNotTakenForWatched(t *testing.T) {
 
 	const many = 3000
 	for i := range many {
-		lt.wantOwn(fmt.Sprintf("/a/%0100d", i))
+		lt.requestOwnWatch(fmt.Sprintf("/a/%0100d", i))
 	}
 	chunks, all := lt.own.chunks(), 0
 	for _, nodes := range chunks {
@@ -156,11 +156,11 @@ func TestANodeThatWantsAWatchAgainIsNotTakenForWatched(t *testing.T) {
 		for path := range nodes {
 			size += 4 + len(path)
 		}
-		if all += len(nodes); size > chunk {
-			t.Errorf("one request has %d bytes of paths, want at most %d", size, chunk)
+		if all += len(nodes); size > maxChunkBytes {
+			t.Errorf("one request has %d bytes of paths, want at most %d", size, maxChunkBytes)
 		}
 	}
-	if want := (many*107 + chunk - 1) / chunk; all != many || len(chunks) != want {
+	if want := (many*107 + maxChunkBytes - 1) / maxChunkBytes; all != many || len(chunks) != want {
 		t.Errorf("%d watches in %d requests, want %d in %d", all, len(chunks), many, want)
 	}
 }

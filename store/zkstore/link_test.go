@@ -17,17 +17,17 @@ func TestAConnectionOnWhichNothingIsAnsweredIsGivenUp(t *testing.T) {
 	const nearly = ttl/4 - time.Second
 	ping, sync := request(-2, 11), request(7, 9)
 	for what, tt := range map[string]struct {
-		does func(t *testing.T, w *wire, hears func(xid int32))
+		does func(t *testing.T, w *serverConn, hears func(xid int32))
 		want bool
 	}{
-		"nothing was asked": {func(*testing.T, *wire, func(int32)) {}, false},
-		"all was answered": {func(t *testing.T, w *wire, hears func(int32)) {
+		"nothing was asked": {func(*testing.T, *serverConn, func(int32)) {}, false},
+		"all was answered": {func(t *testing.T, w *serverConn, hears func(int32)) {
 			say(t, w, sync)
 			time.Sleep(nearly)
 			hears(7)
 		}, false},
-		"nothing is answered": {func(t *testing.T, w *wire, _ func(int32)) { say(t, w, sync) }, true},
-		"pings are answered": {func(t *testing.T, w *wire, hears func(int32)) {
+		"nothing is answered": {func(t *testing.T, w *serverConn, _ func(int32)) { say(t, w, sync) }, true},
+		"pings are answered": {func(t *testing.T, w *serverConn, hears func(int32)) {
 			say(t, w, sync)
 			for range 10 {
 				say(t, w, ping)
@@ -35,8 +35,8 @@ func TestAConnectionOnWhichNothingIsAnsweredIsGivenUp(t *testing.T) {
 				time.Sleep(ttl / 40)
 			}
 		}, true},
-		"only pings are asked for": {func(t *testing.T, w *wire, _ func(int32)) { say(t, w, ping) }, false},
-		"others are answered first": {func(t *testing.T, w *wire, hears func(int32)) {
+		"only pings are asked for": {func(t *testing.T, w *serverConn, _ func(int32)) { say(t, w, ping) }, false},
+		"others are answered first": {func(t *testing.T, w *serverConn, hears func(int32)) {
 			for range 10 {
 				say(t, w, sync)
 			}
@@ -45,7 +45,7 @@ func TestAConnectionOnWhichNothingIsAnsweredIsGivenUp(t *testing.T) {
 				hears(7)
 			}
 		}, false},
-		"others were answered before": {func(t *testing.T, w *wire, hears func(int32)) {
+		"others were answered before": {func(t *testing.T, w *serverConn, hears func(int32)) {
 			say(t, w, sync)
 			say(t, w, sync)
 			time.Sleep(nearly)
@@ -54,11 +54,11 @@ func TestAConnectionOnWhichNothingIsAnsweredIsGivenUp(t *testing.T) {
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			s := &scripted{says: frames(handshakeReply(ttl, 5))}
-			w := wireTo(t, s)
+			w := connTo(t, s)
 			if _, err := io.ReadFull(w, make([]byte, len(s.says))); err != nil {
 				t.Fatal(err)
 			}
-			w.link.conn = w
+			w.transport.conn = w
 			tt.does(t, w, func(xid int32) {
 				s.says = frames(answer(xid, 0))
 				if _, err := io.ReadFull(w, make([]byte, len(s.says))); err != nil {
@@ -66,9 +66,9 @@ func TestAConnectionOnWhichNothingIsAnsweredIsGivenUp(t *testing.T) {
 				}
 			})
 			given := func() (bool, error) {
-				w.link.mu.Lock()
-				defer w.link.mu.Unlock()
-				return w.link.conn == nil, w.link.err
+				w.transport.mu.Lock()
+				defer w.transport.mu.Unlock()
+				return w.transport.conn == nil, w.transport.err
 			}
 			if up, _ := given(); up && what != "pings are answered" {
 				t.Errorf("%s: given up too early", what)
@@ -81,7 +81,7 @@ func TestAConnectionOnWhichNothingIsAnsweredIsGivenUp(t *testing.T) {
 	}
 }
 
-func say(t *testing.T, w *wire, frame []byte) {
+func say(t *testing.T, w *serverConn, frame []byte) {
 	t.Helper()
 	if _, err := w.Write(frame); err != nil {
 		t.Fatal(err)
@@ -102,7 +102,7 @@ func TestAttemptsFitIntoTheTimeThatAConfirmationIsGoodFor(t *testing.T) {
 		g := &group{first: &session{ttl: ttl}}
 		granted := g.Terms()
 		terms := keeper.ScheduleFor(granted)
-		if left := terms.Every + patienceFor(ttl); left >= terms.Every+terms.Attempt || terms.Every+terms.Attempt+terms.Retry >= terms.Valid {
+		if left := terms.Every + silenceTimeout(ttl); left >= terms.Every+terms.Attempt || terms.Every+terms.Attempt+terms.Retry >= terms.Valid {
 			t.Errorf("a TTL of %v: a silent server is left after %v, an attempt ends after %v, all is lost after %v",
 				ttl, left, terms.Every+terms.Attempt, terms.Valid)
 		}

@@ -139,7 +139,7 @@ func TestAReadingBringsNobodyBack(t *testing.T) {
 		{"all have left", []string{first}, nil, nil},
 	} {
 		e := &entry{ahead: line(tt.known...)}
-		e.narrow(line(tt.reading...))
+		e.updateAhead(line(tt.reading...))
 		var got []string
 		for _, c := range e.ahead {
 			got = append(got, c.name)
@@ -150,7 +150,7 @@ func TestAReadingBringsNobodyBack(t *testing.T) {
 	}
 	e := &entry{delivery: delivery.New(nil)}
 	e.delivery.Deliver(store.Standing{State: store.Admitted})
-	if e.narrow(line(first)); len(e.ahead) > 0 {
+	if e.updateAhead(line(first)); len(e.ahead) > 0 {
 		t.Error("an old reading has taken the turn from one who was admitted")
 	}
 }

@@ -24,8 +24,8 @@ import (
 // wait long. The reply comes after an event for each node that does not exist; such nodes get no
 // watch.
 type ownNodes struct {
-	kick work.Signal   // nodes may need a watch
-	turn chan struct{} // held by the call that sets watches
+	wakeup work.Signal   // nodes may need a watch
+	turn   chan struct{} // held by the call that sets watches
 
 	mu      sync.Mutex // taken after those of the session and of a line
 	wanted  map[string]uint64
@@ -35,7 +35,7 @@ type ownNodes struct {
 }
 
 func newOwnNodes() *ownNodes {
-	return &ownNodes{kick: work.NewSignal(), turn: make(chan struct{}, 1), wanted: make(map[string]uint64), asked: make(map[string]int)}
+	return &ownNodes{wakeup: work.NewSignal(), turn: make(chan struct{}, 1), wanted: make(map[string]uint64), asked: make(map[string]int)}
 }
 
 // forget drops a node that needs no watch anymore.
@@ -65,10 +65,12 @@ func (n *ownNodes) asking(path string) bool {
 }
 
 const (
-	// chunk is about the largest number of bytes of paths in one request: servers accept a megabyte, or what jute.maxbuffer says.
-	chunk = 128 << 10
-	// pipelined is how many such requests are in flight at a time. A confirmation may wait behind them on a slow network.
-	pipelined = 2
+	// maxChunkBytes is about the largest number of bytes of paths in one request: servers accept a
+	// megabyte by default (jute.maxbuffer).
+	maxChunkBytes = 128 << 10
+	// maxChunksInFlight is how many such requests are in flight at a time. A confirmation may wait
+	// behind them on a slow network.
+	maxChunksInFlight = 2
 )
 
 // chunks returns the nodes that need a watch, in portions of one request each.
@@ -76,9 +78,9 @@ func (n *ownNodes) chunks() []map[string]uint64 {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	var all []map[string]uint64
-	size := chunk
+	size := maxChunkBytes
 	for path, reason := range n.wanted {
-		if size += 4 + len(path); size > chunk {
+		if size += 4 + len(path); size > maxChunkBytes {
 			all, size = append(all, make(map[string]uint64)), 4+len(path)
 		}
 		all[len(all)-1][path] = reason
@@ -109,7 +111,7 @@ func (se *session) watchOwn(ctx context.Context) error {
 	}
 	chunks := se.own.chunks()
 	answers := make(chan error, len(chunks))
-	places := make(chan struct{}, pipelined)
+	places := make(chan struct{}, maxChunksInFlight)
 	for _, nodes := range chunks {
 		select {
 		case places <- struct{}{}:
@@ -140,15 +142,15 @@ func (se *session) watchOwn(ctx context.Context) error {
 	return nil
 }
 
-// wantOwn requests a watch of an entry's node: it is new, its watch has fired, or the connection is
-// new. The caller may hold the mutexes of the session and the line.
-func (se *session) wantOwn(path string) {
+// requestOwnWatch requests a watch of an entry's node: it is new, its watch has fired, or the
+// connection is new. The caller may hold the mutexes of the session and the line.
+func (se *session) requestOwnWatch(path string) {
 	n := se.own
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.reasons++
 	n.wanted[path] = n.reasons
-	n.kick.Set()
+	n.wakeup.Set()
 	if !n.running {
 		n.running = true
 		se.life.Start(se.keepWatching)
@@ -160,14 +162,14 @@ func (se *session) keepWatching() {
 	life := se.life.Context()
 	for {
 		select {
-		case <-se.own.kick:
+		case <-se.own.wakeup:
 		case <-life.Done():
 			return
 		}
 		if err := se.watchOwn(life); err != nil && life.Err() == nil {
 			se.store.logger.LogAttrs(life, slog.LevelDebug, "watching entries failed; retrying", slog.Any("error", err))
 			attempts.Rest(life, firstPause)
-			se.own.kick.Set()
+			se.own.wakeup.Set()
 		}
 	}
 }

@@ -15,16 +15,16 @@ import (
 // not create it, so the request cannot restore a deleted entry. The request names the version of
 // the data that it replaces: if it is carried out after a later one, it does nothing. The waiters
 // behind receive an event, as for any change of a node that they watch, and watch it again; for the
-// entry's own watch see [session.unwatched].
+// entry's own watch see [session.watchFired].
 func (e *entry) setOwner(ctx context.Context, owner store.Owner) error {
 	se := e.session
-	doing := "change the owner of the entry"
+	op := "change the owner of the entry"
 	data, err := json.Marshal(value{Stile: valueFormat, Mode: e.req.Mode, Owner: owner})
 	if err != nil {
-		return se.store.explain(doing, err)
+		return se.store.wrapErr(op, err)
 	}
 	if !e.line.stands(e.order) {
-		return fmt.Errorf("%s: %s: %w: the entry was already withdrawn or is gone", se.store, doing, store.ErrGone)
+		return fmt.Errorf("%s: %s: %w: the entry was already withdrawn or is gone", se.store, op, store.ErrGone)
 	}
 	bounded, cancel := se.life.Within(ctx)
 	defer cancel()
@@ -32,14 +32,15 @@ func (e *entry) setOwner(ctx context.Context, owner store.Owner) error {
 		version := e.version.Load()
 		st, err := attempt(bounded, se.client, func(int) (*zk.Stat, error) { return se.client.Set(e.path(), data, version) })
 		written := err == nil
-		if errors.Is(err, zk.ErrBadVersion) { // an unanswered request of this entry, or another client, has changed it
+		// An unanswered request of this entry, or another client, may have changed the data.
+		if errors.Is(err, zk.ErrBadVersion) {
 			st, err = e.stat(bounded)
 		}
 		switch {
 		case errors.Is(err, zk.ErrNoNode), err == nil && uint64(st.Czxid) != e.order:
-			return fmt.Errorf("%s: %s: %w: another client removed the entry", se.store, doing, store.ErrGone)
+			return fmt.Errorf("%s: %s: %w: another client removed the entry", se.store, op, store.ErrGone)
 		case err != nil:
-			return se.explain(ctx, doing, err)
+			return se.wrapErr(ctx, op, err)
 		}
 		e.version.Store(st.Version)
 		if written {

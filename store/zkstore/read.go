@@ -18,7 +18,7 @@ import (
 // that exists. Its errors are those of other reads: no server answers (for which it waits half as
 // long as they do), or the client may not read there.
 func (s *Store) Ping(ctx context.Context) error {
-	return s.patientlyFor(ctx, s.patience/2, "read "+s.paths.top(), func(ctx context.Context, c *client) error {
+	return s.withReaderTimeout(ctx, s.patience/2, "read "+s.paths.top(), func(ctx context.Context, c *client) error {
 		if err := c.sync(ctx, s.paths.top()); err != nil {
 			return err
 		}
@@ -32,7 +32,7 @@ func (s *Store) Ping(ctx context.Context) error {
 
 // Line implements [store.Store].
 func (s *Store) Line(ctx context.Context, name string) (l store.Line, err error) {
-	err = s.patiently(ctx, "read the line", func(ctx context.Context, c *client) error {
+	err = s.withReader(ctx, "read the line", func(ctx context.Context, c *client) error {
 		l, _, err = s.read(ctx, c, name)
 		return err
 	})
@@ -43,7 +43,7 @@ func (s *Store) Line(ctx context.Context, name string) (l store.Line, err error)
 // beginning of a name with the prefix. So if the ensemble also stores other data, give Stile its
 // own root.
 func (s *Store) Lines(ctx context.Context, prefix string) (lines []store.Line, err error) {
-	err = s.patiently(ctx, "list the lines", func(ctx context.Context, c *client) error {
+	err = s.withReader(ctx, "list the lines", func(ctx context.Context, c *client) error {
 		if err := c.sync(ctx, s.paths.top()); err != nil {
 			return err
 		}
@@ -199,9 +199,9 @@ func readEntry(ctx context.Context, c *client, dir string, who contender) (store
 
 // Break implements [store.Store]. It works on the entries of any client.
 func (s *Store) Break(ctx context.Context, name string, order uint64) (broken store.Entry, err error) {
-	doing := "break the entry"
-	gone := fmt.Errorf("%s: %s: %w: no entry with order %d", s, doing, store.ErrGone, order)
-	err = s.patiently(ctx, doing, func(ctx context.Context, c *client) error {
+	op := "break the entry"
+	gone := fmt.Errorf("%s: %s: %w: no entry with order %d", s, op, store.ErrGone, order)
+	err = s.withReader(ctx, op, func(ctx context.Context, c *client) error {
 		l, cs, err := s.read(ctx, c, name)
 		if err != nil {
 			return err

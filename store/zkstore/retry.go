@@ -49,7 +49,7 @@ func attempt[T any](ctx context.Context, c *client, request func(before int) (T,
 		switch {
 		case ctx.Err() != nil && err != nil:
 			if last == nil || errors.Is(last, zk.ErrNoServer) {
-				last = c.link.lastErr() // more specific
+				last = c.transport.lastErr() // more specific
 			}
 			return none, attempts.GaveUp(ctx, last)
 		case err == nil || c.final(err):
@@ -62,23 +62,23 @@ func attempt[T any](ctx context.Context, c *client, request func(before int) (T,
 	}
 }
 
-// patienceError is why a call without a session stops although its own ctx has not ended.
-type patienceError time.Duration
+// noAnswerError is why a call without a session stops although its own ctx has not ended.
+type noAnswerError time.Duration
 
-func (e patienceError) Error() string {
+func (e noAnswerError) Error() string {
 	return "no answer for " + time.Duration(e).String() + ": check that the addresses are correct and reachable"
 }
 
-// patiently makes requests on the store's own connection. They must do no harm if they are made
+// withReader makes requests on the store's own connection. They must do no harm if they are made
 // more than once.
-func (s *Store) patiently(ctx context.Context, doing string, requests func(context.Context, *client) error) error {
-	return s.patientlyFor(ctx, s.patience, doing, requests)
+func (s *Store) withReader(ctx context.Context, op string, requests func(context.Context, *client) error) error {
+	return s.withReaderTimeout(ctx, s.patience, op, requests)
 }
 
-func (s *Store) patientlyFor(
-	ctx context.Context, timeout time.Duration, doing string, requests func(context.Context, *client) error,
+func (s *Store) withReaderTimeout(
+	ctx context.Context, timeout time.Duration, op string, requests func(context.Context, *client) error,
 ) error {
-	bounded, cancel := context.WithTimeoutCause(ctx, timeout, patienceError(timeout))
+	bounded, cancel := context.WithTimeoutCause(ctx, timeout, noAnswerError(timeout))
 	defer cancel()
 	c, err := s.reader()
 	if err == nil {
@@ -88,7 +88,7 @@ func (s *Store) patientlyFor(
 		err = requests(bounded, c)
 	}
 	if err != nil && !errors.Is(err, store.ErrGone) {
-		return s.explain(doing, attempts.EndedBy(ctx, err))
+		return s.wrapErr(op, attempts.EndedBy(ctx, err))
 	}
 	return err
 }
@@ -105,12 +105,11 @@ func refused(err error) bool {
 			return true
 		}
 	}
-	return unnamed[err.Error()] != ""
+	return unnamedErrors[err.Error()] != ""
 }
 
-// unnamed are errors of servers that the library has no names for: the library's text and the
-// meaning.
-var unnamed = map[string]string{
+// unnamedErrors maps the library's texts for errors that it has no names for to what they mean.
+var unnamedErrors = map[string]string{
 	"unknown error: -6":   "the servers do not support the request: ZooKeeper 3.5.3 or later is required",
 	"unknown error: -120": "sessions here are local to their servers and can have no entries: set localSessionsUpgradingEnabled",
 	"unknown error: -124": "the servers require an authentication that the client does not have",

@@ -72,7 +72,7 @@ func (se *session) open(ctx context.Context, ttl time.Duration) error {
 		go c.shut() // it may take a second
 		return err
 	}
-	id, granted := c.link.terms()
+	id, granted := c.transport.terms()
 	if granted < ttl {
 		go c.shut()
 		return fmt.Errorf("TTL %v: the servers grant at most %v", ttl, granted)
@@ -105,7 +105,7 @@ func sessionText(id int64) string { return "0x" + strconv.FormatUint(uint64(id),
 // too.
 //
 // Requests that were lost with their connection are repeated. A late reply is no reason to repeat
-// one: the server answers in order. See [wire] for when a server is abandoned.
+// one: the server answers in order. See [serverConn] for when a server is abandoned.
 func (se *session) Confirm(ctx context.Context) error {
 	if err := se.life.Err(); err != nil {
 		return err
@@ -114,32 +114,33 @@ func (se *session) Confirm(ctx context.Context) error {
 	defer cancel()
 	sent := time.Now()
 	_, err := attempt(bounded, se.client, func(int) (struct{}, error) {
-		if err := se.prove(); err != nil {
+		if err := se.checkAlive(); err != nil {
 			return struct{}{}, err
 		}
 		return struct{}{}, se.watchOwn(bounded)
 	})
 	switch {
 	case err != nil:
-		return se.explain(ctx, "confirm the session", err)
+		return se.wrapErr(ctx, "confirm the session", err)
 	case !se.confirmed(sent):
 		return se.life.Err()
 	}
 	return nil
 }
 
-// prove returns nil if the session lives. A sync asks only the leader, and a leader that the others
-// have left for another also answers it, for as long as its syncLimit, while the session ends at
-// the other. So a session with holds needs a transaction, which only a leader with a majority can
-// answer. A transaction costs more, and a session with waiters does not need it, because no entry
-// is admitted without a majority. But one may be admitted while a sync is in flight.
-func (se *session) prove() error {
+// checkAlive returns nil if the session lives. A sync asks only the leader, and a leader that the
+// others have left for another also answers it, for as long as its syncLimit, while the session
+// ends at the other. So a session with holds needs a transaction, which only a leader with a
+// majority can answer. A transaction costs more, and a session with waiters does not need it,
+// because no entry is admitted without a majority. But one may be admitted while a sync is in
+// flight.
+func (se *session) checkAlive() error {
 	if !se.holds() {
 		if _, err := se.client.Sync(se.store.paths.top()); err != nil || !se.holds() {
 			return err
 		}
 	}
-	return se.client.vote()
+	return se.client.commitEmpty()
 }
 
 // confirmed extends the session. It returns false if the session has ended.
@@ -179,7 +180,7 @@ func (se *session) handle(ev zk.Event) {
 	case ev.Type == zk.EventNodeDeleted:
 		se.nodeGone(ev.Path, se.own.asking(ev.Path))
 	case ev.Type == zk.EventNodeDataChanged:
-		se.unwatched(ev.Path)
+		se.watchFired(ev.Path)
 	case ev.Type == zk.EventNodeChildrenChanged:
 		se.childrenChanged(ev.Path)
 	}
@@ -189,20 +190,20 @@ func (se *session) handle(ev zk.Event) {
 // with: the servers' bounds have changed, and it may expire before its holders stop. The servers
 // end it, because holders must be notified before.
 func (se *session) checkGranted() {
-	c := se.begun()
+	c := se.currentClient()
 	if c == nil {
 		return
 	}
-	if _, granted := c.link.terms(); granted < se.ttl {
-		c.link.stop()
-		c.link.drop()
+	if _, granted := c.transport.terms(); granted < se.ttl {
+		c.transport.stop()
+		c.transport.drop()
 		se.lose(fmt.Errorf("%s: %w: session %s had a TTL of %v, and the servers grant only %v after a reconnection: use that or less",
 			se.store, store.ErrSessionLost, se.ID(), se.ttl, granted))
 	}
 }
 
-// begun returns the session's client, nil if the session has not begun.
-func (se *session) begun() *client {
+// currentClient returns the session's client, nil if the session has not begun.
+func (se *session) currentClient() *client {
 	se.mu.Lock()
 	defer se.mu.Unlock()
 	return se.client
@@ -224,7 +225,7 @@ func (se *session) Close(ctx context.Context) error {
 	}
 	err := se.endRemote(ctx)
 	if err != nil {
-		return se.store.explain("end the session", attempts.EndedBy(ctx, err))
+		return se.store.wrapErr("end the session", attempts.EndedBy(ctx, err))
 	}
 	return nil
 }
@@ -234,7 +235,7 @@ func (se *session) Close(ctx context.Context) error {
 func (se *session) endRemote(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, se.ttl) // after that the servers have ended it
 	defer cancel()
-	for ctx.Err() == nil && se.client.State() != zk.StateHasSession && !se.client.link.hasEnded() {
+	for ctx.Err() == nil && se.client.State() != zk.StateHasSession && !se.client.transport.recordEnding() {
 		attempts.Rest(ctx, firstPause)
 	}
 	done := make(chan struct{})
@@ -248,10 +249,10 @@ func (se *session) endRemote(ctx context.Context) error {
 	case <-ctx.Done():
 	}
 	switch {
-	case se.client.link.closeConfirmed(), se.client.link.hasEnded():
+	case se.client.transport.closeConfirmed(), se.client.transport.recordEnding():
 		return nil
 	case ctx.Err() != nil:
-		return attempts.GaveUp(ctx, se.client.link.lastErr())
+		return attempts.GaveUp(ctx, se.client.transport.lastErr())
 	}
 	return errors.New("the server has not confirmed it; the entries end with the TTL")
 }
@@ -272,7 +273,7 @@ func (se *session) lose(cause error) {
 	if !se.finish(cause, true, true) {
 		return
 	}
-	if c := se.begun(); c != nil {
+	if c := se.currentClient(); c != nil {
 		go c.shut()
 	}
 }
@@ -305,13 +306,13 @@ func (se *session) finish(cause error, lost, over bool) bool {
 	})
 }
 
-// explain is [Store.explain] for calls that ctx and the session's life bound.
-func (se *session) explain(ctx context.Context, doing string, err error) error {
+// wrapErr is [Store.wrapErr] for calls that ctx and the session's life bound.
+func (se *session) wrapErr(ctx context.Context, op string, err error) error {
 	if errors.Is(err, zk.ErrSessionExpired) {
 		return se.gone()
 	}
 	if ended := se.life.CutShort(ctx); ended != nil {
 		return ended
 	}
-	return se.store.explain(doing, attempts.EndedBy(ctx, err))
+	return se.store.wrapErr(op, attempts.EndedBy(ctx, err))
 }

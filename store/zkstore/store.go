@@ -188,9 +188,9 @@ func (s *Store) reader() (*client, error) {
 // String names the store in messages: "zookeeper at 10.0.0.1:2181, 10.0.0.2:2181".
 func (s *Store) String() string { return "zookeeper at " + strings.Join(s.servers, ", ") }
 
-// explain adds to err the store and the operation and, for errors that need an operator, what to
+// wrapErr adds to err the store and the operation and, for errors that need an operator, what to
 // do.
-func (s *Store) explain(doing string, err error) error {
+func (s *Store) wrapErr(op string, err error) error {
 	advice := ""
 	switch {
 	case errors.Is(err, zk.ErrNoAuth):
@@ -202,21 +202,21 @@ func (s *Store) explain(doing string, err error) error {
 		advice = "; the path of the lock's directory is an ephemeral node: choose another name or root"
 	case errors.Is(err, zk.ErrInvalidACL):
 		advice = "; an ACL of the scheme auth requires credentials"
-	case unnamed[err.Error()] != "":
-		advice = "; " + unnamed[err.Error()]
+	case unnamedErrors[err.Error()] != "":
+		advice = "; " + unnamedErrors[err.Error()]
 	}
-	return fmt.Errorf("%s: %s: %w%s", s, doing, err, advice)
+	return fmt.Errorf("%s: %s: %w%s", s, op, err, advice)
 }
 
 // Open implements [store.Store]. If servers grant less than the requested TTL it returns an error;
 // they may grant more.
 func (s *Store) Open(ctx context.Context, opts store.SessionOptions) (store.Session, error) {
 	asked := time.Duration(math.Ceil(float64(opts.TTL)/float64(time.Millisecond))) * time.Millisecond
-	bounded, cancel := context.WithTimeoutCause(ctx, s.patience, patienceError(s.patience))
+	bounded, cancel := context.WithTimeoutCause(ctx, s.patience, noAnswerError(s.patience))
 	defer cancel()
 	g := newGroup(s, opts)
 	if err := g.first.open(bounded, asked); err != nil {
-		return nil, s.explain("open a session", attempts.EndedBy(ctx, err))
+		return nil, s.wrapErr("open a session", attempts.EndedBy(ctx, err))
 	}
 	return g, nil
 }

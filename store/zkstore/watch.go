@@ -14,7 +14,8 @@ import (
 	"github.com/stilelock/stile/store/internal/work"
 )
 
-// resyncInterval is how often a watch reports a possible change although it has received no event, in case one was missed.
+// resyncInterval is how often a watch reports a possible change although it has received no event,
+// in case one was missed.
 const resyncInterval = 5 * time.Second
 
 // Watch implements [store.Store]. It has its own connection, and one watch for each directory that
@@ -61,15 +62,15 @@ func (c *changes) handle(ev zk.Event) {
 
 // listen watches the directories until ctx ends or the servers refuse.
 func (c *changes) listen(ctx context.Context) error {
-	doing := fmt.Sprintf("watch the locks that begin with %q", c.prefix)
+	op := fmt.Sprintf("watch the locks that begin with %q", c.prefix)
 	client, err := c.store.connect(readingTTL, false, c.handle)
 	if err != nil {
-		return c.store.explain(doing, err)
+		return c.store.wrapErr(op, err)
 	}
 	defer func() { go client.shut() }() // it may take a second
 	c.client = client
 	if err := client.await(ctx); err != nil {
-		return c.store.explain(doing, attempts.EndedBy(ctx, err))
+		return c.store.wrapErr(op, attempts.EndedBy(ctx, err))
 	}
 	ticker := time.NewTicker(c.store.resyncInterval)
 	defer ticker.Stop()
@@ -77,7 +78,7 @@ func (c *changes) listen(ctx context.Context) error {
 		select {
 		case <-c.events:
 			if err := c.catchUp(ctx); err != nil {
-				return c.store.explain(doing, attempts.EndedBy(ctx, err))
+				return c.store.wrapErr(op, attempts.EndedBy(ctx, err))
 			}
 			c.notify()
 		case <-ticker.C:

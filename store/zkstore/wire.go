@@ -21,22 +21,22 @@ import (
 	"github.com/stilelock/stile/store/internal/attempts"
 )
 
-// link connects one go-zookeeper client with its servers. It chooses servers, abandons those that
-// accept a connection and stay silent, authenticates each connection before any other request, and
-// learns from the traffic what the client does not report: see the package comment.
-type link struct {
-	servers []string
-	tls     *tls.Config
-	auth    []Auth
-	lookup  func(ctx context.Context, host string) (addresses []string, err error)
-	connect func(ctx context.Context, network, address string) (net.Conn, error)
-	silence time.Duration // how long the handshake with a server may take
+// transport connects one go-zookeeper client with its servers. It chooses servers, abandons those
+// that accept a connection and stay silent, authenticates each connection before any other request,
+// and learns from the traffic what the client does not report: see the package comment.
+type transport struct {
+	servers          []string
+	tls              *tls.Config
+	auth             []Auth
+	lookup           func(ctx context.Context, host string) (addresses []string, err error)
+	connect          func(ctx context.Context, network, address string) (net.Conn, error)
+	handshakeTimeout time.Duration // how long the handshake with a server may take
 
 	// once is set if the client must not open another session when its own has ended.
 	once bool
 
-	over context.Context // ends when no more connections are to be made
-	stop context.CancelFunc
+	stopped context.Context // ends when no more connections are to be made
+	stop    context.CancelFunc
 
 	// The client's main goroutine uses these.
 	next  int            // index of the next server
@@ -46,7 +46,7 @@ type link struct {
 	last  time.Time      // when the last began
 
 	mu             sync.Mutex
-	conn           *wire // the latest connection; nil when it was dropped
+	conn           *serverConn // the latest connection; nil when it was dropped
 	session        int64
 	granted        time.Duration
 	ended          bool                     // the session has ended; only if once is set
@@ -71,20 +71,20 @@ type stat struct {
 	owner int64
 }
 
-func newLink(s *Store, timeout time.Duration, once bool) *link {
-	l := &link{
-		servers:        slices.Clone(s.servers),
-		tls:            s.tls,
-		auth:           s.auth,
-		lookup:         s.lookup,
-		connect:        s.dial,
-		turns:          make(map[string]int),
-		silence:        min(max(patienceFor(timeout), 200*time.Millisecond), 3*time.Second),
-		once:           once,
-		pendingCreates: make(map[string]pendingCreate),
+func newTransport(s *Store, timeout time.Duration, once bool) *transport {
+	l := &transport{
+		servers:          slices.Clone(s.servers),
+		tls:              s.tls,
+		auth:             s.auth,
+		lookup:           s.lookup,
+		connect:          s.dial,
+		turns:            make(map[string]int),
+		handshakeTimeout: min(max(silenceTimeout(timeout), 200*time.Millisecond), 3*time.Second),
+		once:             once,
+		pendingCreates:   make(map[string]pendingCreate),
 	}
 	rand.Shuffle(len(l.servers), func(i, j int) { l.servers[i], l.servers[j] = l.servers[j], l.servers[i] })
-	l.over, l.stop = context.WithCancel(context.Background())
+	l.stopped, l.stop = context.WithCancel(context.Background())
 	l.rejected = make(chan struct{})
 	l.reject = sync.OnceFunc(func() { close(l.rejected) })
 	return l
@@ -92,22 +92,22 @@ func newLink(s *Store, timeout time.Duration, once bool) *link {
 
 // Init implements [zk.HostProvider]. Names are resolved for each connection; the default provider
 // resolves them once.
-func (l *link) Init([]string) error { return nil }
+func (l *transport) Init([]string) error { return nil }
 
 // Len implements [zk.HostProvider].
-func (l *link) Len() int { return len(l.servers) }
+func (l *transport) Len() int { return len(l.servers) }
 
 // Next implements [zk.HostProvider]. At the start of a new round the client checks whether it was
 // closed, drops the requests that it could not send, and waits a second. So a round starts when no
 // more connections are to be made; and when dial would pause as long anyway, because the callers of
 // those requests may have given up long ago.
-func (l *link) Next() (server string, retryStart bool) {
+func (l *transport) Next() (server string, retryStart bool) {
 	newRound := l.tried > 0 && l.tried%len(l.servers) == 0
-	return l.servers[l.next], l.over.Err() != nil || newRound && l.wait() == maxPause
+	return l.servers[l.next], l.stopped.Err() != nil || newRound && l.wait() == maxPause
 }
 
 // Connected implements [zk.HostProvider].
-func (l *link) Connected() { l.tried = 0 }
+func (l *transport) Connected() { l.tried = 0 }
 
 // The pauses between attempts to connect. The first is for a server that accepts each connection
 // and closes it.
@@ -117,7 +117,7 @@ const (
 )
 
 // wait returns the pause before the next server is tried, which grows with each round.
-func (l *link) wait() time.Duration {
+func (l *transport) wait() time.Duration {
 	d := firstPause
 	for range min(l.tried/len(l.servers), 10) {
 		d = min(2*d, maxPause)
@@ -126,35 +126,35 @@ func (l *link) wait() time.Duration {
 }
 
 // pause waits before the next server is tried.
-func (l *link) pause() {
-	attempts.Rest(l.over, time.Until(l.last.Add(l.wait())))
+func (l *transport) pause() {
+	attempts.Rest(l.stopped, time.Until(l.last.Add(l.wait())))
 	l.last = time.Now()
 }
 
-var errOver = errors.New("the session has ended")
+var errEnded = errors.New("the session has ended")
 
 // dial is the [zk.Dialer].
-func (l *link) dial(network, address string, _ time.Duration) (net.Conn, error) {
+func (l *transport) dial(network, address string, _ time.Duration) (net.Conn, error) {
 	l.drop() // the client leaves a connection open on which its session was reported expired
 	l.pause()
 	if l.tried == 0 {
 		l.first = l.last
 	}
 	l.next, l.tried = (l.next+1)%len(l.servers), l.tried+1
-	if l.over.Err() != nil || l.hasEnded() {
-		return nil, errOver
+	if l.stopped.Err() != nil || l.recordEnding() {
+		return nil, errEnded
 	}
-	ctx, cancel := context.WithTimeout(l.over, l.silence)
+	ctx, cancel := context.WithTimeout(l.stopped, l.handshakeTimeout)
 	defer cancel()
 	conn, err := l.dialOne(ctx, network, address)
 	if err == nil && l.tls != nil {
-		conn, err = l.secure(ctx, conn, address)
+		conn, err = l.startTLS(ctx, conn, address)
 	}
 	if err != nil {
-		l.failed(address, err)
+		l.recordFailure(address, err)
 		return nil, err
 	}
-	w := &wire{Conn: conn, link: l, address: address, r: bufio.NewReaderSize(conn, 16<<10)}
+	w := &serverConn{Conn: conn, transport: l, address: address, r: bufio.NewReaderSize(conn, 16<<10)}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.conn = w
@@ -163,7 +163,7 @@ func (l *link) dial(network, address string, _ time.Duration) (net.Conn, error) 
 
 // dialOne connects to one of the addresses of a server's name. It starts with another address each
 // time: one that accepts connections and stays silent must not keep the client from the others.
-func (l *link) dialOne(ctx context.Context, network, server string) (net.Conn, error) {
+func (l *transport) dialOne(ctx context.Context, network, server string) (net.Conn, error) {
 	host, port, err := net.SplitHostPort(server)
 	if err != nil {
 		return nil, err
@@ -189,29 +189,29 @@ func (l *link) dialOne(ctx context.Context, network, server string) (net.Conn, e
 }
 
 // drop closes the present connection, if there is one.
-func (l *link) drop() {
+func (l *transport) drop() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.dropLocked()
 }
 
 // dropLocked is drop for a caller that holds l.mu.
-func (l *link) dropLocked() {
+func (l *transport) dropLocked() {
 	if l.conn != nil {
 		_ = l.conn.Close()
 		l.conn = nil
 	}
 }
 
-// patienceFor is how long a server may answer no request of a session with the given TTL. When the
-// next confirmation is sent, a third of the time that the last one is valid for has passed; this
-// leaves enough of the rest to find another server.
-func patienceFor(ttl time.Duration) time.Duration { return ttl / 4 }
+// silenceTimeout is how long a server may answer no request of a session with the given TTL. When
+// the next confirmation is sent, a third of the time that the last one is valid for has passed;
+// this leaves enough of the rest to find another server.
+func silenceTimeout(ttl time.Duration) time.Duration { return ttl / 4 }
 
 // giveUp closes a connection on which no request is answered: the server may be hung, or cut off
 // from the leader, while others work. The library would wait for two thirds of the TTL, which is
 // too late for a holder, and forever while pings are answered.
-func (l *link) giveUp(w *wire) {
+func (l *transport) giveUp(w *serverConn) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.conn != w || !w.overdue() {
@@ -223,7 +223,7 @@ func (l *link) giveUp(w *wire) {
 
 var errUnanswered = errors.New("connected, but no answer")
 
-func (l *link) secure(ctx context.Context, conn net.Conn, address string) (net.Conn, error) {
+func (l *transport) startTLS(ctx context.Context, conn net.Conn, address string) (net.Conn, error) {
 	config := l.tls.Clone()
 	if config.ServerName == "" {
 		host, _, err := net.SplitHostPort(address)
@@ -240,7 +240,7 @@ func (l *link) secure(ctx context.Context, conn net.Conn, address string) (net.C
 	return secure, nil
 }
 
-func (l *link) failed(address string, err error) {
+func (l *transport) recordFailure(address string, err error) {
 	if op, ok := errors.AsType[*net.OpError](err); ok {
 		err = op.Err // the rest of the text repeats the address
 	}
@@ -254,43 +254,43 @@ func (l *link) failed(address string, err error) {
 
 // lastErr returns why the last connection failed or ended, or that no request is answered on it. It
 // returns nil otherwise.
-func (l *link) lastErr() error {
+func (l *transport) lastErr() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.err == nil && l.conn != nil && l.conn.asked() {
+	if l.err == nil && l.conn != nil && l.conn.hasUnanswered() {
 		return fmt.Errorf("%s: %w", l.conn.RemoteAddr(), errUnanswered)
 	}
 	return l.err
 }
 
-func (l *link) hasEnded() bool {
+func (l *transport) recordEnding() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.ended
 }
 
-func (l *link) closeConfirmed() bool {
+func (l *transport) closeConfirmed() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.closed
 }
 
 // terms returns what the server granted when the session was opened.
-func (l *link) terms() (session int64, granted time.Duration) {
+func (l *transport) terms() (session int64, granted time.Duration) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.session, l.granted
 }
 
-// expect registers the creation of a node at path, until forget is called.
-func (l *link) expect(path string) (b pendingCreate, forget func()) {
-	b = pendingCreate{sent: make(chan struct{}), stats: make(chan stat, 1)}
-	b.setSent = sync.OnceFunc(func() { close(b.sent) })
+// registerCreate registers the creation of a node at path, until forget is called.
+func (l *transport) registerCreate(path string) (pc pendingCreate, forget func()) {
+	pc = pendingCreate{sent: make(chan struct{}), stats: make(chan stat, 1)}
+	pc.setSent = sync.OnceFunc(func() { close(pc.sent) })
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.pendingCreates[path] = b
-	return b, func() {
-		b.setSent()
+	l.pendingCreates[path] = pc
+	return pc, func() {
+		pc.setSent()
 		l.mu.Lock()
 		defer l.mu.Unlock()
 		delete(l.pendingCreates, path)
@@ -299,7 +299,7 @@ func (l *link) expect(path string) (b pendingCreate, forget func()) {
 
 // recordSession records a server's reply to the request for a session. A session of zero means that
 // the session has ended.
-func (l *link) recordSession(session int64, granted time.Duration) error {
+func (l *transport) recordSession(session int64, granted time.Duration) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	switch {
@@ -307,7 +307,7 @@ func (l *link) recordSession(session int64, granted time.Duration) error {
 		l.ended = l.once
 	case l.session != 0 && session != l.session && l.once:
 		l.ended = true
-		return errOver
+		return errEnded
 	default:
 		l.session, l.granted, l.err = session, granted, nil
 	}
@@ -335,37 +335,38 @@ const (
 	maxHandshakeReply = 1 << 10
 )
 
-// wire is one connection to one server. The client reads it in one goroutine and writes it in
+// serverConn is one connection to one server. The client reads it in one goroutine and writes it in
 // another.
-type wire struct {
+type serverConn struct {
 	net.Conn
 
-	link    *link
-	address string
+	transport *transport
+	address   string
 
 	r              *bufio.Reader
-	handshakeReply []byte // the part of the reply to the request for a session that the client has not read
+	handshakeReply []byte // what the client has not yet read of the reply to its request for a session
 	established    bool
 	left           int // bytes of the current frame that the client has not read
 
-	// patience is how long the server may answer no request; zero if the connection is not abandoned for that.
-	patience time.Duration
+	// maxSilence is how long the server may answer no request; zero if the connection is not
+	// abandoned for that.
+	maxSilence time.Duration
 
-	mu      sync.Mutex
-	pending map[int32]pendingCreate // unanswered creations, by xid
-	closing int32                   // xid of the request to end the session; zero if there was none
-	waiting int                     // unanswered requests, without pings
-	since   time.Time               // of the last reply, or of the first of the unanswered requests
-	silence *time.Timer             // abandons the connection; nil before the first request
+	mu           sync.Mutex
+	pending      map[int32]pendingCreate // unanswered creations, by xid
+	closing      int32                   // xid of the request to end the session; zero if there was none
+	unanswered   int                     // unanswered requests, without pings
+	since        time.Time               // the last reply, or the first unanswered request
+	silenceTimer *time.Timer             // abandons the connection; nil before the first request
 }
 
 // Read passes on what the server sends, frame by frame. It reads the first frame, and authenticates
-// the connection, within the time that the link grants a server: the client would wait for ten
+// the connection, within the time that the transport grants a server: the client would wait for ten
 // times as long as it takes to lose the session.
-func (w *wire) Read(p []byte) (int, error) {
+func (w *serverConn) Read(p []byte) (int, error) {
 	if !w.established {
 		if err := w.handshake(); err != nil {
-			w.link.failed(w.address, err)
+			w.transport.recordFailure(w.address, err)
 			return 0, err
 		}
 	}
@@ -375,7 +376,7 @@ func (w *wire) Read(p []byte) (int, error) {
 		return n, nil
 	}
 	if w.left == 0 {
-		if err := w.look(); err != nil {
+		if err := w.inspectFrame(); err != nil {
 			return 0, err
 		}
 	}
@@ -387,17 +388,17 @@ func (w *wire) Read(p []byte) (int, error) {
 var errNotZooKeeper = errors.New("connected, but the reply is not ZooKeeper's: check that the address is a ZooKeeper server's, " +
 	"and whether its port uses TLS")
 
-var errTurnedDown = errors.New("the server has closed the connection without a reply: it has no quorum, or too many " +
+var errClosedWithoutReply = errors.New("the server has closed the connection without a reply: it has no quorum, or too many " +
 	"connections from this host (maxClientCnxns), or its port requires TLS")
 
-func (w *wire) handshake() error {
-	if err := w.Conn.SetDeadline(time.Now().Add(w.link.silence)); err != nil {
+func (w *serverConn) handshake() error {
+	if err := w.Conn.SetDeadline(time.Now().Add(w.transport.handshakeTimeout)); err != nil {
 		return err
 	}
 	frame, err := w.frame(maxHandshakeReply)
 	switch {
 	case errors.Is(err, io.EOF), errors.Is(err, syscall.ECONNRESET): // either may happen
-		return errTurnedDown
+		return errClosedWithoutReply
 	case err != nil:
 		return err
 	}
@@ -406,17 +407,17 @@ func (w *wire) handshake() error {
 		return errNotZooKeeper
 	}
 	if session != 0 {
-		for _, a := range w.link.auth {
+		for _, a := range w.transport.auth {
 			if err := w.authenticate(a); err != nil {
 				return err
 			}
 		}
 	}
-	if err := w.link.recordSession(session, granted); err != nil {
+	if err := w.transport.recordSession(session, granted); err != nil {
 		return err
 	}
-	if w.link.once { // for other sessions the library's own timeout is short enough
-		w.patience = patienceFor(granted)
+	if w.transport.once { // for other sessions the library's own timeout is short enough
+		w.maxSilence = silenceTimeout(granted)
 	}
 	w.established, w.handshakeReply = true, frame
 	return w.Conn.SetDeadline(time.Time{})
@@ -436,7 +437,7 @@ func parseHandshakeReply(body []byte) (session int64, granted time.Duration, ok 
 }
 
 // frame reads a frame, with the four bytes of its length.
-func (w *wire) frame(largest uint32) ([]byte, error) {
+func (w *serverConn) frame(largest uint32) ([]byte, error) {
 	var length [4]byte
 	if _, err := io.ReadFull(w.r, length[:]); err != nil {
 		return nil, err
@@ -454,7 +455,7 @@ func (w *wire) frame(largest uint32) ([]byte, error) {
 // authenticate presents a credential. The client's own way is not used: it authenticates after each
 // reconnection from its own goroutine, and may block forever if that fails. No other request is in
 // flight yet, so the next frame is the reply.
-func (w *wire) authenticate(a Auth) error {
+func (w *serverConn) authenticate(a Auth) error {
 	body := binary.BigEndian.AppendUint32(nil, uint32(1<<32+xidAuth))
 	body = binary.BigEndian.AppendUint32(body, opAuth)
 	body = binary.BigEndian.AppendUint32(body, 0) // type: there is only this one
@@ -481,48 +482,48 @@ func appendBytes(to, b []byte) []byte {
 
 // SetReadDeadline does not change the deadline of the handshake: the client's is longer than the
 // session lives.
-func (w *wire) SetReadDeadline(t time.Time) error {
+func (w *serverConn) SetReadDeadline(t time.Time) error {
 	if !w.established {
 		return nil
 	}
 	return w.Conn.SetReadDeadline(t)
 }
 
-var errNoAnswer = errors.New("malformed reply")
+var errMalformedReply = errors.New("malformed reply")
 
-// look inspects the next frame before the client reads it. A frame that is too short for a reply
-// would make the client panic.
-func (w *wire) look() error {
+// inspectFrame inspects the next frame before the client reads it. A frame that is too short for a
+// reply would make the client panic.
+func (w *serverConn) inspectFrame() error {
 	head, err := w.r.Peek(4 + replyHeader)
 	if err != nil {
 		return err
 	}
 	size := int32(binary.BigEndian.Uint32(head))
 	if size < replyHeader {
-		return errNoAnswer
+		return errMalformedReply
 	}
 	w.left = 4 + int(size)
 	xid, failed := int32(binary.BigEndian.Uint32(head[4:])), binary.BigEndian.Uint32(head[4+12:]) != 0
 
 	w.mu.Lock()
-	w.answeredLocked(xid)
-	b, isCreate := w.pending[xid]
+	w.countReplyLocked(xid)
+	pc, isCreate := w.pending[xid]
 	delete(w.pending, xid)
 	closed := xid == w.closing && xid != 0
 	w.mu.Unlock()
 
 	switch {
 	case closed && !failed:
-		w.link.mu.Lock()
-		w.link.closed = true
-		w.link.mu.Unlock()
+		w.transport.mu.Lock()
+		w.transport.closed = true
+		w.transport.mu.Unlock()
 	case isCreate && !failed:
 		frame, err := w.r.Peek(min(w.left, w.r.Size()))
 		if err != nil {
 			return err
 		}
 		if st, ok := statBehindPath(frame[4+replyHeader:]); ok {
-			b.stats <- st
+			pc.stats <- st
 		}
 	}
 	return nil
@@ -549,80 +550,80 @@ func statBehindPath(body []byte) (stat, bool) {
 const requestHeader = 4 + 4 + 4
 
 // Write passes on one request of the client, which is one frame, or the request that replaces it.
-func (w *wire) Write(p []byte) (int, error) {
-	said := p
+func (w *serverConn) Write(p []byte) (int, error) {
+	out := p
 	switch {
 	case !w.established:
-		said = w.link.sessionRequest(p)
+		out = w.transport.sessionRequest(p)
 	case len(p) >= requestHeader:
-		w.ask(int32(binary.BigEndian.Uint32(p[4:])))
-		var b pendingCreate
-		if said, b = w.translate(p); b.setSent != nil {
-			defer b.setSent()
+		w.countRequest(int32(binary.BigEndian.Uint32(p[4:])))
+		var pc pendingCreate
+		if out, pc = w.translate(p); pc.setSent != nil {
+			defer pc.setSent()
 		}
 	}
-	if _, err := w.Conn.Write(said); err != nil {
+	if _, err := w.Conn.Write(out); err != nil {
 		return 0, err
 	}
 	return len(p), nil
 }
 
-// ask records that a request is sent. A server answers requests in order, so each reply shows that
-// it makes progress, and requests that wait for their turn are no reason to leave it. Pings show
-// nothing: they are answered out of order, even by servers that can do nothing else. Their numbers
-// are negative, like those of everything that is not a request.
-func (w *wire) ask(xid int32) {
+// countRequest records that a request is sent. A server answers requests in order, so each reply
+// shows that it makes progress, and requests that wait for their turn are no reason to leave it.
+// Pings show nothing: they are answered out of order, even by servers that can do nothing else.
+// Their numbers are negative, like those of everything that is not a request.
+func (w *serverConn) countRequest(xid int32) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if xid < 0 {
 		return
 	}
-	if w.waiting++; w.waiting == 1 {
+	if w.unanswered++; w.unanswered == 1 {
 		w.restartTimerLocked()
 	}
 }
 
-// answeredLocked records that a request was answered.
-func (w *wire) answeredLocked(xid int32) {
-	if xid < 0 || w.waiting == 0 {
+// countReplyLocked records that a request was answered.
+func (w *serverConn) countReplyLocked(xid int32) {
+	if xid < 0 || w.unanswered == 0 {
 		return
 	}
-	if w.waiting--; w.waiting > 0 {
+	if w.unanswered--; w.unanswered > 0 {
 		w.restartTimerLocked()
-	} else if w.silence != nil {
-		w.silence.Stop()
+	} else if w.silenceTimer != nil {
+		w.silenceTimer.Stop()
 	}
 }
 
 // restartTimerLocked starts the time within which the next reply must arrive.
-func (w *wire) restartTimerLocked() {
+func (w *serverConn) restartTimerLocked() {
 	w.since = time.Now()
 	switch {
-	case w.patience == 0:
-	case w.silence == nil:
-		w.silence = time.AfterFunc(w.patience, func() { w.link.giveUp(w) })
+	case w.maxSilence == 0:
+	case w.silenceTimer == nil:
+		w.silenceTimer = time.AfterFunc(w.maxSilence, func() { w.transport.giveUp(w) })
 	default:
-		w.silence.Reset(w.patience)
+		w.silenceTimer.Reset(w.maxSilence)
 	}
 }
 
-// asked reports whether requests are unanswered.
-func (w *wire) asked() bool {
+// hasUnanswered reports whether requests are unanswered.
+func (w *serverConn) hasUnanswered() bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	return w.waiting > 0
+	return w.unanswered > 0
 }
 
 // overdue reports whether no request was answered for too long.
-func (w *wire) overdue() bool {
+func (w *serverConn) overdue() bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	return w.waiting > 0 && time.Since(w.since) >= w.patience
+	return w.unanswered > 0 && time.Since(w.since) >= w.maxSilence
 }
 
-// translate returns the request to send in place of p. If p creates an entry, b is its
+// translate returns the request to send in place of p. If p creates an entry, pc is its
 // pendingCreate.
-func (w *wire) translate(p []byte) (said []byte, b pendingCreate) {
+func (w *serverConn) translate(p []byte) (out []byte, pc pendingCreate) {
 	xid := int32(binary.BigEndian.Uint32(p[4:]))
 	switch int32(binary.BigEndian.Uint32(p[8:])) {
 	case opClose:
@@ -630,19 +631,19 @@ func (w *wire) translate(p []byte) (said []byte, b pendingCreate) {
 		w.closing = xid
 		w.mu.Unlock()
 	case opCreate:
-		if b, ok := w.link.takePendingCreate(p[requestHeader:]); ok {
-			w.expect(xid, b)
-			return withOperation(p, opCreate2), b
+		if pc, ok := w.transport.takePendingCreate(p[requestHeader:]); ok {
+			w.addPending(xid, pc)
+			return withOperation(p, opCreate2), pc
 		}
 		if binary.BigEndian.Uint32(p[len(p)-4:]) == zk.FlagContainer {
-			return withOperation(p, opCreateContainer), b
+			return withOperation(p, opCreateContainer), pc
 		}
 	case opExists, opGetData, opGetChildren2:
-		return rewriteRead(p), b
+		return rewriteRead(p), pc
 	case opDelete:
-		return rewriteDelete(p), b
+		return rewriteDelete(p), pc
 	}
-	return p, b
+	return p, pc
 }
 
 func withOperation(p []byte, op uint32) []byte {
@@ -684,7 +685,7 @@ func rewriteRead(p []byte) []byte {
 // reports the last transaction that it has seen, and servers with fewer transactions refuse it:
 // after a restore from a backup all do. So a client that may continue with another session reports
 // zero, once its own session must have ended.
-func (l *link) sessionRequest(p []byte) []byte {
+func (l *transport) sessionRequest(p []byte) []byte {
 	const seen, size = 4 + 4, 8 // after length and version
 	if _, granted := l.terms(); l.once || time.Since(l.first) <= granted || len(p) < seen+size {
 		return p
@@ -694,17 +695,17 @@ func (l *link) sessionRequest(p []byte) []byte {
 	return p
 }
 
-func (w *wire) expect(xid int32, b pendingCreate) {
+func (w *serverConn) addPending(xid int32, pc pendingCreate) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.pending == nil {
 		w.pending = make(map[int32]pendingCreate)
 	}
-	w.pending[xid] = b
+	w.pending[xid] = pc
 }
 
 // takePendingCreate removes and returns the pendingCreate of a request to create.
-func (l *link) takePendingCreate(body []byte) (pendingCreate, bool) {
+func (l *transport) takePendingCreate(body []byte) (pendingCreate, bool) {
 	if len(body) < 4 {
 		return pendingCreate{}, false
 	}
@@ -715,7 +716,7 @@ func (l *link) takePendingCreate(body []byte) (pendingCreate, bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	path := string(body[4 : 4+n])
-	b, ok := l.pendingCreates[path]
+	pc, ok := l.pendingCreates[path]
 	delete(l.pendingCreates, path)
-	return b, ok
+	return pc, ok
 }

@@ -47,14 +47,14 @@ func (s *scripted) SetWriteDeadline(time.Time) error { return nil }
 func (s *scripted) Close() error                     { return nil }
 func (s *scripted) RemoteAddr() net.Addr             { return &net.TCPAddr{} }
 
-// wireTo returns a wire to a server that is scripted.
-func wireTo(t testing.TB, s *scripted, auth ...Auth) *wire {
+// connTo returns a wire to a server that is scripted.
+func connTo(t testing.TB, s *scripted, auth ...Auth) *serverConn {
 	t.Helper()
 	st, err := New([]string{"scripted"}, &Options{Auth: auth})
 	if err != nil {
 		t.Fatal(err)
 	}
-	return &wire{Conn: s, link: newLink(st, 10*time.Second, true), address: "scripted", r: bufio.NewReaderSize(s, 16<<10)}
+	return &serverConn{Conn: s, transport: newTransport(st, 10*time.Second, true), address: "scripted", r: bufio.NewReaderSize(s, 16<<10)}
 }
 
 // frames puts a length before each body.
@@ -98,7 +98,7 @@ func request(xid, op int32, body ...byte) []byte {
 }
 
 // readAll reads a wire frame by frame, as go-zookeeper does, until that fails.
-func readAll(w *wire) ([]byte, error) {
+func readAll(w *serverConn) ([]byte, error) {
 	var got bytes.Buffer
 	for {
 		if _, err := io.CopyN(&got, w, 4); err != nil {
@@ -125,10 +125,10 @@ func TestWhateverTheServerSaysPassesAsItIs(t *testing.T) {
 	)
 	for size := range 40 {
 		s := &scripted{says: slices.Clone(said), pieces: []byte{byte(size)}}
-		w := wireTo(t, s)
-		b, forget := w.link.expect(path)
+		w := connTo(t, s)
+		b, forget := w.transport.registerCreate(path)
 		defer forget()
-		w.expect(7, b)
+		w.addPending(7, b)
 		got, err := readAll(w)
 		if !bytes.Equal(got, said) || !errors.Is(err, io.EOF) {
 			t.Fatalf("in pieces of %d: %d of %d bytes have passed, then %v", size+1, len(got), len(said), err)
@@ -151,9 +151,9 @@ func TestAFrameThatCannotBeIsTheEndOfTheConnection(t *testing.T) {
 	} {
 		said := append(frames(handshakeReply(10*time.Second, 5), answer(-2, 0)), binary.BigEndian.AppendUint32(nil, length)...)
 		said = append(said, answer(7, 0, make([]byte, 100)...)...)
-		w := wireTo(t, &scripted{says: slices.Clone(said)})
-		b, _ := w.link.expect("/a")
-		w.expect(7, b)
+		w := connTo(t, &scripted{says: slices.Clone(said)})
+		b, _ := w.transport.registerCreate("/a")
+		w.addPending(7, b)
 		got, err := readAll(w)
 		if err == nil || errors.Is(err, io.EOF) || len(got) > len(frames(handshakeReply(10*time.Second, 5), answer(-2, 0))) {
 			t.Errorf("%s: %d bytes have passed, then %v", what, len(got), err)
@@ -173,13 +173,13 @@ func TestAGreetingThatCannotBeIsNotPassedOn(t *testing.T) {
 		"a session before it began":    frames(handshakeReply(-time.Second, 5)),
 		"no password":                  frames(cut),
 	} {
-		got, err := readAll(wireTo(t, &scripted{says: said}))
+		got, err := readAll(connTo(t, &scripted{says: said}))
 		if len(got) > 0 || !errors.Is(err, errNotZooKeeper) {
 			t.Errorf("%s: %d bytes have passed, then %v", what, len(got), err)
 		}
 	}
 	expired := frames(handshakeReply(0, 0)) // is one that can be
-	if got, err := readAll(wireTo(t, &scripted{says: slices.Clone(expired)})); !bytes.Equal(got, expired) {
+	if got, err := readAll(connTo(t, &scripted{says: slices.Clone(expired)})); !bytes.Equal(got, expired) {
 		t.Errorf("the end of a session: %d bytes have passed, then %v", len(got), err)
 	}
 }
@@ -188,7 +188,7 @@ func TestOnEachConnectionTheFirstThingSaidIsWhoWeAre(t *testing.T) {
 	auth := []Auth{{"digest", "ann:secret"}, {"digest", "bob:secret"}}
 	said := frames(handshakeReply(10*time.Second, 5), answer(xidAuth, 0), answer(xidAuth, 0), answer(-2, 0))
 	s := &scripted{says: said, pieces: []byte{6}}
-	w := wireTo(t, s, auth...)
+	w := connTo(t, s, auth...)
 	got, err := readAll(w)
 	if want := frames(handshakeReply(10*time.Second, 5), answer(-2, 0)); !bytes.Equal(got, want) || !errors.Is(err, io.EOF) {
 		t.Errorf("%d bytes have passed, want %d, then %v", len(got), len(want), err)
@@ -199,7 +199,7 @@ func TestOnEachConnectionTheFirstThingSaidIsWhoWeAre(t *testing.T) {
 		}
 	}
 
-	w = wireTo(t, &scripted{says: frames(handshakeReply(10*time.Second, 5), answer(xidAuth, -115))}, auth...)
+	w = connTo(t, &scripted{says: frames(handshakeReply(10*time.Second, 5), answer(xidAuth, -115))}, auth...)
 	got, err = readAll(w)
 	if len(got) > 0 || !errors.Is(err, zk.ErrAuthFailed) || strings.Contains(err.Error(), "secret") {
 		t.Errorf("refused: %d bytes have passed, then %v", len(got), err)
@@ -256,9 +256,9 @@ func TestWhatTheClientSaysIsTranslatedOnlyWhereItMustBe(t *testing.T) {
 		"nothing":                          {},
 	} {
 		s := &scripted{}
-		w := wireTo(t, s)
+		w := connTo(t, s)
 		w.established = !tt.before
-		b, _ := w.link.expect(path)
+		b, _ := w.transport.registerCreate(path)
 		own := slices.Clone(tt.frame)
 		n, err := w.Write(own)
 		want := tt.want
@@ -292,14 +292,14 @@ func FuzzNothingTheServerSaysIsChanged(f *testing.F) {
 		if authenticated {
 			auth = []Auth{{"digest", "ann:secret"}}
 		}
-		w := wireTo(t, &scripted{says: slices.Clone(said), pieces: pieces}, auth...)
+		w := connTo(t, &scripted{says: slices.Clone(said), pieces: pieces}, auth...)
 		for xid := range int32(10) {
-			w.expect(xid, pendingCreate{stats: make(chan stat, 1)})
+			w.addPending(xid, pendingCreate{stats: make(chan stat, 1)})
 		}
 		got, err := readAll(w)
-		whole, part := passing(said, authenticated)
-		if !bytes.HasPrefix(got, whole) || !bytes.HasPrefix(append(whole, part...), got) {
-			t.Fatalf("%x has passed of %x, want %x and of what is behind it, %x, what has come", got, said, whole, part)
+		whole, detach := passing(said, authenticated)
+		if !bytes.HasPrefix(got, whole) || !bytes.HasPrefix(append(whole, detach...), got) {
+			t.Fatalf("%x has passed of %x, want %x and of what is behind it, %x, what has come", got, said, whole, detach)
 		}
 		if err == nil {
 			t.Fatal("there is no end")
@@ -308,7 +308,7 @@ func FuzzNothingTheServerSaysIsChanged(f *testing.F) {
 }
 
 // passing returns what a client should hear of what a server says: whole frames, and the part of a frame at the end.
-func passing(said []byte, authenticated bool) (whole, part []byte) {
+func passing(said []byte, authenticated bool) (whole, detach []byte) {
 	cut := func(least, most int) (frame []byte, ok bool) {
 		if len(said) < 4 {
 			return nil, false
@@ -359,9 +359,9 @@ func FuzzWhatTheClientSaysIsTranslatedOnlyWhereItMustBe(f *testing.F) {
 	f.Add(request(9, opClose), path, true)
 	f.Fuzz(func(t *testing.T, said []byte, path string, established bool) {
 		s := &scripted{}
-		w := wireTo(t, s)
+		w := connTo(t, s)
 		w.established = established
-		w.link.expect(path)
+		w.transport.registerCreate(path)
 		own := slices.Clone(said)
 		n, err := w.Write(own)
 		if err != nil || n != len(said) || !bytes.Equal(own, said) {
