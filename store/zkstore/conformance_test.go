@@ -11,7 +11,7 @@ import (
 )
 
 // Promise: P1
-func TestStoreConforms(t *testing.T) {
+func TestStore_conforms(t *testing.T) {
 	t.Parallel()
 	server := server(t)
 	var proxies sync.Map // of stores
@@ -40,7 +40,7 @@ func TestStoreConforms(t *testing.T) {
 // most twenty of them.
 var shipped = []string{"tickTime=2000", "initLimit=10", "syncLimit=5", "minSessionTimeout=4000", "maxSessionTimeout=40000"}
 
-func TestStoreConformsAsZooKeeperIsShipped(t *testing.T) {
+func TestStore_conformsWithDefaultConfig(t *testing.T) {
 	t.Parallel()
 	z := testservers.StartZooKeeper(t, shipped...)
 	open := func(t *testing.T) store.Store { return newStore(t, nil, z.Endpoint()) }
@@ -56,7 +56,7 @@ func TestStoreConformsAsZooKeeperIsShipped(t *testing.T) {
 
 // In an ensemble a server may not have heard of what was done at another.
 // Promise: P1
-func TestStoreConformsOnAnEnsemble(t *testing.T) {
+func TestStore_conformsOnEnsemble(t *testing.T) {
 	t.Parallel()
 	ensemble := ensemble(t)
 	open := func(t *testing.T) store.Store { return newStore(t, nil, ensemble.Endpoints()...) }

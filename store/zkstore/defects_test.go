@@ -24,18 +24,18 @@ import (
 // The reply to the creation of an entry is lost, and the session lives on. go-zookeeper's Lock looks for its node without
 // a sync, on a server that may not have heard of it yet, and leaves it behind on every error.
 // Promise: P5
-func TestAnEntryWhoseCreationWasNotAnsweredIsFoundAgain(t *testing.T) {
+func TestEnqueue_createUnanswered(t *testing.T) {
 	t.Parallel()
-	m := newMeddler(t, server(t).Endpoint())
+	m := newInterceptor(t, server(t).Endpoint())
 	conn := connect(t, server(t).Endpoint())
 	se := openSession(t, newStore(t, nil, m.addr()))
 	for _, lose := range []struct {
 		what string
 		set  func() (done <-chan struct{})
 	}{
-		{"the reply", func() <-chan struct{} { f, done := once(opCreate2, cut); m.on(nil, f); return done }},
-		{"the request", func() <-chan struct{} { f, done := once(opCreate2, cut); m.on(f, nil); return done }},
-		{"the reply to the listing", func() <-chan struct{} { f, done := once(opGetChildren2, cut); m.on(nil, f); return done }},
+		{"the reply", func() <-chan struct{} { f, done := once(opCreate2, cut); m.intercept(nil, f); return done }},
+		{"the request", func() <-chan struct{} { f, done := once(opCreate2, cut); m.intercept(f, nil); return done }},
+		{"the reply to the listing", func() <-chan struct{} { f, done := once(opGetChildren2, cut); m.intercept(nil, f); return done }},
 	} {
 		name := newName(t)
 		enqueue(t, se, name, line.Exclusive).withdraw(t) // so that the directory is there
@@ -59,7 +59,7 @@ func TestAnEntryWhoseCreationWasNotAnsweredIsFoundAgain(t *testing.T) {
 }
 
 // Promise: P5
-func TestAnEntryWhoseCallerGaveUpWhileItWasMadeIsTakenOut(t *testing.T) {
+func TestEnqueue_canceledLeavesNoNode(t *testing.T) {
 	t.Parallel()
 	proxy := testservers.NewProxy(t, server(t).Endpoint())
 	conn := connect(t, server(t).Endpoint())
@@ -89,12 +89,12 @@ func TestAnEntryWhoseCallerGaveUpWhileItWasMadeIsTakenOut(t *testing.T) {
 
 // A lock in a directory of directories is taken for the first time by many at once. go-zookeeper's Lock makes persistent
 // directories, which stay for ever, and gives up after three attempts.
-func TestDirectoriesAreMadeByManyAtOnceAndAreContainers(t *testing.T) {
+func TestEnqueue_createsContainersConcurrently(t *testing.T) {
 	t.Parallel()
 	conn := connect(t, server(t).Endpoint())
 	name := newName(t) + "/deep/deeper/deepest"
 	var all sync.WaitGroup
-	m := newMeddler(t, server(t).Endpoint())
+	m := newInterceptor(t, server(t).Endpoint())
 	for range 8 {
 		se := openSession(t, newStore(t, nil, m.addr()))
 		all.Go(func() {
@@ -107,17 +107,17 @@ func TestDirectoriesAreMadeByManyAtOnceAndAreContainers(t *testing.T) {
 	if n := len(nodes(t, conn, "/"+name)); n != 8 {
 		t.Errorf("%d entries stand in the line, want 8", n)
 	}
-	if passed := m.passed(); slices.Contains(passed, "create") || !slices.Contains(passed, "createContainer") {
+	if passed := m.takeRequests(); slices.Contains(passed, "create") || !slices.Contains(passed, "createContainer") {
 		t.Errorf("the directories were made with %q, want createContainer", passed)
 	}
 }
 
 // The watches of go-zookeeper's clients cannot be taken back, so a waiter that gives up leaves one. Here the next finds it
 // and sets no other.
-func TestWaitersThatGiveUpDoNotPileUpWatches(t *testing.T) {
+func TestWaiter_sharesWatchOfHolder(t *testing.T) {
 	t.Parallel()
 	z := server(t)
-	m := newMeddler(t, z.Endpoint())
+	m := newInterceptor(t, z.Endpoint())
 	conn := connect(t, z.Endpoint())
 	name := newName(t)
 	enqueue(t, openSession(t, newStore(t, nil, z.Endpoint())), name, line.Exclusive).await(t, store.Admitted)
@@ -129,24 +129,24 @@ func TestWaitersThatGiveUpDoNotPileUpWatches(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if passed := m.passed(); slices.Contains(passed, "create2") || slices.Contains(passed, "create") {
+	if passed := m.takeRequests(); slices.Contains(passed, "create2") || slices.Contains(passed, "create") {
 		t.Errorf("tries for a lock that is held have created something: %q", passed)
 	}
 	const waiters = 10
 	for n := range waiters {
-		before := m.answers()
+		before := m.replies()
 		p := enqueue(t, se, name, line.Exclusive)
 		p.await(t, store.Waiting)
-		m.awaitAnswers(t, "setWatches", 1, before) // of its own node
+		m.awaitReplies(t, "setWatches", 1, before) // of its own node
 		if n == 0 {
-			m.awaitAnswers(t, "getData", 1, before) // of the holder's
+			m.awaitReplies(t, "getData", 1, before) // of the holder's
 		}
 		p.withdraw(t)
 	}
 	if err := se.Confirm(t.Context()); err != nil { // what was asked before has been answered then
 		t.Fatal(err)
 	}
-	passed := m.passed()
+	passed := m.takeRequests()
 	watches := func(request string) int {
 		return len(slices.DeleteFunc(slices.Clone(passed), func(r string) bool { return r != request }))
 	}
@@ -157,11 +157,11 @@ func TestWaitersThatGiveUpDoNotPileUpWatches(t *testing.T) {
 	if all := watchers(t, z, holder); len(slices.DeleteFunc(all, func(id string) bool { return id != se.ID() })) != 1 {
 		t.Errorf("of the waiters' session there is no watch of the holder's node: %q", watchers(t, z, holder))
 	}
-	said, err := z.Say("wchp")
+	output, err := z.Say("wchp")
 	if err != nil {
 		t.Fatal(err)
 	}
-	for l := range strings.Lines(said) {
+	for l := range strings.Lines(output) {
 		if path := strings.TrimSpace(l); strings.HasPrefix(path, "/"+name+"/") && path != holder {
 			t.Errorf("there is a watch of a node that has gone: %s", path)
 		}
@@ -169,58 +169,58 @@ func TestWaitersThatGiveUpDoNotPileUpWatches(t *testing.T) {
 }
 
 // Promise: P4
-func TestWhatIsAskedOfTheServer(t *testing.T) {
+func TestSession_requests(t *testing.T) {
 	t.Parallel()
-	m := newMeddler(t, server(t).Endpoint())
+	m := newInterceptor(t, server(t).Endpoint())
 	other := openSession(t, newStore(t, nil, server(t).Endpoint()))
 	se := openSession(t, newStore(t, nil, m.addr()))
 	name := newName(t)
 	enqueue(t, se, name, line.Exclusive).withdraw(t) // so that the directory is there
-	m.passed()
+	m.takeRequests()
 
-	wants := func(what string, want ...string) {
+	expect := func(what string, want ...string) {
 		t.Helper()
-		if got := m.passed(); !slices.Equal(got, want) {
+		if got := m.takeRequests(); !slices.Equal(got, want) {
 			t.Errorf("%s takes the requests %q, want %q", what, got, want)
 		}
 	}
-	before := m.answers()
+	before := m.replies()
 	p := enqueue(t, se, name, line.Exclusive)
 	p.await(t, store.Admitted)
-	m.awaitAnswers(t, "setWatches", 1, before) // Enqueue does not wait for that: see the next test
-	wants("taking a free lock", "create2", "getChildren", "setWatches")
+	m.awaitReplies(t, "setWatches", 1, before) // Enqueue does not wait for that: see the next test
+	expect("taking a free lock", "create2", "getChildren", "setWatches")
 	p.withdraw(t)
-	wants("releasing it", "delete")
+	expect("releasing it", "delete")
 
 	holder := enqueue(t, other, name, line.Exclusive)
-	before = m.answers()
+	before = m.replies()
 	p = enqueue(t, se, name, line.Exclusive)
 	p.await(t, store.Waiting)
-	m.awaitAnswers(t, "getData", 1, before) // the holder's node is watched
-	m.awaitAnswers(t, "setWatches", 1, before)
-	m.passed()
+	m.awaitReplies(t, "getData", 1, before) // the holder's node is watched
+	m.awaitReplies(t, "setWatches", 1, before)
+	m.takeRequests()
 	holder.withdraw(t)
 	p.admitted(t)
-	confirmed(t, se)
-	wants("the hand-over from the only one who was ahead, and a confirmation,", "exists", "multi")
+	confirm(t, se)
+	expect("the hand-over from the only one who was ahead, and a confirmation,", "exists", "multi")
 
 	holder, middle := p, enqueue(t, other, name, line.Exclusive)
-	before = m.answers()
+	before = m.replies()
 	last := openSession(t, newStore(t, nil, m.addr()))
 	p = enqueue(t, last, name, line.Exclusive)
 	p.await(t, store.Waiting)
-	m.awaitAnswers(t, "getData", 2, before) // the two ahead
-	m.awaitAnswers(t, "setWatches", 1, before)
-	m.passed()
+	m.awaitReplies(t, "getData", 2, before) // the two ahead
+	m.awaitReplies(t, "setWatches", 1, before)
+	m.takeRequests()
 	middle.withdraw(t) // who waited gives up
 	holder.withdraw(t)
 	p.admitted(t)
-	confirmed(t, last)
-	wants("the hand-over from one of two who were ahead, and a confirmation,", "delete", "exists", "multi")
+	confirm(t, last)
+	expect("the hand-over from one of two who were ahead, and a confirmation,", "delete", "exists", "multi")
 }
 
 // confirmed confirms a session. What it had asked before was asked when that returns.
-func confirmed(t *testing.T, se store.Session) {
+func confirm(t *testing.T, se store.Session) {
 	t.Helper()
 	if err := se.Confirm(t.Context()); err != nil {
 		t.Fatal(err)
@@ -228,7 +228,7 @@ func confirmed(t *testing.T, se store.Session) {
 }
 
 // Promise: P2
-func TestTheOrderIsTheTransactionThatMadeTheEntry(t *testing.T) {
+func TestOrder_isCreatingTransaction(t *testing.T) {
 	t.Parallel()
 	conn := connect(t, server(t).Endpoint())
 	se := openSession(t, newStore(t, nil, server(t).Endpoint()))
@@ -249,14 +249,14 @@ func TestTheOrderIsTheTransactionThatMadeTheEntry(t *testing.T) {
 
 // At 2147483647 the servers stop counting, and give the same number to everybody.
 // Promise: P1
-func TestALineWhoseSequenceNumbersAreUsedUpIsRefused(t *testing.T) {
+func TestEnqueue_sequenceNumbersUsedUp(t *testing.T) {
 	t.Parallel()
 	conn := connect(t, server(t).Endpoint())
-	m := newMeddler(t, server(t).Endpoint())
+	m := newInterceptor(t, server(t).Endpoint())
 	name := newName(t)
 	se := openSession(t, newStore(t, nil, m.addr()))
 	enqueue(t, se, name, line.Exclusive).withdraw(t)
-	m.on(nil, func(to int32, frame []byte) verdict {
+	m.intercept(nil, func(to int32, frame []byte) action {
 		if at := bytes.LastIndex(frame, []byte("-lock-00000")); to == opCreate2 && at > 0 {
 			copy(frame[at+len("-lock-"):], "2147483647")
 		}
@@ -272,9 +272,9 @@ func TestALineWhoseSequenceNumbersAreUsedUpIsRefused(t *testing.T) {
 // In go-zookeeper, the two are one: sending its credentials again after a reconnection can make a client stand still for
 // ever, if the connection ends meanwhile.
 // Promise: P7
-func TestAClientWithCredentialsReconnectsThroughFailures(t *testing.T) {
+func TestAuth_reconnectsThroughFailures(t *testing.T) {
 	t.Parallel()
-	m := newMeddler(t, server(t).Endpoint())
+	m := newInterceptor(t, server(t).Endpoint())
 	opts := &zkstore.Options{
 		Root: "/" + newName(t),
 		Auth: []zkstore.Auth{{Scheme: "digest", Credentials: "ann:secret"}},
@@ -287,13 +287,13 @@ func TestAClientWithCredentialsReconnectsThroughFailures(t *testing.T) {
 
 	// The connection ends before, during and after the authentication, for some time.
 	cuts := 0 // guarded by the meddler, as long as it has this to do
-	m.on(func(op int32, _ []byte) verdict {
+	m.intercept(func(op int32, _ []byte) action {
 		if op == opAuth && cuts < 6 && cuts%2 == 0 {
 			cuts++
 			return cut
 		}
 		return pass
-	}, func(to int32, _ []byte) verdict {
+	}, func(to int32, _ []byte) action {
 		if (to == opAuth || to == 0) && cuts < 6 && cuts%2 == 1 {
 			cuts++
 			return cut
@@ -301,14 +301,14 @@ func TestAClientWithCredentialsReconnectsThroughFailures(t *testing.T) {
 		return pass
 	})
 	m.reset()
-	ctx, cancel := context.WithTimeout(t.Context(), soon)
+	ctx, cancel := context.WithTimeout(t.Context(), testTimeout)
 	defer cancel()
 	await(t, "a confirmation", func() bool { return se.Confirm(ctx) == nil })
-	m.on(nil, nil)
+	m.intercept(nil, nil)
 	if cuts < 6 {
 		t.Errorf("the connection was cut %d times, want 6: this test has tested little", cuts)
 	}
-	p.silent(t)
+	p.expectNothing(t)
 	p.withdraw(t)
 	enqueue(t, se, name, line.Exclusive).await(t, store.Admitted)
 
@@ -327,7 +327,7 @@ func TestAClientWithCredentialsReconnectsThroughFailures(t *testing.T) {
 	}
 }
 
-func TestCredentialsThatNoServerAcceptsAreAnErrorAtOnce(t *testing.T) {
+func TestAuth_rejectedCredentialsFailAtOnce(t *testing.T) {
 	t.Parallel()
 	st := newStore(t, &zkstore.Options{Auth: []zkstore.Auth{{Scheme: "unheard-of", Credentials: "secret"}}}, server(t).Endpoint())
 	start := time.Now()
@@ -335,21 +335,21 @@ func TestCredentialsThatNoServerAcceptsAreAnErrorAtOnce(t *testing.T) {
 	if !errors.Is(err, zk.ErrAuthFailed) || strings.Contains(err.Error(), "secret") {
 		t.Errorf("opening a session says %v", err)
 	}
-	if took := time.Since(start); took > soon/3 { // it would be all of soon if the answer were not one
+	if took := time.Since(start); took > testTimeout/3 { // it would be all of soon if the answer were not one
 		t.Errorf("it took %v", took)
 	}
 }
 
 // All that such a server says is nothing.
-func TestWhoIsTurnedAwayIsToldWhatMayBeWrong(t *testing.T) {
+func TestPing_tooManyConnections(t *testing.T) {
 	t.Parallel()
-	z := strange(t)
-	m := newMeddlerFrom(t, net.IPv4(127, 0, 77, 77), z.Endpoint()) // an address that only this test comes from
-	st := newStore(t, known(ann), m.addr())
+	z := restricted(t)
+	m := newInterceptorFrom(t, net.IPv4(127, 0, 77, 77), z.Endpoint()) // an address that only this test comes from
+	st := newStore(t, optionsWith(ann), m.addr())
 	if err := st.Ping(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	for range strangeConnections {
+	for range maxConnections {
 		conn, err := (&net.Dialer{LocalAddr: &net.TCPAddr{IP: m.from}}).Dial("tcp", z.Endpoint())
 		if err != nil {
 			t.Fatal(err)
@@ -368,7 +368,7 @@ func TestWhoIsTurnedAwayIsToldWhatMayBeWrong(t *testing.T) {
 	})
 }
 
-func TestATTLThatTheServersDoNotGrantIsAnErrorThatNamesWhatTheyDo(t *testing.T) {
+func TestOpen_ttlOutOfServersBounds(t *testing.T) {
 	t.Parallel()
 	st := newStore(t, nil, server(t).Endpoint())
 	if _, err := st.Open(t.Context(), store.SessionOptions{TTL: time.Hour}); err == nil ||
@@ -377,22 +377,22 @@ func TestATTLThatTheServersDoNotGrantIsAnErrorThatNamesWhatTheyDo(t *testing.T) 
 	}
 	var terms store.Terms
 	await(t, "a session", func() bool { // one of three seconds may end at once on a busy machine
-		se, err := newStore(t, known(ann), strange(t).Endpoint()).Open(t.Context(), store.SessionOptions{TTL: time.Second})
+		se, err := newStore(t, optionsWith(ann), restricted(t).Endpoint()).Open(t.Context(), store.SessionOptions{TTL: time.Second})
 		if err != nil {
 			return false
 		}
 		terms = se.Terms()
-		closeSoon(se.Close)
+		closeWithTimeout(se.Close)
 		return true
 	})
-	if want := (store.Terms{TTL: strangeTTL, Slack: strangeTTL / 3, Attempt: strangeTTL * 3 / 10}); terms != want {
+	if want := (store.Terms{TTL: restrictedMinTTL, Slack: restrictedMinTTL / 3, Attempt: restrictedMinTTL * 3 / 10}); terms != want {
 		t.Errorf("asked for a second where three are the least, got %+v, want %+v", terms, want)
 	}
 }
 
 // Not in parallel with others: it counts goroutines.
 // Promise: P5
-func TestNothingStaysBehind(t *testing.T) {
+func TestClose_leavesNoGoroutines(t *testing.T) {
 	z := server(t)
 	before := runtime.NumGoroutine()
 	st, err := zkstore.New([]string{z.Endpoint()}, nil)
@@ -435,10 +435,10 @@ func TestNothingStaysBehind(t *testing.T) {
 }
 
 // The library has no names for the newer answers of servers. They are answers all the same: there is no use in asking again.
-func TestAnAnswerThatTheLibraryHasNoNameForIsAnError(t *testing.T) {
+func TestErrors_unknownToLibrary(t *testing.T) {
 	t.Parallel()
-	z := strange(t)
-	nobody, somebody := newStore(t, nil, z.Endpoint()), newStore(t, known(ann), z.Endpoint())
+	z := restricted(t)
+	nobody, somebody := newStore(t, nil, z.Endpoint()), newStore(t, optionsWith(ann), z.Endpoint())
 	name := newName(t)
 	enqueue(t, openSession(t, somebody), name, line.Exclusive).await(t, store.Admitted)
 
@@ -457,7 +457,7 @@ func TestAnAnswerThatTheLibraryHasNoNameForIsAnError(t *testing.T) {
 		st   *zkstore.Store
 		want string
 	}{{somebody, "quota"}, {nobody, "require an authentication"}} {
-		ctx, cancel := until(t, soon)
+		ctx, cancel := until(t, testTimeout)
 		_, err := tryEnqueue(ctx, openSession(t, tt.st), name, line.Exclusive, false)
 		if err == nil || !strings.Contains(err.Error(), tt.want) || ctx.Err() != nil {
 			t.Errorf("getting in line says %v, and nothing of %q", err, tt.want)
@@ -467,7 +467,7 @@ func TestAnAnswerThatTheLibraryHasNoNameForIsAnError(t *testing.T) {
 }
 
 // Not in parallel with others: it counts goroutines.
-func TestCallsThatWereGivenUpDoNotPileUpWhileNoServerAnswers(t *testing.T) {
+func TestPing_canceledCallsLeaveNoGoroutines(t *testing.T) {
 	proxy := testservers.NewProxy(t, server(t).Endpoint())
 	st := newStore(t, nil, proxy.Addr())
 	if err := st.Ping(t.Context()); err != nil {
@@ -488,23 +488,23 @@ func TestCallsThatWereGivenUpDoNotPileUpWhileNoServerAnswers(t *testing.T) {
 }
 
 // Not in parallel with others: it counts goroutines.
-func TestReconnectionsLeaveNothingBehind(t *testing.T) {
+func TestReconnect_leavesNothingBehind(t *testing.T) {
 	z := server(t)
-	m := newMeddler(t, z.Endpoint())
+	m := newInterceptor(t, z.Endpoint())
 	st := newStore(t, nil, m.addr())
 	sessions := []store.Session{openSession(t, st), openSession(t, st)}
 	name := newName(t)
-	before := m.answers()
+	before := m.replies()
 	enqueue(t, sessions[0], name, line.Exclusive).await(t, store.Admitted)
 	next := enqueue(t, sessions[1], name, line.Exclusive)
 	next.await(t, store.Waiting)
-	m.awaitAnswers(t, "setWatches", 2, before) // the two watch their nodes, and one the other's
-	m.awaitAnswers(t, "getData", 1, before)
+	m.awaitReplies(t, "setWatches", 2, before) // the two watch their nodes, and one the other's
+	m.awaitReplies(t, "getData", 1, before)
 	reconnect := func(times int) {
 		for range times {
 			m.reset()
 			for _, se := range sessions {
-				confirmSoon(t, se)
+				confirmEventually(t, se)
 			}
 		}
 	}
@@ -514,5 +514,5 @@ func TestReconnectionsLeaveNothingBehind(t *testing.T) {
 	reconnect(times)
 	await(t, "the end of what worked for connections that were lost", func() bool { return runtime.NumGoroutine() <= running+times/5 })
 	await(t, "the end of all connections but two", func() bool { return m.connections() <= 2 })
-	next.silent(t)
+	next.expectNothing(t)
 }

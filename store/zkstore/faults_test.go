@@ -20,17 +20,17 @@ import (
 
 // When a session has expired go-zookeeper opens another by itself, and goes on under the same connection.
 // Promise: P6
-func TestASessionThatExpiresIsLostForHoldersAndWaitersAndNoOtherIsOpened(t *testing.T) {
+func TestSession_expires(t *testing.T) {
 	t.Parallel()
 	proxy := testservers.NewProxy(t, server(t).Endpoint())
-	m := newMeddler(t, proxy.Addr())
+	m := newInterceptor(t, proxy.Addr())
 	st := newStore(t, nil, m.addr())
 	held, waited := newName(t), newName(t)
 	other := openSession(t, newStore(t, nil, server(t).Endpoint()))
 	enqueue(t, other, waited, line.Exclusive).await(t, store.Admitted)
 
 	lost := make(chan error, 10)
-	se := openFor(t, st, longTTL, func(err error) { lost <- err })
+	se := openSessionTTL(t, st, longTTL, func(err error) { lost <- err })
 	holder, waiter := enqueue(t, se, held, line.Exclusive), enqueue(t, se, waited, line.Exclusive)
 	holder.await(t, store.Admitted)
 	waiter.await(t, store.Waiting)
@@ -39,7 +39,7 @@ func TestASessionThatExpiresIsLostForHoldersAndWaitersAndNoOtherIsOpened(t *test
 	next := enqueue(t, other, held, line.Exclusive)
 	m.expire(t, se, server(t).Endpoint())
 	next.admitted(t)
-	proxy.Reset() // what was held must not be said in the name of the session now
+	proxy.Reset() // what was held must not be output in the name of the session now
 	proxy.Release()
 
 	holder.gone(t, store.ErrSessionLost)
@@ -49,7 +49,7 @@ func TestASessionThatExpiresIsLostForHoldersAndWaitersAndNoOtherIsOpened(t *test
 		if !errors.Is(err, store.ErrSessionLost) {
 			t.Errorf("Lost was called with %v", err)
 		}
-	case <-time.After(soon):
+	case <-time.After(testTimeout):
 		t.Fatal("Lost was not called")
 	}
 	if _, err := tryEnqueue(t.Context(), se, newName(t), line.Exclusive, false); !errors.Is(err, store.ErrSessionLost) {
@@ -66,7 +66,7 @@ func TestASessionThatExpiresIsLostForHoldersAndWaitersAndNoOtherIsOpened(t *test
 	}
 }
 
-func TestTheSameClientTakesTheLockAgainAfterALoss(t *testing.T) {
+func TestHold_relockedAfterLoss(t *testing.T) {
 	t.Parallel()
 	proxy := testservers.NewProxy(t, server(t).Endpoint())
 	c := newClient(t, newStore(t, nil, proxy.Addr()), 20*time.Second) // of which the second hold needs a moment, on a busy machine
@@ -91,19 +91,19 @@ func TestTheSameClientTakesTheLockAgainAfterALoss(t *testing.T) {
 // The bounds of a server's sessions were lowered, and it was restarted. To the servers a session lasts as long as the last
 // of them has granted.
 // Promise: P1
-func TestASessionThatIsGrantedLessAfterAReconnectionIsLost(t *testing.T) {
+func TestSession_grantedLessAfterReconnection(t *testing.T) {
 	t.Parallel()
-	m := newMeddler(t, server(t).Endpoint())
+	m := newInterceptor(t, server(t).Endpoint())
 	lost := make(chan error, 1)
-	se := openFor(t, newStore(t, nil, m.addr()), longTTL, func(err error) { lost <- err })
+	se := openSessionTTL(t, newStore(t, nil, m.addr()), longTTL, func(err error) { lost <- err })
 	p := enqueue(t, se, newName(t), line.Exclusive)
 	p.await(t, store.Admitted)
 
 	m.reset() // and with the same bounds nothing happens
-	confirmSoon(t, se)
-	p.silent(t)
+	confirmEventually(t, se)
+	p.expectNothing(t)
 
-	m.on(nil, func(to int32, frame []byte) verdict {
+	m.intercept(nil, func(to int32, frame []byte) action {
 		if to == 0 { // the greeting: behind its length and a version is how long the session lasts
 			binary.BigEndian.PutUint32(frame[8:], 5000)
 		}
@@ -117,19 +117,19 @@ func TestASessionThatIsGrantedLessAfterAReconnectionIsLost(t *testing.T) {
 }
 
 // held is a hold of one session and an entry of another behind it, on an ensemble.
-type held struct {
+type heldLock struct {
 	sessions [2]store.Session
 	hold     *joined
 	next     *joined
 }
 
-func holdOn(t *testing.T, e *testservers.ZooKeeperEnsemble) held {
+func lockAndWait(t *testing.T, e *testservers.ZooKeeperEnsemble) heldLock {
 	t.Helper()
-	var h held
+	var h heldLock
 	for i := range h.sessions {
 		// Three servers may take minutes to start on a busy machine.
-		h.sessions[i] = openFor(t, newStore(t, nil, e.Endpoints()...), 10*time.Minute, nil)
-		keep(t, h.sessions[i])
+		h.sessions[i] = openSessionTTL(t, newStore(t, nil, e.Endpoints()...), 10*time.Minute, nil)
+		keepConfirming(t, h.sessions[i])
 	}
 	name := newName(t)
 	h.hold = enqueue(t, h.sessions[0], name, line.Exclusive)
@@ -140,14 +140,14 @@ func holdOn(t *testing.T, e *testservers.ZooKeeperEnsemble) held {
 }
 
 // survives checks that the sessions go on, and that the hold is held, can be released, and goes to the next in line then.
-func (h held) survives(t *testing.T) {
+func (h heldLock) checkSurvives(t *testing.T) {
 	t.Helper()
 	for _, se := range h.sessions {
-		confirmSoon(t, se)
+		confirmEventually(t, se)
 	}
-	h.hold.silent(t)
-	h.next.silent(t)
-	ctx, cancel := until(t, soon)
+	h.hold.expectNothing(t)
+	h.next.expectNothing(t)
+	ctx, cancel := until(t, testTimeout)
 	defer cancel()
 	if err := h.hold.Withdraw(ctx); err != nil {
 		t.Fatalf("releasing: %v", err)
@@ -156,7 +156,7 @@ func (h held) survives(t *testing.T) {
 }
 
 // keep confirms a session again and again, as a client does, until the test has ended.
-func keep(t *testing.T, se store.Session) {
+func keepConfirming(t *testing.T, se store.Session) {
 	t.Helper()
 	var keeping sync.WaitGroup
 	ctx, cancel := context.WithCancel(t.Context())
@@ -175,53 +175,53 @@ func keep(t *testing.T, se store.Session) {
 	t.Cleanup(func() { cancel(); keeping.Wait() })
 }
 
-// confirmSoon confirms a session, as soon as that can be done.
-func confirmSoon(t *testing.T, se store.Session) {
+// confirmEventually confirms a session, as soon as that can be done.
+func confirmEventually(t *testing.T, se store.Session) {
 	t.Helper()
 	start := time.Now()
 	for {
-		ctx, cancel := until(t, min(se.Terms().TTL/8, soon/8))
+		ctx, cancel := until(t, min(se.Terms().TTL/8, testTimeout/8))
 		err := se.Confirm(ctx)
 		cancel()
 		switch took := time.Since(start); {
 		case err == nil:
 			return
-		case errors.Is(err, store.ErrSessionLost), took > soon:
+		case errors.Is(err, store.ErrSessionLost), took > testTimeout:
 			t.Fatalf("the session is not confirmed after %v: %v", took, err)
 		}
 	}
 }
 
 // Promise: P7
-func TestHoldsSurviveWhatHappensToServers(t *testing.T) {
+func TestHold_survivesServerFailures(t *testing.T) {
 	t.Parallel()
-	e := ensembleToHurt(t)
+	e := exclusiveEnsemble(t)
 
-	h := holdOn(t, e)
+	h := lockAndWait(t, e)
 	leader := e.Leader(t)
 	leader.Pause()
 	e.Abandon(leader)
-	h.survives(t)
+	h.checkSurvives(t)
 	leader.Resume()
 	// At first it goes on leading. And one that is killed while it learns from another may never start again: ZooKeeper then
 	// finds that "the current epoch is older than the last zxid".
 	follows := func() {
 		t.Helper()
 		await(t, "the leader of before to follow", func() bool {
-			said, err := leader.Say("srvr")
-			return err == nil && strings.Contains(said, "Mode: follower")
+			output, err := leader.Say("srvr")
+			return err == nil && strings.Contains(output, "Mode: follower")
 		})
 	}
 	follows()
 
-	h = holdOn(t, e)
+	h = lockAndWait(t, e)
 	leader = e.Leader(t)
 	leader.Kill()
-	h.survives(t)
+	h.checkSurvives(t)
 	leader.Start()
 	follows()
 
-	h = holdOn(t, e)
+	h = lockAndWait(t, e)
 	for _, z := range e.Members() {
 		z.Kill()
 	}
@@ -231,15 +231,15 @@ func TestHoldsSurviveWhatHappensToServers(t *testing.T) {
 	for _, z := range e.Members() {
 		z.AwaitReady()
 	}
-	h.survives(t)
+	h.checkSurvives(t)
 }
 
 // Others are well: a server that is frozen, or cut off from the leader, costs nobody a lock.
 // Promise: P7
-func TestAHoldSurvivesThatItsServerIsHungOrCutOff(t *testing.T) {
+func TestHold_survivesHungOrPartitionedServer(t *testing.T) {
 	t.Parallel()
 	const ttl = time.Minute
-	e := ensembleToHurt(t)
+	e := exclusiveEnsemble(t)
 	for _, tt := range []struct {
 		what       string
 		hurt, heal func(*testservers.ZooKeeper)
@@ -257,15 +257,15 @@ func TestAHoldSurvivesThatItsServerIsHungOrCutOff(t *testing.T) {
 		if victim == leader {
 			t.Fatal("the session is with the leader")
 		}
-		confirmSoon(t, se)
+		confirmEventually(t, se)
 		start := time.Now()
 		tt.hurt(victim)
-		confirmSoon(t, se)
+		confirmEventually(t, se)
 		// The library would give the server up after two thirds of the TTL. A hold is lost then.
-		if took, most := time.Since(start), ttl-se.Terms().Slack; took >= most {
-			t.Errorf("%s: the session was confirmed after %v, want less than %v", tt.what, took, most)
+		if took, limit := time.Since(start), ttl-se.Terms().Slack; took >= limit {
+			t.Errorf("%s: the session was confirmed after %v, want less than %v", tt.what, took, limit)
 		}
-		p.silent(t)
+		p.expectNothing(t)
 		tt.heal(victim)
 		victim.AwaitReady()
 		p.withdraw(t)
@@ -277,17 +277,17 @@ func openOnFollower(t *testing.T, e *testservers.ZooKeeperEnsemble, ttl time.Dur
 	t.Helper()
 	leader := e.Leader(t).Endpoint()
 	for range 50 {
-		se := openFor(t, newStore(t, nil, e.Endpoints()...), ttl, nil)
+		se := openSessionTTL(t, newStore(t, nil, e.Endpoints()...), ttl, nil)
 		if zkstore.Server(se) != leader {
 			return se
 		}
-		closeSoon(se.Close)
+		closeWithTimeout(se.Close)
 	}
 	t.Fatal("no session comes to a follower")
 	return nil
 }
 
-func TestClosingWaitsForASilentServerNoLongerThanItsCaller(t *testing.T) {
+func TestClose_contextEndsAtSilentServer(t *testing.T) {
 	t.Parallel()
 	proxy := testservers.NewProxy(t, server(t).Endpoint())
 	se := openSession(t, newStore(t, nil, proxy.Addr()))
@@ -301,20 +301,20 @@ func TestClosingWaitsForASilentServerNoLongerThanItsCaller(t *testing.T) {
 		if !errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("closing says %v", err)
 		}
-	case <-time.After(soon): // the session would live for longer
+	case <-time.After(testTimeout): // the session would live for longer
 		t.Error("closing goes on when its caller has given up")
 	}
 }
 
 // What it has put in is taken out as soon as it is heard of, and is in nobody's way longer than that, least of all its own.
-func TestATryAfterOneThatWasGivenUpIsNotRefusedForThat(t *testing.T) {
+func TestTry_afterCanceledTry(t *testing.T) {
 	t.Parallel()
-	m := newMeddler(t, server(t).Endpoint())
+	m := newInterceptor(t, server(t).Endpoint())
 	se, name := openSession(t, newStore(t, nil, m.addr())), newName(t)
 	direct := newStore(t, nil, server(t).Endpoint())
 	enqueue(t, se, name, line.Exclusive).withdraw(t) // so that the directory is there
 	for range 3 {
-		m.on(nil, func(to int32, _ []byte) verdict {
+		m.intercept(nil, func(to int32, _ []byte) action {
 			if to == opCreate2 {
 				return stall
 			}
@@ -336,7 +336,7 @@ func TestATryAfterOneThatWasGivenUpIsNotRefusedForThat(t *testing.T) {
 		}
 
 		// The next try reads the line while the entry stands there, of which the client has not heard yet. Then it does.
-		m.passed()
+		m.takeRequests()
 		type outcome struct {
 			entry *joined
 			err   error
@@ -346,9 +346,9 @@ func TestATryAfterOneThatWasGivenUpIsNotRefusedForThat(t *testing.T) {
 			j, err := tryEnqueue(t.Context(), se, name, line.Exclusive, true)
 			tried <- outcome{j, err}
 		}()
-		await(t, "the next try to read the line", func() bool { return slices.Contains(m.passed(), "getChildren") })
-		m.on(nil, nil)
-		m.goOn()
+		await(t, "the next try to read the line", func() bool { return slices.Contains(m.takeRequests(), "getChildren") })
+		m.intercept(nil, nil)
+		m.resume()
 		o := <-tried
 		if o.err != nil {
 			t.Fatal(o.err)
@@ -358,14 +358,14 @@ func TestATryAfterOneThatWasGivenUpIsNotRefusedForThat(t *testing.T) {
 }
 
 // The wire client waits for a second.
-func TestClosingWaitsForASlowServer(t *testing.T) {
+func TestClose_slowServer(t *testing.T) {
 	t.Parallel()
 	proxy := testservers.NewProxy(t, server(t).Endpoint())
 	se := openSession(t, newStore(t, nil, proxy.Addr()))
 	name := newName(t)
 	enqueue(t, se, name, line.Exclusive).await(t, store.Admitted)
 	proxy.Delay(1500*time.Millisecond, testservers.Down)
-	ctx, cancel := until(t, soon)
+	ctx, cancel := until(t, testTimeout)
 	defer cancel()
 	if err := se.Close(ctx); err != nil {
 		t.Error(err)
@@ -375,15 +375,15 @@ func TestClosingWaitsForASlowServer(t *testing.T) {
 	}
 }
 
-func TestAServerThatAcceptsConnectionsAndSaysNothingIsGivenUp(t *testing.T) {
+func TestOpen_abandonsSilentServer(t *testing.T) {
 	t.Parallel()
 	hung := testservers.NewProxy(t, server(t).Endpoint())
 	hung.Hold()
 	for range 50 { // in half of them it is asked first
 		// The library would give it up after more than six times as long as that, which is longer than the store waits.
-		se := openFor(t, newStore(t, nil, hung.Addr(), server(t).Endpoint()), time.Minute, nil)
+		se := openSessionTTL(t, newStore(t, nil, hung.Addr(), server(t).Endpoint()), time.Minute, nil)
 		asked := hung.Connections() > 0
-		closeSoon(se.Close)
+		closeWithTimeout(se.Close)
 		hung.Reset()
 		if asked {
 			return
@@ -392,11 +392,11 @@ func TestAServerThatAcceptsConnectionsAndSaysNothingIsGivenUp(t *testing.T) {
 	t.Fatal("the first of two servers is never asked")
 }
 
-func TestAConfirmationThatIsNotAnsweredSaysWhichServerIsSilent(t *testing.T) {
+func TestConfirm_namesSilentServer(t *testing.T) {
 	t.Parallel()
 	proxy := testservers.NewProxy(t, server(t).Endpoint())
 	const ttl = 30 * time.Second
-	se := openFor(t, newStore(t, nil, proxy.Addr()), ttl, nil)
+	se := openSessionTTL(t, newStore(t, nil, proxy.Addr()), ttl, nil)
 	proxy.Hold()
 	ctx, cancel := until(t, ttl/8)
 	defer cancel()
@@ -408,8 +408,8 @@ func TestAConfirmationThatIsNotAnsweredSaysWhichServerIsSilent(t *testing.T) {
 }
 
 // The same is asked of the store's own connection, which has no session to lose. That the server is given up in time for
-// [zkstore.Store.Ping], see TestAReaderGivesUpAServerInTimeForPing.
-func TestAPingIsAnsweredThoughTheServerItWasSentToIsHung(t *testing.T) {
+// [zkstore.Store.Ping], see TestReadingTTL_leavesTimeForPing.
+func TestPing_survivesHungServer(t *testing.T) {
 	t.Parallel()
 	for range 50 {
 		proxy := testservers.NewProxy(t, server(t).Endpoint())
@@ -432,15 +432,15 @@ func TestAPingIsAnsweredThoughTheServerItWasSentToIsHung(t *testing.T) {
 // After a backup was restored, or when an ensemble has been set up anew, the servers have seen less than their clients, and
 // let in none of them.
 // Promise: P7
-func TestReadersComeBackToServersThatHaveSeenLessThanThey(t *testing.T) {
+func TestReader_returnsToServersWithOlderData(t *testing.T) {
 	t.Parallel()
-	m := newMeddler(t, server(t).Endpoint())
+	m := newInterceptor(t, server(t).Endpoint())
 	st := newStore(t, nil, m.addr())
 	if err := st.Ping(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	refused := make(chan struct{}, 1)
-	m.on(func(op int32, frame []byte) verdict {
+	m.intercept(func(op int32, frame []byte) action {
 		if op == 0 && binary.BigEndian.Uint64(frame[8:]) > 0 { // behind length and version is what the client has seen
 			select {
 			case refused <- struct{}{}:
@@ -458,43 +458,43 @@ func TestReadersComeBackToServersThatHaveSeenLessThanThey(t *testing.T) {
 // A connection that takes its time to be made is not one on which nothing is answered: giving it up for each confirmation
 // that was not answered meanwhile would lose the session.
 // Promise: P7
-func TestAReconnectionThatIsSlowerThanAConfirmationIsWaitedFor(t *testing.T) {
+func TestReconnect_slowerThanConfirmation(t *testing.T) {
 	t.Parallel()
 	const (
 		ttl      = 18 * time.Second
-		given    = ttl / 9        // a confirmation is given up, long before the connection is
+		timeout  = ttl / 9        // a confirmation is given up, long before the connection is
 		patience = ttl/6 - ttl/60 // a greeting may take three seconds
 	)
-	m := newMeddler(t, server(t).Endpoint())
+	m := newInterceptor(t, server(t).Endpoint())
 	for range 50 {
-		se := openFor(t, newStore(t, nil, m.addr()), ttl, nil)
-		confirmSoon(t, se)
-		greetings := make(chan struct{}, 100)
-		request := func(op int32, _ []byte) verdict {
+		se := openSessionTTL(t, newStore(t, nil, m.addr()), ttl, nil)
+		confirmEventually(t, se)
+		handshakes := make(chan struct{}, 100)
+		request := func(op int32, _ []byte) action {
 			if op == 0 {
-				greetings <- struct{}{}
+				handshakes <- struct{}{}
 			}
 			return pass
 		}
-		m.on(request, func(to int32, _ []byte) verdict {
+		m.intercept(request, func(to int32, _ []byte) action {
 			if to == 0 {
 				return stall
 			}
 			return pass
 		})
 		m.reset()
-		receive(t, greetings, "a reconnection")
+		receive(t, handshakes, "a reconnection")
 		start := time.Now()
-		ctx, cancel := until(t, given)
+		ctx, cancel := until(t, timeout)
 		err := se.Confirm(ctx)
 		cancel()
-		m.on(request, nil)
-		m.goOn()
-		confirmSoon(t, se)
+		m.intercept(request, nil)
+		m.resume()
+		confirmEventually(t, se)
 		busy := time.Since(start) > patience
-		m.on(nil, nil)
-		again := len(greetings)
-		closeSoon(se.Close)
+		m.intercept(nil, nil)
+		again := len(handshakes)
+		closeWithTimeout(se.Close)
 		switch {
 		case busy || !errors.Is(err, context.DeadlineExceeded):
 			t.Logf("the machine is too busy to tell: %v was to take less than %v; the confirmation says %v", time.Since(start), patience, err)
@@ -509,27 +509,27 @@ func TestAReconnectionThatIsSlowerThanAConfirmationIsWaitedFor(t *testing.T) {
 
 // go-zookeeper sends its watches anew after a reconnection, and only logs if that fails. Here it is tried again.
 // Promise: P7
-func TestAWaiterWhoseWatchesWereNotSetAgainIsAdmitted(t *testing.T) {
+func TestWaiter_retriesFailedWatches(t *testing.T) {
 	t.Parallel()
-	m := newMeddler(t, server(t).Endpoint())
+	m := newInterceptor(t, server(t).Endpoint())
 	name := newName(t)
 	other := openSession(t, newStore(t, nil, server(t).Endpoint()))
 	holder := enqueue(t, other, name, line.Exclusive)
 	holder.await(t, store.Admitted)
-	before := m.answers()
+	before := m.replies()
 	p := enqueue(t, openSession(t, newStore(t, nil, m.addr())), name, line.Exclusive)
 	p.await(t, store.Waiting)
 	watched := func(since map[string]int) {
 		t.Helper()
-		m.awaitAnswers(t, "setWatches", 1, since) // its own node
-		m.awaitAnswers(t, "getData", 1, since)    // the holder's
+		m.awaitReplies(t, "setWatches", 1, since) // its own node
+		m.awaitReplies(t, "getData", 1, since)    // the holder's
 	}
 	watched(before)
 
 	for _, op := range []int32{opGetData, opSetWatches} {
 		failed, done := once(op, cut)
-		before = m.answers()
-		m.on(func(op int32, frame []byte) verdict {
+		before = m.replies()
+		m.intercept(func(op int32, frame []byte) action {
 			if op == opSetWatches && binary.BigEndian.Uint64(frame[12:]) != math.MaxInt64 { // see rewriteDelete
 				t.Error("the library sets watches too")
 			}

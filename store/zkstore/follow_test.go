@@ -15,7 +15,7 @@ import (
 )
 
 // Any of the many who have a slot may be the one that makes room.
-func TestOfManySlotsAnyThatIsFreedLetsTheNextIn(t *testing.T) {
+func TestSlots_anyFreedSlotAdmitsNext(t *testing.T) {
 	t.Parallel()
 	const slots = 20
 	name := newName(t)
@@ -27,17 +27,17 @@ func TestOfManySlotsAnyThatIsFreedLetsTheNextIn(t *testing.T) {
 		in = append(in, p)
 	}
 	for _, far := range []int{0, slots / 2, slots - 1} {
-		m := newMeddler(t, server(t).Endpoint())
+		m := newInterceptor(t, server(t).Endpoint())
 		next := enqueue(t, openSession(t, newStore(t, nil, m.addr())), name, line.Slot(slots))
 		next.await(t, store.Waiting)
-		m.awaitAnswers(t, "getChildren", 2, nil) // the second is to be told of changes: this one is to come after it
+		m.awaitReplies(t, "getChildren", 2, nil) // the second is to be changed of changes: this one is to come after it
 		in[far].withdraw(t)
 		next.admitted(t)
 	}
 }
 
 // In a long line an entry watches only those nearest ahead. When they have gone it has to find the rest.
-func TestInALongLineAllWhoAreAheadAreWaitedFor(t *testing.T) {
+func TestWaiter_waitsForAllAhead(t *testing.T) {
 	t.Parallel()
 	const ahead = 20
 	name := newName(t)
@@ -50,7 +50,7 @@ func TestInALongLineAllWhoAreAheadAreWaitedFor(t *testing.T) {
 	last.await(t, store.Waiting)
 	for i := ahead - 1; i >= 0; i-- { // from the near end
 		select {
-		case st := <-last.heard:
+		case st := <-last.standings:
 			if st.State != store.Waiting {
 				t.Fatalf("with %d entries ahead the last one is %v", i+1, st.State)
 			}
@@ -62,7 +62,7 @@ func TestInALongLineAllWhoAreAheadAreWaitedFor(t *testing.T) {
 }
 
 // A writer of Curator's, since 5.5, may become a reader: it makes a reader's node with its own number, and deletes its own.
-func TestAWriterThatBecomesAReaderIsStillAhead(t *testing.T) {
+func TestWaiter_behindCuratorDowngrade(t *testing.T) {
 	t.Parallel()
 	name := newName(t)
 	conn := connect(t, server(t).Endpoint())
@@ -72,8 +72,8 @@ func TestAWriterThatBecomesAReaderIsStillAhead(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	const curatorPrefix = "/_c_01234567-89ab-4def-8123-456789abcdef-"
-	writer, reader := "/"+name+curatorPrefix+"__WRIT__0000000000", "/"+name+curatorPrefix+"__READ__0000000000"
+	const guidPart = "/_c_01234567-89ab-4def-8123-456789abcdef-"
+	writer, reader := "/"+name+guidPart+"__WRIT__0000000000", "/"+name+guidPart+"__READ__0000000000"
 	create("/"+name, zk.FlagPersistent)
 	create(writer, zk.FlagEphemeral)
 
@@ -86,9 +86,9 @@ func TestAWriterThatBecomesAReaderIsStillAhead(t *testing.T) {
 		t.Fatal(err)
 	}
 	awaitWatch(t, server(t), se, reader) // so it has read the line since
-	confirmed(t, se)                     // and has heard what there was to be told
+	confirm(t, se)                       // and has heard what there was to be changed
 	select {
-	case st := <-p.heard:
+	case st := <-p.standings:
 		if st.State == store.Admitted {
 			t.Fatal("admitted beside Curator's reader")
 		}
@@ -100,7 +100,7 @@ func TestAWriterThatBecomesAReaderIsStillAhead(t *testing.T) {
 	p.admitted(t)
 }
 
-func TestAHolderHearsOfItsEndAfterSomebodyHasChangedItsNode(t *testing.T) {
+func TestHold_goneAfterNodeWasChanged(t *testing.T) {
 	t.Parallel()
 	name := newName(t)
 	conn := connect(t, server(t).Endpoint())
@@ -124,14 +124,14 @@ func TestAHolderHearsOfItsEndAfterSomebodyHasChangedItsNode(t *testing.T) {
 }
 
 // Promise: P7
-func TestAWaiterBehindAnEntryThatItMayNotReadIsAdmitted(t *testing.T) {
+func TestWaiter_behindUnreadableEntry(t *testing.T) {
 	t.Parallel()
 	name := newName(t)
 	secret := newStore(t, &zkstore.Options{
 		Auth: []zkstore.Auth{{Scheme: "digest", Credentials: "ann:secret"}},
 		ACL:  zk.DigestACL(zk.PermAll, "ann", "secret"),
 	}, server(t).Endpoint())
-	m := newMeddler(t, server(t).Endpoint())
+	m := newInterceptor(t, server(t).Endpoint())
 	open := newStore(t, nil, m.addr())
 	se := openSession(t, open)
 	enqueue(t, se, name, line.Exclusive).withdraw(t) // so that everybody may use the directory
@@ -145,22 +145,22 @@ func TestAWaiterBehindAnEntryThatItMayNotReadIsAdmitted(t *testing.T) {
 		lines[0].Entries[0].Session != holding.ID() || lines[0].Entries[0].Foreign {
 		t.Errorf("a line with an entry that may not be read is shown as %+v, %v", lines, err)
 	}
-	// The directory is listed a second time to be told of its changes, because nothing is told of the holder's node.
-	before := m.answers()
+	// The directory is listed a second time to be changed of its changes, because nothing is changed of the holder's node.
+	before := m.replies()
 	first := enqueue(t, se, name, line.Exclusive)
 	first.await(t, store.Waiting)
-	m.awaitAnswers(t, "getChildren", 2, before)
+	m.awaitReplies(t, "getChildren", 2, before)
 	first.withdraw(t)
-	before = m.answers()
+	before = m.replies()
 	p := enqueue(t, se, name, line.Exclusive)
 	p.await(t, store.Waiting)
-	m.awaitAnswers(t, "getChildren", 2, before)
+	m.awaitReplies(t, "getChildren", 2, before)
 	holder.withdraw(t)
 	p.admitted(t)
 }
 
 // Nor does a try wait for it: it answers at once.
-func TestATryIsRefusedForAnEntryOfOursThatCannotBeTakenOut(t *testing.T) {
+func TestTry_ownEntryNotDeletable(t *testing.T) {
 	t.Parallel()
 	se, name := openSession(t, newStore(t, nil, server(t).Endpoint())), newName(t)
 	j := enqueue(t, se, name, line.Exclusive)
@@ -171,7 +171,7 @@ func TestATryIsRefusedForAnEntryOfOursThatCannotBeTakenOut(t *testing.T) {
 	if err := j.Withdraw(t.Context()); err == nil {
 		t.Fatal("it was taken out although that is not allowed")
 	}
-	ctx, cancel := until(t, soon)
+	ctx, cancel := until(t, testTimeout)
 	defer cancel()
 	_, err := tryEnqueue(ctx, se, name, line.Exclusive, true)
 	if held, ok := errors.AsType[*store.HeldError](err); !ok || held.Holder == nil || held.Holder.Session != se.ID() {
@@ -183,7 +183,7 @@ func TestATryIsRefusedForAnEntryOfOursThatCannotBeTakenOut(t *testing.T) {
 }
 
 // A holder's entry that was refused its deletion, because the directory's ACL was changed, goes when that is changed back.
-func TestAReleaseThatIsRefusedIsCarriedOutWhenItIsAllowed(t *testing.T) {
+func TestWithdraw_refusedIsRetried(t *testing.T) {
 	t.Parallel()
 	name := newName(t)
 	conn := connect(t, server(t).Endpoint())
@@ -201,19 +201,19 @@ func TestAReleaseThatIsRefusedIsCarriedOutWhenItIsAllowed(t *testing.T) {
 	await(t, "the end of the entry", func() bool { return len(nodes(t, conn, "/"+name)) == 0 })
 }
 
-func TestWatchingBelowARootThatIsNotThereYet(t *testing.T) {
+func TestWatch_rootCreatedLater(t *testing.T) {
 	t.Parallel()
 	root := "/" + newName(t) + "/deep"
 	st := newStore(t, &zkstore.Options{Root: root}, server(t).Endpoint())
 	ctx, cancel := context.WithCancel(t.Context())
-	told := make(chan struct{}, 100)
+	changed := make(chan struct{}, 100)
 	done := make(chan error, 1)
-	go func() { done <- st.Watch(ctx, "a", func() { told <- struct{}{} }) }()
-	receive(t, told, "the watch to stand")
+	go func() { done <- st.Watch(ctx, "a", func() { changed <- struct{}{} }) }()
+	receive(t, changed, "the watch to stand")
 
 	p := enqueue(t, openSession(t, st), "a/b", line.Exclusive)
 	for {
-		receive(t, told, "news of the first entry") // which is not the news that nothing was heard for a while: see rarely
+		receive(t, changed, "news of the first entry") // which is not the news that nothing was heard for a while: see rarely
 		lines, err := st.Lines(t.Context(), "a")
 		if err != nil {
 			t.Fatal(err)
@@ -223,7 +223,7 @@ func TestWatchingBelowARootThatIsNotThereYet(t *testing.T) {
 		}
 	}
 	p.withdraw(t)
-	receive(t, told, "news of its end")
+	receive(t, changed, "news of its end")
 	cancel()
 	if err := <-done; !errors.Is(err, context.Canceled) {
 		t.Errorf("Watch says %v", err)
@@ -233,7 +233,7 @@ func TestWatchingBelowARootThatIsNotThereYet(t *testing.T) {
 // All nodes of a line go in one transaction while several wait, and the servers tell of one after another. That the others
 // are gone makes it nobody's turn.
 // Promise: P1
-func TestNobodyIsAdmittedBecauseEverybodyIsTakenOutAtOnce(t *testing.T) {
+func TestWaiter_allNodesDeletedInOneTransaction(t *testing.T) {
 	t.Parallel()
 	z, name, conn := server(t), newName(t), connect(t, server(t).Endpoint())
 	join := func() *joined {

@@ -27,7 +27,7 @@ func entryBytes(name string) int64 {
 }
 
 // small returns a store whose sessions bear n entries with names of that length.
-func small(t *testing.T, n int, name, server string) *zkstore.Store {
+func smallStore(t *testing.T, n int, name, server string) *zkstore.Store {
 	t.Helper()
 	st := newStore(t, nil, server)
 	st.SetSessionBytes(int64(n) * entryBytes(name))
@@ -52,10 +52,10 @@ func ids(se store.Session) (ids []string) {
 	return ids
 }
 
-func TestEntriesBeyondWhatASessionBearsAreInAnother(t *testing.T) {
+func TestGroup_opensFurtherSession(t *testing.T) {
 	t.Parallel()
 	base := newName(t)
-	st := small(t, 3, base+"-00", server(t).Endpoint())
+	st := smallStore(t, 3, base+"-00", server(t).Endpoint())
 	se := openSession(t, st)
 	var entries []*joined
 	join := func(i int) {
@@ -97,11 +97,11 @@ func TestEntriesBeyondWhatASessionBearsAreInAnother(t *testing.T) {
 }
 
 // They come at once, and there is one that opens sessions for all.
-func TestNoMoreSessionsAreOpenedThanAreNeeded(t *testing.T) {
+func TestGroup_opensNoMoreThanNeeded(t *testing.T) {
 	t.Parallel()
 	base := newName(t)
 	const each, sessions = 4, 5
-	st := small(t, each, base+"-00", server(t).Endpoint())
+	st := smallStore(t, each, base+"-00", server(t).Endpoint())
 	se := openSession(t, st)
 	var joining sync.WaitGroup
 	for i := range each * sessions {
@@ -125,14 +125,14 @@ func TestNoMoreSessionsAreOpenedThanAreNeeded(t *testing.T) {
 
 // To its user a session is one: who is confirmed, or hears that all is lost, need not know that it is several.
 // Promise: P1
-func TestALossOfOneSessionIsTheLossOfAllThatAreOne(t *testing.T) {
+func TestGroup_lossOfOneSession(t *testing.T) {
 	t.Parallel()
 	for which := range 2 {
 		base := newName(t)
-		m := newMeddler(t, server(t).Endpoint())
-		st := small(t, 1, base+"-0", m.addr())
+		m := newInterceptor(t, server(t).Endpoint())
+		st := smallStore(t, 1, base+"-0", m.addr())
 		lost := make(chan error, 10)
-		se := openFor(t, st, longTTL, func(err error) { lost <- err })
+		se := openSessionTTL(t, st, longTTL, func(err error) { lost <- err })
 		var entries []*joined
 		for i := range 2 {
 			entries = append(entries, enqueue(t, se, fmt.Sprintf("%s-%d", base, i), line.Exclusive))
@@ -141,14 +141,14 @@ func TestALossOfOneSessionIsTheLossOfAllThatAreOne(t *testing.T) {
 		if err := se.Confirm(t.Context()); err != nil {
 			t.Fatal(err)
 		}
-		m.on(func(op int32, _ []byte) verdict { // it cannot come back meanwhile
+		m.intercept(func(op int32, _ []byte) action { // it cannot come back meanwhile
 			if op == 0 {
 				return cut
 			}
 			return pass
 		}, nil)
 		m.expireID(t, ids(se)[which], server(t).Endpoint())
-		m.on(nil, nil)
+		m.intercept(nil, nil)
 		// It may be asked before it has heard of it.
 		if err := se.Confirm(t.Context()); !errors.Is(err, store.ErrSessionLost) {
 			t.Errorf("session %d of 2 has ended, and all are confirmed: %v", which+1, err)
@@ -180,119 +180,119 @@ func TestALossOfOneSessionIsTheLossOfAllThatAreOne(t *testing.T) {
 
 // A confirmation is good for what is in the further sessions too, so it must not come from the first alone.
 // Promise: P1
-func TestASessionIsConfirmedWhenAllThatAreOneAre(t *testing.T) {
+func TestGroup_confirmNeedsAllSessions(t *testing.T) {
 	t.Parallel()
 	base := newName(t)
-	m := newMeddler(t, server(t).Endpoint())
-	se := openSession(t, small(t, 1, base+"-0", m.addr()))
+	m := newInterceptor(t, server(t).Endpoint())
+	se := openSession(t, smallStore(t, 1, base+"-0", m.addr()))
 	for i := range 2 {
 		enqueue(t, se, fmt.Sprintf("%s-%d", base, i), line.Exclusive).admitted(t)
 	}
 	for answered := range 2 {
 		var asked atomic.Int32
 		all := make(chan struct{})
-		m.on(func(op int32, _ []byte) verdict {
+		m.intercept(func(op int32, _ []byte) action {
 			if op != opMulti {
 				return pass
 			}
 			if n := int(asked.Add(1)); n == 2 {
 				close(all)
-				return swallow
+				return discard
 			} else if n <= answered {
 				return pass
 			}
-			return swallow
+			return discard
 		}, nil)
-		ctx, giveUp := context.WithCancel(t.Context())
+		ctx, cancel := context.WithCancel(t.Context())
 		confirmed := make(chan error, 1)
 		go func() { confirmed <- se.Confirm(ctx) }()
 		receive(t, all, "both to be asked")
-		giveUp()
+		cancel()
 		if err := <-confirmed; !errors.Is(err, context.Canceled) {
 			t.Errorf("%d of 2 were answered, and the confirmation says %v", answered, err)
 		}
-		m.on(nil, nil)
+		m.intercept(nil, nil)
 		m.reset()
-		confirmSoon(t, se)
+		confirmEventually(t, se)
 	}
 }
 
 // Each has watches of its own: a confirmation is good only when the entries of all are watched.
 // Promise: P1
-func TestAConfirmationCoversTheEntriesOfAllSessionsThatAreOne(t *testing.T) {
+func TestGroup_confirmCoversAllEntries(t *testing.T) {
 	t.Parallel()
 	for which := range 2 {
 		base := newName(t)
-		m := newMeddler(t, server(t).Endpoint())
+		m := newInterceptor(t, server(t).Endpoint())
 		conn := connect(t, server(t).Endpoint())
-		se := openSession(t, small(t, 1, base+"-0", m.addr()))
+		se := openSession(t, smallStore(t, 1, base+"-0", m.addr()))
 		var entries []*joined
 		for i := range 2 {
-			lose, lost := once(opSetWatches, swallow)
+			lose, lost := once(opSetWatches, discard)
 			if i == which {
-				m.on(lose, nil)
+				m.intercept(lose, nil)
 			}
-			before := m.answers()
+			before := m.replies()
 			entries = append(entries, enqueue(t, se, fmt.Sprintf("%s-%d", base, i), line.Exclusive))
 			entries[i].admitted(t)
 			if i == which {
 				receive(t, lost, "a request for a watch, which is lost")
 			} else {
-				m.awaitAnswers(t, "setWatches", 1, before)
+				m.awaitReplies(t, "setWatches", 1, before)
 			}
 		}
 		broken := entries[which]
 		if err := conn.Delete("/"+broken.name+"/"+nodes(t, conn, "/"+broken.name)[0], -1); err != nil {
 			t.Fatal(err)
 		}
-		before := m.answers()
-		ctx, giveUp := context.WithCancel(t.Context())
+		before := m.replies()
+		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan error, 1)
 		go func() { done <- se.Confirm(ctx) }()
-		m.awaitAnswers(t, "multi", 2, before)
-		broken.silent(t)
-		giveUp()
+		m.awaitReplies(t, "multi", 2, before)
+		broken.expectNothing(t)
+		cancel()
 		if err := <-done; err == nil {
 			t.Errorf("an entry of session %d of 2 is gone of which nothing was heard, and all are confirmed", which+1)
 		}
 		m.reset() // the client learns that there is no answer, and asks again
-		confirmSoon(t, se)
+		confirmEventually(t, se)
 		select {
-		case st := <-broken.heard:
+		case st := <-broken.standings:
 			if st.State != store.Gone {
 				t.Errorf("an entry that is gone is said to be %v", st.State)
 			}
 		default:
 			t.Errorf("all are confirmed, and nothing was heard of an entry of session %d of 2 that is gone", which+1)
 		}
-		entries[1-which].silent(t)
+		entries[1-which].expectNothing(t)
 	}
 }
 
 // A confirmation that began before a further session was there counts for that too.
 // Promise: P1
-func TestAFurtherSessionIsConfirmedBeforeItIsUsed(t *testing.T) {
+func TestGroup_confirmsFurtherSessionFirst(t *testing.T) {
 	t.Parallel()
 	base := newName(t)
-	m := newMeddler(t, server(t).Endpoint())
-	se := openSession(t, small(t, 1, base+"-0", m.addr()))
+	m := newInterceptor(t, server(t).Endpoint())
+	se := openSession(t, smallStore(t, 1, base+"-0", m.addr()))
 	enqueue(t, se, base+"-0", line.Exclusive).admitted(t)
-	m.passed()
+	m.takeRequests()
 	enqueue(t, se, base+"-1", line.Exclusive).admitted(t)
-	passed := m.passed()
+	passed := m.takeRequests()
 	first, made := slices.IndexFunc(passed, func(op string) bool { return op == "sync" || op == "multi" }), slices.Index(passed, "create2")
 	if first < 0 || made < first {
 		t.Errorf("for the first entry in a further session %v were sent, want a confirmation before the entry", passed)
 	}
 }
 
-func TestAFurtherSessionMustBeGrantedAsMuchAsTheFirst(t *testing.T) {
+func TestGroup_furtherSessionGrantedLess(t *testing.T) {
 	t.Parallel()
 	base := newName(t)
-	m := newMeddler(t, server(t).Endpoint())
-	se := openSession(t, small(t, 1, base+"-0", m.addr()))
+	m := newInterceptor(t, server(t).Endpoint())
+	se := openSession(t, smallStore(t, 1, base+"-0", m.addr()))
 	enqueue(t, se, base+"-0", line.Exclusive).admitted(t)
-	m.on(nil, func(to int32, frame []byte) verdict {
+	m.intercept(nil, func(to int32, frame []byte) action {
 		if to == 0 {
 			binary.BigEndian.PutUint32(frame[8:], 5000)
 		}
@@ -301,39 +301,39 @@ func TestAFurtherSessionMustBeGrantedAsMuchAsTheFirst(t *testing.T) {
 	if _, err := tryEnqueue(t.Context(), se, base+"-1", line.Exclusive, false); err == nil || !strings.Contains(err.Error(), "at most 5s") {
 		t.Errorf("an entry in a session that ends earlier than the first: %v", err)
 	}
-	m.on(nil, nil)
+	m.intercept(nil, nil)
 	enqueue(t, se, base+"-1", line.Exclusive).admitted(t)
 }
 
 // Whoever gives up waiting for a further session is let go, and the next finds it.
-func TestAFurtherSessionIsOpenedForWhoComesLater(t *testing.T) {
+func TestGroup_canceledCallLeavesFurtherSession(t *testing.T) {
 	t.Parallel()
 	base := newName(t)
-	m := newMeddler(t, server(t).Endpoint())
-	se := openSession(t, small(t, 1, base+"-0", m.addr()))
+	m := newInterceptor(t, server(t).Endpoint())
+	se := openSession(t, smallStore(t, 1, base+"-0", m.addr()))
 	enqueue(t, se, base+"-0", line.Exclusive).admitted(t)
-	opened := make(chan struct{})
+	requested := make(chan struct{})
 	var once sync.Once
-	m.on(nil, func(to int32, _ []byte) verdict {
+	m.intercept(nil, func(to int32, _ []byte) action {
 		if to == 0 {
-			once.Do(func() { close(opened) })
+			once.Do(func() { close(requested) })
 			return stall
 		}
 		return pass
 	})
-	ctx, giveUp := context.WithCancel(t.Context())
+	ctx, cancel := context.WithCancel(t.Context())
 	given := make(chan error, 1)
 	go func() {
 		_, err := tryEnqueue(ctx, se, base+"-1", line.Exclusive, false)
 		given <- err
 	}()
-	receive(t, opened, "a further session to be opened")
-	giveUp()
+	receive(t, requested, "a further session to be opened")
+	cancel()
 	if err := <-given; !errors.Is(err, context.Canceled) {
 		t.Errorf("who gives up is told %v", err)
 	}
-	m.on(nil, nil)
-	m.goOn()
+	m.intercept(nil, nil)
+	m.resume()
 	enqueue(t, se, base+"-1", line.Exclusive).admitted(t)
 	if n := len(ids(se)); n != 2 {
 		t.Errorf("there are %d sessions, want 2", n)
@@ -341,10 +341,10 @@ func TestAFurtherSessionIsOpenedForWhoComesLater(t *testing.T) {
 }
 
 // What is counted is what stands in lines, and what may: in whatever way it ends.
-func TestWhatHasLeftIsNotCountedAnyMore(t *testing.T) {
+func TestGroup_countsOnlyPresentEntries(t *testing.T) {
 	t.Parallel()
 	name := newName(t)
-	m := newMeddler(t, server(t).Endpoint())
+	m := newInterceptor(t, server(t).Endpoint())
 	se := openSession(t, newStore(t, nil, m.addr()))
 	other := openSession(t, newStore(t, nil, server(t).Endpoint()))
 	conn := connect(t, server(t).Endpoint())
@@ -373,30 +373,30 @@ func TestWhatHasLeftIsNotCountedAnyMore(t *testing.T) {
 			}
 		}
 	}
-	before := m.answers()
+	before := m.replies()
 	j = enqueue(t, se, name, line.Exclusive)
 	j.admitted(t)
-	m.awaitAnswers(t, "setWatches", 1, before)
+	m.awaitReplies(t, "setWatches", 1, before)
 	breakIt()
 	j.gone(t, store.ErrGone)
 	nothing("an eviction")
 
 	// It is taken out before it is watched: the request for that tells of it.
 	hold, asked := once(opSetWatches, stall)
-	m.on(hold, nil)
+	m.intercept(hold, nil)
 	j = enqueue(t, se, name, line.Exclusive)
 	j.admitted(t)
 	receive(t, asked, "a request for a watch")
 	breakIt()
-	m.on(nil, nil)
-	m.goOn()
+	m.intercept(nil, nil)
+	m.resume()
 	j.gone(t, store.ErrGone)
 	nothing("an eviction that a request for a watch has shown")
 
 	for _, tt := range []struct {
 		what            string
-		request, answer verdict // on the first deletion
-		broken          bool    // before that comes to the server
+		request, answer action // on the first deletion
+		broken          bool   // before that comes to the server
 		want            error
 	}{
 		{"a withdrawal whose request was lost", cut, pass, false, nil},
@@ -407,7 +407,7 @@ func TestWhatHasLeftIsNotCountedAnyMore(t *testing.T) {
 		j.admitted(t)
 		request, asked := once(opDelete, tt.request)
 		answer, _ := once(opDelete, tt.answer)
-		m.on(func(op int32, frame []byte) verdict {
+		m.intercept(func(op int32, frame []byte) action {
 			if op == opDelete && tt.broken {
 				breakIt()
 			}
@@ -417,7 +417,7 @@ func TestWhatHasLeftIsNotCountedAnyMore(t *testing.T) {
 			t.Errorf("%s: %v, want %v", tt.what, err, tt.want)
 		}
 		receive(t, asked, "the request")
-		m.on(nil, nil)
+		m.intercept(nil, nil)
 		if got := counted(); got != 0 {
 			t.Errorf("after %s %d bytes are counted", tt.what, got)
 		}
@@ -438,7 +438,7 @@ func TestWhatHasLeftIsNotCountedAnyMore(t *testing.T) {
 	nothing("a call that had ended before it began")
 
 	hold, asked = once(opDelete, stall)
-	m.on(hold, nil)
+	m.intercept(hold, nil)
 	j = enqueue(t, se, name, line.Exclusive)
 	j.admitted(t)
 	ctx, cancel = context.WithCancel(t.Context())
@@ -449,14 +449,14 @@ func TestWhatHasLeftIsNotCountedAnyMore(t *testing.T) {
 	if err := <-given; !errors.Is(err, context.Canceled) {
 		t.Errorf("a withdrawal that is given up: %v", err)
 	}
-	m.on(nil, nil)
-	m.goOn()
+	m.intercept(nil, nil)
+	m.resume()
 	nothing("a withdrawal that was given up")
 
-	for _, v := range []verdict{swallow, stall} {
+	for _, v := range []action{discard, stall} {
 		created := make(chan struct{})
 		var once sync.Once
-		m.on(func(op int32, _ []byte) verdict {
+		m.intercept(func(op int32, _ []byte) action {
 			if op == opCreate2 {
 				once.Do(func() { close(created) })
 				return v
@@ -475,14 +475,14 @@ func TestWhatHasLeftIsNotCountedAnyMore(t *testing.T) {
 		if got := counted(); got != entryBytes(name) {
 			t.Errorf("an entry that may yet come to stand in the line counts %d bytes, want %d", got, entryBytes(name))
 		}
-		m.on(nil, nil)
-		m.goOn()
+		m.intercept(nil, nil)
+		m.resume()
 		m.reset()
 		nothing("an attempt whose outcome was not known")
 	}
 
 	once, done := once(opCreate2, cut)
-	m.on(once, nil)
+	m.intercept(once, nil)
 	j = enqueue(t, se, name, line.Exclusive)
 	receive(t, done, "an attempt to be cut")
 	j.admitted(t)
@@ -495,7 +495,7 @@ func TestWhatHasLeftIsNotCountedAnyMore(t *testing.T) {
 
 // With the bound that all have. What is counted is what a server writes at the end of a session, and it can read it again.
 // Promise: P1
-func TestTheEndOfAFullSessionCanBeReadAgain(t *testing.T) {
+func TestGroup_fullSessionEndIsReadable(t *testing.T) {
 	t.Parallel()
 	logs := t.TempDir()
 	z := testservers.StartZooKeeper(t, largestTTL, "dataLogDir="+logs)

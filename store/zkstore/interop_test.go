@@ -25,16 +25,16 @@ import (
 )
 
 // A rival is another client of ZooKeeper that locks.
-type rival interface {
+type otherClient interface {
 	// join gets in line for the lock at path. acquired is closed when it has the lock, which it gives up when release is
 	// called.
 	join(t *testing.T, path string) (acquired <-chan struct{}, release func())
 }
 
 // stock is go-zookeeper's own Lock.
-type stock struct{ conn *zk.Conn }
+type goZookeeper struct{ conn *zk.Conn }
 
-func (s stock) join(t *testing.T, path string) (<-chan struct{}, func()) {
+func (s goZookeeper) join(t *testing.T, path string) (<-chan struct{}, func()) {
 	t.Helper()
 	l := zk.NewLock(s.conn, path, zk.WorldACL(zk.PermAll))
 	acquired := make(chan struct{})
@@ -57,7 +57,7 @@ type curator struct {
 	process *curatorProcess
 	id      string // of a thread of its own there
 	kind    string
-	heard   chan string
+	replies chan string
 }
 
 // curatorProcess is a process with Curator's locks in it. It is one for all tests, because each takes seconds of the processor
@@ -65,18 +65,18 @@ type curator struct {
 type curatorProcess struct {
 	cmd *exec.Cmd
 
-	mu    sync.Mutex
-	in    io.Writer
-	heard map[string]chan string // by the id of a curator
+	mu      sync.Mutex
+	in      io.Writer
+	replies map[string]chan string // by the id of a curator
 }
 
 func startCurator(t *testing.T, kind string) *curator {
 	t.Helper()
 	p := sharedCurator.Get(t)
-	c := &curator{process: p, id: rand.Text(), kind: kind, heard: make(chan string, 10)}
+	c := &curator{process: p, id: rand.Text(), kind: kind, replies: make(chan string, 10)}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.heard[c.id] = c.heard
+	p.replies[c.id] = c.replies
 	return c
 }
 
@@ -95,7 +95,7 @@ func newCurator() (*curatorProcess, error) {
 		return nil, err
 	}
 	// It compiles the program too, for which the JDK must be installed, and not only the JRE.
-	p := &curatorProcess{heard: make(map[string]chan string), cmd: exec.Command(java,
+	p := &curatorProcess{replies: make(map[string]chan string), cmd: exec.Command(java,
 		"-Xmx128m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1",
 		"-cp", jars, filepath.Join("testdata", "Curator.java"), z.Endpoint())}
 	p.cmd.Stderr = os.Stderr
@@ -115,7 +115,7 @@ func newCurator() (*curatorProcess, error) {
 	if lines.Scan(); lines.Text() != "ready" {
 		return nil, errors.Join(fmt.Errorf("testdata/Curator.java says %q: is the JDK installed, and not only the JRE?", lines.Text()), p.Close())
 	}
-	go p.hear(lines)
+	go p.readReplies(lines)
 	return p, nil
 }
 
@@ -129,26 +129,26 @@ func (p *curatorProcess) Close() error {
 // Log returns nothing: what the process logs is shown as it comes.
 func (p *curatorProcess) Log() string { return "" }
 
-// hear passes on what is said: the id of a curator, and what it is told.
-func (p *curatorProcess) hear(lines *bufio.Scanner) {
+// hear passes on what is reply: the id of a curator, and what it is told.
+func (p *curatorProcess) readReplies(lines *bufio.Scanner) {
 	for lines.Scan() {
-		id, said, _ := strings.Cut(lines.Text(), " ")
+		id, reply, _ := strings.Cut(lines.Text(), " ")
 		p.mu.Lock()
-		heard := p.heard[id]
+		replies := p.replies[id]
 		p.mu.Unlock()
-		if heard != nil {
-			heard <- said
+		if replies != nil {
+			replies <- reply
 		}
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	for _, heard := range p.heard {
-		close(heard)
+	for _, replies := range p.replies {
+		close(replies)
 	}
-	p.heard = nil // nobody else is to wait
+	p.replies = nil // nobody else is to wait
 }
 
-func (c *curator) say(path, what string) {
+func (c *curator) send(path, what string) {
 	c.process.mu.Lock()
 	defer c.process.mu.Unlock()
 	fmt.Fprintf(c.process.in, "%s %s %s %s\n", c.id, c.kind, path, what)
@@ -157,24 +157,24 @@ func (c *curator) say(path, what string) {
 func (c *curator) join(t *testing.T, path string) (<-chan struct{}, func()) {
 	t.Helper()
 	acquired := make(chan struct{})
-	c.say(path, fmt.Sprintf("acquire %d", (2*soon).Milliseconds()))
+	c.send(path, fmt.Sprintf("acquire %d", (2*testTimeout).Milliseconds()))
 	go func() {
-		if said := <-c.heard; said != "true" {
-			t.Errorf("Curator's acquire says %q", said)
+		if reply := <-c.replies; reply != "true" {
+			t.Errorf("Curator's acquire says %q", reply)
 			return
 		}
 		close(acquired)
 	}()
 	return acquired, func() {
-		c.say(path, "release")
-		if said := <-c.heard; said != "released" {
-			t.Errorf("Curator's release says %q", said)
+		c.send(path, "release")
+		if reply := <-c.replies; reply != "released" {
+			t.Errorf("Curator's release says %q", reply)
 		}
 	}
 }
 
-// locksWith has a rival and an entry of ours lock the same path in turn: each waits for the other, either way round.
-func locksWith(t *testing.T, r rival, st store.Store, mode line.Mode) {
+// testMutualExclusion has a rival and an entry of ours lock the same path in turn: each waits for the other, either way round.
+func testMutualExclusion(t *testing.T, r otherClient, st store.Store, mode line.Mode) {
 	t.Helper()
 	name := newName(t)
 	path := "/" + name
@@ -224,7 +224,7 @@ func locksWith(t *testing.T, r rival, st store.Store, mode line.Mode) {
 	}
 	ours = enqueue(t, se, name, mode)
 	ours.await(t, store.Waiting)
-	ours.silent(t)
+	ours.expectNothing(t)
 	release()
 	ours.admitted(t)
 	ours.withdraw(t)
@@ -239,46 +239,46 @@ func receive(t *testing.T, ch <-chan struct{}, what string) {
 	t.Helper()
 	select {
 	case <-ch:
-	case <-time.After(soon):
-		t.Fatalf("waited %v in vain for %s", soon, what)
+	case <-time.After(testTimeout):
+		t.Fatalf("waited %v in vain for %s", testTimeout, what)
 	}
 }
 
 // Promise: P1
-func TestGoZookeepersLockAndOursExcludeEachOther(t *testing.T) {
+func TestInterop_goZookeeperLock(t *testing.T) {
 	t.Parallel()
 	for _, mode := range []line.Mode{line.Exclusive, line.Shared, line.Slot(3)} {
 		for _, readWrite := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%v, ReadWrite %v", mode, readWrite), func(t *testing.T) {
 				t.Parallel()
 				st := newStore(t, &zkstore.Options{ReadWrite: readWrite}, server(t).Endpoint())
-				locksWith(t, stock{connect(t, server(t).Endpoint())}, st, mode)
+				testMutualExclusion(t, goZookeeper{connect(t, server(t).Endpoint())}, st, mode)
 			})
 		}
 	}
 }
 
 // Promise: P1
-func TestCuratorsMutexAndOursExcludeEachOther(t *testing.T) {
+func TestInterop_curatorMutex(t *testing.T) {
 	t.Parallel()
 	c := startCurator(t, "mutex")
 	st := newStore(t, nil, server(t).Endpoint())
 	for _, mode := range []line.Mode{line.Exclusive, line.Shared, line.Slot(3)} {
-		locksWith(t, c, st, mode)
+		testMutualExclusion(t, c, st, mode)
 	}
 }
 
 // Promise: P1
-func TestCuratorsReadWriteLockAndOursExcludeEachOther(t *testing.T) {
+func TestInterop_curatorReadWriteLock(t *testing.T) {
 	t.Parallel()
 	st := newStore(t, &zkstore.Options{ReadWrite: true}, server(t).Endpoint())
 	writer := startCurator(t, "write")
 	for _, mode := range []line.Mode{line.Exclusive, line.Shared, line.Slot(3)} {
-		locksWith(t, writer, st, mode)
+		testMutualExclusion(t, writer, st, mode)
 	}
 	reader := startCurator(t, "read")
 	for _, mode := range []line.Mode{line.Exclusive, line.Slot(3)} {
-		locksWith(t, reader, st, mode)
+		testMutualExclusion(t, reader, st, mode)
 	}
 
 	name := newName(t)
@@ -290,7 +290,7 @@ func TestCuratorsReadWriteLockAndOursExcludeEachOther(t *testing.T) {
 
 // Curator's two kinds of locks do not see each other's entries. Nor would they see ours, if named as the other kind is.
 // Promise: P1
-func TestALineWithEntriesThatWouldNotSeeOursIsRefused(t *testing.T) {
+func TestEnqueue_curatorLocksThatDoNotSeeStile(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct {
 		kind string
@@ -324,7 +324,7 @@ func TestALineWithEntriesThatWouldNotSeeOursIsRefused(t *testing.T) {
 }
 
 // kazoo does not see our entries unless it is told to; we see its.
-func TestEntriesOfKazooCountAndForeignNodesDoNot(t *testing.T) {
+func TestInterop_kazooEntriesAndForeignNodes(t *testing.T) {
 	t.Parallel()
 	name := newName(t)
 	path := "/" + name
@@ -346,7 +346,7 @@ func TestEntriesOfKazooCountAndForeignNodesDoNot(t *testing.T) {
 		}
 		ours := enqueue(t, openSession(t, st), name, line.Exclusive)
 		ours.await(t, store.Waiting)
-		ours.silent(t)
+		ours.expectNothing(t)
 		if err := conn.Delete(theirs, -1); err != nil {
 			t.Fatal(err)
 		}
@@ -356,7 +356,7 @@ func TestEntriesOfKazooCountAndForeignNodesDoNot(t *testing.T) {
 }
 
 // The advice is for the names that the store gives to its entries.
-func TestARemarkOnKazooSaysWhatMakesItSeeTheEntriesOfThisStore(t *testing.T) {
+func TestLine_remarkOnKazoo(t *testing.T) {
 	t.Parallel()
 	name := newName(t)
 	conn := connect(t, server(t).Endpoint())
@@ -398,7 +398,7 @@ func TestARemarkOnKazooSaysWhatMakesItSeeTheEntriesOfThisStore(t *testing.T) {
 }
 
 // What nobody's end takes out is in the way like any other entry; who looks is told what it is, and can break it.
-func TestAnEntryThatIsNotEphemeralIsShownAndCanBeBroken(t *testing.T) {
+func TestLine_persistentEntry(t *testing.T) {
 	t.Parallel()
 	name := newName(t)
 	st := newStore(t, nil, server(t).Endpoint())
@@ -425,7 +425,7 @@ func TestAnEntryThatIsNotEphemeralIsShownAndCanBeBroken(t *testing.T) {
 }
 
 // A client that keeps something else under the path of a lock may have made an ephemeral node of it.
-func TestALockBelowAnEphemeralNodeIsAnErrorThatSaysWhatIsInTheWay(t *testing.T) {
+func TestEnqueue_belowEphemeralNode(t *testing.T) {
 	t.Parallel()
 	name := newName(t)
 	conn := connect(t, server(t).Endpoint())

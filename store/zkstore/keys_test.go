@@ -7,7 +7,7 @@ import (
 	"github.com/stilelock/stile/store"
 )
 
-func TestPathsOfNames(t *testing.T) {
+func TestPaths_dir(t *testing.T) {
 	for _, tt := range []struct{ root, name, dir string }{
 		{"", "a", "/a"},
 		{"", "orders/42", "/orders/42"},
@@ -55,7 +55,7 @@ func (p paths) nameOf(dir string) (name string, ok bool) {
 	return name, true
 }
 
-func FuzzEveryNameHasAPathOfItsOwn(f *testing.F) {
+func FuzzPaths_dir(f *testing.F) {
 	for _, name := range []string{"a", "a/b", "~", "lock-0000000001", "zookeeper", "ä/日/🔒", "\ufff0", "__WRIT__00000000000", "-1"} {
 		f.Add(name)
 	}
@@ -81,7 +81,7 @@ func FuzzEveryNameHasAPathOfItsOwn(f *testing.F) {
 }
 
 // A path that ends like those that are to be watched would be read as the one above it.
-func TestNoPathEndsLikeOneThatIsToBeWatched(t *testing.T) {
+func TestPaths_neverEndInWatchMark(t *testing.T) {
 	if _, err := New([]string{"h"}, &Options{Root: watched("/team")}); err == nil {
 		t.Error("a root may end with the mark")
 	}

@@ -14,8 +14,8 @@ import (
 // lineTest is a session without servers, whose goroutines are played by the test, and what its entries hear.
 type lineTest struct {
 	*session
-	t     *testing.T
-	heard map[*entry][]store.State
+	t         *testing.T
+	delivered map[*entry][]store.State
 }
 
 func newLineTest(t *testing.T, opts *Options) *lineTest {
@@ -30,10 +30,10 @@ func newLineTest(t *testing.T, opts *Options) *lineTest {
 }
 
 // joining returns an entry that is being put in.
-func (lt *lineTest) joining(mode line.Mode) *entry {
+func (lt *lineTest) newEntry(mode line.Mode) *entry {
 	lt.t.Helper()
 	e := &entry{session: lt.session}
-	e.req = store.Request{Name: "a", Mode: mode, Notify: func(st store.Standing) { lt.heard[e] = append(lt.heard[e], st.State) }}
+	e.req = store.Request{Name: "a", Mode: mode, Notify: func(st store.Standing) { lt.delivered[e] = append(lt.delivered[e], st.State) }}
 	e.delivery = delivery.New(e.req.Notify)
 	if err := lt.join(e, 1); err != nil {
 		lt.t.Fatal(err)
@@ -43,7 +43,7 @@ func (lt *lineTest) joining(mode line.Mode) *entry {
 }
 
 // arrives has the last of the nodes of a listing be the entry's.
-func (e *entry) arrives(listing ...string) {
+func (e *entry) join(listing ...string) {
 	cs := contenders(listing)
 	e.node = cs[len(cs)-1]
 	e.line.markStanding(e, cs[:len(cs)-1])
@@ -52,56 +52,56 @@ func (e *entry) arrives(listing ...string) {
 // A writer of Curator's may become a reader, and leave as a writer, while a reading is under way that was answered before
 // that. It shows the writer only, of whom it is known that it has left.
 // Promise: P1
-func TestAReadingFromBeforeAWriterBecameAReaderAdmitsNobody(t *testing.T) {
+func TestFollower_readBeforeDowngrade(t *testing.T) {
 	t.Parallel()
 	const writer, own = "_c_" + theirs + "-__WRIT__0000000001", "_c_" + ours + "-__WRIT__0000000002"
 	lt := newLineTest(t, &Options{ReadWrite: true})
-	e := lt.joining(line.Exclusive)
-	e.arrives(writer, own)
+	e := lt.newEntry(line.Exclusive)
+	e.join(writer, own)
 
 	e.line.readings++
 	e.line.handleDeparture(writer, false)
 	e.line.applyLocked(contenders([]string{writer, own}), e.line.readings)
 	if !e.delivery.Waiting() || !e.line.stale {
-		t.Errorf("the entry is told %v, and another reading is wanted: %v", lt.heard[e], e.line.stale)
+		t.Errorf("the entry is told %v, and another reading is wanted: %v", lt.delivered[e], e.line.stale)
 	}
 }
 
 // Two readers of one session: a reading was answered before the second was put in, and is understood when that stands. That
 // the second is not in it says nothing.
 // Promise: P6
-func TestAReadingFromBeforeAnEntryCameDoesNotEndIt(t *testing.T) {
+func TestFollower_readBeforeEntry(t *testing.T) {
 	t.Parallel()
 	const first, second = "_c_" + ours + "-shared-lock-0000000001", "_c_" + ours + "-shared-lock-0000000002"
 	lt := newLineTest(t, nil)
-	a := lt.joining(line.Shared)
-	a.arrives(first)
-	b := lt.joining(line.Shared)
+	a := lt.newEntry(line.Shared)
+	a.join(first)
+	b := lt.newEntry(line.Shared)
 
 	a.line.readings++ // as reread does, before it asks
-	b.arrives(first, second)
+	b.join(first, second)
 	a.line.applyLocked(contenders([]string{first}), a.line.readings)
 	if a.state != standing || b.state != standing {
-		t.Errorf("they were told %v and %v", lt.heard[a], lt.heard[b])
+		t.Errorf("they were told %v and %v", lt.delivered[a], lt.delivered[b])
 	}
 
 	a.line.readings++
 	a.line.applyLocked(contenders([]string{first}), a.line.readings)
-	if a.state != standing || b.state != over || !slices.Equal(lt.heard[b], []store.State{store.Admitted, store.Gone}) {
-		t.Errorf("by a reading that began later they were told %v and %v", lt.heard[a], lt.heard[b])
+	if a.state != standing || b.state != over || !slices.Equal(lt.delivered[b], []store.State{store.Admitted, store.Gone}) {
+		t.Errorf("by a reading that began later they were told %v and %v", lt.delivered[a], lt.delivered[b])
 	}
 }
 
 // Somebody leaves while a reading is under way that shows them. They do not come back by it: nobody would tell of their end
 // again.
 // Promise: P7
-func TestWhoHasLeftDoesNotComeBackByAReading(t *testing.T) {
+func TestFollower_readShowsDepartedEntry(t *testing.T) {
 	t.Parallel()
 	const first, second = "_c_" + theirs + "-lock-0000000001", "_c_" + theirs + "-lock-0000000002"
 	const own = "_c_" + ours + "-lock-0000000003"
 	lt := newLineTest(t, nil)
-	e := lt.joining(line.Exclusive)
-	e.arrives(first, second, own)
+	e := lt.newEntry(line.Exclusive)
+	e.join(first, second, own)
 	e.line.readings++
 	e.line.handleDeparture(second, false)
 	e.line.applyLocked(contenders([]string{first, second, own}), e.line.readings)
@@ -112,23 +112,23 @@ func TestWhoHasLeftDoesNotComeBackByAReading(t *testing.T) {
 
 // Of many slots that are taken only the nearest are watched, and the directory. That may have been watched since before the
 // entry came: then it is read again, because somebody far ahead may have left since the listing that the entry came with.
-func TestAnEntryThatDoesNotWatchAllAheadReadsTheLineAfterItsArrival(t *testing.T) {
+func TestFollower_rereadsForNewSlotEntry(t *testing.T) {
 	t.Parallel()
 	var listing []string
 	for i := range maxWatchedAhead + 2 {
 		listing = append(listing, fmt.Sprintf("_c_%s-slot-%d-lock-%010d", ours, maxWatchedAhead+1, i))
 	}
 	lt := newLineTest(t, nil)
-	e := lt.joining(line.Slot(maxWatchedAhead + 1))
+	e := lt.newEntry(line.Slot(maxWatchedAhead + 1))
 	e.line.watched = true
-	e.arrives(listing...)
+	e.join(listing...)
 	if !e.delivery.Waiting() || !e.line.stale {
-		t.Errorf("the entry is told %v, and a reading is wanted: %v", lt.heard[e], e.line.stale)
+		t.Errorf("the entry is told %v, and a reading is wanted: %v", lt.delivered[e], e.line.stale)
 	}
 }
 
 // A node whose watch is used up while it is being set, or that is asked for on another connection, wants one again.
-func TestANodeThatWantsAWatchAgainIsNotTakenForWatched(t *testing.T) {
+func TestOwnNodes_watchRequestedAgain(t *testing.T) {
 	t.Parallel()
 	lt := newLineTest(t, nil)
 	lt.requestOwnWatch("/a")

@@ -23,14 +23,14 @@ import (
 //
 // There are several holders, whose confirmations are at different phases when the cut comes.
 // Promise: P6
-func TestAHolderWhoseServerIsCutOffHearsOfItBeforeAnotherIsAdmitted(t *testing.T) {
+func TestHold_lostBeforeNextIsAdmitted(t *testing.T) {
 	t.Parallel()
 	const (
 		holders = 8
 		// They let go after two thirds of it. The rest is what a busy machine may take to wake them.
 		ttl = 15 * time.Second
 	)
-	e := ensembleToHurt(t)
+	e := exclusiveEnsemble(t)
 	follower := e.Followers(t)[0]
 	var rest []string
 	for _, z := range e.Members() {
@@ -90,35 +90,35 @@ func TestAHolderWhoseServerIsCutOffHearsOfItBeforeAnotherIsAdmitted(t *testing.T
 // A leader that all others have left, and that has not noticed, goes on answering all that takes no majority: pings,
 // readings and syncs. Meanwhile the others may have ended the session.
 // Promise: P1
-func TestAnAnswerThatTakesNoMajorityConfirmsNoHold(t *testing.T) {
+func TestConfirm_holdsNeedMajority(t *testing.T) {
 	t.Parallel()
-	m := newMeddler(t, server(t).Endpoint())
+	m := newInterceptor(t, server(t).Endpoint())
 	swallowed := make(chan struct{}, 10)
-	withoutMajority := func(to int32, _ []byte) verdict {
+	withoutMajority := func(to int32, _ []byte) action {
 		if to == opMulti {
 			swallowed <- struct{}{}
-			return swallow
+			return discard
 		}
 		return pass
 	}
 	other := openSession(t, newStore(t, nil, server(t).Endpoint()))
 	// It is given up when there is nothing more to be answered.
 	confirm := func(se store.Session) error {
-		ctx, giveUp := context.WithCancel(t.Context())
-		defer giveUp()
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
 		confirmed := make(chan error, 1)
 		go func() { confirmed <- se.Confirm(ctx) }()
 		select {
 		case err := <-confirmed:
 			return err
 		case <-swallowed:
-			giveUp()
+			cancel()
 			return <-confirmed
 		}
 	}
 
 	se := openSession(t, newStore(t, nil, m.addr()))
-	m.on(nil, withoutMajority)
+	m.intercept(nil, withoutMajority)
 	if err := confirm(se); err != nil {
 		t.Errorf("a session that holds nothing: %v", err)
 	}
@@ -127,7 +127,7 @@ func TestAnAnswerThatTakesNoMajorityConfirmsNoHold(t *testing.T) {
 	if err := confirm(se); !errors.Is(err, context.Canceled) {
 		t.Errorf("a session that holds something is confirmed without a majority: %v", err)
 	}
-	m.on(nil, nil)
+	m.intercept(nil, nil)
 	if err := confirm(se); err != nil {
 		t.Errorf("with a majority: %v", err)
 	}
@@ -136,11 +136,11 @@ func TestAnAnswerThatTakesNoMajorityConfirmsNoHold(t *testing.T) {
 	// The turn of who waits comes while a sync is under way.
 	name := newName(t)
 	holder := enqueue(t, other, name, line.Exclusive)
-	before := m.answers()
+	before := m.replies()
 	p = enqueue(t, se, name, line.Exclusive)
 	p.await(t, store.Waiting)
-	m.awaitAnswers(t, "getData", 1, before) // the holder's node is watched
-	m.on(func(op int32, _ []byte) verdict {
+	m.awaitReplies(t, "getData", 1, before) // the holder's node is watched
+	m.intercept(func(op int32, _ []byte) action {
 		if op == opSync {
 			if err := holder.Withdraw(t.Context()); err != nil {
 				t.Error(err)
@@ -157,16 +157,16 @@ func TestAnAnswerThatTakesNoMajorityConfirmsNoHold(t *testing.T) {
 // Who waits is confirmed by a sync, which such a leader answers. What a reading shows there may have been so for long: it
 // admits nobody before a majority has answered.
 // Promise: P1
-func TestAReadingThatTakesNoMajorityAdmitsNobody(t *testing.T) {
+func TestWaiter_readNeedsMajority(t *testing.T) {
 	t.Parallel()
-	m := newMeddler(t, server(t).Endpoint())
+	m := newInterceptor(t, server(t).Endpoint())
 	other := openSession(t, newStore(t, nil, server(t).Endpoint()))
 	name := newName(t)
 	holder := enqueue(t, other, name, line.Exclusive)
-	before := m.answers()
+	before := m.replies()
 	p := enqueue(t, openSession(t, newStore(t, nil, m.addr())), name, line.Exclusive)
 	p.await(t, store.Waiting)
-	m.awaitAnswers(t, "getData", 1, before) // the holder's node is watched
+	m.awaitReplies(t, "getData", 1, before) // the holder's node is watched
 
 	asked := m.loseMajority(0, 0, func() { // nobody is told of it: the reading that follows shows it
 		if err := holder.Withdraw(t.Context()); err != nil {
@@ -174,14 +174,14 @@ func TestAReadingThatTakesNoMajorityAdmitsNobody(t *testing.T) {
 		}
 	})
 	m.reset()
-	m.admitsOnlyByMajority(t, p, asked)
+	m.checkNeedsMajority(t, p, asked)
 }
 
 // The reading may be the one by which a node ahead is to be watched.
 // Promise: P1
-func TestANodeThatIsFoundGoneAdmitsNobodyWithoutAMajority(t *testing.T) {
+func TestWaiter_missingNodeAheadNeedsMajority(t *testing.T) {
 	t.Parallel()
-	m := newMeddler(t, server(t).Endpoint())
+	m := newInterceptor(t, server(t).Endpoint())
 	name := newName(t)
 	holder := enqueue(t, openSession(t, newStore(t, nil, server(t).Endpoint())), name, line.Exclusive)
 	se := openSession(t, newStore(t, nil, m.addr()))
@@ -192,28 +192,28 @@ func TestANodeThatIsFoundGoneAdmitsNobodyWithoutAMajority(t *testing.T) {
 	})
 	p := enqueue(t, se, name, line.Exclusive)
 	p.await(t, store.Waiting)
-	m.admitsOnlyByMajority(t, p, asked)
+	m.checkNeedsMajority(t, p, asked)
 }
 
 // Or the one by which the entries of a session are watched again, two of which may stand in a line: what it shows of the one
 // concerns the other.
 // Promise: P1
-func TestAnOwnNodeThatIsFoundGoneAdmitsNobodyWithoutAMajority(t *testing.T) {
+func TestWaiter_missingOwnNodeNeedsMajority(t *testing.T) {
 	t.Parallel()
-	m := newMeddler(t, server(t).Endpoint())
+	m := newInterceptor(t, server(t).Endpoint())
 	conn := connect(t, server(t).Endpoint())
 	name := newName(t)
 	enqueue(t, openSession(t, newStore(t, nil, server(t).Endpoint())), name, line.Shared).await(t, store.Admitted)
 	se := openSession(t, newStore(t, nil, m.addr()))
-	before := m.answers()
+	before := m.replies()
 	writer := enqueue(t, se, name, line.Exclusive)
 	writer.await(t, store.Waiting)
-	m.awaitAnswers(t, "getData", 1, before)
+	m.awaitReplies(t, "getData", 1, before)
 	two := nodes(t, conn, "/"+name)
 	own := two[slices.IndexFunc(two, func(node string) bool { return strings.HasSuffix(node, "1") })] // the other's ends with 0
 	reader := enqueue(t, se, name, line.Shared)
 	reader.await(t, store.Waiting)
-	m.awaitAnswers(t, "getData", 2, before)
+	m.awaitReplies(t, "getData", 2, before)
 
 	asked := m.loseMajority(0, opGetChildren2, func() {
 		if err := conn.Delete("/"+name+"/"+own, -1); err != nil {
@@ -222,52 +222,52 @@ func TestAnOwnNodeThatIsFoundGoneAdmitsNobodyWithoutAMajority(t *testing.T) {
 	})
 	m.reset()
 	writer.gone(t, store.ErrGone)
-	m.admitsOnlyByMajority(t, reader, asked)
+	m.checkNeedsMajority(t, reader, asked)
 }
 
-// loseMajority has transactions not be answered any more, nor what else is named; and does something when a request comes, 0 for
+// withoutMajority has transactions not be answered any more, nor what else is named; and does something when a request comes, 0 for
 // that of the session, before the server has it. Somebody hears of each transaction.
-func (m *meddler) loseMajority(when, unanswered int32, do func()) (asked <-chan struct{}) {
+func (m *interceptor) loseMajority(when, unanswered int32, do func()) (asked <-chan struct{}) {
 	transactions := make(chan struct{}, 100)
 	once := sync.OnceFunc(do)
-	m.on(func(op int32, _ []byte) verdict {
+	m.intercept(func(op int32, _ []byte) action {
 		if op == when {
 			once()
 		}
 		return pass
-	}, func(to int32, _ []byte) verdict {
+	}, func(to int32, _ []byte) action {
 		switch to {
 		case opMulti:
 			transactions <- struct{}{}
-			return swallow
+			return discard
 		case 0:
 		case unanswered:
-			return swallow
+			return discard
 		}
 		return pass
 	})
 	return transactions
 }
 
-// admitsOnlyByMajority checks that an entry is not admitted before a transaction has been answered, and is then.
-func (m *meddler) admitsOnlyByMajority(t *testing.T, p *joined, asked <-chan struct{}) {
+// checkNeedsMajority checks that an entry is not admitted before a transaction has been answered, and is then.
+func (m *interceptor) checkNeedsMajority(t *testing.T, p *joined, asked <-chan struct{}) {
 	t.Helper()
 	select {
 	case <-asked:
-	case st := <-p.heard:
+	case st := <-p.standings:
 		t.Fatalf("by a reading alone the entry is %v", st.State)
-	case <-time.After(soon):
+	case <-time.After(testTimeout):
 		t.Fatal("nobody has asked a majority")
 	}
-	p.silent(t)
-	m.on(nil, nil)
+	p.expectNothing(t)
+	m.intercept(nil, nil)
 	m.reset()
 	p.admitted(t)
 }
 
-func TestAHoldIsConfirmedWhereTheTopMayNotBeRead(t *testing.T) {
+func TestConfirm_topNotReadable(t *testing.T) {
 	t.Parallel()
-	z := strange(t)
+	z := restricted(t)
 	conn := z.connect(t)
 	root := "/" + newName(t)
 	if _, err := conn.Create(root, nil, zk.FlagPersistent, zk.WorldACL(zk.PermAll)); err != nil {
@@ -276,7 +276,7 @@ func TestAHoldIsConfirmedWhereTheTopMayNotBeRead(t *testing.T) {
 	if _, err := conn.SetACL("/", zk.DigestACL(zk.PermAll, "ann", "secret"), -1); err != nil {
 		t.Fatal(err)
 	}
-	bob := known(zkstore.Auth{Scheme: "digest", Credentials: "bob:secret"})
+	bob := optionsWith(zkstore.Auth{Scheme: "digest", Credentials: "bob:secret"})
 	bob.Root = root
 	se := openSession(t, newStore(t, bob, z.Endpoint()))
 	if _, err := newStore(t, &zkstore.Options{Auth: bob.Auth}, z.Endpoint()).Lines(t.Context(), ""); !errors.Is(err, zk.ErrNoAuth) {

@@ -23,11 +23,11 @@ import (
 )
 
 // soon is how long these tests wait for what should happen at once: so long that no machine is too busy for it.
-const soon = 4 * time.Minute
+const testTimeout = 4 * time.Minute
 
 // rarely is how often the stores of these tests look although they have heard nothing: never while a test lasts. What is found
-// out was told.
-const rarely = time.Hour
+// out was set.
+const noRecheck = time.Hour
 
 // longTTL is that of sessions that are to live on. It is longer than any test, so nobody has to confirm them.
 const longTTL = 30 * time.Minute
@@ -35,17 +35,17 @@ const longTTL = 30 * time.Minute
 // TestMain runs more tests at a time than there may be processors: they wait more than they compute, once their servers run.
 func TestMain(m *testing.M) {
 	flag.Parse()
-	told := false
-	flag.Visit(func(f *flag.Flag) { told = told || f.Name == "test.parallel" })
-	if !told {
+	set := false
+	flag.Visit(func(f *flag.Flag) { set = set || f.Name == "test.parallel" })
+	if !set {
 		_ = flag.Set("test.parallel", "8")
 	}
 	code := m.Run()
 	sharedCurator.Close()
 	sharedServer.Close()
 	sharedEnsemble.Close()
-	sharedStrange.Close()
-	closeHurt()
+	sharedRestricted.Close()
+	closeFaultEnsemble()
 	os.Exit(code)
 }
 
@@ -54,9 +54,9 @@ var (
 	sharedServer = testservers.Shared[*testservers.ZooKeeper]{
 		New: func() (*testservers.ZooKeeper, error) { return testservers.NewZooKeeper(largestTTL) },
 	}
-	sharedEnsemble = testservers.Shared[*testservers.ZooKeeperEnsemble]{New: newEnsemble}
-	sharedStrange  = testservers.Shared[strangeServer]{New: newStrange}
-	sharedCurator  = testservers.Shared[*curatorProcess]{New: newCurator}
+	sharedEnsemble   = testservers.Shared[*testservers.ZooKeeperEnsemble]{New: newEnsemble}
+	sharedRestricted = testservers.Shared[restrictedServer]{New: newRestricted}
+	sharedCurator    = testservers.Shared[*curatorProcess]{New: newCurator}
 )
 
 // largestTTL is what the shared servers grant. It is not below longTTL.
@@ -80,34 +80,34 @@ func ensemble(t *testing.T) *testservers.ZooKeeperEnsemble {
 	return sharedEnsemble.Get(t)
 }
 
-// hurtEnsemble is the ensemble for tests that hurt one. One test has it at a time.
-var hurtEnsemble struct {
+// faultEnsemble is the ensemble for tests that hurt one. One test has it at a time.
+var faultEnsemble struct {
 	sync.Mutex
 	shared *testservers.Shared[*testservers.ZooKeeperEnsemble] // nil if there is none that is well
 }
 
-// ensembleToHurt returns an ensemble of three that no other test uses until this one has ended. All is to be well with it
+// exclusiveEnsemble returns an ensemble of three that no other test uses until this one has ended. All is to be well with it
 // then, unless the test has failed.
-func ensembleToHurt(t *testing.T) *testservers.ZooKeeperEnsemble {
+func exclusiveEnsemble(t *testing.T) *testservers.ZooKeeperEnsemble {
 	t.Helper()
-	hurtEnsemble.Lock()
+	faultEnsemble.Lock()
 	t.Cleanup(func() {
 		if t.Failed() {
-			closeHurt()
+			closeFaultEnsemble()
 		}
-		hurtEnsemble.Unlock()
+		faultEnsemble.Unlock()
 	})
-	if hurtEnsemble.shared == nil {
-		hurtEnsemble.shared = &testservers.Shared[*testservers.ZooKeeperEnsemble]{New: newEnsemble}
+	if faultEnsemble.shared == nil {
+		faultEnsemble.shared = &testservers.Shared[*testservers.ZooKeeperEnsemble]{New: newEnsemble}
 	}
-	return hurtEnsemble.shared.Get(t)
+	return faultEnsemble.shared.Get(t)
 }
 
-// closeHurt ends the ensemble for tests that hurt one. The next such test starts another.
-func closeHurt() {
-	if hurtEnsemble.shared != nil {
-		hurtEnsemble.shared.Close()
-		hurtEnsemble.shared = nil
+// closeFaultEnsemble ends the ensemble for tests that hurt one. The next such test starts another.
+func closeFaultEnsemble() {
+	if faultEnsemble.shared != nil {
+		faultEnsemble.shared.Close()
+		faultEnsemble.shared = nil
 	}
 }
 
@@ -125,7 +125,7 @@ func newStore(t testing.TB, opts *zkstore.Options, servers ...string) *zkstore.S
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = st.Close() })
-	st.SetPatience(soon, rarely)
+	st.SetPatience(testTimeout, noRecheck)
 	return st
 }
 
@@ -136,36 +136,36 @@ func newClient(t *testing.T, st store.Store, ttl time.Duration) *stile.Client {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { closeSoon(c.Close) })
+	t.Cleanup(func() { closeWithTimeout(c.Close) })
 	return c
 }
 
 // connect returns a go-zookeeper client.
 func connect(t *testing.T, servers ...string) *zk.Conn {
 	t.Helper()
-	conn, events, err := zk.Connect(servers, longTTL, zk.WithLogger(silent{}), zk.WithLogInfo(false))
+	conn, events, err := zk.Connect(servers, longTTL, zk.WithLogger(discardLogger{}), zk.WithLogInfo(false))
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(conn.Close)
-	late := time.After(soon)
+	timeout := time.After(testTimeout)
 	for {
 		select {
 		case ev := <-events:
 			if ev.State == zk.StateHasSession {
 				return conn
 			}
-		case <-late:
-			t.Fatalf("no session at %v after %v", servers, soon)
+		case <-timeout:
+			t.Fatalf("no session at %v after %v", servers, testTimeout)
 		}
 	}
 }
 
-type silent struct{}
+type discardLogger struct{}
 
-func (silent) Printf(string, ...any) {}
+func (discardLogger) Printf(string, ...any) {}
 
-func closeSoon(closing func(context.Context) error) {
+func closeWithTimeout(closing func(context.Context) error) {
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
 	defer cancel()
 	_ = closing(ctx) // it goes with its server otherwise
@@ -174,10 +174,10 @@ func closeSoon(closing func(context.Context) error) {
 // openSession opens a session of the store itself, which lives longer than any test.
 func openSession(t *testing.T, st store.Store) store.Session {
 	t.Helper()
-	return openFor(t, st, longTTL, nil)
+	return openSessionTTL(t, st, longTTL, nil)
 }
 
-func openFor(t *testing.T, st store.Store, ttl time.Duration, lost func(error)) store.Session {
+func openSessionTTL(t *testing.T, st store.Store, ttl time.Duration, lost func(error)) store.Session {
 	t.Helper()
 	se, err := st.Open(t.Context(), store.SessionOptions{
 		TTL: ttl, Lost: lost,
@@ -185,23 +185,23 @@ func openFor(t *testing.T, st store.Store, ttl time.Duration, lost func(error)) 
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { closeSoon(se.Close) })
+	t.Cleanup(func() { closeWithTimeout(se.Close) })
 	return se
 }
 
 // joined is an entry in the store and what was heard of it.
 type joined struct {
 	store.Ticket
-	name  string
-	heard chan store.Standing
+	name      string
+	standings chan store.Standing
 }
 
 func tryEnqueue(ctx context.Context, se store.Session, name string, mode line.Mode, try bool) (*joined, error) {
-	heard := make(chan store.Standing, 100)
+	standings := make(chan store.Standing, 100)
 	ticket, err := se.Enqueue(ctx, store.Request{
-		Name: name, Mode: mode, Try: try, Notify: func(st store.Standing) { heard <- st },
+		Name: name, Mode: mode, Try: try, Notify: func(st store.Standing) { standings <- st },
 	})
-	return &joined{ticket, name, heard}, err
+	return &joined{ticket, name, standings}, err
 }
 
 // enqueue puts an entry in.
@@ -214,22 +214,22 @@ func enqueue(t *testing.T, se store.Session, name string, mode line.Mode) *joine
 	return j
 }
 
-// await waits until the entry's standing is state, and returns it. Being told that the entry is gone instead is a
+// await waits until the entry's standing is state, and returns it. Being set that the entry is gone instead is a
 // failure.
 func (j *joined) await(t *testing.T, state store.State) store.Standing {
 	t.Helper()
-	late := time.After(soon)
+	timeout := time.After(testTimeout)
 	for {
 		select {
-		case st := <-j.heard:
+		case st := <-j.standings:
 			if st.State == state {
 				return st
 			}
 			if st.State == store.Gone {
 				t.Fatalf("the entry for %q is gone (%v), want %v", j.name, st.Cause, state)
 			}
-		case <-late:
-			t.Fatalf("the entry for %q is not %v after %v", j.name, state, soon)
+		case <-timeout:
+			t.Fatalf("the entry for %q is not %v after %v", j.name, state, testTimeout)
 		}
 	}
 }
@@ -238,10 +238,10 @@ func (j *joined) await(t *testing.T, state store.State) store.Standing {
 func (j *joined) next(t *testing.T) store.Standing {
 	t.Helper()
 	select {
-	case st := <-j.heard:
+	case st := <-j.standings:
 		return st
-	case <-time.After(soon):
-		t.Fatalf("nothing was heard of the entry for %q after %v", j.name, soon)
+	case <-time.After(testTimeout):
+		t.Fatalf("nothing was heard of the entry for %q after %v", j.name, testTimeout)
 		return store.Standing{}
 	}
 }
@@ -252,7 +252,7 @@ func (j *joined) admitted(t *testing.T) store.Standing {
 	return j.await(t, store.Admitted)
 }
 
-// gone waits until the entry is said to be gone; that it is admitted before is a failure, unless it was already.
+// gone waits until the entry is output to be gone; that it is admitted before is a failure, unless it was already.
 func (j *joined) gone(t *testing.T, want error) {
 	t.Helper()
 	st := j.await(t, store.Gone)
@@ -262,11 +262,11 @@ func (j *joined) gone(t *testing.T, want error) {
 }
 
 // silent checks that nothing more is heard for a moment.
-func (j *joined) silent(t *testing.T) {
+func (j *joined) expectNothing(t *testing.T) {
 	t.Helper()
 	select {
-	case st := <-j.heard:
-		t.Errorf("the entry for %q was said to be %v (%v)", j.name, st.State, st.Cause)
+	case st := <-j.standings:
+		t.Errorf("the entry for %q was output to be %v (%v)", j.name, st.State, st.Cause)
 	case <-time.After(50 * time.Millisecond):
 	}
 }
@@ -282,7 +282,7 @@ func (j *joined) withdraw(t *testing.T) {
 // lock takes a lock that should be free soon.
 func lock(t *testing.T, c *stile.Client, name string) *stile.Hold {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), soon)
+	ctx, cancel := context.WithTimeout(t.Context(), testTimeout)
 	defer cancel()
 	h, err := c.Mutex(name).Lock(ctx)
 	if err != nil {
@@ -305,9 +305,9 @@ func join(t *testing.T, c *stile.Client, name string) *stile.Place {
 // await polls until a condition of which nobody tells is met.
 func await(t testing.TB, what string, met func() bool) {
 	t.Helper()
-	for end := time.Now().Add(soon); !met(); time.Sleep(5 * time.Millisecond) {
+	for end := time.Now().Add(testTimeout); !met(); time.Sleep(5 * time.Millisecond) {
 		if time.Now().After(end) {
-			t.Fatalf("waited %v in vain for %s", soon, what)
+			t.Fatalf("waited %v in vain for %s", testTimeout, what)
 		}
 	}
 }
@@ -322,7 +322,7 @@ func nodes(t *testing.T, conn *zk.Conn, dir string) []string {
 	return children
 }
 
-// awaitWatch waits until a session is to be told of what happens to a node, but not of who comes and goes below it.
+// awaitWatch waits until a session is to be set of what happens to a node, but not of who comes and goes below it.
 func awaitWatch(t *testing.T, z *testservers.ZooKeeper, se store.Session, path string) {
 	t.Helper()
 	await(t, fmt.Sprintf("session %s to watch %s", se.ID(), path), func() bool {
@@ -333,12 +333,12 @@ func awaitWatch(t *testing.T, z *testservers.ZooKeeper, se store.Session, path s
 // watchers returns the sessions that watch a node.
 func watchers(t *testing.T, z *testservers.ZooKeeper, path string) (sessions []string) {
 	t.Helper()
-	said, err := z.Say("wchp")
+	output, err := z.Say("wchp")
 	if err != nil {
 		t.Fatal(err)
 	}
 	under := ""
-	for l := range strings.Lines(said) { // a path, and the sessions below it, indented
+	for l := range strings.Lines(output) { // a path, and the sessions below it, indented
 		l = strings.TrimSuffix(l, "\n")
 		if session, indented := strings.CutPrefix(l, "\t"); !indented {
 			under = l

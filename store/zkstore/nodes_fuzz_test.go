@@ -63,7 +63,7 @@ func FuzzParseNode(f *testing.F) {
 
 // A node below a directory is an entry there, or part of the path of one name at most, and then of the name whose path leads
 // to it.
-func FuzzPathsToNames(f *testing.F) {
+func FuzzPaths_nameBelow(f *testing.F) {
 	for _, child := range append(clients, "a", "a~7Eb", "~", "~4", "~41", "~7e", "~FF", "~zz", "~7Aookeeper", "zookeeper", "lock-~30000000001", "..") {
 		f.Add("", "", child)
 		f.Add("/team", "orders", child)

@@ -15,7 +15,7 @@ const (
 	theirs = "01234567-89ab-4def-8123-456789abcdef" // of version 4
 )
 
-func TestNodesOfAllClients(t *testing.T) {
+func TestParseNode(t *testing.T) {
 	tests := []struct {
 		name     string
 		mode     line.Mode
@@ -59,7 +59,7 @@ func TestNodesOfAllClients(t *testing.T) {
 	}
 }
 
-func TestANodeOfOursIsReadAsItWasMade(t *testing.T) {
+func TestNodePrefix_roundTrip(t *testing.T) {
 	for _, mode := range []line.Mode{line.Exclusive, line.Shared, line.Slot(1), line.Slot(line.MaxSlots)} {
 		for _, readWrite := range []bool{false, true} {
 			guid := newGUID()
@@ -75,7 +75,7 @@ func TestANodeOfOursIsReadAsItWasMade(t *testing.T) {
 }
 
 // A reader that was a writer, of Curator 5.5 or later, stands behind its writer and before all others.
-func TestEntriesOfEqualNumberAreOrdered(t *testing.T) {
+func TestContenders_equalNumbers(t *testing.T) {
 	cs := contenders([]string{
 		"_c_" + ours + "-__WRIT__0000000008", "_c_" + theirs + "-__WRIT__0000000007", "_c_" + theirs + "-__READ__0000000007",
 		"foreign",
@@ -89,7 +89,7 @@ func TestEntriesOfEqualNumberAreOrdered(t *testing.T) {
 }
 
 // Promise: P2
-func TestAnEntryThatCannotBeReliedOnIsRefused(t *testing.T) {
+func TestEntry_check(t *testing.T) {
 	se := &session{id: 7}
 	for _, tt := range []struct {
 		what     string
@@ -117,7 +117,7 @@ func TestAnEntryThatCannotBeReliedOnIsRefused(t *testing.T) {
 }
 
 // After a reconnection a server may answer that lags behind the one whose events were heard.
-func TestAReadingBringsNobodyBack(t *testing.T) {
+func TestEntry_updateAhead(t *testing.T) {
 	line := func(names ...string) []contender {
 		cs := contenders(names)
 		if len(cs) != len(names) {

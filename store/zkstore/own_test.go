@@ -22,31 +22,31 @@ import (
 // A hold is watched from its beginning, without the caller waiting for that: whoever breaks it before the watch is set is
 // told of by the request itself.
 // Promise: P6
-func TestAHoldThatIsBrokenAtOnceIsToldOf(t *testing.T) {
+func TestHold_brokenAtOnce(t *testing.T) {
 	t.Parallel()
-	m := newMeddler(t, server(t).Endpoint())
+	m := newInterceptor(t, server(t).Endpoint())
 	conn := connect(t, server(t).Endpoint())
 	se, name := openSession(t, newStore(t, nil, m.addr())), newName(t)
 	for _, when := range []string{"before its watch is set", "after that"} {
 		if when == "before its watch is set" {
-			m.on(func(op int32, _ []byte) verdict {
+			m.intercept(func(op int32, _ []byte) action {
 				if op == opSetWatches {
 					return stall
 				}
 				return pass
 			}, nil)
 		}
-		before := m.answers()
+		before := m.replies()
 		j := enqueue(t, se, name, line.Exclusive)
 		j.await(t, store.Admitted)
 		if when == "after that" {
-			m.awaitAnswers(t, "setWatches", 1, before)
+			m.awaitReplies(t, "setWatches", 1, before)
 		}
 		if err := conn.Delete("/"+name+"/"+nodes(t, conn, "/"+name)[0], -1); err != nil {
 			t.Fatal(err)
 		}
-		m.on(nil, nil)
-		m.goOn()
+		m.intercept(nil, nil)
+		m.resume()
 		j.gone(t, store.ErrGone) // and the store looks by itself rarely: see there
 		if err := j.Withdraw(t.Context()); !errors.Is(err, store.ErrGone) {
 			t.Errorf("broken %s: Withdraw says %v", when, err)
@@ -56,22 +56,22 @@ func TestAHoldThatIsBrokenAtOnceIsToldOf(t *testing.T) {
 
 // A confirmation covers the entries too: it is not given before those are watched that were not, as after a reconnection.
 // Promise: P1
-func TestAConfirmationThatSaysNothingOfAnEntryProvesThatItIsThere(t *testing.T) {
+func TestConfirm_coversUnwatchedEntries(t *testing.T) {
 	t.Parallel()
-	m := newMeddler(t, server(t).Endpoint())
+	m := newInterceptor(t, server(t).Endpoint())
 	conn := connect(t, server(t).Endpoint())
 	se, name := openSession(t, newStore(t, nil, m.addr())), newName(t)
 	for _, when := range []string{"as it has come", "after a reconnection"} {
-		lose, lost := once(opSetWatches, swallow)
-		before := m.answers()
+		lose, lost := once(opSetWatches, discard)
+		before := m.replies()
 		var j *joined
 		if when == "as it has come" {
-			m.on(lose, nil)
+			m.intercept(lose, nil)
 			j = enqueue(t, se, name, line.Exclusive)
 		} else {
 			j = enqueue(t, se, name, line.Exclusive)
-			m.awaitAnswers(t, "setWatches", 1, before)
-			m.on(lose, nil)
+			m.awaitReplies(t, "setWatches", 1, before)
+			m.intercept(lose, nil)
 			m.reset()
 		}
 		j.await(t, store.Admitted)
@@ -79,44 +79,44 @@ func TestAConfirmationThatSaysNothingOfAnEntryProvesThatItIsThere(t *testing.T) 
 		if err := conn.Delete("/"+name+"/"+nodes(t, conn, "/"+name)[0], -1); err != nil {
 			t.Fatal(err)
 		}
-		before = m.answers()
-		ctx, giveUp := context.WithCancel(t.Context())
+		before = m.replies()
+		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan error, 1)
 		go func() { done <- se.Confirm(ctx) }()
-		m.awaitAnswers(t, "multi", 1, before)
-		j.silent(t)
-		giveUp()
+		m.awaitReplies(t, "multi", 1, before)
+		j.expectNothing(t)
+		cancel()
 		if err := <-done; err == nil {
 			t.Errorf("%s, an entry is gone of which nothing was heard, and the session is confirmed", when)
 		}
 
 		m.reset() // the client learns that there is no answer, and asks again
-		confirmSoon(t, se)
+		confirmEventually(t, se)
 		select {
-		case st := <-j.heard:
+		case st := <-j.standings:
 			if st.State != store.Gone {
 				t.Errorf("%s: an entry that is gone is said to be %v", when, st.State)
 			}
 		default:
 			t.Errorf("%s, the session is confirmed and nothing was heard of an entry that is gone", when)
 		}
-		m.on(nil, nil)
+		m.intercept(nil, nil)
 	}
 }
 
 // After a reconnection there is much to be asked. A confirmation does not come behind all of that: few readings are under way
 // at a time, and entries whose turn it is need none. Here no reading is answered at all.
 // Promise: P7
-func TestAConfirmationAfterAReconnectionDoesNotComeBehindReadings(t *testing.T) {
+func TestConfirm_notDelayedByReads(t *testing.T) {
 	t.Parallel()
 	const (
 		each     = 50
 		readings = 16
 	)
-	m := newMeddler(t, server(t).Endpoint())
+	m := newInterceptor(t, server(t).Endpoint())
 	other, se := openSession(t, newStore(t, nil, server(t).Endpoint())), openSession(t, newStore(t, nil, m.addr()))
 	prefix := newName(t) + "/"
-	before := m.answers()
+	before := m.replies()
 	var held, behind []*joined
 	var ahead *joined
 	for i := range each {
@@ -130,12 +130,12 @@ func TestAConfirmationAfterAReconnectionDoesNotComeBehindReadings(t *testing.T) 
 		behind = append(behind, enqueue(t, se, name, line.Exclusive))
 		behind[i].await(t, store.Waiting)
 	}
-	m.awaitAnswers(t, "getData", 2*each, before) // the holders' nodes
-	confirmed(t, se)                             // so all of its entries are watched
+	m.awaitReplies(t, "getData", 2*each, before) // the holders' nodes
+	confirm(t, se)                               // so all of its entries are watched
 
 	var mu sync.Mutex
 	asked := map[string]int{}
-	count := func(op int32, frame []byte) verdict {
+	count := func(op int32, frame []byte) action {
 		mu.Lock()
 		defer mu.Unlock()
 		asked[opNames[op]]++
@@ -144,9 +144,9 @@ func TestAConfirmationAfterAReconnectionDoesNotComeBehindReadings(t *testing.T) 
 		}
 		return pass
 	}
-	m.on(count, func(to int32, _ []byte) verdict {
+	m.intercept(count, func(to int32, _ []byte) action {
 		if to == opGetChildren2 || to == opGetData {
-			return swallow
+			return discard
 		}
 		return pass
 	})
@@ -156,7 +156,7 @@ func TestAConfirmationAfterAReconnectionDoesNotComeBehindReadings(t *testing.T) 
 		defer mu.Unlock()
 		return asked["getChildren"]+asked["getData"] >= readings
 	})
-	confirmed(t, se)
+	confirm(t, se)
 	mu.Lock()
 	if n := asked["getChildren"] + asked["getData"]; n != readings {
 		t.Errorf("%d readings are under way, want %d", n, readings)
@@ -167,23 +167,23 @@ func TestAConfirmationAfterAReconnectionDoesNotComeBehindReadings(t *testing.T) 
 	mu.Unlock()
 
 	// Nothing was forgotten over that.
-	before = m.answers()
-	m.on(count, nil)
+	before = m.replies()
+	m.intercept(count, nil)
 	m.reset()
-	m.awaitAnswers(t, "getData", each, before)
-	confirmed(t, se)
+	m.awaitReplies(t, "getData", each, before)
+	confirm(t, se)
 	ahead.withdraw(t)
 	behind[each-1].admitted(t)
 	for _, j := range append(held, behind...) {
-		j.silently(t)
+		j.expectNoneQueued(t)
 	}
 }
 
 // silently checks that nothing more has been heard.
-func (j *joined) silently(t *testing.T) {
+func (j *joined) expectNoneQueued(t *testing.T) {
 	t.Helper()
 	select {
-	case st := <-j.heard:
+	case st := <-j.standings:
 		t.Errorf("the entry for %q was said to be %v (%v)", j.name, st.State, st.Cause)
 	default:
 	}
@@ -191,10 +191,10 @@ func (j *joined) silently(t *testing.T) {
 
 // A client that holds 20 000 locks, and one connection that is reset. It takes minutes and much memory, so it is no test: run
 // it with go test -run=xxx -bench=ManyHolds -benchtime=1x.
-func BenchmarkManyHoldsSurviveAReconnection(t *testing.B) {
+func BenchmarkReconnect_manyHolds(t *testing.B) {
 	const n, ttl = 20_000, 8 * time.Second
 	z := testservers.StartZooKeeper(t)
-	m := newMeddler(t, z.Endpoint())
+	m := newInterceptor(t, z.Endpoint())
 	var failed, renewed atomic.Int32
 	c, err := stile.New(newStore(t, nil, m.addr()), &stile.Options{TTL: ttl, Hooks: stile.Hooks{SessionRenewed: func(r stile.RenewalEvent) {
 		if r.Err == nil {
@@ -207,7 +207,7 @@ func BenchmarkManyHoldsSurviveAReconnection(t *testing.B) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { closeSoon(c.Close) })
+	t.Cleanup(func() { closeWithTimeout(c.Close) })
 	holds := make([]*stile.Hold, n)
 	var locking sync.WaitGroup
 	places := make(chan struct{}, 32)
@@ -228,7 +228,7 @@ func BenchmarkManyHoldsSurviveAReconnection(t *testing.B) {
 		return
 	}
 	t.Logf("%d holds after %v", n, time.Since(start))
-	m.passed()
+	m.takeRequests()
 	failed.Store(0)
 	start = time.Now()
 	m.reset()
@@ -236,7 +236,7 @@ func BenchmarkManyHoldsSurviveAReconnection(t *testing.B) {
 	await(t, "three renewals", func() bool { return renewed.Load() >= last+3 })
 	lost := len(slices.DeleteFunc(slices.Clone(holds), func(h *stile.Hold) bool { return h.Valid() }))
 	asked := map[string]int{}
-	for _, request := range m.passed() {
+	for _, request := range m.takeRequests() {
 		asked[request]++
 	}
 	t.Logf("%v after a reset %d of %d holds are lost; %d renewals failed; requests: %v", time.Since(start), lost, n, failed.Load(), asked)
@@ -248,9 +248,9 @@ func BenchmarkManyHoldsSurviveAReconnection(t *testing.B) {
 // A follower lags behind until it is asked to catch up: on each connection, until there was a sync, the listings show no entry
 // that was made since the test began. An entry whose creation was not answered is found all the same, and not made twice.
 // Promise: P5
-func TestAnEntryIsFoundAgainOnAServerThatLags(t *testing.T) {
+func TestEnqueue_createUnansweredOnLaggingServer(t *testing.T) {
 	t.Parallel()
-	m := newMeddler(t, server(t).Endpoint())
+	m := newInterceptor(t, server(t).Endpoint())
 	conn := connect(t, server(t).Endpoint())
 	se := openSession(t, newStore(t, nil, m.addr()))
 	for _, close := range []bool{false, true} { // the connection, when the sync has been answered
@@ -260,7 +260,7 @@ func TestAnEntryIsFoundAgainOnAServerThatLags(t *testing.T) {
 			lag := false
 			closing := close
 			lose, lost := once(opCreate2, cut)
-			m.on(func(op int32, _ []byte) verdict {
+			m.intercept(func(op int32, _ []byte) action {
 				switch op {
 				case 0:
 					lag = true
@@ -268,7 +268,7 @@ func TestAnEntryIsFoundAgainOnAServerThatLags(t *testing.T) {
 					lag = false
 				}
 				return pass
-			}, func(to int32, frame []byte) verdict {
+			}, func(to int32, frame []byte) action {
 				switch {
 				case to == opGetChildren2 && lag:
 					// Nothing of this form is an entry. The listing itself keeps its length.
@@ -277,13 +277,13 @@ func TestAnEntryIsFoundAgainOnAServerThatLags(t *testing.T) {
 					}
 				case to == opSync && closing:
 					closing = false
-					return last
+					return passLast
 				}
 				return lose(to, frame)
 			})
 			j := enqueue(t, se, name, line.Exclusive)
 			receive(t, lost, "a lost answer")
-			m.on(nil, nil)
+			m.intercept(nil, nil)
 			if all := nodes(t, conn, "/"+name); len(all) != 1 {
 				t.Fatalf("the line has the entries %s", strings.Join(all, ", "))
 			}

@@ -11,7 +11,7 @@ import (
 )
 
 // changed checks that the only entry in a line has the owner that was given to it, and the same order as before.
-func changed(t *testing.T, st store.Store, name string, order uint64, reason string) {
+func checkOwner(t *testing.T, st store.Store, name string, order uint64, reason string) {
 	t.Helper()
 	l, err := st.Line(t.Context(), name)
 	if err != nil || len(l.Entries) != 1 || l.Entries[0].Order != order || l.Entries[0].Owner.Reason != reason ||
@@ -21,7 +21,7 @@ func changed(t *testing.T, st store.Store, name string, order uint64, reason str
 }
 
 // The node has another version than the session knows.
-func TestAnOwnerIsChangedThoughSomebodyHasWrittenToTheNode(t *testing.T) {
+func TestSetOwner_nodeChangedByOther(t *testing.T) {
 	t.Parallel()
 	name, st := newName(t), newStore(t, nil, server(t).Endpoint())
 	j := enqueue(t, openSession(t, st), name, line.Exclusive)
@@ -35,25 +35,25 @@ func TestAnOwnerIsChangedThoughSomebodyHasWrittenToTheNode(t *testing.T) {
 		if err := j.Extensions().SetOwner(t.Context(), store.Owner{Reason: reason}); err != nil {
 			t.Fatal(err)
 		}
-		changed(t, st, name, order, reason)
+		checkOwner(t, st, name, order, reason)
 	}
 	j.withdraw(t)
 }
 
 // A node of the same name is not the entry, if somebody has made it.
 // Promise: P1
-func TestANodeThatWasMadeAnewIsNotTheEntry(t *testing.T) {
+func TestSetOwner_nodeRecreatedByOther(t *testing.T) {
 	t.Parallel()
 	name := newName(t)
-	m := newMeddler(t, server(t).Endpoint())
+	m := newInterceptor(t, server(t).Endpoint())
 	j := enqueue(t, openSession(t, newStore(t, nil, m.addr())), name, line.Exclusive)
 	j.admitted(t)
 	conn := connect(t, server(t).Endpoint())
 	path := "/" + name + "/" + nodes(t, conn, "/"+name)[0]
 	hold, asked := once(opSetData, stall)
-	m.on(hold, nil)
-	said := make(chan error, 1)
-	go func() { said <- j.Extensions().SetOwner(t.Context(), store.Owner{Reason: "mine"}) }()
+	m.intercept(hold, nil)
+	result := make(chan error, 1)
+	go func() { result <- j.Extensions().SetOwner(t.Context(), store.Owner{Reason: "mine"}) }()
 	<-asked
 	if err := conn.Delete(path, -1); err != nil {
 		t.Fatal(err)
@@ -61,24 +61,24 @@ func TestANodeThatWasMadeAnewIsNotTheEntry(t *testing.T) {
 	if _, err := conn.Create(path, nil, 0, zk.WorldACL(zk.PermAll)); err != nil {
 		t.Fatal(err)
 	}
-	m.goOn()
-	if err := <-said; !errors.Is(err, store.ErrGone) {
+	m.resume()
+	if err := <-result; !errors.Is(err, store.ErrGone) {
 		t.Errorf("SetOwner of an entry whose node is another's returned %v, want an error matching ErrGone", err)
 	}
 	j.gone(t, store.ErrGone)
 }
 
 // The request or its reply is lost with the connection. The next attempt finds the version that the first has left, or not.
-func TestAnOwnerIsChangedOnceThoughTheConnectionIsLost(t *testing.T) {
+func TestSetOwner_connectionLost(t *testing.T) {
 	t.Parallel()
-	for what, on := range map[string]func(m *meddler, f func(int32, []byte) verdict){
-		"request": func(m *meddler, f func(int32, []byte) verdict) { m.on(f, nil) },
-		"reply":   func(m *meddler, f func(int32, []byte) verdict) { m.on(nil, f) },
+	for what, on := range map[string]func(m *interceptor, f func(int32, []byte) action){
+		"request": func(m *interceptor, f func(int32, []byte) action) { m.intercept(f, nil) },
+		"reply":   func(m *interceptor, f func(int32, []byte) action) { m.intercept(nil, f) },
 	} {
 		t.Run(what, func(t *testing.T) {
 			t.Parallel()
 			name := newName(t)
-			m := newMeddler(t, server(t).Endpoint())
+			m := newInterceptor(t, server(t).Endpoint())
 			st := newStore(t, nil, m.addr())
 			j := enqueue(t, openSession(t, st), name, line.Exclusive)
 			order := j.admitted(t).Order
@@ -92,7 +92,7 @@ func TestAnOwnerIsChangedOnceThoughTheConnectionIsLost(t *testing.T) {
 			default:
 				t.Error("the scenario has failed: nothing was lost")
 			}
-			changed(t, st, name, order, "mine")
+			checkOwner(t, st, name, order, "mine")
 			j.withdraw(t)
 		})
 	}

@@ -24,7 +24,7 @@ type fakeServer struct {
 	mu       sync.Mutex
 	delay    time.Duration // until an answer arrives
 	only     int32         // the only operation that is answered, if it is not zero
-	deaf     bool          // nothing is answered
+	silent   bool          // nothing is answered
 	accepted int
 }
 
@@ -43,16 +43,16 @@ type addressed struct{ net.Conn }
 
 func (addressed) RemoteAddr() net.Addr { return &net.TCPAddr{} }
 
-func (s *fakeServer) hurt(deaf bool, only int32) {
+func (s *fakeServer) setFault(silent bool, only int32) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.deaf, s.only = deaf, only
+	s.silent, s.only = silent, only
 }
 
 func (s *fakeServer) answers(op int32) (bool, time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return !s.deaf && (s.only == 0 || s.only == op), s.delay
+	return !s.silent && (s.only == 0 || s.only == op), s.delay
 }
 
 func (s *fakeServer) serve(conn net.Conn) {
@@ -93,8 +93,8 @@ func (s *fakeServer) serve(conn net.Conn) {
 
 const opPing = 11
 
-// kept opens a session at the first server, and keeps it as clients do.
-func kept(t *testing.T, ttl time.Duration, servers ...*fakeServer) (*keeper.Session, *Store) {
+// openKept opens a session at the first server, and keeps it as clients do.
+func openKept(t *testing.T, ttl time.Duration, servers ...*fakeServer) (*keeper.Session, *Store) {
 	t.Helper()
 	var names []string
 	for i := range servers {
@@ -119,11 +119,11 @@ func kept(t *testing.T, ttl time.Duration, servers ...*fakeServer) (*keeper.Sess
 
 // Each answer comes in time for the next.
 // Promise: P4
-func TestAHoldSurvivesThatEachAnswerTakesAFifthOfTheTTL(t *testing.T) {
+func TestHold_survivesSlowReplies(t *testing.T) {
 	const ttl = 10 * time.Second
 	synctest.Test(t, func(t *testing.T) {
 		s := &fakeServer{ttl: ttl, delay: ttl / 5}
-		se, st := kept(t, ttl, s)
+		se, st := openKept(t, ttl, s)
 		time.Sleep(100 * ttl)
 		if !se.Valid() {
 			t.Error("lost, though each answer came in time")
@@ -140,15 +140,15 @@ func TestAHoldSurvivesThatEachAnswerTakesAFifthOfTheTTL(t *testing.T) {
 // A server that stops to answer is left for another in time for those who hold something: whenever it does, and if it goes on
 // to answer pings, as one does that is cut off from its leader.
 // Promise: P4
-func TestAHoldSurvivesThatItsServerStopsToAnswer(t *testing.T) {
+func TestHold_survivesSilentServer(t *testing.T) {
 	const ttl = 10 * time.Second
 	for what, only := range map[string]int32{"is hung": 0, "answers pings": opPing} {
 		for after := range time.Duration(20) {
 			synctest.Test(t, func(t *testing.T) {
 				first, second := &fakeServer{ttl: ttl}, &fakeServer{ttl: ttl}
-				se, st := kept(t, ttl, first, second)
+				se, st := openKept(t, ttl, first, second)
 				time.Sleep(ttl + after*ttl/100)
-				first.hurt(only == 0, only)
+				first.setFault(only == 0, only)
 				time.Sleep(10 * ttl)
 				if !se.Valid() {
 					t.Errorf("a server %s from %v on: lost", what, ttl+after*ttl/100)
@@ -166,12 +166,12 @@ func TestAHoldSurvivesThatItsServerStopsToAnswer(t *testing.T) {
 
 // The first of the addresses that accepts connections may be that of a server that is hung, or that turns everybody away.
 // Promise: P4
-func TestOfANameWithSeveralAddressesAllAreTried(t *testing.T) {
+func TestDial_triesAllAddresses(t *testing.T) {
 	const ttl = 10 * time.Second
 	for range 20 { // which is tried first is chance
 		synctest.Test(t, func(t *testing.T) {
-			well := &fakeServer{ttl: ttl}
-			servers := map[string]*fakeServer{"10.0.0.1:7": {ttl: ttl, deaf: true}, "10.0.0.2:7": {ttl: ttl, deaf: true}, "10.0.0.3:7": well}
+			healthy := &fakeServer{ttl: ttl}
+			servers := map[string]*fakeServer{"10.0.0.1:7": {ttl: ttl, silent: true}, "10.0.0.2:7": {ttl: ttl, silent: true}, "10.0.0.3:7": healthy}
 			st, err := New([]string{"ensemble:7", "elsewhere:7"}, nil)
 			if err != nil {
 				t.Fatal(err)
@@ -201,7 +201,7 @@ func TestOfANameWithSeveralAddressesAllAreTried(t *testing.T) {
 	}
 }
 
-func TestAServerIsAHostOrAHostAndAPort(t *testing.T) {
+func TestNew_serverAddresses(t *testing.T) {
 	for server, want := range map[string]string{
 		"h": "h:2181", "h:7": "h:7", "h:": "h:2181", "10.0.0.1": "10.0.0.1:2181",
 		"::1": "[::1]:2181", "[::1]": "[::1]:2181", "[::1]:7": "[::1]:7", "fe80::1%eth0": "[fe80::1%eth0]:2181",

@@ -13,18 +13,18 @@ import (
 	"github.com/stilelock/stile/store/zkstore"
 )
 
-func TestOverTLS(t *testing.T) {
+func TestTLS(t *testing.T) {
 	t.Parallel()
-	z := strange(t)
+	z := restricted(t)
 	trusted := x509.NewCertPool()
 	trusted.AddCert(z.certificate)
-	opts := known(ann)
+	opts := optionsWith(ann)
 	opts.TLS = &tls.Config{RootCAs: trusted}
-	st := newStore(t, opts, z.secure)
+	st := newStore(t, opts, z.tlsAddress)
 	name := newName(t)
 	p := enqueue(t, openSession(t, st), name, line.Exclusive)
 	p.await(t, store.Admitted)
-	if l, err := newStore(t, known(ann), z.Endpoint()).Line(t.Context(), name); err != nil || len(l.Entries) != 1 {
+	if l, err := newStore(t, optionsWith(ann), z.Endpoint()).Line(t.Context(), name); err != nil || len(l.Entries) != 1 {
 		t.Errorf("without TLS, at the other port, the line is %+v, %v", l, err)
 	}
 	p.withdraw(t)
@@ -35,9 +35,9 @@ func TestOverTLS(t *testing.T) {
 		address string
 		want    string
 	}{
-		{"a server that nobody trusts", &zkstore.Options{TLS: &tls.Config{}}, z.secure, "unknown authority"},
+		{"a server that nobody trusts", &zkstore.Options{TLS: &tls.Config{}}, z.tlsAddress, "unknown authority"},
 		{"TLS where there is none", &zkstore.Options{TLS: &tls.Config{RootCAs: trusted}}, z.Endpoint(), "TLS handshake"},
-		{"no TLS where it is needed", nil, z.secure, z.secure + ": " + "the server has closed the connection"},
+		{"no TLS where it is needed", nil, z.tlsAddress, z.tlsAddress + ": " + "the server has closed the connection"},
 	} {
 		patience := time.Second // the error comes when it ends; on a busy machine the last attempt has not come so far then
 		await(t, fmt.Sprintf("an error for %s that says %q", tt.what, tt.want), func() bool {

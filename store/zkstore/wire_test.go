@@ -15,32 +15,32 @@ import (
 	"github.com/go-zookeeper/zk"
 )
 
-// scripted is a connection to a server that says what was written down for it, in pieces of the given sizes, and hangs up
+// scripted is a connection to a server that output what was written down for it, in pieces of the given sizes, and hangs up
 // then. It keeps what it is told.
 type scripted struct {
 	net.Conn // nil, because nothing else is used
 
-	says   []byte
-	pieces []byte // the size of each piece, again and again; none is a piece of everything
-	turn   int
-	heard  bytes.Buffer
+	output  []byte
+	pieces  []byte // the size of each piece, again and again; none is a piece of everything
+	turn    int
+	written bytes.Buffer
 }
 
 func (s *scripted) Read(p []byte) (int, error) {
-	if len(s.says) == 0 {
+	if len(s.output) == 0 {
 		return 0, io.EOF
 	}
-	n := len(s.says)
+	n := len(s.output)
 	if len(s.pieces) > 0 {
 		n = 1 + int(s.pieces[s.turn%len(s.pieces)])
 		s.turn++
 	}
-	n = copy(p, s.says[:min(n, len(s.says))])
-	s.says = s.says[n:]
+	n = copy(p, s.output[:min(n, len(s.output))])
+	s.output = s.output[n:]
 	return n, nil
 }
 
-func (s *scripted) Write(p []byte) (int, error)      { return s.heard.Write(p) }
+func (s *scripted) Write(p []byte) (int, error)      { return s.written.Write(p) }
 func (s *scripted) SetDeadline(time.Time) error      { return nil }
 func (s *scripted) SetReadDeadline(time.Time) error  { return nil }
 func (s *scripted) SetWriteDeadline(time.Time) error { return nil }
@@ -111,9 +111,9 @@ func readAll(w *serverConn) ([]byte, error) {
 	}
 }
 
-func TestWhateverTheServerSaysPassesAsItIs(t *testing.T) {
+func TestServerConn_passesRepliesUnchanged(t *testing.T) {
 	const path = "/a/_c_x-lock-"
-	said := frames(
+	sent := frames(
 		handshakeReply(10*time.Second, 5),
 		answer(-2, 0),                              // a ping's
 		answer(-1, 0, creation(path, 1, 2)...),     // an event
@@ -124,14 +124,14 @@ func TestWhateverTheServerSaysPassesAsItIs(t *testing.T) {
 		answer(-8, 0), answer(-4, -115), answer(1<<31-1, 0),
 	)
 	for size := range 40 {
-		s := &scripted{says: slices.Clone(said), pieces: []byte{byte(size)}}
+		s := &scripted{output: slices.Clone(sent), pieces: []byte{byte(size)}}
 		w := connTo(t, s)
 		b, forget := w.transport.registerCreate(path)
 		defer forget()
 		w.addPending(7, b)
 		got, err := readAll(w)
-		if !bytes.Equal(got, said) || !errors.Is(err, io.EOF) {
-			t.Fatalf("in pieces of %d: %d of %d bytes have passed, then %v", size+1, len(got), len(said), err)
+		if !bytes.Equal(got, sent) || !errors.Is(err, io.EOF) {
+			t.Fatalf("in pieces of %d: %d of %d bytes have passed, then %v", size+1, len(got), len(sent), err)
 		}
 		select {
 		case st := <-b.stats:
@@ -145,13 +145,13 @@ func TestWhateverTheServerSaysPassesAsItIs(t *testing.T) {
 }
 
 // The library would be at a loss with these: it panics, or reads on at the wrong place.
-func TestAFrameThatCannotBeIsTheEndOfTheConnection(t *testing.T) {
+func TestServerConn_invalidFrame(t *testing.T) {
 	for what, length := range map[string]uint32{
 		"no length": 0, "less than a header": replyHeader - 1, "a negative length": 1<<32 - 1, "the most negative": 1 << 31,
 	} {
-		said := append(frames(handshakeReply(10*time.Second, 5), answer(-2, 0)), binary.BigEndian.AppendUint32(nil, length)...)
-		said = append(said, answer(7, 0, make([]byte, 100)...)...)
-		w := connTo(t, &scripted{says: slices.Clone(said)})
+		sent := append(frames(handshakeReply(10*time.Second, 5), answer(-2, 0)), binary.BigEndian.AppendUint32(nil, length)...)
+		sent = append(sent, answer(7, 0, make([]byte, 100)...)...)
+		w := connTo(t, &scripted{output: slices.Clone(sent)})
 		b, _ := w.transport.registerCreate("/a")
 		w.addPending(7, b)
 		got, err := readAll(w)
@@ -161,10 +161,10 @@ func TestAFrameThatCannotBeIsTheEndOfTheConnection(t *testing.T) {
 	}
 }
 
-func TestAGreetingThatCannotBeIsNotPassedOn(t *testing.T) {
+func TestServerConn_invalidHandshakeReply(t *testing.T) {
 	cut := handshakeReply(10*time.Second, 5)[:20]
 	binary.BigEndian.PutUint32(cut[16:], 16)
-	for what, said := range map[string][]byte{
+	for what, sent := range map[string][]byte{
 		"nothing":                      frames(nil),
 		"too little":                   frames(make([]byte, 15)),
 		"too much":                     frames(make([]byte, maxHandshakeReply+1)),
@@ -173,40 +173,40 @@ func TestAGreetingThatCannotBeIsNotPassedOn(t *testing.T) {
 		"a session before it began":    frames(handshakeReply(-time.Second, 5)),
 		"no password":                  frames(cut),
 	} {
-		got, err := readAll(connTo(t, &scripted{says: said}))
+		got, err := readAll(connTo(t, &scripted{output: sent}))
 		if len(got) > 0 || !errors.Is(err, errNotZooKeeper) {
 			t.Errorf("%s: %d bytes have passed, then %v", what, len(got), err)
 		}
 	}
 	expired := frames(handshakeReply(0, 0)) // is one that can be
-	if got, err := readAll(connTo(t, &scripted{says: slices.Clone(expired)})); !bytes.Equal(got, expired) {
+	if got, err := readAll(connTo(t, &scripted{output: slices.Clone(expired)})); !bytes.Equal(got, expired) {
 		t.Errorf("the end of a session: %d bytes have passed, then %v", len(got), err)
 	}
 }
 
-func TestOnEachConnectionTheFirstThingSaidIsWhoWeAre(t *testing.T) {
+func TestServerConn_authenticatesFirst(t *testing.T) {
 	auth := []Auth{{"digest", "ann:secret"}, {"digest", "bob:secret"}}
-	said := frames(handshakeReply(10*time.Second, 5), answer(xidAuth, 0), answer(xidAuth, 0), answer(-2, 0))
-	s := &scripted{says: said, pieces: []byte{6}}
+	sent := frames(handshakeReply(10*time.Second, 5), answer(xidAuth, 0), answer(xidAuth, 0), answer(-2, 0))
+	s := &scripted{output: sent, pieces: []byte{6}}
 	w := connTo(t, s, auth...)
 	got, err := readAll(w)
 	if want := frames(handshakeReply(10*time.Second, 5), answer(-2, 0)); !bytes.Equal(got, want) || !errors.Is(err, io.EOF) {
 		t.Errorf("%d bytes have passed, want %d, then %v", len(got), len(want), err)
 	}
 	for _, a := range auth {
-		if !bytes.Contains(s.heard.Bytes(), []byte(a.Credentials)) {
-			t.Errorf("%q was not said", a.Credentials)
+		if !bytes.Contains(s.written.Bytes(), []byte(a.Credentials)) {
+			t.Errorf("%q was not sent", a.Credentials)
 		}
 	}
 
-	w = connTo(t, &scripted{says: frames(handshakeReply(10*time.Second, 5), answer(xidAuth, -115))}, auth...)
+	w = connTo(t, &scripted{output: frames(handshakeReply(10*time.Second, 5), answer(xidAuth, -115))}, auth...)
 	got, err = readAll(w)
 	if len(got) > 0 || !errors.Is(err, zk.ErrAuthFailed) || strings.Contains(err.Error(), "secret") {
 		t.Errorf("refused: %d bytes have passed, then %v", len(got), err)
 	}
 }
 
-func TestWhatTheClientSaysIsTranslatedOnlyWhereItMustBe(t *testing.T) {
+func TestServerConn_rewritesRequests(t *testing.T) {
 	const path, mark = "/a/_c_x-lock-", "/" + watchMark
 	create := func(op int32, path string, flags byte) []byte {
 		b := appendBytes(appendBytes(nil, []byte(path)), []byte("data"))
@@ -265,8 +265,8 @@ func TestWhatTheClientSaysIsTranslatedOnlyWhereItMustBe(t *testing.T) {
 		if want == nil {
 			want = tt.frame
 		}
-		if err != nil || n != len(tt.frame) || !bytes.Equal(s.heard.Bytes(), want) || !bytes.Equal(own, tt.frame) {
-			t.Errorf("%s: %d, %v; %q was passed on, and the client's own is %q", what, n, err, s.heard.Bytes(), own)
+		if err != nil || n != len(tt.frame) || !bytes.Equal(s.written.Bytes(), want) || !bytes.Equal(own, tt.frame) {
+			t.Errorf("%s: %d, %v; %q was passed on, and the client's own is %q", what, n, err, s.written.Bytes(), own)
 		}
 		sent := false
 		select {
@@ -280,26 +280,26 @@ func TestWhatTheClientSaysIsTranslatedOnlyWhereItMustBe(t *testing.T) {
 	}
 }
 
-func FuzzNothingTheServerSaysIsChanged(f *testing.F) {
+func FuzzServerConn_Read(f *testing.F) {
 	const path = "/a/_c_x-lock-"
 	all := frames(handshakeReply(10*time.Second, 5), answer(xidAuth, 0), answer(7, 0, creation(path, 12, 5)...), answer(-1, 0), answer(8, -101))
 	f.Add(all, []byte{0}, true)
 	f.Add(all, []byte{}, false)
 	f.Add(all[:len(all)-1], []byte{3, 20}, true)
 	f.Add(frames(handshakeReply(0, 0)), []byte{255}, true)
-	f.Fuzz(func(t *testing.T, said, pieces []byte, authenticated bool) {
+	f.Fuzz(func(t *testing.T, sent, pieces []byte, authenticated bool) {
 		var auth []Auth
 		if authenticated {
 			auth = []Auth{{"digest", "ann:secret"}}
 		}
-		w := connTo(t, &scripted{says: slices.Clone(said), pieces: pieces}, auth...)
+		w := connTo(t, &scripted{output: slices.Clone(sent), pieces: pieces}, auth...)
 		for xid := range int32(10) {
 			w.addPending(xid, pendingCreate{stats: make(chan stat, 1)})
 		}
 		got, err := readAll(w)
-		whole, detach := passing(said, authenticated)
-		if !bytes.HasPrefix(got, whole) || !bytes.HasPrefix(append(whole, detach...), got) {
-			t.Fatalf("%x has passed of %x, want %x and of what is behind it, %x, what has come", got, said, whole, detach)
+		whole, part := passing(sent, authenticated)
+		if !bytes.HasPrefix(got, whole) || !bytes.HasPrefix(append(whole, part...), got) {
+			t.Fatalf("%x has passed of %x, want %x and of what is behind it, %x, what has come", got, sent, whole, part)
 		}
 		if err == nil {
 			t.Fatal("there is no end")
@@ -307,21 +307,21 @@ func FuzzNothingTheServerSaysIsChanged(f *testing.F) {
 	})
 }
 
-// passing returns what a client should hear of what a server says: whole frames, and the part of a frame at the end.
-func passing(said []byte, authenticated bool) (whole, detach []byte) {
-	cut := func(least, most int) (frame []byte, ok bool) {
-		if len(said) < 4 {
+// passing returns what a client should hear of what a server output: whole frames, and the part of a frame at the end.
+func passing(sent []byte, authenticated bool) (whole, part []byte) {
+	cut := func(smallest, largest int) (frame []byte, ok bool) {
+		if len(sent) < 4 {
 			return nil, false
 		}
-		n := int(int32(binary.BigEndian.Uint32(said)))
-		if n < least || n > most {
-			said = nil // and nothing that may be behind it
+		n := int(int32(binary.BigEndian.Uint32(sent)))
+		if n < smallest || n > largest {
+			sent = nil // and nothing that may be behind it
 			return nil, false
 		}
-		if len(said) < 4+n {
+		if len(sent) < 4+n {
 			return nil, false
 		}
-		frame, said = said[:4+n:4+n], said[4+n:]
+		frame, sent = sent[:4+n:4+n], sent[4+n:]
 		return frame, true
 	}
 	first, ok := cut(0, maxHandshakeReply)
@@ -341,13 +341,13 @@ func passing(said []byte, authenticated bool) (whole, detach []byte) {
 	for whole = first; ; {
 		frame, ok := cut(replyHeader, 1<<31-1)
 		if !ok {
-			return whole, said
+			return whole, sent
 		}
 		whole = append(whole, frame...)
 	}
 }
 
-func FuzzWhatTheClientSaysIsTranslatedOnlyWhereItMustBe(f *testing.F) {
+func FuzzServerConn_Write(f *testing.F) {
 	const path = "/a/_c_x-lock-"
 	f.Add(request(7, opCreate, creation(path, 0, 0)...), path, true)
 	f.Add(request(7, opCreate, creation(path, 0, 0)...), path, false)
@@ -357,37 +357,37 @@ func FuzzWhatTheClientSaysIsTranslatedOnlyWhereItMustBe(f *testing.F) {
 	f.Add(request(7, opDelete, append(appendBytes(nil, []byte("/a"+pathEnd+"/b"+pathEnd)), 0, 0, 0, 1)...), path, true)
 	f.Add(request(-2, 11), "", true)
 	f.Add(request(9, opClose), path, true)
-	f.Fuzz(func(t *testing.T, said []byte, path string, established bool) {
+	f.Fuzz(func(t *testing.T, sent []byte, path string, established bool) {
 		s := &scripted{}
 		w := connTo(t, s)
 		w.established = established
 		w.transport.registerCreate(path)
-		own := slices.Clone(said)
+		own := slices.Clone(sent)
 		n, err := w.Write(own)
-		if err != nil || n != len(said) || !bytes.Equal(own, said) {
-			t.Fatalf("%d, %v; and what the client said has become %x, from %x", n, err, own, said)
+		if err != nil || n != len(sent) || !bytes.Equal(own, sent) {
+			t.Fatalf("%d, %v; and what the client sent has become %x, from %x", n, err, own, sent)
 		}
-		want := said
-		if established && len(said) >= requestHeader {
-			want = slices.Concat(said[:8], translation(said[8:], path))
-			if len(want) != len(said) { // in the place of the length, whatever it was
+		want := sent
+		if established && len(sent) >= requestHeader {
+			want = slices.Concat(sent[:8], translation(sent[8:], path))
+			if len(want) != len(sent) { // in the place of the length, whatever it was
 				binary.BigEndian.PutUint32(want, uint32(len(want)-4))
 			}
 		}
-		if !bytes.Equal(s.heard.Bytes(), want) {
-			t.Fatalf("%x was passed on, want %x", s.heard.Bytes(), want)
+		if !bytes.Equal(s.written.Bytes(), want) {
+			t.Fatalf("%x was passed on, want %x", s.written.Bytes(), want)
 		}
 	})
 }
 
 // translation returns what an operation, and what is behind it in its request, are to become, if an entry is created at path.
-func translation(said []byte, path string) []byte {
-	op, rest := said[3], said[4:]
+func translation(sent []byte, path string) []byte {
+	op, rest := sent[3], sent[4:]
 	switch {
-	case !bytes.Equal(said[:3], []byte{0, 0, 0}):
+	case !bytes.Equal(sent[:3], []byte{0, 0, 0}):
 	case op == opCreate && bytes.HasPrefix(rest, appendBytes(nil, []byte(path))):
 		return append([]byte{0, 0, 0, opCreate2}, rest...)
-	case op == opCreate && bytes.HasSuffix(said, []byte{0, 0, 0, zk.FlagContainer}):
+	case op == opCreate && bytes.HasSuffix(sent, []byte{0, 0, 0, zk.FlagContainer}):
 		return append([]byte{0, 0, 0, opCreateContainer}, rest...)
 	case (op == opExists || op == opGetData || op == opGetChildren2) && len(rest) > 4:
 		marked := rest[4 : len(rest)-1]
@@ -395,12 +395,12 @@ func translation(said []byte, path string) []byte {
 			if short == "" {
 				short = "/"
 			}
-			return slices.Concat(said[:4], appendBytes(nil, []byte(short)), []byte{1})
+			return slices.Concat(sent[:4], appendBytes(nil, []byte(short)), []byte{1})
 		}
 	case op == opDelete && len(rest) >= 8:
 		paths, ok := strings.CutSuffix(string(rest[4:len(rest)-4]), pathEnd)
 		if !ok || !bytes.Equal(rest[:len(rest)-4], appendBytes(nil, rest[4:len(rest)-4])) {
-			return said
+			return sent
 		}
 		all := strings.Split(paths, pathEnd)
 		b := append([]byte{0, 0, 0, opSetWatches, 0x7f}, bytes.Repeat([]byte{0xff}, 7)...)
@@ -410,5 +410,5 @@ func translation(said []byte, path string) []byte {
 		}
 		return append(b, make([]byte, 8)...)
 	}
-	return said
+	return sent
 }

@@ -12,9 +12,9 @@ import (
 
 // An entry goes with its session. A withdrawal that was under way when the session ended has to say so: "session lost" alone
 // would mean that the entry may still stand.
-func TestWithdrawWhoseSessionEndsMeanwhile_saysThatTheEntryHasGone(t *testing.T) {
+func TestWithdraw_sessionEndsMeanwhile(t *testing.T) {
 	t.Parallel()
-	m := newMeddler(t, server(t).Endpoint())
+	m := newInterceptor(t, server(t).Endpoint())
 	se := openSession(t, newStore(t, nil, m.addr()))
 	j, err := tryEnqueue(t.Context(), se, newName(t), line.Exclusive, false)
 	if err != nil {
@@ -23,12 +23,12 @@ func TestWithdrawWhoseSessionEndsMeanwhile_saysThatTheEntryHasGone(t *testing.T)
 	j.await(t, store.Admitted)
 	asked := make(chan struct{})
 	once := sync.OnceFunc(func() { close(asked) })
-	m.on(func(op int32, _ []byte) verdict {
+	m.intercept(func(op int32, _ []byte) action {
 		if op != opDelete {
 			return pass
 		}
 		once()
-		return swallow
+		return discard
 	}, nil)
 	done := make(chan error, 1)
 	go func() { done <- j.Withdraw(t.Context()) }()
@@ -44,7 +44,7 @@ func TestWithdrawWhoseSessionEndsMeanwhile_saysThatTheEntryHasGone(t *testing.T)
 // An entry whose connection is lost during the withdrawal may have been broken before the request came; or the request has
 // taken it out, and only the answer was lost. Nobody can tell, so it is not said to have been there until then.
 // Promise: P5
-func TestWithdrawThatIsNotAnswered_doesNotSayThatTheEntryWasThere(t *testing.T) {
+func TestWithdraw_unanswered(t *testing.T) {
 	t.Parallel()
 	conn := connect(t, server(t).Endpoint())
 	for _, tt := range []struct {
@@ -54,7 +54,7 @@ func TestWithdrawThatIsNotAnswered_doesNotSayThatTheEntryWasThere(t *testing.T) 
 		{"it was broken", true},
 		{"it was withdrawn", false},
 	} {
-		m := newMeddler(t, server(t).Endpoint())
+		m := newInterceptor(t, server(t).Endpoint())
 		name := newName(t)
 		j := enqueue(t, openSession(t, newStore(t, nil, m.addr())), name, line.Exclusive)
 		j.await(t, store.Admitted)
@@ -64,7 +64,7 @@ func TestWithdrawThatIsNotAnswered_doesNotSayThatTheEntryWasThere(t *testing.T) 
 
 		lose, done := once(opDelete, cut)
 		if tt.broken {
-			m.on(func(op int32, frame []byte) verdict {
+			m.intercept(func(op int32, frame []byte) action {
 				v := lose(op, frame)
 				if v == cut {
 					if err := conn.Delete(node, -1); err != nil {
@@ -74,7 +74,7 @@ func TestWithdrawThatIsNotAnswered_doesNotSayThatTheEntryWasThere(t *testing.T) 
 				return v
 			}, nil)
 		} else {
-			m.on(nil, lose)
+			m.intercept(nil, lose)
 		}
 		for range 2 { // to ask again tells no more
 			if err := j.Withdraw(t.Context()); !errors.Is(err, store.ErrNotKnown) || errors.Is(err, store.ErrGone) {
@@ -83,15 +83,15 @@ func TestWithdrawThatIsNotAnswered_doesNotSayThatTheEntryWasThere(t *testing.T) 
 		}
 		receive(t, done, "a lost frame")
 		next.admitted(t)
-		j.silent(t)
+		j.expectNothing(t)
 	}
 }
 
 // What is known is said: of an entry that is seen to have been taken out, and of a request that was never sent.
-func TestWithdrawOfWhatWasBroken_saysSoThoughTheConnectionWasLost(t *testing.T) {
+func TestWithdraw_brokenThenDisconnected(t *testing.T) {
 	t.Parallel()
 	conn := connect(t, server(t).Endpoint())
-	m := newMeddler(t, server(t).Endpoint())
+	m := newInterceptor(t, server(t).Endpoint())
 	name := newName(t)
 	j := enqueue(t, openSession(t, newStore(t, nil, m.addr())), name, line.Exclusive)
 	j.await(t, store.Admitted)
@@ -107,25 +107,25 @@ func TestWithdrawOfWhatWasBroken_saysSoThoughTheConnectionWasLost(t *testing.T) 
 
 // The caller gives up while the request is under way, and the request is answered: so it is known what it did.
 // Promise: P5
-func TestWithdrawThatWasGivenUp_isCarriedOut(t *testing.T) {
+func TestWithdraw_canceledIsCarriedOut(t *testing.T) {
 	t.Parallel()
-	m := newMeddler(t, server(t).Endpoint())
+	m := newInterceptor(t, server(t).Endpoint())
 	name := newName(t)
 	j := enqueue(t, openSession(t, newStore(t, nil, m.addr())), name, line.Exclusive)
 	j.await(t, store.Admitted)
 	next := enqueue(t, openSession(t, newStore(t, nil, server(t).Endpoint())), name, line.Exclusive)
 	next.await(t, store.Waiting)
 	hold, asked := once(opDelete, stall)
-	m.on(hold, nil)
-	ctx, giveUp := context.WithCancel(t.Context())
+	m.intercept(hold, nil)
+	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() { done <- j.Withdraw(ctx) }()
 	receive(t, asked, "the request")
-	giveUp()
+	cancel()
 	if err := <-done; !errors.Is(err, context.Canceled) {
 		t.Errorf("a withdrawal that was given up says %v", err)
 	}
-	m.goOn()
+	m.resume()
 	next.admitted(t)
 	await(t, "the withdrawal to be known", func() bool { return errors.Is(j.Withdraw(t.Context()), store.ErrGone) })
 }

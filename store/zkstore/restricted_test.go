@@ -21,35 +21,37 @@ import (
 	"github.com/stilelock/stile/store/zkstore"
 )
 
-// A strangeServer is configured in all the ways that tests need and that the server for the others must not be. It is one
+// A restrictedServer is configured in all the ways that tests need and that the server for the others must not be. It is one
 // for all of them, because each server takes seconds of the processor to start.
-type strangeServer struct {
+type restrictedServer struct {
 	*testservers.ZooKeeper
 	dir         string // the certificate and its key
-	secure      string // the address where it speaks TLS
+	tlsAddress  string
 	certificate *x509.Certificate
 }
 
-func (s strangeServer) Close() error { return errors.Join(s.ZooKeeper.Close(), os.RemoveAll(s.dir)) }
+func (s restrictedServer) Close() error { return errors.Join(s.ZooKeeper.Close(), os.RemoveAll(s.dir)) }
 
 // What is strange about it.
 const (
-	strangeConnections = 40 // it accepts no more from one address
-	strangeTTL         = 3 * time.Second
+	maxConnections   = 40 // it accepts no more from one address
+	restrictedMinTTL = 3 * time.Second
 )
 
 // ann is somebody: this server answers nobody who is nobody. Only she may do anything at its top.
 var ann = zkstore.Auth{Scheme: "digest", Credentials: "ann:secret"}
 
 // known are the options of a store that the strange server answers.
-func known(auth zkstore.Auth) *zkstore.Options { return &zkstore.Options{Auth: []zkstore.Auth{auth}} }
-
-func strange(t *testing.T) strangeServer {
-	t.Helper()
-	return sharedStrange.Get(t)
+func optionsWith(auth zkstore.Auth) *zkstore.Options {
+	return &zkstore.Options{Auth: []zkstore.Auth{auth}}
 }
 
-func newStrange() (s strangeServer, err error) {
+func restricted(t *testing.T) restrictedServer {
+	t.Helper()
+	return sharedRestricted.Get(t)
+}
+
+func newRestricted() (s restrictedServer, err error) {
 	if s.dir, err = os.MkdirTemp("", "zkstore"); err != nil {
 		return s, err
 	}
@@ -61,10 +63,10 @@ func newStrange() (s strangeServer, err error) {
 	if s.certificate, err = makeCertificate(s.dir); err != nil {
 		return s, err
 	}
-	if s.secure, err = testservers.NewAddress(); err != nil {
+	if s.tlsAddress, err = testservers.NewAddress(); err != nil {
 		return s, err
 	}
-	host, port, err := net.SplitHostPort(s.secure)
+	host, port, err := net.SplitHostPort(s.tlsAddress)
 	if err != nil {
 		return s, err
 	}
@@ -82,7 +84,7 @@ func newStrange() (s strangeServer, err error) {
 }
 
 // connectTo connects to the strange server as ann.
-func (s strangeServer) connect(t *testing.T) *zk.Conn {
+func (s restrictedServer) connect(t *testing.T) *zk.Conn {
 	t.Helper()
 	conn := connect(t, s.Endpoint())
 	if err := conn.AddAuth(ann.Scheme, []byte(ann.Credentials)); err != nil {

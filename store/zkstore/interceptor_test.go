@@ -35,62 +35,62 @@ var opNames = map[int32]string{
 }
 
 // A verdict is what becomes of a frame.
-type verdict int
+type action int
 
 const (
-	pass    verdict = iota
-	swallow         // it is not passed on
+	pass     action = iota
+	discard         // it is not passed on
 	cut             // it is not passed on, and the connection is reset
-	last            // it is passed on, and the connection is closed
-	stall           // it, and what comes after it, is passed on when the test calls goOn
+	passLast        // it is passed on, and the connection is closed
+	stall           // it, and what comes after it, is passed on when the test calls resume
 )
 
 // A meddler stands between a client and a server, and does to single frames what a test tells it.
-type meddler struct {
+type interceptor struct {
 	t        testing.TB
 	target   string
 	listener net.Listener
 
-	mu       sync.Mutex
-	requests []string         // the names of those that have passed, but pings
-	answered map[string]int   // how many answers have passed, by the names of the requests
-	secrets  map[int64][]byte // by session
-	from     net.IP           // from where the server is connected to; nil for wherever the system chooses
-	stalled  chan struct{}    // closed by goOn
-	request  func(op int32, frame []byte) verdict
-	reply    func(to int32, frame []byte) verdict // to is the operation that it answers; 0 for the greeting, -1 for an event
-	conns    map[net.Conn]bool
-	running  sync.WaitGroup
+	mu          sync.Mutex
+	requests    []string         // the names of those that have passed, but pings
+	replyCounts map[string]int   // how many answers have passed, by the names of the requests
+	passwords   map[int64][]byte // by session
+	from        net.IP           // from where the server is connected to; nil for wherever the system chooses
+	stalled     chan struct{}    // closed by resume
+	request     func(op int32, frame []byte) action
+	reply       func(to int32, frame []byte) action // to is the operation that it answers; 0 for the greeting, -1 for an event
+	conns       map[net.Conn]bool
+	running     sync.WaitGroup
 }
 
-func newMeddler(t testing.TB, target string) *meddler {
+func newInterceptor(t testing.TB, target string) *interceptor {
 	t.Helper()
-	return newMeddlerFrom(t, nil, target)
+	return newInterceptorFrom(t, nil, target)
 }
 
-// newMeddlerFrom returns a meddler that connects to the server from an address of this machine.
-func newMeddlerFrom(t testing.TB, from net.IP, target string) *meddler {
+// newInterceptorFrom returns a meddler that connects to the server from an address of this machine.
+func newInterceptorFrom(t testing.TB, from net.IP, target string) *interceptor {
 	t.Helper()
 	l, err := net.Listen("tcp", testservers.FreeAddress(t))
 	if err != nil {
 		t.Fatal(err)
 	}
-	m := &meddler{
+	m := &interceptor{
 		t: t, from: from, target: target, listener: l, conns: make(map[net.Conn]bool),
-		answered: make(map[string]int), secrets: make(map[int64][]byte), stalled: make(chan struct{}),
+		replyCounts: make(map[string]int), passwords: make(map[int64][]byte), stalled: make(chan struct{}),
 	}
 	m.running.Go(func() { m.acceptAt(l) })
 	t.Cleanup(func() {
 		_ = l.Close()
-		m.on(nil, nil)
-		m.goOn()
+		m.intercept(nil, nil)
+		m.resume()
 		m.reset()
 		m.running.Wait()
 	})
 	return m
 }
 
-func (m *meddler) acceptAt(l net.Listener) {
+func (m *interceptor) acceptAt(l net.Listener) {
 	for {
 		conn, err := l.Accept()
 		if err != nil {
@@ -100,17 +100,17 @@ func (m *meddler) acceptAt(l net.Listener) {
 	}
 }
 
-func (m *meddler) addr() string { return m.listener.Addr().String() }
+func (m *interceptor) addr() string { return m.listener.Addr().String() }
 
 // on sets what becomes of frames from here on; nil passes them.
-func (m *meddler) on(request, reply func(int32, []byte) verdict) {
+func (m *interceptor) intercept(request, reply func(int32, []byte) action) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.request, m.reply = request, reply
 }
 
 // passed returns the requests that have passed since it was called last.
-func (m *meddler) passed() []string {
+func (m *interceptor) takeRequests() []string {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	passed := m.requests
@@ -118,8 +118,8 @@ func (m *meddler) passed() []string {
 	return passed
 }
 
-// goOn passes on what was stalled.
-func (m *meddler) goOn() {
+// resume passes on what was stalled.
+func (m *interceptor) resume() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	close(m.stalled)
@@ -127,41 +127,41 @@ func (m *meddler) goOn() {
 }
 
 // answers returns how many answers have passed, by the names of what they answer.
-func (m *meddler) answers() map[string]int {
+func (m *interceptor) replies() map[string]int {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return maps.Clone(m.answered)
+	return maps.Clone(m.replyCounts)
 }
 
-// awaitAnswers waits until n answers to what has that name have passed since then.
-func (m *meddler) awaitAnswers(t *testing.T, name string, n int, since map[string]int) {
+// awaitReplies waits until n answers to what has that name have passed since then.
+func (m *interceptor) awaitReplies(t *testing.T, name string, n int, since map[string]int) {
 	t.Helper()
-	await(t, fmt.Sprintf("%d answers to %s", n, name), func() bool { return m.answers()[name] >= since[name]+n })
+	await(t, fmt.Sprintf("%d answers to %s", n, name), func() bool { return m.replies()[name] >= since[name]+n })
 }
 
 // connections returns how many clients are connected.
-func (m *meddler) connections() int {
+func (m *interceptor) connections() int {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return len(m.conns) / 2
 }
 
 // expire ends a session that was opened through the meddler, as the servers do when they have not heard of it for its TTL.
-func (m *meddler) expire(t *testing.T, se store.Session, server string) {
+func (m *interceptor) expire(t *testing.T, se store.Session, server string) {
 	t.Helper()
 	m.expireID(t, se.ID(), server)
 }
 
-func (m *meddler) expireID(t *testing.T, session, server string) {
+func (m *interceptor) expireID(t *testing.T, session, server string) {
 	t.Helper()
 	id, err := strconv.ParseUint(session, 0, 64)
 	if err != nil {
 		t.Fatal(err)
 	}
 	m.mu.Lock()
-	secret := m.secrets[int64(id)]
+	password := m.passwords[int64(id)]
 	m.mu.Unlock()
-	if secret == nil {
+	if password == nil {
 		t.Fatalf("session %s was not opened through this meddler", session)
 	}
 	conn, err := net.Dial("tcp", server)
@@ -169,14 +169,14 @@ func (m *meddler) expireID(t *testing.T, session, server string) {
 		t.Fatal(err)
 	}
 	defer conn.Close()
-	if err := conn.SetDeadline(time.Now().Add(soon)); err != nil {
+	if err := conn.SetDeadline(time.Now().Add(testTimeout)); err != nil {
 		t.Fatal(err)
 	}
 	resume := make([]byte, 4+8, 64) // version, and what was seen
 	resume = binary.BigEndian.AppendUint32(resume, uint32(time.Minute/time.Millisecond))
 	resume = binary.BigEndian.AppendUint64(resume, id)
-	resume = binary.BigEndian.AppendUint32(resume, uint32(len(secret)))
-	resume = append(resume, secret...)
+	resume = binary.BigEndian.AppendUint32(resume, uint32(len(password)))
+	resume = append(resume, password...)
 	end := binary.BigEndian.AppendUint32(nil, 1) // the request's number
 	end = binary.BigEndian.AppendUint32(end, 1<<32-11)
 	for _, body := range [][]byte{resume, end} {
@@ -200,7 +200,7 @@ func readFrame(from io.Reader) ([]byte, error) {
 }
 
 // reset cuts all connections.
-func (m *meddler) reset() {
+func (m *interceptor) reset() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for conn := range m.conns {
@@ -209,7 +209,7 @@ func (m *meddler) reset() {
 	}
 }
 
-func (m *meddler) serve(client net.Conn) {
+func (m *interceptor) serve(client net.Conn) {
 	var dialer net.Dialer
 	if m.from != nil {
 		dialer.LocalAddr = &net.TCPAddr{IP: m.from}
@@ -230,15 +230,15 @@ func (m *meddler) serve(client net.Conn) {
 			m.mu.Unlock()
 		}()
 	}
-	asked := &askedFor{ops: make(map[int32]int32)}
+	pending := &pendingOps{ops: make(map[int32]int32)}
 	var both sync.WaitGroup
-	both.Go(func() { m.pass(client, server, asked.request, m.judgeRequest) })
-	both.Go(func() { m.pass(server, client, asked.reply, m.judgeReply) })
+	both.Go(func() { m.forward(client, server, pending.request, m.decideRequest) })
+	both.Go(func() { m.forward(server, client, pending.reply, m.decideReply) })
 	both.Wait()
 }
 
 // pass carries frames from one side to the other.
-func (m *meddler) pass(from, to net.Conn, op func([]byte) int32, judge func(int32, []byte) verdict) {
+func (m *interceptor) forward(from, to net.Conn, op func([]byte) int32, decide func(int32, []byte) action) {
 	defer func() { _, _ = from.Close(), to.Close() }()
 	for {
 		frame, err := readFrame(from)
@@ -246,25 +246,25 @@ func (m *meddler) pass(from, to net.Conn, op func([]byte) int32, judge func(int3
 			return
 		}
 		m.mu.Lock()
-		goOn := m.stalled // before the test may hear of the frame
+		resume := m.stalled // before the test may hear of the frame
 		m.mu.Unlock()
-		v := judge(op(frame), frame)
+		v := decide(op(frame), frame)
 		switch v {
 		case cut:
 			return
-		case swallow:
+		case discard:
 			continue
 		case stall:
-			<-goOn
-		case pass, last:
+			<-resume
+		case pass, passLast:
 		}
-		if _, err := to.Write(frame); err != nil || v == last {
+		if _, err := to.Write(frame); err != nil || v == passLast {
 			return
 		}
 	}
 }
 
-func (m *meddler) judgeRequest(op int32, frame []byte) verdict {
+func (m *interceptor) decideRequest(op int32, frame []byte) action {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	v := pass
@@ -277,35 +277,35 @@ func (m *meddler) judgeRequest(op int32, frame []byte) verdict {
 	return v
 }
 
-func (m *meddler) judgeReply(to int32, frame []byte) verdict {
+func (m *interceptor) decideReply(to int32, frame []byte) action {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	v := pass
 	if m.reply != nil {
 		v = m.reply(to, frame)
 	}
-	const secret = 4 + 4 + 4 + 8 + 4 // behind length, version, timeout, session and its own length
-	if to == 0 && len(frame) >= secret+16 {
-		m.secrets[int64(binary.BigEndian.Uint64(frame[12:]))] = frame[secret : secret+16]
+	const password = 4 + 4 + 4 + 8 + 4 // behind length, version, timeout, session and its own length
+	if to == 0 && len(frame) >= password+16 {
+		m.passwords[int64(binary.BigEndian.Uint64(frame[12:]))] = frame[password : password+16]
 	}
 	if v == pass {
-		m.answered[opNames[to]]++
+		m.replyCounts[opNames[to]]++
 	}
 	return v
 }
 
-// askedFor knows what the answers on one connection are to.
-type askedFor struct {
-	mu                   sync.Mutex
-	ops                  map[int32]int32 // by xid
-	connect, established bool
+// pendingOps knows what the answers on one connection are to.
+type pendingOps struct {
+	mu                 sync.Mutex
+	ops                map[int32]int32 // by xid
+	requested, replied bool
 }
 
-func (a *askedFor) request(frame []byte) int32 {
+func (a *pendingOps) request(frame []byte) int32 {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if !a.connect {
-		a.connect = true
+	if !a.requested {
+		a.requested = true
 		return 0
 	}
 	op := int32(binary.BigEndian.Uint32(frame[8:]))
@@ -313,11 +313,11 @@ func (a *askedFor) request(frame []byte) int32 {
 	return op
 }
 
-func (a *askedFor) reply(frame []byte) int32 {
+func (a *pendingOps) reply(frame []byte) int32 {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if !a.established {
-		a.established = true
+	if !a.replied {
+		a.replied = true
 		return 0
 	}
 	xid := int32(binary.BigEndian.Uint32(frame[4:]))
@@ -328,14 +328,14 @@ func (a *askedFor) reply(frame []byte) int32 {
 }
 
 // once returns a function that has the verdict on the first frame of the operation, and passes all others.
-func once(op int32, v verdict) (f func(int32, []byte) verdict, done <-chan struct{}) {
+func once(op int32, v action) (f func(int32, []byte) action, done <-chan struct{}) {
 	ch := make(chan struct{})
-	judged := false
-	return func(got int32, _ []byte) verdict {
-		if judged || got != op {
+	seen := false
+	return func(got int32, _ []byte) action {
+		if seen || got != op {
 			return pass
 		}
-		judged = true
+		seen = true
 		close(ch)
 		return v
 	}, ch

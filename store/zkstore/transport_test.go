@@ -1,0 +1,113 @@
+package zkstore
+
+import (
+	"errors"
+	"io"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stilelock/stile/internal/keeper"
+	"github.com/stilelock/stile/store/internal/attempts"
+)
+
+// A connection is given up when nothing is answered on it, but for pings; and not for an answer that has to wait for others.
+func TestServerConn_abandonedWithoutReplies(t *testing.T) {
+	const ttl = time.Minute
+	const almost = ttl/4 - time.Second
+	ping, sync := request(-2, 11), request(7, 9)
+	for what, tt := range map[string]struct {
+		run  func(t *testing.T, w *serverConn, deliver func(xid int32))
+		want bool
+	}{
+		"nothing was asked": {func(*testing.T, *serverConn, func(int32)) {}, false},
+		"all was answered": {func(t *testing.T, w *serverConn, deliver func(int32)) {
+			write(t, w, sync)
+			time.Sleep(almost)
+			deliver(7)
+		}, false},
+		"nothing is answered": {func(t *testing.T, w *serverConn, _ func(int32)) { write(t, w, sync) }, true},
+		"pings are answered": {func(t *testing.T, w *serverConn, deliver func(int32)) {
+			write(t, w, sync)
+			for range 10 {
+				write(t, w, ping)
+				deliver(-2)
+				time.Sleep(ttl / 40)
+			}
+		}, true},
+		"only pings are asked for": {func(t *testing.T, w *serverConn, _ func(int32)) { write(t, w, ping) }, false},
+		"others are answered first": {func(t *testing.T, w *serverConn, deliver func(int32)) {
+			for range 10 {
+				write(t, w, sync)
+			}
+			for range 10 {
+				time.Sleep(almost)
+				deliver(7)
+			}
+		}, false},
+		"others were answered before": {func(t *testing.T, w *serverConn, deliver func(int32)) {
+			write(t, w, sync)
+			write(t, w, sync)
+			time.Sleep(almost)
+			deliver(7)
+		}, true},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			s := &scripted{output: frames(handshakeReply(ttl, 5))}
+			w := connTo(t, s)
+			if _, err := io.ReadFull(w, make([]byte, len(s.output))); err != nil {
+				t.Fatal(err)
+			}
+			w.transport.conn = w
+			tt.run(t, w, func(xid int32) {
+				s.output = frames(answer(xid, 0))
+				if _, err := io.ReadFull(w, make([]byte, len(s.output))); err != nil {
+					t.Fatal(err)
+				}
+			})
+			abandoned := func() (bool, error) {
+				w.transport.mu.Lock()
+				defer w.transport.mu.Unlock()
+				return w.transport.conn == nil, w.transport.err
+			}
+			if up, _ := abandoned(); up && what != "pings are answered" {
+				t.Errorf("%s: given up too early", what)
+			}
+			time.Sleep(ttl)
+			if up, err := abandoned(); up != tt.want || errors.Is(err, errUnanswered) != tt.want {
+				t.Errorf("%s: given up: %v, want %v; the trouble is %v", what, up, tt.want, err)
+			}
+		})
+	}
+}
+
+func write(t *testing.T, w *serverConn, frame []byte) {
+	t.Helper()
+	if _, err := w.Write(frame); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// The library gives up a server that run not answer after two thirds of the session's TTL. Another is asked then.
+func TestReadingTTL_leavesTimeForPing(t *testing.T) {
+	if given, limit := readingTTL*2/3, attempts.Patience/2; given+maxPause > limit {
+		t.Errorf("a server is given up after %v, and the next tried up to %v later; Ping waits for %v", given, maxPause, limit)
+	}
+}
+
+// A confirmation that is given up leaves time for another one at a server that answers; and the leader, which may have heard
+// last of the one before, has heard of it late enough.
+func TestTerms_attemptsFitIntoValidity(t *testing.T) {
+	for _, ttl := range []time.Duration{MinTTL, 15 * time.Second, MaxTTL} {
+		g := &group{first: &session{ttl: ttl}}
+		granted := g.Terms()
+		terms := keeper.ScheduleFor(granted)
+		if left := terms.Every + silenceTimeout(ttl); left >= terms.Every+terms.Attempt || terms.Every+terms.Attempt+terms.Retry >= terms.Valid {
+			t.Errorf("a TTL of %v: a silent server is left after %v, an attempt ends after %v, all is lost after %v",
+				ttl, left, terms.Every+terms.Attempt, terms.Valid)
+		}
+		if limit := terms.Attempt + terms.Retry; limit >= granted.Slack {
+			t.Errorf("a TTL of %v: there may be %v between two requests, and the slack is %v", ttl, limit, granted.Slack)
+		}
+	}
+}
