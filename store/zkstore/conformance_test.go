@@ -36,8 +36,8 @@ func TestStore_conforms(t *testing.T) {
 	})
 }
 
-// shipped is what ZooKeeper is shipped with, but for the ports: sessions end at ticks only, of two seconds, and last for at
-// most twenty of them.
+// shipped is ZooKeeper's default configuration, except for the ports: sessions end only at ticks of
+// two seconds, and last for at most twenty of them.
 var shipped = []string{"tickTime=2000", "initLimit=10", "syncLimit=5", "minSessionTimeout=4000", "maxSessionTimeout=40000"}
 
 func TestStore_conformsWithDefaultConfig(t *testing.T) {
@@ -54,7 +54,7 @@ func TestStore_conformsWithDefaultConfig(t *testing.T) {
 	})
 }
 
-// In an ensemble a server may not have heard of what was done at another.
+// In an ensemble a server may lag behind the others.
 // Promise: P1
 func TestStore_conformsOnEnsemble(t *testing.T) {
 	t.Parallel()

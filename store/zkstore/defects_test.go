@@ -21,8 +21,9 @@ import (
 	"github.com/stilelock/stile/store/zkstore"
 )
 
-// The reply to the creation of an entry is lost, and the session lives on. go-zookeeper's Lock looks for its node without
-// a sync, on a server that may not have heard of it yet, and leaves it behind on every error.
+// The reply to the creation of an entry is lost, and the session lives on. go-zookeeper's Lock
+// looks for its node without a sync, on a server that may lag behind, and leaves the node behind on
+// every error.
 // Promise: P5
 func TestEnqueue_createUnanswered(t *testing.T) {
 	t.Parallel()
@@ -87,8 +88,9 @@ func TestEnqueue_canceledLeavesNoNode(t *testing.T) {
 	}
 }
 
-// A lock in a directory of directories is taken for the first time by many at once. go-zookeeper's Lock makes persistent
-// directories, which stay for ever, and gives up after three attempts.
+// Many clients acquire a lock in nested directories for the first time, at the same time.
+// go-zookeeper's Lock creates persistent directories, which stay forever, and gives up after three
+// attempts.
 func TestEnqueue_createsContainersConcurrently(t *testing.T) {
 	t.Parallel()
 	conn := connect(t, server(t).Endpoint())
@@ -112,8 +114,8 @@ func TestEnqueue_createsContainersConcurrently(t *testing.T) {
 	}
 }
 
-// The watches of go-zookeeper's clients cannot be taken back, so a waiter that gives up leaves one. Here the next finds it
-// and sets no other.
+// go-zookeeper's clients cannot cancel watches, so a waiter that gives up leaves one. The next
+// waiter uses it and sets no other.
 func TestWaiter_sharesWatchOfHolder(t *testing.T) {
 	t.Parallel()
 	z := server(t)
@@ -219,7 +221,8 @@ func TestSession_requests(t *testing.T) {
 	expect("the hand-over from one of two who were ahead, and a confirmation,", "delete", "exists", "multi")
 }
 
-// confirmed confirms a session. What it had asked before was asked when that returns.
+// confirm confirms a session. Requests that the session sent earlier have been answered when it
+// returns.
 func confirm(t *testing.T, se store.Session) {
 	t.Helper()
 	if err := se.Confirm(t.Context()); err != nil {
@@ -247,7 +250,7 @@ func TestOrder_isCreatingTransaction(t *testing.T) {
 	}
 }
 
-// At 2147483647 the servers stop counting, and give the same number to everybody.
+// At 2147483647 the servers stop counting: all later nodes get the same number.
 // Promise: P1
 func TestEnqueue_sequenceNumbersUsedUp(t *testing.T) {
 	t.Parallel()
@@ -269,8 +272,8 @@ func TestEnqueue_sequenceNumbersUsedUp(t *testing.T) {
 	await(t, "the end of the entry that was refused", func() bool { return len(nodes(t, conn, "/"+name)) == 0 })
 }
 
-// In go-zookeeper, the two are one: sending its credentials again after a reconnection can make a client stand still for
-// ever, if the connection ends meanwhile.
+// In go-zookeeper both happen in one goroutine: if the connection ends while a client presents its
+// credentials again after a reconnection, the client may hang forever.
 // Promise: P7
 func TestAuth_reconnectsThroughFailures(t *testing.T) {
 	t.Parallel()
@@ -285,8 +288,8 @@ func TestAuth_reconnectsThroughFailures(t *testing.T) {
 	p := enqueue(t, se, name, line.Exclusive)
 	p.await(t, store.Admitted)
 
-	// The connection ends before, during and after the authentication, for some time.
-	cuts := 0 // guarded by the meddler, as long as it has this to do
+	// The connection ends before, during and after the authentication, several times.
+	cuts := 0 // guarded by the interceptor's mutex while the functions are set
 	m.intercept(func(op int32, _ []byte) action {
 		if op == opAuth && cuts < 6 && cuts%2 == 0 {
 			cuts++
@@ -312,7 +315,7 @@ func TestAuth_reconnectsThroughFailures(t *testing.T) {
 	p.withdraw(t)
 	enqueue(t, se, name, line.Exclusive).await(t, store.Admitted)
 
-	// Others, and the same user with another password, may do nothing there.
+	// Other users, and the same user with another password, have no permissions there.
 	for _, auth := range [][]zkstore.Auth{nil, {{Scheme: "digest", Credentials: "ann:wrong"}}} {
 		st := newStore(t, &zkstore.Options{Root: opts.Root, Auth: auth}, server(t).Endpoint())
 		if _, err := tryEnqueue(ctx, openSession(t, st), name, line.Exclusive, false); !errors.Is(err, zk.ErrNoAuth) {
@@ -335,16 +338,16 @@ func TestAuth_rejectedCredentialsFailAtOnce(t *testing.T) {
 	if !errors.Is(err, zk.ErrAuthFailed) || strings.Contains(err.Error(), "secret") {
 		t.Errorf("opening a session says %v", err)
 	}
-	if took := time.Since(start); took > testTimeout/3 { // it would be all of soon if the answer were not one
+	if took := time.Since(start); took > testTimeout/3 { // without a final reply it would take testTimeout
 		t.Errorf("it took %v", took)
 	}
 }
 
-// All that such a server says is nothing.
+// Such a server closes the connection without a reply.
 func TestPing_tooManyConnections(t *testing.T) {
 	t.Parallel()
 	z := restricted(t)
-	m := newInterceptorFrom(t, net.IPv4(127, 0, 77, 77), z.Endpoint()) // an address that only this test comes from
+	m := newInterceptorFrom(t, net.IPv4(127, 0, 77, 77), z.Endpoint()) // an address that only this test connects from
 	st := newStore(t, optionsWith(ann), m.addr())
 	if err := st.Ping(t.Context()); err != nil {
 		t.Fatal(err)
@@ -357,7 +360,8 @@ func TestPing_tooManyConnections(t *testing.T) {
 		defer conn.Close()
 	}
 	patience := 500 * time.Millisecond
-	// By chance, it may also be that the connection broke as it was made; or that the server had not heard of the others yet.
+	// The connection may also break while it is made, or the server may not have counted the others
+	// yet.
 	await(t, "an error that names maxClientCnxns", func() bool {
 		m.reset()
 		patience *= 2
@@ -434,7 +438,8 @@ func TestClose_leavesNoGoroutines(t *testing.T) {
 	await(t, "the end of all goroutines", func() bool { return runtime.NumGoroutine() <= before })
 }
 
-// The library has no names for the newer answers of servers. They are answers all the same: there is no use in asking again.
+// The library has no names for the newer errors of servers. They are final all the same: a retry is
+// useless.
 func TestErrors_unknownToLibrary(t *testing.T) {
 	t.Parallel()
 	z := restricted(t)
@@ -442,7 +447,7 @@ func TestErrors_unknownToLibrary(t *testing.T) {
 	name := newName(t)
 	enqueue(t, openSession(t, somebody), name, line.Exclusive).await(t, store.Admitted)
 
-	// The directory and one entry are all that the quota allows.
+	// The quota allows the directory and one entry.
 	conn := z.connect(t)
 	for _, node := range []struct{ path, data string }{
 		{"/zookeeper/quota/" + name, ""},

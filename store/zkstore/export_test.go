@@ -6,25 +6,26 @@ import (
 	"github.com/stilelock/stile/store"
 )
 
-// SetPatience makes calls without a session wait that long for servers, and makes the store look for changes of which it has
-// heard nothing that rarely. It must be called before the store is used.
+// SetPatience sets how long calls without a session wait for servers, and the interval at which the
+// store checks for changes without an event. It must be called before the store is used.
 func (s *Store) SetPatience(patience, rarely time.Duration) {
 	s.patience, s.recheckInterval, s.resyncInterval = patience, rarely, rarely
 }
 
-// SetSessionBytes sets the bound of what the end of one session may write. It must be called before the store is used.
+// SetSessionBytes sets the limit for what the end of one session may write. It must be called
+// before the store is used.
 func (s *Store) SetSessionBytes(n int64) { s.sessionBytes = n }
 
-// MaxSessionBytes is as the constant.
+// MaxSessionBytes is maxSessionBytes.
 const MaxSessionBytes = maxSessionBytes
 
-// A Part is what is counted in one of the sessions that are one to their user.
+// A Part is one ZooKeeper session of a group, with the bytes that its entries count.
 type Part struct {
 	ID    string
 	Bytes int64
 }
 
-// Parts returns the sessions that are one.
+// Parts returns the ZooKeeper sessions of a group.
 func Parts(se store.Session) (parts []Part) {
 	g := se.(*group)
 	g.mu.Lock()

@@ -18,7 +18,8 @@ import (
 	"github.com/stilelock/stile/store/zkstore"
 )
 
-// When a session has expired go-zookeeper opens another by itself, and goes on under the same connection.
+// When a session has expired go-zookeeper opens another by itself, and continues with the same
+// client.
 // Promise: P6
 func TestSession_expires(t *testing.T) {
 	t.Parallel()
@@ -39,7 +40,7 @@ func TestSession_expires(t *testing.T) {
 	next := enqueue(t, other, held, line.Exclusive)
 	m.expire(t, se, server(t).Endpoint())
 	next.admitted(t)
-	proxy.Reset() // what was held must not be output in the name of the session now
+	proxy.Reset() // discards the delayed frames, which must not reach the server now
 	proxy.Release()
 
 	holder.gone(t, store.ErrSessionLost)
@@ -69,7 +70,7 @@ func TestSession_expires(t *testing.T) {
 func TestHold_relockedAfterLoss(t *testing.T) {
 	t.Parallel()
 	proxy := testservers.NewProxy(t, server(t).Endpoint())
-	c := newClient(t, newStore(t, nil, proxy.Addr()), 20*time.Second) // of which the second hold needs a moment, on a busy machine
+	c := newClient(t, newStore(t, nil, proxy.Addr()), 20*time.Second) // long enough for the second lock on a busy machine
 	name := newName(t)
 	first := lock(t, c, name)
 	proxy.Hold()
@@ -88,8 +89,8 @@ func TestHold_relockedAfterLoss(t *testing.T) {
 	}
 }
 
-// The bounds of a server's sessions were lowered, and it was restarted. To the servers a session lasts as long as the last
-// of them has granted.
+// The server's bounds for TTLs were lowered, and it was restarted. For the servers a session lasts
+// as long as the last of them has granted.
 // Promise: P1
 func TestSession_grantedLessAfterReconnection(t *testing.T) {
 	t.Parallel()
@@ -104,7 +105,7 @@ func TestSession_grantedLessAfterReconnection(t *testing.T) {
 	p.expectNothing(t)
 
 	m.intercept(nil, func(to int32, frame []byte) action {
-		if to == 0 { // the greeting: behind its length and a version is how long the session lasts
+		if to == 0 { // the handshake: behind length and version is the granted TTL
 			binary.BigEndian.PutUint32(frame[8:], 5000)
 		}
 		return pass
@@ -116,7 +117,8 @@ func TestSession_grantedLessAfterReconnection(t *testing.T) {
 	}
 }
 
-// held is a hold of one session and an entry of another behind it, on an ensemble.
+// heldLock is an entry that holds a lock in one session and an entry behind it in another, on an
+// ensemble.
 type heldLock struct {
 	sessions [2]store.Session
 	hold     *joined
@@ -139,7 +141,8 @@ func lockAndWait(t *testing.T, e *testservers.ZooKeeperEnsemble) heldLock {
 	return h
 }
 
-// survives checks that the sessions go on, and that the hold is held, can be released, and goes to the next in line then.
+// checkSurvives checks that the sessions live, that the hold can be released, and that the next
+// entry is admitted then.
 func (h heldLock) checkSurvives(t *testing.T) {
 	t.Helper()
 	for _, se := range h.sessions {
@@ -155,7 +158,7 @@ func (h heldLock) checkSurvives(t *testing.T) {
 	h.next.admitted(t)
 }
 
-// keep confirms a session again and again, as a client does, until the test has ended.
+// keepConfirming confirms a session periodically, as a client does, until the test has ended.
 func keepConfirming(t *testing.T, se store.Session) {
 	t.Helper()
 	var keeping sync.WaitGroup
@@ -175,7 +178,7 @@ func keepConfirming(t *testing.T, se store.Session) {
 	t.Cleanup(func() { cancel(); keeping.Wait() })
 }
 
-// confirmEventually confirms a session, as soon as that can be done.
+// confirmEventually retries the confirmation of a session until it succeeds.
 func confirmEventually(t *testing.T, se store.Session) {
 	t.Helper()
 	start := time.Now()
@@ -203,8 +206,8 @@ func TestHold_survivesServerFailures(t *testing.T) {
 	e.Abandon(leader)
 	h.checkSurvives(t)
 	leader.Resume()
-	// At first it goes on leading. And one that is killed while it learns from another may never start again: ZooKeeper then
-	// finds that "the current epoch is older than the last zxid".
+	// At first it continues to lead. If it is killed while it copies another's data it may never
+	// start again: ZooKeeper then reports that "the current epoch is older than the last zxid".
 	follows := func() {
 		t.Helper()
 		await(t, "the leader of before to follow", func() bool {
@@ -234,7 +237,8 @@ func TestHold_survivesServerFailures(t *testing.T) {
 	h.checkSurvives(t)
 }
 
-// Others are well: a server that is frozen, or cut off from the leader, costs nobody a lock.
+// A server that is hung, or cut off from the leader, costs no lock while the other servers are
+// healthy.
 // Promise: P7
 func TestHold_survivesHungOrPartitionedServer(t *testing.T) {
 	t.Parallel()
@@ -261,7 +265,7 @@ func TestHold_survivesHungOrPartitionedServer(t *testing.T) {
 		start := time.Now()
 		tt.hurt(victim)
 		confirmEventually(t, se)
-		// The library would give the server up after two thirds of the TTL. A hold is lost then.
+		// The library would abandon the server after two thirds of the TTL, when a hold is lost.
 		if took, limit := time.Since(start), ttl-se.Terms().Slack; took >= limit {
 			t.Errorf("%s: the session was confirmed after %v, want less than %v", tt.what, took, limit)
 		}
@@ -306,7 +310,8 @@ func TestClose_contextEndsAtSilentServer(t *testing.T) {
 	}
 }
 
-// What it has put in is taken out as soon as it is heard of, and is in nobody's way longer than that, least of all its own.
+// The entry of a canceled try is removed as soon as its creation is known. It does not block the
+// next try of the same session.
 func TestTry_afterCanceledTry(t *testing.T) {
 	t.Parallel()
 	m := newInterceptor(t, server(t).Endpoint())
@@ -335,7 +340,8 @@ func TestTry_afterCanceledTry(t *testing.T) {
 			t.Fatalf("a try that was given up: %v", err)
 		}
 
-		// The next try reads the line while the entry stands there, of which the client has not heard yet. Then it does.
+		// The next try reads the line while the entry is in it and its creation is not known. Then
+		// the reply arrives.
 		m.takeRequests()
 		type outcome struct {
 			entry *joined
@@ -357,7 +363,7 @@ func TestTry_afterCanceledTry(t *testing.T) {
 	}
 }
 
-// The wire client waits for a second.
+// The library itself waits for a second.
 func TestClose_slowServer(t *testing.T) {
 	t.Parallel()
 	proxy := testservers.NewProxy(t, server(t).Endpoint())
@@ -379,8 +385,9 @@ func TestOpen_abandonsSilentServer(t *testing.T) {
 	t.Parallel()
 	hung := testservers.NewProxy(t, server(t).Endpoint())
 	hung.Hold()
-	for range 50 { // in half of them it is asked first
-		// The library would give it up after more than six times as long as that, which is longer than the store waits.
+	for range 50 { // in half of the rounds the hung server is tried first
+		// The library would abandon it after more than six times as long, which is longer than the
+		// store waits.
 		se := openSessionTTL(t, newStore(t, nil, hung.Addr(), server(t).Endpoint()), time.Minute, nil)
 		asked := hung.Connections() > 0
 		closeWithTimeout(se.Close)
@@ -407,8 +414,8 @@ func TestConfirm_namesSilentServer(t *testing.T) {
 	}
 }
 
-// The same is asked of the store's own connection, which has no session to lose. That the server is given up in time for
-// [zkstore.Store.Ping], see TestReadingTTL_leavesTimeForPing.
+// The store's own connection has no session to lose. TestReadingTTL_leavesTimeForPing checks that a
+// server is abandoned in time for [zkstore.Store.Ping].
 func TestPing_survivesHungServer(t *testing.T) {
 	t.Parallel()
 	for range 50 {
@@ -418,7 +425,7 @@ func TestPing_survivesHungServer(t *testing.T) {
 			t.Fatal(err)
 		}
 		if proxy.Connections() == 0 {
-			continue // the other was asked first
+			continue // the other server was tried first
 		}
 		proxy.Hold()
 		if err := st.Ping(t.Context()); err != nil {
@@ -429,8 +436,8 @@ func TestPing_survivesHungServer(t *testing.T) {
 	t.Fatal("the first of two servers is never asked")
 }
 
-// After a backup was restored, or when an ensemble has been set up anew, the servers have seen less than their clients, and
-// let in none of them.
+// After a restore from a backup, or in an ensemble that was set up again, the servers have seen
+// fewer transactions than their clients, and refuse them.
 // Promise: P7
 func TestReader_returnsToServersWithOlderData(t *testing.T) {
 	t.Parallel()
@@ -441,7 +448,7 @@ func TestReader_returnsToServersWithOlderData(t *testing.T) {
 	}
 	refused := make(chan struct{}, 1)
 	m.intercept(func(op int32, frame []byte) action {
-		if op == 0 && binary.BigEndian.Uint64(frame[8:]) > 0 { // behind length and version is what the client has seen
+		if op == 0 && binary.BigEndian.Uint64(frame[8:]) > 0 { // behind length and version is the last transaction seen
 			select {
 			case refused <- struct{}{}:
 			default:
@@ -455,8 +462,8 @@ func TestReader_returnsToServersWithOlderData(t *testing.T) {
 	await(t, "the client to come back", func() bool { return st.Ping(t.Context()) == nil })
 }
 
-// A connection that takes its time to be made is not one on which nothing is answered: giving it up for each confirmation
-// that was not answered meanwhile would lose the session.
+// A connection that is slow to open is not a connection without replies: abandoning it whenever a
+// confirmation times out would lose the session.
 // Promise: P7
 func TestReconnect_slowerThanConfirmation(t *testing.T) {
 	t.Parallel()
@@ -507,7 +514,8 @@ func TestReconnect_slowerThanConfirmation(t *testing.T) {
 	t.Fatal("no greeting was quick enough")
 }
 
-// go-zookeeper sends its watches anew after a reconnection, and only logs if that fails. Here it is tried again.
+// go-zookeeper restores its watches after a reconnection, and only logs if that fails. This package
+// retries.
 // Promise: P7
 func TestWaiter_retriesFailedWatches(t *testing.T) {
 	t.Parallel()

@@ -14,7 +14,7 @@ import (
 	"github.com/stilelock/stile/store/zkstore"
 )
 
-// Any of the many who have a slot may be the one that makes room.
+// With many slots any of the holders may free one.
 func TestSlots_anyFreedSlotAdmitsNext(t *testing.T) {
 	t.Parallel()
 	const slots = 20
@@ -30,13 +30,14 @@ func TestSlots_anyFreedSlotAdmitsNext(t *testing.T) {
 		m := newInterceptor(t, server(t).Endpoint())
 		next := enqueue(t, openSession(t, newStore(t, nil, m.addr())), name, line.Slot(slots))
 		next.await(t, store.Waiting)
-		m.awaitReplies(t, "getChildren", 2, nil) // the second is to be changed of changes: this one is to come after it
+		m.awaitReplies(t, "getChildren", 2, nil) // the second sets the directory's watch
 		in[far].withdraw(t)
 		next.admitted(t)
 	}
 }
 
-// In a long line an entry watches only those nearest ahead. When they have gone it has to find the rest.
+// In a long line an entry watches only the nearest entries ahead. When they have left, it must find
+// the others.
 func TestWaiter_waitsForAllAhead(t *testing.T) {
 	t.Parallel()
 	const ahead = 20
@@ -48,7 +49,7 @@ func TestWaiter_waitsForAllAhead(t *testing.T) {
 	}
 	last := enqueue(t, openSession(t, newStore(t, nil, server(t).Endpoint())), name, line.Exclusive)
 	last.await(t, store.Waiting)
-	for i := ahead - 1; i >= 0; i-- { // from the near end
+	for i := ahead - 1; i >= 0; i-- { // the nearest first
 		select {
 		case st := <-last.standings:
 			if st.State != store.Waiting {
@@ -61,7 +62,8 @@ func TestWaiter_waitsForAllAhead(t *testing.T) {
 	last.admitted(t)
 }
 
-// A writer of Curator's, since 5.5, may become a reader: it makes a reader's node with its own number, and deletes its own.
+// Since 5.5 a Curator writer may become a reader: it creates a reader's node with its own number
+// and deletes its own node.
 func TestWaiter_behindCuratorDowngrade(t *testing.T) {
 	t.Parallel()
 	name := newName(t)
@@ -85,8 +87,8 @@ func TestWaiter_behindCuratorDowngrade(t *testing.T) {
 	if err := conn.Delete(writer, -1); err != nil {
 		t.Fatal(err)
 	}
-	awaitWatch(t, server(t), se, reader) // so it has read the line since
-	confirm(t, se)                       // and has heard what there was to be changed
+	awaitWatch(t, server(t), se, reader) // so the line has been read since
+	confirm(t, se)                       // so all events have been delivered
 	select {
 	case st := <-p.standings:
 		if st.State == store.Admitted {
@@ -134,7 +136,7 @@ func TestWaiter_behindUnreadableEntry(t *testing.T) {
 	m := newInterceptor(t, server(t).Endpoint())
 	open := newStore(t, nil, m.addr())
 	se := openSession(t, open)
-	enqueue(t, se, name, line.Exclusive).withdraw(t) // so that everybody may use the directory
+	enqueue(t, se, name, line.Exclusive).withdraw(t) // so that the directory's ACL allows everybody everything
 	holding := openSession(t, secret)
 	holder := enqueue(t, holding, name, line.Exclusive)
 	holder.await(t, store.Admitted)
@@ -145,7 +147,8 @@ func TestWaiter_behindUnreadableEntry(t *testing.T) {
 		lines[0].Entries[0].Session != holding.ID() || lines[0].Entries[0].Foreign {
 		t.Errorf("a line with an entry that may not be read is shown as %+v, %v", lines, err)
 	}
-	// The directory is listed a second time to be changed of its changes, because nothing is changed of the holder's node.
+	// The directory is listed a second time, with a watch, because the holder's node cannot be
+	// watched.
 	before := m.replies()
 	first := enqueue(t, se, name, line.Exclusive)
 	first.await(t, store.Waiting)
@@ -159,7 +162,7 @@ func TestWaiter_behindUnreadableEntry(t *testing.T) {
 	p.admitted(t)
 }
 
-// Nor does a try wait for it: it answers at once.
+// A try does not wait for the removal of such an entry.
 func TestTry_ownEntryNotDeletable(t *testing.T) {
 	t.Parallel()
 	se, name := openSession(t, newStore(t, nil, server(t).Endpoint())), newName(t)
@@ -182,7 +185,8 @@ func TestTry_ownEntryNotDeletable(t *testing.T) {
 	}
 }
 
-// A holder's entry that was refused its deletion, because the directory's ACL was changed, goes when that is changed back.
+// The deletion of a holder's entry is refused because the directory's ACL was changed. It succeeds
+// when the ACL is changed back.
 func TestWithdraw_refusedIsRetried(t *testing.T) {
 	t.Parallel()
 	name := newName(t)
@@ -213,7 +217,7 @@ func TestWatch_rootCreatedLater(t *testing.T) {
 
 	p := enqueue(t, openSession(t, st), "a/b", line.Exclusive)
 	for {
-		receive(t, changed, "news of the first entry") // which is not the news that nothing was heard for a while: see rarely
+		receive(t, changed, "the change for the first entry") // not a periodic one: see noRecheck
 		lines, err := st.Lines(t.Context(), "a")
 		if err != nil {
 			t.Fatal(err)
@@ -230,8 +234,8 @@ func TestWatch_rootCreatedLater(t *testing.T) {
 	}
 }
 
-// All nodes of a line go in one transaction while several wait, and the servers tell of one after another. That the others
-// are gone makes it nobody's turn.
+// All nodes of a line are deleted in one transaction while several entries wait, and the servers
+// send the events one after another. No waiter may be admitted because the others are gone.
 // Promise: P1
 func TestWaiter_allNodesDeletedInOneTransaction(t *testing.T) {
 	t.Parallel()

@@ -20,13 +20,14 @@ import (
 	"github.com/stilelock/stile/store/zkstore"
 )
 
-// entryBytes is what an entry with a name of that length adds to the end of its session, in a store without a root: the
-// length of a string, the directory, and the name of the node with the longest number.
+// entryBytes is what an entry with a name of that length adds to the end of its session, in a store
+// without a root: the length of a string, the directory, and the node's name with the longest
+// number.
 func entryBytes(name string) int64 {
 	return int64(4 + len("/"+name+"/") + len("_c_00000000-0000-8000-0000-000000000000-lock-") + len("-2147483648"))
 }
 
-// small returns a store whose sessions bear n entries with names of that length.
+// smallStore returns a store whose sessions have room for n entries with names of that length.
 func smallStore(t *testing.T, n int, name, server string) *zkstore.Store {
 	t.Helper()
 	st := newStore(t, nil, server)
@@ -34,7 +35,7 @@ func smallStore(t *testing.T, n int, name, server string) *zkstore.Store {
 	return st
 }
 
-// sessionOf returns the ZooKeeper session that an entry is in.
+// sessionOf returns the ZooKeeper session of the only entry in a line.
 func sessionOf(t *testing.T, name string) string {
 	t.Helper()
 	l, err := newStore(t, nil, server(t).Endpoint()).Line(t.Context(), name)
@@ -44,7 +45,7 @@ func sessionOf(t *testing.T, name string) string {
 	return l.Entries[0].Session
 }
 
-// ids are those of the sessions that are one.
+// ids returns the ids of a group's sessions.
 func ids(se store.Session) (ids []string) {
 	for _, p := range zkstore.Parts(se) {
 		ids = append(ids, p.ID)
@@ -96,7 +97,7 @@ func TestGroup_opensFurtherSession(t *testing.T) {
 	}
 }
 
-// They come at once, and there is one that opens sessions for all.
+// The entries come at the same time, and one goroutine opens sessions for all of them.
 func TestGroup_opensNoMoreThanNeeded(t *testing.T) {
 	t.Parallel()
 	base := newName(t)
@@ -123,7 +124,7 @@ func TestGroup_opensNoMoreThanNeeded(t *testing.T) {
 	}
 }
 
-// To its user a session is one: who is confirmed, or hears that all is lost, need not know that it is several.
+// A user of the session need not know that it is several: a loss of one is a loss of all.
 // Promise: P1
 func TestGroup_lossOfOneSession(t *testing.T) {
 	t.Parallel()
@@ -141,7 +142,7 @@ func TestGroup_lossOfOneSession(t *testing.T) {
 		if err := se.Confirm(t.Context()); err != nil {
 			t.Fatal(err)
 		}
-		m.intercept(func(op int32, _ []byte) action { // it cannot come back meanwhile
+		m.intercept(func(op int32, _ []byte) action { // prevents reconnections
 			if op == 0 {
 				return cut
 			}
@@ -149,7 +150,7 @@ func TestGroup_lossOfOneSession(t *testing.T) {
 		}, nil)
 		m.expireID(t, ids(se)[which], server(t).Endpoint())
 		m.intercept(nil, nil)
-		// It may be asked before it has heard of it.
+		// Confirm may be called before the event of the loss was received.
 		if err := se.Confirm(t.Context()); !errors.Is(err, store.ErrSessionLost) {
 			t.Errorf("session %d of 2 has ended, and all are confirmed: %v", which+1, err)
 		}
@@ -162,7 +163,7 @@ func TestGroup_lossOfOneSession(t *testing.T) {
 		if _, err := tryEnqueue(t.Context(), se, base, line.Exclusive, false); !errors.Is(err, store.ErrSessionLost) {
 			t.Errorf("after the loss: %v", err)
 		}
-		// The other lives on until those who hold something have been told, which Close says.
+		// The other session lives until Close, which is called after the holders were notified.
 		if got, want := sessionOf(t, entries[1-which].name), ids(se)[1-which]; got != want {
 			t.Errorf("before Close the entry that was not lost is in session %s, want %s", got, want)
 		}
@@ -178,7 +179,8 @@ func TestGroup_lossOfOneSession(t *testing.T) {
 	}
 }
 
-// A confirmation is good for what is in the further sessions too, so it must not come from the first alone.
+// A confirmation is valid for the entries in further sessions too, so the reply to the first
+// session is not enough.
 // Promise: P1
 func TestGroup_confirmNeedsAllSessions(t *testing.T) {
 	t.Parallel()
@@ -217,7 +219,8 @@ func TestGroup_confirmNeedsAllSessions(t *testing.T) {
 	}
 }
 
-// Each has watches of its own: a confirmation is good only when the entries of all are watched.
+// Each session has its own watches: a confirmation succeeds only when the entries of all are
+// watched.
 // Promise: P1
 func TestGroup_confirmCoversAllEntries(t *testing.T) {
 	t.Parallel()
@@ -255,7 +258,7 @@ func TestGroup_confirmCoversAllEntries(t *testing.T) {
 		if err := <-done; err == nil {
 			t.Errorf("an entry of session %d of 2 is gone of which nothing was heard, and all are confirmed", which+1)
 		}
-		m.reset() // the client learns that there is no answer, and asks again
+		m.reset() // the client notices that there is no reply, and retries
 		confirmEventually(t, se)
 		select {
 		case st := <-broken.standings:
@@ -269,7 +272,7 @@ func TestGroup_confirmCoversAllEntries(t *testing.T) {
 	}
 }
 
-// A confirmation that began before a further session was there counts for that too.
+// A confirmation that began before a further session was opened is also counted for that session.
 // Promise: P1
 func TestGroup_confirmsFurtherSessionFirst(t *testing.T) {
 	t.Parallel()
@@ -305,7 +308,8 @@ func TestGroup_furtherSessionGrantedLess(t *testing.T) {
 	enqueue(t, se, base+"-1", line.Exclusive).admitted(t)
 }
 
-// Whoever gives up waiting for a further session is let go, and the next finds it.
+// A call that is canceled while it waits for a further session returns. The next call uses that
+// session.
 func TestGroup_canceledCallLeavesFurtherSession(t *testing.T) {
 	t.Parallel()
 	base := newName(t)
@@ -340,7 +344,8 @@ func TestGroup_canceledCallLeavesFurtherSession(t *testing.T) {
 	}
 }
 
-// What is counted is what stands in lines, and what may: in whatever way it ends.
+// The bytes of entries that are in lines, or may be, are counted, and released however an entry
+// ends.
 func TestGroup_countsOnlyPresentEntries(t *testing.T) {
 	t.Parallel()
 	name := newName(t)
@@ -381,7 +386,8 @@ func TestGroup_countsOnlyPresentEntries(t *testing.T) {
 	j.gone(t, store.ErrGone)
 	nothing("an eviction")
 
-	// It is taken out before it is watched: the request for that tells of it.
+	// The entry is removed before it is watched: the reply to the request for the watch reports
+	// that.
 	hold, asked := once(opSetWatches, stall)
 	m.intercept(hold, nil)
 	j = enqueue(t, se, name, line.Exclusive)
@@ -396,7 +402,7 @@ func TestGroup_countsOnlyPresentEntries(t *testing.T) {
 	for _, tt := range []struct {
 		what            string
 		request, answer action // on the first deletion
-		broken          bool   // before that comes to the server
+		broken          bool   // another client deletes the entry before the deletion reaches the server
 		want            error
 	}{
 		{"a withdrawal whose request was lost", cut, pass, false, nil},
@@ -493,7 +499,8 @@ func TestGroup_countsOnlyPresentEntries(t *testing.T) {
 	nothing("a second attempt")
 }
 
-// With the bound that all have. What is counted is what a server writes at the end of a session, and it can read it again.
+// With the default limit: a server can read again what it wrote at the end of a full session. The
+// counted bytes are the size of that transaction.
 // Promise: P1
 func TestGroup_fullSessionEndIsReadable(t *testing.T) {
 	t.Parallel()
@@ -523,7 +530,7 @@ func TestGroup_fullSessionEndIsReadable(t *testing.T) {
 	if err := se.Close(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	// The numbers have ten digits, and no sign.
+	// The numbers have ten digits and no sign.
 	size := closingSize(t, logs, parts[0].ID)
 	if rest := int64(size) - (parts[0].Bytes - full); rest < 0 || rest > 64 {
 		t.Errorf("the end of the session is a transaction of %d bytes, of which %d are the paths, as was counted: want at most 64 more",
@@ -534,7 +541,7 @@ func TestGroup_fullSessionEndIsReadable(t *testing.T) {
 	z.AwaitReady()
 }
 
-// closingSize finds the transaction that ends a session in a server's log, and returns its size.
+// closingSize returns the size of the transaction in a server's log that ended the session.
 func closingSize(t *testing.T, dir, session string) int {
 	t.Helper()
 	id, err := strconv.ParseUint(session, 0, 64)
@@ -554,7 +561,7 @@ func closingSize(t *testing.T, dir, session string) int {
 		for log = log[header:]; len(log) > checksum+4; {
 			n := int(binary.BigEndian.Uint32(log[checksum:]))
 			if n == 0 {
-				break // what follows has been allocated, and not been used
+				break // the rest is preallocated
 			}
 			txn := log[checksum+4:][:n]
 			if binary.BigEndian.Uint64(txn) == id && int32(binary.BigEndian.Uint32(txn[kind:])) == closing {

@@ -15,7 +15,7 @@ import (
 	"github.com/stilelock/stile/store"
 )
 
-// The operations that these tests know.
+// The operations that these tests refer to.
 const (
 	opDelete       = 2
 	opGetData      = 4
@@ -28,37 +28,37 @@ const (
 	opSetWatches   = 101
 )
 
-// opNames are for what a meddler notes.
+// opNames are the names under which an interceptor records operations.
 var opNames = map[int32]string{
 	1: "create", opDelete: "delete", 3: "exists", opGetData: "getData", opSetData: "setData", opSync: "sync", 11: "ping",
 	opGetChildren2: "getChildren", opMulti: "multi", opCreate2: "create2", 19: "createContainer", opAuth: "auth", opSetWatches: "setWatches", -11: "close",
 }
 
-// A verdict is what becomes of a frame.
+// An action is what an interceptor does with a frame.
 type action int
 
 const (
 	pass     action = iota
-	discard         // it is not passed on
-	cut             // it is not passed on, and the connection is reset
-	passLast        // it is passed on, and the connection is closed
-	stall           // it, and what comes after it, is passed on when the test calls resume
+	discard         // do not forward it
+	cut             // do not forward it, and reset the connection
+	passLast        // forward it, and close the connection
+	stall           // forward it, and what comes after it, when the test calls resume
 )
 
-// A meddler stands between a client and a server, and does to single frames what a test tells it.
+// An interceptor is a proxy between a client and a server that lets a test decide on each frame.
 type interceptor struct {
 	t        testing.TB
 	target   string
 	listener net.Listener
 
 	mu          sync.Mutex
-	requests    []string         // the names of those that have passed, but pings
-	replyCounts map[string]int   // how many answers have passed, by the names of the requests
+	requests    []string         // names of the forwarded requests, without pings
+	replyCounts map[string]int   // number of forwarded replies, by the names of the requests
 	passwords   map[int64][]byte // by session
-	from        net.IP           // from where the server is connected to; nil for wherever the system chooses
+	from        net.IP           // local address of connections to the server; nil for any
 	stalled     chan struct{}    // closed by resume
 	request     func(op int32, frame []byte) action
-	reply       func(to int32, frame []byte) action // to is the operation that it answers; 0 for the greeting, -1 for an event
+	reply       func(to int32, frame []byte) action // to is the operation replied to; 0 for the handshake, -1 for an event
 	conns       map[net.Conn]bool
 	running     sync.WaitGroup
 }
@@ -68,7 +68,8 @@ func newInterceptor(t testing.TB, target string) *interceptor {
 	return newInterceptorFrom(t, nil, target)
 }
 
-// newInterceptorFrom returns a meddler that connects to the server from an address of this machine.
+// newInterceptorFrom returns an interceptor that connects to the server from the given local
+// address.
 func newInterceptorFrom(t testing.TB, from net.IP, target string) *interceptor {
 	t.Helper()
 	l, err := net.Listen("tcp", testservers.FreeAddress(t))
@@ -102,14 +103,14 @@ func (m *interceptor) acceptAt(l net.Listener) {
 
 func (m *interceptor) addr() string { return m.listener.Addr().String() }
 
-// on sets what becomes of frames from here on; nil passes them.
+// intercept sets the functions that decide on requests and replies from now on; nil forwards all.
 func (m *interceptor) intercept(request, reply func(int32, []byte) action) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.request, m.reply = request, reply
 }
 
-// passed returns the requests that have passed since it was called last.
+// takeRequests returns the requests that were forwarded since its last call.
 func (m *interceptor) takeRequests() []string {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -118,7 +119,7 @@ func (m *interceptor) takeRequests() []string {
 	return passed
 }
 
-// resume passes on what was stalled.
+// resume forwards the stalled frames.
 func (m *interceptor) resume() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -126,27 +127,28 @@ func (m *interceptor) resume() {
 	m.stalled = make(chan struct{})
 }
 
-// answers returns how many answers have passed, by the names of what they answer.
+// replies returns the number of forwarded replies, by the names of the requests.
 func (m *interceptor) replies() map[string]int {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return maps.Clone(m.replyCounts)
 }
 
-// awaitReplies waits until n answers to what has that name have passed since then.
+// awaitReplies waits until n more replies to the named request than in since were forwarded.
 func (m *interceptor) awaitReplies(t *testing.T, name string, n int, since map[string]int) {
 	t.Helper()
-	await(t, fmt.Sprintf("%d answers to %s", n, name), func() bool { return m.replies()[name] >= since[name]+n })
+	await(t, fmt.Sprintf("%d replies to %s", n, name), func() bool { return m.replies()[name] >= since[name]+n })
 }
 
-// connections returns how many clients are connected.
+// connections returns the number of connected clients.
 func (m *interceptor) connections() int {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return len(m.conns) / 2
 }
 
-// expire ends a session that was opened through the meddler, as the servers do when they have not heard of it for its TTL.
+// expire ends a session that was opened through the interceptor, as servers do when its TTL is
+// over.
 func (m *interceptor) expire(t *testing.T, se store.Session, server string) {
 	t.Helper()
 	m.expireID(t, se.ID(), server)
@@ -162,7 +164,7 @@ func (m *interceptor) expireID(t *testing.T, session, server string) {
 	password := m.passwords[int64(id)]
 	m.mu.Unlock()
 	if password == nil {
-		t.Fatalf("session %s was not opened through this meddler", session)
+		t.Fatalf("session %s was not opened through this interceptor", session)
 	}
 	conn, err := net.Dial("tcp", server)
 	if err != nil {
@@ -172,7 +174,7 @@ func (m *interceptor) expireID(t *testing.T, session, server string) {
 	if err := conn.SetDeadline(time.Now().Add(testTimeout)); err != nil {
 		t.Fatal(err)
 	}
-	resume := make([]byte, 4+8, 64) // version, and what was seen
+	resume := make([]byte, 4+8, 64) // version, and the last transaction seen
 	resume = binary.BigEndian.AppendUint32(resume, uint32(time.Minute/time.Millisecond))
 	resume = binary.BigEndian.AppendUint64(resume, id)
 	resume = binary.BigEndian.AppendUint32(resume, uint32(len(password)))
@@ -199,7 +201,7 @@ func readFrame(from io.Reader) ([]byte, error) {
 	return frame, err
 }
 
-// reset cuts all connections.
+// reset resets all connections.
 func (m *interceptor) reset() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -237,7 +239,7 @@ func (m *interceptor) serve(client net.Conn) {
 	both.Wait()
 }
 
-// pass carries frames from one side to the other.
+// forward copies frames from one side to the other.
 func (m *interceptor) forward(from, to net.Conn, op func([]byte) int32, decide func(int32, []byte) action) {
 	defer func() { _, _ = from.Close(), to.Close() }()
 	for {
@@ -246,7 +248,7 @@ func (m *interceptor) forward(from, to net.Conn, op func([]byte) int32, decide f
 			return
 		}
 		m.mu.Lock()
-		resume := m.stalled // before the test may hear of the frame
+		resumed := m.stalled // read before the test can observe the frame
 		m.mu.Unlock()
 		v := decide(op(frame), frame)
 		switch v {
@@ -255,7 +257,7 @@ func (m *interceptor) forward(from, to net.Conn, op func([]byte) int32, decide f
 		case discard:
 			continue
 		case stall:
-			<-resume
+			<-resumed
 		case pass, passLast:
 		}
 		if _, err := to.Write(frame); err != nil || v == passLast {
@@ -284,7 +286,7 @@ func (m *interceptor) decideReply(to int32, frame []byte) action {
 	if m.reply != nil {
 		v = m.reply(to, frame)
 	}
-	const password = 4 + 4 + 4 + 8 + 4 // behind length, version, timeout, session and its own length
+	const password = 4 + 4 + 4 + 8 + 4 // offset: length, version, timeout, session and password length
 	if to == 0 && len(frame) >= password+16 {
 		m.passwords[int64(binary.BigEndian.Uint64(frame[12:]))] = frame[password : password+16]
 	}
@@ -294,7 +296,7 @@ func (m *interceptor) decideReply(to int32, frame []byte) action {
 	return v
 }
 
-// pendingOps knows what the answers on one connection are to.
+// pendingOps records which operation each reply on one connection belongs to.
 type pendingOps struct {
 	mu                 sync.Mutex
 	ops                map[int32]int32 // by xid
@@ -327,7 +329,8 @@ func (a *pendingOps) reply(frame []byte) int32 {
 	return a.ops[xid]
 }
 
-// once returns a function that has the verdict on the first frame of the operation, and passes all others.
+// once returns a function that takes the action on the first frame of the operation, and forwards
+// all others. done is closed at that frame.
 func once(op int32, v action) (f func(int32, []byte) action, done <-chan struct{}) {
 	ch := make(chan struct{})
 	seen := false

@@ -24,14 +24,14 @@ import (
 	"github.com/stilelock/stile/store/zkstore"
 )
 
-// A rival is another client of ZooKeeper that locks.
+// An otherClient is another ZooKeeper client that locks.
 type otherClient interface {
-	// join gets in line for the lock at path. acquired is closed when it has the lock, which it gives up when release is
-	// called.
+	// join joins the line for the lock at path. acquired is closed when the client has the lock.
+	// release releases it.
 	join(t *testing.T, path string) (acquired <-chan struct{}, release func())
 }
 
-// stock is go-zookeeper's own Lock.
+// goZookeeper is go-zookeeper's own Lock.
 type goZookeeper struct{ conn *zk.Conn }
 
 func (s goZookeeper) join(t *testing.T, path string) (<-chan struct{}, func()) {
@@ -52,16 +52,16 @@ func (s goZookeeper) join(t *testing.T, path string) (<-chan struct{}, func()) {
 	}
 }
 
-// curator is one of Curator's locks, of one kind, in the process that has them all.
+// curator is one of Curator's locks, in the process that has all of them.
 type curator struct {
 	process *curatorProcess
-	id      string // of a thread of its own there
+	id      string // of its thread in that process
 	kind    string
 	replies chan string
 }
 
-// curatorProcess is a process with Curator's locks in it. It is one for all tests, because each takes seconds of the processor
-// to start.
+// curatorProcess is a process with Curator's locks. All tests share it, because it takes seconds of
+// processor time to start.
 type curatorProcess struct {
 	cmd *exec.Cmd
 
@@ -94,7 +94,7 @@ func newCurator() (*curatorProcess, error) {
 	if err != nil {
 		return nil, err
 	}
-	// It compiles the program too, for which the JDK must be installed, and not only the JRE.
+	// This also compiles the program, which needs the JDK: the JRE is not enough.
 	p := &curatorProcess{replies: make(map[string]chan string), cmd: exec.Command(java,
 		"-Xmx128m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1",
 		"-cp", jars, filepath.Join("testdata", "Curator.java"), z.Endpoint())}
@@ -126,10 +126,10 @@ func (p *curatorProcess) Close() error {
 	return err
 }
 
-// Log returns nothing: what the process logs is shown as it comes.
+// Log returns nothing: the process's log goes to stderr.
 func (p *curatorProcess) Log() string { return "" }
 
-// hear passes on what is reply: the id of a curator, and what it is told.
+// readReplies delivers replies: each line is the id of a curator and the reply to it.
 func (p *curatorProcess) readReplies(lines *bufio.Scanner) {
 	for lines.Scan() {
 		id, reply, _ := strings.Cut(lines.Text(), " ")
@@ -145,7 +145,7 @@ func (p *curatorProcess) readReplies(lines *bufio.Scanner) {
 	for _, replies := range p.replies {
 		close(replies)
 	}
-	p.replies = nil // nobody else is to wait
+	p.replies = nil // so that no more are added
 }
 
 func (c *curator) send(path, what string) {
@@ -173,7 +173,8 @@ func (c *curator) join(t *testing.T, path string) (<-chan struct{}, func()) {
 	}
 }
 
-// testMutualExclusion has a rival and an entry of ours lock the same path in turn: each waits for the other, either way round.
+// testMutualExclusion lets another client and an entry of this store lock the same path: each must
+// wait for the other.
 func testMutualExclusion(t *testing.T, r otherClient, st store.Store, mode line.Mode) {
 	t.Helper()
 	name := newName(t)
@@ -205,7 +206,7 @@ func testMutualExclusion(t *testing.T, r otherClient, st store.Store, mode line.
 	if !l.Entries[1].Foreign || l.Entries[1].Admitted || l.Entries[0].Foreign {
 		t.Errorf("of us and the rival behind us the line shows %+v", l.Entries)
 	}
-	// Whoever watches the node is woken, and finds that it stands there as before.
+	// A client that watches the node receives an event, and finds that the node still exists.
 	for range 3 {
 		if err := ours.Extensions().SetOwner(t.Context(), store.Owner{Reason: "another"}); err != nil {
 			t.Fatal(err)
@@ -240,7 +241,7 @@ func receive(t *testing.T, ch <-chan struct{}, what string) {
 	select {
 	case <-ch:
 	case <-time.After(testTimeout):
-		t.Fatalf("waited %v in vain for %s", testTimeout, what)
+		t.Fatalf("timeout after %v: %s", testTimeout, what)
 	}
 }
 
@@ -288,7 +289,8 @@ func TestInterop_curatorReadWriteLock(t *testing.T) {
 	release()
 }
 
-// Curator's two kinds of locks do not see each other's entries. Nor would they see ours, if named as the other kind is.
+// Curator's two kinds of locks do not see each other's entries, nor Stile's entries that are named
+// like the other kind's.
 // Promise: P1
 func TestEnqueue_curatorLocksThatDoNotSeeStile(t *testing.T) {
 	t.Parallel()
@@ -323,7 +325,7 @@ func TestEnqueue_curatorLocksThatDoNotSeeStile(t *testing.T) {
 	}
 }
 
-// kazoo does not see our entries unless it is told to; we see its.
+// kazoo does not see Stile's entries unless it is configured to. Stile sees kazoo's.
 func TestInterop_kazooEntriesAndForeignNodes(t *testing.T) {
 	t.Parallel()
 	name := newName(t)
@@ -355,7 +357,7 @@ func TestInterop_kazooEntriesAndForeignNodes(t *testing.T) {
 	}
 }
 
-// The advice is for the names that the store gives to its entries.
+// The remark depends on how the store names its entries.
 func TestLine_remarkOnKazoo(t *testing.T) {
 	t.Parallel()
 	name := newName(t)
@@ -381,7 +383,7 @@ func TestLine_remarkOnKazoo(t *testing.T) {
 				t.Fatalf("the remark is %q", l.Remarks[0])
 			}
 			patterns, _, _ = strings.Cut(patterns, "']")
-			// As kazoo reads them.
+			// kazoo builds its pattern like this.
 			sees := regexp.MustCompile("(?:__lock__|" + strings.ReplaceAll(patterns, "', '", "|") + `)(-?\d{10})$`)
 			seen := 0
 			for _, n := range nodes(t, conn, "/"+name) {
@@ -397,7 +399,8 @@ func TestLine_remarkOnKazoo(t *testing.T) {
 	}
 }
 
-// What nobody's end takes out is in the way like any other entry; who looks is told what it is, and can break it.
+// A persistent node blocks like any other entry, although no end of a session deletes it. It is
+// reported, and can be broken.
 func TestLine_persistentEntry(t *testing.T) {
 	t.Parallel()
 	name := newName(t)
@@ -424,7 +427,7 @@ func TestLine_persistentEntry(t *testing.T) {
 	enqueue(t, openSession(t, st), name, line.Exclusive).admitted(t)
 }
 
-// A client that keeps something else under the path of a lock may have made an ephemeral node of it.
+// Another client may have created an ephemeral node at the path of the lock.
 func TestEnqueue_belowEphemeralNode(t *testing.T) {
 	t.Parallel()
 	name := newName(t)

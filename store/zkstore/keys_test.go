@@ -14,7 +14,7 @@ func TestPaths_dir(t *testing.T) {
 		{"/team", "orders/42", "/team/orders/42"},
 		{"", "a b%2F+ä日", "/a b%2F+ä日"},
 		{"", "a~b", "/a~7Eb"},
-		{"", "🔒", "/~F0~9F~94~92"}, // two characters to the server, neither of which it allows
+		{"", "🔒", "/~F0~9F~94~92"}, // two UTF-16 characters, and the server allows neither
 		{"", "\ue000x", "/~EE~80~80x"},
 		{"", "lock-0000000001", "/lock-~30000000001"},
 		{"", "a/x__READ__0000000012", "/a/x__READ__~30000000012"},
@@ -35,7 +35,7 @@ func TestPaths_dir(t *testing.T) {
 			t.Errorf("below %q the name of %q is %q, %v, want %q", tt.root, tt.dir, got, ok, tt.name)
 		}
 	}
-	if got := (paths{}).dir("a\xff"); got != "/a~FF" { // no lock has that name, but somebody may ask
+	if got := (paths{}).dir("a\xff"); got != "/a~FF" { // no lock has that name, but it may be read
 		t.Errorf("the directory of a name that is not UTF-8 is %q", got)
 	}
 	for _, dir := range []string{"/~", "/~4", "/~41", "/~zz", "/~7e", "/zookeeper", "/~FF", "/lock-0000000001"} {
@@ -45,7 +45,7 @@ func TestPaths_dir(t *testing.T) {
 	}
 }
 
-// nameOf walks from the top to a directory, as a listing does.
+// nameOf walks from the root to a directory, as a listing does.
 func (p paths) nameOf(dir string) (name string, ok bool) {
 	for child := range strings.SplitSeq(strings.TrimPrefix(strings.TrimPrefix(dir, p.root), "/"), "/") {
 		if name, ok = p.nameBelow(name, child); !ok {
@@ -80,7 +80,7 @@ func FuzzPaths_dir(f *testing.F) {
 	})
 }
 
-// A path that ends like those that are to be watched would be read as the one above it.
+// A path that ends in watchMark would be read as its parent.
 func TestPaths_neverEndInWatchMark(t *testing.T) {
 	if _, err := New([]string{"h"}, &Options{Root: watched("/team")}); err == nil {
 		t.Error("a root may end with the mark")

@@ -11,7 +11,8 @@ import (
 	"github.com/stilelock/stile/store/internal/delivery"
 )
 
-// lineTest is a session without servers, whose goroutines are played by the test, and what its entries hear.
+// lineTest is a session without servers, whose goroutines the test stands in for, and the states
+// that were delivered to its entries.
 type lineTest struct {
 	*session
 	t         *testing.T
@@ -29,7 +30,7 @@ func newLineTest(t *testing.T, opts *Options) *lineTest {
 	return lt
 }
 
-// joining returns an entry that is being put in.
+// newEntry returns an entry whose node is being created.
 func (lt *lineTest) newEntry(mode line.Mode) *entry {
 	lt.t.Helper()
 	e := &entry{session: lt.session}
@@ -42,15 +43,15 @@ func (lt *lineTest) newEntry(mode line.Mode) *entry {
 	return e
 }
 
-// arrives has the last of the nodes of a listing be the entry's.
+// join records that the entry's node is the last in a listing.
 func (e *entry) join(listing ...string) {
 	cs := contenders(listing)
 	e.node = cs[len(cs)-1]
 	e.line.markStanding(e, cs[:len(cs)-1])
 }
 
-// A writer of Curator's may become a reader, and leave as a writer, while a reading is under way that was answered before
-// that. It shows the writer only, of whom it is known that it has left.
+// A Curator writer becomes a reader, and leaves as a writer, while a read is in flight that was
+// answered earlier. The read shows only the writer, which is known to have left.
 // Promise: P1
 func TestFollower_readBeforeDowngrade(t *testing.T) {
 	t.Parallel()
@@ -67,8 +68,8 @@ func TestFollower_readBeforeDowngrade(t *testing.T) {
 	}
 }
 
-// Two readers of one session: a reading was answered before the second was put in, and is understood when that stands. That
-// the second is not in it says nothing.
+// Two readers of one session: a read was answered before the second was created, and is applied
+// after that. It says nothing about the second reader.
 // Promise: P6
 func TestFollower_readBeforeEntry(t *testing.T) {
 	t.Parallel()
@@ -78,7 +79,7 @@ func TestFollower_readBeforeEntry(t *testing.T) {
 	a.join(first)
 	b := lt.newEntry(line.Shared)
 
-	a.line.readings++ // as reread does, before it asks
+	a.line.readings++ // as reread does before its request
 	b.join(first, second)
 	a.line.applyLocked(contenders([]string{first}), a.line.readings)
 	if a.state != standing || b.state != standing {
@@ -92,8 +93,8 @@ func TestFollower_readBeforeEntry(t *testing.T) {
 	}
 }
 
-// Somebody leaves while a reading is under way that shows them. They do not come back by it: nobody would tell of their end
-// again.
+// An entry leaves while a read is in flight that shows it. The read must not restore it, because no
+// event would report its departure again.
 // Promise: P7
 func TestFollower_readShowsDepartedEntry(t *testing.T) {
 	t.Parallel()
@@ -110,8 +111,9 @@ func TestFollower_readShowsDepartedEntry(t *testing.T) {
 	}
 }
 
-// Of many slots that are taken only the nearest are watched, and the directory. That may have been watched since before the
-// entry came: then it is read again, because somebody far ahead may have left since the listing that the entry came with.
+// Of many taken slots only the nearest are watched, and the directory. The directory's watch may be
+// older than the entry. Then the line is read again, because an entry far ahead may have left since
+// the listing that came with the entry's creation.
 func TestFollower_rereadsForNewSlotEntry(t *testing.T) {
 	t.Parallel()
 	var listing []string
@@ -127,7 +129,8 @@ func TestFollower_rereadsForNewSlotEntry(t *testing.T) {
 	}
 }
 
-// A node whose watch is used up while it is being set, or that is asked for on another connection, wants one again.
+// A node needs another watch if its watch fires while it is being set, or if the request was made
+// on an earlier connection.
 func TestOwnNodes_watchRequestedAgain(t *testing.T) {
 	t.Parallel()
 	lt := newLineTest(t, nil)

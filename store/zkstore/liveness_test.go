@@ -17,17 +17,19 @@ import (
 	"github.com/stilelock/stile/store/zkstore"
 )
 
-// A follower that is cut off from its leader goes on answering its clients' pings. The leader hears nothing of these
-// clients, and ends their sessions. Clients that take an answer to a ping for a sign that they still hold something hold
-// on for as long as the follower takes to notice: a minute here.
+// A follower that is cut off from its leader still answers its clients' pings. The leader receives
+// nothing from these clients, and ends their sessions. A client that took a reply to a ping for a
+// confirmation would believe in its holds until the follower notices, a minute here.
 //
-// There are several holders, whose confirmations are at different phases when the cut comes.
+// There are several holders, whose confirmations are in different phases when the follower is cut
+// off.
 // Promise: P6
 func TestHold_lostBeforeNextIsAdmitted(t *testing.T) {
 	t.Parallel()
 	const (
 		holders = 8
-		// They let go after two thirds of it. The rest is what a busy machine may take to wake them.
+		// A hold is lost after two thirds of it. The rest is for a busy machine to notify the
+		// holders.
 		ttl = 15 * time.Second
 	)
 	e := exclusiveEnsemble(t)
@@ -70,7 +72,7 @@ func TestHold_lostBeforeNextIsAdmitted(t *testing.T) {
 			t.Errorf("another was admitted, and holder %d takes its own hold for valid", i)
 		}
 	}
-	// What makes this hard: to who believes in pings, all is well.
+	// A client that relies on pings would not notice.
 	if _, _, err := plain.Exists("/"); err != nil {
 		t.Errorf("the follower that was cut off does not answer its clients (%v): this test has tested nothing", err)
 	}
@@ -87,8 +89,8 @@ func TestHold_lostBeforeNextIsAdmitted(t *testing.T) {
 	}
 }
 
-// A leader that all others have left, and that has not noticed, goes on answering all that takes no majority: pings,
-// readings and syncs. Meanwhile the others may have ended the session.
+// A leader that all others have left, and that has not noticed, still answers everything that needs
+// no majority: pings, reads and syncs. Meanwhile the others may have ended the session.
 // Promise: P1
 func TestConfirm_holdsNeedMajority(t *testing.T) {
 	t.Parallel()
@@ -102,7 +104,7 @@ func TestConfirm_holdsNeedMajority(t *testing.T) {
 		return pass
 	}
 	other := openSession(t, newStore(t, nil, server(t).Endpoint()))
-	// It is given up when there is nothing more to be answered.
+	// confirm cancels the confirmation when a reply was discarded.
 	confirm := func(se store.Session) error {
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
@@ -133,7 +135,7 @@ func TestConfirm_holdsNeedMajority(t *testing.T) {
 	}
 	p.withdraw(t)
 
-	// The turn of who waits comes while a sync is under way.
+	// A waiter is admitted while a sync is in flight.
 	name := newName(t)
 	holder := enqueue(t, other, name, line.Exclusive)
 	before := m.replies()
@@ -154,8 +156,8 @@ func TestConfirm_holdsNeedMajority(t *testing.T) {
 	p.admitted(t)
 }
 
-// Who waits is confirmed by a sync, which such a leader answers. What a reading shows there may have been so for long: it
-// admits nobody before a majority has answered.
+// A session with waiters only is confirmed by a sync, which such a leader answers. A read at this
+// leader may show an old state, so no entry is admitted before a majority has answered.
 // Promise: P1
 func TestWaiter_readNeedsMajority(t *testing.T) {
 	t.Parallel()
@@ -168,7 +170,7 @@ func TestWaiter_readNeedsMajority(t *testing.T) {
 	p.await(t, store.Waiting)
 	m.awaitReplies(t, "getData", 1, before) // the holder's node is watched
 
-	asked := m.loseMajority(0, 0, func() { // nobody is told of it: the reading that follows shows it
+	asked := m.loseMajority(0, 0, func() { // no event reports it; the read that follows shows it
 		if err := holder.Withdraw(t.Context()); err != nil {
 			t.Error(err)
 		}
@@ -177,7 +179,7 @@ func TestWaiter_readNeedsMajority(t *testing.T) {
 	m.checkNeedsMajority(t, p, asked)
 }
 
-// The reading may be the one by which a node ahead is to be watched.
+// The read may be the one that sets the watch of a node ahead.
 // Promise: P1
 func TestWaiter_missingNodeAheadNeedsMajority(t *testing.T) {
 	t.Parallel()
@@ -195,8 +197,8 @@ func TestWaiter_missingNodeAheadNeedsMajority(t *testing.T) {
 	m.checkNeedsMajority(t, p, asked)
 }
 
-// Or the one by which the entries of a session are watched again, two of which may stand in a line: what it shows of the one
-// concerns the other.
+// Or it may be the request that watches the entries of a session again, two of which may be in one
+// line: the missing node of one concerns the other.
 // Promise: P1
 func TestWaiter_missingOwnNodeNeedsMajority(t *testing.T) {
 	t.Parallel()
@@ -210,7 +212,7 @@ func TestWaiter_missingOwnNodeNeedsMajority(t *testing.T) {
 	writer.await(t, store.Waiting)
 	m.awaitReplies(t, "getData", 1, before)
 	two := nodes(t, conn, "/"+name)
-	own := two[slices.IndexFunc(two, func(node string) bool { return strings.HasSuffix(node, "1") })] // the other's ends with 0
+	own := two[slices.IndexFunc(two, func(node string) bool { return strings.HasSuffix(node, "1") })] // the holder's ends with 0
 	reader := enqueue(t, se, name, line.Shared)
 	reader.await(t, store.Waiting)
 	m.awaitReplies(t, "getData", 2, before)
@@ -225,8 +227,9 @@ func TestWaiter_missingOwnNodeNeedsMajority(t *testing.T) {
 	m.checkNeedsMajority(t, reader, asked)
 }
 
-// withoutMajority has transactions not be answered any more, nor what else is named; and does something when a request comes, 0 for
-// that of the session, before the server has it. Somebody hears of each transaction.
+// loseMajority discards the replies to transactions and to the operation unanswered. It calls do
+// before the first request of the operation when is forwarded; 0 is the handshake. The channel
+// receives a value for each transaction.
 func (m *interceptor) loseMajority(when, unanswered int32, do func()) (asked <-chan struct{}) {
 	transactions := make(chan struct{}, 100)
 	once := sync.OnceFunc(do)
@@ -249,7 +252,7 @@ func (m *interceptor) loseMajority(when, unanswered int32, do func()) (asked <-c
 	return transactions
 }
 
-// checkNeedsMajority checks that an entry is not admitted before a transaction has been answered, and is then.
+// checkNeedsMajority checks that an entry is admitted only after a transaction was answered.
 func (m *interceptor) checkNeedsMajority(t *testing.T, p *joined, asked <-chan struct{}) {
 	t.Helper()
 	select {

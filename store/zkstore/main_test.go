@@ -22,17 +22,20 @@ import (
 	"github.com/stilelock/stile/store/zkstore"
 )
 
-// soon is how long these tests wait for what should happen at once: so long that no machine is too busy for it.
+// testTimeout is how long tests wait for events that should happen at once, on however busy a
+// machine.
 const testTimeout = 4 * time.Minute
 
-// rarely is how often the stores of these tests look although they have heard nothing: never while a test lasts. What is found
-// out was set.
+// noRecheck is the interval at which the stores of these tests check for changes without an event:
+// longer than any test. So what a test observes was reported by an event.
 const noRecheck = time.Hour
 
-// longTTL is that of sessions that are to live on. It is longer than any test, so nobody has to confirm them.
+// longTTL is the TTL of sessions that must not end. It is longer than any test, so they need no
+// confirmations.
 const longTTL = 30 * time.Minute
 
-// TestMain runs more tests at a time than there may be processors: they wait more than they compute, once their servers run.
+// TestMain runs more tests at a time than there are processors, because tests mostly wait once
+// their servers run.
 func TestMain(m *testing.M) {
 	flag.Parse()
 	set := false
@@ -49,7 +52,7 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// Servers for all tests that do them no harm. Each test uses names of its own; see [newName].
+// Servers for all tests that do not disturb them. Each test uses its own names; see [newName].
 var (
 	sharedServer = testservers.Shared[*testservers.ZooKeeper]{
 		New: func() (*testservers.ZooKeeper, error) { return testservers.NewZooKeeper(largestTTL) },
@@ -59,35 +62,35 @@ var (
 	sharedCurator    = testservers.Shared[*curatorProcess]{New: newCurator}
 )
 
-// largestTTL is what the shared servers grant. It is not below longTTL.
+// largestTTL makes the shared servers grant longTTL.
 const largestTTL = "maxSessionTimeout=1800000"
 
-// newEnsemble starts three servers that wait a minute for each other, so that a busy machine makes none give up the others.
-// See [testservers.ZooKeeperEnsemble.Abandon].
+// newEnsemble starts three servers that wait a minute for each other, so that none abandons the
+// others on a busy machine. See [testservers.ZooKeeperEnsemble.Abandon].
 func newEnsemble() (*testservers.ZooKeeperEnsemble, error) {
 	return testservers.NewZooKeeperEnsemble(3, largestTTL, "initLimit=240", "syncLimit=240")
 }
 
-// server returns the shared server: its tick is 100 ms, its smallest TTL one second.
+// server returns the shared server: its tick is 100 ms, its minimum TTL one second.
 func server(t *testing.T) *testservers.ZooKeeper {
 	t.Helper()
 	return sharedServer.Get(t)
 }
 
-// ensemble returns the shared ensemble of three.
+// ensemble returns the shared ensemble of three servers.
 func ensemble(t *testing.T) *testservers.ZooKeeperEnsemble {
 	t.Helper()
 	return sharedEnsemble.Get(t)
 }
 
-// faultEnsemble is the ensemble for tests that hurt one. One test has it at a time.
+// faultEnsemble is the ensemble for tests that cause faults. One test uses it at a time.
 var faultEnsemble struct {
 	sync.Mutex
-	shared *testservers.Shared[*testservers.ZooKeeperEnsemble] // nil if there is none that is well
+	shared *testservers.Shared[*testservers.ZooKeeperEnsemble] // nil if no healthy one runs
 }
 
-// exclusiveEnsemble returns an ensemble of three that no other test uses until this one has ended. All is to be well with it
-// then, unless the test has failed.
+// exclusiveEnsemble returns an ensemble of three servers that no other test uses until this one has
+// ended. The test must leave it healthy, unless it fails.
 func exclusiveEnsemble(t *testing.T) *testservers.ZooKeeperEnsemble {
 	t.Helper()
 	faultEnsemble.Lock()
@@ -103,7 +106,8 @@ func exclusiveEnsemble(t *testing.T) *testservers.ZooKeeperEnsemble {
 	return faultEnsemble.shared.Get(t)
 }
 
-// closeFaultEnsemble ends the ensemble for tests that hurt one. The next such test starts another.
+// closeFaultEnsemble ends the ensemble for tests that cause faults. The next such test starts
+// another.
 func closeFaultEnsemble() {
 	if faultEnsemble.shared != nil {
 		faultEnsemble.shared.Close()
@@ -111,7 +115,7 @@ func closeFaultEnsemble() {
 	}
 }
 
-// newName returns a lock name that nothing else uses, whatever runs at the same time or ran before.
+// newName returns a unique lock name.
 func newName(t *testing.T) string {
 	t.Helper()
 	return t.Name() + "-" + rand.Text()[:6]
@@ -168,10 +172,10 @@ func (discardLogger) Printf(string, ...any) {}
 func closeWithTimeout(closing func(context.Context) error) {
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
 	defer cancel()
-	_ = closing(ctx) // it goes with its server otherwise
+	_ = closing(ctx) // if it fails, the session ends with its server
 }
 
-// openSession opens a session of the store itself, which lives longer than any test.
+// openSession opens a session in the store that lives longer than any test.
 func openSession(t *testing.T, st store.Store) store.Session {
 	t.Helper()
 	return openSessionTTL(t, st, longTTL, nil)
@@ -189,7 +193,7 @@ func openSessionTTL(t *testing.T, st store.Store, ttl time.Duration, lost func(e
 	return se
 }
 
-// joined is an entry in the store and what was heard of it.
+// joined is an entry and the standings that were delivered for it.
 type joined struct {
 	store.Ticket
 	name      string
@@ -204,7 +208,7 @@ func tryEnqueue(ctx context.Context, se store.Session, name string, mode line.Mo
 	return &joined{ticket, name, standings}, err
 }
 
-// enqueue puts an entry in.
+// enqueue adds an entry to the line.
 func enqueue(t *testing.T, se store.Session, name string, mode line.Mode) *joined {
 	t.Helper()
 	j, err := tryEnqueue(t.Context(), se, name, mode, false)
@@ -214,8 +218,8 @@ func enqueue(t *testing.T, se store.Session, name string, mode line.Mode) *joine
 	return j
 }
 
-// await waits until the entry's standing is state, and returns it. Being set that the entry is gone instead is a
-// failure.
+// await waits until the entry's standing is state, and returns it. If the entry is gone instead,
+// the test fails.
 func (j *joined) await(t *testing.T, state store.State) store.Standing {
 	t.Helper()
 	timeout := time.After(testTimeout)
@@ -234,25 +238,25 @@ func (j *joined) await(t *testing.T, state store.State) store.Standing {
 	}
 }
 
-// next waits for what is heard next.
+// next waits for the next standing.
 func (j *joined) next(t *testing.T) store.Standing {
 	t.Helper()
 	select {
 	case st := <-j.standings:
 		return st
 	case <-time.After(testTimeout):
-		t.Fatalf("nothing was heard of the entry for %q after %v", j.name, testTimeout)
+		t.Fatalf("no standing was delivered for the entry for %q within %v", j.name, testTimeout)
 		return store.Standing{}
 	}
 }
 
-// admitted waits until it is the entry's turn.
+// admitted waits until the entry is admitted.
 func (j *joined) admitted(t *testing.T) store.Standing {
 	t.Helper()
 	return j.await(t, store.Admitted)
 }
 
-// gone waits until the entry is output to be gone; that it is admitted before is a failure, unless it was already.
+// gone waits until the entry is reported gone. It fails if the cause does not match want.
 func (j *joined) gone(t *testing.T, want error) {
 	t.Helper()
 	st := j.await(t, store.Gone)
@@ -261,7 +265,7 @@ func (j *joined) gone(t *testing.T, want error) {
 	}
 }
 
-// silent checks that nothing more is heard for a moment.
+// expectNothing checks that no standing is delivered for a moment.
 func (j *joined) expectNothing(t *testing.T) {
 	t.Helper()
 	select {
@@ -271,7 +275,7 @@ func (j *joined) expectNothing(t *testing.T) {
 	}
 }
 
-// withdraw takes the entry out.
+// withdraw withdraws the entry.
 func (j *joined) withdraw(t *testing.T) {
 	t.Helper()
 	if err := j.Withdraw(t.Context()); err != nil {
@@ -279,7 +283,7 @@ func (j *joined) withdraw(t *testing.T) {
 	}
 }
 
-// lock takes a lock that should be free soon.
+// lock acquires a lock that must be free or become free.
 func lock(t *testing.T, c *stile.Client, name string) *stile.Hold {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), testTimeout)
@@ -291,7 +295,7 @@ func lock(t *testing.T, c *stile.Client, name string) *stile.Hold {
 	return h
 }
 
-// join gets in line behind somebody, and returns when the entry stands there.
+// join joins a line that has entries, and returns when the entry is in it.
 func join(t *testing.T, c *stile.Client, name string) *stile.Place {
 	t.Helper()
 	p, err := c.Mutex(name).Join(t.Context())
@@ -302,12 +306,12 @@ func join(t *testing.T, c *stile.Client, name string) *stile.Place {
 	return p
 }
 
-// await polls until a condition of which nobody tells is met.
+// await polls until a condition is met that no event reports.
 func await(t testing.TB, what string, met func() bool) {
 	t.Helper()
 	for end := time.Now().Add(testTimeout); !met(); time.Sleep(5 * time.Millisecond) {
 		if time.Now().After(end) {
-			t.Fatalf("waited %v in vain for %s", testTimeout, what)
+			t.Fatalf("timeout after %v: %s", testTimeout, what)
 		}
 	}
 }
@@ -322,7 +326,7 @@ func nodes(t *testing.T, conn *zk.Conn, dir string) []string {
 	return children
 }
 
-// awaitWatch waits until a session is to be set of what happens to a node, but not of who comes and goes below it.
+// awaitWatch waits until a session watches a node itself, not its children.
 func awaitWatch(t *testing.T, z *testservers.ZooKeeper, se store.Session, path string) {
 	t.Helper()
 	await(t, fmt.Sprintf("session %s to watch %s", se.ID(), path), func() bool {
@@ -338,7 +342,7 @@ func watchers(t *testing.T, z *testservers.ZooKeeper, path string) (sessions []s
 		t.Fatal(err)
 	}
 	under := ""
-	for l := range strings.Lines(output) { // a path, and the sessions below it, indented
+	for l := range strings.Lines(output) { // a path, then its sessions, indented
 		l = strings.TrimSuffix(l, "\n")
 		if session, indented := strings.CutPrefix(l, "\t"); !indented {
 			under = l

@@ -9,7 +9,8 @@ import (
 	"github.com/stilelock/stile/store"
 )
 
-// clients are names as their entries' nodes have them: Curator's, go-zookeeper's, kazoo's, ours, and such as nearly are.
+// clients are node names of the entries of Curator, go-zookeeper, kazoo and Stile, and names that
+// resemble them.
 var clients = []string{
 	"_c_" + ours + "-lock-0000000007", "_c_" + ours + "-shared-lock-0000000007", "_c_" + ours + "-slot-3-__WRIT__0000000007",
 	"_c_" + ours + "-slot-1048577-lock-0000000007", "_c_" + ours + "-slot-0003-lock-0000000007", "_c_" + ours + "-__READ__2147483647",
@@ -19,8 +20,9 @@ var clients = []string{
 	"lock-000000000", "lock-99999999999999999999", "__READ__-", "lease-0000000001", "_c_-lock-0000000001", "config", "",
 }
 
-// Whoever made a node, of its name the end is its number, and the mode is one that the line knows; modes other than exclusive
-// are those of entries that say so in a way that is meant so. What an entry of ours is taken for, an entry made that way is.
+// Whichever client created a node, its name ends in its number, and its mode is valid. Only names
+// of clients that have other modes than exclusive are parsed as such. The name of a Stile entry
+// survives formatting and parsing.
 func FuzzParseNode(f *testing.F) {
 	for _, name := range clients {
 		f.Add(name)
@@ -44,7 +46,7 @@ func FuzzParseNode(f *testing.F) {
 			t.Errorf("%q is read as %+v", name, n)
 		}
 		if n.sequence < 0 || n.sequence > sequenceEnd {
-			return // refused by whoever stands there
+			return // Stile refuses to join with such a number
 		}
 		if cs := contenders([]string{name, "config"}); len(cs) != 1 || cs[0].node != n || cs[0].name != name {
 			t.Errorf("%q is read as %+v, and in a listing as %+v", name, n, cs)
@@ -61,8 +63,8 @@ func FuzzParseNode(f *testing.F) {
 	})
 }
 
-// A node below a directory is an entry there, or part of the path of one name at most, and then of the name whose path leads
-// to it.
+// A child of a directory is either an entry, or part of the path of at most one name, which is the
+// name with that path.
 func FuzzPaths_nameBelow(f *testing.F) {
 	for _, child := range append(clients, "a", "a~7Eb", "~", "~4", "~41", "~7e", "~FF", "~zz", "~7Aookeeper", "zookeeper", "lock-~30000000001", "..") {
 		f.Add("", "", child)
@@ -90,7 +92,7 @@ func FuzzPaths_nameBelow(f *testing.F) {
 	})
 }
 
-// Whatever is in a node, reading it does not panic, and what is not ours is of nobody known.
+// Decoding arbitrary data does not panic, and data of other clients yields no owner.
 func FuzzDecode(f *testing.F) {
 	whole, err := json.Marshal(value{Stile: valueFormat, Mode: line.Slot(3), Owner: store.Owner{Host: "h", PID: 1}})
 	if err != nil {

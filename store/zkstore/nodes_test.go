@@ -20,7 +20,7 @@ func TestParseNode(t *testing.T) {
 		name     string
 		mode     line.Mode
 		sequence int64
-		foreign  string // whose, as far as it matters: "curator" or ""
+		foreign  string // "curator" or ""
 	}{
 		{"_c_" + ours + "-lock-0000000007", line.Exclusive, 7, ""},
 		{"_c_" + ours + "-shared-lock-0000000007", line.Shared, 7, ""},
@@ -38,7 +38,7 @@ func TestParseNode(t *testing.T) {
 		{"lock-2147483647", line.Exclusive, sequenceEnd, ""},
 		{"lock--2147483648", line.Exclusive, -1 << 31, ""},
 		{"x__lock__-2147483648", line.Exclusive, -1 << 31, ""},
-		// Others may write our forms, and mean nothing by them.
+		// Other clients may use Stile's forms with another meaning.
 		{"_c_" + theirs + "-shared-lock-0000000007", line.Exclusive, 7, "curator"},
 		{"_c_" + theirs + "-slot-3-lock-0000000007", line.Exclusive, 7, "curator"},
 		{"_c_" + ours + "-slot-0-lock-0000000007", line.Exclusive, 7, ""},
@@ -74,7 +74,8 @@ func TestNodePrefix_roundTrip(t *testing.T) {
 	}
 }
 
-// A reader that was a writer, of Curator 5.5 or later, stands behind its writer and before all others.
+// A Curator reader (5.5 or later) that was a writer has the writer's number, and is ahead of all
+// later entries.
 func TestContenders_equalNumbers(t *testing.T) {
 	cs := contenders([]string{
 		"_c_" + ours + "-__WRIT__0000000008", "_c_" + theirs + "-__WRIT__0000000007", "_c_" + theirs + "-__READ__0000000007",
@@ -95,7 +96,7 @@ func TestEntry_check(t *testing.T) {
 		what     string
 		st       stat
 		sequence int64
-		want     string // empty if all is well
+		want     string // empty if there is no error
 	}{
 		{"as it should be", stat{czxid: 12, owner: 7}, 3, ""},
 		{"the last of each", stat{czxid: store.MaxOrder, owner: 7}, sequenceEnd - 1, ""},
@@ -116,7 +117,7 @@ func TestEntry_check(t *testing.T) {
 	}
 }
 
-// After a reconnection a server may answer that lags behind the one whose events were heard.
+// After a reconnection a server may answer that lags behind the one whose events were received.
 func TestEntry_updateAhead(t *testing.T) {
 	line := func(names ...string) []contender {
 		cs := contenders(names)
@@ -127,7 +128,7 @@ func TestEntry_updateAhead(t *testing.T) {
 	}
 	const (
 		first, second = "_c_" + ours + "-__WRIT__0000000001", "_c_" + theirs + "-__WRIT__0000000002"
-		reader        = "_c_" + theirs + "-__READ__0000000002" // that was the second
+		reader        = "_c_" + theirs + "-__READ__0000000002" // was the second
 	)
 	for _, tt := range []struct {
 		what                 string

@@ -19,8 +19,8 @@ import (
 	"github.com/stilelock/stile/store"
 )
 
-// A hold is watched from its beginning, without the caller waiting for that: whoever breaks it before the watch is set is
-// told of by the request itself.
+// A hold is watched from its creation, although the caller does not wait for that. If the entry is
+// broken before the watch is set, the reply to the request for the watch reports it.
 // Promise: P6
 func TestHold_brokenAtOnce(t *testing.T) {
 	t.Parallel()
@@ -47,14 +47,15 @@ func TestHold_brokenAtOnce(t *testing.T) {
 		}
 		m.intercept(nil, nil)
 		m.resume()
-		j.gone(t, store.ErrGone) // and the store looks by itself rarely: see there
+		j.gone(t, store.ErrGone) // not found by a periodic check: see noRecheck
 		if err := j.Withdraw(t.Context()); !errors.Is(err, store.ErrGone) {
 			t.Errorf("broken %s: Withdraw says %v", when, err)
 		}
 	}
 }
 
-// A confirmation covers the entries too: it is not given before those are watched that were not, as after a reconnection.
+// A confirmation covers the entries too: it succeeds only when all are watched, also after a
+// reconnection.
 // Promise: P1
 func TestConfirm_coversUnwatchedEntries(t *testing.T) {
 	t.Parallel()
@@ -90,7 +91,7 @@ func TestConfirm_coversUnwatchedEntries(t *testing.T) {
 			t.Errorf("%s, an entry is gone of which nothing was heard, and the session is confirmed", when)
 		}
 
-		m.reset() // the client learns that there is no answer, and asks again
+		m.reset() // the client notices that there is no reply, and retries
 		confirmEventually(t, se)
 		select {
 		case st := <-j.standings:
@@ -104,8 +105,9 @@ func TestConfirm_coversUnwatchedEntries(t *testing.T) {
 	}
 }
 
-// After a reconnection there is much to be asked. A confirmation does not come behind all of that: few readings are under way
-// at a time, and entries whose turn it is need none. Here no reading is answered at all.
+// After a reconnection there are many requests to make. A confirmation does not wait behind all of
+// them: only a few reads are in flight at a time, and admitted entries need none. In this test no
+// read is answered.
 // Promise: P7
 func TestConfirm_notDelayedByReads(t *testing.T) {
 	t.Parallel()
@@ -121,7 +123,7 @@ func TestConfirm_notDelayedByReads(t *testing.T) {
 	var ahead *joined
 	for i := range each {
 		name := prefix + "held-" + strconv.Itoa(i)
-		holder := enqueue(t, other, name, line.Exclusive) // and so its line is followed
+		holder := enqueue(t, other, name, line.Exclusive) // so that the session follows the line
 		held = append(held, enqueue(t, se, name, line.Exclusive))
 		holder.withdraw(t)
 		held[i].await(t, store.Admitted)
@@ -131,7 +133,7 @@ func TestConfirm_notDelayedByReads(t *testing.T) {
 		behind[i].await(t, store.Waiting)
 	}
 	m.awaitReplies(t, "getData", 2*each, before) // the holders' nodes
-	confirm(t, se)                               // so all of its entries are watched
+	confirm(t, se)                               // so that all of its entries are watched
 
 	var mu sync.Mutex
 	asked := map[string]int{}
@@ -161,12 +163,12 @@ func TestConfirm_notDelayedByReads(t *testing.T) {
 	if n := asked["getChildren"] + asked["getData"]; n != readings {
 		t.Errorf("%d readings are under way, want %d", n, readings)
 	}
-	if n := asked["setWatches"]; n < 1 || n > 5 { // the first may come before all are known, and the confirmation may be faster
+	if n := asked["setWatches"]; n < 1 || n > 5 { // the first may be sent before all are known, and the confirmation may be faster
 		t.Errorf("%d requests for watches of %d entries", n, 2*each)
 	}
 	mu.Unlock()
 
-	// Nothing was forgotten over that.
+	// All lines are still followed afterwards.
 	before = m.replies()
 	m.intercept(count, nil)
 	m.reset()
@@ -179,7 +181,7 @@ func TestConfirm_notDelayedByReads(t *testing.T) {
 	}
 }
 
-// silently checks that nothing more has been heard.
+// expectNoneQueued checks that no more standings were delivered.
 func (j *joined) expectNoneQueued(t *testing.T) {
 	t.Helper()
 	select {
@@ -189,8 +191,9 @@ func (j *joined) expectNoneQueued(t *testing.T) {
 	}
 }
 
-// A client that holds 20 000 locks, and one connection that is reset. It takes minutes and much memory, so it is no test: run
-// it with go test -run=xxx -bench=ManyHolds -benchtime=1x.
+// A client that holds 20 000 locks, and one connection that is reset. It takes minutes and much
+// memory, so it is not a test: run it with go test -run=xxx -bench=Reconnect_manyHolds
+// -benchtime=1x.
 func BenchmarkReconnect_manyHolds(t *testing.B) {
 	const n, ttl = 20_000, 8 * time.Second
 	z := testservers.StartZooKeeper(t)
@@ -245,15 +248,16 @@ func BenchmarkReconnect_manyHolds(t *testing.B) {
 	}
 }
 
-// A follower lags behind until it is asked to catch up: on each connection, until there was a sync, the listings show no entry
-// that was made since the test began. An entry whose creation was not answered is found all the same, and not made twice.
+// A follower lags behind until a sync: on each connection the listings before it show no entry that
+// was created since the test began. An entry whose creation was not answered is found all the same,
+// and not created twice.
 // Promise: P5
 func TestEnqueue_createUnansweredOnLaggingServer(t *testing.T) {
 	t.Parallel()
 	m := newInterceptor(t, server(t).Endpoint())
 	conn := connect(t, server(t).Endpoint())
 	se := openSession(t, newStore(t, nil, m.addr()))
-	for _, close := range []bool{false, true} { // the connection, when the sync has been answered
+	for _, close := range []bool{false, true} { // whether the connection is closed after the reply to the sync
 		for range 10 {
 			name := newName(t)
 			enqueue(t, se, name, line.Exclusive).withdraw(t) // so that the directory is there
@@ -271,7 +275,7 @@ func TestEnqueue_createUnansweredOnLaggingServer(t *testing.T) {
 			}, func(to int32, frame []byte) action {
 				switch {
 				case to == opGetChildren2 && lag:
-					// Nothing of this form is an entry. The listing itself keeps its length.
+					// No entry has a name of this form. The length of the listing stays the same.
 					for at := bytes.Index(frame, []byte("-lock-")); at >= 0; at = bytes.Index(frame, []byte("-lock-")) {
 						copy(frame[at:], "-none-")
 					}

@@ -10,7 +10,8 @@ import (
 	"github.com/stilelock/stile/store"
 )
 
-// changed checks that the only entry in a line has the owner that was given to it, and the same order as before.
+// checkOwner checks that a line has one entry, with the given order and the given reason in its
+// owner.
 func checkOwner(t *testing.T, st store.Store, name string, order uint64, reason string) {
 	t.Helper()
 	l, err := st.Line(t.Context(), name)
@@ -40,7 +41,7 @@ func TestSetOwner_nodeChangedByOther(t *testing.T) {
 	j.withdraw(t)
 }
 
-// A node of the same name is not the entry, if somebody has made it.
+// A node of the same name that another client has created is not the entry.
 // Promise: P1
 func TestSetOwner_nodeRecreatedByOther(t *testing.T) {
 	t.Parallel()
@@ -68,7 +69,8 @@ func TestSetOwner_nodeRecreatedByOther(t *testing.T) {
 	j.gone(t, store.ErrGone)
 }
 
-// The request or its reply is lost with the connection. The next attempt finds the version that the first has left, or not.
+// The request or its reply is lost with the connection. The next attempt may find the version that
+// the first has written.
 func TestSetOwner_connectionLost(t *testing.T) {
 	t.Parallel()
 	for what, on := range map[string]func(m *interceptor, f func(int32, []byte) action){

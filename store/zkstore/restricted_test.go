@@ -21,27 +21,28 @@ import (
 	"github.com/stilelock/stile/store/zkstore"
 )
 
-// A restrictedServer is configured in all the ways that tests need and that the server for the others must not be. It is one
-// for all of them, because each server takes seconds of the processor to start.
+// A restrictedServer has every configuration that a test needs and that the shared server must not
+// have. All these tests share it, because each server takes seconds of processor time to start.
 type restrictedServer struct {
 	*testservers.ZooKeeper
-	dir         string // the certificate and its key
-	tlsAddress  string
+	dir         string // of the certificate and its key
+	tlsAddress  string // where the server expects TLS
 	certificate *x509.Certificate
 }
 
 func (s restrictedServer) Close() error { return errors.Join(s.ZooKeeper.Close(), os.RemoveAll(s.dir)) }
 
-// What is strange about it.
+// The limits of the restricted server.
 const (
-	maxConnections   = 40 // it accepts no more from one address
+	maxConnections   = 40 // from one address
 	restrictedMinTTL = 3 * time.Second
 )
 
-// ann is somebody: this server answers nobody who is nobody. Only she may do anything at its top.
+// ann is a user of the restricted server, which refuses unauthenticated clients. Only she has
+// permissions on its root node.
 var ann = zkstore.Auth{Scheme: "digest", Credentials: "ann:secret"}
 
-// known are the options of a store that the strange server answers.
+// optionsWith returns options that the restricted server accepts.
 func optionsWith(auth zkstore.Auth) *zkstore.Options {
 	return &zkstore.Options{Auth: []zkstore.Auth{auth}}
 }
@@ -83,7 +84,7 @@ func newRestricted() (s restrictedServer, err error) {
 	return s, err
 }
 
-// connectTo connects to the strange server as ann.
+// connect connects to the restricted server as ann.
 func (s restrictedServer) connect(t *testing.T) *zk.Conn {
 	t.Helper()
 	conn := connect(t, s.Endpoint())
@@ -93,7 +94,8 @@ func (s restrictedServer) connect(t *testing.T) *zk.Conn {
 	return conn
 }
 
-// makeCertificate writes a certificate for the host of this process's servers to cert.pem, and it and its key to both.pem.
+// makeCertificate writes a certificate for testservers.Host to cert.pem, and the certificate with its
+// key to both.pem.
 func makeCertificate(dir string) (*x509.Certificate, error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {

@@ -17,18 +17,18 @@ import (
 	"github.com/stilelock/stile/store"
 )
 
-// A fakeServer keeps sessions and answers what has no content, in a bubble, where time is what a test makes it.
+// A fakeServer grants sessions and sends empty replies, in a synctest bubble.
 type fakeServer struct {
 	ttl time.Duration
 
 	mu       sync.Mutex
-	delay    time.Duration // until an answer arrives
-	only     int32         // the only operation that is answered, if it is not zero
+	delay    time.Duration // of each reply
+	only     int32         // the only operation that is answered; zero for all
 	silent   bool          // nothing is answered
 	accepted int
 }
 
-// connect is for [Store.dial].
+// connect is used as [Store.dial].
 func (s *fakeServer) connect(context.Context, string, string) (net.Conn, error) {
 	client, server := net.Pipe()
 	s.mu.Lock()
@@ -38,7 +38,7 @@ func (s *fakeServer) connect(context.Context, string, string) (net.Conn, error) 
 	return addressed{client}, nil
 }
 
-// addressed has an address that is different from those of all pipes: none.
+// addressed has a TCP address. Pipes have another kind.
 type addressed struct{ net.Conn }
 
 func (addressed) RemoteAddr() net.Addr { return &net.TCPAddr{} }
@@ -93,7 +93,7 @@ func (s *fakeServer) serve(conn net.Conn) {
 
 const opPing = 11
 
-// openKept opens a session at the first server, and keeps it as clients do.
+// openKept opens a session at the first server, and confirms it as clients do.
 func openKept(t *testing.T, ttl time.Duration, servers ...*fakeServer) (*keeper.Session, *Store) {
 	t.Helper()
 	var names []string
@@ -117,7 +117,7 @@ func openKept(t *testing.T, ttl time.Duration, servers ...*fakeServer) (*keeper.
 	return se, st
 }
 
-// Each answer comes in time for the next.
+// Each reply comes before the next confirmation must.
 // Promise: P4
 func TestHold_survivesSlowReplies(t *testing.T) {
 	const ttl = 10 * time.Second
@@ -137,8 +137,8 @@ func TestHold_survivesSlowReplies(t *testing.T) {
 	})
 }
 
-// A server that stops to answer is left for another in time for those who hold something: whenever it does, and if it goes on
-// to answer pings, as one does that is cut off from its leader.
+// A server that stops answering is abandoned in time for its holders: whenever it stops, and also
+// if it still answers pings, like a server that is cut off from its leader.
 // Promise: P4
 func TestHold_survivesSilentServer(t *testing.T) {
 	const ttl = 10 * time.Second
@@ -164,11 +164,12 @@ func TestHold_survivesSilentServer(t *testing.T) {
 	}
 }
 
-// The first of the addresses that accepts connections may be that of a server that is hung, or that turns everybody away.
+// The first address that accepts connections may be that of a server that hangs or refuses
+// sessions.
 // Promise: P4
 func TestDial_triesAllAddresses(t *testing.T) {
 	const ttl = 10 * time.Second
-	for range 20 { // which is tried first is chance
+	for range 20 { // the first address to try is random
 		synctest.Test(t, func(t *testing.T) {
 			healthy := &fakeServer{ttl: ttl}
 			servers := map[string]*fakeServer{"10.0.0.1:7": {ttl: ttl, silent: true}, "10.0.0.2:7": {ttl: ttl, silent: true}, "10.0.0.3:7": healthy}

@@ -39,7 +39,9 @@ func TestTLS(t *testing.T) {
 		{"TLS where there is none", &zkstore.Options{TLS: &tls.Config{RootCAs: trusted}}, z.Endpoint(), "TLS handshake"},
 		{"no TLS where it is needed", nil, z.tlsAddress, z.tlsAddress + ": " + "the server has closed the connection"},
 	} {
-		patience := time.Second // the error comes when it ends; on a busy machine the last attempt has not come so far then
+		// The error is returned when this is over. On a busy machine the last attempt may not have
+		// failed yet.
+		patience := time.Second
 		await(t, fmt.Sprintf("an error for %s that says %q", tt.what, tt.want), func() bool {
 			patience *= 2
 			ctx, cancel := until(t, patience)

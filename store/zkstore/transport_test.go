@@ -11,7 +11,8 @@ import (
 	"github.com/stilelock/stile/store/internal/attempts"
 )
 
-// A connection is given up when nothing is answered on it, but for pings; and not for an answer that has to wait for others.
+// A connection is abandoned if no request is answered on it, whether or not pings are. A request
+// that waits behind others is no reason to abandon it.
 func TestServerConn_abandonedWithoutReplies(t *testing.T) {
 	const ttl = time.Minute
 	const almost = ttl/4 - time.Second
@@ -88,15 +89,17 @@ func write(t *testing.T, w *serverConn, frame []byte) {
 	}
 }
 
-// The library gives up a server that run not answer after two thirds of the session's TTL. Another is asked then.
+// The library abandons a server that does not answer after two thirds of the session's TTL. Then it
+// tries another.
 func TestReadingTTL_leavesTimeForPing(t *testing.T) {
 	if given, limit := readingTTL*2/3, attempts.Patience/2; given+maxPause > limit {
 		t.Errorf("a server is given up after %v, and the next tried up to %v later; Ping waits for %v", given, maxPause, limit)
 	}
 }
 
-// A confirmation that is given up leaves time for another one at a server that answers; and the leader, which may have heard
-// last of the one before, has heard of it late enough.
+// If a confirmation times out, there is time for another one at a server that answers. The leader
+// may have received only the request before the last one, so two requests are never further apart
+// than the slack.
 func TestTerms_attemptsFitIntoValidity(t *testing.T) {
 	for _, ttl := range []time.Duration{MinTTL, 15 * time.Second, MaxTTL} {
 		g := &group{first: &session{ttl: ttl}}

@@ -15,13 +15,13 @@ import (
 	"github.com/go-zookeeper/zk"
 )
 
-// scripted is a connection to a server that output what was written down for it, in pieces of the given sizes, and hangs up
-// then. It keeps what it is told.
+// scripted is a connection to a server that sends prepared output, in pieces of the given sizes,
+// and then closes it. It records what was written to it.
 type scripted struct {
 	net.Conn // nil, because nothing else is used
 
 	output  []byte
-	pieces  []byte // the size of each piece, again and again; none is a piece of everything
+	pieces  []byte // size of each piece minus one, repeated; empty for one piece
 	turn    int
 	written bytes.Buffer
 }
@@ -47,7 +47,7 @@ func (s *scripted) SetWriteDeadline(time.Time) error { return nil }
 func (s *scripted) Close() error                     { return nil }
 func (s *scripted) RemoteAddr() net.Addr             { return &net.TCPAddr{} }
 
-// connTo returns a wire to a server that is scripted.
+// connTo returns a serverConn to a scripted server.
 func connTo(t testing.TB, s *scripted, auth ...Auth) *serverConn {
 	t.Helper()
 	st, err := New([]string{"scripted"}, &Options{Auth: auth})
@@ -65,7 +65,7 @@ func frames(bodies ...[]byte) (all []byte) {
 	return all
 }
 
-// greeting is the body of a server's answer to the request for a session.
+// handshakeReply is the body of a server's reply to the request for a session.
 func handshakeReply(timeout time.Duration, session int64) []byte {
 	b := binary.BigEndian.AppendUint32(nil, 0)
 	b = binary.BigEndian.AppendUint32(b, uint32(int32(timeout/time.Millisecond)))
@@ -73,7 +73,7 @@ func handshakeReply(timeout time.Duration, session int64) []byte {
 	return append(appendBytes(b, make([]byte, 16)), 0)
 }
 
-// answer is the body of an answer.
+// answer is the body of a reply.
 func answer(xid, code int32, body ...byte) []byte {
 	b := binary.BigEndian.AppendUint32(nil, uint32(xid))
 	b = binary.BigEndian.AppendUint64(b, 77)
@@ -81,7 +81,7 @@ func answer(xid, code int32, body ...byte) []byte {
 	return append(b, body...)
 }
 
-// creation is the body of an answer to a create2, behind the header.
+// creation is the body of a reply to a create2, after the header.
 func creation(path string, czxid, owner int64) []byte {
 	b := appendBytes(nil, []byte(path))
 	b = binary.BigEndian.AppendUint64(b, uint64(czxid))
@@ -97,7 +97,7 @@ func request(xid, op int32, body ...byte) []byte {
 	return frames(append(b, body...))
 }
 
-// readAll reads a wire frame by frame, as go-zookeeper does, until that fails.
+// readAll reads from a serverConn frame by frame, as go-zookeeper does, until that fails.
 func readAll(w *serverConn) ([]byte, error) {
 	var got bytes.Buffer
 	for {
@@ -115,10 +115,10 @@ func TestServerConn_passesRepliesUnchanged(t *testing.T) {
 	const path = "/a/_c_x-lock-"
 	sent := frames(
 		handshakeReply(10*time.Second, 5),
-		answer(-2, 0),                              // a ping's
+		answer(-2, 0),                              // to a ping
 		answer(-1, 0, creation(path, 1, 2)...),     // an event
-		answer(7, 0, creation(path+"0", 12, 5)...), // what was asked for
-		answer(7, 0, creation(path+"1", 13, 6)...), // once more, which nobody has asked for
+		answer(7, 0, creation(path+"0", 12, 5)...), // to the request
+		answer(7, 0, creation(path+"1", 13, 6)...), // a second one, to no request
 		answer(0, -101),
 		answer(8, 0, make([]byte, 100<<10)...),
 		answer(-8, 0), answer(-4, -115), answer(1<<31-1, 0),
@@ -144,7 +144,7 @@ func TestServerConn_passesRepliesUnchanged(t *testing.T) {
 	}
 }
 
-// The library would be at a loss with these: it panics, or reads on at the wrong place.
+// The library would panic on these, or continue at the wrong byte.
 func TestServerConn_invalidFrame(t *testing.T) {
 	for what, length := range map[string]uint32{
 		"no length": 0, "less than a header": replyHeader - 1, "a negative length": 1<<32 - 1, "the most negative": 1 << 31,
@@ -178,7 +178,7 @@ func TestServerConn_invalidHandshakeReply(t *testing.T) {
 			t.Errorf("%s: %d bytes have passed, then %v", what, len(got), err)
 		}
 	}
-	expired := frames(handshakeReply(0, 0)) // is one that can be
+	expired := frames(handshakeReply(0, 0)) // a valid reply
 	if got, err := readAll(connTo(t, &scripted{output: slices.Clone(expired)})); !bytes.Equal(got, expired) {
 		t.Errorf("the end of a session: %d bytes have passed, then %v", len(got), err)
 	}
@@ -227,8 +227,8 @@ func TestServerConn_rewritesRequests(t *testing.T) {
 		return request(7, opSetWatches, append(b, 0, 0, 0, 0, 0, 0, 0, 0)...)
 	}
 	for what, tt := range map[string]struct {
-		frame, want []byte // want is nil if it is to be the same
-		before      bool   // the greeting
+		frame, want []byte // want is nil if the frame must not change
+		before      bool   // before the handshake
 	}{
 		"an entry's creation":              {frame: create(opCreate, path, 3), want: create(opCreate2, path, 3)},
 		"another node's":                   {frame: create(opCreate, "/b", 3)},
@@ -307,7 +307,8 @@ func FuzzServerConn_Read(f *testing.F) {
 	})
 }
 
-// passing returns what a client should hear of what a server output: whole frames, and the part of a frame at the end.
+// passing returns what a client should receive of a server's output: whole frames, and the part of
+// a frame at the end.
 func passing(sent []byte, authenticated bool) (whole, part []byte) {
 	cut := func(smallest, largest int) (frame []byte, ok bool) {
 		if len(sent) < 4 {
@@ -315,7 +316,7 @@ func passing(sent []byte, authenticated bool) (whole, part []byte) {
 		}
 		n := int(int32(binary.BigEndian.Uint32(sent)))
 		if n < smallest || n > largest {
-			sent = nil // and nothing that may be behind it
+			sent = nil // nor what follows
 			return nil, false
 		}
 		if len(sent) < 4+n {
@@ -370,7 +371,7 @@ func FuzzServerConn_Write(f *testing.F) {
 		want := sent
 		if established && len(sent) >= requestHeader {
 			want = slices.Concat(sent[:8], translation(sent[8:], path))
-			if len(want) != len(sent) { // in the place of the length, whatever it was
+			if len(want) != len(sent) { // then the length is corrected
 				binary.BigEndian.PutUint32(want, uint32(len(want)-4))
 			}
 		}
@@ -380,7 +381,8 @@ func FuzzServerConn_Write(f *testing.F) {
 	})
 }
 
-// translation returns what an operation, and what is behind it in its request, are to become, if an entry is created at path.
+// translation returns what an operation and the rest of its request must become, if an entry is
+// created at path.
 func translation(sent []byte, path string) []byte {
 	op, rest := sent[3], sent[4:]
 	switch {

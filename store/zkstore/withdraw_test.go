@@ -10,8 +10,8 @@ import (
 	"github.com/stilelock/stile/store"
 )
 
-// An entry goes with its session. A withdrawal that was under way when the session ended has to say so: "session lost" alone
-// would mean that the entry may still stand.
+// An entry ends with its session. A withdrawal that was in flight when the session ended must
+// report that: "session lost" alone would mean that the entry may still exist.
 func TestWithdraw_sessionEndsMeanwhile(t *testing.T) {
 	t.Parallel()
 	m := newInterceptor(t, server(t).Endpoint())
@@ -41,15 +41,16 @@ func TestWithdraw_sessionEndsMeanwhile(t *testing.T) {
 	}
 }
 
-// An entry whose connection is lost during the withdrawal may have been broken before the request came; or the request has
-// taken it out, and only the answer was lost. Nobody can tell, so it is not said to have been there until then.
+// When the connection is lost during a withdrawal, the entry may have been broken before the
+// request arrived; or the request removed it, and only the reply was lost. The two cannot be told
+// apart, so success is not reported.
 // Promise: P5
 func TestWithdraw_unanswered(t *testing.T) {
 	t.Parallel()
 	conn := connect(t, server(t).Endpoint())
 	for _, tt := range []struct {
 		what   string
-		broken bool // the request is lost, and the entry is taken out by somebody else; otherwise the answer is lost
+		broken bool // the request is lost, and another client removes the entry; otherwise the reply is lost
 	}{
 		{"it was broken", true},
 		{"it was withdrawn", false},
@@ -76,7 +77,7 @@ func TestWithdraw_unanswered(t *testing.T) {
 		} else {
 			m.intercept(nil, lose)
 		}
-		for range 2 { // to ask again tells no more
+		for range 2 { // a second call reports the same
 			if err := j.Withdraw(t.Context()); !errors.Is(err, store.ErrNotKnown) || errors.Is(err, store.ErrGone) {
 				t.Errorf("%s: Withdraw says %v, want ErrNotKnown", tt.what, err)
 			}
@@ -87,7 +88,8 @@ func TestWithdraw_unanswered(t *testing.T) {
 	}
 }
 
-// What is known is said: of an entry that is seen to have been taken out, and of a request that was never sent.
+// An entry that is known to have been removed by another client is reported as gone, without a
+// request.
 func TestWithdraw_brokenThenDisconnected(t *testing.T) {
 	t.Parallel()
 	conn := connect(t, server(t).Endpoint())
@@ -105,7 +107,8 @@ func TestWithdraw_brokenThenDisconnected(t *testing.T) {
 	}
 }
 
-// The caller gives up while the request is under way, and the request is answered: so it is known what it did.
+// The caller gives up while the request is in flight, and the request is answered: its outcome is
+// known.
 // Promise: P5
 func TestWithdraw_canceledIsCarriedOut(t *testing.T) {
 	t.Parallel()
