@@ -57,7 +57,7 @@ func (c *client) await(ctx context.Context) error {
 }
 
 // shut ends the session, if that is possible within a second, and all goroutines that work for it.
-// The context has ended when shutWithin begins to wait.
+// stopped has ended when shutWithin would wait for the reply, so shut does not wait for it.
 func (c *client) shut() { c.shutWithin(c.transport.stopped) }
 
 // shutWithin is shut, but waits until ctx ends for the server's reply; the library waits a second

@@ -42,18 +42,18 @@ func TestEnqueue_createUnanswered(t *testing.T) {
 		enqueue(t, se, name, line.Exclusive).withdraw(t) // so that the directory is there
 		done := lose.set()
 		p := enqueue(t, se, name, line.Exclusive)
-		receive(t, done, lose.what+" to be lost")
+		receive(t, done, lose.what+" to be discarded")
 		order := p.await(t, store.Admitted).Order
 		children := nodes(t, conn, "/"+name)
 		if len(children) != 1 {
-			t.Fatalf("%s was lost, and then there are the nodes %q, want one", lose.what, children)
+			t.Fatalf("after the loss of %s: got nodes %q, want one", lose.what, children)
 		}
 		_, st, err := conn.Exists("/" + name + "/" + children[0])
 		if err != nil {
 			t.Fatal(err)
 		}
 		if uint64(st.Czxid) != order || fmt.Sprintf("%#x", st.EphemeralOwner) != se.ID() {
-			t.Errorf("the node has czxid %d and owner %#x, want %d and %s", st.Czxid, st.EphemeralOwner, order, se.ID())
+			t.Errorf("the node: got czxid %d and owner %#x, want %d and %s", st.Czxid, st.EphemeralOwner, order, se.ID())
 		}
 		p.withdraw(t)
 	}
@@ -78,13 +78,13 @@ func TestEnqueue_canceledLeavesNoNode(t *testing.T) {
 			}
 		}()
 		if _, err := tryEnqueue(ctx, se, name, line.Exclusive, false); !errors.Is(err, context.Canceled) {
-			t.Fatalf("getting in line with a context that ended says %v", err)
+			t.Fatalf("Enqueue with a canceled context: got %v, want context.Canceled", err)
 		}
 		if reset {
 			proxy.Reset()
 		}
 		proxy.Release()
-		await(t, "the end of an entry that nobody waits for", func() bool { return len(nodes(t, conn, "/"+name)) == 0 })
+		await(t, "removal of the canceled entry", func() bool { return len(nodes(t, conn, "/"+name)) == 0 })
 	}
 }
 
@@ -107,10 +107,10 @@ func TestEnqueue_createsContainersConcurrently(t *testing.T) {
 	}
 	all.Wait()
 	if n := len(nodes(t, conn, "/"+name)); n != 8 {
-		t.Errorf("%d entries stand in the line, want 8", n)
+		t.Errorf("got %d entries in the line, want 8", n)
 	}
 	if passed := m.takeRequests(); slices.Contains(passed, "create") || !slices.Contains(passed, "createContainer") {
-		t.Errorf("the directories were made with %q, want createContainer", passed)
+		t.Errorf("requests: got %q, want createContainer and no create", passed)
 	}
 }
 
@@ -132,7 +132,7 @@ func TestWaiter_sharesWatchOfHolder(t *testing.T) {
 		}
 	}
 	if passed := m.takeRequests(); slices.Contains(passed, "create2") || slices.Contains(passed, "create") {
-		t.Errorf("tries for a lock that is held have created something: %q", passed)
+		t.Errorf("tries for a held lock: got requests %q, want no creation", passed)
 	}
 	const waiters = 10
 	for n := range waiters {
@@ -145,7 +145,7 @@ func TestWaiter_sharesWatchOfHolder(t *testing.T) {
 		}
 		p.withdraw(t)
 	}
-	if err := se.Confirm(t.Context()); err != nil { // what was asked before has been answered then
+	if err := se.Confirm(t.Context()); err != nil { // earlier requests have been answered when it returns
 		t.Fatal(err)
 	}
 	passed := m.takeRequests()
@@ -153,11 +153,11 @@ func TestWaiter_sharesWatchOfHolder(t *testing.T) {
 		return len(slices.DeleteFunc(slices.Clone(passed), func(r string) bool { return r != request }))
 	}
 	if own, others := watches("setWatches"), watches("getData"); own != waiters || others != 1 {
-		t.Errorf("%d waiters have set %d watches of their own nodes and %d of the holder's, want one of each one's, and one",
+		t.Errorf("%d waiters: got %d watches of their own nodes and %d of the holder's, want one for each and one",
 			waiters, own, others)
 	}
 	if all := watchers(t, z, holder); len(slices.DeleteFunc(all, func(id string) bool { return id != se.ID() })) != 1 {
-		t.Errorf("of the waiters' session there is no watch of the holder's node: %q", watchers(t, z, holder))
+		t.Errorf("watchers of the holder's node: got %q, want the waiters' session once", watchers(t, z, holder))
 	}
 	output, err := z.Say("wchp")
 	if err != nil {
@@ -165,7 +165,7 @@ func TestWaiter_sharesWatchOfHolder(t *testing.T) {
 	}
 	for l := range strings.Lines(output) {
 		if path := strings.TrimSpace(l); strings.HasPrefix(path, "/"+name+"/") && path != holder {
-			t.Errorf("there is a watch of a node that has gone: %s", path)
+			t.Errorf("watch of a deleted node: %s", path)
 		}
 	}
 }
@@ -183,14 +183,14 @@ func TestSession_requests(t *testing.T) {
 	expect := func(what string, want ...string) {
 		t.Helper()
 		if got := m.takeRequests(); !slices.Equal(got, want) {
-			t.Errorf("%s takes the requests %q, want %q", what, got, want)
+			t.Errorf("%s: got requests %q, want %q", what, got, want)
 		}
 	}
 	before := m.replies()
 	p := enqueue(t, se, name, line.Exclusive)
 	p.await(t, store.Admitted)
-	m.awaitReplies(t, "setWatches", 1, before) // Enqueue does not wait for that: see the next test
-	expect("taking a free lock", "create2", "getChildren", "setWatches")
+	m.awaitReplies(t, "setWatches", 1, before) // Enqueue does not wait for that: see TestHold_brokenAtOnce
+	expect("acquiring a free lock", "create2", "getChildren", "setWatches")
 	p.withdraw(t)
 	expect("releasing it", "delete")
 
@@ -204,7 +204,7 @@ func TestSession_requests(t *testing.T) {
 	holder.withdraw(t)
 	p.admitted(t)
 	confirm(t, se)
-	expect("the hand-over from the only one who was ahead, and a confirmation,", "exists", "multi")
+	expect("handover from the only entry ahead, and a confirmation", "exists", "multi")
 
 	holder, middle := p, enqueue(t, other, name, line.Exclusive)
 	before = m.replies()
@@ -214,11 +214,11 @@ func TestSession_requests(t *testing.T) {
 	m.awaitReplies(t, "getData", 2, before) // the two ahead
 	m.awaitReplies(t, "setWatches", 1, before)
 	m.takeRequests()
-	middle.withdraw(t) // who waited gives up
+	middle.withdraw(t) // the waiter gives up
 	holder.withdraw(t)
 	p.admitted(t)
 	confirm(t, last)
-	expect("the hand-over from one of two who were ahead, and a confirmation,", "delete", "exists", "multi")
+	expect("handover from one of two entries ahead, and a confirmation", "delete", "exists", "multi")
 }
 
 // confirm confirms a session. Requests that the session sent earlier have been answered when it
@@ -244,7 +244,7 @@ func TestOrder_isCreatingTransaction(t *testing.T) {
 			t.Fatal(err)
 		}
 		if uint64(st.Czxid) != order {
-			t.Fatalf("the order is %d, the node's czxid %d", order, st.Czxid)
+			t.Fatalf("order: got %d, want the node's czxid %d", order, st.Czxid)
 		}
 		p.withdraw(t)
 	}
@@ -267,13 +267,13 @@ func TestEnqueue_sequenceNumbersUsedUp(t *testing.T) {
 	})
 	_, err := tryEnqueue(t.Context(), se, name, line.Exclusive, false)
 	if err == nil || !strings.Contains(err.Error(), "/"+name+" are used up") {
-		t.Errorf("getting in line says %v, and not what is used up", err)
+		t.Errorf("Enqueue: got %v, want an error that names the directory and the used-up numbers", err)
 	}
-	await(t, "the end of the entry that was refused", func() bool { return len(nodes(t, conn, "/"+name)) == 0 })
+	await(t, "removal of the refused entry", func() bool { return len(nodes(t, conn, "/"+name)) == 0 })
 }
 
-// In go-zookeeper both happen in one goroutine: if the connection ends while a client presents its
-// credentials again after a reconnection, the client may hang forever.
+// go-zookeeper presents its credentials again after each reconnection, and may hang forever if the
+// connection ends meanwhile.
 // Promise: P7
 func TestAuth_reconnectsThroughFailures(t *testing.T) {
 	t.Parallel()
@@ -309,7 +309,7 @@ func TestAuth_reconnectsThroughFailures(t *testing.T) {
 	await(t, "a confirmation", func() bool { return se.Confirm(ctx) == nil })
 	m.intercept(nil, nil)
 	if cuts < 6 {
-		t.Errorf("the connection was cut %d times, want 6: this test has tested little", cuts)
+		t.Errorf("the connection was cut %d times, want 6: the test is not effective", cuts)
 	}
 	p.expectNothing(t)
 	p.withdraw(t)
@@ -319,13 +319,13 @@ func TestAuth_reconnectsThroughFailures(t *testing.T) {
 	for _, auth := range [][]zkstore.Auth{nil, {{Scheme: "digest", Credentials: "ann:wrong"}}} {
 		st := newStore(t, &zkstore.Options{Root: opts.Root, Auth: auth}, server(t).Endpoint())
 		if _, err := tryEnqueue(ctx, openSession(t, st), name, line.Exclusive, false); !errors.Is(err, zk.ErrNoAuth) {
-			t.Errorf("getting in line without permission says %v", err)
+			t.Errorf("Enqueue without permission: got %v, want zk.ErrNoAuth", err)
 		}
 		if _, err := st.Line(ctx, name); !errors.Is(err, zk.ErrNoAuth) {
-			t.Errorf("reading the line without permission says %v", err)
+			t.Errorf("Line without permission: got %v, want zk.ErrNoAuth", err)
 		}
 		if err := st.Watch(ctx, "", func() {}); !errors.Is(err, zk.ErrNoAuth) {
-			t.Errorf("watching without permission says %v", err)
+			t.Errorf("Watch without permission: got %v, want zk.ErrNoAuth", err)
 		}
 	}
 }
@@ -336,10 +336,11 @@ func TestAuth_rejectedCredentialsFailAtOnce(t *testing.T) {
 	start := time.Now()
 	_, err := st.Open(t.Context(), store.SessionOptions{TTL: 10 * time.Second})
 	if !errors.Is(err, zk.ErrAuthFailed) || strings.Contains(err.Error(), "secret") {
-		t.Errorf("opening a session says %v", err)
+		t.Errorf("Open: got %v, want zk.ErrAuthFailed without the password", err)
 	}
-	if took := time.Since(start); took > testTimeout/3 { // without a final reply it would take testTimeout
-		t.Errorf("it took %v", took)
+	// Without a final reply it would take testTimeout.
+	if took := time.Since(start); took > testTimeout/3 {
+		t.Errorf("Open returned after %v, want at once", took)
 	}
 }
 
@@ -347,7 +348,8 @@ func TestAuth_rejectedCredentialsFailAtOnce(t *testing.T) {
 func TestPing_tooManyConnections(t *testing.T) {
 	t.Parallel()
 	z := restricted(t)
-	m := newInterceptorFrom(t, net.IPv4(127, 0, 77, 77), z.Endpoint()) // an address that only this test connects from
+	// Only this test connects from this address.
+	m := newInterceptorFrom(t, net.IPv4(127, 0, 77, 77), z.Endpoint())
 	st := newStore(t, optionsWith(ann), m.addr())
 	if err := st.Ping(t.Context()); err != nil {
 		t.Fatal(err)
@@ -377,7 +379,7 @@ func TestOpen_ttlOutOfServersBounds(t *testing.T) {
 	st := newStore(t, nil, server(t).Endpoint())
 	if _, err := st.Open(t.Context(), store.SessionOptions{TTL: time.Hour}); err == nil ||
 		!strings.Contains(err.Error(), "at most 30m0s") {
-		t.Errorf("asking for an hour says %v", err)
+		t.Errorf("Open with a TTL of an hour: got %v, want an error with the maximum", err)
 	}
 	var terms store.Terms
 	await(t, "a session", func() bool { // one of three seconds may end at once on a busy machine
@@ -390,7 +392,7 @@ func TestOpen_ttlOutOfServersBounds(t *testing.T) {
 		return true
 	})
 	if want := (store.Terms{TTL: restrictedMinTTL, Slack: restrictedMinTTL / 3, Attempt: restrictedMinTTL * 3 / 10}); terms != want {
-		t.Errorf("asked for a second where three are the least, got %+v, want %+v", terms, want)
+		t.Errorf("terms for a TTL of 1s where the minimum is 3s: got %+v, want %+v", terms, want)
 	}
 }
 
@@ -418,8 +420,9 @@ func TestClose_leavesNoGoroutines(t *testing.T) {
 			j := enqueue(t, se, name, line.Shared)
 			j.Extensions().NotifyContended(func() {})
 			ctx, cancel := context.WithCancel(t.Context())
-			if err := st.Watch(ctx, "", cancel); !errors.Is(err, context.Canceled) { // it stands when it is ended
-				t.Errorf("Watch says %v", err)
+			// Watch calls cancel once when the watch is open.
+			if err := st.Watch(ctx, "", cancel); !errors.Is(err, context.Canceled) {
+				t.Errorf("Watch: got %v, want context.Canceled", err)
 			}
 			cancel()
 		}
@@ -435,7 +438,7 @@ func TestClose_leavesNoGoroutines(t *testing.T) {
 	if err := st.Close(); err != nil {
 		t.Fatal(err)
 	}
-	await(t, "the end of all goroutines", func() bool { return runtime.NumGoroutine() <= before })
+	await(t, "end of all goroutines", func() bool { return runtime.NumGoroutine() <= before })
 }
 
 // The library has no names for the newer errors of servers. They are final all the same: a retry is
@@ -465,7 +468,7 @@ func TestErrors_unknownToLibrary(t *testing.T) {
 		ctx, cancel := until(t, testTimeout)
 		_, err := tryEnqueue(ctx, openSession(t, tt.st), name, line.Exclusive, false)
 		if err == nil || !strings.Contains(err.Error(), tt.want) || ctx.Err() != nil {
-			t.Errorf("getting in line says %v, and nothing of %q", err, tt.want)
+			t.Errorf("Enqueue: got %v, want an error with %q", err, tt.want)
 		}
 		cancel()
 	}
@@ -485,11 +488,11 @@ func TestPing_canceledCallsLeaveNoGoroutines(t *testing.T) {
 	for range calls {
 		ctx, cancel := until(t, time.Millisecond)
 		if err := st.Ping(ctx); err == nil {
-			t.Fatal("a server that is not there answers")
+			t.Fatal("Ping succeeded although the server refuses connections")
 		}
 		cancel()
 	}
-	await(t, "the end of what works for calls that have returned", func() bool { return runtime.NumGoroutine() < before+calls/4 })
+	await(t, "end of the goroutines of canceled calls", func() bool { return runtime.NumGoroutine() < before+calls/4 })
 }
 
 // Not in parallel with others: it counts goroutines.
@@ -517,7 +520,7 @@ func TestReconnect_leavesNothingBehind(t *testing.T) {
 	running := runtime.NumGoroutine()
 	const times = 25
 	reconnect(times)
-	await(t, "the end of what worked for connections that were lost", func() bool { return runtime.NumGoroutine() <= running+times/5 })
-	await(t, "the end of all connections but two", func() bool { return m.connections() <= 2 })
+	await(t, "end of the goroutines of lost connections", func() bool { return runtime.NumGoroutine() <= running+times/5 })
+	await(t, "end of all connections except two", func() bool { return m.connections() <= 2 })
 	next.expectNothing(t)
 }

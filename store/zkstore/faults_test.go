@@ -48,41 +48,42 @@ func TestSession_expires(t *testing.T) {
 	select {
 	case err := <-lost:
 		if !errors.Is(err, store.ErrSessionLost) {
-			t.Errorf("Lost was called with %v", err)
+			t.Errorf("Lost was called with %v, want an error matching ErrSessionLost", err)
 		}
 	case <-time.After(testTimeout):
 		t.Fatal("Lost was not called")
 	}
 	if _, err := tryEnqueue(t.Context(), se, newName(t), line.Exclusive, false); !errors.Is(err, store.ErrSessionLost) {
-		t.Errorf("getting in line with a session that has expired says %v", err)
+		t.Errorf("Enqueue in an expired session: got %v, want ErrSessionLost", err)
 	}
-	await(t, "the end of all connections", func() bool { return proxy.Connections() == 0 })
+	await(t, "end of all connections", func() bool { return proxy.Connections() == 0 })
 	select {
 	case err := <-lost:
-		t.Errorf("Lost was called once more: %v", err)
+		t.Errorf("Lost was called again: %v", err)
 	case <-time.After(200 * time.Millisecond):
 	}
 	if n := proxy.Connections(); n != 0 {
-		t.Errorf("there are %d connections for a session that has expired", n)
+		t.Errorf("got %d connections of an expired session, want none", n)
 	}
 }
 
 func TestHold_relockedAfterLoss(t *testing.T) {
 	t.Parallel()
 	proxy := testservers.NewProxy(t, server(t).Endpoint())
-	c := newClient(t, newStore(t, nil, proxy.Addr()), 20*time.Second) // long enough for the second lock on a busy machine
+	// The TTL is long enough for the second lock on a busy machine.
+	c := newClient(t, newStore(t, nil, proxy.Addr()), 20*time.Second)
 	name := newName(t)
 	first := lock(t, c, name)
 	proxy.Hold()
-	receive(t, first.Lost(), "the loss of the first hold")
+	receive(t, first.Lost(), "loss of the first hold")
 	proxy.Reset()
 	proxy.Release()
 	if err := first.Release(t.Context()); !errors.Is(err, stile.ErrLost) {
-		t.Errorf("the release of what was lost says %v", err)
+		t.Errorf("Release of a lost hold: got %v, want ErrLost", err)
 	}
 	second := lock(t, c, name)
 	if second.Token() <= first.Token() {
-		t.Errorf("the token after the loss is %d, before it %d", second.Token(), first.Token())
+		t.Errorf("token after the loss: got %d, want more than %d", second.Token(), first.Token())
 	}
 	if err := second.Release(t.Context()); err != nil {
 		t.Error(err)
@@ -113,7 +114,7 @@ func TestSession_grantedLessAfterReconnection(t *testing.T) {
 	m.reset()
 	p.gone(t, store.ErrSessionLost)
 	if err := <-lost; !errors.Is(err, store.ErrSessionLost) || !strings.Contains(err.Error(), "only 5s") {
-		t.Errorf("Lost was called with %v", err)
+		t.Errorf("Lost was called with %v, want an error matching ErrSessionLost", err)
 	}
 }
 
@@ -153,7 +154,7 @@ func (h heldLock) checkSurvives(t *testing.T) {
 	ctx, cancel := until(t, testTimeout)
 	defer cancel()
 	if err := h.hold.Withdraw(ctx); err != nil {
-		t.Fatalf("releasing: %v", err)
+		t.Fatalf("Withdraw: %v", err)
 	}
 	h.next.admitted(t)
 }
@@ -190,7 +191,7 @@ func confirmEventually(t *testing.T, se store.Session) {
 		case err == nil:
 			return
 		case errors.Is(err, store.ErrSessionLost), took > testTimeout:
-			t.Fatalf("the session is not confirmed after %v: %v", took, err)
+			t.Fatalf("the session was not confirmed within %v: %v", took, err)
 		}
 	}
 }
@@ -210,7 +211,7 @@ func TestHold_survivesServerFailures(t *testing.T) {
 	// start again: ZooKeeper then reports that "the current epoch is older than the last zxid".
 	follows := func() {
 		t.Helper()
-		await(t, "the leader of before to follow", func() bool {
+		await(t, "former leader to become a follower", func() bool {
 			output, err := leader.Say("srvr")
 			return err == nil && strings.Contains(output, "Mode: follower")
 		})
@@ -259,7 +260,7 @@ func TestHold_survivesHungOrPartitionedServer(t *testing.T) {
 		at := slices.IndexFunc(e.Members(), func(z *testservers.ZooKeeper) bool { return z.Endpoint() == zkstore.Server(se) })
 		victim := e.Members()[at]
 		if victim == leader {
-			t.Fatal("the session is with the leader")
+			t.Fatal("the session is connected to the leader")
 		}
 		confirmEventually(t, se)
 		start := time.Now()
@@ -267,7 +268,7 @@ func TestHold_survivesHungOrPartitionedServer(t *testing.T) {
 		confirmEventually(t, se)
 		// The library would abandon the server after two thirds of the TTL, when a hold is lost.
 		if took, limit := time.Since(start), ttl-se.Terms().Slack; took >= limit {
-			t.Errorf("%s: the session was confirmed after %v, want less than %v", tt.what, took, limit)
+			t.Errorf("%s: confirmed after %v, want less than %v", tt.what, took, limit)
 		}
 		p.expectNothing(t)
 		tt.heal(victim)
@@ -287,7 +288,7 @@ func openOnFollower(t *testing.T, e *testservers.ZooKeeperEnsemble, ttl time.Dur
 		}
 		closeWithTimeout(se.Close)
 	}
-	t.Fatal("no session comes to a follower")
+	t.Fatal("no session was opened at a follower")
 	return nil
 }
 
@@ -303,10 +304,10 @@ func TestClose_contextEndsAtSilentServer(t *testing.T) {
 	select {
 	case err := <-closed:
 		if !errors.Is(err, context.DeadlineExceeded) {
-			t.Errorf("closing says %v", err)
+			t.Errorf("Close: got %v, want context.DeadlineExceeded", err)
 		}
 	case <-time.After(testTimeout): // the session would live for longer
-		t.Error("closing goes on when its caller has given up")
+		t.Error("Close did not return when its context ended")
 	}
 }
 
@@ -337,7 +338,7 @@ func TestTry_afterCanceledTry(t *testing.T) {
 		})
 		cancel()
 		if err := <-given; !errors.Is(err, context.Canceled) {
-			t.Fatalf("a try that was given up: %v", err)
+			t.Fatalf("canceled try: got %v, want context.Canceled", err)
 		}
 
 		// The next try reads the line while the entry is in it and its creation is not known. Then
@@ -377,7 +378,7 @@ func TestClose_slowServer(t *testing.T) {
 		t.Error(err)
 	}
 	if l, err := newStore(t, nil, server(t).Endpoint()).Line(t.Context(), name); err != nil || len(l.Entries) != 0 {
-		t.Errorf("after it the line is %+v, %v", l, err)
+		t.Errorf("line after Close: got %+v, %v, want no entries", l, err)
 	}
 }
 
@@ -396,7 +397,7 @@ func TestOpen_abandonsSilentServer(t *testing.T) {
 			return
 		}
 	}
-	t.Fatal("the first of two servers is never asked")
+	t.Fatal("no attempt began with the first of the two servers")
 }
 
 func TestConfirm_namesSilentServer(t *testing.T) {
@@ -410,7 +411,7 @@ func TestConfirm_namesSilentServer(t *testing.T) {
 	err := se.Confirm(ctx)
 	proxy.Release()
 	if !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), proxy.Addr()+": connected, but no answer") {
-		t.Errorf("a server that is hung: %v", err)
+		t.Errorf("Confirm with a hung server: got %v, want a timeout that names the server", err)
 	}
 }
 
@@ -429,11 +430,11 @@ func TestPing_survivesHungServer(t *testing.T) {
 		}
 		proxy.Hold()
 		if err := st.Ping(t.Context()); err != nil {
-			t.Errorf("with a server that is well: %v", err)
+			t.Errorf("Ping with another, healthy server: %v", err)
 		}
 		return
 	}
-	t.Fatal("the first of two servers is never asked")
+	t.Fatal("no attempt began with the first of the two servers")
 }
 
 // After a restore from a backup, or in an ensemble that was set up again, the servers have seen
@@ -448,7 +449,8 @@ func TestReader_returnsToServersWithOlderData(t *testing.T) {
 	}
 	refused := make(chan struct{}, 1)
 	m.intercept(func(op int32, frame []byte) action {
-		if op == 0 && binary.BigEndian.Uint64(frame[8:]) > 0 { // behind length and version is the last transaction seen
+		// Behind length and version is the last transaction that the client has seen.
+		if op == 0 && binary.BigEndian.Uint64(frame[8:]) > 0 {
 			select {
 			case refused <- struct{}{}:
 			default:
@@ -458,8 +460,8 @@ func TestReader_returnsToServersWithOlderData(t *testing.T) {
 		return pass
 	}, nil)
 	m.reset()
-	receive(t, refused, "a client to say that it has seen something")
-	await(t, "the client to come back", func() bool { return st.Ping(t.Context()) == nil })
+	receive(t, refused, "client to report its last transaction")
+	await(t, "client to reconnect", func() bool { return st.Ping(t.Context()) == nil })
 }
 
 // A connection that is slow to open is not a connection without replies: abandoning it whenever a
@@ -469,8 +471,8 @@ func TestReconnect_slowerThanConfirmation(t *testing.T) {
 	t.Parallel()
 	const (
 		ttl      = 18 * time.Second
-		timeout  = ttl / 9        // a confirmation is given up, long before the connection is
-		patience = ttl/6 - ttl/60 // a greeting may take three seconds
+		timeout  = ttl / 9        // of the confirmation, long before the connection is abandoned
+		patience = ttl/6 - ttl/60 // a handshake may take three seconds
 	)
 	m := newInterceptor(t, server(t).Endpoint())
 	for range 50 {
@@ -504,14 +506,14 @@ func TestReconnect_slowerThanConfirmation(t *testing.T) {
 		closeWithTimeout(se.Close)
 		switch {
 		case busy || !errors.Is(err, context.DeadlineExceeded):
-			t.Logf("the machine is too busy to tell: %v was to take less than %v; the confirmation says %v", time.Since(start), patience, err)
+			t.Logf("inconclusive on a busy machine: took %v, want less than %v; Confirm: %v", time.Since(start), patience, err)
 			continue
 		case again > 0:
-			t.Errorf("a connection that was being made was given up for a confirmation: %d more were made", again)
+			t.Errorf("a connection was abandoned during its handshake: got %d more handshakes, want none", again)
 		}
 		return
 	}
-	t.Fatal("no greeting was quick enough")
+	t.Fatal("no handshake was fast enough")
 }
 
 // go-zookeeper restores its watches after a reconnection, and only logs if that fails. This package
@@ -539,12 +541,12 @@ func TestWaiter_retriesFailedWatches(t *testing.T) {
 		before = m.replies()
 		m.intercept(func(op int32, frame []byte) action {
 			if op == opSetWatches && binary.BigEndian.Uint64(frame[12:]) != math.MaxInt64 { // see rewriteDelete
-				t.Error("the library sets watches too")
+				t.Error("the library restores watches too")
 			}
 			return failed(op, frame)
 		}, nil)
 		m.reset()
-		receive(t, done, "the watches to be set again, in vain")
+		receive(t, done, "failed request for the watches")
 		watched(before)
 	}
 	holder.withdraw(t)

@@ -53,7 +53,7 @@ func TestWaiter_waitsForAllAhead(t *testing.T) {
 		select {
 		case st := <-last.standings:
 			if st.State != store.Waiting {
-				t.Fatalf("with %d entries ahead the last one is %v", i+1, st.State)
+				t.Fatalf("the last entry, with %d entries ahead: got %v, want Waiting", i+1, st.State)
 			}
 		default:
 		}
@@ -92,7 +92,7 @@ func TestWaiter_behindCuratorDowngrade(t *testing.T) {
 	select {
 	case st := <-p.standings:
 		if st.State == store.Admitted {
-			t.Fatal("admitted beside Curator's reader")
+			t.Fatal("the entry was admitted while Curator's reader holds the lock")
 		}
 	default:
 	}
@@ -121,7 +121,7 @@ func TestHold_goneAfterNodeWasChanged(t *testing.T) {
 	}
 	p.gone(t, store.ErrGone)
 	if err := p.Withdraw(t.Context()); !errors.Is(err, store.ErrGone) {
-		t.Errorf("the withdrawal of what was deleted says %v", err)
+		t.Errorf("Withdraw of a deleted entry: got %v, want ErrGone", err)
 	}
 }
 
@@ -136,16 +136,17 @@ func TestWaiter_behindUnreadableEntry(t *testing.T) {
 	m := newInterceptor(t, server(t).Endpoint())
 	open := newStore(t, nil, m.addr())
 	se := openSession(t, open)
-	enqueue(t, se, name, line.Exclusive).withdraw(t) // so that the directory's ACL allows everybody everything
+	// This creates the directory with an ACL that allows everybody everything.
+	enqueue(t, se, name, line.Exclusive).withdraw(t)
 	holding := openSession(t, secret)
 	holder := enqueue(t, holding, name, line.Exclusive)
 	holder.await(t, store.Admitted)
 	if _, err := tryEnqueue(t.Context(), se, name, line.Exclusive, true); !isHeld(err) {
-		t.Errorf("a try for a lock whose holder may not be read says %v", err)
+		t.Errorf("try for a lock with an unreadable holder: got %v, want a HeldError", err)
 	}
 	if lines, err := open.Lines(t.Context(), name); err != nil || len(lines) != 1 || len(lines[0].Entries) != 1 ||
 		lines[0].Entries[0].Session != holding.ID() || lines[0].Entries[0].Foreign {
-		t.Errorf("a line with an entry that may not be read is shown as %+v, %v", lines, err)
+		t.Errorf("line with an unreadable entry: got %+v, %v, want one entry of the holder's session", lines, err)
 	}
 	// The directory is listed a second time, with a watch, because the holder's node cannot be
 	// watched.
@@ -172,13 +173,13 @@ func TestTry_ownEntryNotDeletable(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := j.Withdraw(t.Context()); err == nil {
-		t.Fatal("it was taken out although that is not allowed")
+		t.Fatal("Withdraw succeeded without permission")
 	}
 	ctx, cancel := until(t, testTimeout)
 	defer cancel()
 	_, err := tryEnqueue(ctx, se, name, line.Exclusive, true)
 	if held, ok := errors.AsType[*store.HeldError](err); !ok || held.Holder == nil || held.Holder.Session != se.ID() {
-		t.Errorf("the try says %v", err)
+		t.Errorf("try: got %v, want a HeldError with the entry's session", err)
 	}
 	if _, err := conn.SetACL("/"+name, zk.WorldACL(zk.PermAll), -1); err != nil {
 		t.Fatal(err)
@@ -197,12 +198,12 @@ func TestWithdraw_refusedIsRetried(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := p.Withdraw(t.Context()); !errors.Is(err, zk.ErrNoAuth) {
-		t.Fatalf("a release that is not allowed says %v", err)
+		t.Fatalf("Withdraw without permission: got %v, want zk.ErrNoAuth", err)
 	}
 	if _, err := conn.SetACL("/"+name, zk.WorldACL(zk.PermAll), -1); err != nil {
 		t.Fatal(err)
 	}
-	await(t, "the end of the entry", func() bool { return len(nodes(t, conn, "/"+name)) == 0 })
+	await(t, "removal of the entry", func() bool { return len(nodes(t, conn, "/"+name)) == 0 })
 }
 
 func TestWatch_rootCreatedLater(t *testing.T) {
@@ -213,11 +214,11 @@ func TestWatch_rootCreatedLater(t *testing.T) {
 	changed := make(chan struct{}, 100)
 	done := make(chan error, 1)
 	go func() { done <- st.Watch(ctx, "a", func() { changed <- struct{}{} }) }()
-	receive(t, changed, "the watch to stand")
+	receive(t, changed, "watch to open")
 
 	p := enqueue(t, openSession(t, st), "a/b", line.Exclusive)
 	for {
-		receive(t, changed, "the change for the first entry") // not a periodic one: see noRecheck
+		receive(t, changed, "notification of the first entry") // not a periodic one: see noRecheck
 		lines, err := st.Lines(t.Context(), "a")
 		if err != nil {
 			t.Fatal(err)
@@ -227,10 +228,10 @@ func TestWatch_rootCreatedLater(t *testing.T) {
 		}
 	}
 	p.withdraw(t)
-	receive(t, changed, "news of its end")
+	receive(t, changed, "notification of its removal")
 	cancel()
 	if err := <-done; !errors.Is(err, context.Canceled) {
-		t.Errorf("Watch says %v", err)
+		t.Errorf("Watch: got %v, want context.Canceled", err)
 	}
 }
 
@@ -268,7 +269,7 @@ func TestWaiter_allNodesDeletedInOneTransaction(t *testing.T) {
 		for {
 			st := j.next(t)
 			if st.State == store.Admitted {
-				t.Error("it was an entry's turn, though it had been taken out")
+				t.Error("an entry was admitted after its node was deleted")
 			}
 			if st.State != store.Waiting {
 				break

@@ -40,7 +40,7 @@ func sessionOf(t *testing.T, name string) string {
 	t.Helper()
 	l, err := newStore(t, nil, server(t).Endpoint()).Line(t.Context(), name)
 	if err != nil || len(l.Entries) != 1 {
-		t.Fatalf("the line of %q is %+v, %v", name, l, err)
+		t.Fatalf("line %q: got %+v, %v, want one entry", name, l, err)
 	}
 	return l.Entries[0].Session
 }
@@ -69,11 +69,11 @@ func TestGroup_opensFurtherSession(t *testing.T) {
 		join(i)
 	}
 	if n := len(ids(se)); n != 1 {
-		t.Fatalf("for three entries there are %d sessions, want one that can bear three", n)
+		t.Fatalf("sessions for three entries: got %d, want 1", n)
 	}
 	join(3)
 	if got := ids(se); len(got) != 2 || got[0] != se.ID() || sessionOf(t, entries[2].name) != got[0] || sessionOf(t, entries[3].name) != got[1] {
-		t.Errorf("the sessions are %v, those of the third and the fourth entry %s and %s, want two, and them in one each",
+		t.Errorf("sessions: got %v, with the third entry in %s and the fourth in %s; want two sessions, one for each",
 			got, sessionOf(t, entries[2].name), sessionOf(t, entries[3].name))
 	}
 	if err := se.Confirm(t.Context()); err != nil {
@@ -82,18 +82,18 @@ func TestGroup_opensFurtherSession(t *testing.T) {
 	entries[0].withdraw(t)
 	join(4)
 	if got := ids(se); len(got) != 2 || sessionOf(t, entries[4].name) != got[0] {
-		t.Errorf("an entry was withdrawn, and another is in session %s of %v, want the first", sessionOf(t, entries[4].name), got)
+		t.Errorf("entry after a withdrawal: got session %s of %v, want the first", sessionOf(t, entries[4].name), got)
 	}
 	if err := se.Close(t.Context()); err != nil {
 		t.Error(err)
 	}
 	for _, e := range entries {
 		if l, err := newStore(t, nil, server(t).Endpoint()).Line(t.Context(), e.name); err != nil || len(l.Entries) > 0 {
-			t.Errorf("after Close the line of %q is %+v, %v", e.name, l, err)
+			t.Errorf("line %q after Close: got %+v, %v, want no entries", e.name, l, err)
 		}
 	}
 	if _, err := tryEnqueue(t.Context(), se, base, line.Exclusive, false); !errors.Is(err, store.ErrSessionLost) {
-		t.Errorf("after Close: %v", err)
+		t.Errorf("Enqueue after Close: got %v, want ErrSessionLost", err)
 	}
 }
 
@@ -115,11 +115,11 @@ func TestGroup_opensNoMoreThanNeeded(t *testing.T) {
 	joining.Wait()
 	parts := zkstore.Parts(se)
 	if len(parts) != sessions {
-		t.Errorf("there are %d sessions, want %d", len(parts), sessions)
+		t.Errorf("got %d sessions, want %d", len(parts), sessions)
 	}
 	for _, p := range parts {
 		if most := each * entryBytes(base+"-00"); p.Bytes > most {
-			t.Errorf("in session %s there are %d bytes, want %d at most", p.ID, p.Bytes, most)
+			t.Errorf("session %s: got %d bytes, want at most %d", p.ID, p.Bytes, most)
 		}
 	}
 }
@@ -152,29 +152,29 @@ func TestGroup_lossOfOneSession(t *testing.T) {
 		m.intercept(nil, nil)
 		// Confirm may be called before the event of the loss was received.
 		if err := se.Confirm(t.Context()); !errors.Is(err, store.ErrSessionLost) {
-			t.Errorf("session %d of 2 has ended, and all are confirmed: %v", which+1, err)
+			t.Errorf("Confirm after session %d of 2 has ended: got %v, want ErrSessionLost", which+1, err)
 		}
 		for _, e := range entries {
 			e.gone(t, store.ErrSessionLost)
 		}
 		if err := <-lost; !errors.Is(err, store.ErrSessionLost) {
-			t.Errorf("Lost was called with %v", err)
+			t.Errorf("Lost was called with %v, want an error matching ErrSessionLost", err)
 		}
 		if _, err := tryEnqueue(t.Context(), se, base, line.Exclusive, false); !errors.Is(err, store.ErrSessionLost) {
-			t.Errorf("after the loss: %v", err)
+			t.Errorf("Enqueue after the loss: got %v, want ErrSessionLost", err)
 		}
 		// The other session lives until Close, which is called after the holders were notified.
 		if got, want := sessionOf(t, entries[1-which].name), ids(se)[1-which]; got != want {
-			t.Errorf("before Close the entry that was not lost is in session %s, want %s", got, want)
+			t.Errorf("entry of the other session before Close: got session %s, want %s", got, want)
 		}
 		if err := se.Close(t.Context()); err != nil {
 			t.Error(err)
 		}
 		if l, err := newStore(t, nil, server(t).Endpoint()).Line(t.Context(), entries[1-which].name); err != nil || len(l.Entries) > 0 {
-			t.Errorf("after Close its line is %+v, %v", l, err)
+			t.Errorf("its line after Close: got %+v, %v, want no entries", l, err)
 		}
 		if len(lost) > 0 {
-			t.Errorf("Lost was called once more: %v", <-lost)
+			t.Errorf("Lost was called again: %v", <-lost)
 		}
 	}
 }
@@ -208,10 +208,10 @@ func TestGroup_confirmNeedsAllSessions(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		confirmed := make(chan error, 1)
 		go func() { confirmed <- se.Confirm(ctx) }()
-		receive(t, all, "both to be asked")
+		receive(t, all, "requests of both sessions")
 		cancel()
 		if err := <-confirmed; !errors.Is(err, context.Canceled) {
-			t.Errorf("%d of 2 were answered, and the confirmation says %v", answered, err)
+			t.Errorf("Confirm with %d of 2 replies: got %v, want context.Canceled", answered, err)
 		}
 		m.intercept(nil, nil)
 		m.reset()
@@ -239,7 +239,7 @@ func TestGroup_confirmCoversAllEntries(t *testing.T) {
 			entries = append(entries, enqueue(t, se, fmt.Sprintf("%s-%d", base, i), line.Exclusive))
 			entries[i].admitted(t)
 			if i == which {
-				receive(t, lost, "a request for a watch, which is lost")
+				receive(t, lost, "discarded request for a watch")
 			} else {
 				m.awaitReplies(t, "setWatches", 1, before)
 			}
@@ -256,17 +256,17 @@ func TestGroup_confirmCoversAllEntries(t *testing.T) {
 		broken.expectNothing(t)
 		cancel()
 		if err := <-done; err == nil {
-			t.Errorf("an entry of session %d of 2 is gone of which nothing was heard, and all are confirmed", which+1)
+			t.Errorf("Confirm succeeded before the loss of the entry in session %d of 2 was reported", which+1)
 		}
 		m.reset() // the client notices that there is no reply, and retries
 		confirmEventually(t, se)
 		select {
 		case st := <-broken.standings:
 			if st.State != store.Gone {
-				t.Errorf("an entry that is gone is said to be %v", st.State)
+				t.Errorf("deleted entry: got %v, want Gone", st.State)
 			}
 		default:
-			t.Errorf("all are confirmed, and nothing was heard of an entry of session %d of 2 that is gone", which+1)
+			t.Errorf("Confirm succeeded, and the loss of the entry in session %d of 2 was not reported", which+1)
 		}
 		entries[1-which].expectNothing(t)
 	}
@@ -285,7 +285,7 @@ func TestGroup_confirmsFurtherSessionFirst(t *testing.T) {
 	passed := m.takeRequests()
 	first, made := slices.IndexFunc(passed, func(op string) bool { return op == "sync" || op == "multi" }), slices.Index(passed, "create2")
 	if first < 0 || made < first {
-		t.Errorf("for the first entry in a further session %v were sent, want a confirmation before the entry", passed)
+		t.Errorf("requests for the first entry in a further session: got %v, want a confirmation before create2", passed)
 	}
 }
 
@@ -302,7 +302,7 @@ func TestGroup_furtherSessionGrantedLess(t *testing.T) {
 		return pass
 	})
 	if _, err := tryEnqueue(t.Context(), se, base+"-1", line.Exclusive, false); err == nil || !strings.Contains(err.Error(), "at most 5s") {
-		t.Errorf("an entry in a session that ends earlier than the first: %v", err)
+		t.Errorf("entry in a session with a smaller TTL: got %v, want an error with the maximum", err)
 	}
 	m.intercept(nil, nil)
 	enqueue(t, se, base+"-1", line.Exclusive).admitted(t)
@@ -331,16 +331,16 @@ func TestGroup_canceledCallLeavesFurtherSession(t *testing.T) {
 		_, err := tryEnqueue(ctx, se, base+"-1", line.Exclusive, false)
 		given <- err
 	}()
-	receive(t, requested, "a further session to be opened")
+	receive(t, requested, "request for a further session")
 	cancel()
 	if err := <-given; !errors.Is(err, context.Canceled) {
-		t.Errorf("who gives up is told %v", err)
+		t.Errorf("canceled Enqueue: got %v, want context.Canceled", err)
 	}
 	m.intercept(nil, nil)
 	m.resume()
 	enqueue(t, se, base+"-1", line.Exclusive).admitted(t)
 	if n := len(ids(se)); n != 2 {
-		t.Errorf("there are %d sessions, want 2", n)
+		t.Errorf("got %d sessions, want 2", n)
 	}
 }
 
@@ -356,18 +356,18 @@ func TestGroup_countsOnlyPresentEntries(t *testing.T) {
 	counted := func() int64 { return zkstore.Parts(se)[0].Bytes }
 	nothing := func(after string) {
 		t.Helper()
-		await(t, "nothing to be counted after "+after, func() bool { return counted() == 0 })
+		await(t, "count of zero bytes after "+after, func() bool { return counted() == 0 })
 	}
 
 	j := enqueue(t, se, name, line.Exclusive)
 	j.admitted(t)
 	if got := counted(); got != entryBytes(name) {
-		t.Errorf("an entry counts %d bytes, want %d", got, entryBytes(name))
+		t.Errorf("one entry: got %d bytes, want %d", got, entryBytes(name))
 	}
 	j.withdraw(t)
 	_ = j.Withdraw(t.Context())
 	if got := counted(); got != 0 {
-		t.Errorf("after a withdrawal, and another, %d bytes are counted", got)
+		t.Errorf("after two withdrawals: got %d bytes, want 0", got)
 	}
 
 	breakIt := func() {
@@ -397,17 +397,17 @@ func TestGroup_countsOnlyPresentEntries(t *testing.T) {
 	m.intercept(nil, nil)
 	m.resume()
 	j.gone(t, store.ErrGone)
-	nothing("an eviction that a request for a watch has shown")
+	nothing("an eviction that the reply for a watch reported")
 
 	for _, tt := range []struct {
 		what            string
 		request, answer action // on the first deletion
-		broken          bool   // another client deletes the entry before the deletion reaches the server
+		broken          bool   // another client deletes the entry first
 		want            error
 	}{
 		{"a withdrawal whose request was lost", cut, pass, false, nil},
-		{"a withdrawal whose answer was lost", pass, cut, false, store.ErrNotKnown},
-		{"a withdrawal of what was broken", pass, pass, true, store.ErrGone},
+		{"a withdrawal whose reply was lost", pass, cut, false, store.ErrNotKnown},
+		{"a withdrawal of a broken entry", pass, pass, true, store.ErrGone},
 	} {
 		j = enqueue(t, se, name, line.Exclusive)
 		j.admitted(t)
@@ -425,7 +425,7 @@ func TestGroup_countsOnlyPresentEntries(t *testing.T) {
 		receive(t, asked, "the request")
 		m.intercept(nil, nil)
 		if got := counted(); got != 0 {
-			t.Errorf("after %s %d bytes are counted", tt.what, got)
+			t.Errorf("after %s: got %d bytes, want 0", tt.what, got)
 		}
 	}
 
@@ -433,15 +433,15 @@ func TestGroup_countsOnlyPresentEntries(t *testing.T) {
 	if _, err := tryEnqueue(t.Context(), se, name, line.Exclusive, true); !isHeld(err) {
 		t.Fatal(err)
 	}
-	nothing("a try in vain")
+	nothing("a failed try")
 	held.withdraw(t)
 
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	if _, err := tryEnqueue(ctx, se, name, line.Exclusive, false); err == nil {
-		t.Fatal("no error with a context that has ended")
+		t.Fatal("Enqueue with a canceled context succeeded")
 	}
-	nothing("a call that had ended before it began")
+	nothing("a call with a canceled context")
 
 	hold, asked = once(opDelete, stall)
 	m.intercept(hold, nil)
@@ -453,11 +453,11 @@ func TestGroup_countsOnlyPresentEntries(t *testing.T) {
 	receive(t, asked, "the request")
 	cancel()
 	if err := <-given; !errors.Is(err, context.Canceled) {
-		t.Errorf("a withdrawal that is given up: %v", err)
+		t.Errorf("canceled Withdraw: got %v, want context.Canceled", err)
 	}
 	m.intercept(nil, nil)
 	m.resume()
-	nothing("a withdrawal that was given up")
+	nothing("a canceled withdrawal")
 
 	for _, v := range []action{discard, stall} {
 		created := make(chan struct{})
@@ -475,25 +475,25 @@ func TestGroup_countsOnlyPresentEntries(t *testing.T) {
 			_, err := tryEnqueue(ctx, se, name, line.Exclusive, false)
 			given <- err
 		}()
-		receive(t, created, "an entry to be put in")
+		receive(t, created, "request for the entry")
 		cancel()
 		<-given
 		if got := counted(); got != entryBytes(name) {
-			t.Errorf("an entry that may yet come to stand in the line counts %d bytes, want %d", got, entryBytes(name))
+			t.Errorf("entry whose creation may succeed: got %d bytes, want %d", got, entryBytes(name))
 		}
 		m.intercept(nil, nil)
 		m.resume()
 		m.reset()
-		nothing("an attempt whose outcome was not known")
+		nothing("an attempt with an unknown outcome")
 	}
 
 	once, done := once(opCreate2, cut)
 	m.intercept(once, nil)
 	j = enqueue(t, se, name, line.Exclusive)
-	receive(t, done, "an attempt to be cut")
+	receive(t, done, "reset during the creation")
 	j.admitted(t)
 	if got := counted(); got != entryBytes(name) {
-		t.Errorf("an entry of two attempts counts %d bytes, want %d", got, entryBytes(name))
+		t.Errorf("entry after two attempts: got %d bytes, want %d", got, entryBytes(name))
 	}
 	j.withdraw(t)
 	nothing("a second attempt")
@@ -525,7 +525,7 @@ func TestGroup_fullSessionEndIsReadable(t *testing.T) {
 	joining.Wait()
 	parts := zkstore.Parts(se)
 	if len(parts) != 2 || parts[0].Bytes != full*entryBytes(longest) {
-		t.Fatalf("the sessions are %+v, want a full one, of %d bytes, and another", parts, full*entryBytes(longest))
+		t.Fatalf("sessions: got %+v, want a full one of %d bytes and another", parts, full*entryBytes(longest))
 	}
 	if err := se.Close(t.Context()); err != nil {
 		t.Fatal(err)
@@ -533,7 +533,7 @@ func TestGroup_fullSessionEndIsReadable(t *testing.T) {
 	// The numbers have ten digits and no sign.
 	size := closingSize(t, logs, parts[0].ID)
 	if rest := int64(size) - (parts[0].Bytes - full); rest < 0 || rest > 64 {
-		t.Errorf("the end of the session is a transaction of %d bytes, of which %d are the paths, as was counted: want at most 64 more",
+		t.Errorf("transaction at the end of the session: got %d bytes, want the %d counted bytes and at most 64 more",
 			size, parts[0].Bytes-full)
 	}
 	z.Kill()
@@ -550,7 +550,7 @@ func closingSize(t *testing.T, dir, session string) int {
 	}
 	files, err := filepath.Glob(filepath.Join(dir, "version-2", "log.*"))
 	if err != nil || len(files) == 0 {
-		t.Fatalf("there is no log in %s (%v)", dir, err)
+		t.Fatalf("no log in %s (%v)", dir, err)
 	}
 	const header, checksum, kind, closing = 4 + 4 + 8, 8, 8 + 4 + 8 + 8, -11
 	for _, file := range files {

@@ -58,9 +58,10 @@ type interceptor struct {
 	from        net.IP           // local address of connections to the server; nil for any
 	stalled     chan struct{}    // closed by resume
 	request     func(op int32, frame []byte) action
-	reply       func(to int32, frame []byte) action // to is the operation replied to; 0 for the handshake, -1 for an event
-	conns       map[net.Conn]bool
-	running     sync.WaitGroup
+	// to is the operation that the frame replies to; 0 for the handshake, -1 for an event.
+	reply   func(to int32, frame []byte) action
+	conns   map[net.Conn]bool
+	running sync.WaitGroup
 }
 
 func newInterceptor(t testing.TB, target string) *interceptor {
@@ -286,7 +287,8 @@ func (m *interceptor) decideReply(to int32, frame []byte) action {
 	if m.reply != nil {
 		v = m.reply(to, frame)
 	}
-	const password = 4 + 4 + 4 + 8 + 4 // offset: length, version, timeout, session and password length
+	// The password follows length, version, timeout, session and its own length.
+	const password = 4 + 4 + 4 + 8 + 4
 	if to == 0 && len(frame) >= password+16 {
 		m.passwords[int64(binary.BigEndian.Uint64(frame[12:]))] = frame[password : password+16]
 	}

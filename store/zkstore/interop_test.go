@@ -24,8 +24,8 @@ import (
 	"github.com/stilelock/stile/store/zkstore"
 )
 
-// An otherClient is another ZooKeeper client that locks.
-type otherClient interface {
+// A rival is another ZooKeeper client that locks.
+type rival interface {
 	// join joins the line for the lock at path. acquired is closed when the client has the lock.
 	// release releases it.
 	join(t *testing.T, path string) (acquired <-chan struct{}, release func())
@@ -113,7 +113,7 @@ func newCurator() (*curatorProcess, error) {
 	p.in = in
 	lines := bufio.NewScanner(out)
 	if lines.Scan(); lines.Text() != "ready" {
-		return nil, errors.Join(fmt.Errorf("testdata/Curator.java says %q: is the JDK installed, and not only the JRE?", lines.Text()), p.Close())
+		return nil, errors.Join(fmt.Errorf("unexpected output %q of testdata/Curator.java: is the JDK installed, and not only the JRE?", lines.Text()), p.Close())
 	}
 	go p.readReplies(lines)
 	return p, nil
@@ -160,7 +160,7 @@ func (c *curator) join(t *testing.T, path string) (<-chan struct{}, func()) {
 	c.send(path, fmt.Sprintf("acquire %d", (2*testTimeout).Milliseconds()))
 	go func() {
 		if reply := <-c.replies; reply != "true" {
-			t.Errorf("Curator's acquire says %q", reply)
+			t.Errorf("Curator's acquire: got %q, want true", reply)
 			return
 		}
 		close(acquired)
@@ -168,14 +168,14 @@ func (c *curator) join(t *testing.T, path string) (<-chan struct{}, func()) {
 	return acquired, func() {
 		c.send(path, "release")
 		if reply := <-c.replies; reply != "released" {
-			t.Errorf("Curator's release says %q", reply)
+			t.Errorf("Curator's release: got %q, want released", reply)
 		}
 	}
 }
 
 // testMutualExclusion lets another client and an entry of this store lock the same path: each must
 // wait for the other.
-func testMutualExclusion(t *testing.T, r otherClient, st store.Store, mode line.Mode) {
+func testMutualExclusion(t *testing.T, r rival, st store.Store, mode line.Mode) {
 	t.Helper()
 	name := newName(t)
 	path := "/" + name
@@ -185,8 +185,8 @@ func testMutualExclusion(t *testing.T, r otherClient, st store.Store, mode line.
 	ours := enqueue(t, se, name, mode)
 	ours.await(t, store.Admitted)
 	acquired, release := r.join(t, path)
-	await(t, "the rival's entry", func() bool { return len(nodes(t, conn, path)) == 2 })
-	await(t, "the rival to watch our entry", func() bool {
+	await(t, "entry of the other client", func() bool { return len(nodes(t, conn, path)) == 2 })
+	await(t, "other client to watch Stile's entry", func() bool {
 		for _, node := range nodes(t, conn, path) {
 			if slices.ContainsFunc(watchers(t, server(t), path+"/"+node), func(id string) bool { return id != se.ID() }) {
 				return true
@@ -196,7 +196,7 @@ func testMutualExclusion(t *testing.T, r otherClient, st store.Store, mode line.
 	})
 	select {
 	case <-acquired:
-		t.Fatal("the rival has the lock that we hold")
+		t.Fatal("the other client acquired a held lock")
 	default:
 	}
 	l, err := st.Line(t.Context(), name)
@@ -204,7 +204,7 @@ func testMutualExclusion(t *testing.T, r otherClient, st store.Store, mode line.
 		t.Fatal(err)
 	}
 	if !l.Entries[1].Foreign || l.Entries[1].Admitted || l.Entries[0].Foreign {
-		t.Errorf("of us and the rival behind us the line shows %+v", l.Entries)
+		t.Errorf("line: got %+v, want Stile's entry and a foreign waiter", l.Entries)
 	}
 	// A client that watches the node receives an event, and finds that the node still exists.
 	for range 3 {
@@ -213,15 +213,15 @@ func testMutualExclusion(t *testing.T, r otherClient, st store.Store, mode line.
 		}
 		select {
 		case <-acquired:
-			t.Fatal("the rival has the lock that we hold")
+			t.Fatal("the other client acquired a held lock")
 		case <-time.After(100 * time.Millisecond):
 		}
 	}
 	ours.withdraw(t)
-	receive(t, acquired, "the lock to be the rival's")
+	receive(t, acquired, "other client to acquire the lock")
 
 	if _, err := tryEnqueue(t.Context(), se, name, mode, true); !isHeld(err) {
-		t.Errorf("a try for the lock that the rival has says %v, want a HeldError", err)
+		t.Errorf("try while the other client holds the lock: got %v, want a HeldError", err)
 	}
 	ours = enqueue(t, se, name, mode)
 	ours.await(t, store.Waiting)
@@ -285,7 +285,7 @@ func TestInterop_curatorReadWriteLock(t *testing.T) {
 	name := newName(t)
 	enqueue(t, openSession(t, st), name, line.Shared).await(t, store.Admitted)
 	acquired, release := reader.join(t, "/"+name)
-	receive(t, acquired, "Curator's reader beside ours")
+	receive(t, acquired, "Curator's reader beside Stile's")
 	release()
 }
 
@@ -311,7 +311,7 @@ func TestEnqueue_curatorLocksThatDoNotSeeStile(t *testing.T) {
 			se := openSession(t, st)
 			_, err := tryEnqueue(t.Context(), se, name, line.Exclusive, false)
 			if err == nil || isHeld(err) {
-				t.Fatalf("getting in line with an entry that does not see ours says %v", err)
+				t.Fatalf("Enqueue: got %v, want an error that is no HeldError", err)
 			}
 			t.Log(err)
 			l, err := st.Line(t.Context(), name)
@@ -319,7 +319,7 @@ func TestEnqueue_curatorLocksThatDoNotSeeStile(t *testing.T) {
 				t.Fatal(err)
 			}
 			if len(l.Entries) != 1 || len(l.Remarks) != 1 {
-				t.Errorf("the line shows %+v with the remarks %q; want one entry, and a remark on it", l.Entries, l.Remarks)
+				t.Errorf("line: got entries %+v and remarks %q, want one of each", l.Entries, l.Remarks)
 			}
 		})
 	}
@@ -376,11 +376,11 @@ func TestLine_remarkOnKazoo(t *testing.T) {
 			j := enqueue(t, se, name, mode)
 			l, err := st.Line(t.Context(), name)
 			if err != nil || len(l.Remarks) != 1 {
-				t.Fatalf("the remarks are %q, %v; want one", l.Remarks, err)
+				t.Fatalf("remarks: got %q, %v, want one", l.Remarks, err)
 			}
 			_, patterns, found := strings.Cut(l.Remarks[0], "extra_lock_patterns=['")
 			if !found {
-				t.Fatalf("the remark is %q", l.Remarks[0])
+				t.Fatalf("remark: got %q, want extra_lock_patterns in it", l.Remarks[0])
 			}
 			patterns, _, _ = strings.Cut(patterns, "']")
 			// kazoo builds its pattern like this.
@@ -392,7 +392,7 @@ func TestLine_remarkOnKazoo(t *testing.T) {
 				}
 			}
 			if seen != 2 {
-				t.Errorf("ReadWrite %v: with %q kazoo sees %d of the entries %q", readWrite, patterns, seen, nodes(t, conn, "/"+name))
+				t.Errorf("ReadWrite %v: with %q kazoo sees %d of the entries %q, want 2", readWrite, patterns, seen, nodes(t, conn, "/"+name))
 			}
 			j.withdraw(t)
 		}
@@ -416,10 +416,10 @@ func TestLine_persistentEntry(t *testing.T) {
 		t.Fatal(err)
 	}
 	if len(l.Entries) != 1 || !l.Entries[0].Foreign || !l.Entries[0].Admitted || l.Entries[0].Session != "0x0" {
-		t.Fatalf("the line shows %+v; want a foreign entry of session 0x0, which holds the lock", l.Entries)
+		t.Fatalf("line: got %+v, want an admitted foreign entry of session 0x0", l.Entries)
 	}
 	if len(l.Remarks) != 1 || !strings.Contains(l.Remarks[0], "lock-0000000001") {
-		t.Errorf("the remarks are %q", l.Remarks)
+		t.Errorf("remarks: got %q, want one that names the node", l.Remarks)
 	}
 	if _, err := st.Break(t.Context(), name, l.Entries[0].Order); err != nil {
 		t.Error(err)
@@ -439,7 +439,7 @@ func TestEnqueue_belowEphemeralNode(t *testing.T) {
 	for _, lock := range []string{name, name + "/below"} {
 		_, err := tryEnqueue(t.Context(), se, lock, line.Exclusive, false)
 		if !errors.Is(err, zk.ErrNoChildrenForEphemerals) || !strings.Contains(err.Error(), "choose another name or root") {
-			t.Errorf("%s: %v", lock, err)
+			t.Errorf("lock %s: got %v, want zk.ErrNoChildrenForEphemerals with advice", lock, err)
 		}
 	}
 }

@@ -29,18 +29,18 @@ func TestPaths_dir(t *testing.T) {
 	} {
 		p := paths{root: tt.root}
 		if got := p.dir(tt.name); got != tt.dir {
-			t.Errorf("below %q the directory of %q is %q, want %q", tt.root, tt.name, got, tt.dir)
+			t.Errorf("root %q: directory of %q: got %q, want %q", tt.root, tt.name, got, tt.dir)
 		}
 		if got, ok := p.nameOf(tt.dir); !ok || got != tt.name {
-			t.Errorf("below %q the name of %q is %q, %v, want %q", tt.root, tt.dir, got, ok, tt.name)
+			t.Errorf("root %q: name of %q: got %q, %v, want %q", tt.root, tt.dir, got, ok, tt.name)
 		}
 	}
 	if got := (paths{}).dir("a\xff"); got != "/a~FF" { // no lock has that name, but it may be read
-		t.Errorf("the directory of a name that is not UTF-8 is %q", got)
+		t.Errorf("directory of a name that is not UTF-8: got %q, want /a~FF", got)
 	}
 	for _, dir := range []string{"/~", "/~4", "/~41", "/~zz", "/~7e", "/zookeeper", "/~FF", "/lock-0000000001"} {
 		if name, ok := (paths{}).nameOf(dir); ok {
-			t.Errorf("%q is taken for the directory of %q", dir, name)
+			t.Errorf("name of directory %q: got %q, want none", dir, name)
 		}
 	}
 }
@@ -66,11 +66,11 @@ func FuzzPaths_dir(f *testing.F) {
 		for _, p := range []paths{{}, {root: "/team"}} {
 			dir := p.dir(name)
 			if got, ok := p.nameOf(dir); !ok || got != name {
-				t.Fatalf("%q has the directory %q, which is that of %q (%v)", name, dir, got, ok)
+				t.Fatalf("%q has the directory %q, whose name is %q (%v)", name, dir, got, ok)
 			}
 			for part := range strings.SplitSeq(strings.TrimPrefix(dir, "/"), "/") {
 				if _, entry := parseNode(part); entry || part == "" || part == "." || part == ".." {
-					t.Fatalf("%q has the directory %q, where %q is not one", name, dir, part)
+					t.Fatalf("%q has the directory %q, where %q cannot be a directory", name, dir, part)
 				}
 			}
 			if strings.ContainsFunc(dir, func(r rune) bool { return r != escape && !allowed(r) }) {
@@ -83,11 +83,11 @@ func FuzzPaths_dir(f *testing.F) {
 // A path that ends in watchMark would be read as its parent.
 func TestPaths_neverEndInWatchMark(t *testing.T) {
 	if _, err := New([]string{"h"}, &Options{Root: watched("/team")}); err == nil {
-		t.Error("a root may end with the mark")
+		t.Error("New accepted a root that ends in watchMark")
 	}
 	for _, name := range []string{watchMark, "a/" + watchMark} {
 		if dir := (paths{}).dir(name); strings.HasSuffix(dir, "/"+watchMark) {
-			t.Errorf("the path of %q is %q", name, dir)
+			t.Errorf("path of %q: got %q, which ends in watchMark", name, dir)
 		}
 	}
 }

@@ -64,7 +64,7 @@ func TestFollower_readBeforeDowngrade(t *testing.T) {
 	e.line.handleDeparture(writer, false)
 	e.line.applyLocked(contenders([]string{writer, own}), e.line.readings)
 	if !e.delivery.Waiting() || !e.line.stale {
-		t.Errorf("the entry is told %v, and another reading is wanted: %v", lt.delivered[e], e.line.stale)
+		t.Errorf("got states %v and stale %v, want Waiting and true", lt.delivered[e], e.line.stale)
 	}
 }
 
@@ -83,13 +83,13 @@ func TestFollower_readBeforeEntry(t *testing.T) {
 	b.join(first, second)
 	a.line.applyLocked(contenders([]string{first}), a.line.readings)
 	if a.state != standing || b.state != standing {
-		t.Errorf("they were told %v and %v", lt.delivered[a], lt.delivered[b])
+		t.Errorf("old read: got states %v and %v, want both admitted", lt.delivered[a], lt.delivered[b])
 	}
 
 	a.line.readings++
 	a.line.applyLocked(contenders([]string{first}), a.line.readings)
 	if a.state != standing || b.state != over || !slices.Equal(lt.delivered[b], []store.State{store.Admitted, store.Gone}) {
-		t.Errorf("by a reading that began later they were told %v and %v", lt.delivered[a], lt.delivered[b])
+		t.Errorf("later read: got states %v and %v, want the second gone", lt.delivered[a], lt.delivered[b])
 	}
 }
 
@@ -107,7 +107,7 @@ func TestFollower_readShowsDepartedEntry(t *testing.T) {
 	e.line.handleDeparture(second, false)
 	e.line.applyLocked(contenders([]string{first, second, own}), e.line.readings)
 	if len(e.ahead) != 1 || e.ahead[0].name != first {
-		t.Errorf("ahead of the entry are %v, want the first alone", e.ahead)
+		t.Errorf("entries ahead: got %v, want only the first", e.ahead)
 	}
 }
 
@@ -125,12 +125,12 @@ func TestFollower_rereadsForNewSlotEntry(t *testing.T) {
 	e.line.watched = true
 	e.join(listing...)
 	if !e.delivery.Waiting() || !e.line.stale {
-		t.Errorf("the entry is told %v, and a reading is wanted: %v", lt.delivered[e], e.line.stale)
+		t.Errorf("got states %v and stale %v, want Waiting and true", lt.delivered[e], e.line.stale)
 	}
 }
 
-// A node needs another watch if its watch fires while it is being set, or if the request was made
-// on an earlier connection.
+// A node stays in wanted if another watch of it is requested while a request is in flight: its watch
+// has fired, or the request was made on an earlier connection.
 func TestOwnNodes_watchRequestedAgain(t *testing.T) {
 	t.Parallel()
 	lt := newLineTest(t, nil)
@@ -142,11 +142,11 @@ func TestOwnNodes_watchRequestedAgain(t *testing.T) {
 		lt.own.set(nodes)
 	}
 	if left := lt.own.chunks(); len(left) != 1 || len(left[0]) != 1 || left[0]["/b"] == 0 {
-		t.Errorf("watches are wanted of %v, want one of /b", left)
+		t.Errorf("wanted watches: got %v, want only /b", left)
 	}
 	lt.own.forget("/b")
 	if left := lt.own.chunks(); len(left) != 0 {
-		t.Errorf("watches are wanted of %v, want none", left)
+		t.Errorf("wanted watches: got %v, want none", left)
 	}
 
 	const many = 3000
@@ -164,6 +164,6 @@ func TestOwnNodes_watchRequestedAgain(t *testing.T) {
 		}
 	}
 	if want := (many*107 + maxChunkBytes - 1) / maxChunkBytes; all != many || len(chunks) != want {
-		t.Errorf("%d watches in %d requests, want %d in %d", all, len(chunks), many, want)
+		t.Errorf("got %d watches in %d requests, want %d in %d", all, len(chunks), many, want)
 	}
 }

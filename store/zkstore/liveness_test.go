@@ -61,20 +61,20 @@ func TestHold_lostBeforeNextIsAdmitted(t *testing.T) {
 		}
 	}
 	if valid == 0 {
-		t.Error("all holders had lost their holds before the cut: this test has tested nothing")
+		t.Error("all holds were lost before the partition: the test is not effective")
 	}
 	for i, p := range next {
-		receive(t, p.Ready(), "somebody to be admitted in place of a holder who was cut off")
+		receive(t, p.Ready(), "next entry to be admitted after the partition")
 		if held[i].Context().Err() == nil {
-			t.Errorf("another was admitted %v after the cut, and the context of holder %d has not ended", time.Since(cut), i)
+			t.Errorf("the next entry was admitted %v after the partition, and the context of hold %d has not ended", time.Since(cut), i)
 		}
 		if held[i].Valid() {
-			t.Errorf("another was admitted, and holder %d takes its own hold for valid", i)
+			t.Errorf("the next entry was admitted, and hold %d is still valid", i)
 		}
 	}
 	// A client that relies on pings would not notice.
 	if _, _, err := plain.Exists("/"); err != nil {
-		t.Errorf("the follower that was cut off does not answer its clients (%v): this test has tested nothing", err)
+		t.Errorf("the partitioned follower does not answer its clients (%v): the test is not effective", err)
 	}
 	follower.Reconnect()
 	follower.AwaitReady()
@@ -122,16 +122,16 @@ func TestConfirm_holdsNeedMajority(t *testing.T) {
 	se := openSession(t, newStore(t, nil, m.addr()))
 	m.intercept(nil, withoutMajority)
 	if err := confirm(se); err != nil {
-		t.Errorf("a session that holds nothing: %v", err)
+		t.Errorf("Confirm of a session without holds: %v", err)
 	}
 	p := enqueue(t, se, newName(t), line.Exclusive)
 	p.await(t, store.Admitted)
 	if err := confirm(se); !errors.Is(err, context.Canceled) {
-		t.Errorf("a session that holds something is confirmed without a majority: %v", err)
+		t.Errorf("Confirm of a session with a hold, without a majority: got %v, want context.Canceled", err)
 	}
 	m.intercept(nil, nil)
 	if err := confirm(se); err != nil {
-		t.Errorf("with a majority: %v", err)
+		t.Errorf("Confirm with a majority: %v", err)
 	}
 	p.withdraw(t)
 
@@ -151,7 +151,7 @@ func TestConfirm_holdsNeedMajority(t *testing.T) {
 		return pass
 	}, withoutMajority)
 	if err := confirm(se); !errors.Is(err, context.Canceled) {
-		t.Errorf("a session whose turn came meanwhile is confirmed without a majority: %v", err)
+		t.Errorf("Confirm of a session whose entry was admitted meanwhile: got %v, want context.Canceled", err)
 	}
 	p.admitted(t)
 }
@@ -212,7 +212,8 @@ func TestWaiter_missingOwnNodeNeedsMajority(t *testing.T) {
 	writer.await(t, store.Waiting)
 	m.awaitReplies(t, "getData", 1, before)
 	two := nodes(t, conn, "/"+name)
-	own := two[slices.IndexFunc(two, func(node string) bool { return strings.HasSuffix(node, "1") })] // the holder's ends with 0
+	// The holder's name ends with 0.
+	own := two[slices.IndexFunc(two, func(node string) bool { return strings.HasSuffix(node, "1") })]
 	reader := enqueue(t, se, name, line.Shared)
 	reader.await(t, store.Waiting)
 	m.awaitReplies(t, "getData", 2, before)
@@ -258,9 +259,9 @@ func (m *interceptor) checkNeedsMajority(t *testing.T, p *joined, asked <-chan s
 	select {
 	case <-asked:
 	case st := <-p.standings:
-		t.Fatalf("by a reading alone the entry is %v", st.State)
+		t.Fatalf("got standing %v before a transaction was answered", st.State)
 	case <-time.After(testTimeout):
-		t.Fatal("nobody has asked a majority")
+		t.Fatal("no transaction was requested")
 	}
 	p.expectNothing(t)
 	m.intercept(nil, nil)
@@ -283,7 +284,7 @@ func TestConfirm_topNotReadable(t *testing.T) {
 	bob.Root = root
 	se := openSession(t, newStore(t, bob, z.Endpoint()))
 	if _, err := newStore(t, &zkstore.Options{Auth: bob.Auth}, z.Endpoint()).Lines(t.Context(), ""); !errors.Is(err, zk.ErrNoAuth) {
-		t.Errorf("the top is read (%v): this test has tested nothing", err)
+		t.Errorf("Lines at the root: got %v, want zk.ErrNoAuth: the test is not effective", err)
 	}
 	enqueue(t, se, "a", line.Exclusive).await(t, store.Admitted)
 	if err := se.Confirm(t.Context()); err != nil {

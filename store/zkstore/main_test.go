@@ -270,7 +270,7 @@ func (j *joined) expectNothing(t *testing.T) {
 	t.Helper()
 	select {
 	case st := <-j.standings:
-		t.Errorf("the entry for %q was output to be %v (%v)", j.name, st.State, st.Cause)
+		t.Errorf("the entry for %q is %v (%v), want no delivery", j.name, st.State, st.Cause)
 	case <-time.After(50 * time.Millisecond):
 	}
 }

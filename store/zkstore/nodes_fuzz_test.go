@@ -20,9 +20,9 @@ var clients = []string{
 	"lock-000000000", "lock-99999999999999999999", "__READ__-", "lease-0000000001", "_c_-lock-0000000001", "config", "",
 }
 
-// Whichever client created a node, its name ends in its number, and its mode is valid. Only names
-// of clients that have other modes than exclusive are parsed as such. The name of a Stile entry
-// survives formatting and parsing.
+// Every parsed name ends in its number, and its mode is valid. A mode other than exclusive comes
+// only from a reader's mark or from a name that Stile created. Such a name survives formatting and
+// parsing.
 func FuzzParseNode(f *testing.F) {
 	for _, name := range clients {
 		f.Add(name)
@@ -34,22 +34,22 @@ func FuzzParseNode(f *testing.F) {
 		}
 		before := name[:len(name)-n.digits]
 		if !strings.HasSuffix(before, n.mark) || n.mark == "" {
-			t.Fatalf("%q is read as %+v: its mark is not what stands before the number", name, n)
+			t.Fatalf("%q is parsed as %+v: its mark does not precede the number", name, n)
 		}
 		want := n
 		want.sequence, want.digits = 42, 10
 		if next, ok := parseNode(before + "0000000042"); !ok || next != want {
-			t.Errorf("%q is read as %+v, and the same with another number as %+v", name, n, next)
+			t.Errorf("%q is parsed as %+v, and with another number as %+v", name, n, next)
 		}
 		reads := n.mark == markRead || n.mark == markKazooReader
 		if n.ours() && n.byCurator() || reads && n.mode != line.Shared || !reads && !n.ours() && n.mode != line.Exclusive {
-			t.Errorf("%q is read as %+v", name, n)
+			t.Errorf("%q is parsed as %+v", name, n)
 		}
 		if n.sequence < 0 || n.sequence > sequenceEnd {
 			return // Stile refuses to join with such a number
 		}
 		if cs := contenders([]string{name, "config"}); len(cs) != 1 || cs[0].node != n || cs[0].name != name {
-			t.Errorf("%q is read as %+v, and in a listing as %+v", name, n, cs)
+			t.Errorf("%q is parsed as %+v, and in a listing as %+v", name, n, cs)
 		}
 		if !n.ours() {
 			return
@@ -57,7 +57,7 @@ func FuzzParseNode(f *testing.F) {
 		for _, readWrite := range []bool{false, true} {
 			made, ok := parseNode(nodePrefix(n.guid, n.mode, readWrite) + "0000000042")
 			if !ok || made.guid != n.guid || made.mode != n.mode || made.sequence != 42 || made.unseen(readWrite) {
-				t.Errorf("%q is read as %+v, and one of ours that is made so as %+v", name, n, made)
+				t.Errorf("%q is parsed as %+v, and as %+v after formatting", name, n, made)
 			}
 		}
 	})
@@ -87,7 +87,7 @@ func FuzzPaths_nameBelow(f *testing.F) {
 			dir = p.dir(above)
 		}
 		if got := p.dir(name); got != dir+"/"+child {
-			t.Errorf("below %q the node %q of %q is the directory of %q, which has %q", root, child, above, name, got)
+			t.Errorf("root %q: node %q below %q is the directory of %q, whose path is %q", root, child, above, name, got)
 		}
 	})
 }
@@ -108,19 +108,19 @@ func FuzzDecode(f *testing.F) {
 		v, ours := decode(b)
 		if !ours {
 			if v.Stile != 0 || v.Mode != line.Exclusive || !v.Owner.IsZero() {
-				t.Errorf("%q is not ours, and is read as %+v", b, v)
+				t.Errorf("foreign data %q: got %+v, want the zero value", b, v)
 			}
 			return
 		}
 		if v.Stile < valueFormat {
-			t.Errorf("%q is taken for ours", b)
+			t.Errorf("%q is decoded as Stile's", b)
 		}
 		written, err := json.Marshal(v)
 		if err != nil {
-			t.Fatalf("%q is read as %+v, which cannot be written: %v", b, v, err)
+			t.Fatalf("%q is decoded as %+v, which cannot be encoded: %v", b, v, err)
 		}
 		if again, ours := decode(written); !ours || again.Mode != v.Mode || again.Owner.String() != v.Owner.String() {
-			t.Errorf("%q is read as %+v, and what is written of that as %+v", b, v, again)
+			t.Errorf("%q is decoded as %+v, and after encoding as %+v", b, v, again)
 		}
 	})
 }

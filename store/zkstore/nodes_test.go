@@ -46,7 +46,7 @@ func TestParseNode(t *testing.T) {
 	for _, tt := range tests {
 		n, ok := parseNode(tt.name)
 		if !ok || n.mode != tt.mode || n.sequence != tt.sequence || n.byCurator() != (tt.foreign == "curator") {
-			t.Errorf("%s is read as %+v, %v", tt.name, n, ok)
+			t.Errorf("%s is parsed as %+v, %v", tt.name, n, ok)
 		}
 	}
 	for _, name := range []string{
@@ -54,7 +54,7 @@ func TestParseNode(t *testing.T) {
 		"_c_" + theirs + "-latch-0000000001", "lease-0000000001", "lock-00000000001x", "lock-99999999999999999999",
 	} {
 		if n, ok := parseNode(name); ok {
-			t.Errorf("%q is read as the entry %+v", name, n)
+			t.Errorf("%q is parsed as the entry %+v", name, n)
 		}
 	}
 }
@@ -65,10 +65,10 @@ func TestNodePrefix_roundTrip(t *testing.T) {
 			guid := newGUID()
 			n, ok := parseNode(nodePrefix(guid, mode, readWrite) + "0000000042")
 			if !ok || n.guid != guid || n.mode != mode || n.sequence != 42 || !n.ours() || n.byCurator() {
-				t.Errorf("mode %v, ReadWrite %v: read as %+v, %v", mode, readWrite, n, ok)
+				t.Errorf("mode %v, ReadWrite %v: parsed as %+v, %v", mode, readWrite, n, ok)
 			}
 			if n.unseen(true) || n.unseen(false) || n.mayReturn() {
-				t.Errorf("mode %v, ReadWrite %v: taken for an entry of Curator's", mode, readWrite)
+				t.Errorf("mode %v, ReadWrite %v: treated like an entry of Curator", mode, readWrite)
 			}
 		}
 	}
@@ -82,10 +82,10 @@ func TestContenders_equalNumbers(t *testing.T) {
 		"foreign",
 	})
 	if len(cs) != 3 || cs[2].sequence != 8 {
-		t.Fatalf("the contenders are %+v", cs)
+		t.Fatalf("contenders: got %+v, want 3 with the number 8 last", cs)
 	}
 	if !cs[0].mayReturn() && !cs[1].mayReturn() {
-		t.Errorf("none of %+v is known to leave somebody in its place", cs)
+		t.Errorf("mayReturn is false for both of %+v", cs)
 	}
 }
 
@@ -98,21 +98,21 @@ func TestEntry_check(t *testing.T) {
 		sequence int64
 		want     string // empty if there is no error
 	}{
-		{"as it should be", stat{czxid: 12, owner: 7}, 3, ""},
-		{"the last of each", stat{czxid: store.MaxOrder, owner: 7}, sequenceEnd - 1, ""},
-		{"somebody else's", stat{czxid: 12, owner: 8}, 3, "belongs to session 0x8"},
-		{"the number where counting ends", stat{czxid: 12, owner: 7}, sequenceEnd, "used up"},
-		{"a number below zero", stat{czxid: 12, owner: 7}, -1 << 31, "used up"},
-		{"a transaction beyond what a token can say", stat{czxid: store.MaxOrder + 1, owner: 7}, 3, "where fencing tokens end"},
-		{"a transaction below zero", stat{czxid: -1, owner: 7}, 3, "where fencing tokens end"},
+		{"valid", stat{czxid: 12, owner: 7}, 3, ""},
+		{"the largest values", stat{czxid: store.MaxOrder, owner: 7}, sequenceEnd - 1, ""},
+		{"of another session", stat{czxid: 12, owner: 8}, 3, "belongs to session 0x8"},
+		{"the last sequence number", stat{czxid: 12, owner: 7}, sequenceEnd, "used up"},
+		{"a negative sequence number", stat{czxid: 12, owner: 7}, -1 << 31, "used up"},
+		{"a transaction beyond MaxOrder", stat{czxid: store.MaxOrder + 1, owner: 7}, 3, "where fencing tokens end"},
+		{"a negative transaction", stat{czxid: -1, owner: 7}, 3, "where fencing tokens end"},
 	} {
 		e := &entry{session: se, line: &follower{dir: "/a"}, node: contender{node: node{sequence: tt.sequence}}}
 		err := e.check(tt.st)
 		switch {
 		case tt.want == "" && (err != nil || e.order != uint64(tt.st.czxid)):
-			t.Errorf("%s: order %d, %v", tt.what, e.order, err)
+			t.Errorf("%s: got order %d, error %v", tt.what, e.order, err)
 		case tt.want != "" && (err == nil || !strings.Contains(err.Error(), tt.want)):
-			t.Errorf("%s: the error is %v, want one that says %q", tt.what, err, tt.want)
+			t.Errorf("%s: got error %v, want one with %q", tt.what, err, tt.want)
 		}
 	}
 }
@@ -134,8 +134,8 @@ func TestEntry_updateAhead(t *testing.T) {
 		what                 string
 		known, reading, want []string
 	}{
-		{"somebody has left", []string{first, second}, []string{second}, []string{second}},
-		{"who has left is shown", []string{second}, []string{first, second}, []string{second}},
+		{"an entry has left", []string{first, second}, []string{second}, []string{second}},
+		{"an entry that has left is in the read", []string{second}, []string{first, second}, []string{second}},
 		{"a writer has become a reader", []string{second}, []string{reader}, []string{reader}},
 		{"all have left", []string{first}, nil, nil},
 	} {
@@ -146,12 +146,12 @@ func TestEntry_updateAhead(t *testing.T) {
 			got = append(got, c.name)
 		}
 		if !slices.Equal(got, tt.want) {
-			t.Errorf("%s: ahead are %q, want %q", tt.what, got, tt.want)
+			t.Errorf("%s: got %q ahead, want %q", tt.what, got, tt.want)
 		}
 	}
 	e := &entry{delivery: delivery.New(nil)}
 	e.delivery.Deliver(store.Standing{State: store.Admitted})
 	if e.updateAhead(line(first)); len(e.ahead) > 0 {
-		t.Error("an old reading has taken the turn from one who was admitted")
+		t.Error("an old read has changed the entries ahead of an admitted entry")
 	}
 }

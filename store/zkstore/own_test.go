@@ -49,7 +49,7 @@ func TestHold_brokenAtOnce(t *testing.T) {
 		m.resume()
 		j.gone(t, store.ErrGone) // not found by a periodic check: see noRecheck
 		if err := j.Withdraw(t.Context()); !errors.Is(err, store.ErrGone) {
-			t.Errorf("broken %s: Withdraw says %v", when, err)
+			t.Errorf("broken %s: Withdraw: got %v, want ErrGone", when, err)
 		}
 	}
 }
@@ -62,11 +62,11 @@ func TestConfirm_coversUnwatchedEntries(t *testing.T) {
 	m := newInterceptor(t, server(t).Endpoint())
 	conn := connect(t, server(t).Endpoint())
 	se, name := openSession(t, newStore(t, nil, m.addr())), newName(t)
-	for _, when := range []string{"as it has come", "after a reconnection"} {
+	for _, when := range []string{"after its creation", "after a reconnection"} {
 		lose, lost := once(opSetWatches, discard)
 		before := m.replies()
 		var j *joined
-		if when == "as it has come" {
+		if when == "after its creation" {
 			m.intercept(lose, nil)
 			j = enqueue(t, se, name, line.Exclusive)
 		} else {
@@ -76,7 +76,7 @@ func TestConfirm_coversUnwatchedEntries(t *testing.T) {
 			m.reset()
 		}
 		j.await(t, store.Admitted)
-		receive(t, lost, "a request for watches, which is lost")
+		receive(t, lost, "discarded request for watches")
 		if err := conn.Delete("/"+name+"/"+nodes(t, conn, "/"+name)[0], -1); err != nil {
 			t.Fatal(err)
 		}
@@ -88,7 +88,7 @@ func TestConfirm_coversUnwatchedEntries(t *testing.T) {
 		j.expectNothing(t)
 		cancel()
 		if err := <-done; err == nil {
-			t.Errorf("%s, an entry is gone of which nothing was heard, and the session is confirmed", when)
+			t.Errorf("%s: Confirm succeeded before the loss of the entry was reported", when)
 		}
 
 		m.reset() // the client notices that there is no reply, and retries
@@ -96,10 +96,10 @@ func TestConfirm_coversUnwatchedEntries(t *testing.T) {
 		select {
 		case st := <-j.standings:
 			if st.State != store.Gone {
-				t.Errorf("%s: an entry that is gone is said to be %v", when, st.State)
+				t.Errorf("%s: deleted entry: got %v, want Gone", when, st.State)
 			}
 		default:
-			t.Errorf("%s, the session is confirmed and nothing was heard of an entry that is gone", when)
+			t.Errorf("%s: Confirm succeeded, and the loss of the entry was not reported", when)
 		}
 		m.intercept(nil, nil)
 	}
@@ -142,7 +142,7 @@ func TestConfirm_notDelayedByReads(t *testing.T) {
 		defer mu.Unlock()
 		asked[opNames[op]]++
 		if (op == opGetChildren2 || op == opGetData) && bytes.Contains(frame, []byte("/held-")) {
-			t.Errorf("%s of a line in which an entry is admitted", opNames[op])
+			t.Errorf("%s in a line whose entry is admitted", opNames[op])
 		}
 		return pass
 	}
@@ -153,7 +153,7 @@ func TestConfirm_notDelayedByReads(t *testing.T) {
 		return pass
 	})
 	m.reset()
-	await(t, "all readings that are made at a time", func() bool {
+	await(t, "all concurrent reads", func() bool {
 		mu.Lock()
 		defer mu.Unlock()
 		return asked["getChildren"]+asked["getData"] >= readings
@@ -161,10 +161,11 @@ func TestConfirm_notDelayedByReads(t *testing.T) {
 	confirm(t, se)
 	mu.Lock()
 	if n := asked["getChildren"] + asked["getData"]; n != readings {
-		t.Errorf("%d readings are under way, want %d", n, readings)
+		t.Errorf("got %d reads in flight, want %d", n, readings)
 	}
-	if n := asked["setWatches"]; n < 1 || n > 5 { // the first may be sent before all are known, and the confirmation may be faster
-		t.Errorf("%d requests for watches of %d entries", n, 2*each)
+	// The first request may be sent before all nodes are known, and the confirmation may be faster.
+	if n := asked["setWatches"]; n < 1 || n > 5 {
+		t.Errorf("got %d requests for the watches of %d entries, want 1 to 5", n, 2*each)
 	}
 	mu.Unlock()
 
@@ -186,7 +187,7 @@ func (j *joined) expectNoneQueued(t *testing.T) {
 	t.Helper()
 	select {
 	case st := <-j.standings:
-		t.Errorf("the entry for %q was said to be %v (%v)", j.name, st.State, st.Cause)
+		t.Errorf("the entry for %q is %v (%v), want no delivery", j.name, st.State, st.Cause)
 	default:
 	}
 }
@@ -257,7 +258,8 @@ func TestEnqueue_createUnansweredOnLaggingServer(t *testing.T) {
 	m := newInterceptor(t, server(t).Endpoint())
 	conn := connect(t, server(t).Endpoint())
 	se := openSession(t, newStore(t, nil, m.addr()))
-	for _, close := range []bool{false, true} { // whether the connection is closed after the reply to the sync
+	// close is whether the connection is closed after the reply to the sync.
+	for _, close := range []bool{false, true} {
 		for range 10 {
 			name := newName(t)
 			enqueue(t, se, name, line.Exclusive).withdraw(t) // so that the directory is there
@@ -286,10 +288,10 @@ func TestEnqueue_createUnansweredOnLaggingServer(t *testing.T) {
 				return lose(to, frame)
 			})
 			j := enqueue(t, se, name, line.Exclusive)
-			receive(t, lost, "a lost answer")
+			receive(t, lost, "lost reply")
 			m.intercept(nil, nil)
 			if all := nodes(t, conn, "/"+name); len(all) != 1 {
-				t.Fatalf("the line has the entries %s", strings.Join(all, ", "))
+				t.Fatalf("entries: got %s, want one", strings.Join(all, ", "))
 			}
 			j.admitted(t)
 			j.withdraw(t)

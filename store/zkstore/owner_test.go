@@ -17,7 +17,7 @@ func checkOwner(t *testing.T, st store.Store, name string, order uint64, reason 
 	l, err := st.Line(t.Context(), name)
 	if err != nil || len(l.Entries) != 1 || l.Entries[0].Order != order || l.Entries[0].Owner.Reason != reason ||
 		l.Entries[0].Mode != line.Exclusive {
-		t.Errorf("the line is %+v, %v; want the entry of order %d, and %q", l, err, order, reason)
+		t.Errorf("line: got %+v, %v, want one entry with order %d and reason %q", l, err, order, reason)
 	}
 }
 
@@ -64,7 +64,7 @@ func TestSetOwner_nodeRecreatedByOther(t *testing.T) {
 	}
 	m.resume()
 	if err := <-result; !errors.Is(err, store.ErrGone) {
-		t.Errorf("SetOwner of an entry whose node is another's returned %v, want an error matching ErrGone", err)
+		t.Errorf("SetOwner of an entry whose node was recreated: got %v, want ErrGone", err)
 	}
 	j.gone(t, store.ErrGone)
 }
@@ -92,7 +92,7 @@ func TestSetOwner_connectionLost(t *testing.T) {
 			select {
 			case <-lost:
 			default:
-				t.Error("the scenario has failed: nothing was lost")
+				t.Error("no frame was lost: the test is not effective")
 			}
 			checkOwner(t, st, name, order, "mine")
 			j.withdraw(t)

@@ -94,8 +94,8 @@ func (s restrictedServer) connect(t *testing.T) *zk.Conn {
 	return conn
 }
 
-// makeCertificate writes a certificate for testservers.Host to cert.pem, and the certificate with its
-// key to both.pem.
+// makeCertificate writes a certificate for testservers.Host to cert.pem, and the certificate with
+// its key to both.pem.
 func makeCertificate(dir string) (*x509.Certificate, error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {

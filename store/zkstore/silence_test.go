@@ -126,10 +126,10 @@ func TestHold_survivesSlowReplies(t *testing.T) {
 		se, st := openKept(t, ttl, s)
 		time.Sleep(100 * ttl)
 		if !se.Valid() {
-			t.Error("lost, though each answer came in time")
+			t.Error("the session was lost although each reply came in time")
 		}
 		if s.accepted > 1 {
-			t.Errorf("the connection was given up %d times", s.accepted-1)
+			t.Errorf("the connection was abandoned %d times, want 0", s.accepted-1)
 		}
 		_ = se.Close(t.Context())
 		_ = st.Close()
@@ -151,10 +151,10 @@ func TestHold_survivesSilentServer(t *testing.T) {
 				first.setFault(only == 0, only)
 				time.Sleep(10 * ttl)
 				if !se.Valid() {
-					t.Errorf("a server %s from %v on: lost", what, ttl+after*ttl/100)
+					t.Errorf("the server %s after %v: the session was lost", what, ttl+after*ttl/100)
 				}
 				if second.accepted == 0 {
-					t.Errorf("a server %s: the other was not asked", what)
+					t.Errorf("the server %s: the other server was not tried", what)
 				}
 				_ = se.Close(t.Context())
 				_ = st.Close()
@@ -211,9 +211,9 @@ func TestNew_serverAddresses(t *testing.T) {
 		st, err := New([]string{server}, nil)
 		switch {
 		case want == "" && err == nil:
-			t.Errorf("%q is taken for %q, want an error", server, st.servers)
+			t.Errorf("New(%q): got servers %q, want an error", server, st.servers)
 		case want != "" && (err != nil || st.servers[0] != want):
-			t.Errorf("%q: %v, %v, want %q", server, st, err, want)
+			t.Errorf("New(%q): got %v, %v, want server %q", server, st, err, want)
 		}
 	}
 }

@@ -25,7 +25,7 @@ func TestTLS(t *testing.T) {
 	p := enqueue(t, openSession(t, st), name, line.Exclusive)
 	p.await(t, store.Admitted)
 	if l, err := newStore(t, optionsWith(ann), z.Endpoint()).Line(t.Context(), name); err != nil || len(l.Entries) != 1 {
-		t.Errorf("without TLS, at the other port, the line is %+v, %v", l, err)
+		t.Errorf("line without TLS, at the other port: got %+v, %v, want one entry", l, err)
 	}
 	p.withdraw(t)
 
@@ -35,20 +35,20 @@ func TestTLS(t *testing.T) {
 		address string
 		want    string
 	}{
-		{"a server that nobody trusts", &zkstore.Options{TLS: &tls.Config{}}, z.tlsAddress, "unknown authority"},
-		{"TLS where there is none", &zkstore.Options{TLS: &tls.Config{RootCAs: trusted}}, z.Endpoint(), "TLS handshake"},
-		{"no TLS where it is needed", nil, z.tlsAddress, z.tlsAddress + ": " + "the server has closed the connection"},
+		{"untrusted certificate", &zkstore.Options{TLS: &tls.Config{}}, z.tlsAddress, "unknown authority"},
+		{"TLS at a port without it", &zkstore.Options{TLS: &tls.Config{RootCAs: trusted}}, z.Endpoint(), "TLS handshake"},
+		{"no TLS at a port that requires it", nil, z.tlsAddress, z.tlsAddress + ": " + "the server has closed the connection"},
 	} {
 		// The error is returned when this is over. On a busy machine the last attempt may not have
 		// failed yet.
 		patience := time.Second
-		await(t, fmt.Sprintf("an error for %s that says %q", tt.what, tt.want), func() bool {
+		await(t, fmt.Sprintf("%s: error with %q", tt.what, tt.want), func() bool {
 			patience *= 2
 			ctx, cancel := until(t, patience)
 			defer cancel()
 			_, err := newStore(t, tt.opts, tt.address).Open(ctx, store.SessionOptions{TTL: longTTL})
 			if err == nil {
-				t.Fatalf("%s: a session was opened", tt.what)
+				t.Fatalf("%s: Open succeeded", tt.what)
 			}
 			return strings.Contains(err.Error(), tt.want)
 		})

@@ -21,13 +21,13 @@ func TestServerConn_abandonedWithoutReplies(t *testing.T) {
 		run  func(t *testing.T, w *serverConn, deliver func(xid int32))
 		want bool
 	}{
-		"nothing was asked": {func(*testing.T, *serverConn, func(int32)) {}, false},
-		"all was answered": {func(t *testing.T, w *serverConn, deliver func(int32)) {
+		"no requests": {func(*testing.T, *serverConn, func(int32)) {}, false},
+		"all requests are answered": {func(t *testing.T, w *serverConn, deliver func(int32)) {
 			write(t, w, sync)
 			time.Sleep(almost)
 			deliver(7)
 		}, false},
-		"nothing is answered": {func(t *testing.T, w *serverConn, _ func(int32)) { write(t, w, sync) }, true},
+		"no request is answered": {func(t *testing.T, w *serverConn, _ func(int32)) { write(t, w, sync) }, true},
 		"pings are answered": {func(t *testing.T, w *serverConn, deliver func(int32)) {
 			write(t, w, sync)
 			for range 10 {
@@ -36,8 +36,8 @@ func TestServerConn_abandonedWithoutReplies(t *testing.T) {
 				time.Sleep(ttl / 40)
 			}
 		}, true},
-		"only pings are asked for": {func(t *testing.T, w *serverConn, _ func(int32)) { write(t, w, ping) }, false},
-		"others are answered first": {func(t *testing.T, w *serverConn, deliver func(int32)) {
+		"only pings are sent": {func(t *testing.T, w *serverConn, _ func(int32)) { write(t, w, ping) }, false},
+		"earlier requests are answered first": {func(t *testing.T, w *serverConn, deliver func(int32)) {
 			for range 10 {
 				write(t, w, sync)
 			}
@@ -46,7 +46,7 @@ func TestServerConn_abandonedWithoutReplies(t *testing.T) {
 				deliver(7)
 			}
 		}, false},
-		"others were answered before": {func(t *testing.T, w *serverConn, deliver func(int32)) {
+		"only the first of two requests is answered": {func(t *testing.T, w *serverConn, deliver func(int32)) {
 			write(t, w, sync)
 			write(t, w, sync)
 			time.Sleep(almost)
@@ -72,11 +72,11 @@ func TestServerConn_abandonedWithoutReplies(t *testing.T) {
 				return w.transport.conn == nil, w.transport.err
 			}
 			if up, _ := abandoned(); up && what != "pings are answered" {
-				t.Errorf("%s: given up too early", what)
+				t.Errorf("%s: abandoned too early", what)
 			}
 			time.Sleep(ttl)
 			if up, err := abandoned(); up != tt.want || errors.Is(err, errUnanswered) != tt.want {
-				t.Errorf("%s: given up: %v, want %v; the trouble is %v", what, up, tt.want, err)
+				t.Errorf("%s: abandoned: got %v, want %v; the error is %v", what, up, tt.want, err)
 			}
 		})
 	}
@@ -93,7 +93,7 @@ func write(t *testing.T, w *serverConn, frame []byte) {
 // tries another.
 func TestReadingTTL_leavesTimeForPing(t *testing.T) {
 	if given, limit := readingTTL*2/3, attempts.Patience/2; given+maxPause > limit {
-		t.Errorf("a server is given up after %v, and the next tried up to %v later; Ping waits for %v", given, maxPause, limit)
+		t.Errorf("a server is abandoned after %v, and the next is tried up to %v later; Ping waits for %v", given, maxPause, limit)
 	}
 }
 
@@ -106,11 +106,11 @@ func TestTerms_attemptsFitIntoValidity(t *testing.T) {
 		granted := g.Terms()
 		terms := keeper.ScheduleFor(granted)
 		if left := terms.Every + silenceTimeout(ttl); left >= terms.Every+terms.Attempt || terms.Every+terms.Attempt+terms.Retry >= terms.Valid {
-			t.Errorf("a TTL of %v: a silent server is left after %v, an attempt ends after %v, all is lost after %v",
+			t.Errorf("TTL %v: a silent server is abandoned after %v, an attempt ends after %v, a confirmation is valid for %v",
 				ttl, left, terms.Every+terms.Attempt, terms.Valid)
 		}
 		if limit := terms.Attempt + terms.Retry; limit >= granted.Slack {
-			t.Errorf("a TTL of %v: there may be %v between two requests, and the slack is %v", ttl, limit, granted.Slack)
+			t.Errorf("TTL %v: up to %v between two requests, want less than the slack of %v", ttl, limit, granted.Slack)
 		}
 	}
 }

@@ -131,15 +131,15 @@ func TestServerConn_passesRepliesUnchanged(t *testing.T) {
 		w.addPending(7, b)
 		got, err := readAll(w)
 		if !bytes.Equal(got, sent) || !errors.Is(err, io.EOF) {
-			t.Fatalf("in pieces of %d: %d of %d bytes have passed, then %v", size+1, len(got), len(sent), err)
+			t.Fatalf("pieces of %d bytes: got %d of %d bytes, then %v", size+1, len(got), len(sent), err)
 		}
 		select {
 		case st := <-b.stats:
 			if st != (stat{czxid: 12, owner: 5}) {
-				t.Errorf("in pieces of %d: the creation is known as %+v", size+1, st)
+				t.Errorf("pieces of %d bytes: got %+v for the created node", size+1, st)
 			}
 		default:
-			t.Errorf("in pieces of %d: nothing is known of the creation", size+1)
+			t.Errorf("pieces of %d bytes: got nothing for the created node", size+1)
 		}
 	}
 }
@@ -147,7 +147,7 @@ func TestServerConn_passesRepliesUnchanged(t *testing.T) {
 // The library would panic on these, or continue at the wrong byte.
 func TestServerConn_invalidFrame(t *testing.T) {
 	for what, length := range map[string]uint32{
-		"no length": 0, "less than a header": replyHeader - 1, "a negative length": 1<<32 - 1, "the most negative": 1 << 31,
+		"zero length": 0, "shorter than a header": replyHeader - 1, "negative length": 1<<32 - 1, "most negative length": 1 << 31,
 	} {
 		sent := append(frames(handshakeReply(10*time.Second, 5), answer(-2, 0)), binary.BigEndian.AppendUint32(nil, length)...)
 		sent = append(sent, answer(7, 0, make([]byte, 100)...)...)
@@ -156,7 +156,7 @@ func TestServerConn_invalidFrame(t *testing.T) {
 		w.addPending(7, b)
 		got, err := readAll(w)
 		if err == nil || errors.Is(err, io.EOF) || len(got) > len(frames(handshakeReply(10*time.Second, 5), answer(-2, 0))) {
-			t.Errorf("%s: %d bytes have passed, then %v", what, len(got), err)
+			t.Errorf("%s: got %d bytes, then %v", what, len(got), err)
 		}
 	}
 }
@@ -165,22 +165,22 @@ func TestServerConn_invalidHandshakeReply(t *testing.T) {
 	cut := handshakeReply(10*time.Second, 5)[:20]
 	binary.BigEndian.PutUint32(cut[16:], 16)
 	for what, sent := range map[string][]byte{
-		"nothing":                      frames(nil),
-		"too little":                   frames(make([]byte, 15)),
-		"too much":                     frames(make([]byte, maxHandshakeReply+1)),
-		"another protocol":             []byte("HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n"),
-		"a session that does not last": frames(handshakeReply(0, 5)),
-		"a session before it began":    frames(handshakeReply(-time.Second, 5)),
-		"no password":                  frames(cut),
+		"nothing":          frames(nil),
+		"too little":       frames(make([]byte, 15)),
+		"too much":         frames(make([]byte, maxHandshakeReply+1)),
+		"another protocol": []byte("HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n"),
+		"a TTL of zero":    frames(handshakeReply(0, 5)),
+		"a negative TTL":   frames(handshakeReply(-time.Second, 5)),
+		"no password":      frames(cut),
 	} {
 		got, err := readAll(connTo(t, &scripted{output: sent}))
 		if len(got) > 0 || !errors.Is(err, errNotZooKeeper) {
-			t.Errorf("%s: %d bytes have passed, then %v", what, len(got), err)
+			t.Errorf("%s: got %d bytes, then %v", what, len(got), err)
 		}
 	}
 	expired := frames(handshakeReply(0, 0)) // a valid reply
 	if got, err := readAll(connTo(t, &scripted{output: slices.Clone(expired)})); !bytes.Equal(got, expired) {
-		t.Errorf("the end of a session: %d bytes have passed, then %v", len(got), err)
+		t.Errorf("end of a session: got %d bytes, then %v", len(got), err)
 	}
 }
 
@@ -191,7 +191,7 @@ func TestServerConn_authenticatesFirst(t *testing.T) {
 	w := connTo(t, s, auth...)
 	got, err := readAll(w)
 	if want := frames(handshakeReply(10*time.Second, 5), answer(-2, 0)); !bytes.Equal(got, want) || !errors.Is(err, io.EOF) {
-		t.Errorf("%d bytes have passed, want %d, then %v", len(got), len(want), err)
+		t.Errorf("got %d bytes, want %d, then %v", len(got), len(want), err)
 	}
 	for _, a := range auth {
 		if !bytes.Contains(s.written.Bytes(), []byte(a.Credentials)) {
@@ -202,7 +202,7 @@ func TestServerConn_authenticatesFirst(t *testing.T) {
 	w = connTo(t, &scripted{output: frames(handshakeReply(10*time.Second, 5), answer(xidAuth, -115))}, auth...)
 	got, err = readAll(w)
 	if len(got) > 0 || !errors.Is(err, zk.ErrAuthFailed) || strings.Contains(err.Error(), "secret") {
-		t.Errorf("refused: %d bytes have passed, then %v", len(got), err)
+		t.Errorf("rejected credentials: got %d bytes, then %v", len(got), err)
 	}
 }
 
@@ -230,30 +230,30 @@ func TestServerConn_rewritesRequests(t *testing.T) {
 		frame, want []byte // want is nil if the frame must not change
 		before      bool   // before the handshake
 	}{
-		"an entry's creation":              {frame: create(opCreate, path, 3), want: create(opCreate2, path, 3)},
-		"another node's":                   {frame: create(opCreate, "/b", 3)},
-		"a directory's":                    {frame: create(opCreate, "/b", zk.FlagContainer), want: create(opCreateContainer, "/b", 4)},
-		"a reading to be watched":          {frame: read(opGetData, "/a/b"+mark, 0), want: read(opGetData, "/a/b", 1)},
-		"a listing to be watched":          {frame: read(opGetChildren2, "/a"+mark, 0), want: read(opGetChildren2, "/a", 1)},
-		"a listing of the top":             {frame: read(opGetChildren2, mark, 0), want: read(opGetChildren2, "/", 1)},
-		"a look that is to be watched":     {frame: read(opExists, "/a"+mark, 0), want: read(opExists, "/a", 1)},
-		"a plain reading":                  {frame: read(opGetData, "/a/b", 0)},
-		"a mark that is not the last":      {frame: read(opGetData, mark+"/b", 0)},
-		"a mark that is not an element":    {frame: read(opGetData, "/a"+watchMark, 0)},
-		"a deletion":                       {frame: remove("/a" + mark)},
-		"one for a watch":                  {frame: remove("/a/b" + pathEnd), want: setWatches("/a/b")},
-		"one for several":                  {frame: remove("/a" + pathEnd + "/b/c" + pathEnd), want: setWatches("/a", "/b/c")},
-		"a deletion without a path":        {frame: remove("/a" + pathEnd)[:12]},
-		"one with half of a path":          {frame: remove("/a" + pathEnd)[:18]},
-		"a reading that ends like those":   {frame: read(opGetData, "/a"+pathEnd, 0)},
-		"a path that is longer than it is": {frame: read(opGetData, "/a"+mark, 0)[:20]},
-		"a path without a flag":            {frame: read(opGetData, "/a"+mark, 0)[:16]},
-		"a ping":                           {frame: request(-2, 11)},
-		"a part of a frame":                {frame: create(opCreate, path, 3)[:11]},
-		"a creation without a path":        {frame: create(opCreate, path, 3)[:12]},
-		"a creation with half of a path":   {frame: create(opCreate, path, 3)[:20]},
-		"the request for a session":        {frame: create(opCreate, path, 3), before: true},
-		"nothing":                          {},
+		"an entry's creation":                          {frame: create(opCreate, path, 3), want: create(opCreate2, path, 3)},
+		"another node's creation":                      {frame: create(opCreate, "/b", 3)},
+		"a directory's creation":                       {frame: create(opCreate, "/b", zk.FlagContainer), want: create(opCreateContainer, "/b", 4)},
+		"a read with a watch":                          {frame: read(opGetData, "/a/b"+mark, 0), want: read(opGetData, "/a/b", 1)},
+		"a listing with a watch":                       {frame: read(opGetChildren2, "/a"+mark, 0), want: read(opGetChildren2, "/a", 1)},
+		"a listing of the root with a watch":           {frame: read(opGetChildren2, mark, 0), want: read(opGetChildren2, "/", 1)},
+		"an existence check with a watch":              {frame: read(opExists, "/a"+mark, 0), want: read(opExists, "/a", 1)},
+		"a plain read":                                 {frame: read(opGetData, "/a/b", 0)},
+		"a mark that is not last":                      {frame: read(opGetData, mark+"/b", 0)},
+		"a mark that is not an element":                {frame: read(opGetData, "/a"+watchMark, 0)},
+		"a deletion":                                   {frame: remove("/a" + mark)},
+		"a deletion for one watch":                     {frame: remove("/a/b" + pathEnd), want: setWatches("/a/b")},
+		"a deletion for several watches":               {frame: remove("/a" + pathEnd + "/b/c" + pathEnd), want: setWatches("/a", "/b/c")},
+		"a deletion without a path":                    {frame: remove("/a" + pathEnd)[:12]},
+		"a deletion with half of a path":               {frame: remove("/a" + pathEnd)[:18]},
+		"a read that ends like a deletion for watches": {frame: read(opGetData, "/a"+pathEnd, 0)},
+		"a path shorter than its length":               {frame: read(opGetData, "/a"+mark, 0)[:20]},
+		"a path without a flag":                        {frame: read(opGetData, "/a"+mark, 0)[:16]},
+		"a ping":                                       {frame: request(-2, 11)},
+		"a part of a frame":                            {frame: create(opCreate, path, 3)[:11]},
+		"a creation without a path":                    {frame: create(opCreate, path, 3)[:12]},
+		"a creation with half of a path":               {frame: create(opCreate, path, 3)[:20]},
+		"the request for a session":                    {frame: create(opCreate, path, 3), before: true},
+		"nothing":                                      {},
 	} {
 		s := &scripted{}
 		w := connTo(t, s)
@@ -266,7 +266,7 @@ func TestServerConn_rewritesRequests(t *testing.T) {
 			want = tt.frame
 		}
 		if err != nil || n != len(tt.frame) || !bytes.Equal(s.written.Bytes(), want) || !bytes.Equal(own, tt.frame) {
-			t.Errorf("%s: %d, %v; %q was passed on, and the client's own is %q", what, n, err, s.written.Bytes(), own)
+			t.Errorf("%s: got %d, %v; %q was sent, and the client's buffer is %q", what, n, err, s.written.Bytes(), own)
 		}
 		sent := false
 		select {
@@ -275,7 +275,7 @@ func TestServerConn_rewritesRequests(t *testing.T) {
 		default:
 		}
 		if sent != (what == "an entry's creation") {
-			t.Errorf("%s: taken for the entry's creation: %v", what, sent)
+			t.Errorf("%s: treated as the entry's creation: %v", what, sent)
 		}
 	}
 }
@@ -299,10 +299,10 @@ func FuzzServerConn_Read(f *testing.F) {
 		got, err := readAll(w)
 		whole, part := passing(sent, authenticated)
 		if !bytes.HasPrefix(got, whole) || !bytes.HasPrefix(append(whole, part...), got) {
-			t.Fatalf("%x has passed of %x, want %x and of what is behind it, %x, what has come", got, sent, whole, part)
+			t.Fatalf("got %x of %x, want %x and any part of %x", got, sent, whole, part)
 		}
 		if err == nil {
-			t.Fatal("there is no end")
+			t.Fatal("readAll returned no error")
 		}
 	})
 }
@@ -366,7 +366,7 @@ func FuzzServerConn_Write(f *testing.F) {
 		own := slices.Clone(sent)
 		n, err := w.Write(own)
 		if err != nil || n != len(sent) || !bytes.Equal(own, sent) {
-			t.Fatalf("%d, %v; and what the client sent has become %x, from %x", n, err, own, sent)
+			t.Fatalf("got %d, %v, and the client's buffer changed to %x from %x", n, err, own, sent)
 		}
 		want := sent
 		if established && len(sent) >= requestHeader {
@@ -376,7 +376,7 @@ func FuzzServerConn_Write(f *testing.F) {
 			}
 		}
 		if !bytes.Equal(s.written.Bytes(), want) {
-			t.Fatalf("%x was passed on, want %x", s.written.Bytes(), want)
+			t.Fatalf("got %x, want %x", s.written.Bytes(), want)
 		}
 	})
 }

@@ -37,7 +37,7 @@ func TestWithdraw_sessionEndsMeanwhile(t *testing.T) {
 		t.Error(err)
 	}
 	if err := <-done; !errors.Is(err, store.ErrGone) {
-		t.Errorf("Withdraw, whose session was closed meanwhile: %v, want ErrGone", err)
+		t.Errorf("Withdraw while the session was closed: got %v, want ErrGone", err)
 	}
 }
 
@@ -49,11 +49,13 @@ func TestWithdraw_unanswered(t *testing.T) {
 	t.Parallel()
 	conn := connect(t, server(t).Endpoint())
 	for _, tt := range []struct {
-		what   string
-		broken bool // the request is lost, and another client removes the entry; otherwise the reply is lost
+		what string
+		// broken is whether the request is lost and another client removes the entry. Otherwise the
+		// reply is lost.
+		broken bool
 	}{
-		{"it was broken", true},
-		{"it was withdrawn", false},
+		{"broken", true},
+		{"withdrawn", false},
 	} {
 		m := newInterceptor(t, server(t).Endpoint())
 		name := newName(t)
@@ -79,10 +81,10 @@ func TestWithdraw_unanswered(t *testing.T) {
 		}
 		for range 2 { // a second call reports the same
 			if err := j.Withdraw(t.Context()); !errors.Is(err, store.ErrNotKnown) || errors.Is(err, store.ErrGone) {
-				t.Errorf("%s: Withdraw says %v, want ErrNotKnown", tt.what, err)
+				t.Errorf("%s: Withdraw: got %v, want ErrNotKnown", tt.what, err)
 			}
 		}
-		receive(t, done, "a lost frame")
+		receive(t, done, "lost frame")
 		next.admitted(t)
 		j.expectNothing(t)
 	}
@@ -103,7 +105,7 @@ func TestWithdraw_brokenThenDisconnected(t *testing.T) {
 	j.gone(t, store.ErrGone)
 	m.reset()
 	if err := j.Withdraw(t.Context()); !errors.Is(err, store.ErrGone) {
-		t.Errorf("Withdraw says %v, want ErrGone", err)
+		t.Errorf("Withdraw: got %v, want ErrGone", err)
 	}
 }
 
@@ -126,9 +128,9 @@ func TestWithdraw_canceledIsCarriedOut(t *testing.T) {
 	receive(t, asked, "the request")
 	cancel()
 	if err := <-done; !errors.Is(err, context.Canceled) {
-		t.Errorf("a withdrawal that was given up says %v", err)
+		t.Errorf("canceled Withdraw: got %v, want context.Canceled", err)
 	}
 	m.resume()
 	next.admitted(t)
-	await(t, "the withdrawal to be known", func() bool { return errors.Is(j.Withdraw(t.Context()), store.ErrGone) })
+	await(t, "outcome of the withdrawal", func() bool { return errors.Is(j.Withdraw(t.Context()), store.ErrGone) })
 }

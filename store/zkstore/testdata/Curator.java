@@ -11,15 +11,16 @@ import org.apache.curator.framework.recipes.locks.InterProcessReadWriteLock;
 import org.apache.curator.retry.RetryNTimes;
 
 /**
- * Curator's locks, as told by lines of standard input: "ID mutex|read|write PATH acquire MILLISECONDS" or "... release".
- * Each ID has a thread, because a lock is its thread's, and a thread waits for nobody else's. Answers begin with the ID.
+ * Curator's locks, controlled by lines of standard input: "ID mutex|read|write PATH acquire
+ * MILLISECONDS" or "... release". Each ID has its own thread, because a lock belongs to a thread, and
+ * no thread waits for another's lock. Replies begin with the ID.
  */
 public class Curator {
-    static final int PATIENCE = 10 * 60 * 1000; // a busy machine is not to cost a session
+    static final int TIMEOUT_MILLIS = 10 * 60 * 1000; // so that no session ends on a busy machine
 
     public static void main(String[] servers) throws Exception {
         CuratorFramework client =
-            CuratorFrameworkFactory.newClient(servers[0], PATIENCE, PATIENCE, new RetryNTimes(100, 100));
+            CuratorFrameworkFactory.newClient(servers[0], TIMEOUT_MILLIS, TIMEOUT_MILLIS, new RetryNTimes(100, 100));
         client.start();
         Map<String, ExecutorService> threads = new HashMap<>();
         say("ready");
