@@ -65,7 +65,7 @@ func (c *client) shut() { c.shutWithin(c.transport.stopped) }
 func (c *client) shutWithin(ctx context.Context) {
 	c.transport.stop()
 	c.Close()
-	for ctx.Err() == nil && c.State() == zk.StateHasSession && !c.transport.closeConfirmed() && !c.transport.recordEnding() {
+	for ctx.Err() == nil && c.State() == zk.StateHasSession && !c.transport.closeConfirmed() && !c.transport.hasEnded() {
 		attempts.Rest(ctx, firstPause)
 	}
 	c.transport.drop()

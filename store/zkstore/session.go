@@ -235,7 +235,7 @@ func (se *session) Close(ctx context.Context) error {
 func (se *session) endRemote(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, se.ttl) // after that the servers have ended it
 	defer cancel()
-	for ctx.Err() == nil && se.client.State() != zk.StateHasSession && !se.client.transport.recordEnding() {
+	for ctx.Err() == nil && se.client.State() != zk.StateHasSession && !se.client.transport.hasEnded() {
 		attempts.Rest(ctx, firstPause)
 	}
 	done := make(chan struct{})
@@ -249,7 +249,7 @@ func (se *session) endRemote(ctx context.Context) error {
 	case <-ctx.Done():
 	}
 	switch {
-	case se.client.transport.closeConfirmed(), se.client.transport.recordEnding():
+	case se.client.transport.closeConfirmed(), se.client.transport.hasEnded():
 		return nil
 	case ctx.Err() != nil:
 		return attempts.GaveUp(ctx, se.client.transport.lastErr())

@@ -141,7 +141,7 @@ func (l *transport) dial(network, address string, _ time.Duration) (net.Conn, er
 		l.first = l.last
 	}
 	l.next, l.tried = (l.next+1)%len(l.servers), l.tried+1
-	if l.stopped.Err() != nil || l.recordEnding() {
+	if l.stopped.Err() != nil || l.hasEnded() {
 		return nil, errEnded
 	}
 	ctx, cancel := context.WithTimeout(l.stopped, l.handshakeTimeout)
@@ -263,7 +263,7 @@ func (l *transport) lastErr() error {
 	return l.err
 }
 
-func (l *transport) recordEnding() bool {
+func (l *transport) hasEnded() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.ended
