@@ -27,7 +27,7 @@ func (e *entry) notifyContended(f func()) {
 				f()
 				return
 			}
-			attempts.Rest(ctx, attempts.LongestPause)
+			attempts.Sleep(ctx, attempts.MaxPause)
 		}
 	})
 }

@@ -177,7 +177,7 @@ func (e *entry) insert(ctx context.Context, try bool) (a insertion, err error) {
 	assumeFree := try || e.watch == 0 // a line that this session does not watch is probably empty
 	for n := 0; ; n++ {
 		if n > 1 { // one repetition is normal; more are caused by other clients
-			attempts.Rest(ctx, firstPause)
+			attempts.Sleep(ctx, firstPause)
 		}
 		var resp *clientv3.TxnResponse
 		before := e.session.seenRevision.Load()
@@ -307,7 +307,7 @@ func (e *entry) abortEnqueue() {
 	bumpEpoch := clientv3.OpPut(epoch, epochValue, clientv3.WithLease(se.lease))
 	getEpoch := clientv3.OpGet(epoch, clientv3.WithKeysOnly())
 	life := se.life.Context()
-	attempts.UntilDone(life, attempts.Longest, func() error {
+	attempts.UntilDone(life, attempts.MaxTimeout, func() error {
 		var resp *clientv3.TxnResponse
 		err := attempt(life, func(ctx context.Context) (err error) {
 			resp, err = se.store.cli.Txn(ctx).
@@ -365,7 +365,7 @@ func (e *entry) leave(ctx context.Context, request func(context.Context) (bool, 
 	}
 	bounded, cancel := se.life.Within(ctx)
 	if ended != nil {
-		bounded, cancel = context.WithTimeoutCause(ctx, attempts.Patience, errNoAnswer)
+		bounded, cancel = context.WithTimeoutCause(ctx, attempts.MaxDuration, errNoAnswer)
 	}
 	defer cancel()
 	there, err := request(bounded)
@@ -375,7 +375,7 @@ func (e *entry) leave(ctx context.Context, request func(context.Context) (bool, 
 	case err != nil:
 		se.life.Start(func() { e.leaveInBackground(request) })
 		if err = se.wrapErr(ctx, op, err); !e.outlasts.Load() {
-			err = se.life.WentWith(ctx, err)
+			err = se.life.RemovedWithSession(ctx, err)
 		}
 		return err
 	case e.inDoubt.Load():
@@ -409,7 +409,7 @@ func (e *entry) deleteKey(ctx context.Context) (there bool, err error) {
 // leaveInBackground retries the request of a leave whose caller has given up.
 func (e *entry) leaveInBackground(request func(context.Context) (bool, error)) {
 	life := e.session.life.Context()
-	attempts.UntilDone(life, attempts.Longest, func() error {
+	attempts.UntilDone(life, attempts.MaxTimeout, func() error {
 		_, err := request(life)
 		return err
 	})

@@ -26,7 +26,7 @@ func (w *lineWatch) watchHeld(e *entry) {
 			err := e.followKey(ctx)
 			w.session.store.logger.LogAttrs(ctx, slog.LevelDebug, "watch of an entry ended; opening another",
 				slog.String("lock", w.name), slog.Any("error", err))
-			attempts.Rest(ctx, attempts.LongestPause)
+			attempts.Sleep(ctx, attempts.MaxPause)
 		}
 	})
 }

@@ -50,8 +50,8 @@ var defaultTimes = times{
 	recheckInterval: 2 * time.Second,
 	watchTimeout:    2 * time.Second,
 	resyncInterval:  5 * time.Second,
-	retryDelay:      attempts.Shortest,
-	answerTimeout:   attempts.Longest,
+	retryDelay:      attempts.MinTimeout,
+	answerTimeout:   attempts.MaxTimeout,
 }
 
 // lineWatch tracks one line for the entries that one session has in it.

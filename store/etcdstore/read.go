@@ -18,7 +18,7 @@ import (
 
 // Line implements [store.Store].
 func (s *Store) Line(ctx context.Context, name string) (store.Line, error) {
-	ctx, cancel := context.WithTimeoutCause(ctx, attempts.Patience, errNoAnswer)
+	ctx, cancel := context.WithTimeoutCause(ctx, attempts.MaxDuration, errNoAnswer)
 	defer cancel()
 	l, cs, err := s.read(ctx, name)
 	if err != nil {
@@ -31,7 +31,7 @@ func (s *Store) Line(ctx context.Context, name string) (store.Line, error) {
 // Lines implements [store.Store]. It reads every key that begins with the store's prefix and the
 // given one. On a cluster with many other keys, use a prefix.
 func (s *Store) Lines(ctx context.Context, prefix string) ([]store.Line, error) {
-	ctx, cancel := context.WithTimeoutCause(ctx, attempts.Patience, errNoAnswer)
+	ctx, cancel := context.WithTimeoutCause(ctx, attempts.MaxDuration, errNoAnswer)
 	defer cancel()
 	names, err := s.names(ctx, prefix)
 	if err != nil {
@@ -198,7 +198,7 @@ func (s *Store) fillRemaining(ctx context.Context, lines []store.Line, contender
 // Break implements [store.Store]. It works on the entries of any client.
 func (s *Store) Break(ctx context.Context, name string, order uint64) (store.Entry, error) {
 	op := "break the entry"
-	ctx, cancel := context.WithTimeoutCause(ctx, attempts.Patience, errNoAnswer)
+	ctx, cancel := context.WithTimeoutCause(ctx, attempts.MaxDuration, errNoAnswer)
 	defer cancel()
 	l, cs, err := s.read(ctx, name)
 	if err != nil {

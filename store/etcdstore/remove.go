@@ -60,7 +60,7 @@ func (s *Store) remove(ctx context.Context, key string, created int64, rest ...c
 // removeAgain repeats the request of a removal until it is answered. Several attempts may be in
 // flight. When one does not find the key, the others, and the very first until firstOver is closed,
 // are awaited for the store's answerTimeout. An attempt that is not answered within
-// [attempts.Longest] is canceled, which bounds their number.
+// [attempts.MaxTimeout] is canceled, which bounds their number.
 func (s *Store) removeAgain(
 	ctx context.Context, firstOver <-chan struct{}, request func(context.Context) (*clientv3.TxnResponse, error),
 ) (r removal, err error) {
@@ -72,7 +72,7 @@ func (s *Store) removeAgain(
 	}
 	answers := make(chan answer)
 	attempt := func() {
-		try, cancel := context.WithTimeout(ctx, attempts.Longest)
+		try, cancel := context.WithTimeout(ctx, attempts.MaxTimeout)
 		defer cancel()
 		resp, err := request(try)
 		select {
@@ -83,7 +83,7 @@ func (s *Store) removeAgain(
 
 	var (
 		inFlight    = 0
-		retryAfter  = attempts.Shortest
+		retryAfter  = attempts.MinTimeout
 		pause       = firstPause
 		retryTimer  = time.NewTimer(0)
 		notFound    bool  // an attempt has not found the key
@@ -98,7 +98,7 @@ func (s *Store) removeAgain(
 			inFlight++
 			go attempt()
 			retryTimer.Reset(retryAfter)
-			retryAfter = min(2*retryAfter, attempts.Longest)
+			retryAfter = min(2*retryAfter, attempts.MaxTimeout)
 		case a := <-answers:
 			inFlight--
 			err := r.note(a.resp, a.err)
@@ -114,7 +114,7 @@ func (s *Store) removeAgain(
 			case err != nil && !notFound:
 				last = err
 				retryTimer.Reset(pause)
-				pause = min(2*pause, attempts.LongestPause)
+				pause = min(2*pause, attempts.MaxPause)
 			}
 		case <-firstOver:
 			firstOver = nil

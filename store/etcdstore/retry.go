@@ -23,23 +23,23 @@ func attempt(ctx context.Context, request func(context.Context) error) error {
 }
 
 // errNoAnswer is the cause with which a call without a session times out.
-var errNoAnswer = errors.New("no answer for " + attempts.Patience.String() + ": check that the endpoints are correct and reachable")
+var errNoAnswer = errors.New("no answer for " + attempts.MaxDuration.String() + ": check that the endpoints are correct and reachable")
 
 // attemptWithTimeout is attempt for calls that are not bounded by a session's life. It gives up
-// after [attempts.Patience].
+// after [attempts.MaxDuration].
 func attemptWithTimeout(ctx context.Context, request func(context.Context) error) error {
-	ctx, cancel := context.WithTimeoutCause(ctx, attempts.Patience, errNoAnswer)
+	ctx, cancel := context.WithTimeoutCause(ctx, attempts.MaxDuration, errNoAnswer)
 	defer cancel()
 	return attempt(ctx, request)
 }
 
-// endedBy is [attempts.EndedBy], with the gRPC errors for the end of a context replaced by
+// endedBy is [attempts.WithContextErr], with the gRPC errors for the end of a context replaced by
 // ctx.Err().
 func endedBy(ctx context.Context, err error) error {
 	if c := code(err); ctx.Err() != nil && !errors.Is(err, ctx.Err()) && (c == codes.Canceled || c == codes.DeadlineExceeded) {
 		return ctx.Err()
 	}
-	return attempts.EndedBy(ctx, err)
+	return attempts.WithContextErr(ctx, err)
 }
 
 // refused reports whether err is a definite reply: the request was not carried out, and repeating

@@ -224,7 +224,7 @@ func (se *session) Close(ctx context.Context) error {
 	se.life.AwaitNotified()
 	se.life.AwaitWork()
 
-	within, cancel := context.WithTimeout(ctx, attempts.Patience)
+	within, cancel := context.WithTimeout(ctx, attempts.MaxDuration)
 	defer cancel()
 	se.deleteAllOverwritten(within)
 	se.mu.Lock()
@@ -267,7 +267,7 @@ func (se *session) deleteAllOverwritten(ctx context.Context) {
 		}
 		for _, e := range left {
 			if _, err := se.remove(ctx, e.key, int64(e.order)); err != nil && !refused(err) {
-				attempts.Rest(ctx, attempts.LongestPause)
+				attempts.Sleep(ctx, attempts.MaxPause)
 				continue
 			} else if err != nil {
 				se.store.logger.LogAttrs(ctx, slog.LevelWarn, "overwritten entry cannot be deleted: delete it by hand",
@@ -320,7 +320,7 @@ func (se *session) wrapErr(ctx context.Context, op string, err error) error {
 	if errors.Is(err, rpctypes.ErrLeaseNotFound) {
 		return se.leaseGone()
 	}
-	if ended := se.life.CutShort(ctx); ended != nil {
+	if ended := se.life.EndedDuring(ctx); ended != nil {
 		return ended
 	}
 	return se.store.wrapErr(op, endedBy(ctx, err))

@@ -71,8 +71,8 @@ func (c *calls) abandonedReturned() {
 	}
 }
 
-// abandonedTimeout bounds wait: an attempt lasts no longer than attempts.Longest.
-const abandonedTimeout = attempts.Longest + time.Second
+// abandonedTimeout bounds wait: an attempt lasts no longer than attempts.MaxTimeout.
+const abandonedTimeout = attempts.MaxTimeout + time.Second
 
 // wait waits, until ctx ends, for all abandoned calls to return.
 func (c *calls) wait(ctx context.Context) {

@@ -54,7 +54,7 @@ func (s *Store) Check(ctx context.Context) ([]Health, error) {
 			return err
 		})
 		if err != nil {
-			return nil, s.wrapErr("check "+addr, attempts.EndedBy(ctx, err))
+			return nil, s.wrapErr("check "+addr, attempts.WithContextErr(ctx, err))
 		}
 		if !isReplica {
 			all = append(all, h)

@@ -250,7 +250,7 @@ func (e *entry) discard() {
 func (e *entry) removeUntilDone() {
 	se := e.session
 	life := se.life.Context()
-	attempts.UntilDone(life, attempts.Longest, func() error {
+	attempts.UntilDone(life, attempts.MaxTimeout, func() error {
 		o := e.leaveOperation()
 		err := retry(life, func(ctx context.Context) error {
 			return se.store.server.eval(ctx, o.line, o.op, o.args...).err
@@ -306,17 +306,17 @@ func (e *entry) withdraw(ctx context.Context, next func() operation, outlasting 
 	}
 	bounded, cancel := se.life.Within(ctx)
 	if ended != nil {
-		bounded, cancel = context.WithTimeoutCause(ctx, attempts.Patience, errNoSuccess)
+		bounded, cancel = context.WithTimeoutCause(ctx, attempts.MaxDuration, errNoSuccess)
 	}
 	defer cancel()
 	absent, err := e.requestRemoval(bounded, next)
 	switch {
 	case err != nil && ended != nil:
-		return se.store.wrapErr(op, attempts.EndedBy(ctx, err))
+		return se.store.wrapErr(op, attempts.WithContextErr(ctx, err))
 	case err != nil:
 		se.life.Start(func() { e.withdrawInBackground(next) })
 		if err = se.wrapErr(ctx, op, err); !outlasts && !outlasting {
-			err = se.life.WentWith(ctx, err)
+			err = se.life.RemovedWithSession(ctx, err)
 		}
 		return err
 	case absent != nil:
@@ -328,7 +328,7 @@ func (e *entry) withdraw(ctx context.Context, next func() operation, outlasting 
 // withdrawInBackground repeats a withdrawal whose caller has stopped waiting.
 func (e *entry) withdrawInBackground(next func() operation) {
 	life := e.session.life.Context()
-	attempts.UntilDone(life, attempts.Longest, func() error {
+	attempts.UntilDone(life, attempts.MaxTimeout, func() error {
 		_, err := e.requestRemoval(life, next)
 		return err
 	})

@@ -181,7 +181,7 @@ func (p *poller) gather() (ctx context.Context, members []*entry, urgent bool) {
 	if p.cancelRequest != nil {
 		p.cancelRequest() // the previous request
 	}
-	ctx, cancel := context.WithTimeoutCause(context.Background(), attempts.Patience, errNoSuccess)
+	ctx, cancel := context.WithTimeoutCause(context.Background(), attempts.MaxDuration, errNoSuccess)
 	p.cancelRequest = cancel
 	urgent, p.urgent = p.urgent, false
 	return ctx, members, urgent

@@ -31,7 +31,7 @@ func (s *Store) Line(ctx context.Context, name string) (store.Line, error) {
 		return err
 	})
 	if err != nil {
-		return store.Line{}, s.wrapErr("read the line", attempts.EndedBy(ctx, err))
+		return store.Line{}, s.wrapErr("read the line", attempts.WithContextErr(ctx, err))
 	}
 	return l, nil
 }
@@ -43,7 +43,7 @@ func (s *Store) Lines(ctx context.Context, prefix string) ([]store.Line, error) 
 	op := fmt.Sprintf("list the locks that begin with %q", prefix)
 	names, err := s.names(ctx, prefix)
 	if err != nil {
-		return nil, s.wrapErr(op, attempts.EndedBy(ctx, err))
+		return nil, s.wrapErr(op, attempts.WithContextErr(ctx, err))
 	}
 	var lines []store.Line
 	for chunk := range slices.Chunk(names, 100) {
@@ -57,7 +57,7 @@ func (s *Store) Lines(ctx context.Context, prefix string) ([]store.Line, error) 
 			return err
 		})
 		if err != nil {
-			return nil, s.wrapErr(op, attempts.EndedBy(ctx, err))
+			return nil, s.wrapErr(op, attempts.WithContextErr(ctx, err))
 		}
 	}
 	return lines, nil
@@ -265,7 +265,7 @@ func (s *Store) Break(ctx context.Context, name string, order uint64) (store.Ent
 	})
 	switch {
 	case err != nil:
-		return store.Entry{}, s.wrapErr(op, attempts.EndedBy(ctx, err))
+		return store.Entry{}, s.wrapErr(op, attempts.WithContextErr(ctx, err))
 	case !broken:
 		return store.Entry{}, gone
 	}

@@ -34,7 +34,7 @@ func (e *entry) requestRemoval(ctx context.Context, next func() operation) (abse
 		o := next()
 		inFlight++
 		go func() {
-			patient, cancel := context.WithTimeout(within, attempts.Longest)
+			patient, cancel := context.WithTimeout(within, attempts.MaxTimeout)
 			defer cancel()
 			n, err := e.session.store.server.eval(patient, o.line, o.op, o.args...).number()
 			select {

@@ -22,11 +22,11 @@ func retry(ctx context.Context, request func(context.Context) error) error {
 }
 
 // errNoSuccess is why a call without a session stops although its own ctx has not ended.
-var errNoSuccess = errors.New("no success within " + attempts.Patience.String() + ": check that the address is right and reachable")
+var errNoSuccess = errors.New("no success within " + attempts.MaxDuration.String() + ": check that the address is right and reachable")
 
-// retryBounded is retry for calls that no session bounds. It stops after attempts.Patience.
+// retryBounded is retry for calls that no session bounds. It stops after attempts.MaxDuration.
 func retryBounded(ctx context.Context, request func(context.Context) error) error {
-	ctx, cancel := context.WithTimeoutCause(ctx, attempts.Patience, errNoSuccess)
+	ctx, cancel := context.WithTimeoutCause(ctx, attempts.MaxDuration, errNoSuccess)
 	defer cancel()
 	return retry(ctx, request)
 }

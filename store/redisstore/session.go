@@ -77,7 +77,7 @@ func (se *session) Confirm(ctx context.Context) error {
 		}
 	}
 	if err != nil {
-		return se.store.wrapErr("renew the session", attempts.EndedBy(ctx, err))
+		return se.store.wrapErr("renew the session", attempts.WithContextErr(ctx, err))
 	}
 	return se.life.Err() // the session may have been closed meanwhile
 }
@@ -158,10 +158,10 @@ func (se *session) detectExpiry() {
 				return err
 			})
 			if err != nil {
-				d = attempts.Longest
+				d = attempts.MaxTimeout
 			}
 		}
-		attempts.Rest(life, d+time.Millisecond)
+		attempts.Sleep(life, d+time.Millisecond)
 	}
 }
 
@@ -207,7 +207,7 @@ func (se *session) Close(ctx context.Context) error {
 	err := se.removeAll(ctx)
 	se.store.awaitAbandonedCalls(ctx)
 	if err != nil {
-		return se.store.wrapErr("end the session", attempts.EndedBy(ctx, err))
+		return se.store.wrapErr("end the session", attempts.WithContextErr(ctx, err))
 	}
 	return nil
 }
@@ -280,7 +280,7 @@ func (se *session) finish(cause error, lost bool) {
 
 // sweep tries once to remove what is left of a lost session.
 func (se *session) sweep() {
-	ctx, cancel := context.WithTimeout(context.Background(), attempts.Shortest)
+	ctx, cancel := context.WithTimeout(context.Background(), attempts.MinTimeout)
 	defer cancel()
 	if err := se.removeAll(ctx); err == nil {
 		return
@@ -292,8 +292,8 @@ func (se *session) sweep() {
 
 // wrapErr is [Store.wrapErr] for calls bounded by ctx and by the session's life.
 func (se *session) wrapErr(ctx context.Context, op string, err error) error {
-	if ended := se.life.CutShort(ctx); ended != nil && !errors.Is(err, store.ErrGone) {
+	if ended := se.life.EndedDuring(ctx); ended != nil && !errors.Is(err, store.ErrGone) {
 		return ended
 	}
-	return se.store.wrapErr(op, attempts.EndedBy(ctx, err))
+	return se.store.wrapErr(op, attempts.WithContextErr(ctx, err))
 }

@@ -140,7 +140,7 @@ func (s *Store) Capabilities() store.Capabilities {
 // Open implements [store.Store].
 func (s *Store) Open(ctx context.Context, opts store.SessionOptions) (store.Session, error) {
 	if err := s.addSession(ctx); err != nil {
-		return nil, s.wrapErr("open a session", attempts.EndedBy(ctx, err))
+		return nil, s.wrapErr("open a session", attempts.WithContextErr(ctx, err))
 	}
 	var se *session
 	err := retryBounded(ctx, func(ctx context.Context) error {
@@ -157,7 +157,7 @@ func (s *Store) Open(ctx context.Context, opts store.SessionOptions) (store.Sess
 	})
 	if err != nil {
 		s.removeSession()
-		return nil, s.wrapErr("open a session", attempts.EndedBy(ctx, err))
+		return nil, s.wrapErr("open a session", attempts.WithContextErr(ctx, err))
 	}
 	se.life.Start(se.detectExpiry)
 	return se, nil

@@ -36,7 +36,7 @@ func (s *Store) subscribe(channel string, confirmed func(), received func(string
 
 // await waits until the subscription is first confirmed, and returns the error if it is not.
 func (sub *subscriber) await(ctx context.Context) error {
-	ctx, cancel := context.WithTimeoutCause(ctx, attempts.Patience, errNoSuccess)
+	ctx, cancel := context.WithTimeoutCause(ctx, attempts.MaxDuration, errNoSuccess)
 	defer cancel()
 	select {
 	case <-sub.ready:

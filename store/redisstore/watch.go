@@ -30,7 +30,7 @@ func (s *Store) watch(ctx context.Context, prefix string, notify func()) error {
 	var sub *subscriber
 	if s.server.cluster {
 		if _, err := s.names(ctx, prefix); err != nil { // checks the permission
-			return s.wrapErr(op, attempts.EndedBy(ctx, err))
+			return s.wrapErr(op, attempts.WithContextErr(ctx, err))
 		}
 		interval = maxPollInterval
 		notify()

@@ -123,14 +123,14 @@ func (e *entry) tryJoin(ctx context.Context) error {
 				return err
 			}
 		case ctx.Err() != nil, r.err != nil && s.refused(r.err):
-			return attempts.EndedBy(ctx, r.err)
+			return attempts.WithContextErr(ctx, r.err)
 		case r.err != nil:
-			attempts.Rest(ctx, firstRedial+mathrand.N(firstRedial))
+			attempts.Sleep(ctx, firstRedial+mathrand.N(firstRedial))
 		case e.req.Try && (r.held(s) || n >= minTries && (!r.incomplete || time.Since(begun) > maxOutcomeWait)):
 			return &store.HeldError{Name: e.req.Name, Holder: r.holder()}
 		case e.req.Try:
 			took := time.Since(start)
-			attempts.Rest(ctx, took/2+mathrand.N(took))
+			attempts.Sleep(ctx, took/2+mathrand.N(took))
 		default:
 			return e.wait()
 		}
@@ -298,7 +298,7 @@ func (e *entry) Withdraw(ctx context.Context) error {
 	found, err := e.awaitRemoval(ctx)
 	switch {
 	case err != nil:
-		return e.session.store.wrapErr(op, attempts.EndedBy(ctx, err))
+		return e.session.store.wrapErr(op, attempts.WithContextErr(ctx, err))
 	case !first, wasAdmitted && found == wasGone:
 		return e.goneErr(op, nil)
 	case wasAdmitted && found == notKnown:

@@ -50,7 +50,7 @@ func (e *entry) contend() {
 			continue
 		}
 		if freed.wait(e.life, b.pause(s, r, time.Since(start))) {
-			attempts.Rest(e.life, b.jitter())
+			attempts.Sleep(e.life, b.jitter())
 		}
 	}
 }

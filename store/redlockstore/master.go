@@ -187,7 +187,7 @@ func (m *master) run(ctx context.Context) {
 		end()
 		m.setErr(err)
 		dialed.Do(func() { close(m.first) })
-		attempts.Rest(ctx, pause/2+rand.N(pause))
+		attempts.Sleep(ctx, pause/2+rand.N(pause))
 		pause = min(2*pause, lastRedial)
 	}
 	m.setErr(errClosed)

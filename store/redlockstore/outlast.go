@@ -86,7 +86,7 @@ func (e *entry) applyKeeping(k *keeping) {
 		case s.life.Err() != nil || e.session.checkAlive() != nil || !e.isKeeping(k):
 			return
 		}
-		attempts.Rest(s.life, min(left, e.session.ttl/20))
+		attempts.Sleep(s.life, min(left, e.session.ttl/20))
 	}
 }
 

@@ -158,7 +158,7 @@ func (s *Store) askMajority(ctx context.Context, wait time.Duration, script *rue
 		case <-timeout:
 			return good, nil
 		case <-ctx.Done():
-			return nil, attempts.EndedBy(ctx, replies.err())
+			return nil, attempts.WithContextErr(ctx, replies.err())
 		}
 		if len(good) == s.quorum && timeout == nil {
 			timeout = time.After(wait)

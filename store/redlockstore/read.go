@@ -28,11 +28,11 @@ type view struct {
 // Line implements [store.Store]. It shows a hold if a majority of the masters has it; a remark
 // mentions what a minority has. Waiters are not shown, because the masters have no record of them.
 func (s *Store) Line(ctx context.Context, name string) (store.Line, error) {
-	within, cancel := context.WithTimeoutCause(ctx, attempts.Patience, errNoMajority)
+	within, cancel := context.WithTimeoutCause(ctx, attempts.MaxDuration, errNoMajority)
 	defer cancel()
 	ls, err := s.readLines(within, []string{name})
 	if err != nil {
-		return store.Line{}, s.wrapErr("read the line", attempts.EndedBy(ctx, err))
+		return store.Line{}, s.wrapErr("read the line", attempts.WithContextErr(ctx, err))
 	}
 	return ls[0], nil
 }
@@ -40,18 +40,18 @@ func (s *Store) Line(ctx context.Context, name string) (store.Line, error) {
 // Lines implements [store.Store]. It lists the locks taken by clients of this package. Those of
 // other clients are shown by [Store.Line] only, because their keys look like any others.
 func (s *Store) Lines(ctx context.Context, prefix string) ([]store.Line, error) {
-	within, cancel := context.WithTimeoutCause(ctx, attempts.Patience, errNoMajority)
+	within, cancel := context.WithTimeoutCause(ctx, attempts.MaxDuration, errNoMajority)
 	defer cancel()
 	op := fmt.Sprintf("read the locks that begin with %q", prefix)
 	names, err := s.names(within, prefix)
 	if err != nil {
-		return nil, s.wrapErr(op, attempts.EndedBy(ctx, err))
+		return nil, s.wrapErr(op, attempts.WithContextErr(ctx, err))
 	}
 	var found []store.Line
 	for chunk := range slices.Chunk(names, batchSize) {
 		ls, err := s.readLines(within, chunk)
 		if err != nil {
-			return nil, s.wrapErr(op, attempts.EndedBy(ctx, err))
+			return nil, s.wrapErr(op, attempts.WithContextErr(ctx, err))
 		}
 		for _, l := range ls {
 			if len(l.Entries) > 0 {
@@ -240,11 +240,11 @@ func (s *Store) addHold(l store.Line, text string, views []view) store.Line {
 // delete their keys at the masters instead.
 func (s *Store) Break(ctx context.Context, name string, order uint64) (store.Entry, error) {
 	op := "break the entry"
-	within, cancel := context.WithTimeoutCause(ctx, attempts.Patience, errNoMajority)
+	within, cancel := context.WithTimeoutCause(ctx, attempts.MaxDuration, errNoMajority)
 	defer cancel()
 	views, err := s.readViews(within, []string{name})
 	if err != nil {
-		return store.Entry{}, s.wrapErr(op, attempts.EndedBy(ctx, err))
+		return store.Entry{}, s.wrapErr(op, attempts.WithContextErr(ctx, err))
 	}
 	l := s.line(name, views[0])
 	gone := fmt.Errorf("%s: %s: %w: %s", s, op, store.ErrGone,
@@ -260,7 +260,7 @@ func (s *Store) Break(ctx context.Context, name string, order uint64) (store.Ent
 	found, err := d.wait(within, s)
 	switch {
 	case err != nil:
-		return store.Entry{}, s.wrapErr(op, attempts.EndedBy(ctx, err))
+		return store.Entry{}, s.wrapErr(op, attempts.WithContextErr(ctx, err))
 	case found == wasGone: // otherwise it was there when it was read, and is gone now
 		return store.Entry{}, gone
 	}

@@ -58,7 +58,7 @@ func (d *removal) record(m *master, deleted, doubt bool, err error) {
 	case d.absent >= d.quorum, d.deleted >= d.quorum, d.replies.all():
 		d.settleLocked()
 	case d.goneLocked() == d.quorum:
-		time.AfterFunc(attempts.Longest, func() {
+		time.AfterFunc(attempts.MaxTimeout, func() {
 			d.mu.Lock()
 			defer d.mu.Unlock()
 			d.settleLocked()

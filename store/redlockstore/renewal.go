@@ -27,7 +27,7 @@ func (s *Store) renew(ctx context.Context, claims []*claim, ttl time.Duration) (
 		case a := <-answers:
 			r.count(a)
 		case <-ctx.Done():
-			return nil, attempts.EndedBy(ctx, r.replies.err())
+			return nil, attempts.WithContextErr(ctx, r.replies.err())
 		}
 	}
 	for i := range claims {

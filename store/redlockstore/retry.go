@@ -13,7 +13,7 @@ import (
 	"github.com/stilelock/stile/store/internal/attempts"
 )
 
-var errNoMajority = fmt.Errorf("no majority of the masters has answered within %v", attempts.Patience)
+var errNoMajority = fmt.Errorf("no majority of the masters has answered within %v", attempts.MaxDuration)
 
 // retry calls ask until it succeeds or a majority of the masters refuses. It returns when the last
 // call was begun. If ctx ends first, the error is that of the last call that ctx did not cut short.
@@ -26,14 +26,14 @@ func (s *Store) retry(ctx context.Context, ask func() error) (begun bootclock.In
 		case err == nil:
 			return begun, nil
 		case ctx.Err() != nil:
-			return begun, attempts.EndedBy(ctx, cmp.Or(last, err))
+			return begun, attempts.WithContextErr(ctx, cmp.Or(last, err))
 		case s.life.Err() != nil:
 			return begun, errClosed
 		case s.refused(err):
 			return begun, err
 		}
 		last = err
-		attempts.Rest(ctx, firstRedial)
+		attempts.Sleep(ctx, firstRedial)
 	}
 }
 

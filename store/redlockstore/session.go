@@ -211,7 +211,7 @@ func (se *session) Close(ctx context.Context) error {
 	se.life.AwaitWork()
 	for _, e := range ended {
 		if _, err := e.awaitRemoval(ctx); err != nil {
-			return se.store.wrapErr("end the session", attempts.EndedBy(ctx, err))
+			return se.store.wrapErr("end the session", attempts.WithContextErr(ctx, err))
 		}
 	}
 	return nil
@@ -236,8 +236,8 @@ func (se *session) finish(cause error, lost bool) []*entry {
 
 // wrapErr is [Store.wrapErr] for calls bounded by ctx and by the session's life.
 func (se *session) wrapErr(ctx context.Context, op string, err error) error {
-	if se.life.CutShort(ctx) != nil {
+	if se.life.EndedDuring(ctx) != nil {
 		return se.checkAlive()
 	}
-	return se.store.wrapErr(op, attempts.EndedBy(ctx, err))
+	return se.store.wrapErr(op, attempts.WithContextErr(ctx, err))
 }

@@ -145,10 +145,10 @@ func (s *Store) Capabilities() store.Capabilities {
 // masters have no record of sessions.
 func (s *Store) Open(ctx context.Context, opts store.SessionOptions) (store.Session, error) {
 	se := newSession(s, opts)
-	within, cancel := context.WithTimeoutCause(ctx, attempts.Patience, errNoMajority)
+	within, cancel := context.WithTimeoutCause(ctx, attempts.MaxDuration, errNoMajority)
 	defer cancel()
 	if err := se.open(within); err != nil {
-		return nil, s.wrapErr("open a session", attempts.EndedBy(ctx, err))
+		return nil, s.wrapErr("open a session", attempts.WithContextErr(ctx, err))
 	}
 	return se, nil
 }

@@ -118,7 +118,7 @@ func (sub *subscriber) run(ctx context.Context) {
 		sub.reset()
 		if ctx.Err() == nil {
 			sub.master.logger.LogAttrs(ctx, slog.LevelDebug, "subscriptions lost; subscribing again", slog.Any("error", err))
-			attempts.Rest(ctx, max(firstRedial, lastRedial/4-time.Since(start)))
+			attempts.Sleep(ctx, max(firstRedial, lastRedial/4-time.Since(start)))
 		}
 	}
 }

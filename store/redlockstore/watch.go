@@ -18,11 +18,11 @@ const resyncInterval = 2 * time.Second
 // Watch implements [store.Store].
 func (s *Store) Watch(ctx context.Context, prefix string, changed func()) error {
 	op := fmt.Sprintf("watch the locks that begin with %q", prefix)
-	within, cancel := context.WithTimeoutCause(ctx, attempts.Patience, errNoMajority)
+	within, cancel := context.WithTimeoutCause(ctx, attempts.MaxDuration, errNoMajority)
 	_, err := s.names(within, prefix) // checks the permission
 	cancel()
 	if err != nil && (ctx.Err() != nil || s.refused(err)) {
-		return s.wrapErr(op, attempts.EndedBy(ctx, err))
+		return s.wrapErr(op, attempts.WithContextErr(ctx, err))
 	}
 	return watchpump.Run(ctx, changed, func(ctx context.Context, notify func()) error {
 		return s.watch(ctx, prefix, op, notify)

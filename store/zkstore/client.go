@@ -66,7 +66,7 @@ func (c *client) shutWithin(ctx context.Context) {
 	c.transport.stop()
 	c.Close()
 	for ctx.Err() == nil && c.State() == zk.StateHasSession && !c.transport.closeConfirmed() && !c.transport.hasEnded() {
-		attempts.Rest(ctx, firstPause)
+		attempts.Sleep(ctx, firstPause)
 	}
 	c.transport.drop()
 }

@@ -151,7 +151,7 @@ func (e *entry) checkFree(ctx context.Context) error {
 		if !leaving || n >= maxRereads {
 			return held
 		}
-		attempts.Rest(ctx, firstPause)
+		attempts.Sleep(ctx, firstPause)
 	}
 }
 
@@ -237,7 +237,7 @@ func (e *entry) createNode(ctx context.Context) (children []string, err error) {
 			if found, err = e.recover(ctx); found {
 				return nil, nil
 			}
-			attempts.Rest(ctx, firstPause)
+			attempts.Sleep(ctx, firstPause)
 		}
 		if err != nil {
 			e.session.life.Start(e.abortEnqueue)
@@ -487,7 +487,7 @@ func (e *entry) Withdraw(ctx context.Context) error {
 		defer cancel()
 		if err := e.remove(bounded, e.node.name); err != nil {
 			se.life.Start(e.retryRemoval)
-			return se.life.WentWith(ctx, se.wrapErr(ctx, op, err))
+			return se.life.RemovedWithSession(ctx, se.wrapErr(ctx, op, err))
 		}
 	}
 	switch ending(e.ended.Load()) {

@@ -151,7 +151,7 @@ func (g *group) place(ctx context.Context, e *entry) error {
 				return g.store.wrapErr(furtherSession, o.err)
 			}
 		case <-ctx.Done():
-			return g.store.wrapErr(furtherSession, attempts.EndedBy(ctx, context.Cause(ctx)))
+			return g.store.wrapErr(furtherSession, attempts.WithContextErr(ctx, context.Cause(ctx)))
 		case <-g.first.life.Context().Done():
 			return g.first.life.Err()
 		}

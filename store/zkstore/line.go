@@ -216,7 +216,7 @@ func (w *follower) verifyTurn(e *entry, exactly bool, connection int64) {
 		}
 		exactly, connection = true, now
 		if err != nil {
-			attempts.Rest(se.life.Context(), firstPause)
+			attempts.Sleep(se.life.Context(), firstPause)
 		}
 	}
 	w.mu.Lock()
@@ -422,7 +422,7 @@ func (w *follower) run() {
 		if err != nil && w.ctx.Err() == nil {
 			w.session.store.logger.LogAttrs(w.ctx, slog.LevelDebug, "following a line failed; retrying",
 				slog.String("lock", w.name), slog.Any("error", err))
-			attempts.Rest(w.ctx, firstPause)
+			attempts.Sleep(w.ctx, firstPause)
 			w.wake()
 		}
 	}

@@ -168,7 +168,7 @@ func (se *session) keepWatching() {
 		}
 		if err := se.watchOwn(life); err != nil && life.Err() == nil {
 			se.store.logger.LogAttrs(life, slog.LevelDebug, "watching entries failed; retrying", slog.Any("error", err))
-			attempts.Rest(life, firstPause)
+			attempts.Sleep(life, firstPause)
 			se.own.wakeup.Set()
 		}
 	}

@@ -57,7 +57,7 @@ func attempt[T any](ctx context.Context, c *client, request func(before int) (T,
 		}
 		last = err
 		if n > 0 { // the first repetition may reach another server
-			attempts.Rest(ctx, firstPause)
+			attempts.Sleep(ctx, firstPause)
 		}
 	}
 }
@@ -88,7 +88,7 @@ func (s *Store) withReaderTimeout(
 		err = requests(bounded, c)
 	}
 	if err != nil && !errors.Is(err, store.ErrGone) {
-		return s.wrapErr(op, attempts.EndedBy(ctx, err))
+		return s.wrapErr(op, attempts.WithContextErr(ctx, err))
 	}
 	return err
 }

@@ -225,7 +225,7 @@ func (se *session) Close(ctx context.Context) error {
 	}
 	err := se.endRemote(ctx)
 	if err != nil {
-		return se.store.wrapErr("end the session", attempts.EndedBy(ctx, err))
+		return se.store.wrapErr("end the session", attempts.WithContextErr(ctx, err))
 	}
 	return nil
 }
@@ -236,7 +236,7 @@ func (se *session) endRemote(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, se.ttl) // after that the servers have ended it
 	defer cancel()
 	for ctx.Err() == nil && se.client.State() != zk.StateHasSession && !se.client.transport.hasEnded() {
-		attempts.Rest(ctx, firstPause)
+		attempts.Sleep(ctx, firstPause)
 	}
 	done := make(chan struct{})
 	go func() {
@@ -311,8 +311,8 @@ func (se *session) wrapErr(ctx context.Context, op string, err error) error {
 	if errors.Is(err, zk.ErrSessionExpired) {
 		return se.gone()
 	}
-	if ended := se.life.CutShort(ctx); ended != nil {
+	if ended := se.life.EndedDuring(ctx); ended != nil {
 		return ended
 	}
-	return se.store.wrapErr(op, attempts.EndedBy(ctx, err))
+	return se.store.wrapErr(op, attempts.WithContextErr(ctx, err))
 }

@@ -121,7 +121,7 @@ func New(servers []string, opts *Options) (*Store, error) {
 		servers: addresses, paths: paths{root: root}, readWrite: opts.ReadWrite,
 		auth: slices.Clone(opts.Auth), acl: acl, tls: opts.TLS, logger: cmp.Or(opts.Logger, slog.New(slog.DiscardHandler)),
 		lookup: net.DefaultResolver.LookupHost, dial: (&net.Dialer{}).DialContext,
-		recheckInterval: recheckInterval, resyncInterval: resyncInterval, patience: attempts.Patience, sessionBytes: maxSessionBytes,
+		recheckInterval: recheckInterval, resyncInterval: resyncInterval, patience: attempts.MaxDuration, sessionBytes: maxSessionBytes,
 	}, nil
 }
 
@@ -216,7 +216,7 @@ func (s *Store) Open(ctx context.Context, opts store.SessionOptions) (store.Sess
 	defer cancel()
 	g := newGroup(s, opts)
 	if err := g.first.open(bounded, asked); err != nil {
-		return nil, s.wrapErr("open a session", attempts.EndedBy(ctx, err))
+		return nil, s.wrapErr("open a session", attempts.WithContextErr(ctx, err))
 	}
 	return g, nil
 }

@@ -92,7 +92,7 @@ func write(t *testing.T, w *serverConn, frame []byte) {
 // The library abandons a server that does not answer after two thirds of the session's TTL. Then it
 // tries another.
 func TestReadingTTL_leavesTimeForPing(t *testing.T) {
-	if given, limit := readingTTL*2/3, attempts.Patience/2; given+maxPause > limit {
+	if given, limit := readingTTL*2/3, attempts.MaxDuration/2; given+maxPause > limit {
 		t.Errorf("a server is abandoned after %v, and the next is tried up to %v later; Ping waits for %v", given, maxPause, limit)
 	}
 }

@@ -70,7 +70,7 @@ func (c *changes) listen(ctx context.Context) error {
 	defer func() { go client.shut() }() // it may take a second
 	c.client = client
 	if err := client.await(ctx); err != nil {
-		return c.store.wrapErr(op, attempts.EndedBy(ctx, err))
+		return c.store.wrapErr(op, attempts.WithContextErr(ctx, err))
 	}
 	ticker := time.NewTicker(c.store.resyncInterval)
 	defer ticker.Stop()
@@ -78,7 +78,7 @@ func (c *changes) listen(ctx context.Context) error {
 		select {
 		case <-c.events:
 			if err := c.catchUp(ctx); err != nil {
-				return c.store.wrapErr(op, attempts.EndedBy(ctx, err))
+				return c.store.wrapErr(op, attempts.WithContextErr(ctx, err))
 			}
 			c.notify()
 		case <-ticker.C:

@@ -127,7 +127,7 @@ func (l *transport) wait() time.Duration {
 
 // pause waits before the next server is tried.
 func (l *transport) pause() {
-	attempts.Rest(l.stopped, time.Until(l.last.Add(l.wait())))
+	attempts.Sleep(l.stopped, time.Until(l.last.Add(l.wait())))
 	l.last = time.Now()
 }
 

@@ -4,7 +4,7 @@
 // Servers are restarted, replaced and disconnected, and return a moment later. A waiter should
 // notice nothing but the delay, so a request without a reply is sent again. The repetition ends
 // with the caller's context and with what else bounds the call: the session ([Within]) or, for
-// calls without one, [Patience].
+// calls without one, [MaxDuration].
 package attempts
 
 import (
@@ -14,20 +14,20 @@ import (
 	"time"
 )
 
-// Patience bounds a call without a session when no server answers. Calls with a session are bounded
-// by the session's life.
-const Patience = 10 * time.Second
+// MaxDuration bounds a call without a session when no server answers. Calls with a session are
+// bounded by the session's life.
+const MaxDuration = 10 * time.Second
 
-// Shortest and Longest bound the time of one attempt. A server that is being replaced, or a dead
-// connection, may be silent for many seconds while everything else works; so the first attempts are
-// short. Where requests do take longer the later attempts give them time.
+// MinTimeout and MaxTimeout bound the timeout of one attempt. A server that is being replaced, or a
+// dead connection, may be silent for many seconds while everything else works; so the first
+// attempts are short. Where requests do take longer the later attempts give them time.
 const (
-	Shortest = 500 * time.Millisecond
-	Longest  = 5 * time.Second
+	MinTimeout = 500 * time.Millisecond
+	MaxTimeout = 5 * time.Second
 )
 
-// LongestPause bounds the pause after an attempt that failed at once.
-const LongestPause = 500 * time.Millisecond
+// MaxPause bounds the pause after an attempt that failed at once.
+const MaxPause = 500 * time.Millisecond
 
 // UntilAnswered sends a request until it is answered: with success, or with an error for which
 // refused returns true because it is the server's final answer. If ctx ends first the error is the
@@ -35,19 +35,19 @@ const LongestPause = 500 * time.Millisecond
 //
 // Each attempt has a context of its own. The request must therefore do no harm if it is carried out
 // more than once, or after UntilAnswered has returned. After attempts that fail at once there are
-// pauses, which start at firstPause and double up to [LongestPause].
+// pauses, which start at firstPause and double up to [MaxPause].
 func UntilAnswered(
 	ctx context.Context, firstPause time.Duration, refused func(error) bool, request func(context.Context) error,
 ) error {
-	patience, pause := Shortest, firstPause
+	timeout, pause := MinTimeout, firstPause
 	var last error
 	for n := 0; ; n++ {
 		if ctx.Err() != nil {
 			return GaveUp(ctx, last)
 		}
-		try, cancel := context.WithTimeout(ctx, patience)
+		attempt, cancel := context.WithTimeout(ctx, timeout)
 		start := time.Now()
-		err := request(try)
+		err := request(attempt)
 		cancel()
 		if err == nil || refused(err) {
 			return err
@@ -58,11 +58,11 @@ func UntilAnswered(
 		last = err
 		// Two attempts of half a second outlast an etcd election with the default timeouts.
 		if n > 0 {
-			patience = min(2*patience, Longest)
+			timeout = min(2*timeout, MaxTimeout)
 		}
 		if time.Since(start) < pause {
-			Rest(ctx, pause)
-			pause = min(2*pause, LongestPause)
+			Sleep(ctx, pause)
+			pause = min(2*pause, MaxPause)
 		}
 	}
 }
@@ -74,14 +74,14 @@ func UntilDone(ctx context.Context, pause time.Duration, f func() error) bool {
 		if f() == nil {
 			return true
 		}
-		Rest(ctx, pause)
+		Sleep(ctx, pause)
 	}
 	return false
 }
 
 // KeepUp calls f, which is long-running (a watch, a subscription), again whenever it returns nil.
 // It returns when f returns an error or ctx ends. Before each new call there is a pause, of
-// firstPause after a call that lasted longer than [LongestPause], and otherwise doubling up to
+// firstPause after a call that lasted longer than [MaxPause], and otherwise doubling up to
 // that.
 func KeepUp(ctx context.Context, firstPause time.Duration, f func() error) error {
 	pause := firstPause
@@ -90,17 +90,17 @@ func KeepUp(ctx context.Context, firstPause time.Duration, f func() error) error
 		if err := f(); err != nil {
 			return err
 		}
-		if time.Since(start) > LongestPause {
+		if time.Since(start) > MaxPause {
 			pause = firstPause
 		}
-		Rest(ctx, pause)
-		pause = min(2*pause, LongestPause)
+		Sleep(ctx, pause)
+		pause = min(2*pause, MaxPause)
 	}
 	return ctx.Err()
 }
 
-// Rest waits for d, or until ctx ends. It does not wait if d is zero or negative.
-func Rest(ctx context.Context, d time.Duration) {
+// Sleep waits for d, or until ctx ends. It does not wait if d is zero or negative.
+func Sleep(ctx context.Context, d time.Duration) {
 	timer := time.NewTimer(d)
 	defer timer.Stop()
 	select {
@@ -135,10 +135,10 @@ func (e *unansweredError) Error() string {
 }
 func (e *unansweredError) Unwrap() []error { return []error{e.cause, e.last} }
 
-// EndedBy returns err and, if ctx has ended, an error that matches both err and ctx.Err(): the call
-// may have failed because of a context of its own that ended at the same time, or for another
-// reason. If ctx has ended the result is not nil even if err is.
-func EndedBy(ctx context.Context, err error) error {
+// WithContextErr returns err unless ctx has ended. Then it returns an error that matches both err
+// and ctx.Err(), even if err is nil: the call may have failed because of a context of its own that
+// ended at the same time, or for another reason.
+func WithContextErr(ctx context.Context, err error) error {
 	switch {
 	case ctx.Err() == nil || errors.Is(err, ctx.Err()):
 		return err

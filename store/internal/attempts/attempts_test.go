@@ -190,7 +190,7 @@ func TestGaveUp(t *testing.T) {
 	}
 }
 
-func TestEndedBy(t *testing.T) {
+func TestWithContextErr(t *testing.T) {
 	ended, end := context.WithCancel(t.Context())
 	end()
 	late, stop := context.WithTimeout(t.Context(), 0)
@@ -210,10 +210,10 @@ func TestEndedBy(t *testing.T) {
 		"own context canceled":     {late, context.Canceled, "context deadline exceeded", []error{context.DeadlineExceeded}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			check(t, attempts.EndedBy(test.ctx, test.err), test.want, test.matches)
+			check(t, attempts.WithContextErr(test.ctx, test.err), test.want, test.matches)
 		})
 	}
-	if err := attempts.EndedBy(t.Context(), nil); err != nil {
+	if err := attempts.WithContextErr(t.Context(), nil); err != nil {
 		t.Errorf("got %v, want nil", err)
 	}
 }
@@ -230,29 +230,29 @@ func check(t *testing.T, err error, text string, matches []error) {
 	}
 }
 
-func TestRest_endsWithContext(t *testing.T) {
+func TestSleep_endsWithContext(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
 		start := time.Now()
-		attempts.Rest(ctx, 59*time.Second)
+		attempts.Sleep(ctx, 59*time.Second)
 		if took := time.Since(start); took != 59*time.Second {
-			t.Errorf("rested for %v", took)
+			t.Errorf("slept for %v", took)
 		}
-		attempts.Rest(ctx, time.Hour)
+		attempts.Sleep(ctx, time.Hour)
 		if took := time.Since(start); took != time.Minute {
-			t.Errorf("both rests took %v, want 1m", took)
+			t.Errorf("both sleeps took %v, want 1m", took)
 		}
 	})
 }
 
-func TestRest_zeroOrNegative(t *testing.T) {
+func TestSleep_zeroOrNegative(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		start := time.Now()
-		attempts.Rest(t.Context(), 0)
-		attempts.Rest(t.Context(), -time.Hour)
+		attempts.Sleep(t.Context(), 0)
+		attempts.Sleep(t.Context(), -time.Hour)
 		if took := time.Since(start); took != 0 {
-			t.Errorf("rested for %v", took)
+			t.Errorf("slept for %v", took)
 		}
 	})
 }
@@ -376,7 +376,7 @@ func TestKeepUp_pausesGetLonger(t *testing.T) {
 			return nil
 		})
 		ms := time.Millisecond
-		want := []time.Duration{0, 100 * ms, 200 * ms, 400 * ms, attempts.LongestPause, attempts.LongestPause, 100 * ms}
+		want := []time.Duration{0, 100 * ms, 200 * ms, 400 * ms, attempts.MaxPause, attempts.MaxPause, 100 * ms}
 		if err != refused || !slices.Equal(pauses, want) {
 			t.Errorf("got pauses %v, want %v; error %v", pauses, want, err)
 		}

@@ -99,20 +99,21 @@ func (l *Life) AwaitNotified() { l.notifying.Wait() }
 // [Life.AwaitNotified].
 func (l *Life) AwaitWork() { l.work.Wait() }
 
-// CutShort returns why the life has ended if that may be why a call failed that was bounded by ctx
-// and by the life. It returns nil if ctx has ended too, or the life has not.
-func (l *Life) CutShort(ctx context.Context) error {
+// EndedDuring returns why the life has ended, for a failed call that was bounded by ctx and by the
+// life. It returns nil if ctx has ended too, or the life has not: then the failure has another
+// reason.
+func (l *Life) EndedDuring(ctx context.Context) error {
 	if ctx.Err() == nil {
 		return l.Err()
 	}
 	return nil
 }
 
-// WentWith returns the error of a request to remove an entry that has failed with err. If the end
+// RemovedWithSession returns the error of a request to remove an entry that has failed with err. If the end
 // of the life cut the request short, the entry is removed with its session, and the error matches
 // [store.ErrGone]. It is not for entries that outlast their session.
-func (l *Life) WentWith(ctx context.Context, err error) error {
-	if l.CutShort(ctx) != nil {
+func (l *Life) RemovedWithSession(ctx context.Context, err error) error {
+	if l.EndedDuring(ctx) != nil {
 		return fmt.Errorf("%w: %w", store.ErrGone, err)
 	}
 	return err

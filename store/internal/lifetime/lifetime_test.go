@@ -169,11 +169,11 @@ func TestLife_errorsOfCalls(t *testing.T) {
 	var mu sync.Mutex
 	l := lifetime.New(t.Context(), &mu, nil)
 	failed := errors.New("connection refused")
-	if err := l.CutShort(t.Context()); err != nil {
-		t.Errorf("CutShort before the end: got %v, want nil", err)
+	if err := l.EndedDuring(t.Context()); err != nil {
+		t.Errorf("EndedDuring before the end: got %v, want nil", err)
 	}
-	if err := l.WentWith(t.Context(), failed); err != failed {
-		t.Errorf("WentWith before the end: got %v", err)
+	if err := l.RemovedWithSession(t.Context(), failed); err != failed {
+		t.Errorf("RemovedWithSession before the end: got %v", err)
 	}
 	within, cancel := l.Within(t.Context())
 	defer cancel()
@@ -181,18 +181,18 @@ func TestLife_errorsOfCalls(t *testing.T) {
 	if <-within.Done(); !errors.Is(context.Cause(within), errLost) {
 		t.Errorf("Within: got cause %v", context.Cause(within))
 	}
-	if err := l.CutShort(t.Context()); !errors.Is(err, errLost) {
-		t.Errorf("CutShort: got %v", err)
+	if err := l.EndedDuring(t.Context()); !errors.Is(err, errLost) {
+		t.Errorf("EndedDuring: got %v", err)
 	}
-	if err := l.WentWith(t.Context(), failed); !errors.Is(err, store.ErrGone) || !errors.Is(err, failed) {
-		t.Errorf("WentWith: got %v, want ErrGone and the error", err)
+	if err := l.RemovedWithSession(t.Context(), failed); !errors.Is(err, store.ErrGone) || !errors.Is(err, failed) {
+		t.Errorf("RemovedWithSession: got %v, want ErrGone and the error", err)
 	}
 	over, giveUp := context.WithCancel(t.Context())
 	giveUp()
-	if err := l.CutShort(over); err != nil {
-		t.Errorf("CutShort after ctx ended: got %v, want nil", err)
+	if err := l.EndedDuring(over); err != nil {
+		t.Errorf("EndedDuring after ctx ended: got %v, want nil", err)
 	}
-	if err := l.WentWith(over, failed); err != failed {
-		t.Errorf("WentWith after ctx ended: got %v", err)
+	if err := l.RemovedWithSession(over, failed); err != failed {
+		t.Errorf("RemovedWithSession after ctx ended: got %v", err)
 	}
 }

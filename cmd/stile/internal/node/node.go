@@ -37,8 +37,8 @@ type Config struct {
 	// MoveDir is the advice in errors on how to use another data directory; empty means the flag
 	// --data.
 	MoveDir string
-	// Patience is how long to wait for another server to release the data directory.
-	Patience time.Duration
+	// LockTimeout is how long to wait for another server to release the data directory.
+	LockTimeout time.Duration
 	// Listen is the host:port for clients and the JSON gateway; empty for none. The host is an IP
 	// address or localhost. Port 0 selects a free port.
 	Listen string
@@ -477,7 +477,7 @@ func lockDir(ctx context.Context, cfg Config) (*filelock.Lock, error) {
 	if err := os.MkdirAll(cfg.Dir, 0o700); err != nil {
 		return nil, wrapErr(err)
 	}
-	ctx, cancel := context.WithTimeout(ctx, cfg.Patience)
+	ctx, cancel := context.WithTimeout(ctx, cfg.LockTimeout)
 	defer cancel()
 	lock, err := filelock.Wait(ctx, filepath.Join(cfg.Dir, "lock"), filelock.Exclusive)
 	switch {

@@ -482,7 +482,7 @@ func TestStart_waitsForDirectory(t *testing.T) {
 	second := make(chan result)
 	go func() {
 		n, err := node.Start(t.Context(), node.Config{
-			Dir: dir, Listen: "127.0.0.1:0", Patience: long, Logger: slog.New(slog.DiscardHandler),
+			Dir: dir, Listen: "127.0.0.1:0", LockTimeout: long, Logger: slog.New(slog.DiscardHandler),
 		})
 		second <- result{n, err}
 	}()
