@@ -21,9 +21,9 @@ func (noLock) Lock(context.Context, string) (func(context.Context) error, error)
 }
 func (noLock) Close() {}
 
-func TestFight_lockThatDoesNotExclude(t *testing.T) {
+func TestRunContest_countsViolations(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		o, err := fight(t.Context(), []client{noLock{}, noLock{}}, "x", time.Millisecond, 50*time.Millisecond)
+		o, err := runContest(t.Context(), []client{noLock{}, noLock{}}, "x", time.Millisecond, 50*time.Millisecond)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -37,8 +37,8 @@ func TestFight_lockThatDoesNotExclude(t *testing.T) {
 func TestReport_violations(t *testing.T) {
 	k := contest{Clients: 2}
 	b := &bench{
-		setting: setting{name: "here", contests: []contest{k}, contenders: []contender{{name: stileName}}},
-		fights:  map[contest]map[string]*together{k: {stileName: {violations: 3, most: []int{1}, least: []int{1}}}},
+		setting:        setting{name: "here", contests: []contest{k}, contenders: []contender{{name: stileName}}},
+		contestResults: map[contest]map[string]*contestResult{k: {stileName: {violations: 3, maxAcquired: []int{1}, minAcquired: []int{1}}}},
 	}
 	r := &report{Settings: []settingReport{b.report()}}
 	if r.violations() != 3 || !strings.Contains(r.markdown(), "**Stile, here, 2 clients, hold 0s: 3 times**") {
@@ -61,11 +61,11 @@ func (l localLock) Lock(ctx context.Context, _ string) (func(context.Context) er
 }
 func (l localLock) Close() {}
 
-func TestFight_counts(t *testing.T) {
+func TestRunContest_counts(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := newLocalLock()
 		const slice = 100 * time.Millisecond
-		o, err := fight(t.Context(), []client{l, l, l}, "x", 5*time.Millisecond, slice)
+		o, err := runContest(t.Context(), []client{l, l, l}, "x", 5*time.Millisecond, slice)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -89,42 +89,42 @@ func TestFight_counts(t *testing.T) {
 	})
 }
 
-func TestFight_oneClientAlone(t *testing.T) {
+func TestRunContest_oneClient(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		o, err := fight(t.Context(), []client{newLocalLock()}, "x", time.Millisecond, 5*time.Millisecond)
+		o, err := runContest(t.Context(), []client{newLocalLock()}, "x", time.Millisecond, 5*time.Millisecond)
 		if err != nil || o.acquired[0] != 5 || len(o.handOvers) > 0 {
 			t.Errorf("%d acquisitions, %d hand-overs, error %v; want five, none, none", o.acquired, len(o.handOvers), err)
 		}
 	})
 }
 
-// brokenLock fails.
-type brokenLock struct{ err error }
+// failingLock fails.
+type failingLock struct{ err error }
 
-func (l brokenLock) Lock(context.Context, string) (func(context.Context) error, error) {
+func (l failingLock) Lock(context.Context, string) (func(context.Context) error, error) {
 	return nil, l.err
 }
-func (l brokenLock) Close() {}
+func (l failingLock) Close() {}
 
-// stuckLock waits until it is called off.
-type stuckLock struct{}
+// blockedLock waits until it is called off.
+type blockedLock struct{}
 
-func (stuckLock) Lock(ctx context.Context, _ string) (func(context.Context) error, error) {
+func (blockedLock) Lock(ctx context.Context, _ string) (func(context.Context) error, error) {
 	<-ctx.Done()
 	return nil, ctx.Err()
 }
-func (stuckLock) Close() {}
+func (blockedLock) Close() {}
 
-func TestFight_endsWithTheFirstError(t *testing.T) {
+func TestRunContest_endsWithFirstError(t *testing.T) {
 	want := errors.New("broken")
-	if _, err := fight(t.Context(), []client{stuckLock{}, brokenLock{want}}, "x", 0, time.Hour); !errors.Is(err, want) {
+	if _, err := runContest(t.Context(), []client{blockedLock{}, failingLock{want}}, "x", 0, time.Hour); !errors.Is(err, want) {
 		t.Errorf("error %v, want %v", err, want)
 	}
 }
 
-func TestFight_givesUp(t *testing.T) {
+func TestRunContest_givesUp(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		o, err := fight(t.Context(), []client{stuckLock{}}, "x", 0, time.Second)
+		o, err := runContest(t.Context(), []client{blockedLock{}}, "x", 0, time.Second)
 		if err != nil || o.givenUp != 1 || o.acquired[0] != 0 {
 			t.Errorf("%+v, %v, want one call that was given up", o, err)
 		}
@@ -140,16 +140,16 @@ func (l *lateLock) Lock(ctx context.Context, _ string) (func(context.Context) er
 }
 func (*lateLock) Close() {}
 
-func TestAttempt_releasesWhatItGivesUp(t *testing.T) {
+func TestLockWithin_releasesLateLock(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var l lateLock
-		if unlock, err := attempt(t.Context(), &l, "x", time.Second); unlock != nil || err != nil || !l.released {
+		if unlock, err := lockWithin(t.Context(), &l, "x", time.Second); unlock != nil || err != nil || !l.released {
 			t.Errorf("unlock: %t, error %v, released: %t, want it released and given up", unlock != nil, err, l.released)
 		}
 	})
 }
 
-func TestCompare_withinTheRounds(t *testing.T) {
+func TestCompare_withinRounds(t *testing.T) {
 	ms := func(n ...int) (d []time.Duration) {
 		for _, n := range n {
 			d = append(d, time.Duration(n)*time.Millisecond)
@@ -163,7 +163,7 @@ func TestCompare_withinTheRounds(t *testing.T) {
 	if want := (ratio{2, 2, 3}); got == nil || *got != want {
 		t.Errorf("ratio %v, want %+v", got, want)
 	}
-	if got := a.spread().P99; got != 30*time.Millisecond {
+	if got := a.summary().P99; got != 30*time.Millisecond {
 		t.Errorf("99th percentile %v, want 30ms", got)
 	}
 	if got := compare(nil, b.medians()); got != nil || got.String() != "–" {
@@ -193,7 +193,7 @@ func TestExpectation_reached(t *testing.T) {
 }
 
 // A contender whose lock takes 2 ms, beside Stile, whose takes 1 ms.
-func TestBench_figuresOfSlowLocks(t *testing.T) {
+func TestMeasureSetting_slowLocks(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		slow := func(name string, d time.Duration) contender {
 			held := newLocalLock()
@@ -204,8 +204,8 @@ func TestBench_figuresOfSlowLocks(t *testing.T) {
 			return contender{name: name, connect: func(context.Context, int) (client, error) { return funcClient{lock, func() {}}, nil }}
 		}
 		k := contest{Clients: 3, Hold: time.Millisecond}
-		b, err := in(t.Context(), config{rounds: 3, slice: 100 * time.Millisecond}, setting{
-			name: "here", contests: []contest{k}, settle: func(int) time.Duration { return 10 * time.Millisecond },
+		b, err := measureSetting(t.Context(), config{rounds: 3, slice: 100 * time.Millisecond}, setting{
+			name: "here", contests: []contest{k}, handOverDelay: func(int) time.Duration { return 10 * time.Millisecond },
 			contenders: []contender{slow("peer", 2*time.Millisecond), slow(stileName, time.Millisecond)},
 		})
 		if err != nil {

@@ -11,24 +11,24 @@ import (
 type series [][]time.Duration
 
 // A spread is what a series comes to, all rounds together.
-type spread struct {
+type summary struct {
 	P50, P99 time.Duration
 	Count    int
 }
 
-func (s series) spread() spread {
+func (s series) summary() summary {
 	all := slices.Concat(s...)
-	return spread{quantile(all, 0.5), quantile(all, 0.99), len(all)}
+	return summary{quantile(all, 0.5), quantile(all, 0.99), len(all)}
 }
 
-func (s spread) String() string {
+func (s summary) String() string {
 	if s.Count == 0 {
 		return "–"
 	}
-	return short(s.P50) + " / " + short(s.P99)
+	return formatDuration(s.P50) + " / " + formatDuration(s.P99)
 }
 
-func short(d time.Duration) string {
+func formatDuration(d time.Duration) string {
 	if d < 10*time.Millisecond {
 		return fmt.Sprintf("%d µs", d.Microseconds())
 	}

@@ -21,17 +21,17 @@ type report struct {
 // settingReport is what was measured in one setting.
 type settingReport struct {
 	Name     string
-	Alone    []aloneRow
+	Alone    []uncontendedRow
 	Contests []contestRow `json:",omitempty"`
 }
 
-// aloneRow is what one contender does while nobody else wants the lock, and a hand-over. The ratios are Stile's figure divided
+// uncontendedRow is what one contender does while nobody else wants the lock, and a hand-over. The ratios are Stile's figure divided
 // by this one's.
-type aloneRow struct {
+type uncontendedRow struct {
 	Contender                string
-	Lock, Unlock, Pair       spread
-	HandOver                 spread
-	LockAfterPause           spread
+	Lock, Unlock, Pair       summary
+	HandOver                 summary
+	LockAfterPause           summary
 	StilePair, StileHandOver *ratio `json:",omitempty"`
 	GivenUp                  int
 }
@@ -41,7 +41,7 @@ type contestRow struct {
 	contest
 	Writes        float64 `json:",omitempty"` // unrelated ones a second
 	Contender     string
-	HandOver      spread
+	HandOver      summary
 	PerSecond     float64
 	StileHandOver *ratio  `json:",omitempty"`
 	StileRate     *ratio  `json:",omitempty"`
@@ -55,13 +55,13 @@ type contestRow struct {
 func (b *bench) report() settingReport {
 	r := settingReport{Name: b.name}
 	for _, c := range b.contenders {
-		a := b.alone[c.name]
+		a := b.uncontended[c.name]
 		if a == nil {
 			continue
 		}
-		row := aloneRow{
-			Contender: c.name, Lock: a.locks.spread(), Unlock: a.unlocks.spread(), Pair: a.pairs.spread(),
-			HandOver: a.handOvers.spread(), LockAfterPause: a.afterPause.spread(), GivenUp: a.givenUp,
+		row := uncontendedRow{
+			Contender: c.name, Lock: a.locks.summary(), Unlock: a.unlocks.summary(), Pair: a.pairs.summary(),
+			HandOver: a.handOvers.summary(), LockAfterPause: a.locksAfterPause.summary(), GivenUp: a.givenUp,
 		}
 		if c.name != stileName {
 			row.StilePair, row.StileHandOver = b.pairRatio(c.name), b.handOverRatio(c.name)
@@ -70,18 +70,18 @@ func (b *bench) report() settingReport {
 	}
 	for _, k := range b.contests {
 		for _, c := range b.contenders {
-			t := b.fights[k][c.name]
+			t := b.contestResults[k][c.name]
 			if t == nil {
 				continue
 			}
 			row := contestRow{
-				contest: k, Writes: median(b.noises[k]), Contender: c.name, HandOver: t.handOvers.spread(),
+				contest: k, Writes: median(b.noiseRates[k]), Contender: c.name, HandOver: t.handOvers.summary(),
 				PerSecond: median(t.rates), Commands: median(t.commands), GivenUp: t.givenUp, Violations: t.violations,
 			}
 			row.Most, row.Least = t.shares()
 			if c.name != stileName {
 				row.StileRate = b.rateRatio(k, c.name)
-				row.StileHandOver = compare(b.fights[k][stileName].handOvers.medians(), t.handOvers.medians())
+				row.StileHandOver = compare(b.contestResults[k][stileName].handOvers.medians(), t.handOvers.medians())
 			}
 			r.Contests = append(r.Contests, row)
 		}
@@ -90,26 +90,26 @@ func (b *bench) report() settingReport {
 }
 
 func (b *bench) pairRatio(other string) *ratio {
-	return compare(b.alone[stileName].pairs.medians(), b.alone[other].pairs.medians())
+	return compare(b.uncontended[stileName].pairs.medians(), b.uncontended[other].pairs.medians())
 }
 
 func (b *bench) handOverRatio(other string) *ratio {
-	return compare(b.alone[stileName].handOvers.medians(), b.alone[other].handOvers.medians())
+	return compare(b.uncontended[stileName].handOvers.medians(), b.uncontended[other].handOvers.medians())
 }
 
 func (b *bench) rateRatio(k contest, other string) *ratio {
-	return compare(b.fights[k][stileName].rates, b.fights[k][other].rates)
+	return compare(b.contestResults[k][stileName].rates, b.contestResults[k][other].rates)
 }
 
 // shares returns what the luckiest and the unluckiest client got in the most unequal round.
-func (t *together) shares() (most, least int) {
+func (t *contestResult) shares() (maxAcquired, minAcquired int) {
 	worst := 0
-	for i := range t.most {
-		if t.most[i]*max(t.least[worst], 1) > t.most[worst]*max(t.least[i], 1) {
+	for i := range t.maxAcquired {
+		if t.maxAcquired[i]*max(t.minAcquired[worst], 1) > t.maxAcquired[worst]*max(t.minAcquired[i], 1) {
 			worst = i
 		}
 	}
-	return t.most[worst], t.least[worst]
+	return t.maxAcquired[worst], t.minAcquired[worst]
 }
 
 func (r *report) violations() (n int) {
@@ -144,12 +144,12 @@ func (r *report) markdown() string {
 		fmt.Fprintf(&t, "* %v\n", e)
 	}
 	if contests {
-		fmt.Fprintf(&t, "* two clients in one lock at once: %s\n", r.exclusion())
+		fmt.Fprintf(&t, "* two clients in one lock at once: %s\n", r.violationSummary())
 	}
 	return t.String()
 }
 
-func (r *report) exclusion() string {
+func (r *report) violationSummary() string {
 	var found []string
 	for _, s := range r.Settings {
 		for _, c := range s.Contests {

@@ -31,8 +31,8 @@ func measureStartup(ctx context.Context, c config) (*report, error) {
 		{name: "`flock x true`", argv: []string{"flock", a.path("x"), "true"}},
 		{name: "`stile version`", argv: []string{stile, "version"}},
 		{name: "`stile run x -- true`, the local server runs", argv: run},
-		{name: "the same, the server has ended", argv: run, prepare: a.endServer},
-		{name: "the same, for the first time in this account", argv: run, prepare: a.forget},
+		{name: "the same, the server has ended", argv: run, prepare: a.killServer},
+		{name: "the same, for the first time in this account", argv: run, prepare: a.reset},
 	}
 	for round := range 20*c.rounds + 1 {
 		for i := range commands {
@@ -82,21 +82,21 @@ func (a account) path(elem ...string) string {
 	return filepath.Join(append([]string{a.dir}, elem...)...)
 }
 
-func (a account) home() string { return a.path("state", "stile", "local") }
+func (a account) serverDir() string { return a.path("state", "stile", "local") }
 
 func (a account) environment() []string {
 	return append(os.Environ(), "XDG_STATE_HOME="+a.path("state"), "XDG_RUNTIME_DIR="+a.path("run"), "STILE_URL=")
 }
 
-// endServer ends the local server, if it runs, and returns when nobody listens any more.
-func (a account) endServer() error {
-	said, err := os.ReadFile(filepath.Join(a.home(), "pid"))
+// killServer ends the local server, if it runs, and returns when nobody listens any more.
+func (a account) killServer() error {
+	text, err := os.ReadFile(filepath.Join(a.serverDir(), "pid"))
 	if os.IsNotExist(err) {
 		return nil
 	} else if err != nil {
 		return err
 	}
-	pid, err := strconv.Atoi(strings.TrimSpace(string(said)))
+	pid, err := strconv.Atoi(strings.TrimSpace(string(text)))
 	if err != nil {
 		return err
 	}
@@ -112,7 +112,7 @@ func (a account) endServer() error {
 }
 
 func (a account) isListening() bool {
-	conn, err := net.Dial("unix", filepath.Join(a.home(), "socket"))
+	conn, err := net.Dial("unix", filepath.Join(a.serverDir(), "socket"))
 	if err == nil {
 		_ = conn.Close()
 	}
@@ -120,15 +120,15 @@ func (a account) isListening() bool {
 }
 
 // forget ends the local server and removes all that it keeps.
-func (a account) forget() error {
-	if err := a.endServer(); err != nil {
+func (a account) reset() error {
+	if err := a.killServer(); err != nil {
 		return err
 	}
 	return os.RemoveAll(a.path("state"))
 }
 
 func (a account) remove() {
-	_ = a.endServer()
+	_ = a.killServer()
 	_ = os.RemoveAll(a.dir)
 }
 
@@ -140,7 +140,7 @@ type command struct {
 	took    []time.Duration
 }
 
-func (c *command) measure(ctx context.Context, a account, counts bool) error {
+func (c *command) measure(ctx context.Context, a account, record bool) error {
 	if c.prepare != nil {
 		if err := c.prepare(); err != nil {
 			return err
@@ -154,7 +154,7 @@ func (c *command) measure(ctx context.Context, a account, counts bool) error {
 	if err != nil {
 		return fmt.Errorf("%v: %w", c.argv, err)
 	}
-	if counts {
+	if record {
 		c.took = append(c.took, took)
 	}
 	return nil

@@ -23,7 +23,7 @@ const (
 )
 
 // jars are those of the Debian package libzookeeper-java.
-const jars = "/usr/share/java/zookeeper.jar:/usr/share/java/slf4j-nop.jar"
+const classPath = "/usr/share/java/zookeeper.jar:/usr/share/java/slf4j-nop.jar"
 
 func measureZooKeeper(ctx context.Context, c config) (*report, error) {
 	r := &report{About: []string{
@@ -35,7 +35,7 @@ func measureZooKeeper(ctx context.Context, c config) (*report, error) {
 		if err != nil {
 			return nil, err
 		}
-		created := compare(b.alone[stileName].handOvers.medians(), b.alone[rawZK].afterPause.medians())
+		created := compare(b.uncontended[stileName].handOvers.medians(), b.uncontended[rawZK].locksAfterPause.medians())
 		r.Settings = append(r.Settings, b.report())
 		r.Expected = append(r.Expected,
 			expectation{b.name + ": pair, Stile / go-zookeeper's Lock", b.pairRatio(stockZK), 1, true},
@@ -55,34 +55,34 @@ func measureEnsemble(ctx context.Context, c config, n int) (_ *bench, err error)
 	if err != nil {
 		return nil, err
 	}
-	ctx, cancel := s.until(ctx)
+	ctx, cancel := s.untilExit(ctx)
 	defer cancel()
 	// Clients are of two of the servers: of followers, if there are any.
 	var followers []string
 	for _, addr := range addrs {
 		var mode string
-		if err := await(ctx, func(ctx context.Context) (err error) { mode, err = modeOf(ctx, addr); return err }); err != nil {
+		if err := await(ctx, func(ctx context.Context) (err error) { mode, err = serverMode(ctx, addr); return err }); err != nil {
 			return nil, err
 		}
 		if mode != "leader" {
 			followers = append(followers, addr)
 		}
 	}
-	where := "one server"
+	name := "one server"
 	if n > 1 {
-		where = fmt.Sprintf("%d servers, clients of two followers", n)
+		name = fmt.Sprintf("%d servers, clients of two followers", n)
 	}
-	at := func(connect func(ctx context.Context, addr string) (client, error)) func(context.Context, int) (client, error) {
+	onFollower := func(connect func(ctx context.Context, addr string) (client, error)) func(context.Context, int) (client, error) {
 		return func(ctx context.Context, i int) (client, error) { return connect(ctx, followers[i%len(followers)]) }
 	}
-	b, err := in(ctx, c, setting{
-		name: where,
+	b, err := measureSetting(ctx, c, setting{
+		name: name,
 		contenders: []contender{
-			{name: rawZK, connect: at(connectRawZK)},
-			{name: stockZK, connect: at(connectStockZK)},
-			{name: stileName, connect: at(connectStileZK)},
+			{name: rawZK, connect: onFollower(connectRawZK)},
+			{name: stockZK, connect: onFollower(connectStockZK)},
+			{name: stileName, connect: onFollower(connectStileZK)},
 		},
-		settle: func(int) time.Duration { return 10 * time.Millisecond },
+		handOverDelay: func(int) time.Duration { return 10 * time.Millisecond },
 	})
 	if err != nil {
 		return nil, errors.Join(err, context.Cause(ctx))
@@ -120,15 +120,15 @@ func startEnsemble(s *server, n int) (addrs []string, err error) {
 		if err := os.WriteFile(file, []byte(strings.Join(lines, "\n")+"\n"), 0o600); err != nil {
 			return nil, err
 		}
-		if err := s.start("java", "-Xmx256m", "-cp", jars, "org.apache.zookeeper.server.quorum.QuorumPeerMain", file); err != nil {
+		if err := s.start("java", "-Xmx256m", "-cp", classPath, "org.apache.zookeeper.server.quorum.QuorumPeerMain", file); err != nil {
 			return nil, err
 		}
 	}
 	return all[:n], nil
 }
 
-// modeOf returns what a server says it is.
-func modeOf(ctx context.Context, addr string) (string, error) {
+// serverMode returns what a server says it is.
+func serverMode(ctx context.Context, addr string) (string, error) {
 	conn, err := (&net.Dialer{}).DialContext(ctx, "tcp", addr)
 	if err != nil {
 		return "", err
@@ -155,12 +155,12 @@ func modeOf(ctx context.Context, addr string) (string, error) {
 	return mode, nil
 }
 
-var everybody = zk.WorldACL(zk.PermAll)
+var openACL = zk.WorldACL(zk.PermAll)
 
 // rawZKClient makes the requests that no lock can do without, and nothing else: it creates a node and deletes it.
 type rawZKClient struct {
-	conn *zk.Conn
-	made map[string]bool // directories
+	conn    *zk.Conn
+	created map[string]bool // directories
 }
 
 func connectZK(server string) (*zk.Conn, error) {
@@ -186,14 +186,14 @@ func (c *rawZKClient) Close() { c.conn.Close() }
 // Lock is the floor under every lock and every hand-over. If the node is there, it waits until it is deleted, and then has
 // nothing to release: the next Lock may be anybody's.
 func (c *rawZKClient) Lock(ctx context.Context, name string) (func(context.Context) error, error) {
-	if !c.made[name] {
-		c.made[name] = true
-		if _, err := c.conn.Create("/"+name, nil, zk.FlagPersistent, everybody); err != nil && !errors.Is(err, zk.ErrNodeExists) {
+	if !c.created[name] {
+		c.created[name] = true
+		if _, err := c.conn.Create("/"+name, nil, zk.FlagPersistent, openACL); err != nil && !errors.Is(err, zk.ErrNodeExists) {
 			return nil, err
 		}
 	}
 	node := "/" + name + "/lock"
-	_, err := c.conn.Create(node, nil, zk.FlagEphemeral, everybody)
+	_, err := c.conn.Create(node, nil, zk.FlagEphemeral, openACL)
 	if err == nil {
 		return func(context.Context) error { return c.conn.Delete(node, -1) }, nil
 	}
@@ -203,17 +203,17 @@ func (c *rawZKClient) Lock(ctx context.Context, name string) (func(context.Conte
 	if _, err := c.conn.Sync(node); err != nil { // this client's server may not have heard of it
 		return nil, err
 	}
-	nothing := func(context.Context) error { return nil }
+	noRelease := func(context.Context) error { return nil }
 	_, _, deleted, err := c.conn.GetW(node)
 	if errors.Is(err, zk.ErrNoNode) { // it was deleted meanwhile
-		return nothing, nil
+		return noRelease, nil
 	}
 	if err != nil {
 		return nil, err
 	}
 	select {
 	case <-deleted:
-		return nothing, nil
+		return noRelease, nil
 	case <-ctx.Done():
 		return nil, ctx.Err()
 	}
@@ -225,7 +225,7 @@ func connectStockZK(_ context.Context, server string) (client, error) {
 		return nil, err
 	}
 	lock := func(_ context.Context, name string) (func(context.Context) error, error) {
-		l := zk.NewLock(conn, "/"+name, everybody)
+		l := zk.NewLock(conn, "/"+name, openACL)
 		return func(context.Context) error { return l.Unlock() }, l.Lock()
 	}
 	return funcClient{lock, conn.Close}, nil
