@@ -13,7 +13,7 @@ import (
 	"github.com/stilelock/stile/internal/testservers"
 )
 
-// noLock lets everybody in.
+// noLock does not exclude anything.
 type noLock struct{}
 
 func (noLock) Lock(context.Context, string) (func(context.Context) error, error) {
@@ -28,12 +28,12 @@ func TestRunContest_countsViolations(t *testing.T) {
 			t.Fatal(err)
 		}
 		if o.violations == 0 {
-			t.Errorf("two clients took no lock at all %v times, and no violation was found", o.acquired)
+			t.Errorf("got no violations in %v acquisitions of a lock that does not exclude", o.acquired)
 		}
 	})
 }
 
-// A violation reaches the report and the exit code.
+// Violations are counted and appear in the report.
 func TestReport_violations(t *testing.T) {
 	k := contest{Clients: 2}
 	b := &bench{
@@ -42,11 +42,12 @@ func TestReport_violations(t *testing.T) {
 	}
 	r := &report{Settings: []settingReport{b.report()}}
 	if r.violations() != 3 || !strings.Contains(r.markdown(), "**Stile, here, 2 clients, hold 0s: 3 times**") {
-		t.Errorf("%d violations in\n%s", r.violations(), r.markdown())
+		t.Errorf("got %d violations, want 3; report:\n%s", r.violations(), r.markdown())
 	}
 }
 
-// localLock is a channel with room for one. A mutex would not do: time in a bubble stands still while somebody waits for one.
+// localLock is a channel with a buffer of one. A sync.Mutex would not do: in a synctest bubble,
+// time does not advance while a goroutine waits for a mutex.
 type localLock chan struct{}
 
 func newLocalLock() localLock { return make(localLock, 1) }
@@ -75,15 +76,15 @@ func TestRunContest_counts(t *testing.T) {
 		}
 		switch {
 		case o.violations != 0 || o.givenUp != 0:
-			t.Errorf("%d violations of a lock that excludes, %d given up", o.violations, o.givenUp)
+			t.Errorf("got %d violations and %d given up, want none of a lock that excludes", o.violations, o.givenUp)
 		case acquired != 20:
-			t.Errorf("%d acquisitions, each held for 5 ms, in %v", acquired, slice)
+			t.Errorf("got %d acquisitions of 5ms each in %v, want 20", acquired, slice)
 		case len(o.handOvers) == 0 || len(o.handOvers) >= acquired:
-			t.Errorf("%d hand-overs with %d acquisitions: the first one is none", len(o.handOvers), acquired)
+			t.Errorf("got %d hand-overs with %d acquisitions, want at least one and fewer than acquisitions", len(o.handOvers), acquired)
 		}
 		for _, d := range o.handOvers {
 			if d != 0 {
-				t.Errorf("a hand-over that needs no time took %v", d)
+				t.Errorf("got a hand-over of %v, want 0", d)
 			}
 		}
 	})
@@ -93,12 +94,12 @@ func TestRunContest_oneClient(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		o, err := runContest(t.Context(), []client{newLocalLock()}, "x", time.Millisecond, 5*time.Millisecond)
 		if err != nil || o.acquired[0] != 5 || len(o.handOvers) > 0 {
-			t.Errorf("%d acquisitions, %d hand-overs, error %v; want five, none, none", o.acquired, len(o.handOvers), err)
+			t.Errorf("got %d acquisitions, %d hand-overs, error %v; want 5, 0, nil", o.acquired, len(o.handOvers), err)
 		}
 	})
 }
 
-// failingLock fails.
+// failingLock returns an error.
 type failingLock struct{ err error }
 
 func (l failingLock) Lock(context.Context, string) (func(context.Context) error, error) {
@@ -106,7 +107,7 @@ func (l failingLock) Lock(context.Context, string) (func(context.Context) error,
 }
 func (l failingLock) Close() {}
 
-// blockedLock waits until it is called off.
+// blockedLock waits until its context ends.
 type blockedLock struct{}
 
 func (blockedLock) Lock(ctx context.Context, _ string) (func(context.Context) error, error) {
@@ -118,7 +119,7 @@ func (blockedLock) Close() {}
 func TestRunContest_endsWithFirstError(t *testing.T) {
 	want := errors.New("broken")
 	if _, err := runContest(t.Context(), []client{blockedLock{}, failingLock{want}}, "x", 0, time.Hour); !errors.Is(err, want) {
-		t.Errorf("error %v, want %v", err, want)
+		t.Errorf("got error %v, want %v", err, want)
 	}
 }
 
@@ -126,12 +127,12 @@ func TestRunContest_givesUp(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		o, err := runContest(t.Context(), []client{blockedLock{}}, "x", 0, time.Second)
 		if err != nil || o.givenUp != 1 || o.acquired[0] != 0 {
-			t.Errorf("%+v, %v, want one call that was given up", o, err)
+			t.Errorf("got %+v, error %v; want one call given up and no acquisition", o, err)
 		}
 	})
 }
 
-// lateLock is obtained at the moment at which it is given up.
+// lateLock is acquired at the moment its context ends.
 type lateLock struct{ released bool }
 
 func (l *lateLock) Lock(ctx context.Context, _ string) (func(context.Context) error, error) {
@@ -144,7 +145,7 @@ func TestLockWithin_releasesLateLock(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var l lateLock
 		if unlock, err := lockWithin(t.Context(), &l, "x", time.Second); unlock != nil || err != nil || !l.released {
-			t.Errorf("unlock: %t, error %v, released: %t, want it released and given up", unlock != nil, err, l.released)
+			t.Errorf("got unlock %t, error %v, released %t; want no unlock, no error, released", unlock != nil, err, l.released)
 		}
 	})
 }
@@ -161,13 +162,13 @@ func TestCompare_withinRounds(t *testing.T) {
 	b := series{ms(1, 1, 1), ms(10, 10, 10), ms(5), ms(2, 2, 2)}
 	got := compare(a.medians(), b.medians())
 	if want := (ratio{2, 2, 3}); got == nil || *got != want {
-		t.Errorf("ratio %v, want %+v", got, want)
+		t.Errorf("got ratio %v, want %+v", got, want)
 	}
 	if got := a.summary().P99; got != 30*time.Millisecond {
-		t.Errorf("99th percentile %v, want 30ms", got)
+		t.Errorf("got 99th percentile %v, want 30ms", got)
 	}
 	if got := compare(nil, b.medians()); got != nil || got.String() != "–" {
-		t.Errorf("ratio of nothing: %+v, printed as %q", got, got)
+		t.Errorf("got ratio %+v, printed as %q, want nil, printed as –", got, got)
 	}
 }
 
@@ -187,12 +188,12 @@ func TestExpectation_reached(t *testing.T) {
 	} {
 		e := expectation{"x", test.got, test.limit, test.atMost}
 		if e.reached() != test.want || strings.Contains(e.String(), "not reached") == test.want {
-			t.Errorf("%v: reached: %t, want %t", e, e.reached(), test.want)
+			t.Errorf("%v: got reached %t, want %t", e, e.reached(), test.want)
 		}
 	}
 }
 
-// A contender whose lock takes 2 ms, beside Stile, whose takes 1 ms.
+// A pair of Stile takes 1 ms, a pair of the other contender 2 ms.
 func TestMeasureSetting_slowLocks(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		slow := func(name string, d time.Duration) contender {
@@ -212,21 +213,21 @@ func TestMeasureSetting_slowLocks(t *testing.T) {
 			t.Fatal(err)
 		}
 		if got := b.pairRatio("peer"); got == nil || *got != (ratio{0.5, 0.5, 0.5}) {
-			t.Errorf("Stile's pair / the peer's: %v, want 0.5", got)
+			t.Errorf("got pair ratio %v, want 0.5", got)
 		}
 		r := b.report()
 		if got := r.Alone[0].HandOver; got.Count == 0 || got.P99 != 0 {
-			t.Errorf("hand-over of a waiter that has long been in line: %+v, want no time", got)
+			t.Errorf("got hand-over %+v to a waiter that is already in line, want no time", got)
 		}
 		if len(r.Contests) != 2 || r.Contests[0].PerSecond < 900 || r.violations() != 0 {
-			t.Errorf("contests: %+v, want two, each with 1000 acquisitions a second", r.Contests)
+			t.Errorf("got contests %+v, want two with about 1000 acquisitions per second each and no violations", r.Contests)
 		}
 	})
 }
 
 func (s settingReport) violations() int { return (&report{Settings: []settingReport{s}}).violations() }
 
-// What the program measures is worth nothing if it does not run.
+// Each store's measurements run and have results.
 func TestRun(t *testing.T) {
 	_, err := testservers.Java()
 	testservers.Check(t, err)
@@ -238,7 +239,8 @@ func TestRun(t *testing.T) {
 		"zk":    nil,
 	} {
 		t.Run(name, func(t *testing.T) {
-			// Here a JVM need not be fast once it runs: so a start may take half of the processor's time.
+			// A JVM need not be fast here, but its start may take half of the processor's time.
+			// These options make it start faster.
 			t.Setenv("JAVA_TOOL_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Dzookeeper.forceSync=no")
 			var out bytes.Buffer
 			args := append([]string{"-store", name, "-rounds", "1", "-slice", "10ms", "-o", "json"}, args...)
@@ -252,12 +254,12 @@ func TestRun(t *testing.T) {
 			for _, s := range r.Settings {
 				for _, a := range s.Alone {
 					if a.Pair.Count == 0 || a.HandOver.Count == 0 {
-						t.Errorf("%s, %s: %d pairs, %d hand-overs were measured", s.Name, a.Contender, a.Pair.Count, a.HandOver.Count)
+						t.Errorf("%s, %s: got %d pairs and %d hand-overs, want some", s.Name, a.Contender, a.Pair.Count, a.HandOver.Count)
 					}
 				}
 			}
 			if len(r.Settings) == 0 || len(r.Expected) == 0 || !strings.Contains(r.markdown(), stileName) {
-				t.Errorf("the report is\n%s", out.String())
+				t.Errorf("got an incomplete report:\n%s", out.String())
 			}
 		})
 	}

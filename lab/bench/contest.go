@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// outcome is what has come of one slice of a contest.
+// outcome is the result of one slice of a contest.
 type outcome struct {
 	acquired   []int // by client
 	handOvers  []time.Duration
@@ -16,15 +16,15 @@ type outcome struct {
 	givenUp    int
 }
 
-// fight lets the clients take one lock in turns for the duration of a slice. What is still under way then is carried to its
-// end and not counted.
+// runContest lets the clients acquire and release one lock in a loop for the duration of a slice.
+// Calls that are under way when the slice ends are completed, but not counted.
 func runContest(ctx context.Context, clients []client, name string, hold, slice time.Duration) (outcome, error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	var (
 		inside, violations, givenUp atomic.Int64
-		releasedBy                  atomic.Int64 // by whom the lock was released last,
-		releasedAt                  atomic.Int64 // and when; only who is inside the lock uses these
+		releasedBy                  atomic.Int64 // the client that released last, -1 before the first release,
+		releasedAt                  atomic.Int64 // and when; only the lock's holder reads and writes these two
 		acquired                    = make([]int, len(clients))
 		handOvers                   = make([][]time.Duration, len(clients))
 		workers                     sync.WaitGroup
@@ -53,7 +53,7 @@ func runContest(ctx context.Context, clients []client, name string, hold, slice 
 			if acquiredAt < slice {
 				acquired[i]++
 				by, at := releasedBy.Load(), time.Duration(releasedAt.Load())
-				// A hand-over is from one to another who stood waiting.
+				// A hand-over goes from one client to another that was already waiting.
 				if by >= 0 && by != int64(i) && at > requestedAt {
 					handOvers[i] = append(handOvers[i], acquiredAt-at)
 				}

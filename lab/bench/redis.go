@@ -21,10 +21,10 @@ import (
 	"github.com/stilelock/stile/store/redisstore"
 )
 
-// rtt is how long a round trip takes through the proxy.
+// rtt is the duration of a round trip through the proxy.
 const rtt = 8 * time.Millisecond
 
-// crowd is the contest on Redis.
+// redisContest is the only contest on Redis.
 var redisContest = contest{Clients: 16}
 
 func measureRedis(ctx context.Context, c config) (_ *report, err error) {
@@ -71,8 +71,8 @@ func measureRedis(ctx context.Context, c config) (_ *report, err error) {
 		About: []string{
 			fmt.Sprintf("redis-server %s, %s", version, versions("github.com/redis/rueidis", "github.com/go-redsync/redsync/v4",
 				"github.com/bsm/redislock", "github.com/redis/go-redis/v9")),
-			fmt.Sprintf("One redis-server, asked directly and through a proxy that makes a round trip take %v; commands are the server's own count, "+
-				"those inside scripts included", rtt),
+			fmt.Sprintf("One redis-server, reached directly and through a proxy that makes a round trip take %v; commands are the server's own count, "+
+				"including those inside scripts", rtt),
 		},
 		Settings: []settingReport{direct.report(), proxied.report()},
 		Expected: redisExpectations(direct, proxied),
@@ -91,12 +91,12 @@ func redisExpectations(direct, proxied *bench) []expectation {
 			highest = r
 		}
 	}
-	all = append(all, expectation{direct.name + ": Stile's hand-over / that of the best of the others", highest, 1, true})
+	all = append(all, expectation{direct.name + ": Stile's hand-over / that of the fastest other contender", highest, 1, true})
 	for _, b := range []*bench{direct, proxied} {
 		maxAcquired, minAcquired := b.contestResults[redisContest][stileName].shares()
 		share := float64(maxAcquired) / float64(max(minAcquired, 1))
 		all = append(all, expectation{
-			fmt.Sprintf("%s: %v on one lock, the most that one has / the least", b.name, redisContest), &ratio{share, share, share}, 1.3, true,
+			fmt.Sprintf("%s: %v on one lock, most acquisitions of one client / fewest", b.name, redisContest), &ratio{share, share, share}, 1.3, true,
 		})
 	}
 	return all
@@ -106,14 +106,15 @@ func redisSetting(name, addr string, admin *goredis.Client) setting {
 	return setting{
 		name: name, contests: []contest{redisContest}, contestSlices: 2,
 		contenders: []contender{
-			{name: "redsync, as it comes", connect: redsyncWith(addr)},
+			{name: "redsync, defaults", connect: redsyncWith(addr)},
 			{name: "redsync, every ms", connect: redsyncWith(addr, redsync.WithRetryDelay(time.Millisecond))},
 			{name: "redislock, every ms", connect: redislockEvery(addr, time.Millisecond)},
 			{name: "rueidislock, majority 1", connect: rueidislockWith(addr, 1)},
-			{name: "rueidislock, as it comes", connect: rueidislockWith(addr, 2)},
+			{name: "rueidislock, defaults", connect: rueidislockWith(addr, 2)},
 			{name: stileName, connect: redisStile(addr)},
 		},
-		// Long enough for the admin to have asked, and uneven, so that those who poll are met at any moment.
+		// Long enough for the waiter's first request, and uneven, so that the release comes at any
+		// moment between two polls.
 		handOverDelay: func(i int) time.Duration { return 3*rtt + time.Duration(i*7919%20000)*time.Microsecond },
 		commandCount: func(ctx context.Context) (int, error) {
 			text, err := redisInfo(ctx, admin, "stats", "total_commands_processed")
@@ -125,7 +126,7 @@ func redisSetting(name, addr string, admin *goredis.Client) setting {
 	}
 }
 
-// redisInfo returns what the server says of itself under a name.
+// redisInfo returns a field of a section of INFO.
 func redisInfo(ctx context.Context, cli *goredis.Client, section, name string) (string, error) {
 	text, err := cli.Info(ctx, section).Result()
 	if err != nil {
@@ -136,14 +137,14 @@ func redisInfo(ctx context.Context, cli *goredis.Client, section, name string) (
 			return strings.TrimSpace(value), nil
 		}
 	}
-	return "", fmt.Errorf("INFO %s does not tell %s", section, name)
+	return "", fmt.Errorf("INFO %s has no field %s", section, name)
 }
 
 func goRedis(addr string) *goredis.Client {
 	return goredis.NewClient(&goredis.Options{Addr: addr, ContextTimeoutEnabled: true})
 }
 
-// funcClient is a client of two functions.
+// funcClient is a client made of two functions.
 type funcClient struct {
 	lock       func(ctx context.Context, name string) (unlock func(context.Context) error, err error)
 	disconnect func()

@@ -13,8 +13,9 @@ import (
 	"time"
 )
 
-// measureStartup measures what it takes to run a command under a lock of the local server, beside what flock(1) takes. What is
-// compared are commands: a round runs each of them once, and there are twenty for each of those of the other stores.
+// measureStartup measures how long it takes to run a command under a lock of the local server,
+// compared with flock(1). Each round runs each command once; there are twenty rounds for each of
+// c.rounds.
 func measureStartup(ctx context.Context, c config) (*report, error) {
 	stile, err := filepath.Abs(c.stile)
 	if err != nil {
@@ -36,7 +37,7 @@ func measureStartup(ctx context.Context, c config) (*report, error) {
 	}
 	for round := range 20*c.rounds + 1 {
 		for i := range commands {
-			c := commands[(round+i)%len(commands)] // so that none always comes after the same one
+			c := commands[(round+i)%len(commands)] // the order rotates, so every command follows a different one
 			if err := c.measure(ctx, a, round > 0); err != nil {
 				return nil, err
 			}
@@ -51,7 +52,7 @@ func measureStartup(ctx context.Context, c config) (*report, error) {
 	return r, nil
 }
 
-// startupRow is how long one command takes.
+// startupRow has the durations of one command.
 type startupRow struct {
 	Command              string
 	Median, P90, Fastest time.Duration
@@ -66,11 +67,11 @@ func startupTable(t *strings.Builder, rows []startupRow) {
 	table(t, cells)
 }
 
-// account is a user's account where stile is used for the first time.
+// account is the home of a user who has never run stile.
 type account struct{ dir string }
 
 func newAccount() (account, error) {
-	dir, err := os.MkdirTemp("", "stile-bench") // short enough for a socket in it
+	dir, err := os.MkdirTemp("", "stile-bench") // a short path, because sockets in it have a length limit
 	if err != nil {
 		return account{}, err
 	}
@@ -88,7 +89,8 @@ func (a account) environment() []string {
 	return append(os.Environ(), "XDG_STATE_HOME="+a.path("state"), "XDG_RUNTIME_DIR="+a.path("run"), "STILE_URL=")
 }
 
-// killServer ends the local server, if it runs, and returns when nobody listens any more.
+// killServer kills the local server, if it runs, and returns when its socket accepts no
+// connections.
 func (a account) killServer() error {
 	text, err := os.ReadFile(filepath.Join(a.serverDir(), "pid"))
 	if os.IsNotExist(err) {
@@ -119,7 +121,7 @@ func (a account) isListening() bool {
 	return err == nil
 }
 
-// forget ends the local server and removes all that it keeps.
+// reset kills the local server and removes its data.
 func (a account) reset() error {
 	if err := a.killServer(); err != nil {
 		return err
@@ -132,11 +134,11 @@ func (a account) remove() {
 	_ = os.RemoveAll(a.dir)
 }
 
-// command is what is measured.
+// command is a command to measure.
 type command struct {
 	name    string
 	argv    []string
-	prepare func() error // before each time; may be nil
+	prepare func() error // called before each run; may be nil
 	took    []time.Duration
 }
 

@@ -22,13 +22,13 @@ const (
 	stockZK = "go-zookeeper's Lock"
 )
 
-// jars are those of the Debian package libzookeeper-java.
+// classPath has the jars of the Debian packages libzookeeper-java and libslf4j-java.
 const classPath = "/usr/share/java/zookeeper.jar:/usr/share/java/slf4j-nop.jar"
 
 func measureZooKeeper(ctx context.Context, c config) (*report, error) {
 	r := &report{About: []string{
 		versions("github.com/go-zookeeper/zk"),
-		fmt.Sprintf("ZooKeeper with default settings but for the ticks; TTL %v for all", zkSessionTTL),
+		fmt.Sprintf("ZooKeeper with default settings except the tick time; TTL %v for all", zkSessionTTL),
 	}}
 	for _, n := range []int{1, 3} {
 		b, err := measureEnsemble(ctx, c, n)
@@ -44,7 +44,7 @@ func measureZooKeeper(ctx context.Context, c config) (*report, error) {
 	return r, nil
 }
 
-// measureEnsemble measures on n servers.
+// measureEnsemble measures on an ensemble of n servers.
 func measureEnsemble(ctx context.Context, c config, n int) (_ *bench, err error) {
 	s, err := newServer()
 	if err != nil {
@@ -57,7 +57,7 @@ func measureEnsemble(ctx context.Context, c config, n int) (_ *bench, err error)
 	}
 	ctx, cancel := s.untilExit(ctx)
 	defer cancel()
-	// Clients are of two of the servers: of followers, if there are any.
+	// Clients connect to the followers, or to the only server.
 	var followers []string
 	for _, addr := range addrs {
 		var mode string
@@ -90,7 +90,7 @@ func measureEnsemble(ctx context.Context, c config, n int) (_ *bench, err error)
 	return b, nil
 }
 
-// startEnsemble starts n servers that know each other, and returns their clients' addresses.
+// startEnsemble starts n servers and returns their client addresses.
 func startEnsemble(s *server, n int) (addrs []string, err error) {
 	all, err := freeAddresses(3 * n)
 	if err != nil {
@@ -127,14 +127,14 @@ func startEnsemble(s *server, n int) (addrs []string, err error) {
 	return all[:n], nil
 }
 
-// serverMode returns what a server says it is.
+// serverMode returns the mode that a server reports: standalone, leader or follower.
 func serverMode(ctx context.Context, addr string) (string, error) {
 	conn, err := (&net.Dialer{}).DialContext(ctx, "tcp", addr)
 	if err != nil {
 		return "", err
 	}
 	defer conn.Close()
-	// One that is just starting may take the connection and never answer.
+	// A server that is just starting may accept the connection and never answer.
 	if deadline, ok := ctx.Deadline(); ok {
 		if err := conn.SetDeadline(deadline); err != nil {
 			return "", err
@@ -149,7 +149,7 @@ func serverMode(ctx context.Context, addr string) (string, error) {
 	}
 	_, mode, found := strings.Cut(string(answer), "Mode: ")
 	if !found {
-		return "", errors.New("the server does not serve yet")
+		return "", errors.New("the server is not serving yet")
 	}
 	mode, _, _ = strings.Cut(mode, "\n")
 	return mode, nil
@@ -157,10 +157,10 @@ func serverMode(ctx context.Context, addr string) (string, error) {
 
 var openACL = zk.WorldACL(zk.PermAll)
 
-// rawZKClient makes the requests that no lock can do without, and nothing else: it creates a node and deletes it.
+// rawZKClient sends only the requests that every lock needs: it creates a node and deletes it.
 type rawZKClient struct {
 	conn    *zk.Conn
-	created map[string]bool // directories
+	created map[string]bool // the directories that exist, by lock name
 }
 
 func connectZK(server string) (*zk.Conn, error) {
@@ -183,8 +183,8 @@ func connectRawZK(_ context.Context, server string) (client, error) {
 
 func (c *rawZKClient) Close() { c.conn.Close() }
 
-// Lock is the floor under every lock and every hand-over. If the node is there, it waits until it is deleted, and then has
-// nothing to release: the next Lock may be anybody's.
+// Lock is a lower bound for locks and hand-overs. If the node exists, Lock waits until it is
+// deleted; the returned function then does nothing, and any client can create the node next.
 func (c *rawZKClient) Lock(ctx context.Context, name string) (func(context.Context) error, error) {
 	if !c.created[name] {
 		c.created[name] = true
@@ -200,12 +200,12 @@ func (c *rawZKClient) Lock(ctx context.Context, name string) (func(context.Conte
 	if !errors.Is(err, zk.ErrNodeExists) {
 		return nil, err
 	}
-	if _, err := c.conn.Sync(node); err != nil { // this client's server may not have heard of it
+	if _, err := c.conn.Sync(node); err != nil { // this client's server may lag behind
 		return nil, err
 	}
 	noRelease := func(context.Context) error { return nil }
 	_, _, deleted, err := c.conn.GetW(node)
-	if errors.Is(err, zk.ErrNoNode) { // it was deleted meanwhile
+	if errors.Is(err, zk.ErrNoNode) { // deleted in the meantime
 		return noRelease, nil
 	}
 	if err != nil {
