@@ -61,7 +61,7 @@ func (s *server) start(program string, args ...string) error {
 }
 
 // untilExit returns a context that is canceled when a program ends; its cause says how. Without it,
-// some clients would wait forever for a server that has gone.
+// some clients would wait forever for a server that has ended.
 func (s *server) untilExit(ctx context.Context) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	go func() {
