@@ -1,3 +1,4 @@
-// Package lab is where Stile is held against others, and hurt. Its module has what the library must not depend on: peers to
-// measure (bench) and to try interoperation with, clusters that are tortured (torture), and a crowd for a server (soak).
+// Package lab contains what compares Stile with other libraries and puts it under faults. Its
+// module has the dependencies that the library must not have: the libraries that bench measures and
+// that the interoperation tests use, the clusters of torture, and the many clients of soak.
 package lab

@@ -19,7 +19,7 @@ import (
 	"github.com/stilelock/stile/store/redisstore"
 )
 
-// ttl is how long locks last that are not to be lost, on however busy a machine.
+// ttl is the TTL of locks that must not expire, on however busy a machine.
 const ttl = time.Minute
 
 // newStile returns a Stile client of a server.
@@ -46,13 +46,14 @@ func newStile(t *testing.T, addr string, ttl time.Duration) *stile.Client {
 	return c
 }
 
-// A peer tries once to lock, for ttl if nobody renews it.
+// A peer is another library that locks in Redis.
 type peer struct {
 	name string
-	key  func(name string) string // the name by which Stile knows the same lock
+	key  func(name string) string // the name by which Stile knows the peer's lock
 	try  func(ctx context.Context, name string) (unlock func(), ok bool)
 }
 
+// peers returns peers whose locks expire after ttl unless they are renewed.
 func peers(t *testing.T, addr string, ttl time.Duration) []peer {
 	t.Helper()
 	cli := goredis.NewClient(&goredis.Options{Addr: addr})
@@ -61,19 +62,19 @@ func peers(t *testing.T, addr string, ttl time.Duration) []peer {
 	locker, err := rueidislock.NewLocker(rueidislock.LockerOption{
 		ClientOption: rueidis.ClientOption{InitAddress: []string{addr}, ForceSingleClient: true},
 		KeyMajority:  1, KeyValidity: ttl,
-		TryNextAfter: ttl, // by default it gives a request up after 20 ms, as a busy machine may need for it
+		TryNextAfter: ttl, // the default is 20 ms, and a request can take longer on a busy machine
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(locker.Close)
-	same := func(name string) string { return name }
+	sameName := func(name string) string { return name }
 	return []peer{
-		{"redsync", same, func(ctx context.Context, name string) (func(), bool) {
+		{"redsync", sameName, func(ctx context.Context, name string) (func(), bool) {
 			m := rs.NewMutex(name, redsync.WithExpiry(ttl), redsync.WithTries(1))
 			return func() { _, _ = m.Unlock() }, m.LockContext(ctx) == nil
 		}},
-		{"redislock", same, func(ctx context.Context, name string) (func(), bool) {
+		{"redislock", sameName, func(ctx context.Context, name string) (func(), bool) {
 			l, err := rl.Obtain(ctx, name, ttl, nil)
 			return func() { _ = l.Release(context.WithoutCancel(ctx)) }, err == nil
 		}},
@@ -84,7 +85,7 @@ func peers(t *testing.T, addr string, ttl time.Duration) []peer {
 	}
 }
 
-func TestPeersAndStileExcludeEachOther(t *testing.T) {
+func TestInterop_mutualExclusion(t *testing.T) {
 	t.Parallel()
 	server := testservers.StartRedis(t)
 	c := newStile(t, server.Addr(), ttl)
@@ -97,17 +98,17 @@ func TestPeersAndStileExcludeEachOther(t *testing.T) {
 			}
 			if unlock, ok := p.try(t.Context(), name); ok {
 				unlock()
-				t.Error("the peer got a lock that Stile holds")
+				t.Error("the peer acquired a lock that Stile holds")
 			}
 			if err := hold.Release(t.Context()); err != nil {
 				t.Error(err)
 			}
 			unlock, ok := p.try(t.Context(), name)
 			if !ok {
-				t.Fatal("the peer cannot have a lock that is free")
+				t.Fatal("the peer could not acquire a free lock")
 			}
 			if _, err := c.Mutex(p.key(name)).TryLock(t.Context()); !errors.Is(err, stile.ErrHeld) {
-				t.Errorf("Stile says %v of a lock that the peer holds", err)
+				t.Errorf("TryLock of a lock that the peer holds: got %v, want ErrHeld", err)
 			}
 			var unlocking atomic.Bool
 			time.AfterFunc(300*time.Millisecond, func() {
@@ -119,15 +120,15 @@ func TestPeersAndStileExcludeEachOther(t *testing.T) {
 				t.Fatal(err)
 			}
 			if !unlocking.Load() {
-				t.Error("Stile had the lock before the peer gave it up")
+				t.Error("Stile acquired the lock before the peer released it")
 			}
 			_ = hold.Release(t.Context())
 		})
 	}
 }
 
-// What Stile holds lasts for longer than its TTL for peers, too.
-func TestPeersDoNotGetALockThatStileRenews(t *testing.T) {
+// A lock that Stile holds for longer than its TTL stays closed for peers.
+func TestInterop_renewedLock(t *testing.T) {
 	t.Parallel()
 	const ttl = 10 * time.Second
 	server := testservers.StartRedis(t)
@@ -141,40 +142,41 @@ func TestPeersDoNotGetALockThatStileRenews(t *testing.T) {
 		}
 		holds = append(holds, hold)
 	}
-	time.Sleep(ttl * 6 / 5) // the time is what is tested
+	time.Sleep(ttl * 6 / 5) // longer than the TTL, which is the point of the test
 	for i, p := range all {
 		if unlock, ok := p.try(t.Context(), "lock-"+p.name); ok {
 			unlock()
-			t.Errorf("%s got a lock that Stile holds", p.name)
+			t.Errorf("%s acquired a lock that Stile holds", p.name)
 		}
 		if err := holds[i].Release(t.Context()); err != nil {
-			t.Errorf("the lock of which %s was to be kept away: %v", p.name, err)
+			t.Errorf("release of the lock that %s tried: %v", p.name, err)
 		}
 	}
 }
 
-// A peer that crashes: nobody unlocks or renews.
-func TestStileGetsTheLockOfAPeerThatCrashed(t *testing.T) {
+// Stile acquires the lock of a peer that neither unlocks nor renews, once it has expired.
+func TestInterop_crashedPeer(t *testing.T) {
 	t.Parallel()
 	const short = 2 * time.Second
 	server := testservers.StartRedis(t)
 	c := newStile(t, server.Addr(), ttl)
-	for _, p := range peers(t, server.Addr(), short)[:2] { // the third renews as long as this process lives
+	for _, p := range peers(t, server.Addr(), short)[:2] { // the third one renews as long as this process lives
 		t.Run(p.name, func(t *testing.T) {
-			var start time.Time
+			var lastTry time.Time
 			for began, ok := time.Now(), false; !ok; {
 				if time.Since(began) > 3*time.Minute {
-					t.Fatal("the peer cannot have a lock that is free")
+					t.Fatal("the peer could not acquire a free lock")
 				}
-				// It gives up after a twentieth of its TTL, as a busy machine may need.
-				start = time.Now()
+				// A try can fail: redsync gives up after a twentieth of the TTL, and a busy
+				// machine may need longer.
+				lastTry = time.Now()
 				_, ok = p.try(t.Context(), "lock-"+p.name)
 			}
 			if _, err := c.Mutex("lock-" + p.name).Lock(t.Context()); err != nil {
 				t.Fatal(err)
 			}
-			if took := time.Since(start); took < short-50*time.Millisecond {
-				t.Errorf("Stile had the lock after %v", took)
+			if took := time.Since(lastTry); took < short-50*time.Millisecond {
+				t.Errorf("Stile acquired the lock after %v, before it expired", took)
 			}
 		})
 	}

@@ -1,8 +1,10 @@
-// Lock takes a lock on the store that STILE_URL names, holds it until it is lost or the user has enough, and lets it go.
+// Lock acquires a lock on the store that STILE_URL names, holds it until it is lost or the user
+// presses Ctrl-C, and releases it.
 //
 //	cd examples && STILE_URL=etcd://localhost:2379 go run ./lock orders/42
 //
-// Run it twice to see one wait for the other; stop the etcd server, or delete the key, to see a hold being lost.
+// Run it twice to see one process wait for the other. Stop the etcd server, or delete the key, to
+// see how a hold is lost.
 package main
 
 import (
@@ -28,19 +30,19 @@ func main() {
 }
 
 func run(ctx context.Context, url, name string) error {
-	opened, err := storeurl.Open(ctx, url, nil)
+	conn, err := storeurl.Open(ctx, url, nil)
 	if err != nil {
 		return err
 	}
-	defer opened.Close()
-	client, err := stile.New(opened.Store, nil)
+	defer conn.Close()
+	client, err := stile.New(conn.Store, nil)
 	if err != nil {
 		return err
 	}
 	defer client.Close(ctx)
 
 	return client.Mutex(name).Do(ctx, func(ctx context.Context, h *stile.Hold) error {
-		fmt.Printf("holding %q with token %d; Ctrl-C lets it go\n", name, h.Token())
+		fmt.Printf("holding %q with token %d; Ctrl-C releases it\n", name, h.Token())
 		<-ctx.Done()
 		return h.Err() // nil, unless the lock was lost
 	})

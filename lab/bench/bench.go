@@ -13,35 +13,35 @@ import (
 	"time"
 )
 
-// A client is one user of locks, with connections and a session of its own.
+// A client acquires locks. It has its own connections and its own session.
 type client interface {
-	// Lock waits for the lock, and returns what releases it. With some contenders a lock ends with the context it was taken
-	// with: so that does not end before the release.
+	// Lock acquires the lock and returns the function that releases it. The hold of some contenders
+	// ends with ctx, so callers must not end ctx before they have released.
 	Lock(ctx context.Context, name string) (unlock func(context.Context) error, err error)
 	Close()
 }
 
-// A preparer is a client that wants to know the name of a contest before it begins.
+// A preparer is a client that has to prepare for a contest, once its lock name is known.
 type preparer interface {
 	prepare(ctx context.Context, name string) error
 }
 
-// A contender is one of the things that are compared. Client i of it connects.
+// A contender is one of the things that are compared.
 type contender struct {
-	name     string
-	connect  func(ctx context.Context, i int) (client, error)
-	contests func(contest) bool // whether it takes part; nil: in all
-	onlyIn   bool               // it takes part in contests only
+	name         string
+	connect      func(ctx context.Context, i int) (client, error) // connects client number i
+	takesPart    func(contest) bool                               // whether it takes part in a contest; nil: in all
+	contestsOnly bool                                             // not measured uncontended
 }
 
 // stileName is the contender that the others are compared with.
 const stileName = "Stile"
 
-// A contest is one way to fight for a lock.
+// A contest is a workload: clients that acquire and release one lock in a loop.
 type contest struct {
 	Clients int
 	Hold    time.Duration
-	Noise   bool // unrelated requests go on meanwhile
+	Noise   bool // unrelated writes run at the same time
 }
 
 func (c contest) String() string {
@@ -52,109 +52,110 @@ func (c contest) String() string {
 	return s
 }
 
-// A setting is servers, a way to them, and those who are compared there.
+// A setting is the servers under test, the route to them, and the contenders.
 type setting struct {
-	name       string
-	contenders []contender
-	contests   []contest
-	slices     int                                                                // how many a contest lasts; zero is one
-	settle     func(i int) time.Duration                                          // how long the next in line waits before hand-over i
-	between    func(context.Context) error                                        // before each round; may be nil
-	commands   func(context.Context) (int, error)                                 // how many the server has carried out; may be nil
-	noise      func(context.Context) (stop func() (perSecond float64, err error)) // nil if no contest has it
+	name          string
+	contenders    []contender
+	contests      []contest
+	contestSlices int                                                                // length of a contest in slices; zero means one
+	handOverDelay func(i int) time.Duration                                          // how long the waiter has waited before hand-over i
+	beforeRound   func(context.Context) error                                        // called before each round; may be nil
+	commandCount  func(context.Context) (int, error)                                 // the server's count of executed commands; may be nil
+	noise         func(context.Context) (stop func() (perSecond float64, err error)) // may be nil if no contest has Noise
 }
 
-// alone is what a contender does while nobody else wants the lock, and a hand-over to one who waits.
-type alone struct {
+// uncontended is what one contender did without competition, and in hand-overs to a single waiter.
+type uncontended struct {
 	locks, unlocks, pairs series
 	handOvers             series
-	afterPause            series // Lock by the client that will hand over, after the pause that a hand-over takes
-	givenUp               int
+	locksAfterPause       series // Lock after a pause as long as the one before a hand-over
+	givenUp               int    // calls that took longer than callTimeout
 }
 
-// together is what has come of a contest.
-type together struct {
-	handOvers   series // to clients that stood waiting
-	rates       []float64
-	commands    []float64 // for each acquisition
-	most, least []int     // acquisitions of one client
-	violations  int
-	givenUp     int
+// contestResult is what one contender did in all rounds of a contest.
+type contestResult struct {
+	handOvers                series // to clients that were already waiting
+	rates                    []float64
+	commands                 []float64 // per acquisition
+	maxAcquired, minAcquired []int     // acquisitions of the client with most and of the one with fewest, by round
+	violations               int
+	givenUp                  int
 }
 
-// bench measures in one setting.
+// bench measures the contenders of one setting.
 type bench struct {
 	setting
 	config
-	began   time.Time
-	clients map[string][]client
-	alone   map[string]*alone
-	fights  map[contest]map[string]*together
-	noises  map[contest][]float64
-	names   atomic.Int64
+	began          time.Time
+	clients        map[string][]client
+	uncontended    map[string]*uncontended
+	contestResults map[contest]map[string]*contestResult
+	noiseRates     map[contest][]float64
+	names          atomic.Int64
 }
 
-// block is how many uncontended pairs, or hand-overs, one contender does before it is the next one's turn.
-const block = 25
+// blockSize is the number of uncontended pairs, or of hand-overs, that one contender makes before
+// the next contender's turn.
+const blockSize = 25
 
-// patience is how long one call may take before it is given up and counted.
-const patience = 5 * time.Second
+// callTimeout is the time after which a call of Lock is given up and counted as such.
+const callTimeout = 5 * time.Second
 
-// in measures in a setting.
-func in(ctx context.Context, c config, s setting) (*bench, error) {
+// measureSetting measures all rounds of a setting.
+func measureSetting(ctx context.Context, c config, s setting) (*bench, error) {
 	b := &bench{
 		setting: s, config: c, began: time.Now(),
-		clients: make(map[string][]client), alone: make(map[string]*alone),
-		fights: make(map[contest]map[string]*together), noises: make(map[contest][]float64),
+		clients: make(map[string][]client), uncontended: make(map[string]*uncontended),
+		contestResults: make(map[contest]map[string]*contestResult), noiseRates: make(map[contest][]float64),
 	}
 	defer b.close()
 	if err := b.connect(ctx); err != nil {
 		return nil, err
 	}
-	defer fmt.Fprintln(os.Stderr) // the line of progress ends
+	defer fmt.Fprintln(os.Stderr) // ends the progress line
 	for round := range b.rounds {
-		if b.between != nil {
-			if err := b.between(ctx); err != nil {
+		if b.beforeRound != nil {
+			if err := b.beforeRound(ctx); err != nil {
 				return nil, err
 			}
 		}
-		if err := b.round(ctx, round); err != nil {
+		if err := b.measureRound(ctx, round); err != nil {
 			return nil, fmt.Errorf("%s: %w", b.name, err)
 		}
 	}
 	return b, nil
 }
 
-func (b *bench) round(ctx context.Context, round int) error {
-	b.progress(round, "uncontended")
-	now := make(map[string]*alone)
-	for _, measure := range []func(context.Context, contender, *alone) error{b.pairs, b.handOvers} {
-		if err := b.inTurns(ctx, round, now, measure); err != nil {
+func (b *bench) measureRound(ctx context.Context, round int) error {
+	b.printProgress(round, "uncontended")
+	results := make(map[string]*uncontended)
+	for _, measure := range []func(context.Context, contender, *uncontended) error{b.measurePairs, b.measureHandOvers} {
+		if err := b.measureInTurns(ctx, round, results, measure); err != nil {
 			return fmt.Errorf("uncontended: %w", err)
 		}
 	}
-	for name, a := range now {
-		if b.alone[name] == nil {
-			b.alone[name] = &alone{}
+	for name, a := range results {
+		if b.uncontended[name] == nil {
+			b.uncontended[name] = &uncontended{}
 		}
-		b.alone[name].add(a)
+		b.uncontended[name].add(a)
 	}
 	for _, k := range b.contests {
-		b.progress(round, k.String())
-		if err := b.contest(ctx, round, k); err != nil {
+		b.printProgress(round, k.String())
+		if err := b.measureContest(ctx, round, k); err != nil {
 			return fmt.Errorf("%v: %w", k, err)
 		}
 	}
 	return nil
 }
 
-func (b *bench) progress(round int, what string) {
+func (b *bench) printProgress(round int, what string) {
 	fmt.Fprintf(os.Stderr, "\r\x1b[K%s %v  round %d of %d: %s", b.name, time.Since(b.began).Round(time.Second), round+1, b.rounds, what)
 }
 
-// as calls f for a contender, with its name as a label for the profile. The goroutines that f starts inherit it, those of
-// connections too.
-func as(ctx context.Context, c contender, f func(context.Context) error) (err error) {
+// runLabeled calls f for a contender, with its name as a profiler label. The goroutines that f
+// starts inherit the label, including those of connections.
+func runLabeled(ctx context.Context, c contender, f func(context.Context) error) (err error) {
 	pprof.Do(ctx, pprof.Labels("contender", c.name), func(ctx context.Context) { err = f(ctx) })
 	if err != nil {
 		return fmt.Errorf("%s: %w", c.name, err)
@@ -162,27 +163,28 @@ func as(ctx context.Context, c contender, f func(context.Context) error) (err er
 	return nil
 }
 
-// connect connects as many clients of each as it will need, and has each take a lock: with most contenders that opens
-// connections and sessions.
+// connect connects as many clients of each contender as its measurements need. Each of them
+// acquires a lock once, because most contenders open their connections and sessions with the first
+// lock.
 func (b *bench) connect(ctx context.Context) error {
 	for _, c := range b.contenders {
 		need := 2
 		for _, k := range b.contests {
-			if b.fight(c, k) {
+			if b.takesPart(c, k) {
 				need = max(need, k.Clients)
 			}
 		}
-		err := as(ctx, c, func(ctx context.Context) error {
+		err := runLabeled(ctx, c, func(ctx context.Context) error {
 			for i := range need {
 				cl, err := c.connect(ctx, i)
 				if err != nil {
 					return err
 				}
 				b.clients[c.name] = append(b.clients[c.name], cl)
-				if c.onlyIn {
+				if c.contestsOnly {
 					continue
 				}
-				unlock, err := attempt(ctx, cl, b.fresh(), patience)
+				unlock, err := lockWithin(ctx, cl, b.newLockName(), callTimeout)
 				if err == nil && unlock != nil {
 					err = unlock()
 				}
@@ -209,24 +211,25 @@ func (b *bench) close() {
 	closing.Wait()
 }
 
-// fight reports whether a contender takes part in a contest.
-func (b *bench) fight(c contender, k contest) bool { return c.contests == nil || c.contests(k) }
+// takesPart reports whether a contender takes part in a contest.
+func (b *bench) takesPart(c contender, k contest) bool { return c.takesPart == nil || c.takesPart(k) }
 
-// fresh returns the name of a lock that was not there before.
-func (b *bench) fresh() string { return fmt.Sprintf("bench-%d-%d", os.Getpid(), b.names.Add(1)) }
+// newLockName returns the name of a lock that was never used.
+func (b *bench) newLockName() string { return fmt.Sprintf("bench-%d-%d", os.Getpid(), b.names.Add(1)) }
 
-// turns returns the contenders in the order in which they are measured the n-th time.
-func (b *bench) turns(n int) []contender {
+// rotated returns the contenders in the order of the n-th measurement.
+func (b *bench) rotated(n int) []contender {
 	k := n % len(b.contenders)
 	return slices.Concat(b.contenders[k:], b.contenders[:k])
 }
 
-// attempt takes a lock, or gives it up. A nil unlock without an error means that it was given up.
-func attempt(ctx context.Context, c client, name string, within time.Duration) (unlock func() error, err error) {
+// lockWithin acquires a lock, or gives it up after the timeout. It then returns a nil unlock and no
+// error.
+func lockWithin(ctx context.Context, c client, name string, timeout time.Duration) (unlock func() error, err error) {
 	ctx, cancel := context.WithCancel(ctx)
-	enough := time.AfterFunc(within, cancel)
+	timer := time.AfterFunc(timeout, cancel)
 	release, err := c.Lock(ctx, name)
-	if enough.Stop() || err == nil && ctx.Err() == nil {
+	if timer.Stop() || err == nil && ctx.Err() == nil {
 		if err != nil {
 			cancel()
 			return nil, err
@@ -242,20 +245,20 @@ func attempt(ctx context.Context, c client, name string, within time.Duration) (
 	return nil, err
 }
 
-// inTurns has each contender measured again and again, for a slice each in all.
-func (b *bench) inTurns(
-	ctx context.Context, round int, now map[string]*alone, measure func(context.Context, contender, *alone) error,
+// measureInTurns lets the contenders take turns until each has run for about one slice in total.
+func (b *bench) measureInTurns(
+	ctx context.Context, round int, results map[string]*uncontended, measure func(context.Context, contender, *uncontended) error,
 ) error {
 	runtime.GC()
 	for n, start := 0, time.Now(); time.Since(start) < time.Duration(len(b.contenders))*b.slice; n++ {
-		for _, c := range b.turns(round + n) {
-			if c.onlyIn {
+		for _, c := range b.rotated(round + n) {
+			if c.contestsOnly {
 				continue
 			}
-			if now[c.name] == nil {
-				now[c.name] = &alone{locks: series{nil}, unlocks: series{nil}, pairs: series{nil}, handOvers: series{nil}, afterPause: series{nil}}
+			if results[c.name] == nil {
+				results[c.name] = &uncontended{locks: series{nil}, unlocks: series{nil}, pairs: series{nil}, handOvers: series{nil}, locksAfterPause: series{nil}}
 			}
-			if err := as(ctx, c, func(ctx context.Context) error { return measure(ctx, c, now[c.name]) }); err != nil {
+			if err := runLabeled(ctx, c, func(ctx context.Context) error { return measure(ctx, c, results[c.name]) }); err != nil {
 				return err
 			}
 		}
@@ -263,26 +266,26 @@ func (b *bench) inTurns(
 	return nil
 }
 
-// add appends what was measured in a round.
-func (a *alone) add(round *alone) {
+// add appends the measurements of one round.
+func (a *uncontended) add(round *uncontended) {
 	for _, s := range [][2]*series{
 		{&a.locks, &round.locks},
 		{&a.unlocks, &round.unlocks},
 		{&a.pairs, &round.pairs},
 		{&a.handOvers, &round.handOvers},
-		{&a.afterPause, &round.afterPause},
+		{&a.locksAfterPause, &round.locksAfterPause},
 	} {
-		*s[0] = append(*s[0], (*s[1])[0]) // even if it is empty: ratios are within rounds
+		*s[0] = append(*s[0], (*s[1])[0]) // even if it is empty, because ratios compare within a round
 	}
 	a.givenUp += round.givenUp
 }
 
-// pairs measures Lock and unlock of a lock that nobody else wants.
-func (b *bench) pairs(ctx context.Context, c contender, a *alone) error {
-	name, end := b.fresh(), time.Now().Add(b.slice/4)
-	for n := 0; n <= block && (n < 3 || time.Now().Before(end)); n++ {
+// measurePairs measures lock and unlock without competition.
+func (b *bench) measurePairs(ctx context.Context, c contender, a *uncontended) error {
+	name, end := b.newLockName(), time.Now().Add(b.slice/4)
+	for n := 0; n <= blockSize && (n < 3 || time.Now().Before(end)); n++ {
 		start := time.Now()
-		unlock, err := attempt(ctx, b.clients[c.name][0], name, patience)
+		unlock, err := lockWithin(ctx, b.clients[c.name][0], name, callTimeout)
 		if err != nil {
 			return err
 		}
@@ -296,7 +299,7 @@ func (b *bench) pairs(ctx context.Context, c contender, a *alone) error {
 		}
 		done := time.Now()
 		if n == 0 {
-			continue // directories may have been made
+			continue // the first pair may create directories
 		}
 		a.locks[0] = append(a.locks[0], locked.Sub(start))
 		a.unlocks[0] = append(a.unlocks[0], done.Sub(locked))
@@ -305,18 +308,19 @@ func (b *bench) pairs(ctx context.Context, c contender, a *alone) error {
 	return nil
 }
 
-// handOvers measures the time from just before one client releases until Lock returns in the other, which waits alone.
-func (b *bench) handOvers(ctx context.Context, c contender, a *alone) error {
+// measureHandOvers measures the time from just before one client releases until Lock returns in the
+// other client, which is the only waiter.
+func (b *bench) measureHandOvers(ctx context.Context, c contender, a *uncontended) error {
 	type admission struct {
 		at     time.Time
 		unlock func() error
 		err    error
 	}
-	name, end := b.fresh(), time.Now().Add(b.slice/2)
-	for n := 0; n <= block && (n < 3 || time.Now().Before(end)); n++ {
+	name, end := b.newLockName(), time.Now().Add(b.slice/2)
+	for n := 0; n <= blockSize && (n < 3 || time.Now().Before(end)); n++ {
 		holder, waiter := b.clients[c.name][n%2], b.clients[c.name][(n+1)%2]
 		start := time.Now()
-		unlock, err := attempt(ctx, holder, name, patience)
+		unlock, err := lockWithin(ctx, holder, name, callTimeout)
 		if err != nil {
 			return err
 		}
@@ -327,10 +331,10 @@ func (b *bench) handOvers(ctx context.Context, c contender, a *alone) error {
 		locked := time.Since(start)
 		admitted := make(chan admission, 1)
 		go func() {
-			unlock, err := attempt(ctx, waiter, name, patience)
+			unlock, err := lockWithin(ctx, waiter, name, callTimeout)
 			admitted <- admission{time.Now(), unlock, err}
 		}()
-		time.Sleep(b.settle(n))
+		time.Sleep(b.handOverDelay(n))
 		start = time.Now()
 		if err := unlock(); err != nil {
 			return err
@@ -347,34 +351,34 @@ func (b *bench) handOvers(ctx context.Context, c contender, a *alone) error {
 			return err
 		}
 		if n > 0 {
-			a.handOvers[0], a.afterPause[0] = append(a.handOvers[0], got.at.Sub(start)), append(a.afterPause[0], locked)
+			a.handOvers[0], a.locksAfterPause[0] = append(a.handOvers[0], got.at.Sub(start)), append(a.locksAfterPause[0], locked)
 		}
-		time.Sleep(min(b.settle(n), 10*time.Millisecond))
+		time.Sleep(min(b.handOverDelay(n), 10*time.Millisecond))
 	}
 	return nil
 }
 
-// contest measures one round of a contest.
-func (b *bench) contest(ctx context.Context, round int, k contest) (err error) {
+// measureContest measures one round of a contest.
+func (b *bench) measureContest(ctx context.Context, round int, k contest) (err error) {
 	if k.Noise {
 		stop := b.noise(ctx)
 		defer func() {
 			rate, e := stop()
-			b.noises[k], err = append(b.noises[k], rate), errors.Join(err, e)
+			b.noiseRates[k], err = append(b.noiseRates[k], rate), errors.Join(err, e)
 		}()
 	}
-	if b.fights[k] == nil {
-		b.fights[k] = make(map[string]*together)
+	if b.contestResults[k] == nil {
+		b.contestResults[k] = make(map[string]*contestResult)
 	}
-	for _, c := range b.turns(round) {
-		if !b.fight(c, k) {
+	for _, c := range b.rotated(round) {
+		if !b.takesPart(c, k) {
 			continue
 		}
 		runtime.GC()
-		if b.fights[k][c.name] == nil {
-			b.fights[k][c.name] = &together{}
+		if b.contestResults[k][c.name] == nil {
+			b.contestResults[k][c.name] = &contestResult{}
 		}
-		err := as(ctx, c, func(ctx context.Context) error { return b.measureFight(ctx, c, k, b.fights[k][c.name]) })
+		err := runLabeled(ctx, c, func(ctx context.Context) error { return b.measureContender(ctx, c, k, b.contestResults[k][c.name]) })
 		if err != nil {
 			return err
 		}
@@ -382,8 +386,8 @@ func (b *bench) contest(ctx context.Context, round int, k contest) (err error) {
 	return nil
 }
 
-func (b *bench) measureFight(ctx context.Context, c contender, k contest, t *together) error {
-	clients, name := b.clients[c.name][:k.Clients], b.fresh()
+func (b *bench) measureContender(ctx context.Context, c contender, k contest, t *contestResult) error {
+	clients, name := b.clients[c.name][:k.Clients], b.newLockName()
 	for _, cl := range clients {
 		if p, ok := cl.(preparer); ok {
 			if err := p.prepare(ctx, name); err != nil {
@@ -392,15 +396,15 @@ func (b *bench) measureFight(ctx context.Context, c contender, k contest, t *tog
 		}
 	}
 	count := func(context.Context) (int, error) { return 0, nil }
-	if b.commands != nil {
-		count = b.commands
+	if b.commandCount != nil {
+		count = b.commandCount
 	}
 	before, err := count(ctx)
 	if err != nil {
 		return err
 	}
-	slice := b.slice * time.Duration(max(b.slices, 1))
-	o, err := fight(ctx, clients, name, k.Hold, slice)
+	slice := b.slice * time.Duration(max(b.contestSlices, 1))
+	o, err := runContest(ctx, clients, name, k.Hold, slice)
 	if err != nil {
 		return err
 	}
@@ -412,7 +416,7 @@ func (b *bench) measureFight(ctx context.Context, c contender, k contest, t *tog
 	t.handOvers = append(t.handOvers, o.handOvers)
 	t.rates = append(t.rates, float64(acquired)/slice.Seconds())
 	t.commands = append(t.commands, float64(after-before)/float64(max(acquired, 1)))
-	t.most, t.least = append(t.most, slices.Max(o.acquired)), append(t.least, slices.Min(o.acquired))
+	t.maxAcquired, t.minAcquired = append(t.maxAcquired, slices.Max(o.acquired)), append(t.minAcquired, slices.Min(o.acquired))
 	t.violations += o.violations
 	t.givenUp += o.givenUp
 	return err

@@ -13,7 +13,7 @@ import (
 	"github.com/stilelock/stile/internal/testservers"
 )
 
-// noLock lets everybody in.
+// noLock does not exclude anything.
 type noLock struct{}
 
 func (noLock) Lock(context.Context, string) (func(context.Context) error, error) {
@@ -21,32 +21,33 @@ func (noLock) Lock(context.Context, string) (func(context.Context) error, error)
 }
 func (noLock) Close() {}
 
-func TestFight_lockThatDoesNotExclude(t *testing.T) {
+func TestRunContest_countsViolations(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		o, err := fight(t.Context(), []client{noLock{}, noLock{}}, "x", time.Millisecond, 50*time.Millisecond)
+		o, err := runContest(t.Context(), []client{noLock{}, noLock{}}, "x", time.Millisecond, 50*time.Millisecond)
 		if err != nil {
 			t.Fatal(err)
 		}
 		if o.violations == 0 {
-			t.Errorf("two clients took no lock at all %v times, and no violation was found", o.acquired)
+			t.Errorf("got no violations in %v acquisitions of a lock that does not exclude", o.acquired)
 		}
 	})
 }
 
-// A violation reaches the report and the exit code.
+// Violations are counted and appear in the report.
 func TestReport_violations(t *testing.T) {
 	k := contest{Clients: 2}
 	b := &bench{
-		setting: setting{name: "here", contests: []contest{k}, contenders: []contender{{name: stileName}}},
-		fights:  map[contest]map[string]*together{k: {stileName: {violations: 3, most: []int{1}, least: []int{1}}}},
+		setting:        setting{name: "here", contests: []contest{k}, contenders: []contender{{name: stileName}}},
+		contestResults: map[contest]map[string]*contestResult{k: {stileName: {violations: 3, maxAcquired: []int{1}, minAcquired: []int{1}}}},
 	}
 	r := &report{Settings: []settingReport{b.report()}}
 	if r.violations() != 3 || !strings.Contains(r.markdown(), "**Stile, here, 2 clients, hold 0s: 3 times**") {
-		t.Errorf("%d violations in\n%s", r.violations(), r.markdown())
+		t.Errorf("got %d violations, want 3; report:\n%s", r.violations(), r.markdown())
 	}
 }
 
-// localLock is a channel with room for one. A mutex would not do: time in a bubble stands still while somebody waits for one.
+// localLock is a channel with a buffer of one. A sync.Mutex would not do: in a synctest bubble,
+// time does not advance while a goroutine waits for a mutex.
 type localLock chan struct{}
 
 func newLocalLock() localLock { return make(localLock, 1) }
@@ -61,11 +62,11 @@ func (l localLock) Lock(ctx context.Context, _ string) (func(context.Context) er
 }
 func (l localLock) Close() {}
 
-func TestFight_counts(t *testing.T) {
+func TestRunContest_counts(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := newLocalLock()
 		const slice = 100 * time.Millisecond
-		o, err := fight(t.Context(), []client{l, l, l}, "x", 5*time.Millisecond, slice)
+		o, err := runContest(t.Context(), []client{l, l, l}, "x", 5*time.Millisecond, slice)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -75,63 +76,63 @@ func TestFight_counts(t *testing.T) {
 		}
 		switch {
 		case o.violations != 0 || o.givenUp != 0:
-			t.Errorf("%d violations of a lock that excludes, %d given up", o.violations, o.givenUp)
+			t.Errorf("got %d violations and %d given up, want none of a lock that excludes", o.violations, o.givenUp)
 		case acquired != 20:
-			t.Errorf("%d acquisitions, each held for 5 ms, in %v", acquired, slice)
+			t.Errorf("got %d acquisitions of 5ms each in %v, want 20", acquired, slice)
 		case len(o.handOvers) == 0 || len(o.handOvers) >= acquired:
-			t.Errorf("%d hand-overs with %d acquisitions: the first one is none", len(o.handOvers), acquired)
+			t.Errorf("got %d hand-overs with %d acquisitions, want at least one and fewer than acquisitions", len(o.handOvers), acquired)
 		}
 		for _, d := range o.handOvers {
 			if d != 0 {
-				t.Errorf("a hand-over that needs no time took %v", d)
+				t.Errorf("got a hand-over of %v, want 0", d)
 			}
 		}
 	})
 }
 
-func TestFight_oneClientAlone(t *testing.T) {
+func TestRunContest_oneClient(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		o, err := fight(t.Context(), []client{newLocalLock()}, "x", time.Millisecond, 5*time.Millisecond)
+		o, err := runContest(t.Context(), []client{newLocalLock()}, "x", time.Millisecond, 5*time.Millisecond)
 		if err != nil || o.acquired[0] != 5 || len(o.handOvers) > 0 {
-			t.Errorf("%d acquisitions, %d hand-overs, error %v; want five, none, none", o.acquired, len(o.handOvers), err)
+			t.Errorf("got %d acquisitions, %d hand-overs, error %v; want 5, 0, nil", o.acquired, len(o.handOvers), err)
 		}
 	})
 }
 
-// brokenLock fails.
-type brokenLock struct{ err error }
+// failingLock returns an error.
+type failingLock struct{ err error }
 
-func (l brokenLock) Lock(context.Context, string) (func(context.Context) error, error) {
+func (l failingLock) Lock(context.Context, string) (func(context.Context) error, error) {
 	return nil, l.err
 }
-func (l brokenLock) Close() {}
+func (l failingLock) Close() {}
 
-// stuckLock waits until it is called off.
-type stuckLock struct{}
+// blockedLock waits until its context ends.
+type blockedLock struct{}
 
-func (stuckLock) Lock(ctx context.Context, _ string) (func(context.Context) error, error) {
+func (blockedLock) Lock(ctx context.Context, _ string) (func(context.Context) error, error) {
 	<-ctx.Done()
 	return nil, ctx.Err()
 }
-func (stuckLock) Close() {}
+func (blockedLock) Close() {}
 
-func TestFight_endsWithTheFirstError(t *testing.T) {
+func TestRunContest_endsWithFirstError(t *testing.T) {
 	want := errors.New("broken")
-	if _, err := fight(t.Context(), []client{stuckLock{}, brokenLock{want}}, "x", 0, time.Hour); !errors.Is(err, want) {
-		t.Errorf("error %v, want %v", err, want)
+	if _, err := runContest(t.Context(), []client{blockedLock{}, failingLock{want}}, "x", 0, time.Hour); !errors.Is(err, want) {
+		t.Errorf("got error %v, want %v", err, want)
 	}
 }
 
-func TestFight_givesUp(t *testing.T) {
+func TestRunContest_givesUp(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		o, err := fight(t.Context(), []client{stuckLock{}}, "x", 0, time.Second)
+		o, err := runContest(t.Context(), []client{blockedLock{}}, "x", 0, time.Second)
 		if err != nil || o.givenUp != 1 || o.acquired[0] != 0 {
-			t.Errorf("%+v, %v, want one call that was given up", o, err)
+			t.Errorf("got %+v, error %v; want one call given up and no acquisition", o, err)
 		}
 	})
 }
 
-// lateLock is obtained at the moment at which it is given up.
+// lateLock is acquired at the moment its context ends.
 type lateLock struct{ released bool }
 
 func (l *lateLock) Lock(ctx context.Context, _ string) (func(context.Context) error, error) {
@@ -140,16 +141,16 @@ func (l *lateLock) Lock(ctx context.Context, _ string) (func(context.Context) er
 }
 func (*lateLock) Close() {}
 
-func TestAttempt_releasesWhatItGivesUp(t *testing.T) {
+func TestLockWithin_releasesLateLock(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var l lateLock
-		if unlock, err := attempt(t.Context(), &l, "x", time.Second); unlock != nil || err != nil || !l.released {
-			t.Errorf("unlock: %t, error %v, released: %t, want it released and given up", unlock != nil, err, l.released)
+		if unlock, err := lockWithin(t.Context(), &l, "x", time.Second); unlock != nil || err != nil || !l.released {
+			t.Errorf("got unlock %t, error %v, released %t; want no unlock, no error, released", unlock != nil, err, l.released)
 		}
 	})
 }
 
-func TestCompare_withinTheRounds(t *testing.T) {
+func TestCompare_withinRounds(t *testing.T) {
 	ms := func(n ...int) (d []time.Duration) {
 		for _, n := range n {
 			d = append(d, time.Duration(n)*time.Millisecond)
@@ -161,13 +162,13 @@ func TestCompare_withinTheRounds(t *testing.T) {
 	b := series{ms(1, 1, 1), ms(10, 10, 10), ms(5), ms(2, 2, 2)}
 	got := compare(a.medians(), b.medians())
 	if want := (ratio{2, 2, 3}); got == nil || *got != want {
-		t.Errorf("ratio %v, want %+v", got, want)
+		t.Errorf("got ratio %v, want %+v", got, want)
 	}
-	if got := a.spread().P99; got != 30*time.Millisecond {
-		t.Errorf("99th percentile %v, want 30ms", got)
+	if got := a.summary().P99; got != 30*time.Millisecond {
+		t.Errorf("got 99th percentile %v, want 30ms", got)
 	}
 	if got := compare(nil, b.medians()); got != nil || got.String() != "–" {
-		t.Errorf("ratio of nothing: %+v, printed as %q", got, got)
+		t.Errorf("got ratio %+v, printed as %q, want nil, printed as –", got, got)
 	}
 }
 
@@ -187,13 +188,13 @@ func TestExpectation_reached(t *testing.T) {
 	} {
 		e := expectation{"x", test.got, test.limit, test.atMost}
 		if e.reached() != test.want || strings.Contains(e.String(), "not reached") == test.want {
-			t.Errorf("%v: reached: %t, want %t", e, e.reached(), test.want)
+			t.Errorf("%v: got reached %t, want %t", e, e.reached(), test.want)
 		}
 	}
 }
 
-// A contender whose lock takes 2 ms, beside Stile, whose takes 1 ms.
-func TestBench_figuresOfSlowLocks(t *testing.T) {
+// A pair of Stile takes 1 ms, a pair of the other contender 2 ms.
+func TestMeasureSetting_slowLocks(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		slow := func(name string, d time.Duration) contender {
 			held := newLocalLock()
@@ -204,29 +205,29 @@ func TestBench_figuresOfSlowLocks(t *testing.T) {
 			return contender{name: name, connect: func(context.Context, int) (client, error) { return funcClient{lock, func() {}}, nil }}
 		}
 		k := contest{Clients: 3, Hold: time.Millisecond}
-		b, err := in(t.Context(), config{rounds: 3, slice: 100 * time.Millisecond}, setting{
-			name: "here", contests: []contest{k}, settle: func(int) time.Duration { return 10 * time.Millisecond },
+		b, err := measureSetting(t.Context(), config{rounds: 3, slice: 100 * time.Millisecond}, setting{
+			name: "here", contests: []contest{k}, handOverDelay: func(int) time.Duration { return 10 * time.Millisecond },
 			contenders: []contender{slow("peer", 2*time.Millisecond), slow(stileName, time.Millisecond)},
 		})
 		if err != nil {
 			t.Fatal(err)
 		}
 		if got := b.pairRatio("peer"); got == nil || *got != (ratio{0.5, 0.5, 0.5}) {
-			t.Errorf("Stile's pair / the peer's: %v, want 0.5", got)
+			t.Errorf("got pair ratio %v, want 0.5", got)
 		}
 		r := b.report()
 		if got := r.Alone[0].HandOver; got.Count == 0 || got.P99 != 0 {
-			t.Errorf("hand-over of a waiter that has long been in line: %+v, want no time", got)
+			t.Errorf("got hand-over %+v to a waiter that is already in line, want no time", got)
 		}
 		if len(r.Contests) != 2 || r.Contests[0].PerSecond < 900 || r.violations() != 0 {
-			t.Errorf("contests: %+v, want two, each with 1000 acquisitions a second", r.Contests)
+			t.Errorf("got contests %+v, want two with about 1000 acquisitions per second each and no violations", r.Contests)
 		}
 	})
 }
 
 func (s settingReport) violations() int { return (&report{Settings: []settingReport{s}}).violations() }
 
-// What the program measures is worth nothing if it does not run.
+// Each store's measurements run and have results.
 func TestRun(t *testing.T) {
 	_, err := testservers.Java()
 	testservers.Check(t, err)
@@ -238,7 +239,8 @@ func TestRun(t *testing.T) {
 		"zk":    nil,
 	} {
 		t.Run(name, func(t *testing.T) {
-			// Here a JVM need not be fast once it runs: so a start may take half of the processor's time.
+			// A JVM need not be fast here, but its start may take half of the processor's time.
+			// These options make it start faster.
 			t.Setenv("JAVA_TOOL_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Dzookeeper.forceSync=no")
 			var out bytes.Buffer
 			args := append([]string{"-store", name, "-rounds", "1", "-slice", "10ms", "-o", "json"}, args...)
@@ -252,12 +254,12 @@ func TestRun(t *testing.T) {
 			for _, s := range r.Settings {
 				for _, a := range s.Alone {
 					if a.Pair.Count == 0 || a.HandOver.Count == 0 {
-						t.Errorf("%s, %s: %d pairs, %d hand-overs were measured", s.Name, a.Contender, a.Pair.Count, a.HandOver.Count)
+						t.Errorf("%s, %s: got %d pairs and %d hand-overs, want some", s.Name, a.Contender, a.Pair.Count, a.HandOver.Count)
 					}
 				}
 			}
 			if len(r.Settings) == 0 || len(r.Expected) == 0 || !strings.Contains(r.markdown(), stileName) {
-				t.Errorf("the report is\n%s", out.String())
+				t.Errorf("got an incomplete report:\n%s", out.String())
 			}
 		})
 	}

@@ -24,7 +24,7 @@ const (
 	rawEtcd      = "raw Txn (create == 0 → put), Delete"
 	rawTurns     = "raw, taking turns"
 	stockMutex   = "concurrency.Mutex"
-	sessionTTL   = stile.DefaultTTL // of all sessions and locks
+	sessionTTL   = stile.DefaultTTL // of all sessions and locks, except on ZooKeeper
 	zkSessionTTL = 40 * time.Second
 )
 
@@ -38,29 +38,29 @@ func measureEtcd(ctx context.Context, c config) (_ *report, err error) {
 	if err != nil {
 		return nil, err
 	}
-	own, peer := "http://"+addrs[0], "http://"+addrs[1]
+	clientURL, peerURL := "http://"+addrs[0], "http://"+addrs[1]
 	err = s.start(c.etcd, "--name=bench", "--data-dir="+filepath.Join(s.dir, "data"),
-		"--listen-client-urls="+own, "--advertise-client-urls="+own,
-		"--listen-peer-urls="+peer, "--initial-advertise-peer-urls="+peer, "--initial-cluster=bench="+peer)
+		"--listen-client-urls="+clientURL, "--advertise-client-urls="+clientURL,
+		"--listen-peer-urls="+peerURL, "--initial-advertise-peer-urls="+peerURL, "--initial-cluster=bench="+peerURL)
 	if err != nil {
 		return nil, err
 	}
-	ctx, cancel := s.until(ctx)
+	ctx, cancel := s.untilExit(ctx)
 	defer cancel()
 	e := &etcd{endpoint: addrs[0]}
 	defer e.close()
-	other, err := e.dial()
+	admin, err := e.dial()
 	if err != nil {
 		return nil, err
 	}
-	if err := await(ctx, func(ctx context.Context) error { _, err := other.Put(ctx, "ready", ""); return err }); err != nil {
+	if err := await(ctx, func(ctx context.Context) error { _, err := admin.Put(ctx, "ready", ""); return err }); err != nil {
 		return nil, err
 	}
-	status, err := other.Status(ctx, e.endpoint)
+	status, err := admin.Status(ctx, e.endpoint)
 	if err != nil {
 		return nil, err
 	}
-	b, err := in(ctx, c, e.setting(other))
+	b, err := measureSetting(ctx, c, e.setting(admin))
 	if err != nil {
 		return nil, errors.Join(err, context.Cause(ctx))
 	}
@@ -77,16 +77,16 @@ func measureEtcd(ctx context.Context, c config) (_ *report, err error) {
 
 func etcdExpectations(b *bench) []expectation {
 	const hold = 3 * time.Millisecond
-	over := func(clients int, hold time.Duration, noise bool) *ratio {
+	rate := func(clients int, hold time.Duration, noise bool) *ratio {
 		return b.rateRatio(contest{clients, hold, noise}, stockMutex)
 	}
 	all := []expectation{
 		{"uncontended pair, Stile / raw", b.pairRatio(rawEtcd), 1.10, true},
 		{"hand-over, Stile / raw delete → watch event", b.handOverRatio(rawEtcd), 1.4, true},
-		{"2 clients, hold 0: acquisitions/s, Stile / concurrency.Mutex", over(2, 0, false), 25, false},
-		{"2 clients, hold 3 ms: the same", over(2, hold, false), 9, false},
-		{"2 clients, hold 3 ms, with unrelated writes: the same", over(2, hold, true), 9, false},
-		{"10 clients, hold 0: the same", over(10, 0, false), 5, false},
+		{"2 clients, hold 0: acquisitions/s, Stile / concurrency.Mutex", rate(2, 0, false), 25, false},
+		{"2 clients, hold 3 ms: the same", rate(2, hold, false), 9, false},
+		{"2 clients, hold 3 ms, with unrelated writes: the same", rate(2, hold, true), 9, false},
+		{"10 clients, hold 0: the same", rate(10, 0, false), 5, false},
 	}
 	worst := slices.MinFunc(b.contests, func(k, l contest) int {
 		return cmp.Compare(b.rateRatio(k, stockMutex).median(), b.rateRatio(l, stockMutex).median())
@@ -96,37 +96,37 @@ func etcdExpectations(b *bench) []expectation {
 	})
 }
 
-// etcd is the server, and the connections to it.
+// etcd is the server and all connections to it.
 type etcd struct {
 	endpoint string
 
 	connections []*clientv3.Client
 }
 
-func (e *etcd) setting(other *clientv3.Client) setting {
+func (e *etcd) setting(admin *clientv3.Client) setting {
 	var contests []contest
 	for _, clients := range []int{2, 10, 32} {
 		for _, hold := range []time.Duration{0, 3 * time.Millisecond} {
 			contests = append(contests, contest{clients, hold, false}, contest{clients, hold, true})
 		}
 	}
-	none := func(contest) bool { return false }
-	two := func(k contest) bool { return k.Clients == 2 }
+	noContest := func(contest) bool { return false }
+	twoClients := func(k contest) bool { return k.Clients == 2 }
 	return setting{
 		name: "etcd", contests: contests,
 		contenders: []contender{
-			{name: rawEtcd, connect: e.connectRaw, contests: none},
-			{name: rawTurns, connect: e.connectTurns, contests: two, onlyIn: true},
+			{name: rawEtcd, connect: e.connectRaw, takesPart: noContest},
+			{name: rawTurns, connect: e.connectTurns, takesPart: twoClients, contestsOnly: true},
 			{name: stockMutex, connect: e.connectStock},
 			{name: stileName, connect: e.connectStile},
 		},
-		settle:  func(int) time.Duration { return 10 * time.Millisecond },
-		between: func(ctx context.Context) error { return compact(ctx, other) },
-		noise:   func(ctx context.Context) func() (float64, error) { return startPuts(ctx, other) },
+		handOverDelay: func(int) time.Duration { return 10 * time.Millisecond },
+		beforeRound:   func(ctx context.Context) error { return compact(ctx, admin) },
+		noise:         func(ctx context.Context) func() (float64, error) { return startPuts(ctx, admin) },
 	}
 }
 
-// dial returns a new client, on a connection of its own. The settings are the same for whatever is measured.
+// dial returns a new client with its own connection. All contenders use the same settings.
 func (e *etcd) dial() (*clientv3.Client, error) {
 	cli, err := clientv3.New(clientv3.Config{
 		Endpoints:            []string{e.endpoint},
@@ -147,7 +147,7 @@ func (e *etcd) close() {
 	}
 }
 
-// compact forgets the history of all keys, so that the rounds begin alike.
+// compact removes the history of all keys, so that all rounds begin alike.
 func compact(ctx context.Context, cli *clientv3.Client) error {
 	resp, err := cli.Put(ctx, "compaction", "")
 	if err != nil {
@@ -157,8 +157,8 @@ func compact(ctx context.Context, cli *clientv3.Client) error {
 	return err
 }
 
-// rawClient makes the requests that no lock can do without, and nothing else. Nobody closes the sessions: the server is
-// thrown away with them.
+// rawClient sends only the requests that every lock needs. Its session is never closed; it is
+// discarded with the server.
 type rawClient struct {
 	cli     *clientv3.Client
 	session *concurrency.Session
@@ -175,7 +175,8 @@ func (e *etcd) raw() (*rawClient, error) {
 	return &rawClient{cli, session}, err
 }
 
-// create puts a key if it is not there. The revision is that of the store before anything else is done to the key.
+// create puts a key if it does not exist. The revision is the store's at that moment: a watch that
+// starts after it misses nothing.
 func (c *rawClient) create(ctx context.Context, key string) (created bool, revision int64, err error) {
 	resp, err := c.cli.Txn(ctx).
 		If(clientv3.Compare(clientv3.CreateRevision(key), "=", 0)).
@@ -187,8 +188,8 @@ func (c *rawClient) create(ctx context.Context, key string) (created bool, revis
 	return resp.Succeeded, resp.Header.Revision, nil
 }
 
-// Lock is the floor under every lock and every hand-over. If the key is there, it waits until it is deleted, and then has
-// nothing to release: the next Lock may be anybody's.
+// Lock is a lower bound for locks and hand-overs. If the key exists, Lock waits until it is
+// deleted; the returned function then does nothing, and any client can create the key next.
 func (c *rawClient) Lock(ctx context.Context, key string) (func(context.Context) error, error) {
 	created, revision, err := c.create(ctx, key)
 	if err != nil {
@@ -204,18 +205,19 @@ func (c *rawClient) Lock(ctx context.Context, key string) (func(context.Context)
 			return func(context.Context) error { return nil }, nil
 		}
 	}
-	return nil, fmt.Errorf("the watch has ended: %w", context.Cause(ctx))
+	return nil, fmt.Errorf("watch ended: %w", context.Cause(ctx))
 }
 
 func (c *rawClient) Close() {}
 
-// turnClient is one of two that take turns. Their requests are those of two clients that want the same lock again and again:
-// while one deletes its key, the other may still be putting its own in.
+// turnClient is one of two clients that take turns. Together they send the requests of two clients
+// that acquire the same lock in a loop: while one deletes its key, the other may still be creating
+// its own.
 type turnClient struct {
 	*rawClient
-	index int
-	heard chan struct{} // the other's key was deleted
-	stop  context.CancelFunc
+	index        int
+	otherDeleted chan struct{} // receives once for each deletion of the other client's key
+	stop         context.CancelFunc
 }
 
 func (e *etcd) connectTurns(_ context.Context, i int) (client, error) {
@@ -223,39 +225,39 @@ func (e *etcd) connectTurns(_ context.Context, i int) (client, error) {
 	return &turnClient{rawClient: raw, index: i, stop: func() {}}, err
 }
 
-// prepare opens the watch on the other's key.
+// prepare opens the watch on the other client's key.
 func (c *turnClient) prepare(ctx context.Context, name string) error {
 	c.stop()
-	c.heard = make(chan struct{}, 1)
+	c.otherDeleted = make(chan struct{}, 1)
 	if c.index == 0 {
-		c.heard <- struct{}{} // it begins
+		c.otherDeleted <- struct{}{} // client 0 has the first turn
 	}
 	ctx, c.stop = context.WithCancel(ctx)
 	events := c.cli.Watch(ctx, c.key(name, 1-c.index), clientv3.WithFilterPut(), clientv3.WithCreatedNotify())
 	if resp, ok := <-events; !ok || !resp.Created {
-		return fmt.Errorf("the watch did not begin: %w", context.Cause(ctx))
+		return fmt.Errorf("cannot open the watch: %w", context.Cause(ctx))
 	}
-	go func(heard chan<- struct{}) {
+	go func(otherDeleted chan<- struct{}) {
 		for resp := range events {
 			for range resp.Events {
-				heard <- struct{}{}
+				otherDeleted <- struct{}{}
 			}
 		}
-	}(c.heard)
+	}(c.otherDeleted)
 	return nil
 }
 
 func (c *turnClient) key(name string, i int) string { return fmt.Sprintf("%s/%d", name, i) }
 
-// Lock puts the client's own key in and waits for its turn.
+// Lock creates the client's key and waits for its turn.
 func (c *turnClient) Lock(ctx context.Context, name string) (func(context.Context) error, error) {
 	key := c.key(name, c.index)
 	if created, _, err := c.create(ctx, key); err != nil || !created {
-		return nil, errors.Join(err, fmt.Errorf("put %s: it was there: %t", key, !created))
+		return nil, errors.Join(err, fmt.Errorf("put %s: key exists: %t", key, !created))
 	}
 	remove := func(ctx context.Context) error { _, err := c.cli.Delete(ctx, key); return err }
 	select {
-	case <-c.heard:
+	case <-c.otherDeleted:
 		return remove, nil
 	case <-ctx.Done():
 		return nil, errors.Join(ctx.Err(), remove(context.WithoutCancel(ctx)))
@@ -264,7 +266,7 @@ func (c *turnClient) Lock(ctx context.Context, name string) (func(context.Contex
 
 func (c *turnClient) Close() { c.stop() }
 
-// stockClient takes locks with the etcd client's own mutex.
+// stockClient acquires locks with the etcd client's own mutex.
 type stockClient struct{ *rawClient }
 
 func (e *etcd) connectStock(context.Context, int) (client, error) {
@@ -292,29 +294,29 @@ func (e *etcd) connectStile(context.Context, int) (client, error) {
 	return newStile(st, sessionTTL, func() {})
 }
 
-// putters and putPause make 300 unrelated puts a second, if etcd keeps up.
+// With putters and putPause, startPuts sends 300 puts a second, if etcd keeps up.
 const (
 	putters  = 3
 	putPause = 10 * time.Millisecond
 )
 
-// startPuts writes keys that have nothing to do with any lock until stop is called, which tells how many a second it
-// came to.
+// startPuts writes keys that have nothing to do with any lock until stop is called. stop returns
+// the number of puts per second.
 func startPuts(ctx context.Context, cli *clientv3.Client) (stop func() (float64, error)) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	var (
-		putting sync.WaitGroup
+		workers sync.WaitGroup
 		done    atomic.Int64
 		start   = time.Now()
-		over    = make(chan struct{})
+		ended   = make(chan struct{})
 	)
 	for i := range putters {
-		putting.Go(func() {
+		workers.Go(func() {
 			ticker := time.NewTicker(putPause)
 			defer ticker.Stop()
 			for n := 0; ; n++ {
 				select {
-				case <-over:
+				case <-ended:
 					return
 				case <-ticker.C:
 				}
@@ -328,8 +330,8 @@ func startPuts(ctx context.Context, cli *clientv3.Client) (stop func() (float64,
 	}
 	return func() (float64, error) {
 		elapsed := time.Since(start)
-		close(over)
-		putting.Wait()
+		close(ended)
+		workers.Wait()
 		err := context.Cause(ctx)
 		cancel(nil)
 		return float64(done.Load()) / elapsed.Seconds(), err

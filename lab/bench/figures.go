@@ -7,28 +7,28 @@ import (
 	"time"
 )
 
-// series are measurements, by round.
+// series holds measurements by round.
 type series [][]time.Duration
 
-// A spread is what a series comes to, all rounds together.
-type spread struct {
+// A summary has the percentiles of a series over all rounds.
+type summary struct {
 	P50, P99 time.Duration
 	Count    int
 }
 
-func (s series) spread() spread {
+func (s series) summary() summary {
 	all := slices.Concat(s...)
-	return spread{quantile(all, 0.5), quantile(all, 0.99), len(all)}
+	return summary{quantile(all, 0.5), quantile(all, 0.99), len(all)}
 }
 
-func (s spread) String() string {
+func (s summary) String() string {
 	if s.Count == 0 {
 		return "–"
 	}
-	return short(s.P50) + " / " + short(s.P99)
+	return formatDuration(s.P50) + " / " + formatDuration(s.P99)
 }
 
-func short(d time.Duration) string {
+func formatDuration(d time.Duration) string {
 	if d < 10*time.Millisecond {
 		return fmt.Sprintf("%d µs", d.Microseconds())
 	}
@@ -43,7 +43,7 @@ func quantile(d []time.Duration, q float64) time.Duration {
 	return d[min(int(q*float64(len(d))), len(d)-1)]
 }
 
-// medians returns each round's median; NaN for rounds without measurements.
+// medians returns the median of each round, NaN for rounds without measurements.
 func (s series) medians() []float64 {
 	var m []float64
 	for _, round := range s {
@@ -56,7 +56,8 @@ func (s series) medians() []float64 {
 	return m
 }
 
-// A ratio is how two figures compare, in the rounds in which both were measured. A nil ratio is of figures that never were.
+// A ratio relates two figures, over the rounds in which both were measured. A nil ratio means that
+// no round measured both.
 type ratio struct{ Median, Lowest, Highest float64 }
 
 // compare divides a by b round by round.
@@ -81,7 +82,7 @@ func median(x []float64) float64 {
 	return (x[(len(x)-1)/2] + x[len(x)/2]) / 2
 }
 
-// median returns the median; NaN, which sorts below all numbers, if nothing was measured.
+// median returns the median, or NaN for a nil ratio. NaN sorts below all numbers.
 func (r *ratio) median() float64 {
 	if r == nil {
 		return math.NaN()
@@ -100,15 +101,15 @@ func (r *ratio) String() string {
 	return fmt.Sprintf("%.*f (%.*f–%.*f)", digits, r.Median, digits, r.Lowest, digits, r.Highest)
 }
 
-// An expectation is one of the figures that the project has set itself.
+// An expectation is a goal that the project has set for one of the figures.
 type expectation struct {
 	What   string
 	Got    *ratio
 	Limit  float64
-	AtMost bool // otherwise at least
+	AtMost bool // the limit is an upper one; otherwise a lower one
 }
 
-// reached reports whether the median keeps to the limit. What was not measured was not reached.
+// reached reports whether the median satisfies the limit. A figure that was not measured does not.
 func (e expectation) reached() bool {
 	switch {
 	case e.Got == nil:

@@ -1,14 +1,16 @@
-// The bench program measures what a lock costs with Stile, with its peers, and with nothing but the requests that no lock can
-// do without: on etcd, Redis or ZooKeeper. And it measures what it takes to run a command under a lock, beside flock(1).
-// `make bench STORE=etcd` runs it.
+// The bench program measures what a lock costs on etcd, Redis or ZooKeeper: with Stile, with other
+// lock libraries, and with the bare requests that every lock needs. It also measures what it takes
+// to run a command under a lock, compared with flock(1). `make bench STORE=etcd` runs it.
 //
-// The servers are processes of their own with default settings, with their data in the directory for temporary files. All
-// clients are in this process; each has its own connection and its own session. What is compared runs in turns, in an order
-// that changes, so that what else the machine does hits all alike. It can hardly do so to a ratio within one round: the ratios are
-// medians of those of the rounds.
+// The servers are separate processes with default settings. Their data is in the directory for
+// temporary files. All clients are in this process; each has its own connection and its own
+// session. The contenders run in turns, in an order that changes, so that other load on the machine
+// affects all of them alike. Such load has the least effect on ratios within one round, so the
+// reported ratios are medians of the rounds' ratios.
 //
-// Every contest checks that no two clients are in the lock at once. The program exits with 1 if two were, whoever's lock it
-// was, or if anything fails. An expectation that is not reached is reported and is not a failure.
+// Every contest checks that no two clients hold the lock at once. The program exits with 1 if two
+// clients of any contender did, or if anything fails. A missed expectation is reported, but it is
+// not a failure.
 package main
 
 import (
@@ -37,7 +39,7 @@ func main() {
 	}
 }
 
-// config is what the flags say.
+// config holds the values of the flags.
 type config struct {
 	store  string
 	rounds int
@@ -48,7 +50,7 @@ type config struct {
 	format string
 }
 
-// stores are what can be measured.
+// stores maps the values of -store to the functions that measure.
 var stores = map[string]func(context.Context, config) (*report, error){
 	"etcd": measureEtcd, "redis": measureRedis, "zk": measureZooKeeper, "startup": measureStartup,
 }
@@ -57,14 +59,14 @@ func run(ctx context.Context, args []string, out io.Writer) (err error) {
 	var c config
 	flags := flag.NewFlagSet("bench", flag.ContinueOnError)
 	flags.StringVar(&c.store, "store", "etcd", "what to measure: etcd, redis, zk or startup")
-	flags.IntVar(&c.rounds, "rounds", 5, "how many times everything is measured")
+	flags.IntVar(&c.rounds, "rounds", 5, "number of rounds; each round measures everything")
 	flags.DurationVar(&c.slice, "slice", time.Second, "how long each contender runs at a time")
 	flags.StringVar(&c.etcd, "etcd", ".bin/etcd", "the etcd `program`")
 	flags.StringVar(&c.redis, "redis", "redis-server", "the redis-server `program`")
 	flags.StringVar(&c.stile, "stile", ".bin/stile", "the stile `program`, for -store startup")
-	flags.StringVar(&c.format, "o", "text", "text, for people (in Markdown), or json")
+	flags.StringVar(&c.format, "o", "text", "output format: text (Markdown) or json")
 	profile := flags.String("cpuprofile", "",
-		"write a CPU profile to this `file`; go tool pprof -tagfocus contender=Stile shows one contender's part")
+		"write a CPU profile to this `file`; go tool pprof -tagfocus contender=Stile shows one contender's share")
 	if err := flags.Parse(args); err != nil {
 		return err
 	}
@@ -75,7 +77,7 @@ func run(ctx context.Context, args []string, out io.Writer) (err error) {
 	case c.format != "text" && c.format != "json":
 		return fmt.Errorf("-o %s: want text or json", c.format)
 	case flags.NArg() > 0 || c.rounds < 1 || c.slice < 10*time.Millisecond:
-		return errors.New("want flags only, at least one round, and slices of at least 10 ms")
+		return errors.New("want only flags, -rounds of at least 1 and -slice of at least 10ms")
 	}
 	if *profile != "" {
 		f, err := os.Create(*profile)
@@ -98,7 +100,7 @@ func run(ctx context.Context, args []string, out io.Writer) (err error) {
 		return err
 	}
 	if n := r.violations(); n > 0 {
-		return fmt.Errorf("%d times a client took a lock that another was holding; the report tells whose lock", n)
+		return fmt.Errorf("%d times a client acquired a lock while another client held it; the report names the contenders", n)
 	}
 	return nil
 }

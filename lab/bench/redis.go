@@ -21,11 +21,11 @@ import (
 	"github.com/stilelock/stile/store/redisstore"
 )
 
-// rtt is how long a round trip takes through the proxy.
+// rtt is the duration of a round trip through the proxy.
 const rtt = 8 * time.Millisecond
 
-// crowd is the contest on Redis.
-var crowd = contest{Clients: 16}
+// redisContest is the only contest on Redis.
+var redisContest = contest{Clients: 16}
 
 func measureRedis(ctx context.Context, c config) (_ *report, err error) {
 	s, err := newServer()
@@ -41,14 +41,14 @@ func measureRedis(ctx context.Context, c config) (_ *report, err error) {
 	if err != nil {
 		return nil, err
 	}
-	ctx, cancel := s.until(ctx)
+	ctx, cancel := s.untilExit(ctx)
 	defer cancel()
-	other := goRedis(addrs[0])
-	defer other.Close()
-	if err := await(ctx, func(ctx context.Context) error { return other.Ping(ctx).Err() }); err != nil {
+	admin := goRedis(addrs[0])
+	defer admin.Close()
+	if err := await(ctx, func(ctx context.Context) error { return admin.Ping(ctx).Err() }); err != nil {
 		return nil, err
 	}
-	version, err := redisInfo(ctx, other, "server", "redis_version")
+	version, err := redisInfo(ctx, admin, "server", "redis_version")
 	if err != nil {
 		return nil, err
 	}
@@ -59,11 +59,11 @@ func measureRedis(ctx context.Context, c config) (_ *report, err error) {
 	defer proxy.Close()
 	proxy.Delay(rtt / 2)
 
-	near, err := in(ctx, c, redisSetting("loopback", addrs[0], other))
+	direct, err := measureSetting(ctx, c, redisSetting("loopback", addrs[0], admin))
 	if err != nil {
 		return nil, errors.Join(err, context.Cause(ctx))
 	}
-	far, err := in(ctx, c, redisSetting(fmt.Sprintf("RTT %v", rtt), proxy.Addr(), other))
+	proxied, err := measureSetting(ctx, c, redisSetting(fmt.Sprintf("RTT %v", rtt), proxy.Addr(), admin))
 	if err != nil {
 		return nil, errors.Join(err, context.Cause(ctx))
 	}
@@ -71,52 +71,53 @@ func measureRedis(ctx context.Context, c config) (_ *report, err error) {
 		About: []string{
 			fmt.Sprintf("redis-server %s, %s", version, versions("github.com/redis/rueidis", "github.com/go-redsync/redsync/v4",
 				"github.com/bsm/redislock", "github.com/redis/go-redis/v9")),
-			fmt.Sprintf("One redis-server, asked directly and through a proxy that makes a round trip take %v; commands are the server's own count, "+
-				"those inside scripts included", rtt),
+			fmt.Sprintf("One redis-server, reached directly and through a proxy that makes a round trip take %v; commands are the server's own count, "+
+				"including those inside scripts", rtt),
 		},
-		Settings: []settingReport{near.report(), far.report()},
-		Expected: redisExpectations(near, far),
+		Settings: []settingReport{direct.report(), proxied.report()},
+		Expected: redisExpectations(direct, proxied),
 	}, nil
 }
 
-func redisExpectations(near, far *bench) []expectation {
-	trips := compare(far.alone[stileName].handOvers.medians(), slices.Repeat([]float64{float64(rtt)}, far.rounds))
-	all := []expectation{{far.name + ": Stile's hand-over in round trips", trips, 1.3, true}}
-	var worst *ratio
-	for _, c := range far.contenders {
+func redisExpectations(direct, proxied *bench) []expectation {
+	roundTrips := compare(proxied.uncontended[stileName].handOvers.medians(), slices.Repeat([]float64{float64(rtt)}, proxied.rounds))
+	all := []expectation{{proxied.name + ": Stile's hand-over in round trips", roundTrips, 1.3, true}}
+	var highest *ratio
+	for _, c := range proxied.contenders {
 		if strings.HasPrefix(c.name, "rueidislock") {
-			all = append(all, expectation{far.name + ": Stile's hand-over / that of " + c.name, far.handOverRatio(c.name), 0.6, true})
+			all = append(all, expectation{proxied.name + ": Stile's hand-over / that of " + c.name, proxied.handOverRatio(c.name), 0.6, true})
 		}
-		if r := near.handOverRatio(c.name); c.name != stileName && (worst == nil || r.median() > worst.median()) {
-			worst = r
+		if r := direct.handOverRatio(c.name); c.name != stileName && (highest == nil || r.median() > highest.median()) {
+			highest = r
 		}
 	}
-	all = append(all, expectation{near.name + ": Stile's hand-over / that of the best of the others", worst, 1, true})
-	for _, b := range []*bench{near, far} {
-		most, least := b.fights[crowd][stileName].shares()
-		share := float64(most) / float64(max(least, 1))
+	all = append(all, expectation{direct.name + ": Stile's hand-over / that of the fastest other contender", highest, 1, true})
+	for _, b := range []*bench{direct, proxied} {
+		maxAcquired, minAcquired := b.contestResults[redisContest][stileName].shares()
+		share := float64(maxAcquired) / float64(max(minAcquired, 1))
 		all = append(all, expectation{
-			fmt.Sprintf("%s: %v on one lock, the most that one has / the least", b.name, crowd), &ratio{share, share, share}, 1.3, true,
+			fmt.Sprintf("%s: %v on one lock, most acquisitions of one client / fewest", b.name, redisContest), &ratio{share, share, share}, 1.3, true,
 		})
 	}
 	return all
 }
 
-func redisSetting(name, addr string, other *goredis.Client) setting {
+func redisSetting(name, addr string, admin *goredis.Client) setting {
 	return setting{
-		name: name, contests: []contest{crowd}, slices: 2,
+		name: name, contests: []contest{redisContest}, contestSlices: 2,
 		contenders: []contender{
-			{name: "redsync, as it comes", connect: redsyncWith(addr)},
+			{name: "redsync, defaults", connect: redsyncWith(addr)},
 			{name: "redsync, every ms", connect: redsyncWith(addr, redsync.WithRetryDelay(time.Millisecond))},
 			{name: "redislock, every ms", connect: redislockEvery(addr, time.Millisecond)},
-			{name: "rueidislock, majority 1", connect: rueidislockOf(addr, 1)},
-			{name: "rueidislock, as it comes", connect: rueidislockOf(addr, 2)},
+			{name: "rueidislock, majority 1", connect: rueidislockWith(addr, 1)},
+			{name: "rueidislock, defaults", connect: rueidislockWith(addr, 2)},
 			{name: stileName, connect: redisStile(addr)},
 		},
-		// Long enough for the other to have asked, and uneven, so that those who poll are met at any moment.
-		settle: func(i int) time.Duration { return 3*rtt + time.Duration(i*7919%20000)*time.Microsecond },
-		commands: func(ctx context.Context) (int, error) {
-			text, err := redisInfo(ctx, other, "stats", "total_commands_processed")
+		// Long enough for the waiter's first request, and uneven, so that the release comes at any
+		// moment between two polls.
+		handOverDelay: func(i int) time.Duration { return 3*rtt + time.Duration(i*7919%20000)*time.Microsecond },
+		commandCount: func(ctx context.Context) (int, error) {
+			text, err := redisInfo(ctx, admin, "stats", "total_commands_processed")
 			if err != nil {
 				return 0, err
 			}
@@ -125,7 +126,7 @@ func redisSetting(name, addr string, other *goredis.Client) setting {
 	}
 }
 
-// redisInfo returns what the server says of itself under a name.
+// redisInfo returns a field of a section of INFO.
 func redisInfo(ctx context.Context, cli *goredis.Client, section, name string) (string, error) {
 	text, err := cli.Info(ctx, section).Result()
 	if err != nil {
@@ -136,14 +137,14 @@ func redisInfo(ctx context.Context, cli *goredis.Client, section, name string) (
 			return strings.TrimSpace(value), nil
 		}
 	}
-	return "", fmt.Errorf("INFO %s does not tell %s", section, name)
+	return "", fmt.Errorf("INFO %s has no field %s", section, name)
 }
 
 func goRedis(addr string) *goredis.Client {
 	return goredis.NewClient(&goredis.Options{Addr: addr, ContextTimeoutEnabled: true})
 }
 
-// funcClient is a client of two functions.
+// funcClient is a client made of two functions.
 type funcClient struct {
 	lock       func(ctx context.Context, name string) (unlock func(context.Context) error, err error)
 	disconnect func()
@@ -192,7 +193,7 @@ func redislockEvery(addr string, d time.Duration) func(context.Context, int) (cl
 	}
 }
 
-func rueidislockOf(addr string, majority int32) func(context.Context, int) (client, error) {
+func rueidislockWith(addr string, majority int32) func(context.Context, int) (client, error) {
 	return func(context.Context, int) (client, error) {
 		locker, err := rueidislock.NewLocker(rueidislock.LockerOption{
 			ClientOption:   rueidis.ClientOption{InitAddress: []string{addr}, ForceSingleClient: true},

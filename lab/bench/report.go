@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// A report is all that was measured.
+// A report has all results of a run.
 type report struct {
 	About    []string
 	Settings []settingReport `json:",omitempty"`
@@ -18,50 +18,50 @@ type report struct {
 	Expected []expectation   `json:",omitempty"`
 }
 
-// settingReport is what was measured in one setting.
+// settingReport has the results of one setting.
 type settingReport struct {
 	Name     string
-	Alone    []aloneRow
+	Alone    []uncontendedRow
 	Contests []contestRow `json:",omitempty"`
 }
 
-// aloneRow is what one contender does while nobody else wants the lock, and a hand-over. The ratios are Stile's figure divided
-// by this one's.
-type aloneRow struct {
+// uncontendedRow has the figures of one contender without competition and in hand-overs to a single
+// waiter. The ratios are Stile's figure divided by this contender's.
+type uncontendedRow struct {
 	Contender                string
-	Lock, Unlock, Pair       spread
-	HandOver                 spread
-	LockAfterPause           spread
+	Lock, Unlock, Pair       summary
+	HandOver                 summary
+	LockAfterPause           summary
 	StilePair, StileHandOver *ratio `json:",omitempty"`
 	GivenUp                  int
 }
 
-// contestRow is how one contender has done in a contest.
+// contestRow has the figures of one contender in a contest.
 type contestRow struct {
 	contest
-	Writes        float64 `json:",omitempty"` // unrelated ones a second
+	Writes        float64 `json:",omitempty"` // unrelated writes per second
 	Contender     string
-	HandOver      spread
+	HandOver      summary
 	PerSecond     float64
 	StileHandOver *ratio  `json:",omitempty"`
 	StileRate     *ratio  `json:",omitempty"`
-	Most, Least   int     // acquisitions of one client in the most unequal round
-	Commands      float64 `json:",omitempty"` // of the server for each acquisition
+	Most, Least   int     // acquisitions of the client with most and of the one with fewest, in the most unequal round
+	Commands      float64 `json:",omitempty"` // commands of the server per acquisition
 	GivenUp       int
-	Violations    int // two clients in the lock at once
+	Violations    int // times a client acquired the lock while another client held it
 }
 
-// report returns what a bench has measured.
+// report returns the measurements of b.
 func (b *bench) report() settingReport {
 	r := settingReport{Name: b.name}
 	for _, c := range b.contenders {
-		a := b.alone[c.name]
+		a := b.uncontended[c.name]
 		if a == nil {
 			continue
 		}
-		row := aloneRow{
-			Contender: c.name, Lock: a.locks.spread(), Unlock: a.unlocks.spread(), Pair: a.pairs.spread(),
-			HandOver: a.handOvers.spread(), LockAfterPause: a.afterPause.spread(), GivenUp: a.givenUp,
+		row := uncontendedRow{
+			Contender: c.name, Lock: a.locks.summary(), Unlock: a.unlocks.summary(), Pair: a.pairs.summary(),
+			HandOver: a.handOvers.summary(), LockAfterPause: a.locksAfterPause.summary(), GivenUp: a.givenUp,
 		}
 		if c.name != stileName {
 			row.StilePair, row.StileHandOver = b.pairRatio(c.name), b.handOverRatio(c.name)
@@ -70,18 +70,18 @@ func (b *bench) report() settingReport {
 	}
 	for _, k := range b.contests {
 		for _, c := range b.contenders {
-			t := b.fights[k][c.name]
+			t := b.contestResults[k][c.name]
 			if t == nil {
 				continue
 			}
 			row := contestRow{
-				contest: k, Writes: median(b.noises[k]), Contender: c.name, HandOver: t.handOvers.spread(),
+				contest: k, Writes: median(b.noiseRates[k]), Contender: c.name, HandOver: t.handOvers.summary(),
 				PerSecond: median(t.rates), Commands: median(t.commands), GivenUp: t.givenUp, Violations: t.violations,
 			}
 			row.Most, row.Least = t.shares()
 			if c.name != stileName {
 				row.StileRate = b.rateRatio(k, c.name)
-				row.StileHandOver = compare(b.fights[k][stileName].handOvers.medians(), t.handOvers.medians())
+				row.StileHandOver = compare(b.contestResults[k][stileName].handOvers.medians(), t.handOvers.medians())
 			}
 			r.Contests = append(r.Contests, row)
 		}
@@ -90,26 +90,26 @@ func (b *bench) report() settingReport {
 }
 
 func (b *bench) pairRatio(other string) *ratio {
-	return compare(b.alone[stileName].pairs.medians(), b.alone[other].pairs.medians())
+	return compare(b.uncontended[stileName].pairs.medians(), b.uncontended[other].pairs.medians())
 }
 
 func (b *bench) handOverRatio(other string) *ratio {
-	return compare(b.alone[stileName].handOvers.medians(), b.alone[other].handOvers.medians())
+	return compare(b.uncontended[stileName].handOvers.medians(), b.uncontended[other].handOvers.medians())
 }
 
 func (b *bench) rateRatio(k contest, other string) *ratio {
-	return compare(b.fights[k][stileName].rates, b.fights[k][other].rates)
+	return compare(b.contestResults[k][stileName].rates, b.contestResults[k][other].rates)
 }
 
-// shares returns what the luckiest and the unluckiest client got in the most unequal round.
-func (t *together) shares() (most, least int) {
+// shares returns the most and the fewest acquisitions of one client in the most unequal round.
+func (t *contestResult) shares() (maxAcquired, minAcquired int) {
 	worst := 0
-	for i := range t.most {
-		if t.most[i]*max(t.least[worst], 1) > t.most[worst]*max(t.least[i], 1) {
+	for i := range t.maxAcquired {
+		if t.maxAcquired[i]*max(t.minAcquired[worst], 1) > t.maxAcquired[worst]*max(t.minAcquired[i], 1) {
 			worst = i
 		}
 	}
-	return t.most[worst], t.least[worst]
+	return t.maxAcquired[worst], t.minAcquired[worst]
 }
 
 func (r *report) violations() (n int) {
@@ -121,7 +121,7 @@ func (r *report) violations() (n int) {
 	return n
 }
 
-// markdown returns the report in Markdown that can be read as it is.
+// markdown returns the report as Markdown that is readable without rendering.
 func (r *report) markdown() string {
 	var t strings.Builder
 	for _, line := range r.About {
@@ -144,12 +144,12 @@ func (r *report) markdown() string {
 		fmt.Fprintf(&t, "* %v\n", e)
 	}
 	if contests {
-		fmt.Fprintf(&t, "* two clients in one lock at once: %s\n", r.exclusion())
+		fmt.Fprintf(&t, "* two clients held one lock at once: %s\n", r.violationSummary())
 	}
 	return t.String()
 }
 
-func (r *report) exclusion() string {
+func (r *report) violationSummary() string {
 	var found []string
 	for _, s := range r.Settings {
 		for _, c := range s.Contests {
@@ -198,7 +198,7 @@ func (s settingReport) markdown(t *strings.Builder) {
 	table(t, rows)
 }
 
-// table writes rows as a Markdown table whose columns line up. The first row is the head.
+// table writes rows as a Markdown table with aligned columns. The first row is the header.
 func table(t *strings.Builder, rows [][]string) {
 	widths := make([]int, len(rows[0]))
 	for _, row := range rows {
@@ -220,7 +220,7 @@ func table(t *strings.Builder, rows [][]string) {
 	}
 }
 
-// about says when, where and how the measurements were made.
+// about describes when, where and how the run was made.
 func about(began time.Time, c config) []string {
 	return []string{
 		"Date: " + began.UTC().Format("2006-01-02 15:04 UTC"),
@@ -230,7 +230,8 @@ func about(began time.Time, c config) []string {
 	}
 }
 
-// versions says what was measured: this program's own version of Go and of some modules.
+// versions returns the Go version and the versions of the named modules that this program was built
+// with.
 func versions(paths ...string) string {
 	all := []string{runtime.Version()}
 	info, ok := debug.ReadBuildInfo()
@@ -245,7 +246,7 @@ func versions(paths ...string) string {
 	return strings.Join(all, ", ")
 }
 
-// machine describes the machine as far as it can be found out.
+// machine describes the machine. It leaves out what it cannot find out.
 func machine() string {
 	parts := []string{fmt.Sprintf("%s/%s, %d CPUs", runtime.GOOS, runtime.GOARCH, runtime.NumCPU())}
 	if model := field("/proc/cpuinfo", "model name"); model != "" {
@@ -264,7 +265,8 @@ func machine() string {
 	return strings.Join(parts, ", ")
 }
 
-// filesystem tells the kind of file system that a directory is in: syncing costs nothing on tmpfs.
+// filesystem returns the type of the file system that contains dir. It matters because syncing
+// costs nothing on tmpfs.
 func filesystem(dir string) string {
 	mounts, err := os.ReadFile("/proc/self/mounts")
 	if err != nil {
@@ -281,7 +283,7 @@ func filesystem(dir string) string {
 	return kind
 }
 
-// field returns what a file of lines "name: text" has under name; empty if it has nothing.
+// field returns the value of name in a file of lines "name: value", or "" if there is none.
 func field(file, name string) string {
 	b, err := os.ReadFile(file)
 	if err != nil {

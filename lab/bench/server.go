@@ -13,12 +13,12 @@ import (
 	"time"
 )
 
-// server is one program or several that are measured, with a directory for their data that goes with them.
+// server is one or more server programs under test, with a data directory that stop removes.
 type server struct {
 	dir     string
 	cmds    []*exec.Cmd
 	running sync.WaitGroup
-	ended   chan error // how the first of them ended
+	ended   chan error // how the first program ended
 }
 
 func newServer() (*server, error) {
@@ -26,11 +26,12 @@ func newServer() (*server, error) {
 	return &server{dir: dir, ended: make(chan error, 1)}, err
 }
 
-// start starts a program. It ends when stop says so, not with an interrupted benchmark, which still ends its sessions.
+// start starts a program. Only stop ends it: it outlives the context of an interrupted benchmark,
+// which still has to close its sessions.
 func (s *server) start(program string, args ...string) error {
 	path, err := exec.LookPath(program)
 	if err != nil {
-		return fmt.Errorf("nothing to measure: %w; run `make servers`", err)
+		return fmt.Errorf("cannot find the server program: %w; run `make servers`", err)
 	}
 	log, err := os.Create(filepath.Join(s.dir, fmt.Sprintf("log-%d", len(s.cmds))))
 	if err != nil {
@@ -49,18 +50,19 @@ func (s *server) start(program string, args ...string) error {
 	}
 	s.cmds = append(s.cmds, cmd)
 	s.running.Go(func() {
-		_ = cmd.Wait() // its state tells
+		_ = cmd.Wait() // ProcessState has the result
 		text, _ := os.ReadFile(log.Name())
 		select {
-		case s.ended <- fmt.Errorf("%s has ended: %v\n%s", program, cmd.ProcessState, text[max(0, len(text)-4<<10):]):
+		case s.ended <- fmt.Errorf("%s ended: %v\n%s", program, cmd.ProcessState, text[max(0, len(text)-4<<10):]):
 		default:
 		}
 	})
 	return nil
 }
 
-// until returns a context that ends with an error when a program ends. Some clients would wait for it for ever.
-func (s *server) until(ctx context.Context) (context.Context, context.CancelFunc) {
+// untilExit returns a context that is canceled when a program ends; its cause says how. Without it,
+// some clients would wait forever for a server that has ended.
+func (s *server) untilExit(ctx context.Context) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	go func() {
 		select {
@@ -72,9 +74,9 @@ func (s *server) until(ctx context.Context) (context.Context, context.CancelFunc
 	return ctx, func() { cancel(nil) }
 }
 
-// await calls ready, which the server has no event for, until it returns nil.
+// await polls ready until it returns nil.
 func await(ctx context.Context, ready func(context.Context) error) error {
-	ctx, cancel := context.WithTimeout(ctx, 5*time.Minute) // as a busy machine may need
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Minute) // enough on a busy machine
 	defer cancel()
 	for {
 		try, stop := context.WithTimeout(ctx, 2*time.Second)
@@ -85,13 +87,13 @@ func await(ctx context.Context, ready func(context.Context) error) error {
 		}
 		select {
 		case <-ctx.Done():
-			return fmt.Errorf("the server does not answer: %w: %w", context.Cause(ctx), err)
+			return fmt.Errorf("the server is not ready: %w: %w", context.Cause(ctx), err)
 		case <-time.After(20 * time.Millisecond):
 		}
 	}
 }
 
-// stop ends the programs and removes what they have written.
+// stop kills the programs and removes their data.
 func (s *server) stop() error {
 	for _, cmd := range s.cmds {
 		_ = cmd.Process.Kill()
@@ -100,10 +102,10 @@ func (s *server) stop() error {
 	return os.RemoveAll(s.dir)
 }
 
-// freeAddresses returns addresses of one host that nobody listens on. Other programs, which take their ports on 127.0.0.1,
-// cannot take these before they are used.
+// freeAddresses returns n free TCP addresses of one host. Programs that take free ports of
+// 127.0.0.1 cannot take them before they are used.
 func freeAddresses(n int) ([]string, error) {
-	host := loopback()
+	host := loopbackHost()
 	var addrs []string
 	for range n {
 		l, err := net.Listen("tcp", net.JoinHostPort(host, "0"))
@@ -116,8 +118,9 @@ func freeAddresses(n int) ([]string, error) {
 	return addrs, nil
 }
 
-// loopback returns an address of the machine's own that hardly anybody else uses, where there is more than one.
-func loopback() string {
+// loopbackHost returns a loopback address that other programs are unlikely to use, or 127.0.0.1 if
+// the system has no others.
+func loopbackHost() string {
 	host := fmt.Sprintf("127.%d.%d.%d", 1+rand.N(250), rand.N(256), 1+rand.N(254))
 	l, err := net.Listen("tcp", net.JoinHostPort(host, "0"))
 	if err != nil {

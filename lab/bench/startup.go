@@ -13,8 +13,9 @@ import (
 	"time"
 )
 
-// measureStartup measures what it takes to run a command under a lock of the local server, beside what flock(1) takes. What is
-// compared are commands: a round runs each of them once, and there are twenty for each of those of the other stores.
+// measureStartup measures how long it takes to run a command under a lock of the local server,
+// compared with flock(1). Each round runs each command once; there are twenty rounds for each of
+// c.rounds.
 func measureStartup(ctx context.Context, c config) (*report, error) {
 	stile, err := filepath.Abs(c.stile)
 	if err != nil {
@@ -31,12 +32,12 @@ func measureStartup(ctx context.Context, c config) (*report, error) {
 		{name: "`flock x true`", argv: []string{"flock", a.path("x"), "true"}},
 		{name: "`stile version`", argv: []string{stile, "version"}},
 		{name: "`stile run x -- true`, the local server runs", argv: run},
-		{name: "the same, the server has ended", argv: run, prepare: a.endServer},
-		{name: "the same, for the first time in this account", argv: run, prepare: a.forget},
+		{name: "the same, the server has ended", argv: run, prepare: a.killServer},
+		{name: "the same, for the first time in this account", argv: run, prepare: a.reset},
 	}
 	for round := range 20*c.rounds + 1 {
 		for i := range commands {
-			c := commands[(round+i)%len(commands)] // so that none always comes after the same one
+			c := commands[(round+i)%len(commands)] // the order rotates, so every command follows a different one
 			if err := c.measure(ctx, a, round > 0); err != nil {
 				return nil, err
 			}
@@ -51,7 +52,7 @@ func measureStartup(ctx context.Context, c config) (*report, error) {
 	return r, nil
 }
 
-// startupRow is how long one command takes.
+// startupRow has the durations of one command.
 type startupRow struct {
 	Command              string
 	Median, P90, Fastest time.Duration
@@ -66,11 +67,11 @@ func startupTable(t *strings.Builder, rows []startupRow) {
 	table(t, cells)
 }
 
-// account is a user's account where stile is used for the first time.
+// account is the home of a user who has never run stile.
 type account struct{ dir string }
 
 func newAccount() (account, error) {
-	dir, err := os.MkdirTemp("", "stile-bench") // short enough for a socket in it
+	dir, err := os.MkdirTemp("", "stile-bench") // a short path, because sockets in it have a length limit
 	if err != nil {
 		return account{}, err
 	}
@@ -82,21 +83,22 @@ func (a account) path(elem ...string) string {
 	return filepath.Join(append([]string{a.dir}, elem...)...)
 }
 
-func (a account) home() string { return a.path("state", "stile", "local") }
+func (a account) serverDir() string { return a.path("state", "stile", "local") }
 
 func (a account) environment() []string {
 	return append(os.Environ(), "XDG_STATE_HOME="+a.path("state"), "XDG_RUNTIME_DIR="+a.path("run"), "STILE_URL=")
 }
 
-// endServer ends the local server, if it runs, and returns when nobody listens any more.
-func (a account) endServer() error {
-	said, err := os.ReadFile(filepath.Join(a.home(), "pid"))
+// killServer kills the local server, if it runs, and returns when its socket accepts no
+// connections.
+func (a account) killServer() error {
+	text, err := os.ReadFile(filepath.Join(a.serverDir(), "pid"))
 	if os.IsNotExist(err) {
 		return nil
 	} else if err != nil {
 		return err
 	}
-	pid, err := strconv.Atoi(strings.TrimSpace(string(said)))
+	pid, err := strconv.Atoi(strings.TrimSpace(string(text)))
 	if err != nil {
 		return err
 	}
@@ -112,35 +114,35 @@ func (a account) endServer() error {
 }
 
 func (a account) isListening() bool {
-	conn, err := net.Dial("unix", filepath.Join(a.home(), "socket"))
+	conn, err := net.Dial("unix", filepath.Join(a.serverDir(), "socket"))
 	if err == nil {
 		_ = conn.Close()
 	}
 	return err == nil
 }
 
-// forget ends the local server and removes all that it keeps.
-func (a account) forget() error {
-	if err := a.endServer(); err != nil {
+// reset kills the local server and removes its data.
+func (a account) reset() error {
+	if err := a.killServer(); err != nil {
 		return err
 	}
 	return os.RemoveAll(a.path("state"))
 }
 
 func (a account) remove() {
-	_ = a.endServer()
+	_ = a.killServer()
 	_ = os.RemoveAll(a.dir)
 }
 
-// command is what is measured.
+// command is a command to measure.
 type command struct {
 	name    string
 	argv    []string
-	prepare func() error // before each time; may be nil
+	prepare func() error // called before each run; may be nil
 	took    []time.Duration
 }
 
-func (c *command) measure(ctx context.Context, a account, counts bool) error {
+func (c *command) measure(ctx context.Context, a account, record bool) error {
 	if c.prepare != nil {
 		if err := c.prepare(); err != nil {
 			return err
@@ -154,7 +156,7 @@ func (c *command) measure(ctx context.Context, a account, counts bool) error {
 	if err != nil {
 		return fmt.Errorf("%v: %w", c.argv, err)
 	}
-	if counts {
+	if record {
 		c.took = append(c.took, took)
 	}
 	return nil

@@ -8,7 +8,7 @@ import (
 	"github.com/stilelock/stile/store"
 )
 
-// stileClient takes locks with Stile, with default options but for the TTL.
+// stileClient acquires locks with Stile. All options but the TTL are the defaults.
 type stileClient struct {
 	client     *stile.Client
 	disconnect func()
@@ -30,6 +30,6 @@ func (c stileClient) Lock(ctx context.Context, name string) (func(context.Contex
 func (c stileClient) Close() {
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
 	defer cancel()
-	_ = c.client.Close(ctx) // what is left goes with its server
+	_ = c.client.Close(ctx) // leftovers vanish with the server
 	c.disconnect()
 }

@@ -22,20 +22,20 @@ const (
 	stockZK = "go-zookeeper's Lock"
 )
 
-// jars are those of the Debian package libzookeeper-java.
-const jars = "/usr/share/java/zookeeper.jar:/usr/share/java/slf4j-nop.jar"
+// classPath has the jars of the Debian packages libzookeeper-java and libslf4j-java.
+const classPath = "/usr/share/java/zookeeper.jar:/usr/share/java/slf4j-nop.jar"
 
 func measureZooKeeper(ctx context.Context, c config) (*report, error) {
 	r := &report{About: []string{
 		versions("github.com/go-zookeeper/zk"),
-		fmt.Sprintf("ZooKeeper with default settings but for the ticks; TTL %v for all", zkSessionTTL),
+		fmt.Sprintf("ZooKeeper with default settings except the tick time; TTL %v for all", zkSessionTTL),
 	}}
 	for _, n := range []int{1, 3} {
 		b, err := measureEnsemble(ctx, c, n)
 		if err != nil {
 			return nil, err
 		}
-		created := compare(b.alone[stileName].handOvers.medians(), b.alone[rawZK].afterPause.medians())
+		created := compare(b.uncontended[stileName].handOvers.medians(), b.uncontended[rawZK].locksAfterPause.medians())
 		r.Settings = append(r.Settings, b.report())
 		r.Expected = append(r.Expected,
 			expectation{b.name + ": pair, Stile / go-zookeeper's Lock", b.pairRatio(stockZK), 1, true},
@@ -44,7 +44,7 @@ func measureZooKeeper(ctx context.Context, c config) (*report, error) {
 	return r, nil
 }
 
-// measureEnsemble measures on n servers.
+// measureEnsemble measures on an ensemble of n servers.
 func measureEnsemble(ctx context.Context, c config, n int) (_ *bench, err error) {
 	s, err := newServer()
 	if err != nil {
@@ -55,34 +55,34 @@ func measureEnsemble(ctx context.Context, c config, n int) (_ *bench, err error)
 	if err != nil {
 		return nil, err
 	}
-	ctx, cancel := s.until(ctx)
+	ctx, cancel := s.untilExit(ctx)
 	defer cancel()
-	// Clients are of two of the servers: of followers, if there are any.
+	// Clients connect to the followers, or to the only server.
 	var followers []string
 	for _, addr := range addrs {
 		var mode string
-		if err := await(ctx, func(ctx context.Context) (err error) { mode, err = modeOf(ctx, addr); return err }); err != nil {
+		if err := await(ctx, func(ctx context.Context) (err error) { mode, err = serverMode(ctx, addr); return err }); err != nil {
 			return nil, err
 		}
 		if mode != "leader" {
 			followers = append(followers, addr)
 		}
 	}
-	where := "one server"
+	name := "one server"
 	if n > 1 {
-		where = fmt.Sprintf("%d servers, clients of two followers", n)
+		name = fmt.Sprintf("%d servers, clients of two followers", n)
 	}
-	at := func(connect func(ctx context.Context, addr string) (client, error)) func(context.Context, int) (client, error) {
+	onFollower := func(connect func(ctx context.Context, addr string) (client, error)) func(context.Context, int) (client, error) {
 		return func(ctx context.Context, i int) (client, error) { return connect(ctx, followers[i%len(followers)]) }
 	}
-	b, err := in(ctx, c, setting{
-		name: where,
+	b, err := measureSetting(ctx, c, setting{
+		name: name,
 		contenders: []contender{
-			{name: rawZK, connect: at(connectRawZK)},
-			{name: stockZK, connect: at(connectStockZK)},
-			{name: stileName, connect: at(connectStileZK)},
+			{name: rawZK, connect: onFollower(connectRawZK)},
+			{name: stockZK, connect: onFollower(connectStockZK)},
+			{name: stileName, connect: onFollower(connectStileZK)},
 		},
-		settle: func(int) time.Duration { return 10 * time.Millisecond },
+		handOverDelay: func(int) time.Duration { return 10 * time.Millisecond },
 	})
 	if err != nil {
 		return nil, errors.Join(err, context.Cause(ctx))
@@ -90,7 +90,7 @@ func measureEnsemble(ctx context.Context, c config, n int) (_ *bench, err error)
 	return b, nil
 }
 
-// startEnsemble starts n servers that know each other, and returns their clients' addresses.
+// startEnsemble starts n servers and returns their client addresses.
 func startEnsemble(s *server, n int) (addrs []string, err error) {
 	all, err := freeAddresses(3 * n)
 	if err != nil {
@@ -120,21 +120,21 @@ func startEnsemble(s *server, n int) (addrs []string, err error) {
 		if err := os.WriteFile(file, []byte(strings.Join(lines, "\n")+"\n"), 0o600); err != nil {
 			return nil, err
 		}
-		if err := s.start("java", "-Xmx256m", "-cp", jars, "org.apache.zookeeper.server.quorum.QuorumPeerMain", file); err != nil {
+		if err := s.start("java", "-Xmx256m", "-cp", classPath, "org.apache.zookeeper.server.quorum.QuorumPeerMain", file); err != nil {
 			return nil, err
 		}
 	}
 	return all[:n], nil
 }
 
-// modeOf returns what a server says it is.
-func modeOf(ctx context.Context, addr string) (string, error) {
+// serverMode returns the mode that a server reports: standalone, leader or follower.
+func serverMode(ctx context.Context, addr string) (string, error) {
 	conn, err := (&net.Dialer{}).DialContext(ctx, "tcp", addr)
 	if err != nil {
 		return "", err
 	}
 	defer conn.Close()
-	// One that is just starting may take the connection and never answer.
+	// A server that is just starting may accept the connection and never answer.
 	if deadline, ok := ctx.Deadline(); ok {
 		if err := conn.SetDeadline(deadline); err != nil {
 			return "", err
@@ -149,18 +149,18 @@ func modeOf(ctx context.Context, addr string) (string, error) {
 	}
 	_, mode, found := strings.Cut(string(answer), "Mode: ")
 	if !found {
-		return "", errors.New("the server does not serve yet")
+		return "", errors.New("the server is not serving yet")
 	}
 	mode, _, _ = strings.Cut(mode, "\n")
 	return mode, nil
 }
 
-var everybody = zk.WorldACL(zk.PermAll)
+var openACL = zk.WorldACL(zk.PermAll)
 
-// rawZKClient makes the requests that no lock can do without, and nothing else: it creates a node and deletes it.
+// rawZKClient sends only the requests that every lock needs: it creates a node and deletes it.
 type rawZKClient struct {
-	conn *zk.Conn
-	made map[string]bool // directories
+	conn    *zk.Conn
+	created map[string]bool // the directories that exist, by lock name
 }
 
 func connectZK(server string) (*zk.Conn, error) {
@@ -183,37 +183,37 @@ func connectRawZK(_ context.Context, server string) (client, error) {
 
 func (c *rawZKClient) Close() { c.conn.Close() }
 
-// Lock is the floor under every lock and every hand-over. If the node is there, it waits until it is deleted, and then has
-// nothing to release: the next Lock may be anybody's.
+// Lock is a lower bound for locks and hand-overs. If the node exists, Lock waits until it is
+// deleted; the returned function then does nothing, and any client can create the node next.
 func (c *rawZKClient) Lock(ctx context.Context, name string) (func(context.Context) error, error) {
-	if !c.made[name] {
-		c.made[name] = true
-		if _, err := c.conn.Create("/"+name, nil, zk.FlagPersistent, everybody); err != nil && !errors.Is(err, zk.ErrNodeExists) {
+	if !c.created[name] {
+		c.created[name] = true
+		if _, err := c.conn.Create("/"+name, nil, zk.FlagPersistent, openACL); err != nil && !errors.Is(err, zk.ErrNodeExists) {
 			return nil, err
 		}
 	}
 	node := "/" + name + "/lock"
-	_, err := c.conn.Create(node, nil, zk.FlagEphemeral, everybody)
+	_, err := c.conn.Create(node, nil, zk.FlagEphemeral, openACL)
 	if err == nil {
 		return func(context.Context) error { return c.conn.Delete(node, -1) }, nil
 	}
 	if !errors.Is(err, zk.ErrNodeExists) {
 		return nil, err
 	}
-	if _, err := c.conn.Sync(node); err != nil { // this client's server may not have heard of it
+	if _, err := c.conn.Sync(node); err != nil { // this client's server may lag behind
 		return nil, err
 	}
-	nothing := func(context.Context) error { return nil }
+	noRelease := func(context.Context) error { return nil }
 	_, _, deleted, err := c.conn.GetW(node)
-	if errors.Is(err, zk.ErrNoNode) { // it was deleted meanwhile
-		return nothing, nil
+	if errors.Is(err, zk.ErrNoNode) { // deleted in the meantime
+		return noRelease, nil
 	}
 	if err != nil {
 		return nil, err
 	}
 	select {
 	case <-deleted:
-		return nothing, nil
+		return noRelease, nil
 	case <-ctx.Done():
 		return nil, ctx.Err()
 	}
@@ -225,7 +225,7 @@ func connectStockZK(_ context.Context, server string) (client, error) {
 		return nil, err
 	}
 	lock := func(_ context.Context, name string) (func(context.Context) error, error) {
-		l := zk.NewLock(conn, "/"+name, everybody)
+		l := zk.NewLock(conn, "/"+name, openACL)
 		return func(context.Context) error { return l.Unlock() }, l.Lock()
 	}
 	return funcClient{lock, conn.Close}, nil

@@ -12,51 +12,52 @@ import (
 	"time"
 )
 
-// use is one use of the command.
-type use struct {
-	took   time.Duration
-	cpu    time.Duration
-	memory int64 // at most
-	output int   // bytes
+// commandRun is what one run of the stile command used.
+type commandRun struct {
+	took       time.Duration
+	cpu        time.Duration
+	peakMemory int64 // bytes
+	output     int   // bytes
 }
 
-func (u use) String() string {
-	return fmt.Sprintf("%v, of which the command computes %v; it has %s and writes %d kB", show(u.took), show(u.cpu), megabytes(u.memory),
+func (u commandRun) String() string {
+	return fmt.Sprintf("%v; the command uses %v of processor time and %s, and writes %d kB", formatDuration(u.took), formatDuration(u.cpu), megabytes(u.peakMemory),
 		u.output/1000)
 }
 
-// command uses a verb of the command on the server, and returns what it has written.
-func (s *server) command(ctx context.Context, args ...string) (use, string, error) {
+// command runs the stile command against the server and returns its output.
+func (s *server) command(ctx context.Context, args ...string) (commandRun, string, error) {
 	cmd := exec.CommandContext(ctx, s.stile, args...)
 	cmd.Env = append(cmd.Environ(), "STILE_URL="+s.url())
-	var out, complaints bytes.Buffer
-	cmd.Stdout, cmd.Stderr = &out, &complaints
+	var out, stderr bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &stderr
 	began := time.Now()
 	if err := cmd.Start(); err != nil {
-		return use{}, "", err
+		return commandRun{}, "", err
 	}
-	peak := peakOf(cmd.Process.Pid)
+	peak := trackPeak(cmd.Process.Pid)
 	if err := cmd.Wait(); err != nil {
-		return use{}, "", fmt.Errorf("stile %s: %w: %s", strings.Join(args, " "), err, strings.TrimSpace(complaints.String()))
+		return commandRun{}, "", fmt.Errorf("stile %s: %w: %s", strings.Join(args, " "), err, strings.TrimSpace(stderr.String()))
 	}
-	return use{took: time.Since(began), cpu: computed(cmd), memory: <-peak, output: out.Len()}, out.String(), nil
+	return commandRun{took: time.Since(began), cpu: cpuTime(cmd), peakMemory: <-peak, output: out.Len()}, out.String(), nil
 }
 
-func computed(cmd *exec.Cmd) time.Duration {
+func cpuTime(cmd *exec.Cmd) time.Duration {
 	return cmd.ProcessState.UserTime() + cmd.ProcessState.SystemTime()
 }
 
-// watched is how a stile watch went.
-type watched struct {
-	first   time.Duration // until everything was written as it is
-	changes times         // until a change was written
-	cpu     time.Duration
-	memory  int64 // at most
+// watchResult is the measurement of a stile watch.
+type watchResult struct {
+	initial    time.Duration // until the state at the start was written
+	changes    durations     // until a change was written
+	cpu        time.Duration
+	peakMemory int64 // bytes
 }
 
-// watch starts stile watch, waits until it has written so many events, and then has changes made, which it is to write.
-// change makes one, to a line whose name is returned.
-func (s *server) watch(ctx context.Context, events, changes int, change func() (string, error)) (w watched, err error) {
+// watch starts stile watch, reads as many events as the initial state has, and then calls change
+// repeatedly. change acquires a lock and returns its name. watch measures the time until stile
+// watch has written the new hold.
+func (s *server) watch(ctx context.Context, events, changes int, change func() (string, error)) (w watchResult, err error) {
 	cmd := exec.CommandContext(ctx, s.stile, "watch")
 	cmd.Env = append(cmd.Environ(), "STILE_URL="+s.url())
 	out, err := cmd.StdoutPipe()
@@ -67,11 +68,11 @@ func (s *server) watch(ctx context.Context, events, changes int, change func() (
 	if err := cmd.Start(); err != nil {
 		return w, err
 	}
-	peak := peakOf(cmd.Process.Pid)
+	peak := trackPeak(cmd.Process.Pid)
 	defer func() {
 		_ = cmd.Process.Kill()
 		_ = cmd.Wait()
-		w.cpu, w.memory = computed(cmd), <-peak
+		w.cpu, w.peakMemory = cpuTime(cmd), <-peak
 	}()
 	lines := bufio.NewReader(out)
 	for range events {
@@ -79,7 +80,7 @@ func (s *server) watch(ctx context.Context, events, changes int, change func() (
 			return w, fmt.Errorf("stile watch: %w", err)
 		}
 	}
-	w.first = time.Since(began)
+	w.initial = time.Since(began)
 	for range changes {
 		changed := time.Now()
 		name, err := change()

@@ -11,19 +11,19 @@ import (
 	"github.com/stilelock/stile"
 )
 
-// times are how long something took, several times.
-type times []time.Duration
+// durations are repeated measurements of the same thing.
+type durations []time.Duration
 
-func (t times) String() string {
-	if len(t) == 0 {
+func (d durations) String() string {
+	if len(d) == 0 {
 		return "–"
 	}
-	sorted := slices.Sorted(slices.Values(t))
-	return fmt.Sprintf("%v, 99 %% below %v", show(sorted[len(sorted)/2]), show(sorted[len(sorted)*99/100]))
+	sorted := slices.Sorted(slices.Values(d))
+	return fmt.Sprintf("%v, 99 %% below %v", formatDuration(sorted[len(sorted)/2]), formatDuration(sorted[len(sorted)*99/100]))
 }
 
-// show writes a duration with three digits or so.
-func show(d time.Duration) string {
+// formatDuration formats a duration with about three digits.
+func formatDuration(d time.Duration) string {
 	switch {
 	case d < 10*time.Millisecond:
 		return d.Round(10 * time.Microsecond).String()
@@ -34,11 +34,11 @@ func show(d time.Duration) string {
 	}
 }
 
-// settled is how long somebody waits before the lock is handed over: its watch is open by then.
-const settled = 50 * time.Millisecond
+// settleTime is how long a client waits before the lock is handed over. Its watch is open by then.
+const settleTime = 50 * time.Millisecond
 
-// pairs takes a lock that nobody else wants, and lets it go, n times.
-func pairs(ctx context.Context, client *stile.Client, n int) (took times, err error) {
+// measurePairs acquires and releases an uncontended lock n times.
+func measurePairs(ctx context.Context, client *stile.Client, n int) (took durations, err error) {
 	for range n {
 		began := time.Now()
 		hold, err := client.Mutex("free").Lock(ctx)
@@ -53,30 +53,31 @@ func pairs(ctx context.Context, client *stile.Client, n int) (took times, err er
 	return took, nil
 }
 
-// handOvers has two clients hand a lock over that nobody else wants, n times.
-func handOvers(ctx context.Context, one, other *stile.Client, n int) (took times, err error) {
+// measureHandOvers hands a lock over between two clients n times. No other client wants it.
+func measureHandOvers(ctx context.Context, a, b *stile.Client, n int) (took durations, err error) {
 	const name = "relay"
-	place, err := join(ctx, one, name, false)
+	place, err := join(ctx, a, name, false)
 	if err != nil {
 		return nil, err
 	}
 	for range n {
-		next, err := join(ctx, other, name, true)
+		next, err := join(ctx, b, name, true)
 		if err != nil {
 			return nil, err
 		}
-		time.Sleep(settled)
+		time.Sleep(settleTime)
 		d, err := handOver(ctx, place, next)
 		if err != nil {
 			return nil, err
 		}
 		took = append(took, d)
-		place, one, other = next, other, one
+		place, a, b = next, b, a
 	}
 	return took, place.Leave(ctx)
 }
 
-// handOver releases the lock of a place and waits until the next has it. It returns how long that took.
+// handOver releases the lock of place, waits until next has acquired it, and returns how long that
+// took.
 func handOver(ctx context.Context, place, next *stile.Place) (time.Duration, error) {
 	hold, err := place.Wait(ctx)
 	if err != nil {
@@ -97,15 +98,15 @@ func handOver(ctx context.Context, place, next *stile.Place) (time.Duration, err
 	return took, <-released
 }
 
-// handOversInLine has the first n in a line hand the lock over to each other.
-func handOversInLine(ctx context.Context, places []*stile.Place, n int) (took times, err error) {
+// measureLineHandOvers hands the lock over along a line, n times at most.
+func measureLineHandOvers(ctx context.Context, places []*stile.Place, n int) (took durations, err error) {
 	for i := range min(n, len(places)-1) {
 		d, err := handOver(ctx, places[i], places[i+1])
 		if err != nil {
 			return nil, err
 		}
 		took = append(took, d)
-		time.Sleep(settled)
+		time.Sleep(settleTime)
 	}
 	return took, nil
 }

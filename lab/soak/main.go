@@ -1,14 +1,16 @@
 //go:build linux
 
-// The soak program measures stile serve with many sessions and entries that do nothing but be there: memory, processor time,
-// how long it takes to list them, to hand a lock over meanwhile, and to start again. `make soak` runs it.
+// The soak program measures stile serve with many sessions and entries that only exist: memory,
+// processor time, how long it takes to list them, to hand a lock over among them, and to restart.
+// `make soak` runs it.
 //
-// It starts a stile serve of its own, on a unix socket in a temporary directory. All clients are in this process: one of the
-// library's for each session, with its own entries. Each session holds some locks that nobody else wants, alone/…, and stands
-// in one of the lines line/…, which are all of the same length; and there is one long line, hot, which a number of the
-// sessions stand in besides.
+// It starts its own stile serve, on a unix socket in a temporary directory. All clients are in this
+// process: one client of the library per session, each with its own entries. Each session holds
+// some uncontended locks (alone/…) and is in one of the lines line/…, which all have the same
+// length. Some of the sessions are also in one long line, hot.
 //
-// The program exits with 1 if anything fails, and if a session or a hold is lost. What is slow is reported, and no failure.
+// The program exits with 1 if anything fails, or if a session or a hold is lost. Slow results are
+// reported, but they are not failures.
 package main
 
 import (
@@ -35,12 +37,12 @@ func main() {
 	}
 }
 
-// plan is what is to be soaked.
+// plan holds the values of the flags.
 type plan struct {
 	stile       string
 	sessions    int
 	connections int
-	alone       int // locks that each session holds and nobody else wants
+	uncontended int // locks that each session holds without competition
 	lines       int
 	waiters     int // in the hot line
 	ttl         time.Duration
@@ -51,18 +53,18 @@ func run(ctx context.Context, args []string) error {
 	var p plan
 	flags := flag.NewFlagSet("soak", flag.ContinueOnError)
 	flags.StringVar(&p.stile, "stile", filepath.Join("..", ".bin", "stile"), "the stile `program` to measure")
-	flags.IntVar(&p.sessions, "sessions", 10_000, "how many sessions there are")
-	flags.IntVar(&p.connections, "connections", 100, "how many connections the sessions share")
-	flags.IntVar(&p.alone, "alone", 9, "how many locks each session holds that nobody else wants")
-	flags.IntVar(&p.lines, "lines", 1000, "how many lines the sessions stand in, each of them in one")
-	flags.IntVar(&p.waiters, "waiters", 1000, "how many wait in the hot line")
+	flags.IntVar(&p.sessions, "sessions", 10_000, "number of sessions")
+	flags.IntVar(&p.connections, "connections", 100, "number of connections that the sessions share")
+	flags.IntVar(&p.uncontended, "alone", 9, "number of uncontended locks that each session holds")
+	flags.IntVar(&p.lines, "lines", 1000, "number of lines; each session is in one of them")
+	flags.IntVar(&p.waiters, "waiters", 1000, "number of waiters in the hot line")
 	flags.DurationVar(&p.ttl, "ttl", time.Minute, "the sessions' TTL")
-	flags.DurationVar(&p.idle, "idle", 2*time.Minute, "how long it is watched doing nothing but renew")
+	flags.DurationVar(&p.idle, "idle", 2*time.Minute, "how long the server is measured while the sessions are only renewed")
 	if err := flags.Parse(args); err != nil {
 		return err
 	}
-	if flags.NArg() > 0 || p.sessions < 2 || p.connections < 1 || p.alone < 0 || p.lines < 1 || p.sessions%p.lines != 0 || p.waiters >= p.sessions {
-		return errors.New("want flags only; at least two sessions, as many in each line, and more of them than wait in the hot one")
+	if flags.NArg() > 0 || p.sessions < 2 || p.connections < 1 || p.uncontended < 0 || p.lines < 1 || p.sessions%p.lines != 0 || p.waiters >= p.sessions {
+		return errors.New("want only flags, at least two sessions, a number of sessions divisible by -lines, and fewer -waiters than sessions")
 	}
 	dir, err := os.MkdirTemp("", "stile-soak")
 	if err != nil {
@@ -72,7 +74,7 @@ func run(ctx context.Context, args []string) error {
 	s := &soak{plan: p, began: time.Now(), server: &server{stile: p.stile, dir: dir}}
 	defer s.end()
 	if err := s.measure(ctx); err != nil {
-		return fmt.Errorf("%w; the server says: %s", err, s.server.lastWords())
+		return fmt.Errorf("%w; end of the server's log: %s", err, s.server.logTail())
 	}
 	return s.check()
 }

@@ -16,28 +16,28 @@ import (
 	"github.com/stilelock/stile"
 )
 
-// soak is one measurement.
+// soak is one run of all measurements.
 type soak struct {
 	plan
 	began  time.Time
 	server *server
-	crowd  crowd
+	fleet  fleet
 	rows   int
 }
 
-// note prints a row of the report.
-func (s *soak) note(what, format string, args ...any) {
+// addRow prints a row of the report.
+func (s *soak) addRow(what, format string, args ...any) {
 	if s.rows++; s.rows == 1 {
 		fmt.Printf("* Date: %s\n* %s, %s/%s, %d CPUs, load %s\n", s.began.UTC().Format("2006-01-02 15:04 UTC"), runtime.Version(),
-			runtime.GOOS, runtime.GOARCH, runtime.NumCPU(), load())
+			runtime.GOOS, runtime.GOARCH, runtime.NumCPU(), loadAverage())
 		fmt.Printf("* `soak -sessions %d -alone %d -lines %d -waiters %d -connections %d -ttl %v -idle %v`\n\n| | |\n|---|---|\n",
-			s.sessions, s.alone, s.lines, s.waiters, s.connections, s.ttl, s.idle)
+			s.sessions, s.uncontended, s.lines, s.waiters, s.connections, s.ttl, s.idle)
 	}
 	fmt.Printf("| %s | %s |\n", what, fmt.Sprintf(format, args...))
 }
 
-// load is how busy the machine is.
-func load() string {
+// loadAverage returns the machine's load averages.
+func loadAverage() string {
 	text, err := os.ReadFile("/proc/loadavg")
 	if err != nil {
 		return "unknown"
@@ -45,11 +45,11 @@ func load() string {
 	return strings.Join(strings.Fields(string(text))[:3], " ")
 }
 
-// entries is how many entries there are when all have come.
-func (s *soak) entries() int { return s.sessions*(s.alone+1) + s.waiters + 1 }
+// entries returns the number of entries after fill.
+func (s *soak) entries() int { return s.sessions*(s.uncontended+1) + s.waiters + 1 }
 
 func (s *soak) measure(ctx context.Context) error {
-	for _, step := range []func(context.Context) error{s.fill, s.rest, s.list, s.lock, s.restart, s.empty} {
+	for _, step := range []func(context.Context) error{s.fill, s.measureAtRest, s.measureReads, s.measureLocks, s.measureRestarts, s.closeClients} {
 		if err := step(ctx); err != nil {
 			return err
 		}
@@ -57,7 +57,7 @@ func (s *soak) measure(ctx context.Context) error {
 	return nil
 }
 
-// fill starts the server and has everybody come.
+// fill starts the server and lets all clients join.
 func (s *soak) fill(ctx context.Context) error {
 	took, err := s.server.start(ctx)
 	if err != nil {
@@ -67,27 +67,27 @@ func (s *soak) fill(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	s.note("server without data", "ready after %v, %s", show(took), megabytes(u.memory))
+	s.addRow("server without data", "ready after %v, %s", formatDuration(took), megabytes(u.memory))
 	began := time.Now()
-	if err := s.crowd.connect(ctx, s.plan, s.server.url()); err != nil {
+	if err := s.fleet.connect(ctx, s.plan, s.server.url()); err != nil {
 		return err
 	}
-	if err := s.crowd.gather(ctx, s.plan); err != nil {
+	if err := s.fleet.populate(ctx, s.plan); err != nil {
 		return err
 	}
-	all := time.Since(began)
-	s.note("to come", "%v for %d sessions and %d entries: %.0f entries a second", show(all), s.sessions, s.entries(),
-		float64(s.entries())/all.Seconds())
+	elapsed := time.Since(began)
+	s.addRow("setup", "%v for %d sessions and %d entries: %.0f entries a second", formatDuration(elapsed), s.sessions, s.entries(),
+		float64(s.entries())/elapsed.Seconds())
 	return nil
 }
 
-// calm is how long it is left alone before it is measured at rest: what has been put off, such as watches of holders, has
-// been done by then.
-const calm = 20 * time.Second
+// restDelay is the pause before the measurement at rest. Deferred work, such as opening the watches
+// of holders, is done by then.
+const restDelay = 20 * time.Second
 
-// rest measures what it takes to do nothing but renew.
-func (s *soak) rest(ctx context.Context) error {
-	if err := pause(ctx, calm); err != nil {
+// measureAtRest measures the server and the clients while the sessions are only renewed.
+func (s *soak) measureAtRest(ctx context.Context) error {
+	if err := sleep(ctx, restDelay); err != nil {
 		return err
 	}
 	debug.FreeOSMemory()
@@ -95,40 +95,40 @@ func (s *soak) rest(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	us, err := usageOf(os.Getpid())
+	clientsBefore, err := usageOf(os.Getpid())
 	if err != nil {
 		return err
 	}
-	renewed := s.crowd.renewed.Load()
-	if err := pause(ctx, s.idle); err != nil {
+	renewed := s.fleet.renewals.Load()
+	if err := sleep(ctx, s.idle); err != nil {
 		return err
 	}
-	renewed = s.crowd.renewed.Load() - renewed
+	renewed = s.fleet.renewals.Load() - renewed
 	after, err := s.server.usage()
 	if err != nil {
 		return err
 	}
-	usAfter, err := usageOf(os.Getpid())
+	clientsAfter, err := usageOf(os.Getpid())
 	if err != nil {
 		return err
 	}
-	s.note("server at rest", "%s, %s of one processor, %.0f renewals a second: %.0f µs each", megabytes(after.memory),
-		percent(after.since(before)), float64(renewed)/s.idle.Seconds(), (after.cpu-before.cpu).Seconds()*1e6/float64(renewed))
-	s.note("clients at rest, all in one process", "%s, %d goroutines, %s of one processor", megabytes(usAfter.memory),
-		runtime.NumGoroutine(), percent(usAfter.since(us)))
-	return s.disk()
+	s.addRow("server at rest", "%s, %s of one processor, %.0f renewals a second: %.0f µs each", megabytes(after.memory),
+		percent(after.cpuShareSince(before)), float64(renewed)/s.idle.Seconds(), (after.cpu-before.cpu).Seconds()*1e6/float64(renewed))
+	s.addRow("clients at rest, all in one process", "%s, %d goroutines, %s of one processor", megabytes(clientsAfter.memory),
+		runtime.NumGoroutine(), percent(clientsAfter.cpuShareSince(clientsBefore)))
+	return s.addDiskRow()
 }
 
-func (s *soak) disk() error {
-	size, err := s.server.onDisk()
+func (s *soak) addDiskRow() error {
+	size, err := s.server.diskUsage()
 	if err != nil {
 		return err
 	}
-	s.note("on the disk", "%s", megabytes(size))
+	s.addRow("on disk", "%s", megabytes(size))
 	return nil
 }
 
-func pause(ctx context.Context, d time.Duration) error {
+func sleep(ctx context.Context, d time.Duration) error {
 	select {
 	case <-time.After(d):
 		return nil
@@ -137,21 +137,21 @@ func pause(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// list measures the verbs that read.
-func (s *soak) list(ctx context.Context) error {
-	for _, args := range [][]string{{"ls"}, {"ls", "-o", "json"}, {"ls", "alone/0000"}, {"show", hot}, {"show", "-o", "json", hot}} {
+// measureReads measures the commands that read.
+func (s *soak) measureReads(ctx context.Context) error {
+	for _, args := range [][]string{{"ls"}, {"ls", "-o", "json"}, {"ls", "alone/0000"}, {"show", hotLock}, {"show", "-o", "json", hotLock}} {
 		u, out, err := s.server.command(ctx, args...)
 		if err != nil {
 			return err
 		}
-		if args[0] == "ls" && len(args) == 1 && strings.Count(out, "\n") != s.sessions*s.alone+s.lines+2 {
-			return fmt.Errorf("stile ls has written %d lines", strings.Count(out, "\n"))
+		if args[0] == "ls" && len(args) == 1 && strings.Count(out, "\n") != s.sessions*s.uncontended+s.lines+2 {
+			return fmt.Errorf("stile ls wrote an unexpected number of lines: %d", strings.Count(out, "\n"))
 		}
-		s.note("`stile "+strings.Join(args, " ")+"`", "%v", u)
+		s.addRow("`stile "+strings.Join(args, " ")+"`", "%v", u)
 	}
 	var taken []*stile.Hold
 	w, err := s.server.watch(ctx, s.entries(), 10, func() (string, error) {
-		hold, err := s.crowd.clients[0].Mutex(fmt.Sprintf("watched/%d", len(taken))).Lock(ctx)
+		hold, err := s.fleet.clients[0].Mutex(fmt.Sprintf("watched/%d", len(taken))).Lock(ctx)
 		if err != nil {
 			return "", err
 		}
@@ -164,43 +164,43 @@ func (s *soak) list(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	s.note("`stile watch`", "%v until everybody is written; %v until a change is; in all %v of processor time and %s", show(w.first), w.changes,
-		show(w.cpu), megabytes(w.memory))
+	s.addRow("`stile watch`", "%v until all entries are written, %v until a change is; %v of processor time and %s in total", formatDuration(w.initial), w.changes,
+		formatDuration(w.cpu), megabytes(w.peakMemory))
 	u, err := s.server.usage()
 	if err == nil {
-		s.note("server after that", "%s", megabytes(u.memory))
+		s.addRow("server after these reads", "%s", megabytes(u.memory))
 	}
 	return err
 }
 
-// lock measures locks while all the others are there.
-func (s *soak) lock(ctx context.Context) error {
+// measureLocks measures locks and hand-overs while all entries exist.
+func (s *soak) measureLocks(ctx context.Context) error {
 	const n = 100
-	one, other := s.crowd.clients[0], s.crowd.clients[1]
-	took, err := pairs(ctx, one, n)
+	a, b := s.fleet.clients[0], s.fleet.clients[1]
+	took, err := measurePairs(ctx, a, n)
 	if err != nil {
 		return err
 	}
-	s.note("to lock and release a lock that nobody else wants", "%v", took)
-	if took, err = handOvers(ctx, one, other, n); err != nil {
+	s.addRow("lock and release, uncontended", "%v", took)
+	if took, err = measureHandOvers(ctx, a, b, n); err != nil {
 		return err
 	}
-	s.note("to hand such a lock over", "%v", took)
-	if took, err = handOversInLine(ctx, s.crowd.hot, n); err != nil {
+	s.addRow("hand-over, one waiter", "%v", took)
+	if took, err = measureLineHandOvers(ctx, s.fleet.hotPlaces, n); err != nil {
 		return err
 	}
-	s.note("to hand the hot lock over", "%v", took)
+	s.addRow("hand-over in the long line", "%v", took)
 	return nil
 }
 
-// restart measures the server's end and its start on the data of so many.
-func (s *soak) restart(ctx context.Context) error {
-	for _, how := range []syscall.Signal{syscall.SIGTERM, syscall.SIGKILL} {
-		down, err := s.server.stop(how)
+// measureRestarts measures how long the server takes to end and to start again on its data.
+func (s *soak) measureRestarts(ctx context.Context) error {
+	for _, sig := range []syscall.Signal{syscall.SIGTERM, syscall.SIGKILL} {
+		down, err := s.server.stop(sig)
 		if err != nil {
 			return err
 		}
-		if err := s.disk(); err != nil {
+		if err := s.addDiskRow(); err != nil {
 			return err
 		}
 		began := time.Now()
@@ -208,33 +208,34 @@ func (s *soak) restart(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		if err := s.untilLocked(ctx); err != nil {
+		if err := s.acquireOnce(ctx); err != nil {
 			return err
 		}
-		s.note(fmt.Sprintf("%v, and a new start", how), "gone after %v, ready after another %v, a lock taken and released %v after the start",
-			show(down), show(up), show(time.Since(began)))
-		if err := s.recover(ctx); err != nil {
+		s.addRow(fmt.Sprintf("%v and started again", sig), "ended after %v, ready after another %v, a lock acquired and released %v after the start",
+			formatDuration(down), formatDuration(up), formatDuration(time.Since(began)))
+		if err := s.measureRecovery(ctx); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// untilLocked takes a lock and lets it go, as soon as that can be done while everybody else comes back too.
-func (s *soak) untilLocked(ctx context.Context) error {
+// acquireOnce acquires and releases a lock as soon as the server allows it, while all other clients
+// are returning too.
+func (s *soak) acquireOnce(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, s.ttl)
 	defer cancel()
 	for {
-		_, err := pairs(ctx, s.crowd.clients[0], 1)
+		_, err := measurePairs(ctx, s.fleet.clients[0], 1)
 		if err == nil || ctx.Err() != nil {
 			return err
 		}
 	}
 }
 
-// recover measures how long it takes after a start until it is as at rest: until the last ten seconds took no more than
-// half of a processor.
-func (s *soak) recover(ctx context.Context) error {
+// measureRecovery measures how long the server is busy after a start: until it took less than half
+// of a processor in the last ten seconds, or for five minutes at most.
+func (s *soak) measureRecovery(ctx context.Context) error {
 	const slice = 10 * time.Second
 	began := time.Now()
 	for {
@@ -242,45 +243,45 @@ func (s *soak) recover(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		if err := pause(ctx, slice); err != nil {
+		if err := sleep(ctx, slice); err != nil {
 			return err
 		}
 		after, err := s.server.usage()
 		if err != nil {
 			return err
 		}
-		if busy := after.since(before); busy < 0.5 || time.Since(began) > 5*time.Minute {
-			s.note("server after that", "within %v down to %s of one processor, %s", time.Since(began).Round(slice), percent(busy),
+		if busy := after.cpuShareSince(before); busy < 0.5 || time.Since(began) > 5*time.Minute {
+			s.addRow("server after the restart", "after %v at %s of one processor, %s", time.Since(began).Round(slice), percent(busy),
 				megabytes(after.memory))
 			return nil
 		}
 	}
 }
 
-// empty has everybody go.
-func (s *soak) empty(ctx context.Context) error {
+// closeClients closes all clients and stops the server.
+func (s *soak) closeClients(ctx context.Context) error {
 	began := time.Now()
-	if err := s.crowd.disperse(ctx); err != nil {
+	if err := s.fleet.close(ctx); err != nil {
 		return err
 	}
-	s.note("to go", "%v", show(time.Since(began)))
+	s.addRow("closing all clients", "%v", formatDuration(time.Since(began)))
 	took, err := s.server.stop(syscall.SIGTERM)
 	if err != nil {
 		return err
 	}
-	s.note("server without entries", "gone after %v", show(took))
+	s.addRow("server without entries", "ended after %v", formatDuration(took))
 	return nil
 }
 
-// check says what went wrong though no call failed.
+// check returns an error if holds were lost although no call failed.
 func (s *soak) check() error {
-	s.note("renewals", "%d, and %d that were not confirmed; holds lost: %d", s.crowd.renewed.Load(), s.crowd.failed.Load(), s.crowd.lost.Load())
-	s.note("in all", "%v", show(time.Since(s.began)))
-	if n := s.crowd.lost.Load(); n > 0 {
-		return errors.New("holds were lost; the report tells how many")
+	s.addRow("renewals", "%d confirmed, %d not confirmed; %d holds lost", s.fleet.renewals.Load(), s.fleet.failedRenewals.Load(), s.fleet.lostHolds.Load())
+	s.addRow("total", "%v", formatDuration(time.Since(s.began)))
+	if n := s.fleet.lostHolds.Load(); n > 0 {
+		return errors.New("holds were lost; the report says how many")
 	}
 	return nil
 }
 
-// end leaves nothing behind.
-func (s *soak) end() { s.server.end() }
+// end kills the server if it still runs.
+func (s *soak) end() { s.server.kill() }

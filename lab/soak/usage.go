@@ -10,14 +10,14 @@ import (
 	"time"
 )
 
-// usage is what a process has used so far.
+// usage is what a process has used up to a moment.
 type usage struct {
 	at     time.Time
 	cpu    time.Duration
-	memory int64 // bytes of it that are in RAM
+	memory int64 // resident bytes
 }
 
-// usageOf asks the system what a process uses.
+// usageOf reads the usage of a process from /proc.
 func usageOf(pid int) (usage, error) {
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
@@ -25,7 +25,7 @@ func usageOf(pid int) (usage, error) {
 	}
 	_, rest, _ := strings.Cut(string(text), ") ") // after the name, which may contain anything
 	fields := strings.Fields(rest)
-	const utime, stime, rss = 14 - 3, 15 - 3, 24 - 3 // as proc(5) counts them
+	const utime, stime, rss = 14 - 3, 15 - 3, 24 - 3 // field numbers of proc(5), counted from the third field
 	if len(fields) <= rss {
 		return usage{}, fmt.Errorf("/proc/%d/stat: unexpected content %q", pid, text)
 	}
@@ -41,30 +41,31 @@ func usageOf(pid int) (usage, error) {
 	}, nil
 }
 
-// peakOf follows the memory of a process until it has ended, and then tells the most that it had. (What the system tells of a
-// child that has ended counts what its parent had when it started it.)
-func peakOf(pid int) <-chan int64 {
-	told := make(chan int64, 1)
+// trackPeak polls the memory of a process until it has ended and then sends the peak. (The rusage
+// of a child that has ended would not do: it includes what the parent used when it forked.)
+func trackPeak(pid int) <-chan int64 {
+	result := make(chan int64, 1)
 	go func() {
-		var most int64
+		var peak int64
 		for {
 			text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
-			_, rest, there := strings.Cut(string(text), "VmHWM:")
-			if err != nil || !there { // gone, or about to go
-				told <- most
+			_, rest, found := strings.Cut(string(text), "VmHWM:")
+			if err != nil || !found { // the process has ended or is about to
+				result <- peak
 				return
 			}
 			if kilobytes, err := strconv.ParseInt(strings.Fields(rest)[0], 10, 64); err == nil {
-				most = max(most, kilobytes<<10)
+				peak = max(peak, kilobytes<<10)
 			}
 			time.Sleep(2 * time.Millisecond)
 		}
 	}()
-	return told
+	return result
 }
 
-// since is how much processor time was used, as a part of one processor, since an earlier usage.
-func (u usage) since(earlier usage) float64 {
+// cpuShareSince returns the processor time used since an earlier usage, as a fraction of one
+// processor.
+func (u usage) cpuShareSince(earlier usage) float64 {
 	return (u.cpu - earlier.cpu).Seconds() / u.at.Sub(earlier.at).Seconds()
 }
 

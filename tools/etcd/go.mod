@@ -1,5 +1,5 @@
-// The etcd that the tests run against and compare with. It is a module of its own so that its versions are those of
-// cmd/stile, which contains the same server: what both need is compiled once.
+// The etcd that the tests run against. It is a separate module so that its versions are those of
+// cmd/stile, which contains the same server. Packages of both are then compiled only once.
 module github.com/stilelock/stile/tools/etcd
 
 go 1.26.0

@@ -1,9 +1,10 @@
-// Command prose checks what people read: the Markdown files of the repository, and the comments and texts in its Go files.
+// Command prose checks the texts in the repository: its Markdown files, and the comments and string
+// literals in its Go files.
 //
-//   - No line of Markdown is longer than 100 characters, but for tables, code and links.
-//   - Links lead to files and headings that exist. Addresses on the web are not looked up.
-//   - Words are spelled as in American English.
-//   - Phrases that were replaced by plain English (phrases.txt) do not come back.
+//   - No line of Markdown is longer than 100 characters, except in tables, in code and with links.
+//   - Links lead to existing files and headings. Web addresses are not checked.
+//   - The spelling is American English.
+//   - The phrases in phrases.txt, which plain English has replaced, do not come back.
 package main
 
 import (
@@ -30,36 +31,36 @@ import (
 	"github.com/yuin/goldmark/text"
 )
 
-const width = 100
+const maxWidth = 100
 
 func main() {
 	root := "."
 	if len(os.Args) > 1 {
 		root = os.Args[1]
 	}
-	found, err := check(root)
-	for _, f := range found {
+	findings, err := check(root)
+	for _, f := range findings {
 		fmt.Println(f)
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "prose:", err)
 	}
-	if err != nil || len(found) > 0 {
+	if err != nil || len(findings) > 0 {
 		os.Exit(1)
 	}
 }
 
-// checker collects what is wrong in the files below root.
+// checker collects the findings in the files below root.
 type checker struct {
 	root     string
 	phrases  []phrase
 	spelling *misspell.Replacer
-	found    []string
+	findings []string
 }
 
-// check returns what is wrong, a line for each, in the files below root that git knows.
+// check returns the findings, one line each, in the files below root that git knows or would add.
 func check(root string) ([]string, error) {
-	phrases, err := parsePhrases(phrasesFile)
+	phrases, err := parsePhrases(phrasesText)
 	if err != nil {
 		return nil, err
 	}
@@ -76,38 +77,38 @@ func check(root string) ([]string, error) {
 	for name := range strings.SplitSeq(strings.TrimSuffix(string(names), "\x00"), "\x00") {
 		source, err := os.ReadFile(filepath.Join(root, name))
 		switch {
-		case strings.HasPrefix(name, "tools/prose/"): // which quotes what must not come back
-		case errors.Is(err, os.ErrNotExist): // it is about to be removed
+		case strings.HasPrefix(name, "tools/prose/"): // it quotes the phrases
+		case errors.Is(err, os.ErrNotExist): // deleted, but still in the index
 		case err != nil:
 			errs = append(errs, err)
 		case strings.HasSuffix(name, ".md"):
-			c.markdown(name, source)
+			c.checkMarkdown(name, source)
 		default:
-			c.goFile(name, source)
+			c.checkGo(name, source)
 		}
 	}
-	return c.found, errors.Join(errs...)
+	return c.findings, errors.Join(errs...)
 }
 
-func (c *checker) report(name string, line int, format string, args ...any) {
-	c.found = append(c.found, fmt.Sprintf("%s:%d: %s", name, line, fmt.Sprintf(format, args...)))
+func (c *checker) add(name string, line int, format string, args ...any) {
+	c.findings = append(c.findings, fmt.Sprintf("%s:%d: %s", name, line, fmt.Sprintf(format, args...)))
 }
 
-// prose checks a piece of text that begins in a line of a file.
-func (c *checker) prose(name string, line int, kind, s string) {
+// checkText checks a text that begins in the given line of a file.
+func (c *checker) checkText(name string, line int, kind, s string) {
 	for _, p := range c.phrases {
 		if at := p.FindStringIndex(s); at != nil && (p.kind == "" || p.kind == kind) {
-			c.report(name, line+strings.Count(s[:at[0]], "\n"), "%q: %s", s[at[0]:at[1]], p.instead)
+			c.add(name, line+strings.Count(s[:at[0]], "\n"), "%q: %s", s[at[0]:at[1]], p.replacement)
 		}
 	}
 	_, misspelled := c.spelling.Replace(s)
 	for _, m := range misspelled {
-		c.report(name, line+m.Line-1, "%q is spelled %q", m.Original, m.Corrected)
+		c.add(name, line+m.Line-1, "%q is spelled %q", m.Original, m.Corrected)
 	}
 }
 
-// goFile checks comments and string literals.
-func (c *checker) goFile(name string, source []byte) {
+// checkGo checks comments and string literals.
+func (c *checker) checkGo(name string, source []byte) {
 	files := token.NewFileSet()
 	file := files.AddFile(name, -1, len(source))
 	var s scanner.Scanner
@@ -118,21 +119,21 @@ func (c *checker) goFile(name string, source []byte) {
 		case token.EOF:
 			return
 		case token.COMMENT, token.STRING:
-			c.prose(name, files.Position(pos).Line, "go", lit)
+			c.checkText(name, files.Position(pos).Line, "go", lit)
 		default:
 		}
 	}
 }
 
-// markdown checks a file: its lines, its links, and the text outside of code.
-func (c *checker) markdown(name string, source []byte) {
+// checkMarkdown checks the lines, the links and the text outside of code.
+func (c *checker) checkMarkdown(name string, source []byte) {
 	code := false
 	for i, l := range strings.Split(string(source), "\n") {
 		if strings.HasPrefix(strings.TrimSpace(l), "```") {
 			code = !code
 		}
-		if n := utf8.RuneCountInString(l); n > width && !code && !strings.HasPrefix(l, "|") && !strings.Contains(l, "](") {
-			c.report(name, i+1, "%d characters, want %d at most", n, width)
+		if n := utf8.RuneCountInString(l); n > maxWidth && !code && !strings.HasPrefix(l, "|") && !strings.Contains(l, "](") {
+			c.add(name, i+1, "%d characters, want at most %d", n, maxWidth)
 		}
 	}
 	_ = ast.Walk(parse(source), func(n ast.Node, entering bool) (ast.WalkStatus, error) {
@@ -140,12 +141,12 @@ func (c *checker) markdown(name string, source []byte) {
 			return ast.WalkContinue, nil
 		}
 		if link, ok := n.(*ast.Link); ok {
-			if why := c.deadLink(name, source, string(link.Destination)); why != "" {
-				c.report(name, lineOf(n, source), "the link %s is dead: %s", link.Destination, why)
+			if reason := c.deadLink(name, source, string(link.Destination)); reason != "" {
+				c.add(name, lineOf(n, source), "dead link %s: %s", link.Destination, reason)
 			}
 		}
 		if n.Type() == ast.TypeBlock && n.FirstChild() != nil && n.FirstChild().Type() == ast.TypeInline {
-			c.prose(name, lineOf(n, source), "md", withoutCode(n, source))
+			c.checkText(name, lineOf(n, source), "md", withoutCode(n, source))
 		}
 		return ast.WalkContinue, nil
 	})
@@ -155,7 +156,7 @@ func parse(source []byte) ast.Node {
 	return goldmark.New(goldmark.WithExtensions(extension.Table)).Parser().Parse(text.NewReader(source))
 }
 
-// lineOf returns the line in which a node begins.
+// lineOf returns the line on which a node begins.
 func lineOf(n ast.Node, source []byte) int {
 	for ; n != nil; n = n.Parent() {
 		if n.Type() == ast.TypeBlock && n.Lines().Len() > 0 {
@@ -165,7 +166,7 @@ func lineOf(n ast.Node, source []byte) int {
 	return 1
 }
 
-// withoutCode returns the text of a node. Line breaks are kept, code is left out.
+// withoutCode returns the text of a node with its line breaks, but without code.
 func withoutCode(n ast.Node, source []byte) string {
 	var b strings.Builder
 	_ = ast.Walk(n, func(n ast.Node, entering bool) (ast.WalkStatus, error) {
@@ -185,7 +186,7 @@ func withoutCode(n ast.Node, source []byte) string {
 	return b.String()
 }
 
-// deadLink returns why a link in a file leads nowhere; empty if it does not, or leads to the web.
+// deadLink returns why a link in a file is dead, or "" if it is not, or leads to the web.
 func (c *checker) deadLink(name string, source []byte, destination string) string {
 	u, err := url.Parse(destination)
 	switch {
@@ -196,7 +197,7 @@ func (c *checker) deadLink(name string, source []byte, destination string) strin
 	case u.Path != "":
 		path := filepath.Join(c.root, filepath.Dir(name), filepath.FromSlash(u.Path))
 		if _, err := os.Stat(path); err != nil {
-			return "there is no such file"
+			return "no such file"
 		}
 		if u.Fragment == "" {
 			return ""
@@ -209,12 +210,12 @@ func (c *checker) deadLink(name string, source []byte, destination string) strin
 		}
 	}
 	if !anchors(source)[u.Fragment] {
-		return "there is no such heading"
+		return "no such heading"
 	}
 	return ""
 }
 
-// anchors returns what links to the headings of a file end with, as GitHub makes it.
+// anchors returns the URL fragments of a file's headings, as GitHub forms them.
 func anchors(source []byte) map[string]bool {
 	found := make(map[string]bool)
 	_ = ast.Walk(parse(source), func(n ast.Node, entering bool) (ast.WalkStatus, error) {
@@ -239,21 +240,21 @@ func anchor(heading string) string {
 	}, strings.TrimSpace(heading))
 }
 
-// A phrase must not come back.
+// A phrase is a regular expression that no text may match.
 type phrase struct {
 	*regexp.Regexp
-	kind    string // of files, "md" or "go"; empty: all
-	instead string // what to write
+	kind        string // the kind of files to check, "md" or "go"; empty means all
+	replacement string // what to write instead
 }
 
 //go:embed phrases.txt
-var phrasesFile string
+var phrasesText string
 
-// parsePhrases reads lines with a kind of file, a regular expression and what to write, with tabs between them. Words of the
-// expression may stand in different lines.
-func parsePhrases(file string) ([]phrase, error) {
+// parsePhrases parses lines with three fields, separated by tabs: the kind of files, a regular
+// expression, and what to write instead. Spaces in the expression also match line breaks.
+func parsePhrases(source string) ([]phrase, error) {
 	var all []phrase
-	lines := bufio.NewScanner(strings.NewReader(file))
+	lines := bufio.NewScanner(strings.NewReader(source))
 	for lines.Scan() {
 		l := lines.Text()
 		if l == "" || strings.HasPrefix(l, "#") {

@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-// repository returns a folder that git knows, with these files.
+// repository returns the directory of a new git repository with the given files.
 func repository(t *testing.T, files map[string]string) string {
 	t.Helper()
 	root := t.TempDir()
@@ -33,13 +33,13 @@ func TestCheck(t *testing.T) {
 	long := strings.Repeat("word ", 21)
 	for name, c := range map[string]struct {
 		files map[string]string
-		want  []string // beginnings of what is found
+		want  []string // prefixes of the findings
 	}{
 		"good text":                      {map[string]string{"a.md": "# A\n\nSee [b](b.md#one-two) and [above](#a).\n", "b.md": "## One, `two`!\n"}, nil},
 		"a long line":                    {map[string]string{"a.md": "Short.\n" + long + "\n"}, []string{"a.md:2: 105 characters"}},
 		"a long line in code or a table": {map[string]string{"a.md": "```\n" + long + "\n```\n\n| " + long + "|\n"}, nil},
-		"a dead link to a file":          {map[string]string{"docs/a.md": "\n[b](b.md)\n"}, []string{"docs/a.md:2: the link b.md is dead: there is no such file"}},
-		"a dead link to a heading":       {map[string]string{"a.md": "[b](#b)\n\n# A\n"}, []string{"a.md:1: the link #b is dead: there is no such heading"}},
+		"a dead link to a file":          {map[string]string{"docs/a.md": "\n[b](b.md)\n"}, []string{"docs/a.md:2: dead link b.md: no such file"}},
+		"a dead link to a heading":       {map[string]string{"a.md": "[b](#b)\n\n# A\n"}, []string{"a.md:1: dead link #b: no such heading"}},
 		"a phrase":                       {map[string]string{"a.md": "One.\nThe answer makes\nno sense.\n"}, []string{"a.md:2: \"makes\\nno sense\": unexpected"}},
 		"a phrase in a table":            {map[string]string{"a.md": "| a |\n|---|\n| Whoever comes |\n"}, []string{`a.md:3: "Whoever"`}},
 		"a phrase in code":               {map[string]string{"a.md": "Run `who waits`.\n"}, nil},
@@ -51,12 +51,12 @@ func TestCheck(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			found, err := check(repository(t, c.files))
+			findings, err := check(repository(t, c.files))
 			if err != nil {
 				t.Fatal(err)
 			}
-			if !slices.EqualFunc(found, c.want, func(got, want string) bool { return strings.HasPrefix(got, want) }) {
-				t.Errorf("found %q, want %q", found, c.want)
+			if !slices.EqualFunc(findings, c.want, func(got, want string) bool { return strings.HasPrefix(got, want) }) {
+				t.Errorf("got findings %q, want %q", findings, c.want)
 			}
 		})
 	}

@@ -1,14 +1,16 @@
-// Command release makes a release of several modules of this repository, in one version, out of what is committed.
+// Command release makes a release of several modules of this repository, all with the same version,
+// from the last commit.
 //
 //	release [-tag] -proxy DIR -version v1.2.3 MODULE…
 //
-// A MODULE is a folder. In the repository the modules require each other in no version at all and replace each other by
-// folders, which the go command refuses in what it installs. The release is made in a clone, where they require each other in
-// the version, and replace nothing. As module zips it is put below DIR, which then serves them as a GOPROXY of the form
-// file://DIR.
+// A MODULE is a directory. In the repository the modules have no versions of each other and replace
+// each other by directories. The go command refuses to install such modules. The release is made in
+// a clone, in which the modules require each other in the released version and replace nothing. It
+// is written below DIR as module zips, so that DIR serves as a module proxy with
+// GOPROXY=file://DIR.
 //
-// That is all, unless -tag is given: then the release is a commit, which no branch has, and a tag of it for each module.
-// Nothing is pushed.
+// With -tag, the release is also committed, on no branch, and the commit gets a tag for each
+// module. Nothing is pushed.
 package main
 
 import (
@@ -34,8 +36,8 @@ import (
 func main() {
 	r := release{repo: ".", out: os.Stdout}
 	tag := flag.Bool("tag", false, "commit and tag the release")
-	flag.StringVar(&r.proxy, "proxy", "", "`directory` for the module zips")
-	flag.StringVar(&r.version, "version", "", "`version` of all modules")
+	flag.StringVar(&r.proxy, "proxy", "", "`directory` to write the module zips to")
+	flag.StringVar(&r.version, "version", "", "`version` to release all modules as")
 	flag.Parse()
 	if err := r.run(flag.Args(), *tag); err != nil {
 		fmt.Fprintln(os.Stderr, "release:", err)
@@ -44,25 +46,25 @@ func main() {
 }
 
 type release struct {
-	repo    string // in the checkout
+	repo    string // a directory in the checkout
 	version string
 	proxy   string
 	out     io.Writer
 
-	clone string
-	ours  map[string]*released // by module path
+	clone   string
+	modules map[string]*releasedModule // by module path
 }
 
-// released is a module of the release.
-type released struct {
-	dir  string // in the repository, with slashes; "" is the top
+// releasedModule is one module of the release.
+type releasedModule struct {
+	dir  string // in the repository, with slashes; "" is the root
 	path string
 	file *modfile.File
-	sums []string // the lines of go.sum about it, once it is packed
+	sums []string // its lines for go.sum; set by pack
 }
 
-// tag is what git calls the module's version.
-func (m *released) tag(version string) string {
+// tag returns the git tag of the module's version.
+func (m *releasedModule) tag(version string) string {
 	if m.dir == "" {
 		return version
 	}
@@ -71,10 +73,10 @@ func (m *released) tag(version string) string {
 
 func (r *release) run(dirs []string, tag bool) (err error) {
 	if r.proxy == "" || len(dirs) == 0 || semver.Canonical(r.version) != r.version {
-		return fmt.Errorf("version %q: give -version v1.2.3, -proxy, and the folders of the modules", r.version)
+		return fmt.Errorf("invalid arguments: give -proxy, -version as in v1.2.3 (got %q), and the directories of the modules", r.version)
 	}
 	if major := semver.Major(r.version); major != "v0" && major != "v1" {
-		return fmt.Errorf("version %s: the paths of the modules would have to end with /%s", r.version, major)
+		return fmt.Errorf("cannot release version %s: the modules' paths would have to end with /%s", r.version, major)
 	}
 	if r.proxy, err = filepath.Abs(r.proxy); err != nil {
 		return err
@@ -82,7 +84,7 @@ func (r *release) run(dirs []string, tag bool) (err error) {
 	if changes, err := git(r.repo, "status", "--porcelain"); err != nil {
 		return err
 	} else if changes != "" {
-		fmt.Fprintln(r.out, "what is not committed is left out")
+		fmt.Fprintln(r.out, "warning: uncommitted changes are not released")
 	}
 	if r.clone, err = os.MkdirTemp("", "release"); err != nil {
 		return err
@@ -106,8 +108,8 @@ func (r *release) run(dirs []string, tag bool) (err error) {
 	return r.finish(order, tag)
 }
 
-// checkOut makes the clone, which shares the objects of the repository. git clone itself refuses a repository of another user,
-// as a checkout in CI may be.
+// checkOut makes the clone, which shares the repository's objects. It does not use git clone, which
+// refuses a repository that belongs to another user, as a checkout in CI may.
 func (r *release) checkOut() error {
 	objects, err := git(r.repo, "rev-parse", "--path-format=absolute", "--git-path", "objects")
 	if err != nil {
@@ -128,11 +130,11 @@ func (r *release) checkOut() error {
 	return err
 }
 
-// read reads the modules' go.mod files.
+// read parses the modules' go.mod files.
 func (r *release) read(dirs []string) error {
-	r.ours = make(map[string]*released)
+	r.modules = make(map[string]*releasedModule)
 	for _, dir := range dirs {
-		m := &released{dir: strings.TrimPrefix(filepath.ToSlash(filepath.Clean(dir)), ".")}
+		m := &releasedModule{dir: strings.TrimPrefix(filepath.ToSlash(filepath.Clean(dir)), ".")}
 		name := filepath.Join(r.clone, m.dir, "go.mod")
 		text, err := os.ReadFile(name)
 		if err != nil {
@@ -142,32 +144,33 @@ func (r *release) read(dirs []string) error {
 			return err
 		}
 		m.path = m.file.Module.Mod.Path
-		r.ours[m.path] = m
+		r.modules[m.path] = m
 	}
 	return nil
 }
 
-// order returns the modules so that each comes after those that it requires: the checksums of these are in its go.sum.
-func (r *release) order() ([]*released, error) {
-	var order []*released
-	waiting := slices.Sorted(maps.Keys(r.ours))
-	for len(waiting) > 0 {
-		i := slices.IndexFunc(waiting, func(path string) bool {
-			return !slices.ContainsFunc(r.ours[path].file.Require, func(q *modfile.Require) bool {
-				return slices.Contains(waiting, q.Mod.Path)
+// order sorts the modules so that each comes after the modules it requires, because its go.sum has
+// their checksums.
+func (r *release) order() ([]*releasedModule, error) {
+	var order []*releasedModule
+	remaining := slices.Sorted(maps.Keys(r.modules))
+	for len(remaining) > 0 {
+		i := slices.IndexFunc(remaining, func(path string) bool {
+			return !slices.ContainsFunc(r.modules[path].file.Require, func(q *modfile.Require) bool {
+				return slices.Contains(remaining, q.Mod.Path)
 			})
 		})
 		if i < 0 {
-			return nil, fmt.Errorf("the modules %q require each other", waiting)
+			return nil, fmt.Errorf("modules require each other in a cycle: %q", remaining)
 		}
-		order = append(order, r.ours[waiting[i]])
-		waiting = slices.Delete(waiting, i, i+1)
+		order = append(order, r.modules[remaining[i]])
+		remaining = slices.Delete(remaining, i, i+1)
 	}
 	return order, nil
 }
 
-// pack writes the module's go.mod and go.sum as they are to be released, and the module into the proxy.
-func (r *release) pack(m *released) error {
+// pack writes the module's go.mod and go.sum for the release, and adds the module to the proxy.
+func (r *release) pack(m *releasedModule) error {
 	mod, err := r.pin(m)
 	if err != nil {
 		return err
@@ -205,28 +208,28 @@ func (r *release) pack(m *released) error {
 			return err
 		}
 	}
-	if err := list(dir); err != nil {
+	if err := writeList(dir); err != nil {
 		return err
 	}
-	all, err := dirhash.HashZip(base+".zip", dirhash.Hash1)
+	zipHash, err := dirhash.HashZip(base+".zip", dirhash.Hash1)
 	if err != nil {
 		return err
 	}
-	alone, err := dirhash.Hash1([]string{"go.mod"}, func(string) (io.ReadCloser, error) {
+	modHash, err := dirhash.Hash1([]string{"go.mod"}, func(string) (io.ReadCloser, error) {
 		return io.NopCloser(bytes.NewReader(mod)), nil
 	})
 	if err != nil {
 		return err
 	}
 	m.sums = []string{
-		fmt.Sprintf("%s %s %s", m.path, r.version, all),
-		fmt.Sprintf("%s %s/go.mod %s", m.path, r.version, alone),
+		fmt.Sprintf("%s %s %s", m.path, r.version, zipHash),
+		fmt.Sprintf("%s %s/go.mod %s", m.path, r.version, modHash),
 	}
 	return nil
 }
 
-// list writes which versions of a module the proxy has.
-func list(dir string) error {
+// writeList writes the proxy's list of a module's versions.
+func writeList(dir string) error {
 	infos, err := filepath.Glob(filepath.Join(dir, "*.info"))
 	if err != nil {
 		return err
@@ -238,11 +241,12 @@ func list(dir string) error {
 	return os.WriteFile(filepath.Join(dir, "list"), []byte(versions.String()), 0o644)
 }
 
-// pin has the module require the others in the version that is released. It returns the new go.mod.
-func (r *release) pin(m *released) ([]byte, error) {
+// pin makes the module require the other modules in the released version. It returns the new
+// go.mod.
+func (r *release) pin(m *releasedModule) ([]byte, error) {
 	var sums []string
 	for _, q := range m.file.Require {
-		other := r.ours[q.Mod.Path]
+		other := r.modules[q.Mod.Path]
 		if other == nil {
 			continue
 		}
@@ -252,8 +256,8 @@ func (r *release) pin(m *released) ([]byte, error) {
 		sums = append(sums, other.sums...)
 	}
 	for _, other := range m.file.Replace {
-		if other.Old.Path != "" { // those that were dropped are empty
-			return nil, fmt.Errorf("it replaces %s, which nobody could install", other.Old.Path)
+		if other.Old.Path != "" { // a dropped replacement is empty
+			return nil, fmt.Errorf("go.mod replaces %s: the go command could not install it", other.Old.Path)
 		}
 	}
 	m.file.Cleanup()
@@ -279,22 +283,22 @@ func (r *release) pin(m *released) ([]byte, error) {
 	return mod, os.WriteFile(name, []byte(strings.Join(sums, "\n")+"\n"), 0o644)
 }
 
-// finish tags the modules, or says what would be tagged.
-func (r *release) finish(order []*released, tag bool) error {
+// finish tags the modules, or prints the tags that it would set.
+func (r *release) finish(order []*releasedModule, tag bool) error {
 	var tags []string
-	fmt.Fprintf(r.out, "GOPROXY=file://%s has, each after those that it requires:\n", r.proxy)
+	fmt.Fprintf(r.out, "GOPROXY=file://%s has these modules, in the order of their requirements:\n", r.proxy)
 	for _, m := range order {
 		tags = append(tags, m.tag(r.version))
 		fmt.Fprintf(r.out, "\t%s@%s\ttag %s\n", m.path, r.version, m.tag(r.version))
 	}
 	push := "git push --atomic origin " + strings.Join(tags, " ")
 	if !tag {
-		fmt.Fprintf(r.out, "Nothing is committed or tagged. With TAG=yes all of these are tags of one commit, which is on no branch, to be published by\n\t%s\n", push)
+		fmt.Fprintf(r.out, "Nothing was committed or tagged. With TAG=yes the tags are set on one commit, which is on no branch. To publish them then:\n\t%s\n", push)
 		return nil
 	}
 	for _, t := range tags {
 		if _, err := git(r.repo, "rev-parse", "-q", "--verify", "refs/tags/"+t); err == nil {
-			return fmt.Errorf("there is a tag %s", t)
+			return fmt.Errorf("tag %s already exists", t)
 		}
 	}
 	commit, err := r.commit()
@@ -306,13 +310,14 @@ func (r *release) finish(order []*released, tag bool) error {
 			return err
 		}
 	}
-	fmt.Fprintf(r.out, "All of these are tags of %s. To publish them:\n\t%s\n", commit, push)
+	fmt.Fprintf(r.out, "The tags are set on commit %s. To publish them:\n\t%s\n", commit, push)
 	return nil
 }
 
-// commit commits the release in the clone and fetches it from there: the checkout's files and branches stay as they are.
+// commit commits the release in the clone and fetches the commit into the repository. The files and
+// branches of the checkout stay unchanged.
 func (r *release) commit() (string, error) {
-	name, _ := git(r.repo, "config", "user.name") // if there is none, git commit says so
+	name, _ := git(r.repo, "config", "user.name") // if there is none, git commit reports it
 	email, _ := git(r.repo, "config", "user.email")
 	const branch = "release"
 	for _, args := range [][]string{
@@ -329,14 +334,14 @@ func (r *release) commit() (string, error) {
 	return git(r.clone, "rev-parse", branch)
 }
 
-// git runs git in a directory and returns what it prints.
+// git runs git in a directory and returns its output, trimmed.
 func git(dir string, args ...string) (string, error) {
 	cmd := exec.Command("git", append([]string{"-c", "safe.directory=*"}, args...)...)
-	var failure strings.Builder
-	cmd.Dir, cmd.Stderr = dir, &failure
+	var stderr strings.Builder
+	cmd.Dir, cmd.Stderr = dir, &stderr
 	out, err := cmd.Output()
 	if err != nil {
-		return "", fmt.Errorf("git %s: %w: %s", strings.Join(args, " "), err, strings.TrimSpace(failure.String()))
+		return "", fmt.Errorf("git %s: %w: %s", strings.Join(args, " "), err, strings.TrimSpace(stderr.String()))
 	}
 	return strings.TrimSpace(string(out)), nil
 }

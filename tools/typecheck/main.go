@@ -1,6 +1,6 @@
-// Command typecheck says what does not compile of the packages named, their tests and all that they import, as far as
-// types can tell: for the system that GOOS and GOARCH name. It compiles nothing, and so takes seconds where go build
-// takes minutes.
+// Command typecheck prints the type errors in the named packages, their tests and all packages that
+// they import, for the system that GOOS and GOARCH name. It generates no code, so it takes seconds
+// where go build takes minutes.
 package main
 
 import (

@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// outcome is what has come of one slice of a contest.
+// outcome is the result of one slice of a contest.
 type outcome struct {
 	acquired   []int // by client
 	handOvers  []time.Duration
@@ -16,33 +16,33 @@ type outcome struct {
 	givenUp    int
 }
 
-// fight lets the clients take one lock in turns for the duration of a slice. What is still under way then is carried to its
-// end and not counted.
-func fight(ctx context.Context, clients []client, name string, hold, slice time.Duration) (outcome, error) {
+// runContest lets the clients acquire and release one lock in a loop for the duration of a slice.
+// Calls that are under way when the slice ends are completed, but not counted.
+func runContest(ctx context.Context, clients []client, name string, hold, slice time.Duration) (outcome, error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	var (
 		inside, violations, givenUp atomic.Int64
-		releasedBy                  atomic.Int64 // by whom the lock was released last,
-		releasedAt                  atomic.Int64 // and when; only who is inside the lock uses these
+		releasedBy                  atomic.Int64 // the client that released last, -1 before the first release,
+		releasedAt                  atomic.Int64 // and when; only the lock's holder reads and writes these two
 		acquired                    = make([]int, len(clients))
 		handOvers                   = make([][]time.Duration, len(clients))
-		fighters                    sync.WaitGroup
-		bell                        = make(chan struct{})
+		workers                     sync.WaitGroup
+		startSignal                 = make(chan struct{})
 		start                       time.Time
 	)
 	releasedBy.Store(-1)
-	fighter := func(i int, c client) error {
+	acquireLoop := func(i int, c client) error {
 		for {
-			asked := time.Since(start)
-			if asked >= slice {
+			requestedAt := time.Since(start)
+			if requestedAt >= slice {
 				return nil
 			}
-			unlock, err := attempt(ctx, c, name, slice-asked+patience)
+			unlock, err := lockWithin(ctx, c, name, slice-requestedAt+callTimeout)
 			if err != nil {
 				return fmt.Errorf("lock: %w", err)
 			}
-			got := time.Since(start)
+			acquiredAt := time.Since(start)
 			if unlock == nil {
 				givenUp.Add(1)
 				continue
@@ -50,12 +50,12 @@ func fight(ctx context.Context, clients []client, name string, hold, slice time.
 			if inside.Add(1) != 1 {
 				violations.Add(1)
 			}
-			if got < slice {
+			if acquiredAt < slice {
 				acquired[i]++
 				by, at := releasedBy.Load(), time.Duration(releasedAt.Load())
-				// A hand-over is from one to another who stood waiting.
-				if by >= 0 && by != int64(i) && at > asked {
-					handOvers[i] = append(handOvers[i], got-at)
+				// A hand-over goes from one client to another that was already waiting.
+				if by >= 0 && by != int64(i) && at > requestedAt {
+					handOvers[i] = append(handOvers[i], acquiredAt-at)
 				}
 			}
 			time.Sleep(hold)
@@ -68,16 +68,16 @@ func fight(ctx context.Context, clients []client, name string, hold, slice time.
 		}
 	}
 	for i, c := range clients {
-		fighters.Go(func() {
-			<-bell
-			if err := fighter(i, c); err != nil {
+		workers.Go(func() {
+			<-startSignal
+			if err := acquireLoop(i, c); err != nil {
 				cancel(err)
 			}
 		})
 	}
 	start = time.Now()
-	close(bell)
-	fighters.Wait()
+	close(startSignal)
+	workers.Wait()
 	if ctx.Err() != nil {
 		return outcome{}, context.Cause(ctx)
 	}
