@@ -235,7 +235,7 @@ func TestCluster_leaderStoppedLongerThanTTL(t *testing.T) {
 		mu.Lock()
 		defer mu.Unlock()
 		for other := range holds {
-			// The goroutine of the other hold may not have run for long. Valid tells what it would
+			// The goroutine of the other hold may not have run for long. Valid returns what it would
 			// see now.
 			if other.Valid() && h.Valid() {
 				t.Errorf("the holds with tokens %d and %d are both valid", other.Token(), h.Token())

@@ -46,16 +46,16 @@ func interceptedClientAt(
 			return invoke(ctx, method, req, reply, cc, opts...)
 		}
 		// The client may use its own reply again once it has given up the request, so send fills
-		// another.
+		// a copy.
 		var answered atomic.Value
 		err := (*f)(ctx, path.Base(method), func() error {
-			own := proto.Clone(reply.(proto.Message))
-			err := invoke(context.WithoutCancel(ctx), method, req, own, cc)
-			answered.Store(own)
+			copied := proto.Clone(reply.(proto.Message))
+			err := invoke(context.WithoutCancel(ctx), method, req, copied, cc)
+			answered.Store(copied)
 			return err
 		})
-		if own, ok := answered.Load().(proto.Message); ok {
-			proto.Merge(reply.(proto.Message), own)
+		if copied, ok := answered.Load().(proto.Message); ok {
+			proto.Merge(reply.(proto.Message), copied)
 		}
 		return err
 	}

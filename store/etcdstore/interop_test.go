@@ -239,11 +239,11 @@ func TestInterop_admissionFollowsArrival(t *testing.T) {
 // Promise: P1
 func TestInterop_contention(t *testing.T) {
 	t.Parallel()
-	const rounds = 8 // the stock takes a tenth of a second for each
+	const rounds = 8 // the stock mutex takes a tenth of a second for each
 	name, inside := newName(t), atomic.Int32{}
-	critical := func(who string) {
+	critical := func(client string) {
 		if n := inside.Add(1); n != 1 {
-			t.Errorf("%s holds the lock together with %d others", who, n-1)
+			t.Errorf("%s holds the lock together with %d others", client, n-1)
 		}
 		time.Sleep(time.Millisecond)
 		inside.Add(-1)

@@ -91,8 +91,8 @@ func (c *interrupter) attempt(t *testing.T, ctx context.Context, i int) bool {
 
 func (c *interrupter) lockName(i int) string { return fmt.Sprintf("%s/%d", c.name, i) }
 
-// carriedOut reports whether the i-th lock's entry was inserted.
-func (c *interrupter) carriedOut(t *testing.T, i int) bool {
+// entryExists reports whether the i-th lock has an entry.
+func (c *interrupter) entryExists(t *testing.T, i int) bool {
 	return keyExists(t, c.direct, c.lockName(i))
 }
 
@@ -188,7 +188,7 @@ func TestEnqueue_contextEnds(t *testing.T) {
 		}},
 		{"after the request was carried out, before a reply", true, func(i int) (context.Context, func()) {
 			c.proxy.CutReplies()
-			return contextUntil(t, "the entry is inserted", func() bool { return c.carriedOut(t, i) }), func() { c.proxy.Release() }
+			return contextUntil(t, "the entry is inserted", func() bool { return c.entryExists(t, i) }), func() { c.proxy.Release() }
 		}},
 		{"after the reply was lost", true, func(int) (context.Context, func()) {
 			ctx, cancel := context.WithCancel(t.Context())
@@ -241,12 +241,12 @@ func TestEnqueue_connectionCut(t *testing.T) {
 		// others it is cut first, and the caller gives up when the attempt is repeated.
 		var ctx context.Context
 		if i%4 < 2 {
-			ctx = contextUntil(t, "the entry is inserted", func() bool { return c.carriedOut(t, i) })
+			ctx = contextUntil(t, "the entry is inserted", func() bool { return c.entryExists(t, i) })
 		} else {
 			cut := false
 			ctx = contextUntil(t, "the attempt is repeated", func() bool {
 				if !cut {
-					if cut = c.carriedOut(t, i); cut {
+					if cut = c.entryExists(t, i); cut {
 						c.recorder.takeLog()
 						c.proxy.Reset()
 					}

@@ -80,7 +80,7 @@ func FuzzParse(f *testing.F) {
 		{"", "a/1f", 0x2e, outlasting},
 		{"", "a/1f-NONCE", 0x2e, outlasting},
 		{"", "a/1f", 0, outlasting},
-		{"", "a/694d9d3b5a8c1f2e", 0, "who reads this?"},
+		{"", "a/694d9d3b5a8c1f2e", 0, "not an entry"},
 		{"", "a/694d9d3b5a8c1f2e-NONCE", 0x1f, ""},
 		{"", "p/.stile/694d9d3b5a8c1f2e", 0x694d9d3b5a8c1f2e, epochValue},
 		{"", "a/2f", 0x2e, outlasting},

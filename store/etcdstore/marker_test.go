@@ -166,7 +166,8 @@ func TestMarker_entryGoneBeforeMark(t *testing.T) {
 	wantMarkers(t, name)
 }
 
-// The marker was left and the reply lost: leaving it again finds it, and leaves no second one.
+// A marker is left and the reply is lost. The repeated request finds the marker and leaves no
+// second one.
 // Promise: LockDelay
 func TestMarker_inDoubtIsLeftOnce(t *testing.T) {
 	t.Parallel()

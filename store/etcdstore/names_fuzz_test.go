@@ -81,7 +81,7 @@ func FuzzContenders(f *testing.F) {
 		{"a", "a/1f-NONCE", 0x1f, `{"stile":1,"mode":"slot/3"}`},
 		{"a", "a/1f", 0x2e, `{"stile":1,"session":"1f"}`},
 		{"a", "a/b/1f", 0x1f, ""},
-		{"a", "a/README", 0, "who reads this?"},
+		{"a", "a/README", 0, "not an entry"},
 		{"a", "a/", 0x1f, ""},
 		{"a", "a/1f-NONCE", 0x1f, `{"stile":1,"mode":"exclusive"`},
 	} {

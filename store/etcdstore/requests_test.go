@@ -75,7 +75,7 @@ func requests(log []string) []string {
 // awaitLast waits until last is the last line of the log.
 func (rec *recorder) awaitLast(t *testing.T, last string) {
 	t.Helper()
-	eventually(t, last, func() bool {
+	eventually(t, "the log ends with "+last, func() bool {
 		rec.mu.Lock()
 		defer rec.mu.Unlock()
 		return len(rec.log) > 0 && rec.log[len(rec.log)-1] == last
@@ -85,7 +85,7 @@ func (rec *recorder) awaitLast(t *testing.T, last string) {
 // awaitLogged waits until what is in the log, and discards the log up to it.
 func (rec *recorder) awaitLogged(t *testing.T, what string) {
 	t.Helper()
-	eventually(t, what, func() bool {
+	eventually(t, "the log contains "+what, func() bool {
 		rec.mu.Lock()
 		defer rec.mu.Unlock()
 		i := slices.Index(rec.log, what)

@@ -34,7 +34,7 @@ func TestTranscript(t *testing.T) {
 			if !s.wasRetried() {
 				break
 			}
-			t.Logf("%s: a request was made again; the scene is played again", scene.title)
+			t.Logf("%s: a request was repeated; the scene is run again", scene.title)
 		}
 		text.Line("%s", s.text())
 	}

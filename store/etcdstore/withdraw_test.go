@@ -22,8 +22,8 @@ func TestWithdraw_sessionEndsMeanwhile(t *testing.T) {
 		t.Fatal(err)
 	}
 	j.await(t, store.Admitted)
-	asked := make(chan struct{})
-	once := sync.OnceFunc(func() { close(asked) })
+	requested := make(chan struct{})
+	once := sync.OnceFunc(func() { close(requested) })
 	f := handler(func(ctx context.Context, request string, send func() error) error {
 		if request != "Txn" {
 			return send()
@@ -35,7 +35,7 @@ func TestWithdraw_sessionEndsMeanwhile(t *testing.T) {
 	intercept.Store(&f)
 	done := make(chan error, 1)
 	go func() { done <- j.Withdraw(t.Context()) }()
-	<-asked
+	<-requested
 	if err := se.Close(t.Context()); err != nil {
 		t.Error(err)
 	}
@@ -116,13 +116,13 @@ func TestWithdraw_slowClusterFirstReplyCounts(t *testing.T) {
 			st.SetTimes(times)
 			j := enqueue(t, openSession(t, st), name)
 			j.await(t, store.Admitted)
-			var asked atomic.Int32
+			var requests atomic.Int32
 			repeated := make(chan struct{})
 			f := handler(func(ctx context.Context, request string, send func() error) error {
 				if request != "Txn" {
 					return send()
 				}
-				switch asked.Add(1) {
+				switch requests.Add(1) {
 				case 1:
 					if tt.evicted {
 						removeKeys(t, name)
@@ -158,13 +158,13 @@ func TestWithdraw_slowClusterLaterReplyCounts(t *testing.T) {
 	st.SetTimes(times)
 	j := enqueue(t, openSession(t, st), newName(t))
 	j.await(t, store.Admitted)
-	var asked atomic.Int32
+	var requests atomic.Int32
 	foundNothing := make(chan struct{}) // the third attempt has found nothing
 	f := handler(func(ctx context.Context, request string, send func() error) error {
 		if request != "Txn" {
 			return send()
 		}
-		switch asked.Add(1) {
+		switch requests.Add(1) {
 		case 1:
 			<-foundNothing
 			return send()
@@ -224,12 +224,12 @@ func TestWithdraw_unansweredAttemptsAreCanceled(t *testing.T) {
 // handleFirstTxn returns a handler that calls handle for the first Txn. Other Txns are sent after
 // that, because the store sends a second one when the first is slow.
 func handleFirstTxn(handle func(send func() error) error) handler {
-	var asked atomic.Bool
+	var started atomic.Bool
 	done := make(chan struct{})
 	return func(_ context.Context, request string, send func() error) error {
 		switch {
 		case request != "Txn":
-		case !asked.Swap(true):
+		case !started.Swap(true):
 			defer close(done)
 			return handle(send)
 		default:
