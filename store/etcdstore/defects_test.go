@@ -60,8 +60,8 @@ func stillLocking(t *testing.T, done <-chan error, what string) {
 func TestRelease_repeatedSparesNewerEntry(t *testing.T) {
 	t.Parallel()
 	proxy, name := testservers.NewProxy(t, server(t).Endpoint()), newName(t)
-	direct, w := server(t).Client(t), &recorder{}
-	se := openSession(t, newStore(t, connectWith(t, w.config(proxy.Addr())), ""))
+	direct, rec := server(t).Client(t), &recorder{}
+	se := openSession(t, newStore(t, connectWith(t, rec.config(proxy.Addr())), ""))
 	first := enqueue(t, se, name)
 	first.await(t, store.Admitted)
 
@@ -72,7 +72,7 @@ func TestRelease_repeatedSparesNewerEntry(t *testing.T) {
 	}
 	proxy.Reset()
 	proxy.Release()
-	w.ignoreCancel.Store(true) // else a repeated request could find the entry deleted by the first one
+	rec.ignoreCancel.Store(true) // else a repeated request could find the entry deleted by the first one
 
 	second := enqueue(t, se, name)
 	st := second.await(t, store.Admitted)
