@@ -17,16 +17,16 @@ import (
 	"github.com/stilelock/stile/store/etcdstore"
 )
 
-// wantSays checks that a message tells a person certain things.
-func wantSays(t *testing.T, err error, what ...string) {
+// wantErrorContains checks that an error's text contains all of what.
+func wantErrorContains(t *testing.T, err error, what ...string) {
 	t.Helper()
 	if err == nil {
-		t.Errorf("no error, want one that says %q", what)
+		t.Errorf("got no error, want one that contains %q", what)
 		return
 	}
 	for _, w := range what {
 		if !strings.Contains(err.Error(), w) {
-			t.Errorf("the error is %q, want it to say %q", err, w)
+			t.Errorf("got error %q, want it to contain %q", err, w)
 		}
 	}
 }
@@ -35,25 +35,25 @@ func TestLock_nameIsPrefixOfAnother(t *testing.T) {
 	t.Parallel()
 	a := newName(t)
 	for _, names := range [][2]string{{a, a + "/b"}, {a + "/b/c", a + "/b"}, {a + "x", a}} {
-		one, two := newClient(t, server(t).Client(t), ample), newClient(t, server(t).Client(t), ample)
-		three := newClient(t, server(t).Client(t), ample)
+		one, two := newClient(t, server(t).Client(t), longTTL), newClient(t, server(t).Client(t), longTTL)
+		three := newClient(t, server(t).Client(t), longTTL)
 		first, second := lock(t, one, names[0]), lock(t, two, names[1])
-		// With waiters, too.
+		// The same with waiters.
 		between := join(t, three, names[0])
 		firstWaiter, secondWaiter := join(t, two, names[0]), join(t, one, names[1])
 		if n, m := firstWaiter.Ahead(), secondWaiter.Ahead(); n != 2 || m != 1 {
-			t.Errorf("%q: %d and %d are ahead of the waiters, want 2 and 1", names, n, m)
+			t.Errorf("%q: %d and %d entries are ahead of the waiters, want 2 and 1", names, n, m)
 		}
 		if _, err := one.Mutex(names[1]).TryLock(t.Context()); !errors.Is(err, stile.ErrHeld) {
-			t.Errorf("TryLock of %q returned %v", names[1], err)
+			t.Errorf("TryLock of %q: got %v, want ErrHeld", names[1], err)
 		}
 		release(t, second)
-		second = holdSoon(t, secondWaiter)
-		// Who hears of this has heard of the release before, if it is any of its business.
+		second = awaitHold(t, secondWaiter)
+		// When firstWaiter is notified of this departure, it has received everything before it.
 		if err := between.Leave(t.Context()); err != nil {
 			t.Fatal(err)
 		}
-		await(t, "the waiter to hear that another has left", func() bool { return firstWaiter.Ahead() < 2 })
+		eventually(t, "the waiter is notified that another has left", func() bool { return firstWaiter.Ahead() < 2 })
 		select {
 		case <-firstWaiter.Ready():
 			t.Errorf("a release of %q admitted the waiter of %q", names[1], names[0])
@@ -62,8 +62,8 @@ func TestLock_nameIsPrefixOfAnother(t *testing.T) {
 		default:
 		}
 		release(t, first)
-		release(t, holdSoon(t, firstWaiter))
-		// A try beside an entry that only looks as if it were in the way.
+		release(t, awaitHold(t, firstWaiter))
+		// A try, while there is an entry whose key only resembles one in this line.
 		free, err := two.Mutex(names[0]).TryLock(t.Context())
 		if err != nil {
 			t.Fatalf("TryLock of %q while %q is held: %v", names[0], names[1], err)
@@ -76,44 +76,44 @@ func TestLock_nameIsPrefixOfAnother(t *testing.T) {
 func TestOpen_belowServersMinTTL(t *testing.T) {
 	t.Parallel()
 	e := startEtcd(t, "--heartbeat-interval=100", "--election-timeout=1000") // etcd's defaults
-	w := patientWire()                                                       // a lease that is not revoked in time is left to expire
-	cli := connectWith(t, w.config(e.Endpoint()))
+	rec := recorderWithoutCancel()                                           // or the store may give up revoking the lease
+	cli := connectWith(t, rec.config(e.Endpoint()))
 	st := newStore(t, cli, "")
 	_, err := st.Open(t.Context(), store.SessionOptions{TTL: time.Second})
-	wantSays(t, err, "TTL 1s", "minimum", "use 2s or more", e.Endpoint())
+	wantErrorContains(t, err, "TTL 1s", "minimum", "use 2s or more", e.Endpoint())
 	leases, err := cli.Leases(t.Context())
 	if err != nil || len(leases.Leases) > 0 {
-		t.Errorf("there are leases %v, %v; what was granted and not wanted should be gone", leases, err)
+		t.Errorf("got leases %v, %v; want none, because the unsuitable one is revoked", leases, err)
 	}
 	se, err := st.Open(t.Context(), store.SessionOptions{TTL: 1500 * time.Millisecond})
 	if err != nil {
 		t.Fatal(err)
 	}
 	if ttl := se.Terms().TTL; ttl != 2*time.Second {
-		t.Errorf("asked for 1.5 s, granted %v, want it rounded up to 2 s", ttl)
+		t.Errorf("requested 1.5 s: got %v, want it rounded up to 2 s", ttl)
 	}
-	closeSoon(se.Close)
+	closeQuickly(se.Close)
 }
 
 func TestStore_unreachableEndpoint(t *testing.T) {
 	t.Parallel()
-	for _, how := range []struct {
-		what string
-		make func(*testservers.Proxy)
+	for _, tt := range []struct {
+		name string
+		fail func(*testservers.Proxy)
 	}{
 		{"refused", (*testservers.Proxy).Refuse},
 		{"silent", func(p *testservers.Proxy) { p.Hold() }},
 	} {
-		t.Run(how.what, func(t *testing.T) {
+		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
 			proxy := testservers.NewProxy(t, server(t).Endpoint())
-			how.make(proxy)
+			tt.fail(proxy)
 			st := newStore(t, connect(t, proxy.Addr()), "")
-			ctx := until(t, soon)
+			ctx := contextFor(t, testTimeout)
 			_, err := st.Open(ctx, store.SessionOptions{TTL: 10 * time.Second})
-			wantSays(t, err, proxy.Addr(), "open a session", "check that the endpoints are correct")
+			wantErrorContains(t, err, proxy.Addr(), "open a session", "check that the endpoints are correct")
 			if ctx.Err() != nil {
-				t.Error("Open went on until its context ended")
+				t.Error("Open did not return before its context ended")
 			}
 		})
 	}
@@ -124,33 +124,34 @@ func TestStore_unreachableEndpointShortContext(t *testing.T) {
 	proxy := testservers.NewProxy(t, server(t).Endpoint())
 	proxy.Hold()
 	st := newStore(t, connect(t, proxy.Addr()), "")
-	_, err := st.Open(until(t, 300*time.Millisecond), store.SessionOptions{TTL: 10 * time.Second})
+	_, err := st.Open(contextFor(t, 300*time.Millisecond), store.SessionOptions{TTL: 10 * time.Second})
 	if !errors.Is(err, context.DeadlineExceeded) {
-		t.Errorf("Open returned %v, want the end of its context", err)
+		t.Errorf("Open: got %v, want DeadlineExceeded", err)
 	}
-	wantSays(t, err, proxy.Addr(), "open a session")
-	_, err = st.Line(until(t, 300*time.Millisecond), "lock")
+	wantErrorContains(t, err, proxy.Addr(), "open a session")
+	_, err = st.Line(contextFor(t, 300*time.Millisecond), "lock")
 	if !errors.Is(err, context.DeadlineExceeded) {
-		t.Errorf("Line returned %v, want the end of its context", err)
+		t.Errorf("Line: got %v, want DeadlineExceeded", err)
 	}
-	wantSays(t, err, proxy.Addr(), "read the line")
+	wantErrorContains(t, err, proxy.Addr(), "read the line")
 }
 
-// startWithUsers starts a server with a user "root" and a user "app" who has rights on the keys under "app/" only.
-func startWithUsers(t *testing.T) etcd {
+// startEtcdWithAuth starts a server with the user "root" and the user "app", which may access only
+// the keys under "app/".
+func startEtcdWithAuth(t *testing.T) etcd {
 	t.Helper()
 	e := startEtcd(t, "--bcrypt-cost=4")
 	cli := e.Client(t)
 	ctx := t.Context()
 	for _, err := range []error{
-		second(cli.UserAdd(ctx, "root", "rootpw")),
-		second(cli.UserGrantRole(ctx, "root", "root")),
-		second(cli.RoleAdd(ctx, "app")),
-		second(cli.RoleGrantPermission(ctx, "app", "app/", clientv3.GetPrefixRangeEnd("app/"),
+		errorOf(cli.UserAdd(ctx, "root", "rootpw")),
+		errorOf(cli.UserGrantRole(ctx, "root", "root")),
+		errorOf(cli.RoleAdd(ctx, "app")),
+		errorOf(cli.RoleGrantPermission(ctx, "app", "app/", clientv3.GetPrefixRangeEnd("app/"),
 			clientv3.PermissionType(clientv3.PermReadWrite))),
-		second(cli.UserAdd(ctx, "app", "secret-of-app")),
-		second(cli.UserGrantRole(ctx, "app", "app")),
-		second(cli.AuthEnable(ctx)),
+		errorOf(cli.UserAdd(ctx, "app", "secret-of-app")),
+		errorOf(cli.UserGrantRole(ctx, "app", "app")),
+		errorOf(cli.AuthEnable(ctx)),
 	} {
 		if err != nil && !errors.Is(err, rpctypes.ErrRoleAlreadyExist) {
 			t.Fatal(err)
@@ -159,14 +160,14 @@ func startWithUsers(t *testing.T) etcd {
 	return e
 }
 
-func second[T any](_ T, err error) error { return err }
+func errorOf[T any](_ T, err error) error { return err }
 
 func TestAuth_permissionOnPrefix(t *testing.T) {
 	t.Parallel()
-	e := startWithUsers(t)
+	e := startEtcdWithAuth(t)
 	proxy := testservers.NewProxy(t, e.Endpoint())
 	cli := connectWith(t, clientv3.Config{
-		Endpoints: []string{proxy.Addr()}, Username: "app", Password: "secret-of-app", DialTimeout: soon,
+		Endpoints: []string{proxy.Addr()}, Username: "app", Password: "secret-of-app", DialTimeout: testTimeout,
 	})
 	st := newStore(t, cli, "app/")
 	one, two := openSession(t, st), openSession(t, st)
@@ -180,63 +181,63 @@ func TestAuth_permissionOnPrefix(t *testing.T) {
 	held.withdraw(t)
 	waiter.await(t, store.Admitted)
 
-	// An attempt in doubt makes the store write its epoch key, which its permission covers too.
-	root := connectWith(t, clientv3.Config{Endpoints: []string{e.Endpoint()}, Username: "root", Password: "rootpw", DialTimeout: soon})
+	// An attempt in doubt makes the store write its epoch key, which the permission covers too.
+	root := connectWith(t, clientv3.Config{Endpoints: []string{e.Endpoint()}, Username: "root", Password: "rootpw", DialTimeout: testTimeout})
 	proxy.CutReplies()
-	ctx := endsWhen(t, "the entry to be put in", func() bool { return there(t, root, "app/other") })
+	ctx := contextUntil(t, "the entry is inserted", func() bool { return keyExists(t, root, "app/other") })
 	if _, err := tryEnqueue(ctx, one, "other", false); !errors.Is(err, context.Canceled) {
-		t.Errorf("Enqueue without a reply returned %v", err)
+		t.Errorf("Enqueue without a reply: got %v, want Canceled", err)
 	}
 	proxy.Reset()
 	proxy.Release()
-	await(t, "the epoch key to be written and the entry to be out", func() bool {
-		guard, err1 := root.Get(t.Context(), "app/.stile/"+one.ID())
+	eventually(t, "the epoch key is written and the entry is deleted", func() bool {
+		epochKey, err1 := root.Get(t.Context(), "app/.stile/"+one.ID())
 		entries, err2 := root.Get(t.Context(), "app/other/", clientv3.WithPrefix())
-		return err1 == nil && err2 == nil && len(guard.Kvs) == 1 && len(entries.Kvs) == 0
+		return err1 == nil && err2 == nil && len(epochKey.Kvs) == 1 && len(entries.Kvs) == 0
 	})
 
 	lines, err := st.Lines(t.Context(), "")
 	if err != nil || len(lines) != 1 || lines[0].Name != "lock" {
-		t.Errorf("the lines are %+v, %v", lines, err)
+		t.Errorf("got lines %+v, %v; want lock alone", lines, err)
 	}
 
-	// Elsewhere it has none.
+	// Under another prefix the user has no permission.
 	elsewhere := openSession(t, newStore(t, cli, "elsewhere/"))
 	for _, try := range []bool{false, true} {
-		ctx := until(t, soon)
+		ctx := contextFor(t, testTimeout)
 		_, err := tryEnqueue(ctx, elsewhere, "lock", try)
-		wantSays(t, err, "join the line", proxy.Addr(), "permission denied", "read and write", `"elsewhere/"`)
+		wantErrorContains(t, err, "join the line", proxy.Addr(), "permission denied", "read and write", `"elsewhere/"`)
 		if ctx.Err() != nil {
-			t.Error("it was tried until its context ended")
+			t.Error("Enqueue did not return before its context ended")
 		}
 	}
 	if err := elsewhere.Confirm(t.Context()); err != nil {
-		t.Errorf("Confirm after an entry was denied: %v", err)
+		t.Errorf("Confirm after a request that was denied: %v", err)
 	}
 }
 
-// Credentials that were wrong from the beginning are refused by clientv3.New already.
+// Credentials that are wrong from the beginning are refused by clientv3.New already.
 func TestAuth_wrongCredentials(t *testing.T) {
 	t.Parallel()
-	e := startWithUsers(t)
-	open := func(cli *clientv3.Client, says string) {
+	e := startEtcdWithAuth(t)
+	open := func(cli *clientv3.Client, want string) {
 		t.Helper()
 		_, err := newStore(t, cli, "app/").Open(t.Context(), store.SessionOptions{TTL: 10 * time.Second})
-		wantSays(t, err, e.Endpoint(), says)
+		wantErrorContains(t, err, e.Endpoint(), want)
 		if err != nil && strings.Contains(err.Error(), "secret-of-app") {
-			t.Errorf("the error tells the password: %v", err)
+			t.Errorf("the error contains the password: %v", err)
 		}
 		if err != nil && strings.Contains(err.Error(), "no answer") {
-			t.Errorf("it was tried until its patience ended: %v", err)
+			t.Errorf("Open retried until its timeout: %v", err)
 		}
 	}
-	w := patientWire() // else the store's patience may end before a busy server has answered
-	cfg := w.config(e.Endpoint())
-	cfg.Username, cfg.Password, cfg.DialTimeout = "app", "secret-of-app", soon
+	rec := recorderWithoutCancel() // or the store may time out before a busy server answers
+	cfg := rec.config(e.Endpoint())
+	cfg.Username, cfg.Password, cfg.DialTimeout = "app", "secret-of-app", testTimeout
 	app := connectWith(t, cfg)
-	root := connectWith(t, clientv3.Config{Endpoints: []string{e.Endpoint()}, Username: "root", Password: "rootpw", DialTimeout: soon})
-	anybody := patientWire()
-	open(connectWith(t, anybody.config(e.Endpoint())), "the cluster requires authentication: give a user and a password")
+	root := connectWith(t, clientv3.Config{Endpoints: []string{e.Endpoint()}, Username: "root", Password: "rootpw", DialTimeout: testTimeout})
+	noCredentials := recorderWithoutCancel()
+	open(connectWith(t, noCredentials.config(e.Endpoint())), "the cluster requires authentication: give a user and a password")
 	if _, err := root.UserChangePassword(t.Context(), "app", "another"); err != nil {
 		t.Fatal(err)
 	}
@@ -259,17 +260,17 @@ func TestStore_clusterOutOfSpace(t *testing.T) {
 		_, full = cli.Put(t.Context(), "filler", strings.Repeat("x", 100_000))
 	}
 	if !errors.Is(full, rpctypes.ErrNoSpace) {
-		t.Fatalf("filling the server ended with %v", full)
+		t.Fatalf("filling the server: got %v, want ErrNoSpace", full)
 	}
 	advice := []string{e.Endpoint(), "out of space", "compact and defragment", "etcdctl alarm disarm"}
 	for _, try := range []bool{false, true} {
 		_, err := tryEnqueue(t.Context(), se, "another", try)
-		wantSays(t, err, append(advice, "join the line")...)
+		wantErrorContains(t, err, append(advice, "join the line")...)
 	}
 	_, err := st.Open(t.Context(), store.SessionOptions{TTL: 10 * time.Second})
-	wantSays(t, err, advice...)
+	wantErrorContains(t, err, advice...)
 
-	// What is held stays so, and can be given back and handed over.
+	// The lock can still be held, released and handed over.
 	if err := se.Confirm(t.Context()); err != nil {
 		t.Errorf("Confirm: %v", err)
 	}
@@ -281,51 +282,52 @@ func TestStore_clusterOutOfSpace(t *testing.T) {
 	}
 }
 
-// An entry in doubt is deleted even if the epoch key cannot be written for want of space.
+// An entry in doubt is deleted even if the epoch key cannot be written because the cluster is full.
 func TestEnqueue_abortInFullCluster(t *testing.T) {
 	t.Parallel()
 	e := startEtcd(t, "--quota-backend-bytes=1000000")
 	direct := e.Client(t)
-	cli, now := tamperedAt(t, e.Endpoint())
+	cli, intercept := interceptedClientAt(t, e.Endpoint())
 	se := openSession(t, newStore(t, cli, ""))
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	var sent atomic.Bool
-	f := tampering(func(_ context.Context, _ string, carryOut func() error) error {
-		// Only the first request arrives: what is to clear up afterwards is lost, for as long as this goes on.
+	f := handler(func(_ context.Context, _ string, send func() error) error {
+		// Only the first request is carried out: those that clean up afterwards are lost while this
+		// handler is set.
 		if !sent.Swap(true) {
-			_ = carryOut()
+			_ = send()
 			cancel()
 		}
 		return errLost
 	})
-	now.Store(&f)
+	intercept.Store(&f)
 	if _, err := tryEnqueue(ctx, se, "lock", false); !errors.Is(err, context.Canceled) {
-		t.Fatalf("Enqueue without a reply returned %v", err)
+		t.Fatalf("Enqueue without a reply: got %v, want Canceled", err)
 	}
 	var full error
 	for n := 0; full == nil && n < 1000; n++ {
 		_, full = direct.Put(t.Context(), "filler", strings.Repeat("x", 100_000))
 	}
 	if keys := keysUnder(t, direct, "lock"); len(keys) != 1 {
-		t.Fatalf("the scenario has failed: there are %q", keys)
+		t.Fatalf("precondition failed: got keys %q, want one", keys)
 	}
-	now.Store(nil)
-	await(t, "the entry to be out", func() bool { return len(keysUnder(t, direct, "lock")) == 0 })
+	intercept.Store(nil)
+	eventually(t, "the entry is deleted", func() bool { return len(keysUnder(t, direct, "lock")) == 0 })
 }
 
 func TestLine_foreignKeys(t *testing.T) {
 	t.Parallel()
 	cli, name := server(t).Client(t), newName(t)
-	c := newClient(t, server(t).Client(t), ample)
-	lease, err := cli.Grant(t.Context(), int64(ample.Seconds()))
+	c := newClient(t, server(t).Client(t), longTTL)
+	lease, err := cli.Grant(t.Context(), int64(longTTL.Seconds()))
 	if err != nil {
 		t.Fatal(err)
 	}
 	strays := []string{
-		name + "/config", // somebody's key
-		name + "/1f2e3d", // as if named after a lease, but without one
-		name + "/abcdef", // with a lease, but not that one
+		name + "/config", // another program's key
+		name + "/1f2e3d", // like a lease id, but without a lease
+		name + "/abcdef", // with another lease
 		name + "/",
 	}
 	for i, key := range strays {
@@ -345,24 +347,25 @@ func TestLine_foreignKeys(t *testing.T) {
 	lock(t, c, name)
 	l, err := c.Line(t.Context(), name)
 	if err != nil || len(l.Holders) != 1 || len(l.Waiters) != 0 {
-		t.Errorf("the line is %+v, %v; want the holder alone", l, err)
+		t.Errorf("got line %+v, %v; want the holder alone", l, err)
 	}
 	remarks := strings.Join(l.Remarks, "\n")
 	for _, key := range strays {
 		if !strings.Contains(remarks, `"`+key+`"`) {
-			t.Errorf("the remarks are %q, want one about %q", l.Remarks, key)
+			t.Errorf("got remarks %q, want one about %q", l.Remarks, key)
 		}
 	}
 	if !strings.Contains(remarks, "delete it") {
-		t.Errorf("the remarks %q do not say what to do", l.Remarks)
+		t.Errorf("got remarks %q, want advice", l.Remarks)
 	}
 }
 
-// An entry with an unknown value excludes like any other, and errors contain what is known of it.
+// An entry with an unknown value excludes others like any entry. Errors contain what is known of
+// it.
 func TestLine_unknownValue(t *testing.T) {
 	t.Parallel()
 	cli := server(t).Client(t)
-	c := newClient(t, server(t).Client(t), ample)
+	c := newClient(t, server(t).Client(t), longTTL)
 	for _, value := range []string{"", "some text", "{}", `{"stile":1,"mode":"unheard of"}`, `{"stile":"x"}`, "\xff\x00", "null"} {
 		name := newName(t)
 		se := openSession(t, newStore(t, cli, ""))
@@ -371,30 +374,30 @@ func TestLine_unknownValue(t *testing.T) {
 		}
 		_, err := c.Mutex(name).TryLock(t.Context())
 		if !errors.Is(err, stile.ErrHeld) {
-			t.Errorf("value %q: TryLock returned %v, want ErrHeld", value, err)
+			t.Errorf("value %q: TryLock: got %v, want ErrHeld", value, err)
 		}
-		wantSays(t, err, name, se.ID(), "an unknown client")
+		wantErrorContains(t, err, name, se.ID(), "an unknown client")
 		l, err := c.Line(t.Context(), name)
 		if err != nil || len(l.Holders) != 1 || !l.Holders[0].Foreign {
-			t.Fatalf("value %q: the line is %+v, %v; want one foreign holder", value, l, err)
+			t.Fatalf("value %q: got line %+v, %v; want one foreign holder", value, l, err)
 		}
 		place := join(t, c, name)
 		if _, err := c.Break(t.Context(), name, l.Holders[0].Token); err != nil {
 			t.Fatal(err)
 		}
-		holdSoon(t, place)
+		awaitHold(t, place)
 	}
 }
 
 func TestEnqueue_reservedName(t *testing.T) {
 	t.Parallel()
-	c := newClient(t, server(t).Client(t), ample)
+	c := newClient(t, server(t).Client(t), longTTL)
 	for _, name := range []string{".stile", ".stile/x", ".stile/x/y"} {
 		_, err := c.Mutex(name).Lock(t.Context())
 		if !errors.Is(err, stile.ErrBadName) {
-			t.Errorf("Lock of %q returned %v, want ErrBadName", name, err)
+			t.Errorf("Lock of %q: got %v, want ErrBadName", name, err)
 		}
-		wantSays(t, err, ".stile")
+		wantErrorContains(t, err, ".stile")
 	}
 	for _, name := range []string{".stiles", "x/.stile", "x/.stile/y"} {
 		release(t, lock(t, c, name))
@@ -404,8 +407,8 @@ func TestEnqueue_reservedName(t *testing.T) {
 func TestNew_badOptions(t *testing.T) {
 	t.Parallel()
 	if _, err := etcdstore.New(nil, nil); err == nil {
-		t.Error("New without a client returned no error")
+		t.Error("New without a client: got no error")
 	}
 	_, err := etcdstore.New(server(t).Client(t), &etcdstore.Options{Prefix: "a\x00b"})
-	wantSays(t, err, "key prefix", "control character")
+	wantErrorContains(t, err, "key prefix", "control character")
 }

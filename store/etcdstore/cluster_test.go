@@ -17,32 +17,34 @@ import (
 	"github.com/stilelock/stile/store/etcdstore"
 )
 
-// quickly has a cluster elect as soon as it does by default: for tests that take its leader away, again and again. Leaders
-// may change when nobody does that, on a busy machine; so little else may depend on when.
-var quickly = []string{"--heartbeat-interval=100", "--election-timeout=1000"}
+// fastElection sets etcd's default timings, with which a cluster elects a leader quickly. It is for
+// tests that take the leader away repeatedly. On a busy machine the leader may change at other
+// times too, so little else may depend on when it does.
+var fastElection = []string{"--heartbeat-interval=100", "--election-timeout=1000"}
 
-// load is goroutines that take locks and give them back, each its own, without much of a pause.
-type load struct {
-	client  *stile.Client
-	working sync.WaitGroup
-	stop    chan struct{}
-	rounds  []atomic.Int64
+// workload is a number of goroutines that each take and release a lock of their own, almost without
+// a pause.
+type workload struct {
+	client   *stile.Client
+	working  sync.WaitGroup
+	stopping chan struct{}
+	rounds   []atomic.Int64
 }
 
-func startLoad(t *testing.T, cluster *testservers.EtcdCluster, name string) *load {
+func startWorkload(t *testing.T, cluster *testservers.EtcdCluster, name string) *workload {
 	t.Helper()
 	const goroutines = 6
-	l := &load{
-		client: newClient(t, connect(t, cluster.Endpoints()...), ample), // etcd may end early what was renewed while its leader stood still
-		stop:   make(chan struct{}),
-		rounds: make([]atomic.Int64, goroutines),
+	l := &workload{
+		client:   newClient(t, connect(t, cluster.Endpoints()...), longTTL), // etcd may end leases early that were renewed while its leader was paused
+		stopping: make(chan struct{}),
+		rounds:   make([]atomic.Int64, goroutines),
 	}
 	for i := range goroutines {
 		m := l.client.Mutex(fmt.Sprintf("%s/%d", name, i))
 		l.working.Go(func() {
 			for {
 				select {
-				case <-l.stop:
+				case <-l.stopping:
 					return
 				case <-time.After(5 * time.Millisecond):
 				}
@@ -50,7 +52,7 @@ func startLoad(t *testing.T, cluster *testservers.EtcdCluster, name string) *loa
 				if err == nil {
 					err = h.Release(context.Background())
 				}
-				if err != nil && !errors.Is(err, stile.ErrNotKnown) { // which is true of what the dead leader had in its hands
+				if err != nil && !errors.Is(err, stile.ErrNotKnown) { // the outcome of requests that the dead leader had is unknown
 					t.Errorf("goroutine %d: %v", i, err)
 					return
 				}
@@ -61,15 +63,15 @@ func startLoad(t *testing.T, cluster *testservers.EtcdCluster, name string) *loa
 	return l
 }
 
-// flows waits until every goroutine has made some rounds more.
-func (l *load) flows(t *testing.T) {
+// awaitRounds waits until every goroutine has taken and released its lock a few more times.
+func (l *workload) awaitRounds(t *testing.T) {
 	t.Helper()
 	const more = 5
 	var want []int64
 	for i := range l.rounds {
 		want = append(want, l.rounds[i].Load()+more)
 	}
-	await(t, "the load to go on", func() bool {
+	eventually(t, "every goroutine makes progress", func() bool {
 		for i := range l.rounds {
 			if l.rounds[i].Load() < want[i] && !t.Failed() {
 				return false
@@ -79,54 +81,55 @@ func (l *load) flows(t *testing.T) {
 	})
 }
 
-func (l *load) end() {
-	close(l.stop)
+func (l *workload) stop() {
+	close(l.stopping)
 	l.working.Wait()
 }
 
-// The stock mutex stands still for seven seconds, returns errors, and leaves half of the keys behind.
+// The stock mutex stalls for seven seconds, returns errors, and leaves half of the keys behind.
 // Promise: P4
 func TestCluster_memberDiesUnderLoad(t *testing.T) {
 	t.Parallel()
-	cluster := testservers.StartEtcdCluster(t, 3, quickly...)
+	cluster := testservers.StartEtcdCluster(t, 3, fastElection...)
 	name, direct := newName(t), connect(t, cluster.Endpoints()...)
-	l := startLoad(t, cluster, name)
-	end := sync.OnceFunc(l.end)
+	l := startWorkload(t, cluster, name)
+	end := sync.OnceFunc(l.stop)
 	defer end()
-	l.flows(t)
+	l.awaitRounds(t)
 
 	leader := func(t *testing.T, c *testservers.EtcdCluster) *testservers.Etcd { return c.Leader(t) }
 	kill, restart := (*testservers.Etcd).Kill, (*testservers.Etcd).Restart
 	pause, resume := (*testservers.Etcd).Pause, (*testservers.Etcd).Resume
-	for _, event := range []struct {
-		what   string
+	for _, tt := range []struct {
+		name   string
 		choose func(*testing.T, *testservers.EtcdCluster) *testservers.Etcd
-		hurt   func(*testservers.Etcd)
+		fail   func(*testservers.Etcd)
 		heal   func(*testservers.Etcd)
 	}{
 		{"leader killed", leader, kill, restart},
 		{"leader killed again", leader, kill, restart},
-		// A paused member's connections stand, so every third attempt goes there and is waited for.
+		// A paused member's connections stay open, so every third attempt goes to it and has to
+		// time out.
 		{"leader paused", leader, pause, resume},
 		{"follower killed", follower, kill, restart},
 		{"follower paused", follower, pause, resume},
 	} {
-		e := event.choose(t, cluster)
+		e := tt.choose(t, cluster)
 		start := time.Now()
-		event.hurt(e)
-		l.flows(t)
-		went := time.Since(start)
-		event.heal(e)
-		l.flows(t)
-		t.Logf("%s: 5 rounds of everybody %v after that, and the next %v after it", event.what, went, time.Since(start)-went)
+		tt.fail(e)
+		l.awaitRounds(t)
+		took := time.Since(start)
+		tt.heal(e)
+		l.awaitRounds(t)
+		t.Logf("%s: 5 rounds of each goroutine took %v, and 5 more after recovery %v", tt.name, took, time.Since(start)-took)
 		if t.Failed() {
 			return
 		}
 	}
 	end()
-	await(t, "all entries to be out", func() bool { return len(keysUnder(t, direct, name)) == 0 })
+	eventually(t, "all entries are deleted", func() bool { return len(keysUnder(t, direct, name)) == 0 })
 	if lines, err := l.client.Lines(t.Context(), name); err != nil || len(lines) > 0 {
-		t.Errorf("the lines are %+v, %v; want none", lines, err)
+		t.Errorf("got lines %+v, %v; want none", lines, err)
 	}
 }
 
@@ -141,8 +144,9 @@ func follower(t *testing.T, cluster *testservers.EtcdCluster) *testservers.Etcd 
 	return nil
 }
 
-// Two of three members are gone, and the third answers what needs no quorum: nothing is claimed to be held on its
-// word, as a compare-only transaction of the stock does (defect B9).
+// Two of three members are killed, and the third still answers requests that need no quorum. Such
+// an answer must not count as a confirmation, as it does for the stock mutex, whose IsOwner is a
+// compare-only transaction (defect B9).
 // Promise: P6
 func TestCluster_lossOfQuorumLosesHolds(t *testing.T) {
 	t.Parallel()
@@ -151,7 +155,7 @@ func TestCluster_lossOfQuorumLosesHolds(t *testing.T) {
 	const ttl = 15 * time.Second // to expire, but not before the quorum has gone
 	name, cli := newName(t), connect(t, last.Endpoint())
 	c := newClient(t, cli, ttl)
-	session, err := concurrency.NewSession(connect(t, last.Endpoint()), concurrency.WithTTL(int(ample.Seconds())))
+	session, err := concurrency.NewSession(connect(t, last.Endpoint()), concurrency.WithTTL(int(longTTL.Seconds())))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -160,82 +164,86 @@ func TestCluster_lossOfQuorumLosesHolds(t *testing.T) {
 		t.Fatal(err)
 	}
 	h := lock(t, c, name)
-	place, err := newClient(t, cli, ample).Mutex(name).Join(t.Context()) // its session lives through all this
+	place, err := newClient(t, cli, longTTL).Mutex(name).Join(t.Context()) // its session stays alive
 	if err != nil {
 		t.Fatal(err)
 	}
-	await(t, "a place in the line", func() bool { return place.Ahead() == 1 })
+	eventually(t, "the entry is in the line", func() bool { return place.Ahead() == 1 })
 	for _, m := range cluster.Members()[1:] {
 		m.Kill()
 	}
-	await(t, "the stock to claim what nobody confirms", func() bool {
-		resp, err := session.Client().Txn(until(t, 5*time.Second)).If(stock.IsOwner()).Commit()
+	eventually(t, "the stock mutex claims to be held without a quorum", func() bool {
+		resp, err := session.Client().Txn(contextFor(t, 5*time.Second)).If(stock.IsOwner()).Commit()
 		return err == nil && resp.Succeeded
 	})
-	wait(t, h.Lost(), "the loss")
+	wait(t, h.Lost(), "the hold is lost")
 	if h.Valid() {
-		t.Error("the hold is lost, and valid")
+		t.Error("the hold is lost and still valid")
 	}
-	if _, err := c.Mutex(name).TryLock(until(t, time.Second)); !errors.Is(err, context.DeadlineExceeded) {
-		t.Errorf("TryLock without a quorum returned %v, want the end of its context", err)
+	if _, err := c.Mutex(name).TryLock(contextFor(t, time.Second)); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("TryLock without a quorum: got %v, want DeadlineExceeded", err)
 	}
-	if _, err := c.Line(until(t, time.Second), name); !errors.Is(err, context.DeadlineExceeded) {
-		t.Errorf("Show without a quorum returned %v, want the end of its context", err)
+	if _, err := c.Line(contextFor(t, time.Second), name); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("Line without a quorum: got %v, want DeadlineExceeded", err)
 	}
 	select {
 	case <-place.Ready():
-		t.Error("the waiter has an outcome without a quorum")
+		t.Error("the waiter's outcome was decided without a quorum")
 	default:
 	}
-	// And when there is one again, the waiter gets its turn: its watch was ended, for want of a leader.
+	// The watch was ended for want of a leader. The waiter is admitted when there is a quorum
+	// again.
 	for _, m := range cluster.Members()[1:] {
 		m.Start()
 	}
 	last.AwaitReady()
-	holdSoon(t, place)
+	awaitHold(t, place)
 }
 
-// The member that a waiter's watch is on dies, whichever that is.
+// The member that serves a waiter's watch dies. Every member is killed once, so one of them is that
+// member.
 // Promise: P7
 func TestWaiter_survivesDeathOfEachMember(t *testing.T) {
 	t.Parallel()
-	cluster := testservers.StartEtcdCluster(t, 3, quickly...)
+	cluster := testservers.StartEtcdCluster(t, 3, fastElection...)
 	name := newName(t)
-	holder, waiter := newClient(t, connect(t, cluster.Endpoints()...), ample), newClient(t, connect(t, cluster.Endpoints()...), ample)
+	holder, waiter := newClient(t, connect(t, cluster.Endpoints()...), longTTL), newClient(t, connect(t, cluster.Endpoints()...), longTTL)
 	for _, m := range cluster.Members() {
 		held := lock(t, holder, name)
 		place := join(t, waiter, name)
 		m.Kill()
 		release(t, held)
-		release(t, holdSoon(t, place))
+		release(t, awaitHold(t, place))
 		m.Restart()
 	}
 }
 
-// A leader that was stopped for longer than the TTL believes, when it goes on, that it still leads and that leases
-// have expired. At no moment are two holds valid, if there is a LockDelay: see docs/guarantees.md.
+// A leader that was stopped for longer than the TTL believes, when it resumes, that it still leads
+// and that leases have expired. With a LockDelay, two holds are never valid at the same time: see
+// docs/guarantees.md.
 func TestCluster_leaderStoppedLongerThanTTL(t *testing.T) {
 	t.Parallel()
-	cluster := testservers.StartEtcdCluster(t, 3, quickly...)
+	cluster := testservers.StartEtcdCluster(t, 3, fastElection...)
 	const ttl = 5 * time.Second
 	name := newName(t)
 	var (
 		mu    sync.Mutex
-		holds = make(map[*stile.Hold]bool) // that have not been released
+		holds = make(map[*stile.Hold]bool) // not released yet
 		taken atomic.Int64
 	)
-	take := func(h *stile.Hold) {
+	add := func(h *stile.Hold) {
 		mu.Lock()
 		defer mu.Unlock()
 		for other := range holds {
-			// Its holder may have been asleep for long. What counts is what it would be told now.
+			// The goroutine of the other hold may not have run for long. Valid returns what it would
+			// see now.
 			if other.Valid() && h.Valid() {
-				t.Errorf("the holds with the tokens %d and %d are both valid", other.Token(), h.Token())
+				t.Errorf("the holds with tokens %d and %d are both valid", other.Token(), h.Token())
 			}
 		}
 		holds[h] = true
 	}
-	give := func(h *stile.Hold) {
+	drop := func(h *stile.Hold) {
 		mu.Lock()
 		defer mu.Unlock()
 		delete(holds, h)
@@ -246,22 +254,23 @@ func TestCluster_leaderStoppedLongerThanTTL(t *testing.T) {
 	for range 3 {
 		st := newStore(t, connect(t, cluster.Endpoints()...), "")
 		st.SetTimes(etcdstore.DefaultTimes()) // a watch on the paused member is silent
-		c := newDelayedClient(t, st, ttl, ttl)
+		c := newLockDelayClient(t, st, ttl, ttl)
 		working.Go(func() {
 			for ctx.Err() == nil {
 				h, err := c.Mutex(name).Lock(ctx)
 				if err != nil {
-					// That of a new session may be in vain for as long as there is no leader. What counts is that all goes on.
+					// A new session cannot be opened while there is no leader. The test requires
+					// only that the locks are taken again later.
 					t.Logf("Lock: %v", err)
 					continue
 				}
-				take(h)
+				add(h)
 				select {
 				case <-h.Lost():
 				case <-time.After(20 * time.Millisecond):
 				case <-ctx.Done():
 				}
-				give(h)
+				drop(h)
 				taken.Add(1)
 				if err := h.Release(ctx); err != nil && !errors.Is(err, stile.ErrLost) && !errors.Is(err, stile.ErrNotKnown) && ctx.Err() == nil {
 					t.Errorf("Release: %v", err)
@@ -272,21 +281,21 @@ func TestCluster_leaderStoppedLongerThanTTL(t *testing.T) {
 	progress := func(when string) {
 		t.Helper()
 		start, want := time.Now(), taken.Load()+5
-		await(t, "5 locks "+when, func() bool { return taken.Load() >= want })
-		t.Logf("5 locks %s: %v", when, time.Since(start))
+		eventually(t, "5 locks are taken "+when, func() bool { return taken.Load() >= want })
+		t.Logf("5 locks %s took %v", when, time.Since(start))
 	}
-	progress("before")
+	progress("before the pause")
 	leader := cluster.Leader(t)
 	leader.Pause()
-	progress("under another leader")
+	progress("with another leader")
 	time.Sleep(ttl + ttl/2)
 	leader.Resume()
-	progress("with the old one back")
+	progress("after the old leader resumed")
 	cancel()
 	working.Wait()
 }
 
-// A holder is admitted in the order of tokens on whatever member the request arrives.
+// Tokens rise whichever member a request is sent to.
 // Promise: P2
 func TestToken_growsAcrossMembers(t *testing.T) {
 	t.Parallel()
@@ -294,13 +303,13 @@ func TestToken_growsAcrossMembers(t *testing.T) {
 	name := newName(t)
 	var clients []*stile.Client
 	for _, m := range cluster.Members() {
-		clients = append(clients, newClient(t, connectWith(t, clientv3.Config{Endpoints: []string{m.Endpoint()}}), ample))
+		clients = append(clients, newClient(t, connectWith(t, clientv3.Config{Endpoints: []string{m.Endpoint()}}), longTTL))
 	}
 	var last uint64
 	for i := range 30 {
 		h := lock(t, clients[i%3], name)
 		if h.Token() <= last {
-			t.Errorf("token %d came after %d", h.Token(), last)
+			t.Errorf("got token %d after %d", h.Token(), last)
 		}
 		last = h.Token()
 		release(t, h)

@@ -14,7 +14,7 @@ import (
 func TestStore_conformance(t *testing.T) {
 	t.Parallel()
 	server := server(t)
-	var proxies sync.Map // of stores
+	var proxies sync.Map // by store
 	open := func(t *testing.T) store.Store {
 		proxy := testservers.NewProxy(t, server.Endpoint())
 		st := newStore(t, connect(t, proxy.Addr()), "")
@@ -35,7 +35,7 @@ func TestStore_conformance(t *testing.T) {
 	})
 }
 
-// On a cluster a request may go to a member that has not heard of the one before.
+// On a cluster, a request may go to a member that has not yet applied the one before.
 func TestStore_conformanceOnCluster(t *testing.T) {
 	t.Parallel()
 	cluster := testservers.StartEtcdCluster(t, 3)
@@ -51,7 +51,7 @@ func TestStore_conformanceOnCluster(t *testing.T) {
 	})
 }
 
-// No ability goes past a wrapper that renames locks.
+// A wrapper that renames locks sees every operation: no extension bypasses it.
 func TestStore_conformanceRenamed(t *testing.T) {
 	t.Parallel()
 	server := server(t)

@@ -20,66 +20,67 @@ import (
 	"github.com/stilelock/stile/store/etcdstore"
 )
 
-// The tests of this file are about known defects of the usual lock on etcd, concurrency.Mutex. Where that can be done
-// quickly and reliably, a test "of the stock" shows the defect there, under the same circumstances.
+// The tests in this file check for known defects of the usual lock on etcd, concurrency.Mutex of
+// the official client, here called the stock mutex. Where that is quick and reliable, a test named
+// TestStock shows the defect there under the same circumstances.
 //
-// Defects that are tested elsewhere: leaked keys after an enqueue whose outcome is unknown (cut_test.go), late
-// releases (late_test.go), late watches and needless reads (requests_test.go), answers without a quorum and errors
-// when a leader dies (cluster_test.go).
+// Other files test for these defects: keys left by an enqueue whose outcome is unknown
+// (interrupted_test.go), late releases (late_test.go), late watches and needless reads
+// (requests_test.go), answers without a quorum and errors when a leader dies (cluster_test.go).
 
-// stockSession returns a session of the stock, through the given endpoint.
+// stockSession returns a session of package concurrency on the server at endpoint.
 func stockSession(t *testing.T, endpoint string) *concurrency.Session {
 	t.Helper()
-	s, err := concurrency.NewSession(connect(t, endpoint), concurrency.WithTTL(int(ample.Seconds())))
+	s, err := concurrency.NewSession(connect(t, endpoint), concurrency.WithTTL(int(longTTL.Seconds())))
 	if err != nil {
 		t.Fatal(err)
 	}
 	return s
 }
 
-// locking runs a stock Lock and returns its error when it returns.
+// locking starts Lock of a stock mutex and returns a channel that receives its error.
 func locking(ctx context.Context, m *concurrency.Mutex) <-chan error {
 	done := make(chan error, 1)
 	go func() { done <- m.Lock(ctx) }()
 	return done
 }
 
-// stillLocking checks that a stock Lock has not returned after a while.
+// stillLocking checks that Lock of a stock mutex has not returned after a while.
 func stillLocking(t *testing.T, done <-chan error, what string) {
 	t.Helper()
 	select {
 	case err := <-done:
-		t.Errorf("the stock has mended its ways: %s, and Lock returned %v", what, err)
+		t.Errorf("the stock mutex does not have the defect any more: %s, and Lock returned %v", what, err)
 	case <-time.After(500 * time.Millisecond):
 	}
 }
 
-// B1: a release that was carried out without the client hearing of it is repeated later, when another lock of the
-// session is in the same place.
+// B1: a release is carried out and its reply is lost. The release is repeated later, when the next
+// entry of the session has the same key.
 func TestRelease_repeatedSparesNewerEntry(t *testing.T) {
 	t.Parallel()
 	proxy, name := testservers.NewProxy(t, server(t).Endpoint()), newName(t)
-	direct, w := server(t).Client(t), &wire{}
-	se := openSession(t, newStore(t, connectWith(t, w.config(proxy.Addr())), ""))
+	direct, rec := server(t).Client(t), &recorder{}
+	se := openSession(t, newStore(t, connectWith(t, rec.config(proxy.Addr())), ""))
 	first := enqueue(t, se, name)
 	first.await(t, store.Admitted)
 
 	proxy.CutReplies()
-	err := first.Withdraw(endsWhen(t, "the release to be carried out", func() bool { return !there(t, direct, name) }))
+	err := first.Withdraw(contextUntil(t, "the release is carried out", func() bool { return !keyExists(t, direct, name) }))
 	if !errors.Is(err, context.Canceled) || errors.Is(err, store.ErrGone) {
-		t.Fatalf("Withdraw without a reply returned %v, want the end of its context", err)
+		t.Fatalf("Withdraw without a reply: got %v, want Canceled", err)
 	}
 	proxy.Reset()
 	proxy.Release()
-	w.patient.Store(true) // if it were asked twice for want of an answer, it would be for the first that the entry has gone
+	rec.ignoreCancel.Store(true) // else a repeated request could find the entry deleted by the first one
 
 	second := enqueue(t, se, name)
 	st := second.await(t, store.Admitted)
 	if err := first.Withdraw(t.Context()); !errors.Is(err, store.ErrNotKnown) {
-		t.Errorf("withdrawing again returned %v, want ErrNotKnown", err)
+		t.Errorf("second Withdraw: got %v, want ErrNotKnown", err)
 	}
 	wantLine(t, direct, name, st.Order)
-	second.silent(t)
+	second.checkNotNotified(t)
 }
 
 func TestStockUnlock_repeatedDeletesNewerLock(t *testing.T) {
@@ -92,21 +93,21 @@ func TestStockUnlock_repeatedDeletesNewerLock(t *testing.T) {
 		t.Fatal(err)
 	}
 	proxy.CutReplies()
-	if err := first.Unlock(endsWhen(t, "the release to be carried out", func() bool { return !there(t, direct, name) })); err == nil {
-		t.Fatal("Unlock without a reply returned nil")
+	if err := first.Unlock(contextUntil(t, "the release is carried out", func() bool { return !keyExists(t, direct, name) })); err == nil {
+		t.Fatal("Unlock without a reply: got no error")
 	}
 	proxy.Reset()
 	proxy.Release()
-	await(t, "the newer lock", func() bool { return second.Lock(until(t, 10*time.Second)) == nil })
+	eventually(t, "the newer lock is taken", func() bool { return second.Lock(contextFor(t, 10*time.Second)) == nil })
 	if err := first.Unlock(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	if keys := keysUnder(t, direct, name); len(keys) > 0 {
-		t.Errorf("the stock has mended its ways: %q stands after a repeated Unlock of its predecessor", keys)
+		t.Errorf("the stock mutex does not have the defect any more: keys %q are left after a repeated Unlock of the earlier lock", keys)
 	}
 }
 
-// wantLine checks who stands in a line.
+// wantLine checks the orders of the entries in a line.
 func wantLine(t *testing.T, cli *clientv3.Client, name string, orders ...uint64) {
 	t.Helper()
 	l, err := newStore(t, cli, "").Line(t.Context(), name)
@@ -118,7 +119,7 @@ func wantLine(t *testing.T, cli *clientv3.Client, name string, orders ...uint64)
 		same = l.Entries[i].Order == orders[i]
 	}
 	if !same {
-		t.Errorf("in the line stand %+v, want the orders %d", l.Entries, orders)
+		t.Errorf("got entries %+v, want orders %d", l.Entries, orders)
 	}
 }
 
@@ -130,13 +131,13 @@ func TestWaiter_notifiedThatEntryIsGone(t *testing.T) {
 		t.Run(map[bool]string{false: "key deleted", true: "lease revoked"}[revoke], func(t *testing.T) {
 			t.Parallel()
 			direct, name := server(t).Client(t), newName(t)
-			wire := &wire{}
+			rec := &recorder{}
 			holder := openSession(t, newStore(t, server(t).Client(t), ""))
-			waiter := openSession(t, newStore(t, connectWith(t, wire.config(server(t).Endpoint())), ""))
+			waiter := openSession(t, newStore(t, connectWith(t, rec.config(server(t).Endpoint())), ""))
 			enqueue(t, holder, name).await(t, store.Admitted)
 			w := enqueue(t, waiter, name)
 			w.await(t, store.Waiting)
-			wire.quiet(t, "Range answered") // its watch is open
+			rec.awaitLast(t, "Range answered") // its watch is open
 			var err error
 			if revoke {
 				_, err = direct.Revoke(t.Context(), leaseOf(t, waiter))
@@ -146,9 +147,9 @@ func TestWaiter_notifiedThatEntryIsGone(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			w.gone(t)
+			w.awaitGone(t)
 			if err := waiter.Confirm(t.Context()); revoke != errors.Is(err, store.ErrSessionLost) {
-				t.Errorf("then Confirm returned %v", err)
+				t.Errorf("Confirm: got %v", err)
 			}
 		})
 	}
@@ -163,26 +164,26 @@ func leaseOf(t *testing.T, se store.Session) clientv3.LeaseID {
 	return clientv3.LeaseID(id)
 }
 
-// B2, as programs see it: Lock goes on, at the end of the line.
+// B2, for callers of the client: Lock continues, at the end of the line.
 func TestWaiter_rejoinsAfterItsEntryVanished(t *testing.T) {
 	t.Parallel()
 	name, direct := newName(t), server(t).Client(t)
-	holder, waiter := newClient(t, server(t).Client(t), ample), newClient(t, server(t).Client(t), ample)
+	holder, waiter := newClient(t, server(t).Client(t), longTTL), newClient(t, server(t).Client(t), longTTL)
 	held := lock(t, holder, name)
 	place := join(t, waiter, name)
 	l, err := holder.Line(t.Context(), name)
 	if err != nil || len(l.Waiters) != 1 {
-		t.Fatalf("the line is %+v, %v", l, err)
+		t.Fatalf("got line %+v, %v", l, err)
 	}
 	if _, err := direct.Delete(t.Context(), name+"/"+l.Waiters[0].Session); err != nil {
 		t.Fatal(err)
 	}
-	await(t, "the waiter to stand there again", func() bool {
+	eventually(t, "the waiter is in the line again", func() bool {
 		again, err := holder.Line(t.Context(), name)
 		return err == nil && len(again.Waiters) == 1 && again.Waiters[0].Token > l.Waiters[0].Token
 	})
 	release(t, held)
-	holdSoon(t, place)
+	awaitHold(t, place)
 }
 
 func TestStockWaiter_notNotifiedThatKeyIsGone(t *testing.T) {
@@ -193,27 +194,27 @@ func TestStockWaiter_notNotifiedThatKeyIsGone(t *testing.T) {
 		t.Fatal(err)
 	}
 	done := locking(t.Context(), concurrency.NewMutex(waiter, name))
-	await(t, "the stock to wait", func() bool { return len(keysUnder(t, direct, name)) == 2 })
+	eventually(t, "the stock mutex waits", func() bool { return len(keysUnder(t, direct, name)) == 2 })
 	if _, err := direct.Revoke(t.Context(), waiter.Lease()); err != nil {
 		t.Fatal(err)
 	}
 	stillLocking(t, done, "its lease was revoked while it waited")
 }
 
-// B3, of the stock; for Stile see cut_test.go.
+// B3 in the stock mutex; for Stile see interrupted_test.go.
 func TestStockLock_leaksKeyWhenContextEnds(t *testing.T) {
 	t.Parallel()
 	proxy, name := testservers.NewProxy(t, server(t).Endpoint()), newName(t)
 	m := concurrency.NewMutex(stockSession(t, proxy.Addr()), name)
 	direct := server(t).Client(t)
 	proxy.CutReplies()
-	if err := m.Lock(endsWhen(t, "the key to be put in", func() bool { return there(t, direct, name) })); err == nil {
-		t.Fatal("Lock without a reply returned nil")
+	if err := m.Lock(contextUntil(t, "the key to be put in", func() bool { return keyExists(t, direct, name) })); err == nil {
+		t.Fatal("Lock without a reply: got no error")
 	}
 	proxy.Release()
 	time.Sleep(300 * time.Millisecond)
 	if keys := keysUnder(t, direct, name); len(keys) != 1 {
-		t.Errorf("the stock has mended its ways: after a failed Lock there are %q", keys)
+		t.Errorf("the stock mutex does not have the defect any more: got keys %q after a failed Lock", keys)
 	}
 }
 
@@ -233,9 +234,9 @@ func TestEntry_recreatedKeyIsNotItsOwn(t *testing.T) {
 	key := name + "/" + waiter.ID()
 	old, err := direct.Get(t.Context(), key)
 	if err != nil || len(old.Kvs) != 1 {
-		t.Fatalf("the waiter's key: %v, %v", old, err)
+		t.Fatalf("waiter's key: got %v, %v", old, err)
 	}
-	// At once, and with the same value, so that the two differ in nothing but their revision.
+	// At once and with the same value, so that the two entries differ only in their revision.
 	if _, err := direct.Delete(t.Context(), key); err != nil {
 		t.Fatal(err)
 	}
@@ -243,8 +244,8 @@ func TestEntry_recreatedKeyIsNotItsOwn(t *testing.T) {
 		t.Fatal(err)
 	}
 	held.withdraw(t)
-	first.gone(t)
-	first.silent(t)
+	first.awaitGone(t)
+	first.checkNotNotified(t)
 }
 
 // Promise: P1
@@ -260,11 +261,11 @@ func TestEntry_consecutiveEntriesHaveOneOwner(t *testing.T) {
 	if _, err := direct.Delete(t.Context(), name+"/"+waiter.ID()); err != nil {
 		t.Fatal(err)
 	}
-	first.gone(t)
+	first.awaitGone(t)
 	second := enqueue(t, waiter, name)
 	held.withdraw(t)
 	second.await(t, store.Admitted)
-	first.silent(t)
+	first.checkNotNotified(t)
 }
 
 func TestStockMutex_twoOwnRecreatedKey(t *testing.T) {
@@ -276,36 +277,36 @@ func TestStockMutex_twoOwnRecreatedKey(t *testing.T) {
 	}
 	s := stockSession(t, server(t).Endpoint())
 	first := locking(t.Context(), concurrency.NewMutex(s, name))
-	await(t, "the first to wait", func() bool { return len(keysUnder(t, direct, name)) == 2 })
+	eventually(t, "the first lock waits", func() bool { return len(keysUnder(t, direct, name)) == 2 })
 	stillLocking(t, first, "the lock is held") // until its watch is open
 	if _, err := direct.Delete(t.Context(), fmt.Sprintf("%s/%x", name, s.Lease())); err != nil {
 		t.Fatal(err)
 	}
 	second := locking(t.Context(), concurrency.NewMutex(s, name))
-	await(t, "the second to wait", func() bool { return len(keysUnder(t, direct, name)) == 2 })
+	eventually(t, "the second lock waits", func() bool { return len(keysUnder(t, direct, name)) == 2 })
 	if err := holder.Unlock(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	if err1, err2 := <-first, <-second; err1 != nil || err2 != nil {
-		t.Errorf("the stock has mended its ways: the two got %v and %v", err1, err2)
+		t.Errorf("the stock mutex does not have the defect any more: the two Locks returned %v and %v", err1, err2)
 	}
 }
 
-// B5: a release that failed is carried out as soon as possible, though the session lives on.
+// B5: a release that failed is carried out as soon as possible, although the session stays alive.
 // Promise: P5
 func TestRelease_failedIsCarriedOutLater(t *testing.T) {
 	t.Parallel()
 	proxy, name := testservers.NewProxy(t, server(t).Endpoint()), newName(t)
-	c := newClient(t, connect(t, proxy.Addr()), ample)
+	c := newClient(t, connect(t, proxy.Addr()), longTTL)
 	h := lock(t, c, name)
 	proxy.Hold()
-	if err := h.Release(until(t, 200*time.Millisecond)); !errors.Is(err, context.DeadlineExceeded) || errors.Is(err, stile.ErrLost) {
-		t.Fatalf("Release out of reach of the server returned %v, want the end of its context", err)
+	if err := h.Release(contextFor(t, 200*time.Millisecond)); !errors.Is(err, context.DeadlineExceeded) || errors.Is(err, stile.ErrLost) {
+		t.Fatalf("Release, server unreachable: got %v, want DeadlineExceeded", err)
 	}
-	proxy.Reset() // what was sent is lost
+	proxy.Reset() // the request is lost
 	proxy.Release()
-	lock(t, newClient(t, server(t).Client(t), ample), name)
-	again := lock(t, c, newName(t)) // the session is the same and lives
+	lock(t, newClient(t, server(t).Client(t), longTTL), name)
+	again := lock(t, c, newName(t)) // the session is the same, and alive
 	release(t, again)
 }
 
@@ -318,36 +319,37 @@ func TestStockUnlock_failedHoldsForever(t *testing.T) {
 		t.Fatal(err)
 	}
 	proxy.Hold()
-	if err := m.Unlock(until(t, 200*time.Millisecond)); err == nil {
-		t.Fatal("Unlock out of reach of the server returned nil")
+	if err := m.Unlock(contextFor(t, 200*time.Millisecond)); err == nil {
+		t.Fatal("Unlock, server unreachable: got no error")
 	}
 	proxy.Reset()
 	proxy.Release()
 	other := concurrency.NewMutex(stockSession(t, server(t).Endpoint()), name)
-	stillLocking(t, locking(t.Context(), other), "its predecessor's Unlock had failed")
+	stillLocking(t, locking(t.Context(), other), "the Unlock of the earlier lock had failed")
 }
 
-// B6: Lock returns when its context ends, also if the server is out of reach; and leaves the line when it is in reach.
+// B6: Lock returns when its context ends, even if the server is unreachable. The entry leaves the
+// line once the server is reachable again.
 func TestLock_contextEndsWithoutConnection(t *testing.T) {
 	t.Parallel()
 	proxy, name := testservers.NewProxy(t, server(t).Endpoint()), newName(t)
-	holder := newClient(t, server(t).Client(t), ample)
-	c := newClient(t, connect(t, proxy.Addr()), ample)
+	holder := newClient(t, server(t).Client(t), longTTL)
+	c := newClient(t, connect(t, proxy.Addr()), longTTL)
 	lock(t, holder, name)
 	ctx, cancel := context.WithCancel(t.Context())
 	place, err := c.Mutex(name).Join(ctx)
 	if err != nil {
 		t.Fatal(err)
 	}
-	await(t, "a place in the line", func() bool { return place.Ahead() == 1 })
+	eventually(t, "the entry is in the line", func() bool { return place.Ahead() == 1 })
 	proxy.Hold()
 	cancel()
-	wait(t, place.Ready(), "the end of Lock, whose context has ended")
+	wait(t, place.Ready(), "Lock returns, whose context has ended")
 	if _, err := place.Wait(t.Context()); !errors.Is(err, context.Canceled) {
-		t.Errorf("Lock returned %v, want context.Canceled", err)
+		t.Errorf("Lock: got %v, want Canceled", err)
 	}
 	proxy.Release()
-	await(t, "the waiter to be out of the line", func() bool {
+	eventually(t, "the waiter has left the line", func() bool {
 		l, err := holder.Line(t.Context(), name)
 		return err == nil && len(l.Holders) == 1 && len(l.Waiters) == 0
 	})
@@ -362,7 +364,7 @@ func TestStockLock_outlivesContextWithoutConnection(t *testing.T) {
 	m := concurrency.NewMutex(stockSession(t, proxy.Addr()), name)
 	ctx, cancel := context.WithCancel(t.Context())
 	done := locking(ctx, m)
-	await(t, "the stock to wait", func() bool { return len(keysUnder(t, server(t).Client(t), name)) == 2 })
+	eventually(t, "the stock mutex waits", func() bool { return len(keysUnder(t, server(t).Client(t), name)) == 2 })
 	stillLocking(t, done, "the lock is held")
 	proxy.Hold()
 	cancel()
@@ -371,22 +373,22 @@ func TestStockLock_outlivesContextWithoutConnection(t *testing.T) {
 	<-done
 }
 
-// B8: two locks of one name in one process exclude each other, goroutines included.
+// B8: two locks with one name in one process exclude each other, also between goroutines.
 func TestLock_notReentrant(t *testing.T) {
 	t.Parallel()
-	c, name := newClient(t, server(t).Client(t), ample), newName(t)
+	c, name := newClient(t, server(t).Client(t), longTTL), newName(t)
 	h := lock(t, c, name)
 	if _, err := c.Mutex(name).TryLock(t.Context()); !errors.Is(err, stile.ErrHeld) {
-		t.Errorf("a second TryLock in one process returned %v, want ErrHeld", err)
+		t.Errorf("second TryLock in one process: got %v, want ErrHeld", err)
 	}
 	place := join(t, c, name)
 	select {
 	case <-place.Ready():
-		t.Error("a second Lock in one process was admitted beside the first")
+		t.Error("two Locks in one process hold the lock")
 	default:
 	}
 	release(t, h)
-	release(t, holdSoon(t, place))
+	release(t, awaitHold(t, place))
 
 	var inside atomic.Int32
 	done := make(chan error)
@@ -397,7 +399,7 @@ func TestLock_notReentrant(t *testing.T) {
 				err = errors.Join(err, c.Mutex(name).Do(t.Context(), func(context.Context, *stile.Hold) error {
 					defer inside.Add(-1)
 					if n := inside.Add(1); n != 1 {
-						return errors.New("two goroutines are inside")
+						return errors.New("two goroutines hold the lock")
 					}
 					return nil
 				}))
@@ -416,8 +418,8 @@ func TestStockMutex_twoOfOneSessionBothHold(t *testing.T) {
 	t.Parallel()
 	s, name := stockSession(t, server(t).Endpoint()), newName(t)
 	for range 2 {
-		if err := concurrency.NewMutex(s, name).Lock(until(t, soon)); err != nil {
-			t.Errorf("the stock has mended its ways: %v", err)
+		if err := concurrency.NewMutex(s, name).Lock(contextFor(t, testTimeout)); err != nil {
+			t.Errorf("the stock mutex does not have the defect any more: %v", err)
 		}
 	}
 }
@@ -426,27 +428,27 @@ func TestStockMutex_twoOfOneSessionBothHold(t *testing.T) {
 // Promise: P6
 func TestHold_partitionedHolderLosesFirst(t *testing.T) {
 	t.Parallel()
-	const ttl = 15 * time.Second // this one is to expire, but not before it is cut off
+	const ttl = 15 * time.Second // must expire, but not before it is cut off
 	proxy, name := testservers.NewProxy(t, server(t).Endpoint()), newName(t)
-	w := &wire{}
-	c := newClient(t, connectWith(t, w.config(proxy.Addr())), ttl)
+	rec := &recorder{}
+	c := newClient(t, connectWith(t, rec.config(proxy.Addr())), ttl)
 	h := lock(t, c, name)
-	place := join(t, newClient(t, server(t).Client(t), ample), name)
-	_, before := w.renewals()
-	await(t, "a renewal", func() bool { _, now := w.renewals(); return now > before })
+	place := join(t, newClient(t, server(t).Client(t), longTTL), name)
+	_, before := rec.renewals()
+	eventually(t, "a renewal is answered", func() bool { _, now := rec.renewals(); return now > before })
 	proxy.Hold()
 	if !h.Valid() {
-		t.Fatalf("the scenario has failed: the hold was lost before it was cut off: %v", h.Err())
+		t.Fatalf("precondition failed: the hold was lost before it was cut off: %v", h.Err())
 	}
-	wait(t, place.Ready(), "the turn of the next")
+	wait(t, place.Ready(), "the next waiter is admitted")
 	if h.Valid() {
-		t.Error("the next was admitted while the holder still counted its hold as valid")
+		t.Error("the next waiter was admitted while the hold was still valid")
 	}
-	wait(t, h.Context().Done(), "the end of the context of a hold that is not valid any more")
+	wait(t, h.Context().Done(), "the context of the lost hold ends")
 	if err := context.Cause(h.Context()); !errors.Is(err, stile.ErrLost) {
-		t.Errorf("the holder's context has ended with %v, want ErrLost", err)
+		t.Errorf("cause of the context's end: got %v, want ErrLost", err)
 	}
-	holdSoon(t, place)
+	awaitHold(t, place)
 }
 
 // Slow replies do not extend a hold: the deadline counts from when the last renewal was sent.
@@ -456,21 +458,21 @@ func TestHold_deadlineCountsFromSending(t *testing.T) {
 	const (
 		ttl   = 20 * time.Second
 		valid = ttl - ttl/10
-		late  = time.Second // a third of what the client waits for a reply
+		delay = time.Second // a third of the client's timeout
 	)
 	proxy, name := testservers.NewProxy(t, server(t).Endpoint()), newName(t)
-	w := &wire{}
-	h := lock(t, newClient(t, connectWith(t, w.config(proxy.Addr())), ttl), name)
-	sent, _ := w.renewals()
+	rec := &recorder{}
+	h := lock(t, newClient(t, connectWith(t, rec.config(proxy.Addr())), ttl), name)
+	sent, _ := rec.renewals()
 	first := h.Deadline()
 	proxy.CutReplies()
-	await(t, "a renewal to be sent", func() bool { now, _ := w.renewals(); return now.After(sent) })
-	time.Sleep(late)
+	eventually(t, "a renewal is sent", func() bool { now, _ := rec.renewals(); return now.After(sent) })
+	time.Sleep(delay)
 	proxy.Release()
-	await(t, "a renewal to be answered", func() bool { return h.Deadline().After(first) })
+	eventually(t, "the deadline is extended", func() bool { return h.Deadline().After(first) })
 	deadline := h.Deadline()
-	if sent, _ = w.renewals(); deadline.After(sent.Add(valid + late/10)) {
-		t.Errorf("the deadline is %v after the renewal was sent, want %v: its reply was late by a second", deadline.Sub(sent), valid)
+	if sent, _ = rec.renewals(); deadline.After(sent.Add(valid + delay/10)) {
+		t.Errorf("the deadline is %v after the renewal was sent, want %v: its reply was delayed by a second", deadline.Sub(sent), valid)
 	}
 }
 
@@ -486,18 +488,18 @@ func TestHold_evictedIsLostAtOnce(t *testing.T) {
 		t.Run(map[bool]string{false: "key deleted", true: "lease revoked"}[revoke], func(t *testing.T) {
 			t.Parallel()
 			direct := server(t).Client(t)
-			w := &wire{}
-			c := newClient(t, connectWith(t, w.config(server(t).Endpoint())), ttl)
-			// Once right after it was taken, when its line is not watched yet, and once later.
+			rec := &recorder{}
+			c := newClient(t, connectWith(t, rec.config(server(t).Endpoint())), ttl)
+			// Once right after it was taken, when its key is not watched yet, and once later.
 			for _, watched := range []bool{false, true} {
 				name := newName(t)
 				h := lock(t, c, name)
 				if watched {
-					w.quiet(t, "Range answered")
+					rec.awaitLast(t, "Range answered")
 				}
 				resp, err := direct.Get(t.Context(), name+"/", clientv3.WithPrefix())
 				if err != nil || len(resp.Kvs) != 1 {
-					t.Fatalf("the holder's key: %v, %v", resp, err)
+					t.Fatalf("holder's key: got %v, %v", resp, err)
 				}
 				start := time.Now()
 				if revoke {
@@ -508,44 +510,44 @@ func TestHold_evictedIsLostAtOnce(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				wait(t, h.Lost(), "the loss")
+				wait(t, h.Lost(), "the hold is lost")
 				if took := time.Since(start); took > atOnce {
-					t.Errorf("the holder knew after %v", took)
+					t.Errorf("the holder was notified after %v", took)
 				}
 				var lost *stile.LostError
 				if !errors.As(h.Err(), &lost) || lost.Reason != stile.LostEvicted {
-					t.Errorf("lost because of %v, want an eviction", h.Err())
+					t.Errorf("got error %v, want reason LostEvicted", h.Err())
 				}
 				if err := h.Release(t.Context()); !errors.Is(err, stile.ErrLost) {
-					t.Errorf("Release returned %v, want ErrLost", err)
+					t.Errorf("Release: got %v, want ErrLost", err)
 				}
-				w.passed()
+				rec.takeLog()
 			}
 		})
 	}
 }
 
-// After its lease was revoked a client goes on, with a new session.
+// After its lease was revoked a client continues with a new session.
 func TestLock_afterLeaseRevoked(t *testing.T) {
 	t.Parallel()
 	name, direct := newName(t), server(t).Client(t)
-	c := newClient(t, server(t).Client(t), ample)
+	c := newClient(t, server(t).Client(t), longTTL)
 	h := lock(t, c, name)
 	l, err := c.Line(t.Context(), name)
 	if err != nil || len(l.Holders) != 1 {
-		t.Fatalf("the line is %+v, %v", l, err)
+		t.Fatalf("got line %+v, %v", l, err)
 	}
 	resp, err := direct.Get(t.Context(), name+"/"+l.Holders[0].Session)
 	if err != nil || len(resp.Kvs) != 1 {
-		t.Fatalf("the holder's key: %v, %v", resp, err)
+		t.Fatalf("holder's key: got %v, %v", resp, err)
 	}
 	if _, err := direct.Revoke(t.Context(), clientv3.LeaseID(resp.Kvs[0].Lease)); err != nil {
 		t.Fatal(err)
 	}
-	wait(t, h.Lost(), "the loss")
+	wait(t, h.Lost(), "the hold is lost")
 	again := lock(t, c, name)
 	if again.Token() <= h.Token() {
-		t.Errorf("token %d came after %d", again.Token(), h.Token())
+		t.Errorf("got token %d after %d", again.Token(), h.Token())
 	}
 	release(t, again)
 }
@@ -554,18 +556,18 @@ func TestLock_afterLeaseRevoked(t *testing.T) {
 // retry.
 func TestStore_corruptClusterIsAnError(t *testing.T) {
 	t.Parallel()
-	cli, now := tampered(t)
-	c := newClient(t, cli, ample)
-	corrupt := tampering(func(context.Context, string, func() error) error { return rpctypes.ErrGRPCCorrupt })
-	expect := func(when string) {
+	cli, intercept := interceptedClient(t)
+	c := newClient(t, cli, longTTL)
+	corrupt := handler(func(context.Context, string, func() error) error { return rpctypes.ErrGRPCCorrupt })
+	wantCorrupt := func(when string) {
 		t.Helper()
-		now.Store(&corrupt)
-		defer now.Store(nil)
+		intercept.Store(&corrupt)
+		defer intercept.Store(nil)
 		if _, err := c.Mutex(newName(t)).Lock(t.Context()); err == nil || !strings.Contains(err.Error(), "corrupt") {
-			t.Errorf("%s: Lock: %v, want an error that says that the cluster is corrupt", when, err)
+			t.Errorf("%s: Lock: got %v, want an error that contains corrupt", when, err)
 		}
 	}
-	expect("before there is a session")
+	wantCorrupt("without a session")
 	release(t, lock(t, c, newName(t)))
-	expect("when there is one")
+	wantCorrupt("with a session")
 }

@@ -6,7 +6,7 @@ import (
 	"github.com/stilelock/stile/store"
 )
 
-// Times are the delays and timeouts of a store; see times.
+// Times has the fields of times.
 type Times struct{ HeldWatchDelay, IdleTimeout, RecheckInterval, WatchTimeout, ResyncInterval, RetryDelay, AnswerTimeout time.Duration }
 
 // DefaultTimes returns the times that New sets.
@@ -15,29 +15,29 @@ func DefaultTimes() Times {
 	return Times{t.heldWatchDelay, t.idleTimeout, t.recheckInterval, t.watchTimeout, t.resyncInterval, t.retryDelay, t.answerTimeout}
 }
 
-// SetTimes replaces the store's times. It must be called before the store is used.
+// SetTimes replaces the store's times. Call it before the store is used.
 func (s *Store) SetTimes(t Times) {
 	s.times = times{t.HeldWatchDelay, t.IdleTimeout, t.RecheckInterval, t.WatchTimeout, t.ResyncInterval, t.RetryDelay, t.AnswerTimeout}
 }
 
-// Watches reports whether a session has a complete watch of a line.
-func Watches(s store.Session, name string) (watches bool) {
-	look(s, name, func(w *lineWatch) { watches = w.open != 0 })
-	return watches
+// LineWatched reports whether a session has an open, complete watch of a line.
+func LineWatched(s store.Session, name string) (watched bool) {
+	withLineWatch(s, name, func(w *lineWatch) { watched = w.open != 0 })
+	return watched
 }
 
-// WatchesHeld reports whether a session has a complete watch of the key of an entry in a line.
-func WatchesHeld(s store.Session, name string) (watches bool) {
-	look(s, name, func(w *lineWatch) {
+// KeyWatched reports whether a session watches the key of any of its entries in a line.
+func KeyWatched(s store.Session, name string) (watched bool) {
+	withLineWatch(s, name, func(w *lineWatch) {
 		for e := range w.mine {
-			watches = watches || e.keyWatched
+			watched = watched || e.keyWatched
 		}
 	})
-	return watches
+	return watched
 }
 
-// look calls f with what a session knows of a line, if it knows anything.
-func look(s store.Session, name string, f func(*lineWatch)) {
+// withLineWatch calls f with a session's lineWatch of a line, if it has one.
+func withLineWatch(s store.Session, name string, f func(*lineWatch)) {
 	se := s.(*session)
 	se.mu.Lock()
 	w := se.lines[name]
@@ -50,5 +50,5 @@ func look(s store.Session, name string, f func(*lineWatch)) {
 	f(w)
 }
 
-// Lose ends a session as if the store had found out that its lease is gone.
-func Lose(s store.Session) { _ = s.(*session).leaseGone() }
+// LoseSession ends a session as if its lease were found to be gone.
+func LoseSession(s store.Session) { _ = s.(*session).leaseGone() }

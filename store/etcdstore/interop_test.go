@@ -22,15 +22,15 @@ import (
 	"github.com/stilelock/stile/internal/testservers"
 )
 
-// A rival is another client of etcd that locks. It gets in line for a lock, closes acquired when it has it, and gives
-// it up, or the place in line, when release is called.
-type rival struct {
+// A foreignClient is another kind of lock client on etcd. join joins the line of a lock, closes
+// acquired when the lock is acquired, and releases it, or leaves the line, when release is called.
+type foreignClient struct {
 	name string
 	join func(t *testing.T, name string) (acquired <-chan struct{}, release func())
 }
 
-func rivals() []rival {
-	return []rival{
+func foreignClients() []foreignClient {
+	return []foreignClient{
 		{"concurrency.Mutex", joinStock},
 		{"etcdctl lock", joinEtcdctl},
 		{"lock service", joinLockService},
@@ -38,7 +38,7 @@ func rivals() []rival {
 }
 
 func joinStock(t *testing.T, name string) (<-chan struct{}, func()) {
-	session, err := concurrency.NewSession(server(t).Client(t), concurrency.WithTTL(int(ample.Seconds())))
+	session, err := concurrency.NewSession(server(t).Client(t), concurrency.WithTTL(int(longTTL.Seconds())))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -59,10 +59,10 @@ func joinStock(t *testing.T, name string) (<-chan struct{}, func()) {
 }
 
 func joinEtcdctl(t *testing.T, name string) (<-chan struct{}, func()) {
-	var said bytes.Buffer
+	var stderr bytes.Buffer
 	cmd := exec.Command(testservers.Binary(t, "etcdctl"), "--endpoints", server(t).Endpoint(),
-		"--dial-timeout=3m", "--command-timeout=3m", "lock", fmt.Sprintf("--ttl=%d", int(ample.Seconds())), name)
-	cmd.Stderr = &said
+		"--dial-timeout=3m", "--command-timeout=3m", "lock", fmt.Sprintf("--ttl=%d", int(longTTL.Seconds())), name)
+	cmd.Stderr = &stderr
 	out, err := cmd.StdoutPipe()
 	if err == nil {
 		err = cmd.Start()
@@ -73,7 +73,7 @@ func joinEtcdctl(t *testing.T, name string) (<-chan struct{}, func()) {
 	end := sync.OnceFunc(func() {
 		_ = cmd.Process.Signal(syscall.SIGTERM)
 		if err := cmd.Wait(); err != nil {
-			t.Errorf("etcdctl lock: %v: %s", err, said.String())
+			t.Errorf("etcdctl lock: %v: %s", err, stderr.String())
 		}
 	})
 	t.Cleanup(end)
@@ -86,9 +86,9 @@ func joinEtcdctl(t *testing.T, name string) (<-chan struct{}, func()) {
 	return acquired, end
 }
 
-// joinLockService uses the lock service of the server, as clients in other languages do.
+// joinLockService uses the server's lock service, as clients in other languages do.
 func joinLockService(t *testing.T, name string) (<-chan struct{}, func()) {
-	lease, err := server(t).Client(t).Grant(t.Context(), int64(ample.Seconds()))
+	lease, err := server(t).Client(t).Grant(t.Context(), int64(longTTL.Seconds()))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -113,8 +113,8 @@ func joinLockService(t *testing.T, name string) (<-chan struct{}, func()) {
 	}
 }
 
-func post(ctx context.Context, endpoint, path string, question map[string]any, answer any) error {
-	body, err := json.Marshal(question)
+func post(ctx context.Context, endpoint, path string, request map[string]any, reply any) error {
+	body, err := json.Marshal(request)
 	if err != nil {
 		return err
 	}
@@ -130,15 +130,15 @@ func post(ctx context.Context, endpoint, path string, question map[string]any, a
 	if res.StatusCode != http.StatusOK {
 		return errors.New(res.Status)
 	}
-	return json.NewDecoder(res.Body).Decode(answer)
+	return json.NewDecoder(res.Body).Decode(reply)
 }
 
-func eachRival(t *testing.T, f func(t *testing.T, r rival, c *stile.Client, name string)) {
+func forEachForeignClient(t *testing.T, f func(t *testing.T, r foreignClient, c *stile.Client, name string)) {
 	t.Parallel()
-	for _, r := range rivals() {
+	for _, r := range foreignClients() {
 		t.Run(r.name, func(t *testing.T) {
 			t.Parallel()
-			f(t, r, newClient(t, server(t).Client(t), ample), newName(t))
+			f(t, r, newClient(t, server(t).Client(t), longTTL), newName(t))
 		})
 	}
 }
@@ -147,90 +147,91 @@ func wait(t *testing.T, event <-chan struct{}, what string) {
 	t.Helper()
 	select {
 	case <-event:
-	case <-time.After(soon):
-		t.Fatalf("waited %v in vain for %s", soon, what)
+	case <-time.After(testTimeout):
+		t.Fatalf("not within %v: %s", testTimeout, what)
 	}
 }
 
 // Promise: P1
-func TestInterop_stileWaitsForRival(t *testing.T) {
-	eachRival(t, func(t *testing.T, r rival, c *stile.Client, name string) {
+func TestInterop_stileWaitsForForeignClient(t *testing.T) {
+	forEachForeignClient(t, func(t *testing.T, r foreignClient, c *stile.Client, name string) {
 		acquired, release := r.join(t, name)
-		wait(t, acquired, "the rival's lock")
+		wait(t, acquired, "the foreign client acquires the lock")
 
 		_, err := c.Mutex(name).TryLock(t.Context())
 		var held *stile.HeldError
 		if !errors.As(err, &held) || held.Holder == nil || !held.Holder.Foreign {
-			t.Errorf("TryLock returned %v, want a HeldError with a foreign holder", err)
+			t.Errorf("TryLock: got %v, want a HeldError with a foreign holder", err)
 		}
 		place := join(t, c, name)
 		if got := place.Ahead(); got != 1 {
-			t.Errorf("%d are ahead of the waiter, want the rival alone", got)
+			t.Errorf("%d entries are ahead of the waiter, want 1", got)
 		}
 		l, err := c.Line(t.Context(), name)
 		if err != nil || len(l.Holders) != 1 || !l.Holders[0].Foreign || len(l.Waiters) != 1 || l.Waiters[0].Foreign {
-			t.Errorf("the line is %+v, %v; want the rival to hold and Stile to wait", l, err)
+			t.Errorf("got line %+v, %v; want a foreign holder and a Stile waiter", l, err)
 		}
 		select {
 		case <-place.Ready():
-			t.Fatal("Stile holds the lock beside the rival")
+			t.Fatal("Stile and the foreign client both hold the lock")
 		default:
 		}
 		release()
-		holdSoon(t, place)
+		awaitHold(t, place)
 	})
 }
 
 // Promise: P1
-func TestInterop_rivalWaitsForStile(t *testing.T) {
-	eachRival(t, func(t *testing.T, r rival, c *stile.Client, name string) {
+func TestInterop_foreignClientWaitsForStile(t *testing.T) {
+	forEachForeignClient(t, func(t *testing.T, r foreignClient, c *stile.Client, name string) {
 		hold := lock(t, c, name)
 		acquired, leave := r.join(t, name)
-		await(t, "the rival to stand in the line", func() bool {
+		eventually(t, "the foreign client is in the line", func() bool {
 			l, err := c.Line(t.Context(), name)
 			return err == nil && len(l.Waiters) == 1 && l.Waiters[0].Foreign
 		})
 		select {
 		case <-acquired:
-			t.Fatal("the rival holds the lock beside Stile")
+			t.Fatal("Stile and the foreign client both hold the lock")
 		case <-hold.Lost():
 			t.Fatal(hold.Err())
 		default:
 		}
 		release(t, hold)
-		wait(t, acquired, "the rival's lock")
+		wait(t, acquired, "the foreign client acquires the lock")
 		if _, err := c.Mutex(name).TryLock(t.Context()); !errors.Is(err, stile.ErrHeld) {
-			t.Errorf("TryLock returned %v, want ErrHeld: the rival has the lock", err)
+			t.Errorf("TryLock: got %v, want ErrHeld: the foreign client has the lock", err)
 		}
 		leave()
 	})
 }
 
-// A waiter of either kind keeps its place between others of the other kind.
+// A waiter of either kind keeps its place between waiters of the other kind.
 // Promise: P3
 func TestInterop_admissionFollowsArrival(t *testing.T) {
-	eachRival(t, func(t *testing.T, r rival, c *stile.Client, name string) {
+	forEachForeignClient(t, func(t *testing.T, r foreignClient, c *stile.Client, name string) {
 		first := lock(t, c, name)
 		acquired, leave := r.join(t, name)
-		await(t, "the rival to stand in the line", func() bool {
+		eventually(t, "the foreign client is in the line", func() bool {
 			l, err := c.Line(t.Context(), name)
 			return err == nil && len(l.Waiters) == 1
 		})
-		last := join(t, newClient(t, server(t).Client(t), ample), name)
+		last := join(t, newClient(t, server(t).Client(t), longTTL), name)
 		release(t, first)
-		wait(t, acquired, "the rival's lock")
+		wait(t, acquired, "the foreign client acquires the lock")
 		if last.Ahead() > 1 {
-			// The event of the release may be on its way: two ahead, then one, but never none.
-			await(t, "the waiter to hear of the release", func() bool { return last.Ahead() == 1 })
+			// The event of the release may be in flight. The number ahead falls from two to one,
+			// and never to zero.
+			eventually(t, "the waiter is notified of the release", func() bool { return last.Ahead() == 1 })
 		}
 		select {
 		case <-last.Ready():
-			t.Fatal("the last in line was admitted before the rival had left")
+			t.Fatal("the last entry was admitted before the foreign client had left")
 		default:
 		}
 		leave()
-		if h := holdSoon(t, last); h.Token() <= first.Token() {
-			t.Errorf("token %d came after %d", h.Token(), first.Token())
+		if h := awaitHold(t, last); h.Token() <= first.Token() {
+			t.Errorf("got token %d after %d", h.Token(), first.Token())
 		}
 	})
 }
@@ -238,18 +239,18 @@ func TestInterop_admissionFollowsArrival(t *testing.T) {
 // Promise: P1
 func TestInterop_contention(t *testing.T) {
 	t.Parallel()
-	const rounds = 8 // the stock takes a tenth of a second for each
+	const rounds = 8 // the stock mutex takes a tenth of a second for each
 	name, inside := newName(t), atomic.Int32{}
-	critical := func(who string) {
+	critical := func(client string) {
 		if n := inside.Add(1); n != 1 {
-			t.Errorf("%s is inside with %d others", who, n-1)
+			t.Errorf("%s holds the lock together with %d others", client, n-1)
 		}
 		time.Sleep(time.Millisecond)
 		inside.Add(-1)
 	}
 	var working sync.WaitGroup
 	for range 2 {
-		c := newClient(t, server(t).Client(t), ample)
+		c := newClient(t, server(t).Client(t), longTTL)
 		working.Go(func() {
 			for range rounds {
 				err := c.Mutex(name).Do(t.Context(), func(context.Context, *stile.Hold) error {
@@ -262,7 +263,7 @@ func TestInterop_contention(t *testing.T) {
 				}
 			}
 		})
-		session, err := concurrency.NewSession(server(t).Client(t), concurrency.WithTTL(int(ample.Seconds())))
+		session, err := concurrency.NewSession(server(t).Client(t), concurrency.WithTTL(int(longTTL.Seconds())))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -284,12 +285,13 @@ func TestInterop_contention(t *testing.T) {
 	working.Wait()
 }
 
-// The stock mutex accepts a negative lease id, if somebody asks for one, and writes it with its sign.
+// The stock mutex accepts a negative lease id, if the caller requests one, and writes it with its
+// sign.
 func TestInterop_negativeLeaseID(t *testing.T) {
 	t.Parallel()
 	cli, name := server(t).Client(t), newName(t)
 	lease := clientv3.LeaseID(-time.Now().UnixNano())
-	if _, err := clientv3.RetryLeaseClient(cli).LeaseGrant(t.Context(), leaseRequest(lease, int64(ample.Seconds()))); err != nil {
+	if _, err := clientv3.RetryLeaseClient(cli).LeaseGrant(t.Context(), leaseRequest(lease, int64(longTTL.Seconds()))); err != nil {
 		t.Fatal(err)
 	}
 	session, err := concurrency.NewSession(cli, concurrency.WithLease(lease))
@@ -299,8 +301,8 @@ func TestInterop_negativeLeaseID(t *testing.T) {
 	if err := concurrency.NewMutex(session, name).Lock(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	c := newClient(t, server(t).Client(t), ample)
+	c := newClient(t, server(t).Client(t), longTTL)
 	if _, err := c.Mutex(name).TryLock(t.Context()); !errors.Is(err, stile.ErrHeld) {
-		t.Errorf("TryLock returned %v, want ErrHeld", err)
+		t.Errorf("TryLock: got %v, want ErrHeld", err)
 	}
 }

@@ -13,15 +13,16 @@ import (
 	"github.com/stilelock/stile/store"
 )
 
-// Whatever is in etcd under a lock's name, reading it does not panic, and what is not surely ours excludes everybody.
+// No value under a lock's name makes decode panic, and a value that is not certainly Stile's counts
+// as an exclusive entry's.
 func FuzzDecode(f *testing.F) {
-	whole, err := value{Stile: valueFormat, Nonce: "N", Mode: line.Slot(3), Owner: store.Owner{Host: "h", Since: time.Unix(1, 0)}}.encode()
+	full, err := value{Stile: valueFormat, Nonce: "N", Mode: line.Slot(3), Owner: store.Owner{Host: "h", Since: time.Unix(1, 0)}}.encode()
 	if err != nil {
 		f.Fatal(err)
 	}
 	for _, seed := range []string{
-		whole, whole[:len(whole)/2], "", "null", "0", "[]", "{}", `{"stile":1}`, `{"stile":-1}`, `{"stile":1,"mode":"slot/0"}`,
-		`{"stile":1,"mode":"shared","mode":"?"}`, `{"stile":1e99}`, `{"stile":1,"owner":{"pid":"x"}}`, "\xff", whole + whole,
+		full, full[:len(full)/2], "", "null", "0", "[]", "{}", `{"stile":1}`, `{"stile":-1}`, `{"stile":1,"mode":"slot/0"}`,
+		`{"stile":1,"mode":"shared","mode":"?"}`, `{"stile":1e99}`, `{"stile":1,"owner":{"pid":"x"}}`, "\xff", full + full,
 		`{"stile":1,"session":"1f"}`, `{"stile":1,"session":31}`,
 	} {
 		f.Add([]byte(seed))
@@ -30,12 +31,12 @@ func FuzzDecode(f *testing.F) {
 		v, ours := decode(b)
 		if !ours {
 			if v.Mode != line.Exclusive || !v.Owner.IsZero() || v.Nonce != "" || v.Session != "" {
-				t.Errorf("%q is not ours, and was read as %+v", b, v)
+				t.Errorf("value %q is not Stile's: got %+v, want the zero value of an exclusive entry", b, v)
 			}
 			return
 		}
 		if v.Stile < valueFormat || !json.Valid(b) {
-			t.Errorf("%q was taken for ours", b)
+			t.Errorf("value %q was accepted as Stile's", b)
 		}
 		text, err := v.encode()
 		if err != nil {
@@ -43,13 +44,13 @@ func FuzzDecode(f *testing.F) {
 		}
 		again, ours := decode([]byte(text))
 		if !ours || again.Nonce != v.Nonce || again.Mode != v.Mode || again.Session != v.Session {
-			t.Errorf("%q was read as %+v, and that, written again, as %+v", b, v, again)
+			t.Errorf("value %q was read as %+v, and re-encoded as %+v", b, v, again)
 		}
 	})
 }
 
-// A key belongs to at most one line, under at most one lease unless it says so itself or was overwritten, and the keys we make
-// are understood.
+// A key belongs to at most one line. It is an entry under at most one lease, unless its value names
+// another session or it was overwritten. Keys that Stile writes are read correctly.
 func FuzzParse(f *testing.F) {
 	outlasting := `{"stile":1,"nonce":"N","mode":"exclusive","owner":{},"session":"1f"}`
 	for _, seed := range []struct {
@@ -79,7 +80,7 @@ func FuzzParse(f *testing.F) {
 		{"", "a/1f", 0x2e, outlasting},
 		{"", "a/1f-NONCE", 0x2e, outlasting},
 		{"", "a/1f", 0, outlasting},
-		{"", "a/694d9d3b5a8c1f2e", 0, "who reads this?"},
+		{"", "a/694d9d3b5a8c1f2e", 0, "not an entry"},
 		{"", "a/694d9d3b5a8c1f2e-NONCE", 0x1f, ""},
 		{"", "p/.stile/694d9d3b5a8c1f2e", 0x694d9d3b5a8c1f2e, epochValue},
 		{"", "a/2f", 0x2e, outlasting},
@@ -93,7 +94,7 @@ func FuzzParse(f *testing.F) {
 		k := keys{prefix: prefix}
 		if name, _, ok := k.parse(&mvccpb.KeyValue{Key: []byte(key), Lease: lease, Value: text, Version: 2}); ok {
 			if of, ok := k.name([]byte(key)); !ok || of != name || string(text) == epochValue {
-				t.Errorf("key %q with value %q, overwritten, is an entry of lock %q", key, text, name)
+				t.Errorf("overwritten key %q with value %q is read as an entry of lock %q", key, text, name)
 			}
 		}
 		name, nonce, ok := k.parse(&mvccpb.KeyValue{Key: []byte(key), Lease: lease, Value: text})
@@ -101,31 +102,31 @@ func FuzzParse(f *testing.F) {
 			return
 		}
 		if lease == 0 || name == "" || name == reservedName || strings.HasPrefix(name, reservedName+"/") {
-			t.Fatalf("key %q with lease %x is an entry of lock %q", key, lease, name)
+			t.Fatalf("key %q with lease %x is read as an entry of lock %q", key, lease, name)
 		}
 		if of, ok := k.name([]byte(key)); !ok || of != name {
-			t.Errorf("key %q is an entry of lock %q; without its lease it could be one of %q, %v", key, name, of, ok)
+			t.Errorf("key %q is read as an entry of lock %q, and by its name alone as one of %q, %v", key, name, of, ok)
 		}
 		id := clientv3.LeaseID(lease)
 		bare := k.entry(name, id, "")
 		if v, ours := decode(text); key != bare && key != bare+"-"+nonce {
 			bare = k.line(name) + v.Session
 			if !ours || v.Session == "" || key != bare && key != bare+"-"+nonce {
-				t.Errorf("key %q with value %q was read as %q's entry with nonce %q", key, text, name, nonce)
+				t.Errorf("key %q with value %q is read as an entry of lock %q with nonce %q", key, text, name, nonce)
 			}
 			if _, _, ok := k.parse(&mvccpb.KeyValue{Key: []byte(key), Lease: lease}); ok {
-				t.Errorf("key %q is an entry with lease %x, whatever its value", key, lease)
+				t.Errorf("key %q with lease %x and no value is read as an entry", key, lease)
 			}
 			return
 		}
 		for _, nonce := range []string{"", "NONCE"} {
 			again, read, ok := k.parse(&mvccpb.KeyValue{Key: []byte(k.entry(name, id, nonce)), Lease: lease})
 			if !ok || again != name || read != nonce {
-				t.Errorf("the key of lock %q with nonce %q was read as one of %q with nonce %q, %v", name, nonce, again, read, ok)
+				t.Errorf("key of lock %q with nonce %q is read as one of %q with nonce %q, %v", name, nonce, again, read, ok)
 			}
 		}
 		if _, _, ok := k.parse(&mvccpb.KeyValue{Key: []byte(key), Lease: lease + 1}); ok {
-			t.Errorf("key %q is an entry with the leases %x and %x", key, lease, lease+1)
+			t.Errorf("key %q is read as an entry with lease %x and with lease %x", key, lease, lease+1)
 		}
 	})
 }

@@ -12,49 +12,50 @@ import (
 	"github.com/stilelock/stile/store"
 )
 
-// A lateRequest is one that a client has sent and given up, and that the server has not got yet: a member of a cluster,
-// say, was stopped with the request in its hands. The client may have made it again.
+// A lateRequest is a request that the client has sent and given up, and perhaps repeated, and that
+// the server receives only later: for example because a cluster member was stopped with the request
+// in its queue.
 type lateRequest struct {
-	held   atomic.Bool
-	arrive chan func() error // holds one
+	captured atomic.Bool
+	pending  chan func() error // capacity 1
 }
 
-// nextIsLate makes the client's next Txn a late request.
-func nextIsLate(now *atomic.Pointer[tampering]) *lateRequest {
-	l := &lateRequest{arrive: make(chan func() error, 1)}
-	f := tampering(func(ctx context.Context, request string, carryOut func() error) error {
-		if request != "Txn" || l.held.Swap(true) {
-			return carryOut()
+// delayNextTxn makes the client's next Txn a late request.
+func delayNextTxn(intercept *atomic.Pointer[handler]) *lateRequest {
+	l := &lateRequest{pending: make(chan func() error, 1)}
+	f := handler(func(ctx context.Context, request string, send func() error) error {
+		if request != "Txn" || l.captured.Swap(true) {
+			return send()
 		}
-		l.arrive <- carryOut
+		l.pending <- send
 		<-ctx.Done() // the client gives it up
 		return ctx.Err()
 	})
-	now.Store(&f)
+	intercept.Store(&f)
 	return l
 }
 
-// arrives has the request carried out, at last.
-func (l *lateRequest) arrives(t *testing.T) {
+// deliver sends the request to the server.
+func (l *lateRequest) deliver(t *testing.T) {
 	t.Helper()
 	select {
-	case carryOut := <-l.arrive:
-		if err := carryOut(); err != nil {
-			t.Fatalf("the late request was not carried out: %v", err)
+	case send := <-l.pending:
+		if err := send(); err != nil {
+			t.Fatalf("late request: %v", err)
 		}
 	default:
-		t.Fatal("the scenario has failed: there was no request to be late")
+		t.Fatal("precondition failed: no request was delayed")
 	}
 }
 
-// history notes what is put under a name.
-type history struct {
+// putLog records the keys that are put under a lock's name.
+type putLog struct {
 	mu   sync.Mutex
 	puts []string
 }
 
-func watchPuts(t *testing.T, cli *clientv3.Client, name string) *history {
-	h := &history{}
+func watchPuts(t *testing.T, cli *clientv3.Client, name string) *putLog {
+	h := &putLog{}
 	events := cli.Watch(t.Context(), name+"/", clientv3.WithPrefix(), clientv3.WithFilterDelete(), clientv3.WithCreatedNotify())
 	<-events
 	go func() {
@@ -69,19 +70,19 @@ func watchPuts(t *testing.T, cli *clientv3.Client, name string) *history {
 	return h
 }
 
-// upTo returns what was put under the name until now.
-func (h *history) upTo(t *testing.T, cli *clientv3.Client, name string) []string {
+// soFar returns the keys that were put until now.
+func (h *putLog) soFar(t *testing.T, cli *clientv3.Client, name string) []string {
 	t.Helper()
-	const mark = "mark"
-	if _, err := cli.Put(t.Context(), name+"/"+mark, ""); err != nil {
+	const sentinel = "mark"
+	if _, err := cli.Put(t.Context(), name+"/"+sentinel, ""); err != nil {
 		t.Fatal(err)
 	}
 	var puts []string
-	await(t, "the watch to catch up", func() bool {
+	eventually(t, "the watch delivers the last put", func() bool {
 		h.mu.Lock()
 		defer h.mu.Unlock()
 		puts = h.puts
-		return len(puts) > 0 && puts[len(puts)-1] == name+"/"+mark
+		return len(puts) > 0 && puts[len(puts)-1] == name+"/"+sentinel
 	})
 	return puts[:len(puts)-1]
 }
@@ -91,33 +92,33 @@ func (h *history) upTo(t *testing.T, cli *clientv3.Client, name string) []string
 // voids it.
 // Promise: P5
 func TestEnqueue_lateAttemptIsVoid(t *testing.T) {
-	for _, how := range []struct {
+	for _, tt := range []struct {
 		name string
 		try  bool
 	}{{"lock", false}, {"try", true}} {
-		t.Run(how.name, func(t *testing.T) {
+		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
-			cli, now := tampered(t)
+			cli, intercept := interceptedClient(t)
 			direct, name := server(t).Client(t), newName(t)
 			se := openSession(t, newStore(t, cli, ""))
-			history := watchPuts(t, direct, name)
-			late := nextIsLate(now)
-			j, err := tryEnqueue(t.Context(), se, name, how.try)
+			log := watchPuts(t, direct, name)
+			late := delayNextTxn(intercept)
+			j, err := tryEnqueue(t.Context(), se, name, tt.try)
 			if err != nil {
 				t.Fatal(err)
 			}
 			j.await(t, store.Admitted)
 			j.withdraw(t)
-			await(t, "the epoch key to be written", func() bool { return epochVersion(t, direct, se) > 0 })
-			late.arrives(t)
-			if puts := history.upTo(t, direct, name); len(puts) != 1 {
-				t.Errorf("put under the name were %q, want the entry once", puts)
+			eventually(t, "the epoch key is written", func() bool { return epochVersion(t, direct, se) > 0 })
+			late.deliver(t)
+			if puts := log.soFar(t, direct, name); len(puts) != 1 {
+				t.Errorf("got puts %q, want the entry once", puts)
 			}
 		})
 	}
 }
 
-// epochVersion returns how often the epoch key of a session was written.
+// epochVersion returns how often a session's epoch key was written.
 func epochVersion(t *testing.T, cli *clientv3.Client, se store.Session) int64 {
 	t.Helper()
 	resp, err := cli.Get(t.Context(), ".stile/"+se.ID())
@@ -130,25 +131,25 @@ func epochVersion(t *testing.T, cli *clientv3.Client, se store.Session) int64 {
 	return resp.Kvs[0].Version
 }
 
-// An attempt that was given up for good, with no other that succeeded.
+// The attempt was given up, and no other attempt succeeded.
 // Promise: P5
 func TestEnqueue_lateAttemptAfterFailureIsVoid(t *testing.T) {
 	t.Parallel()
-	cli, now := tampered(t)
+	cli, intercept := interceptedClient(t)
 	direct, name := server(t).Client(t), newName(t)
 	se := openSession(t, newStore(t, cli, ""))
-	history := watchPuts(t, direct, name)
-	late := nextIsLate(now)
-	ctx := endsWhen(t, "an attempt to be made", late.held.Load)
+	log := watchPuts(t, direct, name)
+	late := delayNextTxn(intercept)
+	ctx := contextUntil(t, "an attempt is made", late.captured.Load)
 	if _, err := tryEnqueue(ctx, se, name, false); !errors.Is(err, context.Canceled) {
-		t.Fatalf("Enqueue returned %v, want the end of its context", err)
+		t.Fatalf("Enqueue: got %v, want Canceled", err)
 	}
-	await(t, "the epoch key to be written", func() bool { return epochVersion(t, direct, se) > 0 })
-	late.arrives(t)
-	if puts := history.upTo(t, direct, name); len(puts) > 0 {
-		t.Errorf("put under the name were %q, want nothing", puts)
+	eventually(t, "the epoch key is written", func() bool { return epochVersion(t, direct, se) > 0 })
+	late.deliver(t)
+	if puts := log.soFar(t, direct, name); len(puts) > 0 {
+		t.Errorf("got puts %q, want none", puts)
 	}
-	// The session goes on, with attempts that name the new revision of the epoch key.
+	// The session stays usable: its attempts name the new revision of the epoch key.
 	j := enqueue(t, se, name)
 	j.await(t, store.Admitted)
 	j.withdraw(t)
@@ -159,20 +160,20 @@ func TestEnqueue_lateAttemptAfterFailureIsVoid(t *testing.T) {
 // Promise: P5
 func TestRelease_lateSparesNewerEntry(t *testing.T) {
 	t.Parallel()
-	cli, now := tampered(t)
+	cli, intercept := interceptedClient(t)
 	direct, name := server(t).Client(t), newName(t)
 	se := openSession(t, newStore(t, cli, ""))
 	first := enqueue(t, se, name)
 	first.await(t, store.Admitted)
-	late := nextIsLate(now)
+	late := delayNextTxn(intercept)
 	first.withdraw(t)
 	second := enqueue(t, se, name)
 	st := second.await(t, store.Admitted)
-	late.arrives(t)
+	late.deliver(t)
 
 	if err := first.Withdraw(t.Context()); !errors.Is(err, store.ErrGone) {
-		t.Errorf("withdrawing again returned %v, want ErrGone", err)
+		t.Errorf("second Withdraw: got %v, want ErrGone", err)
 	}
 	wantLine(t, direct, name, st.Order)
-	second.silent(t)
+	second.checkNotNotified(t)
 }

@@ -23,15 +23,15 @@ import (
 // Promise: P7
 func TestWaiter_survivesCompaction(t *testing.T) {
 	t.Parallel()
-	e := startEtcd(t) // of its own: compaction is not for one line
+	e := startEtcd(t) // not shared, because compaction affects all lines
 	direct := e.Client(t)
 	proxy, name := testservers.NewProxy(t, e.Endpoint()), newName(t)
 	holder := openSession(t, newStore(t, direct, ""))
 	held := enqueue(t, holder, name)
-	w := &wire{}
-	waiter := enqueue(t, openSession(t, newStore(t, connectWith(t, w.config(proxy.Addr())), "")), name)
+	rec := &recorder{}
+	waiter := enqueue(t, openSession(t, newStore(t, connectWith(t, rec.config(proxy.Addr())), "")), name)
 	waiter.await(t, store.Waiting)
-	w.quiet(t, "Range answered")
+	rec.awaitLast(t, "Range answered")
 
 	proxy.Hold()
 	held.withdraw(t)
@@ -48,10 +48,10 @@ func TestWaiter_survivesCompaction(t *testing.T) {
 	}
 	proxy.Reset()
 	proxy.Release()
-	w.passed()
+	rec.takeLog()
 	waiter.await(t, store.Admitted)
-	if log := w.passed(); slices.Contains(log, "DELETE") {
-		t.Errorf("what passed was %q: the event was not compacted, and this test shows nothing", log)
+	if log := rec.takeLog(); slices.Contains(log, "DELETE") {
+		t.Errorf("got log %q, want no DELETE: the event was not compacted", log)
 	}
 }
 
@@ -60,22 +60,22 @@ func TestWaiter_survivesServerRestart(t *testing.T) {
 	t.Parallel()
 	e := startEtcd(t)
 	name := newName(t)
-	holder, waiter := newClient(t, e.Client(t), ample), newClient(t, e.Client(t), ample)
+	holder, waiter := newClient(t, e.Client(t), longTTL), newClient(t, e.Client(t), longTTL)
 	held := lock(t, holder, name)
 	place := join(t, waiter, name)
 	e.Restart()
 	release(t, held)
-	h := holdSoon(t, place)
+	h := awaitHold(t, place)
 	release(t, h)
 }
 
-// Promise P7, with connections that are cut at random moments of many hand-overs.
+// Connections are cut at random moments during many hand-overs.
 // Promise: P7
 func TestWaiter_survivesCutConnections(t *testing.T) {
 	t.Parallel()
 	const (
 		clients = 4
-		cuts    = 20 // so many, however long that takes
+		cuts    = 20 // the test lasts until there were so many
 	)
 	name, inside := newName(t), atomic.Int32{}
 	var (
@@ -87,20 +87,20 @@ func TestWaiter_survivesCutConnections(t *testing.T) {
 	for i := range clients {
 		proxy := testservers.NewProxy(t, server(t).Endpoint())
 		proxies = append(proxies, proxy)
-		c := newClient(t, connect(t, proxy.Addr()), ample)
+		c := newClient(t, connect(t, proxy.Addr()), longTTL)
 		round := func() error {
-			ctx, cancel := context.WithTimeout(t.Context(), soon) // a waiter that was forgotten waits for ever
+			ctx, cancel := context.WithTimeout(t.Context(), testTimeout) // ends if the waiter was forgotten
 			defer cancel()
 			h, err := c.Mutex(name).Lock(ctx)
 			if err != nil {
 				return err
 			}
 			if n := inside.Add(1); n != 1 {
-				t.Errorf("%d are inside", n)
+				t.Errorf("%d clients hold the lock", n)
 			}
 			time.Sleep(time.Duration(rand.IntN(3)) * time.Millisecond)
 			inside.Add(-1)
-			if err := h.Release(ctx); !errors.Is(err, stile.ErrNotKnown) { // its connection was cut before there was an answer
+			if err := h.Release(ctx); !errors.Is(err, stile.ErrNotKnown) { // the connection was cut before the reply
 				return err
 			}
 			return nil
@@ -116,9 +116,9 @@ func TestWaiter_survivesCutConnections(t *testing.T) {
 		})
 	}
 	for range cuts {
-		// Between two cuts there are hand-overs, or somebody was forgotten.
+		// If a waiter was forgotten, there is no further hand-over between two cuts.
 		seen := handOvers.Load()
-		await(t, "hand-overs to go on", func() bool { return t.Failed() || handOvers.Load() > seen+1 })
+		eventually(t, "the lock is handed over again", func() bool { return t.Failed() || handOvers.Load() > seen+1 })
 		time.Sleep(time.Duration(rand.IntN(20)) * time.Millisecond)
 		proxies[rand.IntN(clients)].Reset()
 	}
@@ -133,18 +133,19 @@ func TestWaiter_silentWatchOnlyDelays(t *testing.T) {
 	t.Parallel()
 	name := newName(t)
 	one, two := testservers.NewProxy(t, server(t).Endpoint()), testservers.NewProxy(t, server(t).Endpoint())
-	w := &wire{}
-	st := newStore(t, connectWith(t, w.config(one.Addr(), two.Addr())), "")
-	times := byEvents()
-	times.RecheckInterval, times.WatchTimeout = 300*time.Millisecond, 500*time.Millisecond // what must help if the watch does not
+	rec := &recorder{}
+	st := newStore(t, connectWith(t, rec.config(one.Addr(), two.Addr())), "")
+	times := noPollingTimes()
+	times.RecheckInterval, times.WatchTimeout = 300*time.Millisecond, 500*time.Millisecond // replace the watch
 	st.SetTimes(times)
-	c := newClientOf(t, st, ample)
-	holder := newClient(t, server(t).Client(t), ample)
-	await(t, "both ways to be open", func() bool {
+	c := newClientOn(t, st, longTTL)
+	holder := newClient(t, server(t).Client(t), longTTL)
+	eventually(t, "both connections are open", func() bool {
 		release(t, lock(t, c, newName(t)))
 		return one.Connections() > 0 && two.Connections() > 0
 	})
-	// A line of the same client that nothing happens to: its watch, on the same silent stream, keeps it in use.
+	// A line of the same client in which nothing happens: its watch, on the same silent stream,
+	// keeps the stream in use.
 	idle := newName(t)
 	lock(t, holder, idle)
 	join(t, c, idle)
@@ -153,34 +154,36 @@ func TestWaiter_silentWatchOnlyDelays(t *testing.T) {
 		held := lock(t, holder, name)
 		place := join(t, c, name)
 		silent := one
-		await(t, "the watch of the line", func() bool { return w.watchOf(name+"/") != "" })
-		if w.watchOf(name+"/") == two.Addr() {
+		eventually(t, "the line is watched", func() bool { return rec.watchAddr(name+"/") != "" })
+		if rec.watchAddr(name+"/") == two.Addr() {
 			silent = two
 		}
 		silent.Hold()
-		w.passed()
+		rec.takeLog()
 		release(t, held)
-		release(t, holdSoon(t, place))
-		// On a busy machine a watch may be given up for being late, and have been opened the other way meanwhile.
-		if silenced = !slices.Contains(w.passed(), "DELETE"); !silenced {
+		release(t, awaitHold(t, place))
+		// On a busy machine the watch may have been replaced for being late, by one on the other
+		// connection.
+		if silenced = !slices.Contains(rec.takeLog(), "DELETE"); !silenced {
 			silent.Release()
 		}
 	}
 	if !silenced {
-		t.Fatal("the scenario has failed: the watch was never silent")
+		t.Fatal("precondition failed: the watch was never silent")
 	}
 
-	// And again: now the line has no watch, or cannot open one on that way. It goes on trying, until it has one the other way.
+	// Now the line has no watch, or cannot open one on the silent connection. The store must keep
+	// trying until it has one on the other connection.
 	watched := false
-	for end := time.Now().Add(soon); !watched && time.Now().Before(end); {
+	for end := time.Now().Add(testTimeout); !watched && time.Now().Before(end); {
 		held := lock(t, holder, name)
 		place := join(t, c, name)
 		release(t, held)
-		release(t, holdSoon(t, place))
-		watched = slices.Contains(w.passed(), "DELETE")
+		release(t, awaitHold(t, place))
+		watched = slices.Contains(rec.takeLog(), "DELETE")
 	}
 	if !watched {
-		t.Errorf("for %v the line was not watched, though one of two ways to the server works", soon)
+		t.Errorf("the line was not watched for %v, though one of two connections works", testTimeout)
 	}
 }
 
@@ -188,21 +191,21 @@ func TestWaiter_silentWatchOnlyDelays(t *testing.T) {
 func TestContended_survivesCutConnections(t *testing.T) {
 	t.Parallel()
 	proxy, name := testservers.NewProxy(t, server(t).Endpoint()), newName(t)
-	w := &wire{}
-	st := newStore(t, connectWith(t, w.config(proxy.Addr())), "")
-	times := byEvents()
-	times.HeldWatchDelay = never // the only watch is that for the hint
+	rec := &recorder{}
+	st := newStore(t, connectWith(t, rec.config(proxy.Addr())), "")
+	times := noPollingTimes()
+	times.HeldWatchDelay = longInterval // the only watch is the one for Contended
 	st.SetTimes(times)
-	h := lock(t, newClientOf(t, st, ample), name)
+	h := lock(t, newClientOn(t, st, longTTL), name)
 	contended := h.Contended()
-	w.await(t, "watching")
+	rec.awaitLogged(t, "watching")
 	proxy.Reset()
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	if _, err := newClient(t, server(t).Client(t), ample).Mutex(name).Join(ctx); err != nil {
+	if _, err := newClient(t, server(t).Client(t), longTTL).Mutex(name).Join(ctx); err != nil {
 		t.Fatal(err)
 	}
-	wait(t, contended, "the hint that somebody waits")
+	wait(t, contended, "the holder is notified that an entry waits")
 }
 
 // All keys of a line are deleted in one revision while several entries wait. None of them is
@@ -212,7 +215,7 @@ func TestWaiter_notAdmittedWhenLineIsDeleted(t *testing.T) {
 	t.Parallel()
 	name, st := newName(t), newStore(t, server(t).Client(t), "")
 	enqueue(t, openSession(t, st), name).await(t, store.Admitted)
-	var waiting []*joined
+	var waiting []*testEntry
 	for range 5 {
 		j := enqueue(t, openSession(t, st), name)
 		j.await(t, store.Waiting)
@@ -220,7 +223,7 @@ func TestWaiter_notAdmittedWhenLineIsDeleted(t *testing.T) {
 	}
 	removeKeys(t, name)
 	for _, j := range waiting {
-		j.gone(t)
+		j.awaitGone(t)
 	}
 }
 
@@ -228,39 +231,39 @@ func TestWaiter_notAdmittedWhenLineIsDeleted(t *testing.T) {
 // Promise: P1
 func TestEnqueue_notAdmittedWhenLineIsDeleted(t *testing.T) {
 	t.Parallel()
-	cli, now := tampered(t)
+	cli, intercept := interceptedClient(t)
 	st := newStore(t, cli, "")
-	shared := func(se store.Session, name string) *joined {
-		heard := make(chan store.Standing, 100)
+	shared := func(se store.Session, name string) *testEntry {
+		standings := make(chan store.Standing, 100)
 		ticket, err := se.Enqueue(t.Context(), store.Request{
-			Name: name, Mode: line.Shared, Notify: func(st store.Standing) { heard <- st },
+			Name: name, Mode: line.Shared, Notify: func(st store.Standing) { standings <- st },
 		})
 		if err != nil {
 			t.Fatal(err)
 		}
-		return &joined{ticket, name, heard}
+		return &testEntry{ticket, name, standings}
 	}
 	for {
 		name := newName(t)
 		enqueue(t, openSession(t, st), name).await(t, store.Admitted)
-		se := openSession(t, st) // later, so that etcd tells first that the holder has gone
+		se := openSession(t, st) // opened later, so that etcd delivers the holder's deletion first
 		watching := shared(se, name)
 		watching.await(t, store.Waiting)
-		await(t, "a watch of the line", func() bool { return etcdstore.Watches(se, name) })
+		eventually(t, "the line is watched", func() bool { return etcdstore.LineWatched(se, name) })
 		var attempts atomic.Int32
-		f := tampering(func(_ context.Context, request string, carryOut func() error) error {
-			err := carryOut()
+		f := handler(func(_ context.Context, request string, send func() error) error {
+			err := send()
 			if request == "Txn" && attempts.Add(1) == 1 {
 				removeKeys(t, name)
-				watching.gone(t)
+				watching.awaitGone(t)
 			}
 			return err
 		})
-		now.Store(&f)
+		intercept.Store(&f)
 		j := shared(se, name)
-		now.Store(nil)
-		if attempts.Load() == 1 { // else the entry was put in again, on a busy machine, and stands there by itself
-			j.gone(t)
+		intercept.Store(nil)
+		if attempts.Load() == 1 { // else, on a busy machine, the entry was inserted again and is alone in the line
+			j.awaitGone(t)
 			return
 		}
 	}
@@ -270,31 +273,31 @@ func TestEnqueue_notAdmittedWhenLineIsDeleted(t *testing.T) {
 // happens before the next one starts. So a watch that has ended does not count as open.
 func TestLineWatch_notOpenAfterItEnded(t *testing.T) {
 	t.Parallel()
-	e := startEtcd(t) // of its own: compaction is not for one line
+	e := startEtcd(t) // not shared, because compaction affects all lines
 	proxy := testservers.NewProxy(t, e.Endpoint())
 	direct, name := e.Client(t), newName(t)
-	cli, now := tamperedAt(t, proxy.Addr())
+	cli, intercept := interceptedClientAt(t, proxy.Addr())
 	st := newStore(t, cli, "")
-	times := byEvents()
-	times.WatchTimeout = never
+	times := noPollingTimes()
+	times.WatchTimeout = longInterval
 	st.SetTimes(times)
 	se := openSession(t, st)
 	first := enqueue(t, openSession(t, newStore(t, direct, "")), name)
 	first.await(t, store.Admitted)
 	enqueue(t, se, name).await(t, store.Waiting)
-	await(t, "its line to be watched", func() bool { return etcdstore.Watches(se, name) })
+	eventually(t, "its line is watched", func() bool { return etcdstore.LineWatched(se, name) })
 
 	reading, goOn := make(chan struct{}), make(chan struct{})
 	once := sync.OnceFunc(func() { close(reading) })
-	f := tampering(func(_ context.Context, request string, carryOut func() error) error {
+	f := handler(func(_ context.Context, request string, send func() error) error {
 		if request == "Range" {
 			once()
 			<-goOn
 		}
-		return carryOut()
+		return send()
 	})
-	now.Store(&f)
-	// The watch cannot go on where it was: that has been compacted.
+	intercept.Store(&f)
+	// The watch cannot continue where it was, because the history is compacted.
 	proxy.Hold()
 	resp, err := direct.Put(t.Context(), name+"-other", "")
 	if err != nil {
@@ -306,13 +309,13 @@ func TestLineWatch_notOpenAfterItEnded(t *testing.T) {
 	proxy.Reset()
 	proxy.Release()
 	select {
-	case <-reading: // with which the next watch begins
-	case <-until(t, soon).Done():
+	case <-reading: // the next watch begins with a read
+	case <-contextFor(t, testTimeout).Done():
 		t.Fatal("no other watch was opened")
 	}
-	if etcdstore.Watches(se, name) {
-		t.Error("while another watch is being opened the old one counts as open")
+	if etcdstore.LineWatched(se, name) {
+		t.Error("the ended watch counts as open while another is being opened")
 	}
 	close(goOn)
-	await(t, "the other watch to be open", func() bool { return etcdstore.Watches(se, name) })
+	eventually(t, "the other watch is open", func() bool { return etcdstore.LineWatched(se, name) })
 }

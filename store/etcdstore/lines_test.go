@@ -5,11 +5,11 @@ import (
 	"testing"
 )
 
-// However many lines there are, they are read in a few requests, each whole, and in order.
+// Any number of lines is read in a few requests. Each line is complete, and they are in order.
 func TestLines_fewRequestsForManyLines(t *testing.T) {
 	t.Parallel()
-	c, w := newWiredClient(t, 0)
-	holder, waiter := newClient(t, server(t).Client(t), ample), newClient(t, server(t).Client(t), ample)
+	c, rec := newRecordedClient(t, 0)
+	holder, waiter := newClient(t, server(t).Client(t), longTTL), newClient(t, server(t).Client(t), longTTL)
 	name := newName(t)
 	const n = 205 // one request reads 100
 	for i := range n {
@@ -22,9 +22,9 @@ func TestLines_fewRequestsForManyLines(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	wantRequests(t, "reading 205 lines", w.passed(), "Range", "Txn", "Txn", "Txn", "LeaseTimeToLive", "LeaseTimeToLive")
+	wantRequests(t, "Lines, 205 lines", rec.takeLog(), "Range", "Txn", "Txn", "Txn", "LeaseTimeToLive", "LeaseTimeToLive")
 	if len(lines) != n {
-		t.Fatalf("there are %d lines, want %d", len(lines), n)
+		t.Fatalf("got %d lines, want %d", len(lines), n)
 	}
 	for i, l := range lines {
 		waiters := 0
@@ -32,7 +32,7 @@ func TestLines_fewRequestsForManyLines(t *testing.T) {
 			waiters = 1
 		}
 		if l.Name != fmt.Sprintf("%s/%03d", name, i) || len(l.Holders) != 1 || len(l.Waiters) != waiters {
-			t.Fatalf("line %d is %+v", i, l)
+			t.Fatalf("line %d: got %+v", i, l)
 		}
 	}
 }

@@ -19,25 +19,25 @@ import (
 	"github.com/stilelock/stile/store/etcdstore"
 )
 
-// soon is how long these tests wait for what should happen at once: so long that only what never happens takes longer, on
-// a machine that does much else.
-const soon = 3 * time.Minute
+// testTimeout is how long tests wait for events that should happen at once, on however busy a
+// machine.
+const testTimeout = 3 * time.Minute
 
-// ample is the TTL of sessions that are to live through their test.
-const ample = 2 * time.Minute
+// longTTL is the TTL of sessions that must not expire during a test.
+const longTTL = 2 * time.Minute
 
-// never is later than the end of any test.
-const never = time.Hour
+// longInterval is a delay or timeout that does not end during a test.
+const longInterval = time.Hour
 
-// byEvents returns the times of the stores of these tests: what they find out they were told. Nothing is read because it
-// is time to look.
-func byEvents() etcdstore.Times {
+// noPollingTimes returns the times of the tests' stores. Nothing is read periodically, so the
+// stores depend on watch events.
+func noPollingTimes() etcdstore.Times {
 	times := etcdstore.DefaultTimes()
-	times.RecheckInterval, times.ResyncInterval = never, never
+	times.RecheckInterval, times.ResyncInterval = longInterval, longInterval
 	return times
 }
 
-// TestMain runs more tests at a time than there are processors: they wait more than they compute.
+// TestMain runs more tests at a time than there are processors, because tests mostly wait.
 func TestMain(m *testing.M) {
 	flag.Parse()
 	if f := flag.Lookup("test.parallel"); f.Value.String() == f.DefValue {
@@ -48,39 +48,40 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// sharedServer is one etcd for all tests that do it no harm. Each uses names of its own; see [newName].
+// sharedServer is an etcd for all tests that do not disturb it. Each test uses its own lock names;
+// see [newName].
 var sharedServer = testservers.Shared[*testservers.Etcd]{
 	New: func() (*testservers.Etcd, error) { return testservers.NewEtcd() },
 }
 
-// server returns the shared etcd: one member, smallest TTL one second.
+// server returns the shared etcd. It has one member and a minimum TTL of one second.
 func server(t *testing.T) etcd {
 	t.Helper()
 	return etcd{sharedServer.Get(t)}
 }
 
-// etcd is a server of which there are clients.
+// etcd is a server that tests connect to.
 type etcd struct{ *testservers.Etcd }
 
-// startEtcd starts a server of the test's own.
+// startEtcd starts a server that no other test uses.
 func startEtcd(t *testing.T, flags ...string) etcd {
 	t.Helper()
 	return etcd{testservers.StartEtcd(t, flags...)}
 }
 
-// Client returns a client of the server, which is closed when t ends. It speaks neither TLS nor for a user.
+// Client returns a client of the server, without TLS and without a user. It is closed when t ends.
 func (e etcd) Client(t *testing.T) *clientv3.Client {
 	t.Helper()
 	return connect(t, e.Endpoint())
 }
 
-// newName returns a lock name that nothing else uses, whatever runs at the same time or ran before.
+// newName returns a unique lock name.
 func newName(t *testing.T) string {
 	t.Helper()
 	return t.Name() + "-" + rand.Text()[:6]
 }
 
-// connect returns an etcd client of the given endpoints.
+// connect returns an etcd client of the endpoints, which is closed when t ends.
 func connect(t *testing.T, endpoints ...string) *clientv3.Client {
 	t.Helper()
 	return connectWith(t, clientv3.Config{Endpoints: endpoints})
@@ -91,7 +92,7 @@ func connectWith(t *testing.T, cfg clientv3.Config) *clientv3.Client {
 	cfg.Logger = zap.NewNop()
 	cli, err := clientv3.New(cfg)
 	if err != nil {
-		t.Fatalf("connecting to %v: %v", cfg.Endpoints, err)
+		t.Fatalf("connect to %v: %v", cfg.Endpoints, err)
 	}
 	t.Cleanup(func() { _ = cli.Close() })
 	return cli
@@ -103,53 +104,53 @@ func newStore(t *testing.T, cli *clientv3.Client, prefix string) *etcdstore.Stor
 	if err != nil {
 		t.Fatal(err)
 	}
-	st.SetTimes(byEvents())
+	st.SetTimes(noPollingTimes())
 	return st
 }
 
-// newClient returns a Stile client.
+// newClient returns a Stile client with a store of its own on cli.
 func newClient(t *testing.T, cli *clientv3.Client, ttl time.Duration) *stile.Client {
 	t.Helper()
-	return newClientOf(t, newStore(t, cli, ""), ttl)
+	return newClientOn(t, newStore(t, cli, ""), ttl)
 }
 
-func newClientOf(t *testing.T, st store.Store, ttl time.Duration) *stile.Client {
+func newClientOn(t *testing.T, st store.Store, ttl time.Duration) *stile.Client {
 	t.Helper()
 	c, err := stile.New(st, &stile.Options{TTL: ttl, Owner: stile.Owner{Host: "test", Command: t.Name()}})
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { closeSoon(c.Close) })
+	t.Cleanup(func() { closeQuickly(c.Close) })
 	return c
 }
 
-// openSession opens a session of the store itself. It lives for five minutes, which is longer than any test, so nobody
-// confirms it.
+// openSession opens a session of the store. Nothing confirms it: its TTL of five minutes is longer
+// than any test.
 func openSession(t *testing.T, st store.Store) store.Session {
 	t.Helper()
 	se, err := st.Open(t.Context(), store.SessionOptions{TTL: etcdstore.MaxTTL})
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { closeSoon(se.Close) })
+	t.Cleanup(func() { closeQuickly(se.Close) })
 	return se
 }
 
-func closeSoon(closing func(context.Context) error) {
+func closeQuickly(closeFn func(context.Context) error) {
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
 	defer cancel()
-	_ = closing(ctx) // it goes with its server otherwise
+	_ = closeFn(ctx) // if it fails, the session ends with its server
 }
 
-// joined is an entry in the store and what was heard of it.
-type joined struct {
+// testEntry is an entry and the standings that its owner received.
+type testEntry struct {
 	store.Ticket
-	name  string
-	heard chan store.Standing
+	name      string
+	standings chan store.Standing
 }
 
-// enqueue puts an entry in.
-func enqueue(t *testing.T, se store.Session, name string) *joined {
+// enqueue inserts an entry.
+func enqueue(t *testing.T, se store.Session, name string) *testEntry {
 	t.Helper()
 	j, err := tryEnqueue(t.Context(), se, name, false)
 	if err != nil {
@@ -158,75 +159,75 @@ func enqueue(t *testing.T, se store.Session, name string) *joined {
 	return j
 }
 
-func tryEnqueue(ctx context.Context, se store.Session, name string, try bool) (*joined, error) {
-	heard := make(chan store.Standing, 100)
-	ticket, err := se.Enqueue(ctx, store.Request{Name: name, Owner: store.Owner{Host: "test"}, Try: try, Notify: func(st store.Standing) { heard <- st }})
-	return &joined{ticket, name, heard}, err
+func tryEnqueue(ctx context.Context, se store.Session, name string, try bool) (*testEntry, error) {
+	standings := make(chan store.Standing, 100)
+	ticket, err := se.Enqueue(ctx, store.Request{Name: name, Owner: store.Owner{Host: "test"}, Try: try, Notify: func(st store.Standing) { standings <- st }})
+	return &testEntry{ticket, name, standings}, err
 }
 
-// await waits until the entry's standing is state, and returns it. Being told that the entry is gone instead is a
-// failure.
-func (j *joined) await(t *testing.T, state store.State) store.Standing {
+// await waits until the entry has a standing in the given state, and returns it. The test fails if
+// the entry is gone instead.
+func (j *testEntry) await(t *testing.T, state store.State) store.Standing {
 	t.Helper()
-	late := time.After(soon)
+	timeout := time.After(testTimeout)
 	for {
 		select {
-		case st := <-j.heard:
+		case st := <-j.standings:
 			if st.State == state {
 				return st
 			}
 			if st.State == store.Gone {
-				t.Fatalf("the entry for %q is gone (%v), want %v", j.name, st.Cause, state)
+				t.Fatalf("lock %q: the entry is gone (%v), want %v", j.name, st.Cause, state)
 			}
-		case <-late:
-			t.Fatalf("the entry for %q is not %v after %v", j.name, state, soon)
+		case <-timeout:
+			t.Fatalf("lock %q: no standing %v within %v", j.name, state, testTimeout)
 		}
 	}
 }
 
-// gone waits until the entry is said to be gone; that it is admitted before is a failure.
-func (j *joined) gone(t *testing.T) {
+// awaitGone waits for the standing Gone. The test fails if the entry is admitted before.
+func (j *testEntry) awaitGone(t *testing.T) {
 	t.Helper()
-	late := time.After(soon)
+	timeout := time.After(testTimeout)
 	for {
 		select {
-		case st := <-j.heard:
+		case st := <-j.standings:
 			switch {
 			case st.State == store.Admitted:
-				t.Fatalf("the entry for %q was admitted, though it had been taken out", j.name)
+				t.Fatalf("lock %q: the entry was admitted, but it was deleted", j.name)
 			case st.State == store.Gone && !errors.Is(st.Cause, store.ErrGone) && !errors.Is(st.Cause, store.ErrSessionLost):
-				t.Fatalf("the entry for %q is gone because of %v", j.name, st.Cause)
+				t.Fatalf("lock %q: the entry is gone because of %v, want ErrGone or ErrSessionLost", j.name, st.Cause)
 			case st.State == store.Gone:
 				return
 			}
-		case <-late:
-			t.Fatalf("the entry for %q was taken out, and nobody was told", j.name)
+		case <-timeout:
+			t.Fatalf("lock %q: the entry was deleted, and its owner was not notified", j.name)
 		}
 	}
 }
 
-// silent checks that nothing more was heard.
-func (j *joined) silent(t *testing.T) {
+// checkNotNotified checks that the entry's owner received no further standing.
+func (j *testEntry) checkNotNotified(t *testing.T) {
 	t.Helper()
 	select {
-	case st := <-j.heard:
-		t.Errorf("the entry for %q was said to be %v (%v)", j.name, st.State, st.Cause)
+	case st := <-j.standings:
+		t.Errorf("lock %q: unexpected standing %v (%v)", j.name, st.State, st.Cause)
 	default:
 	}
 }
 
-// withdraw takes the entry out.
-func (j *joined) withdraw(t *testing.T) {
+// withdraw withdraws the entry.
+func (j *testEntry) withdraw(t *testing.T) {
 	t.Helper()
 	if err := j.Withdraw(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 }
 
-// lock takes a lock that should be free soon.
+// lock acquires a lock that is free, or is about to be.
 func lock(t *testing.T, c *stile.Client, name string) *stile.Hold {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), soon)
+	ctx, cancel := context.WithTimeout(t.Context(), testTimeout)
 	defer cancel()
 	h, err := c.Mutex(name).Lock(ctx)
 	if err != nil {
@@ -242,24 +243,24 @@ func release(t *testing.T, h *stile.Hold) {
 	}
 }
 
-// join gets in line behind somebody, and returns when the entry stands there.
+// join joins a line that is not empty, and returns when the entry is in it.
 func join(t *testing.T, c *stile.Client, name string) *stile.Place {
 	t.Helper()
 	p, err := c.Mutex(name).Join(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
-	await(t, "a place in the line", func() bool { return p.Ahead() > 0 })
+	eventually(t, "the entry is in the line", func() bool { return p.Ahead() > 0 })
 	return p
 }
 
-// holdSoon waits for a place to become a hold.
-func holdSoon(t *testing.T, p *stile.Place) *stile.Hold {
+// awaitHold waits until a place becomes a hold.
+func awaitHold(t *testing.T, p *stile.Place) *stile.Hold {
 	t.Helper()
 	select {
 	case <-p.Ready():
-	case <-time.After(soon):
-		t.Fatalf("a waiter is not admitted after %v", soon)
+	case <-time.After(testTimeout):
+		t.Fatalf("not within %v: the waiter is admitted", testTimeout)
 	}
 	h, err := p.Wait(t.Context())
 	if err != nil {
@@ -268,17 +269,17 @@ func holdSoon(t *testing.T, p *stile.Place) *stile.Hold {
 	return h
 }
 
-// await polls until a condition of which nobody tells is met.
-func await(t *testing.T, what string, met func() bool) {
+// eventually waits until met returns true.
+func eventually(t *testing.T, what string, met func() bool) {
 	t.Helper()
-	for end := time.Now().Add(soon); !met(); time.Sleep(5 * time.Millisecond) {
+	for end := time.Now().Add(testTimeout); !met(); time.Sleep(5 * time.Millisecond) {
 		if time.Now().After(end) {
-			t.Fatalf("waited %v in vain for %s", soon, what)
+			t.Fatalf("not within %v: %s", testTimeout, what)
 		}
 	}
 }
 
-// keysUnder returns what is in etcd under a lock's name.
+// keysUnder returns the keys in etcd under a lock's name.
 func keysUnder(t *testing.T, cli *clientv3.Client, name string) []string {
 	t.Helper()
 	resp, err := cli.Get(t.Context(), name+"/", clientv3.WithPrefix())
@@ -292,15 +293,15 @@ func keysUnder(t *testing.T, cli *clientv3.Client, name string) []string {
 	return keys
 }
 
-// endsWhen returns a context that ends when a condition of which nobody tells is met.
-func endsWhen(t *testing.T, what string, met func() bool) context.Context {
+// contextUntil returns a context that ends when met returns true.
+func contextUntil(t *testing.T, what string, met func() bool) context.Context {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
 	go func() {
 		defer cancel()
-		for end := time.Now().Add(soon); ctx.Err() == nil && !met(); time.Sleep(5 * time.Millisecond) {
+		for end := time.Now().Add(testTimeout); ctx.Err() == nil && !met(); time.Sleep(5 * time.Millisecond) {
 			if time.Now().After(end) {
-				t.Errorf("waited %v in vain for %s", soon, what)
+				t.Errorf("not within %v: %s", testTimeout, what)
 				return
 			}
 		}
@@ -309,14 +310,15 @@ func endsWhen(t *testing.T, what string, met func() bool) context.Context {
 	return ctx
 }
 
-// there reports whether something is in etcd under a lock's name. Unlike [keysUnder] it may be called by any goroutine.
-func there(t *testing.T, cli *clientv3.Client, name string) bool {
+// keyExists reports whether etcd has a key under a lock's name. Unlike [keysUnder] it may be called
+// by any goroutine.
+func keyExists(t *testing.T, cli *clientv3.Client, name string) bool {
 	resp, err := cli.Get(t.Context(), name+"/", clientv3.WithPrefix(), clientv3.WithCountOnly())
 	return err == nil && resp.Count > 0
 }
 
-// until returns a context that ends after d.
-func until(t *testing.T, d time.Duration) context.Context {
+// contextFor returns a context that ends after d.
+func contextFor(t *testing.T, d time.Duration) context.Context {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), d)
 	t.Cleanup(cancel)

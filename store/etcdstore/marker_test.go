@@ -15,7 +15,7 @@ import (
 	"github.com/stilelock/stile/store/etcdstore"
 )
 
-// markersOf returns the keys of the markers of a lock.
+// markersOf returns the keys of a lock's markers.
 func markersOf(t *testing.T, cli *clientv3.Client, name string) []string {
 	t.Helper()
 	resp, err := cli.Get(t.Context(), ".stile/traces/"+name+"//", clientv3.WithPrefix())
@@ -25,7 +25,7 @@ func markersOf(t *testing.T, cli *clientv3.Client, name string) []string {
 	var keys []string
 	for _, kv := range resp.Kvs {
 		if kv.Lease != 0 {
-			t.Errorf("the marker %q has a lease, and goes with it", kv.Key)
+			t.Errorf("marker %q is attached to a lease, want none", kv.Key)
 		}
 		keys = append(keys, string(kv.Key))
 	}
@@ -39,20 +39,20 @@ func wantMarkers(t *testing.T, name string, orders ...uint64) {
 		want = append(want, ".stile/traces/"+name+"//"+strconv.FormatUint(order, 10))
 	}
 	if got := markersOf(t, server(t).Client(t), name); !slices.Equal(got, want) {
-		t.Errorf("the markers are %q, want %q", got, want)
+		t.Errorf("got markers %q, want %q", got, want)
 	}
 }
 
-func mark(t *testing.T, j *joined) (order uint64) {
+func mark(t *testing.T, j *testEntry) (order uint64) {
 	t.Helper()
 	order = j.await(t, store.Admitted).Order
 	if unreleased, err := j.Extensions().Mark(t.Context()); err != nil || len(unreleased) > 0 {
-		t.Fatalf("Mark returned %+v, %v; want that the marker is left", unreleased, err)
+		t.Fatalf("Mark: got %+v, %v; want no unreleased entries", unreleased, err)
 	}
 	return order
 }
 
-func newDelayedClient(t *testing.T, st *etcdstore.Store, ttl, lockDelay time.Duration) *stile.Client {
+func newLockDelayClient(t *testing.T, st *etcdstore.Store, ttl, lockDelay time.Duration) *stile.Client {
 	t.Helper()
 	c, err := stile.New(st, &stile.Options{
 		TTL: ttl, LockDelay: lockDelay, Owner: stile.Owner{Host: "test", Command: t.Name()},
@@ -60,38 +60,38 @@ func newDelayedClient(t *testing.T, st *etcdstore.Store, ttl, lockDelay time.Dur
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { closeSoon(c.Close) })
+	t.Cleanup(func() { closeQuickly(c.Close) })
 	return c
 }
 
-// A LockDelay costs one request to take a lock, and none to release it.
+// A LockDelay costs one more request to take a lock, and none to release it.
 // Promise: LockDelay
 func TestMarker_oneTxnDeletedByRelease(t *testing.T) {
 	t.Parallel()
 	name := newName(t)
-	c, w := newWiredClient(t, time.Minute)
+	c, rec := newRecordedClient(t, time.Minute)
 	for range 2 {
 		h := lock(t, c, name)
-		wantRequests(t, "Lock", w.passed(), "Txn", "Txn")
+		wantRequests(t, "Lock", rec.takeLog(), "Txn", "Txn")
 		wantMarkers(t, name, h.Token()>>11)
 		release(t, h)
-		wantRequests(t, "Release", w.passed(), "Txn")
+		wantRequests(t, "Release", rec.takeLog(), "Txn")
 		wantMarkers(t, name)
 	}
 
-	held := lock(t, newDelayedClient(t, newStore(t, server(t).Client(t), ""), ample, time.Minute), name)
+	held := lock(t, newLockDelayClient(t, newStore(t, server(t).Client(t), ""), longTTL, time.Minute), name)
 	place := join(t, c, name)
-	w.quiet(t, "Range answered")
-	w.passed()
+	rec.awaitLast(t, "Range answered")
+	rec.takeLog()
 	release(t, held)
-	release(t, holdSoon(t, place))
-	wantRequests(t, "the hand-over and a release", w.passed(), "Txn", "Txn")
+	release(t, awaitHold(t, place))
+	wantRequests(t, "hand-over and Release", rec.takeLog(), "Txn", "Txn")
 }
 
 // Other clients, and readers of the line, ignore markers.
 // Promise: LockDelay
 func TestMarker_ignoredByOtherClients(t *testing.T) {
-	eachRival(t, func(t *testing.T, r rival, c *stile.Client, name string) {
+	forEachForeignClient(t, func(t *testing.T, r foreignClient, c *stile.Client, name string) {
 		st := newStore(t, server(t).Client(t), "")
 		se := openSession(t, st)
 		order := mark(t, enqueue(t, se, name))
@@ -101,13 +101,13 @@ func TestMarker_ignoredByOtherClients(t *testing.T) {
 		wantMarkers(t, name, order)
 		for _, prefix := range []string{name, ".stile"} {
 			if lines, err := st.Lines(t.Context(), prefix); err != nil || len(lines) > 0 {
-				t.Errorf("the lines that begin with %q are %+v, %v; want none", prefix, lines, err)
+				t.Errorf("Lines with prefix %q: got %+v, %v; want none", prefix, lines, err)
 			}
 		}
 		acquired, leave := r.join(t, name)
-		wait(t, acquired, "the rival's lock")
+		wait(t, acquired, "the foreign client acquires the lock")
 		leave()
-		release(t, lock(t, c, name)) // has no LockDelay
+		release(t, lock(t, c, name)) // it has no LockDelay
 		if err := st.Capabilities().ClearMarks(t.Context(), name, []uint64{order}); err != nil {
 			t.Fatal(err)
 		}
@@ -119,23 +119,23 @@ func TestMarker_ignoredByOtherClients(t *testing.T) {
 // the marker would look like that of a hold that was not released.
 // Promise: LockDelay
 func TestMarker_lateAttemptIsVoid(t *testing.T) {
-	for how, leave := range map[string]func(context.Context, *joined) error{
-		"withdrawn":   func(ctx context.Context, j *joined) error { return j.Withdraw(ctx) },
-		"to go later": func(ctx context.Context, j *joined) error { return j.Extensions().WithdrawAfter(ctx, time.Minute) },
+	for how, leave := range map[string]func(context.Context, *testEntry) error{
+		"withdrawn":       func(ctx context.Context, j *testEntry) error { return j.Withdraw(ctx) },
+		"withdrawn later": func(ctx context.Context, j *testEntry) error { return j.Extensions().WithdrawAfter(ctx, time.Minute) },
 	} {
 		t.Run(how, func(t *testing.T) {
 			t.Parallel()
-			cli, now := tampered(t)
+			cli, intercept := interceptedClient(t)
 			name := newName(t)
 			j := enqueue(t, openSession(t, newStore(t, cli, "")), name)
-			late := nextIsLate(now)
+			late := delayNextTxn(intercept)
 			mark(t, j)
 			if err := leave(t.Context(), j); err != nil {
 				t.Fatal(err)
 			}
-			late.arrives(t)
+			late.deliver(t)
 			if markers := markersOf(t, server(t).Client(t), name); len(markers) > 0 {
-				t.Errorf("the late attempt has left %q", markers)
+				t.Errorf("the late attempt left markers %q", markers)
 			}
 		})
 	}
@@ -145,46 +145,47 @@ func TestMarker_lateAttemptIsVoid(t *testing.T) {
 // again.
 func TestMarker_entryGoneBeforeMark(t *testing.T) {
 	t.Parallel()
-	cli, now := tampered(t)
+	cli, intercept := interceptedClient(t)
 	name := newName(t)
-	c := newDelayedClient(t, newStore(t, cli, ""), ample, time.Minute)
-	release(t, lock(t, c, newName(t))) // so that the session is there
+	c := newLockDelayClient(t, newStore(t, cli, ""), longTTL, time.Minute)
+	release(t, lock(t, c, newName(t))) // opens the session
 	var txns atomic.Int32
-	f := tampering(func(_ context.Context, request string, carryOut func() error) error {
+	f := handler(func(_ context.Context, request string, send func() error) error {
 		if request == "Txn" {
 			if txns.Add(1) == 2 {
 				removeKeys(t, name)
 			}
 		}
-		return carryOut()
+		return send()
 	})
-	now.Store(&f)
+	intercept.Store(&f)
 	h := lock(t, c, name)
-	now.Store(nil)
+	intercept.Store(nil)
 	wantMarkers(t, name, h.Token()>>11)
 	release(t, h)
 	wantMarkers(t, name)
 }
 
-// The marker was left and the reply lost: leaving it again finds it, and leaves no second one.
+// A marker is left and the reply is lost. The repeated request finds the marker and leaves no
+// second one.
 // Promise: LockDelay
 func TestMarker_inDoubtIsLeftOnce(t *testing.T) {
 	t.Parallel()
-	cli, now := tampered(t)
+	cli, intercept := interceptedClient(t)
 	name := newName(t)
 	j := enqueue(t, openSession(t, newStore(t, cli, "")), name)
 	var lost atomic.Bool
-	f := tampering(func(_ context.Context, _ string, carryOut func() error) error {
-		err := carryOut()
+	f := handler(func(_ context.Context, _ string, send func() error) error {
+		err := send()
 		if !lost.Swap(true) {
 			return errLost
 		}
 		return err
 	})
-	now.Store(&f)
+	intercept.Store(&f)
 	order := mark(t, j)
 	if !lost.Load() {
-		t.Fatal("the scenario has failed: no reply was lost")
+		t.Fatal("precondition failed: no reply was lost")
 	}
 	wantMarkers(t, name, order)
 	j.withdraw(t)
@@ -196,21 +197,21 @@ func TestMarker_inDoubtIsLeftOnce(t *testing.T) {
 // Promise: LockDelay
 func TestMarker_deletedWithReplacedEntry(t *testing.T) {
 	t.Parallel()
-	cli, now := tampered(t)
+	cli, intercept := interceptedClient(t)
 	name := newName(t)
 	se := openSession(t, newStore(t, cli, ""))
 	old := enqueue(t, se, name)
 	order := mark(t, old)
-	f := tampering(func(context.Context, string, func() error) error { return errLost })
-	now.Store(&f)
-	if err := old.Withdraw(until(t, 100*time.Millisecond)); err == nil {
-		t.Fatal("Withdraw succeeded with the cluster out of reach")
+	f := handler(func(context.Context, string, func() error) error { return errLost })
+	intercept.Store(&f)
+	if err := old.Withdraw(contextFor(t, 100*time.Millisecond)); err == nil {
+		t.Fatal("Withdraw, cluster unreachable: got no error")
 	}
 	wantMarkers(t, name, order)
-	now.Store(nil)
+	intercept.Store(nil)
 	next := enqueue(t, se, name)
 	if second := mark(t, next); second == order {
-		t.Errorf("the next entry has the order of the old one, %d", second)
+		t.Errorf("the next entry has the order %d of the old one", second)
 	}
 	next.withdraw(t)
 	wantMarkers(t, name)
@@ -219,8 +220,8 @@ func TestMarker_deletedWithReplacedEntry(t *testing.T) {
 func TestClearMarks_many(t *testing.T) {
 	t.Parallel()
 	const (
-		many  = 301     // of which one request can delete 128
-		first = 1 << 40 // which no entry has: the server is young
+		many  = 301     // one request can delete 128
+		first = 1 << 40 // larger than the order of any entry
 	)
 	cli, name := server(t).Client(t), newName(t)
 	orders := make([]uint64, 0, many)
@@ -239,21 +240,21 @@ func TestClearMarks_many(t *testing.T) {
 	j.await(t, store.Admitted)
 	unreleased, err := j.Extensions().Mark(t.Context())
 	if err != nil || len(unreleased) != many {
-		t.Fatalf("Mark returned %d entries, %v; want %d", len(unreleased), err, many)
+		t.Fatalf("Mark: got %d unreleased entries, %v; want %d", len(unreleased), err, many)
 	}
 	for i, e := range unreleased {
 		if e.Order != orders[i] || !e.Owner.IsZero() {
-			t.Fatalf("unreleased entry %d is %+v, want one of order %d, of nobody", i, e, orders[i])
+			t.Fatalf("unreleased entry %d: got %+v, want order %d and no owner", i, e, orders[i])
 		}
 	}
 	if err := st.Capabilities().ClearMarks(t.Context(), name, orders); err != nil {
 		t.Fatal(err)
 	}
 	if unreleased, err = j.Extensions().Mark(t.Context()); err != nil || len(unreleased) > 0 {
-		t.Errorf("when they are cleared, Mark returned %d entries, %v; want none", len(unreleased), err)
+		t.Errorf("Mark after ClearMarks: got %d unreleased entries, %v; want none", len(unreleased), err)
 	}
 	if n := len(markersOf(t, cli, name)); n != 1 {
-		t.Errorf("there are %d markers, want the entry's own", n)
+		t.Errorf("got %d markers, want the entry's own", n)
 	}
 	j.withdraw(t)
 }

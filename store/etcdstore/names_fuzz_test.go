@@ -10,8 +10,8 @@ import (
 	"github.com/stilelock/stile/store"
 )
 
-// Every key that is made for a name is read as that name's, and is none of those that are made for another name. What Stile
-// keeps for itself is not read as anybody's entry.
+// Every key of an entry or marker of a name is read as that name's, and not as another name's.
+// Markers and epoch keys are not read as entries.
 func FuzzKeysOfNames(f *testing.F) {
 	for _, seed := range []struct {
 		prefix, name, other string
@@ -41,7 +41,7 @@ func FuzzKeysOfNames(f *testing.F) {
 			key := k.entry(name, id, nonce)
 			got, read, ok := k.parse(&mvccpb.KeyValue{Key: []byte(key), Lease: lease})
 			if !ok || got != name || read != nonce {
-				t.Errorf("key %q of lock %q is read as one of %q with the nonce %q, %v", key, name, got, read, ok)
+				t.Errorf("key %q of lock %q is read as one of %q with nonce %q, %v", key, name, got, read, ok)
 			}
 			if !strings.HasPrefix(key, k.line(name)) {
 				t.Errorf("key %q is not read with the line of %q", key, name)
@@ -50,26 +50,27 @@ func FuzzKeysOfNames(f *testing.F) {
 		order := uint64(lease) & store.MaxOrder
 		marker := &mvccpb.KeyValue{Key: []byte(k.marker(name, order)), Lease: lease}
 		if found := k.unreleased(name, []*mvccpb.KeyValue{marker}, nil); len(found) != 1 || found[0].Order != order {
-			t.Errorf("the marker %q of the entry with the order %d is read as %+v", marker.Key, order, found)
+			t.Errorf("marker %q of the entry with order %d is read as %+v", marker.Key, order, found)
 		}
 		for _, own := range []*mvccpb.KeyValue{marker, {Key: []byte(k.epoch(id)), Lease: lease}} {
 			if got, _, ok := k.parse(own); ok {
-				t.Errorf("key %q, which is not an entry's, is read as one of lock %q", own.Key, got)
+				t.Errorf("key %q, which is not an entry, is read as an entry of lock %q", own.Key, got)
 			}
 		}
 		if name == other {
 			return
 		}
 		if cs, _ := k.contenders(other, []*mvccpb.KeyValue{{Key: []byte(k.entry(name, id, "")), Lease: lease}}); len(cs) > 0 {
-			t.Errorf("an entry of lock %q stands in the line of lock %q", name, other)
+			t.Errorf("an entry of lock %q is read in the line of lock %q", name, other)
 		}
 		if strings.HasPrefix(string(marker.Key), k.markers(other)) {
-			t.Errorf("the marker %q of an entry of lock %q is read as one of lock %q", marker.Key, name, other)
+			t.Errorf("marker %q of an entry of lock %q is read as one of lock %q", marker.Key, name, other)
 		}
 	})
 }
 
-// Whatever is under a line's name, no reading of it panics, and each key is an entry there, a stray, or none of its business.
+// No key or value under a line's name makes contenders panic. Each key is an entry, a stray, or,
+// below another slash, ignored.
 func FuzzContenders(f *testing.F) {
 	for _, seed := range []struct {
 		name, key string
@@ -80,7 +81,7 @@ func FuzzContenders(f *testing.F) {
 		{"a", "a/1f-NONCE", 0x1f, `{"stile":1,"mode":"slot/3"}`},
 		{"a", "a/1f", 0x2e, `{"stile":1,"session":"1f"}`},
 		{"a", "a/b/1f", 0x1f, ""},
-		{"a", "a/README", 0, "who reads this?"},
+		{"a", "a/README", 0, "not an entry"},
 		{"a", "a/", 0x1f, ""},
 		{"a", "a/1f-NONCE", 0x1f, `{"stile":1,"mode":"exclusive"`},
 	} {
@@ -95,7 +96,7 @@ func FuzzContenders(f *testing.F) {
 		found, strays := k.contenders(name, []*mvccpb.KeyValue{kv})
 		below := strings.Contains(strings.TrimPrefix(key, k.line(name)), "/")
 		if n := len(found) + len(strays); below && n != 0 || !below && n != 1 {
-			t.Errorf("key %q with lease %x is read for lock %q as the entries %+v and the strays %q", key, lease, name, found, strays)
+			t.Errorf("key %q with lease %x is read for lock %q as entries %+v and strays %q", key, lease, name, found, strays)
 		}
 		for _, c := range found {
 			if e := storeEntry(c); e.Order != 7 || e.Foreign && !e.Owner.IsZero() {

@@ -19,12 +19,13 @@ import (
 	"github.com/stilelock/stile/store"
 )
 
-// keyOf returns the only key under a lock's name.
-func keyOf(t *testing.T, name string) *mvccpb.KeyValue {
+// requireKey returns the only key under a lock's name. The test fails if there is none or there are
+// several.
+func requireKey(t *testing.T, name string) *mvccpb.KeyValue {
 	t.Helper()
 	resp, err := server(t).Client(t).Get(t.Context(), name+"/", clientv3.WithPrefix())
 	if err != nil || len(resp.Kvs) != 1 {
-		t.Fatalf("under %q there is %v, %v; want one key", name, resp, err)
+		t.Fatalf("lock %q: got keys %v, %v; want one", name, resp, err)
 	}
 	return resp.Kvs[0]
 }
@@ -36,7 +37,7 @@ func TestWithdrawAfter_keepsKey(t *testing.T) {
 	se := openSession(t, st)
 	j := enqueue(t, se, name)
 	order := j.await(t, store.Admitted).Order
-	before := keyOf(t, name)
+	before := requireKey(t, name)
 	if err := j.Extensions().WithdrawAfter(t.Context(), time.Hour); err != nil {
 		t.Fatal(err)
 	}
@@ -44,32 +45,32 @@ func TestWithdrawAfter_keepsKey(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	after := keyOf(t, name)
+	after := requireKey(t, name)
 	if string(after.Key) != string(before.Key) || after.CreateRevision != before.CreateRevision {
-		t.Errorf("the key was %q of revision %d, and is %q of %d", before.Key, before.CreateRevision, after.Key, after.CreateRevision)
+		t.Errorf("key before: %q, revision %d; after: %q, revision %d; want no change", before.Key, before.CreateRevision, after.Key, after.CreateRevision)
 	}
 	if after.Lease == before.Lease || after.Lease == 0 {
-		t.Errorf("the lease was %x, and is %x", before.Lease, after.Lease)
+		t.Errorf("lease before: %x; after: %x; want another one", before.Lease, after.Lease)
 	}
 	var e store.Entry
-	await(t, "a reading that tells how much time is left", func() bool {
+	eventually(t, "a read returns the remaining time", func() bool {
 		l, err := st.Line(t.Context(), name)
 		if err != nil || len(l.Entries) != 1 || len(l.Remarks) != 0 {
-			t.Fatalf("the line is %+v, %v; want the entry, and nothing to remark", l, err)
+			t.Fatalf("got line %+v, %v; want the entry and no remarks", l, err)
 		}
 		e = l.Entries[0]
-		return e.Remaining != 0 // a busy server is not waited for
+		return e.Remaining != 0 // zero if a busy server did not reply in time
 	})
 	if e.Order != order || !e.Admitted || e.Foreign || e.Owner.Host != "test" {
-		t.Errorf("the entry is %+v, want the one of order %d, admitted, with its owner", e, order)
+		t.Errorf("got entry %+v, want order %d, admitted, with its owner", e, order)
 	}
 	if e.Remaining < 50*time.Minute || e.Remaining > time.Hour {
-		t.Errorf("the entry has %v left, want almost an hour", e.Remaining)
+		t.Errorf("got remaining time %v, want almost an hour", e.Remaining)
 	}
 	removeKeys(t, name)
 }
 
-// The key that the session's next entry would have is in use.
+// The key that the session's next entry would have is still in use.
 // Promise: P1
 func TestWithdrawAfter_nextEntryHasAnotherKey(t *testing.T) {
 	t.Parallel()
@@ -80,17 +81,17 @@ func TestWithdrawAfter_nextEntryHasAnotherKey(t *testing.T) {
 	if err := first.Extensions().WithdrawAfter(t.Context(), time.Hour); err != nil {
 		t.Fatal(err)
 	}
-	outlasting := keyOf(t, name)
+	outlasting := requireKey(t, name)
 	key := string(outlasting.Key)
 	second := enqueue(t, se, name)
 	if st := second.await(t, store.Waiting); st.Ahead != 1 {
-		t.Errorf("the next entry waits behind %d, want the one before", st.Ahead)
+		t.Errorf("%d entries are ahead of the next one, want 1", st.Ahead)
 	}
 	keys := keysUnder(t, server(t).Client(t), name)
 	if len(keys) != 2 || keys[0] != key || !strings.HasPrefix(keys[1], key+"-") {
-		t.Errorf("the keys are %q, want %q and one with a nonce", keys, key)
+		t.Errorf("got keys %q, want %q and one with a nonce", keys, key)
 	}
-	// Its time is over.
+	// The time of the first entry is over.
 	if _, err := server(t).Client(t).Revoke(t.Context(), clientv3.LeaseID(outlasting.Lease)); err != nil {
 		t.Fatal(err)
 	}
@@ -100,12 +101,12 @@ func TestWithdrawAfter_nextEntryHasAnotherKey(t *testing.T) {
 
 // Other clients wait for an entry that outlasts its session as for any other.
 // Promise: P1
-func TestWithdrawAfter_rivalWaits(t *testing.T) {
+func TestWithdrawAfter_foreignClientWaits(t *testing.T) {
 	const d = 2 * time.Second
-	eachRival(t, func(t *testing.T, r rival, c *stile.Client, name string) {
+	forEachForeignClient(t, func(t *testing.T, r foreignClient, c *stile.Client, name string) {
 		hold := lock(t, c, name)
 		acquired, leave := r.join(t, name)
-		await(t, "the rival to stand in the line", func() bool {
+		eventually(t, "the foreign client is in the line", func() bool {
 			l, err := c.Line(t.Context(), name)
 			return err == nil && len(l.Waiters) == 1
 		})
@@ -116,21 +117,21 @@ func TestWithdrawAfter_rivalWaits(t *testing.T) {
 		if err := c.Close(t.Context()); err != nil {
 			t.Fatal(err)
 		}
-		wait(t, acquired, "the rival's lock")
+		wait(t, acquired, "the foreign client acquires the lock")
 		if after := time.Since(called); after < d {
-			t.Errorf("the rival was let in after %v, want %v at least", after, d)
+			t.Errorf("the foreign client acquired the lock after %v, want at least %v", after, d)
 		}
 		leave()
 	})
 }
 
-// grants keeps the ids of the leases that are asked for.
-type grants struct {
+// grantRecorder records the ids of the leases that are requested.
+type grantRecorder struct {
 	mu  sync.Mutex
 	ids []clientv3.LeaseID
 }
 
-func (g *grants) see(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoke grpc.UnaryInvoker,
+func (g *grantRecorder) intercept(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoke grpc.UnaryInvoker,
 	opts ...grpc.CallOption,
 ) error {
 	if grant, ok := req.(*pb.LeaseGrantRequest); ok && grant.ID != 0 {
@@ -141,64 +142,65 @@ func (g *grants) see(ctx context.Context, method string, req, reply any, cc *grp
 	return invoke(ctx, method, req, reply, cc, opts...)
 }
 
-// all returns the ids, each once.
-func (g *grants) all() []clientv3.LeaseID {
+// leaseIDs returns each id once.
+func (g *grantRecorder) leaseIDs() []clientv3.LeaseID {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	return slices.Compact(slices.Clone(g.ids))
 }
 
-// Each request may be lost on its way, and each reply.
+// Each request and each reply may be lost.
 // Promise: P5
 func TestWithdrawAfter_lostMessages(t *testing.T) {
 	t.Parallel()
-	for _, of := range []string{"LeaseGrant", "Txn"} {
+	for _, method := range []string{"LeaseGrant", "Txn"} {
 		for _, what := range []string{"request", "reply"} {
-			t.Run(of+" "+what, func(t *testing.T) {
+			t.Run(method+" "+what, func(t *testing.T) {
 				t.Parallel()
-				var leases grants
-				cli, now := tampered(t, leases.see)
+				var grants grantRecorder
+				cli, intercept := interceptedClient(t, grants.intercept)
 				name := newName(t)
 				se := openSession(t, newStore(t, cli, ""))
 				j := enqueue(t, se, name)
 				order := j.await(t, store.Admitted).Order
 				var losses atomic.Int32
-				f := tampering(func(_ context.Context, request string, carryOut func() error) error {
-					if request != of || losses.Add(1) > 2 {
-						return carryOut()
+				f := handler(func(_ context.Context, request string, send func() error) error {
+					if request != method || losses.Add(1) > 2 {
+						return send()
 					}
 					if what == "reply" {
-						_ = carryOut()
+						_ = send()
 					}
 					return errLost
 				})
-				now.Store(&f)
+				intercept.Store(&f)
 				if err := j.Extensions().WithdrawAfter(t.Context(), time.Hour); err != nil {
 					t.Fatal(err)
 				}
-				now.Store(nil)
+				intercept.Store(nil)
 				if n := losses.Load(); n < 2 {
-					t.Fatalf("the scenario has failed: %d messages were lost", n)
+					t.Fatalf("precondition failed: %d messages were lost, want 2", n)
 				}
 				if err := se.Close(t.Context()); err != nil {
 					t.Fatal(err)
 				}
-				// It stands for as long as it was asked to, under the only lease that was asked for.
-				kv := keyOf(t, name)
-				if ids := leases.all(); len(ids) != 1 || kv.Lease != int64(ids[0]) || kv.CreateRevision != int64(order) {
-					t.Errorf("asked for were the leases %x; the key is of revision %d, under %x; want one lease, and revision %d",
+				// The entry stays for the requested time, attached to the only lease that was
+				// requested.
+				kv := requireKey(t, name)
+				if ids := grants.leaseIDs(); len(ids) != 1 || kv.Lease != int64(ids[0]) || kv.CreateRevision != int64(order) {
+					t.Errorf("requested leases %x; key: revision %d, lease %x; want one lease, revision %d",
 						ids, kv.CreateRevision, kv.Lease, order)
 				}
 				direct := server(t).Client(t)
 				left, err := direct.TimeToLive(t.Context(), clientv3.LeaseID(kv.Lease))
 				if err != nil || left.TTL < 50*60 || left.TTL > 60*60 {
-					t.Errorf("the entry is to go in %+v seconds, %v; want almost an hour", left, err)
+					t.Errorf("time to live: got %+v, %v; want almost an hour", left, err)
 				}
 				if _, err := direct.Revoke(t.Context(), clientv3.LeaseID(kv.Lease)); err != nil {
 					t.Fatal(err)
 				}
 				if keys := keysUnder(t, direct, name); len(keys) > 0 {
-					t.Errorf("when the lease had ended there was %q", keys)
+					t.Errorf("got keys %q after the lease ended, want none", keys)
 				}
 			})
 		}
@@ -209,69 +211,69 @@ func TestWithdrawAfter_lostMessages(t *testing.T) {
 // Promise: P5
 func TestWithdrawAfter_newLeaseVanishes(t *testing.T) {
 	t.Parallel()
-	var leases grants
-	cli, now := tampered(t, leases.see)
+	var grants grantRecorder
+	cli, intercept := interceptedClient(t, grants.intercept)
 	direct, name := server(t).Client(t), newName(t)
 	se := openSession(t, newStore(t, cli, ""))
 	j := enqueue(t, se, name)
 	j.await(t, store.Admitted)
 	var revoked atomic.Bool
-	f := tampering(func(_ context.Context, request string, carryOut func() error) error {
+	f := handler(func(_ context.Context, request string, send func() error) error {
 		if request == "Txn" && !revoked.Swap(true) {
-			if _, err := direct.Revoke(t.Context(), leases.all()[0]); err != nil {
+			if _, err := direct.Revoke(t.Context(), grants.leaseIDs()[0]); err != nil {
 				t.Error(err)
 			}
 		}
-		return carryOut()
+		return send()
 	})
-	now.Store(&f)
+	intercept.Store(&f)
 	if err := j.Extensions().WithdrawAfter(t.Context(), time.Hour); err != nil {
 		t.Fatal(err)
 	}
-	if ids := leases.all(); len(ids) != 2 || keyOf(t, name).Lease != int64(ids[1]) {
-		t.Errorf("asked for were the leases %x; the key is under %x, want the second", ids, keyOf(t, name).Lease)
+	if ids := grants.leaseIDs(); len(ids) != 2 || requireKey(t, name).Lease != int64(ids[1]) {
+		t.Errorf("requested leases %x; key's lease: got %x, want the second", ids, requireKey(t, name).Lease)
 	}
-	// This is no reason to think that the session is lost.
+	// The session is not lost.
 	if err := se.Confirm(t.Context()); err != nil {
 		t.Errorf("Confirm: %v", err)
 	}
 	j.withdraw(t)
 }
 
-// As above, and the caller gives up at that moment: the missing lease is not taken for the
-// session's.
+// As above, and the caller gives up at that moment. The error about the missing lease must not end
+// the session.
 func TestWithdrawAfter_newLeaseVanishesAsCallerGivesUp(t *testing.T) {
 	t.Parallel()
-	var leases grants
-	cli, now := tampered(t, leases.see)
+	var grants grantRecorder
+	cli, intercept := interceptedClient(t, grants.intercept)
 	direct, name := server(t).Client(t), newName(t)
 	se := openSession(t, newStore(t, cli, ""))
 	j := enqueue(t, se, name)
 	j.await(t, store.Admitted)
 	ctx, cancel := context.WithCancel(t.Context())
-	f := tampering(func(_ context.Context, request string, carryOut func() error) error {
+	f := handler(func(_ context.Context, request string, send func() error) error {
 		if request != "Txn" {
-			return carryOut()
+			return send()
 		}
 		if ctx.Err() == nil {
-			if _, err := direct.Revoke(t.Context(), leases.all()[0]); err != nil {
+			if _, err := direct.Revoke(t.Context(), grants.leaseIDs()[0]); err != nil {
 				t.Error(err)
 			}
 		}
-		err := carryOut()
+		err := send()
 		cancel()
 		return err
 	})
-	now.Store(&f)
+	intercept.Store(&f)
 	if err := j.Extensions().WithdrawAfter(ctx, time.Hour); !errors.Is(err, context.Canceled) || errors.Is(err, store.ErrSessionLost) {
-		t.Errorf("WithdrawAfter returned %v, want that its context has ended", err)
+		t.Errorf("WithdrawAfter: got %v, want Canceled and not ErrSessionLost", err)
 	}
 	if err := se.Confirm(t.Context()); err != nil {
 		t.Errorf("Confirm: %v", err)
 	}
-	await(t, "the entry to be under another lease", func() bool {
-		ids := leases.all()
-		return keyOf(t, name).Lease == int64(ids[len(ids)-1])
+	eventually(t, "the entry is attached to another lease", func() bool {
+		ids := grants.leaseIDs()
+		return requireKey(t, name).Lease == int64(ids[len(ids)-1])
 	})
 	j.withdraw(t)
 }
@@ -279,41 +281,42 @@ func TestWithdrawAfter_newLeaseVanishesAsCallerGivesUp(t *testing.T) {
 // Promise: P5
 func TestWithdrawAfter_brokenEntryLeavesNoLease(t *testing.T) {
 	t.Parallel()
-	var leases grants
-	cli, now := tampered(t, leases.see)
+	var grants grantRecorder
+	cli, intercept := interceptedClient(t, grants.intercept)
 	direct, name := server(t).Client(t), newName(t)
 	j := enqueue(t, openSession(t, newStore(t, cli, "")), name)
 	j.await(t, store.Admitted)
-	f := tampering(func(_ context.Context, request string, carryOut func() error) error {
+	f := handler(func(_ context.Context, request string, send func() error) error {
 		if request == "Txn" {
-			removeKeys(t, name) // after the session could have heard of it
+			removeKeys(t, name) // too late for the session to be notified
 		}
-		return carryOut()
+		return send()
 	})
-	now.Store(&f)
+	intercept.Store(&f)
 	if err := j.Extensions().WithdrawAfter(t.Context(), time.Hour); !errors.Is(err, store.ErrGone) {
-		t.Errorf("WithdrawAfter of an entry that was broken returned %v, want ErrGone", err)
+		t.Errorf("WithdrawAfter of a broken entry: got %v, want ErrGone", err)
 	}
-	now.Store(nil)
-	for _, id := range leases.all() {
+	intercept.Store(nil)
+	for _, id := range grants.leaseIDs() {
 		if resp, err := direct.TimeToLive(t.Context(), id); err != nil || resp.TTL != -1 {
-			t.Errorf("the lease %x is left: %+v, %v", id, resp, err)
+			t.Errorf("lease %x is left: %+v, %v", id, resp, err)
 		}
 	}
 	if err := j.Ticket.Withdraw(t.Context()); !errors.Is(err, store.ErrGone) {
-		t.Errorf("Withdraw after that returned %v, want ErrGone", err)
+		t.Errorf("Withdraw after that: got %v, want ErrGone", err)
 	}
 }
 
-// An attempt to put the entry in is left in doubt. Clearing up after it must not take out the entry, which stands on.
+// An attempt to insert the entry is left in doubt. The cleanup after it must not delete the entry,
+// which outlasts the session.
 func TestWithdrawAfter_entryInDoubt(t *testing.T) {
 	t.Parallel()
-	cli, now := tampered(t)
+	cli, intercept := interceptedClient(t)
 	direct, name := server(t).Client(t), newName(t)
 	se := openSession(t, newStore(t, cli, ""))
 	var txns atomic.Int32
-	f := tampering(func(_ context.Context, request string, carryOut func() error) error {
-		err := carryOut()
+	f := handler(func(_ context.Context, request string, send func() error) error {
+		err := send()
 		if request == "Txn" {
 			if txns.Add(1) == 1 {
 				return errLost
@@ -321,18 +324,18 @@ func TestWithdrawAfter_entryInDoubt(t *testing.T) {
 		}
 		return err
 	})
-	now.Store(&f)
+	intercept.Store(&f)
 	j := enqueue(t, se, name)
 	order := j.await(t, store.Admitted).Order
 	if txns.Load() < 2 {
-		t.Fatal("the scenario has failed: no attempt was in doubt")
+		t.Fatal("precondition failed: no attempt was in doubt")
 	}
 	if err := j.Extensions().WithdrawAfter(t.Context(), time.Hour); err != nil {
 		t.Fatal(err)
 	}
-	await(t, "the epoch key to be written", func() bool { return epochVersion(t, direct, se) > 0 })
-	if kv := keyOf(t, name); kv.CreateRevision != int64(order) {
-		t.Errorf("the key is of revision %d, want %d", kv.CreateRevision, order)
+	eventually(t, "the epoch key is written", func() bool { return epochVersion(t, direct, se) > 0 })
+	if kv := requireKey(t, name); kv.CreateRevision != int64(order) {
+		t.Errorf("key: got revision %d, want %d", kv.CreateRevision, order)
 	}
 	j.withdraw(t)
 }
@@ -341,38 +344,38 @@ func TestWithdrawAfter_entryInDoubt(t *testing.T) {
 // can still be withdrawn.
 func TestWithdrawAfter_thenWithdraw(t *testing.T) {
 	t.Parallel()
-	cli, now := tampered(t)
+	cli, intercept := interceptedClient(t)
 	name := newName(t)
 	se := openSession(t, newStore(t, cli, ""))
 	j := enqueue(t, se, name)
 	j.await(t, store.Admitted)
-	f := tampering(func(_ context.Context, request string, carryOut func() error) error {
-		err := carryOut()
+	f := handler(func(_ context.Context, request string, send func() error) error {
+		err := send()
 		if request == "Txn" {
 			return errLost
 		}
 		return err
 	})
-	now.Store(&f)
-	lease := keyOf(t, name).Lease
+	intercept.Store(&f)
+	lease := requireKey(t, name).Lease
 	direct := server(t).Client(t)
-	ctx := endsWhen(t, "the entry to be under another lease", func() bool {
+	ctx := contextUntil(t, "the entry is attached to another lease", func() bool {
 		resp, err := direct.Get(t.Context(), name+"/"+se.ID())
 		return err == nil && len(resp.Kvs) == 1 && resp.Kvs[0].Lease != lease
 	})
 	if err := j.Extensions().WithdrawAfter(ctx, time.Hour); !errors.Is(err, context.Canceled) {
-		t.Errorf("WithdrawAfter without a reply returned %v, want the end of its context", err)
+		t.Errorf("WithdrawAfter without a reply: got %v, want Canceled", err)
 	}
 	if err := se.Close(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	now.Store(nil)
-	keyOf(t, name)
+	intercept.Store(nil)
+	requireKey(t, name)
 	if err := j.Ticket.Withdraw(t.Context()); err != nil {
 		t.Error(err)
 	}
 	if keys := keysUnder(t, server(t).Client(t), name); len(keys) > 0 {
-		t.Errorf("after that there is %v", keys)
+		t.Errorf("got keys %v after Withdraw, want none", keys)
 	}
 }
 

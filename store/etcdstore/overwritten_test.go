@@ -15,7 +15,8 @@ import (
 	"github.com/stilelock/stile/store/etcdstore"
 )
 
-// overwrite does what an operator does who leaves a note with etcdctl put: the key stays, without its lease.
+// overwrite does what etcdctl put does when an operator leaves a note: the key stays, but without
+// its lease.
 func overwrite(t *testing.T, key string) {
 	t.Helper()
 	cli := server(t).Client(t)
@@ -24,12 +25,12 @@ func overwrite(t *testing.T, key string) {
 		Then(clientv3.OpPut(key, "seen by the operators")).
 		Commit()
 	if err != nil || !resp.Succeeded {
-		t.Fatalf("the scenario has failed: key %q was not overwritten: %v", key, err)
+		t.Fatalf("precondition failed: key %q was not overwritten: %v", key, err)
 	}
 }
 
-// keyOfSession returns the key of a session's exclusive entry.
-func keyOfSession(name string, se store.Session) string { return name + "/" + se.ID() }
+// sessionKey returns the key of a session's exclusive entry.
+func sessionKey(name string, se store.Session) string { return name + "/" + se.ID() }
 
 // An overwritten key has no lease and would stay after its owner's death. The owner deletes it, and
 // is notified before another entry is admitted.
@@ -39,21 +40,21 @@ func TestOverwrittenKey_holderNotifiedBeforeNext(t *testing.T) {
 	name := newName(t)
 	se := openSession(t, newStore(t, server(t).Client(t), ""))
 	other := openSession(t, newStore(t, server(t).Client(t), ""))
-	told := make(chan struct{})
+	notified := make(chan struct{})
 	held, err := se.Enqueue(t.Context(), store.Request{Name: name, Mode: line.Exclusive, Notify: func(st store.Standing) {
 		if st.State == store.Gone {
-			close(told)
+			close(notified)
 		}
 	}})
 	if err != nil {
 		t.Fatal(err)
 	}
-	await(t, "its key to be watched", func() bool { return etcdstore.WatchesHeld(se, name) })
+	eventually(t, "its key is watched", func() bool { return etcdstore.KeyWatched(se, name) })
 	admitted := make(chan bool, 1)
 	_, err = other.Enqueue(t.Context(), store.Request{Name: name, Mode: line.Exclusive, Notify: func(st store.Standing) {
 		if st.State == store.Admitted {
 			select {
-			case <-told:
+			case <-notified:
 				admitted <- true
 			default:
 				admitted <- false
@@ -64,17 +65,17 @@ func TestOverwrittenKey_holderNotifiedBeforeNext(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	overwrite(t, keyOfSession(name, se))
+	overwrite(t, sessionKey(name, se))
 	select {
 	case before := <-admitted:
 		if !before {
-			t.Error("another was let in before the owner was told")
+			t.Error("another entry was admitted before the owner was notified")
 		}
-	case <-until(t, soon).Done():
-		t.Fatal("nobody else was let in")
+	case <-contextFor(t, testTimeout).Done():
+		t.Fatal("no other entry was admitted")
 	}
 	if err := held.Withdraw(t.Context()); !errors.Is(err, store.ErrGone) {
-		t.Errorf("Withdraw: %v, want ErrGone", err)
+		t.Errorf("Withdraw: got %v, want ErrGone", err)
 	}
 }
 
@@ -89,14 +90,14 @@ func TestOverwrittenKey_notifiedAfterWaiting(t *testing.T) {
 	first.await(t, store.Admitted)
 	held := enqueue(t, se, name)
 	held.await(t, store.Waiting)
-	await(t, "its line to be watched", func() bool { return etcdstore.Watches(se, name) })
+	eventually(t, "its line is watched", func() bool { return etcdstore.LineWatched(se, name) })
 	first.withdraw(t)
 	held.await(t, store.Admitted)
-	await(t, "its key to be watched", func() bool { return etcdstore.WatchesHeld(se, name) })
+	eventually(t, "its key is watched", func() bool { return etcdstore.KeyWatched(se, name) })
 
-	overwrite(t, keyOfSession(name, se))
-	held.gone(t)
-	await(t, "its key to be deleted", func() bool { return !there(t, server(t).Client(t), name) })
+	overwrite(t, sessionKey(name, se))
+	held.awaitGone(t)
+	eventually(t, "its key is deleted", func() bool { return !keyExists(t, server(t).Client(t), name) })
 }
 
 // A waiter whose key is overwritten is notified by the read with which the watch of its key starts.
@@ -109,48 +110,49 @@ func TestOverwrittenKey_waiterNotifiedOnAdmission(t *testing.T) {
 	first.await(t, store.Admitted)
 	held := enqueue(t, se, name)
 	held.await(t, store.Waiting)
-	await(t, "its line to be watched", func() bool { return etcdstore.Watches(se, name) })
-	overwrite(t, keyOfSession(name, se))
+	eventually(t, "its line is watched", func() bool { return etcdstore.LineWatched(se, name) })
+	overwrite(t, sessionKey(name, se))
 	first.withdraw(t)
 	held.await(t, store.Admitted)
-	held.gone(t)
-	await(t, "its key to be deleted", func() bool { return !there(t, server(t).Client(t), name) })
+	held.awaitGone(t)
+	eventually(t, "its key is deleted", func() bool { return !keyExists(t, server(t).Client(t), name) })
 }
 
 // The owner of an overwritten entry closes its session at once. The key is deleted all the same.
 // Promise: P5
 func TestOverwrittenKey_deletedByClose(t *testing.T) {
 	t.Parallel()
-	cli, now := tampered(t)
+	cli, intercept := interceptedClient(t)
 	name := newName(t)
 	se := openSession(t, newStore(t, cli, ""))
 	held := enqueue(t, se, name)
 	held.await(t, store.Admitted)
-	await(t, "its key to be watched", func() bool { return etcdstore.WatchesHeld(se, name) })
+	eventually(t, "its key is watched", func() bool { return etcdstore.KeyWatched(se, name) })
 	var closing atomic.Bool
-	f := tampering(func(ctx context.Context, request string, carryOut func() error) error {
+	f := handler(func(ctx context.Context, request string, send func() error) error {
 		if request == "Txn" && !closing.Load() {
 			<-ctx.Done()
 			return ctx.Err()
 		}
-		return carryOut()
+		return send()
 	})
-	now.Store(&f)
-	overwrite(t, keyOfSession(name, se))
-	held.gone(t)
+	intercept.Store(&f)
+	overwrite(t, sessionKey(name, se))
+	held.awaitGone(t)
 	closing.Store(true)
 	if err := se.Close(t.Context()); err != nil {
 		t.Error(err)
 	}
-	if there(t, server(t).Client(t), name) {
+	if keyExists(t, server(t).Client(t), name) {
 		t.Error("the key is still there")
 	}
 }
 
-// An entry that was overwritten was not released, so its marker stays, also if the session's next entry has to delete the key.
+// An overwritten entry was not released, so its marker stays, even if the session's next entry has
+// to delete the key.
 func TestOverwrittenKey_markerStays(t *testing.T) {
 	t.Parallel()
-	cli, now := tampered(t)
+	cli, intercept := interceptedClient(t)
 	name := newName(t)
 	se := openSession(t, newStore(t, cli, ""))
 	held := enqueue(t, se, name)
@@ -158,22 +160,22 @@ func TestOverwrittenKey_markerStays(t *testing.T) {
 	if _, err := held.Extensions().Mark(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	await(t, "its key to be watched", func() bool { return etcdstore.WatchesHeld(se, name) })
+	eventually(t, "its key is watched", func() bool { return etcdstore.KeyWatched(se, name) })
 	var deleting atomic.Bool
-	joined := make(chan struct{})
-	f := tampering(func(_ context.Context, request string, carryOut func() error) error {
+	nextJoined := make(chan struct{})
+	f := handler(func(_ context.Context, request string, send func() error) error {
 		if request == "Txn" && !deleting.Swap(true) {
-			<-joined
+			<-nextJoined
 		}
-		return carryOut()
+		return send()
 	})
-	now.Store(&f)
-	overwrite(t, keyOfSession(name, se))
-	held.gone(t)
-	await(t, "the key to be being deleted", deleting.Load)
+	intercept.Store(&f)
+	overwrite(t, sessionKey(name, se))
+	held.awaitGone(t)
+	eventually(t, "the deletion of the key has begun", deleting.Load)
 	enqueue(t, se, name).await(t, store.Admitted)
-	close(joined)
-	if !there(t, server(t).Client(t), ".stile/traces/"+name) {
+	close(nextJoined)
+	if !keyExists(t, server(t).Client(t), ".stile/traces/"+name) {
 		t.Error("the marker is gone")
 	}
 }
@@ -188,8 +190,8 @@ func TestOverwrittenKey_stillExcludes(t *testing.T) {
 			t.Parallel()
 			name := newName(t)
 			st := newStore(t, server(t).Client(t), "")
-			times := byEvents()
-			times.HeldWatchDelay = never // the owner never hears of it
+			times := noPollingTimes()
+			times.HeldWatchDelay = longInterval // the owner is never notified
 			st.SetTimes(times)
 			se := openSession(t, st)
 			if _, err := se.Enqueue(t.Context(), store.Request{Name: name, Mode: mode}); err != nil {
@@ -198,18 +200,18 @@ func TestOverwrittenKey_stillExcludes(t *testing.T) {
 			key := keysUnder(t, server(t).Client(t), name)[0]
 			overwrite(t, key)
 
-			c := newClient(t, server(t).Client(t), ample)
+			c := newClient(t, server(t).Client(t), longTTL)
 			var held *stile.HeldError
 			if _, err := c.Mutex(name).TryLock(t.Context()); !errors.As(err, &held) || held.Holder == nil ||
 				!held.Holder.Foreign || held.Holder.Session != se.ID() {
-				t.Fatalf("TryLock: %v, want a HeldError that names the session", err)
+				t.Fatalf("TryLock: got %v, want a HeldError that names the session", err)
 			}
 			l, err := c.Line(t.Context(), name)
 			if err != nil || len(l.Holders) != 1 {
-				t.Fatalf("the line is %+v, %v", l, err)
+				t.Fatalf("got line %+v, %v", l, err)
 			}
 			if remarks := strings.Join(l.Remarks, "\n"); !strings.Contains(remarks, key) || !strings.Contains(remarks, "broken") {
-				t.Errorf("the remarks %q do not say what to do about %s", l.Remarks, key)
+				t.Errorf("got remarks %q, want advice about %s", l.Remarks, key)
 			}
 			if _, err := c.Break(t.Context(), name, l.Holders[0].Token); err != nil {
 				t.Fatal(err)
@@ -224,11 +226,11 @@ func TestLine_ignoresKeysResemblingEntries(t *testing.T) {
 	t.Parallel()
 	name := newName(t)
 	for _, key := range []string{"4c01db0b339c", "202611220930", "1732264800000-retry", "001122334455"} {
-		if _, err := server(t).Client(t).Put(t.Context(), name+"/"+key, "somebody's"); err != nil {
+		if _, err := server(t).Client(t).Put(t.Context(), name+"/"+key, "another program's"); err != nil {
 			t.Fatal(err)
 		}
 	}
-	c := newClient(t, server(t).Client(t), ample)
+	c := newClient(t, server(t).Client(t), longTTL)
 	h, err := c.Mutex(name).TryLock(t.Context())
 	if err != nil {
 		t.Fatal(err)
@@ -240,20 +242,20 @@ func TestLine_ignoresKeysResemblingEntries(t *testing.T) {
 // prefix.
 func TestLine_ignoresEpochKeysOfPrefixedStore(t *testing.T) {
 	t.Parallel()
-	cli, now := tampered(t)
+	cli, intercept := interceptedClient(t)
 	name := newName(t)
 	se := openSession(t, newStore(t, cli, name+"/"))
-	late := nextIsLate(now)
-	ctx := endsWhen(t, "an attempt to be made", late.held.Load)
+	late := delayNextTxn(intercept)
+	ctx := contextUntil(t, "an attempt is made", late.captured.Load)
 	if _, err := tryEnqueue(ctx, se, "a", false); err == nil {
-		t.Fatal("the scenario has failed: the lock was had")
+		t.Fatal("precondition failed: the lock was acquired")
 	}
-	await(t, "the epoch key to be written", func() bool { return there(t, server(t).Client(t), name+"/.stile") })
+	eventually(t, "the epoch key is written", func() bool { return keyExists(t, server(t).Client(t), name+"/.stile") })
 
-	c := newClient(t, server(t).Client(t), ample)
+	c := newClient(t, server(t).Client(t), longTTL)
 	l, err := c.Line(t.Context(), name+"/.stile")
 	if err != nil || len(l.Holders) > 0 {
-		t.Errorf("the line is %+v, %v; want nobody", l, err)
+		t.Errorf("got line %+v, %v; want no holders", l, err)
 	}
 	release(t, lock(t, c, name+"/.stile"))
 }

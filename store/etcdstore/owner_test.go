@@ -17,11 +17,11 @@ import (
 	"github.com/stilelock/stile/store/etcdstore"
 )
 
-func setOwner(ctx context.Context, j *joined, reason string) error {
+func setOwner(ctx context.Context, j *testEntry, reason string) error {
 	return j.Extensions().SetOwner(ctx, store.Owner{Host: "test", Reason: reason})
 }
 
-// onlyKey returns the only key under a name; nil if there is none.
+// onlyKey returns the only key under a lock's name, or nil if there is none.
 func onlyKey(t *testing.T, name string) *mvccpb.KeyValue {
 	t.Helper()
 	resp, err := server(t).Client(t).Get(t.Context(), name+"/", clientv3.WithPrefix())
@@ -34,18 +34,18 @@ func onlyKey(t *testing.T, name string) *mvccpb.KeyValue {
 	case 1:
 		return resp.Kvs[0]
 	}
-	t.Fatalf("there are %d keys under %q", len(resp.Kvs), name)
+	t.Fatalf("got %d keys under %q, want at most one", len(resp.Kvs), name)
 	return nil
 }
 
 // The watch of an entry's key must not take the owner's own put for an overwrite.
-func TestSetOwner_notTakenForOverwrite(t *testing.T) {
+func TestSetOwner_isNotAnOverwrite(t *testing.T) {
 	t.Parallel()
 	name := newName(t)
 	se := openSession(t, newStore(t, server(t).Client(t), ""))
 	j := enqueue(t, se, name)
 	j.await(t, store.Admitted)
-	await(t, "its key to be watched", func() bool { return etcdstore.WatchesHeld(se, name) })
+	eventually(t, "its key is watched", func() bool { return etcdstore.KeyWatched(se, name) })
 	before := onlyKey(t, name)
 	for n := range 3 {
 		if err := setOwner(t.Context(), j, fmt.Sprint("reason ", n)); err != nil {
@@ -55,19 +55,19 @@ func TestSetOwner_notTakenForOverwrite(t *testing.T) {
 	after := onlyKey(t, name)
 	if after.CreateRevision != before.CreateRevision || after.Lease != before.Lease || string(after.Key) != string(before.Key) ||
 		after.Version < before.Version+3 || !strings.Contains(string(after.Value), "reason 2") {
-		t.Errorf("the key was %+v, and is %+v", before, after)
+		t.Errorf("key before: %+v; after: %+v", before, after)
 	}
-	// The watch tells of the deletion after all that was put.
+	// The watch delivers the deletion after all puts.
 	if _, err := server(t).Client(t).Delete(t.Context(), string(after.Key)); err != nil {
 		t.Fatal(err)
 	}
 	select {
-	case st := <-j.heard:
+	case st := <-j.standings:
 		if st.State != store.Gone || !strings.Contains(st.Cause.Error(), "it was broken") {
-			t.Errorf("the entry was changed and then deleted, and its owner hears %+v", st)
+			t.Errorf("got standing %+v, want Gone, because it was broken", st)
 		}
-	case <-time.After(soon):
-		t.Fatal("the entry was deleted, and its owner was not told")
+	case <-time.After(testTimeout):
+		t.Fatal("the entry was deleted, and its owner was not notified")
 	}
 }
 
@@ -77,27 +77,27 @@ func TestSetOwner_notTakenForOverwrite(t *testing.T) {
 func TestSetOwner_doesNotRestoreOverwrittenEntry(t *testing.T) {
 	t.Parallel()
 	name := newName(t)
-	cli, now := tampered(t)
+	cli, intercept := interceptedClient(t)
 	se := openSession(t, newStore(t, cli, ""))
 	j := enqueue(t, se, name)
 	j.await(t, store.Admitted)
-	// The request was on its way when the key was overwritten.
-	f := tampering(func(_ context.Context, request string, carryOut func() error) error {
+	// The request is in flight when the key is overwritten.
+	f := handler(func(_ context.Context, request string, send func() error) error {
 		if request == "Txn" {
-			now.Store(nil)
-			overwrite(t, keyOfSession(name, se))
+			intercept.Store(nil)
+			overwrite(t, sessionKey(name, se))
 		}
-		return carryOut()
+		return send()
 	})
-	now.Store(&f)
+	intercept.Store(&f)
 	if err := setOwner(t.Context(), j, "mine"); !errors.Is(err, store.ErrGone) {
-		t.Errorf("SetOwner of an entry that was overwritten returned %v, want an error matching ErrGone", err)
+		t.Errorf("SetOwner of an overwritten entry: got %v, want ErrGone", err)
 	}
 	if kv := onlyKey(t, name); kv != nil && kv.Lease != 0 {
-		t.Errorf("the key is %+v, and was overwritten", kv)
+		t.Errorf("got key %+v, want one without a lease", kv)
 	}
-	j.gone(t)
-	await(t, "its key to be deleted", func() bool { return !there(t, server(t).Client(t), name) })
+	j.awaitGone(t)
+	eventually(t, "its key is deleted", func() bool { return !keyExists(t, server(t).Client(t), name) })
 }
 
 // A key that was deleted and created again is another entry, whichever client created it.
@@ -105,14 +105,14 @@ func TestSetOwner_doesNotRestoreOverwrittenEntry(t *testing.T) {
 func TestSetOwner_sparesNewerEntry(t *testing.T) {
 	t.Parallel()
 	name := newName(t)
-	cli, now := tampered(t)
+	cli, intercept := interceptedClient(t)
 	se := openSession(t, newStore(t, cli, ""))
 	j := enqueue(t, se, name)
 	j.await(t, store.Admitted)
-	key := keyOfSession(name, se)
-	f := tampering(func(_ context.Context, request string, carryOut func() error) error {
+	key := sessionKey(name, se)
+	f := handler(func(_ context.Context, request string, send func() error) error {
 		if request == "Txn" {
-			now.Store(nil)
+			intercept.Store(nil)
 			direct := server(t).Client(t)
 			if _, err := direct.Delete(t.Context(), key); err != nil {
 				t.Error(err)
@@ -121,14 +121,14 @@ func TestSetOwner_sparesNewerEntry(t *testing.T) {
 				t.Error(err)
 			}
 		}
-		return carryOut()
+		return send()
 	})
-	now.Store(&f)
+	intercept.Store(&f)
 	if err := setOwner(t.Context(), j, "mine"); !errors.Is(err, store.ErrGone) {
-		t.Errorf("SetOwner of an entry whose key is another's returned %v, want an error matching ErrGone", err)
+		t.Errorf("SetOwner of an entry whose key was created again: got %v, want ErrGone", err)
 	}
 	if kv := onlyKey(t, name); kv == nil || string(kv.Value) != "another" {
-		t.Errorf("the other entry's key is %+v", kv)
+		t.Errorf("other entry's key: got %+v, want it unchanged", kv)
 	}
 }
 
@@ -136,18 +136,18 @@ func TestSetOwner_sparesNewerEntry(t *testing.T) {
 // outlasts the session on a lease of its own. It must have no effect.
 // Promise: P1
 func TestSetOwner_lateAttemptIsVoid(t *testing.T) {
-	for how, leave := range map[string]func(context.Context, *joined) error{
-		"withdrawn":   func(ctx context.Context, j *joined) error { return j.Withdraw(ctx) },
-		"to go later": func(ctx context.Context, j *joined) error { return j.Extensions().WithdrawAfter(ctx, time.Minute) },
-		"changed":     func(ctx context.Context, j *joined) error { return setOwner(ctx, j, "later") },
+	for how, leave := range map[string]func(context.Context, *testEntry) error{
+		"withdrawn":       func(ctx context.Context, j *testEntry) error { return j.Withdraw(ctx) },
+		"withdrawn later": func(ctx context.Context, j *testEntry) error { return j.Extensions().WithdrawAfter(ctx, time.Minute) },
+		"changed":         func(ctx context.Context, j *testEntry) error { return setOwner(ctx, j, "later") },
 	} {
 		t.Run(how, func(t *testing.T) {
 			t.Parallel()
-			cli, now := tampered(t)
+			cli, intercept := interceptedClient(t)
 			name := newName(t)
 			j := enqueue(t, openSession(t, newStore(t, cli, "")), name)
 			j.await(t, store.Admitted)
-			late := nextIsLate(now)
+			late := delayNextTxn(intercept)
 			if err := setOwner(t.Context(), j, "mine"); err != nil {
 				t.Fatal(err)
 			}
@@ -155,10 +155,10 @@ func TestSetOwner_lateAttemptIsVoid(t *testing.T) {
 				t.Fatal(err)
 			}
 			before := onlyKey(t, name)
-			late.arrives(t)
+			late.deliver(t)
 			after := onlyKey(t, name)
 			if before == nil && after != nil || before != nil && after.ModRevision != before.ModRevision {
-				t.Errorf("the key was %+v, and after the late attempt is %+v", before, after)
+				t.Errorf("key before the late attempt: %+v; after: %+v; want no change", before, after)
 			}
 		})
 	}
@@ -166,12 +166,12 @@ func TestSetOwner_lateAttemptIsVoid(t *testing.T) {
 
 // Other clients wait for the deletion of the key ahead. A put is not one.
 // Promise: P1
-func TestSetOwner_rivalKeepsWaiting(t *testing.T) {
-	eachRival(t, func(t *testing.T, r rival, c *stile.Client, name string) {
+func TestSetOwner_foreignClientKeepsWaiting(t *testing.T) {
+	forEachForeignClient(t, func(t *testing.T, r foreignClient, c *stile.Client, name string) {
 		j := enqueue(t, openSession(t, newStore(t, server(t).Client(t), "")), name)
 		j.await(t, store.Admitted)
 		acquired, leave := r.join(t, name)
-		await(t, "the rival to stand in the line", func() bool {
+		eventually(t, "the foreign client is in the line", func() bool {
 			l, err := c.Line(t.Context(), name)
 			return err == nil && len(l.Waiters) == 1 && l.Waiters[0].Foreign
 		})
@@ -181,12 +181,12 @@ func TestSetOwner_rivalKeepsWaiting(t *testing.T) {
 			}
 			select {
 			case <-acquired:
-				t.Fatal("the rival holds the lock beside Stile")
+				t.Fatal("Stile and the foreign client both hold the lock")
 			case <-time.After(100 * time.Millisecond):
 			}
 		}
 		j.withdraw(t)
-		wait(t, acquired, "the rival's lock")
+		wait(t, acquired, "the foreign client acquires the lock")
 		leave()
 	})
 }
@@ -204,16 +204,16 @@ func TestEnqueue_twiceInOneLineHasTwoKeys(t *testing.T) {
 	second.await(t, store.Waiting)
 	l, err := st.Line(t.Context(), name)
 	if err != nil || len(l.Entries) != 2 || len(l.Remarks) > 0 {
-		t.Fatalf("the line is %+v, %v; want both entries", l, err)
+		t.Fatalf("got line %+v, %v; want both entries", l, err)
 	}
 	for _, e := range l.Entries {
 		if e.Mode != line.Exclusive || e.Session != se.ID() {
-			t.Errorf("the line shows %+v, want an exclusive entry of session %s", e, se.ID())
+			t.Errorf("got entry %+v, want an exclusive one of session %s", e, se.ID())
 		}
 	}
 	first.withdraw(t)
 	second.await(t, store.Admitted)
-	third := enqueue(t, se, name) // has the key of the first
+	third := enqueue(t, se, name) // it has the key of the first
 	third.await(t, store.Waiting)
 	second.withdraw(t)
 	third.await(t, store.Admitted)

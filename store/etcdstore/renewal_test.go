@@ -18,51 +18,52 @@ import (
 	"github.com/stilelock/stile/store/etcdstore"
 )
 
-// shortened is a stream whose renewals are answered with a TTL that is less by a second, as those are that etcd's gRPC proxy
-// answers with what it has heard before.
-type shortened struct {
+// shortTTLStream is a stream on which the replies to renewals contain a TTL that is shorter by a
+// second, like the replies that etcd's gRPC proxy sends from its cache.
+type shortTTLStream struct {
 	grpc.ClientStream
-	now *atomic.Bool
+	enabled *atomic.Bool
 }
 
-func (s shortened) RecvMsg(m any) error {
+func (s shortTTLStream) RecvMsg(m any) error {
 	err := s.ClientStream.RecvMsg(m)
-	if resp, ok := m.(*pb.LeaseKeepAliveResponse); ok && s.now.Load() {
+	if resp, ok := m.(*pb.LeaseKeepAliveResponse); ok && s.enabled.Load() {
 		resp.TTL--
 	}
 	return err
 }
 
-// The reply is to an earlier renewal, and it is unknown to which.
+// A TTL that is shorter than the granted one shows that the reply is to an earlier renewal, and it
+// is unknown to which.
 func TestConfirm_shorterTTLInReply(t *testing.T) {
 	t.Parallel()
-	var less atomic.Bool
-	shorten := func(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string, open grpc.Streamer,
+	var shorten atomic.Bool
+	intercept := func(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string, open grpc.Streamer,
 		opts ...grpc.CallOption,
 	) (grpc.ClientStream, error) {
 		s, err := open(ctx, desc, cc, method, opts...)
-		return shortened{s, &less}, err
+		return shortTTLStream{s, &shorten}, err
 	}
 	cli := connectWith(t, clientv3.Config{
 		Endpoints:   []string{server(t).Endpoint()},
-		DialOptions: []grpc.DialOption{grpc.WithStreamInterceptor(shorten)},
+		DialOptions: []grpc.DialOption{grpc.WithStreamInterceptor(intercept)},
 	})
 	se := openSession(t, newStore(t, cli, ""))
 	if err := se.Confirm(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	less.Store(true)
+	shorten.Store(true)
 	if err := se.Confirm(t.Context()); err == nil || errors.Is(err, store.ErrSessionLost) || !strings.Contains(err.Error(), "proxy") {
-		t.Errorf("Confirm: %v, want an error that names a proxy, and a session that is not lost", err)
+		t.Errorf("Confirm: got %v, want an error that mentions a proxy and is not ErrSessionLost", err)
 	}
-	less.Store(false)
+	shorten.Store(false)
 	if err := se.Confirm(t.Context()); err != nil {
-		t.Errorf("Confirm, the proxy being gone: %v", err)
+		t.Errorf("Confirm without a proxy: %v", err)
 	}
 }
 
-// The session is lost at every moment between the request for an entry and its reply. The race detector sees whether the
-// two goroutines agree on the entry.
+// The session is lost at any moment between the request for an entry and its reply. The race
+// detector checks that the two goroutines synchronize their access to the entry.
 func TestSession_lostDuringEnqueue(t *testing.T) {
 	t.Parallel()
 	st := newStore(t, connect(t, server(t).Endpoint()), "")
@@ -71,16 +72,16 @@ func TestSession_lostDuringEnqueue(t *testing.T) {
 		var lost sync.WaitGroup
 		lost.Go(func() {
 			time.Sleep(rand.N(3 * time.Millisecond))
-			etcdstore.Lose(se)
+			etcdstore.LoseSession(se)
 		})
 		j, err := tryEnqueue(t.Context(), se, t.Name(), false)
 		lost.Wait()
 		switch {
 		case err == nil:
-			if st := <-j.heard; st.State == store.Admitted || st.State == store.Waiting {
-				st = <-j.heard
+			if st := <-j.standings; st.State == store.Admitted || st.State == store.Waiting {
+				st = <-j.standings
 				if !errors.Is(st.Cause, store.ErrSessionLost) {
-					t.Errorf("the entry's last standing is %+v, want the loss of the session", st)
+					t.Errorf("got last standing %+v, want cause ErrSessionLost", st)
 				}
 			}
 		case !errors.Is(err, store.ErrSessionLost):

@@ -15,7 +15,7 @@ import (
 // Promise: P6
 func TestSession_lostWhenDataAreRestored(t *testing.T) {
 	t.Parallel()
-	for what, since := range map[string]int{"at once": 0, "when others have written as much again": 100} {
+	for when, since := range map[string]int{"without later writes": 0, "with as many later writes": 100} {
 		e := startEtcd(t)
 		st := newStore(t, e.Client(t), "")
 		open := func() store.Session {
@@ -58,16 +58,16 @@ func TestSession_lostWhenDataAreRestored(t *testing.T) {
 		write(since)
 		for _, se := range []store.Session{holds, waits, idle} {
 			var err error
-			await(t, "an answer to a confirmation", func() bool {
+			eventually(t, "a confirmation is answered", func() bool {
 				err = se.Confirm(t.Context())
 				return err == nil || errors.Is(err, store.ErrSessionLost)
 			})
 			if err == nil && since == 0 {
-				t.Errorf("%s: a session was confirmed that has seen more than the cluster has", what)
+				t.Errorf("%s: Confirm succeeded for a session that has seen a later revision than the cluster's", when)
 			}
 		}
 		holder.await(t, store.Gone)
-		waiter.gone(t)
-		enqueue(t, open(), name).await(t, store.Admitted) // nothing of the others is in the way
+		waiter.awaitGone(t)
+		enqueue(t, open(), name).await(t, store.Admitted) // no entry of the others is left
 	}
 }

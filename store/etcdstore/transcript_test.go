@@ -20,20 +20,21 @@ import (
 	"github.com/stilelock/stile/internal/transcript"
 )
 
-// What Stile and etcd say to each other: testdata/transcript.txt. A scene in which the machine was so slow that a request
-// was made again is played again.
+// TestTranscript compares the requests to etcd, its replies and the results of the calls with
+// testdata/transcript.txt. A scene is run again if a request was repeated, because the machine was
+// slow.
 func TestTranscript(t *testing.T) {
 	etcd := startEtcd(t)
 	var text transcript.Transcript
 	for _, scene := range scenes {
 		text.Scene(scene.title, scene.about)
-		var s *stage
-		for s = newStage(t, etcd.Endpoint()); ; s = newStage(t, etcd.Endpoint()) {
-			scene.play(s)
-			if !s.disturbed() {
+		var s *transcriptEnv
+		for s = newTranscriptEnv(t, etcd.Endpoint()); ; s = newTranscriptEnv(t, etcd.Endpoint()) {
+			scene.run(s)
+			if !s.wasRetried() {
 				break
 			}
-			t.Logf("%s: a request was made again; the scene is played again", scene.title)
+			t.Logf("%s: a request was repeated; the scene is run again", scene.title)
 		}
 		text.Line("%s", s.text())
 	}
@@ -42,18 +43,18 @@ func TestTranscript(t *testing.T) {
 
 var scenes = []struct {
 	title, about string
-	play         func(*stage)
+	run          func(*transcriptEnv)
 }{
 	{
 		"A free lock", `
 "->" is a request to etcd, "<-" a reply or a watch event. The keys of the line begin with deploy/; an entry is
-the key deploy/<lease>. Revisions are counted from the first that matters: r1, r2, r3. The epoch key is one that does
-not exist as long as every request is answered.
+the key deploy/<lease>. Revisions are numbered in the order in which they are shown: r1, r2, r3. The epoch key does not
+exist as long as every request is answered.
 
 Left out: renewals; a client's own watch event of its release; the epoch key, which every request for an entry
-compares; and the new value that an entry gets after a second, with the time of acquisition.`,
-		func(s *stage) {
-			a := s.actor("A", never)
+compares; and the put that adds the time of acquisition to an entry's value after a second.`,
+		func(s *transcriptEnv) {
+			a := s.newClient("A", longInterval)
 			s.step(a.lock)
 			s.step(a.release)
 			s.step(a.closeClient)
@@ -61,247 +62,248 @@ compares; and the new value that an entry gets after a second, with the time of 
 	},
 	{
 		"A wait, and the hand-over", `
-B is not the first in the line, so it watches who leaves. After it has heard of A's leaving it asks nothing more.
-What happens in one paragraph happens at the same time: first stand A's lines, then B's.`,
-		func(s *stage) {
-			a, b := s.actor("A", never), s.actor("B", never)
+B is not first in the line, so it watches deletions in the line. When it receives the deletion of A's entry it sends no
+further request. Events in one paragraph are concurrent; A's are listed first.`,
+		func(s *transcriptEnv) {
+			a, b := s.newClient("A", longInterval), s.newClient("B", longInterval)
 			s.step(a.lock)
 			s.step(b.join)
-			s.step(a.release, b.hasLock)
+			s.step(a.release, b.awaitLock)
 			s.step(b.release)
 		},
 	},
 	{
 		"A loss", `
-A has held the lock for 200 ms, so it watches its own entry. Somebody deletes that.`,
-		func(s *stage) {
-			a := s.actor("A", time.Millisecond)
-			s.step(a.lock, a.watchesOwn)
-			s.step(a.entryIsDeleted, a.isTold)
+A has held the lock for 200 ms, so it watches its own entry. Another client deletes the entry.`,
+		func(s *transcriptEnv) {
+			a := s.newClient("A", time.Millisecond)
+			s.step(a.lock, a.watchKey)
+			s.step(a.deleteEntry, a.awaitLoss)
 			s.step(a.release)
 		},
 	},
 }
 
-// A stage has the actors of one scene, in a folder of its own in etcd, and what they have said.
-type stage struct {
+// A transcriptEnv is the environment of one scene: its clients, a key prefix of its own, and the
+// text so far.
+type transcriptEnv struct {
 	t        *testing.T
 	endpoint string
 	prefix   string
 
-	mu    sync.Mutex
-	said  strings.Builder
-	now   []remark          // of the step that is being played
-	names map[string]string // of keys and leases
-	revs  []int64
-	asked map[string]bool // requests that were made, with who made them
-	again bool            // one was made again, or was not answered
+	mu        sync.Mutex
+	out       strings.Builder
+	lines     []recordedLine    // of the current step
+	names     map[string]string // of keys
+	revisions []int64
+	sent      map[string]bool // requests that were sent, each after the client's name
+	retried   bool            // a request was repeated or not answered
 }
 
-type remark struct{ who, text string }
+type recordedLine struct{ client, text string }
 
-func newStage(t *testing.T, endpoint string) *stage {
-	return &stage{t: t, endpoint: endpoint, prefix: newName(t) + "/", names: map[string]string{}, asked: map[string]bool{}}
+func newTranscriptEnv(t *testing.T, endpoint string) *transcriptEnv {
+	return &transcriptEnv{t: t, endpoint: endpoint, prefix: newName(t) + "/", names: map[string]string{}, sent: map[string]bool{}}
 }
 
-func (s *stage) disturbed() bool { s.mu.Lock(); defer s.mu.Unlock(); return s.again }
-func (s *stage) text() string    { return strings.TrimRight(s.said.String(), "\n") }
+func (s *transcriptEnv) wasRetried() bool { s.mu.Lock(); defer s.mu.Unlock(); return s.retried }
+func (s *transcriptEnv) text() string     { return strings.TrimRight(s.out.String(), "\n") }
 
-// step plays what makes up one paragraph.
-func (s *stage) step(parts ...func()) {
+// step runs the parts of one paragraph, and writes what was recorded meanwhile.
+func (s *transcriptEnv) step(parts ...func()) {
 	for _, part := range parts {
 		part()
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	slices.SortStableFunc(s.now, func(a, b remark) int { return strings.Compare(a.who, b.who) })
-	for _, r := range s.now {
-		fmt.Fprintf(&s.said, "%s  %s\n", r.who, r.text)
+	slices.SortStableFunc(s.lines, func(a, b recordedLine) int { return strings.Compare(a.client, b.client) })
+	for _, r := range s.lines {
+		fmt.Fprintf(&s.out, "%s  %s\n", r.client, r.text)
 	}
-	s.said.WriteString("\n")
-	s.now = nil
+	s.out.WriteString("\n")
+	s.lines = nil
 }
 
-func (s *stage) say(who, format string, args ...any) {
+func (s *transcriptEnv) record(client, format string, args ...any) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.now = append(s.now, remark{who, fmt.Sprintf(format, args...)})
+	s.lines = append(s.lines, recordedLine{client, fmt.Sprintf(format, args...)})
 }
 
-// exchange adds a request and its answer.
-func (s *stage) exchange(who, request, answer string) {
+// recordExchange records a request and its answer.
+func (s *transcriptEnv) recordExchange(client, request, answer string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.again = s.again || s.asked[who+request]
-	s.asked[who+request] = true
-	s.now = append(s.now, remark{who, "  -> " + request}, remark{who, "  <- " + answer})
+	s.retried = s.retried || s.sent[client+request]
+	s.sent[client+request] = true
+	s.lines = append(s.lines, recordedLine{client, "  -> " + request}, recordedLine{client, "  <- " + answer})
 }
 
-func (s *stage) disturb() { s.mu.Lock(); defer s.mu.Unlock(); s.again = true }
+func (s *transcriptEnv) markRetried() { s.mu.Lock(); defer s.mu.Unlock(); s.retried = true }
 
-// heard waits until somebody has said text in this step.
-func (s *stage) heard(who, text string) {
+// awaitLine waits until a line of the client that contains text was recorded in this step.
+func (s *transcriptEnv) awaitLine(client, text string) {
 	s.t.Helper()
-	s.until(who+" has not said: "+text, func() bool {
+	s.eventually(client+" records: "+text, func() bool {
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		return s.again || slices.ContainsFunc(s.now, func(r remark) bool { return r.who == who && strings.Contains(r.text, text) })
+		return s.retried || slices.ContainsFunc(s.lines, func(r recordedLine) bool { return r.client == client && strings.Contains(r.text, text) })
 	})
 }
 
-func (s *stage) until(what string, f func() bool) {
+func (s *transcriptEnv) eventually(what string, f func() bool) {
 	s.t.Helper()
-	for late := time.Now().Add(soon); !f(); time.Sleep(time.Millisecond) {
-		if time.Now().After(late) {
-			s.t.Fatal(what)
+	for deadline := time.Now().Add(testTimeout); !f(); time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			s.t.Fatalf("not within %v: %s", testTimeout, what)
 		}
 	}
 }
 
-// An actor is a client of Stile, as another process would have it.
-type actor struct {
-	*stage
+// A transcriptClient is a Stile client with an etcd client of its own, as in another process.
+type transcriptClient struct {
+	*transcriptEnv
 	name   string
 	cli    *clientv3.Client
 	client *stile.Client
 	place  *stile.Place
 	hold   *stile.Hold
 
-	watchesNow chan struct{} // closed when it may watch its entry
-	leaving    atomic.Bool   // what it hears of its entry from then on is its own doing
+	keyWatchAllowed chan struct{} // closed when the client may watch its entry
+	leaving         atomic.Bool   // the client releases its lock: later events are not recorded
 }
 
-func (s *stage) actor(name string, lateWatch time.Duration) *actor {
+func (s *transcriptEnv) newClient(name string, heldWatchDelay time.Duration) *transcriptClient {
 	s.t.Helper()
-	a := &actor{stage: s, name: name, watchesNow: make(chan struct{})}
+	a := &transcriptClient{transcriptEnv: s, name: name, keyWatchAllowed: make(chan struct{})}
 	a.cli = connectWith(s.t, clientv3.Config{Endpoints: []string{s.endpoint}, DialOptions: []grpc.DialOption{
 		grpc.WithChainUnaryInterceptor(a.unary), grpc.WithChainStreamInterceptor(a.stream),
 	}})
 	st := newStore(s.t, a.cli, s.prefix)
-	times := byEvents()
-	times.HeldWatchDelay = lateWatch
+	times := noPollingTimes()
+	times.HeldWatchDelay = heldWatchDelay
 	st.SetTimes(times)
-	a.client = newClientOf(s.t, st, ample)
+	a.client = newClientOn(s.t, st, longTTL)
 	return a
 }
 
-func (a *actor) lock() {
-	a.say(a.name, "Lock")
+func (a *transcriptClient) lock() {
+	a.record(a.name, "Lock")
 	hold, err := a.client.Mutex("deploy").Lock(a.t.Context())
 	if err != nil {
 		a.t.Fatal(err)
 	}
 	a.hold = hold
-	a.returns("Lock returns")
+	a.recordHold("Lock returns")
 }
 
-func (a *actor) returns(what string) {
-	a.say(a.name, "%s: the token is %s << 11", what, a.rev(int64(a.hold.Token()>>11)))
+func (a *transcriptClient) recordHold(what string) {
+	a.record(a.name, "%s; token %s << 11", what, a.revision(int64(a.hold.Token()>>11)))
 }
 
-func (a *actor) join() {
-	a.say(a.name, "Join")
+func (a *transcriptClient) join() {
+	a.record(a.name, "Join")
 	place, err := a.client.Mutex("deploy").Join(a.t.Context())
 	if err != nil {
 		a.t.Fatal(err)
 	}
 	a.place = place
-	a.heard(a.name, "-> read the line") // closes the gap before the watch
-	a.until("it waits for one", func() bool { return a.place.Ahead() == 1 })
-	a.say(a.name, "Ahead returns 1")
+	a.awaitLine(a.name, "-> read the line") // the read covers what happened before the watch
+	a.eventually("one entry is ahead", func() bool { return a.place.Ahead() == 1 })
+	a.record(a.name, "Ahead returns 1")
 }
 
-func (a *actor) hasLock() {
+func (a *transcriptClient) awaitLock() {
 	hold, err := a.place.Wait(a.t.Context())
 	if err != nil {
 		a.t.Fatal(err)
 	}
 	a.hold = hold
-	a.returns("the place is ready")
+	a.recordHold("the place is ready")
 }
 
-func (a *actor) release() {
-	a.say(a.name, "Release")
+func (a *transcriptClient) release() {
+	a.record(a.name, "Release")
 	a.leaving.Store(true)
 	if err := a.hold.Release(a.t.Context()); err != nil {
-		a.say(a.name, "Release returns an error: %v", a.tidy(err.Error()))
+		a.record(a.name, "Release returns an error: %v", a.normalize(err.Error()))
 		return
 	}
-	a.say(a.name, "Release returns")
+	a.record(a.name, "Release returns")
 }
 
-func (a *actor) closeClient() {
-	a.say(a.name, "Close")
+func (a *transcriptClient) closeClient() {
+	a.record(a.name, "Close")
 	if err := a.client.Close(a.t.Context()); err != nil {
 		a.t.Fatal(err)
 	}
-	a.say(a.name, "Close returns")
+	a.record(a.name, "Close returns")
 }
 
-func (a *actor) watchesOwn() {
-	close(a.watchesNow)
-	a.heard(a.name, "-> read A's entry")
+func (a *transcriptClient) watchKey() {
+	close(a.keyWatchAllowed)
+	a.awaitLine(a.name, "-> read A's entry")
 }
 
-func (a *actor) entryIsDeleted() {
-	a.say(".", "somebody deletes A's entry")
+func (a *transcriptClient) deleteEntry() {
+	a.record(".", "another client deletes A's entry")
 	other := connect(a.t, a.endpoint)
 	if _, err := other.Delete(a.t.Context(), a.prefix+"deploy/", clientv3.WithPrefix()); err != nil {
 		a.t.Fatal(err)
 	}
 }
 
-func (a *actor) isTold() {
+func (a *transcriptClient) awaitLoss() {
 	<-a.hold.Lost()
-	a.say(a.name, "the hold's context ends: %s", a.tidy(a.hold.Err().Error()))
+	a.record(a.name, "the hold's context ends: %s", a.normalize(a.hold.Err().Error()))
 }
 
-// tidy takes out of a text what differs from run to run.
-func (a *actor) tidy(text string) string {
-	text = strings.ReplaceAll(text, fmt.Sprint(a.hold.Token()), a.rev(int64(a.hold.Token()>>11))+" << 11")
+// normalize replaces the parts of a text that differ from run to run.
+func (a *transcriptClient) normalize(text string) string {
+	text = strings.ReplaceAll(text, fmt.Sprint(a.hold.Token()), a.revision(int64(a.hold.Token()>>11))+" << 11")
 	return strings.ReplaceAll(text, strings.TrimPrefix(a.endpoint, "http://"), "127.0.0.1:2379")
 }
 
-// unary writes down requests that are answered once.
-func (a *actor) unary(
+// unary records unary requests.
+func (a *transcriptClient) unary(
 	ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption,
 ) error {
 	switch req := req.(type) {
 	case *pb.LeaseGrantRequest, *pb.LeaseRevokeRequest, *pb.RangeRequest:
 	case *pb.TxnRequest:
-		if publishes(req) {
+		if setsObtained(req) {
 			return invoke(ctx, method, req, reply, cc, opts...)
 		}
-		a.learn(req)
+		a.nameKeys(req)
 	default:
 		return invoke(ctx, method, req, reply, cc, opts...)
 	}
 	if err := invoke(ctx, method, req, reply, cc, opts...); err != nil {
-		a.disturb()
+		a.markRetried()
 		return err
 	}
 	switch req := req.(type) {
 	case *pb.LeaseGrantRequest:
-		a.exchange(a.name, fmt.Sprintf("grant a lease of %d s", req.TTL), "granted")
+		a.recordExchange(a.name, fmt.Sprintf("grant a lease of %d s", req.TTL), "granted")
 	case *pb.LeaseRevokeRequest:
-		a.exchange(a.name, "revoke the lease, and with it all entries", "revoked")
+		a.recordExchange(a.name, "revoke the lease, which deletes all entries", "revoked")
 	case *pb.RangeRequest:
-		a.exchange(a.name, a.op(req), a.found(reply.(*pb.RangeResponse)))
+		a.recordExchange(a.name, a.describeRead(req), a.describeResult(reply.(*pb.RangeResponse)))
 	case *pb.TxnRequest:
 		a.txn(req, reply.(*pb.TxnResponse))
 	}
 	return nil
 }
 
-// publishes reports whether a request says since when a lock is held.
-func publishes(req *pb.TxnRequest) bool {
+// setsObtained reports whether a request sets since when a lock is held.
+func setsObtained(req *pb.TxnRequest) bool {
 	return slices.ContainsFunc(req.Success, func(op *pb.RequestOp) bool {
 		return strings.Contains(string(op.GetRequestPut().GetValue()), `"obtained":"2`)
 	})
 }
 
-// learn takes a key that is put as the actor's.
-func (a *actor) learn(req *pb.TxnRequest) {
+// nameKeys names the keys that are put after the client.
+func (a *transcriptClient) nameKeys(req *pb.TxnRequest) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	for _, op := range req.Success {
@@ -311,7 +313,7 @@ func (a *actor) learn(req *pb.TxnRequest) {
 	}
 }
 
-func (a *actor) key(key []byte) string {
+func (a *transcriptClient) key(key []byte) string {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if name := a.names[string(key)]; name != "" {
@@ -320,19 +322,19 @@ func (a *actor) key(key []byte) string {
 	return strings.TrimPrefix(string(key), a.prefix)
 }
 
-// rev names a revision by how many were named before it.
-func (a *actor) rev(rev int64) string {
+// revision returns the name of a revision: the first one that is named is r1, the next one r2.
+func (a *transcriptClient) revision(rev int64) string {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	i := slices.Index(a.revs, rev)
+	i := slices.Index(a.revisions, rev)
 	if i < 0 {
-		i = len(a.revs)
-		a.revs = append(a.revs, rev)
+		i = len(a.revisions)
+		a.revisions = append(a.revisions, rev)
 	}
 	return fmt.Sprintf("r%d", i+1)
 }
 
-func (a *actor) txn(req *pb.TxnRequest, resp *pb.TxnResponse) {
+func (a *transcriptClient) txn(req *pb.TxnRequest, resp *pb.TxnResponse) {
 	var ifs []string
 	for _, c := range req.Compare {
 		if strings.Contains(string(c.Key), "/.stile/") {
@@ -341,27 +343,27 @@ func (a *actor) txn(req *pb.TxnRequest, resp *pb.TxnResponse) {
 		what := a.key(c.Key)
 		switch {
 		case len(c.RangeEnd) > 0:
-			ifs = append(ifs, "nothing is below "+what)
+			ifs = append(ifs, "no key begins with "+what)
 		case c.GetCreateRevision() == 0:
-			ifs = append(ifs, what+" is not there")
+			ifs = append(ifs, what+" does not exist")
 		default:
-			ifs = append(ifs, fmt.Sprintf("%s is the one of %s", what, a.rev(c.GetCreateRevision())))
+			ifs = append(ifs, fmt.Sprintf("%s was created at %s", what, a.revision(c.GetCreateRevision())))
 		}
 	}
-	request := "if " + strings.Join(ifs, " and ") + ": " + a.ops(req.Success)
-	answer := "yes, at " + a.rev(resp.Header.Revision)
+	request := "if " + strings.Join(ifs, " and ") + ": " + a.describeOps(req.Success)
+	answer := "yes, at " + a.revision(resp.Header.Revision)
 	if !resp.Succeeded {
 		answer = "no"
 	}
 	for _, r := range resp.Responses {
 		if r := r.GetResponseRange(); r != nil && resp.Succeeded {
-			answer += "; " + a.found(r)
+			answer += "; " + a.describeResult(r)
 		}
 	}
-	a.exchange(a.name, request, answer)
+	a.recordExchange(a.name, request, answer)
 }
 
-func (a *actor) ops(ops []*pb.RequestOp) string {
+func (a *transcriptClient) describeOps(ops []*pb.RequestOp) string {
 	var texts []string
 	for _, op := range ops {
 		switch {
@@ -370,33 +372,33 @@ func (a *actor) ops(ops []*pb.RequestOp) string {
 		case op.GetRequestDeleteRange() != nil:
 			texts = append(texts, "delete "+a.key(op.GetRequestDeleteRange().Key))
 		default:
-			texts = append(texts, a.op(op.GetRequestRange()))
+			texts = append(texts, a.describeRead(op.GetRequestRange()))
 		}
 	}
 	return strings.Join(texts, ", ")
 }
 
-func (a *actor) op(r *pb.RangeRequest) string {
+func (a *transcriptClient) describeRead(r *pb.RangeRequest) string {
 	if len(r.RangeEnd) > 0 {
 		return "read the line"
 	}
 	return "read " + a.key(r.Key)
 }
 
-func (a *actor) found(r *pb.RangeResponse) string {
+func (a *transcriptClient) describeResult(r *pb.RangeResponse) string {
 	var there []string
 	for _, kv := range r.Kvs {
-		there = append(there, fmt.Sprintf("%s, of %s", a.key(kv.Key), a.rev(kv.CreateRevision)))
+		there = append(there, fmt.Sprintf("%s (%s)", a.key(kv.Key), a.revision(kv.CreateRevision)))
 	}
 	if len(there) == 0 {
-		return "nothing is there"
+		return "no keys"
 	}
 	slices.Sort(there)
-	return "there are: " + strings.Join(there, "; ")
+	return strings.Join(there, ", ")
 }
 
-// stream writes down watches.
-func (a *actor) stream(
+// stream records watches.
+func (a *transcriptClient) stream(
 	ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string, streamer grpc.Streamer, opts ...grpc.CallOption,
 ) (grpc.ClientStream, error) {
 	inner, err := streamer(ctx, desc, cc, method, opts...)
@@ -408,17 +410,17 @@ func (a *actor) stream(
 
 type watchStream struct {
 	grpc.ClientStream
-	a *actor
+	a *transcriptClient
 }
 
 func (w *watchStream) SendMsg(m any) error {
 	if create := m.(*pb.WatchRequest).GetCreateRequest(); create != nil {
-		what := "who leaves the line"
+		what := "deletions in the line"
 		if len(create.RangeEnd) == 0 {
-			<-w.a.watchesNow
-			what = "what happens to " + w.a.key(create.Key)
+			<-w.a.keyWatchAllowed
+			what = w.a.key(create.Key)
 		}
-		w.a.say(w.a.name, "  -> watch %s, from now on", what)
+		w.a.record(w.a.name, "  -> watch %s, from now on", what)
 	}
 	return w.ClientStream.SendMsg(m)
 }
@@ -430,9 +432,9 @@ func (w *watchStream) RecvMsg(m any) error {
 	resp := m.(*pb.WatchResponse)
 	switch {
 	case resp.Created:
-		w.a.say(w.a.name, "  <- watching")
+		w.a.record(w.a.name, "  <- watching")
 	case resp.Canceled:
-		w.a.disturb()
+		w.a.markRetried()
 	}
 	for _, ev := range resp.Events {
 		if w.a.leaving.Load() {
@@ -442,7 +444,7 @@ func (w *watchStream) RecvMsg(m any) error {
 		if ev.Type == mvccpb.Event_DELETE {
 			did = "deleted"
 		}
-		w.a.say(w.a.name, "  <- %s was %s at %s", w.a.key(ev.Kv.Key), did, w.a.rev(ev.Kv.ModRevision))
+		w.a.record(w.a.name, "  <- %s was %s at %s", w.a.key(ev.Kv.Key), did, w.a.revision(ev.Kv.ModRevision))
 	}
 	return nil
 }

@@ -13,31 +13,31 @@ import (
 	"github.com/stilelock/stile/store"
 )
 
-// watchAll watches all lines of a store and returns a channel that tells of calls.
+// watchAll watches all lines of a store. It returns a channel that receives a value for each call.
 func watchAll(t *testing.T, st store.Store) <-chan struct{} {
 	t.Helper()
 	calls := make(chan struct{}, 1000)
 	ctx, cancel := context.WithCancel(context.Background())
-	over := make(chan struct{})
+	ended := make(chan struct{})
 	go func() {
-		defer close(over)
+		defer close(ended)
 		err := st.Watch(ctx, "", func() { calls <- struct{}{} })
 		if !errors.Is(err, context.Canceled) {
 			t.Errorf("Watch: %v", err)
 		}
 	}()
-	t.Cleanup(func() { cancel(); <-over })
-	wait(t, calls, "the watch to stand")
+	t.Cleanup(func() { cancel(); <-ended })
+	wait(t, calls, "the watch is open")
 	return calls
 }
 
-// told waits for a call after which the line is of the given length.
-func told(t *testing.T, calls <-chan struct{}, st store.Store, name string, length int) {
+// awaitLength waits for a call after which the line has the given number of entries.
+func awaitLength(t *testing.T, calls <-chan struct{}, st store.Store, name string, length int) {
 	t.Helper()
 	for {
-		wait(t, calls, fmt.Sprintf("a call after which %d stand in the line", length))
+		wait(t, calls, fmt.Sprintf("a call after which the line has %d entries", length))
 		for {
-			// Who is told looks, again if there is no answer.
+			// The caller reads the line, and repeats a read that fails.
 			l, err := st.Line(t.Context(), name)
 			if err == nil && len(l.Entries) == length {
 				return
@@ -69,7 +69,7 @@ func TestWatch_survivesCompaction(t *testing.T) {
 	}
 	proxy.Reset()
 	proxy.Release()
-	told(t, calls, other, name, 1)
+	awaitLength(t, calls, other, name, 1)
 }
 
 // Promise: P7
@@ -81,10 +81,10 @@ func TestWatch_survivesServerRestart(t *testing.T) {
 	calls := watchAll(t, st)
 	se := openSession(t, st)
 	j := enqueue(t, se, name)
-	told(t, calls, st, name, 1)
+	awaitLength(t, calls, st, name, 1)
 	e.Restart()
 	j.withdraw(t)
-	told(t, calls, st, name, 0)
+	awaitLength(t, calls, st, name, 0)
 }
 
 // The watch's connection stops delivering data without an error. The other connection works.
@@ -96,30 +96,30 @@ func TestWatch_silentStreamOnlyDelays(t *testing.T) {
 	cli := connect(t, one.Addr(), two.Addr())
 	direct := newStore(t, server(t).Client(t), "")
 	se := openSession(t, direct)
-	await(t, "both ways to be open", func() bool {
+	eventually(t, "both connections are open", func() bool {
 		_, err := cli.Get(t.Context(), "x")
 		return err == nil && one.Connections() > 0 && two.Connections() > 0
 	})
 	st := newStore(t, cli, "")
-	times := byEvents()
-	times.ResyncInterval = 200 * time.Millisecond // what must tell if the watch does not
+	times := noPollingTimes()
+	times.ResyncInterval = 200 * time.Millisecond // replaces the watch
 	st.SetTimes(times)
 	calls := watchAll(t, st)
-	// We do not know which way the watch went: so both are silenced in turn.
-	for _, way := range []*testservers.Proxy{one, two} {
-		way.Hold()
+	// It is unknown which connection the watch uses, so each is silenced in turn.
+	for _, proxy := range []*testservers.Proxy{one, two} {
+		proxy.Hold()
 		j := enqueue(t, se, name)
-		told(t, calls, direct, name, 1)
+		awaitLength(t, calls, direct, name, 1)
 		j.withdraw(t)
-		told(t, calls, direct, name, 0)
-		way.Release()
+		awaitLength(t, calls, direct, name, 0)
+		proxy.Release()
 	}
 }
 
 // Changes of keys that are not about locks cause no call.
 func TestWatch_ignoresOtherKeys(t *testing.T) {
 	t.Parallel()
-	e := startEtcd(t) // of its own, where nobody else locks
+	e := startEtcd(t) // not shared, because other tests' locks cause calls
 	cli, name := e.Client(t), newName(t)
 	st := newStore(t, cli, "")
 	calls := watchAll(t, st)
@@ -132,35 +132,35 @@ func TestWatch_ignoresOtherKeys(t *testing.T) {
 		}
 	}
 	enqueue(t, openSession(t, st), name)
-	wait(t, calls, "the call for the entry") // which comes after all that the keys could cause
+	wait(t, calls, "there is a call for the entry") // it comes after any call that the keys could cause
 	if more := len(calls); more > 0 {
-		t.Errorf("there were %d calls besides the one for the entry", more)
+		t.Errorf("got %d calls besides the one for the entry, want none", more)
 	}
 }
 
 func TestWatch_readNotPermitted(t *testing.T) {
 	t.Parallel()
-	e := startWithUsers(t)
+	e := startEtcdWithAuth(t)
 	cli := connectWith(t, clientv3.Config{
-		Endpoints: []string{e.Endpoint()}, Username: "app", Password: "secret-of-app", DialTimeout: soon,
+		Endpoints: []string{e.Endpoint()}, Username: "app", Password: "secret-of-app", DialTimeout: testTimeout,
 	})
 	st := newStore(t, cli, "app/")
 	calls := watchAll(t, st)
 	held := enqueue(t, openSession(t, st), "lock")
-	told(t, calls, st, "lock", 1)
+	awaitLength(t, calls, st, "lock", 1)
 	waiter := enqueue(t, openSession(t, st), "lock")
 	waiter.await(t, store.Waiting)
 
 	for _, prefix := range []string{"", "lock"} {
-		ctx := until(t, soon)
-		err := newStore(t, cli, "elsewhere/").Watch(ctx, prefix, func() { t.Error("called, without the right to read") })
-		wantSays(t, err, "watch", fmt.Sprintf("%q", prefix), e.Endpoint(), "permission denied", "read and write", `"elsewhere/"`)
+		ctx := contextFor(t, testTimeout)
+		err := newStore(t, cli, "elsewhere/").Watch(ctx, prefix, func() { t.Error("called without permission to read") })
+		wantErrorContains(t, err, "watch", fmt.Sprintf("%q", prefix), e.Endpoint(), "permission denied", "read and write", `"elsewhere/"`)
 		if ctx.Err() != nil {
-			t.Error("it went on until its context ended")
+			t.Error("Watch did not return before its context ended")
 		}
 	}
-	// That has ended no other watch.
+	// The denied watches have ended no other watch.
 	held.withdraw(t)
 	waiter.await(t, store.Admitted)
-	told(t, calls, st, "lock", 1)
+	awaitLength(t, calls, st, "lock", 1)
 }

@@ -15,32 +15,32 @@ import (
 // ErrSessionLost alone would leave open whether the entry still stands.
 func TestWithdraw_sessionEndsMeanwhile(t *testing.T) {
 	t.Parallel()
-	cli, now := tampered(t)
+	cli, intercept := interceptedClient(t)
 	se := openSession(t, newStore(t, cli, ""))
 	j, err := tryEnqueue(t.Context(), se, newName(t), false)
 	if err != nil {
 		t.Fatal(err)
 	}
 	j.await(t, store.Admitted)
-	asked := make(chan struct{})
-	once := sync.OnceFunc(func() { close(asked) })
-	f := tampering(func(ctx context.Context, request string, carryOut func() error) error {
+	requested := make(chan struct{})
+	once := sync.OnceFunc(func() { close(requested) })
+	f := handler(func(ctx context.Context, request string, send func() error) error {
 		if request != "Txn" {
-			return carryOut()
+			return send()
 		}
 		once()
-		<-ctx.Done() // it never leaves the client
+		<-ctx.Done() // the request is not sent
 		return ctx.Err()
 	})
-	now.Store(&f)
+	intercept.Store(&f)
 	done := make(chan error, 1)
 	go func() { done <- j.Withdraw(t.Context()) }()
-	<-asked
+	<-requested
 	if err := se.Close(t.Context()); err != nil {
 		t.Error(err)
 	}
 	if err := <-done; !errors.Is(err, store.ErrGone) {
-		t.Errorf("Withdraw, whose session was closed meanwhile: %v, want ErrGone", err)
+		t.Errorf("Withdraw: got %v, want ErrGone", err)
 	}
 }
 
@@ -48,30 +48,30 @@ func TestWithdraw_sessionEndsMeanwhile(t *testing.T) {
 // it was, or the entry was gone before. The error is ErrNotKnown.
 // Promise: P5
 func TestWithdraw_afterUnansweredRequest(t *testing.T) {
-	for _, what := range []struct {
+	for _, tt := range []struct {
 		name  string
-		first func(t *testing.T, name string, carryOut func() error) // what becomes of the first request
+		first func(t *testing.T, name string, send func() error) // handles the first request
 		want  error
 	}{
-		{"carried out", func(t *testing.T, _ string, carryOut func() error) { succeed(t, carryOut()) }, store.ErrNotKnown},
+		{"carried out", func(t *testing.T, _ string, send func() error) { checkNoError(t, send()) }, store.ErrNotKnown},
 		{"evicted before", func(t *testing.T, name string, _ func() error) { removeKeys(t, name) }, store.ErrNotKnown},
 		{"not carried out", func(*testing.T, string, func() error) {}, nil},
 	} {
-		t.Run(what.name, func(t *testing.T) {
+		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
-			cli, now := tampered(t)
+			cli, intercept := interceptedClient(t)
 			name := newName(t)
 			j := enqueue(t, openSession(t, newStore(t, cli, "")), name)
 			j.await(t, store.Admitted)
-			f := firstTxn(func(carryOut func() error) error {
-				what.first(t, name, carryOut)
+			f := handleFirstTxn(func(send func() error) error {
+				tt.first(t, name, send)
 				return errLost
 			})
-			now.Store(&f)
-			if err := j.Withdraw(t.Context()); !errors.Is(err, what.want) || errors.Is(err, store.ErrGone) {
-				t.Errorf("Withdraw: %v, want %v", err, what.want)
+			intercept.Store(&f)
+			if err := j.Withdraw(t.Context()); !errors.Is(err, tt.want) || errors.Is(err, store.ErrGone) {
+				t.Errorf("Withdraw: got %v, want %v", err, tt.want)
 			}
-			if there(t, server(t).Client(t), name) {
+			if keyExists(t, server(t).Client(t), name) {
 				t.Error("the entry is still there")
 			}
 		})
@@ -82,18 +82,18 @@ func TestWithdraw_afterUnansweredRequest(t *testing.T) {
 // Promise: P5
 func TestWithdrawAfter_afterUnansweredRequest(t *testing.T) {
 	t.Parallel()
-	cli, now := tampered(t)
+	cli, intercept := interceptedClient(t)
 	name := newName(t)
 	j := enqueue(t, openSession(t, newStore(t, cli, "")), name)
 	j.await(t, store.Admitted)
-	f := firstTxn(func(carryOut func() error) error {
-		succeed(t, carryOut())
+	f := handleFirstTxn(func(send func() error) error {
+		checkNoError(t, send())
 		removeKeys(t, name)
 		return errLost
 	})
-	now.Store(&f)
-	if err := j.Extensions().WithdrawAfter(t.Context(), ample); !errors.Is(err, store.ErrNotKnown) || errors.Is(err, store.ErrGone) {
-		t.Errorf("WithdrawAfter: %v, want ErrNotKnown", err)
+	intercept.Store(&f)
+	if err := j.Extensions().WithdrawAfter(t.Context(), longTTL); !errors.Is(err, store.ErrNotKnown) || errors.Is(err, store.ErrGone) {
+		t.Errorf("WithdrawAfter: got %v, want ErrNotKnown", err)
 	}
 }
 
@@ -101,48 +101,48 @@ func TestWithdrawAfter_afterUnansweredRequest(t *testing.T) {
 // that the entry was deleted.
 // Promise: P5
 func TestWithdraw_slowClusterFirstReplyCounts(t *testing.T) {
-	for _, what := range []struct {
+	for _, tt := range []struct {
 		name    string
 		evicted bool
 		want    error
 	}{{"removed", false, nil}, {"evicted before", true, store.ErrGone}} {
-		t.Run(what.name, func(t *testing.T) {
+		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
-			cli, now := tampered(t)
+			cli, intercept := interceptedClient(t)
 			name := newName(t)
 			st := newStore(t, cli, "")
-			times := byEvents()
-			times.AnswerTimeout = never
+			times := noPollingTimes()
+			times.AnswerTimeout = longInterval
 			st.SetTimes(times)
 			j := enqueue(t, openSession(t, st), name)
 			j.await(t, store.Admitted)
-			var asked atomic.Int32
-			again := make(chan struct{})
-			f := tampering(func(ctx context.Context, request string, carryOut func() error) error {
+			var requests atomic.Int32
+			repeated := make(chan struct{})
+			f := handler(func(ctx context.Context, request string, send func() error) error {
 				if request != "Txn" {
-					return carryOut()
+					return send()
 				}
-				switch asked.Add(1) {
+				switch requests.Add(1) {
 				case 1:
-					if what.evicted {
+					if tt.evicted {
 						removeKeys(t, name)
 					}
-					err := carryOut()
-					<-again
-					select { // and a little later, if it is still waited for
+					err := send()
+					<-repeated
+					select { // the reply arrives a little later, unless the attempt is canceled
 					case <-ctx.Done():
 						return ctx.Err()
 					case <-time.After(10 * time.Millisecond):
 						return err
 					}
 				case 2:
-					defer close(again)
+					defer close(repeated)
 				}
-				return carryOut()
+				return send()
 			})
-			now.Store(&f)
-			if err := j.Withdraw(t.Context()); !errors.Is(err, what.want) || errors.Is(err, store.ErrNotKnown) {
-				t.Errorf("Withdraw: %v, want %v", err, what.want)
+			intercept.Store(&f)
+			if err := j.Withdraw(t.Context()); !errors.Is(err, tt.want) || errors.Is(err, store.ErrNotKnown) {
+				t.Errorf("Withdraw: got %v, want %v", err, tt.want)
 			}
 		})
 	}
@@ -151,38 +151,38 @@ func TestWithdraw_slowClusterFirstReplyCounts(t *testing.T) {
 // On a slower cluster a later attempt may delete the entry, and its reply may come last.
 func TestWithdraw_slowClusterLaterReplyCounts(t *testing.T) {
 	t.Parallel()
-	cli, now := tampered(t)
+	cli, intercept := interceptedClient(t)
 	st := newStore(t, cli, "")
-	times := byEvents()
-	times.AnswerTimeout = never
+	times := noPollingTimes()
+	times.AnswerTimeout = longInterval
 	st.SetTimes(times)
 	j := enqueue(t, openSession(t, st), newName(t))
 	j.await(t, store.Admitted)
-	var asked atomic.Int32
-	nothing := make(chan struct{}) // the third attempt has found nothing
-	f := tampering(func(ctx context.Context, request string, carryOut func() error) error {
+	var requests atomic.Int32
+	foundNothing := make(chan struct{}) // the third attempt has found nothing
+	f := handler(func(ctx context.Context, request string, send func() error) error {
 		if request != "Txn" {
-			return carryOut()
+			return send()
 		}
-		switch asked.Add(1) {
+		switch requests.Add(1) {
 		case 1:
-			<-nothing
-			return carryOut()
+			<-foundNothing
+			return send()
 		case 2:
-			err := carryOut()
-			<-nothing
-			select { // and a little later, if it is still waited for
+			err := send()
+			<-foundNothing
+			select { // the reply arrives a little later, unless the attempt is canceled
 			case <-ctx.Done():
 				return ctx.Err()
 			case <-time.After(10 * time.Millisecond):
 				return err
 			}
 		case 3:
-			defer close(nothing)
+			defer close(foundNothing)
 		}
-		return carryOut()
+		return send()
 	})
-	now.Store(&f)
+	intercept.Store(&f)
 	if err := j.Withdraw(t.Context()); err != nil {
 		t.Errorf("Withdraw: %v", err)
 	}
@@ -192,19 +192,19 @@ func TestWithdraw_slowClusterLaterReplyCounts(t *testing.T) {
 // is bounded.
 func TestWithdraw_unansweredAttemptsAreCanceled(t *testing.T) {
 	t.Parallel()
-	cli, now := tampered(t)
+	cli, intercept := interceptedClient(t)
 	j := enqueue(t, openSession(t, newStore(t, cli, "")), newName(t))
 	j.await(t, store.Admitted)
 	attempts := make(chan context.Context, 100)
-	f := tampering(func(ctx context.Context, request string, carryOut func() error) error {
+	f := handler(func(ctx context.Context, request string, send func() error) error {
 		if request != "Txn" {
-			return carryOut()
+			return send()
 		}
 		attempts <- ctx
 		<-ctx.Done()
 		return ctx.Err()
 	})
-	now.Store(&f)
+	intercept.Store(&f)
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() { done <- j.Withdraw(ctx) }()
@@ -212,34 +212,34 @@ func TestWithdraw_unansweredAttemptsAreCanceled(t *testing.T) {
 	<-attempts
 	<-second.Done()
 	if first.Err() != nil {
-		t.Error("the first attempt was given up")
+		t.Error("the first attempt was canceled")
 	}
 	cancel()
 	if err := <-done; !errors.Is(err, context.Canceled) {
-		t.Errorf("Withdraw: %v", err)
+		t.Errorf("Withdraw: got %v, want Canceled", err)
 	}
-	now.Store(nil)
+	intercept.Store(nil)
 }
 
-// firstTxn does something of its own with the first Txn. The others are carried out after that: the store makes another when
-// the first is slow.
-func firstTxn(does func(carryOut func() error) error) tampering {
-	var asked atomic.Bool
+// handleFirstTxn returns a handler that calls handle for the first Txn. Other Txns are sent after
+// that, because the store sends a second one when the first is slow.
+func handleFirstTxn(handle func(send func() error) error) handler {
+	var started atomic.Bool
 	done := make(chan struct{})
-	return func(_ context.Context, request string, carryOut func() error) error {
+	return func(_ context.Context, request string, send func() error) error {
 		switch {
 		case request != "Txn":
-		case !asked.Swap(true):
+		case !started.Swap(true):
 			defer close(done)
-			return does(carryOut)
+			return handle(send)
 		default:
 			<-done
 		}
-		return carryOut()
+		return send()
 	}
 }
 
-func succeed(t *testing.T, err error) {
+func checkNoError(t *testing.T, err error) {
 	t.Helper()
 	if err != nil {
 		t.Error(err)

@@ -21,7 +21,7 @@ func TestStore_conformance(t *testing.T) {
 	})
 }
 
-// Requests that take time can be canceled while they are under way, and overtake each other.
+// Requests that take time can be canceled in flight and can overtake each other.
 func TestStore_conformanceWithDelays(t *testing.T) {
 	storetest.Run(t, storetest.Harness{
 		Open: func(*testing.T) store.Store {
@@ -42,7 +42,7 @@ func TestStore_conformanceOnRealClock(t *testing.T) {
 	})
 }
 
-// No ability goes past a wrapper that renames locks.
+// A wrapper that renames locks sees every operation: no extension bypasses it.
 func TestStore_conformanceRenamed(t *testing.T) {
 	storetest.Run(t, storetest.Harness{
 		Open: func(*testing.T) store.Store { return storetest.Renamed(memstore.New(), "renamed/") },

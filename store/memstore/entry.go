@@ -14,7 +14,7 @@ import (
 
 // entry is one place in a line, and the ticket to it. Its fields are guarded by the store's mutex.
 type entry struct {
-	session     *session // that made the entry
+	session     *session // the session that inserted the entry
 	lifeSession *session // whose end removes the entry: session, or one of the entry's own after WithdrawAfter
 	req         store.Request
 	order       uint64

@@ -16,7 +16,7 @@ import (
 
 const ttl = time.Minute
 
-var errFault = errors.New("planted")
+var errFault = errors.New("injected fault")
 
 func TestFault_delay(t *testing.T) {
 	inBubble(t, func(t *testing.T, st *memstore.Store) {
@@ -71,7 +71,7 @@ func TestFault_replyDelay(t *testing.T) {
 		if err := se.Confirm(t.Context()); err != nil {
 			t.Fatal(err)
 		}
-		// A second of the TTL is over when the reply comes.
+		// A second of the TTL has passed when the reply arrives.
 		time.Sleep(ttl - time.Second - time.Nanosecond)
 		wantAlive(t, st, se)
 		time.Sleep(time.Nanosecond)
@@ -111,7 +111,7 @@ func TestFault_loseReplyUndoesEnqueue(t *testing.T) {
 				heard.want(t, store.Admitted)
 				asked.Wait()
 				wantLine(t, st, "a")
-				heard.want(t, store.Admitted) // who gets an error knows that it is over
+				heard.want(t, store.Admitted) // no further call: the caller gets an error instead
 			})
 		})
 	}
@@ -125,7 +125,7 @@ func TestFault_loseReplyUndoesOpen(t *testing.T) {
 			return err
 		})
 		if ids := st.Sessions(); len(ids) != 0 {
-			t.Errorf("the sessions %q live", ids)
+			t.Errorf("got sessions %q, want none", ids)
 		}
 	})
 }
@@ -135,7 +135,7 @@ func TestFault_err(t *testing.T) {
 		se := open(t, st, nil)
 		on(st, memstore.Enqueue, memstore.Fault{Err: errFault})
 		if _, err := se.Enqueue(t.Context(), store.Request{Name: "a"}); !errors.Is(err, errFault) {
-			t.Errorf("the error is %v, want the planted one", err)
+			t.Errorf("got error %v, want the injected one", err)
 		}
 		wantLine(t, st, "a")
 	})
@@ -147,7 +147,7 @@ func TestFault_errWithLoseReply(t *testing.T) {
 		time.Sleep(ttl / 2)
 		on(st, memstore.Confirm, memstore.Fault{Err: errFault, LoseReply: true})
 		if err := se.Confirm(t.Context()); !errors.Is(err, errFault) {
-			t.Errorf("the error is %v, want the planted one", err)
+			t.Errorf("got error %v, want the injected one", err)
 		}
 		time.Sleep(ttl - time.Nanosecond)
 		wantAlive(t, st, se)
@@ -167,7 +167,7 @@ func TestWithdraw_retriesInBackground(t *testing.T) {
 				ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 				defer cancel()
 				if err := ticket.Withdraw(ctx); err == nil || errors.Is(err, store.ErrGone) {
-					t.Errorf("Withdraw returned %v", err)
+					t.Errorf("Withdraw: got %v, want another error than ErrGone", err)
 				}
 				time.Sleep(10 * time.Second)
 				wantLine(t, st, "a", se)
@@ -186,7 +186,7 @@ func TestWithdraw_retriesEndWithSession(t *testing.T) {
 		giveUp(t, time.Second, ticket.Withdraw)
 		time.Sleep(ttl)
 		wantLine(t, st, "a")
-	}) // and the bubble would not end if something were still trying
+	}) // the bubble would not end if a retry were still running
 }
 
 func TestWithdraw_noNotificationsMeanwhile(t *testing.T) {
@@ -198,7 +198,7 @@ func TestWithdraw_noNotificationsMeanwhile(t *testing.T) {
 		go func() { _ = second.Withdraw(context.Background()) }()
 		synctest.Wait()
 		st.SetFaults(nil)
-		if err := first.Withdraw(t.Context()); err != nil { // it is the turn of the second
+		if err := first.Withdraw(t.Context()); err != nil { // the second entry could be admitted now
 			t.Fatal(err)
 		}
 		time.Sleep(2 * time.Second)
@@ -257,7 +257,7 @@ func TestSetFaults_receivesCalls(t *testing.T) {
 			{Op: memstore.Close, Session: id},
 		}
 		if !slices.Equal(calls, want) {
-			t.Errorf("the calls were\n%+v, want\n%+v", calls, want)
+			t.Errorf("got calls\n%+v, want\n%+v", calls, want)
 		}
 	})
 }
@@ -276,7 +276,7 @@ func TestExpire_sessionNotNotified(t *testing.T) {
 		if err := se.Confirm(t.Context()); !errors.Is(err, store.ErrSessionLost) {
 			t.Errorf("Confirm returned %v, want an error matching ErrSessionLost", err)
 		}
-		st.Expire(se.ID()) // again, and one that never was
+		st.Expire(se.ID()) // a session that has ended, and then one that never existed
 		st.Expire("nobody")
 		wantAlive(t, st, other)
 		time.Sleep(ttl)
@@ -306,7 +306,7 @@ func TestClose_droppedSessionExpires(t *testing.T) {
 		wantLine(t, st, "a", se)
 		time.Sleep(ttl)
 		wantLine(t, st, "a")
-		if err := se.Close(t.Context()); err != nil { // there is nothing to ask for
+		if err := se.Close(t.Context()); err != nil { // no request is sent
 			t.Errorf("Close of a session that has expired: %v", err)
 		}
 	})
@@ -336,7 +336,7 @@ func TestClose_endsCallsInFlight(t *testing.T) {
 		if err := ticket.Withdraw(t.Context()); !errors.Is(err, store.ErrGone) {
 			t.Errorf("Withdraw after Close returned %v, want an error matching ErrGone", err)
 		}
-		// A withdrawal that ended before the entry had gone was tried once more, in the background.
+		// A withdrawal that failed before the entry was gone is retried once in the background.
 		time.Sleep(2 * time.Second)
 	})
 }
@@ -350,7 +350,7 @@ func TestSession_entriesGoTogether(t *testing.T) {
 			t.Fatal(err)
 		}
 		st.Expire(se.ID())
-		heard.want(t, store.Waiting, store.Gone) // and not admitted for the moment between
+		heard.want(t, store.Waiting, store.Gone) // it must not be admitted in between
 	})
 }
 
@@ -367,7 +367,7 @@ func TestTry_namesBlocker(t *testing.T) {
 		writer := put(line.Exclusive)
 		_, err := open(t, st, nil).Enqueue(t.Context(), store.Request{Name: "a", Mode: line.Shared, Try: true})
 		if held, ok := errors.AsType[*store.HeldError](err); !ok || held.Holder.Session != writer.ID() {
-			t.Errorf("the error is %v, want one that names the writer, %s, whom a reader must wait for", err, writer.ID())
+			t.Errorf("got error %v, want a HeldError that names the writer's session %s", err, writer.ID())
 		}
 	})
 }
@@ -381,7 +381,7 @@ func TestSessions_oldestFirst(t *testing.T) {
 		st.Expire(want[3])
 		want = slices.Delete(want, 3, 4)
 		if got := st.Sessions(); !slices.Equal(got, want) {
-			t.Errorf("the sessions are %q, want %q", got, want)
+			t.Errorf("got sessions %q, want %q", got, want)
 		}
 	})
 }
@@ -435,7 +435,7 @@ func wantAlive(t *testing.T, st *memstore.Store, se store.Session) {
 	t.Helper()
 	synctest.Wait() // timers that are due have run
 	if !slices.Contains(st.Sessions(), se.ID()) {
-		t.Fatalf("session %s has ended", se.ID())
+		t.Fatalf("session %s has ended, want it alive", se.ID())
 	}
 }
 
@@ -443,7 +443,7 @@ func wantEnded(t *testing.T, st *memstore.Store, se store.Session) {
 	t.Helper()
 	synctest.Wait()
 	if slices.Contains(st.Sessions(), se.ID()) {
-		t.Fatalf("session %s lives", se.ID())
+		t.Fatalf("session %s is alive, want it ended", se.ID())
 	}
 }
 
@@ -462,11 +462,11 @@ func wantLine(t *testing.T, st *memstore.Store, name string, sessions ...store.S
 		want = append(want, se.ID())
 	}
 	if !slices.Equal(got, want) {
-		t.Errorf("in the line of %q stand %q, want %q", name, got, want)
+		t.Errorf("lock %q: got entries of sessions %q, want %q", name, got, want)
 	}
 }
 
-// standings is what an entry was told.
+// standings records the states that were delivered for an entry.
 type standings struct {
 	mu    sync.Mutex
 	heard []store.State
@@ -483,6 +483,6 @@ func (s *standings) want(t *testing.T, want ...store.State) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if !slices.Equal(s.heard, want) {
-		t.Errorf("heard %v, want %v", s.heard, want)
+		t.Errorf("got standings %v, want %v", s.heard, want)
 	}
 }

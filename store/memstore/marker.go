@@ -54,7 +54,7 @@ func (s *Store) unmarkLocked(name string, orders []uint64) {
 	}
 }
 
-// goneAlready is the error of a request that comes too late for the entry.
+// goneErr returns the error of a request that comes too late for the entry.
 func (e *entry) goneErr() error {
 	if e.cause == nil {
 		return fmt.Errorf("%w: it had left the line already", store.ErrGone)

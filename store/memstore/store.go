@@ -106,7 +106,7 @@ func (s *Store) Break(ctx context.Context, name string, order uint64) (store.Ent
 	return broken, err
 }
 
-// Expire ends a session before its TTL has passed, as a store does that breaks its promise. The
+// Expire ends a session before its TTL has passed, as a store would that breaks its promise. The
 // owners of its entries are notified that they are gone (a fault on [Notify] delays that). The
 // session itself is not notified: its next call returns an error matching [store.ErrSessionLost].
 // Expire does nothing if there is no such session.

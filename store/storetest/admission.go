@@ -109,7 +109,7 @@ func admission(s suite) {
 		second.waiting(1)
 		_, err := c.try(name, line.Exclusive)
 		if !isHeld(err) {
-			t.Fatalf("a try of the session behind its own entries returned %v, want a HeldError", err)
+			t.Fatalf("a try behind the session's own entries returned %v, want a HeldError", err)
 		}
 		third := c.enqueue(name, line.Exclusive)
 		third.withdraw() // must not affect the others
@@ -151,7 +151,7 @@ func admission(s suite) {
 			t.Fatalf("Break of a waiter: %v", err)
 		}
 		if cause := b.gone(); !errors.Is(cause, store.ErrGone) {
-			t.Errorf("the broken entry went with cause %v, want an error matching ErrGone", cause)
+			t.Errorf("the broken entry is gone with cause %v, want an error matching ErrGone", cause)
 		}
 		a.withdraw()
 		c.admitted()
@@ -198,7 +198,7 @@ func admission(s suite) {
 	})
 }
 
-// free returns a client without an entry among places.
+// free returns a client without an entry among entries.
 func free(cs []*client, entries []*entry) *client {
 	busy := make(map[*client]bool)
 	for _, p := range entries {

@@ -306,8 +306,8 @@ func (c *client) confirm(ctx context.Context, within time.Duration) error {
 // confirmNow confirms the session once, with the timeout of any call.
 func (c *client) confirmNow() error { return c.confirm(c.w.t.Context(), c.w.h.TTL+c.w.h.Grace) }
 
-// wasLate reports whether a confirmation returned later than the previous one guaranteed the
-// session.
+// wasLate reports whether a confirmation was answered only after the time that the previous one
+// guaranteed was over.
 func (c *client) wasLate() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -321,7 +321,7 @@ func (c *client) lastSent() time.Time {
 	return c.sent
 }
 
-// guaranteed returns how long the session lives at least, counted from sending a confirmation.
+// guaranteed returns the minimum time that the session lives after a confirmation was sent.
 func (c *client) guaranteed() time.Duration { return c.Terms().TTL - c.Terms().Slack }
 
 // reportLoss reports the loss of a session that keep confirms.
@@ -373,7 +373,7 @@ func (c *client) tryClose() error {
 	return err
 }
 
-// leave closes the session at the end of a test, unless the test has closed it.
+// closeAtEnd closes the session at the end of a test, unless the test has closed it.
 func (c *client) closeAtEnd() {
 	c.mu.Lock()
 	closed := c.closing

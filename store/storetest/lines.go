@@ -19,7 +19,7 @@ func lines(s suite) {
 		for _, n := range similarNames(w) {
 			p, err := c.try(n, line.Exclusive)
 			if err != nil {
-				t.Fatalf("after holds of other names: %v", err)
+				t.Fatalf("try while similar names are held: %v", err)
 			}
 			p.admitted()
 			w.wantLine(n, p)
@@ -186,7 +186,7 @@ func wantLines(t *testing.T, w *testEnv, prefix string, want []string) {
 	}
 }
 
-// wantEntry checks an entry that was read against the suite's own.
+// wantEntry checks that an entry read from the store matches p.
 func wantEntry(t *testing.T, e store.Entry, p *entry, admitted bool) {
 	t.Helper()
 	if e.Mode != p.mode || e.Admitted != admitted || e.Session != p.client.ID() || e.Foreign {

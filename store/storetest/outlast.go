@@ -180,7 +180,7 @@ func outlast(s suite) {
 			case over():
 				return false
 			default:
-				t.Fatalf("a try of the session behind its own entry returned %v, want a HeldError", err)
+				t.Fatalf("a try behind the session's own entry returned %v, want a HeldError", err)
 			}
 			given := c.enqueue(name, line.Exclusive)
 			switch err := given.tryWaiting(1); {
@@ -326,7 +326,7 @@ func (p *entry) withdrawAfter(d time.Duration) (called time.Time) {
 	return called
 }
 
-// tryWithdrawAfter is withdrawAfter for an entry whose earlier delay may be over.
+// tryWithdrawAfter is withdrawAfter for an entry that an earlier call may already have withdrawn.
 func (p *entry) tryWithdrawAfter(d time.Duration) (called time.Time, err error) {
 	ctx, cancel := p.client.w.call()
 	defer cancel()
@@ -353,7 +353,7 @@ func (w *testEnv) wantOutAfter(d time.Duration, called time.Time, next *entry) {
 	case after < d-clockRounding:
 		w.t.Errorf("the next waiter was admitted %v after WithdrawAfter(%v)", after, d)
 	case after > d+w.h.Grace:
-		w.t.Errorf("the next waiter was admitted %v after WithdrawAfter(%v), more than Grace %v too late",
+		w.t.Errorf("the next waiter was admitted %v after WithdrawAfter(%v), later than the Grace of %v allows",
 			after, d, w.h.Grace)
 	}
 }

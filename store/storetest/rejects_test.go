@@ -26,7 +26,7 @@ func TestSuite_rejectsEveryBug(t *testing.T) {
 			case err == nil:
 				t.Fatalf("the suite accepts a store that %s\n%s", bug.Name, out)
 			case !failed || exit.ExitCode() != 1:
-				t.Fatalf("the suite did not fail but broke down: %v\n%s", err, out)
+				t.Fatalf("the suite ended otherwise than by failed tests: %v\n%s", err, out)
 			case !tests(out, "FAIL")["TestSuite/"+rewritten(bug.Caught)]:
 				t.Fatalf("the suite rejects the store, but not with the test %q\n%s", bug.Caught, out)
 			}

@@ -134,8 +134,8 @@ func try(s suite) {
 					wantHeld(t, p, errs[i])
 				}
 			}
-			// Without a line, failing tries may briefly block each other. With one, the first
-			// succeeds.
+			// In a store that is not fair, failing tries may briefly block each other. In a fair
+			// store the first one succeeds.
 			if len(in) > 1 || w.caps.Fair && len(in) == 0 {
 				t.Fatalf("%d of %d concurrent tries were admitted", len(in), clients)
 			}

@@ -15,7 +15,7 @@ import (
 func TestLineWatch_recheckDelay(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct {
-		ahead      []int // of each entry that this session has in the line
+		ahead      []int // of each entry of this session in the line
 		emptyReads int
 		want       time.Duration
 	}{
@@ -29,21 +29,21 @@ func TestLineWatch_recheckDelay(t *testing.T) {
 		{[]int{1000}, 0, 1 * time.Second},
 		{[]int{1000}, 1000, 32 * time.Second},
 		{[]int{7, 2, 9}, 1000, 8 * time.Second},
-		{[]int{0}, 0, 1 * time.Second}, // it holds, and nobody here waits
+		{[]int{0}, 0, 1 * time.Second}, // it holds the lock, and no entry of the session waits
 		{nil, 0, 1 * time.Second},
 	} {
 		w := &lineWatch{session: &session{store: &Store{times: times{recheckInterval: time.Second}}}, emptyReads: tt.emptyReads, mine: make(map[*entry]struct{})}
 		for _, n := range tt.ahead {
-			w.mine[standingBehind(n)] = struct{}{}
+			w.mine[standingEntry(n)] = struct{}{}
 		}
-		w.mine[&entry{state: joining}] = struct{}{} // of which nothing is known yet
+		w.mine[&entry{state: joining}] = struct{}{} // its place is not known yet
 		if got := w.recheckDelay(); got != tt.want {
-			t.Errorf("behind %v, after %d readings in vain, the line is read after %v, want %v", tt.ahead, tt.emptyReads, got, tt.want)
+			t.Errorf("entries ahead %v, %d empty reads: got delay %v, want %v", tt.ahead, tt.emptyReads, got, tt.want)
 		}
 	}
 }
 
-func standingBehind(n int) *entry {
+func standingEntry(n int) *entry {
 	var others []line.Entry
 	for i := range n {
 		others = append(others, line.Entry{ID: strconv.Itoa(i), Order: uint64(i + 1)})
@@ -56,18 +56,18 @@ func standingBehind(n int) *entry {
 func TestLineWatch_admittedStaysAdmitted(t *testing.T) {
 	me := line.Entry{ID: "me", Order: 2, Mode: line.Shared}
 	for _, ahead := range []line.Mode{line.Shared, line.Exclusive} {
-		var heard []store.Standing
+		var delivered []store.Standing
 		e := &entry{
 			order:    me.Order,
 			place:    line.NewTracker(me, []line.Entry{{ID: "other", Order: 1, Mode: ahead}}),
-			delivery: delivery.New(func(st store.Standing) { heard = append(heard, st) }),
+			delivery: delivery.New(func(st store.Standing) { delivered = append(delivered, st) }),
 		}
 		e.delivery.Deliver(store.Standing{State: store.Admitted, Order: me.Order})
 		e.delivery.Begin()
-		heard = nil
+		delivered = nil
 		new(lineWatch).deliverLocked(e)
-		if len(heard) > 0 {
-			t.Errorf("behind one who is %v it was told %+v", ahead, heard)
+		if len(delivered) > 0 {
+			t.Errorf("%v entry ahead: got standings %+v, want none", ahead, delivered)
 		}
 	}
 }
