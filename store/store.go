@@ -228,7 +228,8 @@ func (s State) String() string {
 // A Standing is an entry's state in its line, and its position.
 type Standing struct {
 	State State
-	// Ahead is how many entries must leave before a waiting entry is admitted; at least 1.
+	// Ahead is how many entries must leave before a waiting entry is admitted; at least 1. In a long
+	// line it may be an upper bound, and not every change need be reported. It never increases.
 	Ahead int
 	// Order is the entry's position in the store's order of admissions. It is set if the entry is
 	// admitted, and earlier on stores that assign it on arrival. It is positive and below 2^52, so

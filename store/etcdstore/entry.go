@@ -48,7 +48,10 @@ type entry struct {
 	// The fields below are guarded by the line's mutex.
 	current        value // the value as last set
 	state          entryState
-	place          *line.Tracker // while standing
+	place          *line.Tracker // the entries ahead, while standing; nil while they are not all known
+	far            int           // while place is nil: at most so many entries are ahead
+	followed       *contender    // while place is nil: one of the entries ahead; nil if none is known
+	nearer         bool          // the entry that was followed has left
 	deletions      []deletion    // those received while the entry was being inserted
 	watch          int           // which watch of the line was open when the entry joined; zero for none
 	delivery       delivery.Delivery
@@ -145,10 +148,14 @@ func newEntry(se *session, req store.Request) (*entry, error) {
 // insertion is the result of inserting an entry.
 type insertion struct {
 	order  uint64
-	others []contender // the entries in the line at that revision
+	others []contender // the entries in the line at that revision, unless there were many
+	many   int         // if not zero, others is not known, and at most so many entries are ahead
 }
 
 func (a insertion) blocking(e *entry) int {
+	if a.many > 0 {
+		return a.many
+	}
 	me := line.Entry{ID: e.key, Order: a.order, Mode: e.req.Mode}
 	return line.NewTracker(me, entries(a.others)).Blocking()
 }
@@ -174,15 +181,15 @@ func (a insertion) heldBy(e *entry) *store.HeldError {
 // All attempts put the same value, which contains a nonce, so an attempt that finds the entry
 // recognizes it.
 func (e *entry) insert(ctx context.Context, try bool) (a insertion, err error) {
-	assumeFree := try || e.watch == 0 // a line that this session does not watch is probably empty
+	ifEmpty := try
 	for n := 0; ; n++ {
 		if n > 1 { // one repetition is normal; more are caused by other clients
 			attempts.Sleep(ctx, firstPause)
 		}
 		var resp *clientv3.TxnResponse
 		before := e.session.seenRevision.Load()
-		err := attempt(ctx, func(ctx context.Context) (err error) {
-			resp, err = e.insertTxn(ctx, assumeFree)
+		err := e.session.store.attempt(ctx, func(ctx context.Context) (err error) {
+			resp, err = e.insertTxn(ctx, ifEmpty)
 			if err != nil && !refused(err) {
 				e.inDoubt.Store(true)
 			}
@@ -194,60 +201,71 @@ func (e *entry) insert(ctx context.Context, try bool) (a insertion, err error) {
 		if err != nil {
 			return insertion{}, err
 		}
-		a, done, err := e.insertOutcome(ctx, resp, assumeFree, try)
+		a, done, err := e.insertOutcome(ctx, resp, ifEmpty)
 		if done || err != nil {
 			return a, err
 		}
-		assumeFree = false
+		ifEmpty = false
 	}
 }
 
-// insertTxn is one attempt. There are two kinds, because the reads in the second have a cost even
-// if they return nothing.
+// insertTxn is one attempt. The first attempt of a try puts nothing into a line that has an entry:
+// others would have to wait for it until it is withdrawn.
 //
-//	assumeFree: if the line has no key       put the entry
-//	otherwise:  if the entry is not there    put the entry, and read the line
-//	            else                         read the entry and the epoch key
+//	ifEmpty:   if the line has no key       put the entry
+//	otherwise: if the entry is not there    put the entry, and read the line
+//	           else                         read the entry and the epoch key
 //
 // Neither puts the entry if the epoch key has changed.
-func (e *entry) insertTxn(ctx context.Context, assumeFree bool) (*clientv3.TxnResponse, error) {
-	prefix, epoch := e.session.store.keys.line(e.req.Name), e.session.epochKey()
+func (e *entry) insertTxn(ctx context.Context, ifEmpty bool) (*clientv3.TxnResponse, error) {
+	from, end := e.session.store.keys.entries(e.req.Name)
+	epoch := e.session.epochKey()
 	sameEpoch := clientv3.Compare(clientv3.ModRevision(epoch), "=", e.session.seenEpoch())
 	put := clientv3.OpPut(e.key, e.value, clientv3.WithLease(e.session.lease))
 
 	txn := e.session.store.cli.Txn(ctx)
-	if assumeFree {
-		empty := clientv3.Compare(clientv3.CreateRevision(prefix), "=", 0).WithPrefix()
+	if ifEmpty {
+		empty := clientv3.Compare(clientv3.CreateRevision(from), "=", 0).WithRange(end)
 		return txn.If(sameEpoch, empty).Then(put).Commit()
 	}
 	absent := clientv3.Compare(clientv3.CreateRevision(e.key), "=", 0)
 	// Not WithKeysOnly: etcd 3.7 then omits the lease, which tells an entry from a stray key.
 	return txn.If(sameEpoch, absent).
-		Then(put, clientv3.OpGet(prefix, clientv3.WithPrefix())).
+		Then(put, clientv3.OpGet(from, clientv3.WithRange(end), clientv3.WithLimit(int64(e.readAtJoin())))).
 		Else(clientv3.OpGet(e.key), clientv3.OpGet(epoch, clientv3.WithKeysOnly())).
 		Commit()
 }
 
-// insertOutcome interprets the response to an attempt. If done is false, an attempt with assumeFree
+// readAtJoin returns how many entries of the line are read when the entry joins; zero for all.
+func (e *entry) readAtJoin() int {
+	if e.req.Mode == line.Exclusive && !e.req.Try {
+		return e.session.store.sizes.readAtJoin
+	}
+	return 0
+}
+
+// insertOutcome interprets the response to an attempt. If done is false, an attempt with ifEmpty
 // unset is needed.
-func (e *entry) insertOutcome(ctx context.Context, resp *clientv3.TxnResponse, assumeFree, try bool) (a insertion, done bool, err error) {
+func (e *entry) insertOutcome(ctx context.Context, resp *clientv3.TxnResponse, ifEmpty bool) (a insertion, done bool, err error) {
 	results := resp.Responses
 	switch {
-	case resp.Succeeded && assumeFree:
+	case resp.Succeeded && ifEmpty:
 		return insertion{order: uint64(resp.Header.Revision)}, true, nil
 	case resp.Succeeded:
-		others, _ := e.session.store.keys.contenders(e.req.Name, results[1].GetResponseRange().Kvs)
+		read := results[1].GetResponseRange()
+		if read.More {
+			return insertion{order: uint64(resp.Header.Revision), many: int(read.Count) - 1}, true, nil
+		}
+		others, _ := e.session.store.keys.contenders(e.req.Name, read.Kvs)
 		return insertion{order: uint64(resp.Header.Revision), others: others}, true, nil
-	case assumeFree && try:
+	case ifEmpty:
 		return e.tryNonEmpty(ctx)
-	case assumeFree:
-		return insertion{}, false, nil
 	}
 	mine, epoch := results[0].GetResponseRange().Kvs, results[1].GetResponseRange().Kvs
 	e.session.noteEpoch(epoch, resp.Header.Revision)
 	switch {
 	case len(mine) > 0 && string(mine[0].Value) == e.value:
-		return e.alreadyInserted(ctx)
+		return e.alreadyInserted(ctx, uint64(mine[0].CreateRevision))
 	case len(mine) > 0:
 		// An earlier entry of this session that is not deleted yet: only this session makes such keys.
 		// If it was withdrawn, its withdrawal will not find it, so its marker is deleted here. If it was
@@ -265,9 +283,12 @@ func (e *entry) insertOutcome(ctx context.Context, resp *clientv3.TxnResponse, a
 // alreadyInserted completes the result for an entry that an earlier attempt has inserted. If the
 // read does not show the entry, it was deleted since and must be inserted again: an empty line
 // admits nobody.
-func (e *entry) alreadyInserted(ctx context.Context) (insertion, bool, error) {
-	_, others, err := e.session.store.read(ctx, e.req.Name)
-	a, there := e.find(others)
+func (e *entry) alreadyInserted(ctx context.Context, order uint64) (insertion, bool, error) {
+	read, err := e.session.store.readAhead(ctx, e.req.Name, order, e.readAtJoin())
+	a, there := e.find(read.entries)
+	if !read.complete {
+		a.others, a.many = nil, read.keys-1
+	}
 	return a, there, err
 }
 
@@ -283,7 +304,7 @@ func (e *entry) find(cs []contender) (insertion, bool) {
 // tryNonEmpty decides a try when the line, or another key that begins with its name, exists. The
 // entry is inserted only if a read shows that it would be admitted at once.
 func (e *entry) tryNonEmpty(ctx context.Context) (insertion, bool, error) {
-	_, others, err := e.session.store.read(ctx, e.req.Name)
+	others, err := e.session.store.readEntries(ctx, e.req.Name)
 	if err != nil {
 		return insertion{}, false, err
 	}
@@ -309,7 +330,7 @@ func (e *entry) abortEnqueue() {
 	life := se.life.Context()
 	attempts.UntilDone(life, attempts.MaxTimeout, func() error {
 		var resp *clientv3.TxnResponse
-		err := attempt(life, func(ctx context.Context) (err error) {
+		err := se.store.attempt(life, func(ctx context.Context) (err error) {
 			resp, err = se.store.cli.Txn(ctx).
 				If(mine).
 				Then(bumpEpoch, getEpoch, clientv3.OpDelete(e.key)).
@@ -325,7 +346,7 @@ func (e *entry) abortEnqueue() {
 		case se.life.Err() == nil:
 			if errors.Is(err, rpctypes.ErrNoSpace) {
 				// Deleting needs no space, and attempts in flight fail for want of it. The epoch key is written later.
-				_ = attempt(life, func(ctx context.Context) error {
+				_ = se.store.attempt(life, func(ctx context.Context) error {
 					_, err := se.store.cli.Txn(ctx).If(mine).Then(clientv3.OpDelete(e.key)).Commit()
 					return err
 				})

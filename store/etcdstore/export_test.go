@@ -20,6 +20,9 @@ func (s *Store) SetTimes(t Times) {
 	s.times = times{t.HeldWatchDelay, t.IdleTimeout, t.RecheckInterval, t.WatchTimeout, t.ResyncInterval, t.RetryDelay, t.AnswerTimeout}
 }
 
+// SetSizes replaces the store's sizes. It must be called before the store is used.
+func (s *Store) SetSizes(readAtJoin, near, crowd int) { s.sizes = sizes{readAtJoin, near, crowd} }
+
 // LineWatched reports whether a session has an open, complete watch of a line.
 func LineWatched(s store.Session, name string) (watched bool) {
 	withLineWatch(s, name, func(w *lineWatch) { watched = w.open != 0 })

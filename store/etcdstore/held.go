@@ -42,44 +42,48 @@ func (e *entry) followKey(ctx context.Context) error {
 			return resp.Err()
 		}
 		if resp.Created {
-			if err := e.readKey(ctx); err != nil {
+			kv, at, err := w.session.readKey(ctx, e.key)
+			if err != nil {
 				return err
 			}
+			w.handleKey(e, kv, at)
 			w.markKeyWatched(e)
 		}
 		w.session.noteRevision(resp.Header)
 		for _, ev := range resp.Events {
-			if ev.Type == clientv3.EventTypeDelete {
-				w.handleKey(e, nil, ev.Kv.ModRevision)
-			} else {
-				w.handleKey(e, ev.Kv, ev.Kv.ModRevision)
-			}
+			w.handleKeyEvent(e, ev)
 		}
 	}
 	return errWatchEnded
 }
 
-// readKey reads the entry's key and handles its state.
-func (e *entry) readKey(ctx context.Context) error {
-	se := e.session
+// readKey reads a key with a linearizable read: its state at a revision; nil if it did not exist.
+func (se *session) readKey(ctx context.Context, key string) (kv *mvccpb.KeyValue, at int64, err error) {
 	var resp *clientv3.GetResponse
 	before := se.seenRevision.Load()
-	err := attempt(ctx, func(ctx context.Context) (err error) {
-		resp, err = se.store.cli.Get(ctx, e.key)
+	err = se.store.attempt(ctx, func(ctx context.Context) (err error) {
+		resp, err = se.store.cli.Get(ctx, key)
 		return err
 	})
 	if err == nil {
 		err = se.checkRevision(before, resp.Header)
 	}
 	if err != nil {
-		return err
+		return nil, 0, err
 	}
-	var kv *mvccpb.KeyValue
 	if len(resp.Kvs) > 0 {
 		kv = resp.Kvs[0]
 	}
-	e.line.handleKey(e, kv, resp.Header.Revision)
-	return nil
+	return kv, resp.Header.Revision, nil
+}
+
+// handleKeyEvent handles an event of the entry's key.
+func (w *lineWatch) handleKeyEvent(e *entry, ev *clientv3.Event) {
+	if ev.Type == clientv3.EventTypeDelete {
+		w.handleKey(e, nil, ev.Kv.ModRevision)
+	} else {
+		w.handleKey(e, ev.Kv, ev.Kv.ModRevision)
+	}
 }
 
 // handleKey handles the state of the entry's key at a revision; kv is nil if the key did not exist.

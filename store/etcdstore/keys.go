@@ -35,6 +35,15 @@ func (k keys) check(name string) error {
 // after a slash begin with it too.
 func (k keys) line(name string) string { return k.prefix + name + "/" }
 
+// entries returns the range of keys, from the first to before the end, that has the keys of all
+// entries of a line. The part of such a key after the name and the slash begins with a hexadecimal
+// digit, or with the minus of a negative lease id. So the range leaves out most keys of other lines
+// below the name, like those of "jobs/nightly" below "jobs": the servers need not look at them.
+func (k keys) entries(name string) (from, end string) {
+	l := k.line(name)
+	return l + "-", l + "g"
+}
+
 // entry returns the key of an entry. The key without a nonce is the one that other clients use.
 func (k keys) entry(name string, lease clientv3.LeaseID, nonce string) string {
 	key := k.line(name) + leaseText(lease)

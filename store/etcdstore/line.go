@@ -61,6 +61,7 @@ type lineWatch struct {
 	ctx        context.Context // ends when the line need not be followed any more, or with the session
 	stop       context.CancelFunc
 	rereadNow  work.Signal // makes the watching goroutine read the line
+	crowded    bool        // the line had many entries when one of mine joined; guarded by mu
 	emptyReads int         // consecutive periodic reads that found nothing new; used only by the watching goroutine
 
 	mu       sync.Mutex
@@ -125,7 +126,10 @@ func (w *lineWatch) markStanding(e *entry, a insertion) bool {
 	}
 	e.state = standing
 	e.delivery.Begin()
-	e.place = line.NewTracker(line.Entry{ID: e.key, Order: a.order, Mode: e.req.Mode}, entries(a.others))
+	if e.far = a.many; e.far == 0 {
+		e.place = line.NewTracker(line.Entry{ID: e.key, Order: a.order, Mode: e.req.Mode}, entries(a.others))
+	}
+	w.crowded = e.far > w.session.store.sizes.crowd
 	deletions := e.deletions
 	e.deletions = nil
 	for together := range byRevision(deletions) {
@@ -134,7 +138,7 @@ func (w *lineWatch) markStanding(e *entry, a insertion) bool {
 	if e.state == standing {
 		w.deliverLocked(e)
 	}
-	if e.state == standing && !e.place.Admitted() && (e.watch == 0 || e.watch != w.open) {
+	if e.state == standing && e.blockingLocked() > 0 && (e.watch == 0 || e.watch != w.open || e.place == nil) {
 		w.watchLocked()
 	}
 	return true
@@ -172,7 +176,7 @@ func (w *lineWatch) dropEntryLocked(e *entry) {
 func (w *lineWatch) retireLocked() {
 	switch {
 	case len(w.mine) > 0 || w.session.life.EndedLocked():
-	case !w.watching:
+	case !w.watching || w.crowded:
 		w.dropLocked()
 	default:
 		w.idleLocked()
@@ -230,7 +234,7 @@ func (w *lineWatch) close(cause error, lost bool) {
 // is therefore unknown.
 func (w *lineWatch) deliverLocked(e *entry) (news bool) {
 	now := store.Standing{State: store.Admitted, Order: e.order}
-	if n := e.place.Blocking(); n > 0 {
+	if n := e.blockingLocked(); n > 0 {
 		now.State, now.Ahead = store.Waiting, n
 	}
 	if news = e.delivery.Deliver(now); news && now.State == store.Admitted {
@@ -262,6 +266,9 @@ func (w *lineWatch) handleDeletionsLocked(e *entry, together []deletion) {
 	case slices.ContainsFunc(together, func(d deletion) bool { return d.id == e.key && d.at > e.order }):
 		w.goneLocked(e, w.evicted())
 	default:
+		if e.place == nil {
+			return // the next read of the line shows it
+		}
 		nearer := false
 		for _, d := range together {
 			nearer = e.place.Left(d.id, d.at) || nearer
@@ -307,10 +314,7 @@ func (w *lineWatch) watchLocked() {
 func (w *lineWatch) run() {
 	stream := 0
 	_ = attempts.KeepUp(w.ctx, firstPause, func() error {
-		err := w.watchOnce(onStream(w.ctx, stream))
-		w.mu.Lock()
-		w.open = 0
-		w.mu.Unlock()
+		err := w.follow(onStream(w.ctx, stream))
 		if w.ctx.Err() != nil {
 			return w.ctx.Err()
 		}
@@ -345,13 +349,13 @@ var (
 	errWatchEnded = errors.New("the watch ended")
 )
 
-// openWatch opens a watch, from the present on, of the keys that begin with prefix, and waits until
-// it has started. If that takes too long it calls cancel, which must end ctx and with it the watch.
+// openWatch opens a watch, of the key and from the present on unless opts say otherwise, and waits
+// until it has started. If that takes too long it calls cancel, which must end ctx and with it the watch.
 func (s *Store) openWatch(
-	ctx context.Context, cancel context.CancelFunc, prefix string, opts ...clientv3.OpOption,
+	ctx context.Context, cancel context.CancelFunc, key string, opts ...clientv3.OpOption,
 ) (clientv3.WatchChan, error) {
 	timer := time.AfterFunc(s.times.watchTimeout, cancel)
-	events := s.cli.Watch(ctx, prefix, append(opts, clientv3.WithPrefix(), clientv3.WithCreatedNotify())...)
+	events := s.cli.Watch(ctx, key, append(opts, clientv3.WithCreatedNotify())...)
 	created, ok := <-events
 	switch {
 	case !timer.Stop():
@@ -374,14 +378,19 @@ func (s *Store) openWatch(
 func (w *lineWatch) watchOnce(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	events, err := w.session.store.openWatch(ctx, cancel, w.session.store.keys.line(w.name), clientv3.WithFilterPut())
+	from, end := w.session.store.keys.entries(w.name)
+	events, err := w.session.store.openWatch(ctx, cancel, from, clientv3.WithRange(end), clientv3.WithFilterPut())
 	if err != nil {
 		return err
 	}
 	if _, err := w.reread(ctx); err != nil {
 		return err
 	}
+	if e, _ := w.farEntry(); e != nil {
+		return errOtherWatch
+	}
 	w.markOpen()
+	defer w.markClosed()
 	silence := time.NewTimer(w.recheckDelay())
 	defer silence.Stop()
 	for {
@@ -396,6 +405,9 @@ func (w *lineWatch) watchOnce(ctx context.Context) error {
 		case <-w.rereadNow:
 			if _, err := w.reread(ctx); err != nil {
 				return err
+			}
+			if e, _ := w.farEntry(); e != nil {
+				return errOtherWatch
 			}
 		case <-silence.C:
 			if w.ahead() > 0 {
@@ -423,6 +435,12 @@ func (w *lineWatch) markOpen() {
 	defer w.mu.Unlock()
 	w.opened++
 	w.open = w.opened
+}
+
+func (w *lineWatch) markClosed() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.open = 0
 }
 
 // handleEvents applies the events of one watch response. etcd never splits a revision between two
@@ -464,53 +482,61 @@ func (w *lineWatch) ahead() int {
 		if e.state != standing {
 			continue
 		}
-		if n := e.place.Blocking(); n > 0 && (least == 0 || n < least) {
+		if n := e.blockingLocked(); n > 0 && (least == 0 || n < least) {
 			least = n
 		}
 	}
 	return least
 }
 
-// reread reads the line and corrects the state of the session's entries. It reports whether any
-// standing changed.
+// reread reads the line up to the session's last entry and corrects the state of its entries. It
+// reports whether any standing changed.
+//
+// If the session's only entry in the line is an exclusive one, and many are ahead of it, reread
+// does not read them all: it selects one for it to follow.
 func (w *lineWatch) reread(ctx context.Context) (changed bool, err error) {
-	var resp *clientv3.GetResponse
+	last, limit := w.rereadExtent()
+	if last == 0 {
+		return false, nil
+	}
 	before := w.session.seenRevision.Load()
-	err = attempt(ctx, func(ctx context.Context) (err error) {
-		resp, err = w.session.store.cli.Get(ctx, w.session.store.keys.line(w.name), clientv3.WithPrefix())
-		return err
-	})
+	read, err := w.session.store.readAhead(ctx, w.name, last, limit)
 	if err == nil {
-		err = w.session.checkRevision(before, resp.Header)
+		err = w.session.checkRevision(before, read.header)
 	}
 	if err != nil {
 		return false, err
 	}
-	found, _ := w.session.store.keys.contenders(w.name, resp.Kvs)
-	others := entries(found)
+	others := entries(read.entries)
 	leases := make(map[line.Entry]clientv3.LeaseID, len(others))
-	for _, c := range found {
+	for _, c := range read.entries {
 		leases[line.Entry{ID: c.ID, Order: c.Order}] = c.Lease
 	}
 
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for e := range w.mine {
-		if e.state != standing {
+		if e.state != standing || e.order > last {
 			continue // markStanding delivers its standing, and requests another read if necessary
 		}
 		lease, there := leases[line.Entry{ID: e.key, Order: e.order}]
 		switch {
-		case e.order > uint64(resp.Header.Revision):
-			// The entry was inserted after the read, so its state is newer.
 		case !there:
 			changed = true
 			w.goneLocked(e, w.evicted())
 		case lease != w.session.lease:
 			changed = true
 			w.overwrittenLocked(e)
-		default:
+		case read.complete:
+			if e.place == nil {
+				e.place = line.NewTracker(line.Entry{ID: e.key, Order: e.order, Mode: e.req.Mode}, others)
+			}
 			e.place.Reread(others)
+			e.far, e.followed = 0, nil
+			changed = w.deliverLocked(e) || changed
+		default:
+			e.far = min(e.blockingLocked(), read.keys-1)
+			e.place, e.followed = nil, &read.entries[len(read.entries)-1]
 			changed = w.deliverLocked(e) || changed
 		}
 	}

@@ -154,8 +154,8 @@ func TestWaiter_silentWatchOnlyDelays(t *testing.T) {
 		held := lock(t, holder, name)
 		place := join(t, c, name)
 		silent := one
-		eventually(t, "the line is watched", func() bool { return rec.watchAddr(name+"/") != "" })
-		if rec.watchAddr(name+"/") == two.Addr() {
+		eventually(t, "the line is watched", func() bool { return rec.watchAddr(name+"/-") != "" })
+		if rec.watchAddr(name+"/-") == two.Addr() {
 			silent = two
 		}
 		silent.Hold()

@@ -82,7 +82,7 @@ func (e *entry) deleteMarkerOps() []clientv3.Op {
 func (s *Store) commit(
 	ctx context.Context, conditions []clientv3.Cmp, then, otherwise []clientv3.Op,
 ) (resp *clientv3.TxnResponse, err error) {
-	err = attempt(ctx, func(ctx context.Context) (err error) {
+	err = s.attempt(ctx, func(ctx context.Context) (err error) {
 		resp, err = s.cli.Txn(ctx).If(conditions...).Then(then...).Else(otherwise...).Commit()
 		return err
 	})
@@ -96,7 +96,7 @@ func (s *Store) clearMarks(ctx context.Context, name string, orders []uint64) er
 		for _, order := range chunk {
 			ops = append(ops, clientv3.OpDelete(s.keys.marker(name, order)))
 		}
-		err := attemptWithTimeout(ctx, func(ctx context.Context) error {
+		err := s.attemptWithTimeout(ctx, func(ctx context.Context) error {
 			_, err := s.cli.Txn(ctx).Then(ops...).Commit()
 			return err
 		})

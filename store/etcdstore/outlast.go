@@ -83,7 +83,7 @@ func (l *detachedLease) attach(ctx context.Context) (there bool, err error) {
 	}
 	e := l.entry
 	e.outlasts.Store(true)
-	err = attempt(ctx, func(ctx context.Context) error {
+	err = l.entry.session.store.attempt(ctx, func(ctx context.Context) error {
 		resp, err := e.session.store.cli.Txn(ctx).
 			If(clientv3.Compare(clientv3.CreateRevision(e.key), "=", int64(e.order))).
 			Then(append(e.deleteMarkerOps(), clientv3.OpPut(e.key, l.value, clientv3.WithLease(l.id)))...).
@@ -105,7 +105,7 @@ const maxLeaseTTL = 9_000_000_000
 
 // grant requests the lease. It succeeds if an earlier attempt has created it.
 func (l *detachedLease) grant(ctx context.Context) error {
-	return attempt(ctx, func(ctx context.Context) error {
+	return l.entry.session.store.attempt(ctx, func(ctx context.Context) error {
 		seconds := int64(math.Ceil(time.Until(l.until).Seconds()))
 		_, err := l.entry.session.leases.LeaseGrant(ctx, &pb.LeaseGrantRequest{
 			ID:  int64(l.id),
@@ -119,9 +119,9 @@ func (l *detachedLease) grant(ctx context.Context) error {
 }
 
 // randomLeaseID returns a lease id. The client chooses it so that repeated requests create one
-// lease.
+// lease. It is as long as those that servers choose; see minLeaseDigits.
 func randomLeaseID() clientv3.LeaseID {
 	var b [8]byte
 	_, _ = rand.Read(b[:]) // never fails
-	return clientv3.LeaseID(binary.BigEndian.Uint64(b[:]) >> 1)
+	return clientv3.LeaseID(binary.BigEndian.Uint64(b[:])>>1 | 1<<62)
 }

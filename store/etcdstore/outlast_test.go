@@ -142,11 +142,11 @@ func (g *grantRecorder) intercept(ctx context.Context, method string, req, reply
 	return invoke(ctx, method, req, reply, cc, opts...)
 }
 
-// leaseIDs returns each id once.
+// leaseIDs returns each id once, without the first one: the session's.
 func (g *grantRecorder) leaseIDs() []clientv3.LeaseID {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	return slices.Compact(slices.Clone(g.ids))
+	return slices.Compact(slices.Clone(g.ids))[1:]
 }
 
 // Each request and each reply may be lost.

@@ -78,7 +78,7 @@ func (s *Store) names(ctx context.Context, prefix string) ([]string, error) {
 	}
 	for {
 		var resp *clientv3.GetResponse
-		err := attempt(ctx, func(ctx context.Context) (err error) {
+		err := s.attempt(ctx, func(ctx context.Context) (err error) {
 			resp, err = s.cli.Get(ctx, from, clientv3.WithRange(end), clientv3.WithKeysOnly(), clientv3.WithLimit(pageSize))
 			return err
 		})
@@ -103,7 +103,7 @@ func (s *Store) names(ctx context.Context, prefix string) ([]string, error) {
 // read reads one line with a linearizable read; see [keys.buildLine].
 func (s *Store) read(ctx context.Context, name string) (store.Line, []contender, error) {
 	var resp *clientv3.GetResponse
-	err := attempt(ctx, func(ctx context.Context) (err error) {
+	err := s.attempt(ctx, func(ctx context.Context) (err error) {
 		resp, err = s.cli.Get(ctx, s.keys.line(name), clientv3.WithPrefix())
 		return err
 	})

@@ -15,11 +15,11 @@ import (
 // firstPause is the first pause after an attempt that failed at once.
 const firstPause = 20 * time.Millisecond
 
-// attempt repeats a request until it is answered; see [attempts.UntilAnswered]. A request that is
+// attempt repeats a request until it is answered; see [attempts.Pace.UntilAnswered]. A request that is
 // in flight when the leader dies hangs in the server for seven seconds, although a new leader is
 // elected after little more than one.
-func attempt(ctx context.Context, request func(context.Context) error) error {
-	return attempts.UntilAnswered(ctx, firstPause, refused, request)
+func (s *Store) attempt(ctx context.Context, request func(context.Context) error) error {
+	return s.pace.UntilAnswered(ctx, firstPause, refused, request)
 }
 
 // errNoAnswer is the cause with which a call without a session times out.
@@ -27,10 +27,10 @@ var errNoAnswer = errors.New("no answer for " + attempts.MaxDuration.String() + 
 
 // attemptWithTimeout is attempt for calls that are not bounded by a session's life. It gives up
 // after [attempts.MaxDuration].
-func attemptWithTimeout(ctx context.Context, request func(context.Context) error) error {
+func (s *Store) attemptWithTimeout(ctx context.Context, request func(context.Context) error) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, attempts.MaxDuration, errNoAnswer)
 	defer cancel()
-	return attempt(ctx, request)
+	return s.attempt(ctx, request)
 }
 
 // endedBy is [attempts.WithContextErr], with the gRPC errors for the end of a context replaced by

@@ -119,7 +119,7 @@ func (se *session) checkEntries(ctx context.Context) error {
 		}
 		before := se.seenRevision.Load()
 		var resp *clientv3.TxnResponse
-		err := attempt(ctx, func(ctx context.Context) (err error) {
+		err := se.store.attempt(ctx, func(ctx context.Context) (err error) {
 			resp, err = se.store.cli.Txn(ctx).Then(gets...).Commit()
 			return err
 		})
@@ -233,7 +233,7 @@ func (se *session) Close(ctx context.Context) error {
 	if revoked {
 		return nil
 	}
-	err := attemptWithTimeout(ctx, func(ctx context.Context) error {
+	err := se.store.attemptWithTimeout(ctx, func(ctx context.Context) error {
 		_, err := se.store.cli.Revoke(ctx, se.lease)
 		return err
 	})

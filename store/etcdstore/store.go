@@ -11,10 +11,12 @@ import (
 	"strings"
 	"time"
 
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/stilelock/stile/store"
+	"github.com/stilelock/stile/store/internal/attempts"
 )
 
 // MinTTL and MaxTTL bound the TTL of a session. The server may have a larger minimum: one and a
@@ -46,6 +48,8 @@ type Store struct {
 	logger *slog.Logger
 
 	times times
+	sizes sizes
+	pace  attempts.Pace
 }
 
 var _ store.Store = (*Store)(nil)
@@ -67,7 +71,7 @@ func New(cli *clientv3.Client, opts *Options) (*Store, error) {
 		return nil, fmt.Errorf("etcd store: key prefix: %w", err)
 	}
 	logger := cmp.Or(opts.Logger, slog.New(slog.DiscardHandler))
-	return &Store{cli: cli, keys: keys{prefix: opts.Prefix}, logger: logger, times: defaultTimes}, nil
+	return &Store{cli: cli, keys: keys{prefix: opts.Prefix}, logger: logger, times: defaultTimes, sizes: defaultSizes}, nil
 }
 
 // Capabilities implements [store.Store].
@@ -84,12 +88,7 @@ func (s *Store) Capabilities() store.Capabilities {
 func (s *Store) Open(ctx context.Context, opts store.SessionOptions) (store.Session, error) {
 	seconds := int64(math.Ceil(opts.TTL.Seconds()))
 
-	var granted *clientv3.LeaseGrantResponse
-	err := attemptWithTimeout(ctx, func(ctx context.Context) (err error) {
-		// An attempt that was given up may still create a lease: an empty one, which expires after one TTL.
-		granted, err = s.cli.Grant(ctx, seconds)
-		return err
-	})
+	granted, err := s.grant(ctx, seconds)
 	if err != nil {
 		return nil, s.wrapErr("open a session", err)
 	}
@@ -99,6 +98,33 @@ func (s *Store) Open(ctx context.Context, opts store.SessionOptions) (store.Sess
 			s, opts.TTL, time.Duration(granted.TTL)*time.Second)
 	}
 	return newSession(s, granted, opts), nil
+}
+
+// grant creates a lease. A repeated attempt finds the one that an earlier attempt has created.
+func (s *Store) grant(ctx context.Context, seconds int64) (*clientv3.LeaseGrantResponse, error) {
+	id := randomLeaseID()
+	leases := clientv3.RetryLeaseClient(s.cli)
+	granted := &clientv3.LeaseGrantResponse{ID: id}
+	err := s.attemptWithTimeout(ctx, func(ctx context.Context) error {
+		resp, err := leases.LeaseGrant(ctx, &pb.LeaseGrantRequest{ID: int64(id), TTL: seconds})
+		if err == nil {
+			granted.ResponseHeader, granted.TTL = resp.Header, resp.TTL
+			return nil
+		}
+		if err = rpctypes.Error(err); !errors.Is(err, rpctypes.ErrLeaseExist) {
+			return err
+		}
+		found, err := s.cli.TimeToLive(ctx, id) // an earlier attempt has created it
+		switch {
+		case err != nil:
+			return err
+		case found.TTL <= 0:
+			return rpctypes.ErrLeaseNotFound
+		}
+		granted.ResponseHeader, granted.TTL = found.ResponseHeader, found.GrantedTTL
+		return nil
+	})
+	return granted, err
 }
 
 // revoke ends a lease to which nothing is attached. If it fails, the lease expires after its TTL.

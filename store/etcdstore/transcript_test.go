@@ -343,7 +343,7 @@ func (a *transcriptClient) txn(req *pb.TxnRequest, resp *pb.TxnResponse) {
 		what := a.key(c.Key)
 		switch {
 		case len(c.RangeEnd) > 0:
-			ifs = append(ifs, "no key begins with "+what)
+			ifs = append(ifs, "the line has no key")
 		case c.GetCreateRevision() == 0:
 			ifs = append(ifs, what+" does not exist")
 		default:

@@ -55,7 +55,7 @@ func (c *prefixWatch) run(ctx context.Context) error {
 // is opened, because a watch that is refused ends all others on its gRPC stream, and because the
 // reason with which a watch ends may be temporary.
 func (c *prefixWatch) checkReadable(ctx context.Context) error {
-	return attempt(ctx, func(ctx context.Context) error {
+	return c.store.attempt(ctx, func(ctx context.Context) error {
 		_, err := c.store.cli.Get(ctx, c.store.keys.prefix+c.prefix,
 			clientv3.WithPrefix(), clientv3.WithKeysOnly(), clientv3.WithLimit(1))
 		return err
@@ -66,7 +66,7 @@ func (c *prefixWatch) checkReadable(ctx context.Context) error {
 func (c *prefixWatch) watchOnce(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	events, err := c.store.openWatch(ctx, cancel, c.store.keys.prefix+c.prefix)
+	events, err := c.store.openWatch(ctx, cancel, c.store.keys.prefix+c.prefix, clientv3.WithPrefix())
 	if err != nil {
 		return err
 	}

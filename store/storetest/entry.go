@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"runtime"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -161,8 +162,9 @@ func (p *entry) waiting(ahead int) {
 
 // tryWaiting is waiting for the case that the session of the entry ahead may have expired.
 func (p *entry) tryWaiting(ahead int) error {
+	bound := slices.Contains(p.client.w.h.Without, ExactAhead)
 	want := func(st store.Standing) bool {
-		return st.State == store.Waiting && (st.Ahead == ahead || !p.client.w.caps.Fair)
+		return st.State == store.Waiting && (st.Ahead == ahead || st.Ahead > ahead && bound || !p.client.w.caps.Fair)
 	}
 	_, _, err := p.await(p.client.w.h.Grace, fmt.Sprintf("waiting behind %d", ahead), want)
 	return err

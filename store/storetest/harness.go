@@ -59,7 +59,7 @@ type Harness struct {
 // An Ability is something that some tests of the suite need and some stores lack.
 type Ability string
 
-// The abilities. The store's Capabilities report all but the last two.
+// The abilities. The store's Capabilities report all but the last three.
 const (
 	Fair          Ability = "admission in order of arrival (Capabilities.Fair)"
 	SharedModes   Ability = "shared and slot entries (Capabilities.SharedModes)"
@@ -69,6 +69,7 @@ const (
 	OwnerUpdates  Ability = "changing the owner of an entry (Capabilities.OwnerUpdates)"
 	Contention    Ability = "notifying holders of waiters (Capabilities.Contention)"
 	WaitersOrders Ability = "orders assigned on arrival, not at admission"
+	ExactAhead    Ability = "an exact Standing.Ahead, whatever the length of the line"
 	Cut           Ability = "disconnecting a session from the server (Harness.Cut)"
 )
 
@@ -87,6 +88,7 @@ func (h Harness) missing(caps store.Capabilities) []Ability {
 		{OwnerUpdates, caps.OwnerUpdates},
 		{Contention, caps.Contention},
 		{WaitersOrders, !slices.Contains(h.Without, WaitersOrders)}, // not in Capabilities: only a test can detect it, see admission
+		{ExactAhead, !slices.Contains(h.Without, ExactAhead)},
 		{Cut, h.Cut != nil},
 	} {
 		if !a.present {

@@ -25,7 +25,7 @@ func notify(s suite) {
 		w.openKept().enqueue(name, line.Exclusive).waiting(1)
 	})
 
-	fair.test("waiters are notified of each change of Ahead", func(t *testing.T, w *testEnv) {
+	fair.needs(ExactAhead).test("waiters are notified of each change of Ahead", func(t *testing.T, w *testEnv) {
 		name := w.name("lock")
 		var entries []*entry
 		for i := range 5 {

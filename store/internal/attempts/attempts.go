@@ -11,6 +11,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 	"time"
 )
 
@@ -29,6 +30,37 @@ const (
 // MaxPause bounds the pause after an attempt that failed at once.
 const MaxPause = 500 * time.Millisecond
 
+// Pace is how fast a server answers, as the requests of a store have found. A repetition helps if
+// the server, or the connection to it, has stopped working. It does harm if the server is merely
+// slow, because the server carries out both requests. So the first timeout is four times what a
+// request usually takes, within [MinTimeout] and [MaxTimeout].
+//
+// The zero Pace knows nothing: its timeout is MinTimeout. Its methods may be called concurrently.
+type Pace struct {
+	mu    sync.Mutex
+	usual time.Duration
+}
+
+// Timeout returns the timeout for the first attempt of a request.
+func (p *Pace) Timeout() time.Duration {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return min(max(MinTimeout, 4*p.usual), MaxTimeout)
+}
+
+// note records how long a request took. A slow one counts at once, so that the requests after it
+// are not repeated; a fast one counts for an eighth. A request that took longer than its timeout is
+// recorded as half of that, which doubles the timeout.
+func (p *Pace) note(took time.Duration) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if took = min(took, MaxTimeout); took > p.usual {
+		p.usual = took
+	} else {
+		p.usual -= (p.usual - took) / 8
+	}
+}
+
 // UntilAnswered sends a request until it is answered: with success, or with an error for which
 // refused returns true because it is the server's final answer. If ctx ends first the error is the
 // cause of ctx, joined with the error of the last attempt that ctx did not cut short.
@@ -39,7 +71,15 @@ const MaxPause = 500 * time.Millisecond
 func UntilAnswered(
 	ctx context.Context, firstPause time.Duration, refused func(error) bool, request func(context.Context) error,
 ) error {
-	timeout, pause := MinTimeout, firstPause
+	return new(Pace).UntilAnswered(ctx, firstPause, refused, request)
+}
+
+// UntilAnswered is the function UntilAnswered, with a timeout for the first attempts that suits the
+// pace of the server. It may be called concurrently.
+func (p *Pace) UntilAnswered(
+	ctx context.Context, firstPause time.Duration, refused func(error) bool, request func(context.Context) error,
+) error {
+	timeout, pause := p.Timeout(), firstPause
 	var last error
 	for n := 0; ; n++ {
 		if ctx.Err() != nil {
@@ -49,8 +89,13 @@ func UntilAnswered(
 		start := time.Now()
 		err := request(attempt)
 		cancel()
+		took := time.Since(start)
 		if err == nil || refused(err) {
+			p.note(took)
 			return err
+		}
+		if took >= timeout {
+			p.note(took / 2)
 		}
 		if ctx.Err() != nil && last != nil {
 			return GaveUp(ctx, last) // more specific than this attempt's "canceled"
@@ -60,7 +105,7 @@ func UntilAnswered(
 		if n > 0 {
 			timeout = min(2*timeout, MaxTimeout)
 		}
-		if time.Since(start) < pause {
+		if took < pause {
 			Sleep(ctx, pause)
 			pause = min(2*pause, MaxPause)
 		}

@@ -1,0 +1,184 @@
+package etcdstore
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/stilelock/stile/line"
+)
+
+// errOtherWatch ends a watch because the session's entries need another one.
+var errOtherWatch = errors.New("the line has moved up")
+
+// follow watches as much of the line as the session's entries need, until a watch ends.
+func (w *lineWatch) follow(ctx context.Context) error {
+	for {
+		if w.mustLook() {
+			if _, err := w.reread(ctx); err != nil {
+				return err
+			}
+		}
+		var err error
+		if e, ahead := w.farEntry(); e != nil {
+			err = w.watchFar(ctx, e, ahead)
+		} else {
+			err = w.watchOnce(ctx)
+		}
+		if !errors.Is(err, errOtherWatch) {
+			return err
+		}
+	}
+}
+
+// blockingLocked returns how many entries must leave before the entry is admitted, or an upper
+// bound if it does not know all entries ahead. It is zero if and only if the entry is admitted.
+func (e *entry) blockingLocked() int {
+	if e.place == nil {
+		return max(1, e.far)
+	}
+	return e.place.Blocking()
+}
+
+// only returns the session's entry if it has only one that stands in the line; nil otherwise.
+func (w *lineWatch) onlyLocked() *entry {
+	var only *entry
+	for e := range w.mine {
+		switch {
+		case e.state != standing:
+		case only != nil:
+			return nil
+		default:
+			only = e
+		}
+	}
+	return only
+}
+
+// rereadExtent returns the order of the session's last entry in the line, up to which a reading of
+// the line is needed, and how many entries of it are needed at most; zero for all.
+func (w *lineWatch) rereadExtent() (last uint64, limit int) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for e := range w.mine {
+		if e.state == standing {
+			last = max(last, e.order)
+		}
+	}
+	if e := w.onlyLocked(); e != nil && e.req.Mode == line.Exclusive && e.blockingLocked() > 0 {
+		limit = w.session.store.sizes.near
+		if w.open != 0 {
+			limit = w.session.store.sizes.crowd
+		}
+		limit += 2 // the entry itself, and the one to follow
+	}
+	return last, limit
+}
+
+// mustLook reports whether nothing is known of the entries ahead of the session's entry.
+func (w *lineWatch) mustLook() bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	e := w.onlyLocked()
+	return e != nil && e.place == nil && e.followed == nil && !e.nearer
+}
+
+// farEntry returns the session's entry, if it is the only one, and the entry far ahead that it
+// follows; nil if the session must watch the whole line.
+func (w *lineWatch) farEntry() (e *entry, followed contender) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	e = w.onlyLocked()
+	if e == nil || e.place != nil || e.followed == nil {
+		return nil, contender{}
+	}
+	return e, *e.followed
+}
+
+// stopFollowing forgets the entry that e follows. nearer is true if it has left.
+func (w *lineWatch) stopFollowing(e *entry, nearer bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	e.followed, e.nearer = nil, nearer
+}
+
+// watchFar waits until the entry ahead that e follows has left. Meanwhile e cannot be admitted, so
+// this is all that must be known, besides that e itself is still there. The watches start at the
+// present, like that of a line, and a read covers what happened before.
+func (w *lineWatch) watchFar(ctx context.Context, e *entry, ahead contender) (err error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	left := false
+	defer func() { w.stopFollowing(e, left) }()
+
+	s := w.session.store
+	own, err := s.openWatch(ctx, cancel, e.key)
+	if err != nil {
+		return err
+	}
+	other, err := s.openWatch(ctx, cancel, ahead.ID, clientv3.WithFilterPut())
+	if err != nil {
+		return err
+	}
+	if left, err = w.recheckFar(ctx, e, ahead); err != nil {
+		return err
+	} else if left {
+		return errOtherWatch
+	}
+	silence := time.NewTimer(w.farRecheckDelay())
+	defer silence.Stop()
+	for {
+		select {
+		case resp, ok := <-own:
+			if !ok || resp.Err() != nil {
+				return resp.Err()
+			}
+			w.session.noteRevision(resp.Header)
+			for _, ev := range resp.Events {
+				w.handleKeyEvent(e, ev)
+			}
+		case resp, ok := <-other:
+			if !ok || resp.Err() != nil {
+				return resp.Err()
+			}
+			w.session.noteRevision(resp.Header)
+			if left = len(resp.Events) > 0; left {
+				return errOtherWatch
+			}
+		case <-w.rereadNow:
+			return errOtherWatch
+		case <-silence.C:
+			left, err = w.recheckFar(ctx, e, ahead)
+			switch {
+			case err != nil:
+				return err
+			case left:
+				w.emptyReads = 0
+				return errWatchSilent
+			}
+			w.emptyReads++
+			silence.Reset(w.farRecheckDelay())
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+// farRecheckDelay is recheckDelay while many entries are ahead: a missed event costs no time until
+// these have left.
+func (w *lineWatch) farRecheckDelay() time.Duration {
+	return max(w.recheckDelay(), 8*w.session.store.times.recheckInterval)
+}
+
+// recheckFar reads the entry and the one that it follows, and reports whether the latter has left.
+func (w *lineWatch) recheckFar(ctx context.Context, e *entry, ahead contender) (left bool, err error) {
+	kv, at, err := w.session.readKey(ctx, e.key)
+	if err != nil {
+		return false, err
+	}
+	w.handleKey(e, kv, at)
+	kv, _, err = w.session.readKey(ctx, ahead.ID)
+	return err == nil && (kv == nil || uint64(kv.CreateRevision) != ahead.Order), err
+}
