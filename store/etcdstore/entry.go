@@ -51,6 +51,7 @@ type entry struct {
 	place          *line.Tracker // the entries ahead, while standing; nil while they are not all known
 	far            int           // while place is nil: at most so many entries are ahead
 	followed       *contender    // while place is nil: one of the entries ahead; nil if none is known
+	following      bool          // the watch of followed is complete
 	nearer         bool          // the entry that was followed has left
 	deletions      []deletion    // those received while the entry was being inserted
 	watch          int           // which watch of the line was open when the entry joined; zero for none

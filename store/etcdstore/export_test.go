@@ -3,6 +3,8 @@ package etcdstore
 import (
 	"time"
 
+	clientv3 "go.etcd.io/etcd/client/v3"
+
 	"github.com/stilelock/stile/store"
 )
 
@@ -27,6 +29,19 @@ func (s *Store) SetSizes(readAtJoin, near, crowd int) { s.sizes = sizes{readAtJo
 func LineWatched(s store.Session, name string) (watched bool) {
 	withLineWatch(s, name, func(w *lineWatch) { watched = w.open != 0 })
 	return watched
+}
+
+// Followed returns the key of the entry that a session follows in a long line; "" if it follows
+// none, or has not verified yet that the entry is there.
+func Followed(s store.Session, name string) (key string) {
+	withLineWatch(s, name, func(w *lineWatch) {
+		for e := range w.mine {
+			if e.followed != nil && e.following {
+				key = e.followed.ID
+			}
+		}
+	})
+	return key
 }
 
 // KeyWatched reports whether a session watches the key of any of its entries in a line.
@@ -55,3 +70,11 @@ func withLineWatch(s store.Session, name string, f func(*lineWatch)) {
 
 // LoseSession ends a session as if its lease were found to be gone.
 func LoseSession(s store.Session) { _ = s.(*session).leaseGone() }
+
+// EntryRange returns the range of the keys of a line's entries, in a store without a prefix.
+func EntryRange(name string) (from, end string) { return keys{}.entries(name) }
+
+// EntryKey returns the key of an entry, in a store without a prefix.
+func EntryKey(name string, lease clientv3.LeaseID, nonce string) string {
+	return keys{}.entry(name, lease, nonce)
+}

@@ -101,7 +101,14 @@ func (w *lineWatch) farEntry() (e *entry, followed contender) {
 func (w *lineWatch) stopFollowing(e *entry, nearer bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	e.followed, e.nearer = nil, nearer
+	e.followed, e.following, e.nearer = nil, false, nearer
+}
+
+// markFollowing records that no deletion of the followed entry can be missed any more.
+func (w *lineWatch) markFollowing(e *entry) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	e.following = true
 }
 
 // watchFar waits until the entry ahead that e follows has left. Meanwhile e cannot be admitted, so
@@ -127,6 +134,7 @@ func (w *lineWatch) watchFar(ctx context.Context, e *entry, ahead contender) (er
 	} else if left {
 		return errOtherWatch
 	}
+	w.markFollowing(e)
 	silence := time.NewTimer(w.farRecheckDelay())
 	defer silence.Stop()
 	for {

@@ -274,8 +274,7 @@ func TestRequests_handOverWithoutRead(t *testing.T) {
 	held := lock(t, other, name)
 	place := join(t, c, name)
 	rec.awaitLast(t, "Range answered")
-	// The first Txn assumes that the line is empty and is cheap. The second does not.
-	wantRequests(t, "first wait", rec.takeLog(), "Txn", "Txn", "watch from 0", "Range")
+	wantRequests(t, "first wait", rec.takeLog(), "Txn", "watch from 0", "Range")
 
 	release(t, held)
 	h := awaitHold(t, place)
