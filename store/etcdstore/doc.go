@@ -43,8 +43,8 @@
 //
 // If the leader dies, etcd answers a request that it has accepted after seven seconds, with an
 // error, and the request may or may not have been carried out. Attempts are therefore given up
-// after half a second at first, and repeated. Each request is idempotent, and a repeated attempt
-// can tell what the earlier one did.
+// after half a second at first, or four times what requests have taken lately, and repeated. Each
+// request is idempotent, and a repeated attempt can tell what the earlier one did.
 //
 // An attempt that was given up may still be carried out after everything else, for example when a
 // member that was stopped for a minute resumes with the request in its queue. It would create an
@@ -67,6 +67,11 @@
 // watch that ends for any reason is opened again and the line or key is read again. In case a watch
 // falls silent without ending, a line with waiters is also read periodically: after two seconds of
 // silence at first.
+//
+// An exclusive entry with many others ahead does not need the whole line. Its session watches the
+// entry's own key and that of one entry ahead, and reads the line again when the latter has left.
+// So the cost of joining, waiting and a hand-over does not depend on the number of waiters, besides
+// that the servers sort the line when a session reads the end of it.
 //
 // [Store.Watch] is another watch, of all lines whose name begins with a prefix.
 package etcdstore

@@ -100,6 +100,61 @@ func TestUntilAnswered_attemptsGetLonger(t *testing.T) {
 	})
 }
 
+// A server that takes three seconds is sent few requests twice, and later ones once.
+func TestPace_slowServer(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var pace attempts.Pace
+		slow := func(ctx context.Context) error {
+			select {
+			case <-time.After(3 * time.Second):
+				return nil
+			case <-ctx.Done():
+				return ctx.Err()
+			}
+		}
+		var begun []int
+		for range 3 {
+			n := 0
+			err := pace.UntilAnswered(t.Context(), firstPause, refused, func(ctx context.Context) error {
+				n++
+				return slow(ctx)
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+			begun = append(begun, n)
+		}
+		if want := []int{5, 1, 1}; !slices.Equal(begun, want) { // timeouts of 0.5, 0.5, 1, 2 and 4 s
+			t.Errorf("got %v attempts, want %v", begun, want)
+		}
+		if got := pace.Timeout(); got != attempts.MaxTimeout {
+			t.Errorf("got a timeout of %v, want the maximum", got)
+		}
+	})
+}
+
+// After the server has become fast again the first timeout goes back to the minimum.
+func TestPace_fastAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var pace attempts.Pace
+		request := func(took time.Duration) func(context.Context) error {
+			return func(context.Context) error { time.Sleep(took); return nil }
+		}
+		for range 3 {
+			_ = pace.UntilAnswered(t.Context(), firstPause, refused, request(400*time.Millisecond))
+		}
+		if got, want := pace.Timeout(), 1600*time.Millisecond; got != want {
+			t.Errorf("requests of 400 ms: got a timeout of %v, want %v", got, want)
+		}
+		for range 20 {
+			_ = pace.UntilAnswered(t.Context(), firstPause, refused, request(time.Millisecond))
+		}
+		if got := pace.Timeout(); got != attempts.MinTimeout {
+			t.Errorf("requests of 1 ms: got a timeout of %v, want %v", got, attempts.MinTimeout)
+		}
+	})
+}
+
 func TestUntilAnswered_pausesGetLonger(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
