@@ -276,7 +276,7 @@ func TestLock_succeedsDespiteCutConnection(t *testing.T) {
 		firstRevision := make(chan int64, 1)
 		go func() {
 			defer close(firstRevision)
-			// The server has carried out the request, and its reply is about to be lost.
+			// The server has carried out the request, and its reply will not arrive.
 			for ctx := t.Context(); ctx.Err() == nil; time.Sleep(time.Millisecond) {
 				resp, err := c.direct.Get(ctx, name+"/", clientv3.WithPrefix())
 				if err == nil && len(resp.Kvs) > 0 {
