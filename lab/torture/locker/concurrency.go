@@ -108,7 +108,7 @@ func (l *etcdLocker) lockInTurn(ctx context.Context, name string, how func(*conc
 	case errors.Is(err, concurrency.ErrSessionExpired):
 		return nil, err
 	case err != nil:
-		return nil, unclear(err)
+		return nil, unknownOutcome(err)
 	}
 	return &etcdHold{session: session, mutex: mutex, token: uint64(mutex.Header().Revision)}, nil
 }

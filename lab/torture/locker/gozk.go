@@ -97,7 +97,7 @@ func (l *zkLocker) Lock(ctx context.Context, name string) (Hold, error) {
 	select {
 	case err := <-done:
 		if err != nil {
-			return nil, unclear(err) // the node may have been made, and last as long as the session
+			return nil, unknownOutcome(err) // the node may have been made, and last as long as the session
 		}
 		return &zkHold{l, lock, session}, nil
 	case <-ctx.Done():
@@ -106,11 +106,11 @@ func (l *zkLocker) Lock(ctx context.Context, name string) (Hold, error) {
 				_ = l.unlock(lock)
 			}
 		})
-		return nil, unclear(ctx.Err())
+		return nil, unknownOutcome(ctx.Err())
 	}
 }
 
-func (l *zkLocker) TryLock(context.Context, string) (Hold, error) { return nil, ErrNoTry }
+func (l *zkLocker) TryLock(context.Context, string) (Hold, error) { return nil, ErrTryUnsupported }
 
 // unlock goes on until the node is gone, or is about to go with the session: if that lives on, it would keep the lock for ever.
 func (l *zkLocker) unlock(lock *zk.Lock) error {

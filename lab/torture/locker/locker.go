@@ -17,20 +17,20 @@ import (
 var (
 	// ErrTaken: trying for the lock found that it was not to be had.
 	ErrTaken = errors.New("the lock is taken")
-	// ErrUnclear: the call for the lock failed in a way from which nothing may be concluded. The request may have been
+	// ErrUnknownOutcome: the call for the lock failed in a way from which nothing may be concluded. The request may have been
 	// carried out, or be later. Who called does not hold the lock, but perhaps nobody else can have it for a while.
-	ErrUnclear = errors.New("nobody knows what became of the call")
+	ErrUnknownOutcome = errors.New("nobody knows what became of the call")
 	// ErrLost: the hold that was to be released had been lost before.
 	ErrLost = errors.New("the lock had been lost")
-	// ErrNoTry: the library has no way to try for a lock without waiting.
-	ErrNoTry = errors.New("trying is not offered")
+	// ErrTryUnsupported: the library has no way to try for a lock without waiting.
+	ErrTryUnsupported = errors.New("trying is not offered")
 )
 
 // Locker takes locks in one session, or whatever stands for it. It is safe for concurrent use.
 type Locker interface {
 	// Offers says what the interface behind this one tells its users.
 	Offers() history.Offers
-	// Lock waits for the lock until ctx ends. An error that does not match ErrUnclear means that it surely is not held,
+	// Lock waits for the lock until ctx ends. An error that does not match ErrUnknownOutcome means that it surely is not held,
 	// and that nothing of the call has any effect any more.
 	Lock(ctx context.Context, name string) (Hold, error)
 	// TryLock takes the lock if it is free. If it is not the error matches ErrTaken. In everything else it is as Lock.
@@ -119,5 +119,5 @@ func Open(ctx context.Context, c Config, worker string) (Locker, error) {
 	return l, nil
 }
 
-// unclear makes an error that matches ErrUnclear of one of a library.
-func unclear(err error) error { return fmt.Errorf("%w: %w", ErrUnclear, err) }
+// unknownOutcome makes an error that matches ErrUnknownOutcome of one of a library.
+func unknownOutcome(err error) error { return fmt.Errorf("%w: %w", ErrUnknownOutcome, err) }

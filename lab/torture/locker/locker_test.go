@@ -236,7 +236,7 @@ func mustNotGet(t *testing.T, l locker.Locker, name string) {
 	case err == nil:
 		t.Error("two have the lock")
 		_ = h.Release(t.Context())
-	case !errors.Is(err, locker.ErrTaken) && !errors.Is(err, locker.ErrNoTry):
+	case !errors.Is(err, locker.ErrTaken) && !errors.Is(err, locker.ErrTryUnsupported):
 		t.Errorf("trying for a lock that is taken says: %v", err)
 	}
 	giveUp(t, l, name)
@@ -280,12 +280,12 @@ func tryingForALockThatIsTaken(t *testing.T, s scene) {
 	h := lock(t, a, x)
 	_, err := b.TryLock(t.Context(), x)
 	if s.config.Kind == "gozk" {
-		if !errors.Is(err, locker.ErrNoTry) {
+		if !errors.Is(err, locker.ErrTryUnsupported) {
 			t.Errorf("it says: %v", err)
 		}
 		return
 	}
-	if !errors.Is(err, locker.ErrTaken) || errors.Is(err, locker.ErrUnclear) {
+	if !errors.Is(err, locker.ErrTaken) || errors.Is(err, locker.ErrUnknownOutcome) {
 		t.Errorf("it says: %v", err)
 	}
 	release(t, h)

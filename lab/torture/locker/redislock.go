@@ -44,7 +44,7 @@ func (l *redislockLocker) Lock(ctx context.Context, name string) (Hold, error) {
 		case err == nil:
 			return l.hold(lock), nil
 		case !errors.Is(err, redislock.ErrNotObtained):
-			return nil, unclear(err)
+			return nil, unknownOutcome(err)
 		case ctx.Err() != nil:
 			return nil, err // every attempt was answered
 		}
@@ -57,7 +57,7 @@ func (l *redislockLocker) TryLock(ctx context.Context, name string) (Hold, error
 	case errors.Is(err, redislock.ErrNotObtained):
 		return nil, fmt.Errorf("%w: %w", ErrTaken, err)
 	case err != nil:
-		return nil, unclear(err)
+		return nil, unknownOutcome(err)
 	}
 	return l.hold(lock), nil
 }

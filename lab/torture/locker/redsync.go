@@ -44,7 +44,7 @@ func (l *redsyncLocker) Lock(ctx context.Context, name string) (Hold, error) {
 	m := l.redsync.NewMutex(name, redsync.WithExpiry(l.ttl), redsync.WithTries(math.MaxInt))
 	if err := m.LockContext(ctx); err != nil {
 		// What each try had set was deleted again if the server answered in time, and nobody says whether it did.
-		return nil, unclear(errors.Join(err, ctx.Err()))
+		return nil, unknownOutcome(errors.Join(err, ctx.Err()))
 	}
 	return l.hold(m), nil
 }
@@ -55,7 +55,7 @@ func (l *redsyncLocker) TryLock(ctx context.Context, name string) (Hold, error) 
 	case isTaken(err):
 		return nil, fmt.Errorf("%w: %w", ErrTaken, err)
 	case err != nil:
-		return nil, unclear(err)
+		return nil, unknownOutcome(err)
 	}
 	return l.hold(m), nil
 }

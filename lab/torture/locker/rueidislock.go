@@ -61,11 +61,11 @@ func (l *rueidislockLocker) lock(
 		if ctx.Err() == nil && errors.Is(err, rueidislock.ErrNotLocked) {
 			return nil, fmt.Errorf("%w: %w", ErrTaken, err)
 		}
-		return nil, unclear(err)
+		return nil, unknownOutcome(err)
 	case !waited():
 		release()
 		cancel()
-		return nil, unclear(ctx.Err())
+		return nil, unknownOutcome(ctx.Err())
 	}
 	return &rueidislockHold{held, func() { release(); cancel() }}, nil
 }

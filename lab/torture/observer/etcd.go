@@ -29,9 +29,9 @@ func openEtcd(addrs []string, prefix string, token func(uint64) uint64) (*etcd, 
 	return &etcd{cli, prefix, token}, err
 }
 
-// Watch follows the log from its first revision: what happened while no server answered is told late, but is told, unless
+// Follow follows the log from its first revision: what happened while no server answered is told late, but is told, unless
 // it has been compacted away.
-func (o *etcd) Watch(ctx context.Context, saw func(history.Entry)) {
+func (o *etcd) Follow(ctx context.Context, saw func(history.Entry)) {
 	next := int64(1)
 	for ctx.Err() == nil {
 		watch, cancel := context.WithCancel(clientv3.WithRequireLeader(ctx))
@@ -67,7 +67,7 @@ func (o *etcd) tell(ev *clientv3.Event, saw func(history.Entry)) {
 // lockOf is the lock that a key is an entry of: what is before the last slash.
 func lockOf(key string) string { return key[:max(0, strings.LastIndexByte(key, '/'))] }
 
-func (o *etcd) Left(ctx context.Context) (map[string][]string, error) {
+func (o *etcd) Remaining(ctx context.Context) (map[string][]string, error) {
 	all, err := o.Get(ctx, "", clientv3.WithPrefix(), clientv3.WithKeysOnly())
 	if err != nil {
 		return nil, err

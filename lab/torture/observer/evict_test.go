@@ -60,7 +60,7 @@ func (s *scene) wait(name string, n int) {
 	}
 	s.t.Cleanup(func() { cancel(); waiters.Wait() })
 	for {
-		left, err := s.eyes.Left(s.ctx)
+		left, err := s.eyes.Remaining(s.ctx)
 		must(s.t, err)
 		if len(left[name]) == n+1 {
 			return

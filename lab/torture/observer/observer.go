@@ -11,13 +11,13 @@ import (
 
 // An Observer looks into one store. It is safe for concurrent use.
 type Observer interface {
-	// Watch tells of entries that come and go, until ctx ends. What happens while no server answers is told late or, where
+	// Follow tells of entries that come and go, until ctx ends. What happens while no server answers is told late or, where
 	// the store keeps no record of it, not at all.
-	Watch(ctx context.Context, saw func(history.Entry))
+	Follow(ctx context.Context, saw func(history.Entry))
 
-	// Left returns what is in the store, lock by lock, that should not be there when nobody has anything to do with it any
+	// Remaining returns what is in the store, lock by lock, that should not be there when nobody has anything to do with it any
 	// more. What belongs to no lock is under "".
-	Left(ctx context.Context) (map[string][]string, error)
+	Remaining(ctx context.Context) (map[string][]string, error)
 
 	// Evict deletes the entry that is first in the line behind lock, or all that are there, as somebody might who has the store's
 	// own tools. On etcd and ZooKeeper that is one step of the store. If the line is empty, or changes meanwhile, nothing is done.

@@ -30,9 +30,9 @@ func openRedis(addrs []string, prefix string, token func(uint64) uint64) *redisS
 	return o
 }
 
-// Watch follows the keyspace events of the locks' own keys on the first server. They tell nothing of tokens, and what
+// Follow follows the keyspace events of the locks' own keys on the first server. They tell nothing of tokens, and what
 // happens while nobody listens is not told at all.
-func (o *redisServers) Watch(ctx context.Context, saw func(history.Entry)) {
+func (o *redisServers) Follow(ctx context.Context, saw func(history.Entry)) {
 	for ctx.Err() == nil {
 		o.clients[0].ConfigSet(ctx, "notify-keyspace-events", "Kg$x") // again if the server was restarted
 		sub := o.clients[0].PSubscribe(ctx, "__keyspace@0__:"+o.prefix+"*")
@@ -62,9 +62,9 @@ func (o *redisServers) listen(ctx context.Context, events <-chan *redis.Message,
 	}
 }
 
-// Left leaves out what ends by itself and keeps nobody from the lock: a line whose leases have all ended, the last token that
+// Remaining leaves out what ends by itself and keeps nobody from the lock: a line whose leases have all ended, the last token that
 // was given, the entries that must not come any more should their requests arrive late. The list of a Redlock's names stays.
-func (o *redisServers) Left(ctx context.Context) (map[string][]string, error) {
+func (o *redisServers) Remaining(ctx context.Context) (map[string][]string, error) {
 	left := map[string][]string{}
 	for _, cli := range o.clients {
 		keys := cli.Scan(ctx, 0, "*", 1000).Iterator()

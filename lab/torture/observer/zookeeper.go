@@ -30,12 +30,12 @@ func openZooKeeper(addrs []string, prefix string, token func(uint64) uint64) (*z
 	return &zookeeper{conn, "/" + strings.TrimSuffix(prefix, "/"), token}, err
 }
 
-// Watch follows the children of the locks' directories. An entry that comes and goes between two looks is not told.
-func (o *zookeeper) Watch(ctx context.Context, saw func(history.Entry)) {
+// Follow follows the children of the locks' directories. An entry that comes and goes between two looks is not told.
+func (o *zookeeper) Follow(ctx context.Context, saw func(history.Entry)) {
 	var followers sync.WaitGroup
 	defer followers.Wait()
 	known := map[string]bool{}
-	o.follow(ctx, o.dir, func(locks []string) {
+	o.followChildren(ctx, o.dir, func(locks []string) {
 		for _, lock := range locks {
 			if !known[lock] {
 				known[lock] = true
@@ -45,8 +45,8 @@ func (o *zookeeper) Watch(ctx context.Context, saw func(history.Entry)) {
 	})
 }
 
-// follow calls changed with the children of a directory, now and whenever they are others, until ctx ends.
-func (o *zookeeper) follow(ctx context.Context, dir string, changed func([]string)) {
+// followChildren calls changed with the children of a directory, now and whenever they are others, until ctx ends.
+func (o *zookeeper) followChildren(ctx context.Context, dir string, changed func([]string)) {
 	for ctx.Err() == nil {
 		children, _, events, err := o.conn.ChildrenW(dir)
 		if err != nil {
@@ -64,7 +64,7 @@ func (o *zookeeper) follow(ctx context.Context, dir string, changed func([]strin
 func (o *zookeeper) entries(ctx context.Context, lock string, saw func(history.Entry)) {
 	tokens := map[string]uint64{}
 	name := strings.TrimPrefix(o.dir, "/") + "/" + lock
-	o.follow(ctx, o.dir+"/"+lock, func(children []string) {
+	o.followChildren(ctx, o.dir+"/"+lock, func(children []string) {
 		for _, child := range children {
 			if _, ok := tokens[child]; ok {
 				continue
@@ -83,8 +83,8 @@ func (o *zookeeper) entries(ctx context.Context, lock string, saw func(history.E
 	})
 }
 
-// Left leaves out empty directories: they are containers, which the server clears away in its own time.
-func (o *zookeeper) Left(context.Context) (map[string][]string, error) {
+// Remaining leaves out empty directories: they are containers, which the server clears away in its own time.
+func (o *zookeeper) Remaining(context.Context) (map[string][]string, error) {
 	left := map[string][]string{}
 	locks, err := o.children(o.dir)
 	if err != nil {

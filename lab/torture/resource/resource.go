@@ -27,9 +27,9 @@ const (
 
 // What else can be asked for.
 const (
-	read    = "read"
-	guard   = "guard"
-	unguard = "unguard"
+	read   = "read"
+	attach = "attach"
+	detach = "detach"
 )
 
 // question is one line to the resource.
@@ -109,7 +109,7 @@ func (s *server) serve(conn net.Conn) {
 	s.conns[conn] = true
 	s.mu.Unlock()
 
-	guarded, heard := "", history.Now()
+	attached, heard := "", history.Now()
 	answers := json.NewEncoder(conn)
 	for lines := bufio.NewReader(conn); ; {
 		line, err := lines.ReadBytes('\n')
@@ -123,26 +123,26 @@ func (s *server) serve(conn net.Conn) {
 			break
 		}
 		switch q.Op {
-		case guard:
-			guarded = q.Grant
-		case unguard:
-			guarded = ""
+		case attach:
+			attached = q.Grant
+		case detach:
+			attached = ""
 		}
 		if answers.Encode(s.answer(q)) != nil {
 			break
 		}
 	}
-	s.left(conn, guarded, heard)
+	s.left(conn, attached, heard)
 }
 
-// left records that the grant which a connection guarded has ended with it, unless it is we who have ended. The process was
+// left records that the grant which a connection attached has ended with it, unless it is we who have ended. The process was
 // certainly alive when it was heard last; when we see that it is not, another one may hold already.
-func (s *server) left(conn net.Conn, guarded string, heard int64) {
+func (s *server) left(conn net.Conn, attached string, heard int64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if guarded != "" && s.conns != nil {
+	if attached != "" && s.conns != nil {
 		s.voice.Say(history.Event{At: history.Now(), End: &history.End{
-			Grant: guarded, Call: heard, Outcome: history.Unknown, Why: "its process was killed",
+			Grant: attached, Call: heard, Outcome: history.Unknown, Why: "its process was killed",
 		}})
 	}
 	delete(s.conns, conn)
@@ -155,7 +155,7 @@ func (s *server) answer(q question) answer {
 	c := s.cells(q.Lock)
 	w := &history.Write{Lock: q.Lock, Grant: q.Grant, Token: q.Token, Mode: q.Op}
 	switch q.Op {
-	case guard, unguard: // of the connection
+	case attach, detach: // of the connection
 		return answer{}
 	case read:
 		return answer{Version: c.version}
@@ -240,17 +240,17 @@ func (c *Client) Audit(w Writer) error {
 	return err
 }
 
-// Guard makes the resource record the End of a grant if the connection breaks before [Client.Unguard]: a process that is
+// Attach makes the resource record the End of a grant if the connection breaks before [Client.Detach]: a process that is
 // killed holds nothing any more. It counts as over since the resource has heard of the process last. A connection guards one
 // grant at a time.
-func (c *Client) Guard(grant string) error {
-	_, err := c.ask(question{Op: guard, Writer: Writer{Grant: grant}})
+func (c *Client) Attach(grant string) error {
+	_, err := c.ask(question{Op: attach, Writer: Writer{Grant: grant}})
 	return err
 }
 
-// Unguard ends Guard: the End has been recorded.
-func (c *Client) Unguard() error {
-	_, err := c.ask(question{Op: unguard})
+// Detach ends Attach: the End has been recorded.
+func (c *Client) Detach() error {
+	_, err := c.ask(question{Op: detach})
 	return err
 }
 

@@ -193,13 +193,13 @@ func TestAGuardedGrantEndsWithItsConnection(t *testing.T) {
 	s := newStage(t)
 	killed, other := s.dial(), s.dial()
 	began := history.Now()
-	if err := killed.Guard("a.1"); err != nil {
+	if err := killed.Attach("a.1"); err != nil {
 		t.Fatal(err)
 	}
-	if err := other.Guard("b.1"); err != nil {
+	if err := other.Attach("b.1"); err != nil {
 		t.Fatal(err)
 	}
-	if err := other.Unguard(); err != nil {
+	if err := other.Detach(); err != nil {
 		t.Fatal(err)
 	}
 	heard := history.Now()
@@ -216,7 +216,7 @@ func TestAGuardedGrantEndsWithItsConnection(t *testing.T) {
 
 func TestTheEndOfTheResourceIsNotThatOfAGuardedGrant(t *testing.T) {
 	s := newStage(t)
-	if err := s.dial().Guard("a.1"); err != nil {
+	if err := s.dial().Attach("a.1"); err != nil {
 		t.Fatal(err)
 	}
 	if events := s.recorded(); len(events) != 0 {

@@ -20,13 +20,13 @@ type Programs struct {
 	Stile  string // is there only if the workload needs it
 }
 
-// Built returns the programs that were built into dir.
-func Built(dir string) Programs {
+// ProgramsIn returns the programs that were built into dir.
+func ProgramsIn(dir string) Programs {
 	return Programs{Worker: filepath.Join(dir, "worker"), Stile: filepath.Join(dir, "stile")}
 }
 
-// Tested identifies the programs that a workload uses, by their contents.
-func (p Programs) Tested(load string) (string, error) {
+// Hash identifies the programs that a workload uses, by their contents.
+func (p Programs) Hash(load string) (string, error) {
 	used := []string{p.Worker}
 	if load == workload.Command {
 		used = append(used, p.Stile)
@@ -62,7 +62,7 @@ func Build(ctx context.Context, t Target, load, dir string) (Programs, error) {
 		}
 		flags = append(flags, "-overlay", overlay)
 	}
-	p := Built(dir)
+	p := ProgramsIn(dir)
 	if err := build(ctx, lab, p.Worker, "./torture/worker", flags); err != nil {
 		return Programs{}, err
 	}

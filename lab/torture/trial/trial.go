@@ -26,8 +26,8 @@ import (
 	"github.com/stilelock/stile/lab/torture/workload"
 )
 
-// History is the name of the file with the history of a run.
-const History = "history.jsonl"
+// HistoryFile is the name of the file with the history of a run.
+const HistoryFile = "history.jsonl"
 
 // Config says what to run.
 type Config struct {
@@ -49,8 +49,8 @@ type Config struct {
 	Out string
 	// Command is how to repeat the run.
 	Command string
-	// Say is told, now and then, how far the run has come.
-	Say func(string)
+	// Status is told, now and then, how far the run has come.
+	Status func(string)
 }
 
 // Check returns the faults that are asked for, or why there is no such run: a fault that cannot be done, or no such workload. It
@@ -99,7 +99,7 @@ func Run(ctx context.Context, here *site.Site, c Config, programs Programs) (str
 }
 
 func (r *run) run(ctx context.Context) (string, error) {
-	r.Say("starting " + r.Target.Cluster)
+	r.Status("starting " + r.Target.Cluster)
 	var err error
 	opts := nemesis.Options(r.faults)
 	opts.Shipped = r.Shipped
@@ -114,7 +114,7 @@ func (r *run) run(ctx context.Context) (string, error) {
 	}
 	defer r.observer.Close()
 
-	path := filepath.Join(r.Out, History)
+	path := filepath.Join(r.Out, HistoryFile)
 	file, err := os.Create(path)
 	if err != nil {
 		return "", err
@@ -139,7 +139,7 @@ func (r *run) untilCrash(ctx context.Context) (context.Context, context.CancelFu
 		select {
 		case err := <-r.cluster.Crashed():
 			brief, _, _ := strings.Cut(err.Error(), ";")
-			r.Say(brief)
+			r.Status(brief)
 			fail(errors.Join(fmt.Errorf("%w\nAll that the servers said is in %s", err, r.Out), r.cluster.SaveLogs(r.Out)))
 		case <-ctx.Done():
 		}
@@ -158,7 +158,7 @@ func (r *run) work(ctx context.Context) error {
 	watched := make(chan struct{})
 	go func() {
 		defer close(watched)
-		r.observer.Watch(watching, func(e history.Entry) {
+		r.observer.Follow(watching, func(e history.Entry) {
 			r.recorder.Add(history.Event{At: history.Now(), Entry: &e})
 		})
 	}()
@@ -175,7 +175,7 @@ func (r *run) work(ctx context.Context) error {
 		}
 	}
 	r.hurt(ctx, workers)
-	r.Say("ending")
+	r.Status("ending")
 	if err := errors.Join(workers.dismiss(), context.Cause(ctx)); err != nil {
 		return err
 	}
@@ -268,7 +268,7 @@ func (r *run) evict(ctx context.Context, all bool) (history.Fault, error) {
 
 // aftermath looks at what is left when everybody has gone and every session has ended, and tries every lock once more.
 func (r *run) aftermath(ctx context.Context, node *site.Node) error {
-	r.Say("looking at what is left")
+	r.Status("looking at what is left")
 	left, err := r.left(ctx)
 	if err != nil {
 		return fmt.Errorf("look at what is left: %w", err)
@@ -289,7 +289,7 @@ func (r *run) left(ctx context.Context) (map[string][]string, error) {
 	const more = 15 * time.Second
 	for end := time.Now().Add(2*r.TTL + time.Second + more); ; {
 		look, cancel := context.WithTimeout(ctx, busy)
-		left, err := r.observer.Left(look)
+		left, err := r.observer.Remaining(look)
 		cancel()
 		if err == nil && len(left) == 0 || time.Now().After(end) {
 			return left, err
@@ -308,7 +308,7 @@ func (r *run) tell(ctx context.Context) {
 	for tick := time.NewTicker(5 * time.Second); ; {
 		select {
 		case <-tick.C:
-			r.Say(fmt.Sprintf("%v of %v: %d acquisitions", time.Since(began).Round(time.Second), r.For, r.live.progress()))
+			r.Status(fmt.Sprintf("%v of %v: %d acquisitions", time.Since(began).Round(time.Second), r.For, r.live.progress()))
 		case <-ctx.Done():
 			tick.Stop()
 			return
@@ -346,7 +346,7 @@ func (r *run) about(ctx context.Context) (history.Run, error) {
 			return history.Run{}, err
 		}
 	}
-	tested, err := r.programs.Tested(r.Workload)
+	tested, err := r.programs.Hash(r.Workload)
 	if err != nil {
 		return history.Run{}, err
 	}

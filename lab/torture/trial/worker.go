@@ -170,7 +170,7 @@ func (c *crew) dismiss() error {
 // final has a worker try for every lock once more.
 func (r *run) final(ctx context.Context, node *site.Node, locks []string) error {
 	conf := r.config("final")
-	conf.Workload, conf.Locks, conf.Resource, conf.Limit = workload.Final, locks, "", r.TTL+busy
+	conf.Workload, conf.Locks, conf.Resource, conf.FinalTimeout = workload.Final, locks, "", r.TTL+busy
 	p, err := r.begin(node, conf)
 	if err != nil {
 		return err

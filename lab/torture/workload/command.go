@@ -123,7 +123,7 @@ func RunChild(ctx context.Context, arg string, stdout *os.File) (err error) {
 	}
 	defer r.Close()
 	// First of all, so that the End is recorded whenever we are killed.
-	if err := r.Guard(c.Grant); err != nil {
+	if err := r.Attach(c.Grant); err != nil {
 		return err
 	}
 	w := &worker{config: c.Config, voice: voice, resource: r}
@@ -131,7 +131,7 @@ func RunChild(ctx context.Context, arg string, stdout *os.File) (err error) {
 	if err := s.commanded(ctx, c, began, token); err != nil {
 		return err
 	}
-	return r.Unguard()
+	return r.Detach()
 }
 
 // commanded is what the command does: for up to half a TTL or, in one of four cases, for two or three, longer than the lock
@@ -143,7 +143,7 @@ func (s *strand) commanded(ctx context.Context, c child, began int64, token uint
 	if s.chance.IntN(4) == 0 {
 		ctx = context.WithoutCancel(ctx)
 	}
-	pace := s.config.pace()
+	pace := s.config.holdUnit()
 	lasts := s.upTo(pace / 2)
 	if s.chance.IntN(4) == 0 {
 		lasts = 2*pace + s.upTo(pace)

@@ -42,9 +42,9 @@ func (s *strand) ask(ctx context.Context, a *history.Acquire, how func(context.C
 	case err == nil:
 		a.Outcome = history.OK
 		return s.hold(a, h)
-	case errors.Is(err, locker.ErrNoTry):
+	case errors.Is(err, locker.ErrTryUnsupported):
 		return nil // nobody was asked
-	case errors.Is(err, locker.ErrUnclear):
+	case errors.Is(err, locker.ErrUnknownOutcome):
 		a.Outcome = history.Unknown
 	default:
 		a.Outcome = history.Failed
@@ -71,7 +71,7 @@ func (s *strand) many(ctx context.Context) error {
 
 // long: longer than the session would live without being renewed.
 func (s *strand) long(ctx context.Context) error {
-	pace := s.config.pace()
+	pace := s.config.holdUnit()
 	return s.doOne(ctx, s.any(), 1, 3*pace+s.upTo(pace))
 }
 
@@ -142,11 +142,11 @@ func (s *strand) final(ctx context.Context) error {
 		return errDone
 	}
 	f := &history.Final{Lock: s.config.Locks[i], Outcome: history.OK}
-	limited, cancel := context.WithTimeout(ctx, s.config.limit())
+	limited, cancel := context.WithTimeout(ctx, s.config.finalTimeout())
 	defer cancel()
 	h, err := s.locker.Lock(limited, f.Lock)
 	switch {
-	case errors.Is(err, locker.ErrUnclear):
+	case errors.Is(err, locker.ErrUnknownOutcome):
 		f.Outcome = history.Unknown
 	case err != nil:
 		f.Outcome = history.Failed

@@ -148,7 +148,7 @@ func (w *worker) censusAfter(before history.Census) history.Census {
 		c := w.census()
 		c.Phase = "end"
 		settled := c.Goroutines <= before.Goroutines && c.Descriptors <= before.Descriptors
-		if settled || time.Since(began) > w.config.settle() {
+		if settled || time.Since(began) > w.config.settleTimeout() {
 			return c
 		}
 	}

@@ -59,25 +59,27 @@ type Config struct {
 	Resource string `json:"resource,omitempty"`
 	// Prefix is what the names of all locks begin with.
 	Prefix string `json:"prefix,omitempty"`
-	// Pace is what holds last multiples of, where that is said in TTLs; zero means the TTL. A test whose sessions must not be lost
+	// HoldUnit is what holds last multiples of, where that is said in TTLs; zero means the TTL. A test whose sessions must not be lost
 	// on a busy machine has a long TTL, and yet little time.
-	Pace time.Duration `json:"pace_ns,omitempty"`
-	// Limit is how long Final waits for a lock; zero means the TTL and ten seconds.
-	Limit time.Duration `json:"limit_ns,omitempty"`
-	// Settle is how long what has been closed may take until it has ended; zero means 30 seconds, which only a leak takes on however
+	HoldUnit time.Duration `json:"hold_unit_ns,omitempty"`
+	// FinalTimeout is how long Final waits for a lock; zero means the TTL and ten seconds.
+	FinalTimeout time.Duration `json:"final_timeout_ns,omitempty"`
+	// SettleTimeout is how long what has been closed may take until it has ended; zero means 30 seconds, which only a leak takes on however
 	// busy a machine. Where several workers share a process, as in tests, there is nothing to wait for.
-	Settle time.Duration `json:"settle_ns,omitempty"`
+	SettleTimeout time.Duration `json:"settle_timeout_ns,omitempty"`
 	// Locks are the full names of the locks that Final is about.
 	Locks []string `json:"locks,omitempty"`
 	// Stile is the path of the command `stile`, for Command.
 	Stile string `json:"stile,omitempty"`
 }
 
-func (c *Config) pace() time.Duration { return cmp.Or(c.Pace, c.Locker.TTL) }
+func (c *Config) holdUnit() time.Duration { return cmp.Or(c.HoldUnit, c.Locker.TTL) }
 
-func (c *Config) limit() time.Duration { return cmp.Or(c.Limit, c.Locker.TTL+10*time.Second) }
+func (c *Config) finalTimeout() time.Duration {
+	return cmp.Or(c.FinalTimeout, c.Locker.TTL+10*time.Second)
+}
 
-func (c *Config) settle() time.Duration { return cmp.Or(c.Settle, 30*time.Second) }
+func (c *Config) settleTimeout() time.Duration { return cmp.Or(c.SettleTimeout, 30*time.Second) }
 
 // Names returns the workloads that a run can have: all but Final.
 func Names() []string { return []string{Hot, Many, Long, Storm, Churn, Command} }

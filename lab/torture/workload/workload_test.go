@@ -21,7 +21,7 @@ import (
 // play starts a worker, and returns how to end it.
 func play(t *testing.T, c workload.Config) (end func()) {
 	t.Helper()
-	c.Settle = time.Millisecond // workers share this process: what one counts is not its own
+	c.SettleTimeout = time.Millisecond // workers share this process: what one counts is not its own
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() { done <- workload.Run(ctx, c) }()
@@ -64,7 +64,7 @@ func TestWorkloads(t *testing.T) {
 			var ends []func()
 			for i := range 3 {
 				c := stage.Config(fmt.Sprintf("w%d", i+1), load, stileOn(server, long))
-				c.Pace = 300 * time.Millisecond
+				c.HoldUnit = 300 * time.Millisecond
 				ends = append(ends, play(t, c))
 			}
 			stage.Await("number of releases", counted(enough, released))
@@ -328,7 +328,7 @@ func TestTheLastAttempts(t *testing.T) {
 	l := stileOn(server, long)
 	server.Do("SET", "t/stuck", "forever")
 	c := stage.Config("final", workload.Final, l)
-	c.Resource, c.Locks, c.Limit = "", []string{"t/free", "t/stuck", "t/other"}, 10*time.Second
+	c.Resource, c.Locks, c.FinalTimeout = "", []string{"t/free", "t/stuck", "t/other"}, 10*time.Second
 	if err := workload.Run(t.Context(), c); err != nil {
 		t.Fatal(err)
 	}

@@ -18,8 +18,8 @@ import (
 // patience is how long a test waits for what must happen: only what is broken takes longer.
 const patience = 3 * time.Minute
 
-// A Stage is a recorder and a resource.
-type Stage struct {
+// A Harness is a recorder and a resource.
+type Harness struct {
 	t    testing.TB
 	dir  string
 	file *os.File
@@ -31,14 +31,14 @@ type Stage struct {
 }
 
 // New starts them in this process. They end with t.
-func New(t testing.TB) *Stage {
+func New(t testing.TB) *Harness {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "stage") // t.TempDir may be too long for a socket
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { os.RemoveAll(dir) })
-	s := &Stage{t: t, dir: dir, more: make(chan struct{})}
+	s := &Harness{t: t, dir: dir, more: make(chan struct{})}
 	if s.file, err = os.Create(filepath.Join(dir, "history.jsonl")); err != nil {
 		t.Fatal(err)
 	}
@@ -70,9 +70,9 @@ func New(t testing.TB) *Stage {
 	return s
 }
 
-func (s *Stage) socket(name string) string { return filepath.Join(s.dir, name) }
+func (s *Harness) socket(name string) string { return filepath.Join(s.dir, name) }
 
-func (s *Stage) heard(e history.Event) {
+func (s *Harness) heard(e history.Event) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.events = append(s.events, e)
@@ -81,7 +81,7 @@ func (s *Stage) heard(e history.Event) {
 }
 
 // Config returns what to tell a worker that is to play here.
-func (s *Stage) Config(worker, load string, l locker.Config) workload.Config {
+func (s *Harness) Config(worker, load string, l locker.Config) workload.Config {
 	return workload.Config{
 		Worker: worker, Workload: load, Locker: l, Seed: 1, Prefix: "t/",
 		Recorder: s.socket("recorder"), Resource: s.socket("resource"),
@@ -89,13 +89,13 @@ func (s *Stage) Config(worker, load string, l locker.Config) workload.Config {
 }
 
 // Await returns the first event that matches, when it has happened. If it does not, for three minutes, t fails.
-func (s *Stage) Await(what string, matches func(history.Event) bool) history.Event {
+func (s *Harness) Await(what string, matches func(history.Event) bool) history.Event {
 	s.t.Helper()
 	return s.await(what, 0, matches)
 }
 
 // AwaitNext is Await for events from now on.
-func (s *Stage) AwaitNext(what string, matches func(history.Event) bool) history.Event {
+func (s *Harness) AwaitNext(what string, matches func(history.Event) bool) history.Event {
 	s.t.Helper()
 	s.mu.Lock()
 	seen := len(s.events)
@@ -103,7 +103,7 @@ func (s *Stage) AwaitNext(what string, matches func(history.Event) bool) history
 	return s.await(what, seen, matches)
 }
 
-func (s *Stage) await(what string, seen int, matches func(history.Event) bool) history.Event {
+func (s *Harness) await(what string, seen int, matches func(history.Event) bool) history.Event {
 	s.t.Helper()
 	timeout := time.After(patience)
 	for {
@@ -125,7 +125,7 @@ func (s *Stage) await(what string, seen int, matches func(history.Event) bool) h
 }
 
 // History ends the stage, when everybody has hung up who plays there, and returns what was recorded.
-func (s *Stage) History() *history.History {
+func (s *Harness) History() *history.History {
 	s.t.Helper()
 	s.end()
 	h, err := history.Read(s.file.Name())
