@@ -24,9 +24,9 @@ type etcdLocker struct {
 	client *clientv3.Client
 	ttl    int
 
-	mu      sync.Mutex
-	session *concurrency.Session
-	turns   map[string]chan struct{}
+	mu         sync.Mutex
+	session    *concurrency.Session
+	localLocks map[string]chan struct{}
 }
 
 // dialTimeout is how long a server may take to be connected to, or to answer the first request.
@@ -43,17 +43,17 @@ func openConcurrency(ctx context.Context, c Config, _ string) (Locker, error) {
 	if err != nil {
 		return nil, err
 	}
-	l := &etcdLocker{client: client, ttl: int((c.TTL + time.Second - 1) / time.Second), turns: map[string]chan struct{}{}}
+	l := &etcdLocker{client: client, ttl: int((c.TTL + time.Second - 1) / time.Second), localLocks: map[string]chan struct{}{}}
 	ctx, cancel := context.WithTimeout(ctx, dialTimeout)
 	defer cancel()
-	if _, err := l.opened(ctx); err != nil {
+	if _, err := l.openSession(ctx); err != nil {
 		return nil, errors.Join(err, client.Close())
 	}
 	return l, nil
 }
 
 // opened returns a session that has not ended as far as is known.
-func (l *etcdLocker) opened(ctx context.Context) (*concurrency.Session, error) {
+func (l *etcdLocker) openSession(ctx context.Context) (*concurrency.Session, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.session != nil && !isClosed(l.session.Done()) {
@@ -81,23 +81,23 @@ func (l *etcdLocker) TryLock(ctx context.Context, name string) (Hold, error) {
 }
 
 func (l *etcdLocker) lock(ctx context.Context, name string, how func(*concurrency.Mutex, context.Context) error) (Hold, error) {
-	turn := l.turn(name)
+	localLock := l.localLock(name)
 	select {
-	case turn <- struct{}{}:
+	case localLock <- struct{}{}:
 	case <-ctx.Done():
 		return nil, ctx.Err()
 	}
-	h, err := l.lockInTurn(ctx, name, how)
+	h, err := l.lockSession(ctx, name, how)
 	if err != nil {
-		<-turn
+		<-localLock
 		return nil, err
 	}
-	h.turn = turn
+	h.localLock = localLock
 	return h, nil
 }
 
-func (l *etcdLocker) lockInTurn(ctx context.Context, name string, how func(*concurrency.Mutex, context.Context) error) (*etcdHold, error) {
-	session, err := l.opened(ctx)
+func (l *etcdLocker) lockSession(ctx context.Context, name string, how func(*concurrency.Mutex, context.Context) error) (*etcdHold, error) {
+	session, err := l.openSession(ctx)
 	if err != nil {
 		return nil, err // nothing has been asked for yet
 	}
@@ -114,13 +114,13 @@ func (l *etcdLocker) lockInTurn(ctx context.Context, name string, how func(*conc
 }
 
 // turn returns the channel that is full while somebody in this process has a name, or asks etcd for it.
-func (l *etcdLocker) turn(name string) chan struct{} {
+func (l *etcdLocker) localLock(name string) chan struct{} {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.turns[name] == nil {
-		l.turns[name] = make(chan struct{}, 1)
+	if l.localLocks[name] == nil {
+		l.localLocks[name] = make(chan struct{}, 1)
 	}
-	return l.turns[name]
+	return l.localLocks[name]
 }
 
 // Close ends the session, which is bounded by the TTL, whatever ctx says.
@@ -135,10 +135,10 @@ func (l *etcdLocker) Close(context.Context) error {
 }
 
 type etcdHold struct {
-	session *concurrency.Session
-	mutex   *concurrency.Mutex
-	token   uint64
-	turn    chan struct{}
+	session   *concurrency.Session
+	mutex     *concurrency.Mutex
+	token     uint64
+	localLock chan struct{}
 }
 
 func (h *etcdHold) Token() uint64         { return h.token }
@@ -149,7 +149,7 @@ func (h *etcdHold) Why() string           { return "the session is done" }
 
 // Release cannot know whether the key had gone before: Unlock does not tell.
 func (h *etcdHold) Release(ctx context.Context) error {
-	defer func() { <-h.turn }()
+	defer func() { <-h.localLock }()
 	lost := !h.Valid()
 	err := h.mutex.Unlock(ctx)
 	if lost {

@@ -10,9 +10,9 @@ import (
 
 // redisClients are connections of go-redis, and how long what is done with them may go on.
 type redisClients struct {
-	all  []*redis.Client
-	life context.Context
-	end  context.CancelFunc
+	all          []*redis.Client
+	renewCtx     context.Context
+	stopRenewing context.CancelFunc
 }
 
 // dialRedis returns a client for each address, and makes sure that most of them answer: who locks at a majority
@@ -24,7 +24,7 @@ func dialRedis(ctx context.Context, addresses []string) (*redisClients, error) {
 	ctx, cancel := context.WithTimeout(ctx, dialTimeout)
 	defer cancel()
 	clients := &redisClients{}
-	clients.life, clients.end = context.WithCancel(context.Background())
+	clients.renewCtx, clients.stopRenewing = context.WithCancel(context.Background())
 	answers := make(chan error)
 	for _, addr := range addresses {
 		c := redis.NewClient(&redis.Options{Addr: addr, ContextTimeoutEnabled: true})
@@ -46,7 +46,7 @@ func dialRedis(ctx context.Context, addresses []string) (*redisClients, error) {
 
 // Close stops all extensions and closes the connections. It does not wait for anything.
 func (r *redisClients) Close(context.Context) error {
-	r.end()
+	r.stopRenewing()
 	var errs []error
 	for _, c := range r.all {
 		errs = append(errs, c.Close())

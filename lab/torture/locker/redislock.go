@@ -20,8 +20,8 @@ type redislockLocker struct {
 	ttl    time.Duration
 }
 
-// retryAfter is how long redislock's RetryStrategy lets it wait before it tries again.
-const retryAfter = 50 * time.Millisecond
+// retryInterval is how long redislock's RetryStrategy lets it wait before it tries again.
+const retryInterval = 50 * time.Millisecond
 
 func openRedislock(ctx context.Context, c Config, _ string) (Locker, error) {
 	if len(c.Addresses) != 1 {
@@ -39,7 +39,7 @@ func (l *redislockLocker) Offers() history.Offers { return history.Offers{Loss: 
 // Lock obtains again and again: one Obtain gives up after a TTL.
 func (l *redislockLocker) Lock(ctx context.Context, name string) (Hold, error) {
 	for {
-		lock, err := l.client.Obtain(ctx, name, l.ttl, &redislock.Options{RetryStrategy: redislock.LinearBackoff(retryAfter)})
+		lock, err := l.client.Obtain(ctx, name, l.ttl, &redislock.Options{RetryStrategy: redislock.LinearBackoff(retryInterval)})
 		switch {
 		case err == nil:
 			return l.hold(lock), nil
@@ -63,14 +63,14 @@ func (l *redislockLocker) TryLock(ctx context.Context, name string) (Hold, error
 }
 
 type redislockHold struct {
-	lock      *redislock.Lock
-	ttl       time.Duration
-	extension *extension
+	lock    *redislock.Lock
+	ttl     time.Duration
+	renewer *renewer
 }
 
 func (l *redislockLocker) hold(lock *redislock.Lock) *redislockHold {
 	refresh := func(ctx context.Context) error { return lock.Refresh(ctx, l.ttl, nil) }
-	return &redislockHold{lock, l.ttl, extend(l.life, l.ttl, refresh)}
+	return &redislockHold{lock, l.ttl, startRenewer(l.renewCtx, l.ttl, refresh)}
 }
 
 func (h *redislockHold) Token() uint64 { return 0 }
@@ -86,17 +86,17 @@ func (h *redislockHold) Valid() bool {
 	return err == nil && left > 0
 }
 
-func (h *redislockHold) Lost() <-chan struct{} { return h.extension.lost }
+func (h *redislockHold) Lost() <-chan struct{} { return h.renewer.lost }
 
 func (h *redislockHold) Why() string {
 	if isClosed(h.Lost()) {
-		return h.extension.why
+		return h.renewer.why
 	}
 	return "the server, asked for the TTL, did not say that there is any"
 }
 
 func (h *redislockHold) Release(ctx context.Context) error {
-	h.extension.stop()
+	h.renewer.stop()
 	err := h.lock.Release(ctx)
 	if errors.Is(err, redislock.ErrLockNotHeld) {
 		return fmt.Errorf("%w: %w", ErrLost, err)

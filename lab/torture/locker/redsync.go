@@ -67,19 +67,19 @@ func isTaken(err error) bool {
 }
 
 type redsyncHold struct {
-	mutex     *redsync.Mutex
-	until     atomic.Int64
-	extension *extension // which alone uses mutex, until it is stopped
+	mutex   *redsync.Mutex
+	until   atomic.Int64
+	renewer *renewer // which alone uses mutex, until it is stopped
 }
 
 func (l *redsyncLocker) hold(m *redsync.Mutex) *redsyncHold {
 	h := &redsyncHold{mutex: m}
-	h.see()
-	h.extension = extend(l.life, l.ttl, func(ctx context.Context) error {
+	h.readDeadline()
+	h.renewer = startRenewer(l.renewCtx, l.ttl, func(ctx context.Context) error {
 		ok, err := m.ExtendContext(ctx)
 		switch {
 		case ok:
-			h.see()
+			h.readDeadline()
 		case isTaken(err):
 			return err
 		}
@@ -90,7 +90,7 @@ func (l *redsyncLocker) hold(m *redsync.Mutex) *redsyncHold {
 
 // see reads until when the mutex is valid. It asks for the time first: what passes before the other is read, it is too
 // early by.
-func (h *redsyncHold) see() {
+func (h *redsyncHold) readDeadline() {
 	now := history.Now()
 	h.until.Store(now + int64(time.Until(h.mutex.Until())))
 }
@@ -98,17 +98,17 @@ func (h *redsyncHold) see() {
 func (h *redsyncHold) Token() uint64         { return 0 }
 func (h *redsyncHold) Until() int64          { return h.until.Load() }
 func (h *redsyncHold) Valid() bool           { return history.Now() < h.Until() && !isClosed(h.Lost()) }
-func (h *redsyncHold) Lost() <-chan struct{} { return h.extension.lost }
+func (h *redsyncHold) Lost() <-chan struct{} { return h.renewer.lost }
 
 func (h *redsyncHold) Why() string {
 	if isClosed(h.Lost()) {
-		return h.extension.why
+		return h.renewer.why
 	}
 	return "Until has passed"
 }
 
 func (h *redsyncHold) Release(ctx context.Context) error {
-	h.extension.stop()
+	h.renewer.stop()
 	ok, err := h.mutex.UnlockContext(ctx)
 	switch {
 	case ok:

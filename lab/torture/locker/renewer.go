@@ -7,7 +7,7 @@ import (
 
 // An extension renews a lock at every third of its TTL, until it is stopped or told that the lock is lost. It is for the
 // libraries that leave renewing to their users: this is what their documentation, or that of others, advises.
-type extension struct {
+type renewer struct {
 	cancel  context.CancelFunc
 	stopped chan struct{}
 	lost    chan struct{}
@@ -16,9 +16,9 @@ type extension struct {
 
 // extend begins an extension, which also stops when ctx ends. Each call of once is given a third of the TTL; its answer is
 // not nil if the lock is lost.
-func extend(ctx context.Context, ttl time.Duration, once func(context.Context) error) *extension {
+func startRenewer(ctx context.Context, ttl time.Duration, once func(context.Context) error) *renewer {
 	ctx, cancel := context.WithCancel(ctx)
-	e := &extension{cancel: cancel, stopped: make(chan struct{}), lost: make(chan struct{})}
+	e := &renewer{cancel: cancel, stopped: make(chan struct{}), lost: make(chan struct{})}
 	go func() {
 		defer close(e.stopped)
 		e.run(ctx, ttl/3, once)
@@ -26,7 +26,7 @@ func extend(ctx context.Context, ttl time.Duration, once func(context.Context) e
 	return e
 }
 
-func (e *extension) run(ctx context.Context, every time.Duration, once func(context.Context) error) {
+func (e *renewer) run(ctx context.Context, every time.Duration, once func(context.Context) error) {
 	ticker := time.NewTicker(every)
 	defer ticker.Stop()
 	for {
@@ -50,7 +50,7 @@ func (e *extension) run(ctx context.Context, every time.Duration, once func(cont
 }
 
 // stop ends the extension, and waits for it.
-func (e *extension) stop() {
+func (e *renewer) stop() {
 	e.cancel()
 	<-e.stopped
 }
