@@ -83,8 +83,8 @@ func (o *etcd) Remaining(ctx context.Context) (map[string][]string, error) {
 	return left, nil
 }
 
-// Evict deletes the first entry, or the whole line, in one revision. It reads the first entry before;
-// if that entry has left since, it deletes nothing.
+// Evict deletes the first entry, or the whole line, in one revision. It reads the first entry
+// before; if that entry has left since, it deletes nothing.
 func (o *etcd) Evict(ctx context.Context, lock string, all bool) (Eviction, error) {
 	prefix := lock + "/"
 	first, err := o.Get(ctx, prefix, clientv3.WithFirstCreate()...)

@@ -27,9 +27,9 @@ func must(t *testing.T, err error) {
 
 // A fixture is a store in which Stile acquires locks, and its observer.
 type fixture struct {
-	t        *testing.T
-	ctx      context.Context
-	url      string
+	t   *testing.T
+	ctx context.Context
+	url string
 	obs observer.Observer
 }
 
@@ -50,8 +50,8 @@ func (s *fixture) open() locker.Locker {
 	return l
 }
 
-// wait starts n waiters for a lock that is held. They wait until the test ends. It returns when all of
-// them have entries.
+// wait starts n waiters for a lock that is held. They wait until the test ends. It returns when all
+// of them have entries.
 func (s *fixture) wait(name string, n int) {
 	ctx, cancel := context.WithCancel(s.ctx)
 	var waiters sync.WaitGroup

@@ -104,8 +104,8 @@ func (o *zookeeper) Remaining(context.Context) (map[string][]string, error) {
 	return left, nil
 }
 
-// Evict deletes the first entry, or the whole line, in one transaction. If one of the entries has left
-// meanwhile, it deletes nothing.
+// Evict deletes the first entry, or the whole line, in one transaction. If one of the entries has
+// left meanwhile, it deletes nothing.
 func (o *zookeeper) Evict(_ context.Context, lock string, all bool) (Eviction, error) {
 	entries, err := o.children("/" + lock)
 	if err != nil || len(entries) == 0 {

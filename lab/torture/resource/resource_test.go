@@ -19,7 +19,7 @@ type harness struct {
 	t      *testing.T
 	socket string
 	end    func() error // ends the resource and returns the error of Serve
-	events  chan history.Event
+	events chan history.Event
 }
 
 func newHarness(t *testing.T) *harness {
