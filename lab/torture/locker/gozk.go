@@ -14,18 +14,20 @@ import (
 	"github.com/stilelock/stile/lab/torture/history"
 )
 
-// zkLocker is go-zookeeper's own Lock, on the path /torture/NAME. The Lock tells its holder nothing, not even the node that it
-// has made. What there is are the events of the session: as ZooKeeper's documentation demands, a holder who is told
-// that the connection is broken no longer believes in its lock. A lost connection is noticed after two thirds of the TTL.
+// zkLocker is go-zookeeper's own Lock, on the path /torture/NAME. The Lock tells its holder
+// nothing, not even the node that it has created. Only the events of the session are available.
+// ZooKeeper's documentation demands that a holder stops relying on its lock when the connection is
+// broken, and this holder does. The client notices a lost connection after two thirds of the TTL.
 //
-// Lock cannot be canceled, so that who does not want to wait any longer must wait in the background, and unlock then.
+// Lock cannot be canceled. A waiter that gives up leaves a goroutine in the background, which waits
+// for the lock and then unlocks it.
 type zkLocker struct {
 	conn       *zk.Conn
 	closed     chan struct{}
-	background sync.WaitGroup // what goes on in the background
+	background sync.WaitGroup // the calls of the library in progress
 
 	mu         sync.Mutex
-	connection *zkConnection // the present connection of the session
+	connection *zkConnection // the current connection of the session
 	ready      chan struct{}
 }
 
@@ -58,7 +60,7 @@ func openGozk(ctx context.Context, c Config, _ string) (Locker, error) {
 	}
 }
 
-// happened is told of the session's events, one after another.
+// onEvent is called with the session's events, one at a time.
 func (l *zkLocker) onEvent(e zk.Event) {
 	if e.Type != zk.EventSession {
 		return
@@ -76,7 +78,7 @@ func (l *zkLocker) onEvent(e zk.Event) {
 		}
 	case zk.StateDisconnected, zk.StateExpired, zk.StateAuthFailed:
 		if !isClosed(s.broken) {
-			s.why = "the session is told: " + e.State.String()
+			s.why = "session event: " + e.State.String()
 			close(s.broken)
 		}
 	default:
@@ -89,7 +91,7 @@ func (l *zkLocker) Offers() history.Offers {
 
 func (l *zkLocker) Lock(ctx context.Context, name string) (Hold, error) {
 	l.mu.Lock()
-	connection := l.connection // that from before: if the connection breaks in between, the hold is lost from the start
+	connection := l.connection // from before Lock: if it breaks meanwhile, the hold is lost from the start
 	l.mu.Unlock()
 	lock := zk.NewLock(l.conn, "/"+name, zk.WorldACL(zk.PermAll))
 	done := make(chan error, 1)
@@ -97,7 +99,7 @@ func (l *zkLocker) Lock(ctx context.Context, name string) (Hold, error) {
 	select {
 	case err := <-done:
 		if err != nil {
-			return nil, unknownOutcome(err) // the node may have been made, and last as long as the session
+			return nil, unknownOutcome(err) // the node may have been created, and last as long as the session
 		}
 		return &zkHold{l, lock, connection}, nil
 	case <-ctx.Done():
@@ -112,7 +114,8 @@ func (l *zkLocker) Lock(ctx context.Context, name string) (Hold, error) {
 
 func (l *zkLocker) TryLock(context.Context, string) (Hold, error) { return nil, ErrTryUnsupported }
 
-// unlock goes on until the node is gone, or is about to go with the session: if that lives on, it would keep the lock for ever.
+// unlock retries until the node is deleted, or the locker is closed and the node ends with the
+// session. A node that is left while the session lives would keep the lock forever.
 func (l *zkLocker) unlock(lock *zk.Lock) error {
 	for {
 		switch err := lock.Unlock(); {
@@ -130,10 +133,11 @@ func (l *zkLocker) unlock(lock *zk.Lock) error {
 	}
 }
 
-// unlockRetryInterval is how long to wait before an Unlock that failed is tried again.
+// unlockRetryInterval is the pause before an Unlock that failed is tried again.
 const unlockRetryInterval = 100 * time.Millisecond
 
-// Close ends the session; if ZooKeeper cannot be told within a second, the TTL ends it. It does not depend on ctx.
+// Close ends the session. If ZooKeeper does not receive that within a second, the TTL ends the
+// session. Close ignores ctx.
 func (l *zkLocker) Close(context.Context) error {
 	close(l.closed)
 	l.conn.Close()

@@ -28,7 +28,8 @@ type scene struct {
 }
 
 const (
-	// ttl is that of sessions that are to live for as long as a test takes, on however busy a machine.
+	// ttl is that of sessions that are to live for as long as a test takes, on however busy a
+	// machine.
 	ttl = time.Minute
 	// patience is how long a test waits for what must happen: only what is broken takes longer.
 	patience = 3 * time.Minute
@@ -196,7 +197,8 @@ func open(t *testing.T, c locker.Config, worker string) locker.Locker {
 	return l
 }
 
-// connect opens a locker. Some give up after five seconds, as a busy machine may need: it tries again.
+// connect opens a locker. Some give up after five seconds, as a busy machine may need: it tries
+// again.
 func connect(t *testing.T, c locker.Config, worker string) locker.Locker {
 	t.Helper()
 	for began := time.Now(); ; {
@@ -228,8 +230,8 @@ func release(t *testing.T, h locker.Hold) {
 	}
 }
 
-// mustNotGet tries for a lock that nobody can have, where that can be done: then a server has answered. And it waits for
-// it for a moment.
+// mustNotGet tries for a lock that nobody can have, where that can be done: then a server has
+// answered. And it waits for it for a moment.
 func mustNotGet(t *testing.T, l locker.Locker, name string) {
 	t.Helper()
 	switch h, err := l.TryLock(t.Context(), name); {
@@ -318,8 +320,8 @@ func whatIsOffered(t *testing.T, s scene) {
 	release(t, h)
 }
 
-// Were it not renewed it would be over, and nobody would take it again. To outlast a minute would take one: this is the
-// longest that the test can wait for.
+// Were it not renewed it would be over, and nobody would take it again. To outlast a minute would
+// take one: this is the longest that the test can wait for.
 func aHoldOutlastsItsTTL(t *testing.T, s scene) {
 	const ttl = 10 * time.Second
 	waits := s.config

@@ -11,21 +11,21 @@ import (
 	"github.com/stilelock/stile/lab/torture/history"
 )
 
-// redislockLocker is bsm's redislock on one Redis server, with the watchdog of its README: a Refresh every third of the TTL,
-// and the work is stopped when one fails, whatever the error. It tells no deadline, but its TTL asks the server for how
-// long the lock is held, which here is Valid.
+// redislockLocker is bsm's redislock on one Redis server, with the watchdog of its README: Refresh
+// is called every third of the TTL, and the work stops when a call fails, with whatever error. It
+// has no deadline. Its TTL method asks the server for the remaining time, and Valid uses that.
 type redislockLocker struct {
 	*redisClients
 	client *redislock.Client
 	ttl    time.Duration
 }
 
-// retryInterval is how long redislock's RetryStrategy lets it wait before it tries again.
+// retryInterval is the interval of redislock's RetryStrategy.
 const retryInterval = 50 * time.Millisecond
 
 func openRedislock(ctx context.Context, c Config, _ string) (Locker, error) {
 	if len(c.Addresses) != 1 {
-		return nil, fmt.Errorf("it locks at one server, not at %d", len(c.Addresses))
+		return nil, fmt.Errorf("got %d addresses, want one server", len(c.Addresses))
 	}
 	clients, err := dialRedis(ctx, c.Addresses)
 	if err != nil {
@@ -36,7 +36,7 @@ func openRedislock(ctx context.Context, c Config, _ string) (Locker, error) {
 
 func (l *redislockLocker) Offers() history.Offers { return history.Offers{Loss: true, Proof: true} }
 
-// Lock obtains again and again: one Obtain gives up after a TTL.
+// Lock calls Obtain in a loop, since one Obtain gives up after a TTL.
 func (l *redislockLocker) Lock(ctx context.Context, name string) (Hold, error) {
 	for {
 		lock, err := l.client.Obtain(ctx, name, l.ttl, &redislock.Options{RetryStrategy: redislock.LinearBackoff(retryInterval)})
@@ -46,7 +46,7 @@ func (l *redislockLocker) Lock(ctx context.Context, name string) (Hold, error) {
 		case !errors.Is(err, redislock.ErrNotObtained):
 			return nil, unknownOutcome(err)
 		case ctx.Err() != nil:
-			return nil, err // every attempt was answered
+			return nil, err // the server replied to every attempt, so the outcome is known
 		}
 	}
 }
@@ -92,7 +92,7 @@ func (h *redislockHold) Why() string {
 	if isClosed(h.Lost()) {
 		return h.renewer.why
 	}
-	return "the server, asked for the TTL, did not say that there is any"
+	return "no remaining TTL, or no reply about it"
 }
 
 func (h *redislockHold) Release(ctx context.Context) error {

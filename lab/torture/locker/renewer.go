@@ -5,8 +5,9 @@ import (
 	"time"
 )
 
-// An extension renews a lock at every third of its TTL, until it is stopped or told that the lock is lost. It is for the
-// libraries that leave renewing to their users: this is what their documentation, or that of others, advises.
+// A renewer renews a lock at every third of its TTL, until it is stopped or finds that the lock is
+// lost. It is for the libraries that leave renewing to their users, and does what their
+// documentation, or that of others, advises.
 type renewer struct {
 	cancel  context.CancelFunc
 	stopped chan struct{}
@@ -14,20 +15,20 @@ type renewer struct {
 	why     string // written before lost is closed
 }
 
-// extend begins an extension, which also stops when ctx ends. Each call of once is given a third of the TTL; its answer is
-// not nil if the lock is lost.
-func startRenewer(ctx context.Context, ttl time.Duration, once func(context.Context) error) *renewer {
+// startRenewer starts a renewer, which also stops when ctx ends. Each call of renew gets a third of
+// the TTL. An error of renew means that the lock is lost.
+func startRenewer(ctx context.Context, ttl time.Duration, renew func(context.Context) error) *renewer {
 	ctx, cancel := context.WithCancel(ctx)
 	e := &renewer{cancel: cancel, stopped: make(chan struct{}), lost: make(chan struct{})}
 	go func() {
 		defer close(e.stopped)
-		e.run(ctx, ttl/3, once)
+		e.run(ctx, ttl/3, renew)
 	}()
 	return e
 }
 
-func (e *renewer) run(ctx context.Context, every time.Duration, once func(context.Context) error) {
-	ticker := time.NewTicker(every)
+func (e *renewer) run(ctx context.Context, interval time.Duration, renew func(context.Context) error) {
+	ticker := time.NewTicker(interval)
 	defer ticker.Stop()
 	for {
 		select {
@@ -35,8 +36,8 @@ func (e *renewer) run(ctx context.Context, every time.Duration, once func(contex
 		case <-ctx.Done():
 			return
 		}
-		bounded, cancel := context.WithTimeout(ctx, every)
-		err := once(bounded)
+		bounded, cancel := context.WithTimeout(ctx, interval)
+		err := renew(bounded)
 		cancel()
 		switch {
 		case ctx.Err() != nil:
@@ -49,7 +50,7 @@ func (e *renewer) run(ctx context.Context, every time.Duration, once func(contex
 	}
 }
 
-// stop ends the extension, and waits for it.
+// stop stops the renewer and waits until it has stopped.
 func (e *renewer) stop() {
 	e.cancel()
 	<-e.stopped
