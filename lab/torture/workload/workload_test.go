@@ -54,7 +54,8 @@ func stileOn(server *testservers.Redis, ttl time.Duration) locker.Config {
 	return locker.Config{Kind: "stile", URL: "redis://" + server.Addr(), TTL: ttl}
 }
 
-// A run of several workers on a store that works, and what must be so in every history of such a run.
+// A run of several workers on a store that works, and what must be so in every history of such a
+// run.
 func TestWorkloads(t *testing.T) {
 	for load, enough := range map[string]int{workload.Hot: 20, workload.Many: 40, workload.Long: 6, workload.Storm: 20, workload.Churn: 20} {
 		t.Run(load, func(t *testing.T) {
@@ -134,7 +135,8 @@ func checkCalls(t *testing.T, h *history.History, load string) {
 	}
 }
 
-// Every hold ends, once before its release and once after, and while it lasts nobody else has the lock.
+// Every hold ends, once before its release and once after, and while it lasts nobody else has the
+// lock.
 func checkEnds(t *testing.T, h *history.History, load string) {
 	t.Helper()
 	left := 0 // to the end of the session
@@ -176,7 +178,8 @@ func checkEnds(t *testing.T, h *history.History, load string) {
 	}
 }
 
-// Under a lock that works nothing is lost and nothing stale, and the first write of a hold shows its token.
+// Under a lock that works nothing is lost and nothing stale, and the first write of a hold shows
+// its token.
 func checkWrites(t *testing.T, h *history.History) {
 	t.Helper()
 	modes, writers := map[string]int{}, map[string]bool{}
@@ -293,7 +296,8 @@ func TestAPeerWithoutTokensAndDeadlines(t *testing.T) {
 	}
 }
 
-// The TTL is short, because it is what a call waits for. That a session is lost before the server is killed does no harm.
+// The TTL is short, because it is what a call waits for. That a session is lost before the server
+// is killed does no harm.
 func TestAStoreThatDoesNotAnswerIsNoReasonToStop(t *testing.T) {
 	t.Parallel()
 	server, stage := testservers.StartRedis(t), workloadtest.New(t)

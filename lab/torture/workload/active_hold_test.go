@@ -22,8 +22,8 @@ func (stubborn) Lost() <-chan struct{}         { return nil }
 func (stubborn) Why() string                   { return "" }
 func (stubborn) Release(context.Context) error { return nil }
 
-// believed returns until when the holder of h is said to have believed in it, and when it last asked and was told that it is
-// valid.
+// believed returns until when the holder of h is said to have believed in it, and when it last
+// asked and was told that it is valid.
 func believed(t *testing.T, h locker.Hold) (until, asked int64) {
 	dir, err := os.MkdirTemp("", "hold") // t.TempDir may be too long for a socket
 	if err != nil {
@@ -53,9 +53,9 @@ func believed(t *testing.T, h locker.Hold) (until, asked int64) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := &strand{worker: &worker{config: Config{Locker: locker.Config{TTL: 200 * time.Millisecond}}, voice: voice}}
+	s := &sequence{worker: &worker{config: Config{Locker: locker.Config{TTL: 200 * time.Millisecond}}, voice: voice}}
 	began := history.Now()
-	held := s.hold(&history.Acquire{Call: began, Return: began, Outcome: history.OK}, h)
+	held := s.startHold(&history.Acquire{Call: began, Return: began, Outcome: history.OK}, h)
 	for asked < began+int64(50*time.Millisecond) {
 		asked = history.Now()
 		if !held.valid() {
@@ -75,7 +75,7 @@ func believed(t *testing.T, h locker.Hold) (until, asked int64) {
 
 func TestWhoIsToldThatAHoldIsValidBelievesSo(t *testing.T) {
 	past, future := history.Now(), history.Now()+int64(time.Hour)
-	if until, asked := believed(t, stubborn(past)); until < asked-lookApart {
+	if until, asked := believed(t, stubborn(past)); until < asked-minExtension {
 		t.Errorf("its deadline was %v before it was last said to be valid, and counts", time.Duration(asked-until))
 	}
 	if until, _ := believed(t, stubborn(future)); until != future {
