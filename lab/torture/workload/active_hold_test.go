@@ -12,19 +12,19 @@ import (
 	"github.com/stilelock/stile/lab/torture/locker"
 )
 
-// A stubborn hold says that it is valid until its deadline, and goes on to say so.
-type stubborn int64
+// An alwaysValid hold has the deadline that it consists of, and is valid even after it.
+type alwaysValid int64
 
-func (stubborn) Token() uint64                 { return 1 }
-func (s stubborn) Until() int64                { return int64(s) }
-func (stubborn) Valid() bool                   { return true }
-func (stubborn) Lost() <-chan struct{}         { return nil }
-func (stubborn) Why() string                   { return "" }
-func (stubborn) Release(context.Context) error { return nil }
+func (alwaysValid) Token() uint64                 { return 1 }
+func (s alwaysValid) Until() int64                { return int64(s) }
+func (alwaysValid) Valid() bool                   { return true }
+func (alwaysValid) Lost() <-chan struct{}         { return nil }
+func (alwaysValid) Why() string                   { return "" }
+func (alwaysValid) Release(context.Context) error { return nil }
 
-// believed returns until when the holder of h is said to have believed in it, and when it last
-// asked and was told that it is valid.
-func believed(t *testing.T, h locker.Hold) (until, asked int64) {
+// recordedValidity holds h for a while. It returns the recorded end of its validity, and the time
+// of the last call of Valid.
+func recordedValidity(t *testing.T, h locker.Hold) (until, lastCheck int64) {
 	dir, err := os.MkdirTemp("", "hold") // t.TempDir may be too long for a socket
 	if err != nil {
 		t.Fatal(err)
@@ -55,33 +55,34 @@ func believed(t *testing.T, h locker.Hold) (until, asked int64) {
 	}
 	s := &sequence{worker: &worker{config: Config{Locker: locker.Config{TTL: 200 * time.Millisecond}}, voice: voice}}
 	began := history.Now()
-	held := s.startHold(&history.Acquire{Call: began, Return: began, Outcome: history.OK}, h)
-	for asked < began+int64(50*time.Millisecond) {
-		asked = history.Now()
-		if !held.valid() {
-			t.Fatal("it is not valid")
+	hold := s.startHold(&history.Acquire{Call: began, Return: began, Outcome: history.OK}, h)
+	for lastCheck < began+int64(50*time.Millisecond) {
+		lastCheck = history.Now()
+		if !hold.valid() {
+			t.Fatal("the hold is not valid")
 		}
 		time.Sleep(5 * time.Millisecond)
 	}
-	held.release()
+	hold.release()
 	if err := voice.Close(); err != nil {
 		t.Error(err)
 	}
 	if err := recorder.Close(); err != nil {
 		t.Error(err)
 	}
-	return until, asked
+	return until, lastCheck
 }
 
-func TestWhoIsToldThatAHoldIsValidBelievesSo(t *testing.T) {
+// The recorded validity lasts at least until the last time that Valid returned true.
+func TestActiveHold_recordsValidity(t *testing.T) {
 	past, future := history.Now(), history.Now()+int64(time.Hour)
-	if until, asked := believed(t, stubborn(past)); until < asked-minExtension {
-		t.Errorf("its deadline was %v before it was last said to be valid, and counts", time.Duration(asked-until))
+	if until, lastCheck := recordedValidity(t, alwaysValid(past)); until < lastCheck-minExtension {
+		t.Errorf("passed deadline: got a validity that ended %v before the last check", time.Duration(lastCheck-until))
 	}
-	if until, _ := believed(t, stubborn(future)); until != future {
-		t.Errorf("its deadline was %d, and %d is said", future, until)
+	if until, _ := recordedValidity(t, alwaysValid(future)); until != future {
+		t.Errorf("future deadline: got validity %d, want %d", until, future)
 	}
-	if until, _ := believed(t, stubborn(0)); until != 0 {
-		t.Errorf("it had no deadline, and %d is said", until)
+	if until, _ := recordedValidity(t, alwaysValid(0)); until != 0 {
+		t.Errorf("no deadline: got validity %d, want 0", until)
 	}
 }

@@ -1,4 +1,4 @@
-// Package workloadtest is what a worker needs around it in a test.
+// Package workloadtest provides the recorder and the resource that a worker needs in a test.
 package workloadtest
 
 import (
@@ -15,22 +15,23 @@ import (
 	"github.com/stilelock/stile/lab/torture/workload"
 )
 
-// patience is how long a test waits for what must happen: only what is broken takes longer.
-const patience = 3 * time.Minute
+// awaitTimeout bounds the waits for events that must happen. It is long, for busy machines.
+const awaitTimeout = 3 * time.Minute
 
-// A Harness is a recorder and a resource.
+// A Harness is a recorder and a resource, which run in the test's process. It is safe for
+// concurrent use.
 type Harness struct {
 	t    testing.TB
 	dir  string
 	file *os.File
-	end  func() // ends both
+	stop func() // stops both
 
-	mu     sync.Mutex
-	events []history.Event
-	more   chan struct{} // closed, and made again, with each event
+	mu      sync.Mutex
+	events  []history.Event
+	changed chan struct{} // closed and replaced with each event
 }
 
-// New starts them in this process. They end with t.
+// New starts a harness. It stops when t ends.
 func New(t testing.TB) *Harness {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "stage") // t.TempDir may be too long for a socket
@@ -38,12 +39,12 @@ func New(t testing.TB) *Harness {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { os.RemoveAll(dir) })
-	s := &Harness{t: t, dir: dir, more: make(chan struct{})}
+	s := &Harness{t: t, dir: dir, changed: make(chan struct{})}
 	if s.file, err = os.Create(filepath.Join(dir, "history.jsonl")); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { s.file.Close() })
-	recorder, err := history.Record(s.socket("recorder"), history.NewWriter(s.file, history.Run{Target: "test"}), s.heard)
+	recorder, err := history.Record(s.socket("recorder"), history.NewWriter(s.file, history.Run{Target: "test"}), s.add)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -58,7 +59,7 @@ func New(t testing.TB) *Harness {
 			t.Errorf("the resource: %v", err)
 		}
 	})
-	s.end = sync.OnceFunc(func() {
+	s.stop = sync.OnceFunc(func() {
 		cancel()
 		served.Wait()
 		voice.Close()
@@ -66,21 +67,21 @@ func New(t testing.TB) *Harness {
 			t.Errorf("the recorder: %v", err)
 		}
 	})
-	t.Cleanup(s.end)
+	t.Cleanup(s.stop)
 	return s
 }
 
 func (s *Harness) socket(name string) string { return filepath.Join(s.dir, name) }
 
-func (s *Harness) heard(e history.Event) {
+func (s *Harness) add(e history.Event) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.events = append(s.events, e)
-	close(s.more)
-	s.more = make(chan struct{})
+	close(s.changed)
+	s.changed = make(chan struct{})
 }
 
-// Config returns what to tell a worker that is to play here.
+// Config returns the configuration of a worker that uses the harness.
 func (s *Harness) Config(worker, load string, l locker.Config) workload.Config {
 	return workload.Config{
 		Worker: worker, Workload: load, Locker: l, Seed: 1, Prefix: "t/",
@@ -88,13 +89,14 @@ func (s *Harness) Config(worker, load string, l locker.Config) workload.Config {
 	}
 }
 
-// Await returns the first event that matches, when it has happened. If it does not, for three minutes, t fails.
+// Await waits for an event that matches, and returns the first, which may have been recorded
+// already. The test fails after three minutes.
 func (s *Harness) Await(what string, matches func(history.Event) bool) history.Event {
 	s.t.Helper()
 	return s.await(what, 0, matches)
 }
 
-// AwaitNext is Await for events from now on.
+// AwaitNext is Await for the events that are recorded from now on.
 func (s *Harness) AwaitNext(what string, matches func(history.Event) bool) history.Event {
 	s.t.Helper()
 	s.mu.Lock()
@@ -105,10 +107,10 @@ func (s *Harness) AwaitNext(what string, matches func(history.Event) bool) histo
 
 func (s *Harness) await(what string, seen int, matches func(history.Event) bool) history.Event {
 	s.t.Helper()
-	timeout := time.After(patience)
+	timeout := time.After(awaitTimeout)
 	for {
 		s.mu.Lock()
-		events, more := s.events[seen:], s.more
+		events, changed := s.events[seen:], s.changed
 		s.mu.Unlock()
 		for _, e := range events {
 			if matches(e) {
@@ -117,17 +119,17 @@ func (s *Harness) await(what string, seen int, matches func(history.Event) bool)
 		}
 		seen += len(events)
 		select {
-		case <-more:
+		case <-changed:
 		case <-timeout:
-			s.t.Fatalf("there was no %s", what)
+			s.t.Fatalf("got no %s in time", what)
 		}
 	}
 }
 
-// History ends the stage, when everybody has hung up who plays there, and returns what was recorded.
+// History stops the harness and returns the history. All workers must have ended.
 func (s *Harness) History() *history.History {
 	s.t.Helper()
-	s.end()
+	s.stop()
 	h, err := history.Read(s.file.Name())
 	if err != nil {
 		s.t.Fatal(err)
