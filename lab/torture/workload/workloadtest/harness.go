@@ -18,8 +18,7 @@ import (
 // awaitTimeout bounds the waits for events that must happen. It is long, for busy machines.
 const awaitTimeout = 3 * time.Minute
 
-// A Harness is a recorder and a resource, which run in the test's process. It is safe for
-// concurrent use.
+// A Harness is a recorder and a resource, which run in the test's process.
 type Harness struct {
 	t    testing.TB
 	dir  string
@@ -34,7 +33,7 @@ type Harness struct {
 // New starts a harness. It stops when t ends.
 func New(t testing.TB) *Harness {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "stage") // t.TempDir may be too long for a socket
+	dir, err := os.MkdirTemp("", "harness") // t.TempDir may be too long for a socket
 	if err != nil {
 		t.Fatal(err)
 	}
