@@ -229,8 +229,8 @@ func release(t *testing.T, h locker.Hold) {
 	}
 }
 
-// mustNotGet checks that a lock that another locker holds cannot be acquired, with TryLock and with a
-// short Lock. After TryLock, where it is supported, a server has certainly replied.
+// mustNotGet checks that a lock that another locker holds cannot be acquired, with TryLock and with
+// a short Lock. After TryLock, where it is supported, a server has certainly replied.
 func mustNotGet(t *testing.T, l locker.Locker, name string) {
 	t.Helper()
 	switch h, err := l.TryLock(t.Context(), name); {

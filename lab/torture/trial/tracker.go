@@ -29,6 +29,7 @@ func ownerOf(worker string) (name string, isCommand bool) {
 	return name, isCommand
 }
 
+// update updates the tracker with an event of the history.
 func (t *tracker) update(e history.Event) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

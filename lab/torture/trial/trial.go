@@ -210,8 +210,9 @@ func (r *run) nodes() ([]*site.Node, error) {
 	return nodes, nil
 }
 
-// injectFaults lets the faults strike for the configured time. On a busy machine it continues until
-// every fault has been tried and there were enough grants. In the end all faults are healed.
+// injectFaults lets the faults strike for the configured time. It continues for up to a minute, for
+// busy machines, until every fault requested by name has been tried and there were enough grants.
+// In the end all faults are healed.
 func (r *run) injectFaults(ctx context.Context, workers *workerPool) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -254,7 +255,7 @@ func (r *run) injectFaults(ctx context.Context, workers *workerPool) {
 }
 
 // minGrants is the number of grants that a run needs to prove anything. Package verdict requires
-// fewer, because events of killed workers may be missing.
+// only ten, which leaves a margin for grants of killed workers.
 const minGrants = 20
 
 // evict deletes the entry of a worker that holds a lock or, with all, the whole line of the lock.

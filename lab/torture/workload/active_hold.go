@@ -94,12 +94,12 @@ func (t *activeHold) valid() bool {
 		return false
 	default:
 	}
-	asked := history.Now()
+	checkedAt := history.Now()
 	if t.hold.Valid() {
 		t.recordValidity()
 		return true
 	}
-	t.recordLoss(asked)
+	t.recordLoss(checkedAt)
 	return false
 }
 
