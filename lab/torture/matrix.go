@@ -168,7 +168,7 @@ func (m *matrix) once(ctx context.Context, r row, seed uint) error {
 	if r.shipped {
 		f.shipped, f.ttl = true, 8*time.Second
 	}
-	tested, err := trial.Built(m.built).Tested(r.workload)
+	tested, err := trial.ProgramsIn(m.built).Hash(r.workload)
 	if err != nil {
 		return err
 	}
@@ -194,7 +194,7 @@ func (f *runFlags) judged(tested string) (*verdict.Verdict, error) {
 	if _, err := os.Stat(filepath.Join(f.out, reportJSON)); err != nil { // it is written last
 		return nil, err
 	}
-	h, err := history.Read(filepath.Join(f.out, trial.History))
+	h, err := history.Read(filepath.Join(f.out, trial.HistoryFile))
 	if err != nil {
 		return nil, err
 	}

@@ -33,7 +33,7 @@ func leave(t *testing.T, f *runFlags, tested string) {
 	w.Write(history.Event{At: 1, Started: &history.Started{Pid: 1}})
 	must(t, w.Err())
 	must(t, os.MkdirAll(f.out, 0o750))
-	must(t, os.WriteFile(filepath.Join(f.out, trial.History), file.Bytes(), 0o600))
+	must(t, os.WriteFile(filepath.Join(f.out, trial.HistoryFile), file.Bytes(), 0o600))
 	must(t, writeReports(&verdict.Verdict{}, f.out))
 }
 
@@ -77,12 +77,12 @@ func TestARunIsRepeatedOnlyIfItIsAnother(t *testing.T) {
 
 func TestWhatWasTestedIsThePrograms(t *testing.T) {
 	dir := t.TempDir()
-	p := trial.Built(dir)
+	p := trial.ProgramsIn(dir)
 	tested := func(worker, stile, load string) string {
 		t.Helper()
 		must(t, os.WriteFile(p.Worker, []byte(worker), 0o600))
 		must(t, os.WriteFile(p.Stile, []byte(stile), 0o600))
-		id, err := p.Tested(load)
+		id, err := p.Hash(load)
 		must(t, err)
 		return id
 	}

@@ -80,7 +80,7 @@ func (f *runFlags) run(ctx context.Context) error {
 	}
 	config := trial.Config{
 		Target: target, Workload: f.workload, Faults: f.faults, For: f.duration, TTL: f.ttl, Workers: f.workers, Seed: f.seed,
-		Shipped: f.shipped, Command: f.command(), Say: say,
+		Shipped: f.shipped, Command: f.command(), Status: say,
 	}
 	if _, err := config.Check(); err != nil { // before anything is built
 		return err
@@ -112,12 +112,12 @@ func (f *runFlags) run(ctx context.Context) error {
 // programs builds what the run needs, outside, and finds it again inside. remove takes it away again.
 func (f *runFlags) programs(ctx context.Context, target trial.Target) (p trial.Programs, remove func(), err error) {
 	if f.built != "" {
-		return trial.Built(f.built), func() {}, nil
+		return trial.ProgramsIn(f.built), func() {}, nil
 	}
 	dir, built := os.LookupEnv(programsIn)
 	remove = func() { _ = os.RemoveAll(dir) }
 	if built {
-		return trial.Built(dir), remove, os.Unsetenv(programsIn)
+		return trial.ProgramsIn(dir), remove, os.Unsetenv(programsIn)
 	}
 	if dir, err = os.MkdirTemp("", "torture"); err != nil {
 		return p, nil, err

@@ -14,52 +14,54 @@ import (
 	"github.com/stilelock/stile/lab/torture/history"
 )
 
-// etcdLocker is etcd's own client/v3/concurrency: one Session for the process, opened again when it has ended, and a Mutex
-// for each call. A hold ends for its holder with Session.Done; there is no deadline. The token is the revision of
-// Mutex.Header, as the package's users take it.
+// etcdLocker is etcd's own client/v3/concurrency. It has one Session for the process, which it
+// opens again after it has ended, and one Mutex for each call. The holder is notified of a loss by
+// Session.Done; there is no deadline. The token is the revision of Mutex.Header, which is what
+// users of the package take as one.
 //
-// Two Mutexes of one Session with the same name do not exclude each other, so that here, as its users must, goroutines
-// queue for a name among themselves first.
+// Two Mutexes of one Session with the same name do not exclude each other. So goroutines queue
+// locally for a name first, as users of the package must do too.
 type etcdLocker struct {
 	client *clientv3.Client
 	ttl    int
 
-	mu      sync.Mutex
-	session *concurrency.Session
-	turns   map[string]chan struct{}
+	mu          sync.Mutex
+	session     *concurrency.Session
+	localQueues map[string]chan struct{}
 }
 
-// dialTimeout is how long a server may take to be connected to, or to answer the first request.
+// dialTimeout bounds connecting to a server, and its reply to the first request.
 const dialTimeout = 5 * time.Second
 
 func openConcurrency(ctx context.Context, c Config, _ string) (Locker, error) {
 	client, err := clientv3.New(clientv3.Config{
 		Endpoints:            c.Addresses,
 		DialTimeout:          dialTimeout,
-		DialKeepAliveTime:    10 * time.Second, // as storeurl has it for Stile
+		DialKeepAliveTime:    10 * time.Second, // the same values as in storeurl, for Stile
 		DialKeepAliveTimeout: 3 * time.Second,
 		Logger:               zap.NewNop(),
 	})
 	if err != nil {
 		return nil, err
 	}
-	l := &etcdLocker{client: client, ttl: int((c.TTL + time.Second - 1) / time.Second), turns: map[string]chan struct{}{}}
+	l := &etcdLocker{client: client, ttl: int((c.TTL + time.Second - 1) / time.Second), localQueues: map[string]chan struct{}{}}
 	ctx, cancel := context.WithTimeout(ctx, dialTimeout)
 	defer cancel()
-	if _, err := l.opened(ctx); err != nil {
+	if _, err := l.openSession(ctx); err != nil {
 		return nil, errors.Join(err, client.Close())
 	}
 	return l, nil
 }
 
-// opened returns a session that has not ended as far as is known.
-func (l *etcdLocker) opened(ctx context.Context) (*concurrency.Session, error) {
+// openSession returns a session that has not ended as far as is known. It opens one if necessary.
+func (l *etcdLocker) openSession(ctx context.Context) (*concurrency.Session, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.session != nil && !isClosed(l.session.Done()) {
 		return l.session, nil
 	}
-	// NewSession's context is also the session's: it must not end with ctx. So the lease is taken apart from it.
+	// The context of NewSession is also that of the session, which must outlive ctx. So only the
+	// lease is granted with ctx.
 	lease, err := l.client.Grant(ctx, int64(l.ttl))
 	if err != nil {
 		return nil, err
@@ -80,50 +82,51 @@ func (l *etcdLocker) TryLock(ctx context.Context, name string) (Hold, error) {
 	return l.lock(ctx, name, (*concurrency.Mutex).TryLock)
 }
 
-func (l *etcdLocker) lock(ctx context.Context, name string, how func(*concurrency.Mutex, context.Context) error) (Hold, error) {
-	turn := l.turn(name)
+func (l *etcdLocker) lock(ctx context.Context, name string, acquire func(*concurrency.Mutex, context.Context) error) (Hold, error) {
+	localQueue := l.localQueue(name)
 	select {
-	case turn <- struct{}{}:
+	case localQueue <- struct{}{}:
 	case <-ctx.Done():
 		return nil, ctx.Err()
 	}
-	h, err := l.lockInTurn(ctx, name, how)
+	h, err := l.lockInEtcd(ctx, name, acquire)
 	if err != nil {
-		<-turn
+		<-localQueue
 		return nil, err
 	}
-	h.turn = turn
+	h.localQueue = localQueue
 	return h, nil
 }
 
-func (l *etcdLocker) lockInTurn(ctx context.Context, name string, how func(*concurrency.Mutex, context.Context) error) (*etcdHold, error) {
-	session, err := l.opened(ctx)
+func (l *etcdLocker) lockInEtcd(ctx context.Context, name string, acquire func(*concurrency.Mutex, context.Context) error) (*etcdHold, error) {
+	session, err := l.openSession(ctx)
 	if err != nil {
-		return nil, err // nothing has been asked for yet
+		return nil, err // no request for the lock was sent
 	}
 	mutex := concurrency.NewMutex(session, name)
-	switch err := how(mutex, ctx); {
+	switch err := acquire(mutex, ctx); {
 	case errors.Is(err, concurrency.ErrLocked):
 		return nil, ErrTaken
 	case errors.Is(err, concurrency.ErrSessionExpired):
 		return nil, err
 	case err != nil:
-		return nil, unclear(err)
+		return nil, unknownOutcome(err)
 	}
 	return &etcdHold{session: session, mutex: mutex, token: uint64(mutex.Header().Revision)}, nil
 }
 
-// turn returns the channel that is full while somebody in this process has a name, or asks etcd for it.
-func (l *etcdLocker) turn(name string) chan struct{} {
+// localQueue returns the channel that is full while a goroutine of this process holds the lock, or
+// requests it from etcd.
+func (l *etcdLocker) localQueue(name string) chan struct{} {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.turns[name] == nil {
-		l.turns[name] = make(chan struct{}, 1)
+	if l.localQueues[name] == nil {
+		l.localQueues[name] = make(chan struct{}, 1)
 	}
-	return l.turns[name]
+	return l.localQueues[name]
 }
 
-// Close ends the session, which is bounded by the TTL, whatever ctx says.
+// Close ends the session. The TTL bounds this; ctx does not.
 func (l *etcdLocker) Close(context.Context) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -135,21 +138,21 @@ func (l *etcdLocker) Close(context.Context) error {
 }
 
 type etcdHold struct {
-	session *concurrency.Session
-	mutex   *concurrency.Mutex
-	token   uint64
-	turn    chan struct{}
+	session    *concurrency.Session
+	mutex      *concurrency.Mutex
+	token      uint64
+	localQueue chan struct{}
 }
 
 func (h *etcdHold) Token() uint64         { return h.token }
 func (h *etcdHold) Until() int64          { return 0 }
 func (h *etcdHold) Valid() bool           { return !isClosed(h.session.Done()) }
 func (h *etcdHold) Lost() <-chan struct{} { return h.session.Done() }
-func (h *etcdHold) Why() string           { return "the session is done" }
+func (h *etcdHold) Why() string           { return "the session has ended" }
 
-// Release cannot know whether the key had gone before: Unlock does not tell.
+// Release cannot report that the key had been deleted: Unlock returns no error then.
 func (h *etcdHold) Release(ctx context.Context) error {
-	defer func() { <-h.turn }()
+	defer func() { <-h.localQueue }()
 	lost := !h.Valid()
 	err := h.mutex.Unlock(ctx)
 	if lost {

@@ -1,5 +1,6 @@
-// Package locker gives everything that takes locks one face: Stile, and the libraries that it is held against. Each is
-// used as its documentation says a careful user should, and is not credited with more than its interface offers.
+// Package locker puts every lock library behind one interface: Stile, and the libraries with which
+// it is compared. Each is used as its documentation tells a careful user to, and is credited only
+// with what its interface offers.
 package locker
 
 import (
@@ -13,72 +14,82 @@ import (
 	"github.com/stilelock/stile/lab/torture/history"
 )
 
-// The errors to tell apart with errors.Is.
+// The errors that callers distinguish, with errors.Is.
 var (
-	// ErrTaken: trying for the lock found that it was not to be had.
+	// ErrTaken: TryLock found that the lock is not free.
 	ErrTaken = errors.New("the lock is taken")
-	// ErrUnclear: the call for the lock failed in a way from which nothing may be concluded. The request may have been
-	// carried out, or be later. Who called does not hold the lock, but perhaps nobody else can have it for a while.
-	ErrUnclear = errors.New("nobody knows what became of the call")
-	// ErrLost: the hold that was to be released had been lost before.
+	// ErrUnknownOutcome: acquiring the lock failed in a way that allows no conclusion. The request
+	// may have been carried out, or may be later. The caller does not hold the lock, but perhaps no
+	// other client can acquire it for a while.
+	ErrUnknownOutcome = errors.New("the outcome of the call is unknown")
+	// ErrLost: the hold had been lost before it was released.
 	ErrLost = errors.New("the lock had been lost")
-	// ErrNoTry: the library has no way to try for a lock without waiting.
-	ErrNoTry = errors.New("trying is not offered")
+	// ErrTryUnsupported: the library cannot try for a lock without waiting.
+	ErrTryUnsupported = errors.New("TryLock is not supported")
 )
 
-// Locker takes locks in one session, or whatever stands for it. It is safe for concurrent use.
+// Locker acquires locks in one session, or in the library's equivalent of one. It is safe for
+// concurrent use.
 type Locker interface {
-	// Offers says what the interface behind this one tells its users.
+	// Offers returns what the library's interface reports to its users.
 	Offers() history.Offers
-	// Lock waits for the lock until ctx ends. An error that does not match ErrUnclear means that it surely is not held,
-	// and that nothing of the call has any effect any more.
+	// Lock waits for the lock until ctx ends. An error that does not match ErrUnknownOutcome means
+	// that the lock is certainly not held, and that the call has no effect any more.
 	Lock(ctx context.Context, name string) (Hold, error)
-	// TryLock takes the lock if it is free. If it is not the error matches ErrTaken. In everything else it is as Lock.
+	// TryLock acquires the lock if it is free. If it is not, the error matches ErrTaken. Otherwise
+	// it behaves as Lock does.
 	TryLock(ctx context.Context, name string) (Hold, error)
-	// Close ends the session and closes the connections. What is held still is given up, where the library does that.
+	// Close ends the session and closes the connections. It releases the holds that are left, if
+	// the library does that.
 	Close(ctx context.Context) error
 }
 
-// Abandoner is a Locker that can be left as by a process that crashes.
+// Abandoner is a Locker that can be left as a crashing process would leave it.
 type Abandoner interface {
-	// Abandon is Close without telling the servers: what is held stays so until its TTL has passed. On ZooKeeper, whose
-	// sessions have connections of their own, it is no more than Close.
+	// Abandon closes the connections without notifying the servers: locks stay held until their TTL
+	// has passed. On ZooKeeper, where sessions have connections of their own, it does the same as
+	// Close.
 	Abandon(ctx context.Context)
 }
 
-// Hold is a lock being held. It is safe for concurrent use.
+// Hold is a lock that is held. It is safe for concurrent use.
 type Hold interface {
-	// Token returns the fencing token, zero if there is none.
+	// Token returns the fencing token, or zero if there is none.
 	Token() uint64
-	// Until returns how long the hold is valid as far as is known now, as a time of [history.Now]; zero if the interface
-	// does not tell. It may say too early by what it takes to ask, and never too late.
+	// Until returns the end of the hold's validity as known now, as a time of [history.Now], or
+	// zero if the interface does not provide it. The result may be too early, by the time that it
+	// takes to get it, and is never too late.
 	Until() int64
-	// Valid reports whether the hold is valid, as far as the interface lets its users see; if that is not at all, it
-	// is true. It may ask a server.
+	// Valid reports whether the hold is valid as far as the interface shows it; if the interface
+	// does not show it at all, Valid returns true. It may send a request to a server.
 	Valid() bool
-	// Lost is closed when the holder is told that the hold is lost, and perhaps by Release. It is nil if it is never told.
+	// Lost is closed when the library notifies the holder that the hold is lost, and perhaps by
+	// Release. It is nil if the library never notifies.
 	Lost() <-chan struct{}
-	// Why returns what the holder was told, once Lost is closed or Valid has said no.
+	// Why returns the reason for the loss, once Lost is closed or Valid has returned false.
 	Why() string
-	// Release ends the hold, lost or not, and must be called once unless the Locker is closed. The error matches ErrLost if it had been lost before; of
-	// any other error nothing may be concluded.
+	// Release ends the hold, lost or not. It must be called exactly once, unless the Locker is
+	// closed. The error matches ErrLost if the hold had been lost before; no other error allows a
+	// conclusion.
 	Release(ctx context.Context) error
 }
 
-// Config says what to open.
+// Config selects and configures a locker.
 type Config struct {
 	// Kind is one of [Kinds].
 	Kind string `json:"kind"`
-	// URL is the store's, as package storeurl understands it. Only Stile uses it.
+	// URL is the URL of the store, for package storeurl. Only Stile uses it.
 	URL string `json:"url,omitempty"`
-	// Addresses are those of the servers, each host:port, which the others use: of the members of one cluster for
-	// concurrency and gozk, of one server for redislock and rueidislock, of one or an odd number of servers that know nothing
-	// of each other for redsync.
+	// Addresses are the servers, each as host:port, for all lockers but Stile. They are the members
+	// of one cluster for concurrency and gozk, one server for redislock and rueidislock, and one
+	// server or an odd number of independent servers for redsync.
 	Addresses []string `json:"addresses,omitempty"`
-	// TTL is how long a session, or a lock, lives without being renewed. In etcd it is rounded up to the second.
+	// TTL is how long a session or a lock lives without being renewed. On etcd it is rounded up to
+	// the second.
 	TTL time.Duration `json:"ttl_ns"`
-	// Patient lets rueidislock wait for answers for as long as the TTL. By its default it gives a request up after 20 ms, as a busy
-	// machine may need for it, and then waits for news of a lock that nobody holds: for ever, which is not what tests are about.
+	// Patient makes rueidislock wait for a reply for as long as the TTL. By default it abandons a
+	// request after 20 ms, which a busy machine may need. Then it waits, forever, for a
+	// notification about a lock that is free. That is not what the tests are about.
 	Patient bool `json:"patient,omitempty"`
 }
 
@@ -95,7 +106,7 @@ func openers() map[string]opener {
 	}
 }
 
-// Kinds returns the kinds of lockers there are, sorted: Stile and its peers.
+// Kinds returns the kinds of lockers, sorted: Stile and its peers.
 func Kinds() []string {
 	var kinds []string
 	for kind := range openers() {
@@ -105,12 +116,13 @@ func Kinds() []string {
 	return kinds
 }
 
-// Open connects. worker is whose locks they are, for those who can say so to others. ctx bounds only the call; a server
-// that is down at this moment is an error, after a few seconds. On failure nothing is left open.
+// Open connects. worker names the worker that the locks are for; libraries that can show an owner
+// to others show it. ctx bounds only the call. If a server is down, Open fails after a few seconds.
+// After an error nothing is left open.
 func Open(ctx context.Context, c Config, worker string) (Locker, error) {
 	open := openers()[c.Kind]
 	if open == nil {
-		return nil, fmt.Errorf("no locker is called %q: known are %s", c.Kind, strings.Join(Kinds(), ", "))
+		return nil, fmt.Errorf("unknown locker %q: use one of %s", c.Kind, strings.Join(Kinds(), ", "))
 	}
 	l, err := open(ctx, c, worker)
 	if err != nil {
@@ -119,5 +131,5 @@ func Open(ctx context.Context, c Config, worker string) (Locker, error) {
 	return l, nil
 }
 
-// unclear makes an error that matches ErrUnclear of one of a library.
-func unclear(err error) error { return fmt.Errorf("%w: %w", ErrUnclear, err) }
+// unknownOutcome wraps an error of a library so that it matches ErrUnknownOutcome.
+func unknownOutcome(err error) error { return fmt.Errorf("%w: %w", ErrUnknownOutcome, err) }

@@ -17,24 +17,24 @@ import (
 	"github.com/stilelock/stile/lab/torture/locker"
 )
 
-// A scene is a locker, and what an administrator can do to its locks.
-type scene struct {
+// A fixture is a locker's configuration and offers, and a way to take its locks away.
+type fixture struct {
 	config locker.Config
 	offers history.Offers
-	// take takes the lock away from its holder, or makes it impossible to know that it is not.
-	take func(t *testing.T, name string)
-	// maybeKept is set if the lock may be the holder's still.
+	// takeAway makes the holder lose the lock, or any knowledge of whether it still holds it.
+	takeAway func(t *testing.T, name string)
+	// maybeKept is set if the holder may still have the lock in the store after takeAway.
 	maybeKept bool
 }
 
 const (
-	// ttl is that of sessions that are to live for as long as a test takes, on however busy a machine.
+	// ttl is the TTL of sessions that must outlive a test, on a busy machine too.
 	ttl = time.Minute
-	// patience is how long a test waits for what must happen: only what is broken takes longer.
-	patience = 3 * time.Minute
+	// testTimeout bounds the waits for events that must happen. It is long, for busy machines.
+	testTimeout = 3 * time.Minute
 )
 
-// servers are those that all tests share. Each test has locks of its own: see [newName].
+// servers are shared by all tests. Each test has locks of its own: see [newName].
 type servers struct {
 	etcd      *testservers.Etcd
 	redises   []*testservers.Redis
@@ -48,58 +48,58 @@ func startServers(t *testing.T) *servers {
 	}
 }
 
-func (on *servers) scenes() map[string]func(*testing.T) scene {
+func (on *servers) fixtures() map[string]func(*testing.T) fixture {
 	all, one := addresses(on.redises), on.redises[0].Addr()
-	return map[string]func(*testing.T) scene{
-		"stile on etcd": func(*testing.T) scene {
-			return scene{
-				config: locker.Config{Kind: "stile", URL: "etcd://" + on.etcd.Endpoint(), TTL: ttl},
-				offers: history.Offers{Tokens: true, Deadlines: true, Loss: true, Proof: true, Fair: true},
-				take:   func(t *testing.T, name string) { deleteKeys(t, on.etcd, name) },
+	return map[string]func(*testing.T) fixture{
+		"stile on etcd": func(*testing.T) fixture {
+			return fixture{
+				config:   locker.Config{Kind: "stile", URL: "etcd://" + on.etcd.Endpoint(), TTL: ttl},
+				offers:   history.Offers{Tokens: true, Deadlines: true, Loss: true, Proof: true, Fair: true},
+				takeAway: func(t *testing.T, name string) { deleteKeys(t, on.etcd, name) },
 			}
 		},
-		"stile on redlock": func(*testing.T) scene {
-			return scene{
-				config: locker.Config{Kind: "stile", URL: "redlock://" + strings.Join(all, ","), TTL: ttl},
-				offers: history.Offers{Tokens: true, Deadlines: true, Loss: true, Proof: true},
-				take:   func(t *testing.T, name string) { del(t, name, on.redises...) },
+		"stile on redlock": func(*testing.T) fixture {
+			return fixture{
+				config:   locker.Config{Kind: "stile", URL: "redlock://" + strings.Join(all, ","), TTL: ttl},
+				offers:   history.Offers{Tokens: true, Deadlines: true, Loss: true, Proof: true},
+				takeAway: func(t *testing.T, name string) { del(t, name, on.redises...) },
 			}
 		},
-		"concurrency": func(*testing.T) scene {
-			return scene{
-				config: locker.Config{Kind: "concurrency", Addresses: []string{on.etcd.Endpoint()}, TTL: ttl},
-				offers: history.Offers{Tokens: true, Loss: true, Fair: true},
-				take:   func(t *testing.T, name string) { revokeLeases(t, on.etcd, name) }, // it does not notice anything less
+		"concurrency": func(*testing.T) fixture {
+			return fixture{
+				config:   locker.Config{Kind: "concurrency", Addresses: []string{on.etcd.Endpoint()}, TTL: ttl},
+				offers:   history.Offers{Tokens: true, Loss: true, Fair: true},
+				takeAway: func(t *testing.T, name string) { revokeLeases(t, on.etcd, name) }, // it does not notice a deleted key
 			}
 		},
-		"redsync": func(*testing.T) scene {
-			return scene{
-				config: locker.Config{Kind: "redsync", Addresses: all, TTL: ttl},
-				offers: history.Offers{Deadlines: true, Loss: true, Proof: true},
-				take:   func(t *testing.T, name string) { del(t, name, on.redises...) },
+		"redsync": func(*testing.T) fixture {
+			return fixture{
+				config:   locker.Config{Kind: "redsync", Addresses: all, TTL: ttl},
+				offers:   history.Offers{Deadlines: true, Loss: true, Proof: true},
+				takeAway: func(t *testing.T, name string) { del(t, name, on.redises...) },
 			}
 		},
-		"redislock": func(*testing.T) scene {
-			return scene{
-				config: locker.Config{Kind: "redislock", Addresses: []string{one}, TTL: ttl},
-				offers: history.Offers{Loss: true, Proof: true},
-				take:   func(t *testing.T, name string) { del(t, name, on.redises[0]) },
+		"redislock": func(*testing.T) fixture {
+			return fixture{
+				config:   locker.Config{Kind: "redislock", Addresses: []string{one}, TTL: ttl},
+				offers:   history.Offers{Loss: true, Proof: true},
+				takeAway: func(t *testing.T, name string) { del(t, name, on.redises[0]) },
 			}
 		},
-		"rueidislock": func(*testing.T) scene {
-			return scene{
-				config: locker.Config{Kind: "rueidislock", Addresses: []string{one}, TTL: ttl, Patient: true},
-				offers: history.Offers{Loss: true},
-				take:   func(t *testing.T, name string) { del(t, "rueidislock:0:"+name, on.redises[0]) },
+		"rueidislock": func(*testing.T) fixture {
+			return fixture{
+				config:   locker.Config{Kind: "rueidislock", Addresses: []string{one}, TTL: ttl, Patient: true},
+				offers:   history.Offers{Loss: true},
+				takeAway: func(t *testing.T, name string) { del(t, "rueidislock:0:"+name, on.redises[0]) },
 			}
 		},
-		"gozk": func(t *testing.T) scene {
+		"gozk": func(t *testing.T) fixture {
 			proxy := testservers.NewProxy(t, on.zookeeper.Endpoint())
-			return scene{
+			return fixture{
 				config:    locker.Config{Kind: "gozk", Addresses: []string{proxy.Addr()}, TTL: ttl},
 				offers:    history.Offers{Loss: true, Proof: true, Fair: true},
-				take:      func(*testing.T, string) { proxy.Reset() }, // it does not notice that the node is gone
-				maybeKept: true,                                       // if it connects again within the TTL
+				takeAway:  func(*testing.T, string) { proxy.Reset() }, // it does not notice that the node was deleted
+				maybeKept: true,                                       // if it reconnects within the TTL
 			}
 		},
 	}
@@ -120,7 +120,7 @@ func del(t *testing.T, key string, servers ...*testservers.Redis) {
 	}
 }
 
-// clientOf returns a client of the server, which is closed when t ends.
+// clientOf returns a client of the server. It is closed when t ends.
 func clientOf(t *testing.T, etcd *testservers.Etcd) *clientv3.Client {
 	t.Helper()
 	cli, err := clientv3.New(clientv3.Config{Endpoints: []string{etcd.Endpoint()}, Logger: zap.NewNop()})
@@ -138,7 +138,7 @@ func deleteKeys(t *testing.T, etcd *testservers.Etcd, name string) {
 	}
 }
 
-// revokeLeases ends the leases of all who hold a lock or wait for it.
+// revokeLeases revokes the leases of the holder and the waiters of a lock.
 func revokeLeases(t *testing.T, etcd *testservers.Etcd, name string) {
 	t.Helper()
 	cli := clientOf(t, etcd)
@@ -153,32 +153,32 @@ func revokeLeases(t *testing.T, etcd *testservers.Etcd, name string) {
 	}
 }
 
-// names counts the locks.
-var names atomic.Int64
+// nameCount is the number of names that newName has returned.
+var nameCount atomic.Int64
 
-// newName returns the name of a lock that no other test has.
-func newName() string { return fmt.Sprintf("x%d", names.Add(1)) }
+// newName returns the name of a lock that no other test uses.
+func newName() string { return fmt.Sprintf("x%d", nameCount.Add(1)) }
 
-// What must be so of every locker.
-func TestEveryLocker(t *testing.T) {
+// The rules that every locker has to keep.
+func TestLocker_everyKind(t *testing.T) {
 	on := startServers(t)
-	for kind, newScene := range on.scenes() {
+	for kind, newFixture := range on.fixtures() {
 		t.Run(kind, func(t *testing.T) {
 			t.Parallel()
-			for what, test := range map[string]func(*testing.T, scene){
-				"a lock is held by one":                       aLockIsHeldByOne,
-				"goroutines of one locker exclude each other": goroutinesOfOneLockerExcludeEachOther,
-				"trying for a lock that is taken":             tryingForALockThatIsTaken,
-				"what is offered":                             whatIsOffered,
-				"a hold outlasts its TTL":                     aHoldOutlastsItsTTL,
-				"a holder is told of a loss":                  aHolderIsToldOfALoss,
-				"a given up wait is not in the way":           aGivenUpWaitIsNotInTheWay,
-				"a locker that is closed has nothing":         aLockerThatIsClosedHasNothing,
-				"a locker that is abandoned holds still":      aLockerThatIsAbandonedHoldsStill,
+			for what, test := range map[string]func(*testing.T, fixture){
+				"one holder at a time":                        testOneHolder,
+				"goroutines of one locker exclude each other": testGoroutines,
+				"try a taken lock":                            testTryTaken,
+				"offers":                                      testOffers,
+				"hold outlasts the TTL":                       testHoldOutlastsTTL,
+				"holder is notified of a loss":                testLossNotified,
+				"abandoned waits do not block others":         testAbandonedWaits,
+				"closed locker holds nothing":                 testClosedLocker,
+				"abandoned locker still holds":                testAbandonedLocker,
 			} {
 				t.Run(what, func(t *testing.T) {
 					t.Parallel()
-					test(t, newScene(t))
+					test(t, newFixture(t))
 				})
 			}
 		})
@@ -196,7 +196,8 @@ func open(t *testing.T, c locker.Config, worker string) locker.Locker {
 	return l
 }
 
-// connect opens a locker. Some give up after five seconds, as a busy machine may need: it tries again.
+// connect opens a locker. It retries, since some kinds fail after five seconds, which may be too
+// short on a busy machine.
 func connect(t *testing.T, c locker.Config, worker string) locker.Locker {
 	t.Helper()
 	for began := time.Now(); ; {
@@ -204,7 +205,7 @@ func connect(t *testing.T, c locker.Config, worker string) locker.Locker {
 		if err == nil {
 			return l
 		}
-		if time.Since(began) > patience {
+		if time.Since(began) > testTimeout {
 			t.Fatal(err)
 		}
 	}
@@ -212,7 +213,7 @@ func connect(t *testing.T, c locker.Config, worker string) locker.Locker {
 
 func lock(t *testing.T, l locker.Locker, name string) locker.Hold {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithTimeout(t.Context(), testTimeout)
 	defer cancel()
 	h, err := l.Lock(ctx, name)
 	if err != nil {
@@ -224,36 +225,36 @@ func lock(t *testing.T, l locker.Locker, name string) locker.Hold {
 func release(t *testing.T, h locker.Hold) {
 	t.Helper()
 	if err := h.Release(t.Context()); err != nil {
-		t.Errorf("the release says: %v", err)
+		t.Errorf("Release: got error %v", err)
 	}
 }
 
-// mustNotGet tries for a lock that nobody can have, where that can be done: then a server has answered. And it waits for
-// it for a moment.
+// mustNotGet checks that a lock that another locker holds cannot be acquired, with TryLock and with
+// a short Lock. After TryLock, where it is supported, a server has certainly replied.
 func mustNotGet(t *testing.T, l locker.Locker, name string) {
 	t.Helper()
 	switch h, err := l.TryLock(t.Context(), name); {
 	case err == nil:
-		t.Error("two have the lock")
+		t.Error("two holders at once")
 		_ = h.Release(t.Context())
-	case !errors.Is(err, locker.ErrTaken) && !errors.Is(err, locker.ErrNoTry):
-		t.Errorf("trying for a lock that is taken says: %v", err)
+	case !errors.Is(err, locker.ErrTaken) && !errors.Is(err, locker.ErrTryUnsupported):
+		t.Errorf("TryLock of a taken lock: got error %v, want ErrTaken", err)
 	}
 	giveUp(t, l, name)
 }
 
-// giveUp waits for a lock for a moment, during which nobody can have it.
+// giveUp waits briefly for a lock that is held the whole time.
 func giveUp(t *testing.T, l locker.Locker, name string) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 	defer cancel()
 	if h, err := l.Lock(ctx, name); err == nil {
-		t.Error("two have the lock")
+		t.Error("two holders at once")
 		_ = h.Release(t.Context())
 	}
 }
 
-func aLockIsHeldByOne(t *testing.T, s scene) {
+func testOneHolder(t *testing.T, s fixture) {
 	a, b, x := open(t, s.config, "a"), open(t, s.config, "b"), newName()
 	first := lock(t, a, x)
 	mustNotGet(t, b, x)
@@ -261,13 +262,13 @@ func aLockIsHeldByOne(t *testing.T, s scene) {
 	second := lock(t, b, x)
 	mustNotGet(t, a, x)
 	if s.offers.Tokens && second.Token() <= first.Token() {
-		t.Errorf("token %d comes after %d", second.Token(), first.Token())
+		t.Errorf("got token %d after %d, want a larger one", second.Token(), first.Token())
 	}
 	release(t, second)
 	release(t, lock(t, a, x))
 }
 
-func goroutinesOfOneLockerExcludeEachOther(t *testing.T, s scene) {
+func testGoroutines(t *testing.T, s fixture) {
 	l, x := open(t, s.config, "a"), newName()
 	h := lock(t, l, x)
 	giveUp(t, l, x)
@@ -275,18 +276,18 @@ func goroutinesOfOneLockerExcludeEachOther(t *testing.T, s scene) {
 	release(t, lock(t, l, x))
 }
 
-func tryingForALockThatIsTaken(t *testing.T, s scene) {
+func testTryTaken(t *testing.T, s fixture) {
 	a, b, x := open(t, s.config, "a"), open(t, s.config, "b"), newName()
 	h := lock(t, a, x)
 	_, err := b.TryLock(t.Context(), x)
 	if s.config.Kind == "gozk" {
-		if !errors.Is(err, locker.ErrNoTry) {
-			t.Errorf("it says: %v", err)
+		if !errors.Is(err, locker.ErrTryUnsupported) {
+			t.Errorf("TryLock: got error %v, want ErrTryUnsupported", err)
 		}
 		return
 	}
-	if !errors.Is(err, locker.ErrTaken) || errors.Is(err, locker.ErrUnclear) {
-		t.Errorf("it says: %v", err)
+	if !errors.Is(err, locker.ErrTaken) || errors.Is(err, locker.ErrUnknownOutcome) {
+		t.Errorf("TryLock: got error %v, want ErrTaken", err)
 	}
 	release(t, h)
 	second, err := b.TryLock(t.Context(), x)
@@ -296,73 +297,73 @@ func tryingForALockThatIsTaken(t *testing.T, s scene) {
 	release(t, second)
 }
 
-func whatIsOffered(t *testing.T, s scene) {
+func testOffers(t *testing.T, s fixture) {
 	l := open(t, s.config, "a")
 	if got := l.Offers(); got != s.offers {
-		t.Errorf("%+v is offered, not %+v", got, s.offers)
+		t.Errorf("got offers %+v, want %+v", got, s.offers)
 	}
 	h := lock(t, l, newName())
 	if got := h.Token() != 0; got != s.offers.Tokens {
-		t.Errorf("the token is %d", h.Token())
+		t.Errorf("got token %d, want one: %t", h.Token(), s.offers.Tokens)
 	}
 	now := history.Now()
 	switch until := h.Until(); {
 	case !s.offers.Deadlines && until != 0:
-		t.Errorf("it is valid until %d, though nobody can know", until)
+		t.Errorf("got deadline %d, want none", until)
 	case s.offers.Deadlines && (until <= now || until > now+int64(ttl)):
-		t.Errorf("it is valid for %v", time.Duration(until-now))
+		t.Errorf("got validity %v, want at most the TTL of %v", time.Duration(until-now), ttl)
 	}
 	if !h.Valid() {
-		t.Errorf("it is not valid: %s", h.Why())
+		t.Errorf("hold is not valid: %s", h.Why())
 	}
 	release(t, h)
 }
 
-// Were it not renewed it would be over, and nobody would take it again. To outlast a minute would take one: this is the
-// longest that the test can wait for.
-func aHoldOutlastsItsTTL(t *testing.T, s scene) {
+// A hold that is not renewed ends after its TTL, and nothing acquires the lock again. The TTL is
+// ten seconds here, because the test has to sleep for longer than it.
+func testHoldOutlastsTTL(t *testing.T, s fixture) {
 	const ttl = 10 * time.Second
-	waits := s.config
+	waiterConfig := s.config
 	s.config.TTL = ttl
-	a, b, x := open(t, s.config, "a"), open(t, waits, "b"), newName()
+	a, b, x := open(t, s.config, "a"), open(t, waiterConfig, "b"), newName()
 	h := lock(t, a, x)
 	until := h.Until()
-	time.Sleep(ttl * 3 / 2) // the time is what is tested
+	time.Sleep(ttl * 3 / 2) // the test is about the passing of time
 	mustNotGet(t, b, x)
 	if !h.Valid() {
-		t.Errorf("it is not valid: %s", h.Why())
+		t.Errorf("hold is not valid: %s", h.Why())
 	}
 	if s.offers.Deadlines && h.Until() < until+int64(ttl) {
-		t.Error("its deadline has not moved")
+		t.Error("the deadline was not extended by the TTL")
 	}
 	release(t, h)
 }
 
-func aHolderIsToldOfALoss(t *testing.T, s scene) {
+func testLossNotified(t *testing.T, s fixture) {
 	next := open(t, s.config, "b")
-	s.config.TTL = 10 * time.Second // some find out when they renew it
+	s.config.TTL = 10 * time.Second // some kinds notice a loss only when they renew
 	x := newName()
 	h := lock(t, open(t, s.config, "a"), x)
-	s.take(t, x)
+	s.takeAway(t, x)
 	select {
 	case <-h.Lost():
-	case <-time.After(patience):
-		t.Fatal("it was not told")
+	case <-time.After(testTimeout):
+		t.Fatal("the holder was not notified")
 	}
 	if h.Valid() {
-		t.Error("it is valid still")
+		t.Error("the lost hold is still valid")
 	}
 	if h.Why() == "" {
-		t.Error("nobody says why")
+		t.Error("got no reason for the loss")
 	}
 	if err := h.Release(t.Context()); !errors.Is(err, locker.ErrLost) && (err != nil || !s.maybeKept) {
-		t.Errorf("the release says: %v", err)
+		t.Errorf("Release: got error %v", err)
 	}
 	release(t, lock(t, next, x))
 }
 
-// What somebody has given up waiting for must not be in the way for longer than a TTL or a session.
-func aGivenUpWaitIsNotInTheWay(t *testing.T, s scene) {
+// An abandoned wait may block other clients for a TTL or until its session ends, but no longer.
+func testAbandonedWaits(t *testing.T, s fixture) {
 	a, b, c, x := open(t, s.config, "a"), open(t, s.config, "b"), open(t, s.config, "c"), newName()
 	h := lock(t, a, x)
 	for range 5 {
@@ -372,36 +373,36 @@ func aGivenUpWaitIsNotInTheWay(t *testing.T, s scene) {
 	release(t, lock(t, c, x))
 }
 
-func aLockerThatIsClosedHasNothing(t *testing.T, s scene) {
+func testClosedLocker(t *testing.T, s fixture) {
 	next := open(t, s.config, "b")
-	s.config.TTL = 5 * time.Second // after which what it has not given up is free
+	s.config.TTL = 5 * time.Second // a lock that Close has not released is free after that
 	a := connect(t, s.config, "a")
 	x := newName()
 	lock(t, a, x)
 	if err := a.Close(t.Context()); err != nil {
-		t.Errorf("closing says: %v", err)
+		t.Errorf("Close: got error %v", err)
 	}
 	release(t, lock(t, next, x)) // at once or after the TTL
 }
 
-func aLockerThatIsAbandonedHoldsStill(t *testing.T, s scene) {
+func testAbandonedLocker(t *testing.T, s fixture) {
 	a := connect(t, s.config, "a")
 	x := newName()
 	lock(t, a, x)
-	left, ok := a.(locker.Abandoner)
+	abandoner, ok := a.(locker.Abandoner)
 	if ok != (s.config.Kind == "stile") {
-		t.Errorf("it can be abandoned: %t", ok)
+		t.Errorf("got Abandoner %t, want it for stile only", ok)
 	}
 	if !ok {
 		_ = a.Close(t.Context())
 		return
 	}
-	left.Abandon(t.Context())
+	abandoner.Abandon(t.Context())
 	mustNotGet(t, open(t, s.config, "b"), x)
 }
 
-// A hold in the history must not be longer than in truth.
-func TestUntilIsNeverTooLate(t *testing.T) {
+// A hold must not last longer in the history than in reality.
+func TestHold_untilIsNeverTooLate(t *testing.T) {
 	t.Parallel()
 	etcd := testservers.StartEtcd(t)
 	h := lock(t, open(t, locker.Config{Kind: "stile", URL: "etcd://" + etcd.Endpoint(), TTL: 5 * time.Second}, "a"), "x")
@@ -416,29 +417,29 @@ func TestUntilIsNeverTooLate(t *testing.T) {
 	}
 	now := history.Now()
 	if until == 0 {
-		t.Fatal("it was lost before anything was seen of it")
+		t.Fatal("the hold was lost before the first read of its deadline")
 	}
 	if until > now {
-		t.Errorf("it was not valid any more %v before the time until which it was said to be", time.Duration(until-now))
+		t.Errorf("the hold ended %v before its deadline", time.Duration(until-now))
 	}
 }
 
-func TestAnErrorNamesWhatThereIs(t *testing.T) {
+func TestOpen_errorNamesKinds(t *testing.T) {
 	_, err := locker.Open(t.Context(), locker.Config{Kind: "flock"}, "a")
 	if err == nil || !strings.Contains(err.Error(), "stile") {
-		t.Errorf("it says: %v", err)
+		t.Errorf("got error %v, want one that names the kinds", err)
 	}
 }
 
-func TestAServerThatIsDownIsAnError(t *testing.T) {
+func TestOpen_serverDown(t *testing.T) {
 	for _, kind := range locker.Kinds() {
 		t.Run(kind, func(t *testing.T) {
 			t.Parallel()
 			c := locker.Config{Kind: kind, URL: "redis://127.0.0.1:1", Addresses: []string{"127.0.0.1:1"}, TTL: ttl}
-			ctx, cancel := context.WithTimeout(t.Context(), patience)
+			ctx, cancel := context.WithTimeout(t.Context(), testTimeout)
 			defer cancel()
 			if _, err := locker.Open(ctx, c, "a"); err == nil || ctx.Err() != nil {
-				t.Errorf("it says: %v", err)
+				t.Errorf("got error %v before the test timed out, want one", err)
 			}
 		})
 	}

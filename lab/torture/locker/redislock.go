@@ -11,21 +11,21 @@ import (
 	"github.com/stilelock/stile/lab/torture/history"
 )
 
-// redislockLocker is bsm's redislock on one Redis server, with the watchdog of its README: a Refresh every third of the TTL,
-// and the work is stopped when one fails, whatever the error. It tells no deadline, but its TTL asks the server for how
-// long the lock is held, which here is Valid.
+// redislockLocker is bsm's redislock on one Redis server, with the watchdog of its README: Refresh
+// is called every third of the TTL, and the work stops when a call fails, with whatever error. It
+// has no deadline. Its TTL method asks the server for the remaining time, and Valid uses that.
 type redislockLocker struct {
 	*redisClients
 	client *redislock.Client
 	ttl    time.Duration
 }
 
-// retryAfter is how long redislock's RetryStrategy lets it wait before it tries again.
-const retryAfter = 50 * time.Millisecond
+// retryInterval is the interval of redislock's RetryStrategy.
+const retryInterval = 50 * time.Millisecond
 
 func openRedislock(ctx context.Context, c Config, _ string) (Locker, error) {
 	if len(c.Addresses) != 1 {
-		return nil, fmt.Errorf("it locks at one server, not at %d", len(c.Addresses))
+		return nil, fmt.Errorf("got %d addresses, want one server", len(c.Addresses))
 	}
 	clients, err := dialRedis(ctx, c.Addresses)
 	if err != nil {
@@ -36,17 +36,17 @@ func openRedislock(ctx context.Context, c Config, _ string) (Locker, error) {
 
 func (l *redislockLocker) Offers() history.Offers { return history.Offers{Loss: true, Proof: true} }
 
-// Lock obtains again and again: one Obtain gives up after a TTL.
+// Lock calls Obtain in a loop, since one Obtain gives up after a TTL.
 func (l *redislockLocker) Lock(ctx context.Context, name string) (Hold, error) {
 	for {
-		lock, err := l.client.Obtain(ctx, name, l.ttl, &redislock.Options{RetryStrategy: redislock.LinearBackoff(retryAfter)})
+		lock, err := l.client.Obtain(ctx, name, l.ttl, &redislock.Options{RetryStrategy: redislock.LinearBackoff(retryInterval)})
 		switch {
 		case err == nil:
 			return l.hold(lock), nil
 		case !errors.Is(err, redislock.ErrNotObtained):
-			return nil, unclear(err)
+			return nil, unknownOutcome(err)
 		case ctx.Err() != nil:
-			return nil, err // every attempt was answered
+			return nil, err // the server replied to every attempt, so the outcome is known
 		}
 	}
 }
@@ -57,20 +57,20 @@ func (l *redislockLocker) TryLock(ctx context.Context, name string) (Hold, error
 	case errors.Is(err, redislock.ErrNotObtained):
 		return nil, fmt.Errorf("%w: %w", ErrTaken, err)
 	case err != nil:
-		return nil, unclear(err)
+		return nil, unknownOutcome(err)
 	}
 	return l.hold(lock), nil
 }
 
 type redislockHold struct {
-	lock      *redislock.Lock
-	ttl       time.Duration
-	extension *extension
+	lock    *redislock.Lock
+	ttl     time.Duration
+	renewer *renewer
 }
 
 func (l *redislockLocker) hold(lock *redislock.Lock) *redislockHold {
 	refresh := func(ctx context.Context) error { return lock.Refresh(ctx, l.ttl, nil) }
-	return &redislockHold{lock, l.ttl, extend(l.life, l.ttl, refresh)}
+	return &redislockHold{lock, l.ttl, startRenewer(l.renewCtx, l.ttl, refresh)}
 }
 
 func (h *redislockHold) Token() uint64 { return 0 }
@@ -86,17 +86,17 @@ func (h *redislockHold) Valid() bool {
 	return err == nil && left > 0
 }
 
-func (h *redislockHold) Lost() <-chan struct{} { return h.extension.lost }
+func (h *redislockHold) Lost() <-chan struct{} { return h.renewer.lost }
 
 func (h *redislockHold) Why() string {
 	if isClosed(h.Lost()) {
-		return h.extension.why
+		return h.renewer.why
 	}
-	return "the server, asked for the TTL, did not say that there is any"
+	return "no remaining TTL, or no reply about it"
 }
 
 func (h *redislockHold) Release(ctx context.Context) error {
-	h.extension.stop()
+	h.renewer.stop()
 	err := h.lock.Release(ctx)
 	if errors.Is(err, redislock.ErrLockNotHeld) {
 		return fmt.Errorf("%w: %w", ErrLost, err)

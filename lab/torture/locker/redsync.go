@@ -15,9 +15,10 @@ import (
 	"github.com/stilelock/stile/lab/torture/history"
 )
 
-// redsyncLocker is redsync, over one Redis server or several, with its defaults but for the TTL and for Lock, which goes on
-// trying until ctx ends. Its Mutex tells Until. Most of its users do not extend their locks; here that is done, because a
-// lock could not be held for longer than a TTL otherwise, and a refused extension is how its holder is told of a loss.
+// redsyncLocker is redsync, over one Redis server or several. It has redsync's defaults except for
+// the TTL, and except that Lock retries until ctx ends. The Mutex has a deadline, Until. Most users
+// of redsync do not extend their locks. This locker does, because otherwise a lock could not be
+// held for longer than a TTL, and because a refused extension notifies the holder of a loss.
 type redsyncLocker struct {
 	*redisClients
 	redsync *redsync.Redsync
@@ -43,8 +44,9 @@ func (l *redsyncLocker) Offers() history.Offers {
 func (l *redsyncLocker) Lock(ctx context.Context, name string) (Hold, error) {
 	m := l.redsync.NewMutex(name, redsync.WithExpiry(l.ttl), redsync.WithTries(math.MaxInt))
 	if err := m.LockContext(ctx); err != nil {
-		// What each try had set was deleted again if the server answered in time, and nobody says whether it did.
-		return nil, unclear(errors.Join(err, ctx.Err()))
+		// Each attempt deletes the keys it has set, if the servers reply in time. The error
+		// does not show whether they did.
+		return nil, unknownOutcome(errors.Join(err, ctx.Err()))
 	}
 	return l.hold(m), nil
 }
@@ -55,42 +57,42 @@ func (l *redsyncLocker) TryLock(ctx context.Context, name string) (Hold, error) 
 	case isTaken(err):
 		return nil, fmt.Errorf("%w: %w", ErrTaken, err)
 	case err != nil:
-		return nil, unclear(err)
+		return nil, unknownOutcome(err)
 	}
 	return l.hold(m), nil
 }
 
-// isTaken reports whether a majority of the servers has said that somebody else has the lock.
+// isTaken reports whether a majority of the servers replied that another client holds the lock.
 func isTaken(err error) bool {
 	var taken *redsync.ErrTaken
 	return errors.As(err, &taken)
 }
 
 type redsyncHold struct {
-	mutex     *redsync.Mutex
-	until     atomic.Int64
-	extension *extension // which alone uses mutex, until it is stopped
+	mutex   *redsync.Mutex
+	until   atomic.Int64
+	renewer *renewer // only it uses mutex until it is stopped
 }
 
 func (l *redsyncLocker) hold(m *redsync.Mutex) *redsyncHold {
 	h := &redsyncHold{mutex: m}
-	h.see()
-	h.extension = extend(l.life, l.ttl, func(ctx context.Context) error {
+	h.readDeadline()
+	h.renewer = startRenewer(l.renewCtx, l.ttl, func(ctx context.Context) error {
 		ok, err := m.ExtendContext(ctx)
 		switch {
 		case ok:
-			h.see()
+			h.readDeadline()
 		case isTaken(err):
 			return err
 		}
-		return nil // there is time to try again, or the deadline will tell
+		return nil // the next attempt may succeed; otherwise the deadline passes
 	})
 	return h
 }
 
-// see reads until when the mutex is valid. It asks for the time first: what passes before the other is read, it is too
-// early by.
-func (h *redsyncHold) see() {
+// readDeadline reads the mutex's deadline. It reads the clock first, so that the result is too
+// early, never too late, by the time that passes in between.
+func (h *redsyncHold) readDeadline() {
 	now := history.Now()
 	h.until.Store(now + int64(time.Until(h.mutex.Until())))
 }
@@ -98,17 +100,17 @@ func (h *redsyncHold) see() {
 func (h *redsyncHold) Token() uint64         { return 0 }
 func (h *redsyncHold) Until() int64          { return h.until.Load() }
 func (h *redsyncHold) Valid() bool           { return history.Now() < h.Until() && !isClosed(h.Lost()) }
-func (h *redsyncHold) Lost() <-chan struct{} { return h.extension.lost }
+func (h *redsyncHold) Lost() <-chan struct{} { return h.renewer.lost }
 
 func (h *redsyncHold) Why() string {
 	if isClosed(h.Lost()) {
-		return h.extension.why
+		return h.renewer.why
 	}
-	return "Until has passed"
+	return "the deadline has passed"
 }
 
 func (h *redsyncHold) Release(ctx context.Context) error {
-	h.extension.stop()
+	h.renewer.stop()
 	ok, err := h.mutex.UnlockContext(ctx)
 	switch {
 	case ok:
@@ -116,6 +118,6 @@ func (h *redsyncHold) Release(ctx context.Context) error {
 	case isTaken(err), errors.Is(err, redsync.ErrLockAlreadyExpired):
 		return fmt.Errorf("%w: %w", ErrLost, err)
 	default:
-		return fmt.Errorf("not unlocked at a majority: %w", err)
+		return fmt.Errorf("not unlocked on a majority of the servers: %w", err)
 	}
 }

@@ -12,13 +12,14 @@ import (
 	"github.com/stilelock/stile/lab/torture/history"
 )
 
-// rueidislockLocker is rueidislock on one Redis server, and so with a majority of one key; everything else is its default but
-// for the TTL. A hold is a context, whose end tells of a loss; there is nothing else.
+// rueidislockLocker is rueidislock on one Redis server, and so with a majority of one key. It has
+// the defaults except for the TTL. A hold is a context, which ends when the hold is lost; there is
+// nothing else.
 type rueidislockLocker struct{ locker rueidislock.Locker }
 
 func openRueidislock(ctx context.Context, c Config, _ string) (Locker, error) {
 	if len(c.Addresses) != 1 {
-		return nil, fmt.Errorf("it locks at one server, not at %d", len(c.Addresses))
+		return nil, fmt.Errorf("got %d addresses, want one server", len(c.Addresses))
 	}
 	option := rueidislock.LockerOption{
 		ClientOption: rueidis.ClientOption{InitAddress: c.Addresses, ForceSingleClient: true},
@@ -45,32 +46,32 @@ func (l *rueidislockLocker) TryLock(ctx context.Context, name string) (Hold, err
 	return l.lock(ctx, name, l.locker.TryWithContext)
 }
 
-// lock passes on a context that ends with ctx only while we wait: the library's hold ends with the context that it was
-// taken with, and lasts no longer than that one's deadline.
+// lock gives the library a context that ends with ctx only while the call waits. The library ends a
+// hold with the context that it was acquired with, and at the latest at that context's deadline.
 func (l *rueidislockLocker) lock(
 	ctx context.Context, name string,
-	how func(context.Context, string) (context.Context, context.CancelFunc, error),
+	acquire func(context.Context, string) (context.Context, context.CancelFunc, error),
 ) (Hold, error) {
 	wait, cancel := context.WithCancel(context.WithoutCancel(ctx))
-	waited := context.AfterFunc(ctx, cancel)
-	held, release, err := how(wait, name)
+	stopAfterFunc := context.AfterFunc(ctx, cancel)
+	held, release, err := acquire(wait, name)
 	switch {
 	case err != nil:
-		waited()
+		stopAfterFunc()
 		cancel()
 		if ctx.Err() == nil && errors.Is(err, rueidislock.ErrNotLocked) {
 			return nil, fmt.Errorf("%w: %w", ErrTaken, err)
 		}
-		return nil, unclear(err)
-	case !waited():
+		return nil, unknownOutcome(err)
+	case !stopAfterFunc():
 		release()
 		cancel()
-		return nil, unclear(ctx.Err())
+		return nil, unknownOutcome(ctx.Err())
 	}
 	return &rueidislockHold{held, func() { release(); cancel() }}, nil
 }
 
-// closeTimeout bounds the wait for rueidis, whose Close waits for what is under way.
+// closeTimeout bounds rueidis's Close, which waits for calls in progress.
 const closeTimeout = 5 * time.Second
 
 func (l *rueidislockLocker) Close(ctx context.Context) error {
@@ -91,16 +92,16 @@ func (l *rueidislockLocker) Close(ctx context.Context) error {
 
 type rueidislockHold struct {
 	ctx     context.Context
-	release func() // returns when the server has answered, or the TTL has passed
+	release func() // returns after the server has replied, or the TTL has passed
 }
 
 func (h *rueidislockHold) Token() uint64         { return 0 }
 func (h *rueidislockHold) Until() int64          { return 0 }
 func (h *rueidislockHold) Valid() bool           { return h.ctx.Err() == nil }
 func (h *rueidislockHold) Lost() <-chan struct{} { return h.ctx.Done() }
-func (h *rueidislockHold) Why() string           { return "its context has ended" }
+func (h *rueidislockHold) Why() string           { return "the context of the hold has ended" }
 
-// Release is not told what came of it.
+// Release cannot report an error: the library returns none.
 func (h *rueidislockHold) Release(context.Context) error {
 	lost := !h.Valid()
 	h.release()

@@ -11,28 +11,28 @@ import (
 	"github.com/stilelock/stile/storeurl"
 )
 
-// stileLocker is Stile. Whatever the error of its Lock, nothing is held.
+// stileLocker is Stile. After any error of its Lock, nothing is held.
 type stileLocker struct {
-	opened *storeurl.Conn
+	conn   *storeurl.Conn
 	client *stile.Client
 }
 
 func openStile(ctx context.Context, c Config, worker string) (Locker, error) {
-	opened, err := storeurl.Open(ctx, c.URL, nil)
+	conn, err := storeurl.Open(ctx, c.URL, nil)
 	if err != nil {
 		return nil, err
 	}
 	owner := stile.DefaultOwner()
 	owner.Labels = map[string]string{"worker": worker}
-	client, err := stile.New(opened.Store, &stile.Options{TTL: c.TTL, Owner: owner})
+	client, err := stile.New(conn.Store, &stile.Options{TTL: c.TTL, Owner: owner})
 	if err != nil {
-		return nil, errors.Join(err, opened.Close())
+		return nil, errors.Join(err, conn.Close())
 	}
-	return &stileLocker{opened, client}, nil
+	return &stileLocker{conn, client}, nil
 }
 
 func (l *stileLocker) Offers() history.Offers {
-	caps := l.opened.Store.Capabilities()
+	caps := l.conn.Store.Capabilities()
 	return history.Offers{Tokens: caps.Fencing, Deadlines: true, Loss: true, Proof: true, Fair: caps.Fair}
 }
 
@@ -56,12 +56,13 @@ func (l *stileLocker) TryLock(ctx context.Context, name string) (Hold, error) {
 }
 
 func (l *stileLocker) Close(ctx context.Context) error {
-	return errors.Join(l.client.Close(ctx), l.opened.Close())
+	return errors.Join(l.client.Close(ctx), l.conn.Close())
 }
 
-// Abandon takes the connections from the client first: its goodbye ends what runs here, and reaches nobody.
+// Abandon closes the connections first. Then closing the client ends its goroutines, and its last
+// requests reach no server.
 func (l *stileLocker) Abandon(ctx context.Context) {
-	_ = l.opened.Close()
+	_ = l.conn.Close()
 	ctx, cancel := context.WithTimeout(ctx, 50*time.Millisecond)
 	defer cancel()
 	_ = l.client.Close(ctx)
@@ -71,7 +72,8 @@ type stileHold struct{ hold *stile.Hold }
 
 func (h stileHold) Token() uint64 { return h.hold.Token() }
 
-// Until asks for the time first: what passes before the deadline is asked for, it is too early by.
+// Until reads the clock before it reads the deadline, so that the result is too early, never too
+// late, by the time that passes in between.
 func (h stileHold) Until() int64 {
 	now := history.Now()
 	return now + int64(time.Until(h.hold.Deadline()))
@@ -84,7 +86,7 @@ func (h stileHold) Why() string {
 	if err := h.hold.Err(); err != nil {
 		return err.Error()
 	}
-	return "not valid any more" // the deadline has passed, and Lost is about to tell
+	return "the deadline has passed" // Lost will be closed soon
 }
 
 func (h stileHold) Release(ctx context.Context) error {

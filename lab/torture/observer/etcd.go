@@ -29,28 +29,28 @@ func openEtcd(addrs []string, prefix string, token func(uint64) uint64) (*etcd, 
 	return &etcd{cli, prefix, token}, err
 }
 
-// Watch follows the log from its first revision: what happened while no server answered is told late, but is told, unless
-// it has been compacted away.
-func (o *etcd) Watch(ctx context.Context, saw func(history.Entry)) {
+// Follow reads the log from its first revision. So it reports changes that happened while no server
+// replied too, late, unless they have been compacted.
+func (o *etcd) Follow(ctx context.Context, emit func(history.Entry)) {
 	next := int64(1)
 	for ctx.Err() == nil {
-		watch, cancel := context.WithCancel(clientv3.WithRequireLeader(ctx))
-		for answer := range o.Client.Watch(watch, o.prefix, clientv3.WithPrefix(), clientv3.WithRev(next), clientv3.WithPrevKV()) {
-			next = max(next, answer.CompactRevision)
-			for _, ev := range answer.Events {
+		watchCtx, cancel := context.WithCancel(clientv3.WithRequireLeader(ctx))
+		for resp := range o.Client.Watch(watchCtx, o.prefix, clientv3.WithPrefix(), clientv3.WithRev(next), clientv3.WithPrevKV()) {
+			next = max(next, resp.CompactRevision)
+			for _, ev := range resp.Events {
 				next = ev.Kv.ModRevision + 1
-				o.tell(ev, saw)
+				o.emitEvent(ev, emit)
 			}
-			if answer.Err() != nil {
+			if resp.Err() != nil {
 				break
 			}
 		}
 		cancel()
-		rest(ctx)
+		pause(ctx)
 	}
 }
 
-func (o *etcd) tell(ev *clientv3.Event, saw func(history.Entry)) {
+func (o *etcd) emitEvent(ev *clientv3.Event, emit func(history.Entry)) {
 	key := string(ev.Kv.Key)
 	e := history.Entry{Lock: lockOf(key), Key: key, Gone: ev.Type == mvccpb.DELETE}
 	switch {
@@ -59,15 +59,15 @@ func (o *etcd) tell(ev *clientv3.Event, saw func(history.Entry)) {
 	case ev.IsCreate():
 		e.Token = o.token(uint64(ev.Kv.CreateRevision))
 	case !e.Gone:
-		return // it was there before
+		return // an update of a known entry
 	}
-	saw(e)
+	emit(e)
 }
 
-// lockOf is the lock that a key is an entry of: what is before the last slash.
+// lockOf returns the lock whose entry a key is: everything before the last slash.
 func lockOf(key string) string { return key[:max(0, strings.LastIndexByte(key, '/'))] }
 
-func (o *etcd) Left(ctx context.Context) (map[string][]string, error) {
+func (o *etcd) Remaining(ctx context.Context) (map[string][]string, error) {
 	all, err := o.Get(ctx, "", clientv3.WithPrefix(), clientv3.WithKeysOnly())
 	if err != nil {
 		return nil, err
@@ -83,7 +83,8 @@ func (o *etcd) Left(ctx context.Context) (map[string][]string, error) {
 	return left, nil
 }
 
-// Evict deletes the whole line in one revision. Its first entry is looked up before, and nothing is done if that has left.
+// Evict deletes the first entry, or the whole line, in one revision. It reads the first entry
+// before; if that entry has left since, it deletes nothing.
 func (o *etcd) Evict(ctx context.Context, lock string, all bool) (Eviction, error) {
 	prefix := lock + "/"
 	first, err := o.Get(ctx, prefix, clientv3.WithFirstCreate()...)
@@ -126,8 +127,9 @@ func (o *etcd) Compact(ctx context.Context) error {
 
 func (o *etcd) Close() { _ = o.Client.Close() }
 
-// rest keeps a watch that fails at once from being tried without a pause.
-func rest(ctx context.Context) {
+// pause waits before a watch is reopened, so that one that fails at once is not reopened in a tight
+// loop.
+func pause(ctx context.Context) {
 	select {
 	case <-time.After(100 * time.Millisecond):
 	case <-ctx.Done():

@@ -1,5 +1,6 @@
-// Package observer looks into stores from outside the faults: directly, with no lock library between. It tells what truly
-// comes to the lines and goes from them, what is left at the end, and does what an administrator might do.
+// Package observer reads stores directly, on a path without faults and without a lock library. It
+// reports which entries appear in the lines and disappear, lists the data that remains at the end,
+// and does what an administrator might do.
 package observer
 
 import (
@@ -9,38 +10,42 @@ import (
 	"github.com/stilelock/stile/lab/torture/history"
 )
 
-// An Observer looks into one store. It is safe for concurrent use.
+// An Observer observes one store. It is safe for concurrent use.
 type Observer interface {
-	// Watch tells of entries that come and go, until ctx ends. What happens while no server answers is told late or, where
-	// the store keeps no record of it, not at all.
-	Watch(ctx context.Context, saw func(history.Entry))
+	// Follow calls emit for each entry that appears or disappears, until ctx ends. Changes that
+	// happen while no server replies are reported late or, if the store keeps no record of them,
+	// not at all.
+	Follow(ctx context.Context, emit func(history.Entry))
 
-	// Left returns what is in the store, lock by lock, that should not be there when nobody has anything to do with it any
-	// more. What belongs to no lock is under "".
-	Left(ctx context.Context) (map[string][]string, error)
+	// Remaining returns the keys in the store, by lock, that should not exist once no client uses
+	// the store any more. Keys that belong to no lock are under "".
+	Remaining(ctx context.Context) (map[string][]string, error)
 
-	// Evict deletes the entry that is first in the line behind lock, or all that are there, as somebody might who has the store's
-	// own tools. On etcd and ZooKeeper that is one step of the store. If the line is empty, or changes meanwhile, nothing is done.
+	// Evict deletes the first entry in the line of lock or, with all, every entry, as a person with
+	// the store's own tools might. On etcd and ZooKeeper this is one step of the store. If the line
+	// is empty or changes meanwhile, Evict deletes nothing.
 	Evict(ctx context.Context, lock string, all bool) (Eviction, error)
 
-	// Compact makes the store forget what was before, where there is such a thing.
+	// Compact discards the store's history of past revisions, if the store keeps one.
 	Compact(ctx context.Context) error
 
-	// Close ends all connections.
+	// Close closes all connections.
 	Close()
 }
 
 // Eviction is what [Observer.Evict] did.
 type Eviction struct {
-	// What says it in words. It is empty if nothing was done.
+	// What describes the deletion. It is empty if nothing was deleted.
 	What string
-	// Took are the tokens of the deleted entries, in the order of their line; empty if the store's data do not tell them. They
-	// are also set if it is not known whether the entries were deleted, with the error.
+	// Took are the tokens of the deleted entries, in the order of their line. It is empty if the
+	// store's data does not contain them. With an error, Took may be set without What: then it is
+	// unknown whether the entries were deleted.
 	Took []uint64
 }
 
-// Open connects to the servers of a store of one of the kinds "etcd", "redis", "redlock" and "zk". All locks begin with
-// prefix, which ends in a slash. token makes a hold's token of the order of its entry in the store's data.
+// Open connects to the servers of a store of one of the kinds "etcd", "redis", "redlock" and "zk".
+// The names of all locks begin with prefix, which ends in a slash. token computes a hold's token
+// from the order of its entry in the store's data.
 func Open(kind string, addrs []string, prefix string, token func(order uint64) uint64) (Observer, error) {
 	switch kind {
 	case "etcd":
@@ -50,5 +55,5 @@ func Open(kind string, addrs []string, prefix string, token func(order uint64) u
 	case "zk":
 		return openZooKeeper(addrs, prefix, token)
 	}
-	return nil, fmt.Errorf("nobody knows how to look into a store of the kind %q", kind)
+	return nil, fmt.Errorf("unknown kind of store %q", kind)
 }

@@ -13,7 +13,7 @@ import (
 	"github.com/stilelock/stile/lab/torture/history"
 )
 
-// redisServers are one Redis, or the masters of a Redlock.
+// redisServers are one Redis server, or the masters of a Redlock.
 type redisServers struct {
 	clients []*redis.Client
 	prefix  string
@@ -30,31 +30,33 @@ func openRedis(addrs []string, prefix string, token func(uint64) uint64) *redisS
 	return o
 }
 
-// Watch follows the keyspace events of the locks' own keys on the first server. They tell nothing of tokens, and what
-// happens while nobody listens is not told at all.
-func (o *redisServers) Watch(ctx context.Context, saw func(history.Entry)) {
+// Follow follows the keyspace events of the locks' own keys on the first server. They contain no
+// tokens, and changes while Follow is not subscribed are not reported at all.
+func (o *redisServers) Follow(ctx context.Context, emit func(history.Entry)) {
 	for ctx.Err() == nil {
-		o.clients[0].ConfigSet(ctx, "notify-keyspace-events", "Kg$x") // again if the server was restarted
+		// Set each time, since a restarted server has forgotten it.
+		o.clients[0].ConfigSet(ctx, "notify-keyspace-events", "Kg$x")
 		sub := o.clients[0].PSubscribe(ctx, "__keyspace@0__:"+o.prefix+"*")
-		o.listen(ctx, sub.Channel(), saw)
+		o.receive(ctx, sub.Channel(), emit)
 		_ = sub.Close()
 	}
 }
 
-// listen tells of events for a second: then the server may be another.
-func (o *redisServers) listen(ctx context.Context, events <-chan *redis.Message, saw func(history.Entry)) {
-	enough := time.After(time.Second)
+// receive reports events for a second. After that, Follow subscribes again: the server may have
+// been restarted.
+func (o *redisServers) receive(ctx context.Context, events <-chan *redis.Message, emit func(history.Entry)) {
+	timeout := time.After(time.Second)
 	for {
 		select {
 		case m := <-events:
 			_, key, _ := strings.Cut(m.Channel, ":")
 			switch m.Payload {
 			case "set":
-				saw(history.Entry{Lock: key, Key: key})
+				emit(history.Entry{Lock: key, Key: key})
 			case "del", "expired", "evicted":
-				saw(history.Entry{Lock: key, Key: key, Gone: true})
+				emit(history.Entry{Lock: key, Key: key, Gone: true})
 			}
-		case <-enough:
+		case <-timeout:
 			return
 		case <-ctx.Done():
 			return
@@ -62,9 +64,10 @@ func (o *redisServers) listen(ctx context.Context, events <-chan *redis.Message,
 	}
 }
 
-// Left leaves out what ends by itself and keeps nobody from the lock: a line whose leases have all ended, the last token that
-// was given, the entries that must not come any more should their requests arrive late. The list of a Redlock's names stays.
-func (o *redisServers) Left(ctx context.Context) (map[string][]string, error) {
+// Remaining omits the keys that end by themselves and keep no client from the lock: a line whose
+// leases have all ended, the last token that was given, and the records that void entries whose
+// requests may arrive late. It also omits the list of a Redlock's names, which stays.
+func (o *redisServers) Remaining(ctx context.Context) (map[string][]string, error) {
 	left := map[string][]string{}
 	for _, cli := range o.clients {
 		keys := cli.Scan(ctx, 0, "*", 1000).Iterator()
@@ -72,7 +75,7 @@ func (o *redisServers) Left(ctx context.Context) (map[string][]string, error) {
 			key := keys.Val()
 			beside := strings.Contains(key, "//")
 			if left, err := cli.PTTL(ctx, key).Result(); err != nil || beside && left > 0 || strings.HasSuffix(key, "//names") {
-				continue // an error is one of Err below, too
+				continue // after an error of the server, keys.Err returns one too
 			}
 			lock := strings.Trim(strings.SplitN(key, "//", 2)[0], "{}")
 			left[lock] = append(left[lock], key+" on "+cli.Options().Addr)
@@ -84,11 +87,12 @@ func (o *redisServers) Left(ctx context.Context) (map[string][]string, error) {
 	return left, nil
 }
 
-// Evict deletes the lock's own key: the waiters are in keys of Stile's, which nobody deletes by accident. The token is told only
-// of one server: what is deleted on several is not deleted in one step.
+// Evict deletes the lock's own key, all or not: the waiters are in keys of Stile's own, which
+// nobody deletes by accident. It returns a token only if there is one server, since a deletion on
+// several servers is not one step.
 func (o *redisServers) Evict(ctx context.Context, lock string, _ bool) (Eviction, error) {
 	if len(o.clients) == 1 {
-		return o.evictHere(ctx, lock)
+		return o.evictOne(ctx, lock)
 	}
 	var deleted int64
 	var errs []error
@@ -110,8 +114,9 @@ func (o *redisServers) Evict(ctx context.Context, lock string, _ bool) (Eviction
 	return Eviction{What: fmt.Sprintf("DEL %s on %d servers", lock, len(o.clients))}, nil
 }
 
-// evictHere deletes the key, and looks in the same step for the order of the holder, which Stile keeps beside it.
-func (o *redisServers) evictHere(ctx context.Context, lock string) (Eviction, error) {
+// evictOne deletes the key, and reads in the same step the order of the holder, which Stile keeps
+// in another key.
+func (o *redisServers) evictOne(ctx context.Context, lock string) (Eviction, error) {
 	var holders *redis.ZSliceCmd
 	var deleted *redis.IntCmd
 	_, err := o.clients[0].TxPipelined(ctx, func(p redis.Pipeliner) error {
@@ -128,7 +133,7 @@ func (o *redisServers) evictHere(ctx context.Context, lock string) (Eviction, er
 	return e, nil
 }
 
-// Compact does nothing: Redis remembers nothing.
+// Compact does nothing: Redis keeps no past revisions.
 func (o *redisServers) Compact(context.Context) error { return nil }
 
 func (o *redisServers) Close() {

@@ -16,41 +16,43 @@ import (
 
 type zookeeper struct {
 	conn  *zk.Conn
-	dir   string // of all locks, "/torture"
+	dir   string // the parent of all locks, "/torture"
 	token func(uint64) uint64
 }
 
-// quiet is the logger of a client that has nothing to say.
-type quiet struct{}
+// discardLogger is a logger that discards everything.
+type discardLogger struct{}
 
-func (quiet) Printf(string, ...any) {}
+func (discardLogger) Printf(string, ...any) {}
 
 func openZooKeeper(addrs []string, prefix string, token func(uint64) uint64) (*zookeeper, error) {
-	conn, _, err := zk.Connect(addrs, 10*time.Second, zk.WithLogger(quiet{}))
+	conn, _, err := zk.Connect(addrs, 10*time.Second, zk.WithLogger(discardLogger{}))
 	return &zookeeper{conn, "/" + strings.TrimSuffix(prefix, "/"), token}, err
 }
 
-// Watch follows the children of the locks' directories. An entry that comes and goes between two looks is not told.
-func (o *zookeeper) Watch(ctx context.Context, saw func(history.Entry)) {
+// Follow follows the children of the locks' directories. An entry that appears and disappears
+// between two reads is not reported.
+func (o *zookeeper) Follow(ctx context.Context, emit func(history.Entry)) {
 	var followers sync.WaitGroup
 	defer followers.Wait()
 	known := map[string]bool{}
-	o.follow(ctx, o.dir, func(locks []string) {
+	o.followChildren(ctx, o.dir, func(locks []string) {
 		for _, lock := range locks {
 			if !known[lock] {
 				known[lock] = true
-				followers.Go(func() { o.entries(ctx, lock, saw) })
+				followers.Go(func() { o.entries(ctx, lock, emit) })
 			}
 		}
 	})
 }
 
-// follow calls changed with the children of a directory, now and whenever they are others, until ctx ends.
-func (o *zookeeper) follow(ctx context.Context, dir string, changed func([]string)) {
+// followChildren calls changed with the children of a directory, first at once and then after each
+// change, until ctx ends.
+func (o *zookeeper) followChildren(ctx context.Context, dir string, changed func([]string)) {
 	for ctx.Err() == nil {
 		children, _, events, err := o.conn.ChildrenW(dir)
 		if err != nil {
-			rest(ctx)
+			pause(ctx)
 			continue
 		}
 		changed(children)
@@ -61,30 +63,30 @@ func (o *zookeeper) follow(ctx context.Context, dir string, changed func([]strin
 	}
 }
 
-func (o *zookeeper) entries(ctx context.Context, lock string, saw func(history.Entry)) {
+func (o *zookeeper) entries(ctx context.Context, lock string, emit func(history.Entry)) {
 	tokens := map[string]uint64{}
 	name := strings.TrimPrefix(o.dir, "/") + "/" + lock
-	o.follow(ctx, o.dir+"/"+lock, func(children []string) {
+	o.followChildren(ctx, o.dir+"/"+lock, func(children []string) {
 		for _, child := range children {
 			if _, ok := tokens[child]; ok {
 				continue
 			}
 			if ok, stat, err := o.conn.Exists(o.dir + "/" + lock + "/" + child); ok && err == nil {
 				tokens[child] = o.token(uint64(stat.Czxid))
-				saw(history.Entry{Lock: name, Key: child, Token: tokens[child]})
+				emit(history.Entry{Lock: name, Key: child, Token: tokens[child]})
 			}
 		}
 		for child, token := range tokens {
 			if !slices.Contains(children, child) {
 				delete(tokens, child)
-				saw(history.Entry{Lock: name, Key: child, Token: token, Gone: true})
+				emit(history.Entry{Lock: name, Key: child, Token: token, Gone: true})
 			}
 		}
 	})
 }
 
-// Left leaves out empty directories: they are containers, which the server clears away in its own time.
-func (o *zookeeper) Left(context.Context) (map[string][]string, error) {
+// Remaining omits empty directories: they are containers, which the server deletes in its own time.
+func (o *zookeeper) Remaining(context.Context) (map[string][]string, error) {
 	left := map[string][]string{}
 	locks, err := o.children(o.dir)
 	if err != nil {
@@ -102,14 +104,15 @@ func (o *zookeeper) Left(context.Context) (map[string][]string, error) {
 	return left, nil
 }
 
-// Evict deletes the whole line in one transaction. If one of the entries has left meanwhile, nothing is done.
+// Evict deletes the first entry, or the whole line, in one transaction. If one of the entries has
+// left meanwhile, it deletes nothing.
 func (o *zookeeper) Evict(_ context.Context, lock string, all bool) (Eviction, error) {
 	entries, err := o.children("/" + lock)
 	if err != nil || len(entries) == 0 {
 		return Eviction{}, err
 	}
-	// Names end in the sequence number, ten digits.
-	slices.SortFunc(entries, func(a, b string) int { return strings.Compare(last10(a), last10(b)) })
+	// Names end in the sequence number, which has ten digits.
+	slices.SortFunc(entries, func(a, b string) int { return strings.Compare(sequenceNumber(a), sequenceNumber(b)) })
 	if !all {
 		entries = entries[:1]
 	}
@@ -134,7 +137,7 @@ func (o *zookeeper) Evict(_ context.Context, lock string, all bool) (Eviction, e
 	return Eviction{What: fmt.Sprintf("delete /%s/%s: %d", lock, entries[0], len(entries)), Took: took}, nil
 }
 
-// children returns what is in a directory; one that is not there is empty.
+// children returns the children of a directory, none if it does not exist.
 func (o *zookeeper) children(dir string) ([]string, error) {
 	children, _, err := o.conn.Children(dir)
 	if errors.Is(err, zk.ErrNoNode) {
@@ -143,9 +146,9 @@ func (o *zookeeper) children(dir string) ([]string, error) {
 	return children, err
 }
 
-func last10(s string) string { return s[max(0, len(s)-10):] }
+func sequenceNumber(s string) string { return s[max(0, len(s)-10):] }
 
-// Compact does nothing: no client of ZooKeeper asks for what was.
+// Compact does nothing: clients of ZooKeeper cannot read past states.
 func (o *zookeeper) Compact(context.Context) error { return nil }
 
 func (o *zookeeper) Close() { o.conn.Close() }

@@ -1,8 +1,9 @@
-// Package resource is what the locks protect: a process of its own, outside everything that is done to the system. For every
-// lock it has a cell that takes any write, with a version by which lost updates are seen; a cell that refuses
-// tokens smaller than the largest it has seen; and an audit log. It records every write as a [history.Write] when it arrives.
+// Package resource is the resource that the locks protect. It runs in a process of its own that no
+// fault touches. For every lock it has a cell that accepts every write, with a version that shows
+// lost updates; a cell that refuses tokens smaller than the largest that it has seen; and an audit
+// log. It records every write as a [history.Write] when the write arrives.
 //
-// It is asked over a unix socket, one line of JSON for a question and one for its answer.
+// Clients send requests over a unix socket: each request is one line of JSON, and so is each reply.
 package resource
 
 import (
@@ -18,52 +19,53 @@ import (
 	"github.com/stilelock/stile/lab/torture/history"
 )
 
-// The modes of writes, as they stand in a [history.Write].
+// The modes of writes, as a [history.Write] has them.
 const (
 	Unfenced = "unfenced"
 	Fenced   = "fenced"
 	Audit    = "audit"
 )
 
-// What else can be asked for.
+// The other operations.
 const (
-	read    = "read"
-	guard   = "guard"
-	unguard = "unguard"
+	read   = "read"
+	attach = "attach"
+	detach = "detach"
 )
 
-// question is one line to the resource.
-type question struct {
-	// Op is a mode of writing, or one of the constants above.
+// request is one line to the resource.
+type request struct {
+	// Op is a mode of writing, or one of the other operations.
 	Op string `json:"op"`
 	Writer
-	// Read is, for an unfenced write, the version that its writer has read.
+	// Read is the version that the writer of an unfenced write has read.
 	Read uint64 `json:"read,omitempty"`
 }
 
-// answer is one line from the resource.
-type answer struct {
+// reply is one line from the resource.
+type reply struct {
 	Version uint64 `json:"version,omitempty"`
 	Refused bool   `json:"refused,omitempty"`
 	Err     string `json:"err,omitempty"`
 }
 
-// cells are what one lock protects.
+// cells are the two cells of one lock.
 type cells struct {
-	version uint64 // of the unfenced cell: how often it has been written
+	version uint64 // of the unfenced cell: the number of writes to it
 	token   uint64 // the largest that the fenced cell has seen
 }
 
 type server struct {
 	voice *history.Voice
 
-	mu    sync.Mutex // held from the arrival of a question until what was decided is recorded
+	mu    sync.Mutex // held from the arrival of a request until its effect is recorded
 	locks map[string]*cells
-	conns map[net.Conn]bool // nil when the server has ended
+	conns map[net.Conn]bool // nil after the server has ended
 }
 
-// Serve is the resource. It listens on the unix socket at path and records what it is told with voice, one thing at a time,
-// in the order in which it decides. When ctx ends it closes all connections, and returns nil.
+// Serve runs the resource. It listens on the unix socket at path, and records with voice. Requests
+// are served one at a time, so the order of the records is the order in which they took effect.
+// When ctx ends, Serve closes all connections and returns nil.
 func Serve(ctx context.Context, path string, voice *history.Voice) error {
 	l, err := new(net.ListenConfig).Listen(ctx, "unix", path)
 	if err != nil {
@@ -77,7 +79,7 @@ func Serve(ctx context.Context, path string, voice *history.Voice) error {
 		conn, err := l.Accept()
 		if err != nil {
 			l.Close()
-			s.hangUp()
+			s.closeAll()
 			conns.Wait()
 			if ctx.Err() != nil {
 				return nil
@@ -88,8 +90,8 @@ func Serve(ctx context.Context, path string, voice *history.Voice) error {
 	}
 }
 
-// hangUp closes all connections, and those that are only being accepted.
-func (s *server) hangUp() {
+// closeAll closes all connections, and makes serve close those that are accepted afterwards.
+func (s *server) closeAll() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for conn := range s.conns {
@@ -98,7 +100,7 @@ func (s *server) hangUp() {
 	s.conns = nil
 }
 
-// serve answers one process, until it hangs up or is killed.
+// serve serves one process until it closes the connection or is killed.
 func (s *server) serve(conn net.Conn) {
 	defer conn.Close()
 	s.mu.Lock()
@@ -109,56 +111,57 @@ func (s *server) serve(conn net.Conn) {
 	s.conns[conn] = true
 	s.mu.Unlock()
 
-	guarded, heard := "", history.Now()
-	answers := json.NewEncoder(conn)
+	attached, lastSeen := "", history.Now()
+	replies := json.NewEncoder(conn)
 	for lines := bufio.NewReader(conn); ; {
 		line, err := lines.ReadBytes('\n')
-		if err != nil { // also if the line is cut short
+		if err != nil { // also if the line is truncated
 			break
 		}
-		heard = history.Now()
-		var q question
+		lastSeen = history.Now()
+		var q request
 		if err := json.Unmarshal(line, &q); err != nil {
-			_ = answers.Encode(answer{Err: "not a question: " + err.Error()})
+			_ = replies.Encode(reply{Err: "invalid request: " + err.Error()})
 			break
 		}
 		switch q.Op {
-		case guard:
-			guarded = q.Grant
-		case unguard:
-			guarded = ""
+		case attach:
+			attached = q.Grant
+		case detach:
+			attached = ""
 		}
-		if answers.Encode(s.answer(q)) != nil {
+		if replies.Encode(s.handle(q)) != nil {
 			break
 		}
 	}
-	s.left(conn, guarded, heard)
+	s.recordDisconnect(conn, attached, lastSeen)
 }
 
-// left records that the grant which a connection guarded has ended with it, unless it is we who have ended. The process was
-// certainly alive when it was heard last; when we see that it is not, another one may hold already.
-func (s *server) left(conn net.Conn, guarded string, heard int64) {
+// recordDisconnect records that the grant attached to a connection has ended with it, unless the
+// server itself has ended. The end is recorded as of lastSeen: the process was certainly alive
+// then, and when the server notices its death, another process may hold the lock already.
+func (s *server) recordDisconnect(conn net.Conn, attached string, lastSeen int64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if guarded != "" && s.conns != nil {
+	if attached != "" && s.conns != nil {
 		s.voice.Say(history.Event{At: history.Now(), End: &history.End{
-			Grant: guarded, Call: heard, Outcome: history.Unknown, Why: "its process was killed",
+			Grant: attached, Call: lastSeen, Outcome: history.Unknown, Why: "its process was killed",
 		}})
 	}
 	delete(s.conns, conn)
 }
 
-func (s *server) answer(q question) answer {
+func (s *server) handle(q request) reply {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	at := history.Now()
 	c := s.cells(q.Lock)
 	w := &history.Write{Lock: q.Lock, Grant: q.Grant, Token: q.Token, Mode: q.Op}
 	switch q.Op {
-	case guard, unguard: // of the connection
-		return answer{}
+	case attach, detach: // serve does these
+		return reply{}
 	case read:
-		return answer{Version: c.version}
+		return reply{Version: c.version}
 	case Unfenced:
 		w.Version, w.Read = c.version, q.Read
 		c.version++
@@ -167,13 +170,13 @@ func (s *server) answer(q question) answer {
 		c.token = max(c.token, q.Token)
 	case Audit:
 	default:
-		return answer{Err: fmt.Sprintf("nothing is called %q here", q.Op)}
+		return reply{Err: fmt.Sprintf("unknown op %q", q.Op)}
 	}
 	s.voice.Say(history.Event{At: at, Write: w})
-	return answer{Refused: w.Refused}
+	return reply{Refused: w.Refused}
 }
 
-// cells returns what a lock protects.
+// cells returns the cells of a lock.
 func (s *server) cells(lock string) *cells {
 	if s.locks[lock] == nil {
 		s.locks[lock] = &cells{}
@@ -181,32 +184,33 @@ func (s *server) cells(lock string) *cells {
 	return s.locks[lock]
 }
 
-// A Writer is whose write it is.
+// A Writer identifies the hold under which a request is sent.
 type Writer struct {
 	Lock  string `json:"lock,omitempty"`
 	Grant string `json:"grant,omitempty"`
 	Token uint64 `json:"token,omitempty"`
 }
 
-// A Client writes to the resource. It is safe for concurrent use; questions are asked one after another. After an error it
-// is of no use any more.
+// A Client sends requests to the resource. It is safe for concurrent use; it sends one request at a
+// time. After an error it must not be used again.
 type Client struct {
 	mu      sync.Mutex
 	conn    net.Conn
-	answers *json.Decoder
+	replies *json.Decoder
 }
 
-// dialTimeout is how long a resource may take to begin, on however busy a machine.
+// dialTimeout is the time that a resource gets to start listening, on a busy machine too.
 const dialTimeout = 20 * time.Second
 
-// Dial connects to the resource that listens at path. If nobody listens there yet it waits for that, twenty seconds at most.
+// Dial connects to the resource that listens at path. If it does not listen yet, Dial retries for
+// up to twenty seconds.
 func Dial(ctx context.Context, path string) (*Client, error) {
 	ctx, cancel := context.WithTimeout(ctx, dialTimeout)
 	defer cancel()
 	for {
 		conn, err := new(net.Dialer).DialContext(ctx, "unix", path)
 		if err == nil {
-			return &Client{conn: conn, answers: json.NewDecoder(conn)}, nil
+			return &Client{conn: conn, replies: json.NewDecoder(conn)}, nil
 		}
 		select {
 		case <-time.After(10 * time.Millisecond):
@@ -216,63 +220,65 @@ func Dial(ctx context.Context, path string) (*Client, error) {
 	}
 }
 
-// Read returns the version of a lock's unfenced cell, which is the number of writes it has seen.
+// Read returns the version of a lock's unfenced cell, which is the number of writes to it.
 func (c *Client) Read(lock string) (version uint64, err error) {
-	a, err := c.ask(question{Op: read, Writer: Writer{Lock: lock}})
+	a, err := c.send(request{Op: read, Writer: Writer{Lock: lock}})
 	return a.Version, err
 }
 
-// Unfenced writes to the unfenced cell, of which the writer had read the given version.
+// Unfenced writes to the unfenced cell. The writer has read the version given as read.
 func (c *Client) Unfenced(w Writer, read uint64) error {
-	_, err := c.ask(question{Op: Unfenced, Writer: w, Read: read})
+	_, err := c.send(request{Op: Unfenced, Writer: w, Read: read})
 	return err
 }
 
-// Fenced writes to the fenced cell. It reports whether that took the write: it does not if it has seen a larger token.
+// Fenced writes to the fenced cell. It reports whether the cell accepted the write: it refuses a
+// token smaller than the largest that it has seen.
 func (c *Client) Fenced(w Writer) (accepted bool, err error) {
-	a, err := c.ask(question{Op: Fenced, Writer: w})
+	a, err := c.send(request{Op: Fenced, Writer: w})
 	return !a.Refused, err
 }
 
 // Audit writes to the audit log.
 func (c *Client) Audit(w Writer) error {
-	_, err := c.ask(question{Op: Audit, Writer: w})
+	_, err := c.send(request{Op: Audit, Writer: w})
 	return err
 }
 
-// Guard makes the resource record the End of a grant if the connection breaks before [Client.Unguard]: a process that is
-// killed holds nothing any more. It counts as over since the resource has heard of the process last. A connection guards one
-// grant at a time.
-func (c *Client) Guard(grant string) error {
-	_, err := c.ask(question{Op: guard, Writer: Writer{Grant: grant}})
+// Attach attaches a grant to the connection. If the connection breaks before [Client.Detach], the
+// resource records the grant's End, since a killed process holds nothing. The End is recorded as of
+// the last request that the resource received from the process. A connection has at most one
+// attached grant.
+func (c *Client) Attach(grant string) error {
+	_, err := c.send(request{Op: attach, Writer: Writer{Grant: grant}})
 	return err
 }
 
-// Unguard ends Guard: the End has been recorded.
-func (c *Client) Unguard() error {
-	_, err := c.ask(question{Op: unguard})
+// Detach reverts Attach. It is called once the End has been recorded.
+func (c *Client) Detach() error {
+	_, err := c.send(request{Op: detach})
 	return err
 }
 
-func (c *Client) ask(q question) (answer, error) {
+func (c *Client) send(q request) (reply, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	line, err := json.Marshal(q)
 	if err != nil {
-		return answer{}, err
+		return reply{}, err
 	}
-	var a answer
+	var a reply
 	if _, err := c.conn.Write(append(line, '\n')); err != nil {
-		return answer{}, fmt.Errorf("the resource cannot be asked: %w", err)
+		return reply{}, fmt.Errorf("write to the resource: %w", err)
 	}
-	if err := c.answers.Decode(&a); err != nil {
-		return answer{}, fmt.Errorf("the resource does not answer: %w", err)
+	if err := c.replies.Decode(&a); err != nil {
+		return reply{}, fmt.Errorf("no reply from the resource: %w", err)
 	}
 	if a.Err != "" {
-		return answer{}, errors.New("the resource says: " + a.Err)
+		return reply{}, errors.New("the resource replied with an error: " + a.Err)
 	}
 	return a, nil
 }
 
-// Close hangs up.
+// Close closes the connection.
 func (c *Client) Close() error { return c.conn.Close() }

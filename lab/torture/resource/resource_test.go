@@ -14,15 +14,15 @@ import (
 	"github.com/stilelock/stile/lab/torture/resource"
 )
 
-// A stage is a resource and what it has recorded.
-type stage struct {
+// A harness is a resource and the events that it has recorded.
+type harness struct {
 	t      *testing.T
 	socket string
-	end    func() error // ends the resource
-	heard  chan history.Event
+	end    func() error // ends the resource and returns the error of Serve
+	events chan history.Event
 }
 
-func newStage(t *testing.T) *stage {
+func newHarness(t *testing.T) *harness {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "resource") // t.TempDir may be too long for a socket
 	if err != nil {
@@ -34,10 +34,10 @@ func newStage(t *testing.T) *stage {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { file.Close() })
-	s := &stage{t: t, socket: filepath.Join(dir, "resource"), heard: make(chan history.Event, 100)}
+	s := &harness{t: t, socket: filepath.Join(dir, "resource"), events: make(chan history.Event, 100)}
 	recorder := filepath.Join(dir, "recorder")
 	r, err := history.Record(recorder, history.NewWriter(file, history.Run{Target: "test"}), func(e history.Event) {
-		s.heard <- e
+		s.events <- e
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -60,7 +60,7 @@ func newStage(t *testing.T) *stage {
 	return s
 }
 
-func (s *stage) dial() *resource.Client {
+func (s *harness) dial() *resource.Client {
 	s.t.Helper()
 	c, err := resource.Dial(s.t.Context(), s.socket)
 	if err != nil {
@@ -70,21 +70,21 @@ func (s *stage) dial() *resource.Client {
 	return c
 }
 
-// recorded ends the resource and returns what it has recorded, but for what a test has received already.
-func (s *stage) recorded() []history.Event {
+// recorded ends the resource and returns the recorded events that the test has not received yet.
+func (s *harness) recorded() []history.Event {
 	s.t.Helper()
 	if err := s.end(); err != nil {
-		s.t.Errorf("the resource ends with: %v", err)
+		s.t.Errorf("Serve: got error %v, want none", err)
 	}
-	close(s.heard)
+	close(s.events)
 	var all []history.Event
-	for e := range s.heard {
+	for e := range s.events {
 		all = append(all, e)
 	}
 	return all
 }
 
-func (s *stage) writes() []history.Write {
+func (s *harness) writes() []history.Write {
 	s.t.Helper()
 	var all []history.Write
 	for _, e := range s.recorded() {
@@ -105,8 +105,8 @@ func must[T any](t *testing.T) func(T, error) T {
 	}
 }
 
-func TestAWriteThatOverwritesAnotherIsSeen(t *testing.T) {
-	s := newStage(t)
+func TestUnfenced_lostUpdate(t *testing.T) {
+	s := newHarness(t)
 	a, b := s.dial(), s.dial()
 	readByA, readByB := must[uint64](t)(a.Read("x")), must[uint64](t)(b.Read("x"))
 	for _, err := range []error{
@@ -120,18 +120,18 @@ func TestAWriteThatOverwritesAnotherIsSeen(t *testing.T) {
 	}
 	want := []history.Write{
 		{Lock: "x", Grant: "a.1", Mode: "unfenced", Version: 0, Read: 0},
-		{Lock: "x", Grant: "b.1", Mode: "unfenced", Version: 1, Read: 0}, // a's is lost
+		{Lock: "x", Grant: "b.1", Mode: "unfenced", Version: 1, Read: 0}, // a's update is lost
 		{Lock: "x", Grant: "b.1", Mode: "unfenced", Version: 2, Read: 2},
 	}
 	for i, got := range s.writes() {
 		if got != want[i] {
-			t.Errorf("write %d: %+v is recorded, not %+v", i, got, want[i])
+			t.Errorf("write %d: got %+v, want %+v", i, got, want[i])
 		}
 	}
 }
 
-func TestTheFencedCellRefusesSmallerTokens(t *testing.T) {
-	s := newStage(t)
+func TestFenced_refusesSmallerTokens(t *testing.T) {
+	s := newHarness(t)
 	c := s.dial()
 	for _, write := range []struct {
 		lock     string
@@ -148,7 +148,7 @@ func TestTheFencedCellRefusesSmallerTokens(t *testing.T) {
 	} {
 		w := resource.Writer{Lock: write.lock, Grant: "g", Token: write.token}
 		if got := must[bool](t)(c.Fenced(w)); got != write.accepted {
-			t.Errorf("token %d at %s: accepted is %t", write.token, write.lock, got)
+			t.Errorf("token %d at %s: got accepted %t, want %t", write.token, write.lock, got, write.accepted)
 		}
 	}
 	refused := 0
@@ -158,12 +158,12 @@ func TestTheFencedCellRefusesSmallerTokens(t *testing.T) {
 		}
 	}
 	if refused != 2 {
-		t.Errorf("%d refusals are recorded", refused)
+		t.Errorf("got %d recorded refusals, want 2", refused)
 	}
 }
 
-func TestTheAuditLogTakesEverything(t *testing.T) {
-	s := newStage(t)
+func TestAudit_acceptsEveryWrite(t *testing.T) {
+	s := newHarness(t)
 	c := s.dial()
 	for _, token := range []uint64{2, 1} {
 		if err := c.Audit(resource.Writer{Lock: "x", Grant: "g", Token: token}); err != nil {
@@ -171,12 +171,12 @@ func TestTheAuditLogTakesEverything(t *testing.T) {
 		}
 	}
 	if got := s.writes(); len(got) != 2 || got[1].Token != 1 || got[1].Refused || got[1].Mode != "audit" {
-		t.Errorf("recorded is %+v", got)
+		t.Errorf("got writes %+v, want two, the second accepted with token 1", got)
 	}
 }
 
-func TestWritesAreStampedOnArrival(t *testing.T) {
-	s := newStage(t)
+func TestServe_stampsWritesOnArrival(t *testing.T) {
+	s := newHarness(t)
 	c := s.dial()
 	before := history.Now()
 	if err := c.Audit(resource.Writer{Lock: "x", Grant: "g"}); err != nil {
@@ -184,49 +184,49 @@ func TestWritesAreStampedOnArrival(t *testing.T) {
 	}
 	after := history.Now()
 	if e := s.recorded()[0]; e.At < before || e.At > after || e.Worker != "resource" {
-		t.Errorf("%+v was recorded of a write between %d and %d", e, before, after)
+		t.Errorf("got event %+v, want a write of the resource between %d and %d", e, before, after)
 	}
 }
 
-// A process is killed in the middle of what it does under a lock.
-func TestAGuardedGrantEndsWithItsConnection(t *testing.T) {
-	s := newStage(t)
+// The connection of a process that is killed under a lock closes like this one.
+func TestAttach_recordsEndOnDisconnect(t *testing.T) {
+	s := newHarness(t)
 	killed, other := s.dial(), s.dial()
 	began := history.Now()
-	if err := killed.Guard("a.1"); err != nil {
+	if err := killed.Attach("a.1"); err != nil {
 		t.Fatal(err)
 	}
-	if err := other.Guard("b.1"); err != nil {
+	if err := other.Attach("b.1"); err != nil {
 		t.Fatal(err)
 	}
-	if err := other.Unguard(); err != nil {
+	if err := other.Detach(); err != nil {
 		t.Fatal(err)
 	}
-	heard := history.Now()
+	closed := history.Now()
 	killed.Close()
 	other.Close()
-	e := <-s.heard
-	if e.End == nil || e.End.Grant != "a.1" || e.End.Call < began || e.End.Call > heard || e.At < heard || e.End.Return != 0 {
-		t.Errorf("recorded is %+v (%+v) of what was heard last between %d and %d", e, e.End, began, heard)
+	e := <-s.events
+	if e.End == nil || e.End.Grant != "a.1" || e.End.Call < began || e.End.Call > closed || e.At < closed || e.End.Return != 0 {
+		t.Errorf("got event %+v (%+v), want the end of a.1 between %d and %d", e, e.End, began, closed)
 	}
 	if more := s.recorded(); len(more) != 0 {
-		t.Errorf("recorded is also %+v", more)
+		t.Errorf("got further events %+v, want none", more)
 	}
 }
 
-func TestTheEndOfTheResourceIsNotThatOfAGuardedGrant(t *testing.T) {
-	s := newStage(t)
-	if err := s.dial().Guard("a.1"); err != nil {
+func TestAttach_resourceEndsFirst(t *testing.T) {
+	s := newHarness(t)
+	if err := s.dial().Attach("a.1"); err != nil {
 		t.Fatal(err)
 	}
 	if events := s.recorded(); len(events) != 0 {
-		t.Errorf("recorded is %+v", events)
+		t.Errorf("got events %+v, want none", events)
 	}
 }
 
-func TestALineCutShortIsNoWrite(t *testing.T) {
-	s := newStage(t)
-	s.dial().Close() // it listens now
+func TestServe_truncatedLine(t *testing.T) {
+	s := newHarness(t)
+	s.dial().Close() // after this, the resource listens
 	conn, err := net.Dial("unix", s.socket)
 	if err != nil {
 		t.Fatal(err)
@@ -235,23 +235,23 @@ func TestALineCutShortIsNoWrite(t *testing.T) {
 		t.Fatal(err)
 	}
 	conn.Close()
-	if err := s.dial().Audit(resource.Writer{Lock: "y"}); err != nil { // the others are served
+	if err := s.dial().Audit(resource.Writer{Lock: "y"}); err != nil { // other clients are still served
 		t.Fatal(err)
 	}
 	if got := s.writes(); len(got) != 1 || got[0].Lock != "y" {
-		t.Errorf("recorded is %+v", got)
+		t.Errorf("got writes %+v, want only that of y", got)
 	}
 }
 
-func TestNonsenseIsAnswered(t *testing.T) {
-	s := newStage(t)
+func TestServe_invalidRequests(t *testing.T) {
+	s := newHarness(t)
 	s.dial().Close()
-	for _, nonsense := range []string{"{\n", `{"op":"erase"}` + "\n"} {
+	for _, request := range []string{"{\n", `{"op":"erase"}` + "\n"} {
 		conn, err := net.Dial("unix", s.socket)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, err := conn.Write([]byte(nonsense)); err != nil {
+		if _, err := conn.Write([]byte(request)); err != nil {
 			t.Fatal(err)
 		}
 		line, err := bufio.NewReader(conn).ReadBytes('\n')
@@ -260,11 +260,11 @@ func TestNonsenseIsAnswered(t *testing.T) {
 		}
 		var answer struct{ Err string }
 		if err := json.Unmarshal(line, &answer); err != nil || answer.Err == "" {
-			t.Errorf("the answer to %q is %s", nonsense, line)
+			t.Errorf("reply to %q: got %s, want one with an error", request, line)
 		}
 		conn.Close()
 	}
 	if got := s.writes(); len(got) != 0 {
-		t.Errorf("recorded is %+v", got)
+		t.Errorf("got writes %+v, want none", got)
 	}
 }

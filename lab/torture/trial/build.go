@@ -14,19 +14,19 @@ import (
 	"github.com/stilelock/stile/lab/torture/workload"
 )
 
-// Programs are the paths of what a trial runs.
+// Programs are the paths of the programs that a trial runs.
 type Programs struct {
 	Worker string
-	Stile  string // is there only if the workload needs it
+	Stile  string // exists only if the workload needs it
 }
 
-// Built returns the programs that were built into dir.
-func Built(dir string) Programs {
+// ProgramsIn returns the paths of the programs that [Build] has built into dir.
+func ProgramsIn(dir string) Programs {
 	return Programs{Worker: filepath.Join(dir, "worker"), Stile: filepath.Join(dir, "stile")}
 }
 
-// Tested identifies the programs that a workload uses, by their contents.
-func (p Programs) Tested(load string) (string, error) {
+// Hash returns a hash of the programs that a workload uses.
+func (p Programs) Hash(load string) (string, error) {
 	used := []string{p.Worker}
 	if load == workload.Command {
 		used = append(used, p.Stile)
@@ -42,8 +42,8 @@ func (p Programs) Tested(load string) (string, error) {
 	return hex.EncodeToString(sum.Sum(nil))[:16], nil
 }
 
-// Build builds the programs for a trial into dir, with the mutant's edits if the target is one. The working directory is
-// in the repository.
+// Build builds the programs for a trial into dir, with the edits of the target's mutant if it has
+// one. The working directory must be inside the repository.
 func Build(ctx context.Context, t Target, load, dir string) (Programs, error) {
 	lab, err := goTool(ctx, "list", "-m", "-f", "{{.Dir}}", "github.com/stilelock/stile/lab")
 	if err != nil {
@@ -62,7 +62,7 @@ func Build(ctx context.Context, t Target, load, dir string) (Programs, error) {
 		}
 		flags = append(flags, "-overlay", overlay)
 	}
-	p := Built(dir)
+	p := ProgramsIn(dir)
 	if err := build(ctx, lab, p.Worker, "./torture/worker", flags); err != nil {
 		return Programs{}, err
 	}
@@ -81,12 +81,12 @@ func build(ctx context.Context, in, out, pkg string, flags []string) error {
 }
 
 func goTool(ctx context.Context, args ...string) (string, error) {
-	var said strings.Builder
+	var stderr strings.Builder
 	cmd := exec.CommandContext(ctx, "go", args...)
-	cmd.Stderr = &said
+	cmd.Stderr = &stderr
 	out, err := cmd.Output()
 	if err != nil {
-		return "", fmt.Errorf("go %s: %w: %s", strings.Join(args, " "), err, strings.TrimSpace(said.String()))
+		return "", fmt.Errorf("go %s: %w: %s", strings.Join(args, " "), err, strings.TrimSpace(stderr.String()))
 	}
 	return strings.TrimSpace(string(out)), nil
 }

@@ -9,17 +9,17 @@ import (
 	"github.com/stilelock/stile/lab/torture/mutant"
 )
 
-// Target is what takes the locks, and on what.
+// Target is the locker under test, and the cluster on which it acquires locks.
 type Target struct {
 	// Locker is one of [locker.Kinds].
 	Locker string
-	// Mutant is the name of one, if Stile is broken on purpose; else empty.
+	// Mutant is the name of a mutant of Stile, or empty.
 	Mutant string
 	// Cluster is one of [site.Kinds].
 	Cluster string
 }
 
-// clusters says on what each locker works.
+// clusters returns the kinds of clusters that each locker supports.
 func clusters() map[string][]string {
 	redis := []string{"redis"}
 	return map[string][]string{
@@ -32,10 +32,10 @@ func clusters() map[string][]string {
 	}
 }
 
-// Targets returns all targets but the mutants.
+// Targets returns all targets without mutants.
 func Targets() []Target {
 	var all []Target
-	for _, kind := range slices.Backward(locker.Kinds()) { // Stile is the last by its name, and the first here
+	for _, kind := range slices.Backward(locker.Kinds()) { // Stile sorts last, and comes first here
 		for _, cluster := range clusters()[kind] {
 			all = append(all, Target{Locker: kind, Cluster: cluster})
 		}
@@ -43,21 +43,21 @@ func Targets() []Target {
 	return all
 }
 
-// ParseTarget reads a target: LOCKER@CLUSTER, or stile+MUTANT@CLUSTER.
+// ParseTarget parses a target: LOCKER@CLUSTER, or stile+MUTANT@CLUSTER.
 func ParseTarget(text string) (Target, error) {
-	who, cluster, _ := strings.Cut(text, "@")
-	name, broken, isMutant := strings.Cut(who, "+")
-	t := Target{Locker: name, Mutant: broken, Cluster: cluster}
-	on := clusters()[name]
+	subject, cluster, _ := strings.Cut(text, "@")
+	name, mutantName, isMutant := strings.Cut(subject, "+")
+	t := Target{Locker: name, Mutant: mutantName, Cluster: cluster}
+	supported := clusters()[name]
 	switch {
-	case on == nil:
-		return Target{}, fmt.Errorf("target %q: no locker is called %q: there are %s", text, name, strings.Join(locker.Kinds(), ", "))
-	case !slices.Contains(on, cluster):
-		return Target{}, fmt.Errorf("target %q: %s works on %s: %s@%s, for example", text, name, strings.Join(on, ", "), who, on[0])
+	case supported == nil:
+		return Target{}, fmt.Errorf("target %q: unknown locker %q: use one of %s", text, name, strings.Join(locker.Kinds(), ", "))
+	case !slices.Contains(supported, cluster):
+		return Target{}, fmt.Errorf("target %q: %s supports the clusters %s, as in %s@%s", text, name, strings.Join(supported, ", "), subject, supported[0])
 	case isMutant && name != "stile":
 		return Target{}, fmt.Errorf("target %q: only stile has mutants", text)
 	case isMutant:
-		if _, err := mutant.Named(broken); err != nil {
+		if _, err := mutant.Named(mutantName); err != nil {
 			return Target{}, fmt.Errorf("target %q: %w", text, err)
 		}
 	}
@@ -66,17 +66,17 @@ func ParseTarget(text string) (Target, error) {
 
 // String is the inverse of ParseTarget.
 func (t Target) String() string {
-	who := t.Locker
+	subject := t.Locker
 	if t.Mutant != "" {
-		who += "+" + t.Mutant
+		subject += "+" + t.Mutant
 	}
-	return who + "@" + t.Cluster
+	return subject + "@" + t.Cluster
 }
 
-// store is the kind of the servers, for the observer.
+// store returns the kind of the store, for the observer.
 func (t Target) store() string { return strings.TrimRight(t.Cluster, "0123456789") }
 
-// token makes a token of the order that an entry has in the store's own data.
+// token computes a token from the order of an entry in the store's data.
 func (t Target) token(order uint64) uint64 {
 	if t.Locker == "stile" {
 		return order << 11

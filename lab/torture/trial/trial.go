@@ -1,7 +1,7 @@
 //go:build linux
 
-// Package trial is one run: a target, a workload and faults, from the start of the servers to the last line of the history.
-// It judges nothing.
+// Package trial runs one trial: a target, a workload and faults, from the start of the servers to
+// the last line of the history. It does not judge the history.
 package trial
 
 import (
@@ -26,43 +26,45 @@ import (
 	"github.com/stilelock/stile/lab/torture/workload"
 )
 
-// History is the name of the file with the history of a run.
-const History = "history.jsonl"
+// HistoryFile is the name of the file that contains the history of a run.
+const HistoryFile = "history.jsonl"
 
-// Config says what to run.
+// Config configures a run.
 type Config struct {
 	Target   Target
 	Workload string
-	// Faults is a list that [nemesis.Parse] understands.
+	// Faults is a list of faults, for [nemesis.Parse].
 	Faults string
-	// For is how long workers work and faults strike, at least. What comes before and after, takes some ten seconds more.
+	// For is the minimal time for which workers work and faults strike. Starting and ending a run
+	// takes some ten seconds more.
 	For time.Duration
-	// TTL is that of the locks' sessions.
+	// TTL is the TTL of the locks' sessions.
 	TTL time.Duration
-	// Shipped runs ZooKeeper with the times that it is shipped with; see [site.Options].
+	// Shipped runs ZooKeeper with the ticks that it ships with; see [site.Options].
 	Shipped bool
-	// Workers is how many there are at a time.
+	// Workers is the number of workers at a time.
 	Workers int
-	// Seed decides about the faults and the workers' choices.
+	// Seed determines the faults and the workers' random choices.
 	Seed uint64
-	// Out is the directory for the history, "history.jsonl", and for what the processes had to say, "words.txt".
+	// Out is the directory for the history, "history.jsonl", and for the standard error of the
+	// processes, "words.txt".
 	Out string
-	// Command is how to repeat the run.
+	// Command is the command that repeats the run.
 	Command string
-	// Say is told, now and then, how far the run has come.
-	Say func(string)
+	// Status is called with the progress of the run from time to time.
+	Status func(string)
 }
 
-// Check returns the faults that are asked for, or why there is no such run: a fault that cannot be done, or no such workload. It
-// needs a Target, a Workload and Faults.
+// Check returns the requested faults, or an error if the workload does not exist or a fault is not
+// possible. It uses only Target, Workload and Faults.
 func (c Config) Check() ([]nemesis.Fault, error) {
 	if !slices.Contains(workload.Names(), c.Workload) {
-		return nil, fmt.Errorf("no workload is called %q: there are %s", c.Workload, strings.Join(workload.Names(), ", "))
+		return nil, fmt.Errorf("unknown workload %q: use one of %s", c.Workload, strings.Join(workload.Names(), ", "))
 	}
 	return nemesis.Parse(c.Faults, c.Target.Cluster)
 }
 
-// prefix is what the names of all locks begin with.
+// prefix is the prefix of the names of all locks.
 const prefix = "torture/"
 
 type run struct {
@@ -74,15 +76,15 @@ type run struct {
 	cluster  *site.Cluster
 	observer observer.Observer
 	recorder *history.Recorder
-	live     *live
-	said     *os.File
+	tracker  *tracker
+	output   *os.File
 	sockets  string
 }
 
-// Run runs a trial at a site, and returns the path of the history. Faults and their consequences are no errors; an error
-// means that the run says nothing.
+// Run runs a trial at a site, and returns the path of the history. Faults and their consequences
+// are no errors. After an error, the history proves nothing.
 func Run(ctx context.Context, here *site.Site, c Config, programs Programs) (string, error) {
-	r := &run{Config: c, programs: programs, live: newLive(), sockets: here.Dir()}
+	r := &run{Config: c, programs: programs, tracker: newTracker(), sockets: here.Dir()}
 	var err error
 	if r.faults, err = c.Check(); err != nil {
 		return "", err
@@ -91,15 +93,15 @@ func Run(ctx context.Context, here *site.Site, c Config, programs Programs) (str
 		return "", err
 	}
 	defer r.network.Close()
-	if r.said, err = words(filepath.Join(c.Out, "words.txt")); err != nil {
+	if r.output, err = openOutput(filepath.Join(c.Out, "words.txt")); err != nil {
 		return "", err
 	}
-	defer r.said.Close()
+	defer r.output.Close()
 	return r.run(ctx)
 }
 
 func (r *run) run(ctx context.Context) (string, error) {
-	r.Say("starting " + r.Target.Cluster)
+	r.Status("starting " + r.Target.Cluster)
 	var err error
 	opts := nemesis.Options(r.faults)
 	opts.Shipped = r.Shipped
@@ -107,93 +109,95 @@ func (r *run) run(ctx context.Context) (string, error) {
 		return "", err
 	}
 	defer r.cluster.Close()
-	ctx, cancel := r.untilCrash(ctx)
+	ctx, cancel := r.cancelOnCrash(ctx)
 	defer cancel()
 	if r.observer, err = observer.Open(r.Target.store(), r.cluster.Direct(), prefix, r.Target.token); err != nil {
 		return "", err
 	}
 	defer r.observer.Close()
 
-	path := filepath.Join(r.Out, History)
+	path := filepath.Join(r.Out, HistoryFile)
 	file, err := os.Create(path)
 	if err != nil {
 		return "", err
 	}
 	defer file.Close()
-	about, err := r.about(ctx)
+	header, err := r.header(ctx)
 	if err != nil {
 		return "", err
 	}
-	r.recorder, err = history.Record(r.socket("recorder"), history.NewWriter(file, about), r.live.heard)
+	r.recorder, err = history.Record(r.socket("recorder"), history.NewWriter(file, header), r.tracker.update)
 	if err != nil {
 		return "", err
 	}
 	return path, errors.Join(r.work(ctx), r.recorder.Close())
 }
 
-// untilCrash ends a context when a server has ended that no fault has killed: what workers do without it says nothing. What
-// the servers have said is saved.
-func (r *run) untilCrash(ctx context.Context) (context.Context, context.CancelFunc) {
+// cancelOnCrash returns a context that is canceled when a server ends that no fault has killed,
+// since the workers' behavior without it proves nothing. The output of the servers is saved then.
+func (r *run) cancelOnCrash(ctx context.Context) (context.Context, context.CancelFunc) {
 	ctx, fail := context.WithCancelCause(ctx)
 	go func() {
 		select {
 		case err := <-r.cluster.Crashed():
-			brief, _, _ := strings.Cut(err.Error(), ";")
-			r.Say(brief)
-			fail(errors.Join(fmt.Errorf("%w\nAll that the servers said is in %s", err, r.Out), r.cluster.SaveLogs(r.Out)))
+			summary, _, _ := strings.Cut(err.Error(), ";")
+			r.Status(summary)
+			fail(errors.Join(fmt.Errorf("%w\nThe output of the servers is in %s", err, r.Out), r.cluster.SaveLogs(r.Out)))
 		case <-ctx.Done():
 		}
 	}()
 	return ctx, func() { fail(nil) }
 }
 
-// work is the run itself, when all that it needs is there.
+// work runs the workers and the faults, after the servers, the observer and the recorder have
+// started.
 func (r *run) work(ctx context.Context) error {
-	resource, err := r.begin(nil, r.config("resource"), "resource")
+	resource, err := r.startProcess(nil, r.config("resource"), "resource")
 	if err != nil {
 		return err
 	}
-	defer resource.end(5 * time.Second)
-	watching, stopWatching := context.WithCancel(ctx)
-	watched := make(chan struct{})
+	defer resource.stop(5 * time.Second)
+	followCtx, stopFollowing := context.WithCancel(ctx)
+	followed := make(chan struct{})
 	go func() {
-		defer close(watched)
-		r.observer.Watch(watching, func(e history.Entry) {
+		defer close(followed)
+		r.observer.Follow(followCtx, func(e history.Entry) {
 			r.recorder.Add(history.Event{At: history.Now(), Entry: &e})
 		})
 	}()
-	defer func() { stopWatching(); <-watched }()
+	defer func() { stopFollowing(); <-followed }()
 
 	nodes, err := r.nodes()
 	if err != nil {
 		return err
 	}
-	workers := &crew{run: r, most: 3*r.TTL + r.longest() + busy}
+	workers := &workerPool{run: r, stopTimeout: 3*r.TTL + r.maxHoldTime() + busyMargin}
 	for _, node := range nodes {
-		if err := workers.hire(node); err != nil {
-			return errors.Join(err, workers.dismiss())
+		if err := workers.start(node); err != nil {
+			return errors.Join(err, workers.stopAll())
 		}
 	}
-	r.hurt(ctx, workers)
-	r.Say("ending")
-	if err := errors.Join(workers.dismiss(), context.Cause(ctx)); err != nil {
+	r.injectFaults(ctx, workers)
+	r.Status("stopping the workers")
+	if err := errors.Join(workers.stopAll(), context.Cause(ctx)); err != nil {
 		return err
 	}
-	return r.aftermath(ctx, nodes[0])
+	return r.inspect(ctx, nodes[0])
 }
 
-// busy is what a busy machine may need for anything, besides what it takes otherwise.
-const busy = time.Minute
+// busyMargin is added to timeouts, for busy machines.
+const busyMargin = time.Minute
 
-// longest is how long a hold of the workload may take by itself.
-func (r *run) longest() time.Duration {
+// maxHoldTime returns the longest time for which the workload intends to hold a lock, zero if that
+// is short.
+func (r *run) maxHoldTime() time.Duration {
 	if r.Workload == workload.Long {
 		return 6 * r.TTL
 	}
 	return 0
 }
 
-// nodes makes one for each worker.
+// nodes creates a node for each worker.
 func (r *run) nodes() ([]*site.Node, error) {
 	var nodes []*site.Node
 	for i := range r.Workers {
@@ -206,57 +210,59 @@ func (r *run) nodes() ([]*site.Node, error) {
 	return nodes, nil
 }
 
-// hurt lets the faults strike for as long as the run is to last and, on a busy machine, until all have had their turn and something
-// has happened at all; and heals everything.
-func (r *run) hurt(ctx context.Context, workers *crew) {
+// injectFaults lets the faults strike for the configured time. It continues for up to a minute, for
+// busy machines, until every fault requested by name has been tried and there were enough grants.
+// In the end all faults are healed.
+func (r *run) injectFaults(ctx context.Context, workers *workerPool) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	go r.tell(ctx)
+	go r.reportStatus(ctx)
 	var mu sync.Mutex
-	tried, strikes := map[string]bool{}, 0
+	attempted, strikes := map[string]bool{}, 0
 	world := &nemesis.World{
 		Cluster: r.cluster,
-		Workers: workers.Workers,
+		Workers: workers.running,
 		TTL:     r.TTL,
 		Record: func(e history.Event) {
 			mu.Lock()
 			if e.Fault != nil {
-				tried[e.Fault.Name], strikes = true, max(strikes, e.Fault.ID)
+				attempted[e.Fault.Name], strikes = true, max(strikes, e.Fault.ID)
 			}
 			mu.Unlock()
 			r.recorder.Add(e)
 		},
-		Progress: r.live.progress,
+		Progress: r.tracker.grantCount,
 		Evict:    r.evict,
 		Compact:  r.observer.Compact,
 	}
-	strike := func(d time.Duration, faults []nemesis.Fault) {
+	runFaults := func(d time.Duration, faults []nemesis.Fault) {
 		ctx, cancel := context.WithTimeout(ctx, d)
 		defer cancel()
 		nemesis.Run(ctx, world, faults, nemesis.Schedule{Seed: r.Seed, Struck: strikes})
 	}
-	strike(r.For, r.faults)
-	for end := time.Now().Add(busy); time.Now().Before(end) && ctx.Err() == nil; {
-		left := slices.DeleteFunc(slices.Clone(r.faults), func(f nemesis.Fault) bool { return tried[f.Name] })
-		before := r.live.progress()
-		if (len(left) == 0 || r.Faults == "all") && before >= enough {
+	runFaults(r.For, r.faults)
+	for end := time.Now().Add(busyMargin); time.Now().Before(end) && ctx.Err() == nil; {
+		left := slices.DeleteFunc(slices.Clone(r.faults), func(f nemesis.Fault) bool { return attempted[f.Name] })
+		before := r.tracker.grantCount()
+		if (len(left) == 0 || r.Faults == "all") && before >= minGrants {
 			return
 		}
-		strike(busy/10, left)
-		if len(left) == 0 && r.live.progress() == before {
+		runFaults(busyMargin/10, left)
+		if len(left) == 0 && r.tracker.grantCount() == before {
 			return // more time would not help
 		}
 	}
 }
 
-// enough is how many grants a run must have that is to prove something. Package verdict believes in fewer, those of lost workers.
-const enough = 20
+// minGrants is the number of grants that a run needs to prove anything. Package verdict requires
+// only ten, which leaves a margin for grants of killed workers.
+const minGrants = 20
 
-// evict deletes the entry of a worker that holds a lock or, with all, its whole line.
+// evict deletes the entry of a worker that holds a lock or, with all, the whole line of the lock.
 func (r *run) evict(ctx context.Context, all bool) (history.Fault, error) {
-	// After another fault it may take a while until somebody holds again.
+	// After another fault it may take a while until a worker holds a lock again.
 	for end := time.Now().Add(r.TTL); time.Now().Before(end) && ctx.Err() == nil; time.Sleep(time.Millisecond) {
-		for lock, worker := range r.live.locks() { // any: the order of maps is chance enough
+		for lock, worker := range r.tracker.locks() { // in the random order of maps
 			evicted, err := r.observer.Evict(ctx, lock, all)
 			if evicted.What != "" || err != nil {
 				return history.Fault{On: worker, Lock: lock, What: evicted.What, Took: evicted.Took}, err
@@ -266,30 +272,33 @@ func (r *run) evict(ctx context.Context, all bool) (history.Fault, error) {
 	return history.Fault{}, nil
 }
 
-// aftermath looks at what is left when everybody has gone and every session has ended, and tries every lock once more.
-func (r *run) aftermath(ctx context.Context, node *site.Node) error {
-	r.Say("looking at what is left")
-	left, err := r.left(ctx)
+// inspect records the keys that remain in the store after all workers and sessions have ended, and
+// makes the last attempt at every lock.
+func (r *run) inspect(ctx context.Context, node *site.Node) error {
+	r.Status("reading what remains in the store")
+	left, err := r.awaitEmpty(ctx)
 	if err != nil {
-		return fmt.Errorf("look at what is left: %w", err)
+		return fmt.Errorf("read what remains in the store: %w", err)
 	}
 	for _, lock := range slices.Sorted(maps.Keys(left)) {
 		r.recorder.Add(history.Event{At: history.Now(), Left: &history.Left{Lock: lock, Keys: left[lock]}})
 	}
 	locks := workload.Locks(r.Workload, prefix)
-	last, cancel := context.WithTimeout(ctx, 2*busy+time.Duration(len(locks))*time.Second/4)
+	finalCtx, cancel := context.WithTimeout(ctx, 2*busyMargin+time.Duration(len(locks))*time.Second/4)
 	defer cancel()
-	return r.final(last, node, locks)
+	return r.runFinal(finalCtx, node, locks)
 }
 
-// left looks until nothing is left, which is at once unless a worker was killed, or a session was not closed: such are over after
-// their TTL and, as etcd looks for them twice a second and gives them another TTL after an election, some time more. A busy
-// machine gets more time still: what should not be there stays for ever, or for as long as something renews it.
-func (r *run) left(ctx context.Context) (map[string][]string, error) {
-	const more = 15 * time.Second
-	for end := time.Now().Add(2*r.TTL + time.Second + more); ; {
-		look, cancel := context.WithTimeout(ctx, busy)
-		left, err := r.observer.Left(look)
+// awaitEmpty waits until the store has no keys left, and returns those that are left in the end.
+// That takes no time unless a worker was killed or a session was not closed. Such a session ends
+// after its TTL. etcd looks for expired leases twice a second and extends all leases by their TTL
+// after an election, which takes longer. A busy machine gets extra time, which hides no error: a
+// key that is left behind by mistake stays forever, or for as long as a session renews it.
+func (r *run) awaitEmpty(ctx context.Context) (map[string][]string, error) {
+	const extraTime = 15 * time.Second
+	for end := time.Now().Add(2*r.TTL + time.Second + extraTime); ; {
+		lookCtx, cancel := context.WithTimeout(ctx, busyMargin)
+		left, err := r.observer.Remaining(lookCtx)
 		cancel()
 		if err == nil && len(left) == 0 || time.Now().After(end) {
 			return left, err
@@ -302,13 +311,13 @@ func (r *run) left(ctx context.Context) (map[string][]string, error) {
 	}
 }
 
-// tell says now and then how far the run has come.
-func (r *run) tell(ctx context.Context) {
+// reportStatus calls Status with the progress from time to time.
+func (r *run) reportStatus(ctx context.Context) {
 	began := time.Now()
 	for tick := time.NewTicker(5 * time.Second); ; {
 		select {
 		case <-tick.C:
-			r.Say(fmt.Sprintf("%v of %v: %d acquisitions", time.Since(began).Round(time.Second), r.For, r.live.progress()))
+			r.Status(fmt.Sprintf("%v of %v: %d acquisitions", time.Since(began).Round(time.Second), r.For, r.tracker.grantCount()))
 		case <-ctx.Done():
 			tick.Stop()
 			return
@@ -316,13 +325,13 @@ func (r *run) tell(ctx context.Context) {
 	}
 }
 
-func (r *run) exited(worker, how string) {
-	r.recorder.Add(history.Event{At: history.Now(), Worker: worker, Exited: &history.Exited{How: how}})
+func (r *run) recordExit(worker, status string) {
+	r.recorder.Add(history.Event{At: history.Now(), Worker: worker, Exited: &history.Exited{How: status}})
 }
 
 func (r *run) socket(name string) string { return filepath.Join(r.sockets, name) }
 
-// config is what a worker is told.
+// config returns the configuration of a worker.
 func (r *run) config(worker string) workload.Config {
 	return workload.Config{
 		Worker: worker, Workload: r.Workload, Seed: r.Seed, Prefix: prefix, Stile: r.programs.Stile,
@@ -333,20 +342,20 @@ func (r *run) config(worker string) workload.Config {
 	}
 }
 
-// about is the first line of the history.
-func (r *run) about(ctx context.Context) (history.Run, error) {
-	conf := r.config("").Locker
+// header returns the first line of the history.
+func (r *run) header(ctx context.Context) (history.Run, error) {
+	config := r.config("").Locker
 	var l locker.Locker
-	for end := time.Now().Add(busy); ; { // it gives up after some seconds, as a busy machine may need
+	for end := time.Now().Add(busyMargin); ; { // Open gives up after a few seconds, too soon for a busy machine
 		var err error
-		if l, err = locker.Open(ctx, conf, "harness"); err == nil {
+		if l, err = locker.Open(ctx, config, "harness"); err == nil {
 			break
 		}
 		if ctx.Err() != nil || time.Now().After(end) {
 			return history.Run{}, err
 		}
 	}
-	tested, err := r.programs.Tested(r.Workload)
+	tested, err := r.programs.Hash(r.Workload)
 	if err != nil {
 		return history.Run{}, err
 	}

@@ -20,36 +20,36 @@ import (
 	"github.com/stilelock/stile/lab/torture/workload"
 )
 
-// A process is a worker, or the resource.
+// A process is the process of a worker or of the resource.
 type process struct {
-	name string
-	node *site.Node // nil for what no fault concerns
-	live *live
-	cmd  *exec.Cmd
-	in   io.Closer // its standard input; closed, it ends in order
-	done chan struct{}
-	err  error // how it ended; read it after done
+	name    string
+	node    *site.Node // nil if no fault affects the process
+	tracker *tracker
+	cmd     *exec.Cmd
+	in      io.Closer // its standard input; closing it makes the process end in order
+	done    chan struct{}
+	err     error // the error of Wait; set before done is closed
 }
 
-// Name, Pid, Node, Holds and Kill are for the faults.
+// Name, Pid, Node, Holds and Kill implement [nemesis.Worker].
 func (p *process) Name() string     { return p.name }
-func (p *process) Pid() int         { return p.live.pid(p.name, p.cmd.Process.Pid) }
+func (p *process) Pid() int         { return p.tracker.pid(p.name, p.cmd.Process.Pid) }
 func (p *process) Node() *site.Node { return p.node }
-func (p *process) Holds() bool      { return p.live.holds(p.name) }
+func (p *process) Holds() bool      { return p.tracker.holds(p.name) }
 func (p *process) Kill() error      { return syscall.Kill(p.Pid(), syscall.SIGKILL) }
 
-// begin starts a worker, or another of its programs, and tells it what to do.
-func (r *run) begin(node *site.Node, conf workload.Config, args ...string) (*process, error) {
+// startProcess starts the worker program on a node, or on none, with a configuration.
+func (r *run) startProcess(node *site.Node, config workload.Config, args ...string) (*process, error) {
 	cmd := exec.Command(r.programs.Worker, args...)
 	if node != nil {
 		cmd = node.Command(r.programs.Worker, args...)
 	}
-	cmd.Stderr = r.said
+	cmd.Stderr = r.output
 	in, err := cmd.StdinPipe()
 	if err != nil {
 		return nil, err
 	}
-	p := &process{name: conf.Worker, node: node, live: r.live, cmd: cmd, in: in, done: make(chan struct{})}
+	p := &process{name: config.Worker, node: node, tracker: r.tracker, cmd: cmd, in: in, done: make(chan struct{})}
 	if err := r.network.Start(cmd); err != nil {
 		return nil, err
 	}
@@ -57,22 +57,22 @@ func (r *run) begin(node *site.Node, conf workload.Config, args ...string) (*pro
 		p.err = cmd.Wait()
 		close(p.done)
 	}()
-	line, err := json.Marshal(conf)
+	line, err := json.Marshal(config)
 	if err == nil {
 		_, err = in.Write(append(line, '\n'))
 	}
 	return p, err
 }
 
-// end has a process end in order, and kills it if it does not do so in time. It returns how it ended.
-func (p *process) end(most time.Duration) string {
+// stop asks a process to end in order, and kills it after the timeout. It returns its status.
+func (p *process) stop(timeout time.Duration) string {
 	_ = p.cmd.Process.Signal(syscall.SIGTERM)
 	_ = p.in.Close()
 	select {
 	case <-p.done:
-		return p.how()
-	case <-time.After(most):
-		_ = p.cmd.Process.Signal(syscall.SIGQUIT) // its goroutines, for whoever wants to know why
+		return p.status()
+	case <-time.After(timeout):
+		_ = p.cmd.Process.Signal(syscall.SIGQUIT) // prints its goroutines
 		select {
 		case <-p.done:
 		case <-time.After(time.Second):
@@ -83,64 +83,65 @@ func (p *process) end(most time.Duration) string {
 	}
 }
 
-func (p *process) how() string {
+func (p *process) status() string {
 	if p.err == nil {
 		return "ended"
 	}
 	return p.err.Error()
 }
 
-// A crew is the workers of a run. Who is killed is replaced, under another name, on the same node.
-type crew struct {
-	run  *run
-	most time.Duration // how long a worker may take to end
+// A workerPool is the workers of a run. A worker that is killed is replaced by another one, with a
+// new name, on the same node.
+type workerPool struct {
+	run         *run
+	stopTimeout time.Duration // for each worker
 
-	mu      sync.Mutex
-	workers []*process
-	hired   int
-	ending  bool
-	failed  error
-	watched sync.WaitGroup
+	mu       sync.Mutex
+	workers  []*process
+	started  int
+	stopping bool
+	startErr error
+	watchers sync.WaitGroup
 }
 
-// hire starts a worker on a node.
-func (c *crew) hire(node *site.Node) error {
+// start starts a worker on a node.
+func (c *workerPool) start(node *site.Node) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.ending {
+	if c.stopping {
 		return nil
 	}
-	c.hired++
-	conf := c.run.config(fmt.Sprintf("w%d", c.hired))
-	p, err := c.run.begin(node, conf)
+	c.started++
+	config := c.run.config(fmt.Sprintf("w%d", c.started))
+	p, err := c.run.startProcess(node, config)
 	if err != nil {
 		return err
 	}
 	c.workers = append(c.workers, p)
-	c.watched.Go(func() { c.watch(p) })
+	c.watchers.Go(func() { c.supervise(p) })
 	return nil
 }
 
-// watch waits for the end of a worker, and replaces it unless the run is ending.
-func (c *crew) watch(p *process) {
+// supervise waits for the end of a worker, and replaces it unless the run is ending.
+func (c *workerPool) supervise(p *process) {
 	<-p.done
 	c.mu.Lock()
 	c.workers = slices.DeleteFunc(c.workers, func(other *process) bool { return other == p })
-	ending := c.ending
+	stopping := c.stopping
 	c.mu.Unlock()
-	if ending {
-		return // its end is recorded by who asked for it
+	if stopping {
+		return // stopAll records the end
 	}
-	c.run.exited(p.name, p.how())
-	if err := c.hire(p.node); err != nil {
+	c.run.recordExit(p.name, p.status())
+	if err := c.start(p.node); err != nil {
 		c.mu.Lock()
-		c.failed = err
+		c.startErr = err
 		c.mu.Unlock()
 	}
 }
 
-// Workers returns those that live.
-func (c *crew) Workers() []nemesis.Worker {
+// running returns the workers that have not ended.
+func (c *workerPool) running() []nemesis.Worker {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	var all []nemesis.Worker
@@ -150,28 +151,28 @@ func (c *crew) Workers() []nemesis.Worker {
 	return all
 }
 
-// dismiss ends all workers in order, and returns what went wrong with replacing killed ones.
-func (c *crew) dismiss() error {
+// stopAll stops all workers in order. It returns an error if a killed worker could not be replaced.
+func (c *workerPool) stopAll() error {
 	c.mu.Lock()
-	c.ending = true
+	c.stopping = true
 	workers := slices.Clone(c.workers)
 	c.mu.Unlock()
 	var ends sync.WaitGroup
 	for _, p := range workers {
-		ends.Go(func() { c.run.exited(p.name, p.end(c.most)) })
+		ends.Go(func() { c.run.recordExit(p.name, p.stop(c.stopTimeout)) })
 	}
 	ends.Wait()
-	c.watched.Wait()
+	c.watchers.Wait()
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.failed
+	return c.startErr
 }
 
-// final has a worker try for every lock once more.
-func (r *run) final(ctx context.Context, node *site.Node, locks []string) error {
-	conf := r.config("final")
-	conf.Workload, conf.Locks, conf.Resource, conf.Limit = workload.Final, locks, "", r.TTL+busy
-	p, err := r.begin(node, conf)
+// runFinal runs a worker that makes the last attempt at every lock.
+func (r *run) runFinal(ctx context.Context, node *site.Node, locks []string) error {
+	config := r.config("final")
+	config.Workload, config.Locks, config.Resource, config.FinalTimeout = workload.Final, locks, "", r.TTL+busyMargin
+	p, err := r.startProcess(node, config)
 	if err != nil {
 		return err
 	}
@@ -179,11 +180,11 @@ func (r *run) final(ctx context.Context, node *site.Node, locks []string) error 
 	case <-p.done:
 		return p.err
 	case <-ctx.Done():
-		return fmt.Errorf("the last attempts: %w: %s", context.Cause(ctx), p.end(time.Second))
+		return fmt.Errorf("last attempts at the locks: %w: %s", context.Cause(ctx), p.stop(time.Second))
 	}
 }
 
-// words is a file to which the processes of a run write what they have to say.
-func words(path string) (*os.File, error) {
+// openOutput creates the file for the standard error of a run's processes.
+func openOutput(path string) (*os.File, error) {
 	return os.OpenFile(path, os.O_CREATE|os.O_TRUNC|os.O_APPEND|os.O_WRONLY, 0o600)
 }

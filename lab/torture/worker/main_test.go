@@ -274,10 +274,10 @@ func hasWatchdog(t *testing.T, stile int) bool {
 func TestCommands(t *testing.T) {
 	t.Parallel()
 	path := stile(t)
-	begin := func(t *testing.T, server *testservers.Redis, ttl, pace time.Duration) (*workloadtest.Stage, *process) {
+	begin := func(t *testing.T, server *testservers.Redis, ttl, pace time.Duration) (*workloadtest.Harness, *process) {
 		stage := workloadtest.New(t)
 		c := stage.Config("w1", workload.Command, stileOn(server))
-		c.Stile, c.Locker.TTL, c.Pace = path, ttl, pace
+		c.Stile, c.Locker.TTL, c.HoldUnit = path, ttl, pace
 		return stage, start(t, c)
 	}
 	ends := func(grant string) func(history.Event) bool {
@@ -286,7 +286,7 @@ func TestCommands(t *testing.T) {
 	exits := func(worker string) func(history.Event) bool {
 		return func(e history.Event) bool { return e.Exited != nil && e.Worker == worker }
 	}
-	pid := func(stage *workloadtest.Stage, worker string) int {
+	pid := func(stage *workloadtest.Harness, worker string) int {
 		return stage.Await("start of a command", func(e history.Event) bool {
 			return e.Started != nil && e.Worker == worker
 		}).Started.Pid

@@ -17,18 +17,18 @@ import (
 	"github.com/stilelock/stile/lab/torture/resource"
 )
 
-// child is what a command that runs under `stile run` is told, as its last argument.
-type child struct {
+// childConfig is the last argument of a command that runs under `stile run`, as JSON.
+type childConfig struct {
 	Config
 	Lock  string `json:"lock"`
 	Grant string `json:"grant"`
-	// Call is when `stile run` was started.
+	// Call is the time at which `stile run` was started.
 	Call int64 `json:"call"`
 }
 
-// command: one run of `stile run`, as a worker of its own.
-func (s *strand) command(ctx context.Context) error {
-	c := child{Config: s.config, Lock: s.any()}
+// command runs `stile run` once, recorded as a worker of its own.
+func (s *sequence) command(ctx context.Context) error {
+	c := childConfig{Config: s.config, Lock: s.pickLock()}
 	c.Worker = fmt.Sprintf("%s-%d", s.config.Worker, s.calls.Add(1))
 	c.Grant = c.Worker + ".1"
 	voice, err := history.Speak(c.Recorder, c.Worker)
@@ -46,64 +46,68 @@ func (s *strand) command(ctx context.Context) error {
 	return voice.Close()
 }
 
-// runCommand runs `stile run` until it and all it has started are gone; if ctx ends it gets SIGTERM. If the command never
-// ran it returns what is to be recorded of that.
-func runCommand(ctx context.Context, c child, voice *history.Voice) (*history.Acquire, error) {
-	runtime.LockOSThread() // Pdeathsig is about the thread
+// runCommand runs `stile run`, and waits until it and all processes that it started have ended. If
+// ctx ends, `stile run` gets SIGTERM. If the command never ran, runCommand returns the Acquire to
+// record.
+func runCommand(ctx context.Context, c childConfig, voice *history.Voice) (*history.Acquire, error) {
+	runtime.LockOSThread() // Pdeathsig is sent when the thread that started the process ends
 	defer runtime.UnlockOSThread()
 	self, err := os.Executable()
 	if err != nil {
 		return nil, err
 	}
-	var said, complaints bytes.Buffer
+	var stdout, stderr bytes.Buffer
 	cmd := exec.Command(c.Stile, "run", "--quiet", "--url", c.Locker.URL, "--ttl", c.Locker.TTL.String(), c.Lock, "--", self, "child")
-	cmd.Stdout, cmd.Stderr = &said, &complaints // read to their ends, which come when everything has ended that writes to them
+	// Both are read to their ends, which come only after every process that may write to them has
+	// ended.
+	cmd.Stdout, cmd.Stderr = &stdout, &stderr
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGTERM}
 
 	c.Call = history.Now()
-	told, err := json.Marshal(c)
+	arg, err := json.Marshal(c)
 	if err != nil {
 		return nil, err
 	}
-	cmd.Args = append(cmd.Args, string(told))
+	cmd.Args = append(cmd.Args, string(arg))
 	voice.Say(history.Event{At: c.Call, Asked: &history.Asked{Lock: c.Lock, Grant: c.Grant}})
 	if err := cmd.Start(); err != nil {
 		return nil, err
 	}
 	voice.Say(history.Event{Started: &history.Started{Pid: cmd.Process.Pid}})
-	ended := context.AfterFunc(ctx, func() { _ = cmd.Process.Signal(syscall.SIGTERM) })
-	defer ended()
-	_ = cmd.Wait() // the state says more
+	stopSignal := context.AfterFunc(ctx, func() { _ = cmd.Process.Signal(syscall.SIGTERM) })
+	defer stopSignal()
+	_ = cmd.Wait() // ProcessState, below, has the exit status
 	voice.Say(history.Event{Exited: &history.Exited{How: cmd.ProcessState.String()}})
-	if said.Len() > 0 {
+	if stdout.Len() > 0 {
 		return nil, nil
 	}
 	a := &history.Acquire{Lock: c.Lock, Grant: c.Grant, Call: c.Call, Return: history.Now(), Outcome: history.Failed}
-	a.Err = fmt.Sprintf("%s: %s", cmd.ProcessState, strings.TrimSpace(complaints.String()))
+	a.Err = fmt.Sprintf("%s: %s", cmd.ProcessState, strings.TrimSpace(stderr.String()))
 	switch cmd.ProcessState.ExitCode() {
 	case exitTerminated:
 		a.GaveUp = ctx.Err() != nil
-	case exitFailed:
+	case exitNotRun:
 	default:
-		a.Outcome = history.Unknown // it may have been about to run the command
+		a.Outcome = history.Unknown // `stile run` may have acquired the lock before it ended
 	}
 	return a, nil
 }
 
-// The exit codes of `stile run` that say that the command was not run.
+// The exit statuses of `stile run` that mean that the command was not run.
 const (
-	exitFailed     = 125
+	exitNotRun     = 125
 	exitTerminated = 128 + int(syscall.SIGTERM)
 )
 
-// RunChild is the command that runs under `stile run` in the workload Command; arg is its last argument, and stdout where it
-// says that it runs. It holds the lock, as far as it can know, from its start to its end. ctx ends when it is told to
-// end, by `stile run` or by anybody; some do not mind, and have to be killed.
+// RunChild is the command that runs under `stile run` in the workload Command. arg is its last
+// argument. It writes a line to stdout as a sign that it runs. It assumes that it holds the lock
+// from its start to its end. ctx ends when `stile run`, or any other process, sends SIGTERM; some
+// children ignore that and have to be killed.
 func RunChild(ctx context.Context, arg string, stdout *os.File) (err error) {
 	began := history.Now()
-	var c child
+	var c childConfig
 	if err := json.Unmarshal([]byte(arg), &c); err != nil {
-		return fmt.Errorf("not what a command is told: %w", err)
+		return fmt.Errorf("invalid argument of the command: %w", err)
 	}
 	if _, err := fmt.Fprintln(stdout, "began"); err != nil {
 		return err
@@ -122,39 +126,39 @@ func RunChild(ctx context.Context, arg string, stdout *os.File) (err error) {
 		return err
 	}
 	defer r.Close()
-	// First of all, so that the End is recorded whenever we are killed.
-	if err := r.Guard(c.Grant); err != nil {
+	// This comes first, so that the End is recorded whenever the command is killed.
+	if err := r.Attach(c.Grant); err != nil {
 		return err
 	}
 	w := &worker{config: c.Config, voice: voice, resource: r}
-	s := &strand{worker: w, chance: w.chance(0)}
-	if err := s.commanded(ctx, c, began, token); err != nil {
+	s := &sequence{worker: w, rng: w.newRand(0)}
+	if err := s.workAsCommand(ctx, c, began, token); err != nil {
 		return err
 	}
-	return r.Unguard()
+	return r.Detach()
 }
 
-// commanded is what the command does: for up to half a TTL or, in one of four cases, for two or three, longer than the lock
-// is kept if nobody renews it.
-func (s *strand) commanded(ctx context.Context, c child, began int64, token uint64) error {
-	t := s.hold(&history.Acquire{
+// workAsCommand is the work of the command. It takes up to half a TTL or, in one of four cases, two
+// to three TTLs, which is longer than an unrenewed lock is held.
+func (s *sequence) workAsCommand(ctx context.Context, c childConfig, began int64, token uint64) error {
+	t := s.startHold(&history.Acquire{
 		Lock: c.Lock, Grant: c.Grant, Call: c.Call, Return: began, Outcome: history.OK,
 	}, commandHold(token))
-	if s.chance.IntN(4) == 0 {
+	if s.rng.IntN(4) == 0 {
 		ctx = context.WithoutCancel(ctx)
 	}
-	pace := s.config.pace()
-	lasts := s.upTo(pace / 2)
-	if s.chance.IntN(4) == 0 {
-		lasts = 2*pace + s.upTo(pace)
+	unit := s.config.holdUnit()
+	duration := s.randomUpTo(unit / 2)
+	if s.rng.IntN(4) == 0 {
+		duration = 2*unit + s.randomUpTo(unit)
 	}
-	err := t.work(ctx, 1, lasts)
-	e := t.ended()
+	err := t.work(ctx, 1, duration)
+	e := t.finish()
 	t.say(history.Event{At: e.Call, End: &e})
 	return err
 }
 
-// commandHold is the hold of a command: it knows its token and nothing else.
+// commandHold is the hold of a command, which knows only its token.
 type commandHold uint64
 
 func (h commandHold) Token() uint64                 { return uint64(h) }

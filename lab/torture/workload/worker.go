@@ -17,23 +17,24 @@ import (
 	"github.com/stilelock/stile/lab/torture/resource"
 )
 
-// worker is one worker at work.
+// worker is the state of a running worker.
 type worker struct {
-	config   Config
-	voice    *history.Voice
-	resource *resource.Client // nil for Final
-	locker   locker.Locker    // nil for Command, and when ctx ended while connecting
-	locks    []string
-	calls    atomic.Uint64 // for the names of grants
-	tried    atomic.Uint64 // how many of the locks Final has tried
+	config        Config
+	voice         *history.Voice
+	resource      *resource.Client // nil for Final
+	locker        locker.Locker    // nil for Command, or if ctx ended while connecting
+	locks         []string
+	calls         atomic.Uint64 // the number of calls, for the names of grants
+	finalsStarted atomic.Uint64 // the number of locks that Final has started on
 }
 
-// run connects, works until ctx ends, closes everything, and counts what is open before and after.
+// run connects, works until ctx ends, and closes everything. It counts the open goroutines and
+// descriptors before and after.
 func (w *worker) run(ctx context.Context, p plan) error {
 	if w.config.Workload != Final {
 		r, err := resource.Dial(context.WithoutCancel(ctx), w.config.Resource)
 		if err != nil {
-			return fmt.Errorf("no resource: %w", err)
+			return fmt.Errorf("connect to the resource: %w", err)
 		}
 		w.resource = r
 		defer r.Close()
@@ -52,37 +53,38 @@ func (w *worker) run(ctx context.Context, p plan) error {
 	return err
 }
 
-// work lets the strands go on until ctx ends, or one of them fails, or all are done.
+// work runs the sequences until ctx ends, one of them fails, or all are done.
 func (w *worker) work(ctx context.Context, p plan) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	errs := make([]error, p.strands)
-	var strands sync.WaitGroup
-	for i := range p.strands {
-		strands.Go(func() {
-			s := &strand{worker: w, chance: w.chance(i)}
+	errs := make([]error, p.sequences)
+	var sequences sync.WaitGroup
+	for i := range p.sequences {
+		sequences.Go(func() {
+			s := &sequence{worker: w, rng: w.newRand(i)}
 			for ctx.Err() == nil && errs[i] == nil {
-				errs[i] = p.once(s, ctx)
+				errs[i] = p.step(s, ctx)
 			}
 			if errors.Is(errs[i], errDone) {
-				errs[i] = nil // the others are not
+				errs[i] = nil // the other sequences continue
 				return
 			}
 			cancel()
 		})
 	}
-	strands.Wait()
+	sequences.Wait()
 	return errors.Join(errs...)
 }
 
-// errDone is returned by a strand for which there is nothing left to do.
+// errDone is returned by a sequence that has nothing left to do.
 var errDone = errors.New("done")
 
-// patience is how long a worker tries to connect: longer than any server is down, or a machine busy.
-const patience = 2 * time.Minute
+// connectTimeout is how long a worker tries to connect. It is longer than any fault keeps a server
+// down, or a machine is busy.
+const connectTimeout = 2 * time.Minute
 
-// connect opens the locker, again and again while its servers cannot be reached. If ctx ends first it opens none, and that
-// is no error.
+// connect opens the locker. It retries while the servers cannot be reached. If ctx ends first, it
+// opens none and returns nil.
 func (w *worker) connect(ctx context.Context) error {
 	for began := time.Now(); ctx.Err() == nil; sleep(ctx, 100*time.Millisecond) {
 		l, err := locker.Open(ctx, w.config.Locker, w.config.Worker)
@@ -90,50 +92,51 @@ func (w *worker) connect(ctx context.Context) error {
 			w.locker = l
 			return nil
 		}
-		if time.Since(began) > patience {
+		if time.Since(began) > connectTimeout {
 			return err
 		}
 	}
 	return nil
 }
 
-// close closes the locker. If its servers cannot be told, that is their trouble: the TTL ends what there is.
+// close closes the locker. If its servers cannot be reached, the TTL ends its session.
 func (w *worker) close() {
-	w.leave(func(ctx context.Context) { _ = w.locker.Close(ctx) })
+	w.closeWith(func(ctx context.Context) { _ = w.locker.Close(ctx) })
 }
 
-// abandon leaves the locker without telling its servers, or closes it where that cannot be done.
+// abandon leaves the locker without notifying its servers or, if it cannot be abandoned, closes it.
 func (w *worker) abandon() {
-	if left, ok := w.locker.(locker.Abandoner); ok {
-		w.leave(left.Abandon)
+	if abandoner, ok := w.locker.(locker.Abandoner); ok {
+		w.closeWith(abandoner.Abandon)
 	}
 	w.close()
 }
 
-// leave has the locker, if there is one, left in some way, for no longer than the TTL.
-func (w *worker) leave(how func(context.Context)) {
+// closeWith calls closeLocker for the locker, if there is one, with the TTL as a timeout.
+func (w *worker) closeWith(closeLocker func(context.Context)) {
 	if w.locker == nil {
 		return
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), w.config.Locker.TTL)
 	defer cancel()
-	how(ctx)
+	closeLocker(ctx)
 	w.locker = nil
 }
 
-// chance returns what is chance for one strand: the same for the same seed.
-func (w *worker) chance(strand int) *rand.Rand {
+// newRand returns the random numbers of one sequence. They depend on the seed, the worker's name
+// and the sequence.
+func (w *worker) newRand(sequence int) *rand.Rand {
 	h := fnv.New64a()
-	fmt.Fprint(h, w.config.Worker, "/", strand)
+	fmt.Fprint(h, w.config.Worker, "/", sequence)
 	return rand.New(rand.NewPCG(w.config.Seed, h.Sum64()))
 }
 
-// newGrant returns a name for a call.
+// newGrant returns a new grant name.
 func (w *worker) newGrant() string { return fmt.Sprintf("%s.%d", w.config.Worker, w.calls.Add(1)) }
 
 func (w *worker) say(e history.Event) { w.voice.Say(e) }
 
-// census counts what this process has open, before it connects.
+// census counts the goroutines and descriptors that this process has open.
 func (w *worker) census() history.Census {
 	open, err := os.ReadDir("/proc/self/fd")
 	if err != nil {
@@ -142,13 +145,14 @@ func (w *worker) census() history.Census {
 	return history.Census{Phase: "begin", Goroutines: runtime.NumGoroutine(), Descriptors: len(open)}
 }
 
-// censusAfter counts what this process has open at its end, when there is no more than before or there has been time enough.
+// censusAfter takes the census at the end of the worker. It waits until nothing more is open than
+// before, for at most the settle timeout.
 func (w *worker) censusAfter(before history.Census) history.Census {
 	for began := time.Now(); ; time.Sleep(10 * time.Millisecond) {
 		c := w.census()
 		c.Phase = "end"
 		settled := c.Goroutines <= before.Goroutines && c.Descriptors <= before.Descriptors
-		if settled || time.Since(began) > w.config.settle() {
+		if settled || time.Since(began) > w.config.settleTimeout() {
 			return c
 		}
 	}

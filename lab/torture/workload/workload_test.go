@@ -18,10 +18,10 @@ import (
 	"github.com/stilelock/stile/lab/torture/workload/workloadtest"
 )
 
-// play starts a worker, and returns how to end it.
-func play(t *testing.T, c workload.Config) (end func()) {
+// startWorker starts a worker, and returns a function that ends it.
+func startWorker(t *testing.T, c workload.Config) (end func()) {
 	t.Helper()
-	c.Settle = time.Millisecond // workers share this process: what one counts is not its own
+	c.SettleTimeout = time.Millisecond // the workers share this process, so waiting is useless
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() { done <- workload.Run(ctx, c) }()
@@ -29,7 +29,7 @@ func play(t *testing.T, c workload.Config) (end func()) {
 		t.Helper()
 		cancel()
 		if err := <-done; err != nil {
-			t.Errorf("%s ended with: %v", c.Worker, err)
+			t.Errorf("%s: got error %v, want none", c.Worker, err)
 		}
 	}
 }
@@ -37,7 +37,7 @@ func play(t *testing.T, c workload.Config) (end func()) {
 func acquired(e history.Event) bool { return e.Acquire != nil && e.Acquire.Outcome == history.OK }
 func released(e history.Event) bool { return e.End != nil && e.End.Outcome == history.OK }
 
-// counted matches the nth event that matches.
+// counted returns a function that is true from the nth matching event on.
 func counted(n int, matches func(history.Event) bool) func(history.Event) bool {
 	return func(e history.Event) bool {
 		if matches(e) {
@@ -47,38 +47,38 @@ func counted(n int, matches func(history.Event) bool) func(history.Event) bool {
 	}
 }
 
-// long is the TTL of sessions that are not to be lost, on however busy a machine.
-const long = time.Minute
+// longTTL is the TTL of sessions that must not be lost, on a busy machine too.
+const longTTL = time.Minute
 
 func stileOn(server *testservers.Redis, ttl time.Duration) locker.Config {
 	return locker.Config{Kind: "stile", URL: "redis://" + server.Addr(), TTL: ttl}
 }
 
-// A run of several workers on a store that works, and what must be so in every history of such a run.
+// The rules that every history of several workers on a healthy store has to keep.
 func TestWorkloads(t *testing.T) {
-	for load, enough := range map[string]int{workload.Hot: 20, workload.Many: 40, workload.Long: 6, workload.Storm: 20, workload.Churn: 20} {
+	for load, minReleases := range map[string]int{workload.Hot: 20, workload.Many: 40, workload.Long: 6, workload.Storm: 20, workload.Churn: 20} {
 		t.Run(load, func(t *testing.T) {
 			t.Parallel()
 			server := testservers.StartRedis(t)
-			stage := workloadtest.New(t)
+			harness := workloadtest.New(t)
 			var ends []func()
 			for i := range 3 {
-				c := stage.Config(fmt.Sprintf("w%d", i+1), load, stileOn(server, long))
-				c.Pace = 300 * time.Millisecond
-				ends = append(ends, play(t, c))
+				c := harness.Config(fmt.Sprintf("w%d", i+1), load, stileOn(server, longTTL))
+				c.HoldUnit = 300 * time.Millisecond
+				ends = append(ends, startWorker(t, c))
 			}
-			stage.Await("number of releases", counted(enough, released))
+			harness.Await("number of releases", counted(minReleases, released))
 			for _, end := range ends {
 				end()
 			}
-			h := stage.History()
+			h := harness.History()
 			checkCalls(t, h, load)
 			checkEnds(t, h, load)
 			checkWrites(t, h)
 			checkCensus(t, h)
 			for _, lock := range slices.Compact(locks(h)) {
 				if !slices.Contains(workload.Locks(load, "t/"), lock) {
-					t.Errorf("%s is not one of this workload's locks", lock)
+					t.Errorf("got lock %s, want one of the workload", lock)
 				}
 			}
 		})
@@ -96,7 +96,8 @@ func locks(h *history.History) []string {
 	return all
 }
 
-// Every call returns, who waits has said so, and grants are called differently.
+// checkCalls checks that every call returns, that Asked is recorded before every wait, and that
+// grant names are unique.
 func checkCalls(t *testing.T, h *history.History, load string) {
 	t.Helper()
 	asked, seen := map[string]int64{}, map[string]bool{}
@@ -108,36 +109,37 @@ func checkCalls(t *testing.T, h *history.History, load string) {
 		case e.Acquire != nil:
 			a := e.Acquire
 			if seen[a.Grant] || !strings.HasPrefix(a.Grant, e.Worker+".") {
-				t.Errorf("%s asks as %q, which has been or is another's", e.Worker, a.Grant)
+				t.Errorf("got grant %q of %s, want a new name with the worker's as its prefix", a.Grant, e.Worker)
 			}
 			seen[a.Grant] = true
 			if asked[a.Grant] == 0 {
 				tries++
 			}
 			if a.Call < asked[a.Grant] || a.Return < a.Call || e.At != a.Return {
-				t.Errorf("at %d, asked at %d: %+v", e.At, asked[a.Grant], *a)
+				t.Errorf("inconsistent times: event at %d, asked at %d: %+v", e.At, asked[a.Grant], *a)
 			}
 			if a.Outcome == history.OK && (a.Token == 0 || a.Until <= a.Call) {
-				t.Errorf("%+v tells less than Stile does", *a)
+				t.Errorf("got %+v, want a token and a deadline", *a)
 			}
 			if a.Outcome == history.Unknown || a.Outcome == history.Failed && !a.GaveUp {
-				t.Errorf("a call came to nothing, on a store that works: %s", a.Err)
+				t.Errorf("a call failed on a healthy store: %s", a.Err)
 			}
 			delete(asked, a.Grant)
 		}
 	}
 	if len(asked) != 0 {
-		t.Errorf("these asked and got no answer: %v", asked)
+		t.Errorf("got no return for %v", asked)
 	}
 	if (tries > 0) != (load == workload.Storm) {
-		t.Errorf("there were %d tries", tries)
+		t.Errorf("got %d tries in the workload %s", tries, load)
 	}
 }
 
-// Every hold ends, once before its release and once after, and while it lasts nobody else has the lock.
+// checkEnds checks that two End events are recorded for every hold, one before its release and one
+// after it, and that no other hold of the lock is granted before the first.
 func checkEnds(t *testing.T, h *history.History, load string) {
 	t.Helper()
-	left := 0 // to the end of the session
+	unreleased := 0 // holds that ended with their session
 	holder := map[string]string{}
 	lockOf := map[string]string{}
 	for _, e := range h.Events {
@@ -145,7 +147,7 @@ func checkEnds(t *testing.T, h *history.History, load string) {
 		case acquired(e):
 			lock := e.Acquire.Lock
 			if other := holder[lock]; other != "" {
-				t.Errorf("%s got %s while %s had it", e.Acquire.Grant, lock, other)
+				t.Errorf("%s acquired %s while %s held it", e.Acquire.Grant, lock, other)
 			}
 			holder[lock], lockOf[e.Acquire.Grant] = e.Acquire.Grant, lock
 		case e.End != nil && e.End.Return == 0:
@@ -153,30 +155,31 @@ func checkEnds(t *testing.T, h *history.History, load string) {
 				holder[lock] = ""
 			}
 			if e.At != e.End.Call {
-				t.Errorf("the end of %s at %d is recorded as of %d", e.End.Grant, e.End.Call, e.At)
+				t.Errorf("end of %s: got time %d, want %d", e.End.Grant, e.At, e.End.Call)
 			}
 		case e.End != nil:
 			if lockOf[e.End.Grant] == "" {
-				t.Errorf("%s ends and had not begun, or ends twice", e.End.Grant)
+				t.Errorf("%s ended without a grant, or twice", e.End.Grant)
 			}
 			delete(lockOf, e.End.Grant)
 			if e.End.Outcome == history.Unknown {
-				left++
+				unreleased++
 			}
 			if e.End.Told != 0 || e.End.Until == 0 || e.At != e.End.Return {
-				t.Errorf("at %d: %+v", e.At, *e.End)
+				t.Errorf("got end %+v at %d, want one with a deadline and without a loss, at its return", *e.End, e.At)
 			}
 		}
 	}
 	if len(lockOf) != 0 {
-		t.Errorf("these never end: %v", lockOf)
+		t.Errorf("got no end for %v", lockOf)
 	}
-	if (left > 0) != (load == workload.Churn) {
-		t.Errorf("%d were not released", left)
+	if (unreleased > 0) != (load == workload.Churn) {
+		t.Errorf("got %d unreleased holds in the workload %s", unreleased, load)
 	}
 }
 
-// Under a lock that works nothing is lost and nothing stale, and the first write of a hold shows its token.
+// checkWrites checks that no update is lost and no write is stale, as under a correct lock, and
+// that the first write of a hold shows its token.
 func checkWrites(t *testing.T, h *history.History) {
 	t.Helper()
 	modes, writers := map[string]int{}, map[string]bool{}
@@ -187,75 +190,75 @@ func checkWrites(t *testing.T, h *history.History) {
 		}
 		modes[w.Mode]++
 		if !writers[w.Grant] && w.Mode != "fenced" {
-			t.Errorf("%s begins with writing %s", w.Grant, w.Mode)
+			t.Errorf("first write of %s: got mode %s, want fenced", w.Grant, w.Mode)
 		}
 		writers[w.Grant] = true
 		if w.Refused || w.Mode == "unfenced" && w.Version != w.Read {
-			t.Errorf("a stale write: %+v", *w)
+			t.Errorf("got stale write %+v", *w)
 		}
 	}
 	for _, mode := range []string{"unfenced", "fenced", "audit"} {
 		if modes[mode] == 0 {
-			t.Errorf("nothing was written %s", mode)
+			t.Errorf("got no %s writes", mode)
 		}
 	}
 }
 
-// Every worker says that it has begun, and counts what it has open.
+// checkCensus checks that every worker records its start and both censuses.
 func checkCensus(t *testing.T, h *history.History) {
 	t.Helper()
-	begun, counts := 0, map[string][]string{}
+	started, phasesOf := 0, map[string][]string{}
 	for _, e := range h.Events {
 		switch {
 		case e.Started != nil:
-			begun++
+			started++
 		case e.Census != nil:
-			counts[e.Worker] = append(counts[e.Worker], e.Census.Phase)
+			phasesOf[e.Worker] = append(phasesOf[e.Worker], e.Census.Phase)
 		}
 	}
-	for worker, phases := range counts {
+	for worker, phases := range phasesOf {
 		if !slices.Equal(phases, []string{"begin", "end"}) {
-			t.Errorf("%s counts: %v", worker, phases)
+			t.Errorf("%s: got censuses %v, want begin and end", worker, phases)
 		}
 	}
-	if begun != 3 || len(counts) != 3 {
-		t.Errorf("%d begin and %d count, of 3", begun, len(counts))
+	if started != 3 || len(phasesOf) != 3 {
+		t.Errorf("got %d started workers and %d with a census, want 3", started, len(phasesOf))
 	}
 }
 
-// On a busy machine some holds may be lost before that: it is of one that is not.
-func TestALongHoldIsSeenToGoOn(t *testing.T) {
+// On a busy machine some holds may be lost. The test is about the first one that is not.
+func TestLong_recordsExtensions(t *testing.T) {
 	t.Parallel()
 	const ttl = 2 * time.Second
-	server, stage := testservers.StartRedis(t), workloadtest.New(t)
-	end := play(t, stage.Config("w1", workload.Long, stileOn(server, ttl)))
-	e := stage.Await("release of a hold that has not been lost", released).End
+	server, harness := testservers.StartRedis(t), workloadtest.New(t)
+	end := startWorker(t, harness.Config("w1", workload.Long, stileOn(server, ttl)))
+	e := harness.Await("release of a hold that was not lost", released).End
 	end()
 	var a history.Acquire
 	extended, until := 0, int64(0)
-	for _, ev := range stage.History().Events {
+	for _, ev := range harness.History().Events {
 		switch {
 		case ev.Acquire != nil && ev.Acquire.Grant == e.Grant:
 			a, until = *ev.Acquire, ev.Acquire.Until
 		case ev.Extend != nil && ev.Extend.Grant == e.Grant:
 			extended++
 			if x := ev.Extend; x.Until <= until || x.Until > ev.At+int64(ttl) {
-				t.Errorf("valid until %d is extended, at %d, to %d", until, ev.At, x.Until)
+				t.Errorf("got an extension from %d, at %d, to %d, want a later end, at most a TTL ahead", until, ev.At, x.Until)
 			}
 			until = ev.Extend.Until
 		}
 	}
 	if held := time.Duration(e.Call - a.Return); held < 3*ttl || until < e.Call || extended < 2 {
-		t.Errorf("it was held for %v, and until then valid for %v, extended %d times", held, time.Duration(until-a.Return), extended)
+		t.Errorf("held for %v: got %d extensions to a validity of %v, want at least 2 and a validity until the end", held, extended, time.Duration(until-a.Return))
 	}
 }
 
-func TestAHolderWhoseKeyIsDeletedIsTold(t *testing.T) {
+func TestLong_keyDeleted(t *testing.T) {
 	t.Parallel()
-	etcd, stage := testservers.StartEtcd(t), workloadtest.New(t)
-	end := play(t, stage.Config("w1", workload.Long, locker.Config{Kind: "stile", URL: "etcd://" + etcd.Endpoint(), TTL: long}))
+	etcd, harness := testservers.StartEtcd(t), workloadtest.New(t)
+	end := startWorker(t, harness.Config("w1", workload.Long, locker.Config{Kind: "stile", URL: "etcd://" + etcd.Endpoint(), TTL: longTTL}))
 	defer end()
-	hold := stage.Await("acquisition", acquired).Acquire
+	hold := harness.Await("acquisition", acquired).Acquire
 	before := history.Now()
 	cli, err := clientv3.New(clientv3.Config{Endpoints: []string{etcd.Endpoint()}, Logger: zap.NewNop()})
 	if err != nil {
@@ -265,100 +268,101 @@ func TestAHolderWhoseKeyIsDeletedIsTold(t *testing.T) {
 	if _, err := cli.Delete(t.Context(), "t/", clientv3.WithPrefix()); err != nil {
 		t.Fatal(err)
 	}
-	e := stage.Await("end", func(e history.Event) bool { return e.End != nil && e.End.Grant == hold.Grant && e.End.Return != 0 }).End
+	e := harness.Await("end", func(e history.Event) bool { return e.End != nil && e.End.Grant == hold.Grant && e.End.Return != 0 }).End
 	if e.Told < before || e.Told > e.Call || e.Why == "" || e.Outcome != history.Failed {
-		t.Errorf("deleted at %d, it ends so: %+v", before, *e)
+		t.Errorf("deleted at %d: got end %+v, want a loss after that", before, *e)
 	}
 }
 
-// What the holder of a lock without a deadline knows is what it is told.
-func TestAPeerWithoutTokensAndDeadlines(t *testing.T) {
+// rueidislock has neither tokens nor deadlines: its holder is only notified of the loss.
+func TestLong_rueidislock(t *testing.T) {
 	t.Parallel()
-	server, stage := testservers.StartRedis(t), workloadtest.New(t)
-	end := play(t, stage.Config("w1", workload.Long, locker.Config{Kind: "rueidislock", Addresses: []string{server.Addr()}, TTL: long, Patient: true}))
-	a := stage.Await("acquisition", acquired).Acquire
+	server, harness := testservers.StartRedis(t), workloadtest.New(t)
+	end := startWorker(t, harness.Config("w1", workload.Long, locker.Config{Kind: "rueidislock", Addresses: []string{server.Addr()}, TTL: longTTL, Patient: true}))
+	a := harness.Await("acquisition", acquired).Acquire
 	if a.Token != 0 || a.Until != 0 {
-		t.Errorf("it is said to be told: %+v", *a)
+		t.Errorf("got %+v, want neither token nor deadline", *a)
 	}
 	server.Do("DEL", "rueidislock:0:"+a.Lock)
-	e := stage.Await("end", func(e history.Event) bool { return e.End != nil && e.End.Return != 0 }).End
+	e := harness.Await("end", func(e history.Event) bool { return e.End != nil && e.End.Return != 0 }).End
 	if e.Told == 0 || e.Until != 0 || e.Outcome != history.Failed {
-		t.Errorf("it ends so: %+v", *e)
+		t.Errorf("got end %+v, want a loss without a deadline", *e)
 	}
 	end()
-	for _, e := range stage.History().Events {
+	for _, e := range harness.History().Events {
 		if e.Write != nil && e.Write.Mode == "fenced" {
-			t.Errorf("it has no token, and yet: %+v", *e.Write)
+			t.Errorf("got fenced write %+v without a token", *e.Write)
 		}
 	}
 }
 
-// The TTL is short, because it is what a call waits for. That a session is lost before the server is killed does no harm.
-func TestAStoreThatDoesNotAnswerIsNoReasonToStop(t *testing.T) {
+// A failing store does not end the worker. The TTL is short, because a call fails only after it. It
+// is harmless if the session is lost before the server is killed.
+func TestRun_serverDown(t *testing.T) {
 	t.Parallel()
-	server, stage := testservers.StartRedis(t), workloadtest.New(t)
-	end := play(t, stage.Config("w1", workload.Hot, stileOn(server, time.Second)))
+	server, harness := testservers.StartRedis(t), workloadtest.New(t)
+	end := startWorker(t, harness.Config("w1", workload.Hot, stileOn(server, time.Second)))
 	defer end()
-	stage.Await("release", released)
+	harness.Await("release", released)
 	server.Kill()
-	e := stage.AwaitNext("failure", func(e history.Event) bool { return e.Acquire != nil && e.Acquire.Outcome != history.OK })
+	e := harness.AwaitNext("failure", func(e history.Event) bool { return e.Acquire != nil && e.Acquire.Outcome != history.OK })
 	if e.Acquire.Outcome != history.Failed || e.Acquire.GaveUp || e.Acquire.Err == "" {
-		t.Errorf("it is recorded as %+v", *e.Acquire)
+		t.Errorf("got %+v, want a failure with an error", *e.Acquire)
 	}
 	server.Start()
-	stage.AwaitNext("acquisition", acquired)
+	harness.AwaitNext("acquisition", acquired)
 }
 
-func TestAWorkerWaitsForItsServersToStart(t *testing.T) {
+func TestRun_serverStartsLate(t *testing.T) {
 	t.Parallel()
-	server, stage := testservers.StartRedis(t), workloadtest.New(t)
+	server, harness := testservers.StartRedis(t), workloadtest.New(t)
 	server.Kill()
-	end := play(t, stage.Config("w1", workload.Hot, stileOn(server, long)))
+	end := startWorker(t, harness.Config("w1", workload.Hot, stileOn(server, longTTL)))
 	defer end()
-	stage.Await("beginning", func(e history.Event) bool { return e.Started != nil })
-	// What the connection leaves open is to be found.
-	stage.Await("count of what is open before it connects", func(e history.Event) bool { return e.Census != nil })
+	harness.Await("start", func(e history.Event) bool { return e.Started != nil })
+	// The first census precedes the connection, so that leaks of the connection are found.
+	harness.Await("census before connecting", func(e history.Event) bool { return e.Census != nil })
 	server.Start()
-	stage.Await("acquisition", acquired)
+	harness.Await("acquisition", acquired)
 }
 
-func TestTheLastAttempts(t *testing.T) {
+func TestFinal(t *testing.T) {
 	t.Parallel()
-	server, stage := testservers.StartRedis(t), workloadtest.New(t)
-	l := stileOn(server, long)
+	server, harness := testservers.StartRedis(t), workloadtest.New(t)
+	l := stileOn(server, longTTL)
 	server.Do("SET", "t/stuck", "forever")
-	c := stage.Config("final", workload.Final, l)
-	c.Resource, c.Locks, c.Limit = "", []string{"t/free", "t/stuck", "t/other"}, 10*time.Second
+	c := harness.Config("final", workload.Final, l)
+	c.Resource, c.Locks, c.FinalTimeout = "", []string{"t/free", "t/stuck", "t/other"}, 10*time.Second
 	if err := workload.Run(t.Context(), c); err != nil {
 		t.Fatal(err)
 	}
 	outcomes := map[string]history.Outcome{}
-	for _, e := range stage.History().Events {
+	for _, e := range harness.History().Events {
 		if f := e.Final; f != nil {
 			outcomes[f.Lock] = f.Outcome
 			if (f.Err == "") != (f.Outcome == history.OK) {
-				t.Errorf("%+v", *f)
+				t.Errorf("got %+v, want an error only with a failure", *f)
 			}
 		}
 	}
 	if outcomes["t/free"] != history.OK || outcomes["t/other"] != history.OK || outcomes["t/stuck"] != history.Failed {
-		t.Errorf("the outcomes are %v", outcomes)
+		t.Errorf("got outcomes %v, want a failure for t/stuck only", outcomes)
 	}
 	if n, err := server.Do("EXISTS", "t/free", "t/other").AsInt64(); err != nil || n != 0 {
-		t.Errorf("%d of the locks are not released, %v", n, err)
+		t.Errorf("got %d unreleased locks and error %v, want none", n, err)
 	}
 }
 
-func TestTheSameSeedAsksForTheSame(t *testing.T) {
+func TestRun_sameSeed(t *testing.T) {
 	t.Parallel()
 	asked := func() []string {
-		server, stage := testservers.StartRedis(t), workloadtest.New(t)
-		c := stage.Config("w1", workload.Churn, stileOn(server, long))
-		end := play(t, c)
-		stage.Await("number of releases", counted(10, released))
+		server, harness := testservers.StartRedis(t), workloadtest.New(t)
+		c := harness.Config("w1", workload.Churn, stileOn(server, longTTL))
+		end := startWorker(t, c)
+		harness.Await("number of releases", counted(10, released))
 		end()
 		var all []string
-		for _, e := range stage.History().Events {
+		for _, e := range harness.History().Events {
 			if e.Asked != nil {
 				all = append(all, e.Asked.Lock)
 			}
@@ -366,23 +370,23 @@ func TestTheSameSeedAsksForTheSame(t *testing.T) {
 		return all[:10]
 	}
 	if a, b := asked(), asked(); !slices.Equal(a, b) {
-		t.Errorf("once %v, and once %v", a, b)
+		t.Errorf("got locks %v and %v, want the same", a, b)
 	}
 }
 
-func TestAnErrorNamesTheWorkloadsThereAre(t *testing.T) {
+func TestRun_unknownWorkload(t *testing.T) {
 	err := workload.Run(t.Context(), workload.Config{Workload: "idle"})
 	if err == nil || !strings.Contains(err.Error(), "churn") {
-		t.Errorf("it says: %v", err)
+		t.Errorf("got error %v, want one that names the workloads", err)
 	}
 }
 
-func TestCommandsAreToldNothingButTheirTokens(t *testing.T) {
+func TestOffers(t *testing.T) {
 	all := history.Offers{Tokens: true, Deadlines: true, Loss: true, Proof: true, Fair: true}
 	if got := workload.Offers(workload.Command, all); got != (history.Offers{Tokens: true, Fair: true}) {
-		t.Errorf("commands are offered %+v", got)
+		t.Errorf("command: got %+v, want tokens and fairness only", got)
 	}
 	if got := workload.Offers(workload.Hot, all); got != all {
-		t.Errorf("others are offered %+v", got)
+		t.Errorf("hot: got %+v, want %+v", got, all)
 	}
 }
