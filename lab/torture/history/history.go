@@ -55,19 +55,19 @@ type Event struct {
 	// again has a new name.
 	Worker string `json:"worker,omitempty"`
 
-	Started *Started `json:"started,omitempty"`
-	Exited  *Exited  `json:"exited,omitempty"`
-	Asked   *Asked   `json:"asked,omitempty"`
-	Acquire *Acquire `json:"acquire,omitempty"`
-	Extend  *Extend  `json:"extend,omitempty"`
-	End     *End     `json:"end,omitempty"`
-	Write   *Write   `json:"write,omitempty"`
-	Fault   *Fault   `json:"fault,omitempty"`
-	Heal    *Heal    `json:"heal,omitempty"`
-	Entry   *Entry   `json:"entry,omitempty"`
-	Census  *Census  `json:"census,omitempty"`
-	Left    *Left    `json:"left,omitempty"`
-	Final   *Final   `json:"final,omitempty"`
+	Started   *Started   `json:"started,omitempty"`
+	Exited    *Exited    `json:"exited,omitempty"`
+	Asked     *Asked     `json:"asked,omitempty"`
+	Acquire   *Acquire   `json:"acquire,omitempty"`
+	Extend    *Extend    `json:"extend,omitempty"`
+	End       *End       `json:"end,omitempty"`
+	Write     *Write     `json:"write,omitempty"`
+	Fault     *Fault     `json:"fault,omitempty"`
+	Heal      *Heal      `json:"heal,omitempty"`
+	Entry     *Entry     `json:"entry,omitempty"`
+	Census    *Census    `json:"census,omitempty"`
+	Leftovers *Leftovers `json:"left,omitempty"`
+	Final     *Final     `json:"final,omitempty"`
 }
 
 // Outcome is what became of a call.
@@ -88,12 +88,12 @@ type Started struct {
 // Exited says that a worker's process has ended, and with it everything it may have believed. It is recorded by the harness, for
 // the worker of [Event.Worker].
 type Exited struct {
-	// How is what became of the process, as the system says it, or [HowHung].
+	// How is what became of the process, as the system says it, or [ExitHung].
 	How string `json:"how"`
 }
 
-// HowHung is how a worker ended that was asked to end, did not, and was killed for it.
-const HowHung = "did not end when asked to"
+// ExitHung is how a worker ended that was asked to end, did not, and was killed for it.
+const ExitHung = "did not end when asked to"
 
 // Asked says that a worker is about to ask for a lock and to wait. An Acquire with the same grant follows, unless the worker dies.
 type Asked struct {
@@ -124,14 +124,14 @@ type Extend struct {
 	Until int64  `json:"until"`
 }
 
-// End says that a hold is over for its holder. The holder did nothing more after the earliest of Call, Told and Until.
+// End says that a hold is over for its holder. The holder did nothing more after the earliest of Call, LostAt and Until.
 //
 // It is recorded before a release, without Return and Outcome, and again after it: whoever is killed in between is not to
 // be thought to have gone on. Of the times the earlier ones count, of the outcomes the later one.
 type End struct {
 	Grant string `json:"grant"`
-	// Told is when the holder was told that the hold is lost; zero if it was not.
-	Told int64 `json:"told,omitempty"`
+	// LostAt is when the holder was told that the hold is lost; zero if it was not.
+	LostAt int64 `json:"told,omitempty"`
 	// Why is what it was told.
 	Why string `json:"why,omitempty"`
 	// Call and Return are those of the release; zero if there was none.
@@ -209,8 +209,8 @@ type Census struct {
 	Descriptors int    `json:"descriptors"`
 }
 
-// Left has the entries that were in the store still when everything was healed, every worker had ended and a TTL had passed.
-type Left struct {
+// Leftovers has the entries that were in the store still when everything was healed, every worker had ended and a TTL had passed.
+type Leftovers struct {
 	Lock string   `json:"lock"`
 	Keys []string `json:"keys"`
 }

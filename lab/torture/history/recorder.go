@@ -74,24 +74,24 @@ func (r *Recorder) Close() error {
 	return r.to.Err()
 }
 
-// A Voice tells a recorder in another process what happens. It is safe for concurrent use.
-type Voice struct {
+// A Sender tells a recorder in another process what happens. It is safe for concurrent use.
+type Sender struct {
 	worker string
 	to     *Writer
 	conn   net.Conn
 }
 
-// Speak connects to the recorder that listens at path. All events are those of worker.
-func Speak(path, worker string) (*Voice, error) {
+// Dial connects to the recorder that listens at path. All events are those of worker.
+func Dial(path, worker string) (*Sender, error) {
 	conn, err := net.Dial("unix", path)
 	if err != nil {
 		return nil, err
 	}
-	return &Voice{worker: worker, conn: conn, to: &Writer{out: conn}}, nil
+	return &Sender{worker: worker, conn: conn, to: &Writer{out: conn}}, nil
 }
 
-// Say tells an event. If its At is zero it is now.
-func (v *Voice) Say(e Event) {
+// Send tells an event. If its At is zero it is now.
+func (v *Sender) Send(e Event) {
 	if e.At == 0 {
 		e.At = Now()
 	}
@@ -100,7 +100,7 @@ func (v *Voice) Say(e Event) {
 }
 
 // Close hangs up, and returns the first error of saying something.
-func (v *Voice) Close() error {
+func (v *Sender) Close() error {
 	v.conn.Close()
 	return v.to.Err()
 }
