@@ -51,10 +51,10 @@ func TestARunIsRepeatedOnlyIfItIsAnother(t *testing.T) {
 	leave(t, f, "abc")
 	v, err := f.judged("abc")
 	must(t, err)
-	if v.Run.Seed != 7 || v.Broken()[verdict.RuleThin] == 0 {
+	if v.Run.Seed != 7 || v.Broken()[verdict.RuleTooLittle] == 0 {
 		t.Errorf("it is not judged anew: %+v", v)
 	}
-	if report, err := os.ReadFile(filepath.Join(f.out, reportJSON)); err != nil || !strings.Contains(string(report), verdict.RuleThin) {
+	if report, err := os.ReadFile(filepath.Join(f.out, reportJSON)); err != nil || !strings.Contains(string(report), verdict.RuleTooLittle) {
 		t.Errorf("the reports are not written anew: %s, %v", report, err)
 	}
 	for what, other := range map[string]func(*runFlags) string{

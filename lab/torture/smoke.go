@@ -112,8 +112,8 @@ func sum(all ...*verdict.Verdict) string {
 		gap = max(gap, v.Figures.LongestGap)
 	}
 	return fmt.Sprintf("%d acquisitions, %d faults (%d hit a holder, %d a leader), overlaps %s, stale writes %s, accepted by the fenced resource %s, longest gap %v",
-		acquired, strikes, holders, leaders, report.Bounded(overlaps, strikes), report.Bounded(stale, strikes),
-		report.Bounded(accepted, strikes), gap.Round(10*time.Millisecond))
+		acquired, strikes, holders, leaders, report.FormatCount(overlaps, strikes), report.FormatCount(stale, strikes),
+		report.FormatCount(accepted, strikes), gap.Round(10*time.Millisecond))
 }
 
 // catchAll runs all mutants, a few at a time: they mostly wait. It returns those that were not caught.
@@ -172,7 +172,7 @@ func catch(ctx context.Context, out string, m mutant.Mutant) (caught bool, by st
 			return false, "", err
 		}
 		for _, violation := range v.Violations {
-			if violation.Conceded == "" && slices.Contains(m.Caught, violation.Rule) {
+			if violation.Conceded == "" && slices.Contains(m.CaughtBy, violation.Rule) {
 				return true, fmt.Sprintf("breaks %s\n%29s%s: %s", m.Breaks, "", violation.Rule, violation.What), nil
 			}
 		}

@@ -13,14 +13,15 @@ import (
 	"sync"
 )
 
-// History is a whole run.
+// History is the history of one run.
 type History struct {
 	Run Run
 	// Events are in the order of [Event.At].
 	Events []Event
 }
 
-// Read reads the history in the file at path. A last line that is cut short, because the recorder was killed, is ignored.
+// Read reads the history in the file at path. It ignores an incomplete last line, which a recorder
+// leaves that was killed.
 func Read(path string) (*History, error) {
 	f, err := os.Open(path)
 	if err != nil {
@@ -34,14 +35,15 @@ func Read(path string) (*History, error) {
 	return h, nil
 }
 
-// Parse reads a history. The error names the line that is no event.
+// Parse reads a history. If a line is invalid, the error has its number. An incomplete last line is
+// ignored.
 func Parse(r io.Reader) (*History, error) {
 	h, lines := &History{}, bufio.NewReaderSize(r, 1<<20)
 	for n := 1; ; n++ {
 		line, err := lines.ReadBytes('\n')
 		switch {
 		case errors.Is(err, io.EOF) && n == 1:
-			return nil, errors.New("not a history: it has no first line")
+			return nil, errors.New("not a history: the first line is missing")
 		case errors.Is(err, io.EOF):
 			slices.SortStableFunc(h.Events, func(a, b Event) int { return cmp.Compare(a.At, b.At) })
 			return h, nil
@@ -51,31 +53,31 @@ func Parse(r io.Reader) (*History, error) {
 		if n == 1 {
 			err = json.Unmarshal(line, &h.Run)
 			if err == nil && h.Run.Target == "" {
-				err = errors.New("it names no target")
+				err = errors.New("the target is missing")
 			}
 		} else {
 			var e Event
 			if err = json.Unmarshal(line, &e); err == nil {
-				err = e.whole()
+				err = e.validate()
 			}
 			h.Events = append(h.Events, e)
 		}
 		if err != nil {
-			return nil, fmt.Errorf("line %d is not one of a history: %w", n, err)
+			return nil, fmt.Errorf("line %d is invalid: %w", n, err)
 		}
 	}
 }
 
-// whole returns an error if an event does not tell of exactly one thing.
-func (e *Event) whole() error {
-	things := 0
+// validate returns an error unless exactly one of the event's pointers is set.
+func (e *Event) validate() error {
+	n := 0
 	for _, field := range reflect.ValueOf(*e).Fields() {
 		if field.Kind() == reflect.Pointer && !field.IsNil() {
-			things++
+			n++
 		}
 	}
-	if things != 1 {
-		return fmt.Errorf("it tells of %d things that have happened, not of one", things)
+	if n != 1 {
+		return fmt.Errorf("got %d events, want exactly 1", n)
 	}
 	return nil
 }
@@ -87,14 +89,15 @@ type Writer struct {
 	err error
 }
 
-// NewWriter begins a history with what is run.
+// NewWriter returns a writer that begins the history with run.
 func NewWriter(out io.Writer, run Run) *Writer {
 	w := &Writer{out: out}
 	w.write(run)
 	return w
 }
 
-// Write adds an event, in one write, so that nothing but the last line is lost with the process.
+// Write adds an event with a single call of the underlying writer, so that only the last line can
+// be incomplete if the process is killed. It does nothing after an error: see [Writer.Err].
 func (w *Writer) Write(e Event) { w.write(e) }
 
 func (w *Writer) write(v any) {
@@ -110,7 +113,7 @@ func (w *Writer) write(v any) {
 	w.err = err
 }
 
-// Err returns the first error of writing; nothing was written after it.
+// Err returns the first write error. Nothing is written after it.
 func (w *Writer) Err() error {
 	w.mu.Lock()
 	defer w.mu.Unlock()

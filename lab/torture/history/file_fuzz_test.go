@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// Whatever is in a file, reading it does not panic. What is no history is refused with the line that is none; a history is
-// the same when it is written and read again.
+// Parse does not panic on any input. The error of an invalid history says where it is invalid. A
+// valid history is the same after it is written and read again.
 func FuzzParse(f *testing.F) {
 	run := `{"target":"stile@etcd1","workload":"hot","faults":"none","seed":7,"ttl_ns":1,"for_ns":2,"began":"","command":"","versions":{"etcd":"3"},"offers":{"tokens":true}}`
 	for _, seed := range []string{
@@ -24,7 +24,7 @@ func FuzzParse(f *testing.F) {
 		h, err := Parse(bytes.NewReader(file))
 		if err != nil {
 			if !strings.HasPrefix(err.Error(), "line ") && !strings.HasPrefix(err.Error(), "not a history") {
-				t.Errorf("%q is refused with %q, which does not say where", file, err)
+				t.Errorf("Parse(%q): got error %q, want one that says where", file, err)
 			}
 			return
 		}
@@ -34,18 +34,18 @@ func FuzzParse(f *testing.F) {
 			w.Write(e)
 		}
 		if err := w.Err(); err != nil {
-			t.Fatalf("%q is read, and cannot be written: %v", file, err)
+			t.Fatalf("%q can be read, but not written: %v", file, err)
 		}
 		text := written.String()
 		again, err := Parse(&written)
 		if err != nil {
-			t.Fatalf("%q is written as %q, which is refused: %v", file, text, err)
+			t.Fatalf("%q is written as %q, which cannot be read: %v", file, text, err)
 		}
 		if len(h.Run.Versions) == 0 {
 			h.Run.Versions, again.Run.Versions = nil, nil
 		}
 		if !reflect.DeepEqual(h, again) {
-			t.Errorf("%q is read as %+v, and what is written of that as %+v", file, h, again)
+			t.Errorf("%q: got %+v after it was written and read again, want %+v", file, again, h)
 		}
 	})
 }

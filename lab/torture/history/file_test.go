@@ -7,24 +7,24 @@ import (
 
 const firstLine = `{"target":"stile@etcd"}` + "\n"
 
-func TestALineThatTellsOfNothingOrOfTwoThingsIsNone(t *testing.T) {
+func TestParse_linesWithoutExactlyOneEvent(t *testing.T) {
 	for line, why := range map[string]string{
-		`{}`:                               "of 0 things",
-		`null`:                             "of 0 things",
-		`{"at":1,"acquires":{"lock":"l"}}`: "of 0 things",
-		`{"at":1,"exited":{},"heal":{}}`:   "of 2 things",
+		`{}`:                               "got 0 events",
+		`null`:                             "got 0 events",
+		`{"at":1,"acquires":{"lock":"l"}}`: "got 0 events",
+		`{"at":1,"exited":{},"heal":{}}`:   "got 2 events",
 		`{"at":1,"exited":{"how":"kill`:    "in string literal",
 	} {
 		_, err := Parse(strings.NewReader(firstLine + `{"at":1,"exited":{}}` + "\n" + line + "\n"))
 		if err == nil || !strings.Contains(err.Error(), "line 3 ") || !strings.Contains(err.Error(), why) {
-			t.Errorf("%s: the error is %v; it should name line 3 and say %q", line, err, why)
+			t.Errorf("%s: got error %v, want one with line 3 and %q", line, err, why)
 		}
 	}
 }
 
-func TestALastLineThatIsCutShortIsIgnored(t *testing.T) {
+func TestParse_incompleteLastLine(t *testing.T) {
 	h, err := Parse(strings.NewReader(firstLine + `{"at":1,"exited":{}}` + "\n" + `{"at":2,"exi`))
 	if err != nil || len(h.Events) != 1 {
-		t.Errorf("%d events, and the error %v; want one, and none", len(h.Events), err)
+		t.Errorf("got %d events and error %v, want 1 and none", len(h.Events), err)
 	}
 }

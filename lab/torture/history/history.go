@@ -1,221 +1,234 @@
-// Package history is what happened during a run: a file of JSON lines that anybody can judge again.
+// Package history records what happens during a run, in a file of JSON lines that can be judged at
+// any later time.
 //
-// The first line is the [Run], every other one an [Event]. Events stand in the order in which the recorder received them,
-// which is not quite the order in which they happened: [Event.At] is.
+// The first line is the [Run], every other line an [Event]. Events are in the order in which the
+// recorder received them, which is not always the order in which they happened: [Event.At] is.
 //
-// All times are nanoseconds of CLOCK_MONOTONIC, which is one clock for all processes of a machine, network namespaces or
-// not. Times are taken so that no check can raise a false alarm: a call's before the request leaves, a return's after the
-// answer has arrived. What is certainly held is then never longer in the history than in truth, and the time in which
-// something was asked for never shorter.
+// All times are nanoseconds of CLOCK_MONOTONIC, which is one clock for all processes of a machine,
+// in all network namespaces. Times are taken so that no check can raise a false alarm: the time of
+// a call before its request is sent, the time of a return after the reply has arrived. So a hold is
+// never longer in the history than the real one, and a call for a lock never shorter.
 package history
 
-// Run says what was run.
+// Run describes what was run.
 type Run struct {
-	// Target is what takes the locks, on what: "stile@etcd3", "redsync@redlock5", "stile+release-unconditionally@redis".
+	// Target is the lock under test and the cluster it runs on: "stile@etcd3", "redsync@redlock5",
+	// "stile+release-unconditionally@redis".
 	Target string `json:"target"`
 	// Workload and Faults are as on the command line.
 	Workload string `json:"workload"`
 	Faults   string `json:"faults"`
 	Seed     uint64 `json:"seed"`
-	// TTL and For are nanoseconds: the time to live of the locks' sessions, and how long faults were injected.
+	// TTL is the time to live of the locks' sessions, and For is how long faults were injected,
+	// both in nanoseconds.
 	TTL int64 `json:"ttl_ns"`
 	For int64 `json:"for_ns"`
-	// Began is when the run began, by the wall clock, for people.
+	// Began is the wall-clock time of the start, for readers.
 	Began string `json:"began"`
-	// Tested identifies the programs that took the locks: it changes with their source.
+	// Tested identifies the programs that acquired the locks: it changes with their source.
 	Tested string `json:"tested,omitempty"`
-	// Command repeats the run.
+	// Command is a command line that repeats the run.
 	Command string `json:"command"`
-	// Versions are those of the servers and libraries, by name.
+	// Versions are the versions of the servers and libraries, by name.
 	Versions map[string]string `json:"versions,omitempty"`
-	// Offers says what the target's interface tells its users; what it does not tell is not judged.
+	// Offers says what the target's interface reports to its users. Rules that need more than that
+	// are not checked.
 	Offers Offers `json:"offers"`
 }
 
-// Offers says what a lock's interface tells its users.
+// Offers says what a lock's interface reports to its users.
 type Offers struct {
 	// Tokens: every hold has a fencing token.
 	Tokens bool `json:"tokens"`
 	// Deadlines: every hold says until when it is valid.
 	Deadlines bool `json:"deadlines"`
-	// Loss: who loses a hold is told.
+	// Loss: the holder is notified if it loses its hold.
 	Loss bool `json:"loss"`
-	// Proof: a release that succeeds proves that the hold had lasted until then. Where it does not, the lock may have been
-	// lost before, and nobody knows.
+	// Proof: a release that succeeds proves that the hold had lasted until then. Without it the
+	// lock may have been lost before, and the release succeeds all the same.
 	Proof bool `json:"proof"`
-	// Fair: locks are given in the order of arrival at the store.
+	// Fair: locks are granted in the order of arrival at the store.
 	Fair bool `json:"fair"`
 }
 
-// Event is one line of a history after the first. Exactly one of the pointers is set.
+// Event is one line of a history after the first. Exactly one of its pointers is set.
 type Event struct {
-	// At is when it happened; what takes time happened when it was over.
+	// At is when it happened; for an event that takes time, when it was over.
 	At int64 `json:"at"`
-	// Worker is who tells it: "w1", "w2" and so on; empty for the harness itself. A worker that is killed and started
-	// again has a new name.
+	// Worker is the worker that sent the event: "w1", "w2" and so on; empty for the harness itself.
+	// A worker that replaces a killed one has a new name.
 	Worker string `json:"worker,omitempty"`
 
-	Started *Started `json:"started,omitempty"`
-	Exited  *Exited  `json:"exited,omitempty"`
-	Asked   *Asked   `json:"asked,omitempty"`
-	Acquire *Acquire `json:"acquire,omitempty"`
-	Extend  *Extend  `json:"extend,omitempty"`
-	End     *End     `json:"end,omitempty"`
-	Write   *Write   `json:"write,omitempty"`
-	Fault   *Fault   `json:"fault,omitempty"`
-	Heal    *Heal    `json:"heal,omitempty"`
-	Entry   *Entry   `json:"entry,omitempty"`
-	Census  *Census  `json:"census,omitempty"`
-	Left    *Left    `json:"left,omitempty"`
-	Final   *Final   `json:"final,omitempty"`
+	Started   *Started   `json:"started,omitempty"`
+	Exited    *Exited    `json:"exited,omitempty"`
+	Asked     *Asked     `json:"asked,omitempty"`
+	Acquire   *Acquire   `json:"acquire,omitempty"`
+	Extend    *Extend    `json:"extend,omitempty"`
+	End       *End       `json:"end,omitempty"`
+	Write     *Write     `json:"write,omitempty"`
+	Fault     *Fault     `json:"fault,omitempty"`
+	Heal      *Heal      `json:"heal,omitempty"`
+	Entry     *Entry     `json:"entry,omitempty"`
+	Census    *Census    `json:"census,omitempty"`
+	Leftovers *Leftovers `json:"left,omitempty"`
+	Final     *Final     `json:"final,omitempty"`
 }
 
-// Outcome is what became of a call.
+// Outcome is the result of a call.
 type Outcome string
 
-// The outcomes. Of an unknown one nothing may be concluded: the request may have been carried out, or be later.
+// The outcomes. Nothing follows from an unknown outcome: the request may have been carried out, or
+// may still be carried out later.
 const (
 	OK      Outcome = "ok"
 	Failed  Outcome = "failed"
 	Unknown Outcome = "unknown"
 )
 
-// Started says that a worker's process has begun.
+// Started says that the process of a worker has started.
 type Started struct {
 	Pid int `json:"pid"`
 }
 
-// Exited says that a worker's process has ended, and with it everything it may have believed. It is recorded by the harness, for
-// the worker of [Event.Worker].
+// Exited says that the process of a worker has ended. A hold that it had does not count from then
+// on. The harness records it, for the worker of [Event.Worker].
 type Exited struct {
-	// How is what became of the process, as the system says it, or [HowHung].
+	// How is the status of the process as the system reports it, or [ExitHung].
 	How string `json:"how"`
 }
 
-// HowHung is how a worker ended that was asked to end, did not, and was killed for it.
-const HowHung = "did not end when asked to"
+// ExitHung is the status of a worker that was asked to end, did not, and was killed.
+const ExitHung = "did not end when asked to"
 
-// Asked says that a worker is about to ask for a lock and to wait. An Acquire with the same grant follows, unless the worker dies.
+// Asked says that a worker is about to ask for a lock and to wait. An Acquire with the same grant
+// follows, unless the worker dies.
 type Asked struct {
 	Lock  string `json:"lock"`
 	Grant string `json:"grant"`
 }
 
-// Acquire says that a call for a lock has returned, and how.
+// Acquire says that a call for a lock has returned, and with which outcome.
 type Acquire struct {
 	Lock string `json:"lock"`
-	// Grant names the call, and the hold if there is one; no two calls of a run have the same.
+	// Grant names the call, and its hold if there is one. It is unique in a run.
 	Grant   string  `json:"grant"`
 	Call    int64   `json:"call"`
 	Return  int64   `json:"return"`
 	Outcome Outcome `json:"outcome"`
 	// Token is the fencing token; zero if there is none.
 	Token uint64 `json:"token,omitempty"`
-	// Until is how long the hold is valid as far as was known then; zero if the interface does not tell.
+	// Until is the end of the hold's validity as far as it was known at the return; zero if the
+	// interface does not report it.
 	Until int64  `json:"until,omitempty"`
 	Err   string `json:"err,omitempty"`
-	// GaveUp is set on a failed call whose caller had set a limit, which passed, or had only tried.
+	// GaveUp is set on a failed call that had a timeout, which expired, or that only tried.
 	GaveUp bool `json:"gave_up,omitempty"`
 }
 
-// Extend says that the validity of a hold has been seen to go further.
+// Extend says that the validity of a hold was extended.
 type Extend struct {
 	Grant string `json:"grant"`
 	Until int64  `json:"until"`
 }
 
-// End says that a hold is over for its holder. The holder did nothing more after the earliest of Call, Told and Until.
+// End says that a hold is over for its holder. The holder did nothing more with it after the
+// earliest of Call, LostAt and Until.
 //
-// It is recorded before a release, without Return and Outcome, and again after it: whoever is killed in between is not to
-// be thought to have gone on. Of the times the earlier ones count, of the outcomes the later one.
+// It is recorded before a release, without Return and Outcome, and again after it: if the holder is
+// killed in between, its hold still ends at Call. If there are several, the earliest times and the
+// last outcome count.
 type End struct {
 	Grant string `json:"grant"`
-	// Told is when the holder was told that the hold is lost; zero if it was not.
-	Told int64 `json:"told,omitempty"`
-	// Why is what it was told.
+	// LostAt is when the holder was notified of the loss; zero if it was not.
+	LostAt int64 `json:"told,omitempty"`
+	// Why is the reason that it was given.
 	Why string `json:"why,omitempty"`
-	// Call and Return are those of the release; zero if there was none.
+	// Call and Return are the times of the release; zero if there was none.
 	Call   int64 `json:"call,omitempty"`
 	Return int64 `json:"return,omitempty"`
-	// Outcome is that of the release. Failed means: it had been lost before.
+	// Outcome is the outcome of the release. Failed means that the hold had been lost before.
 	Outcome Outcome `json:"outcome,omitempty"`
-	// Until is the last validity that was seen; zero if the interface does not tell.
+	// Until is the last validity that was seen; zero if the interface does not report it.
 	Until int64  `json:"until,omitempty"`
 	Err   string `json:"err,omitempty"`
 }
 
-// Write says that a worker has written to the resource that the lock protects, and this is what the resource says of it.
-// [Event.At] is when the write arrived there.
+// Write says that a worker has written to the resource that the lock protects. The resource records
+// it. [Event.At] is when the write arrived there.
 type Write struct {
 	Lock  string `json:"lock"`
 	Grant string `json:"grant"`
 	Token uint64 `json:"token,omitempty"`
-	// Mode is one of "unfenced", "fenced" and "audit".
+	// Mode is "unfenced", "fenced" or "audit".
 	Mode string `json:"mode"`
-	// Version is, for an unfenced write, the version that the resource had, and Read the one that the writer had read
-	// before. If they differ, an update has been overwritten unseen.
+	// For an unfenced write, Version is the version of the cell when the write arrived, and Read
+	// the version that the writer had read before. If they differ, an update was lost.
 	Version uint64 `json:"version,omitempty"`
 	Read    uint64 `json:"read,omitempty"`
 	// Refused is set if the resource had seen a larger token.
 	Refused bool `json:"refused,omitempty"`
 }
 
-// Fault says that something is being done to the system, from At on.
+// Fault says that a fault begins at [Event.At].
 type Fault struct {
-	// ID is this fault's in the run: 1, 2 and so on.
+	// ID is the number of the fault in the run: 1, 2 and so on.
 	ID int `json:"id"`
-	// Name is the fault's: "holder-pause", "leader-kill".
+	// Name is the kind of fault: "holder-pause", "leader-kill".
 	Name string `json:"name"`
-	// On is the worker or server it is done to, or several with commas between them.
+	// On is the worker or server that it strikes, or several with commas between them.
 	On string `json:"on"`
-	// Role is what that was at the time: "holder", "leader", "follower", or empty. Whether a worker held anything is
-	// judged by its holds, not by this.
+	// Role is the role of the victim at that time: "holder", "leader", "follower", or empty. The
+	// verdict decides by the holds whether a worker had a lock, not by this.
 	Role string `json:"role,omitempty"`
-	// What says it in words, with its figures.
+	// What describes the fault in words, with its figures.
 	What string `json:"what,omitempty"`
-	// Lock is the lock that it is done to, if it is done to one only.
+	// Lock is the lock that it strikes, if it is only one.
 	Lock string `json:"lock,omitempty"`
-	// Took are the tokens of the entries that an eviction deleted in one step of the store, in the order of their line: the first
-	// is the holder's, the others waited behind it. It is empty if the store's data do not tell the tokens.
+	// Took are the tokens of the entries that an eviction deleted in one step of the store, in the
+	// order of their line: the first is the holder's, the others waited behind it. It is empty if
+	// the store's data does not contain the tokens.
 	Took []uint64 `json:"took,omitempty"`
 }
 
-// Evict is the name of the fault that takes a holder's entry out of the store.
+// Evict is the name of the fault that deletes a holder's entry from the store.
 const Evict = "evict"
 
-// Heal says that what the fault did is undone, at At. A fault that needs no healing is healed as soon as it is done.
+// Heal says that a fault was healed, at [Event.At]. A fault that needs no healing is healed as soon
+// as it has struck.
 type Heal struct {
 	ID int `json:"id"`
-	// Err is what went wrong with the fault or the healing; such a fault is not counted.
+	// Err is the error of the fault or of its healing. Such a fault is not counted.
 	Err string `json:"err,omitempty"`
 }
 
-// Entry says that the observer has seen an entry come to a line or go from it, in the store's own data. [Event.At] is when it saw
-// it, which is later than when it happened.
+// Entry says that the observer has seen an entry appear in a line or disappear from it, in the
+// store's own data. [Event.At] is when it saw it, which is later than when it happened.
 type Entry struct {
 	Lock string `json:"lock"`
-	// Key is the entry's name in the store.
+	// Key is the entry's key in the store.
 	Key string `json:"key"`
-	// Token is that of a hold of this entry, as far as the store's data tell it.
+	// Token is the token of a hold of this entry; zero if the store's data does not contain it.
 	Token uint64 `json:"token,omitempty"`
 	Gone  bool   `json:"gone,omitempty"`
 }
 
-// Census is what a worker's process has open.
+// Census counts what a worker's process has open.
 type Census struct {
-	// Phase is "begin" before the worker connects to the locks' servers, "end" when it has released and closed everything.
+	// Phase is "begin" before the worker connects to the servers of the locks, and "end" after it
+	// has released and closed everything.
 	Phase       string `json:"phase"`
 	Goroutines  int    `json:"goroutines"`
 	Descriptors int    `json:"descriptors"`
 }
 
-// Left has the entries that were in the store still when everything was healed, every worker had ended and a TTL had passed.
-type Left struct {
+// Leftovers are the keys that were still in the store after all faults were healed, every worker
+// had ended and a TTL had passed.
+type Leftovers struct {
 	Lock string   `json:"lock"`
 	Keys []string `json:"keys"`
 }
 
-// Final says what came of a last attempt that was made for a lock after that.
+// Final is the outcome of the last attempt at a lock, which is made after that.
 type Final struct {
 	Lock    string  `json:"lock"`
 	Outcome Outcome `json:"outcome"`

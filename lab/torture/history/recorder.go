@@ -8,23 +8,24 @@ import (
 	"sync"
 )
 
-// A Recorder writes a history of what it is told, by the process it is in and, over a unix socket, by others. What a
-// process has said before it was killed is not lost: it is in the socket.
+// A Recorder writes a history. It records the events of its own process and, over a unix socket,
+// those of other processes. An event that a process sent before it was killed is not lost: it is in
+// the socket.
 type Recorder struct {
 	listener net.Listener
-	to       *Writer
-	heard    func(Event)
+	writer   *Writer
+	onEvent  func(Event)
 	conns    sync.WaitGroup
 }
 
-// Record starts a recorder that listens on the unix socket at path. heard, if not nil, is called with each event, possibly
-// by several goroutines at once.
-func Record(path string, to *Writer, heard func(Event)) (*Recorder, error) {
+// Record starts a recorder that listens on the unix socket at path. It calls onEvent, if not nil,
+// for each event, possibly from several goroutines at the same time.
+func Record(path string, writer *Writer, onEvent func(Event)) (*Recorder, error) {
 	l, err := net.Listen("unix", path)
 	if err != nil {
 		return nil, err
 	}
-	r := &Recorder{listener: l, to: to, heard: heard}
+	r := &Recorder{listener: l, writer: writer, onEvent: onEvent}
 	r.conns.Go(r.accept)
 	return r, nil
 }
@@ -37,14 +38,14 @@ func (r *Recorder) accept() {
 		}
 		r.conns.Go(func() {
 			defer conn.Close()
-			r.listen(conn)
+			r.receive(conn)
 		})
 	}
 }
 
-// listen records what one process says, until it hangs up. A line that is cut short was being said by a process that was
-// killed.
-func (r *Recorder) listen(conn net.Conn) {
+// receive records the events of one process until it closes the connection. It ignores an
+// incomplete last line: the process was killed while it wrote it.
+func (r *Recorder) receive(conn net.Conn) {
 	for lines := bufio.NewReader(conn); ; {
 		line, err := lines.ReadBytes('\n')
 		if err != nil {
@@ -52,7 +53,7 @@ func (r *Recorder) listen(conn net.Conn) {
 		}
 		var e Event
 		if err := json.Unmarshal(line, &e); err != nil {
-			panic(fmt.Sprintf("a process of this program says %q: %v", line, err))
+			panic(fmt.Sprintf("invalid event %q from a process of this program: %v", line, err))
 		}
 		r.Add(e)
 	}
@@ -60,47 +61,47 @@ func (r *Recorder) listen(conn net.Conn) {
 
 // Add records an event of this process.
 func (r *Recorder) Add(e Event) {
-	r.to.Write(e)
-	if r.heard != nil {
-		r.heard(e)
+	r.writer.Write(e)
+	if r.onEvent != nil {
+		r.onEvent(e)
 	}
 }
 
-// Close waits until everybody has hung up, stops listening, and returns the first error of writing. Call it when all
-// processes that were told of the socket have ended.
+// Close stops listening, waits until all senders have closed their connections, and returns the
+// first write error. Call it when all processes that know the socket have ended.
 func (r *Recorder) Close() error {
 	r.listener.Close()
 	r.conns.Wait()
-	return r.to.Err()
+	return r.writer.Err()
 }
 
-// A Voice tells a recorder in another process what happens. It is safe for concurrent use.
-type Voice struct {
+// A Sender sends events to a recorder in another process. It is safe for concurrent use.
+type Sender struct {
 	worker string
-	to     *Writer
+	writer *Writer
 	conn   net.Conn
 }
 
-// Speak connects to the recorder that listens at path. All events are those of worker.
-func Speak(path, worker string) (*Voice, error) {
+// Dial connects to the recorder that listens at path. All events are sent in the name of worker.
+func Dial(path, worker string) (*Sender, error) {
 	conn, err := net.Dial("unix", path)
 	if err != nil {
 		return nil, err
 	}
-	return &Voice{worker: worker, conn: conn, to: &Writer{out: conn}}, nil
+	return &Sender{worker: worker, conn: conn, writer: &Writer{out: conn}}, nil
 }
 
-// Say tells an event. If its At is zero it is now.
-func (v *Voice) Say(e Event) {
+// Send sends an event. If its At is zero, it is set to the current time.
+func (s *Sender) Send(e Event) {
 	if e.At == 0 {
 		e.At = Now()
 	}
-	e.Worker = v.worker
-	v.to.Write(e)
+	e.Worker = s.worker
+	s.writer.Write(e)
 }
 
-// Close hangs up, and returns the first error of saying something.
-func (v *Voice) Close() error {
-	v.conn.Close()
-	return v.to.Err()
+// Close closes the connection, and returns the first write error.
+func (s *Sender) Close() error {
+	s.conn.Close()
+	return s.writer.Err()
 }

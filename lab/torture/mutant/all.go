@@ -14,7 +14,7 @@ func All() []Mutant {
 				"return max(0, len(p.ahead)-1)\n",
 			}},
 			Cluster: "etcd", Workload: "hot", Faults: "none",
-			Caught: []string{verdict.RuleOverlap},
+			CaughtBy: []string{verdict.RuleOverlap},
 		},
 		{
 			Name:   "local-tokens",
@@ -25,7 +25,7 @@ func All() []Mutant {
 				"func tokenOf(uint64) uint64 { counted++; return counted << turnBits }\n\nvar counted uint64",
 			}},
 			Cluster: "etcd", Workload: "hot", Faults: "none",
-			Caught: []string{verdict.RuleToken, verdict.RuleStore, verdict.RuleValidity},
+			CaughtBy: []string{verdict.RuleTokenTwice, verdict.RuleGrantedTwice, verdict.RuleValidity},
 		},
 		{
 			Name:   "no-deadline",
@@ -36,7 +36,7 @@ func All() []Mutant {
 				"return l.confirmed.Add(10 * l.schedule.Valid) }",
 			}},
 			Cluster: "redis", Workload: "hot", Faults: "holder-pause",
-			Caught: []string{verdict.RuleOverlap},
+			CaughtBy: []string{verdict.RuleOverlap},
 		},
 		{
 			Name:   "deadline-from-reply",
@@ -54,7 +54,7 @@ func All() []Mutant {
 				},
 			},
 			Cluster: "redis", Workload: "long", Faults: "holder-late",
-			Caught: []string{verdict.RuleOverlap},
+			CaughtBy: []string{verdict.RuleOverlap},
 		},
 		{
 			Name:   "renew-after-loss",
@@ -70,7 +70,7 @@ func All() []Mutant {
 				{"hold.go", "return h.tenure.session.Deadline().Time() }", "return time.Now().Add(h.tenure.queue.client.opts.TTL) }"},
 			},
 			Cluster: "etcd", Workload: "hot", Faults: "holder-pause",
-			Caught: []string{verdict.RuleOverlap},
+			CaughtBy: []string{verdict.RuleOverlap},
 		},
 		{
 			Name:   "release-of-anybody",
@@ -81,7 +81,7 @@ func All() []Mutant {
 				"if remove(id) or remove(redis.call('ZRANGE', H, 0, 0)[1] or '') then left = left + 1 end",
 			}},
 			Cluster: "redis", Workload: "hot", Faults: "holder-pause",
-			Caught: []string{verdict.RuleOverlap},
+			CaughtBy: []string{verdict.RuleOverlap},
 		},
 		{
 			Name:   "no-own-entry",
@@ -109,7 +109,7 @@ func All() []Mutant {
 				},
 			},
 			Cluster: "etcd", Workload: "long", Faults: "evict",
-			Caught: []string{verdict.RuleUntold},
+			CaughtBy: []string{verdict.RuleNotNotified},
 		},
 		{
 			Name:   "one-by-one",
@@ -124,7 +124,7 @@ func All() []Mutant {
 				{"tenure.go", "if t.over {\n\t\treturn nil,", "if t.over && t.ticket == nil {\n\t\treturn nil,"},
 			},
 			Cluster: "etcd", Workload: "hot", Faults: "evict",
-			Caught: []string{verdict.RuleDead},
+			CaughtBy: []string{verdict.RuleDeletedEntry},
 		},
 		{
 			Name:   "holder-not-told",
@@ -135,7 +135,7 @@ func All() []Mutant {
 				"if !e.delivery.Admitted() {\n\t\te.delivery.Deliver(store.Standing{State: store.Gone, Order: e.order, Cause: cause})\n\t}",
 			}},
 			Cluster: "etcd", Workload: "long", Faults: "evict",
-			Caught: []string{verdict.RuleUntold},
+			CaughtBy: []string{verdict.RuleNotNotified},
 		},
 		{
 			Name:   "abandoned-entries",
@@ -146,7 +146,7 @@ func All() []Mutant {
 				"_ = ctx",
 			}},
 			Cluster: "etcd", Workload: "storm", Faults: "none",
-			Caught: []string{verdict.RuleStranded, verdict.RuleThin},
+			CaughtBy: []string{verdict.RuleStranded, verdict.RuleTooLittle},
 		},
 		{
 			Name:   "last-come",
@@ -164,7 +164,7 @@ func All() []Mutant {
 				},
 			},
 			Cluster: "redis", Workload: "hot", Faults: "none",
-			Caught: []string{verdict.RuleUnfair},
+			CaughtBy: []string{verdict.RuleOvertaken},
 		},
 		{
 			Name:   "command-goes-on",
@@ -187,7 +187,7 @@ func All() []Mutant {
 				},
 			},
 			Cluster: "etcd", Workload: "command", Faults: "holder-pause",
-			Caught: []string{verdict.RuleOverlap},
+			CaughtBy: []string{verdict.RuleOverlap},
 		},
 	}
 }

@@ -24,8 +24,8 @@ type Mutant struct {
 	Edits []Edit
 	// Cluster, Workload and Faults are those under which it is caught.
 	Cluster, Workload, Faults string
-	// Caught are the names of the rules of package verdict by which it is: at least one of them must be found broken.
-	Caught []string
+	// CaughtBy are the names of the rules of package verdict by which it is: at least one of them must be found broken.
+	CaughtBy []string
 }
 
 // Edit replaces a text in a file, which has it exactly once.
@@ -34,8 +34,8 @@ type Edit struct {
 	Old, New string
 }
 
-// Named returns the mutant of a name.
-func Named(name string) (Mutant, error) {
+// ByName returns the mutant of a name.
+func ByName(name string) (Mutant, error) {
 	all := All()
 	i := slices.IndexFunc(all, func(m Mutant) bool { return m.Name == name })
 	if i < 0 {

@@ -48,7 +48,7 @@ func TestSeveralEditsOfOneFile(t *testing.T) {
 }
 
 func TestAnUnknownMutantIsNamedWithThoseThereAre(t *testing.T) {
-	if _, err := Named("nobody"); err == nil || !strings.Contains(err.Error(), "two-at-once") {
+	if _, err := ByName("nobody"); err == nil || !strings.Contains(err.Error(), "two-at-once") {
 		t.Error(err)
 	}
 }

@@ -23,7 +23,7 @@ func Page(out io.Writer, v *verdict.Verdict) error {
 		Holds      []hold
 		Waits      []wait
 		Strikes    []verdict.Strike
-		Stale      []verdict.StaleUse
+		Stale      []verdict.StaleWrite
 		Violations []verdict.Violation
 	}{v.Begin, v.End, holds(v), inVain(v), v.Strikes, v.Writes, v.Violations}
 	data, err := json.Marshal(timeline) // which escapes what could end a script

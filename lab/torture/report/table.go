@@ -87,18 +87,18 @@ func rows(v *verdict.Verdict, brief bool) [][]string {
 func row(v *verdict.Verdict, f verdict.FaultFigures, summary string) []string {
 	fenced := "n/a"
 	if v.Run.Offers.Tokens {
-		fenced = Bounded(f.StaleAccepted, f.Strikes)
+		fenced = FormatCount(f.StaleAccepted, f.Strikes)
 	}
 	return []string{
 		v.Run.Target, v.Run.Workload, f.Name, fmt.Sprint(f.Strikes), fmt.Sprint(f.OnHolder), fmt.Sprint(f.OnLeader),
-		fmt.Sprint(f.Acquisitions), fmt.Sprint(f.HandOvers), Bounded(f.Overlaps, f.Strikes), Bounded(f.Stale, f.Strikes), fenced,
-		fmt.Sprint(f.Refused), Bounded(f.LostUpdates, f.Strikes), f.LongestGap.Round(10 * time.Millisecond).String(), summary,
+		fmt.Sprint(f.Acquisitions), fmt.Sprint(f.HandOvers), FormatCount(f.Overlaps, f.Strikes), FormatCount(f.Stale, f.Strikes), fenced,
+		fmt.Sprint(f.Refused), FormatCount(f.LostUpdates, f.Strikes), f.LongestGap.Round(10 * time.Millisecond).String(), summary,
 	}
 }
 
-// Bounded is a count of damage with, for zero, the largest rate that it leaves possible in 95 of 100 cases, in so many strikes;
+// FormatCount is a count of damage with, for zero, the largest rate that it leaves possible in 95 of 100 cases, in so many strikes;
 // without strikes there is none.
-func Bounded(count, of int) string {
+func FormatCount(count, of int) string {
 	if count > 0 || of == 0 {
 		return fmt.Sprint(count)
 	}
@@ -158,10 +158,10 @@ func markdown(out io.Writer, rows [][]string) error {
 func figures(v *verdict.Verdict) []string {
 	f := v.Figures
 	lines := []string{fmt.Sprintf("%d workers, %d locks; calls that gave up %d, failed %d, unknown %d; acquisitions of one worker %d to %d",
-		f.Workers, f.Locks, f.GaveUp, f.Failed, f.Unknown, f.Fewest, f.Most)}
+		f.Workers, f.Locks, f.GaveUp, f.Failed, f.Unknown, f.MinPerWorker, f.MaxPerWorker)}
 	if f.Lost > 0 {
 		lines = append(lines, fmt.Sprintf("%d holds lost, %d of them removed by the store while they were valid; told %v (p50), %v (p99) after the observer saw it",
-			f.Lost, f.Early, f.ToldP50.Round(time.Millisecond), f.ToldP99.Round(time.Millisecond)))
+			f.Lost, f.RemovedEarly, f.NotifiedP50.Round(time.Millisecond), f.NotifiedP99.Round(time.Millisecond)))
 	}
 	return lines
 }

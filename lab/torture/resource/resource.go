@@ -56,7 +56,7 @@ type cells struct {
 }
 
 type server struct {
-	voice *history.Voice
+	sender *history.Sender
 
 	mu    sync.Mutex // held from the arrival of a request until its effect is recorded
 	locks map[string]*cells
@@ -66,12 +66,12 @@ type server struct {
 // Serve runs the resource. It listens on the unix socket at path, and records with voice. Requests
 // are served one at a time, so the order of the records is the order in which they took effect.
 // When ctx ends, Serve closes all connections and returns nil.
-func Serve(ctx context.Context, path string, voice *history.Voice) error {
+func Serve(ctx context.Context, path string, sender *history.Sender) error {
 	l, err := new(net.ListenConfig).Listen(ctx, "unix", path)
 	if err != nil {
 		return err
 	}
-	s := &server{voice: voice, locks: map[string]*cells{}, conns: map[net.Conn]bool{}}
+	s := &server{sender: sender, locks: map[string]*cells{}, conns: map[net.Conn]bool{}}
 	defer context.AfterFunc(ctx, func() { l.Close() })()
 
 	var conns sync.WaitGroup
@@ -144,7 +144,7 @@ func (s *server) recordDisconnect(conn net.Conn, attached string, lastSeen int64
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if attached != "" && s.conns != nil {
-		s.voice.Say(history.Event{At: history.Now(), End: &history.End{
+		s.sender.Send(history.Event{At: history.Now(), End: &history.End{
 			Grant: attached, Call: lastSeen, Outcome: history.Unknown, Why: "its process was killed",
 		}})
 	}
@@ -172,7 +172,7 @@ func (s *server) handle(q request) reply {
 	default:
 		return reply{Err: fmt.Sprintf("unknown op %q", q.Op)}
 	}
-	s.voice.Say(history.Event{At: at, Write: w})
+	s.sender.Send(history.Event{At: at, Write: w})
 	return reply{Refused: w.Refused}
 }
 

@@ -42,17 +42,17 @@ func newHarness(t *testing.T) *harness {
 	if err != nil {
 		t.Fatal(err)
 	}
-	voice, err := history.Speak(recorder, "resource")
+	sender, err := history.Dial(recorder, "resource")
 	if err != nil {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	served := make(chan error, 1)
-	go func() { served <- resource.Serve(ctx, s.socket, voice) }()
+	go func() { served <- resource.Serve(ctx, s.socket, sender) }()
 	s.end = sync.OnceValue(func() error {
 		cancel()
 		err := <-served
-		voice.Close()
+		sender.Close()
 		r.Close()
 		return err
 	})

@@ -52,7 +52,7 @@ func Build(ctx context.Context, t Target, load, dir string) (Programs, error) {
 	root := filepath.Dir(lab)
 	var flags []string
 	if t.Mutant != "" {
-		m, err := mutant.Named(t.Mutant)
+		m, err := mutant.ByName(t.Mutant)
 		if err != nil {
 			return Programs{}, err
 		}

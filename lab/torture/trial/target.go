@@ -57,7 +57,7 @@ func ParseTarget(text string) (Target, error) {
 	case isMutant && name != "stile":
 		return Target{}, fmt.Errorf("target %q: only stile has mutants", text)
 	case isMutant:
-		if _, err := mutant.Named(mutantName); err != nil {
+		if _, err := mutant.ByName(mutantName); err != nil {
 			return Target{}, fmt.Errorf("target %q: %w", text, err)
 		}
 	}

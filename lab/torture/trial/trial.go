@@ -281,7 +281,7 @@ func (r *run) inspect(ctx context.Context, node *site.Node) error {
 		return fmt.Errorf("read what remains in the store: %w", err)
 	}
 	for _, lock := range slices.Sorted(maps.Keys(left)) {
-		r.recorder.Add(history.Event{At: history.Now(), Left: &history.Left{Lock: lock, Keys: left[lock]}})
+		r.recorder.Add(history.Event{At: history.Now(), Leftovers: &history.Leftovers{Lock: lock, Keys: left[lock]}})
 	}
 	locks := workload.Locks(r.Workload, prefix)
 	finalCtx, cancel := context.WithTimeout(ctx, 2*busyMargin+time.Duration(len(locks))*time.Second/4)

@@ -79,7 +79,7 @@ func (p *process) stop(timeout time.Duration) string {
 			_ = p.cmd.Process.Kill()
 			<-p.done
 		}
-		return history.HowHung
+		return history.ExitHung
 	}
 }
 

@@ -14,7 +14,7 @@ func overlapping(t *testing.T, target string, granted, told int64) *story {
 	s.takes("w1", 20, 300, 301)
 	s.takes("w2", 21, 310, granted)
 	s.add(told-1, "w1", history.Event{Extend: &history.Extend{Grant: "w1/20", Until: (told + 100) * ms}})
-	s.add(told, "w1", history.Event{End: &history.End{Grant: "w1/20", Told: told * ms, Why: "it is gone"}})
+	s.add(told, "w1", history.Event{End: &history.End{Grant: "w1/20", LostAt: told * ms, Why: "it is gone"}})
 	s.add(told+1, "w2", history.Event{Extend: &history.Extend{Grant: "w2/21", Until: (told + 2000) * ms}})
 	s.releases("w2", 21, told+2)
 	return s
@@ -114,7 +114,7 @@ func (s *story) evicts(from, to int64, took ...uint64) {
 }
 
 func (s *story) loses(worker string, token uint64, at int64) {
-	s.add(at, worker, history.Event{End: &history.End{Grant: name(worker, token), Told: at * ms, Why: "it is gone"}})
+	s.add(at, worker, history.Event{End: &history.End{Grant: name(worker, token), LostAt: at * ms, Why: "it is gone"}})
 }
 
 func TestAnEvictionExcusesTheHolderThatItEvicted(t *testing.T) {
@@ -147,7 +147,7 @@ func TestAnEvictionExcusesTheHolderThatItEvicted(t *testing.T) {
 		s.takes("w2", 21, 310, 342)
 		s.releases("w1", 20, 350)
 		s.releases("w2", 21, 400)
-		if v := s.judge(RuleOverlap, RuleValidity, RuleStore); v.Conceded() != 0 {
+		if v := s.judge(RuleOverlap, RuleValidity, RuleGrantedTwice); v.Conceded() != 0 {
 			t.Errorf("%+v", v.Violations)
 		}
 	})
@@ -168,8 +168,8 @@ func TestTwoGrantsAfterAnEvictionAreExcusedByNothing(t *testing.T) {
 	}
 	t.Run("only the holder was evicted", func(t *testing.T) { both(t, 20).judge(RuleOverlap, RuleValidity) })
 	t.Run("all of the line was", func(t *testing.T) {
-		v := both(t, 20, 21, 22).judge(RuleOverlap, RuleValidity, RuleDead)
-		if n := v.Broken()[RuleDead]; n != 2 {
+		v := both(t, 20, 21, 22).judge(RuleOverlap, RuleValidity, RuleDeletedEntry)
+		if n := v.Broken()[RuleDeletedEntry]; n != 2 {
 			t.Errorf("%d of two holds were found to be of deleted entries", n)
 		}
 	})
@@ -225,7 +225,7 @@ func TestADeletedEntryIsGivenNoLock(t *testing.T) {
 		s := deleted(t)
 		s.takes("w2", 21, 310, 342)
 		s.loses("w2", 21, 342)
-		s.judge(RuleDead)
+		s.judge(RuleDeletedEntry)
 	})
 	t.Run("its owner joins again", func(t *testing.T) {
 		s := deleted(t)
@@ -270,7 +270,7 @@ func TestVerdictsOnTwoHoldsAgree(t *testing.T) {
 			} else {
 				s.loses("w1", 20, 350)
 			}
-			if v := s.judgeIf(lasted, RuleOverlap, RuleValidity, RuleStore); lasted == (v.Conceded() > 0) {
+			if v := s.judgeIf(lasted, RuleOverlap, RuleValidity, RuleGrantedTwice); lasted == (v.Conceded() > 0) {
 				t.Errorf("%s, w1 had it to its release: %v: %+v", fault, lasted, v.Violations)
 			}
 		}
@@ -312,7 +312,7 @@ func TestTokensThatGoBackAfterTheStoreHasForgottenThem(t *testing.T) {
 	}
 	s = back()
 	s.fault(1, "restart-empty", "m1", "", 6000, 6100) // when it was over
-	s.judge(RuleStore, RuleValidity)
+	s.judge(RuleGrantedTwice, RuleValidity)
 }
 
 func TestWhatIsConcededHidesNothing(t *testing.T) {
@@ -325,8 +325,8 @@ func TestWhatIsConcededHidesNothing(t *testing.T) {
 	s.hold("w2", 40, 70_200, 70_201, 70_300)
 	s.hold("w1", 51, 80_000, 80_001, 80_100)
 	s.hold("w2", 50, 80_200, 80_201, 80_300)
-	v := s.judge(RuleStore, RuleValidity, RuleToken)
-	if n := v.Broken(); n[RuleStore] != 2 || n[RuleValidity] != 2 || n[RuleToken] != 1 {
+	v := s.judge(RuleGrantedTwice, RuleValidity, RuleTokenTwice)
+	if n := v.Broken(); n[RuleGrantedTwice] != 2 || n[RuleValidity] != 2 || n[RuleTokenTwice] != 1 {
 		t.Errorf("%v", n)
 	}
 }

@@ -18,18 +18,18 @@ type Hold struct {
 	// Call and Return are those of the call that got it.
 	Call   int64 `json:"call"`
 	Return int64 `json:"return"`
-	// Until is the last validity that its holder was shown, Told when it was told of the loss, Exit when its process ended.
-	Until int64  `json:"until,omitempty"`
-	Told  int64  `json:"told,omitempty"`
-	Why   string `json:"why,omitempty"`
-	Exit  int64  `json:"exit,omitempty"`
+	// Until is the last validity that its holder was shown, LostAt when it was told of the loss, Exit when its process ended.
+	Until  int64  `json:"until,omitempty"`
+	LostAt int64  `json:"told,omitempty"`
+	Why    string `json:"why,omitempty"`
+	Exit   int64  `json:"exit,omitempty"`
 	// Release and Released are the call and the return of the release, Outcome what came of it.
 	Release  int64           `json:"release,omitempty"`
 	Released int64           `json:"released,omitempty"`
 	Outcome  history.Outcome `json:"outcome,omitempty"`
 
 	// End is until when the holder, by all that its lock's interface tells, may have believed that it held: the earliest of
-	// Release, Told, Until and Exit; without any of them, the end of the history.
+	// Release, LostAt, Until and Exit; without any of them, the end of the history.
 	End int64 `json:"end"`
 }
 
@@ -93,7 +93,7 @@ func live(h *history.History) *lives {
 	for _, hold := range l.holds {
 		hold.Exit = l.exits[hold.Worker].At
 		hold.End = l.end
-		for _, end := range []int64{hold.Release, hold.Told, hold.Until, hold.Exit} {
+		for _, end := range []int64{hold.Release, hold.LostAt, hold.Until, hold.Exit} {
 			if end != 0 {
 				hold.End = min(hold.End, end)
 			}
@@ -119,7 +119,7 @@ func (l *lives) acquired(worker string, a *history.Acquire, w *Wait) {
 // ended notes an end. Of several, the earliest times count, and the last outcome: who was killed while it released had given
 // the hold up before, whatever is said of its death.
 func (h *Hold) ended(e *history.End) {
-	h.Told, h.Release = earlier(h.Told, e.Told), earlier(h.Release, e.Call)
+	h.LostAt, h.Release = earlier(h.LostAt, e.LostAt), earlier(h.Release, e.Call)
 	if e.Why != "" {
 		h.Why = e.Why
 	}

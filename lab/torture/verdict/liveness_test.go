@@ -123,7 +123,7 @@ func TestAWaiterThatIsKilledIsNotForgotten(t *testing.T) {
 }
 
 func TestAWorkerThatPanics(t *testing.T) {
-	for how, rule := range map[string]string{"exit status 2": RuleCrashed, history.HowHung: RuleHung} {
+	for how, rule := range map[string]string{"exit status 2": RuleCrashed, history.ExitHung: RuleHung} {
 		s := tell(t)
 		s.add(900, "w8", history.Event{Exited: &history.Exited{How: how}})
 		s.judge(rule)
@@ -144,7 +144,7 @@ func TestFaultsThatWereAskedForAndDidNotStrike(t *testing.T) {
 		s := tell(t)
 		failing(s, 1, history.Evict)
 		failing(s, 2, history.Evict)
-		s.judge(RuleThin)
+		s.judge(RuleTooLittle)
 	})
 	t.Run("one struck", func(t *testing.T) {
 		s := tell(t)
@@ -156,7 +156,7 @@ func TestFaultsThatWereAskedForAndDidNotStrike(t *testing.T) {
 		s := tell(t)
 		s.fault(1, "compact", "all", "", 300, 301)
 		s.Run.Faults = "compact,leader-pause"
-		v := s.judge(RuleThin)
+		v := s.judge(RuleTooLittle)
 		if what := v.Violations[0].What; what != "leader-pause was asked for and never tried" {
 			t.Error(what)
 		}

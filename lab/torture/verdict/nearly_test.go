@@ -23,14 +23,14 @@ func TestTwoTTLsAreTimeEnoughToTellAHolder(t *testing.T) {
 		s.takes("w1", 20, 300, 301)
 		s.add(400, "", history.Event{Entry: &history.Entry{Lock: "demo", Key: "demo/1", Token: 20, Gone: true}})
 		s.add(3000, "w1", history.Event{Extend: &history.Extend{Grant: "w1/20", Until: 4800 * ms}})
-		s.add(told, "w1", history.Event{End: &history.End{Grant: "w1/20", Told: told * ms, Why: "evicted"}})
-		s.judgeIf(late, RuleUntold)
+		s.add(told, "w1", history.Event{End: &history.End{Grant: "w1/20", LostAt: told * ms, Why: "evicted"}})
+		s.judgeIf(late, RuleNotNotified)
 	}
 	t.Run("who believes no more need not be told", func(t *testing.T) {
 		s := tell(t)
 		s.takes("w1", 20, 300, 301) // until 2101
 		s.add(400, "", history.Event{Entry: &history.Entry{Lock: "demo", Key: "demo/1", Token: 20, Gone: true}})
-		s.add(9000, "w1", history.Event{End: &history.End{Grant: "w1/20", Told: 9000 * ms, Why: "expired"}})
+		s.add(9000, "w1", history.Event{End: &history.End{Grant: "w1/20", LostAt: 9000 * ms, Why: "expired"}})
 		s.judge()
 	})
 }
@@ -49,7 +49,7 @@ func TestWhoMayBeServedFirst(t *testing.T) {
 		return s
 	}
 	ok := history.Acquire{Outcome: history.OK, Until: 4000 * ms}
-	t.Run("who asks more than a TTL later may not", func(t *testing.T) { serve(t, 2401, ok).judge(RuleUnfair) })
+	t.Run("who asks more than a TTL later may not", func(t *testing.T) { serve(t, 2401, ok).judge(RuleOvertaken) })
 	t.Run("who asks a TTL later may", func(t *testing.T) { serve(t, 2400, ok).judge() })
 	t.Run("who is not served first may ask when it will", func(t *testing.T) {
 		before := ok
@@ -64,7 +64,7 @@ func TestWhoMayBeServedFirst(t *testing.T) {
 		s.judge()
 	})
 	t.Run("who gives up is overtaken until a TTL before", func(t *testing.T) {
-		serve(t, 2401, history.Acquire{Outcome: history.Failed, GaveUp: true, Return: 4701 * ms}).judge(RuleUnfair)
+		serve(t, 2401, history.Acquire{Outcome: history.Failed, GaveUp: true, Return: 4701 * ms}).judge(RuleOvertaken)
 		serve(t, 2401, history.Acquire{Outcome: history.Failed, GaveUp: true, Return: 4700 * ms}).judge()
 	})
 	t.Run("who fails is not overtaken", func(t *testing.T) {
@@ -89,7 +89,7 @@ func TestALastAttempt(t *testing.T) {
 
 func TestNothingLeftBehind(t *testing.T) {
 	s := tell(t)
-	s.add(900, "", history.Event{Left: &history.Left{Lock: "demo"}})
+	s.add(900, "", history.Event{Leftovers: &history.Leftovers{Lock: "demo"}})
 	s.judge()
 }
 
@@ -135,7 +135,7 @@ func TestAFenceThatDoesNotFence(t *testing.T) {
 		return s
 	}
 	lose := func(s *story, token uint64) {
-		s.add(472, "w1", history.Event{End: &history.End{Grant: name("w1", token), Told: 471 * ms, Why: "forgotten"}})
+		s.add(472, "w1", history.Event{End: &history.End{Grant: name("w1", token), LostAt: 471 * ms, Why: "forgotten"}})
 	}
 	for name, tokens := range map[string][2]uint64{"larger": {21, 20}, "the same": {20, 20}, "smaller": {20, 21}} {
 		t.Run("the token of the older hold is "+name, func(t *testing.T) {
@@ -147,7 +147,7 @@ func TestAFenceThatDoesNotFence(t *testing.T) {
 					e.Token = 22
 				}
 			}
-			if v := s.judge(RuleFence); v.Figures.StaleAccepted != 1 {
+			if v := s.judge(RuleStaleWrite); v.Figures.StaleAccepted != 1 {
 				t.Errorf("%+v", v.Figures.Damage)
 			}
 		})
@@ -156,7 +156,7 @@ func TestAFenceThatDoesNotFence(t *testing.T) {
 		s := overtaken(t, 21, 22)
 		s.writes("w7", 20, 470, "fenced", 0, 0, false) // it was killed before it could tell that it held
 		lose(s, 21)
-		s.judge(RuleFence)
+		s.judge(RuleStaleWrite)
 	})
 	// The calls of both were under way. Which of them returns first is chance: only the tokens order the two grants.
 	t.Run("nobody knows which was granted first", func(t *testing.T) {
@@ -164,7 +164,7 @@ func TestAFenceThatDoesNotFence(t *testing.T) {
 		s.takes("w1", 26, 305, 350)
 		s.takes("w2", 25, 310, 352)
 		s.writes("w2", 25, 353, "fenced", 0, 0, false)
-		s.add(354, "w2", history.Event{End: &history.End{Grant: name("w2", 25), Told: 354 * ms, Why: "it is gone"}})
+		s.add(354, "w2", history.Event{End: &history.End{Grant: name("w2", 25), LostAt: 354 * ms, Why: "it is gone"}})
 		s.writes("w1", 26, 355, "fenced", 0, 0, false)
 		s.releases("w1", 26, 360)
 		s.judge(RuleOverlap, RuleValidity)
@@ -209,10 +209,10 @@ func TestOfTwoEndsTheEarlierCounts(t *testing.T) {
 	}
 	t.Run("of two losses too", func(t *testing.T) {
 		h := &Hold{}
-		for _, e := range []history.End{{Told: 20, Call: 30, Why: "expired"}, {Told: 25, Call: 25}, {Call: 40, Return: 50, Outcome: history.Failed}} {
+		for _, e := range []history.End{{LostAt: 20, Call: 30, Why: "expired"}, {LostAt: 25, Call: 25}, {Call: 40, Return: 50, Outcome: history.Failed}} {
 			h.ended(&e)
 		}
-		want := Hold{Told: 20, Why: "expired", Release: 25, Released: 50, Outcome: history.Failed}
+		want := Hold{LostAt: 20, Why: "expired", Release: 25, Released: 50, Outcome: history.Failed}
 		if *h != want {
 			t.Errorf("%+v, want %+v", *h, want)
 		}

@@ -17,19 +17,19 @@ const (
 	RuleOverlap = "overlap"
 	// RuleValidity: by the tokens' order, one was granted the lock while another's advertised validity still ran.
 	RuleValidity = "granted during another's validity"
-	// RuleStore: by the tokens' order, the store itself let two hold at the same time, or gave tokens out of order.
-	RuleStore = "granted twice"
-	// RuleDead: somebody was granted the lock whose entry had been deleted while it waited, in one step with the entries ahead of it.
-	RuleDead = "granted to a deleted entry"
-	// RuleToken: two holds have the same token.
-	RuleToken = "token given twice"
-	// RuleUntold: a holder still believed in its hold two TTLs after the observer had seen its entry go.
-	RuleUntold = "holder not told"
-	// RuleFence: the fenced resource took a write of an older hold after one of a newer hold, older by its token or by when it was
+	// RuleGrantedTwice: by the tokens' order, the store itself let two hold at the same time, or gave tokens out of order.
+	RuleGrantedTwice = "granted twice"
+	// RuleDeletedEntry: somebody was granted the lock whose entry had been deleted while it waited, in one step with the entries ahead of it.
+	RuleDeletedEntry = "granted to a deleted entry"
+	// RuleTokenTwice: two holds have the same token.
+	RuleTokenTwice = "token given twice"
+	// RuleNotNotified: a holder still believed in its hold two TTLs after the observer had seen its entry go.
+	RuleNotNotified = "holder not told"
+	// RuleStaleWrite: the fenced resource took a write of an older hold after one of a newer hold, older by its token or by when it was
 	// granted.
-	RuleFence = "stale write accepted"
-	// RuleUnfair: somebody was overtaken, by one who asked more than a TTL later, though nothing was being done to the system.
-	RuleUnfair = "overtaken"
+	RuleStaleWrite = "stale write accepted"
+	// RuleOvertaken: somebody was overtaken, by one who asked more than a TTL later, though nothing was being done to the system.
+	RuleOvertaken = "overtaken"
 	// RuleStranded: a lock that nobody held was asked for all the time and given to nobody, though nothing was being done to the
 	// system; or for so long that whatever was done excuses nothing.
 	RuleStranded = "waiter stranded"
@@ -38,16 +38,16 @@ const (
 	RuleForgotten = "waiter forgotten"
 	// RuleStuck: when everything was over and healed, the lock could not be had.
 	RuleStuck = "lock stuck"
-	// RuleDebris: when everything was over, and a TTL had passed, there was still something in the store.
-	RuleDebris = "entry left behind"
+	// RuleLeftBehind: when everything was over, and a TTL had passed, there was still something in the store.
+	RuleLeftBehind = "entry left behind"
 	// RuleLeak: a worker that had released and closed everything had more goroutines or descriptors than before.
 	RuleLeak = "leak"
 	// RuleHung: a worker that was asked to end never did.
 	RuleHung = "hung"
 	// RuleCrashed: a worker panicked.
 	RuleCrashed = "crashed"
-	// RuleThin: too little happened for the run to prove anything.
-	RuleThin = "too little happened"
+	// RuleTooLittle: too little happened for the run to prove anything.
+	RuleTooLittle = "too little happened"
 )
 
 // A Violation is one case in which a rule was broken.
@@ -74,7 +74,7 @@ type Violation struct {
 // have ended the hold of the one: see [Strike.endedOneOf].
 func Concessions(target string) map[string][]string {
 	exclusion := []string{RuleOverlap, RuleValidity}
-	forgetting := []string{RuleOverlap, RuleValidity, RuleStore}
+	forgetting := []string{RuleOverlap, RuleValidity, RuleGrantedTwice}
 	// Deleting a holder's entry lets the next one in as the holder is told.
 	conceded := map[string][]string{history.Evict: exclusion}
 	_, cluster, _ := strings.Cut(target, "@")
@@ -119,7 +119,7 @@ func inOrder(lock string, holds []*Hold, offers history.Offers) []Violation {
 		rule string
 		end  func(*Hold) (least, most int64)
 	}{
-		{RuleStore, func(h *Hold) (int64, int64) { return storeEnd(h, offers.Proof) }},
+		{RuleGrantedTwice, func(h *Hold) (int64, int64) { return storeEnd(h, offers.Proof) }},
 		{RuleValidity, func(h *Hold) (int64, int64) { return h.End, never }},
 	} {
 		grants := make([]*grant, 0, len(holds))
@@ -132,8 +132,8 @@ func inOrder(lock string, holds []*Hold, offers history.Offers) []Violation {
 			switch {
 			case c.earlier == nil || c.earlier.token != c.later.token:
 				found = append(found, c.violation(reading.rule, lock))
-			case reading.rule == RuleStore: // the other reading would say the same
-				found = append(found, c.violation(RuleToken, lock))
+			case reading.rule == RuleGrantedTwice: // the other reading would say the same
+				found = append(found, c.violation(RuleTokenTwice, lock))
 			}
 		}
 	}
@@ -185,7 +185,7 @@ func dead(lock string, holds []*Hold, strikes []Strike) []Violation {
 	for _, h := range holds {
 		if h.Token != 0 && took[h.Token] {
 			found = append(found, Violation{
-				Rule: RuleDead, Lock: lock, At: h.Return, For: time.Duration(max(0, h.End-h.Return)), Grants: []string{h.Grant},
+				Rule: RuleDeletedEntry, Lock: lock, At: h.Return, For: time.Duration(max(0, h.End-h.Return)), Grants: []string{h.Grant},
 				What: fmt.Sprintf("%s (token %d) was given the lock, though its entry had been deleted together with those ahead of it",
 					h.Grant, h.Token),
 			})
@@ -207,7 +207,7 @@ func staleWrites(lock string, writes []history.Event, holds map[string]*Hold, tt
 		}
 		if newest != nil && (w.Token < newest.Token || grantedBefore(holds[w.Grant], holds[newest.Grant], ttl)) {
 			found = append(found, Violation{
-				Rule: RuleFence, Lock: lock, At: e.At, Grants: []string{newest.Grant, w.Grant},
+				Rule: RuleStaleWrite, Lock: lock, At: e.At, Grants: []string{newest.Grant, w.Grant},
 				What: fmt.Sprintf("a write of %s (token %d) was accepted after one of %s (token %d), which had been granted later", w.Grant,
 					w.Token, newest.Grant, newest.Token),
 			})
@@ -234,7 +234,7 @@ func overtaken(lock string, waits []*Wait, holds []*Hold, patience int64, quiet 
 		for _, h := range holds {
 			if h.Grant != w.Grant && h.Call > w.Call+patience && h.Return < until && quiet(w.Call, h.Return) {
 				found = append(found, Violation{
-					Rule: RuleUnfair, Lock: lock, At: h.Return, Grants: []string{w.Grant, h.Grant},
+					Rule: RuleOvertaken, Lock: lock, At: h.Return, Grants: []string{w.Grant, h.Grant},
 					What: fmt.Sprintf("%s asked %v after %s and had the lock before it", h.Grant,
 						time.Duration(h.Call-w.Call).Round(time.Millisecond), w.Grant),
 				})
@@ -406,7 +406,7 @@ func ends(l *lives) []Violation {
 	var found []Violation
 	for _, worker := range slices.Sorted(maps.Keys(l.exits)) {
 		switch e := l.exits[worker]; e.Exited.How {
-		case history.HowHung:
+		case history.ExitHung:
 			found = append(found, Violation{Rule: RuleHung, At: e.At, What: worker + " was asked to end and did not"})
 		case hasCrashed:
 			found = append(found, Violation{Rule: RuleCrashed, At: e.At, What: worker + " panicked; words.txt has what it said"})
@@ -425,10 +425,10 @@ func over(events []history.Event) []Violation {
 			found = append(found, Violation{
 				Rule: RuleStuck, Lock: e.Final.Lock, At: e.At, What: "when everything was over it could not be had: " + e.Final.Err,
 			})
-		case e.Left != nil && len(e.Left.Keys) > 0:
+		case e.Leftovers != nil && len(e.Leftovers.Keys) > 0:
 			found = append(found, Violation{
-				Rule: RuleDebris, Lock: e.Left.Lock, At: e.At,
-				What: fmt.Sprintf("a TTL after everything was over, there was still %s", strings.Join(e.Left.Keys, ", ")),
+				Rule: RuleLeftBehind, Lock: e.Leftovers.Lock, At: e.At,
+				What: fmt.Sprintf("a TTL after everything was over, there was still %s", strings.Join(e.Leftovers.Keys, ", ")),
 			})
 		case e.Census != nil && e.Census.Phase == "begin":
 			begin[e.Worker] = e.Census

@@ -13,9 +13,9 @@ import (
 	"github.com/stilelock/stile/lab/torture/history"
 )
 
-// Settle is how long after the healing of a fault, besides the TTL, a system may need to serve again: elections,
+// SettleTime is how long after the healing of a fault, besides the TTL, a system may need to serve again: elections,
 // reconnections and retries with their pauses.
-const Settle = 5 * time.Second
+const SettleTime = 5 * time.Second
 
 // Verdict is what a history shows.
 type Verdict struct {
@@ -26,12 +26,12 @@ type Verdict struct {
 	Faults []FaultFigures `json:"faults"`
 
 	// For the timeline.
-	Holds   []*Hold    `json:"-"`
-	Waits   []*Wait    `json:"-"`
-	Strikes []Strike   `json:"-"`
-	Writes  []StaleUse `json:"-"`
-	Begin   int64      `json:"-"`
-	End     int64      `json:"-"`
+	Holds   []*Hold      `json:"-"`
+	Waits   []*Wait      `json:"-"`
+	Strikes []Strike     `json:"-"`
+	Writes  []StaleWrite `json:"-"`
+	Begin   int64        `json:"-"`
+	End     int64        `json:"-"`
 }
 
 // Figures say how much happened in a run, and how well.
@@ -47,14 +47,14 @@ type Figures struct {
 	Unknown      int `json:"unknown"`
 	// Lost are holds whose holders were told of the loss.
 	Lost int `json:"lost"`
-	// Early are holds whose entries the store removed while they were valid, though nobody had asked it to.
-	Early int `json:"early"`
-	// ToldP50 and ToldP99 are how long after the observer saw the entry go the holder was told. Zero without losses.
-	ToldP50 time.Duration `json:"told_p50_ns"`
-	ToldP99 time.Duration `json:"told_p99_ns"`
-	// Fewest and Most are acquisitions of workers that lived from the begin to the end.
-	Fewest int `json:"fewest"`
-	Most   int `json:"most"`
+	// RemovedEarly are holds whose entries the store removed while they were valid, though nobody had asked it to.
+	RemovedEarly int `json:"early"`
+	// NotifiedP50 and NotifiedP99 are how long after the observer saw the entry go the holder was told. Zero without losses.
+	NotifiedP50 time.Duration `json:"told_p50_ns"`
+	NotifiedP99 time.Duration `json:"told_p99_ns"`
+	// MinPerWorker and MaxPerWorker are acquisitions of workers that lived from the begin to the end.
+	MinPerWorker int `json:"fewest"`
+	MaxPerWorker int `json:"most"`
 
 	Damage
 	// LongestGap is the longest time that a lock was asked for which nobody held, and that nobody was given.
@@ -69,7 +69,7 @@ type Damage struct {
 	Stale int `json:"stale_unfenced"`
 	// LostUpdates are unfenced writes that overwrote what their writers had not read.
 	LostUpdates int `json:"lost_updates"`
-	// StaleAccepted are violations of [RuleFence], Refused the writes that the fenced resource refused.
+	// StaleAccepted are violations of [RuleStaleWrite], Refused the writes that the fenced resource refused.
 	StaleAccepted int `json:"stale_fenced"`
 	Refused       int `json:"refused"`
 }
@@ -99,8 +99,8 @@ type Strike struct {
 	Err string `json:"err,omitempty"`
 }
 
-// A StaleUse is a write of an older hold that arrived after one of a newer hold.
-type StaleUse struct {
+// A StaleWrite is a write of an older hold that arrived after one of a newer hold.
+type StaleWrite struct {
 	Lock    string `json:"lock"`
 	Grant   string `json:"grant"`
 	At      int64  `json:"at"`
@@ -218,7 +218,7 @@ func (j *judge) quiet(from, to int64) bool {
 	return true
 }
 
-func (j *judge) settle() int64 { return j.Run.TTL + int64(Settle) }
+func (j *judge) settle() int64 { return j.Run.TTL + int64(SettleTime) }
 
 // patience is how long it may take until somebody is given a lock: two TTLs, because a session may live for another one after a
 // change of leader, and the time to settle.
@@ -345,7 +345,7 @@ func (j *judge) write(e history.Event, newest map[string]int64) {
 		}
 		return
 	}
-	j.Writes = append(j.Writes, StaleUse{Lock: w.Lock, Grant: w.Grant, At: e.At, Mode: w.Mode, Refused: w.Refused})
+	j.Writes = append(j.Writes, StaleWrite{Lock: w.Lock, Grant: w.Grant, At: e.At, Mode: w.Mode, Refused: w.Refused})
 	if w.Mode == "unfenced" {
 		j.count(e.At, func(d *Damage) *int { return &d.Stale })
 	}
@@ -355,7 +355,7 @@ func (j *judge) write(e history.Event, newest map[string]int64) {
 func (j *judge) losses() {
 	byToken := map[string]map[uint64]*Hold{}
 	for _, h := range j.Holds {
-		if h.Told != 0 {
+		if h.LostAt != 0 {
 			j.Figures.Lost++
 		}
 		if byToken[h.Lock] == nil {
@@ -373,20 +373,20 @@ func (j *judge) losses() {
 			continue
 		}
 		if row := j.row(e.At); e.At < h.Until && (row == nil || row.Name != history.Evict) {
-			j.Figures.Early++
+			j.Figures.RemovedEarly++
 		}
 		if late := h.End - e.At; late > 2*j.Run.TTL {
 			j.Violations = append(j.Violations, Violation{
-				Rule: RuleUntold, Lock: h.Lock, At: h.End, For: time.Duration(late), Grants: []string{h.Grant},
+				Rule: RuleNotNotified, Lock: h.Lock, At: h.End, For: time.Duration(late), Grants: []string{h.Grant},
 				What: fmt.Sprintf("%s believed in it for another %v after its entry had gone", h.Grant, time.Duration(late).Round(time.Millisecond)),
 			})
 		}
-		if h.Told > e.At {
-			told = append(told, time.Duration(h.Told-e.At))
+		if h.LostAt > e.At {
+			told = append(told, time.Duration(h.LostAt-e.At))
 		}
 	}
 	slices.Sort(told)
-	j.Figures.ToldP50, j.Figures.ToldP99 = quantile(told, 0.5), quantile(told, 0.99)
+	j.Figures.NotifiedP50, j.Figures.NotifiedP99 = quantile(told, 0.5), quantile(told, 0.99)
 }
 
 // quantile returns the smallest value that at least the fraction q of the sorted values do not exceed.
@@ -405,7 +405,7 @@ func (j *judge) calls() {
 		switch {
 		case e.Started != nil:
 			j.Figures.Workers++
-			whole[e.Worker] = e.At-j.Begin < int64(Settle)
+			whole[e.Worker] = e.At-j.Begin < int64(SettleTime)
 		case e.Fault != nil:
 			last = e.At
 		case e.Acquire != nil && e.Acquire.Outcome == history.OK:
@@ -424,10 +424,10 @@ func (j *judge) calls() {
 		if exit := j.lives.exits[worker]; !whole[worker] || (exit.Exited != nil && exit.At < last) {
 			continue
 		}
-		if first || n < j.Figures.Fewest {
-			j.Figures.Fewest = n
+		if first || n < j.Figures.MinPerWorker {
+			j.Figures.MinPerWorker = n
 		}
-		j.Figures.Most, first = max(j.Figures.Most, n), false
+		j.Figures.MaxPerWorker, first = max(j.Figures.MaxPerWorker, n), false
 	}
 }
 
@@ -443,7 +443,7 @@ func (j *judge) concede() {
 				continue
 			}
 			// Tokens go back where the store forgets them, whatever becomes of the holds.
-			if v.since != 0 && slices.Contains(rules, RuleStore) || s.endedOneOf(j.holdsOf(v), j.Run) {
+			if v.since != 0 && slices.Contains(rules, RuleGrantedTwice) || s.endedOneOf(j.holdsOf(v), j.Run) {
 				v.Conceded = s.Name
 			}
 		}
@@ -499,7 +499,7 @@ func (h *Hold) proven(offers history.Offers) bool { return offers.Proof && h.Out
 // thin says when the history proves nothing.
 func (j *judge) thin() {
 	weak := func(format string, args ...any) {
-		j.Violations = append(j.Violations, Violation{Rule: RuleThin, At: j.End, What: fmt.Sprintf(format, args...)})
+		j.Violations = append(j.Violations, Violation{Rule: RuleTooLittle, At: j.End, What: fmt.Sprintf(format, args...)})
 	}
 	if n := j.Figures.Acquisitions; n < 10 {
 		weak("the lock was taken %d times; 10 is the least that is believed", n)

@@ -54,7 +54,7 @@ func mishaps() *story {
 	s.add(325, "", history.Event{Fault: &history.Fault{ID: 2, Name: history.Evict, Lock: "demo", Took: []uint64{100, 99}}})
 	s.add(326, "", history.Event{Heal: &history.Heal{ID: 2}})
 	s.add(330, "", history.Event{Entry: &history.Entry{Lock: "demo", Key: "k", Token: 99, Gone: true}})
-	s.add(340, "", history.Event{Left: &history.Left{Lock: "demo", Keys: []string{"k"}}})
+	s.add(340, "", history.Event{Leftovers: &history.Leftovers{Lock: "demo", Keys: []string{"k"}}})
 	s.add(350, "", history.Event{Final: &history.Final{Lock: "demo", Outcome: history.Unknown, Err: "no answer"}})
 	return s
 }

@@ -119,7 +119,7 @@ func TestTwoWhoBelieveThatTheyHold(t *testing.T) {
 	s.takes("w2", 21, 310, 350)
 	s.releases("w1", 20, 400)
 	s.releases("w2", 21, 500)
-	v := s.judge(RuleOverlap, RuleValidity, RuleStore)
+	v := s.judge(RuleOverlap, RuleValidity, RuleGrantedTwice)
 	if v.Figures.Overlaps != 1 || v.Violations[0].For != 50*time.Millisecond {
 		t.Errorf("%+v %+v", v.Figures, v.Violations[0])
 	}
@@ -143,7 +143,7 @@ func TestABeliefEndsWithTheDeadlineTheNewsOrTheProcess(t *testing.T) {
 	for what, end := range map[string]func(*story){
 		"deadline": func(*story) {}, // at 301 + 1800
 		"news": func(s *story) {
-			s.add(2200, "w1", history.Event{End: &history.End{Grant: "w1/20", Told: 2050 * ms, Why: "evicted"}})
+			s.add(2200, "w1", history.Event{End: &history.End{Grant: "w1/20", LostAt: 2050 * ms, Why: "evicted"}})
 		},
 		"process": func(s *story) { s.add(2080, "w1", history.Event{Exited: &history.Exited{How: "signal: killed"}}) },
 	} {
@@ -177,13 +177,13 @@ func TestTokens(t *testing.T) {
 		s := tell(t)
 		s.hold("w1", 20, 300, 301, 400)
 		s.hold("w2", 20, 410, 411, 500)
-		s.judge(RuleToken)
+		s.judge(RuleTokenTwice)
 	})
 	t.Run("falling", func(t *testing.T) {
 		s := tell(t)
 		s.hold("w1", 21, 300, 301, 400)
 		s.hold("w2", 20, 410, 411, 500)
-		s.judge(RuleStore, RuleValidity)
+		s.judge(RuleGrantedTwice, RuleValidity)
 	})
 	t.Run("not offered", func(t *testing.T) {
 		s := tell(t)
@@ -208,7 +208,7 @@ func TestTheResource(t *testing.T) {
 		t.Errorf("%+v, want %+v", v.Figures.Damage, want)
 	}
 	s.writes("w1", 20, 470, "fenced", 0, 0, false)
-	if v := s.judge(RuleFence); v.Figures.StaleAccepted != 1 {
+	if v := s.judge(RuleStaleWrite); v.Figures.StaleAccepted != 1 {
 		t.Errorf("%+v", v.Figures.Damage)
 	}
 }
@@ -217,7 +217,7 @@ func TestWhatIsConceded(t *testing.T) {
 	s := tell(t)
 	s.takes("w1", 20, 300, 301)
 	s.takes("w2", 21, 310, 350)
-	s.add(353, "w1", history.Event{End: &history.End{Grant: "w1/20", Told: 352 * ms, Why: "evicted"}})
+	s.add(353, "w1", history.Event{End: &history.End{Grant: "w1/20", LostAt: 352 * ms, Why: "evicted"}})
 	s.releases("w2", 21, 500)
 	s.judge(RuleOverlap, RuleValidity)
 	s.fault(1, history.Evict, "w1", "holder", 345, 346)
@@ -226,7 +226,7 @@ func TestWhatIsConceded(t *testing.T) {
 	}
 	s.writes("w2", 21, 351, "fenced", 0, 0, false)
 	s.writes("w1", 20, 352, "fenced", 0, 0, false)
-	s.judge(RuleFence) // never conceded
+	s.judge(RuleStaleWrite) // never conceded
 }
 
 func TestAHolderThatIsNotTold(t *testing.T) {
@@ -235,7 +235,7 @@ func TestAHolderThatIsNotTold(t *testing.T) {
 	s.add(400, "", history.Event{Entry: &history.Entry{Lock: "demo", Key: "demo/1", Token: 20, Gone: true}})
 	s.add(3000, "w1", history.Event{Extend: &history.Extend{Grant: "w1/20", Until: 4800 * ms}})
 	s.releases("w1", 20, 4450)
-	s.judge(RuleUntold)
+	s.judge(RuleNotNotified)
 }
 
 func TestOvertaking(t *testing.T) {
@@ -248,7 +248,7 @@ func TestOvertaking(t *testing.T) {
 	s.add(3000, "w2", history.Event{Acquire: &history.Acquire{
 		Lock: "demo", Grant: "w2/23", Call: 400 * ms, Return: 2900 * ms, Outcome: history.OK, Token: 23, Until: 4000 * ms,
 	}})
-	s.judge(RuleUnfair)
+	s.judge(RuleOvertaken)
 
 	s.fault(1, "server-kill", "m1", "", 1000, 1100)
 	s.judge() // it may have had to join again
@@ -291,8 +291,8 @@ func TestTheEnd(t *testing.T) {
 	})
 	t.Run("an entry left behind", func(t *testing.T) {
 		s := tell(t)
-		s.add(900, "", history.Event{Left: &history.Left{Lock: "demo", Keys: []string{"demo/1234"}}})
-		s.judge(RuleDebris)
+		s.add(900, "", history.Event{Leftovers: &history.Leftovers{Lock: "demo", Keys: []string{"demo/1234"}}})
+		s.judge(RuleLeftBehind)
 	})
 	t.Run("a leak", func(t *testing.T) {
 		s := tell(t)
@@ -302,7 +302,7 @@ func TestTheEnd(t *testing.T) {
 	})
 	t.Run("a worker that does not end", func(t *testing.T) {
 		s := tell(t)
-		s.add(900, "w8", history.Event{Exited: &history.Exited{How: history.HowHung}})
+		s.add(900, "w8", history.Event{Exited: &history.Exited{How: history.ExitHung}})
 		s.judge(RuleHung)
 	})
 }
@@ -311,13 +311,13 @@ func TestTooLittle(t *testing.T) {
 	s := &story{t: t}
 	s.Run.Faults = "all"
 	s.hold("w1", 20, 300, 301, 400)
-	s.judge(RuleThin)
+	s.judge(RuleTooLittle)
 }
 
 func TestAHistoryThatIsCutShort(t *testing.T) {
 	s := tell(t)
 	v := Judge(&s.History)
-	if len(v.Violations) != 1 || v.Violations[0].Rule != RuleThin || !strings.Contains(v.Violations[0].What, "cut short") {
+	if len(v.Violations) != 1 || v.Violations[0].Rule != RuleTooLittle || !strings.Contains(v.Violations[0].What, "cut short") {
 		t.Errorf("without its end it is found to have broken %+v", v.Violations)
 	}
 }
@@ -326,10 +326,10 @@ func TestWhatTheStoreTookAway(t *testing.T) {
 	s := tell(t)
 	s.takes("w1", 20, 300, 301)
 	s.add(400, "", history.Event{Entry: &history.Entry{Lock: "demo", Key: "demo/1", Token: 20, Gone: true}})
-	s.add(410, "w1", history.Event{End: &history.End{Grant: "w1/20", Told: 405 * ms, Why: "evicted"}})
+	s.add(410, "w1", history.Event{End: &history.End{Grant: "w1/20", LostAt: 405 * ms, Why: "evicted"}})
 	s.hold("w2", 21, 310, 420, 500)
 	v := s.judge()
-	if f := v.Figures; f.Early != 1 || f.Lost != 1 || f.ToldP99 != 5*time.Millisecond {
+	if f := v.Figures; f.RemovedEarly != 1 || f.Lost != 1 || f.NotifiedP99 != 5*time.Millisecond {
 		t.Errorf("%+v", f)
 	}
 }

@@ -69,9 +69,9 @@ func configured(ctx context.Context, f func(context.Context, workload.Config) er
 }
 
 func serve(ctx context.Context, c workload.Config) error {
-	voice, err := history.Speak(c.Recorder, c.Worker)
+	sender, err := history.Dial(c.Recorder, c.Worker)
 	if err != nil {
 		return err
 	}
-	return errors.Join(resource.Serve(ctx, c.Resource, voice), voice.Close())
+	return errors.Join(resource.Serve(ctx, c.Resource, sender), sender.Close())
 }

@@ -178,7 +178,7 @@ func (t *activeHold) release() {
 func (t *activeHold) finish() history.End {
 	close(t.stop)
 	t.monitoring.Wait()
-	return history.End{Grant: t.grant, Told: t.lostAt, Why: t.why, Until: t.until, Call: history.Now()}
+	return history.End{Grant: t.grant, LostAt: t.lostAt, Why: t.why, Until: t.until, Call: history.Now()}
 }
 
 // endWith ends the hold with a function that may take as long as a TTL. It records the End before

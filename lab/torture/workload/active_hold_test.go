@@ -49,11 +49,11 @@ func recordedValidity(t *testing.T, h locker.Hold) (until, lastCheck int64) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	voice, err := history.Speak(filepath.Join(dir, "recorder"), "w1")
+	sender, err := history.Dial(filepath.Join(dir, "recorder"), "w1")
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := &sequence{worker: &worker{config: Config{Locker: locker.Config{TTL: 200 * time.Millisecond}}, voice: voice}}
+	s := &sequence{worker: &worker{config: Config{Locker: locker.Config{TTL: 200 * time.Millisecond}}, sender: sender}}
 	began := history.Now()
 	hold := s.startHold(&history.Acquire{Call: began, Return: began, Outcome: history.OK}, h)
 	for lastCheck < began+int64(50*time.Millisecond) {
@@ -64,7 +64,7 @@ func recordedValidity(t *testing.T, h locker.Hold) (until, lastCheck int64) {
 		time.Sleep(5 * time.Millisecond)
 	}
 	hold.release()
-	if err := voice.Close(); err != nil {
+	if err := sender.Close(); err != nil {
 		t.Error(err)
 	}
 	if err := recorder.Close(); err != nil {

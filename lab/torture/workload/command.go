@@ -31,25 +31,25 @@ func (s *sequence) command(ctx context.Context) error {
 	c := childConfig{Config: s.config, Lock: s.pickLock()}
 	c.Worker = fmt.Sprintf("%s-%d", s.config.Worker, s.calls.Add(1))
 	c.Grant = c.Worker + ".1"
-	voice, err := history.Speak(c.Recorder, c.Worker)
+	sender, err := history.Dial(c.Recorder, c.Worker)
 	if err != nil {
 		return err
 	}
-	a, err := runCommand(ctx, c, voice)
+	a, err := runCommand(ctx, c, sender)
 	if err != nil {
-		return errors.Join(err, voice.Close())
+		return errors.Join(err, sender.Close())
 	}
 	if a != nil {
-		voice.Say(history.Event{At: a.Return, Acquire: a})
+		sender.Send(history.Event{At: a.Return, Acquire: a})
 		s.pause(ctx)
 	}
-	return voice.Close()
+	return sender.Close()
 }
 
 // runCommand runs `stile run`, and waits until it and all processes that it started have ended. If
 // ctx ends, `stile run` gets SIGTERM. If the command never ran, runCommand returns the Acquire to
 // record.
-func runCommand(ctx context.Context, c childConfig, voice *history.Voice) (*history.Acquire, error) {
+func runCommand(ctx context.Context, c childConfig, sender *history.Sender) (*history.Acquire, error) {
 	runtime.LockOSThread() // Pdeathsig is sent when the thread that started the process ends
 	defer runtime.UnlockOSThread()
 	self, err := os.Executable()
@@ -69,15 +69,15 @@ func runCommand(ctx context.Context, c childConfig, voice *history.Voice) (*hist
 		return nil, err
 	}
 	cmd.Args = append(cmd.Args, string(arg))
-	voice.Say(history.Event{At: c.Call, Asked: &history.Asked{Lock: c.Lock, Grant: c.Grant}})
+	sender.Send(history.Event{At: c.Call, Asked: &history.Asked{Lock: c.Lock, Grant: c.Grant}})
 	if err := cmd.Start(); err != nil {
 		return nil, err
 	}
-	voice.Say(history.Event{Started: &history.Started{Pid: cmd.Process.Pid}})
+	sender.Send(history.Event{Started: &history.Started{Pid: cmd.Process.Pid}})
 	stopSignal := context.AfterFunc(ctx, func() { _ = cmd.Process.Signal(syscall.SIGTERM) })
 	defer stopSignal()
 	_ = cmd.Wait() // ProcessState, below, has the exit status
-	voice.Say(history.Event{Exited: &history.Exited{How: cmd.ProcessState.String()}})
+	sender.Send(history.Event{Exited: &history.Exited{How: cmd.ProcessState.String()}})
 	if stdout.Len() > 0 {
 		return nil, nil
 	}
@@ -116,11 +116,11 @@ func RunChild(ctx context.Context, arg string, stdout *os.File) (err error) {
 	if err != nil {
 		return fmt.Errorf("STILE_TOKEN: %w", err)
 	}
-	voice, err := history.Speak(c.Recorder, c.Worker)
+	sender, err := history.Dial(c.Recorder, c.Worker)
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, voice.Close()) }()
+	defer func() { err = errors.Join(err, sender.Close()) }()
 	r, err := resource.Dial(context.WithoutCancel(ctx), c.Resource)
 	if err != nil {
 		return err
@@ -130,7 +130,7 @@ func RunChild(ctx context.Context, arg string, stdout *os.File) (err error) {
 	if err := r.Attach(c.Grant); err != nil {
 		return err
 	}
-	w := &worker{config: c.Config, voice: voice, resource: r}
+	w := &worker{config: c.Config, sender: sender, resource: r}
 	s := &sequence{worker: w, rng: w.newRand(0)}
 	if err := s.workAsCommand(ctx, c, began, token); err != nil {
 		return err

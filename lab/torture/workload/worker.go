@@ -20,7 +20,7 @@ import (
 // worker is the state of a running worker.
 type worker struct {
 	config        Config
-	voice         *history.Voice
+	sender        *history.Sender
 	resource      *resource.Client // nil for Final
 	locker        locker.Locker    // nil for Command, or if ctx ended while connecting
 	locks         []string
@@ -134,7 +134,7 @@ func (w *worker) newRand(sequence int) *rand.Rand {
 // newGrant returns a new grant name.
 func (w *worker) newGrant() string { return fmt.Sprintf("%s.%d", w.config.Worker, w.calls.Add(1)) }
 
-func (w *worker) say(e history.Event) { w.voice.Say(e) }
+func (w *worker) say(e history.Event) { w.sender.Send(e) }
 
 // census counts the goroutines and descriptors that this process has open.
 func (w *worker) census() history.Census {

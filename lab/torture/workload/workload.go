@@ -138,11 +138,11 @@ func Run(ctx context.Context, c Config) error {
 	if !known {
 		return fmt.Errorf("unknown workload %q: use one of %s", c.Workload, strings.Join(Names(), ", "))
 	}
-	voice, err := history.Speak(c.Recorder, c.Worker)
+	sender, err := history.Dial(c.Recorder, c.Worker)
 	if err != nil {
 		return err
 	}
-	voice.Say(history.Event{Started: &history.Started{Pid: os.Getpid()}})
-	w := &worker{config: c, voice: voice, locks: Locks(c.Workload, c.Prefix)}
-	return errors.Join(w.run(ctx, p), voice.Close())
+	sender.Send(history.Event{Started: &history.Started{Pid: os.Getpid()}})
+	w := &worker{config: c, sender: sender, locks: Locks(c.Workload, c.Prefix)}
+	return errors.Join(w.run(ctx, p), sender.Close())
 }

@@ -165,7 +165,7 @@ func checkEnds(t *testing.T, h *history.History, load string) {
 			if e.End.Outcome == history.Unknown {
 				unreleased++
 			}
-			if e.End.Told != 0 || e.End.Until == 0 || e.At != e.End.Return {
+			if e.End.LostAt != 0 || e.End.Until == 0 || e.At != e.End.Return {
 				t.Errorf("got end %+v at %d, want one with a deadline and without a loss, at its return", *e.End, e.At)
 			}
 		}
@@ -269,7 +269,7 @@ func TestLong_keyDeleted(t *testing.T) {
 		t.Fatal(err)
 	}
 	e := harness.Await("end", func(e history.Event) bool { return e.End != nil && e.End.Grant == hold.Grant && e.End.Return != 0 }).End
-	if e.Told < before || e.Told > e.Call || e.Why == "" || e.Outcome != history.Failed {
+	if e.LostAt < before || e.LostAt > e.Call || e.Why == "" || e.Outcome != history.Failed {
 		t.Errorf("deleted at %d: got end %+v, want a loss after that", before, *e)
 	}
 }
@@ -285,7 +285,7 @@ func TestLong_rueidislock(t *testing.T) {
 	}
 	server.Do("DEL", "rueidislock:0:"+a.Lock)
 	e := harness.Await("end", func(e history.Event) bool { return e.End != nil && e.End.Return != 0 }).End
-	if e.Told == 0 || e.Until != 0 || e.Outcome != history.Failed {
+	if e.LostAt == 0 || e.Until != 0 || e.Outcome != history.Failed {
 		t.Errorf("got end %+v, want a loss without a deadline", *e)
 	}
 	end()

@@ -47,21 +47,21 @@ func New(t testing.TB) *Harness {
 	if err != nil {
 		t.Fatal(err)
 	}
-	voice, err := history.Speak(s.socket("recorder"), "resource")
+	sender, err := history.Dial(s.socket("recorder"), "resource")
 	if err != nil {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	var served sync.WaitGroup
 	served.Go(func() {
-		if err := resource.Serve(ctx, s.socket("resource"), voice); err != nil {
+		if err := resource.Serve(ctx, s.socket("resource"), sender); err != nil {
 			t.Errorf("the resource: %v", err)
 		}
 	})
 	s.stop = sync.OnceFunc(func() {
 		cancel()
 		served.Wait()
-		voice.Close()
+		sender.Close()
 		if err := recorder.Close(); err != nil {
 			t.Errorf("the recorder: %v", err)
 		}
