@@ -23,18 +23,18 @@ func diskFaults() []Fault {
 	return []Fault{
 		{
 			Name:     "server-slow-disk",
-			About:    "let a server's disk take up to a second to sync",
+			Summary:  "let a server's disk take up to a second to sync",
 			kinds:    kinds,
 			why:      why,
 			programs: []string{"strace"},
 			strike:   slowDisk,
 		},
 		{
-			Name:   "server-full-disk",
-			About:  "leave no room on a server's disk; if it ends of that, start it again when there is",
-			kinds:  kinds,
-			why:    why,
-			strike: fullDisk,
+			Name:    "server-full-disk",
+			Summary: "leave no room on a server's disk; if it ends of that, start it again when there is",
+			kinds:   kinds,
+			why:     why,
+			strike:  fullDisk,
 		},
 	}
 }

@@ -20,8 +20,8 @@ import (
 type Fault struct {
 	// Name is the fault's: "holder-pause".
 	Name string
-	// About says in a line what it does.
-	About string
+	// Summary says in a line what it does.
+	Summary string
 
 	kinds    []string     // the kinds of clusters on which it is possible; nil: all
 	why      string       // it is not possible on others

@@ -49,8 +49,8 @@ func TestFaultsOfEachKind(t *testing.T) {
 func TestEveryFaultSaysWhatItDoes(t *testing.T) {
 	seen := map[string]bool{}
 	for _, f := range All() {
-		if f.Name == "" || seen[f.Name] || f.About == "" || strings.ContainsAny(f.About, "\n") {
-			t.Errorf("%q: %q is not a name of its own with a line about it", f.Name, f.About)
+		if f.Name == "" || seen[f.Name] || f.Summary == "" || strings.ContainsAny(f.Summary, "\n") {
+			t.Errorf("%q: %q is not a name of its own with a line about it", f.Name, f.Summary)
 		}
 		seen[f.Name] = true
 	}

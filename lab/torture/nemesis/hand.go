@@ -116,7 +116,7 @@ func (h *hand) servers(ctx context.Context, n int) ([]*site.Server, error) {
 	if len(some) == 0 {
 		return nil, fmt.Errorf("all servers: %w", errTaken)
 	}
-	if len(some) == 1 && len(all) > 1 && h.world.Cluster.Led() {
+	if len(some) == 1 && len(all) > 1 && h.world.Cluster.HasLeader() {
 		h.Role = h.role(ctx, some[0])
 	}
 	return some, nil

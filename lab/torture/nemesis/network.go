@@ -18,13 +18,13 @@ func networkFaults() []Fault {
 	return []Fault{
 		{
 			Name:    "slow-net",
-			About:   "let everything between workers and servers take up to a TTL there and back",
+			Summary: "let everything between workers and servers take up to a TTL there and back",
 			options: proxies,
 			strike:  slowNetwork,
 		},
 		{
 			Name:    "reset",
-			About:   "reset all connections of workers, half of the times when requests have arrived and replies have not",
+			Summary: "reset all connections of workers, half of the times when requests have arrived and replies have not",
 			options: proxies,
 			strike:  resetConnections,
 		},

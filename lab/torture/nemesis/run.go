@@ -16,11 +16,11 @@ import (
 type Schedule struct {
 	// Seed decides all that is random.
 	Seed uint64
-	// Calm is how long nothing is done, on average, when the last fault is healed and locks are granted again. Zero or less
+	// MeanPause is how long nothing is done, on average, when the last fault is healed and locks are granted again. Zero or less
 	// means a second.
-	Calm time.Duration
-	// Struck is how many strikes the history has already.
-	Struck int
+	MeanPause time.Duration
+	// PriorStrikes is how many strikes the history has already.
+	PriorStrikes int
 }
 
 // A step of a schedule is one fault, or two at once.
@@ -47,11 +47,11 @@ type plan struct {
 }
 
 func (s Schedule) plan(faults int) *plan {
-	calm := s.Calm
+	calm := s.MeanPause
 	if calm <= 0 {
 		calm = time.Second
 	}
-	return &plan{random: rand.New(rand.NewPCG(s.Seed, 0)), calm: calm, faults: faults, ids: s.Struck}
+	return &plan{random: rand.New(rand.NewPCG(s.Seed, 0)), calm: calm, faults: faults, ids: s.PriorStrikes}
 }
 
 // next returns the next step: a single fault in 70 of 100, else a pair.

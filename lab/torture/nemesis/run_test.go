@@ -37,7 +37,7 @@ func TestAScheduleIsDecidedByItsSeed(t *testing.T) {
 func TestThreeStepsInTenArePairs(t *testing.T) {
 	const n = 5000
 	turns, pairs, id := map[int]int{}, 0, 0
-	for _, st := range steps(Schedule{Seed: 1, Calm: time.Minute}, 4, n) {
+	for _, st := range steps(Schedule{Seed: 1, MeanPause: time.Minute}, 4, n) {
 		if st.calm < 30*time.Second || st.calm >= 90*time.Second {
 			t.Fatalf("%v of calm, want about a minute", st.calm)
 		}
@@ -236,7 +236,7 @@ func TestTheNextFaultWaitsForAGrant(t *testing.T) {
 			s.granted.Add(1)
 			pause(ctx, time.Hour)
 		}()
-		Run(ctx, &s.World, []Fault{s.fault("a", 10*time.Second, nil, nil)}, Schedule{Calm: time.Second})
+		Run(ctx, &s.World, []Fault{s.fault("a", 10*time.Second, nil, nil)}, Schedule{MeanPause: time.Second})
 		second, third := s.beganAt[1].Sub(began), s.beganAt[2].Sub(began)
 		if second < 15*time.Second || second > 17*time.Second {
 			t.Errorf("the second fault came after %v, want it a calm second after the grant at 15 s", second)

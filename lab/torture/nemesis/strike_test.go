@@ -312,7 +312,7 @@ func (c *client) says(command string) (string, error) {
 
 func TestFaultsOfTheNetwork(t *testing.T) {
 	s := newScene(t, "redis")
-	addr, direct := s.Cluster.Addrs()[0], s.Cluster.Direct()[0]
+	addr, direct := s.Cluster.Addrs()[0], s.Cluster.DirectAddrs()[0]
 
 	t.Run("slow-net", func(t *testing.T) {
 		st := s.strike(t, "slow-net", 1)
@@ -366,7 +366,7 @@ func TestFaultsOfRedis(t *testing.T) {
 	t.Run("restart-empty", func(t *testing.T) {
 		hit := map[int]bool{}
 		for seed := uint64(0); seed < 20 && len(hit) < 2; seed++ {
-			for _, addr := range s.Cluster.Direct() {
+			for _, addr := range s.Cluster.DirectAddrs() {
 				_, err := dial(t, addr).says("SET k v")
 				must(t, err)
 			}
@@ -461,7 +461,7 @@ func TestARunLeavesEverythingHealed(t *testing.T) {
 			}
 		}
 	}
-	Run(ctx, &s.World, faults, Schedule{Seed: 4, Calm: time.Millisecond})
+	Run(ctx, &s.World, faults, Schedule{Seed: 4, MeanPause: time.Millisecond})
 
 	for _, e := range s.events {
 		// While two faults hit two of three servers, and on a busy machine, no leader may be found to be hit.

@@ -14,35 +14,35 @@ import (
 func workerFaults() []Fault {
 	return []Fault{
 		{
-			Name:   "holder-pause",
-			About:  "stop a holder's process, for just under, about or past the TTL",
-			strike: pauseHolder,
+			Name:    "holder-pause",
+			Summary: "stop a holder's process, for just under, about or past the TTL",
+			strike:  pauseHolder,
 		},
 		{
-			Name:   "holder-kill",
-			About:  "kill a holder's process; another one takes its place",
-			strike: killHolder,
+			Name:    "holder-kill",
+			Summary: "kill a holder's process; another one takes its place",
+			strike:  killHolder,
 		},
 		{
-			Name:   "holder-cut",
-			About:  "cut a holder off from all servers",
-			strike: isolateHolder("cut off from everybody", (*site.Node).Cut),
+			Name:    "holder-cut",
+			Summary: "cut a holder off from all servers",
+			strike:  isolateHolder("cut off from everybody", (*site.Node).Cut),
 		},
 		{
-			Name:   "holder-deaf",
-			About:  "let a holder's requests reach the servers, but lose their replies",
-			strike: isolateHolder("hears nothing", (*site.Node).Deafen),
+			Name:    "holder-deaf",
+			Summary: "let a holder's requests reach the servers, but lose their replies",
+			strike:  isolateHolder("hears nothing", (*site.Node).Deafen),
 		},
 		{
 			Name:    "holder-late",
-			About:   "let replies reach a holder late, and then cut it off from all servers",
+			Summary: "let replies reach a holder late, and then cut it off from all servers",
 			options: site.Options{Proxies: true},
 			strike:  lateHolder,
 		},
 		{
-			Name:   "cpu-starve",
-			About:  "leave a holder or a server one twentieth of a processor",
-			strike: starve,
+			Name:    "cpu-starve",
+			Summary: "leave a holder or a server one twentieth of a processor",
+			strike:  starve,
 		},
 	}
 }

@@ -230,7 +230,7 @@ func running(pid int) bool { return slices.Contains([]string{"R", "S", "D"}, sta
 // that the others cannot be reached comes after what would have arrived there, on the same way to another address: ours.
 func (s *scene) reached(from *site.Node) []string {
 	s.t.Helper()
-	control, err := net.Listen("tcp", net.JoinHostPort(site.Observer, "0"))
+	control, err := net.Listen("tcp", net.JoinHostPort(site.ObserverIP, "0"))
 	must(s.t, err)
 	defer control.Close()
 	ctx, cancel := context.WithTimeout(s.t.Context(), time.Minute)

@@ -109,7 +109,7 @@ func (r *run) run(ctx context.Context) (string, error) {
 	defer r.cluster.Close()
 	ctx, cancel := r.untilCrash(ctx)
 	defer cancel()
-	if r.observer, err = observer.Open(r.Target.store(), r.cluster.Direct(), prefix, r.Target.token); err != nil {
+	if r.observer, err = observer.Open(r.Target.store(), r.cluster.DirectAddrs(), prefix, r.Target.token); err != nil {
 		return "", err
 	}
 	defer r.observer.Close()
@@ -233,7 +233,7 @@ func (r *run) hurt(ctx context.Context, workers *crew) {
 	strike := func(d time.Duration, faults []nemesis.Fault) {
 		ctx, cancel := context.WithTimeout(ctx, d)
 		defer cancel()
-		nemesis.Run(ctx, world, faults, nemesis.Schedule{Seed: r.Seed, Struck: strikes})
+		nemesis.Run(ctx, world, faults, nemesis.Schedule{Seed: r.Seed, PriorStrikes: strikes})
 	}
 	strike(r.For, r.faults)
 	for end := time.Now().Add(busy); time.Now().Before(end) && ctx.Err() == nil; {
