@@ -162,8 +162,8 @@ func (c *Cluster) Addrs() []string {
 	return addrs
 }
 
-// Direct returns the servers' own addresses, as host:port, in the order of Servers. They are for the observer.
-func (c *Cluster) Direct() []string {
+// DirectAddrs returns the servers' own addresses, as host:port, in the order of Servers. They are for the observer.
+func (c *Cluster) DirectAddrs() []string {
 	var addrs []string
 	for _, s := range c.servers {
 		addrs = append(addrs, s.Addr())
@@ -188,13 +188,13 @@ func (c *Cluster) SaveLogs(dir string) error {
 	return errors.Join(errs...)
 }
 
-// Led reports whether one of the servers leads the others. Those of Redlock know nothing of each other.
-func (c *Cluster) Led() bool { return c.kind.scheme != "redlock" }
+// HasLeader reports whether one of the servers leads the others. Those of Redlock know nothing of each other.
+func (c *Cluster) HasLeader() bool { return c.kind.scheme != "redlock" }
 
 // Leader returns the server that leads; the only one leads always. While there is none it waits until ctx ends. A server
 // that was paused or isolated while it led, and has not heard of its successor, is not mistaken for one.
 func (c *Cluster) Leader(ctx context.Context) (*Server, error) {
-	if !c.Led() {
+	if !c.HasLeader() {
 		return nil, fmt.Errorf("the servers of %s have no leader", c.kind.name)
 	}
 	// Polling, because the servers tell nobody outside of an election.

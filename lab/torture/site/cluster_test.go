@@ -55,8 +55,8 @@ func TestEveryKindServesAtItsURL(t *testing.T) {
 				if !s.Running() || !alive(s.Pid()) {
 					t.Errorf("%s does not run", s)
 				}
-				if c.Direct()[i] != s.Addr() || c.Addrs()[i] != s.Proxy().Addr() || s.Addr() == s.Proxy().Addr() {
-					t.Errorf("%s is at %s, its proxy at %s; Direct has %s, Addrs %s", s, s.Addr(), s.Proxy().Addr(), c.Direct()[i], c.Addrs()[i])
+				if c.DirectAddrs()[i] != s.Addr() || c.Addrs()[i] != s.Proxy().Addr() || s.Addr() == s.Proxy().Addr() {
+					t.Errorf("%s is at %s, its proxy at %s; Direct has %s, Addrs %s", s, s.Addr(), s.Proxy().Addr(), c.DirectAddrs()[i], c.Addrs()[i])
 				}
 			}
 			// Open gives up after five seconds, as a busy machine may need.
@@ -79,11 +79,11 @@ func TestEveryKindServesAtItsURL(t *testing.T) {
 			}
 			leader, err := c.Leader(within(t, 3*time.Minute))
 			switch {
-			case !c.Led() && err == nil:
+			case !c.HasLeader() && err == nil:
 				t.Errorf("%s leads, where nobody can", leader)
-			case c.Led() && err != nil:
+			case c.HasLeader() && err != nil:
 				t.Error(err)
-			case c.Led():
+			case c.HasLeader():
 				eventually(t, "who leads says so", func() bool {
 					leader, err = c.Leader(t.Context())
 					return err == nil && leader.Leads(t.Context())
@@ -314,7 +314,7 @@ func TestAFaultOfAServerConcernsItsProxy(t *testing.T) {
 	s := c.Servers()[0]
 	worker := newNode(t, c.Network(), "w1")
 	// What is to show that nothing passes comes after what would have passed, on the same way to another address: ours.
-	control, err := net.Listen("tcp", net.JoinHostPort(Observer, "0"))
+	control, err := net.Listen("tcp", net.JoinHostPort(ObserverIP, "0"))
 	must(t, err)
 	defer control.Close()
 	reaches := func(within time.Duration) bool {

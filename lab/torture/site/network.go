@@ -13,8 +13,8 @@ import (
 )
 
 const (
-	// Observer is the address of this process in the network. It is outside of all faults: see [Node.Cut].
-	Observer = "10.77.0.254"
+	// ObserverIP is the address of this process in the network. It is outside of all faults: see [Node.Cut].
+	ObserverIP = "10.77.0.254"
 
 	others = "10.77.0.1-10.77.0.253" // everybody else
 	bridge = "stile0"
@@ -23,7 +23,7 @@ const (
 	ours = "02:00:0a:4d:00:fe"
 )
 
-// Network is a network of nodes, to which this process belongs too, as [Observer]. It is safe for concurrent use.
+// Network is a network of nodes, to which this process belongs too, as [ObserverIP]. It is safe for concurrent use.
 type Network struct {
 	site *Site
 
@@ -39,7 +39,7 @@ type Network struct {
 func (s *Site) Network() (*Network, error) {
 	for _, args := range [][]string{
 		{"link", "add", bridge, "address", ours, "type", "bridge"},
-		{"address", "add", Observer + "/24", "dev", bridge},
+		{"address", "add", ObserverIP + "/24", "dev", bridge},
 		{"link", "set", bridge, "up"},
 	} {
 		if err := ip(args...); err != nil {

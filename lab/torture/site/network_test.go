@@ -66,7 +66,7 @@ func TestFaultsLoseWhatTheySay(t *testing.T) {
 	a, b, c := newNode(t, network, "a"), newNode(t, network, "b"), newNode(t, network, "c")
 	us := &post{name: "us"}
 	var err error
-	us.conn, err = net.ListenUDP("udp4", &net.UDPAddr{IP: net.ParseIP(Observer), Port: 7})
+	us.conn, err = net.ListenUDP("udp4", &net.UDPAddr{IP: net.ParseIP(ObserverIP), Port: 7})
 	must(t, err)
 	defer us.conn.Close()
 	posts := []*post{newPost(t, a), newPost(t, b), newPost(t, c), us}
