@@ -6,21 +6,22 @@ import (
 	"github.com/stilelock/stile/lab/torture/history"
 )
 
-// overlapping tells of w1, which believes in its hold until it is told of the loss, and of w2, which has the lock before. The
-// rest of a history is as in tell, and on target.
-func overlapping(t *testing.T, target string, granted, told int64) *story {
-	s := tell(t)
+// overlapping has w1, which believes in its hold until it is notified of the loss, and w2, which is
+// granted the lock before that. The rest of the history is that of newScenario, on the given
+// target.
+func overlapping(t *testing.T, target string, granted, lost int64) *scenario {
+	s := newScenario(t)
 	s.Run.Target = target
-	s.takes("w1", 20, 300, 301)
-	s.takes("w2", 21, 310, granted)
-	s.add(told-1, "w1", history.Event{Extend: &history.Extend{Grant: "w1/20", Until: (told + 100) * ms}})
-	s.add(told, "w1", history.Event{End: &history.End{Grant: "w1/20", LostAt: told * ms, Why: "it is gone"}})
-	s.add(told+1, "w2", history.Event{Extend: &history.Extend{Grant: "w2/21", Until: (told + 2000) * ms}})
-	s.releases("w2", 21, told+2)
+	s.acquires("w1", 20, 300, 301)
+	s.acquires("w2", 21, 310, granted)
+	s.add(lost-1, "w1", history.Event{Extend: &history.Extend{Grant: "w1/20", Until: (lost + 100) * ms}})
+	s.add(lost, "w1", history.Event{End: &history.End{Grant: "w1/20", LostAt: lost * ms, Why: "it is gone"}})
+	s.add(lost+1, "w2", history.Event{Extend: &history.Extend{Grant: "w2/21", Until: (lost + 2000) * ms}})
+	s.releases("w2", 21, lost+2)
 	return s
 }
 
-func TestWhatFaultsExcuseOnWhichStores(t *testing.T) {
+func TestConcessions_byStore(t *testing.T) {
 	for _, c := range []struct {
 		fault, target string
 		excused       bool
@@ -35,7 +36,7 @@ func TestWhatFaultsExcuseOnWhichStores(t *testing.T) {
 		{"restart-empty", "stile@redis", true},
 		{"restart-empty", "stile@redlock5", true},
 		{"clock-jump", "redsync@redlock3", true},
-		{"server-kill", "stile@redis", true}, // the site's save nothing
+		{"server-kill", "stile@redis", true}, // the servers of the site save no data
 		{"server-kill", "stile@redlock5", true},
 		{"server-kill", "stile@etcd", false},
 		{"server-kill", "stile@zk", false},
@@ -55,23 +56,24 @@ func TestWhatFaultsExcuseOnWhichStores(t *testing.T) {
 	}
 }
 
-// From the strike until a TTL after its healing, here at 1000, and for two TTLs.
-func TestHowFarAConcessionGoes(t *testing.T) {
+// A concession is valid from the strike until a TTL after its healing, here at 1000, for overlaps
+// of at most two TTLs.
+func TestConcessions_timeLimits(t *testing.T) {
 	for _, c := range []struct {
 		name          string
-		granted, told int64
+		granted, lost int64
 		excused       bool
 	}{
 		{"just before it struck", 899, 1500, false},
 		{"as it struck", 900, 1500, true},
 		{"a TTL after the healing", 3000, 3100, true},
-		{"later", 3001, 3100, false},
+		{"later than a TTL after the healing", 3001, 3100, false},
 		{"for two TTLs", 1000, 5000, true},
 		{"for longer", 1000, 5001, false},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			s := overlapping(t, "stile@redis", c.granted, c.told)
-			for at := int64(2000); at < c.told; at += 1500 { // both go on to believe
+			s := overlapping(t, "stile@redis", c.granted, c.lost)
+			for at := int64(2000); at < c.lost; at += 1500 { // both holds are extended
 				for _, grant := range []string{"w1/20", "w2/21"} {
 					s.add(at, grant[:2], history.Event{Extend: &history.Extend{Grant: grant, Until: (at + 1800) * ms}})
 				}
@@ -86,7 +88,7 @@ func TestHowFarAConcessionGoes(t *testing.T) {
 	}
 }
 
-func TestAnEvictionExcusesOnlyWhatHappensToItsLock(t *testing.T) {
+func TestConcessions_evictionOfOtherLock(t *testing.T) {
 	for lock, excused := range map[string]bool{"demo": true, "other": false, "": true} {
 		s := overlapping(t, "stile@etcd", 400, 450)
 		s.fault(1, history.Evict, "w1", "holder", 390, 395)
@@ -103,48 +105,48 @@ func TestAnEvictionExcusesOnlyWhatHappensToItsLock(t *testing.T) {
 	}
 }
 
-// evicts tells of an eviction that took the entries of these tokens, and excuses nothing that happens to other entries.
-func (s *story) evicts(from, to int64, took ...uint64) {
+// evicts adds an eviction that deleted the entries with these tokens.
+func (s *scenario) evicts(from, to int64, tokens ...uint64) {
 	s.fault(1, history.Evict, "w1", "holder", from, to)
 	for _, e := range s.Events {
 		if e.Fault != nil {
-			e.Fault.Lock, e.Fault.Took = "demo", took
+			e.Fault.Lock, e.Fault.Took = "demo", tokens
 		}
 	}
 }
 
-func (s *story) loses(worker string, token uint64, at int64) {
-	s.add(at, worker, history.Event{End: &history.End{Grant: name(worker, token), LostAt: at * ms, Why: "it is gone"}})
+func (s *scenario) loses(worker string, token uint64, at int64) {
+	s.add(at, worker, history.Event{End: &history.End{Grant: grantName(worker, token), LostAt: at * ms, Why: "it is gone"}})
 }
 
-func TestAnEvictionExcusesTheHolderThatItEvicted(t *testing.T) {
-	t.Run("until it is told, beside the next one", func(t *testing.T) {
-		s := tell(t)
-		s.takes("w1", 20, 300, 301)
+func TestConcessions_evictedHolder(t *testing.T) {
+	t.Run("until it is notified", func(t *testing.T) {
+		s := newScenario(t)
+		s.acquires("w1", 20, 300, 301)
 		s.evicts(340, 341, 20)
-		s.takes("w2", 21, 310, 342)
+		s.acquires("w2", 21, 310, 342)
 		s.loses("w1", 20, 343)
 		s.releases("w2", 21, 400)
 		if v := s.judge(); v.Conceded() != 2 {
 			t.Errorf("%+v", v.Violations)
 		}
 	})
-	t.Run("also if its call returns after the eviction, or after that of the next one", func(t *testing.T) {
-		s := tell(t)
+	t.Run("its call returns after the next one", func(t *testing.T) {
+		s := newScenario(t)
 		s.evicts(340, 341, 20)
-		s.takes("w2", 21, 310, 900)
-		s.takes("w1", 20, 300, 902)
+		s.acquires("w2", 21, 310, 900)
+		s.acquires("w1", 20, 300, 902)
 		s.loses("w1", 20, 903)
 		s.releases("w2", 21, 1000)
 		if v := s.judge(); v.Conceded() != 2 {
 			t.Errorf("%+v", v.Violations)
 		}
 	})
-	t.Run("but not if its release shows that it was there until then", func(t *testing.T) {
-		s := tell(t)
-		s.takes("w1", 20, 300, 301)
+	t.Run("not if its release proves that it lasted", func(t *testing.T) {
+		s := newScenario(t)
+		s.acquires("w1", 20, 300, 301)
 		s.evicts(340, 341, 20)
-		s.takes("w2", 21, 310, 342)
+		s.acquires("w2", 21, 310, 342)
 		s.releases("w1", 20, 350)
 		s.releases("w2", 21, 400)
 		if v := s.judge(RuleOverlap, RuleValidity, RuleGrantedTwice); v.Conceded() != 0 {
@@ -153,46 +155,47 @@ func TestAnEvictionExcusesTheHolderThatItEvicted(t *testing.T) {
 	})
 }
 
-func TestTwoGrantsAfterAnEvictionAreExcusedByNothing(t *testing.T) {
-	// w2 and w3 waited when w1 was evicted. Both are given the lock, and w3 is told that it has lost it.
-	both := func(t *testing.T, took ...uint64) *story {
-		s := tell(t)
-		s.takes("w1", 20, 300, 301)
+func TestConcessions_twoGrantsAfterEviction(t *testing.T) {
+	// w2 and w3 waited when w1 was evicted. Both are granted the lock, and w3 is notified that it
+	// has lost it.
+	both := func(t *testing.T, tokens ...uint64) *scenario {
+		s := newScenario(t)
+		s.acquires("w1", 20, 300, 301)
 		s.evicts(340, 341, took...)
 		s.loses("w1", 20, 341)
-		s.takes("w2", 21, 310, 342)
-		s.takes("w3", 22, 311, 343)
+		s.acquires("w2", 21, 310, 342)
+		s.acquires("w3", 22, 311, 343)
 		s.loses("w3", 22, 345)
 		s.loses("w2", 21, 346)
 		return s
 	}
-	t.Run("only the holder was evicted", func(t *testing.T) { both(t, 20).judge(RuleOverlap, RuleValidity) })
-	t.Run("all of the line was", func(t *testing.T) {
+	t.Run("only the holder evicted", func(t *testing.T) { both(t, 20).judge(RuleOverlap, RuleValidity) })
+	t.Run("the whole line evicted", func(t *testing.T) {
 		v := both(t, 20, 21, 22).judge(RuleOverlap, RuleValidity, RuleDeletedEntry)
 		if n := v.Broken()[RuleDeletedEntry]; n != 2 {
-			t.Errorf("%d of two holds were found to be of deleted entries", n)
+			t.Errorf("got %d holds of deleted entries, want 2", n)
 		}
 	})
-	t.Run("whichever returns first", func(t *testing.T) {
-		s := tell(t)
-		s.takes("w1", 20, 300, 301)
+	t.Run("returned in the other order", func(t *testing.T) {
+		s := newScenario(t)
+		s.acquires("w1", 20, 300, 301)
 		s.evicts(340, 341, 20)
 		s.loses("w1", 20, 341)
-		s.takes("w3", 22, 311, 342)
-		s.takes("w2", 21, 310, 343)
+		s.acquires("w3", 22, 311, 342)
+		s.acquires("w2", 21, 310, 343)
 		s.loses("w3", 22, 345)
 		s.loses("w2", 21, 346)
 		if v := s.judge(RuleOverlap, RuleValidity); v.Conceded() != 0 {
 			t.Errorf("%+v", v.Violations)
 		}
 	})
-	t.Run("but a leader that goes on may end leases after its healing, one after another", func(t *testing.T) {
-		s := tell(t)
+	t.Run("a resumed leader ends several leases", func(t *testing.T) {
+		s := newScenario(t)
 		s.Run.Target = "stile@etcd3"
 		s.fault(1, "leader-pause", "m1", "leader", 340, 341)
-		s.takes("w1", 20, 300, 1341)
-		s.takes("w2", 21, 310, 1343)
-		s.takes("w3", 22, 311, 1345)
+		s.acquires("w1", 20, 300, 1341)
+		s.acquires("w2", 21, 310, 1343)
+		s.acquires("w3", 22, 311, 1345)
 		s.loses("w1", 20, 1344)
 		s.loses("w2", 21, 1346)
 		s.releases("w3", 22, 1400)
@@ -200,34 +203,34 @@ func TestTwoGrantsAfterAnEvictionAreExcusedByNothing(t *testing.T) {
 			t.Errorf("%+v", v.Violations)
 		}
 	})
-	t.Run("where nothing tells whose entry was deleted, a quarter of a TTL later", func(t *testing.T) {
-		for late, excused := range map[int64]bool{841: true, 842: false} {
-			s := tell(t)
+	t.Run("unknown tokens: a quarter of a TTL", func(t *testing.T) {
+		for granted, excused := range map[int64]bool{841: true, 842: false} {
+			s := newScenario(t)
 			s.evicts(340, 341)
-			s.takes("w1", 20, 300, late)
-			s.takes("w2", 21, 310, late+2)
-			s.loses("w1", 20, late+4)
-			s.releases("w2", 21, late+50)
+			s.acquires("w1", 20, 300, granted)
+			s.acquires("w2", 21, 310, granted+2)
+			s.loses("w1", 20, granted+4)
+			s.releases("w2", 21, granted+50)
 			s.judgeIf(!excused, RuleOverlap, RuleValidity)
 		}
 	})
 }
 
-func TestADeletedEntryIsGivenNoLock(t *testing.T) {
-	deleted := func(t *testing.T) *story {
-		s := tell(t)
-		s.takes("w1", 20, 300, 301)
+func TestGrantedToDeletedEntry(t *testing.T) {
+	deleted := func(t *testing.T) *scenario {
+		s := newScenario(t)
+		s.acquires("w1", 20, 300, 301)
 		s.evicts(340, 341, 20, 21)
 		s.loses("w1", 20, 341)
 		return s
 	}
-	t.Run("not even for a moment", func(t *testing.T) {
+	t.Run("hold of no duration", func(t *testing.T) {
 		s := deleted(t)
-		s.takes("w2", 21, 310, 342)
+		s.acquires("w2", 21, 310, 342)
 		s.loses("w2", 21, 342)
 		s.judge(RuleDeletedEntry)
 	})
-	t.Run("its owner joins again", func(t *testing.T) {
+	t.Run("its client joins again", func(t *testing.T) {
 		s := deleted(t)
 		s.hold("w2", 24, 310, 345, 400)
 		s.judge()
@@ -243,7 +246,7 @@ func TestADeletedEntryIsGivenNoLock(t *testing.T) {
 		s.fault(2, "reset", "all", "", 600, 601)
 		s.judge()
 	})
-	t.Run("another lock's tokens are others", func(t *testing.T) {
+	t.Run("eviction of another lock", func(t *testing.T) {
 		s := deleted(t)
 		s.hold("w2", 21, 310, 345, 400)
 		for _, e := range s.Events {
@@ -255,29 +258,29 @@ func TestADeletedEntryIsGivenNoLock(t *testing.T) {
 	})
 }
 
-// Of two holds that overlap, three rules may be broken. A fault that excuses one of them excuses all, unless the store itself is
-// shown to have let two hold.
-func TestVerdictsOnTwoHoldsAgree(t *testing.T) {
+// Two holds that overlap can break three rules. A fault that excuses one of them excuses all,
+// unless the history proves that the store itself granted the lock twice.
+func TestConcessions_rulesAgree(t *testing.T) {
 	for _, fault := range []string{history.Evict, "leader-pause", "server-pause"} {
 		for _, lasted := range []bool{false, true} {
-			s := tell(t)
+			s := newScenario(t)
 			s.Run.Target = "stile@etcd3"
-			s.takes("w1", 20, 300, 301)
+			s.acquires("w1", 20, 300, 301)
 			s.fault(1, fault, "x", "", 340, 341)
-			s.takes("w2", 21, 310, 342)
+			s.acquires("w2", 21, 310, 342)
 			if s.releases("w2", 21, 400); lasted {
 				s.releases("w1", 20, 350)
 			} else {
 				s.loses("w1", 20, 350)
 			}
 			if v := s.judgeIf(lasted, RuleOverlap, RuleValidity, RuleGrantedTwice); lasted == (v.Conceded() > 0) {
-				t.Errorf("%s, w1 had it to its release: %v: %+v", fault, lasted, v.Violations)
+				t.Errorf("%s, hold proven to its release: %v: got violations %+v", fault, lasted, v.Violations)
 			}
 		}
 	}
 }
 
-func TestAFaultThatFailedMayHaveHappened(t *testing.T) {
+func TestConcessions_failedFault(t *testing.T) {
 	s := overlapping(t, "stile@etcd", 400, 450)
 	s.fault(1, history.Evict, "w1", "holder", 390, 395)
 	s.fault(2, "reset", "all", "", 600, 601)
@@ -291,11 +294,11 @@ func TestAFaultThatFailedMayHaveHappened(t *testing.T) {
 	}
 }
 
-// The clock of a Redis is ahead for a moment, and the tokens with it. Then it forgets everything, and they go back, and those of
-// before are met again and again until the clock has got there.
-func TestTokensThatGoBackAfterTheStoreHasForgottenThem(t *testing.T) {
-	back := func() *story {
-		s := tell(t)
+// The clock of a Redis server is ahead for a moment, and the tokens with it. Then the server loses
+// its data, and the tokens go back. Earlier tokens are given again until the clock has caught up.
+func TestConcessions_tokensGoBack(t *testing.T) {
+	back := func() *scenario {
+		s := newScenario(t)
 		s.Run.Target = "stile@redis"
 		for i := range int64(4) {
 			s.hold("w1", uint64(100+10*i), 1000+10*i, 1001+10*i, 1005+10*i)
@@ -308,18 +311,18 @@ func TestTokensThatGoBackAfterTheStoreHasForgottenThem(t *testing.T) {
 	s := back()
 	s.fault(1, "restart-empty", "m1", "", 1500, 1600)
 	if v := s.judge(); v.Conceded() == 0 {
-		t.Error("that the tokens went back is not shown")
+		t.Error("got no conceded violation, want one for the tokens that went back")
 	}
 	s = back()
-	s.fault(1, "restart-empty", "m1", "", 6000, 6100) // when it was over
+	s.fault(1, "restart-empty", "m1", "", 6000, 6100) // after the tokens went back
 	s.judge(RuleGrantedTwice, RuleValidity)
 }
 
-func TestWhatIsConcededHidesNothing(t *testing.T) {
+func TestConcessions_laterViolations(t *testing.T) {
 	s := overlapping(t, "stile@etcd", 400, 450)
 	s.fault(1, history.Evict, "w1", "holder", 390, 395)
 	s.judge()
-	s.hold("w1", 31, 60_000, 60_001, 60_100) // a minute later, with nothing done
+	s.hold("w1", 31, 60_000, 60_001, 60_100) // a minute later, without a fault
 	s.hold("w2", 30, 60_200, 60_201, 60_300)
 	s.hold("w1", 40, 70_000, 70_001, 70_100)
 	s.hold("w2", 40, 70_200, 70_201, 70_300)

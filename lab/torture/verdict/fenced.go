@@ -7,33 +7,35 @@ import (
 	"slices"
 )
 
-// never is an end that may not come.
+// never is the end of an interval that is not bounded.
 const never = int64(math.MaxInt64)
 
-// A grant is a hold as [fenced] sees it: by its token and by four times. It was granted at some moment of [call, returned]
-// and ended at some moment of [endMin, endMax].
+// A grant is what [findConflicts] knows of a hold: its token and four times. It was granted at some
+// time in [call, returned], and ended at some time in [endMin, endMax].
 type grant struct {
 	name             string
 	token            uint64
 	call, returned   int64
 	endMin, endMax   int64
-	granted, expired int64 // the earliest moments at which it can have been granted and ended; set by fenced
+	granted, expired int64 // the earliest times at which it can have been granted and ended; set by findConflicts
 }
 
-// A conflict is why grants cannot have come from a lock that one holder has at a time and whose tokens rise.
+// A conflict says why grants cannot come from a lock that has one holder at a time and whose tokens
+// increase.
 type conflict struct {
 	earlier, later *grant // by their tokens
 	why            string
 }
 
-// fenced decides whether there are moments, one for each grant and one for each end, at which a lock that one holder has
-// at a time can have given and taken these grants in the order of their tokens; if there are not, it returns where that
-// shows. After each conflict it goes on as if the later grant were the first, so that one conflict hides no other.
+// findConflicts decides whether a lock that has one holder at a time can have granted and ended
+// these grants in the order of their tokens: whether there is a time for each grant and each end,
+// within their intervals. It returns the grants for which there is none. After each conflict it
+// continues as if the later grant were the first, so that one conflict hides no other.
 //
-// It is exact, in O(n log n): the tokens fix the order of the grants, so only the moments are free, and to take the
-// earliest possible one for each leaves the most room for those that follow. (Deciding the same without tokens is a search;
-// porcupine, which does it, is compared with this in the tests.)
-func fenced(grants []*grant) []*conflict {
+// It is exact, in O(n log n): the tokens fix the order of the grants, so only the times are free,
+// and the earliest possible time for each leaves the most room for the next ones. (Without tokens
+// the decision is a search. Porcupine does that search; the tests compare it with this function.)
+func findConflicts(grants []*grant) []*conflict {
 	grants = slices.Clone(grants)
 	slices.SortStableFunc(grants, func(a, b *grant) int {
 		if c := cmp.Compare(a.token, b.token); c != 0 {
@@ -44,18 +46,18 @@ func fenced(grants []*grant) []*conflict {
 	var found []*conflict
 	var last *grant
 	for _, g := range grants {
-		if why := g.follow(last); why != "" {
+		if why := g.placeAfter(last); why != "" {
 			found = append(found, &conflict{last, g, why})
-			_ = g.follow(nil)
+			_ = g.placeAfter(nil)
 		}
 		last = g
 	}
 	return found
 }
 
-// follow sets the earliest moments at which g can have been granted and ended as the next one after last, or as the first one
-// if last is nil. If there are none it says why.
-func (g *grant) follow(last *grant) (why string) {
+// placeAfter sets the earliest times at which g can have been granted and ended, if it was granted
+// after last, or first of all if last is nil. If there are no such times it returns the reason.
+func (g *grant) placeAfter(last *grant) (why string) {
 	now := int64(math.MinInt64)
 	if last != nil {
 		now = last.expired
@@ -66,9 +68,9 @@ func (g *grant) follow(last *grant) (why string) {
 	case last != nil && g.token == last.token:
 		return fmt.Sprintf("both have the token %d", g.token)
 	case g.granted > g.returned:
-		return "the later one, by its token, had been granted before the earlier one can have ended"
+		return "the hold with the larger token was granted before the one with the smaller token can have ended"
 	case g.expired > g.endMax:
-		return "the later one, by its token, had ended before the earlier one can have ended"
+		return "the hold with the larger token had ended before the one with the smaller token can have ended"
 	default:
 		return ""
 	}

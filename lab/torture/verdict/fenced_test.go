@@ -8,8 +8,9 @@ import (
 	"github.com/anishathalye/porcupine"
 )
 
-// The model of a lock that one holder has at a time and whose tokens rise, for porcupine. Its operations are grants and
-// ends; an end that may come at any time, or never, does nothing if it comes when somebody else holds.
+// A model for Porcupine of a lock that has one holder at a time and whose tokens increase. Its
+// operations are grants and ends. An end that may happen at any time, or never, has no effect if
+// another grant is held.
 type (
 	lockInput struct {
 		acquire bool
@@ -17,7 +18,7 @@ type (
 		maybe   bool
 	}
 	lockState struct {
-		holder uint64 // 0: nobody
+		holder uint64 // its token; 0 if the lock is free
 		last   uint64
 	}
 )
@@ -40,8 +41,8 @@ var lockModel = porcupine.Model{
 	Equal: func(a, b any) bool { return a == b },
 }
 
-// operations are the grants as porcupine wants them. A grant ends with a release that was answered, or by an end that is
-// possible from its call on.
+// operations returns the grants as operations for Porcupine. A grant ends with a release that got a
+// reply, or by an end that is possible from its call on.
 func operations(grants []*grant) []porcupine.Operation {
 	var ops []porcupine.Operation
 	for i, g := range grants {
@@ -52,7 +53,8 @@ func operations(grants []*grant) []porcupine.Operation {
 	return ops
 }
 
-// randomGrants makes a history of a few grants, four fifths of them with a release that was answered, all moments distinct.
+// randomGrants returns a history of two to five grants, four fifths of them with a release that got
+// a reply.
 func randomGrants(r *rand.Rand) []*grant {
 	n := 2 + r.IntN(4)
 	moments := r.Perm(4 * n * 2)
@@ -67,7 +69,7 @@ func randomGrants(r *rand.Rand) []*grant {
 	grants := make([]*grant, n)
 	for i := range grants {
 		times := []int64{take(), take(), take(), take()}
-		// Mostly near each other, so that a good part of the histories is legal.
+		// Mostly close to each other, so that a good part of the histories is legal.
 		if r.IntN(3) > 0 {
 			base := int64(i * 8)
 			for k := range times {
@@ -90,7 +92,7 @@ func randomGrants(r *rand.Rand) []*grant {
 	return grants
 }
 
-// distinct reports whether no two moments are the same: porcupine has its own idea of ties.
+// distinct reports whether no two times are equal: Porcupine decides ties in another way.
 func distinct(grants []*grant) bool {
 	seen := map[int64]bool{}
 	for _, g := range grants {
@@ -107,7 +109,7 @@ func distinct(grants []*grant) bool {
 	return true
 }
 
-func TestTheFencedLockCheckerAgreesWithPorcupine(t *testing.T) {
+func TestFindConflicts_agreesWithPorcupine(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 2))
 	legal, illegal := 0, 0
 	for legal+illegal < 20_000 {
@@ -115,12 +117,12 @@ func TestTheFencedLockCheckerAgreesWithPorcupine(t *testing.T) {
 		if !distinct(grants) {
 			continue
 		}
-		want, got := porcupine.CheckOperations(lockModel, operations(grants)), fenced(grants)
+		want, got := porcupine.CheckOperations(lockModel, operations(grants)), findConflicts(grants)
 		if want != (len(got) == 0) {
 			for _, g := range grants {
 				t.Logf("%+v", *g)
 			}
-			t.Fatalf("porcupine says legal: %v; fenced says %+v", want, got)
+			t.Fatalf("Porcupine says legal: %v; findConflicts returned %+v", want, got)
 		}
 		if want {
 			legal++
@@ -130,11 +132,11 @@ func TestTheFencedLockCheckerAgreesWithPorcupine(t *testing.T) {
 	}
 	t.Logf("%d legal, %d illegal", legal, illegal)
 	if legal < 2000 || illegal < 2000 {
-		t.Errorf("%d legal and %d illegal histories: too few of one kind to tell anything", legal, illegal)
+		t.Errorf("got %d legal and %d illegal histories, want at least 2000 of each", legal, illegal)
 	}
 }
 
-func TestTheFencedLockChecker(t *testing.T) {
+func TestFindConflicts(t *testing.T) {
 	for _, c := range []struct {
 		name   string
 		grants []*grant
@@ -142,21 +144,21 @@ func TestTheFencedLockChecker(t *testing.T) {
 	}{
 		{"nothing", nil, true},
 		{"one after the other", []*grant{{token: 1, call: 1, returned: 2, endMin: 3, endMax: 4}, {token: 2, call: 2, returned: 5, endMin: 6, endMax: 7}}, true},
-		{"granted before the release was asked for", []*grant{{token: 1, call: 1, returned: 2, endMin: 6, endMax: 7}, {token: 2, call: 3, returned: 4, endMin: 8, endMax: 9}}, false},
-		{"granted while a session may have expired", []*grant{{token: 1, call: 1, returned: 2, endMin: 1, endMax: never}, {token: 2, call: 3, returned: 4, endMin: 8, endMax: 9}}, true},
+		{"granted before the release", []*grant{{token: 1, call: 1, returned: 2, endMin: 6, endMax: 7}, {token: 2, call: 3, returned: 4, endMin: 8, endMax: 9}}, false},
+		{"granted after a possible expiry", []*grant{{token: 1, call: 1, returned: 2, endMin: 1, endMax: never}, {token: 2, call: 3, returned: 4, endMin: 8, endMax: 9}}, true},
 		{"a token twice", []*grant{{token: 1, call: 1, returned: 2, endMin: 3, endMax: 4}, {token: 1, call: 5, returned: 6, endMin: 7, endMax: 8}}, false},
 		{"a smaller token later", []*grant{{token: 2, call: 1, returned: 2, endMin: 3, endMax: 4}, {token: 1, call: 5, returned: 6, endMin: 7, endMax: 8}}, false},
 	} {
-		if got := fenced(c.grants); (len(got) == 0) != c.legal {
-			t.Errorf("%s: %+v, legal should be %v", c.name, got, c.legal)
+		if got := findConflicts(c.grants); (len(got) == 0) != c.legal {
+			t.Errorf("%s: got conflicts %+v, want legal: %v", c.name, got, c.legal)
 		}
 	}
 }
 
-func TestEveryConflictIsFound(t *testing.T) {
-	conflicts := fenced([]*grant{
+func TestFindConflicts_several(t *testing.T) {
+	conflicts := findConflicts([]*grant{
 		{token: 1, call: 1, returned: 2, endMin: 30, endMax: 40},
-		{token: 2, call: 3, returned: 4, endMin: 5, endMax: 6}, // too early: in the middle of the first
+		{token: 2, call: 3, returned: 4, endMin: 5, endMax: 6}, // during the first
 		{token: 3, call: 7, returned: 8, endMin: 9, endMax: 10},
 		{token: 3, call: 11, returned: 12, endMin: 13, endMax: 14}, // a token twice
 		{token: 4, call: 15, returned: 16, endMin: 17, endMax: 18},
@@ -168,6 +170,6 @@ func TestEveryConflictIsFound(t *testing.T) {
 		later = append(later, c.later.token)
 	}
 	if want := []uint64{2, 3, 5}; !slices.Equal(later, want) {
-		t.Errorf("conflicts at the tokens %v, want %v", later, want)
+		t.Errorf("got conflicts at the tokens %v, want %v", later, want)
 	}
 }

@@ -7,48 +7,52 @@ import (
 	"github.com/stilelock/stile/lab/torture/history"
 )
 
-// A Hold is a lock that was held, as its holder's events tell it. Times are those of package history; zero means that the
-// thing did not happen.
+// A Hold is one hold of a lock, put together from the events of its holder. Times are those of
+// package history; zero means that the event did not happen.
 type Hold struct {
 	Lock   string `json:"lock"`
 	Grant  string `json:"grant"`
 	Worker string `json:"worker"`
 	Token  uint64 `json:"token,omitempty"`
 
-	// Call and Return are those of the call that got it.
+	// Call and Return are the times of the call that acquired the lock.
 	Call   int64 `json:"call"`
 	Return int64 `json:"return"`
-	// Until is the last validity that its holder was shown, LostAt when it was told of the loss, Exit when its process ended.
+	// Until is the last validity that the interface reported, LostAt the time of the notification
+	// of the loss, and Exit the end of the holder's process.
 	Until  int64  `json:"until,omitempty"`
 	LostAt int64  `json:"told,omitempty"`
 	Why    string `json:"why,omitempty"`
 	Exit   int64  `json:"exit,omitempty"`
-	// Release and Released are the call and the return of the release, Outcome what came of it.
+	// Release and Released are the times of the call and the return of the release, and Outcome is
+	// its outcome.
 	Release  int64           `json:"release,omitempty"`
 	Released int64           `json:"released,omitempty"`
 	Outcome  history.Outcome `json:"outcome,omitempty"`
 
-	// End is until when the holder, by all that its lock's interface tells, may have believed that it held: the earliest of
-	// Release, LostAt, Until and Exit; without any of them, the end of the history.
+	// End is the time until which the holder may have believed that it held the lock, by all that
+	// the lock's interface reports: the earliest of Release, LostAt, Until and Exit; without any of
+	// them, the end of the history.
 	End int64 `json:"end"`
 }
 
-// overlaps reports whether both holders certainly believed at the same time that they held, and for how long.
+// overlaps reports whether both holders certainly believed at the same time that they held the
+// lock, and for how long.
 func (h *Hold) overlaps(other *Hold) (int64, bool) {
 	d := min(h.End, other.End) - max(h.Return, other.Return)
 	return d, d > 0
 }
 
-// A Wait is a call for a lock: one that waited or, in [lives.tries], one that only tried.
+// A Wait is a call for a lock: one that waited or, in [index.tries], one that only tried.
 type Wait struct {
 	Lock, Grant, Worker string
 	Call, Return        int64 // Return is zero if the call never returned
 	Exit                int64 // when the worker's process ended
-	Got, GaveUp         bool
+	Granted, GaveUp     bool
 }
 
-// lives collects what the events of a history tell of holds and waits.
-type lives struct {
+// index has the holds, calls and exits of a history.
+type index struct {
 	holds   []*Hold
 	waits   []*Wait
 	tries   []*Wait
@@ -57,9 +61,10 @@ type lives struct {
 	end     int64
 }
 
-// live reads the holds and waits of a history, both in the order of their returns and calls.
-func live(h *history.History) *lives {
-	l := &lives{byGrant: map[string]*Hold{}, exits: map[string]history.Event{}}
+// newIndex reads a history. The holds are in the order of their returns, the calls that waited in
+// the order of their starts.
+func newIndex(h *history.History) *index {
+	l := &index{byGrant: map[string]*Hold{}, exits: map[string]history.Event{}}
 	waits := map[string]*Wait{}
 	for _, e := range h.Events {
 		l.end = max(l.end, e.At)
@@ -76,14 +81,14 @@ func live(h *history.History) *lives {
 				w = &Wait{Lock: e.Acquire.Lock, Grant: e.Acquire.Grant, Worker: e.Worker, Call: e.Acquire.Call}
 				l.tries = append(l.tries, w)
 			}
-			l.acquired(e.Worker, e.Acquire, w)
+			l.addAcquire(e.Worker, e.Acquire, w)
 		case e.Extend != nil:
 			if hold := l.byGrant[e.Extend.Grant]; hold != nil {
 				hold.Until = max(hold.Until, e.Extend.Until)
 			}
 		case e.End != nil:
 			if hold := l.byGrant[e.End.Grant]; hold != nil {
-				hold.ended(e.End)
+				hold.addEnd(e.End)
 			}
 		}
 	}
@@ -103,8 +108,8 @@ func live(h *history.History) *lives {
 	return l
 }
 
-func (l *lives) acquired(worker string, a *history.Acquire, w *Wait) {
-	w.Return, w.Got, w.GaveUp = a.Return, a.Outcome == history.OK, a.GaveUp
+func (l *index) addAcquire(worker string, a *history.Acquire, w *Wait) {
+	w.Return, w.Granted, w.GaveUp = a.Return, a.Outcome == history.OK, a.GaveUp
 	if a.Outcome != history.OK {
 		return
 	}
@@ -116,9 +121,10 @@ func (l *lives) acquired(worker string, a *history.Acquire, w *Wait) {
 	l.byGrant[a.Grant] = hold
 }
 
-// ended notes an end. Of several, the earliest times count, and the last outcome: who was killed while it released had given
-// the hold up before, whatever is said of its death.
-func (h *Hold) ended(e *history.End) {
+// addEnd adds an end to the hold. Of several ends the earliest times and the last outcome count: a
+// holder that was killed during its release had given up the hold before, whatever the event of its
+// death says.
+func (h *Hold) addEnd(e *history.End) {
 	h.LostAt, h.Release = earlier(h.LostAt, e.LostAt), earlier(h.Release, e.Call)
 	if e.Why != "" {
 		h.Why = e.Why
@@ -129,7 +135,7 @@ func (h *Hold) ended(e *history.End) {
 	h.Until = max(h.Until, e.Until)
 }
 
-// earlier returns the earlier of two times, of which zero is none.
+// earlier returns the earlier of two times. Zero means that there is no such time.
 func earlier(a, b int64) int64 {
 	if a == 0 || b == 0 {
 		return max(a, b)
@@ -137,7 +143,7 @@ func earlier(a, b int64) int64 {
 	return min(a, b)
 }
 
-// byLock groups things by the lock they are about, keeping their order.
+// byLock groups items by the lock they are about, and keeps their order.
 func byLock[T any](all []T, lock func(T) string) map[string][]T {
 	groups := map[string][]T{}
 	for _, one := range all {

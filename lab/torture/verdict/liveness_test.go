@@ -8,8 +8,9 @@ import (
 	"github.com/stilelock/stile/lab/torture/history"
 )
 
-// refused tells of a call that came to nothing, after waiting if it waited.
-func (s *story) refused(worker string, n int, call, back int64, waited bool) {
+// refused adds a call that did not acquire the lock: one that waited and failed, or one that only
+// tried.
+func (s *scenario) refused(worker string, n int, call, back int64, waited bool) {
 	g := fmt.Sprintf("%s.%d", worker, n)
 	if waited {
 		s.add(call, worker, history.Event{Asked: &history.Asked{Lock: "demo", Grant: g}})
@@ -19,13 +20,13 @@ func (s *story) refused(worker string, n int, call, back int64, waited bool) {
 	}})
 }
 
-func TestALockThatRefusesEverybody(t *testing.T) {
-	for name, waited := range map[string]bool{"who waits": true, "who tries": false} {
-		for apart, stranded := range map[int64]bool{50: true, 1001: true, 1002: false} { // a call takes one of them
-			t.Run(fmt.Sprintf("%s, asked every %d ms", name, apart), func(t *testing.T) {
-				s := tell(t)
-				for i := range 40_000 / apart {
-					at := 1000 + apart*i
+func TestWaiterStranded_refusedCalls(t *testing.T) {
+	for name, waited := range map[string]bool{"waiting": true, "only trying": false} {
+		for interval, stranded := range map[int64]bool{50: true, 1001: true, 1002: false} { // a call takes 1 ms
+			t.Run(fmt.Sprintf("%s, every %d ms", name, interval), func(t *testing.T) {
+				s := newScenario(t)
+				for i := range 40_000 / interval {
+					at := 1000 + interval*i
 					s.refused(fmt.Sprintf("w%d", 1+i%3), int(i), at, at+1, waited)
 				}
 				if !stranded {
@@ -34,16 +35,16 @@ func TestALockThatRefusesEverybody(t *testing.T) {
 				}
 				v := s.judge(RuleStranded)
 				if v.Figures.LongestGap < 38*time.Second {
-					t.Errorf("the longest gap is %v", v.Figures.LongestGap)
+					t.Errorf("got longest gap %v, want at least 38s", v.Figures.LongestGap)
 				}
 			})
 		}
 	}
 }
 
-func TestALockThatIsTakenIsRefusedRightly(t *testing.T) {
-	s := tell(t)
-	s.takes("w1", 20, 300, 301)
+func TestWaiterStranded_heldLock(t *testing.T) {
+	s := newScenario(t)
+	s.acquires("w1", 20, 300, 301)
 	for i := range int64(20) {
 		s.add(500+1000*i, "w1", history.Event{Extend: &history.Extend{Grant: "w1/20", Until: (500 + 1000*i + 1800) * ms}})
 		s.refused("w2", int(i), 600+1000*i, 601+1000*i, false)
@@ -52,10 +53,10 @@ func TestALockThatIsTakenIsRefusedRightly(t *testing.T) {
 	s.judge()
 }
 
-// The patience is two TTLs and five seconds.
-func TestAWaiterThatIsServedInTheEnd(t *testing.T) {
+// The longest delay without a fault is two TTLs and five seconds.
+func TestWaiterStranded_servedLate(t *testing.T) {
 	for served, stranded := range map[int64]bool{9400: false, 9402: true} {
-		s := tell(t)
+		s := newScenario(t)
 		s.hold("w1", 20, 300, 301, 400)
 		s.hold("w2", 21, 310, served, served+50)
 		if stranded {
@@ -66,53 +67,55 @@ func TestAWaiterThatIsServedInTheEnd(t *testing.T) {
 	}
 }
 
-// unserved tells of a waiter that nobody serves, and of faults of a moment each, so far apart.
-func unserved(t *testing.T, lasts, apart int64) *story {
-	s := tell(t)
+// strandedUnderFaults has a waiter that is not served for duration, and a short fault after each
+// interval, both in milliseconds.
+func strandedUnderFaults(t *testing.T, duration, interval int64) *scenario {
+	s := newScenario(t)
 	const asked = 3000
-	s.refused("w1", 99, asked, asked+lasts, true)
-	for i := range lasts / apart {
-		s.fault(int(i)+1, "holder-pause", "w5", "", asked+apart*(i+1)-10, asked+apart*(i+1))
+	s.refused("w1", 99, asked, asked+duration, true)
+	for i := range duration / interval {
+		s.fault(int(i)+1, "holder-pause", "w5", "", asked+interval*(i+1)-10, asked+interval*(i+1))
 	}
 	return s
 }
 
-func TestAWaiterThatIsStrandedWhileFaultsGoOn(t *testing.T) {
-	unserved(t, 60_000, 9020).judge(RuleStranded) // between two of them there is time enough
-	unserved(t, 60_000, 8990).judge()
-	unserved(t, 90_001, 5000).judge(RuleStranded) // and this is too long, whatever is done
-	unserved(t, 90_000, 5000).judge()
+func TestWaiterStranded_underFaults(t *testing.T) {
+	strandedUnderFaults(t, 60_000, 9020).judge(RuleStranded) // long enough between two faults
+	strandedUnderFaults(t, 60_000, 8990).judge()
+	strandedUnderFaults(t, 90_001, 5000).judge(RuleStranded) // longer than any fault excuses
+	strandedUnderFaults(t, 90_000, 5000).judge()
 }
 
-// passedBy tells of a waiter that asks, of others that come later and are served so many times, so far apart, while faults go on all
-// the time, and of its own call, which ends when the last of them has been served.
-func passedBy(t *testing.T, times, apart int64) *story {
-	s := tell(t)
+// overtakenWaiter has a waiter, and other clients that ask later and are served that many times, at
+// the given interval, while a fault is active all the time. The waiter's call ends after the last
+// of them has been served.
+func overtakenWaiter(t *testing.T, times, interval int64) *scenario {
+	s := newScenario(t)
 	const asked = 3000
 	for i := range times {
-		at := asked + 1 + apart*i
+		at := asked + 1 + interval*i
 		s.hold(fmt.Sprintf("w%d", 2+i%2), uint64(100+i), at, at+1, at+10)
 	}
-	last := asked + 2 + apart*(times-1)
+	last := asked + 2 + interval*(times-1)
 	s.refused("w1", 99, asked, last+1, true)
 	s.fault(1, "reset", "all", "", asked, last)
 	return s
 }
 
-func TestAWaiterThatIsForgottenAmongOthers(t *testing.T) {
-	v := passedBy(t, 10, 3001).judge(RuleForgotten) // which is more than three times two TTLs and five seconds
-	if what := v.Violations[0].What; what != "w1.99 waited for 27.011s while 10 were served who had asked later, the last of them w3/109" {
+func TestWaiterForgotten(t *testing.T) {
+	v := overtakenWaiter(t, 10, 3001).judge(RuleForgotten) // more than three times two TTLs and five seconds
+	if what := v.Violations[0].What; what != "w1.99 waited for 27.011s while 10 were served that had asked later, the last of them w3/109" {
 		t.Error(what)
 	}
-	passedBy(t, 10, 2999).judge()
-	passedBy(t, 9, 3400).judge() // a few may have had their sessions while it had none
-	s := passedBy(t, 10, 3001)
+	overtakenWaiter(t, 10, 2999).judge()
+	overtakenWaiter(t, 9, 3400).judge() // a few clients may have had sessions while the waiter had none
+	s := overtakenWaiter(t, 10, 3001)
 	s.Run.Offers = history.Offers{Deadlines: true, Loss: true}
-	s.judge(RuleForgotten) // where nobody is promised a turn, nobody waits for ever
+	s.judge(RuleForgotten) // also if the lock is not fair: no waiter waits forever
 }
 
-func TestAWaiterThatIsKilledIsNotForgotten(t *testing.T) {
-	s := tell(t)
+func TestWaiterForgotten_killedWaiter(t *testing.T) {
+	s := newScenario(t)
 	s.add(3000, "w1", history.Event{Asked: &history.Asked{Lock: "demo", Grant: "w1.99"}})
 	s.add(9000, "w1", history.Event{Exited: &history.Exited{How: "signal: killed"}})
 	for i := range int64(40) {
@@ -122,47 +125,47 @@ func TestAWaiterThatIsKilledIsNotForgotten(t *testing.T) {
 	s.judge()
 }
 
-func TestAWorkerThatPanics(t *testing.T) {
+func TestWorkers_exitStatus(t *testing.T) {
 	for how, rule := range map[string]string{"exit status 2": RuleCrashed, history.ExitHung: RuleHung} {
-		s := tell(t)
+		s := newScenario(t)
 		s.add(900, "w8", history.Event{Exited: &history.Exited{How: how}})
 		s.judge(rule)
 	}
 	for _, how := range []string{"ended", "exit status 0", "exit status 1", "signal: killed"} {
-		s := tell(t)
+		s := newScenario(t)
 		s.add(900, "w8", history.Event{Exited: &history.Exited{How: how}})
 		s.judge()
 	}
 }
 
-func TestFaultsThatWereAskedForAndDidNotStrike(t *testing.T) {
-	failing := func(s *story, id int, name string) {
+func TestTooLittle_requestedFaults(t *testing.T) {
+	failing := func(s *scenario, id int, name string) {
 		s.fault(id, name, "", "", 300, 301)
-		s.Events[len(s.Events)-1].Heal.Err = "nobody held a lock at this moment"
+		s.Events[len(s.Events)-1].Heal.Err = "the lock is not held"
 	}
-	t.Run("they failed", func(t *testing.T) {
-		s := tell(t)
+	t.Run("all failed", func(t *testing.T) {
+		s := newScenario(t)
 		failing(s, 1, history.Evict)
 		failing(s, 2, history.Evict)
 		s.judge(RuleTooLittle)
 	})
 	t.Run("one struck", func(t *testing.T) {
-		s := tell(t)
+		s := newScenario(t)
 		failing(s, 1, history.Evict)
 		s.fault(2, history.Evict, "w1", "holder", 310, 311)
 		s.judge()
 	})
-	t.Run("one was never tried", func(t *testing.T) {
-		s := tell(t)
+	t.Run("one not tried", func(t *testing.T) {
+		s := newScenario(t)
 		s.fault(1, "compact", "all", "", 300, 301)
 		s.Run.Faults = "compact,leader-pause"
 		v := s.judge(RuleTooLittle)
-		if what := v.Violations[0].What; what != "leader-pause was asked for and never tried" {
+		if what := v.Violations[0].What; what != "leader-pause was requested but never tried" {
 			t.Error(what)
 		}
 	})
-	t.Run("all were tried", func(t *testing.T) {
-		s := tell(t)
+	t.Run("all tried", func(t *testing.T) {
+		s := newScenario(t)
 		s.fault(1, "compact", "all", "", 300, 301)
 		s.fault(2, "leader-pause", "m1", "leader", 310, 311)
 		s.Run.Faults = "compact, leader-pause"

@@ -13,36 +13,43 @@ import (
 
 // The rules, by the names under which their violations are reported.
 const (
-	// RuleOverlap: two holders believed at the same time that they held, each by all that its lock's interface had told it.
+	// RuleOverlap: two holders believed at the same time that they held the lock, each by all that
+	// the lock's interface had reported to it.
 	RuleOverlap = "overlap"
-	// RuleValidity: by the tokens' order, one was granted the lock while another's advertised validity still ran.
+	// RuleValidity: in the order of the tokens, the lock was granted while the advertised validity
+	// of another hold still ran.
 	RuleValidity = "granted during another's validity"
-	// RuleGrantedTwice: by the tokens' order, the store itself let two hold at the same time, or gave tokens out of order.
+	// RuleGrantedTwice: in the order of the tokens, the store itself granted the lock twice at
+	// once, or gave tokens out of order.
 	RuleGrantedTwice = "granted twice"
-	// RuleDeletedEntry: somebody was granted the lock whose entry had been deleted while it waited, in one step with the entries ahead of it.
+	// RuleDeletedEntry: a waiter was granted the lock although its entry had been deleted in one
+	// step of the store with all entries ahead of it.
 	RuleDeletedEntry = "granted to a deleted entry"
 	// RuleTokenTwice: two holds have the same token.
 	RuleTokenTwice = "token given twice"
-	// RuleNotNotified: a holder still believed in its hold two TTLs after the observer had seen its entry go.
-	RuleNotNotified = "holder not told"
-	// RuleStaleWrite: the fenced resource took a write of an older hold after one of a newer hold, older by its token or by when it was
-	// granted.
+	// RuleNotTold: a holder still believed in its hold two TTLs after the observer had seen its
+	// entry disappear.
+	RuleNotTold = "holder not told"
+	// RuleStaleWrite: the fenced resource accepted a write of an older hold after one of a newer
+	// hold: older by its token, or certainly granted earlier.
 	RuleStaleWrite = "stale write accepted"
-	// RuleOvertaken: somebody was overtaken, by one who asked more than a TTL later, though nothing was being done to the system.
+	// RuleOvertaken: a client was served before another that had asked more than a TTL earlier,
+	// while no fault was active.
 	RuleOvertaken = "overtaken"
-	// RuleStranded: a lock that nobody held was asked for all the time and given to nobody, though nothing was being done to the
-	// system; or for so long that whatever was done excuses nothing.
+	// RuleStranded: a lock was free and not granted although clients asked for it all the time:
+	// while no fault was active, or for longer than any fault excuses.
 	RuleStranded = "waiter stranded"
-	// RuleForgotten: somebody waited for long while others who had asked later were served again and again, whatever was done to
-	// the system.
+	// RuleForgotten: a client waited for long while others that had asked later were served again
+	// and again, under any fault.
 	RuleForgotten = "waiter forgotten"
-	// RuleStuck: when everything was over and healed, the lock could not be had.
+	// RuleStuck: after all faults were healed, the lock could not be acquired.
 	RuleStuck = "lock stuck"
-	// RuleLeftBehind: when everything was over, and a TTL had passed, there was still something in the store.
+	// RuleLeftBehind: a TTL after the end of all workers, the store still had data of the lock.
 	RuleLeftBehind = "entry left behind"
-	// RuleLeak: a worker that had released and closed everything had more goroutines or descriptors than before.
+	// RuleLeak: a worker that had released and closed everything had more goroutines or descriptors
+	// than before it connected.
 	RuleLeak = "leak"
-	// RuleHung: a worker that was asked to end never did.
+	// RuleHung: a worker that was asked to end did not end.
 	RuleHung = "hung"
 	// RuleCrashed: a worker panicked.
 	RuleCrashed = "crashed"
@@ -54,36 +61,40 @@ const (
 type Violation struct {
 	Rule string `json:"rule"`
 	Lock string `json:"lock,omitempty"`
-	// At is when it showed, in the history's time.
+	// At is when it could first be seen, in the time of the history.
 	At int64 `json:"at"`
-	// For is how long it lasted, where that means something.
+	// For is how long it lasted; zero for rules for which that has no meaning.
 	For time.Duration `json:"for_ns,omitempty"`
-	// What says it in words.
+	// What describes it in words.
 	What string `json:"what"`
-	// Grants are the holds it is about.
+	// Grants are the holds or calls that it is about.
 	Grants []string `json:"grants,omitempty"`
-	// Conceded is the fault, if it is one under which nobody promises that the rule is kept: see [Concessions].
+	// Conceded is the fault that excuses it, if there is one: see [Concessions].
 	Conceded string `json:"conceded,omitempty"`
 
-	// since is the earliest time at which it can have been caused; zero means At.
+	// since is the earliest time at which its cause can have happened; zero means At.
 	since int64
 }
 
-// Concessions are, by fault, the rules that nobody promises to keep on a target while it lasts and for a TTL after, because
-// its store cannot: docs/guarantees.md says so. What tokens are for is never conceded, and of two holders only if the fault can
-// have ended the hold of the one: see [Strike.endedOneOf].
+// Concessions returns, by fault, the rules that the target does not promise to keep while the fault
+// lasts and for a TTL after it, because its store cannot: see docs/guarantees.md. RuleStaleWrite is
+// never conceded. A violation with two holders is conceded only if the fault can have ended the
+// hold of one of them: see [Strike.mayHaveEnded].
 func Concessions(target string) map[string][]string {
 	exclusion := []string{RuleOverlap, RuleValidity}
 	forgetting := []string{RuleOverlap, RuleValidity, RuleGrantedTwice}
-	// Deleting a holder's entry lets the next one in as the holder is told.
+	// After the entry of a holder is deleted, the next client is admitted at the same time as the
+	// holder is notified.
 	conceded := map[string][]string{history.Evict: exclusion}
 	_, cluster, _ := strings.Cut(target, "@")
 	switch strings.TrimRight(cluster, "0123456789") {
 	case "etcd":
-		// It may end fresh leases early when a leader goes on that was stopped. Options.LockDelay is for that.
+		// A leader that was stopped may end fresh leases early when it resumes. Options.LockDelay
+		// is for that.
 		conceded["leader-pause"], conceded["server-pause"] = exclusion, exclusion
 	case "redis", "redlock":
-		// One that has forgotten everything, or whose clock has jumped, has let go of what was held. The site's save nothing.
+		// A server that has lost all data, or whose clock has jumped, has dropped its holds. The
+		// site's servers save no data, so a killed one loses it.
 		for _, fault := range []string{"restart-empty", "server-kill", "clock-jump"} {
 			conceded[fault] = forgetting
 		}
@@ -91,16 +102,16 @@ func Concessions(target string) map[string][]string {
 	return conceded
 }
 
-// overlaps finds holders of one lock who believed at the same time that they held it.
-func overlaps(lock string, holds []*Hold) []Violation {
+// findOverlaps finds holders of one lock that believed at the same time that they held it.
+func findOverlaps(lock string, holds []*Hold) []Violation {
 	var found []Violation
-	var last *Hold // of those before, the one whose end is the latest
+	var last *Hold // of the holds so far, the one that ends last
 	for _, h := range holds {
 		if last != nil {
 			if d, yes := last.overlaps(h); yes {
 				found = append(found, Violation{
 					Rule: RuleOverlap, Lock: lock, At: h.Return, For: time.Duration(d), Grants: []string{last.Grant, h.Grant},
-					What: fmt.Sprintf("%s had it and %s believed for another %v to have it", h.Grant, last.Grant,
+					What: fmt.Sprintf("%s was granted the lock, and %s believed for another %v that it still held it", h.Grant, last.Grant,
 						time.Duration(d).Round(time.Microsecond)),
 				})
 			}
@@ -112,12 +123,14 @@ func overlaps(lock string, holds []*Hold) []Violation {
 	return found
 }
 
-// inOrder checks the holds of a lock against the order that their tokens say they had, in two readings.
-func inOrder(lock string, holds []*Hold, offers history.Offers) []Violation {
+// checkTokens checks whether the holds of a lock can have happened in the order of their tokens:
+// once with the times at which the store must have ended them (RuleGrantedTwice), and once with
+// their advertised validity (RuleValidity).
+func checkTokens(lock string, holds []*Hold, offers history.Offers) []Violation {
 	var found []Violation
-	for _, reading := range []struct {
+	for _, check := range []struct {
 		rule string
-		end  func(*Hold) (least, most int64)
+		end  func(*Hold) (earliest, latest int64)
 	}{
 		{RuleGrantedTwice, func(h *Hold) (int64, int64) { return storeEnd(h, offers.Proof) }},
 		{RuleValidity, func(h *Hold) (int64, int64) { return h.End, never }},
@@ -125,14 +138,14 @@ func inOrder(lock string, holds []*Hold, offers history.Offers) []Violation {
 		grants := make([]*grant, 0, len(holds))
 		for _, h := range holds {
 			g := &grant{name: h.Grant, token: h.Token, call: h.Call, returned: h.Return}
-			g.endMin, g.endMax = reading.end(h)
+			g.endMin, g.endMax = check.end(h)
 			grants = append(grants, g)
 		}
-		for _, c := range fenced(grants) {
+		for _, c := range findConflicts(grants) {
 			switch {
 			case c.earlier == nil || c.earlier.token != c.later.token:
-				found = append(found, c.violation(reading.rule, lock))
-			case reading.rule == RuleGrantedTwice: // the other reading would say the same
+				found = append(found, c.violation(check.rule, lock))
+			case check.rule == RuleGrantedTwice: // the other check finds the same
 				found = append(found, c.violation(RuleTokenTwice, lock))
 			}
 		}
@@ -140,8 +153,9 @@ func inOrder(lock string, holds []*Hold, offers history.Offers) []Violation {
 	return found
 }
 
-// violation says that the conflict breaks a rule. It shows when both have been granted. If that was in the order of their tokens
-// it lasts until the earlier one ends; if not, the tokens went back at some time between the two.
+// violation returns the conflict as a violation of a rule. It can be seen when both grants have
+// returned. If they returned in the order of their tokens, it lasts until the earlier hold ends; if
+// not, the tokens went back at some time between the two returns.
 func (c *conflict) violation(rule, lock string) Violation {
 	v := Violation{Rule: rule, Lock: lock, At: c.later.returned, What: c.why, Grants: []string{c.later.name}}
 	if c.earlier == nil {
@@ -157,9 +171,10 @@ func (c *conflict) violation(rule, lock string) Violation {
 	return v
 }
 
-// storeEnd is when the store must have ended a hold. A release that proves it ended it; another one that was answered came
-// after the end, which may have come at any time, as sessions expire, rightly or wrongly.
-func storeEnd(h *Hold, proof bool) (least, most int64) {
+// storeEnd returns the interval in which the store must have ended a hold. A release that proves
+// that the hold had lasted ended it. Any other release with a reply came after the end, which may
+// have been at any time before it, because sessions expire, rightly or wrongly.
+func storeEnd(h *Hold, proof bool) (earliest, latest int64) {
 	switch {
 	case h.Outcome == history.OK && proof:
 		return h.Release, h.Released
@@ -170,23 +185,23 @@ func storeEnd(h *Hold, proof bool) (least, most int64) {
 	}
 }
 
-// dead finds holds whose entries an eviction had deleted in one step with the entries ahead of them: there was no moment at which it
-// was their turn.
-func dead(lock string, holds []*Hold, strikes []Strike) []Violation {
-	took := map[uint64]bool{}
+// findDeletedEntries finds holds whose entries an eviction had deleted in one step with the entries
+// ahead of them: there was no moment at which such an entry was first in its line.
+func findDeletedEntries(lock string, holds []*Hold, strikes []Strike) []Violation {
+	deleted := map[uint64]bool{}
 	for _, s := range strikes {
 		if s.Lock == lock && s.Err == "" && len(s.Took) > 1 {
 			for _, token := range s.Took[1:] {
-				took[token] = true
+				deleted[token] = true
 			}
 		}
 	}
 	var found []Violation
 	for _, h := range holds {
-		if h.Token != 0 && took[h.Token] {
+		if h.Token != 0 && deleted[h.Token] {
 			found = append(found, Violation{
 				Rule: RuleDeletedEntry, Lock: lock, At: h.Return, For: time.Duration(max(0, h.End-h.Return)), Grants: []string{h.Grant},
-				What: fmt.Sprintf("%s (token %d) was given the lock, though its entry had been deleted together with those ahead of it",
+				What: fmt.Sprintf("%s (token %d) was granted the lock although its entry had been deleted together with all entries ahead of it",
 					h.Grant, h.Token),
 			})
 		}
@@ -194,10 +209,11 @@ func dead(lock string, holds []*Hold, strikes []Strike) []Violation {
 	return found
 }
 
-// staleWrites finds writes of older holds that the fenced resource accepted after those of newer ones: older by their tokens,
-// or by when they were granted, which protects nothing if the tokens say otherwise. They come in the order in which the resource,
-// which does one thing at a time, has decided on them.
-func staleWrites(lock string, writes []history.Event, holds map[string]*Hold, ttl int64) []Violation {
+// findStaleWrites finds writes of older holds that the fenced resource accepted after writes of
+// newer ones. A hold is older by its token, or by the time of its grant: tokens that contradict the
+// grants protect nothing. The writes are in the order in which the resource, which handles one at a
+// time, decided on them.
+func findStaleWrites(lock string, writes []history.Event, holds map[string]*Hold, ttl int64) []Violation {
 	var found []Violation
 	var newest *history.Write
 	for _, e := range writes {
@@ -208,7 +224,7 @@ func staleWrites(lock string, writes []history.Event, holds map[string]*Hold, tt
 		if newest != nil && (w.Token < newest.Token || grantedBefore(holds[w.Grant], holds[newest.Grant], ttl)) {
 			found = append(found, Violation{
 				Rule: RuleStaleWrite, Lock: lock, At: e.At, Grants: []string{newest.Grant, w.Grant},
-				What: fmt.Sprintf("a write of %s (token %d) was accepted after one of %s (token %d), which had been granted later", w.Grant,
+				What: fmt.Sprintf("the resource accepted a write of %s (token %d) after one of %s (token %d), which was granted later", w.Grant,
 					w.Token, newest.Grant, newest.Token),
 			})
 			continue
@@ -218,24 +234,25 @@ func staleWrites(lock string, writes []history.Event, holds map[string]*Hold, tt
 	return found
 }
 
-// grantedBefore reports whether a was granted before b: certainly if b was asked for later, and, if both were asked for at the same
-// time, if b was given more than a TTL later. A worker may be stopped between its grant and the return of its call, so that the
-// order of two returns alone shows nothing. Nothing is known of a hold, nil, whose holder was killed before it could tell.
+// grantedBefore reports whether a was certainly granted before b: if b was asked for after a had
+// been granted, or if the call for b returned more than a TTL later. The order of the two returns
+// alone shows nothing, because a worker may be paused between its grant and the return of its call.
+// A hold is nil if its holder was killed before it could record it; nothing is known of it.
 func grantedBefore(a, b *Hold, ttl int64) bool {
 	return a != nil && b != nil && (a.Return < b.Call || a.Return+ttl < b.Return)
 }
 
-// overtaken finds those who waited while somebody was served who had come more than patience later, with nothing done to
-// the system from when the first asked until the other was served.
-func overtaken(lock string, waits []*Wait, holds []*Hold, patience int64, quiet func(from, to int64) bool) []Violation {
+// findOvertaken finds waiters that waited while a client was served that had asked more than
+// tolerance later, if no fault was active from the first call until the other was served.
+func findOvertaken(lock string, waits []*Wait, holds []*Hold, tolerance int64, quiet func(from, to int64) bool) []Violation {
 	var found []Violation
 	for _, w := range waits {
-		until := inLine(w, patience)
+		until := inLineUntil(w, tolerance)
 		for _, h := range holds {
-			if h.Grant != w.Grant && h.Call > w.Call+patience && h.Return < until && quiet(w.Call, h.Return) {
+			if h.Grant != w.Grant && h.Call > w.Call+tolerance && h.Return < until && quiet(w.Call, h.Return) {
 				found = append(found, Violation{
 					Rule: RuleOvertaken, Lock: lock, At: h.Return, Grants: []string{w.Grant, h.Grant},
-					What: fmt.Sprintf("%s asked %v after %s and had the lock before it", h.Grant,
+					What: fmt.Sprintf("%s asked %v after %s and was served before it", h.Grant,
 						time.Duration(h.Call-w.Call).Round(time.Millisecond), w.Grant),
 				})
 				break
@@ -245,31 +262,33 @@ func overtaken(lock string, waits []*Wait, holds []*Hold, patience int64, quiet 
 	return found
 }
 
-// inLine returns until when somebody who waits is certainly in the line. Who gives up may have left it some time before it could
-// say so, for which leaving is time enough; of a call that fails nothing is known.
-func inLine(w *Wait, leaving int64) int64 {
+// inLineUntil returns the time until which a waiter is certainly in the line. A waiter that gives
+// up may have left the line before its call returned, at most leaveTime earlier. Nothing is known
+// of a call that failed.
+func inLineUntil(w *Wait, leaveTime int64) int64 {
 	switch {
 	case w.Return == 0:
 		return exitOr(w, never)
-	case w.Got:
+	case w.Granted:
 		return w.Return
 	case w.GaveUp:
-		return w.Return - leaving
+		return w.Return - leaveTime
 	default:
 		return 0
 	}
 }
 
-// passed is how many of those who have asked later may be served before somebody who waits counts as forgotten, if it takes long
-// enough.
-const passed = 10
+// minOvertakers is how many clients that asked later must be served before a waiter counts as
+// forgotten, if it waits for long enough.
+const minOvertakers = 10
 
-// forgotten finds those who waited while others were served who had asked later: so many of them, and for longer than patience,
-// that no fault explains it, nor chance where there is no line.
-func forgotten(lock string, waits []*Wait, holds []*Hold, patience, end int64) []Violation {
+// findForgotten finds waiters that waited while clients were served that had asked later: for
+// longer than maxDelay, and so many of them that no fault explains it, nor chance if the lock has
+// no line.
+func findForgotten(lock string, waits []*Wait, holds []*Hold, maxDelay, end int64) []Violation {
 	var found []Violation
 	for _, w := range waits {
-		until := w.over(end)
+		until := w.returnOr(end)
 		next, _ := slices.BinarySearchFunc(holds, w.Call, func(h *Hold, at int64) int { return cmp.Compare(h.Return, at) })
 		var last *Hold
 		n := 0
@@ -281,21 +300,21 @@ func forgotten(lock string, waits []*Wait, holds []*Hold, patience, end int64) [
 				n, last = n+1, h
 			}
 		}
-		if n < passed || last.Return-w.Call <= patience {
+		if n < minOvertakers || last.Return-w.Call <= maxDelay {
 			continue
 		}
 		lasted := time.Duration(last.Return - w.Call)
 		found = append(found, Violation{
 			Rule: RuleForgotten, Lock: lock, At: last.Return, For: lasted, Grants: []string{w.Grant, last.Grant},
-			What: fmt.Sprintf("%s waited for %v while %d were served who had asked later, the last of them %s", w.Grant,
+			What: fmt.Sprintf("%s waited for %v while %d were served that had asked later, the last of them %s", w.Grant,
 				lasted.Round(time.Millisecond), n, last.Grant),
 		})
 	}
 	return found
 }
 
-// over returns when a call was over, in a history that ends with end.
-func (w *Wait) over(end int64) int64 {
+// returnOr returns the time at which a call was over, in a history that ends at end.
+func (w *Wait) returnOr(end int64) int64 {
 	if w.Return != 0 {
 		return w.Return
 	}
@@ -309,19 +328,21 @@ func exitOr(w *Wait, otherwise int64) int64 {
 	return otherwise
 }
 
-// between is the longest time from the end of one call for a lock to the next one for which the lock counts as wanted.
-const between = int64(time.Second)
+// maxCallDistance is the longest time from the end of one call for a lock to the next one during
+// which the lock counts as wanted.
+const maxCallDistance = int64(time.Second)
 
-// wanted joins the calls for one lock that follow one another, whoever made them and whatever came of them: who is refused at
-// once, again and again, waits too.
-func wanted(calls []*Wait, end int64) []*Wait {
+// wantedPeriods joins the calls for one lock that follow each other, of any client and with any
+// outcome: a client that is refused at once, again and again, waits too. The Call and Return of the
+// results are the periods.
+func wantedPeriods(calls []*Wait, end int64) []*Wait {
 	calls = slices.Clone(calls)
 	slices.SortStableFunc(calls, func(a, b *Wait) int { return cmp.Compare(a.Call, b.Call) })
 	var all []*Wait
 	for _, c := range calls {
 		w := *c
-		w.Return = c.over(end)
-		if n := len(all); n > 0 && w.Call <= all[n-1].Return+between {
+		w.Return = c.returnOr(end)
+		if n := len(all); n > 0 && w.Call <= all[n-1].Return+maxCallDistance {
 			all[n-1].Return = max(all[n-1].Return, w.Return)
 			continue
 		}
@@ -330,15 +351,15 @@ func wanted(calls []*Wait, end int64) []*Wait {
 	return all
 }
 
-// A gap is a time in which a lock was wanted that nobody was given.
+// A gap is a time in which a lock was wanted and not granted.
 type gap struct {
 	from, to int64
 }
 
-// gaps returns, for one lock, the times from the end of a hold to the next grant during which it was wanted. A hold counts as
-// over when its holder no longer believed in it.
-func gaps(calls []*Wait, holds []*Hold, end int64) []gap {
-	want := wanted(calls, end)
+// findGaps returns, for one lock, the times from the end of a hold to the next grant during which
+// the lock was wanted. A hold ends when its holder no longer believes in it.
+func findGaps(calls []*Wait, holds []*Hold, end int64) []gap {
+	want := wantedPeriods(calls, end)
 	var found []gap
 	var free int64 // the latest end of the holds before
 	for i := range len(holds) + 1 {
@@ -358,33 +379,34 @@ func gaps(calls []*Wait, holds []*Hold, end int64) []gap {
 	return found
 }
 
-// stranded finds locks that nobody was given for longer than patience, though they were wanted, with nothing done to the
-// system; or for ten times as long, whatever was done.
-func stranded(lock string, calls []*Wait, all []gap, patience int64, calm func(from, to int64) (int64, int64)) []Violation {
+// findStranded finds locks that were wanted and not granted for longer than maxDelay while no fault
+// was active, or for ten times as long under any faults.
+func findStranded(lock string, calls []*Wait, all []gap, maxDelay int64, longestQuiet func(from, to int64) (int64, int64)) []Violation {
 	var found []Violation
 	for _, g := range all {
-		from, to := calm(g.from, g.to)
-		meanwhile := "nothing was done to the system"
-		if to-from <= patience {
+		from, to := longestQuiet(g.from, g.to)
+		comment := "no fault was active"
+		if to-from <= maxDelay {
 			from, to = g.from, g.to
-			meanwhile = "whatever was done to the system"
-			if to-from <= 10*patience {
+			comment = "longer than any fault excuses"
+			if to-from <= 10*maxDelay {
 				continue
 			}
 		}
 		lasted := time.Duration(to - from)
-		n, last := asking(calls, from, to)
+		n, last := callsDuring(calls, from, to)
 		found = append(found, Violation{
 			Rule: RuleStranded, Lock: lock, At: to, For: lasted, Grants: []string{last},
-			What: fmt.Sprintf("nobody held it and nobody was given it for %v, though it was asked for %d times, the last time by %s; %s",
-				lasted.Round(time.Millisecond), n, last, meanwhile),
+			What: fmt.Sprintf("the lock was free and not granted for %v, with %d calls for it, the last of them %s; %s",
+				lasted.Round(time.Millisecond), n, last, comment),
 		})
 	}
 	return found
 }
 
-// asking returns how many calls there were at some time, and the last of them.
-func asking(calls []*Wait, from, to int64) (n int, last string) {
+// callsDuring returns how many calls were active at some time between from and to, and the last of
+// them.
+func callsDuring(calls []*Wait, from, to int64) (n int, last string) {
 	var latest int64
 	for _, c := range calls {
 		if c.Call >= to || c.Return != 0 && c.Return <= from {
@@ -398,37 +420,39 @@ func asking(calls []*Wait, from, to int64) (n int, last string) {
 	return n, last
 }
 
-// hasCrashed is how a process of Go ends that panics, as the system says it. Nothing here exits with 2 otherwise.
-const hasCrashed = "exit status 2"
+// panicStatus is the status of a Go process that panicked, as the system reports it. No process of
+// a run exits with 2 for another reason.
+const panicStatus = "exit status 2"
 
-// ends finds workers that never ended, or ended in a panic.
-func ends(l *lives) []Violation {
+// checkExits finds workers that did not end when asked to, or panicked.
+func checkExits(l *index) []Violation {
 	var found []Violation
 	for _, worker := range slices.Sorted(maps.Keys(l.exits)) {
 		switch e := l.exits[worker]; e.Exited.How {
 		case history.ExitHung:
 			found = append(found, Violation{Rule: RuleHung, At: e.At, What: worker + " was asked to end and did not"})
-		case hasCrashed:
-			found = append(found, Violation{Rule: RuleCrashed, At: e.At, What: worker + " panicked; words.txt has what it said"})
+		case panicStatus:
+			found = append(found, Violation{Rule: RuleCrashed, At: e.At, What: worker + " panicked; its output is in words.txt"})
 		}
 	}
 	return found
 }
 
-// over judges how things stood when everything had ended.
-func over(events []history.Event) []Violation {
+// checkFinalState checks what was left when everything had ended: locks that cannot be acquired,
+// entries in the store, and leaks of workers.
+func checkFinalState(events []history.Event) []Violation {
 	var found []Violation
 	begin := map[string]*history.Census{}
 	for _, e := range events {
 		switch {
 		case e.Final != nil && e.Final.Outcome != history.OK:
 			found = append(found, Violation{
-				Rule: RuleStuck, Lock: e.Final.Lock, At: e.At, What: "when everything was over it could not be had: " + e.Final.Err,
+				Rule: RuleStuck, Lock: e.Final.Lock, At: e.At, What: "the last attempt to acquire it did not succeed: " + e.Final.Err,
 			})
 		case e.Leftovers != nil && len(e.Leftovers.Keys) > 0:
 			found = append(found, Violation{
 				Rule: RuleLeftBehind, Lock: e.Leftovers.Lock, At: e.At,
-				What: fmt.Sprintf("a TTL after everything was over, there was still %s", strings.Join(e.Leftovers.Keys, ", ")),
+				What: fmt.Sprintf("a TTL after the end of all workers, the store still had %s", strings.Join(e.Leftovers.Keys, ", ")),
 			})
 		case e.Census != nil && e.Census.Phase == "begin":
 			begin[e.Worker] = e.Census

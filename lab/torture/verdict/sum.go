@@ -5,8 +5,8 @@ import (
 	"slices"
 )
 
-// Sum adds up verdicts on runs of the same thing with different seeds: their violations, strikes, acquisitions and damage, and
-// the longest of their gaps. It has the [history.Run] of the first.
+// Sum adds up verdicts on runs of the same target with different seeds: their violations, strikes,
+// acquisitions and damage. LongestGap is the largest of their gaps. Run is that of the first verdict.
 func Sum(verdicts ...*Verdict) *Verdict {
 	sum := &Verdict{Violations: []Violation{}}
 	rows := map[string]*FaultFigures{}
@@ -20,20 +20,20 @@ func Sum(verdicts ...*Verdict) *Verdict {
 		f.HandOvers += v.Figures.HandOvers
 		f.LongestGap = max(f.LongestGap, v.Figures.LongestGap)
 		f.add(v.Figures.Damage)
-		for _, more := range v.Faults {
-			row := rows[more.Name]
+		for _, other := range v.Faults {
+			row := rows[other.Name]
 			if row == nil {
-				row = &FaultFigures{Name: more.Name}
-				rows[more.Name] = row
+				row = &FaultFigures{Name: other.Name}
+				rows[other.Name] = row
 			}
-			row.Strikes += more.Strikes
-			row.OnHolder += more.OnHolder
-			row.OnLeader += more.OnLeader
-			row.Failures += more.Failures
-			row.Acquisitions += more.Acquisitions
-			row.HandOvers += more.HandOvers
-			row.LongestGap = max(row.LongestGap, more.LongestGap)
-			row.add(more.Damage)
+			row.Strikes += other.Strikes
+			row.OnHolder += other.OnHolder
+			row.OnLeader += other.OnLeader
+			row.Failures += other.Failures
+			row.Acquisitions += other.Acquisitions
+			row.HandOvers += other.HandOvers
+			row.LongestGap = max(row.LongestGap, other.LongestGap)
+			row.add(other.Damage)
 		}
 	}
 	for _, row := range rows {
@@ -43,10 +43,10 @@ func Sum(verdicts ...*Verdict) *Verdict {
 	return sum
 }
 
-func (d *Damage) add(more Damage) {
-	d.Overlaps += more.Overlaps
-	d.Stale += more.Stale
-	d.LostUpdates += more.LostUpdates
-	d.StaleAccepted += more.StaleAccepted
-	d.Refused += more.Refused
+func (d *Damage) add(other Damage) {
+	d.Overlaps += other.Overlaps
+	d.Stale += other.Stale
+	d.LostUpdates += other.LostUpdates
+	d.StaleAccepted += other.StaleAccepted
+	d.Refused += other.Refused
 }

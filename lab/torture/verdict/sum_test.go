@@ -7,7 +7,7 @@ import (
 	"github.com/stilelock/stile/lab/torture/history"
 )
 
-func TestTheSumOfVerdicts(t *testing.T) {
+func TestSum(t *testing.T) {
 	of := func(seed uint64, faults ...FaultFigures) *Verdict {
 		return &Verdict{
 			Run: history.Run{Target: "stile@etcd", Seed: seed}, Violations: []Violation{{Rule: RuleLeak, At: int64(seed)}}, Faults: faults,

@@ -1,5 +1,5 @@
-// Package verdict judges a history: which rules were broken, and in figures what happened. It knows nothing of how the
-// history came about, so that anybody can judge one again.
+// Package verdict judges a history: it finds the rules that were broken, and sums up in figures
+// what happened. It depends on nothing but the history, so any history can be judged again later.
 package verdict
 
 import (
@@ -13,19 +13,19 @@ import (
 	"github.com/stilelock/stile/lab/torture/history"
 )
 
-// SettleTime is how long after the healing of a fault, besides the TTL, a system may need to serve again: elections,
-// reconnections and retries with their pauses.
+// SettleTime is how long after the healing of a fault, besides the TTL, a system may need until it
+// serves again: for elections, reconnections, and retries with their backoff.
 const SettleTime = 5 * time.Second
 
-// Verdict is what a history shows.
+// Verdict is the judgment of one history.
 type Verdict struct {
 	Run        history.Run `json:"run"`
 	Violations []Violation `json:"violations"`
 	Figures    Figures     `json:"figures"`
-	// Faults has one row for each fault by name, in the order of their names.
+	// Faults has one row for each kind of fault, in the order of their names.
 	Faults []FaultFigures `json:"faults"`
 
-	// For the timeline.
+	// The fields below are for the timeline.
 	Holds   []*Hold      `json:"-"`
 	Waits   []*Wait      `json:"-"`
 	Strikes []Strike     `json:"-"`
@@ -34,67 +34,75 @@ type Verdict struct {
 	End     int64        `json:"-"`
 }
 
-// Figures say how much happened in a run, and how well.
+// Figures are the figures of a run.
 type Figures struct {
-	// Workers is how many there were, with those that replaced killed ones.
+	// Workers is how many workers were started, including those that replaced killed ones.
 	Workers int `json:"workers"`
 	Locks   int `json:"locks"`
-	// Acquisitions are calls that got a lock, HandOvers those of them whose predecessor was another worker.
+	// Acquisitions are the calls that acquired a lock. HandOvers are those of them whose
+	// predecessor was another worker.
 	Acquisitions int `json:"acquisitions"`
 	HandOvers    int `json:"hand_overs"`
 	GaveUp       int `json:"gave_up"`
 	Failed       int `json:"failed"`
 	Unknown      int `json:"unknown"`
-	// Lost are holds whose holders were told of the loss.
+	// Lost are the holds whose holders were notified of the loss.
 	Lost int `json:"lost"`
-	// RemovedEarly are holds whose entries the store removed while they were valid, though nobody had asked it to.
+	// RemovedEarly are the holds whose entries the store removed while they were valid, without a
+	// request to do so.
 	RemovedEarly int `json:"early"`
-	// NotifiedP50 and NotifiedP99 are how long after the observer saw the entry go the holder was told. Zero without losses.
+	// NotifiedP50 and NotifiedP99 are how long after the observer saw its entry disappear the
+	// holder was notified; zero without losses.
 	NotifiedP50 time.Duration `json:"told_p50_ns"`
 	NotifiedP99 time.Duration `json:"told_p99_ns"`
-	// MinPerWorker and MaxPerWorker are acquisitions of workers that lived from the begin to the end.
+	// MinPerWorker and MaxPerWorker are the fewest and the most acquisitions of one worker, of
+	// those that lived from the start to the end of the run.
 	MinPerWorker int `json:"fewest"`
 	MaxPerWorker int `json:"most"`
 
 	Damage
-	// LongestGap is the longest time that a lock was asked for which nobody held, and that nobody was given.
+	// LongestGap is the longest time for which a lock was wanted, free and not granted.
 	LongestGap time.Duration `json:"longest_gap_ns"`
 }
 
-// Damage is what was done to the resource, and would have been done to one that does not check tokens.
+// Damage is the damage to the resource: to the cell that checks tokens, and to the one that does
+// not.
 type Damage struct {
-	// Overlaps are violations of [RuleOverlap].
+	// Overlaps are the violations of [RuleOverlap].
 	Overlaps int `json:"overlaps"`
-	// Stale are writes of older holds that reached the unfenced resource after writes of newer ones.
+	// Stale are the writes of older holds that reached the unfenced cell after writes of newer
+	// ones.
 	Stale int `json:"stale_unfenced"`
-	// LostUpdates are unfenced writes that overwrote what their writers had not read.
+	// LostUpdates are the unfenced writes that overwrote an update their writers had not read.
 	LostUpdates int `json:"lost_updates"`
-	// StaleAccepted are violations of [RuleStaleWrite], Refused the writes that the fenced resource refused.
+	// StaleAccepted are the violations of [RuleStaleWrite]. Refused are the writes that the fenced
+	// cell refused.
 	StaleAccepted int `json:"stale_fenced"`
 	Refused       int `json:"refused"`
 }
 
-// FaultFigures are those of one kind of fault.
+// FaultFigures are the figures of one kind of fault.
 type FaultFigures struct {
 	Name string `json:"name"`
-	// Strikes is how often it struck; OnHolder and OnLeader how often it struck a worker that held, and a server that led.
+	// Strikes is how often it struck. OnHolder and OnLeader are how often it struck a worker that
+	// held a lock, and a server that was the leader.
 	Strikes  int `json:"strikes"`
 	OnHolder int `json:"on_holder"`
 	OnLeader int `json:"on_leader"`
-	// Failures is how often it could not be done, or not be healed.
+	// Failures is how often the fault or its healing failed.
 	Failures int `json:"failures"`
-	// Acquisitions and HandOvers, and the damage, are those from each strike to the next fault.
+	// Acquisitions, HandOvers, Damage and LongestGap are those from each strike to the next fault.
 	Acquisitions int `json:"acquisitions"`
 	HandOvers    int `json:"hand_overs"`
 	Damage
 	LongestGap time.Duration `json:"longest_gap_ns"`
 }
 
-// A Strike is one fault.
+// A Strike is one fault of a run, from its start to its healing.
 type Strike struct {
 	history.Fault
 	From int64 `json:"from"`
-	// To is when it was healed.
+	// To is when it was healed; the end of the history if it was not.
 	To  int64  `json:"to"`
 	Err string `json:"err,omitempty"`
 }
@@ -110,25 +118,26 @@ type StaleWrite struct {
 
 // Judge judges a history.
 func Judge(h *history.History) *Verdict {
-	j := &judge{Verdict: &Verdict{Run: h.Run, Violations: []Violation{}, Faults: []FaultFigures{}}, history: h, lives: live(h)}
+	j := &judge{Verdict: &Verdict{Run: h.Run, Violations: []Violation{}, Faults: []FaultFigures{}}, history: h, index: newIndex(h)}
 	if len(h.Events) > 0 {
-		j.Begin, j.End = h.Events[0].At, j.lives.end
+		j.Begin, j.End = h.Events[0].At, j.index.end
 	}
-	j.Holds, j.Waits = j.lives.holds, j.lives.waits
-	j.strikes()
-	j.locks()
-	j.resource()
-	j.losses()
-	j.calls()
-	j.Violations = append(j.Violations, ends(j.lives)...)
-	j.Violations = append(j.Violations, over(h.Events)...)
-	j.thin()
+	j.Holds, j.Waits = j.index.holds, j.index.waits
+	j.readFaults()
+	j.judgeLocks()
+	j.judgeWrites()
+	j.judgeLosses()
+	j.countCalls()
+	j.Violations = append(j.Violations, checkExits(j.index)...)
+	j.Violations = append(j.Violations, checkFinalState(h.Events)...)
+	j.checkAmount()
 	j.concede()
 	slices.SortStableFunc(j.Violations, func(a, b Violation) int { return cmp.Compare(a.At, b.At) })
 	return j.Verdict
 }
 
-// Broken returns the rules that were broken and not conceded, each with how often.
+// Broken returns the rules that were broken, each with the number of its violations. Conceded
+// violations do not count.
 func (v *Verdict) Broken() map[string]int {
 	rules := map[string]int{}
 	for _, violation := range v.Violations {
@@ -139,7 +148,7 @@ func (v *Verdict) Broken() map[string]int {
 	return rules
 }
 
-// Conceded returns how many violations are conceded.
+// Conceded returns the number of conceded violations.
 func (v *Verdict) Conceded() int {
 	n := 0
 	for _, violation := range v.Violations {
@@ -153,13 +162,13 @@ func (v *Verdict) Conceded() int {
 type judge struct {
 	*Verdict
 	history *history.History
-	lives   *lives
-	rows    map[string]*FaultFigures
+	index   *index
+	byFault map[string]*FaultFigures
 }
 
-// strikes reads the faults.
-func (j *judge) strikes() {
-	j.rows = map[string]*FaultFigures{}
+// readFaults reads the faults and how often each kind struck.
+func (j *judge) readFaults() {
+	j.byFault = map[string]*FaultFigures{}
 	byID := map[int]int{}
 	for _, e := range j.history.Events {
 		switch {
@@ -174,10 +183,10 @@ func (j *judge) strikes() {
 	}
 	slices.SortStableFunc(j.Strikes, func(a, b Strike) int { return cmp.Compare(a.From, b.From) })
 	for _, s := range j.Strikes {
-		row := j.rows[s.Name]
+		row := j.byFault[s.Name]
 		if row == nil {
 			row = &FaultFigures{Name: s.Name}
-			j.rows[s.Name] = row
+			j.byFault[s.Name] = row
 		}
 		if s.Err != "" {
 			row.Failures++
@@ -187,28 +196,29 @@ func (j *judge) strikes() {
 		if s.Role == "leader" {
 			row.OnLeader++
 		}
-		struck := strings.Split(s.On, ",")
+		victims := strings.Split(s.On, ",")
 		if slices.ContainsFunc(j.Holds, func(h *Hold) bool {
-			// What `stile run` runs for w1 is done by w1-1, w1-2 and so on.
+			// The commands that `stile run` runs for w1 are the workers w1-1, w1-2 and so on.
 			name, _, _ := strings.Cut(h.Worker, "-")
-			return slices.Contains(struck, name) && h.Return < s.To && s.From < h.End
+			return slices.Contains(victims, name) && h.Return < s.To && s.From < h.End
 		}) {
 			row.OnHolder++
 		}
 	}
 }
 
-// row returns the row of the fault that began last before at; nil if there was none.
-func (j *judge) row(at int64) *FaultFigures {
+// lastFault returns the figures of the kind of fault that was the last to begin before the time at;
+// nil if there was none.
+func (j *judge) lastFault(at int64) *FaultFigures {
 	for _, s := range slices.Backward(j.Strikes) {
 		if s.From <= at {
-			return j.rows[s.Name]
+			return j.byFault[s.Name]
 		}
 	}
 	return nil
 }
 
-// quiet reports whether nothing was being done to the system, nor had just been.
+// quiet reports whether no fault was active between from and to, or had been healed shortly before.
 func (j *judge) quiet(from, to int64) bool {
 	for _, s := range j.Strikes {
 		if s.From < to && from < s.To+j.settle() {
@@ -220,71 +230,71 @@ func (j *judge) quiet(from, to int64) bool {
 
 func (j *judge) settle() int64 { return j.Run.TTL + int64(SettleTime) }
 
-// patience is how long it may take until somebody is given a lock: two TTLs, because a session may live for another one after a
-// change of leader, and the time to settle.
-func (j *judge) patience() int64 { return j.settle() + j.Run.TTL }
+// maxGrantDelay is how long it may take until a free lock is granted: two TTLs, because a session
+// may live for another one after a change of leader, and the time to settle.
+func (j *judge) maxGrantDelay() int64 { return j.settle() + j.Run.TTL }
 
-// calm returns the longest part of a time in which nothing was being done to the system.
-func (j *judge) calm(from, to int64) (begin, end int64) {
-	undisturbed := from // since when, before the next strike
+// longestQuiet returns the longest part of an interval in which no fault was active.
+func (j *judge) longestQuiet(from, to int64) (begin, end int64) {
+	quietSince := from // the start of the quiet part before the next strike
 	longest := func(until int64) {
-		if until-undisturbed > end-begin {
-			begin, end = undisturbed, until
+		if until-quietSince > end-begin {
+			begin, end = quietSince, until
 		}
 	}
 	for _, s := range j.Strikes {
 		longest(min(s.From, to))
-		undisturbed = max(undisturbed, s.To)
+		quietSince = max(quietSince, s.To)
 	}
 	longest(to)
 	return begin, end
 }
 
-// count adds to a figure of the run and to that of the fault during which it happened.
+// count adds one to a figure of the run, and to the same figure of the last fault.
 func (j *judge) count(at int64, figure func(*Damage) *int) {
 	*figure(&j.Figures.Damage)++
-	if row := j.row(at); row != nil {
+	if row := j.lastFault(at); row != nil {
 		*figure(&row.Damage)++
 	}
 }
 
-// locks judges the holds and waits of each lock.
-func (j *judge) locks() {
-	waits := byLock(j.lives.waits, func(w *Wait) string { return w.Lock })
-	calls := byLock(slices.Concat(j.lives.waits, j.lives.tries), func(w *Wait) string { return w.Lock })
+// judgeLocks judges the holds and waits of each lock.
+func (j *judge) judgeLocks() {
+	waits := byLock(j.index.waits, func(w *Wait) string { return w.Lock })
+	calls := byLock(slices.Concat(j.index.waits, j.index.tries), func(w *Wait) string { return w.Lock })
 	holds := byLock(j.Holds, func(h *Hold) string { return h.Lock })
 	j.Figures.Locks = len(holds)
 	for _, lock := range slices.Sorted(maps.Keys(holds)) {
 		held := holds[lock]
-		found := overlaps(lock, held)
+		found := findOverlaps(lock, held)
 		for _, v := range found {
 			j.count(v.At, func(d *Damage) *int { return &d.Overlaps })
 		}
 		if j.Run.Offers.Tokens {
-			found = append(found, inOrder(lock, held, j.Run.Offers)...)
-			found = append(found, dead(lock, held, j.Strikes)...)
+			found = append(found, checkTokens(lock, held, j.Run.Offers)...)
+			found = append(found, findDeletedEntries(lock, held, j.Strikes)...)
 		}
 		if j.Run.Offers.Fair {
-			found = append(found, overtaken(lock, waits[lock], held, j.Run.TTL, j.quiet)...)
+			found = append(found, findOvertaken(lock, waits[lock], held, j.Run.TTL, j.quiet)...)
 		}
-		found = append(found, forgotten(lock, waits[lock], held, 3*j.patience(), j.End)...)
+		found = append(found, findForgotten(lock, waits[lock], held, 3*j.maxGrantDelay(), j.End)...)
 		j.Violations = append(j.Violations, found...)
-		j.grants(held)
+		j.countGrants(held)
 	}
 	for _, lock := range slices.Sorted(maps.Keys(calls)) {
-		all := gaps(calls[lock], holds[lock], j.End)
+		all := findGaps(calls[lock], holds[lock], j.End)
 		for _, g := range all {
-			j.gap(g)
+			j.countGap(g)
 		}
-		j.Violations = append(j.Violations, stranded(lock, calls[lock], all, j.patience(), j.calm)...)
+		j.Violations = append(j.Violations, findStranded(lock, calls[lock], all, j.maxGrantDelay(), j.longestQuiet)...)
 	}
 }
 
-func (j *judge) grants(held []*Hold) {
+func (j *judge) countGrants(held []*Hold) {
 	for i, h := range held {
 		handOver := i > 0 && held[i-1].Worker != h.Worker
 		j.Figures.Acquisitions++
-		row := j.row(h.Return)
+		row := j.lastFault(h.Return)
 		if row != nil {
 			row.Acquisitions++
 		}
@@ -297,16 +307,16 @@ func (j *judge) grants(held []*Hold) {
 	}
 }
 
-func (j *judge) gap(g gap) {
+func (j *judge) countGap(g gap) {
 	d := time.Duration(g.to - g.from)
 	j.Figures.LongestGap = max(j.Figures.LongestGap, d)
-	if row := j.row(g.to); row != nil {
+	if row := j.lastFault(g.to); row != nil {
 		row.LongestGap = max(row.LongestGap, d)
 	}
 }
 
-// resource judges the writes, which come in the order in which the resource decided on them.
-func (j *judge) resource() {
+// judgeWrites judges the writes. They are in the order in which the resource decided on them.
+func (j *judge) judgeWrites() {
 	var writes []history.Event
 	for _, e := range j.history.Events {
 		if e.Write != nil {
@@ -315,19 +325,19 @@ func (j *judge) resource() {
 	}
 	groups := byLock(writes, func(e history.Event) string { return e.Write.Lock })
 	for _, lock := range slices.Sorted(maps.Keys(groups)) {
-		found := staleWrites(lock, groups[lock], j.lives.byGrant, j.Run.TTL)
+		found := findStaleWrites(lock, groups[lock], j.index.byGrant, j.Run.TTL)
 		for _, v := range found {
 			j.count(v.At, func(d *Damage) *int { return &d.StaleAccepted })
 		}
 		j.Violations = append(j.Violations, found...)
-		newest := map[string]int64{} // by mode, when the newest hold was granted of which a write was accepted
+		newest := map[string]int64{} // by mode, when the newest hold with an accepted write was granted
 		for _, e := range groups[lock] {
-			j.write(e, newest)
+			j.judgeWrite(e, newest)
 		}
 	}
 }
 
-func (j *judge) write(e history.Event, newest map[string]int64) {
+func (j *judge) judgeWrite(e history.Event, newest map[string]int64) {
 	w := e.Write
 	if w.Mode == "unfenced" && w.Read != w.Version {
 		j.count(e.At, func(d *Damage) *int { return &d.LostUpdates })
@@ -335,9 +345,9 @@ func (j *judge) write(e history.Event, newest map[string]int64) {
 	if w.Refused {
 		j.count(e.At, func(d *Damage) *int { return &d.Refused })
 	}
-	h := j.lives.byGrant[w.Grant]
+	h := j.index.byGrant[w.Grant]
 	if h == nil {
-		return // its holder was killed before it could tell that it held
+		return // its holder was killed before it could record the hold
 	}
 	if h.Return >= newest[w.Mode] {
 		if !w.Refused {
@@ -351,8 +361,8 @@ func (j *judge) write(e history.Event, newest map[string]int64) {
 	}
 }
 
-// losses compares what the observer saw go with what the holders knew.
-func (j *judge) losses() {
+// judgeLosses compares the entries that the observer saw disappear with what the holders knew.
+func (j *judge) judgeLosses() {
 	byToken := map[string]map[uint64]*Hold{}
 	for _, h := range j.Holds {
 		if h.LostAt != 0 {
@@ -363,7 +373,7 @@ func (j *judge) losses() {
 		}
 		byToken[h.Lock][h.Token] = h
 	}
-	var told []time.Duration
+	var delays []time.Duration
 	for _, e := range j.history.Events {
 		if e.Entry == nil || !e.Entry.Gone || e.Entry.Token == 0 {
 			continue
@@ -372,24 +382,25 @@ func (j *judge) losses() {
 		if h == nil || (h.Release != 0 && h.Release <= e.At) {
 			continue
 		}
-		if row := j.row(e.At); e.At < h.Until && (row == nil || row.Name != history.Evict) {
+		if row := j.lastFault(e.At); e.At < h.Until && (row == nil || row.Name != history.Evict) {
 			j.Figures.RemovedEarly++
 		}
 		if late := h.End - e.At; late > 2*j.Run.TTL {
 			j.Violations = append(j.Violations, Violation{
-				Rule: RuleNotNotified, Lock: h.Lock, At: h.End, For: time.Duration(late), Grants: []string{h.Grant},
-				What: fmt.Sprintf("%s believed in it for another %v after its entry had gone", h.Grant, time.Duration(late).Round(time.Millisecond)),
+				Rule: RuleNotTold, Lock: h.Lock, At: h.End, For: time.Duration(late), Grants: []string{h.Grant},
+				What: fmt.Sprintf("%s believed in its hold for another %v after its entry had disappeared", h.Grant, time.Duration(late).Round(time.Millisecond)),
 			})
 		}
 		if h.LostAt > e.At {
-			told = append(told, time.Duration(h.LostAt-e.At))
+			delays = append(delays, time.Duration(h.LostAt-e.At))
 		}
 	}
-	slices.Sort(told)
-	j.Figures.NotifiedP50, j.Figures.NotifiedP99 = quantile(told, 0.5), quantile(told, 0.99)
+	slices.Sort(delays)
+	j.Figures.NotifiedP50, j.Figures.NotifiedP99 = quantile(delays, 0.5), quantile(delays, 0.99)
 }
 
-// quantile returns the smallest value that at least the fraction q of the sorted values do not exceed.
+// quantile returns the smallest value that at least the fraction q of the sorted values do not
+// exceed.
 func quantile(sorted []time.Duration, q float64) time.Duration {
 	if len(sorted) == 0 {
 		return 0
@@ -397,19 +408,19 @@ func quantile(sorted []time.Duration, q float64) time.Duration {
 	return sorted[min(len(sorted)-1, int(q*float64(len(sorted))))]
 }
 
-// calls counts how calls ended, and who got how much.
-func (j *judge) calls() {
-	got, whole := map[string]int{}, map[string]bool{}
-	var last int64 // when the first worker was asked to end, or was killed at the end
+// countCalls counts the outcomes of calls, and the acquisitions of each worker.
+func (j *judge) countCalls() {
+	acquired, fromStart := map[string]int{}, map[string]bool{}
+	var last int64 // the last fault or acquisition; a worker that exited earlier did not live to the end
 	for _, e := range j.history.Events {
 		switch {
 		case e.Started != nil:
 			j.Figures.Workers++
-			whole[e.Worker] = e.At-j.Begin < int64(SettleTime)
+			fromStart[e.Worker] = e.At-j.Begin < int64(SettleTime)
 		case e.Fault != nil:
 			last = e.At
 		case e.Acquire != nil && e.Acquire.Outcome == history.OK:
-			got[e.Worker]++
+			acquired[e.Worker]++
 			last = max(last, e.At)
 		case e.Acquire != nil && e.Acquire.GaveUp:
 			j.Figures.GaveUp++
@@ -420,8 +431,8 @@ func (j *judge) calls() {
 		}
 	}
 	first := true
-	for worker, n := range got {
-		if exit := j.lives.exits[worker]; !whole[worker] || (exit.Exited != nil && exit.At < last) {
+	for worker, n := range acquired {
+		if exit := j.index.exits[worker]; !fromStart[worker] || (exit.Exited != nil && exit.At < last) {
 			continue
 		}
 		if first || n < j.Figures.MinPerWorker {
@@ -431,19 +442,19 @@ func (j *judge) calls() {
 	}
 }
 
-// concede marks the violations that a fault excuses. One that could not be done, or not be healed, excuses as well: it may have
-// been done nevertheless.
+// concede marks the violations that a fault excuses. A fault that failed, or whose healing failed,
+// excuses as much: it may have happened nevertheless.
 func (j *judge) concede() {
 	concessions := Concessions(j.Run.Target)
 	for i := range j.Violations {
 		v := &j.Violations[i]
 		for _, s := range j.Strikes {
 			rules := concessions[s.Name]
-			if !slices.Contains(rules, v.Rule) || !s.near(v, j.Run.TTL) {
+			if !slices.Contains(rules, v.Rule) || !s.mayHaveCaused(v, j.Run.TTL) {
 				continue
 			}
-			// Tokens go back where the store forgets them, whatever becomes of the holds.
-			if v.since != 0 && slices.Contains(rules, RuleGrantedTwice) || s.endedOneOf(j.holdsOf(v), j.Run) {
+			// If the store loses its data, tokens go back whether or not a hold was ended.
+			if v.since != 0 && slices.Contains(rules, RuleGrantedTwice) || s.mayHaveEnded(j.holdsOf(v), j.Run) {
 				v.Conceded = s.Name
 			}
 		}
@@ -454,16 +465,17 @@ func (j *judge) concede() {
 func (j *judge) holdsOf(v *Violation) []*Hold {
 	var holds []*Hold
 	for _, grant := range v.Grants {
-		if h := j.lives.byGrant[grant]; h != nil {
+		if h := j.index.byGrant[grant]; h != nil {
 			holds = append(holds, h)
 		}
 	}
 	return holds
 }
 
-// near reports whether a strike is near enough to a violation to be its cause. A holder believes in its hold for a TTL after its
-// last confirmation; what begins later than that, or lasts twice as long, has another cause.
-func (s *Strike) near(v *Violation, ttl int64) bool {
+// mayHaveCaused reports whether a strike is close enough in time to be the cause of a violation. A
+// holder believes in its hold for a TTL after its last confirmation. A violation that begins later
+// than a TTL after the healing, or lasts for more than two TTLs, has another cause.
+func (s *Strike) mayHaveCaused(v *Violation, ttl int64) bool {
 	since := v.At
 	if v.since != 0 {
 		since = v.since
@@ -471,9 +483,9 @@ func (s *Strike) near(v *Violation, ttl int64) bool {
 	return s.From <= v.At && since <= s.To+ttl && int64(v.For) <= 2*ttl && (s.Lock == "" || s.Lock == v.Lock)
 }
 
-// endedOneOf reports whether a strike can have ended a hold whose holder did not know of it yet as the next one was granted. Two
-// holds that were both granted after the strike are excused by nothing.
-func (s *Strike) endedOneOf(holds []*Hold, run history.Run) bool {
+// mayHaveEnded reports whether a strike can have ended one of two holds without its holder knowing
+// it when the other was granted. If both were granted after the strike, it excuses nothing.
+func (s *Strike) mayHaveEnded(holds []*Hold, run history.Run) bool {
 	if len(holds) != 2 {
 		return false
 	}
@@ -481,59 +493,62 @@ func (s *Strike) endedOneOf(holds []*Hold, run history.Run) bool {
 		return slices.ContainsFunc(holds, func(h *Hold) bool { return h.Token == s.Took[0] && !h.proven(run.Offers) })
 	}
 	first := slices.MinFunc(holds, func(a, b *Hold) int { return cmp.Compare(a.Return, b.Return) })
-	return first.Return <= s.To+s.delay(run.TTL) && !first.proven(run.Offers)
+	return first.Return <= s.To+s.grantDelay(run.TTL) && !first.proven(run.Offers)
 }
 
-// delay is how long after a strike the last hold may be granted that it ends: the answer to the call may be on its way. When a
-// leader goes on that was stopped, it is only then that it ends leases.
-func (s *Strike) delay(ttl int64) int64 {
+// grantDelay is how long after the healing of a strike a hold may be granted at the latest if the
+// strike can have ended it: the reply to its call may have been on its way. A paused leader ends
+// leases only when it resumes.
+func (s *Strike) grantDelay(ttl int64) int64 {
 	if strings.HasSuffix(s.Name, "-pause") {
 		return ttl
 	}
 	return ttl / 4
 }
 
-// proven reports whether its release has shown that the hold lasted until then: no fault had ended it.
+// proven reports whether the release has shown that the hold had lasted until then, so that no
+// fault had ended it.
 func (h *Hold) proven(offers history.Offers) bool { return offers.Proof && h.Outcome == history.OK }
 
-// thin says when the history proves nothing.
-func (j *judge) thin() {
-	weak := func(format string, args ...any) {
+// checkAmount reports a history that proves nothing.
+func (j *judge) checkAmount() {
+	add := func(format string, args ...any) {
 		j.Violations = append(j.Violations, Violation{Rule: RuleTooLittle, At: j.End, What: fmt.Sprintf(format, args...)})
 	}
 	if n := j.Figures.Acquisitions; n < 10 {
-		weak("the lock was taken %d times; 10 is the least that is believed", n)
+		add("%d acquisitions prove nothing: at least 10 are needed", n)
 	}
 	if j.Figures.HandOvers == 0 {
-		weak("the lock never went from one worker to another")
+		add("the lock never passed from one worker to another")
 	}
-	if untold := j.untold(); len(untold) > 0 {
-		weak("the history is cut short: it has no last attempt at %d of the locks, such as %s", len(untold), untold[0])
+	if locks := j.locksWithoutFinal(); len(locks) > 0 {
+		add("the history is truncated: it lacks the last attempts at %d of the locks, such as %s", len(locks), locks[0])
 	}
 	asked := j.Run.Faults != "none" && j.Run.Faults != ""
 	if asked && !slices.ContainsFunc(j.Strikes, func(s Strike) bool { return s.Err == "" }) {
-		weak("no fault struck, though %s were asked for", j.Run.Faults)
+		add("no fault struck, although %s were requested", j.Run.Faults)
 	}
 	if asked && j.Run.Faults != "all" {
 		for name := range strings.SplitSeq(j.Run.Faults, ",") {
-			if name = strings.TrimSpace(name); j.rows[name] == nil {
-				weak("%s was asked for and never tried", name)
+			if name = strings.TrimSpace(name); j.byFault[name] == nil {
+				add("%s was requested but never tried", name)
 			}
 		}
 	}
-	for _, name := range slices.Sorted(maps.Keys(j.rows)) {
-		row := j.rows[name]
+	for _, name := range slices.Sorted(maps.Keys(j.byFault)) {
+		row := j.byFault[name]
 		j.Faults = append(j.Faults, *row)
-		if row.Strikes == 0 && row.Failures > 2 { // a victim may be out of reach just then
-			weak("%s failed each of the %d times it was tried", name, row.Failures)
+		if row.Strikes == 0 && row.Failures > 2 { // a victim may be out of reach once or twice
+			add("%s failed each of the %d times it was tried", name, row.Failures)
 		}
 	}
 }
 
-// untold returns the locks that somebody asked for of which the history has no last attempt, which is how every run ends.
-func (j *judge) untold() []string {
+// locksWithoutFinal returns the locks that were asked for without a last attempt in the history.
+// Every run ends with these attempts.
+func (j *judge) locksWithoutFinal() []string {
 	locks := map[string]bool{}
-	for _, w := range slices.Concat(j.lives.waits, j.lives.tries) {
+	for _, w := range slices.Concat(j.index.waits, j.index.tries) {
 		locks[w.Lock] = true
 	}
 	for _, e := range j.history.Events {

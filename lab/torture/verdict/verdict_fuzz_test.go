@@ -9,9 +9,10 @@ import (
 	"github.com/stilelock/stile/lab/torture/history"
 )
 
-// Whatever can be read as a history can be judged, the same way each time, and the verdict can be written.
+// Judge can judge every history that can be read, with the same result each time, and the verdict
+// can be written as JSON.
 func FuzzJudge(f *testing.F) {
-	for _, s := range []*story{tell(nil), mishaps()} {
+	for _, s := range []*scenario{newScenario(nil), mixedScenario()} {
 		var file bytes.Buffer
 		w := history.NewWriter(&file, s.Run)
 		for _, e := range s.Events {
@@ -34,19 +35,19 @@ func FuzzJudge(f *testing.F) {
 		}
 		first := Judge(h)
 		if _, err := json.Marshal(first); err != nil {
-			t.Errorf("the verdict on %q cannot be written: %v", file, err)
+			t.Errorf("the verdict on %q cannot be encoded: %v", file, err)
 		}
 		if second := Judge(h); !reflect.DeepEqual(first, second) {
-			t.Errorf("%q is judged as %+v, and then as %+v", file, first, second)
+			t.Errorf("%q: got verdict %+v the first time, and %+v the second time", file, first, second)
 		}
 	})
 }
 
-// mishaps is a story with something of everything.
-func mishaps() *story {
-	s := tell(nil)
+// mixedScenario has events of every kind.
+func mixedScenario() *scenario {
+	s := newScenario(nil)
 	s.fault(1, "holder-kill", "w1", "holder", 300, 310)
-	s.takes("w1", 100, 290, 295)
+	s.acquires("w1", 100, 290, 295)
 	s.add(301, "w1", history.Event{Exited: &history.Exited{How: "killed"}})
 	s.hold("w2", 99, 296, 297, 320)
 	s.writes("w2", 99, 298, "unfenced", 1, 2, false)
