@@ -13,7 +13,8 @@ import (
 	"github.com/stilelock/stile/lab/torture/site"
 )
 
-// A striker carries out one strike: it picks the victims and describes what it does.
+// A striker carries out one strike: it picks the victims and describes what it does. The pick methods
+// claim the victims that they return.
 type striker struct {
 	Strike
 	world  *World
