@@ -7,7 +7,7 @@ func All() []Mutant {
 	return []Mutant{
 		{
 			Name:   "two-at-once",
-			Breaks: "whose turn it is: one who stands ahead does not count",
+			Breaks: "turns: here an entry ahead does not block",
 			Edits: []Edit{{
 				"line/tracker.go",
 				"return len(p.ahead)\n",
@@ -29,7 +29,7 @@ func All() []Mutant {
 		},
 		{
 			Name:   "no-deadline",
-			Breaks: "what is not confirmed in time is lost: here it is held ten times as long",
+			Breaks: "a hold that is not confirmed in time is lost: here it lasts ten times as long",
 			Edits: []Edit{{
 				"internal/keeper/lease.go",
 				"return l.confirmed.Add(l.schedule.Valid) }",
@@ -40,7 +40,7 @@ func All() []Mutant {
 		},
 		{
 			Name:   "deadline-from-reply",
-			Breaks: "the deadline counts from when the confirmed request was sent: here from when the answer came, and all of the TTL",
+			Breaks: "the deadline counts from when the confirmed request was sent: here from when the reply arrived, and for the whole TTL",
 			Edits: []Edit{
 				{
 					"internal/keeper/lease.go",
@@ -58,7 +58,7 @@ func All() []Mutant {
 		},
 		{
 			Name:   "renew-after-loss",
-			Breaks: "what is lost is not taken again silently: here a hold goes on when its session has ended",
+			Breaks: "a lost hold is not silently acquired again: here a hold continues after its session has ended",
 			Edits: []Edit{
 				{
 					"tenure.go",
@@ -74,7 +74,7 @@ func All() []Mutant {
 		},
 		{
 			Name:   "release-of-anybody",
-			Breaks: "only the holder releases: here who leaves too late takes out whoever holds",
+			Breaks: "only the holder releases: here a client that releases too late removes the holder's entry",
 			Edits: []Edit{{
 				"store/redisstore/line.lua",
 				"if remove(id) then left = left + 1 end",
@@ -85,7 +85,7 @@ func All() []Mutant {
 		},
 		{
 			Name:   "no-own-entry",
-			Breaks: "who is admitted has an entry: here all who wait have won when all entries vanish",
+			Breaks: "an admitted client has an entry: here all waiters win when all entries vanish",
 			Edits: []Edit{
 				{
 					"store/etcdstore/line.go",
@@ -109,18 +109,18 @@ func All() []Mutant {
 				},
 			},
 			Cluster: "etcd", Workload: "long", Faults: "evict",
-			CaughtBy: []string{verdict.RuleNotNotified},
+			CaughtBy: []string{verdict.RuleNotTold},
 		},
 		{
 			Name:   "one-by-one",
-			Breaks: "all deletions of one revision count as one step: here a waiter gets the lock when those ahead go, although it goes with them",
+			Breaks: "all deletions of one revision count as one step: here a waiter gets the lock when the entries ahead are deleted, although its own is deleted with them",
 			Edits: []Edit{
 				{
 					"store/etcdstore/entry.go",
 					"for n < len(deletions) && deletions[n].at == deletions[0].at {",
 					"for false && n < len(deletions) {",
 				},
-				// Nothing is lent from a tenure that is known to be lost, whatever the store says. Here it is.
+				// Stile grants no hold from a tenure that is known to be lost, whatever the store reports. Here it does.
 				{"tenure.go", "if t.over {\n\t\treturn nil,", "if t.over && t.ticket == nil {\n\t\treturn nil,"},
 			},
 			Cluster: "etcd", Workload: "hot", Faults: "evict",
@@ -128,14 +128,14 @@ func All() []Mutant {
 		},
 		{
 			Name:   "holder-not-told",
-			Breaks: "a holder is told when its entry is gone: here only those who wait are",
+			Breaks: "a holder is notified when its entry is gone: here only waiters are",
 			Edits: []Edit{{
 				"store/etcdstore/line.go",
 				"e.delivery.Deliver(store.Standing{State: store.Gone, Order: e.order, Cause: cause})",
 				"if !e.delivery.Admitted() {\n\t\te.delivery.Deliver(store.Standing{State: store.Gone, Order: e.order, Cause: cause})\n\t}",
 			}},
 			Cluster: "etcd", Workload: "long", Faults: "evict",
-			CaughtBy: []string{verdict.RuleNotNotified},
+			CaughtBy: []string{verdict.RuleNotTold},
 		},
 		{
 			Name:   "abandoned-entries",
@@ -150,7 +150,7 @@ func All() []Mutant {
 		},
 		{
 			Name:   "last-come",
-			Breaks: "first come, first served: here who came last is",
+			Breaks: "first come, first served: here the last is served first",
 			Edits: []Edit{
 				{
 					"store/redisstore/line.lua",
@@ -160,7 +160,7 @@ func All() []Mutant {
 				{
 					"store/redisstore/line.lua",
 					"local passed = tonumber(place) <= past",
-					"local passed = true -- so that tokens go on to rise",
+					"local passed = true -- so that tokens keep increasing",
 				},
 			},
 			Cluster: "redis", Workload: "hot", Faults: "none",
@@ -168,7 +168,7 @@ func All() []Mutant {
 		},
 		{
 			Name:   "command-goes-on",
-			Breaks: "a command ends before its lock can be somebody else's: here `stile run` lets the lock go and the command run on",
+			Breaks: "a command ends before another client can get its lock: here `stile run` releases the lock and lets the command run on",
 			Edits: []Edit{
 				{
 					"cmd/stile/internal/supervise/supervise.go",

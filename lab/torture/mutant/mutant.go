@@ -1,8 +1,8 @@
-// Package mutant breaks Stile on purpose, one rule at a time. A harness that does not find what is wrong with these need not
-// be believed when it finds nothing wrong with Stile.
+// Package mutant breaks Stile on purpose, one rule at a time. A harness proves nothing by finding
+// no violation in Stile until it has found those of the mutants.
 //
-// A mutant is a few edits of Stile's source, which exist only in what is built for a run: the go command is told to read
-// the edited files in the place of the real ones.
+// A mutant is a few edits of Stile's source. They exist only in the build of one run: the go
+// command reads the edited files instead of the real ones.
 package mutant
 
 import (
@@ -16,25 +16,26 @@ import (
 
 // Mutant is Stile with one rule broken.
 type Mutant struct {
-	// Name is what it is called in a target: "stile+Name@cluster".
+	// Name is its name in a target: "stile+Name@cluster".
 	Name string
-	// Breaks says which rule it breaks, in words.
+	// Breaks says which rule of Stile it breaks, and how.
 	Breaks string
-	// Edits break it.
+	// Edits are the changes of the source.
 	Edits []Edit
 	// Cluster, Workload and Faults are those under which it is caught.
 	Cluster, Workload, Faults string
-	// CaughtBy are the names of the rules of package verdict by which it is: at least one of them must be found broken.
+	// CaughtBy are the names of the rules of package verdict that catch it: at least one of them
+	// must be found broken.
 	CaughtBy []string
 }
 
-// Edit replaces a text in a file, which has it exactly once.
+// Edit replaces a text that occurs exactly once in a file.
 type Edit struct {
-	File     string // relative to the repository
+	File     string // the path in the repository
 	Old, New string
 }
 
-// ByName returns the mutant of a name.
+// ByName returns the mutant with that name.
 func ByName(name string) (Mutant, error) {
 	all := All()
 	i := slices.IndexFunc(all, func(m Mutant) bool { return m.Name == name })
@@ -43,19 +44,20 @@ func ByName(name string) (Mutant, error) {
 		for i, m := range all {
 			names[i] = m.Name
 		}
-		return Mutant{}, fmt.Errorf("no mutant is called %q: there are %s", name, strings.Join(names, ", "))
+		return Mutant{}, fmt.Errorf("unknown mutant %q: the mutants are %s", name, strings.Join(names, ", "))
 	}
 	return all[i], nil
 }
 
-// Overlay writes what the go command has to be told to build the mutant, in dir, and returns the path to give to -overlay.
-// The source of Stile is at root. An edit that does not fit the source any more is an error.
+// Overlay writes the edited files and an overlay file for the go command to dir, and returns the
+// path of the overlay file, for the flag -overlay. The source of Stile is at root. An edit whose
+// old text does not occur exactly once is an error.
 func (m Mutant) Overlay(root, dir string) (string, error) {
-	edited := map[string]string{} // contents by path
+	edited := map[string]string{} // the new contents by path
 	for _, e := range m.Edits {
 		path := filepath.Join(root, e.File)
-		text, begun := edited[path]
-		if !begun {
+		text, found := edited[path]
+		if !found {
 			b, err := os.ReadFile(path)
 			if err != nil {
 				return "", err
@@ -63,7 +65,7 @@ func (m Mutant) Overlay(root, dir string) (string, error) {
 			text = string(b)
 		}
 		if n := strings.Count(text, e.Old); n != 1 {
-			return "", fmt.Errorf("mutant %s: %s has %d times, and not once: %s", m.Name, e.File, n, e.Old)
+			return "", fmt.Errorf("mutant %s: the text to replace occurs %d times in %s, want once: %s", m.Name, n, e.File, e.Old)
 		}
 		edited[path] = strings.Replace(text, e.Old, e.New, 1)
 	}

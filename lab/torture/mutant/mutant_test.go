@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-func TestEveryMutantFitsTheSource(t *testing.T) {
+func TestAll_editsFitTheSource(t *testing.T) {
 	root, err := filepath.Abs("../../..")
 	if err != nil {
 		t.Fatal(err)
@@ -19,7 +19,7 @@ func TestEveryMutantFitsTheSource(t *testing.T) {
 	}
 }
 
-func TestAnEditThatFitsNoMoreIsAnError(t *testing.T) {
+func TestOverlay_editMustFitOnce(t *testing.T) {
 	root := t.TempDir()
 	if err := os.WriteFile(filepath.Join(root, "a.go"), []byte("one two two"), 0o600); err != nil {
 		t.Fatal(err)
@@ -27,12 +27,12 @@ func TestAnEditThatFitsNoMoreIsAnError(t *testing.T) {
 	for old, fits := range map[string]bool{"one": true, "two": false, "three": false} {
 		_, err := Mutant{Name: "m", Edits: []Edit{{"a.go", old, "x"}}}.Overlay(root, t.TempDir())
 		if (err == nil) != fits {
-			t.Errorf("%q: %v", old, err)
+			t.Errorf("edit of %q: got error %v, want success: %v", old, err, fits)
 		}
 	}
 }
 
-func TestSeveralEditsOfOneFile(t *testing.T) {
+func TestOverlay_severalEditsOfOneFile(t *testing.T) {
 	root, dir := t.TempDir(), t.TempDir()
 	if err := os.WriteFile(filepath.Join(root, "a.go"), []byte("one two"), 0o600); err != nil {
 		t.Fatal(err)
@@ -43,12 +43,12 @@ func TestSeveralEditsOfOneFile(t *testing.T) {
 	}
 	b, err := os.ReadFile(filepath.Join(dir, "m-0-a.go"))
 	if err != nil || string(b) != "1 2" {
-		t.Errorf("%q, %v", b, err)
+		t.Errorf("got %q, %v, want %q", b, err, "1 2")
 	}
 }
 
-func TestAnUnknownMutantIsNamedWithThoseThereAre(t *testing.T) {
+func TestByName_unknown(t *testing.T) {
 	if _, err := ByName("nobody"); err == nil || !strings.Contains(err.Error(), "two-at-once") {
-		t.Error(err)
+		t.Errorf("got error %v, want one with the names of the mutants", err)
 	}
 }

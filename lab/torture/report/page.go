@@ -67,7 +67,7 @@ type wait struct {
 func inVain(v *verdict.Verdict) []wait {
 	var all []wait
 	for _, w := range v.Waits {
-		if !w.Got {
+		if !w.Granted {
 			all = append(all, wait{w.Lock, w.Grant, w.Worker, w.Call, cmp.Or(w.Return, w.Exit, v.End)})
 		}
 	}

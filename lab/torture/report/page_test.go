@@ -32,13 +32,13 @@ func told(t *testing.T) string {
 	return page.String()
 }
 
-func TestThePageNeedsNothingElse(t *testing.T) {
+func TestPage_selfContained(t *testing.T) {
 	if found := regexp.MustCompile(`https?:|src=|href=|@import|url\(`).FindString(told(t)); found != "" {
 		t.Errorf("it has %q", found)
 	}
 }
 
-func TestThePageShowsHoldsWaitsAndFaults(t *testing.T) {
+func TestPage_contents(t *testing.T) {
 	page := told(t)
 	for what, text := range map[string]string{
 		"a hold, with a token that no float64 is": `"grant":"w1.1","worker":"w1"`,
@@ -56,7 +56,7 @@ func TestThePageShowsHoldsWaitsAndFaults(t *testing.T) {
 	}
 }
 
-func TestNothingInAHistoryBecomesAScript(t *testing.T) {
+func TestPage_escapesScripts(t *testing.T) {
 	if strings.Contains(told(t), "alert(1)</script>") {
 		t.Error("what a fault says ends the script")
 	}

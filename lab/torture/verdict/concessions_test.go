@@ -128,7 +128,7 @@ func TestConcessions_evictedHolder(t *testing.T) {
 		s.loses("w1", 20, 343)
 		s.releases("w2", 21, 400)
 		if v := s.judge(); v.Conceded() != 2 {
-			t.Errorf("%+v", v.Violations)
+			t.Errorf("got violations %+v, want 2 conceded", v.Violations)
 		}
 	})
 	t.Run("its call returns after the next one", func(t *testing.T) {
@@ -139,7 +139,7 @@ func TestConcessions_evictedHolder(t *testing.T) {
 		s.loses("w1", 20, 903)
 		s.releases("w2", 21, 1000)
 		if v := s.judge(); v.Conceded() != 2 {
-			t.Errorf("%+v", v.Violations)
+			t.Errorf("got violations %+v, want 2 conceded", v.Violations)
 		}
 	})
 	t.Run("not if its release proves that it lasted", func(t *testing.T) {
@@ -150,7 +150,7 @@ func TestConcessions_evictedHolder(t *testing.T) {
 		s.releases("w1", 20, 350)
 		s.releases("w2", 21, 400)
 		if v := s.judge(RuleOverlap, RuleValidity, RuleGrantedTwice); v.Conceded() != 0 {
-			t.Errorf("%+v", v.Violations)
+			t.Errorf("got violations %+v, want 0 conceded", v.Violations)
 		}
 	})
 }
@@ -161,7 +161,7 @@ func TestConcessions_twoGrantsAfterEviction(t *testing.T) {
 	both := func(t *testing.T, tokens ...uint64) *scenario {
 		s := newScenario(t)
 		s.acquires("w1", 20, 300, 301)
-		s.evicts(340, 341, took...)
+		s.evicts(340, 341, tokens...)
 		s.loses("w1", 20, 341)
 		s.acquires("w2", 21, 310, 342)
 		s.acquires("w3", 22, 311, 343)
@@ -186,7 +186,7 @@ func TestConcessions_twoGrantsAfterEviction(t *testing.T) {
 		s.loses("w3", 22, 345)
 		s.loses("w2", 21, 346)
 		if v := s.judge(RuleOverlap, RuleValidity); v.Conceded() != 0 {
-			t.Errorf("%+v", v.Violations)
+			t.Errorf("got violations %+v, want 0 conceded", v.Violations)
 		}
 	})
 	t.Run("a resumed leader ends several leases", func(t *testing.T) {
@@ -200,7 +200,7 @@ func TestConcessions_twoGrantsAfterEviction(t *testing.T) {
 		s.loses("w2", 21, 1346)
 		s.releases("w3", 22, 1400)
 		if v := s.judge(); v.Conceded() != 4 {
-			t.Errorf("%+v", v.Violations)
+			t.Errorf("got violations %+v, want 4 conceded", v.Violations)
 		}
 	})
 	t.Run("unknown tokens: a quarter of a TTL", func(t *testing.T) {
@@ -290,7 +290,7 @@ func TestConcessions_failedFault(t *testing.T) {
 		}
 	}
 	if v := s.judge(); v.Conceded() != 2 {
-		t.Errorf("%+v", v.Violations)
+		t.Errorf("got violations %+v, want 2 conceded", v.Violations)
 	}
 }
 
@@ -330,6 +330,6 @@ func TestConcessions_laterViolations(t *testing.T) {
 	s.hold("w2", 50, 80_200, 80_201, 80_300)
 	v := s.judge(RuleGrantedTwice, RuleValidity, RuleTokenTwice)
 	if n := v.Broken(); n[RuleGrantedTwice] != 2 || n[RuleValidity] != 2 || n[RuleTokenTwice] != 1 {
-		t.Errorf("%v", n)
+		t.Errorf("got violations %v, want 2 of %q, 2 of %q and 1 of %q", n, RuleGrantedTwice, RuleValidity, RuleTokenTwice)
 	}
 }

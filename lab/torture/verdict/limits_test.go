@@ -11,7 +11,6 @@ import (
 // does not.
 
 // judgeIf judges the scenario and expects the rules to be broken, or no rule if broken is false.
-
 func (s *scenario) judgeIf(broken bool, rules ...string) *Verdict {
 	s.t.Helper()
 	if broken {
@@ -21,13 +20,13 @@ func (s *scenario) judgeIf(broken bool, rules ...string) *Verdict {
 }
 
 func TestHolderNotTold_afterTwoTTLs(t *testing.T) {
-	for told, late := range map[int64]bool{4400: false, 4401: true} {
+	for lostAt, broken := range map[int64]bool{4400: false, 4401: true} {
 		s := newScenario(t)
 		s.acquires("w1", 20, 300, 301)
 		s.add(400, "", history.Event{Entry: &history.Entry{Lock: "demo", Key: "demo/1", Token: 20, Gone: true}})
 		s.add(3000, "w1", history.Event{Extend: &history.Extend{Grant: "w1/20", Until: 4800 * ms}})
-		s.add(told, "w1", history.Event{End: &history.End{Grant: "w1/20", LostAt: told * ms, Why: "evicted"}})
-		s.judgeIf(late, RuleNotTold)
+		s.add(lostAt, "w1", history.Event{End: &history.End{Grant: "w1/20", LostAt: lostAt * ms, Why: "evicted"}})
+		s.judgeIf(broken, RuleNotTold)
 	}
 	t.Run("after the deadline", func(t *testing.T) {
 		s := newScenario(t)

@@ -105,7 +105,7 @@ func overtakenWaiter(t *testing.T, times, interval int64) *scenario {
 func TestWaiterForgotten(t *testing.T) {
 	v := overtakenWaiter(t, 10, 3001).judge(RuleForgotten) // more than three times two TTLs and five seconds
 	if what := v.Violations[0].What; what != "w1.99 waited for 27.011s while 10 were served that had asked later, the last of them w3/109" {
-		t.Error(what)
+		t.Errorf("got text %q", what)
 	}
 	overtakenWaiter(t, 10, 2999).judge()
 	overtakenWaiter(t, 9, 3400).judge() // a few clients may have had sessions while the waiter had none
@@ -161,7 +161,7 @@ func TestTooLittle_requestedFaults(t *testing.T) {
 		s.Run.Faults = "compact,leader-pause"
 		v := s.judge(RuleTooLittle)
 		if what := v.Violations[0].What; what != "leader-pause was requested but never tried" {
-			t.Error(what)
+			t.Errorf("got text %q", what)
 		}
 	})
 	t.Run("all tried", func(t *testing.T) {

@@ -19,15 +19,15 @@ func TestSum(t *testing.T) {
 		of(7, FaultFigures{Name: "evict", Strikes: 2}, FaultFigures{Name: "reset", Strikes: 5, OnLeader: 2, LongestGap: 2, Damage: Damage{Stale: 1}}),
 	)
 	if f := sum.Figures; f.Acquisitions != 20 || f.HandOvers != 10 || f.LongestGap != 7 || f.Overlaps != 2 || f.Refused != 4 {
-		t.Errorf("%+v", f)
+		t.Errorf("got the sum of figures %+v", f)
 	}
 	if len(sum.Faults) != 2 || sum.Faults[0].Name != "evict" || sum.Faults[0].Strikes != 2 {
-		t.Fatalf("%+v", sum.Faults)
+		t.Fatalf("got faults %+v, want evict with 2 strikes, and reset", sum.Faults)
 	}
 	if r := sum.Faults[1]; r.Strikes != 6 || r.OnHolder != 1 || r.OnLeader != 2 || r.LongestGap != 4 || r.Stale != 2 {
-		t.Errorf("%+v", r)
+		t.Errorf("got the sum of reset %+v", r)
 	}
 	if n := sum.Broken()[RuleLeak]; n != 2 || sum.Run.Target != "stile@etcd" {
-		t.Errorf("%+v", sum)
+		t.Errorf("got %d leaks on %s, want 2 on stile@etcd", n, sum.Run.Target)
 	}
 }

@@ -109,7 +109,7 @@ func TestJudge_noViolations(t *testing.T) {
 	s.hold("w2", 21, 305, 402, 500)
 	v := s.judge()
 	if v.Figures.Acquisitions != 14 || v.Figures.HandOvers != 13 || v.Figures.LongestGap > 200*time.Millisecond {
-		t.Errorf("%+v", v.Figures)
+		t.Errorf("got figures %+v, want 14 acquisitions, 13 hand-overs and a short gap", v.Figures)
 	}
 }
 
@@ -121,7 +121,7 @@ func TestOverlap_twoHolders(t *testing.T) {
 	s.releases("w2", 21, 500)
 	v := s.judge(RuleOverlap, RuleValidity, RuleGrantedTwice)
 	if v.Figures.Overlaps != 1 || v.Violations[0].For != 50*time.Millisecond {
-		t.Errorf("%+v %+v", v.Figures, v.Violations[0])
+		t.Errorf("got %+v and %+v, want 1 overlap of 50 ms", v.Figures, v.Violations[0])
 	}
 }
 
@@ -222,7 +222,7 @@ func TestConcessions_eviction(t *testing.T) {
 	s.judge(RuleOverlap, RuleValidity)
 	s.fault(1, history.Evict, "w1", "holder", 345, 346)
 	if v := s.judge(); v.Conceded() != 2 || v.Violations[0].Conceded != history.Evict {
-		t.Errorf("%+v", v.Violations)
+		t.Errorf("got violations %+v, want 2 conceded under evict", v.Violations)
 	}
 	s.writes("w2", 21, 351, "fenced", 0, 0, false)
 	s.writes("w1", 20, 352, "fenced", 0, 0, false)
@@ -266,7 +266,7 @@ func TestWaiterStranded(t *testing.T) {
 		s.fault(1, "server-kill", "m1", "leader", 500, 3000)
 		v := s.judge()
 		if f := v.Faults[0]; f.Strikes != 1 || f.OnLeader != 1 || f.LongestGap < 9*time.Second {
-			t.Errorf("%+v", f)
+			t.Errorf("got %+v, want 1 strike on a leader and a gap of 9s or more", f)
 		}
 	})
 }
@@ -279,7 +279,7 @@ func TestFaultFigures_onHolder(t *testing.T) {
 	s.hold("w2", 21, 310, 401, 600)
 	v := s.judge()
 	if f := v.Faults[0]; f.Strikes != 2 || f.OnHolder != 1 {
-		t.Errorf("%+v", f)
+		t.Errorf("got %+v, want 2 strikes, 1 of them on a holder", f)
 	}
 }
 
@@ -330,6 +330,6 @@ func TestFigures_removedEntry(t *testing.T) {
 	s.hold("w2", 21, 310, 420, 500)
 	v := s.judge()
 	if f := v.Figures; f.RemovedEarly != 1 || f.Lost != 1 || f.NotifiedP99 != 5*time.Millisecond {
-		t.Errorf("%+v", f)
+		t.Errorf("got %+v, want 1 hold lost and removed early, notified after 5 ms", f)
 	}
 }
