@@ -23,14 +23,14 @@ import (
 )
 
 // testSite is the site of the tests. It is nil if the machine cannot provide one, for the reason
-// siteErr.
+// errSite.
 var (
 	testSite *site.Site
-	siteErr  error
+	errSite  error
 )
 
 func TestMain(m *testing.M) {
-	testSite, siteErr = site.Enter()
+	testSite, errSite = site.Enter()
 	os.Exit(m.Run())
 }
 
@@ -103,7 +103,7 @@ type testWorld struct {
 // the test.
 func newTestWorld(t *testing.T, kind string) *testWorld {
 	t.Helper()
-	checkAvailable(t, siteErr)
+	checkAvailable(t, errSite)
 	network, err := testSite.Network()
 	must(t, err)
 	t.Cleanup(func() { must(t, network.Close()) })

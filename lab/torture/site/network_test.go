@@ -240,7 +240,7 @@ func TestNetwork_closeEndsEverything(t *testing.T) {
 const helperVar = "STILE_TORTURE_TEST_HELPER"
 
 func TestMain(m *testing.M) {
-	testSite, siteErr = Enter()
+	testSite, errSite = Enter()
 	if os.Getenv(helperVar) != "" {
 		runUntilKilled()
 	}
@@ -275,7 +275,7 @@ func runUntilKilled() {
 }
 
 func TestSite_killedRunLeavesNothing(t *testing.T) {
-	checkAvailable(t, siteErr)
+	checkAvailable(t, errSite)
 	_, err := exec.LookPath("redis-server")
 	checkAvailable(t, err)
 	self, err := os.Executable()

@@ -11,10 +11,10 @@ import (
 )
 
 // testSite is the site of the tests. It is nil if the machine cannot provide one, for the reason
-// siteErr.
+// errSite.
 var (
 	testSite *Site
-	siteErr  error
+	errSite  error
 )
 
 // checkAvailable skips a test if err is not nil, because the machine cannot run the test. If
@@ -33,7 +33,7 @@ func checkAvailable(t *testing.T, err error) {
 // newNetwork creates a network that is closed after the test.
 func newNetwork(t *testing.T) *Network {
 	t.Helper()
-	checkAvailable(t, siteErr)
+	checkAvailable(t, errSite)
 	n, err := testSite.Network()
 	if err != nil {
 		t.Fatal(err)
@@ -63,7 +63,7 @@ func must(t *testing.T, err error) {
 }
 
 func TestEnter_privateNetworkAndFiles(t *testing.T) {
-	checkAvailable(t, siteErr)
+	checkAvailable(t, errSite)
 	links, err := net.Interfaces()
 	must(t, err)
 	if len(links) != 1 || links[0].Name != "lo" || links[0].Flags&net.FlagUp == 0 {
