@@ -1,11 +1,12 @@
-// Command worker is the process that takes locks in a run of the torture harness, and the one that is the resource.
+// Command worker is a process of the torture harness.
 //
-//	worker           does what the workload.Config says that is the first line of its standard input
-//	worker resource  is the resource of that Config: it listens at Resource, and records as Worker
-//	worker child …   is what `stile run` runs in the workload "command"
+//	worker           runs the workload of a workload.Config, the first line of its standard input
+//	worker resource  is the resource of such a Config: it listens at Resource and records as Worker
+//	worker child …   is the command that `stile run` runs in the workload "command"
 //
-// The first two end in order on SIGTERM, or when their standard input is closed. All end with 0 if nothing went wrong here,
-// whatever happened to the locks, and else with 1 and a line on the standard error.
+// The first two release everything and end on SIGTERM, or when their standard input is closed. The
+// exit status is 0 if the worker itself did not fail, whatever happened to the locks. Otherwise it
+// is 1, with a line on the standard error.
 package main
 
 import (
@@ -25,7 +26,7 @@ import (
 )
 
 func main() {
-	signal.Notify(make(chan os.Signal, 1), os.Interrupt) // a Ctrl-C is for the harness, which then ends us in order
+	signal.Notify(make(chan os.Signal, 1), os.Interrupt) // Ctrl-C is for the harness, which then terminates its workers
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
 	err := run(ctx, os.Args[1:])
 	stop()
@@ -38,26 +39,27 @@ func main() {
 func run(ctx context.Context, args []string) error {
 	switch {
 	case len(args) == 0:
-		return configured(ctx, workload.Run)
+		return withConfig(ctx, workload.Run)
 	case len(args) == 1 && args[0] == "resource":
-		return configured(ctx, serve)
+		return withConfig(ctx, serve)
 	case len(args) == 2 && args[0] == "child":
 		return workload.RunChild(ctx, args[1], os.Stdout)
 	default:
-		return fmt.Errorf("not understood: %q", args)
+		return fmt.Errorf("invalid arguments %q: want none, resource, or child with a text", args)
 	}
 }
 
-// configured calls f with the Config on the standard input, and with a context that ends with that.
-func configured(ctx context.Context, f func(context.Context, workload.Config) error) error {
+// withConfig calls f with the Config from the standard input, and with a context that ends when the
+// standard input is closed.
+func withConfig(ctx context.Context, f func(context.Context, workload.Config) error) error {
 	in := bufio.NewReader(os.Stdin)
 	line, err := in.ReadBytes('\n')
 	if err != nil {
-		return fmt.Errorf("no line with a Config on the standard input: %w", err)
+		return fmt.Errorf("read the Config from the standard input: %w", err)
 	}
 	var c workload.Config
 	if err := json.Unmarshal(line, &c); err != nil {
-		return fmt.Errorf("not a Config: %w", err)
+		return fmt.Errorf("invalid Config: %w", err)
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
